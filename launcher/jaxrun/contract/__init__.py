@@ -1,0 +1,20 @@
+"""All that launcher and workers agree on: environment variables and messages.
+
+This package is the only code that both sides import; nothing else spells a `JAXRUN_…` name.
+"""
+
+from .framing import Decoder as Decoder
+from .framing import encode as encode
+from .messages import Done as Done
+from .messages import Failed as Failed
+from .messages import Hello as Hello
+from .messages import Join as Join
+from .messages import Lead as Lead
+from .messages import Leave as Leave
+from .messages import Listening as Listening
+from .messages import Message as Message
+from .messages import Proof as Proof
+from .messages import Run as Run
+from .messages import ThreadFailed as ThreadFailed
+from .variables import RESERVED_PREFIX as RESERVED_PREFIX
+from .variables import WorkerEnv as WorkerEnv

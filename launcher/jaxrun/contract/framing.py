@@ -1,0 +1,118 @@
+"""Messages as bytes: a length of four bytes, then JSON {"v": version, "type": name, …fields}.
+
+No pickle, nothing is evaluated, a frame has a maximal length, and every field is checked against its type: bytes that a
+stranger sends end in a ProtocolError that says what was wrong with them.
+"""
+
+from __future__ import annotations
+
+import json
+import struct
+from collections.abc import Mapping
+from dataclasses import fields
+from typing import Any, get_args
+
+from ..errors import ProtocolError
+from .messages import Message
+
+VERSION = 1
+MAX_FRAME = 4 * 2**20
+_LENGTH = struct.Struct("!I")
+_TYPES: dict[str, Any] = {kind.__name__: kind for kind in get_args(Message)}
+
+
+def encode(message: Message) -> bytes:
+    """One frame. ProtocolError if the message is longer than a frame may be."""
+    kind = type(message)
+    content = {field.name: _plain(getattr(message, field.name)) for field in fields(kind)}
+    body = json.dumps({"v": VERSION, "type": kind.__name__, **content}).encode()
+    if len(body) > MAX_FRAME:
+        raise ProtocolError(f"a {kind.__name__} message of {len(body)} bytes is longer than {MAX_FRAME}")
+    return _LENGTH.pack(len(body)) + body
+
+
+class Decoder:
+    """Turns a stream of bytes, in pieces of any size, into messages."""
+
+    def __init__(self) -> None:
+        self._buffer = bytearray()
+
+    def feed(self, data: bytes) -> list[Message]:
+        """The messages that `data` completes, in order."""
+        self._buffer += data
+        messages = []
+        while len(self._buffer) >= _LENGTH.size:
+            (length,) = _LENGTH.unpack_from(self._buffer)
+            if length > MAX_FRAME:
+                raise ProtocolError(f"a frame announces {length} bytes; at most {MAX_FRAME} are allowed")
+            end = _LENGTH.size + length
+            if len(self._buffer) < end:
+                break
+            messages.append(_parse(bytes(self._buffer[_LENGTH.size : end])))
+            del self._buffer[:end]
+        return messages
+
+
+def _plain(value: object) -> object:
+    return dict(value) if isinstance(value, Mapping) else value
+
+
+def _parse(body: bytes) -> Message:
+    try:
+        content = json.loads(body)
+    except ValueError:
+        raise ProtocolError(f"a frame is not JSON: {body[:80]!r}") from None
+    if not isinstance(content, dict) or content.pop("v", None) != VERSION:
+        raise ProtocolError(f"a frame is not of version {VERSION} of the contract: {body[:80]!r}")
+    name = content.pop("type", None)
+    kind = _TYPES.get(name) if isinstance(name, str) else None
+    if kind is None:
+        raise ProtocolError(f"a frame is of no known type: {body[:80]!r}")
+    checked = {}
+    for field in fields(kind):
+        if field.name not in content:
+            raise ProtocolError(f"{name} lacks its field {field.name}")
+        checked[field.name] = _CHECKS[str(field.type)](name, field.name, content.pop(field.name))
+    if content:
+        raise ProtocolError(f"{name} has no field {sorted(content)[0]!r}")
+    message: Message = kind(**checked)
+    return message
+
+
+def _integer(name: str, field: str, value: object) -> int:
+    if type(value) is not int:
+        raise ProtocolError(f"{name}.{field} must be an integer, not {value!r}")
+    return value
+
+
+def _number(name: str, field: str, value: object) -> float:
+    if type(value) not in (int, float):
+        raise ProtocolError(f"{name}.{field} must be a number, not {value!r}")
+    return float(value)  # type: ignore[arg-type]
+
+
+def _text(name: str, field: str, value: object) -> str:
+    if not isinstance(value, str):
+        raise ProtocolError(f"{name}.{field} must be a string, not {value!r}")
+    return value
+
+
+def _texts(name: str, field: str, value: object) -> tuple[str, ...]:
+    if not isinstance(value, list):
+        raise ProtocolError(f"{name}.{field} must be a list of strings, not {value!r}")
+    return tuple(_text(name, field, item) for item in value)
+
+
+def _table(name: str, field: str, value: object) -> dict[str, str]:
+    if not isinstance(value, dict):
+        raise ProtocolError(f"{name}.{field} must be a table of strings, not {value!r}")
+    return {key: _text(name, field, item) for key, item in value.items()}
+
+
+_CHECKS: dict[str, Any] = {
+    "int": _integer,
+    "float": _number,
+    "str": _text,
+    "tuple[str, ...]": _texts,
+    "Mapping[str, str]": _table,
+}

@@ -1,0 +1,122 @@
+"""What worker and agent say to each other, in the order of a job's life.
+
+    worker                          agent and head
+    Hello            ──────────▶    all hellos are compared
+                     ◀──────────    Lead        (rank 0: open the coordinator)
+    Listening        ──────────▶    (rank 0: it accepts connections at this address)
+                     ◀──────────    Join        (the others: connect to it now)
+    Proof            ──────────▶    all proofs are held against the job
+                     ◀──────────    Run
+    ThreadFailed     ──────────▶    (a thread of the program died; the program goes on)
+    Failed | Done    ──────────▶    the program's end
+                     ◀──────────    Leave       (after Done: everybody has finished)
+
+Times are seconds since the epoch on the sender's clock.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+
+@dataclass(frozen=True, slots=True)
+class Hello:
+    """A worker has started and imported jax. `versions` and `environment` must be alike on all ranks."""
+
+    rank: int
+    host: str
+    pid: int
+    time: float
+    started: float
+    versions: Mapping[str, str]
+    program: str
+    environment: Mapping[str, str]
+
+
+@dataclass(frozen=True, slots=True)
+class Lead:
+    """Rank 0 opens the coordinator on a free port of `interface` (an address of its host)."""
+
+    interface: str
+
+
+@dataclass(frozen=True, slots=True)
+class Listening:
+    """Rank 0's coordinator accepts connections at `address` ("host:port")."""
+
+    rank: int
+    address: str
+
+
+@dataclass(frozen=True, slots=True)
+class Join:
+    """Connect to the coordinator at `address` ("host:port"); it listens."""
+
+    address: str
+
+
+@dataclass(frozen=True, slots=True)
+class Proof:
+    """What JAX itself says once this process has joined; `nonce` is the job id that the coordinator holds."""
+
+    rank: int
+    process_index: int
+    process_count: int
+    local_devices: int
+    global_devices: int
+    device_kinds: tuple[str, ...]
+    platform: str
+    nonce: str
+    joined: float
+    time: float
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """Every process has proved itself: run the program."""
+
+
+@dataclass(frozen=True, slots=True)
+class ThreadFailed:
+    """A thread of the program ended by an exception, which Python only prints."""
+
+    rank: int
+    time: float
+    thread: str
+    error: str
+    traceback: str
+
+
+@dataclass(frozen=True, slots=True)
+class Failed:
+    """Last words: the worker ends with `status` right after this.
+
+    `stage` is "start", "join", "prove" or "program"; `error` the exception's type, "SystemExit" for a
+    sys.exit; `message` its text; `traceback` holds the frames of the user's program only.
+    """
+
+    rank: int
+    time: float
+    stage: str
+    status: int
+    error: str
+    message: str
+    traceback: str
+    notes: tuple[str, ...] = field(default=())
+
+
+@dataclass(frozen=True, slots=True)
+class Done:
+    """The program has ended with status 0, its threads and exit handlers too; the worker waits for Leave."""
+
+    rank: int
+    time: float
+
+
+@dataclass(frozen=True, slots=True)
+class Leave:
+    """Every process is done: end now."""
+
+
+Message = Hello | Lead | Listening | Join | Proof | Run | ThreadFailed | Failed | Done | Leave

@@ -1,0 +1,90 @@
+"""The environment of a worker.
+
+| variable                 | meaning                                                                    |
+|--------------------------|----------------------------------------------------------------------------|
+| JAXRUN_JOB_ID            | 32 hex digits, one per job; marks every process of it; also the job's nonce |
+| JAXRUN_RANK              | this process among all of the job, 0 … size-1: its `jax.process_index()`     |
+| JAXRUN_SIZE              | processes in the job                                                       |
+| JAXRUN_LOCAL_RANK        | this process among those of its host, 0 … local size-1                      |
+| JAXRUN_LOCAL_SIZE        | processes on this host                                                     |
+| JAXRUN_HOST              | the host's name as the job calls it                                        |
+| JAXRUN_SIMULATED_BOOT_ID | the boot id to show instead of the machine's; empty on a real host           |
+| JAXRUN_LOCAL_DEVICE_IDS  | ordinals of the accelerators to take, "0,1"; empty for all                   |
+| JAXRUN_CPUS              | the cores to stay on, "0,1"; empty for all                                  |
+| JAXRUN_RUN_DIR           | where the job leaves its files; empty with --no-run-dir                      |
+| JAXRUN_INIT_TIMEOUT      | seconds until every process must have joined                               |
+| JAXRUN_CHANNEL_FD        | the inherited socket on which worker and agent speak                        |
+| JAXRUN_STACKS_FD         | an inherited file into which the worker's fault handler writes stacks       |
+
+A program also finds JAX_COORDINATOR_ADDRESS, JAX_NUM_PROCESSES and JAX_PROCESS_ID, as other launchers set them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+
+from ..errors import ProtocolError
+
+RESERVED_PREFIX = "JAXRUN_"
+
+JOB_ID = "JAXRUN_JOB_ID"
+COORDINATOR_ADDRESS = "JAX_COORDINATOR_ADDRESS"
+NUM_PROCESSES = "JAX_NUM_PROCESSES"
+PROCESS_ID = "JAX_PROCESS_ID"
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerEnv:
+    """What one worker is told at its start; the field `local_rank` travels as JAXRUN_LOCAL_RANK, and so on."""
+
+    job_id: str
+    rank: int
+    size: int
+    local_rank: int
+    local_size: int
+    host: str
+    channel_fd: int
+    stacks_fd: int
+    init_timeout: float
+    run_dir: str = ""
+    simulated_boot_id: str = ""
+    local_device_ids: tuple[int, ...] = ()
+    cpus: tuple[int, ...] = ()
+
+    def to_env(self) -> dict[str, str]:
+        """The variables of this worker, JAX's own three less the address, which is known only at the joining."""
+        own = {_name(field.name): _write(getattr(self, field.name)) for field in fields(self)}
+        return own | {NUM_PROCESSES: str(self.size), PROCESS_ID: str(self.rank)}
+
+    @classmethod
+    def from_env(cls, env: Mapping[str, str]) -> WorkerEnv:
+        """Read the variables back; ProtocolError names one that is missing or malformed."""
+        values = {}
+        for field in fields(cls):
+            name = _name(field.name)
+            if name not in env:
+                raise ProtocolError(
+                    f"{name} is not set: this process was not started by jaxrun. "
+                    "Start the program with: jaxrun -n PROCESSES PROGRAM"
+                )
+            try:
+                values[field.name] = _READERS[str(field.type)](env[name])
+            except ValueError:
+                raise ProtocolError(f"{name}={env[name]!r} is not a valid {field.type}") from None
+        return cls(**values)
+
+
+def _name(field_name: str) -> str:
+    return RESERVED_PREFIX + field_name.upper()
+
+
+def _write(value: object) -> str:
+    return ",".join(map(str, value)) if isinstance(value, tuple) else str(value)
+
+
+def _read_ints(text: str) -> tuple[int, ...]:
+    return tuple(int(part) for part in text.split(",")) if text else ()
+
+
+_READERS = {"str": str, "int": int, "float": float, "tuple[int, ...]": _read_ints}
