@@ -5,8 +5,12 @@ This package is the only code that both sides import; nothing else spells a `JAX
 
 from .framing import Decoder as Decoder
 from .framing import encode as encode
+from .messages import FORK_DESCRIPTORS as FORK_DESCRIPTORS
 from .messages import Done as Done
 from .messages import Failed as Failed
+from .messages import Fork as Fork
+from .messages import ForkDeclined as ForkDeclined
+from .messages import Forked as Forked
 from .messages import Hello as Hello
 from .messages import Join as Join
 from .messages import Lead as Lead
@@ -17,4 +21,5 @@ from .messages import Proof as Proof
 from .messages import Run as Run
 from .messages import ThreadFailed as ThreadFailed
 from .variables import RESERVED_PREFIX as RESERVED_PREFIX
+from .variables import STACKS_SIGNAL as STACKS_SIGNAL
 from .variables import WorkerEnv as WorkerEnv

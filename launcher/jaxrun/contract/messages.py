@@ -11,6 +11,12 @@
     Failed | Done    ──────────▶    the program's end
                      ◀──────────    Leave       (after Done: everybody has finished)
 
+Agent and fork server (one import of jax, then a fork for each worker) speak the same way; a Fork carries the five
+descriptors of FORK_DESCRIPTORS beside it:
+
+    Fork  ──────────▶  fork server
+          ◀──────────  Forked | ForkDeclined
+
 Times are seconds since the epoch on the sender's clock.
 """
 
@@ -119,4 +125,32 @@ class Leave:
     """Every process is done: end now."""
 
 
-Message = Hello | Lead | Listening | Join | Proof | Run | ThreadFailed | Failed | Done | Leave
+@dataclass(frozen=True, slots=True)
+class Fork:
+    """Fork the worker of this rank, with these variables on top of the fork server's own."""
+
+    rank: int
+    environment: Mapping[str, str]
+
+
+@dataclass(frozen=True, slots=True)
+class Forked:
+    """The worker of this rank exists."""
+
+    rank: int
+    pid: int
+
+
+@dataclass(frozen=True, slots=True)
+class ForkDeclined:
+    """The fork server ends: forking is not safe here, or (then with a traceback) jax could not be imported."""
+
+    reason: str
+    traceback: str
+
+
+FORK_DESCRIPTORS = ("stdin", "stdout", "stderr", "channel", "stacks")
+
+Message = (
+    Hello | Lead | Listening | Join | Proof | Run | ThreadFailed | Failed | Done | Leave | Fork | Forked | ForkDeclined
+)

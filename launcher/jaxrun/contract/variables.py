@@ -21,6 +21,7 @@ A program also finds JAX_COORDINATOR_ADDRESS, JAX_NUM_PROCESSES and JAX_PROCESS_
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 
@@ -32,6 +33,10 @@ JOB_ID = "JAXRUN_JOB_ID"
 COORDINATOR_ADDRESS = "JAX_COORDINATOR_ADDRESS"
 NUM_PROCESSES = "JAX_NUM_PROCESSES"
 PROCESS_ID = "JAX_PROCESS_ID"
+
+# A worker that receives it writes the stacks of its threads to JAXRUN_STACKS_FD. To one that has not said Hello yet it is
+# deadly, as a real-time signal is by default.
+STACKS_SIGNAL = signal.SIGRTMIN + 7
 
 
 @dataclass(frozen=True, slots=True)

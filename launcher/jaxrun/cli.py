@@ -1,0 +1,99 @@
+"""The command: flags become a Job, a backend makes it a Plan, supervise runs it; errors become exit codes.
+
+Only what every command needs is imported here, so that `jaxrun` itself starts fast.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import click
+
+from .errors import EXIT_SIGNAL_BASE, JaxrunError
+from .helppages import Command
+from .job import Job, parse_ranks
+from .options import parameters
+
+_EXIT_INTERRUPTED = EXIT_SIGNAL_BASE + 2
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command line; returns the exit status."""
+    given = list(sys.argv[1:] if arguments is None else arguments)
+    command: click.Command = _RUN
+    if given[:1] == ["explain"]:
+        command, given = _EXPLAIN, given[1:]
+    try:
+        return command.main(given, prog_name=command.name, standalone_mode=False) or 0
+    except click.ClickException as error:
+        error.show()
+        return error.exit_code
+    except JaxrunError as error:
+        print(f"jaxrun: {error}", file=sys.stderr)
+        return error.exit_code
+    except (click.Abort, KeyboardInterrupt):
+        return _EXIT_INTERRUPTED
+
+
+def make_job(values: Mapping[str, Any], environ: Mapping[str, str]) -> Job:
+    """The Job for the parsed options; those that were not given keep the defaults of Job."""
+    from pathlib import Path
+
+    from .environment import parse_assignment, read_env_file
+
+    given = {name: value for name, value in values.items() if value is not None and value is not False}
+    env: dict[str, str] = {}
+    for path in given.pop("env_files", ()):
+        env |= read_env_file(Path(path))
+    env |= dict(parse_assignment(text, environ) for text in given.pop("assignments", ()))
+    for name, option in (("quiet_ranks", "--quiet-ranks"), ("only_ranks", "--only-rank")):
+        if name in given:
+            given[name] = parse_ranks(given[name], option)
+    if "run_dir" in given:
+        given["run_dir"] = Path(given["run_dir"])
+    if given.pop("no_fork", False):
+        given["no_fork"] = "--no-fork was given"
+    return Job(**given, env=env)
+
+
+def _run(dry_run: bool, **values: Any) -> int:
+    from . import plan
+    from .backends import BACKENDS
+    from .layout import wanted_platforms
+    from .machine import look
+    from .program import admit
+
+    environ = dict(os.environ)
+    job = admit(make_job(values, environ), os.getcwd())
+    given = {**environ, **job.env}
+    machine = look(wanted_platforms(job, given), given)
+    planned = BACKENDS[job.backend](job, machine, environ, os.urandom(16).hex())
+    if dry_run:
+        click.echo(os.fsencode(plan.render(planned, environ)), nl=False)
+        return 0
+    from . import supervise
+
+    return supervise.run(planned, environ)
+
+
+def _explain(run_dir: str) -> int:
+    from pathlib import Path
+
+    from .explain import explain
+
+    click.echo(os.fsencode(explain(Path(run_dir)).rstrip("\n")))
+    return 0
+
+
+_RUN = Command(
+    "jaxrun", params=parameters(), callback=_run, context_settings={"allow_interspersed_args": False}
+)
+_EXPLAIN = click.Command(
+    "jaxrun explain",
+    params=[click.Argument(["run_dir"], type=click.Path(exists=True, file_okay=False))],
+    callback=_explain,
+    help="Say how the job that left RUN_DIR went: its verdict, and when each rank did what.",
+)

@@ -1,0 +1,22 @@
+"""How ranks are written, everywhere alike."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+
+def compact(ranks: Iterable[int]) -> str:
+    """`[0, 1, 2, 5]` → `0-2, 5`."""
+    runs: list[list[int]] = []
+    for rank in sorted(set(ranks)):
+        if runs and rank == runs[-1][1] + 1:
+            runs[-1][1] = rank
+        else:
+            runs.append([rank, rank])
+    return ", ".join(str(first) if first == last else f"{first}-{last}" for first, last in runs)
+
+
+def spell(ranks: Iterable[int]) -> str:
+    """`[3]` → `rank 3`; `[0, 1, 2, 5]` → `ranks 0-2, 5`."""
+    known = sorted(set(ranks))
+    return f"rank{'s' if len(known) != 1 else ''} {compact(known)}"

@@ -1,0 +1,44 @@
+"""Signals as events: while the block runs, those that arrive can be read from a descriptor."""
+
+from __future__ import annotations
+
+import signal
+import socket
+from collections.abc import Iterable
+from types import FrameType
+
+
+class SignalPipe:
+    """Context manager. Signals that the launcher was told to ignore (nohup, a shell's `&`) stay ignored."""
+
+    def __init__(self, signums: Iterable[signal.Signals]) -> None:
+        self._signums = [number for number in signums if signal.getsignal(number) is not signal.SIG_IGN]
+        self._reading, self._writing = socket.socketpair()
+        self._reading.setblocking(False)
+        self._writing.setblocking(False)
+
+    def __enter__(self) -> SignalPipe:
+        self._before = {number: signal.signal(number, _note) for number in self._signums}
+        self._wakeup_before = signal.set_wakeup_fd(self._writing.fileno(), warn_on_full_buffer=False)
+        return self
+
+    def __exit__(self, *args: object) -> None:
+        signal.set_wakeup_fd(self._wakeup_before)
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
+        self._reading.close()
+        self._writing.close()
+
+    def fileno(self) -> int:
+        return self._reading.fileno()
+
+    def take(self) -> list[int]:
+        """The numbers that have arrived since the last call, in order."""
+        try:
+            return list(self._reading.recv(4096))
+        except BlockingIOError:
+            return []
+
+
+def _note(signum: int, frame: FrameType | None) -> None:
+    """Python writes the number to the wakeup descriptor before it gets here."""

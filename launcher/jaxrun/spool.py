@@ -1,0 +1,187 @@
+"""Bytes on their way to a screen that may be slow, stuck or gone: putting them never blocks and loses none.
+
+A thread per spool writes. What it has not written waits in memory, beyond `memory` bytes in unlinked
+temporary files, and only where the disk takes no more does the spool say that it is `full`. The descriptor
+keeps its flags: it is shared with whoever started us.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import tempfile
+import threading
+from collections import deque
+from pathlib import Path
+from typing import IO
+
+MEMORY = 8 * 2**20
+SEGMENT = 64 * 2**20  # a temporary file goes once it was read: only what is still to be read takes disk space
+BATCH = 2**20
+GATHER = 2**16  # small pieces are joined up to this size; larger ones are written as they are, without a copy
+GATHER_FOR = 0.001  # seconds that the first small piece waits for others
+
+
+class _Segment:
+    """A temporary file without a name: written at its end, read from its start."""
+
+    def __init__(self, directory: Path | None) -> None:
+        self._file: IO[bytes] = tempfile.TemporaryFile(dir=directory, buffering=0)  # noqa: SIM115
+        self.written = 0
+        self._read = 0
+
+    def append(self, data: bytes) -> None:
+        """OSError if the disk does not take all of `data`: then it holds none of it."""
+        end, view = self.written, memoryview(data)
+        while view:
+            count = os.pwrite(self._file.fileno(), view, end)
+            end, view = end + count, view[count:]
+        self.written = end
+
+    def read(self) -> bytes:
+        data = os.pread(self._file.fileno(), min(BATCH, self.written - self._read), self._read)
+        self._read += len(data)
+        return data
+
+    @property
+    def drained(self) -> bool:
+        return self._read == self.written
+
+    def close(self) -> None:
+        self._file.close()
+
+
+class Spool:
+    """Delivers to `fd`, in order, from a thread that starts with the first byte.
+
+    `error` is None until the descriptor refuses to take more (its reader has gone, its disk is full); from
+    then on everything is dropped.
+    """
+
+    def __init__(self, fd: int, *, memory: int = MEMORY, directory: Path | None = None) -> None:
+        self._fd = fd
+        self._memory = memory
+        self._directory = directory
+        self._turn = threading.Condition()
+        self._head: deque[bytes] = deque()  # oldest: in memory
+        self._head_size = 0
+        self._segments: deque[_Segment] = deque()  # then what was spilled
+        self._tail: deque[bytes] = deque()  # newest: could not be spilled
+        self._undelivered = 0
+        self._idle = False
+        self._closing = False
+        self._thread: threading.Thread | None = None
+        self.error: OSError | None = None
+
+    @property
+    def full(self) -> bool:
+        """Neither memory nor disk takes more: put no more for now (it would be kept, beyond the limit)."""
+        return bool(self._tail)
+
+    def put(self, data: bytes) -> None:
+        with self._turn:
+            if self.error is not None:
+                return
+            self._undelivered += len(data)
+            self._tail.append(data)
+            self._settle()
+            self._closing = False
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._deliver, name=f"spool-{self._fd}", daemon=True)
+                self._thread.start()
+            elif self._idle:
+                self._idle = False
+                self._turn.notify_all()
+
+    def close(self, timeout: float | None = None) -> bool:
+        """Waits until all is delivered or refused; False if `timeout` seconds were too few.
+
+        May be called again; what is put later is delivered too.
+        """
+        # Not Thread.join: a signal handler that raises during it makes Python 3.11 take the thread for ended.
+        with self._turn:
+            self._closing = True
+            self._turn.notify_all()
+            return self._turn.wait_for(lambda: self._undelivered == 0, timeout)
+
+    def _settle(self) -> None:
+        """Moves the newest bytes to memory or disk, in order, as far as there is room."""
+        while self._tail:
+            data = self._tail[0]
+            room = not self._head or self._head_size + len(data) <= self._memory
+            if room and not self._segments:
+                self._head.append(data)
+                self._head_size += len(data)
+            elif not self._spill(data):
+                return
+            self._tail.popleft()
+
+    def _spill(self, data: bytes) -> bool:
+        try:
+            if not self._segments or self._segments[-1].written >= SEGMENT:
+                self._segments.append(_Segment(self._directory))
+            self._segments[-1].append(data)
+        except OSError:
+            while self._segments and self._segments[-1].drained:
+                self._segments.pop().close()
+            return False
+        return True
+
+    def _deliver(self) -> None:
+        try:
+            data = b""
+            while data := self._take(delivered=len(data)):
+                _write(self._fd, data)
+        except OSError as error:
+            with self._turn:
+                self.error = error
+                self._head.clear()
+                self._tail.clear()
+                while self._segments:
+                    self._segments.pop().close()
+                self._undelivered = 0
+                self._turn.notify_all()
+
+    def _take(self, delivered: int) -> bytes:
+        """The next bytes to write, waiting for them; empty at the end."""
+        with self._turn:
+            self._undelivered -= delivered
+            while not self._head and not self._segments:
+                if self._closing:
+                    self._thread = None
+                    self._turn.notify_all()
+                    return b""
+                self._idle = True
+                self._turn.wait()
+                if self._head_size < GATHER and not self._closing:
+                    self._turn.wait(GATHER_FOR)
+            data = self._gather() if self._head else self._read_back()
+            self._settle()
+            return data
+
+    def _gather(self) -> bytes:
+        parts = [self._head.popleft()]
+        size = len(parts[0])
+        while self._head and size + len(self._head[0]) <= GATHER:
+            parts.append(self._head.popleft())
+            size += len(parts[-1])
+        self._head_size -= size
+        return parts[0] if len(parts) == 1 else b"".join(parts)
+
+    def _read_back(self) -> bytes:
+        data = self._segments[0].read()
+        if self._segments[0].drained:
+            self._segments.popleft().close()
+        return data
+
+
+def _write(fd: int, data: bytes) -> None:
+    """All of `data`, even if somebody else has made the descriptor non-blocking."""
+    view = memoryview(data)
+    while view:
+        try:
+            view = view[os.write(fd, view) :]
+        except BlockingIOError:
+            poll = select.poll()
+            poll.register(fd, select.POLLOUT)
+            poll.poll()

@@ -1,0 +1,27 @@
+"""`python -m jaxrun_runtime PROGRAM [ARGS]...`: one worker in a fresh interpreter. Started by jaxrun, not by people."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+
+from jaxrun.contract import WorkerEnv
+from jaxrun.errors import ProtocolError
+
+from . import worker
+
+
+def main() -> None:
+    started = time.time()
+    os.environ.pop("PYTHONSAFEPATH", None)
+    try:
+        env = WorkerEnv.from_env(os.environ)
+    except ProtocolError as error:
+        sys.exit(f"jaxrun_runtime: {error}")
+    sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]
+    worker.live(env, sys.argv[1:], started)
+
+
+if __name__ == "__main__":
+    main()

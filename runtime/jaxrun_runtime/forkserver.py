@@ -1,0 +1,93 @@
+"""Import jax once, then fork the workers: N processes pay one import instead of N.
+
+`python -m jaxrun_runtime.forkserver FD PROGRAM [ARGS]...`, FD being the channel to the agent. The agent sends a Fork for each
+worker, with the worker's descriptors, and learns its process id; when the agent closes its end the server leaves, and the
+agent, a subreaper, becomes the workers' parent. Forking comes before any thread or backend exists; where something
+has started one, the server declines and says so, and the agent starts fresh interpreters.
+"""
+
+from __future__ import annotations
+
+import gc
+import os
+import socket
+import sys
+import threading
+import time
+import traceback
+from dataclasses import replace
+from typing import NoReturn
+
+from jaxrun.contract import FORK_DESCRIPTORS, Decoder, Fork, ForkDeclined, Forked, WorkerEnv, encode
+
+from . import worker
+
+_MAX_REQUEST = 2**18
+
+
+def main() -> None:
+    os.environ.pop("PYTHONSAFEPATH", None)
+    channel = socket.socket(fileno=int(sys.argv[1]))
+    os.set_inheritable(channel.fileno(), False)
+    obstacle = _import_jax(channel)
+    while True:
+        request, descriptors, _, _ = socket.recv_fds(channel, _MAX_REQUEST, len(FORK_DESCRIPTORS))
+        if not request:
+            os._exit(0)
+        if obstacle:
+            channel.send(encode(ForkDeclined(obstacle, "")))
+            os._exit(0)
+        (order,) = Decoder().feed(request)
+        assert isinstance(order, Fork)
+        pid = os.fork()
+        if pid == 0:
+            channel.close()
+            _become_worker(order, dict(zip(FORK_DESCRIPTORS, descriptors, strict=True)))
+        for descriptor in descriptors:
+            os.close(descriptor)
+        channel.send(encode(Forked(order.rank, pid)))
+
+
+def _import_jax(channel: socket.socket) -> str:
+    """Import all that the workers need; returns why forking would not be safe, empty if it is."""
+    gc.disable()  # 60 ms less for the import
+    try:
+        import numpy  # noqa: F401
+
+        native = _threads()  # OpenBLAS's, which stop themselves around a fork
+        import jax.numpy
+        import jaxlib.mlir.dialects.builtin  # noqa: F401  (or each worker pays 14 ms at its first compilation)
+
+        from . import greeting, join  # noqa: F401
+    except Exception as error:
+        channel.send(encode(ForkDeclined(f"{type(error).__name__}: {error}", traceback.format_exc())))
+        os._exit(1)
+    gc.collect()
+    gc.freeze()  # what is imported stays in pages that the workers share
+    gc.enable()
+    if _threads() > native or threading.active_count() > 1:
+        return f"importing jax started {_threads() - native} threads"
+    return ""
+
+
+def _threads() -> int:
+    return len(os.listdir("/proc/self/task"))
+
+
+def _become_worker(order: Fork, descriptors: dict[str, int]) -> NoReturn:
+    started = time.time()
+    os.setsid()
+    for target, name in enumerate(("stdin", "stdout", "stderr")):
+        os.dup2(descriptors[name], target)
+        os.close(descriptors[name])
+    told = WorkerEnv.from_env(order.environment)
+    env = replace(told, channel_fd=descriptors["channel"], stacks_fd=descriptors["stacks"])
+    os.environ.update({**order.environment, **env.to_env()})
+    # Python reseeds `random` after a fork; numpy's legacy generator would give every rank the same numbers.
+    sys.modules["numpy"].random.seed()
+    sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]
+    worker.live(env, sys.argv[2:], started)
+
+
+if __name__ == "__main__":
+    main()

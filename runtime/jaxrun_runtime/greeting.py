@@ -1,0 +1,73 @@
+"""The worker's Hello: all that must be alike on every rank before they may join."""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.machinery
+import os
+import platform
+import sys
+import time
+from collections.abc import Mapping
+
+from jaxrun.contract import Hello, WorkerEnv
+from jaxrun.contract.variables import COORDINATOR_ADDRESS, PROCESS_ID
+
+from . import program
+
+_PREFIXES = ("JAX_", "XLA_", "NCCL_", "LIBTPU_")
+_NAMES = ("PYTHONHASHSEED", "CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES")
+_OWN_TO_EACH_RANK = (COORDINATOR_ADDRESS, PROCESS_ID, "JAX_LOCAL_DEVICE_IDS", "NCCL_HOSTID")
+
+
+def hello(env: WorkerEnv, argv: list[str], environ: Mapping[str, str], started: float) -> Hello:
+    """Imports jax, if nobody has yet; `started` is when this process began (seconds since the epoch)."""
+    import jax
+    import jaxlib
+    import numpy
+
+    versions = {
+        "python": platform.python_version(),
+        "jax": jax.__version__,
+        "jaxlib": jaxlib.__version__,
+        "numpy": numpy.__version__,
+    }
+    return Hello(
+        rank=env.rank,
+        host=env.host,
+        pid=os.getpid(),
+        time=time.time(),
+        started=started,
+        versions=versions,
+        program=fingerprint(argv),
+        environment=relevant(environ),
+    )
+
+
+def relevant(environ: Mapping[str, str]) -> dict[str, str]:
+    """The variables that change what JAX computes, sees or sends, less those that differ by design."""
+    named = {k: v for k, v in environ.items() if k.startswith(_PREFIXES) and k not in _OWN_TO_EACH_RANK}
+    return named | {k: environ[k] for k in _NAMES if k in environ}
+
+
+def fingerprint(argv: list[str]) -> str:
+    """16 hex digits of the program's source, or "" where it is not one file that can be found without importing."""
+    is_module, name, _ = program.split(argv)
+    path = _module_file(name) if is_module else name
+    try:
+        with open(path, "rb") as file:
+            return hashlib.sha256(file.read()).hexdigest()[:16]
+    except OSError:
+        return ""
+
+
+def _module_file(name: str) -> str:
+    search: list[str] | None = [os.getcwd(), *sys.path]
+    for part in name.split("."):
+        spec = importlib.machinery.PathFinder.find_spec(part, search)
+        if spec is None:
+            return ""
+        search = list(spec.submodule_search_locations or [])
+    if search:
+        return os.path.join(search[0], "__main__.py")
+    return spec.origin or "" if spec else ""

@@ -1,0 +1,146 @@
+"""Join jax.distributed, telling it everything so that it detects nothing, and prove what came of it.
+
+Rank 0 takes a free port and holds it until its coordinator listens there; the others are told the address only then. (JAX
+alone: connecting before the coordinator listens costs seconds of back-off, a busy port is a segmentation fault, and a port
+shared with another job mixes their ranks.)
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import logging
+import os
+import socket
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+from jaxrun.contract import Join, Lead, Listening, Proof, WorkerEnv
+from jaxrun.contract.variables import COORDINATOR_ADDRESS
+
+from . import jaxprivate
+from .link import Link
+
+_log = logging.getLogger("jaxrun")
+_POLL = 0.001
+_HEARTBEAT_TIMEOUT = 100
+
+
+class Reservation:
+    """A free TCP port, bound but not listening: no other process is given it, yet gRPC may listen on it.
+
+    gRPC binds with SO_REUSEPORT, which the kernel allows next to another socket of the same user that has it too; and a
+    port that anybody holds is never handed out to a bind to port 0.
+    """
+
+    def __init__(self, interface: str) -> None:
+        family = socket.AF_INET6 if ":" in interface else socket.AF_INET
+        self._socket = socket.socket(family)
+        self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+        self._socket.bind((interface, 0))
+        port = self._socket.getsockname()[1]
+        self.address = f"[{interface}]:{port}" if ":" in interface else f"{interface}:{port}"
+
+    def connects(self) -> bool:
+        """Whether something accepts connections at the port."""
+        try:
+            with socket.create_connection(self._socket.getsockname()[:2], timeout=1):
+                return True
+        except OSError:
+            return False
+
+    def release(self) -> None:
+        self._socket.close()
+
+
+def join(env: WorkerEnv, link: Link) -> float:
+    """Take part in the joining that the head leads; returns when it was complete (seconds since the epoch)."""
+    order = link.receive_either(Lead, Join)
+    if isinstance(order, Lead):
+        jaxprivate.publish_gloo_at(order.interface)
+        _lead(env, link, order.interface)
+    else:
+        jaxprivate.publish_gloo_at(order.address.rpartition(":")[0].strip("[]"))
+        _initialize(env, order.address)
+    _accept_initialize_by_program(env)
+    return time.time()
+
+
+def prove(env: WorkerEnv, joined: float) -> Proof:
+    """Start JAX's backend and say what it shows. All processes must do this at the same time."""
+    import jax
+
+    nonce = jaxprivate.exchange_nonce(env.rank, env.job_id, env.init_timeout)
+    local = jax.local_devices()
+    return Proof(
+        rank=env.rank,
+        process_index=jax.process_index(),
+        process_count=jax.process_count(),
+        local_devices=len(local),
+        global_devices=jax.device_count(),
+        device_kinds=tuple(sorted({device.device_kind for device in local})),
+        platform=local[0].platform,
+        nonce=env.job_id if nonce is None else nonce,
+        joined=joined,
+        time=time.time(),
+    )
+
+
+def _lead(env: WorkerEnv, link: Link, interface: str) -> None:
+    port = Reservation(interface)
+
+    def announce() -> None:
+        while not port.connects():
+            time.sleep(_POLL)
+        link.send(Listening(env.rank, port.address))
+
+    threading.Thread(target=announce, name="jaxrun-announce", daemon=True).start()
+    try:
+        _initialize(env, port.address, coordinator_bind_address=port.address)
+    finally:
+        port.release()
+
+
+def _initialize(env: WorkerEnv, address: str, **more: Any) -> None:
+    import jax
+
+    os.environ[COORDINATOR_ADDRESS] = address
+    jaxprivate.silence_proxy_warning()
+    arguments = {
+        "coordinator_address": address,
+        "num_processes": env.size,
+        "process_id": env.rank,
+        "local_device_ids": list(env.local_device_ids) or None,
+        "cluster_detection_method": "deactivate",
+        "initialization_timeout": max(1, int(env.init_timeout)),
+        "heartbeat_timeout_seconds": _HEARTBEAT_TIMEOUT,
+        **more,
+    }
+    known = inspect.signature(jax.distributed.initialize).parameters
+    jax.distributed.initialize(**{name: value for name, value in arguments.items() if name in known})
+
+
+def _accept_initialize_by_program(env: WorkerEnv) -> None:
+    """Let the program's own jax.distributed.initialize(...) find the work done."""
+    import jax
+
+    original: Callable[..., None] = jax.distributed.initialize
+
+    @functools.wraps(original)
+    def initialize(*args: Any, **kwargs: Any) -> None:
+        asked = inspect.signature(original).bind_partial(*args, **kwargs).arguments
+        _log.debug("jax.distributed.initialize: jaxrun has joined rank %d of %d already", env.rank, env.size)
+        for name, ours in (("num_processes", env.size), ("process_id", env.rank)):
+            if asked.get(name) not in (None, ours):
+                _log.warning(
+                    "the program called jax.distributed.initialize(%s=%s), but jaxrun has already joined it with "
+                    "%s=%s; jaxrun's value counts",
+                    name,
+                    asked[name],
+                    name,
+                    ours,
+                )
+
+    jax.distributed.initialize = initialize  # type: ignore[assignment]

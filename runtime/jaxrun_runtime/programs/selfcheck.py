@@ -1,0 +1,80 @@
+"""Do all devices of the job compute together? Three collectives whose results are known beforehand.
+
+Every process checks the results on its own devices; a wrong one ends it with a sentence and exit status 1.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Sequence
+from functools import partial
+from itertools import groupby
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import Mesh, PartitionSpec
+
+
+def main() -> None:
+    # Not jax.make_mesh: it refuses devices that lie on several hosts.
+    mesh = Mesh(np.array(jax.devices()), ("devices",))
+    is_main = jax.process_index() == 0
+    if is_main:
+        print(device_table(jax.devices()), flush=True)
+
+    count = mesh.size
+    numbers = np.arange(count)
+    check(mesh, "psum of ones", sum_of_ones, np.full(count, count))
+    check(mesh, "all_gather", all_numbers, np.tile(numbers, (count, 1)))
+    check(mesh, "ppermute ring", partial(number_of_left_neighbour, count), np.roll(numbers, 1))
+
+    if is_main:
+        print(
+            f"psum, all_gather and ppermute are right on all devices: {count} in {jax.process_count()} process(es)",
+            flush=True,
+        )
+
+
+# Each function below runs once per device and returns that device's piece, with a leading axis of length 1.
+
+
+def sum_of_ones() -> jax.Array:
+    return jax.lax.psum(jnp.ones(1), "devices")
+
+
+def all_numbers() -> jax.Array:
+    me = jax.lax.axis_index("devices")
+    return jax.lax.all_gather(me, "devices")[None]
+
+
+def number_of_left_neighbour(count: int) -> jax.Array:
+    me = jax.lax.axis_index("devices")
+    ring = [(device, (device + 1) % count) for device in range(count)]
+    return jax.lax.ppermute(me[None], "devices", ring)
+
+
+def check(mesh: Mesh, name: str, function: Callable[[], jax.Array], expected: np.ndarray) -> None:
+    """Run `function` on every device; exit if the piece on one of ours is not its row of `expected`."""
+    spec = PartitionSpec("devices")
+    result = jax.jit(jax.shard_map(function, mesh=mesh, in_specs=(), out_specs=spec))()
+    for piece in result.addressable_shards:
+        actual, wanted = np.asarray(piece.data), expected[piece.index]
+        if not np.array_equal(actual, wanted):
+            sys.exit(
+                f"selfcheck: {name} gave {actual.tolist()} instead of {wanted.tolist()} on {piece.device} of rank "
+                f"{jax.process_index()}: the devices do not compute together. Check that every process runs the "
+                "same program with the same versions of JAX."
+            )
+
+
+def device_table(devices: Sequence[jax.Device]) -> str:
+    """One line per process: its rank, how many devices it has, and which."""
+    lines = ["rank  devices  platform  kind"]
+    for (rank, platform, kind), group in groupby(devices, lambda d: (d.process_index, d.platform, d.device_kind)):
+        lines.append(f"{rank:>4}  {len(list(group)):>7}  {platform:<8}  {kind}")
+    return "\n".join(lines)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,63 @@
+# shellcheck shell=bash
+# What the scripts share: the checkout's path, finding a Python, and the stamp by which a virtual environment is known
+# to be complete and up to date. To be sourced by its full path.
+
+root=${BASH_SOURCE[0]%/scripts/lib.sh}
+
+# usable_python COMMAND [VERSION]: prints the real path of COMMAND if it is Python 3.11 or newer, VERSION where that is
+# given, and can make virtual environments. It is run to find out: a version manager's shim may exist and not run.
+usable_python() {
+    "$1" - "${2:-}" 2>/dev/null <<'PYTHON'
+import ensurepip, os, sys, venv
+found, wanted = "%d.%d" % sys.version_info[:2], sys.argv[1]
+if sys.version_info < (3, 11) or wanted not in ("", found):
+    sys.exit(1)
+print(os.path.realpath(sys.executable))
+PYTHON
+}
+
+# find_python VERSION...: prints the path of the first usable Python, from PATH or from pyenv's versions.
+find_python() {
+    local version command
+    for version in "$@"; do
+        while IFS= read -r command; do
+            if usable_python "$command" "$version"; then return; fi
+        done < <(
+            type -ap "python$version" python3
+            compgen -G "${PYENV_ROOT:-${HOME:-}/.pyenv}/versions/$version.*/bin/python$version" | sort -rV
+        )
+    done
+    return 1
+}
+
+# why_no_python VERSION...: prints what to install where find_python found nothing.
+why_no_python() {
+    local command
+    for command in "${@/#/python}" python3; do
+        if "$command" -c 'import sys; sys.exit("%d.%d" % sys.version_info[:2] not in sys.argv)' "$@" 2>/dev/null; then
+            echo "$command is there, but its venv and ensurepip modules are not;" \
+                "on Debian and Ubuntu: apt-get install python3-venv"
+            return
+        fi
+    done
+    local wanted="$*"
+    echo "no Python ${wanted// / or } found on PATH or in pyenv; install one:" \
+        "pyenv install $1, or Debian's and Ubuntu's own by apt-get install python3-venv"
+}
+
+# venv_is_sound VENV PYTHON: true where VENV was completed in this checkout, and with PYTHON unless that is empty.
+venv_is_sound() {
+    local stamp=()
+    [[ -x $1/bin/python && -f $1/jaxrun-stamp ]] && mapfile -t -n 2 stamp <"$1/jaxrun-stamp" &&
+        [[ ${stamp[0]} == "$root" && (-z $2 || ${stamp[1]} == "$2") ]]
+}
+
+# venv_is_current VENV PYTHON CONTENTS: true where it also holds CONTENTS ("extras requirements..."; "a" is part of
+# "a,b") as pyproject.toml is now. The stamp is compared as text: no process is started for it.
+venv_is_current() {
+    local stamp=() project=()
+    venv_is_sound "$1" "$2" || return 1
+    mapfile -t -s 2 stamp <"$1/jaxrun-stamp"
+    mapfile -t project <"$root/pyproject.toml"
+    [[ ${stamp[0]} == "$3" || ${stamp[0]} == "$3,"* ]] && [[ "${stamp[*]:1}" == "${project[*]}" ]]
+}
