@@ -1,7 +1,7 @@
 """Watches and stops the workers of one host, and carries out what the head decides.
 
-One loop: messages first, then exits and signals, output last. The agent is the parent of its workers and, as a subreaper, of
-whatever they leave behind.
+One loop: messages first, then exits and signals, output last. The agent is the parent of its workers and, as
+a subreaper, of whatever they leave behind.
 """
 
 from __future__ import annotations
@@ -19,9 +19,22 @@ from .child import Child
 from .contract import STACKS_SIGNAL, Failed
 from .crew import Crew
 from .errors import EXIT_SOFTWARE, ProtocolError
-from .events import Action, Ending, Event, Exited, Finish, Kill, Say, Send, Signalled, StacksTaken, TakeStacks, Tick
+from .events import (
+    Action,
+    Ending,
+    Event,
+    Exited,
+    Finish,
+    Kill,
+    Say,
+    Send,
+    Signalled,
+    StacksTaken,
+    TakeStacks,
+    Tick,
+)
 from .head import Head
-from .kernel_log import OomWatch
+from .kernel_log import OomWatch, own_memory_cgroup
 from .output import Output
 from .pipes import Pipes
 from .signals import SignalPipe
@@ -45,17 +58,21 @@ class Agent:
         self._output = output
         self._journal = record
         self._signals = signals
-        self._pipes = Pipes(output, lambda rank: self._journal.record("first_output", time.time(), rank))
+        # Seconds since the epoch that no setting of the machine's clock makes jump.
+        self._epoch = time.time() - time.monotonic()
+        self._pipes = Pipes(output, lambda rank: self._note(("first_output", rank, {})))
         self._selector = selectors.DefaultSelector()
-        self._oom = OomWatch()
+        self._oom = OomWatch(own_memory_cgroup())
         self._stacks_due: list[tuple[float, TakeStacks]] = []
         self._ending: Ending | None = None
 
     def run(self) -> Ending:
         """Start the workers and serve them until the head says that it is over; all have been reaped then."""
         self._watch(self._signals.fileno(), _SIGNALS, self._on_signals)
-        self._watch(self._pipes.fileno(), _PIPES, self._pipes.serve)
-        self._start()
+        events = self._crew.start()
+        if self._crew.server is not None:
+            self._watch(self._crew.server.channel.fileno(), _MESSAGES, self._on_server)
+        self._welcome(events)
         while self._ending is None:
             self._turn()
         return self._ending
@@ -64,28 +81,19 @@ class Agent:
         """Hand over what is still in the pipes and let go of everything."""
         self._pipes.close()
         self._crew.close()
+        self._oom.close()
         self._selector.close()
 
     # ---- the loop
 
-    def _start(self) -> None:
-        events = self._crew.start()
-        if self._crew.server is not None:
-            self._watch(self._crew.server.channel.fileno(), _MESSAGES, self._on_server)
-        self._welcome(events)
-
-    def _welcome(self, events: Iterable[Event]) -> None:
-        """Listen to the children that are there now, then tell the head of them."""
-        for child in self._crew:
-            self._watch(child.lines.channel.fileno(), _MESSAGES, lambda child=child: self._on_channel(child))  # type: ignore[misc]
-            self._pipes.add(child.rank, child.lines.out, child.lines.err)
-        self._tell_all(events)
-
     def _turn(self) -> None:
-        ready = sorted(((key.data) for key, _ in self._selector.select(self._patience())), key=lambda data: data[0])
-        for _, serve in ready:
+        """Wait until something happens or is due, and see to it."""
+        wait = self._patience(self._output.tick())
+        self._read_pipes(wanted=not self._output.congested)
+        ready = [key.data for key, _ in self._selector.select(wait)]
+        for _, serve in sorted(ready, key=lambda data: data[0]):
             serve()
-        now = time.time()
+        now = self._now()
         for due, order in [item for item in self._stacks_due if item[0] <= now]:
             self._stacks_due.remove((due, order))
             self._tell(self._read_stacks(order))
@@ -93,24 +101,27 @@ class Agent:
         if deadline is not None and deadline <= now:
             self._tell(Tick())
 
-    def _patience(self) -> float | None:
-        """How long nothing needs to happen: seconds, None for ever."""
-        waits = [due - time.time() for due, _ in self._stacks_due]
+    def _patience(self, output: float | None) -> float | None:
+        """How long nothing needs to happen: seconds, None for ever. `output` is the output's own answer."""
+        now = self._now()
+        waits = [due - now for due, _ in self._stacks_due]
         deadline = self._head.deadline()
         if deadline is not None:
-            waits.append(deadline - time.time())
-        tick = self._output.tick()
-        if tick is not None:
-            waits.append(tick)
-        self._read_pipes(not self._output.congested)
+            waits.append(deadline - now)
+        if output is not None:
+            waits.append(output)
         return max(0.0, min(waits)) if waits else None
 
-    def _read_pipes(self, wanted: bool) -> None:
-        reading = self._pipes.fileno() in self._selector.get_map()
-        if wanted and not reading:
-            self._watch(self._pipes.fileno(), _PIPES, self._pipes.serve)
-        elif reading and not wanted:
-            self._forget(self._pipes.fileno())
+    def _now(self) -> float:
+        return self._epoch + time.monotonic()
+
+    def _welcome(self, events: Iterable[Event]) -> None:
+        """Listen to the children that are there now, then tell the head of them."""
+        for child in self._crew:
+            fd = child.lines.channel.fileno()
+            self._watch(fd, _MESSAGES, lambda child=child: self._on_channel(child))  # type: ignore[misc]
+            self._pipes.add(child.rank, child.lines.out, child.lines.err)
+        self._tell_all(events)
 
     # ---- the head
 
@@ -119,16 +130,15 @@ class Agent:
             self._tell(event)
 
     def _tell(self, event: Event) -> None:
-        now = time.time()
-        self._note(journal.of_event(event), now)
-        for action in self._head.handle(event, now):
-            self._note(journal.of_action(action), now)
+        self._note(journal.of_event(event))
+        for action in self._head.handle(event, self._now()):
+            self._note(journal.of_action(action))
             self._carry_out(action)
 
-    def _note(self, entry: journal.Entry | None, now: float) -> None:
+    def _note(self, entry: journal.Entry | None) -> None:
         if entry is not None:
             name, rank, more = entry
-            self._journal.record(name, now, rank, **more)
+            self._journal.record(name, self._now(), rank, **more)
 
     def _carry_out(self, action: Action) -> None:
         match action:
@@ -142,7 +152,7 @@ class Agent:
                 for rank in action.ranks:
                     self._crew[rank].new_stacks()
                     self._crew[rank].signal(STACKS_SIGNAL)
-                self._stacks_due.append((time.time() + _STACKS_WAIT, action))
+                self._stacks_due.append((self._now() + _STACKS_WAIT, action))
             case Say():
                 self._output.say(f"jaxrun: {action.text}")
             case Finish():
@@ -157,14 +167,13 @@ class Agent:
         events = self._crew.hear_server()
         if self._crew.server is None:
             self._forget(fd)
-        if not self._crew.declined:
-            self._tell_all(events)
-            return
-        self._journal.record("fork_declined", time.time(), reason=self._crew.declined)
-        for child in self._crew:
-            self._forget(child.lines.channel.fileno())
-            self._pipes.discard(child.rank)
-        self._welcome(self._crew.start_afresh())
+        self._tell_all(events)
+        if self._crew.declined:
+            self._note(("fork_declined", None, {"reason": self._crew.declined}))
+            for child in self._crew:
+                self._forget(child.lines.channel.fileno())
+                self._pipes.discard(child.rank)
+            self._welcome(self._crew.start_afresh())
 
     def _on_channel(self, child: Child) -> None:
         fd = child.lines.channel.fileno()
@@ -172,8 +181,9 @@ class Agent:
             messages = child.receive()
         except ProtocolError as error:
             self._forget(fd)
+            child.hang_up()
             text = f"something wrote to jaxrun's channel in the worker: {error}"
-            self._tell(Failed(child.rank, time.time(), "program", EXIT_SOFTWARE, "ProtocolError", text, ""))
+            self._tell(Failed(child.rank, self._now(), "program", EXIT_SOFTWARE, "ProtocolError", text, ""))
             return
         if messages is None:
             self._forget(fd)
@@ -200,18 +210,23 @@ class Agent:
                     self._on_exit(by_pid[pid], os.waitstatus_to_exitcode(status))
 
     def _on_exit(self, child: Child, status: int) -> None:
-        self._on_channel(child)  # its last words come before its end
-        self._pipes.finish(child.rank)
-        self._forget(child.lines.channel.fileno())
-        oom = self._oom.explain(child.pid) if status == -signal.SIGKILL else ""
         child.status = status
-        fatal = child.new_stacks() if status < 0 else ""
+        self._on_channel(child)  # its last words come before its end
+        self._forget(child.lines.channel.fileno())
+        self._pipes.finish(child.rank)
+        crashed = status < 0 and status != -signal.SIGKILL
+        oom = self._oom.explain(child.pid) if status == -signal.SIGKILL and not child.killed else ""
+        fatal = child.new_stacks() if crashed else ""
         self._tell(Exited(child.rank, status, fatal, self._output.tail(child.rank), oom))
 
     def _read_stacks(self, order: TakeStacks) -> StacksTaken:
         children = [self._crew[rank] for rank in order.ranks]
-        dumps = {child.rank: child.new_stacks() for child in children}
-        return StacksTaken(order.purpose, dumps, {child.rank: child.cpu_seconds() for child in children})
+        return StacksTaken(
+            order.purpose,
+            dumps={child.rank: child.new_stacks() for child in children},
+            waits={child.rank: child.kernel_wait() for child in children},
+            cpu={child.rank: child.cpu_seconds() for child in children},
+        )
 
     # ---- descriptors
 
@@ -221,3 +236,10 @@ class Agent:
     def _forget(self, fd: int) -> None:
         with contextlib.suppress(KeyError, ValueError):
             self._selector.unregister(fd)
+
+    def _read_pipes(self, *, wanted: bool) -> None:
+        reading = self._pipes.fileno() in self._selector.get_map()
+        if wanted and not reading:
+            self._watch(self._pipes.fileno(), _PIPES, self._pipes.serve)
+        elif reading and not wanted:
+            self._forget(self._pipes.fileno())

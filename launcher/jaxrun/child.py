@@ -21,6 +21,7 @@ class Child:
     lines: Lines
     pid: int = 0
     status: int | None = None
+    killed: bool = False  # by us
     _decoder: Decoder = field(default_factory=Decoder)
     _stacks_read: int = 0
 
@@ -34,7 +35,7 @@ class Child:
             self.lines.channel.sendall(encode(message))
 
     def receive(self) -> list[Message] | None:
-        """What has arrived; None when the worker has closed its end. ProtocolError for anything else than messages."""
+        """What has arrived; None when the worker has closed its end. ProtocolError for what is no message."""
         messages: list[Message] = []
         while True:
             try:
@@ -54,6 +55,7 @@ class Child:
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.kill(self.pid, signum)
             if signum == signal.SIGKILL:
+                self.killed = True
                 os.killpg(self.pid, signum)
 
     def new_stacks(self) -> str:
@@ -72,8 +74,15 @@ class Child:
             return 0.0
         return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
-    def close(self) -> None:
-        for stream in (self.lines.out, self.lines.err, self.lines.stacks):
-            with contextlib.suppress(OSError):
-                os.close(stream)
+    def kernel_wait(self) -> str:
+        """The kernel's name for what the main thread sleeps in; empty where it runs or may not be asked."""
+        with contextlib.suppress(OSError), open(f"/proc/{self.pid}/wchan", "rb") as file:
+            return file.read().decode()
+        return ""
+
+    def hang_up(self) -> None:
+        """Take nothing more from the worker; it ends when it notices."""
         self.lines.channel.close()
+
+    def close(self) -> None:
+        self.lines.close()

@@ -22,6 +22,7 @@ _EXIT_INTERRUPTED = EXIT_SIGNAL_BASE + 2
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line; returns the exit status."""
+    _open_standard_descriptors()
     given = list(sys.argv[1:] if arguments is None else arguments)
     command: click.Command = _RUN
     if given[:1] == ["explain"]:
@@ -36,6 +37,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return error.exit_code
     except (click.Abort, KeyboardInterrupt):
         return _EXIT_INTERRUPTED
+
+
+def _open_standard_descriptors() -> None:
+    """Where the caller has closed one of 0, 1 and 2, nothing else may get its number and, say, the workers' output."""
+    while (descriptor := os.open(os.devnull, os.O_RDWR)) <= 2:
+        os.set_inheritable(descriptor, True)
+    os.close(descriptor)
 
 
 def make_job(values: Mapping[str, Any], environ: Mapping[str, str]) -> Job:

@@ -2,22 +2,27 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections import deque
 from collections.abc import Iterator
 
 from .child import Child
-from .contract import ForkDeclined
+from .contract import ForkDeclined, Forked
 from .events import Event, Spawned, Unavailable
 from .plan import Plan
-from .spawn import ForkServer, Spawner
+from .spawn import ForkRequest, ForkServer, Spawner
+
+_ABREAST = 16  # forks asked for at a time: what the server's socket surely holds while it still imports jax
 
 
 class Crew:
-    """Children by rank. Started by forking where the plan says so, else, or where that is declined, afresh."""
+    """Children by rank, started by forking where the plan says so; afresh else, or where that is declined."""
 
     def __init__(self, plan: Plan, spawner: Spawner) -> None:
         self._plan = plan
         self._spawner = spawner
         self._server: ForkServer | None = None
+        self._requests: deque[ForkRequest] = deque()
         self._children: dict[int, Child] = {}
         self.declined = ""
 
@@ -33,54 +38,84 @@ class Crew:
         return self._server
 
     def begin(self) -> None:
-        """Start the import of jax, if one process does it for all: everything else can happen in its shadow."""
+        """Start the import of jax, if one process does it for all; everything else happens in its shadow."""
         if self._plan.fork:
-            self._server = self._spawner.fork_server()
+            with contextlib.suppress(OSError):  # starting afresh will fail too, and say why
+                self._server = self._spawner.fork_server()
 
     def start(self) -> list[Event]:
         """Start the workers, or ask the fork server for them."""
         if self._server is None:
             return self.start_afresh()
-        for worker in self._plan.workers:
-            self._children[worker.rank] = Child(worker.rank, self._spawner.fork(self._server, worker))
+        try:
+            for worker in self._plan.workers:
+                lines, request = self._spawner.fork_request(worker)
+                self._children[worker.rank] = Child(worker.rank, lines)
+                self._requests.append(request)
+        except OSError as error:
+            self._let_server_go()
+            return [self._cannot_start(worker.rank, error)]
+        self._ask(_ABREAST)
         return []
 
     def hear_server(self) -> list[Event]:
-        """Take the fork server's next answer. If it is no, `declined` says why: forget the children and start afresh."""
+        """Take the fork server's answers. Once `declined` says why not: forget the children, start afresh."""
         assert self._server is not None
-        answer = self._server.receive()
-        if isinstance(answer, ForkDeclined):
-            self._let_server_go()
-            if not answer.traceback:
-                self.declined = answer.reason
-                return []
-            text = f"jax could not be imported: {answer.reason}\nis it installed for {self._plan.argv[0]}?"
-            return [Unavailable(text, answer.traceback)]
-        if answer is None:
-            self._let_server_go()
-            return [Unavailable("the process that imports jax for all workers has ended; --no-fork does without it")]
-        self._children[answer.rank].pid = answer.pid
-        if all(child.pid for child in self):
-            self._let_server_go()
-        return [Spawned(answer.rank, answer.pid)]
+        events: list[Event] = []
+        for answer in self._server.receive():
+            if self._server is not None:  # else an answer before has settled everything
+                events += self._on_answer(answer)
+        return events
+
+    def start_afresh(self) -> list[Event]:
+        """Start every worker in an interpreter of its own, in place of those that were asked for."""
+        for child in self:
+            child.close()
+        self._children.clear()
+        events: list[Event] = []
+        for worker in self._plan.workers:
+            try:
+                pid, lines = self._spawner.fresh(worker)
+            except OSError as error:
+                return [*events, self._cannot_start(worker.rank, error)]
+            self._children[worker.rank] = Child(worker.rank, lines, pid)
+            events.append(Spawned(worker.rank, pid))
+        return events
 
     def close(self) -> None:
         self._let_server_go()
         for child in self:
             child.close()
 
-    def start_afresh(self) -> list[Event]:
-        """Start every worker in an interpreter of its own, in place of those that were asked for."""
-        for child in self:
-            child.close()
-        events: list[Event] = []
-        for worker in self._plan.workers:
-            pid, lines = self._spawner.fresh(worker)
-            self._children[worker.rank] = Child(worker.rank, lines, pid)
-            events.append(Spawned(worker.rank, pid))
-        return events
+    def _on_answer(self, answer: Forked | ForkDeclined | None) -> list[Event]:
+        if isinstance(answer, Forked):
+            self._children[answer.rank].pid = answer.pid
+            self._ask(1)
+            if all(child.pid for child in self):
+                self._let_server_go()
+            return [Spawned(answer.rank, answer.pid)]
+        self._let_server_go()
+        if answer is None:
+            text = "the process that imports jax for all workers has ended; --no-fork does without it"
+            return [Unavailable(text)]
+        if answer.traceback:
+            text = f"jax could not be imported: {answer.reason}\nis it installed for {self._plan.argv[0]}?"
+            return [Unavailable(text, answer.traceback)]
+        self.declined = answer.reason
+        return []
+
+    def _ask(self, count: int) -> None:
+        for _ in range(min(count, len(self._requests))):
+            with contextlib.suppress(ConnectionError):  # it has gone: its channel's end will say so
+                assert self._server is not None
+                self._server.send(self._requests.popleft())
+
+    def _cannot_start(self, rank: int, error: OSError) -> Unavailable:
+        return Unavailable(f"rank {rank} could not be started: {error.strerror} ({self._plan.argv[0]})")
 
     def _let_server_go(self) -> None:
+        while self._requests:
+            self._requests.popleft().close()
         if self._server is not None:
             self._server.channel.close()
             self._server = None

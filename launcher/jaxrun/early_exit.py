@@ -1,7 +1,7 @@
 """Has a rank left the others waiting for it for ever?
 
-A rank that finishes early is legal as long as the others work. They wait in vain when each of them stands in JAX and uses no
-CPU, in two looks in a row.
+A rank that finishes early is legal as long as the others work. They wait in vain when each of them stands in
+JAX and uses no CPU, in two looks in a row.
 """
 
 from __future__ import annotations
@@ -24,9 +24,14 @@ class EarlyExit:
         self.next_look = _FIRST_LOOK
         self._before: tuple[float, Mapping[int, float]] | None = None
 
-    def look(self, dumps: Mapping[int, str], cpu: Mapping[int, float], now: float) -> bool:
-        """Take the unfinished ranks' stacks and CPU seconds used so far; True when they wait in vain."""
-        waiting = bool(dumps) and all(stacks.waits_in_jax(dump) for dump in dumps.values())
+    def look(
+        self, dumps: Mapping[int, str], waits: Mapping[int, str], cpu: Mapping[int, float], now: float
+    ) -> bool:
+        """Whether the unfinished ranks wait in vain.
+
+        By rank: its stacks, what it waits in as the kernel says, and the CPU seconds that it has used so far.
+        """
+        waiting = bool(dumps) and all(stacks.waits_in_jax(dump, waits[rank]) for rank, dump in dumps.items())
         before, self._before = self._before, (now, cpu) if waiting else None
         self.next_look = _SECOND_LOOK if waiting else _FIRST_LOOK
         if not waiting or before is None:

@@ -1,4 +1,4 @@
-"""What goes into the head and what comes out of it: events, actions, and the ending of a job. All of them are values."""
+"""What goes into the head and what comes out of it: events, actions, the ending of a job. All are values."""
 
 from __future__ import annotations
 
@@ -52,10 +52,11 @@ class Signalled:
 
 @dataclass(frozen=True, slots=True)
 class StacksTaken:
-    """What the fault handlers of these ranks wrote, and the CPU seconds each has used so far."""
+    """By rank: what its fault handler wrote, the kernel's name for what it waits in, CPU seconds used so far."""
 
     purpose: str
     dumps: Mapping[int, str]
+    waits: Mapping[int, str]
     cpu: Mapping[int, float]
 
 
@@ -96,7 +97,7 @@ class Say:
 class Ending:
     """How the job ended: the head's last word, from which the verdict is made.
 
-    `reason` is "ok", "failed", "refused", "unavailable", "timeout", "early-exit", "interrupted" or "preempted".
+    `reason`: "ok", "failed", "refused", "unavailable", "timeout", "early-exit", "interrupted" or "preempted".
     """
 
     reason: str

@@ -1,7 +1,7 @@
-"""What outlives a launcher that is killed by -9: a small process that then kills all that carries the job's mark.
+"""What outlives a launcher that dies by kill -9: a small process that kills all that carries the job's mark.
 
-The workers themselves end with their parent (kernel.die_with_parent); what they have started does not. The guard waits on a
-pipe that only the launcher holds: a byte says that the job has ended well, the pipe's end that the launcher is gone.
+Workers end with their agent on their own accord; what they have started does not. The guard waits on a pipe
+that only the launcher holds: a byte says that it is not needed any more, the end that the launcher is gone.
 """
 
 from __future__ import annotations
@@ -32,10 +32,13 @@ class Guard:
         os.close(watched)
 
     def dismiss(self) -> None:
-        """The job is over and nothing is left: end the guard."""
+        """End the guard; it does nothing any more. May be called again."""
+        if self._held < 0:
+            return
         with contextlib.suppress(OSError):
             os.write(self._held, b".")
         os.close(self._held)
+        self._held = -1
         with contextlib.suppress(ChildProcessError):
             os.waitpid(self.pid, 0)
 

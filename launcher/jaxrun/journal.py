@@ -7,7 +7,6 @@ from typing import Any
 from .contract import Done, Failed, Hello, Proof, ThreadFailed
 from .events import Action, Event, Exited, Kill, Signalled, Spawned
 
-
 Entry = tuple[str, int | None, dict[str, Any]]
 
 

@@ -17,7 +17,7 @@ def adopt() -> None:
 
 
 def end_all(timeout: float = 5.0) -> list[int]:
-    """Kill and reap every child of this process, again and again as grandchildren come up; returns whom it killed.
+    """Kill and reap every child of this process, and those that come up then; returns whom it killed.
 
     To be called when no child of this process is wanted any more.
     """

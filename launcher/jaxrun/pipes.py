@@ -1,12 +1,17 @@
-"""The workers' stdout and stderr pipes: read when there is something, in the order of the ranks, not while the screen is stuck."""
+"""The workers' stdout and stderr pipes: read in the order of the ranks, and not while the screen is stuck."""
 
 from __future__ import annotations
 
 import contextlib
+import fcntl
+import os
 import selectors
-from collections.abc import Callable, Iterable
+import termios
+from collections.abc import Callable
 
-from .output import Output, Pipe, drain, drain_ready
+from .output import READ_SIZE, Output, Pipe, drain_ready
+
+_AT_AN_END = 2**21  # bytes to read at most when a worker has ended: more than a pipe holds
 
 
 class Pipes:
@@ -37,17 +42,19 @@ class Pipes:
     def serve(self) -> None:
         """Hand over what has arrived; may rest for a moment, so that lines are read many at a time."""
         ready: list[Pipe] = [key.data for key, _ in self._selector.select(0)]
-        self._note_first(ready)
+        for pipe in ready:
+            if pipe.rank in self._silent and _holds_something(pipe.fd):
+                self._note_first(pipe.rank)
         for pipe in drain_ready(sorted(ready, key=lambda pipe: (pipe.rank, pipe.stream)), self._output):
             self._forget(pipe)
 
     def finish(self, rank: int) -> None:
-        """Hand over all that is still in the pipes of a worker that has ended; its orphans may hold them open."""
-        pipes = list(self._open.get(rank, ()))
-        for pipe in pipes:
-            while count := drain(pipe, self._output):
-                self._note_first([pipe])
-            if count is None:
+        """Hand over all that a worker that has ended left in its pipes, be the screen stuck or not.
+
+        What it has started may hold them open and go on writing.
+        """
+        for pipe in list(self._open.get(rank, ())):
+            if self._empty(pipe):
                 self._forget(pipe)
 
     def close(self) -> None:
@@ -55,8 +62,24 @@ class Pipes:
             self.finish(rank)
         self._selector.close()
 
-    def _note_first(self, ready: Iterable[Pipe]) -> None:
-        for rank in {pipe.rank for pipe in ready} & self._silent:
+    def _empty(self, pipe: Pipe) -> bool:
+        """Read what is there now; whether that was the pipe's end."""
+        total = 0
+        while total < _AT_AN_END:
+            try:
+                data = os.read(pipe.fd, READ_SIZE)
+            except BlockingIOError:
+                return False
+            if not data:
+                self._output.end(pipe.rank, pipe.stream)
+                return True
+            self._note_first(pipe.rank)
+            self._output.take(pipe.rank, pipe.stream, data)
+            total += len(data)
+        return False
+
+    def _note_first(self, rank: int) -> None:
+        if rank in self._silent:
             self._silent.discard(rank)
             self._first_output(rank)
 
@@ -64,3 +87,8 @@ class Pipes:
         self._open[pipe.rank].remove(pipe)
         with contextlib.suppress(KeyError, ValueError):
             self._selector.unregister(pipe.fd)
+
+
+def _holds_something(pipe: int) -> bool:
+    """Whether there are bytes to read; a pipe that has ended is readable too."""
+    return any(fcntl.ioctl(pipe, termios.FIONREAD, bytes(4)))

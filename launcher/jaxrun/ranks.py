@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 
 def compact(ranks: Iterable[int]) -> str:
@@ -20,3 +20,11 @@ def spell(ranks: Iterable[int]) -> str:
     """`[3]` → `rank 3`; `[0, 1, 2, 5]` → `ranks 0-2, 5`."""
     known = sorted(set(ranks))
     return f"rank{'s' if len(known) != 1 else ''} {compact(known)}"
+
+
+def locate(ranks: Iterable[int], hosts: Mapping[int, str]) -> str:
+    """The same with their hosts, where the job has more than one: `rank 5 (h3)`."""
+    known = sorted(set(ranks))
+    if len(set(hosts.values())) <= 1:
+        return spell(known)
+    return f"{spell(known)} ({', '.join(dict.fromkeys(hosts[rank] for rank in known))})"

@@ -9,23 +9,27 @@ from types import FrameType
 
 
 class SignalPipe:
-    """Context manager. Signals that the launcher was told to ignore (nohup, a shell's `&`) stay ignored."""
+    """Context manager. Signals that the launcher was told to ignore (nohup, a shell's `&`) stay ignored.
+
+    All but SIGCHLD: a process that ignores it is not told of its children's ends.
+    """
 
     def __init__(self, signums: Iterable[signal.Signals]) -> None:
-        self._signums = [number for number in signums if signal.getsignal(number) is not signal.SIG_IGN]
+        ignored = {number for number in signal.Signals if signal.getsignal(number) is signal.SIG_IGN}
+        self._signums = set(signums) - (ignored - {signal.SIGCHLD})
         self._reading, self._writing = socket.socketpair()
         self._reading.setblocking(False)
         self._writing.setblocking(False)
 
     def __enter__(self) -> SignalPipe:
-        self._before = {number: signal.signal(number, _note) for number in self._signums}
         self._wakeup_before = signal.set_wakeup_fd(self._writing.fileno(), warn_on_full_buffer=False)
+        self._before = {number: signal.signal(number, _note) for number in self._signums}
         return self
 
     def __exit__(self, *args: object) -> None:
-        signal.set_wakeup_fd(self._wakeup_before)
         for number, handler in self._before.items():
             signal.signal(number, handler)
+        signal.set_wakeup_fd(self._wakeup_before)
         self._reading.close()
         self._writing.close()
 
@@ -35,10 +39,12 @@ class SignalPipe:
     def take(self) -> list[int]:
         """The numbers that have arrived since the last call, in order."""
         try:
-            return list(self._reading.recv(4096))
+            arrived = self._reading.recv(4096)
         except BlockingIOError:
             return []
+        # Python notes every signal that has a handler, also one that somebody else has installed.
+        return [number for number in arrived if number in self._signums]
 
 
 def _note(signum: int, frame: FrameType | None) -> None:
-    """Python writes the number to the wakeup descriptor before it gets here."""
+    """Python has written the number to the wakeup descriptor before it gets here."""

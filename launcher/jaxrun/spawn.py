@@ -1,11 +1,12 @@
 """Starts workers: each in a fresh interpreter, or all by forking one process that has imported jax.
 
-The only module that starts processes of the job. A worker gets a session of its own, so that all of its children can be
-killed with it and a terminal's Ctrl-C reaches jaxrun alone; rank 0 keeps jaxrun's standard input.
+The only module that starts processes of the job. A worker gets a session of its own, so that all of its
+children can be killed with it and a terminal's Ctrl-C reaches jaxrun alone; rank 0 keeps jaxrun's stdin.
 """
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import os
 import socket
@@ -30,6 +31,11 @@ class Lines:
     err: int
     stacks: int
 
+    def close(self) -> None:
+        for stream in (self.out, self.err, self.stacks):
+            os.close(stream)
+        self.channel.close()
+
 
 @dataclass(frozen=True, slots=True)
 class _WorkerEnds:
@@ -44,11 +50,22 @@ class _WorkerEnds:
 
     def close(self) -> None:
         for descriptor in (self.stdin, self.stdout, self.stderr, self.channel):
-            os.close(descriptor)
+            os.close(descriptor)  # not the stacks: that file is the agent's too
+
+
+@dataclass(frozen=True, slots=True)
+class ForkRequest:
+    """What the fork server is to be sent for one worker."""
+
+    message: bytes
+    ends: _WorkerEnds
+
+    def close(self) -> None:
+        self.ends.close()
 
 
 class Spawner:
-    """Starts the workers of one plan; `environ` is the launcher's own environment."""
+    """Starts the workers of one plan; `environ` is the launcher's own environment. All may raise OSError."""
 
     def __init__(self, plan: Plan, environ: Mapping[str, str], run_dir: str) -> None:
         self._plan = plan
@@ -61,44 +78,38 @@ class Spawner:
         told = self._told(worker, ends)
         for descriptor in (ends.channel, ends.stacks):
             os.set_inheritable(descriptor, True)
-        actions = [
-            (os.POSIX_SPAWN_DUP2, source, target)
-            for target, source in enumerate((ends.stdin, ends.stdout, ends.stderr))
-        ]
         try:
-            pid = os.posix_spawn(
-                self._plan.argv[0],
-                list(self._plan.argv),
-                {**self._environ, **told},
-                file_actions=actions,
-                setsid=True,
-            )
+            pid = _spawn(self._plan.argv, {**self._environ, **told}, (ends.stdin, ends.stdout, ends.stderr))
+        except OSError:
+            lines.close()
+            raise
         finally:
-            os.set_inheritable(ends.stacks, False)
             ends.close()
+        os.set_inheritable(ends.stacks, False)
         return pid, lines
 
     def fork_server(self) -> ForkServer:
-        """Start the process that imports jax once."""
+        """Start the process that imports jax once; it speaks on stderr only."""
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         python, *rest = self._plan.argv
         program = rest[rest.index("jaxrun_runtime") + 1 :]
-        argv = [python, "-m", "jaxrun_runtime.forkserver", str(theirs.fileno()), *program]
+        argv = (python, "-m", "jaxrun_runtime.forkserver", str(theirs.fileno()), *program)
         os.set_inheritable(theirs.fileno(), True)
         null = os.open(os.devnull, os.O_RDWR)
-        actions = [(os.POSIX_SPAWN_DUP2, null, 0), (os.POSIX_SPAWN_DUP2, null, 1)]
-        pid = os.posix_spawn(python, argv, self._environ, file_actions=actions, setsid=True)
-        os.close(null)
-        theirs.close()
+        try:
+            pid = _spawn(argv, self._environ, (null, null))
+        except OSError:
+            ours.close()
+            raise
+        finally:
+            os.close(null)
+            theirs.close()
         return ForkServer(pid, ours)
 
-    def fork(self, server: ForkServer, worker: Worker) -> Lines:
-        """Ask the server for one worker; its process id comes with a Forked."""
+    def fork_request(self, worker: Worker) -> tuple[Lines, ForkRequest]:
+        """Connect one worker, and what to send the fork server for it; its process id comes with a Forked."""
         lines, ends = _connect(worker.rank)
-        request = encode(Fork(worker.rank, self._told(worker, ends)))
-        socket.send_fds(server.channel, [request], ends.in_order())
-        ends.close()
-        return lines
+        return lines, ForkRequest(encode(Fork(worker.rank, self._told(worker, ends))), ends)
 
     def _told(self, worker: Worker, ends: _WorkerEnds) -> dict[str, str]:
         env = self._plan.worker_env(
@@ -114,17 +125,34 @@ class ForkServer:
         self.pid = pid
         self.channel = channel
 
-    def receive(self) -> Forked | ForkDeclined | None:
-        """The next answer; None when the server has gone. To be called when the channel is readable."""
+    def send(self, request: ForkRequest) -> None:
+        """Hand over a request, with its descriptors. ConnectionError when the server has gone."""
         try:
-            data = self.channel.recv(_PIECE)
-        except ConnectionError:
-            return None
-        if not data:
-            return None
-        (answer,) = Decoder().feed(data)
-        assert isinstance(answer, (Forked, ForkDeclined))
-        return answer
+            socket.send_fds(self.channel, [request.message], request.ends.in_order())
+        finally:
+            request.close()
+
+    def receive(self) -> list[Forked | ForkDeclined | None]:
+        """The answers that have arrived; None, as the last, when the server has gone."""
+        answers: list[Forked | ForkDeclined | None] = []
+        while True:
+            try:
+                data = self.channel.recv(_PIECE, socket.MSG_DONTWAIT)
+            except BlockingIOError:
+                return answers
+            except ConnectionResetError:
+                continue  # it left requests unread; said once, before the answers that it sent
+            if not data:
+                return [*answers, None]
+            (answer,) = Decoder().feed(data)
+            assert isinstance(answer, (Forked, ForkDeclined))
+            answers.append(answer)
+
+
+def _spawn(argv: tuple[str, ...], environ: Mapping[str, str], streams: tuple[int, ...]) -> int:
+    """Start `argv` in its own session, with `streams` as its first descriptors; returns its process id."""
+    actions = [(os.POSIX_SPAWN_DUP2, source, target) for target, source in enumerate(streams)]
+    return os.posix_spawn(argv[0], argv, environ, file_actions=actions, setsid=True)
 
 
 def _connect(rank: int) -> tuple[Lines, _WorkerEnds]:
@@ -140,10 +168,8 @@ def _connect(rank: int) -> tuple[Lines, _WorkerEnds]:
 def _pipe() -> tuple[int, int]:
     read, write = os.pipe()
     os.set_blocking(read, False)
-    try:
+    with contextlib.suppress(OSError):  # a user may only have so much in pipes; the usual 64 KiB do
         fcntl.fcntl(read, _F_SETPIPE_SZ, _PIPE_SIZE)
-    except OSError:
-        pass  # a user may only have so much in pipes; the usual 64 KiB do
     return read, write
 
 

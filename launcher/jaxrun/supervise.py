@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import os
+import resource
 import signal
-import sys
 import time
 from collections.abc import Mapping
 from datetime import datetime
@@ -13,7 +13,7 @@ from pathlib import Path
 from . import orphans, report, rundir, verdict
 from .agent import Agent
 from .crew import Crew
-from .events import Ending, Limits
+from .events import Limits
 from .guard import Guard
 from .head import Head
 from .output import Output
@@ -23,6 +23,8 @@ from .spawn import Spawner
 from .uniform import Expected
 
 _LOOPBACK = "127.0.0.1"
+_FILES_PER_WORKER = 12  # two pipes, a channel, stacks and two logs, and twice the first while it is being started
+_FILES_OF_OURS = 64
 _SIGNALS = (
     signal.SIGCHLD,
     signal.SIGINT,
@@ -37,6 +39,7 @@ _SIGNALS = (
 def run(plan: Plan, environ: Mapping[str, str]) -> int:
     """Run the job to its end; returns the exit status of `jaxrun`."""
     started = time.time()
+    _allow_open_files(_FILES_OF_OURS + _FILES_PER_WORKER * len(plan.workers))
     directory = _open_run_dir(plan)
     guard = Guard(plan.job_id)  # forks, so it comes before any thread
     orphans.adopt()
@@ -45,21 +48,18 @@ def run(plan: Plan, environ: Mapping[str, str]) -> int:
         with SignalPipe(_SIGNALS) as signals:
             crew.begin()
             output = _open_output(plan, environ, directory)
-            directory.on_trouble(output.say)
-            directory.write_text("job.json", to_json(plan))
-            output.say(f"jaxrun: {_opening(plan, directory.path)}")
             agent = Agent(crew, _make_head(plan, started), output, directory, signals)
             ending = agent.run()
-            guard.dismiss()
-            orphans.end_all()
-            agent.close()
     finally:
         guard.dismiss()
         orphans.end_all()
-    decided = _decide(plan, ending, started, directory)
-    output.say(report.render(decided, directory.path))
-    output.close()
+    agent.close()
+    hosts = {worker.rank: worker.host for worker in plan.workers}
+    decided = verdict.decide(ending, hosts, started=started, ended=time.time(), timeout=plan.job.timeout)
+    directory.write_text(rundir.VERDICT, verdict.to_json(decided))
     directory.close()
+    output.say(report.render(decided, _as_typed(directory.path)))
+    output.close()
     return decided.exit_code
 
 
@@ -76,7 +76,14 @@ def _open_output(plan: Plan, environ: Mapping[str, str], directory: rundir.RunDi
     out, err = (not plain and os.isatty(fd) for fd in (1, 2))
     ranks = [worker.rank for worker in plan.workers]
     shown = frozenset(rank for rank in ranks if plan.job.shows(rank))
-    return Output(len(ranks), log_dir=directory.path, colour=(out, err), shown=shown)
+    output = Output(len(ranks), log_dir=directory.path, colour=(out, err), shown=shown)
+    directory.on_trouble(lambda text: output.say(f"jaxrun: {text}"))
+    directory.write_text(rundir.JOB, to_json(plan))
+    where = f" · run dir {_as_typed(directory.path)}" if directory.path else ""
+    output.say(f"jaxrun: {summary(plan)}{where}")
+    for note in plan.notes if plan.job.verbose else ():
+        output.say(f"jaxrun: {note}")
+    return output
 
 
 def _make_head(plan: Plan, now: float) -> Head:
@@ -84,3 +91,18 @@ def _make_head(plan: Plan, now: float) -> Head:
     expected = Expected(len(plan.workers), plan.job_id, job.platform, plan.local_devices)
     limits = Limits(init=job.init_timeout, job=job.timeout, grace=job.grace)
     return Head({worker.rank: worker.host for worker in plan.workers}, expected, limits, _LOOPBACK, now)
+
+
+def _allow_open_files(count: int) -> None:
+    """Raise this process's limit of open files, as far as it may, where the job needs more."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft != resource.RLIM_INFINITY and soft < count:
+        most = count if hard == resource.RLIM_INFINITY else min(count, hard)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
+
+
+def _as_typed(path: Path | None) -> Path | None:
+    """Relative to where the user is, when it lies below."""
+    if path is None or not path.is_absolute():
+        return path
+    return path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path

@@ -1,4 +1,4 @@
-"""Is this the job that was asked for? Pure comparisons, before the program's first line; text is "" where all is well.
+"""Is this the job that was asked for? Pure comparisons before the program's first line; "" where all is well.
 
 A refusal shows the smallest difference: the ranks in groups, only what differs, and what to do about it.
 """
@@ -9,7 +9,8 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
 from .contract import Hello, Proof
-from .ranks import spell
+from .ranks import locate, spell
+from .wording import plural
 
 _UNSET = "(not set)"
 # Hosts may number their devices differently; a difference that matters shows in the device counts.
@@ -29,8 +30,17 @@ class Expected:
 def duplicate(known: Hello, other: Hello) -> str:
     """The refusal for two processes that both say that they are the same rank."""
     return (
-        f"two processes say that they are rank {other.rank}: process {known.pid} on {known.host} and process {other.pid} "
-        f"on {other.host}\nevery process needs a rank of its own; is one of them left over from an earlier job?"
+        f"two processes say that they are rank {other.rank}: "
+        f"process {known.pid} on {known.host} and process {other.pid} on {other.host}\n"
+        "every process needs a rank of its own; is one of them left over from an earlier job?"
+    )
+
+
+def unknown(rank: int, size: int) -> str:
+    """The refusal for a process whose rank the job does not have."""
+    return (
+        f"a process says that it is rank {rank}, but the job has ranks 0 to {size - 1}\n"
+        "is it left over from another job? Start the job again."
     )
 
 
@@ -43,9 +53,9 @@ def compare_hellos(hellos: Mapping[int, Hello]) -> str:
         return ""
     lines = [f"the processes differ in {', '.join(differing)}"]
     for name in differing:
-        groups = _group(hellos, lambda rank, name=name: tables[rank].get(name, _UNSET))  # type: ignore[misc]
-        lines += _rows([(spell(ranks), f"{name} {value}", _hosts(hellos, ranks)) for value, ranks in groups])
-    lines.append("every process must run the same program with the same versions and settings; make them alike on all ranks.")
+        values = {rank: f"{name} {table.get(name, _UNSET)}" for rank, table in tables.items()}
+        lines += _table(hellos, values, values.__getitem__)
+    lines.append("every process must run the same program with the same versions and settings.")
     return "\n".join(lines)
 
 
@@ -60,8 +70,8 @@ def _stranger(proofs: Mapping[int, Proof], hellos: Mapping[int, Hello], expected
     if not wrong:
         return ""
     return (
-        f"{spell(wrong)} joined the coordinator of another job\n"
-        "the port of this job's coordinator was taken by a stranger; start the job again, it takes a new port each time."
+        f"{_locate(hellos, wrong)} joined the coordinator of another job\n"
+        "a stranger has taken the port of this job's coordinator; start the job again, it takes a new port."
     )
 
 
@@ -73,60 +83,61 @@ def _membership(proofs: Mapping[int, Proof], hellos: Mapping[int, Hello], expect
     ]
     if not wrong:
         return ""
-    seen = [
-        (spell([rank]), f"is process {proofs[rank].process_index} of {proofs[rank].process_count} to JAX", _hosts(hellos, [rank]))
-        for rank in wrong
-    ]
     return "\n".join(
         [
-            f"JAX does not show the job of {expected.size} processes that was asked for",
-            *_rows(seen),
+            f"JAX does not show the job of size {expected.size} that was asked for",
+            *_table(hellos, wrong, lambda rank: _identity(proofs[rank])),
             "does the program, or a variable of yours, call jax.distributed.initialize before jaxrun does?",
         ]
     )
 
 
+def _identity(proof: Proof) -> str:
+    return f"process {proof.process_index} of {proof.process_count} to JAX"
+
+
 def _platform(proofs: Mapping[int, Proof], hellos: Mapping[int, Hello], expected: Expected) -> str:
     # JAX calls both cuda and rocm devices "gpu".
     wanted = {"cuda": "gpu", "rocm": "gpu"}.get(expected.platform, expected.platform)
-    wrong = {rank: proof for rank, proof in proofs.items() if proof.platform != wanted}
+    wrong = [rank for rank, proof in proofs.items() if proof.platform != wanted]
     if not wrong:
         return ""
-    groups = _group(wrong, lambda rank: f"platform {proofs[rank].platform}")
+    found = proofs[min(wrong)].platform
     return "\n".join(
         [
             f"the job asked for {expected.platform}, but JAX runs on something else",
-            *_rows([(spell(ranks), value, _hosts(hellos, ranks)) for value, ranks in groups]),
+            *_table(hellos, wrong, lambda rank: f"platform {proofs[rank].platform}"),
             f"is JAX installed with support for {expected.platform} there, and is a device free? "
-            f"Or ask for --platform {next(iter(wrong.values())).platform}.",
+            f"Or ask for --platform {'cuda (or rocm)' if found == 'gpu' else found}.",
         ]
     )
 
 
 def _local_devices(proofs: Mapping[int, Proof], hellos: Mapping[int, Hello], expected: Expected) -> str:
-    if len({proof.local_devices for proof in proofs.values()}) <= 1:
+    counts = {rank: proof.local_devices for rank, proof in proofs.items()}
+    if len(set(counts.values())) == 1:
         return ""
-    groups = _group(proofs, lambda rank: _plural(proofs[rank].local_devices, "device"))
     rows = []
-    for value, ranks in groups:
-        kinds = ", ".join(sorted({kind for rank in ranks for kind in proofs[rank].device_kinds}))
-        rows.append((spell(ranks), value, f"({_names(hellos, ranks)}, {kinds})" + _cause(hellos[ranks[0]])))
-    fewest = min(proof.local_devices for proof in proofs.values())
+    for value, ranks in _group(counts, lambda rank: plural(counts[rank], "device")):
+        kinds = sorted({kind for rank in ranks for kind in proofs[rank].device_kinds})
+        where = [_hosts(hellos, ranks)] if _several_hosts(hellos) else []
+        rows.append((spell(ranks), value, f"({', '.join(where + kinds)}){_cause(hellos[ranks[0]])}"))
     return "\n".join(
         [
             "local device counts differ",
             *_rows(rows),
-            f"every process must see the same number of devices; free the missing ones, or ask for -d {fewest}.",
+            "every process must see the same number of devices; free the missing ones, "
+            f"or ask for -d {min(counts.values())}.",
         ]
     )
 
 
 def _asked_devices(proofs: Mapping[int, Proof], hellos: Mapping[int, Hello], expected: Expected) -> str:
-    found = next(iter(proofs.values())).local_devices
-    if expected.local_devices in (None, found):
+    found = next(iter(proofs.values())).local_devices  # the same in all: they have been compared
+    if expected.local_devices is None or expected.local_devices == found:
         return ""
     return (
-        f"every process was to have {_plural(expected.local_devices or 0, 'device')}, "
+        f"every process was to have {plural(expected.local_devices, 'device')}, "
         f"but JAX shows {found} in each{_cause(hellos[min(hellos)])}\n"
         f"ask for -d {found}, or take the setting away that decides otherwise."
     )
@@ -137,27 +148,28 @@ def _global_devices(proofs: Mapping[int, Proof], hellos: Mapping[int, Hello], ex
     wrong = [rank for rank, proof in proofs.items() if proof.global_devices != total]
     if not wrong:
         return ""
-    return (
-        f"the processes have {total} devices together, but {spell(wrong)} see {proofs[wrong[0]].global_devices} in all\n"
-        "they did not all join one job; start it again with -v and look for the first rank that differs."
+    return "\n".join(
+        [
+            f"the processes have {plural(total, 'device')} together, but JAX shows another number of them in all",
+            *_table(hellos, wrong, lambda rank: plural(proofs[rank].global_devices, "device")),
+            "they did not all join one job; start it again.",
+        ]
     )
 
 
-def missing(size: int, hosts: Mapping[int, str], present: Iterable[int], seconds: float, step: str) -> str:
+def missing(hosts: Mapping[int, str], present: Iterable[int], seconds: float, step: str) -> str:
     """Who has not taken `step` ("started", "joined" …) within the time limit."""
     there = set(present)
-    absent = [rank for rank in range(size) if rank not in there]
-    places = sorted({hosts[rank] for rank in absent})
-    on = f" (on {', '.join(places)})" if len(set(hosts.values())) > 1 else ""
+    absent = locate((rank for rank in hosts if rank not in there), hosts)
     return (
-        f"{len(there)} of {size} ranks {step} within {seconds:g} s; missing: {spell(absent)}{on}\n"
-        "their output, if any, is in the logs; a slow file system or a long import needs a larger --init-timeout."
+        f"{len(there)} of {len(hosts)} ranks {step} within {seconds:g} s; missing: {absent}\n"
+        "their output, if any, is in the logs; a slow file system or import needs a larger --init-timeout."
     )
 
 
 def _facts(hello: Hello) -> dict[str, str]:
     environment = {name: value for name, value in hello.environment.items() if name not in _MAY_DIFFER}
-    return {**hello.versions, **environment, "program": hello.program}
+    return {**hello.versions, **environment, "program": hello.program or "(cannot be read)"}
 
 
 def _cause(hello: Hello) -> str:
@@ -174,18 +186,29 @@ def _group(ranks: Iterable[int], key: Callable[[int], str]) -> list[tuple[str, l
     return sorted(groups.items(), key=lambda group: (-len(group[1]), group[1]))
 
 
+def _table(hellos: Mapping[int, Hello], ranks: Iterable[int], key: Callable[[int], str]) -> list[str]:
+    """A row for each value of `key`: which ranks have it, and on which hosts if there are several."""
+    several = _several_hosts(hellos)
+    return _rows(
+        [
+            (spell(members), value, f"({_hosts(hellos, members)})" if several else "")
+            for value, members in _group(ranks, key)
+        ]
+    )
+
+
 def _rows(rows: list[tuple[str, str, str]]) -> list[str]:
     widths = [max(len(row[i]) for row in rows) for i in range(2)]
     return [f"  {a:<{widths[0]}}   {b:<{widths[1]}}   {c}".rstrip() for a, b, c in rows]
 
 
-def _hosts(hellos: Mapping[int, Hello], ranks: list[int]) -> str:
-    return f"({_names(hellos, ranks)})" if len({hello.host for hello in hellos.values()}) > 1 else ""
+def _several_hosts(hellos: Mapping[int, Hello]) -> bool:
+    return len({hello.host for hello in hellos.values()}) > 1
 
 
-def _names(hellos: Mapping[int, Hello], ranks: list[int]) -> str:
+def _hosts(hellos: Mapping[int, Hello], ranks: Iterable[int]) -> str:
     return ", ".join(dict.fromkeys(hellos[rank].host for rank in ranks))
 
 
-def _plural(count: int, noun: str) -> str:
-    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
+def _locate(hellos: Mapping[int, Hello], ranks: Iterable[int]) -> str:
+    return locate(ranks, {rank: hello.host for rank, hello in hellos.items()})

@@ -1,9 +1,10 @@
 """Each process's rows of the data, the same number on every process at every step.
 
-A global batch of `batch_size` rows is cut into `size` consecutive parts of equal length; process `rank` takes the part
-of that number. What is missing from a part (the uneven last batch, or a batch that `size` does not divide) is padded by
-repeating a row, with False in the mask, so every process takes the same number of steps with the same shapes and no
-collective waits for a process that ran out of data. Parts joined in rank order are the global batch, whatever `size` is.
+A global batch of `batch_size` rows is cut into `size` consecutive parts of equal length; process `rank`
+takes the part of that number. What a part lacks (in the uneven last batch, or where `size` does not divide
+the batch) is padded by repeating a row, with False in the mask: every process takes the same number of
+steps with the same shapes, and no collective waits for a process that ran out of data. Parts joined in rank
+order are the global batch, whatever `size` is.
 """
 
 from __future__ import annotations
@@ -19,11 +20,13 @@ Mask = NDArray[np.bool_]
 Tree = TypeVar("Tree")
 
 
-def shard(data: Tree, rank: int | None = None, size: int | None = None, *, multiple: int = 1) -> tuple[Tree, Mask]:
+def shard(
+    data: Tree, rank: int | None = None, size: int | None = None, *, multiple: int = 1
+) -> tuple[Tree, Mask]:
     """This process's rows of `data`, and a mask of shape [rows] that is False where a row is padding.
 
-    `data` is an array, or a pytree of arrays, with the same number of rows (leading axis) in each; it holds the same
-    on every process. Other parameters and errors as for `batches`; ValueError also if `data` has no rows.
+    `data` is an array, or a pytree of arrays, with the same number of rows (leading axis) in each; it holds
+    the same on every process. The rest as for `batches`; ValueError also if `data` has no rows.
     """
     import jax
 
@@ -49,15 +52,17 @@ def batches(
 ) -> Iterator[tuple[Indices, Mask]]:
     """For each global batch, the row numbers that this process takes, and which of them are not padding.
 
-    Yields ceil(n_rows / batch_size) pairs of shape [rows], where rows is ceil(batch_size / size) rounded up to a
-    multiple of `multiple`: pass jax.local_device_count() so that the rows divide among this process's devices.
-    Over all processes and steps each of the n_rows rows is unmasked exactly once.
+    Yields ceil(n_rows / batch_size) pairs of shape [rows], where rows is ceil(batch_size / size) rounded up
+    to a multiple of `multiple`: pass jax.local_device_count(), and they divide among the devices of a
+    process. Over all processes and steps each of the n_rows rows is unmasked exactly once.
 
-    `rank` and `size` default to jax.process_index() and jax.process_count(). With a `seed`, rows are shuffled, alike
-    on every process; (seed, epoch) gives each epoch an order of its own. ValueError names a parameter out of range.
+    `rank` and `size` default to jax.process_index() and jax.process_count(). With a `seed`, rows are
+    shuffled, alike on every process; seed=(number, epoch) gives each epoch an order of its own. ValueError
+    names a parameter that is out of range.
     """
     rank, size = _place(rank, size)
-    for name, value, least in (("n_rows", n_rows, 0), ("batch_size", batch_size, 1), ("multiple", multiple, 1)):
+    limits = (("n_rows", n_rows, 0), ("batch_size", batch_size, 1), ("multiple", multiple, 1))
+    for name, value, least in limits:
         if value < least:
             raise ValueError(f"{name} must be at least {least}, not {value}")
     order = np.arange(n_rows) if seed is None else np.random.default_rng(seed).permutation(n_rows)

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import gc
+import io
 import os
 import sys
 import threading
@@ -16,8 +18,10 @@ from typing import NoReturn
 
 from jaxrun.contract import Done, Failed, Leave, WorkerEnv
 
-from . import jaxprivate
+from . import jaxprivate, kernel
 from .link import AgentGone, Link
+
+_WITH_BUFFER = (io.TextIOWrapper, io.BufferedWriter, io.BufferedRandom)
 
 
 def succeed(env: WorkerEnv, link: Link) -> NoReturn:
@@ -26,9 +30,9 @@ def succeed(env: WorkerEnv, link: Link) -> NoReturn:
     free = jaxprivate.forget_exit_barrier()
     if free:
         _run_exit_handlers()
-    _flush()
-    link.send(Done(env.rank, time.time()))
-    with contextlib.suppress(AgentGone):
+    _let_program_go()
+    with contextlib.suppress(AgentGone):  # a program may close all descriptors, and has still succeeded
+        link.send(Done(env.rank, time.time()))
         link.receive(Leave)
     if not free:
         _run_exit_handlers()
@@ -44,12 +48,22 @@ def fail(words: Failed, link: Link) -> NoReturn:
         link.send(words)
     if jaxprivate.forget_exit_barrier():
         _run_exit_handlers()
+    _let_program_go()
     leave(words.status)
 
 
+def end_fork(status: int) -> NoReturn:
+    """End a process that the program has forked and that came to the program's end, which is not the worker's."""
+    _join_threads()
+    if jaxprivate.forget_exit_barrier():
+        _run_exit_handlers()
+    _let_program_go()
+    leave(status)
+
+
 def leave(status: int) -> NoReturn:
-    """End now; tearing the interpreter down would cost a tenth of a second and change nothing."""
-    _flush()
+    """End now; what tearing the interpreter down does besides costs a tenth of a second and changes nothing."""
+    _flush_standard_streams()
     os._exit(status)
 
 
@@ -65,7 +79,19 @@ def _run_exit_handlers() -> None:
         run()
 
 
-def _flush() -> None:
+def _let_program_go() -> None:
+    """Finalize the program's objects and write out the files that it has left open, as Py_Finalize does next."""
+    sys.modules.pop("__main__", None)
+    gc.collect()
+    for found in gc.get_objects():
+        if issubclass(type(found), _WITH_BUFFER):  # isinstance would run the code of objects that pose as others
+            with contextlib.suppress(Exception):
+                found.flush()
+    _flush_standard_streams()
+    kernel.flush_c_output()
+
+
+def _flush_standard_streams() -> None:
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(Exception):
             stream.flush()

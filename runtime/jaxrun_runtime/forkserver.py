@@ -12,17 +12,17 @@ import gc
 import os
 import socket
 import sys
-import threading
 import time
-import traceback
 from dataclasses import replace
 from typing import NoReturn
 
 from jaxrun.contract import FORK_DESCRIPTORS, Decoder, Fork, ForkDeclined, Forked, WorkerEnv, encode
 
-from . import worker
+from . import lastwords, worker
 
 _MAX_REQUEST = 2**18
+_REASON_LIMIT = 500
+_TRACEBACK_LIMIT = 8_000  # an answer is one packet, which the agent reads in one piece of 64 KiB
 
 
 def main() -> None:
@@ -50,24 +50,26 @@ def main() -> None:
 
 def _import_jax(channel: socket.socket) -> str:
     """Import all that the workers need; returns why forking would not be safe, empty if it is."""
+    before = _threads() - 1
     gc.disable()  # 60 ms less for the import
     try:
         import numpy  # noqa: F401
 
-        native = _threads()  # OpenBLAS's, which stop themselves around a fork
+        own = _threads()  # with OpenBLAS's, which stop themselves around a fork
         import jax.numpy
         import jaxlib.mlir.dialects.builtin  # noqa: F401  (or each worker pays 14 ms at its first compilation)
 
         from . import greeting, join  # noqa: F401
-    except Exception as error:
-        channel.send(encode(ForkDeclined(f"{type(error).__name__}: {error}", traceback.format_exc())))
+    except BaseException as error:
+        reason = lastwords.clip(f"{type(error).__name__}: {error}", _REASON_LIMIT)
+        frames = lastwords.clip(lastwords.format_traceback(error), _TRACEBACK_LIMIT)
+        channel.send(encode(ForkDeclined(reason, frames)))
         os._exit(1)
     gc.collect()
     gc.freeze()  # what is imported stays in pages that the workers share
     gc.enable()
-    if _threads() > native or threading.active_count() > 1:
-        return f"importing jax started {_threads() - native} threads"
-    return ""
+    started = before + _threads() - own
+    return f"{started} thread{'s' if started > 1 else ''} ran before the fork" if started else ""
 
 
 def _threads() -> int:
@@ -86,7 +88,7 @@ def _become_worker(order: Fork, descriptors: dict[str, int]) -> NoReturn:
     # Python reseeds `random` after a fork; numpy's legacy generator would give every rank the same numbers.
     sys.modules["numpy"].random.seed()
     sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]
-    worker.live(env, sys.argv[2:], started)
+    worker.live(env, sys.argv[2:], started, forked_by=os.getppid())
 
 
 if __name__ == "__main__":

@@ -62,7 +62,7 @@ def fingerprint(argv: list[str]) -> str:
 
 
 def _module_file(name: str) -> str:
-    search: list[str] | None = [os.getcwd(), *sys.path]
+    search = [os.getcwd(), *sys.path]
     for part in name.split("."):
         spec = importlib.machinery.PathFinder.find_spec(part, search)
         if spec is None:
@@ -70,4 +70,4 @@ def _module_file(name: str) -> str:
         search = list(spec.submodule_search_locations or [])
     if search:
         return os.path.join(search[0], "__main__.py")
-    return spec.origin or "" if spec else ""
+    return spec.origin or ""

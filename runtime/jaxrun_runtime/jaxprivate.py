@@ -1,7 +1,7 @@
 """Every private name of JAX that jaxrun uses, each behind a probe.
 
 A function here returns False (or None) where this JAX has no such name, and jaxrun goes on with less; `missing` says in
-one line what is lost. Tested on the oldest and the newest supported JAX.
+one line what is lost. Tested on the oldest and the newest supported JAX. Importing this file does not import jax.
 
 | what                                   | private name                               | without it                       |
 |----------------------------------------|--------------------------------------------|----------------------------------|
@@ -17,7 +17,8 @@ import atexit
 import importlib
 from typing import Any
 
-import jax
+_TABLE_CALLS = ("key_value_set", "blocking_key_value_get")
+_NONCE = "jaxrun/nonce"
 
 
 def forget_exit_barrier() -> bool:
@@ -31,8 +32,7 @@ def forget_exit_barrier() -> bool:
 
 def publish_gloo_at(address: str) -> bool:
     """Make Gloo publish `address` (an IP address) instead of what the host's own name resolves to."""
-    module = _find("jaxlib", "_jax") or _find("jax._src.xla_bridge", "_jax")
-    original = getattr(module, "make_gloo_tcp_collectives", None)
+    original = _find("jaxlib._jax", "make_gloo_tcp_collectives")
     if original is None:
         return False
 
@@ -41,16 +41,15 @@ def publish_gloo_at(address: str) -> bool:
             kwargs["hostname"] = address
         return original(*args, **kwargs)
 
-    module.make_gloo_tcp_collectives = make
+    importlib.import_module("jaxlib._jax").make_gloo_tcp_collectives = make  # type: ignore[attr-defined]
     return True
 
 
 def silence_proxy_warning() -> bool:
     """JAX warns of every variable that holds `_proxy`; jaxrun has already led gRPC around them."""
-    try:
-        jax.config.update("jax_check_proxy_envs", False)
-    except AttributeError:
+    if not _has_proxy_flag():
         return False
+    _find("jax", "config").update("jax_check_proxy_envs", False)
     return True
 
 
@@ -60,26 +59,32 @@ def exchange_nonce(rank: int, nonce: str, timeout: float) -> str | None:
     Returns what the coordinator holds, or None where this JAX lets nobody ask. Raises JAX's own error after `timeout`
     seconds.
     """
-    state = _find("jax._src.distributed", "global_state")
-    client = getattr(state, "client", None)
-    if not hasattr(client, "key_value_set") or not hasattr(client, "blocking_key_value_get"):
+    client = getattr(_find("jax._src.distributed", "global_state"), "client", None)
+    if not all(hasattr(client, call) for call in _TABLE_CALLS):
         return None
     if rank == 0:
-        client.key_value_set("jaxrun/nonce", nonce)
-    return str(client.blocking_key_value_get("jaxrun/nonce", int(timeout * 1000)))
+        client.key_value_set(_NONCE, nonce)  # type: ignore[union-attr]
+    return str(client.blocking_key_value_get(_NONCE, int(timeout * 1000)))  # type: ignore[union-attr]
 
 
 def missing() -> list[str]:
     """One line for each thing that this JAX does not offer."""
-    state = _find("jax._src.distributed", "global_state")
+    client = _find("jaxlib._jax", "DistributedRuntimeClient")
+    has_table = _find("jax._src.distributed", "global_state") and all(hasattr(client, c) for c in _TABLE_CALLS)
     probes = {
-        "cannot skip the exit barrier": _find("jax._src.api", "clean_up"),
-        "cannot prove whose coordinator this is": hasattr(state, "client") or None,
-        "cannot choose the address that Gloo publishes": getattr(
-            _find("jaxlib", "_jax"), "make_gloo_tcp_collectives", None
+        "a worker cannot leave JAX's exit barrier out: its end may wait for all others": _find("jax._src.api", "clean_up"),
+        "a worker cannot tell whose coordinator it has joined": has_table,
+        "a host's own name must resolve to an address that the others reach": _find(
+            "jaxlib._jax", "make_gloo_tcp_collectives"
         ),
+        "JAX warns of proxies, which do no harm here": _has_proxy_flag(),
     }
-    return [f"jax {jax.__version__}: {what}" for what, found in probes.items() if found is None]
+    version = _find("jax", "__version__")
+    return [f"jax {version} lacks what jaxrun uses: {what}" for what, found in probes.items() if not found]
+
+
+def _has_proxy_flag() -> bool:
+    return "jax_check_proxy_envs" in getattr(_find("jax", "config"), "values", {})
 
 
 def _find(module: str, name: str) -> Any:

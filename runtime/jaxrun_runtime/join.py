@@ -7,6 +7,7 @@ shared with another job mixes their ranks.)
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import inspect
 import logging
@@ -21,7 +22,7 @@ from jaxrun.contract import Join, Lead, Listening, Proof, WorkerEnv
 from jaxrun.contract.variables import COORDINATOR_ADDRESS
 
 from . import jaxprivate
-from .link import Link
+from .link import AgentGone, Link
 
 _log = logging.getLogger("jaxrun")
 _POLL = 0.001
@@ -55,9 +56,8 @@ class Reservation:
         self._socket.close()
 
 
-def join(env: WorkerEnv, link: Link) -> float:
+def join(env: WorkerEnv, link: Link, order: Lead | Join) -> float:
     """Take part in the joining that the head leads; returns when it was complete (seconds since the epoch)."""
-    order = link.receive_either(Lead, Join)
     if isinstance(order, Lead):
         jaxprivate.publish_gloo_at(order.interface)
         _lead(env, link, order.interface)
@@ -90,16 +90,22 @@ def prove(env: WorkerEnv, joined: float) -> Proof:
 
 def _lead(env: WorkerEnv, link: Link, interface: str) -> None:
     port = Reservation(interface)
+    joined = threading.Event()
 
     def announce() -> None:
         while not port.connects():
-            time.sleep(_POLL)
-        link.send(Listening(env.rank, port.address))
+            if joined.wait(_POLL):
+                return
+        with contextlib.suppress(AgentGone):
+            link.send(Listening(env.rank, port.address))
 
-    threading.Thread(target=announce, name="jaxrun-announce", daemon=True).start()
+    announcer = threading.Thread(target=announce, name="jaxrun-announce", daemon=True)
+    announcer.start()
     try:
         _initialize(env, port.address, coordinator_bind_address=port.address)
     finally:
+        joined.set()  # as it happens at once where nobody else has to join
+        announcer.join()
         port.release()
 
 
@@ -132,15 +138,15 @@ def _accept_initialize_by_program(env: WorkerEnv) -> None:
     def initialize(*args: Any, **kwargs: Any) -> None:
         asked = inspect.signature(original).bind_partial(*args, **kwargs).arguments
         _log.debug("jax.distributed.initialize: jaxrun has joined rank %d of %d already", env.rank, env.size)
-        for name, ours in (("num_processes", env.size), ("process_id", env.rank)):
-            if asked.get(name) not in (None, ours):
-                _log.warning(
-                    "the program called jax.distributed.initialize(%s=%s), but jaxrun has already joined it with "
-                    "%s=%s; jaxrun's value counts",
-                    name,
-                    asked[name],
-                    name,
-                    ours,
-                )
+        ours = {"num_processes": env.size, "process_id": env.rank}
+        other = [f"{name}={asked[name]}" for name in ours if asked.get(name) not in (None, ours[name])]
+        if other:
+            _log.warning(
+                "the program called jax.distributed.initialize(%s), but jaxrun has joined this process already, "
+                "as rank %d of %d, and so it stays",
+                ", ".join(other),
+                env.rank,
+                env.size,
+            )
 
     jax.distributed.initialize = initialize  # type: ignore[assignment]

@@ -50,6 +50,11 @@ def become_simulated_host(name: str, boot_id: str) -> None:
         os.close(fd)
 
 
+def flush_c_output() -> None:
+    """Write out what C code has printed; os._exit would lose it. Not all streams: one may be locked by its reader."""
+    _libc.fflush(ctypes.c_void_p.in_dll(_libc, "stdout"))
+
+
 def _check(result: int, what: str) -> None:
     if result:
         number = ctypes.get_errno()

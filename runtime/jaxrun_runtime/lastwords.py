@@ -2,21 +2,30 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import runpy
 import sys
 import threading
 import time
 import traceback
+from collections.abc import Iterator
 from types import TracebackType
 
 from jaxrun.contract import Failed, ThreadFailed
 
 from . import program
-from .link import AgentGone, Link
+from .link import Link
+
+INTERRUPTED = 130
 
 _OURS = os.path.dirname(os.path.abspath(__file__)) + os.sep
+_PROGRAMS = _OURS + "programs" + os.sep
 _MESSAGE_LIMIT = 20_000
 _TRACEBACK_LIMIT = 200_000
+_NOTE_LIMIT = 2_000
+_NOTES_LIMIT = 20
+_NAME_LIMIT = 200
 
 
 def describe(error: BaseException, rank: int, stage: str) -> Failed:
@@ -26,29 +35,44 @@ def describe(error: BaseException, rank: int, stage: str) -> Failed:
         time=time.time(),
         stage=stage,
         status=_status(error),
-        error=type(error).__name__,
-        message=_clip(_text(error), _MESSAGE_LIMIT),
-        traceback=_clip(format_traceback(error), _TRACEBACK_LIMIT),
-        notes=tuple(str(note) for note in getattr(error, "__notes__", ())),
+        error=clip(type(error).__name__, _NAME_LIMIT),
+        message=clip(_text(error), _MESSAGE_LIMIT),
+        traceback=format_traceback(error, in_program=stage == "program"),
+        notes=tuple(_notes(error)),
     )
 
 
-def format_traceback(error: BaseException) -> str:
-    """As Python prints it, without the frames above the user's program; empty for a sys.exit."""
+def format_traceback(error: BaseException, *, in_program: bool = True) -> str:
+    """As Python prints it, without the frames above the user's program; empty for a sys.exit.
+
+    An error that comes from our own code alone keeps its frames, unless it is about the program (`in_program`), which
+    may be missing or not be Python.
+    """
     if isinstance(error, SystemExit):
         return ""
-    trim(error)
-    return "".join(traceback.format_exception(error))
+    try:
+        trim(error, in_program=in_program)
+        text = "".join(traceback.format_exception(error))
+    except Exception as trouble:  # anything can be an exception's attribute
+        text = f"{type(error).__name__} (its traceback cannot be shown: {type(trouble).__name__})\n"
+    return clip(text, _TRACEBACK_LIMIT)
 
 
-def trim(error: BaseException) -> None:
-    """Cut the frames of jaxrun, runpy and the import system off the top of the error's traceback, and of its causes."""
+def trim(error: BaseException, *, in_program: bool = True) -> None:
+    """Cut the frames of jaxrun, runpy and the import system off the top of all tracebacks that belong to the error."""
     seen: set[int] = set()
-    current: BaseException | None = error
-    while current is not None and id(current) not in seen:
+    todo: list[BaseException | None] = [error]
+    while todo:
+        current = todo.pop()
+        if current is None or id(current) in seen:
+            continue
         seen.add(id(current))
-        current.__traceback__ = _user_part(current.__traceback__)
-        current = current.__cause__ or current.__context__
+        rest = _user_part(current.__traceback__)
+        if rest is not None or in_program or isinstance(current, SyntaxError):
+            current.__traceback__ = rest
+        todo += [current.__cause__, current.__context__]
+        if isinstance(current, BaseExceptionGroup):
+            todo += current.exceptions
 
 
 def watch_threads(link: Link, rank: int) -> None:
@@ -57,51 +81,40 @@ def watch_threads(link: Link, rank: int) -> None:
 
     def report(args: threading.ExceptHookArgs) -> None:
         if args.exc_value is not None and not isinstance(args.exc_value, SystemExit):
-            name = args.thread.name if args.thread else "unknown"
-            words = ThreadFailed(
-                rank=rank,
-                time=time.time(),
-                thread=name,
-                error=type(args.exc_value).__name__,
-                traceback=_clip(format_traceback(args.exc_value), _TRACEBACK_LIMIT),
-            )
-            try:
-                link.send(words)
-            except AgentGone:
-                pass
+            with contextlib.suppress(Exception):
+                name = args.thread.name if args.thread else "unknown"
+                link.send(
+                    ThreadFailed(
+                        rank=rank,
+                        time=time.time(),
+                        thread=clip(name, _NAME_LIMIT),
+                        error=clip(type(args.exc_value).__name__, _NAME_LIMIT),
+                        traceback=format_traceback(args.exc_value),
+                    )
+                )
         before(args)
 
     threading.excepthook = report
 
 
-def _user_part(frames: TracebackType | None) -> TracebackType | None:
-    first = frames
-    while first is not None and _is_scaffold(first.tb_frame.f_code.co_filename):
-        first = first.tb_next
-    return first if first is not None else frames
-
-
-def _is_scaffold(filename: str) -> bool:
-    own = filename.startswith(_OURS) and not filename.startswith(_OURS + "programs")
-    return own or filename.startswith("<frozen ") or os.path.basename(filename) == "runpy.py"
-
-
-def _status(error: BaseException) -> int:
+def print_error(error: BaseException) -> None:
+    """Print as Python would at the end of a program, by the program's own sys.excepthook if it has set one."""
     if isinstance(error, SystemExit):
-        return program.exit_status(error)
-    return 130 if isinstance(error, KeyboardInterrupt) else 1
-
-
-def _text(error: BaseException) -> str:
-    if isinstance(error, SystemExit):
-        return "" if isinstance(error.code, (int, type(None))) else str(error.code)
+        if not isinstance(error.code, (int, type(None))):
+            with contextlib.suppress(Exception):  # Python is silent too where it cannot print
+                print(error.code, file=sys.stderr)
+        return
     try:
-        return str(error)
-    except Exception:
-        return "(its message could not be made)"
+        sys.excepthook(type(error), error, error.__traceback__)
+    except Exception as trouble:
+        print("Error in sys.excepthook:", file=sys.stderr)
+        sys.__excepthook__(type(trouble), trouble, _user_part(trouble.__traceback__))
+        print("\nOriginal exception was:", file=sys.stderr)
+        sys.__excepthook__(type(error), error, error.__traceback__)
 
 
-def _clip(text: str, limit: int) -> str:
+def clip(text: str, limit: int) -> str:
+    """At most about `limit` characters of `text`, its middle left out, in a form that every terminal takes."""
     # Undecodable bytes in a message become surrogates, which JSON and terminals refuse.
     clean = text.encode("utf-8", "backslashreplace").decode()
     if len(clean) <= limit:
@@ -110,10 +123,33 @@ def _clip(text: str, limit: int) -> str:
     return f"{clean[:half]}\n… {len(clean) - limit} characters left out …\n{clean[-half:]}"
 
 
-def print_error(error: BaseException) -> None:
-    """Print as Python would at the end of a program, by the program's own sys.excepthook if it has set one."""
+def _user_part(frames: TracebackType | None) -> TracebackType | None:
+    while frames is not None and _is_scaffold(frames.tb_frame.f_code.co_filename):
+        frames = frames.tb_next
+    return frames
+
+
+def _is_scaffold(filename: str) -> bool:
+    own = filename.startswith(_OURS) and not filename.startswith(_PROGRAMS)
+    return own or filename.startswith("<frozen ") or filename == runpy.__file__
+
+
+def _status(error: BaseException) -> int:
     if isinstance(error, SystemExit):
-        if not isinstance(error.code, (int, type(None))):
-            print(error.code, file=sys.stderr)
-        return
-    sys.excepthook(type(error), error, error.__traceback__)
+        return program.exit_status(error)
+    return INTERRUPTED if isinstance(error, KeyboardInterrupt) else 1
+
+
+def _text(error: BaseException) -> str:
+    if isinstance(error, SystemExit) and isinstance(error.code, (int, type(None))):
+        return ""
+    try:
+        return str(error.code if isinstance(error, SystemExit) else error)
+    except Exception:
+        return "(its message could not be made)"
+
+
+def _notes(error: BaseException) -> Iterator[str]:
+    with contextlib.suppress(Exception):  # the program may have put anything there
+        for note in list(getattr(error, "__notes__", ()))[:_NOTES_LIMIT]:
+            yield clip(str(note), _NOTE_LIMIT)

@@ -11,11 +11,12 @@ from jaxrun.contract import Decoder, Message, encode
 from jaxrun.errors import ProtocolError
 
 M = TypeVar("M")
+N = TypeVar("N")
 _PIECE = 65536
 
 
 class AgentGone(Exception):
-    """The agent has closed the channel or died: there is no job any more."""
+    """The agent has closed the channel or died, or the program has closed it: nobody can be told anything."""
 
 
 class Link:
@@ -24,33 +25,29 @@ class Link:
     def __init__(self, fd: int) -> None:
         os.set_inheritable(fd, False)
         self._socket = socket.socket(fileno=fd)
+        self._identity = _identity(fd)
+        self._owner = os.getpid()
         self._decoder = Decoder()
         self._waiting: list[Message] = []
         self._sending = threading.Lock()
 
     def send(self, message: Message) -> None:
         """Raises AgentGone if nobody listens any more."""
+        frame = encode(message)
         with self._sending:
             try:
-                self._socket.sendall(encode(message))
+                self._check()
+                self._socket.sendall(frame)
             except OSError as error:
                 raise AgentGone from error
 
-    def receive(self, kind: type[M]) -> M:
-        """Block until the next message, which must be of `kind`."""
+    def receive(self, first: type[M], second: type[N] | None = None) -> M | N:
+        """Block until the next message, which must be of one of these kinds. AgentGone if none can come."""
         message = self._next()
-        if not isinstance(message, kind):
-            raise ProtocolError(f"expected {kind.__name__} from the agent, received {message!r}")
-        return message
-
-    def receive_either(self, first: type[M], second: type[M]) -> M:
-        """Block until the next message, which must be of one of two kinds."""
-        message = self._next()
-        if not isinstance(message, (first, second)):
-            raise ProtocolError(
-                f"expected {first.__name__} or {second.__name__} from the agent, received {message!r}"
-            )
-        return message
+        if isinstance(message, first) or (second is not None and isinstance(message, second)):
+            return message
+        wanted = " or ".join(kind.__name__ for kind in (first, second) if kind is not None)
+        raise ProtocolError(f"expected {wanted} from the agent, received {message!r}")
 
     def agent_gone(self) -> bool:
         """Whether the agent has already closed its end."""
@@ -61,9 +58,14 @@ class Link:
         except OSError:
             return True
 
+    def is_mine(self) -> bool:
+        """Whether this is the worker itself, and not a process that its program has forked."""
+        return os.getpid() == self._owner
+
     def _next(self) -> Message:
         while not self._waiting:
             try:
+                self._check()
                 data = self._socket.recv(_PIECE)
             except OSError as error:
                 raise AgentGone from error
@@ -71,3 +73,13 @@ class Link:
                 raise AgentGone
             self._waiting = self._decoder.feed(data)
         return self._waiting.pop(0)
+
+    def _check(self) -> None:
+        """A program may close descriptors that are not its own, and its next file or socket then has our number."""
+        if not self.is_mine() or _identity(self._socket.fileno()) != self._identity:
+            raise AgentGone
+
+
+def _identity(fd: int) -> tuple[int, int]:
+    status = os.fstat(fd)
+    return status.st_dev, status.st_ino

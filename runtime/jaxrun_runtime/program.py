@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 import importlib.machinery
+import importlib.util
 import io
+import marshal
 import os
 import pkgutil
 import runpy
 import sys
 import types
 from typing import Any
+
+_MAGIC = importlib.util.MAGIC_NUMBER
+_PYC_HEADER = 16
+_LONG_MAX = 2**63 - 1
 
 
 def split(argv: list[str]) -> tuple[bool, str, list[str]]:
@@ -21,27 +27,22 @@ def split(argv: list[str]) -> tuple[bool, str, list[str]]:
 
 def run(argv: list[str]) -> None:
     """Run the program to its end; whatever it raises, SystemExit too, reaches the caller."""
-    is_module, program, arguments = split(argv)
+    is_module, name, arguments = split(argv)
     main = _fresh_main()
     if is_module:
-        sys.argv[:] = [program, *arguments]
+        sys.argv[:] = ["-m", *arguments]  # runpy puts the file's path there when it has found the file
         sys.path.insert(0, os.getcwd())
-        _run_as_main(program, alter_argv=True)
+        _run_as_main(name, alter_argv=True)
         return
-    sys.argv[:] = [program, *arguments]
-    if _is_importable(program):
-        sys.path.insert(0, program)
+    sys.argv[:] = [name, *arguments]
+    path = os.path.join(os.getcwd(), name)
+    if _is_importable(path):
+        sys.path.insert(0, path)
         _run_as_main("__main__", alter_argv=False)
         return
-    sys.path.insert(0, os.path.dirname(os.path.realpath(program)))
-    code = _read_code(program)
-    main.__dict__.update(
-        __file__=program,
-        __cached__=None,
-        __package__=None,
-        __spec__=None,
-        __loader__=importlib.machinery.SourceFileLoader("__main__", program),
-    )
+    sys.path.insert(0, os.path.dirname(os.path.realpath(path)))
+    code, loader = _load(path)
+    main.__dict__.update(__file__=path, __cached__=None, __loader__=loader("__main__", path))
     exec(code, main.__dict__)
 
 
@@ -49,12 +50,16 @@ def exit_status(error: SystemExit) -> int:
     """The status that Python gives a SystemExit: none is 0, a number is itself modulo 256, anything else is 1."""
     if error.code is None:
         return 0
-    return error.code & 0xFF if isinstance(error.code, int) else 1
+    if not isinstance(error.code, int):
+        return 1
+    return error.code & 0xFF if -_LONG_MAX <= error.code <= _LONG_MAX else 0xFF
 
 
 def _fresh_main() -> types.ModuleType:
     main = types.ModuleType("__main__")
-    main.__dict__["__builtins__"] = __builtins__
+    main.__dict__["__builtins__"] = sys.modules["builtins"]
+    if sys.version_info < (3, 14):
+        main.__dict__["__annotations__"] = {}
     sys.modules["__main__"] = main
     return main
 
@@ -71,10 +76,12 @@ def _is_importable(path: str) -> bool:
     return pkgutil.get_importer(path) is not None
 
 
-def _read_code(path: str) -> types.CodeType:
-    with io.open_code(os.path.abspath(path)) as file:
-        code = pkgutil.read_code(file) if path.endswith(".pyc") else None
-        if code is None:
-            file.seek(0)
-            code = compile(file.read(), path, "exec", dont_inherit=True)
-    return code
+def _load(path: str) -> tuple[types.CodeType, type[importlib.machinery.FileLoader]]:
+    """The code of a script, or of a compiled file under any name, and the kind of loader that Python gives it."""
+    with io.open_code(path) as file:
+        data = file.read()
+    if not path.endswith(".pyc") and data[:2] != _MAGIC[:2]:
+        return compile(data, path, "exec", dont_inherit=True), importlib.machinery.SourceFileLoader
+    if data[: len(_MAGIC)] != _MAGIC:
+        raise RuntimeError("Bad magic number in .pyc file")
+    return marshal.loads(data[_PYC_HEADER:]), importlib.machinery.SourcelessFileLoader

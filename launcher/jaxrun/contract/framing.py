@@ -6,13 +6,14 @@ stranger sends end in a ProtocolError that says what was wrong with them.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import struct
 from collections.abc import Mapping
 from dataclasses import fields
 from typing import Any, get_args
 
-from ..errors import ProtocolError
+from jaxrun.errors import ProtocolError
 from .messages import Message
 
 VERSION = 1
@@ -60,7 +61,7 @@ def _plain(value: object) -> object:
 def _parse(body: bytes) -> Message:
     try:
         content = json.loads(body)
-    except ValueError:
+    except (ValueError, RecursionError):
         raise ProtocolError(f"a frame is not JSON: {body[:80]!r}") from None
     if not isinstance(content, dict) or content.pop("v", None) != VERSION:
         raise ProtocolError(f"a frame is not of version {VERSION} of the contract: {body[:80]!r}")
@@ -86,9 +87,10 @@ def _integer(name: str, field: str, value: object) -> int:
 
 
 def _number(name: str, field: str, value: object) -> float:
-    if type(value) not in (int, float):
-        raise ProtocolError(f"{name}.{field} must be a number, not {value!r}")
-    return float(value)  # type: ignore[arg-type]
+    if isinstance(value, (int, float)) and not isinstance(value, bool):
+        with contextlib.suppress(OverflowError):
+            return float(value)
+    raise ProtocolError(f"{name}.{field} must be a number, not {value!r:.80}")
 
 
 def _text(name: str, field: str, value: object) -> str:

@@ -25,7 +25,7 @@ import signal
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 
-from ..errors import ProtocolError
+from jaxrun.errors import ProtocolError
 
 RESERVED_PREFIX = "JAXRUN_"
 

@@ -1,8 +1,9 @@
 """Classify scikit-learn's handwritten digits with a small neural network, data-parallel, with optax.
 
-Nothing in the network knows of devices: its parameters are placed on all of them, the rows of each batch are divided
-among them, and jit inserts the all-reduce of the gradients. The batches are the same however many processes and devices
-there are, and so is the loss curve, up to rounding. Options: --epochs N, --batch-size N, --losses FILE.
+Nothing in the network knows of devices: its parameters are placed on all of them, the rows of each batch
+are divided among them, and jit inserts the all-reduce of the gradients. The batches are the same however
+many processes and devices there are, and so is the loss curve, up to rounding. Options: --epochs N,
+--batch-size N, --losses FILE.
 """
 
 from __future__ import annotations
@@ -61,7 +62,7 @@ def main(arguments: list[str]) -> None:
 def load_data() -> tuple[tuple[np.ndarray, np.ndarray], tuple[np.ndarray, np.ndarray]]:
     """(images [rows, 64] in 0 ... 1, labels [rows]) for training and for testing, alike on every process."""
     digits: Any = load_digits()
-    images, labels = np.float32(digits.data) / 16, np.int32(digits.target)
+    images, labels = digits.data.astype(np.float32) / 16, digits.target.astype(np.int32)
     order = np.random.default_rng(seed=0).permutation(len(labels))
     train, test = order[:TRAINING_ROWS], order[TRAINING_ROWS:]
     return (images[train], labels[train]), (images[test], labels[test])
@@ -113,7 +114,7 @@ def say(line: str) -> None:
 
 
 def parse(arguments: list[str]) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="digits", description="Train a classifier of digits on all devices.")
+    parser = argparse.ArgumentParser(prog="digits", description="Train a digit classifier on all devices.")
     parser.add_argument("--epochs", type=int, default=10, help="passes over the data (default: 10)")
     parser.add_argument("--batch-size", type=int, default=128, help="rows over all devices (default: 128)")
     parser.add_argument("--losses", type=Path, metavar="FILE", help="write each step's loss, one per line")

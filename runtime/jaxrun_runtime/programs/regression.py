@@ -1,7 +1,7 @@
-"""Data-parallel least squares: every device takes its rows of each batch, all apply the mean of their gradients.
+"""Data-parallel least squares: each device takes its rows of a batch, all apply the mean of the gradients.
 
-The parallel part is written out with jax.shard_map. Options: --steps N, --batch-size N, --no-plot. The plot goes to
-the job's run directory, without one to the current directory.
+The parallel part is written out with jax.shard_map. Options: --steps N, --batch-size N, --no-plot. The plot
+goes to the job's run directory, without one to the current directory.
 """
 
 from __future__ import annotations
@@ -43,9 +43,11 @@ def main(arguments: list[str], env: Mapping[str, str]) -> None:
     for step, (rows, mask) in steps:
         # Each process hands over its own rows; together they are one array over all devices.
         batch = [jax.make_array_from_process_local_data(split, local) for local in (x[rows], y[rows], mask)]
-        params, loss = train_step(params, *batch)
+        params, mean_loss = train_step(params, *batch)
+        # Reading it waits for the step: on CPU, dozens of unfinished steps can block each other for ever.
+        loss = float(mean_loss)
         if step % 100 == 0 and is_main:
-            print(f"step {step:>3}  loss {float(loss):.3f}", flush=True)
+            print(f"step {step:>3}  loss {loss:.3f}", flush=True)
 
     slope, intercept = map(float, same_on_all_processes(params))
     if is_main:
@@ -76,14 +78,15 @@ def make_train_step(mesh: Mesh) -> Step:
     def train_step(
         params: jax.Array, x: jax.Array, y: jax.Array, mask: jax.Array
     ) -> tuple[jax.Array, jax.Array]:
-        """One step of gradient descent; x, y and mask are this device's rows. Returns new parameters and loss."""
+        """One step of gradient descent; x, y and mask are this device's rows. Returns (params, loss)."""
 
         def mean_loss(params: jax.Array) -> jax.Array:
             error = jnp.where(mask, params[0] * x + params[1] - y, 0.0)
-            rows = jax.lax.psum(jnp.sum(mask), "data")
-            return jax.lax.psum(jnp.sum(error**2), "data") / rows
+            total: jax.Array = jax.lax.psum(jnp.sum(error**2), "data")
+            rows: jax.Array = jax.lax.psum(jnp.sum(mask), "data")
+            return total / rows
 
-        # params is shared by all devices, so its gradient sums what each of them contributes: the all-reduce of
+        # All devices share params, so its gradient sums what each of them contributes: the all-reduce of
         # data-parallel training happens in here. Another psum or pmean would count it twice.
         loss, gradient = jax.value_and_grad(mean_loss)(params)
         return params - LEARNING_RATE * gradient, loss
@@ -128,7 +131,7 @@ def plot(x: np.ndarray, y: np.ndarray, slope: float, intercept: float, folder: P
 
 
 def parse(arguments: list[str]) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="regression", description="Fit y = 2 x - 1 plus noise on all devices.")
+    parser = argparse.ArgumentParser(prog="regression", description="Fit a line to y = 2 x - 1 plus noise.")
     parser.add_argument("--steps", type=int, default=200, help="gradient steps (default: 200)")
     parser.add_argument("--batch-size", type=int, default=128, help="rows over all devices (default: 128)")
     parser.add_argument("--no-plot", dest="plot", action="store_false", help="leave out the PNG")

@@ -30,28 +30,29 @@ def main() -> None:
     check(mesh, "ppermute ring", partial(number_of_left_neighbour, count), np.roll(numbers, 1))
 
     if is_main:
-        print(
-            f"psum, all_gather and ppermute are right on all devices: {count} in {jax.process_count()} process(es)",
-            flush=True,
-        )
+        where = f"{count} device(s) in {jax.process_count()} process(es)"
+        print(f"psum, all_gather and ppermute are right on {where}", flush=True)
 
 
 # Each function below runs once per device and returns that device's piece, with a leading axis of length 1.
 
 
 def sum_of_ones() -> jax.Array:
-    return jax.lax.psum(jnp.ones(1), "devices")
+    total: jax.Array = jax.lax.psum(jnp.ones(1), "devices")
+    return total
 
 
 def all_numbers() -> jax.Array:
     me = jax.lax.axis_index("devices")
-    return jax.lax.all_gather(me, "devices")[None]
+    numbers: jax.Array = jax.lax.all_gather(me, "devices")
+    return numbers[None]
 
 
 def number_of_left_neighbour(count: int) -> jax.Array:
     me = jax.lax.axis_index("devices")
     ring = [(device, (device + 1) % count) for device in range(count)]
-    return jax.lax.ppermute(me[None], "devices", ring)
+    received: jax.Array = jax.lax.ppermute(me, "devices", ring)
+    return received[None]
 
 
 def check(mesh: Mesh, name: str, function: Callable[[], jax.Array], expected: np.ndarray) -> None:
@@ -62,16 +63,17 @@ def check(mesh: Mesh, name: str, function: Callable[[], jax.Array], expected: np
         actual, wanted = np.asarray(piece.data), expected[piece.index]
         if not np.array_equal(actual, wanted):
             sys.exit(
-                f"selfcheck: {name} gave {actual.tolist()} instead of {wanted.tolist()} on {piece.device} of rank "
-                f"{jax.process_index()}: the devices do not compute together. Check that every process runs the "
-                "same program with the same versions of JAX."
+                f"selfcheck: {name} gave {actual.tolist()} instead of {wanted.tolist()} on {piece.device} of "
+                f"rank {jax.process_index()}: the devices do not compute together. Check that every process "
+                "runs the same program with the same versions of JAX."
             )
 
 
 def device_table(devices: Sequence[jax.Device]) -> str:
     """One line per process: its rank, how many devices it has, and which."""
     lines = ["rank  devices  platform  kind"]
-    for (rank, platform, kind), group in groupby(devices, lambda d: (d.process_index, d.platform, d.device_kind)):
+    alike = groupby(devices, lambda device: (device.process_index, device.platform, device.device_kind))
+    for (rank, platform, kind), group in alike:
         lines.append(f"{rank:>4}  {len(list(group)):>7}  {platform:<8}  {kind}")
     return "\n".join(lines)
 

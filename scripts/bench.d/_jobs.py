@@ -1,0 +1,117 @@
+"""Starts one launcher, waits for it to the millisecond, and ends all that it started.
+
+A job's processes are known by a variable in their environment, so that one which has left its session or lost
+its parent is found too. Nothing outlives `started`, whatever ends it.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+import subprocess
+import tempfile
+import time
+import uuid
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+_MARK = "BENCH_JOB"
+_FOREIGN = ("JAX_", "JAXRUN_", "XLA_", "OMPI_", "PMIX_", "PRTE_", "SLURM_", "TORCHELASTIC_")
+
+
+class Job:
+    """A launcher that runs, in the directory `directory`, with the processes that it started."""
+
+    def __init__(self, process: subprocess.Popen[bytes], directory: Path, mark: str) -> None:
+        self.began = time.time()
+        self.directory = directory
+        self._process = process
+        self._mark = mark
+
+    def wait(self, seconds: float) -> float | None:
+        """When the launcher ended (seconds since the epoch); None if it still runs after `seconds`."""
+        # Popen.wait with a limit polls, at intervals of up to 50 ms.
+        pidfd = os.pidfd_open(self._process.pid)
+        try:
+            poll = select.poll()
+            poll.register(pidfd, select.POLLIN)
+            ended = bool(poll.poll(seconds * 1000))
+        finally:
+            os.close(pidfd)
+        return time.time() if ended else None
+
+    def wait_for_all(self, seconds: float) -> float | None:
+        """When a look at all processes first found none of the job; None if there were some for `seconds`."""
+        deadline = time.monotonic() + seconds
+        while True:
+            if not marked(self._mark):
+                return time.time()
+            if time.monotonic() > deadline:
+                return None
+            time.sleep(0.001)
+
+    def status(self) -> int:
+        """The launcher's exit status once it has ended, as a shell has it: 128 + n for signal n."""
+        status = self._process.wait()
+        return 128 - status if status < 0 else status
+
+    def output(self) -> str:
+        return (self.directory / "output").read_text(errors="replace")
+
+
+@contextmanager
+def started(command: Sequence[str], environ: Mapping[str, str], extra: Mapping[str, str]) -> Iterator[Job]:
+    """Run `command` in a directory of its own until the block ends.
+
+    Its environment is `extra` on top of `environ`, less what launchers or a user's flags may have left there.
+    """
+    mark = uuid.uuid4().hex
+    with tempfile.TemporaryDirectory(prefix="bench-", ignore_cleanup_errors=True) as name:
+        directory = Path(name)
+        own = {key: value for key, value in environ.items() if not key.startswith(_FOREIGN)}
+        own |= {**extra, "BENCH_DIR": name, "TMPDIR": name, _MARK: mark, "JAX_PLATFORMS": "cpu"}
+        process: subprocess.Popen[bytes] | None = None
+        try:
+            with open(directory / "output", "wb") as output:
+                process = subprocess.Popen(
+                    command,
+                    env=own,
+                    cwd=directory,
+                    stdin=subprocess.DEVNULL,
+                    stdout=output,
+                    stderr=subprocess.STDOUT,
+                    start_new_session=True,
+                )
+            yield Job(process, directory, mark)
+        finally:
+            while left := marked(mark):
+                for pid in left:
+                    _kill(pid, mark)
+                time.sleep(0.001)
+            if process is not None:
+                process.wait()
+
+
+def marked(mark: str) -> list[int]:
+    """The living processes that carry this mark; a zombie has no environment and does not count."""
+    wanted = f"{_MARK}={mark}".encode()
+    found = []
+    for entry in os.listdir("/proc"):
+        if entry.isdigit():
+            with suppress(OSError), open(f"/proc/{entry}/environ", "rb") as file:
+                if wanted in file.read().split(b"\0"):
+                    found.append(int(entry))
+    return found
+
+
+def _kill(pid: int, mark: str) -> None:
+    """By a handle that is taken before the mark is looked at, lest the number has gone to a stranger."""
+    with suppress(OSError):
+        pidfd = os.pidfd_open(pid)
+        try:
+            if f"{_MARK}={mark}".encode() in Path(f"/proc/{pid}/environ").read_bytes().split(b"\0"):
+                signal.pidfd_send_signal(pidfd, signal.SIGKILL)
+        finally:
+            os.close(pidfd)

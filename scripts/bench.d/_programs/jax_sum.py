@@ -1,0 +1,49 @@
+"""A sum over all processes with JAX, one device each: once, or in a loop in which one rank fails.
+
+jax_sum.py [STEPS FAULT RANK]
+
+The same file runs under every launcher. Each process adds its rank + 1 and writes the sum to a file of its
+own, BENCH_DIR/sum-RANK.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+import jax
+import numpy as np
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+
+def join() -> None:
+    """What a user's program does under each launcher; under jaxrun it finds the work done."""
+    env = os.environ
+    size = int(env.get("OMPI_COMM_WORLD_SIZE") or env["JAX_NUM_PROCESSES"])
+    rank = int(env.get("OMPI_COMM_WORLD_RANK") or env["JAX_PROCESS_ID"])
+    jax.distributed.initialize(env["BENCH_ADDRESS"], size, rank, cluster_detection_method="deactivate")
+
+
+def main(argv: list[str]) -> None:
+    join()
+    steps, fault, culprit = (int(argv[0]), argv[1], int(argv[2])) if argv else (1, "", -1)
+    mesh = Mesh(np.array(jax.devices()), ("process",))
+    ours, everyone = PartitionSpec("process"), PartitionSpec()
+    values = np.arange(1, jax.device_count() + 1, dtype=np.float32)
+    shards = jax.make_array_from_callback(values.shape, NamedSharding(mesh, ours), lambda i: values[i])
+    add = jax.jit(
+        jax.shard_map(lambda x: jax.lax.psum(x, "process"), mesh=mesh, in_specs=ours, out_specs=everyone)
+    )
+    total = 0.0
+    for step in range(steps):
+        if step == steps // 2 and jax.process_index() == culprit:
+            from fault import commit
+
+            commit(fault)
+        total = float(np.asarray(add(shards).addressable_data(0))[0])
+    Path(os.environ["BENCH_DIR"], f"sum-{jax.process_index()}").write_text(f"{total:g}")
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

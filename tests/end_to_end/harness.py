@@ -1,0 +1,105 @@
+"""Runs the `jaxrun` command as a user does, and sees to it that nothing of the job is left."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from jaxrun.guard import marked
+
+HERE = Path(__file__).parent
+MISBEHAVE = str(HERE / "misbehave.py")
+TIME_LIMIT = 90
+
+
+@dataclass(frozen=True)
+class Result:
+    """How a job ended; `run_dir` is its run directory."""
+
+    code: int
+    out: str
+    err: str
+    run_dir: Path
+
+    def verdict(self) -> dict[str, object]:
+        return json.loads((self.run_dir / "verdict.json").read_text())
+
+    def events(self, name: str) -> list[dict[str, object]]:
+        lines = (self.run_dir / "events.jsonl").read_text().splitlines()
+        return [event for event in map(json.loads, lines) if event["event"] == name]
+
+
+class Job:
+    """A job that is running."""
+
+    def __init__(self, process: subprocess.Popen[str], run_dir: Path) -> None:
+        self.process = process
+        self.run_dir = run_dir
+
+    def wait_for_output(self, text: str, count: int = 1) -> None:
+        """Until `count` ranks have written `text` to their stdout."""
+        deadline = time.monotonic() + TIME_LIMIT
+        while time.monotonic() < deadline:
+            logs = [path.read_text(errors="replace") for path in self.run_dir.glob("rank-*.out")]
+            if sum(text in log for log in logs) >= count:
+                return
+            assert self.process.poll() is None, self.process.communicate()
+            time.sleep(0.01)
+        raise AssertionError(f"no {text!r} from {count} ranks in {TIME_LIMIT} s")
+
+    def processes(self) -> list[int]:
+        """All living processes that carry the job's mark."""
+        job_id = json.loads((self.run_dir / "job.json").read_text())["job_id"]
+        return [pid for pid in marked(job_id) if _state(pid) not in ("Z", "")]
+
+    def result(self, timeout: float = TIME_LIMIT) -> Result:
+        out, err = self.process.communicate(timeout=timeout)
+        return Result(self.process.returncode, out, err, self.run_dir)
+
+
+@contextmanager
+def started(tmp_path: Path, *arguments: str, env: Mapping[str, str] | None = None, **popen: object) -> Iterator[Job]:
+    """`jaxrun ARGUMENTS` in a directory of its own; whatever the test does, nothing survives it."""
+    run_dir = tmp_path / "run"
+    command = [sys.executable, "-m", "jaxrun", "--run-dir", str(run_dir), *arguments]
+    process = subprocess.Popen(
+        command,
+        cwd=tmp_path,
+        env={**os.environ, **(env or {})},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+        **{"stdin": subprocess.DEVNULL, **popen},  # type: ignore[call-overload]
+    )
+    job = Job(process, run_dir)
+    try:
+        yield job
+    finally:
+        if process.poll() is None:
+            process.send_signal(signal.SIGKILL)
+        process.communicate()
+
+
+def jaxrun(tmp_path: Path, *arguments: str, env: Mapping[str, str] | None = None, **popen: object) -> Result:
+    """Run a job to its end, and check that it has left no process."""
+    with started(tmp_path, *arguments, env=env, **popen) as job:
+        result = job.result()
+        if (job.run_dir / "job.json").exists():
+            assert job.processes() == [], result
+        return result
+
+
+def _state(pid: int) -> str:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except OSError:
+        return ""

@@ -1,0 +1,228 @@
+"""Every row of the failure table that one machine can show, with real processes."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from harness import MISBEHAVE, jaxrun, started
+
+
+def test_an_exception_is_the_headline_and_its_rank_is_named(tmp_path: Path) -> None:
+    result = jaxrun(tmp_path, "-n", "4", MISBEHAVE, "--rank", "2", "--raise", "bad record in shard 2")
+    assert result.code == 1
+    assert 'in misbehave\n    _raise(flags.message)' in result.err
+    assert "Trouble: bad record in shard 2" in result.err
+    assert "rank 2" in result.err
+    assert "runpy" not in result.err and "jaxrun_runtime" not in result.err
+    assert result.err.count("Traceback (most recent call last)") == 1
+    assert "Trouble: bad record" in (result.run_dir / "rank-0002.err").read_text()
+
+
+@pytest.mark.parametrize("attempt", range(5))
+def test_the_culprit_is_named_though_its_peers_lose_their_connections_at_once(tmp_path: Path, attempt: int) -> None:
+    # Without a pause the peers sit in the collective and see "connection closed" within milliseconds.
+    flags = ("--rank", "1", "--pause", "0", "--os-exit", "7", "--after", str(50 + attempt))
+    result = jaxrun(tmp_path, "-n", "4", MISBEHAVE, *flags)
+    assert result.code == 7
+    assert "rank 1" in result.err
+    assert "Gloo" not in result.err.partition("jaxrun: rank 1")[2]
+
+
+@pytest.mark.parametrize(
+    ("flags", "code", "words"),
+    [
+        (("--exit", "7"), 7, "7"),
+        (("--exit-text", "no data"), 1, "no data"),
+        (("--os-exit", "9"), 9, "9"),
+        (("--signal", "SIGKILL"), 137, "SIGKILL (9)"),
+        (("--signal", "SIGSEGV"), 139, "SIGSEGV (11)"),
+        (("--signal", "SIGABRT"), 134, "SIGABRT (6)"),
+    ],
+)
+def test_the_exit_code_is_the_culprits_own(tmp_path: Path, flags: tuple[str, ...], code: int, words: str) -> None:
+    result = jaxrun(tmp_path, "-n", "3", MISBEHAVE, "--rank", "1", *flags)
+    assert result.code == code
+    assert "rank 1" in result.err
+    assert words in result.err
+    assert result.verdict()["exit_code"] == code
+
+
+def test_rank_0_can_be_the_culprit(tmp_path: Path) -> None:
+    result = jaxrun(tmp_path, "-n", "3", MISBEHAVE, "--rank", "0", "--signal", "SIGKILL")
+    assert result.code == 137
+    assert "rank 0" in result.err and "SIGKILL" in result.err
+
+
+def test_a_crash_in_native_code_shows_where_python_was(tmp_path: Path) -> None:
+    result = jaxrun(tmp_path, "-n", "2", MISBEHAVE, "--rank", "1", "--signal", "SIGSEGV")
+    assert "misbehave.py" in result.err and "in misbehave" in result.err
+
+
+def test_the_same_error_of_all_ranks_is_shown_once(tmp_path: Path) -> None:
+    result = jaxrun(tmp_path, "-n", "4", MISBEHAVE, "--rank", "-1", "--raise", "no such file")
+    assert result.code == 1
+    assert "4 of 4 ranks raised the same error" in result.err
+    assert result.err.count("Trouble: no such file") <= 2
+
+
+def test_the_last_words_of_a_thread_explain_a_death_without_words(tmp_path: Path) -> None:
+    flags = ("--raise-in-thread", "queue is closed", "--os-exit", "3")
+    result = jaxrun(tmp_path, "-n", "2", MISBEHAVE, "--rank", "1", *flags)
+    assert result.code == 3
+    assert "Loader-1" in result.err and "Trouble: queue is closed" in result.err
+
+
+def test_one_process_fails_like_many(tmp_path: Path) -> None:
+    result = jaxrun(tmp_path, "-n", "1", MISBEHAVE, "--rank", "0", "--raise", "alone")
+    assert result.code == 1
+    assert "Trouble: alone" in result.err
+
+
+def test_the_exit_handlers_of_the_culprit_run(tmp_path: Path) -> None:
+    flags = ("--slow-exit-handler", "0.3", "--raise", "after which it cleans up")
+    result = jaxrun(tmp_path, "-n", "2", MISBEHAVE, "--rank", "1", *flags)
+    assert result.code == 1
+    assert "exit handler ends" in (result.run_dir / "rank-0001.out").read_text()
+
+
+def test_exit_handlers_have_the_grace_and_no_more(tmp_path: Path) -> None:
+    flags = ("--slow-exit-handler", "60", "--raise", "after which it hangs")
+    result = jaxrun(tmp_path, "-n", "2", "--grace", "0.5", MISBEHAVE, "--rank", "1", *flags)
+    assert result.code == 1
+    assert "Trouble: after which it hangs" in result.err
+
+
+def test_a_time_limit_shows_where_every_rank_is(tmp_path: Path) -> None:
+    result = jaxrun(tmp_path, "-n", "3", "--timeout", "6", MISBEHAVE, "--rank", "1", "--hang")
+    assert result.code == 124
+    assert "2 ranks" in result.err and "1 rank" in result.err
+    assert "in misbehave" in result.err or "misbehave.py:" in result.err
+
+
+def test_an_early_exit_is_named_with_where_the_others_wait(tmp_path: Path) -> None:
+    result = jaxrun(tmp_path, "-n", "3", MISBEHAVE, "--rank", "1", "--finish")
+    assert result.code == 124
+    assert "rank 1" in result.err and "finished" in result.err
+    assert "misbehave.py:" in result.err
+
+
+def test_a_rank_may_finish_long_before_the_others(tmp_path: Path) -> None:
+    program = tmp_path / "uneven.py"
+    program.write_text("import jax, time\ntime.sleep(0 if jax.process_index() else 1.5)\nprint('end')\n")
+    result = jaxrun(tmp_path, "-n", "2", str(program))
+    assert (result.code, result.out.count("end")) == (0, 2)
+
+
+def test_processes_that_a_worker_leaves_behind_are_ended(tmp_path: Path) -> None:
+    flags = ("--rank", "-1", "--leave-children", "--finish")
+    result = jaxrun(tmp_path, "-n", "2", MISBEHAVE, *flags)
+    assert result.code == 0
+    children = [int(pid) for line in result.out.splitlines() if "children" in line for pid in line.split()[2:]]
+    assert len(children) == 6
+    assert [pid for pid in children if Path(f"/proc/{pid}").exists()] == []
+
+
+def test_kill_9_of_the_launcher_leaves_nothing(tmp_path: Path) -> None:
+    flags = ("--rank", "1", "--leave-children", "--hang")
+    with started(tmp_path, "-n", "2", MISBEHAVE, *flags) as job:
+        job.wait_for_output("children")
+        assert len(job.processes()) >= 5
+        job.process.kill()
+        job.process.wait()
+        deadline = time.monotonic() + 2
+        while job.processes() and time.monotonic() < deadline:
+            time.sleep(0.02)
+        assert job.processes() == []
+
+
+def test_sigterm_is_jaxs_preemption_notice(tmp_path: Path) -> None:
+    with started(tmp_path, "-n", "2", "--grace", "30", MISBEHAVE, "--until-preempted") as job:
+        job.wait_for_output("ready", 2)
+        time.sleep(0.5)
+        job.process.terminate()
+        result = job.result()
+    assert result.code == 75
+    assert result.out.count("preempted") == 2
+    assert "SIGTERM" in result.err
+
+
+@pytest.mark.parametrize(("signum", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130), (signal.SIGHUP, 129)])
+def test_a_program_that_ignores_the_notice_is_killed_after_the_grace(tmp_path: Path, signum: int, code: int) -> None:
+    with started(tmp_path, "-n", "2", "--grace", "0.5", MISBEHAVE, "--hang") as job:
+        job.wait_for_output("ready", 2)
+        job.process.send_signal(signum)
+        result = job.result()
+        assert job.processes() == []
+    assert result.code == code
+
+
+def test_a_second_ctrl_c_kills_at_once(tmp_path: Path) -> None:
+    with started(tmp_path, "-n", "2", "--grace", "600", MISBEHAVE, "--hang") as job:
+        job.wait_for_output("ready", 2)
+        job.process.send_signal(signal.SIGINT)
+        time.sleep(0.3)
+        job.process.send_signal(signal.SIGINT)
+        result = job.result(timeout=10)
+    assert result.code == 130
+
+
+def test_sigusr_reaches_the_workers_and_nothing_else_happens(tmp_path: Path) -> None:
+    with started(tmp_path, "-n", "2", MISBEHAVE, "--rank", "-1", "--print-signals", "--steps", "400") as job:
+        job.wait_for_output("ready", 2)
+        job.process.send_signal(signal.SIGUSR1)
+        job.wait_for_output(f"received {signal.SIGUSR1.value}", 2)
+        job.process.send_signal(signal.SIGUSR2)
+        result = job.result()
+    assert result.code == 0
+    assert result.out.count(f"received {signal.SIGUSR2.value}") == 2
+
+
+def test_sigquit_shows_the_stacks_of_a_running_job(tmp_path: Path) -> None:
+    with started(tmp_path, "-n", "2", MISBEHAVE, "--steps", "600") as job:
+        job.wait_for_output("ready", 2)
+        time.sleep(0.3)
+        job.process.send_signal(signal.SIGQUIT)
+        result = job.result()
+    assert result.code == 0
+    assert "misbehave.py:" in result.err
+
+
+def test_a_signal_before_the_program_has_begun_ends_at_once(tmp_path: Path) -> None:
+    with started(tmp_path, "-n", "2", MISBEHAVE) as job:
+        while not (job.run_dir / "job.json").exists():
+            time.sleep(0.005)
+        job.process.send_signal(signal.SIGINT)
+        result = job.result(timeout=10)
+        assert job.processes() == []
+    assert result.code == 130
+
+
+def test_output_written_right_before_the_end_is_kept(tmp_path: Path) -> None:
+    program = tmp_path / "talk.py"
+    program.write_text("import sys, os\nsys.stdout.write('x' * 300_000 + ' last'); sys.stdout.flush(); os._exit(4)\n")
+    result = jaxrun(tmp_path, "-n", "2", str(program))
+    assert result.code == 4
+    for rank in range(2):
+        log = (result.run_dir / f"rank-{rank:04d}.out").read_text()
+        assert len(log) in (0, 300_005)  # a victim may be stopped before it has written anything
+    assert any(len((result.run_dir / f"rank-{r:04d}.out").read_text()) for r in range(2))
+
+
+def test_all_ranks_may_end_by_os_exit_0(tmp_path: Path) -> None:
+    result = jaxrun(tmp_path, "-n", "3", MISBEHAVE, "--rank", "-1", "--os-exit", "0")
+    assert result.code == 0, result.err
+
+
+def test_explain_tells_it_again_from_the_files(tmp_path: Path) -> None:
+    result = jaxrun(tmp_path, "-n", "2", MISBEHAVE, "--raise", "to be told twice")
+    command = [sys.executable, "-m", "jaxrun", "explain", str(result.run_dir)]
+    told = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    assert "Trouble: to be told twice" in told
+    for step in ("spawned", "imported", "joined", "proved"):
+        assert step in told

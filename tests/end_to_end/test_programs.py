@@ -1,0 +1,44 @@
+"""The programs that jaxrun ships, across real processes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from harness import jaxrun
+
+PROGRAMS = "jaxrun_runtime.programs"
+
+
+@pytest.mark.parametrize("shape", [("1", "4"), ("2", "2"), ("4", "1")])
+@pytest.mark.parametrize("program", ["selfcheck", "parallel_eval"])
+def test_it_proves_itself_on_every_layout(tmp_path: Path, program: str, shape: tuple[str, str]) -> None:
+    result = jaxrun(tmp_path, "-n", shape[0], "-d", shape[1], "-m", f"{PROGRAMS}.{program}")
+    assert result.code == 0, result.err
+
+
+def test_the_regression_finds_the_line_and_plots_it(tmp_path: Path) -> None:
+    result = jaxrun(tmp_path, "-n", "4", "-d", "2", "-m", f"{PROGRAMS}.regression")
+    assert result.code == 0, result.err
+    assert "step   0" in result.out and "truth: 2 x - 1" in result.out
+    assert (result.run_dir / "regression.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_the_digits_are_learned_alike_on_every_layout(tmp_path: Path) -> None:
+    curves = []
+    for processes, devices in ((1, 4), (2, 2), (4, 1)):
+        folder = tmp_path / f"{processes}x{devices}"
+        folder.mkdir()
+        losses = folder / "losses.txt"
+        shape = ("-n", str(processes), "-d", str(devices))
+        result = jaxrun(folder, *shape, "-m", f"{PROGRAMS}.digits", "--losses", str(losses))
+        assert result.code == 0, result.err
+        curves.append([float(line) for line in losses.read_text().split()])
+    assert len(curves[0]) > 10 and curves[0][-1] < curves[0][0] / 4
+    for other in curves[1:]:
+        assert other == pytest.approx(curves[0], rel=1e-3, abs=1e-4)
+
+
+def test_programs_run_over_simulated_hosts(tmp_path: Path) -> None:
+    result = jaxrun(tmp_path, "-n", "4", "--simulate-hosts", "2", "-m", f"{PROGRAMS}.selfcheck")
+    assert result.code == 0, result.err

@@ -1,0 +1,263 @@
+"""The command line: what the user types becomes a plan, or one clear message."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import jaxrun
+import pytest
+from jaxrun.cli import main, make_job
+from jaxrun.errors import UsageError
+from jaxrun.job import Job
+
+_SOURCES = str(Path(jaxrun.__file__).parents[1])
+
+
+@pytest.fixture
+def here(tmp_path, monkeypatch):
+    """An empty directory with train.py in it, on a machine that shows no GPU."""
+    (tmp_path / "train.py").write_text("raise SystemExit('this program must not run')\n")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("JAX_PLATFORMS", "cpu")
+    return tmp_path
+
+
+@pytest.fixture
+def plans(monkeypatch):
+    """Collects the plans that would be run; the job's exit code is then 42."""
+    collected = []
+    supervise = SimpleNamespace(run=lambda plan, environ: collected.append(plan) or 42)
+    monkeypatch.setattr(jaxrun, "supervise", supervise, raising=False)
+    return collected
+
+
+def _command(*arguments, **environ):
+    """The command as a process of its own."""
+    env = {**os.environ, "PYTHONPATH": _SOURCES, **environ}
+    return subprocess.run(
+        [sys.executable, "-m", "jaxrun", *arguments],
+        env=env,
+        capture_output=True,
+        timeout=60,
+        errors="surrogateescape",
+    )
+
+
+def test_options_that_are_not_given_keep_the_defaults_of_the_job():
+    nothing = {"program": ("p",), "assignments": (), "env_files": (), "processes": None, "no_fork": False}
+    assert make_job(nothing, {}) == Job(program=("p",))
+
+
+def test_the_jobs_exit_code_is_the_commands(here, plans):
+    assert main(["train.py"]) == 42
+
+
+def test_options_become_the_job(here, plans):
+    options = [
+        "-n",
+        "4",
+        "-d2",
+        "--platform=cpu",
+        "--simulate-hosts",
+        "2",
+        "--backend",
+        "local",
+        "--timeout",
+        "9",
+    ]
+    options += [
+        "--init-timeout",
+        "7.5",
+        "--grace",
+        "0",
+        "--run-dir",
+        "out put",
+        "--tag",
+        "try 1",
+        "-v",
+        "--no-fork",
+    ]
+    assert main([*options, "--quiet-ranks", "1-2", "train.py"]) == 42
+    (plan,) = plans
+    assert plan.job == Job(
+        program=("train.py",),
+        processes=4,
+        devices_per_process=2,
+        platform="cpu",
+        simulated_hosts=2,
+        timeout=9.0,
+        init_timeout=7.5,
+        grace=0.0,
+        run_dir=Path("out put"),
+        tag="try 1",
+        verbose=True,
+        no_fork="--no-fork was given",
+        quiet_ranks=(range(1, 3),),
+    )
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["--help"],
+        ["--", "-n", "9"],
+        ["-n", "9", "-m", "x", "explain"],
+        ["--no-such-option", "a b", "", "ä'\"\n"],
+        ["--version"],
+    ],
+)
+def test_everything_after_the_program_belongs_to_it(here, plans, arguments):
+    assert main(["-n", "2", "train.py", *arguments]) == 42
+    assert plans[0].job.program == ("train.py", *arguments)
+    assert plans[0].job.processes == 2
+
+
+def test_m_runs_a_module_with_its_arguments(here, plans):
+    assert main(["-n", "2", "-m", "train", "--help"]) == 42
+    assert plans[0].argv[1:] == ("-m", "jaxrun_runtime", "-m", "train", "--help")
+
+
+def test_a_double_dash_ends_the_options(here, plans):
+    assert main(["-n", "2", "--", "train.py", "--x"]) == 42
+    assert plans[0].job.program == ("train.py", "--x")
+
+
+def test_a_program_called_like_the_subcommand_runs_by_its_path(here, plans):
+    (here / "explain").write_text("")
+    assert main(["./explain"]) == 42
+    assert main(["-n", "1", "explain"]) == 42
+
+
+def test_variables_come_from_files_then_from_the_command_line(here, plans, monkeypatch):
+    monkeypatch.setenv("PASSED", "on")
+    (here / "job.env").write_text("A=file\nB=file\n")
+    assert main(["--env", "A=flag", "--env-file", "job.env", "--env", "PASSED", "train.py"]) == 42
+    assert plans[0].job.env == {"A": "flag", "B": "file", "PASSED": "on"}
+
+
+def test_a_program_may_ask_not_to_be_forked(here, plans):
+    (here / "threads.py").write_text("# jaxrun: no-fork\n")
+    main(["threads.py"])
+    main(["-m", "threads"])
+    main(["train.py"])
+    assert [plan.fork for plan in plans] == [False, False, True]
+    assert "threads.py asks for it" in plans[0].notes[0]
+
+
+def test_every_job_has_an_id_of_its_own(here, plans):
+    main(["train.py"])
+    main(["train.py"])
+    assert plans[0].job_id != plans[1].job_id and len(plans[0].job_id) == 32
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ([], "jaxrun: no program given"),
+        (["-n", "4"], "jaxrun: no program given"),
+        (["-m"], "jaxrun: -m needs the name of a module"),
+        (["-n", "0", "train.py"], "-n/--processes must be 1 or more, not 0"),
+        (["-n", "x", "train.py"], "'x' is not a valid integer"),
+        (["--proceses", "2", "train.py"], "'--proceses'. Did you mean '--processes'?"),
+        (["--platform", "gpu", "train.py"], "'gpu' is not one of"),
+        (["trian.py"], "did you mean train.py?"),
+        (["."], "is a directory without __main__.py"),
+        (["-m", "nosuch"], "no module named 'nosuch'"),
+        (["--env", "1=2", "train.py"], "--env NAME=VALUE is expected, not '1=2'"),
+        (["--env-file", "bad.env", "train.py"], "bad.env:2: NAME=VALUE is expected, not 'oops'"),
+        (["--run-dir", "x", "--no-run-dir", "train.py"], "contradict"),
+        (["-n", "3", "--simulate-hosts", "2", "train.py"], "give a multiple of 2"),
+        (["--platform", "cuda", "train.py"], "--platform cuda asks for GPUs, but none is visible"),
+        (["--only-rank", "1", "train.py"], "--only-rank names rank 1"),
+        (["--timeout", "nan", "train.py"], "--timeout must be a positive number"),
+        (["--", "-m", "train"], "a program cannot be called '-m'"),
+        (["explain"], "Missing argument 'RUN_DIR'"),
+        (["explain", "gone"], "'gone' does not exist"),
+    ],
+)
+def test_bad_input_is_one_message_and_starts_nothing(here, plans, monkeypatch, capsys, arguments, message):
+    (here / "bad.env").write_text("A=1\noops\n")
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    before = sorted(here.iterdir())
+    assert main(arguments) == 2
+    printed = capsys.readouterr()
+    assert message in printed.err and printed.out == ""
+    assert not plans and sorted(here.iterdir()) == before
+
+
+@pytest.mark.parametrize("name", ["mpirun", "slurm"])
+def test_a_backend_to_come_is_unavailable(here, plans, capsys, name):
+    assert main(["--backend", name, "train.py"]) == 69
+    assert f"--backend {name} is not built yet" in capsys.readouterr().err and not plans
+
+
+def test_dry_run_prints_the_plan_and_starts_nothing(here, plans, capsys):
+    before = sorted(here.iterdir())
+    assert main(["--dry-run", "-n", "2", "train.py", "a b"]) == 0
+    printed = capsys.readouterr().out
+    assert printed.startswith(f"{sys.executable} -m jaxrun_runtime train.py 'a b'\n")
+    assert "\nrank  host" in printed and not plans and sorted(here.iterdir()) == before
+
+
+def test_an_error_of_the_run_ends_in_its_exit_code(here, monkeypatch, capsys):
+    def refuse(plan, environ):
+        raise UsageError("the run directory is taken")
+
+    monkeypatch.setattr(jaxrun, "supervise", SimpleNamespace(run=refuse), raising=False)
+    assert main(["train.py"]) == 2
+    assert capsys.readouterr().err == "jaxrun: the run directory is taken\n"
+
+
+def test_help_fits_one_screen(capsys):
+    assert main(["--help"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) <= 24 and max(map(len, lines)) <= 100
+    assert lines[0] == "Usage: jaxrun [OPTIONS] PROGRAM [ARGS]..."
+    assert sum(line.startswith("  -") for line in lines) == 6
+    assert sum(line.startswith("  jaxrun ") for line in lines) == 3
+
+
+def test_help_all_shows_every_option_and_every_exit_code(capsys):
+    from jaxrun import errors
+    from jaxrun.options import parameters
+
+    assert main(["--help-all"]) == 0
+    page = capsys.readouterr().out
+    assert max(map(len, page.splitlines())) <= 100
+    names = {name for param in parameters() for name in param.opts if name.startswith("-")}
+    assert len(names) > 20 and all(name in page for name in names)
+    codes = {value for name, value in vars(errors).items() if name.startswith("EXIT_")} - {
+        errors.EXIT_SIGNAL_BASE
+    }
+    assert all(f"\n  {code} " in page for code in codes) and "\n  128+n" in page
+
+
+def test_the_version_is_shown(capsys):
+    assert main(["--version"]) == 0
+    assert capsys.readouterr().out == f"jaxrun {jaxrun.__version__}\n"
+
+
+def test_names_that_are_no_unicode_pass_through_the_command(here):
+    name = os.fsdecode(b"\xff\xfe.py")
+    (here / name).write_text("")
+    result = _command("--dry-run", name, os.fsdecode(b"\xe4"))
+    assert result.returncode == 0, result.stderr
+    assert result.stdout.startswith(
+        f"{sys.executable} -m jaxrun_runtime '{name}' '{os.fsdecode(bytes([0xE4]))}'\n"
+    )
+
+
+def test_a_reader_that_leaves_early_causes_no_traceback():
+    script = f"{sys.executable} -m jaxrun --help-all | head -n 1"
+    env = {**os.environ, "PYTHONPATH": _SOURCES}
+    result = subprocess.run(["sh", "-c", script], env=env, capture_output=True, text=True, timeout=60)
+    assert (result.stdout, result.stderr) == ("Usage: jaxrun [OPTIONS] PROGRAM [ARGS]...\n", "")
+
+
+def test_shells_complete_options_and_programs(here):
+    assert "_jaxrun_completion" in _command(_JAXRUN_COMPLETE="zsh_source").stdout
+    ask = {"_JAXRUN_COMPLETE": "bash_complete", "COMP_CWORD": "1"}
+    assert "plain,--simulate-hosts" in _command(**ask, COMP_WORDS="jaxrun --sim").stdout
+    assert _command(**ask, COMP_WORDS="jaxrun tr").stdout == "file,tr\n"

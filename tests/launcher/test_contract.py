@@ -1,0 +1,174 @@
+"""Both ends of the contract against each other: what one writes, the other reads; nothing else passes."""
+
+import json
+import re
+import struct
+from dataclasses import fields, replace
+from itertools import pairwise
+from typing import get_args
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from jaxrun.contract import Decoder, Message, Run, WorkerEnv, encode
+from jaxrun.contract.framing import MAX_FRAME, VERSION
+from jaxrun.errors import ProtocolError
+
+_KINDS = get_args(Message)
+_TEXT = st.text(max_size=20)
+_STRATEGIES = {
+    "int": st.integers(),
+    "float": st.floats(allow_nan=False),
+    "str": _TEXT,
+    "tuple[str, ...]": st.lists(_TEXT, max_size=3).map(tuple),
+    "Mapping[str, str]": st.dictionaries(_TEXT, _TEXT, max_size=3),
+}
+_ENV = WorkerEnv(
+    job_id="ab" * 16,
+    rank=3,
+    size=4,
+    local_rank=1,
+    local_size=2,
+    host="h2",
+    channel_fd=7,
+    stacks_fd=8,
+    init_timeout=120.0,
+)
+
+
+def _some(kind):
+    return st.builds(kind, **{field.name: _STRATEGIES[field.type] for field in fields(kind)})
+
+
+def _frame(content: object) -> bytes:
+    body = content if isinstance(content, bytes) else json.dumps(content).encode()
+    return struct.pack("!I", len(body)) + body
+
+
+def _environments():
+    ints = st.lists(st.integers(0, 999), max_size=4).map(tuple)
+    number = st.integers(0, 10**6)
+    names = {"str": _TEXT, "int": number, "float": st.floats(0, 1e9), "tuple[int, ...]": ints}
+    return st.builds(WorkerEnv, **{field.name: names[field.type] for field in fields(WorkerEnv)})
+
+
+@given(_environments())
+def test_a_workers_environment_reads_back_the_same(env):
+    assert WorkerEnv.from_env(env.to_env()) == env
+
+
+def test_a_workers_environment_is_spelled_as_documented():
+    env = replace(_ENV, local_device_ids=(2, 3), cpus=(5,)).to_env()
+    assert env["JAXRUN_RANK"] == "3" and env["JAXRUN_LOCAL_DEVICE_IDS"] == "2,3" and env["JAXRUN_CPUS"] == "5"
+    assert (env["JAX_PROCESS_ID"], env["JAX_NUM_PROCESSES"]) == ("3", "4")
+
+
+@pytest.mark.parametrize("name", sorted(set(_ENV.to_env()) - {"JAX_PROCESS_ID", "JAX_NUM_PROCESSES"}))
+def test_a_missing_variable_is_named(name):
+    env = _ENV.to_env()
+    del env[name]
+    with pytest.raises(ProtocolError, match=f"{name} is not set.*jaxrun -n"):
+        WorkerEnv.from_env(env)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("JAXRUN_RANK", "x"), ("JAXRUN_SIZE", ""), ("JAXRUN_INIT_TIMEOUT", "soon"), ("JAXRUN_CPUS", "1,,2")],
+)
+def test_a_malformed_variable_is_named_with_its_value(name, value):
+    with pytest.raises(ProtocolError, match=re.escape(f"{name}={value!r} is not a valid")):
+        WorkerEnv.from_env({**_ENV.to_env(), name: value})
+
+
+@pytest.mark.parametrize("kind", _KINDS, ids=lambda kind: kind.__name__)
+def test_every_message_reads_back_the_same(kind):
+    @given(_some(kind))
+    def round_trip(message):
+        assert Decoder().feed(encode(message)) == [message]
+
+    round_trip()
+
+
+@given(st.lists(st.one_of(*map(_some, _KINDS)), max_size=4), st.lists(st.integers(0, 400), max_size=8))
+def test_messages_arrive_in_order_however_the_stream_is_cut(messages, cuts):
+    stream = b"".join(map(encode, messages))
+    edges = sorted({0, len(stream), *(cut % (len(stream) + 1) for cut in cuts)})
+    decoder = Decoder()
+    pieces = [stream[a:b] for a, b in pairwise(edges)]
+    assert [message for piece in pieces for message in decoder.feed(piece)] == messages
+
+
+def test_text_that_is_no_unicode_survives():
+    failed = next(kind for kind in _KINDS if kind.__name__ == "ThreadFailed")
+    message = failed(rank=0, time=1.0, thread="\udcff", error="é\n", traceback="")
+    assert Decoder().feed(encode(message)) == [message]
+
+
+def test_half_a_frame_is_no_message_yet():
+    frame = encode(Run())
+    assert Decoder().feed(frame[:-1]) == []
+
+
+@given(st.binary(max_size=200))
+def test_any_bytes_are_messages_or_a_protocol_error(data):
+    try:
+        Decoder().feed(_frame(data))
+    except ProtocolError as error:
+        assert "frame" in str(error) or "version" in str(error)
+
+
+_JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | _TEXT,
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(_TEXT, inner, max_size=3),
+    max_leaves=5,
+)
+
+
+@pytest.mark.parametrize("kind", _KINDS, ids=lambda kind: kind.__name__)
+def test_fields_of_any_type_are_a_message_or_a_protocol_error(kind):
+    names = [field.name for field in fields(kind)]
+
+    @given(st.fixed_dictionaries({}, optional={name: _JSON for name in [*names, "stray"]}))
+    def check(content):
+        try:
+            (message,) = Decoder().feed(_frame({"v": VERSION, "type": kind.__name__, **content}))
+        except ProtocolError as error:
+            assert kind.__name__ in str(error)
+        else:
+            assert type(message) is kind and set(content) == set(names)
+
+    check()
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"GET / HTTP/1.1", "not JSON"),
+        (b"\xff\xfe", "not JSON"),
+        ({}, "not of version"),
+        ([], "not of version"),
+        ({"v": VERSION + 1, "type": "Run"}, "not of version"),
+        ({"v": VERSION, "type": "Rum"}, "no known type"),
+        ({"v": VERSION, "type": ["Run"]}, "no known type"),
+        ({"v": VERSION, "type": "Run", "x": 1}, "Run has no field 'x'"),
+        ({"v": VERSION, "type": "Join"}, "Join lacks its field address"),
+        ({"v": VERSION, "type": "Join", "address": 1}, "Join.address must be a string, not 1"),
+        ({"v": VERSION, "type": "Done", "rank": True, "time": 1}, "Done.rank must be an integer, not True"),
+        ({"v": VERSION, "type": "Done", "rank": 1, "time": 10**400}, "Done.time must be a number"),
+        (b"[" * 100_000, "not JSON"),
+    ],
+)
+def test_a_foreign_frame_is_refused_with_its_reason(content, message):
+    with pytest.raises(ProtocolError, match=message):
+        Decoder().feed(_frame(content))
+
+
+def test_a_frame_that_is_too_long_is_refused_before_it_arrives():
+    with pytest.raises(ProtocolError, match=f"announces {MAX_FRAME + 1} bytes"):
+        Decoder().feed(struct.pack("!I", MAX_FRAME + 1))
+
+
+def test_a_message_that_is_too_long_is_not_sent():
+    joining = next(kind for kind in _KINDS if kind.__name__ == "Join")
+    with pytest.raises(ProtocolError, match="is longer than"):
+        encode(joining("x" * MAX_FRAME))

@@ -1,0 +1,90 @@
+"""A Job is valid or does not exist."""
+
+import math
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from jaxrun.errors import UsageError
+from jaxrun.job import Job, parse_ranks
+
+
+def test_the_smallest_request_has_usable_defaults():
+    job = Job(program=("train.py",))
+    assert (job.processes, job.platform, job.backend, job.timeout) == (None, "auto", "local", None)
+    assert job.init_timeout > 0 and job.grace > 0
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"program": ()}, "no program given"),
+        ({"program": ("",)}, "no program given"),
+        ({"program": (), "module": True}, "-m needs the name of a module"),
+        ({"program": ("-x.py",)}, r"write \./-x\.py"),
+        ({"program": ("a\0b",)}, "NUL byte"),
+        ({"program": ("train.py", "a\0b")}, "NUL byte"),
+        ({"program": ("dir/train.py",), "module": True}, "leave -m out to run a file"),
+        ({"program": (".train",), "module": True}, "name of a module"),
+        ({"processes": 0}, "-n/--processes must be 1 or more, not 0"),
+        ({"processes": -3}, "not -3"),
+        ({"devices_per_process": 0}, "-d/--devices-per-process must be 1 or more"),
+        ({"simulated_hosts": -1}, "--simulate-hosts must be 1 or more"),
+        ({"platform": "gpu"}, "auto, cpu, cuda, rocm, tpu, not 'gpu'"),
+        ({"timeout": 0.0}, "--timeout must be a positive number of seconds, not 0"),
+        ({"timeout": math.nan}, "not nan"),
+        ({"init_timeout": math.inf}, "--init-timeout .* not inf"),
+        ({"grace": -1.0}, "--grace must be 0 seconds or more, not -1"),
+        ({"grace": math.nan}, "--grace"),
+        ({"run_dir": Path("x"), "no_run_dir": True}, "--run-dir x and --no-run-dir contradict"),
+        ({"quiet_ranks": (range(1),), "only_ranks": (range(1),)}, "contradict"),
+    ],
+)
+def test_a_wrong_request_is_refused_and_says_what_was_received(fields, message):
+    with pytest.raises(UsageError, match=message):
+        Job(**{"program": ("train.py",), **fields})
+
+
+def test_no_grace_is_a_valid_grace():
+    assert Job(program=("train.py",), grace=0.0).grace == 0.0
+
+
+def test_arguments_of_the_program_may_be_any_text():
+    program = ("a b.py", "--n", "", "line\nbreak", "ä'\"", "-n")
+    assert Job(program=program).program == program
+
+
+def test_ranks_are_shown_unless_they_are_quiet():
+    job = Job(program=("p",), quiet_ranks=parse_ranks("1-2,4", "--quiet-ranks"))
+    assert [rank for rank in range(6) if job.shows(rank)] == [0, 3, 5]
+
+
+def test_only_the_ranks_that_were_asked_for_are_shown():
+    job = Job(program=("p",), only_ranks=parse_ranks("3", "--only-rank"))
+    assert [rank for rank in range(6) if job.shows(rank)] == [3]
+
+
+@given(st.lists(st.tuples(st.integers(0, 10**9), st.integers(0, 10**6)), min_size=1))
+def test_written_ranks_read_back_the_same(spans):
+    text = ", ".join(f"{first}-{first + more}" if more else str(first) for first, more in spans)
+    assert parse_ranks(text, "--x") == tuple(range(first, first + more + 1) for first, more in spans)
+
+
+@given(st.text(max_size=12))
+def test_any_text_is_ranks_or_a_usage_error(text):
+    try:
+        assert parse_ranks(text, "--quiet-ranks")
+    except UsageError as error:
+        assert "--quiet-ranks" in str(error)
+
+
+@pytest.mark.parametrize("text", ["", "a", "1-", "-1", "1,,2", "1-2-3", "1.5", "٣", "0x1"])
+def test_what_is_not_ranks_is_named(text):
+    with pytest.raises(UsageError, match="--only-rank takes ranks such as 1-3,7"):
+        parse_ranks(text, "--only-rank")
+
+
+def test_a_backward_range_is_turned_round_in_the_message():
+    with pytest.raises(UsageError, match="7-3 runs backwards; write 3-7"):
+        parse_ranks("1,7-3", "--quiet-ranks")

@@ -1,0 +1,270 @@
+"""The local backend's decisions as values: who goes where, with which devices, cores and variables."""
+
+import re
+import sys
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from jaxrun.backends import BACKENDS
+from jaxrun.backends.local import plan
+from jaxrun.devices import Gpus
+from jaxrun.errors import UnavailableError, UsageError
+from jaxrun.job import Job
+from jaxrun.machine import Machine
+from jaxrun.options import BACKENDS as OFFERED
+
+_ID = "0123456789abcdef" * 2
+_CPU = Machine("box", cores=(0, 1, 2, 3), gpus={"cuda": Gpus(), "rocm": Gpus()})
+_EIGHT = Machine("box", tuple(range(64)), {"cuda": Gpus(("NVIDIA H200",) * 8, "NVML"), "rocm": Gpus()})
+
+
+def _plan(machine=_CPU, environ=None, **request):
+    return plan(Job(program=("train.py",), **request), machine, environ or {}, _ID)
+
+
+def test_every_worker_runs_the_runtime_with_the_users_own_arguments():
+    made = plan(Job(program=("a b.py", "--n", "-m", "")), _CPU, {}, _ID)
+    assert made.argv == (sys.executable, "-m", "jaxrun_runtime", "a b.py", "--n", "-m", "")
+    made = plan(Job(program=("pkg.mod", "x"), module=True), _CPU, {}, _ID)
+    assert made.argv == (sys.executable, "-m", "jaxrun_runtime", "-m", "pkg.mod", "x")
+
+
+@pytest.mark.parametrize(
+    ("processes", "devices", "ordinals"),
+    [
+        (8, 1, [(0,), (1,), (2,), (3,), (4,), (5,), (6,), (7,)]),
+        (1, 8, [(0, 1, 2, 3, 4, 5, 6, 7)]),
+        (4, 2, [(0, 1), (2, 3), (4, 5), (6, 7)]),
+        (None, None, [(0,), (1,), (2,), (3,), (4,), (5,), (6,), (7,)]),
+        (None, 4, [(0, 1, 2, 3), (4, 5, 6, 7)]),
+        (2, None, [(0,), (1,)]),
+    ],
+)
+def test_eight_gpus_are_shared_out_by_ordinal(processes, devices, ordinals):
+    made = _plan(_EIGHT, {"CUDA_VISIBLE_DEVICES": "8,9,10,11,12,13,14,15"}, processes=processes,
+                 devices_per_process=devices)  # fmt: skip
+    assert [worker.local_device_ids for worker in made.workers] == ordinals
+    assert [worker.local_rank for worker in made.workers] == list(range(len(ordinals)))
+    assert made.local_devices == len(ordinals[0])
+    assert made.set_env["JAX_PLATFORMS"] == "cuda,cpu"
+    assert not {"CUDA_VISIBLE_DEVICES", "JAX_NUM_CPU_DEVICES"} & {*made.set_env, *made.unset_env}
+    assert not made.fork and not any(worker.cpus for worker in made.workers)
+    assert (made.job.platform, made.job.processes) == ("cuda", len(ordinals))
+
+
+def test_gpus_are_dealt_over_simulated_hosts():
+    made = _plan(_EIGHT, simulated_hosts=2)
+    assert [(w.host, w.local_rank, w.local_device_ids) for w in made.workers][3:5] == [
+        ("h1", 3, (3,)),
+        ("h2", 0, (4,)),
+    ]
+
+
+def test_gpus_that_stay_idle_are_mentioned():
+    assert _plan(_EIGHT, processes=6).notes[0].startswith("2 of 8 visible GPUs stay idle")
+    assert not any("idle" in note for note in _plan(_EIGHT).notes)
+
+
+@pytest.mark.parametrize(
+    ("request_", "message"),
+    [
+        ({"processes": 9}, "-n 9 x -d 1 takes 9 GPUs, but 8 are visible (counted by NVML"),
+        ({"processes": 4, "devices_per_process": 4}, "-n 4 x -d 4 takes 16 GPUs, but 8 are visible"),
+        ({"devices_per_process": 9}, "-n 1 x -d 9 takes 9 GPUs, but 8"),
+    ],
+)
+def test_more_gpus_than_there_are_is_refused(request_, message):
+    with pytest.raises(UsageError, match=re.escape(message)):
+        _plan(_EIGHT, **request_)
+
+
+def test_the_refusal_says_what_limits_the_gpus():
+    one = Machine("box", (0,), {"cuda": Gpus(("H",), "nvidia-smi", "CUDA_VISIBLE_DEVICES=3")})
+    message = "but 1 is visible (counted by nvidia-smi, CUDA_VISIBLE_DEVICES=3)"
+    with pytest.raises(UsageError, match=re.escape(message)):
+        _plan(one, processes=2)
+
+
+def test_asking_for_gpus_never_ends_on_the_cpu():
+    hidden = Machine("box", (0,), {"cuda": Gpus((), "NVML", "CUDA_VISIBLE_DEVICES=")})
+    with pytest.raises(UsageError, match=r"--platform cuda asks for GPUs.*CUDA_VISIBLE_DEVICES="):
+        _plan(hidden, platform="cuda")
+    with pytest.raises(UsageError, match="JAX_PLATFORMS=rocm asks for GPUs, but none is visible"):
+        _plan(_CPU, {"JAX_PLATFORMS": "rocm,cpu"})
+
+
+def test_amd_gpus_are_taken_where_there_are_no_others():
+    machine = Machine("box", (0,), {"cuda": Gpus(), "rocm": Gpus(("AMD GPU",) * 2, "kfd")})
+    made = _plan(machine)
+    assert made.set_env["JAX_PLATFORMS"] == "rocm,cpu" and len(made.workers) == 2
+
+
+def test_gpus_that_jax_cannot_use_are_left_alone_and_mentioned():
+    machine = Machine("box", (0,), _EIGHT.gpus, cuda_plugin=False)
+    made = _plan(machine)
+    assert made.job.platform == "cpu" and "8 NVIDIA GPUs are visible" in made.notes[0]
+    assert _plan(machine, platform="cuda").job.platform == "cuda"
+
+
+def test_a_tpu_host_gets_one_process():
+    machine = Machine("box", (0,), {"cuda": Gpus(), "rocm": Gpus()}, tpu=True)
+    made = _plan(machine)
+    assert (made.job.platform, len(made.workers), made.local_devices) == ("tpu", 1, None)
+    for request in ({"processes": 2}, {"devices_per_process": 1}):
+        with pytest.raises(UsageError, match="one process, with all chips"):
+            _plan(machine, **request)
+    with pytest.raises(UsageError, match="shows none"):
+        _plan(_CPU, platform="tpu")
+
+
+def test_without_gpus_the_default_is_one_process_per_host():
+    assert [(w.host, w.local_size) for w in _plan().workers] == [("box", 1)]
+    assert [(w.host, w.local_size) for w in _plan(simulated_hosts=3).workers] == [
+        ("h1", 1),
+        ("h2", 1),
+        ("h3", 1),
+    ]
+
+
+def test_gpus_are_left_alone_when_the_cpu_was_asked_for():
+    made = _plan(_EIGHT, platform="cpu", processes=2)
+    assert made.set_env["JAX_PLATFORMS"] == "cpu" and not made.notes
+    assert [worker.local_device_ids for worker in made.workers] == [(), ()]
+
+
+@given(st.integers(1, 5), st.integers(1, 5), st.integers(1, 12))
+def test_simulated_hosts_hold_equal_blocks_of_ranks(hosts, each, cores):
+    machine = Machine("box", tuple(range(cores)))
+    made = plan(Job(program=("p",), processes=hosts * each, simulated_hosts=hosts), machine, {}, _ID)
+    assert [w.rank for w in made.workers] == list(range(hosts * each))
+    assert [w.host for w in made.workers] == [f"h{h + 1}" for h in range(hosts) for _ in range(each)]
+    assert [w.local_rank for w in made.workers] == list(range(each)) * hosts
+    assert made.hosts == tuple(f"h{h + 1}" for h in range(hosts))
+    assert len({w.simulated_boot_id for w in made.workers}) == hosts
+
+
+def test_a_simulated_boot_id_looks_like_one_and_belongs_to_job_and_host():
+    (first, second), (other, _) = (
+        [
+            worker.simulated_boot_id
+            for worker in plan(Job(program=("p",), simulated_hosts=2), _CPU, {}, job_id).workers
+        ]
+        for job_id in (_ID, _ID[::-1])
+    )
+    assert re.fullmatch(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}", first)
+    assert len({first, second, other}) == 3
+    assert _plan(simulated_hosts=2).workers[0].simulated_boot_id == first
+    assert _plan().workers[0].simulated_boot_id == ""
+
+
+def test_processes_that_cannot_be_dealt_equally_are_refused():
+    with pytest.raises(
+        UsageError, match=r"-n 3 processes.*--simulate-hosts 2; give a multiple of 2, such as -n 4"
+    ):
+        _plan(processes=3, simulated_hosts=2)
+
+
+def test_workers_stay_on_one_core_only_when_they_outnumber_the_cores():
+    machine = Machine("box", (2, 3))
+    assert [w.cpus for w in _plan(machine, processes=3).workers] == [(2,), (3,), (2,)]
+    assert [w.cpus for w in _plan(machine, processes=2).workers] == [(), ()]
+
+
+@pytest.mark.parametrize(
+    ("environ", "devices", "count", "variable"),
+    [
+        ({}, None, 1, None),
+        ({}, 3, 3, "3"),
+        ({"XLA_FLAGS": "--xla_force_host_platform_device_count=4 --x"}, None, 4, None),
+        ({"XLA_FLAGS": "--xla_force_host_platform_device_count=4"}, 4, 4, "4"),
+        ({"JAX_NUM_CPU_DEVICES": "5"}, None, 5, None),
+        (
+            {"JAX_NUM_CPU_DEVICES": "5", "XLA_FLAGS": "--xla_force_host_platform_device_count=4"},
+            None,
+            5,
+            None,
+        ),
+        ({"JAX_NUM_CPU_DEVICES": "5"}, 2, 2, "2"),
+        ({"XLA_FLAGS": "--xla_other=4"}, 2, 2, "2"),
+    ],
+)
+def test_simulated_devices_come_from_d_or_from_the_users_settings(environ, devices, count, variable):
+    made = _plan(environ=environ, devices_per_process=devices)
+    assert (made.local_devices, made.set_env.get("JAX_NUM_CPU_DEVICES")) == (count, variable)
+    assert "XLA_FLAGS" not in {*made.set_env, *made.unset_env}
+
+
+def test_d_that_contradicts_xla_flags_is_refused():
+    flags = {"XLA_FLAGS": "--xla_force_host_platform_device_count=4"}
+    with pytest.raises(UsageError, match=r"-d 2 contradicts XLA_FLAGS.*=4; leave one of them out"):
+        _plan(environ=flags, devices_per_process=2)
+    with pytest.raises(UsageError, match="contradicts XLA_FLAGS"):
+        _plan(env=flags, devices_per_process=2)
+
+
+@pytest.mark.parametrize(
+    ("environ", "platform", "expected"),
+    [
+        ({}, "auto", "cpu"),
+        ({"JAX_PLATFORMS": "cpu"}, "auto", None),
+        ({"JAX_PLATFORMS": "cpu,cuda"}, "auto", None),
+        ({"JAX_PLATFORMS": "cuda"}, "cpu", "cpu"),
+        ({"JAX_PLATFORMS": ""}, "auto", "cpu"),
+    ],
+)
+def test_the_platform_is_always_explicit(environ, platform, expected):
+    assert _plan(environ=environ, platform=platform).set_env.get("JAX_PLATFORMS") == expected
+
+
+@pytest.mark.parametrize("value", ["gpu", "cuda", "cuda,cpu"])
+def test_the_users_platforms_count_like_the_option(value):
+    made = _plan(_EIGHT, {"JAX_PLATFORMS": value})
+    assert made.job.platform == "cuda"
+    assert made.set_env.get("JAX_PLATFORMS", value).startswith("cuda")
+
+
+def test_a_platform_that_jaxrun_does_not_know_is_refused():
+    with pytest.raises(UsageError, match="JAX_PLATFORMS names 'METAL'; give one of cpu, cuda, rocm, tpu"):
+        _plan(environ={"JAX_PLATFORMS": "METAL,cpu"})
+
+
+def test_variables_of_the_user_reach_the_workers_and_stale_ones_do_not():
+    environ = {"JAX_PROCESS_ID": "7", "JAXRUN_RANK": "7", "HOME": "/h", "SLURM_PROCID": "7", "A": "1"}
+    made = _plan(environ=environ, env={"A": "2", "OMP_NUM_THREADS": "9"})
+    env = made.base_env(environ)
+    assert (env["A"], env["OMP_NUM_THREADS"], env["HOME"], env["SLURM_PROCID"]) == ("2", "9", "/h", "7")
+    assert not {"JAX_PROCESS_ID", "JAXRUN_RANK"} & set(env)
+    assert env["PYTHONSAFEPATH"] == "1"
+
+
+def test_workers_are_forked_on_cpu_unless_something_speaks_against_it():
+    assert _plan().fork and not _plan().notes
+    made = _plan(no_fork="--no-fork was given")
+    assert not made.fork and made.notes == ("every worker is a fresh interpreter: --no-fork was given",)
+    assert "cuda devices cannot be used after a fork" in _plan(_EIGHT).notes[0]
+
+
+@pytest.mark.parametrize("option", ["quiet_ranks", "only_ranks"])
+def test_ranks_that_the_job_has_not_are_refused(option):
+    assert _plan(processes=4, **{option: (range(4),)})
+    with pytest.raises(UsageError, match="names rank 4, but the ranks of this job are 0 to 3"):
+        _plan(processes=4, **{option: (range(2), range(3, 5))})
+
+
+@pytest.mark.parametrize("name", ["mpirun", "slurm"])
+def test_backends_to_come_say_what_works_today(name):
+    with pytest.raises(UnavailableError, match=f"--backend {name} is not built yet.*--backend local"):
+        BACKENDS[name](Job(program=("p",), backend=name), _CPU, {}, _ID)
+
+
+def test_every_backend_on_offer_exists():
+    assert tuple(BACKENDS) == OFFERED
+
+
+def test_xla_has_two_threads_for_each_simulated_device():
+    assert _plan(devices_per_process=8).set_env["NPROC"] == "16"
+    assert _plan(devices_per_process=2).set_env["NPROC"] == "4"
+    assert "NPROC" not in _plan(devices_per_process=1).set_env
+    assert "NPROC" not in _plan(environ={"NPROC": "3"}, devices_per_process=4).set_env
+    assert "NPROC" not in _plan(_EIGHT, devices_per_process=4).set_env

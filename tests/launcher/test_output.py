@@ -1,0 +1,404 @@
+"""Output as a whole: from the workers' bytes to what arrives on stdout and stderr and in the log files."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from jaxrun.output import BAR_EVERY, LONGEST_PARTIAL, PARTIAL_AFTER, TAIL, Output, Pipe, drain, drain_ready
+
+PACKAGES = str(Path(__file__).parents[2] / "launcher")
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+class Terminal:
+    """The receiving ends of a stdout and a stderr, which may be one."""
+
+    def __init__(self, *, merged: bool) -> None:
+        self.out_read, self.out = os.pipe()
+        fcntl.fcntl(self.out, fcntl.F_SETPIPE_SZ, 2**18)
+        self.err_read, self.err = (self.out_read, os.dup(self.out)) if merged else os.pipe()
+        self.open = {self.out_read, self.out, self.err_read, self.err}
+        terminals.append(self)
+
+    def close(self, fd: int) -> None:
+        self.open.remove(fd)
+        os.close(fd)
+
+    def received(self, output: Output) -> tuple[bytes, bytes]:
+        """All that has arrived since the last time: stdout (both if merged) and stderr."""
+        assert output.close(timeout=10)
+        return _read_now(self.out_read), _read_now(self.err_read)
+
+
+terminals: list[Terminal] = []
+
+
+@pytest.fixture(autouse=True)
+def no_open_terminals() -> Iterator[None]:
+    yield
+    while terminals:
+        terminal = terminals.pop()
+        for fd in list(terminal.open):
+            terminal.close(fd)
+
+
+def _read_now(fd: int) -> bytes:
+    os.set_blocking(fd, False)
+    try:
+        return os.read(fd, 2**20)
+    except BlockingIOError:
+        return b""
+
+
+class Stage:
+    """An Output over a terminal, with a clock that the test moves."""
+
+    def __init__(self, size: int = 8, *, merged: bool = True, log_dir: Path | None = None, **options: Any):
+        self.terminal = Terminal(merged=merged)
+        self.clock = Clock()
+        self.output = Output(
+            size,
+            log_dir=log_dir,
+            stdout_fd=self.terminal.out,
+            stderr_fd=self.terminal.err,
+            clock=self.clock,
+            **options,
+        )
+
+    def wait(self, seconds: float) -> float | None:
+        self.clock.now += seconds
+        return self.output.tick()
+
+    def finish(self) -> bytes:
+        return self.terminal.received(self.output)[0]
+
+
+def test_lines_carry_their_rank_and_streams_stay_apart() -> None:
+    stage = Stage(12, merged=False)
+    stage.output.take(3, "out", b"one\ntwo\n")
+    stage.output.take(11, "err", b"trouble\n")
+    stage.output.say("jaxrun: rank 11 failed\nstopping the others")
+    out, err = stage.terminal.received(stage.output)
+    assert out == b"[3]  one\n[3]  two\n"
+    assert err == b"[11] trouble\njaxrun: rank 11 failed\nstopping the others\n"
+
+
+def test_where_both_are_one_file_the_order_is_kept() -> None:
+    stage = Stage(2)
+    expected = b""
+    for number in range(200):
+        stream = ("out", "err")[number % 3 == 0]
+        stage.output.take(1, stream, b"%d\n" % number)
+        expected += b"[1] %d\n" % number
+    assert stage.finish() == expected
+
+
+def test_only_prefixes_on_terminals_are_coloured() -> None:
+    stage = Stage(2, colour=(True, False), merged=False)
+    stage.output.take(1, "out", b"a\xff\x00\n")
+    stage.output.take(1, "err", b"b\n")
+    out, err = stage.terminal.received(stage.output)
+    assert (out, err) == (b"\x1b[33m[1]\x1b[0m a\xff\x00\n", b"[1] b\n")
+
+
+def test_ranks_that_are_not_shown_are_logged(tmp_path: Path) -> None:
+    stage = Stage(3, shown=frozenset({1}), log_dir=tmp_path)
+    for rank in range(3):
+        stage.output.take(rank, "out", b"hi\r\n")
+        stage.output.end(rank, "out")
+    assert stage.finish() == b"[1] hi\n"
+    assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == {
+        f"rank-000{rank}.{stream}": b"hi\r\n" if stream == "out" else b""
+        for rank in range(3)
+        for stream in ("out", "err")
+    }
+
+
+def test_log_files_hold_the_exact_bytes(tmp_path: Path) -> None:
+    stage = Stage(1, log_dir=tmp_path)
+    data = b"\r10%\r20%\r\n\x00\xff\r\n[Gloo] Rank 0 is connected to 1 peer ranks. "
+    for byte in data:
+        stage.output.take(0, "out", bytes([byte]))
+    stage.output.log(0, "err", b"only in the file\n")
+    assert stage.finish() == b"[0] 20%\n[0] \x00\xff\n[0] [Gloo] Rank 0 is connected to 1 peer ranks. \n"
+    assert (tmp_path / "rank-0000.out").read_bytes() == data
+    assert (tmp_path / "rank-0000.err").read_bytes() == b"only in the file\n"
+
+
+def test_a_log_file_that_takes_little_at_a_time_gets_all(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stage = Stage(1, log_dir=tmp_path, shown=frozenset())
+    write = os.write
+    monkeypatch.setattr("jaxrun.ranklogs.os.write", lambda fd, data: write(fd, bytes(data)[:7]))
+    stage.output.take(0, "out", bytes(range(256)))
+    assert (tmp_path / "rank-0000.out").read_bytes() == bytes(range(256))
+
+
+def test_a_prompt_is_shown_after_a_moment_and_continued_on_its_line() -> None:
+    stage = Stage()
+    stage.output.take(0, "out", b"name? ")
+    wait = stage.output.tick()
+    assert wait == pytest.approx(PARTIAL_AFTER)
+    assert stage.wait(PARTIAL_AFTER / 2) == pytest.approx(PARTIAL_AFTER / 2)
+    assert stage.wait(PARTIAL_AFTER) is None
+    stage.output.take(0, "out", b"Bob\n")
+    stage.output.take(1, "out", b"x\n")
+    assert stage.finish() == b"[0] name? Bob\n[1] x\n"
+
+
+def test_a_partial_line_is_held_so_that_others_do_not_tear_it() -> None:
+    stage = Stage()
+    stage.output.take(0, "out", b"half ")
+    stage.output.take(1, "out", b"whole\n")
+    stage.output.take(0, "out", b"line\n")
+    assert stage.finish() == b"[1] whole\n[0] half line\n"
+
+
+def test_nothing_runs_into_a_partial_line_that_is_shown() -> None:
+    stage = Stage()
+    stage.output.take(0, "out", b"name? ")
+    stage.wait(PARTIAL_AFTER)
+    stage.output.say("jaxrun: all well")
+    stage.output.take(0, "out", b"Bob")
+    stage.wait(PARTIAL_AFTER)
+    stage.output.take(1, "err", b"x\n")
+    stage.output.take(0, "out", b"\n")
+    assert stage.finish() == b"[0] name? \njaxrun: all well\n[0] Bob\n[1] x\n"
+
+
+def test_the_end_of_a_pipe_shows_its_last_line() -> None:
+    stage = Stage()
+    stage.output.take(0, "out", b"bye")
+    stage.output.end(0, "out")
+    stage.output.end(0, "err")
+    stage.output.take(1, "out", b"x\n")
+    assert stage.finish() == b"[0] bye\n[1] x\n"
+
+
+def test_a_bar_is_shown_every_few_seconds_and_its_last_state_at_the_end() -> None:
+    stage = Stage()
+    for step in range(100):
+        stage.output.take(0, "err", b"\r%d%%" % step)
+        stage.wait(0.1)
+    stage.output.take(0, "err", b"\r100%\n")
+    states = stage.finish().splitlines()
+    assert len(states) == pytest.approx(100 * 0.1 / BAR_EVERY + 2, abs=1)
+    assert states[-1] == b"[0] 100%"
+
+
+def test_gloo_is_folded_even_if_its_fragments_come_slowly() -> None:
+    stage = Stage()
+    for fragment in (b"[Gloo] Rank ", b"1", b" is connected to ", b"1", b" peer ranks. "):
+        stage.output.take(1, "out", fragment)
+        stage.wait(PARTIAL_AFTER * 2)
+    stage.output.take(1, "out", b"Expected number of connected peer ranks is : 1\n4.0\n")
+    assert stage.finish() == b"[1] 4.0\n"
+
+
+def test_a_line_without_end_is_shown_in_parts() -> None:
+    stage = Stage()
+    stage.output.take(0, "out", b"x" * LONGEST_PARTIAL)
+    assert stage.output.tick() is not None
+    stage.output.take(0, "out", b"y")
+    assert stage.output.tick() is None
+    assert len(os.read(stage.terminal.out_read, 2**17)) == len("[0] ") + LONGEST_PARTIAL + 1
+    stage.output.take(0, "out", b"z\n")
+    assert stage.finish() == b"z\n"
+
+
+def test_tail_is_the_last_whole_lines_of_stderr() -> None:
+    stage = Stage()
+    assert stage.output.tail(0) == ""
+    stage.output.take(0, "err", b"Fatal: \xff\n")
+    assert stage.output.tail(0) == "Fatal: \ufffd\n"
+    for number in range(1000):
+        stage.output.take(0, "err", b"line %d\n" % number)
+    stage.output.take(0, "out", b"not this")
+    lines = stage.output.tail(0).splitlines()
+    assert lines == [f"line {number}" for number in range(1000 - len(lines), 1000)]
+    assert len(lines) == pytest.approx(TAIL / len("line 999\n"), abs=2)
+
+
+def test_a_reader_of_stdout_that_has_gone_is_said_once_and_the_logs_go_on(tmp_path: Path) -> None:
+    stage = Stage(1, merged=False, log_dir=tmp_path)
+    stage.terminal.close(stage.terminal.out_read)
+    deadline = time.monotonic() + 10
+    while b"has gone" not in (said := _read_now(stage.terminal.err_read)):
+        stage.output.take(0, "out", b"line\n")
+        stage.output.tick()
+        assert time.monotonic() < deadline
+    for _ in range(10):
+        stage.output.take(0, "out", b"line\n")
+        stage.output.tick()
+    stage.output.take(0, "err", b"still here\n")
+    assert stage.output.close(timeout=10)
+    said += _read_now(stage.terminal.err_read)
+    assert said.count(b"jaxrun: the reader of stdout has gone; ") == 1
+    assert said.endswith(b"[0] still here\n")
+    assert len((tmp_path / "rank-0000.out").read_bytes()) % len(b"line\n") == 0
+
+
+def test_a_closed_stdout_is_no_crash() -> None:
+    stage = Stage(1, merged=False)
+    stage.terminal.close(stage.terminal.out)
+    stage.output.take(0, "out", b"x\n")
+    assert stage.output.close(timeout=10)
+    assert b"cannot write to stdout: Bad file descriptor" in _read_now(stage.terminal.err_read)
+
+
+def test_log_files_that_cannot_be_made_are_said_once(tmp_path: Path) -> None:
+    stage = Stage(4, log_dir=tmp_path / "missing")
+    stage.output.take(0, "out", b"x\n")
+    said = stage.finish()
+    assert said.count(b"jaxrun: cannot write ") == 1
+    assert said.endswith(b"[0] x\n")
+
+
+# The limit on the size of files stands for a full disk: writing beyond it fails in the same way.
+FULL_DISK = """
+import resource, sys
+from pathlib import Path
+from jaxrun.output import Output
+resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, resource.RLIM_INFINITY))
+output = Output(2, log_dir=Path(sys.argv[1]))
+for _ in range(30):
+    for rank in range(2):
+        output.take(rank, "out", b"x" * 9_999 + b"\\n")
+output.take(1, "err", b"alive\\n")
+output.close()
+"""
+
+
+def test_a_full_disk_is_said_once_and_costs_logs_only(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", FULL_DISK, str(tmp_path)],
+        env={"PYTHONPATH": PACKAGES, "PATH": os.environ["PATH"]},
+        capture_output=True,
+        timeout=60,
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count(b"\n") == 60
+    said, alive = done.stderr.splitlines()
+    assert (
+        said
+        == (
+            f"jaxrun: cannot write {tmp_path}/rank-0000.out: File too large; "
+            "logs that fail so are given up, the job goes on"
+        ).encode()
+    )
+    assert alive == b"[1] alive"
+    assert (tmp_path / "rank-0000.out").stat().st_size == 100_000
+    assert (tmp_path / "rank-0001.err").read_bytes() == b"alive\n"
+
+
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="needs /dev/full, a device that is always full")
+def test_a_full_disk_under_stdout_is_said_and_no_crash() -> None:
+    stage = Stage(1, merged=False)
+    with open("/dev/full", "wb") as full:
+        os.dup2(full.fileno(), stage.terminal.out)
+    stage.output.take(0, "out", b"x\n")
+    assert stage.output.close(timeout=10)
+    assert b"cannot write to stdout: No space left on device" in _read_now(stage.terminal.err_read)
+
+
+@pytest.fixture
+def worker() -> Iterator[tuple[Pipe, int]]:
+    read, write = os.pipe()
+    fcntl.fcntl(read, fcntl.F_SETPIPE_SZ, 2**20)
+    os.set_blocking(read, False)
+    yield Pipe(read, 0, "out"), write
+    os.close(read)
+
+
+def never(_: float) -> None:
+    raise AssertionError("rested")
+
+
+def test_drain_reads_up_to_its_limit_and_tells_the_end(worker: tuple[Pipe, int]) -> None:
+    pipe, write = worker
+    stage = Stage(1, shown=frozenset())
+    assert drain(pipe, stage.output) == 0
+    os.write(write, b"x" * 2**20)
+    assert drain(pipe, stage.output, limit=2**19) == 2**19
+    assert drain(pipe, stage.output) == 2**19
+    os.close(write)
+    assert drain(pipe, stage.output) is None
+
+
+def test_little_is_followed_by_a_rest_and_much_or_an_end_is_not(worker: tuple[Pipe, int]) -> None:
+    pipe, write = worker
+    stage = Stage(1)
+    rests: list[float] = []
+    note: Callable[[float], None] = rests.append
+    os.write(write, b"line\n")
+    assert drain_ready([pipe], stage.output, rest=note) == []
+    assert len(rests) == 1
+    assert drain_ready([pipe], stage.output, rest=never) == []
+    os.write(write, (b"x" * 99 + b"\n") * 8000)
+    assert drain_ready([pipe], stage.output, rest=never) == []
+    os.close(write)
+    assert drain_ready([pipe], stage.output, rest=never) == [pipe]
+
+
+# A stuck reader and no disk: the pump must stop reading the worker, and go on when the reader does.
+CONGESTED = """
+import os, resource, sys, threading
+from pathlib import Path
+from jaxrun.output import Output, Pipe, drain
+resource.setrlimit(resource.RLIMIT_FSIZE, (0, resource.RLIM_INFINITY))
+out_read, out = os.pipe()
+read, write = os.pipe()
+os.set_blocking(read, False)
+output = Output(1, log_dir=None, stdout_fd=out)
+line = b"x" * 99 + b"\\n"
+total = 20_000_000
+def work():
+    for _ in range(total // 10_000):
+        os.write(write, line * 100)
+    os.close(write)
+threading.Thread(target=work).start()
+pipe, count = Pipe(read, 0, "out"), 0
+while not output.congested:
+    count += drain(pipe, output)
+assert drain(pipe, output) == 0 and output.tick() is not None
+assert 8_000_000 < count < 16_000_000, count
+received = []
+def receive():
+    while data := os.read(out_read, 2**20):
+        received.append(data)
+receiver = threading.Thread(target=receive)
+receiver.start()
+while drain(pipe, output) is not None:
+    pass
+assert output.close(30)
+os.close(out)
+receiver.join()
+assert b"".join(received) == (b"[0] " + line) * (total // 100)
+"""
+
+
+def test_back_pressure_only_without_disk_and_nothing_is_lost() -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", CONGESTED],
+        env={"PYTHONPATH": PACKAGES, "PATH": os.environ["PATH"]},
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert done.returncode == 0, done.stderr

@@ -1,0 +1,75 @@
+"""The launcher runs without jax; the workers know nothing of the launcher but the contract and the errors."""
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+_ROOT = Path(__file__).parents[1]
+_LAUNCHER = _ROOT / "launcher"
+_RUNTIME = _ROOT / "runtime"
+_BANNED = ("jax", "jaxlib", "numpy", "jaxrun_runtime")
+_SHARED = ("jaxrun.contract", "jaxrun.errors")
+
+
+def _module(path: Path) -> str:
+    parts = path.relative_to(_LAUNCHER).with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+_MODULES = sorted(_module(path) for path in (_LAUNCHER / "jaxrun").rglob("*.py"))
+_RUNTIME_FILES = sorted((_RUNTIME / "jaxrun_runtime").rglob("*.py"))
+
+
+def _python(code: str) -> subprocess.CompletedProcess[str]:
+    path = f"import sys; sys.path[:0] = [{str(_LAUNCHER)!r}, {str(_RUNTIME)!r}]\n"
+    return subprocess.run([sys.executable, "-c", path + code], capture_output=True, text=True, timeout=60)
+
+
+def test_every_module_of_the_launcher_imports_without_jax():
+    code = f"""
+import importlib
+for name in {_BANNED!r}:
+    sys.modules[name] = None  # importing it raises ModuleNotFoundError
+for name in {_MODULES!r}:
+    importlib.import_module(name)
+"""
+    assert "jaxrun.cli" in _MODULES
+    result = _python(code)
+    assert result.returncode == 0, result.stderr
+
+
+def test_the_command_line_alone_loads_little():
+    result = _python("import jaxrun.cli; print(*sys.modules)")
+    assert result.returncode == 0, result.stderr
+    slow = {"asyncio", "subprocess", "socket", "logging", "json", "pathlib", "jaxrun.contract", "jaxrun.plan"}
+    assert slow.isdisjoint(result.stdout.split())
+
+
+@pytest.mark.parametrize("path", _RUNTIME_FILES, ids=lambda path: str(path.relative_to(_RUNTIME)))
+def test_the_runtime_takes_only_the_contract_and_the_errors_from_the_launcher(path):
+    for name in _imports(path):
+        if name == "jaxrun" or name.startswith("jaxrun."):
+            assert any(name == shared or name.startswith(f"{shared}.") for shared in _SHARED), name
+
+
+def _imports(path: Path) -> list[str]:
+    """Every absolute name that the file imports, at any depth of its functions."""
+    names = []
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            names += [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom) and not node.level:
+            module = node.module or ""
+            names += [f"{module}.{alias.name}" if module == "jaxrun" else module for alias in node.names]
+    return names
+
+
+def test_the_check_sees_imports_within_functions(tmp_path):
+    source = tmp_path / "x.py"
+    source.write_text(
+        "def f():\n    from jaxrun import plan\n    import jaxrun.cli\n    from jaxrun.contract import Run\n"
+    )
+    assert _imports(source) == ["jaxrun.plan", "jaxrun.cli", "jaxrun.contract"]
