@@ -53,13 +53,13 @@ def certain(ends: Sequence[End]) -> bool:
 
 def blamed(ends: Sequence[End]) -> list[End]:
     """The ends that are to blame, lowest rank first; empty if none is a failure."""
-    failed = [(kind(end), end.time, end.rank, end) for end in ends if kind(end) is not Kind.FINE]
-    if not failed:
+    weighed = [(kind(end), end.time, end.rank, end) for end in ends]
+    best, _, _, first = min(weighed, key=lambda item: item[:3])
+    if best is Kind.FINE:
         return []
-    best, _, _, first = min(failed, key=lambda item: item[:3])
     if best is Kind.CONSEQUENCE:
         return [first]
-    alike = [end for other, _, _, end in failed if other is best and _likeness(end) == _likeness(first)]
+    alike = [end for other, _, _, end in weighed if other is best and _likeness(end) == _likeness(first)]
     return sorted(alike, key=lambda end: end.rank)
 
 

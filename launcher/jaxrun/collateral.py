@@ -16,10 +16,13 @@ _WAITED = "waited in vain"
 
 # Each with what became of the rank. Seen with JAX 0.8 to 0.12 on CPU; NCCL's are from its sources.
 _SIGNS = (
-    (r"gloo\b.*?(?:closed by peer|reset by peer|broken pipe|refused|no route to host|read error)", _LOST),
-    (r"gloo\b.*?(?:timed out|timeout)", _WAITED),
+    (
+        r"gloo\b.{0,300}?(?:closed by peer|reset by peer|broken pipe|refused|no route to host|read error)",
+        _LOST,
+    ),
+    (r"gloo\b.{0,300}?(?:timed out|timeout)", _WAITED),
     (r"gloo context initialization failed", _LOST),
-    (r"nccl\b.*?(?:remote process exited|network error|remote error|closed by remote peer)", _LOST),
+    (r"nccl\b.{0,300}?(?:remote process exited|network error|remote error|closed by remote peer)", _LOST),
     (r"ncclRemoteError|remote process exited or there was a network error", _LOST),
     (r"terminating process because the JAX distributed service detected fatal errors", _ENDED),
     (r"this most likely indicates that another task died", _ENDED),
@@ -29,9 +32,15 @@ _SIGNS = (
     (r"shutdown barrier", _ENDED),
     (r"coordination.{0,20} service.{0,200}?(?:UNAVAILABLE|socket closed|connection reset)", _ENDED),
     (r"some timed out task names|barrier timed out", _WAITED),
-    (r"getting local topologies failed.*?timed out", _WAITED),
+    (r"getting local topologies failed.{0,300}?timed out", _WAITED),
 )
 SIGNS = tuple((re.compile(pattern, re.IGNORECASE), fate) for pattern, fate in _SIGNS)
+
+# Every sign holds one of these: most texts are done with after one pass.
+_HINT = re.compile(
+    r"gloo|nccl|coordination|distributed|task|barrier|heartbeat|topologies|remote", re.IGNORECASE
+)
+_LIMIT = 20_000  # characters: an error stands at the end of its text
 
 # Gloo also says "failed" of a fault of the program itself.
 _OWN = re.compile(r"received data size doesn't match expected size|collective mismatch", re.IGNORECASE)
@@ -40,7 +49,8 @@ _CAUSED = "The above exception was the direct cause of the following exception:"
 _MEANWHILE = "During handling of the above exception, another exception occurred:"
 _SEPARATOR = re.compile(f"^[ |]*(?:{re.escape(_CAUSED)}|{re.escape(_MEANWHILE)})$", re.MULTILINE)
 _GROUP = "Exception Group Traceback"
-_GROUP_MARGIN = re.compile(r"^(?:  )+[|+] ?")
+_GROUP_MARGIN = re.compile(r"^(?:  )+[|+] ?", re.MULTILINE)
+_NOT_INDENTED = re.compile(r"^[^ \n].*", re.MULTILINE)
 
 
 class Blame(enum.Enum):
@@ -53,7 +63,8 @@ class Blame(enum.Enum):
 
 def fate(text: str) -> str:
     """What the first known sign in `text` says of its rank, after `rank 3 …`; empty if there is none."""
-    if _OWN.search(text):
+    text = text[-_LIMIT:]
+    if not _HINT.search(text) or _OWN.search(text):
         return ""
     return next((what for pattern, what in SIGNS if pattern.search(text)), "")
 
@@ -75,5 +86,6 @@ def judge(message: str, traceback: str) -> Blame:
 
 def _errors(traceback: str) -> str:
     """The lines of a traceback that are no frames: the exceptions' own words."""
-    lines = (_GROUP_MARGIN.sub("", line) for line in traceback.splitlines())
-    return "\n".join(line for line in lines if not line.startswith(" "))
+    if _GROUP in traceback:
+        traceback = _GROUP_MARGIN.sub("", traceback)
+    return "\n".join(_NOT_INDENTED.findall(traceback))

@@ -52,7 +52,7 @@ class Signalled:
 
 @dataclass(frozen=True, slots=True)
 class StacksTaken:
-    """By rank: what its fault handler wrote, the kernel's name for what it waits in, CPU seconds used so far."""
+    """By rank: what its fault handler wrote, the kernel's name for what it waits in, CPU seconds used."""
 
     purpose: str
     dumps: Mapping[int, str]

@@ -19,7 +19,7 @@ _STAGES = {
 }
 _TAIL_LINES = 12
 _MESSAGE_LIMIT = 200
-_HOW = "(os._exit, or a library that ended the process)"
+_HOW = "(os._exit?)"
 
 
 def who(ends: Sequence[End], hosts: Mapping[int, str]) -> str:
@@ -40,7 +40,7 @@ def did(end: End, *, many: bool = False) -> str:
     if end.status < 0:
         return _killed(end, "were" if many else "was") + after
     if end.status == 0:
-        return f"exited with status 0 before the end of the program {_HOW}"
+        return f"exited with status 0 before the end of its program {_HOW}"
     return f"exited with status {end.status} without an exception {_HOW}{after}"
 
 
@@ -129,8 +129,7 @@ def _killed(end: End, verb: str) -> str:
         how = f"crashed with {name}" if number in _CRASHES else f"{verb} killed by {name}"
     threads = own_threads(end)
     before = f", after its thread {threads[-1].thread} had raised {threads[-1].error}" if threads else ""
-    memory = f"; {end.out_of_memory}" if end.out_of_memory else ""
-    return how + before + memory
+    return how + before
 
 
 def _readable(tail: str) -> str:

@@ -104,7 +104,7 @@ def parse(dump: str) -> tuple[Stack, ...]:
 def main_stack(dump: str) -> Stack:
     """The main thread's stack; empty if the dump has no frame at all."""
     stacks = [stack for stack in parse(dump) if stack.frames]
-    # Beyond a hundred threads a dump is cut, and may lack the main one; other threads show how they were started.
+    # Beyond a hundred threads a dump is cut, and may lack the main one.
     mains = [stack for stack in stacks if stack.frames[-1].function != "_bootstrap"]
     return (mains or stacks or [Stack()])[-1]
 
@@ -123,8 +123,8 @@ def crash(fatal: str) -> str:
 def waits_in_jax(dump: str, kernel_wait: str) -> bool:
     """Whether the main thread waits for JAX: in its Python code, or in native code called from the program.
 
-    `kernel_wait` is the kernel's name for what the thread sleeps in. A compiled call has no Python frame, so
-    the program's own line, asleep on a futex, is taken for one; Python's queues show their own frame above it.
+    `kernel_wait` is the kernel's name for what the thread sleeps in. A compiled call has no Python frame:
+    the program's own line, asleep on a futex, is taken for one. Python's queues show a frame of their own.
     """
     stack = main_stack(dump)
     if not stack.frames or "futex" not in kernel_wait:

@@ -56,7 +56,7 @@ def read(lines: Iterable[str]) -> Timeline:
 
 
 def table(timeline: Timeline) -> str:
-    """One row per rank, or for a large job one per step; the slowest of a step is marked where it stands out."""
+    """One row per rank, or for a large job one per step; whoever stands out as slow is marked."""
     ranks = timeline.ranks
     if not ranks:
         return "no rank was started."

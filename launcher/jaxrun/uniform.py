@@ -150,7 +150,7 @@ def _global_devices(proofs: Mapping[int, Proof], hellos: Mapping[int, Hello], ex
         return ""
     return "\n".join(
         [
-            f"the processes have {plural(total, 'device')} together, but JAX shows another number of them in all",
+            f"the processes have {plural(total, 'device')} together, but JAX shows another number in all",
             *_table(hellos, wrong, lambda rank: plural(proofs[rank].global_devices, "device")),
             "they did not all join one job; start it again.",
         ]

@@ -77,8 +77,9 @@ def weigh(
         intro = intro or (f"rank {first.rank}'s traceback:" if traceback and len(hosts) > 1 else "")
     else:
         deed = sentences.did(guilty[0], many=len(guilty) > 1)
-        comma = "" if moment.endswith("into the run") and deed.isalnum() else ","
-        headline = f"{sentences.who(guilty, hosts)} {deed}{comma} {moment}."
+        comma = "" if moment.endswith("into the run") and len(deed) < 40 else ","
+        memory = f"; {guilty[0].out_of_memory}" if guilty[0].out_of_memory else ""
+        headline = f"{sentences.who(guilty, hosts)} {deed}{comma} {moment}{memory}."
     return Verdict(
         outcome=_outcome(guilty[0]),
         exit_code=_exit_code(guilty[0]),
@@ -104,6 +105,8 @@ def _outcome(end: End) -> str:
 
 
 def _exit_code(end: End) -> int:
+    if end.words is not None and end.words.stage != "program":
+        return EXIT_UNAVAILABLE
     status = end.words.status if end.words is not None else end.status
     if not status:
         return _EXIT_UNKNOWN

@@ -1,4 +1,4 @@
-"""How numbers, signals and places are written in texts for people, everywhere alike; for ranks see ranks.py."""
+"""How numbers, signals and places are written, everywhere alike; for ranks see ranks.py."""
 
 from __future__ import annotations
 

@@ -80,13 +80,14 @@ def _run_exit_handlers() -> None:
 
 
 def _let_program_go() -> None:
-    """Finalize the program's objects and write out the files that it has left open, as Py_Finalize does next."""
-    sys.modules.pop("__main__", None)
-    gc.collect()
+    """Write out the files that the program has left open and finalize its objects, as Py_Finalize does next."""
     for found in gc.get_objects():
-        if issubclass(type(found), _WITH_BUFFER):  # isinstance would run the code of objects that pose as others
+        # Not isinstance, which runs the code of objects that pose as others.
+        if issubclass(type(found), _WITH_BUFFER):
             with contextlib.suppress(Exception):
                 found.flush()
+    sys.modules.pop("__main__", None)
+    gc.collect()
     _flush_standard_streams()
     kernel.flush_c_output()
 

@@ -30,6 +30,7 @@ def main() -> None:
     channel = socket.socket(fileno=int(sys.argv[1]))
     os.set_inheritable(channel.fileno(), False)
     obstacle = _import_jax(channel)
+    server = os.getpid()
     while True:
         request, descriptors, _, _ = socket.recv_fds(channel, _MAX_REQUEST, len(FORK_DESCRIPTORS))
         if not request:
@@ -42,7 +43,7 @@ def main() -> None:
         pid = os.fork()
         if pid == 0:
             channel.close()
-            _become_worker(order, dict(zip(FORK_DESCRIPTORS, descriptors, strict=True)))
+            _become_worker(order, dict(zip(FORK_DESCRIPTORS, descriptors, strict=True)), server)
         for descriptor in descriptors:
             os.close(descriptor)
         channel.send(encode(Forked(order.rank, pid)))
@@ -76,7 +77,7 @@ def _threads() -> int:
     return len(os.listdir("/proc/self/task"))
 
 
-def _become_worker(order: Fork, descriptors: dict[str, int]) -> NoReturn:
+def _become_worker(order: Fork, descriptors: dict[str, int], server: int) -> NoReturn:
     started = time.time()
     os.setsid()
     for target, name in enumerate(("stdin", "stdout", "stderr")):
@@ -88,7 +89,7 @@ def _become_worker(order: Fork, descriptors: dict[str, int]) -> NoReturn:
     # Python reseeds `random` after a fork; numpy's legacy generator would give every rank the same numbers.
     sys.modules["numpy"].random.seed()
     sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]
-    worker.live(env, sys.argv[2:], started, forked_by=os.getppid())
+    worker.live(env, sys.argv[2:], started, forked_by=server)
 
 
 if __name__ == "__main__":

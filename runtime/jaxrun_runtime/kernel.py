@@ -6,6 +6,7 @@ import ctypes
 import os
 import signal
 import socket
+import tempfile
 import uuid
 from pathlib import Path
 
@@ -16,7 +17,7 @@ _CLONE_NEWUSER = 0x1000_0000
 _MS_BIND = 4096
 _MS_REC = 16384
 _MS_PRIVATE = 1 << 18
-_BOOT_ID = "/proc/sys/kernel/random/boot_id"
+_BOOT_ID = b"/proc/sys/kernel/random/boot_id"
 
 _libc = ctypes.CDLL(None, use_errno=True)
 
@@ -40,14 +41,11 @@ def become_simulated_host(name: str, boot_id: str) -> None:
         Path("/proc/self/gid_map").write_text(f"{gid} {gid} 1")
     socket.sethostname(name)
     _check(_libc.mount(b"none", b"/", None, _MS_REC | _MS_PRIVATE, None), "make / private")
-    # A bind mount keeps a deleted file alive, and a memory file has no name to clean up.
-    fd = os.memfd_create("boot_id")
-    os.write(fd, f"{uuid.UUID(boot_id)}\n".encode())
-    source = f"/proc/self/fd/{fd}".encode()
-    try:
-        _check(_libc.mount(source, _BOOT_ID.encode(), None, _MS_BIND, None), "mount over boot_id")
-    finally:
-        os.close(fd)
+    # A bind mount keeps a deleted file alive. (A memory file would do without a name, but cannot be mounted.)
+    with tempfile.NamedTemporaryFile("w") as file:
+        file.write(f"{uuid.UUID(boot_id)}\n")
+        file.flush()
+        _check(_libc.mount(os.fsencode(file.name), _BOOT_ID, None, _MS_BIND, None), "mount over boot_id")
 
 
 def flush_c_output() -> None:

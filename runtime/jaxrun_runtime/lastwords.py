@@ -35,7 +35,7 @@ def describe(error: BaseException, rank: int, stage: str) -> Failed:
         time=time.time(),
         stage=stage,
         status=_status(error),
-        error=clip(type(error).__name__, _NAME_LIMIT),
+        error=type(error).__name__,
         message=clip(_text(error), _MESSAGE_LIMIT),
         traceback=format_traceback(error, in_program=stage == "program"),
         notes=tuple(_notes(error)),
@@ -88,7 +88,7 @@ def watch_threads(link: Link, rank: int) -> None:
                         rank=rank,
                         time=time.time(),
                         thread=clip(name, _NAME_LIMIT),
-                        error=clip(type(args.exc_value).__name__, _NAME_LIMIT),
+                        error=type(args.exc_value).__name__,
                         traceback=format_traceback(args.exc_value),
                     )
                 )

@@ -65,7 +65,7 @@ def jaxrun_no_fork(size: int, arguments: Sequence[str]) -> list[str]:
 
 
 _JAXRUN = Path(sys.executable).with_name("jaxrun")
-_BLAMED_BY_JAXRUN = re.compile(r"^rank (\d+) of \d+", re.MULTILINE)
+_BLAMED_BY_JAXRUN = re.compile(r"^(?:jaxrun: )?rank (\d+) of \d+", re.MULTILINE)
 _BLAMED_BY_MPIRUN = re.compile(r"process rank (\d+) with PID|Process name: \[[^\]]*,(\d+)\]")
 _BLAMED_BY_TORCHRUN = re.compile(r"Root Cause.*?rank\s*:\s*(\d+)", re.DOTALL)
 

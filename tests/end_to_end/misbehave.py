@@ -85,7 +85,8 @@ def _leave_children() -> None:
     """One child in this process's group, one in a session of its own, one whose parent has gone."""
     sleep = [sys.executable, "-c", "import time; time.sleep(600)"]
     children = [subprocess.Popen(sleep).pid, subprocess.Popen(sleep, start_new_session=True).pid]
-    code = f"import subprocess; print(subprocess.Popen({sleep!r}, start_new_session=True).pid)"
+    orphan_flags = "start_new_session=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL"
+    code = f"import subprocess; print(subprocess.Popen({sleep!r}, {orphan_flags}).pid)"
     orphan = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     print("children", *children, orphan.stdout.strip(), flush=True)
 

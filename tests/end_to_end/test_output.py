@@ -37,7 +37,7 @@ def test_a_good_run_says_little(tmp_path: Path) -> None:
     assert result.out.splitlines() == ["[0] x", "[1] x"] or result.out.splitlines() == ["[1] x", "[0] x"]
     first, last = result.err.splitlines()
     assert re.fullmatch(r"jaxrun: 2 processes x 1 device \(cpu\) on this machine · run dir run", first)
-    assert re.fullmatch(r"jaxrun: done in \d+\.\d s \(start-up \d+\.\d s\)", last)
+    assert re.fullmatch(r"jaxrun: done in \d+\.\d+ s \(start-up \d+\.\d+ s\)", last)
 
 
 def test_ranks_can_be_kept_off_the_screen_but_not_out_of_the_files(tmp_path: Path) -> None:

@@ -184,7 +184,7 @@ def test_a_job_that_asked_for_gpus_never_falls_back_to_cpu(tmp_path: Path) -> No
     tools = tmp_path / "bin"
     tools.mkdir()
     smi = tools / "nvidia-smi"
-    smi.write_text("#!/bin/sh\necho '0, GPU-11111111-0000-0000-0000-000000000000, NVIDIA H200'\n")
+    smi.write_text("#!/bin/sh\necho 'GPU 0: NVIDIA H200 (UUID: GPU-11111111-0000-0000-0000-000000000000)'\n")
     smi.chmod(0o755)
     program = tmp_path / "program.py"
     program.write_text("print('the program ran')\n")

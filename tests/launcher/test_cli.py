@@ -6,8 +6,9 @@ import sys
 from pathlib import Path
 from types import SimpleNamespace
 
-import jaxrun
 import pytest
+
+import jaxrun
 from jaxrun.cli import main, make_job
 from jaxrun.errors import UsageError
 from jaxrun.job import Job

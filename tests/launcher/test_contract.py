@@ -10,6 +10,7 @@ from typing import get_args
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+
 from jaxrun.contract import Decoder, Message, Run, WorkerEnv, encode
 from jaxrun.contract.framing import MAX_FRAME, VERSION
 from jaxrun.errors import ProtocolError

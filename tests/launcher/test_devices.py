@@ -6,6 +6,7 @@ from types import ModuleType
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+
 from jaxrun import devices
 from jaxrun.devices import Card
 from jaxrun.machine import look

@@ -7,6 +7,7 @@ import subprocess
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+
 from jaxrun import environment
 from jaxrun.errors import UsageError
 

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+
 from jaxrun.errors import UsageError
 from jaxrun.job import Job, parse_ranks
 

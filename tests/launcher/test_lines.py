@@ -8,6 +8,7 @@ from itertools import pairwise
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+
 from jaxrun.lines import Layout, Lines
 
 # Few letters, so that line ends, returns and Gloo's text meet often.

@@ -6,6 +6,7 @@ import sys
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+
 from jaxrun.backends import BACKENDS
 from jaxrun.backends.local import plan
 from jaxrun.devices import Gpus

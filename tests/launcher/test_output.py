@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
 from jaxrun.output import BAR_EVERY, LONGEST_PARTIAL, PARTIAL_AFTER, TAIL, Output, Pipe, drain, drain_ready
 
 PACKAGES = str(Path(__file__).parents[2] / "launcher")

@@ -4,6 +4,7 @@ import json
 import shlex
 
 import pytest
+
 from jaxrun.contract import WorkerEnv
 from jaxrun.job import Job
 from jaxrun.plan import Plan, Worker, render, summary, to_json

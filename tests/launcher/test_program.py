@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+
 from jaxrun.errors import UsageError
 from jaxrun.program import asks_not_to_fork, find_module, find_script
 

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+
 from jaxrun.spool import Spool
 
 PACKAGES = str(Path(__file__).parents[2] / "launcher")

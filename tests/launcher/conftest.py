@@ -1,0 +1,274 @@
+"""Two stages: `simulate`, a head with a clock and a kernel of its own; `play`, real workers without jax."""
+
+import itertools
+import os
+import signal
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import pytest
+
+import jaxrun
+from jaxrun import orphans
+from jaxrun.agent import Agent
+from jaxrun.contract import Done, Failed, Hello, Lead, Listening, Proof
+from jaxrun.crew import Crew
+from jaxrun.events import (
+    Exited,
+    Finish,
+    Kill,
+    Limits,
+    Say,
+    Send,
+    Signalled,
+    Spawned,
+    StacksTaken,
+    TakeStacks,
+    Tick,
+)
+from jaxrun.head import Head
+from jaxrun.job import Job
+from jaxrun.output import Output
+from jaxrun.plan import Plan, Worker
+from jaxrun.signals import SignalPipe
+from jaxrun.spawn import Spawner
+from jaxrun.uniform import Expected
+
+HERE = Path(__file__).parent
+LAUNCHER = str(Path(jaxrun.__file__).parents[1])
+SIGNALS = (signal.SIGCHLD, signal.SIGINT, signal.SIGTERM, signal.SIGQUIT, signal.SIGUSR1)
+JOB_ID = "ab" * 16
+REAPED_AFTER = 0.001
+
+
+class Simulation:
+    """One job from its first spawn to its Finish. Times are seconds since its start."""
+
+    def __init__(
+        self, size=4, *, hosts=None, platform="cpu", local_devices=1, init=60.0, job=None, grace=5.0
+    ):
+        self.size = size
+        self.hosts = hosts or dict.fromkeys(range(size), "h1")
+        self.local_devices = local_devices
+        self.now = 0.0
+        self.exited = {}
+        self.killed = []  # (time, signal, ranks)
+        self.sent = []  # (time, ranks, message)
+        self.said = []  # (time, text)
+        self.ending = None
+        self.finished_at = None
+        self.stacks = {}  # rank → dump, for those that answer
+        self._clock = 0.0
+        self._due = []  # (time, number, event)
+        self._number = itertools.count()
+        expected = Expected(size, JOB_ID, platform, local_devices)
+        self.head = Head(self.hosts, expected, Limits(init=init, job=job, grace=grace), "127.0.0.1", 0.0)
+
+    def tell(self, *events):
+        """Events that arrive now."""
+        for event in events:
+            if isinstance(event, Exited):
+                self.exited[event.rank] = event.status
+            for action in self.head.handle(event, self.now):
+                self._note(action)
+        return self
+
+    def wait(self, seconds):
+        """Let time pass: ticks when the head wants them, exits of what was killed, answers to TakeStacks."""
+        until = self.now + seconds
+        while True:
+            alarm = self.head.deadline()
+            times = [time for time, _, _ in self._due] + ([alarm] if alarm is not None else [])
+            if not times or min(times) > until:
+                break
+            self.now = max(self.now, min(times))
+            if alarm is not None and alarm <= self.now:
+                self.tell(Tick())
+            for item in sorted(item for item in self._due if item[0] <= self.now):
+                self._due.remove(item)
+                if not (isinstance(item[2], Exited) and item[2].rank in self.exited):
+                    self.tell(item[2])
+        self.now = until
+        return self
+
+    def spawn(self, *ranks):
+        return self.tell(*(Spawned(rank, 1000 + rank) for rank in ranks or range(self.size)))
+
+    def meet(self, **changes):
+        self.spawn()
+        return self.tell(*(self.hello(rank, **changes.get(f"r{rank}", {})) for rank in range(self.size)))
+
+    def join(self):
+        self.meet()
+        return self.tell(Listening(0, "127.0.0.1:4711"))
+
+    def run(self):
+        """Everything up to Run."""
+        self.join()
+        return self.tell(*(self.proof(rank) for rank in range(self.size)))
+
+    def hello(self, rank, **changes):
+        values = {
+            "host": self.hosts.get(rank, "h9"),
+            "pid": 1000 + rank,
+            "time": self.now,
+            "started": 0.0,
+            "versions": {"python": "3.11.7", "jax": "0.10.2"},
+            "program": "0123456789abcdef",
+            "environment": {},
+        }
+        return Hello(rank=rank, **{**values, **changes})
+
+    def proof(self, rank, **changes):
+        values = {
+            "process_index": rank,
+            "process_count": self.size,
+            "local_devices": self.local_devices or 1,
+            "global_devices": self.size * (self.local_devices or 1),
+            "device_kinds": ("cpu",),
+            "platform": "cpu",
+            "nonce": JOB_ID,
+            "joined": self.now,
+            "time": self.now,
+        }
+        return Proof(rank=rank, **{**values, **changes})
+
+    def words(self, rank, error="ValueError", message="bad record", status=1, stage="program"):
+        traceback = f"Traceback (most recent call last):\n{error}: {message}\n"
+        return Failed(rank, self.now, stage, status, error, message, traceback)
+
+    def done(self, *ranks):
+        return self.tell(*(Done(rank, self.now) for rank in ranks))
+
+    def exit(self, status, *ranks):
+        return self.tell(*(Exited(rank, status) for rank in ranks))
+
+    def interrupt(self, signum):
+        return self.tell(Signalled(signum))
+
+    def ranks_sent(self, kind):
+        """Who was sent a message of this kind, in order."""
+        return [rank for _, ranks, message in self.sent if isinstance(message, kind) for rank in ranks]
+
+    def kills(self, signum=signal.SIGKILL):
+        """[(time, ranks)] of this signal, times in milliseconds."""
+        return [(round(time * 1000), ranks) for time, number, ranks in self.killed if number == signum]
+
+    @property
+    def texts(self):
+        return [text for _, text in self.said]
+
+    @property
+    def statuses(self):
+        return [end.status for end in self.ending.ends]
+
+    def _note(self, action):
+        match action:
+            case Send():
+                assert action.ranks and (action.ranks == (0,) or not isinstance(action.message, Lead))
+                self.sent.append((self.now, action.ranks, action.message))
+            case Kill():
+                assert action.ranks and not set(action.ranks) & set(self.exited)
+                self.killed.append((self.now, action.signum, action.ranks))
+                if action.signum == signal.SIGKILL:
+                    for rank in action.ranks:
+                        self._later(REAPED_AFTER, Exited(rank, -signal.SIGKILL))
+            case TakeStacks():
+                dumps = {rank: self.stacks.get(rank, "") for rank in action.ranks}
+                idle = dict.fromkeys(action.ranks, "futex_wait_queue")
+                self._later(0.1, StacksTaken(action.purpose, dumps, idle, dict.fromkeys(action.ranks, 0.0)))
+            case Say():
+                self.said.append((self.now, action.text))
+            case Finish():
+                assert self.ending is None
+                self.ending = action.ending
+                self.finished_at = self.now
+
+    def _later(self, seconds, event):
+        self._due.append((self.now + seconds, next(self._number), event))
+
+
+@pytest.fixture(scope="session")
+def simulate():
+    """Makes a Simulation."""
+    return Simulation
+
+
+class Recorder(list):
+    """Takes the place of a run directory: (event, rank, data)."""
+
+    def record(self, event, time, rank=None, **data):
+        self.append((event, rank, data))
+
+    def names(self, rank):
+        return [event for event, of, _ in self if of == rank]
+
+
+class Play:
+    """A job of workers by hand (worker_by_hand.py), from its start until nothing is left of it."""
+
+    def __init__(self, directory, argv, size, *, fork=False, grace=0.3, init=20.0, job=None):
+        self.events = Recorder()
+        workers = tuple(Worker(rank, rank, size, "h1") for rank in range(size))
+        plan = Plan(
+            job=Job(program=("p",), platform="cpu", init_timeout=init),
+            job_id=os.urandom(16).hex(),
+            workers=workers,
+            argv=tuple(map(str, argv)),
+            set_env={},
+            unset_env=(),
+            local_devices=None,
+            device_names=(),
+            fork=fork,
+        )
+        self.directory = directory
+        self._screen = directory / "screen"
+        began = time.time()
+        self.crew = Crew(plan, Spawner(plan, os.environ, ""))
+        expected = Expected(size, plan.job_id, "cpu", None)
+        head = Head(dict.fromkeys(range(size), "h1"), expected, Limits(init, job, grace), "127.0.0.1", began)
+        with SignalPipe(SIGNALS) as signals, self._screen.open("wb") as screen:
+            self.crew.begin()
+            fd = screen.fileno()
+            output = Output(size, log_dir=directory, stdout_fd=fd, stderr_fd=fd)
+            agent = Agent(self.crew, head, output, self.events, signals)
+            try:
+                self.ending = agent.run()
+            finally:
+                self.seconds = time.time() - began
+                self.left_over = orphans.end_all()
+                agent.close()
+                output.close()
+
+    @property
+    def statuses(self):
+        return [end.status for end in self.ending.ends]
+
+    @property
+    def screen(self):
+        return self._screen.read_text()
+
+    def log(self, rank, stream="out"):
+        return (self.directory / f"rank-{rank:04d}.{stream}").read_bytes()
+
+
+@pytest.fixture
+def play(tmp_path):
+    """play(CODE, …) runs a job with one worker by hand per CODE; play(argv=…, size=…) one of any program."""
+    orphans.adopt()
+
+    def run(*codes, argv=None, size=None, fork="", **options):
+        if fork:
+            script = HERE / "fork_by_hand.py"
+            python = tmp_path / "python"
+            python.write_text(f'#!/bin/sh\nexec {sys.executable} -S {script} "$@"\n')
+            python.chmod(0o755)
+            argv = [python, "-m", "jaxrun_runtime", LAUNCHER, fork, *codes]
+        elif argv is None:
+            argv = [sys.executable, "-IS", HERE / "worker_by_hand.py", LAUNCHER, *codes]
+        directory = Path(tempfile.mkdtemp(dir=tmp_path))
+        return Play(directory, argv, size or len(codes), fork=bool(fork), **options)
+
+    return run

@@ -1,0 +1,59 @@
+"""The interpreter of a plan that forks, by hand: `… -m jaxrun_runtime[.forkserver FD] LAUNCHER MODE CODE...`.
+
+As a fork server it forks, declines, fails or dies, as MODE says; as a worker it is worker_by_hand.
+"""
+
+import os
+import socket
+import sys
+import time
+from dataclasses import replace
+
+_, _, name, *arguments = sys.argv
+channel = socket.socket(fileno=int(arguments.pop(0))) if name.endswith("forkserver") else None
+launcher, mode, *codes = arguments
+sys.argv = [sys.argv[0], launcher]
+import worker_by_hand  # noqa: E402
+
+from jaxrun.contract import FORK_DESCRIPTORS, Decoder, Fork, ForkDeclined, Forked, WorkerEnv, encode  # noqa: E402
+
+
+def serve():
+    time.sleep(0.1 if mode != "die" else 0.0)
+    if mode == "die":
+        os._exit(1)
+    if mode == "fail":
+        channel.send(encode(ForkDeclined("ModuleNotFoundError: no jax", "Traceback\n")))
+        os._exit(1)
+    while True:
+        request, descriptors, _, _ = socket.recv_fds(channel, 2**18, len(FORK_DESCRIPTORS))
+        if not request:
+            os._exit(0)
+        if mode == "decline":
+            channel.send(encode(ForkDeclined("a thread was started", "")))
+            os._exit(0)
+        (order,) = Decoder().feed(request)
+        assert isinstance(order, Fork)
+        pid = os.fork()
+        if pid == 0:
+            channel.close()
+            become(order, dict(zip(FORK_DESCRIPTORS, descriptors, strict=True)))
+        for descriptor in descriptors:
+            os.close(descriptor)
+        channel.send(encode(Forked(order.rank, pid)))
+
+
+def become(order, descriptors):
+    os.setsid()
+    for target, stream in enumerate(("stdin", "stdout", "stderr")):
+        os.dup2(descriptors[stream], target)
+        os.close(descriptors[stream])
+    env = WorkerEnv.from_env(order.environment)
+    env = replace(env, channel_fd=descriptors["channel"], stacks_fd=descriptors["stacks"])
+    worker_by_hand.live(env, codes[env.rank])
+
+
+if channel is not None:
+    serve()
+told = WorkerEnv.from_env(os.environ)
+worker_by_hand.live(told, codes[told.rank])

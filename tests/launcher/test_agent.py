@@ -1,0 +1,202 @@
+"""The agent, with real processes that speak the contract without jax."""
+
+import contextlib
+import os
+import signal
+from pathlib import Path
+
+import pytest
+
+CLEAN = "run(); done()"
+SLEEPS = "run(); time.sleep(60)"
+
+
+def _is_gone(pid):
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
+    except FileNotFoundError:
+        return True
+
+
+def _inheritable():
+    """What this process itself hands down, besides its three streams."""
+    for fd in map(int, os.listdir("/proc/self/fd")):
+        with contextlib.suppress(OSError):
+            if fd > 2 and os.get_inheritable(fd):
+                yield fd
+
+
+def test_a_clean_run(play):
+    job = play(*(f"run(); print('hello from {rank}'); done()" for rank in range(3)))
+    assert job.ending.reason == "ok" and job.statuses == [0, 0, 0]
+    names = job.events.names(2)
+    assert [name for name in names if name != "first_output"] == ["spawned", "hello", "proof", "done", "exit"]
+    assert names.count("first_output") == 1
+    assert sorted(job.screen.splitlines()) == [f"[{rank}] hello from {rank}" for rank in range(3)]
+    assert job.log(1) == b"hello from 1\n"
+    assert job.left_over == []
+
+
+def test_the_first_error_ends_the_job_at_once(play):
+    job = play(SLEEPS, "run(); fail('bad record', 3)", SLEEPS)
+    assert job.ending.reason == "failed" and job.statuses == [-9, 3, -9]
+    assert job.ending.ends[1].words.message == "bad record"
+    assert job.screen == "jaxrun: rank 1 failed; stopping 2 others\n"
+    assert b"ValueError: bad record" in job.log(1, "err")
+    assert ("stop", None, {"signal": 9, "ranks": [0, 2]}) in job.events
+
+
+@pytest.mark.parametrize(
+    ("code", "status"),
+    [
+        ("os._exit(3)", 3),
+        ("hello(); os._exit(0)", 0),
+        ("run(); link.close(); time.sleep(0.05); os._exit(5)", 5),
+        ("run(); os.kill(os.getpid(), 9)", -9),
+    ],
+    ids=["before its hello", "while joining", "without its channel", "by SIGKILL"],
+)
+def test_a_worker_ends_without_words(play, code, status):
+    job = play(SLEEPS, code)
+    assert job.ending.reason == "failed" and job.statuses == [-9, status]
+    assert not job.ending.ends[1].stopped and job.ending.ends[1].words is None
+
+
+def test_a_crash_leaves_its_stack_and_the_last_lines_of_stderr(play):
+    job = play("run(); print('so far', file=sys.stderr, flush=True); os.kill(os.getpid(), signal.SIGSEGV)")
+    (end,) = job.ending.ends
+    assert end.status == -signal.SIGSEGV
+    assert "Segmentation fault" in end.fatal and end.tail == "so far\n"
+
+
+def test_what_is_no_message_is_the_workers_fault(play):
+    job = play(SLEEPS, "run(); link.sendall(b'GET / HTTP/1.0\\r\\n\\r\\n'); time.sleep(60)")
+    end = job.ending.ends[1]
+    assert end.words.error == "ProtocolError" and "wrote to jaxrun's channel" in end.words.message
+    assert job.ending.reason == "failed" and job.statuses == [-9, -9]
+
+
+def test_an_announced_giant_is_refused(play):
+    job = play("run(); link.sendall(b'\\xff' * 4); link.recv(1); os._exit(70)")
+    assert "a frame announces 4294967295 bytes" in job.ending.ends[0].words.message
+
+
+def test_two_workers_with_one_rank_are_refused(play):
+    job = play("hello(); time.sleep(60)", "hello(rank=0); time.sleep(60)")
+    assert job.ending.reason == "refused" and "two processes say that they are rank 0" in job.ending.text
+
+
+def test_a_silent_worker_is_named_when_the_start_up_takes_too_long(play):
+    job = play("hello(); time.sleep(60)", "time.sleep(60)", init=0.5)
+    assert job.ending.reason == "unavailable" and "missing: rank 1\n" in job.ending.text
+
+
+def test_a_time_limit_shows_where_the_ranks_were(play):
+    job = play("run(); time.sleep(60)", "run(); os.kill(os.getpid(), signal.SIGSTOP)", job=1.0)
+    assert job.ending.reason == "timeout" and job.statuses == [-9, -9]
+    assert 'File "<string>", line 1' in job.ending.dumps[0]
+    assert job.ending.dumps[1] == ""
+    assert [end.fatal for end in job.ending.ends] == ["", ""]
+
+
+def test_sigterm_is_the_workers_notice(play):
+    waits = "signal.signal(signal.SIGTERM, lambda *_: done()); run(); "
+    job = play(waits + "time.sleep(60)", waits + "os.kill(os.getppid(), signal.SIGTERM); time.sleep(60)")
+    assert job.ending.reason == "preempted" and job.statuses == [0, 0]
+
+
+def test_who_ignores_sigterm_is_killed_after_the_grace(play):
+    ignores = "signal.signal(signal.SIGTERM, signal.SIG_IGN); run(); "
+    job = play(ignores + "os.kill(os.getppid(), signal.SIGINT); time.sleep(60)")
+    assert job.ending.reason == "interrupted" and job.ending.signum == signal.SIGINT
+    assert job.statuses == [-9]
+    assert "rank 0 did not end within 0.3 s; sent SIGKILL" in job.screen
+
+
+def test_a_user_signal_is_forwarded(play):
+    notes = "signal.signal(signal.SIGUSR1, lambda *_: done()); run(); "
+    job = play(notes + "os.kill(os.getppid(), signal.SIGUSR1); time.sleep(60)", notes + "time.sleep(60)")
+    assert job.ending.reason == "ok"
+
+
+def test_sigquit_shows_stacks_and_the_job_goes_on(play):
+    job = play("run(); os.kill(os.getppid(), signal.SIGQUIT); time.sleep(0.5); done()")
+    assert job.ending.reason == "ok" and "<string>:1" in job.screen
+
+
+def test_a_daemon_that_a_worker_left_behind_is_gone_at_the_end(play, tmp_path):
+    job = play(f"grandchild({str(tmp_path / 'pid')!r}); run(); done()")
+    pid = int((tmp_path / "pid").read_text())
+    assert job.ending.reason == "ok"
+    assert job.left_over == [pid] and _is_gone(pid)
+
+
+def test_a_daemon_that_holds_the_pipes_open_does_not_hold_the_job(play, tmp_path):
+    job = play(f"grandchild({str(tmp_path / 'pid')!r}, True); run(); print('last'); done()")
+    assert job.ending.reason == "ok" and job.log(0) == b"last\n"
+    assert job.seconds < 10 and _is_gone(int((tmp_path / "pid").read_text()))
+
+
+def test_a_daemon_that_writes_for_ever_does_not_hold_the_job(play):
+    job = play("os.system('yes &'); time.sleep(0.2); run(); done()")
+    assert job.ending.reason == "ok" and job.seconds < 10
+    assert set(job.log(0)[:100_000]) == set(b"y\n")
+
+
+def test_no_byte_is_lost(play):
+    size = 10_000_000
+    job = play(
+        f"run(); sys.stdout.write('x' * {size}); done()", "run(); os.write(2, b'no newline \\xff'); done()"
+    )
+    assert job.ending.reason == "ok"
+    assert job.log(0) == b"x" * size
+    assert job.log(1, "err") == b"no newline \xff"
+
+
+def test_standard_input_is_rank_0s(play):
+    code = "run(); print(repr(sys.stdin.read())); done()"
+    read, write = os.pipe()
+    before = os.dup(0)
+    os.dup2(read, 0)
+    os.write(write, b"to be read\n")
+    os.close(write)
+    try:
+        job = play(code, code)
+    finally:
+        os.dup2(before, 0)
+        os.close(before)
+        os.close(read)
+    assert job.log(0) == b"'to be read\\n'\n" and job.log(1) == b"''\n"
+
+
+def test_each_worker_has_a_session_and_no_descriptor_of_anothers(play):
+    look = (
+        "run()\n"
+        "print(os.getsid(0) == os.getpid())\n"
+        "for fd in os.listdir('/proc/self/fd'):\n"
+        "  name = f'/proc/self/fd/{fd}'\n"
+        "  if os.path.lexists(name): print(os.readlink(name))\n"
+        "done()"
+    )
+    inherited = {os.readlink(f"/proc/self/fd/{fd}") for fd in _inheritable()}
+    job = play(look, look, look)
+    seen = [job.log(rank).decode().splitlines() for rank in range(3)]
+    assert [lines[0] for lines in seen] == ["True"] * 3
+    own = [{name for name in lines[1:] if not name.startswith("/dev/")} - inherited for lines in seen]
+    for names, others in ((own[0], own[1] | own[2]), (own[1], own[0] | own[2]), (own[2], own[0] | own[1])):
+        assert not names & others
+        assert sorted(name.split(":")[0] for name in names) == ["/memfd", "pipe", "pipe", "socket"]
+
+
+def test_a_program_that_cannot_be_started(play, tmp_path):
+    job = play(argv=[tmp_path / "missing"], size=2)
+    assert job.ending.reason == "unavailable"
+    assert job.ending.text == f"rank 0 could not be started: No such file or directory ({tmp_path}/missing)"
+
+
+def test_fifty_jobs_leave_no_descriptor_open(play):
+    play(argv=["/bin/sh", "-c", "exit 3"], size=2)
+    before = os.listdir("/proc/self/fd")
+    for _ in range(50):
+        assert play(argv=["/bin/sh", "-c", "exit 3"], size=2).ending.reason == "failed"
+    assert len(os.listdir("/proc/self/fd")) == len(before)

@@ -1,0 +1,143 @@
+"""A worker as its agent sees it."""
+
+import os
+import signal
+import socket
+import time
+
+import pytest
+
+from jaxrun.child import Child
+from jaxrun.contract import Done, Leave, encode
+from jaxrun.errors import ProtocolError
+from jaxrun.spawn import Lines
+
+
+@pytest.fixture
+def worker():
+    """(the child, the worker's end of its channel)."""
+    ours, theirs = socket.socketpair()
+    ours.setblocking(False)
+    pipes = [os.open(os.devnull, os.O_RDONLY) for _ in range(2)]
+    child = Child(2, Lines(ours, *pipes, os.memfd_create("stacks")))
+    yield child, theirs
+    child.close()
+    theirs.close()
+
+
+@pytest.fixture
+def process(worker):
+    """The child with a real process: a shell that leads a session, and a sleeper of its own."""
+    child, _ = worker
+    script = "trap 'exit 7' USR1; sleep 60 & echo $!; wait"
+    read, write = os.pipe()
+    actions = [(os.POSIX_SPAWN_DUP2, write, 1)]
+    child.pid = os.posix_spawn("/bin/sh", ["sh", "-c", script], os.environ, file_actions=actions, setsid=True)
+    os.close(write)
+    sleeper = int(os.read(read, 100))
+    yield child, sleeper
+    child.signal(signal.SIGKILL)
+    if child.status is None:
+        os.waitpid(child.pid, 0)
+        child.status = -9
+    os.close(read)
+
+
+def test_messages_come_whole_whatever_the_pieces(worker):
+    child, theirs = worker
+    first, second = Done(2, 1.0), Done(2, 2.0)
+    data = encode(first) + encode(second)
+    assert child.receive() == []
+    theirs.sendall(data[:5])
+    assert child.receive() == []
+    theirs.sendall(data[5:-1])
+    assert child.receive() == [first]
+    theirs.sendall(data[-1:])
+    assert child.receive() == [second]
+
+
+def test_last_words_are_read_before_the_end_is_seen(worker):
+    child, theirs = worker
+    child.send(Leave())
+    theirs.sendall(encode(Done(2, 1.0)))
+    theirs.close()  # with an unread message of ours
+    assert child.receive() == [Done(2, 1.0)]
+    assert child.receive() is None
+
+
+def test_garbage_is_no_message_and_nothing_is_read_after_it(worker):
+    child, theirs = worker
+    theirs.sendall(b"\0\0\0\2{]" + encode(Done(2, 1.0)))
+    with pytest.raises(ProtocolError, match="not JSON"):
+        child.receive()
+    child.hang_up()
+    assert child.receive() is None
+    assert theirs.recv(1) == b""
+
+
+def test_sending_to_a_worker_that_has_gone_is_nothing(worker):
+    child, theirs = worker
+    theirs.close()
+    child.send(Leave())
+    child.send(Leave())
+    child.hang_up()
+    child.send(Leave())
+
+
+def test_without_a_process_there_is_nothing_to_signal_or_to_measure(worker):
+    child, _ = worker
+    child.signal(signal.SIGKILL)
+    assert not child.killed and not child.live
+    child.pid = 2**22 + 1  # no process can have it
+    assert child.cpu_seconds() == 0.0 and child.kernel_wait() == ""
+    child.signal(signal.SIGKILL)
+
+
+def test_sigkill_reaches_what_the_worker_has_started(process):
+    child, sleeper = process
+    child.signal(signal.SIGKILL)
+    assert child.killed
+    assert os.waitstatus_to_exitcode(os.waitpid(child.pid, 0)[1]) == -9
+    child.status = -9
+    for _ in range(200):
+        if not os.path.exists(f"/proc/{sleeper}"):
+            break
+        with open(f"/proc/{sleeper}/stat") as file:
+            if file.read().rpartition(")")[2].split()[0] == "Z":
+                break
+        time.sleep(0.01)
+    else:
+        raise AssertionError("the sleeper still lives")
+
+
+def test_any_other_signal_is_for_the_worker_alone(process):
+    child, sleeper = process
+    child.signal(signal.SIGUSR1)
+    assert os.waitstatus_to_exitcode(os.waitpid(child.pid, 0)[1]) == 7
+    os.kill(sleeper, signal.SIGKILL)  # it lives, or this raises
+    child.status = 7
+    assert not child.killed
+
+
+def test_a_worker_that_was_reaped_is_left_alone(worker):
+    child, _ = worker
+    child.pid, child.status = os.getpid(), 0  # its number may be another's by now
+    child.signal(signal.SIGKILL)
+    assert not child.live
+
+
+def test_stacks_are_read_once(worker):
+    child, _ = worker
+    os.write(child.lines.stacks, b"first\n")
+    assert child.new_stacks() == "first\n"
+    os.write(child.lines.stacks, b"second \xff\n")
+    assert child.new_stacks() == "second \ufffd\n"
+    assert child.new_stacks() == ""
+
+
+def test_cpu_time_and_what_it_waits_in_are_the_kernels(worker):
+    child, _ = worker
+    child.pid = os.getpid()
+    used = child.cpu_seconds()
+    assert used == pytest.approx(time.process_time(), abs=0.1)
+    assert isinstance(child.kernel_wait(), str)

@@ -1,0 +1,68 @@
+"""A rank has left early: are the others stuck?"""
+
+from jaxrun.early_exit import EarlyExit
+
+JAX = """Thread 0x1 (most recent call first):
+  File "/v/lib/python3.11/site-packages/jax/_src/array.py", line 1 in _value
+  File "/home/me/train.py", line 2 in <module>
+"""
+USER = """Thread 0x1 (most recent call first):
+  File "/v/lib/python3.11/queue.py", line 1 in get
+  File "/home/me/train.py", line 2 in <module>
+"""
+FUTEX = {1: "futex_wait_queue", 2: "futex_wait_queue"}
+
+
+def _looks(*looks, waits=FUTEX):
+    """The answers to looks of (now, dumps, CPU seconds)."""
+    watch = EarlyExit()
+    return [watch.look(dumps, waits, cpu, now) for now, dumps, cpu in looks]
+
+
+STUCK = {1: JAX, 2: JAX}
+
+
+def test_two_idle_looks_in_jax_are_needed():
+    idle = {1: 4.0, 2: 5.0}
+    assert _looks((10.0, STUCK, idle), (12.0, STUCK, idle)) == [False, True]
+
+
+def test_a_rank_that_computes_is_not_stuck():
+    assert _looks((10.0, STUCK, {1: 4.0, 2: 5.0}), (12.0, STUCK, {1: 4.0, 2: 5.5}))[1] is False
+
+
+def test_a_little_cpu_time_is_no_work():
+    assert _looks((10.0, STUCK, {1: 4.0, 2: 5.0}), (12.0, STUCK, {1: 4.09, 2: 5.0}))[1] is True
+
+
+def test_one_rank_outside_of_jax_may_still_come():
+    idle = {1: 4.0, 2: 5.0}
+    mixed = {1: JAX, 2: USER}
+    assert _looks((10.0, STUCK, idle), (12.0, mixed, idle), (22.0, STUCK, idle), (24.0, STUCK, idle)) == [
+        False,
+        False,
+        False,
+        True,
+    ]
+
+
+def test_a_rank_that_does_not_answer_is_not_judged():
+    idle = {1: 4.0, 2: 5.0}
+    silent = {1: JAX, 2: ""}
+    assert _looks((10.0, silent, idle), (12.0, silent, idle)) == [False, False]
+    assert _looks((10.0, {}, {}), (12.0, {}, {})) == [False, False]
+
+
+def test_the_kernel_must_say_that_they_sleep():
+    idle = {1: 4.0, 2: 5.0}
+    running = {1: "futex_wait_queue", 2: ""}
+    assert _looks((10.0, STUCK, idle), (12.0, STUCK, idle), waits=running) == [False, False]
+
+
+def test_the_second_look_comes_soon_only_if_the_first_was_suspicious():
+    watch = EarlyExit()
+    assert watch.first_look == 10.0
+    watch.look({1: JAX}, FUTEX, {1: 1.0}, 10.0)
+    assert watch.next_look == 2.0
+    watch.look({1: USER}, FUTEX, {1: 1.0}, 12.0)
+    assert watch.next_look == 10.0

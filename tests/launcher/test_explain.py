@@ -1,0 +1,133 @@
+"""A job is told again from its files, whole or damaged."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from jaxrun import outcome, timeline
+from jaxrun.errors import UsageError
+from jaxrun.explain import explain
+from jaxrun.outcome import Verdict
+
+VERDICT = Verdict(
+    "failed",
+    1,
+    {0: "h0", 1: "h1"},
+    (1,),
+    headline="rank 1 of 2 on h1 raised ValueError.",
+    victims={0: "was stopped"},
+)
+
+
+def line(event: str, time: float, rank: int | None = None, **more: object) -> str:
+    return json.dumps({"time": 1000 + time, "event": event} | ({} if rank is None else {"rank": rank}) | more)
+
+
+def job(size: int, *, slow: int | None = None, hosts: int = 1) -> list[str]:
+    """The events of a job in which every step takes 0.1 s, and one rank imports 2 s longer."""
+    lines = [line("spawned", 0.01 * rank, rank, pid=rank) for rank in range(size)]
+    for rank in range(size):
+        late = 2.0 if rank == slow else 0.0
+        lines.append(line("hello", 0.1 + late, rank, host=f"h{rank % hosts}", pid=rank))
+    end = 2.2 if slow is not None else 0.2
+    lines += [line("proof", end + 0.1, rank, at=1000 + end) for rank in range(size)]
+    lines += [line("first_output", end + 0.2, 0), line("stop", end + 0.3, ranks=[0], signal=9)]
+    return lines + [line("exit", end + 0.4, rank, status=-9 if rank else 0) for rank in range(size)]
+
+
+def run_dir(path: Path, lines: list[str], verdict: Verdict | None = VERDICT) -> Path:
+    path.mkdir(parents=True)
+    (path / "events.jsonl").write_text("\n".join(lines) + "\n")
+    if verdict is not None:
+        (path / "verdict.json").write_text(outcome.to_json(verdict))
+    return path
+
+
+def test_the_verdict_is_told_again_with_when_each_rank_did_what(tmp_path: Path) -> None:
+    path = run_dir(tmp_path / "run", job(2, hosts=2))
+    assert explain(path).splitlines() == [
+        "jaxrun: rank 1 of 2 on h1 raised ValueError.",
+        "1 other was stopped; it had no fault of its own.",
+        f"logs: {path}/rank-0001.err · again: jaxrun explain {path}",
+        "exit 1",
+        "",
+        "start-up, in seconds since the first process was started:",
+        "  rank  host  spawned  imported  joined  proved  first output  ended",
+        "     0    h0     0.00      0.10    0.20    0.30          0.40   0.60",
+        "     1    h1     0.01      0.10    0.20    0.30             -   0.60",
+    ]
+
+
+def test_the_slow_rank_is_marked_in_the_step_that_it_held_up() -> None:
+    text = timeline.table(timeline.read(job(4, slow=2)))
+    row = next(line for line in text.splitlines() if line.split()[0] == "2")
+    assert row.split() == ["2", "0.02", "*2.10", "2.20", "2.30", "-", "2.60"]
+    assert text.count("*") == 2
+    assert text.splitlines()[-1] == "* slowest: rank 2, imported 2.00 s after the median"
+
+
+def test_a_large_job_is_summarised_by_step() -> None:
+    text = timeline.table(timeline.read(job(40, slow=33, hosts=4)))
+    lines = text.splitlines()
+    assert len(lines) == 9
+    assert lines[1].split() == ["step", "ranks", "first", "median", "last", "slowest", "ranks"]
+    assert lines[3].split() == [
+        "imported",
+        "40",
+        "0.10",
+        "0.10",
+        "2.10",
+        "33",
+        "(2.10),",
+        "0",
+        "(0.10),",
+        "1",
+        "(0.10)",
+    ]
+    assert lines[6].split()[:2] == ["first", "output"]
+    assert lines[-1] == "* slowest: rank 33 (h1), imported 2.00 s after the median"
+
+
+def test_a_job_without_a_verdict_tells_how_far_it_had_come(tmp_path: Path) -> None:
+    lines = [*job(3)[:5], line("exit", 0.15, 2, status=-11)]
+    text = explain(run_dir(tmp_path / "run", lines, verdict=None))
+    assert f"no verdict in {tmp_path / 'run'}: jaxrun itself was killed or is still running" in text
+    assert "of 3 ranks: 3 spawned, 2 imported, 1 ended" in text
+    assert "ended badly: rank 2: status -11" in text
+    assert "last event: exit of rank 2 after 0.15 s" in text
+
+
+def test_damaged_lines_are_left_out_and_counted(tmp_path: Path) -> None:
+    lines = job(2)
+    damaged = [*lines, lines[0][:20], "\x00\x00", "[1]", '{"event": "hello"}', '{"event": "x", "time": {}}']
+    text = explain(run_dir(tmp_path / "run", damaged))
+    assert text.endswith("(left out: 5 unreadable lines of events.jsonl)")
+    assert timeline.table(timeline.read(damaged)) == timeline.table(timeline.read(lines))
+
+
+def test_a_damaged_verdict_is_said_to_be_so(tmp_path: Path) -> None:
+    path = run_dir(tmp_path / "run", job(2))
+    (path / "verdict.json").write_text(outcome.to_json(VERDICT)[:40])
+    assert f"the verdict in {path / 'verdict.json'} cannot be read" in explain(path)
+
+
+def test_a_job_that_started_nothing_is_told_too(tmp_path: Path) -> None:
+    assert "no rank was started" in explain(run_dir(tmp_path / "run", [], verdict=None))
+
+
+def test_of_several_jobs_the_latest_is_told(tmp_path: Path) -> None:
+    run_dir(tmp_path / "1120-0900-a", job(1))
+    newest = run_dir(tmp_path / "1120-1000-b", job(1))
+    assert f"explain {newest}" in explain(tmp_path)
+    (tmp_path / "latest").symlink_to("1120-0900-a")
+    assert f"explain {tmp_path / '1120-0900-a'}" in explain(tmp_path)
+
+
+@pytest.mark.parametrize("name", ["", "nothing", "file"])
+def test_what_is_no_run_directory_is_refused(tmp_path: Path, name: str) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(UsageError, match="Give the run directory of a job"):
+        explain(tmp_path / name)

@@ -1,0 +1,123 @@
+"""What a launcher that dies by kill -9 leaves behind."""
+
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from jaxrun.guard import marked
+
+# A launcher with a guard, a child that carries the job's mark, and the child's daemon in its own session.
+LAUNCHER = """
+import os, subprocess, sys, time
+from jaxrun.guard import Guard
+
+job_id, pid_file, order = sys.argv[1:]
+guard = Guard(job_id)
+daemon = f"setsid sh -c 'echo $$ >> {pid_file}; sleep 60' & echo $$ >> {pid_file}; sleep 60"
+child = subprocess.Popen(["sh", "-c", daemon], env={**os.environ, "JAXRUN_JOB_ID": job_id})
+while not (os.path.exists(pid_file) and len(open(pid_file).read().split()) == 2):
+    time.sleep(0.01)
+if order == "dismiss":
+    guard.dismiss()
+    guard.dismiss()
+print(guard.pid, child.pid, flush=True)
+if order == "wait":
+    time.sleep(60)
+child.kill()
+"""
+
+
+@pytest.fixture
+def launch(tmp_path):
+    """launch(ORDER) → (the launcher, its guard's process id, those of its child and the child's daemon)."""
+    job_id = os.urandom(16).hex()
+    started = []
+
+    def start(order):
+        pid_file = tmp_path / "pids"
+        command = [sys.executable, "-c", LAUNCHER, job_id, pid_file, order]
+        launcher = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+        started.append(launcher)
+        guard = int(launcher.stdout.readline().split()[0])
+        return launcher, guard, [int(pid) for pid in pid_file.read_text().split()]
+
+    yield start
+    for launcher in started:
+        launcher.kill()
+        launcher.wait()
+        launcher.stdout.close()
+    for pid in marked(job_id):
+        os.kill(pid, 9)
+
+
+def _seconds_until_gone(pids):
+    began = time.monotonic()
+    while time.monotonic() < began + 10:
+        if not any(_alive(pid) for pid in pids):
+            return time.monotonic() - began
+        time.sleep(0.01)
+    return None
+
+
+def _alive(pid):
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+
+
+def test_kill_9_of_the_launcher_leaves_nothing(launch):
+    launcher, guard, pids = launch("wait")
+    assert all(map(_alive, pids)) and _alive(guard)
+    launcher.kill()
+    launcher.wait()
+    seconds = _seconds_until_gone([*pids, guard])
+    assert seconds is not None and seconds < 2
+
+
+def test_a_launcher_that_forgets_its_guard_leaves_nothing_either(launch):
+    launcher, guard, pids = launch("exit")
+    assert launcher.wait(10) == 0
+    assert _seconds_until_gone([*pids, guard]) is not None
+
+
+def test_a_dismissed_guard_ends_and_kills_nothing(launch):
+    launcher, guard, pids = launch("dismiss")
+    assert launcher.wait(10) == 0
+    assert _seconds_until_gone([guard]) is not None
+    assert any(map(_alive, pids))
+
+
+def test_a_guard_keeps_none_of_the_launchers_streams_open(launch):
+    launcher, guard, _ = launch("wait")
+    names = {fd: os.readlink(f"/proc/{guard}/fd/{fd}") for fd in os.listdir(f"/proc/{guard}/fd")}
+    assert list(names) == ["0"] and names["0"] != os.readlink(f"/proc/{launcher.pid}/fd/1")
+
+
+def test_a_guard_outlives_the_terminals_signals(launch):
+    launcher, guard, pids = launch("wait")
+    for signum in (2, 15, 1):
+        os.kill(guard, signum)
+    time.sleep(0.05)
+    assert _alive(guard) and os.getsid(guard) == guard != os.getsid(launcher.pid)
+    launcher.kill()
+    launcher.wait()
+    assert _seconds_until_gone(pids) is not None
+
+
+def test_only_the_jobs_own_processes_are_marked():
+    job_id = os.urandom(16).hex()
+    child = subprocess.Popen(["sleep", "60"], env={"JAXRUN_JOB_ID": job_id})
+    another = {"JAXRUN_JOB_ID": job_id + "0", "X": f"JAXRUN_JOB_ID={job_id}"}
+    other = subprocess.Popen(["sleep", "60"], env=another)
+    try:
+        time.sleep(0.05)
+        assert list(marked(job_id)) == [child.pid]
+    finally:
+        for process in (child, other):
+            process.kill()
+            process.wait()

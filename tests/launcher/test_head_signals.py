@@ -1,0 +1,183 @@
+"""The head under signals, time limits and early exits."""
+
+import signal
+
+import pytest
+
+from jaxrun.contract import Leave
+from jaxrun.events import Signalled, TakeStacks
+from jaxrun.head import Phase
+
+IN_JAX = """Current thread 0x0001 (most recent call first):
+  File "/v/lib/python3.11/site-packages/jax/_src/array.py", line 7 in _value
+  File "/home/me/train.py", line 12 in <module>
+"""
+IN_PYTHON = """Current thread 0x0001 (most recent call first):
+  File "/v/lib/python3.11/queue.py", line 7 in get
+  File "/home/me/train.py", line 12 in <module>
+"""
+STARTS = {
+    "meeting": lambda job: job.spawn(),
+    "joining": lambda job: job.join(),
+}
+TERMINAL = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+
+@pytest.mark.parametrize("signum", TERMINAL)
+@pytest.mark.parametrize("start", STARTS.values(), ids=STARTS)
+def test_before_the_program_runs_a_signal_kills_at_once(simulate, start, signum):
+    job = start(simulate(2)).interrupt(signum).wait(1)
+    assert job.kills() == [(0, (0, 1))] and job.kills(signal.SIGTERM) == []
+    assert job.ending.reason == "interrupted" and job.ending.signum == signum
+
+
+def test_a_signal_before_anything_was_started_ends_the_job(simulate):
+    job = simulate(2).interrupt(signal.SIGINT)
+    assert job.ending.reason == "interrupted" and job.statuses == [None, None] and not job.killed
+
+
+@pytest.mark.parametrize("signum", TERMINAL)
+def test_running_ranks_are_asked_then_killed_after_the_grace(simulate, signum):
+    job = simulate(3, grace=4.0).run().interrupt(signum)
+    assert job.kills(signal.SIGTERM) == [(0, (0, 1, 2))]
+    name = signal.Signals(signum).name
+    assert job.texts == [
+        f"{name}: asked ranks 0-2 to end (SIGTERM); SIGKILL follows in 4 s, or at once with Ctrl-C"
+    ]
+    job.wait(1).exit(-signal.SIGTERM, 1)
+    job.wait(10)
+    assert job.kills() == [(4000, (0, 2))]
+    assert job.texts[1:] == ["ranks 0, 2 did not end within 4 s; sent SIGKILL"]
+    assert job.ending.reason == "interrupted" and job.ending.signum == signum
+    assert [(end.status, end.stopped) for end in job.ending.ends] == [(-9, True), (-15, False), (-9, True)]
+
+
+def test_a_second_signal_kills_at_once(simulate):
+    job = simulate(2).run().interrupt(signal.SIGINT).wait(0.2)
+    job.interrupt(signal.SIGINT).wait(1)
+    assert job.kills() == [(200, (0, 1))]
+    assert job.ending.reason == "interrupted"
+
+
+def test_a_job_that_ends_well_after_sigterm_was_preempted(simulate):
+    job = simulate(2).run().interrupt(signal.SIGTERM).wait(1)
+    job.done(0, 1).exit(0, 1).exit(0, 0)
+    assert job.ranks_sent(Leave) == [1, 0]
+    assert job.ending.reason == "preempted" and not job.kills()
+
+
+def test_ranks_that_were_done_before_sigterm_are_not_asked_and_count_as_well_ended(simulate):
+    job = simulate(3).run().done(1).interrupt(signal.SIGTERM)
+    assert job.kills(signal.SIGTERM) == [(0, (0, 2))]
+    job.done(0, 2).exit(0, 1, 2).exit(0, 0)
+    assert job.ending.reason == "preempted"
+
+
+@pytest.mark.parametrize(
+    ("signum", "statuses"), [(signal.SIGINT, (0, 0)), (signal.SIGTERM, (0, 3)), (signal.SIGTERM, (0, -15))]
+)
+def test_any_other_end_after_a_signal_is_an_interruption(simulate, signum, statuses):
+    job = simulate(2).run().interrupt(signum)
+    job.exit(statuses[0], 0).exit(statuses[1], 1)
+    assert job.ending.reason == "interrupted"
+
+
+def test_a_failure_while_terminating_does_not_stop_the_others(simulate):
+    job = simulate(2).run().interrupt(signal.SIGTERM)
+    job.tell(job.words(1)).exit(1, 1)
+    job.wait(1).done(0).exit(0, 0)
+    assert not job.kills() and job.ending.reason == "interrupted"
+    assert job.ending.ends[1].words is not None
+
+
+@pytest.mark.parametrize("signum", TERMINAL)
+def test_a_signal_while_the_cause_is_looked_for_kills_at_once_and_keeps_the_failure(simulate, signum):
+    job = simulate(3).run()
+    job.tell(job.words(1)).wait(0.01).interrupt(signum).wait(1)
+    assert job.kills() == [(10, (0, 1, 2))]
+    assert job.ending.reason == "failed"
+    assert not job.ending.ends[1].stopped
+
+
+def test_a_signal_during_the_grace_of_exit_handlers_kills_them(simulate):
+    job = simulate(2).run()
+    job.tell(job.words(1)).wait(1).interrupt(signal.SIGINT).wait(1)
+    assert job.kills() == [(30, (0,)), (1000, (1,))]
+    assert job.ending.reason == "failed"
+
+
+def test_a_signal_when_all_is_done_only_hastens_the_end(simulate):
+    job = simulate(2).run().done(0, 1).interrupt(signal.SIGINT).wait(1)
+    assert job.kills() == [(0, (0, 1))] and job.ending.reason == "ok"
+
+
+@pytest.mark.parametrize("signum", [signal.SIGUSR1, signal.SIGUSR2])
+def test_user_signals_are_only_forwarded_to_those_that_still_work(simulate, signum):
+    job = simulate(3).run().done(1).interrupt(signum).wait(5)
+    assert job.killed == [(0.0, signum, (0, 2))]
+    assert job.head.phase is Phase.RUNNING and not job.said
+
+
+def test_sigquit_shows_the_stacks_and_changes_nothing(simulate):
+    job = simulate(2).run()
+    job.stacks = {0: IN_JAX, 1: IN_PYTHON}
+    job.interrupt(signal.SIGQUIT).wait(1)
+    (text,) = job.texts
+    assert "2 groups" in text and "train.py:12" in text
+    assert job.head.phase is Phase.RUNNING and not job.killed
+
+
+def test_stacks_are_asked_only_of_those_that_can_show_them(simulate):
+    # To a worker without its fault handler, the signal that asks is deadly.
+    job = simulate(3).spawn()
+    job.tell(job.hello(1))
+    assert job.head.handle(Signalled(signal.SIGQUIT), 0.0) == [TakeStacks((1,), "show")]
+
+
+def test_the_time_limit_ends_the_job_with_everybodys_stacks(simulate):
+    job = simulate(2, job=100.0).run()
+    job.stacks = {0: IN_JAX, 1: IN_PYTHON}
+    job.wait(101)
+    assert job.ending.reason == "timeout" and job.ending.dumps == {0: IN_JAX, 1: IN_PYTHON}
+    assert job.kills() == [(100_100, (0, 1))]
+
+
+def test_the_time_limit_counts_the_start_up_too(simulate):
+    job = simulate(2, job=1.0).spawn()
+    job.tell(job.hello(1)).wait(2)
+    assert job.ending.reason == "timeout" and job.ending.dumps == {1: ""}
+
+
+def test_a_job_that_ends_while_its_stacks_are_taken_has_ended_well(simulate):
+    job = simulate(2, job=100.0).run().wait(100.05)
+    job.done(0, 1).exit(0, 1).exit(0, 0)
+    assert job.ending.reason == "ok"
+
+
+def test_a_rank_may_end_early_while_the_others_work(simulate):
+    job = simulate(3).run()
+    job.stacks = {1: IN_PYTHON, 2: IN_JAX}
+    job.done(0).wait(600)
+    assert job.head.phase is Phase.RUNNING and not job.said
+
+
+@pytest.mark.parametrize(
+    "leaves", [lambda job: job.done(0), lambda job: job.exit(0, 0)], ids=["done", "exit"]
+)
+def test_others_that_wait_in_jax_for_a_rank_that_has_ended_are_stuck(simulate, leaves):
+    job = simulate(3).run().wait(5)
+    job.stacks = {1: IN_JAX, 2: IN_JAX}
+    leaves(job).wait(60)
+    assert job.ending.reason == "early-exit" and job.ending.dumps == {1: IN_JAX, 2: IN_JAX}
+    live = (1, 2) if job.ending.ends[0].status == 0 else (0, 1, 2)
+    assert job.kills() == [
+        (17_200, live)
+    ]  # 10 s after it ended, and 2 s later, each with 0.1 s for the answers
+
+
+def test_ranks_that_finish_after_a_first_look_are_not_stuck(simulate):
+    job = simulate(3).run()
+    job.stacks = {1: IN_JAX, 2: IN_JAX}
+    job.done(0).wait(11)
+    job.done(1, 2).exit(0, 1, 2).exit(0, 0)
+    assert job.ending.reason == "ok"

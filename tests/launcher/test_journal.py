@@ -1,0 +1,67 @@
+"""What events.jsonl keeps of a job."""
+
+import json
+import signal
+
+import pytest
+
+from jaxrun import journal
+from jaxrun.contract import Done, Failed, Hello, Leave, Listening, Proof, ThreadFailed
+from jaxrun.events import (
+    Exited,
+    Kill,
+    Say,
+    Send,
+    Signalled,
+    Spawned,
+    StacksTaken,
+    TakeStacks,
+    Tick,
+    Unavailable,
+)
+
+KEPT = {
+    "spawned": (Spawned(1, 77), ("spawned", 1, {"pid": 77})),
+    "hello": (
+        Hello(1, "h1", 77, 2.5, 1.5, {"jax": "0.10.2"}, "ab", {"SECRET": "x"}),
+        ("hello", 1, {"host": "h1", "pid": 77, "started": 1.5, "sent": 2.5, "versions": {"jax": "0.10.2"}}),
+    ),
+    "proof": (
+        Proof(1, 1, 2, 8, 16, ("H200",), "gpu", "nonce", 3.5, 4.5),
+        ("proof", 1, {"at": 3.5, "local_devices": 8, "platform": "gpu", "device_kinds": ["H200"]}),
+    ),
+    "a thread": (
+        ThreadFailed(1, 5.0, "Loader", "OSError", "Traceback"),
+        ("thread_failed", 1, {"thread": "Loader", "error": "OSError"}),
+    ),
+    "last words": (
+        Failed(1, 5.0, "program", 3, "SystemExit", "bye", ""),
+        (
+            "failed",
+            1,
+            {"stage": "program", "status": 3, "error": "SystemExit", "sent": 5.0, "message": "bye"},
+        ),
+    ),
+    "done": (Done(1, 6.0), ("done", 1, {"sent": 6.0})),
+    "exit": (Exited(1, -9), ("exit", 1, {"status": -9})),
+    "signal": (Signalled(signal.SIGTERM), ("signal", None, {"signal": 15})),
+}
+
+
+@pytest.mark.parametrize(("event", "entry"), KEPT.values(), ids=KEPT)
+def test_an_event_is_kept_in_a_form_that_json_takes(event, entry):
+    assert journal.of_event(event) == entry
+    assert json.loads(json.dumps(entry[2])) == entry[2]
+
+
+@pytest.mark.parametrize(
+    "event", [Tick(), Unavailable("x"), StacksTaken("show", {}, {}, {}), Listening(0, "h:1")]
+)
+def test_what_nobody_reads_again_is_not_kept(event):
+    assert journal.of_event(event) is None
+
+
+def test_of_the_actions_only_signals_are_kept():
+    assert journal.of_action(Kill((0, 2), signal.SIGKILL)) == ("stop", None, {"signal": 9, "ranks": [0, 2]})
+    for action in (Say("x"), Send((0,), Leave()), TakeStacks((0,), "show")):
+        assert journal.of_action(action) is None

@@ -1,0 +1,61 @@
+"""Nothing that a launcher started outlives end_all."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+# In a process of its own, for end_all spares no child. Prints whom it started, whom it killed, in what time.
+LAUNCHER = """
+import json, os, sys, time
+from jaxrun import orphans
+
+read, write = os.pipe()
+
+def breed(depth):
+    if depth and os.fork() == 0:
+        os.setsid()
+        os.write(write, b"%d\\n" % os.getpid())
+        breed(depth - 1)
+        if depth % 2:
+            time.sleep(60)
+        os._exit(0)
+
+orphans.adopt()
+depth = int(sys.argv[1])
+breed(depth)
+started = b""
+while started.count(b"\\n") < depth:
+    started += os.read(read, 1000)
+began = time.monotonic()
+killed = orphans.end_all()
+print(json.dumps([list(map(int, started.split())), killed, time.monotonic() - began]))
+"""
+
+
+def _run(depth):
+    command = [sys.executable, "-c", LAUNCHER, str(depth)]
+    answer = subprocess.run(command, capture_output=True, text=True, timeout=30, check=True)
+    return json.loads(answer.stdout)
+
+
+def test_generations_with_sessions_of_their_own_are_gone():
+    started, killed, _ = _run(5)  # the second and fourth end by themselves and leave their children behind
+    assert len(started) == 5
+    assert {started[0], started[2], started[4]} <= set(killed) <= set(started)
+    assert [pid for pid in started if Path(f"/proc/{pid}").exists()] == []
+
+
+def test_without_children_it_returns_at_once():
+    started, killed, seconds = _run(0)
+    assert started == killed == [] and seconds < 0.05
+
+
+def test_processes_of_others_are_spared():
+    stranger = subprocess.Popen(["sleep", "60"])
+    try:
+        assert stranger.pid not in _run(2)[1]
+        assert stranger.poll() is None
+    finally:
+        stranger.kill()
+        stranger.wait()

@@ -1,0 +1,137 @@
+"""The last screenful, and the verdict's way through verdict.json."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from jaxrun import outcome, report, wording
+from jaxrun.outcome import Verdict
+
+RUN_DIR = Path("jaxrun-runs/1120-2142-train")
+HOSTS = dict.fromkeys(range(8), "here")
+FAILED = Verdict(
+    outcome="failed",
+    exit_code=1,
+    hosts=HOSTS,
+    culprits=(2,),
+    traceback='Traceback (most recent call last):\n  File "train.py", line 88, in step\nValueError: bad\n',
+    headline="rank 2 of 8 raised ValueError 41.3 s into the run.",
+    victims={rank: "was stopped" for rank in HOSTS if rank != 2},
+    startup=1.0,
+    run=41.3,
+    stopping=0.03,
+)
+
+
+def last_lines(verdict: Verdict, count: int) -> list[str]:
+    return report.render(verdict, RUN_DIR).splitlines()[-count:]
+
+
+def test_a_failure_fills_one_screen_with_what_where_and_what_now() -> None:
+    assert report.render(FAILED, RUN_DIR).splitlines() == [
+        "",
+        "Traceback (most recent call last):",
+        '  File "train.py", line 88, in step',
+        "ValueError: bad",
+        "",
+        "rank 2 of 8 raised ValueError 41.3 s into the run.",
+        "7 others were stopped 0.03 s later; none of them had a fault of its own.",
+        f"logs: {RUN_DIR}/rank-0002.err · again: jaxrun explain {RUN_DIR}",
+        "exit 1",
+    ]
+
+
+def test_without_a_run_directory_no_file_is_named() -> None:
+    assert report.render(FAILED, None).splitlines()[-2:] == [
+        "7 others were stopped 0.03 s later; none of them had a fault of its own.",
+        "exit 1",
+    ]
+
+
+def test_a_failure_without_a_traceback_is_one_paragraph() -> None:
+    told = replace(FAILED, traceback="", headline="rank 2 of 8 was killed by SIGKILL (9).", victims={})
+    assert report.render(told, None) == "jaxrun: rank 2 of 8 was killed by SIGKILL (9).\nexit 1"
+
+
+def test_a_success_is_one_line() -> None:
+    told = Verdict("ok", 0, HOSTS, startup=0.6, run=1.45, stopping=0.05)
+    assert report.render(told, RUN_DIR) == "jaxrun: done in 2.1 s (start-up 0.60 s)"
+
+
+@pytest.mark.parametrize(
+    ("victims", "line"),
+    [
+        ({0: "was stopped"}, "1 other was stopped 0.03 s later; it had no fault of its own."),
+        (
+            {0: "had finished", 1: "had finished"},
+            "2 others had finished; none of them had a fault of its own.",
+        ),
+        (
+            dict.fromkeys(range(3), "lost its connection"),
+            "3 others lost their connection; all gone 0.03 s later.",
+        ),
+        (
+            {
+                0: "was stopped",
+                1: "was stopped",
+                3: "raised KeyError",
+                4: "was ended by JAX",
+                5: "was ended by JAX",
+            },
+            "5 others: ranks 0-1 were stopped, ranks 4-5 were ended by JAX, rank 3 raised KeyError; "
+            "all gone 0.03 s later.",
+        ),
+    ],
+)
+def test_victims_take_one_line(victims: dict[int, str], line: str) -> None:
+    assert last_lines(replace(FAILED, victims=victims), 3)[0] == line
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        (-1, "0.00 s"),
+        (0.0312, "0.03 s"),
+        (0.996, "1.0 s"),
+        (41.31, "41.3 s"),
+        (119.96, "2 min 0 s"),
+        (3725, "1 h 2 min"),
+    ],
+)
+def test_seconds_keep_two_or_three_digits(value: float, text: str) -> None:
+    assert wording.seconds(value) == text
+
+
+def test_signals_have_names() -> None:
+    names = [wording.signal_name(number) for number in (9, 34, 37, 99)]
+    assert names == ["SIGKILL (9)", "SIGRTMIN (34)", "SIGRTMIN+3 (37)", "signal 99"]
+
+
+@given(
+    st.builds(
+        Verdict,
+        outcome=st.sampled_from(["ok", "failed"]),
+        exit_code=st.integers(0, 255),
+        hosts=st.dictionaries(st.integers(0, 99), st.text()),
+        culprits=st.lists(st.integers(0, 99)).map(tuple),
+        traceback=st.text(),
+        details=st.lists(st.text()).map(tuple),
+        victims=st.dictionaries(st.integers(0, 99), st.text()),
+        run=st.none() | st.floats(0, 1e6),
+    )
+)
+def test_a_verdict_survives_its_file(verdict: Verdict) -> None:
+    assert outcome.from_json(outcome.to_json(verdict)) == verdict
+
+
+@pytest.mark.parametrize(
+    "text", ["", "[]", '{"format": 0}', '{"format": 1}', "{", outcome.to_json(FAILED).replace("here", '"]')]
+)
+def test_what_is_no_verdict_is_refused(text: str) -> None:
+    with pytest.raises(ValueError):
+        outcome.from_json(text)

@@ -1,0 +1,166 @@
+"""The run directory is made once, is never shared, and never costs the job."""
+
+from __future__ import annotations
+
+import json
+import os
+from datetime import datetime
+from pathlib import Path
+
+import pytest
+
+from jaxrun.errors import UsageError
+from jaxrun.rundir import RunDir, create, file_safe
+
+NOW = datetime(2026, 11, 20, 21, 42)
+
+
+def events(directory: RunDir) -> list[dict[str, object]]:
+    assert directory.path is not None
+    return [json.loads(line) for line in (directory.path / "events.jsonl").read_text().splitlines()]
+
+
+def made(tmp_path: Path, request: Path | None = None, name: str = "train") -> Path:
+    directory = create(request, base=tmp_path, name=name, now=NOW)
+    directory.close()
+    assert directory.path is not None
+    return directory.path
+
+
+def refusal(tmp_path: Path, request: Path) -> str:
+    with pytest.raises(UsageError) as caught:
+        create(request, base=tmp_path, name="train", now=NOW)
+    return str(caught.value)
+
+
+def test_the_default_has_a_sortable_name_and_is_the_latest(tmp_path: Path) -> None:
+    first = made(tmp_path)
+    assert first == tmp_path / "jaxrun-runs" / "1120-2142-train"
+    assert (tmp_path / "jaxrun-runs" / "latest").readlink() == Path("1120-2142-train")
+    assert made(tmp_path).name == "1120-2142-train-2"
+    assert made(tmp_path).name == "1120-2142-train-3"
+    assert os.path.samefile(
+        tmp_path / "jaxrun-runs" / "latest", tmp_path / "jaxrun-runs" / "1120-2142-train-3"
+    )
+    assert sorted(path.name for path in first.parent.iterdir() if path.name.startswith(".")) == []
+
+
+def test_a_latest_that_is_no_link_is_left_alone(tmp_path: Path) -> None:
+    (tmp_path / "jaxrun-runs" / "latest").mkdir(parents=True)
+    made(tmp_path)
+    assert (tmp_path / "jaxrun-runs" / "latest").is_dir()
+    assert sorted(path.name for path in (tmp_path / "jaxrun-runs").iterdir()) == ["1120-2142-train", "latest"]
+
+
+@pytest.mark.parametrize(
+    ("name", "safe"),
+    [
+        ("train", "train"),
+        ("my program's", "my-program-s"),
+        ("../../etc", "etc"),
+        ("größe.v2", "größe.v2"),
+        ("", "job"),
+        ("...", "job"),
+        ("x" * 300, "x" * 60),
+    ],
+)
+def test_any_program_name_becomes_part_of_a_file_name(tmp_path: Path, name: str, safe: str) -> None:
+    assert file_safe(name) == safe
+    assert made(tmp_path, name=name).name == f"1120-2142-{safe}"
+
+
+def test_a_directory_of_the_users_is_made_or_taken_if_it_is_empty(tmp_path: Path) -> None:
+    assert made(tmp_path, tmp_path / "a" / "b") == tmp_path / "a" / "b"
+    (tmp_path / "empty").mkdir()
+    assert made(tmp_path, tmp_path / "empty") == tmp_path / "empty"
+    assert not (tmp_path / "jaxrun-runs").exists()
+
+
+def test_a_directory_with_another_job_is_refused(tmp_path: Path) -> None:
+    taken = made(tmp_path, tmp_path / "taken")
+    text = refusal(tmp_path, taken)
+    assert "it holds another job" in text and f"jaxrun explain {taken}" in text
+    assert "Name a new or an empty directory." in text
+
+
+def test_a_directory_with_anything_else_is_refused_and_left_as_it_is(tmp_path: Path) -> None:
+    for name in "abcde":
+        (tmp_path / name).write_text("")
+    assert "it holds a, b, c and 2 more." in refusal(tmp_path, tmp_path)
+    assert sorted(path.name for path in tmp_path.iterdir()) == list("abcde")
+
+
+def test_a_file_in_its_place_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    assert "is a file, not a directory" in refusal(tmp_path, tmp_path / "file")
+    assert "--no-run-dir" in refusal(tmp_path, tmp_path / "file" / "below")
+    (tmp_path / "jaxrun-runs").write_text("")
+    with pytest.raises(UsageError, match="--no-run-dir"):
+        create(None, base=tmp_path, name="train", now=NOW)
+
+
+def test_two_jobs_cannot_take_one_directory(tmp_path: Path) -> None:
+    made(tmp_path, tmp_path / "one")
+    with pytest.raises(FileExistsError):
+        RunDir(tmp_path / "one")
+
+
+def test_events_are_on_disk_at_once_one_per_line(tmp_path: Path) -> None:
+    directory = create(tmp_path / "run", base=tmp_path, name="", now=NOW)
+    directory.record("hello", 12.3456789, 3, host="h\n1", versions={"jax": "0.10"})
+    directory.record("signal", 13.0, signal=2, odd=Path("x"), broken="\udcff")
+    assert events(directory) == [
+        {"time": 12.345679, "event": "hello", "rank": 3, "host": "h\n1", "versions": {"jax": "0.10"}},
+        {"time": 13.0, "event": "signal", "signal": 2, "odd": "x", "broken": "\udcff"},
+    ]
+    directory.close()
+    directory.record("late", 14.0)
+    assert len(events(directory)) == 2
+
+
+def test_files_are_replaced_whole(tmp_path: Path) -> None:
+    directory = create(tmp_path / "run", base=tmp_path, name="", now=NOW)
+    directory.write_text("job.json", "one")
+    directory.write_text("job.json", "two \udcff")
+    assert sorted(path.name for path in (tmp_path / "run").iterdir()) == ["events.jsonl", "job.json"]
+    assert (tmp_path / "run" / "job.json").read_text() == "two \\udcff"
+    directory.close()
+
+
+def test_a_directory_that_vanishes_is_told_once_and_never_raised(tmp_path: Path) -> None:
+    directory = create(tmp_path / "run", base=tmp_path, name="", now=NOW)
+    (tmp_path / "run" / "events.jsonl").unlink()
+    (tmp_path / "run").rmdir()
+    told: list[str] = []
+    directory.write_text("job.json", "before anybody listens")
+    directory.on_trouble(told.append)
+    directory.write_text("verdict.json", "after")
+    assert len(told) == 1
+    assert told[0].startswith(
+        f"cannot write to {tmp_path / 'run'}: No such file or directory; the job goes on"
+    )
+    directory.close()
+
+
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="this system has no /dev/full")
+def test_a_full_disk_is_told_once_and_never_raised(tmp_path: Path) -> None:
+    directory = create(tmp_path / "run", base=tmp_path, name="", now=NOW)
+    full = os.open("/dev/full", os.O_WRONLY)
+    assert directory._events is not None
+    os.dup2(full, directory._events)
+    os.close(full)
+    told: list[str] = []
+    directory.on_trouble(told.append)
+    for _ in range(3):
+        directory.record("hello", 1.0, 0)
+    assert len(told) == 1 and "No space left on device" in told[0]
+    directory.close()
+
+
+def test_a_job_that_wants_no_directory_gets_one_that_does_nothing(tmp_path: Path) -> None:
+    directory = RunDir(None)
+    directory.on_trouble(pytest.fail)
+    directory.record("hello", 1.0, 0)
+    directory.write_text("job.json", "x")
+    directory.close()
+    assert directory.path is None

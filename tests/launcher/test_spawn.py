@@ -1,0 +1,96 @@
+"""How workers are connected; that they start is the agent's and the crew's test."""
+
+import os
+import sys
+
+import pytest
+
+from jaxrun.contract import WorkerEnv
+from jaxrun.job import Job
+from jaxrun.plan import Plan, Worker
+from jaxrun.spawn import Spawner
+
+JOB_ID = "ab" * 16
+
+
+def _plan(*argv):
+    return Plan(
+        job=Job(program=("p",), platform="cpu"),
+        job_id=JOB_ID,
+        workers=(Worker(0, 0, 2, "h1"), Worker(1, 1, 2, "h1")),
+        argv=argv,
+        set_env={"ADDED": "a b\nc"},
+        unset_env=("TAKEN",),
+        local_devices=None,
+        device_names=(),
+        fork=False,
+    )
+
+
+def _read_all(fd):
+    os.set_blocking(fd, True)
+    with os.fdopen(os.dup(fd), "rb") as file:
+        return file.read()
+
+
+def test_a_worker_gets_its_streams_its_variables_and_the_contract(tmp_path):
+    plan = _plan("/usr/bin/env", "-0")
+    spawner = Spawner(plan, {"KEPT": "é", "TAKEN": "x", "JAXRUN_RANK": "9"}, str(tmp_path))
+    pid, lines = spawner.fresh(plan.workers[1])
+    env = dict(pair.split("=", 1) for pair in _read_all(lines.out).decode().split("\0") if pair)
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+    lines.close()
+    assert env["KEPT"] == "é" and env["ADDED"] == "a b\nc" and "TAKEN" not in env
+    told = WorkerEnv.from_env(env)
+    assert (told.rank, told.size, told.job_id, told.run_dir) == (1, 2, JOB_ID, str(tmp_path))
+
+
+def test_both_streams_have_pipes_of_their_own():
+    plan = _plan("/bin/sh", "-c", "echo out; echo err >&2")
+    pid, lines = Spawner(plan, dict(os.environ), "").fresh(plan.workers[0])
+    assert (_read_all(lines.out), _read_all(lines.err)) == (b"out\n", b"err\n")
+    os.waitpid(pid, 0)
+    lines.close()
+
+
+def test_the_channel_and_the_file_of_stacks_reach_the_worker():
+    names = "('CHANNEL', 'STACKS')"
+    write = f"import os; [os.write(int(os.environ[f'JAXRUN_{{n}}_FD']), n.encode()) for n in {names}]"
+    plan = _plan(sys.executable, "-ISc", write)
+    pid, lines = Spawner(plan, dict(os.environ), "").fresh(plan.workers[0])
+    os.waitpid(pid, 0)
+    assert lines.channel.recv(100) == b"CHANNEL"
+    assert os.pread(lines.stacks, 100, 0) == b"STACKS"
+    assert not os.get_inheritable(lines.stacks)
+    lines.close()
+
+
+def test_a_failed_start_leaves_nothing_open(tmp_path):
+    before = os.listdir("/proc/self/fd")
+    plan = _plan(str(tmp_path / "missing"), "-m", "jaxrun_runtime", "p")
+    spawner = Spawner(plan, dict(os.environ), "")
+    with pytest.raises(FileNotFoundError):
+        spawner.fresh(plan.workers[0])
+    with pytest.raises(FileNotFoundError):
+        spawner.fork_server()
+    lines, request = spawner.fork_request(plan.workers[0])
+    request.close()
+    lines.close()
+    assert len(os.listdir("/proc/self/fd")) == len(before)
+
+
+def test_the_fork_server_is_given_the_program_and_has_no_streams_but_stderr(tmp_path):
+    python = tmp_path / "python"
+    python.write_text(
+        f'#!/bin/sh\nprintf "%s|" "$@" $(readlink /proc/$$/fd/0 /proc/$$/fd/1) > {tmp_path}/arguments\n'
+    )
+    python.chmod(0o755)
+    plan = _plan(str(python), "-m", "jaxrun_runtime", "-m", "my.program", "an argument")
+    server = Spawner(plan, dict(os.environ), "").fork_server()
+    os.waitpid(server.pid, 0)
+    _, module, fd, *program, stdin, stdout = (tmp_path / "arguments").read_text().split("|")[:-1]
+    assert module == "jaxrun_runtime.forkserver" and fd.isdigit()
+    assert program == ["-m", "my.program", "an argument"]
+    assert stdin == stdout == os.devnull
+    assert server.receive() == [None]
+    server.channel.close()

@@ -1,0 +1,175 @@
+"""Dumps of Python's fault handler are read back; the samples are real ones, with shortened paths."""
+
+from __future__ import annotations
+
+import faulthandler
+import tempfile
+import threading
+from collections.abc import Callable
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from jaxrun import stacks
+
+LIB = "/usr/lib/python3.11"
+SITE = "/venv/lib/python3.11/site-packages"
+LOADER = f"""Thread 0x00007f3f060fc6c0 (most recent call first):
+  File "{LIB}/threading.py", line 327 in wait
+  File "{LIB}/queue.py", line 171 in get
+  File "/job/data.py", line 3 in worker
+  File "{LIB}/threading.py", line 982 in run
+  File "{LIB}/threading.py", line 1045 in _bootstrap_inner
+  File "{LIB}/threading.py", line 1002 in _bootstrap
+"""
+SCAFFOLD = f"""  File "{SITE}/jaxrun_runtime/program.py", line 44 in run
+  File "<frozen runpy>", line 88 in _run_code
+"""
+IN_JAX = f"""Current thread 0x00007f3f06c46b80 (most recent call first):
+  File "{SITE}/jax/experimental/multihost_utils.py", line 134 in _handle
+  File "{SITE}/jax/_src/tree_util.py", line 399 in tree_map
+  File "{SITE}/jax/experimental/multihost_utils.py", line 159 in process_allgather
+  File "/job/train.py", line 88 in train_step
+  File "/job/train.py", line 99 in <module>
+{SCAFFOLD}"""
+IN_QUEUE = f"""Current thread 0x00007f3f06c46b80 (most recent call first):
+  File "{LIB}/threading.py", line 327 in wait
+  File "{LIB}/queue.py", line 171 in get
+  File "/job/data.py", line 31 in __next__
+  File "/job/train.py", line 84 in main
+{SCAFFOLD}"""
+IN_LINE = """Current thread 0x00007f3f06c46b80 (most recent call first):
+  File "/job/train.py", line 90 in train_step
+"""
+CRASHED_THREAD = f"""Fatal Python error: Segmentation fault
+
+Current thread 0x00007efec3fff6c0 [Crasher] (most recent call first):
+  File "{LIB}/ctypes/__init__.py", line 538 in string_at
+  File "/job/train.py", line 15 in crash
+  File "{LIB}/threading.py", line 992 in run
+  File "{LIB}/threading.py", line 1041 in _bootstrap_inner
+  File "{LIB}/threading.py", line 1012 in _bootstrap
+
+Thread 0x00007efeca2bab80 [MainThread] (most recent call first):
+  File "{LIB}/threading.py", line 979 in start
+  File "/job/train.py", line 20 in <module>
+
+Extension modules: numpy._core._multiarray_umath, jaxlib.cpu_feature_guard (total: 2)
+"""
+ONE_HOST = dict.fromkeys(range(8), "here")
+
+
+def test_the_main_thread_is_the_last_block() -> None:
+    stack = stacks.main_stack(f"{LOADER}\n{IN_JAX}")
+    assert [frame.function for frame in stack.users] == ["train_step", "<module>"]
+    assert stack.current
+
+
+def test_of_several_dumps_in_one_text_the_last_counts() -> None:
+    assert stacks.main_stack(f"{LOADER}\n{IN_JAX}{LOADER}\n{IN_QUEUE}").users[0].function == "__next__"
+    assert len(stacks.parse(f"{LOADER}\n{IN_JAX}{LOADER}\n{IN_QUEUE}")) == 2
+
+
+def test_a_dump_without_a_main_thread_still_gives_a_stack() -> None:
+    assert stacks.main_stack(LOADER).users[0].function == "worker"
+
+
+def test_what_is_not_a_dump_gives_an_empty_stack() -> None:
+    assert stacks.main_stack("").frames == ()
+    assert stacks.main_stack("Traceback (most recent call last):\n  File x\n").frames == ()
+
+
+@pytest.mark.parametrize(
+    ("dump", "kernel_wait", "waits"),
+    [
+        (IN_JAX, "futex_do_wait", True),
+        (IN_JAX, "0", False),
+        (IN_QUEUE, "futex_do_wait", False),
+        (IN_LINE, "futex_do_wait", True),
+        (IN_LINE, "hrtimer_nanosleep", False),
+        ("", "futex_do_wait", False),
+    ],
+)
+def test_who_waits_in_jax(dump: str, kernel_wait: str, waits: bool) -> None:
+    assert stacks.waits_in_jax(dump, kernel_wait) is waits
+
+
+def test_places_name_the_users_line_its_caller_and_what_it_called() -> None:
+    assert stacks.main_stack(IN_JAX).place() == "train.py:88 train_step   in JAX: process_allgather"
+    assert stacks.main_stack(IN_QUEUE).place() == "data.py:31 __next__ <- train.py:84 main   in queue: get"
+    assert stacks.main_stack(IN_LINE).place() == "train.py:90 train_step"
+
+
+def test_the_programs_that_jaxrun_ships_are_users_code() -> None:
+    dump = IN_LINE.replace("/job/train.py", f"{SITE}/jaxrun_runtime/programs/regression.py") + SCAFFOLD
+    assert stacks.main_stack(dump).place() == "regression.py:90 train_step"
+
+
+def test_a_program_inside_a_library_is_shown_by_its_frames() -> None:
+    dump = IN_LINE.replace("/job/train.py", f"{SITE}/maxtext/train.py") + SCAFFOLD
+    assert stacks.main_stack(dump).place() == "train.py:90 train_step"
+
+
+def test_ranks_at_one_place_are_one_group_and_the_odd_one_is_named() -> None:
+    dumps = {rank: IN_JAX for rank in range(8)} | {3: IN_QUEUE}
+    assert stacks.describe(dumps, ONE_HOST).splitlines() == [
+        "8 ranks, 2 groups",
+        "  7 ranks  0-2, 4-7  train.py:88 train_step   in JAX: process_allgather",
+        "  1 rank   3         data.py:31 __next__ <- train.py:84 main   in queue: get",
+        "rank 3 is the one that differs.",
+    ]
+
+
+def test_hosts_are_named_where_they_say_something() -> None:
+    hosts = ONE_HOST | {3: "h2"}
+    lines = stacks.describe({0: IN_JAX, 1: IN_JAX, 3: ""}, hosts).splitlines()
+    assert lines[1] == "  2 ranks  0-1 (here)  train.py:88 train_step   in JAX: process_allgather"
+    assert lines[2] == "  1 rank   3 (h2)      no answer: stopped, or about to end"
+
+
+def test_groups_of_equal_size_accuse_nobody() -> None:
+    assert "differ" not in stacks.describe({0: IN_JAX, 1: IN_QUEUE}, ONE_HOST)
+    assert stacks.describe({0: IN_JAX}, ONE_HOST).startswith("1 rank, 1 group\n")
+    assert stacks.describe({}, ONE_HOST) == ""
+
+
+def test_a_crash_is_written_like_a_traceback_of_the_thread_that_crashed() -> None:
+    assert stacks.crash(CRASHED_THREAD).splitlines() == [
+        "Stack (most recent call last):",
+        '  File "/job/train.py", line 15, in crash',
+        f'  File "{LIB}/ctypes/__init__.py", line 538, in string_at',
+    ]
+    assert (
+        stacks.crash("Fatal Python error: Aborted\n\nCurrent thread 0x1f (most recent call first):\n") == ""
+    )
+
+
+def _dump_of(block: Callable[[], object]) -> str:
+    """What the fault handler of this Python writes while `block` runs in a second thread."""
+    thread = threading.Thread(target=block, name="Loader-1", daemon=True)
+    thread.start()
+    with tempfile.TemporaryFile("w+") as file:
+        faulthandler.dump_traceback(file, all_threads=True)
+        file.seek(0)
+        return file.read()
+
+
+def test_this_pythons_own_dump_is_read() -> None:
+    done = threading.Event()
+    try:
+        dump = _dump_of(done.wait)
+    finally:
+        done.set()
+    functions = [frame.function for frame in stacks.main_stack(dump).frames]
+    assert functions[:2] == ["_dump_of", "test_this_pythons_own_dump_is_read"]
+    assert any("wait" in [frame.function for frame in stack.frames] for stack in stacks.parse(dump))
+
+
+@given(
+    st.text() | st.lists(st.sampled_from([*f"{LOADER}\n{CRASHED_THREAD}".splitlines(), ""])).map("\n".join)
+)
+def test_no_text_breaks_the_parser(text: str) -> None:
+    stacks.describe({0: text}, {0: "here"})
+    stacks.crash(text)
+    stacks.waits_in_jax(text, "futex")

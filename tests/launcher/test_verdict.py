@@ -1,0 +1,332 @@
+"""Ends are weighed: who is to blame, what is said, and what the command ends with."""
+
+from __future__ import annotations
+
+import signal
+from typing import Any
+
+import pytest
+
+from jaxrun import verdict
+from jaxrun.contract import Failed, ThreadFailed
+from jaxrun.ends import End
+from jaxrun.events import Ending
+from jaxrun.outcome import Verdict
+
+GLOO = "UNKNOWN: Gloo AllGather failed: [pair.cc:547] Connection closed by peer [127.0.0.1]:24984"
+ABORT = (
+    "F1121 client.h:80] Terminating process because the JAX distributed service detected fatal errors.\n"
+    "    @     0x7f96cb840634  absl::lts_20260107::log_internal::LogMessage::SendToLog()\n"
+)
+HOSTS = {rank: f"h{rank // 2}" for rank in range(4)}
+START, RUN_AT, NOW = 1000.0, 1002.0, 1012.5
+
+
+def said(
+    rank: int, message: str, *, error: str = "ValueError", status: int = 1, stage: str = "program"
+) -> Failed:
+    traceback = (
+        f'Traceback (most recent call last):\n  File "train.py", line 88, in step\n{error}: {message}\n'
+    )
+    return Failed(rank, 0.0, stage, status, error, message, "" if error == "SystemExit" else traceback)
+
+
+def end(rank: int, at: float, status: int | None = None, **more: Any) -> End:
+    return End(rank, HOSTS[rank], RUN_AT + at, status, **more)
+
+
+def raised(rank: int, at: float, message: str = "bad record", **more: Any) -> End:
+    return end(rank, at, 1, words=said(rank, message, **more))
+
+
+def stopped(*ranks: int) -> list[End]:
+    return [end(rank, 10.0, -signal.SIGKILL, stopped=True) for rank in ranks]
+
+
+def thread(rank: int, error: str = "KeyError") -> ThreadFailed:
+    traceback = f'Traceback (most recent call last):\n  File "data.py", line 3, in load\n{error}: "x"\n'
+    return ThreadFailed(rank, 0.0, "Loader-1", error, traceback)
+
+
+def weigh(*ends: End, run_at: float | None = RUN_AT) -> Verdict:
+    return verdict.weigh(ends, HOSTS, started=START, run_at=run_at, ended=NOW)
+
+
+def decide(ends: list[End], reason: str, **more: Any) -> Verdict:
+    ending = Ending(reason, tuple(ends), decided_at=1012.0, run_at=RUN_AT, **more)
+    return verdict.decide(ending, HOSTS, started=START, ended=NOW, timeout=10.0)
+
+
+# ---- who
+
+
+def test_an_exception_outweighs_a_broken_connection_that_came_first() -> None:
+    ends = [raised(0, 9.9, GLOO), raised(2, 10.0), *stopped(1, 3)]
+    assert verdict.culprits(ends) == (2,)
+    assert verdict.is_collateral(ends[0]) and not verdict.is_collateral(ends[1])
+
+
+@pytest.mark.parametrize("status", [-signal.SIGKILL, -signal.SIGSEGV, -signal.SIGTERM, 7])
+def test_a_death_without_words_outweighs_a_broken_connection(status: int) -> None:
+    ends = [raised(0, 9.9, GLOO), end(1, 10.0, status), *stopped(2, 3)]
+    assert verdict.culprits(ends) == (1,)
+    assert verdict.certain(ends)
+
+
+def test_the_earliest_of_two_causes_is_blamed() -> None:
+    assert verdict.culprits([raised(0, 5.0, "late"), raised(3, 4.0, "early"), *stopped(1, 2)]) == (3,)
+    assert verdict.culprits([raised(3, 4.0, "a"), raised(1, 4.0, "b"), *stopped(0, 2)]) == (1,)
+
+
+def test_those_that_failed_alike_are_blamed_together() -> None:
+    assert verdict.culprits([raised(rank, 5.0 - rank) for rank in range(4)]) == (0, 1, 2, 3)
+    assert verdict.culprits([raised(1, 4.0), raised(2, 4.5, "another"), raised(3, 5.0), *stopped(0)]) == (
+        1,
+        3,
+    )
+
+
+def test_an_abort_that_jax_explains_is_a_consequence() -> None:
+    ends = [end(0, 9.0, -signal.SIGABRT, tail=ABORT), end(2, 9.5, -signal.SIGABRT), *stopped(1, 3)]
+    assert verdict.culprits(ends) == (2,)
+    assert not verdict.certain(ends)
+
+
+@pytest.mark.parametrize(
+    "victim",
+    [
+        end(0, 9.0, 3, words=said(0, "", error="SystemExit", status=3), tail=f"giving up: {GLOO}\n"),
+        end(0, 9.0, 5, tail=f"ValueError: {GLOO}\n"),
+        end(0, 9.0, -signal.SIGKILL, stopped=True),
+    ],
+)
+def test_ends_that_follow_another_are_no_cause(victim: End) -> None:
+    assert verdict.culprits([victim, end(1, 10.0, 7)]) == (1,)
+
+
+def test_a_kill_from_outside_is_a_cause_whatever_the_log_says() -> None:
+    assert verdict.culprits([end(0, 9.0, -signal.SIGKILL, tail=ABORT), raised(1, 8.0, GLOO)]) == (0,)
+
+
+def test_a_status_0_without_a_finished_program_is_weaker_than_a_cause_and_stronger_than_a_consequence() -> (
+    None
+):
+    vanished = end(1, 9.0, 0)
+    assert verdict.culprits([raised(0, 8.0, GLOO), vanished]) == (1,)
+    assert verdict.culprits([raised(0, 9.5), vanished]) == (0,)
+
+
+def test_a_thread_that_died_before_makes_a_broken_connection_suspicious() -> None:
+    suspect = end(2, 9.5, 1, words=said(2, GLOO), threads=(thread(2),))
+    assert verdict.culprits([raised(0, 9.0, GLOO), suspect, *stopped(1, 3)]) == (2,)
+    innocent = end(2, 9.5, 1, words=said(2, GLOO), threads=(thread(2, f"ValueError: {GLOO}"),))
+    assert verdict.culprits([raised(0, 9.0, GLOO), innocent]) == (0,)
+
+
+def test_ranks_that_finished_or_still_run_are_never_blamed() -> None:
+    fine = [end(0, 1.0, 0, done=True), end(1, 1.0), end(2, 2.0, -signal.SIGKILL, done=True, stopped=True)]
+    assert verdict.culprits(fine) == ()
+    assert verdict.culprits([*fine, raised(3, 9.0, GLOO)]) == (3,)
+
+
+# ---- what is said
+
+
+def test_an_exception_is_told_with_rank_host_and_time() -> None:
+    told = weigh(raised(2, 10.25), *stopped(0, 1, 3))
+    assert told.headline == "rank 2 of 4 on h1 raised ValueError 10.2 s into the run."
+    assert told.traceback.endswith("ValueError: bad record")
+    assert (told.outcome, told.exit_code, told.culprits, told.log) == ("failed", 1, (2,), "rank-0002.err")
+    assert told.victims == dict.fromkeys((0, 1, 3), "was stopped")
+    assert (told.startup, told.run, told.stopping) == (2.0, 10.25, 0.25)
+
+
+@pytest.mark.parametrize(
+    ("culprit", "headline", "code", "outcome"),
+    [
+        (end(1, 1, -9), "was killed by SIGKILL (9) 1.0 s into the run.", 137, "killed"),
+        (end(1, 1, -11), "crashed with SIGSEGV (11) 1.0 s into the run.", 139, "killed"),
+        (end(1, 1, -6), "was aborted by SIGABRT (6) 1.0 s into the run.", 134, "killed"),
+        (
+            end(1, 1, -9, out_of_memory="the kernel says so"),
+            "1.0 s into the run; the kernel says so.",
+            137,
+            "killed",
+        ),
+        (
+            end(1, 1, 7),
+            "exited with status 7 without an exception (os._exit?), 1.0 s into the run.",
+            7,
+            "exited",
+        ),
+        (end(1, 1, 0), "exited with status 0 before the end of its program (os._exit?), ", 1, "early-exit"),
+        (
+            end(1, 1, -11, done=True),
+            "crashed with SIGSEGV (11) after its program had ended, 1.0 s",
+            139,
+            "killed",
+        ),
+        (raised(1, 1, "", error="SystemExit", status=3), "ended with status 3 (sys.exit) 1.0 s", 3, "exited"),
+        (
+            raised(1, 1, "no data", error="SystemExit"),
+            "ended with status 1: sys.exit('no data')",
+            1,
+            "exited",
+        ),
+        (
+            raised(1, 1, stage="join"),
+            "raised ValueError, while joining the others, 3.0 s after the start.",
+            1,
+            "failed",
+        ),
+    ],
+)
+def test_each_kind_of_end_has_its_words_and_its_code(
+    culprit: End, headline: str, code: int, outcome: str
+) -> None:
+    told = weigh(culprit, *stopped(0, 2, 3))
+    assert told.headline.startswith("rank 1 of 4 on h0 ")
+    assert headline in told.headline
+    assert (told.exit_code, told.outcome) == (code, outcome)
+
+
+def test_a_failure_before_the_run_is_counted_from_the_start() -> None:
+    told = weigh(end(1, -1.0, 1), *stopped(0, 2, 3), run_at=None)
+    assert told.headline.endswith("before the program's first line, 1.0 s after the start.")
+    assert (told.startup, told.run) == (None, None)
+
+
+def test_the_same_error_of_all_is_shown_once() -> None:
+    told = weigh(*(raised(rank, 5.0) for rank in range(4)))
+    assert told.intro == "4 of 4 ranks raised the same error; rank 0 (h0)'s traceback:"
+    assert told.headline == "4 of 4 ranks raised ValueError 5.0 s into the run."
+    assert told.victims == {}
+    killed = weigh(end(0, 1, -9), end(3, 2, -9), *stopped(1, 2))
+    assert killed.headline.startswith("2 of 4 ranks (0, 3) were killed by SIGKILL (9) 1.0 s")
+
+
+def test_a_death_without_words_is_explained_by_the_thread_that_died_before() -> None:
+    told = weigh(end(1, 5.0, -signal.SIGSEGV, threads=(thread(1),)), *stopped(0, 2, 3))
+    assert told.intro == "last words of thread Loader-1 of rank 1 (h0):"
+    assert told.traceback == thread(1).traceback.rstrip()
+    assert "crashed with SIGSEGV (11), after its thread Loader-1 had raised KeyError, 5.0 s" in told.headline
+    assert told.details == ()
+
+
+def test_a_thread_that_died_elsewhere_is_mentioned() -> None:
+    told = weigh(raised(1, 5.0), end(2, 9.0, -9, stopped=True, threads=(thread(2),)), *stopped(0, 3))
+    assert told.details == ("rank 2 had lost a thread to an exception before: Loader-1 (KeyError).",)
+
+
+def test_a_crash_shows_the_stack_of_the_fault_handler() -> None:
+    fatal = "Fatal Python error: Segmentation fault\n\nCurrent thread 0x1f (most recent call first):\n"
+    fatal += '  File "train.py", line 9 in step\n'
+    told = weigh(end(1, 5.0, -signal.SIGSEGV, fatal=fatal), *stopped(0, 2, 3))
+    assert told.intro == "rank 1 (h0) was here when it ended:"
+    assert told.traceback.endswith('  File "train.py", line 9, in step')
+
+
+def test_a_death_without_any_words_shows_the_end_of_stderr() -> None:
+    tail = "".join(f"line {n}\n" for n in range(50)) + ABORT.splitlines()[1] + "\nterminate called\n"
+    told = weigh(end(1, 5.0, -signal.SIGABRT, tail=tail), *stopped(0, 2, 3))
+    assert told.intro == "the last lines that rank 1 (h0) wrote to stderr:"
+    assert told.traceback.endswith("  line 49\n  terminate called")
+    assert len(told.traceback.splitlines()) == 12
+    assert weigh(end(1, 5.0, -signal.SIGKILL, tail=tail), *stopped(0, 2, 3)).traceback == ""
+
+
+def test_where_only_consequences_are_known_it_is_said() -> None:
+    told = weigh(*(raised(rank, 9.0 - rank, GLOO) for rank in range(4)))
+    assert told.culprits == (3,) and told.exit_code == 1
+    assert told.headline == (
+        "every rank saw a broken connection; none reported a cause of its own; "
+        "the first was rank 3 of 4 on h1: it lost its connection, 6.0 s into the run."
+    )
+    assert told.intro == "rank 3's traceback:"
+    some = weigh(raised(1, 9.0, GLOO), *stopped(0, 2, 3))
+    assert some.headline.startswith(
+        "rank 1 of 4 on h0 saw a broken connection; none reported a cause of its own; it"
+    )
+
+
+def test_victims_are_told_apart() -> None:
+    told = weigh(
+        raised(1, 5.0),
+        raised(0, 5.1, GLOO),
+        raised(2, 5.2, "of another kind", error="KeyError"),
+        end(3, 4.0, 0, done=True),
+    )
+    assert told.victims == {0: "lost its connection", 2: "raised KeyError", 3: "had finished"}
+
+
+# ---- endings of other kinds
+
+
+def test_a_job_that_works_ends_with_0() -> None:
+    ends = [end(rank, 9.0, 0, done=True) for rank in range(4)]
+    told = decide(ends, "ok")
+    assert (told.outcome, told.exit_code, told.startup, told.run, told.details) == ("ok", 0, 2.0, 10.0, ())
+    late = decide([*ends[:3], end(3, 9.0, -9, done=True, stopped=True)], "ok")
+    assert late.details == ("rank 3 had finished the program but did not end, and had to be killed.",)
+
+
+def test_a_failure_is_weighed() -> None:
+    assert decide([raised(2, 5.0), *stopped(0, 1, 3)], "failed").culprits == (2,)
+    unknown = decide([end(rank, 9.0, 0, done=True) for rank in range(4)], "failed")
+    assert (unknown.exit_code, unknown.headline) == (1, "the job failed, but no rank shows how.")
+
+
+@pytest.mark.parametrize(
+    ("reason", "code", "headline"),
+    [
+        ("refused", 65, "refused to start the program: counts differ\n  rank 7  7 devices"),
+        ("unavailable", 69, "counts differ\n  rank 7  7 devices"),
+    ],
+)
+def test_what_the_head_has_found_is_told_as_it_is(reason: str, code: int, headline: str) -> None:
+    told = decide(stopped(0, 1, 2, 3), reason, text="counts differ\n  rank 7  7 devices", traceback="T")
+    assert (told.outcome, told.exit_code, told.headline) == (reason, code, headline)
+
+
+DUMP = 'Current thread 0x1f (most recent call first):\n  File "/job/train.py", line 8 in step\n'
+
+
+def test_a_time_limit_shows_where_the_ranks_are() -> None:
+    ends = [end(0, 3.0, 0, done=True), *stopped(1, 2, 3)]
+    told = decide(ends, "timeout", dumps={1: DUMP, 2: DUMP, 3: DUMP})
+    assert (told.exit_code, told.headline) == (124, "not finished within the time limit, --timeout 10 s.")
+    assert "3 ranks  1-3  train.py:8 step" in told.details[0]
+    assert told.details[1] == "rank 0 had finished."
+
+
+def test_an_early_exit_names_who_left_and_where_the_others_wait() -> None:
+    ends = [end(1, 3.0, 0, done=True), *stopped(0, 2, 3)]
+    told = decide(ends, "early-exit", dumps={0: DUMP, 2: DUMP, 3: DUMP})
+    assert told.headline.startswith("rank 1 finished (status 0) 7.0 s ago; ranks 0, 2-3 wait in JAX")
+    assert (told.exit_code, told.culprits, set(told.victims)) == (124, (1,), {0, 2, 3})
+    assert "3 ranks  0, 2-3  train.py:8 step" in told.details[0]
+
+
+@pytest.mark.parametrize(
+    ("signum", "code", "by"),
+    [
+        (signal.SIGINT, 130, "Ctrl-C (SIGINT)"),
+        (signal.SIGTERM, 143, "SIGTERM (15)"),
+        (signal.SIGHUP, 129, "SIGHUP (1)"),
+    ],
+)
+def test_an_interrupt_says_who_had_to_be_killed(signum: int, code: int, by: str) -> None:
+    ends = [end(0, 10.0, 0), end(1, 10.0, 0), *stopped(2, 3)]
+    told = decide(ends, "interrupted", signum=signum)
+    assert told.exit_code == code
+    assert told.headline == (
+        f"interrupted by {by} 10.0 s into the run; "
+        "2 ranks were killed (ranks 2-3), the others ended by themselves."
+    )
+    alone = decide([end(rank, 10.0, 1) for rank in range(4)], "interrupted", signum=signum)
+    assert alone.headline.endswith("; all ranks ended by themselves.")
+
+
+def test_a_preempted_job_may_be_resumed() -> None:
+    told = decide([end(rank, 10.0, 0, done=True) for rank in range(4)], "preempted", signum=signal.SIGTERM)
+    assert (told.exit_code, "SIGTERM (15)" in told.headline, "resumed" in told.headline) == (75, True, True)

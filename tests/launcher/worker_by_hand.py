@@ -1,0 +1,111 @@
+"""A worker that speaks the contract by hand, without jax: `… LAUNCHER CODE...`, one CODE per rank."""
+
+import faulthandler
+import os
+import signal
+import socket
+import sys
+import time
+
+sys.path.insert(0, sys.argv[1])
+from jaxrun.contract import (
+    STACKS_SIGNAL,
+    Decoder,
+    Done,
+    Failed,
+    Hello,
+    Listening,
+    Proof,
+    WorkerEnv,
+    encode,
+)
+
+
+class Worker:
+    def __init__(self, env):
+        self.env = env
+        self.rank = env.rank
+        self.link = socket.socket(fileno=env.channel_fd)
+        os.set_inheritable(env.channel_fd, False)
+        os.set_inheritable(env.stacks_fd, False)
+        self.decoder = Decoder()
+
+    def send(self, message):
+        self.link.sendall(encode(message))
+
+    def receive(self):
+        messages = []
+        while not messages:
+            data = self.link.recv(4096)
+            if not data:
+                os._exit(70)
+            messages = self.decoder.feed(data)
+        return messages[0]
+
+    def hello(self, **changes):
+        values = {
+            "rank": self.rank,
+            "host": self.env.host,
+            "pid": os.getpid(),
+            "time": time.time(),
+            "started": 0.0,
+        }
+        values |= {"versions": {}, "program": "", "environment": {}}
+        self.send(Hello(**{**values, **changes}))
+
+    def run(self):
+        """Everything up to Run."""
+        faulthandler.enable(self.env.stacks_fd)
+        faulthandler.register(STACKS_SIGNAL, self.env.stacks_fd)
+        self.hello()
+        self.receive()
+        if self.rank == 0:
+            self.send(Listening(0, "127.0.0.1:1"))
+        size, now = self.env.size, time.time()
+        self.send(Proof(self.rank, self.rank, size, 1, size, ("cpu",), "cpu", self.env.job_id, now, now))
+        self.receive()
+
+    def done(self):
+        sys.stdout.flush()
+        self.send(Done(self.rank, time.time()))
+        self.receive()
+        os._exit(0)
+
+    def fail(self, text="bad record", status=1):
+        traceback = f"Traceback (most recent call last):\nValueError: {text}\n"
+        self.send(Failed(self.rank, time.time(), "program", status, "ValueError", text, traceback))
+        os._exit(status)
+
+
+def grandchild(pid_file, keep_streams=False):
+    """A daemon: two forks and a session away from the worker."""
+    read, write = os.pipe()
+    if os.fork() == 0:
+        os.setsid()
+        if os.fork() == 0:
+            if not keep_streams:
+                null = os.open(os.devnull, os.O_RDWR)
+                os.dup2(null, 1)
+                os.dup2(null, 2)
+            with open(pid_file, "w") as file:
+                file.write(str(os.getpid()))
+            os.write(write, b".")
+            time.sleep(60)
+        os._exit(0)
+    os.read(read, 1)
+    os.wait()
+
+
+def live(env, code):
+    worker = Worker(env)
+    names = {
+        name: getattr(worker, name)
+        for name in ("hello", "run", "done", "fail", "send", "link", "rank", "env")
+    }
+    names |= {"grandchild": grandchild, "os": os, "signal": signal, "sys": sys, "time": time}
+    exec(code, names)
+
+
+if __name__ == "__main__":
+    told = WorkerEnv.from_env(os.environ)
+    live(told, sys.argv[2 + told.rank])

@@ -1,0 +1,171 @@
+"""Starts real workers without the launcher: this process plays agent and head, in as few lines as will do."""
+
+import contextlib
+import os
+import select
+import socket
+import sys
+import time
+
+from member import Member, environment, spawn
+
+from jaxrun.contract import (
+    FORK_DESCRIPTORS,
+    Decoder,
+    Done,
+    Failed,
+    Fork,
+    Forked,
+    Hello,
+    Join,
+    Lead,
+    Leave,
+    Listening,
+    Proof,
+    Run,
+    WorkerEnv,
+    encode,
+)
+
+JOB_ID = "5eed" * 8
+_TIMEOUT = 60.0
+
+
+class Gang:
+    """Workers of one job, led by `play` from Hello to Leave.
+
+    fork:       by the fork server, else each in an interpreter of its own, its command led by the words of `wrap`
+    env:        variables for all of them
+    local:      fields of each one's WorkerEnv
+    stdin:      the file that rank 0 reads
+    interface:  where the coordinator is to listen
+    """
+
+    def __init__(
+        self, folder, argv, size=1, *, fork=True, env=None, local=None, stdin=None, wrap=(), interface=None
+    ):
+        self.folder = folder
+        self.argv = list(map(str, argv))
+        self.environ = {**environment(), "JAXRUN_JOB_ID": JOB_ID, **(env or {})}
+        self.local = {"host": "here", **(local or {})}
+        self.stdin = stdin
+        self.wrap = wrap
+        self.interface = interface or "127.0.0.1"
+        self.answers = []
+        self.server = 0
+        self.members = []
+        ends = [self._connect(rank) for rank in range(size)]
+        (self._fork if fork else self._fresh)(ends)
+
+    # ---- starting
+
+    def _connect(self, rank):
+        ours, theirs = socket.socketpair()
+        stacks = os.memfd_create("stacks")
+        out, err = self.folder / f"out-{rank}", self.folder / f"err-{rank}"
+        self.members.append(Member(ours, stacks, out, err))
+        stdin = self.stdin if self.stdin is not None and rank == 0 else os.devnull
+        write = os.O_WRONLY | os.O_CREAT | os.O_TRUNC
+        return [
+            os.open(stdin, os.O_RDONLY),
+            os.open(out, write, 0o644),
+            os.open(err, write, 0o644),
+            theirs.detach(),
+            stacks,
+        ]
+
+    def _told(self, rank, channel, stacks):
+        size = len(self.members)
+        env = WorkerEnv(
+            JOB_ID, rank, size, rank, size, channel_fd=channel, stacks_fd=stacks, init_timeout=20.0, **self.local
+        )
+        return env.to_env()
+
+    def _fresh(self, ends):
+        for member, descriptors in zip(self.members, ends, strict=True):
+            *standard, channel, stacks = descriptors
+            told = self._told(self.members.index(member), channel, stacks)
+            argv = [*self.wrap, sys.executable, "-m", "jaxrun_runtime", *self.argv]
+            member.pid = spawn(argv, {**self.environ, **told}, standard, [channel, stacks], self.folder)
+            for descriptor in (*standard, channel):
+                os.close(descriptor)
+
+    def _fork(self, ends):
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        argv = [sys.executable, "-m", "jaxrun_runtime.forkserver", theirs.fileno(), *self.argv]
+        with open(os.devnull, "r+b") as null, open(self.folder / "server", "wb") as log:
+            standard = [null.fileno(), null.fileno(), log.fileno()]
+            self.server = spawn(argv, self.environ, standard, [theirs.fileno()], self.folder)
+        theirs.close()
+        ours.settimeout(_TIMEOUT)
+        with ours:
+            for rank, descriptors in enumerate(ends):
+                with contextlib.suppress(BrokenPipeError):
+                    socket.send_fds(ours, [encode(Fork(rank, self._told(rank, -1, -1)))], descriptors)
+                for descriptor in descriptors[: len(FORK_DESCRIPTORS) - 1]:
+                    os.close(descriptor)
+                with contextlib.suppress(ConnectionError):
+                    self.answers += Decoder().feed(ours.recv(65536))
+        for answer in self.answers:
+            if isinstance(answer, Forked):
+                self.members[answer.rank].pid = answer.pid
+
+    # ---- leading
+
+    def play(self, *, until=None, kill_on_failure=True, on_failed=None, timeout=_TIMEOUT):
+        """Do what the head does until all have ended, or with `until` until all have sent such a message.
+
+        `on_failed(member)` is called for each that has said its last words.
+        """
+        deadline = time.monotonic() + timeout
+        told = set()
+        while not all(member.status is not None or until and member.said(until) for member in self.members):
+            assert time.monotonic() < deadline, f"not over after {timeout} s:\n{self.describe()}"
+            self.listen(0.05)
+            self._lead(told)
+            if on_failed:
+                for member in self.members:
+                    if member.said(Failed):
+                        on_failed(member)
+            if kill_on_failure and any(member.said(Failed) or member.status for member in self.members):
+                for member in self.members:
+                    if not member.said(Failed):
+                        member.kill()
+        return self.members
+
+    def listen(self, patience):
+        """Take in the messages and exits that come within `patience` seconds."""
+        by_channel = {member.channel: member for member in self.members if member.channel.fileno() >= 0}
+        for channel in select.select(list(by_channel), [], [], patience)[0]:
+            by_channel[channel].hear()
+        for member in self.members:
+            member.reap()
+
+    def _lead(self, told):
+        first, *others = self.members
+        done = [member for member in self.members if member.said(Done) or member.status is not None]
+        steps = {
+            "lead": (self._all(Hello), [first], lambda: Lead(self.interface)),
+            "join": (bool(first.said(Listening)), others, lambda: Join(first.said(Listening)[0].address)),
+            "run": (self._all(Proof), self.members, Run),
+            "leave": (len(done) == len(self.members), others, Leave),
+            "last": (first in done and all(m.status is not None for m in others), [first], Leave),
+        }
+        for name, (ready, whom, message) in steps.items():
+            if ready and name not in told:
+                told.add(name)
+                for member in whom:
+                    member.tell(message())
+
+    def _all(self, kind):
+        return all(member.said(kind) for member in self.members)
+
+    def describe(self):
+        names = ([type(message).__name__ for message in member.messages] for member in self.members)
+        return "\n".join(f"{m.status} {said} {m.err[-200:]!r}" for m, said in zip(self.members, names, strict=True))
+
+    def close(self):
+        if self.server:
+            os.waitpid(self.server, 0)
+        for member in self.members:
+            member.close()

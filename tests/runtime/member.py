@@ -1,0 +1,125 @@
+"""One worker as a test sees it: its process, its channel, what it has said and printed."""
+
+import contextlib
+import os
+import signal
+import socket
+import subprocess
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from jaxrun.contract import STACKS_SIGNAL, Decoder, Failed, encode
+
+ROOT = Path(__file__).parents[2]
+
+
+@dataclass
+class Member:
+    """`status` is as os.waitstatus_to_exitcode gives it, None while the worker lives."""
+
+    channel: socket.socket
+    stacks_fd: int
+    out_path: Path
+    err_path: Path
+    pid: int = 0
+    status: int | None = None
+    messages: list = field(default_factory=list)
+    decoder: Decoder = field(default_factory=Decoder)
+    folder: Path = Path()
+
+    @property
+    def out(self):
+        """Its standard output, less what Gloo prints when it connects."""
+        lines = self.out_path.read_text(errors="surrogateescape").splitlines(keepends=True)
+        return "".join(line for line in lines if not line.startswith("[Gloo]"))
+
+    @property
+    def err(self):
+        return self.err_path.read_text(errors="surrogateescape")
+
+    @property
+    def live(self):
+        return self.pid != 0 and self.status is None
+
+    def said(self, kind):
+        return [message for message in self.messages if isinstance(message, kind)]
+
+    def last_words(self):
+        (words,) = self.said(Failed)
+        return words
+
+    def tell(self, message):
+        with contextlib.suppress(OSError):
+            self.channel.sendall(encode(message))
+
+    def hear(self):
+        """Take in what has arrived."""
+        while self.channel.fileno() >= 0:
+            try:
+                data = self.channel.recv(65536, socket.MSG_DONTWAIT)
+            except BlockingIOError:
+                return
+            except ConnectionError:
+                data = b""
+            if not data:
+                self.channel.close()
+                return
+            self.messages += self.decoder.feed(data)
+
+    def reap(self):
+        if not self.live:
+            return
+        with contextlib.suppress(ChildProcessError):  # as long as it is the fork server's child
+            pid, status = os.waitpid(self.pid, os.WNOHANG)
+            if pid:
+                self.hear()
+                self.status = os.waitstatus_to_exitcode(status)
+
+    def kill(self):
+        if self.live:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self.pid, signal.SIGKILL)
+
+    def stacks(self):
+        """Where its threads are, as its fault handler says."""
+        os.kill(self.pid, STACKS_SIGNAL)
+        deadline = time.monotonic() + 5
+        while not os.fstat(self.stacks_fd).st_size and time.monotonic() < deadline:
+            time.sleep(0.01)
+        time.sleep(0.05)
+        return os.pread(self.stacks_fd, 2**20, 0).decode()
+
+    def close(self):
+        self.kill()
+        deadline = time.monotonic() + 5
+        while self.live and time.monotonic() < deadline:
+            self.reap()
+            time.sleep(0.005)
+        self.channel.close()
+        os.close(self.stacks_fd)
+
+
+def environment():
+    """This process's own, with the checkout to import from, one thread for each pool, and two CPU devices."""
+    kept = {k: v for k, v in os.environ.items() if not k.startswith(("JAX", "XLA", "PYTHON"))}
+    path = os.pathsep.join([str(ROOT / "launcher"), str(ROOT / "runtime")])
+    fixed = {"PYTHONPATH": path, "PYTHONSAFEPATH": "1", "JAX_PLATFORMS": "cpu", "JAX_NUM_CPU_DEVICES": "2"}
+    return {**kept, **fixed, "PYTHONHASHSEED": "0", "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
+
+
+def spawn(argv, environ, standard, kept, cwd):
+    """As the agent does: a session of its own, three standard streams, and the descriptors `kept` besides."""
+    stdin, stdout, stderr = standard
+    process = subprocess.Popen(
+        list(map(str, argv)),
+        env=environ,
+        stdin=stdin,
+        stdout=stdout,
+        stderr=stderr,
+        pass_fds=kept,
+        cwd=cwd,
+        start_new_session=True,
+    )
+    process.returncode = 0  # its status is waited for elsewhere
+    return process.pid

@@ -1,0 +1,193 @@
+"""The end of a worker: one job, and each rank's program ends in a way of its own."""
+
+import gzip
+import re
+
+import pytest
+
+from jaxrun.contract import Done, Failed, ThreadFailed
+
+_CASES = {
+    "no-status": "raise SystemExit(None)",
+    "number": "import sys; sys.exit(3)",
+    "huge-number": "import sys; sys.exit(2**70)",
+    "text": "import sys; sys.exit('no data')",
+    "object": "import sys\nclass Odd:\n    def __str__(self): raise ValueError\nsys.exit(Odd())",
+    "raises": "raise ValueError('bad record')",
+    "interrupted": "raise KeyboardInterrupt",
+    "own-hook": "import sys\nsys.excepthook = lambda *args: print('own hook:', args[1], file=sys.stderr)\n1 / 0",
+    "broken-hook": "import sys\nsys.excepthook = None\nraise ValueError('bad record')",
+    "handlers": """
+import atexit, time, threading
+def say(word):
+    print(word, flush=True)
+for number in 1, 2, 3:
+    atexit.register(say, number)
+def fail():
+    raise ValueError("in a handler")
+atexit.register(fail)
+def last():
+    say("first")
+    time.sleep(0.2)
+    say(time.time())
+atexit.register(last)
+""",
+    "handlers-after-failure": """
+import atexit, os, time
+def wait():
+    deadline = time.monotonic() + 10
+    while not os.path.exists("heard") and time.monotonic() < deadline:
+        time.sleep(0.01)
+    print("heard" if os.path.exists("heard") else "nobody heard")
+atexit.register(wait)
+raise ValueError
+""",
+    "closes-channel": "import os; os.close(int(os.environ['JAXRUN_CHANNEL_FD']))",
+    "takes-channels-number": """
+import os
+number = int(os.environ["JAXRUN_CHANNEL_FD"])
+file = open("file", "w")
+os.dup2(file.fileno(), number)
+""",
+    "takes-channels-number-socket": """
+import os, socket, subprocess
+ours, theirs = socket.socketpair()
+os.dup2(theirs.fileno(), int(os.environ["JAXRUN_CHANNEL_FD"]))
+subprocess.Popen(["cat"], stdin=ours)  # prints what is sent there, and ends with the worker
+""",
+    "thread": """
+import threading, time
+word = "a global"
+def late():
+    time.sleep(0.2)
+    print(word, __name__)
+threading.Thread(target=late).start()
+""",
+    "thread-fails": "import threading\nthread = threading.Thread(target=lambda: 1 / 0, name='loader')\nthread.start()",
+    "daemon": "import threading, time\nthreading.Thread(target=time.sleep, args=(1000,), daemon=True).start()",
+    "open-files": """
+import gzip
+text = open("text", "w")
+text.write("written")
+zipped = gzip.open("zipped", "wb")
+zipped.write(b"written")
+binary = [open("binary", "wb")]
+binary.append(binary)  # a cycle
+binary[0].write(b"written")
+class Keeper:
+    def __del__(self): print("finalized", word)
+word = "with globals"
+keeper = Keeper()
+""",
+    "open-file-of-a-failure": "file = open('text', 'w')\nfile.write('written')\nraise ValueError",
+    "c-output": "import ctypes; ctypes.CDLL(None).printf(b'from C')",
+    "no-newline": "print('partial', end='')",
+    "collective-handler": "import jax, atexit; atexit.register(lambda: print(jax.device_count()))",
+}
+
+
+@pytest.fixture(scope="module")
+def cases(play_cases, request):
+    return play_cases(_CASES, on_failed=lambda member: (member.folder / "heard").touch())
+
+
+@pytest.mark.parametrize(
+    ("name", "status"),
+    [
+        ("no-status", 0),
+        ("number", 3),
+        ("huge-number", 255),
+        ("text", 1),
+        ("object", 1),
+        ("raises", 1),
+        ("interrupted", 130),
+        ("own-hook", 1),
+        ("handlers", 0),
+        ("handlers-after-failure", 1),
+        ("closes-channel", 0),
+        ("takes-channels-number", 0),
+        ("thread", 0),
+        ("thread-fails", 0),
+        ("daemon", 0),
+        ("open-files", 0),
+        ("c-output", 0),
+    ],
+)
+def test_the_exit_status_is_what_python_would_give(cases, name, status):
+    member = cases[name]
+    assert member.status == status, member.err
+    if status:
+        assert member.last_words().status == status
+        assert not member.said(Done)
+    else:
+        assert not member.said(Failed)
+        assert len(member.said(Done)) == (0 if "channel" in name else 1)
+
+
+def test_the_message_of_a_sys_exit_is_printed_and_told(cases):
+    assert cases["text"].err == "no data\n"
+    assert (cases["text"].last_words().error, cases["text"].last_words().message) == ("SystemExit", "no data")
+    assert cases["number"].err == ""
+
+
+def test_an_exception_is_told_but_left_to_the_launcher_to_print(cases):
+    assert cases["raises"].err == ""
+    words = cases["raises"].last_words()
+    assert (words.error, words.message, words.stage) == ("ValueError", "bad record", "program")
+    assert words.traceback.endswith("ValueError: bad record\n")
+
+
+def test_a_hook_of_the_program_still_prints(cases):
+    assert cases["own-hook"].err == "own hook: division by zero\n"
+
+
+def test_a_hook_that_cannot_be_called_is_reported_like_python_does(cases):
+    text = cases["broken-hook"].err
+    assert "Error in sys.excepthook:" in text and "Original exception was:" in text
+    assert text.endswith("ValueError: bad record\n")
+
+
+def test_exit_handlers_run_once_and_the_last_first_before_the_worker_says_that_it_is_done(cases):
+    member = cases["handlers"]
+    first, ended, *numbers = member.out.split()
+    assert (first, numbers) == ("first", ["3", "2", "1"])
+    assert float(ended) < member.said(Done)[0].time
+    assert "in a handler" in member.err
+
+
+def test_exit_handlers_can_still_use_jax(cases):
+    assert cases["collective-handler"].out == f"{2 * (len(_CASES) + 1)}\n"
+
+
+def test_the_last_words_come_before_the_exit_handlers_of_a_failing_program(cases):
+    assert cases["handlers-after-failure"].out == "heard\n"
+
+
+def test_nothing_is_written_to_what_has_taken_the_channels_number(cases):
+    assert (cases["takes-channels-number"].folder / "file").read_bytes() == b""
+    assert cases["takes-channels-number-socket"].out == ""
+
+
+def test_threads_are_waited_for_and_find_the_programs_globals(cases):
+    assert cases["thread"].out == "a global __main__\n"
+
+
+def test_a_failed_thread_is_reported_and_printed(cases):
+    (words,) = cases["thread-fails"].said(ThreadFailed)
+    assert (words.thread, words.error) == ("loader", "ZeroDivisionError")
+    assert words.traceback.endswith("ZeroDivisionError: division by zero\n")
+    assert re.match(r"Exception in thread loader:\nTraceback", cases["thread-fails"].err)
+
+
+def test_files_left_open_are_written_out_and_objects_finalized(cases):
+    folder = cases["open-files"].folder
+    assert (folder / "text").read_text() == "written"
+    assert (folder / "binary").read_bytes() == b"written"
+    assert gzip.open(folder / "zipped").read() == b"written"
+    assert cases["open-files"].out == "finalized with globals\n"
+    assert (cases["open-file-of-a-failure"].folder / "text").read_text() == "written"
+
+
+def test_what_was_printed_without_a_newline_or_from_c_is_not_lost(cases):
+    assert cases["no-newline"].out == "partial"
+    assert cases["c-output"].out == "from C"

@@ -1,0 +1,156 @@
+"""The private names of JAX: each is there on this JAX, and each may be missing without harm."""
+
+import atexit
+import importlib
+
+import jax
+import pytest
+from member import environment
+
+from jaxrun.contract import Done
+from jaxrun_runtime import jaxprivate
+
+
+@pytest.fixture(autouse=True)
+def restore(monkeypatch):
+    """Whatever a test does to these names is undone."""
+    for module, name in _NAMES:
+        monkeypatch.setattr(importlib.import_module(module), name, getattr(importlib.import_module(module), name))
+
+
+_NAMES = [
+    ("jax._src.api", "clean_up"),
+    ("jax._src.distributed", "global_state"),
+    ("jaxlib._jax", "make_gloo_tcp_collectives"),
+    ("jaxlib._jax", "DistributedRuntimeClient"),
+]
+
+
+def _take(monkeypatch, module, name):
+    monkeypatch.delattr(importlib.import_module(module), name)
+
+
+def test_this_jax_has_all_that_jaxrun_uses():
+    assert jaxprivate.missing() == []
+
+
+@pytest.mark.parametrize(
+    ("module", "name", "what"),
+    [
+        ("jax._src.api", "clean_up", "exit barrier"),
+        ("jax._src.distributed", "global_state", "whose coordinator"),
+        ("jaxlib._jax", "DistributedRuntimeClient", "whose coordinator"),
+        ("jaxlib._jax", "make_gloo_tcp_collectives", "own name"),
+    ],
+)
+def test_a_name_that_is_missing_is_one_line(monkeypatch, module, name, what):
+    _take(monkeypatch, module, name)
+    (line,) = jaxprivate.missing()
+    assert what in line
+    assert f"jax {jax.__version__} " in line
+    assert "\n" not in line
+
+
+def test_the_exit_barrier_is_taken_out(monkeypatch):
+    called = []
+    monkeypatch.setattr(importlib.import_module("jax._src.api"), "clean_up", lambda: called.append(1))
+    atexit.register(importlib.import_module("jax._src.api").clean_up)
+    count = atexit._ncallbacks()
+    assert jaxprivate.forget_exit_barrier() is True
+    assert atexit._ncallbacks() == count - 1
+
+
+def test_without_its_name_the_exit_barrier_stays(monkeypatch):
+    _take(monkeypatch, "jax._src.api", "clean_up")
+    count = atexit._ncallbacks()
+    assert jaxprivate.forget_exit_barrier() is False
+    assert atexit._ncallbacks() == count
+
+
+@pytest.mark.parametrize("given", [{}, {"hostname": None}])
+def test_gloo_publishes_the_given_address(monkeypatch, given):
+    calls = []
+    module = importlib.import_module("jaxlib._jax")
+    monkeypatch.setattr(module, "make_gloo_tcp_collectives", lambda *args, **kwargs: calls.append((args, kwargs)))
+    assert jaxprivate.publish_gloo_at("10.0.0.1") is True
+    module.make_gloo_tcp_collectives("client", **given)
+    assert calls == [(("client",), {"hostname": "10.0.0.1"})]
+
+
+@pytest.mark.parametrize("given", [{"hostname": "10.9.9.9"}, {"interface": "ib0"}])
+def test_an_address_that_somebody_else_chose_counts(monkeypatch, given):
+    calls = []
+    module = importlib.import_module("jaxlib._jax")
+    monkeypatch.setattr(module, "make_gloo_tcp_collectives", lambda **kwargs: calls.append(kwargs))
+    jaxprivate.publish_gloo_at("10.0.0.1")
+    module.make_gloo_tcp_collectives(**given)
+    assert calls == [given]
+
+
+def test_without_its_name_gloo_is_left_alone(monkeypatch):
+    _take(monkeypatch, "jaxlib._jax", "make_gloo_tcp_collectives")
+    assert jaxprivate.publish_gloo_at("10.0.0.1") is False
+
+
+def test_the_warning_about_proxies_is_switched_off_where_there_is_one(monkeypatch):
+    assert jaxprivate.silence_proxy_warning() is True
+    monkeypatch.setattr(jax, "config", object())
+    assert jaxprivate.silence_proxy_warning() is False
+    (line,) = jaxprivate.missing()
+    assert "proxies" in line
+
+
+class _Client:
+    def __init__(self, table):
+        self.table = table
+        self.waited = []
+
+    def key_value_set(self, key, value):
+        self.table[key] = value
+
+    def blocking_key_value_get(self, key, milliseconds):
+        self.waited.append(milliseconds)
+        return self.table[key]
+
+
+def _joined(monkeypatch, client):
+    class State:
+        pass
+
+    state = State()
+    state.client = client
+    monkeypatch.setattr(importlib.import_module("jax._src.distributed"), "global_state", state)
+
+
+def test_the_nonce_of_rank_0_is_what_all_read(monkeypatch):
+    table = {}
+    first, second = _Client(table), _Client(table)
+    _joined(monkeypatch, first)
+    assert jaxprivate.exchange_nonce(0, "aa", 2.5) == "aa"
+    _joined(monkeypatch, second)
+    assert jaxprivate.exchange_nonce(1, "bb", 2.5) == "aa"
+    assert second.waited == [2500]
+
+
+@pytest.mark.parametrize("client", [None, object()])
+def test_where_nobody_can_be_asked_there_is_no_nonce(monkeypatch, client):
+    _joined(monkeypatch, client)
+    assert jaxprivate.exchange_nonce(0, "aa", 1.0) is None
+
+
+def test_without_jaxs_state_there_is_no_nonce(monkeypatch):
+    _take(monkeypatch, "jax._src.distributed", "global_state")
+    assert jaxprivate.exchange_nonce(0, "aa", 1.0) is None
+
+
+def test_a_job_goes_on_without_the_names_and_rank_0_says_so_once(start, script, tmp_path):
+    lines = [f"import {module}; del {module}.{name}" for module, name in _NAMES if name != "global_state"]
+    script("\n".join(lines), "site/sitecustomize.py")
+    path = f"{tmp_path / 'site'}:{environment()['PYTHONPATH']}"
+    program = script("import atexit, jax; atexit.register(lambda: print('handler')); print(jax.process_count())")
+    members = start([program], 2, fork=False, env={"PYTHONPATH": path}).play()
+    assert [(member.status, member.out) for member in members] == [(0, "2\nhandler\n")] * 2
+    assert all(member.said(Done) for member in members)
+    assert len(members[0].err.splitlines()) == len(lines)
+    assert all(line.startswith("jaxrun: jax ") for line in members[0].err.splitlines())
+    assert members[1].err == ""

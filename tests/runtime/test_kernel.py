@@ -1,0 +1,114 @@
+"""What the worker asks of the kernel, in real processes."""
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+import uuid
+from pathlib import Path
+
+import pytest
+from member import environment
+
+_BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
+_NOBODY = 65534
+
+
+def _python(code, **more):
+    return subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, env=environment(), **more
+    )
+
+
+def test_a_child_that_asked_for_it_dies_with_its_parent():
+    code = """
+import os, signal, sys, time
+from jaxrun_runtime import kernel
+pid = os.fork()
+if pid == 0:
+    kernel.die_with_parent()
+    print(os.getpid(), flush=True)
+    time.sleep(60)
+    os._exit(0)
+time.sleep(60)
+"""
+    parent = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, env=environment())
+    child = int(parent.stdout.readline())
+    parent.kill()
+    parent.wait()
+    deadline = time.monotonic() + 5
+    while _alive(child) and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert not _alive(child)
+    parent.stdout.close()
+
+
+def _alive(pid):
+    try:
+        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+    return state not in "ZX"  # which nobody has fetched yet
+
+
+_SIMULATE = """
+import ctypes, os, socket, sys
+from jaxrun_runtime import kernel
+uid = int(sys.argv[1])
+pid = os.fork()
+if pid == 0:
+    if uid != os.getuid():
+        os.setgroups([])
+        os.setgid(uid)
+        os.setuid(uid)
+        ctypes.CDLL(None).prctl(4, 1, 0, 0, 0)  # PR_SET_DUMPABLE: as for a process that began as this user
+    try:
+        kernel.become_simulated_host("h2", sys.argv[2])
+    except OSError as error:
+        print("forbidden", error)
+        os._exit(0)
+    with open("/proc/sys/kernel/random/boot_id") as file:
+        print(socket.gethostname(), file.read().strip(), os.getuid(), flush=True)
+    os._exit(0)
+os.waitpid(pid, 0)
+"""
+
+
+@pytest.mark.parametrize("uid", sorted({os.getuid(), _NOBODY}) if os.getuid() == 0 else [os.getuid()])
+def test_a_simulated_host_has_a_name_and_a_boot_id_of_its_own(uid):
+    boot_id = str(uuid.uuid4())
+    before = socket.gethostname(), _BOOT_ID.read_text()
+    result = _python(_SIMULATE.replace("sys.argv[1]", repr(uid)).replace("sys.argv[2]", repr(boot_id)))
+    assert result.returncode == 0, result.stderr
+    if result.stdout.startswith("forbidden"):
+        pytest.skip(f"this machine allows no namespaces: {result.stdout}")
+    assert result.stdout.split() == ["h2", boot_id, str(uid)]
+    assert (socket.gethostname(), _BOOT_ID.read_text()) == before
+
+
+def test_a_malformed_call_is_an_error_that_names_it(monkeypatch):
+    from jaxrun_runtime import kernel
+
+    monkeypatch.setattr(kernel, "_PR_SET_PDEATHSIG", -1)
+    with pytest.raises(OSError, match=r"prctl\(PR_SET_PDEATHSIG\): Invalid argument"):
+        kernel.die_with_parent()
+
+
+def test_what_c_code_has_printed_is_written_out_before_a_hard_exit():
+    code = "import ctypes, os; from jaxrun_runtime import kernel; ctypes.CDLL(None).printf(b'from C'); "
+    assert _python(code + "os._exit(0)").stdout == ""
+    assert _python(code + "kernel.flush_c_output(); os._exit(0)").stdout == "from C"
+
+
+def test_the_signal_is_the_one_that_cannot_be_caught():
+    code = """
+import ctypes
+from jaxrun_runtime import kernel
+kernel.die_with_parent()
+number = ctypes.c_int()
+ctypes.CDLL(None).prctl(2, ctypes.byref(number), 0, 0, 0)
+print(number.value)
+"""
+    assert int(_python(code).stdout) == signal.SIGKILL

@@ -1,0 +1,268 @@
+"""What a dying worker says: the user's frames, and a message that fits into a frame and onto a terminal, whatever is raised."""
+
+import importlib
+import runpy
+import sys
+import threading
+import traceback
+import types
+
+import pytest
+
+from jaxrun.contract import Decoder, ThreadFailed, encode
+from jaxrun_runtime import lastwords, program
+from jaxrun_runtime.link import AgentGone
+
+_OURS = program.__file__
+_LIBRARY = "/somewhere/site-packages/library.py"
+
+
+def _raised(*files, error=None):
+    """An error that came up through functions of these files, the first being the outermost."""
+    error = error or ValueError("no")
+
+    def raise_():
+        raise error
+
+    step = raise_
+    for number, file in enumerate(reversed(files)):
+        names = {"step": step}
+        exec(compile(f"def function_{number}():\n    step()\n", file, "exec"), names)
+        step = names[f"function_{number}"]
+    try:
+        step()
+    except BaseException as caught:
+        caught.__traceback__ = caught.__traceback__.tb_next  # this function's own
+        return caught
+    raise AssertionError(files)
+
+
+def _files(error):
+    return [frame.filename for frame in traceback.extract_tb(error.__traceback__)]
+
+
+@pytest.mark.parametrize(
+    "above",
+    [
+        [_OURS],
+        [_OURS, "<frozen runpy>", "<frozen runpy>"],
+        [_OURS, runpy.__file__],
+        [_OURS, "<frozen importlib._bootstrap>", "<frozen importlib._bootstrap_external>"],
+    ],
+)
+def test_the_frames_above_the_program_are_cut(above):
+    error = _raised(*above, "train.py", _LIBRARY)
+    text = lastwords.format_traceback(error)
+    assert _files(error)[:2] == ["train.py", _LIBRARY]
+    assert text.startswith('Traceback (most recent call last):\n  File "train.py"')
+    assert text.endswith("ValueError: no\n")
+
+
+@pytest.mark.parametrize("below", [_OURS, "<frozen importlib._bootstrap>", runpy.__file__, "/home/me/runpy.py"])
+def test_frames_below_the_programs_own_stay(below):
+    error = _raised(_OURS, "train.py", below)
+    lastwords.trim(error)
+    assert _files(error)[:2] == ["train.py", below]
+
+
+@pytest.mark.parametrize("first", [_OURS.replace("program.py", "programs/digits.py"), "/home/me/runpy.py", _LIBRARY])
+def test_a_program_stays_wherever_it_lives(first):
+    error = _raised(_OURS, first)
+    lastwords.trim(error)
+    assert _files(error)[0] == first
+
+
+def test_causes_contexts_and_groups_are_cut_too():
+    outer = ValueError("outer")
+    outer.__cause__ = _raised(_OURS, "cause.py")
+    outer.__cause__.__context__ = _raised(_OURS, "context.py")
+    outer.__context__ = ExceptionGroup("many", [_raised(_OURS, "one.py"), _raised(_OURS, "two.py")])
+    outer.__context__.exceptions[0].__cause__ = outer  # a circle
+    text = lastwords.format_traceback(_raised(_OURS, "train.py", error=outer))
+    assert _OURS not in text
+    assert "cause.py" in text
+    inner = outer.__context__.exceptions
+    assert [_files(error)[0] for error in (*inner, outer.__cause__.__context__)] == ["one.py", "two.py", "context.py"]
+
+
+def test_a_cause_that_is_false_is_a_cause_all_the_same():
+    class Empty(Exception):
+        def __len__(self):
+            return 0
+
+    error = ValueError("outer")
+    error.__cause__ = _raised(_OURS, "train.py", error=Empty())
+    lastwords.trim(error)
+    assert _files(error.__cause__)[0] == "train.py"
+
+
+def test_an_error_of_ours_alone_keeps_its_frames_unless_it_is_about_the_program():
+    assert _OURS in lastwords.describe(_ours_alone(ValueError("bug")), 0, "join").traceback
+    assert lastwords.describe(_ours_alone(ValueError("unreadable")), 0, "program").traceback == "ValueError: unreadable\n"
+
+
+def _ours_alone(error):
+    code = compile("def f():\n    raise error\n", _OURS, "exec")
+    names = {"error": error}
+    exec(code, names)
+    try:
+        names["f"]()
+    except ValueError as caught:
+        caught.__traceback__ = caught.__traceback__.tb_next
+        return caught
+
+
+def test_a_syntax_error_shows_the_line_and_nothing_else():
+    try:
+        compile("x = 1\nif x\n", "train.py", "exec")
+    except SyntaxError as error:
+        error.__traceback__ = None
+        words = lastwords.describe(error, 0, "program")
+    assert words.error == "SyntaxError"
+    assert words.traceback.startswith('  File "train.py", line 2\n    if x\n')
+    assert words.message == "expected ':' (train.py, line 2)"
+
+
+def test_the_words_hold_rank_stage_status_and_notes():
+    error = _raised("train.py")
+    error.add_note("in shard 2")
+    words = lastwords.describe(error, 3, "program")
+    assert (words.rank, words.stage, words.status, words.error, words.message) == (3, "program", 1, "ValueError", "no")
+    assert words.notes == ("in shard 2",)
+    assert "in shard 2" in words.traceback
+
+
+@pytest.mark.parametrize(("error", "status"), [(SystemExit(3), 3), (SystemExit("no"), 1), (KeyboardInterrupt(), 130)])
+def test_the_status_is_pythons(error, status):
+    assert lastwords.describe(error, 0, "program").status == status
+
+
+def test_a_sys_exit_has_a_message_but_no_traceback():
+    words = lastwords.describe(_raised("train.py", error=SystemExit("no data")), 0, "program")
+    assert (words.error, words.message, words.traceback) == ("SystemExit", "no data", "")
+    assert lastwords.describe(SystemExit(3), 0, "program").message == ""
+
+
+class _Odd(Exception):
+    def __str__(self):
+        raise RuntimeError("no text")
+
+
+class _OddNotes(Exception):
+    __notes__ = 7
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        _Odd(),
+        _OddNotes(),
+        SystemExit(_Odd()),
+        ExceptionGroup("many", [ValueError("one"), _Odd()]),
+        ValueError("\udcff\ud83d\0\x1b[31m"),
+        type("Näme", (Exception,), {})("x"),
+        ValueError("x" * 1_000_000),
+        ValueError("\U0001f600" * 300_000),
+        UnicodeDecodeError("utf-8", b"\xff", 0, 1, "bad"),
+        OSError(2, "No such file", "\udcff"),
+    ],
+    ids=lambda error: type(error).__name__,
+)
+def test_whatever_is_raised_makes_words_that_can_be_sent_and_shown(error):
+    words = lastwords.describe(_raised(_OURS, "train.py", error=error), 0, "program")
+    (received,) = Decoder().feed(encode(words))
+    assert received == words
+    for text in (words.error, words.message, words.traceback, *words.notes):
+        text.encode()
+        assert len(text) < 250_000
+
+
+def test_many_and_long_notes_are_clipped():
+    error = ValueError("no")
+    for number in range(1000):
+        error.add_note(f"{number} " + "x" * 100_000)
+    words = lastwords.describe(error, 0, "program")
+    encode(words)
+    assert words.notes[0].startswith("0 xxx")
+
+
+def test_a_clipped_text_keeps_both_ends_and_says_how_much_is_missing():
+    text = lastwords.clip("a" * 100 + "b" * 100, 100)
+    assert text == "a" * 50 + "\n… 100 characters left out …\n" + "b" * 50
+    assert lastwords.clip("short", 100) == "short"
+
+
+class _Channel:
+    def __init__(self, error=None):
+        self.sent = []
+        self.error = error
+
+    def send(self, message):
+        if self.error:
+            raise self.error
+        self.sent.append(message)
+
+
+@pytest.fixture
+def hook(monkeypatch):
+    printed = []
+    monkeypatch.setattr(threading, "excepthook", printed.append)
+    return printed
+
+
+def _run_thread(target, name):
+    thread = threading.Thread(target=target, name=name)
+    thread.start()
+    thread.join()
+
+
+def test_a_failing_thread_is_reported_and_still_printed(hook):
+    channel = _Channel()
+    lastwords.watch_threads(channel, 2)
+    _run_thread(lambda: 1 / 0, "loader\udcff")
+    (words,) = channel.sent
+    assert isinstance(words, ThreadFailed)
+    assert (words.rank, words.thread, words.error) == (2, "loader\\udcff", "ZeroDivisionError")
+    assert words.traceback.endswith("ZeroDivisionError: division by zero\n")
+    assert [args.exc_type for args in hook] == [ZeroDivisionError]
+
+
+def test_a_thread_that_exits_is_not_reported(hook):
+    channel = _Channel()
+    lastwords.watch_threads(channel, 2)
+    _run_thread(lambda: sys.exit(3), "quitter")
+    assert channel.sent == []
+
+
+def test_a_thread_is_printed_also_when_it_cannot_be_reported(hook):
+    lastwords.watch_threads(_Channel(AgentGone()), 2)
+    _run_thread(lambda: 1 / 0, "\udcff")
+    assert [args.exc_type for args in hook] == [ZeroDivisionError]
+
+
+def test_the_programs_own_hook_prints_and_sees_the_users_frames_only(monkeypatch):
+    seen = []
+    monkeypatch.setattr(sys, "excepthook", lambda *args: seen.append(args))
+    error = _raised(_OURS, "train.py")
+    lastwords.describe(error, 0, "program")
+    lastwords.print_error(error)
+    ((kind, value, frames),) = seen
+    assert (kind, value) == (ValueError, error)
+    assert traceback.extract_tb(frames)[0].filename == "train.py"
+
+
+def test_a_hook_that_fails_hides_neither_error(monkeypatch, capsys):
+    monkeypatch.setattr(sys, "excepthook", lambda *args: 1 / 0)
+    lastwords.print_error(_raised("train.py"))
+    text = capsys.readouterr().err
+    assert text.index("Error in sys.excepthook:") < text.index("ZeroDivisionError")
+    assert text.index("Original exception was:") < text.index("ValueError: no")
+
+
+def test_an_import_error_within_the_program_keeps_its_import_line(tmp_path, monkeypatch):
+    (tmp_path / "broken_module.py").write_text("import no_such_module_at_all\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(ModuleNotFoundError) as caught:
+        importlib.import_module("broken_module")
+    assert isinstance(caught.value.__traceback__, types.TracebackType)
+    assert "import no_such_module_at_all" in lastwords.format_traceback(caught.value)

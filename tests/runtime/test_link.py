@@ -1,0 +1,118 @@
+"""The worker's end of the channel: messages in, messages out, and every way in which nobody listens any more."""
+
+import os
+import socket
+import threading
+
+import pytest
+
+from jaxrun.contract import Decoder, Done, Join, Lead, Leave, Run, encode
+from jaxrun.errors import ProtocolError
+from jaxrun_runtime.link import AgentGone, Link
+
+
+@pytest.fixture
+def ends():
+    ours, theirs = socket.socketpair()
+    link = Link(theirs.detach())
+    with ours, link._socket:
+        yield ours, link
+
+
+def test_what_is_sent_arrives_as_a_message(ends):
+    agent, link = ends
+    link.send(Done(3, 1.5))
+    assert Decoder().feed(agent.recv(65536)) == [Done(3, 1.5)]
+
+
+def test_several_messages_in_one_piece_are_received_one_by_one(ends):
+    agent, link = ends
+    agent.sendall(encode(Run()) + encode(Leave()))
+    assert link.receive(Run) == Run()
+    assert link.receive(Leave) == Leave()
+
+
+def test_one_of_two_kinds_is_received(ends):
+    agent, link = ends
+    agent.sendall(encode(Join("h:1")) + encode(Lead("h")))
+    assert link.receive(Lead, Join) == Join("h:1")
+    assert link.receive(Lead, Join) == Lead("h")
+
+
+def test_another_kind_is_a_breach_of_the_contract_that_names_both(ends):
+    agent, link = ends
+    agent.sendall(encode(Leave()) * 2)
+    with pytest.raises(ProtocolError, match=r"expected Run from the agent, received Leave\(\)"):
+        link.receive(Run)
+    with pytest.raises(ProtocolError, match="expected Lead or Join"):
+        link.receive(Lead, Join)
+
+
+def test_threads_do_not_mix_their_messages(ends):
+    agent, link = ends
+    names = [str(number) * 30_000 for number in range(4)]
+    threads = [threading.Thread(target=lambda n=name: link.send(Join(n))) for name in names]
+    for thread in threads:
+        thread.start()
+    decoder, received = Decoder(), []
+    while len(received) < len(names):
+        received += decoder.feed(agent.recv(65536))
+    assert sorted(message.address for message in received) == names
+    for thread in threads:
+        thread.join()
+
+
+def test_the_agents_end_is_noticed_by_everything(ends):
+    agent, link = ends
+    assert not link.agent_gone()
+    agent.sendall(encode(Run()))
+    assert not link.agent_gone()  # and the message is still there
+    assert link.receive(Run) == Run()
+    agent.close()
+    assert link.agent_gone()
+    with pytest.raises(AgentGone):
+        link.send(Done(0, 0.0))
+    with pytest.raises(AgentGone):
+        link.receive(Run)
+
+
+@pytest.mark.parametrize("replace", [False, True])
+def test_a_descriptor_that_is_not_ours_any_more_is_not_touched(ends, replace, tmp_path):
+    _, link = ends
+    number = link._socket.fileno()
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        os.close(number)
+        if replace:
+            os.dup2(theirs.fileno(), number)
+            ours.sendall(encode(Run()))
+        with pytest.raises(AgentGone):
+            link.send(Done(0, 0.0))
+        with pytest.raises(AgentGone):
+            link.receive(Run)
+        ours.setblocking(False)
+        with pytest.raises(BlockingIOError):
+            ours.recv(1)
+        if not replace:
+            os.dup2(theirs.fileno(), number)  # for the fixture to close
+
+
+def test_the_channel_does_not_reach_programs_that_the_worker_starts(ends):
+    _, link = ends
+    assert not os.get_inheritable(link._socket.fileno())
+
+
+def test_a_process_that_the_program_forks_has_no_voice(ends):
+    agent, link = ends
+    agent.setblocking(False)
+    pid = os.fork()
+    if pid == 0:
+        try:
+            link.send(Done(0, 0.0))
+        except AgentGone:
+            os._exit(0 if not link.is_mine() else 1)
+        os._exit(2)
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+    assert link.is_mine()
+    with pytest.raises(BlockingIOError):
+        agent.recv(1)

@@ -1,0 +1,221 @@
+"""The program runs as under `python`: the same probes are run by both, and what they print must be equal."""
+
+import os
+import py_compile
+import subprocess
+import sys
+import zipfile
+
+import pytest
+from member import environment
+
+from jaxrun_runtime import program
+
+_PROBE = '''"""what it is for"""
+import sys
+number: int = 1
+main = sys.modules["__main__"]
+print(sys.argv, sys.path, __name__, __file__, __cached__, __package__, __doc__, __annotations__)
+print(sorted(vars(main)), vars(main) is globals(), type(__builtins__), type(__loader__))
+print(__spec__ and (__spec__.name, __spec__.origin), type(__spec__), getattr(__loader__, "path", None))
+'''
+# What a worker does with an error; its status, and the text that the launcher prints.
+_RUNNER = """
+import os, sys
+del os.environ["PYTHONSAFEPATH"]
+from jaxrun_runtime import lastwords, program
+try:
+    program.run(sys.argv[1:])
+except BaseException as error:
+    error.__traceback__ = error.__traceback__.tb_next  # this file's own frame
+    words = lastwords.describe(error, 0, "program")
+    sys.stderr.write(words.traceback)
+    if isinstance(error, SystemExit):
+        lastwords.print_error(error)
+    sys.exit(words.status)
+"""
+
+
+def _run(folder, *command, safe, **more):
+    env = environment()
+    if not safe:
+        del env["PYTHONSAFEPATH"]
+    argv = [sys.executable, *map(str, command)]
+    result = subprocess.run(argv, cwd=folder, env=env, capture_output=True, timeout=60, **more)
+    return result.returncode, result.stdout.decode(), result.stderr.decode()
+
+
+def _as_python(folder, *argv):
+    """Run by both; returns the status, the output and the errors on which they agree."""
+    expected = _run(folder, *argv, safe=False)
+    assert _run(folder, "-c", _RUNNER, *argv, safe=True) == expected
+    return expected
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """Programs of every kind."""
+    files = {
+        "probe.py": _PROBE,
+        "sub/probe.py": _PROBE,
+        "with space é.py": _PROBE,
+        "package/__init__.py": "import sys; print(sys.argv)",
+        "package/__main__.py": _PROBE,
+        "package/module.py": _PROBE,
+        "package/inner/__init__.py": "",
+        "directory/__main__.py": _PROBE + "import beside",
+        "directory/beside.py": "print(__file__)",
+        "empty/nothing.py": "",
+        "bad.pyc": "this is no code",
+        "bad.py": "x = 1\nif x\n    pass\n",
+        "raises.py": "def f():\n    raise ValueError('no')\n\n\nf()\n",
+        "chain.py": "try:\n    1 / 0\nexcept ZeroDivisionError as e:\n    raise ValueError('no') from e\n",
+        "text.py": "import sys\nsys.exit('text')\n",
+    }
+    for name, text in files.items():
+        path = tmp_path / name
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(text)
+    (tmp_path / "latin.py").write_bytes(b"# -*- coding: latin-1 -*-\nprint(ascii('\xe9'))\n")
+    (tmp_path / "link.py").symlink_to(tmp_path / "sub" / "probe.py")
+    (tmp_path / "link").symlink_to(tmp_path / "sub")
+    py_compile.compile(str(tmp_path / "probe.py"), str(tmp_path / "compiled.pyc"))
+    py_compile.compile(str(tmp_path / "probe.py"), str(tmp_path / "compiled.dat"))
+    with zipfile.ZipFile(tmp_path / "archive.zip", "w") as archive:
+        archive.writestr("__main__.py", _PROBE)
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    "argv",
+    [
+        ["probe.py", "a", "b"],
+        ["./probe.py", "-m", "--", ""],
+        ["sub/../probe.py"],
+        ["link.py"],
+        ["link/probe.py"],
+        ["with space é.py", "é", "a b"],
+        ["latin.py"],
+        ["compiled.pyc", "a"],
+        ["compiled.dat"],
+        ["directory", "a"],
+        ["./directory/"],
+        ["archive.zip", "a"],
+        ["-m", "package", "a"],
+        ["-m", "package.module", "-m", "a"],
+        ["-m", "probe"],
+    ],
+    ids=" ".join,
+)
+def test_a_program_finds_what_it_would_find_under_python(folder, argv):
+    status, out, err = _as_python(folder, *argv)
+    assert (status, err) == (0, "")
+    assert out
+
+
+def test_an_absolute_path_is_kept(folder):
+    assert str(folder / "probe.py") in _as_python(folder, folder / "probe.py", "a")[1]
+
+
+@pytest.mark.parametrize(
+    ("argv", "text"),
+    [
+        (["bad.py"], "SyntaxError"),
+        (["bad.pyc"], "Bad magic number"),
+        (["raises.py"], "ValueError: no"),
+        (["chain.py"], "direct cause"),
+        (["text.py"], "text"),
+        (["empty"], "can't find '__main__' module"),
+        (["-m", "nothing"], "No module named nothing"),
+        (["-m", "package.nothing"], "No module named package.nothing"),
+        (["-m", "package.inner"], "is a package and cannot be directly executed"),
+    ],
+    ids=str,
+)
+def test_an_error_reads_as_under_python(folder, argv, text):
+    status, _, err = _as_python(folder, *argv)
+    assert status == 1
+    assert text in err
+
+
+def test_an_error_of_a_module_is_shown_without_runpy(folder):
+    status, _, err = _run(folder, "-c", _RUNNER, "-m", "raises", safe=True)
+    assert status == 1
+    lines = err.splitlines()
+    assert lines[0] == "Traceback (most recent call last):"
+    assert lines[1] == f'  File "{folder / "raises.py"}", line 5, in <module>'
+    assert "runpy" not in err
+
+
+def test_warnings_are_shown_as_under_python(folder):
+    (folder / "library.py").write_text(
+        "import warnings\ndef f():\n"
+        "    warnings.warn('hidden', DeprecationWarning)\n    warnings.warn('its caller', DeprecationWarning, 2)\n"
+    )
+    (folder / "warns.py").write_text(
+        "import warnings, library\nwarnings.warn('old', DeprecationWarning)\nwarnings.warn('odd')\nlibrary.f()\n"
+    )
+    _, _, err = _as_python(folder, "warns.py")
+    assert "old" in err and "odd" in err and "its caller" in err and "hidden" not in err
+
+
+@pytest.mark.parametrize("method", ["spawn", "fork", "forkserver"])
+def test_processes_of_the_programs_own_find_its_main_module(folder, method):
+    (folder / "pool.py").write_text(
+        """
+import multiprocessing, pickle, sys
+class Item:
+    def __init__(self, n): self.n = n
+def double(item):
+    return Item(item.n * 2), sys.argv, sys.path[0], __name__
+if __name__ == "__main__":
+    assert pickle.loads(pickle.dumps(Item(3))).n == 3
+    context = multiprocessing.get_context(sys.argv[1])
+    with context.Pool(2) as pool:
+        for item, *rest in pool.map(double, [Item(1), Item(2)]):
+            print(item.n, *rest)
+    child = context.Process(target=sys.exit, args=(4,))
+    child.start()
+    child.join()
+    print(child.exitcode)
+"""
+    )
+    _, out, _ = _as_python(folder, "pool.py", method)
+    assert out.splitlines()[-1] == "4"
+    status, out, err = _run(folder, "-c", _RUNNER, "-m", "pool", method, safe=True)
+    assert (status, err, len(out.splitlines())) == (0, "", 3)
+
+
+def test_threads_and_exit_handlers_find_the_programs_globals_after_its_end(folder):
+    text = """
+import atexit, threading, time
+word = "global"
+def later():
+    time.sleep(0.1)
+    print(word, "of a thread")
+atexit.register(lambda: print(word, "of a handler"))
+threading.Thread(target=later).start()
+"""
+    (folder / "late.py").write_text(text)
+    for argv in ["late.py"], ["-m", "late"]:
+        assert _as_python(folder, *argv)[1] == "global of a thread\nglobal of a handler\n"
+
+
+@pytest.mark.parametrize(
+    "code", ["", "None", "0", "3", "-1", "256", "True", "2**70", "-2**70", "'text'", "''", "1.5", "[]", "(1, 2)", "object"]
+)
+def test_an_exit_status_is_the_one_that_python_gives(folder, code):
+    result = subprocess.run([sys.executable, "-c", f"raise SystemExit({code})"], capture_output=True)
+    assert program.exit_status(eval(f"SystemExit({code})")) == result.returncode
+
+
+def test_a_program_that_has_gone_is_a_plain_error(folder):
+    status, _, err = _run(folder, "-c", _RUNNER, "nowhere.py", safe=True)
+    assert status == 1
+    assert err == f"FileNotFoundError: [Errno 2] No such file or directory: '{folder / 'nowhere.py'}'\n"
+
+
+def test_the_current_directory_is_not_searched_but_for_a_module(folder):
+    (folder / "sub" / "probe.py").write_text("import sys, os; print(os.getcwd() in sys.path, '' in sys.path)")
+    assert _as_python(folder, "sub/probe.py")[1] == "False False\n"
+    assert os.fspath(folder) in _as_python(folder, "-m", "package.module")[1]
