@@ -8,10 +8,9 @@ from __future__ import annotations
 
 import contextlib
 import os
-import selectors
 import signal
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from typing import Protocol
 
 from . import journal
@@ -37,6 +36,7 @@ from .head import Head
 from .kernel_log import OomWatch, own_memory_cgroup
 from .output import Output
 from .pipes import Pipes
+from .readiness import Readiness
 from .signals import SignalPipe
 
 _STACKS_WAIT = 0.1  # seconds for the fault handlers to answer; they take some milliseconds
@@ -61,17 +61,17 @@ class Agent:
         # Seconds since the epoch that no setting of the machine's clock makes jump.
         self._epoch = time.time() - time.monotonic()
         self._pipes = Pipes(output, lambda rank: self._note(("first_output", rank, {})))
-        self._selector = selectors.DefaultSelector()
+        self._ready = Readiness()
         self._oom = OomWatch(own_memory_cgroup())
         self._stacks_due: list[tuple[float, TakeStacks]] = []
         self._ending: Ending | None = None
 
     def run(self) -> Ending:
         """Start the workers and serve them until the head says that it is over; all have been reaped then."""
-        self._watch(self._signals.fileno(), _SIGNALS, self._on_signals)
+        self._ready.watch(self._signals.fileno(), _SIGNALS, self._on_signals)
         events = self._crew.start()
         if self._crew.server is not None:
-            self._watch(self._crew.server.channel.fileno(), _MESSAGES, self._on_server)
+            self._ready.watch(self._crew.server.channel.fileno(), _MESSAGES, self._on_server)
         self._welcome(events)
         while self._ending is None:
             self._turn()
@@ -82,7 +82,7 @@ class Agent:
         self._pipes.close()
         self._crew.close()
         self._oom.close()
-        self._selector.close()
+        self._ready.close()
 
     # ---- the loop
 
@@ -90,9 +90,7 @@ class Agent:
         """Wait until something happens or is due, and see to it."""
         wait = self._patience(self._output.tick())
         self._read_pipes(wanted=not self._output.congested)
-        ready = [key.data for key, _ in self._selector.select(wait)]
-        for _, serve in sorted(ready, key=lambda data: data[0]):
-            serve()
+        self._ready.serve(wait)
         now = self._now()
         for due, order in [item for item in self._stacks_due if item[0] <= now]:
             self._stacks_due.remove((due, order))
@@ -112,6 +110,13 @@ class Agent:
             waits.append(output)
         return max(0.0, min(waits)) if waits else None
 
+    def _read_pipes(self, *, wanted: bool) -> None:
+        fd = self._pipes.fileno()
+        if wanted and not self._ready.watches(fd):
+            self._ready.watch(fd, _PIPES, self._pipes.serve)
+        elif not wanted:
+            self._ready.forget(fd)
+
     def _now(self) -> float:
         return self._epoch + time.monotonic()
 
@@ -119,7 +124,7 @@ class Agent:
         """Listen to the children that are there now, then tell the head of them."""
         for child in self._crew:
             fd = child.lines.channel.fileno()
-            self._watch(fd, _MESSAGES, lambda child=child: self._on_channel(child))  # type: ignore[misc]
+            self._ready.watch(fd, _MESSAGES, lambda child=child: self._on_channel(child))  # type: ignore[misc]
             self._pipes.add(child.rank, child.lines.out, child.lines.err)
         self._tell_all(events)
 
@@ -146,8 +151,7 @@ class Agent:
                 for rank in action.ranks:
                     self._crew[rank].send(action.message)
             case Kill():
-                for rank in action.ranks:
-                    self._crew[rank].signal(action.signum)
+                self._signal(action)
             case TakeStacks():
                 for rank in action.ranks:
                     self._crew[rank].new_stacks()
@@ -158,6 +162,13 @@ class Agent:
             case Finish():
                 self._ending = action.ending
 
+    def _signal(self, order: Kill) -> None:
+        if order.signum == signal.SIGKILL:
+            for rank in order.ranks:  # or they would see each other die, and complain
+                self._crew[rank].signal(signal.SIGSTOP)
+        for rank in order.ranks:
+            self._crew[rank].signal(order.signum)
+
     # ---- what happens
 
     def _on_server(self) -> None:
@@ -166,12 +177,12 @@ class Agent:
         fd = server.channel.fileno()
         events = self._crew.hear_server()
         if self._crew.server is None:
-            self._forget(fd)
+            self._ready.forget(fd)
         self._tell_all(events)
         if self._crew.declined:
             self._note(("fork_declined", None, {"reason": self._crew.declined}))
             for child in self._crew:
-                self._forget(child.lines.channel.fileno())
+                self._ready.forget(child.lines.channel.fileno())
                 self._pipes.discard(child.rank)
             self._welcome(self._crew.start_afresh())
 
@@ -180,13 +191,13 @@ class Agent:
         try:
             messages = child.receive()
         except ProtocolError as error:
-            self._forget(fd)
+            self._ready.forget(fd)
             child.hang_up()
             text = f"something wrote to jaxrun's channel in the worker: {error}"
             self._tell(Failed(child.rank, self._now(), "program", EXIT_SOFTWARE, "ProtocolError", text, ""))
             return
         if messages is None:
-            self._forget(fd)
+            self._ready.forget(fd)
         for message in messages or ():
             if isinstance(message, Failed):
                 self._output.log(child.rank, "err", message.traceback.encode())
@@ -212,7 +223,7 @@ class Agent:
     def _on_exit(self, child: Child, status: int) -> None:
         child.status = status
         self._on_channel(child)  # its last words come before its end
-        self._forget(child.lines.channel.fileno())
+        self._ready.forget(child.lines.channel.fileno())
         self._pipes.finish(child.rank)
         crashed = status < 0 and status != -signal.SIGKILL
         oom = self._oom.explain(child.pid) if status == -signal.SIGKILL and not child.killed else ""
@@ -227,19 +238,3 @@ class Agent:
             waits={child.rank: child.kernel_wait() for child in children},
             cpu={child.rank: child.cpu_seconds() for child in children},
         )
-
-    # ---- descriptors
-
-    def _watch(self, fd: int, order: int, serve: Callable[[], None]) -> None:
-        self._selector.register(fd, selectors.EVENT_READ, (order, serve))
-
-    def _forget(self, fd: int) -> None:
-        with contextlib.suppress(KeyError, ValueError):
-            self._selector.unregister(fd)
-
-    def _read_pipes(self, *, wanted: bool) -> None:
-        reading = self._pipes.fileno() in self._selector.get_map()
-        if wanted and not reading:
-            self._watch(self._pipes.fileno(), _PIPES, self._pipes.serve)
-        elif reading and not wanted:
-            self._forget(self._pipes.fileno())

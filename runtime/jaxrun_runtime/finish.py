@@ -27,15 +27,12 @@ _WITH_BUFFER = (io.TextIOWrapper, io.BufferedWriter, io.BufferedRandom)
 def succeed(env: WorkerEnv, link: Link) -> NoReturn:
     """Run the program's remaining threads and exit handlers, say Done, wait for Leave, end with status 0."""
     _join_threads()
-    free = jaxprivate.forget_exit_barrier()
-    if free:
-        _run_exit_handlers()
+    jaxprivate.forget_exit_barrier()
+    _run_exit_handlers()
     _let_program_go()
     with contextlib.suppress(AgentGone):  # a program may close all descriptors, and has still succeeded
         link.send(Done(env.rank, time.time()))
         link.receive(Leave)
-    if not free:
-        _run_exit_handlers()
     leave(0)
 
 

@@ -1,7 +1,8 @@
 """Every private name of JAX that jaxrun uses, each behind a probe.
 
 A function here returns False (or None) where this JAX has no such name, and jaxrun goes on with less; `missing` says in
-one line what is lost. Tested on the oldest and the newest supported JAX. Importing this file does not import jax.
+one line what is lost. Tested on the oldest and the newest supported JAX. This file does not import jax: it works on the
+jax that has been imported.
 
 | what                                   | private name                               | without it                       |
 |----------------------------------------|--------------------------------------------|----------------------------------|
@@ -14,7 +15,7 @@ one line what is lost. Tested on the oldest and the newest supported JAX. Import
 from __future__ import annotations
 
 import atexit
-import importlib
+import sys
 from typing import Any
 
 _TABLE_CALLS = ("key_value_set", "blocking_key_value_get")
@@ -22,7 +23,9 @@ _NONCE = "jaxrun/nonce"
 
 
 def forget_exit_barrier() -> bool:
-    """Take JAX's exit handler out, which waits up to 300 s for every other process."""
+    """Take JAX's exit handler out, which waits up to 300 s for every other process; True if none is left."""
+    if "jax" not in sys.modules:
+        return True
     handler = _find("jax._src.api", "clean_up")
     if handler is None:
         return False
@@ -41,7 +44,7 @@ def publish_gloo_at(address: str) -> bool:
             kwargs["hostname"] = address
         return original(*args, **kwargs)
 
-    importlib.import_module("jaxlib._jax").make_gloo_tcp_collectives = make  # type: ignore[attr-defined]
+    sys.modules["jaxlib._jax"].make_gloo_tcp_collectives = make  # type: ignore[attr-defined]
     return True
 
 
@@ -88,7 +91,4 @@ def _has_proxy_flag() -> bool:
 
 
 def _find(module: str, name: str) -> Any:
-    try:
-        return getattr(importlib.import_module(module), name, None)
-    except ImportError:
-        return None
+    return getattr(sys.modules.get(module), name, None)

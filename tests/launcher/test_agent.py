@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from jaxrun.child import Child
+
 CLEAN = "run(); done()"
 SLEEPS = "run(); time.sleep(60)"
 
@@ -79,6 +81,19 @@ def test_what_is_no_message_is_the_workers_fault(play):
 def test_an_announced_giant_is_refused(play):
     job = play("run(); link.sendall(b'\\xff' * 4); link.recv(1); os._exit(70)")
     assert "a frame announces 4294967295 bytes" in job.ending.ends[0].words.message
+
+
+def test_all_stand_still_before_the_first_is_killed(play, monkeypatch):
+    # Or they would see each other die, and complain.
+    sent = []
+    original = Child.signal
+    monkeypatch.setattr(
+        Child, "signal", lambda child, signum: (sent.append((signum, child.rank)), original(child, signum))
+    )
+    job = play(SLEEPS, SLEEPS, "run(); fail()")
+    assert job.statuses == [-9, -9, 1]
+    stop, kill = signal.SIGSTOP, signal.SIGKILL
+    assert sent == [(stop, 0), (stop, 1), (kill, 0), (kill, 1)]
 
 
 def test_two_workers_with_one_rank_are_refused(play):

@@ -176,7 +176,7 @@ def test_an_exception_is_told_with_rank_host_and_time() -> None:
         (
             raised(1, 1, stage="join"),
             "raised ValueError, while joining the others, 3.0 s after the start.",
-            1,
+            69,
             "failed",
         ),
     ],

@@ -29,7 +29,7 @@ def _gangs(folder):
 
     def start(*arguments, **more):
         place = folder / f"gang-{len(started)}"
-        place.mkdir()
+        place.mkdir(exist_ok=True)
         started.append(Gang(place, *arguments, **more))
         return started[-1]
 

@@ -53,6 +53,7 @@ class Gang:
         self.interface = interface or "127.0.0.1"
         self.answers = []
         self.server = 0
+        self._sent = set()
         self.members = []
         ends = [self._connect(rank) for rank in range(size)]
         (self._fork if fork else self._fresh)(ends)
@@ -104,11 +105,16 @@ class Gang:
                     socket.send_fds(ours, [encode(Fork(rank, self._told(rank, -1, -1)))], descriptors)
                 for descriptor in descriptors[: len(FORK_DESCRIPTORS) - 1]:
                     os.close(descriptor)
-                with contextlib.suppress(ConnectionError):
-                    self.answers += Decoder().feed(ours.recv(65536))
+                self.answers += self._answer(ours)
         for answer in self.answers:
             if isinstance(answer, Forked):
                 self.members[answer.rank].pid = answer.pid
+
+    def _answer(self, channel):
+        try:
+            return Decoder().feed(channel.recv(65536))
+        except ConnectionResetError:  # comes once, before the answer, from a server that left with a request unread
+            return Decoder().feed(channel.recv(65536))
 
     # ---- leading
 
@@ -118,11 +124,10 @@ class Gang:
         `on_failed(member)` is called for each that has said its last words.
         """
         deadline = time.monotonic() + timeout
-        told = set()
         while not all(member.status is not None or until and member.said(until) for member in self.members):
             assert time.monotonic() < deadline, f"not over after {timeout} s:\n{self.describe()}"
             self.listen(0.05)
-            self._lead(told)
+            self.lead()
             if on_failed:
                 for member in self.members:
                     if member.said(Failed):
@@ -141,7 +146,8 @@ class Gang:
         for member in self.members:
             member.reap()
 
-    def _lead(self, told):
+    def lead(self):
+        """Send what is due now."""
         first, *others = self.members
         done = [member for member in self.members if member.said(Done) or member.status is not None]
         steps = {
@@ -152,8 +158,8 @@ class Gang:
             "last": (first in done and all(m.status is not None for m in others), [first], Leave),
         }
         for name, (ready, whom, message) in steps.items():
-            if ready and name not in told:
-                told.add(name)
+            if ready and name not in self._sent:
+                self._sent.add(name)
                 for member in whom:
                     member.tell(message())
 

@@ -16,8 +16,17 @@ from jaxrun.environment import common
 from jaxrun_runtime.join import Reservation
 
 _IP_LOCAL_PORT_RANGE = 51  # since Linux 6.3
-_HAS_IPV6 = os.path.exists("/proc/net/if_inet6") and "00000000000000000000000000000001" in open("/proc/net/if_inet6").read()
-_ipv6 = pytest.mark.skipif(not _HAS_IPV6, reason="this machine has no IPv6 loopback")
+
+
+def _has_ipv6():
+    try:
+        socket.create_server(("::1", 0), family=socket.AF_INET6).close()
+    except OSError:
+        return False
+    return True
+
+
+_ipv6 = pytest.mark.skipif(not _has_ipv6(), reason="this machine has no IPv6 loopback")
 _INTERFACES = ["127.0.0.1", pytest.param("::1", marks=_ipv6)]
 
 # Says who it is, and what a collective over all processes gives.

@@ -1,22 +1,220 @@
-"""One worker's life, in real processes."""
+"""One worker's life, in real processes: what holds from its first message to its end."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
 
 import pytest
-from jaxrun.contract import Proof
+from member import environment
+
+from jaxrun.contract import Done, Failed, Hello, Join, Lead, Listening, Proof, Run
+
+_CASES = {
+    "fork-ends": """
+import os, sys
+pid = os.fork()
+if pid == 0:
+    sys.exit(5)
+print(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
+""",
+    "fork-runs-to-the-end": """
+import os, time, atexit
+pid = os.fork()
+atexit.register(lambda: print("handler", flush=True))
+if pid:
+    print(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]), flush=True)
+""",
+    "fork-fails": """
+import os, sys
+pid = os.fork()
+if pid == 0:
+    raise ValueError("in the child")
+print(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
+""",
+    "fork-thread-fails": """
+import os, threading
+pid = os.fork()
+if pid == 0:
+    thread = threading.Thread(target=lambda: 1 / 0)
+    thread.start()
+    thread.join()
+    os._exit(0)
+os.waitpid(pid, 0)
+""",
+    "subprocess": """
+import subprocess, sys
+code = "import jaxrun_runtime as jr; print(jr.rank > 0)"
+print(subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout)
+""",
+    "exec": "import os, sys; os.execv(sys.executable, [sys.executable, '-c', 'raise SystemExit(6)'])",
+    "hard-exit": "import os; os._exit(7)",
+    "segfault": "import ctypes; ctypes.string_at(0)",
+}
 
 
-_SUM = """
-import jax, numpy as np, sys
-from jax.sharding import Mesh, NamedSharding, PartitionSpec as P
-n = jax.device_count()
-x = jax.make_array_from_callback((n,), NamedSharding(Mesh(np.array(jax.devices()), "x"), P("x")),
-                                 lambda i: np.ones(n, "f")[i])
-print("sum", float(jax.jit(lambda a: a.sum())(x)), *sys.argv[1:])
-"""
+@pytest.fixture(scope="module")
+def cases(play_cases):
+    return play_cases(_CASES)
+
+
+@pytest.mark.parametrize(
+    ("name", "out"),
+    [
+        ("fork-ends", "5\n"),
+        ("fork-runs-to-the-end", "handler\n0\nhandler\n"),
+        ("fork-fails", "1\n"),
+        ("fork-thread-fails", ""),
+        ("subprocess", "True\n\n"),
+    ],
+)
+def test_processes_of_the_program_are_its_own_business(cases, name, out):
+    member = cases[name]
+    assert (member.status, member.out) == (0, out), member.err
+    assert [type(message) for message in member.messages] == [Hello, Proof, Done]
+
+
+def test_a_forked_process_prints_its_error_like_any_other(cases):
+    assert "ValueError: in the child\n" in cases["fork-fails"].err
+    assert "ZeroDivisionError" in cases["fork-thread-fails"].err
+
+
+@pytest.mark.parametrize(("name", "status"), [("exec", 6), ("hard-exit", 7), ("segfault", -signal.SIGSEGV)])
+def test_an_end_without_words_shows_in_the_status(cases, name, status):
+    assert cases[name].status == status
+    assert not cases[name].said(Failed) and not cases[name].said(Done)
+
+
+def test_a_fatal_signal_leaves_its_stack_with_the_agent(cases):
+    text = os.pread(cases["segfault"].stacks_fd, 2**20, 0).decode()
+    assert "Segmentation fault" in text
+    assert "in string_at" in text
 
 
 @pytest.mark.parametrize("fork", [True, False])
-def test_two_workers_join_compute_together_and_leave_with_status_0(start, script, fork):
-    members = start([script(_SUM), "a", "b"], 2, fork=fork).play()
+def test_a_worker_speaks_in_the_order_of_the_contract(start, script, fork):
+    members = start([script("")], 2, fork=fork).play()
+    assert [[type(message) for message in member.messages] for member in members] == [
+        [Hello, Listening, Proof, Done],
+        [Hello, Proof, Done],
+    ]
     assert [member.status for member in members] == [0, 0]
-    assert [member.out for member in members] == ["sum 4.0 a b\n"] * 2
-    assert [member.said(Proof)[0].global_devices for member in members] == [4, 4]
+
+
+_WAITS = "import time\nprint('started', flush=True)\ndef wait_here():\n    time.sleep(60)\nwait_here()\n"
+
+
+def _wait_for(condition):
+    deadline = time.monotonic() + 10
+    while not condition() and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert condition()
+
+
+def _started(gang):
+    gang.play(until=Proof)
+    for _ in range(100):  # until Run has been sent, too
+        gang.listen(0.01)
+        gang.lead()
+        if all(member.out for member in gang.members):
+            return gang
+    raise AssertionError(gang.describe())
+
+
+def test_its_stacks_can_be_asked_for_at_any_time(start, script):
+    (member,) = _started(start([script(_WAITS)], 1)).members
+    assert "in wait_here" in member.stacks()
+    assert member.live
+
+
+@pytest.mark.parametrize("fork", [True, False])
+def test_it_dies_with_its_agent(tmp_path, script, fork):
+    code = f"""
+import ctypes, pathlib, sys, time
+sys.path.insert(0, {os.path.dirname(__file__)!r})
+from gang import Gang
+from jaxrun.contract import Run
+ctypes.CDLL(None).prctl(36, 1, 0, 0, 0)
+gang = Gang(pathlib.Path({str(tmp_path)!r}), [{str(script(_WAITS))!r}], 2, fork={fork})
+while not all(member.out for member in gang.members):
+    gang.listen(0.01)
+    gang.lead()
+print(*[member.pid for member in gang.members], flush=True)
+time.sleep(60)
+"""
+    agent = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True, env=environment())
+    pids = [int(word) for word in agent.stdout.readline().split()]
+    assert len(pids) == 2
+    agent.kill()
+    agent.wait()
+    agent.stdout.close()
+    _wait_for(lambda: not any(_alive(pid) for pid in pids))
+
+
+def _alive(pid):
+    try:
+        with open(f"/proc/{pid}/stat") as file:
+            return file.read().rpartition(")")[2].split()[0] not in "ZX"
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+
+
+@pytest.mark.parametrize("stage", [Hello, Proof])
+def test_it_ends_by_itself_when_the_agent_hangs_up(start, script, stage):
+    gang = start([script("")], 1)
+    if stage is Hello:
+        _wait_for(lambda: gang.listen(0.01) or gang.members[0].said(Hello))
+    else:
+        gang.members[0].tell(Lead("127.0.0.1"))
+        _wait_for(lambda: gang.listen(0.01) or gang.members[0].said(Proof))
+    gang.members[0].channel.close()
+    _wait_for(lambda: gang.listen(0.01) or gang.members[0].status is not None)
+    assert gang.members[0].status == 70
+
+
+def test_a_message_out_of_turn_is_a_breach_of_the_contract_and_said_so(start, script):
+    gang = start([script("")], 1)
+    gang.members[0].tell(Run())
+    gang.play()
+    words = gang.members[0].last_words()
+    assert (words.stage, words.error) == ("join", "ProtocolError")
+    assert "expected Lead or Join" in words.message
+
+
+def test_a_worker_that_is_told_to_stay_on_a_core_stays_there(start, script):
+    core = min(os.sched_getaffinity(0))
+    (member,) = start([script("import os; print(os.sched_getaffinity(0))")], 1, local={"cpus": (core,)}).play()
+    assert member.out == f"{{{core}}}\n"
+
+
+def test_simulated_hosts_differ_for_jax(start, script):
+    program = "import socket; print(socket.gethostname(), open('/proc/sys/kernel/random/boot_id').read())"
+    boot_id = "12345678-1234-1234-1234-123456789abc"
+    told = {"host": "h2", "simulated_boot_id": boot_id}
+    (member,) = start([script(program)], 1, local=told).play()
+    assert member.status == 0
+    if "forbids namespaces" in member.err:
+        pytest.skip(member.err)
+    assert member.out.split() == ["h2", boot_id]
+
+
+def test_without_the_contracts_variables_it_says_how_to_start_it():
+    env = {name: value for name, value in environment().items() if not name.startswith("JAXRUN_")}
+    result = subprocess.run([sys.executable, "-m", "jaxrun_runtime", "x.py"], capture_output=True, text=True, env=env)
+    assert result.returncode == 1
+    assert result.stderr == (
+        "jaxrun_runtime: JAXRUN_JOB_ID is not set: this process was not started by jaxrun. "
+        "Start the program with: jaxrun -n PROCESSES PROGRAM\n"
+    )
+
+
+def test_join_is_the_answer_to_hello_for_all_but_the_first(start, script):
+    gang = start([script("print('ran')")], 2)
+    _wait_for(lambda: gang.listen(0.01) or all(member.said(Hello) for member in gang.members))
+    gang.members[0].tell(Lead("127.0.0.1"))
+    _wait_for(lambda: gang.listen(0.01) or gang.members[0].said(Listening))
+    assert not gang.members[0].said(Proof)  # rank 0 waits for the other
+    gang.members[1].tell(Join(gang.members[0].said(Listening)[0].address))
+    _wait_for(lambda: gang.listen(0.01) or all(member.said(Proof) for member in gang.members))
+    assert [member.out for member in gang.members] == ["", ""]  # nobody starts before Run
