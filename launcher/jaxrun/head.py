@@ -174,8 +174,8 @@ class Head:
             self._ending = Ending("failed", (), decided_at=now)
         if not self._roster.live:
             return self._finish(now)
-        if self._phase is Phase.LEAVING and self._roster.live == (0,):
-            return [Send((0,), Leave())]
+        if self._phase in (Phase.LEAVING, Phase.STOPPING) and self._roster.live == (0,):
+            return self._let_rank_0_go()
         return self._settle(now) if self._phase is Phase.SETTLING else self._on_finished(now)
 
     def _on_failure(self, now: float) -> list[Action]:
@@ -200,10 +200,23 @@ class Head:
         return [Say(f"{blamed} failed{others}"), *self._stop(now, victims, wait=wait)]
 
     def _stop(self, now: float, victims: tuple[int, ...], *, wait: bool = False) -> list[Action]:
-        """Kill the victims; with `wait`, the other live ranks only when the grace is over."""
+        """Kill the victims; with `wait`, the other live ranks only when the grace is over.
+
+        Those are running their exit handlers, and JAX would abort them without the coordinator: then rank 0, which
+        holds it, is only frozen, and goes last.
+        """
         self._phase = Phase.STOPPING
         self._alarms = {"kill": now + self._limits.grace} if wait else {}
-        return self._kill(victims) if self._roster.live else self._finish(now)
+        if not self._roster.live:
+            return self._finish(now)
+        if wait and self._roster.live == (0,):
+            return self._let_rank_0_go()
+        if wait and 0 in victims:
+            return [Kill((0,), signal.SIGSTOP), *self._kill(tuple(rank for rank in victims if rank != 0))]
+        return self._kill(victims)
+
+    def _let_rank_0_go(self) -> list[Action]:
+        return [Send((0,), Leave())] if 0 in self._roster.waiting else self._kill((0,))
 
     def _kill(self, ranks: tuple[int, ...]) -> list[Action]:
         self._roster.stopped(ranks)
@@ -249,9 +262,10 @@ class Head:
             case "settle" | "patience":
                 return self._settle(now)
             case "kill":
-                late = locate(self._roster.working or self._roster.live, self._roster.hosts)
-                text = f"{late} did not end within {self._limits.grace:g} s; sent SIGKILL"
-                return [Say(text), *self._stop(now, self._roster.live)]
+                roster = self._roster
+                late = roster.waiting if self._phase is Phase.STOPPING else roster.working or roster.live
+                text = f"{locate(late, roster.hosts)} did not end within {self._limits.grace:g} s; sent SIGKILL"
+                return [Say(text), *self._stop(now, roster.live)]
             case "progress":
                 self._alarms[name] = now + PROGRESS[1]
                 return [Say(self._gathering.waiting(now - self._started))]

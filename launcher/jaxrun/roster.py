@@ -43,6 +43,11 @@ class Roster:
         """Those of them that have not said their last words."""
         return tuple(rank for rank in self.live if self._known[rank].words is None)
 
+    @property
+    def waiting(self) -> tuple[int, ...]:
+        """Those of them that have said how their program ended."""
+        return tuple(rank for rank in self.live if self._known[rank].done or self._known[rank].words)
+
     def spawned(self, rank: int) -> None:
         self._known[rank].spawned = True
 

@@ -14,7 +14,7 @@
 | run_dir    | pathlib.Path of the job's run directory, or None               | None           |
 | is_main    | rank == 0                                                      | True           |
 
-Importing this package imports neither jax nor numpy; `shard` and `batches` bring numpy when they are first used.
+Importing this package imports neither jax nor numpy; `shard` and `batches` bring numpy when first used.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""`python -m jaxrun_runtime PROGRAM [ARGS]...`: one worker in a fresh interpreter. Started by jaxrun, not by people."""
+"""`python -m jaxrun_runtime PROGRAM [ARGS]...`: one worker in a fresh interpreter, started by jaxrun."""
 
 from __future__ import annotations
 

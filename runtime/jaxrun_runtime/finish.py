@@ -1,7 +1,7 @@
 """The end of a worker: what Python does at exit, in Python's order, but nobody waits in JAX's exit barrier.
 
-A process that fails must not wait for the others, and rank 0, whose coordinator the others need, must not leave before
-them: so every worker says that it is done, and leaves when it is told to.
+A process that fails must not wait for the others, and rank 0, whose coordinator the others need, must not
+leave before them: so every worker says that it is done, and leaves when it is told to.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ import time
 from typing import NoReturn
 
 from jaxrun.contract import Done, Failed, Leave, WorkerEnv
+from jaxrun.errors import ProtocolError
 
 from . import jaxprivate, kernel
 from .link import AgentGone, Link
@@ -36,8 +37,8 @@ def succeed(env: WorkerEnv, link: Link) -> NoReturn:
     leave(0)
 
 
-def fail(words: Failed, link: Link) -> NoReturn:
-    """Say the last words first, so that nobody waits; then run the exit handlers and end with the words' status.
+def fail(env: WorkerEnv, words: Failed, link: Link) -> NoReturn:
+    """Say the last words, so that nobody waits, then run the exit handlers and end with the words' status.
 
     Threads are not waited for: they may be waiting for what this process will never send.
     """
@@ -46,11 +47,14 @@ def fail(words: Failed, link: Link) -> NoReturn:
     if jaxprivate.forget_exit_barrier():
         _run_exit_handlers()
     _let_program_go()
+    if env.rank == 0 and env.size > 1:  # it holds the coordinator, and without it JAX aborts the others
+        with contextlib.suppress(AgentGone, ProtocolError):
+            link.receive(Leave)
     leave(words.status)
 
 
 def end_fork(status: int) -> NoReturn:
-    """End a process that the program has forked and that came to the program's end, which is not the worker's."""
+    """End a process that the program has forked and that came to its end, which is not the worker's."""
     _join_threads()
     if jaxprivate.forget_exit_barrier():
         _run_exit_handlers()
@@ -59,7 +63,7 @@ def end_fork(status: int) -> NoReturn:
 
 
 def leave(status: int) -> NoReturn:
-    """End now; what tearing the interpreter down does besides costs a tenth of a second and changes nothing."""
+    """End now; what tearing the interpreter down does besides takes a tenth of a second for nothing."""
     _flush_standard_streams()
     os._exit(status)
 
@@ -77,7 +81,7 @@ def _run_exit_handlers() -> None:
 
 
 def _let_program_go() -> None:
-    """Write out the files that the program has left open and finalize its objects, as Py_Finalize does next."""
+    """Write out the files that the program left open and finalize its objects, as Py_Finalize does next."""
     for found in gc.get_objects():
         # Not isinstance, which runs the code of objects that pose as others.
         if issubclass(type(found), _WITH_BUFFER):

@@ -1,9 +1,10 @@
 """Import jax once, then fork the workers: N processes pay one import instead of N.
 
-`python -m jaxrun_runtime.forkserver FD PROGRAM [ARGS]...`, FD being the channel to the agent. The agent sends a Fork for each
-worker, with the worker's descriptors, and learns its process id; when the agent closes its end the server leaves, and the
-agent, a subreaper, becomes the workers' parent. Forking comes before any thread or backend exists; where something
-has started one, the server declines and says so, and the agent starts fresh interpreters.
+`python -m jaxrun_runtime.forkserver FD PROGRAM [ARGS]...`, FD being the channel to the agent. The agent sends
+a Fork for each worker, with the worker's descriptors, and learns its process id; when the agent closes its end
+the server leaves, and the agent, a subreaper, becomes the workers' parent. Forking comes before any thread or
+backend exists; where something has started one, the server declines and says so, and the agent starts fresh
+interpreters.
 """
 
 from __future__ import annotations
@@ -57,7 +58,7 @@ def _import_jax(channel: socket.socket) -> str:
         import numpy  # noqa: F401
 
         own = _threads()  # with OpenBLAS's, which stop themselves around a fork
-        import jax.numpy
+        import jax.numpy  # noqa: F401
         import jaxlib.mlir.dialects.builtin  # noqa: F401  (or each worker pays 14 ms at its first compilation)
 
         from . import greeting, join  # noqa: F401

@@ -23,13 +23,13 @@ _OWN_TO_EACH_RANK = (COORDINATOR_ADDRESS, PROCESS_ID, "JAX_LOCAL_DEVICE_IDS", "N
 def hello(env: WorkerEnv, argv: list[str], environ: Mapping[str, str], started: float) -> Hello:
     """Imports jax, if nobody has yet; `started` is when this process began (seconds since the epoch)."""
     import jax
-    import jaxlib
+    import jaxlib.version
     import numpy
 
     versions = {
         "python": platform.python_version(),
         "jax": jax.__version__,
-        "jaxlib": jaxlib.__version__,
+        "jaxlib": jaxlib.version.__version__,
         "numpy": numpy.__version__,
     }
     return Hello(
@@ -51,7 +51,7 @@ def relevant(environ: Mapping[str, str]) -> dict[str, str]:
 
 
 def fingerprint(argv: list[str]) -> str:
-    """16 hex digits of the program's source, or "" where it is not one file that can be found without importing."""
+    """16 hex digits of the program's source; "" where that is not one file, to be found without importing."""
     is_module, name, _ = program.split(argv)
     path = _module_file(name) if is_module else name
     try:
@@ -62,12 +62,10 @@ def fingerprint(argv: list[str]) -> str:
 
 
 def _module_file(name: str) -> str:
-    search = [os.getcwd(), *sys.path]
+    search, origin = [os.getcwd(), *sys.path], ""
     for part in name.split("."):
         spec = importlib.machinery.PathFinder.find_spec(part, search)
         if spec is None:
             return ""
-        search = list(spec.submodule_search_locations or [])
-    if search:
-        return os.path.join(search[0], "__main__.py")
-    return spec.origin or ""
+        search, origin = list(spec.submodule_search_locations or []), spec.origin or ""
+    return os.path.join(search[0], "__main__.py") if search else origin

@@ -1,15 +1,15 @@
 """Every private name of JAX that jaxrun uses, each behind a probe.
 
-A function here returns False (or None) where this JAX has no such name, and jaxrun goes on with less; `missing` says in
-one line what is lost. Tested on the oldest and the newest supported JAX. This file does not import jax: it works on the
-jax that has been imported.
+A function here returns False (or None) where this JAX has no such name, and jaxrun goes on with less;
+`missing` says in one line what is lost. Tested on the oldest and the newest supported JAX. This file does not
+import jax: it works on the jax that has been imported.
 
-| what                                   | private name                               | without it                       |
-|----------------------------------------|--------------------------------------------|----------------------------------|
-| leave without the exit barrier         | jax._src.api.clean_up                      | exit handlers wait for all ranks |
-| read and write the coordinator's table | jax._src.distributed.global_state.client   | no proof against a stranger's    |
-| Gloo publishes a given address         | jaxlib._jax.make_gloo_tcp_collectives      | it publishes the host name's     |
-| no warning about proxies               | the flag jax_check_proxy_envs              | the warning                      |
+| what                           | private name                             | without it                     |
+|--------------------------------|------------------------------------------|--------------------------------|
+| leave without the exit barrier | jax._src.api.clean_up                    | an end waits for all ranks     |
+| the coordinator's table        | jax._src.distributed.global_state.client | no proof against a stranger's  |
+| Gloo publishes a given address | jaxlib._jax.make_gloo_tcp_collectives    | it publishes the host name's   |
+| no warning about proxies       | the flag jax_check_proxy_envs            | the warning                    |
 """
 
 from __future__ import annotations
@@ -59,8 +59,8 @@ def silence_proxy_warning() -> bool:
 def exchange_nonce(rank: int, nonce: str, timeout: float) -> str | None:
     """Rank 0 leaves its nonce with the coordinator; everybody reads back what is there.
 
-    Returns what the coordinator holds, or None where this JAX lets nobody ask. Raises JAX's own error after `timeout`
-    seconds.
+    Returns what the coordinator holds, or None where this JAX lets nobody ask. Raises JAX's own error after
+    `timeout` seconds.
     """
     client = getattr(_find("jax._src.distributed", "global_state"), "client", None)
     if not all(hasattr(client, call) for call in _TABLE_CALLS):
@@ -73,9 +73,11 @@ def exchange_nonce(rank: int, nonce: str, timeout: float) -> str | None:
 def missing() -> list[str]:
     """One line for each thing that this JAX does not offer."""
     client = _find("jaxlib._jax", "DistributedRuntimeClient")
-    has_table = _find("jax._src.distributed", "global_state") and all(hasattr(client, c) for c in _TABLE_CALLS)
+    has_calls = all(hasattr(client, call) for call in _TABLE_CALLS)
+    has_table = has_calls and _find("jax._src.distributed", "global_state")
+    has_barrier = _find("jax._src.api", "clean_up")
     probes = {
-        "a worker cannot leave JAX's exit barrier out: its end may wait for all others": _find("jax._src.api", "clean_up"),
+        "a worker cannot leave JAX's exit barrier out: its end waits for all others": has_barrier,
         "a worker cannot tell whose coordinator it has joined": has_table,
         "a host's own name must resolve to an address that the others reach": _find(
             "jaxlib._jax", "make_gloo_tcp_collectives"

@@ -1,8 +1,8 @@
 """Join jax.distributed, telling it everything so that it detects nothing, and prove what came of it.
 
-Rank 0 takes a free port and holds it until its coordinator listens there; the others are told the address only then. (JAX
-alone: connecting before the coordinator listens costs seconds of back-off, a busy port is a segmentation fault, and a port
-shared with another job mixes their ranks.)
+Rank 0 takes a free port and holds it until its coordinator listens there; the others are told the address
+only then. (JAX alone: connecting before the coordinator listens costs seconds of back-off, a busy port is a
+segmentation fault, and a port shared with another job mixes their ranks.)
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ _HEARTBEAT_TIMEOUT = 100
 class Reservation:
     """A free TCP port, bound but not listening: no other process is given it, yet gRPC may listen on it.
 
-    gRPC binds with SO_REUSEPORT, which the kernel allows next to another socket of the same user that has it too; and a
-    port that anybody holds is never handed out to a bind to port 0.
+    gRPC binds with SO_REUSEPORT, which the kernel allows next to another socket of the same user that has it
+    too; and a port that anybody holds is never handed out to a bind to port 0.
     """
 
     def __init__(self, interface: str) -> None:
@@ -57,7 +57,7 @@ class Reservation:
 
 
 def join(env: WorkerEnv, link: Link, order: Lead | Join) -> float:
-    """Take part in the joining that the head leads; returns when it was complete (seconds since the epoch)."""
+    """Take part in the joining as `order` says; returns when it was complete (seconds since the epoch)."""
     if isinstance(order, Lead):
         jaxprivate.publish_gloo_at(order.interface)
         _lead(env, link, order.interface)
@@ -142,11 +142,11 @@ def _accept_initialize_by_program(env: WorkerEnv) -> None:
         other = [f"{name}={asked[name]}" for name in ours if asked.get(name) not in (None, ours[name])]
         if other:
             _log.warning(
-                "the program called jax.distributed.initialize(%s), but jaxrun has joined this process already, "
-                "as rank %d of %d, and so it stays",
+                "the program called jax.distributed.initialize(%s), but jaxrun has joined this process "
+                "already, as rank %d of %d, and so it stays",
                 ", ".join(other),
                 env.rank,
                 env.size,
             )
 
-    jax.distributed.initialize = initialize  # type: ignore[assignment]
+    jax.distributed.initialize = initialize

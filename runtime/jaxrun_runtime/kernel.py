@@ -49,7 +49,8 @@ def become_simulated_host(name: str, boot_id: str) -> None:
 
 
 def flush_c_output() -> None:
-    """Write out what C code has printed; os._exit would lose it. Not all streams: one may be locked by its reader."""
+    """Write out what C code has printed, which os._exit would lose."""
+    # Not all streams: one may be locked by a thread that reads from it.
     _libc.fflush(ctypes.c_void_p.in_dll(_libc, "stdout"))
 
 

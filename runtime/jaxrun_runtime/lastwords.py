@@ -45,8 +45,8 @@ def describe(error: BaseException, rank: int, stage: str) -> Failed:
 def format_traceback(error: BaseException, *, in_program: bool = True) -> str:
     """As Python prints it, without the frames above the user's program; empty for a sys.exit.
 
-    An error that comes from our own code alone keeps its frames, unless it is about the program (`in_program`), which
-    may be missing or not be Python.
+    An error that comes from our own code alone keeps its frames, unless it is about the program
+    (`in_program`), which may be missing or not be Python.
     """
     if isinstance(error, SystemExit):
         return ""
@@ -59,7 +59,7 @@ def format_traceback(error: BaseException, *, in_program: bool = True) -> str:
 
 
 def trim(error: BaseException, *, in_program: bool = True) -> None:
-    """Cut the frames of jaxrun, runpy and the import system off the top of all tracebacks that belong to the error."""
+    """Cut the frames of jaxrun, runpy and the import system off the top of all the error's tracebacks."""
     seen: set[int] = set()
     todo: list[BaseException | None] = [error]
     while todo:
@@ -98,7 +98,7 @@ def watch_threads(link: Link, rank: int) -> None:
 
 
 def print_error(error: BaseException) -> None:
-    """Print as Python would at the end of a program, by the program's own sys.excepthook if it has set one."""
+    """Print as Python does at the end of a program, by the program's own sys.excepthook if it has set one."""
     if isinstance(error, SystemExit):
         if not isinstance(error.code, (int, type(None))):
             with contextlib.suppress(Exception):  # Python is silent too where it cannot print
@@ -114,7 +114,7 @@ def print_error(error: BaseException) -> None:
 
 
 def clip(text: str, limit: int) -> str:
-    """At most about `limit` characters of `text`, its middle left out, in a form that every terminal takes."""
+    """About `limit` characters of `text` at most, less its middle, in a form that every terminal takes."""
     # Undecodable bytes in a message become surrogates, which JSON and terminals refuse.
     clean = text.encode("utf-8", "backslashreplace").decode()
     if len(clean) <= limit:

@@ -75,7 +75,7 @@ class Link:
         return self._waiting.pop(0)
 
     def _check(self) -> None:
-        """A program may close descriptors that are not its own, and its next file or socket then has our number."""
+        """A program may close descriptors that are not its own; its next file then has our number."""
         if not self.is_mine() or _identity(self._socket.fileno()) != self._identity:
             raise AgentGone
 

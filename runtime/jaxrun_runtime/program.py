@@ -1,8 +1,7 @@
-"""Run the user's program exactly as `python` would: sys.argv, sys.path[0], `__main__`, `-m`, directories and zip files."""
+"""Run the user's program exactly as `python` does: sys.argv, sys.path[0], `__main__`, `-m`, folders, zip."""
 
 from __future__ import annotations
 
-import importlib.machinery
 import importlib.util
 import io
 import marshal
@@ -11,6 +10,7 @@ import pkgutil
 import runpy
 import sys
 import types
+from importlib.machinery import SourceFileLoader, SourcelessFileLoader
 from typing import Any
 
 _MAGIC = importlib.util.MAGIC_NUMBER
@@ -47,7 +47,7 @@ def run(argv: list[str]) -> None:
 
 
 def exit_status(error: SystemExit) -> int:
-    """The status that Python gives a SystemExit: none is 0, a number is itself modulo 256, anything else is 1."""
+    """The status that Python gives a SystemExit: 0 for none, a number modulo 256, 1 for anything else."""
     if error.code is None:
         return 0
     if not isinstance(error.code, int):
@@ -59,14 +59,14 @@ def _fresh_main() -> types.ModuleType:
     main = types.ModuleType("__main__")
     main.__dict__["__builtins__"] = sys.modules["builtins"]
     if sys.version_info < (3, 14):
-        main.__dict__["__annotations__"] = {}
+        main.__annotations__ = {}
     sys.modules["__main__"] = main
     return main
 
 
 def _run_as_main(name: str, *, alter_argv: bool) -> None:
-    # What `python -m` itself calls, as do pdb, trace and cProfile's kin; runpy.run_module would throw the module's
-    # globals away while its threads and exit handlers still use them.
+    # What `python -m` itself calls; runpy.run_module would throw the module's globals away while its threads
+    # and exit handlers still use them.
     run_module_as_main: Any = getattr(runpy, "_run_module_as_main")  # noqa: B009
     run_module_as_main(name, alter_argv)
 
@@ -76,12 +76,12 @@ def _is_importable(path: str) -> bool:
     return pkgutil.get_importer(path) is not None
 
 
-def _load(path: str) -> tuple[types.CodeType, type[importlib.machinery.FileLoader]]:
-    """The code of a script, or of a compiled file under any name, and the kind of loader that Python gives it."""
+def _load(path: str) -> tuple[types.CodeType, type[SourceFileLoader] | type[SourcelessFileLoader]]:
+    """The code of a script, or of a compiled file under any name, and the loader that Python gives it."""
     with io.open_code(path) as file:
         data = file.read()
     if not path.endswith(".pyc") and data[:2] != _MAGIC[:2]:
-        return compile(data, path, "exec", dont_inherit=True), importlib.machinery.SourceFileLoader
+        return compile(data, path, "exec", dont_inherit=True), SourceFileLoader
     if data[: len(_MAGIC)] != _MAGIC:
         raise RuntimeError("Bad magic number in .pyc file")
-    return marshal.loads(data[_PYC_HEADER:]), importlib.machinery.SourcelessFileLoader
+    return marshal.loads(data[_PYC_HEADER:]), SourcelessFileLoader

@@ -69,13 +69,13 @@ def _live(env: WorkerEnv, argv: list[str], started: float, forked_by: int, link:
 def _on_error(env: WorkerEnv, link: Link, stage: str, error: BaseException) -> None:
     """End the worker, unless the error is a sys.exit with success."""
     words = lastwords.describe(error, env.rank, stage)
-    # The launcher shows the words and logs them; what the program itself wants to print of them, it still prints.
+    # The launcher shows the words and logs them; what the program wants to print itself, it still prints.
     if sys.excepthook is not sys.__excepthook__ or isinstance(error, SystemExit) or not link.is_mine():
         lastwords.print_error(error)
     if not link.is_mine():
         finish.end_fork(words.status)
     if words.status:
-        finish.fail(words, link)
+        finish.fail(env, words, link)
 
 
 def _settle_in(env: WorkerEnv) -> None:
@@ -123,7 +123,7 @@ def _tie_to_agent(link: Link, forked_by: int) -> None:
 
 
 def _serve_stacks(fd: int) -> None:
-    """Write the stacks of all threads to `fd` when a fatal signal or STACKS_SIGNAL comes, even while C++ holds the GIL."""
+    """Write all threads' stacks to `fd` at a fatal signal or STACKS_SIGNAL, even while C++ holds the GIL."""
     os.set_inheritable(fd, False)
     faulthandler.enable(fd, all_threads=True)
     faulthandler.register(STACKS_SIGNAL, fd, all_threads=True)

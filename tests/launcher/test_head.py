@@ -208,8 +208,14 @@ HISTORIES = {
     "exit handlers that never end are killed after the grace": History(
         ((0, words(2)), (100, exits(-6, 1))),
         said=("rank 2 failed; stopping 3 others", "rank 2 did not end within 5 s; sent SIGKILL"),
-        kills=((30, (0, 1, 3)), (5030, (2,))),
+        kills=((30, (1, 3)), (5030, (0, 2))),
         finished=5031,
+    ),
+    "exit handlers need the coordinator of rank 0, which goes last": History(
+        ((0, words(2)), (100, exits(-6, 1)), (1000, exits(1, 2))),
+        said=("rank 2 failed; stopping 3 others",),
+        kills=((30, (1, 3)), (1000, (0,))),
+        finished=1001,
     ),
     "a failure among ranks that are done": History(
         ((0, done(0, 1, 3)), (50, words(2)), (60, exits(1, 2))),

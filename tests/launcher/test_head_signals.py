@@ -102,7 +102,8 @@ def test_a_signal_while_the_cause_is_looked_for_kills_at_once_and_keeps_the_fail
 def test_a_signal_during_the_grace_of_exit_handlers_kills_them(simulate):
     job = simulate(2).run()
     job.tell(job.words(1)).wait(1).interrupt(signal.SIGINT).wait(1)
-    assert job.kills() == [(30, (0,)), (1000, (1,))]
+    assert job.kills(signal.SIGSTOP) == [(30, (0,))]
+    assert job.kills() == [(1000, (0, 1))]
     assert job.ending.reason == "failed"
 
 
@@ -181,3 +182,10 @@ def test_ranks_that_finish_after_a_first_look_are_not_stuck(simulate):
     job.done(0).wait(11)
     job.done(1, 2).exit(0, 1, 2).exit(0, 0)
     assert job.ending.reason == "ok"
+
+
+def test_rank_0_with_its_last_words_said_is_let_go_when_the_others_have_ended(simulate):
+    job = simulate(3).run()
+    job.tell(job.words(0)).wait(1)
+    assert job.kills() == [(30, (1, 2))]
+    assert [(ranks, type(message)) for _, ranks, message in job.sent][-1] == ((0,), Leave)

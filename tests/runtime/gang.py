@@ -34,7 +34,7 @@ _TIMEOUT = 60.0
 class Gang:
     """Workers of one job, led by `play` from Hello to Leave.
 
-    fork:       by the fork server, else each in an interpreter of its own, its command led by the words of `wrap`
+    fork:       by the fork server, else each in an interpreter of its own, its command after those of `wrap`
     env:        variables for all of them
     local:      fields of each one's WorkerEnv
     stdin:      the file that rank 0 reads
@@ -78,7 +78,15 @@ class Gang:
     def _told(self, rank, channel, stacks):
         size = len(self.members)
         env = WorkerEnv(
-            JOB_ID, rank, size, rank, size, channel_fd=channel, stacks_fd=stacks, init_timeout=20.0, **self.local
+            JOB_ID,
+            rank,
+            size,
+            rank,
+            size,
+            channel_fd=channel,
+            stacks_fd=stacks,
+            init_timeout=20.0,
+            **self.local,
         )
         return env.to_env()
 
@@ -113,18 +121,20 @@ class Gang:
     def _answer(self, channel):
         try:
             return Decoder().feed(channel.recv(65536))
-        except ConnectionResetError:  # comes once, before the answer, from a server that left with a request unread
+        except (
+            ConnectionResetError
+        ):  # comes once, before the answer, from a server that left with a request unread
             return Decoder().feed(channel.recv(65536))
 
     # ---- leading
 
     def play(self, *, until=None, kill_on_failure=True, on_failed=None, timeout=_TIMEOUT):
-        """Do what the head does until all have ended, or with `until` until all have sent such a message.
+        """Do what the head does until all have ended, or, with `until`, have sent such a message.
 
         `on_failed(member)` is called for each that has said its last words.
         """
         deadline = time.monotonic() + timeout
-        while not all(member.status is not None or until and member.said(until) for member in self.members):
+        while not all(member.status is not None or (until and member.said(until)) for member in self.members):
             assert time.monotonic() < deadline, f"not over after {timeout} s:\n{self.describe()}"
             self.listen(0.05)
             self.lead()
@@ -168,7 +178,9 @@ class Gang:
 
     def describe(self):
         names = ([type(message).__name__ for message in member.messages] for member in self.members)
-        return "\n".join(f"{m.status} {said} {m.err[-200:]!r}" for m, said in zip(self.members, names, strict=True))
+        return "\n".join(
+            f"{m.status} {said} {m.err[-200:]!r}" for m, said in zip(self.members, names, strict=True)
+        )
 
     def close(self):
         if self.server:

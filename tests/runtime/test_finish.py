@@ -15,7 +15,11 @@ _CASES = {
     "object": "import sys\nclass Odd:\n    def __str__(self): raise ValueError\nsys.exit(Odd())",
     "raises": "raise ValueError('bad record')",
     "interrupted": "raise KeyboardInterrupt",
-    "own-hook": "import sys\nsys.excepthook = lambda *args: print('own hook:', args[1], file=sys.stderr)\n1 / 0",
+    "own-hook": """
+import sys
+sys.excepthook = lambda *args: print("own hook:", args[1], file=sys.stderr)
+1 / 0
+""",
     "broken-hook": "import sys\nsys.excepthook = None\nraise ValueError('bad record')",
     "handlers": """
 import atexit, time, threading
@@ -63,8 +67,8 @@ def late():
     print(word, __name__)
 threading.Thread(target=late).start()
 """,
-    "thread-fails": "import threading\nthread = threading.Thread(target=lambda: 1 / 0, name='loader')\nthread.start()",
-    "daemon": "import threading, time\nthreading.Thread(target=time.sleep, args=(1000,), daemon=True).start()",
+    "thread-fails": "import threading; threading.Thread(target=lambda: 1 / 0, name='loader').start()",
+    "daemon": "import threading, time; threading.Thread(target=time.sleep, args=(99,), daemon=True).start()",
     "open-files": """
 import gzip
 text = open("text", "w")
@@ -183,7 +187,7 @@ def test_files_left_open_are_written_out_and_objects_finalized(cases):
     folder = cases["open-files"].folder
     assert (folder / "text").read_text() == "written"
     assert (folder / "binary").read_bytes() == b"written"
-    assert gzip.open(folder / "zipped").read() == b"written"
+    assert gzip.decompress((folder / "zipped").read_bytes()) == b"written"
     assert cases["open-files"].out == "finalized with globals\n"
     assert (cases["open-file-of-a-failure"].folder / "text").read_text() == "written"
 

@@ -19,7 +19,7 @@ print(json.dumps({
     "argv": sys.argv,
     "stdin": sys.stdin.read(),
     "session": os.getsid(0) == os.getpid(),
-    "inherited": [name for name in ("JAXRUN_CHANNEL_FD", "JAXRUN_STACKS_FD") if os.get_inheritable(int(os.environ[name]))],
+    "inherited": [os.get_inheritable(int(os.environ[f"JAXRUN_{name}_FD"])) for name in ("CHANNEL", "STACKS")],
     "threads": threading.active_count(),
 }))
 print("error of", os.environ["JAXRUN_RANK"], file=sys.stderr)
@@ -44,7 +44,8 @@ def test_a_forked_worker_is_as_good_as_a_fresh_one(answers, tmp_path):
     assert [one["stdin"] for one in said] == ["line 1\nline 2\n", "", ""]
     for rank, one in enumerate(said):
         env = one["environ"]
-        assert (env["JAXRUN_RANK"], env["JAX_PROCESS_ID"], env["JAX_NUM_PROCESSES"]) == (str(rank), str(rank), "3")
+        assert [env[name] for name in ("JAXRUN_RANK", "JAX_PROCESS_ID")] == [str(rank)] * 2
+        assert env["JAX_NUM_PROCESSES"] == "3"
         assert env["JAXRUN_CHANNEL_FD"] != "-1"
         assert "PYTHONSAFEPATH" not in env
         assert one["argv"] == [str(tmp_path / "program0.py"), "a b"]
@@ -52,7 +53,7 @@ def test_a_forked_worker_is_as_good_as_a_fresh_one(answers, tmp_path):
         assert one["path"][1:3] == environment()["PYTHONPATH"].split(":")
         assert "" not in one["path"] and str(gang.folder) not in one["path"]  # where it was started
         assert one["session"]
-        assert one["inherited"] == []
+        assert one["inherited"] == [False, False]
         assert one["threads"] == 1
 
 
@@ -72,7 +73,9 @@ def _path(tmp_path, script, files):
 @pytest.mark.parametrize("module", ["sitecustomize", "opt_einsum"])
 def test_it_declines_where_a_thread_runs_already(start, script, tmp_path, start_thread, module):
     if module != "sitecustomize":  # something that jax imports
-        start_thread += f"\nimport sys\nsys.path.remove({str(tmp_path / 'site')!r})\ndel sys.modules[__name__]"
+        start_thread += (
+            f"\nimport sys\nsys.path.remove({str(tmp_path / 'site')!r})\ndel sys.modules[__name__]"
+        )
         start_thread += "\nimport opt_einsum\n"
     gang = start([script("")], 1, env=_path(tmp_path, script, {f"{module}.py": start_thread}))
     assert gang.answers == [ForkDeclined("1 thread ran before the fork", "")]
@@ -81,7 +84,9 @@ def test_it_declines_where_a_thread_runs_already(start, script, tmp_path, start_
     assert status == 0
 
 
-@pytest.mark.parametrize("text", ["raise ValueError('broken jax')", "import no_such_module", "import sys; sys.exit(3)"])
+@pytest.mark.parametrize(
+    "text", ["raise ValueError('broken jax')", "import no_such_module", "import sys; sys.exit(3)"]
+)
 def test_a_jax_that_cannot_be_imported_is_reported_with_its_traceback(start, script, tmp_path, text):
     gang = start([script("")], 1, env=_path(tmp_path, script, {"jax.py": text}))
     (answer,) = gang.answers
@@ -93,16 +98,25 @@ def test_a_jax_that_cannot_be_imported_is_reported_with_its_traceback(start, scr
 
 
 def test_a_huge_traceback_fits_into_one_answer(start, script, tmp_path):
-    gang = start([script("")], 1, env=_path(tmp_path, script, {"jax.py": "raise ValueError('é' * 1_000_000)"}))
+    gang = start(
+        [script("")], 1, env=_path(tmp_path, script, {"jax.py": "raise ValueError('é' * 1_000_000)"})
+    )
     (answer,) = gang.answers
     assert answer.traceback.startswith("Traceback") and "characters left out" in answer.traceback
 
 
 def test_a_fresh_worker_reports_a_broken_jax_in_its_last_words(start, script, tmp_path):
-    gang = start([script("")], 1, fork=False, env=_path(tmp_path, script, {"jax.py": "raise ValueError('broken jax')"}))
+    gang = start(
+        [script("")], 1, fork=False, env=_path(tmp_path, script, {"jax.py": "raise ValueError('broken jax')"})
+    )
     (member,) = gang.play()
     words = member.last_words()
-    assert (words.stage, words.error, words.message, member.status) == ("start", "ValueError", "broken jax", 1)
+    assert (words.stage, words.error, words.message, member.status) == (
+        "start",
+        "ValueError",
+        "broken jax",
+        1,
+    )
 
 
 @pytest.mark.parametrize("fork", [True, False])

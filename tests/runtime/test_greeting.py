@@ -17,7 +17,9 @@ def test_the_hello_of_a_worker_holds_who_it_is_and_what_must_be_alike(start, scr
     path = script("")
     gang = start([path], 2, env={"XLA_FLAGS": "", "NCCL_DEBUG": "INFO", "HOME": "/"})
     first, second = (member.said(Hello)[0] for member in gang.play())
-    assert [(h.rank, h.host, h.pid) for h in (first, second)] == [(n, "here", gang.members[n].pid) for n in (0, 1)]
+    assert [(h.rank, h.host, h.pid) for h in (first, second)] == [
+        (n, "here", gang.members[n].pid) for n in (0, 1)
+    ]
     assert first.versions == {
         "python": sys.version.split()[0],
         "jax": jax.__version__,
@@ -27,7 +29,11 @@ def test_the_hello_of_a_worker_holds_who_it_is_and_what_must_be_alike(start, scr
     assert first.started <= first.time
     assert first.program == hashlib.sha256(path.read_bytes()).hexdigest()[:16]
     assert first.environment["NCCL_DEBUG"] == "INFO" and "HOME" not in first.environment
-    assert (first.versions, first.program, first.environment) == (second.versions, second.program, second.environment)
+    assert (first.versions, first.program, first.environment) == (
+        second.versions,
+        second.program,
+        second.environment,
+    )
 
 
 def test_variables_that_differ_by_design_are_left_out():
@@ -44,13 +50,20 @@ def test_variables_that_differ_by_design_are_left_out():
         "MY_JAX_PLATFORMS": "cpu",
     }
     assert greeting.relevant(environ) == {
-        name: environ[name] for name in ("JAX_PLATFORMS", "XLA_FLAGS", "CUDA_VISIBLE_DEVICES", "PYTHONHASHSEED")
+        name: environ[name]
+        for name in ("JAX_PLATFORMS", "XLA_FLAGS", "CUDA_VISIBLE_DEVICES", "PYTHONHASHSEED")
     }
 
 
 @pytest.fixture
 def sources(tmp_path, monkeypatch):
-    for name, text in {"a.py": "1", "p/__init__.py": "2", "p/__main__.py": "3", "p/m.py": "4", "n/m.py": "5"}.items():
+    for name, text in {
+        "a.py": "1",
+        "p/__init__.py": "2",
+        "p/__main__.py": "3",
+        "p/m.py": "4",
+        "n/m.py": "5",
+    }.items():
         path = tmp_path / name
         path.parent.mkdir(exist_ok=True)
         path.write_text(text)

@@ -41,7 +41,9 @@ def test_under_jaxrun_it_is_what_the_contract_says(alone, monkeypatch):
 
 
 def test_rank_0_is_the_main_one_and_there_may_be_no_run_directory(alone, monkeypatch):
-    _told(monkeypatch, WorkerEnv("ab" * 16, 0, 8, 0, 2, host="h1", channel_fd=3, stacks_fd=4, init_timeout=60.0))
+    _told(
+        monkeypatch, WorkerEnv("ab" * 16, 0, 8, 0, 2, host="h1", channel_fd=3, stacks_fd=4, init_timeout=60.0)
+    )
     assert (jr.is_main, jr.run_dir) == (True, None)
 
 
@@ -58,7 +60,17 @@ def test_another_name_is_an_attribute_error():
 
 def test_every_name_is_listed():
     names = dir(jr)
-    assert {"rank", "size", "local_rank", "local_size", "host", "run_dir", "is_main", "shard", "batches"} <= set(names)
+    assert {
+        "rank",
+        "size",
+        "local_rank",
+        "local_size",
+        "host",
+        "run_dir",
+        "is_main",
+        "shard",
+        "batches",
+    } <= set(names)
 
 
 def test_importing_it_imports_neither_jax_nor_numpy():

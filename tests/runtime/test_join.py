@@ -55,7 +55,9 @@ def _number(port):
 # ---- the reservation
 
 
-@pytest.mark.parametrize(("interface", "shape"), [("127.0.0.1", "127.0.0.1:{}"), pytest.param("::1", "[::1]:{}", marks=_ipv6)])
+@pytest.mark.parametrize(
+    ("interface", "shape"), [("127.0.0.1", "127.0.0.1:{}"), pytest.param("::1", "[::1]:{}", marks=_ipv6)]
+)
 def test_the_address_is_written_as_grpc_reads_it(interface, shape):
     port = Reservation(interface)
     assert port.address == shape.format(_number(port))
@@ -110,12 +112,17 @@ def test_jaxs_coordinator_can_listen_on_a_reserved_port(reserved):
     code = f"""
 import jax, sys
 address = {reserved.address!r}
-jax.distributed.initialize(address, 1, 0, coordinator_bind_address=address, cluster_detection_method="deactivate")
+more = dict(coordinator_bind_address=address, cluster_detection_method="deactivate")
+jax.distributed.initialize(address, 1, 0, **more)
 print(jax.process_count(), flush=True)
 sys.stdin.read()
 """
     process = subprocess.Popen(
-        [sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment(), text=True
+        [sys.executable, "-c", code],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        env=environment(),
+        text=True,
     )
     with process:
         assert process.stdout.readline() == "1\n"
@@ -142,7 +149,9 @@ def test_two_processes_join_and_prove_it(start, script, interface):
 
 
 def test_nothing_of_the_joining_is_left_when_the_program_starts(start, script):
-    program = "import os, threading, jax\nprint(threading.active_count(), os.environ['JAX_COORDINATOR_ADDRESS'])"
+    program = (
+        "import os, threading, jax\nprint(threading.active_count(), os.environ['JAX_COORDINATOR_ADDRESS'])"
+    )
     (member,) = start([script(program)]).play()
     assert member.status == 0
     count, address = member.out.split()
@@ -153,7 +162,7 @@ def test_nothing_of_the_joining_is_left_when_the_program_starts(start, script):
 def _dead_proxy():
     """The address of a proxy that accepts connections and never answers."""
     listener = socket.create_server(("127.0.0.1", 0))
-    return listener, "http://127.0.0.1:{}".format(listener.getsockname()[1])
+    return listener, f"http://127.0.0.1:{listener.getsockname()[1]}"
 
 
 def test_proxies_neither_delay_the_joining_nor_raise_a_warning(start, script):
@@ -188,7 +197,9 @@ _OPEN_MPI = {
 
 @pytest.mark.parametrize("stale", [_SLURM_STEP, _SLURM_STEP | _OPEN_MPI], ids=["slurm", "both"])
 def test_what_another_job_left_in_the_environment_is_not_looked_at(start, script, stale):
-    members = start([script("import jax; jax.distributed.initialize()\n" + _SUM)], 2, env=stale).play(timeout=15)
+    members = start([script("import jax; jax.distributed.initialize()\n" + _SUM)], 2, env=stale).play(
+        timeout=15
+    )
     assert [member.out for member in members] == _RIGHT, [member.err for member in members]
 
 
@@ -198,11 +209,12 @@ _LISTENS = (
     _SUM
     + """
 import os, socket
-inodes = {os.readlink(f"/proc/self/fd/{fd}") for fd in os.listdir("/proc/self/fd") if os.path.lexists(f"/proc/self/fd/{fd}")}
+paths = [f"/proc/self/fd/{fd}" for fd in os.listdir("/proc/self/fd")]
+inodes = {os.readlink(path) for path in paths if os.path.lexists(path)}
 rows = [line.split() for line in open("/proc/self/net/tcp").readlines()[1:]]
 mine = [row[1] for row in rows if row[3] == "0A" and f"socket:[{row[9]}]" in inodes]
-for address in sorted({socket.inet_ntoa(bytes.fromhex(one.split(":")[0])[::-1]) for one in mine}):
-    print(address)
+for number in sorted({one.split(":")[0] for one in mine}):
+    print(socket.inet_ntoa(bytes.fromhex(number)[::-1]))
 print(socket.gethostname())
 """
 )
@@ -212,8 +224,17 @@ print(socket.gethostname())
 def test_the_hosts_own_name_does_not_matter(start, script, tmp_path, resolves_to):
     hosts = tmp_path / "hosts"
     hosts.write_text(f"127.0.0.1 localhost\n{resolves_to or '#'} lonely-host\n")
-    lines = f"mount --bind {hosts} /etc/hosts && hostname lonely-host && exec \"$@\""
-    wrap = ["unshare", *([] if os.getuid() == 0 else ["--map-root-user"]), "--mount", "--uts", "sh", "-c", lines, "sh"]
+    lines = f'mount --bind {hosts} /etc/hosts && hostname lonely-host && exec "$@"'
+    wrap = [
+        "unshare",
+        *([] if os.getuid() == 0 else ["--map-root-user"]),
+        "--mount",
+        "--uts",
+        "sh",
+        "-c",
+        lines,
+        "sh",
+    ]
     if subprocess.run([*wrap, "true"], capture_output=True).returncode:
         pytest.skip("this machine allows no namespaces")
     members = start([script(_LISTENS)], 2, fork=False, wrap=wrap).play(timeout=30)
@@ -226,7 +247,7 @@ def test_the_hosts_own_name_does_not_matter(start, script, tmp_path, resolves_to
 _INITIALIZE = {
     "bare": "jax.distributed.initialize()",
     "right": "jax.distributed.initialize('h:1', jr.size, jr.rank)",
-    "by-name": "jax.distributed.initialize(coordinator_address='h:1', num_processes=jr.size, process_id=jr.rank)",
+    "by-name": "jax.distributed.initialize(process_id=jr.rank, num_processes=jr.size)",
     "from-import": "from jax.distributed import initialize; initialize(local_device_ids=[0])",
     "wrong-size": "jax.distributed.initialize(num_processes=99)",
     "wrong-both": "jax.distributed.initialize('h:1', 99, 98)",

@@ -1,4 +1,4 @@
-"""What a dying worker says: the user's frames, and a message that fits into a frame and onto a terminal, whatever is raised."""
+"""What a dying worker says: the user's frames, and words that can be sent and shown, whatever is raised."""
 
 import importlib
 import runpy
@@ -58,14 +58,18 @@ def test_the_frames_above_the_program_are_cut(above):
     assert text.endswith("ValueError: no\n")
 
 
-@pytest.mark.parametrize("below", [_OURS, "<frozen importlib._bootstrap>", runpy.__file__, "/home/me/runpy.py"])
+@pytest.mark.parametrize(
+    "below", [_OURS, "<frozen importlib._bootstrap>", runpy.__file__, "/home/me/runpy.py"]
+)
 def test_frames_below_the_programs_own_stay(below):
     error = _raised(_OURS, "train.py", below)
     lastwords.trim(error)
     assert _files(error)[:2] == ["train.py", below]
 
 
-@pytest.mark.parametrize("first", [_OURS.replace("program.py", "programs/digits.py"), "/home/me/runpy.py", _LIBRARY])
+@pytest.mark.parametrize(
+    "first", [_OURS.replace("program.py", "programs/digits.py"), "/home/me/runpy.py", _LIBRARY]
+)
 def test_a_program_stays_wherever_it_lives(first):
     error = _raised(_OURS, first)
     lastwords.trim(error)
@@ -82,7 +86,11 @@ def test_causes_contexts_and_groups_are_cut_too():
     assert _OURS not in text
     assert "cause.py" in text
     inner = outer.__context__.exceptions
-    assert [_files(error)[0] for error in (*inner, outer.__cause__.__context__)] == ["one.py", "two.py", "context.py"]
+    assert [_files(error)[0] for error in (*inner, outer.__cause__.__context__)] == [
+        "one.py",
+        "two.py",
+        "context.py",
+    ]
 
 
 def test_a_cause_that_is_false_is_a_cause_all_the_same():
@@ -98,7 +106,10 @@ def test_a_cause_that_is_false_is_a_cause_all_the_same():
 
 def test_an_error_of_ours_alone_keeps_its_frames_unless_it_is_about_the_program():
     assert _OURS in lastwords.describe(_ours_alone(ValueError("bug")), 0, "join").traceback
-    assert lastwords.describe(_ours_alone(ValueError("unreadable")), 0, "program").traceback == "ValueError: unreadable\n"
+    assert (
+        lastwords.describe(_ours_alone(ValueError("unreadable")), 0, "program").traceback
+        == "ValueError: unreadable\n"
+    )
 
 
 def _ours_alone(error):
@@ -127,12 +138,20 @@ def test_the_words_hold_rank_stage_status_and_notes():
     error = _raised("train.py")
     error.add_note("in shard 2")
     words = lastwords.describe(error, 3, "program")
-    assert (words.rank, words.stage, words.status, words.error, words.message) == (3, "program", 1, "ValueError", "no")
+    assert (words.rank, words.stage, words.status, words.error, words.message) == (
+        3,
+        "program",
+        1,
+        "ValueError",
+        "no",
+    )
     assert words.notes == ("in shard 2",)
     assert "in shard 2" in words.traceback
 
 
-@pytest.mark.parametrize(("error", "status"), [(SystemExit(3), 3), (SystemExit("no"), 1), (KeyboardInterrupt(), 130)])
+@pytest.mark.parametrize(
+    ("error", "status"), [(SystemExit(3), 3), (SystemExit("no"), 1), (KeyboardInterrupt(), 130)]
+)
 def test_the_status_is_pythons(error, status):
     assert lastwords.describe(error, 0, "program").status == status
 

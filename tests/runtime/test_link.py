@@ -1,4 +1,4 @@
-"""The worker's end of the channel: messages in, messages out, and every way in which nobody listens any more."""
+"""The worker's end of the channel: messages in, messages out, and every way in which nobody listens."""
 
 import os
 import socket

@@ -149,11 +149,20 @@ def test_an_error_of_a_module_is_shown_without_runpy(folder):
 
 def test_warnings_are_shown_as_under_python(folder):
     (folder / "library.py").write_text(
-        "import warnings\ndef f():\n"
-        "    warnings.warn('hidden', DeprecationWarning)\n    warnings.warn('its caller', DeprecationWarning, 2)\n"
+        """
+import warnings
+def f():
+    warnings.warn("hidden", DeprecationWarning)
+    warnings.warn("its caller", DeprecationWarning, 2)
+"""
     )
     (folder / "warns.py").write_text(
-        "import warnings, library\nwarnings.warn('old', DeprecationWarning)\nwarnings.warn('odd')\nlibrary.f()\n"
+        """
+import warnings, library
+warnings.warn("old", DeprecationWarning)
+warnings.warn("odd")
+library.f()
+"""
     )
     _, _, err = _as_python(folder, "warns.py")
     assert "old" in err and "odd" in err and "its caller" in err and "hidden" not in err
@@ -202,7 +211,24 @@ threading.Thread(target=later).start()
 
 
 @pytest.mark.parametrize(
-    "code", ["", "None", "0", "3", "-1", "256", "True", "2**70", "-2**70", "'text'", "''", "1.5", "[]", "(1, 2)", "object"]
+    "code",
+    [
+        "",
+        "None",
+        "0",
+        "3",
+        "-1",
+        "256",
+        "True",
+        "2**70",
+        "-2**70",
+        "'text'",
+        "''",
+        "1.5",
+        "[]",
+        "(1, 2)",
+        "object",
+    ],
 )
 def test_an_exit_status_is_the_one_that_python_gives(folder, code):
     result = subprocess.run([sys.executable, "-c", f"raise SystemExit({code})"], capture_output=True)
