@@ -1,8 +1,6 @@
 """`python -m jaxrun` is the command `jaxrun`."""
 
-import sys
-
-from .cli import main
+from .cli import entry
 
 if __name__ == "__main__":
-    sys.exit(main())
+    entry()

@@ -5,10 +5,11 @@ Only what every command needs is imported here, so that `jaxrun` itself starts f
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NoReturn
 
 import click
 
@@ -37,6 +38,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return error.exit_code
     except (click.Abort, KeyboardInterrupt):
         return _EXIT_INTERRUPTED
+
+
+def entry() -> NoReturn:
+    """The installed command: main, and an end without taking the interpreter apart, which costs 20 ms."""
+    status = main()
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(OSError, ValueError):
+            stream.flush()
+    os._exit(status)
 
 
 def _open_standard_descriptors() -> None:

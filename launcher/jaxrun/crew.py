@@ -9,8 +9,9 @@ from collections.abc import Iterator
 from .child import Child
 from .contract import ForkDeclined, Forked
 from .events import Event, Spawned, Unavailable
+from .forkserver import ForkServer
 from .plan import Plan
-from .spawn import ForkRequest, ForkServer, Spawner
+from .spawn import ForkRequest, Spawner
 
 _ABREAST = 16  # forks asked for at a time: what the server's socket surely holds while it still imports jax
 
@@ -18,10 +19,11 @@ _ABREAST = 16  # forks asked for at a time: what the server's socket surely hold
 class Crew:
     """Children by rank, started by forking where the plan says so; afresh else, or where that is declined."""
 
-    def __init__(self, plan: Plan, spawner: Spawner) -> None:
+    def __init__(self, plan: Plan, spawner: Spawner, server: ForkServer | None = None) -> None:
+        """`server`, if there is one, has been started for this plan."""
         self._plan = plan
         self._spawner = spawner
-        self._server: ForkServer | None = None
+        self._server = server
         self._requests: deque[ForkRequest] = deque()
         self._children: dict[int, Child] = {}
         self.declined = ""
@@ -36,12 +38,6 @@ class Crew:
     def server(self) -> ForkServer | None:
         """The process that imports jax for all of them, as long as it is needed."""
         return self._server
-
-    def begin(self) -> None:
-        """Start the import of jax, if one process does it for all; everything else happens in its shadow."""
-        if self._plan.fork:
-            with contextlib.suppress(OSError):  # starting afresh will fail too, and say why
-                self._server = self._spawner.fork_server()
 
     def start(self) -> list[Event]:
         """Start the workers, or ask the fork server for them."""

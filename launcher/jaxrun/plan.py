@@ -10,11 +10,11 @@ import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from .contract import WorkerEnv
-from .contract.variables import COORDINATOR_ADDRESS
+from .contract.variables import COORDINATOR_ADDRESS, JOB_ID, WorkerEnv
 from .environment import masked
 from .job import Job
 
+RUNTIME = "jaxrun_runtime"
 _NOT_YET = "?"
 _COLUMNS = ("rank", "host", "local rank", "devices", "cores")
 
@@ -69,9 +69,9 @@ class Plan:
         return tuple(dict.fromkeys(worker.host for worker in self.workers))
 
     def base_env(self, environ: Mapping[str, str]) -> dict[str, str]:
-        """The environment that all workers share, made from the launcher's own `environ`."""
+        """The environment that all workers share, made from the launcher's own `environ`, with the job's mark."""
         kept = {name: value for name, value in environ.items() if name not in self.unset_env}
-        return kept | dict(self.set_env)
+        return {**kept, **self.set_env, JOB_ID: self.job_id}
 
     def worker_env(self, worker: Worker, *, run_dir: str, channel_fd: int, stacks_fd: int) -> WorkerEnv:
         """What `worker` is told at its start."""

@@ -1,7 +1,7 @@
 """Starts workers: each in a fresh interpreter, or all by forking one process that has imported jax.
 
-The only module that starts processes of the job. A worker gets a session of its own, so that all of its
-children can be killed with it and a terminal's Ctrl-C reaches jaxrun alone; rank 0 keeps jaxrun's stdin.
+A worker gets a session of its own, so that all of its children can be killed with it and a terminal's Ctrl-C
+reaches jaxrun alone; rank 0 keeps jaxrun's stdin.
 """
 
 from __future__ import annotations
@@ -13,13 +13,12 @@ import socket
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from .contract import FORK_DESCRIPTORS, Decoder, Fork, ForkDeclined, Forked, encode
-from .contract.variables import JOB_ID
+from .contract import FORK_DESCRIPTORS, Fork, encode
+from .forkserver import start_process
 from .plan import Plan, Worker
 
 _PIPE_SIZE = 2**20
 _F_SETPIPE_SZ = 1031
-_PIECE = 65536
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +59,10 @@ class ForkRequest:
     message: bytes
     ends: _WorkerEnds
 
+    @property
+    def descriptors(self) -> list[int]:
+        return self.ends.in_order()
+
     def close(self) -> None:
         self.ends.close()
 
@@ -70,7 +73,7 @@ class Spawner:
     def __init__(self, plan: Plan, environ: Mapping[str, str], run_dir: str) -> None:
         self._plan = plan
         self._run_dir = run_dir
-        self._environ = plan.base_env(environ) | {JOB_ID: plan.job_id}
+        self._environ = plan.base_env(environ)
 
     def fresh(self, worker: Worker) -> tuple[int, Lines]:
         """Start one worker in an interpreter of its own; returns its process id."""
@@ -79,7 +82,7 @@ class Spawner:
         for descriptor in (ends.channel, ends.stacks):
             os.set_inheritable(descriptor, True)
         try:
-            pid = _spawn(self._plan.argv, {**self._environ, **told}, (ends.stdin, ends.stdout, ends.stderr))
+            pid = start_process(self._plan.argv, {**self._environ, **told}, (ends.stdin, ends.stdout, ends.stderr))
         except OSError:
             lines.close()
             raise
@@ -87,24 +90,6 @@ class Spawner:
             ends.close()
         os.set_inheritable(ends.stacks, False)
         return pid, lines
-
-    def fork_server(self) -> ForkServer:
-        """Start the process that imports jax once; it speaks on stderr only."""
-        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        python, *rest = self._plan.argv
-        program = rest[rest.index("jaxrun_runtime") + 1 :]
-        argv = (python, "-m", "jaxrun_runtime.forkserver", str(theirs.fileno()), *program)
-        os.set_inheritable(theirs.fileno(), True)
-        null = os.open(os.devnull, os.O_RDWR)
-        try:
-            pid = _spawn(argv, self._environ, (null, null))
-        except OSError:
-            ours.close()
-            raise
-        finally:
-            os.close(null)
-            theirs.close()
-        return ForkServer(pid, ours)
 
     def fork_request(self, worker: Worker) -> tuple[Lines, ForkRequest]:
         """Connect one worker, and what to send the fork server for it; its process id comes with a Forked."""
@@ -116,43 +101,6 @@ class Spawner:
             worker, run_dir=self._run_dir, channel_fd=ends.channel, stacks_fd=ends.stacks
         )
         return env.to_env()
-
-
-class ForkServer:
-    """The agent's handle on the process that forks."""
-
-    def __init__(self, pid: int, channel: socket.socket) -> None:
-        self.pid = pid
-        self.channel = channel
-
-    def send(self, request: ForkRequest) -> None:
-        """Hand over a request, with its descriptors. ConnectionError when the server has gone."""
-        try:
-            socket.send_fds(self.channel, [request.message], request.ends.in_order())
-        finally:
-            request.close()
-
-    def receive(self) -> list[Forked | ForkDeclined | None]:
-        """The answers that have arrived; None, as the last, when the server has gone."""
-        answers: list[Forked | ForkDeclined | None] = []
-        while True:
-            try:
-                data = self.channel.recv(_PIECE, socket.MSG_DONTWAIT)
-            except BlockingIOError:
-                return answers
-            except ConnectionResetError:
-                continue  # it left requests unread; said once, before the answers that it sent
-            if not data:
-                return [*answers, None]
-            (answer,) = Decoder().feed(data)
-            assert isinstance(answer, (Forked, ForkDeclined))
-            answers.append(answer)
-
-
-def _spawn(argv: tuple[str, ...], environ: Mapping[str, str], streams: tuple[int, ...]) -> int:
-    """Start `argv` in its own session, with `streams` as its first descriptors; returns its process id."""
-    actions = [(os.POSIX_SPAWN_DUP2, source, target) for target, source in enumerate(streams)]
-    return os.posix_spawn(argv[0], argv, environ, file_actions=actions, setsid=True)
 
 
 def _connect(rank: int) -> tuple[Lines, _WorkerEnds]:

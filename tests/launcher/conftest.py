@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 import jaxrun
-from jaxrun import orphans
+from jaxrun import forkserver, orphans
 from jaxrun.agent import Agent
 from jaxrun.contract import Done, Failed, Hello, Lead, Listening, Proof
 from jaxrun.crew import Crew
@@ -226,11 +226,11 @@ class Play:
         self.directory = directory
         self._screen = directory / "screen"
         began = time.time()
-        self.crew = Crew(plan, Spawner(plan, os.environ, ""))
+        server = forkserver.start(plan.argv, plan.base_env(os.environ)) if fork else None
+        self.crew = Crew(plan, Spawner(plan, os.environ, ""), server)
         expected = Expected(size, plan.job_id, "cpu", None)
         head = Head(dict.fromkeys(range(size), "h1"), expected, Limits(init, job, grace), "127.0.0.1", began)
         with SignalPipe(SIGNALS) as signals, self._screen.open("wb") as screen:
-            self.crew.begin()
             fd = screen.fileno()
             output = Output(size, log_dir=directory, stdout_fd=fd, stderr_fd=fd)
             agent = Agent(self.crew, head, output, self.events, signals)

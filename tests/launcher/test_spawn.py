@@ -8,6 +8,7 @@ import pytest
 from jaxrun.contract import WorkerEnv
 from jaxrun.job import Job
 from jaxrun.plan import Plan, Worker
+from jaxrun import forkserver
 from jaxrun.spawn import Spawner
 
 JOB_ID = "ab" * 16
@@ -72,7 +73,7 @@ def test_a_failed_start_leaves_nothing_open(tmp_path):
     with pytest.raises(FileNotFoundError):
         spawner.fresh(plan.workers[0])
     with pytest.raises(FileNotFoundError):
-        spawner.fork_server()
+        forkserver.start(plan.argv, os.environ)
     lines, request = spawner.fork_request(plan.workers[0])
     request.close()
     lines.close()
@@ -86,7 +87,7 @@ def test_the_fork_server_is_given_the_program_and_has_no_streams_but_stderr(tmp_
     )
     python.chmod(0o755)
     plan = _plan(str(python), "-m", "jaxrun_runtime", "-m", "my.program", "an argument")
-    server = Spawner(plan, dict(os.environ), "").fork_server()
+    server = forkserver.start(plan.argv, os.environ)
     os.waitpid(server.pid, 0)
     _, module, fd, *program, stdin, stdout = (tmp_path / "arguments").read_text().split("|")[:-1]
     assert module == "jaxrun_runtime.forkserver" and fd.isdigit()

@@ -11,9 +11,8 @@ from jaxrun.errors import UsageError
 from jaxrun.job import Job, Ranks
 from jaxrun.layout import Layout, lay_out
 from jaxrun.machine import Machine
-from jaxrun.plan import Plan, Worker
+from jaxrun.plan import RUNTIME, Plan, Worker
 
-RUNTIME = "jaxrun_runtime"
 _XLA_THREADS = "NPROC"
 
 
