@@ -141,9 +141,7 @@ def run_further(environment: Environment, arguments: Sequence[str]) -> Result | 
     return run_pytest(environment.venv, [*arguments, *JAX_TESTS])
 
 
-def run_everything(
-    main_options: Sequence[str], further_options: Sequence[str]
-) -> tuple[list[Result], list[str]]:
+def run_everything(main_options: Sequence[str], further_options: Sequence[str]) -> tuple[list[Result], list[str]]:
     """All results, and a line for each environment that has none."""
     mine = f"{sys.version_info.major}.{sys.version_info.minor}", version("jax")
     further = [environment for environment in FURTHER if not environment.is_like(*mine)]

@@ -106,9 +106,7 @@ def _explain(run_dir: str) -> int:
     return 0
 
 
-_RUN = Command(
-    "jaxrun", params=parameters(), callback=_run, context_settings={"allow_interspersed_args": False}
-)
+_RUN = Command("jaxrun", params=parameters(), callback=_run, context_settings={"allow_interspersed_args": False})
 _EXPLAIN = click.Command(
     "jaxrun explain",
     params=[click.Argument(["run_dir"], type=click.Path(exists=True, file_okay=False))],

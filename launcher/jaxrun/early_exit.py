@@ -24,9 +24,7 @@ class EarlyExit:
         self.next_look = _FIRST_LOOK
         self._before: tuple[float, Mapping[int, float]] | None = None
 
-    def look(
-        self, dumps: Mapping[int, str], waits: Mapping[int, str], cpu: Mapping[int, float], now: float
-    ) -> bool:
+    def look(self, dumps: Mapping[int, str], waits: Mapping[int, str], cpu: Mapping[int, float], now: float) -> bool:
         """Whether the unfinished ranks wait in vain.
 
         By rank: its stacks, what it waits in as the kernel says, and the CPU seconds that it has used so far.

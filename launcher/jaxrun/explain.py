@@ -25,9 +25,7 @@ def explain(path: Path) -> str:
 
 def _find(path: Path) -> Path:
     if not path.is_dir():
-        raise UsageError(
-            f"{path} is not a directory. Give the run directory of a job, as {COLLECTION}/{LATEST}."
-        )
+        raise UsageError(f"{path} is not a directory. Give the run directory of a job, as {COLLECTION}/{LATEST}.")
     if _is_run_dir(path):
         return path
     latest = path / LATEST

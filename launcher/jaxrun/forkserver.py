@@ -1,7 +1,7 @@
 """The process that imports jax once for all workers, and forks them: how it is started and spoken to.
 
-It is started before most of the launcher is imported, which then happens in the shadow of its own, longer import: nothing
-here may import what the command line has not.
+It is started before most of the launcher is imported, which then happens in the shadow of its own, longer import:
+nothing here may import what the command line has not.
 """
 
 from __future__ import annotations
@@ -65,7 +65,10 @@ class ForkServer:
 
 
 def start(worker_argv: Sequence[str], environ: Mapping[str, str]) -> ForkServer:
-    """Start it for workers of this command, `python … -m jaxrun_runtime PROGRAM …`; it speaks on stderr only. OSError."""
+    """Start it for workers of this command, `python … -m jaxrun_runtime PROGRAM …`. May raise OSError.
+
+    It speaks on stderr only.
+    """
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     place = worker_argv.index(RUNTIME)
     python, program = worker_argv[:place], worker_argv[place + 1 :]
@@ -86,4 +89,4 @@ def start(worker_argv: Sequence[str], environ: Mapping[str, str]) -> ForkServer:
 def start_process(argv: Sequence[str], environ: Mapping[str, str], streams: tuple[int, ...]) -> int:
     """Start `argv` in its own session, with `streams` as its first descriptors; returns its process id. OSError."""
     actions = [(os.POSIX_SPAWN_DUP2, source, target) for target, source in enumerate(streams)]
-    return os.posix_spawn(argv[0], argv, environ, file_actions=actions, setsid=True)
+    return os.posix_spawn(argv[0], list(argv), environ, file_actions=actions, setsid=True)

@@ -119,7 +119,7 @@ class Head:
                 self._roster.spoke(event, now)
                 return self._on_failure(now)
             case Done():
-                self._roster.done(event.rank)
+                self._roster.done(event.rank, now)
                 return self._on_finished(now)
             case Exited():
                 return self._on_exit(event, now)

@@ -58,9 +58,7 @@ def _start() -> list[click.Parameter]:
     backend = f"What starts the processes. [default: {_DEFAULTS['backend']}; the others are to come]"
     env = "Set this variable in every process, or pass it on. May be repeated."
     env_file = "The same from a file of NAME=VALUE lines; --env wins."
-    no_fork = (
-        "A fresh interpreter for each process. So does '# jaxrun: no-fork' in the program's first 20 lines."
-    )
+    no_fork = "A fresh interpreter for each process. So does '# jaxrun: no-fork' in the program's first 20 lines."
     dry_run = "Print what would be started, and start nothing."
     choice = click.Choice(BACKENDS)
     return [

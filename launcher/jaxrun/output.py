@@ -166,9 +166,7 @@ class Output:
                 self.say(f"jaxrun: {loss}; the workers' output from here on {rest}, the job goes on")
 
 
-def drain_ready(
-    ready: Iterable[Pipe], output: Output, *, rest: Callable[[float], None] = time.sleep
-) -> list[Pipe]:
+def drain_ready(ready: Iterable[Pipe], output: Output, *, rest: Callable[[float], None] = time.sleep) -> list[Pipe]:
     """Hands what these pipes hold to `output`; returns those that have ended.
 
     Rests for a moment if they held little: writers of single lines are then read many lines at a time, which

@@ -165,9 +165,7 @@ def _worker_variables(plan: Plan) -> tuple[dict[str, str], list[dict[str, str]],
         told = plan.worker_env(worker, run_dir=_NOT_YET, channel_fd=-1, stacks_fd=-1).to_env()
         later |= {name for name, value in told.items() if value in (_NOT_YET, "-1")}
         tables.append({name: value for name, value in told.items() if value and name not in later})
-    common = {
-        name: value for name, value in tables[0].items() if all(table.get(name) == value for table in tables)
-    }
+    common = {name: value for name, value in tables[0].items() if all(table.get(name) == value for table in tables)}
     own = [{name: value for name, value in table.items() if name not in common} for table in tables]
     return common, [table for table in own if table], sorted(later)
 

@@ -35,14 +35,10 @@ def find_script(path: Path) -> Path | None:
         if stat.S_ISDIR(os.stat(path).st_mode):
             main = path / "__main__.py"
             if not main.exists():
-                raise UsageError(
-                    f"program {str(path)!r} is a directory without __main__.py; name the file to run"
-                )
+                raise UsageError(f"program {str(path)!r} is a directory without __main__.py; name the file to run")
             path = main
         if not stat.S_ISREG(os.stat(path).st_mode):
-            raise UsageError(
-                f"program {str(path)!r} is not a regular file; every process must be able to read it"
-            )
+            raise UsageError(f"program {str(path)!r} is not a regular file; every process must be able to read it")
         with path.open("rb") as file:
             return None if file.read(4) == b"PK\x03\x04" else path
     except (FileNotFoundError, NotADirectoryError):

@@ -17,9 +17,7 @@ def log_path(log_dir: Path, rank: int, stream: str) -> Path:
 class RankLogs:
     """The open files; `report` is told each cause of a failure once, and the file that failed is given up."""
 
-    def __init__(
-        self, log_dir: Path, voices: Iterable[tuple[int, str]], report: Callable[[str], None]
-    ) -> None:
+    def __init__(self, log_dir: Path, voices: Iterable[tuple[int, str]], report: Callable[[str], None]) -> None:
         self._dir = log_dir
         self._report = report
         self._reported: set[int | None] = set()

@@ -44,9 +44,7 @@ def _victims(fates: Mapping[int, str], stopping: float | None) -> str:
             return f"{text}{later if fate == 'was stopped' else ''}; {none}."
     else:
         groups = sorted(by_fate.items(), key=lambda item: (-len(item[1]), item[1]))
-        text = (
-            f"{others}: {', '.join(f'{spell(ranks)} {_agree(fate, len(ranks))}' for fate, ranks in groups)}"
-        )
+        text = f"{others}: {', '.join(f'{spell(ranks)} {_agree(fate, len(ranks))}' for fate, ranks in groups)}"
     return f"{text}; all gone{later}." if later else f"{text}."
 
 

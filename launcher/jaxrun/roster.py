@@ -51,8 +51,9 @@ class Roster:
     def spawned(self, rank: int) -> None:
         self._known[rank].spawned = True
 
-    def done(self, rank: int) -> None:
+    def done(self, rank: int, now: float) -> None:
         self._known[rank].done = True
+        self._sign(rank, now)
 
     def spoke(self, words: Failed, now: float) -> None:
         self._known[words.rank].words = words

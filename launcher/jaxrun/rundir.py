@@ -54,9 +54,7 @@ class RunDir:
         if self._events is None:
             return
         whose = {} if rank is None else {"rank": rank}
-        line = json.dumps(
-            {"time": round(time, 6), "event": event, **whose, **data}, ensure_ascii=False, default=str
-        )
+        line = json.dumps({"time": round(time, 6), "event": event, **whose, **data}, ensure_ascii=False, default=str)
         # A line that a full disk has cut must not swallow the next one.
         data_out = ("\n" * self._torn + line + "\n").encode("utf-8", "backslashreplace")
         try:
@@ -87,9 +85,7 @@ class RunDir:
     def _trouble(self, error: OSError) -> None:
         if not self._told:
             self._told = True
-            self._warn(
-                f"cannot write to {self.path}: {error.strerror}; the job goes on, its records are incomplete"
-            )
+            self._warn(f"cannot write to {self.path}: {error.strerror}; the job goes on, its records are incomplete")
 
 
 def create(request: Path | None, *, base: Path, name: str, now: datetime) -> RunDir:
@@ -125,9 +121,7 @@ def _take(path: Path) -> RunDir:
     except FileExistsError:
         if path.is_dir():  # another job has taken it just now
             raise UsageError(_holds(path, [EVENTS])) from None
-        raise UsageError(
-            f"--run-dir {path} is a file, not a directory. Name a new or an empty directory."
-        ) from None
+        raise UsageError(f"--run-dir {path} is a file, not a directory. Name a new or an empty directory.") from None
     except OSError as error:
         raise _unusable(path, error) from None
     raise UsageError(_holds(path, held))
@@ -135,11 +129,7 @@ def _take(path: Path) -> RunDir:
 
 def _holds(path: Path, held: list[str]) -> str:
     job = {EVENTS, JOB, VERDICT} & set(held)
-    what = (
-        "another job"
-        if job
-        else ", ".join(held[:3]) + (f" and {len(held) - 3} more" if len(held) > 3 else "")
-    )
+    what = "another job" if job else ", ".join(held[:3]) + (f" and {len(held) - 3} more" if len(held) > 3 else "")
     see = f" (see it with: jaxrun explain {path})" if job else ""
     return f"--run-dir {path} is not empty: it holds {what}{see}. Name a new or an empty directory."
 

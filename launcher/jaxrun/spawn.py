@@ -97,9 +97,7 @@ class Spawner:
         return lines, ForkRequest(encode(Fork(worker.rank, self._told(worker, ends))), ends)
 
     def _told(self, worker: Worker, ends: _WorkerEnds) -> dict[str, str]:
-        env = self._plan.worker_env(
-            worker, run_dir=self._run_dir, channel_fd=ends.channel, stacks_fd=ends.stacks
-        )
+        env = self._plan.worker_env(worker, run_dir=self._run_dir, channel_fd=ends.channel, stacks_fd=ends.stacks)
         return env.to_env()
 
 

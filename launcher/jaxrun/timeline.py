@@ -85,9 +85,7 @@ def known(timeline: Timeline) -> str:
     return "\n".join(lines)
 
 
-def _note(
-    timeline: Timeline, name: str, rank: int | None, at: float, start: float, event: Mapping[str, Any]
-) -> None:
+def _note(timeline: Timeline, name: str, rank: int | None, at: float, start: float, event: Mapping[str, Any]) -> None:
     joined = float(event["at"]) - start if name == "proof" else 0.0
     timeline.last = f"{name}{f' of rank {rank}' if rank is not None else ''} after {at:.2f} s"
     if rank is None:
@@ -131,9 +129,7 @@ def _by_step(timeline: Timeline) -> list[Sequence[str]]:
         if times:
             slowest = sorted(times, key=lambda rank: (-times[rank], rank))[:_SLOWEST]
             names = ", ".join(f"{rank} ({times[rank]:.2f})" for rank in slowest)
-            numbers = (
-                f"{value:.2f}" for value in (min(times.values()), median(times.values()), times[slowest[0]])
-            )
+            numbers = (f"{value:.2f}" for value in (min(times.values()), median(times.values()), times[slowest[0]]))
             rows.append([step, str(len(times)), *numbers, names])
     return rows
 

@@ -77,9 +77,7 @@ def _stranger(proofs: Mapping[int, Proof], hellos: Mapping[int, Hello], expected
 
 def _membership(proofs: Mapping[int, Proof], hellos: Mapping[int, Hello], expected: Expected) -> str:
     wrong = [
-        rank
-        for rank, proof in proofs.items()
-        if (proof.process_index, proof.process_count) != (rank, expected.size)
+        rank for rank, proof in proofs.items() if (proof.process_index, proof.process_count) != (rank, expected.size)
     ]
     if not wrong:
         return ""

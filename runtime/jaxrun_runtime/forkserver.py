@@ -1,15 +1,17 @@
 """Import jax once, then fork the workers: N processes pay one import instead of N.
 
 `python -m jaxrun_runtime.forkserver FD PROGRAM [ARGS]...`, FD being the channel to the agent. The agent sends
-a Fork for each worker, with the worker's descriptors, and learns its process id; when the agent closes its end
-the server leaves, and the agent, a subreaper, becomes the workers' parent. Forking comes before any thread or
-backend exists; where something has started one, the server declines and says so, and the agent starts fresh
-interpreters.
+a Fork for each worker, with the worker's descriptors, and learns its process id; when the agent closes its
+end the server leaves, and the agent, a subreaper, becomes the workers' parent. Forking comes before any thread
+or backend exists; where something has started one, the server declines and says so, and the agent starts
+fresh interpreters.
 """
 
 from __future__ import annotations
 
+import contextlib
 import gc
+import importlib
 import os
 import socket
 import sys
@@ -22,6 +24,13 @@ from jaxrun.contract import FORK_DESCRIPTORS, Decoder, Fork, ForkDeclined, Forke
 from . import lastwords, worker
 
 _MAX_REQUEST = 2**18
+# What JAX imports at the first compilation, and Python at the first connection: 14 ms and more in each worker.
+_WANTED_LATER = (
+    "jaxlib.mlir.dialects.builtin",
+    "jaxlib.mlir.dialects.mhlo",
+    "jaxlib.mlir._mlir_libs._mlirHlo",
+    "encodings.idna",
+)
 _REASON_LIMIT = 500
 _TRACEBACK_LIMIT = 8_000  # an answer is one packet, which the agent reads in one piece of 64 KiB
 
@@ -59,9 +68,12 @@ def _import_jax(channel: socket.socket) -> str:
 
         own = _threads()  # with OpenBLAS's, which stop themselves around a fork
         import jax.numpy  # noqa: F401
-        import jaxlib.mlir.dialects.builtin  # noqa: F401  (or each worker pays 14 ms at its first compilation)
 
         from . import greeting, join  # noqa: F401
+
+        for name in _WANTED_LATER:
+            with contextlib.suppress(ImportError):
+                importlib.import_module(name)
     except BaseException as error:
         reason = lastwords.clip(f"{type(error).__name__}: {error}", _REASON_LIMIT)
         frames = lastwords.clip(lastwords.format_traceback(error), _TRACEBACK_LIMIT)

@@ -78,11 +78,7 @@ JAXRUN_NO_FORK = Contender("jaxrun --no-fork", jaxrun_no_fork, _JAXRUN, "scripts
 
 def installed(contenders: Sequence[Contender]) -> tuple[list[Contender], list[str]]:
     """Those that can run, and a line for each that cannot, with what installs it."""
-    missing = [
-        f"{one.name}: not installed; to have it: {one.install}"
-        for one in contenders
-        if not one.is_installed()
-    ]
+    missing = [f"{one.name}: not installed; to have it: {one.install}" for one in contenders if not one.is_installed()]
     return [one for one in contenders if one.is_installed()], missing
 
 

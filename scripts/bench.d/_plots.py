@@ -41,15 +41,11 @@ def failure(summaries: Sequence[Any], goal: float, limit: float, pyplot: Any) ->
     figure, axes = pyplot.subplots(figsize=(11, 4.2), layout="constrained")
     for number, name in enumerate(names):
         bars = [one for one in summaries if one.contender == name]
-        places = [
-            faults.index(str(one.fault)) + (number - (len(names) - 1) / 2) * 0.8 / len(names) for one in bars
-        ]
+        places = [faults.index(str(one.fault)) + (number - (len(names) - 1) / 2) * 0.8 / len(names) for one in bars]
         axes.bar(places, [one.gone for one in bars], width=0.75 / len(names), label=name)
     axes.axhline(goal, color="black", linestyle="--", linewidth=1, label="goal for jaxrun")
     axes.axhline(limit, color="grey", linestyle=":", linewidth=1, label="stopped here")
     axes.set_xticks(range(len(faults)), faults)
-    axes.set(
-        yscale="log", ylabel="seconds", title="from the fault until nothing of the job is left, 4 processes"
-    )
+    axes.set(yscale="log", ylabel="seconds", title="from the fault until nothing of the job is left, 4 processes")
     axes.legend(fontsize="small")
     return figure

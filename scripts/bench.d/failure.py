@@ -157,11 +157,7 @@ def render(summaries: Sequence[Summary], limit: float) -> str:
         spread = f"{_ms(one.least, limit)}-{_ms(one.most, limit)}" if one.least < limit else ""
         statuses = " ".join("-" if status is None else str(status) for status in one.statuses)
         named = f"{one.right_rank} of {one.runs}"
-        goal = (
-            ("", "")
-            if one.goal is None
-            else (f"< {_ms(one.goal, limit)}", "yes" if one.exit < one.goal else "no")
-        )
+        goal = ("", "") if one.goal is None else (f"< {_ms(one.goal, limit)}", "yes" if one.exit < one.goal else "no")
         times = (_ms(one.exit, limit), spread, _ms(one.gone, limit))
         rows.append((str(one.fault), one.contender, *times, statuses, str(one.fault.status), named, *goal))
     return table(header, rows, left=2)
@@ -189,9 +185,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="bench failure", description=__doc__)
     parser.add_argument("--repeat", type=int, default=5, metavar="N", help="runs of jaxrun (default: 5)")
     parser.add_argument("--repeat-peers", type=int, default=2, metavar="N", help="of the others (default: 2)")
-    parser.add_argument(
-        "--limit", type=float, default=20.0, metavar="SECONDS", help="after the fault (default: 20)"
-    )
+    parser.add_argument("--limit", type=float, default=20.0, metavar="SECONDS", help="after the fault (default: 20)")
     parser.add_argument("--only", metavar="TEXT", default="", help="the contender whose name begins so")
     parser.add_argument("--out", type=Path, default=ROOT / "bench-results", metavar="DIR")
     options = parser.parse_args(argv)

@@ -173,9 +173,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         for _ in range(options.repeat):
             for name, (read, shared) in readers().items():
                 with tempfile.TemporaryDirectory(dir=options.dir) as directory:
-                    samples[name].append(
-                        measure(load, options.writers, read, shared=shared, directory=Path(directory))
-                    )
+                    samples[name].append(measure(load, options.writers, read, shared=shared, directory=Path(directory)))
         report(load, options.writers, samples)
     return 0
 

@@ -83,9 +83,7 @@ def _wrong(job: Job, size: int) -> str:
 
 def summarize(samples: Sequence[Sample]) -> list[Summary]:
     """One for each size and contender, in the order of the samples."""
-    plain = {
-        (one.size, one.round): one.seconds for one in samples if one.contender == PLAIN.name and not one.wrong
-    }
+    plain = {(one.size, one.round): one.seconds for one in samples if one.contender == PLAIN.name and not one.wrong}
     groups: dict[tuple[int, str], list[Sample]] = {}
     for one in samples:
         groups.setdefault((one.size, one.contender), []).append(one)
@@ -127,9 +125,7 @@ def _against_goal(one: Summary) -> tuple[str, str]:
     return f"<= {one.goal:.2f}", "yes" if one.ratio is not None and one.ratio <= one.goal else "no"
 
 
-def run(
-    sizes: Sequence[int], rounds: int, chosen: Sequence[Contender], environ: Mapping[str, str]
-) -> list[Sample]:
+def run(sizes: Sequence[int], rounds: int, chosen: Sequence[Contender], environ: Mapping[str, str]) -> list[Sample]:
     for contender in chosen:  # brings programs and libraries into memory
         measure(contender, sizes[0], 0, environ)
     samples = []
@@ -147,13 +143,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="bench startup", description=__doc__)
     parser.add_argument("-n", "--processes", type=_sizes, default=[1, 2, 4, 8, 16], metavar="N,N")
     parser.add_argument("--rounds", type=int, default=5, metavar="R", help="of each (default: 5)")
-    parser.add_argument(
-        "--only", action="append", metavar="TEXT", help="contenders whose name begins so, and plain"
-    )
+    parser.add_argument("--only", action="append", metavar="TEXT", help="contenders whose name begins so, and plain")
     parser.add_argument("--out", type=Path, default=ROOT / "bench-results", metavar="DIR")
-    parser.add_argument(
-        "--install-peers", action="store_true", help="make .venv-bench with Open MPI 5 and PyTorch"
-    )
+    parser.add_argument("--install-peers", action="store_true", help="make .venv-bench with Open MPI 5 and PyTorch")
     options = parser.parse_args(argv)
     if options.install_peers:
         return install_peers()
@@ -165,9 +157,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     samples = run(options.processes, options.rounds, chosen, dict(os.environ))
     summaries = summarize(samples)
     print(f"\n{render(summaries)}")
-    written = keep(
-        options.out, "startup", machine, summaries, samples, partial(_plots.startup, summaries, GOALS)
-    )
+    written = keep(options.out, "startup", machine, summaries, samples, partial(_plots.startup, summaries, GOALS))
     print("", *written, sep="\n")
     return 1 if any(one.wrong for one in samples) else 0
 

@@ -1,7 +1,7 @@
 """A program that works in step until one of its ranks misbehaves, in the way that its flags say.
 
-Every rank takes part in a sum over all devices, again and again. `--rank` names the rank that misbehaves (-1: all of them)
-once it has made `--after` steps; `--steps` ends the loop, and with it the program, in the others.
+Every rank takes part in a sum over all devices, again and again. `--rank` names the rank that misbehaves (-1: all of
+them) once it has made `--after` steps; `--steps` ends the loop, and with it the program, in the others.
 """
 
 from __future__ import annotations

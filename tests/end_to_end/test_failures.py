@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import signal
 import subprocess
 import sys
@@ -16,7 +15,7 @@ from harness import MISBEHAVE, jaxrun, started
 def test_an_exception_is_the_headline_and_its_rank_is_named(tmp_path: Path) -> None:
     result = jaxrun(tmp_path, "-n", "4", MISBEHAVE, "--rank", "2", "--raise", "bad record in shard 2")
     assert result.code == 1
-    assert 'in misbehave\n    _raise(flags.message)' in result.err
+    assert "in misbehave\n    _raise(flags.message)" in result.err
     assert "Trouble: bad record in shard 2" in result.err
     assert "rank 2" in result.err
     assert "runpy" not in result.err and "jaxrun_runtime" not in result.err

@@ -153,12 +153,7 @@ def customized(tmp_path: Path, customize: str, *options: str):  # type: ignore[n
 
 
 def test_different_versions_are_refused(tmp_path: Path) -> None:
-    customize = (
-        "import os\n"
-        "if os.environ.get('JAXRUN_RANK') == '2':\n"
-        "    import numpy\n"
-        "    numpy.__version__ = '1.0'\n"
-    )
+    customize = "import os\nif os.environ.get('JAXRUN_RANK') == '2':\n    import numpy\n    numpy.__version__ = '1.0'\n"
     result = customized(tmp_path, customize)
     assert result.code == 65
     assert "numpy" in result.err and "1.0" in result.err and "rank 2" in result.err.replace("rank  2", "rank 2")
@@ -200,7 +195,10 @@ def test_two_jobs_at_once_do_not_meet(tmp_path: Path) -> None:
     program.write_text(SHOW)
     (tmp_path / "a").mkdir()
     (tmp_path / "b").mkdir()
-    with started(tmp_path / "a", "-n", "2", str(program)) as one, started(tmp_path / "b", "-n", "3", str(program)) as two:
+    with (
+        started(tmp_path / "a", "-n", "2", str(program)) as one,
+        started(tmp_path / "b", "-n", "3", str(program)) as two,
+    ):
         results = one.result(), two.result()
     assert [result.code for result in results] == [0, 0], results
     assert [result.out.count('"total"') for result in results] == [2, 3]
@@ -228,7 +226,9 @@ def test_a_program_may_start_processes_of_its_own(tmp_path: Path) -> None:
 
 def test_a_program_can_ask_for_fresh_interpreters(tmp_path: Path) -> None:
     program = tmp_path / "fresh.py"
-    program.write_text("# jaxrun: no-fork\nimport os, sys\nprint('parent', open(f'/proc/{os.getppid()}/cmdline').read())\n")
+    program.write_text(
+        "# jaxrun: no-fork\nimport os, sys\nprint('parent', open(f'/proc/{os.getppid()}/cmdline').read())\n"
+    )
     result = jaxrun(tmp_path, "-n", "2", "-v", str(program))
     assert result.code == 0
     assert "fresh interpreter" in result.err

@@ -46,9 +46,7 @@ REAPED_AFTER = 0.001
 class Simulation:
     """One job from its first spawn to its Finish. Times are seconds since its start."""
 
-    def __init__(
-        self, size=4, *, hosts=None, platform="cpu", local_devices=1, init=60.0, job=None, grace=5.0
-    ):
+    def __init__(self, size=4, *, hosts=None, platform="cpu", local_devices=1, init=60.0, job=None, grace=5.0):
         self.size = size
         self.hosts = hosts or dict.fromkeys(range(size), "h1")
         self.local_devices = local_devices

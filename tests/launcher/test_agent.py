@@ -160,9 +160,7 @@ def test_a_daemon_that_writes_for_ever_does_not_hold_the_job(play):
 
 def test_no_byte_is_lost(play):
     size = 10_000_000
-    job = play(
-        f"run(); sys.stdout.write('x' * {size}); done()", "run(); os.write(2, b'no newline \\xff'); done()"
-    )
+    job = play(f"run(); sys.stdout.write('x' * {size}); done()", "run(); os.write(2, b'no newline \\xff'); done()")
     assert job.ending.reason == "ok"
     assert job.log(0) == b"x" * size
     assert job.log(1, "err") == b"no newline \xff"

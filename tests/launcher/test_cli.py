@@ -229,9 +229,7 @@ def test_help_all_shows_every_option_and_every_exit_code(capsys):
     assert max(map(len, page.splitlines())) <= 100
     names = {name for param in parameters() for name in param.opts if name.startswith("-")}
     assert len(names) > 20 and all(name in page for name in names)
-    codes = {value for name, value in vars(errors).items() if name.startswith("EXIT_")} - {
-        errors.EXIT_SIGNAL_BASE
-    }
+    codes = {value for name, value in vars(errors).items() if name.startswith("EXIT_")} - {errors.EXIT_SIGNAL_BASE}
     assert all(f"\n  {code} " in page for code in codes) and "\n  128+n" in page
 
 
@@ -245,9 +243,7 @@ def test_names_that_are_no_unicode_pass_through_the_command(here):
     (here / name).write_text("")
     result = _command("--dry-run", name, os.fsdecode(b"\xe4"))
     assert result.returncode == 0, result.stderr
-    assert result.stdout.startswith(
-        f"{sys.executable} -m jaxrun_runtime '{name}' '{os.fsdecode(bytes([0xE4]))}'\n"
-    )
+    assert result.stdout.startswith(f"{sys.executable} -m jaxrun_runtime '{name}' '{os.fsdecode(bytes([0xE4]))}'\n")
 
 
 def test_a_reader_that_leaves_early_causes_no_traceback():

@@ -34,9 +34,7 @@ def test_a_failed_import_is_told_with_its_traceback(play):
     before = _descriptors()
     job = play(CLEAN, CLEAN, fork="fail")
     assert job.ending.reason == "unavailable"
-    assert job.ending.text.startswith(
-        "jax could not be imported: ModuleNotFoundError: no jax\nis it installed for"
-    )
+    assert job.ending.text.startswith("jax could not be imported: ModuleNotFoundError: no jax\nis it installed for")
     assert job.ending.traceback == "Traceback\n"
     assert _descriptors() == before
 

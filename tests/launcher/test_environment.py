@@ -108,9 +108,7 @@ def test_an_env_file_that_is_not_there_is_named(tmp_path):
         environment.read_env_file(tmp_path / "gone.env")
 
 
-@pytest.mark.parametrize(
-    "name", ["HF_TOKEN", "AWS_SECRET_ACCESS_KEY", "db_password", "PGPASSWORD", "X_CREDENTIALS"]
-)
+@pytest.mark.parametrize("name", ["HF_TOKEN", "AWS_SECRET_ACCESS_KEY", "db_password", "PGPASSWORD", "X_CREDENTIALS"])
 def test_secrets_are_not_shown(name):
     assert environment.masked(name, "hunter2") == "***"
 
@@ -121,9 +119,7 @@ def test_a_password_within_a_url_is_not_shown():
 
 
 def test_variables_of_an_earlier_job_are_stale_and_others_are_not():
-    environ = {
-        name: "x" for name in ("JAXRUN_RANK", "JAX_PROCESS_ID", "JAX_LOCAL_DEVICE_IDS", "JAX_PLATFORMS")
-    }
+    environ = {name: "x" for name in ("JAXRUN_RANK", "JAX_PROCESS_ID", "JAX_LOCAL_DEVICE_IDS", "JAX_PLATFORMS")}
     environ |= {"SLURM_PROCID": "3", "JAX_COORDINATOR_BIND_ADDRESS": "x", "JAX_SLICE_INDEX": "0"}
     assert environment.stale(environ) == (
         "JAXRUN_RANK",
@@ -134,9 +130,7 @@ def test_variables_of_an_earlier_job_are_stale_and_others_are_not():
     )
 
 
-@pytest.mark.parametrize(
-    ("cores", "workers", "threads"), [(16, 4, "4"), (16, 5, "3"), (2, 8, "1"), (1, 1, "1")]
-)
+@pytest.mark.parametrize(("cores", "workers", "threads"), [(16, 4, "4"), (16, 5, "3"), (2, 8, "1"), (1, 1, "1")])
 def test_thread_pools_share_the_cores(cores, workers, threads):
     values = environment.common({}, cores=cores, workers=workers)
     assert {values[name] for name in _POOLS} == {threads}
@@ -173,7 +167,5 @@ def test_a_proxy_is_kept_away_from_the_coordinator(environ, expected):
 
 def test_a_shell_reads_the_same_from_a_quoted_line():
     line = r'''A="x # \"y\" \$HOME \\ \`z\`"'''
-    shell = subprocess.run(
-        ["sh", "-c", f'{line}; printf %s "$A"'], capture_output=True, text=True, check=True
-    )
+    shell = subprocess.run(["sh", "-c", f'{line}; printf %s "$A"'], capture_output=True, text=True, check=True)
     assert environment.parse_env_file(line, "f")["A"] == shell.stdout

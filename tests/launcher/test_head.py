@@ -262,9 +262,7 @@ def test_a_job_ends_as_its_history_says(simulate, history):
         job.wait(at / 1000 - job.now)
         event(job)
     job.wait(20)
-    assert (
-        tuple(text for text in job.texts if "did not end" not in text or text in history.said) == history.said
-    )
+    assert tuple(text for text in job.texts if "did not end" not in text or text in history.said) == history.said
     assert tuple(job.kills()) == history.kills
     assert round(job.finished_at * 1000) == history.finished
     assert job.ending.reason == history.reason
@@ -286,9 +284,7 @@ def test_who_has_said_its_last_words_is_not_taken_for_stopped(simulate):
 def test_an_end_keeps_all_that_is_known_of_a_worker(simulate):
     job = simulate(2, hosts={0: "h1", 1: "h2"}).run().wait(3)
     thread = ThreadFailed(1, 3.0, "Loader-1", "OSError", "Traceback\n")
-    job.tell(
-        thread, Exited(1, -11, fatal="Fatal Python error", tail="last line", out_of_memory="it did")
-    ).wait(1)
+    job.tell(thread, Exited(1, -11, fatal="Fatal Python error", tail="last line", out_of_memory="it did")).wait(1)
     end = job.ending.ends[1]
     assert (end.rank, end.host, end.time, end.status) == (1, "h2", 3.0, -11)
     assert (end.threads, end.words, end.fatal, end.tail) == (

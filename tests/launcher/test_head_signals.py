@@ -41,9 +41,7 @@ def test_running_ranks_are_asked_then_killed_after_the_grace(simulate, signum):
     job = simulate(3, grace=4.0).run().interrupt(signum)
     assert job.kills(signal.SIGTERM) == [(0, (0, 1, 2))]
     name = signal.Signals(signum).name
-    assert job.texts == [
-        f"{name}: asked ranks 0-2 to end (SIGTERM); SIGKILL follows in 4 s, or at once with Ctrl-C"
-    ]
+    assert job.texts == [f"{name}: asked ranks 0-2 to end (SIGTERM); SIGKILL follows in 4 s, or at once with Ctrl-C"]
     job.wait(1).exit(-signal.SIGTERM, 1)
     job.wait(10)
     assert job.kills() == [(4000, (0, 2))]
@@ -162,18 +160,14 @@ def test_a_rank_may_end_early_while_the_others_work(simulate):
     assert job.head.phase is Phase.RUNNING and not job.said
 
 
-@pytest.mark.parametrize(
-    "leaves", [lambda job: job.done(0), lambda job: job.exit(0, 0)], ids=["done", "exit"]
-)
+@pytest.mark.parametrize("leaves", [lambda job: job.done(0), lambda job: job.exit(0, 0)], ids=["done", "exit"])
 def test_others_that_wait_in_jax_for_a_rank_that_has_ended_are_stuck(simulate, leaves):
     job = simulate(3).run().wait(5)
     job.stacks = {1: IN_JAX, 2: IN_JAX}
     leaves(job).wait(60)
     assert job.ending.reason == "early-exit" and job.ending.dumps == {1: IN_JAX, 2: IN_JAX}
     live = (1, 2) if job.ending.ends[0].status == 0 else (0, 1, 2)
-    assert job.kills() == [
-        (17_200, live)
-    ]  # 10 s after it ended, and 2 s later, each with 0.1 s for the answers
+    assert job.kills() == [(17_200, live)]  # 10 s after it ended, and 2 s later, each with 0.1 s for the answers
 
 
 def test_ranks_that_finish_after_a_first_look_are_not_stuck(simulate):

@@ -54,9 +54,7 @@ def test_an_event_is_kept_in_a_form_that_json_takes(event, entry):
     assert json.loads(json.dumps(entry[2])) == entry[2]
 
 
-@pytest.mark.parametrize(
-    "event", [Tick(), Unavailable("x"), StacksTaken("show", {}, {}, {}), Listening(0, "h:1")]
-)
+@pytest.mark.parametrize("event", [Tick(), Unavailable("x"), StacksTaken("show", {}, {}, {}), Listening(0, "h:1")])
 def test_what_nobody_reads_again_is_not_kept(event):
     assert journal.of_event(event) is None
 

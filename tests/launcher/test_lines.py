@@ -53,9 +53,7 @@ def test_prefixes_stripped_give_back_the_bytes(data: bytes, cuts: list[int]) -> 
 
 
 @given(texts, st.lists(st.tuples(st.integers(0, 500), st.booleans()), max_size=12))
-def test_showing_partials_loses_no_byte_of_a_voice_that_speaks_alone(
-    text: bytes, cuts: list[tuple[int, bool]]
-) -> None:
+def test_showing_partials_loses_no_byte_of_a_voice_that_speaks_alone(text: bytes, cuts: list[tuple[int, bool]]) -> None:
     text = text.replace(b"\r", b"").replace(b"[Gloo]", b"[gloo]")
     lines, layout = Lines(), Layout()
     screen = b""
@@ -120,9 +118,7 @@ def test_an_unfinished_line_is_continued_in_its_place() -> None:
 
 
 def test_another_voice_ends_an_unfinished_line_and_the_rest_gets_its_prefix_again() -> None:
-    assert (
-        play(Layout(), ("a", b"half"), ("b", b"whole\n"), ("a", b"half\n")) == b"a: half\nb: whole\na: half\n"
-    )
+    assert play(Layout(), ("a", b"half"), ("b", b"whole\n"), ("a", b"half\n")) == b"a: half\nb: whole\na: half\n"
 
 
 def test_a_newline_that_an_interruption_has_written_is_not_written_twice() -> None:

@@ -147,10 +147,7 @@ def test_simulated_hosts_hold_equal_blocks_of_ranks(hosts, each, cores):
 
 def test_a_simulated_boot_id_looks_like_one_and_belongs_to_job_and_host():
     (first, second), (other, _) = (
-        [
-            worker.simulated_boot_id
-            for worker in plan(Job(program=("p",), simulated_hosts=2), _CPU, {}, job_id).workers
-        ]
+        [worker.simulated_boot_id for worker in plan(Job(program=("p",), simulated_hosts=2), _CPU, {}, job_id).workers]
         for job_id in (_ID, _ID[::-1])
     )
     assert re.fullmatch(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}", first)
@@ -160,9 +157,7 @@ def test_a_simulated_boot_id_looks_like_one_and_belongs_to_job_and_host():
 
 
 def test_processes_that_cannot_be_dealt_equally_are_refused():
-    with pytest.raises(
-        UsageError, match=r"-n 3 processes.*--simulate-hosts 2; give a multiple of 2, such as -n 4"
-    ):
+    with pytest.raises(UsageError, match=r"-n 3 processes.*--simulate-hosts 2; give a multiple of 2, such as -n 4"):
         _plan(processes=3, simulated_hosts=2)
 
 

@@ -141,9 +141,7 @@ def test_log_files_hold_the_exact_bytes(tmp_path: Path) -> None:
     assert (tmp_path / "rank-0000.err").read_bytes() == b"only in the file\n"
 
 
-def test_a_log_file_that_takes_little_at_a_time_gets_all(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_log_file_that_takes_little_at_a_time_gets_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     stage = Stage(1, log_dir=tmp_path, shown=frozenset())
     write = os.write
     monkeypatch.setattr("jaxrun.ranklogs.os.write", lambda fd, data: write(fd, bytes(data)[:7]))

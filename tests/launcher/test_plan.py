@@ -48,9 +48,7 @@ def test_the_workers_stand_in_a_table():
 
 
 def test_the_gpus_of_a_worker_are_named():
-    workers = tuple(
-        _worker(rank, local_device_ids=(2 * rank, 2 * rank + 1), cpus=(rank,)) for rank in range(2)
-    )
+    workers = tuple(_worker(rank, local_device_ids=(2 * rank, 2 * rank + 1), cpus=(rank,)) for rank in range(2))
     job = Job(program=("p",), platform="cuda")
     text = render(_plan(job=job, workers=workers, device_names=("A", "A", "A", "B")), {})
     assert "cuda:0, cuda:1 (A)" in text and "cuda:2, cuda:3 (A, B)" in text

@@ -39,9 +39,7 @@ def test_the_default_has_a_sortable_name_and_is_the_latest(tmp_path: Path) -> No
     assert (tmp_path / "jaxrun-runs" / "latest").readlink() == Path("1120-2142-train")
     assert made(tmp_path).name == "1120-2142-train-2"
     assert made(tmp_path).name == "1120-2142-train-3"
-    assert os.path.samefile(
-        tmp_path / "jaxrun-runs" / "latest", tmp_path / "jaxrun-runs" / "1120-2142-train-3"
-    )
+    assert os.path.samefile(tmp_path / "jaxrun-runs" / "latest", tmp_path / "jaxrun-runs" / "1120-2142-train-3")
     assert sorted(path.name for path in first.parent.iterdir() if path.name.startswith(".")) == []
 
 
@@ -136,9 +134,7 @@ def test_a_directory_that_vanishes_is_told_once_and_never_raised(tmp_path: Path)
     directory.on_trouble(told.append)
     directory.write_text("verdict.json", "after")
     assert len(told) == 1
-    assert told[0].startswith(
-        f"cannot write to {tmp_path / 'run'}: No such file or directory; the job goes on"
-    )
+    assert told[0].startswith(f"cannot write to {tmp_path / 'run'}: No such file or directory; the job goes on")
     directory.close()
 
 

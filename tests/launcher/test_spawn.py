@@ -5,10 +5,10 @@ import sys
 
 import pytest
 
+from jaxrun import forkserver
 from jaxrun.contract import WorkerEnv
 from jaxrun.job import Job
 from jaxrun.plan import Plan, Worker
-from jaxrun import forkserver
 from jaxrun.spawn import Spawner
 
 JOB_ID = "ab" * 16
@@ -82,9 +82,7 @@ def test_a_failed_start_leaves_nothing_open(tmp_path):
 
 def test_the_fork_server_is_given_the_program_and_has_no_streams_but_stderr(tmp_path):
     python = tmp_path / "python"
-    python.write_text(
-        f'#!/bin/sh\nprintf "%s|" "$@" $(readlink /proc/$$/fd/0 /proc/$$/fd/1) > {tmp_path}/arguments\n'
-    )
+    python.write_text(f'#!/bin/sh\nprintf "%s|" "$@" $(readlink /proc/$$/fd/0 /proc/$$/fd/1) > {tmp_path}/arguments\n')
     python.chmod(0o755)
     plan = _plan(str(python), "-m", "jaxrun_runtime", "-m", "my.program", "an argument")
     server = forkserver.start(plan.argv, os.environ)

@@ -140,9 +140,7 @@ def test_a_crash_is_written_like_a_traceback_of_the_thread_that_crashed() -> Non
         '  File "/job/train.py", line 15, in crash',
         f'  File "{LIB}/ctypes/__init__.py", line 538, in string_at',
     ]
-    assert (
-        stacks.crash("Fatal Python error: Aborted\n\nCurrent thread 0x1f (most recent call first):\n") == ""
-    )
+    assert stacks.crash("Fatal Python error: Aborted\n\nCurrent thread 0x1f (most recent call first):\n") == ""
 
 
 def _dump_of(block: Callable[[], object]) -> str:
@@ -166,9 +164,7 @@ def test_this_pythons_own_dump_is_read() -> None:
     assert any("wait" in [frame.function for frame in stack.frames] for stack in stacks.parse(dump))
 
 
-@given(
-    st.text() | st.lists(st.sampled_from([*f"{LOADER}\n{CRASHED_THREAD}".splitlines(), ""])).map("\n".join)
-)
+@given(st.text() | st.lists(st.sampled_from([*f"{LOADER}\n{CRASHED_THREAD}".splitlines(), ""])).map("\n".join))
 def test_no_text_breaks_the_parser(text: str) -> None:
     stacks.describe({0: text}, {0: "here"})
     stacks.crash(text)

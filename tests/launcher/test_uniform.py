@@ -148,9 +148,7 @@ def test_a_cpu_fallback():
     )
 
 
-@pytest.mark.parametrize(
-    ("asked", "platform"), [("cuda", "gpu"), ("rocm", "gpu"), ("tpu", "tpu"), ("cpu", "cpu")]
-)
+@pytest.mark.parametrize(("asked", "platform"), [("cuda", "gpu"), ("rocm", "gpu"), ("tpu", "tpu"), ("cpu", "cpu")])
 def test_jax_names_platforms_its_own_way(asked, platform):
     assert check_proofs(_proofs(2, platform=platform), _hellos(2), _expected(2, asked)) == ""
 

@@ -22,12 +22,8 @@ HOSTS = {rank: f"h{rank // 2}" for rank in range(4)}
 START, RUN_AT, NOW = 1000.0, 1002.0, 1012.5
 
 
-def said(
-    rank: int, message: str, *, error: str = "ValueError", status: int = 1, stage: str = "program"
-) -> Failed:
-    traceback = (
-        f'Traceback (most recent call last):\n  File "train.py", line 88, in step\n{error}: {message}\n'
-    )
+def said(rank: int, message: str, *, error: str = "ValueError", status: int = 1, stage: str = "program") -> Failed:
+    traceback = f'Traceback (most recent call last):\n  File "train.py", line 88, in step\n{error}: {message}\n'
     return Failed(rank, 0.0, stage, status, error, message, "" if error == "SystemExit" else traceback)
 
 
@@ -108,9 +104,7 @@ def test_a_kill_from_outside_is_a_cause_whatever_the_log_says() -> None:
     assert verdict.culprits([end(0, 9.0, -signal.SIGKILL, tail=ABORT), raised(1, 8.0, GLOO)]) == (0,)
 
 
-def test_a_status_0_without_a_finished_program_is_weaker_than_a_cause_and_stronger_than_a_consequence() -> (
-    None
-):
+def test_a_status_0_without_a_finished_program_is_weaker_than_a_cause_and_stronger_than_a_consequence() -> None:
     vanished = end(1, 9.0, 0)
     assert verdict.culprits([raised(0, 8.0, GLOO), vanished]) == (1,)
     assert verdict.culprits([raised(0, 9.5), vanished]) == (0,)
@@ -181,9 +175,7 @@ def test_an_exception_is_told_with_rank_host_and_time() -> None:
         ),
     ],
 )
-def test_each_kind_of_end_has_its_words_and_its_code(
-    culprit: End, headline: str, code: int, outcome: str
-) -> None:
+def test_each_kind_of_end_has_its_words_and_its_code(culprit: End, headline: str, code: int, outcome: str) -> None:
     told = weigh(culprit, *stopped(0, 2, 3))
     assert told.headline.startswith("rank 1 of 4 on h0 ")
     assert headline in told.headline
@@ -244,9 +236,7 @@ def test_where_only_consequences_are_known_it_is_said() -> None:
     )
     assert told.intro == "rank 3's traceback:"
     some = weigh(raised(1, 9.0, GLOO), *stopped(0, 2, 3))
-    assert some.headline.startswith(
-        "rank 1 of 4 on h0 saw a broken connection; none reported a cause of its own; it"
-    )
+    assert some.headline.startswith("rank 1 of 4 on h0 saw a broken connection; none reported a cause of its own; it")
 
 
 def test_victims_are_told_apart() -> None:
@@ -320,8 +310,7 @@ def test_an_interrupt_says_who_had_to_be_killed(signum: int, code: int, by: str)
     told = decide(ends, "interrupted", signum=signum)
     assert told.exit_code == code
     assert told.headline == (
-        f"interrupted by {by} 10.0 s into the run; "
-        "2 ranks were killed (ranks 2-3), the others ended by themselves."
+        f"interrupted by {by} 10.0 s into the run; 2 ranks were killed (ranks 2-3), the others ended by themselves."
     )
     alone = decide([end(rank, 10.0, 1) for rank in range(4)], "interrupted", signum=signum)
     assert alone.headline.endswith("; all ranks ended by themselves.")

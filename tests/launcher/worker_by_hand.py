@@ -98,10 +98,7 @@ def grandchild(pid_file, keep_streams=False):
 
 def live(env, code):
     worker = Worker(env)
-    names = {
-        name: getattr(worker, name)
-        for name in ("hello", "run", "done", "fail", "send", "link", "rank", "env")
-    }
+    names = {name: getattr(worker, name) for name in ("hello", "run", "done", "fail", "send", "link", "rank", "env")}
     names |= {"grandchild": grandchild, "os": os, "signal": signal, "sys": sys, "time": time}
     exec(code, names)
 

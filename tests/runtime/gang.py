@@ -41,9 +41,7 @@ class Gang:
     interface:  where the coordinator is to listen
     """
 
-    def __init__(
-        self, folder, argv, size=1, *, fork=True, env=None, local=None, stdin=None, wrap=(), interface=None
-    ):
+    def __init__(self, folder, argv, size=1, *, fork=True, env=None, local=None, stdin=None, wrap=(), interface=None):
         self.folder = folder
         self.argv = list(map(str, argv))
         self.environ = {**environment(), "JAXRUN_JOB_ID": JOB_ID, **(env or {})}
@@ -121,9 +119,7 @@ class Gang:
     def _answer(self, channel):
         try:
             return Decoder().feed(channel.recv(65536))
-        except (
-            ConnectionResetError
-        ):  # comes once, before the answer, from a server that left with a request unread
+        except ConnectionResetError:  # comes once, before the answer, from a server that left with a request unread
             return Decoder().feed(channel.recv(65536))
 
     # ---- leading
@@ -159,7 +155,7 @@ class Gang:
     def lead(self):
         """Send what is due now."""
         first, *others = self.members
-        done = [member for member in self.members if member.said(Done) or member.status is not None]
+        done = [m for m in self.members if m.said(Done) or m.said(Failed) or m.status is not None]
         steps = {
             "lead": (self._all(Hello), [first], lambda: Lead(self.interface)),
             "join": (bool(first.said(Listening)), others, lambda: Join(first.said(Listening)[0].address)),
@@ -178,9 +174,7 @@ class Gang:
 
     def describe(self):
         names = ([type(message).__name__ for message in member.messages] for member in self.members)
-        return "\n".join(
-            f"{m.status} {said} {m.err[-200:]!r}" for m, said in zip(self.members, names, strict=True)
-        )
+        return "\n".join(f"{m.status} {said} {m.err[-200:]!r}" for m, said in zip(self.members, names, strict=True))
 
     def close(self):
         if self.server:

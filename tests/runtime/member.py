@@ -9,6 +9,8 @@ import time
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import pytest
+
 from jaxrun.contract import STACKS_SIGNAL, Decoder, Failed, encode
 
 ROOT = Path(__file__).parents[2]
@@ -98,6 +100,17 @@ class Member:
             time.sleep(0.005)
         self.channel.close()
         os.close(self.stacks_fd)
+
+
+def _has_ipv6():
+    try:
+        socket.create_server(("::1", 0), family=socket.AF_INET6).close()
+    except OSError:
+        return False
+    return True
+
+
+IPV6 = pytest.mark.skipif(not _has_ipv6(), reason="this machine has no IPv6 loopback")
 
 
 def environment():

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+
 from jaxrun_runtime.data import batches, shard
 
 layouts = st.tuples(st.integers(1, 60), st.integers(1, 25), st.integers(1, 7), st.integers(1, 4))
@@ -14,9 +15,7 @@ seeds = st.none() | st.integers(0, 2**32) | st.tuples(st.integers(0, 9), st.inte
 
 
 def on_all_ranks(n_rows, batch_size, size, multiple, seed=None):
-    return [
-        list(batches(n_rows, batch_size, rank, size, multiple=multiple, seed=seed)) for rank in range(size)
-    ]
+    return [list(batches(n_rows, batch_size, rank, size, multiple=multiple, seed=seed)) for rank in range(size)]
 
 
 @given(layouts, seeds)
@@ -61,9 +60,7 @@ def test_an_uneven_last_batch_is_padded_and_masked():
 
 
 def test_each_epoch_has_an_order_of_its_own():
-    orders = [
-        np.concatenate([rows for rows, _ in batches(64, 16, 0, 1, seed=(0, epoch))]) for epoch in (0, 1, 0)
-    ]
+    orders = [np.concatenate([rows for rows, _ in batches(64, 16, 0, 1, seed=(0, epoch))]) for epoch in (0, 1, 0)]
     assert orders[0].tolist() == orders[2].tolist() != orders[1].tolist()
 
 

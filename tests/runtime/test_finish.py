@@ -2,10 +2,11 @@
 
 import gzip
 import re
+import time
 
 import pytest
 
-from jaxrun.contract import Done, Failed, ThreadFailed
+from jaxrun.contract import Done, Failed, Proof, ThreadFailed
 
 _CASES = {
     "no-status": "raise SystemExit(None)",
@@ -195,3 +196,26 @@ def test_files_left_open_are_written_out_and_objects_finalized(cases):
 def test_what_was_printed_without_a_newline_or_from_c_is_not_lost(cases):
     assert cases["no-newline"].out == "partial"
     assert cases["c-output"].out == "from C"
+
+
+def test_rank_0_that_has_failed_keeps_the_coordinator_until_the_others_have_ended(start, script):
+    text = """
+import atexit, time, jaxrun_runtime as jr
+atexit.register(lambda: print("handler", flush=True))
+if jr.is_main:
+    raise ValueError("bad record")
+time.sleep(60)
+"""
+    gang = start([script(text)], 2)
+    first, second = gang.members
+    gang.play(until=Proof)
+    deadline = time.monotonic() + 10
+    while not first.out and time.monotonic() < deadline:
+        gang.lead()
+        gang.listen(0.02)
+    gang.listen(0.2)
+    assert first.out == "handler\n"
+    assert first.live and second.live
+    second.kill()
+    gang.play()
+    assert (first.status, second.status) == (1, -9)

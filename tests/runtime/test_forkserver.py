@@ -73,9 +73,7 @@ def _path(tmp_path, script, files):
 @pytest.mark.parametrize("module", ["sitecustomize", "opt_einsum"])
 def test_it_declines_where_a_thread_runs_already(start, script, tmp_path, start_thread, module):
     if module != "sitecustomize":  # something that jax imports
-        start_thread += (
-            f"\nimport sys\nsys.path.remove({str(tmp_path / 'site')!r})\ndel sys.modules[__name__]"
-        )
+        start_thread += f"\nimport sys\nsys.path.remove({str(tmp_path / 'site')!r})\ndel sys.modules[__name__]"
         start_thread += "\nimport opt_einsum\n"
     gang = start([script("")], 1, env=_path(tmp_path, script, {f"{module}.py": start_thread}))
     assert gang.answers == [ForkDeclined("1 thread ran before the fork", "")]
@@ -84,9 +82,7 @@ def test_it_declines_where_a_thread_runs_already(start, script, tmp_path, start_
     assert status == 0
 
 
-@pytest.mark.parametrize(
-    "text", ["raise ValueError('broken jax')", "import no_such_module", "import sys; sys.exit(3)"]
-)
+@pytest.mark.parametrize("text", ["raise ValueError('broken jax')", "import no_such_module", "import sys; sys.exit(3)"])
 def test_a_jax_that_cannot_be_imported_is_reported_with_its_traceback(start, script, tmp_path, text):
     gang = start([script("")], 1, env=_path(tmp_path, script, {"jax.py": text}))
     (answer,) = gang.answers
@@ -98,17 +94,13 @@ def test_a_jax_that_cannot_be_imported_is_reported_with_its_traceback(start, scr
 
 
 def test_a_huge_traceback_fits_into_one_answer(start, script, tmp_path):
-    gang = start(
-        [script("")], 1, env=_path(tmp_path, script, {"jax.py": "raise ValueError('é' * 1_000_000)"})
-    )
+    gang = start([script("")], 1, env=_path(tmp_path, script, {"jax.py": "raise ValueError('é' * 1_000_000)"}))
     (answer,) = gang.answers
     assert answer.traceback.startswith("Traceback") and "characters left out" in answer.traceback
 
 
 def test_a_fresh_worker_reports_a_broken_jax_in_its_last_words(start, script, tmp_path):
-    gang = start(
-        [script("")], 1, fork=False, env=_path(tmp_path, script, {"jax.py": "raise ValueError('broken jax')"})
-    )
+    gang = start([script("")], 1, fork=False, env=_path(tmp_path, script, {"jax.py": "raise ValueError('broken jax')"}))
     (member,) = gang.play()
     words = member.last_words()
     assert (words.stage, words.error, words.message, member.status) == (

@@ -17,9 +17,7 @@ def test_the_hello_of_a_worker_holds_who_it_is_and_what_must_be_alike(start, scr
     path = script("")
     gang = start([path], 2, env={"XLA_FLAGS": "", "NCCL_DEBUG": "INFO", "HOME": "/"})
     first, second = (member.said(Hello)[0] for member in gang.play())
-    assert [(h.rank, h.host, h.pid) for h in (first, second)] == [
-        (n, "here", gang.members[n].pid) for n in (0, 1)
-    ]
+    assert [(h.rank, h.host, h.pid) for h in (first, second)] == [(n, "here", gang.members[n].pid) for n in (0, 1)]
     assert first.versions == {
         "python": sys.version.split()[0],
         "jax": jax.__version__,
@@ -50,8 +48,7 @@ def test_variables_that_differ_by_design_are_left_out():
         "MY_JAX_PLATFORMS": "cpu",
     }
     assert greeting.relevant(environ) == {
-        name: environ[name]
-        for name in ("JAX_PLATFORMS", "XLA_FLAGS", "CUDA_VISIBLE_DEVICES", "PYTHONHASHSEED")
+        name: environ[name] for name in ("JAX_PLATFORMS", "XLA_FLAGS", "CUDA_VISIBLE_DEVICES", "PYTHONHASHSEED")
     }
 
 

@@ -16,9 +16,7 @@ from jaxrun_runtime import jaxprivate
 def restore(monkeypatch):
     """Whatever a test does to these names is undone."""
     for module, name in _NAMES:
-        monkeypatch.setattr(
-            importlib.import_module(module), name, getattr(importlib.import_module(module), name)
-        )
+        monkeypatch.setattr(importlib.import_module(module), name, getattr(importlib.import_module(module), name))
 
 
 _NAMES = [
@@ -77,9 +75,7 @@ def test_without_its_name_the_exit_barrier_stays(monkeypatch):
 def test_gloo_publishes_the_given_address(monkeypatch, given):
     calls = []
     module = importlib.import_module("jaxlib._jax")
-    monkeypatch.setattr(
-        module, "make_gloo_tcp_collectives", lambda *args, **kwargs: calls.append((args, kwargs))
-    )
+    monkeypatch.setattr(module, "make_gloo_tcp_collectives", lambda *args, **kwargs: calls.append((args, kwargs)))
     assert jaxprivate.publish_gloo_at("10.0.0.1") is True
     module.make_gloo_tcp_collectives("client", **given)
     assert calls == [(("client",), {"hostname": "10.0.0.1"})]
@@ -155,9 +151,7 @@ def test_a_job_goes_on_without_a_name_and_rank_0_says_so_once(start, script, tmp
     _take(monkeypatch, "jax._src.api", "clean_up")
     script("import jax._src.api; del jax._src.api.clean_up", "site/sitecustomize.py")
     path = f"{tmp_path / 'site'}:{environment()['PYTHONPATH']}"
-    program = script(
-        "import atexit, jax; atexit.register(lambda: print('handler')); print(jax.process_count())"
-    )
+    program = script("import atexit, jax; atexit.register(lambda: print('handler')); print(jax.process_count())")
     members = start([program], 2, fork=False, env={"PYTHONPATH": path}).play()
     assert [(member.status, member.out) for member in members] == [(0, "2\nhandler\n")] * 2
     assert all(member.said(Done) for member in members)

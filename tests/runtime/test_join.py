@@ -1,33 +1,17 @@
-"""Joining: the coordinator's port, and every trap of an environment or a machine that can lead JAX astray."""
+"""Joining: every trap of an environment or a machine that can lead JAX astray."""
 
 import contextlib
-import errno
 import os
 import socket
-import struct
 import subprocess
-import sys
 
 import pytest
-from member import environment
+from member import IPV6
 
 from jaxrun.contract import Listening, Proof
 from jaxrun.environment import common
-from jaxrun_runtime.join import Reservation
 
-_IP_LOCAL_PORT_RANGE = 51  # since Linux 6.3
-
-
-def _has_ipv6():
-    try:
-        socket.create_server(("::1", 0), family=socket.AF_INET6).close()
-    except OSError:
-        return False
-    return True
-
-
-_ipv6 = pytest.mark.skipif(not _has_ipv6(), reason="this machine has no IPv6 loopback")
-_INTERFACES = ["127.0.0.1", pytest.param("::1", marks=_ipv6)]
+_INTERFACES = ["127.0.0.1", pytest.param("::1", marks=IPV6)]
 
 # Says who it is, and what a collective over all processes gives.
 _SUM = """
@@ -39,96 +23,6 @@ x = jax.make_array_from_callback((n,), place, lambda index: np.ones(n, "f")[inde
 print(jax.process_index(), jax.process_count(), float(jax.jit(lambda a: a.sum())(x)))
 """
 _RIGHT = ["0 2 4.0\n", "1 2 4.0\n"]
-
-
-@pytest.fixture
-def reserved(request):
-    port = Reservation(getattr(request, "param", "127.0.0.1"))
-    yield port
-    port.release()
-
-
-def _number(port):
-    return int(port.address.rpartition(":")[2])
-
-
-# ---- the reservation
-
-
-@pytest.mark.parametrize(
-    ("interface", "shape"), [("127.0.0.1", "127.0.0.1:{}"), pytest.param("::1", "[::1]:{}", marks=_ipv6)]
-)
-def test_the_address_is_written_as_grpc_reads_it(interface, shape):
-    port = Reservation(interface)
-    assert port.address == shape.format(_number(port))
-    port.release()
-
-
-@pytest.mark.parametrize("interface", ["127.0.0.1", "0.0.0.0"])
-def test_nobody_else_can_bind_a_reserved_port_unasked(reserved, interface):
-    with socket.socket() as other:
-        other.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        with pytest.raises(OSError) as caught:
-            other.bind((interface, _number(reserved)))
-    assert caught.value.errno == errno.EADDRINUSE
-
-
-@pytest.mark.parametrize("shared", [False, True])
-def test_a_reserved_port_is_never_handed_out(reserved, shared):
-    number = _number(reserved)
-    with socket.socket() as other:
-        if shared:
-            other.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
-        try:
-            other.setsockopt(socket.IPPROTO_IP, _IP_LOCAL_PORT_RANGE, struct.pack("I", number << 16 | number))
-        except OSError:
-            pytest.skip("this kernel cannot narrow the range of ports for one socket")
-        with pytest.raises(OSError) as caught:
-            other.bind(("127.0.0.1", 0))
-    assert caught.value.errno == errno.EADDRINUSE
-
-
-def test_two_reservations_differ(reserved):
-    others = [Reservation("127.0.0.1") for _ in range(200)]
-    assert len({port.address for port in [reserved, *others]}) == 201
-    for port in others:
-        port.release()
-
-
-def test_it_connects_only_when_somebody_listens(reserved):
-    assert not reserved.connects()
-    with socket.socket() as listener:
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
-        listener.bind(("127.0.0.1", _number(reserved)))
-        assert not reserved.connects()
-        listener.listen()
-        assert reserved.connects()
-    reserved.release()
-    assert not reserved.connects()
-
-
-@pytest.mark.parametrize("reserved", _INTERFACES, indirect=True)
-def test_jaxs_coordinator_can_listen_on_a_reserved_port(reserved):
-    code = f"""
-import jax, sys
-address = {reserved.address!r}
-more = dict(coordinator_bind_address=address, cluster_detection_method="deactivate")
-jax.distributed.initialize(address, 1, 0, **more)
-print(jax.process_count(), flush=True)
-sys.stdin.read()
-"""
-    process = subprocess.Popen(
-        [sys.executable, "-c", code],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        env=environment(),
-        text=True,
-    )
-    with process:
-        assert process.stdout.readline() == "1\n"
-        assert reserved.connects()
-        process.stdin.close()
-    assert process.returncode == 0
 
 
 # ---- the joining
@@ -149,9 +43,7 @@ def test_two_processes_join_and_prove_it(start, script, interface):
 
 
 def test_nothing_of_the_joining_is_left_when_the_program_starts(start, script):
-    program = (
-        "import os, threading, jax\nprint(threading.active_count(), os.environ['JAX_COORDINATOR_ADDRESS'])"
-    )
+    program = "import os, threading, jax\nprint(threading.active_count(), os.environ['JAX_COORDINATOR_ADDRESS'])"
     (member,) = start([script(program)]).play()
     assert member.status == 0
     count, address = member.out.split()
@@ -197,9 +89,7 @@ _OPEN_MPI = {
 
 @pytest.mark.parametrize("stale", [_SLURM_STEP, _SLURM_STEP | _OPEN_MPI], ids=["slurm", "both"])
 def test_what_another_job_left_in_the_environment_is_not_looked_at(start, script, stale):
-    members = start([script("import jax; jax.distributed.initialize()\n" + _SUM)], 2, env=stale).play(
-        timeout=15
-    )
+    members = start([script("import jax; jax.distributed.initialize()\n" + _SUM)], 2, env=stale).play(timeout=15)
     assert [member.out for member in members] == _RIGHT, [member.err for member in members]
 
 
@@ -240,59 +130,6 @@ def test_the_hosts_own_name_does_not_matter(start, script, tmp_path, resolves_to
     members = start([script(_LISTENS)], 2, fork=False, wrap=wrap).play(timeout=30)
     for member, sum_line in zip(members, _RIGHT, strict=True):
         assert member.out == f"{sum_line}127.0.0.1\nlonely-host\n", member.err
-
-
-# ---- a program that joins by itself
-
-_INITIALIZE = {
-    "bare": "jax.distributed.initialize()",
-    "right": "jax.distributed.initialize('h:1', jr.size, jr.rank)",
-    "by-name": "jax.distributed.initialize(process_id=jr.rank, num_processes=jr.size)",
-    "from-import": "from jax.distributed import initialize; initialize(local_device_ids=[0])",
-    "wrong-size": "jax.distributed.initialize(num_processes=99)",
-    "wrong-both": "jax.distributed.initialize('h:1', 99, 98)",
-    "unknown": "jax.distributed.initialize(no_such_argument=1)",
-    "debug": "import logging; logging.basicConfig(level='DEBUG'); jax.distributed.initialize()",
-    "ask": "print(jax.distributed.is_initialized()); jax.distributed.initialize()",
-}
-
-
-@pytest.fixture(scope="module")
-def initialized(play_cases):
-    head = "import jax, jaxrun_runtime as jr\n"
-    tail = "\nprint(jax.process_index() == jr.rank, jax.process_count())"
-    return play_cases({name: head + call + tail for name, call in _INITIALIZE.items()})
-
-
-@pytest.mark.parametrize("name", ["bare", "right", "by-name", "from-import"])
-def test_a_program_that_joins_by_itself_finds_the_work_done(initialized, name):
-    member = initialized[name]
-    assert (member.status, member.out, member.err) == (0, f"True {len(_INITIALIZE) + 1}\n", "")
-
-
-def test_jax_says_that_it_is_initialized(initialized):
-    assert initialized["ask"].out.startswith("True\n")
-
-
-@pytest.mark.parametrize(
-    ("name", "asked"), [("wrong-size", "num_processes=99"), ("wrong-both", "num_processes=99, process_id=98")]
-)
-def test_a_program_that_contradicts_is_told_so_in_one_line(initialized, name, asked):
-    member = initialized[name]
-    assert member.status == 0
-    assert member.out == f"True {len(_INITIALIZE) + 1}\n"
-    (line,) = member.err.splitlines()
-    assert f"initialize({asked})" in line
-
-
-def test_an_argument_that_jax_does_not_know_is_the_error_that_it_always_is(initialized):
-    words = initialized["unknown"].last_words()
-    assert words.error == "TypeError"
-    assert "no_such_argument" in words.message
-
-
-def test_whoever_asks_for_debug_messages_is_told(initialized):
-    assert "DEBUG:jaxrun:jax.distributed.initialize: jaxrun has joined" in initialized["debug"].err
 
 
 def test_a_coordinator_that_cannot_listen_ends_the_worker_with_words(start, script):

@@ -2,16 +2,13 @@
 
 import importlib
 import runpy
-import sys
-import threading
 import traceback
 import types
 
 import pytest
 
-from jaxrun.contract import Decoder, ThreadFailed, encode
+from jaxrun.contract import Decoder, encode
 from jaxrun_runtime import lastwords, program
-from jaxrun_runtime.link import AgentGone
 
 _OURS = program.__file__
 _LIBRARY = "/somewhere/site-packages/library.py"
@@ -58,18 +55,14 @@ def test_the_frames_above_the_program_are_cut(above):
     assert text.endswith("ValueError: no\n")
 
 
-@pytest.mark.parametrize(
-    "below", [_OURS, "<frozen importlib._bootstrap>", runpy.__file__, "/home/me/runpy.py"]
-)
+@pytest.mark.parametrize("below", [_OURS, "<frozen importlib._bootstrap>", runpy.__file__, "/home/me/runpy.py"])
 def test_frames_below_the_programs_own_stay(below):
     error = _raised(_OURS, "train.py", below)
     lastwords.trim(error)
     assert _files(error)[:2] == ["train.py", below]
 
 
-@pytest.mark.parametrize(
-    "first", [_OURS.replace("program.py", "programs/digits.py"), "/home/me/runpy.py", _LIBRARY]
-)
+@pytest.mark.parametrize("first", [_OURS.replace("program.py", "programs/digits.py"), "/home/me/runpy.py", _LIBRARY])
 def test_a_program_stays_wherever_it_lives(first):
     error = _raised(_OURS, first)
     lastwords.trim(error)
@@ -107,8 +100,7 @@ def test_a_cause_that_is_false_is_a_cause_all_the_same():
 def test_an_error_of_ours_alone_keeps_its_frames_unless_it_is_about_the_program():
     assert _OURS in lastwords.describe(_ours_alone(ValueError("bug")), 0, "join").traceback
     assert (
-        lastwords.describe(_ours_alone(ValueError("unreadable")), 0, "program").traceback
-        == "ValueError: unreadable\n"
+        lastwords.describe(_ours_alone(ValueError("unreadable")), 0, "program").traceback == "ValueError: unreadable\n"
     )
 
 
@@ -149,9 +141,7 @@ def test_the_words_hold_rank_stage_status_and_notes():
     assert "in shard 2" in words.traceback
 
 
-@pytest.mark.parametrize(
-    ("error", "status"), [(SystemExit(3), 3), (SystemExit("no"), 1), (KeyboardInterrupt(), 130)]
-)
+@pytest.mark.parametrize(("error", "status"), [(SystemExit(3), 3), (SystemExit("no"), 1), (KeyboardInterrupt(), 130)])
 def test_the_status_is_pythons(error, status):
     assert lastwords.describe(error, 0, "program").status == status
 
@@ -209,73 +199,6 @@ def test_a_clipped_text_keeps_both_ends_and_says_how_much_is_missing():
     text = lastwords.clip("a" * 100 + "b" * 100, 100)
     assert text == "a" * 50 + "\n… 100 characters left out …\n" + "b" * 50
     assert lastwords.clip("short", 100) == "short"
-
-
-class _Channel:
-    def __init__(self, error=None):
-        self.sent = []
-        self.error = error
-
-    def send(self, message):
-        if self.error:
-            raise self.error
-        self.sent.append(message)
-
-
-@pytest.fixture
-def hook(monkeypatch):
-    printed = []
-    monkeypatch.setattr(threading, "excepthook", printed.append)
-    return printed
-
-
-def _run_thread(target, name):
-    thread = threading.Thread(target=target, name=name)
-    thread.start()
-    thread.join()
-
-
-def test_a_failing_thread_is_reported_and_still_printed(hook):
-    channel = _Channel()
-    lastwords.watch_threads(channel, 2)
-    _run_thread(lambda: 1 / 0, "loader\udcff")
-    (words,) = channel.sent
-    assert isinstance(words, ThreadFailed)
-    assert (words.rank, words.thread, words.error) == (2, "loader\\udcff", "ZeroDivisionError")
-    assert words.traceback.endswith("ZeroDivisionError: division by zero\n")
-    assert [args.exc_type for args in hook] == [ZeroDivisionError]
-
-
-def test_a_thread_that_exits_is_not_reported(hook):
-    channel = _Channel()
-    lastwords.watch_threads(channel, 2)
-    _run_thread(lambda: sys.exit(3), "quitter")
-    assert channel.sent == []
-
-
-def test_a_thread_is_printed_also_when_it_cannot_be_reported(hook):
-    lastwords.watch_threads(_Channel(AgentGone()), 2)
-    _run_thread(lambda: 1 / 0, "\udcff")
-    assert [args.exc_type for args in hook] == [ZeroDivisionError]
-
-
-def test_the_programs_own_hook_prints_and_sees_the_users_frames_only(monkeypatch):
-    seen = []
-    monkeypatch.setattr(sys, "excepthook", lambda *args: seen.append(args))
-    error = _raised(_OURS, "train.py")
-    lastwords.describe(error, 0, "program")
-    lastwords.print_error(error)
-    ((kind, value, frames),) = seen
-    assert (kind, value) == (ValueError, error)
-    assert traceback.extract_tb(frames)[0].filename == "train.py"
-
-
-def test_a_hook_that_fails_hides_neither_error(monkeypatch, capsys):
-    monkeypatch.setattr(sys, "excepthook", lambda *args: 1 / 0)
-    lastwords.print_error(_raised("train.py"))
-    text = capsys.readouterr().err
-    assert text.index("Error in sys.excepthook:") < text.index("ZeroDivisionError")
-    assert text.index("Original exception was:") < text.index("ValueError: no")
 
 
 def test_an_import_error_within_the_program_keeps_its_import_line(tmp_path, monkeypatch):

@@ -89,9 +89,7 @@ def test_parallel_eval_equals_vmap_on_one_device():
 
 
 def test_parallel_eval_ends_with_a_sentence_when_a_result_is_wrong():
-    broken = (
-        "real = jax.shard_map; jax.shard_map = lambda f, **options: real(lambda *a: 2 * f(*a), **options)"
-    )
+    broken = "real = jax.shard_map; jax.shard_map = lambda f, **options: real(lambda *a: 2 * f(*a), **options)"
     error = fail("parallel_eval", before=f"import jax; {broken}")
     assert "convolution gave [[22.0, 40.0, 58.0]]" in error
     assert "of rank 0, but vmap on one device gives [[11.0, 20.0, 29.0]]" in error

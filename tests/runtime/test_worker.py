@@ -143,9 +143,7 @@ while not all(member.out for member in gang.members):
 print(*[member.pid for member in gang.members], flush=True)
 time.sleep(60)
 """
-    agent = subprocess.Popen(
-        [sys.executable, "-c", code], stdout=subprocess.PIPE, text=True, env=environment()
-    )
+    agent = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True, env=environment())
     pids = [int(word) for word in agent.stdout.readline().split()]
     assert len(pids) == 2
     agent.kill()
@@ -186,9 +184,7 @@ def test_a_message_out_of_turn_is_a_breach_of_the_contract_and_said_so(start, sc
 
 def test_a_worker_that_is_told_to_stay_on_a_core_stays_there(start, script):
     core = min(os.sched_getaffinity(0))
-    (member,) = start(
-        [script("import os; print(os.sched_getaffinity(0))")], 1, local={"cpus": (core,)}
-    ).play()
+    (member,) = start([script("import os; print(os.sched_getaffinity(0))")], 1, local={"cpus": (core,)}).play()
     assert member.out == f"{{{core}}}\n"
 
 
@@ -205,9 +201,7 @@ def test_simulated_hosts_differ_for_jax(start, script):
 
 def test_without_the_contracts_variables_it_says_how_to_start_it():
     env = {name: value for name, value in environment().items() if not name.startswith("JAXRUN_")}
-    result = subprocess.run(
-        [sys.executable, "-m", "jaxrun_runtime", "x.py"], capture_output=True, text=True, env=env
-    )
+    result = subprocess.run([sys.executable, "-m", "jaxrun_runtime", "x.py"], capture_output=True, text=True, env=env)
     assert result.returncode == 1
     assert result.stderr == (
         "jaxrun_runtime: JAXRUN_JOB_ID is not set: this process was not started by jaxrun. "

@@ -84,7 +84,8 @@ def _platform_env(job: Job, layout: Layout, given: Mapping[str, str]) -> dict[st
 def _xla_threads(layout: Layout, cores: int, given: Mapping[str, str]) -> dict[str, str]:
     """The size of XLA's thread pool on CPU, where several simulated devices wait in one process for each other.
 
-    Measured with JAX 0.8 to 0.10: with fewer than two threads a device, a loop of collectives that reads no result hangs.
+    Measured with JAX 0.8 to 0.10: with fewer than two threads a device, a loop of collectives that reads no result
+    hangs.
     """
     devices = layout.per_process or 1
     if layout.platform != "cpu" or devices == 1 or _XLA_THREADS in given:

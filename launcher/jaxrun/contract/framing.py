@@ -14,6 +14,7 @@ from dataclasses import fields
 from typing import Any, get_args
 
 from jaxrun.errors import ProtocolError
+
 from .messages import Message
 
 VERSION = 1

@@ -22,8 +22,9 @@ A program also finds JAX_COORDINATOR_ADDRESS, JAX_NUM_PROCESSES and JAX_PROCESS_
 from __future__ import annotations
 
 import signal
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
+from typing import Any
 
 from jaxrun.errors import ProtocolError
 
@@ -34,8 +35,8 @@ COORDINATOR_ADDRESS = "JAX_COORDINATOR_ADDRESS"
 NUM_PROCESSES = "JAX_NUM_PROCESSES"
 PROCESS_ID = "JAX_PROCESS_ID"
 
-# A worker that receives it writes the stacks of its threads to JAXRUN_STACKS_FD. To one that has not said Hello yet it is
-# deadly, as a real-time signal is by default.
+# A worker that receives it writes the stacks of its threads to JAXRUN_STACKS_FD. To one that has not said Hello yet it
+# is deadly, as a real-time signal is by default.
 STACKS_SIGNAL = signal.SIGRTMIN + 7
 
 
@@ -92,4 +93,4 @@ def _read_ints(text: str) -> tuple[int, ...]:
     return tuple(int(part) for part in text.split(",")) if text else ()
 
 
-_READERS = {"str": str, "int": int, "float": float, "tuple[int, ...]": _read_ints}
+_READERS: dict[str, Callable[[str], Any]] = {"str": str, "int": int, "float": float, "tuple[int, ...]": _read_ints}

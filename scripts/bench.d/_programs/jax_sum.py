@@ -32,9 +32,7 @@ def main(argv: list[str]) -> None:
     ours, everyone = PartitionSpec("process"), PartitionSpec()
     values = np.arange(1, jax.device_count() + 1, dtype=np.float32)
     shards = jax.make_array_from_callback(values.shape, NamedSharding(mesh, ours), lambda i: values[i])
-    add = jax.jit(
-        jax.shard_map(lambda x: jax.lax.psum(x, "process"), mesh=mesh, in_specs=ours, out_specs=everyone)
-    )
+    add = jax.jit(jax.shard_map(lambda x: jax.lax.psum(x, "process"), mesh=mesh, in_specs=ours, out_specs=everyone))
     total = 0.0
     for step in range(steps):
         if step == steps // 2 and jax.process_index() == culprit:

@@ -1,0 +1,53 @@
+"""A program that calls jax.distributed.initialize by itself finds the work done."""
+
+import pytest
+
+_INITIALIZE = {
+    "bare": "jax.distributed.initialize()",
+    "right": "jax.distributed.initialize('h:1', jr.size, jr.rank)",
+    "by-name": "jax.distributed.initialize(process_id=jr.rank, num_processes=jr.size)",
+    "from-import": "from jax.distributed import initialize; initialize(local_device_ids=[0])",
+    "wrong-size": "jax.distributed.initialize(num_processes=99)",
+    "wrong-both": "jax.distributed.initialize('h:1', 99, 98)",
+    "unknown": "jax.distributed.initialize(no_such_argument=1)",
+    "debug": "import logging; logging.basicConfig(level='DEBUG'); jax.distributed.initialize()",
+    "ask": "print(jax.distributed.is_initialized()); jax.distributed.initialize()",
+}
+
+
+@pytest.fixture(scope="module")
+def initialized(play_cases):
+    head = "import jax, jaxrun_runtime as jr\n"
+    tail = "\nprint(jax.process_index() == jr.rank, jax.process_count())"
+    return play_cases({name: head + call + tail for name, call in _INITIALIZE.items()})
+
+
+@pytest.mark.parametrize("name", ["bare", "right", "by-name", "from-import"])
+def test_a_program_that_joins_by_itself_finds_the_work_done(initialized, name):
+    member = initialized[name]
+    assert (member.status, member.out, member.err) == (0, f"True {len(_INITIALIZE) + 1}\n", "")
+
+
+def test_jax_says_that_it_is_initialized(initialized):
+    assert initialized["ask"].out.startswith("True\n")
+
+
+@pytest.mark.parametrize(
+    ("name", "asked"), [("wrong-size", "num_processes=99"), ("wrong-both", "num_processes=99, process_id=98")]
+)
+def test_a_program_that_contradicts_is_told_so_in_one_line(initialized, name, asked):
+    member = initialized[name]
+    assert member.status == 0
+    assert member.out == f"True {len(_INITIALIZE) + 1}\n"
+    (line,) = member.err.splitlines()
+    assert f"initialize({asked})" in line
+
+
+def test_an_argument_that_jax_does_not_know_is_the_error_that_it_always_is(initialized):
+    words = initialized["unknown"].last_words()
+    assert words.error == "TypeError"
+    assert "no_such_argument" in words.message
+
+
+def test_whoever_asks_for_debug_messages_is_told(initialized):
+    assert "DEBUG:jaxrun:jax.distributed.initialize: jaxrun has joined" in initialized["debug"].err
