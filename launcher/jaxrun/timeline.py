@@ -62,7 +62,7 @@ def table(timeline: Timeline) -> str:
         return "no rank was started."
     late = {step: _stands_out(timeline.steps[step]) for step in STEPS[:-1]}
     rows = _by_rank(timeline, late) if len(ranks) <= _FULL_TABLE else _by_step(timeline)
-    lines = ["start-up, in seconds since the first process was started:", *_aligned(rows)]
+    lines = ["start-up, in seconds since the job was started:", *_aligned(rows)]
     for step, rank in late.items():
         if rank is not None:
             times = timeline.steps[step]

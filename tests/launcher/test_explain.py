@@ -54,7 +54,7 @@ def test_the_verdict_is_told_again_with_when_each_rank_did_what(tmp_path: Path) 
         f"logs: {path}/rank-0001.err · again: jaxrun explain {path}",
         "exit 1",
         "",
-        "start-up, in seconds since the first process was started:",
+        "start-up, in seconds since the job was started:",
         "  rank  host  spawned  imported  joined  proved  first output  ended",
         "     0    h0     0.00      0.10    0.20    0.30          0.40   0.60",
         "     1    h1     0.01      0.10    0.20    0.30             -   0.60",
