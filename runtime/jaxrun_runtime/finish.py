@@ -53,15 +53,6 @@ def fail(env: WorkerEnv, words: Failed, link: Link) -> NoReturn:
     leave(words.status)
 
 
-def end_fork(status: int) -> NoReturn:
-    """End a process that the program has forked and that came to its end, which is not the worker's."""
-    _join_threads()
-    if jaxprivate.forget_exit_barrier():
-        _run_exit_handlers()
-    _let_program_go()
-    leave(status)
-
-
 def leave(status: int) -> NoReturn:
     """End now; what tearing the interpreter down does besides takes a tenth of a second for nothing."""
     _flush_standard_streams()

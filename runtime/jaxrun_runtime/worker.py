@@ -59,8 +59,6 @@ def _live(env: WorkerEnv, argv: list[str], started: float, forked_by: int, link:
         raise
     except BaseException as error:
         _on_error(env, link, stage, error)
-    if not link.is_mine():
-        finish.end_fork(0)
     with contextlib.suppress(KeyboardInterrupt):
         finish.succeed(env, link)
     finish.leave(lastwords.INTERRUPTED)
@@ -72,8 +70,6 @@ def _on_error(env: WorkerEnv, link: Link, stage: str, error: BaseException) -> N
     # The launcher shows the words and logs them; what the program wants to print itself, it still prints.
     if sys.excepthook is not sys.__excepthook__ or isinstance(error, SystemExit) or not link.is_mine():
         lastwords.print_error(error)
-    if not link.is_mine():
-        finish.end_fork(words.status)
     if words.status:
         finish.fail(env, words, link)
 

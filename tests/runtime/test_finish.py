@@ -40,7 +40,7 @@ atexit.register(last)
     "handlers-after-failure": """
 import atexit, os, time
 def wait():
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + 30
     while not os.path.exists("heard") and time.monotonic() < deadline:
         time.sleep(0.01)
     print("heard" if os.path.exists("heard") else "nobody heard")
@@ -61,8 +61,9 @@ os.dup2(theirs.fileno(), int(os.environ["JAXRUN_CHANNEL_FD"]))
 subprocess.Popen(["cat"], stdin=ours)  # prints what is sent there, and ends with the worker
 """,
     "thread": """
-import threading, time
+import atexit, threading, time
 word = "a global"
+atexit.register(print, "handler")
 def late():
     time.sleep(0.2)
     print(word, __name__)
@@ -174,7 +175,7 @@ def test_nothing_is_written_to_what_has_taken_the_channels_number(cases):
 
 
 def test_threads_are_waited_for_and_find_the_programs_globals(cases):
-    assert cases["thread"].out == "a global __main__\n"
+    assert cases["thread"].out == "a global __main__\nhandler\n"
 
 
 def test_a_failed_thread_is_reported_and_printed(cases):
@@ -209,7 +210,7 @@ time.sleep(60)
     gang = start([script(text)], 2)
     first, second = gang.members
     gang.play(until=Proof)
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + 30
     while not first.out and time.monotonic() < deadline:
         gang.lead()
         gang.listen(0.02)

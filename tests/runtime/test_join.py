@@ -4,12 +4,14 @@ import contextlib
 import os
 import socket
 import subprocess
+import threading
 
 import pytest
 from member import IPV6
 
-from jaxrun.contract import Listening, Proof
+from jaxrun.contract import Lead, Listening, Proof
 from jaxrun.environment import common
+from jaxrun_runtime import jaxprivate, join
 
 _INTERFACES = ["127.0.0.1", pytest.param("::1", marks=IPV6)]
 
@@ -51,6 +53,17 @@ def test_nothing_of_the_joining_is_left_when_the_program_starts(start, script):
     assert address.startswith("127.0.0.1:")
 
 
+def test_a_coordinator_that_fails_leaves_no_thread_waiting_for_it(monkeypatch):
+    def fail(*arguments, **more):
+        raise RuntimeError("no coordinator")
+
+    monkeypatch.setattr(join, "_initialize", fail)
+    monkeypatch.setattr(jaxprivate, "publish_gloo_at", lambda address: True)
+    with pytest.raises(RuntimeError, match="no coordinator"):
+        join.join(None, None, Lead("127.0.0.1"))
+    assert not [thread for thread in threading.enumerate() if thread.name == "jaxrun-announce"]
+
+
 def _dead_proxy():
     """The address of a proxy that accepts connections and never answers."""
     listener = socket.create_server(("127.0.0.1", 0))
@@ -63,7 +76,7 @@ def test_proxies_neither_delay_the_joining_nor_raise_a_warning(start, script):
     env = {**dict.fromkeys(names, proxy), "no_proxy": "example.org"}
     told = {name: value for name, value in common(env, cores=2, workers=2).items() if "proxy" in name}
     with listener:
-        members = start([script(_SUM)], 2, env=env | told).play(timeout=15)
+        members = start([script(_SUM)], 2, env=env | told).play()
     assert [member.out for member in members] == _RIGHT
     assert [member.err for member in members] == ["", ""]
 
@@ -89,7 +102,7 @@ _OPEN_MPI = {
 
 @pytest.mark.parametrize("stale", [_SLURM_STEP, _SLURM_STEP | _OPEN_MPI], ids=["slurm", "both"])
 def test_what_another_job_left_in_the_environment_is_not_looked_at(start, script, stale):
-    members = start([script("import jax; jax.distributed.initialize()\n" + _SUM)], 2, env=stale).play(timeout=15)
+    members = start([script("import jax; jax.distributed.initialize()\n" + _SUM)], 2, env=stale).play()
     assert [member.out for member in members] == _RIGHT, [member.err for member in members]
 
 
@@ -127,7 +140,7 @@ def test_the_hosts_own_name_does_not_matter(start, script, tmp_path, resolves_to
     ]
     if subprocess.run([*wrap, "true"], capture_output=True).returncode:
         pytest.skip("this machine allows no namespaces")
-    members = start([script(_LISTENS)], 2, fork=False, wrap=wrap).play(timeout=30)
+    members = start([script(_LISTENS)], 2, fork=False, wrap=wrap).play()
     for member, sum_line in zip(members, _RIGHT, strict=True):
         assert member.out == f"{sum_line}127.0.0.1\nlonely-host\n", member.err
 
@@ -135,7 +148,7 @@ def test_the_hosts_own_name_does_not_matter(start, script, tmp_path, resolves_to
 def test_a_coordinator_that_cannot_listen_ends_the_worker_with_words(start, script):
     gang = start([script("")], 2, interface="203.0.113.7")  # not an address of this machine
     with contextlib.suppress(AssertionError):
-        gang.play(timeout=15)
+        gang.play()
     words = gang.members[0].last_words()
     assert (words.stage, words.error) == ("join", "OSError")
     assert "Cannot assign requested address" in words.message

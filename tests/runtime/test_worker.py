@@ -106,7 +106,7 @@ _WAITS = "import time\nprint('started', flush=True)\ndef wait_here():\n    time.
 
 
 def _wait_for(condition):
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + 30
     while not condition() and time.monotonic() < deadline:
         time.sleep(0.01)
     assert condition()
