@@ -44,7 +44,7 @@ for name in {_MODULES!r}:
 def test_the_command_line_alone_loads_little():
     result = _python("import jaxrun.cli; print(*sys.modules)")
     assert result.returncode == 0, result.stderr
-    slow = {"asyncio", "subprocess", "socket", "logging", "json", "pathlib", "jaxrun.contract", "jaxrun.plan"}
+    slow = {"asyncio", "subprocess", "socket", "logging", "json", "pathlib", "jaxrun.contract", "jaxrun.planning.plan"}
     assert slow.isdisjoint(result.stdout.split())
 
 
@@ -70,6 +70,6 @@ def _imports(path: Path) -> list[str]:
 def test_the_check_sees_imports_within_functions(tmp_path):
     source = tmp_path / "x.py"
     source.write_text(
-        "def f():\n    from jaxrun import plan\n    import jaxrun.cli\n    from jaxrun.contract import Run\n"
+        "def f():\n    from jaxrun import cli\n    import jaxrun.cli\n    from jaxrun.contract import Run\n"
     )
-    assert _imports(source) == ["jaxrun.plan", "jaxrun.cli", "jaxrun.contract"]
+    assert _imports(source) == ["jaxrun.cli", "jaxrun.cli", "jaxrun.contract"]

@@ -1,6 +1,6 @@
 """`python -m jaxrun` is the command `jaxrun`."""
 
-from .cli import entry
+from jaxrun.cli import entry
 
 if __name__ == "__main__":
     entry()

@@ -13,10 +13,10 @@ from typing import Any, NoReturn
 
 import click
 
-from .errors import EXIT_SIGNAL_BASE, JaxrunError
-from .helppages import Command
-from .job import Job, parse_ranks
-from .options import parameters
+from jaxrun.errors import EXIT_SIGNAL_BASE, JaxrunError
+from jaxrun.helppages import Command
+from jaxrun.options import parameters
+from jaxrun.planning.job import Job, parse_ranks
 
 _EXIT_INTERRUPTED = EXIT_SIGNAL_BASE + 2
 
@@ -60,7 +60,7 @@ def make_job(values: Mapping[str, Any], environ: Mapping[str, str]) -> Job:
     """The Job for the parsed options; those that were not given keep the defaults of Job."""
     from pathlib import Path
 
-    from .environment import parse_assignment, read_env_file
+    from jaxrun.planning.environment import parse_assignment, read_env_file
 
     given = {name: value for name, value in values.items() if value is not None and value is not False}
     env: dict[str, str] = {}
@@ -78,11 +78,11 @@ def make_job(values: Mapping[str, Any], environ: Mapping[str, str]) -> Job:
 
 
 def _run(dry_run: bool, **values: Any) -> int:
-    from . import plan
-    from .backends import BACKENDS
-    from .layout import wanted_platforms
-    from .machine import look
-    from .program import admit
+    from jaxrun.backends import BACKENDS
+    from jaxrun.planning import plan
+    from jaxrun.planning.layout import wanted_platforms
+    from jaxrun.planning.machine import look
+    from jaxrun.planning.program import admit
 
     environ = dict(os.environ)
     job = admit(make_job(values, environ), os.getcwd())
@@ -92,7 +92,7 @@ def _run(dry_run: bool, **values: Any) -> int:
     if dry_run:
         click.echo(os.fsencode(plan.render(planned, environ)), nl=False)
         return 0
-    from . import supervise
+    from jaxrun import supervise
 
     return supervise.run(planned, environ)
 
@@ -100,7 +100,7 @@ def _run(dry_run: bool, **values: Any) -> int:
 def _explain(run_dir: str) -> int:
     from pathlib import Path
 
-    from .explain import explain
+    from jaxrun.records.explain import explain
 
     click.echo(os.fsencode(explain(Path(run_dir)).rstrip("\n")))
     return 0

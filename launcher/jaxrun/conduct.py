@@ -8,19 +8,21 @@ import time
 from collections.abc import Mapping
 from pathlib import Path
 
-from . import orphans, report, rundir, verdict
-from .agent import Agent
-from .crew import Crew
-from .events import Ending, Limits
-from .forkserver import ForkServer
-from .guard import Guard
-from .head import Head
-from .output import Output
-from .plan import Plan, summary, to_json
-from .rundir import RunDir
-from .signals import SignalPipe
-from .spawn import Spawner
-from .uniform import Expected
+from jaxrun.agent import orphans
+from jaxrun.agent.agent import Agent
+from jaxrun.agent.crew import Crew
+from jaxrun.agent.forkserver import ForkServer
+from jaxrun.agent.guard import Guard
+from jaxrun.agent.signals import SignalPipe
+from jaxrun.agent.spawn import Spawner
+from jaxrun.head.events import Ending, Limits
+from jaxrun.head.head import Head
+from jaxrun.head.uniform import Expected
+from jaxrun.output.output import Output
+from jaxrun.planning.plan import Plan, summary, to_json
+from jaxrun.records import rundir
+from jaxrun.records.rundir import RunDir
+from jaxrun.verdict import report, verdict
 
 _LOOPBACK = "127.0.0.1"
 _SIGNALS = (

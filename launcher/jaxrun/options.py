@@ -10,8 +10,8 @@ from typing import Any
 
 import click
 
-from .helppages import Option, all_help
-from .job import PLATFORMS, Job
+from jaxrun.helppages import Option, all_help
+from jaxrun.planning.job import PLATFORMS, Job
 
 BACKENDS = ("local", "mpirun", "slurm")
 _DEFAULTS = {field.name: field.default for field in fields(Job)}
@@ -107,7 +107,7 @@ def _about() -> list[click.Parameter]:
 
 def _version(ctx: click.Context, param: click.Parameter, wanted: bool) -> None:
     if wanted:
-        from . import __version__
+        from jaxrun import __version__
 
         click.echo(f"jaxrun {__version__}")
         ctx.exit()

@@ -12,9 +12,10 @@ from collections.abc import Mapping
 from datetime import datetime
 from pathlib import Path
 
-from . import forkserver, rundir
-from .guard import Guard
-from .plan import Plan
+from jaxrun.agent import forkserver
+from jaxrun.agent.guard import Guard
+from jaxrun.planning.plan import Plan
+from jaxrun.records import rundir
 
 _FILES_PER_WORKER = 12  # two pipes, a channel, stacks and two logs, and twice the first while it is being started
 _FILES_OF_OURS = 64
@@ -31,7 +32,7 @@ def run(plan: Plan, environ: Mapping[str, str]) -> int:
         with contextlib.suppress(OSError):  # starting workers afresh will fail too, and say why
             server = forkserver.start(plan.argv, plan.base_env(environ))
 
-    from . import conduct
+    from jaxrun import conduct
 
     return conduct.conduct(plan, environ, directory, guard, server, started)
 

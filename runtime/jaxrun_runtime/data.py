@@ -20,9 +20,7 @@ Mask = NDArray[np.bool_]
 Tree = TypeVar("Tree")
 
 
-def shard(
-    data: Tree, rank: int | None = None, size: int | None = None, *, multiple: int = 1
-) -> tuple[Tree, Mask]:
+def shard(data: Tree, rank: int | None = None, size: int | None = None, *, multiple: int = 1) -> tuple[Tree, Mask]:
     """This process's rows of `data`, and a mask of shape [rows] that is False where a row is padding.
 
     `data` is an array, or a pytree of arrays, with the same number of rows (leading axis) in each; it holds

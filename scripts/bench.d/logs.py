@@ -20,7 +20,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from jaxrun.output import Output, Pipe, drain_ready
+from jaxrun.output.output import Output, Pipe, drain_ready
 
 PIPE_SIZE = 2**20
 

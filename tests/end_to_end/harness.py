@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from jaxrun.guard import marked
+from jaxrun.agent.guard import marked
 
 HERE = Path(__file__).parent
 MISBEHAVE = str(HERE / "misbehave.py")

@@ -11,11 +11,13 @@ from pathlib import Path
 import pytest
 
 import jaxrun
-from jaxrun import forkserver, orphans
-from jaxrun.agent import Agent
+from jaxrun.agent import forkserver, orphans
+from jaxrun.agent.agent import Agent
+from jaxrun.agent.crew import Crew
+from jaxrun.agent.signals import SignalPipe
+from jaxrun.agent.spawn import Spawner
 from jaxrun.contract import Done, Failed, Hello, Lead, Listening, Proof
-from jaxrun.crew import Crew
-from jaxrun.events import (
+from jaxrun.head.events import (
     Exited,
     Finish,
     Kill,
@@ -28,13 +30,11 @@ from jaxrun.events import (
     TakeStacks,
     Tick,
 )
-from jaxrun.head import Head
-from jaxrun.job import Job
-from jaxrun.output import Output
-from jaxrun.plan import Plan, Worker
-from jaxrun.signals import SignalPipe
-from jaxrun.spawn import Spawner
-from jaxrun.uniform import Expected
+from jaxrun.head.head import Head
+from jaxrun.head.uniform import Expected
+from jaxrun.output.output import Output
+from jaxrun.planning.job import Job
+from jaxrun.planning.plan import Plan, Worker
 
 HERE = Path(__file__).parent
 LAUNCHER = str(Path(jaxrun.__file__).parents[1])

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from jaxrun.child import Child
+from jaxrun.agent.child import Child
 
 CLEAN = "run(); done()"
 SLEEPS = "run(); time.sleep(60)"
@@ -90,7 +90,7 @@ def test_all_stand_still_before_the_first_is_killed(play, monkeypatch):
     monkeypatch.setattr(
         Child, "signal", lambda child, signum: (sent.append((signum, child.rank)), original(child, signum))
     )
-    job = play(SLEEPS, SLEEPS, "run(); fail()")
+    job = play(SLEEPS, SLEEPS, "run(); os._exit(1)")
     assert job.statuses == [-9, -9, 1]
     stop, kill = signal.SIGSTOP, signal.SIGKILL
     assert sent == [(stop, 0), (stop, 1), (kill, 0), (kill, 1)]

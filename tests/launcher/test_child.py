@@ -7,10 +7,10 @@ import time
 
 import pytest
 
-from jaxrun.child import Child
+from jaxrun.agent.child import Child
+from jaxrun.agent.spawn import Lines
 from jaxrun.contract import Done, Leave, encode
 from jaxrun.errors import ProtocolError
-from jaxrun.spawn import Lines
 
 
 @pytest.fixture

@@ -11,7 +11,7 @@ import pytest
 import jaxrun
 from jaxrun.cli import main, make_job
 from jaxrun.errors import UsageError
-from jaxrun.job import Job
+from jaxrun.planning.job import Job
 
 _SOURCES = str(Path(jaxrun.__file__).parents[1])
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from jaxrun.collateral import Blame, fate, judge
+from jaxrun.verdict.collateral import Blame, fate, judge
 
 GLOO = (
     "UNKNOWN: Gloo AllGather failed: [external/gloo/gloo/transport/tcp/pair.cc:547] "

@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jaxrun import devices
-from jaxrun.devices import Card
-from jaxrun.machine import look
+from jaxrun.planning import devices
+from jaxrun.planning.devices import Card
+from jaxrun.planning.machine import look
 
 _EIGHT = tuple(Card(f"GPU-{i}aaaa-bbbb", f"H{i}") for i in range(8))
 _MIG = (

@@ -1,6 +1,6 @@
 """A rank has left early: are the others stuck?"""
 
-from jaxrun.early_exit import EarlyExit
+from jaxrun.head.early_exit import EarlyExit
 
 JAX = """Thread 0x1 (most recent call first):
   File "/v/lib/python3.11/site-packages/jax/_src/array.py", line 1 in _value

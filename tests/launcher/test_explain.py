@@ -7,10 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from jaxrun import outcome, timeline
 from jaxrun.errors import UsageError
-from jaxrun.explain import explain
-from jaxrun.outcome import Verdict
+from jaxrun.records import timeline
+from jaxrun.records.explain import explain
+from jaxrun.verdict import outcome
+from jaxrun.verdict.outcome import Verdict
 
 VERDICT = Verdict(
     "failed",

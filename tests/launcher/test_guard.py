@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from jaxrun.guard import marked
+from jaxrun.agent.guard import marked
 
 # A launcher with a guard, a child that carries the job's mark, and the child's daemon in its own session.
 LAUNCHER = """
 import os, subprocess, sys, time
-from jaxrun.guard import Guard
+from jaxrun.agent.guard import Guard
 
 job_id, pid_file, order = sys.argv[1:]
 guard = Guard(job_id)

@@ -8,8 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from jaxrun.contract import Join, Lead, Leave, Listening, Run, ThreadFailed
-from jaxrun.events import Exited, Spawned, Tick, Unavailable
-from jaxrun.head import Phase
+from jaxrun.head.events import Exited, Spawned, Tick, Unavailable
+from jaxrun.head.head import Phase
 
 LOST = {"error": "JaxRuntimeError", "message": "Gloo all-reduce failed: Connection closed by peer"}
 

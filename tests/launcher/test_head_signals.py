@@ -5,8 +5,8 @@ import signal
 import pytest
 
 from jaxrun.contract import Leave
-from jaxrun.events import Signalled, TakeStacks
-from jaxrun.head import Phase
+from jaxrun.head.events import Signalled, TakeStacks
+from jaxrun.head.head import Phase
 
 IN_JAX = """Current thread 0x0001 (most recent call first):
   File "/v/lib/python3.11/site-packages/jax/_src/array.py", line 7 in _value

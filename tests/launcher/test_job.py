@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from jaxrun.errors import UsageError
-from jaxrun.job import Job, parse_ranks
+from jaxrun.planning.job import Job, parse_ranks
 
 
 def test_the_smallest_request_has_usable_defaults():

@@ -5,9 +5,8 @@ import signal
 
 import pytest
 
-from jaxrun import journal
 from jaxrun.contract import Done, Failed, Hello, Leave, Listening, Proof, ThreadFailed
-from jaxrun.events import (
+from jaxrun.head.events import (
     Exited,
     Kill,
     Say,
@@ -19,6 +18,7 @@ from jaxrun.events import (
     Tick,
     Unavailable,
 )
+from jaxrun.records import journal
 
 KEPT = {
     "spawned": (Spawned(1, 77), ("spawned", 1, {"pid": 77})),

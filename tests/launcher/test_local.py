@@ -9,11 +9,11 @@ from hypothesis import strategies as st
 
 from jaxrun.backends import BACKENDS
 from jaxrun.backends.local import plan
-from jaxrun.devices import Gpus
 from jaxrun.errors import UnavailableError, UsageError
-from jaxrun.job import Job
-from jaxrun.machine import Machine
 from jaxrun.options import BACKENDS as OFFERED
+from jaxrun.planning.devices import Gpus
+from jaxrun.planning.job import Job
+from jaxrun.planning.machine import Machine
 
 _ID = "0123456789abcdef" * 2
 _CPU = Machine("box", cores=(0, 1, 2, 3), gpus={"cuda": Gpus(), "rocm": Gpus()})

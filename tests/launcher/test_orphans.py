@@ -8,7 +8,7 @@ from pathlib import Path
 # In a process of its own, for end_all spares no child. Prints whom it started, whom it killed, in what time.
 LAUNCHER = """
 import json, os, sys, time
-from jaxrun import orphans
+from jaxrun.agent import orphans
 
 read, write = os.pipe()
 

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from jaxrun.output import BAR_EVERY, LONGEST_PARTIAL, PARTIAL_AFTER, TAIL, Output, Pipe, drain, drain_ready
+from jaxrun.output.output import BAR_EVERY, LONGEST_PARTIAL, PARTIAL_AFTER, TAIL, Output, Pipe, drain, drain_ready
 
 PACKAGES = str(Path(__file__).parents[2] / "launcher")
 
@@ -144,7 +144,7 @@ def test_log_files_hold_the_exact_bytes(tmp_path: Path) -> None:
 def test_a_log_file_that_takes_little_at_a_time_gets_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     stage = Stage(1, log_dir=tmp_path, shown=frozenset())
     write = os.write
-    monkeypatch.setattr("jaxrun.ranklogs.os.write", lambda fd, data: write(fd, bytes(data)[:7]))
+    monkeypatch.setattr("jaxrun.output.ranklogs.os.write", lambda fd, data: write(fd, bytes(data)[:7]))
     stage.output.take(0, "out", bytes(range(256)))
     assert (tmp_path / "rank-0000.out").read_bytes() == bytes(range(256))
 
@@ -273,7 +273,7 @@ def test_log_files_that_cannot_be_made_are_said_once(tmp_path: Path) -> None:
 FULL_DISK = """
 import resource, sys
 from pathlib import Path
-from jaxrun.output import Output
+from jaxrun.output.output import Output
 resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, resource.RLIM_INFINITY))
 output = Output(2, log_dir=Path(sys.argv[1]))
 for _ in range(30):
@@ -359,7 +359,7 @@ def test_little_is_followed_by_a_rest_and_much_or_an_end_is_not(worker: tuple[Pi
 CONGESTED = """
 import os, resource, sys, threading
 from pathlib import Path
-from jaxrun.output import Output, Pipe, drain
+from jaxrun.output.output import Output, Pipe, drain
 resource.setrlimit(resource.RLIMIT_FSIZE, (0, resource.RLIM_INFINITY))
 out_read, out = os.pipe()
 read, write = os.pipe()

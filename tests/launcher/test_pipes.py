@@ -5,7 +5,7 @@ import os
 
 import pytest
 
-from jaxrun.pipes import Pipes
+from jaxrun.agent.pipes import Pipes
 
 
 class Notes:

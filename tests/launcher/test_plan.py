@@ -6,8 +6,8 @@ import shlex
 import pytest
 
 from jaxrun.contract import WorkerEnv
-from jaxrun.job import Job
-from jaxrun.plan import Plan, Worker, render, summary, to_json
+from jaxrun.planning.job import Job
+from jaxrun.planning.plan import Plan, Worker, render, summary, to_json
 
 
 def _worker(rank, **more):

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from jaxrun.errors import UsageError
-from jaxrun.program import asks_not_to_fork, find_module, find_script
+from jaxrun.planning.program import asks_not_to_fork, find_module, find_script
 
 
 @pytest.mark.parametrize("name", ["train.py", "with space.py", "line\nbreak.py", "ä'\".py", "no_suffix"])

@@ -4,7 +4,7 @@ import os
 
 import pytest
 
-from jaxrun.readiness import Readiness
+from jaxrun.agent.readiness import Readiness
 
 
 @pytest.fixture

@@ -9,8 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jaxrun import outcome, report, wording
-from jaxrun.outcome import Verdict
+from jaxrun import wording
+from jaxrun.verdict import outcome, report
+from jaxrun.verdict.outcome import Verdict
 
 RUN_DIR = Path("jaxrun-runs/1120-2142-train")
 HOSTS = dict.fromkeys(range(8), "here")

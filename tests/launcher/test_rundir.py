@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from jaxrun.errors import UsageError
-from jaxrun.rundir import RunDir, create, file_safe
+from jaxrun.records.rundir import RunDir, create, file_safe
 
 NOW = datetime(2026, 11, 20, 21, 42)
 

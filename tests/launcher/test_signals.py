@@ -6,7 +6,7 @@ import signal
 
 import pytest
 
-from jaxrun.signals import SignalPipe
+from jaxrun.agent.signals import SignalPipe
 
 USED = (signal.SIGUSR1, signal.SIGTERM)
 

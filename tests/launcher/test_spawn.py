@@ -5,11 +5,11 @@ import sys
 
 import pytest
 
-from jaxrun import forkserver
+from jaxrun.agent import forkserver
+from jaxrun.agent.spawn import Spawner
 from jaxrun.contract import WorkerEnv
-from jaxrun.job import Job
-from jaxrun.plan import Plan, Worker
-from jaxrun.spawn import Spawner
+from jaxrun.planning.job import Job
+from jaxrun.planning.plan import Plan, Worker
 
 JOB_ID = "ab" * 16
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from jaxrun.spool import Spool
+from jaxrun.output.spool import Spool
 
 PACKAGES = str(Path(__file__).parents[2] / "launcher")
 
@@ -84,7 +84,7 @@ def test_temporary_files_are_given_back_as_they_are_read(
     pipe: tuple[int, int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     read, write = pipe
-    monkeypatch.setattr("jaxrun.spool.SEGMENT", 2**20)
+    monkeypatch.setattr("jaxrun.output.spool.SEGMENT", 2**20)
     spool = Spool(write, memory=2**16, directory=tmp_path)
     data = blocks(64, 2**17)
     for block in data:
@@ -159,7 +159,7 @@ def test_a_descriptor_that_is_non_blocking_already_is_served(pipe: tuple[int, in
 # The limit on the size of files stands for a full disk: writing beyond it fails in the same way.
 FULL_DISK = """
 import os, resource, sys
-from jaxrun.spool import Spool
+from jaxrun.output.spool import Spool
 resource.setrlimit(resource.RLIMIT_FSIZE, (300_000, resource.RLIM_INFINITY))
 read, write = os.pipe()
 spool = Spool(write, memory=100_000)
@@ -197,7 +197,7 @@ def test_a_full_disk_makes_the_spool_full_and_loses_no_byte() -> None:
 
 STUCK = """
 import os, signal, sys, threading
-from jaxrun.spool import Spool
+from jaxrun.output.spool import Spool
 read, write = os.pipe()
 spool = Spool(write)
 spool.put(b"x" * 2**20)

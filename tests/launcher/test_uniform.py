@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from jaxrun.contract import Hello, Proof
-from jaxrun.uniform import Expected, check_proofs, compare_hellos, duplicate, missing, unknown
+from jaxrun.head.uniform import Expected, check_proofs, compare_hellos, duplicate, missing, unknown
 
 JOB_ID = "ab" * 16
 

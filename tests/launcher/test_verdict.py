@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
-from jaxrun import verdict
 from jaxrun.contract import Failed, ThreadFailed
-from jaxrun.ends import End
-from jaxrun.events import Ending
-from jaxrun.outcome import Verdict
+from jaxrun.head.events import Ending
+from jaxrun.verdict import verdict
+from jaxrun.verdict.ends import End
+from jaxrun.verdict.outcome import Verdict
 
 GLOO = "UNKNOWN: Gloo AllGather failed: [pair.cc:547] Connection closed by peer [127.0.0.1]:24984"
 ABORT = (

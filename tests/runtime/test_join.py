@@ -10,7 +10,7 @@ import pytest
 from member import IPV6
 
 from jaxrun.contract import Lead, Listening, Proof
-from jaxrun.environment import common
+from jaxrun.planning.environment import common
 from jaxrun_runtime import jaxprivate, join
 
 _INTERFACES = ["127.0.0.1", pytest.param("::1", marks=IPV6)]

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
+from jaxrun.backends import local
 from jaxrun.errors import UnavailableError
-from jaxrun.job import Job
-from jaxrun.machine import Machine
-from jaxrun.plan import Plan
-
-from . import local
+from jaxrun.planning.job import Job
+from jaxrun.planning.machine import Machine
+from jaxrun.planning.plan import Plan
 
 Backend = Callable[[Job, Machine, Mapping[str, str], str], Plan]
 

@@ -6,12 +6,12 @@ import sys
 from collections.abc import Mapping
 from dataclasses import replace
 
-from jaxrun.environment import CPU_DEVICES_VARIABLE, PLATFORMS_VARIABLE, common, stale
 from jaxrun.errors import UsageError
-from jaxrun.job import Job, Ranks
-from jaxrun.layout import Layout, lay_out
-from jaxrun.machine import Machine
-from jaxrun.plan import RUNTIME, Plan, Worker
+from jaxrun.planning.environment import CPU_DEVICES_VARIABLE, PLATFORMS_VARIABLE, common, stale
+from jaxrun.planning.job import Job, Ranks
+from jaxrun.planning.layout import Layout, lay_out
+from jaxrun.planning.machine import Machine
+from jaxrun.planning.plan import RUNTIME, Plan, Worker
 
 _XLA_THREADS = "NPROC"
 

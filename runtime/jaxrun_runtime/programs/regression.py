@@ -75,9 +75,7 @@ def make_train_step(mesh: Mesh) -> Step:
 
     @jax.jit
     @partial(jax.shard_map, mesh=mesh, in_specs=(whole, data, data, data), out_specs=(whole, whole))
-    def train_step(
-        params: jax.Array, x: jax.Array, y: jax.Array, mask: jax.Array
-    ) -> tuple[jax.Array, jax.Array]:
+    def train_step(params: jax.Array, x: jax.Array, y: jax.Array, mask: jax.Array) -> tuple[jax.Array, jax.Array]:
         """One step of gradient descent; x, y and mask are this device's rows. Returns (params, loss)."""
 
         def mean_loss(params: jax.Array) -> jax.Array:

@@ -1,0 +1,1 @@
+"""Do: start, watch and stop the workers of one host."""

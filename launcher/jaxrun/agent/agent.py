@@ -1,0 +1,240 @@
+"""Watches and stops the workers of one host, and carries out what the head decides.
+
+One loop: messages first, then exits and signals, output last. The agent is the parent of its workers and, as
+a subreaper, of whatever they leave behind.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import time
+from collections.abc import Iterable
+from typing import Protocol
+
+from jaxrun.agent.child import Child
+from jaxrun.agent.crew import Crew
+from jaxrun.agent.kernel_log import OomWatch, own_memory_cgroup
+from jaxrun.agent.pipes import Pipes
+from jaxrun.agent.readiness import Readiness
+from jaxrun.agent.signals import SignalPipe
+from jaxrun.contract import STACKS_SIGNAL, Failed
+from jaxrun.errors import EXIT_SOFTWARE, ProtocolError
+from jaxrun.head.events import (
+    Action,
+    Ending,
+    Event,
+    Exited,
+    Finish,
+    Kill,
+    Say,
+    Send,
+    Signalled,
+    StacksTaken,
+    TakeStacks,
+    Tick,
+)
+from jaxrun.head.head import Head
+from jaxrun.output.output import Output
+from jaxrun.records import journal
+
+_STACKS_WAIT = 0.1  # seconds for the fault handlers to answer; they take some milliseconds
+_MESSAGES, _SIGNALS, _PIPES = range(3)  # the order in which what is ready is served
+
+
+class Recorder(Protocol):
+    """Where events are kept; times are seconds since the epoch."""
+
+    def record(self, event: str, time: float, rank: int | None = None, **data: object) -> None: ...
+
+
+class Agent:
+    """All workers of one plan on this host."""
+
+    def __init__(self, crew: Crew, head: Head, output: Output, record: Recorder, signals: SignalPipe) -> None:
+        self._crew = crew
+        self._head = head
+        self._output = output
+        self._journal = record
+        self._signals = signals
+        # Seconds since the epoch that no setting of the machine's clock makes jump.
+        self._epoch = time.time() - time.monotonic()
+        self._pipes = Pipes(output, lambda rank: self._note(("first_output", rank, {})))
+        self._ready = Readiness()
+        self._oom = OomWatch(own_memory_cgroup())
+        self._stacks_due: list[tuple[float, TakeStacks]] = []
+        self._ending: Ending | None = None
+
+    def run(self) -> Ending:
+        """Start the workers and serve them until the head says that it is over; all have been reaped then."""
+        self._ready.watch(self._signals.fileno(), _SIGNALS, self._on_signals)
+        events = self._crew.start()
+        if self._crew.server is not None:
+            self._ready.watch(self._crew.server.channel.fileno(), _MESSAGES, self._on_server)
+        self._welcome(events)
+        while self._ending is None:
+            self._turn()
+        return self._ending
+
+    def close(self) -> None:
+        """Hand over what is still in the pipes and let go of everything."""
+        self._pipes.close()
+        self._crew.close()
+        self._oom.close()
+        self._ready.close()
+
+    # ---- the loop
+
+    def _turn(self) -> None:
+        """Wait until something happens or is due, and see to it."""
+        wait = self._patience(self._output.tick())
+        self._read_pipes(wanted=not self._output.congested)
+        self._ready.serve(wait)
+        now = self._now()
+        for due, order in [item for item in self._stacks_due if item[0] <= now]:
+            self._stacks_due.remove((due, order))
+            self._tell(self._read_stacks(order))
+        deadline = self._head.deadline()
+        if deadline is not None and deadline <= now:
+            self._tell(Tick())
+
+    def _patience(self, output: float | None) -> float | None:
+        """How long nothing needs to happen: seconds, None for ever. `output` is the output's own answer."""
+        now = self._now()
+        waits = [due - now for due, _ in self._stacks_due]
+        deadline = self._head.deadline()
+        if deadline is not None:
+            waits.append(deadline - now)
+        if output is not None:
+            waits.append(output)
+        return max(0.0, min(waits)) if waits else None
+
+    def _read_pipes(self, *, wanted: bool) -> None:
+        fd = self._pipes.fileno()
+        if wanted and not self._ready.watches(fd):
+            self._ready.watch(fd, _PIPES, self._pipes.serve)
+        elif not wanted:
+            self._ready.forget(fd)
+
+    def _now(self) -> float:
+        return self._epoch + time.monotonic()
+
+    def _welcome(self, events: Iterable[Event]) -> None:
+        """Listen to the children that are there now, then tell the head of them."""
+        for child in self._crew:
+            fd = child.lines.channel.fileno()
+            self._ready.watch(fd, _MESSAGES, lambda child=child: self._on_channel(child))  # type: ignore[misc]
+            self._pipes.add(child.rank, child.lines.out, child.lines.err)
+        self._tell_all(events)
+
+    # ---- the head
+
+    def _tell_all(self, events: Iterable[Event]) -> None:
+        for event in events:
+            self._tell(event)
+
+    def _tell(self, event: Event) -> None:
+        self._note(journal.of_event(event))
+        for action in self._head.handle(event, self._now()):
+            self._note(journal.of_action(action))
+            self._carry_out(action)
+
+    def _note(self, entry: journal.Entry | None) -> None:
+        if entry is not None:
+            name, rank, more = entry
+            self._journal.record(name, self._now(), rank, **more)
+
+    def _carry_out(self, action: Action) -> None:
+        match action:
+            case Send():
+                for rank in action.ranks:
+                    self._crew[rank].send(action.message)
+            case Kill():
+                self._signal(action)
+            case TakeStacks():
+                for rank in action.ranks:
+                    self._crew[rank].new_stacks()
+                    self._crew[rank].signal(STACKS_SIGNAL)
+                self._stacks_due.append((self._now() + _STACKS_WAIT, action))
+            case Say():
+                self._output.say(f"jaxrun: {action.text}")
+            case Finish():
+                self._ending = action.ending
+
+    def _signal(self, order: Kill) -> None:
+        if order.signum == signal.SIGKILL:
+            for rank in order.ranks:  # or they would see each other die, and complain
+                self._crew[rank].signal(signal.SIGSTOP)
+        for rank in order.ranks:
+            self._crew[rank].signal(order.signum)
+
+    # ---- what happens
+
+    def _on_server(self) -> None:
+        server = self._crew.server
+        assert server is not None
+        fd = server.channel.fileno()
+        events = self._crew.hear_server()
+        if self._crew.server is None:
+            self._ready.forget(fd)
+        self._tell_all(events)
+        if self._crew.declined:
+            self._note(("fork_declined", None, {"reason": self._crew.declined}))
+            for child in self._crew:
+                self._ready.forget(child.lines.channel.fileno())
+                self._pipes.discard(child.rank)
+            self._welcome(self._crew.start_afresh())
+
+    def _on_channel(self, child: Child) -> None:
+        fd = child.lines.channel.fileno()
+        try:
+            messages = child.receive()
+        except ProtocolError as error:
+            self._ready.forget(fd)
+            child.hang_up()
+            text = f"something wrote to jaxrun's channel in the worker: {error}"
+            self._tell(Failed(child.rank, self._now(), "program", EXIT_SOFTWARE, "ProtocolError", text, ""))
+            return
+        if messages is None:
+            self._ready.forget(fd)
+        for message in messages or ():
+            if isinstance(message, Failed):
+                self._output.log(child.rank, "err", message.traceback.encode())
+            self._tell(message)
+
+    def _on_signals(self) -> None:
+        for number in self._signals.take():
+            if number == signal.SIGCHLD:
+                self._reap()
+            else:
+                self._tell(Signalled(number))
+
+    def _reap(self) -> None:
+        by_pid = {child.pid: child for child in self._crew if child.live}
+        with contextlib.suppress(ChildProcessError):
+            while True:
+                pid, status = os.waitpid(-1, os.WNOHANG)
+                if not pid:
+                    return
+                if pid in by_pid:
+                    self._on_exit(by_pid[pid], os.waitstatus_to_exitcode(status))
+
+    def _on_exit(self, child: Child, status: int) -> None:
+        child.status = status
+        self._on_channel(child)  # its last words come before its end
+        self._ready.forget(child.lines.channel.fileno())
+        self._pipes.finish(child.rank)
+        crashed = status < 0 and status != -signal.SIGKILL
+        oom = self._oom.explain(child.pid) if status == -signal.SIGKILL and not child.killed else ""
+        fatal = child.new_stacks() if crashed else ""
+        self._tell(Exited(child.rank, status, fatal, self._output.tail(child.rank), oom))
+
+    def _read_stacks(self, order: TakeStacks) -> StacksTaken:
+        children = [self._crew[rank] for rank in order.ranks]
+        return StacksTaken(
+            order.purpose,
+            dumps={child.rank: child.new_stacks() for child in children},
+            waits={child.rank: child.kernel_wait() for child in children},
+            cpu={child.rank: child.cpu_seconds() for child in children},
+        )

@@ -1,0 +1,88 @@
+"""One worker as its agent sees it: its process, its channel, its pipes, its memory file of stacks."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+from dataclasses import dataclass, field
+
+from jaxrun.agent.spawn import Lines
+from jaxrun.contract import Decoder, Message, encode
+
+_PIECE = 65536
+
+
+@dataclass(slots=True)
+class Child:
+    """A worker that has been asked for; `pid` is 0 until it is known, `status` None until it was reaped."""
+
+    rank: int
+    lines: Lines
+    pid: int = 0
+    status: int | None = None
+    killed: bool = False  # by us
+    _decoder: Decoder = field(default_factory=Decoder)
+    _stacks_read: int = 0
+
+    @property
+    def live(self) -> bool:
+        return self.pid != 0 and self.status is None
+
+    def send(self, message: Message) -> None:
+        """A worker that has gone is not told anything; its exit is noticed elsewhere."""
+        with contextlib.suppress(OSError):
+            self.lines.channel.sendall(encode(message))
+
+    def receive(self) -> list[Message] | None:
+        """What has arrived; None when the worker has closed its end. ProtocolError for what is no message."""
+        messages: list[Message] = []
+        while True:
+            try:
+                data = self.lines.channel.recv(_PIECE)
+            except BlockingIOError:
+                return messages
+            except OSError:
+                return messages or None
+            if not data:
+                return messages or None
+            messages += self._decoder.feed(data)
+
+    def signal(self, signum: int) -> None:
+        """SIGKILL goes to all that the worker has started, any other signal to the worker alone."""
+        if not self.live:
+            return
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.kill(self.pid, signum)
+            if signum == signal.SIGKILL:
+                self.killed = True
+                os.killpg(self.pid, signum)
+
+    def new_stacks(self) -> str:
+        """What its fault handler has written since the last call."""
+        size = os.fstat(self.lines.stacks).st_size
+        data = os.pread(self.lines.stacks, max(0, size - self._stacks_read), self._stacks_read)
+        self._stacks_read += len(data)
+        return data.decode(errors="replace")
+
+    def cpu_seconds(self) -> float:
+        """User and system time of the process so far; 0.0 when it has gone."""
+        try:
+            with open(f"/proc/{self.pid}/stat", "rb") as file:
+                fields = file.read().rpartition(b")")[2].split()
+        except OSError:
+            return 0.0
+        return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+    def kernel_wait(self) -> str:
+        """The kernel's name for what the main thread sleeps in; empty where it runs or may not be asked."""
+        with contextlib.suppress(OSError), open(f"/proc/{self.pid}/wchan", "rb") as file:
+            return file.read().decode()
+        return ""
+
+    def hang_up(self) -> None:
+        """Take nothing more from the worker; it ends when it notices."""
+        self.lines.channel.close()
+
+    def close(self) -> None:
+        self.lines.close()

@@ -1,0 +1,92 @@
+"""The process that imports jax once for all workers, and forks them: how it is started and spoken to.
+
+It is started before most of the launcher is imported, which then happens in the shadow of its own, longer import:
+nothing here may import what the command line has not.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Protocol
+
+from jaxrun.planning.plan import RUNTIME
+
+if TYPE_CHECKING:
+    from jaxrun.contract import ForkDeclined, Forked
+
+_PIECE = 65536
+
+
+class Request(Protocol):
+    """A frame for the server, and the worker's descriptors that go with it; ours are closed once it was sent."""
+
+    @property
+    def message(self) -> bytes: ...
+
+    @property
+    def descriptors(self) -> list[int]: ...
+
+    def close(self) -> None: ...
+
+
+class ForkServer:
+    """The launcher's handle on it."""
+
+    def __init__(self, pid: int, channel: socket.socket) -> None:
+        self.pid = pid
+        self.channel = channel
+
+    def send(self, request: Request) -> None:
+        """Hand over a request, with its descriptors. ConnectionError when the server has gone."""
+        try:
+            socket.send_fds(self.channel, [request.message], request.descriptors)
+        finally:
+            request.close()
+
+    def receive(self) -> list[Forked | ForkDeclined | None]:
+        """The answers that have arrived; None, as the last, when the server has gone."""
+        from jaxrun.contract import Decoder, ForkDeclined, Forked
+
+        answers: list[Forked | ForkDeclined | None] = []
+        while True:
+            try:
+                data = self.channel.recv(_PIECE, socket.MSG_DONTWAIT)
+            except BlockingIOError:
+                return answers
+            except ConnectionResetError:
+                continue  # it left requests unread; said once, before the answers that it sent
+            if not data:
+                return [*answers, None]
+            (answer,) = Decoder().feed(data)
+            assert isinstance(answer, (Forked, ForkDeclined))
+            answers.append(answer)
+
+
+def start(worker_argv: Sequence[str], environ: Mapping[str, str]) -> ForkServer:
+    """Start it for workers of this command, `python … -m jaxrun_runtime PROGRAM …`. May raise OSError.
+
+    It speaks on stderr only.
+    """
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    place = worker_argv.index(RUNTIME)
+    python, program = worker_argv[:place], worker_argv[place + 1 :]
+    os.set_inheritable(theirs.fileno(), True)
+    null = os.open(os.devnull, os.O_RDWR)
+    try:
+        argv = (*python, f"{RUNTIME}.forkserver", str(theirs.fileno()), *program)
+        pid = start_process(argv, environ, (null, null))
+    except OSError:
+        ours.close()
+        raise
+    finally:
+        os.close(null)
+        theirs.close()
+    return ForkServer(pid, ours)
+
+
+def start_process(argv: Sequence[str], environ: Mapping[str, str], streams: tuple[int, ...]) -> int:
+    """Start `argv` in its own session, with `streams` as its first descriptors; returns its process id. OSError."""
+    actions = [(os.POSIX_SPAWN_DUP2, source, target) for target, source in enumerate(streams)]
+    return os.posix_spawn(argv[0], list(argv), environ, file_actions=actions, setsid=True)

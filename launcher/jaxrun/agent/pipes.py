@@ -1,0 +1,94 @@
+"""The workers' stdout and stderr pipes: read in the order of the ranks, and not while the screen is stuck."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import selectors
+import termios
+from collections.abc import Callable
+
+from jaxrun.output.output import READ_SIZE, Output, Pipe, drain_ready
+
+_AT_AN_END = 2**21  # bytes to read at most when a worker has ended: more than a pipe holds
+
+
+class Pipes:
+    """All pipes of one agent. They hang together on one descriptor, which is readable when any of them is."""
+
+    def __init__(self, output: Output, first_output: Callable[[int], None]) -> None:
+        """`first_output` is called once for each rank, when it writes for the first time."""
+        self._output = output
+        self._first_output = first_output
+        self._silent: set[int] = set()
+        self._open: dict[int, list[Pipe]] = {}
+        self._selector = selectors.EpollSelector()
+
+    def fileno(self) -> int:
+        return self._selector.fileno()
+
+    def add(self, rank: int, out: int, err: int) -> None:
+        self._silent.add(rank)
+        self._open[rank] = [Pipe(out, rank, "out"), Pipe(err, rank, "err")]
+        for pipe in self._open[rank]:
+            self._selector.register(pipe.fd, selectors.EVENT_READ, pipe)
+
+    def discard(self, rank: int) -> None:
+        """Forget a worker that never wrote; its pipes are closed elsewhere."""
+        for pipe in list(self._open.get(rank, ())):
+            self._forget(pipe)
+
+    def serve(self) -> None:
+        """Hand over what has arrived; may rest for a moment, so that lines are read many at a time."""
+        ready: list[Pipe] = [key.data for key, _ in self._selector.select(0)]
+        for pipe in ready:
+            if pipe.rank in self._silent and _holds_something(pipe.fd):
+                self._note_first(pipe.rank)
+        for pipe in drain_ready(sorted(ready, key=lambda pipe: (pipe.rank, pipe.stream)), self._output):
+            self._forget(pipe)
+
+    def finish(self, rank: int) -> None:
+        """Hand over all that a worker that has ended left in its pipes, be the screen stuck or not.
+
+        What it has started may hold them open and go on writing.
+        """
+        for pipe in list(self._open.get(rank, ())):
+            if self._empty(pipe):
+                self._forget(pipe)
+
+    def close(self) -> None:
+        for rank in list(self._open):
+            self.finish(rank)
+        self._selector.close()
+
+    def _empty(self, pipe: Pipe) -> bool:
+        """Read what is there now; whether that was the pipe's end."""
+        total = 0
+        while total < _AT_AN_END:
+            try:
+                data = os.read(pipe.fd, READ_SIZE)
+            except BlockingIOError:
+                return False
+            if not data:
+                self._output.end(pipe.rank, pipe.stream)
+                return True
+            self._note_first(pipe.rank)
+            self._output.take(pipe.rank, pipe.stream, data)
+            total += len(data)
+        return False
+
+    def _note_first(self, rank: int) -> None:
+        if rank in self._silent:
+            self._silent.discard(rank)
+            self._first_output(rank)
+
+    def _forget(self, pipe: Pipe) -> None:
+        self._open[pipe.rank].remove(pipe)
+        with contextlib.suppress(KeyError, ValueError):
+            self._selector.unregister(pipe.fd)
+
+
+def _holds_something(pipe: int) -> bool:
+    """Whether there are bytes to read; a pipe that has ended is readable too."""
+    return any(fcntl.ioctl(pipe, termios.FIONREAD, bytes(4)))

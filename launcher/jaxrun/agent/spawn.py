@@ -1,0 +1,127 @@
+"""Starts workers: each in a fresh interpreter, or all by forking one process that has imported jax.
+
+A worker gets a session of its own, so that all of its children can be killed with it and a terminal's Ctrl-C
+reaches jaxrun alone; rank 0 keeps jaxrun's stdin.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import socket
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from jaxrun.agent.forkserver import start_process
+from jaxrun.contract import FORK_DESCRIPTORS, Fork, encode
+from jaxrun.planning.plan import Plan, Worker
+
+_PIPE_SIZE = 2**20
+_F_SETPIPE_SZ = 1031
+
+
+@dataclass(frozen=True, slots=True)
+class Lines:
+    """The agent's ends of what connects it to one worker: all non-blocking, `stacks` a memory file."""
+
+    channel: socket.socket
+    out: int
+    err: int
+    stacks: int
+
+    def close(self) -> None:
+        for stream in (self.out, self.err, self.stacks):
+            os.close(stream)
+        self.channel.close()
+
+
+@dataclass(frozen=True, slots=True)
+class _WorkerEnds:
+    stdin: int
+    stdout: int
+    stderr: int
+    channel: int
+    stacks: int
+
+    def in_order(self) -> list[int]:
+        return [getattr(self, name) for name in FORK_DESCRIPTORS]
+
+    def close(self) -> None:
+        for descriptor in (self.stdin, self.stdout, self.stderr, self.channel):
+            os.close(descriptor)  # not the stacks: that file is the agent's too
+
+
+@dataclass(frozen=True, slots=True)
+class ForkRequest:
+    """What the fork server is to be sent for one worker."""
+
+    message: bytes
+    ends: _WorkerEnds
+
+    @property
+    def descriptors(self) -> list[int]:
+        return self.ends.in_order()
+
+    def close(self) -> None:
+        self.ends.close()
+
+
+class Spawner:
+    """Starts the workers of one plan; `environ` is the launcher's own environment. All may raise OSError."""
+
+    def __init__(self, plan: Plan, environ: Mapping[str, str], run_dir: str) -> None:
+        self._plan = plan
+        self._run_dir = run_dir
+        self._environ = plan.base_env(environ)
+
+    def fresh(self, worker: Worker) -> tuple[int, Lines]:
+        """Start one worker in an interpreter of its own; returns its process id."""
+        lines, ends = _connect(worker.rank)
+        told = self._told(worker, ends)
+        for descriptor in (ends.channel, ends.stacks):
+            os.set_inheritable(descriptor, True)
+        try:
+            pid = start_process(self._plan.argv, {**self._environ, **told}, (ends.stdin, ends.stdout, ends.stderr))
+        except OSError:
+            lines.close()
+            raise
+        finally:
+            ends.close()
+        os.set_inheritable(ends.stacks, False)
+        return pid, lines
+
+    def fork_request(self, worker: Worker) -> tuple[Lines, ForkRequest]:
+        """Connect one worker, and what to send the fork server for it; its process id comes with a Forked."""
+        lines, ends = _connect(worker.rank)
+        return lines, ForkRequest(encode(Fork(worker.rank, self._told(worker, ends))), ends)
+
+    def _told(self, worker: Worker, ends: _WorkerEnds) -> dict[str, str]:
+        env = self._plan.worker_env(worker, run_dir=self._run_dir, channel_fd=ends.channel, stacks_fd=ends.stacks)
+        return env.to_env()
+
+
+def _connect(rank: int) -> tuple[Lines, _WorkerEnds]:
+    ours, theirs = socket.socketpair()
+    out, stdout = _pipe()
+    err, stderr = _pipe()
+    stacks = os.memfd_create(f"stacks-{rank}")
+    stdin = os.dup(0) if rank == 0 and _is_open(0) else os.open(os.devnull, os.O_RDONLY)
+    ours.setblocking(False)
+    return Lines(ours, out, err, stacks), _WorkerEnds(stdin, stdout, stderr, theirs.detach(), stacks)
+
+
+def _pipe() -> tuple[int, int]:
+    read, write = os.pipe()
+    os.set_blocking(read, False)
+    with contextlib.suppress(OSError):  # a user may only have so much in pipes; the usual 64 KiB do
+        fcntl.fcntl(read, _F_SETPIPE_SZ, _PIPE_SIZE)
+    return read, write
+
+
+def _is_open(fd: int) -> bool:
+    try:
+        os.fstat(fd)
+    except OSError:
+        return False
+    return True

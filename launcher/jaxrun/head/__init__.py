@@ -1,0 +1,1 @@
+"""Bring the job together and decide how it ends: state machines without I/O."""

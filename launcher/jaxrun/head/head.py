@@ -1,0 +1,294 @@
+"""Brings a job together and decides how it ends: a state machine without I/O.
+
+It is fed events (messages of the workers, exits, signals, the clock) and answers with actions for the agent.
+Everything that affects the decision lives here; what it means for people is weighed in verdict.py.
+
+    STARTING ──all have proved themselves──▶ RUNNING ──all done──▶ LEAVING ──▶ OVER
+       └───────────┬─────────────────┬──────────┘ └──signal──▶ TERMINATING ──▶ OVER
+             first failure    refusal, time limit
+                   ▼                 ▼
+               SETTLING ─clear─▶ STOPPING ──all have ended──▶ OVER
+"""
+
+from __future__ import annotations
+
+import enum
+import signal
+from collections.abc import Mapping
+from dataclasses import replace
+
+from jaxrun.contract import Done, Failed, Hello, Leave, Listening, Proof, ThreadFailed
+from jaxrun.errors import NotUniformError
+from jaxrun.head import uniform
+from jaxrun.head.early_exit import EarlyExit
+from jaxrun.head.events import (
+    Action,
+    Ending,
+    Event,
+    Exited,
+    Finish,
+    Kill,
+    Limits,
+    Say,
+    Send,
+    Signalled,
+    Spawned,
+    StacksTaken,
+    TakeStacks,
+    Unavailable,
+)
+from jaxrun.head.gathering import Gathering
+from jaxrun.head.roster import Roster
+from jaxrun.ranks import locate, spell
+from jaxrun.verdict import stacks, verdict
+from jaxrun.wording import plural
+
+SETTLE = 0.03  # seconds to wait for the cause after the first failure: collateral errors can win the race
+PATIENCE = 0.5  # seconds to wait for it when all that is known is collateral
+PROGRESS = (2.0, 10.0)  # seconds until the start-up says whom it waits for, and between saying so again
+
+
+class Phase(enum.Enum):
+    STARTING = enum.auto()
+    RUNNING = enum.auto()
+    LEAVING = enum.auto()
+    TERMINATING = enum.auto()
+    SETTLING = enum.auto()
+    STOPPING = enum.auto()
+    OVER = enum.auto()
+
+
+_HEALTHY = (Phase.STARTING, Phase.RUNNING)
+
+
+class Head:
+    """One job. `hosts` maps each rank to its host; times are seconds since the epoch, always passed in.
+
+    `interface` is the address of rank 0's host at which the coordinator is to listen.
+    """
+
+    def __init__(
+        self, hosts: Mapping[int, str], expected: uniform.Expected, limits: Limits, interface: str, now: float
+    ) -> None:
+        self._roster = Roster(hosts)
+        self._gathering = Gathering(hosts, expected, interface)
+        self._limits = limits
+        self._started = now
+        self._run_at: float | None = None
+        self._phase = Phase.STARTING
+        self._ending = Ending("ok", ())
+        self._early = EarlyExit()
+        self._alarms: dict[str, float] = {"init": now + limits.init, "progress": now + PROGRESS[0]}
+        if limits.job is not None:
+            self._alarms["job"] = now + limits.job
+
+    @property
+    def phase(self) -> Phase:
+        return self._phase
+
+    def deadline(self) -> float | None:
+        """When the head wants its next Tick at the latest."""
+        return min(self._alarms.values(), default=None)
+
+    def handle(self, event: Event, now: float) -> list[Action]:
+        """Take one event; returns what is to be done, in order."""
+        if self._phase is Phase.OVER:
+            return []
+        match event:
+            case Signalled():
+                return self._on_signal(event.signum, now)
+            case StacksTaken():
+                return self._on_stacks(event, now)
+            case Unavailable():
+                return self._give_up("unavailable", event.text, now, traceback=event.traceback)
+        rank = getattr(event, "rank", None)
+        if rank is None:
+            return self._on_time(now)
+        if rank not in self._roster.hosts:
+            return self._give_up("refused", uniform.unknown(rank, len(self._roster.hosts)), now)
+        return self._on_worker(event, now)
+
+    def _on_worker(self, event: Event, now: float) -> list[Action]:
+        match event:
+            case Spawned():
+                return self._on_spawned(event.rank)
+            case Hello() | Listening() | Proof():
+                return self._on_start_up(event, now)
+            case ThreadFailed():
+                self._roster.thread_failed(event)
+            case Failed():
+                self._roster.spoke(event, now)
+                return self._on_failure(now)
+            case Done():
+                self._roster.done(event.rank, now)
+                return self._on_finished(now)
+            case Exited():
+                return self._on_exit(event, now)
+        return []
+
+    # ---- bringing the job together
+
+    def _on_spawned(self, rank: int) -> list[Action]:
+        self._roster.spawned(rank)
+        return self._kill((rank,)) if self._phase is Phase.STOPPING else []
+
+    def _on_start_up(self, event: Hello | Listening | Proof, now: float) -> list[Action]:
+        if self._phase is not Phase.STARTING:
+            return []
+        try:
+            actions = self._gathering.take(event)
+        except NotUniformError as error:
+            return self._give_up("refused", str(error), now)
+        if self._gathering.complete:
+            self._phase = Phase.RUNNING
+            self._run_at = now
+            del self._alarms["init"], self._alarms["progress"]
+        return [*actions]
+
+    def _give_up(self, reason: str, text: str, now: float, traceback: str = "") -> list[Action]:
+        if self._phase not in _HEALTHY:
+            return []
+        self._ending = Ending(reason, (), text=text, traceback=traceback, decided_at=now)
+        return self._stop(now, self._roster.live)
+
+    # ---- a worker ends
+
+    def _on_finished(self, now: float) -> list[Action]:
+        """Somebody's program has ended well: when all have, they leave, rank 0 and its coordinator last."""
+        if self._phase not in (Phase.RUNNING, Phase.TERMINATING):
+            return []
+        if self._roster.working:
+            if self._phase is Phase.RUNNING:
+                self._alarms.setdefault("early", now + self._early.first_look)
+            return []
+        self._alarms = {"kill": now + self._limits.grace}
+        self._phase = Phase.LEAVING
+        live = self._roster.live
+        return [Send(tuple(rank for rank in live if rank != 0) or live, Leave())]
+
+    def _on_exit(self, exited: Exited, now: float) -> list[Action]:
+        self._roster.exited(exited, now)
+        well = exited.status == 0 and self._run_at is not None
+        if self._phase in _HEALTHY and not well:
+            return self._on_failure(now)
+        if self._phase is Phase.LEAVING and self._ending.reason == "ok" and not well:
+            self._ending = Ending("failed", (), decided_at=now)
+        if not self._roster.live:
+            return self._finish(now)
+        if self._phase in (Phase.LEAVING, Phase.STOPPING) and self._roster.live == self._roster.spared == (0,):
+            return self._let_rank_0_go()
+        return self._settle(now) if self._phase is Phase.SETTLING else self._on_finished(now)
+
+    def _on_failure(self, now: float) -> list[Action]:
+        """A rank has failed, or is about to: wait a moment for the cause, for it may be another's."""
+        if self._phase in _HEALTHY:
+            self._phase = Phase.SETTLING
+            self._ending = Ending("failed", (), decided_at=now)
+            self._alarms = {"settle": now + SETTLE, "patience": now + PATIENCE}
+        return self._settle(now) if self._phase is Phase.SETTLING else []
+
+    def _settle(self, now: float) -> list[Action]:
+        if not self._roster.live:
+            return self._finish(now)
+        ends = self._roster.ends(now)
+        if "settle" in self._alarms or ("patience" in self._alarms and not verdict.certain(ends)):
+            return []
+        victims = self._roster.silent
+        blamed = locate(verdict.culprits(ends), self._roster.hosts)
+        others = f"; stopping {plural(len(victims), 'other')}" if victims else ""
+        # Those that have said their last words are running their exit handlers, and have the grace for it.
+        wait = len(victims) < len(self._roster.live)
+        return [Say(f"{blamed} failed{others}"), *self._stop(now, victims, wait=wait)]
+
+    def _stop(self, now: float, victims: tuple[int, ...], *, wait: bool = False) -> list[Action]:
+        """Kill the victims; with `wait`, the other live ranks only when the grace is over.
+
+        Those are running their exit handlers, and JAX would abort them without the coordinator: then rank 0, which
+        holds it, is only frozen, and goes last.
+        """
+        self._phase = Phase.STOPPING
+        self._alarms = {"kill": now + self._limits.grace} if wait else {}
+        if not self._roster.live:
+            return self._finish(now)
+        if wait and self._roster.live == (0,):
+            return self._let_rank_0_go()
+        if wait and 0 in victims:
+            return [Kill((0,), signal.SIGSTOP), *self._kill(tuple(rank for rank in victims if rank != 0))]
+        return self._kill(victims)
+
+    def _let_rank_0_go(self) -> list[Action]:
+        return [Send((0,), Leave())] if 0 in self._roster.waiting else self._kill((0,))
+
+    def _kill(self, ranks: tuple[int, ...]) -> list[Action]:
+        self._roster.stopped(ranks)
+        return [Kill(ranks, signal.SIGKILL)] if ranks else []
+
+    def _finish(self, now: float) -> list[Action]:
+        ends = self._roster.ends(now)
+        ending = replace(self._ending, ends=ends, run_at=self._run_at)
+        ended_well = all(end.done or end.status == 0 for end in ends)
+        if ending.reason == "interrupted" and ending.signum == signal.SIGTERM and ended_well:
+            ending = replace(ending, reason="preempted")
+        self._phase = Phase.OVER
+        self._alarms = {}
+        return [Finish(ending)]
+
+    # ---- signals, time, stacks
+
+    def _on_signal(self, signum: int, now: float) -> list[Action]:
+        asked = self._roster.working
+        if signum in (signal.SIGUSR1, signal.SIGUSR2):
+            return [Kill(asked, signum)] if asked else []
+        if signum == signal.SIGQUIT:
+            return [self._take_stacks("show")]
+        if self._phase in _HEALTHY:
+            self._ending = Ending("interrupted", (), signum=signum, decided_at=now)
+        if self._phase is not Phase.RUNNING:
+            return self._stop(now, self._roster.live)
+        self._phase = Phase.TERMINATING
+        self._alarms = {"kill": now + self._limits.grace}
+        name = signal.Signals(signum).name
+        grace = f"SIGKILL follows in {self._limits.grace:g} s, or at once with Ctrl-C"
+        return [Say(f"{name}: asked {spell(asked)} to end (SIGTERM); {grace}"), Kill(asked, signal.SIGTERM)]
+
+    def _on_time(self, now: float) -> list[Action]:
+        actions: list[Action] = []
+        for name in [name for name, at in self._alarms.items() if at <= now]:
+            if self._alarms.pop(name, None) is not None:
+                actions += self._on_alarm(name, now)
+        return actions
+
+    def _on_alarm(self, name: str, now: float) -> list[Action]:
+        match name:
+            case "settle" | "patience":
+                return self._settle(now)
+            case "kill":
+                roster = self._roster
+                late = roster.waiting if self._phase is Phase.STOPPING else roster.working or roster.live
+                text = f"{locate(late, roster.hosts)} did not end within {self._limits.grace:g} s; sent SIGKILL"
+                return [Say(text), *self._stop(now, roster.live)]
+            case "progress":
+                self._alarms[name] = now + PROGRESS[1]
+                return [Say(self._gathering.waiting(now - self._started))]
+            case "init":
+                return self._give_up("unavailable", self._gathering.missing(self._limits.init), now)
+            case "job":
+                return [self._take_stacks("timeout")]
+        return [self._take_stacks("early")]
+
+    def _take_stacks(self, purpose: str) -> TakeStacks:
+        # Only of those with a fault handler: before its hello, the signal that asks would kill a worker.
+        return TakeStacks(tuple(filter(self._gathering.knows, self._roster.working)), purpose)
+
+    def _on_stacks(self, taken: StacksTaken, now: float) -> list[Action]:
+        if taken.purpose == "show":
+            return [Say(stacks.describe(taken.dumps, self._roster.hosts) or "no rank has stacks to show yet")]
+        if self._phase not in _HEALTHY:
+            return []
+        stuck = taken.purpose == "early" and self._early.look(taken.dumps, taken.waits, taken.cpu, now)
+        if taken.purpose == "timeout" or stuck:
+            reason = "early-exit" if stuck else "timeout"
+            self._ending = Ending(reason, (), dumps=taken.dumps, decided_at=now)
+            return self._stop(now, self._roster.live)
+        self._alarms["early"] = now + self._early.next_look
+        return []

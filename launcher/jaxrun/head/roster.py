@@ -1,0 +1,100 @@
+"""What the head knows of each rank: whether it lives, what it said, how it ended."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+
+from jaxrun.contract import Failed, ThreadFailed
+from jaxrun.head.events import Exited
+from jaxrun.verdict.ends import End
+
+
+@dataclass(slots=True)
+class _Known:
+    spawned: bool = False
+    done: bool = False
+    stopped: bool = False
+    sign: float | None = None  # when it first showed that it ends
+    words: Failed | None = None
+    threads: list[ThreadFailed] = field(default_factory=list)
+    exited: Exited | None = None
+
+
+class Roster:
+    """All ranks of one job; `hosts` maps each to its host. Times are seconds since the epoch."""
+
+    def __init__(self, hosts: Mapping[int, str]) -> None:
+        self.hosts = dict(hosts)
+        self._known = {rank: _Known() for rank in sorted(hosts)}
+
+    @property
+    def live(self) -> tuple[int, ...]:
+        """Those that have a process."""
+        return tuple(rank for rank, known in self._known.items() if known.spawned and known.exited is None)
+
+    @property
+    def working(self) -> tuple[int, ...]:
+        """Those of them whose program has not ended well."""
+        return tuple(rank for rank in self.live if not self._known[rank].done)
+
+    @property
+    def silent(self) -> tuple[int, ...]:
+        """Those of them that have not said their last words."""
+        return tuple(rank for rank in self.live if self._known[rank].words is None)
+
+    @property
+    def spared(self) -> tuple[int, ...]:
+        """Those of them that the launcher has not killed."""
+        return tuple(rank for rank in self.live if not self._known[rank].stopped)
+
+    @property
+    def waiting(self) -> tuple[int, ...]:
+        """Those of them that have said how their program ended."""
+        return tuple(rank for rank in self.live if self._known[rank].done or self._known[rank].words)
+
+    def spawned(self, rank: int) -> None:
+        self._known[rank].spawned = True
+
+    def done(self, rank: int, now: float) -> None:
+        self._known[rank].done = True
+        self._sign(rank, now)
+
+    def spoke(self, words: Failed, now: float) -> None:
+        self._known[words.rank].words = words
+        self._sign(words.rank, now)
+
+    def thread_failed(self, words: ThreadFailed) -> None:
+        self._known[words.rank].threads.append(words)
+
+    def exited(self, exited: Exited, now: float) -> None:
+        self._known[exited.rank].exited = exited
+        self._sign(exited.rank, now)
+
+    def stopped(self, ranks: Iterable[int]) -> None:
+        """The launcher kills them. Who has said its last words keeps them as the reason of its end."""
+        for rank in ranks:
+            self._known[rank].stopped |= self._known[rank].words is None
+
+    def ends(self, now: float) -> tuple[End, ...]:
+        return tuple(self._end(rank, known, now) for rank, known in self._known.items())
+
+    def _sign(self, rank: int, now: float) -> None:
+        if self._known[rank].sign is None:
+            self._known[rank].sign = now
+
+    def _end(self, rank: int, known: _Known, now: float) -> End:
+        exited = known.exited
+        return End(
+            rank=rank,
+            host=self.hosts[rank],
+            time=now if known.sign is None else known.sign,
+            status=exited.status if exited else None,
+            words=known.words,
+            threads=tuple(known.threads),
+            fatal=exited.fatal if exited else "",
+            tail=exited.tail if exited else "",
+            stopped=known.stopped,
+            done=known.done,
+            out_of_memory=exited.out_of_memory if exited else "",
+        )

@@ -1,0 +1,1 @@
+"""All that is printed, and the log files of the ranks."""

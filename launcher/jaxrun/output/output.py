@@ -1,0 +1,213 @@
+"""The only module that prints: brings what the workers write to the log files and, prefixed, to the screen.
+
+One thread uses an `Output`; nothing here blocks it but the log files' disk. When text is shown is decided
+here, how it looks in lines.py and screen.py; spool.py delivers it.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+from jaxrun.output.ranklogs import RankLogs
+from jaxrun.output.screen import Screen, Voice, prefix
+
+STREAMS = ("out", "err")
+READ_SIZE = 2**18
+PARTIAL_AFTER = 0.3  # seconds until an unfinished line, such as a prompt, is shown
+BAR_EVERY = 3.0  # seconds between two states of an unfinished progress bar
+LONGEST_PARTIAL = 2**16  # bytes of an unfinished line that are held back
+CONGESTED_TICK = 0.05
+TAIL = 4096  # bytes of a worker's stderr that are kept at hand
+LITTLE = 2**18  # bytes that all pipes held: so few that it is worth to let more come together
+REST = 0.003
+
+
+@dataclass(frozen=True, slots=True)
+class Pipe:
+    """The reading end (non-blocking) of a worker's stdout ("out") or stderr ("err")."""
+
+    fd: int
+    rank: int
+    stream: str
+
+
+class Output:
+    """Everything that a job writes: the workers' bytes on screen and in files, and jaxrun's own words."""
+
+    def __init__(
+        self,
+        size: int,
+        *,
+        log_dir: Path | None,
+        stdout_fd: int = 1,
+        stderr_fd: int = 2,
+        colour: tuple[bool, bool] = (False, False),
+        shown: frozenset[int] | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """`log_dir` exists and gets rank-0003.out, rank-0003.err and so on; None keeps no files.
+
+        `colour`: whether stdout, stderr are terminals that want it. `shown`: the ranks that the screen shows,
+        None for all.
+        """
+        self._clock = clock
+        self._logs: RankLogs | None = None
+        self._waiting: dict[Voice, float] = {}  # since when it has had text that is not shown
+        self._tails: dict[int, bytes] = {}
+        out = Screen(stdout_fd, "stdout", colour=colour[0])
+        same = _same_file(stdout_fd, stderr_fd)
+        self._err = out if same else Screen(stderr_fd, "stderr", colour=colour[1])
+        self._screens = (out,) if same else (out, self._err)
+        self._voices = {
+            (rank, stream): Voice(screen, prefix(rank, size, colour=screen.colour))
+            for rank in (range(size) if shown is None else sorted(shown))
+            for stream, screen in zip(STREAMS, (out, self._err), strict=True)
+        }
+        if log_dir is not None:
+            self._logs = RankLogs(log_dir, [(r, s) for r in range(size) for s in STREAMS], self.say)
+
+    def take(self, rank: int, stream: str, data: bytes) -> None:
+        """What was just read from the worker's "out" or "err"."""
+        self.log(rank, stream, data)
+        if stream == "err":
+            self._tails[rank] = (self._tails.get(rank, b"") + data[-TAIL:])[-TAIL:]
+        voice = self._voices.get((rank, stream))
+        if voice is None:
+            return
+        whole = voice.lines.feed(data)
+        if whole:
+            voice.show(whole)
+        if not voice.lines.rest:
+            self._waiting.pop(voice, None)
+        elif len(voice.lines.rest) > LONGEST_PARTIAL:
+            self._show_partial(voice)
+        elif whole or voice not in self._waiting:
+            self._waiting[voice] = self._clock()
+
+    def log(self, rank: int, stream: str, data: bytes) -> None:
+        """Into that rank's file only: what the screen shows in another form."""
+        if self._logs is not None:
+            self._logs.write(rank, stream, data)
+
+    def tail(self, rank: int) -> str:
+        """The last lines that the worker wrote to its stderr, at most `TAIL` bytes."""
+        data = self._tails.get(rank, b"")
+        if len(data) == TAIL:
+            data = data[data.find(b"\n") + 1 :]
+        return data.decode(errors="replace")
+
+    def end(self, rank: int, stream: str) -> None:
+        """That pipe has ended: its last line is shown now, with a newline if it lacks one."""
+        voice = self._voices.get((rank, stream))
+        if voice is not None:
+            self._waiting.pop(voice, None)
+            voice.show(voice.lines.finish())
+
+    def tick(self) -> float | None:
+        """Shows what has waited long enough; seconds until the next call, None if nothing waits."""
+        self._report_lost_screens()
+        now = self._clock()
+        wait = CONGESTED_TICK if self.congested else float("inf")
+        for voice, since in list(self._waiting.items()):
+            due = since + PARTIAL_AFTER
+            if voice.lines.redrawing:
+                due = max(due, voice.bar_shown + BAR_EVERY)
+            if not voice.lines.waiting:
+                del self._waiting[voice]
+            elif due <= now:
+                self._show_partial(voice)
+            else:
+                wait = min(wait, due - now)
+        return None if wait == float("inf") else wait
+
+    def say(self, text: str) -> None:
+        """jaxrun's own words, on stderr, in lines of their own."""
+        if not text.endswith("\n"):
+            text += "\n"
+        self._err.put(self._err.layout.interrupt() + text.encode(errors="backslashreplace"))
+
+    @property
+    def congested(self) -> bool:
+        """The screen takes no more, and no more can be kept for it: stop reading the workers."""
+        return any(screen.spool.full for screen in self._screens)
+
+    def close(self, timeout: float | None = None) -> bool:
+        """Returns when all was delivered or its reader has gone; False if `timeout` seconds were not enough.
+
+        May be called again, also after a signal handler has raised out of it.
+        """
+        for rank, stream in self._voices:
+            self.end(rank, stream)
+        if self._logs is not None:
+            self._logs.close()
+        deadline = None if timeout is None else time.monotonic() + timeout
+        done = True
+        for screen in self._screens:  # stderr last: it is told what became of stdout
+            left = None if deadline is None else max(0.0, deadline - time.monotonic())
+            done = screen.spool.close(left) and done
+            self._report_lost_screens()
+        return done
+
+    def _show_partial(self, voice: Voice) -> None:
+        self._waiting.pop(voice, None)
+        if voice.lines.redrawing:
+            voice.bar_shown = self._clock()
+        voice.show(voice.lines.partial())
+
+    def _report_lost_screens(self) -> None:
+        for screen in self._screens:
+            loss = screen.new_loss()
+            if loss:
+                rest = "is only in the log files" if self._logs is not None else "is dropped"
+                self.say(f"jaxrun: {loss}; the workers' output from here on {rest}, the job goes on")
+
+
+def drain_ready(ready: Iterable[Pipe], output: Output, *, rest: Callable[[float], None] = time.sleep) -> list[Pipe]:
+    """Hands what these pipes hold to `output`; returns those that have ended.
+
+    Rests for a moment if they held little: writers of single lines are then read many lines at a time, which
+    is cheaper for them and for us.
+    """
+    ended = []
+    total = 0
+    for pipe in ready:
+        count = drain(pipe, output)
+        if count is None:
+            ended.append(pipe)
+        else:
+            total += count
+    if 0 < total < LITTLE and not ended:
+        rest(REST)
+    return ended
+
+
+def drain(pipe: Pipe, output: Output, limit: int = 4 * READ_SIZE) -> int | None:
+    """Hands what one pipe holds to `output`, up to about `limit` bytes: how many these were, None at its end.
+
+    Nothing is read while `output` is congested.
+    """
+    total = 0
+    while total < limit and not output.congested:
+        try:
+            data = os.read(pipe.fd, READ_SIZE)
+        except BlockingIOError:
+            break
+        if not data:
+            output.end(pipe.rank, pipe.stream)
+            return None
+        output.take(pipe.rank, pipe.stream, data)
+        total += len(data)
+        if len(data) < READ_SIZE // 4:
+            break  # nearly empty: another read would only find out that nothing is left
+    return total
+
+
+def _same_file(one: int, other: int) -> bool:
+    try:
+        return os.path.sameopenfile(one, other)
+    except OSError:
+        return False

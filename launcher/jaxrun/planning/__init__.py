@@ -1,0 +1,1 @@
+"""Decide: from the request to a Plan, values only; `machine` and `devices` look at what is there."""

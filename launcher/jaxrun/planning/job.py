@@ -1,0 +1,121 @@
+"""What was asked for: a Job holds the request of one command line, and is valid or does not exist.
+
+Nothing here looks at the machine, the file system or the environment; what depends on them is decided in the
+plan. Every default lives in this class.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from jaxrun.errors import UsageError
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+PLATFORMS = ("auto", "cpu", "cuda", "rocm", "tpu")
+Ranks = tuple[range, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Job:
+    """The request. None means: to be decided from the devices that are found.
+
+    program:               the path or module name, then its arguments
+    devices_per_process:   devices that each process shows as `jax.local_devices()`
+    simulated_hosts:       how many hosts to pretend to be; 0 for the machine as it is
+    timeout:               seconds that the whole job may take; None for no limit
+    init_timeout:          seconds until every process must have joined
+    grace:                 seconds between SIGTERM and SIGKILL
+    env:                   variables to add to every worker
+    run_dir, no_run_dir:   where the job leaves its files; None for a new directory under ./jaxrun-runs
+    quiet_ranks:           ranks whose output stays off the screen
+    only_ranks:            if not empty, the only ranks whose output is shown
+    no_fork:               why the workers must be fresh interpreters; if empty, they may be forked
+    """
+
+    program: tuple[str, ...]
+    module: bool = False
+    processes: int | None = None
+    devices_per_process: int | None = None
+    platform: str = "auto"
+    simulated_hosts: int = 0
+    backend: str = "local"
+    timeout: float | None = None
+    init_timeout: float = 120.0
+    grace: float = 5.0
+    env: Mapping[str, str] = field(default_factory=dict)
+    run_dir: Path | None = None
+    no_run_dir: bool = False
+    quiet_ranks: Ranks = ()
+    only_ranks: Ranks = ()
+    no_fork: str = ""
+    tag: str = ""
+    verbose: bool = False
+
+    def __post_init__(self) -> None:
+        _check_program(self.program, self.module)
+        _at_least_one("-n/--processes", self.processes)
+        _at_least_one("-d/--devices-per-process", self.devices_per_process)
+        if self.simulated_hosts < 0:
+            raise UsageError(f"--simulate-hosts must be 1 or more, not {self.simulated_hosts}")
+        if self.platform not in PLATFORMS:
+            raise UsageError(f"--platform must be one of {', '.join(PLATFORMS)}, not {self.platform!r}")
+        _positive("--timeout", self.timeout)
+        _positive("--init-timeout", self.init_timeout)
+        if not 0 <= self.grace < math.inf:
+            raise UsageError(f"--grace must be 0 seconds or more, not {self.grace:g}")
+        if self.run_dir is not None and self.no_run_dir:
+            raise UsageError(f"--run-dir {self.run_dir} and --no-run-dir contradict; give one of them")
+        if self.quiet_ranks and self.only_ranks:
+            raise UsageError("--quiet-ranks and --only-rank contradict; give one of them")
+
+    def shows(self, rank: int) -> bool:
+        """Whether the output of `rank` belongs on the screen."""
+        if self.only_ranks:
+            return any(rank in ranks for ranks in self.only_ranks)
+        return not any(rank in ranks for ranks in self.quiet_ranks)
+
+
+def parse_ranks(text: str, option: str) -> Ranks:
+    """Ranks as people write them: "3", "1-3,7". UsageError names `option` and the part that is wrong."""
+    ranks = []
+    for part in text.split(","):
+        match = re.fullmatch(r"\s*([0-9]+)(?:-([0-9]+))?\s*", part)
+        if match is None:
+            raise UsageError(f"{option} takes ranks such as 1-3,7; {part!r} in {text!r} is none")
+        first, last = int(match[1]), int(match[2] or match[1])
+        if last < first:
+            raise UsageError(f"{option} {text!r}: {part.strip()} runs backwards; write {last}-{first}")
+        ranks.append(range(first, last + 1))
+    return tuple(ranks)
+
+
+def _check_program(program: tuple[str, ...], module: bool) -> None:
+    if not program or not program[0]:
+        if module:
+            raise UsageError("-m needs the name of a module: jaxrun [OPTIONS] -m MODULE [ARGS]...")
+        raise UsageError("no program given: jaxrun [OPTIONS] PROGRAM [ARGS]... (--help shows examples)")
+    if any("\0" in part for part in program):
+        raise UsageError(f"a NUL byte cannot be part of a command line: {' '.join(program)!r}")
+    name = program[0]
+    if module and not all(part.isidentifier() for part in name.split(".")):
+        raise UsageError(
+            f"-m takes the name of a module, such as package.train, not {name!r}; leave -m out to run a file"
+        )
+    if name.startswith("-"):
+        raise UsageError(f"a program cannot be called {name!r}; write ./{name} if it is a file of that name")
+
+
+def _at_least_one(option: str, value: int | None) -> None:
+    if value is not None and value < 1:
+        raise UsageError(f"{option} must be 1 or more, not {value}")
+
+
+def _positive(option: str, value: float | None) -> None:
+    if value is not None and not 0 < value < math.inf:
+        raise UsageError(f"{option} must be a positive number of seconds, not {value:g}")

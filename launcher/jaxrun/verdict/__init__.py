@@ -1,0 +1,1 @@
+"""Weigh how the workers ended, and say it."""

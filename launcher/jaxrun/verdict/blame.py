@@ -1,0 +1,84 @@
+"""Which ranks are to blame? Their ends are weighed, by what kind they are before by when they came.
+
+    OWN          an exception of its own, a status, a signal that we did not send
+    UNCLEAR      an abort or a status 0 that nothing explains; a broken connection after a thread had died
+    CONSEQUENCE  a text that only another's end brings about (collateral.py), or our own kill
+    FINE         its program had ended well, or it still runs
+
+The earliest end of the best kind is the culprit's, and its alone unless others failed in the very same way.
+"""
+
+from __future__ import annotations
+
+import enum
+import signal
+from collections.abc import Sequence
+
+from jaxrun.verdict import collateral, sentences
+from jaxrun.verdict.ends import End
+
+
+class Kind(enum.IntEnum):
+    """The lower, the more of a cause."""
+
+    OWN = 0
+    UNCLEAR = 1
+    CONSEQUENCE = 2
+    FINE = 3
+
+
+def kind(end: End) -> Kind:
+    """What kind of end this was."""
+    if end.words is not None:
+        return _kind_of_words(end)
+    if end.status is None or (end.done and (end.stopped or end.status == 0)):
+        return Kind.FINE
+    if end.stopped:
+        return Kind.CONSEQUENCE
+    if (end.status >= 0 or end.status == -signal.SIGABRT) and sentences.collateral_fate(end):
+        return _consequence(end)
+    unexplained = end.status in (0, -signal.SIGABRT) and not sentences.own_threads(end)
+    return Kind.UNCLEAR if unexplained else Kind.OWN
+
+
+def is_collateral(end: End) -> bool:
+    """Whether this end was another's doing."""
+    return kind(end) is Kind.CONSEQUENCE
+
+
+def certain(ends: Sequence[End]) -> bool:
+    """Whether one of the ends is a cause beyond doubt, so that there is no better one to wait for."""
+    return any(kind(end) is Kind.OWN for end in ends)
+
+
+def blamed(ends: Sequence[End]) -> list[End]:
+    """The ends that are to blame, lowest rank first; empty if none is a failure."""
+    weighed = [(kind(end), end.time, end.rank, end) for end in ends]
+    best, _, _, first = min(weighed, key=lambda item: item[:3])
+    if best is Kind.FINE:
+        return []
+    if best is Kind.CONSEQUENCE:
+        return [first]
+    alike = [end for other, _, _, end in weighed if other is best and _likeness(end) == _likeness(first)]
+    return sorted(alike, key=lambda end: end.rank)
+
+
+def _kind_of_words(end: End) -> Kind:
+    assert end.words is not None
+    if end.words.error != "SystemExit":
+        blame = collateral.judge(end.words.message, end.words.traceback)
+        if blame is not collateral.Blame.CONSEQUENCE:
+            return Kind.OWN if blame is collateral.Blame.OWN else Kind.UNCLEAR
+    elif not sentences.collateral_fate(end):
+        return Kind.OWN
+    return _consequence(end)
+
+
+def _consequence(end: End) -> Kind:
+    return Kind.UNCLEAR if sentences.own_threads(end) else Kind.CONSEQUENCE
+
+
+def _likeness(end: End) -> tuple[object, ...]:
+    if end.words is not None:
+        return end.words.error, end.words.status, end.words.message, end.words.traceback
+    return end.status, end.done, tuple((thread.error, thread.traceback) for thread in end.threads)

@@ -1,0 +1,36 @@
+"""How a worker ended, as the launcher knows it: what a verdict is weighed from."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from jaxrun.contract import Failed, ThreadFailed
+
+
+@dataclass(frozen=True, slots=True)
+class End:
+    """One worker's end, or that it had none yet when the ends were collected.
+
+    rank, host:     which worker
+    time:           when the launcher learned of the first sign, words or exit; seconds since the epoch
+    status:         exit status as subprocess gives it, negative for a signal; None while it lives
+    words:          its last words, if it had any
+    threads:        exceptions that ended threads of its program, in their order
+    fatal:          what its fault handler wrote at a fatal signal
+    tail:           the last lines of its stderr
+    stopped:        the launcher killed it, so it is never a cause
+    done:           it had finished its program with status 0 before it ended
+    out_of_memory:  what the kernel says of its death, where it says that memory was short
+    """
+
+    rank: int
+    host: str
+    time: float
+    status: int | None
+    words: Failed | None = None
+    threads: tuple[ThreadFailed, ...] = ()
+    fatal: str = ""
+    tail: str = ""
+    stopped: bool = False
+    done: bool = False
+    out_of_memory: str = ""

@@ -1,0 +1,62 @@
+"""A verdict in words: the last screenful, which says what happened, where, and what now."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping
+from pathlib import Path
+
+from jaxrun.ranks import spell
+from jaxrun.verdict.outcome import Verdict
+from jaxrun.wording import plural, seconds
+
+_INNOCENT = {"was stopped", "had finished"}
+
+
+def render(verdict: Verdict, run_dir: Path | None) -> str:
+    """The report, without a final newline. `run_dir` as it is to be shown; None where there is none."""
+    if verdict.outcome == "ok":
+        return "\n".join([f"jaxrun: {_done(verdict)}", *verdict.details])
+    lines = [f"jaxrun: {verdict.headline}"]
+    if verdict.intro or verdict.traceback:
+        lines = ["", *filter(None, [verdict.intro]), verdict.traceback.rstrip("\n"), "", verdict.headline]
+    lines += verdict.details
+    if verdict.victims:
+        lines.append(_victims(verdict.victims, verdict.stopping))
+    if run_dir is not None:
+        log = run_dir / verdict.log if verdict.log else run_dir
+        lines.append(f"logs: {log} · again: jaxrun explain {run_dir}")
+    return "\n".join([*lines, f"exit {verdict.exit_code}"])
+
+
+def _victims(fates: Mapping[int, str], stopping: float | None) -> str:
+    """What became of the others, in one line."""
+    by_fate: dict[str, list[int]] = defaultdict(list)
+    for rank, fate in fates.items():
+        by_fate[fate].append(rank)
+    others = plural(len(fates), "other")
+    later = f" {seconds(stopping)} later" if stopping is not None else ""
+    none = "it had no fault of its own" if len(fates) == 1 else "none of them had a fault of its own"
+    if len(by_fate) == 1:
+        (fate,) = by_fate
+        text = f"{others} {_agree(fate, len(fates))}"
+        if fate in _INNOCENT:
+            return f"{text}{later if fate == 'was stopped' else ''}; {none}."
+    else:
+        groups = sorted(by_fate.items(), key=lambda item: (-len(item[1]), item[1]))
+        text = f"{others}: {', '.join(f'{spell(ranks)} {_agree(fate, len(ranks))}' for fate, ranks in groups)}"
+    return f"{text}; all gone{later}." if later else f"{text}."
+
+
+def _agree(fate: str, count: int) -> str:
+    """`was stopped` of one, `were stopped` of several."""
+    if count == 1:
+        return fate
+    return fate.replace("was ", "were ", 1).replace(" its ", " their ", 1)
+
+
+def _done(verdict: Verdict) -> str:
+    if verdict.startup is None or verdict.run is None:
+        return "done"
+    total = verdict.startup + verdict.run + (verdict.stopping or 0.0)
+    return f"done in {seconds(total)} (start-up {seconds(verdict.startup)})"

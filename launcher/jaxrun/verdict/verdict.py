@@ -1,0 +1,199 @@
+"""The verdict on a job: from how it and its workers ended to the value that people and machines are told."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from jaxrun.errors import EXIT_NOT_UNIFORM, EXIT_PREEMPTED, EXIT_SIGNAL_BASE, EXIT_TIMEOUT, EXIT_UNAVAILABLE
+from jaxrun.head.events import Ending
+from jaxrun.ranks import spell
+from jaxrun.verdict import sentences, stacks
+from jaxrun.verdict.blame import Kind, blamed, kind
+from jaxrun.verdict.blame import certain as certain
+from jaxrun.verdict.blame import is_collateral as is_collateral
+from jaxrun.verdict.ends import End
+from jaxrun.verdict.outcome import Verdict
+from jaxrun.verdict.outcome import to_json as to_json
+from jaxrun.wording import plural, seconds, signal_name
+
+_EXIT_UNKNOWN = 1
+
+
+def culprits(ends: Sequence[End]) -> tuple[int, ...]:
+    """The ranks to blame, lowest first; empty if none has failed."""
+    return tuple(end.rank for end in blamed(ends))
+
+
+@dataclass(frozen=True, slots=True)
+class _Case:
+    """What `decide` was given; `decided` is when the job's end was sealed."""
+
+    ending: Ending
+    hosts: Mapping[int, str]
+    started: float
+    decided: float
+    timeout: float | None
+
+
+def decide(
+    ending: Ending, hosts: Mapping[int, str], *, started: float, ended: float, timeout: float | None = None
+) -> Verdict:
+    """The verdict on a job that ran from `started` to `ended`, in seconds since the epoch.
+
+    `hosts` holds every rank of the job; `timeout` is the limit that the user gave, in seconds.
+    """
+    if ending.reason == "failed":
+        return weigh(ending.ends, hosts, started=started, run_at=ending.run_at, ended=ended)
+    decided = ending.decided_at if ending.decided_at is not None else ended
+    about = _ABOUT[ending.reason](_Case(ending, hosts, started, decided, timeout))
+    return Verdict(
+        outcome=ending.reason,
+        hosts=hosts,
+        startup=ending.run_at - started if ending.run_at is not None else None,
+        run=max(0.0, decided - ending.run_at) if ending.run_at is not None else None,
+        stopping=max(0.0, ended - decided),
+        **about,
+    )
+
+
+def weigh(
+    ends: Sequence[End], hosts: Mapping[int, str], *, started: float, run_at: float | None, ended: float
+) -> Verdict:
+    """The verdict on a job in which a worker has failed; `hosts` holds every rank of it.
+
+    Times are in seconds since the epoch; `run_at`: when the program was let run, None if it never was.
+    """
+    guilty = blamed(ends)
+    if not guilty:
+        return Verdict("failed", _EXIT_UNKNOWN, hosts, headline="the job failed, but no rank shows how.")
+    first = min(guilty, key=lambda end: (end.time, end.rank))
+    intro, traceback = sentences.evidence(guilty, hosts)
+    moment = sentences.when(first, started, run_at)
+    if kind(first) is Kind.CONSEQUENCE:
+        headline = _no_cause(ends, first, hosts, moment)
+        intro = intro or (f"rank {first.rank}'s traceback:" if traceback and len(hosts) > 1 else "")
+    else:
+        deed = sentences.did(guilty[0], many=len(guilty) > 1)
+        comma = "" if moment.endswith("into the run") and len(deed) < 40 else ","
+        memory = f"; {guilty[0].out_of_memory}" if guilty[0].out_of_memory else ""
+        headline = f"{sentences.who(guilty, hosts)} {deed}{comma} {moment}{memory}."
+    return Verdict(
+        outcome=_outcome(guilty[0]),
+        exit_code=_exit_code(guilty[0]),
+        hosts=hosts,
+        culprits=tuple(end.rank for end in guilty),
+        intro=intro,
+        traceback=traceback,
+        headline=headline,
+        details=sentences.thread_notes(ends, traceback),
+        victims={end.rank: sentences.fate(end) for end in ends if end not in guilty},
+        startup=run_at - started if run_at is not None else None,
+        run=max(0.0, first.time - run_at) if run_at is not None else None,
+        stopping=max(0.0, ended - first.time),
+    )
+
+
+def _outcome(end: End) -> str:
+    if end.words is not None:
+        return "exited" if end.words.error == "SystemExit" else "failed"
+    if not end.status:
+        return "early-exit"
+    return "killed" if end.status < 0 else "exited"
+
+
+def _exit_code(end: End) -> int:
+    if end.words is not None and end.words.stage != "program":
+        return EXIT_UNAVAILABLE
+    status = end.words.status if end.words is not None else end.status
+    if not status:
+        return _EXIT_UNKNOWN
+    return status if status > 0 else EXIT_SIGNAL_BASE - status
+
+
+def _no_cause(ends: Sequence[End], first: End, hosts: Mapping[int, str], moment: str) -> str:
+    """The headline where all that is known are consequences."""
+    broken = [end for end in ends if sentences.collateral_fate(end) and kind(end) is Kind.CONSEQUENCE]
+    number = "every rank" if 1 < len(broken) == len(hosts) else sentences.who(broken or [first], hosts)
+    it = f"the first was {sentences.who([first], hosts)}: it" if len(broken) > 1 else "it"
+    why = sentences.collateral_fate(first) or "was stopped"
+    return f"{number} saw a broken connection; none reported a cause of its own; {it} {why}, {moment}."
+
+
+def _ok(case: _Case) -> dict[str, Any]:
+    late = [end.rank for end in case.ending.ends if end.stopped]
+    note = f"{spell(late)} had finished the program but did not end, and had to be killed."
+    return {"exit_code": 0, "details": (note,) if late else ()}
+
+
+def _refused(case: _Case) -> dict[str, Any]:
+    return {"exit_code": EXIT_NOT_UNIFORM, "headline": f"refused to start the program: {case.ending.text}"}
+
+
+def _unavailable(case: _Case) -> dict[str, Any]:
+    return {"exit_code": EXIT_UNAVAILABLE, "headline": case.ending.text, "traceback": case.ending.traceback}
+
+
+def _timeout(case: _Case) -> dict[str, Any]:
+    limit = f", --timeout {case.timeout:g} s" if case.timeout is not None else ""
+    finished = [end.rank for end in case.ending.ends if end.done]
+    stuck = stacks.describe(case.ending.dumps, case.hosts)
+    lines = (stuck, f"{spell(finished)} had finished." if finished else "")
+    return {
+        "exit_code": EXIT_TIMEOUT,
+        "headline": f"not finished within the time limit{limit}.",
+        "details": tuple(filter(None, lines)) + sentences.thread_notes(case.ending.ends, ""),
+    }
+
+
+def _early_exit(case: _Case) -> dict[str, Any]:
+    finished = [end for end in case.ending.ends if end.rank not in case.ending.dumps]
+    since = case.decided - min((end.time for end in finished), default=case.decided)
+    ago = f" {seconds(since)} ago" if since > 0.5 else ""
+    waiting = f"{spell(case.ending.dumps)} {'waits' if len(case.ending.dumps) == 1 else 'wait'}"
+    names = spell(end.rank for end in finished)
+    return {
+        "exit_code": EXIT_TIMEOUT,
+        "culprits": tuple(end.rank for end in finished),
+        "victims": {rank: "was stopped" for rank in case.ending.dumps},
+        "headline": f"{names} finished (status 0){ago}; {waiting} in JAX for what will not come any more:",
+        "details": (
+            stacks.describe(case.ending.dumps, case.hosts),
+            "every rank must take part in the same steps: does one of them have less data, or return early?",
+            *sentences.thread_notes(case.ending.ends, ""),
+        ),
+    }
+
+
+def _preempted(case: _Case) -> dict[str, Any]:
+    name = signal_name(case.ending.signum)
+    text = f"preempted: the program ended with status 0 after {name}; the job may be resumed."
+    return {"exit_code": EXIT_PREEMPTED, "headline": text}
+
+
+def _interrupted(case: _Case) -> dict[str, Any]:
+    by = "Ctrl-C (SIGINT)" if case.ending.signum == signal.SIGINT else signal_name(case.ending.signum)
+    moment = f"{seconds(case.decided - case.started)} after the start, before the program's first line"
+    if case.ending.run_at is not None:
+        moment = f"{seconds(case.decided - case.ending.run_at)} into the run"
+    killed = [end.rank for end in case.ending.ends if end.stopped]
+    fate = f"{plural(len(killed), 'rank')} {'was' if len(killed) == 1 else 'were'} killed"
+    if not killed:
+        fate = "all ranks ended by themselves"
+    elif len(killed) < len(case.ending.ends):
+        fate = f"{fate} ({spell(killed)}), the others ended by themselves"
+    code = EXIT_SIGNAL_BASE + case.ending.signum
+    return {"exit_code": code, "headline": f"interrupted by {by} {moment}; {fate}."}
+
+
+_ABOUT: Mapping[str, Any] = {
+    "ok": _ok,
+    "refused": _refused,
+    "unavailable": _unavailable,
+    "timeout": _timeout,
+    "early-exit": _early_exit,
+    "preempted": _preempted,
+    "interrupted": _interrupted,
+}

@@ -1,0 +1,166 @@
+"""A host: a network, a UTS and a mount namespace, held by one process, its keeper.
+
+The keeper names the host, gives it a boot id, /etc/hosts, /dev/shm and /sys of its own, and then waits for ever. Nothing
+is mounted or named outside: when the last process of the host has ended, the kernel takes all of it back.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import subprocess
+import time
+import uuid
+from collections.abc import Mapping, Sequence
+
+import processes
+from processes import Process
+from state import Place, Refusal
+
+# Every process of a testbed inherits it: so those are found that have lost their host's keeper.
+MARK = "JRTB_ROOT"
+PATIENCE = 10.0
+SYSTEM_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+
+# A fresh /sys shows the host's own devices; but Slurm needs the machine's cgroups, which are mounted in the old one.
+_KEEPER = """
+set -e
+home=$1
+printf '%s\\n' "$2" >/proc/sys/kernel/hostname
+if [ -d /sys/fs/cgroup ]; then
+    mkdir -p "$home/cgroup"
+    mount --rbind /sys/fs/cgroup "$home/cgroup"
+    mount -t sysfs sysfs /sys
+    mount --move "$home/cgroup" /sys/fs/cgroup
+fi
+mount --bind "$3" /etc/hosts
+mount --bind "$home/boot_id" /proc/sys/kernel/random/boot_id
+mount -t tmpfs tmpfs /dev/shm
+exec 3<>"$home/wait"
+echo $$ >"$home/booted"
+while :; do read -r _ <&3; done
+"""
+_ENTER = 'cd "$0" || exit; exec "$@"'
+
+
+def marker(place: Place, name: str) -> str:
+    """The argument by which the keeper of a host is known."""
+    return f"jrtb-{name}:{place.root}"
+
+
+def environment(place: Place, base: Mapping[str, str]) -> dict[str, str]:
+    """`base`, with what a process inside the testbed needs."""
+    path = f"{place.commands}:{base.get('PATH') or SYSTEM_PATH}"
+    added = {MARK: str(place.root), "SLURM_CONF": str(place.slurm_conf), "PATH": path}
+    return {key: value for key, value in base.items() if key != "HOSTNAME"} | added
+
+
+def fresh_environment(place: Place) -> dict[str, str]:
+    """What a login starts with: nothing of the caller's."""
+    return environment(place, {"HOME": "/root", "USER": "root", "LOGNAME": "root", "SHELL": "/bin/sh", "LANG": "C.UTF-8"})
+
+
+def enter(keeper: int, directory: str, command: Sequence[str]) -> list[str]:
+    """The argv that runs `command` inside the host of this keeper, in this directory as the host sees it."""
+    namespaces = ["nsenter", f"--target={keeper}", "--net", "--uts", "--mount", "--"]
+    return [*namespaces, "/bin/sh", "-c", _ENTER, directory, *command]
+
+
+def run_inside(place: Place, keeper: int, command: Sequence[str], text: str = "") -> str:
+    """Run a command of the testbed's own in a host; its output. Refusal with its last words if it fails."""
+    done = subprocess.run(
+        enter(keeper, "/", command), input=text, env=fresh_environment(place), capture_output=True, text=True
+    )
+    if done.returncode:
+        words = (done.stderr or done.stdout).strip() or f"exit status {done.returncode}"
+        raise Refusal(f"{' '.join(command)} failed inside the testbed: {words}")
+    return done.stdout
+
+
+def keeper(place: Place, name: str, state: str = "on") -> Process | None:
+    """The process that holds the host; None where the host is off or has not been linked yet (state "booted")."""
+    with contextlib.suppress(FileNotFoundError, ValueError):
+        found = processes.inspect(int((place.host(name) / state).read_text()))
+        if found and marker(place, name) in found.argv:
+            return found
+    return None
+
+
+def boot(place: Place, names: Sequence[str]) -> dict[str, int]:
+    """Start these hosts, which must be off, without a link yet; their keepers' process ids."""
+    starting = {name: _start_keeper(place, name) for name in names}
+    deadline = time.monotonic() + PATIENCE
+    for name, starter in starting.items():
+        while not keeper(place, name, "booted"):
+            if starter.poll() is not None or time.monotonic() > deadline:
+                raise Refusal(f"host {name} did not start: {(place.logs / f'{name}.log').read_text().strip()}")
+            time.sleep(0.005)
+    return {name: found.pid for name in names if (found := keeper(place, name, "booted"))}
+
+
+def booted(place: Place, names: Sequence[str]) -> None:
+    """Note that these hosts have their links, and are on."""
+    for name in names:
+        (place.host(name) / "booted").rename(place.host(name) / "on")
+
+
+def members(place: Place, name: str) -> list[Process]:
+    """The processes of a host, without its keeper."""
+    holder = keeper(place, name)
+    if not holder:
+        return []
+    return [process for process in processes.scan() if process.network == holder.network and process.pid != holder.pid]
+
+
+def power_off(place: Place, name: str) -> int:
+    """End all processes of one host, of a half-started one too; how many."""
+    holders = {found.network for state in ("on", "booted") if (found := keeper(place, name, state))}
+    killed = processes.end(lambda process: process.network in holders, name) if holders else 0
+    for state in ("on", "booted"):
+        (place.host(name) / state).unlink(missing_ok=True)
+    return killed
+
+
+def power_off_all(place: Place) -> int:
+    """End all processes of the testbed, whatever its files say; how many."""
+    outside = os.stat("/proc/self/ns/net").st_ino
+
+    def networks() -> set[int]:
+        return {
+            process.network
+            for process in processes.scan()
+            if process.network != outside and processes.started_with(process.pid, MARK, str(place.root))
+        }
+
+    killed = 0
+    # A keeper whose starter was killed a moment ago may still be on its way into its namespaces.
+    for _ in range(2):
+        while found := networks():
+            killed += processes.end(lambda process, found=found: process.network in found, "the testbed")  # type: ignore[misc]
+        time.sleep(0.03)
+    return killed
+
+
+def is_inside(place: Place, env: Mapping[str, str]) -> bool:
+    """Whether this very process runs in a host of a testbed."""
+    return MARK in env and os.stat("/proc/self/ns/net").st_ino != os.stat("/proc/1/ns/net").st_ino
+
+
+def _start_keeper(place: Place, name: str) -> subprocess.Popen[bytes]:
+    home = place.host(name)
+    home.mkdir(parents=True, exist_ok=True)
+    (home / "boot_id").write_text(f"{uuid.uuid4()}\n")
+    with contextlib.suppress(FileExistsError):
+        os.mkfifo(home / "wait")
+    unshare = ["unshare", "--net", "--uts", "--mount", "--propagation", "slave", "--"]
+    command = [*unshare, "/bin/sh", "-c", _KEEPER, marker(place, name), str(home), name, str(place.etc / "hosts")]
+    with open(place.logs / f"{name}.log", "wb") as log:
+        return subprocess.Popen(
+            command,
+            env=fresh_environment(place),
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+            cwd="/",
+            start_new_session=True,
+        )

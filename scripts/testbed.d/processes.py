@@ -1,0 +1,82 @@
+"""Processes as /proc shows them, and ending them by id: only those that a rule claims, asked again at the last moment."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from state import Refusal
+
+PATIENCE = 10.0
+
+
+@dataclass(frozen=True)
+class Process:
+    """A living process; `network` is the identity of its network namespace."""
+
+    pid: int
+    network: int
+    argv: tuple[str, ...]
+
+    @property
+    def command(self) -> str:
+        return os.path.basename(self.argv[0]) if self.argv else ""
+
+
+def inspect(pid: int) -> Process | None:
+    """The process with this id; None where there is none, or where it has ended and was not reaped yet."""
+    try:
+        network = os.stat(f"/proc/{pid}/ns/net").st_ino
+        argv = Path(f"/proc/{pid}/cmdline").read_bytes()
+    except OSError:
+        return None
+    return Process(pid, network, tuple(os.fsdecode(argv).rstrip("\0").split("\0")))
+
+
+def scan() -> list[Process]:
+    """All living processes of the machine."""
+    found = (inspect(int(entry)) for entry in os.listdir("/proc") if entry.isdecimal())
+    return [process for process in found if process]
+
+
+def started_with(pid: int, variable: str, value: str) -> bool:
+    """Whether the process was started with this environment variable."""
+    try:
+        environment = Path(f"/proc/{pid}/environ").read_bytes()
+    except OSError:
+        return False
+    return os.fsencode(f"{variable}={value}") in environment.split(b"\0")
+
+
+def end(belongs: Callable[[Process], bool], whose: str) -> int:
+    """Kill what belongs, and what it starts meanwhile, until nothing is left; the number of processes killed."""
+    killed: set[int] = set()
+    deadline = time.monotonic() + PATIENCE
+    while left := [process.pid for process in scan() if belongs(process)]:
+        if time.monotonic() > deadline:
+            raise Refusal(f"processes of {whose} do not end although they were killed: {', '.join(map(str, left))}")
+        killed.update(pid for pid in left if _kill(pid, belongs))
+        time.sleep(0.01)
+    return len(killed)
+
+
+def _kill(pid: int, belongs: Callable[[Process], bool]) -> bool:
+    # Once the descriptor is open, the id cannot pass to another process unnoticed.
+    try:
+        handle = os.pidfd_open(pid)
+    except ProcessLookupError:
+        return False
+    try:
+        process = inspect(pid)
+        if process is None or not belongs(process):
+            return False
+        signal.pidfd_send_signal(handle, signal.SIGKILL)
+        return True
+    except ProcessLookupError:
+        return False
+    finally:
+        os.close(handle)

@@ -1,0 +1,134 @@
+"""Where a testbed keeps its files, and who may change it: one directory, of which it is the only owner.
+
+Everything else of a testbed lives in its hosts' namespaces, and those exist only as long as processes in them do. So a
+testbed is gone once its processes have ended and this directory is deleted.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import os
+import shutil
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+DEFAULT_ROOT = Path("/run/jaxrun-testbed")
+CONTROLLER = "ctl"
+MAX_HOSTS = 99
+# The path of a Unix socket may have 107 characters.
+LONGEST_ROOT = 80
+USAGE, UNAVAILABLE = 2, 69
+
+
+class Refusal(Exception):
+    """An expected failure: what was wrong and what to do next, and the exit status that says so."""
+
+    def __init__(self, message: str, status: int = UNAVAILABLE) -> None:
+        super().__init__(message)
+        self.status = status
+
+
+@dataclass(frozen=True)
+class Place:
+    """The files of the testbed in the directory `root`."""
+
+    root: Path
+
+    def __post_init__(self) -> None:
+        if not self.root.is_absolute() or len(str(self.root)) > LONGEST_ROOT or any(map(str.isspace, str(self.root))):
+            raise Refusal(
+                f"JAXRUN_TESTBED_DIR={str(self.root)!r} must be an absolute path without spaces "
+                f"of at most {LONGEST_ROOT} characters",
+                USAGE,
+            )
+
+    @property
+    def etc(self) -> Path:
+        return self.root / "etc"
+
+    @property
+    def slurm_conf(self) -> Path:
+        return self.etc / "slurm.conf"
+
+    @property
+    def munge(self) -> Path:
+        return self.root / "munge"
+
+    @property
+    def logs(self) -> Path:
+        return self.root / "log"
+
+    @property
+    def commands(self) -> Path:
+        """What the hosts find first on their PATH: ssh."""
+        return self.root / "bin"
+
+    @property
+    def record(self) -> Path:
+        """Written when `up` has finished."""
+        return self.root / "testbed.json"
+
+    def host(self, name: str) -> Path:
+        return self.root / "hosts" / name
+
+    def hosts(self) -> int | None:
+        """The number of hosts, None where no `up` has finished."""
+        try:
+            return int(json.loads(self.record.read_text())["hosts"])
+        except FileNotFoundError:
+            return None
+
+    def finish(self, hosts: int) -> None:
+        draft = self.record.with_suffix(".new")
+        draft.write_text(json.dumps({"hosts": hosts}) + "\n")
+        draft.replace(self.record)
+
+    def clear(self) -> None:
+        """Delete every file, the root directory excepted."""
+        for entry in self.root.iterdir() if self.root.is_dir() else ():
+            shutil.rmtree(entry) if entry.is_dir() and not entry.is_symlink() else entry.unlink()
+
+
+@contextlib.contextmanager
+def locked(place: Place) -> Iterator[None]:
+    """Hold the testbed for oneself. The root directory is made, and removed again if it is empty in the end."""
+    while True:
+        place.root.mkdir(mode=0o755, parents=True, exist_ok=True)
+        with contextlib.suppress(FileNotFoundError):
+            handle = os.open(place.root, os.O_RDONLY | os.O_DIRECTORY)
+            try:
+                _lock(handle, place)
+                if os.path.samestat(os.fstat(handle), os.stat(place.root)):
+                    yield
+                    return
+            finally:
+                with contextlib.suppress(OSError):
+                    place.root.rmdir()
+                os.close(handle)
+
+
+def _lock(handle: int, place: Place) -> None:
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        print(f"waiting for another scripts/testbed that works on {place.root} ...", file=sys.stderr)
+        fcntl.flock(handle, fcntl.LOCK_EX)
+
+
+def host_names(hosts: int) -> tuple[str, ...]:
+    return tuple(f"h{number}" for number in range(1, hosts + 1))
+
+
+def address(name: str) -> str:
+    """The address of a host; only the testbed's own namespaces ever see it."""
+    return f"10.77.0.{254 if name == CONTROLLER else int(name.removeprefix('h'))}"
+
+
+def hosts_file(hosts: int) -> str:
+    """The text of /etc/hosts inside the testbed."""
+    names = (*host_names(hosts), CONTROLLER)
+    return "127.0.0.1 localhost\n::1 localhost ip6-localhost\n" + "".join(f"{address(name)} {name}\n" for name in names)
