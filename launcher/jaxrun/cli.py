@@ -5,11 +5,10 @@ Only what every command needs is imported here, so that `jaxrun` itself starts f
 
 from __future__ import annotations
 
-import contextlib
 import os
 import sys
 from collections.abc import Mapping, Sequence
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -18,18 +17,20 @@ from jaxrun.helppages import Command
 from jaxrun.options import parameters
 from jaxrun.planning.job import Job, parse_ranks
 
+if TYPE_CHECKING:
+    from jaxrun.headstart import HeadStart
+
 _EXIT_INTERRUPTED = EXIT_SIGNAL_BASE + 2
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
+def main(arguments: Sequence[str] | None = None, head_start: HeadStart | None = None) -> int:
     """Run the command line; returns the exit status."""
-    _open_standard_descriptors()
     given = list(sys.argv[1:] if arguments is None else arguments)
     command: click.Command = _RUN
     if given[:1] == ["explain"]:
         command, given = _EXPLAIN, given[1:]
     try:
-        return command.main(given, prog_name=command.name, standalone_mode=False) or 0
+        return command.main(given, prog_name=command.name, standalone_mode=False, obj=head_start) or 0
     except click.ClickException as error:
         error.show()
         return error.exit_code
@@ -38,22 +39,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return error.exit_code
     except (click.Abort, KeyboardInterrupt):
         return _EXIT_INTERRUPTED
-
-
-def entry() -> NoReturn:
-    """The installed command: main, and an end without taking the interpreter apart, which costs 20 ms."""
-    status = main()
-    for stream in (sys.stdout, sys.stderr):
-        with contextlib.suppress(OSError, ValueError):
-            stream.flush()
-    os._exit(status)
-
-
-def _open_standard_descriptors() -> None:
-    """Where the caller has closed one of 0, 1 and 2, nothing else may get its number and, say, the workers' output."""
-    while (descriptor := os.open(os.devnull, os.O_RDWR)) <= 2:
-        os.set_inheritable(descriptor, True)
-    os.close(descriptor)
 
 
 def make_job(values: Mapping[str, Any], environ: Mapping[str, str]) -> Job:
@@ -88,13 +73,15 @@ def _run(dry_run: bool, **values: Any) -> int:
     job = admit(make_job(values, environ), os.getcwd())
     given = {**environ, **job.env}
     machine = look(wanted_platforms(job, given), given)
-    planned = BACKENDS[job.backend](job, machine, environ, os.urandom(16).hex())
+    head_start: HeadStart | None = click.get_current_context().obj
+    job_id = head_start.job_id if head_start else os.urandom(16).hex()
+    planned = BACKENDS[job.backend](job, machine, environ, job_id)
     if dry_run:
         click.echo(os.fsencode(plan.render(planned, environ)), nl=False)
         return 0
     from jaxrun import supervise
 
-    return supervise.run(planned, environ)
+    return supervise.run(planned, environ, head_start)
 
 
 def _explain(run_dir: str) -> int:

@@ -14,6 +14,7 @@ from pathlib import Path
 
 from jaxrun.agent import forkserver
 from jaxrun.agent.guard import Guard
+from jaxrun.headstart import HeadStart
 from jaxrun.planning.plan import Plan
 from jaxrun.records import rundir
 
@@ -21,16 +22,17 @@ _FILES_PER_WORKER = 12  # two pipes, a channel, stacks and two logs, and twice t
 _FILES_OF_OURS = 64
 
 
-def run(plan: Plan, environ: Mapping[str, str]) -> int:
+def run(plan: Plan, environ: Mapping[str, str], head_start: HeadStart | None = None) -> int:
     """Run the job to its end; returns the exit status of `jaxrun`."""
     started = time.time()
     _allow_open_files(_FILES_OF_OURS + _FILES_PER_WORKER * len(plan.workers))
     directory = _open_run_dir(plan)
     guard = Guard(plan.job_id)  # forks, so it comes before any thread
-    server = None
-    if plan.fork:
+    server = head_start.take(plan, environ) if head_start else None
+    if plan.fork and server is None:
         with contextlib.suppress(OSError):  # starting workers afresh will fail too, and say why
-            server = forkserver.start(plan.argv, plan.base_env(environ))
+            program = forkserver.program_of(plan.argv)
+            server = forkserver.start(plan.argv[:1], program, plan.base_env(environ))
 
     from jaxrun import conduct
 

@@ -57,7 +57,7 @@ def __dir__() -> list[str]:
 
 def _identity() -> dict[str, Any]:
     from jaxrun.contract import WorkerEnv
-    from jaxrun.contract.variables import JOB_ID
+    from jaxrun.contract.names import JOB_ID
 
     if JOB_ID not in os.environ:
         alone = {"rank": 0, "size": 1, "local_rank": 0, "local_size": 1}

@@ -1,7 +1,8 @@
 """Import jax once, then fork the workers: N processes pay one import instead of N.
 
-`python -m jaxrun_runtime.forkserver FD PROGRAM [ARGS]...`, FD being the channel to the agent. The agent sends
-a Fork for each worker, with the worker's descriptors, and learns its process id; when the agent closes its
+`python -m jaxrun_runtime.forkserver FD [PROGRAM [ARGS]...]`, FD being the channel to the agent. Without a program it
+was started before the command line was read: it imports what no setting changes, and waits for a ForkSetUp. The agent
+sends a Fork for each worker, with the worker's descriptors, and learns its process id; when the agent closes its
 end the server leaves, and the agent, a subreaper, becomes the workers' parent. Forking comes before any thread
 or backend exists; where something has started one, the server declines and says so, and the agent starts
 fresh interpreters.
@@ -19,7 +20,7 @@ import time
 from dataclasses import replace
 from typing import NoReturn
 
-from jaxrun.contract import FORK_DESCRIPTORS, Decoder, Fork, ForkDeclined, Forked, WorkerEnv, encode
+from jaxrun.contract import FORK_DESCRIPTORS, Decoder, Fork, ForkDeclined, Forked, ForkSetUp, WorkerEnv, encode
 
 from . import lastwords, worker
 
@@ -31,6 +32,21 @@ _WANTED_LATER = (
     "jaxlib.mlir._mlir_libs._mlirHlo",
     "encodings.idna",
 )
+_JAX_WILL_IMPORT = (
+    "csv",
+    "decimal",
+    "difflib",
+    "email.parser",
+    "gzip",
+    "http.server",
+    "importlib.metadata",
+    "importlib.resources",
+    "logging",
+    "pickle",
+    "pprint",
+    "sysconfig",
+    "zipfile",
+)
 _REASON_LIMIT = 500
 _TRACEBACK_LIMIT = 8_000  # an answer is one packet, which the agent reads in one piece of 64 KiB
 
@@ -39,6 +55,8 @@ def main() -> None:
     os.environ.pop("PYTHONSAFEPATH", None)
     channel = socket.socket(fileno=int(sys.argv[1]))
     os.set_inheritable(channel.fileno(), False)
+    if len(sys.argv) == 2:
+        _get_ready(channel)
     obstacle = _import_jax(channel)
     server = os.getpid()
     while True:
@@ -57,6 +75,22 @@ def main() -> None:
         for descriptor in descriptors:
             os.close(descriptor)
         channel.send(encode(Forked(order.rank, pid)))
+
+
+def _get_ready(channel: socket.socket) -> None:
+    """Import what jax will want from the standard library, then learn for which job this is."""
+    for name in _JAX_WILL_IMPORT:
+        with contextlib.suppress(ImportError):
+            importlib.import_module(name)
+    frame = channel.recv(_MAX_REQUEST)
+    if not frame:
+        os._exit(0)  # the launcher needs none
+    (order,) = Decoder().feed(frame)
+    assert isinstance(order, ForkSetUp)
+    os.environ.update(order.environment)
+    for name in order.unset:
+        os.environ.pop(name, None)
+    sys.argv[2:] = order.program
 
 
 def _import_jax(channel: socket.socket) -> str:

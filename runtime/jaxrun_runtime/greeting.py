@@ -11,7 +11,7 @@ import time
 from collections.abc import Mapping
 
 from jaxrun.contract import Hello, WorkerEnv
-from jaxrun.contract.variables import COORDINATOR_ADDRESS, PROCESS_ID
+from jaxrun.contract.names import COORDINATOR_ADDRESS, PROCESS_ID
 
 from . import program
 

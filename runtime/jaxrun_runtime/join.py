@@ -19,7 +19,7 @@ from collections.abc import Callable
 from typing import Any
 
 from jaxrun.contract import Join, Lead, Listening, Proof, WorkerEnv
-from jaxrun.contract.variables import COORDINATOR_ADDRESS
+from jaxrun.contract.names import COORDINATOR_ADDRESS
 
 from . import jaxprivate
 from .link import AgentGone, Link

@@ -224,7 +224,10 @@ class Play:
         self.directory = directory
         self._screen = directory / "screen"
         began = time.time()
-        server = forkserver.start(plan.argv, plan.base_env(os.environ)) if fork else None
+        server = None
+        if fork:
+            program = forkserver.program_of(plan.argv)
+            server = forkserver.start(plan.argv[:1], program, plan.base_env(os.environ))
         self.crew = Crew(plan, Spawner(plan, os.environ, ""), server)
         expected = Expected(size, plan.job_id, "cpu", None)
         head = Head(dict.fromkeys(range(size), "h1"), expected, Limits(init, job, grace), "127.0.0.1", began)

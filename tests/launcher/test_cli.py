@@ -29,7 +29,7 @@ def here(tmp_path, monkeypatch):
 def plans(monkeypatch):
     """Collects the plans that would be run; the job's exit code is then 42."""
     collected = []
-    supervise = SimpleNamespace(run=lambda plan, environ: collected.append(plan) or 42)
+    supervise = SimpleNamespace(run=lambda plan, environ, head_start: collected.append(plan) or 42)
     monkeypatch.setattr(jaxrun, "supervise", supervise, raising=False)
     return collected
 
@@ -203,7 +203,7 @@ def test_dry_run_prints_the_plan_and_starts_nothing(here, plans, capsys):
 
 
 def test_an_error_of_the_run_ends_in_its_exit_code(here, monkeypatch, capsys):
-    def refuse(plan, environ):
+    def refuse(plan, environ, head_start):
         raise UsageError("the run directory is taken")
 
     monkeypatch.setattr(jaxrun, "supervise", SimpleNamespace(run=refuse), raising=False)

@@ -73,7 +73,7 @@ def test_a_failed_start_leaves_nothing_open(tmp_path):
     with pytest.raises(FileNotFoundError):
         spawner.fresh(plan.workers[0])
     with pytest.raises(FileNotFoundError):
-        forkserver.start(plan.argv, os.environ)
+        forkserver.start(plan.argv[:1], forkserver.program_of(plan.argv), os.environ)
     lines, request = spawner.fork_request(plan.workers[0])
     request.close()
     lines.close()
@@ -85,7 +85,7 @@ def test_the_fork_server_is_given_the_program_and_has_no_streams_but_stderr(tmp_
     python.write_text(f'#!/bin/sh\nprintf "%s|" "$@" $(readlink /proc/$$/fd/0 /proc/$$/fd/1) > {tmp_path}/arguments\n')
     python.chmod(0o755)
     plan = _plan(str(python), "-m", "jaxrun_runtime", "-m", "my.program", "an argument")
-    server = forkserver.start(plan.argv, os.environ)
+    server = forkserver.start(plan.argv[:1], forkserver.program_of(plan.argv), os.environ)
     os.waitpid(server.pid, 0)
     _, module, fd, *program, stdin, stdout = (tmp_path / "arguments").read_text().split("|")[:-1]
     assert module == "jaxrun_runtime.forkserver" and fd.isdigit()

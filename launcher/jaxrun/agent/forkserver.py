@@ -1,7 +1,7 @@
 """The process that imports jax once for all workers, and forks them: how it is started and spoken to.
 
 It is started before most of the launcher is imported, which then happens in the shadow of its own, longer import:
-nothing here may import what the command line has not.
+nothing here may import more than it must.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import socket
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Protocol
 
-from jaxrun.planning.plan import RUNTIME
+from jaxrun import RUNTIME
 
 if TYPE_CHECKING:
     from jaxrun.contract import ForkDeclined, Forked
@@ -37,6 +37,12 @@ class ForkServer:
     def __init__(self, pid: int, channel: socket.socket) -> None:
         self.pid = pid
         self.channel = channel
+
+    def set_up(self, program: Sequence[str], values: Mapping[str, str], unset: Sequence[str]) -> None:
+        """Tell a server that was started ahead which program it is for and what changes in its environment. OSError."""
+        from jaxrun.contract import ForkSetUp, encode
+
+        self.channel.send(encode(ForkSetUp(tuple(program), values, tuple(unset))))
 
     def send(self, request: Request) -> None:
         """Hand over a request, with its descriptors. ConnectionError when the server has gone."""
@@ -64,18 +70,21 @@ class ForkServer:
             answers.append(answer)
 
 
-def start(worker_argv: Sequence[str], environ: Mapping[str, str]) -> ForkServer:
-    """Start it for workers of this command, `python … -m jaxrun_runtime PROGRAM …`. May raise OSError.
+def program_of(worker_argv: Sequence[str]) -> Sequence[str]:
+    """`PROGRAM …` of a worker's command, `python … -m jaxrun_runtime PROGRAM …`."""
+    return worker_argv[worker_argv.index(RUNTIME) + 1 :]
 
-    It speaks on stderr only.
+
+def start(python: Sequence[str], program: Sequence[str], environ: Mapping[str, str]) -> ForkServer:
+    """Start it with the interpreter `python`, for workers that run `program`; if that is empty, ahead, to be set up.
+
+    May raise OSError. It speaks on stderr only.
     """
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    place = worker_argv.index(RUNTIME)
-    python, program = worker_argv[:place], worker_argv[place + 1 :]
     os.set_inheritable(theirs.fileno(), True)
     null = os.open(os.devnull, os.O_RDWR)
     try:
-        argv = (*python, f"{RUNTIME}.forkserver", str(theirs.fileno()), *program)
+        argv = (*python, "-m", f"{RUNTIME}.forkserver", str(theirs.fileno()), *program)
         pid = start_process(argv, environ, (null, null))
     except OSError:
         ours.close()

@@ -13,7 +13,7 @@ import time
 from collections.abc import Iterable
 from typing import NoReturn
 
-from jaxrun.contract.variables import JOB_ID
+from jaxrun.contract.names import JOB_ID
 
 _SWEEPS_AT_MOST = 50
 _PAUSE = 0.02

@@ -6,12 +6,13 @@ import sys
 from collections.abc import Mapping
 from dataclasses import replace
 
+from jaxrun import RUNTIME
 from jaxrun.errors import UsageError
 from jaxrun.planning.environment import CPU_DEVICES_VARIABLE, PLATFORMS_VARIABLE, common, stale
 from jaxrun.planning.job import Job, Ranks
 from jaxrun.planning.layout import Layout, lay_out
 from jaxrun.planning.machine import Machine
-from jaxrun.planning.plan import RUNTIME, Plan, Worker
+from jaxrun.planning.plan import Plan, Worker
 
 _XLA_THREADS = "NPROC"
 

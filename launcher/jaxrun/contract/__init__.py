@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from .messages import Fork as Fork
     from .messages import ForkDeclined as ForkDeclined
     from .messages import Forked as Forked
+    from .messages import ForkSetUp as ForkSetUp
     from .messages import Hello as Hello
     from .messages import Join as Join
     from .messages import Lead as Lead
@@ -27,14 +28,14 @@ if TYPE_CHECKING:
     from .messages import Proof as Proof
     from .messages import Run as Run
     from .messages import ThreadFailed as ThreadFailed
-    from .variables import RESERVED_PREFIX as RESERVED_PREFIX
+    from .names import RESERVED_PREFIX as RESERVED_PREFIX
     from .variables import STACKS_SIGNAL as STACKS_SIGNAL
     from .variables import WorkerEnv as WorkerEnv
 
 
 def __getattr__(name: str) -> Any:
     if not name.startswith("_"):
-        for home in ("variables", "messages", "framing"):
+        for home in ("names", "variables", "messages", "framing"):
             module = import_module(f"{__name__}.{home}")
             if name in vars(module):
                 return vars(module)[name]

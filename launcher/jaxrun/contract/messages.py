@@ -14,8 +14,9 @@
 Agent and fork server (one import of jax, then a fork for each worker) speak the same way; a Fork carries the five
 descriptors of FORK_DESCRIPTORS beside it:
 
-    Fork  ──────────▶  fork server
-          ◀──────────  Forked | ForkDeclined
+    ForkSetUp  ──────────▶  fork server    (once, to one that was started before the job was known)
+    Fork       ──────────▶
+               ◀──────────  Forked | ForkDeclined
 
 Times are seconds since the epoch on the sender's clock.
 """
@@ -126,6 +127,15 @@ class Leave:
 
 
 @dataclass(frozen=True, slots=True)
+class ForkSetUp:
+    """The program that the workers will run, and how their environment differs from the fork server's."""
+
+    program: tuple[str, ...]
+    environment: Mapping[str, str]
+    unset: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Fork:
     """Fork the worker of this rank, with these variables on top of the fork server's own."""
 
@@ -151,6 +161,6 @@ class ForkDeclined:
 
 FORK_DESCRIPTORS = ("stdin", "stdout", "stderr", "channel", "stacks")
 
-Message = (
-    Hello | Lead | Listening | Join | Proof | Run | ThreadFailed | Failed | Done | Leave | Fork | Forked | ForkDeclined
-)
+_ToAgent = Hello | Listening | Proof | ThreadFailed | Failed | Done | Forked | ForkDeclined
+_FromAgent = Lead | Join | Run | Leave | ForkSetUp | Fork
+Message = _ToAgent | _FromAgent

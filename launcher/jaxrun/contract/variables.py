@@ -28,12 +28,7 @@ from typing import Any
 
 from jaxrun.errors import ProtocolError
 
-RESERVED_PREFIX = "JAXRUN_"
-
-JOB_ID = "JAXRUN_JOB_ID"
-COORDINATOR_ADDRESS = "JAX_COORDINATOR_ADDRESS"
-NUM_PROCESSES = "JAX_NUM_PROCESSES"
-PROCESS_ID = "JAX_PROCESS_ID"
+from .names import NUM_PROCESSES, PROCESS_ID, RESERVED_PREFIX
 
 # A worker that receives it writes the stacks of its threads to JAXRUN_STACKS_FD. To one that has not said Hello yet it
 # is deadly, as a real-time signal is by default.

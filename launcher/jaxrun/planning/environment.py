@@ -9,7 +9,7 @@ import re
 from collections.abc import Mapping
 from pathlib import Path
 
-from jaxrun.contract.variables import COORDINATOR_ADDRESS, NUM_PROCESSES, PROCESS_ID, RESERVED_PREFIX
+from jaxrun.contract.names import COORDINATOR_ADDRESS, NUM_PROCESSES, PROCESS_ID, RESERVED_PREFIX
 from jaxrun.errors import UsageError
 
 SAFE_PATH = "PYTHONSAFEPATH"

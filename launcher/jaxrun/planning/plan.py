@@ -10,11 +10,11 @@ import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from jaxrun.contract.variables import COORDINATOR_ADDRESS, JOB_ID, WorkerEnv
+from jaxrun.contract.names import COORDINATOR_ADDRESS, JOB_ID
+from jaxrun.contract.variables import WorkerEnv
 from jaxrun.planning.environment import masked
 from jaxrun.planning.job import Job
 
-RUNTIME = "jaxrun_runtime"
 _NOT_YET = "?"
 _COLUMNS = ("rank", "host", "local rank", "devices", "cores")
 

@@ -1,0 +1,7 @@
+"""The names of variables that are needed before anything else is imported."""
+
+RESERVED_PREFIX = "JAXRUN_"
+JOB_ID = f"{RESERVED_PREFIX}JOB_ID"
+COORDINATOR_ADDRESS = "JAX_COORDINATOR_ADDRESS"
+NUM_PROCESSES = "JAX_NUM_PROCESSES"
+PROCESS_ID = "JAX_PROCESS_ID"

@@ -1,0 +1,61 @@
+"""A head start: the interpreter that is to import jax is started before the command line is even read.
+
+It imports what no setting can change, and waits. The plan then tells it the rest; or, where the plan wants another
+interpreter or none, it is dropped and ends by itself. Worth 60 ms of every job, a tenth of a small one.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
+
+from jaxrun.agent import forkserver
+from jaxrun.contract.names import JOB_ID, RESERVED_PREFIX
+
+if TYPE_CHECKING:
+    from jaxrun.planning.plan import Plan
+
+# With one of these nothing is forked; where it belongs to the program, only the head start is lost.
+_NOT_FOR = frozenset(("--help", "--help-all", "--version", "--dry-run", "--no-fork"))
+# What an interpreter reads when it starts, or its C library; to change them takes another one.
+_READ_AT_START = ("PYTHON", "LD_", "MALLOC_", "GLIBC_", "LC_", "LANG", "TZ")
+
+
+class HeadStart:
+    """An interpreter that waits; `job_id` is what its job must be called."""
+
+    def __init__(self, job_id: str, environ: Mapping[str, str], server: forkserver.ForkServer) -> None:
+        self.job_id = job_id
+        self._environ = environ
+        self._server = server
+
+    def take(self, plan: Plan, environ: Mapping[str, str]) -> forkserver.ForkServer | None:
+        """The server, set up for `plan`; None if it does not fit. `environ` is the launcher's own environment."""
+        wanted = plan.base_env(environ)
+        values = {name: value for name, value in wanted.items() if self._environ.get(name) != value}
+        unset = sorted(self._environ.keys() - wanted.keys())
+        try:
+            if plan.fork and not any(name.startswith(_READ_AT_START) for name in (*values, *unset)):
+                self._server.set_up(forkserver.program_of(plan.argv), values, unset)
+                return self._server
+        except OSError:
+            pass  # it has died, or the command line is too long for it
+        self._server.channel.close()
+        return None
+
+
+def begin(arguments: Sequence[str], environ: Mapping[str, str]) -> HeadStart | None:
+    """Start the interpreter, if `arguments` look like a job that forks."""
+    if not arguments or arguments[0] == "explain" or _NOT_FOR & {*arguments} or "_JAXRUN_COMPLETE" in environ:
+        return None
+    job_id = os.urandom(16).hex()
+    own = {name: value for name, value in environ.items() if not name.startswith(RESERVED_PREFIX)}
+    own |= {JOB_ID: job_id, "PYTHONSAFEPATH": "1"}
+    if own.get("PYTHONHASHSEED", "random") in ("random", ""):
+        own["PYTHONHASHSEED"] = "0"
+    try:
+        return HeadStart(job_id, own, forkserver.start((sys.executable,), (), own))
+    except OSError:
+        return None
