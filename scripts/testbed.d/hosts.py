@@ -1,7 +1,7 @@
 """A host: a network, a UTS and a mount namespace, held by one process, its keeper.
 
-The keeper names the host, gives it a boot id, /etc/hosts, /dev/shm and /sys of its own, and then waits for ever. Nothing
-is mounted or named outside: when the last process of the host has ended, the kernel takes all of it back.
+The keeper names the host, gives it a boot id, /etc/hosts, /dev/shm and /sys of its own, and then waits for ever.
+Nothing is mounted or named outside: when the last process of the host has ended, the kernel takes all of it back.
 """
 
 from __future__ import annotations
@@ -57,7 +57,8 @@ def environment(place: Place, base: Mapping[str, str]) -> dict[str, str]:
 
 def fresh_environment(place: Place) -> dict[str, str]:
     """What a login starts with: nothing of the caller's."""
-    return environment(place, {"HOME": "/root", "USER": "root", "LOGNAME": "root", "SHELL": "/bin/sh", "LANG": "C.UTF-8"})
+    login = {"HOME": "/root", "USER": "root", "LOGNAME": "root", "SHELL": "/bin/sh", "LANG": "C.UTF-8"}
+    return environment(place, login)
 
 
 def enter(keeper: int, directory: str, command: Sequence[str]) -> list[str]:
@@ -124,26 +125,24 @@ def power_off(place: Place, name: str) -> int:
 def power_off_all(place: Place) -> int:
     """End all processes of the testbed, whatever its files say; how many."""
     outside = os.stat("/proc/self/ns/net").st_ino
-
-    def networks() -> set[int]:
-        return {
-            process.network
-            for process in processes.scan()
-            if process.network != outside and processes.started_with(process.pid, MARK, str(place.root))
-        }
-
     killed = 0
-    # A keeper whose starter was killed a moment ago may still be on its way into its namespaces.
+    # Twice: what a killed `up` had started a moment ago may not have shown its mark in the first round.
     for _ in range(2):
-        while found := networks():
-            killed += processes.end(lambda process, found=found: process.network in found, "the testbed")  # type: ignore[misc]
+        networks: set[int] = set()
+
+        def belongs(process: Process, networks: set[int] = networks) -> bool:
+            if process.network in networks:
+                return True
+            if process.network == outside and process.command not in ("unshare", "nsenter"):
+                return False
+            if not processes.started_with(process.pid, MARK, str(place.root)):
+                return False
+            networks.update({process.network} - {outside})
+            return True
+
+        killed += processes.end(belongs, "the testbed")
         time.sleep(0.03)
     return killed
-
-
-def is_inside(place: Place, env: Mapping[str, str]) -> bool:
-    """Whether this very process runs in a host of a testbed."""
-    return MARK in env and os.stat("/proc/self/ns/net").st_ino != os.stat("/proc/1/ns/net").st_ino
 
 
 def _start_keeper(place: Place, name: str) -> subprocess.Popen[bytes]:

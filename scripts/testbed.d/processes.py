@@ -1,4 +1,4 @@
-"""Processes as /proc shows them, and ending them by id: only those that a rule claims, asked again at the last moment."""
+"""Processes as /proc shows them, and ending them by id: only those that a rule claims, asked again just before."""
 
 from __future__ import annotations
 

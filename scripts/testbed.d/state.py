@@ -87,10 +87,27 @@ class Place:
         draft.write_text(json.dumps({"hosts": hosts}) + "\n")
         draft.replace(self.record)
 
-    def clear(self) -> None:
-        """Delete every file, the root directory excepted."""
-        for entry in self.root.iterdir() if self.root.is_dir() else ():
+    @property
+    def stamp(self) -> Path:
+        """Says that everything in the directory is the testbed's, and may be deleted."""
+        return self.root / ".jaxrun-testbed"
+
+    def claim(self) -> None:
+        """Make the directory the testbed's own. Refusal where it holds anything else."""
+        if not self.stamp.exists():
+            if any(self.root.iterdir()):
+                raise Refusal(f"{self.root} holds other files; let JAXRUN_TESTBED_DIR name a new directory", USAGE)
+            self.stamp.touch()
+
+    def clear(self) -> int:
+        """Delete what the testbed wrote, the directory itself excepted; the number of entries."""
+        if not self.stamp.exists():
+            return 0
+        entries = [entry for entry in self.root.iterdir() if entry != self.stamp]
+        for entry in entries:
             shutil.rmtree(entry) if entry.is_dir() and not entry.is_symlink() else entry.unlink()
+        self.stamp.unlink()
+        return len(entries)
 
 
 @contextlib.contextmanager
