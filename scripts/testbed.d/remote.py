@@ -1,0 +1,67 @@
+"""ssh without sshd: reads ssh's command line, and says what the command would be and where.
+
+As with ssh, nothing of the caller's environment or directory goes along, and the words of the command are joined by
+spaces for the shell of the other side. Both links must be up at the start; unlike with ssh, one that is cut later does
+not end the command.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from state import USAGE, Refusal
+
+# ssh's options that are followed by a value; all others stand alone.
+_WITH_VALUE = frozenset("bcDEeFIiJLlmOoPpQRSWw")
+SSH_FAILED = 255
+CONNECT_TIMEOUT = 5.0
+
+
+@dataclass(frozen=True)
+class Remote:
+    """What to run where; without words, a login shell."""
+
+    host: str
+    words: tuple[str, ...]
+
+    @property
+    def command(self) -> list[str]:
+        return ["/bin/sh", "-c", " ".join(self.words)] if self.words else ["/bin/sh", "-l"]
+
+
+def parse(arguments: Sequence[str]) -> Remote:
+    """ssh's arguments: options, [user@]host, more options, the command."""
+    host, rest = "", list(arguments)
+    while rest:
+        if rest[0] == "--":
+            rest.pop(0)
+            if host:
+                break
+        elif rest[0].startswith("-") and len(rest[0]) > 1:
+            _drop_option(rest)
+            continue
+        elif host:
+            break
+        if rest:
+            host = rest.pop(0).rpartition("@")[2]
+    if not host:
+        raise Refusal("ssh: no host was given; usage: scripts/testbed ssh HOST COMMAND...", USAGE)
+    return Remote(host, tuple(rest))
+
+
+def reach(address: str) -> None:
+    """OSError if this host's network does not lead to the address. That nobody listens there is an answer too."""
+    with contextlib.suppress(ConnectionRefusedError):
+        socket.create_connection((address, 22), timeout=CONNECT_TIMEOUT).close()
+
+
+def _drop_option(rest: list[str]) -> None:
+    letters = rest.pop(0)[1:]
+    for position, letter in enumerate(letters):
+        if letter in _WITH_VALUE:
+            if position == len(letters) - 1 and rest:
+                rest.pop(0)
+            return

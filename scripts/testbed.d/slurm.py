@@ -1,0 +1,146 @@
+"""Slurm on the hosts: the texts of its configuration, and munged, slurmctld and slurmd, each started where it lives."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import secrets
+import subprocess
+import time
+from collections.abc import Callable, Sequence
+
+import hosts
+from state import CONTROLLER, Place, Refusal, address
+
+# More than a small machine has: SlurmdParameters=config_overrides makes Slurm believe it.
+CPUS_PER_HOST = 4
+# Seconds of silence after which Slurm takes a host for lost and ends its jobs; the default, 300, makes long tests.
+SLURMD_TIMEOUT = 10
+# Seconds that slurmctld waits for one answer; with Slurm's default of 10, a lost host is noticed after 28 s, not 18.
+MESSAGE_TIMEOUT = 5
+# Seconds from SIGTERM to SIGKILL for a step that Slurm ends; srun also waits this long for tasks of a lost host.
+KILL_WAIT = 5
+PATIENCE = 30.0
+
+
+def slurm_conf(place: Place, hosts_up: int, memory: int) -> str:
+    """The text of slurm.conf; `memory` is that of each host in MB."""
+    return f"""ClusterName=testbed
+SlurmctldHost={CONTROLLER}({address(CONTROLLER)})
+SlurmUser=root
+AuthType=auth/munge
+AuthInfo=socket={place.munge}/socket
+StateSaveLocation={place.root}/slurm/state
+SlurmdSpoolDir={place.root}/slurm/%n
+SlurmctldPidFile={place.root}/slurm/slurmctld.pid
+SlurmdPidFile={place.root}/slurm/slurmd-%n.pid
+SlurmctldLogFile={place.logs}/slurmctld.log
+SlurmdLogFile={place.logs}/slurmd-%n.log
+SlurmdParameters=config_overrides
+SlurmdTimeout={SLURMD_TIMEOUT}
+MessageTimeout={MESSAGE_TIMEOUT}
+KillWait={KILL_WAIT}
+ProctrackType=proctrack/linuxproc
+TaskPlugin=task/none
+JobAcctGatherType=jobacct_gather/none
+SelectType=select/cons_tres
+SelectTypeParameters=CR_CPU
+SchedulerParameters=batch_sched_delay=0,sched_interval=1
+PropagateResourceLimits=NONE
+ReturnToService=2
+MpiDefault=none
+MailProg=/bin/true
+NodeName=h[1-{hosts_up}] CPUs={CPUS_PER_HOST} RealMemory={memory}
+PartitionName=all Nodes=ALL Default=YES MaxTime=INFINITE State=UP
+"""
+
+
+CGROUP_CONF = "CgroupPlugin=autodetect\n"
+
+
+def configure(place: Place, hosts_up: int) -> None:
+    """Write everything that the daemons read, with a key of their own for munge."""
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 2**20
+    for folder in (place.etc, place.munge, place.logs, place.root / "slurm"):
+        folder.mkdir(parents=True, exist_ok=True)
+        folder.chmod(0o755)
+    place.slurm_conf.write_text(slurm_conf(place, hosts_up, memory))
+    (place.etc / "cgroup.conf").write_text(CGROUP_CONF)
+    key = place.munge / "key"
+    key.touch(mode=0o600)
+    key.write_bytes(secrets.token_bytes(128))
+
+
+def start(place: Place, names: Sequence[str], say: Callable[[str], None]) -> None:
+    """Start the daemons that are missing on the controller and on these hosts, and wait until their nodes are idle."""
+    running = {process.command for process in hosts.members(place, CONTROLLER)}
+    if "munged" not in running:
+        _start_munged(place)
+        say("ctl: munged runs")
+    if "slurmctld" not in running:
+        _daemon(place, CONTROLLER, ["slurmctld", "-D"])
+        say("ctl: slurmctld started")
+    waiting = []
+    for name in names:
+        if "slurmd" not in {process.command for process in hosts.members(place, name)}:
+            (place.root / "slurm" / name).mkdir(exist_ok=True)
+            _daemon(place, name, ["slurmd", "-D"])
+            say(f"{name}: slurmd started")
+            waiting.append(name)
+    _wait(place, waiting)
+
+
+def node_states(place: Place, controller: int) -> dict[str, str]:
+    """What slurmctld says of each node ("idle", "mixed", "down*", ...); empty while it does not answer."""
+    with contextlib.suppress(Refusal):
+        lines = hosts.run_inside(place, controller, ["sinfo", "--noheader", "--Node", "--format=%N %T"]).splitlines()
+        return {name: state for name, state in (line.split() for line in lines)}
+    return {}
+
+
+def _start_munged(place: Place) -> None:
+    files = [f"--{name}-file={place.munge / name}" for name in ("key", "pid", "seed")]
+    options = [*files, f"--socket={place.munge / 'socket'}", f"--log-file={place.logs / 'munged.log'}"]
+    _daemon(place, CONTROLLER, ["munged", "--foreground", "--force", "--num-threads=2", *options])
+    deadline = time.monotonic() + PATIENCE
+    while not (place.munge / "socket").is_socket():
+        if time.monotonic() > deadline:
+            raise Refusal(f"munged did not start: {_last_words(place, 'munged')}")
+        time.sleep(0.01)
+
+
+def _daemon(place: Place, name: str, command: Sequence[str]) -> None:
+    holder = hosts.keeper(place, name)
+    if not holder:
+        raise Refusal(f"{command[0]} cannot start: {name} is off")
+    with open(place.logs / f"{command[0]}-{name}.out", "wb") as log:
+        subprocess.Popen(
+            hosts.enter(holder.pid, "/", command),
+            env=hosts.fresh_environment(place),
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+            start_new_session=True,
+        )
+
+
+def _wait(place: Place, names: Sequence[str]) -> None:
+    controller = hosts.keeper(place, CONTROLLER)
+    deadline = time.monotonic() + PATIENCE
+    while names and controller:
+        states = node_states(place, controller.pid)
+        missing = [name for name in names if states.get(name) not in ("idle", "mixed", "allocated")]
+        if not missing:
+            return
+        if time.monotonic() > deadline:
+            seen = ", ".join(f"{name} {states.get(name, 'unknown')}" for name in missing)
+            words = _last_words(place, f"slurmd-{missing[0]}" if states else "slurmctld")
+            raise Refusal(f"after {PATIENCE:g} s Slurm does not say idle of all hosts ({seen}): {words}")
+        time.sleep(0.05)
+
+
+def _last_words(place: Place, daemon: str) -> str:
+    """The end of a daemon's log, and where the rest is."""
+    logs = sorted(place.logs.glob(f"{daemon}*"))
+    lines = [line for log in logs for line in log.read_text(errors="replace").splitlines()]
+    return " / ".join(lines[-3:] or ["no word"]) + f" (logs: {place.logs})"

