@@ -42,3 +42,23 @@ def test_the_digits_are_learned_alike_on_every_layout(tmp_path: Path) -> None:
 def test_programs_run_over_simulated_hosts(tmp_path: Path) -> None:
     result = jaxrun(tmp_path, "-n", "4", "--simulate-hosts", "2", "-m", f"{PROGRAMS}.selfcheck")
     assert result.code == 0, result.err
+
+
+def test_a_loop_of_collectives_may_run_ahead_of_its_results(tmp_path: Path) -> None:
+    # With fewer threads than XLA needs for its simulated devices, JAX 0.8 and 0.10 hang here for ever.
+    program = tmp_path / "ahead.py"
+    program.write_text(
+        "import jax\nimport numpy as np\n"
+        "from jax.sharding import Mesh, NamedSharding, PartitionSpec as P\n"
+        "devices = np.array(jax.devices())\n"
+        "mesh = Mesh(devices, ('i',))\n"
+        "ones = lambda index: np.ones(devices.size)[index]\n"
+        "x = jax.make_array_from_callback(devices.shape, NamedSharding(mesh, P('i')), ones)\n"
+        "mean = lambda x: jax.lax.psum(x, 'i') / devices.size\n"
+        "step = jax.jit(jax.shard_map(mean, mesh=mesh, in_specs=P('i'), out_specs=P('i')))\n"
+        "for _ in range(400):\n    x = step(x)\n"
+        "print('means', [float(shard.data[0]) for shard in x.addressable_shards])\n"
+    )
+    result = jaxrun(tmp_path, "-n", "2", "-d", "2", "--timeout", "60", str(program))
+    assert result.code == 0, result.err
+    assert result.out.count("means [1.0, 1.0]") == 2
