@@ -68,7 +68,10 @@ class Roster:
         self._known[words.rank].threads.append(words)
 
     def exited(self, exited: Exited, now: float) -> None:
-        self._known[exited.rank].exited = exited
+        known = self._known[exited.rank]
+        known.exited = exited
+        if exited.status != 0 and known.words is None:
+            known.sign = None  # that it had finished well is no sign of this end
         self._sign(exited.rank, now)
 
     def stopped(self, ranks: Iterable[int]) -> None:
