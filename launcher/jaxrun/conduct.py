@@ -59,8 +59,7 @@ def conduct(
 
 
 def _tell(plan: Plan, ending: Ending, started: float, directory: RunDir, output: Output) -> int:
-    hosts = {worker.rank: worker.host for worker in plan.workers}
-    decided = verdict.decide(ending, hosts, started=started, ended=time.time(), timeout=plan.job.timeout)
+    decided = verdict.decide(ending, plan.host_of, started=started, ended=time.time(), timeout=plan.job.timeout)
     directory.write_text(rundir.VERDICT, verdict.to_json(decided))
     directory.close()
     output.say(report.render(decided, _as_typed(directory.path)))
@@ -68,7 +67,7 @@ def _tell(plan: Plan, ending: Ending, started: float, directory: RunDir, output:
     return decided.exit_code
 
 
-def _open_output(plan: Plan, environ: Mapping[str, str], directory: rundir.RunDir) -> Output:
+def _open_output(plan: Plan, environ: Mapping[str, str], directory: RunDir) -> Output:
     plain = bool(environ.get("NO_COLOR")) or environ.get("TERM") == "dumb"
     out, err = (not plain and os.isatty(fd) for fd in (1, 2))
     ranks = [worker.rank for worker in plan.workers]
@@ -87,7 +86,7 @@ def _make_head(plan: Plan, now: float) -> Head:
     job = plan.job
     expected = Expected(len(plan.workers), plan.job_id, job.platform, plan.local_devices)
     limits = Limits(init=job.init_timeout, job=job.timeout, grace=job.grace)
-    return Head({worker.rank: worker.host for worker in plan.workers}, expected, limits, _LOOPBACK, now)
+    return Head(plan.host_of, expected, limits, _LOOPBACK, now)
 
 
 def _run_dir(directory: RunDir) -> str:

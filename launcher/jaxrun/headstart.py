@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 from jaxrun.agent import forkserver
 from jaxrun.contract.names import JOB_ID, RESERVED_PREFIX
+from jaxrun.planning import interpreter
 
 if TYPE_CHECKING:
     from jaxrun.planning.plan import Plan
@@ -52,9 +53,7 @@ def begin(arguments: Sequence[str], environ: Mapping[str, str]) -> HeadStart | N
         return None
     job_id = os.urandom(16).hex()
     own = {name: value for name, value in environ.items() if not name.startswith(RESERVED_PREFIX)}
-    own |= {JOB_ID: job_id, "PYTHONSAFEPATH": "1"}
-    if own.get("PYTHONHASHSEED", "random") in ("random", ""):
-        own["PYTHONHASHSEED"] = "0"
+    own |= interpreter.settings(own) | {JOB_ID: job_id}
     try:
         return HeadStart(job_id, own, forkserver.start((sys.executable,), (), own))
     except OSError:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
+from jaxrun.wording import several_hosts
+
 
 def compact(ranks: Iterable[int]) -> str:
     """`[0, 1, 2, 5]` → `0-2, 5`."""
@@ -25,6 +27,6 @@ def spell(ranks: Iterable[int]) -> str:
 def locate(ranks: Iterable[int], hosts: Mapping[int, str]) -> str:
     """The same with their hosts, where the job has more than one: `rank 5 (h3)`."""
     known = sorted(set(ranks))
-    if len(set(hosts.values())) <= 1:
+    if not several_hosts(hosts):
         return spell(known)
     return f"{spell(known)} ({', '.join(dict.fromkeys(hosts[rank] for rank in known))})"

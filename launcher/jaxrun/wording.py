@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import signal
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 
 def seconds(value: float) -> str:
@@ -32,6 +32,12 @@ def signal_name(number: int) -> str:
 def plural(count: int, noun: str) -> str:
     """`1 rank`, `8 ranks`."""
     return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
+
+
+def columns(rows: Sequence[Sequence[str]], gap: str = "  ") -> list[str]:
+    """Rows of equal length as lines, every column as wide as its widest cell, nothing blank at the end."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return [gap.join(map(str.ljust, row, widths)).rstrip() for row in rows]
 
 
 def several_hosts(hosts: Mapping[int, str]) -> bool:

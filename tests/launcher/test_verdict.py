@@ -10,6 +10,7 @@ import pytest
 from jaxrun.contract import Failed, ThreadFailed
 from jaxrun.head.events import Ending
 from jaxrun.verdict import verdict
+from jaxrun.verdict.blame import Kind, kind
 from jaxrun.verdict.ends import End
 from jaxrun.verdict.outcome import Verdict
 
@@ -59,7 +60,7 @@ def decide(ends: list[End], reason: str, **more: Any) -> Verdict:
 def test_an_exception_outweighs_a_broken_connection_that_came_first() -> None:
     ends = [raised(0, 9.9, GLOO), raised(2, 10.0), *stopped(1, 3)]
     assert verdict.culprits(ends) == (2,)
-    assert verdict.is_collateral(ends[0]) and not verdict.is_collateral(ends[1])
+    assert kind(ends[0]) is Kind.CONSEQUENCE and kind(ends[1]) is not Kind.CONSEQUENCE
 
 
 @pytest.mark.parametrize("status", [-signal.SIGKILL, -signal.SIGSEGV, -signal.SIGTERM, 7])

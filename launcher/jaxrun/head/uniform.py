@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from jaxrun.contract import Hello, Proof
 from jaxrun.ranks import locate, spell
-from jaxrun.wording import plural
+from jaxrun.wording import columns, plural, several_hosts
 
 _UNSET = "(not set)"
 # Hosts may number their devices differently; a difference that matters shows in the device counts.
@@ -118,7 +118,7 @@ def _local_devices(proofs: Mapping[int, Proof], hellos: Mapping[int, Hello], exp
     rows = []
     for value, ranks in _group(counts, lambda rank: plural(counts[rank], "device")):
         kinds = sorted({kind for rank in ranks for kind in proofs[rank].device_kinds})
-        where = [_hosts(hellos, ranks)] if _several_hosts(hellos) else []
+        where = [_hosts(hellos, ranks)] if several_hosts(_places(hellos)) else []
         rows.append((spell(ranks), value, f"({', '.join(where + kinds)}){_cause(hellos[ranks[0]])}"))
     return "\n".join(
         [
@@ -186,7 +186,7 @@ def _group(ranks: Iterable[int], key: Callable[[int], str]) -> list[tuple[str, l
 
 def _table(hellos: Mapping[int, Hello], ranks: Iterable[int], key: Callable[[int], str]) -> list[str]:
     """A row for each value of `key`: which ranks have it, and on which hosts if there are several."""
-    several = _several_hosts(hellos)
+    several = several_hosts(_places(hellos))
     return _rows(
         [
             (spell(members), value, f"({_hosts(hellos, members)})" if several else "")
@@ -196,12 +196,11 @@ def _table(hellos: Mapping[int, Hello], ranks: Iterable[int], key: Callable[[int
 
 
 def _rows(rows: list[tuple[str, str, str]]) -> list[str]:
-    widths = [max(len(row[i]) for row in rows) for i in range(2)]
-    return [f"  {a:<{widths[0]}}   {b:<{widths[1]}}   {c}".rstrip() for a, b, c in rows]
+    return [f"  {line}" for line in columns(rows, gap="   ")]
 
 
-def _several_hosts(hellos: Mapping[int, Hello]) -> bool:
-    return len({hello.host for hello in hellos.values()}) > 1
+def _places(hellos: Mapping[int, Hello]) -> dict[int, str]:
+    return {rank: hello.host for rank, hello in hellos.items()}
 
 
 def _hosts(hellos: Mapping[int, Hello], ranks: Iterable[int]) -> str:
@@ -209,4 +208,4 @@ def _hosts(hellos: Mapping[int, Hello], ranks: Iterable[int]) -> str:
 
 
 def _locate(hellos: Mapping[int, Hello], ranks: Iterable[int]) -> str:
-    return locate(ranks, {rank: hello.host for rank, hello in hellos.items()})
+    return locate(ranks, _places(hellos))

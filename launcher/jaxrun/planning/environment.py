@@ -11,8 +11,8 @@ from pathlib import Path
 
 from jaxrun.contract.names import COORDINATOR_ADDRESS, NUM_PROCESSES, PROCESS_ID, RESERVED_PREFIX
 from jaxrun.errors import UsageError
+from jaxrun.planning import interpreter
 
-SAFE_PATH = "PYTHONSAFEPATH"
 PLATFORMS_VARIABLE = "JAX_PLATFORMS"
 CPU_DEVICES_VARIABLE = "JAX_NUM_CPU_DEVICES"
 
@@ -95,10 +95,7 @@ def common(environ: Mapping[str, str], *, cores: int, workers: int) -> dict[str,
     """
     threads = str(max(1, cores // workers))
     values = {name: threads for name in _THREAD_POOLS if name not in environ}
-    values[SAFE_PATH] = "1"
-    if environ.get("PYTHONHASHSEED", "random") in ("random", ""):
-        values["PYTHONHASHSEED"] = "0"
-    return values | _no_proxy(environ)
+    return values | interpreter.settings(environ) | _no_proxy(environ)
 
 
 def _no_proxy(environ: Mapping[str, str]) -> dict[str, str]:

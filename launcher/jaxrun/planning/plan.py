@@ -14,6 +14,7 @@ from jaxrun.contract.names import COORDINATOR_ADDRESS, JOB_ID
 from jaxrun.contract.variables import WorkerEnv
 from jaxrun.planning.environment import masked
 from jaxrun.planning.job import Job
+from jaxrun.wording import columns, plural
 
 _NOT_YET = "?"
 _COLUMNS = ("rank", "host", "local rank", "devices", "cores")
@@ -68,6 +69,11 @@ class Plan:
         """Every host once, in the order of their first ranks."""
         return tuple(dict.fromkeys(worker.host for worker in self.workers))
 
+    @property
+    def host_of(self) -> dict[int, str]:
+        """The host of each rank."""
+        return {worker.rank: worker.host for worker in self.workers}
+
     def base_env(self, environ: Mapping[str, str]) -> dict[str, str]:
         """The environment that all workers share, made from the launcher's own `environ`, with the job's mark."""
         kept = {name: value for name, value in environ.items() if name not in self.unset_env}
@@ -97,9 +103,9 @@ def summary(plan: Plan) -> str:
     count = len(plan.workers)
     shape = f"{count} process{'es' if count != 1 else ''}"
     if plan.local_devices is not None:
-        shape += f" x {plan.local_devices} device{'s' if plan.local_devices != 1 else ''}"
+        shape += f" x {plural(plan.local_devices, 'device')}"
     hosts = plan.job.simulated_hosts
-    where = f"{hosts} simulated host{'s' if hosts != 1 else ''}" if hosts else "this machine"
+    where = plural(hosts, "simulated host") if hosts else "this machine"
     return f"{shape} ({plan.job.platform}) on {where}"
 
 
@@ -109,7 +115,7 @@ def render(plan: Plan, environ: Mapping[str, str]) -> str:
     changed = {name: value for name, value in plan.set_env.items() if environ.get(name) != value}
     lines = [shlex.join(plan.argv), ""]
     lines += [f"{summary(plan)}; {_how(plan)}", *(f"note: {note}" for note in plan.notes), ""]
-    lines += _table([_COLUMNS, *(_row(plan, worker) for worker in plan.workers)])
+    lines += columns([_COLUMNS, *(_row(plan, worker) for worker in plan.workers)])
     lines += ["", "variables that jaxrun sets in every worker:"]
     lines += [f"  {_assignment(name, value)}" for name, value in sorted((changed | common).items())]
     if own:
@@ -179,11 +185,6 @@ def _row(plan: Plan, worker: Worker) -> tuple[str, ...]:
         devices = f"{plan.job.platform} x {plan.local_devices or 'all'}"
     cores = ",".join(map(str, worker.cpus)) or "all"
     return str(worker.rank), worker.host, f"{worker.local_rank} of {worker.local_size}", devices, cores
-
-
-def _table(rows: list[tuple[str, ...]]) -> list[str]:
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    return ["  ".join(map(str.ljust, row, widths)).rstrip() for row in rows]
 
 
 def _how(plan: Plan) -> str:

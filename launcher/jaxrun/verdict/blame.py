@@ -41,11 +41,6 @@ def kind(end: End) -> Kind:
     return Kind.UNCLEAR if unexplained else Kind.OWN
 
 
-def is_collateral(end: End) -> bool:
-    """Whether this end was another's doing."""
-    return kind(end) is Kind.CONSEQUENCE
-
-
 def certain(ends: Sequence[End]) -> bool:
     """Whether one of the ends is a cause beyond doubt, so that there is no better one to wait for."""
     return any(kind(end) is Kind.OWN for end in ends)

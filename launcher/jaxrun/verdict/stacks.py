@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import PurePath
 
 from jaxrun.ranks import compact, spell
-from jaxrun.wording import plural, several_hosts
+from jaxrun.wording import columns, plural, several_hosts
 
 # Samples: `Thread 0x00007f2c4e7fc6c0 [Loader-1] (most recent call first):`, `  File "a.py", line 88 in step`
 _THREAD = re.compile(r"^(Current thread|Thread) 0x[0-9a-f]+(?: \[.*\])? \(most recent call first\):")
@@ -144,8 +144,7 @@ def describe(dumps: Mapping[int, str], hosts: Mapping[int, str]) -> str:
     rows = [(plural(len(ranks), "rank"), _names(ranks, hosts), place) for place, ranks in groups]
     if not rows:
         return ""
-    counts, names = (max(len(row[column]) for row in rows) for column in (0, 1))
-    lines = [f"  {count:<{counts}}  {name:<{names}}  {place}" for count, name, place in rows]
+    lines = [f"  {line}" for line in columns(rows)]
     heading = f"{plural(len(dumps), 'rank')}, {plural(len(groups), 'group')}"
     return "\n".join([heading, *lines, *_odd_ones([ranks for _, ranks in groups])])
 

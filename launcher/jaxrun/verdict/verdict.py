@@ -13,7 +13,6 @@ from jaxrun.ranks import spell
 from jaxrun.verdict import sentences, stacks
 from jaxrun.verdict.blame import Kind, blamed, kind
 from jaxrun.verdict.blame import certain as certain
-from jaxrun.verdict.blame import is_collateral as is_collateral
 from jaxrun.verdict.ends import End
 from jaxrun.verdict.outcome import Verdict
 from jaxrun.verdict.outcome import to_json as to_json
