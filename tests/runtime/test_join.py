@@ -7,7 +7,7 @@ import subprocess
 import threading
 
 import pytest
-from member import IPV6
+from member import IPV6, without_gloo
 
 from jaxrun.contract import Lead, Listening, Proof
 from jaxrun.planning.environment import common
@@ -152,3 +152,14 @@ def test_a_coordinator_that_cannot_listen_ends_the_worker_with_words(start, scri
     words = gang.members[0].last_words()
     assert (words.stage, words.error) == ("join", "OSError")
     assert "Cannot assign requested address" in words.message
+
+
+def test_what_gloo_says_is_left_out_of_a_members_output_even_if_it_is_torn():
+    whole = "[Gloo] Rank 1 is connected to 3 peer ranks. Expected number of connected peer ranks is : 3\n"
+    torn = (
+        "[Gloo] Rank [Gloo] Rank 11 is connected to  is connected to 3\n",
+        "3 peer ranks. Expected number of connected peer ranks is : 3\n",
+        "3\n",
+        "\n",
+    )
+    assert without_gloo("3\n" + whole + "".join(torn) + "1 2 4.0\n3\n") == "3\n1 2 4.0\n3\n"
