@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from jaxrun.errors import EXIT_SIGNAL_BASE, JaxrunError
+from jaxrun.errors import EXIT_SIGNAL_BASE, JaxrunError, UsageError
 from jaxrun.helppages import Command
 from jaxrun.options import parameters
 from jaxrun.planning.job import Job, parse_ranks
@@ -55,11 +55,23 @@ def make_job(values: Mapping[str, Any], environ: Mapping[str, str]) -> Job:
     for name, option in (("quiet_ranks", "--quiet-ranks"), ("only_ranks", "--only-rank")):
         if name in given:
             given[name] = parse_ranks(given[name], option)
-    if "run_dir" in given:
-        given["run_dir"] = Path(given["run_dir"])
+    for name in ("run_dir", "hostfile", "sbatch"):
+        if name in given:
+            given[name] = Path(given[name])
+    for name, option in (("mpi_args", "--mpi-args"), ("slurm_args", "--slurm-args")):
+        given[name] = tuple(word for text in given.pop(name, ()) for word in _words(text, option))
     if given.pop("no_fork", False):
         given["no_fork"] = "--no-fork was given"
     return Job(**given, env=env)
+
+
+def _words(text: str, option: str) -> list[str]:
+    import shlex
+
+    try:
+        return shlex.split(text)
+    except ValueError as error:
+        raise UsageError(f"{option} {text!r} cannot be split into words: {str(error).lower()}") from None
 
 
 def _run(dry_run: bool, **values: Any) -> int:

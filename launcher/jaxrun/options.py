@@ -27,7 +27,7 @@ def parameters() -> list[click.Parameter]:
         metavar="PROGRAM [ARGS]...",
         shell_complete=_file_names,
     )
-    return [*_shape(), *_start(), *_output(), *_failure(), *_about(), program]
+    return [*_shape(), *_start(), *_mpirun(), *_slurm(), *_output(), *_failure(), *_about(), program]
 
 
 def _shape() -> list[click.Parameter]:
@@ -44,29 +44,65 @@ def _shape() -> list[click.Parameter]:
         Option(
             "--platform",
             group=group,
-            main=True,
             type=click.Choice(PLATFORMS),
             metavar="NAME",
             help=platform,
         ),
         Option("--simulate-hosts", "simulated_hosts", group=group, type=int, metavar="H", help=hosts),
+        Option("-N", "--hosts", group=group, type=int, metavar="N", help="Real hosts, with mpirun or slurm."),
+        Option("--processes-per-host", group=group, type=int, metavar="N", help="Processes on each of them."),
     ]
 
 
 def _start() -> list[click.Parameter]:
     group = "Backends and environment"
-    backend = f"What starts the processes. [default: {_DEFAULTS['backend']}; the others are to come]"
+    backend = f"What starts the processes. [default: {_DEFAULTS['backend']}]"
     env = "Set this variable in every process, or pass it on. May be repeated."
     env_file = "The same from a file of NAME=VALUE lines; --env wins."
     no_fork = "A fresh interpreter for each process. So does '# jaxrun: no-fork' in the program's first 20 lines."
     dry_run = "Print what would be started, and start nothing."
     choice = click.Choice(BACKENDS)
     return [
-        Option("--backend", group=group, type=choice, metavar="|".join(BACKENDS), help=backend),
+        Option("--backend", group=group, main=True, type=choice, metavar="|".join(BACKENDS), help=backend),
         Option("--env", "assignments", group=group, multiple=True, metavar="NAME[=VALUE]", help=env),
         Option("--env-file", "env_files", group=group, multiple=True, metavar="FILE", help=env_file),
         Option("--no-fork", group=group, is_flag=True, help=no_fork),
         Option("--dry-run", group=group, main=True, is_flag=True, help=dry_run),
+    ]
+
+
+def _mpirun() -> list[click.Parameter]:
+    group = "mpirun"
+    host_list = "Hosts and their slots, as h1:4,h2:4. [default: mpirun's own]"
+    hostfile = "The same from a file, a host in each line: 'h1 slots=4' or 'h1:4'."
+    mpirun = "The mpirun to use: Open MPI, MPICH or Intel MPI. [default: the one on PATH]"
+    mpi_args = "More words for mpirun, as typed in a shell. May be repeated."
+    interface = "Where jaxrun listens for other hosts: eth0, an address, or 10.1.0.0/16. [default: all; mpirun, slurm]"
+    return [
+        Option("-H", "--host", "host_list", group=group, metavar="HOSTS", help=host_list),
+        Option("--hostfile", group=group, metavar="FILE", help=hostfile),
+        Option("--mpirun", group=group, metavar="PATH", help=mpirun),
+        Option("--mpi-args", group=group, multiple=True, metavar="WORDS", help=mpi_args),
+        Option("--interface", group=group, metavar="NAME", help=interface),
+    ]
+
+
+def _slurm() -> list[click.Parameter]:
+    group = "Slurm"
+    slurm_args = "More words for srun and sbatch. May be repeated."
+    sbatch = "Write a batch script that runs this job, and start nothing."
+    submit = "Hand the job to Slurm, and follow its output; Ctrl-C only stops following."
+    return [
+        Option("--cpus-per-process", group=group, type=int, metavar="N", help="Cores to ask for, for each process."),
+        Option("--gpus-per-host", group=group, type=int, metavar="N", help="GPUs to ask for, on each host."),
+        Option("--partition", group=group, metavar="NAME", help="The partition to run in."),
+        Option(
+            "--time", "time_limit", group=group, metavar="TIME", help="The time limit, as Slurm writes it: 1:30:00."
+        ),
+        Option("--account", group=group, metavar="NAME", help="The account to charge."),
+        Option("--slurm-args", group=group, multiple=True, metavar="WORDS", help=slurm_args),
+        Option("--sbatch", group=group, metavar="FILE", help=sbatch),
+        Option("--submit", group=group, is_flag=True, help=submit),
     ]
 
 

@@ -1,4 +1,4 @@
-"""Carries out a plan on this machine: makes the run directory, starts what takes longest, and has the job conducted.
+"""Carries out a plan: makes the run directory, starts what takes longest, and has the job conducted.
 
 Importing jax takes longest, so its process is started before the rest of the launcher is imported, in its shadow.
 """
@@ -13,7 +13,7 @@ from datetime import datetime
 from pathlib import Path
 
 from jaxrun.agent import forkserver
-from jaxrun.agent.guard import Guard
+from jaxrun.agent.guard import Guard, job_mark
 from jaxrun.headstart import HeadStart
 from jaxrun.planning.plan import Plan
 from jaxrun.records import rundir
@@ -27,7 +27,11 @@ def run(plan: Plan, environ: Mapping[str, str], head_start: HeadStart | None = N
     started = time.time()
     _allow_open_files(_FILES_OF_OURS + _FILES_PER_WORKER * len(plan.workers))
     directory = _open_run_dir(plan)
-    guard = Guard(plan.job_id)  # forks, so it comes before any thread
+    if plan.starter is not None:
+        from jaxrun.station import conduct as far
+
+        return far.conduct(plan, environ, directory, Guard(), started)  # the agents have guards of their own
+    guard = Guard(job_mark(plan.job_id))  # forks, so it comes before any thread
     server = head_start.take(plan, environ) if head_start else None
     if plan.fork and server is None:
         with contextlib.suppress(OSError):  # starting workers afresh will fail too, and say why

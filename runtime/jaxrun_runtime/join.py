@@ -62,10 +62,19 @@ def join(env: WorkerEnv, link: Link, order: Lead | Join) -> float:
         jaxprivate.publish_gloo_at(order.interface)
         _lead(env, link, order.interface)
     else:
-        jaxprivate.publish_gloo_at(order.address.rpartition(":")[0].strip("[]"))
+        jaxprivate.publish_gloo_at(own_address_towards(order.address))
         _initialize(env, order.address)
     _accept_initialize_by_program(env)
     return time.time()
+
+
+def own_address_towards(address: str) -> str:
+    """The address of this host on the way to `address` ("host:port"); nothing is sent to find out."""
+    host, _, port = address.rpartition(":")
+    host = host.strip("[]")
+    with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        probe.connect((host, int(port)))
+        return str(probe.getsockname()[0])
 
 
 def prove(env: WorkerEnv, joined: float) -> Proof:

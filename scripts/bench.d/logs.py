@@ -20,7 +20,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from jaxrun.output.output import Output, Pipe, drain_ready
+from jaxrun.output.drain import Pipe, drain_ready
+from jaxrun.output.output import Output
 
 PIPE_SIZE = 2**20
 

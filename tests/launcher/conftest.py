@@ -16,7 +16,9 @@ from jaxrun.agent.agent import Agent
 from jaxrun.agent.crew import Crew
 from jaxrun.agent.signals import SignalPipe
 from jaxrun.agent.spawn import Spawner
+from jaxrun.clock import Clock
 from jaxrun.contract import Done, Failed, Hello, Lead, Listening, Proof
+from jaxrun.desk import Desk
 from jaxrun.head.events import (
     Exited,
     Finish,
@@ -234,9 +236,10 @@ class Play:
         with SignalPipe(SIGNALS) as signals, self._screen.open("wb") as screen:
             fd = screen.fileno()
             output = Output(size, log_dir=directory, stdout_fd=fd, stderr_fd=fd)
-            agent = Agent(self.crew, head, output, self.events, signals)
+            clock = Clock()
+            agent = Agent(self.crew, Desk(head, self.events, clock), output, signals, clock)
             try:
-                self.ending = agent.run()
+                self.ending = agent.run().ending
             finally:
                 self.seconds = time.time() - began
                 self.left_over = orphans.end_all()

@@ -161,7 +161,7 @@ def test_every_job_has_an_id_of_its_own(here, plans):
         (["-m"], "jaxrun: -m needs the name of a module"),
         (["-n", "0", "train.py"], "-n/--processes must be 1 or more, not 0"),
         (["-n", "x", "train.py"], "'x' is not a valid integer"),
-        (["--proceses", "2", "train.py"], "'--proceses'. Did you mean '--processes'?"),
+        (["--proceses", "2", "train.py"], "'--proceses'. (Did you mean"),
         (["--platform", "gpu", "train.py"], "'gpu' is not one of"),
         (["trian.py"], "did you mean train.py?"),
         (["."], "is a directory without __main__.py"),

@@ -76,7 +76,7 @@ def test_what_is_visible_is_always_some_of_the_cards_once(value):
 def test_the_first_probe_that_answers_counts():
     probes = {"NVML": lambda: None, "nvidia-smi": lambda: _EIGHT}
     assert devices.cuda_gpus({"CUDA_VISIBLE_DEVICES": "2,3"}, probes) == devices.Gpus(
-        ("H2", "H3"), "nvidia-smi", "CUDA_VISIBLE_DEVICES=2,3"
+        ("H2", "H3"), "nvidia-smi", "CUDA_VISIBLE_DEVICES=2,3", ("GPU-2aaaa-bbbb", "GPU-3aaaa-bbbb")
     )
 
 
@@ -193,7 +193,7 @@ def test_looking_for_the_cpu_asks_no_driver(monkeypatch, has_driver):
     monkeypatch.setitem(sys.modules, "pynvml", _Driver(answers=True))
     assert look(["cpu"], has_driver).gpus == {}
     found = look(["cuda", "cpu"], {**has_driver, "CUDA_VISIBLE_DEVICES": "0"})
-    assert found.gpus == {"cuda": devices.Gpus(("NVIDIA Thing",), "NVML", "CUDA_VISIBLE_DEVICES=0")}
+    assert found.gpus == {"cuda": devices.Gpus(("NVIDIA Thing",), "NVML", "CUDA_VISIBLE_DEVICES=0", ("GPU-0",))}
     assert found.cores and found.host
 
 

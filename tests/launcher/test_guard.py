@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from jaxrun.agent.guard import marked
+from jaxrun.agent.guard import job_mark, marked
 
 # A launcher with a guard, a child that carries the job's mark, and the child's daemon in its own session.
 LAUNCHER = """
@@ -16,7 +16,7 @@ import os, subprocess, sys, time
 from jaxrun.agent.guard import Guard
 
 job_id, pid_file, order = sys.argv[1:]
-guard = Guard(job_id)
+guard = Guard(f'JAXRUN_JOB_ID={job_id}')
 daemon = f"setsid sh -c 'echo $$ >> {pid_file}; sleep 60' & echo $$ >> {pid_file}; sleep 60"
 child = subprocess.Popen(["sh", "-c", daemon], env={**os.environ, "JAXRUN_JOB_ID": job_id})
 while not (os.path.exists(pid_file) and len(open(pid_file).read().split()) == 2):
@@ -50,7 +50,7 @@ def launch(tmp_path):
         launcher.kill()
         launcher.wait()
         launcher.stdout.close()
-    for pid in marked(job_id):
+    for pid in marked(job_mark(job_id)):
         os.kill(pid, 9)
 
 
@@ -116,7 +116,7 @@ def test_only_the_jobs_own_processes_are_marked():
     other = subprocess.Popen(["sleep", "60"], env=another)
     try:
         time.sleep(0.05)
-        assert list(marked(job_id)) == [child.pid]
+        assert list(marked(job_mark(job_id))) == [child.pid]
     finally:
         for process in (child, other):
             process.kill()

@@ -13,7 +13,9 @@ from typing import Any
 
 import pytest
 
-from jaxrun.output.output import BAR_EVERY, LONGEST_PARTIAL, PARTIAL_AFTER, TAIL, Output, Pipe, drain, drain_ready
+from jaxrun.output.drain import Pipe, drain, drain_ready
+from jaxrun.output.output import BAR_EVERY, LONGEST_PARTIAL, PARTIAL_AFTER, Output
+from jaxrun.output.tails import TAIL
 
 PACKAGES = str(Path(__file__).parents[2] / "launcher")
 
@@ -359,7 +361,8 @@ def test_little_is_followed_by_a_rest_and_much_or_an_end_is_not(worker: tuple[Pi
 CONGESTED = """
 import os, resource, sys, threading
 from pathlib import Path
-from jaxrun.output.output import Output, Pipe, drain
+from jaxrun.output.drain import Pipe, drain
+from jaxrun.output.output import Output
 resource.setrlimit(resource.RLIMIT_FSIZE, (0, resource.RLIM_INFINITY))
 out_read, out = os.pipe()
 read, write = os.pipe()

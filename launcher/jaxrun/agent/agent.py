@@ -1,7 +1,8 @@
-"""Watches and stops the workers of one host, and carries out what the head decides.
+"""Watches and stops workers, tells its superior what happens to them, and carries out what that decides.
 
-One loop: messages first, then exits and signals, output last. The agent is the parent of its workers and, as
-a subreaper, of whatever they leave behind.
+The superior is the head itself, in this process, or the line to a head on another host. One loop: messages first, then
+exits and signals, output last. The agent is the parent of its workers and, as a subreaper, of whatever they leave
+behind.
 """
 
 from __future__ import annotations
@@ -9,8 +10,7 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
-import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Protocol
 
 from jaxrun.agent.child import Child
@@ -23,7 +23,7 @@ from jaxrun.contract import STACKS_SIGNAL, Failed
 from jaxrun.errors import EXIT_SOFTWARE, ProtocolError
 from jaxrun.head.events import (
     Action,
-    Ending,
+    Dismiss,
     Event,
     Exited,
     Finish,
@@ -33,49 +33,70 @@ from jaxrun.head.events import (
     Signalled,
     StacksTaken,
     TakeStacks,
-    Tick,
 )
-from jaxrun.head.head import Head
-from jaxrun.output.output import Output
-from jaxrun.records import journal
+from jaxrun.output.drain import Sink
 
 _STACKS_WAIT = 0.1  # seconds for the fault handlers to answer; they take some milliseconds
 _MESSAGES, _SIGNALS, _PIPES = range(3)  # the order in which what is ready is served
 
 
-class Recorder(Protocol):
-    """Where events are kept; times are seconds since the epoch."""
+class Superior(Protocol):
+    """Who decides what becomes of the workers. Times are seconds since the epoch."""
 
-    def record(self, event: str, time: float, rank: int | None = None, **data: object) -> None: ...
+    def tell(self, event: Event) -> list[Action]:
+        """What is to be done now, in order; orders from far come later."""
+
+    def due(self) -> list[Action]:
+        """What is to be done because time has passed."""
+
+    def deadline(self) -> float | None:
+        """When `due` is to be asked at the latest."""
+
+    def note(self, name: str, rank: int | None = None, **more: object) -> None:
+        """What happened that changes no decision."""
+
+
+Orders = tuple[int, Callable[[], list[Action]]]
 
 
 class Agent:
     """All workers of one plan on this host."""
 
-    def __init__(self, crew: Crew, head: Head, output: Output, record: Recorder, signals: SignalPipe) -> None:
+    def __init__(
+        self,
+        crew: Crew,
+        superior: Superior,
+        output: Sink,
+        signals: SignalPipe,
+        clock: Callable[[], float],
+        orders: Orders | None = None,
+    ) -> None:
+        """`orders`: the descriptor on which a superior elsewhere is heard, and what it says when that is readable."""
         self._crew = crew
-        self._head = head
+        self._superior = superior
         self._output = output
-        self._journal = record
         self._signals = signals
-        # Seconds since the epoch that no setting of the machine's clock makes jump.
-        self._epoch = time.time() - time.monotonic()
-        self._pipes = Pipes(output, lambda rank: self._note(("first_output", rank, {})))
+        self._now = clock
+        self._orders = orders
+        self._pipes = Pipes(output, lambda rank: superior.note("first_output", rank))
         self._ready = Readiness()
         self._oom = OomWatch(own_memory_cgroup())
         self._stacks_due: list[tuple[float, TakeStacks]] = []
-        self._ending: Ending | None = None
+        self._last: Finish | Dismiss | None = None
 
-    def run(self) -> Ending:
-        """Start the workers and serve them until the head says that it is over; all have been reaped then."""
+    def run(self) -> Finish | Dismiss:
+        """Start the workers and serve them until the superior says that it is over; returns its last word."""
         self._ready.watch(self._signals.fileno(), _SIGNALS, self._on_signals)
+        if self._orders is not None:
+            fd, hear = self._orders
+            self._ready.watch(fd, _MESSAGES, lambda: self._carry_out_all(hear()))
         events = self._crew.start()
         if self._crew.server is not None:
             self._ready.watch(self._crew.server.channel.fileno(), _MESSAGES, self._on_server)
         self._welcome(events)
-        while self._ending is None:
+        while self._last is None:
             self._turn()
-        return self._ending
+        return self._last
 
     def close(self) -> None:
         """Hand over what is still in the pipes and let go of everything."""
@@ -95,15 +116,13 @@ class Agent:
         for due, order in [item for item in self._stacks_due if item[0] <= now]:
             self._stacks_due.remove((due, order))
             self._tell(self._read_stacks(order))
-        deadline = self._head.deadline()
-        if deadline is not None and deadline <= now:
-            self._tell(Tick())
+        self._carry_out_all(self._superior.due())
 
     def _patience(self, output: float | None) -> float | None:
         """How long nothing needs to happen: seconds, None for ever. `output` is the output's own answer."""
         now = self._now()
         waits = [due - now for due, _ in self._stacks_due]
-        deadline = self._head.deadline()
+        deadline = self._superior.deadline()
         if deadline is not None:
             waits.append(deadline - now)
         if output is not None:
@@ -117,9 +136,6 @@ class Agent:
         elif not wanted:
             self._ready.forget(fd)
 
-    def _now(self) -> float:
-        return self._epoch + time.monotonic()
-
     def _welcome(self, events: Iterable[Event]) -> None:
         """Listen to the children that are there now, then tell the head of them."""
         for child in self._crew:
@@ -128,22 +144,18 @@ class Agent:
             self._pipes.add(child.rank, child.lines.out, child.lines.err)
         self._tell_all(events)
 
-    # ---- the head
+    # ---- the superior
 
     def _tell_all(self, events: Iterable[Event]) -> None:
         for event in events:
             self._tell(event)
 
     def _tell(self, event: Event) -> None:
-        self._note(journal.of_event(event))
-        for action in self._head.handle(event, self._now()):
-            self._note(journal.of_action(action))
-            self._carry_out(action)
+        self._carry_out_all(self._superior.tell(event))
 
-    def _note(self, entry: journal.Entry | None) -> None:
-        if entry is not None:
-            name, rank, more = entry
-            self._journal.record(name, self._now(), rank, **more)
+    def _carry_out_all(self, actions: Iterable[Action]) -> None:
+        for action in actions:
+            self._carry_out(action)
 
     def _carry_out(self, action: Action) -> None:
         match action:
@@ -159,8 +171,8 @@ class Agent:
                 self._stacks_due.append((self._now() + _STACKS_WAIT, action))
             case Say():
                 self._output.say(f"jaxrun: {action.text}")
-            case Finish():
-                self._ending = action.ending
+            case Finish() | Dismiss():
+                self._last = action
 
     def _signal(self, order: Kill) -> None:
         if order.signum == signal.SIGKILL:
@@ -180,7 +192,7 @@ class Agent:
             self._ready.forget(fd)
         self._tell_all(events)
         if self._crew.declined:
-            self._note(("fork_declined", None, {"reason": self._crew.declined}))
+            self._superior.note("fork_declined", reason=self._crew.declined)
             for child in self._crew:
                 self._ready.forget(child.lines.channel.fileno())
                 self._pipes.discard(child.rank)

@@ -9,7 +9,7 @@ import selectors
 import termios
 from collections.abc import Callable
 
-from jaxrun.output.output import READ_SIZE, Output, Pipe, drain_ready
+from jaxrun.output.drain import READ_SIZE, Pipe, Sink, drain_ready
 
 _AT_AN_END = 2**21  # bytes to read at most when a worker has ended: more than a pipe holds
 
@@ -17,7 +17,7 @@ _AT_AN_END = 2**21  # bytes to read at most when a worker has ended: more than a
 class Pipes:
     """All pipes of one agent. They hang together on one descriptor, which is readable when any of them is."""
 
-    def __init__(self, output: Output, first_output: Callable[[int], None]) -> None:
+    def __init__(self, output: Sink, first_output: Callable[[int], None]) -> None:
         """`first_output` is called once for each rank, when it writes for the first time."""
         self._output = output
         self._first_output = first_output

@@ -7,6 +7,16 @@ import socket
 from collections.abc import Iterable
 from types import FrameType
 
+LAUNCHER_SIGNALS = (
+    signal.SIGCHLD,
+    signal.SIGINT,
+    signal.SIGTERM,
+    signal.SIGHUP,
+    signal.SIGQUIT,
+    signal.SIGUSR1,
+    signal.SIGUSR2,
+)
+
 
 class SignalPipe:
     """Context manager. Signals that the launcher was told to ignore (nohup, a shell's `&`) stay ignored.

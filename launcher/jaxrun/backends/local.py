@@ -7,25 +7,20 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from jaxrun import RUNTIME
-from jaxrun.errors import UsageError
-from jaxrun.planning.environment import CPU_DEVICES_VARIABLE, PLATFORMS_VARIABLE, common, stale
-from jaxrun.planning.job import Job, Ranks
+from jaxrun.planning.environment import stale
+from jaxrun.planning.job import Job, check_ranks
 from jaxrun.planning.layout import Layout, lay_out
 from jaxrun.planning.machine import Machine
 from jaxrun.planning.plan import Plan, Worker
-
-_XLA_THREADS = "NPROC"
+from jaxrun.planning.settings import settings
 
 
 def plan(job: Job, machine: Machine, environ: Mapping[str, str], job_id: str) -> Plan:
     """Where each worker goes and what it gets; UsageError if this machine cannot do what `job` asks for."""
     given = {**environ, **job.env}
     layout = lay_out(job, machine, given)
-    _check_ranks("--quiet-ranks", job.quiet_ranks, layout.processes)
-    _check_ranks("--only-rank", job.only_ranks, layout.processes)
-    set_env = {**job.env, **common(given, cores=len(machine.cores), workers=layout.processes)}
-    set_env |= _platform_env(job, layout, given)
-    set_env |= _xla_threads(layout, len(machine.cores), given)
+    check_ranks(job, layout.processes)
+    set_env = {**job.env, **settings(job, layout, given, cores=len(machine.cores))}
     reason = _why_no_fork(job, layout)
     return Plan(
         job=replace(job, processes=layout.processes, platform=layout.platform),
@@ -70,37 +65,7 @@ def _boot_id(job_id: str, host: str) -> str:
     return str(uuid.uuid5(uuid.UUID(hex=job_id), host))
 
 
-def _platform_env(job: Job, layout: Layout, given: Mapping[str, str]) -> dict[str, str]:
-    """JAX's own variables for the platform and its simulated devices."""
-    values = {}
-    listed = [name.strip() for name in given.get(PLATFORMS_VARIABLE, "").split(",")]
-    if listed[0] != layout.platform:
-        # With an accelerator named, JAX fails if it cannot use it; CPU stays usable for work on the host.
-        values[PLATFORMS_VARIABLE] = "cpu" if layout.platform == "cpu" else f"{layout.platform},cpu"
-    if layout.platform == "cpu" and job.devices_per_process is not None:
-        values[CPU_DEVICES_VARIABLE] = str(job.devices_per_process)
-    return values
-
-
-def _xla_threads(layout: Layout, cores: int, given: Mapping[str, str]) -> dict[str, str]:
-    """The size of XLA's thread pool on CPU, where several simulated devices wait in one process for each other.
-
-    Measured with JAX 0.8 to 0.10: with fewer than two threads a device, a loop of collectives that reads no result
-    hangs.
-    """
-    devices = layout.per_process or 1
-    if layout.platform != "cpu" or devices == 1 or _XLA_THREADS in given:
-        return {}
-    return {_XLA_THREADS: str(max(cores, 2 * devices))}
-
-
 def _why_no_fork(job: Job, layout: Layout) -> str:
     if layout.platform != "cpu":
         return f"{layout.platform} devices cannot be used after a fork"
     return job.no_fork
-
-
-def _check_ranks(option: str, ranks: Ranks, size: int) -> None:
-    last = max((span[-1] for span in ranks), default=0)
-    if last >= size:
-        raise UsageError(f"{option} names rank {last}, but the ranks of this job are 0 to {size - 1}")

@@ -10,6 +10,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from .framing import Codec as Codec
     from .framing import Decoder as Decoder
     from .framing import encode as encode
     from .messages import FORK_DESCRIPTORS as FORK_DESCRIPTORS
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
     from .messages import ThreadFailed as ThreadFailed
     from .names import RESERVED_PREFIX as RESERVED_PREFIX
     from .variables import STACKS_SIGNAL as STACKS_SIGNAL
+    from .variables import AgentEnv as AgentEnv
     from .variables import WorkerEnv as WorkerEnv
 
 

@@ -6,12 +6,14 @@ stranger sends end in a ProtocolError that says what was wrong with them.
 
 from __future__ import annotations
 
+import base64
+import binascii
 import contextlib
 import json
 import struct
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import fields
-from typing import Any, get_args
+from typing import Any, Generic, TypeVar, get_args
 
 from jaxrun.errors import ProtocolError
 
@@ -20,11 +22,13 @@ from .messages import Message
 VERSION = 1
 MAX_FRAME = 4 * 2**20
 _LENGTH = struct.Struct("!I")
-_TYPES: dict[str, Any] = {kind.__name__: kind for kind in get_args(Message)}
+_HERE = {kind.__name__: kind for kind in get_args(Message)}
+
+M = TypeVar("M")
 
 
-def encode(message: Message) -> bytes:
-    """One frame. ProtocolError if the message is longer than a frame may be."""
+def encode(message: Any) -> bytes:
+    """One frame of a message, a dataclass. ProtocolError if it is longer than a frame may be."""
     kind = type(message)
     content = {field.name: _plain(getattr(message, field.name)) for field in fields(kind)}
     body = json.dumps({"v": VERSION, "type": kind.__name__, **content}).encode()
@@ -33,33 +37,44 @@ def encode(message: Message) -> bytes:
     return _LENGTH.pack(len(body)) + body
 
 
-class Decoder:
-    """Turns a stream of bytes, in pieces of any size, into messages."""
+class Codec(Generic[M]):
+    """Turns a stream of bytes, in pieces of any size, into messages of the given kinds, and of no others."""
 
-    def __init__(self) -> None:
+    def __init__(self, kinds: Mapping[str, type[M]], max_frame: int = MAX_FRAME) -> None:
+        self._kinds = kinds
+        self._max_frame = max_frame
         self._buffer = bytearray()
 
-    def feed(self, data: bytes) -> list[Message]:
+    def feed(self, data: bytes) -> list[M]:
         """The messages that `data` completes, in order."""
         self._buffer += data
         messages = []
         while len(self._buffer) >= _LENGTH.size:
             (length,) = _LENGTH.unpack_from(self._buffer)
-            if length > MAX_FRAME:
-                raise ProtocolError(f"a frame announces {length} bytes; at most {MAX_FRAME} are allowed")
+            if length > self._max_frame:
+                raise ProtocolError(f"a frame announces {length} bytes; at most {self._max_frame} are allowed")
             end = _LENGTH.size + length
             if len(self._buffer) < end:
                 break
-            messages.append(_parse(bytes(self._buffer[_LENGTH.size : end])))
+            messages.append(_parse(bytes(self._buffer[_LENGTH.size : end]), self._kinds))
             del self._buffer[:end]
         return messages
 
 
+class Decoder(Codec[Message]):
+    """The same for what worker and agent say to each other."""
+
+    def __init__(self) -> None:
+        super().__init__(_HERE)
+
+
 def _plain(value: object) -> object:
+    if isinstance(value, bytes):
+        return base64.b64encode(value).decode()
     return dict(value) if isinstance(value, Mapping) else value
 
 
-def _parse(body: bytes) -> Message:
+def _parse(body: bytes, kinds: Mapping[str, type[M]]) -> M:
     try:
         content = json.loads(body)
     except (ValueError, RecursionError):
@@ -67,18 +82,17 @@ def _parse(body: bytes) -> Message:
     if not isinstance(content, dict) or content.pop("v", None) != VERSION:
         raise ProtocolError(f"a frame is not of version {VERSION} of the contract: {body[:80]!r}")
     name = content.pop("type", None)
-    kind = _TYPES.get(name) if isinstance(name, str) else None
+    kind = kinds.get(name) if isinstance(name, str) else None
     if kind is None:
         raise ProtocolError(f"a frame is of no known type: {body[:80]!r}")
     checked = {}
-    for field in fields(kind):
+    for field in fields(kind):  # type: ignore[arg-type]
         if field.name not in content:
             raise ProtocolError(f"{name} lacks its field {field.name}")
         checked[field.name] = _CHECKS[str(field.type)](name, field.name, content.pop(field.name))
     if content:
         raise ProtocolError(f"{name} has no field {sorted(content)[0]!r}")
-    message: Message = kind(**checked)
-    return message
+    return kind(**checked)
 
 
 def _integer(name: str, field: str, value: object) -> int:
@@ -112,8 +126,42 @@ def _table(name: str, field: str, value: object) -> dict[str, str]:
     return {key: _text(name, field, item) for key, item in value.items()}
 
 
+def _integers(name: str, field: str, value: object) -> tuple[int, ...]:
+    if not isinstance(value, list):
+        raise ProtocolError(f"{name}.{field} must be a list of integers, not {value!r}")
+    return tuple(_integer(name, field, item) for item in value)
+
+
+def _by_rank(check: Callable[[str, str, object], Any]) -> Callable[[str, str, object], dict[int, Any]]:
+    """A table by rank; JSON has made strings of the ranks."""
+
+    def table(name: str, field: str, value: object) -> dict[int, Any]:
+        if not isinstance(value, dict) or not all(key.isascii() and key.isdecimal() for key in value):
+            raise ProtocolError(f"{name}.{field} must be a table by rank, not {value!r:.80}")
+        return {int(key): check(name, field, item) for key, item in value.items()}
+
+    return table
+
+
+def _bytes(name: str, field: str, value: object) -> bytes:
+    with contextlib.suppress(binascii.Error, ValueError):
+        return base64.b64decode(_text(name, field, value), validate=True)
+    raise ProtocolError(f"{name}.{field} must be bytes in base64, not {value!r:.80}")
+
+
+def _boolean(name: str, field: str, value: object) -> bool:
+    if not isinstance(value, bool):
+        raise ProtocolError(f"{name}.{field} must be true or false, not {value!r:.80}")
+    return value
+
+
 _CHECKS: dict[str, Any] = {
     "int": _integer,
+    "bool": _boolean,
+    "bytes": _bytes,
+    "tuple[int, ...]": _integers,
+    "Mapping[int, str]": _by_rank(_text),
+    "Mapping[int, float]": _by_rank(_number),
     "float": _number,
     "str": _text,
     "tuple[str, ...]": _texts,

@@ -1,4 +1,4 @@
-"""The environment of a worker.
+"""The environment of a worker, and that of an agent on another host.
 
 | variable                 | meaning                                                                    |
 |--------------------------|----------------------------------------------------------------------------|
@@ -15,6 +15,12 @@
 | JAXRUN_INIT_TIMEOUT      | seconds until every process must have joined                               |
 | JAXRUN_CHANNEL_FD        | the inherited socket on which worker and agent speak                        |
 | JAXRUN_STACKS_FD         | an inherited file into which the worker's fault handler writes stacks       |
+
+An agent that mpirun or srun has started finds, besides JAXRUN_JOB_ID and JAXRUN_INIT_TIMEOUT,
+
+| JAXRUN_HEAD              | the addresses of the head, the first that answers and knows the token wins |
+| JAXRUN_TOKEN             | the job's secret, by which head and agents know each other; no worker sees it |
+| JAXRUN_ENGINE            | whose variables hold its rank: "open-mpi", "hydra", "slurm" …                 |
 
 A program also finds JAX_COORDINATOR_ADDRESS, JAX_NUM_PROCESSES and JAX_PROCESS_ID, as other launchers set them.
 """
@@ -55,25 +61,60 @@ class WorkerEnv:
 
     def to_env(self) -> dict[str, str]:
         """The variables of this worker, JAX's own three less the address, which is known only at the joining."""
-        own = {_name(field.name): _write(getattr(self, field.name)) for field in fields(self)}
-        return own | {NUM_PROCESSES: str(self.size), PROCESS_ID: str(self.rank)}
+        return _variables(self) | {NUM_PROCESSES: str(self.size), PROCESS_ID: str(self.rank)}
 
     @classmethod
     def from_env(cls, env: Mapping[str, str]) -> WorkerEnv:
         """Read the variables back; ProtocolError names one that is missing or malformed."""
-        values = {}
-        for field in fields(cls):
-            name = _name(field.name)
-            if name not in env:
-                raise ProtocolError(
-                    f"{name} is not set: this process was not started by jaxrun. "
-                    "Start the program with: jaxrun -n PROCESSES PROGRAM"
-                )
-            try:
-                values[field.name] = _READERS[str(field.type)](env[name])
-            except ValueError:
-                raise ProtocolError(f"{name}={env[name]!r} is not a valid {field.type}") from None
-        return cls(**values)
+        return cls(**_values(cls, env))
+
+
+@dataclass(frozen=True, slots=True)
+class AgentEnv:
+    """What the agents on all hosts are told at their start, by the command that starts them.
+
+    head:    the addresses at which the head listens, "10.1.0.4:40123,[fd00::4]:40123"
+    engine:  whose variables hold the rank, a key of surroundings.ENGINES
+    """
+
+    job_id: str
+    head: str
+    token: str
+    engine: str
+    init_timeout: float
+
+    def to_env(self) -> dict[str, str]:
+        return _variables(self)
+
+    @classmethod
+    def from_env(cls, env: Mapping[str, str]) -> AgentEnv:
+        """Read the variables back; ProtocolError names one that is missing or malformed."""
+        return cls(**_values(cls, env))
+
+    @classmethod
+    def names(cls) -> tuple[str, ...]:
+        """The variables that must reach every host."""
+        return tuple(_name(field.name) for field in fields(cls))
+
+
+def _variables(told: WorkerEnv | AgentEnv) -> dict[str, str]:
+    return {_name(field.name): _write(getattr(told, field.name)) for field in fields(told)}
+
+
+def _values(kind: type[WorkerEnv | AgentEnv], env: Mapping[str, str]) -> dict[str, Any]:
+    values = {}
+    for field in fields(kind):
+        name = _name(field.name)
+        if name not in env:
+            raise ProtocolError(
+                f"{name} is not set: this process was not started by jaxrun. "
+                "Start the program with: jaxrun -n PROCESSES PROGRAM"
+            )
+        try:
+            values[field.name] = _READERS[str(field.type)](env[name])
+        except ValueError:
+            raise ProtocolError(f"{name}={env[name]!r} is not a valid {field.type}") from None
+    return values
 
 
 def _name(field_name: str) -> str:

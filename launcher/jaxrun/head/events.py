@@ -19,6 +19,37 @@ class Limits:
 
 
 @dataclass(frozen=True, slots=True)
+class Report:
+    """An agent on some host says what is there, before its worker is started.
+
+    address, head_address:  the two ends of its connection to the head, as it sees them
+    directory:              where it was started
+    cpus:                   the cores that it may use
+    gpu_platform:           "cuda" or "rocm", or empty; the GPUs' names and ids are in the order of their ordinals
+    sees_run_dir:           whether it can write to the job's run directory
+    """
+
+    rank: int
+    size: int
+    host: str
+    boot_id: str
+    pid: int
+    time: float
+    version: str
+    address: str
+    head_address: str
+    directory: str
+    cpus: tuple[int, ...]
+    gpu_platform: str
+    gpu_names: tuple[str, ...]
+    gpu_ids: tuple[str, ...]
+    gpu_limit: str
+    tpu: bool
+    cuda_plugin: bool
+    sees_run_dir: bool
+
+
+@dataclass(frozen=True, slots=True)
 class Spawned:
     rank: int
     pid: int
@@ -44,9 +75,25 @@ class Unavailable:
 
 
 @dataclass(frozen=True, slots=True)
+class Lost:
+    """The agent of this rank cannot be reached any more, for the reason that `text` gives."""
+
+    rank: int
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
 class Signalled:
     """The launcher has received a signal."""
 
+    signum: int
+
+
+@dataclass(frozen=True, slots=True)
+class AgentSignalled:
+    """The agent of this rank was sent a signal, as a scheduler does to all of them at the end of their time."""
+
+    rank: int
     signum: int
 
 
@@ -65,7 +112,31 @@ class Tick:
     """Time has passed."""
 
 
-Event = Spawned | Exited | Unavailable | Signalled | StacksTaken | Tick | Message
+Event = Report | Spawned | Exited | Lost | Unavailable | Signalled | AgentSignalled | StacksTaken | Tick | Message
+
+
+@dataclass(frozen=True, slots=True)
+class Begin:
+    """What an agent on some host is to start: one worker.
+
+    program:      the words after `python -m jaxrun_runtime`
+    environment:  variables to set on top of the agent's own
+    log_dir:      where it writes the worker's output; empty if it sends all of it
+    shown:        whether it sends what is for the screen
+    """
+
+    rank: int
+    size: int
+    local_rank: int
+    local_size: int
+    host: str
+    program: tuple[str, ...]
+    environment: Mapping[str, str]
+    local_device_ids: tuple[int, ...]
+    init_timeout: float
+    run_dir: str
+    log_dir: str
+    shown: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,4 +186,11 @@ class Finish:
     ending: Ending
 
 
-Action = Send | Kill | TakeStacks | Say | Finish
+@dataclass(frozen=True, slots=True)
+class Dismiss:
+    """To an agent on another host: the job is over, end with this status."""
+
+    status: int
+
+
+Action = Begin | Send | Kill | TakeStacks | Say | Finish | Dismiss

@@ -18,17 +18,20 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from jaxrun.contract import Done, Failed, Hello, Leave, Listening, Proof, ThreadFailed
-from jaxrun.errors import NotUniformError
+from jaxrun.errors import NotUniformError, UnavailableError
 from jaxrun.head import uniform
 from jaxrun.head.early_exit import EarlyExit
 from jaxrun.head.events import (
     Action,
+    AgentSignalled,
     Ending,
     Event,
     Exited,
     Finish,
     Kill,
     Limits,
+    Lost,
+    Report,
     Say,
     Send,
     Signalled,
@@ -38,6 +41,7 @@ from jaxrun.head.events import (
     Unavailable,
 )
 from jaxrun.head.gathering import Gathering
+from jaxrun.head.muster import Muster
 from jaxrun.head.roster import Roster
 from jaxrun.ranks import locate, spell
 from jaxrun.verdict import stacks, verdict
@@ -64,14 +68,21 @@ _HEALTHY = (Phase.STARTING, Phase.RUNNING)
 class Head:
     """One job. `hosts` maps each rank to its host; times are seconds since the epoch, always passed in.
 
-    `interface` is the address of rank 0's host at which the coordinator is to listen.
+    `interface` is the address of rank 0's host at which the coordinator is to listen; a `muster` knows better than it,
+    `hosts` and `expected`, once all agents have reported.
     """
 
     def __init__(
-        self, hosts: Mapping[int, str], expected: uniform.Expected, limits: Limits, interface: str, now: float
+        self,
+        hosts: Mapping[int, str],
+        expected: uniform.Expected,
+        limits: Limits,
+        interface: str,
+        now: float,
+        muster: Muster | None = None,
     ) -> None:
         self._roster = Roster(hosts)
-        self._gathering = Gathering(hosts, expected, interface)
+        self._gathering = Gathering(self._roster.hosts, expected, interface, muster)
         self._limits = limits
         self._started = now
         self._run_at: float | None = None
@@ -85,6 +96,11 @@ class Head:
     @property
     def phase(self) -> Phase:
         return self._phase
+
+    @property
+    def hosts(self) -> Mapping[int, str]:
+        """The host of each rank, as far as it is known."""
+        return self._roster.hosts
 
     def deadline(self) -> float | None:
         """When the head wants its next Tick at the latest."""
@@ -100,7 +116,7 @@ class Head:
             case StacksTaken():
                 return self._on_stacks(event, now)
             case Unavailable():
-                return self._give_up("unavailable", event.text, now, traceback=event.traceback)
+                return self._on_unavailable(event, now)
         rank = getattr(event, "rank", None)
         if rank is None:
             return self._on_time(now)
@@ -112,13 +128,17 @@ class Head:
         match event:
             case Spawned():
                 return self._on_spawned(event.rank)
-            case Hello() | Listening() | Proof():
+            case Report() | Hello() | Listening() | Proof():
                 return self._on_start_up(event, now)
+            case Lost():
+                return self._on_lost(event, now)
+            case AgentSignalled() if self._phase in _HEALTHY:
+                return self._on_signal(event.signum, now)
             case ThreadFailed():
                 self._roster.thread_failed(event)
             case Failed():
                 self._roster.spoke(event, now)
-                return self._on_failure(now)
+                return self._on_failure(event.rank, now)
             case Done():
                 self._roster.done(event.rank, now)
                 return self._on_finished(now)
@@ -132,18 +152,25 @@ class Head:
         self._roster.spawned(rank)
         return self._kill((rank,)) if self._phase is Phase.STOPPING else []
 
-    def _on_start_up(self, event: Hello | Listening | Proof, now: float) -> list[Action]:
+    def _on_start_up(self, event: Report | Hello | Listening | Proof, now: float) -> list[Action]:
         if self._phase is not Phase.STARTING:
             return []
         try:
             actions = self._gathering.take(event)
         except NotUniformError as error:
             return self._give_up("refused", str(error), now)
+        except UnavailableError as error:
+            return self._give_up("unavailable", str(error), now)
         if self._gathering.complete:
             self._phase = Phase.RUNNING
             self._run_at = now
             del self._alarms["init"], self._alarms["progress"]
         return [*actions]
+
+    def _on_unavailable(self, event: Unavailable, now: float) -> list[Action]:
+        if self._phase is Phase.SETTLING and not verdict.certain(self._roster.ends(now)):
+            self._phase = Phase.RUNNING  # what was lost since is explained by this
+        return self._give_up("unavailable", event.text, now, traceback=event.traceback)
 
     def _give_up(self, reason: str, text: str, now: float, traceback: str = "") -> list[Action]:
         if self._phase not in _HEALTHY:
@@ -157,7 +184,7 @@ class Head:
         """Somebody's program has ended well: when all have, they leave, rank 0 and its coordinator last."""
         if self._phase not in (Phase.RUNNING, Phase.TERMINATING):
             return []
-        if self._roster.working:
+        if self._roster.any_working:
             if self._phase is Phase.RUNNING:
                 self._alarms.setdefault("early", now + self._early.first_look)
             return []
@@ -170,29 +197,46 @@ class Head:
         self._roster.exited(exited, now)
         well = exited.status == 0 and self._run_at is not None
         if self._phase in _HEALTHY and not well:
-            return self._on_failure(now)
+            return self._on_failure(exited.rank, now)
         if self._phase is Phase.LEAVING and self._ending.reason == "ok" and not well:
             self._ending = Ending("failed", (), decided_at=now)
-        if not self._roster.live:
+        if not self._roster.any_live:
             return self._finish(now)
-        if self._phase in (Phase.LEAVING, Phase.STOPPING) and self._roster.live == self._roster.spared == (0,):
+        if self._phase in (Phase.LEAVING, Phase.STOPPING) and self._roster.only_rank_0_left:
             return self._let_rank_0_go()
-        return self._settle(now) if self._phase is Phase.SETTLING else self._on_finished(now)
+        return self._settle(now, exited.rank) if self._phase is Phase.SETTLING else self._on_finished(now)
 
-    def _on_failure(self, now: float) -> list[Action]:
+    def _on_lost(self, lost: Lost, now: float) -> list[Action]:
+        if not self._roster.has_worker(lost.rank):
+            text = f"the agent of {locate([lost.rank], self._roster.hosts)} went away before its worker was started"
+            return self._give_up("unavailable", f"{text}: {lost.text}", now)
+        self._roster.lost(lost, now)
+        if self._phase in _HEALTHY:
+            return self._on_failure(lost.rank, now)
+        if self._phase is Phase.LEAVING and self._ending.reason == "ok":
+            self._ending = Ending("failed", (), decided_at=now)
+        if not self._roster.any_live:
+            return self._finish(now)
+        return self._settle(now, lost.rank) if self._phase is Phase.SETTLING else []
+
+    def _on_failure(self, rank: int, now: float) -> list[Action]:
         """A rank has failed, or is about to: wait a moment for the cause, for it may be another's."""
         if self._phase in _HEALTHY:
             self._phase = Phase.SETTLING
             self._ending = Ending("failed", (), decided_at=now)
             self._alarms = {"settle": now + SETTLE, "patience": now + PATIENCE}
-        return self._settle(now) if self._phase is Phase.SETTLING else []
+        return self._settle(now, rank) if self._phase is Phase.SETTLING else []
 
-    def _settle(self, now: float) -> list[Action]:
-        if not self._roster.live:
+    def _settle(self, now: float, rank: int | None = None) -> list[Action]:
+        """Stop the others once the cause is known; `rank` is the only one of which more is known than before."""
+        if not self._roster.any_live:
             return self._finish(now)
-        ends = self._roster.ends(now)
-        if "settle" in self._alarms or ("patience" in self._alarms and not verdict.certain(ends)):
+        if "settle" in self._alarms:
             return []
+        news = self._roster.ends(now) if rank is None else (self._roster.end(rank, now),)
+        if "patience" in self._alarms and not verdict.certain(news):
+            return []
+        ends = self._roster.ends(now)
         victims = self._roster.silent
         blamed = locate(verdict.culprits(ends), self._roster.hosts)
         others = f"; stopping {plural(len(victims), 'other')}" if victims else ""
@@ -208,7 +252,7 @@ class Head:
         """
         self._phase = Phase.STOPPING
         self._alarms = {"kill": now + self._limits.grace} if wait else {}
-        if not self._roster.live:
+        if not self._roster.any_live:
             return self._finish(now)
         if wait and self._roster.live == (0,):
             return self._let_rank_0_go()

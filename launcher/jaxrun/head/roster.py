@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 from jaxrun.contract import Failed, ThreadFailed
-from jaxrun.head.events import Exited
+from jaxrun.head.events import Exited, Lost
 from jaxrun.verdict.ends import End
 
 
@@ -19,6 +19,7 @@ class _Known:
     words: Failed | None = None
     threads: list[ThreadFailed] = field(default_factory=list)
     exited: Exited | None = None
+    lost: str = ""
 
 
 class Roster:
@@ -27,16 +28,32 @@ class Roster:
     def __init__(self, hosts: Mapping[int, str]) -> None:
         self.hosts = dict(hosts)
         self._known = {rank: _Known() for rank in sorted(hosts)}
+        # Kept besides, so that an event need not look at every rank.
+        self._live: set[int] = set()
+        self._working: set[int] = set()
 
     @property
     def live(self) -> tuple[int, ...]:
         """Those that have a process."""
-        return tuple(rank for rank, known in self._known.items() if known.spawned and known.exited is None)
+        return tuple(sorted(self._live))
 
     @property
     def working(self) -> tuple[int, ...]:
         """Those of them whose program has not ended well."""
-        return tuple(rank for rank in self.live if not self._known[rank].done)
+        return tuple(sorted(self._working))
+
+    @property
+    def any_live(self) -> bool:
+        return bool(self._live)
+
+    @property
+    def any_working(self) -> bool:
+        return bool(self._working)
+
+    @property
+    def only_rank_0_left(self) -> bool:
+        """Whether rank 0 alone lives, and was not killed."""
+        return self._live == {0} and not self._known[0].stopped
 
     @property
     def silent(self) -> tuple[int, ...]:
@@ -44,20 +61,20 @@ class Roster:
         return tuple(rank for rank in self.live if self._known[rank].words is None)
 
     @property
-    def spared(self) -> tuple[int, ...]:
-        """Those of them that the launcher has not killed."""
-        return tuple(rank for rank in self.live if not self._known[rank].stopped)
-
-    @property
     def waiting(self) -> tuple[int, ...]:
         """Those of them that have said how their program ended."""
         return tuple(rank for rank in self.live if self._known[rank].done or self._known[rank].words)
 
     def spawned(self, rank: int) -> None:
-        self._known[rank].spawned = True
+        known = self._known[rank]
+        known.spawned = True
+        if not (known.exited or known.lost):
+            self._live.add(rank)
+            self._working.add(rank)
 
     def done(self, rank: int, now: float) -> None:
         self._known[rank].done = True
+        self._working.discard(rank)
         self._sign(rank, now)
 
     def spoke(self, words: Failed, now: float) -> None:
@@ -70,9 +87,23 @@ class Roster:
     def exited(self, exited: Exited, now: float) -> None:
         known = self._known[exited.rank]
         known.exited = exited
+        self._gone(exited.rank)
         if exited.status != 0 and known.words is None:
             known.sign = None  # that it had finished well is no sign of this end
         self._sign(exited.rank, now)
+
+    def lost(self, lost: Lost, now: float) -> None:
+        known = self._known[lost.rank]
+        if known.exited is None:
+            known.lost = lost.text
+            self._gone(lost.rank)
+        if known.words is None:
+            known.sign = None
+        self._sign(lost.rank, now)
+
+    def has_worker(self, rank: int) -> bool:
+        """Whether it was started, be it alive or not."""
+        return self._known[rank].spawned
 
     def stopped(self, ranks: Iterable[int]) -> None:
         """The launcher kills them. Who has said its last words keeps them as the reason of its end."""
@@ -80,13 +111,19 @@ class Roster:
             self._known[rank].stopped |= self._known[rank].words is None
 
     def ends(self, now: float) -> tuple[End, ...]:
-        return tuple(self._end(rank, known, now) for rank, known in self._known.items())
+        return tuple(self.end(rank, now) for rank in self._known)
+
+    def _gone(self, rank: int) -> None:
+        self._live.discard(rank)
+        self._working.discard(rank)
 
     def _sign(self, rank: int, now: float) -> None:
         if self._known[rank].sign is None:
             self._known[rank].sign = now
 
-    def _end(self, rank: int, known: _Known, now: float) -> End:
+    def end(self, rank: int, now: float) -> End:
+        """How it ended, as far as that is known."""
+        known = self._known[rank]
         exited = known.exited
         return End(
             rank=rank,
@@ -100,4 +137,5 @@ class Roster:
             stopped=known.stopped,
             done=known.done,
             out_of_memory=exited.out_of_memory if exited else "",
+            lost=known.lost,
         )

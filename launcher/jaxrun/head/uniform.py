@@ -165,6 +165,16 @@ def missing(hosts: Mapping[int, str], present: Iterable[int], seconds: float, st
     )
 
 
+def missing_agents(hosts: Mapping[int, str], present: Iterable[int], seconds: float, offered: str) -> str:
+    """Whose agent has not reported to the head, which listens at `offered`, within the time limit."""
+    there = set(present)
+    absent = locate((rank for rank in hosts if rank not in there), hosts)
+    return (
+        f"{len(there)} of {len(hosts)} agents reported within {seconds:g} s; missing: {absent}\n"
+        f"can their hosts reach this one? It listens at {offered}; --interface chooses another."
+    )
+
+
 def _facts(hello: Hello) -> dict[str, str]:
     environment = {name: value for name, value in hello.environment.items() if name not in _MAY_DIFFER}
     return {**hello.versions, **environment, "program": hello.program or "(cannot be read)"}

@@ -8,31 +8,18 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from collections.abc import Callable
 from pathlib import Path
 
 from jaxrun.output.ranklogs import RankLogs
 from jaxrun.output.screen import Screen, Voice, prefix
+from jaxrun.output.tails import Tails
 
 STREAMS = ("out", "err")
-READ_SIZE = 2**18
 PARTIAL_AFTER = 0.3  # seconds until an unfinished line, such as a prompt, is shown
 BAR_EVERY = 3.0  # seconds between two states of an unfinished progress bar
 LONGEST_PARTIAL = 2**16  # bytes of an unfinished line that are held back
 CONGESTED_TICK = 0.05
-TAIL = 4096  # bytes of a worker's stderr that are kept at hand
-LITTLE = 2**18  # bytes that all pipes held: so few that it is worth to let more come together
-REST = 0.003
-
-
-@dataclass(frozen=True, slots=True)
-class Pipe:
-    """The reading end (non-blocking) of a worker's stdout ("out") or stderr ("err")."""
-
-    fd: int
-    rank: int
-    stream: str
 
 
 class Output:
@@ -47,17 +34,18 @@ class Output:
         stderr_fd: int = 2,
         colour: tuple[bool, bool] = (False, False),
         shown: frozenset[int] | None = None,
+        open_logs: bool = True,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """`log_dir` exists and gets rank-0003.out, rank-0003.err and so on; None keeps no files.
 
         `colour`: whether stdout, stderr are terminals that want it. `shown`: the ranks that the screen shows,
-        None for all.
+        None for all. `open_logs`: open all log files now, and not only those that are written to.
         """
         self._clock = clock
         self._logs: RankLogs | None = None
         self._waiting: dict[Voice, float] = {}  # since when it has had text that is not shown
-        self._tails: dict[int, bytes] = {}
+        self._tails = Tails()
         out = Screen(stdout_fd, "stdout", colour=colour[0])
         same = _same_file(stdout_fd, stderr_fd)
         self._err = out if same else Screen(stderr_fd, "stderr", colour=colour[1])
@@ -68,13 +56,18 @@ class Output:
             for stream, screen in zip(STREAMS, (out, self._err), strict=True)
         }
         if log_dir is not None:
-            self._logs = RankLogs(log_dir, [(r, s) for r in range(size) for s in STREAMS], self.say)
+            voices = [(r, s) for r in range(size) for s in STREAMS] if open_logs else []
+            self._logs = RankLogs(log_dir, voices, self.say)
 
     def take(self, rank: int, stream: str, data: bytes) -> None:
         """What was just read from the worker's "out" or "err"."""
         self.log(rank, stream, data)
         if stream == "err":
-            self._tails[rank] = (self._tails.get(rank, b"") + data[-TAIL:])[-TAIL:]
+            self._tails.keep(rank, data)
+        self.show(rank, stream, data)
+
+    def show(self, rank: int, stream: str, data: bytes) -> None:
+        """On the screen only: what its agent has logged elsewhere."""
         voice = self._voices.get((rank, stream))
         if voice is None:
             return
@@ -95,10 +88,7 @@ class Output:
 
     def tail(self, rank: int) -> str:
         """The last lines that the worker wrote to its stderr, at most `TAIL` bytes."""
-        data = self._tails.get(rank, b"")
-        if len(data) == TAIL:
-            data = data[data.find(b"\n") + 1 :]
-        return data.decode(errors="replace")
+        return self._tails.text(rank)
 
     def end(self, rank: int, stream: str) -> None:
         """That pipe has ended: its last line is shown now, with a newline if it lacks one."""
@@ -164,46 +154,6 @@ class Output:
             if loss:
                 rest = "is only in the log files" if self._logs is not None else "is dropped"
                 self.say(f"jaxrun: {loss}; the workers' output from here on {rest}, the job goes on")
-
-
-def drain_ready(ready: Iterable[Pipe], output: Output, *, rest: Callable[[float], None] = time.sleep) -> list[Pipe]:
-    """Hands what these pipes hold to `output`; returns those that have ended.
-
-    Rests for a moment if they held little: writers of single lines are then read many lines at a time, which
-    is cheaper for them and for us.
-    """
-    ended = []
-    total = 0
-    for pipe in ready:
-        count = drain(pipe, output)
-        if count is None:
-            ended.append(pipe)
-        else:
-            total += count
-    if 0 < total < LITTLE and not ended:
-        rest(REST)
-    return ended
-
-
-def drain(pipe: Pipe, output: Output, limit: int = 4 * READ_SIZE) -> int | None:
-    """Hands what one pipe holds to `output`, up to about `limit` bytes: how many these were, None at its end.
-
-    Nothing is read while `output` is congested.
-    """
-    total = 0
-    while total < limit and not output.congested:
-        try:
-            data = os.read(pipe.fd, READ_SIZE)
-        except BlockingIOError:
-            break
-        if not data:
-            output.end(pipe.rank, pipe.stream)
-            return None
-        output.take(pipe.rank, pipe.stream, data)
-        total += len(data)
-        if len(data) < READ_SIZE // 4:
-            break  # nearly empty: another read would only find out that nothing is left
-    return total
 
 
 def _same_file(one: int, other: int) -> bool:

@@ -15,21 +15,23 @@ def log_path(log_dir: Path, rank: int, stream: str) -> Path:
 
 
 class RankLogs:
-    """The open files; `report` is told each cause of a failure once, and the file that failed is given up."""
+    """The files, those of `voices` open from the start.
+
+    `report` is told each cause of a failure once, and the file that failed is given up.
+    """
 
     def __init__(self, log_dir: Path, voices: Iterable[tuple[int, str]], report: Callable[[str], None]) -> None:
         self._dir = log_dir
         self._report = report
         self._reported: set[int | None] = set()
         self._fds: dict[tuple[int, str], int] = {}
+        self._given_up: set[tuple[int, str]] = set()
         for rank, stream in voices:
-            try:
-                self._fds[rank, stream] = os.open(log_path(log_dir, rank, stream), _FLAGS, 0o666)
-            except OSError as error:
-                self._failed(rank, stream, error)
+            self._open(rank, stream)
 
     def write(self, rank: int, stream: str, data: bytes) -> None:
-        fd = self._fds.get((rank, stream))
+        """Into the rank's file, which is opened now if it has not been."""
+        fd = self._fds.get((rank, stream)) or self._open(rank, stream)
         if fd is None:
             return
         try:
@@ -44,7 +46,20 @@ class RankLogs:
         for rank, stream in list(self._fds):
             self._give_up(rank, stream)
 
+    def _open(self, rank: int, stream: str) -> int | None:
+        if (rank, stream) in self._given_up:
+            return None
+        try:
+            fd = os.open(log_path(self._dir, rank, stream), _FLAGS, 0o666)
+        except OSError as error:
+            self._given_up.add((rank, stream))
+            self._failed(rank, stream, error)
+            return None
+        self._fds[rank, stream] = fd
+        return fd
+
     def _give_up(self, rank: int, stream: str) -> None:
+        self._given_up.add((rank, stream))
         try:
             os.close(self._fds.pop((rank, stream)))
         except OSError as error:  # NFS says only here that the disk is full

@@ -41,11 +41,13 @@ class Gpus:
 
     source:   who counted them, or why there are none
     visible:  the setting that limits them, "CUDA_VISIBLE_DEVICES=2,3"; empty if nothing does
+    ids:      what tells them apart on their host
     """
 
     names: tuple[str, ...] = ()
     source: str = ""
     visible: str = ""
+    ids: tuple[str, ...] = ()
 
 
 Probe = Callable[[], tuple[Card, ...] | None]
@@ -58,7 +60,8 @@ def cuda_gpus(environ: Mapping[str, str], probes: Mapping[str, Probe]) -> Gpus:
     for source, probe in probes.items():
         cards = probe()
         if cards is not None:
-            return Gpus(tuple(name for _, name in visible(cards, value)), source, setting)
+            seen = visible(cards, value)
+            return Gpus(tuple(name for _, name in seen), source, setting, tuple(uuid for uuid, _ in seen))
     silent = f"{' and '.join(probes)} did not answer" if probes else "no NVIDIA driver was found"
     return Gpus((), silent, setting)
 
@@ -70,7 +73,8 @@ def rocm_gpus(environ: Mapping[str, str], cards: tuple[Card, ...]) -> Gpus:
         if variable in environ:
             settings.append(f"{variable}={environ[variable]}")
             cards = tuple(Card(uuid, name) for uuid, name in visible(cards, environ[variable]))
-    return Gpus(tuple(card.name for card in cards), "kfd", " ".join(settings))
+    names, ids = tuple(card.name for card in cards), tuple(card.uuid for card in cards)
+    return Gpus(names, "kfd", " ".join(settings), ids)
 
 
 def visible(cards: tuple[Card, ...], value: str | None) -> list[tuple[str, str]]:

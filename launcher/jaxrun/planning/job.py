@@ -20,6 +20,26 @@ if TYPE_CHECKING:
 PLATFORMS = ("auto", "cpu", "cuda", "rocm", "tpu")
 Ranks = tuple[range, ...]
 
+# field, option, the backends that it is for
+_ONLY_FOR = (
+    ("simulated_hosts", "--simulate-hosts", ("local",)),
+    ("hosts", "-N/--hosts", ("mpirun", "slurm")),
+    ("processes_per_host", "--processes-per-host", ("mpirun", "slurm")),
+    ("interface", "--interface", ("mpirun", "slurm")),
+    ("host_list", "-H/--host", ("mpirun",)),
+    ("hostfile", "--hostfile", ("mpirun",)),
+    ("mpirun", "--mpirun", ("mpirun",)),
+    ("mpi_args", "--mpi-args", ("mpirun",)),
+    ("cpus_per_process", "--cpus-per-process", ("slurm",)),
+    ("gpus_per_host", "--gpus-per-host", ("slurm",)),
+    ("partition", "--partition", ("slurm",)),
+    ("time_limit", "--time", ("slurm",)),
+    ("account", "--account", ("slurm",)),
+    ("slurm_args", "--slurm-args", ("slurm",)),
+    ("sbatch", "--sbatch", ("slurm",)),
+    ("submit", "--submit", ("slurm",)),
+)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Job:
@@ -28,6 +48,17 @@ class Job:
     program:               the path or module name, then its arguments
     devices_per_process:   devices that each process shows as `jax.local_devices()`
     simulated_hosts:       how many hosts to pretend to be; 0 for the machine as it is
+    hosts:                 how many real hosts
+    processes_per_host:    processes on each of them
+    cpus_per_process:      cores to ask the backend for, for each process
+    gpus_per_host:         GPUs to ask the backend for, on each host
+    host_list, hostfile:   which hosts, as mpirun's --host and --hostfile say it; empty and None for the backend's own
+    mpirun:                the mpirun to use; empty for the one on PATH
+    mpi_args, slurm_args:  further words for the backend's command, as they are
+    partition, time_limit, account:  what Slurm is asked for; empty for its defaults
+    sbatch:                where to write a batch script instead of starting anything
+    submit:                hand the batch script to Slurm, and follow the job
+    interface:             at which the launcher listens for the other hosts: a name, an address or a network
     timeout:               seconds that the whole job may take; None for no limit
     init_timeout:          seconds until every process must have joined
     grace:                 seconds between SIGTERM and SIGKILL
@@ -44,7 +75,22 @@ class Job:
     devices_per_process: int | None = None
     platform: str = "auto"
     simulated_hosts: int = 0
+    hosts: int | None = None
+    processes_per_host: int | None = None
+    cpus_per_process: int | None = None
+    gpus_per_host: int | None = None
     backend: str = "local"
+    host_list: str = ""
+    hostfile: Path | None = None
+    mpirun: str = ""
+    mpi_args: tuple[str, ...] = ()
+    slurm_args: tuple[str, ...] = ()
+    partition: str = ""
+    time_limit: str = ""
+    account: str = ""
+    sbatch: Path | None = None
+    submit: bool = False
+    interface: str = ""
     timeout: float | None = None
     init_timeout: float = 120.0
     grace: float = 5.0
@@ -61,6 +107,10 @@ class Job:
         _check_program(self.program, self.module)
         _at_least_one("-n/--processes", self.processes)
         _at_least_one("-d/--devices-per-process", self.devices_per_process)
+        _at_least_one("-N/--hosts", self.hosts)
+        _at_least_one("--processes-per-host", self.processes_per_host)
+        _at_least_one("--cpus-per-process", self.cpus_per_process)
+        _at_least_one("--gpus-per-host", self.gpus_per_host)
         if self.simulated_hosts < 0:
             raise UsageError(f"--simulate-hosts must be 1 or more, not {self.simulated_hosts}")
         if self.platform not in PLATFORMS:
@@ -73,6 +123,16 @@ class Job:
             raise UsageError(f"--run-dir {self.run_dir} and --no-run-dir contradict; give one of them")
         if self.quiet_ranks and self.only_ranks:
             raise UsageError("--quiet-ranks and --only-rank contradict; give one of them")
+        if self.host_list and self.hostfile:
+            raise UsageError(f"--host {self.host_list} and --hostfile {self.hostfile} contradict; give one of them")
+        self._check_backend()
+
+    def _check_backend(self) -> None:
+        """Every option must mean something to the backend that was chosen."""
+        for field_name, option, backends in _ONLY_FOR:
+            if getattr(self, field_name) and self.backend not in backends:
+                wanted = " or ".join(f"--backend {name}" for name in backends)
+                raise UsageError(f"{option} is for {wanted}, not for --backend {self.backend}; leave one of them out")
 
     def shows(self, rank: int) -> bool:
         """Whether the output of `rank` belongs on the screen."""
@@ -93,6 +153,14 @@ def parse_ranks(text: str, option: str) -> Ranks:
             raise UsageError(f"{option} {text!r}: {part.strip()} runs backwards; write {last}-{first}")
         ranks.append(range(first, last + 1))
     return tuple(ranks)
+
+
+def check_ranks(job: Job, size: int) -> None:
+    """UsageError if --quiet-ranks or --only-rank names a rank that a job of `size` processes does not have."""
+    for option, ranks in (("--quiet-ranks", job.quiet_ranks), ("--only-rank", job.only_ranks)):
+        last = max((span[-1] for span in ranks), default=0)
+        if last >= size:
+            raise UsageError(f"{option} names rank {last}, but the ranks of this job are 0 to {size - 1}")
 
 
 def _check_program(program: tuple[str, ...], module: bool) -> None:

@@ -14,6 +14,7 @@ from jaxrun.contract.names import COORDINATOR_ADDRESS, JOB_ID
 from jaxrun.contract.variables import WorkerEnv
 from jaxrun.planning.environment import masked
 from jaxrun.planning.job import Job
+from jaxrun.planning.starter import Starter
 from jaxrun.wording import columns, plural
 
 _NOT_YET = "?"
@@ -51,6 +52,8 @@ class Plan:
     device_names:   what the host's accelerators are called, by ordinal; empty on CPU
     fork:           start the workers by forking one process that has imported jax
     notes:          remarks on these decisions that the user should see
+    job_size:       the processes of the whole job, where `workers` are not all of them
+    starter:        the command that starts an agent for each worker; None where the launcher starts the workers
     """
 
     job: Job
@@ -63,6 +66,8 @@ class Plan:
     device_names: tuple[str, ...]
     fork: bool
     notes: tuple[str, ...] = ()
+    job_size: int = 0
+    starter: Starter | None = None
 
     @property
     def hosts(self) -> tuple[str, ...]:
@@ -84,7 +89,7 @@ class Plan:
         return WorkerEnv(
             job_id=self.job_id,
             rank=worker.rank,
-            size=len(self.workers),
+            size=self.job_size or len(self.workers),
             local_rank=worker.local_rank,
             local_size=worker.local_size,
             host=worker.host,

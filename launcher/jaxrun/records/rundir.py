@@ -43,6 +43,11 @@ class RunDir:
                 path / EVENTS, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644
             )
 
+    @property
+    def name(self) -> str:
+        """The absolute path; empty where there is none."""
+        return str(self.path.absolute()) if self.path else ""
+
     def on_trouble(self, warn: Callable[[str], None]) -> None:
         """Tell `warn`, once, when the directory can no longer be written."""
         self._warn = warn

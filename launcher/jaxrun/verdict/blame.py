@@ -1,6 +1,6 @@
 """Which ranks are to blame? Their ends are weighed, by what kind they are before by when they came.
 
-    OWN          an exception of its own, a status, a signal that we did not send
+    OWN          an exception of its own, a status, a signal that we did not send; a host that was lost
     UNCLEAR      an abort or a status 0 that nothing explains; a broken connection after a thread had died
     CONSEQUENCE  a text that only another's end brings about (collateral.py), or our own kill
     FINE         its program had ended well, or it still runs
@@ -31,6 +31,8 @@ def kind(end: End) -> Kind:
     """What kind of end this was."""
     if end.words is not None:
         return _kind_of_words(end)
+    if end.lost and not end.done:
+        return Kind.CONSEQUENCE if end.stopped else Kind.OWN
     if end.status is None or (end.done and (end.stopped or end.status == 0)):
         return Kind.FINE
     if end.stopped:
@@ -76,4 +78,6 @@ def _consequence(end: End) -> Kind:
 def _likeness(end: End) -> tuple[object, ...]:
     if end.words is not None:
         return end.words.error, end.words.status, end.words.message, end.words.traceback
+    if end.lost:
+        return ("lost", end.lost)
     return end.status, end.done, tuple((thread.error, thread.traceback) for thread in end.threads)

@@ -21,6 +21,7 @@ class End:
     stopped:        the launcher killed it, so it is never a cause
     done:           it had finished its program with status 0 before it ended
     out_of_memory:  what the kernel says of its death, where it says that memory was short
+    lost:           why its agent cannot be reached any more; nobody knows then how it ended
     """
 
     rank: int
@@ -34,3 +35,4 @@ class End:
     stopped: bool = False
     done: bool = False
     out_of_memory: str = ""
+    lost: str = ""

@@ -35,6 +35,8 @@ def did(end: End, *, many: bool = False) -> str:
     after = " after its program had ended" if end.done else ""
     if end.words is not None:
         return _said(end) + after
+    if end.lost:
+        return f"{'were' if many else 'was'} lost: {end.lost}"
     if end.status is None:
         return "had not ended"
     if end.status < 0:
@@ -79,6 +81,8 @@ def fate(end: End) -> str:
         return "had finished"
     if end.stopped:
         return "was stopped"
+    if end.lost:
+        return "was lost too"
     return collateral_fate(end) or did(end).removesuffix(f" without an exception {_HOW}")
 
 

@@ -98,13 +98,15 @@ def weigh(
 def _outcome(end: End) -> str:
     if end.words is not None:
         return "exited" if end.words.error == "SystemExit" else "failed"
+    if end.lost:
+        return "lost"
     if not end.status:
         return "early-exit"
     return "killed" if end.status < 0 else "exited"
 
 
 def _exit_code(end: End) -> int:
-    if end.words is not None and end.words.stage != "program":
+    if end.lost or (end.words is not None and end.words.stage != "program"):
         return EXIT_UNAVAILABLE
     status = end.words.status if end.words is not None else end.status
     if not status:

@@ -1,0 +1,56 @@
+"""Where all that happens in a job comes together: the head, its clock, and the journal of what it hears and decides."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Protocol
+
+from jaxrun.head.events import Action, Event, Tick
+from jaxrun.head.head import Head
+from jaxrun.records import journal
+
+
+class Recorder(Protocol):
+    """Where events are kept; times are seconds since the epoch."""
+
+    def record(self, event: str, time: float, rank: int | None = None, **data: object) -> None: ...
+
+
+class Desk:
+    """Tells the head what happens, and answers with what it wants done."""
+
+    def __init__(self, head: Head, record: Recorder, clock: Callable[[], float]) -> None:
+        self._head = head
+        self._record = record
+        self._clock = clock
+
+    @property
+    def hosts(self) -> Mapping[int, str]:
+        """The host of each rank, as far as it is known."""
+        return self._head.hosts
+
+    def tell(self, event: Event) -> list[Action]:
+        """What is to be done now, in order."""
+        self._keep(journal.of_event(event))
+        actions = self._head.handle(event, self._clock())
+        for action in actions:
+            self._keep(journal.of_action(action))
+        return actions
+
+    def due(self) -> list[Action]:
+        """What is to be done because time has passed."""
+        deadline = self._head.deadline()
+        return self.tell(Tick()) if deadline is not None and deadline <= self._clock() else []
+
+    def deadline(self) -> float | None:
+        """When `due` is to be asked at the latest, seconds since the epoch."""
+        return self._head.deadline()
+
+    def note(self, name: str, rank: int | None = None, **more: object) -> None:
+        """Keep what the head need not know."""
+        self._record.record(name, self._clock(), rank, **more)
+
+    def _keep(self, entry: journal.Entry | None) -> None:
+        if entry is not None:
+            name, rank, more = entry
+            self.note(name, rank, **more)

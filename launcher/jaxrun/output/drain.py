@@ -1,0 +1,88 @@
+"""Reads the workers' pipes into what shows or sends their output."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Protocol
+
+READ_SIZE = 2**18
+LITTLE = 2**18  # bytes that all pipes held: so few that it is worth to let more come together
+REST = 0.003
+
+
+@dataclass(frozen=True, slots=True)
+class Pipe:
+    """The reading end (non-blocking) of a worker's stdout ("out") or stderr ("err")."""
+
+    fd: int
+    rank: int
+    stream: str
+
+
+class Sink(Protocol):
+    """Takes what workers write: on this host's screen, or on its way to it."""
+
+    @property
+    def congested(self) -> bool:
+        """It takes no more: stop reading the workers."""
+
+    def take(self, rank: int, stream: str, data: bytes) -> None:
+        """What was just read from the worker's "out" or "err"."""
+
+    def end(self, rank: int, stream: str) -> None:
+        """That pipe has ended."""
+
+    def log(self, rank: int, stream: str, data: bytes) -> None:
+        """Into that rank's file only."""
+
+    def tail(self, rank: int) -> str:
+        """The last lines that the worker wrote to its stderr."""
+
+    def tick(self) -> float | None:
+        """Deliver what has waited long enough; seconds until the next call, None if nothing waits."""
+
+    def say(self, text: str) -> None:
+        """jaxrun's own words."""
+
+
+def drain_ready(ready: Iterable[Pipe], output: Sink, *, rest: Callable[[float], None] = time.sleep) -> list[Pipe]:
+    """Hands what these pipes hold to `output`; returns those that have ended.
+
+    Rests for a moment if they held little: writers of single lines are then read many lines at a time, which
+    is cheaper for them and for us.
+    """
+    ended = []
+    total = 0
+    for pipe in ready:
+        count = drain(pipe, output)
+        if count is None:
+            ended.append(pipe)
+        else:
+            total += count
+    if 0 < total < LITTLE and not ended:
+        rest(REST)
+    return ended
+
+
+def drain(pipe: Pipe, output: Sink, limit: int = 4 * READ_SIZE) -> int | None:
+    """Hands what one pipe holds to `output`, up to about `limit` bytes: how many these were, None at its end.
+
+    Nothing is read while `output` is congested.
+    """
+    total = 0
+    while total < limit and not output.congested:
+        try:
+            data = os.read(pipe.fd, READ_SIZE)
+        except BlockingIOError:
+            break
+        if not data:
+            output.end(pipe.rank, pipe.stream)
+            return None
+        output.take(pipe.rank, pipe.stream, data)
+        total += len(data)
+        if len(data) < READ_SIZE // 4:
+            break  # nearly empty: another read would only find out that nothing is left
+    return total

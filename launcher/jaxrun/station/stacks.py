@@ -1,0 +1,39 @@
+"""The stacks of ranks on many hosts, until all have come or it has taken too long."""
+
+from __future__ import annotations
+
+from jaxrun.head.events import StacksTaken, TakeStacks
+
+_PATIENCE = 1.5  # seconds; an agent asks for a tenth of one
+
+
+class StacksCollection:
+    """The answers to one TakeStacks; a rank that gives none has empty ones. Times are seconds since the epoch."""
+
+    def __init__(self, order: TakeStacks, now: float) -> None:
+        self.due = now + _PATIENCE
+        self._order = order
+        self._dumps: dict[int, str] = {}
+        self._waits: dict[int, str] = {}
+        self._cpu: dict[int, float] = {}
+
+    @property
+    def complete(self) -> bool:
+        return len(self._dumps) >= len(self._order.ranks)
+
+    def add(self, taken: StacksTaken) -> bool:
+        """One agent's answer; whether it was the last. An answer to an earlier question is left out."""
+        if taken.purpose == self._order.purpose:
+            self._dumps.update(taken.dumps)
+            self._waits.update(taken.waits)
+            self._cpu.update(taken.cpu)
+        return self.complete
+
+    def result(self) -> StacksTaken:
+        ranks = self._order.ranks
+        return StacksTaken(
+            self._order.purpose,
+            dumps={rank: self._dumps.get(rank, "") for rank in ranks},
+            waits={rank: self._waits.get(rank, "") for rank in ranks},
+            cpu={rank: self._cpu.get(rank, 0.0) for rank in ranks},
+        )

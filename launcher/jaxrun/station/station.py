@@ -1,0 +1,264 @@
+"""Hears the agents of a job on other hosts, and has them do what the head decides.
+
+One loop over the door, the lines to the agents, the process that starts them, and signals. It is to those agents what
+agent.py is to workers: nothing is decided here.
+"""
+
+from __future__ import annotations
+
+import signal
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+
+from jaxrun.agent.readiness import Readiness
+from jaxrun.agent.signals import SignalPipe
+from jaxrun.channel.door import Admitted, Door
+from jaxrun.channel.line import TO_HEAD
+from jaxrun.channel.messages import Chunk, FirstOutput, ShowStacks, SignalWorker, StreamEnded, ToHead
+from jaxrun.contract import Failed, Hello, Proof
+from jaxrun.desk import Desk
+from jaxrun.errors import ProtocolError
+from jaxrun.head.events import (
+    Action,
+    Begin,
+    Dismiss,
+    Ending,
+    Event,
+    Finish,
+    Kill,
+    Lost,
+    Report,
+    Say,
+    Send,
+    Signalled,
+    StacksTaken,
+    TakeStacks,
+    Unavailable,
+)
+from jaxrun.output.output import Output
+from jaxrun.station.lines import AgentLine, Lines
+from jaxrun.station.stacks import StacksCollection
+from jaxrun.station.starting import Starting
+
+_LINES, _DOOR, _SIGNALS, _STARTER = range(4)  # the order in which what is ready is served
+_RETRY = 0.01  # seconds until what the network did not take is sent again
+_ENDING = (2.0, 2.0)  # seconds that the starter gets to end by itself, and after SIGTERM
+
+
+class Station:
+    """One job."""
+
+    def __init__(
+        self,
+        desk: Desk,
+        door: Door,
+        output: Output,
+        signals: SignalPipe,
+        starting: Starting,
+        clock: Callable[[], float],
+        *,
+        verbose: bool = False,
+    ) -> None:
+        self._desk = desk
+        self._door = door
+        self._output = output
+        self._signals = signals
+        self._starting = starting
+        self._now = clock
+        self._verbose = verbose
+        self._lines = Lines()
+        self._ready = Readiness()
+        self._skew: dict[int, float] = {}  # seconds that a rank's clock is behind ours
+        self._logs_itself: set[int] = set()
+        self._stacks: StacksCollection | None = None
+        self._ending: Ending | None = None
+
+    def run(self) -> Ending:
+        """Serve the job until the head says that it is over."""
+        self._ready.watch(self._signals.fileno(), _SIGNALS, self._on_signals)
+        self._ready.watch(self._starting.fileno(), _STARTER, self._on_starter_words)
+        for listener in self._door.listeners:
+            self._ready.watch(listener.fileno(), _DOOR, lambda listener=listener: self._on_knock(listener))  # type: ignore[misc]
+        while self._ending is None:
+            self._turn()
+        return self._ending
+
+    def dismiss(self, status: int) -> None:
+        """Tell all agents to end with `status`, and see to it that their starter ends too."""
+        self._lines.send_all(Dismiss(status))
+        deadline = time.monotonic() + 1.0
+        while self._lines.unsent and time.monotonic() < deadline:
+            self._lines.flush()
+            time.sleep(_RETRY)
+        for patience, signum in zip(_ENDING, (signal.SIGTERM, signal.SIGKILL), strict=True):
+            if self._await_starter(patience):
+                return
+            self._starting.stop(signum)
+        self._await_starter(_ENDING[-1])
+
+    def close(self) -> None:
+        for line in self._lines:
+            line.close()
+        self._door.close()
+        self._starting.close()
+        self._ready.close()
+
+    # ---- the loop
+
+    def _turn(self) -> None:
+        self._ready.serve(self._patience())
+        self._lines.flush()
+        self._door.drop_silent(self._ready.forget)
+        if not self._output.congested:
+            self._lines.acknowledge()
+        for note in self._door.dropped:
+            self._desk.note("dropped", text=note)
+        self._door.dropped.clear()
+        if self._stacks is not None and self._stacks.due <= self._now():
+            self._finish_stacks()
+        self._carry_out_all(self._desk.due())
+
+    def _patience(self) -> float | None:
+        """How long nothing needs to happen: seconds, None for ever."""
+        now = self._now()
+        waits = [self._output.tick(), _RETRY if self._lines.unsent else None]
+        waits += [due - now for due in (self._desk.deadline(), self._stacks and self._stacks.due) if due]
+        deadline = self._door.deadline()
+        if deadline is not None:
+            waits.append(deadline - time.monotonic())
+        known = [max(0.0, wait) for wait in waits if wait is not None]
+        return min(known, default=None)
+
+    # ---- the head
+
+    def _tell(self, event: Event) -> None:
+        self._carry_out_all(self._desk.tell(event))
+
+    def _carry_out_all(self, actions: Iterable[Action]) -> None:
+        actions = list(actions)
+        killed = [rank for action in actions if isinstance(action, Kill) for rank in action.ranks]
+        if any(isinstance(action, Kill) and action.signum == signal.SIGKILL for action in actions):
+            self._lines.send(killed, SignalWorker(signal.SIGSTOP))  # or they would see each other die, and complain
+        for action in actions:
+            self._carry_out(action)
+
+    def _carry_out(self, action: Action) -> None:
+        match action:
+            case Begin():
+                if action.log_dir:
+                    self._logs_itself.add(action.rank)
+                self._lines.send((action.rank,), action)
+            case Send():
+                self._lines.send(action.ranks, action.message)
+            case Kill():
+                self._lines.send(action.ranks, SignalWorker(action.signum))
+            case TakeStacks():
+                self._stacks = StacksCollection(action, self._now())
+                self._lines.send(action.ranks, ShowStacks(action.purpose))
+                if self._stacks.complete:
+                    self._finish_stacks()
+            case Say():
+                self._output.say(f"jaxrun: {action.text}")
+            case Finish():
+                self._ending = action.ending
+
+    def _finish_stacks(self) -> None:
+        assert self._stacks is not None
+        taken, self._stacks = self._stacks.result(), None
+        self._tell(taken)
+
+    # ---- what happens
+
+    def _on_knock(self, listener: object) -> None:
+        for fd in self._door.accept(listener):  # type: ignore[arg-type]
+            self._ready.watch(fd, _DOOR, lambda fd=fd: self._on_guest(fd))  # type: ignore[misc]
+
+    def _on_guest(self, fd: int) -> None:
+        admitted = self._door.hear(fd)
+        if admitted is None and self._door.is_guest(fd):
+            return
+        self._ready.forget(fd)
+        if admitted is not None:
+            self._admit(admitted)
+
+    def _admit(self, admitted: Admitted) -> None:
+        line: AgentLine = AgentLine(admitted.connection, TO_HEAD)
+        self._lines.add(admitted.rank, line)
+        self._ready.watch(line.fileno(), _LINES, lambda: self._on_line(admitted.rank, line))
+
+    def _on_line(self, rank: int, line: AgentLine) -> None:
+        try:
+            messages = line.receive()
+        except ProtocolError as error:
+            messages, line.lost = [], f"its agent sent what is no message of jaxrun's: {error}"
+        for message in messages:
+            self._on_message(rank, line, message)
+        if line.lost:
+            self._ready.forget(line.fileno())
+            self._lines.remove(rank, line)
+            line.close()
+            if rank in self._skew:
+                self._tell(Lost(rank, line.lost))
+
+    def _on_message(self, rank: int, line: AgentLine, message: ToHead) -> None:
+        match message:
+            case Chunk():
+                take = self._output.show if rank in self._logs_itself else self._output.take
+                take(rank, message.stream, message.data)
+                self._lines.owe(line, len(message.data))
+            case StreamEnded():
+                self._output.end(rank, message.stream)
+            case FirstOutput():
+                self._desk.note("first_output", rank)
+            case StacksTaken():
+                if self._stacks is not None and self._stacks.add(message):
+                    self._finish_stacks()
+            case Report():
+                self._skew[rank] = self._now() - message.time
+                self._tell(message)
+            case _:
+                if isinstance(message, Failed) and rank not in self._logs_itself:
+                    self._output.log(rank, "err", message.traceback.encode())
+                self._tell(self._by_our_clock(rank, message))
+
+    def _by_our_clock(self, rank: int, message: ToHead) -> Event:
+        skew = self._skew.get(rank, 0.0)
+        match message:
+            case Hello():
+                return replace(message, time=message.time + skew, started=message.started + skew)
+            case Proof():
+                return replace(message, time=message.time + skew, joined=message.joined + skew)
+        return message  # type: ignore[return-value]
+
+    def _on_signals(self) -> None:
+        for number in self._signals.take():
+            if number != signal.SIGCHLD:
+                self._tell(Signalled(number))
+            elif self._starting.status is None and self._starting.reap():
+                self._on_starter_end()
+
+    def _on_starter_words(self) -> None:
+        words = self._starting.read()
+        if words is None:
+            self._ready.forget(self._starting.fileno())
+        elif words and self._verbose:
+            self._output.say(words.decode(errors="replace"))
+
+    def _on_starter_end(self) -> None:
+        self._desk.note("starter_ended", status=self._starting.status)
+        words = self._starting.words()
+        said = f"; it said:\n{words}" if words else ""
+        self._tell(Unavailable(f"{self._starting.end_in_words()} before the job was over{said}"))
+
+    def _await_starter(self, seconds: float) -> bool:
+        """Wait for the starter's end, and for the ends of the lines, which are noticed in passing."""
+        deadline = time.monotonic() + seconds
+        while not self._starting.reap():
+            left = deadline - time.monotonic()
+            if left <= 0:
+                return False
+            self._signals.take()
+            self._starting.read()
+            time.sleep(min(left, _RETRY))
+        return True

@@ -1,0 +1,257 @@
+"""Which rank of which job a process is. The environments are real ones, cut down to what bears on it.
+
+They were taken on two hosts with Open MPI 4.1.8 and 5.0.11, MPICH 5.0.2, Intel MPI 2021.18.1 and Slurm 22.05.8; those
+of MVAPICH, PALS and Flux are made up from what they document.
+"""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from jaxrun.errors import ProtocolError, UnavailableError, UsageError
+from jaxrun.planning.surroundings import BY_HAND, ENGINES, Place, agree, detect, find, told
+
+
+def env(text):
+    return dict(word.split("=", 1) for word in text.split())
+
+
+PROXY = "/usr/bin/hydra_pmi_proxy --control-port h1:46095 --rmk user --launcher ssh --demux poll --pgid 0 --proxy-id"
+MPICH_ON_FIRST = (
+    f"{PROXY} 0".split(),
+    ["/usr/bin/mpiexec.hydra", "-hosts", "h1", "h2", "-n", "3", "jaxrun", "attach", "train.py"],
+)
+MPICH_ON_SECOND = (f"{PROXY} 1".split(), ["/bin/sh", "-c", f'"{PROXY}" 1'])
+INTEL_PROXY = (["/usr/lib/impi/bin//hydra_pmi_proxy", "--usize", "-1", "--auto-cleanup", "1", "--abort-signal", "9"],)
+
+OPEN_MPI_5 = env(
+    "OMPI_COMM_WORLD_LOCAL_RANK=0 OMPI_COMM_WORLD_LOCAL_SIZE=1 OMPI_COMM_WORLD_NODE_RANK=0 OMPI_COMM_WORLD_RANK=2 "
+    "OMPI_COMM_WORLD_SIZE=3 OMPI_VERSION=5.0.11 PMIX_HOSTNAME=h2 PMIX_NAMESPACE=prterun-h1-8271@1 PMIX_RANK=2 "
+    "PMIX_VERSION=5.0.11rc1 PRTE_LAUNCHED=1"
+)
+OPEN_MPI_4 = env(
+    "OMPI_COMM_WORLD_LOCAL_RANK=0 OMPI_COMM_WORLD_LOCAL_SIZE=1 OMPI_COMM_WORLD_NODE_RANK=0 OMPI_COMM_WORLD_RANK=2 "
+    "OMPI_COMM_WORLD_SIZE=3 OMPI_UNIVERSE_SIZE=3 PMIX_HOSTNAME=h2 PMIX_ID=2828140545.2 PMIX_NAMESPACE=2828140545 "
+    "PMIX_RANK=2 PMIX_VERSION=3.2.5a1"
+)
+MPICH = env("MPI_LOCALNRANKS=1 MPI_LOCALRANKID=0 PMI_FD=9 PMI_HOSTNAME=h2 PMI_RANK=2 PMI_SIZE=3")
+INTEL = env(
+    "HYDRA_LAUNCH_TYPE=2 I_MPI_HYDRA_UUID=cb280000-0070-d1cb-c060-0600856e1035 MPI_LOCALNRANKS=1 "
+    "MPI_LOCALRANKID=0 PMI_FD=9 PMI_RANK=2 PMI_SIZE=3"
+)
+# The step in which mpirun starts its daemons, inside of: salloc -N2 mpirun -n 4
+DAEMONS_STEP = env(
+    "SLURM_GTIDS=1 SLURM_JOB_ID=12 SLURM_JOB_NODELIST=h[1-2] SLURM_JOB_NUM_NODES=2 SLURM_LOCALID=0 "
+    "SLURM_NNODES=2 SLURM_NODEID=1 SLURM_NPROCS=2 SLURM_NTASKS=2 SLURM_PROCID=1 SLURM_STEP_ID=0 "
+    "SLURM_STEP_NODELIST=h[1-2] SLURM_STEP_NUM_NODES=2 SLURM_STEP_NUM_TASKS=2 SLURM_STEP_TASKS_PER_NODE=1(x2)"
+)
+TASK = env(
+    "SLURM_GTIDS=2 SLURM_JOB_ID=7 SLURM_JOB_NODELIST=h[1-2] SLURM_JOB_NUM_NODES=2 SLURM_LOCALID=0 "
+    "SLURM_NNODES=2 SLURM_NODEID=1 SLURM_NPROCS=3 SLURM_NTASKS=3 SLURM_PROCID=2 SLURM_STEP_ID=0 "
+    "SLURM_STEP_NODELIST=h[1-2] SLURM_STEP_NUM_NODES=2 SLURM_STEP_NUM_TASKS=3 SLURM_STEP_TASKS_PER_NODE=2,1"
+)
+# srun -n1 -N1 in a job of three tasks on two hosts
+SMALL_STEP = env(
+    "SLURM_JOB_ID=17 SLURM_JOB_NODELIST=h[1-2] SLURM_JOB_NUM_NODES=2 SLURM_LOCALID=0 SLURM_NNODES=1 SLURM_NODEID=0 "
+    "SLURM_NODELIST=h[1-2] SLURM_NPROCS=1 SLURM_NTASKS=1 SLURM_PROCID=0 SLURM_STEP_ID=1 SLURM_STEP_NODELIST=h1 "
+    "SLURM_STEP_NUM_NODES=1 SLURM_STEP_NUM_TASKS=1 SLURM_STEP_TASKS_PER_NODE=1 SLURM_TASKS_PER_NODE=1"
+)
+BATCH = env(
+    "SLURM_GTIDS=0 SLURM_JOB_ID=17 SLURM_JOB_NODELIST=h[1-2] SLURM_JOB_NUM_NODES=2 SLURM_LOCALID=0 "
+    "SLURM_NNODES=2 SLURM_NODEID=0 SLURM_NODELIST=h[1-2] SLURM_NPROCS=3 SLURM_NTASKS=3 SLURM_PROCID=0 "
+    "SLURM_TASKS_PER_NODE=2,1"
+)
+# sbatch -n3 typed in: srun --pty bash
+BATCH_FROM_STEP = BATCH | env(
+    "SLURM_STEP_ID=0 SLURM_STEP_NODELIST=h3 SLURM_STEP_NUM_NODES=1 SLURM_STEP_NUM_TASKS=1 SLURM_STEP_TASKS_PER_NODE=1"
+)
+ALLOCATION = env(
+    "SLURM_JOB_ID=11 SLURM_JOB_NODELIST=h[1-2] SLURM_JOB_NUM_NODES=2 SLURM_NNODES=2 SLURM_NODELIST=h[1-2] "
+    "SLURM_TASKS_PER_NODE=1(x2)"
+)
+# salloc of a cluster with LaunchParameters=use_interactive_step
+INTERACTIVE_STEP = env(
+    "SLURM_JOB_ID=89 SLURM_JOB_NODELIST=h[1,3] SLURM_JOB_NUM_NODES=2 SLURM_NNODES=1 SLURM_NPROCS=1 SLURM_NTASKS=1 "
+    "SLURM_PROCID=0 SLURM_STEP_ID=4294967290 SLURM_STEP_NODELIST=h1 SLURM_STEP_NUM_NODES=1 SLURM_STEP_NUM_TASKS=1"
+)
+PMI2 = env("PMI_FD=11 PMI_JOBID=7.0 PMI_RANK=2 PMI_SIZE=3 SLURM_MPI_TYPE=pmi2")
+PMIX = env("PMIX_HOSTNAME=h2 PMIX_NAMESPACE=slurm.pmix.7.0 PMIX_RANK=2 PMIX_VERSION=4.2.2rc2 SLURM_MPI_TYPE=pmix")
+CRAY = env("PALS_APID=7.0 PALS_NODEID=1 PALS_RANKID=2 SLURM_MPI_TYPE=cray_shasta")
+FLUX = env("FLUX_JOB_ID=f2zKcFRB FLUX_JOB_NNODES=2 FLUX_JOB_SIZE=3 FLUX_TASK_LOCAL_ID=0 FLUX_TASK_RANK=2")
+FLUX_PMI = env("PMI_FD=20 PMI_RANK=2 PMI_SIZE=3")
+PALS = env("PALS_APID=5d1b2c PALS_LOCAL_RANKID=0 PALS_NODEID=1 PALS_RANKID=2 PMI_LOCAL_RANK=0 PMI_RANK=2 PMI_SIZE=3")
+PALS_FIRST = PALS | env("PALS_RANKID=0 PMI_RANK=0 PMI_SIZE=2")
+MVAPICH = env("MPIRUN_HOST=h1 MPIRUN_ID=4711 MV2_COMM_WORLD_LOCAL_RANK=0 MV2_COMM_WORLD_RANK=2 MV2_COMM_WORLD_SIZE=3")
+
+PLACED = {
+    "Open MPI 5": (OPEN_MPI_5, (), "open-mpi", "prterun-h1-8271@1"),
+    "Open MPI 4": (OPEN_MPI_4, (), "open-mpi", "2828140545"),
+    "MPICH": (MPICH, MPICH_ON_SECOND, "hydra", "h1:46095"),
+    "MPICH behind a script": (MPICH, (["/bin/sh", "run.sh"], *MPICH_ON_SECOND), "hydra", "h1:46095"),
+    "MPICH, parent unknown": (MPICH, (), "hydra", ""),
+    "Intel MPI": (INTEL, INTEL_PROXY, "hydra", "cb280000-0070-d1cb-c060-0600856e1035"),
+    "MVAPICH": (MVAPICH, (), "mvapich", "h1.4711"),
+    "PALS": (PALS, (), "pals", "5d1b2c"),
+    "Flux": (FLUX | FLUX_PMI, (), "flux", "f2zKcFRB"),
+    "Flux inside of PALS": (PALS_FIRST | FLUX | FLUX_PMI, (), "flux", "f2zKcFRB"),
+    "Flux inside of Slurm": (DAEMONS_STEP | FLUX | FLUX_PMI, (), "flux", "f2zKcFRB"),
+    "srun": (TASK, (["slurmstepd: [7.0]"],), "slurm", "7.0.0"),
+    "srun of a job that was requeued": (TASK | env("SLURM_RESTART_COUNT=2"), (), "slurm", "7.0.2"),
+    "srun --mpi=pmi2": (TASK | PMI2, (), "slurm", "7.0.0"),
+    "srun --mpi=pmix": (TASK | PMIX, (), "slurm", "7.0.0"),
+    "srun --mpi=cray_shasta": (TASK | CRAY, (), "slurm", "7.0.0"),
+    "Open MPI 5 inside of Slurm": (DAEMONS_STEP | OPEN_MPI_5, (), "open-mpi", "prterun-h1-8271@1"),
+    "Open MPI 4 inside of Slurm": (DAEMONS_STEP | OPEN_MPI_4, (), "open-mpi", "2828140545"),
+    "MPICH inside of Slurm": (DAEMONS_STEP | MPICH, MPICH_ON_SECOND, "hydra", "h1:46095"),
+    "Intel MPI inside of Slurm": (DAEMONS_STEP | INTEL, (), "hydra", "cb280000-0070-d1cb-c060-0600856e1035"),
+}
+NOWHERE = {
+    "nothing at all": {},
+    "a batch script": BATCH,
+    "a batch script submitted inside of a step": BATCH_FROM_STEP,
+    "the shell of salloc": ALLOCATION,
+    "the shell of salloc as a step": INTERACTIVE_STEP,
+    "a rank without the sign of Hydra": env("PMI_RANK=0 PMI_SIZE=4"),
+}
+
+
+@pytest.mark.parametrize("case", PLACED)
+def test_every_engine_is_told_from_the_others(case):
+    environ, ancestors, engine, job = PLACED[case]
+    assert detect(environ, ancestors) == Place(engine, 2, 3, job)
+
+
+@pytest.mark.parametrize("case", PLACED)
+def test_one_engine_is_read_without_looking_at_the_others(case):
+    environ, _, engine, _ = PLACED[case]
+    place = told(engine, environ | env("JAXRUN_RANK=0 JAXRUN_SIZE=1"))
+    assert (place.engine, place.rank, place.size) == (engine, 2, 3)
+
+
+def test_mpich_names_its_job_alike_on_all_hosts():
+    first = detect(MPICH | env("PMI_HOSTNAME=h1 PMI_RANK=0"), MPICH_ON_FIRST)
+    second = detect(MPICH, MPICH_ON_SECOND)
+    assert first.job == second.job == "h1:46095"
+
+
+def test_steps_of_one_job_are_jobs_of_their_own():
+    assert detect(SMALL_STEP) == Place("slurm", 0, 1, "17.1.0")
+    assert detect(SMALL_STEP | env("SLURM_STEP_ID=2")).job == "17.2.0"
+
+
+@pytest.mark.parametrize("case", NOWHERE)
+def test_what_is_no_rank_is_not_taken_for_one(case):
+    assert find(NOWHERE[case]) is None
+    with pytest.raises(UsageError) as refused:
+        detect(NOWHERE[case])
+    lines = str(refused.value).splitlines()
+    for engine in ENGINES:
+        listed = [line for line in lines if line.startswith(f"  {engine.title}  ")]
+        assert len(listed) == 1 and engine.rank in listed[0]
+    assert lines[-1] == "or say it by hand: jaxrun attach --rank 3 --size 8 --head host:port PROGRAM"
+
+
+def test_a_batch_script_is_pointed_to_srun():
+    for environ, job in ((BATCH, 17), (ALLOCATION, 11)):
+        with pytest.raises(
+            UsageError, match=rf"In Slurm's job {job}, .* put srun in front: srun jaxrun attach PROGRAM"
+        ):
+            detect(environ)
+    with pytest.raises(UsageError) as refused:
+        detect({})
+    assert "Slurm's job" not in str(refused.value)
+
+
+@pytest.mark.parametrize("outer", [{}, OPEN_MPI_5, TASK])
+def test_a_worker_cannot_attach_to_another_job(outer):
+    with pytest.raises(UsageError, match=r"already rank 3 of 8 of a jaxrun job \(JAXRUN_RANK is set\)"):
+        find(outer | env("JAXRUN_RANK=3 JAXRUN_SIZE=8"))
+
+
+@pytest.mark.parametrize("groups", ["2", "3"])
+def test_a_heterogeneous_job_is_refused(groups):
+    environ = TASK | {"SLURM_HET_SIZE": groups}
+    for read in (detect, lambda environ: told("slurm", environ)):
+        with pytest.raises(UsageError, match=rf"job 7 is heterogeneous \(SLURM_HET_SIZE={groups}\)"):
+            read(environ)
+
+
+def test_mpirun_inside_of_a_heterogeneous_job_is_none_of_slurms_business():
+    assert detect(DAEMONS_STEP | OPEN_MPI_5 | env("SLURM_HET_SIZE=2")).engine == "open-mpi"
+    assert detect(TASK | env("SLURM_HET_SIZE=1")).engine == "slurm"
+
+
+ENGINE_AND_ENV = {
+    "open-mpi": OPEN_MPI_5,
+    "hydra": MPICH,
+    "mvapich": MVAPICH,
+    "flux": FLUX,
+    "pals": PALS,
+    "slurm": TASK,
+}
+
+
+@pytest.mark.parametrize("engine", ENGINES, ids=lambda engine: engine.key)
+def test_a_missing_variable_is_named(engine):
+    whole = ENGINE_AND_ENV[engine.key]
+    for name in (engine.rank, engine.size):
+        with pytest.raises(UnavailableError, match=f"{name} is not set, but {engine.title.split(' (')[0]}"):
+            told(engine.key, {key: value for key, value in whole.items() if key != name})
+
+
+@pytest.mark.parametrize("value", ["", "x", "-1", "1.0", " 1", "0x1", "\u0661", "9" * 30])
+@pytest.mark.parametrize("engine", ENGINES, ids=lambda engine: engine.key)
+def test_a_number_that_is_none_is_named_with_its_value(engine, value):
+    for name in (engine.rank, engine.size):
+        with pytest.raises(UnavailableError) as refused:
+            told(engine.key, ENGINE_AND_ENV[engine.key] | {name: value})
+        assert str(refused.value).startswith(f"{name}={value!r} is no whole number")
+
+
+@pytest.mark.parametrize("engine", ENGINES, ids=lambda engine: engine.key)
+@given(rank=st.integers(0, 20), size=st.integers(0, 20))
+def test_a_rank_is_less_than_the_size(engine, rank, size):
+    environ = ENGINE_AND_ENV[engine.key] | {engine.rank: str(rank), engine.size: str(size)}
+    if rank < size:
+        place = told(engine.key, environ)
+        assert (place.rank, place.size) == (rank, size)
+    else:
+        with pytest.raises(UnavailableError, match=f"{engine.rank}={rank}, .* {engine.size}={size}"):
+            told(engine.key, environ)
+
+
+def test_an_engine_that_does_not_exist_breaks_the_contract():
+    with pytest.raises(ProtocolError, match="there is no engine 'lam'; known are open-mpi, hydra, "):
+        told("lam", {})
+
+
+def test_given_numbers_must_agree_with_the_environment():
+    place = detect(OPEN_MPI_5)
+    for rank, size in ((None, None), (2, None), (None, 3), (2, 3)):
+        assert agree(place, rank, size) == place
+    with pytest.raises(UsageError) as refused:
+        agree(place, 1, 3)
+    assert str(refused.value).startswith("--rank 1 contradicts OMPI_COMM_WORLD_RANK=2, by which Open MPI has started")
+    with pytest.raises(
+        UsageError, match=r"--size 4 contradicts OMPI_COMM_WORLD_SIZE=3, .* env -u OMPI_COMM_WORLD_RANK"
+    ):
+        agree(place, 2, 4)
+
+
+def test_without_an_engine_both_numbers_are_needed():
+    assert agree(None, 3, 8) == Place(BY_HAND, 3, 8, "")
+    for rank, size, given_ in ((3, None, "--rank 3"), (None, 8, "--size 8"), (None, None, "neither")):
+        with pytest.raises(UsageError, match=f"needs --rank and --size; given is {given_}"):
+            agree(None, rank, size)
+    for rank, size in ((8, 8), (-1, 8), (0, 0)):
+        with pytest.raises(UsageError, match=f"--rank {rank} is not in a job of --size {size}"):
+            agree(None, rank, size)
+
+
+@pytest.mark.parametrize("engine", ENGINES, ids=lambda engine: engine.key)
+def test_hiding_the_variable_of_the_rank_hides_the_engine(engine):
+    """The remedy that a contradiction names."""
+    environ = dict(ENGINE_AND_ENV[engine.key])
+    assert detect(environ).engine == engine.key
+    del environ[engine.rank]
+    assert find(environ) is None
