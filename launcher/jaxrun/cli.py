@@ -8,13 +8,14 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from jaxrun.errors import EXIT_SIGNAL_BASE, JaxrunError, UsageError
-from jaxrun.helppages import Command
-from jaxrun.options import parameters
+from jaxrun.helppages import ATTACH, Command
+from jaxrun.options import attach_parameters, parameters
 from jaxrun.planning.job import Job, parse_ranks
 
 if TYPE_CHECKING:
@@ -23,14 +24,23 @@ if TYPE_CHECKING:
 _EXIT_INTERRUPTED = EXIT_SIGNAL_BASE + 2
 
 
+@dataclass(frozen=True, slots=True)
+class _Invocation:
+    """What a command is told besides its options: all words after `jaxrun`, and the head start."""
+
+    words: tuple[str, ...]
+    head_start: HeadStart | None
+
+
 def main(arguments: Sequence[str] | None = None, head_start: HeadStart | None = None) -> int:
     """Run the command line; returns the exit status."""
     given = list(sys.argv[1:] if arguments is None else arguments)
     command: click.Command = _RUN
-    if given[:1] == ["explain"]:
-        command, given = _EXPLAIN, given[1:]
+    invocation = _Invocation(tuple(given), head_start)
+    if given[:1] in (["explain"], ["attach"]):
+        command, given = (_EXPLAIN if given[0] == "explain" else _ATTACH), given[1:]
     try:
-        return command.main(given, prog_name=command.name, standalone_mode=False, obj=head_start) or 0
+        return command.main(given, prog_name=command.name, standalone_mode=False, obj=invocation) or 0
     except click.ClickException as error:
         error.show()
         return error.exit_code
@@ -75,25 +85,65 @@ def _words(text: str, option: str) -> list[str]:
 
 
 def _run(dry_run: bool, **values: Any) -> int:
-    from jaxrun.backends import BACKENDS
-    from jaxrun.planning import plan
+    from jaxrun.backends import backend
     from jaxrun.planning.layout import wanted_platforms
     from jaxrun.planning.machine import look
     from jaxrun.planning.program import admit
 
     environ = dict(os.environ)
     job = admit(make_job(values, environ), os.getcwd())
+    invocation: _Invocation = click.get_current_context().obj
+    if job.sbatch or job.submit:
+        return _batch(job, invocation.words, environ, dry_run=dry_run)
     given = {**environ, **job.env}
-    machine = look(wanted_platforms(job, given), given)
-    head_start: HeadStart | None = click.get_current_context().obj
-    job_id = head_start.job_id if head_start else os.urandom(16).hex()
-    planned = BACKENDS[job.backend](job, machine, environ, job_id)
+    # The devices of other hosts are for their agents to find.
+    machine = look(wanted_platforms(job, given) if job.backend == "local" else (), given)
+    job_id = invocation.head_start.job_id if invocation.head_start else os.urandom(16).hex()
+    planned = backend(job.backend)(job, machine, environ, job_id)
     if dry_run:
-        click.echo(os.fsencode(plan.render(planned, environ)), nl=False)
+        from jaxrun.planning.render import render
+
+        click.echo(os.fsencode(render(planned, environ)), nl=False)
         return 0
     from jaxrun import supervise
 
-    return supervise.run(planned, environ, head_start)
+    return supervise.run(planned, environ, invocation.head_start)
+
+
+def _batch(job: Job, words: Sequence[str], environ: Mapping[str, str], *, dry_run: bool) -> int:
+    """Write the batch script of the job, or hand it to Slurm."""
+    from pathlib import Path
+
+    from jaxrun import submit
+    from jaxrun.backends import batch
+
+    name = job.program[0].rpartition(".")[2] if job.module else Path(job.program[0]).stem
+    path = job.sbatch or Path(f"{name}.sbatch")
+    text = batch.script(job, words, directory=os.getcwd(), file=str(path))
+    if dry_run:
+        click.echo(os.fsencode(text), nl=False)
+        return 0
+    if job.submit:
+        return submit.submit(text, path, environ)
+    submit.write_script(path, text)
+    return 0
+
+
+def _attach(
+    rank: int | None, size: int | None, head: str | None, rendezvous: str | None, check: str | None, **values: Any
+) -> int:
+    from pathlib import Path
+
+    from jaxrun.attach.attach import Asked, attach
+    from jaxrun.planning.program import admit
+
+    if check:
+        from jaxrun.attach.check import check_reachable
+
+        return check_reachable(check)
+    environ = dict(os.environ)
+    job = admit(make_job({**values, "backend": "attach"}, environ), os.getcwd())
+    return attach(job, Asked(rank, size, head or "", Path(rendezvous) if rendezvous else None), environ)
 
 
 def _explain(run_dir: str) -> int:
@@ -106,6 +156,13 @@ def _explain(run_dir: str) -> int:
 
 
 _RUN = Command("jaxrun", params=parameters(), callback=_run, context_settings={"allow_interspersed_args": False})
+_ATTACH = Command(
+    "jaxrun attach",
+    params=attach_parameters(),
+    callback=_attach,
+    context_settings={"allow_interspersed_args": False},
+    help=ATTACH,
+)
 _EXPLAIN = click.Command(
     "jaxrun explain",
     params=[click.Argument(["run_dir"], type=click.Path(exists=True, file_okay=False))],

@@ -18,7 +18,7 @@ from jaxrun.head.head import Head
 from jaxrun.head.uniform import Expected
 from jaxrun.planning.plan import Plan
 from jaxrun.records.rundir import RunDir
-from jaxrun.telling import open_output, tell
+from jaxrun.telling import decide, open_output, tell
 
 _LOOPBACK = "127.0.0.1"
 
@@ -44,7 +44,7 @@ def conduct(
             guard.dismiss()
             orphans.end_all()
         agent.close()
-    return tell(plan, plan.host_of, last.ending, started, directory, output)
+    return tell(decide(plan, plan.host_of, last.ending, started), directory, output)
 
 
 def _make_head(plan: Plan, now: float) -> Head:

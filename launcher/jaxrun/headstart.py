@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from jaxrun.planning.plan import Plan
 
 # With one of these nothing is forked; where it belongs to the program, only the head start is lost.
-_NOT_FOR = frozenset(("--help", "--help-all", "--version", "--dry-run", "--no-fork"))
+_NOT_FOR = frozenset(("--help", "--help-all", "--version", "--dry-run", "--no-fork", "--backend"))
 # What an interpreter reads when it starts, or its C library; to change them takes another one.
 _READ_AT_START = ("PYTHON", "LD_", "MALLOC_", "GLIBC_", "LC_", "LANG", "TZ")
 
@@ -49,7 +49,12 @@ class HeadStart:
 
 def begin(arguments: Sequence[str], environ: Mapping[str, str]) -> HeadStart | None:
     """Start the interpreter, if `arguments` look like a job that forks."""
-    if not arguments or arguments[0] == "explain" or _NOT_FOR & {*arguments} or "_JAXRUN_COMPLETE" in environ:
+    if (
+        not arguments
+        or arguments[0] in ("explain", "attach")
+        or _NOT_FOR & {word.partition("=")[0] for word in arguments}
+        or "_JAXRUN_COMPLETE" in environ
+    ):
         return None
     job_id = os.urandom(16).hex()
     own = {name: value for name, value in environ.items() if not name.startswith(RESERVED_PREFIX)}

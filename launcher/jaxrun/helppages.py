@@ -8,14 +8,29 @@ import click
 
 _USAGE = """\
 Usage: jaxrun [OPTIONS] PROGRAM [ARGS]...
+       mpirun|srun ... jaxrun attach [OPTIONS] PROGRAM [ARGS]...
        jaxrun explain RUN_DIR
 
 Start PROGRAM as the processes of one JAX job, prove that it is the job asked for, and run it.
+"""
+ATTACH = """\
+Usage: mpirun|srun ... jaxrun attach [OPTIONS] PROGRAM [ARGS]...
+
+Make of the processes that mpirun, srun or another has started one JAX job, and run PROGRAM in it.
+"""
+_ATTACH_EXAMPLES = """
+Examples:
+  mpirun -n 8 jaxrun attach train.py --lr 0.1      Open MPI, MPICH, Intel MPI: one process each
+  srun -N 2 --ntasks-per-node 4 jaxrun attach train.py
+  jaxrun attach --rank 3 --size 8 --head h1:7777 train.py     by hand, on each host
+
+Exit status: the program's own; 128+n after signal n; 2 for wrong usage. All of it: --help-all
 """
 _EXAMPLES = """
 Examples:
   jaxrun -n 4 train.py --lr 0.1         four processes; all that follows train.py belongs to it
   jaxrun -n 2 -d 4 -m package.train     a module in two processes of four devices each
+  jaxrun --backend mpirun -H h1:4,h2:4 train.py     on two hosts; or in an allocation: --backend slurm
   jaxrun explain jaxrun-runs/latest     how the last job went, and where its start-up time went
 
 Exit status: the program's own; 128+n after signal n; 2 for wrong usage. All of it: --help-all
@@ -49,7 +64,8 @@ class Command(click.Command):
 
     def get_help(self, ctx: click.Context) -> str:
         main = [option for option in _options(self) if option.main]
-        return _USAGE + _section(ctx, "Options", main) + _EXAMPLES.rstrip()
+        examples = _ATTACH_EXAMPLES if self.help else _EXAMPLES
+        return (self.help or _USAGE) + _section(ctx, "Options", main) + examples.rstrip()
 
 
 def all_help(ctx: click.Context) -> str:
@@ -57,7 +73,9 @@ def all_help(ctx: click.Context) -> str:
     groups: dict[str, list[Option]] = {}
     for option in _options(ctx.command):
         groups.setdefault(option.group, []).append(option)
-    return _USAGE + "".join(_section(ctx, *item) for item in groups.items()) + _EXIT_STATUS.rstrip()
+    return (
+        (ctx.command.help or _USAGE) + "".join(_section(ctx, *item) for item in groups.items()) + _EXIT_STATUS.rstrip()
+    )
 
 
 def _options(command: click.Command) -> list[Option]:

@@ -10,10 +10,10 @@ from typing import Any
 
 import click
 
+from jaxrun.backends import BACKENDS
 from jaxrun.helppages import Option, all_help
 from jaxrun.planning.job import PLATFORMS, Job
 
-BACKENDS = ("local", "mpirun", "slurm")
 _DEFAULTS = {field.name: field.default for field in fields(Job)}
 _SECONDS: dict[str, Any] = {"type": float, "metavar": "SECONDS"}
 
@@ -28,6 +28,30 @@ def parameters() -> list[click.Parameter]:
         shell_complete=_file_names,
     )
     return [*_shape(), *_start(), *_mpirun(), *_slurm(), *_output(), *_failure(), *_about(), program]
+
+
+def attach_parameters() -> list[click.Parameter]:
+    """Those of `jaxrun attach`: what another has decided is left out."""
+    left_out = {"processes", "simulated_hosts", "hosts", "processes_per_host", "backend", "no_fork", "dry_run"}
+    shared = [param for param in parameters() if param.name not in left_out]
+    slurm_and_mpirun = {param.name for param in (*_mpirun(), *_slurm())} - {"interface"}
+    return [*_place(), *(param for param in shared if param.name not in slurm_and_mpirun)]
+
+
+def _place() -> list[click.Parameter]:
+    group = "This process's place"
+    size = "Processes of the job. [default: what mpirun, srun or flux says]"
+    head = "Where rank 0 listens, alike on all ranks. [default: as the rendezvous says]"
+    rendezvous = "A directory that all hosts share, where rank 0 leaves its address. [default: the current one]"
+    check = "Only see whether a head can be reached at this address; start nothing."
+    rank = "This process's rank, from 0. [default: what mpirun, srun or flux says]"
+    return [
+        Option("--rank", group=group, main=True, type=int, metavar="R", help=rank),
+        Option("--size", group=group, main=True, type=int, metavar="N", help=size),
+        Option("--head", group=group, main=True, metavar="HOST:PORT", help=head),
+        Option("--rendezvous", group=group, main=True, metavar="DIR", help=rendezvous),
+        Option("--check", group=group, metavar="HOST:PORT", help=check),
+    ]
 
 
 def _shape() -> list[click.Parameter]:

@@ -11,6 +11,7 @@ import time
 from collections.abc import Mapping
 from datetime import datetime
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from jaxrun.agent import forkserver
 from jaxrun.agent.guard import Guard, job_mark
@@ -18,19 +19,31 @@ from jaxrun.headstart import HeadStart
 from jaxrun.planning.plan import Plan
 from jaxrun.records import rundir
 
+if TYPE_CHECKING:
+    from jaxrun.station.conduct import Meeting
+
 _FILES_PER_WORKER = 12  # two pipes, a channel, stacks and two logs, and twice the first while it is being started
 _FILES_OF_OURS = 64
 
 
-def run(plan: Plan, environ: Mapping[str, str], head_start: HeadStart | None = None) -> int:
-    """Run the job to its end; returns the exit status of `jaxrun`."""
+def run(
+    plan: Plan,
+    environ: Mapping[str, str],
+    head_start: HeadStart | None = None,
+    meeting: Meeting | None = None,
+) -> int:
+    """Run the job to its end; returns the exit status of `jaxrun`. `meeting` is where agents on other hosts come to."""
     started = time.time()
+    if plan.starter is not None:
+        from jaxrun.channel import addresses
+
+        addresses.choose(addresses.interfaces(), plan.job.interface)  # before anything is made
     _allow_open_files(_FILES_OF_OURS + _FILES_PER_WORKER * len(plan.workers))
     directory = _open_run_dir(plan)
     if plan.starter is not None:
         from jaxrun.station import conduct as far
 
-        return far.conduct(plan, environ, directory, Guard(), started)  # the agents have guards of their own
+        return far.conduct(plan, environ, directory, Guard(), started, meeting)  # the agents have guards of their own
     guard = Guard(job_mark(plan.job_id))  # forks, so it comes before any thread
     server = head_start.take(plan, environ) if head_start else None
     if plan.fork and server is None:

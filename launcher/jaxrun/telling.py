@@ -9,10 +9,12 @@ from pathlib import Path
 
 from jaxrun.head.events import Ending
 from jaxrun.output.output import Output
-from jaxrun.planning.plan import Plan, summary, to_json
+from jaxrun.planning.plan import Plan, to_json
+from jaxrun.planning.render import summary
 from jaxrun.records import rundir
 from jaxrun.records.rundir import RunDir
 from jaxrun.verdict import report, verdict
+from jaxrun.verdict.outcome import Verdict
 
 
 def open_output(plan: Plan, environ: Mapping[str, str], directory: RunDir) -> Output:
@@ -33,11 +35,13 @@ def open_output(plan: Plan, environ: Mapping[str, str], directory: RunDir) -> Ou
     return output
 
 
-def tell(
-    plan: Plan, hosts: Mapping[int, str], ending: Ending, started: float, directory: RunDir, output: Output
-) -> int:
+def decide(plan: Plan, hosts: Mapping[int, str], ending: Ending, started: float) -> Verdict:
+    """The verdict, as soon as the job is over."""
+    return verdict.decide(ending, hosts, started=started, ended=time.time(), timeout=plan.job.timeout)
+
+
+def tell(decided: Verdict, directory: RunDir, output: Output) -> int:
     """Print and keep the verdict; returns the exit status of `jaxrun`."""
-    decided = verdict.decide(ending, hosts, started=started, ended=time.time(), timeout=plan.job.timeout)
     directory.write_text(rundir.VERDICT, verdict.to_json(decided))
     directory.close()
     output.say(report.render(decided, as_typed(directory.path)))

@@ -7,7 +7,8 @@ import pytest
 
 from jaxrun.contract import WorkerEnv
 from jaxrun.planning.job import Job
-from jaxrun.planning.plan import Plan, Worker, render, summary, to_json
+from jaxrun.planning.plan import Plan, Worker, to_json
+from jaxrun.planning.render import render, summary
 
 
 def _worker(rank, **more):

@@ -1,4 +1,7 @@
-"""`python -m jaxrun.agent`: the agent of one worker, as mpirun or srun starts it; ends as the head tells it."""
+"""`python -m jaxrun.agent [RANK SIZE]`: the agent of one worker, as mpirun or srun starts it; ends as the head says.
+
+Where the two numbers are not given, the variables of the engine that AgentEnv names tell them.
+"""
 
 from __future__ import annotations
 
@@ -15,8 +18,12 @@ def main() -> int:
 
     try:
         env = AgentEnv.from_env(os.environ)
-        place = surroundings.told(env.engine, os.environ)
-        return remote.serve(env, place.rank, place.size, os.environ)
+        if len(sys.argv) == 3:
+            rank, size = map(int, sys.argv[1:])
+        else:
+            place = surroundings.told(env.engine, os.environ)
+            rank, size = place.rank, place.size
+        return remote.serve(env, rank, size, os.environ)
     except JaxrunError as error:
         print(f"jaxrun: {error}", file=sys.stderr)
         return error.exit_code

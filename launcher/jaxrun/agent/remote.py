@@ -7,7 +7,7 @@ import select
 import signal
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from jaxrun import RUNTIME, __version__
@@ -19,9 +19,9 @@ from jaxrun.agent.signals import SignalPipe
 from jaxrun.agent.spawn import Spawner
 from jaxrun.agent.superior import Superior
 from jaxrun.channel import addresses
-from jaxrun.channel.knock import knock
+from jaxrun.channel.knock import Found, Offer, knock
 from jaxrun.channel.line import TO_AGENT, Line
-from jaxrun.channel.messages import ToAgent, Welcome
+from jaxrun.channel.messages import ToAgent
 from jaxrun.clock import Clock
 from jaxrun.contract import AgentEnv
 from jaxrun.contract.names import RANK
@@ -46,30 +46,28 @@ _SIGNALS = (
 
 def serve(env: AgentEnv, rank: int, size: int, environ: Mapping[str, str]) -> int:
     """Be the agent of `rank`; returns the status to end with. UnavailableError if the head cannot be found."""
-    offered = addresses.parse(env.head)
-    return attend(lambda: offered, lambda: env.token, env.job_id, rank, size, env.init_timeout, environ)
+    offer = Offer(env.job_id, env.token, addresses.parse(env.head))
+    return attend(lambda: offer, rank, size, env.init_timeout, environ)
 
 
 def attend(
-    offered: Callable[[], Sequence[addresses.Address]],
-    token: Callable[[], str],
-    job_id: str,
+    find: Callable[[], Offer | None],
     rank: int,
     size: int,
     timeout: float,
     environ: Mapping[str, str],
+    why_none: str = "",
 ) -> int:
-    """The same where the head's addresses and the token are still to be found: both are asked for again and again."""
-    guard = Guard(job_mark(job_id), f"{RANK}={rank}")  # forks, so it comes before any thread
+    """The same where the head is still to be found: `find` is asked again and again, `why_none` says where it looks."""
+    found = knock(find, rank, timeout, why_none)
+    guard = Guard(job_mark(found.job_id), f"{RANK}={rank}")  # forks, so it comes before any thread
     try:
-        connection, welcome = knock(offered, token, rank, timeout)
         with SignalPipe(_SIGNALS) as signals:
             orphans.adopt()
-            ends = (connection.getsockname()[0], connection.getpeername()[0])
-            line: Line[ToAgent] = Line(connection, TO_AGENT)
-            line.send(_report(rank, size, job_id, welcome, ends, environ))
+            line: Line[ToAgent] = Line(found.connection, TO_AGENT)
+            line.send(_report(rank, size, found, environ))
             begin = _await_orders(line, signals)
-            status = begin if isinstance(begin, int) else _work(begin, job_id, line, signals, environ)
+            status = begin if isinstance(begin, int) else _work(begin, found.job_id, line, signals, environ)
             line.close()
             return status
     finally:
@@ -132,9 +130,8 @@ def plan_of(begin: Begin, job_id: str, environ: Mapping[str, str]) -> Plan:
     )
 
 
-def _report(
-    rank: int, size: int, job_id: str, welcome: Welcome, ends: tuple[str, str], environ: Mapping[str, str]
-) -> Report:
+def _report(rank: int, size: int, found: Found, environ: Mapping[str, str]) -> Report:
+    welcome = found.welcome
     machine = look(welcome.platforms, environ)
     platform = next((name for name, gpus in machine.gpus.items() if gpus.names), "")
     gpus = machine.gpus.get(platform)
@@ -146,8 +143,8 @@ def _report(
         pid=os.getpid(),
         time=time.time(),
         version=__version__,
-        address=_plain(ends[0]),
-        head_address=_plain(ends[1]),
+        address=_plain(found.connection.getsockname()[0]),
+        head_address=_plain(found.connection.getpeername()[0]),
         directory=os.getcwd(),
         cpus=machine.cores,
         gpu_platform=platform,
@@ -156,7 +153,7 @@ def _report(
         gpu_limit=gpus.visible if gpus else "",
         tpu=machine.tpu,
         cuda_plugin=machine.cuda_plugin,
-        sees_run_dir=bool(welcome.run_dir) and _is_of_job(Path(welcome.run_dir), job_id),
+        sees_run_dir=bool(welcome.run_dir) and _is_of_job(Path(welcome.run_dir), found.job_id),
     )
 
 

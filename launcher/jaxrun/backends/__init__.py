@@ -1,23 +1,21 @@
-"""The backends by name: each is a function that turns a Job into a Plan, or says why it cannot."""
+"""The backends by name: each is a module whose `plan` turns a Job into a Plan, or says why it cannot."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from importlib import import_module
+from typing import Any
 
-from jaxrun.backends import local
-from jaxrun.errors import UnavailableError
 from jaxrun.planning.job import Job
 from jaxrun.planning.machine import Machine
 from jaxrun.planning.plan import Plan
 
 Backend = Callable[[Job, Machine, Mapping[str, str], str], Plan]
+BACKENDS = ("local", "mpirun", "slurm")
 
 
-def _planned(job: Job, machine: Machine, environ: Mapping[str, str], job_id: str) -> Plan:
-    raise UnavailableError(
-        f"--backend {job.backend} is not built yet; "
-        "what works today is --backend local, which starts all processes on this machine"
-    )
-
-
-BACKENDS: dict[str, Backend] = {"local": local.plan, "mpirun": _planned, "slurm": _planned}
+def backend(name: str) -> Backend:
+    """The backend of this name, one of BACKENDS; only it is imported."""
+    module: Any = import_module(f"{__name__}.{name}")
+    plan: Backend = module.plan
+    return plan

@@ -8,7 +8,8 @@ import os
 import selectors
 import socket
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
+from dataclasses import dataclass
 
 from jaxrun.channel import secret
 from jaxrun.channel.addresses import Address
@@ -23,6 +24,24 @@ _ATTEMPT = 8.0  # seconds until an address that does not answer is given up
 _PAUSE = 0.25  # seconds between two rounds: the head may not listen yet
 _WORDS = kinds(HandshakeToAgent)
 _FRAME = 4096
+
+
+@dataclass(frozen=True, slots=True)
+class Offer:
+    """Where a head may be, and what one who is of its job knows."""
+
+    job_id: str
+    token: str
+    addresses: tuple[Address, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """The head that has proved to be it."""
+
+    job_id: str
+    connection: socket.socket
+    welcome: Welcome
 
 
 class _Attempt:
@@ -77,47 +96,40 @@ class _Attempt:
         return False
 
 
-def knock(
-    addresses: Callable[[], Sequence[Address]], token: Callable[[], str], rank: int, timeout: float
-) -> tuple[socket.socket, Welcome]:
-    """A connection to the head, which has proved to be it. UnavailableError says what each address did.
+def knock(find: Callable[[], Offer | None], rank: int, timeout: float, why_none: str = "") -> Found:
+    """Reach the head. UnavailableError says what each address did, or `why_none` where there was nothing to try.
 
-    `addresses` and `token` are asked again for each round, for as long as `timeout` seconds.
+    `find` is asked again for each round, for as long as `timeout` seconds.
     """
     deadline = time.monotonic() + timeout
     failures: dict[str, str] = {}
     while True:
-        found = addresses()
-        connection = _round(found, token(), rank, deadline, failures) if found else None
-        if connection is not None:
-            return connection
+        offer = find()
+        won = _round(offer, rank, deadline, failures) if offer is not None else None
+        if offer is not None and won is not None and won.welcome is not None:
+            return Found(offer.job_id, won.socket, won.welcome)
         if time.monotonic() + _PAUSE > deadline:
-            tried = "; ".join(f"{address} {why}" for address, why in failures.items()) or "no address is known"
+            tried = "; ".join(f"{address} {why}" for address, why in failures.items()) or why_none
             raise UnavailableError(
                 f"rank {rank} on {os.uname().nodename} found no head of its job within {timeout:g} s: {tried}"
             )
         time.sleep(_PAUSE)
 
 
-def _round(
-    addresses: Sequence[Address], token: str, rank: int, deadline: float, failures: dict[str, str]
-) -> tuple[socket.socket, Welcome] | None:
+def _round(offer: Offer, rank: int, deadline: float, failures: dict[str, str]) -> _Attempt | None:
     """Try each address once, the next one while the one before it has not answered."""
-    waiting = list(addresses)
+    waiting = list(offer.addresses)
     attempts: list[_Attempt] = []
     next_start = 0.0
     try:
-        while waiting or attempts:
-            now = time.monotonic()
-            if now > deadline:
-                return None
+        while (waiting or attempts) and (now := time.monotonic()) <= deadline:
             if waiting and (not attempts or now >= next_start):
-                _start(waiting.pop(0), token, rank, attempts, failures)
+                _start(waiting.pop(0), offer.token, rank, attempts, failures)
                 next_start = now + _STAGGER
             won = _wait(attempts, min(_STAGGER, deadline - now), failures)
-            if won is not None and won.welcome is not None:
+            if won is not None:
                 attempts.remove(won)
-                return won.socket, won.welcome
+                return won
         return None
     finally:
         for attempt in attempts:

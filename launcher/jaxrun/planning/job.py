@@ -25,7 +25,7 @@ _ONLY_FOR = (
     ("simulated_hosts", "--simulate-hosts", ("local",)),
     ("hosts", "-N/--hosts", ("mpirun", "slurm")),
     ("processes_per_host", "--processes-per-host", ("mpirun", "slurm")),
-    ("interface", "--interface", ("mpirun", "slurm")),
+    ("interface", "--interface", ("mpirun", "slurm", "attach")),
     ("host_list", "-H/--host", ("mpirun",)),
     ("hostfile", "--hostfile", ("mpirun",)),
     ("mpirun", "--mpirun", ("mpirun",)),

@@ -1,4 +1,4 @@
-"""What will be started: a Plan is a frozen value, made by a backend from a Job; --dry-run prints it.
+"""What will be started: a Plan is a frozen value, made by a backend from a Job.
 
 Whatever is known before the first process starts stands here; a worker's descriptors are known at its spawn.
 """
@@ -6,19 +6,16 @@ Whatever is known before the first process starts stands here; a worker's descri
 from __future__ import annotations
 
 import json
-import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from jaxrun.contract.names import COORDINATOR_ADDRESS, JOB_ID
+from jaxrun.contract.names import JOB_ID
 from jaxrun.contract.variables import WorkerEnv
 from jaxrun.planning.environment import masked
 from jaxrun.planning.job import Job
 from jaxrun.planning.starter import Starter
-from jaxrun.wording import columns, plural
 
-_NOT_YET = "?"
-_COLUMNS = ("rank", "host", "local rank", "devices", "cores")
+UNKNOWN_HOST = "?"  # of a rank whose host the agents will tell
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,35 +100,6 @@ class Plan:
         )
 
 
-def summary(plan: Plan) -> str:
-    """The job's shape in one line: "4 processes x 2 devices (cpu) on this machine"."""
-    count = len(plan.workers)
-    shape = f"{count} process{'es' if count != 1 else ''}"
-    if plan.local_devices is not None:
-        shape += f" x {plural(plan.local_devices, 'device')}"
-    hosts = plan.job.simulated_hosts
-    where = plural(hosts, "simulated host") if hosts else "this machine"
-    return f"{shape} ({plan.job.platform}) on {where}"
-
-
-def render(plan: Plan, environ: Mapping[str, str]) -> str:
-    """The plan for people: the command, pasteable; the workers as a table; what changes in `environ`."""
-    common, own, later = _worker_variables(plan)
-    changed = {name: value for name, value in plan.set_env.items() if environ.get(name) != value}
-    lines = [shlex.join(plan.argv), ""]
-    lines += [f"{summary(plan)}; {_how(plan)}", *(f"note: {note}" for note in plan.notes), ""]
-    lines += columns([_COLUMNS, *(_row(plan, worker) for worker in plan.workers)])
-    lines += ["", "variables that jaxrun sets in every worker:"]
-    lines += [f"  {_assignment(name, value)}" for name, value in sorted((changed | common).items())]
-    if own:
-        lines += ["", "those that differ, rank by rank:"]
-        lines += ["  " + " ".join(_assignment(*pair) for pair in sorted(table.items())) for table in own]
-    lines += ["", f"those whose values are known only at the start: {', '.join(later)}"]
-    if plan.unset_env:
-        lines += ["", f"variables that jaxrun takes away: {', '.join(plan.unset_env)}"]
-    return "\n".join(lines) + "\n"
-
-
 def to_json(plan: Plan) -> str:
     """The text of job.json: the plan as data, with every secret masked."""
     job = plan.job
@@ -151,6 +119,7 @@ def to_json(plan: Plan) -> str:
         "grace": job.grace,
         "fork": plan.fork,
         "argv": list(plan.argv),
+        "starter": {"title": plan.starter.title, "argv": list(plan.starter.argv)} if plan.starter else None,
         "set_env": {name: masked(name, value) for name, value in sorted(plan.set_env.items())},
         "unset_env": list(plan.unset_env),
         "notes": list(plan.notes),
@@ -166,36 +135,3 @@ def to_json(plan: Plan) -> str:
         ],
     }
     return json.dumps(content, indent=2) + "\n"
-
-
-def _worker_variables(plan: Plan) -> tuple[dict[str, str], list[dict[str, str]], list[str]]:
-    """The contract's variables: alike in all workers; each worker's others; names without a value yet."""
-    tables: list[dict[str, str]] = []
-    later = {COORDINATOR_ADDRESS}
-    for worker in plan.workers:
-        told = plan.worker_env(worker, run_dir=_NOT_YET, channel_fd=-1, stacks_fd=-1).to_env()
-        later |= {name for name, value in told.items() if value in (_NOT_YET, "-1")}
-        tables.append({name: value for name, value in told.items() if value and name not in later})
-    common = {name: value for name, value in tables[0].items() if all(table.get(name) == value for table in tables)}
-    own = [{name: value for name, value in table.items() if name not in common} for table in tables]
-    return common, [table for table in own if table], sorted(later)
-
-
-def _row(plan: Plan, worker: Worker) -> tuple[str, ...]:
-    if worker.local_device_ids:
-        devices = ", ".join(f"{plan.job.platform}:{ordinal}" for ordinal in worker.local_device_ids)
-        names = dict.fromkeys(plan.device_names[ordinal] for ordinal in worker.local_device_ids)
-        devices += f" ({', '.join(names)})"
-    else:
-        devices = f"{plan.job.platform} x {plan.local_devices or 'all'}"
-    cores = ",".join(map(str, worker.cpus)) or "all"
-    return str(worker.rank), worker.host, f"{worker.local_rank} of {worker.local_size}", devices, cores
-
-
-def _how(plan: Plan) -> str:
-    return "one import of jax, then fork" if plan.fork else "a fresh interpreter each"
-
-
-def _assignment(name: str, value: str) -> str:
-    shown = masked(name, value)
-    return f"{name}={shown if shown != value else shlex.quote(value)}"

@@ -18,6 +18,7 @@ class Starter:
     argv:       the whole command, the agent's at its end; every value of a variable is in the environment, never here
     set_env:    variables for the command itself, besides those for the workers
     unset_env:  names that it must not see
+    attached:   what has started the processes already, where this starts only the agent of rank 0
     """
 
     engine: str
@@ -25,3 +26,4 @@ class Starter:
     argv: tuple[str, ...]
     set_env: Mapping[str, str] = field(default_factory=dict)
     unset_env: tuple[str, ...] = ()
+    attached: str = ""

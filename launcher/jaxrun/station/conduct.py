@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 
 from jaxrun import RUNTIME, __version__
 from jaxrun.agent import orphans
@@ -25,18 +26,39 @@ from jaxrun.planning.plan import Plan
 from jaxrun.records.rundir import RunDir
 from jaxrun.station.starting import Starting
 from jaxrun.station.station import Station
-from jaxrun.telling import open_output, tell
+from jaxrun.telling import decide, open_output, tell
 
 
-def conduct(plan: Plan, environ: Mapping[str, str], directory: RunDir, guard: Guard, started: float) -> int:
+@dataclass(frozen=True, slots=True)
+class Meeting:
+    """Where the agents come to: decided by the launcher, or by rank 0 of a job that somebody else started.
+
+    port:       to listen at; 0 for any
+    announce:   is told the head's addresses when it listens
+    attached:   the agents were not started by this process, and end with the job's own status
+    """
+
+    token: str
+    port: int = 0
+    announce: Callable[[str], None] | None = None
+    attached: bool = False
+
+
+def conduct(
+    plan: Plan,
+    environ: Mapping[str, str],
+    directory: RunDir,
+    guard: Guard,
+    started: float,
+    meeting: Meeting | None = None,
+) -> int:
     """Conduct the job that was begun at `started`, seconds since the epoch; returns the exit status of `jaxrun`."""
-    token = secret.new_token()
+    meeting = meeting or Meeting(secret.new_token())
     there = addresses.interfaces()
-    offered = addresses.choose(there, plan.job.interface)
     given = {**environ, **plan.job.env}
-    platforms = wanted_platforms(plan.job, given)
-    everywhere = not plan.job.interface
-    door = Door(offered, token, lambda proof: Welcome(proof, directory.name, platforms), everywhere=everywhere)
+    door = _open_door(plan, given, there, directory, meeting)
+    if meeting.announce is not None:
+        meeting.announce(addresses.write(door.addresses))
     with SignalPipe(LAUNCHER_SIGNALS) as signals:
         orphans.adopt()
         output = open_output(plan, environ, directory)
@@ -47,17 +69,33 @@ def conduct(plan: Plan, environ: Mapping[str, str], directory: RunDir, guard: Gu
         if plan.job.verbose:
             output.say(f"jaxrun: listening at {terms.offered}")
         try:
-            starting = _start(plan, environ, door, token, directory)
+            starting = _start(plan, environ, door, meeting.token, directory)
             guard.add(starting.pid)
-            station = Station(desk, door, output, signals, starting, clock, verbose=plan.job.verbose)
-            ending = station.run()
-            station.dismiss(0)
+            attached = meeting.attached
+            station = Station(desk, door, output, signals, starting, clock, verbose=plan.job.verbose, attached=attached)
+            decided = decide(plan, desk.hosts, station.run(), started)
+            station.dismiss(decided.exit_code if attached else 0)
+            station.close()
         except UnavailableError as error:
-            ending = Ending("unavailable", (), text=str(error))
+            decided = decide(plan, desk.hosts, Ending("unavailable", (), text=str(error)), started)
         finally:
             guard.dismiss()
             orphans.end_all()
-    return tell(plan, desk.hosts, ending, started, directory, output)
+    return tell(decided, directory, output)
+
+
+def _open_door(
+    plan: Plan, given: Mapping[str, str], there: Sequence[addresses.Interface], directory: RunDir, meeting: Meeting
+) -> Door:
+    offered = addresses.choose(there, plan.job.interface)
+    platforms = wanted_platforms(plan.job, given)
+    return Door(
+        offered,
+        meeting.token,
+        lambda proof: Welcome(proof, directory.name, platforms),
+        everywhere=not plan.job.interface,
+        port=meeting.port,
+    )
 
 
 def _start(plan: Plan, environ: Mapping[str, str], door: Door, token: str, directory: RunDir) -> Starting:

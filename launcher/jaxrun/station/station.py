@@ -21,6 +21,7 @@ from jaxrun.desk import Desk
 from jaxrun.errors import ProtocolError
 from jaxrun.head.events import (
     Action,
+    AgentSignalled,
     Begin,
     Dismiss,
     Ending,
@@ -59,7 +60,9 @@ class Station:
         clock: Callable[[], float],
         *,
         verbose: bool = False,
+        attached: bool = False,
     ) -> None:
+        """`attached`: this process is one of those that somebody else started, and is sent their signals, too."""
         self._desk = desk
         self._door = door
         self._output = output
@@ -67,6 +70,7 @@ class Station:
         self._starting = starting
         self._now = clock
         self._verbose = verbose
+        self._attached = attached
         self._lines = Lines()
         self._ready = Readiness()
         self._skew: dict[int, float] = {}  # seconds that a rank's clock is behind ours
@@ -234,9 +238,17 @@ class Station:
     def _on_signals(self) -> None:
         for number in self._signals.take():
             if number != signal.SIGCHLD:
-                self._tell(Signalled(number))
+                self._on_signal(number)
             elif self._starting.status is None and self._starting.reap():
                 self._on_starter_end()
+
+    def _on_signal(self, number: int) -> None:
+        if not self._attached or number == signal.SIGQUIT:
+            self._tell(Signalled(number))
+        elif number in (signal.SIGUSR1, signal.SIGUSR2):
+            self._lines.send((0,), SignalWorker(number))  # the other ranks are sent it as well
+        else:
+            self._tell(AgentSignalled(0, number))
 
     def _on_starter_words(self) -> None:
         words = self._starting.read()

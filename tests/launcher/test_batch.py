@@ -1,0 +1,179 @@
+"""The text of a batch script, read as sbatch and bash read it."""
+
+import re
+import shlex
+import subprocess
+import sys
+
+import pytest
+
+from jaxrun.backends import batch
+from jaxrun.errors import UsageError
+from jaxrun.planning.job import Job
+
+HERE = "/home/me/my project"
+
+
+def make(*options, program=("train.py",), directory=HERE, file="job.sh", **request):
+    job = Job(program=program, backend="slurm", **request)
+    return batch.script(job, ["--backend", "slurm", *options, *program], directory=directory, file=file)
+
+
+def directives(text):
+    """The options of the #SBATCH lines, which sbatch splits as a shell would."""
+    return [word for line in text.splitlines() if line.startswith("#SBATCH ") for word in shlex.split(line[8:])]
+
+
+def command(text):
+    return shlex.split(text.splitlines()[-1])
+
+
+def test_it_asks_for_what_the_job_asks_for():
+    text = make(
+        hosts=2,
+        processes=8,
+        cpus_per_process=4,
+        gpus_per_host=4,
+        partition="gpu",
+        time_limit="2:00:00",
+        account="me",
+        slurm_args=("--mem=64G", "--comment", "two words"),
+    )
+    assert directives(text) == [
+        "--job-name=train",
+        "--nodes=2",
+        "--ntasks=8",
+        "--ntasks-per-node=4",
+        "--cpus-per-task=4",
+        "--gpus-per-node=4",
+        "--partition=gpu",
+        "--time=2:00:00",
+        "--account=me",
+        "--mem=64G",
+        "--comment",
+        "two words",
+        f"--chdir={HERE}",
+        "--output=jaxrun-%j.out",
+        "--export=ALL",
+        "--requeue",
+        "--open-mode=append",
+        "--signal=B:TERM@60",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("request_", "shape"),
+    [
+        ({}, ["--ntasks=1"]),
+        ({"hosts": 3}, ["--nodes=3", "--ntasks=3"]),
+        ({"processes": 6}, ["--ntasks=6"]),
+        ({"hosts": 4, "processes": 6}, ["--nodes=4", "--ntasks=6"]),
+        ({"hosts": 2, "processes_per_host": 3}, ["--nodes=2", "--ntasks=6", "--ntasks-per-node=3"]),
+        ({"processes": 6, "processes_per_host": 3}, ["--nodes=2", "--ntasks=6", "--ntasks-per-node=3"]),
+        ({"hosts": 2, "gpus_per_host": 8}, ["--nodes=2", "--ntasks=16", "--ntasks-per-node=8", "--gpus-per-node=8"]),
+        (
+            {"hosts": 2, "gpus_per_host": 8, "devices_per_process": 8},
+            ["--nodes=2", "--ntasks=2", "--ntasks-per-node=1", "--gpus-per-node=8"],
+        ),
+        ({"hosts": 2, "gpus_per_host": 8, "platform": "cpu"}, ["--nodes=2", "--ntasks=2", "--gpus-per-node=8"]),
+    ],
+)
+def test_the_shape_follows_from_what_is_given(request_, shape):
+    assert batch.request(Job(program=("p",), backend="slurm", **request_)) == shape
+
+
+def test_its_last_line_is_the_same_command_in_place_of_the_shell():
+    text = make("-n", "4", "--tag", "a 'b'", program=("my train.py", "--submit", "$HOME", "it's", ""), processes=4)
+    assert command(text) == ["exec", sys.executable, "-m", "jaxrun", "--backend", "slurm", "-n", "4",
+                             "--tag", "a 'b'", "my train.py", "--submit", "$HOME", "it's", ""]  # fmt: skip
+
+
+def test_what_the_script_says_itself_is_not_said_again():
+    options = ["--submit", "--sbatch", "x.sh", "--partition=gpu", "--time", "10", "--account", "me", "-N", "2"]
+    slurm_args = ["--slurm-args", "--mem=1G --mpi=pmix", "--slurm-args=-l"]
+    words = ("--mem=1G", "--mpi=pmix", "-l")
+    made = command(make(*options, *slurm_args, hosts=2, partition="gpu", slurm_args=words))
+    assert made[4:] == ["--slurm-args=--mpi=pmix -l", "--backend", "slurm", "-N", "2", "train.py"]
+
+
+def test_words_for_srun_alone_are_no_words_for_sbatch():
+    asked = make(slurm_args=("--mpi", "pmix", "--constraint", "a&b", "--wait=5", "-l", "--qos=x"))
+    assert {"--constraint", "a&b", "--qos=x"} <= set(directives(asked))
+    assert not {"--mpi", "pmix", "--wait=5", "-l"} & set(directives(asked))
+    assert command(asked)[4] == "--slurm-args=--mpi pmix --wait=5 -l"
+
+
+@pytest.mark.parametrize(
+    ("words", "gone"),
+    [
+        (("-o", "x.out"), "--output"),
+        (("--output=x.out",), "--output"),
+        (("--no-requeue",), "--requeue"),
+        (("--open-mode=truncate",), "--open-mode=append"),
+        (("--signal=USR1",), "--signal=B:TERM"),
+        (("--export=NONE",), "--export=ALL"),
+    ],
+)
+def test_the_users_own_words_are_not_contradicted(words, gone):
+    asked = [word for word in directives(make(slurm_args=words)) if word not in words]
+    assert not any(word.startswith(gone) for word in asked)
+    assert any(word.startswith(gone) for word in directives(make()))
+
+
+def test_a_name_may_need_quotes():
+    text = make(tag='it\'s a "run" # 3', file="my job.sh")
+    assert directives(text)[0] == '--job-name=it\'s a "run" # 3'
+    assert "sbatch 'my job.sh'" in text
+    assert directives(make(program=("/a/b/train.py",)))[0] == "--job-name=train"
+
+
+@pytest.mark.parametrize("words", [{"file": "a\nb"}, {"directory": "a\nb"}, {"program": ("p", "a\nb")}])
+def test_what_a_line_cannot_hold_is_refused(words):
+    with pytest.raises(UsageError, match="line by line"):
+        make(**words)
+
+
+def test_bash_can_read_it():
+    text = make("-n", "4", program=("my 'train'.py",), hosts=2)
+    done = subprocess.run(["bash", "-n"], input=text, capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert text.startswith("#!/bin/bash\n" + batch.MARK)
+
+
+def test_every_option_is_read_before_the_first_command():
+    lines = make(hosts=2, time_limit="1-0").splitlines()
+    assert [line for line in lines if line and not line.startswith("#")] == lines[-1:]
+    assert all(len(line) <= 120 for line in lines[:-1])
+
+
+@pytest.mark.parametrize(
+    ("request_", "notice"),
+    [
+        ({}, "60"),
+        ({"time_limit": "1:00:00"}, "60"),
+        ({"time_limit": "1:00:00", "grace": 100.0}, "130"),
+        ({"time_limit": "7"}, None),
+        ({"time_limit": "8"}, "60"),
+        ({"time_limit": "what?"}, "60"),
+    ],
+)
+def test_there_is_notice_of_the_end_unless_the_job_is_too_short_for_it(request_, notice):
+    found = re.findall(r"^#SBATCH --signal=B:TERM@(\d+)$", make(**request_), re.MULTILINE)
+    assert found == ([notice] if notice else [])
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("90", 5400),
+        ("90:30", 5430),
+        ("1:30:00", 5400),
+        ("1-12", 129600),
+        ("1-12:30", 131400),
+        ("1-12:30:15", 131415),
+        ("UNLIMITED", None),
+        ("", None),
+    ],
+)
+def test_a_time_limit_is_read_as_slurm_reads_it(text, expected):
+    assert batch.seconds(text) == expected

@@ -1,0 +1,233 @@
+"""Handing a script to Slurm, and following the job. Slurm's programs are stood in for by scripts that answer alike."""
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from itertools import pairwise
+
+import pytest
+
+from jaxrun.errors import UnavailableError, UsageError
+from jaxrun.submit import JobState, parse_job, submission_env, submit, write_script
+
+SCRIPT = "#!/bin/bash\n# Written by jaxrun.\n#SBATCH --output=x.out\n#SBATCH --time=5\nexec true\n"
+# As a Slurm 22.05 printed it, with a name that is made to mislead.
+SHOWN = """JobId=80 JobName=x JobState=FAILED ExitCode=9:9
+   UserId=root(0) GroupId=root(0) MCS_label=N/A
+   Priority=4294901680 Nice=0 Account=(null) QOS=(null)
+   JobState={state} Reason={reason} Dependency=(null)
+   Requeue=1 Restarts={restarts} BatchFlag=1 Reboot=0 ExitCode={code}
+   RunTime=00:00:01 TimeLimit=00:01:00 TimeMin=N/A
+   Partition=all AllocNode:Sid=ctl:5435
+   ReqNodeList=(null) ExcNodeList=(null)
+   NodeList={nodes}
+   BatchHost=h1
+   Command=/home/me/sig.sh
+   WorkDir=/home/me
+   StdErr={output}
+   StdIn=/dev/null
+   StdOut={output}
+   Power=
+
+"""
+FOLLOW = """
+import os, sys
+from pathlib import Path
+from jaxrun.submit import submit
+sys.exit(submit("# Written by jaxrun.", Path(sys.argv[1]), os.environ))
+"""
+
+
+def shown(state, *, reason="None", restarts=0, code="0:0", nodes="h[1-2]", output="/home/me/a b.out"):
+    return SHOWN.format(state=state, reason=reason, restarts=restarts, code=code, nodes=nodes, output=output)
+
+
+class Cluster:
+    """An sbatch that gives a job the number 80, and a scontrol that shows the states that were laid out, in turn."""
+
+    def __init__(self, folder):
+        self.folder = folder
+        self.output = folder / "jaxrun-80.out"
+        self.environ = {**os.environ, "PATH": f"{folder / 'bin'}:{os.environ['PATH']}"}
+        (folder / "bin").mkdir()
+        self.program("sbatch", 'cp "$2" submitted; env > environ; echo 80')
+
+    def program(self, name, text):
+        path = self.folder / "bin" / name
+        path.write_text(f"#!/bin/sh\ncd {self.folder}\n{text}\n")
+        path.chmod(0o755)
+
+    def states(self, *texts):
+        """What scontrol answers to each question, with a file of the same number that is run before; then the last."""
+        for number, text in enumerate(texts, start=1):
+            (self.folder / f"{number}.state").write_text(text)
+        last = len(texts)
+        answer = f"""n=$(($(cat asked 2>/dev/null || echo 0) + 1))
+            [ $n -gt {last} ] && n={last}
+            echo $n > asked; date +%s.%N >> times
+            [ ! -e $n.sh ] || . ./$n.sh
+            cat $n.state"""
+        self.program("scontrol", answer)
+
+    def when(self, number, text):
+        """What happens on the cluster just before the answer of that number."""
+        (self.folder / f"{number}.sh").write_text(text)
+
+
+@pytest.fixture
+def cluster(tmp_path):
+    return Cluster(tmp_path)
+
+
+def test_a_job_is_read_whatever_its_name():
+    assert parse_job(shown("RUNNING", restarts=2)) == JobState(
+        "RUNNING", "None", "h[1-2]", "/home/me/a b.out", restarts=2, exit_code=0, exit_signal=0
+    )
+    assert parse_job(shown("PENDING", reason="Resources", nodes="")).nodes == ""
+    assert parse_job(shown("PENDING", nodes="(null)")).nodes == ""
+    assert parse_job("slurm_load_jobs error: Unable to contact slurm controller") is None
+
+
+@pytest.mark.parametrize(
+    ("state", "code", "status"),
+    [
+        ("COMPLETED", "0:0", 0),
+        ("FAILED", "7:0", 7),
+        ("FAILED", "0:9", 137),
+        ("CANCELLED", "0:0", 143),
+        ("CANCELLED", "0:15", 143),
+        ("TIMEOUT", "0:0", 124),
+        ("PREEMPTED", "0:0", 75),
+        ("NODE_FAIL", "1:0", 69),
+        ("OUT_OF_MEMORY", "0:125", 137),
+    ],
+)
+def test_the_command_ends_as_the_job_did(state, code, status):
+    read = parse_job(shown(state, code=code))
+    assert read.over and read.status == status
+
+
+@pytest.mark.parametrize("state", ["PENDING", "RUNNING", "COMPLETING", "CONFIGURING", "SUSPENDED", "REQUEUED"])
+def test_a_job_that_goes_on_is_not_over(state):
+    assert not parse_job(shown(state)).over
+
+
+def test_no_variable_overrides_what_the_script_says():
+    theirs = {"SBATCH_OUTPUT": "y", "SBATCH_TIMELIMIT": "9", "SBATCH_WAIT": "1", "SBATCH_ARRAY_INX": "1-9"}
+    ours = {"SBATCH_ACCOUNT": "me", "SLURM_CONF": "/c", "SLURM_MPI_TYPE": "pmix", "HOME": "/root"}
+    assert submission_env(SCRIPT, {**theirs, **ours}) == ours
+
+
+def test_the_allocation_of_this_shell_is_not_handed_on():
+    inside = {"SLURM_JOB_ID": "7", "SLURM_CPUS_PER_TASK": "8", "SLURM_NTASKS": "9", "SLURM_TRES_PER_TASK": "cpu=8"}
+    ours = {"SLURM_CONF": "/c", "SLURM_CLUSTERS": "a", "SLURMX": "1"}
+    assert submission_env(SCRIPT, {**inside, **ours}) == ours
+
+
+def test_a_script_can_be_run_and_written_again(tmp_path):
+    path = tmp_path / "job.sh"
+    write_script(path, SCRIPT + "1")
+    write_script(path, SCRIPT)
+    assert path.read_text() == SCRIPT and os.access(path, os.X_OK)
+
+
+def test_a_file_of_somebody_elses_is_not_overwritten(tmp_path):
+    path = tmp_path / "train.py"
+    path.write_text("precious")
+    with pytest.raises(UsageError, match=r"train\.py is a file already, and no batch script"):
+        write_script(path, SCRIPT)
+    assert path.read_text() == "precious"
+
+
+def test_where_nothing_can_be_written_it_says_so(tmp_path):
+    with pytest.raises(UsageError, match=r"cannot be written to .*nowhere/job\.sh: No such file or directory"):
+        write_script(tmp_path / "nowhere" / "job.sh", SCRIPT)
+
+
+def test_output_is_passed_on_byte_by_byte_and_the_end_is_the_jobs(cluster, capfdbinary):
+    cluster.states(
+        shown("RUNNING", output=cluster.output),
+        shown("FAILED", code="7:0", output=cluster.output),
+    )
+    cluster.when(1, r"printf 'one\n\377\0' > jaxrun-80.out")
+    cluster.when(2, r"printf 'two, no end' >> jaxrun-80.out")
+    assert submit(SCRIPT, cluster.folder / "job.sh", {**cluster.environ, "SBATCH_OUTPUT": "y"}) == 7
+    out, err = capfdbinary.readouterr()
+    assert out == b"one\n\xff\0two, no end"
+    assert re.fullmatch(
+        rb"jaxrun: submitted job 80 \(script: .*/job\.sh\); Ctrl-C stops following, not the job\n"
+        rb"jaxrun: job 80 runs on h\[1-2\]; output: .*/jaxrun-80\.out\n",
+        err,
+    )
+    assert (cluster.folder / "submitted").read_text() == SCRIPT
+    assert "SBATCH_OUTPUT" not in (cluster.folder / "environ").read_text()
+
+
+def test_a_job_that_starts_again_is_followed_further(cluster, capfd):
+    cluster.states(
+        shown("RUNNING", output=cluster.output),
+        shown("PENDING", reason="BeginTime", restarts=1, output=cluster.output),
+        shown("CANCELLED", restarts=1, output=cluster.output),
+    )
+    assert submit(SCRIPT, cluster.folder / "job.sh", cluster.environ) == 143
+    err = capfd.readouterr().err
+    assert "job 80 is to start again (restart 1)" in err
+    assert err.endswith(f"job 80 ended as CANCELLED; output: {cluster.output}\n")
+
+
+@pytest.mark.slow
+def test_a_job_that_waits_says_why_and_the_controller_is_left_in_peace(cluster, capfd):
+    cluster.states(*[shown("PENDING", reason="Resources")] * 4, shown("COMPLETED", output=cluster.output))
+    assert submit(SCRIPT, cluster.folder / "job.sh", cluster.environ) == 0
+    assert capfd.readouterr().err.count("job 80 is pending (Resources)") == 1
+    times = [float(line) for line in (cluster.folder / "times").read_text().split()]
+    assert len(times) == 5 and all(after - before >= 1 for before, after in pairwise(times))
+
+
+def test_a_controller_that_does_not_answer_is_waited_for(cluster, capfd, monkeypatch):
+    monkeypatch.setattr("jaxrun.submit._FIRST_WORD", 0.0)
+    monkeypatch.setattr("jaxrun.submit._NEXT_WORD", 0.5)
+    cluster.states("", "", shown("COMPLETED", output=cluster.output))
+    for number in (1, 2):
+        cluster.when(number, 'echo "slurm_load_jobs error: Unable to contact slurm controller" >&2; exit 1')
+    assert submit(SCRIPT, cluster.folder / "job.sh", cluster.environ) == 0
+    assert "Slurm does not answer; job 80 is not affected" in capfd.readouterr().err
+
+
+def test_ctrl_c_leaves_the_job_alone_and_says_how_to_go_on(cluster):
+    cluster.states(shown("RUNNING", output=cluster.output))
+    path = cluster.folder / "job.sh"
+    follower = subprocess.Popen(
+        [sys.executable, "-c", FOLLOW, path], env=cluster.environ, stderr=subprocess.PIPE, text=True, bufsize=1
+    )
+    assert "submitted job 80" in follower.stderr.readline() and "runs on" in follower.stderr.readline()
+    time.sleep(0.1)
+    follower.send_signal(signal.SIGINT)
+    rest = follower.communicate(timeout=10)[1]
+    assert follower.returncode == 0
+    assert "job 80 goes on" in rest and f"tail -f {cluster.output}" in rest and "scancel 80" in rest
+
+
+def test_a_refusal_is_told_in_sbatchs_own_words_and_the_script_is_kept(cluster):
+    cluster.program("sbatch", 'echo "sbatch: error: invalid partition specified: nope" >&2; exit 1')
+    path = cluster.folder / "my job.sh"
+    with pytest.raises(UnavailableError) as caught:
+        submit(SCRIPT, path, cluster.environ)
+    assert "sbatch: error: invalid partition specified: nope" in str(caught.value)
+    assert f"the script is kept: sbatch '{path}'" in str(caught.value)
+    assert (caught.value.exit_code, path.read_text()) == (69, SCRIPT)
+
+
+def test_without_sbatch_the_script_is_kept(tmp_path):
+    with pytest.raises(UnavailableError, match="needs sbatch, which is not on PATH; the script is kept"):
+        submit(SCRIPT, tmp_path / "job.sh", {"PATH": str(tmp_path)})
+    assert (tmp_path / "job.sh").read_text() == SCRIPT
+
+
+def test_a_job_that_slurm_has_forgotten_has_no_known_end(cluster):
+    cluster.program("scontrol", 'echo "slurm_load_jobs error: Invalid job id specified" >&2; exit 1')
+    with pytest.raises(UnavailableError, match="Slurm has forgotten job 80, so how it ended is not known"):
+        submit(SCRIPT, cluster.folder / "job.sh", cluster.environ)
