@@ -31,6 +31,7 @@ def succeed(env: WorkerEnv, link: Link) -> NoReturn:
     jaxprivate.forget_exit_barrier()
     _run_exit_handlers()
     _let_program_go()
+    _finalize_mpi()
     with contextlib.suppress(AgentGone):  # a program may close all descriptors, and has still succeeded
         link.send(Done(env.rank, time.time()))
         link.receive(Leave)
@@ -69,6 +70,15 @@ def _run_exit_handlers() -> None:
     run = getattr(atexit, "_run_exitfuncs", None)  # what Py_Finalize calls next
     if run is not None:
         run()
+
+
+def _finalize_mpi() -> None:
+    """What mpi4py leaves to the interpreter's very end, if the program has used it and all its ranks end well."""
+    mpi4py, mpi = sys.modules.get("mpi4py"), sys.modules.get("mpi4py.MPI")
+    if mpi is None or getattr(getattr(mpi4py, "rc", None), "finalize", None) is False:
+        return
+    if mpi.Is_initialized() and not mpi.Is_finalized():
+        mpi.Finalize()
 
 
 def _let_program_go() -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import socket
 import time
+from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -66,7 +67,7 @@ class Door:
         except OSError as error:
             where = "any address" if everywhere else ", ".join(interface.ip for interface in interfaces)
             raise UnavailableError(f"cannot listen at {where}, port {port or 'any'}: {error.strerror}") from None
-        self._guests: dict[int, _Guest] = {}
+        self._guests: OrderedDict[int, _Guest] = OrderedDict()  # the first to have come is the first to be dropped
         self.dropped: list[str] = []  # what became of those who were not let in, for the log
 
     def accept(self, listener: socket.socket) -> list[int]:
@@ -119,12 +120,14 @@ class Door:
 
     def deadline(self) -> float | None:
         """When the first guest will have been silent for too long, on the monotonic clock."""
-        return min((guest.deadline for guest in self._guests.values()), default=None)
+        first = next(iter(self._guests.values()), None)
+        return first.deadline if first else None
 
     def drop_silent(self, forget: Callable[[int], None]) -> None:
         """Drop those who have said nothing for too long; `forget` is called with their descriptors before."""
         now = time.monotonic()
-        for fd in [fd for fd, guest in self._guests.items() if guest.deadline <= now]:
+        while (deadline := self.deadline()) is not None and deadline <= now:
+            fd = next(iter(self._guests))
             forget(fd)
             self._drop(fd, f"said nothing for {_HANDSHAKE_SECONDS:g} s")
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import socket
+import termios
 from collections.abc import Mapping
 from typing import Any, Generic, TypeVar, get_args
 
@@ -88,6 +90,12 @@ class Line(Generic[M]):
             if len(data) < _PIECE:
                 break
         return arrived
+
+    def unanswered(self) -> bool:
+        """Whether the other side's kernel has not confirmed all that was sent."""
+        with contextlib.suppress(OSError):
+            return any(fcntl.ioctl(self._socket, termios.TIOCOUTQ, bytes(4)))
+        return False
 
     def close(self) -> None:
         with contextlib.suppress(OSError):

@@ -208,6 +208,8 @@ class Head:
 
     def _on_lost(self, lost: Lost, now: float) -> list[Action]:
         if not self._roster.has_worker(lost.rank):
+            if self._phase not in _HEALTHY:
+                return []
             text = f"the agent of {locate([lost.rank], self._roster.hosts)} went away before its worker was started"
             return self._give_up("unavailable", f"{text}: {lost.text}", now)
         self._roster.lost(lost, now)
@@ -217,7 +219,10 @@ class Head:
             self._ending = Ending("failed", (), decided_at=now)
         if not self._roster.any_live:
             return self._finish(now)
-        return self._settle(now, lost.rank) if self._phase is Phase.SETTLING else []
+        if self._phase is Phase.SETTLING:
+            self._alarms["settle"] = now + SETTLE  # the other ranks of its host are lost with it
+        goes_last = self._phase in (Phase.LEAVING, Phase.STOPPING) and self._roster.only_rank_0_left
+        return self._let_rank_0_go() if goes_last else []
 
     def _on_failure(self, rank: int, now: float) -> list[Action]:
         """A rank has failed, or is about to: wait a moment for the cause, for it may be another's."""

@@ -68,6 +68,7 @@ def conduct(
         directory.record("started", started, listening=terms.offered)
         if plan.job.verbose:
             output.say(f"jaxrun: listening at {terms.offered}")
+        station = None
         try:
             starting = _start(plan, environ, door, meeting.token, directory)
             guard.add(starting.pid)
@@ -75,13 +76,16 @@ def conduct(
             station = Station(desk, door, output, signals, starting, clock, verbose=plan.job.verbose, attached=attached)
             decided = decide(plan, desk.hosts, station.run(), started)
             station.dismiss(decided.exit_code if attached else 0)
-            station.close()
         except UnavailableError as error:
             decided = decide(plan, desk.hosts, Ending("unavailable", (), text=str(error)), started)
+        try:
+            return tell(decided, directory, output)
         finally:
+            if station is not None:
+                station.end_starter(hurry=decided.exit_code != 0)
+                station.close()
             guard.dismiss()
             orphans.end_all()
-    return tell(decided, directory, output)
 
 
 def _open_door(

@@ -20,6 +20,7 @@ class Lines:
         self._of_rank: dict[int, AgentLine] = {}
         self._unsent: set[AgentLine] = set()
         self._owed: dict[AgentLine, int] = {}
+        self._enough: set[AgentLine] = set()  # those of them that are owed so much that they are told
 
     def __iter__(self) -> Iterator[AgentLine]:
         return iter(self._of_rank.values())
@@ -36,6 +37,7 @@ class Lines:
             del self._of_rank[rank]
         self._unsent.discard(line)
         self._owed.pop(line, None)
+        self._enough.discard(line)
 
     def send(self, ranks: Iterable[int], message: object) -> None:
         """To those of them that still have a line."""
@@ -46,6 +48,10 @@ class Lines:
 
     def send_all(self, message: object) -> None:
         self.send(list(self._of_rank), message)
+
+    def silent(self) -> list[int]:
+        """The ranks whose host has not answered to what was sent to it last."""
+        return sorted(rank for rank, line in self._of_rank.items() if line.unanswered())
 
     @property
     def unsent(self) -> bool:
@@ -60,13 +66,15 @@ class Lines:
 
     def owe(self, line: AgentLine, count: int) -> None:
         """So many bytes of output have come in."""
-        self._owed[line] = self._owed.get(line, 0) + count
+        self._owed[line] = owed = self._owed.get(line, 0) + count
+        if owed >= _ENOUGH:
+            self._enough.add(line)
 
     def acknowledge(self) -> None:
         """Let those go on whose output has been taken."""
-        for line, count in [item for item in self._owed.items() if item[1] >= _ENOUGH]:
-            del self._owed[line]
-            self._send(line, encode(Taken(count)))
+        for line in self._enough:
+            self._send(line, encode(Taken(self._owed.pop(line))))
+        self._enough.clear()
 
     def _send(self, line: AgentLine, frame: bytes) -> None:
         line.send_frame(frame)

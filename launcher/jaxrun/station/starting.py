@@ -67,6 +67,10 @@ class Starting:
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.killpg(self.pid, signum)
 
+    @property
+    def was_killed(self) -> bool:
+        return self.status is not None and self.status < 0
+
     def end_in_words(self) -> str:
         """`srun (Slurm 22.05.8) ended with status 1`."""
         assert self.status is not None

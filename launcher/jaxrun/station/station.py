@@ -15,7 +15,7 @@ from jaxrun.agent.readiness import Readiness
 from jaxrun.agent.signals import SignalPipe
 from jaxrun.channel.door import Admitted, Door
 from jaxrun.channel.line import TO_HEAD
-from jaxrun.channel.messages import Chunk, FirstOutput, ShowStacks, SignalWorker, StreamEnded, ToHead
+from jaxrun.channel.messages import Chunk, FirstOutput, ShowStacks, SignalWorker, StreamEnded, Taken, ToHead
 from jaxrun.contract import Failed, Hello, Proof
 from jaxrun.desk import Desk
 from jaxrun.errors import ProtocolError
@@ -44,7 +44,14 @@ from jaxrun.station.starting import Starting
 
 _LINES, _DOOR, _SIGNALS, _STARTER = range(4)  # the order in which what is ready is served
 _RETRY = 0.01  # seconds until what the network did not take is sent again
-_ENDING = (2.0, 2.0)  # seconds that the starter gets to end by itself, and after SIGTERM
+# Seconds in which a host that is there has answered; an engine leaves the processes that it started less time.
+_ANSWER = {False: 1.0, True: 0.15}
+_MOMENT = 0.05  # seconds in which the end of what has started an agent is heard of, if the agent ended with it
+_WITH_ITS_ENGINE = "it was ended by what had started it"
+_FAREWELL = 1.0  # seconds for the last messages to leave
+# Seconds that the starter gets to end by itself, and after SIGTERM: after a job that ended well, and after another.
+_IN_PEACE = (5.0, 2.0)
+_IN_A_HURRY = (0.6, 0.6)
 
 
 class Station:
@@ -71,11 +78,15 @@ class Station:
         self._now = clock
         self._verbose = verbose
         self._attached = attached
+        self._answer = _ANSWER[attached]
         self._lines = Lines()
         self._ready = Readiness()
         self._skew: dict[int, float] = {}  # seconds that a rank's clock is behind ours
         self._logs_itself: set[int] = set()
         self._stacks: StacksCollection | None = None
+        self._suspicion_due: float | None = None
+        self._held: list[Event] = []
+        self._asked = False
         self._ending: Ending | None = None
 
     def run(self) -> Ending:
@@ -89,17 +100,21 @@ class Station:
         return self._ending
 
     def dismiss(self, status: int) -> None:
-        """Tell all agents to end with `status`, and see to it that their starter ends too."""
+        """Tell all agents to end with `status`."""
         self._lines.send_all(Dismiss(status))
-        deadline = time.monotonic() + 1.0
+        deadline = time.monotonic() + _FAREWELL
         while self._lines.unsent and time.monotonic() < deadline:
             self._lines.flush()
             time.sleep(_RETRY)
-        for patience, signum in zip(_ENDING, (signal.SIGTERM, signal.SIGKILL), strict=True):
-            if self._await_starter(patience):
+
+    def end_starter(self, *, hurry: bool) -> None:
+        """See to it that what has started the agents ends, too; with `hurry`, as it may be stuck."""
+        patience = _IN_A_HURRY if hurry else _IN_PEACE
+        for seconds, signum in zip(patience, (signal.SIGTERM, signal.SIGKILL), strict=True):
+            if self._await_starter(seconds):
                 return
             self._starting.stop(signum)
-        self._await_starter(_ENDING[-1])
+        self._await_starter(patience[-1])
 
     def close(self) -> None:
         for line in self._lines:
@@ -121,13 +136,16 @@ class Station:
         self._door.dropped.clear()
         if self._stacks is not None and self._stacks.due <= self._now():
             self._finish_stacks()
+        if self._suspicion_due is not None and self._suspicion_due <= self._now():
+            self._explain()
         self._carry_out_all(self._desk.due())
 
     def _patience(self) -> float | None:
         """How long nothing needs to happen: seconds, None for ever."""
         now = self._now()
         waits = [self._output.tick(), _RETRY if self._lines.unsent else None]
-        waits += [due - now for due in (self._desk.deadline(), self._stacks and self._stacks.due) if due]
+        dues = (self._desk.deadline(), self._stacks and self._stacks.due, self._suspicion_due)
+        waits += [due - now for due in dues if due]
         deadline = self._door.deadline()
         if deadline is not None:
             waits.append(deadline - time.monotonic())
@@ -203,7 +221,39 @@ class Station:
             self._lines.remove(rank, line)
             line.close()
             if rank in self._skew:
-                self._tell(Lost(rank, line.lost))
+                self._suspect(Lost(rank, line.lost), ask=False)
+
+    def _suspect(self, *events: Event, ask: bool) -> None:
+        """Agents end. Is it the engine that ends the job, and because of a host that does not answer any more?
+
+        `events` are told when we know: soon, or with `ask` once every host has had the time to answer.
+        """
+        self._held += events
+        wait = _MOMENT
+        if ask and self._skew and not self._asked:
+            self._lines.send_all(Taken(0))  # asks for no more than the answer of the other side's kernel
+            self._asked, wait = True, self._answer
+        self._suspicion_due = max(self._suspicion_due or 0.0, self._now() + wait)
+
+    def _explain(self) -> None:
+        self._suspicion_due = None
+        held, self._held = self._held, []
+        silent = self._lines.silent() if self._asked else []
+        self._asked = False
+        causes: list[Event] = [Lost(rank, f"its host has not answered for {self._answer:g} s") for rank in silent]
+        lost = [event for event in held if isinstance(event, Lost)]
+        if not causes and lost and self._starting.status not in (None, 0) and not self._starting.was_killed:
+            # It ended the job because an agent had gone, the first of them; the others went with it.
+            causes, held = [lost[0]], [replace(event, text=_WITH_ITS_ENGINE) for event in lost[1:]]
+        for event in (*(causes or self._starter_ended()), *held):
+            self._tell(event)
+
+    def _starter_ended(self) -> list[Event]:
+        if self._starting.status is None:
+            return []
+        words = self._starting.words()
+        said = f"; it said:\n{words}" if words else ""
+        return [Unavailable(f"{self._starting.end_in_words()} before the job was over{said}")]
 
     def _on_message(self, rank: int, line: AgentLine, message: ToHead) -> None:
         match message:
@@ -218,6 +268,8 @@ class Station:
             case StacksTaken():
                 if self._stacks is not None and self._stacks.add(message):
                     self._finish_stacks()
+            case AgentSignalled():
+                self._suspect(message, ask=True)
             case Report():
                 self._skew[rank] = self._now() - message.time
                 self._tell(message)
@@ -248,7 +300,7 @@ class Station:
         elif number in (signal.SIGUSR1, signal.SIGUSR2):
             self._lines.send((0,), SignalWorker(number))  # the other ranks are sent it as well
         else:
-            self._tell(AgentSignalled(0, number))
+            self._suspect(AgentSignalled(0, number), ask=True)
 
     def _on_starter_words(self) -> None:
         words = self._starting.read()
@@ -259,9 +311,7 @@ class Station:
 
     def _on_starter_end(self) -> None:
         self._desk.note("starter_ended", status=self._starting.status)
-        words = self._starting.words()
-        said = f"; it said:\n{words}" if words else ""
-        self._tell(Unavailable(f"{self._starting.end_in_words()} before the job was over{said}"))
+        self._suspect(ask=True)
 
     def _await_starter(self, seconds: float) -> bool:
         """Wait for the starter's end, and for the ends of the lines, which are noticed in passing."""

@@ -6,7 +6,7 @@ import signal
 from collections.abc import Mapping, Sequence
 
 from jaxrun.contract import ThreadFailed
-from jaxrun.ranks import compact, locate
+from jaxrun.ranks import compact, locate, spell
 from jaxrun.verdict import collateral, stacks
 from jaxrun.verdict.ends import End
 from jaxrun.wording import plural, rank_of, seconds, signal_name
@@ -23,9 +23,12 @@ _HOW = "(os._exit?)"
 
 
 def who(ends: Sequence[End], hosts: Mapping[int, str]) -> str:
-    """`rank 2 of 8 on h1`, `8 of 8 ranks`, `3 of 8 ranks (1, 4-5)`."""
+    """`rank 2 of 8 on h1`, `8 of 8 ranks`, `3 of 8 ranks (1, 4-5)`; of lost ones `ranks 2-3 of 8 on h2`."""
     if len(ends) == 1:
         return rank_of(ends[0].rank, hosts)
+    if all(end.lost for end in ends):
+        places = ", ".join(dict.fromkeys(end.host for end in ends))
+        return f"{spell(end.rank for end in ends)} of {len(hosts)} on {places}"
     which = "" if len(ends) == len(hosts) else f" ({compact(end.rank for end in ends)})"
     return f"{len(ends)} of {len(hosts)} ranks{which}"
 
