@@ -76,10 +76,14 @@ class Unavailable:
 
 @dataclass(frozen=True, slots=True)
 class Lost:
-    """The agent of this rank cannot be reached any more, for the reason that `text` gives."""
+    """The agent of this rank cannot be reached any more, for the reason that `text` gives.
+
+    by_engine: what had started it has ended it, because of another's end
+    """
 
     rank: int
     text: str
+    by_engine: bool = False
 
 
 @dataclass(frozen=True, slots=True)

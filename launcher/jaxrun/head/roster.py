@@ -96,6 +96,7 @@ class Roster:
         known = self._known[lost.rank]
         if known.exited is None:
             known.lost = lost.text
+            known.stopped |= lost.by_engine and known.words is None
             self._gone(lost.rank)
         if known.words is None:
             known.sign = None

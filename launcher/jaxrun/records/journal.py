@@ -5,7 +5,18 @@ from __future__ import annotations
 from typing import Any
 
 from jaxrun.contract import Done, Failed, Hello, Proof, ThreadFailed
-from jaxrun.head.events import Action, Event, Exited, Kill, Signalled, Spawned
+from jaxrun.head.events import (
+    Action,
+    AgentSignalled,
+    Event,
+    Exited,
+    Kill,
+    Lost,
+    Report,
+    Signalled,
+    Spawned,
+    Unavailable,
+)
 
 Entry = tuple[str, int | None, dict[str, Any]]
 
@@ -13,6 +24,14 @@ Entry = tuple[str, int | None, dict[str, Any]]
 def of_event(event: Event) -> Entry | None:
     """(name, rank, more) of an event that is worth keeping, else None."""
     match event:
+        case Report():
+            return "reported", event.rank, {"host": event.host, "pid": event.pid, "address": event.address}
+        case Lost():
+            return "lost", event.rank, {"text": event.text}
+        case Unavailable():
+            return "unavailable", None, {"text": event.text}
+        case AgentSignalled():
+            return "agent_signalled", event.rank, {"signal": event.signum}
         case Spawned():
             return "spawned", event.rank, {"pid": event.pid}
         case Hello():

@@ -47,7 +47,6 @@ _RETRY = 0.01  # seconds until what the network did not take is sent again
 # Seconds in which a host that is there has answered; an engine leaves the processes that it started less time.
 _ANSWER = {False: 1.0, True: 0.15}
 _MOMENT = 0.05  # seconds in which the end of what has started an agent is heard of, if the agent ended with it
-_WITH_ITS_ENGINE = "it was ended by what had started it"
 _FAREWELL = 1.0  # seconds for the last messages to leave
 # Seconds that the starter gets to end by itself, and after SIGTERM: after a job that ended well, and after another.
 _IN_PEACE = (5.0, 2.0)
@@ -87,6 +86,7 @@ class Station:
         self._suspicion_due: float | None = None
         self._held: list[Event] = []
         self._asked = False
+        self._spoke: set[int] = set()  # ranks that have said last words
         self._ending: Ending | None = None
 
     def run(self) -> Ending:
@@ -244,7 +244,10 @@ class Station:
         lost = [event for event in held if isinstance(event, Lost)]
         if not causes and lost and self._starting.status not in (None, 0) and not self._starting.was_killed:
             # It ended the job because an agent had gone, the first of them; the others went with it.
-            causes, held = [lost[0]], [replace(event, text=_WITH_ITS_ENGINE) for event in lost[1:]]
+            first = next((event for event in lost if event.rank not in self._spoke), None)
+            causes = [first] if first else []
+            rest = [event for event in held if event is not first]
+            held = [replace(event, by_engine=True) if isinstance(event, Lost) else event for event in rest]
         for event in (*(causes or self._starter_ended()), *held):
             self._tell(event)
 
@@ -273,9 +276,12 @@ class Station:
             case Report():
                 self._skew[rank] = self._now() - message.time
                 self._tell(message)
-            case _:
-                if isinstance(message, Failed) and rank not in self._logs_itself:
+            case Failed():
+                self._spoke.add(rank)
+                if rank not in self._logs_itself:
                     self._output.log(rank, "err", message.traceback.encode())
+                self._tell(message)
+            case _:
                 self._tell(self._by_our_clock(rank, message))
 
     def _by_our_clock(self, rank: int, message: ToHead) -> Event:
