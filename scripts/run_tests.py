@@ -146,6 +146,7 @@ def run_everything(main_options: Sequence[str], further_options: Sequence[str]) 
     mine = f"{sys.version_info.major}.{sys.version_info.minor}", version("jax")
     further = [environment for environment in FURTHER if not environment.is_like(*mine)]
     not_run = [f"not run again: {e.name}: that is the main environment" for e in FURTHER if e not in further]
+    engines = subprocess.Popen(["scripts/engines"], cwd=ROOT, start_new_session=True)
     ahead = [  # they wait for each other, and are up to date, or tell why not, when run_further asks again
         subprocess.Popen(
             ["nice", "-n", "19", *environment.install],
@@ -157,11 +158,13 @@ def run_everything(main_options: Sequence[str], further_options: Sequence[str]) 
         for environment in further
     ]
     try:
-        results = [run_checks(), run_pytest(".venv", main_options)]
+        results = [run_checks()]
+        engines.wait()
+        results.append(run_pytest(".venv", main_options))
         for installation in ahead:
             installation.wait()
     finally:
-        for installation in ahead:
+        for installation in (engines, *ahead):
             if installation.poll() is None:
                 os.killpg(installation.pid, signal.SIGTERM)
     for environment in further:

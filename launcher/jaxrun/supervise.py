@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 
 from jaxrun.agent import forkserver
 from jaxrun.agent.guard import Guard, job_mark
+from jaxrun.errors import UsageError
 from jaxrun.headstart import HeadStart
 from jaxrun.planning.plan import Plan
 from jaxrun.records import rundir
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
     from jaxrun.station.conduct import Meeting
 
 _FILES_PER_WORKER = 12  # two pipes, a channel, stacks and two logs, and twice the first while it is being started
+_FILES_PER_AGENT = 3  # a connection, and two logs where its host cannot write them
 _FILES_OF_OURS = 64
 
 
@@ -38,7 +40,7 @@ def run(
         from jaxrun.channel import addresses
 
         addresses.choose(addresses.interfaces(), plan.job.interface)  # before anything is made
-    _allow_open_files(_FILES_OF_OURS + _FILES_PER_WORKER * len(plan.workers))
+    _allow_open_files(plan)
     directory = _open_run_dir(plan)
     if plan.starter is not None:
         from jaxrun.station import conduct as far
@@ -64,9 +66,17 @@ def _open_run_dir(plan: Plan) -> rundir.RunDir:
     return rundir.create(job.run_dir, base=Path.cwd(), name=name, now=datetime.now())
 
 
-def _allow_open_files(count: int) -> None:
-    """Raise this process's limit of open files, as far as it may, where the job needs more."""
+def _allow_open_files(plan: Plan) -> None:
+    """Raise this process's limit of open files where the job needs more. UsageError where a far job cannot do so."""
+    each = _FILES_PER_WORKER if plan.starter is None else _FILES_PER_AGENT
+    count = _FILES_OF_OURS + each * len(plan.workers)
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if soft != resource.RLIM_INFINITY and soft < count:
-        most = count if hard == resource.RLIM_INFINITY else min(count, hard)
-        resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
+    if soft == resource.RLIM_INFINITY or soft >= count:
+        return
+    if plan.starter is not None and hard != resource.RLIM_INFINITY and hard < count:
+        raise UsageError(
+            f"{len(plan.workers)} agents need {count} open files here, but only {hard} are allowed; "
+            "raise the limit: ulimit -Hn, or ask for it in /etc/security/limits.conf"
+        )
+    most = count if hard == resource.RLIM_INFINITY else min(count, hard)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))

@@ -49,3 +49,34 @@ def failure(summaries: Sequence[Any], goal: float, limit: float, pyplot: Any) ->
     axes.set(yscale="log", ylabel="seconds", title="from the fault until nothing of the job is left, 4 processes")
     axes.legend(fontsize="small")
     return figure
+
+
+def scale(summaries: Sequence[Any], pyplot: Any) -> Any:
+    """Times and memory over the number of agents, both logarithmic: a slope of one is linear growth."""
+    figure, (times, memory) = pyplot.subplots(1, 2, figsize=(11, 4.2), layout="constrained")
+    sizes = [one.size for one in summaries]
+    lines = {
+        "go": "first connection → all told to run",
+        "handshake": "first connection → all have proved themselves",
+        "told": "one failure → all others told",
+        "cpu_go": "processor time of the head until go",
+    }
+    for name, label in lines.items():
+        times.plot(sizes, [getattr(one, name) for one in summaries], marker="o", label=label)
+    last = summaries[-1]
+    linear = [last.go * size / last.size for size in sizes]
+    times.plot(sizes, linear, color="grey", linestyle=":", linewidth=1, label="linear")
+    memory.plot(sizes, [one.memory / 2**20 for one in summaries], marker="o", label="the head at go, MiB")
+    memory.plot(
+        sizes, [one.grown / one.size / 2**10 for one in summaries], marker="o", label="of it for each agent, KiB"
+    )
+    times.set(title="one head, all agents at once", ylabel="seconds", yscale="log")
+    memory.set(title="memory of the head", ylim=(0, None))
+    for axes in (times, memory):
+        axes.set_xscale("log", base=2)
+        axes.set_xticks(sizes, [f"{size:,}" for size in sizes])
+        axes.set(xlabel="agents")
+        axes.grid(alpha=0.3)
+        axes.legend(fontsize="small")
+    times.yaxis.set_major_formatter("{x:g}")
+    return figure

@@ -62,6 +62,8 @@ def run(place: Place, options: argparse.Namespace, words: list[str]) -> int:
             execute(place, options.host, words)
         case "status":
             return show(testbed.status(place))
+        case "install":
+            prepare(True, print)
         case command:
             if os.environ.get(hosts.MARK) == str(place.root) and command in ("up", "down", "off"):
                 raise Refusal(f"{command} cannot be run from inside the testbed: leave it first", USAGE)
@@ -150,6 +152,7 @@ def _parser(place: Place) -> argparse.ArgumentParser:
     up = commands.add_parser("up", parents=[common], help="start it, or what of it does not run")
     up.add_argument("-H", "--hosts", type=_count, help=f"how many, 1 to {MAX_HOSTS} (default: 3, or as it is up)")
     up.add_argument("--install", action="store_true", help="install the Debian packages that are missing")
+    commands.add_parser("install", parents=[common], help="only install the Debian packages that are missing")
     commands.add_parser("down", parents=[common], help="end it, and leave nothing")
     commands.add_parser("status", parents=[common], help="print a table of the hosts")
     enter = commands.add_parser("exec", parents=[common], help="HOST -- COMMAND...: run a command in a host")

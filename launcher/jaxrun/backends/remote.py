@@ -5,6 +5,7 @@ What depends on a host, its devices, cores and its own name, is decided once all
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
@@ -21,7 +22,7 @@ def plan(
 ) -> Plan:
     """The plan for a job of one process for each of `hosts`: where each rank is expected, UNKNOWN_HOST if not known."""
     check_ranks(job, len(hosts))
-    sizes = {host: hosts.count(host) for host in set(hosts)}
+    sizes = Counter(hosts)
     seen = dict.fromkeys(sizes, 0)
     workers = []
     for rank, host in enumerate(hosts):

@@ -6,6 +6,7 @@ A peer that says nothing, says too much, or cannot prove itself is dropped, and 
 from __future__ import annotations
 
 import contextlib
+import errno
 import socket
 import time
 from collections import OrderedDict
@@ -23,6 +24,7 @@ VERSION = 1
 _BACKLOG = 4096
 _HANDSHAKE_SECONDS = 10.0
 _HANDSHAKE_FRAME = 4096
+_BRAKE = 0.01
 _ANSWERS = kinds(HandshakeToHead)
 
 
@@ -76,7 +78,9 @@ class Door:
         while True:
             try:
                 connection, _ = listener.accept()
-            except OSError:
+            except OSError as error:
+                if error.errno in (errno.EMFILE, errno.ENFILE):
+                    time.sleep(_BRAKE)  # until some of the guests have been dropped; those who belong here can wait
                 return came
             connection.setblocking(False)
             nonce = secret.new_nonce()

@@ -69,6 +69,7 @@ def weigh(
     if not guilty:
         return Verdict("failed", _EXIT_UNKNOWN, hosts, headline="the job failed, but no rank shows how.")
     first = min(guilty, key=lambda end: (end.time, end.rank))
+    blamed_ranks = {end.rank for end in guilty}
     intro, traceback = sentences.evidence(guilty, hosts)
     moment = sentences.when(first, started, run_at)
     if kind(first) is Kind.CONSEQUENCE:
@@ -88,7 +89,7 @@ def weigh(
         traceback=traceback,
         headline=headline,
         details=sentences.thread_notes(ends, traceback),
-        victims={end.rank: sentences.fate(end) for end in ends if end not in guilty},
+        victims={end.rank: sentences.fate(end) for end in ends if end.rank not in blamed_ranks},
         startup=run_at - started if run_at is not None else None,
         run=max(0.0, first.time - run_at) if run_at is not None else None,
         stopping=max(0.0, ended - first.time),

@@ -1,0 +1,249 @@
+"""A crowd of simulated agents in one process, with real sockets and no jax: it takes the place of an mpirun.
+
+Each agent proves itself, reports, says what its worker would say up to Run, and ends when it is told to; one of them
+fails once all run. `python _crowd.py SIZE CULPRIT RESULT` is what the head starts; RESULT gets what was measured.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import secrets
+import select
+import signal
+import socket
+import sys
+import time
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+
+from jaxrun import __version__
+from jaxrun.backends import remote
+from jaxrun.channel import addresses, secret
+from jaxrun.channel.line import kinds
+from jaxrun.channel.messages import Answer, Challenge, HandshakeToAgent, Refused, SignalWorker, ToAgent, Welcome
+from jaxrun.contract import AgentEnv, Codec, Failed, Hello, Join, Lead, Listening, Proof, Run, encode
+from jaxrun.head.events import Begin, Dismiss, Exited, Report, Spawned
+from jaxrun.planning.job import Job
+from jaxrun.planning.plan import Plan
+from jaxrun.planning.starter import Starter
+
+RANKS_PER_HOST = 8
+CORES_PER_HOST = 64
+_HEARD = kinds(HandshakeToAgent | ToAgent)
+_PIECE = 2**16
+_PATIENCE = 60.0  # seconds without a word from the head
+_COORDINATOR = "127.0.0.1:4711"
+
+
+@dataclass(frozen=True)
+class Look:
+    """The head's process at one moment: processor seconds so far, bytes in memory, open files."""
+
+    cpu: float
+    memory: int
+    files: int
+
+
+@dataclass
+class Result:
+    """What the crowd has seen. `at` has the moment of the last agent's step, in seconds after the first connection.
+
+    sent, received:  bytes, as the head counts them
+    """
+
+    size: int
+    at: dict[str, float] = field(default_factory=dict)
+    looks: dict[str, Look] = field(default_factory=dict)
+    sent: int = 0
+    received: int = 0
+
+
+def plan(size: int, culprit: int, directory: Path) -> Plan:
+    """A job whose starter is a crowd; it leaves `crowd.json` beside the run directory."""
+    job = Job(
+        program=("simulated.py",),
+        backend="mpirun",
+        platform="cpu",
+        devices_per_process=1,
+        interface="127.0.0.1",
+        run_dir=directory / "run",
+    )
+    argv = (sys.executable, __file__, str(size), str(culprit), str(directory / "crowd.json"))
+    hosts = [_host(rank) for rank in range(size)]
+    return remote.plan(job, os.environ, secrets.token_hex(16), Starter("crowd", "the crowd", argv), hosts)
+
+
+class Agent:
+    """One of them; `hear` is called when its socket is readable."""
+
+    def __init__(self, rank: int, crowd: Crowd) -> None:
+        self.rank = rank
+        self.socket = socket.socket()
+        self._crowd = crowd
+        self._codec: Codec[object] = Codec(_HEARD)
+        self._own_nonce = secret.new_nonce()
+        self._nonce = ""
+        self._ended = False
+
+    def connect(self, address: addresses.Address) -> None:
+        self.socket.setblocking(False)
+        self.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self.socket.connect_ex((address.ip, address.port))
+
+    def hear(self) -> None:
+        data = self.socket.recv(_PIECE)
+        if not data:
+            raise ConnectionError(f"the head has left rank {self.rank} without a word")
+        self._crowd.result.sent += len(data)
+        for message in self._codec.feed(data):
+            self._on_message(message)
+
+    def say(self, *messages: object) -> None:
+        frames = b"".join(map(encode, messages))
+        self._crowd.result.received += len(frames)
+        if self.socket.send(frames) < len(frames):
+            raise BufferError(f"the head does not take what rank {self.rank} says")
+
+    def _on_message(self, message: object) -> None:
+        match message:
+            case Challenge():
+                self._nonce = message.nonce
+                self.say(Answer(self.rank, self._own_nonce, self._proof("agent")))
+            case Welcome():
+                assert secret.same(message.proof, self._proof("head"))
+                self.say(_report(self.rank, self._crowd.size, bool(message.run_dir)))
+                self._crowd.reached("welcome")
+            case Refused():
+                raise PermissionError(message.text)
+            case Begin():
+                self.say(Spawned(self.rank, 1000 + self.rank), _hello(message))
+                self._crowd.reached("orders")
+            case Lead():
+                self.say(Listening(0, _COORDINATOR), self._jax_proof())
+            case Join():
+                self.say(self._jax_proof())
+                self._crowd.reached("join", of=self._crowd.size - 1)
+            case Run():
+                self._crowd.reached("go")
+            case SignalWorker() if message.signum == signal.SIGKILL and not self._ended:
+                self.exit(-signal.SIGKILL)
+                self._crowd.reached("told", of=self._crowd.size - 1)
+            case Dismiss():
+                self._crowd.dismiss(self)
+
+    def fail(self) -> None:
+        text = "ValueError: simulated"
+        self.say(Failed(self.rank, time.time(), "program", 1, "ValueError", "simulated", f"Traceback\n{text}\n"))
+        self.exit(1)
+
+    def exit(self, status: int) -> None:
+        self._ended = True
+        self.say(Exited(self.rank, status))
+
+    def _proof(self, role: str) -> str:
+        return secret.proof(self._crowd.env.token, role, self.rank, self._nonce, self._own_nonce)
+
+    def _jax_proof(self) -> Proof:
+        size, now = self._crowd.size, time.time()
+        return Proof(self.rank, self.rank, size, 1, size, ("cpu",), "cpu", self._crowd.env.job_id, now, now)
+
+
+class Crowd:
+    """All of them, and the clock."""
+
+    def __init__(self, size: int, culprit: int, env: AgentEnv) -> None:
+        self.size = size
+        self.env = env
+        self.result = Result(size)
+        self._culprit = culprit
+        self._head = os.getppid()
+        self._reached: dict[str, int] = {}
+        self._agents = [Agent(rank, self) for rank in range(size)]
+        self._by_fd = {agent.socket.fileno(): agent for agent in self._agents}
+        self._epoll = select.epoll()
+
+    def run(self) -> Result:
+        """From the first connection to the last Dismiss."""
+        (address,) = addresses.parse(self.env.head)
+        self.result.looks["begin"] = _look(self._head)
+        self._began = time.monotonic()
+        for fd, agent in self._by_fd.items():
+            agent.connect(address)
+            self._epoll.register(fd, select.EPOLLIN)
+        while self._by_fd:
+            ready = self._epoll.poll(_PATIENCE, self.size)
+            if not ready:
+                raise TimeoutError(f"the head has said nothing for {_PATIENCE:g} s; reached: {self._reached}")
+            for fd, _ in ready:
+                self._by_fd[fd].hear()
+        return self.result
+
+    def reached(self, step: str, of: int = 0) -> None:
+        """One more agent has taken this step; the last of them, of all or of so many, makes it a moment."""
+        self._reached[step] = count = self._reached.get(step, 0) + 1
+        if count < (of or self.size):
+            return
+        self.result.at[step] = time.monotonic() - self._began
+        if step in ("go", "told", "dismissed"):
+            self.result.looks[step] = _look(self._head)
+        if step == "go":
+            self.result.at["failure"] = time.monotonic() - self._began
+            self._agents[self._culprit].fail()
+
+    def dismiss(self, agent: Agent) -> None:
+        self.reached("dismissed")
+        del self._by_fd[agent.socket.fileno()]
+        agent.socket.close()
+
+
+def _host(rank: int) -> str:
+    return f"node{rank // RANKS_PER_HOST:04d}"
+
+
+def _report(rank: int, size: int, sees_run_dir: bool) -> Report:
+    return Report(
+        rank=rank,
+        size=size,
+        host=_host(rank),
+        boot_id=f"00000000-0000-0000-0000-{rank // RANKS_PER_HOST:012d}",
+        pid=1000 + rank,
+        time=time.time(),
+        version=__version__,
+        address="127.0.0.1",
+        head_address="127.0.0.1",
+        directory=os.getcwd(),
+        cpus=tuple(range(CORES_PER_HOST)),
+        gpu_platform="",
+        gpu_names=(),
+        gpu_ids=(),
+        gpu_limit="",
+        tpu=False,
+        cuda_plugin=False,
+        sees_run_dir=sees_run_dir,
+    )
+
+
+def _hello(begin: Begin) -> Hello:
+    now = time.time()
+    versions = {"python": "3.11.7", "jax": "0.10.2", "jaxlib": "0.10.2", "numpy": "2.4.0"}
+    return Hello(begin.rank, begin.host, 1000 + begin.rank, now, now, versions, "0" * 64, dict(begin.environment))
+
+
+def _look(pid: int) -> Look:
+    status = Path(f"/proc/{pid}/status").read_text()
+    found = re.search(r"VmRSS:\s*(\d+) kB", status)
+    assert found is not None
+    # The kernel's name for the processor time of a process, as clock_getcpuclockid(3) makes it.
+    cpu = time.clock_gettime((~pid << 3) | 2)
+    return Look(cpu, int(found[1]) * 1024, len(os.listdir(f"/proc/{pid}/fd")))
+
+
+def main(size: str, culprit: str, result: str) -> None:
+    crowd = Crowd(int(size), int(culprit), AgentEnv.from_env(os.environ))
+    Path(result).write_text(json.dumps(asdict(crowd.run())))
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -1,0 +1,233 @@
+"""Scale: one head and up to 4,096 simulated agents, with real sockets: does any step grow faster than linearly?
+
+The head is jaxrun's own, in a process of its own; _crowd.py takes the place of mpirun and of all that it would start.
+All agents come at once. "go" is when the last has been told to run; then one fails, and "told" is how much later the
+last of the others was told to stop, of which 30 ms are the head's wait for a better cause. CPU, memory and files are
+the head's; memory and files are those that the connections added until go, without what the kernel keeps for sockets.
+The table has the medians; how things grow is read from the least of each, which other work on the machine spoils least.
+"""
+
+from __future__ import annotations
+
+import argparse
+import cProfile
+import json
+import math
+import multiprocessing
+import os
+import pstats
+import resource
+import statistics
+import sys
+import tempfile
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import _crowd
+import _plots
+from _contenders import ROOT
+from _report import keep, table, this_machine
+
+from jaxrun import supervise
+from jaxrun.head.head import SETTLE
+
+SIZES = (64, 128, 256, 512, 1024, 2048, 4096)
+STATUS = 1  # the culprit's
+FILES_BESIDES = 64
+FIT_FROM = 256  # agents: below, what does not grow hides what does
+LINEAR = 1.15  # an exponent up to this counts as linear: so much the same measure varies between two runs
+LIMIT = 120.0
+MEASURES = {
+    "handshake": "all connected and proved themselves",
+    "orders": "… and were given their orders",
+    "join": "… and told the coordinator's address",
+    "go": "… and told to run",
+    "told": f"from one failure until all others were told, less {SETTLE * 1000:.0f} ms",
+    "leave": "from then until all were dismissed",
+    "cpu_go": "processor time of the head until go",
+    "cpu_end": "… and from the failure to the end",
+    "grown": "memory of the head from the first connection to go",
+}
+
+
+@dataclass(frozen=True)
+class Sample:
+    """One job, or what several have in common: seconds, those up to "go" since the first connection.
+
+    memory, grown:          bytes at go, and how many of them since the first connection
+    files, sent, received:  for each agent
+    """
+
+    size: int
+    handshake: float
+    orders: float
+    join: float
+    go: float
+    told: float
+    leave: float
+    cpu_go: float
+    cpu_end: float
+    memory: float
+    grown: float
+    files: float
+    sent: float
+    received: float
+
+
+@dataclass(frozen=True)
+class Growth:
+    """`measure` grows as the number of agents to the power of `exponent`."""
+
+    measure: str
+    exponent: float
+
+
+def measure(size: int, profile: Path | None = None) -> Sample:
+    """Run one job. RuntimeError, with what its head wrote, if it did not end as it should."""
+    with tempfile.TemporaryDirectory(prefix="bench-") as name:
+        directory = Path(name)
+        head = multiprocessing.get_context("spawn").Process(target=_head, args=(size, directory, profile))
+        head.start()
+        try:
+            head.join(LIMIT)
+            if head.exitcode != STATUS:
+                wrong = "did not end" if head.exitcode is None else f"ended with {head.exitcode}"
+                raise RuntimeError(f"the head of {size} agents {wrong}:\n{(directory / 'output').read_text()}")
+            return _sample(json.loads((directory / "crowd.json").read_text()))
+        finally:
+            head.kill()
+            head.join()
+
+
+def _head(size: int, directory: Path, profile: Path | None) -> None:
+    """What runs in the head's process: all that `jaxrun` does with a plan."""
+    output = os.open(directory / "output", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+    os.dup2(output, 1)
+    os.dup2(output, 2)
+    plan = _crowd.plan(size, size // 2, directory)
+    if profile is None:
+        sys.exit(supervise.run(plan, os.environ))
+    profiler = cProfile.Profile()
+    status = profiler.runcall(supervise.run, plan, os.environ)
+    profiler.dump_stats(profile)
+    sys.exit(status)
+
+
+def _sample(seen: Mapping[str, Any]) -> Sample:
+    size, at, looks = seen["size"], seen["at"], seen["looks"]
+    begin, go, end = looks["begin"], looks["go"], looks["dismissed"]
+    return Sample(
+        size=size,
+        handshake=at["welcome"],
+        orders=at["orders"],
+        join=at["join"],
+        go=at["go"],
+        told=at["told"] - at["failure"],
+        leave=at["dismissed"] - at["told"],
+        cpu_go=go["cpu"] - begin["cpu"],
+        cpu_end=end["cpu"] - go["cpu"],
+        memory=go["memory"],
+        grown=go["memory"] - begin["memory"],
+        files=(go["files"] - begin["files"]) / size,
+        sent=seen["sent"] / size,
+        received=seen["received"] / size,
+    )
+
+
+def summarize(samples: Sequence[Sample], by: Callable[[Iterable[float]], float]) -> list[Sample]:
+    """One for each size."""
+    names = [name for name in Sample.__dataclass_fields__ if name != "size"]
+    groups = [[one for one in samples if one.size == size] for size in sorted({one.size for one in samples})]
+    return [
+        Sample(group[0].size, **{name: by(getattr(one, name) for one in group) for name in names}) for group in groups
+    ]
+
+
+def growths(least: Sequence[Sample]) -> list[Growth]:
+    """How each measure grows over the sizes from FIT_FROM on: the slope of a line through the logarithms."""
+    points = [one for one in least if one.size >= FIT_FROM]
+    if len(points) < 2:
+        return []
+    sizes = [math.log(one.size) for one in points]
+    found = []
+    for name in MEASURES:
+        values = [getattr(one, name) - (SETTLE if name == "told" else 0.0) for one in points]
+        found.append(Growth(name, statistics.linear_regression(sizes, list(map(math.log, values))).slope))
+    return found
+
+
+def render(summaries: Sequence[Sample]) -> str:
+    header = (
+        *("agents", "handshake ms", "orders ms", "join ms", "go ms", "failure→told ms", "→dismissed ms"),
+        *("CPU go ms", "CPU end ms", "memory MiB", "KiB/agent", "files/agent", "sent B/agent", "received"),
+    )
+    times = ("handshake", "orders", "join", "go", "told", "leave", "cpu_go", "cpu_end")
+    rows = [
+        (
+            str(one.size),
+            *(f"{getattr(one, name) * 1000:.0f}" for name in times),
+            f"{one.memory / 2**20:.1f}",
+            f"{one.grown / one.size / 2**10:.1f}",
+            *(f"{one.files:.2f}", f"{one.sent:.0f}", f"{one.received:.0f}"),
+        )
+        for one in summaries
+    ]
+    return table(header, rows, left=0)
+
+
+def render_growth(found: Sequence[Growth]) -> str:
+    rows = [
+        (one.measure, MEASURES[one.measure], f"N^{one.exponent:.2f}", "yes" if one.exponent <= LINEAR else "no")
+        for one in found
+    ]
+    return table(("measure", "", "grows as", "linear"), rows, left=2)
+
+
+def possible(sizes: Sequence[int], limit: int) -> tuple[list[int], list[str]]:
+    """The sizes that `limit` open files allow, and a line for each that they do not; the head raises what it may."""
+    fit = [size for size in sizes if limit == resource.RLIM_INFINITY or size + FILES_BESIDES <= limit]
+    missing = [
+        f"not measured: {size} agents, for a process may open {limit} files here (ulimit -Hn)"
+        for size in sizes
+        if size not in fit
+    ]
+    return fit, missing
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="bench scale", description=__doc__)
+    parser.add_argument("--repeat", type=int, default=3, metavar="N", help="runs of each size (default: 3)")
+    parser.add_argument("--sizes", type=int, nargs="+", default=SIZES, metavar="N", help="numbers of agents")
+    parser.add_argument("--profile", type=Path, metavar="FILE", help="only run the largest, under cProfile, into FILE")
+    parser.add_argument("--out", type=Path, default=ROOT / "bench-results", metavar="DIR")
+    options = parser.parse_args(argv)
+    machine = this_machine()
+    sizes, missing = possible(options.sizes, resource.getrlimit(resource.RLIMIT_NOFILE)[1])
+    print("\n".join([str(machine), *missing]), flush=True)
+    if options.profile is not None:
+        measure(max(sizes), options.profile.absolute())
+        pstats.Stats(str(options.profile)).sort_stats("tottime").print_stats(25)
+        return 0
+    samples = []
+    for size in [*sizes] * options.repeat:
+        one = measure(size)
+        samples.append(one)
+        print(f"{size} agents: go {one.go * 1000:.0f} ms, told {one.told * 1000:.0f} ms", file=sys.stderr, flush=True)
+    summaries = summarize(samples, statistics.median)
+    found = growths(summarize(samples, min))
+    print(f"\n{render(summaries)}")
+    if found:
+        print(f"\nfrom {FIT_FROM} agents on:\n{render_growth(found)}")
+    drawn = partial(_plots.scale, summaries)
+    print("", *keep(options.out, "scale", machine, [*summaries, *found], samples, drawn), sep="\n")
+    return 1 if any(one.exponent > LINEAR for one in found) else 0
+
+
+if __name__ == "__main__":
+    try:
+        sys.exit(main())
+    except KeyboardInterrupt:
+        sys.exit(130)

@@ -1,0 +1,178 @@
+"""The command lines for each kind of mpirun, as words."""
+
+import itertools
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from jaxrun.backends.mpi_families import FAMILIES, INTEL, MPICH, OPEN_MPI_4, OPEN_MPI_5, Request, command, identify
+
+_HYDRA = """HYDRA build details:
+    Version:                                 5.0.2
+    Release Date:                            Fri Sep 25 20:45:26 UTC 2026
+    Launchers available:                     ssh rsh fork slurm ll lsf sge manual persist
+"""
+_SAYS = [
+    ("mpirun (Open MPI) 5.0.11\n\nReport bugs to https://www.open-mpi.org/community/help/\n", OPEN_MPI_5, "5.0.11"),
+    ("mpirun (Open MPI) 10.0.0rc1\n", OPEN_MPI_5, "10.0.0rc1"),
+    ("mpirun (Open MPI) 4.1.8\n\nReport bugs to http://www.open-mpi.org/community/help/\n", OPEN_MPI_4, "4.1.8"),
+    ("mpirun.openmpi (OpenRTE) 4.1.4\n", OPEN_MPI_4, "4.1.4"),
+    (_HYDRA, MPICH, "5.0.2"),
+    (
+        "Intel(R) MPI Library for Linux* OS, Version 2021.18.1 Build 20260626 (id: b44796a)\nCopyright 2003-2026",
+        INTEL,
+        "2021.18.1",
+    ),
+]
+_COUNTS = st.dictionaries(st.from_regex(r"[a-z][a-z0-9.-]{0,5}", fullmatch=True), st.integers(1, 5), min_size=1)
+
+
+def _words(family, program=("agent", "-m"), **request):
+    return command(family, "/mpi/mpirun", Request(directory="/data/my run", **request), program)
+
+
+@pytest.mark.parametrize(("text", "family", "version"), _SAYS, ids=[version for _, _, version in _SAYS])
+def test_a_kind_is_known_by_what_its_version_says(text, family, version):
+    assert identify(text) is family
+    assert family.version(text) == version
+    assert identify(f"warning: something else\n{text}") is family
+
+
+@pytest.mark.parametrize("text", ["", "mpirun (something) 1.2", "srun 22.05.8", "HYDRA", "mpiexec version 1.3.5"])
+def test_other_programs_are_no_mpirun_that_is_known(text):
+    assert identify(text) is None
+
+
+@pytest.mark.parametrize(
+    ("family", "expected"),
+    [
+        (OPEN_MPI_4, "-n 4 --host h1,h1,h2,h2 --map-by seq:oversubscribe --wdir"),
+        (OPEN_MPI_5, "-n 4 --host h1:2,h2:2 --map-by ppr:2:node:oversubscribe --wdir"),
+        (MPICH, "-n 4 -hosts h1:2,h2:2 -wdir"),
+        (INTEL, "-n 4 -hosts h1,h2 -ppn 2 -wdir"),
+    ],
+)
+def test_hosts_that_are_alike(family, expected):
+    words = _words(family, processes=4, counts=(("h1", 2), ("h2", 2)), per_host=2)
+    assert words == ("/mpi/mpirun", *family.unbound, *expected.split(), "/data/my run", "agent", "-m")
+
+
+@pytest.mark.parametrize(
+    ("family", "expected"),
+    [
+        (OPEN_MPI_4, "-n 3 --host h2,h2,h1 --map-by seq:oversubscribe --wdir / agent"),
+        (OPEN_MPI_5, "-n 3 --host h2:2,h1:1 --map-by slot:oversubscribe --wdir / agent"),
+        (MPICH, "-n 3 -hosts h2:2,h1:1 -wdir / agent"),
+        (INTEL, "-n 2 -host h2 -wdir / agent : -n 1 -host h1 -wdir / agent"),
+    ],
+)
+def test_hosts_that_differ(family, expected):
+    request = Request(processes=3, counts=(("h2", 2), ("h1", 1)), directory="/")
+    assert command(family, "mpirun", request, ["agent"]) == ("mpirun", *family.unbound, *expected.split())
+
+
+@pytest.mark.parametrize("family", [OPEN_MPI_4, OPEN_MPI_5])
+def test_open_mpi_chooses_among_the_hosts_that_only_it_knows(family):
+    assert "--map-by slot:oversubscribe" in " ".join(_words(family, processes=4))
+    assert "--map-by ppr:2:node:oversubscribe" in " ".join(_words(family, processes=4, per_host=2))
+    assert "--host" not in _words(family, processes=4)
+
+
+@pytest.mark.parametrize("family", [MPICH, INTEL])
+def test_hydra_chooses_among_the_hosts_that_only_it_knows(family):
+    assert _words(family, processes=4) == ("/mpi/mpirun", "-n", "4", "-wdir", "/data/my run", "agent", "-m")
+    assert "-n 4 -ppn 2 -wdir" in " ".join(_words(family, processes=4, per_host=2))
+
+
+@given(_COUNTS, st.booleans())
+def test_every_rank_is_put_where_it_was_planned(counts, say_alike):
+    alike = len(set(counts.values())) == 1
+    per_host = next(iter(counts.values())) if alike and say_alike else None
+    planned = [name for name, count in counts.items() for _ in range(count)]
+    for family in FAMILIES:
+        words = _words(family, processes=len(planned), counts=tuple(counts.items()), per_host=per_host)
+        assert list(itertools.chain(*map(_as_mpirun_reads, _blocks(words)))) == planned
+
+
+def _blocks(words):
+    groups = itertools.groupby(words[1:], lambda word: word == ":")
+    return [list(block) for colon, block in groups if not colon]
+
+
+def _as_mpirun_reads(block):
+    """Where one block of ranks goes, as it was seen in real runs."""
+    value = dict(itertools.pairwise(block))
+    hosts = value.get("--host") or value.get("-hosts") or value["-host"]
+    for part in hosts.split(","):
+        name, _, slots = part.partition(":")
+        each = int(value["-n"]) if "-host" in value else int(slots or value.get("-ppn", 1))
+        yield from [name] * each
+
+
+def test_variables_go_by_name_to_open_mpi_and_by_themselves_to_hydra():
+    for family in (OPEN_MPI_4, OPEN_MPI_5):
+        assert "-x A -x JAXRUN_TOKEN -n" in " ".join(_words(family, processes=1, names=("A", "JAXRUN_TOKEN")))
+    for family in (MPICH, INTEL):
+        assert "A" not in _words(family, processes=1, names=("A",))
+
+
+def test_root_gives_the_option_once_and_others_never():
+    for family in (OPEN_MPI_4, OPEN_MPI_5):
+        assert _words(family, processes=1, root=True)[1] == "--allow-run-as-root"
+        words = _words(family, processes=1, root=True, more=("--allow-run-as-root",))
+        assert words.count("--allow-run-as-root") == 1
+        assert "--allow-run-as-root" not in _words(family, processes=1)
+    assert _words(MPICH, processes=1, root=True) == _words(MPICH, processes=1)
+
+
+@pytest.mark.parametrize("family", FAMILIES, ids=lambda family: family.says)
+def test_the_users_words_stand_right_before_the_program(family):
+    words = _words(family, processes=1, more=("--verbose", "a b"))
+    assert words[-4:] == ("--verbose", "a b", "agent", "-m")
+
+
+def test_the_users_words_stand_in_the_first_block_only():
+    words = _words(INTEL, processes=3, counts=(("h1", 2), ("h2", 1)), more=("-verbose",))
+    assert words.count("-verbose") == 1 and words.index("-verbose") < words.index(":")
+    assert words.count("agent") == 2 and words[-1] == "-m"
+
+
+@pytest.mark.parametrize(
+    "choice",
+    [
+        {"more": ("--bind-to", "core")},
+        {"more": ("-bind-to", "core")},
+        {"more": ("--bind-to=core",)},
+        {"more": ("--mca", "hwloc_base_binding_policy", "core")},
+        {"given": {"OMPI_MCA_hwloc_base_binding_policy": "core"}},
+    ],
+)
+def test_the_users_binding_takes_the_place_of_none(choice):
+    assert "none" in _words(OPEN_MPI_4, processes=1)
+    assert "none" not in _words(OPEN_MPI_4, processes=1, **choice)
+
+
+@pytest.mark.parametrize("family", [OPEN_MPI_4, OPEN_MPI_5])
+def test_the_users_mapping_takes_the_place_of_ours(family):
+    words = _words(family, processes=3, counts=(("h1", 2), ("h2", 1)), more=("--map-by", "node"))
+    assert words.count("--map-by") == 1
+    assert "--host h1:2,h2:1 --wdir" in " ".join(words)
+
+
+def test_a_value_is_not_taken_for_an_option():
+    words = _words(OPEN_MPI_5, processes=1, more=("--output", "map-by"))
+    assert "--map-by" in words
+
+
+@pytest.mark.parametrize("family", [MPICH, INTEL])
+def test_hydra_is_told_how_to_reach_hosts_unless_the_user_says_it(family):
+    assert _words(family, processes=1, launcher="ssh")[1:3] == ("-launcher", "ssh")
+    assert "-launcher" not in _words(family, processes=1)
+    for choice in (
+        {"more": ("-launcher", "fork")},
+        {"more": ("-bootstrap", "fork")},
+        {"given": {"HYDRA_LAUNCHER": ""}},
+    ):
+        assert "ssh" not in _words(family, processes=1, launcher="ssh", **choice)
+    assert "ssh" not in _words(OPEN_MPI_5, processes=1, launcher="ssh")

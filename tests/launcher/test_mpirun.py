@@ -1,0 +1,276 @@
+"""The mpirun backend: who goes where, what is passed on, which mpirun is meant, what is said where there is none."""
+
+import itertools
+import os
+import re
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from jaxrun.backends import mpirun
+from jaxrun.backends.allocation import Allocation
+from jaxrun.backends.mpirun import forwarded, lay_out, plan
+from jaxrun.contract.variables import AgentEnv
+from jaxrun.errors import UnavailableError, UsageError
+from jaxrun.planning.hosts import HostSlots
+from jaxrun.planning.job import Job
+from jaxrun.planning.machine import Machine
+from jaxrun.planning.starter import AGENT
+
+_ID = "0123456789abcdef" * 2
+_OPEN_MPI = "mpirun (Open MPI) 5.0.11"
+_HYDRA = "HYDRA build details:\n    Version:    5.0.2"
+_INTEL = "Intel(R) MPI Library for Linux* OS, Version 2021.18.1 Build 20260626"
+
+
+def _job(**request):
+    return Job(program=("train.py",), backend="mpirun", **request)
+
+
+@pytest.fixture
+def install(tmp_path, monkeypatch):
+    """install(TEXT) puts an mpirun on PATH whose --version says TEXT; gives the environment to find it in."""
+    monkeypatch.setattr(mpirun.sys, "executable", str(tmp_path / "python"))
+
+    def put(text, name="mpirun", status=0, words='cat "$0.says"'):
+        program = tmp_path / "bin" / name
+        program.parent.mkdir(exist_ok=True)
+        program.with_name(f"{name}.says").write_text(text)
+        program.write_text(f"#!/bin/sh\n{words}\nexit {status}\n")
+        program.chmod(0o755)
+        return {"PATH": f"{program.parent}:/usr/bin:/bin"}
+
+    return put
+
+
+def _planned(environ, **request):
+    return plan(_job(**request), Machine("box", (0,)), environ, _ID)
+
+
+def _hosts(*slots):
+    return tuple(HostSlots(f"h{number}", count) for number, count in enumerate(slots, start=1))
+
+
+@pytest.mark.parametrize(
+    ("hosts", "request_", "expected"),
+    [
+        (_hosts(2, 1), {}, "h1 h1 h2"),
+        (_hosts(None, None), {}, "h1 h2"),
+        (_hosts(4, 4), {"processes": 5}, "h1 h1 h1 h1 h2"),
+        (_hosts(4, 4), {"processes_per_host": 2}, "h1 h1 h2 h2"),
+        (_hosts(None, None, None), {"hosts": 2, "processes_per_host": 2}, "h1 h1 h2 h2"),
+        (_hosts(None, None, None), {"hosts": 2, "processes": 3}, "h1 h1 h2"),
+        (_hosts(4, 4, 4), {"hosts": 2, "processes": 4}, "h1 h1 h2 h2"),
+        (_hosts(1, 4, 4), {"hosts": 2, "processes": 4}, "h1 h2 h2 h2"),
+        (_hosts(2, 1, 4), {"hosts": 2}, "h1 h1 h2"),
+        (_hosts(2, 2), {"hosts": 2, "processes": 4, "processes_per_host": 2}, "h1 h1 h2 h2"),
+        ((), {"processes": 2}, "? ?"),
+        ((), {"processes": 2, "processes_per_host": 2}, "? ?"),
+    ],
+)
+def test_every_rank_has_its_host(hosts, request_, expected):
+    assert lay_out(_job(**request_), hosts, None) == tuple(expected.split())
+
+
+@pytest.mark.parametrize(
+    ("hosts", "request_", "message"),
+    [
+        (_hosts(2, 2), {"processes": 5}, "-n 5, but 2 hosts have room for 4"),
+        (_hosts(2, 2, 9), {"processes": 5, "hosts": 2}, "-n 5, but 2 hosts have room for 4"),
+        (_hosts(2), {"hosts": 2}, "-N 2, but there is 1 host to take them from"),
+        (_hosts(2, 2), {"hosts": 2, "processes": 1}, "-n 1 leaves hosts of -N 2 without a process"),
+        (
+            _hosts(2, 2),
+            {"hosts": 2, "processes": 2, "processes_per_host": 2},
+            "-n 2 is not -N 2 x --processes-per-host 2",
+        ),
+        ((), {}, "say how many with -n, or on which hosts with -H h1:4,h2:4 or --hostfile"),
+        ((), {"hosts": 2, "processes": 4}, "name them with -H or --hostfile"),
+        ((), {"processes": 3, "processes_per_host": 2}, "-n 3 is not 2 on each host"),
+    ],
+)
+def test_numbers_that_do_not_fit_are_refused(hosts, request_, message):
+    with pytest.raises(UsageError, match=re.escape(message)):
+        lay_out(_job(**request_), hosts, None)
+
+
+@pytest.mark.parametrize(
+    ("tasks", "request_", "expected"),
+    [
+        (None, {}, "n1 n2"),
+        (5, {}, "n1 n1 n1 n2 n2"),
+        (5, {"processes": 3}, "n1 n1 n2"),
+        (None, {"processes_per_host": 2}, "n1 n1 n2 n2"),
+        (None, {"hosts": 1, "processes": 3}, "n1 n1 n1"),
+        (5, {"hosts": 1}, "n1 n1 n1"),
+    ],
+)
+def test_in_a_job_of_slurm_its_nodes_are_the_hosts(tasks, request_, expected):
+    inside = Allocation(job_id="7", nodes=("n1", "n2"), cpus=(8, 2), tasks=tasks)
+    assert lay_out(_job(**request_), (), inside) == tuple(expected.split())
+    assert lay_out(_job(processes=1), _hosts(1), inside) == ("h1",)
+
+
+_LOCAL = "HOME USER LOGNAME SHELL PWD OLDPWD HOSTNAME TMPDIR DISPLAY SHLVL _ SSH_AUTH_SOCK XDG_RUNTIME_DIR DBUS_X"
+_ENGINES = "SLURM_PROCID OMPI_COMM_WORLD_RANK PMIX_RANK PMI_RANK PRTE_LAUNCHED HYDRA_X MPI_LOCALRANKID"
+_STALE = "JAXRUN_RANK JAX_PROCESS_ID JAX_COORDINATOR_ADDRESS"
+
+
+def test_what_belongs_to_a_host_a_login_or_an_engine_stays_behind():
+    names = [*_LOCAL.split(), *_ENGINES.split(), *_STALE.split(), "BASH_FUNC_x%%", "a b", "x*", "\udcff", "", "9"]
+    kept = forwarded(dict.fromkeys([*names, "PATH", "XLA_FLAGS", "TERM", "empty"], ""), {})
+    assert set(kept) == {"PATH", "XLA_FLAGS", "TERM", "empty", *AgentEnv.names()}
+
+
+@given(st.dictionaries(st.text(), st.text()), st.dictionaries(st.from_regex(r"[A-Z_]+", fullmatch=True), st.text()))
+def test_what_the_user_sets_and_the_agents_need_is_always_passed_on_once(environ, set_env):
+    names = forwarded(environ, {**set_env, "HOME": "/data"})
+    assert {*set_env, "HOME", *AgentEnv.names()} <= set(names)
+    assert list(names) == sorted(set(names))
+    assert set(names) <= {*environ, *set_env, "HOME", *AgentEnv.names()}
+
+
+def test_the_plan_names_the_variables_and_never_their_values(install):
+    environ = install(_OPEN_MPI) | {"XLA_FLAGS": "--of=somebody", "HOME": "/root"}
+    made = _planned(environ, host_list="h1:2,h2:1", env={"HF_TOKEN": "hunter2"})
+    argv = made.starter.argv
+    assert (made.starter.engine, made.starter.title) == ("open-mpi", "Open MPI 5.0.11")
+    assert argv[0] == f"{environ['PATH'].split(':')[0]}/mpirun" and argv[-len(AGENT) :] == AGENT
+    exported = {name for option, name in itertools.pairwise(argv) if option == "-x"}
+    assert {"HF_TOKEN", "XLA_FLAGS", "PATH", *AgentEnv.names()} == exported
+    assert not any(value in word for word in argv for value in ("hunter2", "--of=somebody"))
+    assert [worker.host for worker in made.workers] == ["h1", "h1", "h2"]
+    assert argv[argv.index("--wdir") + 1] == os.getcwd()
+
+
+def test_root_is_warned(install, monkeypatch):
+    environ = install(_OPEN_MPI)
+    for uid, warned in ((0, True), (1000, False)):
+        monkeypatch.setattr(mpirun.os, "geteuid", lambda uid=uid: uid)
+        made = _planned(environ, processes=1)
+        assert any("Open MPI 5.0.11 is run as root" in note for note in made.notes) is warned
+        assert ("--allow-run-as-root" in made.starter.argv) is warned
+
+
+def test_where_the_user_maps_the_ranks_nobody_knows_their_hosts(install):
+    made = _planned(install(_OPEN_MPI), host_list="h1:2,h2:2", mpi_args=("--map-by", "node"))
+    assert [worker.host for worker in made.workers] == ["?"] * 4
+
+
+def test_a_hostfile_of_either_spelling_is_told_as_the_family_understands_it(install, tmp_path):
+    (tmp_path / "hosts").write_text("h1 slots=2\nh2:1\n")
+    made = _planned(install(_HYDRA), hostfile=tmp_path / "hosts")
+    assert "-hosts h1:2,h2:1" in " ".join(made.starter.argv)
+    assert made.starter.engine == "hydra"
+
+
+@pytest.mark.parametrize(
+    ("host_list", "launcher"), [("", "slurm"), ("n1:1,n3:1", "slurm"), ("n2,n1", "ssh"), ("n1,other", "ssh")]
+)
+def test_in_a_job_of_slurm_hydra_uses_srun_unless_that_would_put_hosts_elsewhere(install, host_list, launcher):
+    job = {"SLURM_JOB_ID": "7", "SLURM_JOB_NODELIST": "n[1-3]", "SLURM_JOB_CPUS_PER_NODE": "2(x3)"}
+    made = _planned(install(_HYDRA) | job, host_list=host_list)
+    assert f"-launcher {launcher} " in " ".join(made.starter.argv)
+    assert any("by ssh" in note for note in made.notes) is (launcher == "ssh")
+    assert made.starter.set_env == {"SLURM_OVERLAP": "1"}
+
+
+def test_in_a_job_of_slurm_the_users_own_hosts_for_mpirun_win(install):
+    job = {"SLURM_JOB_ID": "7", "SLURM_JOB_NODELIST": "n[1-3]", "SLURM_JOB_CPUS_PER_NODE": "2(x3)"}
+    made = _planned(install(_HYDRA) | job, processes=2, mpi_args=("-f", "hosts"))
+    assert "-hosts" not in made.starter.argv and made.hosts == ("?",)
+
+
+def test_outside_of_slurm_nothing_is_set(install):
+    assert _planned(install(_HYDRA), processes=1).starter.set_env == {}
+
+
+def test_intels_script_gives_way_to_the_program_beside_it(install, tmp_path):
+    install(_HYDRA, words='export I_MPI_MPIRUN=mpirun; mpiexec.hydra "$@"')
+    environ, home = install(_INTEL, "mpiexec.hydra"), str(tmp_path)
+    made = _planned(environ, processes=1)
+    assert made.starter.title == "Intel MPI 2021.18.1" and made.starter.argv[0] == f"{home}/bin/mpiexec.hydra"
+    path = f"{environ['PATH']}:{home}/bin"
+    assert made.starter.set_env == {"I_MPI_PIN": "0", "I_MPI_ROOT": home, "PATH": path}
+    made = _planned(environ | {"I_MPI_ROOT": "/elsewhere"}, processes=1, env={"I_MPI_PIN": "1"})
+    assert made.starter.set_env == {}
+
+
+def test_another_script_is_run_as_it_is(install):
+    install(_INTEL, "mpiexec.hydra")
+    environ = install(_HYDRA)
+    assert _planned(environ, processes=1).starter.title == "MPICH 5.0.2"
+
+
+def test_mpirun_is_found_beside_the_interpreter_too(install):
+    environ = install(_OPEN_MPI)
+    directory = environ["PATH"].split(":")[0]
+    mpirun.sys.executable = f"{directory}/python"  # the fixture takes it back
+    assert mpirun.find("mpirun", {"PATH": "/nowhere"}) == f"{directory}/mpirun"
+
+
+def test_a_bare_name_is_looked_up_and_a_relative_path_made_absolute(install, tmp_path, monkeypatch):
+    environ = install(_OPEN_MPI, "mpiexec.own")
+    assert mpirun.find("mpiexec.own", environ) == str(tmp_path / "bin" / "mpiexec.own")
+    monkeypatch.chdir(tmp_path)
+    assert mpirun.find("./bin/mpiexec.own", {}) == str(tmp_path / "bin" / "mpiexec.own")
+
+
+@pytest.mark.parametrize(
+    ("asked", "message"),
+    [
+        (
+            "",
+            "--backend mpirun needs mpirun, which is not on PATH (/nowhere); install one (apt-get install openmpi-bin",
+        ),
+        ("mpiexec.own", "--mpirun mpiexec.own is not on PATH (/nowhere)"),
+        ("/nowhere/mpirun", "--mpirun /nowhere/mpirun is no file that can be executed"),
+        ("/", "--mpirun / is no file that can be executed"),
+    ],
+)
+def test_without_mpirun_it_says_what_to_install(install, asked, message):
+    with pytest.raises(UnavailableError, match=re.escape(message)) as caught:
+        _planned({"PATH": "/nowhere"}, processes=1, mpirun=asked)
+    assert caught.value.exit_code == 69 and "--mpirun PATH" in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("says", "status", "message"),
+    [
+        ("\n  frobnicate 1.0\nmore", 0, "says 'frobnicate 1.0' (exit code 0), which is neither Open MPI, MPICH nor"),
+        ("", 3, "says 'nothing' (exit code 3)"),
+        ("mpirun: error while loading shared libraries: libx.so.1: cannot open", 127, "says 'mpirun: error while load"),
+    ],
+)
+def test_what_is_no_mpirun_is_quoted(install, says, status, message):
+    with pytest.raises(UnavailableError, match=re.escape(message)):
+        _planned(install(says, status=status, words='cat "$0.says" >&2'), processes=1)
+
+
+def test_an_mpirun_that_does_not_answer_is_given_up(install, monkeypatch):
+    monkeypatch.setattr(mpirun, "_VERSION_TIMEOUT", 0.2)
+    with pytest.raises(UnavailableError, match=r"--version has not answered in 0.2 s"):
+        _planned(install("", words="exec sleep 20"), processes=1)
+
+
+def test_an_mpirun_that_is_no_program_is_named(install, tmp_path):
+    environ = install(_OPEN_MPI)
+    (tmp_path / "bin" / "mpirun").write_bytes(b"\x7fELF nonsense")
+    with pytest.raises(UnavailableError, match=r"bin/mpirun cannot be run: Exec format error"):
+        _planned(environ, processes=1)
+
+
+def test_hosts_that_do_not_fit_on_a_command_line_are_refused_with_a_way_out(install):
+    with pytest.raises(UsageError, match=r"would have \d{6} bytes, more than 100000.*--mpi-args '--hostfile FILE'"):
+        _planned(install(_OPEN_MPI), host_list=",".join(f"a-host-with-a-rather-long-name-{i}" for i in range(4000)))
+
+
+def test_an_ipv6_address_is_refused_as_a_host(install):
+    with pytest.raises(UsageError, match=r"no spelling for \[fd00::1\]; give this host a name"):
+        _planned(install(_OPEN_MPI), host_list="[fd00::1]:2")
+
+
+def test_a_wrong_number_is_refused_before_any_mpirun_is_looked_for():
+    with pytest.raises(UsageError):
+        _planned({"PATH": "/nowhere"}, host_list="h1:1", processes=2)

@@ -1,0 +1,183 @@
+"""A head and a crowd of simulated agents: all are served, and one costs no more in a large job than in a small one.
+
+The crowd is the benchmark's (scripts/bench.d/_crowd.py). Work is counted in lines of jaxrun's that are executed, so
+that nothing else on the machine can make a test fail. As a program, this file is the head's process.
+"""
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+import jaxrun
+from jaxrun import supervise
+from jaxrun.channel.addresses import Interface
+from jaxrun.channel.door import Door
+from jaxrun.channel.messages import Welcome
+from jaxrun.head.events import Exited
+from jaxrun.station.lines import Lines
+
+BENCH = Path(__file__).parents[2] / "scripts/bench.d"
+LAUNCHER = Path(jaxrun.__file__).parents[1]
+HOME = str(Path(jaxrun.__file__).parent)
+SIZES = (40, 80, 320)
+CULPRIT = 23
+
+
+class Steps:
+    """Counts the lines that are executed in the block, each as often as it is."""
+
+    def __enter__(self):
+        self.count = 0
+        self._before = sys.gettrace()
+        sys.settrace(self._on_call)
+        return self
+
+    def __exit__(self, *args):
+        sys.settrace(self._before)
+
+    def _on_call(self, frame, event, arg):
+        return self._on_line if frame.f_code.co_filename.startswith(HOME) else None
+
+    def _on_line(self, frame, event, arg):
+        self.count += event == "line"
+        return self._on_line
+
+
+def conduct(size, directory):
+    """Conduct a job of a crowd; leaves the number of steps beside the crowd's own result."""
+    sys.path.insert(0, str(BENCH))
+    import _crowd
+
+    plan = _crowd.plan(size, CULPRIT, directory)
+    with Steps() as steps:
+        status = supervise.run(plan, os.environ)
+    (directory / "steps").write_text(str(steps.count))
+    return status
+
+
+class Crowded:
+    """A job that has been conducted."""
+
+    def __init__(self, size, directory):
+        command = [sys.executable, __file__, str(size), str(directory)]
+        environ = {**os.environ, "PYTHONPATH": str(LAUNCHER)}
+        done = subprocess.run(command, env=environ, capture_output=True, text=True, timeout=30)
+        self.size = size
+        self.code = done.returncode
+        self.err = done.stderr
+        assert (directory / "crowd.json").exists(), done.stderr
+        self.at = json.loads((directory / "crowd.json").read_text())["at"]
+        self.verdict = json.loads((directory / "run/verdict.json").read_text())
+        events = (directory / "run/events.jsonl").read_text().splitlines()
+        self.events = list(map(json.loads, events))
+        self.steps = int((directory / "steps").read_text())
+
+
+@pytest.fixture(scope="module")
+def jobs(tmp_path_factory):
+    """From a small one to a large one."""
+    return [Crowded(size, tmp_path_factory.mktemp(f"crowd{size}")) for size in SIZES]
+
+
+def test_every_agent_is_let_in_given_orders_and_told_to_run(jobs):
+    for job in jobs:
+        assert list(job.at) == ["welcome", "orders", "join", "go", "failure", "told", "dismissed"]
+        counts = Counter(event["event"] for event in job.events)
+        assert [counts[name] for name in ("spawned", "hello", "proof")] == [job.size] * 3
+
+
+def test_one_failure_reaches_all_others_and_the_verdict_names_the_right_rank(jobs):
+    for job in jobs:
+        exits = {event["rank"]: event["status"] for event in job.events if event["event"] == "exit"}
+        others = set(range(job.size)) - {CULPRIT}
+        assert exits == {CULPRIT: 1} | dict.fromkeys(others, -signal.SIGKILL)
+        assert job.verdict["culprits"] == [CULPRIT]
+        assert job.code == job.verdict["exit_code"] == 1
+        assert f"rank {CULPRIT} of {job.size} on node0002 raised ValueError" in job.err
+        assert f"{len(others)} others were stopped" in job.err
+        assert job.at["told"] - job.at["failure"] < 5
+
+
+def test_the_hundredth_agent_costs_the_head_as_many_steps_as_the_tenth(jobs):
+    small, middle, large = jobs
+    each = (middle.steps - small.steps) / (middle.size - small.size)
+    each_of_many = (large.steps - middle.steps) / (large.size - middle.size)
+    assert 0 < each_of_many < 1.05 * each
+
+
+def _meeting(stage):
+    stage.spawn().tell(*(stage.hello(rank) for rank in range(stage.size - 2)))
+    return stage.hello(stage.size - 2)
+
+
+def _proving(stage):
+    stage.join().tell(*(stage.proof(rank) for rank in range(stage.size - 2)))
+    return stage.proof(stage.size - 2)
+
+
+def _saying_last_words_with_others(stage):
+    stage.run().tell(*(stage.words(rank) for rank in range(stage.size // 2)))
+    return stage.words(stage.size // 2)
+
+
+def _ending_after_the_kill(stage):
+    stage.run().exit(1, 1).wait(0.0305)
+    return Exited(stage.size - 1, -signal.SIGKILL)
+
+
+@pytest.mark.parametrize("prepare", [_meeting, _proving, _saying_last_words_with_others, _ending_after_the_kill])
+def test_what_one_of_many_does_takes_the_head_as_many_steps_however_many_there_are(prepare, simulate):
+    def steps(size):
+        stage = simulate(size, hosts={rank: f"h{rank}" for rank in range(size)})
+        event = prepare(stage)
+        with Steps() as counted:
+            stage.head.handle(event, stage.now)
+        return counted.count
+
+    assert 0 < steps(8) == steps(200)
+
+
+def _steps_at_a_door(guests):
+    door = Door([Interface("lo", "127.0.0.1")], "token", lambda proof: Welcome(proof, "", ()), everywhere=False)
+    where = (door.addresses[0].ip, door.addresses[0].port)
+    peers = [socket.create_connection(where) for _ in range(guests)]
+    came = []
+    while len(came) < guests:
+        came += door.accept(door.listeners[0])
+    with Steps() as steps:
+        assert door.deadline() is not None
+        door.drop_silent(came.remove)
+    for peer in peers:
+        peer.close()
+    door.close()
+    assert len(came) == guests
+    return steps.count
+
+
+def _steps_for_lines(talking):
+    lines = Lines()
+    everyone = [object() for _ in range(talking)]  # nothing is sent to them
+    for rank, line in enumerate(everyone):
+        lines.add(rank, line)
+        lines.owe(line, 10)
+    with Steps() as steps:
+        lines.owe(everyone[0], 10)
+        lines.acknowledge()
+        lines.flush()
+    return steps.count
+
+
+@pytest.mark.parametrize("steps", [_steps_at_a_door, _steps_for_lines])
+def test_a_turn_of_the_station_does_not_look_at_all_who_are_connected(steps):
+    assert 0 < steps(3) == steps(100)
+
+
+if __name__ == "__main__":
+    sys.exit(conduct(int(sys.argv[1]), Path(sys.argv[2])))
