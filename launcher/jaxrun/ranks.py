@@ -6,6 +6,8 @@ from collections.abc import Iterable, Mapping
 
 from jaxrun.wording import several_hosts
 
+UNKNOWN_HOST = "?"  # of a rank whose agent has not said yet where it is
+
 
 def compact(ranks: Iterable[int]) -> str:
     """`[0, 1, 2, 5]` → `0-2, 5`."""
@@ -29,4 +31,5 @@ def locate(ranks: Iterable[int], hosts: Mapping[int, str]) -> str:
     known = sorted(set(ranks))
     if not several_hosts(hosts):
         return spell(known)
-    return f"{spell(known)} ({', '.join(dict.fromkeys(hosts[rank] for rank in known))})"
+    places = ", ".join(dict.fromkeys(hosts[rank] for rank in known if hosts[rank] != UNKNOWN_HOST))
+    return f"{spell(known)} ({places})" if places else spell(known)

@@ -94,6 +94,8 @@ class Agent:
         if self._crew.server is not None:
             self._ready.watch(self._crew.server.channel.fileno(), _MESSAGES, self._on_server)
         self._welcome(events)
+        if self._orders is not None:
+            self._carry_out_all(self._orders[1]())  # what has come before we listened
         while self._last is None:
             self._turn()
         return self._last

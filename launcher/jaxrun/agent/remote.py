@@ -25,8 +25,8 @@ from jaxrun.channel.messages import ToAgent
 from jaxrun.clock import Clock
 from jaxrun.contract import AgentEnv
 from jaxrun.contract.names import RANK
-from jaxrun.errors import EXIT_SIGNAL_BASE, EXIT_UNAVAILABLE
-from jaxrun.head.events import Begin, Dismiss, Report
+from jaxrun.errors import EXIT_UNAVAILABLE
+from jaxrun.head.events import AgentSignalled, Begin, Dismiss, Report
 from jaxrun.output.relay import Relay
 from jaxrun.planning.environment import stale
 from jaxrun.planning.job import Job
@@ -66,7 +66,7 @@ def attend(
             orphans.adopt()
             line: Line[ToAgent] = Line(found.connection, TO_AGENT)
             line.send(_report(rank, size, found, environ))
-            begin = _await_orders(line, signals)
+            begin = _await_orders(rank, line, signals)
             status = begin if isinstance(begin, int) else _work(begin, found.job_id, line, signals, environ)
             line.close()
             return status
@@ -75,15 +75,17 @@ def attend(
         orphans.end_all()
 
 
-def _await_orders(line: Line[ToAgent], signals: SignalPipe) -> Begin | int:
-    """What to start, or the status to end with."""
+def _await_orders(rank: int, line: Line[ToAgent], signals: SignalPipe) -> Begin | int:
+    """What to start, or the status to end with. That this agent is to end is for the head to decide."""
     while True:
         select.select([line.fileno(), signals.fileno()], [], [])
         for number in signals.take():
             if number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
-                return EXIT_SIGNAL_BASE + number
-        for message in line.receive():
+                line.send(AgentSignalled(rank, number))
+        messages = line.receive()
+        for index, message in enumerate(messages, 1):
             if isinstance(message, Begin):
+                line.put_back(messages[index:])
                 return message
             if isinstance(message, Dismiss):
                 return message.status

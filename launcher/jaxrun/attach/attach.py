@@ -20,6 +20,7 @@ from jaxrun.planning import surroundings
 from jaxrun.planning.job import Job
 from jaxrun.planning.starter import AGENT, Starter
 from jaxrun.planning.surroundings import BY_HAND, ENGINES, Place
+from jaxrun.ranks import UNKNOWN_HOST
 from jaxrun.station.conduct import Meeting
 
 _TITLES = {engine.key: engine.title for engine in ENGINES}
@@ -81,7 +82,7 @@ def _lead(
     starter = Starter(place.engine, "the agent of rank 0", (*AGENT, "0", str(place.size)), attached=title)
     token = token or secret.new_token()
     job_id = _job_id(token)
-    plan = remote.plan(job, environ, job_id, starter, [remote.UNKNOWN_HOST] * place.size)
+    plan = remote.plan(job, environ, job_id, starter, [UNKNOWN_HOST] * place.size)
     meeting = Meeting(
         token,
         port=where[0].port if where else 0,

@@ -24,8 +24,9 @@ from jaxrun.planning.environment import stale
 from jaxrun.planning.hosts import HostSlots, expand_node_list, parse_host_list, place, read_hostfile
 from jaxrun.planning.job import Job
 from jaxrun.planning.machine import Machine
-from jaxrun.planning.plan import UNKNOWN_HOST, Plan
+from jaxrun.planning.plan import Plan
 from jaxrun.planning.starter import AGENT, Starter
+from jaxrun.ranks import UNKNOWN_HOST
 from jaxrun.wording import plural
 
 _VERSION_TIMEOUT = 30.0

@@ -12,7 +12,6 @@ from dataclasses import replace
 from jaxrun import RUNTIME
 from jaxrun.planning.environment import stale
 from jaxrun.planning.job import Job, check_ranks
-from jaxrun.planning.plan import UNKNOWN_HOST as UNKNOWN_HOST
 from jaxrun.planning.plan import Plan, Worker
 from jaxrun.planning.starter import Starter
 

@@ -21,6 +21,7 @@ from jaxrun.planning.job import Job
 from jaxrun.planning.machine import Machine
 from jaxrun.planning.plan import Plan
 from jaxrun.planning.starter import AGENT, Starter
+from jaxrun.ranks import UNKNOWN_HOST
 from jaxrun.wording import plural
 
 # srun would take these for options of its own that no word on its command line takes back.
@@ -176,7 +177,7 @@ def _unset(job: Job, inside: Allocation, environ: Mapping[str, str]) -> tuple[st
 def _hosts(job: Job, inside: Allocation, shape: _Shape) -> list[str]:
     """The host of each rank, as far as it is certain."""
     if batch.given(job.slurm_args, _CHOOSES_HOSTS):
-        return [remote.UNKNOWN_HOST] * shape.processes
+        return [UNKNOWN_HOST] * shape.processes
     return [node for node, count in zip(inside.nodes, shape.counts, strict=False) for _ in range(count)]
 
 

@@ -68,9 +68,10 @@ def parse(text: str) -> tuple[Address, ...]:
     """Addresses with commas between them. UsageError for what is none; a name is allowed in an address' place."""
     found = []
     for part in text.split(","):
-        host, colon, port = part.strip().rpartition(":")
-        bare = host.removeprefix("[").removesuffix("]")
-        if not (colon and bare and port.isascii() and port.isdecimal() and 0 < int(port) < 65536):
+        host, _, port = part.strip().rpartition(":")
+        bare = host.strip("[]")
+        written = f"[{bare}]" if ":" in bare else bare
+        if not (bare and host == written and port.isascii() and port.isdecimal() and 0 < int(port) < 65536):
             raise UsageError(f"an address is written host:port or [fd00::1]:port, not {part.strip()!r}")
         found.append(Address(bare, int(port)))
     return tuple(found)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import os
 import socket
 import time
 from collections import OrderedDict
@@ -68,7 +69,8 @@ class Door:
             self.listeners, self.addresses = _listen(interfaces, everywhere, port)
         except OSError as error:
             where = "any address" if everywhere else ", ".join(interface.ip for interface in interfaces)
-            raise UnavailableError(f"cannot listen at {where}, port {port or 'any'}: {error.strerror}") from None
+            why = os.strerror(error.errno) if error.errno else str(error)
+            raise UnavailableError(f"cannot listen at {where}, port {port or 'any'}: {why}") from None
         self._guests: OrderedDict[int, _Guest] = OrderedDict()  # the first to have come is the first to be dropped
         self.dropped: list[str] = []  # what became of those who were not let in, for the log
 

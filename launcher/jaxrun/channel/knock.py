@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import errno
+import itertools
 import os
 import selectors
 import socket
@@ -21,6 +21,7 @@ from jaxrun.errors import ProtocolError, UnavailableError
 
 _STAGGER = 0.2  # seconds that an address gets before the next one is tried beside it
 _ATTEMPT = 8.0  # seconds until an address that does not answer is given up
+_ROUND = 1.5  # seconds for the first round of all addresses; each later one gets as many more, so that none waits long
 _PAUSE = 0.25  # seconds between two rounds: the head may not listen yet
 _WORDS = kinds(HandshakeToAgent)
 _FRAME = 4096
@@ -103,9 +104,10 @@ def knock(find: Callable[[], Offer | None], rank: int, timeout: float, why_none:
     """
     deadline = time.monotonic() + timeout
     failures: dict[str, str] = {}
-    while True:
+    for number in itertools.count(1):
         offer = find()
-        won = _round(offer, rank, deadline, failures) if offer is not None else None
+        until = min(deadline, time.monotonic() + min(_ATTEMPT, number * _ROUND))
+        won = _round(offer, rank, until, failures) if offer is not None else None
         if offer is not None and won is not None and won.welcome is not None:
             return Found(offer.job_id, won.socket, won.welcome)
         if time.monotonic() + _PAUSE > deadline:
@@ -114,6 +116,7 @@ def knock(find: Callable[[], Offer | None], rank: int, timeout: float, why_none:
                 f"rank {rank} on {os.uname().nodename} found no head of its job within {timeout:g} s: {tried}"
             )
         time.sleep(_PAUSE)
+    raise AssertionError("not reached")
 
 
 def _round(offer: Offer, rank: int, deadline: float, failures: dict[str, str]) -> _Attempt | None:
@@ -167,8 +170,13 @@ def _begin(address: Address) -> socket.socket:
     family, kind, protocol, _, where = socket.getaddrinfo(address.ip, address.port, type=socket.SOCK_STREAM)[0]
     connection = socket.socket(family, kind, protocol)
     connection.setblocking(False)
-    with contextlib.suppress(BlockingIOError):
+    try:
         connection.connect(where)
+    except BlockingIOError:
+        pass
+    except OSError:
+        connection.close()
+        raise
     return connection
 
 

@@ -40,6 +40,7 @@ class Line(Generic[M]):
         self._socket = connection
         self._codec: Codec[M] = Codec(received)
         self._unsent = bytearray()
+        self._put_back: list[M] = []
         self.lost = ""  # why nothing more can come or go
 
     def fileno(self) -> int:
@@ -69,13 +70,14 @@ class Line(Generic[M]):
                 return
             except OSError as error:
                 self._lose(error)
+                self._unsent.clear()
                 return
             del self._unsent[:count]
 
     def receive(self) -> list[M]:
         """What has arrived; afterwards `lost` says whether that was the last. ProtocolError for what is no message."""
-        arrived: list[M] = []
-        while not self.lost:
+        arrived, self._put_back = self._put_back, []
+        while True:  # also where nothing can be sent any more: what came before that still counts
             try:
                 data = self._socket.recv(_PIECE)
             except BlockingIOError:
@@ -84,12 +86,16 @@ class Line(Generic[M]):
                 self._lose(error)
                 break
             if not data:
-                self.lost = "the connection to its agent was closed"
+                self.lost = self.lost or "the connection to its agent was closed"
                 break
             arrived += self._codec.feed(data)
             if len(data) < _PIECE:
                 break
         return arrived
+
+    def put_back(self, messages: list[M]) -> None:
+        """Let the next `receive` return these first."""
+        self._put_back = messages
 
     def unanswered(self) -> bool:
         """Whether the other side's kernel has not confirmed all that was sent."""
@@ -104,7 +110,7 @@ class Line(Generic[M]):
     def _lose(self, error: OSError) -> None:
         silent = isinstance(error, TimeoutError) or "route" in str(error)
         what = f"nothing was heard from its host for {SILENCE} s" if silent else "the connection to its agent broke"
-        self.lost = f"{what} ({error.strerror})"
+        self.lost = self.lost or f"{what} ({error.strerror})"
 
 
 def keep_alive(connection: socket.socket) -> None:

@@ -24,9 +24,9 @@ def new_nonce() -> str:
 def proof(token: str, role: str, rank: int, head_nonce: str, agent_nonce: str) -> str:
     """What only one who knows `token` can say; `role` is "agent" or "head"."""
     text = f"jaxrun {role} {rank} {head_nonce} {agent_nonce}"
-    return hmac.digest(token.encode(), text.encode(), "sha256").hex()
+    return hmac.digest(token.encode(), text.encode(errors="surrogatepass"), "sha256").hex()
 
 
 def same(one: str, other: str) -> bool:
     """Compares two proofs in constant time."""
-    return hmac.compare_digest(one.encode(), other.encode())
+    return hmac.compare_digest(one.encode(errors="surrogatepass"), other.encode(errors="surrogatepass"))

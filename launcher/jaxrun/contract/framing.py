@@ -10,6 +10,7 @@ import base64
 import binascii
 import contextlib
 import json
+import re
 import struct
 from collections.abc import Callable, Mapping
 from dataclasses import fields
@@ -22,6 +23,7 @@ from .messages import Message
 VERSION = 1
 MAX_FRAME = 4 * 2**20
 _LENGTH = struct.Struct("!I")
+_RANK = re.compile(r"[0-9]{1,9}")
 _HERE = {kind.__name__: kind for kind in get_args(Message)}
 
 M = TypeVar("M")
@@ -136,7 +138,7 @@ def _by_rank(check: Callable[[str, str, object], Any]) -> Callable[[str, str, ob
     """A table by rank; JSON has made strings of the ranks."""
 
     def table(name: str, field: str, value: object) -> dict[int, Any]:
-        if not isinstance(value, dict) or not all(key.isascii() and key.isdecimal() for key in value):
+        if not isinstance(value, dict) or not all(_RANK.fullmatch(key) for key in value):
             raise ProtocolError(f"{name}.{field} must be a table by rank, not {value!r:.80}")
         return {int(key): check(name, field, item) for key, item in value.items()}
 

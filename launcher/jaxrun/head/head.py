@@ -212,6 +212,8 @@ class Head:
                 return []
             text = f"the agent of {locate([lost.rank], self._roster.hosts)} went away before its worker was started"
             return self._give_up("unavailable", f"{text}: {lost.text}", now)
+        if self._roster.has_ended(lost.rank):
+            return []
         self._roster.lost(lost, now)
         if self._phase in _HEALTHY:
             return self._on_failure(lost.rank, now)

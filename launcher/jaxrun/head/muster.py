@@ -108,11 +108,10 @@ class Muster:
         return list(hosts.values())
 
     def _lay_out(self, host: Sequence[Report]) -> dict[int, Layout]:
-        """The layout of each rank of one host. GPUs that all of its ranks see are shared out among them."""
+        """The layout of each rank of one host."""
         job = self.terms.job
-        groups = [list(host)] if _alike(report.gpu_ids for report in host) else [[report] for report in host]
         layouts: dict[int, Layout] = {}
-        for group in groups:
+        for group in _sharing(host):
             per_process = job.devices_per_process
             if per_process is None and group[0].gpu_names:
                 per_process = max(1, len(group[0].gpu_names) // len(group))
@@ -127,13 +126,13 @@ class Muster:
     def _orders(self, host: Sequence[Report], layouts: Mapping[int, Layout], interface: str) -> Iterable[Begin]:
         terms = self.terms
         shares_cores = _alike(report.cpus for report in host)
-        shares_gpus = _alike(report.gpu_ids for report in host)
+        place = {report.rank: index for group in _sharing(host) for index, report in enumerate(group)}
         for local_rank, report in enumerate(host):
             layout = layouts[report.rank]
             cores = max(1, len(report.cpus) // len(host)) if shares_cores else len(report.cpus)
             job = replace(terms.job, devices_per_process=layout.per_process) if layout.gpus.names else terms.job
             take = layout.per_process if layout.gpus.names and layout.per_process else 0
-            first = local_rank * take if shares_gpus else 0
+            first = place[report.rank] * take
             values = settings(job, replace(layout, processes=1), terms.given, cores=cores)
             yield Begin(
                 rank=report.rank,
@@ -204,6 +203,14 @@ def _duplicate(known: Report, other: Report) -> str:
         f"two agents say that they are rank {other.rank}: process {known.pid} on {known.host} and process {other.pid} "
         f"on {other.host}\nis one of them left over from an earlier job, or is this two jobs in one place?"
     )
+
+
+def _sharing(host: Sequence[Report]) -> list[list[Report]]:
+    """The ranks of a host in groups that see the same GPUs, which are shared out among them."""
+    groups: dict[tuple[str, ...], list[Report]] = {}
+    for report in host:
+        groups.setdefault(report.gpu_ids, []).append(report)
+    return list(groups.values())
 
 
 def _alike(values: Iterable[tuple[object, ...]]) -> bool:

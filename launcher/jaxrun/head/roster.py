@@ -94,13 +94,17 @@ class Roster:
 
     def lost(self, lost: Lost, now: float) -> None:
         known = self._known[lost.rank]
-        if known.exited is None:
-            known.lost = lost.text
-            known.stopped |= lost.by_engine and known.words is None
-            self._gone(lost.rank)
+        known.lost = lost.text
+        known.stopped |= lost.by_engine and known.words is None
+        self._gone(lost.rank)
         if known.words is None:
             known.sign = None
         self._sign(lost.rank, now)
+
+    def has_ended(self, rank: int) -> bool:
+        """Whether it is known how it ended, or known that nobody will know."""
+        known = self._known[rank]
+        return known.exited is not None or known.lost != ""
 
     def has_worker(self, rank: int) -> bool:
         """Whether it was started, be it alive or not."""

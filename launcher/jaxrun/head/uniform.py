@@ -171,7 +171,8 @@ def missing_agents(hosts: Mapping[int, str], present: Iterable[int], seconds: fl
     absent = locate((rank for rank in hosts if rank not in there), hosts)
     return (
         f"{len(there)} of {len(hosts)} agents reported within {seconds:g} s; missing: {absent}\n"
-        f"can their hosts reach this one? It listens at {offered}; --interface chooses another."
+        f"can their hosts reach this one? It listens at {offered}; --interface chooses another.\n"
+        f"to try it there: jaxrun attach --check {offered.split(',')[0].split()[-1]}"
     )
 
 

@@ -15,8 +15,6 @@ from jaxrun.planning.environment import masked
 from jaxrun.planning.job import Job
 from jaxrun.planning.starter import Starter
 
-UNKNOWN_HOST = "?"  # of a rank whose host the agents will tell
-
 
 @dataclass(frozen=True, slots=True)
 class Worker:

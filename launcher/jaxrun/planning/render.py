@@ -8,8 +8,9 @@ from collections.abc import Mapping
 from jaxrun.contract.names import COORDINATOR_ADDRESS, JOB_ID, TOKEN
 from jaxrun.contract.variables import AgentEnv
 from jaxrun.planning.environment import masked
-from jaxrun.planning.plan import UNKNOWN_HOST, Plan, Worker
+from jaxrun.planning.plan import Plan, Worker
 from jaxrun.planning.starter import Starter
+from jaxrun.ranks import UNKNOWN_HOST
 from jaxrun.wording import columns, plural
 
 _NOT_YET = "?"

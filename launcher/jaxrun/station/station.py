@@ -82,7 +82,7 @@ class Station:
         self._ready = Readiness()
         self._skew: dict[int, float] = {}  # seconds that a rank's clock is behind ours
         self._logs_itself: set[int] = set()
-        self._stacks: StacksCollection | None = None
+        self._stacks: dict[str, StacksCollection] = {}  # by purpose
         self._suspicion_due: float | None = None
         self._held: list[Event] = []
         self._asked = False
@@ -134,8 +134,8 @@ class Station:
         for note in self._door.dropped:
             self._desk.note("dropped", text=note)
         self._door.dropped.clear()
-        if self._stacks is not None and self._stacks.due <= self._now():
-            self._finish_stacks()
+        for purpose in [purpose for purpose, found in self._stacks.items() if found.due <= self._now()]:
+            self._finish_stacks(purpose)
         if self._suspicion_due is not None and self._suspicion_due <= self._now():
             self._explain()
         self._carry_out_all(self._desk.due())
@@ -144,7 +144,7 @@ class Station:
         """How long nothing needs to happen: seconds, None for ever."""
         now = self._now()
         waits = [self._output.tick(), _RETRY if self._lines.unsent else None]
-        dues = (self._desk.deadline(), self._stacks and self._stacks.due, self._suspicion_due)
+        dues = (self._desk.deadline(), *(found.due for found in self._stacks.values()), self._suspicion_due)
         waits += [due - now for due in dues if due]
         deadline = self._door.deadline()
         if deadline is not None:
@@ -176,19 +176,17 @@ class Station:
             case Kill():
                 self._lines.send(action.ranks, SignalWorker(action.signum))
             case TakeStacks():
-                self._stacks = StacksCollection(action, self._now())
+                self._stacks[action.purpose] = StacksCollection(action, self._now())
                 self._lines.send(action.ranks, ShowStacks(action.purpose))
-                if self._stacks.complete:
-                    self._finish_stacks()
+                if self._stacks[action.purpose].complete:
+                    self._finish_stacks(action.purpose)
             case Say():
                 self._output.say(f"jaxrun: {action.text}")
             case Finish():
                 self._ending = action.ending
 
-    def _finish_stacks(self) -> None:
-        assert self._stacks is not None
-        taken, self._stacks = self._stacks.result(), None
-        self._tell(taken)
+    def _finish_stacks(self, purpose: str) -> None:
+        self._tell(self._stacks.pop(purpose).result())
 
     # ---- what happens
 
@@ -269,8 +267,9 @@ class Station:
             case FirstOutput():
                 self._desk.note("first_output", rank)
             case StacksTaken():
-                if self._stacks is not None and self._stacks.add(message):
-                    self._finish_stacks()
+                found = self._stacks.get(message.purpose)
+                if found is not None and found.add(message):
+                    self._finish_stacks(message.purpose)
             case AgentSignalled():
                 self._suspect(message, ask=True)
             case Report():

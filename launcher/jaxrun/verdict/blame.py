@@ -31,7 +31,7 @@ def kind(end: End) -> Kind:
     """What kind of end this was."""
     if end.words is not None:
         return _kind_of_words(end)
-    if end.lost and not end.done:
+    if end.lost:
         return Kind.CONSEQUENCE if end.stopped else Kind.OWN
     if end.status is None or (end.done and (end.stopped or end.status == 0)):
         return Kind.FINE

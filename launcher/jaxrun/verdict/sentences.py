@@ -26,7 +26,7 @@ def who(ends: Sequence[End], hosts: Mapping[int, str]) -> str:
     """`rank 2 of 8 on h1`, `8 of 8 ranks`, `3 of 8 ranks (1, 4-5)`; of lost ones `ranks 2-3 of 8 on h2`."""
     if len(ends) == 1:
         return rank_of(ends[0].rank, hosts)
-    if all(end.lost for end in ends):
+    if all(end.lost and end.words is None for end in ends):
         places = ", ".join(dict.fromkeys(end.host for end in ends))
         return f"{spell(end.rank for end in ends)} of {len(hosts)} on {places}"
     which = "" if len(ends) == len(hosts) else f" ({compact(end.rank for end in ends)})"
@@ -80,12 +80,12 @@ def fate(end: End) -> str:
     """What became of a rank that is not to blame, after `rank 3 …`."""
     if end.words is not None:
         return collateral_fate(end) or _said(end)
+    if end.lost and not end.stopped:
+        return "was lost too"
     if end.done or end.status == 0:
         return "had finished"
     if end.stopped:
         return "was stopped"
-    if end.lost:
-        return "was lost too"
     return collateral_fate(end) or did(end).removesuffix(f" without an exception {_HOW}")
 
 

@@ -107,7 +107,9 @@ def _outcome(end: End) -> str:
 
 
 def _exit_code(end: End) -> int:
-    if end.lost or (end.words is not None and end.words.stage != "program"):
+    if end.words is None and end.lost:
+        return EXIT_UNAVAILABLE
+    if end.words is not None and end.words.stage != "program":
         return EXIT_UNAVAILABLE
     status = end.words.status if end.words is not None else end.status
     if not status:

@@ -1,0 +1,342 @@
+"""The way to the head: past strangers, dead addresses and closed doors, to the first that proves to be it."""
+
+import contextlib
+import gc
+import socket
+import threading
+import time
+import warnings
+
+import pytest
+
+from jaxrun.channel import knock as knock_module
+from jaxrun.channel import secret
+from jaxrun.channel.addresses import Address, Interface
+from jaxrun.channel.door import VERSION, Door
+from jaxrun.channel.knock import Offer, knock
+from jaxrun.channel.line import kinds
+from jaxrun.channel.messages import Challenge, HandshakeToHead, Refused, Welcome
+from jaxrun.contract import Codec, encode
+from jaxrun.errors import UnavailableError
+
+TOKEN = secret.new_token()
+JOB = "cd" * 16
+STAGGER = knock_module._STAGGER
+UNROUTABLE = Address("10.255.255.1", 9)
+
+
+class Peer:
+    """Listens, and does `serve(connection)` with each that comes, in threads."""
+
+    def __init__(self, serve, ip="127.0.0.1", port=0):
+        family = socket.AF_INET6 if ":" in ip else socket.AF_INET
+        self._listener = socket.create_server((ip, port), family=family)
+        self.address = Address(ip, self._listener.getsockname()[1])
+        self.count = 0
+        self._serve = serve
+        self._connections = []
+        self._thread = threading.Thread(target=self._run)
+        self._thread.start()
+
+    def close(self):
+        with contextlib.suppress(OSError):
+            self._listener.shutdown(socket.SHUT_RDWR)
+        self._thread.join()
+        self._listener.close()
+        for connection in self._connections:
+            connection.close()
+
+    def _run(self):
+        while True:
+            try:
+                connection, _ = self._listener.accept()
+            except OSError:
+                return
+            self.count += 1
+            self._connections.append(connection)
+            connection.settimeout(0.5)
+            with contextlib.suppress(OSError, StopIteration):
+                self._serve(connection)
+
+
+def head(token=TOKEN, version=VERSION, proof=None):
+    """What a head with this token does; `proof` in the place of its own."""
+
+    def serve(connection):
+        nonce = secret.new_nonce()
+        connection.sendall(encode(Challenge(version, nonce)))
+        codec = Codec(kinds(HandshakeToHead))
+        answers = []
+        while not answers and (data := connection.recv(4096)):
+            answers = codec.feed(data)
+        if not answers:
+            return
+        answer = answers[0]
+        right = secret.proof(token, "agent", answer.rank, nonce, answer.nonce)
+        if proof is None and not secret.same(right, answer.proof):
+            connection.sendall(encode(Refused("it does not know the token of this job")))
+            connection.close()
+            return
+        own = secret.proof(token, "head", answer.rank, nonce, answer.nonce)
+        connection.sendall(encode(Welcome(proof(answer) if proof else own, "/run", ("cpu",))))
+
+    return serve
+
+
+def says(*words, close=False):
+    """A stranger who says this."""
+
+    def serve(connection):
+        for word in words:
+            connection.sendall(word)
+        if close:
+            connection.close()
+
+    return serve
+
+
+@pytest.fixture
+def listen():
+    """listen(SERVE) → a Peer until the test ends."""
+    with contextlib.ExitStack() as stack:
+
+        def start(serve, **where):
+            peer = Peer(serve, **where)
+            stack.callback(peer.close)
+            return peer
+
+        yield start
+
+
+@pytest.fixture
+def blackhole():
+    """A port whose connections are never accepted: its queue is full."""
+    listener = socket.create_server(("127.0.0.1", 0), backlog=0)
+    waiting = []
+    for _ in range(4):
+        connection = socket.socket()
+        connection.setblocking(False)
+        connection.connect_ex(listener.getsockname())
+        waiting.append(connection)
+    time.sleep(0.01)
+    yield Address(*listener.getsockname())
+    for connection in (*waiting, listener):
+        connection.close()
+
+
+def free_port():
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        return probe.getsockname()[1]
+
+
+def reach(*addresses, rank=1, token=TOKEN, timeout=5.0):
+    """Seconds that it took, and the head's port."""
+    began = time.monotonic()
+    found = knock(lambda: Offer(JOB, token, addresses), rank, timeout)
+    seconds = time.monotonic() - began
+    port = found.connection.getpeername()[1]
+    assert found.job_id == JOB and found.welcome.run_dir == "/run"
+    found.connection.close()
+    return seconds, port
+
+
+def fail(*addresses, timeout=0.3, **more):
+    """The words of the error."""
+    with pytest.raises(UnavailableError) as failed:
+        reach(*addresses, timeout=timeout, **more)
+    return str(failed.value)
+
+
+def test_the_head_is_reached_at_once(listen):
+    right = listen(head())
+    seconds, port = reach(right.address)
+    assert seconds < 0.15 and port == right.address.port
+
+
+def test_the_head_is_reached_by_ipv6_and_by_name(listen):
+    assert reach(listen(head(), ip="::1").address)[0] < 0.15
+    right = listen(head())
+    assert reach(Address("localhost", right.address.port))[1] == right.address.port
+
+
+STRANGERS = {
+    "hangs up": (says(close=True), "hangs up: the wrong job, or no head of jaxrun"),
+    "speaks HTTP": (says(b"HTTP/1.1 400 Bad Request\r\n\r\n"), "answers, but is no head of jaxrun"),
+    "speaks SSH": (says(b"SSH-2.0-OpenSSH_9.2\r\n"), "answers, but is no head of jaxrun"),
+    "sends what is none": (
+        says(encode(Challenge(VERSION, "x")).replace(b"Chall", b"Shell")),
+        "but is no head of jaxrun",
+    ),
+    "is of another version": (head(version=VERSION + 1), f"speaks version {VERSION + 1} of the channel, this agent 1"),
+    "is the head of another job": (head(token="00" * 32), "refuses: it does not know the token of this job"),
+    "claims to be it": (head(proof=lambda answer: "ab" * 32), "answers, but does not know this job's token"),
+    "reflects the proof": (head(proof=lambda answer: answer.proof), "answers, but does not know this job's token"),
+    "is the head without a challenge": (says(encode(Welcome("ab" * 32, "", ()))), "does not know this job's token"),
+    "has an empty proof": (head(proof=lambda answer: ""), "does not know this job's token"),
+}
+
+
+@pytest.mark.parametrize(("serve", "words"), STRANGERS.values(), ids=STRANGERS)
+def test_a_stranger_on_the_first_address_is_passed_by(listen, serve, words):
+    stranger, right = listen(serve), listen(head())
+    seconds, port = reach(stranger.address, right.address)
+    assert port == right.address.port and stranger.count == 1
+    assert seconds < STAGGER + 0.3
+
+
+@pytest.mark.parametrize(("serve", "words"), STRANGERS.values(), ids=STRANGERS)
+def test_what_a_stranger_did_is_in_the_error(listen, serve, words):
+    stranger = listen(serve)
+    text = fail(stranger.address)
+    assert text.startswith("rank 1 on ") and "found no head of its job within 0.3 s: " in text
+    assert f"{stranger.address} " in text and words in text
+
+
+def test_a_proof_that_was_seen_before_is_not_taken_again(listen):
+    seen = []
+
+    def replay(connection):
+        """The same nonce each time, and the proof of the first time."""
+        connection.sendall(encode(Challenge(VERSION, "11" * 32)))
+        codec = Codec(kinds(HandshakeToHead))
+        (answer,) = codec.feed(connection.recv(4096))
+        seen.append(secret.proof(TOKEN, "head", answer.rank, "11" * 32, answer.nonce))
+        connection.sendall(encode(Welcome(seen[0], "/run", ("cpu",))))
+
+    stranger = listen(replay)
+    reach(stranger.address)
+    assert "does not know this job's token" in fail(stranger.address)
+    assert len(set(seen)) >= 2
+
+
+def test_a_strangers_text_that_cannot_be_encoded_is_passed_by(listen):
+    stranger, right = listen(says(encode(Challenge(VERSION, "\ud800")))), listen(head())
+    assert reach(stranger.address, right.address)[1] == right.address.port
+
+
+def test_a_silent_stranger_costs_no_more_than_the_stagger(listen):
+    silent, right = listen(says()), listen(head())
+    seconds, port = reach(silent.address, right.address)
+    assert port == right.address.port and seconds < STAGGER + 0.3
+
+
+def test_half_a_challenge_costs_no_more_than_the_stagger(listen):
+    stranger, right = listen(says(encode(Challenge(VERSION, "n"))[:-3])), listen(head())
+    assert reach(stranger.address, right.address)[0] < STAGGER + 0.3
+
+
+@pytest.mark.parametrize("count", [1, 3])
+def test_dead_addresses_delay_by_the_stagger_each(listen, blackhole, count):
+    right = listen(head())
+    seconds, port = reach(*[blackhole] * count, right.address)
+    assert port == right.address.port
+    assert seconds < count * STAGGER + 0.3
+
+
+def test_an_unroutable_address_delays_by_no_more_than_the_stagger(listen):
+    right = listen(head())
+    seconds, _ = reach(UNROUTABLE, right.address)
+    assert seconds < STAGGER + 0.3
+
+
+def test_a_port_that_refuses_does_not_delay_at_all(listen):
+    right = listen(head())
+    seconds, _ = reach(*(Address("127.0.0.1", free_port()) for _ in range(5)), right.address)
+    assert seconds < 0.15
+
+
+def test_of_two_addresses_of_one_head_one_connection_remains(listen):
+    slow = threading.Event()
+
+    def late(connection):
+        slow.wait(0.5)
+        head()(connection)
+
+    first, second = listen(late), listen(head())
+    seconds, port = reach(first.address, second.address)
+    assert port == second.address.port and seconds < 0.5
+
+
+def test_a_head_that_listens_later_is_found(listen):
+    address = Address("127.0.0.1", free_port())
+    timer = threading.Timer(0.6, lambda: listen(head(), port=address.port))
+    timer.start()
+    seconds, _ = reach(address)
+    timer.join()
+    assert 0.5 < seconds < 1.3
+
+
+def test_a_dead_address_does_not_keep_a_head_that_listens_later_from_being_found(listen, blackhole):
+    address = Address("127.0.0.1", free_port())
+    timer = threading.Timer(0.6, lambda: listen(head(), port=address.port))
+    timer.start()
+    try:
+        assert reach(blackhole, address, timeout=3.0)[0] < 2.0
+    finally:
+        timer.join()
+
+
+def test_the_way_to_the_head_may_become_known_later(listen):
+    right = listen(head())
+    offers = iter([None, Offer(JOB, TOKEN, ()), Offer("ef" * 16, TOKEN, (right.address,))])
+    found = knock(lambda: next(offers), 0, 5.0)
+    assert found.job_id == "ef" * 16
+    found.connection.close()
+
+
+def test_without_a_way_the_error_says_where_it_was_looked_for():
+    with pytest.raises(UnavailableError, match=r"^rank 4 on .* found no head of its job within 0.1 s: no file yet$"):
+        knock(lambda: None, 4, 0.1, "no file yet")
+
+
+def test_every_address_is_in_the_error(blackhole):
+    closed = Address("127.0.0.1", free_port())
+    text = fail(closed, blackhole, Address("host.invalid", 9), timeout=0.6)
+    assert f"{closed} refuses connections" in text
+    assert f"{blackhole} has not answered yet" in text
+    assert "host.invalid:9 cannot be reached (" in text
+
+
+def test_an_address_that_never_answers_is_given_up(monkeypatch, listen):
+    monkeypatch.setattr(knock_module, "_ATTEMPT", 0.2)
+    silent = listen(says())
+    assert f"{silent.address} does not answer within 0.2 s" in fail(silent.address, timeout=0.7)
+    assert silent.count > 1
+
+
+def test_the_time_limit_holds(blackhole):
+    began = time.monotonic()
+    fail(blackhole, UNROUTABLE, timeout=0.5)
+    assert 0.2 < time.monotonic() - began < 0.8
+
+
+def test_an_address_that_fails_at_once_leaves_no_socket_to_the_collector():
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        assert "cannot be reached" in fail(Address("255.255.255.255", 9))
+        gc.collect()
+    assert not [warning for warning in told if issubclass(warning.category, ResourceWarning)]
+
+
+def test_a_real_door_and_a_knock_agree():
+    """Both sides as they are: the head's proof is right, and both sides end up with one connection."""
+    door = Door([Interface("lo", "127.0.0.1")], TOKEN, lambda proof: Welcome(proof, "/run", ()), everywhere=False)
+    admitted = []
+
+    def serve():
+        while not admitted:
+            for fd in door.accept(door.listeners[0]):
+                while door.is_guest(fd) and (one := door.hear(fd)) is None:
+                    time.sleep(0.001)
+                admitted.append(one)
+            time.sleep(0.001)
+
+    thread = threading.Thread(target=serve)
+    thread.start()
+    try:
+        reach(door.addresses[0], rank=6)
+    finally:
+        thread.join()
+        door.close()
+    assert [one.rank for one in admitted] == [6]
+    admitted[0].connection.close()

@@ -1,0 +1,250 @@
+"""A line never blocks, keeps the order, and tells everything that came before its end."""
+
+import contextlib
+import json
+import socket
+import struct
+import time
+
+import pytest
+
+from jaxrun.channel import line as line_module
+from jaxrun.channel.line import TO_AGENT, TO_HEAD, Line
+from jaxrun.channel.messages import Chunk, SignalWorker, Taken
+from jaxrun.contract import Done, Failed, Run, encode
+from jaxrun.contract.framing import MAX_FRAME
+from jaxrun.errors import ProtocolError
+from jaxrun.head.events import Dismiss, Exited, Spawned
+
+WORDS = Failed(3, 1.0, "program", 1, "ValueError", "bad record", "Traceback\n")
+
+
+def pair():
+    """Two ends of one connection by TCP."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        one = socket.create_connection(listener.getsockname())
+        other, _ = listener.accept()
+    return one, other
+
+
+@pytest.fixture
+def ends():
+    """The head's line, and the agent's."""
+    one, other = pair()
+    head, agent = Line(one, TO_HEAD), Line(other, TO_AGENT)
+    yield head, agent
+    head.close()
+    agent.close()
+
+
+@pytest.fixture
+def raw():
+    """The head's line, and the bare socket at its other end."""
+    one, other = pair()
+    head = Line(one, TO_HEAD)
+    other.settimeout(5)
+    yield head, other
+    head.close()
+    other.close()
+
+
+def receive(line, count=1):
+    """So many messages, or all until the line is lost."""
+    arrived = []
+    deadline = time.monotonic() + 5
+    while len(arrived) < count and not line.lost and time.monotonic() < deadline:
+        arrived += line.receive()
+        time.sleep(0.001)
+    return arrived
+
+
+def reset(connection):
+    """Close it in the way of a process that is killed with bytes unread."""
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+    connection.close()
+
+
+def test_messages_go_both_ways_in_order(ends):
+    head, agent = ends
+    for rank in range(50):
+        agent.send(Spawned(rank, 1000 + rank))
+        head.send(SignalWorker(rank))
+    assert receive(head, 50) == [Spawned(rank, 1000 + rank) for rank in range(50)]
+    assert receive(agent, 50) == [SignalWorker(rank) for rank in range(50)]
+    assert head.receive() == [] and not head.lost and head.unsent == 0
+
+
+def test_an_agents_line_takes_nothing_that_is_for_the_head(ends):
+    head, agent = ends
+    head.send(Spawned(0, 1))
+    with pytest.raises(ProtocolError, match="of no known type"):
+        receive(agent)
+
+
+def test_what_the_network_does_not_take_waits_in_order_and_sending_never_blocks(ends):
+    head, agent = ends
+    data = bytes(range(256)) * 2**9
+    count = 200
+    began = time.monotonic()
+    for number in range(count):
+        agent.send(Chunk(number, "out", data))
+    agent.send(Exited(0, 0))
+    assert time.monotonic() - began < 3.0
+    assert agent.unsent > 2**20 and not agent.lost
+    arrived = []
+    while len(arrived) < count + 1:
+        arrived += head.receive()
+        agent.flush()
+    assert arrived == [*(Chunk(number, "out", data) for number in range(count)), Exited(0, 0)]
+    assert agent.unsent == 0 and not head.lost
+
+
+def test_a_line_whose_network_is_full_hears_what_comes(ends):
+    head, agent = ends
+    while not agent.unsent:
+        agent.send(Chunk(0, "out", bytes(2**18)))
+    head.send(Taken(7))
+    assert receive(agent) == [Taken(7)]
+
+
+def test_frames_that_come_byte_by_byte_are_messages(raw):
+    head, peer = raw
+    for byte in encode(Done(1, 2.5)):
+        assert head.receive() == []
+        peer.sendall(bytes([byte]))
+    assert receive(head) == [Done(1, 2.5)]
+
+
+def test_the_last_messages_come_before_the_end(raw):
+    head, peer = raw
+    peer.sendall(encode(WORDS) + encode(Exited(3, 1)))
+    peer.close()
+    assert receive(head, 3) == [WORDS, Exited(3, 1)]
+    assert head.lost == "the connection to its agent was closed"
+    assert head.receive() == []
+
+
+def test_half_a_message_at_the_end_is_none(raw):
+    head, peer = raw
+    peer.sendall(encode(WORDS)[:-1])
+    peer.close()
+    assert receive(head) == [] and head.lost
+
+
+def test_a_peer_that_is_reset_is_lost_and_nothing_is_sent_to_it(raw):
+    head, peer = raw
+    reset(peer)
+    assert receive(head) == []
+    assert head.lost == "the connection to its agent broke (Connection reset by peer)"
+    head.send(Run())
+    head.flush()
+    assert head.unsent == 0
+
+
+def test_sending_to_a_peer_that_vanished_raises_nothing(raw):
+    head, peer = raw
+    reset(peer)
+    for _ in range(3):
+        head.send(Chunk(0, "out", bytes(10**5)))
+        time.sleep(0.01)
+    assert head.lost
+
+
+def test_the_last_words_of_a_peer_that_vanished_are_heard_though_something_was_sent_to_it(raw):
+    head, peer = raw
+    peer.sendall(encode(WORDS) + encode(Exited(3, 1)))
+    peer.close()
+    for _ in range(3):
+        head.send(Taken(1))
+        time.sleep(0.01)
+    assert head.receive() == [WORDS, Exited(3, 1)]
+
+
+def test_a_gigantic_message_is_refused_and_the_line_goes_on(ends):
+    head, agent = ends
+    with pytest.raises(ProtocolError, match=f"is longer than {MAX_FRAME}"):
+        agent.send(Chunk(0, "out", bytes(MAX_FRAME)))
+    agent.send(Exited(0, 0))
+    assert receive(head) == [Exited(0, 0)]
+
+
+def test_the_largest_chunk_that_is_read_from_a_pipe_fits(ends):
+    from jaxrun.output.drain import READ_SIZE
+
+    head, agent = ends
+    agent.send(Chunk(0, "out", b"\xff" * READ_SIZE))
+    agent.flush()
+    assert receive(head) == [Chunk(0, "out", b"\xff" * READ_SIZE)]
+
+
+NOISE = {
+    "HTTP": b"GET / HTTP/1.1\r\n\r\n",
+    "a giant": struct.pack("!I", MAX_FRAME + 1),
+    "no JSON": struct.pack("!I", 3) + b"abc",
+    "a pickle": struct.pack("!I", 4) + b"\x80\x04N.",
+    "a type of nobody's": (lambda body: struct.pack("!I", len(body)) + body)(
+        json.dumps({"v": 1, "type": "x"}).encode()
+    ),
+}
+
+
+@pytest.mark.parametrize("noise", NOISE.values(), ids=NOISE)
+def test_what_is_no_message_is_a_protocol_error(raw, noise):
+    head, peer = raw
+    peer.sendall(noise)
+    with pytest.raises(ProtocolError):
+        receive(head)
+
+
+def test_small_messages_go_at_once_and_the_kernel_looks_after_the_peer():
+    one, other = pair()
+    line = Line(one, TO_HEAD)
+    try:
+        assert one.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
+        assert one.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE)
+        assert one.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT) == line_module.SILENCE * 1000
+        assert not one.getblocking()
+    finally:
+        line.close()
+        other.close()
+
+
+class Unreachable:
+    """A socket whose kernel has given up on the peer."""
+
+    def __init__(self, error):
+        self.error = error
+
+    def send(self, data):
+        raise self.error
+
+    def recv(self, size):
+        raise self.error
+
+    def setblocking(self, *args):
+        pass
+
+    setsockopt = close = setblocking
+
+
+ERRORS = {
+    "silence": (TimeoutError(110, "Connection timed out"), "nothing was heard from its host for 8 s"),
+    "no route": (OSError(113, "No route to host"), "nothing was heard from its host for 8 s"),
+    "a reset": (ConnectionResetError(104, "Connection reset by peer"), "the connection to its agent broke"),
+}
+
+
+@pytest.mark.parametrize(("error", "words"), ERRORS.values(), ids=ERRORS)
+@pytest.mark.parametrize("deed", [lambda line: line.receive(), lambda line: line.send(Dismiss(0))], ids=["hear", "say"])
+def test_why_a_line_is_lost_is_told(error, words, deed):
+    line = Line(Unreachable(error), TO_HEAD)
+    deed(line)
+    assert line.lost == f"{words} ({error.strerror})"
+
+
+def test_closing_twice_is_harmless(raw):
+    head, _ = raw
+    head.close()
+    with contextlib.suppress(OSError):
+        head.flush()
+    head.close()

@@ -1,0 +1,347 @@
+"""An agent, a host or what has started them goes away: who is named, who is stopped, how the command ends."""
+
+import signal
+
+import pytest
+
+from jaxrun.contract import Join, Leave, Run
+from jaxrun.head.events import AgentSignalled, Exited, Lost, Report, Spawned, Unavailable
+from jaxrun.head.head import Head, Phase
+from jaxrun.head.muster import Muster, Terms
+from jaxrun.planning.job import Job
+from jaxrun.verdict import verdict
+
+HOSTS = {0: "h1", 1: "h1", 2: "h2", 3: "h2"}
+CLOSED = "the connection to its agent was closed"
+SILENT = "nothing was heard from its host for 8 s (Connection timed out)"
+GLOO = {"error": "JaxRuntimeError", "message": "Gloo all-reduce failed: Connection closed by peer [10.0.0.2]:4711"}
+
+
+class Far:
+    """A Simulation on two hosts; a lost agent's worker is never heard of again."""
+
+    def __init__(self, simulate, **more):
+        self.job = simulate(4, hosts=dict(HOSTS), **more)
+
+    def __getattr__(self, name):
+        return getattr(self.job, name)
+
+    def lose(self, *ranks, text=CLOSED):
+        for rank in ranks:
+            self.job.exited[rank] = None  # no exit of it comes, whatever it is sent
+            self.job.tell(Lost(rank, text))
+        return self
+
+    def said(self, rank, **more):
+        """Last words of a rank."""
+        return self.job.words(rank, **more)
+
+    @property
+    def told(self):
+        """The verdict."""
+        return verdict.decide(self.job.ending, self.job.head.hosts, started=0.0, ended=self.job.now)
+
+
+@pytest.fixture
+def far(simulate):
+    """far(…) makes a Far."""
+    return lambda **more: Far(simulate, **more)
+
+
+def test_a_lost_agents_host_is_named_and_the_others_are_stopped(far):
+    job = far()
+    job.run()
+    job.lose(3).wait(1)
+    assert job.texts == ["rank 3 (h2) failed; stopping 3 others"]
+    assert job.kills() == [(30, (0, 1, 2))]
+    assert job.told.exit_code == 69 and job.told.outcome == "lost" and job.told.culprits == (3,)
+    assert job.told.headline == f"rank 3 of 4 on h2 was lost: {CLOSED}, 0.00 s into the run."
+    assert job.told.victims == dict.fromkeys(range(3), "was stopped")
+
+
+def test_all_agents_of_a_host_are_lost_together(far):
+    job = far()
+    job.run()
+    job.lose(2, 3, text=SILENT).wait(1)
+    assert job.kills() == [(30, (0, 1))] and job.texts == ["ranks 2-3 (h2) failed; stopping 2 others"]
+    assert job.told.culprits == (2, 3) and job.told.exit_code == 69
+    assert "h2" in job.told.headline and SILENT in job.told.headline and "h1" not in job.told.headline
+
+
+@pytest.mark.parametrize("first", ["the collateral", "the loss"])
+def test_bystanders_with_words_of_a_broken_connection_are_not_blamed(far, first):
+    job = far()
+    job.run()
+    steps = [lambda: job.tell(*(job.said(rank, **GLOO) for rank in (0, 1))), lambda: job.lose(2, 3)]
+    for step in steps if first == "the collateral" else reversed(steps):
+        step()
+        job.wait(0.02)
+    job.exit(1, 0, 1).wait(6)
+    assert job.told.culprits == (2, 3) and job.told.outcome == "lost" and job.told.exit_code == 69
+    assert job.told.victims == dict.fromkeys((0, 1), "lost its connection")
+
+
+def test_a_loss_that_is_noticed_late_still_explains_the_collateral(far):
+    job = far()
+    job.run()
+    job.tell(job.said(0, **GLOO)).wait(0.3)
+    job.lose(3)
+    job.exit(1, 0).wait(6)
+    assert job.told.culprits == (3,) and job.told.exit_code == 69
+
+
+def test_a_rank_with_an_error_of_its_own_before_the_loss_is_the_culprit(far):
+    job = far()
+    job.run()
+    job.tell(job.said(1)).wait(0.01)
+    job.lose(3)
+    job.exit(1, 1).wait(1)
+    assert job.told.culprits == (1,) and job.told.exit_code == 1
+    assert job.told.victims[3] == "was lost too"
+
+
+def test_a_lost_rank_0_is_named_like_any_other(far):
+    job = far()
+    job.run()
+    job.lose(0).wait(1)
+    assert job.told.culprits == (0,) and job.kills() == [(30, (1, 2, 3))] and job.told.exit_code == 69
+
+
+def test_who_lost_everything_ends_at_once(far):
+    job = far()
+    job.run()
+    job.lose(0, 1, 2, 3)
+    assert job.ending is not None and job.told.exit_code == 69 and job.told.culprits == (0, 1, 2, 3)
+    assert not job.killed
+
+
+def test_an_agent_that_is_lost_while_joining_is_named(far):
+    job = far()
+    job.join()
+    job.lose(3).wait(1)
+    assert job.ranks_sent(Run) == [] and job.told.culprits == (3,) and job.told.exit_code == 69
+    assert "before the program's first line" in job.told.headline
+
+
+def test_an_agent_that_goes_before_its_worker_was_started_is_named(far):
+    job = far()
+    job.spawn(0, 1, 2)
+    job.lose(3).wait(1)
+    assert job.ending.reason == "unavailable" and job.told.exit_code == 69
+    assert job.told.headline == f"the agent of rank 3 (h2) went away before its worker was started: {CLOSED}"
+    assert job.kills() == [(0, (0, 1, 2))]
+
+
+def test_an_agent_that_goes_before_anything_was_started_ends_the_job(far):
+    job = far()
+    job.lose(3)
+    assert job.ending.reason == "unavailable" and job.statuses == [None] * 4
+
+
+def test_lost_while_the_others_are_being_stopped_is_no_second_failure(far):
+    job = far()
+    job.run()
+    job.tell(Exited(1, 7)).wait(0.0305)
+    job.lose(2, 3).wait(1)
+    assert job.told.culprits == (1,) and job.told.exit_code == 7
+    assert job.told.victims == {0: "was stopped", 2: "was stopped", 3: "was stopped"}
+    assert job.finished_at < 0.1
+
+
+def test_lost_after_a_signal_does_not_hold_up_the_end(far):
+    job = far()
+    job.run()
+    job.interrupt(signal.SIGTERM).wait(0.1)
+    job.lose(2, 3)
+    job.done(0, 1).wait(0.1)
+    job.exit(0, 0, 1).wait(6)
+    assert job.ending.reason == "interrupted" and job.told.exit_code == 143 and job.finished_at < 6
+
+
+def test_a_rank_that_is_done_and_lost_while_the_others_work_is_named(far):
+    job = far()
+    job.run()
+    job.done(3)
+    job.lose(3).wait(1)
+    assert job.told.culprits == (3,) and job.told.exit_code == 69 and CLOSED in job.told.headline
+
+
+def test_a_rank_that_is_lost_while_all_leave_is_named(far):
+    job = far()
+    job.run()
+    job.done(0, 1, 2, 3)
+    job.lose(3)
+    job.exit(0, 1, 2).exit(0, 0).wait(1)
+    assert job.told.culprits == (3,) and job.told.exit_code == 69
+
+
+def test_an_agent_whose_worker_has_ended_well_may_go(far):
+    job = far()
+    job.run()
+    job.done(0, 1, 2, 3)
+    job.exit(0, 3)
+    job.lose(3)
+    job.exit(0, 1, 2).exit(0, 0).wait(1)
+    assert job.ending.reason == "ok" and job.told.exit_code == 0
+
+
+def test_an_agent_that_goes_after_its_workers_end_leaves_that_end_the_first(far):
+    job = far()
+    job.run()
+    job.tell(Exited(3, 7)).wait(0.005)
+    job.tell(Exited(1, 8)).wait(0.005)
+    job.lose(3).wait(1)
+    assert job.told.culprits == (3,) and job.told.exit_code == 7
+
+
+def test_a_starter_that_ends_early_ends_the_job_in_its_words(far):
+    job = far()
+    job.run()
+    text = "Open MPI 5 ended with status 1 before the job was over; it said:\n  no such host"
+    job.tell(Unavailable(text)).wait(1)
+    assert job.ending.reason == "unavailable" and job.told.exit_code == 69 and job.told.headline == text
+    assert job.kills() == [(0, (0, 1, 2, 3))]
+
+
+def test_a_starter_that_ends_because_a_host_was_lost_is_not_the_cause(far):
+    job = far()
+    job.run()
+    job.lose(2, 3).wait(0.01)
+    job.tell(Unavailable("srun was killed")).wait(1)
+    assert job.told.culprits == (2, 3) and job.told.outcome == "lost"
+
+
+def test_collateral_is_explained_by_the_starters_end(far):
+    job = far()
+    job.run()
+    job.tell(job.said(0, **GLOO)).wait(0.01)
+    job.tell(Unavailable("srun was killed by SIGKILL (9)")).wait(6)
+    assert job.ending.reason == "unavailable" and job.told.exit_code == 69
+
+
+def test_a_starter_that_ends_while_the_ranks_leave_changes_nothing(far):
+    job = far()
+    job.run()
+    job.done(0, 1, 2, 3)
+    job.tell(Unavailable("srun ended with status 1"))
+    job.exit(0, 1, 2, 3).exit(0, 0).wait(1)
+    assert job.ending.reason == "ok" and job.told.exit_code == 0
+
+
+@pytest.mark.parametrize("senders", [(0,), (3, 0, 1, 2), (0, 0, 1, 1, 2, 3)], ids=["one", "all", "all, some twice"])
+def test_a_scheduler_that_signals_all_agents_interrupts_once(far, senders):
+    job = far()
+    job.run()
+    for rank in senders:
+        job.tell(AgentSignalled(rank, signal.SIGTERM)).wait(0.01)
+    assert job.kills(signal.SIGTERM) == [(0, (0, 1, 2, 3))] and job.kills() == []
+    assert len(job.texts) == 1 and job.texts[0].startswith("SIGTERM: asked ranks 0-3 to end")
+    assert job.head.phase is Phase.TERMINATING
+
+
+def test_ranks_that_end_well_after_the_schedulers_sigterm_were_preempted(far):
+    job = far()
+    job.run()
+    for rank in range(4):
+        job.tell(AgentSignalled(rank, signal.SIGTERM))
+    job.done(0, 1, 2, 3)
+    assert job.ranks_sent(Leave) == [1, 2, 3]
+    job.exit(0, 1, 2, 3).exit(0, 0)
+    assert job.told.outcome == "preempted" and job.told.exit_code == 75
+
+
+def test_ranks_that_do_not_end_after_the_schedulers_sigterm_are_killed_after_the_grace(far):
+    job = far(grace=2.0)
+    job.run()
+    for rank in range(4):
+        job.tell(AgentSignalled(rank, signal.SIGTERM))
+    job.wait(3)
+    assert job.kills() == [(2000, (0, 1, 2, 3))]
+    assert job.told.outcome == "interrupted" and job.told.exit_code == 143
+
+
+def test_agents_that_end_by_the_schedulers_sigterm_are_no_failures(far):
+    """A scheduler may kill everything right after its signal."""
+    job = far()
+    job.run()
+    for rank in range(4):
+        job.tell(AgentSignalled(rank, signal.SIGTERM))
+    job.lose(0, 1, 2, 3)
+    assert job.told.outcome == "interrupted" and job.told.exit_code == 143
+
+
+def test_the_launchers_own_second_signal_kills_at_once_also_after_the_agents(far):
+    job = far()
+    job.run()
+    job.tell(AgentSignalled(2, signal.SIGTERM)).wait(0.5)
+    job.interrupt(signal.SIGINT).wait(1)
+    assert job.kills() == [(500, (0, 1, 2, 3))]
+
+
+def test_a_signal_to_an_agent_before_the_program_runs_ends_the_job_at_once(far):
+    job = far()
+    job.join()
+    for rank in range(4):
+        job.tell(AgentSignalled(rank, signal.SIGTERM))
+    job.wait(1)
+    assert job.kills() == [(0, (0, 1, 2, 3))] and job.kills(signal.SIGTERM) == []
+    assert job.told.outcome == "interrupted" and job.told.exit_code == 143
+
+
+def test_a_rank_that_the_job_does_not_have_cannot_be_lost(far):
+    job = far()
+    job.run()
+    job.tell(Lost(9, CLOSED)).wait(1)
+    assert job.told.exit_code == 65 and "it is rank 9, but the job has ranks 0 to 3" in job.told.headline
+
+
+def test_the_last_words_outlive_their_agent(far):
+    """The words came, then the host: the words are the cause, and no wait is left."""
+    job = far()
+    job.run()
+    job.tell(job.said(3))
+    job.lose(3).wait(1)
+    assert job.told.culprits == (3,) and "raised ValueError" in job.told.headline and job.told.exit_code == 1
+    assert job.finished_at < 0.1
+
+
+def muster_report(rank, host):
+    values = {name: "" for name in ("boot_id", "version", "address", "head_address", "directory", "gpu_platform")}
+    values |= {"cpus": (0,), "gpu_names": (), "gpu_ids": (), "gpu_limit": "", "tpu": False, "cuda_plugin": False}
+    return Report(rank=rank, size=2, host=host, pid=1, time=0.0, sees_run_dir=True, **values)
+
+
+def mustering(simulate):
+    """A job whose hosts are not known before the reports come."""
+    job = simulate(2, hosts={0: "?", 1: "?"})
+    terms = Terms(Job(program=("p",), platform="cpu"), "ab" * 16, 2, "", "", ("p",), {}, "", "eth0 10.0.0.9:40")
+    limits = job.head._limits
+    job.head = Head(job.hosts, job.head._gathering._expected, limits, "", 0.0, Muster(terms))
+    return job
+
+
+def test_the_hosts_are_known_from_the_reports_on(simulate):
+    job = mustering(simulate)
+    job.head.handle(muster_report(1, "h2"), 0.0)
+    orders = job.head.handle(muster_report(0, "h1"), 0.0)
+    assert [order.rank for order in orders] == [0, 1]
+    assert dict(job.head.hosts) == {0: "h1", 1: "h2"}
+    job.tell(Spawned(0, 1), Spawned(1, 2), Lost(1, CLOSED)).wait(1)
+    assert [end.host for end in job.ending.ends] == ["h1", "h2"]
+    assert job.texts == ["rank 1 (h2) failed; stopping 1 other"]
+
+
+def test_agents_that_do_not_come_are_named_with_where_they_were_awaited(simulate):
+    job = mustering(simulate)
+    job.tell(muster_report(0, "h1")).wait(121)
+    assert job.ending.reason == "unavailable"
+    assert job.ending.text.startswith("1 of 2 agents reported within 60 s; missing: rank 1")
+    assert "It listens at eth0 10.0.0.9:40; --interface chooses another." in job.ending.text
+    assert job.texts[0].startswith("starting agents: 1 of 2 ranks after 2 s, waiting for rank 1")
+
+
+def test_nobody_is_told_to_join_by_a_job_that_is_being_stopped(far):
+    job = far()
+    job.meet()
+    job.lose(0).wait(1)
+    assert job.ranks_sent(Join) == [] and job.told.exit_code == 69

@@ -1,0 +1,260 @@
+"""A worker's output on its way to the head: what is kept where, what is sent, and when it has to wait."""
+
+import os
+import signal
+import socket
+import threading
+import time
+
+import pytest
+
+from jaxrun.agent.superior import Superior
+from jaxrun.channel.line import TO_AGENT, TO_HEAD, Line
+from jaxrun.channel.messages import Chunk, FirstOutput, ShowStacks, SignalWorker, StreamEnded, Taken
+from jaxrun.contract import Done, Run
+from jaxrun.head.events import AgentSignalled, Dismiss, Exited, Kill, Send, Signalled, Spawned, TakeStacks
+from jaxrun.output import relay as relay_module
+from jaxrun.output.drain import Pipe, drain
+from jaxrun.output.relay import Relay
+from jaxrun.station.lines import Lines
+
+WINDOW = relay_module._WINDOW
+
+
+@pytest.fixture
+def lines():
+    """The agent's line, and the head's."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        one = socket.create_connection(listener.getsockname())
+        other, _ = listener.accept()
+    agent, head = Line(one, TO_AGENT), Line(other, TO_HEAD)
+    yield agent, head
+    agent.close()
+    head.close()
+
+
+def receive(line, enough, other=None):
+    """Messages until there are enough; meanwhile the other side sends what waits."""
+    arrived = []
+    deadline = time.monotonic() + 5
+    while not enough(arrived) and time.monotonic() < deadline:
+        arrived += line.receive()
+        if other is not None:
+            other.flush()
+        time.sleep(0.001)
+    return arrived
+
+
+def log(directory, rank, stream):
+    return (directory / f"rank-{rank:04d}.{stream}").read_bytes()
+
+
+def test_output_that_is_kept_here_and_shown_goes_both_ways(lines, tmp_path):
+    agent, head = lines
+    relay = Relay(3, agent, str(tmp_path), shown=True)
+    relay.take(3, "out", b"hello\n")
+    relay.take(3, "err", b"\xff\n")
+    relay.end(3, "out")
+    relay.close()
+    assert log(tmp_path, 3, "out") == b"hello\n" and log(tmp_path, 3, "err") == b"\xff\n"
+    found = receive(head, lambda found: len(found) == 3)
+    assert found == [Chunk(3, "out", b"hello\n"), Chunk(3, "err", b"\xff\n"), StreamEnded(3, "out")]
+
+
+def test_output_that_is_kept_here_and_not_shown_stays_here(lines, tmp_path):
+    agent, head = lines
+    relay = Relay(3, agent, str(tmp_path), shown=False)
+    relay.take(3, "out", bytes(2 * WINDOW))
+    relay.end(3, "out")
+    assert not relay.congested and agent.unsent == 0 and head.receive() == []
+    relay.close()
+    assert len(log(tmp_path, 3, "out")) == 2 * WINDOW
+
+
+@pytest.mark.parametrize("shown", [True, False])
+def test_output_that_cannot_be_kept_here_is_sent_even_if_it_is_not_shown(lines, tmp_path, shown):
+    agent, head = lines
+    relay = Relay(3, agent, "", shown=shown)
+    relay.take(3, "err", b"hello\n")
+    assert receive(head, bool) == [Chunk(3, "err", b"hello\n")]
+    assert list(tmp_path.iterdir()) == []
+    relay.close()
+
+
+def test_what_is_for_the_log_alone_is_not_sent(lines, tmp_path):
+    agent, head = lines
+    relay = Relay(0, agent, str(tmp_path), shown=True)
+    relay.log(0, "err", b"Traceback\n")
+    assert log(tmp_path, 0, "err") == b"Traceback\n"
+    time.sleep(0.01)
+    assert head.receive() == []
+    relay.close()
+
+
+def test_the_tail_is_that_of_stderr(lines):
+    relay = Relay(0, lines[0], "", shown=True)
+    relay.take(0, "out", b"out\n")
+    relay.take(0, "err", b"x" * 5000 + b"\nlast\n")
+    assert relay.tail(0) == "last\n"
+
+
+def test_a_directory_that_cannot_be_written_costs_the_logs_and_not_the_job(lines, tmp_path, capsys):
+    agent, head = lines
+    relay = Relay(0, agent, str(tmp_path / "gone"), shown=True)
+    relay.take(0, "out", b"hello\n")
+    assert receive(head, bool) == [Chunk(0, "out", b"hello\n")]
+    assert "the job goes on" in capsys.readouterr().err
+    relay.close()
+
+
+def test_a_head_that_takes_nothing_stops_the_reading_after_a_window_and_credit_resumes_it(lines):
+    agent, _ = lines
+    relay = Relay(0, agent, "", shown=True)
+    piece = bytes(2**16)
+    count = 0
+    while not relay.congested:
+        relay.take(0, "out", piece)
+        count += 1
+    assert count == WINDOW // len(piece) + 1
+    relay.taken(len(piece))
+    assert not relay.congested
+    relay.take(0, "out", piece)
+    assert relay.congested
+    relay.taken(count * len(piece))
+    assert relay._on_the_way == 0 and not relay.congested
+
+
+def test_a_stuck_head_stops_the_worker_and_not_the_agent(lines):
+    """A worker that writes for ever blocks in its pipe; the agent hears and says all the same."""
+    agent, head = lines
+    relay = Relay(0, agent, "", shown=True)
+    reading, writing = os.pipe()
+    os.set_blocking(reading, False)
+    total = 4 * WINDOW
+
+    def write():
+        left = total
+        while left:
+            left -= os.write(writing, b"x" * min(left, 2**16))
+        os.close(writing)
+
+    worker = threading.Thread(target=write, daemon=True)
+    worker.start()
+    read, ended, deadline = 0, False, time.monotonic() + 0.5
+    while time.monotonic() < deadline:
+        read += drain(Pipe(reading, 0, "out"), relay) or 0
+    assert relay.congested and worker.is_alive()
+    assert WINDOW < read < WINDOW + 2**19
+    head.send(SignalWorker(10))
+    assert receive(agent, bool) == [SignalWorker(10)]
+
+    superior = Superior(0, agent, relay)
+    got = bytearray()
+    deadline = time.monotonic() + 10
+    while (not ended or agent.unsent) and time.monotonic() < deadline:  # the head takes again
+        for message in head.receive():
+            if isinstance(message, Chunk):
+                got += message.data
+                head.send(Taken(len(message.data)))
+        assert superior.hear() == []
+        relay.tick()
+        ended = ended or drain(Pipe(reading, 0, "out"), relay) is None
+    worker.join(5)
+    for message in receive(head, lambda found: any(isinstance(one, StreamEnded) for one in found), agent):
+        got += getattr(message, "data", b"")
+    assert bytes(got) == b"x" * total
+    os.close(reading)
+
+
+def test_the_window_leaves_room_for_messages(lines):
+    """What waits in the agent is never much more than a window, so the rest is heard soon."""
+    agent, head = lines
+    relay = Relay(0, agent, "", shown=True)
+    while not relay.congested:
+        relay.take(0, "out", bytes(2**18))
+    assert agent.unsent < 2 * (WINDOW + 2**18)
+    agent.send(Exited(0, -9))
+    found = receive(head, lambda found: Exited(0, -9) in found, agent)
+    assert isinstance(found[-1], Exited) and all(isinstance(message, Chunk) for message in found[:-1])
+    assert relay.tick() is None
+
+
+def test_while_something_waits_the_relay_wants_to_be_asked_again(lines):
+    agent, _ = lines
+    relay = Relay(0, agent, "", shown=True)
+    assert relay.tick() is None
+    while not agent.unsent:
+        relay.take(0, "out", bytes(2**18))
+    assert relay.tick() is not None
+
+
+def test_chunks_come_before_the_exit_in_the_order_of_their_writing(lines):
+    agent, head = lines
+    relay = Relay(0, agent, "", shown=True)
+    superior = Superior(0, agent, relay)
+    superior.tell(Spawned(0, 4711))
+    for number in range(20):
+        relay.take(0, "out", b"%d\n" % number)
+    relay.end(0, "out")
+    superior.tell(Done(0, 1.0))
+    superior.tell(Exited(0, 0))
+    found = receive(head, lambda found: found and isinstance(found[-1], Exited), agent)
+    chunks = [Chunk(0, "out", b"%d\n" % number) for number in range(20)]
+    assert found == [Spawned(0, 4711), *chunks, StreamEnded(0, "out"), Done(0, 1.0), Exited(0, 0)]
+
+
+def test_the_heads_side_gives_credit_for_all_that_it_took_and_only_then(lines):
+    agent, head = lines
+    known = Lines()
+    known.add(0, head)
+    known.owe(head, 2**15)
+    known.acknowledge()
+    time.sleep(0.01)
+    assert agent.receive() == []
+    known.owe(head, 2**16)
+    known.acknowledge()
+    known.acknowledge()
+    assert receive(agent, bool) == [Taken(2**15 + 2**16)]
+    known.remove(0, head)
+    known.owe(head, 1)
+    known.remove(0, head)
+    known.acknowledge()
+
+
+ORDERS = [
+    (SignalWorker(15), [Kill((2,), 15)]),
+    (ShowStacks("early"), [TakeStacks((2,), "early")]),
+    (Run(), [Send((2,), Run())]),
+    (Dismiss(75), [Dismiss(75)]),
+    (Taken(5), []),
+]
+
+
+@pytest.mark.parametrize(("message", "actions"), ORDERS, ids=lambda value: type(value).__name__)
+def test_what_the_head_says_is_done_to_the_one_worker(lines, message, actions):
+    agent, head = lines
+    superior = Superior(2, agent, Relay(2, agent, "", shown=True))
+    head.send(message)
+    time.sleep(0.02)
+    assert superior.hear() == actions
+
+
+def test_a_head_that_is_gone_is_the_workers_end(lines):
+    agent, head = lines
+    superior = Superior(2, agent, Relay(2, agent, "", shown=True))
+    head.send(SignalWorker(15))
+    head.close()
+    time.sleep(0.02)
+    assert superior.hear() == [Kill((2,), 15)]
+    assert superior.hear() == [Kill((2,), signal.SIGKILL), Dismiss(69)]
+    assert superior.tell(Exited(2, -9)) == []
+
+
+def test_a_signal_to_the_agent_is_told_or_passed_on(lines):
+    agent, head = lines
+    superior = Superior(2, agent, Relay(2, agent, "", shown=True))
+    assert superior.tell(Signalled(signal.SIGUSR1)) == [Kill((2,), signal.SIGUSR1)]
+    assert superior.tell(Signalled(signal.SIGTERM)) == []
+    superior.note("first_output", 2)
+    superior.note("anything_else", 2)
+    assert receive(head, lambda found: len(found) == 2) == [AgentSignalled(2, signal.SIGTERM), FirstOutput(2)]

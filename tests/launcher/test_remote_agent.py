@@ -1,0 +1,448 @@
+"""The agent of one worker, as mpirun or srun starts it: real processes without jax, the head played by hand."""
+
+import contextlib
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from jaxrun import __version__
+from jaxrun.agent.guard import job_mark, marked
+from jaxrun.channel import secret
+from jaxrun.channel.addresses import Interface, write
+from jaxrun.channel.door import Door
+from jaxrun.channel.line import TO_HEAD, Line
+from jaxrun.channel.messages import Chunk, FirstOutput, ShowStacks, SignalWorker, StreamEnded, Taken, Welcome
+from jaxrun.contract import AgentEnv, Done, Failed, Hello, Lead, Leave, Listening, Proof, Run, encode
+from jaxrun.head.events import AgentSignalled, Begin, Dismiss, Exited, Report, Spawned, StacksTaken
+
+HERE = Path(__file__).parent
+FAKE_RUNTIME = f"""
+import os, sys
+sys.path.insert(0, {str(HERE)!r})
+import worker_by_hand
+told = worker_by_hand.WorkerEnv.from_env(os.environ)
+worker_by_hand.live(told, sys.argv[2 + told.rank])
+"""
+SLEEPS = "run(); time.sleep(60)"
+
+
+class ByHand:
+    """A head that does as the test says, and the agent of one rank."""
+
+    def __init__(self, directory, job_id, *, rank=0, size=1, run_dir="", timeout=20.0, token=None, **env):
+        self.rank, self.size, self.job_id = rank, size, job_id
+        self.token = secret.new_token()
+        interface = Interface("lo", "127.0.0.1")
+        self.door = Door([interface], self.token, lambda proof: Welcome(proof, run_dir, ("cpu",)), everywhere=False)
+        told = AgentEnv(job_id, write(self.door.addresses), token or self.token, "open-mpi", timeout)
+        ranks = {"OMPI_COMM_WORLD_RANK": str(rank), "OMPI_COMM_WORLD_SIZE": str(size)}
+        fake = directory / "fake" / "jaxrun_runtime"
+        fake.mkdir(parents=True)
+        (fake / "__init__.py").touch()
+        (fake / "__main__.py").write_text(FAKE_RUNTIME)
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "jaxrun.agent"],
+            env={**os.environ, **told.to_env(), **ranks, "PYTHONPATH": str(directory / "fake"), **env},
+            cwd=directory,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        self.line = None
+        self.heard = []
+        self._looked_at = 0  # how many of them
+
+    def admit(self):
+        """Let the agent in; returns its report."""
+        deadline = time.monotonic() + 10
+        guests = []
+        while self.line is None:
+            assert time.monotonic() < deadline and self.process.poll() is None, self.process.poll()
+            guests += self.door.accept(self.door.listeners[0])
+            for fd in list(guests):
+                admitted = self.door.hear(fd)
+                if admitted is not None:
+                    assert admitted.rank == self.rank
+                    self.line = Line(admitted.connection, TO_HEAD)
+                elif not self.door.is_guest(fd):
+                    guests.remove(fd)
+            time.sleep(0.002)
+        return self.expect(Report)
+
+    def begin(self, *codes, **changes):
+        """Let it in, and have it start its worker by hand."""
+        report = self.admit()
+        self.send(self.order(*codes, **changes))
+        return report
+
+    def order(self, *codes, **changes):
+        values = {
+            "rank": self.rank,
+            "size": self.size,
+            "local_rank": 0,
+            "local_size": 1,
+            "host": "h1",
+            "program": ("p", *([""] * self.rank), *codes),
+            "environment": {"COLOUR": "blue sky"},
+            "local_device_ids": (),
+            "init_timeout": 20.0,
+            "run_dir": "",
+            "log_dir": "",
+            "shown": True,
+        }
+        return Begin(**{**values, **changes})
+
+    def run(self, code, **changes):
+        """Everything up to Run."""
+        report = self.begin(code, **changes)
+        self.expect(Hello)
+        self.send(Lead("127.0.0.1"))
+        self.expect(Listening)
+        self.expect(Proof)
+        self.send(Run())
+        return report
+
+    def send(self, *messages):
+        self.line.send_frame(b"".join(map(encode, messages)))
+
+    def expect(self, kind, seconds=5.0):
+        """The next message of this kind; all are kept in `heard`."""
+        deadline = time.monotonic() + seconds
+        while True:
+            while self._looked_at < len(self.heard):
+                self._looked_at += 1
+                if isinstance(self.heard[self._looked_at - 1], kind):
+                    return self.heard[self._looked_at - 1]
+            assert not self.line.lost and time.monotonic() < deadline, (kind, self.heard[-5:], self.line.lost)
+            self.hear()
+            time.sleep(0.002)
+
+    def hear(self):
+        arrived = self.line.receive()
+        self.heard += arrived
+        return arrived
+
+    def until(self, condition):
+        deadline = time.monotonic() + 5
+        while not condition():
+            assert time.monotonic() < deadline, self.heard
+            self.hear()
+            time.sleep(0.002)
+
+    def output(self, stream="out"):
+        return b"".join(one.data for one in self.heard if isinstance(one, Chunk) and one.stream == stream)
+
+    def end(self, seconds=5.0):
+        """(its exit status, its stderr)"""
+        _, err = self.process.communicate(timeout=seconds)
+        return self.process.returncode, err
+
+    def dismiss(self, status=0):
+        self.send(Dismiss(status))
+        return self.end()
+
+    def kill(self):
+        if self.process.poll() is None:
+            self.process.kill()
+            self.process.communicate()
+        if self.line is not None:
+            self.line.close()
+        self.door.close()
+
+    def close(self):
+        self.kill()
+        assert gone(self.job_id), "something of the job is left"
+
+
+def gone(job_id, seconds=3.0):
+    """Whether no process of the job is left, or that soon."""
+    deadline = time.monotonic() + seconds
+    while list(marked(job_mark(job_id))):
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(0.02)
+    return True
+
+
+def alive(pid):
+    with contextlib.suppress(OSError):
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    return False
+
+
+@pytest.fixture
+def job_id():
+    return os.urandom(16).hex()
+
+
+@pytest.fixture
+def by_hand(tmp_path, job_id):
+    """by_hand(…) makes a ByHand; after the test nothing of it is left."""
+    with contextlib.ExitStack() as stack:
+
+        def start(**more):
+            head = ByHand(tmp_path, job_id, **more)
+            stack.callback(head.close)
+            return head
+
+        yield start
+
+
+def test_an_agent_reports_what_is_there(by_hand, tmp_path):
+    head = by_hand(rank=2, size=5)
+    report = head.admit()
+    assert (report.rank, report.size, report.pid) == (2, 5, head.process.pid)
+    assert report.host == os.uname().nodename and report.version == __version__
+    assert report.boot_id == Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    assert report.cpus == tuple(sorted(os.sched_getaffinity(0))) and report.directory == str(tmp_path)
+    assert report.address == report.head_address == "127.0.0.1"
+    assert report.gpu_names == () and not report.sees_run_dir
+    assert abs(report.time - time.time()) < 10
+    assert head.dismiss(0) == (0, "")
+
+
+@pytest.mark.parametrize(("text", "sees"), [("{}", True), ("another job", False), (None, False)])
+def test_an_agent_knows_the_jobs_own_run_directory(by_hand, tmp_path, job_id, text, sees):
+    run_dir = tmp_path / "run"
+    if text is not None:
+        run_dir.mkdir()
+        (run_dir / "job.json").write_text(text.format(job_id))
+    head = by_hand(run_dir=str(run_dir))
+    assert head.admit().sees_run_dir is sees
+    assert head.dismiss(3) == (3, "")
+
+
+def test_a_worker_from_its_start_to_its_end(by_hand):
+    head = by_hand()
+    head.run("run(); print('hello'); print('bad', file=sys.stderr); done()")
+    assert head.expect(Done).rank == 0
+    head.send(Leave())
+    assert head.expect(Exited) == Exited(0, 0, tail="bad\n")
+    assert head.dismiss(0) == (0, "")
+    kinds = [type(message) for message in head.heard]
+    assert kinds[:2] == [Report, Spawned] and kinds.count(FirstOutput) == 1
+    assert kinds.index(FirstOutput) < kinds.index(Chunk) < kinds.index(StreamEnded) < kinds.index(Exited)
+    assert kinds.index(Done) < kinds.index(Exited) and kinds[-1] is Exited
+    assert head.output() == b"hello\n" and head.output("err") == b"bad\n"
+
+
+def test_the_worker_is_the_agents_child_with_what_the_order_says(by_hand):
+    head = by_hand(OMPI_MARK="7")
+    names = "COLOUR", "OMPI_MARK", "JAXRUN_TOKEN", "JAXRUN_HEAD", "JAXRUN_RANK", "OMPI_COMM_WORLD_RANK"
+    shown = f"print([os.environ.get(name) for name in {names}], os.getppid())"
+    head.run(f"run(); {shown}; done()")
+    head.expect(Done)
+    head.send(Leave())
+    head.expect(Exited)
+    assert head.output().decode() == f"['blue sky', '7', None, None, '0', '0'] {head.process.pid}\n"
+    assert head.dismiss(0)[0] == 0
+
+
+def test_last_words_come_before_the_exit(by_hand):
+    head = by_hand()
+    head.run("run(); fail('bad record', 3)")
+    assert head.expect(Failed).message == "bad record"
+    head.expect(Exited)
+    kinds = [type(message) for message in head.heard]
+    assert kinds.index(Failed) < kinds.index(Exited) and head.heard[-1].status == 3
+    assert head.dismiss(0)[0] == 0
+
+
+def test_logs_are_written_here_where_they_can_be(by_hand, tmp_path):
+    head = by_hand()
+    head.run("run(); print('hello'); fail()", log_dir=str(tmp_path), shown=False)
+    head.expect(Exited)
+    assert head.dismiss(0)[0] == 0
+    assert (tmp_path / "rank-0000.out").read_bytes() == b"hello\n"
+    assert b"ValueError: bad record" in (tmp_path / "rank-0000.err").read_bytes()
+    assert head.output() == b"" and FirstOutput(0) in head.heard
+
+
+@pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGUSR1], ids=lambda signum: signum.name)
+def test_the_head_signals_the_worker(by_hand, signum):
+    head = by_hand()
+    head.run(f"signal.signal({int(signum)}, lambda *args: os._exit(9)); print('ready', flush=True); {SLEEPS}")
+    head.until(lambda: b"ready" in head.output())
+    time.sleep(0.05)
+    head.send(SignalWorker(signum))
+    assert head.expect(Exited).status == 9
+    assert head.dismiss(0)[0] == 0
+
+
+def test_the_worker_is_asked_for_its_stacks(by_hand):
+    head = by_hand()
+    head.run(SLEEPS)
+    time.sleep(0.1)
+    head.send(ShowStacks("show"))
+    taken = head.expect(StacksTaken)
+    assert taken.purpose == "show" and "worker_by_hand.py" in taken.dumps[0] and taken.cpu[0] >= 0.0
+    assert head.dismiss(0)[0] == 0
+
+
+def test_a_dismissed_agent_leaves_nothing_of_its_worker(by_hand, tmp_path):
+    head = by_hand()
+    head.run(f"grandchild({str(tmp_path / 'pid')!r}); {SLEEPS}")
+    head.until(lambda: (tmp_path / "pid").exists() and (tmp_path / "pid").read_text())
+    assert head.dismiss(75)[0] == 75
+    assert not alive(int((tmp_path / "pid").read_text()))
+
+
+def test_a_head_that_goes_takes_the_worker_with_it(by_hand):
+    head = by_hand()
+    head.run(SLEEPS)
+    pid = next(message.pid for message in head.heard if isinstance(message, Spawned))
+    head.line.close()
+    began = time.monotonic()
+    assert head.end()[0] == 69
+    assert time.monotonic() - began < 2.0 and not alive(pid)
+
+
+def test_a_head_that_goes_before_its_orders_ends_the_agent(by_hand):
+    head = by_hand()
+    head.admit()
+    head.line.close()
+    assert head.end()[0] == 69
+
+
+def test_an_agent_that_is_killed_takes_the_worker_with_it(by_hand, tmp_path):
+    head = by_hand()
+    head.run(f"grandchild({str(tmp_path / 'pid')!r}); {SLEEPS}")
+    head.until(lambda: (tmp_path / "pid").exists() and (tmp_path / "pid").read_text())
+    head.process.kill()
+    head.process.communicate()
+    assert gone(head.job_id, 2.0)
+    head.until(lambda: head.line.lost)
+    assert "agent" in head.line.lost
+
+
+def test_a_worker_of_another_rank_is_left_alone_by_the_guard(tmp_path, job_id):
+    """Two agents of one job on one host: the end of one is not the other's."""
+    with contextlib.ExitStack() as stack:
+        heads = []
+        for rank in range(2):
+            (tmp_path / str(rank)).mkdir()
+            heads.append(ByHand(tmp_path / str(rank), job_id, rank=rank, size=2))
+            stack.callback(heads[-1].kill)
+        for head in heads:
+            head.begin(SLEEPS)
+            head.expect(Hello)
+        heads[0].process.kill()
+        heads[0].process.communicate()
+        time.sleep(0.5)
+        pid = next(message.pid for message in heads[1].heard if isinstance(message, Spawned))
+        other = next(message.pid for message in heads[0].heard if isinstance(message, Spawned))
+        assert alive(pid) and not alive(other) and heads[1].process.poll() is None
+        assert heads[1].dismiss(0)[0] == 0
+
+
+def test_a_scheduler_that_signals_the_agent_is_told_to_the_head(by_hand):
+    head = by_hand()
+    head.run(SLEEPS)
+    head.process.send_signal(signal.SIGTERM)
+    assert head.expect(AgentSignalled) == AgentSignalled(0, signal.SIGTERM)
+    assert not [message for message in head.heard if isinstance(message, Exited)]
+    assert head.dismiss(143)[0] == 143
+
+
+def test_sigusr1_to_the_agent_is_the_workers(by_hand):
+    head = by_hand()
+    head.run(f"signal.signal(signal.SIGUSR1, lambda *args: os._exit(9)); print('ready', flush=True); {SLEEPS}")
+    head.until(lambda: b"ready" in head.output())
+    head.process.send_signal(signal.SIGUSR1)
+    assert head.expect(Exited).status == 9
+    assert head.dismiss(0)[0] == 0
+
+
+def test_a_scheduler_that_signals_the_agent_before_its_orders_is_told_to_the_head(by_hand):
+    head = by_hand()
+    head.admit()
+    head.process.send_signal(signal.SIGTERM)
+    assert head.expect(AgentSignalled) == AgentSignalled(0, signal.SIGTERM)
+    assert head.dismiss(0)[0] == 0
+
+
+def test_what_comes_in_one_piece_with_the_order_is_heard(by_hand):
+    head = by_hand()
+    head.admit()
+    head.send(head.order(SLEEPS), Dismiss(7))
+    assert head.end(3.0)[0] == 7
+
+
+def test_a_stuck_head_stops_the_workers_output_and_nothing_else(by_hand):
+    head = by_hand()
+    writes = "[os.write(1, b'x' * 65536) for _ in range(128)]"
+    head.run(f"run(); {writes}; done()")
+    deadline = time.monotonic() + 1.0
+    while time.monotonic() < deadline:
+        head.hear()
+        time.sleep(0.005)
+    assert 2**20 < len(head.output()) < 2**20 + 2**19
+    head.send(ShowStacks("show"))
+    head.expect(StacksTaken)
+    told = 0
+    deadline = time.monotonic() + 10
+    while len(head.output()) < 2**23 and time.monotonic() < deadline:
+        if len(head.output()) > told:
+            head.send(Taken(len(head.output()) - told))
+            told = len(head.output())
+        head.hear()
+    assert len(head.output()) == 2**23
+    head.expect(Done)
+    head.send(Leave())
+    head.expect(Exited)
+    assert head.dismiss(0)[0] == 0
+
+
+def test_what_is_no_message_ends_the_agent_and_its_worker(by_hand):
+    head = by_hand()
+    head.run(SLEEPS)
+    head.line.send_frame(b"GET / HTTP/1.1\r\n\r\n")
+    status, err = head.end()
+    assert status == 70 and "a frame announces" in err and "Traceback" not in err
+
+
+def test_an_agent_without_a_head_says_what_it_has_tried(by_hand):
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        port = probe.getsockname()[1]
+    head = by_hand(rank=4, size=9, JAXRUN_HEAD=f"127.0.0.1:{port}", JAXRUN_INIT_TIMEOUT="0.4")
+    status, err = head.end()
+    assert status == 69 and err.startswith(
+        f"jaxrun: rank 4 on {os.uname().nodename} found no head of its job within 0.4 s"
+    )
+    assert f"127.0.0.1:{port} refuses connections" in err and head.token not in err
+
+
+def test_an_agent_with_another_jobs_token_is_refused_and_tells_no_token(by_hand):
+    wrong = secret.new_token()
+    head = by_hand(token=wrong, timeout=0.6)
+    deadline = time.monotonic() + 5
+    while head.process.poll() is None and time.monotonic() < deadline:
+        for fd in head.door.accept(head.door.listeners[0]):
+            while head.door.is_guest(fd):
+                assert head.door.hear(fd) is None
+                time.sleep(0.002)
+    status, err = head.end()
+    assert status == 69 and "refuses: it does not know the token of this job" in err
+    assert wrong not in err and head.token not in err
+
+
+@pytest.mark.parametrize(
+    ("env", "status", "words"),
+    [
+        ({"JAXRUN_INIT_TIMEOUT": "soon"}, 70, "JAXRUN_INIT_TIMEOUT='soon' is not a valid float"),
+        ({"JAXRUN_HEAD": "nowhere"}, 2, "an address is written host:port"),
+        ({"OMPI_COMM_WORLD_RANK": "x"}, 69, "OMPI_COMM_WORLD_RANK='x' is no whole number"),
+        ({"OMPI_COMM_WORLD_RANK": "1"}, 69, "OMPI_COMM_WORLD_RANK=1, which is no rank in a job of"),
+    ],
+    ids=["timeout", "address", "rank", "size"],
+)
+def test_an_environment_that_is_not_the_jobs_is_said_in_a_line(by_hand, env, status, words):
+    head = by_hand(**env)
+    found, err = head.end()
+    assert found == status and err.startswith("jaxrun: ") and words in err and "Traceback" not in err

@@ -1,0 +1,357 @@
+"""Whole jobs with agents of their own processes, started by a shell script in the place of mpirun; no jax."""
+
+import contextlib
+import json
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from jaxrun.agent.guard import job_mark, marked
+from jaxrun.head.events import StacksTaken, TakeStacks
+from jaxrun.records.rundir import EVENTS, VERDICT
+from jaxrun.station.stacks import StacksCollection
+from jaxrun.station.starting import LOG
+
+HERE = Path(__file__).parent
+SLEEPS = "run(); time.sleep(60)"
+CLEAN = "run(); done()"
+FAKE_RUNTIME = f"""
+import os, sys
+sys.path.insert(0, {str(HERE)!r})
+import worker_by_hand
+told = worker_by_hand.WorkerEnv.from_env(os.environ)
+worker_by_hand.live(told, sys.argv[2 + told.rank])
+"""
+LAUNCHER = """
+import json, os, sys
+from pathlib import Path
+from jaxrun import supervise
+from jaxrun.backends import remote
+from jaxrun.planning.job import Job
+from jaxrun.planning.starter import Starter
+
+script, options, *codes = sys.argv[1:]
+options = json.loads(options)
+if "run_dir" in options:
+    options["run_dir"] = Path(options["run_dir"])
+size = len(codes)
+starter = Starter("open-mpi", "a script", ("/bin/sh", script, str(size)))
+job = Job(program=("p", *codes), processes=size, backend="mpirun", platform="cpu", **options)
+plan = remote.plan(job, os.environ, os.urandom(16).hex(), starter, ["?"] * size)
+sys.exit(supervise.run(plan, dict(os.environ)))
+"""
+AGENTS = f"""
+rank=0
+while [ $rank -lt $1 ]; do
+  OMPI_COMM_WORLD_RANK=$rank OMPI_COMM_WORLD_SIZE=$1 {sys.executable} -m jaxrun.agent &
+  rank=$((rank + 1))
+done
+wait
+"""
+
+
+class Job:
+    """One that runs."""
+
+    def __init__(self, directory, codes, script=AGENTS, **options):
+        fake = directory / "fake" / "jaxrun_runtime"
+        fake.mkdir(parents=True)
+        (fake / "__init__.py").touch()
+        (fake / "__main__.py").write_text(FAKE_RUNTIME)
+        (directory / "starter").write_text(script)
+        self.run_dir = directory / "run"
+        options = {"grace": 0.5, "init_timeout": 20.0, "run_dir": str(self.run_dir), **options}
+        if options.get("no_run_dir"):
+            del options["run_dir"]
+        self.process = subprocess.Popen(
+            [sys.executable, "-c", LAUNCHER, str(directory / "starter"), json.dumps(options), *codes],
+            env={**os.environ, "PYTHONPATH": str(directory / "fake")},
+            cwd=directory,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            start_new_session=True,
+        )
+
+    @property
+    def job_id(self):
+        return json.loads((self.run_dir / "job.json").read_text())["job_id"]
+
+    def events(self, name=None):
+        with contextlib.suppress(FileNotFoundError):
+            lines = (self.run_dir / EVENTS).read_text().splitlines()
+            return [event for event in map(json.loads, lines) if name in (None, event["event"])]
+        return []
+
+    def until(self, condition, seconds=15.0):
+        deadline = time.monotonic() + seconds
+        while not (found := condition()):
+            assert time.monotonic() < deadline and self.process.poll() is None, self.process.communicate()
+            time.sleep(0.01)
+        return found
+
+    def until_output(self, text, count=1):
+        self.until(lambda: sum(text in path.read_text() for path in self.run_dir.glob("rank-*.out")) >= count)
+
+    def agents(self):
+        """Process ids by rank, of those that have started their worker."""
+        parents = {}
+        for event in self.events("spawned"):
+            stat = Path(f"/proc/{event['pid']}/stat").read_text()
+            parents[event["rank"]] = int(stat.rpartition(")")[2].split()[1])
+        return parents
+
+    def processes(self):
+        return list(marked(job_mark(self.job_id)))
+
+    def end(self, seconds=20.0):
+        """Its exit status; nothing of the job is left."""
+        self.out, self.err = self.process.communicate(timeout=seconds)
+        if self.run_dir.exists():
+            assert self.processes() == [], self.err
+        return self.process.returncode
+
+    def verdict(self):
+        return json.loads((self.run_dir / VERDICT).read_text())
+
+    def close(self):
+        if self.process.poll() is None:
+            self.process.kill()
+            self.process.communicate()
+
+
+@pytest.fixture
+def start(tmp_path):
+    """start(CODE, …) starts a job with a worker by hand for each CODE."""
+    with contextlib.ExitStack() as stack:
+
+        def run(*codes, **options):
+            job = Job(tmp_path, codes, **options)
+            stack.callback(job.close)
+            return job
+
+        yield run
+
+
+def test_a_job_of_three_agents_runs_to_its_end(start):
+    job = start(*["run(); print('hello from', rank); print('bad', file=sys.stderr); done()"] * 3)
+    assert job.end() == 0, job.err
+    assert sorted(job.out.splitlines()) == [f"[{rank}] hello from {rank}" for rank in range(3)]
+    assert job.err.count("] bad\n") == 3 and "jaxrun: done in" in job.err
+    for rank in range(3):
+        assert (job.run_dir / f"rank-{rank:04d}.out").read_text() == f"hello from {rank}\n"
+        names = [event["event"] for event in job.events() if event.get("rank") == rank]
+        assert [name for name in names if name not in ("first_output", "reported")] == [
+            "spawned",
+            "hello",
+            "proof",
+            "done",
+            "exit",
+        ]
+    assert job.verdict()["exit_code"] == 0
+
+
+def test_without_a_run_directory_all_output_comes_by_the_network(start, tmp_path):
+    job = start("run(); print('hello'); done()", CLEAN, no_run_dir=True)
+    assert job.end() == 0 and job.out == "[0] hello\n"
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["fake", "starter"]
+
+
+def test_the_first_error_ends_the_job_with_its_status(start):
+    job = start(SLEEPS, "run(); fail('bad record', 3)", SLEEPS)
+    assert job.end() == 3
+    assert "jaxrun: rank 1 failed; stopping 2 others" in job.err and "ValueError: bad record" in job.err
+    assert b"ValueError: bad record" in (job.run_dir / "rank-0001.err").read_bytes()
+    assert job.verdict()["culprits"] == [1]
+
+
+def test_much_output_arrives_whole_and_in_order(start):
+    code = "run(); [print(rank, number, 'x' * 90) for number in range(30000)]; done()"
+    job = start(code, code)
+    assert job.end(60) == 0
+    for rank in range(2):
+        wanted = [f"{rank} {number} {'x' * 90}" for number in range(30000)]
+        assert (job.run_dir / f"rank-{rank:04d}.out").read_text().splitlines() == wanted
+        assert [line[4:] for line in job.out.splitlines() if line.startswith(f"[{rank}] ")] == wanted
+
+
+def test_an_agent_that_is_killed_is_named_and_leaves_nothing(start):
+    job = start(*[f"run(); print('ready', flush=True); {SLEEPS[7:]}"] * 3)
+    job.until_output("ready", 3)
+    os.kill(job.agents()[1], signal.SIGKILL)
+    began = time.monotonic()
+    assert job.end() == 69
+    assert time.monotonic() - began < 3.0
+    assert "rank 1 of 3 was lost: the connection to its agent" in job.err
+    assert job.verdict()["culprits"] == [1]
+
+
+def test_kill_9_of_the_launcher_leaves_nothing(start):
+    job = start(*[f"run(); print('ready', flush=True); {SLEEPS[7:]}"] * 2)
+    job.until_output("ready", 2)
+    job.process.kill()
+    job.process.wait()
+    deadline = time.monotonic() + 2.0
+    while job.processes():
+        assert time.monotonic() < deadline, job.processes()
+        time.sleep(0.02)
+    job.process.communicate()
+
+
+ON_TERM = "signal.signal(15, lambda *args: done()); run(); print('ready', flush=True); time.sleep(60)"
+
+
+@pytest.mark.parametrize("whom", ["the launcher", "all agents"])
+def test_a_sigterm_that_the_program_obeys_is_a_preemption(start, whom):
+    job = start(ON_TERM, ON_TERM)
+    job.until_output("ready", 2)
+    for pid in [job.process.pid] if whom == "the launcher" else job.agents().values():
+        os.kill(pid, signal.SIGTERM)
+    assert job.end() == 75 and job.err.count("asked ranks 0-1 to end (SIGTERM)") == 1
+
+
+@pytest.mark.parametrize("whom", ["the launcher", "all agents"])
+def test_a_sigterm_that_the_program_ignores_ends_it_after_the_grace(start, whom):
+    code = "signal.signal(15, signal.SIG_IGN); run(); print('ready', flush=True); time.sleep(60)"
+    job = start(code, code)
+    job.until_output("ready", 2)
+    for pid in [job.process.pid] if whom == "the launcher" else job.agents().values():
+        os.kill(pid, signal.SIGTERM)
+    assert job.end() == 143 and "interrupted by SIGTERM (15)" in job.err
+
+
+def test_a_starter_that_fails_is_told_in_its_own_words(start):
+    job = start(CLEAN, CLEAN, script="echo 'ssh: Could not resolve hostname h9' >&2; exit 7")
+    assert job.end() == 69
+    assert "a script ended with status 7 before the job was over; it said:\n" in job.err
+    assert "  ssh: Could not resolve hostname h9" in job.err
+    assert "Could not resolve" in (job.run_dir / LOG).read_text()
+
+
+def test_a_starter_that_ends_in_the_middle_ends_the_job(start):
+    job = start(SLEEPS, SLEEPS, script=AGENTS.replace("wait\n", "sleep 2; echo node failure; exit 1\n"))
+    assert job.end() == 69
+    assert "a script ended with status 1 before the job was over; it said:\n  node failure" in job.err
+
+
+def test_an_agent_that_does_not_come_is_named(start):
+    job = start(CLEAN, CLEAN, CLEAN, script=AGENTS.replace("-lt $1", "-lt 2"), init_timeout=2.0)
+    assert job.end() == 69
+    assert "2 of 3 agents reported within 2 s; missing: rank 2" in job.err
+    assert "--interface chooses another" in job.err
+
+
+def test_two_agents_of_one_rank_are_refused(start):
+    job = start(CLEAN, CLEAN, script=AGENTS.replace("RANK=$rank", "RANK=0"))
+    assert job.end() == 65 and "two agents say that they are rank 0: process " in job.err
+
+
+def test_agents_of_another_size_are_refused(start):
+    job = start(CLEAN, CLEAN, script=AGENTS.replace("SIZE=$1", "SIZE=5"))
+    assert job.end() == 65 and "was started as one of 5, but the job has 2 processes" in job.err
+
+
+def test_agents_in_another_directory_are_refused(start):
+    job = start(CLEAN, script="cd /\n" + AGENTS)
+    assert job.end() == 69 and f"is not there on {os.uname().nodename}: the agent was started in /" in job.err
+
+
+def test_strangers_at_the_port_do_not_disturb_the_job(start):
+    code = "run(); print('ready', flush=True); time.sleep(1.0); done()"
+    job = start(code, code)
+    listening = job.until(lambda: job.events("started"))[0]["listening"]
+    port = int(re.search(r"127\.0\.0\.1:(\d+)", listening)[1])
+    with contextlib.ExitStack() as stack:
+        for words in (
+            b"",
+            b"GET / HTTP/1.1\r\n\r\n",
+            os.urandom(999),
+            b"\x00\x00\x00\x05",
+            b"\x16\x03\x01\x02\x00",
+        ) * 5:
+            peer = stack.enter_context(socket.create_connection(("127.0.0.1", port)))
+            with contextlib.suppress(OSError):
+                peer.sendall(words)
+        job.until_output("ready", 2)
+        assert job.end() == 0
+    dropped = [event["text"] for event in job.events("dropped")]
+    assert len(dropped) >= 10 and all(text.startswith("a peer at ") for text in dropped)
+
+
+def test_the_token_is_in_the_agents_environment_and_nowhere_else(start):
+    job = start(*["run(); print(sorted(os.environ), flush=True); print('ready', flush=True); time.sleep(60)"] * 2)
+    job.until_output("ready", 2)
+    agents = job.agents()
+    (token,) = {re.search(rb"\0JAXRUN_TOKEN=([0-9a-f]{64})\0", _read(pid, "environ"))[1] for pid in agents.values()}
+    for name in os.listdir("/proc"):
+        if name.isdigit():
+            assert token not in _read(name, "cmdline"), name
+    for event in job.events("spawned"):
+        assert b"JAXRUN_TOKEN" not in _read(event["pid"], "environ")
+    os.kill(job.process.pid, signal.SIGTERM)
+    assert job.end() == 143
+    assert token.decode() not in job.out + job.err and "JAXRUN_TOKEN" not in job.out
+    files = [path for path in job.run_dir.rglob("*") if path.is_file()]
+    assert {"events.jsonl", "job.json", "verdict.json", "rank-0000.out"} <= {path.name for path in files}
+    assert all(token not in path.read_bytes() for path in files)
+
+
+def _read(pid, name):
+    with contextlib.suppress(OSError):
+        return b"\0" + Path(f"/proc/{pid}/{name}").read_bytes()
+    return b""
+
+
+def test_a_time_limit_shows_where_the_ranks_were(start):
+    job = start(SLEEPS, SLEEPS, timeout=1.5)
+    assert job.end() == 124 and "worker_by_hand.py" in job.err
+
+
+def test_a_time_limit_holds_though_stacks_are_asked_for_at_the_same_time(start):
+    """The ranks are frozen, so that each question takes its full time."""
+    job = start(*[f"run(); print('ready', flush=True); {SLEEPS[7:]}"] * 2, timeout=3.0)
+    job.until_output("ready", 2)
+    for pid in job.agents().values():
+        os.kill(pid, signal.SIGSTOP)
+    began = next(event["time"] for event in job.events("started"))
+    time.sleep(max(0.0, began + 3.5 - time.time()))
+    job.process.send_signal(signal.SIGQUIT)
+    time.sleep(0.1)
+    for pid in job.agents().values():
+        os.kill(pid, signal.SIGCONT)
+    assert job.end(5.0) == 124
+
+
+def taken(purpose, rank, text="stack"):
+    return StacksTaken(purpose, {rank: text}, {rank: "futex"}, {rank: 1.0})
+
+
+def test_stacks_are_complete_when_all_have_answered():
+    collection = StacksCollection(TakeStacks((0, 3), "show"), 100.0)
+    assert not collection.complete and 100.5 < collection.due < 105.0
+    assert (
+        not collection.add(taken("early", 0))
+        and not collection.add(taken("show", 3))
+        and collection.add(taken("show", 0))
+    )
+    assert collection.result() == StacksTaken(
+        "show", {0: "stack", 3: "stack"}, {0: "futex", 3: "futex"}, {0: 1.0, 3: 1.0}
+    )
+
+
+def test_a_rank_that_does_not_answer_has_no_stacks():
+    collection = StacksCollection(TakeStacks((0, 3), "show"), 100.0)
+    collection.add(taken("show", 3))
+    assert collection.result() == StacksTaken("show", {0: "", 3: "stack"}, {0: "", 3: "futex"}, {0: 0.0, 3: 1.0})
+
+
+def test_nobody_to_ask_is_an_answer():
+    assert StacksCollection(TakeStacks((), "show"), 0.0).complete
