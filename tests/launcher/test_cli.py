@@ -188,10 +188,55 @@ def test_bad_input_is_one_message_and_starts_nothing(here, plans, monkeypatch, c
     assert not plans and sorted(here.iterdir()) == before
 
 
-@pytest.mark.parametrize("name", ["mpirun", "slurm"])
-def test_a_backend_to_come_is_unavailable(here, plans, capsys, name):
-    assert main(["--backend", name, "train.py"]) == 69
-    assert f"--backend {name} is not built yet" in capsys.readouterr().err and not plans
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["-N", "2", "train.py"], "-N/--hosts is for --backend mpirun or --backend slurm, not for --backend local"),
+        (["--backend", "slurm", "-H", "h1", "train.py"], "-H/--host is for --backend mpirun, not for --backend slurm"),
+        (["--backend", "mpirun", "--partition", "p", "train.py"], "--partition is for --backend slurm"),
+        (["--backend", "slurm", "--simulate-hosts", "2", "train.py"], "--simulate-hosts is for --backend local"),
+        (["--backend", "mpirun", "-H", "h1", "--hostfile", "x", "train.py"], "--host h1 and --hostfile x contradict"),
+        (["--backend", "mpirun", "--mpi-args", "'a", "train.py"], '--mpi-args "\'a" cannot be split into words'),
+        (["--backend", "mpirun", "--hostfile", "none", "train.py"], "none"),
+        (["--backend", "mpirun", "train.py"], "say how many with -n"),
+        (["--backend", "slurm", "train.py"], "--submit"),
+        (["attach", "train.py"], "nothing says which rank this process is; looked for the variables of"),
+        (["attach", "--rank", "1", "train.py"], "needs --rank and --size; given is --rank 1"),
+        (["attach", "--rank", "2", "--size", "2", "--head", "h:1", "train.py"], "--rank 2 is not in a job of --size 2"),
+        (["attach", "--rank", "1", "--size", "2", "train.py"], "--head host:port, alike on all ranks"),
+        (["attach", "--rank", "1", "--size", "2", "--head", "h1", "train.py"], "host:port or [fd00::1]:port, not 'h1'"),
+        (["attach", "--rank", "1", "--size", "2", "--rendezvous", "none", "train.py"], "none is not a directory"),
+    ],
+)
+def test_what_another_backend_or_attach_cannot_do_is_one_message(here, plans, monkeypatch, capsys, arguments, message):
+    for name in [name for name in os.environ if name.startswith(("SLURM_", "OMPI_", "PMI_"))]:
+        monkeypatch.delenv(name)
+    before = sorted(here.iterdir())
+    assert main(arguments) == 2
+    printed = capsys.readouterr()
+    assert message in printed.err and printed.out == "" and "Traceback" not in printed.err
+    assert not plans and sorted(here.iterdir()) == before
+
+
+def test_without_an_mpirun_it_is_said_what_to_install(here, plans, monkeypatch, capsys):
+    monkeypatch.setenv("PATH", str(here))
+    monkeypatch.setattr(sys, "executable", str(here / "python"))
+    assert main(["--backend", "mpirun", "-n", "2", "train.py"]) == 69
+    assert "apt-get install openmpi-bin" in capsys.readouterr().err and not plans
+
+
+def test_a_batch_script_is_written_and_nothing_started(here, plans, capsys):
+    assert main(["--backend", "slurm", "-N", "2", "--sbatch", "job.sh", "train.py", "--lr", "0.1"]) == 0
+    script = (here / "job.sh").read_text()
+    assert "#SBATCH --nodes=2" in script and script.rstrip().endswith("--backend slurm -N 2 train.py --lr 0.1")
+    assert "--sbatch" not in script.splitlines()[-1] and not plans
+
+
+def test_what_attach_takes_no_part_in_is_no_option_of_it(here, capsys):
+    assert main(["attach", "-n", "4", "train.py"]) == 2
+    assert "No such option '-n'" in capsys.readouterr().err
+    assert main(["attach", "--help-all"]) == 0
+    assert "mpirun|srun ... jaxrun attach" in capsys.readouterr().out
 
 
 def test_dry_run_prints_the_plan_and_starts_nothing(here, plans, capsys):

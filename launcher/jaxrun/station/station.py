@@ -26,6 +26,7 @@ from jaxrun.head.events import (
     Dismiss,
     Ending,
     Event,
+    Exited,
     Finish,
     Kill,
     Lost,
@@ -240,13 +241,14 @@ class Station:
         self._asked = False
         causes: list[Event] = [Lost(rank, f"its host has not answered for {self._answer:g} s") for rank in silent]
         lost = [event for event in held if isinstance(event, Lost)]
+        signalled = {event.rank for event in held if isinstance(event, AgentSignalled)}
         if not causes and lost and self._starting.status not in (None, 0) and not self._starting.was_killed:
             # It ended the job because an agent had gone, the first of them; the others went with it.
-            first = next((event for event in lost if event.rank not in self._spoke), None)
+            first = next((event for event in lost if event.rank not in self._spoke | signalled), None)
             causes = [first] if first else []
             rest = [event for event in held if event is not first]
             held = [replace(event, by_engine=True) if isinstance(event, Lost) else event for event in rest]
-        for event in (*(causes or self._starter_ended()), *held):
+        for event in (*(causes or ([] if signalled else self._starter_ended())), *held):
             self._tell(event)
 
     def _starter_ended(self) -> list[Event]:
@@ -279,9 +281,18 @@ class Station:
                 self._spoke.add(rank)
                 if rank not in self._logs_itself:
                     self._output.log(rank, "err", message.traceback.encode())
-                self._tell(message)
+                self._tell_in_turn(message)
+            case Exited():
+                self._tell_in_turn(message)
             case _:
                 self._tell(self._by_our_clock(rank, message))
+
+    def _tell_in_turn(self, event: Event) -> None:
+        """A worker's end may come of what is held, when its engine ends all of them."""
+        if self._asked:
+            self._held.append(event)
+        else:
+            self._tell(event)
 
     def _by_our_clock(self, rank: int, message: ToHead) -> Event:
         skew = self._skew.get(rank, 0.0)

@@ -1,0 +1,88 @@
+"""`jaxrun attach` on one machine, its processes started by hand: one job, one verdict, one exit code."""
+
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import time
+
+import pytest
+from harness import MISBEHAVE, TIME_LIMIT
+
+from jaxrun.agent.guard import job_mark, marked
+
+
+@pytest.fixture
+def attach(tmp_path):
+    """attach(SIZE, WORDS…): starts as many processes; ends them at the end."""
+    started = []
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+
+    def start(size, *words, env=None, options=("--platform", "cpu")):
+        for rank in range(size):
+            place = ["--rank", str(rank), "--size", str(size), "--head", f"127.0.0.1:{port}"]
+            command = [sys.executable, "-m", "jaxrun", "attach", *place, *options, *words]
+            started.append(
+                subprocess.Popen(
+                    command,
+                    cwd=tmp_path,
+                    env={**os.environ, **(env or {})},
+                    stdin=subprocess.DEVNULL,
+                    stdout=subprocess.PIPE,
+                    stderr=subprocess.PIPE,
+                    text=True,
+                    start_new_session=True,
+                )
+            )
+        return started
+
+    yield start
+    for process in started:
+        if process.poll() is None:
+            os.killpg(process.pid, signal.SIGKILL)
+        process.communicate()
+
+
+def ended(processes):
+    """[(exit code, stdout, stderr)] by rank."""
+    told = [process.communicate(timeout=TIME_LIMIT) for process in processes]
+    return [(process.returncode, *words) for process, words in zip(processes, told, strict=True)]
+
+
+def test_processes_that_somebody_started_are_one_job(attach, tmp_path):
+    ends = ended(attach(3, "-m", "jaxrun_runtime.programs.selfcheck"))
+    assert [code for code, _, _ in ends] == [0, 0, 0], ends
+    assert "attached to processes started by hand" in ends[0][2] and "done in" in ends[0][2]
+    assert [(out, err) for _, out, err in ends[1:]] == [("", ""), ("", "")]
+    assert not list(tmp_path.glob(".jaxrun-attach*"))
+
+
+def test_a_secret_in_the_environment_needs_no_shared_directory(attach):
+    ends = ended(attach(2, "-m", "jaxrun_runtime.programs.selfcheck", env={"JAXRUN_TOKEN": "7" * 64}))
+    assert [code for code, _, _ in ends] == [0, 0], ends
+
+
+def test_the_first_failure_ends_all_of_them_with_its_status(attach):
+    processes = attach(3, MISBEHAVE, "--rank", "2", "--exit", "7")
+    ends = ended(processes)
+    assert [code for code, _, _ in ends] == [7, 7, 7], ends
+    assert re.search(r"rank 2 of 3 ended with status 7", ends[0][2])
+
+
+def test_the_loss_of_rank_0_ends_the_others(attach, tmp_path):
+    processes = attach(3, MISBEHAVE, "--rank", "9")
+    deadline = time.monotonic() + TIME_LIMIT
+    while not (logs := list(tmp_path.glob("jaxrun-runs/*/rank-0002.out"))) or not logs[0].read_text():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    text = next(tmp_path.glob("jaxrun-runs/*/job.json")).read_text()
+    job_id = re.search(r'"job_id": "([0-9a-f]+)"', text)[1]
+    processes[0].kill()
+    killed = time.monotonic()
+    assert [process.wait(5) for process in processes[1:]] == [69, 69]
+    while list(marked(job_mark(job_id))):
+        assert time.monotonic() - killed < 2
+        time.sleep(0.02)

@@ -1,0 +1,86 @@
+"""How the ranks of a job that somebody else started find rank 0: the file, and what may be wrong with it."""
+
+import json
+import stat
+import threading
+
+import pytest
+
+from jaxrun.attach.check import check_reachable
+from jaxrun.attach.rendezvous import rendezvous
+from jaxrun.channel.addresses import Address, Interface
+from jaxrun.channel.door import Door
+from jaxrun.channel.messages import Welcome
+from jaxrun.errors import UnavailableError, UsageError
+from jaxrun.planning.surroundings import Place
+
+JOB, TOKEN = "ab" * 16, "cd" * 32
+
+
+def test_what_rank_0_writes_all_others_read(tmp_path):
+    at_0, at_3 = (rendezvous(Place("slurm", rank, 4, "7.0"), tmp_path) for rank in (0, 3))
+    assert at_3.read() is None
+    at_0.write(JOB, TOKEN, "10.1.0.4:40,[fd00::4]:40")
+    offer = at_3.read()
+    assert (offer.job_id, offer.token) == (JOB, TOKEN)
+    assert offer.addresses == (Address("10.1.0.4", 40), Address("fd00::4", 40))
+    at_0.remove()
+    at_0.remove()
+    assert at_3.read() is None and not list(tmp_path.iterdir())
+
+
+def test_nobody_else_may_read_the_token(tmp_path):
+    meeting = rendezvous(Place("slurm", 0, 4, "7.0"), tmp_path)
+    meeting.write(JOB, TOKEN, "h1:40")
+    assert stat.S_IMODE(meeting.path.stat().st_mode) == 0o600 and TOKEN not in meeting.path.name
+
+
+@pytest.mark.parametrize(
+    "other",
+    [Place("slurm", 0, 4, "7.1"), Place("slurm", 0, 8, "7.0"), Place("open-mpi", 0, 4, "7.0")],
+    ids=["step", "size", "engine"],
+)
+def test_another_job_has_another_file(tmp_path, other):
+    assert rendezvous(other, tmp_path).path != rendezvous(Place("slurm", 0, 4, "7.0"), tmp_path).path
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", "{", "[]", '{"job_id": 1}', json.dumps({"job_id": "a", "token": "b", "head": "no address"})],
+)
+def test_a_file_that_says_nothing_is_as_good_as_none(tmp_path, text):
+    meeting = rendezvous(Place("slurm", 1, 4, "7.0"), tmp_path)
+    meeting.path.write_text(text)
+    assert meeting.read() is None
+
+
+def test_a_directory_that_cannot_be_written_is_named_with_what_to_do(tmp_path):
+    gone = rendezvous(Place("slurm", 0, 4, "7.0"), tmp_path)
+    tmp_path.rmdir()
+    with pytest.raises(UnavailableError, match="--rendezvous"):
+        gone.write(JOB, TOKEN, "h1:40")
+
+
+def test_a_directory_that_is_none_is_refused(tmp_path):
+    with pytest.raises(UsageError, match="is not a directory on"):
+        rendezvous(Place("slurm", 0, 4, "7.0"), tmp_path / "none")
+
+
+def test_a_check_tells_a_head_from_nobody(capsys):
+    door = Door([Interface("lo", "127.0.0.1")], TOKEN, lambda proof: Welcome(proof, "", ()), everywhere=False)
+    (address,) = door.addresses
+    try:
+        server = threading.Thread(target=_greet_one, args=(door,))
+        server.start()
+        assert check_reachable(str(address)) == 0
+        server.join()
+    finally:
+        door.close()
+    assert f"a head of jaxrun answers at {address}, reached from 127.0.0.1" in capsys.readouterr().out
+    with pytest.raises(UnavailableError, match="no head can be reached"):
+        check_reachable(str(address))
+
+
+def _greet_one(door):
+    while not door.accept(door.listeners[0]):
+        pass
