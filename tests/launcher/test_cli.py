@@ -262,7 +262,7 @@ def test_help_fits_one_screen(capsys):
     assert len(lines) <= 24 and max(map(len, lines)) <= 100
     assert lines[0] == "Usage: jaxrun [OPTIONS] PROGRAM [ARGS]..."
     assert sum(line.startswith("  -") for line in lines) == 6
-    assert sum(line.startswith("  jaxrun ") for line in lines) == 3
+    assert sum(line.startswith("  jaxrun ") for line in lines) == 4
 
 
 def test_help_all_shows_every_option_and_every_exit_code(capsys):

@@ -7,8 +7,10 @@ import pytest
 
 from jaxrun.contract import Done, Failed, Hello, Leave, Listening, Proof, ThreadFailed
 from jaxrun.head.events import (
+    AgentSignalled,
     Exited,
     Kill,
+    Lost,
     Say,
     Send,
     Signalled,
@@ -45,6 +47,9 @@ KEPT = {
     "done": (Done(1, 6.0), ("done", 1, {"sent": 6.0})),
     "exit": (Exited(1, -9), ("exit", 1, {"status": -9})),
     "signal": (Signalled(signal.SIGTERM), ("signal", None, {"signal": 15})),
+    "signal to an agent": (AgentSignalled(1, 15), ("agent_signalled", 1, {"signal": 15})),
+    "lost": (Lost(1, "no answer"), ("lost", 1, {"text": "no answer"})),
+    "unavailable": (Unavailable("x"), ("unavailable", None, {"text": "x"})),
 }
 
 
@@ -54,7 +59,7 @@ def test_an_event_is_kept_in_a_form_that_json_takes(event, entry):
     assert json.loads(json.dumps(entry[2])) == entry[2]
 
 
-@pytest.mark.parametrize("event", [Tick(), Unavailable("x"), StacksTaken("show", {}, {}, {}), Listening(0, "h:1")])
+@pytest.mark.parametrize("event", [Tick(), StacksTaken("show", {}, {}, {}), Listening(0, "h:1")])
 def test_what_nobody_reads_again_is_not_kept(event):
     assert journal.of_event(event) is None
 

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from importlib import import_module
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from jaxrun.planning.job import Job
-from jaxrun.planning.machine import Machine
-from jaxrun.planning.plan import Plan
+if TYPE_CHECKING:
+    from jaxrun.planning.job import Job
+    from jaxrun.planning.machine import Machine
+    from jaxrun.planning.plan import Plan
 
-Backend = Callable[[Job, Machine, Mapping[str, str], str], Plan]
+    Backend = Callable[[Job, Machine, Mapping[str, str], str], Plan]
+
 BACKENDS = ("local", "mpirun", "slurm")
 
 
