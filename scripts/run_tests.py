@@ -22,7 +22,7 @@ from pathlib import Path
 from xml.etree import ElementTree
 
 ROOT = Path(__file__).resolve().parent.parent
-CHECKS = 4  # that scripts/check makes
+CHECKS = 5  # that scripts/check makes
 JAX_TESTS = ("tests/runtime", "tests/end_to_end")
 NOTES_SHOWN = 10  # per environment, so that the whole summary stays on one screen
 NO_SUCH_PYTHON = 69  # how scripts/install ends then
@@ -108,7 +108,7 @@ def run_checks() -> Result:
     print("-- checks", flush=True)
     start = time.monotonic()
     failed = min(CHECKS, subprocess.run(["scripts/check"], cwd=ROOT).returncode)
-    return Result("ruff, mypy, shellcheck", CHECKS - failed, failed, seconds=time.monotonic() - start)
+    return Result("ruff, mypy, shellcheck, hadolint", CHECKS - failed, failed, seconds=time.monotonic() - start)
 
 
 def run_pytest(venv: str, arguments: Sequence[str]) -> Result:
