@@ -37,8 +37,8 @@ def main(arguments: Sequence[str] | None = None, head_start: HeadStart | None = 
     given = list(sys.argv[1:] if arguments is None else arguments)
     command: click.Command = _RUN
     invocation = _Invocation(tuple(given), head_start)
-    if given[:1] in (["explain"], ["attach"]):
-        command, given = (_EXPLAIN if given[0] == "explain" else _ATTACH), given[1:]
+    if given and given[0] in _OTHERS:
+        command, given = _OTHERS[given[0]], given[1:]
     try:
         return command.main(given, prog_name=command.name, standalone_mode=False, obj=invocation) or 0
     except click.ClickException as error:
@@ -155,6 +155,19 @@ def _explain(run_dir: str) -> int:
     return 0
 
 
+def _stacks(run_dir: str | None, full: bool, watch: bool) -> int:
+    from pathlib import Path
+
+    from jaxrun.records import asking
+
+    job = asking.running(Path(run_dir) if run_dir else None)
+    if watch:
+        asking.watch(job)
+    else:
+        click.echo(os.fsencode(asking.ask(job, full=full)))
+    return 0
+
+
 _RUN = Command("jaxrun", params=parameters(), callback=_run, context_settings={"allow_interspersed_args": False})
 _ATTACH = Command(
     "jaxrun attach",
@@ -169,3 +182,15 @@ _EXPLAIN = click.Command(
     callback=_explain,
     help="Say how the job that left RUN_DIR went: its verdict, and when each rank did what.",
 )
+_STACKS = click.Command(
+    "jaxrun stacks",
+    params=[
+        click.Argument(["run_dir"], required=False, type=click.Path(exists=True, file_okay=False)),
+        click.Option(["--full"], is_flag=True, help="All frames of each group, too."),
+        click.Option(["--watch"], is_flag=True, help="Again every two seconds, until the job is over."),
+    ],
+    callback=_stacks,
+    help="Show where all ranks of the running job of RUN_DIR are, in groups; of the latest job here without it. "
+    "The job is not disturbed.",
+)
+_OTHERS = {"explain": _EXPLAIN, "attach": _ATTACH, "stacks": _STACKS}

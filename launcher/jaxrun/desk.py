@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Protocol
 
-from jaxrun.head.events import Action, Event, Tick
+from jaxrun.head.events import Action, Event, Keep, Tick
 from jaxrun.head.head import Head
 from jaxrun.records import journal
 
@@ -14,6 +14,8 @@ class Recorder(Protocol):
     """Where events are kept; times are seconds since the epoch."""
 
     def record(self, event: str, time: float, rank: int | None = None, **data: object) -> None: ...
+
+    def write_text(self, name: str, text: str) -> None: ...
 
 
 class Desk:
@@ -35,6 +37,8 @@ class Desk:
         actions = self._head.handle(event, self._clock())
         for action in actions:
             self._keep(journal.of_action(action))
+            if isinstance(action, Keep):
+                self._record.write_text(action.name, action.text)
         return actions
 
     def due(self) -> list[Action]:

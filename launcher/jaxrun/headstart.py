@@ -51,7 +51,7 @@ def begin(arguments: Sequence[str], environ: Mapping[str, str]) -> HeadStart | N
     """Start the interpreter, if `arguments` look like a job that forks."""
     if (
         not arguments
-        or arguments[0] in ("explain", "attach")
+        or arguments[0] in ("explain", "attach", "stacks")
         or _NOT_FOR & {word.partition("=")[0] for word in arguments}
         or "_JAXRUN_COMPLETE" in environ
     ):

@@ -9,7 +9,7 @@ import click
 _USAGE = """\
 Usage: jaxrun [OPTIONS] PROGRAM [ARGS]...
        mpirun|srun ... jaxrun attach [OPTIONS] PROGRAM [ARGS]...
-       jaxrun explain RUN_DIR
+       jaxrun explain|stacks [RUN_DIR]
 
 Start PROGRAM as the processes of one JAX job, prove that it is the job asked for, and run it.
 """

@@ -27,7 +27,8 @@ def open_output(plan: Plan, environ: Mapping[str, str], directory: RunDir) -> Ou
     ours = plan.starter is None
     output = Output(len(ranks), log_dir=directory.path, colour=(out, err), shown=shown, open_logs=ours)
     directory.on_trouble(lambda text: output.say(f"jaxrun: {text}"))
-    directory.write_text(rundir.JOB, to_json(plan))
+    launcher = {"host": os.uname().nodename, "pid": os.getpid()}
+    directory.write_text(rundir.JOB, to_json(plan, launcher))
     where = f" · run dir {as_typed(directory.path)}" if directory.path else ""
     output.say(f"jaxrun: {summary(plan)}{where}")
     for note in plan.notes if plan.job.verbose else ():

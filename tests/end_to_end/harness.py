@@ -55,6 +55,10 @@ class Job:
             time.sleep(0.01)
         raise AssertionError(f"no {text!r} from {count} ranks in {TIME_LIMIT} s")
 
+    def events(self) -> list[dict[str, object]]:
+        """All that has been noted so far."""
+        return [json.loads(line) for line in (self.run_dir / "events.jsonl").read_text().splitlines()]
+
     def processes(self) -> list[int]:
         """All living processes that carry the job's mark."""
         job_id = json.loads((self.run_dir / "job.json").read_text())["job_id"]

@@ -202,6 +202,9 @@ class Recorder(list):
     def record(self, event, time, rank=None, **data):
         self.append((event, rank, data))
 
+    def write_text(self, name, text):
+        self.append((f"file {name}", None, {"text": text}))
+
     def names(self, rank):
         return [event for event, of, _ in self if of == rank]
 

@@ -252,7 +252,6 @@ def test_every_backend_on_offer_exists(name):
     assert callable(backend(name))
 
 
-
 def test_xla_has_two_threads_for_each_simulated_device():
     assert _plan(devices_per_process=8).set_env["NPROC"] == "16"
     assert _plan(devices_per_process=2).set_env["NPROC"] == "4"

@@ -113,7 +113,7 @@ def test_a_program_inside_a_library_is_shown_by_its_frames() -> None:
 
 def test_ranks_at_one_place_are_one_group_and_the_odd_one_is_named() -> None:
     dumps = {rank: IN_JAX for rank in range(8)} | {3: IN_QUEUE}
-    assert stacks.describe(dumps, ONE_HOST).splitlines() == [
+    assert stacks.describe(dumps, ONE_HOST, {}).splitlines() == [
         "8 ranks, 2 groups",
         "  7 ranks  0-2, 4-7  train.py:88 train_step   in JAX: process_allgather",
         "  1 rank   3         data.py:31 __next__ <- train.py:84 main   in queue: get",
@@ -123,15 +123,15 @@ def test_ranks_at_one_place_are_one_group_and_the_odd_one_is_named() -> None:
 
 def test_hosts_are_named_where_they_say_something() -> None:
     hosts = ONE_HOST | {3: "h2"}
-    lines = stacks.describe({0: IN_JAX, 1: IN_JAX, 3: ""}, hosts).splitlines()
+    lines = stacks.describe({0: IN_JAX, 1: IN_JAX, 3: ""}, hosts, {}).splitlines()
     assert lines[1] == "  2 ranks  0-1 (here)  train.py:88 train_step   in JAX: process_allgather"
-    assert lines[2] == "  1 rank   3 (h2)      no answer: stopped, or about to end"
+    assert lines[2] == "  1 rank   3 (h2)      no answer: it blocks signals, or is about to end"
 
 
 def test_groups_of_equal_size_accuse_nobody() -> None:
-    assert "differ" not in stacks.describe({0: IN_JAX, 1: IN_QUEUE}, ONE_HOST)
-    assert stacks.describe({0: IN_JAX}, ONE_HOST).startswith("1 rank, 1 group\n")
-    assert stacks.describe({}, ONE_HOST) == ""
+    assert "differ" not in stacks.describe({0: IN_JAX, 1: IN_QUEUE}, ONE_HOST, {})
+    assert stacks.describe({0: IN_JAX}, ONE_HOST, {}).startswith("1 rank, 1 group\n")
+    assert stacks.describe({}, ONE_HOST, {}) == ""
 
 
 def test_a_crash_is_written_like_a_traceback_of_the_thread_that_crashed() -> None:
@@ -166,6 +166,27 @@ def test_this_pythons_own_dump_is_read() -> None:
 
 @given(st.text() | st.lists(st.sampled_from([*f"{LOADER}\n{CRASHED_THREAD}".splitlines(), ""])).map("\n".join))
 def test_no_text_breaks_the_parser(text: str) -> None:
-    stacks.describe({0: text}, {0: "here"})
+    stacks.describe({0: text}, {0: "here"}, {})
     stacks.crash(text)
     stacks.waits_in_jax(text, "futex")
+
+
+def test_of_a_rank_that_gives_no_answer_the_kernel_is_heard():
+    waits = {0: "futex_wait_queue", 1: "stopped by a signal (SIGCONT lets it go on)"}
+    lines = stacks.describe({0: IN_JAX, 1: ""}, ONE_HOST, waits).splitlines()
+    assert any("no answer: stopped by a signal" in line and "  1 " in line for line in lines)
+    assert not any("futex" in line for line in lines)
+
+
+def test_all_frames_are_shown_once_for_each_group_without_ours():
+    text = stacks.in_full({0: IN_JAX, 1: IN_QUEUE, 2: IN_JAX, 3: ""}, {})
+    assert text.startswith("ranks 0, 2:\n  File ") and "\n\nrank 1:\n" in text and text.endswith("rank 3:\n  no frames")
+    assert "jaxrun_runtime/worker.py" not in text
+
+
+def test_what_is_kept_of_stacks_is_read_back():
+    kept = stacks.to_json({0: IN_JAX, 3: ""}, {0: "h1", 3: "h2"}, {0: "futex", 3: "x y"}, 7.5)
+    assert stacks.from_json(kept) == (7.5, {0: IN_JAX, 3: ""}, {0: "h1", 3: "h2"}, {0: "futex", 3: "x y"})
+    for text in ("{}", "[]", '{"dumps": 1}', "x"):
+        with pytest.raises(ValueError):
+            stacks.from_json(text)

@@ -11,6 +11,13 @@ from jaxrun.agent.spawn import Lines
 from jaxrun.contract import Decoder, Message, encode
 
 _PIECE = 65536
+# The kernel's letters for a process that answers to nothing, in words.
+_STATES = {
+    "T": "stopped by a signal (SIGCONT lets it go on)",
+    "t": "stopped by a debugger",
+    "Z": "dead, and about to be noticed",
+    "D": "waiting for a disk or a file server (state D)",
+}
 
 
 @dataclass(slots=True)
@@ -75,9 +82,13 @@ class Child:
         return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
     def kernel_wait(self) -> str:
-        """The kernel's name for what the main thread sleeps in; empty where it runs or may not be asked."""
-        with contextlib.suppress(OSError), open(f"/proc/{self.pid}/wchan", "rb") as file:
-            return file.read().decode()
+        """What the kernel says of the main thread: that it is stopped or about to end, or else its name for what the
+        thread sleeps in; empty where it runs or may not be asked."""
+        with contextlib.suppress(OSError):
+            with open(f"/proc/{self.pid}/stat", "rb") as file:
+                state = file.read().rpartition(b")")[2].split()[0].decode()
+            with open(f"/proc/{self.pid}/wchan", "rb") as file:
+                return _STATES.get(state, "") or file.read().decode()
         return ""
 
     def hang_up(self) -> None:

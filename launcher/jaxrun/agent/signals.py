@@ -7,6 +7,8 @@ import socket
 from collections.abc import Iterable
 from types import FrameType
 
+from jaxrun.contract import STACKS_SIGNAL
+
 LAUNCHER_SIGNALS = (
     signal.SIGCHLD,
     signal.SIGINT,
@@ -15,6 +17,7 @@ LAUNCHER_SIGNALS = (
     signal.SIGQUIT,
     signal.SIGUSR1,
     signal.SIGUSR2,
+    STACKS_SIGNAL,
 )
 
 
@@ -24,7 +27,7 @@ class SignalPipe:
     All but SIGCHLD: a process that ignores it is not told of its children's ends.
     """
 
-    def __init__(self, signums: Iterable[signal.Signals]) -> None:
+    def __init__(self, signums: Iterable[int]) -> None:
         ignored = {number for number in signal.Signals if signal.getsignal(number) is signal.SIG_IGN}
         self._signums = set(signums) - (ignored - {signal.SIGCHLD})
         self._reading, self._writing = socket.socketpair()

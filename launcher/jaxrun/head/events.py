@@ -157,7 +157,10 @@ class Kill:
 
 @dataclass(frozen=True, slots=True)
 class TakeStacks:
-    """Ask the fault handlers; answered by StacksTaken with the same purpose."""
+    """Ask the fault handlers; answered by StacksTaken with the same purpose.
+
+    `purpose`: "show" on the screen, "keep" in the run directory, or to decide about "timeout" or "early" exit.
+    """
 
     ranks: tuple[int, ...]
     purpose: str
@@ -165,6 +168,14 @@ class TakeStacks:
 
 @dataclass(frozen=True, slots=True)
 class Say:
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Keep:
+    """Write this file into the run directory."""
+
+    name: str
     text: str
 
 
@@ -180,6 +191,7 @@ class Ending:
     text: str = ""
     traceback: str = ""
     dumps: Mapping[int, str] = field(default_factory=dict)
+    waits: Mapping[int, str] = field(default_factory=dict)
     signum: int = 0
     decided_at: float | None = None
     run_at: float | None = None
@@ -197,4 +209,4 @@ class Dismiss:
     status: int
 
 
-Action = Begin | Send | Kill | TakeStacks | Say | Finish | Dismiss
+Action = Begin | Send | Kill | TakeStacks | Say | Keep | Finish | Dismiss

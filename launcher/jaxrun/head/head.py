@@ -17,7 +17,7 @@ import signal
 from collections.abc import Mapping
 from dataclasses import replace
 
-from jaxrun.contract import Done, Failed, Hello, Leave, Listening, Proof, ThreadFailed
+from jaxrun.contract import STACKS_SIGNAL, Done, Failed, Hello, Leave, Listening, Proof, ThreadFailed
 from jaxrun.errors import NotUniformError, UnavailableError
 from jaxrun.head import uniform
 from jaxrun.head.early_exit import EarlyExit
@@ -28,6 +28,7 @@ from jaxrun.head.events import (
     Event,
     Exited,
     Finish,
+    Keep,
     Kill,
     Limits,
     Lost,
@@ -45,6 +46,7 @@ from jaxrun.head.muster import Muster
 from jaxrun.head.roster import Roster
 from jaxrun.ranks import locate, spell
 from jaxrun.verdict import stacks, verdict
+from jaxrun.verdict.stacks import STACKS_FILE
 from jaxrun.wording import plural
 
 SETTLE = 0.03  # seconds to wait for the cause after the first failure: collateral errors can win the race
@@ -290,8 +292,8 @@ class Head:
         asked = self._roster.working
         if signum in (signal.SIGUSR1, signal.SIGUSR2):
             return [Kill(asked, signum)] if asked else []
-        if signum == signal.SIGQUIT:
-            return [self._take_stacks("show")]
+        if signum in (signal.SIGQUIT, STACKS_SIGNAL):
+            return [self._take_stacks("show" if signum == signal.SIGQUIT else "keep")]
         if self._phase in _HEALTHY:
             self._ending = Ending("interrupted", (), signum=signum, decided_at=now)
         if self._phase is not Phase.RUNNING:
@@ -333,13 +335,16 @@ class Head:
 
     def _on_stacks(self, taken: StacksTaken, now: float) -> list[Action]:
         if taken.purpose == "show":
-            return [Say(stacks.describe(taken.dumps, self._roster.hosts) or "no rank has stacks to show yet")]
+            text = stacks.describe(taken.dumps, self._roster.hosts, taken.waits)
+            return [Say(text or "no rank has stacks to show yet")]
+        if taken.purpose == "keep":
+            return [Keep(STACKS_FILE, stacks.to_json(taken.dumps, self._roster.hosts, taken.waits, now))]
         if self._phase not in _HEALTHY:
             return []
         stuck = taken.purpose == "early" and self._early.look(taken.dumps, taken.waits, taken.cpu, now)
         if taken.purpose == "timeout" or stuck:
             reason = "early-exit" if stuck else "timeout"
-            self._ending = Ending(reason, (), dumps=taken.dumps, decided_at=now)
+            self._ending = Ending(reason, (), dumps=taken.dumps, waits=taken.waits, decided_at=now)
             return self._stop(now, self._roster.live)
         self._alarms["early"] = now + self._early.next_look
         return []

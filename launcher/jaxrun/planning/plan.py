@@ -98,8 +98,8 @@ class Plan:
         )
 
 
-def to_json(plan: Plan) -> str:
-    """The text of job.json: the plan as data, with every secret masked."""
+def to_json(plan: Plan, launcher: Mapping[str, object] | None = None) -> str:
+    """The text of job.json: the plan as data, with every secret masked; `launcher`: its "host" and "pid"."""
     job = plan.job
     content = {
         "job_id": plan.job_id,
@@ -121,6 +121,7 @@ def to_json(plan: Plan) -> str:
         "set_env": {name: masked(name, value) for name, value in sorted(plan.set_env.items())},
         "unset_env": list(plan.unset_env),
         "notes": list(plan.notes),
+        "launcher": dict(launcher or {}),
         "workers": [
             {
                 "rank": worker.rank,

@@ -16,7 +16,7 @@ def explain(path: Path) -> str:
 
     UsageError if it is neither, or cannot be read.
     """
-    path = _find(path)
+    path = find(path)
     events = timeline.read(_read(path / EVENTS).splitlines())
     parts = [_verdict(path, events), timeline.table(events)]
     if events.skipped:
@@ -24,7 +24,8 @@ def explain(path: Path) -> str:
     return "\n\n".join(parts)
 
 
-def _find(path: Path) -> Path:
+def find(path: Path) -> Path:
+    """The run directory that `path` means: itself, or the latest in it. UsageError."""
     if not path.is_dir():
         raise UsageError(f"{path} is not a directory. Give the run directory of a job, as {COLLECTION}/{LATEST}.")
     if _is_run_dir(path):

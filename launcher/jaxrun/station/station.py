@@ -16,7 +16,7 @@ from jaxrun.agent.signals import SignalPipe
 from jaxrun.channel.door import Admitted, Door
 from jaxrun.channel.line import TO_HEAD
 from jaxrun.channel.messages import Chunk, FirstOutput, ShowStacks, SignalWorker, StreamEnded, Taken, ToHead
-from jaxrun.contract import Failed, Hello, Proof
+from jaxrun.contract import STACKS_SIGNAL, Failed, Hello, Proof
 from jaxrun.desk import Desk
 from jaxrun.errors import ProtocolError
 from jaxrun.head.events import (
@@ -39,6 +39,7 @@ from jaxrun.head.events import (
     Unavailable,
 )
 from jaxrun.output.output import Output
+from jaxrun.ranks import locate
 from jaxrun.station.lines import AgentLine, Lines
 from jaxrun.station.stacks import StacksCollection
 from jaxrun.station.starting import Starting
@@ -48,6 +49,7 @@ _RETRY = 0.01  # seconds until what the network did not take is sent again
 # Seconds in which a host that is there has answered; an engine leaves the processes that it started less time.
 _ANSWER = {False: 1.0, True: 0.15}
 _MOMENT = 0.05  # seconds in which the end of what has started an agent is heard of, if the agent ended with it
+_MISGIVING = 0.5  # the same while it still starts others: it may have failed at that, and end those first that had come
 _FAREWELL = 1.0  # seconds for the last messages to leave
 # Seconds that the starter gets to end by itself, and after SIGTERM: after a job that ended well, and after another.
 _IN_PEACE = (5.0, 2.0)
@@ -184,7 +186,14 @@ class Station:
             case Say():
                 self._output.say(f"jaxrun: {action.text}")
             case Finish():
-                self._ending = action.ending
+                self._ending = self._with_words(action.ending)
+
+    def _with_words(self, ending: Ending) -> Ending:
+        """Where agents are missing, the starter may have said why, and wait for the others."""
+        words = self._starting.words()
+        if ending.reason != "unavailable" or self._all_came or not words or words in ending.text:
+            return ending
+        return replace(ending, text=f"{ending.text}\n{self._starting.title} said:\n{words}")
 
     def _finish_stacks(self, purpose: str) -> None:
         self._tell(self._stacks.pop(purpose).result())
@@ -228,7 +237,7 @@ class Station:
         `events` are told when we know: soon, or with `ask` once every host has had the time to answer.
         """
         self._held += events
-        wait = _MOMENT
+        wait = _MOMENT if self._all_came else _MISGIVING
         if ask and self._skew and not self._asked:
             self._lines.send_all(Taken(0))  # asks for no more than the answer of the other side's kernel
             self._asked, wait = True, self._answer
@@ -240,6 +249,8 @@ class Station:
         silent = self._lines.silent() if self._asked else []
         self._asked = False
         causes: list[Event] = [Lost(rank, f"its host has not answered for {self._answer:g} s") for rank in silent]
+        if not causes and not self._all_came and self._starting.status:
+            causes = self._starter_ended()  # it could not start the others, and so ended those that had come
         lost = [event for event in held if isinstance(event, Lost)]
         signalled = {event.rank for event in held if isinstance(event, AgentSignalled)}
         if not causes and lost and self._starting.status not in (None, 0) and not self._starting.was_killed:
@@ -251,12 +262,18 @@ class Station:
         for event in (*(causes or ([] if signalled else self._starter_ended())), *held):
             self._tell(event)
 
+    @property
+    def _all_came(self) -> bool:
+        return len(self._skew) == len(self._desk.hosts)
+
     def _starter_ended(self) -> list[Event]:
         if self._starting.status is None:
             return []
         words = self._starting.words()
         said = f"; it said:\n{words}" if words else ""
-        return [Unavailable(f"{self._starting.end_in_words()} before the job was over{said}")]
+        missing = [rank for rank in self._desk.hosts if rank not in self._skew]
+        lacking = f"\nnot heard from: {locate(missing, self._desk.hosts)}" if missing and self._skew else ""
+        return [Unavailable(f"{self._starting.end_in_words()} before the job was over{said}{lacking}")]
 
     def _on_message(self, rank: int, line: AgentLine, message: ToHead) -> None:
         match message:
@@ -311,7 +328,7 @@ class Station:
                 self._on_starter_end()
 
     def _on_signal(self, number: int) -> None:
-        if not self._attached or number == signal.SIGQUIT:
+        if not self._attached or number in (signal.SIGQUIT, STACKS_SIGNAL):
             self._tell(Signalled(number))
         elif number in (signal.SIGUSR1, signal.SIGUSR2):
             self._lines.send((0,), SignalWorker(number))  # the other ranks are sent it as well

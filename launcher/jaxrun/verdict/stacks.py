@@ -6,12 +6,13 @@ comes first. One text may hold several dumps; the last one counts. All functions
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import PurePath
 
-from jaxrun.ranks import compact, spell
+from jaxrun.ranks import compact, locate, spell
 from jaxrun.wording import columns, plural, several_hosts
 
 # Samples: `Thread 0x00007f2c4e7fc6c0 [Loader-1] (most recent call first):`, `  File "a.py", line 88 in step`
@@ -22,8 +23,9 @@ _PYTHON = r"/lib(?:64)?/python3\.\d+/"
 _JAX = re.compile(rf"{_PACKAGES}(?:jax|jaxlib)/|/jax/(?:_src|experimental|interpreters)/|/jaxlib/")
 _SCAFFOLD = re.compile(rf"/jaxrun_runtime/(?!programs/)|{_PYTHON}(?:runpy|threading)\.py$|^<frozen ")
 _LIBRARY = re.compile(rf"{_PACKAGES}|{_PYTHON}|^<frozen ")
+STACKS_FILE = "stacks.json"
 _SHIPPED_PROGRAMS = "/jaxrun_runtime/programs/"
-_NO_ANSWER = "no answer: stopped, or about to end"
+_NO_ANSWER = "no answer: it blocks signals, or is about to end"
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,6 +122,19 @@ def crash(fatal: str) -> str:
     return "\n".join(["Stack (most recent call last):", *lines])
 
 
+def in_full(dumps: Mapping[int, str], hosts: Mapping[int, str]) -> str:
+    """All frames of the main threads, once for each group of ranks that have the same, innermost last."""
+    groups: dict[tuple[Frame, ...], list[int]] = {}
+    for rank in sorted(dumps):
+        frames = main_stack(dumps[rank]).frames
+        groups.setdefault(tuple(frame for frame in frames if not frame.is_scaffold) or frames, []).append(rank)
+    parts = []
+    for frames, ranks in sorted(groups.items(), key=lambda group: (-len(group[1]), group[1])):
+        shown = [f'  File "{f.file}", line {f.line}, in {f.function}' for f in reversed(frames)]
+        parts.append("\n".join([f"{locate(ranks, hosts)}:", *(shown or ["  no frames"])]))
+    return "\n\n".join(parts)
+
+
 def waits_in_jax(dump: str, kernel_wait: str) -> bool:
     """Whether the main thread waits for JAX: in its Python code, or in native code called from the program.
 
@@ -132,14 +147,16 @@ def waits_in_jax(dump: str, kernel_wait: str) -> bool:
     return stack.frames[0].is_users or any(frame.is_jax for frame in stack.called)
 
 
-def describe(dumps: Mapping[int, str], hosts: Mapping[int, str]) -> str:
+def describe(dumps: Mapping[int, str], hosts: Mapping[int, str], waits: Mapping[int, str]) -> str:
     """Where the ranks are, one line per place, the most common first, and who differs; empty without dumps.
 
-    A rank whose dump is empty has given no answer.
+    Of a rank whose dump is empty, `waits` has what the kernel says of it.
     """
     places: dict[str, list[int]] = {}
     for rank in sorted(dumps):
-        places.setdefault(main_stack(dumps[rank]).place(), []).append(rank)
+        says = waits.get(rank, "")
+        silent = f"no answer: {says}" if " " in says else _NO_ANSWER
+        places.setdefault(main_stack(dumps[rank]).place() if dumps[rank] else silent, []).append(rank)
     groups = sorted(places.items(), key=lambda group: (-len(group[1]), group[1]))
     rows = [(plural(len(ranks), "rank"), _names(ranks, hosts), place) for place, ranks in groups]
     if not rows:
@@ -158,3 +175,21 @@ def _odd_ones(groups: list[list[int]]) -> Iterator[str]:
 def _names(ranks: list[int], hosts: Mapping[int, str]) -> str:
     where = {hosts[rank] for rank in ranks}
     return compact(ranks) + (f" ({where.pop()})" if several_hosts(hosts) and len(where) == 1 else "")
+
+
+def to_json(dumps: Mapping[int, str], hosts: Mapping[int, str], waits: Mapping[int, str], time: float) -> str:
+    """The text of stacks.json; `time` is when they were taken, seconds since the epoch."""
+    return json.dumps({"time": time, "hosts": dict(hosts), "dumps": dict(dumps), "waits": dict(waits)}) + "\n"
+
+
+def from_json(text: str) -> tuple[float, dict[int, str], dict[int, str], dict[int, str]]:
+    """(time, dumps, hosts, waits) of it. ValueError if it is none."""
+    content = json.loads(text)
+    try:
+        tables = (
+            {int(rank): str(item) for rank, item in content[name].items()} for name in ("dumps", "hosts", "waits")
+        )
+        dumps, hosts, waits = tables
+        return float(content["time"]), dumps, hosts, waits
+    except (AttributeError, KeyError, TypeError) as error:
+        raise ValueError(f"no stacks: {error!r}") from None

@@ -143,7 +143,7 @@ def _unavailable(case: _Case) -> dict[str, Any]:
 def _timeout(case: _Case) -> dict[str, Any]:
     limit = f", --timeout {case.timeout:g} s" if case.timeout is not None else ""
     finished = [end.rank for end in case.ending.ends if end.done]
-    stuck = stacks.describe(case.ending.dumps, case.hosts)
+    stuck = stacks.describe(case.ending.dumps, case.hosts, case.ending.waits)
     lines = (stuck, f"{spell(finished)} had finished." if finished else "")
     return {
         "exit_code": EXIT_TIMEOUT,
@@ -164,7 +164,7 @@ def _early_exit(case: _Case) -> dict[str, Any]:
         "victims": {rank: "was stopped" for rank in case.ending.dumps},
         "headline": f"{names} finished (status 0){ago}; {waiting} in JAX for what will not come any more:",
         "details": (
-            stacks.describe(case.ending.dumps, case.hosts),
+            stacks.describe(case.ending.dumps, case.hosts, case.ending.waits),
             "every rank must take part in the same steps: does one of them have less data, or return early?",
             *sentences.thread_notes(case.ending.ends, ""),
         ),

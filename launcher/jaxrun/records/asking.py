@@ -1,0 +1,103 @@
+"""Asks a job that runs where its ranks are: the launcher is signalled, and leaves the answer in the run directory."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+from jaxrun.contract import STACKS_SIGNAL
+from jaxrun.errors import UnavailableError, UsageError
+from jaxrun.records.explain import find
+from jaxrun.records.rundir import COLLECTION, EVENTS, JOB, LATEST, VERDICT
+from jaxrun.verdict import stacks
+
+_PATIENCE = 5.0  # seconds; far ranks are given one and a half
+_PAUSE = 0.02
+_EVERY = 2.0  # seconds between two looks
+
+
+@dataclass(frozen=True, slots=True)
+class Running:
+    """A job whose launcher runs on this host."""
+
+    run_dir: Path
+    pid: int
+
+
+def running(path: Path | None) -> Running:
+    """The job of the run directory `path`; of None, the latest here. UsageError where it is over or not to be asked."""
+    run_dir = find(path or Path(COLLECTION))
+    if run_dir.is_symlink() or run_dir.name == LATEST:
+        run_dir = run_dir.resolve()
+    if (run_dir / VERDICT).exists():
+        raise UsageError(f"the job of {run_dir} is over; how it went: jaxrun explain {run_dir}")
+    try:
+        launcher = json.loads((run_dir / JOB).read_text())["launcher"]
+        host, pid = str(launcher["host"]), int(launcher["pid"])
+    except (OSError, ValueError, KeyError, TypeError):
+        raise UsageError(f"{run_dir} does not say who runs its job; is it of this version of jaxrun?") from None
+    here = os.uname().nodename
+    if host != here:
+        raise UsageError(f"the launcher of this job runs on {host}, not on {here}; type there: jaxrun stacks {run_dir}")
+    if not _holds(pid, run_dir / EVENTS):
+        raise UsageError(
+            f"the launcher of {run_dir} is gone, and left no verdict; what is known: jaxrun explain {run_dir}"
+        )
+    return Running(run_dir, pid)
+
+
+def ask(job: Running, *, full: bool = False) -> str:
+    """Where all ranks are now: in groups; with `full`, all frames of each. UnavailableError without an answer."""
+    answer = job.run_dir / stacks.STACKS_FILE
+    before = _taken(answer)
+    try:
+        os.kill(job.pid, STACKS_SIGNAL)
+    except ProcessLookupError:
+        raise UsageError(f"the job is over; how it went: jaxrun explain {job.run_dir}") from None
+    except PermissionError:
+        raise UsageError(f"process {job.pid}, the launcher, is another user's; only its owner may ask it") from None
+    deadline = time.monotonic() + _PATIENCE
+    while _taken(answer) == before:
+        if time.monotonic() > deadline:
+            raise UnavailableError(
+                f"the launcher (process {job.pid}) has not answered in {_PATIENCE:g} s; is it stopped?"
+            )
+        time.sleep(_PAUSE)
+    _, dumps, hosts, waits = stacks.from_json(answer.read_text())
+    if not dumps:
+        return "no rank has stacks to show yet"
+    return stacks.describe(dumps, hosts, waits) + (f"\n\n{stacks.in_full(dumps, hosts)}" if full else "")
+
+
+def watch(job: Running) -> None:
+    """Ask again and again, until the job is over."""
+    while _holds(job.pid, job.run_dir / EVENTS):
+        print(f"{time.strftime('%H:%M:%S')}  {ask(job)}\n", flush=True)
+        time.sleep(_EVERY)
+    print(f"the job is over; how it went: jaxrun explain {job.run_dir}")
+
+
+def _taken(answer: Path) -> float:
+    try:
+        return stacks.from_json(answer.read_text())[0]
+    except (OSError, ValueError):
+        return 0.0
+
+
+def _holds(pid: int, file: Path) -> bool:
+    """Whether this process has the file open: its number alone may be another's by now."""
+    try:
+        wanted = file.stat()
+        return any(_same(f"/proc/{pid}/fd/{fd}", wanted) for fd in os.listdir(f"/proc/{pid}/fd"))
+    except OSError:
+        return False
+
+
+def _same(path: str, wanted: os.stat_result) -> bool:
+    try:
+        return os.path.samestat(os.stat(path), wanted)
+    except OSError:
+        return False
