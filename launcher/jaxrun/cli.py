@@ -21,6 +21,7 @@ from jaxrun.planning.job import Job, parse_ranks
 if TYPE_CHECKING:
     from jaxrun.headstart import HeadStart
 
+_STALL_IN_CI = 300.0  # seconds: nobody looks there
 _EXIT_INTERRUPTED = EXIT_SIGNAL_BASE + 2
 
 
@@ -72,6 +73,8 @@ def make_job(values: Mapping[str, Any], environ: Mapping[str, str]) -> Job:
         given[name] = tuple(word for text in given.pop(name, ()) for word in _words(text, option))
     if given.pop("no_fork", False):
         given["no_fork"] = "--no-fork was given"
+    if "stall_timeout" not in given and environ.get("CI", "").lower() not in ("", "0", "false"):
+        given["stall_timeout"] = _STALL_IN_CI
     return Job(**given, env=env)
 
 

@@ -50,5 +50,5 @@ def conduct(
 def _make_head(plan: Plan, now: float) -> Head:
     job = plan.job
     expected = Expected(len(plan.workers), plan.job_id, job.platform, plan.local_devices)
-    limits = Limits(init=job.init_timeout, job=job.timeout, grace=job.grace)
+    limits = Limits(init=job.init_timeout, job=job.timeout, grace=job.grace, stall=job.stall_timeout)
     return Head(plan.host_of, expected, limits, _LOOPBACK, now)

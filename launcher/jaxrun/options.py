@@ -148,10 +148,12 @@ def _output() -> list[click.Parameter]:
 def _failure() -> list[click.Parameter]:
     group = "Failure"
     timeout = "Stop the job after this time. [default: no limit]"
+    stall = "Stop it after so long without output or CPU time in any rank; 0: never. [default: 0; 300 where CI is set]"
     init = f"Stop it if not all have joined by then. [default: {_DEFAULTS['init_timeout']:g}]"
     grace = f"From SIGTERM to SIGKILL when the job is stopped. [default: {_DEFAULTS['grace']:g}]"
     return [
         Option("--timeout", group=group, main=True, help=timeout, **_SECONDS),
+        Option("--stall-timeout", group=group, help=stall, **_SECONDS),
         Option("--init-timeout", group=group, help=init, **_SECONDS),
         Option("--grace", group=group, help=grace, **_SECONDS),
     ]

@@ -48,7 +48,9 @@ REAPED_AFTER = 0.001
 class Simulation:
     """One job from its first spawn to its Finish. Times are seconds since its start."""
 
-    def __init__(self, size=4, *, hosts=None, platform="cpu", local_devices=1, init=60.0, job=None, grace=5.0):
+    def __init__(
+        self, size=4, *, hosts=None, platform="cpu", local_devices=1, init=60.0, job=None, grace=5.0, stall=None
+    ):
         self.size = size
         self.hosts = hosts or dict.fromkeys(range(size), "h1")
         self.local_devices = local_devices
@@ -60,11 +62,13 @@ class Simulation:
         self.ending = None
         self.finished_at = None
         self.stacks = {}  # rank → dump, for those that answer
+        self.cpu = lambda now: 0.0  # seconds that each rank has used by then
+        self.written = lambda now: 0  # bytes that each has written by then
         self._clock = 0.0
         self._due = []  # (time, number, event)
         self._number = itertools.count()
         expected = Expected(size, JOB_ID, platform, local_devices)
-        self.head = Head(self.hosts, expected, Limits(init=init, job=job, grace=grace), "127.0.0.1", 0.0)
+        self.head = Head(self.hosts, expected, Limits(init=init, job=job, grace=grace, stall=stall), "127.0.0.1", 0.0)
 
     def tell(self, *events):
         """Events that arrive now."""
@@ -178,7 +182,9 @@ class Simulation:
             case TakeStacks():
                 dumps = {rank: self.stacks.get(rank, "") for rank in action.ranks}
                 idle = dict.fromkeys(action.ranks, "futex_wait_queue")
-                self._later(0.1, StacksTaken(action.purpose, dumps, idle, dict.fromkeys(action.ranks, 0.0)))
+                cpu = dict.fromkeys(action.ranks, self.cpu(self.now))
+                written = dict.fromkeys(action.ranks, self.written(self.now))
+                self._later(0.1, StacksTaken(action.purpose, dumps, idle, cpu, written))
             case Say():
                 self.said.append((self.now, action.text))
             case Finish():

@@ -251,4 +251,5 @@ class Agent:
             dumps={child.rank: child.new_stacks() for child in children},
             waits={child.rank: child.kernel_wait() for child in children},
             cpu={child.rank: child.cpu_seconds() for child in children},
+            written={child.rank: self._output.written(child.rank) for child in children},
         )

@@ -11,6 +11,7 @@ from jaxrun.agent.spawn import Lines
 from jaxrun.contract import Decoder, Message, encode
 
 _PIECE = 65536
+_STACKS_KEPT = 2**20
 # The kernel's letters for a process that answers to nothing, in words.
 _STATES = {
     "T": "stopped by a signal (SIGCONT lets it go on)",
@@ -70,6 +71,9 @@ class Child:
         size = os.fstat(self.lines.stacks).st_size
         data = os.pread(self.lines.stacks, max(0, size - self._stacks_read), self._stacks_read)
         self._stacks_read += len(data)
+        if size > _STACKS_KEPT:  # the worker's next dump goes on where this file, which it shares, is set to
+            os.ftruncate(self.lines.stacks, 0)
+            self._stacks_read = os.lseek(self.lines.stacks, 0, os.SEEK_SET)
         return data.decode(errors="replace")
 
     def cpu_seconds(self) -> float:

@@ -164,6 +164,7 @@ _CHECKS: dict[str, Any] = {
     "tuple[int, ...]": _integers,
     "Mapping[int, str]": _by_rank(_text),
     "Mapping[int, float]": _by_rank(_number),
+    "Mapping[int, int]": _by_rank(_integer),
     "float": _number,
     "str": _text,
     "tuple[str, ...]": _texts,

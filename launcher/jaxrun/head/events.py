@@ -11,11 +11,15 @@ from jaxrun.verdict.ends import End
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """Seconds: until all have joined, for the whole job (None: no limit), between SIGTERM and SIGKILL."""
+    """Seconds: until all have joined, for the whole job, between SIGTERM and SIGKILL, without any sign of life.
+
+    None and 0 are no limit.
+    """
 
     init: float
     job: float | None
     grace: float
+    stall: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,12 +107,13 @@ class AgentSignalled:
 
 @dataclass(frozen=True, slots=True)
 class StacksTaken:
-    """By rank: what its fault handler wrote, the kernel's name for what it waits in, CPU seconds used."""
+    """By rank: what its fault handler wrote, the kernel's name for what it waits in, CPU seconds used, bytes written."""
 
     purpose: str
     dumps: Mapping[int, str]
     waits: Mapping[int, str]
     cpu: Mapping[int, float]
+    written: Mapping[int, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,7 +164,7 @@ class Kill:
 class TakeStacks:
     """Ask the fault handlers; answered by StacksTaken with the same purpose.
 
-    `purpose`: "show" on the screen, "keep" in the run directory, or to decide about "timeout" or "early" exit.
+    `purpose`: "show" on the screen, "keep" in the run directory, or to decide about "timeout", "early" exit or "stall".
     """
 
     ranks: tuple[int, ...]
@@ -183,7 +188,7 @@ class Keep:
 class Ending:
     """How the job ended: the head's last word, from which the verdict is made.
 
-    `reason`: "ok", "failed", "refused", "unavailable", "timeout", "early-exit", "interrupted" or "preempted".
+    `reason`: "ok", "failed", "refused", "unavailable", "timeout", "stall", "early-exit", "interrupted" or "preempted".
     """
 
     reason: str

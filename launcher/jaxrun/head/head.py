@@ -44,6 +44,7 @@ from jaxrun.head.events import (
 from jaxrun.head.gathering import Gathering
 from jaxrun.head.muster import Muster
 from jaxrun.head.roster import Roster
+from jaxrun.head.stall import Stall
 from jaxrun.ranks import locate, spell
 from jaxrun.verdict import stacks, verdict
 from jaxrun.verdict.stacks import STACKS_FILE
@@ -91,6 +92,7 @@ class Head:
         self._phase = Phase.STARTING
         self._ending = Ending("ok", ())
         self._early = EarlyExit()
+        self._stall: Stall | None = None
         self._alarms: dict[str, float] = {"init": now + limits.init, "progress": now + PROGRESS[0]}
         if limits.job is not None:
             self._alarms["job"] = now + limits.job
@@ -167,6 +169,9 @@ class Head:
             self._phase = Phase.RUNNING
             self._run_at = now
             del self._alarms["init"], self._alarms["progress"]
+            if self._limits.stall:
+                self._stall = Stall(self._limits.stall, now)
+                self._alarms["stall"] = now + self._stall.every
         return [*actions]
 
     def _on_unavailable(self, event: Unavailable, now: float) -> list[Action]:
@@ -327,6 +332,8 @@ class Head:
                 return self._give_up("unavailable", self._gathering.missing(self._limits.init), now)
             case "job":
                 return [self._take_stacks("timeout")]
+            case "stall":
+                return [self._take_stacks("stall")]
         return [self._take_stacks("early")]
 
     def _take_stacks(self, purpose: str) -> TakeStacks:
@@ -341,6 +348,8 @@ class Head:
             return [Keep(STACKS_FILE, stacks.to_json(taken.dumps, self._roster.hosts, taken.waits, now))]
         if self._phase not in _HEALTHY:
             return []
+        if taken.purpose == "stall":
+            return self._on_look_for_stall(taken, now)
         stuck = taken.purpose == "early" and self._early.look(taken.dumps, taken.waits, taken.cpu, now)
         if taken.purpose == "timeout" or stuck:
             reason = "early-exit" if stuck else "timeout"
@@ -348,3 +357,17 @@ class Head:
             return self._stop(now, self._roster.live)
         self._alarms["early"] = now + self._early.next_look
         return []
+
+    def _on_look_for_stall(self, taken: StacksTaken, now: float) -> list[Action]:
+        assert self._stall is not None
+        stall, idle = self._stall, self._stall.look(taken, now)
+        if idle >= stall.limit:
+            self._ending = Ending("stall", (), dumps=taken.dumps, waits=taken.waits, decided_at=now)
+            return self._stop(now, self._roster.live)
+        self._alarms["stall"] = now + min(stall.every, stall.limit - idle)
+        if stall.warned or idle < stall.limit / 2:
+            return []
+        stall.warned = True
+        where = stacks.describe(taken.dumps, self._roster.hosts, taken.waits)
+        limit = f"the job is stopped after {stall.limit:g} s of it (--stall-timeout)"
+        return [Say(f"no output and no CPU time in any rank for {idle:.0f} s; {limit} · {where}")]

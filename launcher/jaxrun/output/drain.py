@@ -41,6 +41,9 @@ class Sink(Protocol):
     def tail(self, rank: int) -> str:
         """The last lines that the worker wrote to its stderr."""
 
+    def written(self, rank: int) -> int:
+        """Bytes that it was given of this rank so far."""
+
     def tick(self) -> float | None:
         """Deliver what has waited long enough; seconds until the next call, None if nothing waits."""
 

@@ -62,6 +62,7 @@ class Output:
     def take(self, rank: int, stream: str, data: bytes) -> None:
         """What was just read from the worker's "out" or "err"."""
         self.log(rank, stream, data)
+        self._tails.count(rank, data)
         if stream == "err":
             self._tails.keep(rank, data)
         self.show(rank, stream, data)
@@ -85,6 +86,10 @@ class Output:
         """Into that rank's file only: what the screen shows in another form."""
         if self._logs is not None:
             self._logs.write(rank, stream, data)
+
+    def written(self, rank: int) -> int:
+        """Bytes that the worker has written so far."""
+        return self._tails.written(rank)
 
     def tail(self, rank: int) -> str:
         """The last lines that the worker wrote to its stderr, at most `TAIL` bytes."""

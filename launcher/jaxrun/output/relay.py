@@ -36,6 +36,7 @@ class Relay:
 
     def take(self, rank: int, stream: str, data: bytes) -> None:
         self.log(rank, stream, data)
+        self._tails.count(rank, data)
         if stream == "err":
             self._tails.keep(rank, data)
         if self._sends:
@@ -53,6 +54,10 @@ class Relay:
     def log(self, rank: int, stream: str, data: bytes) -> None:
         if self._logs is not None:
             self._logs.write(rank, stream, data)
+
+    def written(self, rank: int) -> int:
+        """Bytes that the worker has written so far."""
+        return self._tails.written(rank)
 
     def tail(self, rank: int) -> str:
         return self._tails.text(rank)

@@ -1,4 +1,4 @@
-"""The last lines of each rank's stderr, kept at hand for its verdict."""
+"""What is kept at hand of each rank's output: the last lines of its stderr, for the verdict, and how much it was."""
 
 from __future__ import annotations
 
@@ -10,9 +10,18 @@ class Tails:
 
     def __init__(self) -> None:
         self._data: dict[int, bytes] = {}
+        self._count: dict[int, int] = {}
+
+    def count(self, rank: int, data: bytes) -> None:
+        """What it has just written to either stream."""
+        self._count[rank] = self._count.get(rank, 0) + len(data)
+
+    def written(self, rank: int) -> int:
+        """Bytes in all."""
+        return self._count.get(rank, 0)
 
     def keep(self, rank: int, data: bytes) -> None:
-        """What it has just written."""
+        """What it has just written to stderr."""
         self._data[rank] = (self._data.get(rank, b"") + data[-TAIL:])[-TAIL:]
 
     def text(self, rank: int) -> str:

@@ -60,6 +60,7 @@ class Job:
     submit:                hand the batch script to Slurm, and follow the job
     interface:             at which the launcher listens for the other hosts: a name, an address or a network
     timeout:               seconds that the whole job may take; None for no limit
+    stall_timeout:         seconds without any sign of life after which the job is stopped; None or 0 for no limit
     init_timeout:          seconds until every process must have joined
     grace:                 seconds between SIGTERM and SIGKILL
     env:                   variables to add to every worker
@@ -92,6 +93,7 @@ class Job:
     submit: bool = False
     interface: str = ""
     timeout: float | None = None
+    stall_timeout: float | None = None
     init_timeout: float = 120.0
     grace: float = 5.0
     env: Mapping[str, str] = field(default_factory=dict)
@@ -116,6 +118,7 @@ class Job:
         if self.platform not in PLATFORMS:
             raise UsageError(f"--platform must be one of {', '.join(PLATFORMS)}, not {self.platform!r}")
         _positive("--timeout", self.timeout)
+        _positive("--stall-timeout", self.stall_timeout or None)
         _positive("--init-timeout", self.init_timeout)
         if not 0 <= self.grace < math.inf:
             raise UsageError(f"--grace must be 0 seconds or more, not {self.grace:g}")

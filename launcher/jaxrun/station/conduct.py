@@ -35,12 +35,14 @@ class Meeting:
 
     port:       to listen at; 0 for any
     announce:   is told the head's addresses when it listens
+    retract:    is called when nobody needs them any more
     attached:   the agents were not started by this process, and end with the job's own status
     """
 
     token: str
     port: int = 0
     announce: Callable[[str], None] | None = None
+    retract: Callable[[], None] = lambda: None
     attached: bool = False
 
 
@@ -75,13 +77,15 @@ def conduct(
             attached = meeting.attached
             station = Station(desk, door, output, signals, starting, clock, verbose=plan.job.verbose, attached=attached)
             decided = decide(plan, desk.hosts, station.run(), started)
-            station.dismiss(decided.exit_code if attached else 0)
         except UnavailableError as error:
             decided = decide(plan, desk.hosts, Ending("unavailable", (), text=str(error)), started)
         try:
             return tell(decided, directory, output)
         finally:
+            meeting.retract()
             if station is not None:
+                # The last thing, as an engine may kill all processes once the first has ended, this one too.
+                station.dismiss(decided.exit_code if meeting.attached else 0)
                 station.end_starter(hurry=decided.exit_code != 0)
                 station.close()
             guard.dismiss()
@@ -133,5 +137,5 @@ def _terms(plan: Plan, given: Mapping[str, str], directory: RunDir, offered: str
 def _make_head(plan: Plan, terms: Terms, now: float) -> Head:
     job = plan.job
     undecided = Expected(terms.size, plan.job_id, job.platform, None)
-    limits = Limits(init=job.init_timeout, job=job.timeout, grace=job.grace)
+    limits = Limits(init=job.init_timeout, job=job.timeout, grace=job.grace, stall=job.stall_timeout)
     return Head(plan.host_of, undecided, limits, "", now, Muster(terms))

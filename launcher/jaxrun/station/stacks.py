@@ -16,6 +16,7 @@ class StacksCollection:
         self._dumps: dict[int, str] = {}
         self._waits: dict[int, str] = {}
         self._cpu: dict[int, float] = {}
+        self._written: dict[int, int] = {}
 
     @property
     def complete(self) -> bool:
@@ -27,6 +28,7 @@ class StacksCollection:
             self._dumps.update(taken.dumps)
             self._waits.update(taken.waits)
             self._cpu.update(taken.cpu)
+            self._written.update(taken.written)
         return self.complete
 
     def result(self) -> StacksTaken:
@@ -36,4 +38,5 @@ class StacksCollection:
             dumps={rank: self._dumps.get(rank, "") for rank in ranks},
             waits={rank: self._waits.get(rank, "") for rank in ranks},
             cpu={rank: self._cpu.get(rank, 0.0) for rank in ranks},
+            written=dict(self._written),
         )

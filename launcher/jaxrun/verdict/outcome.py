@@ -14,7 +14,8 @@ class Verdict:
     """How a job ended and who is to blame.
 
     outcome:    "ok", "failed" (an exception), "killed" (a signal), "exited" (a status without an exception),
-                "lost" (a host), "early-exit", "timeout", "refused", "unavailable", "interrupted" or "preempted"
+                "lost" (a host), "early-exit", "timeout", "stall", "refused", "unavailable", "interrupted" or
+                "preempted"
     hosts:      each rank's host; its length is the job's size
     culprits:   the ranks that failed alike, lowest first; empty where none is to blame
     intro:      what stands above the traceback, if anything does

@@ -152,6 +152,19 @@ def _timeout(case: _Case) -> dict[str, Any]:
     }
 
 
+def _stall(case: _Case) -> dict[str, Any]:
+    finished = [end.rank for end in case.ending.ends if end.done]
+    lines = (
+        stacks.describe(case.ending.dumps, case.hosts, case.ending.waits),
+        f"{spell(finished)} had finished." if finished else "",
+    )
+    return {
+        "exit_code": EXIT_TIMEOUT,
+        "headline": "no progress: no rank has written anything or used CPU time for as long as --stall-timeout allows.",
+        "details": tuple(filter(None, lines)) + sentences.thread_notes(case.ending.ends, ""),
+    }
+
+
 def _early_exit(case: _Case) -> dict[str, Any]:
     finished = [end for end in case.ending.ends if end.rank not in case.ending.dumps]
     since = case.decided - min((end.time for end in finished), default=case.decided)
@@ -197,6 +210,7 @@ _ABOUT: Mapping[str, Any] = {
     "refused": _refused,
     "unavailable": _unavailable,
     "timeout": _timeout,
+    "stall": _stall,
     "early-exit": _early_exit,
     "preempted": _preempted,
     "interrupted": _interrupted,

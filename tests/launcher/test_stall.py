@@ -1,0 +1,61 @@
+"""A job without any sign of life is told of once, and stopped when its time is over."""
+
+import pytest
+
+SILENT = {"stall": 60.0}
+
+
+def test_without_a_sign_of_life_the_job_is_warned_once_and_stopped(simulate):
+    job = simulate(3, **SILENT).run()
+    job.wait(59)
+    assert job.ending is None and len(job.said) == 1
+    at, text = job.said[0]
+    assert 30 <= at <= 46 and "no output and no CPU time in any rank" in text and "after 60 s of it" in text
+    job.wait(20)
+    assert job.ending.reason == "stall" and set(job.ending.dumps) == {0, 1, 2}
+    assert 60 <= job.ending.decided_at <= 62 and job.kills() != []
+
+
+def test_without_the_option_nobody_looks(simulate):
+    job = simulate(3).run().wait(10_000)
+    assert job.ending is None and job.head.deadline() is None
+
+
+@pytest.mark.parametrize("sign", ["cpu", "written"])
+def test_a_sign_of_life_is_enough(simulate, sign):
+    job = simulate(3, **SILENT).run()
+    setattr(job, sign, lambda now: now)  # one core's time; a byte each second
+    job.wait(1000)
+    assert job.ending is None and job.said == []
+
+
+def test_a_little_time_of_threads_that_only_wait_is_no_sign(simulate):
+    job = simulate(3, **SILENT).run()
+    job.cpu = lambda now: 0.01 * now
+    assert job.wait(80).ending.reason == "stall"
+
+
+def test_what_was_silent_for_long_and_goes_on_may_be_silent_again(simulate):
+    job = simulate(3, **SILENT).run()
+    job.written = lambda now: int(now > 50)
+    job.wait(100)
+    assert job.ending is None and len(job.said) == 2
+    assert 105 < job.wait(100).ending.decided_at < 140
+
+
+def test_a_rank_that_ends_is_a_sign_of_life(simulate):
+    job = simulate(3, **SILENT).run()
+    job.wait(50)
+    job.done(2)
+    job.exit(0, 2).wait(50)
+    assert job.ending is None
+
+
+def test_the_verdict_says_it_with_the_places(simulate):
+    from jaxrun.verdict import verdict
+
+    job = simulate(3, **SILENT).run()
+    job.wait(100)
+    told = verdict.decide(job.ending, job.hosts, started=0.0, ended=job.finished_at)
+    assert told.exit_code == 124 and told.outcome == "stall" and "no progress" in told.headline
+    assert any("3 ranks" in line for line in told.details)
