@@ -41,8 +41,8 @@ def conduct(
             last = agent.run()
             assert isinstance(last, Finish)
         finally:
+            orphans.end_all(spare=guard.pid)
             guard.dismiss()
-            orphans.end_all()
         agent.close()
     return tell(decide(plan, plan.host_of, last.ending, started), directory, output)
 

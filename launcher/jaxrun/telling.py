@@ -20,6 +20,7 @@ from jaxrun.verdict.outcome import Verdict
 def open_output(plan: Plan, environ: Mapping[str, str], directory: RunDir) -> Output:
     """Where all output goes; the job's first line has been said."""
     plain = bool(environ.get("NO_COLOR")) or environ.get("TERM") == "dumb"
+    plain |= plan.starter is not None and bool(plan.starter.attached)  # mpirun may show its ranks a terminal of its own
     out, err = (not plain and os.isatty(fd) for fd in (1, 2))
     ranks = [worker.rank for worker in plan.workers]
     shown = frozenset(rank for rank in ranks if plan.job.shows(rank))

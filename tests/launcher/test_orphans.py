@@ -51,6 +51,31 @@ def test_without_children_it_returns_at_once():
     assert started == killed == [] and seconds < 0.05
 
 
+def test_the_one_to_spare_lives_and_the_others_are_gone():
+    code = """
+import json, os, time
+from jaxrun.agent import orphans
+
+orphans.adopt()
+def sleeper():
+    pid = os.fork()
+    if not pid:
+        time.sleep(60)
+    return pid
+guard, others = sleeper(), [sleeper(), sleeper()]
+killed = orphans.end_all(spare=guard)
+lives = os.waitpid(guard, os.WNOHANG) == (0, 0)
+began = time.monotonic()
+again = orphans.end_all(spare=guard)
+seconds = time.monotonic() - began
+os.kill(guard, 9)
+print(json.dumps([sorted(killed) == sorted(others), lives, again, seconds]))
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=30, check=True)
+    gone, lives, again, seconds = json.loads(done.stdout)
+    assert gone and lives and again == [] and seconds < 0.5
+
+
 def test_processes_of_others_are_spared():
     stranger = subprocess.Popen(["sleep", "60"])
     try:

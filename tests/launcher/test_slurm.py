@@ -55,7 +55,7 @@ def test_the_command_says_everything_that_srun_would_else_guess(make, bin_folder
         "--cpus-per-task=2",
         "--distribution=block",
         "--overlap",
-        "--kill-on-bad-exit=0",
+        "--kill-on-bad-exit=1",
         "--wait=0",
         "--input=0",
         "--export=ALL",

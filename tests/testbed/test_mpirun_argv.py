@@ -1,7 +1,6 @@
 """Real mpiruns across the hosts of a testbed: do ranks, variables and input arrive as they were planned?
 
-With JAXRUN_TEST_MPI, paths of mpiruns with colons between them, and a testbed that is up (scripts/testbed up). Run as a
-program, in a host, this file makes a plan there and starts it, with a probe in the agent's place.
+Run as a program, in a host, this file makes a plan there and starts it, with a probe in the agent's place.
 """
 
 from __future__ import annotations
@@ -11,8 +10,10 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
+from ways import MPI, Engine
 
 from jaxrun.backends import mpirun
 from jaxrun.contract.variables import AgentEnv
@@ -20,8 +21,10 @@ from jaxrun.planning.job import Job
 from jaxrun.planning.machine import Machine
 from jaxrun.planning.starter import AGENT
 
+if TYPE_CHECKING:
+    import stage
+
 TESTBED = Path(__file__).parents[2] / "scripts" / "testbed"
-ENGINES = [path for path in os.environ.get("JAXRUN_TEST_MPI", "").split(":") if path]
 # As bytes: not every value is text.
 VALUES = {
     "JRTB_WORDS": b"two  words",
@@ -48,17 +51,10 @@ SALLOC = ("salloc", "--quiet", "--time=1", "--nodelist=h1,h2")
 # A step that stays on all hosts while its first task runs the command.
 STEP = ("srun", "--ntasks-per-node=1", "sh", "-c", 'if [ "$SLURM_PROCID" = 0 ]; then "$@"; else sleep 2; fi', "sh")
 
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.skipif(not ENGINES, reason="JAXRUN_TEST_MPI names no mpirun"),
-    pytest.mark.skipif(
-        bool(ENGINES) and subprocess.run([TESTBED, "status"], capture_output=True).returncode != 0,
-        reason="no testbed is up",
-    ),
-]
+pytestmark = pytest.mark.slow
 
 
-@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("engine", MPI, ids=lambda engine: engine.label)
 @pytest.mark.parametrize(
     ("host", "before", "request_", "expected"),
     [
@@ -73,11 +69,20 @@ pytestmark = [
     ids=["alike", "uneven", "here", "salloc", "salloc uneven", "salloc other order", "in a step"],
 )
 def test_every_rank_runs_where_it_was_planned_with_all_it_was_given(
-    engine: str, host: str, before: tuple[str, ...], request_: dict[str, object], expected: str, tmp_path: Path
+    bed: stage.Bed,
+    engine: Engine,
+    host: str,
+    before: tuple[str, ...],
+    request_: dict[str, object],
+    expected: str,
+    tmp_path: Path,
 ) -> None:
-    fields = json.dumps({"mpirun": engine, **request_})
+    if reason := engine.missing():
+        pytest.skip(reason)
+    fields = json.dumps({"mpirun": engine.mpirun, **request_})
     command = [TESTBED, "exec", host, "--", *before, sys.executable, __file__, str(tmp_path), fields]
     values = {os.fsencode(name): os.fsencode(value) for name, value in os.environ.items()}
+    values[b"JAXRUN_TESTBED_DIR"] = os.fsencode(bed.root)
     environ = {**values, **{name.encode(): value for name, value in VALUES.items()}}
     done = subprocess.run(command, env=environ, stdin=subprocess.DEVNULL, capture_output=True, timeout=60)
     assert done.returncode == 0, done.stdout + done.stderr

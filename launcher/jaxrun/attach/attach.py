@@ -87,6 +87,7 @@ def _lead(
         token,
         port=where[0].port if where else 0,
         announce=lambda head: meeting_place.write(job_id, token, head),
+        retract=meeting_place.remove,
         attached=True,
     )
     try:

@@ -107,7 +107,7 @@ class AgentSignalled:
 
 @dataclass(frozen=True, slots=True)
 class StacksTaken:
-    """By rank: what its fault handler wrote, the kernel's name for what it waits in, CPU seconds used, bytes written."""
+    """By rank: what its fault handler wrote, what the kernel says that it waits in, CPU seconds used, bytes written."""
 
     purpose: str
     dumps: Mapping[int, str]

@@ -88,8 +88,8 @@ def conduct(
                 station.dismiss(decided.exit_code if meeting.attached else 0)
                 station.end_starter(hurry=decided.exit_code != 0)
                 station.close()
+            orphans.end_all(spare=guard.pid)
             guard.dismiss()
-            orphans.end_all()
 
 
 def _open_door(

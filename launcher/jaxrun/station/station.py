@@ -43,13 +43,12 @@ from jaxrun.ranks import locate
 from jaxrun.station.lines import AgentLine, Lines
 from jaxrun.station.stacks import StacksCollection
 from jaxrun.station.starting import Starting
+from jaxrun.station.suspicion import Known, Suspicion
 
 _LINES, _DOOR, _SIGNALS, _STARTER = range(4)  # the order in which what is ready is served
 _RETRY = 0.01  # seconds until what the network did not take is sent again
 # Seconds in which a host that is there has answered; an engine leaves the processes that it started less time.
 _ANSWER = {False: 1.0, True: 0.15}
-_MOMENT = 0.05  # seconds in which the end of what has started an agent is heard of, if the agent ended with it
-_MISGIVING = 0.5  # the same while it still starts others: it may have failed at that, and end those first that had come
 _FAREWELL = 1.0  # seconds for the last messages to leave
 # Seconds that the starter gets to end by itself, and after SIGTERM: after a job that ended well, and after another.
 _IN_PEACE = (5.0, 2.0)
@@ -80,15 +79,12 @@ class Station:
         self._now = clock
         self._verbose = verbose
         self._attached = attached
-        self._answer = _ANSWER[attached]
         self._lines = Lines()
         self._ready = Readiness()
         self._skew: dict[int, float] = {}  # seconds that a rank's clock is behind ours
         self._logs_itself: set[int] = set()
         self._stacks: dict[str, StacksCollection] = {}  # by purpose
-        self._suspicion_due: float | None = None
-        self._held: list[Event] = []
-        self._asked = False
+        self._suspicion = Suspicion(_ANSWER[attached])
         self._spoke: set[int] = set()  # ranks that have said last words
         self._ending: Ending | None = None
 
@@ -139,7 +135,7 @@ class Station:
         self._door.dropped.clear()
         for purpose in [purpose for purpose, found in self._stacks.items() if found.due <= self._now()]:
             self._finish_stacks(purpose)
-        if self._suspicion_due is not None and self._suspicion_due <= self._now():
+        if self._suspicion.due is not None and self._suspicion.due <= self._now():
             self._explain()
         self._carry_out_all(self._desk.due())
 
@@ -147,7 +143,7 @@ class Station:
         """How long nothing needs to happen: seconds, None for ever."""
         now = self._now()
         waits = [self._output.tick(), _RETRY if self._lines.unsent else None]
-        dues = (self._desk.deadline(), *(found.due for found in self._stacks.values()), self._suspicion_due)
+        dues = (self._desk.deadline(), *(found.due for found in self._stacks.values()), self._suspicion.due)
         waits += [due - now for due in dues if due]
         deadline = self._door.deadline()
         if deadline is not None:
@@ -232,48 +228,37 @@ class Station:
                 self._suspect(Lost(rank, line.lost), ask=False)
 
     def _suspect(self, *events: Event, ask: bool) -> None:
-        """Agents end. Is it the engine that ends the job, and because of a host that does not answer any more?
+        """Hold these events until it is known why agents end; `ask` whether all hosts still answer."""
+        wanted = self._ask_hosts if ask and self._skew else None
+        self._suspicion.hold(events, self._now(), all_came=self._all_came, ask=wanted)
 
-        `events` are told when we know: soon, or with `ask` once every host has had the time to answer.
-        """
-        self._held += events
-        wait = _MOMENT if self._all_came else _MISGIVING
-        if ask and self._skew and not self._asked:
-            self._lines.send_all(Taken(0))  # asks for no more than the answer of the other side's kernel
-            self._asked, wait = True, self._answer
-        self._suspicion_due = max(self._suspicion_due or 0.0, self._now() + wait)
+    def _ask_hosts(self) -> None:
+        self._lines.send_all(Taken(0))  # asks for no more than the answer of the other side's kernel
 
     def _explain(self) -> None:
-        self._suspicion_due = None
-        held, self._held = self._held, []
-        silent = self._lines.silent() if self._asked else []
-        self._asked = False
-        causes: list[Event] = [Lost(rank, f"its host has not answered for {self._answer:g} s") for rank in silent]
-        if not causes and not self._all_came and self._starting.status:
-            causes = self._starter_ended()  # it could not start the others, and so ended those that had come
-        lost = [event for event in held if isinstance(event, Lost)]
-        signalled = {event.rank for event in held if isinstance(event, AgentSignalled)}
-        if not causes and lost and self._starting.status not in (None, 0) and not self._starting.was_killed:
-            # It ended the job because an agent had gone, the first of them; the others went with it.
-            first = next((event for event in lost if event.rank not in self._spoke | signalled), None)
-            causes = [first] if first else []
-            rest = [event for event in held if event is not first]
-            held = [replace(event, by_engine=True) if isinstance(event, Lost) else event for event in rest]
-        for event in (*(causes or ([] if signalled else self._starter_ended())), *held):
+        status = self._starting.status
+        known = Known(
+            silent=self._lines.silent() if self._suspicion.asked else (),
+            spoke=frozenset(self._spoke),
+            ended=self._starter_ended(),
+            by_itself=status not in (None, 0) and not self._starting.was_killed,
+            all_came=self._all_came,
+        )
+        for event in self._suspicion.explain(known):
             self._tell(event)
 
     @property
     def _all_came(self) -> bool:
         return len(self._skew) == len(self._desk.hosts)
 
-    def _starter_ended(self) -> list[Event]:
+    def _starter_ended(self) -> Unavailable | None:
         if self._starting.status is None:
-            return []
+            return None
         words = self._starting.words()
         said = f"; it said:\n{words}" if words else ""
         missing = [rank for rank in self._desk.hosts if rank not in self._skew]
         lacking = f"\nnot heard from: {locate(missing, self._desk.hosts)}" if missing and self._skew else ""
-        return [Unavailable(f"{self._starting.end_in_words()} before the job was over{said}{lacking}")]
+        return Unavailable(f"{self._starting.end_in_words()} before the job was over{said}{lacking}")
 
     def _on_message(self, rank: int, line: AgentLine, message: ToHead) -> None:
         match message:
@@ -306,8 +291,8 @@ class Station:
 
     def _tell_in_turn(self, event: Event) -> None:
         """A worker's end may come of what is held, when its engine ends all of them."""
-        if self._asked:
-            self._held.append(event)
+        if self._suspicion.asked:
+            self._suspect(event, ask=False)
         else:
             self._tell(event)
 

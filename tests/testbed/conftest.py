@@ -1,0 +1,94 @@
+"""A testbed for the tests that want one, brought up at the first use and taken down at the end, whatever happens.
+
+Each process of pytest has its own, as testbeds do not meet: so tests may cut a host off while others run elsewhere, and
+leave all hosts on and linked.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+HERE = Path(__file__).parent
+# `stage` and `ways` from here, `harness` from the jobs on one machine, and the testbed's own modules.
+sys.path[:0] = [str(HERE), str(HERE.parent / "end_to_end"), str(HERE.parents[1] / "scripts" / "testbed.d")]
+
+import requirements  # noqa: E402
+import stage  # noqa: E402
+import state  # noqa: E402
+import ways  # noqa: E402
+
+SYSTEM_PATH = f"{os.environ['PATH']}:/usr/sbin:/sbin"
+
+
+@pytest.fixture(scope="session")
+def machine() -> None:
+    """One that can have a testbed."""
+    missing = requirements.missing_packages(lambda command: shutil.which(command, path=SYSTEM_PATH))
+    try:
+        requirements.require_root(os.geteuid())
+        requirements.require_packages(missing)
+        requirements.require_namespaces()
+    except state.Refusal as refusal:
+        pytest.skip(f"a testbed {refusal} (scripts/test does it as root)")
+
+
+@pytest.fixture(scope="session")
+def bed(machine: None) -> Iterator[stage.Bed]:
+    bed = stage.Bed(Path(tempfile.mkdtemp(prefix="jrtb-")))
+    try:
+        bed.run("up", "-H", str(len(stage.HOSTS)))
+        yield bed
+    finally:
+        bed.run("down")
+        assert not bed.root.exists() and not bed.processes()
+
+
+@pytest.fixture
+def mended(bed: stage.Bed) -> Iterator[None]:
+    """Whatever becomes of the hosts, they are on and linked afterwards."""
+    try:
+        yield
+    finally:
+        for host in stage.HOSTS:
+            match bed.row(host)[3]:
+                case "cut":
+                    bed.run("mend", host)
+                case "off":  # or Slurm may wait for the end of its jobs for longer than for the host itself
+                    bed.inside("ctl", "scontrol", "update", f"NodeName={host}", "State=DOWN", "Reason=off")
+        bed.run("up")
+
+
+@pytest.fixture
+def go(bed: stage.Bed, tmp_path: Path) -> Callable[[ways.Way], stage.Stage]:
+    """Starts jobs in this way. Skips where its engine is missing."""
+
+    def go(way: ways.Way) -> stage.Stage:
+        if reason := way.engine.missing():
+            pytest.skip(reason)
+        return stage.Stage(bed, way, tmp_path)
+
+    return go
+
+
+@pytest.fixture
+def measured(request: pytest.FixtureRequest) -> Callable[[str, float], None]:
+    """Leaves a number of seconds in the report of the test."""
+    return lambda what, seconds: request.node.user_properties.append((what, f"{seconds:.2f}"))
+
+
+@pytest.fixture
+def on(request: pytest.FixtureRequest, go: Callable[[ways.Way], stage.Stage]) -> stage.Stage:
+    """The same for a row of the matrix, in which it leaves its mark (see `ways.row`)."""
+    way, row = request.param
+    mark = f"{way.engine.title} | {way.direction} | {row}"
+    file, line, _ = request.node.location
+    place = f"{Path(file).name}:{line:04d}"
+    request.node.user_properties += [("matrix", mark), ("order", place), ("with", ways.versions())]
+    return go(way)

@@ -1,0 +1,210 @@
+"""Whole jobs on the hosts of a testbed, typed as a user types them there, and what is left of them on any host."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+import hosts
+import processes
+from harness import Result
+from processes import Process
+from state import CONTROLLER, Place
+from ways import Way
+
+from jaxrun.agent.guard import job_mark, marked
+
+TESTBED = Path(__file__).parents[2] / "scripts" / "testbed"
+HOSTS = ("h1", "h2", "h3")
+TIME_LIMIT = 60.0
+# What an engine runs, beside the processes that it was asked for.
+ENGINE = ("mpirun", "prterun", "prted", "orted", "mpiexec.hydra", "hydra_pmi_proxy", "hydra_bstrap_proxy", "srun", "sh")
+_SLURM = ("munged", "slurmctld", "slurmscriptd", "slurmd", "slurmstepd")
+_RANK_0 = (b"OMPI_COMM_WORLD_RANK=0", b"PMI_RANK=0", b"SLURM_PROCID=0")
+
+
+@dataclass(frozen=True)
+class Bed:
+    """The testbed in the directory `root`."""
+
+    root: Path
+
+    def start(self, *words: str, **popen: object) -> subprocess.Popen[str]:
+        options = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "env": os.environ, **popen}
+        options["env"] = {**options["env"], "JAXRUN_TESTBED_DIR": str(self.root)}  # type: ignore[dict-item]
+        return subprocess.Popen(
+            [TESTBED, *words],
+            stdin=subprocess.DEVNULL,
+            text=True,
+            start_new_session=True,
+            **options,  # type: ignore[call-overload]
+        )
+
+    def run(self, *words: str, status: int = 0) -> str:
+        """The output of scripts/testbed WORDS, standard error after standard output."""
+        started = self.start(*words)
+        output, errors = started.communicate(timeout=50)
+        assert started.returncode == status, output + errors
+        return output + errors
+
+    def inside(self, host: str, *command: str, status: int = 0) -> str:
+        return self.run("exec", host, "--", *command, status=status)
+
+    def row(self, host: str) -> list[str]:
+        """The line of the status: host, address, boot id, link, slurm, processes."""
+        rows = (re.split(r"  +", line) for line in self.run("status").splitlines())
+        return next(row for row in rows if row[0] == host)
+
+    def processes(self) -> list[int]:
+        """What runs on the machine with this testbed's directory in its arguments or environment."""
+        found = []
+        for entry in Path("/proc").iterdir():
+            with suppress(OSError):
+                if entry.name.isdecimal() and int(entry.name) != os.getpid():
+                    texts = (entry / "cmdline").read_bytes(), (entry / "environ").read_bytes()
+                    found += [int(entry.name)] if any(bytes(self.root) in text for text in texts) else []
+        return found
+
+    def guests(self) -> list[Process]:
+        """All processes on all hosts that are neither the testbed's nor a daemon of Slurm's."""
+        keepers = [hosts.keeper(Place(self.root), host) for host in (CONTROLLER, *HOSTS)]
+        networks = {keeper.network for keeper in keepers if keeper}
+        own = {keeper.pid for keeper in keepers if keeper}
+        found = (process for process in processes.scan() if process.network in networks and process.pid not in own)
+        # "slurmstepd: [1.0]", ": slurmscriptd"
+        return [process for process in found if process.command.strip(": ").partition(":")[0] not in _SLURM]
+
+    @contextmanager
+    def typed(self, host: str, *words: str, directory: Path, env: Mapping[str, str] | None = None) -> Iterator[Job]:
+        """A command on a host; whatever the test does, nothing of it survives, of Slurm's jobs neither."""
+        # To files, as a daemon on a host that is cut off may hold its standard output for long.
+        with open(directory / "out", "w") as out, open(directory / "err", "w") as err:
+            environ = {**os.environ, **(env or {})}
+            process = self.start("exec", host, "--", *words, cwd=directory, env=environ, stdout=out, stderr=err)
+        try:
+            yield Job(self, process, directory)
+        finally:
+            if process.poll() is None:
+                os.killpg(process.pid, signal.SIGKILL)
+                process.wait()
+            if self.guests():
+                self.inside("ctl", "scancel", "--user=root")
+            for left in self.guests():
+                with suppress(ProcessLookupError):
+                    os.kill(left.pid, signal.SIGKILL)
+
+
+class Job:
+    """One that is running. `process` is what the user typed: jaxrun itself, or what starts it."""
+
+    def __init__(self, bed: Bed, process: subprocess.Popen[str], directory: Path) -> None:
+        self.bed = bed
+        self.process = process
+        self.directory = directory
+        self.run_dir = directory / "run"
+
+    def log(self, rank: int) -> str:
+        with suppress(FileNotFoundError):
+            return (self.run_dir / f"rank-{rank:04d}.out").read_text(errors="replace")
+        return ""
+
+    def wait_for_output(self, text: str, count: int = len(HOSTS)) -> None:
+        """Until `count` ranks have written `text` to their stdout."""
+        self.wait_until(lambda: sum(text in self.log(rank) for rank in range(len(HOSTS))) >= count, repr(text))
+
+    def wait_until(self, holds: Callable[[], bool], what: str) -> None:
+        deadline = time.monotonic() + TIME_LIMIT
+        while not holds():
+            assert self.process.poll() is None, self.result()
+            assert time.monotonic() < deadline, f"no {what} in {TIME_LIMIT:g} s"
+            time.sleep(0.01)
+
+    def workers(self) -> list[int]:
+        """The processes that carry the job's mark: all workers, and what they have started."""
+        job_id = json.loads((self.run_dir / "job.json").read_text())["job_id"]
+        return [pid for pid in marked(job_mark(job_id)) if processes.inspect(pid) and _ran(pid, b"jaxrun_runtime")]
+
+    def launcher(self) -> int:
+        """The process that hosts the head."""
+        words = str(self.run_dir)
+        own = [
+            found.pid
+            for found in self.bed.guests()
+            if found.argv[:3] == (sys.executable, "-m", "jaxrun") and words in found.argv and _may_lead(found)
+        ]
+        return next(pid for pid in own if _parent(pid) not in own)  # the other is its guard
+
+    def agent(self, rank: int) -> int:
+        """The process that started the worker of this rank."""
+        return next(_parent(pid) for pid in self.workers() if _has(pid, f"JAXRUN_RANK={rank}".encode()))
+
+    def result(self, timeout: float = TIME_LIMIT) -> Result:
+        """Once it has ended, or with 0 as it is now, with the exit status -1 while it runs."""
+        code = self.process.wait(timeout) if timeout else self.process.poll()
+        out, err = ((self.directory / name).read_text(errors="replace") for name in ("out", "err"))
+        return Result(-1 if code is None else code, out, err, self.run_dir)
+
+    def gone(self, within: float, *, but_for: Sequence[str] = ()) -> float:
+        """Seconds until no host has a process any more that was not there before the job; `but_for` those commands."""
+        began = time.monotonic()
+        while left := [guest for guest in self.bed.guests() if guest.command not in but_for]:
+            assert time.monotonic() - began < within, "left over: " + "; ".join(str(one) for one in left)
+            time.sleep(0.01)
+        return time.monotonic() - began
+
+
+@dataclass(frozen=True)
+class Stage:
+    """Starts jobs in one way."""
+
+    bed: Bed
+    way: Way
+    directory: Path
+
+    @contextmanager
+    def started(self, *words: str, on: tuple[str, ...] = HOSTS, env: Mapping[str, str] | None = None) -> Iterator[Job]:
+        """`jaxrun WORDS` with a process on each of these hosts."""
+        command = self.way.command(on, "--run-dir", str(self.directory / "run"), *words)
+        environ = {**self.way.engine.env(), **(env or {})}
+        with self.bed.typed(self.way.host, *command, directory=self.directory, env=environ) as job:
+            yield job
+
+    def jaxrun(self, *words: str, **more: object) -> Result:
+        """Run a job to its end, and check that it has left nothing on any host, nor a file beside its run directory."""
+        with self.started(*words, **more) as job:  # type: ignore[arg-type]
+            result = job.result()
+            job.gone(within=3)
+        assert not list(self.directory.glob(".jaxrun*")), result
+        return result
+
+
+def _may_lead(process: Process) -> bool:
+    """Not one of the other ranks of `jaxrun attach`."""
+    return "attach" not in process.argv or any(_has(process.pid, variable) for variable in _RANK_0)
+
+
+def _has(pid: int, variable: bytes) -> bool:
+    with suppress(OSError):
+        return variable in Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
+    return False
+
+
+def _ran(pid: int, word: bytes) -> bool:
+    with suppress(OSError):
+        return word in Path(f"/proc/{pid}/cmdline").read_bytes()
+    return False
+
+
+def _parent(pid: int) -> int:
+    with suppress(OSError):
+        return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+    return 0

@@ -1,0 +1,55 @@
+"""A host that is cut off, or loses its power, while it works: it is named, and the job ends everywhere, in seconds.
+
+Nothing says goodbye then: connections stay open in silence.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+import pytest
+from harness import MISBEHAVE
+from stage import ENGINE, Stage
+from ways import ATTACHED, LAUNCHED, MPICH, OPEN_MPI_5, SLURM, Way, row
+
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("mended")]
+
+WAYS = tuple(Way(engine, LAUNCHED) for engine in (OPEN_MPI_5, MPICH, SLURM))
+
+
+@row("`host cut`", *WAYS, Way(OPEN_MPI_5, ATTACHED))
+def test_a_host_that_is_cut_off_is_named_and_ends_its_worker_by_itself(
+    on: Stage, measured: Callable[[str, float], None]
+) -> None:
+    lose(on, "cut", measured)
+
+
+@row("`host off`", *WAYS, Way(SLURM, ATTACHED))
+def test_a_host_that_loses_its_power_is_named(on: Stage, measured: Callable[[str, float], None]) -> None:
+    lose(on, "off", measured)
+
+
+def lose(stage: Stage, how: str, measured: Callable[[str, float], None]) -> None:
+    """Take h2 away in this way, and see what is said of it, and what is left of the job."""
+    ours = stage.way.direction == LAUNCHED
+    with stage.started(MISBEHAVE, "--steps", "100000") as job:
+        job.wait_for_output("ready")
+        time.sleep(0.5)
+        began = time.monotonic()
+        stage.bed.run(how, "h2")
+        job.wait_until((job.run_dir / "verdict.json").exists, "verdict")
+        decided = time.monotonic() - began
+        # An mpirun that we have not started may wait for its own daemon on that host for as long as it likes.
+        if ours:
+            job.result(timeout=10)
+        ended = time.monotonic() - began
+        left = job.gone(within=12, but_for=() if ours else ENGINE)
+        result = job.result(timeout=0)
+    measured("seconds until the verdict", decided)
+    measured("seconds until nothing was left on any host", ended + left)
+    verdict = result.verdict()
+    assert (verdict["exit_code"], verdict["culprits"]) == (69, [1]), result
+    assert "rank 1 of 3 on h2 was lost" in result.err
+    assert result.code == 69 or not ours
+    assert decided < 12 and ended < 15

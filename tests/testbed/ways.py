@@ -1,0 +1,126 @@
+"""The engines that jobs are tried with, the two directions in which each is used, and the command line for both."""
+
+from __future__ import annotations
+
+import os
+import platform
+import subprocess
+import sys
+from dataclasses import dataclass
+from functools import cache
+from importlib.metadata import version
+from pathlib import Path
+
+import pytest
+
+from jaxrun.backends import mpi_families
+
+ENGINES = Path(__file__).parents[2] / ".engines"
+PYTHON = sys.executable
+LAUNCHED, ATTACHED = "launched", "attached"
+
+
+@dataclass(frozen=True)
+class Engine:
+    """`name` is its directory below .engines; empty for Slurm, which the testbed brings."""
+
+    label: str
+    name: str = ""
+    program: str = "mpirun"
+    library: str = ""
+
+    @property
+    def mpirun(self) -> str:
+        return str(ENGINES / self.name / "bin" / self.program)
+
+    @property
+    def title(self) -> str:
+        """What it is, with the version that it says it has."""
+        return _title(self)
+
+    def missing(self) -> str:
+        """Why it cannot be used here, and what to do; empty where it can."""
+        if not self.name or os.access(self.mpirun, os.X_OK):
+            return ""
+        return f"{self.label} is not in .engines/{self.name}: run scripts/engines"
+
+    def env(self) -> dict[str, str]:
+        """What mpi4py must be told to find its library."""
+        return {"MPI4PY_LIBMPI": str(ENGINES / self.name / "lib" / self.library)} if self.library else {}
+
+
+OPEN_MPI_5 = Engine("Open MPI 5", "openmpi-5.0.11", library="libmpi.so.40")
+OPEN_MPI_4 = Engine("Open MPI 4", "openmpi-4.1.8", library="libmpi.so.40")
+MPICH = Engine("MPICH", "mpich-5.0.2", library="libmpi.so.12")
+INTEL = Engine("Intel MPI", "impi-rt-2021.18.1", "mpiexec.hydra", library="libmpi.so.12")
+SLURM = Engine("Slurm")
+
+
+@dataclass(frozen=True)
+class Way:
+    engine: Engine
+    direction: str
+
+    def __str__(self) -> str:
+        return f"{self.engine.label} {self.direction}"
+
+    @property
+    def host(self) -> str:
+        """Where a user would type the command."""
+        return "h1" if self.engine.name else "ctl"
+
+    def command(self, hosts: tuple[str, ...], *words: str) -> list[str]:
+        """`jaxrun WORDS`, with a process on each of these hosts."""
+        number = str(len(hosts))
+        if self.engine is SLURM:
+            nodes = ["-N", number, "-n", number, "--nodelist", ",".join(hosts)]
+            if self.direction == LAUNCHED:
+                return ["salloc", "--quiet", *nodes, *_jaxrun("--backend", "slurm", *words)]
+            return ["srun", *nodes, *_jaxrun("attach", *words)]
+        slots = ",".join(f"{host}:1" for host in hosts)
+        if self.direction == LAUNCHED:
+            return _jaxrun("--backend", "mpirun", "--mpirun", self.engine.mpirun, "-H", slots, *words)
+        if self.engine in (OPEN_MPI_5, OPEN_MPI_4):
+            names = [word for name in self.engine.env() for word in ("-x", name)]
+            options = ["--allow-run-as-root", *names, "--host", slots]
+        else:
+            options = ["-hosts", ",".join(hosts), "-ppn", "1"]
+        root = ["env", f"I_MPI_ROOT={ENGINES / self.engine.name}"] if self.engine is INTEL else []
+        return [*root, self.engine.mpirun, *options, "-n", number, *_jaxrun("attach", *words)]
+
+
+def _jaxrun(*words: str) -> list[str]:
+    return [PYTHON, "-m", "jaxrun", *words]
+
+
+MPI = (OPEN_MPI_5, OPEN_MPI_4, MPICH, INTEL)
+# Rows that every engine might do in its own way, and those where MPICH stands for Intel MPI, too.
+ALL = tuple(Way(engine, direction) for engine in (*MPI, SLURM) for direction in (LAUNCHED, ATTACHED))
+SOME = tuple(way for way in ALL if way.engine is not INTEL)
+OF_MPI = tuple(way for way in ALL if way.engine is not SLURM)
+LAUNCHED_ONES = tuple(way for way in SOME if way.direction == LAUNCHED)
+
+
+def row(title: str, *among: Way) -> pytest.MarkDecorator:
+    """A test that is a row of the matrix; its fixture `on` starts jobs in one of these ways."""
+    return pytest.mark.parametrize("on", [pytest.param((way, title), id=str(way)) for way in among], indirect=True)
+
+
+@cache
+def versions() -> str:
+    return f"JAX {version('jax')} on Python {platform.python_version()}"
+
+
+@cache
+def _title(engine: Engine) -> str:
+    command = [engine.mpirun, "--version"] if engine.name else ["slurmctld", "-V"]
+    environ = {**os.environ, "PATH": f"{os.environ['PATH']}:/usr/sbin:/sbin"}
+    try:
+        done = subprocess.run(command, env=environ, capture_output=True, text=True, timeout=30, check=True)
+    except (OSError, subprocess.CalledProcessError):
+        return engine.label
+    said = done.stdout
+    if not engine.name:
+        return f"{engine.label} {said.split()[-1]}"
+    family = mpi_families.identify(said)
+    return f"{family.title} {family.version(said)}" if family else engine.label
