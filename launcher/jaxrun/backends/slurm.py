@@ -158,8 +158,8 @@ def _options(job: Job, inside: Allocation, shape: _Shape, environ: Mapping[str, 
         words.append(f"--gpus-per-node={job.gpus_per_host}")
     if (job.gpus_per_host or any(map(environ.get, _GPU_MARKS))) and "SLURM_GPU_BIND" not in environ:
         words.append("--gpu-bind=none")  # a process that cannot see its neighbours' GPUs has no NVLink to them
-    # --overlap: with other steps of the job. --kill-on-bad-exit: agents that are started end with 0, so that one which does
-    # not could not be started. --wait: an end is ours to judge. --input: as with mpirun, only rank 0 reads.
+    # --overlap: with other steps of the job. --kill-on-bad-exit: agents that were started end with 0, so that one which
+    # does not could not be started. --wait: an end is ours to judge. --input: as with mpirun, only rank 0 reads.
     if not batch.given(job.slurm_args, ("--exclusive",)):  # srun takes one of the two
         words.append("--overlap")
     return [*words, "--kill-on-bad-exit=1", "--wait=0", "--input=0", "--export=ALL"]
