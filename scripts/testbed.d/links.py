@@ -47,11 +47,13 @@ def connect_controller(place: Place, controller: int) -> None:
 
 
 def connect(place: Place, controller: int, name: str, keeper: int) -> None:
-    """Give a host its link, in place of one that it had."""
+    """Give a host its link, in place of one that it had; with the same MAC, so that the others find it at once."""
     _delete(place, controller, name)
     pair = f"link add {name} type veth peer name eth0 netns {keeper}\n"
     _ip(place, controller, f"{pair}link set {name} master {BRIDGE}\nlink set {name} up\n")
-    _ip(place, keeper, f"link set lo up\naddr add {address(name)}/24 dev eth0\nlink set eth0 up\n")
+    mac = ":".join(["02", "00", *(f"{int(part):02x}" for part in address(name).split("."))])
+    _ip(place, keeper, f"link set lo up\nlink set eth0 address {mac}\n")
+    _ip(place, keeper, f"addr add {address(name)}/24 dev eth0\nlink set eth0 up\n")
 
 
 def disconnect(place: Place, controller: int, name: str) -> None:

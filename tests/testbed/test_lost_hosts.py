@@ -11,21 +11,20 @@ from collections.abc import Callable
 import pytest
 from harness import MISBEHAVE
 from stage import ENGINE, Stage
-from ways import ATTACHED, LAUNCHED, MPICH, OPEN_MPI_5, SLURM, Way, row
+from ways import ATTACHED, LAUNCHED, OPEN_MPI_5, SOME, Way, row
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("mended")]
 
-WAYS = tuple(Way(engine, LAUNCHED) for engine in (OPEN_MPI_5, MPICH, SLURM))
 
-
-@row("`host cut`", *WAYS, Way(OPEN_MPI_5, ATTACHED))
+@row("`host cut`", *SOME)
 def test_a_host_that_is_cut_off_is_named_and_ends_its_worker_by_itself(
     on: Stage, measured: Callable[[str, float], None]
 ) -> None:
     lose(on, "cut", measured)
 
 
-@row("`host off`", *WAYS, Way(SLURM, ATTACHED))
+# Attached to Open MPI 5, mpirun kills rank 0, and the head with it, once it has lost its daemon on that host.
+@row("`host off`", *(way for way in SOME if way != Way(OPEN_MPI_5, ATTACHED)))
 def test_a_host_that_loses_its_power_is_named(on: Stage, measured: Callable[[str, float], None]) -> None:
     lose(on, "off", measured)
 
