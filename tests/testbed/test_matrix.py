@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 from harness import MISBEHAVE, Result
 from stage import ENGINE, HOSTS, Stage
-from ways import ALL, ATTACHED, LAUNCHED, LAUNCHED_ONES, MPICH, OF_MPI, OPEN_MPI_5, SLURM, SOME, Way, row
+from ways import ALL, ATTACHED, LAUNCHED, MPICH, OF_MPI, OPEN_MPI_5, SLURM, SOME, Way, row
 
 pytestmark = pytest.mark.slow
 
@@ -142,7 +142,7 @@ def test_a_crash_shows_where_python_was(on: Stage) -> None:
     assert "in misbehave" in result.err
 
 
-@row("it ends while others wait", LAUNCHED_ONES[0])
+@row("it ends while others wait", *SOME)
 def test_an_early_exit_is_named_with_where_the_others_wait(on: Stage) -> None:
     result = on.jaxrun(MISBEHAVE, "--finish")
     assert exit_code(on, result) == 124

@@ -98,7 +98,6 @@ MPI = (OPEN_MPI_5, OPEN_MPI_4, MPICH, INTEL)
 ALL = tuple(Way(engine, direction) for engine in (*MPI, SLURM) for direction in (LAUNCHED, ATTACHED))
 SOME = tuple(way for way in ALL if way.engine is not INTEL)
 OF_MPI = tuple(way for way in ALL if way.engine is not SLURM)
-LAUNCHED_ONES = tuple(way for way in SOME if way.direction == LAUNCHED)
 
 
 def row(title: str, *among: Way) -> pytest.MarkDecorator:
