@@ -20,6 +20,8 @@ COMMANDS = [
     for block in BLOCKS
     for command, shown in re.findall(r"^\$ (.*)\n((?:(?!\$ ).*\n)*)", block, re.MULTILINE)
 ]
+# A row of the matrix of what was tried on several hosts.
+ROW = re.compile(r'^@row\("(.*?)", ', re.MULTILINE)
 # It is what runs this test.
 NOT_HERE = "scripts/test"
 
@@ -72,3 +74,12 @@ def test_every_file_that_the_readme_names_exists() -> None:
         assert (ROOT / name).exists(), name
     for name in re.findall(r"scripts/(?:jaxrun|test|bench)\b", README):
         assert (ROOT / name).exists(), name
+
+
+def test_the_matrix_has_every_row_that_is_tried_and_no_failure() -> None:
+    tried = [row for path in sorted((ROOT / "tests/testbed").glob("*.py")) for row in ROW.findall(path.read_text())]
+    matrix = README.partition("<!-- matrix -->")[2].partition("<!-- end of matrix -->")[0]
+    assert len(tried) > 15
+    for row in tried:
+        assert f"| {row} |" in matrix, f"{row} is missing: scripts/matrix writes the table from the tests' report"
+    assert "✓" in matrix and "✗" not in matrix and "?" not in matrix

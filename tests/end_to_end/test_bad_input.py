@@ -81,11 +81,14 @@ def test_a_program_that_may_not_be_read_is_refused(folder: Path) -> None:
     assert "unreadable.py" in done.stderr and "Traceback" not in done.stderr
 
 
-def test_a_backend_that_is_not_built_yet_says_what_works(folder: Path) -> None:
-    for backend in ("mpirun", "slurm"):
-        done = run(folder, "--backend", backend, "-n", "2", "train.py")
-        assert done.returncode == 69
-        assert backend in done.stderr and "local" in done.stderr
+def test_an_mpirun_that_is_none_is_told_apart(folder: Path) -> None:
+    for name, text in (("silent", "exit 3"), ("other", "echo mpiexec of nobody")):
+        mpirun = folder / name
+        mpirun.write_text(f"#!/bin/sh\n{text}\n")
+        mpirun.chmod(0o755)
+        done = run(folder, "--backend", "mpirun", "--mpirun", f"./{name}", "-n", "2", "train.py")
+        assert done.returncode == 69, done
+        assert "neither Open MPI, MPICH nor Intel MPI" in done.stderr and "Traceback" not in done.stderr
 
 
 def test_a_good_environment_file_is_not_refused(folder: Path) -> None:

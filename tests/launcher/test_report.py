@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from pathlib import Path
 
@@ -45,6 +46,31 @@ def test_a_failure_fills_one_screen_with_what_where_and_what_now() -> None:
         f"logs: {RUN_DIR}/rank-0002.err · again: jaxrun explain {RUN_DIR}",
         "exit 1",
     ]
+
+
+EXPLAINED = replace(
+    FAILED,
+    means="the mesh wants more devices than the 4 of this job.",
+    advice="jaxrun -n 10, or -d 10 for simulated devices; jax.device_count() is what the program may use, "
+    "jax.local_device_count() what one process has.",
+    link="https://docs.jax.dev/en/latest/multi_process.html",
+)
+
+
+def test_what_a_known_text_means_stands_under_it_and_not_in_its_place() -> None:
+    before = report.render(FAILED, RUN_DIR).splitlines()
+    assert report.render(EXPLAINED, RUN_DIR).splitlines() == [
+        *before[:6],
+        "what this means: the mesh wants more devices than the 4 of this job.",
+        "try: jaxrun -n 10, or -d 10 for simulated devices; jax.device_count() is what the program may use,",
+        "jax.local_device_count() what one process has.",
+        "see: https://docs.jax.dev/en/latest/multi_process.html",
+        *before[6:],
+    ]
+
+
+def test_without_a_link_none_is_shown() -> None:
+    assert "see:" not in report.render(replace(EXPLAINED, link=""), None)
 
 
 def test_without_a_run_directory_no_file_is_named() -> None:
@@ -124,10 +150,20 @@ def test_signals_have_names() -> None:
         details=st.lists(st.text()).map(tuple),
         victims=st.dictionaries(st.integers(0, 99), st.text()),
         run=st.none() | st.floats(0, 1e6),
+        means=st.text(),
+        advice=st.text(),
+        link=st.text(),
     )
 )
 def test_a_verdict_survives_its_file(verdict: Verdict) -> None:
     assert outcome.from_json(outcome.to_json(verdict)) == verdict
+
+
+def test_a_file_from_before_there_were_explanations_is_read() -> None:
+    content = json.loads(outcome.to_json(EXPLAINED))
+    for name in ("means", "advice", "link"):
+        del content[name]
+    assert outcome.from_json(json.dumps(content)) == FAILED
 
 
 @pytest.mark.parametrize(

@@ -240,6 +240,34 @@ def test_where_only_consequences_are_known_it_is_said() -> None:
     assert some.headline.startswith("rank 1 of 4 on h0 saw a broken connection; none reported a cause of its own; it")
 
 
+# ---- what it means
+
+
+LOOPBACK = "UNKNOWN: Gloo context initialization failed: timed out connecting: refused, remote=[127.0.1.1]:40357"
+
+
+def test_a_known_error_is_explained_and_kept_as_it_is() -> None:
+    told = weigh(raised(2, 5.0, "Array has been deleted with shape=float32[4].", error="RuntimeError"), *stopped(0, 1))
+    assert told.traceback.endswith("RuntimeError: Array has been deleted with shape=float32[4].")
+    assert (told.means.count("donated"), told.advice.count("x.copy()"), told.link[:8]) == (1, 1, "https://")
+    assert weigh(raised(2, 5.0), *stopped(0, 1)).means == ""
+
+
+def test_an_abort_is_explained_by_what_was_written_to_stderr() -> None:
+    tail = "what():  [enforce fail] 16 vs 8. Received data size doesn't match expected size.\n"
+    assert "16 bytes came where 8" in weigh(end(0, 1.0, -signal.SIGABRT, tail=tail), *stopped(1, 2, 3)).means
+
+
+def test_a_broken_connection_without_a_cause_is_not_explained() -> None:
+    assert weigh(*(raised(rank, 9.0, f"{GLOO}: Array has been deleted") for rank in range(4))).means == ""
+
+
+def test_a_network_that_does_not_connect_is_explained_where_there_are_several_hosts() -> None:
+    ends = [raised(0, 9.0, LOOPBACK), *stopped(1)]
+    assert "127.0.1.1" in verdict.weigh(ends, {0: "h1", 1: "h2"}, started=START, run_at=RUN_AT, ended=NOW).means
+    assert verdict.weigh(ends, {0: "h1", 1: "h1"}, started=START, run_at=RUN_AT, ended=NOW).means == ""
+
+
 def test_victims_are_told_apart() -> None:
     told = weigh(
         raised(1, 5.0),
@@ -277,6 +305,16 @@ def test_a_failure_is_weighed() -> None:
 def test_what_the_head_has_found_is_told_as_it_is(reason: str, code: int, headline: str) -> None:
     told = decide(stopped(0, 1, 2, 3), reason, text="counts differ\n  rank 7  7 devices", traceback="T")
     assert (told.outcome, told.exit_code, told.headline) == (reason, code, headline)
+
+
+def test_what_the_starter_said_is_explained() -> None:
+    said_by_ssh = "  ssh: Could not resolve hostname h9: Name or service not known"
+    told = decide(
+        [], "unavailable", text=f"mpirun ended with status 255 before the job was over; it said:\n{said_by_ssh}"
+    )
+    assert told.headline.endswith(said_by_ssh)
+    assert told.advice.startswith("`getent hosts h9`")
+    assert decide([], "refused", text=said_by_ssh).advice == ""
 
 
 DUMP = 'Current thread 0x1f (most recent call first):\n  File "/job/train.py", line 8 in step\n'
