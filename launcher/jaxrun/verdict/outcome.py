@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields
 
 FORMAT = 1
+_ADDED = ("means", "advice", "link")  # since the first files of this format
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,6 +22,7 @@ class Verdict:
     intro:      what stands above the traceback, if anything does
     traceback:  of the user's program, of the first culprit
     headline:   the sentence that says who, what, where and when
+    means:      what a known text means, in one sentence; advice: what to try; link: where more is said of it
     details:    further lines: stacks, threads that had died before
     victims:    the other ranks, each with what became of it, after "rank 3 …"
     startup:    seconds from the start to the program's first line; None if it was never reached
@@ -40,6 +42,9 @@ class Verdict:
     startup: float | None = None
     run: float | None = None
     stopping: float | None = None
+    means: str = ""
+    advice: str = ""
+    link: str = ""
 
     @property
     def log(self) -> str:
@@ -54,12 +59,16 @@ def to_json(verdict: Verdict) -> str:
 
 
 def from_json(text: str) -> Verdict:
-    """Read it back. ValueError if it is not a verdict of this format."""
+    """Read it back; fields that the file is too old to have get their defaults.
+
+    ValueError if it is not a verdict of this format.
+    """
     content = json.loads(text)
     if not isinstance(content, dict) or content.get("format") != FORMAT:
         raise ValueError(f"not a verdict of format {FORMAT}")
     try:
-        values = {name: content[name] for name in (field.name for field in fields(Verdict))}
+        added = {name: str(content.get(name, "")) for name in _ADDED}
+        values = {field.name: content[field.name] for field in fields(Verdict) if field.name not in _ADDED} | added
         for name in ("hosts", "victims"):
             values[name] = {int(rank): str(text) for rank, text in values[name].items()}
         for name in ("culprits", "details"):

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import textwrap
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from jaxrun.ranks import spell
 from jaxrun.verdict.outcome import Verdict
 from jaxrun.wording import plural, seconds
 
+_WIDTH = 100
 _INNOCENT = {"was stopped", "had finished"}
 
 
@@ -20,6 +22,7 @@ def render(verdict: Verdict, run_dir: Path | None) -> str:
     lines = [f"jaxrun: {verdict.headline}"]
     if verdict.intro or verdict.traceback:
         lines = ["", *filter(None, [verdict.intro]), verdict.traceback.rstrip("\n"), "", verdict.headline]
+    lines += _explanation(verdict)
     lines += verdict.details
     if verdict.victims:
         lines.append(_victims(verdict.victims, verdict.stopping))
@@ -27,6 +30,15 @@ def render(verdict: Verdict, run_dir: Path | None) -> str:
         log = run_dir / verdict.log if verdict.log else run_dir
         lines.append(f"logs: {log} · again: jaxrun explain {run_dir}")
     return "\n".join([*lines, f"exit {verdict.exit_code}"])
+
+
+def _explanation(verdict: Verdict) -> Iterator[str]:
+    """What a known text means; never in the place of the text."""
+    for name, text in (("what this means", verdict.means), ("try", verdict.advice)):
+        if text:
+            yield textwrap.fill(f"{name}: {text}", _WIDTH, break_long_words=False, break_on_hyphens=False)
+    if verdict.link:
+        yield f"see: {verdict.link}"
 
 
 def _victims(fates: Mapping[int, str], stopping: float | None) -> str:

@@ -4,19 +4,19 @@ from __future__ import annotations
 
 import signal
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from jaxrun.errors import EXIT_NOT_UNIFORM, EXIT_PREEMPTED, EXIT_SIGNAL_BASE, EXIT_TIMEOUT, EXIT_UNAVAILABLE
 from jaxrun.head.events import Ending
 from jaxrun.ranks import spell
-from jaxrun.verdict import sentences, stacks
+from jaxrun.verdict import explanations, sentences, stacks
 from jaxrun.verdict.blame import Kind, blamed, kind
 from jaxrun.verdict.blame import certain as certain
 from jaxrun.verdict.ends import End
 from jaxrun.verdict.outcome import Verdict
 from jaxrun.verdict.outcome import to_json as to_json
-from jaxrun.wording import plural, seconds, signal_name
+from jaxrun.wording import plural, seconds, several_hosts, signal_name
 
 _EXIT_UNKNOWN = 1
 
@@ -93,7 +93,15 @@ def weigh(
         startup=run_at - started if run_at is not None else None,
         run=max(0.0, first.time - run_at) if run_at is not None else None,
         stopping=max(0.0, ended - first.time),
+        **_explained(guilty[0], hosts),
     )
+
+
+def _explained(end: End, hosts: Mapping[int, str]) -> dict[str, str]:
+    """What its text means. Of a mere consequence, only what speaks of the network between hosts is believed."""
+    if kind(end) is not Kind.CONSEQUENCE:
+        return asdict(explanations.of_end(end))
+    return asdict(explanations.of_end(end, roots_only=True)) if several_hosts(hosts) else {}
 
 
 def _outcome(end: End) -> str:
@@ -137,7 +145,9 @@ def _refused(case: _Case) -> dict[str, Any]:
 
 
 def _unavailable(case: _Case) -> dict[str, Any]:
-    return {"exit_code": EXIT_UNAVAILABLE, "headline": case.ending.text, "traceback": case.ending.traceback}
+    text, traceback = case.ending.text, case.ending.traceback
+    known = asdict(explanations.of_unavailable(text, traceback))
+    return {"exit_code": EXIT_UNAVAILABLE, "headline": text, "traceback": traceback, **known}
 
 
 def _timeout(case: _Case) -> dict[str, Any]:
