@@ -82,4 +82,5 @@ def test_the_matrix_has_every_row_that_is_tried_and_no_failure() -> None:
     assert len(tried) > 15
     for row in tried:
         assert f"| {row} |" in matrix, f"{row} is missing: scripts/matrix writes the table from the tests' report"
-    assert "✓" in matrix and "✗" not in matrix and "?" not in matrix
+    cells = "".join(line for line in matrix.splitlines() if line.startswith("|"))
+    assert "✓" in cells and "✗" not in cells and "?" not in cells

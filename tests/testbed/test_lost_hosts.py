@@ -49,6 +49,7 @@ def lose(stage: Stage, how: str, measured: Callable[[str, float], None]) -> None
     measured("seconds until nothing was left on any host", ended + left)
     verdict = result.verdict()
     assert (verdict["exit_code"], verdict["culprits"]) == (69, [1]), result
-    assert "rank 1 of 3 on h2 was lost" in result.err
+    assert "rank 1 of 3 on h2 was lost" in str(verdict["headline"])
+    assert "rank 1 of 3 on h2 was lost" in result.err or not ours  # an mpirun that dies shows no more of what we say
     assert result.code == 69 or not ours
     assert decided < 12 and ended < 15
