@@ -66,6 +66,12 @@ def test_of_several_tests_of_one_cell_the_worst_counts(matrix: ModuleType) -> No
     assert "| x | ? /   |" in matrix.table([trials[0], matrix.Trial("E 1", "launched", "x", matrix.SKIPPED)])
 
 
+def test_of_what_was_tried_again_the_later_report_counts(matrix: ModuleType) -> None:
+    first = [matrix.Trial("E 1", "launched", row, matrix.FAILED) for row in ("x", "y")]
+    again = [matrix.Trial("E 1", "launched", "x", matrix.PASSED)]
+    assert "| x | ✓ /   |" in (made := matrix.table(matrix.latest(first, again))) and "| y | ✗ /   |" in made
+
+
 @pytest.mark.parametrize(("report", "why"), [("<testsuites/>", "no test in it"), ("no XML", "no report of pytest's")])
 def test_a_report_without_trials_is_refused(matrix: ModuleType, report: str, why: str) -> None:
     with pytest.raises(matrix.Unusable, match=why):
