@@ -120,8 +120,7 @@ def _batch(job: Job, words: Sequence[str], environ: Mapping[str, str], *, dry_ru
     from jaxrun import submit
     from jaxrun.backends import batch
 
-    name = job.program[0].rpartition(".")[2] if job.module else Path(job.program[0]).stem
-    path = job.sbatch or Path(f"{name}.sbatch")
+    path = job.sbatch or Path(f"{job.name}.sbatch")
     text = batch.script(job, words, directory=os.getcwd(), file=str(path))
     if dry_run:
         click.echo(os.fsencode(text), nl=False)

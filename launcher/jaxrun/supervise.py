@@ -62,8 +62,7 @@ def _open_run_dir(plan: Plan) -> rundir.RunDir:
     job = plan.job
     if job.no_run_dir:
         return rundir.RunDir(None)
-    name = job.program[0].rpartition(".")[2] if job.module else Path(job.program[0]).stem
-    return rundir.create(job.run_dir, base=Path.cwd(), name=name, now=datetime.now())
+    return rundir.create(job.run_dir, base=Path.cwd(), name=job.name, now=datetime.now())
 
 
 def _allow_open_files(plan: Plan) -> None:

@@ -27,7 +27,7 @@ class Engine:
     label: str
     name: str = ""
     program: str = "mpirun"
-    library: str = ""
+    libmpi: str = ""
 
     @property
     def mpirun(self) -> str:
@@ -46,13 +46,13 @@ class Engine:
 
     def env(self) -> dict[str, str]:
         """What mpi4py must be told to find its library."""
-        return {"MPI4PY_LIBMPI": str(ENGINES / self.name / "lib" / self.library)} if self.library else {}
+        return {"MPI4PY_LIBMPI": str(ENGINES / self.name / "lib" / self.libmpi)} if self.libmpi else {}
 
 
-OPEN_MPI_5 = Engine("Open MPI 5", "openmpi-5.0.11", library="libmpi.so.40")
-OPEN_MPI_4 = Engine("Open MPI 4", "openmpi-4.1.8", library="libmpi.so.40")
-MPICH = Engine("MPICH", "mpich-5.0.2", library="libmpi.so.12")
-INTEL = Engine("Intel MPI", "impi-rt-2021.18.1", "mpiexec.hydra", library="libmpi.so.12")
+OPEN_MPI_5 = Engine("Open MPI 5", "openmpi-5.0.11", libmpi="libmpi.so.40")
+OPEN_MPI_4 = Engine("Open MPI 4", "openmpi-4.1.8", libmpi="libmpi.so.40")
+MPICH = Engine("MPICH", "mpich-5.0.2", libmpi="libmpi.so.12")
+INTEL = Engine("Intel MPI", "impi-rt-2021.18.1", "mpiexec.hydra", libmpi="libmpi.so.12")
 SLURM = Engine("Slurm")
 
 

@@ -12,7 +12,7 @@ from jaxrun.verdict import stacks
 
 _FIRST_LOOK = 10.0  # seconds after the first rank has finished
 _SECOND_LOOK = 2.0  # seconds between the two looks that must agree
-_IDLE = 0.05  # of a core: a process that uses less is waiting
+IDLE = 0.05  # of a core: a process that uses less is waiting
 
 
 class EarlyExit:
@@ -35,4 +35,4 @@ class EarlyExit:
         if not waiting or before is None:
             return False
         then, used = before
-        return all(cpu[rank] - used.get(rank, 0.0) < _IDLE * (now - then) for rank in cpu)
+        return all(cpu[rank] - used.get(rank, 0.0) < IDLE * (now - then) for rank in cpu)

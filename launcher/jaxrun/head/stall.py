@@ -6,9 +6,9 @@ and ranks that wait for each other, or for what never comes, are one.
 
 from __future__ import annotations
 
+from jaxrun.head.early_exit import IDLE
 from jaxrun.head.events import StacksTaken
 
-_IDLE = 0.05  # of a core: a process that uses less is waiting
 _LOOKS = 4  # in the time that is the limit
 
 
@@ -31,6 +31,6 @@ class Stall:
         return now - self._alive
 
     def _moved(self, then: float, before: StacksTaken, taken: StacksTaken, now: float) -> bool:
-        enough = _IDLE * (now - then)
+        enough = IDLE * (now - then)
         worked = any(seconds - before.cpu.get(rank, 0.0) > enough for rank, seconds in taken.cpu.items())
         return worked or dict(before.written) != dict(taken.written) or before.cpu.keys() != taken.cpu.keys()

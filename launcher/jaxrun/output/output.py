@@ -62,9 +62,7 @@ class Output:
     def take(self, rank: int, stream: str, data: bytes) -> None:
         """What was just read from the worker's "out" or "err"."""
         self.log(rank, stream, data)
-        self._tails.count(rank, data)
-        if stream == "err":
-            self._tails.keep(rank, data)
+        self._tails.take(rank, stream, data)
         self.show(rank, stream, data)
 
     def show(self, rank: int, stream: str, data: bytes) -> None:

@@ -36,9 +36,7 @@ class Relay:
 
     def take(self, rank: int, stream: str, data: bytes) -> None:
         self.log(rank, stream, data)
-        self._tails.count(rank, data)
-        if stream == "err":
-            self._tails.keep(rank, data)
+        self._tails.take(rank, stream, data)
         if self._sends:
             self._on_the_way += len(data)
             self._line.send(Chunk(rank, stream, data))

@@ -12,17 +12,15 @@ class Tails:
         self._data: dict[int, bytes] = {}
         self._count: dict[int, int] = {}
 
-    def count(self, rank: int, data: bytes) -> None:
-        """What it has just written to either stream."""
+    def take(self, rank: int, stream: str, data: bytes) -> None:
+        """What it has just written to its "out" or "err"."""
         self._count[rank] = self._count.get(rank, 0) + len(data)
+        if stream == "err":
+            self._data[rank] = (self._data.get(rank, b"") + data[-TAIL:])[-TAIL:]
 
     def written(self, rank: int) -> int:
         """Bytes in all."""
         return self._count.get(rank, 0)
-
-    def keep(self, rank: int, data: bytes) -> None:
-        """What it has just written to stderr."""
-        self._data[rank] = (self._data.get(rank, b"") + data[-TAIL:])[-TAIL:]
 
     def text(self, rank: int) -> str:
         """The last lines, at most `TAIL` bytes."""

@@ -137,6 +137,13 @@ class Job:
                 wanted = " or ".join(f"--backend {name}" for name in backends)
                 raise UsageError(f"{option} is for {wanted}, not for --backend {self.backend}; leave one of them out")
 
+    @property
+    def name(self) -> str:
+        """What people would call it: the program's file or module, without path or ending."""
+        from pathlib import PurePath
+
+        return self.program[0].rpartition(".")[2] if self.module else PurePath(self.program[0]).stem
+
     def shows(self, rank: int) -> bool:
         """Whether the output of `rank` belongs on the screen."""
         if self.only_ranks:

@@ -152,25 +152,23 @@ def _unavailable(case: _Case) -> dict[str, Any]:
 
 def _timeout(case: _Case) -> dict[str, Any]:
     limit = f", --timeout {case.timeout:g} s" if case.timeout is not None else ""
-    finished = [end.rank for end in case.ending.ends if end.done]
-    stuck = stacks.describe(case.ending.dumps, case.hosts, case.ending.waits)
-    lines = (stuck, f"{spell(finished)} had finished." if finished else "")
-    return {
-        "exit_code": EXIT_TIMEOUT,
-        "headline": f"not finished within the time limit{limit}.",
-        "details": tuple(filter(None, lines)) + sentences.thread_notes(case.ending.ends, ""),
-    }
+    return _stuck(case, f"not finished within the time limit{limit}.")
 
 
 def _stall(case: _Case) -> dict[str, Any]:
-    finished = [end.rank for end in case.ending.ends if end.done]
-    lines = (
-        stacks.describe(case.ending.dumps, case.hosts, case.ending.waits),
-        f"{spell(finished)} had finished." if finished else "",
+    return _stuck(
+        case, "no progress: no rank has written anything or used CPU time for as long as --stall-timeout allows."
     )
+
+
+def _stuck(case: _Case, headline: str) -> dict[str, Any]:
+    """Stopped while ranks were still at work: where they were, and who had finished."""
+    finished = [end.rank for end in case.ending.ends if end.done]
+    where = stacks.describe(case.ending.dumps, case.hosts, case.ending.waits)
+    lines = (where, f"{spell(finished)} had finished." if finished else "")
     return {
         "exit_code": EXIT_TIMEOUT,
-        "headline": "no progress: no rank has written anything or used CPU time for as long as --stall-timeout allows.",
+        "headline": headline,
         "details": tuple(filter(None, lines)) + sentences.thread_notes(case.ending.ends, ""),
     }
 
