@@ -40,7 +40,15 @@ exec 3<>"$home/wait"
 echo $$ >"$home/booted"
 while :; do read -r _ <&3; done
 """
-_ENTER = 'cd "$0" || exit; exec "$@"'
+# Each host has temporary files of its own, which go with the testbed: a killed Open MPI leaves some behind, and refuses to
+# start where it finds those of another with its process id.
+_ENTER = """
+read -r host </proc/sys/kernel/hostname
+export TMPDIR="$JRTB_ROOT/hosts/$host/tmp"
+unset host
+cd "$0" || exit
+exec "$@"
+"""
 
 
 def marker(place: Place, name: str) -> str:
@@ -148,6 +156,7 @@ def power_off_all(place: Place) -> int:
 def _start_keeper(place: Place, name: str) -> subprocess.Popen[bytes]:
     home = place.host(name)
     home.mkdir(parents=True, exist_ok=True)
+    (home / "tmp").mkdir(exist_ok=True)
     (home / "boot_id").write_text(f"{uuid.uuid4()}\n")
     with contextlib.suppress(FileExistsError):
         os.mkfifo(home / "wait")

@@ -22,6 +22,7 @@ def here(tmp_path, monkeypatch):
     (tmp_path / "train.py").write_text("raise SystemExit('this program must not run')\n")
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("JAX_PLATFORMS", "cpu")
+    monkeypatch.delenv("CI", raising=False)
     return tmp_path
 
 

@@ -240,6 +240,17 @@ EXAMPLES = [
     ("not-on-path", "dash", "  /bin/sh: 1: orted: not found"),
     ("not-on-path", "bash", "  bash: line 1: prted: command not found"),
     (
+        "mpi-leftovers",
+        "Open MPI 5.0.11, on the launcher's host",
+        "  The PMIx server's listener thread failed to start. We cannot\n  continue.",
+    ),
+    (
+        "mpi-leftovers",
+        "Open MPI 5.0.11, on another host",
+        "  A daemon failed to report back after being spawned. This could\n  be due to several factors, including\n"
+        "    Local host:    h1\n    Remote host:   h2\n    Daemon exit status: 213",
+    ),
+    (
         "mpi-daemon",
         "Open MPI 5.0.11",
         "  A daemon failed to report back after being spawned. This could\n  be due to several factors, including",

@@ -110,6 +110,17 @@ def test_a_signal_when_all_is_done_only_hastens_the_end(simulate):
     assert job.kills() == [(0, (0, 1))] and job.ending.reason == "ok"
 
 
+@pytest.mark.parametrize("late", ["words", "done"])
+def test_rank_0_is_thawed_when_what_it_said_crossed_with_the_order_to_freeze_it(simulate, late):
+    job = simulate(3).run().tell(simulate(3).words(1)).wait(0.03)
+    assert job.kills(signal.SIGSTOP) == [(30, (0,))] and job.kills() == [(30, (2,))]
+    job = job.tell(job.words(0, message="Connection closed by peer")) if late == "words" else job.done(0)
+    job.exit(1, 1).exit(-9, 2)
+    assert job.kills(signal.SIGCONT) == [(30, (0,))] and job.ranks_sent(Leave) == [0]
+    job.exit(1 if late == "words" else 0, 0)
+    assert job.ending.reason == "failed" and job.kills() == [(30, (2,))]
+
+
 @pytest.mark.parametrize("signum", [signal.SIGUSR1, signal.SIGUSR2])
 def test_user_signals_are_only_forwarded_to_those_that_still_work(simulate, signum):
     job = simulate(3).run().done(1).interrupt(signum).wait(5)

@@ -91,6 +91,7 @@ class Head:
         self._run_at: float | None = None
         self._phase = Phase.STARTING
         self._ending = Ending("ok", ())
+        self._frozen = False
         self._early = EarlyExit()
         self._stall: Stall | None = None
         self._alarms: dict[str, float] = {"init": now + limits.init, "progress": now + PROGRESS[0]}
@@ -271,11 +272,16 @@ class Head:
         if wait and self._roster.live == (0,):
             return self._let_rank_0_go()
         if wait and 0 in victims:
+            self._frozen = True
             return [Kill((0,), signal.SIGSTOP), *self._kill(tuple(rank for rank in victims if rank != 0))]
         return self._kill(victims)
 
     def _let_rank_0_go(self) -> list[Action]:
-        return [Send((0,), Leave())] if 0 in self._roster.waiting else self._kill((0,))
+        if 0 not in self._roster.waiting:
+            return self._kill((0,))
+        # Its last words may have crossed with the order to freeze it.
+        thaw = [Kill((0,), signal.SIGCONT)] if self._frozen else []
+        return [*thaw, Send((0,), Leave())]
 
     def _kill(self, ranks: tuple[int, ...]) -> list[Action]:
         self._roster.stopped(ranks)

@@ -63,6 +63,13 @@ STARTERS = (
         "--mpirun /full/path/to/mpirun, which the other hosts then use too; or set PATH where the shell starts.",
     ),
     Row(
+        "mpi-leftovers",
+        re.compile(r"PMIx server's listener thread failed to start|Daemon exit status: 213"),
+        "Open MPI cannot use its session directory: a killed job has left one of the same name, or the disk is "
+        "full or read-only.",
+        "`rm -r /tmp/prted.* /tmp/ompi.*` on each host, while no Open MPI job of yours runs there; or another TMPDIR.",
+    ),
+    Row(
         "mpi-daemon",
         re.compile(
             r"daemon failed to report back|(?:inability to create a connection back|TCP connection\s{1,80}back)"
