@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from jaxrun.contract.flight import STRICT_MODE
 from jaxrun.errors import EXIT_SIGNAL_BASE, JaxrunError, UsageError
 from jaxrun.helppages import ATTACH, Command
 from jaxrun.options import attach_parameters, parameters
@@ -21,7 +22,7 @@ from jaxrun.planning.job import Job, parse_ranks
 if TYPE_CHECKING:
     from jaxrun.headstart import HeadStart
 
-_STALL_IN_CI = 300.0  # seconds: nobody looks there
+_STALL = 300.0  # seconds; where nobody looks, or where ranks that wait for each other are to be told
 _EXIT_INTERRUPTED = EXIT_SIGNAL_BASE + 2
 
 
@@ -73,8 +74,9 @@ def make_job(values: Mapping[str, Any], environ: Mapping[str, str]) -> Job:
         given[name] = tuple(word for text in given.pop(name, ()) for word in _words(text, option))
     if given.pop("no_fork", False):
         given["no_fork"] = "--no-fork was given"
-    if "stall_timeout" not in given and environ.get("CI", "").lower() not in ("", "0", "false"):
-        given["stall_timeout"] = _STALL_IN_CI
+    unattended = environ.get("CI", "").lower() not in ("", "0", "false")
+    if "stall_timeout" not in given and (unattended or given.get("lockstep") == STRICT_MODE):
+        given["stall_timeout"] = _STALL
     return Job(**given, env=env)
 
 
@@ -157,16 +159,18 @@ def _explain(run_dir: str) -> int:
     return 0
 
 
-def _stacks(run_dir: str | None, full: bool, watch: bool) -> int:
+def _stacks(run_dir: str | None, full: bool, native: bool, watch: bool) -> int:
     from pathlib import Path
 
     from jaxrun.records import asking
 
+    if native and watch:
+        raise UsageError("--native halts every rank while it looks; not with --watch")
     job = asking.running(Path(run_dir) if run_dir else None)
     if watch:
         asking.watch(job)
     else:
-        click.echo(os.fsencode(asking.ask(job, full=full)))
+        click.echo(os.fsencode(asking.ask(job, full=full, native=native)))
     return 0
 
 
@@ -189,10 +193,11 @@ _STACKS = click.Command(
     params=[
         click.Argument(["run_dir"], required=False, type=click.Path(exists=True, file_okay=False)),
         click.Option(["--full"], is_flag=True, help="All frames of each group, too."),
+        click.Option(["--native"], is_flag=True, help="C frames, too, by py-spy, which halts each rank for a second."),
         click.Option(["--watch"], is_flag=True, help="Again every two seconds, until the job is over."),
     ],
     callback=_stacks,
     help="Show where all ranks of the running job of RUN_DIR are, in groups; of the latest job here without it. "
-    "The job is not disturbed.",
+    "The job is not disturbed, save by --native.",
 )
 _OTHERS = {"explain": _EXPLAIN, "attach": _ATTACH, "stacks": _STACKS}

@@ -35,7 +35,7 @@ def conduct(
         try:
             output = open_output(plan, environ, directory)
             clock = Clock()
-            crew = Crew(plan, Spawner(plan, environ, directory.name), server)
+            crew = Crew(plan, Spawner(plan, environ, directory.name, directory.path), server)
             agent = Agent(crew, Desk(_make_head(plan, started), directory, clock), output, signals, clock)
             directory.record("started", started)
             last = agent.run()
@@ -51,4 +51,4 @@ def _make_head(plan: Plan, now: float) -> Head:
     job = plan.job
     expected = Expected(len(plan.workers), plan.job_id, job.platform, plan.local_devices)
     limits = Limits(init=job.init_timeout, job=job.timeout, grace=job.grace, stall=job.stall_timeout)
-    return Head(plan.host_of, expected, limits, _LOOPBACK, now)
+    return Head(plan.host_of, expected, limits, _LOOPBACK, now, lockstep=job.lockstep)

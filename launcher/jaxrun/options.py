@@ -11,6 +11,7 @@ from typing import Any
 import click
 
 from jaxrun.backends import BACKENDS
+from jaxrun.contract.flight import LOCKSTEP
 from jaxrun.helppages import Option, all_help
 from jaxrun.planning.job import PLATFORMS, Job
 
@@ -148,12 +149,20 @@ def _output() -> list[click.Parameter]:
 def _failure() -> list[click.Parameter]:
     group = "Failure"
     timeout = "Stop the job after this time. [default: no limit]"
-    stall = "Stop it after so long without output or CPU time in any rank; 0: never. [default: 0; 300 where CI is set]"
+    stall = (
+        "Stop it after so long without output, calls or CPU time in any rank; 0: never. "
+        "[default: 0; 300 where CI is set, and with --lockstep strict]"
+    )
+    lockstep = (
+        "Keep the ranks in step: record their cross-process calls and report what differs, or agree on each call "
+        f"first (strict: slow, for debugging), or off. [default: {_DEFAULTS['lockstep']}]"
+    )
     init = f"Stop it if not all have joined by then. [default: {_DEFAULTS['init_timeout']:g}]"
     grace = f"From SIGTERM to SIGKILL when the job is stopped. [default: {_DEFAULTS['grace']:g}]"
     return [
         Option("--timeout", group=group, main=True, help=timeout, **_SECONDS),
         Option("--stall-timeout", group=group, help=stall, **_SECONDS),
+        Option("--lockstep", group=group, type=click.Choice(LOCKSTEP), metavar="|".join(LOCKSTEP), help=lockstep),
         Option("--init-timeout", group=group, help=init, **_SECONDS),
         Option("--grace", group=group, help=grace, **_SECONDS),
     ]

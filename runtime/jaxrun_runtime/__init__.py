@@ -14,6 +14,8 @@
 | run_dir    | pathlib.Path of the job's run directory, or None               | None           |
 | is_main    | rank == 0                                                      | True           |
 
+DivergenceError is what --lockstep strict raises where the processes are not about to make the same cross-process call.
+
 Importing this package imports neither jax nor numpy; `shard` and `batches` bring numpy when first used.
 """
 
@@ -36,6 +38,11 @@ if TYPE_CHECKING:
     run_dir: Path | None
     is_main: bool
 
+
+class DivergenceError(RuntimeError):
+    """The processes are not about to make the same cross-process call; the text says how they differ."""
+
+
 _FROM_DATA = ("batches", "shard")
 _NAMES = ("rank", "size", "local_rank", "local_size", "host", "run_dir", "is_main")
 
@@ -52,7 +59,7 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    return [*_NAMES, *_FROM_DATA]
+    return [*_NAMES, *_FROM_DATA, "DivergenceError"]
 
 
 def _identity() -> dict[str, Any]:

@@ -130,7 +130,8 @@ def _become_worker(order: Fork, descriptors: dict[str, int], server: int) -> NoR
         os.dup2(descriptors[name], target)
         os.close(descriptors[name])
     told = WorkerEnv.from_env(order.environment)
-    env = replace(told, channel_fd=descriptors["channel"], stacks_fd=descriptors["stacks"])
+    channel, stacks, flight = (descriptors[name] for name in ("channel", "stacks", "flight"))
+    env = replace(told, channel_fd=channel, stacks_fd=stacks, flight_fd=flight)
     os.environ.update({**order.environment, **env.to_env()})
     # Python reseeds `random` after a fork; numpy's legacy generator would give every rank the same numbers.
     sys.modules["numpy"].random.seed()

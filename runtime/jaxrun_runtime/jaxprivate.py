@@ -10,6 +10,8 @@ import jax: it works on the jax that has been imported.
 | the coordinator's table        | jax._src.distributed.global_state.client | no proof against a stranger's  |
 | Gloo publishes a given address | jaxlib._jax.make_gloo_tcp_collectives    | it publishes the host name's   |
 | no warning about proxies       | the flag jax_check_proxy_envs            | the warning                    |
+
+What --lockstep needs is in jaxhooks.py and jaxfacts.py.
 """
 
 from __future__ import annotations
@@ -17,6 +19,8 @@ from __future__ import annotations
 import atexit
 import sys
 from typing import Any
+
+from jaxrun.contract.flight import OFF
 
 _TABLE_CALLS = ("key_value_set", "blocking_key_value_get")
 _NONCE = "jaxrun/nonce"
@@ -70,8 +74,8 @@ def exchange_nonce(rank: int, nonce: str, timeout: float) -> str | None:
     return str(client.blocking_key_value_get(_NONCE, int(timeout * 1000)))  # type: ignore[union-attr]
 
 
-def missing() -> list[str]:
-    """One line for each thing that this JAX does not offer."""
+def missing(lockstep: str = OFF) -> list[str]:
+    """One line for each thing that this JAX does not offer, and that a job with this `lockstep` needs."""
     client = _find("jaxlib._jax", "DistributedRuntimeClient")
     has_calls = all(hasattr(client, call) for call in _TABLE_CALLS)
     has_table = has_calls and _find("jax._src.distributed", "global_state")
@@ -84,6 +88,11 @@ def missing() -> list[str]:
         ),
         "JAX warns of proxies, which do no harm here": _has_proxy_flag(),
     }
+    if lockstep != OFF:
+        from . import jaxhooks
+
+        lack = jaxhooks.lack(lockstep)
+        probes[lack] = not lack
     version = _find("jax", "__version__")
     return [f"jax {version} lacks what jaxrun uses: {what}" for what, found in probes.items() if not found]
 

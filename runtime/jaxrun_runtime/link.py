@@ -5,9 +5,10 @@ from __future__ import annotations
 import os
 import socket
 import threading
+from collections.abc import Callable
 from typing import TypeVar
 
-from jaxrun.contract import Decoder, Message, encode
+from jaxrun.contract import Decoder, Message, OutOfStep, Proceed, encode
 from jaxrun.errors import ProtocolError
 
 M = TypeVar("M")
@@ -20,7 +21,10 @@ class AgentGone(Exception):
 
 
 class Link:
-    """Sends and receives messages; several threads may send."""
+    """Sends and receives messages; several threads may do either.
+
+    Whichever thread waits first reads for all; the others wait for it, and each takes what it is waiting for.
+    """
 
     def __init__(self, fd: int) -> None:
         os.set_inheritable(fd, False)
@@ -30,6 +34,8 @@ class Link:
         self._decoder = Decoder()
         self._waiting: list[Message] = []
         self._sending = threading.Lock()
+        self._arrival = threading.Condition()
+        self._reading = False
 
     def send(self, message: Message) -> None:
         """Raises AgentGone if nobody listens any more."""
@@ -42,12 +48,24 @@ class Link:
                 raise AgentGone from error
 
     def receive(self, first: type[M], second: type[N] | None = None) -> M | N:
-        """Block until the next message, which must be of one of these kinds. AgentGone if none can come."""
-        message = self._next()
+        """Block until the next message, which must be of one of these kinds. AgentGone if none can come.
+
+        Answers to calls are not meant: those are for who made the call.
+        """
+        message = self._take(lambda message: not isinstance(message, (Proceed, OutOfStep)))
         if isinstance(message, first) or (second is not None and isinstance(message, second)):
             return message
         wanted = " or ".join(kind.__name__ for kind in (first, second) if kind is not None)
         raise ProtocolError(f"expected {wanted} from the agent, received {message!r}")
+
+    def answer(self, group: str, number: int) -> Proceed | OutOfStep:
+        """Block until the answer to this Call. One call may wait at a time; AgentGone if no answer can come."""
+        while True:
+            message = self._take(lambda message: isinstance(message, (Proceed, OutOfStep)))
+            assert isinstance(message, (Proceed, OutOfStep))
+            # Another's is that of a call whose wait an exception has ended.
+            if (message.group, message.number) == (group, number):
+                return message
 
     def agent_gone(self) -> bool:
         """Whether the agent has already closed its end."""
@@ -62,17 +80,39 @@ class Link:
         """Whether this is the worker itself, and not a process that its program has forked."""
         return os.getpid() == self._owner
 
-    def _next(self) -> Message:
-        while not self._waiting:
+    def _take(self, wanted: Callable[[Message], bool]) -> Message:
+        while True:
+            leads = False
             try:
-                self._check()
-                data = self._socket.recv(_PIECE)
-            except OSError as error:
-                raise AgentGone from error
-            if not data:
-                raise AgentGone
-            self._waiting = self._decoder.feed(data)
-        return self._waiting.pop(0)
+                with self._arrival:
+                    while (message := self._pick(wanted)) is None and self._reading:
+                        self._arrival.wait()
+                    if message is not None:
+                        return message
+                    leads = self._reading = True
+                self._read()
+            finally:
+                if leads:
+                    with self._arrival:
+                        self._reading = False
+                        self._arrival.notify_all()
+
+    def _pick(self, wanted: Callable[[Message], bool]) -> Message | None:
+        for index, message in enumerate(self._waiting):
+            if wanted(message):
+                return self._waiting.pop(index)
+        return None
+
+    def _read(self) -> None:
+        """Block until bytes have arrived, and keep the messages that they complete."""
+        try:
+            self._check()
+            data = self._socket.recv(_PIECE)
+        except OSError as error:
+            raise AgentGone from error
+        if not data:
+            raise AgentGone
+        self._waiting += self._decoder.feed(data)
 
     def _check(self) -> None:
         """A program may close descriptors that are not its own; its next file then has our number."""

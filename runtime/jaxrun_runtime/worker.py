@@ -12,9 +12,10 @@ import traceback
 from typing import NoReturn
 
 from jaxrun.contract import STACKS_SIGNAL, Join, Lead, Run, WorkerEnv
+from jaxrun.contract.flight import OFF
 from jaxrun.errors import EXIT_SOFTWARE
 
-from . import finish, greeting, kernel, lastwords, program
+from . import DivergenceError, finish, greeting, kernel, lastwords, program
 from .link import AgentGone, Link
 
 _PAUSE = 0.001
@@ -51,6 +52,7 @@ def _live(env: WorkerEnv, argv: list[str], started: float, forked_by: int, link:
         joined = join.join(env, link, order)
         stage = "prove"
         link.send(join.prove(env, joined))
+        _keep_in_step(env, link)
         link.receive(Run)
         lastwords.watch_threads(link, env.rank)
         stage = "program"
@@ -66,6 +68,10 @@ def _live(env: WorkerEnv, argv: list[str], started: float, forked_by: int, link:
 
 def _on_error(env: WorkerEnv, link: Link, stage: str, error: BaseException) -> None:
     """End the worker, unless the error is a sys.exit with success."""
+    if isinstance(error, DivergenceError):
+        from . import callsites
+
+        callsites.end_at_users_line(error)
     words = lastwords.describe(error, env.rank, stage)
     # The launcher shows the words and logs them; what the program wants to print itself, it still prints.
     if sys.excepthook is not sys.__excepthook__ or isinstance(error, SystemExit) or not link.is_mine():
@@ -99,8 +105,16 @@ def _import_jax(env: WorkerEnv) -> None:
 
         gc.freeze()  # nor does anybody need to look through it again
         gc.enable()
-    for line in jaxprivate.missing():
+    for line in jaxprivate.missing(env.lockstep):
         _warn(env, line)
+
+
+def _keep_in_step(env: WorkerEnv, link: Link) -> None:
+    """While the others prove themselves."""
+    if env.lockstep != OFF:
+        from . import lockstep
+
+        lockstep.install(env, link)
 
 
 def _warn(env: WorkerEnv, text: str) -> None:

@@ -40,8 +40,8 @@ exec 3<>"$home/wait"
 echo $$ >"$home/booted"
 while :; do read -r _ <&3; done
 """
-# Each host has temporary files of its own, which go with the testbed: a killed Open MPI leaves some behind, and refuses to
-# start where it finds those of another with its process id.
+# Each host has temporary files of its own, which go with the testbed: a killed Open MPI leaves some behind, and refuses
+# to start where it finds those of another with its process id.
 _ENTER = """
 read -r host </proc/sys/kernel/hostname
 export TMPDIR="$JRTB_ROOT/hosts/$host/tmp"

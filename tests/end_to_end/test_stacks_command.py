@@ -43,6 +43,27 @@ def test_of_a_stopped_rank_the_kernel_is_heard(stuck):
     assert "no answer: stopped by a signal (SIGCONT lets it go on)" in ask(stuck)
 
 
+def test_a_launcher_that_would_die_of_it_is_not_asked_for_native_frames(tmp_path):
+    """One of an older jaxrun, to which the signal is deadly."""
+    (tmp_path / "events.jsonl").touch()
+    with (tmp_path / "events.jsonl").open("ab") as events:
+        other = subprocess.Popen(["sleep", "60"], stdout=events)
+    told = {"launcher": {"host": os.uname().nodename, "pid": other.pid}}
+    (tmp_path / "job.json").write_text(json.dumps(told))
+    try:
+        command = [sys.executable, "-m", "jaxrun", "stacks", "--native", str(tmp_path)]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=30)
+        assert done.returncode == 2 and "cannot be asked that" in done.stderr
+        assert other.poll() is None
+    finally:
+        other.kill()
+        other.wait()
+
+
+def test_native_frames_are_not_watched(stuck):
+    assert "halts every rank while it looks; not with --watch" in ask(stuck, "--native", "--watch", status=2)
+
+
 def test_a_launcher_that_was_killed_is_not_asked(stuck):
     stuck.process.kill()
     stuck.process.wait()

@@ -16,7 +16,7 @@ def test_a_job_that_hangs_is_stopped_with_its_stacks(tmp_path):
     result = jaxrun(tmp_path, "-n", "2", "--stall-timeout", "2", MISBEHAVE, "--rank", "1", "--hang")
     assert result.code == 124 and result.verdict()["outcome"] == "stall", result
     assert "no progress" in result.err and "misbehave.py" in result.err and "2 groups" in result.err
-    assert result.err.count("no output and no CPU time in any rank for") == 1
+    assert result.err.count("no output, no call and no CPU time in any rank for") == 1
 
 
 def test_work_and_output_are_signs_of_life(tmp_path):

@@ -20,6 +20,9 @@ from jaxrun.clock import Clock
 from jaxrun.contract import Done, Failed, Hello, Lead, Listening, Proof
 from jaxrun.desk import Desk
 from jaxrun.head.events import (
+    FLIGHTS_ONLY,
+    Describe,
+    Described,
     Exited,
     Finish,
     Kill,
@@ -49,7 +52,17 @@ class Simulation:
     """One job from its first spawn to its Finish. Times are seconds since its start."""
 
     def __init__(
-        self, size=4, *, hosts=None, platform="cpu", local_devices=1, init=60.0, job=None, grace=5.0, stall=None
+        self,
+        size=4,
+        *,
+        hosts=None,
+        platform="cpu",
+        local_devices=1,
+        init=60.0,
+        job=None,
+        grace=5.0,
+        stall=None,
+        lockstep="off",
     ):
         self.size = size
         self.hosts = hosts or dict.fromkeys(range(size), "h1")
@@ -64,11 +77,15 @@ class Simulation:
         self.stacks = {}  # rank → dump, for those that answer
         self.cpu = lambda now: 0.0  # seconds that each rank has used by then
         self.written = lambda now: 0  # bytes that each has written by then
+        self.flights = {}  # rank → text, of the recorders that can be read; histories are the same
+        self.programs = {}  # (rank, program) → line of text
+        self.looks = []  # (time, purpose, ranks)
         self._clock = 0.0
         self._due = []  # (time, number, event)
         self._number = itertools.count()
         expected = Expected(size, JOB_ID, platform, local_devices)
-        self.head = Head(self.hosts, expected, Limits(init=init, job=job, grace=grace, stall=stall), "127.0.0.1", 0.0)
+        limits = Limits(init=init, job=job, grace=grace, stall=stall)
+        self.head = Head(self.hosts, expected, limits, "127.0.0.1", 0.0, lockstep=lockstep)
 
     def tell(self, *events):
         """Events that arrive now."""
@@ -179,12 +196,22 @@ class Simulation:
                 if action.signum == signal.SIGKILL:
                     for rank in action.ranks:
                         self._later(REAPED_AFTER, Exited(rank, -signal.SIGKILL))
+            case Describe():
+                line = self.programs.get((action.rank, action.program))
+                if line is not None:
+                    self._later(0.002, Described(action.rank, action.program, line))
+            case TakeStacks() if action.purpose in FLIGHTS_ONLY:
+                self.looks.append((self.now, action.purpose, action.ranks))
+                flights = {rank: self.flights[rank] for rank in action.ranks if rank in self.flights}
+                self._later(0.002, StacksTaken(action.purpose, {}, {}, {}, {}, flights))
             case TakeStacks():
+                self.looks.append((self.now, action.purpose, action.ranks))
                 dumps = {rank: self.stacks.get(rank, "") for rank in action.ranks}
                 idle = dict.fromkeys(action.ranks, "futex_wait_queue")
                 cpu = dict.fromkeys(action.ranks, self.cpu(self.now))
                 written = dict.fromkeys(action.ranks, self.written(self.now))
-                self._later(0.1, StacksTaken(action.purpose, dumps, idle, cpu, written))
+                flights = {rank: self.flights[rank] for rank in action.ranks if rank in self.flights}
+                self._later(0.1, StacksTaken(action.purpose, dumps, idle, cpu, written, flights))
             case Say():
                 self.said.append((self.now, action.text))
             case Finish():

@@ -49,7 +49,8 @@ def become(order, descriptors):
         os.dup2(descriptors[stream], target)
         os.close(descriptors[stream])
     env = WorkerEnv.from_env(order.environment)
-    env = replace(env, channel_fd=descriptors["channel"], stacks_fd=descriptors["stacks"])
+    channel, stacks, flight = (descriptors[name] for name in ("channel", "stacks", "flight"))
+    env = replace(env, channel_fd=channel, stacks_fd=stacks, flight_fd=flight)
     worker_by_hand.live(env, codes[env.rank])
 
 

@@ -19,7 +19,7 @@ def worker():
     ours, theirs = socket.socketpair()
     ours.setblocking(False)
     pipes = [os.open(os.devnull, os.O_RDONLY) for _ in range(2)]
-    child = Child(2, Lines(ours, *pipes, os.memfd_create("stacks")))
+    child = Child(2, Lines(ours, *pipes, os.memfd_create("stacks"), os.memfd_create("flight")))
     yield child, theirs
     child.close()
     theirs.close()

@@ -19,6 +19,7 @@ _KINDS = get_args(Message)
 _TEXT = st.text(max_size=20)
 _STRATEGIES = {
     "int": st.integers(),
+    "bool": st.booleans(),
     "float": st.floats(allow_nan=False),
     "str": _TEXT,
     "tuple[str, ...]": st.lists(_TEXT, max_size=3).map(tuple),
@@ -33,6 +34,7 @@ _ENV = WorkerEnv(
     host="h2",
     channel_fd=7,
     stacks_fd=8,
+    flight_fd=9,
     init_timeout=120.0,
 )
 

@@ -95,6 +95,7 @@ class ByHand:
             "run_dir": "",
             "log_dir": "",
             "shown": True,
+            "lockstep": "record",
         }
         return Begin(**{**values, **changes})
 

@@ -2,6 +2,16 @@
 
 import pytest
 
+from jaxrun.contract.flight import EVERY_CALL
+from jaxrun.head.events import StacksTaken
+from jaxrun.head.stall import Stall
+from jaxrun.lockstep.flight import Flight
+
+IN_JAX = """Thread 0x1 (most recent call first):
+  File "/v/lib/python3.11/site-packages/jax/_src/array.py", line 1 in _value
+  File "/home/me/train.py", line 2 in <module>
+"""
+TRACING = IN_JAX.replace("line 1 in _value", "line 7 in trace")
 SILENT = {"stall": 60.0}
 
 
@@ -10,7 +20,7 @@ def test_without_a_sign_of_life_the_job_is_warned_once_and_stopped(simulate):
     job.wait(59)
     assert job.ending is None and len(job.said) == 1
     at, text = job.said[0]
-    assert 30 <= at <= 46 and "no output and no CPU time in any rank" in text and "after 60 s of it" in text
+    assert 30 <= at <= 46 and "no output, no call and no CPU time in any rank" in text and "after 60 s of it" in text
     job.wait(20)
     assert job.ending.reason == "stall" and set(job.ending.dumps) == {0, 1, 2}
     assert 60 <= job.ending.decided_at <= 62 and job.kills() != []
@@ -59,3 +69,32 @@ def test_the_verdict_says_it_with_the_places(simulate):
     told = verdict.decide(job.ending, job.hosts, started=0.0, ended=job.finished_at)
     assert told.exit_code == 124 and told.outcome == "stall" and "no progress" in told.headline
     assert any("3 ranks" in line for line in told.details)
+
+
+def look(dump, cpu, **flight):
+    text = Flight(level=EVERY_CALL, **flight).to_json()
+    return StacksTaken("stall", {0: dump}, {0: ""}, {0: cpu}, {0: 0}, {0: text})
+
+
+def idle_after(*looks):
+    stall = Stall(60.0, 0.0)
+    return [stall.look(taken, 15.0 * (turn + 1)) for turn, taken in enumerate(looks)][-1]
+
+
+def test_polling_in_jax_is_no_sign_of_life():
+    assert idle_after(look(IN_JAX, 1.0), look(IN_JAX, 16.0), look(IN_JAX, 31.0)) == 45.0
+
+
+@pytest.mark.parametrize(
+    "second",
+    [
+        look(TRACING, 16.0),
+        look(IN_JAX, 16.0, compiling=("jit(step)", 3.0)),
+        look(IN_JAX, 16.0, groups={"0-3": 5}),
+        StacksTaken("stall", {0: IN_JAX}, {0: ""}, {0: 16.0}, {0: 0}),
+    ],
+    ids=["another place", "compiles", "a call", "no recorder"],
+)
+def test_computing_in_jax_is_one(second):
+    first = look(IN_JAX, 1.0, groups={"0-3": 4})
+    assert idle_after(first, second) == 0.0

@@ -311,18 +311,18 @@ def _read(pid, name):
 
 
 def test_a_time_limit_shows_where_the_ranks_were(start):
-    job = start(SLEEPS, SLEEPS, timeout=1.5)
+    job = start(SLEEPS, SLEEPS, timeout=3.0)
     assert job.end() == 124 and "worker_by_hand.py" in job.err
 
 
 def test_a_time_limit_holds_though_stacks_are_asked_for_at_the_same_time(start):
     """The ranks are frozen, so that each question takes its full time."""
-    job = start(*[f"run(); print('ready', flush=True); {SLEEPS[7:]}"] * 2, timeout=3.0)
+    job = start(*[f"run(); print('ready', flush=True); {SLEEPS[7:]}"] * 2, timeout=5.0)
     job.until_output("ready", 2)
     for pid in job.agents().values():
         os.kill(pid, signal.SIGSTOP)
     began = next(event["time"] for event in job.events("started"))
-    time.sleep(max(0.0, began + 3.5 - time.time()))
+    time.sleep(max(0.0, began + 5.5 - time.time()))
     job.process.send_signal(signal.SIGQUIT)
     time.sleep(0.1)
     for pid in job.agents().values():
@@ -331,7 +331,7 @@ def test_a_time_limit_holds_though_stacks_are_asked_for_at_the_same_time(start):
 
 
 def taken(purpose, rank, text="stack"):
-    return StacksTaken(purpose, {rank: text}, {rank: "futex"}, {rank: 1.0})
+    return StacksTaken(purpose, {rank: text}, {rank: "futex"}, {rank: 1.0}, flights={rank: f"flight {rank}"})
 
 
 def test_stacks_are_complete_when_all_have_answered():
@@ -343,14 +343,26 @@ def test_stacks_are_complete_when_all_have_answered():
         and collection.add(taken("show", 0))
     )
     assert collection.result() == StacksTaken(
-        "show", {0: "stack", 3: "stack"}, {0: "futex", 3: "futex"}, {0: 1.0, 3: 1.0}
+        "show",
+        {0: "stack", 3: "stack"},
+        {0: "futex", 3: "futex"},
+        {0: 1.0, 3: 1.0},
+        flights={0: "flight 0", 3: "flight 3"},
     )
 
 
 def test_a_rank_that_does_not_answer_has_no_stacks():
     collection = StacksCollection(TakeStacks((0, 3), "show"), 100.0)
     collection.add(taken("show", 3))
-    assert collection.result() == StacksTaken("show", {0: "", 3: "stack"}, {0: "", 3: "futex"}, {0: 0.0, 3: 1.0})
+    assert collection.result() == StacksTaken(
+        "show", {0: "", 3: "stack"}, {0: "", 3: "futex"}, {0: 0.0, 3: 1.0}, flights={3: "flight 3"}
+    )
+
+
+def test_of_calls_only_flights_are_told():
+    collection = StacksCollection(TakeStacks((3,), "history"), 100.0)
+    assert collection.add(StacksTaken("history", {}, {}, {}, {}, {3: "flight 3"}))
+    assert collection.result() == StacksTaken("history", {}, {}, {}, {}, {3: "flight 3"})
 
 
 def test_nobody_to_ask_is_an_answer():

@@ -11,6 +11,7 @@ from member import Member, environment, spawn
 
 from jaxrun.contract import (
     FORK_DESCRIPTORS,
+    Call,
     Decoder,
     Done,
     Failed,
@@ -21,11 +22,14 @@ from jaxrun.contract import (
     Lead,
     Leave,
     Listening,
+    OutOfStep,
+    Proceed,
     Proof,
     Run,
     WorkerEnv,
     encode,
 )
+from jaxrun.contract.flight import TEXT_AT
 
 JOB_ID = "5eed" * 8
 _TIMEOUT = 60.0
@@ -52,6 +56,7 @@ class Gang:
         self.answers = []
         self.server = 0
         self._sent = set()
+        self._answered = set()
         self.members = []
         ends = [self._connect(rank) for rank in range(size)]
         (self._fork if fork else self._fresh)(ends)
@@ -60,9 +65,10 @@ class Gang:
 
     def _connect(self, rank):
         ours, theirs = socket.socketpair()
-        stacks = os.memfd_create("stacks")
+        stacks, flight = os.memfd_create("stacks"), os.memfd_create("flight")
+        os.ftruncate(flight, TEXT_AT)
         out, err = self.folder / f"out-{rank}", self.folder / f"err-{rank}"
-        self.members.append(Member(ours, stacks, out, err))
+        self.members.append(Member(ours, stacks, flight, out, err))
         stdin = self.stdin if self.stdin is not None and rank == 0 else os.devnull
         write = os.O_WRONLY | os.O_CREAT | os.O_TRUNC
         return [
@@ -71,9 +77,10 @@ class Gang:
             os.open(err, write, 0o644),
             theirs.detach(),
             stacks,
+            flight,
         ]
 
-    def _told(self, rank, channel, stacks):
+    def _told(self, rank, channel, stacks, flight):
         size = len(self.members)
         env = WorkerEnv(
             JOB_ID,
@@ -83,6 +90,7 @@ class Gang:
             size,
             channel_fd=channel,
             stacks_fd=stacks,
+            flight_fd=flight,
             init_timeout=20.0,
             **self.local,
         )
@@ -90,10 +98,10 @@ class Gang:
 
     def _fresh(self, ends):
         for member, descriptors in zip(self.members, ends, strict=True):
-            *standard, channel, stacks = descriptors
-            told = self._told(self.members.index(member), channel, stacks)
+            *standard, channel, stacks, flight = descriptors
+            told = self._told(self.members.index(member), channel, stacks, flight)
             argv = [*self.wrap, sys.executable, "-m", "jaxrun_runtime", *self.argv]
-            member.pid = spawn(argv, {**self.environ, **told}, standard, [channel, stacks], self.folder)
+            member.pid = spawn(argv, {**self.environ, **told}, standard, [channel, stacks, flight], self.folder)
             for descriptor in (*standard, channel):
                 os.close(descriptor)
 
@@ -108,8 +116,8 @@ class Gang:
         with ours:
             for rank, descriptors in enumerate(ends):
                 with contextlib.suppress(BrokenPipeError):
-                    socket.send_fds(ours, [encode(Fork(rank, self._told(rank, -1, -1)))], descriptors)
-                for descriptor in descriptors[: len(FORK_DESCRIPTORS) - 1]:
+                    socket.send_fds(ours, [encode(Fork(rank, self._told(rank, -1, -1, -1)))], descriptors)
+                for descriptor in descriptors[: len(FORK_DESCRIPTORS) - 2]:
                     os.close(descriptor)
                 self.answers += self._answer(ours)
         for answer in self.answers:
@@ -168,6 +176,23 @@ class Gang:
                 self._sent.add(name)
                 for member in whom:
                     member.tell(message())
+        self.agree()
+
+    def agree(self):
+        """Answer the calls that wait, once all ranks of their group make them: no two may differ in key or code."""
+        waiting = {}
+        for member in self.members:
+            for call in member.said(Call):
+                if call.waits and (call.group, call.number) not in self._answered:
+                    waiting.setdefault((call.group, call.number), {})[call.rank] = call
+        for (group, number), calls in waiting.items():
+            if len(calls) < len(ranks_of(group)):
+                continue
+            self._answered.add((group, number))
+            alike = len({(call.key, call.code) for call in calls.values()}) == 1
+            text = f"call #{number}: " + " | ".join(f"{rank}: {calls[rank].place}" for rank in sorted(calls))
+            for rank in calls:
+                self.members[rank].tell(Proceed(group, number) if alike else OutOfStep(group, number, text))
 
     def _all(self, kind):
         return all(member.said(kind) for member in self.members)
@@ -181,3 +206,9 @@ class Gang:
             os.waitpid(self.server, 0)
         for member in self.members:
             member.close()
+
+
+def ranks_of(group):
+    """ "0-2,5" → [0, 1, 2, 5]."""
+    ends = [part.split("-") for part in group.split(",")]
+    return [rank for part in ends for rank in range(int(part[0]), int(part[-1]) + 1)]

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
+from flights import Flight
 
 from jaxrun.contract import STACKS_SIGNAL, Decoder, Failed, encode
 
@@ -36,6 +37,7 @@ class Member:
 
     channel: socket.socket
     stacks_fd: int
+    flight_fd: int
     out_path: Path
     err_path: Path
     pid: int = 0
@@ -56,6 +58,11 @@ class Member:
     @property
     def live(self):
         return self.pid != 0 and self.status is None
+
+    @property
+    def flight(self):
+        """What its flight recorder holds now."""
+        return Flight(self.flight_fd)
 
     def said(self, kind):
         return [message for message in self.messages if isinstance(message, kind)]
@@ -113,6 +120,7 @@ class Member:
             time.sleep(0.005)
         self.channel.close()
         os.close(self.stacks_fd)
+        os.close(self.flight_fd)
 
 
 def _has_ipv6():

@@ -13,7 +13,9 @@ import jaxrun_runtime as jr
 from jaxrun.contract import WorkerEnv
 from jaxrun.errors import ProtocolError
 
-_TOLD = WorkerEnv("ab" * 16, 5, 8, 1, 2, host="h3", channel_fd=3, stacks_fd=4, init_timeout=60.0, run_dir="/runs/a b")
+_TOLD = WorkerEnv(
+    "ab" * 16, 5, 8, 1, 2, host="h3", channel_fd=3, stacks_fd=4, flight_fd=5, init_timeout=60.0, run_dir="/runs/a b"
+)
 
 
 @pytest.fixture
@@ -39,7 +41,10 @@ def test_under_jaxrun_it_is_what_the_contract_says(alone, monkeypatch):
 
 
 def test_rank_0_is_the_main_one_and_there_may_be_no_run_directory(alone, monkeypatch):
-    _told(monkeypatch, WorkerEnv("ab" * 16, 0, 8, 0, 2, host="h1", channel_fd=3, stacks_fd=4, init_timeout=60.0))
+    _told(
+        monkeypatch,
+        WorkerEnv("ab" * 16, 0, 8, 0, 2, host="h1", channel_fd=3, stacks_fd=4, flight_fd=5, init_timeout=60.0),
+    )
     assert (jr.is_main, jr.run_dir) == (True, None)
 
 

@@ -19,14 +19,18 @@ from jaxrun.agent.kernel_log import OomWatch, own_memory_cgroup
 from jaxrun.agent.pipes import Pipes
 from jaxrun.agent.readiness import Readiness
 from jaxrun.agent.signals import SignalPipe
-from jaxrun.contract import STACKS_SIGNAL, Failed
+from jaxrun.contract import STACKS_SIGNAL, Done, Failed
 from jaxrun.errors import EXIT_SOFTWARE, ProtocolError
 from jaxrun.head.events import (
+    FLIGHTS_ONLY,
     Action,
+    Describe,
+    Described,
     Dismiss,
     Event,
     Exited,
     Finish,
+    Flown,
     Kill,
     Say,
     Send,
@@ -166,6 +170,11 @@ class Agent:
                     self._crew[rank].send(action.message)
             case Kill():
                 self._signal(action)
+            case TakeStacks() if action.purpose in FLIGHTS_ONLY:
+                self._tell(self._read_flights(action))
+            case Describe():
+                text = self._crew[action.rank].flight.describe(action.program)
+                self._tell(Described(action.rank, action.program, text))
             case TakeStacks():
                 for rank in action.ranks:
                     self._crew[rank].new_stacks()
@@ -215,7 +224,14 @@ class Agent:
         for message in messages or ():
             if isinstance(message, Failed):
                 self._output.log(child.rank, "err", message.traceback.encode())
+            if isinstance(message, (Failed, Done)):
+                self._tell_flight(child)
             self._tell(message)
+
+    def _tell_flight(self, child: Child) -> None:
+        flight = child.new_flight()
+        if flight:
+            self._tell(Flown(child.rank, flight))
 
     def _on_signals(self) -> None:
         for number in self._signals.take():
@@ -242,6 +258,7 @@ class Agent:
         crashed = status < 0 and status != -signal.SIGKILL
         oom = self._oom.explain(child.pid) if status == -signal.SIGKILL and not child.killed else ""
         fatal = child.new_stacks() if crashed else ""
+        self._tell_flight(child)
         self._tell(Exited(child.rank, status, fatal, self._output.tail(child.rank), oom))
 
     def _read_stacks(self, order: TakeStacks) -> StacksTaken:
@@ -252,4 +269,11 @@ class Agent:
             waits={child.rank: child.kernel_wait() for child in children},
             cpu={child.rank: child.cpu_seconds() for child in children},
             written={child.rank: self._output.written(child.rank) for child in children},
+            flights={child.rank: child.flight.brief() for child in children},
         )
+
+    def _read_flights(self, order: TakeStacks) -> StacksTaken:
+        readers = {rank: self._crew[rank].flight for rank in order.ranks}
+        whole = order.purpose == "history"
+        flights = {rank: reader.history() if whole else reader.brief() for rank, reader in readers.items()}
+        return StacksTaken(order.purpose, {}, {}, {}, {}, flights)

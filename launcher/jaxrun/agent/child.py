@@ -1,4 +1,4 @@
-"""One worker as its agent sees it: its process, its channel, its pipes, its memory file of stacks."""
+"""One worker as its agent sees it: its process, its channel, its pipes, its files of stacks and of calls."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 
 from jaxrun.agent.spawn import Lines
 from jaxrun.contract import Decoder, Message, encode
+from jaxrun.lockstep.reader import FlightReader
 
 _PIECE = 65536
 _STACKS_KEPT = 2**20
@@ -32,6 +33,11 @@ class Child:
     killed: bool = False  # by us
     _decoder: Decoder = field(default_factory=Decoder)
     _stacks_read: int = 0
+    flight: FlightReader = field(init=False)
+    _told: object = None
+
+    def __post_init__(self) -> None:
+        self.flight = FlightReader(self.lines.flight)
 
     @property
     def live(self) -> bool:
@@ -75,6 +81,14 @@ class Child:
             os.ftruncate(self.lines.stacks, 0)
             self._stacks_read = os.lseek(self.lines.stacks, 0, os.SEEK_SET)
         return data.decode(errors="replace")
+
+    def new_flight(self) -> str:
+        """What its flight recorder holds, as text; empty if that is what the last call of this has told."""
+        progress = self.flight.progress()
+        if progress == self._told:
+            return ""
+        self._told = progress
+        return self.flight.brief()
 
     def cpu_seconds(self) -> float:
         """User and system time of the process so far; 0.0 when it has gone."""

@@ -103,7 +103,8 @@ def _work(
     plan = plan_of(begin, job_id, environ)
     relay = Relay(begin.rank, line, begin.log_dir, shown=begin.shown)
     superior = Superior(begin.rank, line, relay)
-    crew = Crew(plan, Spawner(plan, environ, begin.run_dir))
+    logs = Path(begin.log_dir) if begin.log_dir else None
+    crew = Crew(plan, Spawner(plan, environ, begin.run_dir, logs))
     orders = (line.fileno(), superior.hear)
     agent = Agent(crew, superior, relay, signals, Clock(), orders)
     last = agent.run()
@@ -116,7 +117,8 @@ def _work(
 
 def plan_of(begin: Begin, job_id: str, environ: Mapping[str, str]) -> Plan:
     """The plan for this one worker."""
-    program = begin.program[1:] if begin.program[0] == "-m" else begin.program
+    module = begin.program[0] == "-m"
+    program = begin.program[1:] if module else begin.program
     worker = Worker(
         rank=begin.rank,
         local_rank=begin.local_rank,
@@ -125,7 +127,7 @@ def plan_of(begin: Begin, job_id: str, environ: Mapping[str, str]) -> Plan:
         local_device_ids=begin.local_device_ids,
     )
     return Plan(
-        job=Job(program=program, module=begin.program[0] == "-m", init_timeout=begin.init_timeout),
+        job=Job(program=program, module=module, init_timeout=begin.init_timeout, lockstep=begin.lockstep),
         job_id=job_id,
         workers=(worker,),
         job_size=begin.size,

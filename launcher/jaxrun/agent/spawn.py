@@ -12,9 +12,11 @@ import os
 import socket
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 
 from jaxrun.agent.forkserver import start_process
 from jaxrun.contract import FORK_DESCRIPTORS, Fork, encode
+from jaxrun.contract.flight import OFF, TEXT_AT, flight_file
 from jaxrun.planning.plan import Plan, Worker
 
 _PIPE_SIZE = 2**20
@@ -23,15 +25,16 @@ _F_SETPIPE_SZ = 1031
 
 @dataclass(frozen=True, slots=True)
 class Lines:
-    """The agent's ends of what connects it to one worker: all non-blocking, `stacks` a memory file."""
+    """The agent's ends of what connects it to one worker: all non-blocking; `stacks` and `flight` are files."""
 
     channel: socket.socket
     out: int
     err: int
     stacks: int
+    flight: int
 
     def close(self) -> None:
-        for stream in (self.out, self.err, self.stacks):
+        for stream in (self.out, self.err, self.stacks, self.flight):
             os.close(stream)
         self.channel.close()
 
@@ -43,13 +46,14 @@ class _WorkerEnds:
     stderr: int
     channel: int
     stacks: int
+    flight: int
 
     def in_order(self) -> list[int]:
         return [getattr(self, name) for name in FORK_DESCRIPTORS]
 
     def close(self) -> None:
         for descriptor in (self.stdin, self.stdout, self.stderr, self.channel):
-            os.close(descriptor)  # not the stacks: that file is the agent's too
+            os.close(descriptor)  # not the stacks and the flight: those files are the agent's too
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,18 +72,23 @@ class ForkRequest:
 
 
 class Spawner:
-    """Starts the workers of one plan; `environ` is the launcher's own environment. All may raise OSError."""
+    """Starts the workers of one plan; `environ` is the launcher's own environment. All may raise OSError.
 
-    def __init__(self, plan: Plan, environ: Mapping[str, str], run_dir: str) -> None:
+    `run_dir` is the job's; `flights` the same where this host sees it, and else None, as without one.
+    """
+
+    def __init__(self, plan: Plan, environ: Mapping[str, str], run_dir: str, flights: Path | None = None) -> None:
         self._plan = plan
         self._run_dir = run_dir
+        self._flights = flights if plan.job.lockstep != OFF else None
         self._environ = plan.base_env(environ)
 
     def fresh(self, worker: Worker) -> tuple[int, Lines]:
         """Start one worker in an interpreter of its own; returns its process id."""
-        lines, ends = _connect(worker.rank)
+        lines, ends = _connect(worker.rank, self._flights)
         told = self._told(worker, ends)
-        for descriptor in (ends.channel, ends.stacks):
+        files = (ends.stacks, ends.flight)
+        for descriptor in (ends.channel, *files):
             os.set_inheritable(descriptor, True)
         try:
             pid = start_process(self._plan.argv, {**self._environ, **told}, (ends.stdin, ends.stdout, ends.stderr))
@@ -88,27 +97,46 @@ class Spawner:
             raise
         finally:
             ends.close()
-        os.set_inheritable(ends.stacks, False)
+        for descriptor in files:
+            os.set_inheritable(descriptor, False)
         return pid, lines
 
     def fork_request(self, worker: Worker) -> tuple[Lines, ForkRequest]:
         """Connect one worker, and what to send the fork server for it; its process id comes with a Forked."""
-        lines, ends = _connect(worker.rank)
+        lines, ends = _connect(worker.rank, self._flights)
         return lines, ForkRequest(encode(Fork(worker.rank, self._told(worker, ends))), ends)
 
     def _told(self, worker: Worker, ends: _WorkerEnds) -> dict[str, str]:
-        env = self._plan.worker_env(worker, run_dir=self._run_dir, channel_fd=ends.channel, stacks_fd=ends.stacks)
-        return env.to_env()
+        descriptors = {"channel_fd": ends.channel, "stacks_fd": ends.stacks, "flight_fd": ends.flight}
+        return self._plan.worker_env(worker, run_dir=self._run_dir, **descriptors).to_env()
 
 
-def _connect(rank: int) -> tuple[Lines, _WorkerEnds]:
+def _connect(rank: int, flights: Path | None) -> tuple[Lines, _WorkerEnds]:
     ours, theirs = socket.socketpair()
     out, stdout = _pipe()
     err, stderr = _pipe()
     stacks = os.memfd_create(f"stacks-{rank}")
+    flight = _flight_recorder(rank, flights)
     stdin = os.dup(0) if rank == 0 and _is_open(0) else os.open(os.devnull, os.O_RDONLY)
     ours.setblocking(False)
-    return Lines(ours, out, err, stacks), _WorkerEnds(stdin, stdout, stderr, theirs.detach(), stacks)
+    return Lines(ours, out, err, stacks, flight), _WorkerEnds(stdin, stdout, stderr, theirs.detach(), stacks, flight)
+
+
+def _flight_recorder(rank: int, directory: Path | None) -> int:
+    """A file in `directory` that survives everybody; where it cannot be there, one in memory."""
+    if directory is not None:
+        with contextlib.suppress(OSError):
+            flags = os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC
+            file = os.open(directory / flight_file(rank), flags, 0o644)
+            try:
+                os.posix_fallocate(file, 0, TEXT_AT)  # or a full disk would be a signal to the worker that maps it
+                return file
+            except OSError:
+                os.close(file)
+                (directory / flight_file(rank)).unlink()
+    file = os.memfd_create(f"flight-{rank}")
+    os.ftruncate(file, TEXT_AT)
+    return file
 
 
 def _pipe() -> tuple[int, int]:

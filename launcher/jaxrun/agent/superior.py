@@ -12,6 +12,7 @@ from jaxrun.head.events import (
     Action,
     AgentSignalled,
     Begin,
+    Describe,
     Dismiss,
     Event,
     Kill,
@@ -67,7 +68,7 @@ class Superior:
                 yield TakeStacks(ranks, message.purpose)
             case Taken():
                 self._relay.taken(message.count)
-            case Dismiss():
+            case Dismiss() | Describe():
                 yield message
             case Begin():
                 pass  # a second one would be a bug of the head's

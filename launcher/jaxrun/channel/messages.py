@@ -7,7 +7,7 @@
     Report       ──────────▶
                  ◀──────────  Begin       (once all have reported)
     Spawned, the worker's messages, Chunk, FirstOutput, Exited … ──────────▶
-                 ◀──────────  messages to the worker, SignalWorker, ShowStacks, Taken
+                 ◀──────────  messages to the worker, SignalWorker, ShowStacks, Describe, Taken
                  ◀──────────  Dismiss     (it is over)
 
 Times are seconds since the epoch on the sender's clock.
@@ -17,12 +17,29 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from jaxrun.contract import Done, Failed, Hello, Join, Lead, Leave, Listening, Proof, Run, ThreadFailed
+from jaxrun.contract import (
+    Call,
+    Done,
+    Failed,
+    Hello,
+    Join,
+    Lead,
+    Leave,
+    Listening,
+    OutOfStep,
+    Proceed,
+    Proof,
+    Run,
+    ThreadFailed,
+)
 from jaxrun.head.events import (
     AgentSignalled,
     Begin,
+    Describe,
+    Described,
     Dismiss,
     Exited,
+    Flown,
     Report,
     Spawned,
     StacksTaken,
@@ -119,6 +136,8 @@ ToHead = (
     | Spawned
     | Exited
     | StacksTaken
+    | Flown
+    | Described
     | Unavailable
     | AgentSignalled
     | Chunk
@@ -127,8 +146,11 @@ ToHead = (
     | Hello
     | Listening
     | Proof
+    | Call
     | ThreadFailed
     | Failed
     | Done
 )
-ToAgent = Begin | SignalWorker | ShowStacks | Taken | Dismiss | Lead | Join | Run | Leave
+ToAgent = (
+    Begin | SignalWorker | ShowStacks | Describe | Taken | Dismiss | Lead | Join | Run | Proceed | OutOfStep | Leave
+)

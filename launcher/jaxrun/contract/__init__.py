@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from .framing import Decoder as Decoder
     from .framing import encode as encode
     from .messages import FORK_DESCRIPTORS as FORK_DESCRIPTORS
+    from .messages import Call as Call
     from .messages import Done as Done
     from .messages import Failed as Failed
     from .messages import Fork as Fork
@@ -26,6 +27,8 @@ if TYPE_CHECKING:
     from .messages import Leave as Leave
     from .messages import Listening as Listening
     from .messages import Message as Message
+    from .messages import OutOfStep as OutOfStep
+    from .messages import Proceed as Proceed
     from .messages import Proof as Proof
     from .messages import Run as Run
     from .messages import ThreadFailed as ThreadFailed

@@ -7,11 +7,13 @@
                      ◀──────────    Join        (the others: connect to it now)
     Proof            ──────────▶    all proofs are held against the job
                      ◀──────────    Run
+    Call             ──────────▶    (a cross-process call is about to start)
+                     ◀──────────    (Proceed | OutOfStep, if the call waits for it)
     ThreadFailed     ──────────▶    (a thread of the program died; the program goes on)
     Failed | Done    ──────────▶    the program's end
                      ◀──────────    Leave       (after Done: everybody has finished)
 
-Agent and fork server (one import of jax, then a fork for each worker) speak the same way; a Fork carries the five
+Agent and fork server (one import of jax, then a fork for each worker) speak the same way; a Fork carries the six
 descriptors of FORK_DESCRIPTORS beside it:
 
     ForkSetUp  ──────────▶  fork server    (once, to one that was started before the job was known)
@@ -82,6 +84,49 @@ class Proof:
 @dataclass(frozen=True, slots=True)
 class Run:
     """Every process has proved itself: run the program."""
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """A cross-process call is about to start: the first of a program, or any, where it `waits`.
+
+    group:    the ranks that take part, "0-3" or "0,2"
+    number:   of the call among those of this group, from 1
+    program:  its number in the rank's flight recorder
+    key:      hash of what must be alike for the ranks to meet: name, shapes, dtypes, shardings, mesh
+    code:     hash of the lowered program; empty where it is not known
+    name:     as JAX calls it, "jit(step)"
+    place:    where the user's program made the call, "train.py:88 train_step"
+    waits:    for Proceed or OutOfStep
+    """
+
+    rank: int
+    time: float
+    group: str
+    number: int
+    program: int
+    key: str
+    code: str
+    name: str
+    place: str
+    waits: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Proceed:
+    """All ranks of the group are about to make this same call: make it."""
+
+    group: str
+    number: int
+
+
+@dataclass(frozen=True, slots=True)
+class OutOfStep:
+    """The ranks of the group are not about to make the same call, for the reason that `text` gives: raise it."""
+
+    group: str
+    number: int
+    text: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,8 +204,8 @@ class ForkDeclined:
     traceback: str
 
 
-FORK_DESCRIPTORS = ("stdin", "stdout", "stderr", "channel", "stacks")
+FORK_DESCRIPTORS = ("stdin", "stdout", "stderr", "channel", "stacks", "flight")
 
-_ToAgent = Hello | Listening | Proof | ThreadFailed | Failed | Done | Forked | ForkDeclined
-_FromAgent = Lead | Join | Run | Leave | ForkSetUp | Fork
+_ToAgent = Hello | Listening | Proof | Call | ThreadFailed | Failed | Done | Forked | ForkDeclined
+_FromAgent = Lead | Join | Run | Proceed | OutOfStep | Leave | ForkSetUp | Fork
 Message = _ToAgent | _FromAgent

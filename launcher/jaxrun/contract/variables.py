@@ -15,6 +15,8 @@
 | JAXRUN_INIT_TIMEOUT      | seconds until every process must have joined                               |
 | JAXRUN_CHANNEL_FD        | the inherited socket on which worker and agent speak                        |
 | JAXRUN_STACKS_FD         | an inherited file into which the worker's fault handler writes stacks       |
+| JAXRUN_FLIGHT_FD         | an inherited file that is the worker's flight recorder (see flight.py)      |
+| JAXRUN_LOCKSTEP          | what is done to keep the ranks in step: off, record or strict               |
 
 An agent that mpirun or srun has started finds, besides JAXRUN_JOB_ID and JAXRUN_INIT_TIMEOUT,
 
@@ -34,6 +36,7 @@ from typing import Any
 
 from jaxrun.errors import ProtocolError
 
+from .flight import RECORD
 from .names import NUM_PROCESSES, PROCESS_ID, RESERVED_PREFIX
 
 # A worker that receives it writes the stacks of its threads to JAXRUN_STACKS_FD. To one that has not said Hello yet it
@@ -53,7 +56,9 @@ class WorkerEnv:
     host: str
     channel_fd: int
     stacks_fd: int
+    flight_fd: int
     init_timeout: float
+    lockstep: str = RECORD
     run_dir: str = ""
     simulated_boot_id: str = ""
     local_device_ids: tuple[int, ...] = ()

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from jaxrun.contract import Message
+from jaxrun.lockstep.divergence import Divergence
 from jaxrun.verdict.ends import End
 
 
@@ -107,13 +108,32 @@ class AgentSignalled:
 
 @dataclass(frozen=True, slots=True)
 class StacksTaken:
-    """By rank: what its fault handler wrote, what the kernel says that it waits in, CPU seconds used, bytes written."""
+    """By rank: what its fault handler wrote, what the kernel says that it waits in, CPU seconds used, bytes written,
+    and what its flight recorder holds (as text, see lockstep/flight.py)."""
 
     purpose: str
     dumps: Mapping[int, str]
     waits: Mapping[int, str]
     cpu: Mapping[int, float]
     written: Mapping[int, int] = field(default_factory=dict)
+    flights: Mapping[int, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Flown:
+    """What the flight recorder of a rank holds as its program ends, or when it has died."""
+
+    rank: int
+    flight: str
+
+
+@dataclass(frozen=True, slots=True)
+class Described:
+    """The line of text about a program in a rank's flight recorder; empty if there is none."""
+
+    rank: int
+    program: int
+    text: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,7 +141,20 @@ class Tick:
     """Time has passed."""
 
 
-Event = Report | Spawned | Exited | Lost | Unavailable | Signalled | AgentSignalled | StacksTaken | Tick | Message
+Event = (
+    Report
+    | Spawned
+    | Exited
+    | Lost
+    | Unavailable
+    | Signalled
+    | AgentSignalled
+    | StacksTaken
+    | Flown
+    | Described
+    | Tick
+    | Message
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,6 +165,7 @@ class Begin:
     environment:  variables to set on top of the agent's own
     log_dir:      where it writes the worker's output; empty if it sends all of it
     shown:        whether it sends what is for the screen
+    lockstep:     how the ranks are kept in step
     """
 
     rank: int
@@ -146,6 +180,7 @@ class Begin:
     run_dir: str
     log_dir: str
     shown: bool
+    lockstep: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,10 +200,22 @@ class TakeStacks:
     """Ask the fault handlers; answered by StacksTaken with the same purpose.
 
     `purpose`: "show" on the screen, "keep" in the run directory, or to decide about "timeout", "early" exit or "stall".
+    For "lockstep" only the flight recorders are read, and for "history" all that they hold.
     """
 
     ranks: tuple[int, ...]
     purpose: str
+
+
+FLIGHTS_ONLY = ("lockstep", "history")
+
+
+@dataclass(frozen=True, slots=True)
+class Describe:
+    """Read what the flight recorder of this rank says of a program; answered by Described."""
+
+    rank: int
+    program: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -188,6 +235,7 @@ class Keep:
 class Ending:
     """How the job ended: the head's last word, from which the verdict is made.
 
+    `divergence`: the first call in which the ranks were seen out of step.
     `reason`: "ok", "failed", "refused", "unavailable", "timeout", "stall", "early-exit", "interrupted" or "preempted".
     """
 
@@ -200,6 +248,7 @@ class Ending:
     signum: int = 0
     decided_at: float | None = None
     run_at: float | None = None
+    divergence: Divergence | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -214,4 +263,4 @@ class Dismiss:
     status: int
 
 
-Action = Begin | Send | Kill | TakeStacks | Say | Keep | Finish | Dismiss
+Action = Begin | Send | Kill | TakeStacks | Describe | Say | Keep | Finish | Dismiss

@@ -8,6 +8,8 @@ Everything that affects the decision lives here; what it means for people is wei
              first failure    refusal, time limit
                    ▼                 ▼
                SETTLING ─clear─▶ STOPPING ──all have ended──▶ OVER
+
+Where the ranks' calls leave a question open, CONCLUDING comes before OVER, until it is answered or has waited too long.
 """
 
 from __future__ import annotations
@@ -17,18 +19,20 @@ import signal
 from collections.abc import Mapping
 from dataclasses import replace
 
-from jaxrun.contract import STACKS_SIGNAL, Done, Failed, Hello, Leave, Listening, Proof, ThreadFailed
+from jaxrun.contract import STACKS_SIGNAL, Call, Done, Failed, Hello, Leave, Listening, Proof, ThreadFailed
+from jaxrun.contract.flight import OFF
 from jaxrun.errors import NotUniformError, UnavailableError
 from jaxrun.head import uniform
-from jaxrun.head.early_exit import EarlyExit
 from jaxrun.head.events import (
+    FLIGHTS_ONLY,
     Action,
     AgentSignalled,
+    Described,
     Ending,
     Event,
     Exited,
     Finish,
-    Keep,
+    Flown,
     Kill,
     Limits,
     Lost,
@@ -42,16 +46,17 @@ from jaxrun.head.events import (
     Unavailable,
 )
 from jaxrun.head.gathering import Gathering
+from jaxrun.head.lockstep import Lockstep
+from jaxrun.head.looks import Looks
 from jaxrun.head.muster import Muster
 from jaxrun.head.roster import Roster
-from jaxrun.head.stall import Stall
 from jaxrun.ranks import locate, spell
-from jaxrun.verdict import stacks, verdict
-from jaxrun.verdict.stacks import STACKS_FILE
+from jaxrun.verdict import verdict
 from jaxrun.wording import plural
 
 SETTLE = 0.03  # seconds to wait for the cause after the first failure: collateral errors can win the race
 PATIENCE = 0.5  # seconds to wait for it when all that is known is collateral
+LAST_QUESTIONS = 0.8  # seconds that the end may be put off to learn how the ranks fell out of step
 PROGRESS = (2.0, 10.0)  # seconds until the start-up says whom it waits for, and between saying so again
 
 
@@ -62,6 +67,7 @@ class Phase(enum.Enum):
     TERMINATING = enum.auto()
     SETTLING = enum.auto()
     STOPPING = enum.auto()
+    CONCLUDING = enum.auto()
     OVER = enum.auto()
 
 
@@ -83,6 +89,7 @@ class Head:
         interface: str,
         now: float,
         muster: Muster | None = None,
+        lockstep: str = OFF,
     ) -> None:
         self._roster = Roster(hosts)
         self._gathering = Gathering(self._roster.hosts, expected, interface, muster)
@@ -92,11 +99,9 @@ class Head:
         self._phase = Phase.STARTING
         self._ending = Ending("ok", ())
         self._frozen = False
-        self._early = EarlyExit()
-        self._stall: Stall | None = None
+        self._lockstep = Lockstep(lockstep, self._roster.hosts)
+        self._looks = Looks(self._roster.hosts, limits, self._lockstep, now)
         self._alarms: dict[str, float] = {"init": now + limits.init, "progress": now + PROGRESS[0]}
-        if limits.job is not None:
-            self._alarms["job"] = now + limits.job
 
     @property
     def phase(self) -> Phase:
@@ -109,7 +114,10 @@ class Head:
 
     def deadline(self) -> float | None:
         """When the head wants its next Tick at the latest."""
-        return min(self._alarms.values(), default=None)
+        if self._phase is Phase.OVER:
+            return None
+        deadlines = (*self._alarms.values(), self._looks.deadline(), self._lockstep.deadline())
+        return min((at for at in deadlines if at is not None), default=None)
 
     def handle(self, event: Event, now: float) -> list[Action]:
         """Take one event; returns what is to be done, in order."""
@@ -120,6 +128,8 @@ class Head:
                 return self._on_signal(event.signum, now)
             case StacksTaken():
                 return self._on_stacks(event, now)
+            case Described():
+                return self._or_finish(self._lockstep.on_described(event), now)
             case Unavailable():
                 return self._on_unavailable(event, now)
         rank = getattr(event, "rank", None)
@@ -139,6 +149,10 @@ class Head:
                 return self._on_lost(event, now)
             case AgentSignalled() if self._phase in _HEALTHY:
                 return self._on_signal(event.signum, now)
+            case Call():
+                return self._lockstep.on_call(event, self._roster.working_count, now)
+            case Flown():
+                self._lockstep.on_flown(event)
             case ThreadFailed():
                 self._roster.thread_failed(event)
             case Failed():
@@ -146,6 +160,7 @@ class Head:
                 return self._on_failure(event.rank, now)
             case Done():
                 self._roster.done(event.rank, now)
+                self._lockstep.gone(event.rank, now)
                 return self._on_finished(now)
             case Exited():
                 return self._on_exit(event, now)
@@ -170,9 +185,7 @@ class Head:
             self._phase = Phase.RUNNING
             self._run_at = now
             del self._alarms["init"], self._alarms["progress"]
-            if self._limits.stall:
-                self._stall = Stall(self._limits.stall, now)
-                self._alarms["stall"] = now + self._stall.every
+            self._looks.begin(now)
         return [*actions]
 
     def _on_unavailable(self, event: Unavailable, now: float) -> list[Action]:
@@ -194,8 +207,9 @@ class Head:
             return []
         if self._roster.any_working:
             if self._phase is Phase.RUNNING:
-                self._alarms.setdefault("early", now + self._early.first_look)
+                self._looks.finished(now)
             return []
+        self._looks.end()
         self._alarms = {"kill": now + self._limits.grace}
         self._phase = Phase.LEAVING
         live = self._roster.live
@@ -203,6 +217,7 @@ class Head:
 
     def _on_exit(self, exited: Exited, now: float) -> list[Action]:
         self._roster.exited(exited, now)
+        self._lockstep.gone(exited.rank, now)
         well = exited.status == 0 and self._run_at is not None
         if self._phase in _HEALTHY and not well:
             return self._on_failure(exited.rank, now)
@@ -239,6 +254,7 @@ class Head:
         if self._phase in _HEALTHY:
             self._phase = Phase.SETTLING
             self._ending = Ending("failed", (), decided_at=now)
+            self._looks.end()
             self._alarms = {"settle": now + SETTLE, "patience": now + PATIENCE}
         return self._settle(now, rank) if self._phase is Phase.SETTLING else []
 
@@ -266,6 +282,7 @@ class Head:
         holds it, is only frozen, and goes last.
         """
         self._phase = Phase.STOPPING
+        self._looks.end()
         self._alarms = {"kill": now + self._limits.grace} if wait else {}
         if not self._roster.any_live:
             return self._finish(now)
@@ -288,8 +305,16 @@ class Head:
         return [Kill(ranks, signal.SIGKILL)] if ranks else []
 
     def _finish(self, now: float) -> list[Action]:
+        if self._phase is not Phase.CONCLUDING:
+            self._phase = Phase.CONCLUDING
+            self._looks.end()
+            self._alarms = {"conclude": now + LAST_QUESTIONS}
+            questions = self._lockstep.conclude(now, well=self._ending.reason == "ok")
+            if self._lockstep.busy:
+                return questions
         ends = self._roster.ends(now)
-        ending = replace(self._ending, ends=ends, run_at=self._run_at)
+        divergence = self._lockstep.divergence
+        ending = replace(self._ending, ends=ends, run_at=self._run_at, divergence=divergence)
         ended_well = all(end.done or end.status == 0 for end in ends)
         if ending.reason == "interrupted" and ending.signum == signal.SIGTERM and ended_well:
             ending = replace(ending, reason="preempted")
@@ -297,9 +322,16 @@ class Head:
         self._alarms = {}
         return [Finish(ending)]
 
+    def _or_finish(self, actions: list[Action], now: float) -> list[Action]:
+        """An answer has come: was it the last that the end has waited for?"""
+        concluded = self._phase is Phase.CONCLUDING and not self._lockstep.busy
+        return [*actions, *self._finish(now)] if concluded else actions
+
     # ---- signals, time, stacks
 
     def _on_signal(self, signum: int, now: float) -> list[Action]:
+        if self._phase is Phase.CONCLUDING:
+            return self._finish(now)
         asked = self._roster.working
         if signum in (signal.SIGUSR1, signal.SIGUSR2):
             return [Kill(asked, signum)] if asked else []
@@ -310,6 +342,7 @@ class Head:
         if self._phase is not Phase.RUNNING:
             return self._stop(now, self._roster.live)
         self._phase = Phase.TERMINATING
+        self._looks.end()
         self._alarms = {"kill": now + self._limits.grace}
         name = signal.Signals(signum).name
         grace = f"SIGKILL follows in {self._limits.grace:g} s, or at once with Ctrl-C"
@@ -320,7 +353,8 @@ class Head:
         for name in [name for name, at in self._alarms.items() if at <= now]:
             if self._alarms.pop(name, None) is not None:
                 actions += self._on_alarm(name, now)
-        return actions
+        actions += [self._take_stacks(purpose) for purpose in self._looks.due(now)]
+        return self._or_finish([*actions, *self._lockstep.due(now)], now)
 
     def _on_alarm(self, name: str, now: float) -> list[Action]:
         match name:
@@ -336,44 +370,17 @@ class Head:
                 return [Say(self._gathering.waiting(now - self._started))]
             case "init":
                 return self._give_up("unavailable", self._gathering.missing(self._limits.init), now)
-            case "job":
-                return [self._take_stacks("timeout")]
-            case "stall":
-                return [self._take_stacks("stall")]
-        return [self._take_stacks("early")]
+        self._lockstep.hurry()
+        return self._finish(now)
 
     def _take_stacks(self, purpose: str) -> TakeStacks:
         # Only of those with a fault handler: before its hello, the signal that asks would kill a worker.
-        return TakeStacks(tuple(filter(self._gathering.knows, self._roster.working)), purpose)
+        ranks = self._roster.live if purpose in FLIGHTS_ONLY else self._roster.working
+        return TakeStacks(tuple(filter(self._gathering.knows, ranks)), purpose)
 
     def _on_stacks(self, taken: StacksTaken, now: float) -> list[Action]:
-        if taken.purpose == "show":
-            text = stacks.describe(taken.dumps, self._roster.hosts, taken.waits)
-            return [Say(text or "no rank has stacks to show yet")]
-        if taken.purpose == "keep":
-            return [Keep(STACKS_FILE, stacks.to_json(taken.dumps, self._roster.hosts, taken.waits, now))]
-        if self._phase not in _HEALTHY:
-            return []
-        if taken.purpose == "stall":
-            return self._on_look_for_stall(taken, now)
-        stuck = taken.purpose == "early" and self._early.look(taken.dumps, taken.waits, taken.cpu, now)
-        if taken.purpose == "timeout" or stuck:
-            reason = "early-exit" if stuck else "timeout"
-            self._ending = Ending(reason, (), dumps=taken.dumps, waits=taken.waits, decided_at=now)
-            return self._stop(now, self._roster.live)
-        self._alarms["early"] = now + self._early.next_look
-        return []
-
-    def _on_look_for_stall(self, taken: StacksTaken, now: float) -> list[Action]:
-        assert self._stall is not None
-        stall, idle = self._stall, self._stall.look(taken, now)
-        if idle >= stall.limit:
-            self._ending = Ending("stall", (), dumps=taken.dumps, waits=taken.waits, decided_at=now)
-            return self._stop(now, self._roster.live)
-        self._alarms["stall"] = now + min(stall.every, stall.limit - idle)
-        if stall.warned or idle < stall.limit / 2:
-            return []
-        stall.warned = True
-        where = stacks.describe(taken.dumps, self._roster.hosts, taken.waits)
-        limit = f"the job is stopped after {stall.limit:g} s of it (--stall-timeout)"
-        return [Say(f"no output and no CPU time in any rank for {idle:.0f} s; {limit} · {where}")]
+        seen = self._looks.take(taken, self._roster.waiting, now)
+        if seen.ending is None or self._phase not in _HEALTHY:
+            return self._or_finish([*seen.actions], now)
+        self._ending = seen.ending
+        return [*seen.actions, *self._stop(now, self._roster.live)]

@@ -147,6 +147,7 @@ class Muster:
                 run_dir=terms.run_dir if report.sees_run_dir else "",
                 log_dir=terms.run_dir if report.sees_run_dir else "",
                 shown=terms.job.shows(report.rank),
+                lockstep=terms.job.lockstep,
             )
 
     def _notes(self, layouts: Mapping[int, Layout]) -> tuple[str, ...]:

@@ -43,6 +43,10 @@ class Roster:
         return tuple(sorted(self._working))
 
     @property
+    def working_count(self) -> int:
+        return len(self._working)
+
+    @property
     def any_live(self) -> bool:
         return bool(self._live)
 

@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from jaxrun.contract.flight import LOCKSTEP, RECORD
 from jaxrun.errors import UsageError
 
 if TYPE_CHECKING:
@@ -61,6 +62,7 @@ class Job:
     interface:             at which the launcher listens for the other hosts: a name, an address or a network
     timeout:               seconds that the whole job may take; None for no limit
     stall_timeout:         seconds without any sign of life after which the job is stopped; None or 0 for no limit
+    lockstep:              how the ranks are kept in step: "off", "record" or "strict"
     init_timeout:          seconds until every process must have joined
     grace:                 seconds between SIGTERM and SIGKILL
     env:                   variables to add to every worker
@@ -94,6 +96,7 @@ class Job:
     interface: str = ""
     timeout: float | None = None
     stall_timeout: float | None = None
+    lockstep: str = RECORD
     init_timeout: float = 120.0
     grace: float = 5.0
     env: Mapping[str, str] = field(default_factory=dict)
@@ -117,6 +120,8 @@ class Job:
             raise UsageError(f"--simulate-hosts must be 1 or more, not {self.simulated_hosts}")
         if self.platform not in PLATFORMS:
             raise UsageError(f"--platform must be one of {', '.join(PLATFORMS)}, not {self.platform!r}")
+        if self.lockstep not in LOCKSTEP:
+            raise UsageError(f"--lockstep must be one of {', '.join(LOCKSTEP)}, not {self.lockstep!r}")
         _positive("--timeout", self.timeout)
         _positive("--stall-timeout", self.stall_timeout or None)
         _positive("--init-timeout", self.init_timeout)

@@ -79,7 +79,7 @@ class Plan:
         kept = {name: value for name, value in environ.items() if name not in self.unset_env}
         return {**kept, **self.set_env, JOB_ID: self.job_id}
 
-    def worker_env(self, worker: Worker, *, run_dir: str, channel_fd: int, stacks_fd: int) -> WorkerEnv:
+    def worker_env(self, worker: Worker, *, run_dir: str, channel_fd: int, stacks_fd: int, flight_fd: int) -> WorkerEnv:
         """What `worker` is told at its start."""
         return WorkerEnv(
             job_id=self.job_id,
@@ -90,6 +90,8 @@ class Plan:
             host=worker.host,
             channel_fd=channel_fd,
             stacks_fd=stacks_fd,
+            flight_fd=flight_fd,
+            lockstep=self.job.lockstep,
             init_timeout=self.job.init_timeout,
             run_dir=run_dir,
             simulated_boot_id=worker.simulated_boot_id,
@@ -115,6 +117,7 @@ def to_json(plan: Plan, launcher: Mapping[str, object] | None = None) -> str:
         "timeout": job.timeout,
         "init_timeout": job.init_timeout,
         "grace": job.grace,
+        "lockstep": job.lockstep,
         "fork": plan.fork,
         "argv": list(plan.argv),
         "starter": {"title": plan.starter.title, "argv": list(plan.starter.argv)} if plan.starter else None,

@@ -85,7 +85,7 @@ def _worker_variables(plan: Plan) -> tuple[dict[str, str], list[dict[str, str]],
     tables: list[dict[str, str]] = []
     later = {COORDINATOR_ADDRESS}
     for worker in plan.workers:
-        told = plan.worker_env(worker, run_dir=_NOT_YET, channel_fd=-1, stacks_fd=-1).to_env()
+        told = plan.worker_env(worker, run_dir=_NOT_YET, channel_fd=-1, stacks_fd=-1, flight_fd=-1).to_env()
         later |= {name for name, value in told.items() if value in (_NOT_YET, "-1")}
         tables.append({name: value for name, value in told.items() if value and name not in later})
     common = {name: value for name, value in tables[0].items() if all(table.get(name) == value for table in tables)}

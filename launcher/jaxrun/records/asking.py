@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,6 +16,7 @@ from jaxrun.records.rundir import COLLECTION, EVENTS, JOB, LATEST, VERDICT
 from jaxrun.verdict import stacks
 
 _PATIENCE = 5.0  # seconds; far ranks are given one and a half
+_DEAF = "the launcher of this job cannot be asked that: it is starting or ending, or of another version of jaxrun"
 _PAUSE = 0.02
 _EVERY = 2.0  # seconds between two looks
 
@@ -49,27 +51,42 @@ def running(path: Path | None) -> Running:
     return Running(run_dir, pid)
 
 
-def ask(job: Running, *, full: bool = False) -> str:
-    """Where all ranks are now: in groups; with `full`, all frames of each. UnavailableError without an answer."""
+def ask(job: Running, *, full: bool = False, native: bool = False) -> str:
+    """Where all ranks are now: in groups; with `full`, all frames of each, with `native`, C frames, too.
+
+    UnavailableError without an answer.
+    """
+    text = _answer(job, native=native)
+    _, dumps, hosts, waits = stacks.from_json(text)
+    if not dumps:
+        return "no rank has stacks to show yet"
+    frames = stacks.in_full(dumps, hosts) if full else ""
+    natives = stacks.by_text(stacks.natives_of(text) or {}, hosts) if native else ""
+    return "\n\n".join(filter(None, (stacks.describe(dumps, hosts, waits), natives or frames)))
+
+
+def _answer(job: Running, *, native: bool) -> str:
+    """Signal the launcher, and wait for what it leaves: the text of stacks.json."""
+    signum, patience = (stacks.NATIVE_SIGNAL, _PATIENCE + stacks.NATIVE_LIMIT) if native else (STACKS_SIGNAL, _PATIENCE)
     answer = job.run_dir / stacks.STACKS_FILE
     before = _taken(answer)
+    if not _handles(job.pid, signum):
+        raise UsageError(_DEAF)
     try:
-        os.kill(job.pid, STACKS_SIGNAL)
+        os.kill(job.pid, signum)
     except ProcessLookupError:
         raise UsageError(f"the job is over; how it went: jaxrun explain {job.run_dir}") from None
     except PermissionError:
         raise UsageError(f"process {job.pid}, the launcher, is another user's; only its owner may ask it") from None
-    deadline = time.monotonic() + _PATIENCE
-    while _taken(answer) == before:
+    deadline = time.monotonic() + patience
+    # Somebody else may have asked at the same time, for no C frames.
+    while _taken(answer) == before or (native and stacks.natives_of(answer.read_text()) is None):
         if time.monotonic() > deadline:
             raise UnavailableError(
-                f"the launcher (process {job.pid}) has not answered in {_PATIENCE:g} s; is it stopped?"
+                f"the launcher (process {job.pid}) has not answered in {patience:g} s; is it stopped?"
             )
         time.sleep(_PAUSE)
-    _, dumps, hosts, waits = stacks.from_json(answer.read_text())
-    if not dumps:
-        return "no rank has stacks to show yet"
-    return stacks.describe(dumps, hosts, waits) + (f"\n\n{stacks.in_full(dumps, hosts)}" if full else "")
+    return answer.read_text()
 
 
 def watch(job: Running) -> None:
@@ -85,6 +102,16 @@ def _taken(answer: Path) -> float:
         return stacks.from_json(answer.read_text())[0]
     except (OSError, ValueError):
         return 0.0
+
+
+def _handles(pid: int, signum: int) -> bool:
+    """Whether this process does something at this signal; else a real-time signal would end it."""
+    try:
+        status = Path(f"/proc/{pid}/status").read_text()
+    except OSError:
+        return True  # it has gone, or is another's: the signal itself will tell
+    caught = re.search(r"^SigCgt:\s*([0-9a-f]+)$", status, re.MULTILINE)
+    return caught is None or bool(int(caught[1], 16) >> (signum - 1) & 1)
 
 
 def _holds(pid: int, file: Path) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from jaxrun.errors import UsageError
-from jaxrun.records import timeline
+from jaxrun.records import flights, timeline
 from jaxrun.records.rundir import COLLECTION, EVENTS, JOB, LATEST, VERDICT
 from jaxrun.verdict import outcome, report
 from jaxrun.wording import plural
@@ -18,7 +18,8 @@ def explain(path: Path) -> str:
     """
     path = find(path)
     events = timeline.read(_read(path / EVENTS).splitlines())
-    parts = [_verdict(path, events), timeline.table(events)]
+    calls = flights.explain(path, events.hosts, in_step=not (path / VERDICT).exists())
+    parts = [_verdict(path, events), *([calls] if calls else []), timeline.table(events)]
     if events.skipped:
         parts.append(f"(left out: {plural(events.skipped, 'unreadable line')} of {EVENTS})")
     return "\n\n".join(parts)

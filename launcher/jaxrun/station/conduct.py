@@ -138,4 +138,4 @@ def _make_head(plan: Plan, terms: Terms, now: float) -> Head:
     job = plan.job
     undecided = Expected(terms.size, plan.job_id, job.platform, None)
     limits = Limits(init=job.init_timeout, job=job.timeout, grace=job.grace, stall=job.stall_timeout)
-    return Head(plan.host_of, undecided, limits, "", now, Muster(terms))
+    return Head(plan.host_of, undecided, limits, "", now, Muster(terms), job.lockstep)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from jaxrun.head.events import StacksTaken, TakeStacks
+from jaxrun.head.events import FLIGHTS_ONLY, StacksTaken, TakeStacks
 
 _PATIENCE = 1.5  # seconds; an agent asks for a tenth of one
 
@@ -17,10 +17,11 @@ class StacksCollection:
         self._waits: dict[int, str] = {}
         self._cpu: dict[int, float] = {}
         self._written: dict[int, int] = {}
+        self._flights: dict[int, str] = {}
 
     @property
     def complete(self) -> bool:
-        return len(self._dumps) >= len(self._order.ranks)
+        return len(self._flights) >= len(self._order.ranks)
 
     def add(self, taken: StacksTaken) -> bool:
         """One agent's answer; whether it was the last. An answer to an earlier question is left out."""
@@ -29,14 +30,16 @@ class StacksCollection:
             self._waits.update(taken.waits)
             self._cpu.update(taken.cpu)
             self._written.update(taken.written)
+            self._flights.update(taken.flights)
         return self.complete
 
     def result(self) -> StacksTaken:
-        ranks = self._order.ranks
+        ranks = () if self._order.purpose in FLIGHTS_ONLY else self._order.ranks
         return StacksTaken(
             self._order.purpose,
             dumps={rank: self._dumps.get(rank, "") for rank in ranks},
             waits={rank: self._waits.get(rank, "") for rank in ranks},
             cpu={rank: self._cpu.get(rank, 0.0) for rank in ranks},
             written=dict(self._written),
+            flights=dict(self._flights),
         )

@@ -23,6 +23,7 @@ from jaxrun.head.events import (
     Action,
     AgentSignalled,
     Begin,
+    Describe,
     Dismiss,
     Ending,
     Event,
@@ -179,6 +180,8 @@ class Station:
                 self._lines.send(action.ranks, ShowStacks(action.purpose))
                 if self._stacks[action.purpose].complete:
                     self._finish_stacks(action.purpose)
+            case Describe():
+                self._lines.send((action.rank,), action)
             case Say():
                 self._output.say(f"jaxrun: {action.text}")
             case Finish():

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields
 
 FORMAT = 1
-_ADDED = ("means", "advice", "link")  # since the first files of this format
+_ADDED = ("means", "advice", "link", "divergence")  # since the first files of this format
 
 
 @dataclass(frozen=True, slots=True)
@@ -15,14 +15,15 @@ class Verdict:
     """How a job ended and who is to blame.
 
     outcome:    "ok", "failed" (an exception), "killed" (a signal), "exited" (a status without an exception),
-                "lost" (a host), "early-exit", "timeout", "stall", "refused", "unavailable", "interrupted" or
-                "preempted"
+                "diverged" (brought down by being out of step), "lost" (a host), "early-exit", "timeout", "stall",
+                "refused", "unavailable", "interrupted" or "preempted"
     hosts:      each rank's host; its length is the job's size
     culprits:   the ranks that failed alike, lowest first; empty where none is to blame
     intro:      what stands above the traceback, if anything does
     traceback:  of the user's program, of the first culprit
     headline:   the sentence that says who, what, where and when
     means:      what a known text means, in one sentence; advice: what to try; link: where more is said of it
+    divergence: the call in which the ranks were out of step, if they were, in several lines
     details:    further lines: stacks, threads that had died before
     victims:    the other ranks, each with what became of it, after "rank 3 …"
     startup:    seconds from the start to the program's first line; None if it was never reached
@@ -45,6 +46,7 @@ class Verdict:
     means: str = ""
     advice: str = ""
     link: str = ""
+    divergence: str = ""
 
     @property
     def log(self) -> str:

@@ -18,10 +18,11 @@ _INNOCENT = {"was stopped", "had finished"}
 def render(verdict: Verdict, run_dir: Path | None) -> str:
     """The report, without a final newline. `run_dir` as it is to be shown; None where there is none."""
     if verdict.outcome == "ok":
-        return "\n".join([f"jaxrun: {_done(verdict)}", *verdict.details])
+        return "\n".join([f"jaxrun: {_done(verdict)}", *verdict.details, *_divergence(verdict)])
     lines = [f"jaxrun: {verdict.headline}"]
     if verdict.intro or verdict.traceback:
         lines = ["", *filter(None, [verdict.intro]), verdict.traceback.rstrip("\n"), "", verdict.headline]
+    lines += _divergence(verdict)
     lines += _explanation(verdict)
     lines += verdict.details
     if verdict.victims:
@@ -30,6 +31,13 @@ def render(verdict: Verdict, run_dir: Path | None) -> str:
         log = run_dir / verdict.log if verdict.log else run_dir
         lines.append(f"logs: {log} · again: jaxrun explain {run_dir}")
     return "\n".join([*lines, f"exit {verdict.exit_code}"])
+
+
+def _divergence(verdict: Verdict) -> Iterator[str]:
+    if verdict.divergence:
+        if verdict.outcome == "ok":
+            yield "but its ranks were not in step, so what they computed together may be wrong:"
+        yield verdict.divergence
 
 
 def _explanation(verdict: Verdict) -> Iterator[str]:

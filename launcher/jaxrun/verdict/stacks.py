@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import re
+import signal
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import PurePath
@@ -24,6 +25,8 @@ _JAX = re.compile(rf"{_PACKAGES}(?:jax|jaxlib)/|/jax/(?:_src|experimental|interp
 _SCAFFOLD = re.compile(rf"/jaxrun_runtime/(?!programs/)|{_PYTHON}(?:runpy|threading)\.py$|^<frozen ")
 _LIBRARY = re.compile(rf"{_PACKAGES}|{_PYTHON}|^<frozen ")
 STACKS_FILE = "stacks.json"
+NATIVE_SIGNAL = signal.SIGRTMIN + 8  # asks the launcher for what STACKS_SIGNAL asks it for, and for C frames
+NATIVE_LIMIT = 30.0  # seconds that a host may take over the C frames of its ranks
 _SHIPPED_PROGRAMS = "/jaxrun_runtime/programs/"
 _NO_ANSWER = "no answer: it blocks signals, or is about to end"
 
@@ -124,15 +127,21 @@ def crash(fatal: str) -> str:
 
 def in_full(dumps: Mapping[int, str], hosts: Mapping[int, str]) -> str:
     """All frames of the main threads, once for each group of ranks that have the same, innermost last."""
-    groups: dict[tuple[Frame, ...], list[int]] = {}
-    for rank in sorted(dumps):
-        frames = main_stack(dumps[rank]).frames
-        groups.setdefault(tuple(frame for frame in frames if not frame.is_scaffold) or frames, []).append(rank)
-    parts = []
-    for frames, ranks in sorted(groups.items(), key=lambda group: (-len(group[1]), group[1])):
-        shown = [f'  File "{f.file}", line {f.line}, in {f.function}' for f in reversed(frames)]
-        parts.append("\n".join([f"{locate(ranks, hosts)}:", *(shown or ["  no frames"])]))
-    return "\n\n".join(parts)
+    return by_text({rank: _in_full(main_stack(dump)) for rank, dump in dumps.items()}, hosts)
+
+
+def _in_full(stack: Stack) -> str:
+    frames = tuple(frame for frame in stack.frames if not frame.is_scaffold) or stack.frames
+    return "\n".join(f'  File "{f.file}", line {f.line}, in {f.function}' for f in reversed(frames)) or "  no frames"
+
+
+def by_text(texts: Mapping[int, str], hosts: Mapping[int, str]) -> str:
+    """The ranks' texts, each below the ranks that have it, the most common first."""
+    groups: dict[str, list[int]] = {}
+    for rank in sorted(texts):
+        groups.setdefault(texts[rank], []).append(rank)
+    parts = sorted(groups.items(), key=lambda group: (-len(group[1]), group[1]))
+    return "\n\n".join(f"{locate(ranks, hosts)}:\n{text}" for text, ranks in parts)
 
 
 def waits_in_jax(dump: str, kernel_wait: str) -> bool:
@@ -141,10 +150,13 @@ def waits_in_jax(dump: str, kernel_wait: str) -> bool:
     `kernel_wait` is the kernel's name for what the thread sleeps in. A compiled call has no Python frame:
     the program's own line, asleep on a futex, is taken for one. Python's queues show a frame of their own.
     """
+    return "futex" in kernel_wait and stands_in_jax(dump)
+
+
+def stands_in_jax(dump: str) -> bool:
+    """The same of a thread that may be running: one that polls a GPU, or works in native code of another library."""
     stack = main_stack(dump)
-    if not stack.frames or "futex" not in kernel_wait:
-        return False
-    return stack.frames[0].is_users or any(frame.is_jax for frame in stack.called)
+    return bool(stack.frames) and (stack.frames[0].is_users or any(frame.is_jax for frame in stack.called))
 
 
 def describe(dumps: Mapping[int, str], hosts: Mapping[int, str], waits: Mapping[int, str]) -> str:
@@ -177,9 +189,16 @@ def _names(ranks: list[int], hosts: Mapping[int, str]) -> str:
     return compact(ranks) + (f" ({where.pop()})" if several_hosts(hosts) and len(where) == 1 else "")
 
 
-def to_json(dumps: Mapping[int, str], hosts: Mapping[int, str], waits: Mapping[int, str], time: float) -> str:
-    """The text of stacks.json; `time` is when they were taken, seconds since the epoch."""
-    return json.dumps({"time": time, "hosts": dict(hosts), "dumps": dict(dumps), "waits": dict(waits)}) + "\n"
+def to_json(
+    dumps: Mapping[int, str],
+    hosts: Mapping[int, str],
+    waits: Mapping[int, str],
+    time: float,
+    natives: Mapping[int, str] | None = None,
+) -> str:
+    """The text of stacks.json; `time` is when they were taken, seconds since the epoch; `natives` have C frames."""
+    content = {"time": time, "hosts": dict(hosts), "dumps": dict(dumps), "waits": dict(waits)}
+    return json.dumps(content | ({} if natives is None else {"natives": dict(natives)})) + "\n"
 
 
 def from_json(text: str) -> tuple[float, dict[int, str], dict[int, str], dict[int, str]]:
@@ -193,3 +212,9 @@ def from_json(text: str) -> tuple[float, dict[int, str], dict[int, str], dict[in
         return float(content["time"]), dumps, hosts, waits
     except (AttributeError, KeyError, TypeError) as error:
         raise ValueError(f"no stacks: {error!r}") from None
+
+
+def natives_of(text: str) -> dict[int, str] | None:
+    """The stacks with C frames in it, by rank; None where none were asked for."""
+    found = json.loads(text).get("natives")
+    return None if found is None else {int(rank): str(item) for rank, item in found.items()}

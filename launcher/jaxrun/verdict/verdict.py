@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import signal
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from jaxrun.errors import EXIT_NOT_UNIFORM, EXIT_PREEMPTED, EXIT_SIGNAL_BASE, EXIT_TIMEOUT, EXIT_UNAVAILABLE
 from jaxrun.head.events import Ending
+from jaxrun.lockstep import report as lockstep
 from jaxrun.ranks import spell
 from jaxrun.verdict import explanations, sentences, stacks
 from jaxrun.verdict.blame import Kind, blamed, kind
@@ -45,10 +46,11 @@ def decide(
     `hosts` holds every rank of the job; `timeout` is the limit that the user gave, in seconds.
     """
     if ending.reason == "failed":
-        return weigh(ending.ends, hosts, started=started, run_at=ending.run_at, ended=ended)
+        weighed = weigh(ending.ends, hosts, started=started, run_at=ending.run_at, ended=ended)
+        return _with_divergence(weighed, ending)
     decided = ending.decided_at if ending.decided_at is not None else ended
     about = _ABOUT[ending.reason](_Case(ending, hosts, started, decided, timeout))
-    return Verdict(
+    told = Verdict(
         outcome=ending.reason,
         hosts=hosts,
         startup=ending.run_at - started if ending.run_at is not None else None,
@@ -56,6 +58,20 @@ def decide(
         stopping=max(0.0, ended - decided),
         **about,
     )
+    return _with_divergence(told, ending)
+
+
+def _with_divergence(told: Verdict, ending: Ending) -> Verdict:
+    """The same where the ranks were out of step: of what only broke because of that, it is the cause."""
+    if ending.divergence is None:
+        return told
+    told = replace(told, divergence=lockstep.text(ending.divergence, told.hosts))
+    guilty = [end for end in ending.ends if end.rank in told.culprits]
+    broken = all(kind(end) is Kind.CONSEQUENCE or end.status == -signal.SIGABRT for end in guilty)
+    if ending.reason != "failed" or not guilty or not broken:
+        return told
+    cause = lockstep.one_line(ending.divergence)
+    return replace(told, outcome="diverged", headline=f"{cause}; {told.headline}", means="", advice="", link="")
 
 
 def weigh(
@@ -157,7 +173,7 @@ def _timeout(case: _Case) -> dict[str, Any]:
 
 def _stall(case: _Case) -> dict[str, Any]:
     return _stuck(
-        case, "no progress: no rank has written anything or used CPU time for as long as --stall-timeout allows."
+        case, "no progress: no rank has written, called or computed anything for as long as --stall-timeout allows."
     )
 
 

@@ -1,0 +1,203 @@
+"""Keeps the ranks of a job in step, or says how they fell out of it: a state machine without I/O.
+
+Two sources: the Calls that ranks send before the first run of each program (in strict mode: before every call), which
+agreement.py holds against each other; and the flight recorders, at which the head looks now and then, and at the end.
+Chains that differ are only a reason to read more: what is reported is a call whose programs differ. Before it is, one
+rank of each party is asked what the program was, which its agent can tell even if the rank itself cannot any more.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
+
+from jaxrun.contract import Call
+from jaxrun.contract.flight import OFF
+from jaxrun.head.agreement import Agreement, Meeting
+from jaxrun.head.events import Action, Describe, Described, Flown, Say, StacksTaken, TakeStacks
+from jaxrun.lockstep import compare, report
+from jaxrun.lockstep.compare import Lag, Suspicion
+from jaxrun.lockstep.divergence import Divergence, Party, absentees, most_first, of_calls, state
+from jaxrun.lockstep.flight import Flight
+
+_FIRST_LOOK, _GROWTH, _LAST_LOOK = 1.0, 1.5, 30.0  # seconds between looks at the recorders
+_PATIENCE = 0.3  # seconds for the descriptions that a report wants
+
+
+@dataclass(slots=True)
+class _Case:
+    """A divergence that waits for its descriptions, and the ranks that wait for it."""
+
+    divergence: Divergence
+    meeting: Meeting | None
+    due: float
+    asked: set[tuple[int, int]]  # rank, program
+    texts: dict[int, str] = field(default_factory=dict)
+
+
+class Lockstep:
+    """What the calls of one job say. Times are seconds since the epoch."""
+
+    def __init__(self, mode: str, hosts: Mapping[int, str]) -> None:
+        """`hosts` may still be filled in."""
+        self._hosts = hosts
+        self.divergence: Divergence | None = None
+        self._pause = None if mode == OFF else _FIRST_LOOK
+        self._agreement = Agreement()
+        self._flights: dict[int, str] = {}
+        self._read: dict[int, tuple[str, Flight]] = {}
+        self._all_wait = False
+        self._cases: list[_Case] = []
+        self._suspicions: list[Suspicion] = []
+
+    @property
+    def on(self) -> bool:
+        return self._pause is not None
+
+    @property
+    def flights(self) -> Mapping[int, Flight]:
+        """What the recorders held when they were last read."""
+        for rank, text in self._flights.items():
+            if rank not in self._read or self._read[rank][0] is not text:
+                self._read[rank] = (text, Flight.from_json(text))
+        return {rank: flight for rank, (_, flight) in self._read.items()}
+
+    @property
+    def busy(self) -> bool:
+        """Whether an answer is awaited."""
+        return bool(self._cases or self._suspicions)
+
+    def next_look(self) -> float | None:
+        """Seconds until the recorders are to be read again; None for never."""
+        if self._pause is None or self.divergence is not None:
+            return None
+        pause, self._pause = self._pause, min(self._pause * _GROWTH, _LAST_LOOK)
+        return pause
+
+    # ---- what is heard
+
+    def on_call(self, call: Call, working: int, now: float) -> list[Action]:
+        """`working`: the number of ranks whose program has not ended."""
+        actions = self._agreement.take(call, now)
+        self._all_wait = len(self._agreement.waiting) >= working
+        if call.waits and self._all_wait:
+            self._agreement.all_wait(now)
+        return actions
+
+    def on_flown(self, flown: Flown) -> None:
+        self._flights[flown.rank] = flown.flight
+
+    def gone(self, rank: int, now: float) -> None:
+        """This rank makes no more calls."""
+        flight = Flight.from_json(self._flights.get(rank, ""))
+        self._agreement.gone(rank, flight.groups if flight.complete else None, now)
+
+    def saw(self, taken: StacksTaken, now: float) -> list[Action]:
+        """Recorders have been read. Where ranks seem out of step, histories are wanted."""
+        if taken.purpose == "history":
+            return self._judge(taken.flights, now)
+        self._flights.update(taken.flights)
+        return self._suspect() if taken.purpose == "lockstep" else []
+
+    def on_described(self, described: Described) -> list[Action]:
+        actions: list[Action] = []
+        for case in self._cases:
+            if (described.rank, described.program) in case.asked:
+                case.asked.discard((described.rank, described.program))
+                case.texts[described.rank] = described.text
+        for case in [case for case in self._cases if not case.asked]:
+            actions += self._close(case)
+        return actions
+
+    # ---- what is due
+
+    def deadline(self) -> float | None:
+        dues = [case.due for case in self._cases]
+        conflict = self._agreement.deadline()
+        return min([*dues, conflict] if conflict is not None else dues, default=None)
+
+    def due(self, now: float) -> list[Action]:
+        """What is to be done because time has passed."""
+        actions: list[Action] = []
+        for meeting in self._agreement.due(now):
+            actions += self._on_conflict(meeting, now)
+        for case in [case for case in self._cases if case.due <= now]:
+            actions += self._close(case)
+        return actions
+
+    def conclude(self, now: float, *, well: bool) -> list[Action]:
+        """The last questions, when all ranks have ended; `well`: with status 0, so that they should be level."""
+        if self.divergence is not None or not self.on:
+            return []
+        actions = self._suspect()
+        lag = next(iter(compare.lags(self.flights)), None) if well and not actions else None
+        return self._open(self._of_lag(lag), None, now) if lag is not None else actions
+
+    def hurry(self) -> None:
+        """No more answers will come: what is known must do."""
+        for case in list(self._cases):
+            self._close(case)
+
+    def left_behind(self, finished: Collection[int]) -> Lag | None:
+        """The call that others have made or entered and a finished rank of their group has not."""
+        lags = compare.lags(self.flights) if self.on else ()
+        return next((lag for lag in lags if not set(finished).isdisjoint(lag.behind)), None)
+
+    # ---- how
+
+    def _suspect(self) -> list[Action]:
+        if self.divergence is not None or self.busy:
+            return []
+        self._suspicions = list(compare.suspicions(self.flights))
+        return [TakeStacks(suspicion.witnesses, "history") for suspicion in self._suspicions[:1]]
+
+    def _judge(self, histories: Mapping[int, str], now: float) -> list[Action]:
+        flights = {rank: Flight.from_json(text) for rank, text in histories.items()}
+        found = [compare.first_difference(suspicion, flights) for suspicion in self._suspicions[:1]]
+        del self._suspicions[:1]
+        for divergence in found:
+            if divergence is not None:
+                self._suspicions.clear()
+                return self._open(divergence, None, now)
+        return [TakeStacks(suspicion.witnesses, "history") for suspicion in self._suspicions[:1]]
+
+    def _on_conflict(self, meeting: Meeting, now: float) -> list[Action]:
+        absent = meeting.members - meeting.calls.keys()
+        states = {rank: self._state(rank, *meeting.key) for rank in sorted(absent)}
+        divergence = of_calls(meeting.calls, {rank: text for rank, text in states.items() if text})
+        return self._open(divergence, meeting, now) if divergence is not None else []
+
+    def _state(self, rank: int, group: str, number: int) -> str:
+        """What a rank does instead of this call, if that is known: it has gone, or waits as all the others do."""
+        if self._agreement.is_gone(rank):
+            return state(self._agreement.made(rank, group), "is finished")
+        call = self._agreement.waiting.get(rank) if self._all_wait else None
+        return f"waits in call #{call.number} of ranks {call.group}, {call.name} at {call.place}" if call else ""
+
+    def _of_lag(self, lag: Lag) -> Divergence:
+        """All ranks have ended well, and some had made this call."""
+        flight = self.flights[lag.ahead[0]]
+        calls = (call for call in flight.of(lag.group) if call.number == lag.number)
+        program = next((call.program for call in calls), 0)
+        ahead = Party(lag.ahead, lag.name or "a call", place=lag.place, witness=lag.ahead[0], program=program)
+        behind = absentees({rank: state(lag.reached[rank], "is finished") for rank in lag.behind})
+        return Divergence(lag.group, lag.number, most_first([ahead, *behind]))
+
+    def _open(self, divergence: Divergence, meeting: Meeting | None, now: float) -> list[Action]:
+        asked = {(party.witness, party.program) for party in divergence.parties if party.name}
+        case = _Case(divergence, meeting, now + _PATIENCE, asked)
+        self._cases.append(case)
+        return [Describe(rank, program) for rank, program in sorted(asked)] if asked else self._close(case)
+
+    def _close(self, case: _Case) -> list[Action]:
+        if case not in self._cases:
+            return []
+        self._cases.remove(case)
+        divergence = case.divergence.described(case.texts)
+        text = report.text(divergence, self._hosts)
+        if case.meeting is not None and case.meeting.waiting:
+            return self._agreement.settle(case.meeting, text)
+        if case.meeting is not None:
+            self._agreement.settle(case.meeting, text)
+        first, self.divergence = self.divergence is None, self.divergence or divergence
+        return [Say(text)] if first else []

@@ -1,0 +1,1 @@
+"""Read the ranks' flight recorders, find where they were out of step, and say it."""

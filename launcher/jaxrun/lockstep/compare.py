@@ -1,0 +1,231 @@
+"""Holds the ranks' flights against each other: where they were out of step, and who is behind. Pure.
+
+Most of the time only briefs are looked at. Where their chains differ, the histories of one rank of each class say which
+call was the first to differ: a chain may also differ because one rank does not know a program's code.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from jaxrun.lockstep.divergence import Divergence, Party, by_size, classes, most_first
+from jaxrun.lockstep.flight import AnyCall, CallMade, Flight, members
+
+_FOLLOWED = 8  # calls after the first that differs
+
+Flights = Mapping[int, Flight]  # by rank
+
+
+@dataclass(frozen=True, slots=True)
+class Suspicion:
+    """At this call of the group, or before it, ranks of different classes seem to have been out of step.
+
+    Most ranks first; ranks of which nothing is known there are in no class.
+    """
+
+    group: str
+    number: int
+    classes: tuple[tuple[int, ...], ...]
+
+    @property
+    def witnesses(self) -> tuple[int, ...]:
+        """One rank of each class: their histories decide."""
+        return tuple(ranks[0] for ranks in self.classes)
+
+
+@dataclass(frozen=True, slots=True)
+class Lag:
+    """Some ranks have made or entered this call of the group, which those behind have not.
+
+    reached:  by rank, the number of the last call that it has made or entered
+    inside:   the ranks known to be inside a call: it was entered and has not been dispatched
+    """
+
+    group: str
+    number: int
+    ahead: tuple[int, ...]
+    behind: tuple[int, ...]
+    name: str
+    place: str
+    reached: Mapping[int, int]
+    inside: frozenset[int]
+
+
+def suspicions(flights: Flights) -> tuple[Suspicion, ...]:
+    """For each group whose ranks show different calls, the lowest number at which they do."""
+    complete = {rank: flight for rank, flight in flights.items() if flight.complete}
+    lowest = _differing_chains(complete.values())
+    found = {group: Suspicion(group, number, _by_chain(complete, group, number)) for group, number in lowest.items()}
+    for entered in _differing_entries(complete):
+        known = found.get(entered.group)
+        if known is None or entered.number < known.number:
+            found[entered.group] = entered
+    return tuple(found[group] for group in sorted(found))
+
+
+def first_difference(suspicion: Suspicion, histories: Flights) -> Divergence | None:
+    """The first call that really differs, from the histories of one rank (or more) of each class.
+
+    None if none does: the programs have equal keys, and equal codes where these are known.
+    """
+    group = suspicion.group
+    complete = {rank: flight for rank, flight in histories.items() if flight.complete}
+    calls = {rank: _by_number(flight, group) for rank, flight in complete.items()}
+    numbers = sorted({number for table in calls.values() for number in table})
+    common: list[int] = []
+    for number in numbers:
+        held = {rank: table[number] for rank, table in calls.items() if number in table}
+        if len(held) < 2:
+            continue
+        common.append(number)
+        programs = {rank: complete[rank].program(call) for rank, call in held.items()}
+        if len({program[1:3] for program in programs.values()}) == 1:
+            continue
+        found = classes({rank: (program.key, program.code) for rank, program in programs.items()})
+        if len(found) > 1:
+            divergence = _divergence(suspicion, number, found, complete, held)
+            extra = _extra(number, divergence.parties, complete, calls)
+            return replace(divergence, extra=extra, oldest=number == common[0] > 1)
+    return _before(suspicion, common[0], complete, calls) if common else None
+
+
+def lags(flights: Flights) -> tuple[Lag, ...]:
+    """For each group in which some ranks have come further than others: the first call that not all have reached."""
+    complete = {rank: flight for rank, flight in flights.items() if flight.complete}
+    found = []
+    for group in sorted({group for flight in complete.values() for group in flight.groups}):
+        reached = {rank: complete[rank].reached(group) for rank in sorted(members(group) & complete.keys())}
+        number = min(reached.values(), default=0) + 1
+        ahead = tuple(rank for rank, last in reached.items() if last >= number)
+        if ahead:
+            behind = tuple(rank for rank, last in reached.items() if last < number)
+            inside = frozenset(rank for rank in ahead if _entered(complete[rank], group))
+            name, place = _shown(number, group, [complete[rank] for rank in ahead])
+            found.append(Lag(group, number, ahead, behind, name, place, reached, inside))
+    return tuple(found)
+
+
+def _differing_chains(flights: Iterable[Flight]) -> dict[str, int]:
+    """By group, the lowest number at which two flights have different chains."""
+    chains: dict[str, dict[int, int]] = defaultdict(dict)
+    lowest: dict[str, int] = {}
+    for flight in flights:
+        for _, group, number, chain, _, _ in flight.calls:
+            if chains[group].setdefault(number, chain) != chain:
+                lowest[group] = min(number, lowest.get(group, number))
+        for group, marks in flight.marks.items():
+            for number, chain in marks.items():
+                if chains[group].setdefault(number, chain) != chain:
+                    lowest[group] = min(number, lowest.get(group, number))
+    return lowest
+
+
+def _by_chain(flights: Flights, group: str, number: int) -> tuple[tuple[int, ...], ...]:
+    ranks: dict[int, list[int]] = defaultdict(list)
+    for rank, flight in flights.items():
+        chain = flight.marks.get(group, {}).get(number)
+        if chain is None:
+            chain = next((call.chain for call in flight.calls if call.number == number and call.group == group), None)
+        if chain is not None:
+            ranks[chain].append(rank)
+    return by_size(ranks.values())
+
+
+def _differing_entries(flights: Flights) -> list[Suspicion]:
+    """Calls that some rank has entered and another has entered or made with another program."""
+    entered = {(flight.pending.group, flight.pending.number) for flight in flights.values() if flight.pending}
+    if not entered:
+        return []
+    shown: dict[tuple[str, int], dict[int, tuple[str, str]]] = {call: {} for call in entered}
+    for rank, flight in flights.items():
+        for call in flight.held:
+            if (call.group, call.number) in shown:
+                program = flight.program(call)
+                shown[call.group, call.number][rank] = (program.key, program.code)
+    found = [(group, number, classes(identities)) for (group, number), identities in sorted(shown.items())]
+    return [Suspicion(group, number, parts) for group, number, parts in found if len(parts) > 1]
+
+
+def _by_number(flight: Flight, group: str) -> dict[int, AnyCall]:
+    return {call.number: call for call in flight.held if call.group == group}
+
+
+def _divergence(
+    suspicion: Suspicion,
+    number: int,
+    found: tuple[tuple[int, ...], ...],
+    histories: Flights,
+    calls: Mapping[int, AnyCall],
+    before: bool = False,
+) -> Divergence:
+    """Of these witnesses, each of which stands for its class."""
+    parties = []
+    for witnesses in found:
+        ranks = {rank for part in suspicion.classes if set(part) & set(witnesses) for rank in part} | set(witnesses)
+        witness = max(witnesses, key=lambda rank: histories[rank].program(calls[rank])[1:3] > ("", ""))
+        flight, call = histories[witness], calls[witness]
+        program = flight.program(call)
+        parties.append(
+            Party(
+                tuple(sorted(ranks)),
+                *program,
+                place=flight.place(call),
+                witness=witness,
+                program=call.program,
+            )
+        )
+    told = {rank for party in parties for rank in party.ranks}
+    unread = tuple(sorted(rank for part in suspicion.classes for rank in part if rank not in told))
+    return Divergence(suspicion.group, number, most_first(parties), before, unread=unread)
+
+
+def _extra(
+    number: int, parties: Sequence[Party], histories: Flights, calls: Mapping[int, Mapping[int, AnyCall]]
+) -> tuple[int, ...]:
+    """The ranks that made one call more: those whose next calls are what the other party does from `number` on."""
+    if len(parties) != 2:
+        return ()
+
+    def goes_on_like(one: Party, other: Party) -> bool:
+        mine, theirs = calls[one.witness], calls[other.witness]
+        both = [n for n in range(number, number + _FOLLOWED) if n + 1 in mine and n in theirs]
+        pairs = (
+            (histories[one.witness].program(mine[n + 1]), histories[other.witness].program(theirs[n])) for n in both
+        )
+        return len(both) > 1 and all(left[:3] == right[:3] for left, right in pairs)
+
+    first, second = parties
+    leads, trails = goes_on_like(first, second), goes_on_like(second, first)
+    return () if leads == trails else first.ranks if leads else second.ranks
+
+
+def _before(
+    suspicion: Suspicion,
+    number: int,
+    histories: Flights,
+    calls: Mapping[int, Mapping[int, AnyCall]],
+) -> Divergence | None:
+    """Out of step before `number`, the first call that is held: where all programs are known, chains tell."""
+    held = {rank: table[number] for rank, table in calls.items() if number in table}
+    chains: dict[int, list[int]] = defaultdict(list)
+    for rank, call in held.items():
+        if isinstance(call, CallMade) and not histories[rank].unknown and not histories[rank].trouble:
+            chains[call.chain].append(rank)
+    if len(chains) < 2 or number == 1:
+        return None
+    return _divergence(suspicion, number, by_size(chains.values()), histories, held, before=True)
+
+
+def _entered(flight: Flight, group: str) -> bool:
+    return flight.pending is not None and flight.pending.group == group
+
+
+def _shown(number: int, group: str, flights: Iterable[Flight]) -> tuple[str, str]:
+    """Name and place of this call, from the first flight that still holds it; empty without."""
+    for flight in flights:
+        call = _by_number(flight, group).get(number)
+        if call is not None:
+            return flight.program(call).name, flight.place(call)
+    return "", ""

@@ -1,0 +1,197 @@
+"""What the parties of a divergence do differently, the most telling first: values that report.py puts into words."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from enum import Enum, auto
+
+from jaxrun.lockstep import lowered
+from jaxrun.lockstep.divergence import Arrays, Party
+from jaxrun.lockstep.flight import base
+from jaxrun.verdict.stacks import Frame
+from jaxrun.wording import plural
+
+_TYPE = re.compile(r"(?P<dtype>[^\[]*)\[(?P<shape>[^\]]*)\](?P<rest>.*)$")
+_WEAK = ", weak"
+_SHARD_MAP = "sdy.manual_computation"
+_LONG_SHARDING = 28  # characters; where it is the same for all, a longer one is left out
+
+
+class Kind(Enum):
+    """What differs, the most telling first; TAIL is a shape whose leading axis alone differs."""
+
+    ABSENT = auto()
+    FUNCTION = auto()
+    NAMESAKE = auto()
+    MESH = auto()
+    COUNT = auto()
+    TAIL = auto()
+    SHAPE = auto()
+    DTYPE = auto()
+    SHARDING = auto()
+    WEAK = auto()
+    RESULT = auto()
+    DONATION = auto()
+    ATTRIBUTE = auto()
+    SPECS = auto()
+    CONSTANT = auto()
+    CODE = auto()
+    UNKNOWN = auto()
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """`subject` ("argument batch.x is") with each value and the ranks that have it; or a diff of programs in `lines`.
+
+    sides:  the ranks of the diff's "-" and "+"
+    more:   lines that were left out
+    """
+
+    kind: Kind
+    subject: str = ""
+    values: tuple[tuple[str, tuple[int, ...]], ...] = ()
+    lines: tuple[str, ...] = ()
+    sides: tuple[tuple[int, ...], ...] = ()
+    more: int = 0
+
+
+def find(parties: Sequence[Party]) -> tuple[Difference, ...]:
+    """Of parties whose biggest comes first; those that made no call are ABSENT."""
+    callers = [party for party in parties if not party.state]
+    absent = [Difference(Kind.ABSENT)] if len(callers) < len(parties) else []
+    if len(callers) < 2:
+        return tuple(absent)
+    return (*absent, *(_functions(callers) or _signatures(callers) or _codes(callers)))
+
+
+def _functions(parties: Sequence[Party]) -> list[Difference]:
+    if len({party.name for party in parties}) > 1:
+        return [Difference(Kind.FUNCTION, "different functions:", _values(parties, lambda party: party.name))]
+    sources = {party.source for party in parties if party.source}
+    if len(sources) > 1:
+        told_apart = len({short_source(source) for source in sources}) > 1
+        values = _values(parties, lambda party: short_source(party.source) if told_apart else party.source)
+        return [Difference(Kind.NAMESAKE, "different functions of this name:", values)]
+    return []
+
+
+def _signatures(parties: Sequence[Party]) -> list[Difference]:
+    """Mesh, arguments and results, as far as they are known of all; weak types go with the code."""
+    described = [party for party in parties if party.is_described]
+    if len(described) < 2:
+        return [Difference(Kind.UNKNOWN)] if len({party.key for party in parties}) > 1 else []
+    found = []
+    if len({party.mesh for party in described}) > 1:
+        found.append(Difference(Kind.MESH, "the mesh is", _values(described, lambda party: party.mesh)))
+    found += _arrays(described, lambda party: party.arguments, "argument")
+    if any(difference.kind is not Kind.WEAK for difference in found):
+        return found
+    found += _arrays(described, lambda party: party.results, "result")
+    if len({party.key for party in parties}) > 1:
+        return found or [Difference(Kind.UNKNOWN)]
+    return [*found, *_codes(parties)]
+
+
+def _arrays(parties: Sequence[Party], of: Callable[[Party], Arrays], what: str) -> list[Difference]:
+    """One difference for each array that is not alike; if their numbers are not, one in all."""
+    lengths = {len(of(party)) for party in parties}
+    if len(lengths) > 1:
+        kind = Kind.COUNT if what == "argument" else Kind.RESULT
+        return [Difference(kind, "the call has", _values(parties, lambda party: plural(len(of(party)), what)))]
+    found = []
+    for number in range(lengths.pop()):
+        rows = [of(party)[number] for party in parties]
+        if len({row[1:] for row in rows}) == 1:
+            continue
+        kind = _kind([row[1] for row in rows])
+        name = rows[0][0] or (f"{number + 1} of {len(of(parties[0]))}" if len(of(parties[0])) > 1 else "")
+        subject = f"{what} {name} is" if name else f"the {what} is"
+        alike = len({row[2] for row in rows}) == 1
+
+        def shown(party: Party, number: int = number, alike: bool = alike) -> str:
+            _, type_, sharding = of(party)[number]
+            return _array(type_, "" if alike and len(sharding) > _LONG_SHARDING else sharding)
+
+        found.append(Difference(kind if what == "argument" else Kind.RESULT, subject, _values(parties, shown)))
+    return sorted(found, key=lambda difference: difference.kind.value)
+
+
+def _kind(types: Sequence[str]) -> Kind:
+    """Of arrays that differ, by their types."""
+    parts = [found.groups() if (found := _TYPE.match(type_)) else (type_, "", "") for type_ in types]
+    dtypes, shapes, rests = ({part[place] for part in parts} for place in range(3))
+    if len(shapes) > 1:
+        inner = {shape.partition(",")[2] for shape in shapes}
+        return Kind.TAIL if len(inner) == 1 and "" not in shapes else Kind.SHAPE
+    if len(dtypes) > 1:
+        return Kind.DTYPE
+    return Kind.WEAK if len(rests) > 1 else Kind.SHARDING
+
+
+def _codes(parties: Sequence[Party]) -> list[Difference]:
+    """How the lowered programs of the two biggest parties differ."""
+    pair = _pair(parties)
+    if pair is None:
+        return [Difference(Kind.UNKNOWN)]
+    first, second = pair
+    texts = lowered.unpack(first.text), lowered.unpack(second.text)
+    if not all(texts):
+        return [Difference(Kind.CODE)]
+    change = lowered.compare(*texts)
+    sides = (first.ranks, second.ranks)
+    named = lowered.argument_count(texts[0]) == len(first.arguments)
+    found = []
+    for number, by_first, by_second in change.donated:
+        words = [("donated" if by else "not donated") for by in (by_first, by_second)]
+        if by_first and by_second:
+            words = ["donated to one result", "donated to another"]
+        subject = f"{_argument(first, number, named)} is"
+        found.append(Difference(Kind.DONATION, subject, tuple(zip(words, sides, strict=True))))
+    for number, name in change.attributes:
+        found.append(Difference(Kind.ATTRIBUTE, f"{_argument(first, number, named)} differs in {name}"))
+    if found:
+        return found
+    if change.constants:
+        return [Difference(Kind.CONSTANT)]
+    gone, come = ("".join(line for line in change.lines if line.startswith(sign)) for sign in "-+")
+    kind = Kind.SPECS if _SHARD_MAP in gone and _SHARD_MAP in come else Kind.CODE
+    return [Difference(kind, lines=change.lines, sides=sides, more=change.more)]
+
+
+def _pair(parties: Sequence[Party]) -> tuple[Party, Party] | None:
+    """The biggest party, and the biggest whose code is another."""
+    first = next((party for party in parties if party.code), None)
+    if first is None:
+        return None
+    second = next((party for party in parties if party.code not in ("", first.code)), None)
+    return (first, second) if second else None
+
+
+def _argument(party: Party, number: int, named: bool) -> str:
+    name = party.arguments[number][0] if named else ""
+    return f"argument {name or number + 1}"
+
+
+def _array(type_: str, sharding: str) -> str:
+    """`float32[32,128]@P('data')`, and whether it is weakly typed (`float32[], weak`)."""
+    bare = type_.removesuffix(_WEAK)
+    sharding = f"{sharding[:-2]})" if sharding.endswith(",)") else sharding
+    return f"{bare}{f'@{sharding}' if sharding else ''}{' (weakly typed)' if bare != type_ else ''}"
+
+
+def short_source(source: str) -> str:
+    """`step at /home/me/model.py:40` → `step at model.py:40`; of a function in JAX's own files `_mean of JAX`."""
+    function, at, place = source.rpartition(" at ")
+    if Frame(place.rpartition(":")[0], 0, function).is_jax:
+        return f"{function} of JAX"
+    return f"{function}{at}{base(place)}"
+
+
+def _values(parties: Sequence[Party], of: Callable[[Party], str]) -> tuple[tuple[str, tuple[int, ...]], ...]:
+    """Each value with the ranks that have it, in the order of the parties."""
+    found: dict[str, list[int]] = {}
+    for party in parties:
+        found.setdefault(of(party) or "not known", []).extend(party.ranks)
+    return tuple((value, tuple(sorted(ranks))) for value, ranks in found.items())

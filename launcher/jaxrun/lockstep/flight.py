@@ -1,0 +1,180 @@
+"""What a rank's flight recorder holds, as values and as the text in which an agent sends it to the head.
+
+Times are seconds since the epoch. A group is the text of the ranks that take part, "0-3"; its calls count from 1.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from functools import lru_cache
+from typing import Any, NamedTuple
+
+from jaxrun.contract.flight import EVERY_CALL, NOTHING
+
+
+# A tuple, not a dataclass: a head may read a hundred thousand of them at once.
+class CallMade(NamedTuple):
+    """A call that has been dispatched; equal chains at equal numbers of a group mean an equal history."""
+
+    time: float
+    group: str
+    number: int
+    chain: int
+    program: int
+    site: int
+
+
+@dataclass(frozen=True, slots=True)
+class PendingCall:
+    """A call that was entered and has not been dispatched yet."""
+
+    group: str
+    number: int
+    program: int
+    site: int
+    since: float
+
+
+AnyCall = CallMade | PendingCall
+
+
+class Program(NamedTuple):
+    """What is compared: `key` and `code` as in contract/flight.py, empty where they are not known."""
+
+    name: str
+    key: str
+    code: str
+    source: str = ""
+
+
+UNKNOWN_PROGRAM = Program("", "", "")
+
+
+@dataclass(frozen=True, slots=True)
+class Flight:
+    """One rank's calls, oldest first.
+
+    compiling:  name and start of the compilation that it is in
+    marks:      for each group, chains by number at some calls further back
+    groups:     the calls made so far in each group
+    sites:      "file.py:88 train_step", innermost first
+    unknown:    how many of all its programs lack a key or a code
+    trouble:    why less is recorded than could be
+    """
+
+    level: int = NOTHING
+    strict: bool = False
+    compiling: tuple[str, float] | None = None
+    pending: PendingCall | None = None
+    calls: tuple[CallMade, ...] = ()
+    marks: Mapping[str, Mapping[int, int]] = field(default_factory=dict)
+    groups: Mapping[str, int] = field(default_factory=dict)
+    programs: Mapping[int, Program] = field(default_factory=dict)
+    sites: Mapping[int, tuple[str, ...]] = field(default_factory=dict)
+    unknown: int = 0
+    trouble: str = ""
+
+    @property
+    def complete(self) -> bool:
+        """Whether every call is recorded: only then do numbers and chains of two ranks compare."""
+        return self.level == EVERY_CALL
+
+    @property
+    def last(self) -> CallMade | None:
+        """The call made last, in any group."""
+        return self.calls[-1] if self.calls else None
+
+    @property
+    def held(self) -> tuple[AnyCall, ...]:
+        """All calls that are known, and last the one that was entered."""
+        return (*self.calls, self.pending) if self.pending else self.calls
+
+    def of(self, group: str) -> tuple[CallMade, ...]:
+        """The calls of this group."""
+        return tuple(call for call in self.calls if call.group == group)
+
+    def reached(self, group: str) -> int:
+        """The number of the group's call that was made or entered last; 0 if none was."""
+        pending = self.pending
+        return pending.number if pending and pending.group == group else self.groups.get(group, 0)
+
+    def program(self, call: AnyCall) -> Program:
+        return self.programs.get(call.program, UNKNOWN_PROGRAM)
+
+    def place(self, call: AnyCall) -> str:
+        """Where the call stands in the user's program, `train.py:88 train_step`; empty if that is not known."""
+        stack = self.sites.get(call.site, ())
+        return base(stack[0]) if stack else ""
+
+    def to_json(self) -> str:
+        """One line, as short as it gets."""
+        numbered = {group: place for place, group in enumerate(self.groups)}
+        pending = self.pending
+        content = {
+            "level": self.level,
+            "strict": int(self.strict),
+            "compiling": self.compiling,
+            "pending": pending and (pending.group, pending.number, pending.program, pending.site, pending.since),
+            "groups": list(self.groups.items()),
+            "calls": [(call[0], numbered[call[1]], *call[2:]) for call in self.calls],
+            "marks": [(numbered[group], list(marks.items())) for group, marks in self.marks.items()],
+            "programs": list(self.programs.items()),
+            "sites": list(self.sites.items()),
+            "unknown": self.unknown,
+            "trouble": self.trouble,
+        }
+        return json.dumps({name: value for name, value in content.items() if value}, separators=(",", ":"))
+
+    @classmethod
+    def from_json(cls, text: str) -> Flight:
+        """What `to_json` wrote; an empty text means that there is no recorder. ValueError if it is none."""
+        content = json.loads(text) if text else {}
+        try:
+            return _from_content(content)
+        except (ArithmeticError, AttributeError, LookupError, TypeError) as error:
+            raise ValueError(f"no flight: {error!r}") from None
+
+
+def _from_content(content: Mapping[str, Any]) -> Flight:
+    groups = {str(group): int(count) for group, count in content.get("groups", ())}
+    names = list(groups)
+    pending = content.get("pending")
+    compiling = content.get("compiling")
+    return Flight(
+        level=int(content.get("level", NOTHING)),
+        strict=bool(content.get("strict", False)),
+        compiling=(str(compiling[0]), float(compiling[1])) if compiling else None,
+        pending=_pending(*pending) if pending else None,
+        calls=tuple([CallMade(t, names[g], n, chain, p, site) for t, g, n, chain, p, site in content.get("calls", ())]),
+        marks={names[group]: {int(n): int(chain) for n, chain in marks} for group, marks in content.get("marks", ())},
+        groups=groups,
+        programs={int(number): Program(*map(str, program)) for number, program in content.get("programs", ())},
+        sites={int(number): tuple(map(str, stack)) for number, stack in content.get("sites", ())},
+        unknown=int(content.get("unknown", 0)),
+        trouble=str(content.get("trouble", "")),
+    )
+
+
+def _pending(group: str, number: int, program: int, site: int, since: float) -> PendingCall:
+    return PendingCall(str(group), int(number), int(program), int(site), float(since))
+
+
+def base(place: str) -> str:
+    """`/home/me/train.py:88 train_step` → `train.py:88 train_step`."""
+    return place.rpartition("/")[2]
+
+
+@lru_cache(maxsize=1024)
+def members(group: str) -> frozenset[int]:
+    """The ranks of a group, `0-2,5` or `0-2, 5`; none if the text is not a list of ranks."""
+    try:
+        return frozenset(rank for part in group.split(",") if part.strip() for rank in _span(part))
+    except ValueError:
+        return frozenset()
+
+
+def _span(part: str) -> Iterable[int]:
+    first, _, last = part.partition("-")
+    return range(int(first), int(last or first) + 1)

@@ -1,0 +1,165 @@
+"""Reads a rank's flight recorder (contract/flight.py) while the rank runs, hangs, or after it has died.
+
+The writer takes no notice of readers: the ring is read first, then the count of records again, and what may have been
+overwritten meanwhile is dropped; the text comes last, as each line was there before the record that needs it. Files
+are read, not mapped: one that is cut short must not end the agent. Whatever a file holds, nothing is raised.
+"""
+
+from __future__ import annotations
+
+import os
+from array import array
+from collections.abc import Iterable, Mapping
+from typing import TypeVar
+
+from jaxrun.contract import flight as recorder
+from jaxrun.lockstep.flight import AnyCall, CallMade, Flight, PendingCall
+from jaxrun.lockstep.notes import Notes
+
+_BRIEF = 16  # calls
+_BRIEF_FRAMES = 3  # of a call's site
+_STRIDES = (16, 256, 2048)
+_MARKS = 4  # the last multiples of each stride that are kept, so that ranks at most 2 strides apart always share one
+_MARGIN = 8  # records that several threads may be writing at this moment
+_NUMBER = (1 << 48) - 1
+_LOW = (1 << 32) - 1
+_SECOND = 1e9  # nanoseconds
+_USED_WORDS = recorder.PENDING_SINCE + 1
+
+_Record = tuple[int, int, int, int]
+_Value = TypeVar("_Value")
+
+
+class FlightReader:
+    """Of the recorder behind a descriptor, which stays its owner's."""
+
+    def __init__(self, fd: int) -> None:
+        self._fd = fd
+        self._notes = Notes()
+        self._counts: dict[int, int] = {}
+        self._marks: dict[int, dict[int, int]] = {}
+        self._counted = 0
+
+    def brief(self) -> str:
+        """The state and the last calls, as a Flight's JSON."""
+        return self._flight(_BRIEF, _BRIEF_FRAMES).to_json()
+
+    def history(self) -> str:
+        """The same with all calls that the ring still holds."""
+        return self._flight(recorder.KEPT, None).to_json()
+
+    def progress(self) -> tuple[int, ...]:
+        """As long as this is equal, nothing has happened; cheap."""
+        header = self._words(0, _USED_WORDS)
+        places = (recorder.MADE, recorder.PENDING, recorder.COMPILED, recorder.COMPILING)
+        return tuple(header[place] for place in places) if len(header) == _USED_WORDS else (0,) * len(places)
+
+    def describe(self, program: int) -> str:
+        """The line of text about this program; empty if there is none."""
+        self._read_notes()
+        offset, size = self._notes.lines.get(program, (0, 0))
+        return self._bytes(recorder.TEXT_AT + offset, size).decode("utf-8", "replace").strip()
+
+    def _flight(self, calls: int, frames: int | None) -> Flight:
+        header = self._words(0, _USED_WORDS)
+        if len(header) < _USED_WORDS or header[recorder.MAGIC_AT] != recorder.MAGIC:
+            return Flight()
+        if header[recorder.FORMAT_AT] != recorder.FORMAT:
+            known = f"this jaxrun reads format {recorder.FORMAT}"
+            return Flight(trouble=f"its flight recorder has format {header[recorder.FORMAT_AT]}, and {known}")
+        records = self._records(calls)
+        self._read_notes()
+        notes = self._notes
+        made = [_call(record, notes.groups[record[3] >> 48]) for record in records if record[3] >> 48 in notes.groups]
+        made = made[-calls:]
+        pending = self._pending(header)
+        held: list[AnyCall] = [*made, pending] if pending else [*made]
+        level, since = header[recorder.LEVEL], header[recorder.COMPILING]
+        programs, sites = {call.program for call in held}, _chosen(notes.sites, {call.site for call in held})
+        return Flight(
+            level=level if level in recorder.LEVELS else recorder.NOTHING,
+            strict=header[recorder.STRICT] == 1,
+            compiling=(notes.compiling, since / _SECOND) if since else None,
+            pending=pending,
+            calls=tuple(made),
+            marks={notes.groups[group]: marks for group, marks in self._marks.items() if group in notes.groups},
+            groups={ranks: self._counts.get(group, 0) for group, ranks in notes.groups.items()},
+            programs=_chosen(notes.programs, programs),
+            sites={site: stack[:frames] for site, stack in sites.items()},
+            unknown=notes.unknown + len(programs - notes.programs.keys()),
+            trouble=notes.trouble,
+        )
+
+    def _records(self, wanted: int) -> list[_Record]:
+        """At least so many of the last ones, where the ring holds them, oldest first; what is new has been counted."""
+        made = self._made()
+        words = self._words(recorder.HEADER_WORDS, recorder.KEPT * recorder.RECORD_WORDS)
+        first = max(0, self._made() - recorder.KEPT + _MARGIN, min(made - wanted, self._counted))
+        places = [number % recorder.KEPT * recorder.RECORD_WORDS for number in range(first, made)]
+        records = [_record(words, place) for place in places if place + recorder.RECORD_WORDS <= len(words)]
+        self._count(records[max(0, self._counted - first) :])
+        self._counted = max(self._counted, made)
+        # One that a thread has not written yet is empty, or still holds an older call, which is true as well.
+        return [record for record in records if record[0]]
+
+    def _made(self) -> int:
+        return next(iter(self._words(recorder.MADE, 1)), 0)
+
+    def _count(self, records: Iterable[_Record]) -> None:
+        for time, chain, _, tag in records:
+            if not time:
+                continue
+            group, number = tag >> 48, tag & _NUMBER
+            if number > self._counts.get(group, 0):
+                self._counts[group] = number
+            if number % _STRIDES[0] == 0:
+                self._marks.setdefault(group, {})[number] = chain
+        for group, marks in self._marks.items():
+            self._marks[group] = _latest(marks)
+
+    def _pending(self, header: array[int]) -> PendingCall | None:
+        places = (recorder.PENDING, recorder.PENDING_WHAT, recorder.PENDING_SINCE)
+        tag, what, since = (header[place] for place in places)
+        group, number = tag >> 48, tag & _NUMBER
+        if not tag or group not in self._notes.groups or number <= self._counts.get(group, 0):
+            return None
+        return PendingCall(self._notes.groups[group], number, what & _LOW, what >> 32, since / _SECOND)
+
+    def _read_notes(self) -> None:
+        size = min(next(iter(self._words(recorder.TEXT_SIZE, 1)), 0), recorder.TEXT_LIMIT)
+        if size > self._notes.end:
+            self._notes.take(self._bytes(recorder.TEXT_AT + self._notes.end, size - self._notes.end))
+
+    def _words(self, first: int, count: int) -> array[int]:
+        """So many words from here on, or fewer, where the file ends."""
+        data = self._bytes(first * recorder.WORD_BYTES, count * recorder.WORD_BYTES)
+        words = array("Q")
+        words.frombytes(data[: len(data) - len(data) % recorder.WORD_BYTES])
+        return words
+
+    def _bytes(self, offset: int, size: int) -> bytes:
+        try:
+            return os.pread(self._fd, size, offset)
+        except OSError:
+            return b""  # as a file on a server that is gone
+
+
+def _record(words: array[int], at: int) -> _Record:
+    return words[at], words[at + 1], words[at + 2], words[at + 3]
+
+
+def _call(record: _Record, group: str) -> CallMade:
+    time, chain, what, tag = record
+    return CallMade(time / _SECOND, group, tag & _NUMBER, chain, what & _LOW, what >> 32)
+
+
+def _latest(marks: Mapping[int, int]) -> dict[int, int]:
+    """The last of each stride."""
+    kept: set[int] = set()
+    for stride in _STRIDES:
+        kept.update(sorted(number for number in marks if number % stride == 0)[-_MARKS:])
+    return {number: marks[number] for number in sorted(kept)}
+
+
+def _chosen(table: Mapping[int, _Value], wanted: Iterable[int]) -> dict[int, _Value]:
+    return {number: table[number] for number in sorted(wanted) if number in table}

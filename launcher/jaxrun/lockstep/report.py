@@ -1,0 +1,209 @@
+"""A divergence, and ranks that wait for others, in words."""
+
+from __future__ import annotations
+
+import re
+import textwrap
+from collections.abc import Collection, Iterable, Iterator, Mapping
+
+from jaxrun.lockstep import advice, differences
+from jaxrun.lockstep.compare import Lag
+from jaxrun.lockstep.differences import Difference, Kind
+from jaxrun.lockstep.divergence import Divergence, Party
+from jaxrun.lockstep.flight import members
+from jaxrun.ranks import compact, locate, spell
+from jaxrun.wording import plural
+
+_WIDTH = 100
+_LONGEST = 40  # characters of a list of ranks
+_PARTIES = 6
+_DIFFERENCES = 4
+_VALUES = 4
+_PLURALS = {"is": "are", "has": "have", "was": "were", "waits": "wait"}
+_VERB = re.compile(r"(^|, |\band )(is|has|was|waits)\b")
+_BAKED_IN = "same name and shapes, different program:"
+_VALUE = "a Python value that is baked in differs"
+
+
+def text(divergence: Divergence, hosts: Mapping[int, str]) -> str:
+    """Several lines: who made which call, what differs, and what to do about it; `hosts` holds every rank."""
+    parties = divergence.parties
+    call = f"cross-process call #{divergence.number}{_of_group(divergence.group, hosts)}"
+    oldest = ", the oldest that is still recorded"
+    if divergence.before:
+        lines = [f"the processes were out of step before {call}{oldest}"]
+        return "\n".join([*lines, *_rows(divergence, hosts), *_fill(advice.BEFORE)])
+    found = differences.find(parties)
+    lines = [f"the processes disagree at {call}{oldest if divergence.oldest else ''}", *_rows(divergence, hosts)]
+    callers = [party for party in parties if not party.state]
+    if len(callers) == 1 and len(parties) > 1 and not _crossed(parties):
+        lines.append(f"  only {_names(callers[0].ranks, hosts)} made this call")
+    elif divergence.extra:
+        others = [rank for party in parties for rank in party.ranks if rank not in divergence.extra]
+        alone = f"only {_names(divergence.extra, hosts)} made this call"
+        lines.append(f"  {alone}: what came next there is what {_names(others, hosts)} did in its place")
+    for difference in found[:_DIFFERENCES]:
+        lines += _difference(difference, hosts)
+    if len(found) > _DIFFERENCES:
+        lines.append(f"  and {plural(len(found) - _DIFFERENCES, 'further difference')}")
+    return "\n".join([*lines, *_fill(_advice(parties, callers, found))])
+
+
+def one_line(divergence: Divergence) -> str:
+    """For a headline: `the ranks were out of step at cross-process call #12 (jit(step), train.py:88)`."""
+    callers = [party for party in divergence.parties if not party.state]
+    calls = list(dict.fromkeys((party.name, _line(party.place)) for party in callers))
+    joint = " at " if len(calls) > 1 else ", "
+    shown = " and ".join(joint.join(filter(None, call)) for call in calls[:2])
+    when = "before" if divergence.before else "at"
+    return f"the ranks were out of step {when} cross-process call #{divergence.number}{f' ({shown})' if shown else ''}"
+
+
+def waiting(lag: Lag, states: Mapping[int, str], hosts: Mapping[int, str]) -> str:
+    """`rank 2 has made 4 calls and is exiting; the others wait in call #5, jit(step) at train.py:46`.
+
+    `states` says of ranks what they do: "is exiting"; of others nothing is said but how many calls they have made.
+    """
+    behind = []
+    for state in dict.fromkeys(states.get(rank, "") for rank in lag.behind):
+        ranks = [rank for rank in lag.behind if states.get(rank, "") == state]
+        made = f"{_names(ranks, hosts)} {_has(ranks)} made {plural(lag.number - 1, 'call')}"
+        behind.append(f"{made}{_of_group(lag.group, hosts)}{f' and {_agree(state, ranks)}' if state else ''}")
+    last = max(lag.reached[rank] for rank in lag.ahead)
+    others = len(lag.ahead) + len(lag.behind) == len(hosts)
+    who = "the others" if others and len(lag.ahead) > 1 else "the other" if others else _names(lag.ahead, hosts)
+    many = len(lag.ahead) > 1
+    if last > lag.number:
+        did = f"{'have' if many else 'has'} gone on to call #{last} after call"
+    else:
+        did = f"{'wait' if many else 'waits'} in call"
+    return f"{'; '.join(behind)}; {who} {did} {_call(lag)}"
+
+
+def lagging(lag: Lag, hosts: Mapping[int, str]) -> str:
+    """`call #5, jit(step) at train.py:46, was made by ranks 0-1, 3 and not by rank 2`: the least that is certain."""
+    call = f"call {_call(lag)}{_of_group(lag.group, hosts)}"
+    how = "entered" if set(lag.ahead) == lag.inside else "made"
+    return f"{call}, was {how} by {_names(lag.ahead, hosts)} and not by {_names(lag.behind, hosts)}"
+
+
+def _call(lag: Lag) -> str:
+    """`#5, jit(step) at train.py:46`."""
+    place = f" at {_line(lag.place)}" if lag.place else ""
+    return f"#{lag.number}{f', {lag.name}' if lag.name else ''}{place}"
+
+
+def _rows(divergence: Divergence, hosts: Mapping[int, str]) -> Iterator[str]:
+    """One for each party; the biggest ones, if they are many."""
+    shown = divergence.parties[:_PARTIES]
+    width = max(len(_names(party.ranks, hosts)) for party in shown) + 1
+    names = max(len(party.name) for party in shown)
+    for party in shown:
+        who = f"  {_names(party.ranks, hosts) + ':':{width}}  "
+        yield f"{who}{_agree(party.state, party.ranks) or f'{party.name:{names}}  {_made(party)}'.rstrip()}"
+    cut = {rank for party in divergence.parties[_PARTIES:] for rank in party.ranks}
+    told = cut.union(divergence.unread, *(party.ranks for party in shown))
+    for what, ranks in (
+        ("made other calls again", cut),
+        ("not in step either, but not read", divergence.unread),
+        ("not known", members(divergence.group) - told),
+    ):
+        if ranks:
+            yield f"  {_names(ranks, hosts)}: {what}"
+
+
+def _made(party: Party) -> str:
+    """`step at model.py:40, called at train.py:88`."""
+    source = differences.short_source(party.source) if party.source else ""
+    return ", ".join(filter(None, (source, f"called at {_line(party.place)}" if party.place else "")))
+
+
+def _difference(difference: Difference, hosts: Mapping[int, str]) -> Iterator[str]:
+    match difference.kind:
+        case Kind.CODE | Kind.SPECS:
+            value = "the specs of a shard_map differ" if difference.kind is Kind.SPECS else _VALUE
+            yield f"  {_BAKED_IN} {value}"
+            yield from _diff(difference, hosts)
+        case Kind.CONSTANT:
+            yield f"  {_BAKED_IN} a large array that is baked in differs"
+        case Kind.ABSENT | Kind.UNKNOWN:
+            return
+        case _ if difference.values:
+            yield from _valued(difference, hosts)
+        case _:
+            yield f"  {difference.subject}"
+
+
+def _valued(difference: Difference, hosts: Mapping[int, str]) -> Iterator[str]:
+    """In one line, or one for each value where that is too long."""
+    values = [f"{value} on {_names(ranks, hosts)}" for value, ranks in difference.values]
+    left = len(values) - _VALUES
+    shown = [*values[:_VALUES], *([plural(left, "other value")] if left > 0 else [])]
+    line = f"  {difference.subject} {', '.join(shown[:-1])} and {shown[-1]}"
+    if len(line) <= _WIDTH:
+        yield line
+        return
+    yield f"  {difference.subject.removesuffix(':')}"
+    yield from (f"    {value}" for value in shown)
+
+
+def _diff(difference: Difference, hosts: Mapping[int, str]) -> Iterator[str]:
+    if not difference.lines:
+        return
+    first, second = (_names(ranks, hosts) for ranks in difference.sides)
+    yield f"  in the lowered programs (- {first}, + {second}):"
+    yield from (f"    {line}" for line in difference.lines)
+    if difference.more:
+        yield f"    and {plural(difference.more, 'further line')}"
+
+
+def _advice(parties: Collection[Party], callers: Collection[Party], found: Collection[Difference]) -> str:
+    if _crossed(parties):
+        return advice.CROSSED
+    kind = next((difference.kind for difference in found), Kind.UNKNOWN)
+    if kind in (Kind.FUNCTION, Kind.NAMESAKE):
+        places = {_line(party.place) for party in callers}
+        if len(places) == 1 and "" not in places:
+            return advice.SAME_PLACE
+    return advice.ADVICE[kind]
+
+
+def _crossed(parties: Collection[Party]) -> bool:
+    """Whether ranks wait for others that wait for them."""
+    return any("waits in" in party.state for party in parties)
+
+
+def _fill(sentence: str) -> list[str]:
+    return textwrap.wrap(sentence, _WIDTH, break_long_words=False, break_on_hyphens=False)
+
+
+def _line(place: str) -> str:
+    """`train.py:88 train_step` → `train.py:88`."""
+    return place.partition(" ")[0]
+
+
+def _of_group(group: str, hosts: Mapping[int, str]) -> str:
+    """Who takes part, where it is not every rank."""
+    ranks = members(group)
+    return f" of ranks {compact(ranks)}" if ranks and len(ranks) < len(hosts) else ""
+
+
+def _names(ranks: Iterable[int], hosts: Mapping[int, str]) -> str:
+    """`ranks 0-510`; of a list that is long: `2048 ranks (0, 2, 4, …)`."""
+    known = sorted(set(ranks))
+    for name in (locate(known, hosts), spell(known)):
+        if len(name) <= _LONGEST:
+            return name
+    listed = compact(known)
+    return f"{len(known)} ranks ({listed[: listed.rindex(', ', 0, _LONGEST)]}, …)"
+
+
+def _has(ranks: Collection[int]) -> str:
+    return "have" if len(ranks) > 1 else "has"
+
+
+def _agree(state: str, ranks: Collection[int]) -> str:
+    """`has made 4 calls and is exiting` of one, `have made 4 calls and are exiting` of several."""
+    if len(ranks) == 1:
+        return state
+    return _VERB.sub(lambda found: found[1] + _PLURALS[found[2]], state)

@@ -1,0 +1,201 @@
+"""Records the cross-process calls of this rank, and in strict mode holds each until all its ranks are about to make it.
+
+A cross-process program is one whose devices belong to several processes; nothing is done to any other. The first
+call of each is announced to the head, which compares. JAX's Python code makes that call, and all calls in strict
+mode; the others are made by its C++ dispatch, and recorded as their results are put together. An error in here must
+not disturb the program: less is recorded then, and the recorder says why.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+from weakref import WeakKeyDictionary
+
+from jaxrun.contract import Call, OutOfStep, WorkerEnv
+from jaxrun.contract.flight import COMPILATIONS, EVERY_CALL, FIRST_CALLS, STRICT_MODE
+
+from . import DivergenceError, description, jaxfacts, jaxhooks
+from . import link as link_module
+from .callsites import CallSites
+from .link import AgentGone, Link
+from .recorder import Program, Recorder
+
+
+def install(env: WorkerEnv, link: Link) -> Lockstep | None:
+    """Start to record; None, and a line on stderr, if the recorder's file cannot be written."""
+    level = jaxhooks.level()
+    strict = env.lockstep == STRICT_MODE and level == EVERY_CALL
+    try:
+        recorder = Recorder(env.flight_fd, env.rank, level=level, strict=strict)
+    except (OSError, ValueError) as error:
+        print(
+            f"jaxrun: rank {env.rank} has no flight recorder, and --lockstep sees nothing of it: {error}",
+            file=sys.stderr,
+        )
+        return None
+    lockstep = Lockstep(env.rank, link, recorder, strict)
+    jaxhooks.watch_compilations(recorder.compiling, recorder.compiled)
+    if level >= FIRST_CALLS:
+        jaxhooks.watch_lowering(lockstep.lowered, lockstep.compiled)
+        jaxhooks.watch_executions(lockstep.execute, (__file__, link_module.__file__))
+    if level >= EVERY_CALL:
+        jaxhooks.watch_fast_dispatch(lockstep.known, lockstep.dispatched, refuse=strict)
+    os.register_at_fork(after_in_child=lockstep.detach)
+    return lockstep
+
+
+class Lockstep:
+    """The state behind the hooks of one rank. Executables are held weakly, or as the numbers that are their ids."""
+
+    def __init__(self, rank: int, link: Link, recorder: Recorder, strict: bool) -> None:
+        self._rank = rank
+        self._link = link
+        self._recorder = recorder
+        self._strict = strict
+        self._on = True
+        self._sites = CallSites(recorder.site)
+        self._texts = description.Texts()
+        self._notes: WeakKeyDictionary[Any, description.Note] = WeakKeyDictionary()
+        self._programs: WeakKeyDictionary[Any, Program | None] = WeakKeyDictionary()
+        self._loaded: dict[int, Program] = {}
+        self._alike: dict[tuple[str, str, str], Program] = {}
+        self._naming = threading.RLock()
+        self._turn = threading.RLock()
+        self.dispatched = self._make_dispatched()
+
+    # ---- from lowering to the first call
+
+    def lowered(self, module: Any, devices: Any) -> description.Lowered | None:
+        try:
+            return description.lowered(module, devices, self._texts) if self._on else None
+        except Exception as error:
+            self._trouble("what a program computes is not known", error)
+            return None
+
+    def compiled(self, compiled: Any, lowered: description.Lowered) -> None:
+        try:
+            note = (lowered, jaxfacts.signature(compiled))
+            jaxhooks.when_loaded(compiled, lambda executed: self._notes.__setitem__(executed, note))
+        except Exception as error:
+            self._trouble("what a program computes is not known", error)
+
+    def known(self, loaded: Any) -> Program | None:
+        """The program that a loaded executable is. It has been executed just now, so its id is not an old one's."""
+        return self._loaded.get(id(loaded)) if self._on else None
+
+    def _program(self, executed: Any, args: tuple[Any, ...]) -> tuple[Program | None, bool]:
+        """The program, None if it is of one process only, and whether it is new."""
+        with contextlib.suppress(KeyError):
+            return self._programs[executed], False
+        with self._naming:
+            before = len(self._alike)
+            program = self._programs[executed] = self._describe(executed, args)
+            if program is None:
+                self._loaded.pop(id(jaxfacts.loaded(executed)), None)
+            else:
+                self._loaded[id(jaxfacts.loaded(executed))] = program
+            return program, len(self._alike) > before
+
+    def _describe(self, executed: Any, args: tuple[Any, ...]) -> Program | None:
+        ranks, fields = description.about(executed, args, self._notes.pop(executed, None))
+        if not fields:
+            return None
+        alike = (fields["key"], fields["code"], fields["source"])
+        if alike not in self._alike:
+            group = self._recorder.group(description.compact(ranks))
+            self._alike[alike] = self._recorder.program(group, fields)
+        return self._alike[alike]
+
+    # ---- calls
+
+    def execute(self, original: Callable[..., Any], executed: Any, args: tuple[Any, ...]) -> Any:
+        """Dispatch a program from Python."""
+        program, new, site = None, False, 0
+        if self._on:
+            try:
+                program, new = self._program(executed, args)
+                site = self._sites.find(sys._getframe()) if program is not None else 0
+            except Exception as error:
+                self._give_up(error)
+                program = None
+        if program is None:
+            return original(executed, *args)
+        if self._strict:
+            with self._turn:
+                return self._run(original, executed, args, program, site, new)
+        return self._run(original, executed, args, program, site, new)
+
+    def _run(
+        self, original: Callable[..., Any], executed: Any, args: tuple[Any, ...], program: Program, site: int, new: bool
+    ) -> Any:
+        ticket = self._recorder.enter(program, site)
+        try:
+            if new or self._strict:
+                self._announce(program, site)
+            try:
+                return original(executed, *args)
+            finally:  # also if it raises: the other ranks have counted it
+                self._recorder.record(program, site)
+        finally:
+            self._recorder.leave(ticket)
+
+    def _announce(self, program: Program, site: int) -> None:
+        """Tell the head of the call, and in strict mode wait for its word."""
+        group, number = program.group.ranks, program.group.made + 1
+        call = Call(
+            rank=self._rank,
+            time=time.time(),
+            group=group,
+            number=number,
+            program=program.number,
+            key=program.key,
+            code=program.code,
+            name=program.name,
+            place=self._sites.place(site),
+            waits=self._strict,
+        )
+        if not self._strict:
+            with contextlib.suppress(AgentGone):
+                self._link.send(call)
+            return
+        self._link.send(call)
+        answer = self._link.answer(group, number)
+        if isinstance(answer, OutOfStep):
+            program.group.made = number  # so that a program that goes on has a new number for its next call
+            raise DivergenceError(answer.text)
+
+    def _make_dispatched(self) -> Callable[[Any, Any], Any]:
+        """What records a call that the C++ dispatch has made: on the way of each, so it looks nothing up twice."""
+        known, find, record, frame_at = self._sites.known, self._sites.find, self._recorder.record, sys._getframe
+
+        def dispatched(program: Program, results: Any) -> Any:
+            try:
+                frame = frame_at(1)
+                record(program, known.get((id(frame.f_code), frame.f_lasti)) or find(frame))
+            except Exception as error:
+                self._give_up(error)
+            return results[0]
+
+        return dispatched
+
+    # ---- when something is wrong
+
+    def detach(self) -> None:
+        """In a process that the program has forked."""
+        self._on = False
+        self._recorder.detach()
+
+    def _give_up(self, error: Exception) -> None:
+        if self._on:
+            self._on = False
+            self._trouble("calls are not recorded any more", error, COMPILATIONS)
+
+    def _trouble(self, what: str, error: Exception, level: int | None = None) -> None:
+        with contextlib.suppress(Exception):
+            self._recorder.trouble(f"{what}: {type(error).__name__}: {error}", level)

@@ -1,0 +1,1 @@
+"""Programs whose ranks do different things and yet keep in step; `benign.py` runs them."""

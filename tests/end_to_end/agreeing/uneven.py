@@ -1,0 +1,163 @@
+"""Each rank does something of its own, on its own devices or at its own speed, between the calls of all."""
+
+from __future__ import annotations
+
+import gc
+import os
+import threading
+import time
+import warnings
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.experimental.compilation_cache import compilation_cache
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+from agreeing.world import Step, World, program, total
+
+
+@program
+def local_on_rank_0(world: World) -> Step:
+    """Rank 0 evaluates and logs by itself, also on its part of a global array."""
+    x, model = world.ones(world.size, 8), jnp.ones((8, 8))
+    evaluate = jax.jit(lambda model, batch: (batch @ model).mean())
+
+    def step(number: int) -> None:
+        loss = total(x)
+        if world.first:
+            own = x.addressable_shards[0].data
+            print(number, float(loss), float(evaluate(model, own)), float(own.max()), float(jnp.linalg.norm(own)))
+
+    return step
+
+
+@program
+def local_shapes(world: World) -> Step:
+    """Functions and shapes of each rank's own, compiled at different times."""
+    x = world.ones(world.size, 8)
+    own = jax.jit(lambda values: jnp.sort(values).sum() * world.rank)
+
+    def step(number: int) -> None:
+        float(total(x))
+        float(own(np.ones(1 + world.rank + number // 200)))
+
+    return step
+
+
+@program
+def local_threads(world: World) -> Step:
+    """A thread of each rank computes on its own devices all the time."""
+    x = world.ones(world.size, 8)
+    augment = jax.jit(lambda image: jnp.flip(image) * 2)
+
+    def load(batches: int) -> None:
+        for _ in range(batches):
+            augment(np.ones((4, 4))).block_until_ready()
+
+    def step(number: int) -> None:
+        thread = threading.Thread(target=load, args=(number % 3 + world.rank,))
+        thread.start()
+        float(total(x))
+        thread.join()
+
+    return step
+
+
+@program
+def speed(world: World) -> Step:
+    """One rank is slower in one step, another in the next."""
+    x = world.ones(world.size, 8)
+
+    def step(number: int) -> None:
+        if number % 50 == world.rank:
+            time.sleep(0.01)
+        total(x).block_until_ready()
+
+    return step
+
+
+@program
+def garbage(world: World) -> Step:
+    """Programs and arrays die in the collector's time, which is not the same on all ranks."""
+    x = world.ones(world.size, 8)
+
+    def step(number: int) -> None:
+        function = jax.jit(lambda x: x.sum() + 1) if number % 100 == 0 else total
+        ring = {"x": function(x)}
+        ring["ring"] = ring  # type: ignore[assignment]
+        if number % (200 + world.rank) == 0:
+            gc.collect()
+
+    return step
+
+
+@program
+def caches(world: World) -> Step:
+    """Each rank clears its caches when it likes: known programs are compiled again, on one rank only."""
+    x = world.ones(world.size, 8)
+
+    def step(number: int) -> None:
+        if number % 250 == 50 * (1 + world.rank):
+            jax.clear_caches()
+        float(total(x))
+
+    return step
+
+
+@program
+def persistent_cache(world: World) -> Step:
+    """What one rank compiles another reads from its disk; only rank 0 has a warm cache."""
+    x = world.ones(world.size, 8)
+    cached = jax.jit(lambda x: jnp.cumsum(x, axis=1).sum())
+
+    def step(number: int) -> None:
+        if number % 500 == 0:
+            jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
+            jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
+            mine = "warm" if world.first else f"cold-{world.rank}-{number}"
+            jax.config.update("jax_compilation_cache_dir", str(world.directory / mine))
+            compilation_cache.reset_cache()
+            jax.clear_caches()
+        float(cached(x))
+        if number % 500 == 499:
+            jax.config.update("jax_compilation_cache_dir", None)
+            compilation_cache.reset_cache()
+
+    return step
+
+
+@program
+def some_ranks_only(world: World) -> Step:
+    """Pairs of ranks compute on meshes of their own, one pair more often than the other."""
+    x = world.ones(world.size, 8)
+    pair = world.rank // 2
+    devices = world.mesh.devices[2 * pair : 2 * pair + 2]
+    sharding = NamedSharding(Mesh(devices, ("data",)), PartitionSpec("data"))
+    parts = jax.make_array_from_callback((2, 8), sharding, lambda index: np.ones((2, 8), np.float32)[index])
+    own = jax.jit(lambda parts: parts.sum() * (1 + pair))
+
+    def step(number: int) -> None:
+        for _ in range(1 + 2 * pair if number % 2 else 1):
+            float(own(parts))
+        if number % 10 == 0:
+            float(total(x))
+
+    return step
+
+
+@program
+def forks(world: World) -> Step:
+    """Processes that a rank starts come and go, and inherit all that is open."""
+    x = world.ones(world.size, 8)
+
+    def step(number: int) -> None:
+        if number % 200 == 10 * world.rank:
+            with warnings.catch_warnings(action="ignore"):
+                child = os.fork()
+            if child == 0:
+                os._exit(0)
+            os.waitpid(child, 0)
+        float(total(x))
+
+    return step

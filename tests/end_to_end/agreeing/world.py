@@ -1,0 +1,58 @@
+"""What the programs share: the ranks, a mesh over all devices, global arrays, a step of training."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import jax
+import numpy as np
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+Step = Callable[[int], object]
+
+
+@dataclass(frozen=True)
+class World:
+    """The job as one rank sees it; `directory` is one that all ranks share."""
+
+    rank: int
+    size: int
+    mesh: Mesh
+    directory: Path
+
+    @property
+    def first(self) -> bool:
+        return self.rank == 0
+
+    @property
+    def spread(self) -> NamedSharding:
+        return NamedSharding(self.mesh, PartitionSpec("data"))
+
+    @property
+    def everywhere(self) -> NamedSharding:
+        return NamedSharding(self.mesh, PartitionSpec())
+
+    def ones(self, *shape: int) -> jax.Array:
+        """An array of float32 whose rows are spread over the devices of all ranks."""
+        return jax.make_array_from_callback(shape, self.spread, lambda index: np.ones(shape, np.float32)[index])
+
+
+@jax.jit
+def total(x: jax.Array) -> jax.Array:
+    return x.sum()
+
+
+PROGRAMS: dict[str, Callable[[World], Step]] = {}
+
+
+def program(prepare: Callable[[World], Step]) -> Callable[[World], Step]:
+    """Enter this function among the PROGRAMS: it returns the function that makes step 0, 1, …"""
+    PROGRAMS[prepare.__name__.replace("_", "-")] = prepare
+    return prepare
+
+
+def world(directory: Path) -> World:
+    mesh = Mesh(np.array(jax.devices()), ("data",))
+    return World(jax.process_index(), jax.process_count(), mesh, directory)

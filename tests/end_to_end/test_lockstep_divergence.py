@@ -1,0 +1,123 @@
+"""Ranks that come apart, in all the ways of diverge.py: what is said of it, how it ends, and that nothing is left."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterable
+from pathlib import Path
+
+import pytest
+from divergences import CASES, STUCK, Case, parties, place
+from harness import HERE, Result, jaxrun
+
+DIVERGE = str(HERE / "diverge.py")
+STALL = ("--stall-timeout", "2")
+OWN_ERRORS = {
+    "fails": "ValueError: a bad record",
+    "callback": "ValueError: a bad record",
+    "barrier-names": "AssertionError: sync_global_devices name mismatch",
+}
+
+
+def sized(cases: Iterable[Case]) -> list[object]:
+    return [pytest.param(case, size, id=f"{case.kind}-{size}") for case in cases for size in case.sizes]
+
+
+def diverge(tmp_path: Path, mode: str, kind: str, size: int, *flags: str) -> Result:
+    """At a keyboard that nobody touches. `--timeout` is for what must not be: a hang that is not seen."""
+    keyboard, fingers = os.pipe()
+    try:
+        flags = ("-n", str(size), "--lockstep", mode, "--timeout", "60", *flags)
+        return jaxrun(tmp_path, *flags, DIVERGE, kind, stdin=keyboard)
+    finally:
+        os.close(keyboard)
+        os.close(fingers)
+
+
+def check_report(case: Case, size: int, report: str) -> None:
+    """Call, groups of ranks, places, difference; and no line that is much too long."""
+    assert report.startswith(f"the processes disagree at cross-process call #{case.number}\n"), report
+    assert parties(report) == case.parties(size), report
+    for words in case.words_for(size):
+        assert words in report, report
+    assert max(map(len, report.splitlines())) <= 110, report
+
+
+@pytest.mark.parametrize(("case", "size"), sized(CASES))
+def test_record_says_it(tmp_path: Path, case: Case, size: int) -> None:
+    result = diverge(tmp_path, "record", case.kind, size, "-d", str(case.devices), *STALL)
+    assert result.code == case.ends, result.err
+    report = str(result.verdict()["divergence"])
+    if case.unsaid:
+        assert not report and "disagree" not in result.err, result.err
+        assert all(where in result.err for _, where in case.parties(size).values()), result.err
+    else:
+        check_report(case, size, report)
+        assert report in result.err
+
+
+@pytest.mark.parametrize(("case", "size"), sized(case for case in CASES if case.kind != "swallowed"))
+def test_strict_raises_it_at_the_line_of_each_rank(tmp_path: Path, case: Case, size: int) -> None:
+    result = diverge(tmp_path, "strict", case.kind, size, "-d", str(case.devices))
+    assert (result.code, result.verdict()["outcome"]) == (1, "failed"), result.err
+    for ranks, (_, where) in case.parties(size).items():
+        first, _, last = ranks.partition("-")
+        for rank in range(int(first), int(last or first) + 1):
+            stack, _, report = (result.run_dir / f"rank-{rank:04d}.err").read_text().rpartition("DivergenceError: ")
+            check_report(case, size, report)
+            frames = re.findall(r'File ".*/(\S+)", line (\d+)', stack)
+            assert ":".join(frames[-1]) == where, stack
+
+
+@pytest.mark.parametrize(("mode", "size"), [("record", 4), ("strict", 2)])
+@pytest.mark.parametrize("kind", STUCK)
+def test_a_rank_that_is_stuck_is_named_with_its_line(tmp_path: Path, kind: str, mode: str, size: int) -> None:
+    result = diverge(tmp_path, mode, kind, size, *STALL)
+    assert (result.code, result.verdict()["outcome"], result.verdict()["divergence"]) == (124, "stall", ""), result.err
+    told = result.err.rpartition("no progress")[2]
+    odd, others = (0, range(1, size)) if STUCK[kind] else (size - 1, range(size - 1))
+    where = "stopped by a signal" if kind == "stopped" else place(kind)
+    assert re.search(rf"^  1 rank +{odd} .*{where}", told, re.MULTILINE), result.err
+    waiting = f"{others[0]}-{others[-1]}" if len(others) > 1 else str(others[0])
+    assert re.search(rf"^  {len(others)} ranks? +{waiting} .*{place(kind, 'the others')}", told, re.MULTILINE), (
+        result.err
+    )
+
+
+@pytest.mark.parametrize("mode", ["record", "strict"])
+@pytest.mark.parametrize(("kind", "words"), OWN_ERRORS.items())
+def test_an_error_of_a_ranks_own_is_the_headline(tmp_path: Path, kind: str, words: str, mode: str) -> None:
+    result = diverge(tmp_path, mode, kind, 3)
+    assert (result.code, result.verdict()["outcome"]) == (1, "failed"), result.err
+    assert words in str(result.verdict()["traceback"]) and "DivergenceError" not in result.err, result.err
+
+
+def test_a_ring_of_pairs_that_wait_for_each_other(tmp_path: Path) -> None:
+    result = diverge(tmp_path, "strict", "meshes-in-turn", 4)
+    assert result.code == 1, result.err
+    for rank in range(4):
+        report = (result.run_dir / f"rank-{rank:04d}.err").read_text()
+        assert re.search(rf"call #1 of ranks {min(rank, (rank + 1) % 4)}.*{max(rank, (rank + 1) % 4)}\n", report), (
+            report
+        )
+        assert "waits in call #1 of ranks" in report and place("meshes-in-turn") in report, report
+        assert "groups that share ranks must make their calls in one order" in report
+
+
+def test_a_ring_of_pairs_that_nobody_holds_up_is_a_hang(tmp_path: Path) -> None:
+    result = diverge(tmp_path, "record", "meshes-in-turn", 4, *STALL)
+    assert (result.code, result.verdict()["outcome"]) == (124, "stall"), result.err
+    assert f"4 ranks  0-3  {place('meshes-in-turn')}" in result.err
+
+
+def test_an_error_that_the_program_swallows_is_said_in_the_end(tmp_path: Path) -> None:
+    result = diverge(tmp_path, "strict", "swallowed", 2)
+    assert result.out.count("skipped: DivergenceError") == 2, result
+    assert "the processes disagree at cross-process call #4" in result.err, result.err
+
+
+def test_every_kind_has_its_test() -> None:
+    sources = "".join(path.read_text() for path in (HERE / "diverging").glob("*.py"))
+    kinds = {name.replace("_", "-") for name in re.findall(r"^@kind\ndef (\w+)", sources, re.MULTILINE)}
+    assert kinds == {case.kind for case in CASES} | {*STUCK, *OWN_ERRORS, "meshes-in-turn"}

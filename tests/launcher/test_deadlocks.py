@@ -1,0 +1,457 @@
+"""The common deadlocks get a sentence each; the samples are real, with shortened paths and fewer frames of JAX's."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from jaxrun.verdict.deadlocks import explain
+from jaxrun.verdict.whereabouts import Doing, whereabouts
+
+STOPPED = "stopped by a signal (SIGCONT lets it go on)"
+FUTEX = "futex_do_wait"
+BY_IF = "every rank must make this call; is it under an `if` that only this rank enters?"
+_SHORT = {"PY": "/usr/lib/python3", "SITE": "/v/lib/python3.13/site-packages", "JOB": "/job"}
+
+
+def dump(text: str, *threads: str) -> str:
+    """A dump of Python's fault handler from lines `PLACE/file line function`; the other threads come first."""
+    blocks = []
+    for block in (*threads, text):
+        lines = []
+        for line in filter(str.strip, block.splitlines()):
+            file, number, function = line.strip().rsplit(" ", 2)
+            start, _, rest = file.partition("/")
+            lines.append(f'  File "{_SHORT[start]}/{rest}", line {number} in {function}')
+        blocks.append("\n".join(["Thread 0x00007f08b529db80 (most recent call first):", *lines, ""]))
+    return "\n".join(blocks).replace("python3/", "python3.13/")
+
+
+STARTER = "SITE/jaxrun_runtime/program.py 46 run"
+RUN_ALL = f"""
+    JOB/train.py 154 main
+    JOB/train.py 157 <module>
+    {STARTER}"""
+SLOW_PATH = """
+    SITE/jax/_src/interpreters/pxla.py 420 __call__
+    SITE/jax/_src/profiler.py 588 wrapper
+    SITE/jax/_src/pjit.py 1172 _pjit_call_impl_python
+    SITE/jax/_src/pjit.py 272 cache_miss
+    SITE/jax/_src/traceback_util.py 194 reraise_with_filtered_traceback"""
+ALLGATHER = f"""{SLOW_PATH}
+    SITE/jax/experimental/multihost_utils.py 134 _handle_array_process_allgather
+    SITE/jax/_src/tree_util.py 422 tree_map
+    SITE/jax/experimental/multihost_utils.py 159 process_allgather"""
+SYNC = f"""{ALLGATHER}
+    SITE/jax/experimental/multihost_utils.py 179 assert_equal
+    SITE/jax/experimental/multihost_utils.py 165 sync_global_devices"""
+POOL_THREAD = """
+    JOB/data.py 139 __getitem__
+    SITE/grain/_src/python/data_loader.py 160 __getitem__
+    PY/concurrent/futures/thread.py 58 run
+    PY/threading.py 1012 _bootstrap"""
+
+# What a rank does: its main thread's frames, the kernel's word, the meaning.
+SAMPLES = {
+    "a compiled call": ("JOB/train.py 23 step", FUTEX, Doing.CALL, ""),
+    "the first call of a program": (f"{SLOW_PATH}\nJOB/train.py 24 step", FUTEX, Doing.CALL, ""),
+    "process_allgather": (f"{ALLGATHER}\nJOB/train.py 32 step", FUTEX, Doing.CALL, "process_allgather"),
+    "block_until_ready": (
+        "SITE/jax/_src/api.py 2791 try_to_block\nSITE/jax/_src/api.py 2808 block_until_ready\nJOB/train.py 28 step",
+        FUTEX,
+        Doing.CALL,
+        "block_until_ready",
+    ),
+    "np.asarray of JAX 0.8": (
+        "SITE/jax/_src/array.py 635 _value\nSITE/jax/_src/array.py 435 __array__\nJOB/train.py 29 step",
+        FUTEX,
+        Doing.CALL,
+        "",
+    ),
+    "sync_global_devices": (f"{SYNC}\nJOB/train.py 30 step", FUTEX, Doing.BARRIER, "sync_global_devices"),
+    "an orbax save": (
+        f"""{SYNC}
+        SITE/orbax/checkpoint/_src/multihost/multihost.py 407 sync_global_processes
+        SITE/orbax/checkpoint/_src/checkpointers/async_checkpointer.py 618 save
+        JOB/train.py 38 step""",
+        FUTEX,
+        Doing.BARRIER,
+        "sync_global_devices",
+    ),
+    "a barrier of a library": (
+        "SITE/orbax/checkpoint/_src/multihost/multihost.py 300 wait_at_barrier\nJOB/train.py 38 step",
+        FUTEX,
+        Doing.BARRIER,
+        "orbax.wait_at_barrier",
+    ),
+    "pdb of 3.13": (
+        """PY/cmd.py 134 cmdloop
+        PY/pdb.py 614 interaction
+        PY/bdb.py 110 trace_dispatch
+        JOB/train.py 46 step""",
+        "anon_pipe_read",
+        Doing.PROMPT,
+        "pdb",
+    ),
+    "ipdb": (
+        """PY/cmd.py 134 cmdloop
+        SITE/IPython/core/debugger.py 557 _cmdloop
+        PY/pdb.py 614 interaction
+        PY/bdb.py 110 trace_dispatch
+        JOB/train.py 47 step""",
+        "wait_woken",
+        Doing.PROMPT,
+        "ipdb",
+    ),
+    "IPython.embed": (
+        """SITE/IPython/terminal/interactiveshell.py 815 prompt
+        SITE/IPython/terminal/embed.py 483 embed
+        JOB/train.py 48 step""",
+        "wait_woken",
+        Doing.PROMPT,
+        "IPython",
+    ),
+    "jax.debug.breakpoint of JAX 0.8": (
+        f"""PY/cmd.py 126 cmdloop
+        SITE/jax/_src/debugger/cli_debugger.py 160 run
+        SITE/jax/_src/debugging.py 98 debug_callback_impl
+        {SLOW_PATH}
+        JOB/train.py 53 step""",
+        "anon_pipe_read",
+        Doing.PROMPT,
+        "jax.debug.breakpoint",
+    ),
+    "input() from a terminal": ("JOB/train.py 43 step", "wait_woken", Doing.INPUT, ""),
+    "input() from a terminal of an old kernel": ("JOB/train.py 43 step", "n_tty_read", Doing.INPUT, ""),
+    "input() from a pipe": ("JOB/train.py 43 step", "anon_pipe_read", Doing.INPUT, ""),
+    "input() from a pipe of an old kernel": ("JOB/train.py 43 step", "pipe_read", Doing.INPUT, ""),
+    "input() from a socket": ("JOB/train.py 43 step", "unix_stream_read_generic", Doing.INPUT, ""),
+    "compiling": (
+        """SITE/jax/_src/compiler.py 402 backend_compile_and_load
+        SITE/jax/_src/compiler.py 516 compile_or_get_cached
+        SITE/jax/_src/pjit.py 272 cache_miss
+        JOB/train.py 129 step""",
+        "0",
+        Doing.COMPILING,
+        "",
+    ),
+    "tracing": (
+        """SITE/jax/_src/core.py 732 bind
+        SITE/jax/_src/numpy/array_methods.py 1528 op
+        JOB/train.py 132 loss
+        SITE/jax/_src/pjit.py 272 cache_miss
+        JOB/train.py 134 step""",
+        "0",
+        Doing.ELSEWHERE,
+        "op",
+    ),
+    "grain": (
+        """PY/threading.py 359 wait
+        PY/concurrent/futures/_base.py 451 result
+        SITE/grain/_src/python/dataset/transformations/prefetch.py 264 __next__
+        SITE/grain/_src/core/traceback_util.py 363 reraise_with_filtered_traceback
+        SITE/grain/_src/python/data_loader.py 550 __next__
+        JOB/train.py 141 step""",
+        FUTEX,
+        Doing.DATA,
+        "grain",
+    ),
+    "torch": (
+        """PY/selectors.py 398 select
+        PY/multiprocessing/connection.py 1148 wait
+        PY/multiprocessing/queues.py 113 get
+        SITE/torch/utils/data/dataloader.py 1243 _try_get_data
+        SITE/torch/utils/data/dataloader.py 708 __next__
+        JOB/train.py 141 step""",
+        "poll_schedule_timeout.constprop.0",
+        Doing.DATA,
+        "torch",
+    ),
+    "a queue": ("PY/threading.py 359 wait\nPY/queue.py 202 get\nJOB/train.py 54 step", FUTEX, Doing.DATA, "queue.get"),
+    "a pool": (
+        "PY/threading.py 659 wait\nPY/multiprocessing/pool.py 367 map\nJOB/train.py 86 step",
+        FUTEX,
+        Doing.DATA,
+        "multiprocessing.map",
+    ),
+    "an event": (
+        "PY/threading.py 359 wait\nPY/threading.py 659 wait\nJOB/train.py 70 step",
+        FUTEX,
+        Doing.THREAD,
+        "threading.wait",
+    ),
+    "a thread": ("PY/threading.py 1092 join\nJOB/train.py 73 step", FUTEX, Doing.THREAD, "threading.join"),
+    "a file lock": (
+        "SITE/filelock/_api.py 1177 _poll_until_acquired\nSITE/filelock/_api.py 1037 acquire\nJOB/train.py 119 step",
+        "hrtimer_nanosleep",
+        Doing.FILE_LOCK,
+        "filelock.acquire",
+    ),
+    "fcntl.flock": ("JOB/train.py 116 step", "locks_lock_inode_wait", Doing.FILE_LOCK, ""),
+    "subprocess.run": (
+        """PY/subprocess.py 2018 _try_wait
+        PY/subprocess.py 1211 communicate
+        PY/subprocess.py 556 run
+        JOB/train.py 91 step""",
+        "do_wait",
+        Doing.PROCESS,
+        "subprocess.run",
+    ),
+    "os.system": ("JOB/train.py 94 step", "do_wait", Doing.PROCESS, ""),
+    "a multiprocessing child": (
+        """PY/multiprocessing/popen_fork.py 27 poll
+        PY/multiprocessing/process.py 149 join
+        JOB/train.py 90 step""",
+        "do_wait",
+        Doing.PROCESS,
+        "multiprocessing.join",
+    ),
+    "urllib": (
+        """PY/socket.py 719 readinto
+        PY/http/client.py 331 begin
+        PY/urllib/request.py 1323 do_open
+        PY/urllib/request.py 189 urlopen
+        JOB/train.py 105 step""",
+        "wait_woken",
+        Doing.NETWORK,
+        "urllib.urlopen",
+    ),
+    "requests": (
+        """PY/socket.py 719 readinto
+        SITE/urllib3/connectionpool.py 540 _make_request
+        SITE/requests/api.py 87 get
+        JOB/train.py 108 step""",
+        "wait_woken",
+        Doing.NETWORK,
+        "requests.get",
+    ),
+    "time.sleep": ("JOB/train.py 78 step", "hrtimer_nanosleep", Doing.SLEEP, ""),
+    "a host callback": (f"JOB/train.py 149 cb{SLOW_PATH}\nJOB/train.py 150 step", "hrtimer_nanosleep", Doing.SLEEP, ""),
+    "a loop": ("JOB/train.py 124 step", "0", Doing.ELSEWHERE, ""),
+}
+
+
+def sample(name: str) -> tuple[str, str]:
+    """(dump, wait)"""
+    if name == "stopped":
+        return "", STOPPED
+    if name == "its end":
+        ending = "PY/threading.py 1540 _shutdown\nSITE/jaxrun_runtime/finish.py 66 _join_threads"
+        return dump(ending, "JOB/data.py 75 loader\nPY/threading.py 992 run\nPY/threading.py 1012 _bootstrap"), FUTEX
+    if name == "silence":
+        return "", FUTEX
+    frames, wait, _, _ = SAMPLES[name]
+    return dump(f"{frames}{RUN_ALL}", *([POOL_THREAD] if name == "grain" else [])), wait
+
+
+def told(*names: str, places=None, hosts=None) -> list[str]:
+    """What is said where rank 0 does the first of these, and so on; "finished" is a rank that has no stack."""
+    present = {rank: sample(name) for rank, name in enumerate(names) if name != "finished"}
+    return list(
+        explain(
+            {rank: text for rank, (text, _) in present.items()},
+            {rank: wait for rank, (_, wait) in present.items()},
+            hosts or dict.fromkeys(range(len(names)), "h1"),
+            [rank for rank, name in enumerate(names) if name == "finished"],
+            places,
+        )
+    )
+
+
+@pytest.mark.parametrize(("name", "expected"), [(name, item[2:]) for name, item in SAMPLES.items()], ids=SAMPLES)
+def test_what_one_rank_does(name, expected):
+    seen = whereabouts(0, *sample(name))
+    assert (seen.doing, seen.call) == expected
+    assert seen.place.startswith("train.py:")
+
+
+def test_only_rank_0_has_a_stdin():
+    assert whereabouts(3, *sample("input() from a pipe")).doing is Doing.ELSEWHERE
+
+
+def test_a_program_that_is_a_library_is_known_by_its_own_frames():
+    text = dump(f"PY/threading.py 359 wait\nPY/queue.py 202 get\nSITE/maxtext/data.py 9 load\n{STARTER}")
+    assert (seen := whereabouts(0, text, FUTEX)).doing is Doing.DATA and seen.place == "data.py:9 load"
+
+
+def test_a_call_of_rank_0_alone():
+    assert told("process_allgather", "a loop", "a loop", "a loop") == [
+        "only rank 0 waits in JAX (process_allgather at train.py:32 step); "
+        f"ranks 1-3 are elsewhere (train.py:124 step): {BY_IF}"
+    ]
+    assert told("process_allgather", "finished", "a loop", "time.sleep") == [
+        "only rank 0 waits in JAX (process_allgather at train.py:32 step); "
+        f"ranks 2-3 are elsewhere (train.py:124 step and train.py:78 step) and rank 1 has finished: {BY_IF}"
+    ]
+
+
+def test_a_barrier_that_the_others_never_reach():
+    sync = "waits in a barrier (sync_global_devices at train.py:30 step)"
+    order = "every rank must pass the same barriers and calls in the same order"
+    calls = ("a compiled call",) * 3
+    assert told("sync_global_devices", *calls) == [
+        f"rank 0 {sync} that ranks 1-3 have not reached: they wait at train.py:23 step; {order}"
+    ]
+    assert told("sync_global_devices", "finished", "finished") == [
+        f"only rank 0 {sync}; ranks 1-2 have finished: {BY_IF}"
+    ]
+    assert told("an orbax save", "sync_global_devices") == [
+        "rank 0 waits in a barrier (sync_global_devices at train.py:38 step) and "
+        f"rank 1 {sync}: every rank must make the same calls in the same order"
+    ]
+
+
+def test_an_exit_while_others_wait():
+    assert told("a compiled call", "finished", "sync_global_devices", hosts={0: "h1", 1: "h2", 2: "h3"}) == [
+        "rank 1 (h2) has finished, and ranks 0, 2 wait for it at train.py:23 step and train.py:30 step: "
+        "every rank must take part in the same steps; has one of them less data, or does it return early?"
+    ]
+    (text,) = told("a compiled call", "its end", "a compiled call")
+    assert text == (
+        "rank 1 is at its end, but has threads that go on (its other threads: data.py:75 loader), and "
+        "ranks 0, 2 wait for it at train.py:23 step: end them, or make them daemons"
+    )
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    {
+        "pdb of 3.13": "waits at a debugger's prompt (pdb) at train.py:46 step, and ranks 1-2 wait for it in a barrier "
+        "(sync_global_devices at train.py:30 step): type c and Enter in jaxrun's terminal, or take the breakpoint out",
+        "input() from a pipe": "waits for something to read, as in input(), at train.py:43 step, and ranks 1-2 wait",
+        "grain": "waits for data (grain) at train.py:141 step (its other threads: data.py:139 __getitem__), and ranks",
+        "an event": "waits for a lock or another of its threads (threading.wait) at train.py:70 step, and ranks 1-2",
+        "stopped": "is stopped by a signal, and ranks 1-2 wait for it in a barrier (sync_global_devices at "
+        "train.py:30 step): kill -CONT",
+        "subprocess.run": "waits for a process that it started (subprocess.run) at train.py:91 step, and ranks 1-2",
+        "time.sleep": "sleeps at train.py:78 step, and ranks 1-2 wait for it",
+        "compiling": "is compiling at train.py:129 step, and ranks 1-2 wait for it in a barrier",
+        "urllib": "waits for the network (urllib.urlopen) at train.py:105 step, and ranks 1-2 wait for it",
+        "fcntl.flock": "waits for a file lock at train.py:116 step, and ranks 1-2 wait for it",
+        "a loop": "is not in JAX but at train.py:124 step, and ranks 1-2 wait for it",
+    }.items(),
+)
+def test_what_one_rank_does_while_the_others_wait_for_it(name, words):
+    (text,) = told(name, "sync_global_devices", "sync_global_devices")
+    assert text.startswith(f"rank 0 {words}")
+
+
+def test_several_that_hold_the_others_up_are_put_in_the_plural():
+    (text,) = told("a compiled call", "a queue", "a queue")
+    assert text.startswith("ranks 1-2 wait for data (queue.get) at train.py:54 step, and rank 0 waits for them at")
+
+
+def test_the_most_telling_comes_first_and_two_are_enough():
+    first, second = told("a queue", "a compiled call", "stopped", "subprocess.run", "time.sleep")
+    assert first.startswith("rank 2 is stopped by a signal, and rank 1 waits for it")
+    assert second.startswith("rank 3 waits for a process") and "rank 1" not in second
+
+
+def test_where_a_call_has_been_made_before_tells_a_call_from_a_lock():
+    """Both are the program's own line, asleep on a futex."""
+    places = {0: ["train.py:23 step"], 1: ["train.py:23 step"], 2: ["train.py:99 step"]}
+    (text,) = told("a compiled call", "a compiled call", "a compiled call", places=places)
+    assert text == (
+        "rank 2 is asleep where it has made no cross-process call before, at train.py:23 step, and "
+        "ranks 0-1 wait for it in JAX (train.py:23 step): is that a lock, or the result of an earlier call?"
+    )
+    assert told("a compiled call", "a compiled call", "a compiled call") == []
+
+
+def test_ranks_in_different_calls():
+    places = {0: ["train.py:23 step"]}
+    assert told("a compiled call", "process_allgather", places=places) == [
+        "rank 0 waits in JAX (train.py:23 step) and rank 1 waits in JAX (process_allgather at train.py:32 step): "
+        "every rank must make the same calls in the same order"
+    ]
+    assert told("a compiled call", "process_allgather") == [], "the first may wait for a lock as well"
+
+
+@pytest.mark.parametrize(
+    "names",
+    [
+        ("a compiled call", "a compiled call"),
+        ("sync_global_devices", "sync_global_devices"),
+        ("a loop", "a loop"),
+        ("a loop", "a queue"),
+        ("time.sleep", "time.sleep"),
+        ("sync_global_devices", "silence"),
+        ("finished", "finished"),
+        ("finished", "a loop"),
+        (),
+    ],
+    ids=" and ".join,
+)
+def test_nothing_is_said_where_nothing_is_certain(names):
+    assert told(*names) == []
+
+
+def test_what_all_ranks_wait_for_is_told_without_a_rank_that_waits_for_them():
+    assert told("a queue", "a queue")[0].startswith("ranks 0-1 wait for data (queue.get) at train.py:54 step: has")
+    assert told("compiling", "compiling")[0].startswith("ranks 0-1 are compiling at train.py:129 step: it goes on")
+    assert told("pdb of 3.13", "a loop")[0].startswith("rank 0 waits at a debugger's prompt")
+
+
+LIVE = {
+    "queue.Queue().get()": Doing.DATA,
+    "threading.Event().wait()": Doing.THREAD,
+    "threading.Semaphore(0).acquire()": Doing.THREAD,
+    "subprocess.run(['sleep', '60'])": Doing.PROCESS,
+    "pdb.set_trace(); print()": Doing.PROMPT,
+    "pair[0].recv()": Doing.DATA,
+    "listening.accept()": Doing.NETWORK,
+    "input()": Doing.INPUT,
+    "time.sleep(60)": Doing.SLEEP,
+    "os.system('sleep 60')": Doing.PROCESS,
+}
+
+
+@pytest.mark.parametrize("line", LIVE)
+def test_this_python_and_this_kernel_are_understood(tmp_path, line):
+    """One that sleeps without a frame of Python's is known by the kernel alone, which may be forbidden to tell."""
+    program, answer = tmp_path / "program.py", tmp_path / "stacks"
+    program.write_text(
+        "import faulthandler, multiprocessing, os, pdb, queue, signal, socket, subprocess, threading, time\n"
+        f"faulthandler.register(signal.SIGUSR1, open({str(answer)!r}, 'w'))\n"
+        "listening = socket.create_server(('127.0.0.1', 0))\n"
+        "pair = multiprocessing.Pipe()\n"
+        f"def main():\n    {line}\n"
+        "print('ready', flush=True)\nmain()\n"
+    )
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+    child = subprocess.Popen([sys.executable, program], start_new_session=True, **pipes)
+    try:
+        assert child.stdout is not None and child.stdout.readline() == "ready\n"
+        deadline = time.monotonic() + 10
+        while not _does(child, answer, LIVE[line]):
+            assert time.monotonic() < deadline
+    finally:
+        os.killpg(child.pid, signal.SIGKILL)
+        child.communicate()
+
+
+def _does(child: subprocess.Popen[str], answer: Path, doing: Doing) -> bool:
+    child.send_signal(signal.SIGUSR1)
+    time.sleep(0.05)
+    wait = Path(f"/proc/{child.pid}/wchan").read_text()
+    seen = whereabouts(0, answer.read_text(), wait)
+    return seen.place == "program.py:6 main" and (seen.doing is doing or (wait == "0" and not seen.call))
+
+
+@given(st.lists(st.tuples(st.sampled_from([*SAMPLES, "stopped", "silence", "its end", "finished"])), max_size=6))
+def test_no_scene_is_too_much(names):
+    texts = told(*(name for (name,) in names))
+    assert len(texts) <= 2 and all(text.startswith(("rank", "only rank")) for text in texts)
+
+
+@given(st.text(), st.text())
+def test_no_text_breaks_it(text, wait):
+    explain({0: text}, {0: wait}, {0: "h1"})

@@ -1,0 +1,105 @@
+"""A flight travels as text."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from jaxrun.contract.flight import EVERY_CALL, LEVELS
+from jaxrun.lockstep.flight import CallMade, Flight, PendingCall, Program, members
+from jaxrun.ranks import compact
+
+_INTS = st.integers(0, 2**64 - 1)
+_TIMES = st.floats(0, 2e9)
+_TEXTS = st.text(max_size=12)
+_GROUPS = ("0-3", "0,2")
+_PROGRAMS = st.builds(Program, _TEXTS, _TEXTS, _TEXTS, _TEXTS)
+_FLIGHTS = st.builds(
+    Flight,
+    level=st.sampled_from(LEVELS),
+    strict=st.booleans(),
+    compiling=st.none() | st.tuples(_TEXTS, _TIMES),
+    pending=st.none() | st.builds(PendingCall, st.sampled_from(_GROUPS), _INTS, _INTS, _INTS, _TIMES),
+    calls=st.lists(st.builds(CallMade, _TIMES, st.sampled_from(_GROUPS), _INTS, _INTS, _INTS, _INTS)).map(tuple),
+    marks=st.dictionaries(st.sampled_from(_GROUPS), st.dictionaries(_INTS, _INTS, min_size=1)),
+    groups=st.fixed_dictionaries({group: _INTS for group in _GROUPS}),
+    programs=st.dictionaries(_INTS, _PROGRAMS),
+    sites=st.dictionaries(_INTS, st.lists(_TEXTS).map(tuple)),
+    unknown=st.integers(0, 9),
+    trouble=_TEXTS,
+)
+
+
+@given(_FLIGHTS)
+def test_a_flight_comes_back_as_it_was_sent(flight: Flight) -> None:
+    text = flight.to_json()
+    assert "\n" not in text
+    assert Flight.from_json(text) == flight
+
+
+def test_an_empty_text_means_no_recorder() -> None:
+    assert Flight.from_json("") == Flight()
+    assert not Flight().complete
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "x",
+        "[]",
+        "7",
+        '{"level":"many"}',
+        '{"level":null}',
+        '{"level":Infinity}',
+        '{"calls":[[1,2]]}',
+        '{"calls":[[1.0,0,1,1,1,1]]}',
+        '{"marks":[[0,[[1,2]]]]}',
+        '{"programs":[[1,["a"]]]}',
+        '{"pending":["0-3",1]}',
+        '{"sites":7}',
+    ],
+)
+def test_what_is_no_flight_is_refused(text: str) -> None:
+    with pytest.raises(ValueError):
+        Flight.from_json(text)
+
+
+def test_a_brief_of_sixteen_calls_is_short() -> None:
+    calls = tuple(CallMade(1763707578.123456, "0-3", number, 2**63 + number, 3, 7) for number in range(16))
+    flight = Flight(
+        EVERY_CALL, calls=calls, groups={"0-3": 16}, programs={3: Program("jit(step)", "a" * 16, "b" * 16, "s at f:1")}
+    )
+    assert len(flight.to_json()) < 1000
+
+
+def test_what_is_asked_of_a_flight() -> None:
+    calls = tuple(
+        CallMade(float(number), group, number, 0, 3, 7) for number, group in enumerate(["0-3", "0,2", "0-3"], start=1)
+    )
+    pending = PendingCall("0,2", 4, 5, 8, 9.0)
+    flight = Flight(
+        pending=pending,
+        calls=calls,
+        groups={"0-3": 3, "0,2": 2},
+        programs={3: Program("jit(f)", "k", "c")},
+        sites={7: ("/home/a b/train.py:88 Model.step", "/home/x.py:1 main"), 9: ()},
+    )
+    assert flight.last == calls[-1]
+    assert flight.of("0-3") == (calls[0], calls[2])
+    assert flight.held == (*calls, pending)
+    assert (flight.reached("0-3"), flight.reached("0,2"), flight.reached("1-2")) == (3, 4, 0)
+    assert (flight.place(calls[0]), flight.place(pending)) == ("train.py:88 Model.step", "")
+    assert (flight.program(calls[0]).name, flight.program(pending).name) == ("jit(f)", "")
+    assert Flight().last is None
+
+
+@given(st.frozensets(st.integers(0, 40), min_size=1))
+def test_the_members_of_a_group_are_those_it_names(ranks: frozenset[int]) -> None:
+    text = compact(ranks)
+    assert members(text) == members(text.replace(", ", ",")) == ranks
+
+
+@pytest.mark.parametrize("text", ["", "x", "1-", "-1", "1--2", "1,x"])
+def test_a_group_that_is_no_list_of_ranks_has_no_members(text: str) -> None:
+    assert members(text) in (frozenset(), frozenset({1}))

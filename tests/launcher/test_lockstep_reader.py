@@ -1,0 +1,386 @@
+"""A flight recorder is read back while it is written, after it was torn, and whatever it holds."""
+
+from __future__ import annotations
+
+import json
+import mmap
+import os
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from jaxrun.contract import flight as recorder
+from jaxrun.lockstep.flight import Flight
+from jaxrun.lockstep.reader import FlightReader
+
+MASK = 2**64 - 1
+SECOND = 10**9
+HELD = recorder.KEPT - 8  # of a full ring, less what may be being written
+
+
+def chain_after(number: int) -> int:
+    return number * 0x9E3779B97F4A7C15 & MASK
+
+
+class Writer:
+    """Makes a recorder as its contract says, with one group 1 of ranks 0-3 unless a test says more."""
+
+    def __init__(self, path: Path) -> None:
+        self.file = path.open("w+b", buffering=0)
+        self.file.truncate(recorder.TEXT_AT)
+        self.map = mmap.mmap(self.file.fileno(), recorder.TEXT_AT)
+        self.words = memoryview(self.map).cast("Q")
+        self.numbers: dict[int, int] = {}
+
+    def close(self) -> None:
+        self.words.release()
+        self.map.close()
+        self.file.close()
+
+    def begin(self, level: int = recorder.EVERY_CALL) -> None:
+        self.words[recorder.FORMAT_AT] = recorder.FORMAT
+        self.words[recorder.LEVEL] = level
+        self.words[recorder.MAGIC_AT] = recorder.MAGIC
+        self.line({"group": 1, "ranks": "0-3"})
+        self.program(
+            3, name="jit(step)", key="a" * 16, code="b" * 16, source="step at /job/model.py:40", text="x" * 500
+        )
+        self.line({"site": 7, "stack": ["/job/train.py:88 train_step", "/job/train.py:120 main"]})
+
+    def line(self, content: object) -> None:
+        self.text(json.dumps(content).encode() + b"\n")
+
+    def program(self, number: int, **about: str) -> None:
+        self.line({"program": number, "group": 1, **about})
+
+    def text(self, data: bytes) -> None:
+        size = self.words[recorder.TEXT_SIZE]
+        os.pwrite(self.file.fileno(), data, recorder.TEXT_AT + size)
+        self.words[recorder.TEXT_SIZE] = size + len(data)
+
+    def call(self, group: int = 1, program: int = 3, site: int = 7) -> None:
+        made, number = self.words[recorder.MADE], self.numbers.get(group, 0) + 1
+        at = recorder.HEADER_WORDS + made % recorder.KEPT * recorder.RECORD_WORDS
+        self.numbers[group] = number
+        self.words[at] = (1000 + number) * SECOND
+        self.words[at + 1] = chain_after(number)
+        self.words[at + 2] = program | site << 32
+        self.words[at + 3] = number | group << 48
+        self.words[recorder.MADE] = made + 1
+
+    def calls(self, count: int) -> None:
+        for _ in range(count):
+            self.call()
+
+
+@pytest.fixture
+def writer(tmp_path: Path) -> Iterator[Writer]:
+    made = Writer(tmp_path / "rank-0000.flight")
+    yield made
+    made.close()
+
+
+def read(writer: Writer, reader: FlightReader | None = None) -> Flight:
+    return Flight.from_json((reader or FlightReader(writer.file.fileno())).brief())
+
+
+def numbers(text: str) -> list[int]:
+    return [call.number for call in Flight.from_json(text).calls]
+
+
+def test_a_call_is_read_with_all_that_is_known_of_it(writer: Writer) -> None:
+    writer.begin()
+    writer.words[recorder.STRICT] = 1
+    writer.call()
+    flight = read(writer)
+    assert (flight.level, flight.strict, flight.groups) == (recorder.EVERY_CALL, True, {"0-3": 1})
+    (call,) = flight.calls
+    assert call == (1001.0, "0-3", 1, chain_after(1), 3, 7)
+    assert flight.program(call) == ("jit(step)", "a" * 16, "b" * 16, "step at /job/model.py:40")
+    assert flight.place(call) == "train.py:88 train_step"
+    assert flight.sites == {7: ("/job/train.py:88 train_step", "/job/train.py:120 main")}
+    assert (flight.unknown, flight.trouble, flight.pending, flight.compiling) == (0, "", None, None)
+
+
+@pytest.mark.parametrize("size", [0, 100, recorder.HEADER_WORDS * 8, recorder.TEXT_AT])
+def test_a_file_that_was_never_written_is_an_empty_flight(tmp_path: Path, size: int) -> None:
+    path = tmp_path / "rank-0000.flight"
+    path.write_bytes(bytes(size))
+    with path.open("rb") as file:
+        reader = FlightReader(file.fileno())
+        assert Flight.from_json(reader.brief()) == Flight.from_json(reader.history()) == Flight()
+        assert (set(reader.progress()), reader.describe(1)) == ({0}, "")
+
+
+def test_another_format_is_not_read(writer: Writer) -> None:
+    writer.begin()
+    writer.call()
+    writer.words[recorder.FORMAT_AT] = 9
+    flight = read(writer)
+    assert (flight.level, flight.calls) == (recorder.NOTHING, ())
+    assert "format 9" in flight.trouble
+
+
+def test_brief_holds_the_last_calls_and_history_all(writer: Writer) -> None:
+    writer.begin()
+    writer.calls(100)
+    reader = FlightReader(writer.file.fileno())
+    assert numbers(reader.brief()) == list(range(85, 101))
+    assert numbers(reader.history()) == list(range(1, 101))
+
+
+def test_a_ring_that_has_turned_holds_the_latest(writer: Writer) -> None:
+    writer.begin()
+    writer.calls(2 * recorder.KEPT + 5)
+    flight = Flight.from_json(FlightReader(writer.file.fileno()).history())
+    last = 2 * recorder.KEPT + 5
+    assert [call.number for call in flight.calls] == list(range(last - HELD + 1, last + 1))
+    assert flight.groups == {"0-3": last}
+
+
+def test_marks_are_the_latest_multiples_of_each_stride(writer: Writer) -> None:
+    writer.begin()
+    writer.calls(4000)
+    marks = read(writer).marks["0-3"]
+    assert list(marks) == [2048, 3072, 3328, 3584, 3840, 3952, 3968, 3984, 4000]
+    assert all(chain == chain_after(number) for number, chain in marks.items())
+
+
+def test_each_group_has_its_numbers_and_marks(writer: Writer) -> None:
+    writer.begin()
+    writer.line({"group": 2, "ranks": "0,2"})
+    writer.line({"group": 3, "ranks": "0,3"})
+    writer.calls(40)
+    for _ in range(3):
+        writer.call(group=2)
+    flight = read(writer)
+    assert flight.groups == {"0-3": 40, "0,2": 3, "0,3": 0}
+    assert list(flight.marks) == ["0-3"]
+    assert [call.number for call in flight.of("0,2")] == [1, 2, 3]
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=25, deadline=None)
+@given(steps=st.lists(st.integers(0, 700), max_size=8))
+def test_a_reader_that_looks_often_sees_what_one_sees_that_comes_last(tmp_path: Path, steps: list[int]) -> None:
+    writer = Writer(tmp_path / "rank-0000.flight")
+    writer.begin()
+    often = FlightReader(writer.file.fileno())
+    for step in steps:
+        writer.calls(step)
+        writer.line({"site": 100 + step, "stack": [f"/job/a.py:{step} f"]})
+        writer.call(site=100 + step)
+        often.brief()
+    assert read(writer, often) == read(writer)
+    assert often.history() == FlightReader(writer.file.fileno()).history()
+    writer.close()
+
+
+def test_the_entered_call_is_pending_until_its_record_stands(writer: Writer) -> None:
+    writer.begin()
+    writer.calls(4)
+    writer.words[recorder.PENDING_WHAT] = 3 | 7 << 32
+    writer.words[recorder.PENDING_SINCE] = 5 * SECOND
+    writer.words[recorder.PENDING] = 5 | 1 << 48
+    flight = read(writer)
+    assert flight.pending is not None
+    assert (flight.pending.group, flight.pending.number, flight.pending.since) == ("0-3", 5, 5.0)
+    assert (flight.program(flight.pending).name, flight.place(flight.pending)) == (
+        "jit(step)",
+        "train.py:88 train_step",
+    )
+    assert (flight.reached("0-3"), flight.groups) == (5, {"0-3": 4})
+    writer.call()
+    assert read(writer).pending is None
+
+
+def test_a_compilation_is_told_while_it_lasts(writer: Writer) -> None:
+    writer.begin()
+    writer.line({"compiling": "jit(a)"})
+    writer.line({"compiling": "jit(b)"})
+    writer.words[recorder.COMPILING] = 12 * SECOND
+    assert read(writer).compiling == ("jit(b)", 12.0)
+    writer.words[recorder.COMPILING] = 0
+    assert read(writer).compiling is None
+
+
+def test_a_program_is_described_by_its_line(writer: Writer) -> None:
+    writer.begin()
+    reader = FlightReader(writer.file.fileno())
+    assert json.loads(reader.describe(3))["text"] == "x" * 500
+    writer.program(4, name="jit(é)")
+    assert json.loads(reader.describe(4))["name"] == "jit(é)"
+    assert reader.describe(5) == ""
+
+
+@pytest.mark.parametrize("word", [recorder.MADE, recorder.PENDING, recorder.COMPILED, recorder.COMPILING])
+def test_progress_changes_with_every_step(writer: Writer, word: int) -> None:
+    writer.begin()
+    reader = FlightReader(writer.file.fileno())
+    before = reader.progress()
+    assert reader.progress() == before
+    writer.words[word] += 1
+    assert reader.progress() != before
+
+
+def test_a_half_written_line_is_read_when_it_is_complete(writer: Writer) -> None:
+    writer.begin()
+    reader = FlightReader(writer.file.fileno())
+    writer.text(b'{"site": 9, "stack": ["/job/a.py')
+    writer.call(site=9)
+    assert read(writer, reader).place(read(writer, reader).calls[0]) == ""
+    writer.text(b':5 f"]}\n')
+    assert read(writer, reader).place(read(writer, reader).calls[0]) == "a.py:5 f"
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        b"\x00\xff\n",
+        b"[]\n",
+        b"7\n",
+        b"null\n",
+        b'"group"\n',
+        b"\n",
+        b'{"group": "x", "ranks": "0"}\n',
+        b'{"group": 9}\n',
+        b'{"group": Infinity, "ranks": "0"}\n',
+        b'{"program": []}\n',
+        b'{"site": 9, "stack": 5}\n',
+        b"[" * 100_000 + b"\n",
+    ],
+)
+def test_what_is_no_note_is_skipped(writer: Writer, line: bytes) -> None:
+    writer.begin()
+    writer.text(line)
+    writer.line({"trouble": "it was so"})
+    writer.call()
+    flight = read(writer)
+    assert (flight.trouble, len(flight.calls)) == ("it was so", 1)
+
+
+def test_programs_without_key_or_code_are_counted(writer: Writer) -> None:
+    writer.begin()
+    writer.program(4, name="jit(a)", key="a" * 16, code="")
+    writer.line({"program": 5, "group": 1, "name": "jit(b)", "key": None})
+    assert read(writer).unknown == 2
+
+
+def test_calls_of_unknown_groups_are_left_out(writer: Writer) -> None:
+    writer.begin()
+    writer.call(group=9)
+    writer.call()
+    assert [call.group for call in read(writer).calls] == ["0-3"]
+
+
+def test_records_that_are_overwritten_while_they_are_read_are_dropped(
+    writer: Writer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    writer.begin()
+    writer.calls(recorder.KEPT + 500)
+
+    def then_write(size: int, offset: int) -> None:
+        if offset == recorder.HEADER_WORDS * recorder.WORD_BYTES:
+            writer.calls(300)  # MADE was read, the ring is read now: what stands in these 300 places is newer
+
+    _before_reading(monkeypatch, then_write)
+    history = numbers(FlightReader(writer.file.fileno()).history())
+    last = recorder.KEPT + 500
+    assert history == list(range(last + 300 - HELD + 1, last + 1))
+
+
+def test_a_ring_that_turned_while_it_was_read_gives_nothing(writer: Writer, monkeypatch: pytest.MonkeyPatch) -> None:
+    writer.begin()
+    writer.calls(50)
+    ring = recorder.HEADER_WORDS * recorder.WORD_BYTES
+    _before_reading(monkeypatch, lambda size, offset: writer.calls(2 * recorder.KEPT) if offset == ring else None)
+    assert numbers(FlightReader(writer.file.fileno()).history()) == []
+
+
+def _before_reading(monkeypatch: pytest.MonkeyPatch, act: Callable[[int, int], None]) -> None:
+    original = os.pread
+
+    def pread(fd: int, size: int, offset: int) -> bytes:
+        act(size, offset)
+        return original(fd, size, offset)
+
+    monkeypatch.setattr(os, "pread", pread)
+
+
+def test_a_busy_writer_never_makes_a_false_call(writer: Writer) -> None:
+    writer.begin()
+    over = threading.Event()
+
+    def write() -> None:
+        while not over.is_set():
+            writer.calls(200)
+
+    thread = threading.Thread(target=write)
+    thread.start()
+    try:
+        reader = FlightReader(writer.file.fileno())
+        for _ in range(20):
+            calls = Flight.from_json(reader.history()).calls
+            assert all(call.chain == chain_after(call.number) for call in calls)
+            assert (
+                [call.number for call in calls] == list(range(calls[0].number, calls[-1].number + 1)) if calls else True
+            )
+    finally:
+        over.set()
+        thread.join()
+
+
+def test_a_thread_that_has_not_written_its_record_yet_is_no_call(writer: Writer) -> None:
+    writer.begin()
+    writer.calls(3)
+    writer.words[recorder.HEADER_WORDS + recorder.RECORD_WORDS] = 0
+    assert [call.number for call in read(writer).calls] == [1, 3]
+
+
+def test_a_file_that_is_cut_short_gives_what_is_left(writer: Writer, tmp_path: Path) -> None:
+    writer.begin()
+    writer.calls(100)
+    whole = (tmp_path / "rank-0000.flight").read_bytes()
+    for size in (200, 4096, 4096 + 50, 4096 + 10 * 32 + 5, recorder.TEXT_AT, recorder.TEXT_AT + 10, len(whole) - 1):
+        (tmp_path / "cut").write_bytes(whole[:size])
+        with (tmp_path / "cut").open("rb") as file:
+            assert len(Flight.from_json(FlightReader(file.fileno()).history()).calls) <= 100
+
+
+def test_a_descriptor_that_cannot_be_read_is_an_empty_flight(tmp_path: Path) -> None:
+    fd = os.open(tmp_path, os.O_RDONLY)
+    assert Flight.from_json(FlightReader(fd).brief()) == Flight()
+    os.close(fd)
+
+
+_WORDS = st.dictionaries(st.integers(1, 20), st.integers(0, MASK) | st.integers(0, 9), max_size=20)
+_LINE = st.binary(max_size=60) | st.builds(
+    lambda content: json.dumps(content).encode() + b"\n",
+    st.dictionaries(
+        st.sampled_from(["group", "ranks", "site", "stack", "program", "name", "key", "compiling", "trouble"]),
+        st.integers(0, 5) | st.text(max_size=5) | st.none() | st.lists(st.text(max_size=5), max_size=3),
+    ),
+)
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=60, deadline=None)
+@given(header=_WORDS, ring=st.binary(max_size=2000), lines=st.lists(_LINE, max_size=10))
+def test_whatever_it_holds_a_flight_is_read(
+    tmp_path: Path, header: dict[int, int], ring: bytes, lines: list[bytes]
+) -> None:
+    words: list[Any] = [recorder.MAGIC, recorder.FORMAT] + [0] * (recorder.HEADER_WORDS - 2)
+    for place, value in header.items():
+        words[place] = value
+    path = tmp_path / "rank-0000.flight"
+    data = b"".join(word.to_bytes(8, "little") for word in words)
+    path.write_bytes((data + ring).ljust(recorder.TEXT_AT, b"\0") + b"".join(lines))
+    with path.open("rb") as file:
+        reader = FlightReader(file.fileno())
+        for _ in range(2):
+            Flight.from_json(reader.brief())
+            Flight.from_json(reader.history())
+            reader.progress(), reader.describe(1)

@@ -1,0 +1,210 @@
+"""C frames by py-spy: its answers read back, and many looks at a time, none of which is waited for."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+from jaxrun.agent import native
+from jaxrun.agent.native import NativeLook, Target, describe
+from jaxrun.verdict.stacks import NATIVE_LIMIT, by_text, natives_of, to_json
+
+LIBJAX = "/v/lib/python3.13/site-packages/jaxlib/libjax_common.so"
+LIBC = "/usr/lib/x86_64-linux-gnu/libc.so.6"
+LONG = "absl::lts_20260526::internal_any_invocable::RemoteInvoker<false, " + "tsl::Future<void>, " * 20
+
+
+def frame(name, filename, line=0, *, python=True):
+    return {"name": name, "filename": filename, "module": None if python else filename, "line": line}
+
+
+def c_frame(name, filename):
+    return frame(name, filename, python=False)
+
+
+def thread(*frames, pid=4711, name="MainThread"):
+    return {"pid": 4711, "os_thread_id": pid, "thread_name": name, "frames": list(frames)}
+
+
+IN_GLOO = thread(
+    c_frame("0x7f09d70a3f16", LIBC),
+    c_frame("0x7f09d70a4f16", LIBC),
+    c_frame("pthread_cond_timedwait", LIBC),
+    c_frame("gloo::allreduce", LIBJAX),
+    c_frame(LONG, LIBJAX),
+    c_frame("PjitFunction_tp_vectorcall", LIBJAX),
+    frame("0x7ffd778ecd40", "?"),
+    frame("step", "/job/train.py", 23),
+    frame("<module>", "/job/train.py", 157),
+    frame("run", "/v/lib/python3.13/site-packages/jaxrun_runtime/program.py", 46),
+    frame("_run_code", "<frozen runpy>", 88),
+    c_frame("0x7f09d704524a", LIBC),
+)
+LOADER = thread(c_frame("read", LIBC), frame("load", "/job/data.py", 7), pid=4720, name="Loader-1")
+OURS = thread(frame("wait", "/usr/lib/python3.13/threading.py", 359), pid=4721, name="Thread-1")
+HERE = Target(3, 4711)
+
+DENIED = "Permission Denied: Try running again with elevated permissions by going 'sudo env \"PATH=$PATH\" !!'\n"
+FAILED = (
+    "Error: Failed to get stack traces\n\nCaused by:\n    0: Failed to suspend process\n"
+    "    1: unexpected waitpid result\n\nStack backtrace:\n   0: <E as anyhow::context::ext::StdError>::ext_context\n"
+)
+
+
+def test_the_programs_frames_and_what_is_below_them_are_shown_innermost_last():
+    assert describe(json.dumps([OURS, LOADER, IN_GLOO]), "", HERE).splitlines() == [
+        '  File "/job/train.py", line 157, in <module>',
+        '  File "/job/train.py", line 23, in step',
+        "    PjitFunction_tp_vectorcall   libjax_common.so",
+        f"    {LONG[:90]}…   libjax_common.so",
+        "    gloo::allreduce   libjax_common.so",
+        "    pthread_cond_timedwait   libc.so.6",
+        "    ?   libc.so.6",
+        "  thread Loader-1:",
+        '  File "/job/data.py", line 7, in load',
+        "    read   libc.so.6",
+    ]
+
+
+def test_of_a_stopped_process_it_is_said_that_c_frames_are_missing():
+    text = describe(json.dumps([thread(frame("step", "/job/train.py", 23))]), "", Target(3, 4711, stopped=True))
+    assert text == '  (a stopped process is seen without C frames)\n  File "/job/train.py", line 23, in step'
+    assert describe("[]", "", HERE) == "  no frames"
+
+
+def test_where_the_kernel_forbids_it_what_to_type_is_said(monkeypatch, tmp_path):
+    (tmp_path / "scope").write_text("1\n")
+    monkeypatch.setattr(native, "_YAMA", str(tmp_path / "scope"))
+    text = describe("", DENIED, HERE)
+    assert "may not look into process 4711: sudo sysctl kernel.yama.ptrace_scope=0 allows it (it is 1)" in text
+    monkeypatch.setattr(native, "_YAMA", str(tmp_path / "none"))
+    assert describe("", DENIED, HERE).endswith("ask as root; in a container: --cap-add=SYS_PTRACE")
+
+
+@pytest.mark.parametrize(
+    ("out", "err", "said"),
+    [
+        ("", FAILED, "Failed to get stack traces: unexpected waitpid result"),
+        ("", "", "it said nothing"),
+        ('{"a": 1}', "x", "x"),
+        ('[{"frames": 1}]', "x", "x"),
+    ],
+)
+def test_why_py_spy_has_failed_is_said_in_a_line(out, err, said):
+    assert describe(out, err, HERE) == f"  py-spy could not look into process 4711: {said}"
+
+
+@pytest.fixture
+def py_spy(tmp_path):
+    """Makes a program that takes py-spy's place: a line of shell, in which $pid is the process and $how the option."""
+
+    def make(line):
+        program = tmp_path / "py-spy"
+        program.write_text(f'#!/bin/sh\n[ "$*" = "dump --json $3 --pid $5" ] || exit 9\nhow=$3 pid=$5\n{line}\n')
+        program.chmod(0o755)
+        return str(program)
+
+    return make
+
+
+ANSWER = """printf '[{"os_thread_id": %s, "thread_name": "", "frames": [{"name": "%s", "filename": "a.py",
+"module": null, "line": 1}]}]' $pid $how"""
+
+
+def finish(look, seconds=10.0):
+    deadline = time.monotonic() + seconds
+    while not look.done:
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+        look.turn(time.monotonic())
+    return look.texts
+
+
+def test_a_stopped_process_is_asked_for_in_another_way(py_spy):
+    look = NativeLook([Target(0, 4711), Target(5, 4712, stopped=True)], time.monotonic(), py_spy(ANSWER))
+    texts = finish(look)
+    assert texts[0] == '  File "a.py", line 1, in --native'
+    assert texts[5].splitlines()[1] == '  File "a.py", line 1, in --nonblocking'
+
+
+def test_only_some_run_at_a_time_and_nobody_waits_for_them(py_spy, tmp_path):
+    line = f"touch {tmp_path}/at-$pid; while [ ! -e {tmp_path}/go ]; do sleep 0.01; done; {ANSWER}"
+    began = time.monotonic()
+    look = NativeLook([Target(rank, 100 + rank) for rank in range(9)], began, py_spy(line))
+    assert time.monotonic() - began < 1.0 and not look.done
+    time.sleep(0.2)
+    look.turn(time.monotonic())
+    assert len(list(tmp_path.glob("at-*"))) <= 4 and look.texts == {}
+    (tmp_path / "go").touch()
+    assert sorted(finish(look)) == list(range(9))
+
+
+def test_one_that_does_not_answer_is_given_up(py_spy):
+    look = NativeLook([Target(rank, 100 + rank) for rank in range(6)], 1000.0, py_spy("exec sleep 60"))
+    processes = [running._process for running in look._running]
+    look.turn(1000.0 + NATIVE_LIMIT)
+    assert look.done and set(look.texts.values()) == {f"  py-spy has not answered in {NATIVE_LIMIT:g} s"}
+    assert [process.wait(5) for process in processes] == [-signal.SIGKILL] * 4
+
+
+def test_it_may_be_reaped_by_somebody_else(py_spy):
+    """As the agent does with all its children."""
+    look = NativeLook([HERE], time.monotonic(), py_spy(ANSWER))
+    os.waitpid(look._running[0]._process.pid, 0)
+    assert "--native" in finish(look)[3]
+
+
+def test_where_it_is_not_installed_what_to_type_is_said(monkeypatch, tmp_path):
+    monkeypatch.setattr(sys, "executable", str(tmp_path / "python"))
+    monkeypatch.setenv("PATH", str(tmp_path))
+    look = NativeLook([HERE], 0.0)
+    assert look.done
+    assert look.texts[3] == f"  py-spy is not installed for {tmp_path}/python; install it: pip install py-spy"
+
+
+def test_it_is_found_beside_python_though_its_environment_is_not_active(monkeypatch, py_spy, tmp_path):
+    program = py_spy(ANSWER)
+    monkeypatch.setenv("PATH", "/nowhere")
+    monkeypatch.setattr(sys, "executable", str(tmp_path / "python"))
+    assert native.find() == program
+
+
+def test_one_that_cannot_be_started_costs_no_more_than_its_answer(tmp_path):
+    (tmp_path / "py-spy").write_text("#!/nowhere/sh\n")
+    (tmp_path / "py-spy").chmod(0o755)
+    look = NativeLook([HERE], time.monotonic(), str(tmp_path / "py-spy"))
+    assert look.done and look.texts[3] == f"  {tmp_path}/py-spy could not be started: No such file or directory"
+
+
+def test_closing_leaves_nothing(py_spy):
+    look = NativeLook([HERE], time.monotonic(), py_spy("exec sleep 60"))
+    process = look._running[0]._process
+    before = len(os.listdir("/proc/self/fd"))
+    look.close()
+    assert look.done and process.wait(5) == -signal.SIGKILL
+    assert len(os.listdir("/proc/self/fd")) == before - 2
+
+
+def test_what_is_kept_of_c_frames_is_read_back():
+    texts = {0: "  gloo::allreduce", 1: "  read", 2: "  gloo::allreduce"}
+    assert natives_of(to_json({}, {}, {}, 7.5, texts)) == texts
+    assert natives_of(to_json({}, {}, {}, 7.5, {})) == {} and natives_of(to_json({}, {}, {}, 7.5)) is None
+    assert by_text(texts, {}) == "ranks 0, 2:\n  gloo::allreduce\n\nrank 1:\n  read"
+
+
+def test_py_spy_itself_shows_c_frames():
+    """Whether this machine allows it or not, an answer comes, in one of the two forms."""
+    child = subprocess.Popen(
+        [sys.executable, "-c", "import time\nprint('ready', flush=True)\ntime.sleep(60)"], stdout=subprocess.PIPE
+    )
+    try:
+        assert child.stdout is not None and child.stdout.readline() == b"ready\n"
+        text = finish(NativeLook([Target(0, child.pid)], time.monotonic()), 60.0)[0]
+    finally:
+        child.kill()
+        child.communicate()
+    assert ('File "<string>", line 3, in <module>' in text and "nanosleep" in text) or text.startswith("  py-spy ")

@@ -1,0 +1,78 @@
+"""Reads a flight recorder as contract/flight.py describes it: all of it, at once, for tests of what a worker writes."""
+
+import json
+import os
+from dataclasses import dataclass
+from typing import Any
+
+from jaxrun.contract import flight
+
+
+@dataclass(frozen=True)
+class Made:
+    """One record; `stack` and `program` are the lines that describe them, `ranks` the group's."""
+
+    time: int
+    chain: int
+    number: int
+    ranks: str
+    program: dict[str, Any]
+    stack: tuple[str, ...]
+
+    @property
+    def name(self):
+        return self.program["name"]
+
+    @property
+    def place(self):
+        return os.path.basename(self.stack[0])
+
+
+class Flight:
+    def __init__(self, fd):
+        self._content = os.pread(fd, flight.TEXT_AT + flight.TEXT_LIMIT, 0)
+        self.words = memoryview(self._content[: flight.TEXT_AT]).cast("Q")
+        text = self._content[flight.TEXT_AT : flight.TEXT_AT + self.words[flight.TEXT_SIZE]]
+        assert text == b"" or text.endswith(b"\n")
+        self.lines = [json.loads(line) for line in text.splitlines()]
+        self.groups = {line["group"]: line["ranks"] for line in self.lines if "ranks" in line}
+        self.programs = {line["program"]: line for line in self.lines if "program" in line}
+        self.sites = {line["site"]: tuple(line["stack"]) for line in self.lines if "site" in line}
+        self.compiled = [line["compiling"] for line in self.lines if "compiling" in line]
+        self.troubles = [line["trouble"] for line in self.lines if "trouble" in line]
+
+    @property
+    def written(self):
+        return self.words[flight.MAGIC_AT] == flight.MAGIC and self.words[flight.FORMAT_AT] == flight.FORMAT
+
+    @property
+    def level(self):
+        return self.words[flight.LEVEL]
+
+    @property
+    def made(self):
+        return self.words[flight.MADE]
+
+    @property
+    def calls(self):
+        """The records that the ring still holds, oldest first."""
+        return [self._record(n) for n in range(max(0, self.made - flight.KEPT), self.made)]
+
+    @property
+    def pending(self):
+        """(number, ranks, name, place) of the call that has not returned, or None."""
+        call, what = self.words[flight.PENDING], self.words[flight.PENDING_WHAT]
+        if not call:
+            return None
+        assert self.words[flight.PENDING_SINCE]
+        place = os.path.basename(self._site(what >> 32)[0])
+        return call & 2**48 - 1, self.groups[call >> 48], self.programs[what & 2**32 - 1]["name"], place
+
+    def _record(self, n):
+        at = flight.HEADER_WORDS + n % flight.KEPT * flight.RECORD_WORDS
+        time, chain, what, call = self.words[at : at + flight.RECORD_WORDS]
+        program, site = self.programs[what & 2**32 - 1], self._site(what >> 32)
+        return Made(time, chain, call & 2**48 - 1, self.groups[call >> 48], program, site)
+
+    def _site(self, number):
+        return self.sites[number] if number else ("",)
