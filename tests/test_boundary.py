@@ -44,7 +44,16 @@ for name in {_MODULES!r}:
 def test_the_command_line_alone_loads_little():
     result = _python("import jaxrun.cli; print(*sys.modules)")
     assert result.returncode == 0, result.stderr
-    slow = {"asyncio", "subprocess", "socket", "logging", "json", "pathlib", "jaxrun.contract.messages", "jaxrun.planning.plan"}
+    slow = {
+        "asyncio",
+        "subprocess",
+        "socket",
+        "logging",
+        "json",
+        "pathlib",
+        "jaxrun.contract.messages",
+        "jaxrun.planning.plan",
+    }
     assert slow.isdisjoint(result.stdout.split())
 
 

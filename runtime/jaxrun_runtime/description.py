@@ -18,7 +18,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from . import jaxfacts
+from . import jaxfacts, jaxhooks
 
 _LONG_CONSTANT = 64  # elements; longer ones are left out of the text
 _PRINTABLE_CONSTANT = 2**24  # elements, of one that can only be printed
@@ -49,8 +49,9 @@ Note = tuple[Lowered, jaxfacts.Signature]
 class Texts:
     """Packs the programs' texts, as long as that takes next to no time."""
 
-    def __init__(self) -> None:
-        self._since = time.monotonic()
+    def __init__(self, since: float) -> None:
+        """`since`: when the program began (of time.monotonic)."""
+        self._since = since
         self._spent = 0.0
 
     def pack(self, text: str) -> str:
@@ -64,12 +65,10 @@ class Texts:
         return kept
 
 
-def lowered(module: Any, devices: Iterable[Any], texts: Texts) -> Lowered | None:
-    """None for a program of one process. `module` is its StableHLO, `devices` those of its mesh, in order."""
+def lowered(module: Any, devices: Iterable[Any], texts: Texts) -> Lowered:
+    """`module` is the program's StableHLO, `devices` are those of its mesh, in order."""
     devices = tuple(devices)
     ranks = tuple(sorted({device.process_index for device in devices}))
-    if len(ranks) < 2:
-        return None
     text = _ADDRESSES.sub(r'\1""', jaxfacts.module_text(module, _LONG_CONSTANT))
     digest = hashlib.blake2b(text.encode(), digest_size=8)
     if jaxfacts.ELIDED in text:
@@ -79,16 +78,11 @@ def lowered(module: Any, devices: Iterable[Any], texts: Texts) -> Lowered | None
 
 
 def about(executed: Any, args: Sequence[Any], note: Note | None) -> tuple[tuple[int, ...], dict[str, Any]]:
-    """The ranks that take part in a call, and the fields of the program's line in the recorder.
-
-    With ranks of one process only, there are no fields.
-    """
+    """The ranks that take part in a call, and the fields of the program's line in the recorder."""
     program, known = note or (None, None)
     facts = jaxfacts.facts(executed, args, known)
     shardings = [*facts.in_shardings, *facts.out_shardings]
-    ranks = program.ranks if program else _ranks(shardings)
-    if len(ranks) < 2:
-        return ranks, {}
+    ranks = program.ranks if program else tuple(sorted(jaxhooks.ranks(executed)))
     texts: dict[int, str] = {}
     arguments = [[_aval(a), _sharding(s, texts)] for a, s in zip(facts.in_avals, facts.in_shardings, strict=False)]
     results = [[_aval(a), _sharding(s, texts)] for a, s in zip(facts.out_avals, facts.out_shardings, strict=False)]
@@ -163,14 +157,6 @@ def _ids(ids: Sequence[int]) -> str:
         return ",".join(map(str, ids))
     shown = ",".join(map(str, ids[: _IDS // 4]))
     return f"{shown},… ({len(ids)} devices, {_hash(ids)})"
-
-
-def _ranks(shardings: Iterable[Any]) -> tuple[int, ...]:
-    for sharding in shardings:
-        found = {device.process_index for device in getattr(sharding, "device_set", ())}
-        if found:
-            return tuple(sorted(found))
-    return ()
 
 
 def _devices(shardings: Iterable[Any]) -> tuple[int, ...]:

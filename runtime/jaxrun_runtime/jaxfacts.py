@@ -48,11 +48,6 @@ def facts(executed: Any, args: Sequence[Any], known: Signature | None) -> Facts:
     return Facts(executed.name, known.in_avals, shardings, results.out_avals, results.out_shardings, *known[1:])
 
 
-def loaded(executed: Any) -> Any:
-    """The executable that an ExecuteReplicated runs."""
-    return executed.xla_executable
-
-
 def module_text(module: Any, long: int) -> str:
     """A lowered module without locations in the source; in place of constants of more than `long` elements, ELIDED."""
     return str(module.operation.get_asm(enable_debug_info=False, large_elements_limit=long))

@@ -176,6 +176,20 @@ def watch_executions(execute: Callable[..., Any], ours: Sequence[str]) -> None:
         exclude(file)
 
 
+def loaded(executed: Any) -> Any:
+    """The executable that an ExecuteReplicated runs."""
+    return executed.xla_executable
+
+
+def ranks(executed: Any) -> set[int]:
+    """The processes whose devices an ExecuteReplicated uses, as far as its arguments and results say."""
+    for sharding in (*executed.in_handler.in_shardings, *executed.out_handler.out_shardings):
+        found = {device.process_index for device in getattr(sharding, "device_set", ())}
+        if found:
+            return found
+    return set()
+
+
 def watch_fast_dispatch(mark: Callable[[Any], Any], made: Callable[[Any, Any], Any], *, refuse: bool) -> None:
     """Have made(program, (results,)) called, for the results, after each execution by the C++ dispatch.
 

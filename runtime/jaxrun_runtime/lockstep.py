@@ -14,17 +14,20 @@ import sys
 import threading
 import time
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
 
 from jaxrun.contract import Call, OutOfStep, WorkerEnv
 from jaxrun.contract.flight import COMPILATIONS, EVERY_CALL, FIRST_CALLS, STRICT_MODE
 
-from . import DivergenceError, description, jaxfacts, jaxhooks
+from . import DivergenceError, jaxhooks
 from . import link as link_module
 from .callsites import CallSites
 from .link import AgentGone, Link
 from .recorder import Program, Recorder
+
+if TYPE_CHECKING:
+    from .description import Lowered, Note, Texts
 
 
 def install(env: WorkerEnv, link: Link) -> Lockstep | None:
@@ -60,8 +63,9 @@ class Lockstep:
         self._strict = strict
         self._on = True
         self._sites = CallSites(recorder.site)
-        self._texts = description.Texts()
-        self._notes: WeakKeyDictionary[Any, description.Note] = WeakKeyDictionary()
+        self._since = time.monotonic()
+        self._texts: Texts | None = None
+        self._notes: WeakKeyDictionary[Any, Note] = WeakKeyDictionary()
         self._programs: WeakKeyDictionary[Any, Program | None] = WeakKeyDictionary()
         self._loaded: dict[int, Program] = {}
         self._alike: dict[tuple[str, str, str], Program] = {}
@@ -71,15 +75,22 @@ class Lockstep:
 
     # ---- from lowering to the first call
 
-    def lowered(self, module: Any, devices: Any) -> description.Lowered | None:
+    def lowered(self, module: Any, devices: Any) -> Lowered | None:
         try:
-            return description.lowered(module, devices, self._texts) if self._on else None
+            if not self._on or len({device.process_index for device in devices}) < 2:
+                return None
+            from . import description  # here, as it takes 2 ms at the start of a job
+
+            self._texts = self._texts or description.Texts(self._since)
+            return description.lowered(module, devices, self._texts)
         except Exception as error:
             self._trouble("what a program computes is not known", error)
             return None
 
-    def compiled(self, compiled: Any, lowered: description.Lowered) -> None:
+    def compiled(self, compiled: Any, lowered: Lowered) -> None:
         try:
+            from . import jaxfacts
+
             note = (lowered, jaxfacts.signature(compiled))
             jaxhooks.when_loaded(compiled, lambda executed: self._notes.__setitem__(executed, note))
         except Exception as error:
@@ -96,16 +107,20 @@ class Lockstep:
         with self._naming:
             before = len(self._alike)
             program = self._programs[executed] = self._describe(executed, args)
+            loaded = id(jaxhooks.loaded(executed))
             if program is None:
-                self._loaded.pop(id(jaxfacts.loaded(executed)), None)
+                self._loaded.pop(loaded, None)
             else:
-                self._loaded[id(jaxfacts.loaded(executed))] = program
+                self._loaded[loaded] = program
             return program, len(self._alike) > before
 
     def _describe(self, executed: Any, args: tuple[Any, ...]) -> Program | None:
-        ranks, fields = description.about(executed, args, self._notes.pop(executed, None))
-        if not fields:
+        note = self._notes.pop(executed, None)
+        if note is None and len(jaxhooks.ranks(executed)) < 2:
             return None
+        from . import description
+
+        ranks, fields = description.about(executed, args, note)
         alike = (fields["key"], fields["code"], fields["source"])
         if alike not in self._alike:
             group = self._recorder.group(description.compact(ranks))

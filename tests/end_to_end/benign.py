@@ -19,9 +19,9 @@ from agreeing.world import PROGRAMS, world
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("programs", nargs="*")
-    parser.add_argument("--steps", type=int, default=1000)
+    parser.add_argument("--steps", type=int, default=1000, help="of each program, a multiple of ten")
     flags = parser.parse_args()
-    ours = world(Path(os.environ["JAXRUN_RUN_DIR"]))
+    ours = world(Path(os.environ["JAXRUN_RUN_DIR"]), flags.steps)
     even = ours.size % 2 == 0
     for name in flags.programs or [name for name in PROGRAMS if even or name != "some-ranks-only"]:
         began = time.monotonic()

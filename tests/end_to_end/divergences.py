@@ -112,9 +112,9 @@ CASES = (
         "out-shardings", 1, ("normalized", "normalized"), ("the result is", "P('data') on {odd}"), ends=124, sizes=_ALL
     ),
     # Which function they call.
-    Case("set-order", 1, ("alpha", "gamma"), ("jit(alpha) on {others} and jit(gamma) on {odd}", "sorted"), sizes=_ALL),
+    Case("set-order", 1, ("alpha", "gamma"), ("jit(alpha) on {others} and jit(gamma) on {odd}", "sort"), sizes=_ALL),
     Case("set-order-shapes", 1, ("step", "step"), ("x is float32[{n},2]@P('data') on {others} and float32[{n},8]",)),
-    Case("dict-order", 1, ("alpha", "gamma"), ("jit(alpha) on {others} and jit(gamma) on {odd}", "sorted")),
+    Case("dict-order", 1, ("alpha", "gamma"), ("jit(alpha) on {others} and jit(gamma) on {odd}", "sort")),
     Case("branch", 13, ("step", "evaluate"), ("jit(step) on {others} and jit(evaluate) on {odd}",), sizes=_ALL),
     Case("branch-late", 1001, ("step", "evaluate"), ("jit(step) on {others} and jit(evaluate) on {odd}",)),
     Case("rank-0-only", 4, ("step", "_mean"), ("every rank",), ends=124, by_first=True, sizes=_ALL),

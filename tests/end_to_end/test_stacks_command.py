@@ -43,6 +43,24 @@ def test_of_a_stopped_rank_the_kernel_is_heard(stuck):
     assert "no answer: stopped by a signal (SIGCONT lets it go on)" in ask(stuck)
 
 
+def test_native_shows_c_frames_and_the_job_goes_on(stuck):
+    text = ask(stuck, "--native")
+    assert "3 ranks, 2 groups" in text
+    groups = dict(part.split(":\n", 1) for part in text.split("\n\n")[1:])
+    sleeping = groups.pop("rank 1")
+    assert "in misbehave" in sleeping and "nanosleep   libc" in sleeping
+    assert groups and all("in main" in group and "gloo::" in group for group in groups.values())
+    assert "gloo::" not in ask(stuck, "--full")
+    assert stuck.process.poll() is None
+
+
+def test_native_of_a_stopped_rank_shows_its_python_frames(stuck):
+    pid = next(event["pid"] for event in stuck.events() if event["event"] == "spawned" and event["rank"] == 1)
+    os.kill(pid, signal.SIGSTOP)
+    text = ask(stuck, "--native")
+    assert "rank 1:\n  (a stopped process is seen without C frames)\n  File " in text
+
+
 def test_a_launcher_that_would_die_of_it_is_not_asked_for_native_frames(tmp_path):
     """One of an older jaxrun, to which the signal is deadly."""
     (tmp_path / "events.jsonl").touch()

@@ -5,8 +5,10 @@ import signal
 import pytest
 
 from jaxrun.contract import Leave
-from jaxrun.head.events import Signalled, TakeStacks
+from jaxrun.head.events import Signalled, StacksTaken, TakeStacks
 from jaxrun.head.head import Phase
+from jaxrun.verdict.look import Look
+from jaxrun.verdict.stacks import NATIVE_SIGNAL, STACKS_FILE
 
 IN_JAX = """Current thread 0x0001 (most recent call first):
   File "/v/lib/python3.11/site-packages/jax/_src/array.py", line 7 in _value
@@ -142,6 +144,14 @@ def test_stacks_are_asked_only_of_those_that_can_show_them(simulate):
     job = simulate(3).spawn()
     job.tell(job.hello(1))
     assert job.head.handle(Signalled(signal.SIGQUIT), 0.0) == [TakeStacks((1,), "show")]
+
+
+def test_stacks_with_c_frames_are_kept_with_the_others(simulate):
+    job = simulate(1).run()
+    assert job.head.handle(Signalled(NATIVE_SIGNAL), 0.0) == [TakeStacks((0,), "native")]
+    (keep,) = job.head.handle(StacksTaken("native", {0: IN_JAX}, {0: "futex"}, {0: 1.0}, natives={0: "gloo"}), 0.0)
+    look = Look.from_json(keep.text)
+    assert keep.name == STACKS_FILE and look.natives == {0: "gloo"} and look.dumps == {0: IN_JAX}
 
 
 def test_the_time_limit_ends_the_job_with_everybodys_stacks(simulate):

@@ -11,7 +11,7 @@ import pytest
 
 from jaxrun.agent import native
 from jaxrun.agent.native import NativeLook, Target, describe
-from jaxrun.verdict.stacks import NATIVE_LIMIT, by_text, natives_of, to_json
+from jaxrun.verdict.stacks import NATIVE_LIMIT, by_text
 
 LIBJAX = "/v/lib/python3.13/site-packages/jaxlib/libjax_common.so"
 LIBC = "/usr/lib/x86_64-linux-gnu/libc.so.6"
@@ -189,10 +189,8 @@ def test_closing_leaves_nothing(py_spy):
     assert len(os.listdir("/proc/self/fd")) == before - 2
 
 
-def test_what_is_kept_of_c_frames_is_read_back():
+def test_ranks_with_the_same_c_frames_are_shown_together():
     texts = {0: "  gloo::allreduce", 1: "  read", 2: "  gloo::allreduce"}
-    assert natives_of(to_json({}, {}, {}, 7.5, texts)) == texts
-    assert natives_of(to_json({}, {}, {}, 7.5, {})) == {} and natives_of(to_json({}, {}, {}, 7.5)) is None
     assert by_text(texts, {}) == "ranks 0, 2:\n  gloo::allreduce\n\nrank 1:\n  read"
 
 

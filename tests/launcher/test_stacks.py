@@ -182,11 +182,3 @@ def test_all_frames_are_shown_once_for_each_group_without_ours():
     text = stacks.in_full({0: IN_JAX, 1: IN_QUEUE, 2: IN_JAX, 3: ""}, {})
     assert text.startswith("ranks 0, 2:\n  File ") and "\n\nrank 1:\n" in text and text.endswith("rank 3:\n  no frames")
     assert "jaxrun_runtime/worker.py" not in text
-
-
-def test_what_is_kept_of_stacks_is_read_back():
-    kept = stacks.to_json({0: IN_JAX, 3: ""}, {0: "h1", 3: "h2"}, {0: "futex", 3: "x y"}, 7.5)
-    assert stacks.from_json(kept) == (7.5, {0: IN_JAX, 3: ""}, {0: "h1", 3: "h2"}, {0: "futex", 3: "x y"})
-    for text in ("{}", "[]", '{"dumps": 1}', "x"):
-        with pytest.raises(ValueError):
-            stacks.from_json(text)

@@ -9,6 +9,7 @@ import socket
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -18,6 +19,7 @@ from jaxrun.head.events import StacksTaken, TakeStacks
 from jaxrun.records.rundir import EVENTS, VERDICT
 from jaxrun.station.stacks import StacksCollection
 from jaxrun.station.starting import LOG
+from jaxrun.verdict.stacks import NATIVE_LIMIT
 
 HERE = Path(__file__).parent
 SLEEPS = "run(); time.sleep(60)"
@@ -363,6 +365,13 @@ def test_of_calls_only_flights_are_told():
     collection = StacksCollection(TakeStacks((3,), "history"), 100.0)
     assert collection.add(StacksTaken("history", {}, {}, {}, {}, {3: "flight 3"}))
     assert collection.result() == StacksTaken("history", {}, {}, {}, {}, {3: "flight 3"})
+
+
+def test_c_frames_take_longer():
+    collection = StacksCollection(TakeStacks((3,), "native"), 100.0)
+    assert collection.due > 100.0 + NATIVE_LIMIT
+    assert collection.add(replace(taken("native", 3), natives={3: "gloo::allreduce"}))
+    assert collection.result().natives == {3: "gloo::allreduce"}
 
 
 def test_nobody_to_ask_is_an_answer():

@@ -9,7 +9,8 @@ import pytest
 from member import environment
 
 from jaxrun.contract import Done
-from jaxrun_runtime import jaxprivate
+from jaxrun.contract.flight import COMPILATIONS, EVERY_CALL, FIRST_CALLS, NOTHING
+from jaxrun_runtime import jaxhooks, jaxprivate
 
 
 @pytest.fixture(autouse=True)
@@ -19,11 +20,19 @@ def restore(monkeypatch):
         monkeypatch.setattr(importlib.import_module(module), name, getattr(importlib.import_module(module), name))
 
 
+_PXLA = "jax._src.interpreters.pxla"
 _NAMES = [
     ("jax._src.api", "clean_up"),
     ("jax._src.distributed", "global_state"),
     ("jaxlib._jax", "make_gloo_tcp_collectives"),
     ("jaxlib._jax", "DistributedRuntimeClient"),
+    (_PXLA, "ExecuteReplicated"),
+    (_PXLA, "MeshExecutableFastpathData"),
+    (_PXLA, "UnloadedMeshExecutable"),
+    (_PXLA, "MeshExecutable"),
+    ("jax._src.tree_util", "dispatch_registry"),
+    ("jax._src.traceback_util", "register_exclusion"),
+    ("jax.monitoring", "register_scalar_listener"),
 ]
 
 
@@ -33,6 +42,74 @@ def _take(monkeypatch, module, name):
 
 def test_this_jax_has_all_that_jaxrun_uses():
     assert jaxprivate.missing() == []
+    assert jaxprivate.missing("record") == jaxprivate.missing("strict") == []
+    assert jaxhooks.level() == EVERY_CALL
+
+
+_FIRST, _COMPILED = (
+    "--lockstep sees the first call of each program only",
+    "--lockstep sees what is compiled, but no calls",
+)
+
+
+@pytest.mark.parametrize(
+    ("module", "name", "level", "what"),
+    [
+        (_PXLA, "ExecuteReplicated", COMPILATIONS, _COMPILED),
+        (_PXLA, "MeshExecutableFastpathData", FIRST_CALLS, _FIRST),
+        ("jax._src.tree_util", "dispatch_registry", FIRST_CALLS, _FIRST),
+        (
+            _PXLA,
+            "UnloadedMeshExecutable",
+            EVERY_CALL,
+            "--lockstep takes programs of the same name and shapes for the same",
+        ),
+        (_PXLA, "MeshExecutable", EVERY_CALL, "--lockstep takes programs of the same name and shapes for the same"),
+        ("jax.monitoring", "register_scalar_listener", EVERY_CALL, "--lockstep does not see what is being compiled"),
+        ("jax._src.traceback_util", "register_exclusion", EVERY_CALL, "tracebacks show frames of jaxrun"),
+    ],
+)
+def test_without_a_name_lockstep_sees_less_and_one_line_says_what(monkeypatch, module, name, level, what):
+    _take(monkeypatch, module, name)
+    assert jaxhooks.level() == level
+    assert jaxprivate.missing("record") == [f"jax {jax.__version__} lacks what jaxrun uses: {what}"]
+    assert jaxprivate.missing("off") == jaxprivate.missing() == []
+    (line,) = jaxprivate.missing("strict")
+    assert ("strict is not possible, so that record is what is done" in line) == (level < EVERY_CALL)
+
+
+@pytest.mark.parametrize(
+    ("kind", "attribute", "level"),
+    [
+        ("ExecuteReplicated", "__slots__", COMPILATIONS),
+        ("MeshExecutableFastpathData", "_fields", FIRST_CALLS),
+        ("MeshExecutable", "__slots__", EVERY_CALL),
+    ],
+)
+def test_a_class_that_has_changed_its_shape_is_as_good_as_missing(monkeypatch, kind, attribute, level):
+    changed = ["renamed"]
+    monkeypatch.setattr(getattr(importlib.import_module(_PXLA), kind), attribute, changed)
+    assert jaxhooks.level() == level
+    (line,) = jaxprivate.missing("record")
+    assert "--lockstep" in line
+
+
+def test_a_function_with_other_parameters_is_not_hooked(monkeypatch):
+    kind = importlib.import_module(_PXLA).UnloadedMeshExecutable
+    original = kind.from_hlo
+    monkeypatch.setattr(kind, "from_hlo", staticmethod(lambda hlo, name, **more: original(name, hlo, **more)))
+    assert "same name and shapes" in jaxhooks.lack("record")
+    before = kind.from_hlo
+    jaxhooks.watch_lowering(lambda *_: None, lambda *_: None)
+    assert kind.from_hlo is before
+
+
+def test_with_nothing_left_lockstep_sees_nothing(monkeypatch):
+    _take(monkeypatch, _PXLA, "ExecuteReplicated")
+    _take(monkeypatch, "jax.monitoring", "register_scalar_listener")
+    assert jaxhooks.level() == NOTHING
+    assert jaxhooks.lack("record") == "--lockstep sees neither calls nor what is compiled"
+    jaxhooks.watch_compilations(lambda name: None, lambda: None)  # and does not mind
 
 
 @pytest.mark.parametrize(

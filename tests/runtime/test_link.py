@@ -1,6 +1,7 @@
 """The worker's end of the channel: messages in, messages out, and every way in which nobody listens."""
 
 import os
+import signal
 import socket
 import subprocess
 import sys
@@ -9,7 +10,7 @@ import threading
 import pytest
 from member import environment
 
-from jaxrun.contract import Decoder, Done, Join, Lead, Leave, Run, encode
+from jaxrun.contract import Decoder, Done, Join, Lead, Leave, OutOfStep, Proceed, Run, encode
 from jaxrun.errors import ProtocolError
 from jaxrun_runtime.link import AgentGone, Link
 
@@ -63,6 +64,81 @@ def test_threads_do_not_mix_their_messages(ends):
     assert sorted(message.address for message in received) == names
     for thread in threads:
         thread.join()
+
+
+def test_an_answer_is_for_the_call_that_it_names(ends):
+    agent, link = ends
+    stale = [Proceed("0-1", 3), OutOfStep("0-3", 4, "another group"), Proceed("0-3", 3)]
+    agent.sendall(b"".join(map(encode, [*stale, OutOfStep("0-1", 4, "why"), Leave()])))
+    assert link.answer("0-1", 4) == OutOfStep("0-1", 4, "why")
+    assert link.receive(Leave) == Leave()
+
+
+def test_answers_do_not_disturb_who_waits_for_something_else(ends):
+    agent, link = ends
+    agent.sendall(encode(Proceed("0-1", 1)) + encode(Leave()))
+    assert link.receive(Leave) == Leave()
+    assert link.answer("0-1", 1) == Proceed("0-1", 1)
+
+
+def _waiting(wait):
+    """Start a thread that waits, and give it the time to; returns it, and the list that will hold what it got."""
+    got = []
+
+    def run():
+        try:
+            got.append(wait())
+        except BaseException as error:
+            got.append(error)
+
+    thread = threading.Thread(target=run, daemon=True)
+    thread.start()
+    thread.join(0.05)
+    assert thread.is_alive()
+    return thread, got
+
+
+@pytest.mark.parametrize("leave_first", [False, True])
+@pytest.mark.parametrize("caller_first", [False, True])
+def test_a_call_and_the_end_may_be_waited_for_at_once(ends, caller_first, leave_first):
+    agent, link = ends
+    waits = [lambda: link.receive(Leave), lambda: link.answer("0-1", 7)]
+    messages = [Leave(), Proceed("0-1", 7)]
+    threads = [_waiting(wait) for wait in (waits[::-1] if caller_first else waits)]
+    for message in messages if leave_first else messages[::-1]:
+        agent.sendall(encode(message))
+    for thread, _ in threads:
+        thread.join(5)
+        assert not thread.is_alive()
+    assert [got for _, got in threads] == [[message] for message in (messages[::-1] if caller_first else messages)]
+
+
+def test_who_waits_behind_another_notices_the_agents_end_too(ends):
+    agent, link = ends
+    threads = [_waiting(lambda: link.receive(Leave)), _waiting(lambda: link.answer("0-1", 7))]
+    agent.close()
+    for thread, got in threads:
+        thread.join(5)
+        assert [type(error) for error in got] == [AgentGone]
+
+
+def test_a_wait_that_is_interrupted_leaves_the_reading_to_the_others(ends):
+    agent, link = ends
+
+    def interrupt(*_):
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGALRM, interrupt)
+    signal.setitimer(signal.ITIMER_REAL, 0.2)
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            link.answer("0-1", 7)
+    finally:
+        signal.signal(signal.SIGALRM, before)
+    thread, got = _waiting(lambda: link.receive(Leave))
+    agent.sendall(encode(Leave()))
+    thread.join(5)
+    assert got == [Leave()]
 
 
 def test_the_agents_end_is_noticed_by_everything(ends):

@@ -11,7 +11,8 @@ import contextlib
 import os
 import signal
 from collections.abc import Callable, Iterable
-from typing import Protocol
+from dataclasses import replace
+from typing import TYPE_CHECKING, Protocol
 
 from jaxrun.agent.child import Child
 from jaxrun.agent.crew import Crew
@@ -39,6 +40,9 @@ from jaxrun.head.events import (
     TakeStacks,
 )
 from jaxrun.output.drain import Sink
+
+if TYPE_CHECKING:
+    from jaxrun.agent.native import NativeLook
 
 _STACKS_WAIT = 0.1  # seconds for the fault handlers to answer; they take some milliseconds
 _MESSAGES, _SIGNALS, _PIPES = range(3)  # the order in which what is ready is served
@@ -86,6 +90,7 @@ class Agent:
         self._ready = Readiness()
         self._oom = OomWatch(own_memory_cgroup())
         self._stacks_due: list[tuple[float, TakeStacks]] = []
+        self._natives: list[tuple[StacksTaken, NativeLook]] = []
         self._last: Finish | Dismiss | None = None
 
     def run(self) -> Finish | Dismiss:
@@ -106,6 +111,8 @@ class Agent:
 
     def close(self) -> None:
         """Hand over what is still in the pipes and let go of everything."""
+        for _, look in self._natives:
+            look.close()
         self._pipes.close()
         self._crew.close()
         self._oom.close()
@@ -121,13 +128,15 @@ class Agent:
         now = self._now()
         for due, order in [item for item in self._stacks_due if item[0] <= now]:
             self._stacks_due.remove((due, order))
-            self._tell(self._read_stacks(order))
+            self._on_stacks(order, self._read_stacks(order))
+        self._turn_natives()
         self._carry_out_all(self._superior.due())
 
     def _patience(self, output: float | None) -> float | None:
         """How long nothing needs to happen: seconds, None for ever. `output` is the output's own answer."""
         now = self._now()
         waits = [due - now for due, _ in self._stacks_due]
+        waits += [look.deadline - now for _, look in self._natives]
         deadline = self._superior.deadline()
         if deadline is not None:
             waits.append(deadline - now)
@@ -260,6 +269,24 @@ class Agent:
         fatal = child.new_stacks() if crashed else ""
         self._tell_flight(child)
         self._tell(Exited(child.rank, status, fatal, self._output.tail(child.rank), oom))
+
+    def _on_stacks(self, order: TakeStacks, taken: StacksTaken) -> None:
+        if order.purpose != "native":
+            self._tell(taken)
+            return
+        from jaxrun.agent import native  # rarely wanted, and slow to import
+
+        children = (self._crew[rank] for rank in order.ranks)
+        targets = (native.Target(child.rank, child.pid, child.stopped) for child in children if child.live)
+        self._natives.append((taken, native.NativeLook(targets, self._now())))
+
+    def _turn_natives(self) -> None:
+        """Go on with the looks for C frames; those that are done are told."""
+        for taken, look in tuple(self._natives):
+            look.turn(self._now())
+            if look.done:
+                self._natives.remove((taken, look))
+                self._tell(replace(taken, natives=look.texts))
 
     def _read_stacks(self, order: TakeStacks) -> StacksTaken:
         children = [self._crew[rank] for rank in order.ranks]

@@ -109,6 +109,11 @@ class Child:
                 return _STATES.get(state, "") or file.read().decode()
         return ""
 
+    @property
+    def stopped(self) -> bool:
+        """Whether a signal has stopped it."""
+        return self.kernel_wait() == _STATES["T"]
+
     def hang_up(self) -> None:
         """Take nothing more from the worker; it ends when it notices."""
         self.lines.channel.close()

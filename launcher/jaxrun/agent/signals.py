@@ -8,6 +8,7 @@ from collections.abc import Iterable
 from types import FrameType
 
 from jaxrun.contract import STACKS_SIGNAL
+from jaxrun.verdict.stacks import NATIVE_SIGNAL
 
 LAUNCHER_SIGNALS = (
     signal.SIGCHLD,
@@ -18,6 +19,7 @@ LAUNCHER_SIGNALS = (
     signal.SIGUSR1,
     signal.SIGUSR2,
     STACKS_SIGNAL,
+    NATIVE_SIGNAL,
 )
 
 

@@ -109,7 +109,7 @@ class AgentSignalled:
 @dataclass(frozen=True, slots=True)
 class StacksTaken:
     """By rank: what its fault handler wrote, what the kernel says that it waits in, CPU seconds used, bytes written,
-    and what its flight recorder holds (as text, see lockstep/flight.py)."""
+    what its flight recorder holds (as text, see lockstep/flight.py), and for "native" its stack with C frames."""
 
     purpose: str
     dumps: Mapping[int, str]
@@ -117,6 +117,7 @@ class StacksTaken:
     cpu: Mapping[int, float]
     written: Mapping[int, int] = field(default_factory=dict)
     flights: Mapping[int, str] = field(default_factory=dict)
+    natives: Mapping[int, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -199,7 +200,8 @@ class Kill:
 class TakeStacks:
     """Ask the fault handlers; answered by StacksTaken with the same purpose.
 
-    `purpose`: "show" on the screen, "keep" in the run directory, or to decide about "timeout", "early" exit or "stall".
+    `purpose`: "show" on the screen, "keep" in the run directory, the same with C frames ("native"), or to decide about
+    "timeout", "early" exit or "stall".
     For "lockstep" only the flight recorders are read, and for "history" all that they hold.
     """
 
@@ -245,6 +247,7 @@ class Ending:
     traceback: str = ""
     dumps: Mapping[int, str] = field(default_factory=dict)
     waits: Mapping[int, str] = field(default_factory=dict)
+    flights: Mapping[int, str] = field(default_factory=dict)
     signum: int = 0
     decided_at: float | None = None
     run_at: float | None = None

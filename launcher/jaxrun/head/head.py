@@ -52,6 +52,7 @@ from jaxrun.head.muster import Muster
 from jaxrun.head.roster import Roster
 from jaxrun.ranks import locate, spell
 from jaxrun.verdict import verdict
+from jaxrun.verdict.stacks import NATIVE_SIGNAL
 from jaxrun.wording import plural
 
 SETTLE = 0.03  # seconds to wait for the cause after the first failure: collateral errors can win the race
@@ -72,6 +73,7 @@ class Phase(enum.Enum):
 
 
 _HEALTHY = (Phase.STARTING, Phase.RUNNING)
+_LOOKS: Mapping[int, str] = {signal.SIGQUIT: "show", STACKS_SIGNAL: "keep", NATIVE_SIGNAL: "native"}
 
 
 class Head:
@@ -335,8 +337,8 @@ class Head:
         asked = self._roster.working
         if signum in (signal.SIGUSR1, signal.SIGUSR2):
             return [Kill(asked, signum)] if asked else []
-        if signum in (signal.SIGQUIT, STACKS_SIGNAL):
-            return [self._take_stacks("show" if signum == signal.SIGQUIT else "keep")]
+        if signum in _LOOKS:
+            return [self._take_stacks(_LOOKS[signum])]
         if self._phase in _HEALTHY:
             self._ending = Ending("interrupted", (), signum=signum, decided_at=now)
         if self._phase is not Phase.RUNNING:

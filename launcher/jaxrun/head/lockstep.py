@@ -55,6 +55,11 @@ class Lockstep:
         return self._pause is not None
 
     @property
+    def texts(self) -> Mapping[int, str]:
+        """The same as text."""
+        return dict(self._flights)
+
+    @property
     def flights(self) -> Mapping[int, Flight]:
         """What the recorders held when they were last read."""
         for rank, text in self._flights.items():

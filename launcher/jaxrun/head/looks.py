@@ -12,7 +12,7 @@ from jaxrun.head.early_exit import EarlyExit
 from jaxrun.head.events import Action, Ending, Keep, Limits, Say, StacksTaken
 from jaxrun.head.lockstep import Lockstep
 from jaxrun.head.stall import Stall
-from jaxrun.verdict import stacks
+from jaxrun.verdict.look import Look
 from jaxrun.verdict.stacks import STACKS_FILE
 
 _NOTHING_YET = "no rank has stacks to show yet"
@@ -73,20 +73,20 @@ class Looks:
             return Seen()
         match taken.purpose:
             case "show":
-                return Seen((Say(self._describe(taken) or _NOTHING_YET),))
-            case "keep":
-                return Seen((Keep(STACKS_FILE, stacks.to_json(taken.dumps, self._hosts, taken.waits, now)),))
+                return Seen((Say(self._look(taken, finished, now).in_words() or _NOTHING_YET),))
+            case "keep" | "native":
+                return Seen((Keep(STACKS_FILE, self._look(taken, finished, now).to_json()),))
             case "timeout":
                 return Seen(ending=self._ending("timeout", taken, now))
             case "stall":
-                return self._look_for_stall(taken, now)
+                return self._look_for_stall(taken, finished, now)
             case "early":
                 return self._look_for_early_exit(taken, finished, now)
             case "lockstep":
                 self._set("lockstep", self._lockstep.next_look(), now)
         return Seen(tuple(judged))
 
-    def _look_for_stall(self, taken: StacksTaken, now: float) -> Seen:
+    def _look_for_stall(self, taken: StacksTaken, finished: Iterable[int], now: float) -> Seen:
         assert self._stall is not None
         stall, idle = self._stall, self._stall.look(taken, now)
         if idle >= stall.limit:
@@ -97,7 +97,7 @@ class Looks:
         stall.warned = True
         limit = f"the job is stopped after {stall.limit:g} s of it (--stall-timeout)"
         text = f"no output, no call and no CPU time in any rank for {idle:.0f} s; {limit}"
-        return Seen((Say(f"{text} · {self._describe(taken)}"),))
+        return Seen((Say(f"{text} · {self._look(taken, finished, now).in_words()}"),))
 
     def _look_for_early_exit(self, taken: StacksTaken, finished: Iterable[int], now: float) -> Seen:
         assert self._early is not None
@@ -108,10 +108,12 @@ class Looks:
         return Seen()
 
     def _ending(self, reason: str, taken: StacksTaken, now: float) -> Ending:
-        return Ending(reason, (), dumps=taken.dumps, waits=taken.waits, decided_at=now)
+        return Ending(reason, (), dumps=taken.dumps, waits=taken.waits, flights=self._lockstep.texts, decided_at=now)
 
-    def _describe(self, taken: StacksTaken) -> str:
-        return stacks.describe(taken.dumps, self._hosts, taken.waits)
+    def _look(self, taken: StacksTaken, finished: Iterable[int], now: float) -> Look:
+        natives = taken.natives if taken.purpose == "native" else None
+        flights = self._lockstep.texts
+        return Look(now, self._hosts, taken.dumps, taken.waits, flights, tuple(sorted(finished)), natives)
 
     def _set(self, purpose: str, pause: float | None, now: float) -> None:
         if pause is not None and not self._over:

@@ -92,7 +92,7 @@ class Roster:
         known = self._known[exited.rank]
         known.exited = exited
         self._gone(exited.rank)
-        if exited.status != 0 and known.words is None:
+        if exited.status != 0 and known.words is None and not known.stopped:
             known.sign = None  # that it had finished well is no sign of this end
         self._sign(exited.rank, now)
 

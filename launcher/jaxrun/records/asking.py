@@ -14,6 +14,7 @@ from jaxrun.errors import UnavailableError, UsageError
 from jaxrun.records.explain import find
 from jaxrun.records.rundir import COLLECTION, EVENTS, JOB, LATEST, VERDICT
 from jaxrun.verdict import stacks
+from jaxrun.verdict.look import Look
 
 _PATIENCE = 5.0  # seconds; far ranks are given one and a half
 _DEAF = "the launcher of this job cannot be asked that: it is starting or ending, or of another version of jaxrun"
@@ -56,20 +57,20 @@ def ask(job: Running, *, full: bool = False, native: bool = False) -> str:
 
     UnavailableError without an answer.
     """
-    text = _answer(job, native=native)
-    _, dumps, hosts, waits = stacks.from_json(text)
-    if not dumps:
+    look = _answer(job, native=native)
+    if not look.dumps:
         return "no rank has stacks to show yet"
-    frames = stacks.in_full(dumps, hosts) if full else ""
-    natives = stacks.by_text(stacks.natives_of(text) or {}, hosts) if native else ""
-    return "\n\n".join(filter(None, (stacks.describe(dumps, hosts, waits), natives or frames)))
+    frames = stacks.in_full(look.dumps, look.hosts) if full else ""
+    natives = stacks.by_text(look.natives or {}, look.hosts) if native else ""
+    return "\n\n".join(filter(None, (look.in_words(), natives or frames)))
 
 
-def _answer(job: Running, *, native: bool) -> str:
-    """Signal the launcher, and wait for what it leaves: the text of stacks.json."""
+def _answer(job: Running, *, native: bool) -> Look:
+    """Signal the launcher, and wait for what it leaves in stacks.json."""
     signum, patience = (stacks.NATIVE_SIGNAL, _PATIENCE + stacks.NATIVE_LIMIT) if native else (STACKS_SIGNAL, _PATIENCE)
     answer = job.run_dir / stacks.STACKS_FILE
-    before = _taken(answer)
+    earlier = _read(answer)
+    before = earlier.time if earlier else 0.0
     if not _handles(job.pid, signum):
         raise UsageError(_DEAF)
     try:
@@ -80,13 +81,13 @@ def _answer(job: Running, *, native: bool) -> str:
         raise UsageError(f"process {job.pid}, the launcher, is another user's; only its owner may ask it") from None
     deadline = time.monotonic() + patience
     # Somebody else may have asked at the same time, for no C frames.
-    while _taken(answer) == before or (native and stacks.natives_of(answer.read_text()) is None):
+    while (look := _read(answer)) is None or look.time == before or (native and look.natives is None):
         if time.monotonic() > deadline:
             raise UnavailableError(
                 f"the launcher (process {job.pid}) has not answered in {patience:g} s; is it stopped?"
             )
         time.sleep(_PAUSE)
-    return answer.read_text()
+    return look
 
 
 def watch(job: Running) -> None:
@@ -97,11 +98,11 @@ def watch(job: Running) -> None:
     print(f"the job is over; how it went: jaxrun explain {job.run_dir}")
 
 
-def _taken(answer: Path) -> float:
+def _read(answer: Path) -> Look | None:
     try:
-        return stacks.from_json(answer.read_text())[0]
+        return Look.from_json(answer.read_text())
     except (OSError, ValueError):
-        return 0.0
+        return None
 
 
 def _handles(pid: int, signum: int) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from jaxrun.head.events import FLIGHTS_ONLY, StacksTaken, TakeStacks
+from jaxrun.verdict.stacks import NATIVE_LIMIT
 
 _PATIENCE = 1.5  # seconds; an agent asks for a tenth of one
 
@@ -11,13 +12,14 @@ class StacksCollection:
     """The answers to one TakeStacks; a rank that gives none has empty ones. Times are seconds since the epoch."""
 
     def __init__(self, order: TakeStacks, now: float) -> None:
-        self.due = now + _PATIENCE
+        self.due = now + _PATIENCE + (NATIVE_LIMIT if order.purpose == "native" else 0.0)
         self._order = order
         self._dumps: dict[int, str] = {}
         self._waits: dict[int, str] = {}
         self._cpu: dict[int, float] = {}
         self._written: dict[int, int] = {}
         self._flights: dict[int, str] = {}
+        self._natives: dict[int, str] = {}
 
     @property
     def complete(self) -> bool:
@@ -31,6 +33,7 @@ class StacksCollection:
             self._cpu.update(taken.cpu)
             self._written.update(taken.written)
             self._flights.update(taken.flights)
+            self._natives.update(taken.natives)
         return self.complete
 
     def result(self) -> StacksTaken:
@@ -42,4 +45,5 @@ class StacksCollection:
             cpu={rank: self._cpu.get(rank, 0.0) for rank in ranks},
             written=dict(self._written),
             flights=dict(self._flights),
+            natives=dict(self._natives),
         )

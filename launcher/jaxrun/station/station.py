@@ -45,6 +45,7 @@ from jaxrun.station.lines import AgentLine, Lines
 from jaxrun.station.stacks import StacksCollection
 from jaxrun.station.starting import Starting
 from jaxrun.station.suspicion import Known, Suspicion
+from jaxrun.verdict.stacks import NATIVE_SIGNAL
 
 _LINES, _DOOR, _SIGNALS, _STARTER = range(4)  # the order in which what is ready is served
 _RETRY = 0.01  # seconds until what the network did not take is sent again
@@ -316,7 +317,7 @@ class Station:
                 self._on_starter_end()
 
     def _on_signal(self, number: int) -> None:
-        if not self._attached or number in (signal.SIGQUIT, STACKS_SIGNAL):
+        if not self._attached or number in (signal.SIGQUIT, STACKS_SIGNAL, NATIVE_SIGNAL):
             self._tell(Signalled(number))
         elif number in (signal.SIGUSR1, signal.SIGUSR2):
             self._lines.send((0,), SignalWorker(number))  # the other ranks are sent it as well

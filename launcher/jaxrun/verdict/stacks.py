@@ -6,10 +6,9 @@ comes first. One text may hold several dumps; the last one counts. All functions
 
 from __future__ import annotations
 
-import json
 import re
 import signal
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import PurePath
 
@@ -159,8 +158,15 @@ def stands_in_jax(dump: str) -> bool:
     return bool(stack.frames) and (stack.frames[0].is_users or any(frame.is_jax for frame in stack.called))
 
 
-def describe(dumps: Mapping[int, str], hosts: Mapping[int, str], waits: Mapping[int, str]) -> str:
+def describe(
+    dumps: Mapping[int, str],
+    hosts: Mapping[int, str],
+    waits: Mapping[int, str],
+    calls: Callable[[Iterable[int]], str] = lambda _: "",
+) -> str:
     """Where the ranks are, one line per place, the most common first, and who differs; empty without dumps.
+
+    `calls` says how far ranks have come with theirs.
 
     Of a rank whose dump is empty, `waits` has what the kernel says of it.
     """
@@ -170,7 +176,7 @@ def describe(dumps: Mapping[int, str], hosts: Mapping[int, str], waits: Mapping[
         silent = f"no answer: {says}" if " " in says else _NO_ANSWER
         places.setdefault(main_stack(dumps[rank]).place() if dumps[rank] else silent, []).append(rank)
     groups = sorted(places.items(), key=lambda group: (-len(group[1]), group[1]))
-    rows = [(plural(len(ranks), "rank"), _names(ranks, hosts), place) for place, ranks in groups]
+    rows = [(plural(len(ranks), "rank"), _names(ranks, hosts), place, calls(ranks)) for place, ranks in groups]
     if not rows:
         return ""
     lines = [f"  {line}" for line in columns(rows)]
@@ -187,34 +193,3 @@ def _odd_ones(groups: list[list[int]]) -> Iterator[str]:
 def _names(ranks: list[int], hosts: Mapping[int, str]) -> str:
     where = {hosts[rank] for rank in ranks}
     return compact(ranks) + (f" ({where.pop()})" if several_hosts(hosts) and len(where) == 1 else "")
-
-
-def to_json(
-    dumps: Mapping[int, str],
-    hosts: Mapping[int, str],
-    waits: Mapping[int, str],
-    time: float,
-    natives: Mapping[int, str] | None = None,
-) -> str:
-    """The text of stacks.json; `time` is when they were taken, seconds since the epoch; `natives` have C frames."""
-    content = {"time": time, "hosts": dict(hosts), "dumps": dict(dumps), "waits": dict(waits)}
-    return json.dumps(content | ({} if natives is None else {"natives": dict(natives)})) + "\n"
-
-
-def from_json(text: str) -> tuple[float, dict[int, str], dict[int, str], dict[int, str]]:
-    """(time, dumps, hosts, waits) of it. ValueError if it is none."""
-    content = json.loads(text)
-    try:
-        tables = (
-            {int(rank): str(item) for rank, item in content[name].items()} for name in ("dumps", "hosts", "waits")
-        )
-        dumps, hosts, waits = tables
-        return float(content["time"]), dumps, hosts, waits
-    except (AttributeError, KeyError, TypeError) as error:
-        raise ValueError(f"no stacks: {error!r}") from None
-
-
-def natives_of(text: str) -> dict[int, str] | None:
-    """The stacks with C frames in it, by rank; None where none were asked for."""
-    found = json.loads(text).get("natives")
-    return None if found is None else {int(rank): str(item) for rank, item in found.items()}

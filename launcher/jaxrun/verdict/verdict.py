@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import signal
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
@@ -11,15 +11,17 @@ from jaxrun.errors import EXIT_NOT_UNIFORM, EXIT_PREEMPTED, EXIT_SIGNAL_BASE, EX
 from jaxrun.head.events import Ending
 from jaxrun.lockstep import report as lockstep
 from jaxrun.ranks import spell
-from jaxrun.verdict import explanations, sentences, stacks
+from jaxrun.verdict import explanations, sentences
 from jaxrun.verdict.blame import Kind, blamed, kind
 from jaxrun.verdict.blame import certain as certain
 from jaxrun.verdict.ends import End
+from jaxrun.verdict.look import Look
 from jaxrun.verdict.outcome import Verdict
 from jaxrun.verdict.outcome import to_json as to_json
 from jaxrun.wording import plural, seconds, several_hosts, signal_name
 
 _EXIT_UNKNOWN = 1
+_SAME_STEPS = "every rank must take part in the same steps"
 
 
 def culprits(ends: Sequence[End]) -> tuple[int, ...]:
@@ -179,14 +181,18 @@ def _stall(case: _Case) -> dict[str, Any]:
 
 def _stuck(case: _Case, headline: str) -> dict[str, Any]:
     """Stopped while ranks were still at work: where they were, and who had finished."""
-    finished = [end.rank for end in case.ending.ends if end.done]
-    where = stacks.describe(case.ending.dumps, case.hosts, case.ending.waits)
-    lines = (where, f"{spell(finished)} had finished." if finished else "")
+    where = _look(case, [end.rank for end in case.ending.ends if end.done]).in_words()
     return {
         "exit_code": EXIT_TIMEOUT,
         "headline": headline,
-        "details": tuple(filter(None, lines)) + sentences.thread_notes(case.ending.ends, ""),
+        "details": tuple(filter(None, [where])) + sentences.thread_notes(case.ending.ends, ""),
     }
+
+
+def _look(case: _Case, finished: Iterable[int]) -> Look:
+    """The one at which it was decided to stop the job."""
+    ending = case.ending
+    return Look(case.decided, case.hosts, ending.dumps, ending.waits, ending.flights, tuple(sorted(finished)))
 
 
 def _early_exit(case: _Case) -> dict[str, Any]:
@@ -195,14 +201,15 @@ def _early_exit(case: _Case) -> dict[str, Any]:
     ago = f" {seconds(since)} ago" if since > 0.5 else ""
     waiting = f"{spell(case.ending.dumps)} {'waits' if len(case.ending.dumps) == 1 else 'wait'}"
     names = spell(end.rank for end in finished)
+    where = _look(case, [end.rank for end in finished]).in_words()
     return {
         "exit_code": EXIT_TIMEOUT,
         "culprits": tuple(end.rank for end in finished),
         "victims": {rank: "was stopped" for rank in case.ending.dumps},
         "headline": f"{names} finished (status 0){ago}; {waiting} in JAX for what will not come any more:",
         "details": (
-            stacks.describe(case.ending.dumps, case.hosts, case.ending.waits),
-            "every rank must take part in the same steps: does one of them have less data, or return early?",
+            where,
+            *([] if _SAME_STEPS in where.replace("\n", " ") else [f"{_SAME_STEPS}."]),
             *sentences.thread_notes(case.ending.ends, ""),
         ),
     }

@@ -111,8 +111,10 @@ def persistent_cache(world: World) -> Step:
     x = world.ones(world.size, 8)
     cached = jax.jit(lambda x: jnp.cumsum(x, axis=1).sum())
 
+    half = world.steps // 2
+
     def step(number: int) -> None:
-        if number % 500 == 0:
+        if number % half == 0:
             jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
             jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
             mine = "warm" if world.first else f"cold-{world.rank}-{number}"
@@ -120,7 +122,7 @@ def persistent_cache(world: World) -> Step:
             compilation_cache.reset_cache()
             jax.clear_caches()
         float(cached(x))
-        if number % 500 == 499:
+        if (number + 1) % half == 0:
             jax.config.update("jax_compilation_cache_dir", None)
             compilation_cache.reset_cache()
 

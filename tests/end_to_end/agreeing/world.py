@@ -15,12 +15,13 @@ Step = Callable[[int], object]
 
 @dataclass(frozen=True)
 class World:
-    """The job as one rank sees it; `directory` is one that all ranks share."""
+    """The job as one rank sees it; `directory` is one that all ranks share, `steps` how many are made."""
 
     rank: int
     size: int
     mesh: Mesh
     directory: Path
+    steps: int
 
     @property
     def first(self) -> bool:
@@ -53,6 +54,6 @@ def program(prepare: Callable[[World], Step]) -> Callable[[World], Step]:
     return prepare
 
 
-def world(directory: Path) -> World:
+def world(directory: Path, steps: int) -> World:
     mesh = Mesh(np.array(jax.devices()), ("data",))
-    return World(jax.process_index(), jax.process_count(), mesh, directory)
+    return World(jax.process_index(), jax.process_count(), mesh, directory, steps)
