@@ -13,7 +13,7 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
 
@@ -43,9 +43,9 @@ def install(env: WorkerEnv, link: Link) -> Lockstep | None:
         )
         return None
     lockstep = Lockstep(env.rank, link, recorder, strict)
-    jaxhooks.watch_compilations(recorder.compiling, recorder.compiled)
+    jaxhooks.watch_compilations(lockstep.compiling, lockstep.compiled)
     if level >= FIRST_CALLS:
-        jaxhooks.watch_lowering(lockstep.lowered, lockstep.compiled)
+        jaxhooks.watch_lowering(lockstep.lowering, lockstep.lowered)
         jaxhooks.watch_executions(lockstep.execute, (__file__, link_module.__file__))
     if level >= EVERY_CALL:
         jaxhooks.watch_fast_dispatch(lockstep.known, lockstep.dispatched, refuse=strict)
@@ -75,26 +75,31 @@ class Lockstep:
 
     # ---- from lowering to the first call
 
-    def lowered(self, module: Any, devices: Any) -> Lowered | None:
-        try:
-            if not self._on or len({device.process_index for device in devices}) < 2:
-                return None
-            from . import description  # here, as it takes 2 ms at the start of a job
+    def compiling(self, name: str) -> None:
+        with self._careful("what is being compiled is not known"):
+            self._recorder.compiling(name)
 
-            self._texts = self._texts or description.Texts(self._since)
-            return description.lowered(module, devices, self._texts)
-        except Exception as error:
-            self._trouble("what a program computes is not known", error)
-            return None
+    def compiled(self) -> None:
+        with self._careful("what is being compiled is not known"):
+            self._recorder.compiled()
 
-    def compiled(self, compiled: Any, lowered: Lowered) -> None:
-        try:
+    def lowering(self, module: Any, devices: Any) -> Lowered | None:
+        """A program is about to be compiled; returns what `lowered` wants to know, None if it is of one process."""
+        with self._careful("what a program computes is not known"):
+            if self._on and len({device.process_index for device in devices}) > 1:
+                from . import description  # not before it is needed: it takes 2 ms
+
+                self._texts = self._texts or description.Texts(self._since)
+                return description.lowered(module, devices, self._texts)
+        return None
+
+    def lowered(self, compiled: Any, lowered: Lowered) -> None:
+        """It has been compiled."""
+        with self._careful("what a program computes is not known"):
             from . import jaxfacts
 
             note = (lowered, jaxfacts.signature(compiled))
             jaxhooks.when_loaded(compiled, lambda executed: self._notes.__setitem__(executed, note))
-        except Exception as error:
-            self._trouble("what a program computes is not known", error)
 
     def known(self, loaded: Any) -> Program | None:
         """The program that a loaded executable is. It has been executed just now, so its id is not an old one's."""
@@ -115,7 +120,7 @@ class Lockstep:
             return program, len(self._alike) > before
 
     def _describe(self, executed: Any, args: tuple[Any, ...]) -> Program | None:
-        note = self._notes.pop(executed, None)
+        note = self._notes.get(executed)
         if note is None and len(jaxhooks.ranks(executed)) < 2:
             return None
         from . import description
@@ -125,6 +130,7 @@ class Lockstep:
         if alike not in self._alike:
             group = self._recorder.group(description.compact(ranks))
             self._alike[alike] = self._recorder.program(group, fields)
+        self._notes.pop(executed, None)
         return self._alike[alike]
 
     # ---- calls
@@ -207,9 +213,21 @@ class Lockstep:
         self._recorder.detach()
 
     def _give_up(self, error: Exception) -> None:
-        if self._on:
-            self._on = False
-            self._trouble("calls are not recorded any more", error, COMPILATIONS)
+        if not self._on:
+            return
+        self._on = False
+        what = "cross-process calls are not recorded any more"
+        self._trouble(what, error, COMPILATIONS)
+        if self._strict:
+            print(f"jaxrun: rank {self._rank}: {what}, and others may wait for it: {error!r}", file=sys.stderr)
+
+    @contextlib.contextmanager
+    def _careful(self, lost: str) -> Iterator[None]:
+        """What is done in here may fail, and this is lost then."""
+        try:
+            yield
+        except Exception as error:
+            self._trouble(lost, error)
 
     def _trouble(self, what: str, error: Exception, level: int | None = None) -> None:
         with contextlib.suppress(Exception):

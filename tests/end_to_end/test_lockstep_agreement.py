@@ -11,7 +11,7 @@ from harness import HERE, jaxrun
 BENIGN = str(HERE / "benign.py")
 SOURCES = "".join(path.read_text() for path in sorted((HERE / "agreeing").glob("*.py")))
 PROGRAMS = [name.replace("_", "-") for name in re.findall(r"^@program\ndef (\w+)", SOURCES, re.MULTILINE)]
-STEPS = {"record": 1000, "strict": 250}  # a thousand take about 70 s in strict mode
+STEPS = {"record": 1000, "strict": 150}  # a thousand take about 70 s in strict mode
 # Two shares of about the same length; and over four ranks those whose groups are not all of them.
 SHARES = {"even": (2, PROGRAMS[::2]), "odd": (2, PROGRAMS[1::2]), "four": (4, ["some-ranks-only", "local-on-rank-0"])}
 

@@ -325,7 +325,7 @@ def test_a_time_limit_shows_where_the_ranks_are() -> None:
     told = decide(ends, "timeout", dumps={1: DUMP, 2: DUMP, 3: DUMP})
     assert (told.exit_code, told.headline) == (124, "not finished within the time limit, --timeout 10 s.")
     assert "3 ranks  1-3  train.py:8 step" in told.details[0]
-    assert "rank 0 has finished" in told.details[0]
+    assert "rank 0 (h0) has finished." in told.details[0]
 
 
 def test_an_early_exit_names_who_left_and_where_the_others_wait() -> None:

@@ -163,6 +163,15 @@ with jax.debug_nans(True):
     mapped(x)
 
 @jax.jit
+def treed(a):
+    return {"sum": a.sum(), "rest": (None, [a, a * 2])}
+for f in (treed, treed.lower(x).compile()):
+    for _ in range(3):
+        tree = f(x)
+        assert list(tree) == ["rest", "sum"] and tree["rest"][0] is None, tree
+        assert np.array_equal(tree["rest"][1][1].addressable_data(0), 2 * x.addressable_data(0))
+
+@jax.jit
 def wide(*args):
     return sum(args)
 wide(*[x] * 40)

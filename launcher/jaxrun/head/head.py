@@ -316,7 +316,8 @@ class Head:
                 return questions
         ends = self._roster.ends(now)
         divergence = self._lockstep.divergence
-        ending = replace(self._ending, ends=ends, run_at=self._run_at, divergence=divergence)
+        flights = self._ending.flights or self._lockstep.texts
+        ending = replace(self._ending, ends=ends, run_at=self._run_at, divergence=divergence, flights=flights)
         ended_well = all(end.done or end.status == 0 for end in ends)
         if ending.reason == "interrupted" and ending.signum == signal.SIGTERM and ended_well:
             ending = replace(ending, reason="preempted")

@@ -24,6 +24,15 @@ _FIRST_LOOK, _GROWTH, _LAST_LOOK = 1.0, 1.5, 30.0  # seconds between looks at th
 _PATIENCE = 0.3  # seconds for the descriptions that a report wants
 
 
+@dataclass(frozen=True, slots=True)
+class _Question:
+    """What histories are wanted for; if they show nothing, what was known before."""
+
+    suspicion: Suspicion
+    known: Divergence | None = None
+    meeting: Meeting | None = None
+
+
 @dataclass(slots=True)
 class _Case:
     """A divergence that waits for its descriptions, and the ranks that wait for it."""
@@ -48,7 +57,7 @@ class Lockstep:
         self._read: dict[int, tuple[str, Flight]] = {}
         self._all_wait = False
         self._cases: list[_Case] = []
-        self._suspicions: list[Suspicion] = []
+        self._questions: list[_Question] = []
 
     @property
     def on(self) -> bool:
@@ -70,7 +79,7 @@ class Lockstep:
     @property
     def busy(self) -> bool:
         """Whether an answer is awaited."""
-        return bool(self._cases or self._suspicions)
+        return bool(self._cases or self._questions)
 
     def next_look(self) -> float | None:
         """Seconds until the recorders are to be read again; None for never."""
@@ -140,6 +149,10 @@ class Lockstep:
 
     def hurry(self) -> None:
         """No more answers will come: what is known must do."""
+        for question in self._questions:
+            if question.known is not None:
+                self._open(question.known, question.meeting, 0.0)
+        self._questions.clear()
         for case in list(self._cases):
             self._close(case)
 
@@ -153,24 +166,37 @@ class Lockstep:
     def _suspect(self) -> list[Action]:
         if self.divergence is not None or self.busy:
             return []
-        self._suspicions = list(compare.suspicions(self.flights))
-        return [TakeStacks(suspicion.witnesses, "history") for suspicion in self._suspicions[:1]]
+        return self._ask(*(_Question(suspicion) for suspicion in compare.suspicions(self.flights)))
+
+    def _ask(self, *questions: _Question) -> list[Action]:
+        """One after the other."""
+        first = not self._questions
+        self._questions += questions
+        return self._ask_next() if first else []
+
+    def _ask_next(self) -> list[Action]:
+        return [TakeStacks(question.suspicion.witnesses, "history") for question in self._questions[:1]]
 
     def _judge(self, histories: Mapping[int, str], now: float) -> list[Action]:
+        if not self._questions:
+            return []
+        question = self._questions.pop(0)
         flights = {rank: Flight.from_json(text) for rank, text in histories.items()}
-        found = [compare.first_difference(suspicion, flights) for suspicion in self._suspicions[:1]]
-        del self._suspicions[:1]
-        for divergence in found:
-            if divergence is not None:
-                self._suspicions.clear()
-                return self._open(divergence, None, now)
-        return [TakeStacks(suspicion.witnesses, "history") for suspicion in self._suspicions[:1]]
+        found = compare.first_difference(question.suspicion, flights) or question.known
+        opened = self._open(found, question.meeting, now) if found is not None else []
+        return [*opened, *self._ask_next()]
 
     def _on_conflict(self, meeting: Meeting, now: float) -> list[Action]:
         absent = meeting.members - meeting.calls.keys()
         states = {rank: self._state(rank, *meeting.key) for rank in sorted(absent)}
         divergence = of_calls(meeting.calls, {rank: text for rank, text in states.items() if text})
-        return self._open(divergence, meeting, now) if divergence is not None else []
+        if divergence is None:
+            return []
+        if meeting.waiting:
+            return self._open(divergence, meeting, now)
+        # Only first calls are told: they may have been out of step before.
+        parties = tuple(party.ranks for party in divergence.parties)
+        return self._ask(_Question(Suspicion(*meeting.key, parties), divergence, meeting))
 
     def _state(self, rank: int, group: str, number: int) -> str:
         """What a rank does instead of this call, if that is known: it has gone, or waits as all the others do."""
@@ -200,9 +226,7 @@ class Lockstep:
         self._cases.remove(case)
         divergence = case.divergence.described(case.texts)
         text = report.text(divergence, self._hosts)
-        if case.meeting is not None and case.meeting.waiting:
-            return self._agreement.settle(case.meeting, text)
-        if case.meeting is not None:
-            self._agreement.settle(case.meeting, text)
+        waiting = case.meeting is not None and case.meeting.waiting
+        actions = self._agreement.settle(case.meeting, text) if case.meeting is not None else []
         first, self.divergence = self.divergence is None, self.divergence or divergence
-        return [Say(text)] if first else []
+        return [*actions, Say(text)] if first and not waiting else actions  # those that wait will say it themselves

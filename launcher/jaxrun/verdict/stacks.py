@@ -46,6 +46,10 @@ class Frame:
         return _SCAFFOLD.search(self.file) is not None
 
     @property
+    def is_wrapper(self) -> bool:
+        return self.file.endswith("/traceback_util.py")
+
+    @property
     def is_users(self) -> bool:
         if _SHIPPED_PROGRAMS in self.file:
             return True
@@ -83,7 +87,8 @@ class Stack:
         text = f"{users[0]} <- {caller}" if caller else str(users[0])
         if not self.called:
             return text
-        entry = self.called[-1]
+        # JAX wraps its own functions, to leave its inside out of tracebacks.
+        entry = next((frame for frame in reversed(self.called) if not frame.is_wrapper), self.called[-1])
         return f"{text}   in {'JAX' if entry.is_jax else PurePath(entry.file).stem}: {entry.function}"
 
 

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import signal
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from jaxrun.errors import EXIT_NOT_UNIFORM, EXIT_PREEMPTED, EXIT_SIGNAL_BASE, EXIT_TIMEOUT, EXIT_UNAVAILABLE
 from jaxrun.head.events import Ending
 from jaxrun.lockstep import report as lockstep
+from jaxrun.lockstep.compare import lags
+from jaxrun.lockstep.flight import Flight
 from jaxrun.ranks import spell
 from jaxrun.verdict import explanations, sentences
 from jaxrun.verdict.blame import Kind, blamed, kind
@@ -65,15 +67,25 @@ def decide(
 
 def _with_divergence(told: Verdict, ending: Ending) -> Verdict:
     """The same where the ranks were out of step: of what only broke because of that, it is the cause."""
-    if ending.divergence is None:
-        return told
-    told = replace(told, divergence=lockstep.text(ending.divergence, told.hosts))
     guilty = [end for end in ending.ends if end.rank in told.culprits]
     broken = all(kind(end) is Kind.CONSEQUENCE or end.status == -signal.SIGABRT for end in guilty)
+    if ending.divergence is None:
+        return replace(told, details=(*told.details, *_uneven(ending, told.hosts))) if broken else told
+    text = lockstep.text(ending.divergence, told.hosts)
+    if text in told.traceback:
+        return told
+    told = replace(told, divergence=text)
     if ending.reason != "failed" or not guilty or not broken:
         return told
     cause = lockstep.one_line(ending.divergence)
     return replace(told, outcome="diverged", headline=f"{cause}; {told.headline}", means="", advice="", link="")
+
+
+def _uneven(ending: Ending, hosts: Mapping[int, str]) -> Iterator[str]:
+    """Where nobody's own fault is known: which calls some had begun, and others had not."""
+    flights = {rank: Flight.from_json(text) for rank, text in ending.flights.items()}
+    for lag in lags(flights) if ending.reason == "failed" else ():
+        yield f"{lockstep.lagging(lag, hosts)}."
 
 
 def weigh(

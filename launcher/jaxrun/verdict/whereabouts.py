@@ -98,7 +98,6 @@ _KERNEL = tuple(
         (Doing.NETWORK, r"inet_|tcp_|sk_wait|wait_for_connect|unix_wait"),
     )
 )
-_WRAPPERS = re.compile(r"/traceback_util\.py$")
 _INNER = re.compile(r"^_|^(?:wrapper|cache_miss|try_to_block)$")  # names that say nothing to a user
 _ENDING = "_join_threads"  # of jaxrun_runtime/finish.py
 
@@ -154,7 +153,7 @@ def _is_of_no_rule(frame: Frame) -> bool:
 
 def _name(called: Sequence[Frame]) -> str:
     """What the program has called: "queue.get", "process_allgather"; empty where the name is of JAX's inside."""
-    entries = [frame for frame in called if not _WRAPPERS.search(frame.file)]
+    entries = [frame for frame in called if not frame.is_wrapper]
     if not entries or (entries[-1].is_jax and _INNER.search(entries[-1].function)):
         return ""
     entry = entries[-1]

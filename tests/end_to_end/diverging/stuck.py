@@ -42,6 +42,7 @@ def last_batch_sleep(world: World) -> None:
 
 @kind
 def stopped(world: World) -> None:
+    """A signal stops it, as a memory limit or a curious admin may do."""
     x = world.ones(world.size, 8)
     for number in range(5):
         if world.odd and number == 3:
@@ -73,10 +74,15 @@ def typing(world: World) -> None:
 
 @kind
 def debugger(world: World) -> None:
+    """A breakpoint was left on rank 0."""
+
+    def look() -> None:
+        breakpoint()  # debugger
+
     x = world.ones(world.size, 8)
     for number in range(5):
         if world.first and number == 3:
-            breakpoint()  # debugger
+            look()
         float(step(x))  # debugger: the others
 
 
