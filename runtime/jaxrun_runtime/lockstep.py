@@ -14,8 +14,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Any
-from weakref import WeakKeyDictionary
+from typing import Any
 
 from jaxrun.contract import Call, OutOfStep, WorkerEnv
 from jaxrun.contract.flight import COMPILATIONS, EVERY_CALL, FIRST_CALLS, STRICT_MODE
@@ -23,11 +22,9 @@ from jaxrun.contract.flight import COMPILATIONS, EVERY_CALL, FIRST_CALLS, STRICT
 from . import DivergenceError, jaxhooks
 from . import link as link_module
 from .callsites import CallSites
+from .catalogue import Catalogue
 from .link import AgentGone, Link
 from .recorder import Program, Recorder
-
-if TYPE_CHECKING:
-    from .description import Lowered, Note, Texts
 
 
 def install(env: WorkerEnv, link: Link) -> Lockstep | None:
@@ -54,7 +51,7 @@ def install(env: WorkerEnv, link: Link) -> Lockstep | None:
 
 
 class Lockstep:
-    """The state behind the hooks of one rank. Executables are held weakly, or as the numbers that are their ids."""
+    """What the hooks of one rank call."""
 
     def __init__(self, rank: int, link: Link, recorder: Recorder, strict: bool) -> None:
         self._rank = rank
@@ -62,18 +59,13 @@ class Lockstep:
         self._recorder = recorder
         self._strict = strict
         self._on = True
+        self._catalogue = Catalogue(recorder)
         self._sites = CallSites(recorder.site)
-        self._since = time.monotonic()
-        self._texts: Texts | None = None
-        self._notes: WeakKeyDictionary[Any, Note] = WeakKeyDictionary()
-        self._programs: WeakKeyDictionary[Any, Program | None] = WeakKeyDictionary()
-        self._loaded: dict[int, Program] = {}
-        self._alike: dict[tuple[str, str, str], Program] = {}
-        self._naming = threading.RLock()
         self._turn = threading.RLock()
+        self._lost: set[str] = set()
         self.dispatched = self._make_dispatched()
 
-    # ---- from lowering to the first call
+    # ---- programs
 
     def compiling(self, name: str) -> None:
         with self._careful("what is being compiled is not known"):
@@ -83,55 +75,16 @@ class Lockstep:
         with self._careful("what is being compiled is not known"):
             self._recorder.compiled()
 
-    def lowering(self, module: Any, devices: Any) -> Lowered | None:
-        """A program is about to be compiled; returns what `lowered` wants to know, None if it is of one process."""
+    def lowering(self, module: Any, devices: Any) -> Any:
         with self._careful("what a program computes is not known"):
-            if self._on and len({device.process_index for device in devices}) > 1:
-                from . import description  # not before it is needed: it takes 2 ms
+            return self._catalogue.lowering(module, devices) if self._on else None
 
-                self._texts = self._texts or description.Texts(self._since)
-                return description.lowered(module, devices, self._texts)
-        return None
-
-    def lowered(self, compiled: Any, lowered: Lowered) -> None:
-        """It has been compiled."""
+    def lowered(self, compiled: Any, lowered: Any) -> None:
         with self._careful("what a program computes is not known"):
-            from . import jaxfacts
-
-            note = (lowered, jaxfacts.signature(compiled))
-            jaxhooks.when_loaded(compiled, lambda executed: self._notes.__setitem__(executed, note))
+            self._catalogue.lowered(compiled, lowered)
 
     def known(self, loaded: Any) -> Program | None:
-        """The program that a loaded executable is. It has been executed just now, so its id is not an old one's."""
-        return self._loaded.get(id(loaded)) if self._on else None
-
-    def _program(self, executed: Any, args: tuple[Any, ...]) -> tuple[Program | None, bool]:
-        """The program, None if it is of one process only, and whether it is new."""
-        with contextlib.suppress(KeyError):
-            return self._programs[executed], False
-        with self._naming:
-            before = len(self._alike)
-            program = self._programs[executed] = self._describe(executed, args)
-            loaded = id(jaxhooks.loaded(executed))
-            if program is None:
-                self._loaded.pop(loaded, None)
-            else:
-                self._loaded[loaded] = program
-            return program, len(self._alike) > before
-
-    def _describe(self, executed: Any, args: tuple[Any, ...]) -> Program | None:
-        note = self._notes.get(executed)
-        if note is None and len(jaxhooks.ranks(executed)) < 2:
-            return None
-        from . import description
-
-        ranks, fields = description.about(executed, args, note)
-        alike = (fields["key"], fields["code"], fields["source"])
-        if alike not in self._alike:
-            group = self._recorder.group(description.compact(ranks))
-            self._alike[alike] = self._recorder.program(group, fields)
-        self._notes.pop(executed, None)
-        return self._alike[alike]
+        return self._catalogue.known(loaded) if self._on else None
 
     # ---- calls
 
@@ -140,7 +93,7 @@ class Lockstep:
         program, new, site = None, False, 0
         if self._on:
             try:
-                program, new = self._program(executed, args)
+                program, new = self._catalogue.called(executed, args)
                 site = self._sites.find(sys._getframe()) if program is not None else 0
             except Exception as error:
                 self._give_up(error)
@@ -223,12 +176,15 @@ class Lockstep:
 
     @contextlib.contextmanager
     def _careful(self, lost: str) -> Iterator[None]:
-        """What is done in here may fail, and this is lost then."""
+        """What is done in here may fail, and then this is lost."""
         try:
             yield
         except Exception as error:
             self._trouble(lost, error)
 
-    def _trouble(self, what: str, error: Exception, level: int | None = None) -> None:
+    def _trouble(self, lost: str, error: Exception, level: int | None = None) -> None:
+        if lost in self._lost:
+            return
+        self._lost.add(lost)
         with contextlib.suppress(Exception):
-            self._recorder.trouble(f"{what}: {type(error).__name__}: {error}", level)
+            self._recorder.trouble(f"{lost}: {type(error).__name__}: {error}", level)

@@ -52,6 +52,8 @@ def test_record_says_it(tmp_path: Path, case: Case, size: int) -> None:
     if case.unsaid:
         assert not report and "disagree" not in result.err, result.err
         assert all(where in result.err for _, where in case.parties(size).values()), result.err
+        last = f"after call #{case.number - 1} jit({case.calls[0]})"
+        assert case.ends != 124 or last in result.err.rpartition("no progress")[2], result.err
     else:
         check_report(case, size, report)
         assert report in result.err

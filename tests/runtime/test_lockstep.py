@@ -442,7 +442,6 @@ import warnings
 warnings.simplefilter("ignore")
 pid = os.fork()
 if pid == 0:
-    jr_lockstep = sys.modules["jaxrun_runtime.lockstep"]
     jax.monitoring.record_scalar("/jax/core/compile/backend_compile_duration", 0.0, fun_name="in the child")
     os._exit(0)
 os.waitpid(pid, 0)
@@ -684,6 +683,24 @@ print(jax.jit(lambda a: a * 3 + 1)(x).shape, doubled(x).shape)
         assert "KeyError" in trouble
         assert "surprise" in trouble
         assert member.flight.level == COMPILATIONS
+
+
+def test_where_a_program_cannot_be_read_it_is_known_by_its_key_and_that_is_said_once(start, script):
+    body = """
+from jaxrun_runtime import jaxfacts
+def broken(*_):
+    raise KeyError("surprise")
+jaxfacts.module_text = broken
+for n in range(3):
+    f = jax.jit(lambda a: a * n)
+    f(x), f(x)
+"""
+    one, other = _record(start, script, body)
+    (trouble,) = one.flight.troubles
+    assert trouble == "what a program computes is not known: KeyError: 'surprise'"
+    assert one.flight.level == EVERY_CALL
+    assert [call.program["code"] for call in one.flight.calls] == [""] * 6
+    assert [call.chain for call in one.flight.calls] == [call.chain for call in other.flight.calls]
 
 
 def test_without_a_recorder_the_program_runs(start, script):

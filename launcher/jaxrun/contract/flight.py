@@ -59,6 +59,7 @@ PENDING_SINCE = 18  # nanoseconds since the epoch
 # What is recorded: nothing, what compiles, the first call of each program, every call.
 LEVELS = NOTHING, COMPILATIONS, FIRST_CALLS, EVERY_CALL = range(4)
 
+OUT_OF_STEP = "DivergenceError"  # what a worker raises that may not make a call
 LOCKSTEP = OFF, RECORD, STRICT_MODE = "off", "record", "strict"
 
 

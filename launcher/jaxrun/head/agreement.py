@@ -14,7 +14,8 @@ from jaxrun.contract import Call, OutOfStep, Proceed
 from jaxrun.head.events import Action, Send
 from jaxrun.lockstep.flight import members
 
-SETTLE = 0.1  # seconds from a conflict until it is settled
+SETTLE = 0.1  # seconds from a conflict until it is settled, once all ranks have come or gone
+_PATIENCE = 2.0  # seconds until it is settled without those that have not: compiling takes them unequally long
 _REMEMBERED = 1024  # calls that only some ranks have told of, as the others knew the program before
 
 Key = tuple[str, int]  # group, number
@@ -77,6 +78,8 @@ class Agreement:
             self._waiting[call.rank] = call
         if not meeting.alike or any(self._never_comes(rank, meeting) for rank in self._gone):
             self._conflict(meeting, now)
+        if meeting.key in self._conflicts:
+            self._hasten(meeting, now)
         elif len(meeting.calls) == len(meeting.members):
             del self._meetings[key]
             return self._release(meeting, Proceed(*key))
@@ -111,6 +114,10 @@ class Agreement:
     def deadline(self) -> float | None:
         return min(self._conflicts.values(), default=None)
 
+    def hurry(self) -> None:
+        """All that are due at some time are due now."""
+        self._conflicts = dict.fromkeys(self._conflicts, 0.0)
+
     def due(self, now: float) -> list[Meeting]:
         """The conflicts that have waited long enough: each is to be given to `settle`, if it still is one."""
         due = [key for key, at in self._conflicts.items() if at <= now]
@@ -140,7 +147,13 @@ class Agreement:
 
     def _conflict(self, meeting: Meeting, now: float) -> None:
         if not meeting.settled:
-            self._conflicts.setdefault(meeting.key, now + SETTLE)
+            self._conflicts.setdefault(meeting.key, now + _PATIENCE)
+            self._hasten(meeting, now)
+
+    def _hasten(self, meeting: Meeting, now: float) -> None:
+        """There is nobody to wait for once each rank has come, has gone, or waits in another call."""
+        if meeting.members <= meeting.calls.keys() | self._gone.keys() | self._waiting.keys():
+            self._conflicts[meeting.key] = min(self._conflicts[meeting.key], now + SETTLE)
 
     def _forget_oldest(self) -> None:
         idle = (key for key, meeting in self._meetings.items() if not meeting.waiting and key not in self._conflicts)

@@ -55,6 +55,7 @@ from jaxrun.verdict import verdict
 from jaxrun.verdict.stacks import NATIVE_SIGNAL
 from jaxrun.wording import plural
 
+TOGETHER = 1.0  # seconds to wait for the others that were told of the same
 SETTLE = 0.03  # seconds to wait for the cause after the first failure: collateral errors can win the race
 PATIENCE = 0.5  # seconds to wait for it when all that is known is collateral
 LAST_QUESTIONS = 0.8  # seconds that the end may be put off to learn how the ranks fell out of step
@@ -219,7 +220,6 @@ class Head:
 
     def _on_exit(self, exited: Exited, now: float) -> list[Action]:
         self._roster.exited(exited, now)
-        self._lockstep.gone(exited.rank, now)
         well = exited.status == 0 and self._run_at is not None
         if self._phase in _HEALTHY and not well:
             return self._on_failure(exited.rank, now)
@@ -257,13 +257,16 @@ class Head:
             self._phase = Phase.SETTLING
             self._ending = Ending("failed", (), decided_at=now)
             self._looks.end()
-            self._alarms = {"settle": now + SETTLE, "patience": now + PATIENCE}
+            wait = TOGETHER if self._lockstep.told(rank) else SETTLE
+            self._alarms = {"settle": now + wait, "patience": now + PATIENCE}
         return self._settle(now, rank) if self._phase is Phase.SETTLING else []
 
     def _settle(self, now: float, rank: int | None = None) -> list[Action]:
         """Stop the others once the cause is known; `rank` is the only one of which more is known than before."""
         if not self._roster.any_live:
             return self._finish(now)
+        if rank is not None and self._lockstep.told(rank) and not any(map(self._lockstep.told, self._roster.silent)):
+            self._alarms.pop("settle", None)  # all have said it
         if "settle" in self._alarms:
             return []
         news = self._roster.ends(now) if rank is None else (self._roster.end(rank, now),)

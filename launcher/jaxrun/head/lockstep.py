@@ -56,12 +56,18 @@ class Lockstep:
         self._flights: dict[int, str] = {}
         self._read: dict[int, tuple[str, Flight]] = {}
         self._all_wait = False
+        self._told: set[int] = set()
+        self._concluding = False
         self._cases: list[_Case] = []
         self._questions: list[_Question] = []
 
     @property
     def on(self) -> bool:
         return self._pause is not None
+
+    def told(self, rank: int) -> bool:
+        """Whether this rank was told that it is out of step, which it then raises."""
+        return rank in self._told
 
     @property
     def texts(self) -> Mapping[int, str]:
@@ -141,6 +147,11 @@ class Lockstep:
 
     def conclude(self, now: float, *, well: bool) -> list[Action]:
         """The last questions, when all ranks have ended; `well`: with status 0, so that they should be level."""
+        self._concluding = True
+        self._agreement.hurry()
+        actions = self.due(now)
+        if self.busy:
+            return actions
         if self.divergence is not None or not self.on:
             return []
         actions = self._suspect()
@@ -226,7 +237,9 @@ class Lockstep:
         self._cases.remove(case)
         divergence = case.divergence.described(case.texts)
         text = report.text(divergence, self._hosts)
-        waiting = case.meeting is not None and case.meeting.waiting
+        waiting = case.meeting.waiting if case.meeting is not None else ()
+        self._told |= set(waiting)
         actions = self._agreement.settle(case.meeting, text) if case.meeting is not None else []
         first, self.divergence = self.divergence is None, self.divergence or divergence
-        return [*actions, Say(text)] if first and not waiting else actions  # those that wait will say it themselves
+        # Those that wait will say it themselves, and the verdict says it at the end.
+        return [*actions, Say(text)] if first and not waiting and not self._concluding else actions

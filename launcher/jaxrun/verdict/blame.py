@@ -14,6 +14,7 @@ import enum
 import signal
 from collections.abc import Sequence
 
+from jaxrun.contract.flight import OUT_OF_STEP
 from jaxrun.verdict import collateral, sentences
 from jaxrun.verdict.ends import End
 
@@ -76,6 +77,8 @@ def _consequence(end: End) -> Kind:
 
 
 def _likeness(end: End) -> tuple[object, ...]:
+    if end.words is not None and end.words.error == OUT_OF_STEP:
+        return end.words.error, end.words.message  # each rank raises it at a line of its own
     if end.words is not None:
         return end.words.error, end.words.status, end.words.message, end.words.traceback
     if end.lost:

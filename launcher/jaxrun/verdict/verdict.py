@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
+from jaxrun.contract.flight import OUT_OF_STEP
 from jaxrun.errors import EXIT_NOT_UNIFORM, EXIT_PREEMPTED, EXIT_SIGNAL_BASE, EXIT_TIMEOUT, EXIT_UNAVAILABLE
 from jaxrun.head.events import Ending
 from jaxrun.lockstep import report as lockstep
@@ -119,12 +120,20 @@ def weigh(
         traceback=traceback,
         headline=headline,
         details=sentences.thread_notes(ends, traceback),
-        victims={end.rank: sentences.fate(end) for end in ends if end.rank not in blamed_ranks},
+        victims={
+            end.rank: _too_early(end, guilty) or sentences.fate(end) for end in ends if end.rank not in blamed_ranks
+        },
         startup=run_at - started if run_at is not None else None,
         run=max(0.0, first.time - run_at) if run_at is not None else None,
         stopping=max(0.0, ended - first.time),
         **_explained(guilty[0], hosts),
     )
+
+
+def _too_early(end: End, guilty: Sequence[End]) -> str:
+    """Who had finished while the others went on to a call that needs it is not free of fault."""
+    errors = {other.words.error for other in guilty if other.words is not None}
+    return "had finished before" if OUT_OF_STEP in errors and end.done else ""
 
 
 def _explained(end: End, hosts: Mapping[int, str]) -> dict[str, str]:
