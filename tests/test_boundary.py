@@ -64,6 +64,13 @@ def test_the_runtime_takes_only_the_contract_and_the_errors_from_the_launcher(pa
             assert any(name == shared or name.startswith(f"{shared}.") for shared in _SHARED), name
 
 
+def test_private_names_of_jax_stand_in_few_files():
+    private = {
+        path.name for path in _RUNTIME_FILES if "jax._src" in path.read_text() or "jaxlib._jax" in path.read_text()
+    }
+    assert private == {"jaxprivate.py", "jaxhooks.py"}
+
+
 def _imports(path: Path) -> list[str]:
     """Every absolute name that the file imports, at any depth of its functions."""
     names = []

@@ -67,6 +67,15 @@ def parties(report: str) -> dict[str, tuple[str, str]]:
     return {ranks: (name, where) for ranks, name, where in rows}
 
 
+def check_report(case: Case, size: int, report: str) -> None:
+    """Call, groups of ranks, places, difference; and no line that is much too long."""
+    assert report.startswith(f"the processes disagree at cross-process call #{case.number}\n"), report
+    assert parties(report) == case.parties(size), report
+    for words in case.words_for(size):
+        assert words in report, report
+    assert max(map(len, report.splitlines())) <= 110, report
+
+
 _ALL = (2, 4)
 
 CASES = (

@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
-from divergences import CASES, STUCK, Case, parties, place
+from divergences import CASES, STUCK, Case, check_report, place
 from harness import HERE, Result, jaxrun
 
 DIVERGE = str(HERE / "diverge.py")
@@ -33,15 +33,6 @@ def diverge(tmp_path: Path, mode: str, kind: str, size: int, *flags: str) -> Res
     finally:
         os.close(keyboard)
         os.close(fingers)
-
-
-def check_report(case: Case, size: int, report: str) -> None:
-    """Call, groups of ranks, places, difference; and no line that is much too long."""
-    assert report.startswith(f"the processes disagree at cross-process call #{case.number}\n"), report
-    assert parties(report) == case.parties(size), report
-    for words in case.words_for(size):
-        assert words in report, report
-    assert max(map(len, report.splitlines())) <= 110, report
 
 
 @pytest.mark.parametrize(("case", "size"), sized(CASES))

@@ -173,7 +173,7 @@ def test_first_calls_that_differ_are_said_once_and_kept_for_the_verdict(record):
     record.tell(call(0, 2, waits=False), call(1, 2, key="other", waits=False)).wait(0.5)
     assert len(record.said) == 1 and "argument x is float32[32]" in record.texts[0]
     assert record.ending is None and not sent(record, OutOfStep)
-    record.done(0, 1, 2).exit(0, 0, 1, 2)
+    record.done(0, 1, 2).exit(0, 0, 1, 2).wait(1)
     assert record.ending.reason == "ok" and record.ending.divergence.number == 1
     text = all_say(record, record.ending)
     assert "done in" in text and "may be wrong" in text and "argument x is float32[32]" in text

@@ -9,8 +9,7 @@ import subprocess
 import time
 
 import pytest
-from divergences import CASES, STUCK, place
-from test_lockstep_divergence import check_report
+from divergences import CASES, STUCK, check_report, place
 from harness import HERE
 from stage import HOSTS, TESTBED, Stage
 from ways import LAUNCHED, OPEN_MPI_5, PYTHON, SLURM, SOME, Way, row
