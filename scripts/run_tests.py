@@ -24,17 +24,22 @@ from xml.etree import ElementTree
 ROOT = Path(__file__).resolve().parent.parent
 CHECKS = 5  # that scripts/check makes
 JAX_TESTS = ("tests/runtime", "tests/end_to_end")
+CORPORA = ("tests/end_to_end/test_lockstep_agreement.py", "tests/end_to_end/test_lockstep_divergence.py")
 NOTES_SHOWN = 10  # per environment, so that the whole summary stays on one screen
 NO_SUCH_PYTHON = 69  # how scripts/install ends then
 
 
 @dataclass(frozen=True)
 class Environment:
-    """A virtual environment besides the main one; `jax` None means the newest that pip finds."""
+    """A virtual environment besides the main one; `jax` None means the newest that pip finds.
+
+    without:  tests that take long, and that the others run
+    """
 
     venv: str
     pythons: tuple[str, ...]
     jax: str | None
+    without: tuple[str, ...] = ()
 
     @property
     def name(self) -> str:
@@ -65,7 +70,7 @@ class Result:
 
 FURTHER = (
     Environment(".venv-jax08", ("3.11",), "0.8.0"),
-    Environment(".venv-jax010", ("3.11",), "0.10.2"),
+    Environment(".venv-jax010", ("3.11",), "0.10.2", without=CORPORA),
     Environment(".venv-jax-newest", ("3.13", "3.12", "3.14"), None),
 )
 
@@ -138,7 +143,8 @@ def run_further(environment: Environment, arguments: Sequence[str]) -> Result | 
     if installed.returncode:
         note = f"could not be set up: {shlex.join(environment.install)}"
         return Result(environment.name, 0, 1, notes=(note,))
-    return run_pytest(environment.venv, [*arguments, *JAX_TESTS])
+    left_out = [f"--ignore={path}" for path in environment.without]
+    return run_pytest(environment.venv, [*arguments, *JAX_TESTS, *left_out])
 
 
 def run_everything(main_options: Sequence[str], further_options: Sequence[str]) -> tuple[list[Result], list[str]]:
@@ -146,6 +152,7 @@ def run_everything(main_options: Sequence[str], further_options: Sequence[str]) 
     mine = f"{sys.version_info.major}.{sys.version_info.minor}", version("jax")
     further = [environment for environment in FURTHER if not environment.is_like(*mine)]
     not_run = [f"not run again: {e.name}: that is the main environment" for e in FURTHER if e not in further]
+    not_run += [f"not run with {e.name}: {', '.join(e.without)}" for e in further if e.without]
     engines = subprocess.Popen(["scripts/engines"], cwd=ROOT, start_new_session=True)
     ahead = [  # they wait for each other, and are up to date, or tell why not, when run_further asks again
         subprocess.Popen(
@@ -182,7 +189,7 @@ def main(arguments: Sequence[str], workers: str | None) -> int:
     options = arguments[1:] if everything else arguments
     main_options = ["--numprocesses", workers or "2", *options]
     if everything:
-        results, not_run = run_everything(main_options, ["--numprocesses", workers or "0", *options])
+        results, not_run = run_everything(main_options, ["--numprocesses", workers or "2", *options])
     else:
         results = [run_pytest(".venv", main_options)]
         not_run = ["not run: the checks and the other environments (scripts/test without options runs all)"]
