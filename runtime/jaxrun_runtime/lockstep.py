@@ -138,8 +138,10 @@ class Lockstep:
             with contextlib.suppress(AgentGone):
                 self._link.send(call)
             return
+        began = time.perf_counter_ns()
         self._link.send(call)
         answer = self._link.answer(group, number)
+        self._recorder.agreed(time.perf_counter_ns() - began)
         if isinstance(answer, OutOfStep):
             program.group.made = number  # so that a program that goes on has a new number for its next call
             raise DivergenceError(answer.text)

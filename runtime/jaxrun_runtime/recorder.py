@@ -125,6 +125,11 @@ class Recorder:
             self._words[flight.COMPILED] += 1
             self._show_compiling()
 
+    def agreed(self, nanoseconds: int) -> None:
+        """A call was agreed on; this much time went into it."""
+        self._words[flight.AGREED] += 1
+        self._words[flight.AGREED_TIME] += nanoseconds
+
     def _show_compiling(self) -> None:
         self._words[flight.COMPILING] = min(list(self._compiling.values()), default=0)
 

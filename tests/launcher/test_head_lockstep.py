@@ -152,6 +152,14 @@ def test_a_rank_that_works_alone_waits_for_nobody(simulate):
     assert len(sent(job, OutOfStep)) == 1
 
 
+def test_the_price_is_told_at_the_end(strict):
+    for rank, took in ((0, 0.3), (1, 0.5), (2, 0.1)):
+        strict.tell(Flown(rank, replace(Flight.from_json(flight("a", "a")), agreed=(2, took)).to_json()))
+    strict.done(0, 1, 2).exit(0, 0, 1, 2)
+    text = all_say(strict, strict.ending)
+    assert "2 calls agreed on first, which took rank 1 0.50 s, 250.00 ms each, waiting for slower ranks" in text
+
+
 # ---- record: first calls
 
 

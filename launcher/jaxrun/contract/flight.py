@@ -50,6 +50,8 @@ MADE = 8  # records made so far
 TEXT_SIZE = 9
 COMPILING = 10  # since when (nanoseconds since the epoch) a program is being compiled; 0 if none is
 COMPILED = 11  # programs compiled so far
+AGREED = 12  # calls that were agreed on first
+AGREED_TIME = 13  # nanoseconds that this took, waiting for slower ranks included
 # The call that was entered and whose record is still to come: known for the first call of a program, and in strict
 # mode for all; PENDING is number | group << 48, and 0 if there is none.
 PENDING = 16

@@ -62,6 +62,7 @@ class Flight:
     sites:      "file.py:88 train_step", innermost first
     unknown:    how many of all its programs lack a key or a code
     trouble:    why less is recorded than could be
+    agreed:     how many calls were agreed on first, and the seconds that took
     """
 
     level: int = NOTHING
@@ -75,6 +76,7 @@ class Flight:
     sites: Mapping[int, tuple[str, ...]] = field(default_factory=dict)
     unknown: int = 0
     trouble: str = ""
+    agreed: tuple[int, float] = (0, 0.0)
 
     @property
     def complete(self) -> bool:
@@ -124,6 +126,7 @@ class Flight:
             "sites": list(self.sites.items()),
             "unknown": self.unknown,
             "trouble": self.trouble,
+            "agreed": self.agreed if self.agreed[0] else None,
         }
         return json.dumps({name: value for name, value in content.items() if value}, separators=(",", ":"))
 
@@ -142,6 +145,7 @@ def _from_content(content: Mapping[str, Any]) -> Flight:
     names = list(groups)
     pending = content.get("pending")
     compiling = content.get("compiling")
+    agreed = content.get("agreed", (0, 0.0))
     return Flight(
         level=int(content.get("level", NOTHING)),
         strict=bool(content.get("strict", False)),
@@ -154,6 +158,7 @@ def _from_content(content: Mapping[str, Any]) -> Flight:
         sites={int(number): tuple(map(str, stack)) for number, stack in content.get("sites", ())},
         unknown=int(content.get("unknown", 0)),
         trouble=str(content.get("trouble", "")),
+        agreed=(int(agreed[0]), float(agreed[1])),
     )
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from jaxrun.lockstep.flight import AnyCall, Flight, members
 from jaxrun.ranks import compact
-from jaxrun.wording import seconds
+from jaxrun.wording import plural, seconds
 
 _KINDS = 2  # that one line tells of
 
@@ -34,6 +34,17 @@ def progress(flights: Mapping[int, Flight], size: int, now: float | None = None)
             kinds.setdefault(doing, []).append((number, since))
     ranked = sorted(kinds.items(), key=lambda kind: -len(kind[1]))[:_KINDS]
     return " or ".join(_spell(doing, calls, size, now) for doing, calls in ranked)
+
+
+def price(flights: Mapping[int, Flight]) -> str:
+    """What it cost to agree on each call first; empty if nobody did."""
+    slowest = max(flights, key=lambda rank: flights[rank].agreed[1], default=None)
+    if slowest is None or not flights[slowest].agreed[0]:
+        return ""
+    count, took = flights[slowest].agreed
+    each = f"{1000 * took / count:.2f} ms each, waiting for slower ranks included"
+    which = f"which took rank {slowest} {seconds(took)}, {each}"
+    return f"--lockstep strict: {plural(count, 'call')} agreed on first, {which}."
 
 
 def _doing(flight: Flight) -> tuple[_Doing, int, float] | None:

@@ -88,6 +88,7 @@ class FlightReader:
             sites={site: stack[:frames] for site, stack in sites.items()},
             unknown=notes.unknown + len(programs - notes.programs.keys()),
             trouble=notes.trouble,
+            agreed=(header[recorder.AGREED], header[recorder.AGREED_TIME] / _SECOND),
         )
 
     def _records(self, wanted: int) -> list[_Record]:

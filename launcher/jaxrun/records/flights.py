@@ -44,6 +44,7 @@ def _table(flights: Mapping[int, Flight], hosts: Mapping[int, str]) -> str:
     for rank, flight in flights.items():
         alike.setdefault(f"{progress({rank: flight}, len(hosts))}  {_place(flight)}".strip(), []).append(rank)
     rows = [(locate(ranks, hosts), text) for text, ranks in sorted(alike.items(), key=lambda group: group[1])]
+    rows += [(locate([rank], hosts), flight.trouble) for rank, flight in flights.items() if flight.trouble]
     silent = [rank for rank in hosts if rank not in flights]
     rows += [(locate(silent, hosts), "no cross-process call")] if silent else []
     heading = f"cross-process calls, as the flight recorders of {plural(len(hosts), 'rank')} show them at their end:"

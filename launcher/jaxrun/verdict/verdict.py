@@ -13,6 +13,7 @@ from jaxrun.head.events import Ending
 from jaxrun.lockstep import report as lockstep
 from jaxrun.lockstep.compare import lags
 from jaxrun.lockstep.flight import Flight
+from jaxrun.lockstep.progress import price
 from jaxrun.ranks import spell
 from jaxrun.verdict import explanations, sentences
 from jaxrun.verdict.blame import Kind, blamed, kind
@@ -24,6 +25,7 @@ from jaxrun.verdict.outcome import to_json as to_json
 from jaxrun.wording import plural, seconds, several_hosts, signal_name
 
 _EXIT_UNKNOWN = 1
+_STRICT = '"agreed"'  # in the text of a flight
 _SAME_STEPS = "every rank must take part in the same steps"
 
 
@@ -176,7 +178,8 @@ def _no_cause(ends: Sequence[End], first: End, hosts: Mapping[int, str], moment:
 def _ok(case: _Case) -> dict[str, Any]:
     late = [end.rank for end in case.ending.ends if end.stopped]
     note = f"{spell(late)} had finished the program but did not end, and had to be killed."
-    return {"exit_code": 0, "details": (note,) if late else ()}
+    strict = {rank: Flight.from_json(text) for rank, text in case.ending.flights.items() if _STRICT in text}
+    return {"exit_code": 0, "details": tuple(filter(None, (note if late else "", price(strict))))}
 
 
 def _refused(case: _Case) -> dict[str, Any]:
