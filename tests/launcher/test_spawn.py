@@ -1,13 +1,16 @@
 """How workers are connected; that they start is the agent's and the crew's test."""
 
+import errno
 import os
 import sys
+from dataclasses import replace
 
 import pytest
 
 from jaxrun.agent import forkserver
 from jaxrun.agent.spawn import Spawner
 from jaxrun.contract import WorkerEnv
+from jaxrun.contract.flight import TEXT_AT
 from jaxrun.planning.job import Job
 from jaxrun.planning.plan import Plan, Worker
 
@@ -93,3 +96,28 @@ def test_the_fork_server_is_given_the_program_and_has_no_streams_but_stderr(tmp_
     assert stdin == stdout == os.devnull
     assert server.receive() == [None]
     server.channel.close()
+
+
+@pytest.mark.parametrize(("lockstep", "seen"), [("record", True), ("off", True), ("record", False)])
+def test_the_flight_recorder_is_a_file_of_the_run_directory_where_it_can_be(tmp_path, lockstep, seen):
+    plan = replace(_plan("/bin/true"), job=Job(program=("p",), platform="cpu", lockstep=lockstep))
+    pid, lines = Spawner(plan, dict(os.environ), str(tmp_path), tmp_path if seen else None).fresh(plan.workers[1])
+    os.waitpid(pid, 0)
+    status = os.fstat(lines.flight)
+    kept = lockstep != "off" and seen
+    assert status.st_size == TEXT_AT and status.st_nlink == int(kept)
+    assert not kept or status.st_blocks * 512 >= TEXT_AT  # a full disk would end the worker that writes to it
+    assert [path.name for path in tmp_path.iterdir()] == (["rank-0001.flight"] if kept else [])
+    lines.close()
+
+
+def test_where_there_is_no_space_the_flight_recorder_is_in_memory(tmp_path, monkeypatch):
+    def full(*_):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(os, "posix_fallocate", full)
+    plan = _plan("/bin/true")
+    pid, lines = Spawner(plan, dict(os.environ), str(tmp_path), tmp_path).fresh(plan.workers[0])
+    os.waitpid(pid, 0)
+    assert os.fstat(lines.flight).st_size == TEXT_AT and not list(tmp_path.iterdir())
+    lines.close()

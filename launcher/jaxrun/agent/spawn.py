@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import mmap
 import os
 import socket
 from collections.abc import Mapping
@@ -130,8 +131,9 @@ def _flight_recorder(rank: int, directory: Path | None) -> int:
             file = os.open(directory / flight_file(rank), flags, 0o644)
             try:
                 os.posix_fallocate(file, 0, TEXT_AT)  # or a full disk would be a signal to the worker that maps it
+                mmap.mmap(file, TEXT_AT).close()  # some file systems cannot
                 return file
-            except OSError:
+            except (OSError, ValueError):
                 os.close(file)
                 (directory / flight_file(rank)).unlink()
     file = os.memfd_create(f"flight-{rank}")
