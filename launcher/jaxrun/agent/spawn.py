@@ -124,7 +124,7 @@ def _connect(rank: int, flights: Path | None) -> tuple[Lines, _WorkerEnds]:
 
 
 def _flight_recorder(rank: int, directory: Path | None) -> int:
-    """A file in `directory` that survives everybody; where it cannot be there, one in memory."""
+    """A file in `directory` that survives everybody; where it cannot be there, one in memory, even an empty one."""
     if directory is not None:
         with contextlib.suppress(OSError):
             flags = os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC
@@ -137,7 +137,8 @@ def _flight_recorder(rank: int, directory: Path | None) -> int:
                 os.close(file)
                 (directory / flight_file(rank)).unlink()
     file = os.memfd_create(f"flight-{rank}")
-    os.ftruncate(file, TEXT_AT)
+    with contextlib.suppress(OSError):  # a limit on the size of files holds for it, too
+        os.ftruncate(file, TEXT_AT)
     return file
 
 

@@ -6,6 +6,7 @@ agent.py is to workers: nothing is decided here.
 
 from __future__ import annotations
 
+import re
 import signal
 import time
 from collections.abc import Callable, Iterable
@@ -48,6 +49,8 @@ from jaxrun.station.suspicion import Known, Suspicion
 from jaxrun.verdict.stacks import NATIVE_SIGNAL
 
 _LINES, _DOOR, _SIGNALS, _STARTER = range(4)  # the order in which what is ready is served
+# How Open MPI 4 and 5 write a rank: [[12345,1],3], [prterun-h1-12345@1,3].
+_BY_NAME = re.compile(r"Process name: \[\S*,(\d{1,9})\]")
 _RETRY = 0.01  # seconds until what the network did not take is sent again
 # Seconds in which a host that is there has answered; an engine leaves the processes that it started less time.
 _ANSWER = {False: 1.0, True: 0.15}
@@ -260,8 +263,12 @@ class Station:
             return None
         words = self._starting.words()
         said = f"; it said:\n{words}" if words else ""
-        missing = [rank for rank in self._desk.hosts if rank not in self._skew]
-        lacking = f"\nnot heard from: {locate(missing, self._desk.hosts)}" if missing and self._skew else ""
+        hosts = self._desk.hosts
+        missing = [rank for rank in hosts if rank not in self._skew]
+        named = [rank for rank in map(int, _BY_NAME.findall(words)) if rank in hosts]
+        lacking = f"\nnot heard from: {locate(missing, hosts)}" if missing and self._skew else ""
+        if not self._skew and named:
+            lacking = f"\nthat is {locate(named, hosts)}"
         return Unavailable(f"{self._starting.end_in_words()} before the job was over{said}{lacking}")
 
     def _on_message(self, rank: int, line: AgentLine, message: ToHead) -> None:
