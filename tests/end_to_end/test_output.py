@@ -10,6 +10,7 @@ import sys
 import time
 from pathlib import Path
 
+import pytest
 from harness import jaxrun, started
 
 
@@ -91,6 +92,7 @@ def test_a_reader_that_goes_away_ends_the_screen_not_the_job(tmp_path: Path) -> 
     assert "line 49999" in (tmp_path / "run" / "rank-0000.out").read_text()
 
 
+@pytest.mark.filterwarnings("ignore:os.fork.. was called:RuntimeWarning")  # where jax has been imported into pytest
 def test_a_full_disk_costs_logs_and_never_the_job(tmp_path: Path) -> None:
     code = "for i in range(40_000):\n    print('line', i)\n"
     limit = lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, 100_000))  # noqa: E731

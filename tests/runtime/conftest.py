@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-import ctypes
 import itertools
 import sys
 from pathlib import Path
@@ -12,39 +10,13 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-from gang import Gang
-
-_PR_SET_CHILD_SUBREAPER = 36
-_PR_GET_CHILD_SUBREAPER = 37
-
-
-@contextlib.contextmanager
-def _gangs(folder):
-    """Yields start(argv, size, …) → a Gang; ends them all, whatever happens."""
-    started = []
-    libc = ctypes.CDLL(None)
-    before = ctypes.c_int()
-    libc.prctl(_PR_GET_CHILD_SUBREAPER, ctypes.byref(before), 0, 0, 0)
-    libc.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
-
-    def start(*arguments, **more):
-        place = folder / f"gang-{len(started)}"
-        place.mkdir(exist_ok=True)
-        started.append(Gang(place, *arguments, **more))
-        return started[-1]
-
-    try:
-        yield start
-    finally:
-        for gang in started:
-            gang.close()
-        libc.prctl(_PR_SET_CHILD_SUBREAPER, before.value, 0, 0, 0)
+from gang import gangs
 
 
 @pytest.fixture
 def start(tmp_path):
     """start(argv, size, …) → a Gang of workers."""
-    with _gangs(tmp_path) as begin:
+    with gangs(tmp_path) as begin:
         yield begin
 
 
@@ -56,7 +28,7 @@ def play_cases(tmp_path_factory):
     directory of its own, `member.folder`.
     """
     folder = tmp_path_factory.mktemp("cases")
-    with _gangs(folder) as begin:
+    with gangs(folder) as begin:
 
         def play(cases, on_failed=None):
             for name, source in cases.items():

@@ -1,6 +1,7 @@
 """Starts real workers without the launcher: this process plays agent and head, in as few lines as will do."""
 
 import contextlib
+import ctypes
 import os
 import select
 import socket
@@ -30,6 +31,9 @@ from jaxrun.contract import (
     encode,
 )
 from jaxrun.contract.flight import TEXT_AT
+
+_PR_SET_CHILD_SUBREAPER = 36
+_PR_GET_CHILD_SUBREAPER = 37
 
 JOB_ID = "5eed" * 8
 _TIMEOUT = 60.0
@@ -212,3 +216,26 @@ def ranks_of(group):
     """ "0-2,5" → [0, 1, 2, 5]."""
     ends = [part.split("-") for part in group.split(",")]
     return [rank for part in ends for rank in range(int(part[0]), int(part[-1]) + 1)]
+
+
+@contextlib.contextmanager
+def gangs(folder):
+    """Yields start(argv, size, …) → a Gang; ends them all, whatever happens."""
+    started = []
+    libc = ctypes.CDLL(None)
+    before = ctypes.c_int()
+    libc.prctl(_PR_GET_CHILD_SUBREAPER, ctypes.byref(before), 0, 0, 0)
+    libc.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+
+    def start(*arguments, **more):
+        place = folder / f"gang-{len(started)}"
+        place.mkdir(exist_ok=True)
+        started.append(Gang(place, *arguments, **more))
+        return started[-1]
+
+    try:
+        yield start
+    finally:
+        for gang in started:
+            gang.close()
+        libc.prctl(_PR_SET_CHILD_SUBREAPER, before.value, 0, 0, 0)

@@ -8,6 +8,7 @@ import time
 import zlib
 
 import pytest
+from gang import gangs
 
 from jaxrun.contract import Call, Done, Failed
 from jaxrun.contract.flight import COMPILATIONS, COMPILING, EVERY_CALL, FIRST_CALLS, PID, STRICT
@@ -186,11 +187,9 @@ eval(compile("step({'x': x}, 2.0)", "<made>", "eval"))
 
 @pytest.fixture(scope="module")
 def members(tmp_path_factory):
-    from conftest import _gangs
-
     folder = tmp_path_factory.mktemp("calls")
     (folder / "program.py").write_text(_SETTING + _CALLS)
-    with _gangs(folder) as begin:
+    with gangs(folder) as begin:
         gang = begin([folder / "program.py"], 2)
         for member in gang.play():
             assert member.status == 0, member.err
