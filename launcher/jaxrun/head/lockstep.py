@@ -70,17 +70,14 @@ class Lockstep:
         return rank in self._told
 
     @property
+    def flights(self) -> Mapping[int, Flight]:
+        """What the recorders held when they were last read."""
+        return {rank: self._flight(rank) for rank in self._flights}
+
+    @property
     def texts(self) -> Mapping[int, str]:
         """The same as text."""
         return dict(self._flights)
-
-    @property
-    def flights(self) -> Mapping[int, Flight]:
-        """What the recorders held when they were last read."""
-        for rank, text in self._flights.items():
-            if rank not in self._read or self._read[rank][0] is not text:
-                self._read[rank] = (text, Flight.from_json(text))
-        return {rank: flight for rank, (_, flight) in self._read.items()}
 
     @property
     def busy(self) -> bool:
@@ -109,7 +106,7 @@ class Lockstep:
 
     def gone(self, rank: int, now: float) -> None:
         """This rank makes no more calls."""
-        flight = Flight.from_json(self._flights.get(rank, ""))
+        flight = self._flight(rank)
         self._agreement.gone(rank, flight.groups if flight.complete else None, now)
 
     def saw(self, taken: StacksTaken, now: float) -> list[Action]:
@@ -173,6 +170,15 @@ class Lockstep:
         return next((lag for lag in lags if not set(finished).isdisjoint(lag.behind)), None)
 
     # ---- how
+
+    def _flight(self, rank: int) -> Flight:
+        """A text is read once, as at the end of a large job there are thousands."""
+        text = self._flights.get(rank, "")
+        known, flight = self._read.get(rank, ("", Flight()))
+        if known is not text:
+            flight = Flight.from_json(text)
+            self._read[rank] = (text, flight)
+        return flight
 
     def _suspect(self) -> list[Action]:
         if self.divergence is not None or self.busy:
