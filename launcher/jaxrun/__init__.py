@@ -1,5 +1,46 @@
-"""Start JAX processes, keep them in step, and say what went wrong: the launcher's side, which never imports jax."""
+"""Start JAX processes, keep them in step, and say what went wrong: the launcher's side, which never imports jax.
+
+    results = jaxrun.launch(train, cfg, processes=4)        # a function on every rank of a job
+    with jaxrun.Gang(processes=4) as gang: ...              # a job that stays warm
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from jaxrun.gang.gang import Gang as Gang
+    from jaxrun.gang.gang import Results as Results
+    from jaxrun.gang.gang import launch as launch
+    from jaxrun.gang.remote import CallTimeout as CallTimeout
+    from jaxrun.gang.remote import GangError as GangError
+    from jaxrun.gang.remote import GangStartError as GangStartError
+    from jaxrun.gang.remote import RemoteError as RemoteError
+    from jaxrun.gang.remote import WorkerDied as WorkerDied
 
 __version__ = "0.1.0"
 
 RUNTIME = "jaxrun_runtime"  # the package that runs in every worker; the launcher only names it
+
+_HOMES = {
+    "Gang": "gang.gang",
+    "Results": "gang.gang",
+    "launch": "gang.gang",
+    "CallTimeout": "gang.remote",
+    "GangError": "gang.remote",
+    "GangStartError": "gang.remote",
+    "RemoteError": "gang.remote",
+    "WorkerDied": "gang.remote",
+}
+
+
+def __getattr__(name: str) -> Any:
+    # Loaded when asked for: the command needs none of it.
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)
+
+
+def __dir__() -> list[str]:
+    return [*_HOMES, "__version__"]

@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from jaxrun.agent import forkserver
-from jaxrun.contract.names import JOB_ID, RESERVED_PREFIX
+from jaxrun.contract.names import FORK_SERVER, JOB_ID, RESERVED_PREFIX
 from jaxrun.planning import interpreter
 
 if TYPE_CHECKING:
@@ -21,16 +21,22 @@ if TYPE_CHECKING:
 # With one of these nothing is forked; where it belongs to the program, only the head start is lost.
 _NOT_FOR = frozenset(("--help", "--help-all", "--version", "--dry-run", "--no-fork", "--backend"))
 # What an interpreter reads when it starts, or its C library; to change them takes another one.
-_READ_AT_START = ("PYTHON", "LD_", "MALLOC_", "GLIBC_", "LC_", "LANG", "TZ")
+READ_AT_START = ("PYTHON", "LD_", "MALLOC_", "GLIBC_", "LC_", "LANG", "TZ")
+# The same for jax and numpy; these the fork server makes up for, or they matter little.
+READ_AT_IMPORT = ("JAX_", "NPY_", "NUMPY_")
+MADE_UP_FOR = frozenset(("JAX_NUM_CPU_DEVICES", "JAX_PLATFORMS"))
 
 
 class HeadStart:
-    """An interpreter that waits; `job_id` is what its job must be called."""
+    """An interpreter that waits, in which jax may have been `imported`; `job_id` is what its job must be called."""
 
-    def __init__(self, job_id: str, environ: Mapping[str, str], server: forkserver.ForkServer) -> None:
+    def __init__(
+        self, job_id: str, environ: Mapping[str, str], server: forkserver.ForkServer, *, imported: bool = False
+    ) -> None:
         self.job_id = job_id
         self._environ = environ
         self._server = server
+        self._imported = imported
 
     def take(self, plan: Plan, environ: Mapping[str, str]) -> forkserver.ForkServer | None:
         """The server, set up for `plan`; None if it does not fit. `environ` is the launcher's own environment."""
@@ -38,7 +44,7 @@ class HeadStart:
         values = {name: value for name, value in wanted.items() if self._environ.get(name) != value}
         unset = sorted(self._environ.keys() - wanted.keys())
         try:
-            if plan.fork and not any(name.startswith(_READ_AT_START) for name in (*values, *unset)):
+            if plan.fork and not any(map(self._too_late, (*values, *unset))):
                 self._server.set_up(forkserver.program_of(plan.argv), values, unset)
                 return self._server
         except OSError:
@@ -46,9 +52,20 @@ class HeadStart:
         self._server.channel.close()
         return None
 
+    def _too_late(self, name: str) -> bool:
+        """Whether it can no longer be changed."""
+        if name.startswith(READ_AT_START):
+            return True
+        return self._imported and name.startswith(READ_AT_IMPORT) and name not in MADE_UP_FOR
+
 
 def begin(arguments: Sequence[str], environ: Mapping[str, str]) -> HeadStart | None:
-    """Start the interpreter, if `arguments` look like a job that forks."""
+    """Start the interpreter, if `arguments` look like a job that forks; or take the one that we were given."""
+    job_id = os.urandom(16).hex()
+    own = {name: value for name, value in environ.items() if not name.startswith(RESERVED_PREFIX)}
+    own |= interpreter.settings(own)
+    if FORK_SERVER in environ:
+        return HeadStart(job_id, own, forkserver.given(environ[FORK_SERVER]), imported=True)
     if (
         not arguments
         or arguments[0] in ("explain", "attach", "stacks")
@@ -56,9 +73,7 @@ def begin(arguments: Sequence[str], environ: Mapping[str, str]) -> HeadStart | N
         or "_JAXRUN_COMPLETE" in environ
     ):
         return None
-    job_id = os.urandom(16).hex()
-    own = {name: value for name, value in environ.items() if not name.startswith(RESERVED_PREFIX)}
-    own |= interpreter.settings(own) | {JOB_ID: job_id}
+    own[JOB_ID] = job_id
     try:
         return HeadStart(job_id, own, forkserver.start((sys.executable,), (), own))
     except OSError:

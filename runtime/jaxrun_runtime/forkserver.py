@@ -17,8 +17,9 @@ import os
 import socket
 import sys
 import time
+from collections.abc import Callable
 from dataclasses import replace
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from jaxrun.contract import FORK_DESCRIPTORS, Decoder, Fork, ForkDeclined, Forked, ForkSetUp, WorkerEnv, encode
 
@@ -47,6 +48,11 @@ _JAX_WILL_IMPORT = (
     "sysconfig",
     "zipfile",
 )
+# What JAX has made options of when it was imported.
+_READ_BY_JAX: dict[str, tuple[str, Callable[[str], Any]]] = {
+    "JAX_NUM_CPU_DEVICES": ("jax_num_cpu_devices", int),
+    "JAX_PLATFORMS": ("jax_platforms", str),
+}
 _REASON_LIMIT = 500
 _TRACEBACK_LIMIT = 8_000  # an answer is one packet, which the agent reads in one piece of 64 KiB
 
@@ -56,8 +62,15 @@ def main() -> None:
     channel = socket.socket(fileno=int(sys.argv[1]))
     os.set_inheritable(channel.fileno(), False)
     if len(sys.argv) == 2:
-        _get_ready(channel)
-    obstacle = _import_jax(channel)
+        for name in _JAX_WILL_IMPORT:
+            with contextlib.suppress(ImportError):
+                importlib.import_module(name)
+        set_up(channel)
+    serve(channel, import_jax(channel))
+
+
+def serve(channel: socket.socket, obstacle: str) -> NoReturn:
+    """Fork what is asked for on `channel`, until its other end is closed; with an `obstacle`, decline."""
     server = os.getpid()
     while True:
         request, descriptors, _, _ = socket.recv_fds(channel, _MAX_REQUEST, len(FORK_DESCRIPTORS))
@@ -77,11 +90,8 @@ def main() -> None:
         channel.send(encode(Forked(order.rank, pid)))
 
 
-def _get_ready(channel: socket.socket) -> None:
-    """Import what jax will want from the standard library, then learn for which job this is."""
-    for name in _JAX_WILL_IMPORT:
-        with contextlib.suppress(ImportError):
-            importlib.import_module(name)
+def set_up(channel: socket.socket) -> None:
+    """Learn for which job this is; jax may have been imported."""
     frame = channel.recv(_MAX_REQUEST)
     if not frame:
         os._exit(0)  # the launcher needs none
@@ -91,9 +101,13 @@ def _get_ready(channel: socket.socket) -> None:
     for name in order.unset:
         os.environ.pop(name, None)
     sys.argv[2:] = order.program
+    jax = sys.modules.get("jax")
+    for name, (option, kind) in _READ_BY_JAX.items():
+        if jax is not None and name in order.environment:
+            jax.config.update(option, kind(order.environment[name]))
 
 
-def _import_jax(channel: socket.socket) -> str:
+def import_jax(channel: socket.socket) -> str:
     """Import all that the workers need; returns why forking would not be safe, empty if it is."""
     before = _threads() - 1
     gc.disable()  # 60 ms less for the import

@@ -27,6 +27,9 @@ from .link import AgentGone, Link
 from .recorder import Program, Recorder
 
 
+_recorders: list[Recorder] = []  # of this process: one or none
+
+
 def install(env: WorkerEnv, link: Link) -> Lockstep | None:
     """Start to record; None, and a line on stderr, if the recorder's file cannot be written."""
     level = jaxhooks.level()
@@ -40,6 +43,7 @@ def install(env: WorkerEnv, link: Link) -> Lockstep | None:
         )
         return None
     lockstep = Lockstep(env.rank, link, recorder, strict)
+    _recorders.append(recorder)
     jaxhooks.watch_compilations(lockstep.compiling, lockstep.compiled)
     if level >= FIRST_CALLS:
         jaxhooks.watch_lowering(lockstep.lowering, lockstep.lowered)
@@ -48,6 +52,11 @@ def install(env: WorkerEnv, link: Link) -> Lockstep | None:
         jaxhooks.watch_fast_dispatch(lockstep.known, lockstep.dispatched, refuse=strict)
     os.register_at_fork(after_in_child=lockstep.detach)
     return lockstep
+
+
+def counts() -> dict[str, int]:
+    """The cross-process calls that this rank has dispatched so far, by group ("0-3"); empty where none are recorded."""
+    return {ranks: made for recorder in _recorders for ranks, made in recorder.counts().items()}
 
 
 class Lockstep:

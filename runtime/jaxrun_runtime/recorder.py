@@ -72,6 +72,10 @@ class Recorder:
         words[flight.LEVEL], words[flight.STRICT] = level, strict
         words[flight.MAGIC_AT] = flight.MAGIC
 
+    def counts(self) -> dict[str, int]:
+        """How many calls each group has made."""
+        return {ranks: group.made for ranks, group in tuple(self._groups.items())}
+
     # ---- calls
 
     def record(self, program: Program, site: int) -> None:

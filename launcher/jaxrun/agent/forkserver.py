@@ -75,6 +75,13 @@ def program_of(worker_argv: Sequence[str]) -> Sequence[str]:
     return worker_argv[worker_argv.index(RUNTIME) + 1 :]
 
 
+def given(text: str) -> ForkServer:
+    """The one that is our child already, as `text` says: "DESCRIPTOR:PID"."""
+    descriptor, _, pid = text.partition(":")
+    os.set_inheritable(int(descriptor), False)
+    return ForkServer(int(pid), socket.socket(fileno=int(descriptor)))
+
+
 def start(python: Sequence[str], program: Sequence[str], environ: Mapping[str, str]) -> ForkServer:
     """Start it with the interpreter `python`, for workers that run `program`; if that is empty, ahead, to be set up.
 

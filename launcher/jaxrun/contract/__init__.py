@@ -24,6 +24,8 @@ if TYPE_CHECKING:
     from .messages import Hello as Hello
     from .messages import Join as Join
     from .messages import Lead as Lead
+    from .messages import LAUNCHER_DESCRIPTORS as LAUNCHER_DESCRIPTORS
+    from .messages import LauncherStarted as LauncherStarted
     from .messages import Leave as Leave
     from .messages import Listening as Listening
     from .messages import Message as Message
@@ -31,6 +33,7 @@ if TYPE_CHECKING:
     from .messages import Proceed as Proceed
     from .messages import Proof as Proof
     from .messages import Run as Run
+    from .messages import StartLauncher as StartLauncher
     from .messages import ThreadFailed as ThreadFailed
     from .names import RESERVED_PREFIX as RESERVED_PREFIX
     from .variables import STACKS_SIGNAL as STACKS_SIGNAL

@@ -20,6 +20,11 @@ descriptors of FORK_DESCRIPTORS beside it:
     Fork       ──────────▶
                ◀──────────  Forked | ForkDeclined
 
+A nursery starts launchers, each with a fork server of its own that has imported jax already:
+
+    StartLauncher    ──────────▶  nursery      (with the descriptors of LAUNCHER_DESCRIPTORS beside it)
+                     ◀──────────  LauncherStarted  (with a descriptor of its process) | ForkDeclined
+
 Times are seconds since the epoch on the sender's clock.
 """
 
@@ -204,8 +209,26 @@ class ForkDeclined:
     traceback: str
 
 
+@dataclass(frozen=True, slots=True)
+class StartLauncher:
+    """Run the command `argv` in `directory`, with these variables in place of the nursery's own."""
+
+    argv: tuple[str, ...]
+    directory: str
+    environment: Mapping[str, str]
+    unset: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class LauncherStarted:
+    """It runs, or will in a moment; whether it does is for itself to say."""
+
+    pid: int
+
+
+LAUNCHER_DESCRIPTORS = ("stderr", "control")
 FORK_DESCRIPTORS = ("stdin", "stdout", "stderr", "channel", "stacks", "flight")
 
-_ToAgent = Hello | Listening | Proof | Call | ThreadFailed | Failed | Done | Forked | ForkDeclined
-_FromAgent = Lead | Join | Run | Proceed | OutOfStep | Leave | ForkSetUp | Fork
+_ToAgent = Hello | Listening | Proof | Call | ThreadFailed | Failed | Done | Forked | ForkDeclined | LauncherStarted
+_FromAgent = Lead | Join | Run | Proceed | OutOfStep | Leave | ForkSetUp | Fork | StartLauncher
 Message = _ToAgent | _FromAgent

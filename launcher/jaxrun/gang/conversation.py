@@ -1,0 +1,180 @@
+"""One function on all ranks of a gang, and what is said while it runs.
+
+    with gang.converse(fn, *args) as talk:
+        talk.send("more", ranks=[1])
+        while event := talk.receive():
+            ...                             # Said, Printed, Returned or Gone
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections import deque
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Self
+
+from jaxrun.contract.parcel import Kind, Parcel, pack
+from jaxrun.gang.remote import Remote, WorkerDied
+from jaxrun.lockstep.flight import members
+from jaxrun.ranks import spell
+
+if TYPE_CHECKING:
+    from jaxrun.gang.gang import Gang
+
+INTERRUPT_PATIENCE = 1.5  # seconds for ranks to end what they do when they are interrupted
+_VERDICT_PATIENCE = 5.0
+
+
+@dataclass(frozen=True, slots=True)
+class Said:
+    """A rank has sent a value."""
+
+    rank: int
+    value: Any
+
+
+@dataclass(frozen=True, slots=True)
+class Printed:
+    """A rank's Python code has printed: `stream` is "out" or "err"."""
+
+    rank: int
+    stream: str
+    data: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Returned:
+    """The function is over on a rank. `error` is None where it has returned."""
+
+    rank: int
+    error: Remote | None
+    parcel: Parcel
+    time: float
+
+    def value(self) -> Any:
+        """What it has returned; made anew at each call. Whatever unpickling raises."""
+        return self.parcel.open()
+
+
+@dataclass(frozen=True, slots=True)
+class Gone:
+    """A rank's connection has ended: it has died, or its job was stopped."""
+
+    rank: int
+
+
+Event = Said | Printed | Returned | Gone
+
+
+class Conversation:
+    """Made by `Gang.converse`; one at a time in each gang."""
+
+    def __init__(self, gang: Gang, number: int, task: Parcel) -> None:
+        self._gang = gang
+        self._number = number
+        self._events: deque[Event] = deque()
+        self._ranks = gang.switchboard.ranks
+        self.outcomes: dict[int, Returned] = {}
+        self.gone: set[int] = set()
+        self.shares_memory = gang.shares_memory
+        gang.switchboard.send(task, self._ranks)
+
+    @property
+    def missing(self) -> tuple[int, ...]:
+        """The ranks on which the function still runs."""
+        return tuple(rank for rank in self._ranks if rank not in self.outcomes and rank not in self.gone)
+
+    @property
+    def failures(self) -> list[Remote]:
+        return [outcome.error for outcome in self.outcomes.values() if outcome.error is not None]
+
+    def send(self, value: Any, ranks: Iterable[int] | None = None) -> None:
+        """Send a value to the function on all ranks, or on these; it is pickled once."""
+        parcel = pack(Kind.SAY, self._number, value, share=self.shares_memory)
+        self._gang.switchboard.send(parcel, self._ranks if ranks is None else ranks)
+
+    def receive(self, timeout: float | None = None) -> Event | None:
+        """The next event of any rank; None if none comes within `timeout` seconds, or none can come any more."""
+        deadline = None if timeout is None else time.monotonic() + timeout
+        while not self._events:
+            left = None if deadline is None else deadline - time.monotonic()
+            if not self.missing or (left is not None and left < 0):
+                return None
+            self._take(left)
+        return self._events.popleft()
+
+    def interrupt(self) -> None:
+        """Raise KeyboardInterrupt in the function, on the ranks where it runs; a wait in C++ goes on."""
+        self._gang.interrupt()
+
+    def died(self) -> WorkerDied | None:
+        """After a Gone: who has died, how, and why, as soon as the launcher knows it; None if none is gone."""
+        return self._gang.post_mortem(_VERDICT_PATIENCE) if self.gone else None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        """Ranks that are still at it are interrupted; what cannot be got into step again makes the gang sick."""
+        try:
+            self._end()
+        except KeyboardInterrupt:
+            self._gang.sicken(f"{spell(self.missing)} did not end when interrupted twice")
+            self._gang.stop()
+            raise
+        finally:
+            self._gang.conversation_over()
+
+    def _end(self) -> None:
+        if self.missing:
+            self.interrupt()
+            self._gang.switchboard.send(Parcel(Kind.OVER, self._number), self.missing)
+            deadline = time.monotonic() + INTERRUPT_PATIENCE
+            while self.missing and time.monotonic() < deadline:
+                self._take(deadline - time.monotonic())
+        if self.gone:
+            self._gang.sicken(f"{spell(self.gone)} ended")
+        elif self.missing:
+            self._gang.sicken(f"{spell(self.missing)} did not come back from the last call")
+        else:
+            difference = out_of_step({rank: outcome.parcel.note for rank, outcome in self.outcomes.items()})
+            if difference:
+                self._gang.sicken(difference)
+
+    def _take(self, timeout: float | None) -> None:
+        for rank, parcel in self._gang.switchboard.poll(timeout):
+            if parcel is None:
+                if rank not in self.outcomes:
+                    self.gone.add(rank)
+                    self._events.append(Gone(rank))
+                else:
+                    self._gang.sicken(f"rank {rank} ended")
+            elif parcel.conversation == self._number:
+                self._on_parcel(rank, parcel)
+
+    def _on_parcel(self, rank: int, parcel: Parcel) -> None:
+        match parcel.kind:
+            case Kind.SAY:
+                self._events.append(Said(rank, parcel.open()))
+            case Kind.OUT | Kind.ERR:
+                stream = "out" if parcel.kind is Kind.OUT else "err"
+                self._events.append(Printed(rank, stream, bytes(parcel.body)))
+            case Kind.RETURN | Kind.FAIL:
+                failed = parcel.kind is Kind.FAIL
+                error = Remote.of(rank, self._gang.host(rank), parcel.open()) if failed else None
+                self.outcomes[rank] = Returned(rank, error, parcel, time.monotonic())
+                self._events.append(self.outcomes[rank])
+
+
+def out_of_step(notes: Mapping[int, bytes]) -> str:
+    """What differs in how many cross-process calls the ranks have made, each as JSON by group; empty if nothing does."""
+    counts = {rank: json.loads(note or b"{}") for rank, note in notes.items()}
+    for group in sorted({name for made in counts.values() for name in made}):
+        made = {rank: counts[rank].get(group, 0) for rank in members(group) if rank in counts}
+        if len(set(made.values())) > 1:
+            each = ", ".join(f"rank {rank} {count}" for rank, count in sorted(made.items()))
+            return f"the ranks {group} have not made as many calls together: {each}"
+    return ""

@@ -1,0 +1,123 @@
+"""The process that starts the launchers of this process's gangs: one for each environment that jax would read.
+
+It has imported jax before the first gang, so that no later one has to. It ends with this process.
+"""
+
+from __future__ import annotations
+
+import atexit
+import os
+import socket
+import sys
+import threading
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from jaxrun import RUNTIME
+from jaxrun.agent.forkserver import start_process
+from jaxrun.contract import Decoder, ForkDeclined, LauncherStarted, StartLauncher, encode
+from jaxrun.errors import UnavailableError
+from jaxrun.headstart import MADE_UP_FOR, READ_AT_IMPORT, READ_AT_START
+from jaxrun.planning import interpreter
+
+_PIECE = 65536
+_MOST_WORDS = 2**17  # bytes that may go to it in one message
+_lock = threading.Lock()
+_nurseries: dict[tuple[object, ...], Nursery] = {}
+
+
+@dataclass(frozen=True, slots=True)
+class Started:
+    """A launcher: its process id, and a descriptor of the process, which is readable once it has ended."""
+
+    pid: int
+    process: int
+
+
+class Nursery:
+    """This process's handle on one. Threads may use it."""
+
+    def __init__(self, environ: Mapping[str, str], *, bare: bool) -> None:
+        """`bare`: without jax. OSError if it cannot be started."""
+        self._environ = {**environ, **interpreter.settings(environ)}
+        self._owner = os.getpid()
+        self._lock = threading.Lock()
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        null = os.open(os.devnull, os.O_RDWR)
+        os.set_inheritable(theirs.fileno(), True)
+        argv = (sys.executable, "-P", "-m", f"{RUNTIME}.nursery", str(theirs.fileno()), *(("bare",) if bare else ()))
+        try:
+            self.pid = start_process(argv, self._environ, (null, null))
+        except OSError:
+            ours.close()
+            raise
+        finally:
+            os.close(null)
+            theirs.close()
+        self._channel = ours
+
+    @property
+    def usable(self) -> bool:
+        return self._owner == os.getpid() and self._channel.fileno() >= 0
+
+    def start(self, argv: Sequence[str], environ: Mapping[str, str], stderr: int, control: int) -> Started:
+        """Start a launcher in the current directory. UnavailableError if jax is not to be had, or something broke."""
+        wanted = {**environ, **interpreter.settings(environ)}
+        values = {name: value for name, value in wanted.items() if self._environ.get(name) != value}
+        unset = tuple(sorted(self._environ.keys() - wanted.keys()))
+        frame = encode(StartLauncher(tuple(argv), os.getcwd(), values, unset))
+        if len(frame) > _MOST_WORDS:
+            raise UnavailableError(f"the environment has changed by {len(frame)} bytes; at most {_MOST_WORDS} can be")
+        with self._lock:
+            try:
+                socket.send_fds(self._channel, [frame], [stderr, control])
+                answer, descriptors, _, _ = socket.recv_fds(self._channel, _PIECE, 1)
+            except OSError as error:
+                answer, descriptors = b"", []
+                reason = f": {error.strerror}"
+            else:
+                reason = ""
+        if not answer:
+            self.close()
+            raise UnavailableError(f"the process that starts gangs has ended{reason}; its last words are on stderr")
+        (said,) = Decoder().feed(answer)
+        if isinstance(said, ForkDeclined):
+            self.close()
+            raise UnavailableError(f"jax could not be imported: {said.reason}\nis it installed for {sys.executable}?")
+        assert isinstance(said, LauncherStarted)
+        return Started(said.pid, descriptors[0])
+
+    def close(self) -> None:
+        """It ends, and every launcher that it has started."""
+        self._channel.close()
+        if self._owner == os.getpid():
+            try:
+                os.waitpid(self.pid, 0)
+            except ChildProcessError:
+                pass
+
+
+def nursery(environ: Mapping[str, str], *, bare: bool) -> Nursery:
+    """The one for this environment, which is started when it is asked for first."""
+    key = (bare, sys.executable, *sorted(pair for pair in environ.items() if _matters(pair[0])))
+    with _lock:
+        found = _nurseries.get(key)
+        if found is None or not found.usable:
+            found = _nurseries[key] = Nursery(environ, bare=bare)
+        return found
+
+
+def close_all() -> None:
+    """End all nurseries of this process."""
+    with _lock:
+        while _nurseries:
+            _, found = _nurseries.popitem()
+            if found.usable:
+                found.close()
+
+
+def _matters(name: str) -> bool:
+    return name.startswith((*READ_AT_START, *READ_AT_IMPORT)) and name not in MADE_UP_FOR
+
+
+atexit.register(close_all)

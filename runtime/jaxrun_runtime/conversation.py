@@ -1,0 +1,227 @@
+"""What a rank of a gang does: takes functions from the parent, runs them, and sends back what they return or raise.
+
+While its function runs, the rank may talk with the parent: `current().send(value)`, `current().receive()`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+import os
+import signal
+import socket
+import sys
+import threading
+import time
+from types import FrameType
+from typing import Any
+
+from jaxrun.contract.parcel import Inbox, Kind, Outbox, Parcel, pack
+
+import jaxrun_runtime
+
+from . import lastwords, results
+
+_INTERRUPT_PATIENCE = 2.0  # seconds for an interrupt to arrive that the parent says it has sent
+
+
+class Over(Exception):
+    """The parent has ended the conversation, or is gone: nothing more comes."""
+
+
+class Conversation:
+    """This rank's side of the connection to the parent."""
+
+    def __init__(self, connection: socket.socket) -> None:
+        self.rank: int = jaxrun_runtime.rank
+        self.size: int = jaxrun_runtime.size
+        self.shares_memory = connection.family == socket.AF_UNIX
+        self._inbox = Inbox(connection)
+        self._outbox = Outbox(connection)
+        self._sending = threading.Lock()
+        self._number = 0
+        self._running = False
+        self._interrupts = 0
+        self._leave = False
+
+    def send(self, value: Any) -> None:
+        """Send the parent a value: anything that can be pickled, a Block too where memory is shared."""
+        self._send(self._pack(Kind.SAY, value))
+
+    def receive(self) -> Any:
+        """The next value that the parent sends in this conversation. Blocks; raises Over if none can come."""
+        parcel = self._receive()
+        if parcel.kind is Kind.SAY and parcel.conversation == self._number:
+            return parcel.open()
+        self._leave = parcel.kind is Kind.LEAVE
+        raise Over
+
+    def serve(self) -> None:
+        """Run what the parent sends until it says to leave, or is gone."""
+        import jax
+
+        devices = len(jax.local_devices())
+        about = {"rank": self.rank, "size": self.size, "host": jaxrun_runtime.host, "pid": os.getpid()}
+        more = {"local_rank": jaxrun_runtime.local_rank, "devices": devices, "platform": jax.default_backend()}
+        self._send(self._pack(Kind.READY, {**about, **more}))
+        # After jax, which may have handlers of its own. While nothing runs, there is nothing to interrupt.
+        signal.signal(signal.SIGINT, self._on_interrupt)
+        with contextlib.suppress(Over):
+            while not self._leave:
+                parcel = self._receive()
+                if parcel.kind is Kind.TASK:
+                    self._run(parcel)
+                self._leave = self._leave or parcel.kind is Kind.LEAVE
+
+    # ---- one task
+
+    def _run(self, task: Parcel) -> None:
+        self._number = task.conversation
+        ordered = json.loads(task.note or b"{}")
+        self._await_interrupts(ordered.get("interrupts", 0))
+        try:
+            with _Printing(self, wanted=ordered.get("print", False)):
+                self._running = True
+                try:
+                    function, args, kwargs = task.open()
+                    value = function(*args, **kwargs)
+                finally:
+                    self._running = False
+            answer = self._pack(Kind.RETURN, value)
+        except BaseException as error:  # also a sys.exit: the rank is the gang's, not the function's
+            answer = self._failure(error)
+        with contextlib.suppress(Over):
+            self._send(answer)
+
+    def _failure(self, error: BaseException) -> Parcel:
+        said = lastwords.describe(error, self.rank, "program")
+        exception = b""
+        with contextlib.suppress(Exception):  # it may not be picklable, and what it says still matters
+            exception = bytes(self._pack(Kind.FAIL, error).body)
+        home = type(error).__module__
+        words = {"error": said.error, "message": said.message, "traceback": said.traceback, "notes": said.notes}
+        return self._pack(Kind.FAIL, {**words, "time": said.time, "home": home, "exception": exception})
+
+    def _await_interrupts(self, count: int) -> None:
+        """An interrupt that was meant for an earlier function may still be on its way, and must not hit this one."""
+        deadline = time.monotonic() + _INTERRUPT_PATIENCE
+        while self._interrupts < count and time.monotonic() < deadline:
+            time.sleep(0.001)
+        self._interrupts = max(self._interrupts, count)
+
+    def _on_interrupt(self, number: int, frame: FrameType | None) -> None:
+        self._interrupts += 1
+        if self._running:
+            raise KeyboardInterrupt
+
+    # ---- parcels
+
+    def print(self, kind: Kind, text: str) -> None:
+        """What the function has printed."""
+        self._send(Parcel(kind, self._number, text.encode("utf-8", "backslashreplace")))
+
+    def _pack(self, kind: Kind, value: Any) -> Parcel:
+        note = json.dumps(_calls()).encode() if kind in (Kind.RETURN, Kind.FAIL) else b""
+        return pack(kind, self._number, value, share=self.shares_memory, note=note, reduce=results.reduce)
+
+    def _send(self, parcel: Parcel) -> None:
+        with self._sending:
+            try:
+                self._outbox.put(parcel)
+                self._outbox.flush()
+            except OSError as error:
+                self._leave = True
+                raise Over from error
+
+    def _receive(self) -> Parcel:
+        try:
+            return self._inbox.receive()
+        except (EOFError, OSError) as error:
+            self._leave = True
+            raise Over from error
+
+
+class _Printing:
+    """While it lasts, what Python code prints goes to the parent, too, if that is `wanted`."""
+
+    def __init__(self, conversation: Conversation, *, wanted: bool) -> None:
+        self._conversation = conversation
+        self._wanted = wanted
+
+    def __enter__(self) -> None:
+        self._before = sys.stdout, sys.stderr
+        if self._wanted:
+            sys.stdout = _Tee(sys.stdout, self._conversation, Kind.OUT)
+            sys.stderr = _Tee(sys.stderr, self._conversation, Kind.ERR)
+
+    def __exit__(self, *about: object) -> None:
+        for stream in (sys.stdout, sys.stderr):
+            with contextlib.suppress(Exception):
+                stream.flush()
+        sys.stdout, sys.stderr = self._before
+
+
+class _Tee(io.TextIOBase):
+    """A text stream that also goes to the parent, line by line."""
+
+    def __init__(self, stream: Any, conversation: Conversation, kind: Kind) -> None:
+        self._stream = stream
+        self._conversation = conversation
+        self._kind = kind
+        self._line = ""
+        self._owner = os.getpid()
+
+    @property
+    def encoding(self) -> str:  # type: ignore[override]
+        return str(self._stream.encoding)
+
+    def writable(self) -> bool:
+        return True
+
+    def isatty(self) -> bool:
+        return False
+
+    def fileno(self) -> int:
+        return int(self._stream.fileno())
+
+    def write(self, text: str) -> int:
+        self._stream.write(text)
+        self._line += text
+        if "\n" in text or "\r" in text:
+            self._tell()
+        return len(text)
+
+    def flush(self) -> None:
+        self._stream.flush()
+        if self._line:
+            self._tell()
+
+    def _tell(self) -> None:
+        text, self._line = self._line, ""
+        if os.getpid() == self._owner:  # a process that the function has forked speaks for itself
+            with contextlib.suppress(Over):
+                self._conversation.print(self._kind, text)
+
+
+def _calls() -> dict[str, int]:
+    """The cross-process calls that this rank has made so far, by group; empty where they are not recorded."""
+    lockstep = sys.modules.get(f"{__package__}.lockstep")
+    return lockstep.counts() if lockstep is not None else {}
+
+
+_current: Conversation | None = None
+
+
+def current() -> Conversation:
+    """This rank's conversation with the parent. RuntimeError in a process that is no rank of a gang."""
+    if _current is None:
+        raise RuntimeError("there is no conversation: this function is not being run by a gang")
+    return _current
+
+
+def serve(connection: socket.socket) -> None:
+    """Be a rank of the gang whose parent is at the other end of `connection`, until that says to leave."""
+    global _current
+    _current = Conversation(connection)
+    _current.serve()

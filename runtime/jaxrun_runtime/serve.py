@@ -1,0 +1,50 @@
+"""The program of a gang's workers: goes to the parent, and runs what that sends until there is no more.
+
+The variable JAXRUN_GANG says where the parent is: "unix:PATH", or "tcp:ADDRESS,ADDRESS" with a token in JAXRUN_GANG_TOKEN.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import sys
+
+from jaxrun.contract import handshake
+from jaxrun.contract.names import GANG, GANG_TOKEN
+from jaxrun.errors import ProtocolError
+
+_ATTEMPT = 10.0  # seconds for each address
+
+
+def main() -> None:
+    from jaxrun_runtime import conversation
+
+    try:
+        connection = connect(os.environ.pop(GANG, ""), os.environ.pop(GANG_TOKEN, ""))
+    except (OSError, ProtocolError) as error:
+        sys.exit(f"this rank cannot reach the Python process that its gang belongs to: {error}")
+    conversation.serve(connection)
+
+
+def connect(where: str, token: str) -> socket.socket:
+    """A connection to the parent; OSError or ProtocolError with what the last address did."""
+    kind, _, rest = where.partition(":")
+    if kind == "unix":
+        connection = socket.socket(socket.AF_UNIX)
+        connection.connect(rest)
+        return connection
+    trouble: Exception = ProtocolError(f"{GANG}={where!r} names no address; this program is started by jaxrun.Gang")
+    for address in filter(None, rest.split(",")):
+        host, _, port = address.rpartition(":")
+        try:
+            connection = socket.create_connection((host.strip("[]"), int(port)), timeout=_ATTEMPT)
+            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            handshake.enter(connection, token)
+            return connection
+        except (OSError, ProtocolError) as error:
+            trouble = error
+    raise trouble
+
+
+if __name__ == "__main__":
+    main()
