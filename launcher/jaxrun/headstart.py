@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from jaxrun.agent import forkserver
-from jaxrun.contract.names import FORK_SERVER, JOB_ID, RESERVED_PREFIX
+from jaxrun.contract.names import JOB_ID, RESERVED_PREFIX
 from jaxrun.planning import interpreter
 
 if TYPE_CHECKING:
@@ -28,15 +28,18 @@ MADE_UP_FOR = frozenset(("JAX_NUM_CPU_DEVICES", "JAX_PLATFORMS"))
 
 
 class HeadStart:
-    """An interpreter that waits, in which jax may have been `imported`; `job_id` is what its job must be called."""
+    """An interpreter that waits, in `environ`; `job_id` is what its job must be called.
+
+    With a `directory`, which is where its workers are to run, jax has been imported in it.
+    """
 
     def __init__(
-        self, job_id: str, environ: Mapping[str, str], server: forkserver.ForkServer, *, imported: bool = False
+        self, job_id: str, environ: Mapping[str, str], server: forkserver.ForkServer, directory: str = ""
     ) -> None:
         self.job_id = job_id
         self._environ = environ
         self._server = server
-        self._imported = imported
+        self._directory = directory
 
     def take(self, plan: Plan, environ: Mapping[str, str]) -> forkserver.ForkServer | None:
         """The server, set up for `plan`; None if it does not fit. `environ` is the launcher's own environment."""
@@ -45,7 +48,7 @@ class HeadStart:
         unset = sorted(self._environ.keys() - wanted.keys())
         try:
             if plan.fork and not any(map(self._too_late, (*values, *unset))):
-                self._server.set_up(forkserver.program_of(plan.argv), values, unset)
+                self._server.set_up(forkserver.program_of(plan.argv), values, unset, self._directory)
                 return self._server
         except OSError:
             pass  # it has died, or the command line is too long for it
@@ -56,16 +59,11 @@ class HeadStart:
         """Whether it can no longer be changed."""
         if name.startswith(READ_AT_START):
             return True
-        return self._imported and name.startswith(READ_AT_IMPORT) and name not in MADE_UP_FOR
+        return bool(self._directory) and name.startswith(READ_AT_IMPORT) and name not in MADE_UP_FOR
 
 
 def begin(arguments: Sequence[str], environ: Mapping[str, str]) -> HeadStart | None:
-    """Start the interpreter, if `arguments` look like a job that forks; or take the one that we were given."""
-    job_id = os.urandom(16).hex()
-    own = {name: value for name, value in environ.items() if not name.startswith(RESERVED_PREFIX)}
-    own |= interpreter.settings(own)
-    if FORK_SERVER in environ:
-        return HeadStart(job_id, own, forkserver.given(environ[FORK_SERVER]), imported=True)
+    """Start the interpreter, if `arguments` look like a job that forks."""
     if (
         not arguments
         or arguments[0] in ("explain", "attach", "stacks")
@@ -73,7 +71,9 @@ def begin(arguments: Sequence[str], environ: Mapping[str, str]) -> HeadStart | N
         or "_JAXRUN_COMPLETE" in environ
     ):
         return None
-    own[JOB_ID] = job_id
+    job_id = os.urandom(16).hex()
+    own = {name: value for name, value in environ.items() if not name.startswith(RESERVED_PREFIX)}
+    own |= interpreter.settings(own) | {JOB_ID: job_id}
     try:
         return HeadStart(job_id, own, forkserver.start((sys.executable,), (), own))
     except OSError:

@@ -17,9 +17,8 @@ import time
 from types import FrameType
 from typing import Any
 
-from jaxrun.contract.parcel import Inbox, Kind, Outbox, Parcel, pack
-
 import jaxrun_runtime
+from jaxrun.contract.parcel import Inbox, Kind, Outbox, Parcel, pack
 
 from . import lastwords, results
 

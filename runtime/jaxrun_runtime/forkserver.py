@@ -100,6 +100,8 @@ def set_up(channel: socket.socket) -> None:
     os.environ.update(order.environment)
     for name in order.unset:
         os.environ.pop(name, None)
+    if order.directory:
+        os.chdir(order.directory)
     sys.argv[2:] = order.program
     jax = sys.modules.get("jax")
     for name, (option, kind) in _READ_BY_JAX.items():

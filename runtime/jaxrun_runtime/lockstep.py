@@ -26,7 +26,6 @@ from .catalogue import Catalogue
 from .link import AgentGone, Link
 from .recorder import Program, Recorder
 
-
 _recorders: list[Recorder] = []  # of this process: one or none
 
 

@@ -1,7 +1,7 @@
-"""Imports jax once for all gangs of a Python process, and starts their launchers.
+"""Imports jax once for all gangs of a Python process, and has a launcher ready for the next of them.
 
 `python -m jaxrun_runtime.nursery FD [bare]`, FD being the channel to that process; `bare`: without jax, for gangs whose
-workers cannot be forked. For each launcher this process forks itself: the child forks once more, which becomes the
+workers cannot be forked. For each launcher this process forks itself; the child forks once more, which becomes the
 fork server of the job, jax in it, and then turns into the launcher by exec. So the launcher has no jax, and is the
 parent of its fork server all the same. When the Python process ends, this one does, and takes the launchers along;
 those take their jobs along.
@@ -10,19 +10,31 @@ those take their jobs along.
 from __future__ import annotations
 
 import contextlib
+import importlib
 import os
 import socket
 import sys
 import traceback
+from dataclasses import dataclass
 from typing import NoReturn
 
-from jaxrun.contract import LAUNCHER_DESCRIPTORS, Decoder, LauncherStarted, StartLauncher, encode
-from jaxrun.contract.names import CONTROL_FD, FORK_SERVER
+from jaxrun.contract import LAUNCHER_DESCRIPTORS, LauncherStarted, encode
 
 from . import forkserver, kernel
 
 _MAX_REQUEST = 2**18
 _LOOK_ROUND = 1.0  # seconds between two looks at what has ended
+_LEISURE = 0.2  # seconds without a request, after which the next launcher is made ready
+_WANTED_BY_RANKS = (f"{__package__}.serve", f"{__package__}.conversation", "cloudpickle", "numpy")
+
+
+@dataclass(frozen=True, slots=True)
+class _Spare:
+    """A launcher that waits for its order; `process` is a descriptor of it."""
+
+    pid: int
+    process: int
+    channel: socket.socket
 
 
 def main() -> None:
@@ -30,66 +42,78 @@ def main() -> None:
     parent = os.getppid()
     channel = socket.socket(fileno=int(sys.argv[1]))
     os.set_inheritable(channel.fileno(), False)
-    obstacle = None if sys.argv[2:] == ["bare"] else forkserver.import_jax(channel)
-    channel.settimeout(_LOOK_ROUND)
+    obstacle = None
+    if sys.argv[2:] != ["bare"]:
+        obstacle = forkserver.import_jax(channel)
+        for name in _WANTED_BY_RANKS:
+            with contextlib.suppress(ImportError):
+                importlib.import_module(name)
+    spare: _Spare | None = _make_spare(channel, obstacle)
     while os.getppid() == parent:
-        with contextlib.suppress(TimeoutError):
+        channel.settimeout(_LOOK_ROUND if spare else _LEISURE)
+        try:
             request, descriptors, _, _ = socket.recv_fds(channel, _MAX_REQUEST, len(LAUNCHER_DESCRIPTORS))
-            if not request:
-                break
-            (order,) = Decoder().feed(request)
-            assert isinstance(order, StartLauncher)
-            _start(order, descriptors, channel, obstacle)
-        with contextlib.suppress(ChildProcessError):
-            while os.waitpid(-1, os.WNOHANG)[0]:
-                pass
+        except TimeoutError:
+            spare = spare or _make_spare(channel, obstacle)
+            _reap()
+            continue
+        if not request:
+            break
+        _hand_over(request, descriptors, spare or _make_spare(channel, obstacle), channel)
+        spare = None
     os._exit(0)
 
 
-def _start(order: StartLauncher, descriptors: list[int], channel: socket.socket, obstacle: str | None) -> None:
+def _hand_over(request: bytes, descriptors: list[int], spare: _Spare, channel: socket.socket) -> None:
+    with contextlib.suppress(OSError):  # it has died, which its process tells
+        socket.send_fds(spare.channel, [request], descriptors)
+    with contextlib.suppress(OSError):
+        socket.send_fds(channel, [encode(LauncherStarted(spare.pid))], [spare.process])
+    spare.channel.close()
+    for descriptor in (spare.process, *descriptors):
+        os.close(descriptor)
+
+
+def _make_spare(channel: socket.socket, obstacle: str | None) -> _Spare:
     nursery = os.getpid()
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     pid = os.fork()
     if pid == 0:
         try:
             channel.close()
-            _become_launcher(order, descriptors, nursery, obstacle)
+            ours.close()
+            _become_launcher(theirs, nursery, obstacle)
         except BaseException:
             traceback.print_exc()
         os._exit(1)
-    for descriptor in descriptors:
-        os.close(descriptor)
-    process = os.pidfd_open(pid)
-    with contextlib.suppress(ConnectionError):
-        socket.send_fds(channel, [encode(LauncherStarted(pid))], [process])
-    os.close(process)
+    theirs.close()
+    return _Spare(pid, os.pidfd_open(pid), ours)
 
 
-def _become_launcher(order: StartLauncher, descriptors: list[int], nursery: int, obstacle: str | None) -> NoReturn:
-    stderr, control = descriptors
+def _become_launcher(channel: socket.socket, nursery: int, obstacle: str | None) -> NoReturn:
     os.setsid()
     kernel.die_with_parent()
     if os.getppid() != nursery:
         os._exit(0)
-    os.dup2(stderr, 2)
-    os.close(stderr)
-    os.chdir(order.directory)
-    os.environ.update(order.environment)
-    for name in order.unset:
-        os.environ.pop(name, None)
-    environ = {**os.environ, CONTROL_FD: str(control)}
+    argv = [sys.executable, "-P", "-m", "jaxrun.standby", str(channel.fileno())]
     if obstacle is not None:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         server = os.fork()
         if server == 0:
             ours.close()
-            os.close(control)
+            channel.close()
             forkserver.set_up(theirs)
             forkserver.serve(theirs, obstacle)
-        theirs.close()
         os.set_inheritable(ours.fileno(), True)
-        environ[FORK_SERVER] = f"{ours.fileno()}:{server}"
-    os.set_inheritable(control, True)
-    os.execve(order.argv[0], order.argv, environ)
+        argv.append(f"{ours.fileno()}:{server}")
+    os.set_inheritable(channel.fileno(), True)
+    os.execv(sys.executable, argv)
+
+
+def _reap() -> None:
+    with contextlib.suppress(ChildProcessError):
+        while os.waitpid(-1, os.WNOHANG)[0]:
+            pass
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """The program of a gang's workers: goes to the parent, and runs what that sends until there is no more.
 
-The variable JAXRUN_GANG says where the parent is: "unix:PATH", or "tcp:ADDRESS,ADDRESS" with a token in JAXRUN_GANG_TOKEN.
+JAXRUN_GANG says where the parent is: "unix:PATH", or "tcp:ADDRESS,ADDRESS" with a token in JAXRUN_GANG_TOKEN.
 """
 
 from __future__ import annotations

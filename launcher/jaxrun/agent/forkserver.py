@@ -38,11 +38,16 @@ class ForkServer:
         self.pid = pid
         self.channel = channel
 
-    def set_up(self, program: Sequence[str], values: Mapping[str, str], unset: Sequence[str]) -> None:
-        """Tell a server that was started ahead which program it is for and what changes in its environment. OSError."""
+    def set_up(
+        self, program: Sequence[str], values: Mapping[str, str], unset: Sequence[str], directory: str = ""
+    ) -> None:
+        """Tell a server that was started ahead which program it is for, and what changes for that. OSError.
+
+        `values` and `unset` are about its environment, `directory` is where to go.
+        """
         from jaxrun.contract import ForkSetUp, encode
 
-        self.channel.send(encode(ForkSetUp(tuple(program), values, tuple(unset))))
+        self.channel.send(encode(ForkSetUp(tuple(program), values, tuple(unset), directory)))
 
     def send(self, request: Request) -> None:
         """Hand over a request, with its descriptors. ConnectionError when the server has gone."""

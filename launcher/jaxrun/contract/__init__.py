@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from .framing import Decoder as Decoder
     from .framing import encode as encode
     from .messages import FORK_DESCRIPTORS as FORK_DESCRIPTORS
+    from .messages import LAUNCHER_DESCRIPTORS as LAUNCHER_DESCRIPTORS
     from .messages import Call as Call
     from .messages import Done as Done
     from .messages import Failed as Failed
@@ -23,9 +24,8 @@ if TYPE_CHECKING:
     from .messages import ForkSetUp as ForkSetUp
     from .messages import Hello as Hello
     from .messages import Join as Join
-    from .messages import Lead as Lead
-    from .messages import LAUNCHER_DESCRIPTORS as LAUNCHER_DESCRIPTORS
     from .messages import LauncherStarted as LauncherStarted
+    from .messages import Lead as Lead
     from .messages import Leave as Leave
     from .messages import Listening as Listening
     from .messages import Message as Message

@@ -178,11 +178,12 @@ class Leave:
 
 @dataclass(frozen=True, slots=True)
 class ForkSetUp:
-    """The program that the workers will run, and how their environment differs from the fork server's."""
+    """The program that the workers will run, how their environment differs from the fork server's, and where to go."""
 
     program: tuple[str, ...]
     environment: Mapping[str, str]
     unset: tuple[str, ...]
+    directory: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -211,7 +212,7 @@ class ForkDeclined:
 
 @dataclass(frozen=True, slots=True)
 class StartLauncher:
-    """Run the command `argv` in `directory`, with these variables in place of the nursery's own."""
+    """Run `jaxrun` with the words `argv` in `directory`, with these variables in place of the nursery's own."""
 
     argv: tuple[str, ...]
     directory: str

@@ -144,7 +144,8 @@ def pack(
     """
     left_out: list[pickle.PickleBuffer] = []
     written = io.BytesIO()
-    _open_files.files = files = [] if share else None
+    files: list[File] | None = [] if share else None
+    _open_files.files = files
     try:
         pickler = _pickler()(written, protocol=5, buffer_callback=left_out.append)
         pickler.reduce_first = reduce
@@ -249,7 +250,7 @@ class Inbox:
                     yield memoryview(piece)
             files = tuple(self._files[: flags >> 1])
             del self._files[: flags >> 1]
-            views = tuple(map(memoryview, content[1:]))
+            views = tuple(memoryview(piece) for piece in content[1:])
             word = bytes(rest[buffers * _SIZE.size :])
             self._parcel = Parcel(Kind(kind), conversation, content[0], word, views, files, bool(flags & _SHARED))
 

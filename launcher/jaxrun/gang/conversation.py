@@ -1,9 +1,9 @@
 """One function on all ranks of a gang, and what is said while it runs.
 
-    with gang.converse(fn, *args) as talk:
-        talk.send("more", ranks=[1])
-        while event := talk.receive():
-            ...                             # Said, Printed, Returned or Gone
+with gang.converse(fn, *args) as talk:
+    talk.send("more", ranks=[1])
+    while event := talk.receive():
+        ...                             # Said, Printed, Returned or Gone
 """
 
 from __future__ import annotations
@@ -170,7 +170,7 @@ class Conversation:
 
 
 def out_of_step(notes: Mapping[int, bytes]) -> str:
-    """What differs in how many cross-process calls the ranks have made, each as JSON by group; empty if nothing does."""
+    """How the ranks differ in the cross-process calls they have made, by group as JSON; empty if they do not."""
     counts = {rank: json.loads(note or b"{}") for rank, note in notes.items()}
     for group in sorted({name for made in counts.values() for name in made}):
         made = {rank: counts[rank].get(group, 0) for rank in members(group) if rank in counts}

@@ -8,37 +8,30 @@ from __future__ import annotations
 import atexit
 import json
 import os
-import selectors
-import shutil
 import sys
-import tempfile
 import threading
 import time
 import warnings
 import weakref
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
 from jaxrun.contract.flight import RECORD
-from jaxrun.contract.parcel import Inbox, Kind, Parcel, Reference, pack
+from jaxrun.contract.parcel import Kind, Reference, pack
 from jaxrun.errors import JaxrunError, UsageError
 from jaxrun.gang.conversation import Conversation, Gone, Printed, Returned
-from jaxrun.gang.launcher import Launcher
-from jaxrun.gang.meeting import Meeting
-from jaxrun.gang.nursery import nursery
-from jaxrun.gang.remote import CallTimeout, GangError, GangStartError, WorkerDied, raised
+from jaxrun.gang.job import Job, Worker
+from jaxrun.gang.lines import Lines
+from jaxrun.gang.remote import CallTimeout, GangError, WorkerDied, raised
 from jaxrun.gang.shape import Shape
 from jaxrun.gang.switchboard import Switchboard
+from jaxrun.planning.chaos import KINDS
 from jaxrun.ranks import spell
 
 FAILURE_GRACE = 1.5  # seconds that the others have to return after a rank has raised
 _HEAVY = 2**24  # bytes of a function with all that it closes over, from which a warning says so
-_LEAVING = 5.0  # seconds for the ranks to leave
-_FAULTS = ("kill", "pause", "cut")
 
 
 class Results(tuple[Any, ...]):
@@ -49,30 +42,6 @@ class Results(tuple[Any, ...]):
     @property
     def main(self) -> Any:
         return self[0]
-
-
-@dataclass(frozen=True, slots=True)
-class Worker:
-    """One rank of a gang: `devices` is how many it has."""
-
-    rank: int
-    host: str
-    pid: int
-    local_rank: int
-    devices: int
-    platform: str
-
-
-@dataclass(slots=True)
-class _Job:
-    """One start of a gang; a sick gang gets another."""
-
-    launcher: Launcher
-    meeting: Meeting
-    switchboard: Switchboard
-    workers: tuple[Worker, ...]
-    sick: str = ""
-    interrupts: int = 0
 
 
 class Gang:
@@ -115,10 +84,10 @@ class Gang:
         self._talking = False
         self._number = 0
         self._starts = 0
-        self._job: _Job | None = None
+        self._job: Job | None = None
         self._closed = False
         self._owner = os.getpid()
-        self.on_printed: Callable[[Printed], None] = _Lines().show
+        self.on_printed: Callable[[Printed], None] = Lines().show
         self._start()
         _gangs.add(self)
 
@@ -159,7 +128,7 @@ class Gang:
         return self.workers[rank].host
 
     @property
-    def _known(self) -> _Job:
+    def _known(self) -> Job:
         if self._job is None:
             raise GangError(f"this {self.shape} is closed; make another")
         return self._job
@@ -247,8 +216,8 @@ class Gang:
 
     def fault(self, kind: str, rank: int) -> None:
         """Do this to a rank: "kill" it (SIGKILL), "pause" it (SIGSTOP) or "cut" its network connections."""
-        if kind not in _FAULTS:
-            raise UsageError(f"a fault is one of {', '.join(_FAULTS)}, not {kind!r}")
+        if kind not in KINDS:
+            raise UsageError(f"a fault is one of {', '.join(KINDS)}, not {kind!r}")
         if rank not in range(self.processes):
             raise UsageError(f"the ranks of this gang are 0 to {self.processes - 1}, so {rank!r} is none")
         self._known.launcher.order(fault=kind, ranks=[rank])
@@ -267,25 +236,18 @@ class Gang:
 
     def interrupt(self) -> None:
         """Raise KeyboardInterrupt in what the ranks run."""
-        self._known.interrupts += 1
-        self._known.launcher.order(signal=2)
+        self._known.interrupt()
 
     # ---- its life
 
     def sicken(self, reason: str) -> None:
         """It cannot be used as it is; the next call starts it anew."""
         if self._job is not None:
-            self._job.sick = self._job.sick or reason
+            self._job.sicken(reason)
 
     def post_mortem(self, patience: float) -> WorkerDied:
         """Why the job has ended."""
-        launcher = self._known.launcher
-        verdict = launcher.verdict(patience)
-        if verdict is None:
-            return WorkerDied(f"a rank's connection has ended, and its launcher does not say why\n{launcher.said}", (), {}, 1)
-        launcher.wait(patience)
-        text = "\n".join(filter(None, (verdict.headline, verdict.means, *verdict.details, verdict.traceback)))
-        return WorkerDied.by(verdict, text)
+        return self._known.post_mortem(patience)
 
     def restart(self) -> None:
         """Start it anew: fresh processes that know nothing of earlier calls."""
@@ -295,24 +257,18 @@ class Gang:
 
     def stop(self) -> None:
         """Stop the job at once, as it is; the next call starts another."""
-        if self._job is not None:
-            self._job.switchboard.close()
-            self._job.launcher.end()
-            self._forget()
+        job, self._job = self._job, None
+        if job is not None:
+            job.end()
 
     def close(self) -> None:
         """Let the ranks leave, and end what does not. May be called again."""
         with self._lock:
             self._closed = True
-            job = self._job
-            if job is None or self._owner != os.getpid():
+            if self._owner != os.getpid():  # a fork of the process whose it is
                 return
-            if not job.sick:
-                job.switchboard.send(Parcel(Kind.LEAVE, 0), job.switchboard.ranks)
-                deadline = time.monotonic() + _LEAVING
-                while job.switchboard.ranks and time.monotonic() < deadline:
-                    job.switchboard.poll(deadline - time.monotonic())
-                job.launcher.wait(max(0.0, deadline - time.monotonic()))
+            if self._job is not None and not self._job.sick:
+                self._job.leave()
             self.stop()
 
     def __enter__(self) -> Self:
@@ -322,46 +278,25 @@ class Gang:
         self.close()
 
     def _ready(self) -> None:
+        """Have a job that can be used."""
         if self._closed:
             raise GangError(f"this {self.shape} is closed; make another")
-        job = self._job
-        if job is not None and not job.sick:
-            for rank, parcel in job.switchboard.poll(0):
-                if parcel is None:
-                    self.sicken(f"rank {rank} ended between two calls")
-        if job is None or job.sick:
-            if job is not None:
-                _say(f"the {self.shape} is started anew, what its ranks knew is lost: {job.sick}")
+        if self._job is not None:
+            self._job.look()
+        if self._job is None or self._job.sick:
+            if self._job is not None:
+                print(
+                    f"jaxrun: {self.shape}: started anew, what its ranks knew is lost: {self._job.sick}",
+                    file=sys.stderr,
+                )
             self.restart()
-
-    def _forget(self) -> None:
-        job, self._job = self._job, None
-        if job is not None:
-            job.meeting.close()
 
     def _start(self) -> None:
         self._starts += 1
-        shape = self.shape
-        environ = dict(os.environ)
-        bare = not shape.forks
-        ready = nursery({**environ, **shape.env}, bare=bare)
-        meeting = Meeting(far=shape.backend != "local", interface=_interface(shape.options))
-        launcher = None
-        try:
-            words = shape.words(self._next_run_dir(meeting.directory))
-            argv = [sys.executable, "-P", "-m", "jaxrun", *words]
-            launcher = Launcher(ready, argv, {**environ, **meeting.environ}, Path(words[words.index("--run-dir") + 1]))
-            self._job = _gather(launcher, meeting)
-        except BaseException:
-            if launcher is not None:
-                launcher.end()
-            meeting.close()
-            raise
-
-    def _next_run_dir(self, directory: Path) -> Path:
-        if self._run_dir is None:
-            return directory / "run"
-        return self._run_dir if self._starts == 1 else self._run_dir.with_name(f"{self._run_dir.name}-{self._starts}")
+        run_dir = self._run_dir
+        if run_dir is not None and self._starts > 1:
+            run_dir = run_dir.with_name(f"{run_dir.name}-{self._starts}")
+        self._job = Job(self.shape, run_dir)
 
 
 def launch(
@@ -387,72 +322,6 @@ _OF_A_GANG = ("hosts", "backend", "platform", "env", "lockstep", "run_dir", "opt
 def remote_function(module: str, name: str) -> Callable[..., Any]:
     """A function that is imported on the ranks only."""
     return Reference(module, name)
-
-
-def _gather(launcher: Launcher, meeting: Meeting) -> _Job:
-    """Wait until all ranks have come. GangStartError with the launcher's words if it ends before."""
-    switchboard = Switchboard(launcher)
-    found: dict[int, dict[str, Any]] = {}
-    guests: dict[int, tuple[Any, Inbox]] = {}
-    with selectors.DefaultSelector() as selector:
-        selector.register(meeting.arrived, selectors.EVENT_READ)
-        selector.register(launcher.process, selectors.EVENT_READ)
-        while not found or len(found) < next(iter(found.values()))["size"]:
-            for key, _ in selector.select():
-                if key.fd == launcher.process:
-                    verdict = launcher.verdict(0)
-                    code = verdict.exit_code if verdict is not None else 2
-                    raise GangStartError(f"the gang did not start:\n{launcher.said}", code)
-                if key.fd == meeting.arrived:
-                    guest = meeting.welcome()
-                    if guest is not None:
-                        guest.setblocking(False)
-                        guests[guest.fileno()] = guest, Inbox(guest)
-                        selector.register(guest, selectors.EVENT_READ)
-                    continue
-                guest, inbox = guests[key.fd]
-                try:
-                    about = inbox.receive().open()
-                except BlockingIOError:
-                    continue
-                except (EOFError, OSError):
-                    selector.unregister(guest)  # the launcher will say why
-                    continue
-                selector.unregister(guest)
-                found[about["rank"]] = about
-                switchboard.add(about["rank"], guest, inbox)
-    names = ("rank", "host", "pid", "local_rank", "devices", "platform")
-    workers = tuple(Worker(**{name: found[rank][name] for name in names}) for rank in sorted(found))
-    return _Job(launcher, meeting, switchboard, workers)
-
-
-class _Lines:
-    """Shows what ranks print, line by line, each with its rank, on this process's own streams."""
-
-    def __init__(self) -> None:
-        self._rests: dict[tuple[int, str], str] = {}
-
-    def show(self, printed: Printed) -> None:
-        stream = sys.stdout if printed.stream == "out" else sys.stderr
-        key = printed.rank, printed.stream
-        text = self._rests.pop(key, "") + printed.data.decode(errors="replace")
-        *lines, rest = text.split("\n")
-        for line in lines:
-            print(f"[{printed.rank}] {line}", file=stream)
-        if rest:
-            self._rests[key] = rest
-        stream.flush()
-
-
-def _interface(options: Sequence[str]) -> str:
-    for option, value in zip(options, options[1:], strict=False):
-        if option == "--interface":
-            return value
-    return next((word.partition("=")[2] for word in options if word.startswith("--interface=")), "")
-
-
-def _say(text: str) -> None:
-    print(f"jaxrun: {text}", file=sys.stderr)
 
 
 _gangs: weakref.WeakSet[Gang] = weakref.WeakSet()

@@ -9,7 +9,7 @@ import select
 import signal
 import socket
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -25,13 +25,13 @@ _OF_A_RANK = "["  # how a line begins that a rank has written
 class Launcher:
     """Started by `nursery`; `words` and `process` are descriptors to listen to."""
 
-    def __init__(self, nursery: Nursery, argv: list[str], environ: Mapping[str, str], run_dir: Path) -> None:
+    def __init__(self, nursery: Nursery, words: Sequence[str], environ: Mapping[str, str], run_dir: Path) -> None:
         self.run_dir = run_dir
         self.words, theirs = os.pipe()
         os.set_blocking(self.words, False)
         self._control, control = socket.socketpair()
         try:
-            started = nursery.start(argv, environ, theirs, control.fileno())
+            started = nursery.start(words, environ, theirs, control.fileno())
         except BaseException:
             os.close(self.words)
             self._control.close()

@@ -6,6 +6,7 @@ It has imported jax before the first gang, so that no later one has to. It ends 
 from __future__ import annotations
 
 import atexit
+import contextlib
 import os
 import socket
 import sys
@@ -60,14 +61,17 @@ class Nursery:
     def usable(self) -> bool:
         return self._owner == os.getpid() and self._channel.fileno() >= 0
 
-    def start(self, argv: Sequence[str], environ: Mapping[str, str], stderr: int, control: int) -> Started:
-        """Start a launcher in the current directory. UnavailableError if jax is not to be had, or something broke."""
+    def start(self, words: Sequence[str], environ: Mapping[str, str], stderr: int, control: int) -> Started:
+        """Start `jaxrun` with these words in the current directory. UnavailableError if jax is not to be had, or something broke."""
         wanted = {**environ, **interpreter.settings(environ)}
         values = {name: value for name, value in wanted.items() if self._environ.get(name) != value}
         unset = tuple(sorted(self._environ.keys() - wanted.keys()))
-        frame = encode(StartLauncher(tuple(argv), os.getcwd(), values, unset))
+        frame = encode(StartLauncher(tuple(words), os.getcwd(), values, unset))
         if len(frame) > _MOST_WORDS:
-            raise UnavailableError(f"the environment has changed by {len(frame)} bytes; at most {_MOST_WORDS} can be")
+            raise UnavailableError(
+                f"the command line and what has changed in the environment take {len(frame)} bytes; "
+                f"at most {_MOST_WORDS} can be handed over"
+            )
         with self._lock:
             try:
                 socket.send_fds(self._channel, [frame], [stderr, control])
@@ -91,10 +95,8 @@ class Nursery:
         """It ends, and every launcher that it has started."""
         self._channel.close()
         if self._owner == os.getpid():
-            try:
+            with contextlib.suppress(ChildProcessError):
                 os.waitpid(self.pid, 0)
-            except ChildProcessError:
-                pass
 
 
 def nursery(environ: Mapping[str, str], *, bare: bool) -> Nursery:

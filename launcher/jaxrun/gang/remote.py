@@ -1,4 +1,4 @@
-"""What the ranks raise, and how the parent raises it again; and what it says of ranks that are gone or do not answer."""
+"""What the ranks raise, and how the parent raises it again; and the errors for ranks that are gone or do not answer."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class WorkerDied(GangError):
         self.rank = self.ranks[0] if self.ranks else None
         self.host = hosts.get(self.rank, "") if self.rank is not None else ""
         self.status = self.exit_code = status
-        self.signal = None
+        self.signal: signals.Signals | None = None
 
     @classmethod
     def by(cls, verdict: Verdict, text: str) -> WorkerDied:
@@ -55,7 +55,7 @@ class WorkerDied(GangError):
 
 
 class CallTimeout(GangError, TimeoutError):
-    """A call took longer than its `timeout`; the text says where each rank was. `missing`: those that had not returned."""
+    """A call took longer than its `timeout`; the text says where each rank was, `missing` which had not returned."""
 
     exit_code = EXIT_TIMEOUT
 

@@ -1,4 +1,4 @@
-"""The connections to all ranks of one gang: takes their parcels as they come, and never waits for one that does not read."""
+"""The connections to all ranks of one gang: takes parcels as they come, and never waits for a rank that does not read."""
 
 from __future__ import annotations
 
