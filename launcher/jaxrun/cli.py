@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from jaxrun.contract.flight import STRICT_MODE
+from jaxrun.contract.names import GANG, GANG_TOKEN
 from jaxrun.errors import EXIT_SIGNAL_BASE, JaxrunError, UsageError
 from jaxrun.helppages import ATTACH, Command
 from jaxrun.options import attach_parameters, parameters
@@ -57,6 +58,7 @@ def make_job(values: Mapping[str, Any], environ: Mapping[str, str]) -> Job:
     """The Job for the parsed options; those that were not given keep the defaults of Job."""
     from pathlib import Path
 
+    from jaxrun.planning.chaos import parse_faults
     from jaxrun.planning.environment import parse_assignment, read_env_file
 
     given = {name: value for name, value in values.items() if value is not None and value is not False}
@@ -64,9 +66,11 @@ def make_job(values: Mapping[str, Any], environ: Mapping[str, str]) -> Job:
     for path in given.pop("env_files", ()):
         env |= read_env_file(Path(path))
     env |= dict(parse_assignment(text, environ) for text in given.pop("assignments", ()))
+    env |= {name: environ[name] for name in (GANG, GANG_TOKEN) if name in environ}
     for name, option in (("quiet_ranks", "--quiet-ranks"), ("only_ranks", "--only-rank")):
         if name in given:
             given[name] = parse_ranks(given[name], option)
+    given["chaos"] = tuple(fault for text in given.pop("chaos", ()) for fault in parse_faults(text))
     for name in ("run_dir", "hostfile", "sbatch"):
         if name in given:
             given[name] = Path(given[name])

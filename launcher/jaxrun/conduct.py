@@ -12,6 +12,7 @@ from jaxrun.agent.guard import Guard
 from jaxrun.agent.signals import LAUNCHER_SIGNALS, SignalPipe
 from jaxrun.agent.spawn import Spawner
 from jaxrun.clock import Clock
+from jaxrun.control import Control
 from jaxrun.desk import Desk
 from jaxrun.head.events import Finish, Limits
 from jaxrun.head.head import Head
@@ -30,13 +31,18 @@ def conduct(
 
     `server` is the process that imports jax for it, if there is one.
     """
+    clock = Clock()
+    desk = Desk(_make_head(plan, started), directory, clock)
+    control = Control.of(environ, desk)
     with SignalPipe(LAUNCHER_SIGNALS) as signals:
         orphans.adopt()
         try:
             output = open_output(plan, environ, directory)
-            clock = Clock()
-            crew = Crew(plan, Spawner(plan, environ, directory.name, directory.path), server)
-            agent = Agent(crew, Desk(_make_head(plan, started), directory, clock), output, signals, clock)
+            spawner = Spawner(plan, environ, directory.name, directory.path)
+            unmarked = server is not None and server.given  # then the guard cannot know the workers by their job's mark
+            crew = Crew(plan, spawner, server, forked=guard.add if unmarked else lambda pid: None)
+            orders = (control.fileno(), control.hear) if control else None
+            agent = Agent(crew, desk, output, signals, clock, orders)
             directory.record("started", started)
             last = agent.run()
             assert isinstance(last, Finish)
@@ -51,4 +57,4 @@ def _make_head(plan: Plan, now: float) -> Head:
     job = plan.job
     expected = Expected(len(plan.workers), plan.job_id, job.platform, plan.local_devices)
     limits = Limits(init=job.init_timeout, job=job.timeout, grace=job.grace, stall=job.stall_timeout)
-    return Head(plan.host_of, expected, limits, _LOOPBACK, now, lockstep=job.lockstep)
+    return Head(plan.host_of, expected, limits, _LOOPBACK, now, lockstep=job.lockstep, chaos=job.chaos)

@@ -158,6 +158,10 @@ def _failure() -> list[click.Parameter]:
         f"first (strict: slow, for debugging), or off. [default: {_DEFAULTS['lockstep']}]"
     )
     init = f"Stop it if not all have joined by then. [default: {_DEFAULTS['init_timeout']:g}]"
+    chaos = (
+        "Bring about faults, to see what survives them: kill:1@2s, pause:0-3@1.5s or cut:2@500ms, "
+        "so long after the program has started on all ranks. May be repeated."
+    )
     grace = f"From SIGTERM to SIGKILL when the job is stopped. [default: {_DEFAULTS['grace']:g}]"
     return [
         Option("--timeout", group=group, main=True, help=timeout, **_SECONDS),
@@ -165,6 +169,7 @@ def _failure() -> list[click.Parameter]:
         Option("--lockstep", group=group, type=click.Choice(LOCKSTEP), metavar="|".join(LOCKSTEP), help=lockstep),
         Option("--init-timeout", group=group, help=init, **_SECONDS),
         Option("--grace", group=group, help=grace, **_SECONDS),
+        Option("--chaos", group=group, multiple=True, metavar="FAULTS", help=chaos),
     ]
 
 

@@ -25,6 +25,7 @@ from jaxrun.head.events import (
     Described,
     Exited,
     Finish,
+    Inflict,
     Kill,
     Limits,
     Say,
@@ -38,6 +39,7 @@ from jaxrun.head.events import (
 from jaxrun.head.head import Head
 from jaxrun.head.uniform import Expected
 from jaxrun.output.output import Output
+from jaxrun.planning.chaos import parse_faults
 from jaxrun.planning.job import Job
 from jaxrun.planning.plan import Plan, Worker
 
@@ -63,6 +65,7 @@ class Simulation:
         grace=5.0,
         stall=None,
         lockstep="off",
+        chaos="",
     ):
         self.size = size
         self.hosts = hosts or dict.fromkeys(range(size), "h1")
@@ -72,6 +75,7 @@ class Simulation:
         self.killed = []  # (time, signal, ranks)
         self.sent = []  # (time, ranks, message)
         self.said = []  # (time, text)
+        self.inflicted = []  # (time, kind, ranks)
         self.ending = None
         self.finished_at = None
         self.stacks = {}  # rank → dump, for those that answer
@@ -85,7 +89,8 @@ class Simulation:
         self._number = itertools.count()
         expected = Expected(size, JOB_ID, platform, local_devices)
         limits = Limits(init=init, job=job, grace=grace, stall=stall)
-        self.head = Head(self.hosts, expected, limits, "127.0.0.1", 0.0, lockstep=lockstep)
+        faults = parse_faults(chaos) if chaos else ()
+        self.head = Head(self.hosts, expected, limits, "127.0.0.1", 0.0, lockstep=lockstep, chaos=faults)
 
     def tell(self, *events):
         """Events that arrive now."""
@@ -194,6 +199,12 @@ class Simulation:
                 assert action.ranks and not set(action.ranks) & set(self.exited)
                 self.killed.append((self.now, action.signum, action.ranks))
                 if action.signum == signal.SIGKILL:
+                    for rank in action.ranks:
+                        self._later(REAPED_AFTER, Exited(rank, -signal.SIGKILL))
+            case Inflict():
+                assert action.ranks and not set(action.ranks) & set(self.exited)
+                self.inflicted.append((self.now, action.kind, action.ranks))
+                if action.kind == "kill":
                     for rank in action.ranks:
                         self._later(REAPED_AFTER, Exited(rank, -signal.SIGKILL))
             case Describe():

@@ -84,7 +84,7 @@ def test_nothing_is_said_in_the_wrong_direction():
 def test_every_message_of_the_worker_passes_through_the_agent():
     from jaxrun.contract import Message
 
-    internal = {"Forked", "ForkDeclined", "ForkSetUp", "Fork"}
+    internal = {"Forked", "ForkDeclined", "ForkSetUp", "Fork", "StartLauncher", "LauncherStarted"}
     assert {kind.__name__ for kind in get_args(Message)} - internal <= set(TO_HEAD) | set(TO_AGENT)
 
 

@@ -9,11 +9,16 @@ from jaxrun.contract import Done, Failed, Hello, Leave, Listening, Proof, Thread
 from jaxrun.head.events import (
     AgentSignalled,
     Exited,
+    FaultAsked,
+    HungUp,
+    Inflict,
     Kill,
     Lost,
     Say,
     Send,
+    SignalAsked,
     Signalled,
+    Spared,
     Spawned,
     StacksTaken,
     TakeStacks,
@@ -49,6 +54,13 @@ KEPT = {
     "signal": (Signalled(signal.SIGTERM), ("signal", None, {"signal": 15})),
     "signal to an agent": (AgentSignalled(1, 15), ("agent_signalled", 1, {"signal": 15})),
     "lost": (Lost(1, "no answer"), ("lost", 1, {"text": "no answer"})),
+    "a signal that was asked for": (SignalAsked(12), ("signal_asked", None, {"signal": 12})),
+    "a fault that was asked for": (
+        FaultAsked("cut", (0, 2)),
+        ("fault_asked", None, {"fault": "cut", "ranks": [0, 2]}),
+    ),
+    "no such fault": (Spared(1, "cut", "no"), ("spared", 1, {"fault": "cut", "text": "no"})),
+    "hung up": (HungUp("its gang"), ("hung_up", None, {"by": "its gang"})),
     "unavailable": (Unavailable("x"), ("unavailable", None, {"text": "x"})),
 }
 
@@ -64,7 +76,8 @@ def test_what_nobody_reads_again_is_not_kept(event):
     assert journal.of_event(event) is None
 
 
-def test_of_the_actions_only_signals_are_kept():
+def test_of_the_actions_only_signals_and_faults_are_kept():
+    assert journal.of_action(Inflict((0, 2), "cut")) == ("chaos", None, {"fault": "cut", "ranks": [0, 2]})
     assert journal.of_action(Kill((0, 2), signal.SIGKILL)) == ("stop", None, {"signal": 9, "ranks": [0, 2]})
     for action in (Say("x"), Send((0,), Leave()), TakeStacks((0,), "show")):
         assert journal.of_action(action) is None

@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 
 from jaxrun.agent.guard import job_mark, marked
+from jaxrun.contract.names import CONTROL_FD
 from jaxrun.head.events import StacksTaken, TakeStacks
 from jaxrun.records.rundir import EVENTS, VERDICT
 from jaxrun.station.stacks import StacksCollection
@@ -36,6 +37,7 @@ import json, os, sys
 from pathlib import Path
 from jaxrun import supervise
 from jaxrun.backends import remote
+from jaxrun.planning.chaos import parse_faults
 from jaxrun.planning.job import Job
 from jaxrun.planning.starter import Starter
 
@@ -43,6 +45,8 @@ script, options, *codes = sys.argv[1:]
 options = json.loads(options)
 if "run_dir" in options:
     options["run_dir"] = Path(options["run_dir"])
+if "chaos" in options:
+    options["chaos"] = parse_faults(options["chaos"])
 size = len(codes)
 starter = Starter("open-mpi", "a script", ("/bin/sh", script, str(size)))
 job = Job(program=("p", *codes), processes=size, backend="mpirun", platform="cpu", **options)
@@ -62,7 +66,7 @@ wait
 class Job:
     """One that runs."""
 
-    def __init__(self, directory, codes, script=AGENTS, **options):
+    def __init__(self, directory, codes, script=AGENTS, control=None, **options):
         fake = directory / "fake" / "jaxrun_runtime"
         fake.mkdir(parents=True)
         (fake / "__init__.py").touch()
@@ -74,7 +78,12 @@ class Job:
             del options["run_dir"]
         self.process = subprocess.Popen(
             [sys.executable, "-c", LAUNCHER, str(directory / "starter"), json.dumps(options), *codes],
-            env={**os.environ, "PYTHONPATH": str(directory / "fake")},
+            env={
+                **os.environ,
+                "PYTHONPATH": str(directory / "fake"),
+                **({CONTROL_FD: str(control.fileno())} if control else {}),
+            },
+            pass_fds=[control.fileno()] if control else [],
             cwd=directory,
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
@@ -330,6 +339,56 @@ def test_a_time_limit_holds_though_stacks_are_asked_for_at_the_same_time(start):
     for pid in job.agents().values():
         os.kill(pid, signal.SIGCONT)
     assert job.end(5.0) == 124
+
+
+CONNECTED = """
+import socket
+server = socket.create_server(("127.0.0.1", 0))
+connection = socket.create_connection(server.getsockname())
+run()
+if connection.recv(1) == b"":
+    print("cut off", flush=True)
+time.sleep(60)
+"""
+
+
+def test_faults_on_order_reach_far_workers(start):
+    job = start(SLEEPS, CONNECTED, SLEEPS, chaos="cut:1@100ms,pause:2@200ms,kill:0@1s")
+    job.until_output("cut off")
+    assert job.end() == 137
+    assert job.verdict()["culprits"] == [0]
+    assert "rank 0 of 3 was killed by SIGKILL (9), as --chaos asked, 1.0 s into the run." in job.err
+    assert "rank 1 was cut off from the network, as --chaos asked, 0.10 s into the run." in job.err
+    assert "rank 2 was stopped by SIGSTOP (19), as --chaos asked, 0.20 s into the run." in job.err
+    orders = [(event["fault"], event["ranks"]) for event in job.events("chaos")]
+    assert orders == [("cut", [1]), ("pause", [2]), ("kill", [0])]
+
+
+def test_a_far_agent_says_why_a_fault_could_not_be_done(start):
+    job = start("run(); time.sleep(0.5); done()", chaos="cut:0@100ms")
+    assert job.end() == 0
+    assert "rank 0 could not be cut off from the network: it has no connections; the job goes on" in job.err
+
+
+@pytest.mark.parametrize("how", ["by order", "by death"])
+def test_the_process_that_started_the_launcher_rules_a_far_job(start, how):
+    ours, theirs = socket.socketpair()
+    with ours:
+        code = (
+            "signal.signal(signal.SIGUSR2, lambda *_: print('signalled', flush=True)); run(); "
+            f"print('ready', {CONTROL_FD!r} in os.environ, flush=True); {SLEEPS[7:]}"
+        )
+        with theirs:
+            job = start(*[code] * 2, control=theirs, grace=60.0)
+        job.until_output("ready False", 2)
+        ours.sendall(b'{"signal": 12}\n')
+        job.until_output("signalled", 2)
+        if how == "by order":
+            ours.sendall(b'{"end": true}\n')
+        else:
+            ours.close()
+        assert job.end(5.0) == 129
+    assert job.err.count("process that started it") == 1
 
 
 def taken(purpose, rank, text="stack"):

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import signal
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from jaxrun.contract import Failed, ThreadFailed
 from jaxrun.head.events import Ending
+from jaxrun.lockstep.divergence import Divergence, Party
 from jaxrun.verdict import verdict
 from jaxrun.verdict.blame import Kind, kind
-from jaxrun.verdict.ends import End
+from jaxrun.verdict.ends import Dealt, End
 from jaxrun.verdict.outcome import Verdict
 
 GLOO = "UNKNOWN: Gloo AllGather failed: [pair.cc:547] Connection closed by peer [127.0.0.1]:24984"
@@ -358,3 +360,73 @@ def test_an_interrupt_says_who_had_to_be_killed(signum: int, code: int, by: str)
 def test_a_preempted_job_may_be_resumed() -> None:
     told = decide([end(rank, 10.0, 0, done=True) for rank in range(4)], "preempted", signum=signal.SIGTERM)
     assert (told.exit_code, "SIGTERM (15)" in told.headline, "resumed" in told.headline) == (75, True, True)
+
+
+# ---- faults on order
+
+
+def dealt(kind: str, at: float = 2.0, by: str = "--chaos") -> tuple[Dealt, ...]:
+    return (Dealt(kind, RUN_AT + at, by),)
+
+
+def test_a_death_on_order_is_told_as_one_and_ends_as_any_other() -> None:
+    told = weigh(end(1, 2.0, -signal.SIGKILL, dealt=dealt("kill")), raised(0, 2.1, GLOO), *stopped(2, 3))
+    assert told.headline == "rank 1 of 4 on h0 was killed by SIGKILL (9), as --chaos asked, 2.0 s into the run."
+    assert (told.exit_code, told.outcome, told.culprits) == (137, "killed", (1,))
+
+
+def test_deaths_on_order_and_others_are_not_alike() -> None:
+    ends = [end(1, 2.0, -signal.SIGKILL, dealt=dealt("kill")), end(2, 2.1, -signal.SIGKILL), *stopped(0, 3)]
+    assert verdict.culprits(ends) == (1,)
+
+
+def test_a_rank_that_we_stop_before_its_order_has_met_it_is_none_that_was_killed_on_order() -> None:
+    late = end(1, 10.0, -signal.SIGKILL, stopped=True, dealt=dealt("kill"))
+    assert verdict.culprits([raised(0, 2.1), late, *stopped(2, 3)]) == (0,)
+
+
+HARMED = {
+    "its own connection broke": [raised(1, 2.1, GLOO, error="JaxRuntimeError"), raised(0, 2.2, GLOO), *stopped(2, 3)],
+    "its peers' connections broke": [raised(0, 2.1, GLOO), end(1, 10.0, -9, stopped=True), *stopped(2, 3)],
+    "JAX ended it": [end(1, 2.1, -signal.SIGABRT, tail=ABORT), *stopped(0, 2, 3)],
+    "something ended it": [end(1, 2.1, -signal.SIGABRT), *stopped(0, 2, 3)],
+}
+
+
+@pytest.mark.parametrize("ends", HARMED.values(), ids=HARMED)
+@pytest.mark.parametrize(("kind", "words"), [("cut", "cut off from the network"), ("pause", "stopped by SIGSTOP (19)")])
+def test_where_nobody_else_is_to_blame_a_harm_on_order_is_the_cause(ends: list[End], kind: str, words: str) -> None:
+    ends = [replace(one, dealt=dealt(kind, 1.5)) if one.rank == 1 else one for one in ends]
+    told = decide(ends, "failed")
+    assert told.headline == f"rank 1 of 4 on h0 was {words}, as --chaos asked, 1.5 s into the run."
+    assert told.culprits == (1,) and told.details == () and not told.means
+    assert told.exit_code == (1 if ends[0].words else 134)
+
+
+def test_a_harm_outweighs_no_fault_of_another_but_is_told() -> None:
+    told = decide([raised(0, 3.0), replace(stopped(1)[0], dealt=dealt("cut", 1.5)), *stopped(2, 3)], "failed")
+    assert told.culprits == (0,) and told.headline.startswith("rank 0 of 4 on h0 raised ValueError")
+    assert told.details == ("rank 1 (h0) was cut off from the network, as --chaos asked, 1.5 s into the run.",)
+
+
+@pytest.mark.parametrize("reason", ["ok", "timeout", "stall", "interrupted"])
+def test_faults_are_told_however_the_job_ends(reason: str) -> None:
+    ends = [end(rank, 5.0, 0, done=True, dealt=dealt("pause", by="its gang")) for rank in range(4)]
+    told = decide(ends, reason, signum=15)
+    assert told.details[0] == (
+        "ranks 0-3 (h0, h1) were stopped by SIGSTOP (19), as its gang asked, 2.0 s into the run."
+    )
+
+
+def test_a_harm_on_order_is_no_divergence() -> None:
+    ahead = Divergence("0-3", 4, (Party((0,), "jit(step)"), Party((1, 2, 3), "jit(other)")))
+    ends = [raised(1, 2.1, GLOO, error="JaxRuntimeError"), *stopped(0, 2, 3)]
+    assert decide(ends, "failed", divergence=ahead).outcome == "diverged"
+    ends[0] = replace(ends[0], dealt=dealt("cut"))
+    assert decide(ends, "failed", divergence=ahead).headline.startswith("rank 1 of 4 on h0 was cut off")
+
+
+def test_who_has_started_the_launcher_may_end_its_job() -> None:
+    told = decide(stopped(0, 1, 2, 3), "interrupted", signum=signal.SIGHUP, text="the process that started it")
+    assert told.headline.startswith("interrupted by the process that started it 10.0 s into the run; 4 ranks were")
+    assert told.exit_code == 129

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from jaxrun.agent.child import Child
 from jaxrun.agent.crew import Crew
+from jaxrun.agent.faults import inflict
 from jaxrun.agent.kernel_log import OomWatch, own_memory_cgroup
 from jaxrun.agent.pipes import Pipes
 from jaxrun.agent.readiness import Readiness
@@ -32,10 +33,12 @@ from jaxrun.head.events import (
     Exited,
     Finish,
     Flown,
+    Inflict,
     Kill,
     Say,
     Send,
     Signalled,
+    Spared,
     StacksTaken,
     TakeStacks,
 )
@@ -79,7 +82,9 @@ class Agent:
         clock: Callable[[], float],
         orders: Orders | None = None,
     ) -> None:
-        """`orders`: the descriptor on which a superior elsewhere is heard, and what it says when that is readable."""
+        """`orders`: a descriptor, and what is to be done when it is readable: orders of a superior elsewhere, or of the
+        process that the launcher works for.
+        """
         self._crew = crew
         self._superior = superior
         self._output = output
@@ -179,6 +184,10 @@ class Agent:
                     self._crew[rank].send(action.message)
             case Kill():
                 self._signal(action)
+            case Inflict():
+                for rank in action.ranks:
+                    if trouble := inflict(self._crew[rank], action.kind):
+                        self._tell(Spared(rank, action.kind, trouble))
             case TakeStacks() if action.purpose in FLIGHTS_ONLY:
                 self._tell(self._read_flights(action))
             case Describe():

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 from jaxrun.agent.child import Child
 from jaxrun.agent.forkserver import ForkServer
@@ -19,11 +19,18 @@ _ABREAST = 16  # forks asked for at a time: what the server's socket surely hold
 class Crew:
     """Children by rank, started by forking where the plan says so; afresh else, or where that is declined."""
 
-    def __init__(self, plan: Plan, spawner: Spawner, server: ForkServer | None = None) -> None:
-        """`server`, if there is one, has been started for this plan."""
+    def __init__(
+        self,
+        plan: Plan,
+        spawner: Spawner,
+        server: ForkServer | None = None,
+        forked: Callable[[int], None] = lambda pid: None,
+    ) -> None:
+        """`server`, if there is one, has been started for this plan; `forked` is told of each process it has made."""
         self._plan = plan
         self._spawner = spawner
         self._server = server
+        self._forked = forked
         self._requests: deque[ForkRequest] = deque()
         self._children: dict[int, Child] = {}
         self.declined = ""
@@ -86,6 +93,7 @@ class Crew:
     def _on_answer(self, answer: Forked | ForkDeclined | None) -> list[Event]:
         if isinstance(answer, Forked):
             self._children[answer.rank].pid = answer.pid
+            self._forked(answer.pid)
             self._ask(1)
             if all(child.pid for child in self):
                 self._let_server_go()

@@ -32,11 +32,12 @@ class Request(Protocol):
 
 
 class ForkServer:
-    """The launcher's handle on it."""
+    """The launcher's handle on it. Where it was `given`, its workers do not carry the mark of the job."""
 
-    def __init__(self, pid: int, channel: socket.socket) -> None:
+    def __init__(self, pid: int, channel: socket.socket, *, given: bool = False) -> None:
         self.pid = pid
         self.channel = channel
+        self.given = given
 
     def set_up(
         self, program: Sequence[str], values: Mapping[str, str], unset: Sequence[str], directory: str = ""
@@ -84,7 +85,7 @@ def given(text: str) -> ForkServer:
     """The one that is our child already, as `text` says: "DESCRIPTOR:PID"."""
     descriptor, _, pid = text.partition(":")
     os.set_inheritable(int(descriptor), False)
-    return ForkServer(int(pid), socket.socket(fileno=int(descriptor)))
+    return ForkServer(int(pid), socket.socket(fileno=int(descriptor)), given=True)
 
 
 def start(python: Sequence[str], program: Sequence[str], environ: Mapping[str, str]) -> ForkServer:

@@ -15,6 +15,7 @@ from jaxrun.head.events import (
     Describe,
     Dismiss,
     Event,
+    Inflict,
     Kill,
     Send,
     Signalled,
@@ -64,6 +65,8 @@ class Superior:
         match message:
             case SignalWorker():
                 yield Kill(ranks, message.signum)
+            case Inflict():
+                yield Inflict(ranks, message.kind)
             case ShowStacks():
                 yield TakeStacks(ranks, message.purpose)
             case Taken():

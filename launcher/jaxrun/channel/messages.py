@@ -7,7 +7,7 @@
     Report       ──────────▶
                  ◀──────────  Begin       (once all have reported)
     Spawned, the worker's messages, Chunk, FirstOutput, Exited … ──────────▶
-                 ◀──────────  messages to the worker, SignalWorker, ShowStacks, Describe, Taken
+                 ◀──────────  messages to the worker, SignalWorker, Inflict, ShowStacks, Describe, Taken
                  ◀──────────  Dismiss     (it is over)
 
 Times are seconds since the epoch on the sender's clock.
@@ -40,7 +40,9 @@ from jaxrun.head.events import (
     Dismiss,
     Exited,
     Flown,
+    Inflict,
     Report,
+    Spared,
     Spawned,
     StacksTaken,
     Unavailable,
@@ -135,6 +137,7 @@ ToHead = (
     Report
     | Spawned
     | Exited
+    | Spared
     | StacksTaken
     | Flown
     | Described
@@ -152,5 +155,17 @@ ToHead = (
     | Done
 )
 ToAgent = (
-    Begin | SignalWorker | ShowStacks | Describe | Taken | Dismiss | Lead | Join | Run | Proceed | OutOfStep | Leave
+    Begin
+    | SignalWorker
+    | Inflict
+    | ShowStacks
+    | Describe
+    | Taken
+    | Dismiss
+    | Lead
+    | Join
+    | Run
+    | Proceed
+    | OutOfStep
+    | Leave
 )

@@ -99,6 +99,37 @@ class Signalled:
 
 
 @dataclass(frozen=True, slots=True)
+class SignalAsked:
+    """The process that the launcher works for wants all workers to be sent a signal."""
+
+    signum: int
+
+
+@dataclass(frozen=True, slots=True)
+class FaultAsked:
+    """The process that the launcher works for wants this to be done to these ranks; `kind` as in planning/chaos.py."""
+
+    kind: str
+    ranks: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class HungUp:
+    """The process that the launcher works for wants the end of the job, or is gone; `by` says which."""
+
+    by: str
+
+
+@dataclass(frozen=True, slots=True)
+class Spared:
+    """A fault of this kind could not be done to this rank, for the reason that `text` gives."""
+
+    rank: int
+    kind: str
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
 class AgentSignalled:
     """The agent of this rank was sent a signal, as a scheduler does to all of them at the end of their time."""
 
@@ -149,6 +180,10 @@ Event = (
     | Lost
     | Unavailable
     | Signalled
+    | SignalAsked
+    | FaultAsked
+    | HungUp
+    | Spared
     | AgentSignalled
     | StacksTaken
     | Flown
@@ -194,6 +229,14 @@ class Send:
 class Kill:
     ranks: tuple[int, ...]
     signum: int
+
+
+@dataclass(frozen=True, slots=True)
+class Inflict:
+    """Do a fault to these ranks, as if it had come by itself; where that cannot be, it is answered by Spared."""
+
+    ranks: tuple[int, ...]
+    kind: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -266,4 +309,4 @@ class Dismiss:
     status: int
 
 
-Action = Begin | Send | Kill | TakeStacks | Describe | Say | Keep | Finish | Dismiss
+Action = Begin | Send | Kill | Inflict | TakeStacks | Describe | Say | Keep | Finish | Dismiss

@@ -16,13 +16,14 @@ from __future__ import annotations
 
 import enum
 import signal
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from jaxrun.contract import STACKS_SIGNAL, Call, Done, Failed, Hello, Leave, Listening, Proof, ThreadFailed
 from jaxrun.contract.flight import OFF
 from jaxrun.errors import NotUniformError, UnavailableError
 from jaxrun.head import uniform
+from jaxrun.head.chaos import Chaos
 from jaxrun.head.events import (
     FLIGHTS_ONLY,
     Action,
@@ -31,15 +32,19 @@ from jaxrun.head.events import (
     Ending,
     Event,
     Exited,
+    FaultAsked,
     Finish,
     Flown,
+    HungUp,
     Kill,
     Limits,
     Lost,
     Report,
     Say,
     Send,
+    SignalAsked,
     Signalled,
+    Spared,
     Spawned,
     StacksTaken,
     TakeStacks,
@@ -50,6 +55,7 @@ from jaxrun.head.lockstep import Lockstep
 from jaxrun.head.looks import Looks
 from jaxrun.head.muster import Muster
 from jaxrun.head.roster import Roster
+from jaxrun.planning.chaos import Fault
 from jaxrun.ranks import locate, spell
 from jaxrun.verdict import verdict
 from jaxrun.verdict.stacks import NATIVE_SIGNAL
@@ -93,9 +99,11 @@ class Head:
         now: float,
         muster: Muster | None = None,
         lockstep: str = OFF,
+        chaos: Sequence[Fault] = (),
     ) -> None:
         self._roster = Roster(hosts)
         self._gathering = Gathering(self._roster.hosts, expected, interface, muster)
+        self._chaos = Chaos(chaos, self._roster)
         self._limits = limits
         self._started = now
         self._run_at: float | None = None
@@ -119,7 +127,8 @@ class Head:
         """When the head wants its next Tick at the latest."""
         if self._phase is Phase.OVER:
             return None
-        deadlines = (*self._alarms.values(), self._looks.deadline(), self._lockstep.deadline())
+        chaos = self._chaos.deadline() if self._phase is Phase.RUNNING else None
+        deadlines = (*self._alarms.values(), self._looks.deadline(), self._lockstep.deadline(), chaos)
         return min((at for at in deadlines if at is not None), default=None)
 
     def handle(self, event: Event, now: float) -> list[Action]:
@@ -129,6 +138,8 @@ class Head:
         match event:
             case Signalled():
                 return self._on_signal(event.signum, now)
+            case SignalAsked() | FaultAsked() | HungUp():
+                return self._on_request(event, now)
             case StacksTaken():
                 return self._on_stacks(event, now)
             case Described():
@@ -158,6 +169,8 @@ class Head:
                 self._lockstep.on_flown(event)
             case ThreadFailed():
                 self._roster.thread_failed(event)
+            case Spared():
+                return self._chaos.spared(event)
             case Failed():
                 self._roster.spoke(event, now)
                 return self._on_failure(event.rank, now)
@@ -189,6 +202,7 @@ class Head:
             self._run_at = now
             del self._alarms["init"], self._alarms["progress"]
             self._looks.begin(now)
+            self._chaos.begin(now)
         return [*actions]
 
     def _on_unavailable(self, event: Unavailable, now: float) -> list[Action]:
@@ -326,14 +340,14 @@ class Head:
             ending = replace(ending, reason="preempted")
         self._phase = Phase.OVER
         self._alarms = {}
-        return [Finish(ending)]
+        return [*(self._chaos.left() if ending.reason == "ok" else ()), Finish(ending)]
 
     def _or_finish(self, actions: list[Action], now: float) -> list[Action]:
         """An answer has come: was it the last that the end has waited for?"""
         concluded = self._phase is Phase.CONCLUDING and not self._lockstep.busy
         return [*actions, *self._finish(now)] if concluded else actions
 
-    # ---- signals, time, stacks
+    # ---- signals, requests, time, stacks
 
     def _on_signal(self, signum: int, now: float) -> list[Action]:
         if self._phase is Phase.CONCLUDING:
@@ -354,11 +368,27 @@ class Head:
         grace = f"SIGKILL follows in {self._limits.grace:g} s, or at once with Ctrl-C"
         return [Say(f"{name}: asked {spell(asked)} to end (SIGTERM); {grace}"), Kill(asked, signal.SIGTERM)]
 
+    def _on_request(self, asked: SignalAsked | FaultAsked | HungUp, now: float) -> list[Action]:
+        match asked:
+            case SignalAsked():
+                ranks = self._roster.working if self._phase is Phase.RUNNING else ()
+                return [Kill(ranks, asked.signum)] if ranks else []
+            case FaultAsked():
+                healthy = self._phase in _HEALTHY
+                return self._chaos.order(asked.kind, asked.ranks, "its gang", now) if healthy else []
+        if self._phase is Phase.CONCLUDING:
+            return self._finish(now)
+        if self._phase in _HEALTHY:
+            self._ending = Ending("interrupted", (), text=asked.by, signum=signal.SIGHUP, decided_at=now)
+        return self._stop(now, self._roster.live)
+
     def _on_time(self, now: float) -> list[Action]:
         actions: list[Action] = []
         for name in [name for name, at in self._alarms.items() if at <= now]:
             if self._alarms.pop(name, None) is not None:
                 actions += self._on_alarm(name, now)
+        if self._phase is Phase.RUNNING:
+            actions += self._chaos.due(now)
         actions += [self._take_stacks(purpose) for purpose in self._looks.due(now)]
         return self._or_finish([*actions, *self._lockstep.due(now)], now)
 

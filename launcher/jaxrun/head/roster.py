@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from jaxrun.contract import Failed, ThreadFailed
 from jaxrun.head.events import Exited, Lost
-from jaxrun.verdict.ends import End
+from jaxrun.verdict.ends import Dealt, End
 
 
 @dataclass(slots=True)
@@ -20,6 +20,7 @@ class _Known:
     threads: list[ThreadFailed] = field(default_factory=list)
     exited: Exited | None = None
     lost: str = ""
+    dealt: list[Dealt] = field(default_factory=list)
 
 
 class Roster:
@@ -119,6 +120,14 @@ class Roster:
         for rank in ranks:
             self._known[rank].stopped |= self._known[rank].words is None
 
+    def dealt(self, rank: int, fault: Dealt) -> None:
+        """This is being done to it on order."""
+        self._known[rank].dealt.append(fault)
+
+    def spared(self, rank: int, kind: str) -> None:
+        """It could not be done."""
+        self._known[rank].dealt = [fault for fault in self._known[rank].dealt if fault.kind != kind]
+
     def ends(self, now: float) -> tuple[End, ...]:
         return tuple(self.end(rank, now) for rank in self._known)
 
@@ -147,4 +156,5 @@ class Roster:
             done=known.done,
             out_of_memory=exited.out_of_memory if exited else "",
             lost=known.lost,
+            dealt=tuple(known.dealt),
         )

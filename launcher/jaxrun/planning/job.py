@@ -18,6 +18,8 @@ from jaxrun.errors import UsageError
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from jaxrun.planning.chaos import Fault
+
 PLATFORMS = ("auto", "cpu", "cuda", "rocm", "tpu")
 Ranks = tuple[range, ...]
 
@@ -65,6 +67,7 @@ class Job:
     lockstep:              how the ranks are kept in step: "off", "record" or "strict"
     init_timeout:          seconds until every process must have joined
     grace:                 seconds between SIGTERM and SIGKILL
+    chaos:                 faults to bring about
     env:                   variables to add to every worker
     run_dir, no_run_dir:   where the job leaves its files; None for a new directory under ./jaxrun-runs
     quiet_ranks:           ranks whose output stays off the screen
@@ -99,6 +102,7 @@ class Job:
     lockstep: str = RECORD
     init_timeout: float = 120.0
     grace: float = 5.0
+    chaos: tuple[Fault, ...] = ()
     env: Mapping[str, str] = field(default_factory=dict)
     run_dir: Path | None = None
     no_run_dir: bool = False
@@ -171,8 +175,9 @@ def parse_ranks(text: str, option: str) -> Ranks:
 
 
 def check_ranks(job: Job, size: int) -> None:
-    """UsageError if --quiet-ranks or --only-rank names a rank that a job of `size` processes does not have."""
-    for option, ranks in (("--quiet-ranks", job.quiet_ranks), ("--only-rank", job.only_ranks)):
+    """UsageError if an option names a rank that a job of `size` processes does not have."""
+    chaos = tuple(span for fault in job.chaos for span in fault.ranks)
+    for option, ranks in (("--quiet-ranks", job.quiet_ranks), ("--only-rank", job.only_ranks), ("--chaos", chaos)):
         last = max((span[-1] for span in ranks), default=0)
         if last >= size:
             raise UsageError(f"{option} names rank {last}, but the ranks of this job are 0 to {size - 1}")

@@ -117,6 +117,7 @@ def to_json(plan: Plan, launcher: Mapping[str, object] | None = None) -> str:
         "timeout": job.timeout,
         "init_timeout": job.init_timeout,
         "grace": job.grace,
+        "chaos": list(map(str, job.chaos)),
         "lockstep": job.lockstep,
         "fork": plan.fork,
         "argv": list(plan.argv),

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 
 from jaxrun.contract.names import COORDINATOR_ADDRESS, JOB_ID, TOKEN
 from jaxrun.contract.variables import AgentEnv
+from jaxrun.planning.chaos import CHAOS
 from jaxrun.planning.environment import masked
 from jaxrun.planning.plan import Plan, Worker
 from jaxrun.planning.starter import Starter
@@ -18,7 +19,7 @@ _COLUMNS = ("rank", "host", "local rank", "devices", "cores")
 
 
 def summary(plan: Plan) -> str:
-    """The job's shape in one line: "4 processes x 2 devices (cpu) on this machine"."""
+    """The job's shape in one line: "4 processes x 2 devices (cpu) on this machine", and the faults that await it."""
     count = len(plan.workers)
     shape = f"{count} process{'es' if count != 1 else ''}"
     if plan.local_devices is not None:
@@ -26,7 +27,8 @@ def summary(plan: Plan) -> str:
     elif plan.job.devices_per_process is not None:
         shape += f" x {plural(plan.job.devices_per_process, 'device')}"
     platform = f" ({plan.job.platform})" if plan.job.platform != "auto" else ""
-    return f"{shape}{platform} {_where(plan)}"
+    chaos = f" · {CHAOS} {','.join(map(str, plan.job.chaos))}" if plan.job.chaos else ""
+    return f"{shape}{platform} {_where(plan)}{chaos}"
 
 
 def _where(plan: Plan) -> str:

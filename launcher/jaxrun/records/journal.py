@@ -10,10 +10,15 @@ from jaxrun.head.events import (
     AgentSignalled,
     Event,
     Exited,
+    FaultAsked,
+    HungUp,
+    Inflict,
     Kill,
     Lost,
     Report,
+    SignalAsked,
     Signalled,
+    Spared,
     Spawned,
     Unavailable,
 )
@@ -51,6 +56,14 @@ def of_event(event: Event) -> Entry | None:
             return "exit", event.rank, {"status": event.status}
         case Signalled():
             return "signal", None, {"signal": event.signum}
+        case SignalAsked():
+            return "signal_asked", None, {"signal": event.signum}
+        case FaultAsked():
+            return "fault_asked", None, {"fault": event.kind, "ranks": list(event.ranks)}
+        case HungUp():
+            return "hung_up", None, {"by": event.by}
+        case Spared():
+            return "spared", event.rank, {"fault": event.kind, "text": event.text}
     return None
 
 
@@ -58,4 +71,6 @@ def of_action(action: Action) -> Entry | None:
     """The same for what the head has ordered."""
     if isinstance(action, Kill):
         return "stop", None, {"signal": int(action.signum), "ranks": list(action.ranks)}
+    if isinstance(action, Inflict):
+        return "chaos", None, {"fault": action.kind, "ranks": list(action.ranks)}
     return None

@@ -15,6 +15,7 @@ from jaxrun.channel.door import Door
 from jaxrun.channel.messages import Welcome
 from jaxrun.clock import Clock
 from jaxrun.contract import AgentEnv
+from jaxrun.control import Control
 from jaxrun.desk import Desk
 from jaxrun.errors import UnavailableError
 from jaxrun.head.events import Ending, Limits
@@ -67,6 +68,7 @@ def conduct(
         clock = Clock()
         terms = _terms(plan, given, directory, addresses.describe(door.addresses, there))
         desk = Desk(_make_head(plan, terms, started), directory, clock)
+        control = Control.of(environ, desk)
         directory.record("started", started, listening=terms.offered)
         if plan.job.verbose:
             output.say(f"jaxrun: listening at {terms.offered}")
@@ -74,8 +76,17 @@ def conduct(
         try:
             starting = _start(plan, environ, door, meeting.token, directory)
             guard.add(starting.pid)
-            attached = meeting.attached
-            station = Station(desk, door, output, signals, starting, clock, verbose=plan.job.verbose, attached=attached)
+            station = Station(
+                desk,
+                door,
+                output,
+                signals,
+                starting,
+                clock,
+                verbose=plan.job.verbose,
+                attached=meeting.attached,
+                orders=(control.fileno(), control.hear) if control else None,
+            )
             decided = decide(plan, desk.hosts, station.run(), started)
         except UnavailableError as error:
             decided = decide(plan, desk.hosts, Ending("unavailable", (), text=str(error)), started)
@@ -138,4 +149,4 @@ def _make_head(plan: Plan, terms: Terms, now: float) -> Head:
     job = plan.job
     undecided = Expected(terms.size, plan.job_id, job.platform, None)
     limits = Limits(init=job.init_timeout, job=job.timeout, grace=job.grace, stall=job.stall_timeout)
-    return Head(plan.host_of, undecided, limits, "", now, Muster(terms), job.lockstep)
+    return Head(plan.host_of, undecided, limits, "", now, Muster(terms), job.lockstep, job.chaos)

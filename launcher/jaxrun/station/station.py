@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 
+from jaxrun.agent.agent import Orders
 from jaxrun.agent.readiness import Readiness
 from jaxrun.agent.signals import SignalPipe
 from jaxrun.channel.door import Admitted, Door
@@ -30,6 +31,7 @@ from jaxrun.head.events import (
     Event,
     Exited,
     Finish,
+    Inflict,
     Kill,
     Lost,
     Report,
@@ -74,8 +76,12 @@ class Station:
         *,
         verbose: bool = False,
         attached: bool = False,
+        orders: Orders | None = None,
     ) -> None:
-        """`attached`: this process is one of those that somebody else started, and is sent their signals, too."""
+        """`attached`: this process is one of those that somebody else started, and is sent their signals, too.
+
+        `orders`: where whoever the launcher works for is heard, and what is to be done then.
+        """
         self._desk = desk
         self._door = door
         self._output = output
@@ -84,6 +90,7 @@ class Station:
         self._now = clock
         self._verbose = verbose
         self._attached = attached
+        self._orders = orders
         self._lines = Lines()
         self._ready = Readiness()
         self._skew: dict[int, float] = {}  # seconds that a rank's clock is behind ours
@@ -97,6 +104,9 @@ class Station:
         """Serve the job until the head says that it is over."""
         self._ready.watch(self._signals.fileno(), _SIGNALS, self._on_signals)
         self._ready.watch(self._starting.fileno(), _STARTER, self._on_starter_words)
+        if self._orders is not None:
+            fd, hear = self._orders
+            self._ready.watch(fd, _SIGNALS, lambda: self._carry_out_all(hear()))
         for listener in self._door.listeners:
             self._ready.watch(listener.fileno(), _DOOR, lambda listener=listener: self._on_knock(listener))  # type: ignore[misc]
         while self._ending is None:
@@ -179,6 +189,8 @@ class Station:
                 self._lines.send(action.ranks, action.message)
             case Kill():
                 self._lines.send(action.ranks, SignalWorker(action.signum))
+            case Inflict():
+                self._lines.send(action.ranks, action)
             case TakeStacks():
                 self._stacks[action.purpose] = StacksCollection(action, self._now())
                 self._lines.send(action.ranks, ShowStacks(action.purpose))

@@ -5,7 +5,8 @@
     CONSEQUENCE  a text that only another's end brings about (collateral.py), or our own kill
     FINE         its program had ended well, or it still runs
 
-The earliest end of the best kind is the culprit's, and its alone unless others failed in the very same way.
+The earliest end of the best kind is the culprit's, and its alone unless others failed in the very same way. Where
+there is no better one than a consequence, a rank that was paused or cut off on order is the cause.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ import signal
 from collections.abc import Sequence
 
 from jaxrun.contract.flight import OUT_OF_STEP
-from jaxrun.verdict import collateral, sentences
+from jaxrun.verdict import collateral, faults, sentences
 from jaxrun.verdict.ends import End
 
 
@@ -46,19 +47,26 @@ def kind(end: End) -> Kind:
 
 def certain(ends: Sequence[End]) -> bool:
     """Whether one of the ends is a cause beyond doubt, so that there is no better one to wait for."""
-    return any(kind(end) is Kind.OWN for end in ends)
+    return any(kind(end) is Kind.OWN or (faults.harm(end) and kind(end) is not Kind.FINE) for end in ends)
 
 
 def blamed(ends: Sequence[End]) -> list[End]:
     """The ends that are to blame, lowest rank first; empty if none is a failure."""
-    weighed = [(kind(end), end.time, end.rank, end) for end in ends]
-    best, _, _, first = min(weighed, key=lambda item: item[:3])
+    first = foremost(ends)
+    best = kind(first)
     if best is Kind.FINE:
         return []
+    harm = faults.first_harm(ends) if best is not Kind.OWN else None
+    if harm is not None:
+        return [end for end in ends if harm in end.dealt]
     if best is Kind.CONSEQUENCE:
         return [first]
-    alike = [end for other, _, _, end in weighed if other is best and _likeness(end) == _likeness(first)]
-    return sorted(alike, key=lambda end: end.rank)
+    return [end for end in ends if kind(end) is best and _likeness(end) == _likeness(first)]
+
+
+def foremost(ends: Sequence[End]) -> End:
+    """The earliest end of the best kind."""
+    return min(ends, key=lambda end: (kind(end), end.time, end.rank))
 
 
 def _kind_of_words(end: End) -> Kind:
@@ -83,4 +91,4 @@ def _likeness(end: End) -> tuple[object, ...]:
         return end.words.error, end.words.status, end.words.message, end.words.traceback
     if end.lost:
         return ("lost", end.lost)
-    return end.status, end.done, tuple((thread.error, thread.traceback) for thread in end.threads)
+    return end.status, end.done, faults.killing(end), tuple((thread.error, thread.traceback) for thread in end.threads)

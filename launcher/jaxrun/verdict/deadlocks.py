@@ -87,9 +87,11 @@ def explain(
     """
     known = places or {}
     seen = {rank: whereabouts(rank, dumps[rank], waits.get(rank, ""), known.get(rank, ())) for rank in sorted(dumps)}
-    scene = _Scene(seen, hosts, tuple(sorted(set(finished) - set(dumps))))
+    idle = {rank for rank, where in seen.items() if where.doing is Doing.IDLE}
+    ended = tuple(sorted((set(finished) - set(dumps)) | idle))
+    scene = _Scene({rank: where for rank, where in seen.items() if rank not in idle}, hosts, ended)
     waiting = scene.doing(*_WAITING)
-    if waiting and len(waiting) == len(seen):
+    if waiting and len(waiting) == len(scene.ranks):
         sentences = _left_by_the_finished(scene, waiting) if scene.finished else _apart(scene, waiting)
     else:
         sentences = _causes(scene, waiting)

@@ -8,6 +8,15 @@ from jaxrun.contract import Failed, ThreadFailed
 
 
 @dataclass(frozen=True, slots=True)
+class Dealt:
+    """A fault that was done to a worker on order; `kind` as in planning/chaos.py, `by`: who has asked for it."""
+
+    kind: str
+    time: float
+    by: str
+
+
+@dataclass(frozen=True, slots=True)
 class End:
     """One worker's end, or that it had none yet when the ends were collected.
 
@@ -22,6 +31,7 @@ class End:
     done:           it had finished its program with status 0 before it ended
     out_of_memory:  what the kernel says of its death, where it says that memory was short
     lost:           why its agent cannot be reached any more; nobody knows then how it ended
+    dealt:          faults that were done to it on order
     """
 
     rank: int
@@ -36,3 +46,4 @@ class End:
     done: bool = False
     out_of_memory: str = ""
     lost: str = ""
+    dealt: tuple[Dealt, ...] = ()

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 
 from jaxrun.contract import ThreadFailed
 from jaxrun.ranks import compact, locate, spell
-from jaxrun.verdict import collateral, stacks
+from jaxrun.verdict import collateral, faults, stacks
 from jaxrun.verdict.ends import End
 from jaxrun.wording import plural, rank_of, seconds, signal_name
 
@@ -136,7 +136,8 @@ def _killed(end: End, verb: str) -> str:
         how = f"crashed with {name}" if number in _CRASHES else f"{verb} killed by {name}"
     threads = own_threads(end)
     before = f", after its thread {threads[-1].thread} had raised {threads[-1].error}" if threads else ""
-    return how + before
+    killing = faults.killing(end)
+    return how + before + (f", as {killing.by} asked" if killing else "")
 
 
 def _readable(tail: str) -> str:

@@ -21,12 +21,15 @@ _FRAME = re.compile(r'^  File "(?P<file>.*)", line (?P<line>\d+|\?\?\?) in (?P<f
 _PACKAGES = r"(?:^|/)(?:site|dist)-packages/"
 _PYTHON = r"/lib(?:64)?/python3\.\d+/"
 _JAX = re.compile(rf"{_PACKAGES}(?:jax|jaxlib)/|/jax/(?:_src|experimental|interpreters)/|/jaxlib/")
-_SCAFFOLD = re.compile(rf"/jaxrun_runtime/(?!programs/)|{_PYTHON}(?:runpy|threading)\.py$|^<frozen ")
+_SCAFFOLD = re.compile(rf"/jaxrun_runtime/(?!programs/)|/jaxrun/contract/|{_PYTHON}(?:runpy|threading)\.py$|^<frozen ")
 _LIBRARY = re.compile(rf"{_PACKAGES}|{_PYTHON}|^<frozen ")
 STACKS_FILE = "stacks.json"
 NATIVE_SIGNAL = signal.SIGRTMIN + 8  # asks the launcher for what STACKS_SIGNAL asks it for, and for C frames
 NATIVE_LIMIT = 30.0  # seconds that a host may take over the C frames of its ranks
 _SHIPPED_PROGRAMS = "/jaxrun_runtime/programs/"
+# Where a rank of a gang waits for what its parent says.
+_LISTENS = re.compile(r"/jaxrun/contract/parcel\.py$|/jaxrun_runtime/conversation\.py$")
+_IDLE = "idle: it has returned, and waits for the next call"
 _NO_ANSWER = "no answer: it blocks signals, or is about to end"
 
 
@@ -78,11 +81,19 @@ class Stack:
         first = self.users[0] if self.users else None
         return self.frames[: self.frames.index(first)] if first else ()
 
+    @property
+    def is_idle(self) -> bool:
+        """Whether this is a rank of a gang between two calls."""
+        outer = next((frame for frame in self.frames if not _LISTENS.search(frame.file)), None)
+        return outer is not None and outer is not self.frames[0] and outer.is_scaffold
+
     def place(self) -> str:
         """`data.py:31 __next__ <- train.py:84 main   in queue: get`: where it is, called from where."""
         users = self.users
         if not users:
             return _NO_ANSWER
+        if self.is_idle:
+            return _IDLE
         caller = next((frame for frame in users if frame.file != users[0].file), None)
         text = f"{users[0]} <- {caller}" if caller else str(users[0])
         if not self.called:

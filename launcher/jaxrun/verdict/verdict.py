@@ -15,8 +15,8 @@ from jaxrun.lockstep.compare import lags
 from jaxrun.lockstep.flight import Flight
 from jaxrun.lockstep.progress import price
 from jaxrun.ranks import spell
-from jaxrun.verdict import explanations, sentences
-from jaxrun.verdict.blame import Kind, blamed, kind
+from jaxrun.verdict import explanations, faults, sentences
+from jaxrun.verdict.blame import Kind, blamed, foremost, kind
 from jaxrun.verdict.blame import certain as certain
 from jaxrun.verdict.ends import End
 from jaxrun.verdict.look import Look
@@ -54,7 +54,7 @@ def decide(
     """
     if ending.reason == "failed":
         weighed = weigh(ending.ends, hosts, started=started, run_at=ending.run_at, ended=ended)
-        return _with_divergence(weighed, ending)
+        return _with_orders(_with_divergence(weighed, ending), ending)
     decided = ending.decided_at if ending.decided_at is not None else ended
     about = _ABOUT[ending.reason](_Case(ending, hosts, started, decided, timeout))
     told = Verdict(
@@ -65,12 +65,20 @@ def decide(
         stopping=max(0.0, ended - decided),
         **about,
     )
-    return _with_divergence(told, ending)
+    return _with_orders(_with_divergence(told, ending), ending)
+
+
+def _with_orders(told: Verdict, ending: Ending) -> Verdict:
+    """The same with the faults that were ordered."""
+    orders = faults.told(ending.ends, told.hosts, ending.run_at, but=told.headline)
+    return replace(told, details=(*orders, *told.details))
 
 
 def _with_divergence(told: Verdict, ending: Ending) -> Verdict:
     """The same where the ranks were out of step: of what only broke because of that, it is the cause."""
     guilty = [end for end in ending.ends if end.rank in told.culprits]
+    if any(map(faults.harm, guilty)):
+        return told
     broken = all(kind(end) is Kind.CONSEQUENCE or end.status == -signal.SIGABRT for end in guilty)
     if ending.divergence is None:
         return replace(told, details=(*told.details, *_uneven(ending, told.hosts))) if broken else told
@@ -101,21 +109,22 @@ def weigh(
     guilty = blamed(ends)
     if not guilty:
         return Verdict("failed", _EXIT_UNKNOWN, hosts, headline="the job failed, but no rank shows how.")
-    first = min(guilty, key=lambda end: (end.time, end.rank))
+    first = foremost(ends)
+    harm = faults.harm(guilty[0]) if kind(first) is not Kind.OWN else None
     blamed_ranks = {end.rank for end in guilty}
-    intro, traceback = sentences.evidence(guilty, hosts)
+    intro, traceback = sentences.evidence([first] if harm else guilty, hosts)
     moment = sentences.when(first, started, run_at)
-    if kind(first) is Kind.CONSEQUENCE:
+    if harm:
+        headline = f"{sentences.who(guilty, hosts)} {faults.was(harm, run_at, many=len(guilty) > 1)}."
+    elif kind(first) is Kind.CONSEQUENCE:
         headline = _no_cause(ends, first, hosts, moment)
-        intro = intro or (f"rank {first.rank}'s traceback:" if traceback and len(hosts) > 1 else "")
     else:
-        deed = sentences.did(guilty[0], many=len(guilty) > 1)
-        comma = "" if moment.endswith("into the run") and len(deed) < 40 else ","
-        memory = f"; {guilty[0].out_of_memory}" if guilty[0].out_of_memory else ""
-        headline = f"{sentences.who(guilty, hosts)} {deed}{comma} {moment}{memory}."
+        headline = _own_fault(guilty, hosts, moment)
+    if (harm or kind(first) is Kind.CONSEQUENCE) and traceback and len(hosts) > 1:
+        intro = intro or f"rank {first.rank}'s traceback:"
     return Verdict(
-        outcome=_outcome(guilty[0]),
-        exit_code=_exit_code(guilty[0]),
+        outcome=_outcome(first),
+        exit_code=_exit_code(first),
         hosts=hosts,
         culprits=tuple(end.rank for end in guilty),
         intro=intro,
@@ -128,8 +137,16 @@ def weigh(
         startup=run_at - started if run_at is not None else None,
         run=max(0.0, first.time - run_at) if run_at is not None else None,
         stopping=max(0.0, ended - first.time),
-        **_explained(guilty[0], hosts),
+        **({} if harm else _explained(guilty[0], hosts)),
     )
+
+
+def _own_fault(guilty: Sequence[End], hosts: Mapping[int, str], moment: str) -> str:
+    """The headline where ranks have failed of themselves."""
+    deed = sentences.did(guilty[0], many=len(guilty) > 1)
+    comma = "" if moment.endswith("into the run") and len(deed) < 40 else ","
+    memory = f"; {guilty[0].out_of_memory}" if guilty[0].out_of_memory else ""
+    return f"{sentences.who(guilty, hosts)} {deed}{comma} {moment}{memory}."
 
 
 def _too_early(end: End, guilty: Sequence[End]) -> str:
@@ -247,6 +264,7 @@ def _preempted(case: _Case) -> dict[str, Any]:
 
 def _interrupted(case: _Case) -> dict[str, Any]:
     by = "Ctrl-C (SIGINT)" if case.ending.signum == signal.SIGINT else signal_name(case.ending.signum)
+    by = case.ending.text or by
     moment = f"{seconds(case.decided - case.started)} after the start, before the program's first line"
     if case.ending.run_at is not None:
         moment = f"{seconds(case.decided - case.ending.run_at)} into the run"

@@ -33,6 +33,7 @@ class Doing(enum.Enum):
     CALL = enum.auto()  # waits in JAX, for other ranks as a rule
     ASLEEP = enum.auto()  # on a futex, where it has made no cross-process call before
     ELSEWHERE = enum.auto()
+    IDLE = enum.auto()  # a rank of a gang that has returned from its call
     UNKNOWN = enum.auto()
 
 
@@ -111,6 +112,8 @@ def whereabouts(rank: int, dump: str, wait: str, places: Collection[str] = ()) -
     stack = stacks.main_stack(dump)
     if not stack.frames:
         return Whereabouts(Doing.UNKNOWN)
+    if stack.is_idle:
+        return Whereabouts(Doing.IDLE)
     if any(frame.function == _ENDING and frame.is_scaffold for frame in stack.frames):
         return Whereabouts(Doing.ENDING, others=_others(dump, stack))
     reached = _reached(stack.frames)

@@ -1,0 +1,84 @@
+"""Does to a worker what has been ordered, as if it had come by itself: nothing of it counts as our own stop.
+
+A connection is cut where it ends, in the worker's kernel: its sockets are taken over (pidfd_getfd) and shut down, so
+that both sides see it closed. New ones may be made, as after a network has come back.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import signal
+import socket
+from collections.abc import Iterator
+
+from jaxrun.agent.child import Child
+from jaxrun.planning.chaos import CUT, KILL
+
+_PIDFD_GETFD = 438  # the same on all architectures
+_FORBIDDEN = (
+    "the kernel does not let its connections be taken ({}); it takes the right to trace processes, which a container "
+    "gets by --cap-add SYS_PTRACE, and Linux 5.6"
+)
+
+
+def inflict(child: Child, kind: str) -> str:
+    """Do it; returns why that could not be, and else nothing."""
+    if not child.live:
+        return "it has no process"
+    if kind == CUT:
+        return cut(child.pid)
+    if kind == KILL:
+        child.killed = True
+    with contextlib.suppress(ProcessLookupError):  # its end is noticed elsewhere
+        os.kill(child.pid, signal.SIGKILL if kind == KILL else signal.SIGSTOP)
+    return ""
+
+
+def cut(pid: int) -> str:
+    """Break all TCP connections of a process that we may trace; returns why that could not be, and else nothing."""
+    try:
+        with contextlib.ExitStack() as stack:
+            found = [stack.enter_context(copy) for copy in _sockets(pid)]
+            connections = [copy for copy in found if _is_connection(copy)]
+            for connection in connections:
+                with contextlib.suppress(OSError):  # the other end of one that was just cut
+                    connection.shutdown(socket.SHUT_RDWR)
+    except ProcessLookupError:
+        return "it has no process"
+    except OSError as error:
+        return _FORBIDDEN.format(error.strerror)
+    return "" if connections else "it has no connections"
+
+
+def _sockets(pid: int) -> Iterator[socket.socket]:
+    """Copies of a process's sockets. OSError where the kernel does not allow that."""
+    process = os.pidfd_open(pid)
+    try:
+        for name in os.listdir(f"/proc/{pid}/fd"):
+            with contextlib.suppress(FileNotFoundError):
+                if os.readlink(f"/proc/{pid}/fd/{name}").startswith("socket:"):
+                    copy = _take(process, int(name))
+                    if copy >= 0:
+                        yield socket.socket(fileno=copy)
+    finally:
+        os.close(process)
+
+
+def _take(process: int, descriptor: int) -> int:
+    """A copy of a descriptor of that process; -1 where it has closed it meanwhile. OSError."""
+    import ctypes  # rarely wanted
+
+    libc = ctypes.CDLL(None, use_errno=True)
+    copy: int = libc.syscall(_PIDFD_GETFD, process, descriptor, 0)
+    number = ctypes.get_errno()
+    if copy < 0 and number != errno.EBADF:
+        raise OSError(number, os.strerror(number))
+    return copy
+
+
+def _is_connection(copy: socket.socket) -> bool:
+    """Not a socket that only listens: programs do not survive its end, which no network brings about."""
+    internet = copy.family in (socket.AF_INET, socket.AF_INET6) and copy.type == socket.SOCK_STREAM
+    return internet and not copy.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN)

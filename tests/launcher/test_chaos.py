@@ -1,0 +1,163 @@
+"""Faults on order: how they are written, when they come, and what the head makes of them."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from jaxrun.errors import UsageError
+from jaxrun.head.events import FaultAsked, Spared
+from jaxrun.planning.chaos import KINDS, Fault, parse_faults
+from jaxrun.planning.job import Job, check_ranks
+
+WRITTEN = {
+    "kill:1@2s": (Fault("kill", (range(1, 2),), 2.0),),
+    "pause:0-3,7@1.5s": (Fault("pause", (range(4), range(7, 8)), 1.5),),
+    "cut:2@500ms": (Fault("cut", (range(2, 3),), 0.5),),
+    " kill : 1 @ .25s , cut:0@0s": (Fault("kill", (range(1, 2),), 0.25), Fault("cut", (range(1),), 0.0)),
+    "kill:0,2@1s,pause:1,3@2s": (
+        Fault("kill", (range(1), range(2, 3)), 1.0),
+        Fault("pause", (range(1, 2), range(3, 4)), 2.0),
+    ),
+}
+
+
+@pytest.mark.parametrize(("text", "faults"), WRITTEN.items(), ids=WRITTEN)
+def test_faults_are_read_as_they_are_written(text, faults):
+    assert parse_faults(text) == faults
+
+
+WRONG = {
+    "": r"--chaos '': a fault is KIND:RANKS@TIME, such as kill:1@2s",
+    "kill": "--chaos 'kill': a fault is KIND",
+    "kill:1": "--chaos 'kill:1': a fault is KIND",
+    "kill:1@2": "--chaos 'kill:1@2': a fault is KIND",
+    "kill:1@-2s": "--chaos 'kill:1@-2s': a fault is KIND",
+    "kill:1@2h": "--chaos 'kill:1@2h': a fault is KIND",
+    "kill:1@.s": r"--chaos 'kill:1@\.s': a fault is KIND",
+    "kill:1@٣s": "--chaos 'kill:1@٣s': a fault is KIND",
+    "kill:1@2s,": "--chaos 'kill:1@2s,': a fault is KIND",
+    "kill:1@2s,cut:2": "--chaos 'cut:2': a fault is KIND",
+    "maim:1@2s": "--chaos 'maim:1@2s': the kind of a fault is one of kill, pause, cut, not 'maim'",
+    "kill:@2s": "--chaos takes ranks such as 1-3,7; '' in '' is none",
+    "kill:3-1@2s": "--chaos '3-1': 3-1 runs backwards; write 1-3",
+}
+
+
+@pytest.mark.parametrize(("text", "message"), WRONG.items(), ids=WRONG)
+def test_what_is_no_fault_is_told_with_the_right_form(text, message):
+    with pytest.raises(UsageError, match=message):
+        parse_faults(text)
+
+
+SPANS = st.tuples(st.integers(0, 9999), st.integers(0, 99)).map(lambda span: range(span[0], sum(span) + 1))
+FAULTS = st.builds(
+    Fault,
+    st.sampled_from(KINDS),
+    st.lists(SPANS, min_size=1, max_size=3).map(tuple),
+    st.integers(0, 99_999).map(lambda tenths: tenths / 10),
+)
+
+
+@given(st.lists(FAULTS, min_size=1, max_size=3))
+def test_written_faults_read_back_the_same(faults):
+    assert parse_faults(",".join(map(str, faults))) == tuple(faults)
+
+
+def test_a_rank_that_the_job_does_not_have_is_refused():
+    job = Job(program=("p",), chaos=parse_faults("kill:1@1s,cut:0,4@2s"))
+    check_ranks(job, 5)
+    with pytest.raises(UsageError, match="--chaos names rank 4, but the ranks of this job are 0 to 3"):
+        check_ranks(job, 4)
+
+
+# ---- the head
+
+
+def test_faults_come_when_they_are_due_counted_from_the_programs_start(simulate):
+    job = simulate(3, chaos="pause:0,2@2s,cut:1@500ms").wait(10)
+    job.run().wait(5)
+    assert job.inflicted == [(10.5, "cut", (1,)), (12.0, "pause", (0, 2))]
+    assert job.said[-2:] == [
+        (10.5, "rank 1 is cut off from the network, as --chaos asked"),
+        (12.0, "ranks 0, 2 are stopped by SIGSTOP (19), as --chaos asked"),
+    ]
+    assert job.ending is None and not job.killed
+
+
+def test_a_rank_that_is_killed_on_order_is_no_rank_that_was_stopped(simulate):
+    job = simulate(3, chaos="kill:1@1s").run().wait(3)
+    assert job.texts == ["rank 1 is killed by SIGKILL (9), as --chaos asked", "rank 1 failed; stopping 2 others"]
+    assert job.kills() == [(1031, (0, 2))]
+    assert job.ending.reason == "failed"
+    assert [(end.stopped, [dealt.kind for dealt in end.dealt]) for end in job.ending.ends] == [
+        (True, []),
+        (False, ["kill"]),
+        (True, []),
+    ]
+
+
+def test_a_rank_that_was_cut_off_is_the_known_cause_of_its_own_broken_connection(simulate):
+    job = simulate(3, chaos="cut:1@1s").run().wait(2)
+    job.tell(job.words(1, error="JaxRuntimeError", message="Gloo all-reduce failed: Connection closed by peer"))
+    job.wait(10)
+    assert job.kills()[0] == (2030, (2,))  # rank 0 goes last
+
+
+def test_where_only_its_peers_fail_a_rank_that_was_cut_off_is_still_the_cause(simulate):
+    job = simulate(3, chaos="cut:1@1s").run().wait(2)
+    job.tell(job.words(0, error="JaxRuntimeError", message="Gloo all-reduce failed: Connection closed by peer"))
+    job.exit(1, 0).wait(1)
+    assert job.texts[-1] == "rank 1 failed; stopping 2 others"
+
+
+@pytest.mark.parametrize("end", ["all done", "failure", "SIGTERM"])
+def test_no_fault_comes_to_a_job_that_is_ending(simulate, end):
+    job = simulate(2, chaos="kill:1@1s", grace=5.0).run()
+    match end:
+        case "all done":
+            job.done(0, 1)
+        case "failure":
+            job.tell(job.words(0))
+        case "SIGTERM":
+            job.interrupt(15)
+    assert job.wait(3).inflicted == []
+
+
+def test_faults_that_come_too_late_are_told(simulate):
+    job = simulate(2, chaos="kill:1@5s,kill:0@200ms,cut:0@9s").run()
+    job.done(0, 1).exit(0, 1).exit(0, 0)
+    assert job.ending.reason == "ok"
+    assert job.texts == ["the job was over before --chaos kill:0@0.2s, kill:1@5s, cut:0@9s"]
+
+
+def test_a_rank_that_has_ended_cannot_be_met(simulate):
+    job = simulate(3, chaos="pause:0-2@1s").run()
+    job.done(0, 1, 2).exit(0, 1, 2)
+    assert job.inflicted == []
+    job = simulate(3, chaos="pause:0-2@1s").run().exit(0, 2).wait(1)
+    assert job.inflicted == [(1.0, "pause", (0, 1))]
+    assert job.texts[0] == "rank 2 cannot be stopped by SIGSTOP (19), as --chaos asked: it does not run"
+
+
+def test_a_fault_that_cannot_be_done_is_told_and_not_blamed(simulate):
+    job = simulate(2, chaos="cut:1@1s").run().wait(1).tell(Spared(1, "cut", "it is forbidden"))
+    assert job.texts[-1] == "rank 1 could not be cut off from the network: it is forbidden; the job goes on"
+    job.done(0, 1).exit(0, 1).exit(0, 0)
+    assert [end.dealt for end in job.ending.ends] == [(), ()]
+
+
+@pytest.mark.parametrize("stage", ["meet", "run"])
+def test_the_process_behind_the_launcher_orders_faults_at_any_time(simulate, stage):
+    job = getattr(simulate(2), stage)().tell(FaultAsked("kill", (1, 7))).wait(1)
+    assert job.inflicted == [(0.0, "kill", (1,))]
+    assert job.texts[:2] == [
+        "rank 7 cannot be killed by SIGKILL (9), as its gang asked: it does not run",
+        "rank 1 is killed by SIGKILL (9), as its gang asked",
+    ]
+    assert job.ending.reason == "failed"
+
+
+def test_orders_to_a_job_that_is_ending_come_too_late(simulate):
+    job = simulate(2).run().tell(FaultAsked("kill", (1,)), FaultAsked("kill", (0,)))
+    job.tell(job.words(0)).tell(FaultAsked("pause", (1,)))
+    assert [kind for _, kind, _ in job.inflicted] == ["kill", "kill"]

@@ -1,0 +1,140 @@
+"""The control line: what a Python process wants of the launcher that it has started."""
+
+import os
+import select
+import signal
+import socket
+
+import pytest
+
+from jaxrun.contract.names import CONTROL_FD
+from jaxrun.control import Control
+from jaxrun.errors import UsageError
+from jaxrun.head.events import FaultAsked, HungUp, Say, SignalAsked
+from jaxrun.head.head import Phase
+
+BY_ORDER = HungUp("the process that started it")
+BY_DEATH = HungUp("the end of the process that started it")
+
+
+class FakeDesk:
+    """Answers each event with an action that names it."""
+
+    def tell(self, event):
+        return [event]
+
+
+@pytest.fixture
+def line():
+    """(the parent's end, a Control on the other)."""
+    ours, theirs = socket.socketpair()
+    with ours:
+        yield ours, Control.of({CONTROL_FD: str(theirs.fileno())}, FakeDesk())
+        theirs.close()
+
+
+ORDERS = {
+    '{"fault": "kill", "ranks": [1]}': FaultAsked("kill", (1,)),
+    '{"fault": "pause", "ranks": [3, 0]}': FaultAsked("pause", (3, 0)),
+    '{"ranks": [], "fault": "cut"}': FaultAsked("cut", ()),
+    '{"signal": 2}': SignalAsked(signal.SIGINT),
+    f'{{"signal": {signal.SIGUSR2.value}}}': SignalAsked(signal.SIGUSR2),
+    '{"end": true}': BY_ORDER,
+}
+
+
+@pytest.mark.parametrize(("text", "event"), ORDERS.items(), ids=ORDERS)
+def test_an_order_becomes_an_event(line, text, event):
+    parent, control = line
+    parent.sendall(f"{text}\n".encode())
+    assert control.hear() == [event] and control.hear() == []
+
+
+WRONG = (
+    "kill 1",
+    "[1]",
+    "{}",
+    '{"fault": "maim", "ranks": [1]}',
+    '{"fault": "kill"}',
+    '{"fault": "kill", "ranks": 1}',
+    '{"fault": "kill", "ranks": [true]}',
+    '{"fault": "kill", "ranks": ["1"]}',
+    '{"fault": "kill", "ranks": [1], "at": 3}',
+    '{"signal": 9}',
+    '{"signal": "2"}',
+    '{"end": false}',
+    "\xff",
+)
+
+
+@pytest.mark.parametrize("text", WRONG)
+def test_what_is_not_understood_is_said_and_ignored(line, text):
+    parent, control = line
+    parent.sendall(text.encode("latin-1") + b'\n\n{"signal": 10}\n')
+    said, next_one = control.hear()
+    assert isinstance(said, Say) and said.text.startswith("the process that started jaxrun has sent what is not")
+    assert next_one == SignalAsked(signal.SIGUSR1)
+
+
+def test_orders_may_come_in_pieces_and_together(line):
+    parent, control = line
+    parent.sendall(b'{"sig')
+    assert control.hear() == []
+    parent.sendall(b'nal": 10}\n{"end": true}\n{"fau')
+    assert control.hear() == [SignalAsked(10), BY_ORDER]
+
+
+def test_the_end_of_the_line_is_the_end_of_the_job_and_is_heard_once(line):
+    parent, control = line
+    parent.sendall(b'{"signal": 10}\n')
+    with select.epoll() as loop:
+        loop.register(control.fileno(), select.EPOLLIN)
+        parent.close()
+        assert control.hear() == [SignalAsked(10), BY_DEATH]
+        assert loop.poll(0) == []
+
+
+def test_it_is_not_handed_on_and_never_blocks(line):
+    _, control = line
+    assert not os.get_inheritable(control.fileno()) and not os.get_blocking(control.fileno())
+
+
+def test_without_a_number_there_is_none():
+    assert Control.of({}, FakeDesk()) is None
+
+
+@pytest.mark.parametrize("number", ["", "x", "-1", "999999"])
+def test_a_number_of_no_descriptor_is_told(number):
+    with pytest.raises(UsageError, match=f"{CONTROL_FD}='{number}' names no open descriptor"):
+        Control.of({CONTROL_FD: number}, FakeDesk())
+
+
+# ---- the head
+
+
+def test_a_signal_goes_to_all_that_work(simulate):
+    job = simulate(3).run().done(1).tell(SignalAsked(signal.SIGUSR2))
+    assert job.kills(signal.SIGUSR2) == [(0, (0, 2))]
+    assert job.head.phase is Phase.RUNNING and not job.said
+
+
+@pytest.mark.parametrize("stage", ["spawn", "meet", "join"])
+def test_a_worker_that_cannot_take_a_signal_yet_is_sent_none(simulate, stage):
+    assert getattr(simulate(2), stage)().tell(SignalAsked(signal.SIGINT)).killed == []
+
+
+@pytest.mark.parametrize("stage", ["meet", "run"])
+@pytest.mark.parametrize("asked", [BY_ORDER, BY_DEATH], ids=["by order", "by death"])
+def test_the_end_comes_at_once(simulate, stage, asked):
+    job = getattr(simulate(2, grace=5.0), stage)().tell(asked).wait(1)
+    assert job.kills() == [(0, (0, 1))] and job.finished_at == pytest.approx(0.001)
+    assert (job.ending.reason, job.ending.text, job.ending.signum) == ("interrupted", asked.by, signal.SIGHUP)
+
+
+def test_before_anything_was_started_there_is_nothing_to_end(simulate):
+    assert simulate(2).tell(BY_DEATH).ending.reason == "interrupted"
+
+
+def test_who_is_given_a_grace_loses_it(simulate):
+    job = simulate(2, grace=60.0).run().interrupt(signal.SIGTERM).wait(1).tell(BY_DEATH).wait(1)
+    assert job.kills() == [(1000, (0, 1))] and job.ending.signum == signal.SIGTERM

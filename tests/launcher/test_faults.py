@@ -1,0 +1,96 @@
+"""What is done to a worker on order, with a process that has connections of all kinds."""
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+
+import pytest
+
+from jaxrun.agent import faults
+from jaxrun.agent.child import Child
+from jaxrun.agent.spawn import Lines
+
+# Connects to a port over IPv4 and IPv6, listens, and has a socket pair; echoes on the last.
+PROGRAM = """
+import socket, sys
+v4 = socket.create_connection(("127.0.0.1", int(sys.argv[1])))
+v6 = socket.create_connection(("::ffff:127.0.0.1", int(sys.argv[1])))
+listener = socket.create_server(("127.0.0.1", 0))
+pair = socket.socket(fileno=int(sys.argv[2]))
+udp = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+pair.sendall(str(listener.getsockname()[1]).encode())
+while data := pair.recv(9):
+    peer = v4.recv(1)
+    pair.sendall(data + peer)
+"""
+
+
+@pytest.fixture
+def scene():
+    """(the child, its two connections, its socket pair, the port at which it listens)."""
+    ours, theirs = socket.socketpair()
+    with socket.create_server(("127.0.0.1", 0)) as server, ours, theirs:
+        argv = [sys.executable, "-IS", "-c", PROGRAM, str(server.getsockname()[1]), str(theirs.fileno())]
+        with subprocess.Popen(argv, pass_fds=[theirs.fileno()]) as process:
+            theirs.close()
+            peers = [server.accept()[0] for _ in range(2)]
+            port = int(ours.recv(9))
+            files = [os.memfd_create("file") for _ in range(4)]
+            channel, other = socket.socketpair()
+            child = Child(1, Lines(channel, *files), process.pid)
+            yield child, peers, ours, port
+            process.kill()
+            for held in (*peers, child, other):
+                held.close()
+
+
+def test_a_cut_ends_all_connections_and_nothing_else(scene):
+    child, peers, pair, port = scene
+    assert faults.inflict(child, "cut") == ""
+    for peer in peers:
+        assert peer.recv(1) == b""
+    pair.sendall(b"alive")
+    assert pair.recv(9) == b"alive"  # and its own end of the connection is at its end, too
+    with socket.create_connection(("127.0.0.1", port)):
+        assert faults.inflict(child, "cut") == ""  # the old ones again
+
+
+def test_a_process_without_connections_cannot_be_cut_off():
+    with subprocess.Popen(["cat"], stdin=subprocess.PIPE) as process:
+        assert faults.cut(process.pid) == "it has no connections"
+        process.stdin.close()
+
+
+@pytest.mark.parametrize(
+    "error", [PermissionError(1, "Operation not permitted"), OSError(38, "Function not implemented")]
+)
+def test_where_the_kernel_forbids_it_that_is_said(scene, monkeypatch, error):
+    child, peers, pair, _ = scene
+
+    def forbid(process, descriptor):
+        raise error
+
+    monkeypatch.setattr(faults, "_take", forbid)
+    text = faults.inflict(child, "cut")
+    assert f"does not let its connections be taken ({error.strerror})" in text
+    peers[0].sendall(b"!")
+    pair.sendall(b"alive")
+    assert pair.recv(9) == b"alive!"
+
+
+@pytest.mark.parametrize(("kind", "options", "seen"), [("pause", os.WSTOPPED, signal.SIGSTOP), ("kill", os.WEXITED, 9)])
+def test_a_signal_goes_to_the_worker_alone(scene, kind, options, seen):
+    child = scene[0]
+    assert faults.inflict(child, kind) == ""
+    assert os.waitid(os.P_PID, child.pid, options | os.WNOWAIT).si_status == seen
+    assert child.killed == (kind == "kill")
+
+
+@pytest.mark.parametrize("kind", ["kill", "pause", "cut"])
+def test_a_worker_that_has_no_process_is_spared(scene, kind):
+    child = scene[0]
+    child.status = 0
+    assert faults.inflict(child, kind) == "it has no process"
+    assert faults.cut(2**22 + 1) == "it has no process"
