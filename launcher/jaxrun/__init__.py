@@ -35,6 +35,16 @@ _HOMES = {
 }
 
 
+def load_ipython_extension(shell: Any) -> None:
+    """For `%load_ext jaxrun`: %gang and %%gang."""
+    import_module(f"{__name__}.gang.notebook").load(shell)
+
+
+def unload_ipython_extension(shell: Any) -> None:
+    """For `%unload_ext jaxrun`."""
+    import_module(f"{__name__}.gang.notebook").unload(shell)
+
+
 def __getattr__(name: str) -> Any:
     # Loaded when asked for: the command needs none of it.
     if name not in _HOMES:

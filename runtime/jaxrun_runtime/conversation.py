@@ -9,18 +9,21 @@ import contextlib
 import io
 import json
 import os
+import select
 import signal
 import socket
 import sys
 import threading
 import time
+from collections.abc import Iterator
 from types import FrameType
 from typing import Any
 
 import jaxrun_runtime
+from jaxrun.contract import exceptions
 from jaxrun.contract.parcel import Inbox, Kind, Outbox, Parcel, pack
 
-from . import lastwords, results
+from . import callsites, cells, lastwords, results
 
 _INTERRUPT_PATIENCE = 2.0  # seconds for an interrupt to arrive that the parent says it has sent
 
@@ -40,9 +43,13 @@ class Conversation:
         self._outbox = Outbox(connection)
         self._sending = threading.Lock()
         self._number = 0
+        self._connection = connection
         self._running = False
+        self._undisturbed = False
         self._interrupts = 0
+        self._interrupted = False
         self._leave = False
+        self._taken: Parcel | None = None
 
     def send(self, value: Any) -> None:
         """Send the parent a value: anything that can be pickled, a Block too where memory is shared."""
@@ -68,16 +75,20 @@ class Conversation:
         signal.signal(signal.SIGINT, self._on_interrupt)
         with contextlib.suppress(Over):
             while not self._leave:
-                parcel = self._receive()
-                if parcel.kind is Kind.TASK:
-                    self._run(parcel)
-                self._leave = self._leave or parcel.kind is Kind.LEAVE
+                self._obey(self._receive())
+
+    def _obey(self, parcel: Parcel) -> None:
+        if parcel.kind is Kind.TASK:
+            self._run(parcel)
+        self._leave = self._leave or parcel.kind is Kind.LEAVE
 
     # ---- one task
 
     def _run(self, task: Parcel) -> None:
         self._number = task.conversation
         ordered = json.loads(task.note or b"{}")
+        for name, source in ordered.get("cells", {}).items():
+            cells.remember(source, name)
         self._await_interrupts(ordered.get("interrupts", 0))
         try:
             with _Printing(self, wanted=ordered.get("print", False)):
@@ -94,13 +105,12 @@ class Conversation:
             self._send(answer)
 
     def _failure(self, error: BaseException) -> Parcel:
+        if isinstance(error, KeyboardInterrupt):
+            callsites.end_at_users_line(error)
         said = lastwords.describe(error, self.rank, "program")
-        exception = b""
-        with contextlib.suppress(Exception):  # it may not be picklable, and what it says still matters
-            exception = bytes(self._pack(Kind.FAIL, error).body)
-        home = type(error).__module__
-        words = {"error": said.error, "message": said.message, "traceback": said.traceback, "notes": said.notes}
-        return self._pack(Kind.FAIL, {**words, "time": said.time, "home": home, "exception": exception})
+        words = {name: getattr(said, name) for name in ("error", "message", "traceback", "notes", "status", "time")}
+        home, exception = type(error).__module__, exceptions.pickled(error)
+        return self._pack(Kind.FAIL, {**words, "home": home, "exception": exception})
 
     def _await_interrupts(self, count: int) -> None:
         """An interrupt that was meant for an earlier function may still be on its way, and must not hit this one."""
@@ -111,8 +121,27 @@ class Conversation:
 
     def _on_interrupt(self, number: int, frame: FrameType | None) -> None:
         self._interrupts += 1
-        if self._running:
-            raise KeyboardInterrupt
+        self._interrupted = self._running
+        if self._running and not self._undisturbed:
+            self._raise_interrupt()
+
+    def _raise_interrupt(self) -> None:
+        self._interrupted = False
+        raise KeyboardInterrupt
+
+    @contextlib.contextmanager
+    def _between_bytes(self) -> Iterator[None]:
+        """An interrupt waits until it is over: what was sent or taken must not be forgotten."""
+        if self._undisturbed or threading.current_thread() is not threading.main_thread():
+            yield
+            return
+        self._undisturbed = True
+        try:
+            yield
+        finally:
+            self._undisturbed = False
+            if self._interrupted:
+                self._raise_interrupt()
 
     # ---- parcels
 
@@ -125,7 +154,7 @@ class Conversation:
         return pack(kind, self._number, value, share=self.shares_memory, note=note, reduce=results.reduce)
 
     def _send(self, parcel: Parcel) -> None:
-        with self._sending:
+        with self._between_bytes(), self._sending:
             try:
                 self._outbox.put(parcel)
                 self._outbox.flush()
@@ -134,11 +163,18 @@ class Conversation:
                 raise Over from error
 
     def _receive(self) -> Parcel:
-        try:
-            return self._inbox.receive()
-        except (EOFError, OSError) as error:
-            self._leave = True
-            raise Over from error
+        poll = select.poll()
+        poll.register(self._connection, select.POLLIN)
+        if self._taken is None:
+            poll.poll()
+        with self._between_bytes():
+            try:
+                self._taken = self._taken or self._inbox.receive()
+            except (EOFError, OSError) as error:
+                self._leave = True
+                raise Over from error
+        parcel, self._taken = self._taken, None  # an interrupt before this leaves it for the next time
+        return parcel
 
 
 class _Printing:

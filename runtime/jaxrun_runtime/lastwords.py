@@ -12,6 +12,7 @@ import traceback
 from collections.abc import Iterator
 from types import TracebackType
 
+from jaxrun import contract
 from jaxrun.contract import Failed, ThreadFailed
 
 from . import program
@@ -21,6 +22,7 @@ INTERRUPTED = 130
 
 _OURS = os.path.dirname(os.path.abspath(__file__)) + os.sep
 _PROGRAMS = _OURS + "programs" + os.sep
+_CONTRACT = os.path.dirname(os.path.abspath(contract.__file__)) + os.sep
 _MESSAGE_LIMIT = 20_000
 _TRACEBACK_LIMIT = 200_000
 _NOTE_LIMIT = 2_000
@@ -130,7 +132,7 @@ def _user_part(frames: TracebackType | None) -> TracebackType | None:
 
 
 def _is_scaffold(filename: str) -> bool:
-    own = filename.startswith(_OURS) and not filename.startswith(_PROGRAMS)
+    own = filename.startswith((_OURS, _CONTRACT)) and not filename.startswith(_PROGRAMS)
     return own or filename.startswith("<frozen ") or filename == runpy.__file__
 
 

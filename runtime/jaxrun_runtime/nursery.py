@@ -12,19 +12,25 @@ from __future__ import annotations
 import contextlib
 import importlib
 import os
+import shutil
 import socket
 import sys
+import tempfile
+import time
 import traceback
 from dataclasses import dataclass
+from pathlib import Path
 from typing import NoReturn
 
 from jaxrun.contract import LAUNCHER_DESCRIPTORS, LauncherStarted, encode
+from jaxrun.contract.names import FAREWELL, GANG_DIRECTORY
 
 from . import forkserver, kernel
 
 _MAX_REQUEST = 2**18
 _LOOK_ROUND = 1.0  # seconds between two looks at what has ended
 _LEISURE = 0.2  # seconds without a request, after which the next launcher is made ready
+_PARTING = 0.5  # seconds that launchers have for ending by themselves, after the parent has died
 _WANTED_BY_RANKS = (f"{__package__}.serve", f"{__package__}.conversation", "cloudpickle", "numpy")
 
 
@@ -51,17 +57,29 @@ def main() -> None:
     spare: _Spare | None = _make_spare(channel, obstacle)
     while os.getppid() == parent:
         channel.settimeout(_LOOK_ROUND if spare else _LEISURE)
-        try:
+        request = None
+        with contextlib.suppress(TimeoutError):
             request, descriptors, _, _ = socket.recv_fds(channel, _MAX_REQUEST, len(LAUNCHER_DESCRIPTORS))
-        except TimeoutError:
+        if request is None:
+            # Not within an except: to what a rank raises, the exception here would be its context.
             spare = spare or _make_spare(channel, obstacle)
             _reap()
             continue
+        if request == FAREWELL:
+            os._exit(0)
         if not request:
             break
         _hand_over(request, descriptors, spare or _make_spare(channel, obstacle), channel)
         spare = None
+    _clean_up_after(parent)
     os._exit(0)
+
+
+def _clean_up_after(parent: int) -> None:
+    """What a parent has left that has died."""
+    time.sleep(_PARTING)
+    for path in Path(tempfile.gettempdir()).glob(f"{GANG_DIRECTORY}{parent}-*"):
+        shutil.rmtree(path, ignore_errors=True)
 
 
 def _hand_over(request: bytes, descriptors: list[int], spare: _Spare, channel: socket.socket) -> None:

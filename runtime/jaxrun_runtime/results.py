@@ -20,11 +20,9 @@ def reduce(value: Any) -> Any:
             "return jax.random.key_data(key)"
         )
     if not (value.is_fully_addressable or value.is_fully_replicated):
-        seen = sum(shard.data.size for shard in value.addressable_shards if shard.replica_id == 0)
         raise ValueError(
-            f"rank {jax.process_index()} holds only {seen} of the {value.size} elements of an array of shape "
-            f"{value.shape} and sharding {value.sharding}, so it cannot return the array; return a part of it, "
-            "[s.data for s in x.addressable_shards], or all of it, "
+            f"no rank can see all of an array of shape {value.shape} whose sharding is {value.sharding}, so none can "
+            "return it; return what each rank has, [shard.data for shard in x.addressable_shards], or gather it first, "
             "jax.experimental.multihost_utils.process_allgather(x, tiled=True)"
         )
     import numpy

@@ -10,3 +10,5 @@ PROCESS_ID = "JAX_PROCESS_ID"
 GANG = f"{RESERVED_PREFIX}GANG"
 GANG_TOKEN = f"{RESERVED_PREFIX}GANG_TOKEN"
 CONTROL_FD = f"{RESERVED_PREFIX}CONTROL_FD"
+GANG_DIRECTORY = "jaxrun-gang-"  # and the parent's process id: how the temporary directories of gangs begin
+FAREWELL = b"."  # what a parent sends its nursery in the end; without it, it has died

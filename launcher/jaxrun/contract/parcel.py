@@ -21,7 +21,7 @@ import socket
 import struct
 import threading
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from jaxrun.errors import ProtocolError
@@ -126,6 +126,10 @@ class Parcel:
         finally:
             _open_files.files = None
 
+    def own(self) -> Parcel:
+        """The same with copies of what it took from arrays, which may change before it has left."""
+        return replace(self, buffers=tuple(memoryview(bytes(buffer)) for buffer in self.buffers))
+
     def frame(self) -> list[bytes | bytearray | memoryview]:
         """Its bytes, in pieces."""
         flags = _SHARED if self.shared else 0
@@ -152,6 +156,10 @@ def pack(
         pickler.dump(value)
     finally:
         _open_files.files = None
+    if files is not None and len(files) >= _MOST_FILES:
+        raise pickle.PicklingError(
+            f"a value with {len(files)} Blocks is too much for one parcel: at most {_MOST_FILES - 1}"
+        )
     views = tuple(buffer.raw() for buffer in left_out)
     total = sum(view.nbytes for view in views)
     body = written.getbuffer()
@@ -211,7 +219,7 @@ class Inbox:
         self._parcel: Parcel | None = None
 
     def receive(self) -> Parcel:
-        """The next parcel. BlockingIOError if it has not come whole, EOFError if none can come; ProtocolError, OSError."""
+        """The next parcel. BlockingIOError if it has not come whole, EOFError if none can; ProtocolError, OSError."""
         while True:
             count = self._fill()
             self._wanted = self._wanted[count:]
@@ -235,24 +243,27 @@ class Inbox:
     def _parse(self) -> Iterator[memoryview]:
         """Yields the memory that is to be filled next; a parcel that is whole is left in `_parcel`."""
         while True:
-            head = bytearray(_HEAD.size)
-            yield memoryview(head)
-            magic, kind, flags, conversation, note, body, buffers = _HEAD.unpack(head)
-            if magic != _MAGIC or buffers > _MOST_BUFFERS or kind not in Kind.__members__.values():
-                raise ProtocolError("what arrived is no parcel of this version of jaxrun")
-            rest = bytearray(buffers * _SIZE.size + note)
-            if rest:
-                yield memoryview(rest)
-            sizes = [size for (size,) in _SIZE.iter_unpack(rest[: buffers * _SIZE.size])]
-            content = [bytearray(size) for size in (body, *sizes)]
-            for piece in content:
-                if piece:
-                    yield memoryview(piece)
-            files = tuple(self._files[: flags >> 1])
-            del self._files[: flags >> 1]
-            views = tuple(memoryview(piece) for piece in content[1:])
-            word = bytes(rest[buffers * _SIZE.size :])
-            self._parcel = Parcel(Kind(kind), conversation, content[0], word, views, files, bool(flags & _SHARED))
+            yield from self._parse_one()  # whose variables hold the parcel no longer than it lasts
+
+    def _parse_one(self) -> Iterator[memoryview]:
+        head = bytearray(_HEAD.size)
+        yield memoryview(head)
+        magic, kind, flags, conversation, note, body, buffers = _HEAD.unpack(head)
+        if magic != _MAGIC or buffers > _MOST_BUFFERS or kind not in Kind.__members__.values():
+            raise ProtocolError("what arrived is no parcel of this version of jaxrun")
+        rest = bytearray(buffers * _SIZE.size + note)
+        if rest:
+            yield memoryview(rest)
+        sizes = [size for (size,) in _SIZE.iter_unpack(rest[: buffers * _SIZE.size])]
+        content = [bytearray(size) for size in (body, *sizes)]
+        for piece in content:
+            if piece:
+                yield memoryview(piece)
+        files = tuple(self._files[: flags >> 1])
+        del self._files[: flags >> 1]
+        views = tuple(memoryview(piece) for piece in content[1:])
+        word = bytes(rest[buffers * _SIZE.size :])
+        self._parcel = Parcel(Kind(kind), conversation, content[0], word, views, files, bool(flags & _SHARED))
 
 
 class Outbox:

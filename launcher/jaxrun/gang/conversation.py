@@ -24,7 +24,7 @@ from jaxrun.ranks import spell
 if TYPE_CHECKING:
     from jaxrun.gang.gang import Gang
 
-INTERRUPT_PATIENCE = 1.5  # seconds for ranks to end what they do when they are interrupted
+INTERRUPT_PATIENCE = 1.0  # seconds for ranks to end what they do when they are interrupted
 _VERDICT_PATIENCE = 5.0
 
 
@@ -55,7 +55,7 @@ class Returned:
     time: float
 
     def value(self) -> Any:
-        """What it has returned; made anew at each call. Whatever unpickling raises."""
+        """What it has returned; taken twice, both may share memory. Whatever unpickling raises."""
         return self.parcel.open()
 
 
@@ -80,7 +80,7 @@ class Conversation:
         self.outcomes: dict[int, Returned] = {}
         self.gone: set[int] = set()
         self.shares_memory = gang.shares_memory
-        gang.switchboard.send(task, self._ranks)
+        gang.switchboard.send(task.own(), self._ranks)
 
     @property
     def missing(self) -> tuple[int, ...]:
@@ -94,7 +94,7 @@ class Conversation:
     def send(self, value: Any, ranks: Iterable[int] | None = None) -> None:
         """Send a value to the function on all ranks, or on these; it is pickled once."""
         parcel = pack(Kind.SAY, self._number, value, share=self.shares_memory)
-        self._gang.switchboard.send(parcel, self._ranks if ranks is None else ranks)
+        self._gang.switchboard.send(parcel.own(), self._ranks if ranks is None else ranks)
 
     def receive(self, timeout: float | None = None) -> Event | None:
         """The next event of any rank; None if none comes within `timeout` seconds, or none can come any more."""
@@ -103,7 +103,8 @@ class Conversation:
             left = None if deadline is None else deadline - time.monotonic()
             if not self.missing or (left is not None and left < 0):
                 return None
-            self._take(left)
+            due = self._gang.screen.wait(self)
+            self._take(min((limit for limit in (left, due) if limit is not None), default=None))
         return self._events.popleft()
 
     def interrupt(self) -> None:
@@ -121,12 +122,16 @@ class Conversation:
         """Ranks that are still at it are interrupted; what cannot be got into step again makes the gang sick."""
         try:
             self._end()
-        except KeyboardInterrupt:
+        except KeyboardInterrupt as again:
+            error = again
             self._gang.sicken(f"{spell(self.missing)} did not end when interrupted twice")
             self._gang.stop()
             raise
         finally:
-            self._gang.conversation_over()
+            for event in self._events:  # nobody has received them
+                if isinstance(event, Printed):
+                    self._gang.on_printed(event)
+            self._gang.conversation_over(self, error)
 
     def _end(self) -> None:
         if self.missing:
@@ -139,6 +144,8 @@ class Conversation:
             self._gang.sicken(f"{spell(self.gone)} ended")
         elif self.missing:
             self._gang.sicken(f"{spell(self.missing)} did not come back from the last call")
+        elif broken := [failure.rank for failure in self.failures if failure.is_consequence]:
+            self._gang.sicken(f"{spell(broken)} lost a connection to another")
         else:
             difference = out_of_step({rank: outcome.parcel.note for rank, outcome in self.outcomes.items()})
             if difference:
@@ -175,6 +182,7 @@ def out_of_step(notes: Mapping[int, bytes]) -> str:
     for group in sorted({name for made in counts.values() for name in made}):
         made = {rank: counts[rank].get(group, 0) for rank in members(group) if rank in counts}
         if len(set(made.values())) > 1:
-            each = ", ".join(f"rank {rank} {count}" for rank, count in sorted(made.items()))
-            return f"the ranks {group} have not made as many calls together: {each}"
+            alike = {count: spell(rank for rank in made if made[rank] == count) for count in sorted(set(made.values()))}
+            each = ", ".join(f"{ranks} {count}" for count, ranks in alike.items())
+            return f"ranks {group} are out of step, having made different numbers of cross-process calls ({each})"
     return ""

@@ -14,10 +14,12 @@ import time
 import warnings
 import weakref
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
+from jaxrun import RUNTIME
 from jaxrun.contract.flight import RECORD
 from jaxrun.contract.parcel import Kind, Reference, pack
 from jaxrun.errors import JaxrunError, UsageError
@@ -29,6 +31,10 @@ from jaxrun.gang.shape import Shape
 from jaxrun.gang.switchboard import Switchboard
 from jaxrun.planning.chaos import KINDS
 from jaxrun.ranks import spell
+
+if TYPE_CHECKING:
+    from jaxrun.gang.notebook_screen import Screen
+    from jaxrun.gang.notebook_sources import Sources
 
 FAILURE_GRACE = 1.5  # seconds that the others have to return after a rank has raised
 _HEAVY = 2**24  # bytes of a function with all that it closes over, from which a warning says so
@@ -87,7 +93,8 @@ class Gang:
         self._job: Job | None = None
         self._closed = False
         self._owner = os.getpid()
-        self.on_printed: Callable[[Printed], None] = Lines().show
+        self.screen = _screen()
+        self.on_printed: Callable[[Printed], None] = self.screen.show
         self._start()
         _gangs.add(self)
 
@@ -142,8 +149,9 @@ class Gang:
         different errors. WorkerDied if a rank's process ends. CallTimeout after `timeout` seconds, with where
         each rank was. KeyboardInterrupt at a Ctrl-C: the ranks are interrupted, a second one stops the gang.
         """
+        __tracebackhide__ = True
         with self.converse(fn, *args, **kwargs) as talk:
-            return self._collect(talk, timeout)
+            return self.collect(talk, timeout)
 
     def converse(self, fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Conversation:
         """Start `fn(*args, **kwargs)` on every rank, and talk with it; to be used in a `with`."""
@@ -154,9 +162,11 @@ class Gang:
             self._ready()
             job = self._known
             self._number += 1
-            order = {"print": True, "interrupts": job.interrupts}
-            note = json.dumps(order).encode()
-            task = pack(Kind.TASK, self._number, (fn, args, kwargs), share=self.shares_memory, note=note)
+            cells = _cells()
+            reduce = cells.reduce if cells is not None else None
+            task = pack(Kind.TASK, self._number, (fn, args, kwargs), share=self.shares_memory, reduce=reduce)
+            order = {"print": True, "interrupts": job.interrupts, "cells": cells.lines if cells is not None else {}}
+            task = replace(task, note=json.dumps(order).encode())
             if len(task.body) > _HEAVY:
                 warnings.warn(
                     f"{getattr(fn, '__name__', fn)} and what it closes over weigh {len(task.body) / 2**20:.0f} MiB, "
@@ -170,15 +180,20 @@ class Gang:
             self._lock.release()
             raise
 
-    def conversation_over(self) -> None:
+    def conversation_over(self, talk: Conversation, error: BaseException | None) -> None:
         """For Conversation."""
-        self._talking = False
-        self._lock.release()
+        try:
+            self.screen.over(talk, error, healthy=self.healthy)
+        finally:
+            self._talking = False
+            self._lock.release()
 
-    def _collect(self, talk: Conversation, timeout: float | None) -> Results:
+    def collect(self, talk: Conversation, timeout: float | None) -> Results:
+        """What `run` does with a conversation, whose results or errors are all that is wanted of it."""
+        __tracebackhide__ = True
         deadline = None if timeout is None else time.monotonic() + timeout
         failed_at: float | None = None
-        while talk.missing:
+        while True:
             limits = [at for at in (deadline, failed_at and failed_at + FAILURE_GRACE) if at is not None]
             left = min(limits) - time.monotonic() if limits else None
             match talk.receive(left):
@@ -192,6 +207,8 @@ class Gang:
                     raise died from (raised(talk.failures) if talk.failures else None)
                 case None if talk.missing:
                     self._give_up(talk, timeout)
+                case None:
+                    break
         if talk.failures:
             raise raised(talk.failures)
         return Results(talk.outcomes[rank].value() for rank in sorted(talk.outcomes))
@@ -202,6 +219,18 @@ class Gang:
         if talk.failures:
             raise raised(talk.failures, f"{spell(missing)} did not return: {where}")
         raise CallTimeout(f"{spell(missing)} did not return within {timeout:g} s · {where}", missing)
+
+    # ---- the variables of a notebook's cells
+
+    def __getitem__(self, name: str) -> Results:
+        """What a variable of the %%gang cells is on each rank."""
+        return self.run(remote_function(f"{RUNTIME}.cells", "get"), name)
+
+    def __setitem__(self, name: str, value: Any) -> None:
+        """Give all ranks a variable of this value, for the %%gang cells."""
+        self.run(remote_function(f"{RUNTIME}.cells", "put"), name, value)
+
+    __iter__ = None  # it is no sequence
 
     # ---- looking and meddling
 
@@ -322,6 +351,24 @@ _OF_A_GANG = ("hosts", "backend", "platform", "env", "lockstep", "run_dir", "opt
 def remote_function(module: str, name: str) -> Callable[..., Any]:
     """A function that is imported on the ranks only."""
     return Reference(module, name)
+
+
+def _screen() -> Lines | Screen:
+    """Where to show what ranks print."""
+    if "IPython" in sys.modules:
+        from jaxrun.gang import notebook_screen
+
+        if (shell := notebook_screen.shell()) is not None:
+            return notebook_screen.Screen(shell)
+    return Lines()
+
+
+def _cells() -> Sources | None:
+    if "IPython" in sys.modules:
+        from jaxrun.gang import notebook_sources
+
+        return notebook_sources.sources()
+    return None
 
 
 _gangs: weakref.WeakSet[Gang] = weakref.WeakSet()

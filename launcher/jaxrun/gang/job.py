@@ -64,7 +64,7 @@ class Job:
         """Notice, between two conversations, ranks that have ended."""
         for rank, parcel in self.switchboard.poll(0):
             if parcel is None:
-                self.sicken(f"rank {rank} ended between two calls")
+                self.sicken(f"between two calls, {self.post_mortem(_LEAVING)}".partition("\n")[0])
 
     def interrupt(self) -> None:
         """Raise KeyboardInterrupt in what the ranks run."""

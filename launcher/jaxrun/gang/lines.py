@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 
-from jaxrun.gang.conversation import Printed
+from jaxrun.gang.conversation import Conversation, Printed
 
 
 class Lines:
@@ -24,7 +24,10 @@ class Lines:
             self._begun[key] = rest
         stream.flush()
 
-    def finish(self) -> None:
+    def wait(self, talk: Conversation) -> None:
+        """Nothing is due."""
+
+    def over(self, talk: Conversation, error: BaseException | None, *, healthy: bool) -> None:
         """Show the lines that were not ended."""
         for rank, stream in tuple(self._begun):
             self.show(Printed(rank, stream, b"\n"))

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from jaxrun.channel.addresses import Address, choose, interfaces, write
 from jaxrun.contract import handshake
-from jaxrun.contract.names import GANG, GANG_TOKEN
+from jaxrun.contract.names import GANG, GANG_DIRECTORY, GANG_TOKEN
 from jaxrun.errors import ProtocolError
 
 _BACKLOG = 4096
@@ -27,7 +27,7 @@ class Meeting:
     """
 
     def __init__(self, *, far: bool, interface: str = "") -> None:
-        self.directory = Path(tempfile.mkdtemp(prefix="jaxrun-gang-"))
+        self.directory = Path(tempfile.mkdtemp(prefix=f"{GANG_DIRECTORY}{os.getpid()}-"))
         self._guests: queue.SimpleQueue[socket.socket] = queue.SimpleQueue()
         self.environ: dict[str, str] = {}
         self._bell, self._ring = os.pipe()

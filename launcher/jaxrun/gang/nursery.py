@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from jaxrun import RUNTIME
 from jaxrun.agent.forkserver import start_process
 from jaxrun.contract import Decoder, ForkDeclined, LauncherStarted, StartLauncher, encode
+from jaxrun.contract.names import FAREWELL
 from jaxrun.errors import UnavailableError
 from jaxrun.headstart import MADE_UP_FOR, READ_AT_IMPORT, READ_AT_START
 from jaxrun.planning import interpreter
@@ -62,7 +63,7 @@ class Nursery:
         return self._owner == os.getpid() and self._channel.fileno() >= 0
 
     def start(self, words: Sequence[str], environ: Mapping[str, str], stderr: int, control: int) -> Started:
-        """Start `jaxrun` with these words in the current directory. UnavailableError if jax is not to be had, or something broke."""
+        """Start `jaxrun` with these words in the current directory. UnavailableError if jax or anything else is missing."""
         wanted = {**environ, **interpreter.settings(environ)}
         values = {name: value for name, value in wanted.items() if self._environ.get(name) != value}
         unset = tuple(sorted(self._environ.keys() - wanted.keys()))
@@ -93,6 +94,8 @@ class Nursery:
 
     def close(self) -> None:
         """It ends, and every launcher that it has started."""
+        with contextlib.suppress(OSError):
+            self._channel.send(FAREWELL)
         self._channel.close()
         if self._owner == os.getpid():
             with contextlib.suppress(ChildProcessError):

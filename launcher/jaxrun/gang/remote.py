@@ -11,6 +11,7 @@ from typing import Any
 
 from jaxrun.errors import EXIT_SIGNAL_BASE, EXIT_TIMEOUT, EXIT_UNAVAILABLE, JaxrunError
 from jaxrun.ranks import locate
+from jaxrun.verdict import collateral
 from jaxrun.verdict.outcome import Verdict
 
 _NEEDS_JAX = ("jax", "jaxlib")
@@ -98,6 +99,8 @@ class Remote:
     @classmethod
     def of(cls, rank: int, host: str, content: Mapping[str, Any]) -> Remote:
         fields = {name: content[name] for name in ("error", "message", "traceback", "time", "home")}
+        if fields["error"] == SystemExit.__name__ and not fields["message"]:
+            fields["message"] = f"the function has called sys.exit with status {content['status']}"
         return cls(rank, host, notes=tuple(content["notes"]), pickled=content["exception"], **fields)
 
     def exception(self) -> BaseException:
@@ -120,6 +123,11 @@ class Remote:
                 break
         found.__cause__ = RemoteTraceback(f"rank {self.rank} ({self.host}):\n{self.traceback}")
         return found
+
+    @property
+    def is_consequence(self) -> bool:
+        """Whether it only says that a connection to another rank is broken."""
+        return collateral.judge(self.message, self.traceback) is collateral.Blame.CONSEQUENCE
 
     @property
     def alike(self) -> tuple[str, str, str]:

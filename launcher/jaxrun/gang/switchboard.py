@@ -1,11 +1,12 @@
-"""The connections to all ranks of one gang: takes parcels as they come, and never waits for a rank that does not read."""
+"""The connections to all ranks of one gang: takes what comes, and never waits for a rank that does not read."""
 
 from __future__ import annotations
 
 import contextlib
 import selectors
+import signal
 import socket
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from jaxrun.contract.parcel import Inbox, Outbox, Parcel
@@ -44,24 +45,27 @@ class Switchboard:
 
     def send(self, parcel: Parcel, ranks: Iterable[int]) -> None:
         """Send it to those that are there; what does not fit leaves with later calls of `poll`."""
-        for rank in ranks:
-            line = self._lines.get(rank)
-            if line is not None:
-                line.outbox.put(parcel)
-                self._flush(line)
+        with _undisturbed():
+            for rank in ranks:
+                line = self._lines.get(rank)
+                if line is not None:
+                    line.outbox.put(parcel)
+                    self._flush(line)
 
     def poll(self, timeout: float | None) -> list[tuple[int, Parcel | None]]:
         """What has come within `timeout` seconds, by rank; None for a rank whose connection has ended."""
         came: list[tuple[int, Parcel | None]] = []
-        for key, ready in self._selector.select(timeout):
-            line = key.data
-            if line is None:
-                self._hear_launcher()
-                continue
-            if ready & selectors.EVENT_WRITE:
-                self._flush(line)
-            if ready & selectors.EVENT_READ:
-                came += self._read(line)
+        found = self._selector.select(timeout)
+        with _undisturbed():
+            for key, ready in found:
+                line = key.data
+                if line is None:
+                    self._hear_launcher()
+                    continue
+                if ready & selectors.EVENT_WRITE:
+                    self._flush(line)
+                if ready & selectors.EVENT_READ:
+                    came += self._read(line)
         return came
 
     def close(self) -> None:
@@ -103,3 +107,13 @@ class Switchboard:
             self._selector.unregister(line.connection)
         line.connection.close()
         self._lines.pop(line.rank, None)
+
+
+@contextlib.contextmanager
+def _undisturbed() -> Iterator[None]:
+    """No Ctrl-C between the bytes that were taken or sent and the note that they were."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGINT,))
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)

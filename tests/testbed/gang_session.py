@@ -1,0 +1,74 @@
+"""A session of a gang over several hosts, as its user would type it: what it saw, as JSON on stdout.
+
+python gang_session.py BACKEND [OPTION]...
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+
+import jaxrun
+
+DEAF = 100.0  # seconds; longer than the test waits
+
+
+def gathered(scale: float) -> list[float]:
+    import jax
+    import jax.numpy as jnp
+    from jax.experimental import multihost_utils
+
+    print("gathering")
+    everyone = multihost_utils.process_allgather(jnp.ones(1) * jax.process_index() * scale)
+    return [float(value) for value in everyone.ravel()]
+
+
+def die(rank: int) -> None:
+    import jax
+
+    if jax.process_index() == rank:
+        os._exit(3)
+    time.sleep(DEAF)
+
+
+def leave_alone(rank: int) -> None:
+    import jax
+
+    if jax.process_index() != rank:
+        gathered(1.0)
+    else:
+        time.sleep(DEAF)
+
+
+def main() -> None:
+    import numpy as np
+
+    backend, *options = sys.argv[1:]
+    seen: dict[str, object] = {}
+    with jaxrun.Gang(3, backend=backend, platform="cpu", options=options) as gang:
+        seen["hosts"] = [worker.host for worker in gang.workers]
+        seen["gathered"] = gang.run(gathered, 2.0).main
+        seen["sums"] = [float(total) for total in gang.run(np.sum, np.ones(2_000_000))]
+        try:
+            gang.run(die, 2)
+        except jaxrun.WorkerDied as error:
+            seen["died"] = [error.rank, error.host, error.status]
+        try:
+            gang.run(leave_alone, 1, timeout=1.0)
+        except jaxrun.CallTimeout as error:
+            seen["late"] = str(error)
+        with gang.converse(time.sleep, DEAF) as talk:
+            gang.kill(0)
+            while talk.missing:
+                talk.receive()
+            error = talk.died()
+            seen["killed"] = error and [error.rank, error.host, error.signal]
+        seen["again"] = gang.run(gathered, 1.0)[1]
+        seen["jax"] = "jax" in sys.modules
+    print(json.dumps(seen))
+
+
+if __name__ == "__main__":
+    main()
