@@ -21,7 +21,8 @@ _main: ModuleType | None = None
 def run(source: str, name: str) -> dict[str, str]:
     """Run a cell; how to show its last expression, by MIME type: empty if there is none, or it is None."""
     remember(source, name)
-    tree = compile(source, name, "exec", ast.PyCF_ONLY_AST, dont_inherit=True)
+    tree = compile(source, name, "exec", ast.PyCF_ONLY_AST, dont_inherit=True)  # not ast.parse, for its frame
+    assert isinstance(tree, ast.Module)
     *statements, last = tree.body or [ast.Pass(lineno=1, col_offset=0)]
     expression = None
     if isinstance(last, ast.Expr):

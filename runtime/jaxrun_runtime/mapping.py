@@ -6,14 +6,18 @@ results, and tells the parent. So copying, both ways, goes on while the devices 
 
 from __future__ import annotations
 
+import os
 import threading
 import time
+from dataclasses import replace
 from queue import SimpleQueue
 from typing import Any, NamedTuple
 
 import jax
 import numpy as np
+
 from jaxrun.contract.mapping import Batched, Broken, Chunk, Done, Places, Ready, arrays
+from jaxrun.contract.parcel import Block
 
 from . import conversation
 from .conversation import Conversation
@@ -48,14 +52,13 @@ class _Begun(NamedTuple):
 
 
 class _Stream:
-    """The chunks of one map on the devices of this rank. Leaving it waits for those begun, and raises what they raised."""
+    """The chunks of one map on this rank's devices. Leaving it waits for those begun, and raises what they raised."""
 
     def __init__(self, talk: Conversation, task: Batched, function: Mapped) -> None:
         self._talk, self._task, self._function = talk, task, function
         self._devices = jax.local_devices()
         self._whole = [jax.device_put(task.whole, device) for device in self._devices]
-        self._places = Places(None, 0, None, 0)
-        self._results: list[Any] = []
+        self._places: Places | None = None
         self._started = self._finished = 0
         self._begun: SimpleQueue[_Begun | None] = SimpleQueue()
         self._error: Exception | None = None
@@ -66,9 +69,17 @@ class _Stream:
     def __enter__(self) -> _Stream:
         function = self._function
         function.programs(self._size)
-        most = max(self._size, self._task.size or function.sizes.most)
-        room = self._room()
-        self._talk.send(Ready(function.inputs, function.template, function.results, self._size, room, most))
+        self._talk.send(
+            Ready(
+                mapped=function.inputs,
+                template=function.template,
+                results=function.results,
+                size=self._size,
+                room=self._room(),
+                most_size=max(self._size, self._task.size or function.sizes.most),
+                most_room=DEPTH * len(self._devices),
+            )
+        )
         self._finisher = threading.Thread(target=self._finish, name="jaxrun-map", daemon=True)
         self._finisher.start()
         return self
@@ -81,9 +92,7 @@ class _Stream:
 
     def settle(self, places: Places) -> None:
         """Where chunks and results lie from now on."""
-        self._places = places
-        if places.results is not None:
-            self._results = list(arrays(places.results.buffer, self._function.results, places.items))
+        self._places = replace(places, block=_kept(places.block))
 
     def start(self, chunk: Chunk) -> None:
         """Hand it to the next device."""
@@ -100,9 +109,8 @@ class _Stream:
     def _leaves(self, chunk: Chunk) -> tuple[Any, ...]:
         """The chunk's items, the last one repeated up to its size."""
         if chunk.leaves is None:
-            assert self._places.ring is not None
-            slot = self._places.ring.buffer[chunk.slot * self._places.stride :]
-            leaves = tuple(arrays(slot, self._function.inputs, chunk.size))
+            assert self._places is not None
+            leaves = tuple(arrays(self._places.items(chunk.slot), self._function.inputs, chunk.size))
             for leaf in leaves:
                 leaf[chunk.count :] = leaf[chunk.count - 1]
             return leaves
@@ -129,14 +137,15 @@ class _Stream:
         chunk = begun.chunk
         jax.block_until_ready(begun.results)
         seconds = time.perf_counter() - begun.at
-        leaves = tuple(np.asarray(result)[: chunk.count] for result in begun.results)
-        if self._places.results is not None:
-            for all_items, leaf in zip(self._results, leaves, strict=True):
-                all_items[chunk.start : chunk.start + chunk.count] = leaf
+        leaves: tuple[Any, ...] | None = tuple(np.asarray(result)[: chunk.count] for result in begun.results)
+        if self._places is not None:
+            slot = self._places.results(chunk.slot)
+            for there, leaf in zip(arrays(slot, self._function.results, chunk.count), leaves or (), strict=True):
+                there[:] = leaf
+            leaves = None
         self._finished += chunk.count
         self._adapt(chunk, seconds)
-        told = None if self._places.results is not None else leaves
-        self._talk.send(Done(chunk.start, told, self._size, self._room()))
+        self._talk.send(Done(chunk.start, leaves, self._size, self._room()))
 
     def _adapt(self, chunk: Chunk, seconds: float) -> None:
         """Choose the size of the chunks to come, if it is being sought: when each device has done two of this size."""
@@ -153,3 +162,14 @@ class _Stream:
 
     def _room(self) -> int:
         return len(self._devices) * (1 if self._seeking else DEPTH)
+
+
+_block: Block | None = None
+
+
+def _kept(block: Block) -> Block:
+    """The same memory as it was mapped for the map before, whose pages need not be found again."""
+    global _block
+    if _block is None or os.fstat(_block.file.fd).st_ino != os.fstat(block.file.fd).st_ino:
+        _block = block
+    return _block

@@ -17,6 +17,7 @@ from typing import Any
 import jax
 import numpy as np
 from jax.sharding import SingleDeviceSharding
+
 from jaxrun.contract.mapping import Batched, Refused, Spec
 
 from .callsites import end_at_users_line

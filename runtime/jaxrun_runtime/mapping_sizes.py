@@ -1,4 +1,4 @@
-"""How many items a chunk has: enough that a device works for about 3 ms on it, within the memory that it may take.
+"""How many items a chunk has: enough that a device works for about 5 ms on it, within the memory that it may take.
 
 Only measuring tells how long an item takes. A first chunk is small; it grows until one takes long enough, and is never
 made smaller because it takes long: a function whose time is in its steps takes as long for few items as for many.
@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-SECONDS = 0.003
+SECONDS = 0.005
 FIRST = 2048
 _TELLING = 0.0005  # seconds below which a chunk's time is that of sending it
 _GROWTH = 64
@@ -31,7 +31,9 @@ class Sizes:
         if share is not None and share < wanted:
             wanted = rounded(max(1, share))
         elif share is not None and share > wanted:
-            wanted = min(self.most, rounded(-(-share // -(-share // wanted))))  # as full as the others, the last one too
+            wanted = min(
+                self.most, rounded(-(-share // -(-share // wanted)))
+            )  # as full as the others, the last one too
         larger = min((size for size in self.compiled if size >= wanted), default=0)
         if larger and larger * self.item_seconds < self.compile_seconds:
             return larger

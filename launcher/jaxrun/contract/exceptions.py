@@ -1,4 +1,5 @@
-"""How an exception travels: as itself; where its class cannot be called with its args, it is made without a call."""
+"""How an exception travels: as itself; where its class cannot be called with its args, or makes
+another message of them, it is made without a call."""
 
 from __future__ import annotations
 
@@ -14,7 +15,8 @@ def pickled(error: BaseException) -> bytes:
     for form in (error, _Rebuilt(error)):
         with contextlib.suppress(Exception):
             data: bytes = cloudpickle.dumps(form)
-            if type(pickle.loads(data)).__name__ == type(error).__name__:
+            made = pickle.loads(data)
+            if type(made).__name__ == type(error).__name__ and str(made) == str(error):
                 return data
     return b""
 

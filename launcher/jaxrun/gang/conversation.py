@@ -9,6 +9,7 @@ with gang.converse(fn, *args) as talk:
 from __future__ import annotations
 
 import json
+import sys
 import time
 from collections import deque
 from collections.abc import Iterable, Mapping
@@ -161,6 +162,9 @@ class Conversation:
                     self._gang.sicken(f"rank {rank} ended")
             elif parcel.conversation == self._number:
                 self._on_parcel(rank, parcel)
+        words = self._gang.switchboard.take_words()
+        if words and not self.gone:  # what it says of a death, its verdict says better
+            sys.stderr.write(words)
 
     def _on_parcel(self, rank: int, parcel: Parcel) -> None:
         match parcel.kind:

@@ -125,6 +125,7 @@ class Job:
                     size = about.pop("size")
                     found[about["rank"]] = about
                     self.switchboard.add(about["rank"], guest, inbox)
+        self.launcher.listen()  # the job's first line
         return tuple(Worker(**found[rank]) for rank in sorted(found))
 
     def _no_start(self) -> GangStartError:

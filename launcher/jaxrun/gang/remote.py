@@ -44,14 +44,15 @@ class WorkerDied(GangError):
         self.rank = self.ranks[0] if self.ranks else None
         self.host = hosts.get(self.rank, "") if self.rank is not None else ""
         self.status = self.exit_code = status
-        self.signal: signals.Signals | None = None
+        self.signal: signals.Signals | int | None = None
 
     @classmethod
     def by(cls, verdict: Verdict, text: str) -> WorkerDied:
         """As a job's verdict says."""
         error = cls(text, verdict.culprits, verdict.hosts, verdict.exit_code)
         if verdict.outcome == "killed":
-            error.signal = signals.Signals(verdict.exit_code - EXIT_SIGNAL_BASE)
+            number = verdict.exit_code - EXIT_SIGNAL_BASE
+            error.signal = signals.Signals(number) if number in signals.valid_signals() else number
         return error
 
 
@@ -116,12 +117,8 @@ class Remote:
                 found = None
         if not isinstance(found, BaseException) or isinstance(found, _NOT_OURS_TO_RAISE):
             found = RemoteError(f"{self.error}: {self.message}" if self.message else self.error)
-        for name, value in (("rank", self.rank), ("host", self.host), ("ranks", (self.rank,))):
-            try:
-                setattr(found, name, value)
-            except Exception:
-                break
-        found.__cause__ = RemoteTraceback(f"rank {self.rank} ({self.host}):\n{self.traceback}")
+        _mark(found, rank=self.rank, host=self.host, ranks=(self.rank,))
+        _mark(found, __cause__=RemoteTraceback(f"rank {self.rank} ({self.host}):\n{self.traceback}"))
         return found
 
     @property
@@ -133,6 +130,11 @@ class Remote:
     def alike(self) -> tuple[str, str, str]:
         """What is equal for ranks that raised the same."""
         return self.error, self.message, self.traceback
+
+
+def _mark(error: BaseException, **about: Any) -> None:
+    for name, value in about.items():
+        BaseException.__setattr__(error, name, value)  # its class may be a frozen one
 
 
 def raised(failures: Sequence[Remote], waiting: str = "") -> BaseException:
@@ -150,7 +152,7 @@ def raised(failures: Sequence[Remote], waiting: str = "") -> BaseException:
         ranks = tuple(sorted(failure.rank for failure in same))
         if len(ranks) > 1:
             exception.add_note(f"the same on {locate(ranks, hosts)}")
-            exception.ranks = ranks  # type: ignore[attr-defined]
+            _mark(exception, ranks=ranks)
         exceptions.append(exception)
     result = exceptions[0]
     if len(exceptions) > 1:

@@ -31,7 +31,7 @@ class Switchboard:
         self._lines: dict[int, _Line] = {}
         self._launcher = launcher
         self._selector.register(launcher.words, selectors.EVENT_READ)
-        self.words = ""  # of the launcher, since somebody has taken them
+        self._words = ""
 
     @property
     def ranks(self) -> tuple[int, ...]:
@@ -68,6 +68,11 @@ class Switchboard:
                     came += self._read(line)
         return came
 
+    def take_words(self) -> str:
+        """What the launcher has said since the last time."""
+        words, self._words = self._words, ""
+        return words
+
     def close(self) -> None:
         for line in tuple(self._lines.values()):
             self._drop(line)
@@ -75,7 +80,7 @@ class Switchboard:
 
     def _hear_launcher(self) -> None:
         said = self._launcher.listen()
-        self.words += said
+        self._words += said
         if not said and self._launcher.over:  # or its end would wake us for ever
             with contextlib.suppress(KeyError):
                 self._selector.unregister(self._launcher.words)
