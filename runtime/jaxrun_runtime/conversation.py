@@ -98,11 +98,18 @@ class Conversation:
                     value = function(*args, **kwargs)
                 finally:
                     self._running = False
-            answer = self._pack(Kind.RETURN, value)
+            answer = self._answer(value)
         except BaseException as error:  # also a sys.exit: the rank is the gang's, not the function's
             answer = self._failure(error)
         with contextlib.suppress(Over):
             self._send(answer)
+
+    def _answer(self, value: Any) -> Parcel:
+        try:
+            return self._pack(Kind.RETURN, value)
+        except Exception as error:
+            error.add_note("this is about what the function has returned, on its way to the parent")
+            raise
 
     def _failure(self, error: BaseException) -> Parcel:
         if isinstance(error, KeyboardInterrupt):

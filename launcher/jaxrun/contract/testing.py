@@ -23,7 +23,7 @@ Times are seconds since the epoch on the sender's clock.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 PHASES = ("setup", "call", "teardown")
@@ -42,6 +42,8 @@ class Settings:
     path:       sys.path
     directory:  under which each rank has its temporary files
     debug:      the rank that --pdb is for; -1: the one that asks first; None: no debugger
+    coverage:   how coverage is measured, as CoverageConfig.serialize says it; empty: it is not
+    environ:    variables for the tests
     """
 
     files: tuple[str, ...]
@@ -52,6 +54,8 @@ class Settings:
     path: tuple[str, ...]
     directory: str
     debug: int | None = None
+    coverage: str = ""
+    environ: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import pickle
 import signal as signals
 import sys
@@ -51,8 +52,9 @@ class WorkerDied(GangError):
         """As a job's verdict says."""
         error = cls(text, verdict.culprits, verdict.hosts, verdict.exit_code)
         if verdict.outcome == "killed":
-            number = verdict.exit_code - EXIT_SIGNAL_BASE
-            error.signal = signals.Signals(number) if number in signals.valid_signals() else number
+            error.signal = verdict.exit_code - EXIT_SIGNAL_BASE
+            with contextlib.suppress(ValueError):  # a real-time signal has no name
+                error.signal = signals.Signals(error.signal)
         return error
 
 
@@ -137,6 +139,10 @@ def _mark(error: BaseException, **about: Any) -> None:
         BaseException.__setattr__(error, name, value)  # its class may be a frozen one
 
 
+def _note(error: BaseException, text: str) -> None:
+    _mark(error, __notes__=[*getattr(error, "__notes__", ()), text])
+
+
 def raised(failures: Sequence[Remote], waiting: str = "") -> BaseException:
     """One exception for all that the ranks raised, the first in time; a group of them where they differ.
 
@@ -151,13 +157,13 @@ def raised(failures: Sequence[Remote], waiting: str = "") -> BaseException:
         exception = same[0].exception()
         ranks = tuple(sorted(failure.rank for failure in same))
         if len(ranks) > 1:
-            exception.add_note(f"the same on {locate(ranks, hosts)}")
             _mark(exception, ranks=ranks)
+            _note(exception, f"the same on {locate(ranks, hosts)}")
         exceptions.append(exception)
     result = exceptions[0]
     if len(exceptions) > 1:
         text = f"{locate(sorted(hosts), hosts)} raised {len(exceptions)} different errors"
         result = BaseExceptionGroup(text, exceptions)
     if waiting:
-        result.add_note(waiting)
+        _note(result, waiting)
     return result
