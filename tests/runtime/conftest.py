@@ -1,4 +1,4 @@
-"""Fixtures that start real workers; puts this directory on the path, for `gang`."""
+"""Fixtures that start real workers; puts this directory on the path, for `troupe`."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-from gang import gangs
+from troupe import troupes
 
 
 @pytest.fixture
 def start(tmp_path):
-    """start(argv, size, …) → a Gang of workers."""
-    with gangs(tmp_path) as begin:
+    """start(argv, size, …) → a Troupe of workers."""
+    with troupes(tmp_path) as begin:
         yield begin
 
 
@@ -28,7 +28,7 @@ def play_cases(tmp_path_factory):
     directory of its own, `member.folder`.
     """
     folder = tmp_path_factory.mktemp("cases")
-    with gangs(folder) as begin:
+    with troupes(folder) as begin:
 
         def play(cases, on_failed=None):
             for name, source in cases.items():
@@ -36,11 +36,11 @@ def play_cases(tmp_path_factory):
                 (folder / name / "program.py").write_text(source)
             names = ["", *cases]
             (folder / "program.py").write_text(_CASES.format(names=names, folder=str(folder)))
-            gang = begin([folder / "program.py"], len(names))
-            members = dict(zip(cases, gang.members[1:], strict=True))
+            troupe = begin([folder / "program.py"], len(names))
+            members = dict(zip(cases, troupe.members[1:], strict=True))
             for name, member in members.items():
                 member.folder = folder / name
-            gang.play(kill_on_failure=False, on_failed=on_failed)
+            troupe.play(kill_on_failure=False, on_failed=on_failed)
             return members
 
         yield play

@@ -207,16 +207,16 @@ if jr.is_main:
     raise ValueError("bad record")
 time.sleep(60)
 """
-    gang = start([script(text)], 2)
-    first, second = gang.members
-    gang.play(until=Proof)
+    troupe = start([script(text)], 2)
+    first, second = troupe.members
+    troupe.play(until=Proof)
     deadline = time.monotonic() + 30
     while not first.out and time.monotonic() < deadline:
-        gang.lead()
-        gang.listen(0.02)
-    gang.listen(0.2)
+        troupe.lead()
+        troupe.listen(0.02)
+    troupe.listen(0.2)
     assert first.out == "handler\n"
     assert first.live and second.live
     second.kill()
-    gang.play()
+    troupe.play()
     assert (first.status, second.status) == (1, -9)

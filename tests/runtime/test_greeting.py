@@ -14,9 +14,9 @@ from jaxrun_runtime import greeting
 
 def test_the_hello_of_a_worker_holds_who_it_is_and_what_must_be_alike(start, script):
     path = script("")
-    gang = start([path], 2, env={"XLA_FLAGS": "", "NCCL_DEBUG": "INFO", "HOME": "/"})
-    first, second = (member.said(Hello)[0] for member in gang.play())
-    assert [(h.rank, h.host, h.pid) for h in (first, second)] == [(n, "here", gang.members[n].pid) for n in (0, 1)]
+    troupe = start([path], 2, env={"XLA_FLAGS": "", "NCCL_DEBUG": "INFO", "HOME": "/"})
+    first, second = (member.said(Hello)[0] for member in troupe.play())
+    assert [(h.rank, h.host, h.pid) for h in (first, second)] == [(n, "here", troupe.members[n].pid) for n in (0, 1)]
     assert first.versions == {
         "python": sys.version.split()[0],
         "jax": jax.__version__,

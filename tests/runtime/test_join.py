@@ -146,10 +146,10 @@ def test_the_hosts_own_name_does_not_matter(start, script, tmp_path, resolves_to
 
 
 def test_a_coordinator_that_cannot_listen_ends_the_worker_with_words(start, script):
-    gang = start([script("")], 2, interface="203.0.113.7")  # not an address of this machine
+    troupe = start([script("")], 2, interface="203.0.113.7")  # not an address of this machine
     with contextlib.suppress(AssertionError):
-        gang.play()
-    words = gang.members[0].last_words()
+        troupe.play()
+    words = troupe.members[0].last_words()
     assert (words.stage, words.error) == ("join", "OSError")
     assert "Cannot assign requested address" in words.message
 

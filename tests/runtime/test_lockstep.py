@@ -8,7 +8,7 @@ import time
 import zlib
 
 import pytest
-from gang import gangs
+from troupe import troupes
 
 from jaxrun.contract import Call, Done, Failed
 from jaxrun.contract.flight import COMPILATIONS, COMPILING, EVERY_CALL, FIRST_CALLS, PID, STRICT
@@ -189,12 +189,12 @@ eval(compile("step({'x': x}, 2.0)", "<made>", "eval"))
 def members(tmp_path_factory):
     folder = tmp_path_factory.mktemp("calls")
     (folder / "program.py").write_text(_SETTING + _CALLS)
-    with gangs(folder) as begin:
-        gang = begin([folder / "program.py"], 2)
-        for member in gang.play():
+    with troupes(folder) as begin:
+        troupe = begin([folder / "program.py"], 2)
+        for member in troupe.play():
             assert member.status == 0, member.err
             assert member.flight.troubles == []
-        yield gang.members
+        yield troupe.members
 
 
 def test_every_call_of_a_cross_process_program_is_recorded_once(members):
@@ -415,18 +415,18 @@ waited(x).block_until_ready()  # hangs
 
 
 def test_the_first_call_of_a_program_is_seen_while_it_hangs_and_after_the_rank_has_died(start, script):
-    gang = start([script(_SETTING + _HANGS)], 2, env={"JAX_NUM_CPU_DEVICES": "1"})  # which it runs in the call itself
-    first, second = gang.members
+    troupe = start([script(_SETTING + _HANGS)], 2, env={"JAX_NUM_CPU_DEVICES": "1"})  # which it runs in the call itself
+    first, second = troupe.members
     deadline = time.monotonic() + 30
     while not (first.flight.pending and "waiting" in second.out) and time.monotonic() < deadline:
-        gang.listen(0.05)
-        gang.lead()
-    place = f"{os.path.basename(gang.argv[0])}:{_line(_HANGS, 'hangs')} <module>"
+        troupe.listen(0.05)
+        troupe.lead()
+    place = f"{os.path.basename(troupe.argv[0])}:{_line(_HANGS, 'hangs')} <module>"
     assert first.flight.pending == (2, "0-1", "jit(waited)", place)
     assert [call.name for call in first.said(Call)] == ["jit(<lambda>)", "jit(waited)"]
     os.kill(first.pid, signal.SIGKILL)
     while first.status is None and time.monotonic() < deadline:
-        gang.listen(0.05)
+        troupe.listen(0.05)
     assert first.status == -signal.SIGKILL
     assert first.flight.pending == (2, "0-1", "jit(waited)", place)
     assert [call.number for call in first.flight.calls] == [1]
@@ -566,15 +566,15 @@ def late():
     print("called", flush=True)
 threading.Thread(target=late, daemon=True).start()
 """
-    gang = start([script(_SETTING + body)], 2, local={"lockstep": "strict"})
+    troupe = start([script(_SETTING + body)], 2, local={"lockstep": "strict"})
     deadline = time.monotonic() + 30
-    while not all("called" in member.out for member in gang.members) and time.monotonic() < deadline:
-        gang.listen(0.02)
-        if not gang._all(Done):
-            gang.lead()
-        gang.agree()
-    gang.play()
-    for member in gang.members:
+    while not all("called" in member.out for member in troupe.members) and time.monotonic() < deadline:
+        troupe.listen(0.02)
+        if not troupe._all(Done):
+            troupe.lead()
+        troupe.agree()
+    troupe.play()
+    for member in troupe.members:
         assert (member.status, member.out.split()) == (0, ["called"]), member.err
         assert [call.number for call in member.flight.calls] == [1, 2]
 
@@ -584,15 +584,15 @@ def test_a_rank_that_waits_ends_when_its_agent_does(start, script):
 jax.jit(lambda a: a * 2)(x) if jr.rank == 0 else time.sleep(60)
 print("not reached", flush=True)
 """
-    gang = start([script(_SETTING + body)], 2, local={"lockstep": "strict"})
-    first = gang.members[0]
+    troupe = start([script(_SETTING + body)], 2, local={"lockstep": "strict"})
+    first = troupe.members[0]
     deadline = time.monotonic() + 30
     while not first.said(Call) and time.monotonic() < deadline:
-        gang.listen(0.02)
-        gang.lead()
+        troupe.listen(0.02)
+        troupe.lead()
     first.channel.close()
     while first.status is None and time.monotonic() < deadline:
-        gang.listen(0.02)
+        troupe.listen(0.02)
     assert first.status == 70
     assert "not reached" not in first.out
 
@@ -704,10 +704,10 @@ for n in range(3):
 
 def test_without_a_recorder_the_program_runs(start, script):
     body = "jax.jit(lambda a: a * 2)(x)\n"
-    gang = start([script(_SETTING + body)], 2)
-    for member in gang.members:
+    troupe = start([script(_SETTING + body)], 2)
+    for member in troupe.members:
         os.ftruncate(member.flight_fd, 0)
-    for member in gang.play():
+    for member in troupe.play():
         assert member.status == 0
         assert not member.said(Failed)
         assert "has no flight recorder" in member.err

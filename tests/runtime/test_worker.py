@@ -112,14 +112,14 @@ def _wait_for(condition):
     assert condition()
 
 
-def _started(gang):
-    gang.play(until=Proof)
+def _started(troupe):
+    troupe.play(until=Proof)
     for _ in range(100):  # until Run has been sent, too
-        gang.listen(0.01)
-        gang.lead()
-        if all(member.out for member in gang.members):
-            return gang
-    raise AssertionError(gang.describe())
+        troupe.listen(0.01)
+        troupe.lead()
+        if all(member.out for member in troupe.members):
+            return troupe
+    raise AssertionError(troupe.describe())
 
 
 def test_its_stacks_can_be_asked_for_at_any_time(start, script):
@@ -133,14 +133,14 @@ def test_it_dies_with_its_agent(tmp_path, script, fork):
     code = f"""
 import ctypes, pathlib, sys, time
 sys.path.insert(0, {os.path.dirname(__file__)!r})
-from gang import Gang
+from troupe import Troupe
 from jaxrun.contract import Run
 ctypes.CDLL(None).prctl(36, 1, 0, 0, 0)
-gang = Gang(pathlib.Path({str(tmp_path)!r}), [{str(script(_WAITS))!r}], 2, fork={fork})
-while not all(member.out for member in gang.members):
-    gang.listen(0.01)
-    gang.lead()
-print(*[member.pid for member in gang.members], flush=True)
+troupe = Troupe(pathlib.Path({str(tmp_path)!r}), [{str(script(_WAITS))!r}], 2, fork={fork})
+while not all(member.out for member in troupe.members):
+    troupe.listen(0.01)
+    troupe.lead()
+print(*[member.pid for member in troupe.members], flush=True)
 time.sleep(60)
 """
     agent = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True, env=environment())
@@ -162,22 +162,22 @@ def _alive(pid):
 
 @pytest.mark.parametrize("stage", [Hello, Proof])
 def test_it_ends_by_itself_when_the_agent_hangs_up(start, script, stage):
-    gang = start([script("")], 1)
+    troupe = start([script("")], 1)
     if stage is Hello:
-        _wait_for(lambda: gang.listen(0.01) or gang.members[0].said(Hello))
+        _wait_for(lambda: troupe.listen(0.01) or troupe.members[0].said(Hello))
     else:
-        gang.members[0].tell(Lead("127.0.0.1"))
-        _wait_for(lambda: gang.listen(0.01) or gang.members[0].said(Proof))
-    gang.members[0].channel.close()
-    _wait_for(lambda: gang.listen(0.01) or gang.members[0].status is not None)
-    assert gang.members[0].status == 70
+        troupe.members[0].tell(Lead("127.0.0.1"))
+        _wait_for(lambda: troupe.listen(0.01) or troupe.members[0].said(Proof))
+    troupe.members[0].channel.close()
+    _wait_for(lambda: troupe.listen(0.01) or troupe.members[0].status is not None)
+    assert troupe.members[0].status == 70
 
 
 def test_a_message_out_of_turn_is_a_breach_of_the_contract_and_said_so(start, script):
-    gang = start([script("")], 1)
-    gang.members[0].tell(Run())
-    gang.play()
-    words = gang.members[0].last_words()
+    troupe = start([script("")], 1)
+    troupe.members[0].tell(Run())
+    troupe.play()
+    words = troupe.members[0].last_words()
     assert (words.stage, words.error) == ("join", "ProtocolError")
     assert "expected Lead or Join" in words.message
 
@@ -210,11 +210,11 @@ def test_without_the_contracts_variables_it_says_how_to_start_it():
 
 
 def test_join_is_the_answer_to_hello_for_all_but_the_first(start, script):
-    gang = start([script("print('ran')")], 2)
-    _wait_for(lambda: gang.listen(0.01) or all(member.said(Hello) for member in gang.members))
-    gang.members[0].tell(Lead("127.0.0.1"))
-    _wait_for(lambda: gang.listen(0.01) or gang.members[0].said(Listening))
-    assert not gang.members[0].said(Proof)  # rank 0 waits for the other
-    gang.members[1].tell(Join(gang.members[0].said(Listening)[0].address))
-    _wait_for(lambda: gang.listen(0.01) or all(member.said(Proof) for member in gang.members))
-    assert [member.out for member in gang.members] == ["", ""]  # nobody starts before Run
+    troupe = start([script("print('ran')")], 2)
+    _wait_for(lambda: troupe.listen(0.01) or all(member.said(Hello) for member in troupe.members))
+    troupe.members[0].tell(Lead("127.0.0.1"))
+    _wait_for(lambda: troupe.listen(0.01) or troupe.members[0].said(Listening))
+    assert not troupe.members[0].said(Proof)  # rank 0 waits for the other
+    troupe.members[1].tell(Join(troupe.members[0].said(Listening)[0].address))
+    _wait_for(lambda: troupe.listen(0.01) or all(member.said(Proof) for member in troupe.members))
+    assert [member.out for member in troupe.members] == ["", ""]  # nobody starts before Run

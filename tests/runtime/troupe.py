@@ -39,7 +39,7 @@ JOB_ID = "5eed" * 8
 _TIMEOUT = 60.0
 
 
-class Gang:
+class Troupe:
     """Workers of one job, led by `play` from Hello to Leave.
 
     fork:       by the fork server, else each in an interpreter of its own, its command after those of `wrap`
@@ -219,8 +219,8 @@ def ranks_of(group):
 
 
 @contextlib.contextmanager
-def gangs(folder):
-    """Yields start(argv, size, …) → a Gang; ends them all, whatever happens."""
+def troupes(folder):
+    """Yields start(argv, size, …) → a Troupe; ends them all, whatever happens."""
     started = []
     libc = ctypes.CDLL(None)
     before = ctypes.c_int()
@@ -228,14 +228,14 @@ def gangs(folder):
     libc.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
 
     def start(*arguments, **more):
-        place = folder / f"gang-{len(started)}"
+        place = folder / f"troupe-{len(started)}"
         place.mkdir(exist_ok=True)
-        started.append(Gang(place, *arguments, **more))
+        started.append(Troupe(place, *arguments, **more))
         return started[-1]
 
     try:
         yield start
     finally:
-        for gang in started:
-            gang.close()
+        for troupe in started:
+            troupe.close()
         libc.prctl(_PR_SET_CHILD_SUBREAPER, before.value, 0, 0, 0)
