@@ -37,8 +37,10 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def run(command: str, folder: Path) -> subprocess.CompletedProcess[str]:
     words = shlex.split(command)
-    if words[0] == "jaxrun":
-        words[:1] = [sys.executable, "-m", "jaxrun"]
+    if words[0] in ("jaxrun", "pytest"):
+        words[:1] = [sys.executable, "-m", words[0]]
+    elif words[0] == "python":
+        words[0] = sys.executable
     elif words[0] == "scripts/jaxrun":
         # The same job; that the script makes its environment is tested where there is time for it.
         words[:1] = [sys.executable, "-m", "jaxrun"]
