@@ -1,0 +1,122 @@
+"""Lockstep turned off, in a JAX that offers less, and with errors of its own."""
+
+import os
+
+import pytest
+from recording import SETTING, record
+
+from jaxrun.contract import Call, Failed
+from jaxrun.contract.flight import COMPILATIONS, EVERY_CALL, FIRST_CALLS, STRICT
+
+
+def test_off_leaves_jax_alone(start, script):
+    body = """
+from jax._src.interpreters import pxla
+print([name for name in ("lockstep", "jaxhooks", "recorder") if f"jaxrun_runtime.{name}" in sys.modules])
+print(pxla.ExecuteReplicated.__call__.__module__, type(pxla.MeshExecutableFastpathData).__name__)
+doubled = jax.jit(lambda a: a * 2)
+doubled(x), doubled(x)
+"""
+    for member in record(start, script, body, local={"lockstep": "off"}):
+        assert not member.flight.written
+        assert member.said(Call) == []
+        assert member.out.splitlines()[0] == "[]"
+        assert "jaxrun" not in member.out.splitlines()[1]
+        assert member.out.splitlines()[1].endswith(" type")
+
+
+_LESS = """
+doubled = jax.jit(lambda a: a * 2)
+for _ in range(3):
+    doubled(x)
+"""
+
+
+@pytest.mark.parametrize(
+    ("taken", "level", "calls", "said"),
+    [
+        ("del pxla.MeshExecutableFastpathData._fields", FIRST_CALLS, [1], "the first call of each program only"),
+        ("pxla.ExecuteReplicated.__slots__ = []", COMPILATIONS, [], "what is compiled, but no calls"),
+        ("del pxla.UnloadedMeshExecutable.from_hlo", EVERY_CALL, [1, 2, 3], "same name and shapes for the same"),
+    ],
+)
+def test_with_less_of_jax_less_is_recorded_and_rank_0_says_so(start, script, tmp_path, taken, level, calls, said):
+    if "from_hlo" in taken:
+        taken = """
+original = pxla.UnloadedMeshExecutable.from_hlo
+pxla.UnloadedMeshExecutable.from_hlo = staticmethod(lambda *args, **kwargs: original(*args, **kwargs))
+"""
+    script(f"import jax\nfrom jax._src.interpreters import pxla\n{taken}", "site/sitecustomize.py")
+    from member import environment
+
+    path = f"{tmp_path / 'site'}:{environment()['PYTHONPATH']}"
+    members = record(start, script, _LESS, fork=False, env={"PYTHONPATH": path})
+    for member in members:
+        assert member.flight.level == level
+        assert [call.number for call in member.flight.calls] == calls
+        assert "jit(<lambda>)" in member.flight.compiled
+    (line,) = members[0].err.splitlines()
+    assert said in line
+    assert members[1].err == ""
+
+
+def test_strict_becomes_record_where_calls_cannot_be_held(start, script, tmp_path):
+    script(
+        "from jax._src.interpreters import pxla\ndel pxla.MeshExecutableFastpathData._fields", "site/sitecustomize.py"
+    )
+    from member import environment
+
+    env = {"PYTHONPATH": f"{tmp_path / 'site'}:{environment()['PYTHONPATH']}"}
+    members = record(start, script, _LESS, fork=False, env=env, local={"lockstep": "strict"})
+    for member in members:
+        assert (member.flight.level, member.flight.words[STRICT]) == (FIRST_CALLS, 0)
+        assert [call.waits for call in member.said(Call)] == [False]
+    (line,) = members[0].err.splitlines()
+    assert "strict is not possible" in line
+
+
+def test_an_error_of_the_recorders_own_is_recorded_and_the_program_goes_on(start, script):
+    body = """
+from jaxrun_runtime import callsites, jaxfacts
+doubled = jax.jit(lambda a: a * 2)
+doubled(x), doubled(x)
+def broken(*_):
+    raise KeyError("surprise")
+jaxfacts.facts = broken
+print(jax.jit(lambda a: a * 3 + 1)(x).shape, doubled(x).shape)
+"""
+    for member in record(start, script, body):
+        assert member.out.strip() == "(4, 3) (4, 3)"
+        (trouble,) = member.flight.troubles
+        assert "KeyError" in trouble
+        assert "surprise" in trouble
+        assert member.flight.level == COMPILATIONS
+
+
+def test_where_a_program_cannot_be_read_it_is_known_by_its_key_and_that_is_said_once(start, script):
+    body = """
+from jaxrun_runtime import jaxfacts
+def broken(*_):
+    raise KeyError("surprise")
+jaxfacts.module_text = broken
+for n in range(3):
+    f = jax.jit(lambda a: a * n)
+    f(x), f(x)
+"""
+    one, other = record(start, script, body)
+    (trouble,) = one.flight.troubles
+    assert trouble == "what a program computes is not known: KeyError: 'surprise'"
+    assert one.flight.level == EVERY_CALL
+    assert [call.program["code"] for call in one.flight.calls] == [""] * 6
+    assert [call.chain for call in one.flight.calls] == [call.chain for call in other.flight.calls]
+
+
+def test_without_a_recorder_the_program_runs(start, script):
+    body = "jax.jit(lambda a: a * 2)(x)\n"
+    troupe = start([script(SETTING + body)], 2)
+    for member in troupe.members:
+        os.ftruncate(member.flight_fd, 0)
+    for member in troupe.play():
+        assert member.status == 0
+        assert not member.said(Failed)
+        assert "has no flight recorder" in member.err
