@@ -37,12 +37,12 @@ _HOMES = {
 
 def load_ipython_extension(shell: Any) -> None:
     """For `%load_ext jaxrun`: %gang and %%gang."""
-    import_module(f"{__name__}.gang.notebook").load(shell)
+    import_module(f"{__name__}.notebook.magics").load(shell)
 
 
 def unload_ipython_extension(shell: Any) -> None:
     """For `%unload_ext jaxrun`."""
-    import_module(f"{__name__}.gang.notebook").unload(shell)
+    import_module(f"{__name__}.notebook.magics").unload(shell)
 
 
 def __getattr__(name: str) -> Any:

@@ -23,6 +23,7 @@ INTERRUPTED = 130
 _OURS = os.path.dirname(os.path.abspath(__file__)) + os.sep
 _PROGRAMS = _OURS + "programs" + os.sep
 _CONTRACT = os.path.dirname(os.path.abspath(contract.__file__)) + os.sep
+_PICKLER = os.sep + os.path.join("cloudpickle", "cloudpickle.py")
 _MESSAGE_LIMIT = 20_000
 _TRACEBACK_LIMIT = 200_000
 _NOTE_LIMIT = 2_000
@@ -61,7 +62,7 @@ def format_traceback(error: BaseException, *, in_program: bool = True) -> str:
 
 
 def trim(error: BaseException, *, in_program: bool = True) -> None:
-    """Cut the frames of jaxrun, runpy and the import system off the top of all the error's tracebacks."""
+    """Cut the frames of jaxrun, its pickler, runpy and the import system off the top of all the error's tracebacks."""
     seen: set[int] = set()
     todo: list[BaseException | None] = [error]
     while todo:
@@ -133,7 +134,7 @@ def _user_part(frames: TracebackType | None) -> TracebackType | None:
 
 def _is_scaffold(filename: str) -> bool:
     own = filename.startswith((_OURS, _CONTRACT)) and not filename.startswith(_PROGRAMS)
-    return own or filename.startswith("<frozen ") or filename == runpy.__file__
+    return own or filename.startswith("<frozen ") or filename == runpy.__file__ or filename.endswith(_PICKLER)
 
 
 def _status(error: BaseException) -> int:

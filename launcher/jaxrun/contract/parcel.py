@@ -113,6 +113,12 @@ class Parcel:
     files: tuple[File, ...] = ()
     shared: bool = False
 
+    @property
+    def weight(self) -> int:
+        """Bytes of the pickle and of its buffers."""
+        sizes = struct.unpack(f"<{len(self.buffers[0]) // 8}Q", self.buffers[0]) if self.shared else ()
+        return len(self.body) + (sum(sizes) or sum(buffer.nbytes for buffer in self.buffers))
+
     def open(self) -> Any:
         """The value within. Whatever its pickle raises."""
         buffers = self.buffers
@@ -162,7 +168,7 @@ def pack(
         )
     views = tuple(buffer.raw() for buffer in left_out)
     total = sum(view.nbytes for view in views)
-    body = written.getbuffer()
+    body = written.getvalue()  # a buffer in a cycle would have Python complain
     if not share or total < _SHARE_FROM:
         return Parcel(kind, conversation, body, note, views, tuple(files or ()))
     sizes = memoryview(struct.pack(f"<{len(views)}Q", *(view.nbytes for view in views)))

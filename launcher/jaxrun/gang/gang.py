@@ -6,6 +6,7 @@ A gang that has lost a rank, or whose ranks are out of step, is sick: it is star
 from __future__ import annotations
 
 import atexit
+import contextlib
 import json
 import os
 import sys
@@ -17,7 +18,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, NoReturn, Self
 
 from jaxrun import RUNTIME
 from jaxrun.contract.flight import RECORD
@@ -33,8 +34,8 @@ from jaxrun.planning.chaos import KINDS
 from jaxrun.ranks import spell
 
 if TYPE_CHECKING:
-    from jaxrun.gang.notebook_screen import Screen
-    from jaxrun.gang.notebook_sources import Sources
+    from jaxrun.notebook.screen import Screen
+    from jaxrun.notebook.sources import Sources
 
 FAILURE_GRACE = 1.5  # seconds that the others have to return after a rank has raised
 _HEAVY = 2**24  # bytes of a function with all that it closes over, from which a warning says so
@@ -165,14 +166,15 @@ class Gang:
             cells = _cells()
             reduce = cells.reduce if cells is not None else None
             task = pack(Kind.TASK, self._number, (fn, args, kwargs), share=self.shares_memory, reduce=reduce)
-            order = {"print": True, "interrupts": job.interrupts, "cells": cells.lines if cells is not None else {}}
+            order = {
+                "print": True,
+                "interrupts": job.interrupts,
+                "cells": cells.lines if cells is not None else {},
+                "path": [os.path.abspath(entry) for entry in sys.path],
+            }
             task = replace(task, note=json.dumps(order).encode())
-            if len(task.body) > _HEAVY:
-                warnings.warn(
-                    f"{getattr(fn, '__name__', fn)} and what it closes over weigh {len(task.body) / 2**20:.0f} MiB, "
-                    "which go to every rank with each call; pass large arrays as arguments, or load them on the ranks",
-                    stacklevel=3,
-                )
+            if task.weight > _HEAVY:
+                _warn_of_closure(fn)
             talk = Conversation(self, self._number, task)
             self._talking = True
             return talk
@@ -231,6 +233,9 @@ class Gang:
         self.run(remote_function(f"{RUNTIME}.cells", "put"), name, value)
 
     __iter__ = None  # it is no sequence
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError("a gang stays in the process that has started it; a function that it runs cannot refer to it")
 
     # ---- looking and meddling
 
@@ -306,6 +311,11 @@ class Gang:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         self.close()
 
+    def __del__(self) -> None:
+        if self.__dict__.get("_job") is not None and self._owner == os.getpid():
+            with contextlib.suppress(Exception):  # the interpreter may be half gone
+                self.stop()
+
     def _ready(self) -> None:
         """Have a job that can be used."""
         if self._closed:
@@ -353,21 +363,32 @@ def remote_function(module: str, name: str) -> Callable[..., Any]:
     return Reference(module, name)
 
 
+def _warn_of_closure(fn: Callable[..., Any]) -> None:
+    """Say so if a function is heavy, whatever its arguments are."""
+    weight = pack(Kind.TASK, 0, fn, share=False).weight
+    if weight > _HEAVY:
+        warnings.warn(
+            f"{getattr(fn, '__name__', fn)} and what it closes over weigh {weight / 2**20:.0f} MiB, which go to every "
+            "rank with each call; pass large arrays as arguments, or load them on the ranks",
+            stacklevel=4,
+        )
+
+
 def _screen() -> Lines | Screen:
     """Where to show what ranks print."""
     if "IPython" in sys.modules:
-        from jaxrun.gang import notebook_screen
+        from jaxrun.notebook import screen
 
-        if (shell := notebook_screen.shell()) is not None:
-            return notebook_screen.Screen(shell)
+        if (shell := screen.shell()) is not None:
+            return screen.Screen(shell)
     return Lines()
 
 
 def _cells() -> Sources | None:
     if "IPython" in sys.modules:
-        from jaxrun.gang import notebook_sources
+        from jaxrun.notebook import sources
 
-        return notebook_sources.sources()
+        return sources.sources()
     return None
 
 

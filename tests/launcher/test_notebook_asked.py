@@ -1,0 +1,43 @@
+"""What is typed after %gang."""
+
+import pytest
+
+from jaxrun.errors import UsageError
+from jaxrun.gang.shape import Shape
+from jaxrun.notebook.asked import Asked, parse
+
+
+@pytest.mark.parametrize(
+    ("line", "asked"),
+    [
+        ("", Asked()),
+        ("stop", Asked("stop")),
+        ("restart", Asked("restart")),
+        ("--timeout 60", Asked(timeout=60.0)),
+        ("-n 4 -d 2", Asked(shape=Shape(processes=4, devices=2))),
+        ("--hosts 2 -n 4", Asked(shape=Shape(processes=4, hosts=2))),
+        ("--backend slurm --partition debug", Asked(shape=Shape(backend="slurm", options=("--partition", "debug")))),
+        ("--platform cpu --env 'A=b c' --env D=", Asked(shape=Shape(platform="cpu", env={"A": "b c", "D": ""}))),
+        ("-n 2 --timeout 1.5", Asked(shape=Shape(processes=2), timeout=1.5)),
+        ("--no-fork", Asked(shape=Shape(options=("--no-fork",)))),
+    ],
+)
+def test_a_line_is_read_as_jaxruns_own_words(line, asked):
+    assert parse(line) == asked
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        ("-n x", "'x' is not a valid integer"),
+        ("-n 0", "processes of a gang must be a whole number from 1, not 0"),
+        ("--backend k8s", "'k8s' is not one of"),
+        ("stpo", "not 'stpo'"),
+        ("stop now", "not 'stop now'"),
+        ("--env 'A", "No closing quotation"),
+    ],
+)
+def test_what_cannot_be_read_is_named(line, said):
+    with pytest.raises(UsageError) as caught:
+        parse(line)
+    assert said in str(caught.value)
