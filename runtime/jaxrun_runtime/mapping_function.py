@@ -59,7 +59,7 @@ class Mapped:
         self.inputs = tuple(Spec(spec.shape, _canonical(spec.dtype)) for spec in task.mapped)
         self._whole = tuple(jax.ShapeDtypeStruct(np.shape(leaf), _canonical(leaf.dtype)) for leaf in task.whole)
         leaves, tree = jax.tree.flatten(self._trace(of_chunk))
-        self.template = jax.tree.unflatten(tree, range(len(leaves)))
+        self.template = _checked(jax.tree.unflatten(tree, range(len(leaves))))
         self.results = tuple(Spec(tuple(leaf.shape[1:]), np.dtype(leaf.dtype)) for leaf in leaves)
         self._compiled: dict[int, list[Any]] = {}
         widest = max((sum(spec.nbytes for spec in specs) for specs in (self.inputs, self.results)), default=1)
@@ -109,6 +109,19 @@ def mapped(task: Batched) -> Mapped:
     if len(_kept) > _KEPT:
         _kept.popitem(last=False)
     return found
+
+
+def _checked(template: Any) -> Any:
+    """TypeError if the parent, which has no jax, could not put the tree together."""
+    if isinstance(template, (dict, list, tuple)):
+        for part in template.values() if isinstance(template, dict) else template:
+            _checked(part)
+    elif not isinstance(template, (int, type(None))):
+        raise TypeError(
+            f"a function that is mapped returns arrays in dicts, lists, tuples or named tuples, but there is a "
+            f"{type(template).__name__}; return a dict of what is in it"
+        )
+    return template
 
 
 def _canonical(dtype: Any) -> Any:
