@@ -25,7 +25,7 @@ from jaxrun.contract.flight import RECORD
 from jaxrun.contract.parcel import Kind, Reference, pack
 from jaxrun.errors import JaxrunError, UsageError
 from jaxrun.gang.conversation import Conversation, Gone, Printed, Returned
-from jaxrun.gang.job import Job, Worker
+from jaxrun.gang.job import Job, Worker, describe
 from jaxrun.gang.lines import Lines
 from jaxrun.gang.remote import CallTimeout, GangError, WorkerDied, raised
 from jaxrun.gang.shape import Shape
@@ -104,6 +104,11 @@ class Gang:
     @property
     def workers(self) -> tuple[Worker, ...]:
         return self._known.workers
+
+    def __repr__(self) -> str:
+        if self._job is None:
+            return f"<{self.shape}: {'closed' if self._closed else 'started anew at its next use'}>"
+        return f"<{describe(self.shape, self.workers)}{'' if self.healthy else ', sick'}>"
 
     @property
     def processes(self) -> int:

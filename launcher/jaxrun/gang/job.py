@@ -18,6 +18,7 @@ from jaxrun.gang.nursery import nursery
 from jaxrun.gang.remote import GangStartError, WorkerDied
 from jaxrun.gang.shape import Shape
 from jaxrun.gang.switchboard import Switchboard
+from jaxrun.wording import plural, several_hosts
 
 _LEAVING = 5.0  # seconds for the ranks to leave
 _NO_VERDICT = 2  # the launcher's status where it has left none: it did not like its command line
@@ -33,6 +34,16 @@ class Worker:
     local_rank: int
     devices: int
     platform: str
+
+
+def describe(shape: Shape, workers: Sequence[Worker]) -> str:
+    """`4 processes x 2 devices (cpu) on this machine`."""
+    hosts = {worker.rank: worker.host for worker in workers}
+    where = f"on {len(set(hosts.values()))} hosts" if several_hosts(hosts) else f"on {hosts[0]}"
+    if shape.backend == "local":
+        where = f"on {plural(shape.hosts, 'simulated host')}" if shape.hosts else "on this machine"
+    count = f"{len(workers)} process{'es' if len(workers) > 1 else ''}"
+    return f"{count} x {plural(workers[0].devices, 'device')} ({workers[0].platform}) {where}"
 
 
 class Job:

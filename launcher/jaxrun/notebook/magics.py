@@ -17,13 +17,14 @@ from jaxrun import RUNTIME
 from jaxrun.errors import JaxrunError, UsageError
 from jaxrun.gang.conversation import Conversation
 from jaxrun.gang.gang import Gang, remote_function
+from jaxrun.gang.job import describe
 from jaxrun.gang.remote import CallTimeout, RemoteError, WorkerDied
 from jaxrun.gang.shape import Shape
 from jaxrun.notebook import errors
 from jaxrun.notebook.asked import Asked, parse
 from jaxrun.notebook.lines import Bundle, by_rank
 from jaxrun.notebook.screen import publish
-from jaxrun.wording import plural, seconds, several_hosts
+from jaxrun.wording import seconds
 
 NAME = "gang"  # of the magic, and of the variable
 _WAITING = " did not return: "  # of the note for ranks that others have waited for
@@ -67,17 +68,6 @@ def unload(shell: Any) -> None:
     _stop(shell)
 
 
-def describe(gang: Gang) -> str:
-    """`4 processes x 2 devices (cpu) on this machine`."""
-    workers = gang.workers
-    hosts = {worker.rank: worker.host for worker in workers}
-    where = f"on {len(set(hosts.values()))} hosts" if several_hosts(hosts) else f"on {hosts[0]}"
-    if gang.shape.backend == "local":
-        where = f"on {plural(gang.shape.hosts, 'simulated host')}" if gang.shape.hosts else "on this machine"
-    count = f"{len(workers)} process{'es' if len(workers) > 1 else ''}"
-    return f"{count} x {plural(gang.devices, 'device')} ({workers[0].platform}) {where}"
-
-
 def _command(shell: Any, asked: Asked) -> None:
     if asked.timeout is not None:
         raise UsageError(f"--timeout is for a cell: %%{NAME} --timeout {asked.timeout:g}")
@@ -92,7 +82,7 @@ def _command(shell: Any, asked: Asked) -> None:
     elif asked.verb == "restart" and gang is not None:
         began = time.monotonic()
         gang.restart()
-        print(f"jaxrun: {describe(gang)}, started anew in {seconds(time.monotonic() - began)}")
+        print(f"jaxrun: {describe(gang.shape, gang.workers)}, started anew in {seconds(time.monotonic() - began)}")
     elif gang is None:
         print(f"jaxrun: there is no gang; %{NAME} -n 4 starts one of 4 processes")
     else:
@@ -163,7 +153,7 @@ def _known(shell: Any) -> Gang | None:
 def _state(gang: Gang) -> str:
     if not gang.healthy:
         return f"a {gang.shape}, which is started anew when it is used next"
-    return f"{describe(gang)}; process ids {', '.join(str(worker.pid) for worker in gang.workers)}"
+    return f"{describe(gang.shape, gang.workers)}; process ids {', '.join(str(worker.pid) for worker in gang.workers)}"
 
 
 def _start(shell: Any, shape: Shape) -> Gang:
@@ -175,7 +165,7 @@ def _start(shell: Any, shape: Shape) -> Gang:
     began = time.monotonic()
     given = {field.name: getattr(shape, field.name) for field in fields(shape)}
     gang = shell.user_ns[NAME] = Gang(**given)
-    print(f"jaxrun: {describe(gang)}, started in {seconds(time.monotonic() - began)}")
+    print(f"jaxrun: {describe(gang.shape, gang.workers)}, started in {seconds(time.monotonic() - began)}")
     return gang
 
 
