@@ -1,7 +1,7 @@
 """Start JAX processes, keep them in step, and say what went wrong: the launcher's side, which never imports jax.
 
-    results = jaxrun.launch(train, cfg, processes=4)        # a function on every rank of a job
-    with jaxrun.Gang(processes=4) as gang: ...              # a job that stays warm
+results = jaxrun.launch(train, cfg, processes=4)        # a function on every rank of a job
+with jaxrun.Gang(processes=4) as gang: ...              # a job that stays warm
 """
 
 from __future__ import annotations
@@ -18,6 +18,9 @@ if TYPE_CHECKING:
     from jaxrun.gang.remote import GangStartError as GangStartError
     from jaxrun.gang.remote import RemoteError as RemoteError
     from jaxrun.gang.remote import WorkerDied as WorkerDied
+    from jaxrun.mapping.items import NotTraceable as NotTraceable
+    from jaxrun.mapping.pool import Pool as Pool
+    from jaxrun.mapping.pool import pool as pool
 
 __version__ = "0.1.0"
 
@@ -27,6 +30,9 @@ _HOMES = {
     "Gang": "gang.gang",
     "Results": "gang.gang",
     "launch": "gang.gang",
+    "NotTraceable": "mapping.items",
+    "Pool": "mapping.pool",
+    "pool": "mapping.pool",
     "CallTimeout": "gang.remote",
     "GangError": "gang.remote",
     "GangStartError": "gang.remote",

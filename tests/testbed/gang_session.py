@@ -42,6 +42,10 @@ def leave_alone(rank: int) -> None:
         time.sleep(DEAF)
 
 
+def halved(x: float) -> float:
+    return x / 2
+
+
 def main() -> None:
     import numpy as np
 
@@ -51,6 +55,8 @@ def main() -> None:
         seen["hosts"] = [worker.host for worker in gang.workers]
         seen["gathered"] = gang.run(gathered, 2.0).main
         seen["sums"] = [float(total) for total in gang.run(np.sum, np.ones(2_000_000))]
+        seen["mapped"] = float(gang.map(halved, np.arange(30_000.0)).sum())
+        seen["items"] = gang.map(str, range(7), jax=False)
         try:
             gang.run(die, 2)
         except jaxrun.WorkerDied as error:

@@ -35,6 +35,7 @@ def test_a_gang_lives_on_several_hosts(bed: Bed, tmp_path: Path, engine: Engine)
     assert seen["hosts"] == list(HOSTS)
     assert seen["gathered"] == [0.0, 2.0, 4.0] and seen["again"] == [0.0, 1.0, 2.0]
     assert seen["sums"] == [2_000_000.0] * 3
+    assert seen["mapped"] == sum(range(30_000)) / 2 and seen["items"] == [str(number) for number in range(7)]
     assert seen["died"] == [2, "h3", 3] and seen["killed"] == [0, "h1", 9]
     assert "rank 1 (h2) sleeps at gang_session.py" in seen["late"], seen["late"]
     assert not seen["jax"]

@@ -8,7 +8,7 @@
                              ◀──────────  Done      (for each, in their order), or Broken
     Finish                   ──────────▶            (and serve returns)
 
-A Python function is called item by item: mapping_errands.serve() takes any number of Errands, of one task or several,
+A Python function is called item by item: mapping.errands takes any number of Errands, of one task or several,
 and answers each with a Back, until Finish.
 
 A tree is made of dicts, lists, tuples, named tuples and None; it travels as a template, the same tree with the numbers

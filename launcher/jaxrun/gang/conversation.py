@@ -114,7 +114,7 @@ class Conversation:
 
     def died(self) -> WorkerDied | None:
         """After a Gone: who has died, how, and why, as soon as the launcher knows it; None if none is gone."""
-        return self._gang.post_mortem(_VERDICT_PATIENCE) if self.gone else None
+        return self._gang.post_mortem(_VERDICT_PATIENCE, self.gone) if self.gone else None
 
     def __enter__(self) -> Self:
         return self

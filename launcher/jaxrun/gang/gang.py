@@ -14,7 +14,7 @@ import threading
 import time
 import warnings
 import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
@@ -143,7 +143,8 @@ class Gang:
     @property
     def _known(self) -> Job:
         if self._job is None:
-            raise GangError(f"this {self.shape} is closed; make another")
+            end = "closed; make another" if self._closed else "stopped; its next call starts it anew"
+            raise GangError(f"this {self.shape} is {end}")
         return self._job
 
     # ---- calls
@@ -159,12 +160,58 @@ class Gang:
         with self.converse(fn, *args, **kwargs) as talk:
             return self.collect(talk, timeout)
 
+    def map(
+        self,
+        f: Callable[..., Any],
+        xs: Any,
+        *,
+        chunk: int | str = "auto",
+        in_axes: Any = 0,
+        static: Mapping[str, Any] | None = None,
+        jax: bool = True,
+    ) -> Any:
+        """`f` of each item of `xs`, over all devices of all ranks; results in order.
+
+        xs:       arrays that are mapped along `in_axes` (as of jax.vmap: an axis, None, or containers of these), or
+                  lists of numbers; in dicts, tuples and lists
+        chunk:    items that a device gets at once; "auto": by the time that they take
+        static:   further arguments of `f`, by name, which are not mapped
+        jax:      False for a Python function: it is called item by item on all ranks, and the results are a list
+
+        The function is vmapped and compiled; what it returns for n items has n rows, as numpy arrays in the containers
+        that it returns. NotTraceable, a TypeError, where JAX cannot compile it.
+        """
+        from jaxrun.mapping import mapping
+
+        return mapping.map(self, f, xs, chunk=chunk, in_axes=in_axes, static=static, jax=jax)
+
+    def imap(
+        self,
+        f: Callable[..., Any],
+        xs: Iterable[Any],
+        *,
+        chunk: int | str = "auto",
+        static: Mapping[str, Any] | None = None,
+        jax: bool = True,
+    ) -> Iterator[Any]:
+        """The same for any iterable of items, which are taken as they are needed: an iterator over the results."""
+        from jaxrun.mapping import mapping
+
+        return mapping.imap(self, f, xs, chunk=chunk, static=static, jax=jax)
+
+    def explain(self) -> str:
+        """What the last map on this gang has chosen: chunks, devices, and how fast it was."""
+        from jaxrun.mapping.account import account
+
+        return str(account(self) or "this gang has mapped nothing yet")
+
     def converse(self, fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Conversation:
         """Start `fn(*args, **kwargs)` on every rank, and talk with it; to be used in a `with`."""
         self._lock.acquire()
         try:
             if self._talking:
                 raise GangError("this gang is in a conversation already; end that first")
+            self._must_be_open()
             self._ready()
             job = self._known
             self._number += 1
@@ -284,13 +331,14 @@ class Gang:
         if self._job is not None:
             self._job.sicken(reason)
 
-    def post_mortem(self, patience: float) -> WorkerDied:
+    def post_mortem(self, patience: float, gone: Collection[int]) -> WorkerDied:
         """Why the job has ended."""
-        return self._known.post_mortem(patience)
+        return self._known.post_mortem(patience, gone)
 
     def restart(self) -> None:
         """Start it anew: fresh processes that know nothing of earlier calls."""
         with self._lock:
+            self._must_be_open()
             self.stop()
             self._start()
 
@@ -323,8 +371,6 @@ class Gang:
 
     def _ready(self) -> None:
         """Have a job that can be used."""
-        if self._closed:
-            raise GangError(f"this {self.shape} is closed; make another")
         if self._job is not None:
             self._job.look()
         if self._job is None or self._job.sick:
@@ -334,6 +380,12 @@ class Gang:
                     file=sys.stderr,
                 )
             self.restart()
+
+    def _must_be_open(self) -> None:
+        if self._closed:
+            raise GangError(f"this {self.shape} is closed; make another")
+        if self._owner != os.getpid():
+            raise GangError(f"this {self.shape} is one of process {self._owner}, of which this is a fork; make another")
 
     def _start(self) -> None:
         self._starts += 1

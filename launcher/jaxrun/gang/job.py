@@ -6,7 +6,7 @@ import os
 import selectors
 import socket
 import time
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,6 +18,7 @@ from jaxrun.gang.nursery import nursery
 from jaxrun.gang.remote import GangStartError, WorkerDied
 from jaxrun.gang.shape import Shape
 from jaxrun.gang.switchboard import Switchboard
+from jaxrun.ranks import spell
 from jaxrun.wording import plural, several_hosts
 
 _LEAVING = 5.0  # seconds for the ranks to leave
@@ -75,19 +76,19 @@ class Job:
         """Notice, between two conversations, ranks that have ended."""
         for rank, parcel in self.switchboard.poll(0):
             if parcel is None:
-                self.sicken(f"between two calls, {self.post_mortem(_LEAVING)}".partition("\n")[0])
+                self.sicken(f"between two calls, {self.post_mortem(_LEAVING, (rank,))}".partition("\n")[0])
 
     def interrupt(self) -> None:
         """Raise KeyboardInterrupt in what the ranks run."""
         self.interrupts += 1
         self.launcher.order(signal=2)
 
-    def post_mortem(self, patience: float) -> WorkerDied:
-        """Why it has ended, which the launcher may take `patience` seconds to say."""
+    def post_mortem(self, patience: float, gone: Collection[int]) -> WorkerDied:
+        """Why it has ended, which the launcher may take `patience` seconds to say; these ranks are `gone`."""
         verdict = self.launcher.verdict(patience)
         if verdict is None:
-            said = self.launcher.said
-            return WorkerDied(f"a rank's connection has ended, and its launcher does not say why\n{said}", (), {}, 1)
+            text = f"{spell(gone)} of this gang ended, and its launcher does not say why\n{self.launcher.said}"
+            return WorkerDied(text, sorted(gone), {worker.rank: worker.host for worker in self.workers}, 1)
         self.launcher.wait(patience)
         parts = (verdict.headline, verdict.means, *verdict.details, verdict.traceback)
         return WorkerDied.by(verdict, "\n".join(filter(None, parts)))

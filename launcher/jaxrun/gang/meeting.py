@@ -37,7 +37,8 @@ class Meeting:
         else:
             self._listener = socket.socket(socket.AF_UNIX)
             path = self.directory / "ranks"
-            self._listener.bind(str(path))
+            with handshake.short(str(path)) as name:
+                self._listener.bind(name)
             self._listener.listen(_BACKLOG)
             self._listener.setblocking(False)
             self.environ[GANG] = f"unix:{path}"

@@ -8,6 +8,7 @@ from __future__ import annotations
 import atexit
 import contextlib
 import os
+import select
 import socket
 import sys
 import threading
@@ -50,20 +51,21 @@ class Nursery:
         argv = (sys.executable, "-P", "-m", f"{RUNTIME}.nursery", str(theirs.fileno()), *(("bare",) if bare else ()))
         try:
             self.pid = start_process(argv, self._environ, (null, null))
-        except OSError:
+        except BaseException:
             ours.close()
             raise
         finally:
             os.close(null)
             theirs.close()
         self._channel = ours
+        self._owes = False
 
     @property
     def usable(self) -> bool:
         return self._owner == os.getpid() and self._channel.fileno() >= 0
 
     def start(self, words: Sequence[str], environ: Mapping[str, str], stderr: int, control: int) -> Started:
-        """Start `jaxrun` with these words in the current directory. UnavailableError if jax or anything else is missing."""
+        """Start `jaxrun WORDS` in the current directory. UnavailableError if jax, or anything, is missing."""
         wanted = {**environ, **interpreter.settings(environ)}
         values = {name: value for name, value in wanted.items() if self._environ.get(name) != value}
         unset = tuple(sorted(self._environ.keys() - wanted.keys()))
@@ -75,8 +77,12 @@ class Nursery:
             )
         with self._lock:
             try:
+                if self._owes:
+                    for descriptor in self._answer()[1]:  # its job has ended, as nobody holds its control line
+                        os.close(descriptor)
                 socket.send_fds(self._channel, [frame], [stderr, control])
-                answer, descriptors, _, _ = socket.recv_fds(self._channel, _PIECE, 1)
+                self._owes = True
+                answer, descriptors = self._answer()
             except OSError as error:
                 answer, descriptors = b"", []
                 reason = f": {error.strerror}"
@@ -92,14 +98,24 @@ class Nursery:
         assert isinstance(said, LauncherStarted)
         return Started(said.pid, descriptors[0])
 
+    def _answer(self) -> tuple[bytes, list[int]]:
+        """Its answer; one that is not waited for, because of a Ctrl-C, it owes to the next who asks."""
+        poll = select.poll()
+        poll.register(self._channel, select.POLLIN)
+        poll.poll()
+        answer, descriptors, _, _ = socket.recv_fds(self._channel, _PIECE, 1)
+        self._owes = False
+        return answer, descriptors
+
     def close(self) -> None:
-        """It ends, and every launcher that it has started."""
-        with contextlib.suppress(OSError):
-            self._channel.send(FAREWELL)
-        self._channel.close()
-        if self._owner == os.getpid():
+        """It ends, and all launchers that it has started; in a fork of its owner, nothing does. May be called again."""
+        if self.usable:
+            with contextlib.suppress(OSError):
+                self._channel.send(FAREWELL)
+            self._channel.close()
             with contextlib.suppress(ChildProcessError):
                 os.waitpid(self.pid, 0)
+        self._channel.close()
 
 
 def nursery(environ: Mapping[str, str], *, bare: bool) -> Nursery:
@@ -108,6 +124,8 @@ def nursery(environ: Mapping[str, str], *, bare: bool) -> Nursery:
     with _lock:
         found = _nurseries.get(key)
         if found is None or not found.usable:
+            if found is not None:
+                found.close()
             found = _nurseries[key] = Nursery(environ, bare=bare)
         return found
 

@@ -1,0 +1,236 @@
+"""jaxrun.pool beside multiprocessing.Pool: the same calls, the same results."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import subprocess
+import sys
+import threading
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jaxrun.errors import UsageError
+from jaxrun.gang.remote import GangError, WorkerDied
+from jaxrun.mapping.items import NotTraceable
+from jaxrun.mapping.pool import pool
+
+
+def square(x):
+    return x * x
+
+
+def add(x, y):
+    return x + y
+
+
+def sine(x):
+    return jnp.sin(x)
+
+
+def angle(x, y):
+    return jnp.arctan2(x, y)
+
+
+def branching(x):
+    return "up" if jnp.sin(x) > 0 else "down"
+
+
+def fails_at_5(x):
+    if x == 5:
+        raise LookupError(x)
+    return x
+
+
+@pytest.fixture(scope="module")
+def ours():
+    with pool(2, platform="cpu") as pool_:
+        yield pool_
+
+
+@pytest.fixture(scope="module")
+def theirs():
+    with multiprocessing.get_context("spawn").Pool(2) as pool_:
+        yield pool_
+
+
+BIG = [10**20, -1, 7]  # as 32 bits these would be others
+CALLS = {
+    "map": lambda pool: pool.map(square, BIG),
+    "map of strings": lambda pool: pool.map(str.upper, ["a", "b"]),
+    "map of nothing": lambda pool: pool.map(square, []),
+    "map in chunks": lambda pool: pool.map(square, range(10), 3),
+    "map of tuples": lambda pool: pool.map(len, ((1, 2), (3,))),
+    "starmap": lambda pool: pool.starmap(add, [(1, 2), ("a", "b")]),
+    "imap": lambda pool: list(pool.imap(square, iter(range(20)))),
+    "imap_unordered": lambda pool: sorted(pool.imap_unordered(square, range(20))),
+    "apply": lambda pool: pool.apply(add, (1,), {"y": 2}),
+    "apply_async": lambda pool: pool.apply_async(add, (1, 2)).get(60),
+    "map_async": lambda pool: pool.map_async(square, BIG).get(),
+    "starmap_async": lambda pool: pool.starmap_async(add, [(1, 2)]).get(),
+}
+
+
+@pytest.mark.parametrize("call", CALLS.values(), ids=CALLS)
+def test_a_python_function_gives_what_multiprocessing_gives(ours, theirs, call):
+    assert call(ours) == call(theirs)
+
+
+JAX_CALLS = {
+    "map": (lambda pool: pool.map(sine, np.arange(50.0)), np.sin(np.arange(50.0))),
+    "map of a list": (lambda pool: pool.map(sine, [1.0, 2.0]), np.sin([1.0, 2.0])),
+    "map of a tuple": (lambda pool: pool.map(sine, (1.0, 2.0)), np.sin([1.0, 2.0])),
+    "map_async": (lambda pool: pool.map_async(sine, [1.0, 2.0]).get(), np.sin([1.0, 2.0])),
+    "starmap": (lambda pool: pool.starmap(angle, [(1.0, 2.0), (3.0, 4.0)]), np.arctan2([1.0, 3.0], [2.0, 4.0])),
+    "imap": (lambda pool: list(pool.imap(sine, iter(range(20)))), np.sin(range(20))),
+    "apply": (lambda pool: pool.apply(sine, (1.0,)), np.sin(1.0)),
+}
+
+
+@pytest.mark.parametrize(("call", "expected"), JAX_CALLS.values(), ids=JAX_CALLS)
+def test_a_function_that_uses_jax_gives_arrays(ours, call, expected):
+    np.testing.assert_allclose(call(ours), expected, rtol=1e-5)
+
+
+def test_what_was_chosen_is_explained(ours):
+    ours.map(sine, [1.0, 2.0], 1)
+    assert ours.explain().startswith("sine uses JAX: vmap and jit, 1 process x 2 devices (cpu), chunks of 1: 2 items")
+    ours.map(square, [1, 2])
+    assert ours.explain().startswith("square does not use JAX: plain Python, 2 processes x 1 device (cpu)")
+    ours.map(branching, [1.0, -1.0])
+    assert ours.explain().startswith("JAX cannot trace branching")
+    assert "plain Python, 2 processes" in ours.explain()
+
+
+def test_a_function_that_jax_cannot_trace_runs_as_python(ours):
+    assert ours.map(branching, [1.0, -1.0]) == ["up", "down"]
+    assert list(ours.imap(branching, iter([1.0, -1.0, 2.0]))) == ["up", "down", "up"]
+    assert ours.map_async(branching, [1.0]).get() == ["up"]
+
+
+def test_an_item_that_raises_raises_from_the_call(ours):
+    with pytest.raises(LookupError) as caught:
+        ours.map(fails_at_5, range(10))
+    assert caught.value.args == (5,)
+    result = ours.map_async(fails_at_5, range(10))
+    result.wait(60)
+    assert result.ready() and not result.successful()
+    with pytest.raises(LookupError):
+        result.get()
+
+
+def test_imap_goes_on_after_an_item_that_raises_as_multiprocessing_does(ours, theirs):
+    def collected(pool):
+        found, results = [], pool.imap(fails_at_5, range(8), 1)
+        while True:
+            try:
+                found.append(next(results))
+            except LookupError as error:
+                found.append(error.args)
+            except StopIteration:
+                return found
+
+    assert collected(ours) == collected(theirs) == [0, 1, 2, 3, 4, (5,), 6, 7]
+
+
+def test_a_result_that_is_late(ours, tmp_path):
+    gate = tmp_path / "gate"
+    os.mkfifo(gate)
+    result = ours.apply_async(gate.read_text)
+    with pytest.raises(multiprocessing.TimeoutError):
+        result.get(0.01)
+    with pytest.raises(ValueError, match="not ready"):
+        result.successful()
+    assert ours.apply(add, (1, 2)) == 3  # by the other process
+    gate.write_text("open")
+    assert result.get(60) == "open"
+    assert result.successful()
+
+
+def test_callbacks_are_told(ours):
+    told, all_told = [], threading.Barrier(3)
+
+    def tell(value):
+        told.append(value)
+        all_told.wait(60)
+
+    ours.apply_async(add, (1, 2), callback=tell)
+    all_told_by_two = threading.Thread(target=all_told.wait, args=(60,))
+    all_told_by_two.start()
+    all_told.wait(60)
+    all_told_by_two.join()
+    assert told == [3]
+    errors = []
+    seen = threading.Event()
+    ours.map_async(fails_at_5, [5], error_callback=lambda error: (errors.append(error), seen.set()))
+    assert seen.wait(60)
+    assert isinstance(errors[0], LookupError)
+
+
+def test_a_process_that_dies_is_told_and_replaced(ours):
+    with pytest.raises(WorkerDied):
+        ours.apply(os._exit, (3,))
+    assert ours.map(square, [2, 3]) == [4, 9]
+
+
+def test_what_cannot_be_pickled_is_an_error_and_no_end(ours):
+    with pytest.raises(TypeError, match="pickle"):
+        ours.map(square, [threading.Lock()])
+    with pytest.raises(TypeError, match="pickle"):
+        ours.apply(threading.Lock)
+    assert ours.apply(add, (1, 2)) == 3
+
+
+def test_jax_may_be_insisted_on(theirs):
+    with pool(1, jax=True, platform="cpu") as insisting:
+        assert insisting.map(square, [2, 3]).tolist() == [4, 9]
+        with pytest.raises(NotTraceable):
+            insisting.map(branching, [1.0])
+        with pytest.raises(NotTraceable):
+            list(insisting.imap(branching, [1.0]))
+    with pool(1, jax=False, platform="cpu") as never:
+        assert isinstance(never.map(sine, [1.0]), list)
+
+
+def test_close_lets_what_was_given_be_done_and_takes_no_more():
+    closing = pool(1, platform="cpu")
+    with pytest.raises(ValueError, match="still runs"):
+        closing.join()
+    results = closing.map_async(square, range(100))
+    closing.close()
+    closing.join()
+    assert results.get() == [x * x for x in range(100)]
+    with pytest.raises(GangError, match="closed"):
+        closing.map(square, [1])
+    with pytest.raises(GangError, match="closed"):
+        closing.apply(square, (1,))
+
+
+def test_terminate_ends_what_waits_for_ever(tmp_path):
+    gate = tmp_path / "gate"
+    os.mkfifo(gate)
+    with pool(1, platform="cpu") as stopped:
+        result = stopped.apply_async(gate.read_text)
+        started = stopped.apply_async(os.getpid)
+        with pytest.raises(multiprocessing.TimeoutError):
+            started.get(0.01)
+    with pytest.raises(GangError, match="terminated"):
+        result.get(60)
+
+
+def test_a_pool_that_nobody_closes_keeps_no_process_from_ending():
+    code = """
+import jaxrun.mapping.pool as p
+pool = p.pool(2, platform="cpu")
+print(pool.map(abs, [-1, 2]), pool.apply_async(abs, (-3,)).get())
+"""
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert (run.returncode, run.stdout) == (0, "[1, 2] 3\n"), run
+
+
+@pytest.mark.parametrize("processes", [0, -1, True, "two"])
+def test_a_number_of_processes_that_is_none_is_a_usage_error(processes):
+    with pytest.raises(UsageError, match="processes of a pool"):
+        pool(processes)

@@ -1,0 +1,81 @@
+"""How many items a chunk has: grown by measuring, bounded by memory and by what there is."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from jaxrun_runtime.mapping.sizes import FIRST, SECONDS, Sizes, power_of_two, rounded
+
+MANY = 2**30
+
+
+def settle(sizes, seconds_of, share=None):
+    """Grow until a size is chosen, as a map does: the sizes that were tried."""
+    tried = [sizes.begin(share)]
+    while (following := sizes.after(tried[-1], seconds_of(tried[-1]), share)) != tried[-1]:
+        tried.append(following)
+    return tried
+
+
+@pytest.mark.parametrize("item_seconds", [1e-9, 1e-8, 1e-6, 2e-6])
+def test_a_chunk_grows_until_a_device_works_on_it_for_a_while(item_seconds):
+    sizes = Sizes(most=MANY)
+    settle(sizes, lambda size: 1e-4 + size * item_seconds)
+    assert SECONDS / 4 < 1e-4 + sizes.chosen * item_seconds < SECONDS * 2
+
+
+def test_few_sizes_are_tried():
+    assert len(settle(Sizes(most=MANY), lambda size: 1e-4 + size * 1e-8)) <= 4
+
+
+def test_a_chunk_is_not_made_smaller_because_it_takes_long():
+    sizes = Sizes(most=MANY)
+    assert settle(sizes, lambda size: 10.0) == [FIRST]
+    assert sizes.chosen == FIRST
+
+
+def test_memory_bounds_a_chunk():
+    sizes = Sizes(most=5000)
+    assert settle(sizes, lambda size: 1e-6)[-1] == sizes.chosen == 5000
+    assert Sizes(most=3).begin(None) == 3
+
+
+@pytest.mark.parametrize(("share", "size"), [(1, 1), (3, 3), (50, 56), (2100, 1280), (5000, 1792), (10**6, FIRST)])
+def test_a_map_of_few_items_begins_with_chunks_that_they_fill(share, size):
+    assert Sizes(most=MANY).begin(share) == size
+
+
+def test_little_work_is_not_worth_a_compilation():
+    sizes = Sizes(most=MANY, compile_seconds=0.1)
+    assert sizes.after(FIRST, 1e-4, left=10_000) == FIRST
+    assert sizes.chosen == 0
+    assert sizes.after(FIRST, 1e-4, left=10**9) > FIRST
+
+
+def test_work_that_comes_again_and_again_is_worth_it():
+    sizes = Sizes(most=MANY, compile_seconds=0.1)
+    tried = [sizes.after(FIRST, 1e-4, left=500_000) for _ in range(10)]
+    assert tried[0] == FIRST
+    assert tried[-1] > FIRST
+
+
+def test_a_map_of_few_chunks_takes_smaller_ones_if_there_are():
+    sizes = Sizes(most=MANY, chosen=262_144, item_seconds=1e-8, compile_seconds=0.1, compiled={2048, 131_072, 262_144})
+    assert sizes.begin(500_000) == 131_072
+    assert sizes.begin(10**7) == 262_144
+
+
+def test_what_is_compiled_is_used_for_fewer_items_unless_that_takes_longer_than_compiling():
+    sizes = Sizes(most=MANY, chosen=4096, item_seconds=1e-6, compile_seconds=0.1, compiled={4096})
+    assert sizes.begin(100) == 4096
+    sizes.item_seconds = 1.0
+    assert sizes.begin(100) == rounded(100)
+
+
+@given(st.integers(1, 2**40))
+def test_rounding_pads_by_a_quarter_at_most(number):
+    assert number <= rounded(number) <= number * 1.25
+    assert rounded(rounded(number)) == rounded(number)
+    assert power_of_two(number) <= number < 2 * power_of_two(number)
