@@ -9,14 +9,27 @@ On one machine they meet at a Unix socket in a directory that only their user ma
 
 from __future__ import annotations
 
+import contextlib
 import hmac
 import os
 import socket
+from collections.abc import Iterator
 
 from jaxrun.errors import ProtocolError
 
 _BYTES = 32
 _PATIENCE = 10.0  # seconds that the other side may take
+
+
+@contextlib.contextmanager
+def short(path: str) -> Iterator[str]:
+    """Another name of a Unix socket: the kernel takes 107 bytes, and temporary directories may be far down. OSError."""
+    folder, name = os.path.split(path)
+    descriptor = os.open(folder, os.O_PATH | os.O_DIRECTORY)
+    try:
+        yield f"/proc/self/fd/{descriptor}/{name}"
+    finally:
+        os.close(descriptor)
 
 
 def admit(connection: socket.socket, token: str) -> None:

@@ -1,0 +1,82 @@
+"""The command line and the ini file: what is said there about gangs, as one value."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import pytest
+
+BACKENDS = ("local", "mpirun", "slurm")
+_TEACHES = """\
+tests on several JAX processes (jaxrun), @pytest.mark.processes(4):
+  the body runs on every rank, with the fixtures gang (gang.rank, gang.barrier(), ...) and shared_tmp_path; one result;
+  the processes stay warm between tests. More: pytest --markers, pytest --fixtures"""
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """`debug`: the rank that --pdb is for, -1 the first that fails, None no debugger. Times are seconds."""
+
+    backend: str
+    everything: bool
+    fresh: bool
+    most: int | None
+    off: bool
+    timeout: float
+    grace: float
+    debug: int | None
+
+    def words(self) -> list[str]:
+        """Those words of the command line that a single test needs to be run the same way."""
+        return [] if self.backend == "local" else [f"--gang-backend={self.backend}"]
+
+
+def add(parser: pytest.Parser) -> None:
+    group = parser.getgroup("gang", _TEACHES)
+    group.addoption("--gang-backend", choices=BACKENDS, help="what starts the processes (local)")
+    group.addoption(
+        "--gang-report",
+        choices=("first", "all"),
+        default="first",
+        help="show the failure that came first, or those of all ranks that differ",
+    )
+    group.addoption("--gang-fresh", action="store_true", help="give every test new processes")
+    group.addoption("--gang-max", type=int, metavar="N", help="skip tests that need more than N processes")
+    group.addoption("--no-gang", action="store_true", help="run these tests in this process, as the only one")
+    group.addoption("--gang-timeout", type=float, metavar="SECONDS", help="for each test (ini: gang_timeout; 300)")
+    group.addoption(
+        "--gang-grace",
+        type=float,
+        default=1.5,
+        metavar="SECONDS",
+        help="how long the others have after one has failed, before they are called stuck (%(default)s)",
+    )
+    group.addoption("--gang-pdb", type=int, metavar="RANK", help="as --pdb, where this rank fails")
+    parser.addini("gang_timeout", "seconds that a test on several processes may take", default="300")
+
+
+def read(config: pytest.Config) -> Options:
+    """UsageError of pytest's where a value cannot be."""
+    timeout = config.getoption("gang_timeout")
+    if timeout is None:
+        try:
+            timeout = float(config.getini("gang_timeout"))
+        except ValueError:
+            raise pytest.UsageError(
+                f"gang_timeout = {config.getini('gang_timeout')!r} is no number of seconds"
+            ) from None
+    if timeout <= 0:
+        raise pytest.UsageError(f"--gang-timeout {timeout:g}: must be above 0 seconds")
+    debug = config.getoption("gang_pdb")
+    if debug is None and config.getoption("usepdb"):
+        debug = -1
+    return Options(
+        backend=config.getoption("gang_backend") or "local",
+        everything=config.getoption("gang_report") == "all",
+        fresh=config.getoption("gang_fresh"),
+        most=config.getoption("gang_max"),
+        off=config.getoption("no_gang"),
+        timeout=timeout,
+        grace=config.getoption("gang_grace"),
+        debug=debug,
+    )

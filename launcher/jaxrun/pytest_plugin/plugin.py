@@ -1,0 +1,209 @@
+"""pytest's hooks and fixtures for tests on several JAX processes.
+
+Every session loads this module, so what only such tests need is imported when the first of them is run. In a rank's own
+session only the marks and the fixtures are of use.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Generator, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from jaxrun.errors import UsageError
+from jaxrun.pytest_plugin import items, options
+from jaxrun.pytest_plugin.mark import NAME, USAGE, Wish, is_list, sizes
+from jaxrun.pytest_plugin.neighbours import among_others
+
+if TYPE_CHECKING:
+    from jaxrun.gang.gang import Gang
+
+_RANK_PLUGIN = "jaxrun-rank"
+_MARK = f"""\
+{USAGE}: run the test by n JAX processes; its body runs on every rank, and it has one result. processes([2, 4]) \
+runs it with 2 and with 4. devices: of each process; hosts: simulated, or real ones with --gang-backend; timeout: in \
+seconds; fresh: with new processes; env: variables; dies: ranks whose death belongs to the test."""
+_options = pytest.StashKey[options.Options]()
+_runner = pytest.StashKey[Any]()
+_present = pytest.StashKey[Any]()
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    options.add(parser)
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_configure(config: pytest.Config) -> None:
+    config.addinivalue_line("markers", _MARK)
+    config.stash[_options] = options.read(config)
+    chosen = config.stash[_options].off or config.getoption("gang_backend")
+    place = None if chosen or hasattr(config, "workerinput") else among_others(os.environ)
+    if place is not None:
+        from jaxrun.pytest_plugin.present import Present
+
+        config.stash[_present] = Present(config, place)
+
+
+# ---- collection
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    mark = metafunc.definition.get_closest_marker(NAME)
+    if mark is None or not is_list(mark.args, mark.kwargs):
+        return
+    try:
+        counts = sizes(mark.args, mark.kwargs)
+    except UsageError as error:
+        pytest.fail(str(error), pytrace=False)
+    if items.PARAMETER not in metafunc.fixturenames:
+        metafunc.fixturenames.append(items.PARAMETER)
+    metafunc.parametrize(items.PARAMETER, counts, ids=[f"{n}p" for n in counts], indirect=True)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_itemcollected(item: pytest.Item) -> None:
+    items.note(item)
+    wish = items.wish(item)
+    # In pytest_collection_modifyitems it would come too late for pytest-xdist.
+    if isinstance(wish, Wish) and item.config.pluginmanager.has_plugin("xdist"):
+        item.add_marker(pytest.mark.xdist_group(f"gang-{wish.shape.key}"))
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if _present in config.stash:
+        config.hook.pytest_deselected(items=config.stash[_present].select(items))
+
+
+def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> None:
+    left_out = config.stash[_present].summary() if _present in config.stash else ""
+    if left_out:
+        terminalreporter.write_line(f"jaxrun: {left_out}")
+
+
+# ---- running
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_protocol(item: pytest.Item, nextitem: pytest.Item | None) -> bool | None:
+    wish = items.wish(item)
+    if wish is None or _is_rank(item.config) or item.config.stash[_options].off or _is_skipped(item):
+        return None
+    item.ihook.pytest_runtest_logstart(nodeid=item.nodeid, location=item.location)
+    for report in _get_runner(item.session).run(item, wish):
+        found = item.config.hook.pytest_report_from_serializable(config=item.config, data=report)
+        item.ihook.pytest_runtest_logreport(report=found)
+    item.ihook.pytest_runtest_logfinish(nodeid=item.nodeid, location=item.location)
+    # What was set up here for earlier tests, and kept for this one, which has no use for it.
+    item.session._setupstate.teardown_exact(nextitem)
+    return True
+
+
+def _is_skipped(item: pytest.Item) -> bool:
+    """Whether pytest will skip it without a look at any condition, which may be another on the ranks."""
+    return item.get_closest_marker("skip") is not None
+
+
+def _is_rank(config: pytest.Config) -> bool:
+    return config.pluginmanager.has_plugin(_RANK_PLUGIN)
+
+
+@pytest.hookimpl(wrapper=True, trylast=True)
+def pytest_runtestloop(session: pytest.Session) -> Generator[None, object, object]:
+    # Here, within all other wrappers, since pytest-cov combines what was measured after the loop.
+    if _present in session.config.stash:
+        _begin_among_others(session)
+    try:
+        return (yield)
+    finally:
+        runner = session.config.stash.get(_runner, None)
+        if runner is not None:
+            runner.close()
+
+
+def _begin_among_others(session: pytest.Session) -> None:
+    present = session.config.stash[_present]
+    broken = session.testsfailed and not session.config.option.continue_on_collection_errors
+    wanted = [wish for wish in map(items.wish, session.items) if isinstance(wish, Wish)]
+    if broken or session.config.option.collectonly or not wanted:
+        present.go_on()
+    elif present.place.rank:
+        present.be_worker(session.config)
+    else:
+        _get_runner(session, present).start(wanted[0])  # the others wait for it already
+
+
+def _get_runner(session: pytest.Session, present: Any = None) -> Any:
+    from jaxrun.pytest_plugin.pool import Pool
+    from jaxrun.pytest_plugin.runner import Runner
+
+    stash = session.config.stash
+    if _runner not in stash:
+        pool = Pool(session.config, stash[_options], session.items, present)
+        started_by = stash[_options].backend if present is None else present.title
+        stash[_runner] = Runner(session.config, stash[_options], pool, started_by)
+    return stash[_runner]
+
+
+# ---- fixtures
+
+
+@pytest.fixture(scope="session")
+def gang(request: pytest.FixtureRequest) -> Any:
+    """This process among those of its test: rank, size, local_rank, host, devices, is_main; barrier(name),
+    allgather(value), broadcast(value, root=0); kill(rank), pause(rank), cut(rank)."""
+    rank = request.config.pluginmanager.get_plugin(_RANK_PLUGIN)
+    if rank is not None:
+        return rank.gang
+    if not request.config.stash[_options].off:
+        pytest.fail("gang is for tests marked @pytest.mark.processes(n); in others take `gangs`", pytrace=False)
+    from jaxrun.pytest_plugin.alone import Alone
+
+    return Alone()
+
+
+@pytest.fixture(scope="session")
+def process_index(gang: Any) -> int:
+    """The rank of this process."""
+    return int(gang.rank)
+
+
+@pytest.fixture
+def process_count(gang: Any) -> int:
+    """The number of processes of this test."""
+    return int(gang.size)
+
+
+@pytest.fixture
+def shared_tmp_path(request: pytest.FixtureRequest, gang: Any) -> Path:
+    """A directory that is the same on all ranks; tmp_path is one of each rank's own."""
+    rank = request.config.pluginmanager.get_plugin(_RANK_PLUGIN)
+    if rank is None:
+        return request.getfixturevalue("tmp_path")  # type: ignore[no-any-return]
+    path = Path(rank.shared)
+    if not path.is_dir():
+        pytest.fail(
+            f"rank {gang.rank} on {gang.host} cannot see {path}; name a directory that all hosts share: --basetemp DIR",
+            pytrace=False,
+        )
+    return path
+
+
+@pytest.fixture
+def gangs(request: pytest.FixtureRequest) -> Iterator[Callable[..., Gang]]:
+    """For a test without the mark: gangs(processes=4) starts a jaxrun.Gang, which is closed when the test is over."""
+    from jaxrun.gang.gang import Gang
+
+    made: list[Gang] = []
+
+    def make(*arguments: Any, **named: Any) -> Gang:
+        backend = request.config.stash[_options].backend
+        made.append(Gang(*arguments, **{"backend": backend, **named}))
+        return made[-1]
+
+    yield make
+    for one in made:
+        one.close()

@@ -1,0 +1,113 @@
+"""pytest within `mpirun -n 4 pytest` or `srun pytest`: the processes that are there become the ranks of the only gang.
+
+All of them collect. Where that finds tests for a gang, rank 0 stays the one pytest that runs and reports, and the
+others become workers. Tests that want other processes than these are deselected. Without any such test nothing is
+changed.
+"""
+
+from __future__ import annotations
+
+import io
+import os
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from jaxrun import RUNTIME
+from jaxrun.errors import EXIT_NOT_UNIFORM, EXIT_SOFTWARE, EXIT_UNAVAILABLE, EXIT_USAGE
+from jaxrun.gang.gang import Gang
+from jaxrun.gang.shape import Shape
+from jaxrun.planning import interpreter
+from jaxrun.planning.surroundings import ENGINES, Place
+from jaxrun.pytest_plugin import items
+from jaxrun.pytest_plugin.mark import Wish
+
+_SERVE = f"{RUNTIME}.serve"
+_NO_MORE = (0, EXIT_USAGE, EXIT_NOT_UNIFORM, EXIT_UNAVAILABLE, EXIT_SOFTWARE)  # statuses after which no gang follows
+_FAR = "mpirun"  # the ranks come to us over the network, as those of mpirun do
+
+
+class Present:
+    """The processes that are there. A rank other than 0 says nothing until it is clear that it will not be a worker."""
+
+    def __init__(self, config: pytest.Config, place: Place) -> None:
+        self.place = place
+        self.title = next((engine.title for engine in ENGINES if engine.key == place.engine), place.engine)
+        self._left_out = 0
+        self._devices: int | None = None
+        self._reporter: Any = config.pluginmanager.get_plugin("terminalreporter")
+        self._file: Any = None
+        if place.rank and self._reporter is not None:
+            self._file, self._reporter._tw._file = self._reporter._tw._file, io.StringIO()
+
+    def select(self, found: list[pytest.Item]) -> list[pytest.Item]:
+        """Keep the tests that these processes can run, and all without the mark; returns the others."""
+        wishes = {item: items.wish(item) for item in found}
+        asked = [wish.shape.devices for wish in wishes.values() if isinstance(wish, Wish) and self._fits(wish)]
+        self._devices = next((devices for devices in asked if devices is not None), None)
+        out = [item for item, wish in wishes.items() if isinstance(wish, Wish) and not self._fits(wish)]
+        self._left_out = len(out)
+        found[:] = [item for item in found if item not in set(out)]
+        return out
+
+    def summary(self) -> str:
+        """What was left out; empty if nothing was."""
+        if not self._left_out:
+            return ""
+        here = f"the {self.place.size} processes of {self.title}"
+        return f"{self._left_out} deselected: they want other processes than {here}, in which pytest runs"
+
+    def go_on(self) -> None:
+        """There is no test for a gang: every process is a pytest of its own, as ever."""
+        if self._file is not None:
+            self._file.write(self._reporter._tw._file.getvalue())
+            self._reporter._tw._file, self._file = self._file, None
+
+    def be_worker(self, config: pytest.Config) -> None:
+        """Be a rank of the gang, and of the next if one is made anew, until rank 0 closes it.
+
+        Then this process ends, and well, whatever became of the ranks: mpirun would stop rank 0.
+        """
+        capture: Any = config.pluginmanager.get_plugin("capturemanager")
+        if capture is not None:
+            capture.stop_global_capturing()
+        environ = {**os.environ, **interpreter.settings(os.environ)}
+        command = [sys.executable, "-P", "-m", "jaxrun", *_words(self._devices)]
+        while subprocess.run(command, env=environ, check=False).returncode not in _NO_MORE:
+            pass
+        os._exit(0)
+
+    def gang(self, run_dir: Path) -> Gang:
+        """The gang of all these processes, for rank 0."""
+        return _PresentGang(devices=self._devices, backend=_FAR, run_dir=run_dir)
+
+    def _fits(self, wish: Wish) -> bool:
+        shape = wish.shape
+        same = self._devices is None or shape.devices in (None, self._devices)
+        return shape.processes == self.place.size and same and not (shape.hosts or shape.env or wish.fresh)
+
+
+def _words(devices: int | None, *more: str) -> tuple[str, ...]:
+    given = () if devices is None else ("--devices-per-process", str(devices))
+    return ("attach", *given, "--grace", "1", *more, "-m", _SERVE)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _PresentShape(Shape):
+    def words(self, run_dir: Path) -> tuple[str, ...]:
+        return _words(self.devices, "--run-dir", str(run_dir))
+
+
+class _PresentGang(Gang):
+    def _start(self) -> None:
+        self.shape = _PresentShape(devices=self.shape.devices, backend=self.shape.backend)
+        super()._start()
+
+    def close(self) -> None:
+        if not self.healthy and self._job is not None:
+            self.restart()  # or the others would wait for it
+        super().close()

@@ -1,0 +1,117 @@
+"""What ranks have: fixtures of all scopes, a gang, directories; and gangs of other shapes. All of these pass."""
+
+import os
+import unittest
+
+import jax
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+two = pytest.mark.processes(2)
+
+
+@pytest.fixture(scope="session")
+def log(tmp_path_factory):
+    lines = []
+    yield lines
+    (tmp_path_factory.getbasetemp() / "torn-down").write_text("\n".join(lines))
+
+
+@pytest.fixture(scope="module")
+def counter():
+    return [0]
+
+
+@pytest.fixture(scope="session")
+def world(gang):
+    return f"{gang.rank} of {gang.size}"
+
+
+@two
+def test_gang_of_the_session(world, gang):
+    assert world == f"{gang.rank} of 2"
+
+
+@two
+class TestOldStyle(unittest.TestCase):
+    def setUp(self):
+        self.processes = jax.process_count()
+
+    def test_old_style(self):
+        self.assertEqual(self.processes, 2)
+
+
+@two
+@settings(max_examples=5, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None, database=None)
+@given(number=st.integers())
+def test_examples_are_the_same_everywhere(gang, number):
+    assert len(set(gang.allgather(number))) == 1
+
+
+@two
+def test_first(log, counter):
+    log.append("first")
+    counter[0] += 1
+
+
+def test_between_runs_in_the_parent(counter):
+    assert counter == [0]
+
+
+@two
+def test_second_sees_what_the_first_left(log, counter):
+    log.append("second")
+    assert counter == [1]
+
+
+@two
+def test_directories(gang, tmp_path, shared_tmp_path):
+    (shared_tmp_path / str(gang.rank)).touch()
+    gang.barrier()
+    assert sorted(path.name for path in shared_tmp_path.iterdir()) == ["0", "1"]
+    assert len(set(gang.allgather(str(tmp_path)))) == 2
+    assert len(set(gang.allgather(str(shared_tmp_path)))) == 1
+
+
+@two
+def test_gang(gang, process_index, process_count):
+    assert (gang.rank, gang.size, gang.is_main) == (jax.process_index(), 2, gang.rank == 0)
+    assert (process_index, process_count) == (gang.rank, 2)
+    assert gang.allgather({"rank": gang.rank}) == [{"rank": 0}, {"rank": 1}]
+    assert [gang.broadcast(gang.rank, root) for root in (0, 1)] == [0, 1]
+    with pytest.raises(ValueError, match="none of the ranks 0 to 1"):
+        gang.broadcast(1, root=2)
+
+
+@pytest.mark.processes([1, 3])
+@pytest.mark.parametrize("word", ["a", "b"])
+def test_sizes(gang, word):
+    assert jax.process_count() == gang.size
+
+
+@pytest.mark.processes(2, devices=2, hosts=2, env={"COLOUR": "green"})
+def test_shape(gang):
+    assert (jax.device_count(), gang.devices, gang.local_rank) == (4, 2, 0)
+    assert len(set(gang.allgather(gang.host))) == 2
+    assert os.environ["COLOUR"] == "green"
+
+
+@pytest.mark.processes(1)
+def test_warm(counter):
+    counter[0] += 1
+
+
+@pytest.mark.processes(1, fresh=True)
+def test_fresh(counter):
+    assert counter == [0]
+
+
+@pytest.mark.processes(1)
+def test_warm_again(counter):
+    assert counter == [1]
+
+
+def test_gangs(gangs):
+    gang = gangs(processes=2)
+    assert gang.run(os.getpid) == tuple(worker.pid for worker in gang.workers)

@@ -1,0 +1,94 @@
+"""Tests that leave a gang which is of no use any more, each followed by one that must not suffer from it."""
+
+import os
+import time
+
+import jax
+import pytest
+from jax.experimental import multihost_utils
+
+import jaxrun
+
+two = pytest.mark.processes(2)
+
+
+def collective():
+    assert multihost_utils.process_allgather(jax.numpy.ones(1)).sum() == 2
+
+
+@two
+def test_fails_before_a_collective(gang):
+    assert gang.rank == 0
+    collective()
+
+
+@two
+def test_after_a_failure():
+    collective()
+
+
+@pytest.mark.processes(2, timeout=3)
+def test_takes_too_long(gang):
+    if gang.rank == 1:
+        time.sleep(1000)
+    collective()
+
+
+@two
+def test_after_a_limit():
+    collective()
+
+
+@two
+def test_ends_its_process(gang):
+    if gang.rank == 1:
+        print("these are its last words")
+        os._exit(3)
+    collective()
+
+
+@two
+def test_after_an_end():
+    collective()
+
+
+@two
+def test_is_out_of_step(gang):
+    if gang.rank == 1:
+        # The call is made by one rank only.
+        everywhere = jax.sharding.NamedSharding(jax.make_mesh((2,), ("d",)), jax.sharding.PartitionSpec("d"))
+        x = jax.make_array_from_process_local_data(everywhere, jax.numpy.ones(1))
+        jax.jit(lambda x: x.sum())(x)
+
+
+@two
+def test_after_a_stray_call():
+    collective()
+
+
+@two
+def test_kills(gang):
+    gang.kill(1)
+    time.sleep(60)
+
+
+@pytest.mark.processes(2, dies=1)
+def test_survives(gang, shared_tmp_path):
+    (shared_tmp_path / f"checkpoint-{gang.rank}").touch()
+    gang.barrier("saved")
+    gang.kill(1)
+    time.sleep(60)
+
+
+@pytest.mark.processes(2, dies=1)
+def test_should_die():
+    pass
+
+
+def test_kills_from_outside(gangs):
+    gang = gangs(processes=2)
+    gang.kill(1)
+    with pytest.raises(jaxrun.WorkerDied) as error:
+        gang.run(time.sleep, 60)
+    assert error.value.rank == 1
+    assert gang.run(os.getpid)

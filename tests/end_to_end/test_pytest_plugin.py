@@ -1,0 +1,384 @@
+"""The pytest plugin, as users run it: a pytest of its own on the files of plugged/."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+import uuid
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from importlib.metadata import entry_points
+from importlib.util import find_spec
+from pathlib import Path
+from xml.etree import ElementTree
+
+import pytest
+
+from jaxrun.agent.guard import marked
+
+PLUGGED = Path(__file__).parent / "plugged"
+INSTALLED = bool(entry_points(group="pytest11", name="jaxrun"))
+TIME_LIMIT = 120
+_MARK = "PLUGGED_RUN"
+
+
+@dataclass(frozen=True)
+class Case:
+    """One test's result, as the JUnit report has it."""
+
+    outcome: str
+    message: str
+    text: str
+    properties: dict[str, str]
+    seconds: float
+
+
+@dataclass(frozen=True)
+class Run:
+    """A pytest that has ended."""
+
+    code: int
+    out: str
+    cases: dict[str, Case]
+
+
+def prepare(tmp_path: Path) -> None:
+    """Put the files of plugged/ there."""
+    shutil.copytree(PLUGGED, tmp_path, dirs_exist_ok=True, ignore=shutil.ignore_patterns("__init__.py", "__pycache__"))
+    (tmp_path / "pytest.ini").touch()
+
+
+@contextmanager
+def started(
+    tmp_path: Path, *words: str, env: Mapping[str, str] | None = None, **popen: object
+) -> Iterator[subprocess.Popen[str]]:
+    """pytest in `tmp_path`; none of its processes outlives the block."""
+    prepare(tmp_path)
+    mark = f"{_MARK}={uuid.uuid4().hex}"
+    installed = INSTALLED or "PYTHONPATH" in (env or {})
+    plugin = () if installed else ("-p", "jaxrun.pytest_plugin.plugin")
+    process = subprocess.Popen(
+        [sys.executable, "-m", "pytest", *plugin, "-p", "no:cacheprovider", "--junitxml=cases.xml", *words],
+        cwd=tmp_path,
+        env={**os.environ, _MARK: mark.partition("=")[2], **(env or {})},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        start_new_session=True,
+        **{"stdin": subprocess.DEVNULL, **popen},  # type: ignore[call-overload]
+    )
+    try:
+        yield process
+        deadline = time.monotonic() + 5
+        while list(marked(mark)) and time.monotonic() < deadline:
+            time.sleep(0.01)
+        assert not list(marked(mark))
+    finally:
+        for pid in marked(mark):
+            os.kill(pid, signal.SIGKILL)
+        process.communicate()
+
+
+def run(tmp_path: Path, *words: str, stdin: str = "", env: Mapping[str, str] | None = None) -> Run:
+    with started(tmp_path, "--basetemp=temporary", *words, env=env, stdin=subprocess.PIPE) as process:
+        out, _ = process.communicate(stdin, timeout=TIME_LIMIT)
+        return Run(process.returncode, out, _cases(tmp_path / "cases.xml"))
+
+
+def _cases(path: Path) -> dict[str, Case]:
+    found = {}
+    for case in ElementTree.parse(path).iter("testcase"):
+        told = {child.tag: child for child in case}
+        outcome = next((tag for tag in ("error", "failure", "skipped") if tag in told), "passed")
+        child = told.get(outcome)
+        message, text = (child.get("message", ""), child.text or "") if child is not None else ("", "")
+        properties = {one.get("name", ""): one.get("value", "") for one in case.iter("property")}
+        found[case.get("name", "")] = Case(outcome, message, text, properties, float(case.get("time", "0")))
+    return found
+
+
+# ---- outcomes
+
+
+@pytest.fixture(scope="module")
+def outcomes(tmp_path_factory):
+    words = ("outcomes.py", "-rA", "--gang-max", "8", "-W", "default")
+    return run(tmp_path_factory.mktemp("outcomes"), *words)
+
+
+@pytest.mark.parametrize(
+    ("test", "outcome", "message"),
+    [
+        ("passes", "passed", ""),
+        ("one_fails", "failure", "rank 1: assert 1 == 0"),
+        ("all_fail_alike", "failure", "all 2 ranks: ValueError: the same"),
+        ("all_fail_differently", "failure", "of rank "),
+        ("all_skip", "skipped", "no GPU"),
+        ("one_skips", "failure", "the ranks disagree: rank 1 skipped, rank 0 did not"),
+        ("is_skipped_by_its_mark", "skipped", "not today"),
+        ("one_fails_as_expected", "skipped", "known"),
+        ("passes_unexpectedly", "failure", "all 2 ranks: [XPASS(strict)] known"),
+        ("setup_fails", "error", "rank 1: RuntimeError: setup is broken"),
+        ("teardown_fails", "error", "rank 1: RuntimeError: teardown is broken"),
+        ("wants_no_such_fixture", "error", "all 2 ranks: fixture 'no_such_fixture' not found"),
+        ("waits_for_who_fails", "failure", "rank 1: ValueError: boo"),
+        (
+            "meets_in_different_places",
+            "failure",
+            "rank 0 is at gang.barrier('there'), rank 1 is at gang.barrier('here')",
+        ),
+        ("warns", "passed", ""),
+        ("has_a_wrong_mark", "error", "does not know tiemout"),
+        ("is_too_large", "skipped", "needs 64 processes, and --gang-max is 8"),
+        ("has_no_mark_and_asks_for_a_gang", "error", "for tests marked @pytest.mark.processes(n)"),
+        ("has_no_mark", "passed", ""),
+    ],
+)
+def test_one_test_has_one_outcome(outcomes, test, outcome, message):
+    case = outcomes.cases[f"test_{test}"]
+    assert (case.outcome, message in f"{case.message}{case.text}") == (outcome, True), case
+
+
+def test_the_summary_counts_each_test_once(outcomes):
+    assert outcomes.code == 1
+    assert "7 failed, 4 passed, 3 skipped, 1 xfailed, 1 warning, 5 errors" in outcomes.out
+
+
+def test_a_failure_shows_who_failed_its_traceback_and_what_it_printed(outcomes):
+    text = outcomes.cases["test_one_fails"].text
+    assert "rank 1:  FAILED  assert 1 == 0  outcomes.py:" in text and "rank 0:  passed" in text
+    assert "rerun: pytest outcomes.py::test_one_fails" in text
+    assert ">       assert" in outcomes.out or ">   assert" in outcomes.out
+    assert "Captured stdout call (rank 1)" in outcomes.out and "rank 1 was here" in outcomes.out
+    assert "rank 0 was here" not in outcomes.out
+
+
+def test_a_rank_that_waits_at_a_barrier_is_told_why_nobody_comes(outcomes):
+    assert (
+        "rank 0:  WAITED  gang.barrier('all here'): rank 1 has failed"
+        in outcomes.cases["test_waits_for_who_fails"].text
+    )
+
+
+def test_what_a_rank_warns_of_is_in_the_summary_once(outcomes):
+    assert outcomes.out.count("UserWarning: careful") == 1
+
+
+def test_the_report_for_machines_names_the_gang_and_the_rank(outcomes):
+    properties = outcomes.cases["test_one_fails"].properties
+    assert properties == {"gang": "2 processes x 1 device, local", "rank": "1"}
+
+
+def test_all_failures_are_shown_on_request(tmp_path):
+    text = (
+        run(tmp_path, "outcomes.py", "-k", "differently", "--gang-report=all").cases["test_all_fail_differently"].text
+    )
+    assert "--- rank 0 ---" in text and "--- rank 1 ---" in text
+
+
+# ---- fixtures and shapes
+
+
+def test_ranks_have_what_tests_are_used_to(tmp_path):
+    done = run(tmp_path, "fixtures.py", "--strict-markers", "--strict-config", "-p", "xdist")
+    assert {name: case.outcome for name, case in done.cases.items() if case.outcome != "passed"} == {}
+    assert {f"test_sizes[{size}p-{word}]" for size in (1, 3) for word in "ab"} <= done.cases.keys()
+    left = [path.read_text() for path in tmp_path.glob("temporary/gang-*/session-*/rank-*/torn-down")]
+    assert left == ["first\nsecond"] * 2
+
+
+def test_tests_may_be_chosen_and_the_first_failure_may_be_the_last(tmp_path):
+    done = run(tmp_path, "outcomes.py", "-k", "passes or one_fails or all", "-x")
+    assert [case.outcome for case in done.cases.values()] == ["passed", "failure"]
+
+
+def test_without_a_gang_tests_run_in_pytest_itself(tmp_path):
+    done = run(tmp_path, "fixtures.py", "-k", "first or second or sizes", "--no-gang")
+    assert "6 passed" in done.out and "gang" not in done.cases["test_first"].properties
+
+
+@pytest.mark.parametrize("words", [["--dist=loadgroup"], ["--dist=load"]], ids=lambda words: words[0])
+def test_workers_of_xdist_have_gangs_of_their_own(tmp_path, words):
+    done = run(tmp_path, "fixtures.py", "outcomes.py", "-n2", *words, "-k", "shape or sizes or one_ or passes")
+    assert "3 failed, 6 passed, 1 xfailed" in done.out
+
+
+# ---- what makes a gang sick
+
+
+@pytest.fixture(scope="module")
+def sick(tmp_path_factory):
+    tmp_path = tmp_path_factory.mktemp("sick")
+    return run(tmp_path, "sick.py"), tmp_path
+
+
+def test_no_test_suffers_from_an_earlier_one(sick):
+    done, _ = sick
+    passed = [name for name, case in done.cases.items() if case.outcome == "passed"]
+    assert passed == [
+        "test_after_a_failure",
+        "test_after_a_limit",
+        "test_after_an_end",
+        "test_after_a_stray_call",
+        "test_survives",
+        "test_kills_from_outside",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("test", "message", "rows"),
+    [
+        (
+            "fails_before_a_collective",
+            "rank 1: assert 1 == 0",
+            ["rank 1:  FAILED", "rank 0:  STUCK", "process_allgather"],
+        ),
+        ("takes_too_long", "stuck", ["not over after 3.0 s", "rank 0:  STUCK", "rank 1:  STUCK", "sick.py:"]),
+        ("ends_its_process", "rank 1: died with exit status 3", ["rank 1:  DIED", "rank 0:  STOPPED"]),
+        ("is_out_of_step", "rank 1: stuck", ["rank 0:  passed", "and rank 0 finished the test without it"]),
+        ("kills", "rank 1: died of SIGKILL (9)", ["as its gang asked"]),
+        ("should_die", "rank 1 was to die, and did not", []),
+    ],
+)
+def test_what_became_of_each_rank_is_told(sick, test, message, rows):
+    case = sick[0].cases[f"test_{test}"]
+    assert case.outcome == "failure" and message in case.message
+    assert [row for row in rows if row not in case.text] == [], case.text
+
+
+def test_the_last_words_of_a_rank_that_died_are_kept(sick):
+    assert "these are its last words" in sick[0].out
+
+
+def test_a_test_that_was_cut_off_has_the_time_that_it_took(sick):
+    assert sick[0].cases["test_takes_too_long"].seconds >= 3
+
+
+def test_what_a_rank_wrote_before_its_death_is_there_afterwards(sick):
+    assert len(list(sick[1].glob("temporary/shared-test_survives0/checkpoint-*"))) == 2
+
+
+# ---- other tools
+
+
+@pytest.mark.parametrize("workers", [[], ["-n2"]], ids=["alone", "xdist"])
+def test_code_that_only_one_rank_runs_is_covered(tmp_path, workers):
+    done = run(tmp_path, "covering.py", "--cov=covered", "--cov-report=term-missing", *workers)
+    assert "covered.py       6      0   100%" in done.out, done.out
+    assert [path.name for path in tmp_path.glob(".coverage*")] == [".coverage"]
+
+
+def test_a_breakpoint_opens_a_debugger_on_its_rank(tmp_path):
+    done = run(tmp_path, "debugged.py", "-k", "stops", stdin="p secret\nc\n")
+    assert ">>> rank 1 is in its debugger" in done.out and "41" in done.out
+    assert done.code == 0
+
+
+@pytest.mark.parametrize(("words", "seen"), [(["--pdb"], ("70", "71")), (["--gang-pdb=1"], ("71",))])
+def test_a_failure_opens_a_debugger_on_one_rank(tmp_path, words, seen):
+    done = run(tmp_path, "debugged.py", "-k", "fails or after", *words, stdin="p secret\nq\np secret\nq\n")
+    assert done.out.count("is in its debugger") == 1
+    assert any(f"(Pdb) {secret}\n" in done.out for secret in seen)
+    assert "1 failed, 1 passed" in done.out
+
+
+def test_a_limit_of_pytest_timeout_counts_for_the_whole_test(tmp_path):
+    pytest.importorskip("pytest_timeout")
+    marks = "@pytest.mark.processes(2)\n@pytest.mark.timeout(1)"
+    (tmp_path / "slow.py").write_text(f"import pytest, time\n{marks}\ndef test(): time.sleep(60)\n")
+    done = run(tmp_path, "slow.py", "--timeout=100", "--strict-markers")
+    assert "not over after 1.0 s" in done.cases["test"].text
+
+
+def test_installed_as_a_wheel_it_warns_of_nothing(tmp_path):
+    # pytest rewrites what the metadata of a plugin's distribution lists, and warns where it comes too late.
+    metadata = tmp_path / "site" / "installed-1.0.dist-info"
+    metadata.mkdir(parents=True)
+    (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: installed\nVersion: 1.0\n")
+    (metadata / "entry_points.txt").write_text("[pytest11]\njaxrun = jaxrun.pytest_plugin.plugin\n")
+    (metadata / "RECORD").write_text("jaxrun/__init__.py,,\njaxrun_runtime/__init__.py,,\n")
+    for name in ("jaxrun", "jaxrun_runtime"):
+        (metadata.parent / name).symlink_to(Path(find_spec(name).origin).parent)
+    env = {"PYTHONPATH": str(metadata.parent)}
+    done = run(tmp_path, "outcomes.py", "-k", "test_passes and not unexpectedly", "-W", "error", env=env)
+    assert done.code == 0, done.out
+
+
+# ---- processes that mpirun has started
+
+
+def among_two(tmp_path: Path, *words: str) -> list[tuple[int, str]]:
+    """Status and output of two pytests that take each other for processes of one mpirun."""
+    prepare(tmp_path)
+    job = uuid.uuid4().hex
+    done = []
+    with ExitStack() as stack:
+        pytests = []
+        for rank in (0, 1):
+            env = {"OMPI_COMM_WORLD_RANK": str(rank), "OMPI_COMM_WORLD_SIZE": "2", "PMIX_NAMESPACE": job}
+            more = (f"--basetemp=temporary-{rank}", f"--junitxml=cases-{rank}.xml")
+            pytests.append(stack.enter_context(started(tmp_path, *words, *more, env=env)))
+        for process in pytests:
+            out, _ = process.communicate(timeout=TIME_LIMIT)
+            done.append((process.returncode, out))
+    return done
+
+
+def test_the_processes_of_mpirun_become_the_ranks_and_one_reports(tmp_path):
+    words = ("fixtures.py", "sick.py", "-k", "first or second or sizes or a_failure or fails_before")
+    (code, out), silent = among_two(tmp_path, *words)
+    assert silent == (0, "")
+    assert code == 1 and "1 failed, 3 passed" in out, out
+    assert "[2 processes x 1 device, Open MPI; first failure" in out
+    assert "4 deselected: they want other processes than the 2 processes of Open MPI, in which pytest runs" in out
+
+
+def test_without_tests_for_a_gang_each_process_of_mpirun_is_a_pytest_of_its_own(tmp_path):
+    for code, out in among_two(tmp_path, "outcomes.py", "-k", "has_no_mark and not asks"):
+        assert code == 0 and "1 passed" in out
+
+
+# ---- trouble
+
+
+def test_an_interrupt_ends_a_test_and_leaves_nothing(tmp_path):
+    test = "import pytest, time\n@pytest.mark.processes(2)\ndef test():\n    print('run', 'ning')\n    time.sleep(60)\n"
+    (tmp_path / "slow.py").write_text(test)
+    with started(tmp_path, "slow.py", "-s") as process:
+        assert process.stdout is not None
+        for line in process.stdout:
+            if "run ning" in line:
+                break
+        process.send_signal(signal.SIGINT)
+        out, _ = process.communicate(timeout=TIME_LIMIT)
+    assert process.returncode == 2 and "KeyboardInterrupt" in out
+
+
+def test_a_file_that_breaks_on_the_ranks_only_says_so(tmp_path):
+    (tmp_path / "broken.py").write_text(
+        "import os, pytest\nassert 'JAXRUN_RANK' not in os.environ, 'not on a rank'\n"
+        "@pytest.mark.processes(2)\ndef test(): pass\n"
+    )
+    case = run(tmp_path, "broken.py").cases["test"]
+    assert case.outcome == "error" and "not on a rank" in case.text
+
+
+def test_a_test_that_is_found_in_the_parent_only_says_so(tmp_path):
+    (tmp_path / "varies.py").write_text(
+        "import os, pytest\n@pytest.mark.processes(2)\n"
+        "@pytest.mark.parametrize('pid', [os.getpid()])\ndef test(pid): pass\n"
+    )
+    (case,) = run(tmp_path, "varies.py").cases.values()
+    assert case.outcome == "error" and "was not collected on rank 0" in case.text
+
+
+def test_a_gang_that_cannot_start_fails_its_tests_with_the_reason(tmp_path):
+    done = run(tmp_path, "outcomes.py", "-k", "passes or alike", "--gang-backend=slurm")
+    assert [case.outcome for case in done.cases.values()] == ["error"] * 3
+    assert "an allocation of Slurm" in done.cases["test_passes"].text
+    assert "as for an earlier test" in done.cases["test_all_fail_alike"].text

@@ -1,0 +1,71 @@
+"""What the mark asks for, and what is said about one that cannot be."""
+
+import pytest
+
+from jaxrun.errors import UsageError
+from jaxrun.pytest_plugin.mark import Shape, Wish, is_list, read, sizes
+
+
+@pytest.mark.parametrize(
+    ("args", "kwargs", "expected"),
+    [((4,), {}, (4,)), ((), {"n": 2}, (2,)), (([2, 4],), {}, (2, 4)), ((), {"n": (3,)}, (3,))],
+)
+def test_the_mark_names_one_number_of_processes_or_several(args, kwargs, expected):
+    assert sizes(args, kwargs) == expected
+    assert is_list(args, kwargs) == isinstance(args[0] if args else kwargs["n"], (list, tuple))
+
+
+@pytest.mark.parametrize(
+    ("args", "kwargs", "said"),
+    [
+        ((), {}, "needs a number"),
+        ((0,), {}, "from 1"),
+        ((True,), {}, "from 1"),
+        (("4",), {}, "from 1"),
+        (([],), {}, "from 1"),
+        (([2, -1],), {}, "from 1"),
+        ((2, 3), {}, "one number"),
+        ((2,), {"n": 3}, "one number"),
+    ],
+)
+def test_what_is_no_number_of_processes_is_refused(args, kwargs, said):
+    with pytest.raises(UsageError, match=said):
+        sizes(args, kwargs)
+
+
+def test_all_that_the_mark_can_say_is_read():
+    kwargs = {"devices": 2, "hosts": 2, "timeout": 1.5, "fresh": True, "env": {"B": "2", "A": "1"}, "dies": 1}
+    shape = Shape(4, 2, 2, (("A", "1"), ("B", "2")))
+    assert read((4,), kwargs, 4) == Wish(shape, 1.5, True, frozenset({1}))
+    assert read((4,), {}, 4) == Wish(Shape(4))
+
+
+@pytest.mark.parametrize(
+    ("kwargs", "said"),
+    [
+        ({"tiemout": 3}, "does not know tiemout; it takes processes"),
+        ({"devices": 0}, r"devices=0"),
+        ({"hosts": "h1"}, r"hosts='h1'"),
+        ({"timeout": 0}, "above 0"),
+        ({"timeout": "3"}, "above 0"),
+        ({"env": {"A": 1}}, "names of variables to strings"),
+        ({"dies": 2}, "of 0 to 1"),
+        ({"dies": "1"}, "of 0 to 1"),
+    ],
+)
+def test_what_cannot_be_is_refused_with_the_value(kwargs, said):
+    with pytest.raises(UsageError, match=said):
+        read((2,), kwargs, 2)
+
+
+@pytest.mark.parametrize(
+    ("shape", "words", "key"),
+    [
+        (Shape(1), "1 process", "1p"),
+        (Shape(4, 1), "4 processes x 1 device", "4p-1d"),
+        (Shape(4, 2, 2), "4 processes x 2 devices on 2 hosts", "4p-2d-2h"),
+        (Shape(2, env=(("A", "1"),)), "2 processes with variables of its own", "2p-A=1"),
+    ],
+)
+def test_a_shape_is_written_in_words_and_as_a_key(shape, words, key):
+    assert (str(shape), shape.key) == (words, key)

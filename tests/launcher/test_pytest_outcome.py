@@ -1,0 +1,199 @@
+"""One outcome from the parts of all ranks, and how it is told."""
+
+import pytest
+
+from jaxrun.contract.testing import FORSAKEN
+from jaxrun.pytest_plugin.outcome import judge
+from jaxrun.pytest_plugin.parts import Part, State
+from jaxrun.pytest_plugin.table import Scene, groups, summary, table
+
+GLOO = "ValueError: Gloo all-reduce failed: [pair.cc:547] Connection closed by peer [10.0.0.1]:4711"
+STRICT = "[XPASS(strict)] known"
+
+
+def report(when="call", outcome="passed", message="", **more):
+    longrepr = None
+    if message:
+        crash = {"path": "/home/me/test_x.py", "lineno": 14, "message": message}
+        longrepr = {"reprcrash": crash, "reprtraceback": {}, "sections": [], "chain": None}
+    return {"when": when, "outcome": outcome, "longrepr": longrepr, **more}
+
+
+def failed(message="assert 1 == 0", when="call", **more):
+    return report(when, "failed", message, **more)
+
+
+def part(*reports, at=None, end=None, what=""):
+    """A rank whose setup passed, unless a report says otherwise."""
+    found = {one["when"]: one for one in (report("setup"), *reports)}
+    return Part(found, end, what, at)
+
+
+PASSED = part(report(), report("teardown"))
+FAILED = part(failed(), report("teardown"), at=0.5)
+SKIPPED = part(report(outcome="skipped") | {"longrepr": ("f.py", 3, "Skipped: no gpu")})
+XFAILED = part(report(outcome="skipped", wasxfail="known"))
+XPASSED = part(report(wasxfail="known"))
+UNEXPECTED = part(report(outcome="failed") | {"longrepr": STRICT})
+FORSAKEN_PART = part(failed(**{FORSAKEN: "gang.barrier('x'): rank 1 has failed"}), at=0.6)
+STUCK = part(end=State.STUCK, what="test_x.py:15 test_y   in JAX: process_allgather")
+DIED = part(end=State.DIED, what="of SIGKILL (9)", at=0.3)
+STOPPED = part(end=State.STOPPED, what="with the others", at=0.4)
+VICTIM = part(failed(GLOO), at=0.2)
+
+
+@pytest.mark.parametrize(
+    ("parts", "outcome", "lead", "says"),
+    [
+        ([PASSED, PASSED], "passed", 0, ""),
+        ([PASSED, FAILED], "failed", 1, "rank 1: assert 1 == 0"),
+        ([FAILED, FAILED], "failed", 0, "all 2 ranks: assert 1 == 0"),
+        ([STUCK, FAILED, STUCK], "failed", 1, "rank 1: assert 1 == 0"),
+        ([FORSAKEN_PART, FAILED], "failed", 1, "rank 1: assert 1 == 0"),
+        ([SKIPPED, SKIPPED], "skipped", 0, ""),
+        ([PASSED, SKIPPED, PASSED], "failed", 1, "the ranks disagree: rank 1 skipped, ranks 0, 2 did not"),
+        ([STUCK, SKIPPED], "failed", 0, "the ranks disagree: rank 1 skipped, rank 0 did not"),
+        ([SKIPPED, FAILED], "failed", 1, "rank 1: assert 1 == 0"),
+        ([XFAILED, XFAILED], "skipped", 0, ""),
+        ([PASSED, XFAILED], "skipped", 1, ""),
+        ([STUCK, XFAILED], "skipped", 1, ""),
+        ([UNEXPECTED, XFAILED], "skipped", 1, ""),
+        ([XFAILED, FAILED], "failed", 1, "rank 1: assert 1 == 0"),
+        ([XPASSED, XPASSED], "passed", 0, ""),
+        ([UNEXPECTED, UNEXPECTED], "failed", 0, f"all 2 ranks: {STRICT}"),
+        ([STUCK, STUCK], "failed", 0, "all 2 ranks: stuck test_x.py:15 test_y   in JAX: process_allgather"),
+        ([PASSED, STUCK], "failed", 1, "rank 1: stuck test_x.py:15 test_y   in JAX: process_allgather"),
+        ([STOPPED, DIED], "failed", 1, "rank 1: died of SIGKILL (9)"),
+        ([VICTIM, DIED, STOPPED], "failed", 1, "rank 1: died of SIGKILL (9)"),
+        ([VICTIM, VICTIM], "failed", 0, f"all 2 ranks: {GLOO}"),
+        ([FORSAKEN_PART, PASSED], "failed", 0, "rank 0: gang.barrier('x'): rank 1 has failed"),
+    ],
+)
+def test_the_outcome_of_the_call(parts, outcome, lead, says):
+    by_rank = dict(enumerate(parts))
+    found = judge("call", by_rank)
+    assert (found.outcome, found.lead) == (outcome, lead)
+    if says:
+        assert summary(found, by_rank) == says
+
+
+def test_the_failure_that_came_first_leads():
+    parts = {0: part(failed("late"), at=0.9), 1: part(failed("first"), at=0.1), 2: part(failed("then"), at=0.5)}
+    assert judge("call", parts).lead == 1
+
+
+def test_a_phase_that_no_rank_came_to_has_no_outcome():
+    assert judge("call", {0: Part({"setup": failed(when="setup")})}) is None
+
+
+# ---- deaths that belong to the test
+
+
+@pytest.mark.parametrize(
+    ("parts", "outcome", "why"),
+    [
+        ([STOPPED, DIED], "passed", ""),
+        ([VICTIM, DIED], "passed", ""),
+        ([STUCK, DIED], "passed", ""),
+        ([FORSAKEN_PART, DIED], "passed", ""),
+        ([PASSED, DIED], "passed", ""),
+        ([FAILED, DIED], "failed", ""),
+        ([DIED, STOPPED], "failed", ""),
+        ([PASSED, PASSED], "failed", "rank 1 was to die, and did not"),
+        ([SKIPPED, SKIPPED], "skipped", ""),
+        ([FAILED, PASSED], "failed", ""),
+    ],
+)
+def test_a_death_that_belongs_to_the_test_is_no_failure_and_its_absence_is_one(parts, outcome, why):
+    found = judge("call", dict(enumerate(parts)), frozenset({1}))
+    assert (found.outcome, found.why) == (outcome, why)
+
+
+# ---- ranks in different phases
+
+
+def test_who_was_stopped_in_the_call_does_not_take_the_failure_from_who_died_in_teardown():
+    parts = {0: STOPPED, 1: part(report(), end=State.DIED, what="of SIGKILL (9)", at=0.3)}
+    assert judge("call", parts).outcome == "passed"
+    found = judge("teardown", parts)
+    assert (found.outcome, found.lead) == ("failed", 1)
+    assert "rank 0:  STOPPED  with the others" in table(found, parts, Scene("2 processes", {}))
+
+
+@pytest.mark.parametrize(("first", "second"), [(State.DIED, State.STOPPED), (State.STUCK, State.STUCK)])
+def test_who_was_cut_off_in_setup_while_another_was_in_the_call_was_so_in_the_call(first, second):
+    parts = {0: part(end=second, what="there"), 1: Part({}, first, "here", 0.1)}
+    assert judge("setup", parts).outcome == "passed"
+    found = judge("call", parts)
+    assert (found.outcome, found.states) == ("failed", {0: second, 1: first})
+    assert "rank 1:  " in table(found, parts, Scene("2 processes", {})) and "here" in summary(found, parts)
+
+
+def test_who_failed_in_setup_leads_and_who_waits_for_it_in_the_call_is_told_as_stuck():
+    parts = {0: STUCK, 1: Part({"setup": failed("broken", "setup"), "teardown": report("teardown")}, at=0.1)}
+    found = judge("setup", parts)
+    assert (found.outcome, found.lead) == ("failed", 1)
+    text = table(found, parts, Scene("2 processes", {}))
+    assert "rank 1:  FAILED in setup  broken" in text and "rank 0:  STUCK            test_x.py:15" in text
+
+
+@pytest.mark.parametrize(
+    ("reports", "phase"),
+    [
+        ([], "setup"),
+        ([report("setup")], "call"),
+        ([report("setup"), report("call")], "teardown"),
+        ([failed(when="setup")], "teardown"),
+        ([report("setup"), report("call"), report("teardown")], "teardown"),
+    ],
+)
+def test_a_rank_is_cut_off_in_the_phase_that_it_has_not_reported(reports, phase):
+    cut = Part({one["when"]: one for one in reports}, State.STUCK)
+    assert cut.cut_off_in == phase
+    assert cut.state(phase) is State.STUCK
+
+
+# ---- in words
+
+
+def test_the_table_shows_each_fate_once_the_first_failure_before_all():
+    parts = {0: STUCK, 1: FAILED, 2: STUCK, 3: STUCK}
+    scene = Scene(
+        "4 processes x 1 device, local",
+        dict.fromkeys(range(4), "h1"),
+        notes=["ranks 0, 2-3 ended 1.5 s after the first failure; the next test gets a new gang"],
+        rerun="pytest 'test_x.py::test_y[4p]'",
+    )
+    assert table(judge("call", parts), parts, scene) == (
+        "[4 processes x 1 device, local; first failure after 0.50 s]\n"
+        "rank 1:        FAILED  assert 1 == 0                                    test_x.py:14\n"
+        "ranks 0, 2-3:  STUCK   test_x.py:15 test_y   in JAX: process_allgather\n"
+        "ranks 0, 2-3 ended 1.5 s after the first failure; the next test gets a new gang\n"
+        "rerun: pytest 'test_x.py::test_y[4p]'"
+    )
+
+
+def test_the_table_names_hosts_where_there_are_several_and_the_limit_that_was_reached():
+    parts = {0: PASSED, 1: STUCK}
+    text = table(judge("call", parts), parts, Scene("2 processes", {0: "h1", 1: "h2"}, limit=30.0))
+    assert text.splitlines()[0] == "[2 processes; not over after 30.0 s]"
+    assert "rank 1 (h2):  STUCK" in text
+
+
+def test_equal_errors_at_different_places_are_different_fates():
+    other = failed()
+    other["longrepr"]["reprcrash"]["lineno"] = 20
+    parts = {0: FAILED, 1: part(other, at=0.7), 2: FAILED}
+    assert groups(judge("call", parts), parts) == [[0, 2], [1]]
+
+
+def test_a_long_message_is_cut_in_the_table():
+    parts = {0: part(failed("x" * 300 + "\nmore"), at=0.0), 1: PASSED}
+    rows = table(judge("call", parts), parts, Scene("2 processes", {})).splitlines()
+    assert max(map(len, rows)) < 130 and "more" not in rows[1]
+
+
+def test_the_error_of_a_missing_fixture_is_found_below_the_source_that_pytest_shows():
+    text = "file test_x.py, line 3\n  def test(nope): pass\nE       fixture 'nope' not found\n>   available: x"
+    broken = Part({"setup": report("setup", "failed") | {"longrepr": text}}, at=0.0)
+    assert broken.headline("setup") == "fixture 'nope' not found"
