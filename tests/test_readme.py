@@ -64,6 +64,8 @@ def test_the_command_does_what_the_readme_shows(command: str, shown: str, folder
     assert done.returncode == expected, done
     lines = {shape(line) for line in (done.stdout + done.stderr).splitlines()}
     for line in shown.replace("…\n", "").splitlines():
+        if line == f"exit {expected}" and command.startswith("pytest"):
+            continue  # jaxrun says it itself
         assert shape(line) in lines, (line, done.stdout, done.stderr)
 
 

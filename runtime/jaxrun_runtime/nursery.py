@@ -1,15 +1,16 @@
 """Imports jax once for all gangs of a Python process, and has a launcher ready for the next of them.
 
-`python -m jaxrun_runtime.nursery FD [bare]`, FD being the channel to that process; `bare`: without jax, for gangs whose
-workers cannot be forked. For each launcher this process forks itself; the child forks once more, which becomes the
-fork server of the job, jax in it, and then turns into the launcher by exec. So the launcher has no jax, and is the
-parent of its fork server all the same. When the Python process ends, this one does, and takes the launchers along;
-those take their jobs along.
+`python -m jaxrun_runtime.nursery FD [bare | MODULE...]`, FD being the channel to that process; `bare`: without jax, for
+gangs whose workers cannot be forked; MODULE: what the ranks will want, too. For each launcher this process forks
+itself; the child forks once more, which becomes the fork server of the job, jax in it, and then turns into the launcher
+by exec. So the launcher has no jax, and is the parent of its fork server all the same. When the Python process ends,
+this one does, and takes the launchers along; those take their jobs along.
 """
 
 from __future__ import annotations
 
 import contextlib
+import gc
 import importlib
 import os
 import shutil
@@ -31,7 +32,7 @@ _MAX_REQUEST = 2**18
 _LOOK_ROUND = 1.0  # seconds between two looks at what has ended
 _LEISURE = 0.2  # seconds without a request, after which the next launcher is made ready
 _PARTING = 0.5  # seconds that launchers have for ending by themselves, after the parent has died
-_WANTED_BY_RANKS = (f"{__package__}.serve", f"{__package__}.conversation", "cloudpickle", "numpy")
+_WANTED_BY_RANKS = (f"{__package__}.conversation", "cloudpickle")
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,11 +50,12 @@ def main() -> None:
     channel = socket.socket(fileno=int(sys.argv[1]))
     os.set_inheritable(channel.fileno(), False)
     obstacle = None
-    if sys.argv[2:] != ["bare"]:
+    if "bare" not in sys.argv[2:]:
         obstacle = forkserver.import_jax(channel)
-        for name in _WANTED_BY_RANKS:
+        for name in (*_WANTED_BY_RANKS, *sys.argv[2:]):
             with contextlib.suppress(ImportError):
                 importlib.import_module(name)
+        gc.freeze()  # as what was imported before
     spare: _Spare | None = _make_spare(channel, obstacle)
     while os.getppid() == parent:
         channel.settimeout(_LOOK_ROUND if spare else _LEISURE)

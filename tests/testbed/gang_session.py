@@ -55,7 +55,7 @@ def main() -> None:
         seen["hosts"] = [worker.host for worker in gang.workers]
         seen["gathered"] = gang.run(gathered, 2.0).main
         seen["sums"] = [float(total) for total in gang.run(np.sum, np.ones(2_000_000))]
-        seen["mapped"] = float(gang.map(halved, np.arange(30_000.0)).sum())
+        seen["mapped"] = float(gang.map(halved, np.arange(30_000.0)).sum(dtype=np.float64))
         seen["items"] = gang.map(str, range(7), jax=False)
         try:
             gang.run(die, 2)

@@ -19,6 +19,7 @@ import os
 import pickle
 import socket
 import struct
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
@@ -203,11 +204,22 @@ def _memory_file(views: tuple[memoryview, ...]) -> File:
 
 
 def _mapped(fd: int, sizes: tuple[int, ...]) -> Iterator[memoryview]:
-    whole = memoryview(mmap.mmap(fd, max(1, sum(map(_aligned, sizes))), access=mmap.ACCESS_COPY))
+    whole = _memory(fd, max(1, sum(map(_aligned, sizes))))
     at = 0
     for size in sizes:
         yield whole[at : at + size]
         at += _aligned(size)
+
+
+def _memory(fd: int, size: int) -> memoryview:
+    """The file's bytes, of our own. Before Python 3.13 a map keeps a descriptor for each array that somebody keeps."""
+    if sys.version_info >= (3, 13):
+        return memoryview(mmap.mmap(fd, size, access=mmap.ACCESS_COPY, trackfd=False))
+    data = memoryview(bytearray(size))
+    done = 0
+    while done < size:
+        done += os.preadv(fd, [data[done:]], done)
+    return data
 
 
 def _aligned(size: int) -> int:

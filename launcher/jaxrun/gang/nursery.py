@@ -24,6 +24,7 @@ from jaxrun.headstart import MADE_UP_FOR, READ_AT_IMPORT, READ_AT_START
 from jaxrun.planning import interpreter
 
 _PIECE = 65536
+_ALSO_THERE = ("pytest",)  # slow to import; where this process has them, the ranks will want them
 _MOST_WORDS = 2**17  # bytes that may go to it in one message
 _lock = threading.Lock()
 _nurseries: dict[tuple[object, ...], Nursery] = {}
@@ -48,7 +49,8 @@ class Nursery:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         null = os.open(os.devnull, os.O_RDWR)
         os.set_inheritable(theirs.fileno(), True)
-        argv = (sys.executable, "-P", "-m", f"{RUNTIME}.nursery", str(theirs.fileno()), *(("bare",) if bare else ()))
+        more = ("bare",) if bare else tuple(name for name in _ALSO_THERE if name in sys.modules)
+        argv = (sys.executable, "-P", "-m", f"{RUNTIME}.nursery", str(theirs.fileno()), *more)
         try:
             self.pid = start_process(argv, self._environ, (null, null))
         except BaseException:
