@@ -57,6 +57,27 @@ def test_the_command_line_alone_loads_little():
     assert slow.isdisjoint(result.stdout.split())
 
 
+def test_the_package_alone_loads_none_of_its_parts():
+    result = _python("import jaxrun; print(*(name for name in sys.modules if name.startswith('jaxrun')))")
+    assert (result.returncode, result.stdout) == (0, "jaxrun\n"), result.stderr
+
+
+def test_all_that_a_session_needs_is_found_at_the_package_and_loads_neither_jax_nor_numpy():
+    code = f"""
+import importlib, jaxrun
+for name in dir(jaxrun):
+    getattr(jaxrun, name)
+gang = [name for name in {_MODULES!r} if name.startswith("jaxrun.gang")]
+for name in gang:
+    importlib.import_module(name)
+print(len(gang), *(name for name in {(*_BANNED, "cloudpickle", "IPython")!r} if name in sys.modules))
+"""
+    result = _python(code)
+    assert result.returncode == 0, result.stderr
+    count, *loaded = result.stdout.split()
+    assert int(count) > 8 and loaded == []
+
+
 @pytest.mark.parametrize("path", _RUNTIME_FILES, ids=lambda path: str(path.relative_to(_RUNTIME)))
 def test_the_runtime_takes_only_the_contract_and_the_errors_from_the_launcher(path):
     for name in _imports(path):

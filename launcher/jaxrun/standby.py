@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import select
 import socket
 import sys
 from importlib import import_module
@@ -54,6 +55,10 @@ def main() -> NoReturn:
     os.dup2(stderr, 2)
     os.close(stderr)
     os.set_inheritable(control, False)
+    hung_up = select.poll()
+    hung_up.register(control, select.POLLHUP)
+    if hung_up.poll(0):  # by a Ctrl-C, and the run directory's place may be gone
+        os._exit(0)
     # The fork server has the environment that we were started with; what the order changes there, it is told.
     before = {name: value for name, value in os.environ.items() if not name.startswith(RESERVED_PREFIX)}
     os.environ.update(order.environment)

@@ -71,9 +71,9 @@ class Conversation:
         devices = len(jax.local_devices())
         about = {"rank": self.rank, "size": self.size, "host": jaxrun_runtime.host, "pid": os.getpid()}
         more = {"local_rank": jaxrun_runtime.local_rank, "devices": devices, "platform": jax.default_backend()}
-        self._send(self._pack(Kind.READY, {**about, **more}))
-        # After jax, which may have handlers of its own. While nothing runs, there is nothing to interrupt.
+        # After jax, which may have handlers of its own; before the parent can think of interrupting.
         signal.signal(signal.SIGINT, self._on_interrupt)
+        self._send(self._pack(Kind.READY, {**about, **more}))
         with contextlib.suppress(Over):
             while not self._leave:
                 self._obey(self._receive())

@@ -5,9 +5,11 @@ JAXRUN_GANG says where the parent is: "unix:PATH", or "tcp:ADDRESS,ADDRESS" with
 
 from __future__ import annotations
 
+import contextlib
 import os
 import socket
 import sys
+from collections.abc import Iterator
 
 from jaxrun.contract import handshake
 from jaxrun.contract.names import GANG, GANG_TOKEN
@@ -31,19 +33,30 @@ def connect(where: str, token: str) -> socket.socket:
     kind, _, rest = where.partition(":")
     if kind == "unix":
         connection = socket.socket(socket.AF_UNIX)
-        connection.connect(rest)
+        with _closed_if_it_fails(connection), handshake.short(rest) as name:
+            connection.connect(name)
         return connection
     trouble: Exception = ProtocolError(f"{GANG}={where!r} names no address; this program is started by jaxrun.Gang")
     for address in filter(None, rest.split(",")):
         host, _, port = address.rpartition(":")
         try:
             connection = socket.create_connection((host.strip("[]"), int(port)), timeout=_ATTEMPT)
-            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            handshake.enter(connection, token)
+            with _closed_if_it_fails(connection):
+                connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+                handshake.enter(connection, token)
             return connection
         except (OSError, ProtocolError) as error:
             trouble = error
     raise trouble
+
+
+@contextlib.contextmanager
+def _closed_if_it_fails(connection: socket.socket) -> Iterator[None]:
+    try:
+        yield
+    except BaseException:
+        connection.close()
+        raise
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""A gang whose ranks are on three hosts, with every engine that is started by us."""
+"""A gang whose ranks are on three hosts: what it is to its user, with an engine of each family."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from stage import HOSTS, Bed
-from ways import MPI, PYTHON, SLURM, Engine
+from ways import MPICH, OPEN_MPI_5, PYTHON, SLURM, Engine
 
 pytestmark = pytest.mark.slow
 
@@ -21,7 +21,7 @@ def command(engine: Engine) -> list[str]:
     return [PYTHON, SESSION, "mpirun", "--mpirun", engine.mpirun, "-H", slots]
 
 
-@pytest.mark.parametrize("engine", [*MPI, SLURM], ids=lambda engine: engine.label)
+@pytest.mark.parametrize("engine", [OPEN_MPI_5, MPICH, SLURM], ids=lambda engine: engine.label)
 def test_a_gang_lives_on_several_hosts(bed: Bed, tmp_path: Path, engine: Engine) -> None:
     if reason := engine.missing():
         pytest.skip(reason)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shlex
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import pytest
@@ -15,9 +17,13 @@ tests on several JAX processes (jaxrun), @pytest.mark.processes(4):
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """`debug`: the rank that --pdb is for, -1 the first that fails, None no debugger. Times are seconds."""
+    """`debug`: the rank that --pdb is for, -1 the first that fails, None no debugger. Times are seconds.
+
+    more: further words for jaxrun's command line
+    """
 
     backend: str
+    more: tuple[str, ...]
     everything: bool
     fresh: bool
     most: int | None
@@ -28,12 +34,20 @@ class Options:
 
     def words(self) -> list[str]:
         """Those words of the command line that a single test needs to be run the same way."""
-        return [] if self.backend == "local" else [f"--gang-backend={self.backend}"]
+        backend = [] if self.backend == "local" else [f"--gang-backend={self.backend}"]
+        return [*backend, *([f"--gang-options={shlex.join(self.more)}"] if self.more else [])]
 
 
 def add(parser: pytest.Parser) -> None:
     group = parser.getgroup("gang", _TEACHES)
     group.addoption("--gang-backend", choices=BACKENDS, help="what starts the processes (local)")
+    group.addoption(
+        "--gang-options",
+        action="append",
+        default=[],
+        metavar="WORDS",
+        help="more words for jaxrun's command line: --gang-options='-H h1:2,h2:2'; may be given again",
+    )
     group.addoption(
         "--gang-report",
         choices=("first", "all"),
@@ -72,6 +86,7 @@ def read(config: pytest.Config) -> Options:
         debug = -1
     return Options(
         backend=config.getoption("gang_backend") or "local",
+        more=_more(config.getoption("gang_options")),
         everything=config.getoption("gang_report") == "all",
         fresh=config.getoption("gang_fresh"),
         most=config.getoption("gang_max"),
@@ -80,3 +95,10 @@ def read(config: pytest.Config) -> Options:
         grace=config.getoption("gang_grace"),
         debug=debug,
     )
+
+
+def _more(given: Sequence[str]) -> tuple[str, ...]:
+    try:
+        return tuple(word for words in given for word in shlex.split(words))
+    except ValueError as error:
+        raise pytest.UsageError(f"--gang-options {' '.join(given)}: {error}") from None

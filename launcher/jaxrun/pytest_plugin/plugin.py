@@ -200,8 +200,10 @@ def gangs(request: pytest.FixtureRequest) -> Iterator[Callable[..., Gang]]:
     made: list[Gang] = []
 
     def make(*arguments: Any, **named: Any) -> Gang:
-        backend = request.config.stash[_options].backend
-        made.append(Gang(*arguments, **{"backend": backend, **named}))
+        given = request.config.stash[_options]
+        if "backend" not in named:
+            named |= {"backend": given.backend, "options": (*given.more, *named.get("options", ()))}
+        made.append(Gang(*arguments, **named))
         return made[-1]
 
     yield make

@@ -94,6 +94,7 @@ class Pool:
                     hosts=shape.hosts,
                     env=dict(shape.env),
                     backend=self._options.backend,
+                    options=self._options.more,
                     run_dir=directory / "run",
                 )
         self._places[key] = _Place(gang, directory)
