@@ -80,6 +80,8 @@ def main() -> None:
 def _clean_up_after(parent: int) -> None:
     """What a parent has left that has died."""
     time.sleep(_PARTING)
+    if os.getppid() == parent:  # it has only let go of us, and may have gangs by another
+        return
     for path in Path(tempfile.gettempdir()).glob(f"{GANG_DIRECTORY}{parent}-*"):
         shutil.rmtree(path, ignore_errors=True)
 

@@ -33,6 +33,8 @@ _SIZE = struct.Struct("<Q")
 _SHARED = 1
 _SHARE_FROM = 2**18  # bytes of buffers from which a memory file is worth its while
 _ALIGNED = 64
+_MAPS_ALONE: bool = sys.version_info >= (3, 13)  # without a descriptor of its own
+_ALONE: dict[str, Any] = {"trackfd": False}
 _MOST_FILES = 32
 _MOST_BUFFERS = 2**20
 _ROOM = socket.CMSG_SPACE(4 * _MOST_FILES)
@@ -213,8 +215,8 @@ def _mapped(fd: int, sizes: tuple[int, ...]) -> Iterator[memoryview]:
 
 def _memory(fd: int, size: int) -> memoryview:
     """The file's bytes, of our own. Before Python 3.13 a map keeps a descriptor for each array that somebody keeps."""
-    if sys.version_info >= (3, 13):
-        return memoryview(mmap.mmap(fd, size, access=mmap.ACCESS_COPY, trackfd=False))
+    if _MAPS_ALONE:
+        return memoryview(mmap.mmap(fd, size, access=mmap.ACCESS_COPY, **_ALONE))
     data = memoryview(bytearray(size))
     done = 0
     while done < size:

@@ -3,13 +3,12 @@
 with gang.converse(fn, *args) as talk:
     talk.send("more", ranks=[1])
     while event := talk.receive():
-        ...                             # Said, Printed, Returned or Gone
+        ...                             # Said, Printed, Returned, Gone or Told
 """
 
 from __future__ import annotations
 
 import json
-import sys
 import time
 from collections import deque
 from collections.abc import Iterable, Mapping
@@ -67,7 +66,14 @@ class Gone:
     rank: int
 
 
-Event = Said | Printed | Returned | Gone
+@dataclass(frozen=True, slots=True)
+class Told:
+    """The launcher has something to say of the job, in whole lines: that its ranks are out of step, above all."""
+
+    text: str
+
+
+Event = Said | Printed | Returned | Gone | Told
 
 
 class Conversation:
@@ -132,6 +138,8 @@ class Conversation:
             for event in self._events:  # nobody has received them
                 if isinstance(event, Printed):
                     self._gang.on_printed(event)
+                elif isinstance(event, Told):
+                    self._gang.on_told(event)
             self._gang.conversation_over(self, error)
 
     def _end(self) -> None:
@@ -164,7 +172,7 @@ class Conversation:
                 self._on_parcel(rank, parcel)
         words = self._gang.switchboard.take_words()
         if words and not self.gone:  # what it says of a death, its verdict says better
-            sys.stderr.write(words)
+            self._events.append(Told(words))
 
     def _on_parcel(self, rank: int, parcel: Parcel) -> None:
         match parcel.kind:

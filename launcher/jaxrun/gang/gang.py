@@ -24,7 +24,7 @@ from jaxrun import RUNTIME
 from jaxrun.contract.flight import RECORD
 from jaxrun.contract.parcel import Kind, Reference, pack
 from jaxrun.errors import JaxrunError, UsageError
-from jaxrun.gang.conversation import Conversation, Gone, Printed, Returned
+from jaxrun.gang.conversation import Conversation, Gone, Printed, Returned, Told
 from jaxrun.gang.job import Job, Worker, describe
 from jaxrun.gang.lines import Lines
 from jaxrun.gang.remote import CallTimeout, GangError, WorkerDied, raised
@@ -93,6 +93,7 @@ class Gang:
         self._starts = 0
         self._job: Job | None = None
         self._closed = False
+        self._lost = ""  # why the job was stopped before this one
         self._owner = os.getpid()
         self.screen = _screen()
         self.on_printed: Callable[[Printed], None] = self.screen.show
@@ -242,6 +243,10 @@ class Gang:
             self._talking = False
             self._lock.release()
 
+    def on_told(self, told: Told) -> None:
+        """Show what the launcher has said."""
+        sys.stderr.write(told.text)
+
     def collect(self, talk: Conversation, timeout: float | None) -> Results:
         """What `run` does with a conversation, whose results or errors are all that is wanted of it."""
         __tracebackhide__ = True
@@ -253,6 +258,8 @@ class Gang:
             match talk.receive(left):
                 case Printed() as printed:
                     self.on_printed(printed)
+                case Told() as told:
+                    self.on_told(told)
                 case Returned(error=error) if error is not None:
                     failed_at = failed_at or time.monotonic()
                 case Gone():
@@ -346,6 +353,7 @@ class Gang:
         """Stop the job at once, as it is; the next call starts another."""
         job, self._job = self._job, None
         if job is not None:
+            self._lost = job.sick
             job.end()
 
     def close(self) -> None:
@@ -374,11 +382,10 @@ class Gang:
         if self._job is not None:
             self._job.look()
         if self._job is None or self._job.sick:
-            if self._job is not None:
-                print(
-                    f"jaxrun: {self.shape}: started anew, what its ranks knew is lost: {self._job.sick}",
-                    file=sys.stderr,
-                )
+            reason = self._job.sick if self._job is not None else self._lost
+            if reason:
+                text = f"jaxrun: {self.shape}: started anew, what its ranks knew is lost: {reason}"
+                print(text, file=sys.stderr)
             self.restart()
 
     def _must_be_open(self) -> None:

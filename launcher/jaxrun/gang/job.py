@@ -90,7 +90,7 @@ class Job:
             text = f"{spell(gone)} of this gang ended, and its launcher does not say why\n{self.launcher.said}"
             return WorkerDied(text, sorted(gone), {worker.rank: worker.host for worker in self.workers}, 1)
         self.launcher.wait(patience)
-        parts = (verdict.headline, verdict.means, *verdict.details, verdict.traceback)
+        parts = (verdict.headline, verdict.means, *verdict.details, verdict.traceback, verdict.divergence)
         return WorkerDied.by(verdict, "\n".join(filter(None, parts)))
 
     def leave(self) -> None:

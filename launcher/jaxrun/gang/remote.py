@@ -130,7 +130,9 @@ class Remote:
 
     @property
     def alike(self) -> tuple[str, str, str]:
-        """What is equal for ranks that raised the same."""
+        """What is equal for ranks that raised the same; broken connections differ in their ports only."""
+        if self.is_consequence:
+            return self.error, "", ""
         return self.error, self.message, self.traceback
 
 

@@ -6,6 +6,7 @@ comes first. One text may hold several dumps; the last one counts. All functions
 
 from __future__ import annotations
 
+import itertools
 import re
 import signal
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -29,6 +30,7 @@ NATIVE_LIMIT = 30.0  # seconds that a host may take over the C frames of its ran
 _SHIPPED_PROGRAMS = "/jaxrun_runtime/programs/"
 # Where a rank of a gang waits for what its parent says.
 _LISTENS = re.compile(r"/jaxrun/contract/parcel\.py$|/jaxrun_runtime/conversation\.py$")
+_LISTENING = "_receive"
 _IDLE = "idle: it has returned, and waits for the next call"
 _NO_ANSWER = "no answer: it blocks signals, or is about to end"
 
@@ -84,8 +86,10 @@ class Stack:
     @property
     def is_idle(self) -> bool:
         """Whether this is a rank of a gang between two calls."""
-        outer = next((frame for frame in self.frames if not _LISTENS.search(frame.file)), None)
-        return outer is not None and outer is not self.frames[0] and outer.is_scaffold
+        inner = list(itertools.takewhile(lambda frame: _LISTENS.search(frame.file), self.frames))
+        outer = self.frames[len(inner)] if len(inner) < len(self.frames) else None
+        listens = any(frame.function == _LISTENING for frame in inner)
+        return listens and outer is not None and outer.is_scaffold
 
     def place(self) -> str:
         """`data.py:31 __next__ <- train.py:84 main   in queue: get`: where it is, called from where."""
