@@ -18,7 +18,8 @@ from jaxrun.contract.names import GANG, GANG_TOKEN
 from jaxrun.errors import EXIT_SIGNAL_BASE, JaxrunError, UsageError
 from jaxrun.helppages import ATTACH, Command
 from jaxrun.options import attach_parameters, parameters
-from jaxrun.planning.job import Job, parse_ranks
+from jaxrun.planning.job import Job
+from jaxrun.ranks import parse_ranks
 
 if TYPE_CHECKING:
     from jaxrun.headstart import HeadStart

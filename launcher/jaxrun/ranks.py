@@ -1,11 +1,14 @@
-"""How ranks are written, everywhere alike."""
+"""How ranks are written, and read, everywhere alike."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping
 
+from jaxrun.errors import UsageError
 from jaxrun.wording import several_hosts
 
+Ranks = tuple[range, ...]
 UNKNOWN_HOST = "?"  # of a rank whose agent has not said yet where it is
 
 
@@ -33,3 +36,17 @@ def locate(ranks: Iterable[int], hosts: Mapping[int, str]) -> str:
         return spell(known)
     places = ", ".join(dict.fromkeys(hosts[rank] for rank in known if hosts[rank] != UNKNOWN_HOST))
     return f"{spell(known)} ({places})" if places else spell(known)
+
+
+def parse_ranks(text: str, option: str) -> Ranks:
+    """Ranks as people write them: "3", "1-3,7". UsageError names `option` and the part that is wrong."""
+    ranks = []
+    for part in text.split(","):
+        match = re.fullmatch(r"\s*([0-9]+)(?:-([0-9]+))?\s*", part)
+        if match is None:
+            raise UsageError(f"{option} takes ranks such as 1-3,7; {part!r} in {text!r} is none")
+        first, last = int(match[1]), int(match[2] or match[1])
+        if last < first:
+            raise UsageError(f"{option} {text!r}: {part.strip()} runs backwards; write {last}-{first}")
+        ranks.append(range(first, last + 1))
+    return tuple(ranks)

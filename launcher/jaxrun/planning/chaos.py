@@ -13,7 +13,7 @@ import re
 from dataclasses import dataclass
 
 from jaxrun.errors import UsageError
-from jaxrun.planning.job import Ranks, parse_ranks
+from jaxrun.ranks import Ranks, parse_ranks
 
 CHAOS = "--chaos"
 KILL, PAUSE, CUT = KINDS = ("kill", "pause", "cut")

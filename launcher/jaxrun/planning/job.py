@@ -7,13 +7,13 @@ plan. Every default lives in this class.
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from jaxrun.contract.flight import LOCKSTEP, RECORD
 from jaxrun.errors import UsageError
+from jaxrun.ranks import Ranks
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -21,7 +21,6 @@ if TYPE_CHECKING:
     from jaxrun.planning.chaos import Fault
 
 PLATFORMS = ("auto", "cpu", "cuda", "rocm", "tpu")
-Ranks = tuple[range, ...]
 
 # field, option, the backends that it is for
 _ONLY_FOR = (
@@ -158,20 +157,6 @@ class Job:
         if self.only_ranks:
             return any(rank in ranks for ranks in self.only_ranks)
         return not any(rank in ranks for ranks in self.quiet_ranks)
-
-
-def parse_ranks(text: str, option: str) -> Ranks:
-    """Ranks as people write them: "3", "1-3,7". UsageError names `option` and the part that is wrong."""
-    ranks = []
-    for part in text.split(","):
-        match = re.fullmatch(r"\s*([0-9]+)(?:-([0-9]+))?\s*", part)
-        if match is None:
-            raise UsageError(f"{option} takes ranks such as 1-3,7; {part!r} in {text!r} is none")
-        first, last = int(match[1]), int(match[2] or match[1])
-        if last < first:
-            raise UsageError(f"{option} {text!r}: {part.strip()} runs backwards; write {last}-{first}")
-        ranks.append(range(first, last + 1))
-    return tuple(ranks)
 
 
 def check_ranks(job: Job, size: int) -> None:
