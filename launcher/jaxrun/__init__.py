@@ -10,9 +10,9 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from jaxrun.gang.gang import Gang as Gang
+    from jaxrun.functions import Gang as Gang
+    from jaxrun.functions import launch as launch
     from jaxrun.gang.gang import Results as Results
-    from jaxrun.gang.gang import launch as launch
     from jaxrun.gang.remote import CallTimeout as CallTimeout
     from jaxrun.gang.remote import GangError as GangError
     from jaxrun.gang.remote import GangStartError as GangStartError
@@ -27,9 +27,9 @@ __version__ = "0.1.0"
 RUNTIME = "jaxrun_runtime"  # the package that runs in every worker; the launcher only names it
 
 _HOMES = {
-    "Gang": "gang.gang",
+    "Gang": "functions",
     "Results": "gang.gang",
-    "launch": "gang.gang",
+    "launch": "functions",
     "NotTraceable": "mapping.items",
     "Pool": "mapping.pool",
     "pool": "mapping.pool",

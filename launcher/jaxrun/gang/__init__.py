@@ -9,5 +9,7 @@
 | switchboard     | the connections to all ranks of one gang                                               |
 | conversation    | one function on all ranks, and what is said meanwhile                                  |
 | remote          | what ranks raise, and how the parent raises it again                                   |
-| gang            | Gang and launch                                                                        |
+| life            | how a gang is started, found sick, started anew, and closed                             |
+| gang            | calls on it: WarmGang, which jaxrun.functions makes Gang of                             |
+| lines           | what ranks print, on a terminal                                                        |
 """

@@ -11,10 +11,10 @@ from __future__ import annotations
 import json
 import time
 from collections import deque
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, Protocol, Self
 
 from jaxrun.contract.parcel import Kind, Parcel, pack
 from jaxrun.gang.remote import Remote, WorkerDied
@@ -22,7 +22,7 @@ from jaxrun.lockstep.flight import members
 from jaxrun.ranks import spell
 
 if TYPE_CHECKING:
-    from jaxrun.gang.gang import Gang
+    from jaxrun.gang.switchboard import Switchboard
 
 INTERRUPT_PATIENCE = 1.0  # seconds for ranks to end what they do when they are interrupted
 _VERDICT_PATIENCE = 5.0
@@ -76,10 +76,58 @@ class Told:
 Event = Said | Printed | Returned | Gone | Told
 
 
+class Screen(Protocol):
+    """Where to show what ranks print."""
+
+    def show(self, printed: Printed) -> None: ...
+
+    def wait(self, talk: Conversation) -> float | None:
+        """Show what is due; seconds until there may be more to show."""
+
+    def over(self, talk: Conversation, error: BaseException | None, *, healthy: bool) -> None:
+        """The call is over, by an `error` maybe."""
+
+
+class Sources(Protocol):
+    """The lines of functions that stand in no file: `lines` by file name, of those that `reduce` has met."""
+
+    @property
+    def lines(self) -> Mapping[str, str]: ...
+
+    def reduce(self, obj: Any) -> Any: ...
+
+
+class Host(Protocol):
+    """The gang, as its conversation sees it."""
+
+    screen: Screen
+    on_printed: Callable[[Printed], None]
+
+    @property
+    def switchboard(self) -> Switchboard: ...
+
+    @property
+    def shares_memory(self) -> bool: ...
+
+    def host(self, rank: int) -> str: ...
+
+    def interrupt(self) -> None: ...
+
+    def sicken(self, reason: str) -> None: ...
+
+    def stop(self) -> None: ...
+
+    def post_mortem(self, patience: float, gone: Collection[int]) -> WorkerDied: ...
+
+    def on_told(self, told: Told) -> None: ...
+
+    def conversation_over(self, talk: Conversation, error: BaseException | None) -> None: ...
+
+
 class Conversation:
     """Made by `Gang.converse`; one at a time in each gang."""
 
-    def __init__(self, gang: Gang, number: int, task: Parcel) -> None:
+    def __init__(self, gang: Host, number: int, task: Parcel) -> None:
         self._gang = gang
         self._number = number
         self._events: deque[Event] = deque()

@@ -1,41 +1,24 @@
-"""Gang: a job whose ranks stay warm and run what they are sent; and launch, which is a gang for one call.
-
-A gang that has lost a rank, or whose ranks are out of step, is sick: it is started anew when it is used next.
-"""
+"""Calls on a gang: a function on all ranks, its results, and what is raised there."""
 
 from __future__ import annotations
 
-import atexit
-import contextlib
 import json
 import os
 import sys
-import threading
 import time
 import warnings
-import weakref
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
-from types import TracebackType
-from typing import TYPE_CHECKING, Any, NoReturn, Self
+from typing import Any
 
-from jaxrun import RUNTIME
-from jaxrun.contract.flight import RECORD
 from jaxrun.contract.parcel import Kind, Reference, pack
 from jaxrun.errors import JaxrunError, UsageError
-from jaxrun.gang.conversation import Conversation, Gone, Printed, Returned, Told
-from jaxrun.gang.job import Job, Worker, describe
+from jaxrun.gang.conversation import Conversation, Gone, Printed, Returned, Screen, Sources, Told
+from jaxrun.gang.life import Life
 from jaxrun.gang.lines import Lines
-from jaxrun.gang.remote import CallTimeout, GangError, WorkerDied, raised
-from jaxrun.gang.shape import Shape
-from jaxrun.gang.switchboard import Switchboard
+from jaxrun.gang.remote import CallTimeout, GangError, raised
 from jaxrun.planning.chaos import KINDS
 from jaxrun.ranks import spell
-
-if TYPE_CHECKING:
-    from jaxrun.notebook.screen import Screen
-    from jaxrun.notebook.sources import Sources
 
 FAILURE_GRACE = 1.5  # seconds that the others have to return after a rank has raised
 _HEAVY = 2**24  # bytes of a function with all that it closes over, from which a warning says so
@@ -51,104 +34,23 @@ class Results(tuple[Any, ...]):
         return self[0]
 
 
-class Gang:
-    """A warm job of `processes` ranks with `devices` devices each; started at once, closed by `close` or a `with`.
+class WarmGang(Life):
+    """A gang that can be called: what jaxrun.Gang, and all that is made with one, builds on."""
 
-    hosts:     simulated hosts of this machine, or with backend="mpirun" or "slurm" real ones
-    env:       variables for all ranks
-    run_dir:   where logs, events and the verdict go; a second start gets run_dir-2; None for none that are kept
-    options:   more words for jaxrun's command line, such as "--partition", "debug"
-
-    Raises UsageError for what cannot be, GangStartError with the launcher's own words where it did not start. Threads
-    may use it: calls follow each other.
-    """
-
-    def __init__(
-        self,
-        processes: int | None = None,
-        devices: int | None = None,
-        *,
-        hosts: int | None = None,
-        backend: str = "local",
-        platform: str = "auto",
-        env: Mapping[str, str] | None = None,
-        lockstep: str = RECORD,
-        run_dir: str | os.PathLike[str] | None = None,
-        options: Sequence[str] = (),
-    ) -> None:
-        self.shape = Shape(
-            processes=processes,
-            devices=devices,
-            hosts=hosts,
-            backend=backend,
-            platform=platform,
-            lockstep=lockstep,
-            env=dict(env or {}),
-            options=tuple(options),
-        )
-        self._run_dir = None if run_dir is None else Path(run_dir).absolute()
-        self._lock = threading.RLock()
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
         self._talking = False
         self._number = 0
-        self._starts = 0
-        self._job: Job | None = None
-        self._closed = False
-        self._lost = ""  # why the job was stopped before this one
-        self._owner = os.getpid()
-        self.screen = _screen()
+        self.screen = self._screen()
         self.on_printed: Callable[[Printed], None] = self.screen.show
-        self._start()
-        _gangs.add(self)
+        super().__init__(*args, **kwargs)
 
-    # ---- what it is
+    def _screen(self) -> Screen:
+        """Where to show what ranks print."""
+        return Lines()
 
-    @property
-    def workers(self) -> tuple[Worker, ...]:
-        return self._known.workers
-
-    def __repr__(self) -> str:
-        if self._job is None:
-            return f"<{self.shape}: {'closed' if self._closed else 'started anew at its next use'}>"
-        return f"<{describe(self.shape, self.workers)}{'' if self.healthy else ', sick'}>"
-
-    @property
-    def processes(self) -> int:
-        return len(self.workers)
-
-    @property
-    def devices(self) -> int:
-        """Devices of each rank."""
-        return self.workers[0].devices
-
-    @property
-    def healthy(self) -> bool:
-        """Whether the next call finds the same ranks."""
-        return self._job is not None and not self._job.sick and not self._closed
-
-    @property
-    def run_dir(self) -> Path:
-        """Where the current start leaves its files."""
-        return self._known.launcher.run_dir
-
-    @property
-    def shares_memory(self) -> bool:
-        return self.shape.backend == "local"
-
-    @property
-    def switchboard(self) -> Switchboard:
-        return self._known.switchboard
-
-    def host(self, rank: int) -> str:
-        return self.workers[rank].host
-
-    @property
-    def _known(self) -> Job:
-        if self._job is None:
-            end = "closed; make another" if self._closed else "stopped; its next call starts it anew"
-            raise GangError(f"this {self.shape} is {end}")
-        return self._job
-
-    # ---- calls
+    def _sources(self) -> Sources | None:
+        """Where the lines of functions are that stand in no file."""
+        return None
 
     def run(self, fn: Callable[..., Any], *args: Any, timeout: float | None = None, **kwargs: Any) -> Results:
         """Call `fn(*args, **kwargs)` on every rank; what each returned, JAX's arrays as numpy's.
@@ -161,51 +63,6 @@ class Gang:
         with self.converse(fn, *args, **kwargs) as talk:
             return self.collect(talk, timeout)
 
-    def map(
-        self,
-        f: Callable[..., Any],
-        xs: Any,
-        *,
-        chunk: int | str = "auto",
-        in_axes: Any = 0,
-        static: Mapping[str, Any] | None = None,
-        jax: bool = True,
-    ) -> Any:
-        """`f` of each item of `xs`, over all devices of all ranks; results in order.
-
-        xs:       arrays that are mapped along `in_axes` (as of jax.vmap: an axis, None, or containers of these), or
-                  lists of numbers; in dicts, tuples and lists
-        chunk:    items that a device gets at once; "auto": by the time that they take
-        static:   further arguments of `f`, by name, which are not mapped
-        jax:      False for a Python function: it is called item by item on all ranks, and the results are a list
-
-        The function is vmapped and compiled; what it returns for n items has n rows, as numpy arrays in the containers
-        that it returns. NotTraceable, a TypeError, where JAX cannot compile it.
-        """
-        from jaxrun.mapping import mapping
-
-        return mapping.map(self, f, xs, chunk=chunk, in_axes=in_axes, static=static, jax=jax)
-
-    def imap(
-        self,
-        f: Callable[..., Any],
-        xs: Iterable[Any],
-        *,
-        chunk: int | str = "auto",
-        static: Mapping[str, Any] | None = None,
-        jax: bool = True,
-    ) -> Iterator[Any]:
-        """The same for any iterable of items, which are taken as they are needed: an iterator over the results."""
-        from jaxrun.mapping import mapping
-
-        return mapping.imap(self, f, xs, chunk=chunk, static=static, jax=jax)
-
-    def explain(self) -> str:
-        """What the last map on this gang has chosen: chunks, devices, and how fast it was."""
-        from jaxrun.mapping.account import account
-
-        return str(account(self) or "this gang has mapped nothing yet")
-
     def converse(self, fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Conversation:
         """Start `fn(*args, **kwargs)` on every rank, and talk with it; to be used in a `with`."""
         self._lock.acquire()
@@ -216,7 +73,7 @@ class Gang:
             self._ready()
             job = self._known
             self._number += 1
-            cells = _cells()
+            cells = self._sources()
             reduce = cells.reduce if cells is not None else None
             task = pack(Kind.TASK, self._number, (fn, args, kwargs), share=self.shares_memory, reduce=reduce)
             order = {
@@ -281,21 +138,6 @@ class Gang:
             raise raised(talk.failures, f"{spell(missing)} did not return: {where}")
         raise CallTimeout(f"{spell(missing)} did not return within {timeout:g} s · {where}", missing)
 
-    # ---- the variables of a notebook's cells
-
-    def __getitem__(self, name: str) -> Results:
-        """What a variable of the %%gang cells is on each rank."""
-        return self.run(remote_function(f"{RUNTIME}.cells", "get"), name)
-
-    def __setitem__(self, name: str, value: Any) -> None:
-        """Give all ranks a variable of this value, for the %%gang cells."""
-        self.run(remote_function(f"{RUNTIME}.cells", "put"), name, value)
-
-    __iter__ = None  # it is no sequence
-
-    def __reduce__(self) -> NoReturn:
-        raise TypeError("a gang stays in the process that has started it; a function that it runs cannot refer to it")
-
     # ---- looking and meddling
 
     def stacks(self, *, full: bool = False) -> str:
@@ -327,100 +169,6 @@ class Gang:
         """Break all network connections of a rank, as a lost network does."""
         self.fault("cut", rank)
 
-    def interrupt(self) -> None:
-        """Raise KeyboardInterrupt in what the ranks run."""
-        self._known.interrupt()
-
-    # ---- its life
-
-    def sicken(self, reason: str) -> None:
-        """It cannot be used as it is; the next call starts it anew."""
-        if self._job is not None:
-            self._job.sicken(reason)
-
-    def post_mortem(self, patience: float, gone: Collection[int]) -> WorkerDied:
-        """Why the job has ended."""
-        return self._known.post_mortem(patience, gone)
-
-    def restart(self) -> None:
-        """Start it anew: fresh processes that know nothing of earlier calls."""
-        with self._lock:
-            self._must_be_open()
-            self.stop()
-            self._start()
-
-    def stop(self) -> None:
-        """Stop the job at once, as it is; the next call starts another."""
-        job, self._job = self._job, None
-        if job is not None:
-            self._lost = job.sick
-            job.end()
-
-    def close(self) -> None:
-        """Let the ranks leave, and end what does not. May be called again."""
-        with self._lock:
-            self._closed = True
-            if self._owner != os.getpid():  # a fork of the process whose it is
-                return
-            if self._job is not None and not self._job.sick:
-                self._job.leave()
-            self.stop()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        self.close()
-
-    def __del__(self) -> None:
-        if self.__dict__.get("_job") is not None and self._owner == os.getpid():
-            with contextlib.suppress(Exception):  # the interpreter may be half gone
-                self.stop()
-
-    def _ready(self) -> None:
-        """Have a job that can be used."""
-        if self._job is not None:
-            self._job.look()
-        if self._job is None or self._job.sick:
-            reason = self._job.sick if self._job is not None else self._lost
-            if reason:
-                text = f"jaxrun: {self.shape}: started anew, what its ranks knew is lost: {reason}"
-                print(text, file=sys.stderr)
-            self.restart()
-
-    def _must_be_open(self) -> None:
-        if self._closed:
-            raise GangError(f"this {self.shape} is closed; make another")
-        if self._owner != os.getpid():
-            raise GangError(f"this {self.shape} is one of process {self._owner}, of which this is a fork; make another")
-
-    def _start(self) -> None:
-        self._starts += 1
-        run_dir = self._run_dir
-        if run_dir is not None and self._starts > 1:
-            run_dir = run_dir.with_name(f"{run_dir.name}-{self._starts}")
-        self._job = Job(self.shape, run_dir)
-
-
-def launch(
-    fn: Callable[..., Any],
-    *args: Any,
-    processes: int | None = None,
-    devices: int | None = None,
-    timeout: float | None = None,
-    **more: Any,
-) -> Results:
-    """Call `fn(*args)` on every rank of a job that is started for it, and ends with it.
-
-    `more`: what Gang takes besides, and keyword arguments for `fn`.
-    """
-    own = {name: more.pop(name) for name in _OF_A_GANG if name in more}
-    with Gang(processes, devices, **own) as gang:
-        return gang.run(fn, *args, timeout=timeout, **more)
-
-
-_OF_A_GANG = ("hosts", "backend", "platform", "env", "lockstep", "run_dir", "options")
-
 
 def remote_function(module: str, name: str) -> Callable[..., Any]:
     """A function that is imported on the ranks only."""
@@ -436,32 +184,3 @@ def _warn_of_closure(fn: Callable[..., Any]) -> None:
             "rank with each call; pass large arrays as arguments, or load them on the ranks",
             stacklevel=4,
         )
-
-
-def _screen() -> Lines | Screen:
-    """Where to show what ranks print."""
-    if "IPython" in sys.modules:
-        from jaxrun.notebook import screen
-
-        if (shell := screen.shell()) is not None:
-            return screen.Screen(shell)
-    return Lines()
-
-
-def _cells() -> Sources | None:
-    if "IPython" in sys.modules:
-        from jaxrun.notebook import sources
-
-        return sources.sources()
-    return None
-
-
-_gangs: weakref.WeakSet[Gang] = weakref.WeakSet()
-
-
-def _close_all() -> None:
-    for gang in tuple(_gangs):
-        gang.close()
-
-
-atexit.register(_close_all)  # before the nurseries', which were registered first

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Self
 
 if TYPE_CHECKING:
-    from jaxrun.gang.gang import Gang
+    from jaxrun.gang.gang import WarmGang
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,7 +23,7 @@ class Account:
     seconds: float
 
     @classmethod
-    def of(cls, gang: Gang, way: str, chunk: int, items: int, seconds: float) -> Self:
+    def of(cls, gang: WarmGang, way: str, chunk: int, items: int, seconds: float) -> Self:
         first = gang.workers[0]
         return cls(way, len(gang.workers), first.devices, first.platform, chunk, items, seconds)
 
@@ -34,13 +34,13 @@ class Account:
         return f"{self.way}, {shape}, chunks of {self.chunk}: {self.items} items in {self.seconds:.3g} s, {rate:.3g}/s"
 
 
-_accounts: weakref.WeakKeyDictionary[Gang, Account] = weakref.WeakKeyDictionary()
+_accounts: weakref.WeakKeyDictionary[WarmGang, Account] = weakref.WeakKeyDictionary()
 
 
-def note(gang: Gang, account: Account) -> None:
+def note(gang: WarmGang, account: Account) -> None:
     _accounts[gang] = account
 
 
-def account(gang: Gang) -> Account | None:
+def account(gang: WarmGang) -> Account | None:
     """Of the last map of `gang` that has come to its end."""
     return _accounts.get(gang)

@@ -12,7 +12,7 @@ from jaxrun.mapping.errands import SERVE, Errands
 from jaxrun.mapping.tasks import Task
 
 if TYPE_CHECKING:
-    from jaxrun.gang.gang import Gang
+    from jaxrun.gang.gang import WarmGang
 
 # Seconds until a task that is given meanwhile is seen: while a rank is idle, and while none is.
 _GLANCE = 0.005
@@ -22,14 +22,14 @@ _LOOK = 0.05
 class Crew:
     """`start` makes the gang, when the first task is there. Threads may use it."""
 
-    def __init__(self, start: Callable[[], Gang]) -> None:
+    def __init__(self, start: Callable[[], WarmGang]) -> None:
         self._start = start
         self._inbox: queue.SimpleQueue[Task | None] = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
         self._lock = threading.Lock()
         self._given: list[Task] = []
         self._stopping = self._closed = False
-        self.gang: Gang | None = None
+        self.gang: WarmGang | None = None
 
     def give(self, task: Task) -> Task:
         """Have it done."""

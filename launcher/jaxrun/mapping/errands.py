@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING, Any
 from jaxrun import RUNTIME
 from jaxrun.contract.mapping import Back, Errand, Finish
 from jaxrun.contract.parcel import Reference
-from jaxrun.gang.conversation import Conversation, Gone, Printed, Returned, Said
+from jaxrun.gang.conversation import Conversation, Gone, Printed, Returned, Said, Told
 from jaxrun.gang.remote import WorkerDied, raised
 from jaxrun.mapping.account import Account, note
 from jaxrun.mapping.tasks import Task
 
 if TYPE_CHECKING:
-    from jaxrun.gang.gang import Gang
+    from jaxrun.gang.gang import WarmGang
 
 PLAIN = "plain Python"
 SERVE = Reference(f"{RUNTIME}.mapping.errands", "serve")
@@ -31,7 +31,7 @@ def pickled(f: Callable[..., Any], static: Mapping[str, Any] | None) -> bytes:
 class Errands:
     """Deals the errands of tasks to the ranks of one conversation, the tasks in their order."""
 
-    def __init__(self, gang: Gang, talk: Conversation) -> None:
+    def __init__(self, gang: WarmGang, talk: Conversation) -> None:
         self._gang, self._talk = gang, talk
         self._hosts = {worker.rank: worker.host for worker in gang.workers}
         self._tasks: dict[int, Task] = {}
@@ -88,6 +88,8 @@ class Errands:
                         del self._tasks[task.number]
             case Printed() as printed:
                 self._gang.on_printed(printed)
+            case Told() as told:
+                self._gang.on_told(told)
             case Gone():
                 died = self._talk.died()
                 assert died is not None
@@ -111,12 +113,15 @@ class Errands:
         """Let the ranks go, and wait until they have."""
         self._talk.send(Finish())
         while self._talk.missing:
-            if isinstance(event := self._talk.receive(), Printed):
-                self._gang.on_printed(event)
+            match self._talk.receive():
+                case Printed() as printed:
+                    self._gang.on_printed(printed)
+                case Told() as told:
+                    self._gang.on_told(told)
 
 
 def map(
-    gang: Gang,
+    gang: WarmGang,
     f: Callable[..., Any],
     xs: Iterable[Any],
     *,
@@ -141,7 +146,7 @@ def map(
 
 
 def imap(
-    gang: Gang,
+    gang: WarmGang,
     f: Callable[..., Any],
     xs: Iterable[Any],
     *,

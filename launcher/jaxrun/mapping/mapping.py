@@ -17,11 +17,11 @@ from jaxrun.mapping.items import chunk_size, items_of
 from jaxrun.mapping.stream import Lazy, Stream, Whole
 
 if TYPE_CHECKING:
-    from jaxrun.gang.gang import Gang
+    from jaxrun.gang.gang import WarmGang
 
 
 def map(
-    gang: Gang,
+    gang: WarmGang,
     f: Callable[..., Any],
     xs: Any,
     *,
@@ -58,7 +58,7 @@ def map(
 
 
 def imap(
-    gang: Gang,
+    gang: WarmGang,
     f: Callable[..., Any],
     xs: Iterable[Any],
     *,

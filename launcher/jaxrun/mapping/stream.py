@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Protocol, Self
 from jaxrun import RUNTIME
 from jaxrun.contract.mapping import Batched, Broken, Chunk, Done, Finish, Ready, Refused
 from jaxrun.contract.parcel import Block, Reference
-from jaxrun.gang.conversation import Conversation, Gone, Printed, Returned, Said
+from jaxrun.gang.conversation import Conversation, Gone, Printed, Returned, Said, Told
 from jaxrun.gang.remote import raised
 from jaxrun.mapping.account import Account, note
 from jaxrun.mapping.deal import Dealer, Hand
@@ -20,13 +20,13 @@ from jaxrun.mapping.items import Items, NotTraceable, stacked
 from jaxrun.mapping.memory import Ring
 
 if TYPE_CHECKING:
-    from jaxrun.gang.gang import Gang
+    from jaxrun.gang.gang import WarmGang
 
 _SERVE = Reference(f"{RUNTIME}.mapping.serve", "serve")
 _FAILURE_GRACE = 1.5  # seconds that the others have to end after one has failed
 
 
-_blocks: weakref.WeakKeyDictionary[Gang, dict[int, Block]] = weakref.WeakKeyDictionary()  # for its next map
+_blocks: weakref.WeakKeyDictionary[WarmGang, dict[int, Block]] = weakref.WeakKeyDictionary()  # for its next map
 
 
 class Source(Protocol):
@@ -74,7 +74,7 @@ class Stream:
 
     def __init__(
         self,
-        gang: Gang,
+        gang: WarmGang,
         f: Callable[..., Any],
         items: Items,
         count: int | None,
@@ -219,6 +219,8 @@ class Stream:
                     return rank, value
                 case Printed() as printed:
                     self._gang.on_printed(printed)
+                case Told() as told:
+                    self._gang.on_told(told)
                 case Gone():
                     died = self._talk.died()
                     assert died is not None
@@ -234,6 +236,8 @@ class Stream:
             match self._talk.receive(patience):
                 case Printed() as printed:
                     self._gang.on_printed(printed)
+                case Told() as told:
+                    self._gang.on_told(told)
                 case None:
                     return
         if self._talk.failures:

@@ -11,7 +11,7 @@ from functools import partial
 from typing import Any
 
 from jaxrun.errors import UsageError
-from jaxrun.gang.gang import Gang
+from jaxrun.functions import Gang
 from jaxrun.gang.remote import GangError
 from jaxrun.mapping import mapping
 from jaxrun.mapping.account import Account, account

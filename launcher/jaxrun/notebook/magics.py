@@ -15,8 +15,9 @@ from typing import Any
 
 from jaxrun import RUNTIME
 from jaxrun.errors import JaxrunError, UsageError
+from jaxrun.functions import Gang
 from jaxrun.gang.conversation import Conversation
-from jaxrun.gang.gang import Gang, remote_function
+from jaxrun.gang.gang import remote_function
 from jaxrun.gang.job import describe
 from jaxrun.gang.remote import CallTimeout, RemoteError, WorkerDied
 from jaxrun.gang.shape import Shape
