@@ -23,8 +23,13 @@ from xml.etree import ElementTree
 
 ROOT = Path(__file__).resolve().parent.parent
 CHECKS = 5  # that scripts/check makes
-JAX_TESTS = ("tests/runtime", "tests/end_to_end")
-CORPORA = ("tests/end_to_end/test_lockstep_agreement.py", "tests/end_to_end/test_lockstep_divergence.py")
+JAX_TESTS = ("tests/runtime", "tests/ranks", "tests/end_to_end")
+CORPORA = ("tests/ranks/test_lockstep.py", "tests/end_to_end/test_lockstep_divergence.py")
+OF_OTHERS = (  # what hardly depends on JAX, but on IPython or pytest
+    "tests/end_to_end/test_notebook.py",
+    "tests/end_to_end/test_notebook_kernel.py",
+    "tests/end_to_end/test_pytest_plugin.py",
+)
 NOTES_SHOWN = 10  # per environment, so that the whole summary stays on one screen
 NO_SUCH_PYTHON = 69  # how scripts/install ends then
 
@@ -70,7 +75,7 @@ class Result:
 
 FURTHER = (
     Environment(".venv-jax08", ("3.11",), "0.8.0"),
-    Environment(".venv-jax010", ("3.11",), "0.10.2", without=CORPORA),
+    Environment(".venv-jax010", ("3.11",), "0.10.2", without=(*CORPORA, *OF_OTHERS)),
     Environment(".venv-jax-newest", ("3.13", "3.12", "3.14"), None),
 )
 

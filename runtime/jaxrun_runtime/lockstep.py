@@ -58,6 +58,11 @@ def counts() -> dict[str, int]:
     return {ranks: made for recorder in _recorders for ranks, made in recorder.counts().items()}
 
 
+def histories() -> dict[str, int]:
+    """What these calls sum up to, by group: equal for equal calls; empty where that cannot be told."""
+    return {ranks: chain for recorder in _recorders for ranks, chain in recorder.histories().items()}
+
+
 class Lockstep:
     """What the hooks of one rank call."""
 

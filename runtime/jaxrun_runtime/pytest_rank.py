@@ -48,25 +48,26 @@ def session(settings: Settings) -> tuple[int, str]:
     talk = conversation.current()
     sys.path[:] = settings.path
     with measuring(settings.coverage, settings.environ):
-        config = _configure(settings, talk)
-        plugin = RankPlugin(talk, settings)
+        shares_files = os.path.isdir(settings.directory)
+        config = _configure(settings, talk, shares_files)
+        plugin = RankPlugin(talk, settings, shares_files)
         config.pluginmanager.register(plugin, RANK_PLUGIN)
         status = config.hook.pytest_cmdline_main(config=config)
     return int(status or 0), plugin.trouble
 
 
-def _configure(settings: Settings, talk: Conversation) -> pytest.Config:
+def _configure(settings: Settings, talk: Conversation, shares_files: bool) -> pytest.Config:
     """A session's configuration with the parent's options, less what belongs to the whole run."""
     arguments = [word for plugin in settings.plugins for word in ("-p", plugin)]
     arguments += ["--rootdir", settings.root, *(["-c", settings.ini] if settings.ini else []), *settings.files]
-    options = {}
+    options: dict[str, Any] = {}
     for name, pickled in settings.options.items():
         with contextlib.suppress(Exception):  # its class may be importable in the parent only
             options[name] = pickle.loads(pickled)
     _keep_from_rewriting("jaxrun", __package__)
-    temporary = os.path.join(settings.directory, f"rank-{talk.rank}")
-    os.makedirs(settings.directory, exist_ok=True)
-    config = pytest.Config.fromdictargs(options | {"basetemp": temporary}, arguments)
+    # Elsewhere pytest finds a place of its own, which it tidies up.
+    options["basetemp"] = os.path.join(settings.directory, f"rank-{talk.rank}") if shares_files else None
+    config = pytest.Config.fromdictargs(options, arguments)
     _leave_out(config, _NOT_HERE)
     # By this plugins know, since pytest-xdist, that somebody else reports.
     rank = {"workerid": f"rank{talk.rank}", "workercount": talk.size, "testrunuid": settings.directory}
@@ -88,10 +89,15 @@ def _leave_out(config: pytest.Config, plugins: Iterable[str]) -> None:
 
 
 class RankPlugin:
-    """What pytest tells us, and we the parent. `trouble`: an internal error of pytest's, as text."""
+    """What pytest tells us, and we the parent.
 
-    def __init__(self, talk: Conversation, settings: Settings) -> None:
+    trouble:       an internal error of pytest's, as text
+    shares_files:  whether the parent's temporary files are seen here
+    """
+
+    def __init__(self, talk: Conversation, settings: Settings, shares_files: bool) -> None:
         self.trouble = ""
+        self.shares_files = shares_files
         self.gang = RankGang(talk)
         self.shared = ""
         self._talk = talk
@@ -118,10 +124,8 @@ class RankPlugin:
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_runtestloop(self, session: pytest.Session) -> bool:
-        captured = keep_captured(
-            self._config.pluginmanager, os.path.join(self._settings.directory, f"captured-{self._talk.rank}")
-        )
-        self._talk.send(Ready(captured))
+        captured = os.path.join(self._settings.directory, f"captured-{self._talk.rank}")
+        self._talk.send(Ready(keep_captured(self._config.pluginmanager, captured) if self.shares_files else None))
         with contextlib.suppress(Over):
             while (order := self._talk.receive()) is not None:
                 self._run(order)
@@ -134,7 +138,7 @@ class RankPlugin:
             self._report(self._not_collected(order.test))
         else:
             self._config.hook.pytest_runtest_protocol(item=item, nextitem=self._items.get(order.then))
-        self._talk.send(Finished(lockstep.counts()))
+        self._talk.send(Finished(lockstep.counts(), lockstep.histories()))
 
     def _not_collected(self, test: str) -> pytest.TestReport:
         file = test.partition("::")[0]

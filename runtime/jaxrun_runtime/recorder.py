@@ -66,6 +66,7 @@ class Recorder:
         self._pending: dict[object, tuple[int, int, int]] = {}
         self._groups: dict[str, Group] = {}
         self._programs = 0
+        self._all_known = True
         self._compiling: dict[int, int] = {}
         words = self._words
         words[flight.FORMAT_AT], words[flight.PID], words[flight.RANK] = flight.FORMAT, os.getpid(), rank
@@ -75,6 +76,10 @@ class Recorder:
     def counts(self) -> dict[str, int]:
         """How many calls each group has made."""
         return {ranks: group.made for ranks, group in tuple(self._groups.items())}
+
+    def histories(self) -> dict[str, int]:
+        """What the calls of each group sum up to; empty where the code of some program is not known."""
+        return {ranks: group.chain for ranks, group in tuple(self._groups.items())} if self._all_known else {}
 
     # ---- calls
 
@@ -151,6 +156,7 @@ class Recorder:
         """Describe one more program; `about` holds the fields of its line, less its number and its group."""
         with self._writing:
             self._programs = number = self._programs + 1
+            self._all_known = self._all_known and bool(about["code"])
             text = about["text"] if self._text_size < _TEXTS_LIMIT else ""
             self._write({"program": number, "group": group.tag >> _GROUP_SHIFT, **about, "text": text})
             return Program(number, group, about["name"], about["key"], about["code"])

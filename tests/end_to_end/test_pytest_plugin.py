@@ -263,6 +263,37 @@ def test_what_a_rank_wrote_before_its_death_is_there_afterwards(sick):
     assert len(list(sick[1].glob("temporary/shared-test_survives0/checkpoint-*"))) == 2
 
 
+# ---- ranks out of step
+
+
+@pytest.fixture(scope="module")
+def apart(tmp_path_factory):
+    return run(tmp_path_factory.mktemp("apart"), "apart.py")
+
+
+@pytest.mark.parametrize(
+    ("test", "outcome", "message", "says"),
+    [
+        ("stays_in_step", "passed", "", []),
+        (
+            "crosses_known_programs",
+            "failure",
+            "the ranks fell out of step",
+            ["ranks 0-1:  passed", "different functions", "apart.py:"],
+        ),
+        ("after_programs_were_crossed", "passed", "", []),
+        ("differs", "failure", "the ranks fell out of step", ["ranks 0-1:  passed", "baked in differs", "apart.py:"]),
+        ("differs_as_expected", "skipped", "known", []),
+        ("is_refused", "failure", "all 2 ranks: jaxrun_runtime.DivergenceError: the processes disagree", []),
+        ("is_not_watched", "passed", "", []),
+    ],
+)
+def test_ranks_that_make_different_calls_fail_the_test(apart, test, outcome, message, says):
+    case = apart.cases[f"test_{test}"]
+    assert case.outcome == outcome and message in case.message, apart.out
+    assert [line for line in says if line not in case.text] == [], case.text
+
+
 # ---- other tools
 
 

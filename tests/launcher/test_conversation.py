@@ -13,7 +13,7 @@ import pytest
 from jaxrun.contract.exceptions import pickled
 from jaxrun.contract.parcel import Inbox, Kind, Outbox, Parcel, pack
 from jaxrun.gang import conversation
-from jaxrun.gang.conversation import Conversation, Gone, Printed, Returned, Said, out_of_step
+from jaxrun.gang.conversation import Conversation, Gone, Printed, Returned, Said, Told, out_of_step
 from jaxrun.gang.switchboard import Switchboard
 
 NUMBER = 5  # of the conversation
@@ -77,6 +77,9 @@ class FakeGang:
 
     def on_printed(self, printed):
         self.printed.append(printed)
+
+    def on_told(self, told):
+        self.printed.append(told)
 
     def listen(self):
         try:
@@ -176,6 +179,16 @@ def test_what_nobody_has_taken_is_printed_at_the_end(gang):
             rank.returns()
         assert events(talk, 1) == [Printed(0, "out", b"0\n")]
     assert gang.printed == [Printed(1, "out", b"1\n")]
+
+
+def test_what_the_launcher_says_is_an_event_which_is_shown_if_nobody_takes_it(gang):
+    with gang.converse() as talk:
+        os.write(gang.mouth, b"jaxrun: taken\n")
+        assert events(talk, 1) == [Told("jaxrun: taken\n")]
+        os.write(gang.mouth, b"jaxrun: left\n")
+        for rank in gang.ranks:
+            rank.returns()
+    assert gang.printed == [Told("jaxrun: left\n")]
 
 
 def test_values_go_to_all_or_to_some(gang):

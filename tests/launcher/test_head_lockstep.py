@@ -5,10 +5,10 @@ from dataclasses import replace
 
 import pytest
 
-from jaxrun.contract import Call, OutOfStep, Proceed
+from jaxrun.contract import STACKS_SIGNAL, Call, OutOfStep, Proceed
 from jaxrun.contract.flight import EVERY_CALL
 from jaxrun.head.agreement import SETTLE, Agreement
-from jaxrun.head.events import Exited, Flown, Lost
+from jaxrun.head.events import Exited, Flown, Lost, Signalled
 from jaxrun.lockstep.flight import CallMade, Flight, PendingCall, Program
 from jaxrun.verdict import report, verdict
 
@@ -219,6 +219,13 @@ def test_histories_that_differ_are_found_while_the_job_runs(record):
     assert len(record.said) == 1 and "cross-process call #2" in record.texts[0] and record.ending is None
     record.wait(100)
     assert len(record.looks) <= 3 and len(record.said) == 1
+
+
+def test_who_asks_where_the_ranks_are_has_their_histories_compared(record):
+    record.wait(200)
+    record.flights = {0: flight("a", "b"), 1: flight("a", "b"), 2: flight("a", "a")}
+    record.tell(Signalled(STACKS_SIGNAL)).wait(1)
+    assert len(record.said) == 1 and "cross-process call #2" in record.texts[0]
 
 
 def test_other_chains_of_the_same_programs_are_no_news(record):

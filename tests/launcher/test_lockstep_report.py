@@ -54,6 +54,14 @@ def test_the_last_batch_reads_as_it_should() -> None:
     ]
 
 
+@pytest.mark.parametrize("before", [False, True])
+def test_a_report_is_found_among_what_a_launcher_says(before: bool) -> None:
+    text = report.text(Divergence("0-3", 12, (STEP, OTHER), before), ONE_HOST)
+    words = f"jaxrun: rank 1 is slow\njaxrun: {text}\njaxrun: rank 0 failed\n  more of it\n"
+    assert report.find(words) == report.find(f"jaxrun: {text}\n") == text
+    assert report.find("jaxrun: rank 0 said that the processes disagree at noon\n") == ""
+
+
 @pytest.mark.parametrize(
     ("argument", "lines", "advice"),
     [

@@ -129,6 +129,26 @@ def test_ranks_are_in_step_if_each_group_has_made_as_many_calls(calls, expected)
     assert course.in_step is expected
 
 
+@pytest.mark.parametrize(
+    ("finished", "expected"),
+    [
+        ([Finished({"0-1": 3}, {"0-1": 5}), Finished({"0-1": 3}, {"0-1": 5})], False),
+        ([Finished({"0-1": 3}, {"0-1": 5}), Finished({"0-1": 3}, {"0-1": 6})], True),
+        ([Finished({"0-1": 3}, {"0-1": 5}), Finished({"0-1": 4}, {"0-1": 6})], True),
+        ([Finished({"0-1": 3}, {}), Finished({"0-1": 3}, {"0-1": 6})], False),
+        ([Finished({"0-1": 3}, {}), Finished({"0-1": 4}, {})], True),
+        ([Finished({"0": 3}, {"0": 5}), Finished({"1": 4}, {"1": 6})], False),
+        ([Finished({"0-1": 3}, {"0-1": 5}), FAILED, Finished({"0-1": 3}, {"0-1": 6})], False),
+        ([Finished({"0-1": 3}, {"0-1": 5}), None], False),
+        ([Finished({"0-1": 3}, {"0-1": 5}), CALL], False),
+    ],
+)
+def test_ranks_that_have_ended_well_after_other_calls_are_doubted(finished, expected):
+    course = Course(2)
+    feed(course, (0, finished[0]), *((1, said) for said in finished[1:]))
+    assert course.is_doubtful is expected
+
+
 # ---- debuggers
 
 

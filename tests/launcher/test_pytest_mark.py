@@ -38,6 +38,7 @@ def test_all_that_the_mark_can_say_is_read():
     shape = Shape(4, 2, 2, (("A", "1"), ("B", "2")))
     assert read((4,), kwargs, 4) == Wish(shape, 1.5, True, frozenset({1}))
     assert read((4,), {}, 4) == Wish(Shape(4))
+    assert read((4,), {"lockstep": "off"}, 4) == Wish(Shape(4, lockstep="off"))
 
 
 @pytest.mark.parametrize(
@@ -49,6 +50,7 @@ def test_all_that_the_mark_can_say_is_read():
         ({"timeout": 0}, "above 0"),
         ({"timeout": "3"}, "above 0"),
         ({"env": {"A": 1}}, "names of variables to strings"),
+        ({"lockstep": "of"}, "lockstep='of'.*off, record, strict"),
         ({"dies": 2}, "of 0 to 1"),
         ({"dies": "1"}, "of 0 to 1"),
     ],
@@ -64,6 +66,7 @@ def test_what_cannot_be_is_refused_with_the_value(kwargs, said):
         (Shape(1), "1 process", "1p"),
         (Shape(4, 1), "4 processes x 1 device", "4p-1d"),
         (Shape(4, 2, 2), "4 processes x 2 devices on 2 hosts", "4p-2d-2h"),
+        (Shape(2, lockstep="off"), "2 processes, lockstep off", "2p-off"),
         (Shape(2, env=(("A", "1"),)), "2 processes with variables of its own", "2p-A=1"),
     ],
 )

@@ -86,6 +86,21 @@ def test_a_phase_that_no_rank_came_to_has_no_outcome():
     assert judge("call", {0: Part({"setup": failed(when="setup")})}) is None
 
 
+@pytest.mark.parametrize(
+    ("parts", "outcome", "why"),
+    [
+        ([PASSED, PASSED], "failed", "the ranks fell out of step"),
+        ([XPASSED, XPASSED], "skipped", "the ranks fell out of step"),
+        ([PASSED, FAILED], "failed", ""),
+        ([SKIPPED, SKIPPED], "skipped", ""),
+    ],
+)
+def test_ranks_out_of_step_fail_what_would_have_passed(parts, outcome, why):
+    found = judge("call", dict(enumerate(parts)), in_step=False)
+    assert (found.outcome, found.why) == (outcome, why)
+    assert judge("teardown", {0: PASSED}, in_step=False).outcome == "passed"
+
+
 # ---- deaths that belong to the test
 
 

@@ -119,6 +119,17 @@ def test_a_program_of_unknown_code_counts_by_its_key(file):
     assert _chains(file, [("0-1", "7" * 16, "")]) != _chains(file, [("0-1", "8" * 16, "")])
 
 
+def test_histories_are_the_chains_unless_some_code_is_not_known(file):
+    recorder = Recorder(file, 0)
+    step, pair = _program(recorder), _program(recorder, "0,2")
+    for program in (step, pair, step):
+        recorder.record(program, 0)
+    chains = [call.chain for call in Flight(file).calls]
+    assert recorder.histories() == {"0-1": chains[2], "0,2": chains[1]}
+    _program(recorder, code="")
+    assert recorder.histories() == {}
+
+
 def test_the_ring_keeps_the_last_calls(file):
     recorder = Recorder(file, 0)
     program = _program(recorder)

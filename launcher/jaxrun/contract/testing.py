@@ -40,7 +40,7 @@ class Settings:
     plugins:    the values of all -p options
     options:    pytest's options by name, each pickled on its own
     path:       sys.path
-    directory:  under which each rank has its temporary files
+    directory:  under which each rank that sees it has its temporary files; no other host has one of this name
     debug:      the rank that --pdb is for; -1: the one that asks first; None: no debugger
     coverage:   how coverage is measured, as CoverageConfig.serialize says it; empty: it is not
     environ:    variables for the tests
@@ -163,9 +163,14 @@ class Warned:
 
 @dataclass(frozen=True, slots=True)
 class Finished:
-    """The test is over here. `calls`: the cross-process calls that this rank has made so far, by group."""
+    """The test is over here.
+
+    calls:      the cross-process calls that this rank has made so far, by group
+    histories:  what they sum up to, which is equal for equal calls; of groups where that is known
+    """
 
     calls: Mapping[str, int]
+    histories: Mapping[str, int] = field(default_factory=dict)
 
 
 FromRank = Ready | Phase | Gather | Fault | Failing | Says | Asks | Warned | Finished

@@ -114,7 +114,7 @@ class Lockstep:
         if taken.purpose == "history":
             return self._judge(taken.flights, now)
         self._flights.update(taken.flights)
-        return self._suspect() if taken.purpose == "lockstep" else []
+        return self._suspect() if taken.purpose in ("lockstep", "keep") else []
 
     def on_described(self, described: Described) -> list[Action]:
         actions: list[Action] = []

@@ -75,7 +75,7 @@ class Looks:
             case "show":
                 return Seen((Say(self._look(taken, finished, now).in_words() or _NOTHING_YET),))
             case "keep" | "native":
-                return Seen((Keep(STACKS_FILE, self._look(taken, finished, now).to_json()),))
+                return Seen((Keep(STACKS_FILE, self._look(taken, finished, now).to_json()), *judged))
             case "timeout":
                 return Seen(ending=self._ending("timeout", taken, now))
             case "stall":

@@ -23,6 +23,8 @@ _PLURALS = {"is": "are", "has": "have", "was": "were", "waits": "wait"}
 _VERB = re.compile(r"(^|, |\band )(is|has|was|waits)\b")
 _BAKED_IN = "same name and shapes, different program:"
 _VALUE = "a Python value that is baked in differs"
+_DISAGREE = "the processes disagree at "
+_BEFORE = "the processes were out of step before "
 
 
 def text(divergence: Divergence, hosts: Mapping[int, str]) -> str:
@@ -31,10 +33,10 @@ def text(divergence: Divergence, hosts: Mapping[int, str]) -> str:
     call = f"cross-process call #{divergence.number}{_of_group(divergence.group, hosts)}"
     oldest = ", the oldest that is still recorded"
     if divergence.before:
-        lines = [f"the processes were out of step before {call}{oldest}"]
+        lines = [f"{_BEFORE}{call}{oldest}"]
         return "\n".join([*lines, *_rows(divergence, hosts), *_fill(advice.BEFORE)])
     found = differences.find(parties)
-    lines = [f"the processes disagree at {call}{oldest if divergence.oldest else ''}", *_rows(divergence, hosts)]
+    lines = [f"{_DISAGREE}{call}{oldest if divergence.oldest else ''}", *_rows(divergence, hosts)]
     callers = [party for party in parties if not party.state]
     if len(callers) == 1 and len(parties) > 1 and not _crossed(parties):
         lines.append(f"  only {_names(callers[0].ranks, hosts)} made this call")
@@ -47,6 +49,12 @@ def text(divergence: Divergence, hosts: Mapping[int, str]) -> str:
     if len(found) > _DIFFERENCES:
         lines.append(f"  and {plural(len(found) - _DIFFERENCES, 'further difference')}")
     return "\n".join([*lines, *_fill(_advice(parties, callers, found))])
+
+
+def find(words: str) -> str:
+    """The first such text among what a launcher has said, each piece of which begins with `jaxrun:`; empty without."""
+    pieces = re.split(r"^jaxrun: ", words, flags=re.MULTILINE)
+    return next((piece.strip() for piece in pieces if piece.startswith((_DISAGREE, _BEFORE))), "")
 
 
 def one_line(divergence: Divergence) -> str:

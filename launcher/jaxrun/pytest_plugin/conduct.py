@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import contextlib
-import io
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
 from jaxrun.contract.testing import RunTest, Typed, Warned
-from jaxrun.gang.conversation import Gone, Printed, Returned, Said
+from jaxrun.gang.conversation import Gone, Printed, Returned, Said, Told
 from jaxrun.gang.remote import WorkerDied
+from jaxrun.lockstep import compare, report
 from jaxrun.lockstep.flight import Flight
 from jaxrun.pytest_plugin.course import Course
 from jaxrun.pytest_plugin.debugging import Terminal
@@ -24,6 +23,8 @@ from jaxrun.verdict.look import Look
 from jaxrun.verdict.stacks import main_stack
 from jaxrun.wording import seconds, signal_name
 
+_REPORT = 1.0  # seconds that the launcher has to say how the ranks came apart
+
 
 @dataclass(frozen=True, slots=True)
 class Ended:
@@ -32,12 +33,14 @@ class Ended:
     limit:  the time limit that it reached; None if it reached none
     whole:  whether the session can run another test
     notes:  what else there is to say of it
+    apart:  how the ranks fell out of step, in several lines; empty if they did not
     """
 
     parts: dict[int, Part]
     limit: float | None = None
     whole: bool = True
     notes: list[str] = field(default_factory=list)
+    apart: str = ""
 
 
 class Conduct:
@@ -53,6 +56,7 @@ class Conduct:
         self._course = Course(len(session.gang.workers), debug)
         self._closed: dict[int, str] = {}  # by rank, why its session has ended
         self._notes: list[str] = []
+        self._words = ""  # the launcher's
 
     def run(self, order: RunTest, timeout: float, grace: float) -> Ended:
         """Run one test to its end, or until it is clear that it will have none."""
@@ -60,12 +64,10 @@ class Conduct:
         began = time.monotonic()
         patience = Patience(began, timeout, grace)
         why = None
-        words = io.StringIO()
         while why is None and not self._course.over:
-            with contextlib.redirect_stderr(words):  # on which the launcher's words are repeated
-                why = self._step(patience)
+            why = self._step(patience)
         self._terminal.over()
-        return self._ended(began, words.getvalue(), timeout if why is Due.LIMIT else None)
+        return self._ended(began, timeout if why is Due.LIMIT else None)
 
     def _step(self, patience: Patience) -> Due | None:
         """Wait for an event; why there is no point in waiting for another, if so."""
@@ -85,8 +87,7 @@ class Conduct:
 
     def _is_deserted(self) -> bool:
         _, look = self._session.look()
-        flights = {rank: Flight.from_json(text) for rank, text in look.flights.items()} if look is not None else {}
-        deserted = self._course.deserted(flights)
+        deserted = self._course.deserted(_flights(look))
         self._notes += [deserted] if deserted else []
         return bool(deserted)
 
@@ -96,6 +97,8 @@ class Conduct:
                 self._carry_out(self._course.said(rank, message, now))
             case Printed():
                 self._session.gang.on_printed(event)
+            case Told(words):
+                self._words += words
             case Gone(rank):
                 self._carry_out(self._course.gone(rank, now))
             case Returned(rank):
@@ -118,19 +121,31 @@ class Conduct:
 
     # ---- the end
 
-    def _ended(self, began: float, said: str, limit: float | None) -> Ended:
-        """`said`: what the launcher has, which is no news where a rank has died."""
+    def _ended(self, began: float, limit: float | None) -> Ended:
         course, notes = self._course, self._notes
+        apart = self._apart()
         died = self._talk.died()
         words, look = self._session.look() if course.missing and died is None else ("", None)
         parts = {rank: self._part(rank, began, died, look) for rank in course.ranks}
         notes += [words] if limit is not None and words else []
-        notes += (said if died is None else str(died)).splitlines()
+        notes += (self._words.replace(f"jaxrun: {apart}\n", "") if died is None else str(died)).splitlines()
         if course.missing and died is None:
             after = f" {seconds(time.monotonic() - course.failed)} after the first failure" if course.failed else ""
             notes.append(f"{spell(course.missing)} ended{after}; the next test gets a new gang")
-        whole = course.over and not self._talk.gone and not self._closed and course.in_step
-        return Ended(parts, limit, whole, notes)
+        whole = course.over and not (self._talk.gone or self._closed or apart or course.is_doubtful) and course.in_step
+        return Ended(parts, limit, whole, notes, apart)
+
+    def _apart(self) -> str:
+        """How the ranks fell out of step, as far as that is known; where it only seems so, the launcher is asked."""
+        if not self._course.is_doubtful or report.find(self._words):
+            return report.find(self._words)
+        _, look = self._session.look()  # in which the launcher compares what the ranks have done
+        until = time.monotonic() + _REPORT
+        while not report.find(self._words) and (left := until - time.monotonic()) > 0:
+            if (event := self._talk.receive(left)) is not None:
+                self._hear(event, time.monotonic())
+        lag = next(iter(compare.lags(_flights(look))), None)
+        return report.find(self._words) or (report.lagging(lag, self._session.hosts) if lag is not None else "")
 
     def _part(self, rank: int, began: float, died: WorkerDied | None, look: Look | None) -> Part:
         progress = self._course.ranks[rank]
@@ -149,6 +164,10 @@ class Conduct:
         dump = look.dumps.get(rank, "") if look is not None else ""
         asleep = look is None or bool(look.waits.get(rank))
         return State.STUCK if asleep else State.BUSY, main_stack(dump).place()
+
+
+def _flights(look: Look | None) -> dict[int, Flight]:
+    return {rank: Flight.from_json(text) for rank, text in look.flights.items()} if look is not None else {}
 
 
 def _death(died: WorkerDied) -> str:

@@ -34,6 +34,7 @@ class Progress:
 
     reports: dict[str, dict[str, Any]] = field(default_factory=dict)
     calls: Mapping[str, int] | None = None
+    histories: Mapping[str, int] = field(default_factory=dict)
     failed: float | None = None
     finished: float | None = None
     gone: float | None = None
@@ -82,6 +83,15 @@ class Course:
         groups = {group for made in counts for group in made}
         return all(len({counts[rank].get(group, 0) for rank in members(group)}) <= 1 for group in groups)
 
+    @property
+    def is_doubtful(self) -> bool:
+        """Whether all have come to the end of their test, and yet not all seem to have made the same calls."""
+        if self.failed is not None or not self.over:
+            return False
+        groups = {group for rank in self.ranks.values() for group in rank.histories}
+        known = ([self.ranks[rank].histories.get(group) for rank in members(group)] for group in groups)
+        return not self.in_step or any(len({*histories} - {None}) > 1 for histories in known)
+
     def deserted(self, flights: Mapping[int, Flight]) -> str:
         """Who makes a call with a rank that has finished without it, and so waits for ever; empty if nobody does.
 
@@ -120,8 +130,8 @@ class Course:
             case Warned() if message not in self._warnings:
                 self._warnings.add(message)
                 yield Record(message)
-            case Finished(calls):
-                rank.calls, rank.finished = calls, now
+            case Finished(calls, histories):
+                rank.calls, rank.histories, rank.finished = calls, histories, now
                 yield from self._meet()
 
     def gone(self, number: int, now: float) -> Iterator[Order]:

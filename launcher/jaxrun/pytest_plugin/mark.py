@@ -6,11 +6,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from jaxrun.contract.flight import LOCKSTEP, RECORD
 from jaxrun.errors import UsageError
 
 NAME = "processes"
-USAGE = "processes(n, devices=1, hosts=1, timeout=300, fresh=False, env={}, dies=())"
-_KNOWN = ("n", "devices", "hosts", "timeout", "fresh", "env", "dies")
+USAGE = "processes(n, devices=1, hosts=1, timeout=300, fresh=False, env={}, dies=(), lockstep='record')"
+_KNOWN = ("n", "devices", "hosts", "timeout", "fresh", "env", "dies", "lockstep")
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,6 +22,7 @@ class Shape:
     devices: int | None = None
     hosts: int | None = None
     env: tuple[tuple[str, str], ...] = ()
+    lockstep: str = RECORD
 
     def __str__(self) -> str:
         """`4 processes x 2 devices`."""
@@ -29,6 +31,7 @@ class Shape:
             text += " x 1 device" if self.devices == 1 else f" x {self.devices} devices"
         if self.hosts is not None:
             text += " on 1 host" if self.hosts == 1 else f" on {self.hosts} hosts"
+        text += f", lockstep {self.lockstep}" if self.lockstep != RECORD else ""
         return text + (" with variables of its own" if self.env else "")
 
     @property
@@ -37,6 +40,7 @@ class Shape:
         parts = [f"{self.processes}p"]
         parts += [f"{self.devices}d"] if self.devices is not None else []
         parts += [f"{self.hosts}h"] if self.hosts is not None else []
+        parts += [self.lockstep] if self.lockstep != RECORD else []
         return "-".join([*parts, *(f"{name}={value}" for name, value in self.env)])
 
 
@@ -90,7 +94,10 @@ def read(args: Sequence[Any], kwargs: Mapping[str, Any], processes: int) -> Wish
     env = kwargs.get("env") or {}
     if not isinstance(env, Mapping) or not all(isinstance(part, str) for pair in env.items() for part in pair):
         raise UsageError(f"@pytest.mark.processes(env={env!r}): must map names of variables to strings")
-    shape = Shape(processes, kwargs.get("devices"), kwargs.get("hosts"), tuple(sorted(env.items())))
+    lockstep = kwargs.get("lockstep") or RECORD
+    if lockstep not in LOCKSTEP:
+        raise UsageError(f"@pytest.mark.processes(lockstep={lockstep!r}): must be one of {', '.join(LOCKSTEP)}")
+    shape = Shape(processes, kwargs.get("devices"), kwargs.get("hosts"), tuple(sorted(env.items())), lockstep)
     return Wish(shape, timeout, bool(kwargs.get("fresh", False)), _dies(kwargs.get("dies", ()), processes))
 
 

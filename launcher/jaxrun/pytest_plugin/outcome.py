@@ -8,6 +8,7 @@
 | all skipped                                           | skipped                                                    |
 | some skipped, others not                              | failed: the ranks disagree                                 |
 | any was stuck, not over, or waited in vain            | failed                                                     |
+| all passed, but fell out of step                      | failed, or xfailed where a failure is expected             |
 | all passed                                            | passed, or xpassed                                         |
 
 Where the test says that ranks die, their deaths count as passed, and so does what these do to the others.
@@ -43,8 +44,14 @@ class Outcome:
     why: str = ""
 
 
-def judge(phase: str, parts: Mapping[int, Part], dies: frozenset[int] = frozenset()) -> Outcome | None:
-    """The outcome; None if no rank came to this phase. `dies`: the ranks whose death belongs to the test."""
+def judge(
+    phase: str, parts: Mapping[int, Part], dies: frozenset[int] = frozenset(), *, in_step: bool = True
+) -> Outcome | None:
+    """The outcome; None if no rank came to this phase.
+
+    dies:     the ranks whose death belongs to the test
+    in_step:  whether all have made the same cross-process calls
+    """
     states = _states(phase, parts)
     present = [rank for rank, state in states.items() if state is not State.ABSENT]
     if not present:
@@ -55,6 +62,9 @@ def judge(phase: str, parts: Mapping[int, Part], dies: frozenset[int] = frozense
     lead = _lead(phase, parts, states, present)
     outcome, why = _decide(states, present)
     alive = {rank for rank in dies - died if phase == "call" and states[rank] in _PASSED}
+    if phase == "call" and not in_step and outcome == "passed":
+        expected = State.XPASSED in states.values()
+        outcome, why = "skipped" if expected else "failed", "the ranks fell out of step"
     if alive and outcome == "passed":
         outcome, why = "failed", f"{spell(alive)} {'was' if len(alive) == 1 else 'were'} to die, and did not"
     if _kind(states[lead], parts[lead], phase) == "hindered" and _fails_later(phase, parts, dies):

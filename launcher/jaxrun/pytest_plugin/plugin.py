@@ -19,13 +19,14 @@ from jaxrun.pytest_plugin.mark import NAME, USAGE, Wish, is_list, sizes
 from jaxrun.pytest_plugin.neighbours import among_others
 
 if TYPE_CHECKING:
-    from jaxrun.gang.gang import Gang
+    from jaxrun.functions import Gang
 
 _RANK_PLUGIN = "jaxrun-rank"
 _MARK = f"""\
 {USAGE}: run the test by n JAX processes; its body runs on every rank, and it has one result. processes([2, 4]) \
 runs it with 2 and with 4. devices: of each process; hosts: simulated, or real ones with --gang-backend; timeout: in \
-seconds; fresh: with new processes; env: variables; dies: ranks whose death belongs to the test."""
+seconds; fresh: with new processes; env: variables; dies: ranks whose death belongs to the test; lockstep: 'strict' \
+to agree on each cross-process call first, 'off' not to watch whether the ranks stay in step."""
 _options = pytest.StashKey[options.Options]()
 _runner = pytest.StashKey[Any]()
 _present = pytest.StashKey[Any]()
@@ -44,7 +45,7 @@ def pytest_configure(config: pytest.Config) -> None:
     if place is not None:
         from jaxrun.pytest_plugin.present import Present
 
-        config.stash[_present] = Present(config, place)
+        config.stash[_present] = Present(config, place, config.stash[_options].more)
 
 
 # ---- collection
@@ -143,8 +144,8 @@ def _get_runner(session: pytest.Session, present: Any = None) -> Any:
     stash = session.config.stash
     if _runner not in stash:
         pool = Pool(session.config, stash[_options], session.items, present)
-        started_by = stash[_options].backend if present is None else present.title
-        stash[_runner] = Runner(session.config, stash[_options], pool, started_by)
+        started_by, command = (stash[_options].backend, ()) if present is None else (present.title, present.command)
+        stash[_runner] = Runner(session.config, stash[_options], pool, started_by, command)
     return stash[_runner]
 
 
@@ -184,7 +185,7 @@ def shared_tmp_path(request: pytest.FixtureRequest, gang: Any) -> Path:
     if rank is None:
         return request.getfixturevalue("tmp_path")  # type: ignore[no-any-return]
     path = Path(rank.shared)
-    if not path.is_dir():
+    if not (rank.shares_files and path.is_dir()):
         pytest.fail(
             f"rank {gang.rank} on {gang.host} cannot see {path}; name a directory that all hosts share: --basetemp DIR",
             pytrace=False,
@@ -195,7 +196,7 @@ def shared_tmp_path(request: pytest.FixtureRequest, gang: Any) -> Path:
 @pytest.fixture
 def gangs(request: pytest.FixtureRequest) -> Iterator[Callable[..., Gang]]:
     """For a test without the mark: gangs(processes=4) starts a jaxrun.Gang, which is closed when the test is over."""
-    from jaxrun.gang.gang import Gang
+    from jaxrun.functions import Gang
 
     made: list[Gang] = []
 

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
+import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from jaxrun.gang.gang import Gang
+from jaxrun.errors import JaxrunError
+from jaxrun.functions import Gang
 from jaxrun.gang.remote import GangStartError
 from jaxrun.pytest_plugin import covering, items
 from jaxrun.pytest_plugin.likeness import settings
@@ -93,6 +96,7 @@ class Pool:
                     shape.devices,
                     hosts=shape.hosts,
                     env=dict(shape.env),
+                    lockstep=shape.lockstep,
                     backend=self._options.backend,
                     options=self._options.more,
                     run_dir=directory / "run",
@@ -102,12 +106,28 @@ class Pool:
 
     def abandon(self, key: str) -> None:
         """The session is of no use any more; nor are the ranks, which the next test finds replaced."""
-        session, self._places[key].session = self._places[key].session, None
+        place = self._places[key]
+        session, place.session = place.session, None
         if session is not None:
             session.abandon()
+        if self._present is not None:
+            with covering.unmeasured(), contextlib.suppress(JaxrunError):  # the next test will say it
+                place.gang.restart()  # now, as the others wait for it
+
+    def give_up(self, key: str) -> None:
+        """The same where there will be no next test."""
+        place = self._places.pop(key)
+        if place.session is not None:
+            place.session.abandon()
+        place.gang.stop()
+
+    def release(self, key: str) -> None:
+        """No test wants this gang any more. Processes that were there already stay: srun may stop us after they end."""
+        if self._present is None:
+            self.end(key)
 
     def end(self, key: str) -> None:
-        """No test wants this gang any more."""
+        """Let it leave."""
         place = self._places.pop(key)
         try:
             trouble = place.session.close() if place.session is not None else ""
@@ -133,5 +153,6 @@ class Pool:
                 place.gang.restart()
         place.sessions += 1
         files = tuple(dict.fromkeys(str(test.path) for test in tests))
-        directory = str(place.directory / f"session-{place.sessions}")
+        # Of a name that no other host has by chance, by which ranks know whether they share this file system.
+        directory = tempfile.mkdtemp(prefix=f"session-{place.sessions}-", dir=place.directory)
         return Session(place.gang, settings(self._config, files, directory, self._options.debug), _START)

@@ -7,19 +7,21 @@ changed.
 
 from __future__ import annotations
 
+import contextlib
 import io
 import os
 import subprocess
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from jaxrun import RUNTIME
-from jaxrun.errors import EXIT_NOT_UNIFORM, EXIT_SOFTWARE, EXIT_UNAVAILABLE, EXIT_USAGE
-from jaxrun.gang.gang import Gang
+from jaxrun.contract.flight import RECORD
+from jaxrun.errors import EXIT_NOT_UNIFORM, EXIT_SOFTWARE, EXIT_UNAVAILABLE, EXIT_USAGE, JaxrunError
+from jaxrun.functions import Gang
 from jaxrun.gang.shape import Shape
 from jaxrun.planning import interpreter
 from jaxrun.planning.surroundings import ENGINES, Place
@@ -29,14 +31,22 @@ from jaxrun.pytest_plugin.mark import Wish
 _SERVE = f"{RUNTIME}.serve"
 _NO_MORE = (0, EXIT_USAGE, EXIT_NOT_UNIFORM, EXIT_UNAVAILABLE, EXIT_SOFTWARE)  # statuses after which no gang follows
 _FAR = "mpirun"  # the ranks come to us over the network, as those of mpirun do
+_COMMANDS = {"slurm": ("srun",), "flux": ("flux", "run")}
+_SOON = 30.0  # seconds for all to come to the next gang; rank 0 starts it as soon as one has ended
 
 
 class Present:
-    """The processes that are there. A rank other than 0 says nothing until it is clear that it will not be a worker."""
+    """The processes that are there. A rank other than 0 says nothing until it is clear that it will not be a worker.
 
-    def __init__(self, config: pytest.Config, place: Place) -> None:
+    more:            further words for jaxrun's command line
+    title, command:  of what has started the processes
+    """
+
+    def __init__(self, config: pytest.Config, place: Place, more: tuple[str, ...]) -> None:
         self.place = place
+        self._more = more
         self.title = next((engine.title for engine in ENGINES if engine.key == place.engine), place.engine)
+        self.command = (*_COMMANDS.get(place.engine, ("mpirun",)), "-n", str(place.size))
         self._left_out = 0
         self._devices: int | None = None
         self._reporter: Any = config.pluginmanager.get_plugin("terminalreporter")
@@ -68,7 +78,7 @@ class Present:
             self._reporter._tw._file, self._file = self._file, None
 
     def be_worker(self, config: pytest.Config) -> None:
-        """Be a rank of the gang, and of the next if one is made anew, until rank 0 closes it.
+        """Be a rank of the gang, and of the next if one is made anew, until rank 0 closes it, or at a Ctrl-C.
 
         Then this process ends, and well, whatever became of the ranks: mpirun would stop rank 0.
         """
@@ -76,38 +86,52 @@ class Present:
         if capture is not None:
             capture.stop_global_capturing()
         environ = {**os.environ, **interpreter.settings(os.environ)}
-        command = [sys.executable, "-P", "-m", "jaxrun", *_words(self._devices)]
-        while subprocess.run(command, env=environ, check=False).returncode not in _NO_MORE:
-            pass
+        shape, python = self._shape(), (sys.executable, "-P", "-m", "jaxrun")
+        with contextlib.suppress(KeyboardInterrupt):
+            while subprocess.run([*python, *shape.attach()], env=environ, check=False).returncode not in _NO_MORE:
+                shape = replace(shape, again=True)
         os._exit(0)
 
     def gang(self, run_dir: Path) -> Gang:
         """The gang of all these processes, for rank 0."""
-        return _PresentGang(devices=self._devices, backend=_FAR, run_dir=run_dir)
+        return _PresentGang(self._shape(), run_dir)
+
+    def _shape(self) -> _PresentShape:
+        return _PresentShape(devices=self._devices, backend=_FAR, options=self._more)
 
     def _fits(self, wish: Wish) -> bool:
         shape = wish.shape
         same = self._devices is None or shape.devices in (None, self._devices)
-        return shape.processes == self.place.size and same and not (shape.hosts or shape.env or wish.fresh)
-
-
-def _words(devices: int | None, *more: str) -> tuple[str, ...]:
-    given = () if devices is None else ("--devices-per-process", str(devices))
-    return ("attach", *given, "--grace", "1", *more, "-m", _SERVE)
+        plain = shape.lockstep == RECORD and not (shape.hosts or shape.env or wish.fresh)
+        return shape.processes == self.place.size and same and plain
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _PresentShape(Shape):
+    """`again`: the processes have been a gang before."""
+
+    again: bool = False
+
     def words(self, run_dir: Path) -> tuple[str, ...]:
-        return _words(self.devices, "--run-dir", str(run_dir))
+        return self.attach("--run-dir", str(run_dir))
+
+    def attach(self, *more: str) -> tuple[str, ...]:
+        devices = () if self.devices is None else ("--devices-per-process", str(self.devices))
+        soon = ("--init-timeout", str(_SOON)) if self.again else ()
+        return ("attach", *devices, "--grace", "1", *soon, *more, *self.options, "-m", _SERVE)
 
 
 class _PresentGang(Gang):
+    def __init__(self, shape: _PresentShape, run_dir: Path) -> None:
+        self._wanted = shape
+        super().__init__(devices=shape.devices, backend=shape.backend, options=shape.options, run_dir=run_dir)
+
     def _start(self) -> None:
-        self.shape = _PresentShape(devices=self.shape.devices, backend=self.shape.backend)
+        self.shape, self._wanted = self._wanted, replace(self._wanted, again=True)
         super()._start()
 
     def close(self) -> None:
         if not self.healthy and self._job is not None:
-            self.restart()  # or the others would wait for it
+            with contextlib.suppress(JaxrunError):
+                self.restart()  # or the others would wait for it
         super().close()

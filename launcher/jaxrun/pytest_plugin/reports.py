@@ -37,7 +37,7 @@ def tell(
     began, ended = span
     found: list[Report] = []
     for phase in PHASES:
-        outcome = judge(phase, parts, dies)
+        outcome = judge(phase, parts, dies, in_step=not scene.apart)
         if phase == "call" and found[0]["outcome"] != "passed":
             continue  # some ranks may have come further, but the test has not
         if outcome is not None:
@@ -90,7 +90,9 @@ def skipped(test: Test, reason: str, now: float) -> Report:
 def failed(test: Test, text: str, now: float) -> Report:
     """Of a test that could not even be begun."""
     report = nothing(test, "setup", now) | {"outcome": "failed"}
-    _put(report, [text], text.partition("\n")[0], test)
+    first, _, rest = text.partition("\n")
+    # In the summary, pytest shows one line.
+    _put(report, [text], f"{first} {rest}".partition("\n")[0] if first.endswith(":") else first, test)
     return report
 
 

@@ -6,6 +6,7 @@ import os
 import re
 import shlex
 import time
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -28,13 +29,16 @@ _NAME = 30  # characters of a test's name in that of a directory
 
 
 class Runner:
-    """`started_by`: what has started the processes."""
+    """`started_by`: what starts the processes; `command`: its words, where it has started this one, too."""
 
-    def __init__(self, config: pytest.Config, options: Options, pool: Pool, started_by: str) -> None:
+    def __init__(
+        self, config: pytest.Config, options: Options, pool: Pool, started_by: str, command: Sequence[str]
+    ) -> None:
         self._config = config
         self._options = options
         self._pool = pool
         self._started_by = started_by
+        self._command = command
         self._terminal = Terminal(config)
 
     def run(self, item: pytest.Item, wish: Wish | str) -> list[Report]:
@@ -59,7 +63,7 @@ class Runner:
         if not ended.whole:
             self._pool.abandon(key)
         if following is None:
-            self._pool.end(key)
+            self._pool.release(key)
         return reports.tell(test, ended.parts, wish.dies, scene, (began, time.time()))
 
     def start(self, wish: Wish) -> None:
@@ -78,7 +82,7 @@ class Runner:
         try:
             return conduct.run(order, limits.seconds(item, wish, self._options.timeout), self._options.grace)
         except BaseException:  # a Ctrl-C, above all
-            self._pool.abandon(key)
+            self._pool.give_up(key)
             raise
 
     def _shared(self, item: pytest.Item) -> str:
@@ -90,9 +94,9 @@ class Runner:
 
     def _scene(self, item: pytest.Item, wish: Wish, session: Session, ended: Ended) -> Scene:
         shape = replace(wish.shape, devices=session.gang.devices)
-        words = ["pytest", *self._options.words(), self._from_here(items.nodeid(item))]
+        words = [*self._command, "pytest", *self._options.words(), self._from_here(items.nodeid(item))]
         heading = f"{shape}, {self._started_by}"
-        return Scene(heading, session.hosts, tuple(ended.notes), shlex.join(words), ended.limit)
+        return Scene(heading, session.hosts, ended.apart, tuple(ended.notes), shlex.join(words), ended.limit)
 
     def _from_here(self, nodeid: str) -> str:
         """The node id relative to where pytest was started, as its command line takes it."""

@@ -9,8 +9,10 @@ from pathlib import Path
 
 from jaxrun.contract.testing import Ready, Settings
 from jaxrun.errors import JaxrunError
-from jaxrun.gang.conversation import Gone, Printed, Returned, Said
-from jaxrun.gang.gang import Gang, remote_function
+from jaxrun.functions import Gang
+from jaxrun.gang.conversation import Gone, Printed, Returned, Said, Told
+from jaxrun.gang.gang import remote_function
+from jaxrun.lockstep import report
 from jaxrun.ranks import spell
 from jaxrun.verdict.look import Look
 from jaxrun.verdict.stacks import STACKS_FILE
@@ -59,14 +61,16 @@ class Session:
 
     def close(self) -> str:
         """End the sessions, and the conversation; what went wrong in that, empty if nothing did."""
+        words = ""
         with self.talk as talk:
             talk.send(None)
             deadline = time.monotonic() + _LEAVING
             while talk.missing and time.monotonic() < deadline:
-                talk.receive(deadline - time.monotonic())
+                if isinstance(event := talk.receive(deadline - time.monotonic()), Told):
+                    words += event.text
         if talk.missing or talk.gone:
             return f"{spell({*talk.missing, *talk.gone})} did not end as asked"
-        return next(filter(None, map(ending, talk.outcomes.values())), "")
+        return next(filter(None, map(ending, talk.outcomes.values())), report.find(words))
 
     def abandon(self) -> None:
         """End it now, whatever the ranks do."""
@@ -91,6 +95,8 @@ class Session:
                     raise SessionError(f"on rank {rank} pytest did not start:\n{ending(returned)}")
                 case Gone(rank):
                     raise SessionError(f"while pytest started, a rank ended:\n{self.talk.died()}")
+                case Told() as told:
+                    self.gang.on_told(told)
                 case Printed() | Said():
                     pass
                 case None:

@@ -21,6 +21,7 @@ class Scene:
 
     shape:   "4 processes x 1 device, local"
     hosts:   of the ranks
+    apart:   how the ranks fell out of step, in several lines; empty if they did not
     notes:   more lines, such as what was done to the gang
     rerun:   the command that runs this test alone
     limit:   the time limit that was reached, in seconds; None if none was
@@ -28,6 +29,7 @@ class Scene:
 
     shape: str
     hosts: Mapping[int, str]
+    apart: str = ""
     notes: Sequence[str] = ()
     rerun: str = ""
     limit: float | None = None
@@ -38,7 +40,8 @@ def table(outcome: Outcome, parts: Mapping[int, Part], scene: Scene) -> str:
     when = _when(parts, scene)
     lines = [f"[{scene.shape}; {when}]" if when else f"[{scene.shape}]"]
     rows = [(f"{locate(ranks, scene.hosts)}:", *_fate(outcome, ranks[0], parts)) for ranks in groups(outcome, parts)]
-    lines += [*columns(rows), *([f"{outcome.why}."] if outcome.why else []), *scene.notes]
+    lines += [*columns(rows), *([f"{outcome.why}."] if outcome.why else [])]
+    lines += [*scene.apart.splitlines(), *scene.notes]
     lines += [f"rerun: {scene.rerun}"] if scene.rerun else []
     return "\n".join(lines)
 

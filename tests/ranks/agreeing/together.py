@@ -10,10 +10,9 @@ import numpy as np
 from jax.experimental import io_callback, multihost_utils
 from jax.sharding import PartitionSpec
 
-from agreeing.world import Step, World, program, total
+from agreeing.world import Step, World, total
 
 
-@program
 def gathers(world: World) -> Step:
     """Values that differ, in shapes that don't."""
 
@@ -26,20 +25,18 @@ def gathers(world: World) -> Step:
     return step
 
 
-@program
 def puts(world: World) -> Step:
     """Equal values are put on all devices; JAX compares them."""
 
     def step(number: int) -> None:
-        jax.device_put(np.full((world.size, 2), number), world.spread)
+        jax.device_put(np.full((world.rows, 2), number), world.spread)
 
     return step
 
 
-@program
 def prints(world: World) -> Step:
     """Every rank prints what is the same everywhere."""
-    x = world.ones(world.size, 8)
+    x = world.ones(world.rows, 8)
 
     def step(number: int) -> None:
         mean = x.mean() + number
@@ -49,10 +46,9 @@ def prints(world: World) -> Step:
     return step
 
 
-@program
 def ahead_of_time(world: World) -> Step:
     """Compiled beforehand, for two shapes."""
-    arrays = [world.ones(world.size, width) for width in (4, 8)]
+    arrays = [world.ones(world.rows, width) for width in (4, 8)]
     compiled = [jax.jit(lambda x: (x * x).sum()).lower(x).compile() for x in arrays]
 
     def step(number: int) -> None:
@@ -61,10 +57,9 @@ def ahead_of_time(world: World) -> Step:
     return step
 
 
-@program
 def transformed(world: World) -> Step:
     """vmap and grad, around and inside of jit."""
-    x = world.ones(world.size, 8)
+    x = world.ones(world.rows, 8)
 
     def energy(row: jax.Array) -> jax.Array:
         return jnp.tanh(row).sum()
@@ -81,9 +76,8 @@ def transformed(world: World) -> Step:
     return step
 
 
-@program
 def shard_mapped(world: World) -> Step:
-    x = world.ones(world.size, 8)
+    x = world.ones(world.rows, 8)
     spec = PartitionSpec("data")
     mapped = partial(jax.shard_map, mesh=world.mesh, in_specs=spec, out_specs=PartitionSpec())
     compiled = jax.jit(mapped(lambda x: jax.lax.psum(x.sum(), "data")))
@@ -97,10 +91,9 @@ def shard_mapped(world: World) -> Step:
     return step
 
 
-@program
 def eager_control_flow(world: World) -> Step:
     """Loops and branches outside of jit, each a program of its own."""
-    x = world.ones(world.size, 8)
+    x = world.ones(world.rows, 8)
 
     def grow(_: int, x: jax.Array) -> jax.Array:
         return x * 1.01
@@ -114,10 +107,9 @@ def eager_control_flow(world: World) -> Step:
     return step
 
 
-@program
 def static_arguments(world: World) -> Step:
     """Twenty programs of one name and shape, in the same order everywhere."""
-    x = world.ones(world.size, 8)
+    x = world.ones(world.rows, 8)
     power = jax.jit(lambda x, n: (x**n).sum(), static_argnums=1)
 
     def step(number: int) -> None:
@@ -126,10 +118,9 @@ def static_arguments(world: World) -> Step:
     return step
 
 
-@program
 def nans(world: World) -> Step:
     """debug_nans looks at each result; the error is the same on all ranks, and they go on."""
-    x = world.ones(world.size, 8)
+    x = world.ones(world.rows, 8)
     root = jax.jit(lambda x, shift: jnp.sqrt(x - shift).sum())
 
     def step(number: int) -> None:
@@ -142,10 +133,9 @@ def nans(world: World) -> Step:
     return step
 
 
-@program
 def errors(world: World) -> Step:
     """Calls that fail on all ranks before they start."""
-    x = world.ones(world.size, 8)
+    x = world.ones(world.rows, 8)
 
     def step(number: int) -> None:
         try:
@@ -156,10 +146,9 @@ def errors(world: World) -> Step:
     return step
 
 
-@program
 def callbacks(world: World) -> Step:
     """The host's functions are called inside of programs; each rank has its own."""
-    x = world.ones(world.size, 8)
+    x = world.ones(world.rows, 8)
     seen: list[float] = []
     note = seen.append if world.first else (lambda value: None)
 
@@ -187,10 +176,9 @@ def callbacks(world: World) -> Step:
     return step
 
 
-@program
 def harmless_differences(world: World) -> Step:
     """Names of scopes, objects that are hashed by their address: nothing that the program computes from."""
-    x = world.ones(world.size, 8)
+    x = world.ones(world.rows, 8)
 
     class Options:
         """Static, equal to itself only."""

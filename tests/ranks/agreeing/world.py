@@ -28,6 +28,11 @@ class World:
         return self.rank == 0
 
     @property
+    def rows(self) -> int:
+        """Of an array that is spread over all devices, one for each."""
+        return int(self.mesh.size)
+
+    @property
     def spread(self) -> NamedSharding:
         return NamedSharding(self.mesh, PartitionSpec("data"))
 
@@ -43,15 +48,6 @@ class World:
 @jax.jit
 def total(x: jax.Array) -> jax.Array:
     return x.sum()
-
-
-PROGRAMS: dict[str, Callable[[World], Step]] = {}
-
-
-def program(prepare: Callable[[World], Step]) -> Callable[[World], Step]:
-    """Enter this function among the PROGRAMS: it returns the function that makes step 0, 1, …"""
-    PROGRAMS[prepare.__name__.replace("_", "-")] = prepare
-    return prepare
 
 
 def world(directory: Path, steps: int) -> World:

@@ -14,13 +14,12 @@ import numpy as np
 from jax.experimental.compilation_cache import compilation_cache
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from agreeing.world import Step, World, program, total
+from agreeing.world import Step, World, total
 
 
-@program
 def local_on_rank_0(world: World) -> Step:
     """Rank 0 evaluates and logs by itself, also on its part of a global array."""
-    x, model = world.ones(world.size, 8), jnp.ones((8, 8))
+    x, model = world.ones(world.rows, 8), jnp.ones((8, 8))
     evaluate = jax.jit(lambda model, batch: (batch @ model).mean())
 
     def step(number: int) -> None:
@@ -32,10 +31,9 @@ def local_on_rank_0(world: World) -> Step:
     return step
 
 
-@program
 def local_shapes(world: World) -> Step:
     """Functions and shapes of each rank's own, compiled at different times."""
-    x = world.ones(world.size, 8)
+    x = world.ones(world.rows, 8)
     own = jax.jit(lambda values: jnp.sort(values).sum() * world.rank)
 
     def step(number: int) -> None:
@@ -45,10 +43,9 @@ def local_shapes(world: World) -> Step:
     return step
 
 
-@program
 def local_threads(world: World) -> Step:
     """A thread of each rank computes on its own devices all the time."""
-    x = world.ones(world.size, 8)
+    x = world.ones(world.rows, 8)
     augment = jax.jit(lambda image: jnp.flip(image) * 2)
 
     def load(batches: int) -> None:
@@ -64,10 +61,9 @@ def local_threads(world: World) -> Step:
     return step
 
 
-@program
 def speed(world: World) -> Step:
     """One rank is slower in one step, another in the next."""
-    x = world.ones(world.size, 8)
+    x = world.ones(world.rows, 8)
 
     def step(number: int) -> None:
         if number % 50 == world.rank:
@@ -77,10 +73,9 @@ def speed(world: World) -> Step:
     return step
 
 
-@program
 def garbage(world: World) -> Step:
     """Programs and arrays die in the collector's time, which is not the same on all ranks."""
-    x = world.ones(world.size, 8)
+    x = world.ones(world.rows, 8)
 
     def step(number: int) -> None:
         function = jax.jit(lambda x: x.sum() + 1) if number % 100 == 0 else total
@@ -92,10 +87,9 @@ def garbage(world: World) -> Step:
     return step
 
 
-@program
 def caches(world: World) -> Step:
     """Each rank clears its caches when it likes: known programs are compiled again, on one rank only."""
-    x = world.ones(world.size, 8)
+    x = world.ones(world.rows, 8)
 
     def step(number: int) -> None:
         if number % 250 == 50 * (1 + world.rank):
@@ -105,10 +99,9 @@ def caches(world: World) -> Step:
     return step
 
 
-@program
 def persistent_cache(world: World) -> Step:
     """What one rank compiles another reads from its disk; only rank 0 has a warm cache."""
-    x = world.ones(world.size, 8)
+    x = world.ones(world.rows, 8)
     cached = jax.jit(lambda x: jnp.cumsum(x, axis=1).sum())
 
     half = world.steps // 2
@@ -129,14 +122,14 @@ def persistent_cache(world: World) -> Step:
     return step
 
 
-@program
 def some_ranks_only(world: World) -> Step:
     """Pairs of ranks compute on meshes of their own, one pair more often than the other."""
-    x = world.ones(world.size, 8)
+    x = world.ones(world.rows, 8)
     pair = world.rank // 2
-    devices = world.mesh.devices[2 * pair : 2 * pair + 2]
+    devices = np.split(world.mesh.devices, world.size // 2)[pair]
+    shape = (devices.size, 8)
     sharding = NamedSharding(Mesh(devices, ("data",)), PartitionSpec("data"))
-    parts = jax.make_array_from_callback((2, 8), sharding, lambda index: np.ones((2, 8), np.float32)[index])
+    parts = jax.make_array_from_callback(shape, sharding, lambda index: np.ones(shape, np.float32)[index])
     own = jax.jit(lambda parts: parts.sum() * (1 + pair))
 
     def step(number: int) -> None:
@@ -148,10 +141,9 @@ def some_ranks_only(world: World) -> Step:
     return step
 
 
-@program
 def forks(world: World) -> Step:
     """Processes that a rank starts come and go, and inherit all that is open."""
-    x = world.ones(world.size, 8)
+    x = world.ones(world.rows, 8)
 
     def step(number: int) -> None:
         if number % 200 == 10 * world.rank:

@@ -6,10 +6,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from agreeing.world import Step, World, program
+from agreeing.world import Step, World
 
 
-@program
 def training(world: World) -> Step:
     """Adam on a state that each step gives away; rank 0 logs the loss."""
     import optax
@@ -40,12 +39,11 @@ def training(world: World) -> Step:
     return step
 
 
-@program
 def checkpoints(world: World) -> Step:
     """The state is saved ten times, in the background; it is read again at the end."""
     import orbax.checkpoint as ocp
 
-    state = {"w": world.ones(world.size, 8), "step": jax.device_put(np.int32(0), world.everywhere)}
+    state = {"w": world.ones(world.rows, 8), "step": jax.device_put(np.int32(0), world.everywhere)}
     train_step = jax.jit(lambda state: {"w": state["w"] - 0.01 * state["w"].mean(), "step": state["step"] + 1})
     manager = ocp.CheckpointManager(
         world.directory / "checkpoints",

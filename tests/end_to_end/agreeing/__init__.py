@@ -1,1 +1,0 @@
-"""Programs whose ranks do different things and yet keep in step; `benign.py` runs them."""

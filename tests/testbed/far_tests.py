@@ -1,0 +1,67 @@
+"""What test_pytest_on_hosts.py has pytest run on several hosts."""
+
+import os
+import time
+from pathlib import Path
+
+import jax
+import pytest
+from jax.experimental import multihost_utils
+
+two = pytest.mark.processes(2)
+
+
+def collective():
+    assert multihost_utils.process_allgather(jax.numpy.ones(1)).sum() == jax.process_count()
+
+
+@two
+def test_hosts_differ(gang):
+    collective()
+    assert gang.allgather(gang.host) == ["h1", "h2"]
+
+
+@two
+def test_fails(gang):
+    assert gang.rank == 0
+    collective()
+
+
+@two
+def test_dies(gang):
+    if gang.rank == 1:
+        print("these are its last words")
+        os._exit(3)
+    collective()
+
+
+def test_has_no_mark():
+    assert "JAXRUN_RANK" not in os.environ
+
+
+@two
+def test_shares_files(gang, shared_tmp_path, tmp_path):
+    (shared_tmp_path / str(gang.rank)).touch()
+    gang.barrier()
+    assert sorted(path.name for path in shared_tmp_path.iterdir()) == ["0", "1"]
+    assert len(set(gang.allgather(str(tmp_path)))) == 2
+
+
+@pytest.mark.processes(2, hosts=2)
+def test_hosts_are_counted(gang):
+    assert len(set(gang.allgather(gang.host))) == 2
+
+
+@pytest.mark.processes(3)
+def test_three(gang):
+    assert gang.size == 3
+
+
+def test_gangs(gangs):
+    assert {worker.host for worker in gangs(processes=2).workers} == {"h1", "h2"}
+
+
+@two
+def test_lasts(gang):
+    Path(f"running-{gang.rank}").touch()
+    time.sleep(1000)
