@@ -14,6 +14,7 @@ import gc
 import importlib
 import os
 import shutil
+import signal
 import socket
 import sys
 import tempfile
@@ -46,6 +47,7 @@ class _Spare:
 
 def main() -> None:
     os.environ.pop("PYTHONSAFEPATH", None)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # srun sends it to all processes of a step; ours end with the parent
     parent = os.getppid()
     channel = socket.socket(fileno=int(sys.argv[1]))
     os.set_inheritable(channel.fileno(), False)

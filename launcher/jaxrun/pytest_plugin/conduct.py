@@ -141,9 +141,8 @@ class Conduct:
             return report.find(self._words)
         _, look = self._session.look()  # in which the launcher compares what the ranks have done
         until = time.monotonic() + _REPORT
-        while not report.find(self._words) and (left := until - time.monotonic()) > 0:
-            if (event := self._talk.receive(left)) is not None:
-                self._hear(event, time.monotonic())
+        while not report.find(self._words) and (event := self._talk.receive(until - time.monotonic())) is not None:
+            self._hear(event, time.monotonic())
         lag = next(iter(compare.lags(_flights(look))), None)
         return report.find(self._words) or (report.lagging(lag, self._session.hosts) if lag is not None else "")
 
