@@ -1,5 +1,6 @@
 """Two stages: `simulate`, a head with a clock and a kernel of its own; `play`, real workers without jax."""
 
+import contextlib
 import itertools
 import os
 import signal
@@ -8,6 +9,7 @@ import tempfile
 import time
 from pathlib import Path
 
+import psutil
 import pytest
 
 import jaxrun
@@ -253,6 +255,20 @@ class Recorder(list):
         return [event for event, of, _ in self if of == rank]
 
 
+def _end_children(but):
+    """As orphans.end_all, which spares nobody: whom it has killed of this process's children, and of theirs."""
+    killed = set()
+    while new := [child for child in psutil.Process().children() if child.pid not in but]:
+        for child in new:
+            with contextlib.suppress(psutil.NoSuchProcess, ChildProcessError):
+                if os.waitpid(child.pid, os.WNOHANG) == (0, 0):
+                    for process in (*child.children(recursive=True), child):
+                        killed.add(process.pid)
+                        process.kill()
+        time.sleep(0.002)
+    return sorted(killed)
+
+
 class Play:
     """A job of workers by hand (worker_by_hand.py), from its start until nothing is left of it."""
 
@@ -272,6 +288,7 @@ class Play:
         )
         self.directory = directory
         self._screen = directory / "screen"
+        others = {child.pid for child in psutil.Process().children()}  # what gangs of other tests live by
         began = time.time()
         server = None
         if fork:
@@ -289,7 +306,7 @@ class Play:
                 self.ending = agent.run().ending
             finally:
                 self.seconds = time.time() - began
-                self.left_over = orphans.end_all()
+                self.left_over = _end_children(but=others)
                 agent.close()
                 output.close()
 
