@@ -91,6 +91,18 @@ def test_what_became_of_the_others_is_a_note():
     assert both.__notes__ == ["rank 2 did not return"]
 
 
+_BROKEN = "UNKNOWN: Gloo AllGather failed: [pair.cc:538] Read error [127.0.0.1]:{}: Connection reset by peer"
+
+
+def test_who_only_lost_a_connection_is_a_note_to_who_has_a_fault_of_its_own():
+    broken = [remote(ValueError(_BROKEN.format(4995 + rank)), rank, time=0.5) for rank in (0, 2)]
+    error = raised([*broken, remote(KeyError("own"), 1, time=1.0)])
+    assert type(error) is KeyError and error.rank == 1
+    assert error.__notes__ == ["ranks 0, 2 lost a connection to another"]
+    alone = raised(broken)
+    assert type(alone) is ValueError and alone.ranks == (0, 2)
+
+
 ENDINGS = [SystemExit(3), KeyboardInterrupt("stop"), GeneratorExit()]
 
 

@@ -148,10 +148,13 @@ def _note(error: BaseException, text: str) -> None:
 def raised(failures: Sequence[Remote], waiting: str = "") -> BaseException:
     """One exception for all that the ranks raised, the first in time; a group of them where they differ.
 
-    `waiting`: what became of the ranks that raised nothing, as a note.
+    Of ranks that only lost a connection to another it has a note, unless all did. `waiting`: what became of the ranks
+    that raised nothing, as a note.
     """
+    own = [failure for failure in failures if not failure.is_consequence] or failures
+    lost = sorted({failure.rank for failure in failures} - {failure.rank for failure in own})
     kinds: dict[tuple[str, str, str], list[Remote]] = {}
-    for failure in sorted(failures, key=lambda failure: failure.time):
+    for failure in sorted(own, key=lambda failure: failure.time):
         kinds.setdefault(failure.alike, []).append(failure)
     exceptions = []
     hosts = {failure.rank: failure.host for failure in failures}
@@ -164,8 +167,10 @@ def raised(failures: Sequence[Remote], waiting: str = "") -> BaseException:
         exceptions.append(exception)
     result = exceptions[0]
     if len(exceptions) > 1:
-        text = f"{locate(sorted(hosts), hosts)} raised {len(exceptions)} different errors"
+        text = f"{locate([failure.rank for failure in own], hosts)} raised {len(exceptions)} different errors"
         result = BaseExceptionGroup(text, exceptions)
+    if lost:
+        _note(result, f"{locate(lost, hosts)} lost a connection to another")
     if waiting:
         _note(result, waiting)
     return result
