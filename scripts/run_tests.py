@@ -76,7 +76,7 @@ class Result:
 
 
 FURTHER = (
-    Environment(".venv-jax08", ("3.11",), "0.8.0", without=OF_OTHERS),
+    Environment(".venv-jax08", ("3.11",), "0.8.0", without=(CORPUS, *OF_OTHERS)),
     Environment(".venv-jax010", ("3.11",), "0.10.2", tests=JAX_TESTS[:2], without=(CORPUS,)),
     Environment(".venv-jax-newest", ("3.13", "3.12", "3.14"), None),
 )
