@@ -33,11 +33,21 @@ def sleep():
     print("asleep")
     time.sleep(60)
 
-def stuck():
-    print("asleep")
+def waits_in_cpp(pid):
+    # For a while: what is compiled already goes from Python to its wait at once.
+    for _ in range(20):
+        time.sleep(0.01)
+        if "futex" not in open(f"/proc/{pid}/wchan").read():
+            return False
+    return True
+
+def stuck(pid_of_0):
     if rank() == 0:
         meet()
     else:
+        while not waits_in_cpp(pid_of_0):
+            pass
+        print("asleep")
         while True:
             try:
                 time.sleep(60)
@@ -300,6 +310,7 @@ def test_a_rank_may_have_a_gang_of_its_own(session):
 _INTERRUPTED = """
 gang = jaxrun.Gang(processes=2)
 gang.run(rank)
+gang.run(meet)
 before = [worker.pid for worker in gang.workers]
 real = gang.interrupt
 gang.interrupt = lambda: (real(), print("interrupted", flush=True))
@@ -320,7 +331,7 @@ def test_ctrl_c_ends_the_call_and_leaves_the_gang(session):
 
 
 def test_ctrl_c_in_what_cannot_be_interrupted_makes_the_next_call_start_anew(session):
-    running = session(_INTERRUPTED.format(what="stuck"))
+    running = session(_INTERRUPTED.format(what="stuck, before[0]"))
     running.wait_for("[1] asleep")
     running.interrupt()
     out, err = running.end()
@@ -329,7 +340,7 @@ def test_ctrl_c_in_what_cannot_be_interrupted_makes_the_next_call_start_anew(ses
 
 
 def test_a_second_ctrl_c_stops_the_gang_at_once(session):
-    running = session(_INTERRUPTED.format(what="stuck"))
+    running = session(_INTERRUPTED.format(what="stuck, before[0]"))
     running.wait_for("[1] asleep")
     running.interrupt()
     running.wait_for("interrupted")
