@@ -23,12 +23,12 @@ from xml.etree import ElementTree
 
 ROOT = Path(__file__).resolve().parent.parent
 CHECKS = 5  # that scripts/check makes
-JAX_TESTS = ("tests/runtime", "tests/ranks", "tests/end_to_end")
+JAX_TESTS = ("tests/unit", "tests/ranks", "tests/process")
 CORPUS = "tests/ranks/test_lockstep.py"
 OF_OTHERS = (  # what hardly depends on JAX, but on IPython or pytest
-    "tests/end_to_end/test_notebook.py",
-    "tests/end_to_end/test_notebook_kernel.py",
-    "tests/end_to_end/test_pytest_plugin.py",
+    "tests/process/test_notebook.py",
+    "tests/process/test_notebook_kernel.py",
+    "tests/process/test_pytest_plugin.py",
 )
 NOTES_SHOWN = 10  # per environment, so that the whole summary stays on one screen
 NO_SUCH_PYTHON = 69  # how scripts/install ends then

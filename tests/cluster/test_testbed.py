@@ -12,16 +12,16 @@ import time
 from contextlib import suppress
 from pathlib import Path
 
+import launch_modes
 import links
 import pytest
 import remote
 import requirements
 import slurm
 import state
-import ways
+from cluster_fixture import HOSTS, TESTBED, Bed
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from stage import HOSTS, TESTBED, Bed
 
 PLACE = state.Place(Path("/run/some-testbed"))
 CONNECT = """
@@ -127,9 +127,9 @@ def test_ssh_starts_afresh_on_the_other_host(bed: Bed) -> None:
 
 @pytest.mark.slow
 def test_mpirun_reaches_the_hosts(bed: Bed) -> None:
-    if reason := ways.OPEN_MPI_5.missing():
+    if reason := launch_modes.OPEN_MPI_5.missing():
         pytest.skip(reason)
-    command = (ways.OPEN_MPI_5.mpirun, "--allow-run-as-root", "--host", "h1,h2,h3")
+    command = (launch_modes.OPEN_MPI_5.mpirun, "--allow-run-as-root", "--host", "h1,h2,h3")
     assert _hosts_in(bed.inside("h1", *command, "hostname")) == ["h1", "h2", "h3"]
     agent = ("--prtemca", "plm_ssh_agent", f"{TESTBED} ssh")
     environment = ("env", f"JAXRUN_TESTBED_DIR={bed.root}")

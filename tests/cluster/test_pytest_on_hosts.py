@@ -10,13 +10,13 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 
 import pytest
+from cluster_fixture import HOSTS, Bed, Job
 from harness import Result
-from stage import HOSTS, Bed, Job
-from ways import MPICH, OPEN_MPI_5, PYTHON, SLURM, Engine
+from launch_modes import MPICH, OPEN_MPI_5, PYTHON, SLURM, Engine
 
 pytestmark = pytest.mark.slow
 
-TESTS = Path(__file__).with_name("far_tests.py")
+TESTS = Path(__file__).with_name("remote_tests.py")
 PYTEST = (PYTHON, "-m", "pytest", "-p", "no:cacheprovider", "--color=no", "-rA", "--gang-grace=0.5", TESTS.name)
 OF_TWO = {
     "test_hosts_differ": "PASSED",

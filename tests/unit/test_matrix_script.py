@@ -11,7 +11,7 @@ from types import ModuleType
 
 import pytest
 
-SCRIPT = Path(__file__).parents[1] / "scripts" / "matrix"
+SCRIPT = Path(__file__).parents[2] / "scripts" / "matrix"
 
 REPORT = """\
 <?xml version="1.0" encoding="utf-8"?>

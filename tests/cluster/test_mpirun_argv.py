@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
-from ways import MPI, Engine
+from launch_modes import MPI, Engine
 
 from jaxrun.backends import mpirun
 from jaxrun.contract.variables import AgentEnv
@@ -22,7 +22,7 @@ from jaxrun.planning.machine import Machine
 from jaxrun.planning.starter import AGENT
 
 if TYPE_CHECKING:
-    import stage
+    import cluster_fixture
 
 TESTBED = Path(__file__).parents[2] / "scripts" / "testbed"
 # As bytes: not every value is text.
@@ -69,7 +69,7 @@ pytestmark = pytest.mark.slow
     ids=["alike", "uneven", "here", "salloc", "salloc uneven", "salloc other order", "in a step"],
 )
 def test_every_rank_runs_where_it_was_planned_with_all_it_was_given(
-    bed: stage.Bed,
+    bed: cluster_fixture.Bed,
     engine: Engine,
     host: str,
     before: tuple[str, ...],

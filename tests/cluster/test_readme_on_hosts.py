@@ -9,8 +9,8 @@ import sys
 from pathlib import Path
 
 import pytest
-from stage import Bed
-from ways import ENGINES, OPEN_MPI_5
+from cluster_fixture import Bed
+from launch_modes import ENGINES, OPEN_MPI_5
 
 pytestmark = pytest.mark.slow
 

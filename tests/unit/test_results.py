@@ -1,4 +1,4 @@
-"""JAX's arrays on their way to a parent that has no jax; those in parts are in end_to_end/test_gang.py."""
+"""JAX's arrays on their way to a parent that has no jax; those in parts are in process/test_gang.py."""
 
 import jax
 import jax.numpy as jnp

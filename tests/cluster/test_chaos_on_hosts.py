@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 from harness import MISBEHAVE
-from ways import LAUNCHED, OPEN_MPI_5, SLURM, Way
+from launch_modes import LAUNCHED, OPEN_MPI_5, SLURM, Way
 
 pytestmark = pytest.mark.slow
 

@@ -17,9 +17,9 @@ from pathlib import Path
 import hosts
 import processes
 from harness import Result
+from launch_modes import Way
 from processes import Process
 from state import CONTROLLER, Place
-from ways import Way
 
 from jaxrun.agent.guard import job_mark, marked
 

@@ -8,9 +8,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from cluster_fixture import Bed
 from harness import Result
-from stage import Bed
-from ways import MPICH, OPEN_MPI_5, PYTHON, Engine
+from launch_modes import MPICH, OPEN_MPI_5, PYTHON, Engine
 
 import jaxrun
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 
 import pytest
-from stage import HOSTS, Bed, Stage
-from ways import LAUNCHED, MPICH, Way
+from cluster_fixture import HOSTS, Bed, Stage
+from launch_modes import LAUNCHED, MPICH, Way
 
 pytestmark = pytest.mark.slow
 NETWORK = "fd77::/64"

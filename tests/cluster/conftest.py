@@ -16,13 +16,13 @@ from pathlib import Path
 import pytest
 
 HERE = Path(__file__).parent
-# `stage` and `ways` from here, `harness` from the jobs on one machine, and the testbed's own modules.
-sys.path[:0] = [str(HERE), str(HERE.parent / "end_to_end"), str(HERE.parents[1] / "scripts" / "testbed.d")]
+# `cluster_fixture` and `launch_modes` from here, `harness` from the jobs on one machine, and the testbed's own modules.
+sys.path[:0] = [str(HERE), str(HERE.parent / "process"), str(HERE.parents[1] / "scripts" / "testbed.d")]
 
+import cluster_fixture  # noqa: E402
+import launch_modes  # noqa: E402
 import requirements  # noqa: E402
-import stage  # noqa: E402
 import state  # noqa: E402
-import ways  # noqa: E402
 
 SYSTEM_PATH = f"{os.environ['PATH']}:/usr/sbin:/sbin"
 
@@ -40,10 +40,10 @@ def machine() -> None:
 
 
 @pytest.fixture(scope="session")
-def bed(machine: None) -> Iterator[stage.Bed]:
-    bed = stage.Bed(Path(tempfile.mkdtemp(prefix="jrtb-")))
+def bed(machine: None) -> Iterator[cluster_fixture.Bed]:
+    bed = cluster_fixture.Bed(Path(tempfile.mkdtemp(prefix="jrtb-")))
     try:
-        bed.run("up", "-H", str(len(stage.HOSTS)))
+        bed.run("up", "-H", str(len(cluster_fixture.HOSTS)))
         yield bed
     finally:
         bed.run("down")
@@ -51,12 +51,12 @@ def bed(machine: None) -> Iterator[stage.Bed]:
 
 
 @pytest.fixture
-def mended(bed: stage.Bed) -> Iterator[None]:
+def mended(bed: cluster_fixture.Bed) -> Iterator[None]:
     """Whatever becomes of the hosts, they are on and linked afterwards."""
     try:
         yield
     finally:
-        for host in stage.HOSTS:
+        for host in cluster_fixture.HOSTS:
             match bed.row(host)[3]:
                 case "cut":
                     bed.run("mend", host)
@@ -66,13 +66,13 @@ def mended(bed: stage.Bed) -> Iterator[None]:
 
 
 @pytest.fixture
-def go(bed: stage.Bed, tmp_path: Path) -> Callable[[ways.Way], stage.Stage]:
+def go(bed: cluster_fixture.Bed, tmp_path: Path) -> Callable[[launch_modes.Way], cluster_fixture.Stage]:
     """Starts jobs in this way. Skips where its engine is missing."""
 
-    def go(way: ways.Way) -> stage.Stage:
+    def go(way: launch_modes.Way) -> cluster_fixture.Stage:
         if reason := way.engine.missing():
             pytest.skip(reason)
-        return stage.Stage(bed, way, tmp_path)
+        return cluster_fixture.Stage(bed, way, tmp_path)
 
     return go
 
@@ -84,11 +84,13 @@ def measured(request: pytest.FixtureRequest) -> Callable[[str, float], None]:
 
 
 @pytest.fixture
-def on(request: pytest.FixtureRequest, go: Callable[[ways.Way], stage.Stage]) -> stage.Stage:
-    """The same for a row of the matrix, in which it leaves its mark (see `ways.row`)."""
+def on(
+    request: pytest.FixtureRequest, go: Callable[[launch_modes.Way], cluster_fixture.Stage]
+) -> cluster_fixture.Stage:
+    """The same for a row of the matrix, in which it leaves its mark (see `launch_modes.row`)."""
     way, row = request.param
     mark = f"{way.engine.title} | {way.direction} | {row}"
     file, line, _ = request.node.location
     place = f"{Path(file).name}:{line:04d}"
-    request.node.user_properties += [("matrix", mark), ("order", place), ("with", ways.versions())]
+    request.node.user_properties += [("matrix", mark), ("order", place), ("with", launch_modes.versions())]
     return go(way)

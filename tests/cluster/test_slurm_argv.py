@@ -14,7 +14,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from stage import Bed
+from cluster_fixture import Bed
 
 VALUE = "--a=1,2 \"b\" 'c'\n=d"
 

@@ -9,9 +9,9 @@ import time
 from collections.abc import Callable
 
 import pytest
+from cluster_fixture import ENGINE, Stage
 from harness import MISBEHAVE
-from stage import ENGINE, Stage
-from ways import ATTACHED, LAUNCHED, OPEN_MPI_5, SOME, Way, row
+from launch_modes import ATTACHED, LAUNCHED, OPEN_MPI_5, SOME, Way, row
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("mended")]
 

@@ -6,8 +6,8 @@ import json
 from pathlib import Path
 
 import pytest
-from stage import HOSTS, Bed
-from ways import MPICH, OPEN_MPI_5, PYTHON, SLURM, Engine
+from cluster_fixture import HOSTS, Bed
+from launch_modes import MPICH, OPEN_MPI_5, PYTHON, SLURM, Engine
 
 pytestmark = pytest.mark.slow
 

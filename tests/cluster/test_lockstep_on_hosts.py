@@ -9,10 +9,10 @@ import subprocess
 import time
 
 import pytest
+from cluster_fixture import HOSTS, TESTBED, Stage
 from divergences import CASES, STUCK, check_report, place
 from harness import HERE
-from stage import HOSTS, TESTBED, Stage
-from ways import LAUNCHED, OPEN_MPI_5, PYTHON, SLURM, SOME, Way, row
+from launch_modes import LAUNCHED, OPEN_MPI_5, PYTHON, SLURM, SOME, Way, row
 
 pytestmark = pytest.mark.slow
 

@@ -7,7 +7,7 @@ import zlib
 
 import pytest
 from recording import SETTING, line_of, named
-from troupe import troupes
+from worker_harness import troupes
 
 from jaxrun.contract import Call, Done
 from jaxrun.contract.flight import COMPILING, EVERY_CALL, PID, STRICT

@@ -15,7 +15,7 @@ import pytest
 
 from jaxrun.planning.hosts import expand_node_list
 
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).parents[2]
 DOCKER = ROOT / "docker"
 DOCKERFILES = sorted(path for path in DOCKER.glob("Dockerfile*") if path.suffix != ".dockerignore")
 SCRIPTS = sorted(path for path in DOCKER.rglob("*") if path.is_file() and path.read_text().startswith("#!"))

@@ -1,4 +1,4 @@
-"""The pytest plugin, as users run it: a pytest of its own on the files of plugged/."""
+"""The pytest plugin, as users run it: a pytest of its own on the files of pytest_cases/."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ import pytest
 
 from jaxrun.agent.guard import marked
 
-PLUGGED = Path(__file__).parent / "plugged"
+PYTEST_CASES = Path(__file__).parent / "pytest_cases"
 INSTALLED = bool(entry_points(group="pytest11", name="jaxrun"))
 TIME_LIMIT = 120
 _MARK = "PLUGGED_RUN"
@@ -48,8 +48,10 @@ class Run:
 
 
 def prepare(tmp_path: Path) -> None:
-    """Put the files of plugged/ there."""
-    shutil.copytree(PLUGGED, tmp_path, dirs_exist_ok=True, ignore=shutil.ignore_patterns("__init__.py", "__pycache__"))
+    """Put the files of pytest_cases/ there."""
+    shutil.copytree(
+        PYTEST_CASES, tmp_path, dirs_exist_ok=True, ignore=shutil.ignore_patterns("__init__.py", "__pycache__")
+    )
     (tmp_path / "pytest.ini").touch()
 
 

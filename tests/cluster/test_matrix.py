@@ -14,9 +14,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from cluster_fixture import ENGINE, HOSTS, Stage
 from harness import MISBEHAVE, Result
-from stage import ENGINE, HOSTS, Stage
-from ways import ALL, ATTACHED, LAUNCHED, MPICH, OF_MPI, OPEN_MPI_5, SLURM, SOME, Way, row
+from launch_modes import ALL, ATTACHED, LAUNCHED, MPICH, OF_MPI, OPEN_MPI_5, SLURM, SOME, Way, row
 
 pytestmark = pytest.mark.slow
 

@@ -1,0 +1,203 @@
+"""Jobs of real processes: `play`, of workers by hand without jax; `start` and `play_cases`, of real workers.
+
+Puts this directory and that of the unit tests on the path, for the helpers in them.
+"""
+
+import contextlib
+import itertools
+import os
+import signal
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+
+import jaxrun
+from jaxrun.agent import forkserver, orphans
+from jaxrun.agent.agent import Agent
+from jaxrun.agent.crew import Crew
+from jaxrun.agent.signals import SignalPipe
+from jaxrun.agent.spawn import Spawner
+from jaxrun.clock import Clock
+from jaxrun.desk import Desk
+from jaxrun.head.events import Limits
+from jaxrun.head.head import Head
+from jaxrun.head.uniform import Expected
+from jaxrun.output.output import Output
+from jaxrun.planning.job import Job
+from jaxrun.planning.plan import Plan, Worker
+
+HERE = Path(__file__).parent
+sys.path[:0] = [str(HERE), str(HERE.parent / "unit")]
+
+from simulation import Simulation  # noqa: E402
+from worker_harness import troupes  # noqa: E402
+
+LAUNCHER = str(Path(jaxrun.__file__).parents[1])
+SIGNALS = (signal.SIGCHLD, signal.SIGINT, signal.SIGTERM, signal.SIGQUIT, signal.SIGUSR1)
+
+
+@pytest.fixture(scope="session")
+def simulate():
+    """Makes a Simulation."""
+    return Simulation
+
+
+class Recorder(list):
+    """Takes the place of a run directory: (event, rank, data)."""
+
+    def record(self, event, time, rank=None, **data):
+        self.append((event, rank, data))
+
+    def write_text(self, name, text):
+        self.append((f"file {name}", None, {"text": text}))
+
+    def names(self, rank):
+        return [event for event, of, _ in self if of == rank]
+
+
+def _end_children(but):
+    """As orphans.end_all, which spares nobody: whom it has killed of this process's children, and of theirs."""
+    killed = set()
+    while new := [child for child in psutil.Process().children() if child.pid not in but]:
+        for child in new:
+            with contextlib.suppress(psutil.NoSuchProcess, ChildProcessError):
+                if os.waitpid(child.pid, os.WNOHANG) == (0, 0):
+                    for process in (*child.children(recursive=True), child):
+                        killed.add(process.pid)
+                        process.kill()
+        time.sleep(0.002)
+    return sorted(killed)
+
+
+class Play:
+    """A job of workers by hand (worker_by_hand.py), from its start until nothing is left of it."""
+
+    def __init__(self, directory, argv, size, *, fork=False, grace=0.3, init=20.0, job=None):
+        self.events = Recorder()
+        workers = tuple(Worker(rank, rank, size, "h1") for rank in range(size))
+        plan = Plan(
+            job=Job(program=("p",), platform="cpu", init_timeout=init),
+            job_id=os.urandom(16).hex(),
+            workers=workers,
+            argv=tuple(map(str, argv)),
+            set_env={},
+            unset_env=(),
+            local_devices=None,
+            device_names=(),
+            fork=fork,
+        )
+        self.directory = directory
+        self._screen = directory / "screen"
+        others = {child.pid for child in psutil.Process().children()}  # what gangs of other tests live by
+        began = time.time()
+        server = None
+        if fork:
+            program = forkserver.program_of(plan.argv)
+            server = forkserver.start(plan.argv[:1], program, plan.base_env(os.environ))
+        self.crew = Crew(plan, Spawner(plan, os.environ, ""), server)
+        expected = Expected(size, plan.job_id, "cpu", None)
+        head = Head(dict.fromkeys(range(size), "h1"), expected, Limits(init, job, grace), "127.0.0.1", began)
+        with SignalPipe(SIGNALS) as signals, self._screen.open("wb") as screen:
+            fd = screen.fileno()
+            output = Output(size, log_dir=directory, stdout_fd=fd, stderr_fd=fd)
+            clock = Clock()
+            agent = Agent(self.crew, Desk(head, self.events, clock), output, signals, clock)
+            try:
+                self.ending = agent.run().ending
+            finally:
+                self.seconds = time.time() - began
+                self.left_over = _end_children(but=others)
+                agent.close()
+                output.close()
+
+    @property
+    def statuses(self):
+        return [end.status for end in self.ending.ends]
+
+    @property
+    def screen(self):
+        return self._screen.read_text()
+
+    def log(self, rank, stream="out"):
+        return (self.directory / f"rank-{rank:04d}.{stream}").read_bytes()
+
+
+@pytest.fixture
+def play(tmp_path):
+    """play(CODE, …) runs a job with one worker by hand per CODE; play(argv=…, size=…) one of any program."""
+    orphans.adopt()
+
+    def run(*codes, argv=None, size=None, fork="", **options):
+        if fork:
+            script = HERE / "fork_by_hand.py"
+            python = tmp_path / "python"
+            python.write_text(f'#!/bin/sh\nexec {sys.executable} -S {script} "$@"\n')
+            python.chmod(0o755)
+            argv = [python, "-m", "jaxrun_runtime", LAUNCHER, fork, *codes]
+        elif argv is None:
+            argv = [sys.executable, "-IS", HERE / "worker_by_hand.py", LAUNCHER, *codes]
+        directory = Path(tempfile.mkdtemp(dir=tmp_path))
+        return Play(directory, argv, size or len(codes), fork=bool(fork), **options)
+
+    return run
+
+
+@pytest.fixture
+def start(tmp_path):
+    """start(argv, size, …) → a Troupe of workers."""
+    with troupes(tmp_path) as begin:
+        yield begin
+
+
+@pytest.fixture(scope="module")
+def play_cases(tmp_path_factory):
+    """play_cases({name: source}) → {name: Member}: each source is the program of one rank of a single job.
+
+    Rank 0 has no case: its program ends at once, and it leaves when all others have ended. Each runs in a
+    directory of its own, `member.folder`.
+    """
+    folder = tmp_path_factory.mktemp("cases")
+    with troupes(folder) as begin:
+
+        def play(cases, on_failed=None):
+            for name, source in cases.items():
+                (folder / name).mkdir()
+                (folder / name / "program.py").write_text(source)
+            names = ["", *cases]
+            (folder / "program.py").write_text(_CASES.format(names=names, folder=str(folder)))
+            troupe = begin([folder / "program.py"], len(names))
+            members = dict(zip(cases, troupe.members[1:], strict=True))
+            for name, member in members.items():
+                member.folder = folder / name
+            troupe.play(kill_on_failure=False, on_failed=on_failed)
+            return members
+
+        yield play
+
+
+_CASES = """
+import os, sys
+import jaxrun_runtime as jr
+name = {names}[jr.rank]
+if name:
+    os.chdir(os.path.join({folder!r}, name))
+    exec(compile(open("program.py").read(), name, "exec"))
+"""
+
+
+@pytest.fixture
+def script(tmp_path):
+    """script(text) → the path of a program with that text."""
+    numbers = itertools.count()
+
+    def write(text, name=None):
+        path = tmp_path / (name or f"program{next(numbers)}.py")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+        return path
+
+    return write
