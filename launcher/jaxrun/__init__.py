@@ -10,17 +10,17 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from jaxrun.functions import Gang as Gang
-    from jaxrun.functions import launch as launch
+    from jaxrun.api import Gang as Gang
+    from jaxrun.api import launch as launch
+    from jaxrun.gang.exceptions import CallTimeout as CallTimeout
+    from jaxrun.gang.exceptions import GangError as GangError
+    from jaxrun.gang.exceptions import GangStartError as GangStartError
+    from jaxrun.gang.exceptions import RemoteError as RemoteError
+    from jaxrun.gang.exceptions import WorkerDied as WorkerDied
     from jaxrun.gang.gang import Results as Results
-    from jaxrun.gang.remote import CallTimeout as CallTimeout
-    from jaxrun.gang.remote import GangError as GangError
-    from jaxrun.gang.remote import GangStartError as GangStartError
-    from jaxrun.gang.remote import RemoteError as RemoteError
-    from jaxrun.gang.remote import WorkerDied as WorkerDied
-    from jaxrun.mapping.items import NotTraceable as NotTraceable
-    from jaxrun.mapping.pool import Pool as Pool
-    from jaxrun.mapping.pool import pool as pool
+    from jaxrun.map.items import NotTraceable as NotTraceable
+    from jaxrun.map.pool import Pool as Pool
+    from jaxrun.map.pool import pool as pool
 
 __version__ = "0.1.0"
 

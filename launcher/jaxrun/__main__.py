@@ -11,13 +11,13 @@ from typing import NoReturn
 def entry() -> NoReturn:
     """The installed command. It ends without taking the interpreter apart, which would cost 20 ms."""
     _open_standard_descriptors()
-    from jaxrun import headstart
-    from jaxrun.contract.names import CONTROL_FD
+    from jaxrun.forkserver import early
+    from jaxrun.protocol.names import CONTROL_FD
 
     with contextlib.suppress(KeyError, ValueError, OSError):  # not for what we start; what is wrong is told later
         os.set_inheritable(int(os.environ[CONTROL_FD]), False)
-    head_start = headstart.begin(sys.argv[1:], os.environ)
-    from jaxrun.cli import main
+    head_start = early.start(sys.argv[1:], os.environ)
+    from jaxrun.cli.main import main
 
     status = main(head_start=head_start)
     for stream in (sys.stdout, sys.stderr):

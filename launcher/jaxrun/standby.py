@@ -14,42 +14,42 @@ import sys
 from importlib import import_module
 from typing import TYPE_CHECKING, NoReturn
 
-from jaxrun.contract.names import CONTROL_FD, RESERVED_PREFIX
-from jaxrun.planning import interpreter
+from jaxrun.job import interpreter
+from jaxrun.protocol.names import CONTROL_FD, RESERVED_PREFIX
 
 if TYPE_CHECKING:
-    from jaxrun.headstart import HeadStart
+    from jaxrun.forkserver.early import EarlyStart
 
 _MAX_ORDER = 2**18
 _OF_EVERY_JOB = (
-    "jaxrun.cli",
-    "jaxrun.conduct",
-    "jaxrun.supervise",
+    "jaxrun.cli.main",
+    "jaxrun.supervisor.local",
+    "jaxrun.supervisor.run",
     "jaxrun.backends.local",
-    "jaxrun.contract.messages",
-    "jaxrun.planning.layout",
-    "jaxrun.planning.machine",
-    "jaxrun.planning.program",
-    "jaxrun.planning.settings",
-    "jaxrun.records.rundir",
+    "jaxrun.protocol.worker_messages",
+    "jaxrun.job.layout",
+    "jaxrun.job.machine",
+    "jaxrun.job.program",
+    "jaxrun.job.settings",
+    "jaxrun.rundir.rundir",
 )
 
 
 def main() -> NoReturn:
-    from jaxrun.agent import forkserver
-    from jaxrun.contract import LAUNCHER_DESCRIPTORS, Decoder, StartLauncher
-    from jaxrun.headstart import HeadStart
+    from jaxrun.forkserver import client
+    from jaxrun.forkserver.early import EarlyStart
+    from jaxrun.protocol import LAUNCHER_DESCRIPTORS, StartLauncher, WorkerMessageDecoder
 
     channel = socket.socket(fileno=int(sys.argv[1]))
     os.set_inheritable(channel.fileno(), False)
-    server = forkserver.given(sys.argv[2]) if len(sys.argv) > 2 else None
+    server = client.from_descriptor(sys.argv[2]) if len(sys.argv) > 2 else None
     for name in _OF_EVERY_JOB:
         import_module(name)
     frame, descriptors, _, _ = socket.recv_fds(channel, _MAX_ORDER, len(LAUNCHER_DESCRIPTORS))
     channel.close()
     if not frame:
         os._exit(0)
-    (order,) = Decoder().feed(frame)
+    (order,) = WorkerMessageDecoder().feed(frame)
     assert isinstance(order, StartLauncher)
     stderr, control = descriptors
     os.dup2(stderr, 2)
@@ -67,20 +67,20 @@ def main() -> NoReturn:
     os.environ[CONTROL_FD] = str(control)
     head_start = None
     if server is not None:
-        before |= interpreter.settings(before)
-        head_start = HeadStart(os.urandom(16).hex(), before, server, directory=order.directory)
+        before |= interpreter.interpreter_settings(before)
+        head_start = EarlyStart(os.urandom(16).hex(), before, server, directory=order.directory)
     _run(order.argv, order.directory, head_start)
 
 
-def _run(argv: tuple[str, ...], directory: str, head_start: HeadStart | None) -> NoReturn:
-    from jaxrun import cli
+def _run(argv: tuple[str, ...], directory: str, head_start: EarlyStart | None) -> NoReturn:
+    from jaxrun.cli import main
 
     try:
         os.chdir(directory)
     except OSError as error:
         print(f"jaxrun: {directory}: {error.strerror}", file=sys.stderr)
         os._exit(1)
-    status = cli.main(argv, head_start=head_start)
+    status = main.main(argv, head_start=head_start)
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(OSError, ValueError):
             stream.flush()

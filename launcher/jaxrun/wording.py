@@ -7,7 +7,7 @@ import signal
 from collections.abc import Mapping, Sequence
 
 
-def seconds(value: float) -> str:
+def format_seconds(value: float) -> str:
     """`0.0312` → `0.03 s`, `41.31` → `41.3 s`, `3725` → `1 h 2 min`."""
     value = max(0.0, value)
     if value < 0.995:
@@ -20,7 +20,7 @@ def seconds(value: float) -> str:
     return f"{minutes // 60} h {minutes % 60} min"
 
 
-def signal_name(number: int) -> str:
+def format_signal(number: int) -> str:
     """`9` → `SIGKILL (9)`."""
     with contextlib.suppress(ValueError):
         return f"{signal.Signals(number).name} ({number})"
@@ -34,18 +34,18 @@ def plural(count: int, noun: str) -> str:
     return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
 
 
-def columns(rows: Sequence[Sequence[str]], gap: str = "  ") -> list[str]:
+def format_columns(rows: Sequence[Sequence[str]], gap: str = "  ") -> list[str]:
     """Rows of equal length as lines, every column as wide as its widest cell, nothing blank at the end."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     return [gap.join(map(str.ljust, row, widths)).rstrip() for row in rows]
 
 
-def several_hosts(hosts: Mapping[int, str]) -> bool:
+def has_several_hosts(hosts: Mapping[int, str]) -> bool:
     """Whether a rank's host says anything: where all are on one it does not."""
     return len(set(hosts.values())) > 1
 
 
-def rank_of(rank: int, hosts: Mapping[int, str]) -> str:
+def format_rank(rank: int, hosts: Mapping[int, str]) -> str:
     """`rank 5 of 8 on h3`; without the host where all are on one; `hosts` holds every rank of the job."""
-    where = f" on {hosts[rank]}" if several_hosts(hosts) else ""
+    where = f" on {hosts[rank]}" if has_several_hosts(hosts) else ""
     return f"rank {rank} of {len(hosts)}{where}"

@@ -27,8 +27,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from .data import batches as batches
-    from .data import shard as shard
+    from jaxrun_runtime.data import batches as batches
+    from jaxrun_runtime.data import shard as shard
 
     rank: int
     size: int
@@ -50,7 +50,7 @@ _NAMES = ("rank", "size", "local_rank", "local_size", "host", "run_dir", "is_mai
 def __getattr__(name: str) -> Any:
     # Read at each use: the package is imported before the workers are forked, and each has values of its own.
     if name in _FROM_DATA:
-        from . import data
+        from jaxrun_runtime import data
 
         return getattr(data, name)
     if name not in _NAMES:
@@ -63,8 +63,8 @@ def __dir__() -> list[str]:
 
 
 def _identity() -> dict[str, Any]:
-    from jaxrun.contract import WorkerEnv
-    from jaxrun.contract.names import JOB_ID
+    from jaxrun.protocol import WorkerEnv
+    from jaxrun.protocol.names import JOB_ID
 
     if JOB_ID not in os.environ:
         alone = {"rank": 0, "size": 1, "local_rank": 0, "local_size": 1}

@@ -6,10 +6,9 @@ import os
 import sys
 import time
 
-from jaxrun.contract import WorkerEnv
 from jaxrun.errors import ProtocolError
-
-from . import worker
+from jaxrun.protocol import WorkerEnv
+from jaxrun_runtime import worker
 
 
 def main() -> None:
@@ -20,7 +19,7 @@ def main() -> None:
     except ProtocolError as error:
         sys.exit(f"jaxrun_runtime: {error}")
     sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]
-    worker.live(env, sys.argv[1:], started)
+    worker.run_worker(env, sys.argv[1:], started)
 
 
 if __name__ == "__main__":

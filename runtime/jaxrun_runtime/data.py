@@ -58,7 +58,7 @@ def batches(
     shuffled, alike on every process; seed=(number, epoch) gives each epoch an order of its own. ValueError
     names a parameter that is out of range.
     """
-    rank, size = _place(rank, size)
+    rank, size = _rank_and_size(rank, size)
     limits = (("n_rows", n_rows, 0), ("batch_size", batch_size, 1), ("multiple", multiple, 1))
     for name, value, least in limits:
         if value < least:
@@ -66,15 +66,15 @@ def batches(
     order = np.arange(n_rows) if seed is None else np.random.default_rng(seed).permutation(n_rows)
     rows = _round_up(-(-batch_size // size), multiple)
     within = rank * rows + np.arange(rows)
-    return (_part(order[start : start + batch_size], within) for start in range(0, n_rows, batch_size))
+    return (_rows_of_rank(order[start : start + batch_size], within) for start in range(0, n_rows, batch_size))
 
 
-def _part(batch: Indices, within: Indices) -> tuple[Indices, Mask]:
+def _rows_of_rank(batch: Indices, within: Indices) -> tuple[Indices, Mask]:
     # Padding repeats a real row: a row of zeros can turn into NaN, which a mask does not stop in a gradient.
     return batch[np.minimum(within, len(batch) - 1)], within < len(batch)
 
 
-def _place(rank: int | None, size: int | None) -> tuple[int, int]:
+def _rank_and_size(rank: int | None, size: int | None) -> tuple[int, int]:
     if rank is None and size is None:
         import jax
 

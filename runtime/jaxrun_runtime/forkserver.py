@@ -21,9 +21,17 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, NoReturn
 
-from jaxrun.contract import FORK_DESCRIPTORS, Decoder, Fork, ForkDeclined, Forked, ForkSetUp, WorkerEnv, encode
-
-from . import lastwords, worker
+from jaxrun.protocol import (
+    FORK_DESCRIPTORS,
+    ConfigureForkServer,
+    ForkDeclined,
+    ForkWorker,
+    WorkerEnv,
+    WorkerForked,
+    WorkerMessageDecoder,
+    encode,
+)
+from jaxrun_runtime import failure_report, worker
 
 _MAX_REQUEST = 2**18
 # What JAX imports at the first compilation, and Python at the first connection: 14 ms and more in each worker.
@@ -79,15 +87,15 @@ def serve(channel: socket.socket, obstacle: str) -> NoReturn:
         if obstacle:
             channel.send(encode(ForkDeclined(obstacle, "")))
             os._exit(0)
-        (order,) = Decoder().feed(request)
-        assert isinstance(order, Fork)
+        (order,) = WorkerMessageDecoder().feed(request)
+        assert isinstance(order, ForkWorker)
         pid = os.fork()
         if pid == 0:
             channel.close()
             _become_worker(order, dict(zip(FORK_DESCRIPTORS, descriptors, strict=True)), server)
         for descriptor in descriptors:
             os.close(descriptor)
-        channel.send(encode(Forked(order.rank, pid)))
+        channel.send(encode(WorkerForked(order.rank, pid)))
 
 
 def set_up(channel: socket.socket) -> None:
@@ -95,8 +103,8 @@ def set_up(channel: socket.socket) -> None:
     frame = channel.recv(_MAX_REQUEST)
     if not frame:
         os._exit(0)  # the launcher needs none
-    (order,) = Decoder().feed(frame)
-    assert isinstance(order, ForkSetUp)
+    (order,) = WorkerMessageDecoder().feed(frame)
+    assert isinstance(order, ConfigureForkServer)
     os.environ.update(order.environment)
     for name in order.unset:
         os.environ.pop(name, None)
@@ -119,14 +127,14 @@ def import_jax(channel: socket.socket) -> str:
         own = _threads()  # with OpenBLAS's, which stop themselves around a fork
         import jax.numpy  # noqa: F401
 
-        from . import greeting, join  # noqa: F401
+        from jaxrun_runtime import hello, join  # noqa: F401
 
         for name in _WANTED_LATER:
             with contextlib.suppress(ImportError):
                 importlib.import_module(name)
     except BaseException as error:
-        reason = lastwords.clip(f"{type(error).__name__}: {error}", _REASON_LIMIT)
-        frames = lastwords.clip(lastwords.format_traceback(error), _TRACEBACK_LIMIT)
+        reason = failure_report.clip_text(f"{type(error).__name__}: {error}", _REASON_LIMIT)
+        frames = failure_report.clip_text(failure_report.format_traceback(error), _TRACEBACK_LIMIT)
         channel.send(encode(ForkDeclined(reason, frames)))
         os._exit(1)
     gc.freeze()  # what is imported stays in pages that the workers share; a collection first would cost 60 ms
@@ -139,7 +147,7 @@ def _threads() -> int:
     return len(os.listdir("/proc/self/task"))
 
 
-def _become_worker(order: Fork, descriptors: dict[str, int], server: int) -> NoReturn:
+def _become_worker(order: ForkWorker, descriptors: dict[str, int], server: int) -> NoReturn:
     started = time.time()
     os.setsid()
     for target, name in enumerate(("stdin", "stdout", "stderr")):
@@ -152,7 +160,7 @@ def _become_worker(order: Fork, descriptors: dict[str, int], server: int) -> NoR
     # Python reseeds `random` after a fork; numpy's legacy generator would give every rank the same numbers.
     sys.modules["numpy"].random.seed()
     sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]
-    worker.live(env, sys.argv[2:], started, forked_by=server)
+    worker.run_worker(env, sys.argv[2:], started, forked_by=server)
 
 
 if __name__ == "__main__":

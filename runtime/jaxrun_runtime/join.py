@@ -18,18 +18,17 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from jaxrun.contract import Join, Lead, Listening, Proof, WorkerEnv
-from jaxrun.contract.names import COORDINATOR_ADDRESS
-
-from . import jaxprivate
-from .link import AgentGone, Link
+from jaxrun.protocol import CoordinatorReady, DeviceReport, Join, StartCoordinator, WorkerEnv
+from jaxrun.protocol.names import COORDINATOR_ADDRESS
+from jaxrun_runtime import jax_private
+from jaxrun_runtime.agent_channel import AgentChannel, AgentDisconnected
 
 _log = logging.getLogger("jaxrun")
-_POLL = 0.001
-_HEARTBEAT_TIMEOUT = 100
+_POLL_INTERVAL_S = 0.001
+_HEARTBEAT_TIMEOUT_S = 100
 
 
-class Reservation:
+class PortReservation:
     """A free TCP port, bound but not listening: no other process is given it, yet gRPC may listen on it.
 
     gRPC binds with SO_REUSEPORT, which the kernel allows next to another socket of the same user that has it
@@ -44,7 +43,7 @@ class Reservation:
         port = self._socket.getsockname()[1]
         self.address = f"[{interface}]:{port}" if ":" in interface else f"{interface}:{port}"
 
-    def connects(self) -> bool:
+    def accepts_connections(self) -> bool:
         """Whether something accepts connections at the port."""
         try:
             with socket.create_connection(self._socket.getsockname()[:2], timeout=1):
@@ -56,19 +55,19 @@ class Reservation:
         self._socket.close()
 
 
-def join(env: WorkerEnv, link: Link, order: Lead | Join) -> float:
+def join(env: WorkerEnv, link: AgentChannel, order: StartCoordinator | Join) -> float:
     """Take part in the joining as `order` says; returns when it was complete (seconds since the epoch)."""
-    if isinstance(order, Lead):
-        jaxprivate.publish_gloo_at(order.interface)
-        _lead(env, link, order.interface)
+    if isinstance(order, StartCoordinator):
+        jax_private.set_gloo_address(order.interface)
+        _start_coordinator(env, link, order.interface)
     else:
-        jaxprivate.publish_gloo_at(own_address_towards(order.address))
+        jax_private.set_gloo_address(local_address_towards(order.address))
         _initialize(env, order.address)
     _accept_initialize_by_program(env)
     return time.time()
 
 
-def own_address_towards(address: str) -> str:
+def local_address_towards(address: str) -> str:
     """The address of this host on the way to `address` ("host:port"); nothing is sent to find out."""
     host, _, port = address.rpartition(":")
     host = host.strip("[]")
@@ -77,13 +76,13 @@ def own_address_towards(address: str) -> str:
         return str(probe.getsockname()[0])
 
 
-def prove(env: WorkerEnv, joined: float) -> Proof:
+def report_devices(env: WorkerEnv, joined: float) -> DeviceReport:
     """Start JAX's backend and say what it shows. All processes must do this at the same time."""
     import jax
 
-    nonce = jaxprivate.exchange_nonce(env.rank, env.job_id, env.init_timeout)
+    nonce = jax_private.exchange_nonce(env.rank, env.job_id, env.init_timeout)
     local = jax.local_devices()
-    return Proof(
+    return DeviceReport(
         rank=env.rank,
         process_index=jax.process_index(),
         process_count=jax.process_count(),
@@ -92,21 +91,21 @@ def prove(env: WorkerEnv, joined: float) -> Proof:
         device_kinds=tuple(sorted({device.device_kind for device in local})),
         platform=local[0].platform,
         nonce=env.job_id if nonce is None else nonce,
-        joined=joined,
+        joined_at=joined,
         time=time.time(),
     )
 
 
-def _lead(env: WorkerEnv, link: Link, interface: str) -> None:
-    port = Reservation(interface)
+def _start_coordinator(env: WorkerEnv, link: AgentChannel, interface: str) -> None:
+    port = PortReservation(interface)
     joined = threading.Event()
 
     def announce() -> None:
-        while not port.connects():
-            if joined.wait(_POLL):
+        while not port.accepts_connections():
+            if joined.wait(_POLL_INTERVAL_S):
                 return
-        with contextlib.suppress(AgentGone):
-            link.send(Listening(env.rank, port.address))
+        with contextlib.suppress(AgentDisconnected):
+            link.send(CoordinatorReady(env.rank, port.address))
 
     announcer = threading.Thread(target=announce, name="jaxrun-announce", daemon=True)
     announcer.start()
@@ -122,7 +121,7 @@ def _initialize(env: WorkerEnv, address: str, **more: Any) -> None:
     import jax
 
     os.environ[COORDINATOR_ADDRESS] = address
-    jaxprivate.silence_proxy_warning()
+    jax_private.silence_proxy_warning()
     arguments = {
         "coordinator_address": address,
         "num_processes": env.size,
@@ -130,7 +129,7 @@ def _initialize(env: WorkerEnv, address: str, **more: Any) -> None:
         "local_device_ids": list(env.local_device_ids) or None,
         "cluster_detection_method": "deactivate",
         "initialization_timeout": max(1, int(env.init_timeout)),
-        "heartbeat_timeout_seconds": _HEARTBEAT_TIMEOUT,
+        "heartbeat_timeout_seconds": _HEARTBEAT_TIMEOUT_S,
         **more,
     }
     known = inspect.signature(jax.distributed.initialize).parameters

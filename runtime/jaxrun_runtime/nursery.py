@@ -24,10 +24,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NoReturn
 
-from jaxrun.contract import LAUNCHER_DESCRIPTORS, LauncherStarted, encode
-from jaxrun.contract.names import FAREWELL, GANG_DIRECTORY
-
-from . import forkserver, kernel
+from jaxrun.protocol import LAUNCHER_DESCRIPTORS, LauncherStarted, encode
+from jaxrun.protocol.names import GANG_DIRECTORY_PREFIX, SHUTDOWN_BYTE
+from jaxrun_runtime import forkserver, linux
 
 _MAX_REQUEST = 2**18
 _LOOK_ROUND = 1.0  # seconds between two looks at what has ended
@@ -69,7 +68,7 @@ def main() -> None:
             spare = spare or _make_spare(channel, obstacle)
             _reap()
             continue
-        if request == FAREWELL:
+        if request == SHUTDOWN_BYTE:
             os._exit(0)
         if not request:
             break
@@ -84,7 +83,7 @@ def _clean_up_after(parent: int) -> None:
     time.sleep(_PARTING)
     if os.getppid() == parent:  # it has only let go of us, and may have gangs by another
         return
-    for path in Path(tempfile.gettempdir()).glob(f"{GANG_DIRECTORY}{parent}-*"):
+    for path in Path(tempfile.gettempdir()).glob(f"{GANG_DIRECTORY_PREFIX}{parent}-*"):
         shutil.rmtree(path, ignore_errors=True)
 
 
@@ -116,7 +115,7 @@ def _make_spare(channel: socket.socket, obstacle: str | None) -> _Spare:
 
 def _become_launcher(channel: socket.socket, nursery: int, obstacle: str | None) -> NoReturn:
     os.setsid()
-    kernel.die_with_parent()
+    linux.die_with_parent()
     if os.getppid() != nursery:
         os._exit(0)
     argv = [sys.executable, "-P", "-m", "jaxrun.standby", str(channel.fileno())]

@@ -18,7 +18,7 @@ _PYC_HEADER = 16
 _LONG_MAX = 2**63 - 1
 
 
-def split(argv: list[str]) -> tuple[bool, str, list[str]]:
+def split_argv(argv: list[str]) -> tuple[bool, str, list[str]]:
     """`["-m", "pkg.mod", "a"]` or `["train.py", "a"]` → (is it a module, its name or path, its arguments)."""
     if argv[0] == "-m":
         return True, argv[1], argv[2:]
@@ -27,7 +27,7 @@ def split(argv: list[str]) -> tuple[bool, str, list[str]]:
 
 def run(argv: list[str]) -> None:
     """Run the program to its end; whatever it raises, SystemExit too, reaches the caller."""
-    is_module, name, arguments = split(argv)
+    is_module, name, arguments = split_argv(argv)
     main = _fresh_main()
     if is_module:
         sys.argv[:] = ["-m", *arguments]  # runpy puts the file's path there when it has found the file

@@ -19,19 +19,39 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 from jaxrun import __version__
-from jaxrun.backends import remote
-from jaxrun.channel import addresses, secret
-from jaxrun.channel.line import kinds
-from jaxrun.channel.messages import Answer, Challenge, HandshakeToAgent, Refused, SignalWorker, ToAgent, Welcome
-from jaxrun.contract import AgentEnv, Codec, Failed, Hello, Join, Lead, Listening, Proof, Run, encode
-from jaxrun.head.events import Begin, Dismiss, Exited, Report, Spawned
-from jaxrun.planning.job import Job
-from jaxrun.planning.plan import Plan
-from jaxrun.planning.starter import Starter
+from jaxrun.backends import remote_plan
+from jaxrun.channel import addresses
+from jaxrun.channel.connection import message_types
+from jaxrun.head.events import AgentReport, Shutdown, StartWorker, WorkerExited, WorkerSpawned
+from jaxrun.job.job import Job
+from jaxrun.job.launch_command import LaunchCommand
+from jaxrun.job.plan import Plan
+from jaxrun.protocol import (
+    AgentEnv,
+    CoordinatorReady,
+    DeviceReport,
+    Failed,
+    Hello,
+    Join,
+    MessageDecoder,
+    Run,
+    StartCoordinator,
+    auth,
+    encode,
+)
+from jaxrun.protocol.agent_messages import (
+    Challenge,
+    ChallengeResponse,
+    HeadHandshake,
+    HeadToAgent,
+    Rejected,
+    SignalWorker,
+    Welcome,
+)
 
 RANKS_PER_HOST = 8
 CORES_PER_HOST = 64
-_HEARD = kinds(HandshakeToAgent | ToAgent)
+_HEARD = message_types(HeadHandshake | HeadToAgent)
 _PIECE = 2**16
 _PATIENCE = 60.0  # seconds without a word from the head
 _COORDINATOR = "127.0.0.1:4711"
@@ -72,7 +92,9 @@ def plan(size: int, culprit: int, directory: Path) -> Plan:
     )
     argv = (sys.executable, __file__, str(size), str(culprit), str(directory / "crowd.json"))
     hosts = [_host(rank) for rank in range(size)]
-    return remote.plan(job, os.environ, secrets.token_hex(16), Starter("crowd", "the crowd", argv), hosts)
+    return remote_plan.plan_remote(
+        job, os.environ, secrets.token_hex(16), LaunchCommand("crowd", "the crowd", argv), hosts
+    )
 
 
 class Agent:
@@ -82,8 +104,8 @@ class Agent:
         self.rank = rank
         self.socket = socket.socket()
         self._crowd = crowd
-        self._codec: Codec[object] = Codec(_HEARD)
-        self._own_nonce = secret.new_nonce()
+        self._codec: MessageDecoder[object] = MessageDecoder(_HEARD)
+        self._own_nonce = auth.new_nonce()
         self._nonce = ""
         self._ended = False
 
@@ -110,18 +132,18 @@ class Agent:
         match message:
             case Challenge():
                 self._nonce = message.nonce
-                self.say(Answer(self.rank, self._own_nonce, self._proof("agent")))
+                self.say(ChallengeResponse(self.rank, self._own_nonce, self._proof("agent")))
             case Welcome():
-                assert secret.same(message.proof, self._proof("head"))
+                assert auth.proofs_equal(message.proof, self._proof("head"))
                 self.say(_report(self.rank, self._crowd.size, bool(message.run_dir)))
                 self._crowd.reached("welcome")
-            case Refused():
-                raise PermissionError(message.text)
-            case Begin():
-                self.say(Spawned(self.rank, 1000 + self.rank), _hello(message))
+            case Rejected():
+                raise PermissionError(message.reason)
+            case StartWorker():
+                self.say(WorkerSpawned(self.rank, 1000 + self.rank), _hello(message))
                 self._crowd.reached("orders")
-            case Lead():
-                self.say(Listening(0, _COORDINATOR), self._jax_proof())
+            case StartCoordinator():
+                self.say(CoordinatorReady(0, _COORDINATOR), self._jax_proof())
             case Join():
                 self.say(self._jax_proof())
                 self._crowd.reached("join", of=self._crowd.size - 1)
@@ -130,7 +152,7 @@ class Agent:
             case SignalWorker() if message.signum == signal.SIGKILL and not self._ended:
                 self.exit(-signal.SIGKILL)
                 self._crowd.reached("told", of=self._crowd.size - 1)
-            case Dismiss():
+            case Shutdown():
                 self._crowd.dismiss(self)
 
     def fail(self) -> None:
@@ -140,14 +162,14 @@ class Agent:
 
     def exit(self, status: int) -> None:
         self._ended = True
-        self.say(Exited(self.rank, status))
+        self.say(WorkerExited(self.rank, status))
 
     def _proof(self, role: str) -> str:
-        return secret.proof(self._crowd.env.token, role, self.rank, self._nonce, self._own_nonce)
+        return auth.make_proof(self._crowd.env.token, role, self.rank, self._nonce, self._own_nonce)
 
-    def _jax_proof(self) -> Proof:
+    def _jax_proof(self) -> DeviceReport:
         size, now = self._crowd.size, time.time()
-        return Proof(self.rank, self.rank, size, 1, size, ("cpu",), "cpu", self._crowd.env.job_id, now, now)
+        return DeviceReport(self.rank, self.rank, size, 1, size, ("cpu",), "cpu", self._crowd.env.job_id, now, now)
 
 
 class Crowd:
@@ -166,7 +188,7 @@ class Crowd:
 
     def run(self) -> Result:
         """From the first connection to the last Dismiss."""
-        (address,) = addresses.parse(self.env.head)
+        (address,) = addresses.parse_addresses(self.env.head)
         self.result.looks["begin"] = _look(self._head)
         self._began = time.monotonic()
         for fd, agent in self._by_fd.items():
@@ -202,15 +224,15 @@ def _host(rank: int) -> str:
     return f"node{rank // RANKS_PER_HOST:04d}"
 
 
-def _report(rank: int, size: int, sees_run_dir: bool) -> Report:
-    return Report(
+def _report(rank: int, size: int, sees_run_dir: bool) -> AgentReport:
+    return AgentReport(
         rank=rank,
         size=size,
         host=_host(rank),
         boot_id=f"00000000-0000-0000-0000-{rank // RANKS_PER_HOST:012d}",
         pid=1000 + rank,
         time=time.time(),
-        version=__version__,
+        jaxrun_version=__version__,
         address="127.0.0.1",
         head_address="127.0.0.1",
         directory=os.getcwd(),
@@ -221,11 +243,11 @@ def _report(rank: int, size: int, sees_run_dir: bool) -> Report:
         gpu_limit="",
         tpu=False,
         cuda_plugin=False,
-        sees_run_dir=sees_run_dir,
+        can_write_run_dir=sees_run_dir,
     )
 
 
-def _hello(begin: Begin) -> Hello:
+def _hello(begin: StartWorker) -> Hello:
     now = time.time()
     versions = {"python": "3.11.7", "jax": "0.10.2", "jaxlib": "0.10.2", "numpy": "2.4.0"}
     return Hello(begin.rank, begin.host, 1000 + begin.rank, now, now, versions, "0" * 64, dict(begin.environment))

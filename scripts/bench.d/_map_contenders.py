@@ -15,8 +15,8 @@ import numpy as np
 from _programs import workloads as functions
 
 from jaxrun import Gang
-from jaxrun.mapping import mapping
-from jaxrun.mapping.pool import pool
+from jaxrun.map import gang_map
+from jaxrun.map.pool import pool
 
 SHOWN = 50  # results that are compared
 _CHUNKS_PER_CORE = 8
@@ -191,7 +191,7 @@ def _gang(kind: type[Gang], processes: int, devices: int, hosts: int | None = No
 
         def run(work: Workload, xs: Any) -> Outcome:
             function = work.jax or work.python
-            return timed(lambda: mapping.map(gang, function, xs, jax=work.jax is not None), work.items)
+            return timed(lambda: gang_map.map(gang, function, xs, jax=work.jax is not None), work.items)
 
         return run
 

@@ -6,10 +6,10 @@ import statistics
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from jaxrun.contract.flight import OFF, RECORD, STRICT_MODE
+from jaxrun.protocol.flight_file import LOCKSTEP_OFF, LOCKSTEP_RECORD, LOCKSTEP_STRICT
 
-AGAIN = f"{OFF} again"
-MODES = (OFF, RECORD, STRICT_MODE, AGAIN)
+AGAIN = f"{LOCKSTEP_OFF} again"
+MODES = (LOCKSTEP_OFF, LOCKSTEP_RECORD, LOCKSTEP_STRICT, AGAIN)
 EACH_CALL, ONCE = ("local", "global", "psum", "state"), ("first", "start")
 # What record may add to a call; 0: nothing that can be measured.
 GOALS = {"local": 0.0, "global": 2e-6, "psum": 2e-6, "state": 2e-6}
@@ -94,10 +94,10 @@ def _summary(kind: str, size: int, mode: str, good: _Good) -> Summary:
     rounds = good[size, mode]
     least, median = [one.least[kind] for one in rounds.values()], [one.median[kind] for one in rounds.values()]
     plain = Summary(kind, size, mode, len(rounds), statistics.median(least), statistics.median(median))
-    off, again = good.get((size, OFF), {}), good.get((size, AGAIN), {})
+    off, again = good.get((size, LOCKSTEP_OFF), {}), good.get((size, AGAIN), {})
     bases = {number: [jobs[number] for jobs in (off, again) if number in jobs] for number in rounds}
     pairs = [(rounds[number], base) for number, base in bases.items() if base]
-    if mode == OFF or not pairs:
+    if mode == LOCKSTEP_OFF or not pairs:
         return plain
 
     def added(measure: Callable[[Sample], float]) -> list[float]:
@@ -108,7 +108,7 @@ def _summary(kind: str, size: int, mode: str, good: _Good) -> Summary:
     extra = Extra(statistics.median(adds), min(adds), max(adds))
     apart = [abs(best(off[number]) - best(again[number])) for number in off.keys() & again.keys()]
     noise = max(*apart, (extra.most - extra.least) / 2) if len(adds) >= FEWEST_ROUNDS and apart else None
-    goal = GOALS.get(kind) if mode == RECORD else None
+    goal = GOALS.get(kind) if mode == LOCKSTEP_RECORD else None
     return replace(
         plain,
         more_least=statistics.median(added(lambda one: one.least[kind])),
@@ -125,7 +125,7 @@ def _summary(kind: str, size: int, mode: str, good: _Good) -> Summary:
 
 def _best_measure(kind: str, mode: str, off: Sequence[Sample]) -> Callable[[Sample], float]:
     """Seconds for a call: by its ratio to the pace, at the usual pace of the jobs `off`; the least where it waits."""
-    waits = mode == STRICT_MODE and kind != "local"
+    waits = mode == LOCKSTEP_STRICT and kind != "local"
     if waits or any(kind not in one.pace for one in off):
         return lambda one: one.least[kind]
     pace = statistics.median(one.pace[kind] for one in off)

@@ -8,7 +8,7 @@ from typing import Any
 from _price import EACH_CALL, GOALS, ONCE, Summary
 from _report import table
 
-from jaxrun.contract.flight import OFF, RECORD, STRICT_MODE
+from jaxrun.protocol.flight_file import LOCKSTEP_OFF, LOCKSTEP_RECORD, LOCKSTEP_STRICT
 
 TITLES = {
     "local": "local jit, 8x8",
@@ -59,14 +59,14 @@ def number(kind: str, seconds: float, sign: str = "") -> str:
 def draw(summaries: Sequence[Summary], pyplot: Any) -> Any:
     """What record adds to a call, with the noise as a grey band; and the ratio of both modes to off."""
     figure, (added, ratios) = pyplot.subplots(1, 2, figsize=(13, 5), layout="constrained")
-    _draw_added(added, [one for one in summaries if one.mode == RECORD and one.kind in EACH_CALL and one.adds])
+    _draw_added(added, [one for one in summaries if one.mode == LOCKSTEP_RECORD and one.kind in EACH_CALL and one.adds])
     priced = [one for one in summaries if one.ratio is not None]
     labels = list(dict.fromkeys(map(_label, priced)))
-    for offset, mode in ((-0.15, RECORD), (0.15, STRICT_MODE)):
+    for offset, mode in ((-0.15, LOCKSTEP_RECORD), (0.15, LOCKSTEP_STRICT)):
         points = [one for one in priced if one.mode == mode]
         places = [labels.index(_label(one)) + offset for one in points]
         ratios.plot(places, [one.ratio for one in points], "o", label=mode if points else None)
-    ratios.axhline(1, color="black", linewidth=1, label=OFF)
+    ratios.axhline(1, color="black", linewidth=1, label=LOCKSTEP_OFF)
     ratios.set(title="time against off, medians", yscale="log")
     ratios.set_yticks(_RATIOS, [f"{ratio:g}" for ratio in _RATIOS])
     ratios.yaxis.set_minor_formatter("")

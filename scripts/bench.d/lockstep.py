@@ -31,7 +31,7 @@ from _price import AGAIN, MODES, Sample, summarize
 from _price_report import draw, number, render
 from _report import keep, this_machine
 
-from jaxrun.contract import flight
+from jaxrun.protocol import flight_file
 
 PROGRAM = Path(__file__).parent / "_programs" / "calls.py"
 TIME_LIMIT = 60.0
@@ -53,7 +53,7 @@ TIME_FOR_ROUNDS = 150.0  # seconds; where nobody said how many, a round that wou
 
 def measure(mode: str, size: int, turn: int, effort: Effort, environ: Mapping[str, str]) -> Sample:
     """One job; `turn` is the number of its round."""
-    lockstep = flight.OFF if mode == AGAIN else mode
+    lockstep = flight_file.LOCKSTEP_OFF if mode == AGAIN else mode
     arguments = map(str, (effort.blocks, effort.seconds, effort.programs))
     command = [str(JAXRUN.executable), "-n", str(size), "--lockstep", lockstep, str(PROGRAM), *arguments]
     with started(command, environ, {}) as job:
@@ -87,16 +87,18 @@ def _wrong(job: Job, size: int, told: Sequence[Any]) -> str:
 def _misrecorded(directory: Path, lockstep: str, told: Sequence[Any]) -> str:
     """Says in what the flight recorders of a job that has run in `directory` are not those of its mode."""
     for rank, one in enumerate(told):
-        file = directory / "jaxrun-runs" / "latest" / flight.flight_file(rank)
-        if file.exists() is (lockstep == flight.OFF):
+        file = directory / "jaxrun-runs" / "latest" / flight_file.flight_file_name(rank)
+        if file.exists() is (lockstep == flight_file.LOCKSTEP_OFF):
             return f"rank {rank} has {'a' if file.exists() else 'no'} flight recorder"
-        if lockstep != flight.OFF:
-            header = struct.unpack_from(f"={flight.HEADER_WORDS}Q", file.read_bytes())
-            expected = (flight.EVERY_CALL, int(lockstep == flight.STRICT_MODE))
-            if (header[flight.LEVEL], header[flight.STRICT]) != expected or header[flight.MADE] < one["made"]:
+        if lockstep != flight_file.LOCKSTEP_OFF:
+            header = struct.unpack_from(f"={flight_file.HEADER_WORDS}Q", file.read_bytes())
+            expected = (flight_file.EVERY_CALL, int(lockstep == flight_file.LOCKSTEP_STRICT))
+            if (header[flight_file.LEVEL_WORD], header[flight_file.STRICT_WORD]) != expected or header[
+                flight_file.RECORD_COUNT_WORD
+            ] < one["made"]:
                 return (
-                    f"rank {rank} recorded {header[flight.MADE]} of {one['made']} calls, at level "
-                    f"{header[flight.LEVEL]} of {flight.EVERY_CALL}, strict: {header[flight.STRICT]}"
+                    f"rank {rank} recorded {header[flight_file.RECORD_COUNT_WORD]} of {one['made']} calls, at level "
+                    f"{header[flight_file.LEVEL_WORD]} of {flight_file.EVERY_CALL}, strict: {header[flight_file.STRICT_WORD]}"
                 )
     return ""
 
@@ -105,7 +107,7 @@ def run(
     sizes: Sequence[int], modes: Sequence[str], rounds: int, limit: float, effort: Effort, environ: Mapping[str, str]
 ) -> list[Sample]:
     """All jobs; no round is begun that would end more than `limit` seconds after the first began."""
-    measure(flight.OFF, sizes[0], 0, effort, environ)  # brings programs and libraries into memory
+    measure(flight_file.LOCKSTEP_OFF, sizes[0], 0, effort, environ)  # brings programs and libraries into memory
     samples: list[Sample] = []
     began = time.monotonic()
     for turn in range(1, rounds + 1):
@@ -130,7 +132,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         metavar="R",
         help=f"of all modes (default: {ROUNDS}, or as many as {TIME_FOR_ROUNDS:g} s allow)",
     )
-    parser.add_argument("--only", choices=(flight.RECORD, flight.STRICT_MODE), help="beside off")
+    parser.add_argument("--only", choices=(flight_file.LOCKSTEP_RECORD, flight_file.LOCKSTEP_STRICT), help="beside off")
     parser.add_argument(
         "--quick", action="store_true", help=f"{QUICK_ROUNDS} rounds of short jobs: a look, not a result"
     )
@@ -138,7 +140,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     options = parser.parse_args(argv)
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     rounds, effort = (QUICK_ROUNDS, QUICK) if options.quick else (ROUNDS, FULL)
-    modes = [mode for mode in MODES if options.only in (None, mode) or mode in (flight.OFF, AGAIN)]
+    modes = [mode for mode in MODES if options.only in (None, mode) or mode in (flight_file.LOCKSTEP_OFF, AGAIN)]
     machine = this_machine()
     print(machine, flush=True)
     limit = math.inf if options.rounds else TIME_FOR_ROUNDS

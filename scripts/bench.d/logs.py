@@ -90,7 +90,7 @@ def pump(pipes: list[int], output: Output) -> None:
         os.set_blocking(fd, False)
         selector.register(fd, selectors.EVENT_READ, Pipe(fd, rank, "out"))
     while selector.get_map():
-        ready = [key.data for key, _ in selector.select(output.tick())]
+        ready = [key.data for key, _ in selector.select(output.flush_due())]
         for pipe in drain_ready(ready, output):
             selector.unregister(pipe.fd)
     selector.close()

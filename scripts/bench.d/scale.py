@@ -31,8 +31,8 @@ import _plots
 from _contenders import ROOT
 from _report import keep, table, this_machine
 
-from jaxrun import supervise
-from jaxrun.head.head import SETTLE
+from jaxrun.head.head import SETTLE_S
+from jaxrun.supervisor import run
 
 SIZES = (64, 128, 256, 512, 1024, 2048, 4096)
 STATUS = 1  # the culprit's
@@ -45,7 +45,7 @@ MEASURES = {
     "orders": "… and were given their orders",
     "join": "… and told the coordinator's address",
     "go": "… and told to run",
-    "told": f"from one failure until all others were told, less {SETTLE * 1000:.0f} ms",
+    "told": f"from one failure until all others were told, less {SETTLE_S * 1000:.0f} ms",
     "leave": "from then until all were dismissed",
     "cpu_go": "processor time of the head until go",
     "cpu_end": "… and from the failure to the end",
@@ -109,9 +109,9 @@ def _head(size: int, directory: Path, profile: Path | None) -> None:
     os.dup2(output, 2)
     plan = _crowd.plan(size, size // 2, directory)
     if profile is None:
-        sys.exit(supervise.run(plan, os.environ))
+        sys.exit(run.run(plan, os.environ))
     profiler = cProfile.Profile()
-    status = profiler.runcall(supervise.run, plan, os.environ)
+    status = profiler.runcall(run.run, plan, os.environ)
     profiler.dump_stats(profile)
     sys.exit(status)
 
@@ -154,7 +154,7 @@ def growths(least: Sequence[Sample]) -> list[Growth]:
     sizes = [math.log(one.size) for one in points]
     found = []
     for name in MEASURES:
-        values = [getattr(one, name) - (SETTLE if name == "told" else 0.0) for one in points]
+        values = [getattr(one, name) - (SETTLE_S if name == "told" else 0.0) for one in points]
         found.append(Growth(name, statistics.linear_regression(sizes, list(map(math.log, values))).slope))
     return found
 

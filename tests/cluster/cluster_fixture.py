@@ -21,7 +21,7 @@ from launch_modes import Way
 from processes import Process
 from state import CONTROLLER, Place
 
-from jaxrun.agent.guard import job_mark, marked
+from jaxrun.agent.guard import find_marked, job_marker
 
 TESTBED = Path(__file__).parents[2] / "scripts" / "testbed"
 HOSTS = ("h1", "h2", "h3")
@@ -131,7 +131,9 @@ class Job:
     def workers(self) -> list[int]:
         """The processes that carry the job's mark: all workers, and what they have started."""
         job_id = json.loads((self.run_dir / "job.json").read_text())["job_id"]
-        return [pid for pid in marked(job_mark(job_id)) if processes.inspect(pid) and _ran(pid, b"jaxrun_runtime")]
+        return [
+            pid for pid in find_marked(job_marker(job_id)) if processes.inspect(pid) and _ran(pid, b"jaxrun_runtime")
+        ]
 
     def launcher(self) -> int:
         """The process that hosts the head."""

@@ -65,11 +65,11 @@ def main() -> None:
             gang.run(leave_alone, 1, timeout=1.0)
         except jaxrun.CallTimeout as error:
             seen["late"] = str(error)
-        with gang.converse(time.sleep, DEAF) as talk:
+        with gang.start_call(time.sleep, DEAF) as talk:
             gang.kill(0)
-            while talk.missing:
+            while talk.running:
                 talk.receive()
-            error = talk.died()
+            error = talk.explain_death()
             seen["killed"] = error and [error.rank, error.host, error.signal]
         seen["again"] = gang.run(gathered, 1.0)[1]
         seen["jax"] = "jax" in sys.modules

@@ -121,5 +121,5 @@ def _title(engine: Engine) -> str:
     said = done.stdout
     if not engine.name:
         return f"{engine.label} {said.split()[-1]}"
-    family = mpi_families.identify(said)
+    family = mpi_families.identify_family(said)
     return f"{family.title} {family.version(said)}" if family else engine.label

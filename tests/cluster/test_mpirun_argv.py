@@ -16,10 +16,10 @@ import pytest
 from launch_modes import MPI, Engine
 
 from jaxrun.backends import mpirun
-from jaxrun.contract.variables import AgentEnv
-from jaxrun.planning.job import Job
-from jaxrun.planning.machine import Machine
-from jaxrun.planning.starter import AGENT
+from jaxrun.job.job import Job
+from jaxrun.job.launch_command import AGENT_ARGV
+from jaxrun.job.machine import Machine
+from jaxrun.protocol.env import AgentEnv
 
 if TYPE_CHECKING:
     import cluster_fixture
@@ -101,14 +101,14 @@ def start(directory: str, fields: str) -> int:
     """Plan a job as jaxrun would here, and start it; every rank leaves a file in the directory."""
     job = Job(program=("p",), backend="mpirun", env={"JRTB_LAST": os.environ["JRTB_LAST"]}, **json.loads(fields))
     made = mpirun.plan(job, Machine(os.uname().nodename, ()), os.environ, "ab" * 16)
-    starter = made.starter
+    starter = made.launch_command
     assert starter is not None
     probe = Path(directory, "probe.py")
     probe.write_text(PROBE)
     words = "\0".join(starter.argv).replace(
-        "\0".join(AGENT), "\0".join([sys.executable, str(probe), directory, *VALUES])
+        "\0".join(AGENT_ARGV), "\0".join([sys.executable, str(probe), directory, *VALUES])
     )
-    told = dict.fromkeys(AgentEnv.names(), "-")
+    told = dict.fromkeys(AgentEnv.variable_names(), "-")
     environ = {**made.base_env(os.environ), **told, **starter.set_env}
     status = subprocess.run(words.split("\0"), env=environ, input=b"words\n", timeout=40).returncode
     hosts = [worker.host for worker in made.workers]

@@ -15,7 +15,15 @@ launcher, mode, *codes = arguments
 sys.argv = [sys.argv[0], launcher]
 import worker_by_hand  # noqa: E402
 
-from jaxrun.contract import FORK_DESCRIPTORS, Decoder, Fork, ForkDeclined, Forked, WorkerEnv, encode  # noqa: E402
+from jaxrun.protocol import (
+    FORK_DESCRIPTORS,
+    ForkDeclined,
+    ForkWorker,
+    WorkerEnv,
+    WorkerForked,
+    WorkerMessageDecoder,
+    encode,
+)
 
 
 def serve():
@@ -32,15 +40,15 @@ def serve():
         if mode == "decline":
             channel.send(encode(ForkDeclined("a thread was started", "")))
             os._exit(0)
-        (order,) = Decoder().feed(request)
-        assert isinstance(order, Fork)
+        (order,) = WorkerMessageDecoder().feed(request)
+        assert isinstance(order, ForkWorker)
         pid = os.fork()
         if pid == 0:
             channel.close()
             become(order, dict(zip(FORK_DESCRIPTORS, descriptors, strict=True)))
         for descriptor in descriptors:
             os.close(descriptor)
-        channel.send(encode(Forked(order.rank, pid)))
+        channel.send(encode(WorkerForked(order.rank, pid)))
 
 
 def become(order, descriptors):

@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from jaxrun.agent.guard import job_mark, marked
+from jaxrun.agent.guard import find_marked, job_marker
 
 HERE = Path(__file__).parent
 MISBEHAVE = str(HERE / "misbehave.py")
@@ -62,7 +62,7 @@ class Job:
     def processes(self) -> list[int]:
         """All living processes that carry the job's mark."""
         job_id = json.loads((self.run_dir / "job.json").read_text())["job_id"]
-        return [pid for pid in marked(job_mark(job_id)) if _state(pid) not in ("Z", "")]
+        return [pid for pid in find_marked(job_marker(job_id)) if _state(pid) not in ("Z", "")]
 
     def result(self, timeout: float = TIME_LIMIT) -> Result:
         out, err = self.process.communicate(timeout=timeout)

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from flights import Flight
 
-from jaxrun.contract import STACKS_SIGNAL, Decoder, Failed, encode
+from jaxrun.protocol import STACKS_SIGNAL, Failed, WorkerMessageDecoder, encode
 
 ROOT = Path(__file__).parents[2]
 _GLOO = re.compile(r"\[Gloo\] Rank | is connected to | peer ranks\. |Expected number of connected peer ranks is : ")
@@ -43,7 +43,7 @@ class Member:
     pid: int = 0
     status: int | None = None
     messages: list = field(default_factory=list)
-    decoder: Decoder = field(default_factory=Decoder)
+    decoder: WorkerMessageDecoder = field(default_factory=WorkerMessageDecoder)
     folder: Path = Path()
 
     @property

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from jaxrun.agent.guard import marked
+from jaxrun.agent.guard import find_marked
 
 TIME_LIMIT = 120  # seconds
 _MARK = "NOTEBOOK_TEST"
@@ -103,7 +103,7 @@ class Kernel:
 
 def processes(mark: str) -> set[int]:
     """All that were started for it."""
-    return set(marked(f"{_MARK}={mark}"))
+    return set(find_marked(f"{_MARK}={mark}"))
 
 
 def wait_until_gone(pids: Collection[int], mark: str) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from jaxrun.agent.child import Child
+from jaxrun.agent.worker_process import WorkerProcess
 
 CLEAN = "run(); done()"
 SLEEPS = "run(); time.sleep(60)"
@@ -86,9 +86,9 @@ def test_an_announced_giant_is_refused(play):
 def test_all_stand_still_before_the_first_is_killed(play, monkeypatch):
     # Or they would see each other die, and complain.
     sent = []
-    original = Child.signal
+    original = WorkerProcess.signal
     monkeypatch.setattr(
-        Child, "signal", lambda child, signum: (sent.append((signum, child.rank)), original(child, signum))
+        WorkerProcess, "signal", lambda child, signum: (sent.append((signum, child.rank)), original(child, signum))
     )
     job = play(SLEEPS, SLEEPS, "run(); os._exit(1)")
     assert job.statuses == [-9, -9, 1]

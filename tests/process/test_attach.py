@@ -11,7 +11,7 @@ import time
 import pytest
 from harness import MISBEHAVE, TIME_LIMIT
 
-from jaxrun.agent.guard import job_mark, marked
+from jaxrun.agent.guard import find_marked, job_marker
 
 
 @pytest.fixture
@@ -83,6 +83,6 @@ def test_the_loss_of_rank_0_ends_the_others(attach, tmp_path):
     processes[0].kill()
     killed = time.monotonic()
     assert [process.wait(5) for process in processes[1:]] == [69, 69]
-    while list(marked(job_mark(job_id))):
+    while list(find_marked(job_marker(job_id))):
         assert time.monotonic() - killed < 2
         time.sleep(0.02)

@@ -11,7 +11,7 @@ _ROOT = Path(__file__).parents[2]
 _LAUNCHER = _ROOT / "launcher"
 _RUNTIME = _ROOT / "runtime"
 _BANNED = ("jax", "jaxlib", "numpy", "jaxrun_runtime")
-_SHARED = ("jaxrun.contract", "jaxrun.errors")
+_SHARED = ("jaxrun.protocol", "jaxrun.errors")
 
 
 def _module(path: Path) -> str:
@@ -36,13 +36,13 @@ for name in {_BANNED!r}:
 for name in {_MODULES!r}:
     importlib.import_module(name)
 """
-    assert "jaxrun.cli" in _MODULES
+    assert "jaxrun.cli.main" in _MODULES
     result = _python(code)
     assert result.returncode == 0, result.stderr
 
 
 def test_the_command_line_alone_loads_little():
-    result = _python("import jaxrun.cli; print(*sys.modules)")
+    result = _python("import jaxrun.cli.main; print(*sys.modules)")
     assert result.returncode == 0, result.stderr
     slow = {
         "asyncio",
@@ -51,8 +51,8 @@ def test_the_command_line_alone_loads_little():
         "logging",
         "json",
         "pathlib",
-        "jaxrun.contract.messages",
-        "jaxrun.planning.plan",
+        "jaxrun.protocol.worker_messages",
+        "jaxrun.job.plan",
     }
     assert slow.isdisjoint(result.stdout.split())
 
@@ -107,6 +107,6 @@ def _imports(path: Path) -> list[str]:
 def test_the_check_sees_imports_within_functions(tmp_path):
     source = tmp_path / "x.py"
     source.write_text(
-        "def f():\n    from jaxrun import cli\n    import jaxrun.cli\n    from jaxrun.contract import Run\n"
+        "def f():\n    from jaxrun import cli\n    import jaxrun.cli.main\n    from jaxrun.protocol import Run\n"
     )
-    assert _imports(source) == ["jaxrun.cli", "jaxrun.cli", "jaxrun.contract"]
+    assert _imports(source) == ["jaxrun.cli.main", "jaxrun.cli.main", "jaxrun.protocol"]

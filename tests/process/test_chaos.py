@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from harness import MISBEHAVE, jaxrun, started
 
-from jaxrun.contract.names import CONTROL_FD
+from jaxrun.protocol.names import CONTROL_FD
 
 INTERRUPTED = """
 import os, time

@@ -7,10 +7,10 @@ import time
 
 import pytest
 
-from jaxrun.agent.child import Child
-from jaxrun.agent.spawn import Lines
-from jaxrun.contract import Done, Leave, encode
+from jaxrun.agent.spawn import WorkerPipes
+from jaxrun.agent.worker_process import WorkerProcess
 from jaxrun.errors import ProtocolError
+from jaxrun.protocol import Done, Exit, encode
 
 
 @pytest.fixture
@@ -19,7 +19,7 @@ def worker():
     ours, theirs = socket.socketpair()
     ours.setblocking(False)
     pipes = [os.open(os.devnull, os.O_RDONLY) for _ in range(2)]
-    child = Child(2, Lines(ours, *pipes, os.memfd_create("stacks"), os.memfd_create("flight")))
+    child = WorkerProcess(2, WorkerPipes(ours, *pipes, os.memfd_create("stacks"), os.memfd_create("flight")))
     yield child, theirs
     child.close()
     theirs.close()
@@ -58,7 +58,7 @@ def test_messages_come_whole_whatever_the_pieces(worker):
 
 def test_last_words_are_read_before_the_end_is_seen(worker):
     child, theirs = worker
-    child.send(Leave())
+    child.send(Exit())
     theirs.sendall(encode(Done(2, 1.0)))
     theirs.close()  # with an unread message of ours
     assert child.receive() == [Done(2, 1.0)]
@@ -78,10 +78,10 @@ def test_garbage_is_no_message_and_nothing_is_read_after_it(worker):
 def test_sending_to_a_worker_that_has_gone_is_nothing(worker):
     child, theirs = worker
     theirs.close()
-    child.send(Leave())
-    child.send(Leave())
+    child.send(Exit())
+    child.send(Exit())
     child.hang_up()
-    child.send(Leave())
+    child.send(Exit())
 
 
 def test_without_a_process_there_is_nothing_to_signal_or_to_measure(worker):

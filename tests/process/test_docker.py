@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from jaxrun.planning.hosts import expand_node_list
+from jaxrun.job.hosts import expand_node_list
 
 ROOT = Path(__file__).parents[2]
 DOCKER = ROOT / "docker"

@@ -9,8 +9,8 @@ import sys
 import pytest
 
 from jaxrun.agent import faults
-from jaxrun.agent.child import Child
-from jaxrun.agent.spawn import Lines
+from jaxrun.agent.spawn import WorkerPipes
+from jaxrun.agent.worker_process import WorkerProcess
 
 # Connects to a port over IPv4 and IPv6, listens, and has a socket pair; echoes on the last.
 PROGRAM = """
@@ -39,7 +39,7 @@ def scene():
             port = int(ours.recv(9))
             files = [os.memfd_create("file") for _ in range(4)]
             channel, other = socket.socketpair()
-            child = Child(1, Lines(channel, *files), process.pid)
+            child = WorkerProcess(1, WorkerPipes(channel, *files), process.pid)
             yield child, peers, ours, port
             process.kill()
             for held in (*peers, child, other):
@@ -48,18 +48,18 @@ def scene():
 
 def test_a_cut_ends_all_connections_and_nothing_else(scene):
     child, peers, pair, port = scene
-    assert faults.inflict(child, "cut") == ""
+    assert faults.inject(child, "cut") == ""
     for peer in peers:
         assert peer.recv(1) == b""
     pair.sendall(b"alive")
     assert pair.recv(9) == b"alive"  # and its own end of the connection is at its end, too
     with socket.create_connection(("127.0.0.1", port)):
-        assert faults.inflict(child, "cut") == ""  # the old ones again
+        assert faults.inject(child, "cut") == ""  # the old ones again
 
 
 def test_a_process_without_connections_cannot_be_cut_off():
     with subprocess.Popen(["cat"], stdin=subprocess.PIPE) as process:
-        assert faults.cut(process.pid) == "it has no connections"
+        assert faults.cut_connections(process.pid) == "it has no connections"
         process.stdin.close()
 
 
@@ -73,7 +73,7 @@ def test_where_the_kernel_forbids_it_that_is_said(scene, monkeypatch, error):
         raise error
 
     monkeypatch.setattr(faults, "_take", forbid)
-    text = faults.inflict(child, "cut")
+    text = faults.inject(child, "cut")
     assert f"does not let its connections be taken ({error.strerror})" in text
     peers[0].sendall(b"!")
     pair.sendall(b"alive")
@@ -83,7 +83,7 @@ def test_where_the_kernel_forbids_it_that_is_said(scene, monkeypatch, error):
 @pytest.mark.parametrize(("kind", "options", "seen"), [("pause", os.WSTOPPED, signal.SIGSTOP), ("kill", os.WEXITED, 9)])
 def test_a_signal_goes_to_the_worker_alone(scene, kind, options, seen):
     child = scene[0]
-    assert faults.inflict(child, kind) == ""
+    assert faults.inject(child, kind) == ""
     assert os.waitid(os.P_PID, child.pid, options | os.WNOWAIT).si_status == seen
     assert child.killed == (kind == "kill")
 
@@ -92,5 +92,5 @@ def test_a_signal_goes_to_the_worker_alone(scene, kind, options, seen):
 def test_a_worker_that_has_no_process_is_spared(scene, kind):
     child = scene[0]
     child.status = 0
-    assert faults.inflict(child, kind) == "it has no process"
-    assert faults.cut(2**22 + 1) == "it has no process"
+    assert faults.inject(child, kind) == "it has no process"
+    assert faults.cut_connections(2**22 + 1) == "it has no process"

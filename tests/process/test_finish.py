@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from jaxrun.contract import Done, Failed, Proof, ThreadFailed
+from jaxrun.protocol import DeviceReport, Done, Failed, ThreadFailed
 
 _CASES = {
     "no-status": "raise SystemExit(None)",
@@ -209,7 +209,7 @@ time.sleep(60)
 """
     troupe = start([script(text)], 2)
     first, second = troupe.members
-    troupe.play(until=Proof)
+    troupe.play(until=DeviceReport)
     deadline = time.monotonic() + 30
     while not first.out and time.monotonic() < deadline:
         troupe.lead()

@@ -6,7 +6,7 @@ import os
 import pytest
 from member import environment
 
-from jaxrun.contract import ForkDeclined, Forked
+from jaxrun.protocol import ForkDeclined, WorkerForked
 
 _ASK = """
 import json, os, random, sys, time, threading
@@ -32,7 +32,7 @@ def answers(start, script, tmp_path):
     troupe = start([script(_ASK), "a b"], 3, stdin=tmp_path / "input")
     members = troupe.play()
     assert [member.status for member in members] == [0, 0, 0], troupe.describe()
-    assert [type(answer) for answer in troupe.answers] == [Forked] * 3
+    assert [type(answer) for answer in troupe.answers] == [WorkerForked] * 3
     assert [member.err for member in members] == [f"error of {rank}\n" for rank in range(3)]
     return troupe, [json.loads(member.out) for member in members]
 

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import jaxrun
-from jaxrun.gang.conversation import Printed, Returned, Said
+from jaxrun.gang.call import Printed, RankMessage, Returned
 
 
 @pytest.fixture(scope="module")
@@ -154,9 +154,9 @@ def test_a_function_cannot_take_its_gang_along(gang):
 
 
 def answer_questions():
-    from jaxrun_runtime import conversation
+    from jaxrun_runtime import gang_worker
 
-    talk = conversation.current()
+    talk = gang_worker.current_call()
     talk.send(("ready", talk.rank, talk.size))
     while (question := talk.receive()) is not None:
         print("asked", flush=True)
@@ -168,7 +168,7 @@ def test_both_sides_may_talk_meanwhile(gang):
     with gang.converse(answer_questions) as talk:
         assert sorted(talk.receive().value for _ in range(3)) == [("ready", n, 3) for n in range(3)]
         talk.send(4, ranks=[1])
-        assert [talk.receive(), talk.receive()] == [Printed(1, "out", b"asked\n"), Said(1, 41)]
+        assert [talk.receive(), talk.receive()] == [Printed(1, "out", b"asked\n"), RankMessage(1, 41)]
         assert talk.receive(timeout=0) is None and talk.missing == (0, 1, 2)
         talk.send(None)
         ended = [talk.receive() for _ in range(3)]
@@ -181,10 +181,10 @@ def test_both_sides_may_talk_meanwhile(gang):
 
 
 def test_memory_may_be_shared_with_the_ranks(gang):
-    from jaxrun.contract.parcel import Block
+    from jaxrun.protocol.payload import SharedBuffer
 
-    block = Block(3 * 8)
-    seen = np.frombuffer(block.buffer, np.int64)
+    block = SharedBuffer(3 * 8)
+    seen = np.frombuffer(block.memory, np.int64)
 
     def write(theirs):
         np.frombuffer(theirs.buffer, np.int64)[rank()] = rank() + 10

@@ -158,9 +158,9 @@ def test_without_a_record_nobody_knows(lasting):
 
 
 def meet_for_ever():
-    from jaxrun_runtime import conversation
+    from jaxrun_runtime import gang_worker
 
-    conversation.current().send("meeting")
+    gang_worker.current_call().send("meeting")
     while True:
         meet()
 
@@ -196,9 +196,9 @@ def test_a_fault_that_cannot_be_is_refused(lasting, kind, who, text):
 
 
 def nap():
-    from jaxrun_runtime import conversation
+    from jaxrun_runtime import gang_worker
 
-    conversation.current().send("asleep")
+    gang_worker.current_call().send("asleep")
     time.sleep(60)
 
 

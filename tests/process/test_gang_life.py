@@ -14,7 +14,7 @@ from textwrap import dedent
 import pytest
 from harness import TIME_LIMIT
 
-from jaxrun.agent.guard import marked
+from jaxrun.agent.guard import find_marked
 
 _HEAD = """
 import os, signal, sys, threading, time
@@ -78,7 +78,7 @@ class Session:
 
     def processes(self) -> list[int]:
         """All that live of what was started by it, or by what it has started."""
-        return list(marked(self._mark))
+        return list(find_marked(self._mark))
 
     def wait_for(self, line: str) -> None:
         """Until it has printed this line."""

@@ -8,8 +8,8 @@ import jaxlib
 import numpy
 import pytest
 
-from jaxrun.contract import Hello
-from jaxrun_runtime import greeting
+from jaxrun.protocol import Hello
+from jaxrun_runtime import hello
 
 
 def test_the_hello_of_a_worker_holds_who_it_is_and_what_must_be_alike(start, script):
@@ -46,7 +46,7 @@ def test_variables_that_differ_by_design_are_left_out():
         "PATH": "/bin",
         "MY_JAX_PLATFORMS": "cpu",
     }
-    assert greeting.relevant(environ) == {
+    assert hello.relevant_variables(environ) == {
         name: environ[name] for name in ("JAX_PLATFORMS", "XLA_FLAGS", "CUDA_VISIBLE_DEVICES", "PYTHONHASHSEED")
     }
 
@@ -86,11 +86,11 @@ def sources(tmp_path, monkeypatch):
 def test_the_programs_source_is_found_without_importing_it(sources, argv, text):
     before = set(sys.modules)
     expected = hashlib.sha256(text.encode()).hexdigest()[:16] if text else ""
-    assert greeting.fingerprint(argv) == expected
+    assert hello.hash_program(argv) == expected
     assert {"p", "n", "p.m", "a"}.isdisjoint(set(sys.modules) - before)
 
 
 def test_an_unreadable_program_has_no_fingerprint(tmp_path):
     path = tmp_path / "circle.py"  # a link that root cannot read either
     path.symlink_to(path)
-    assert greeting.fingerprint([str(path)]) == ""
+    assert hello.hash_program([str(path)]) == ""

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from jaxrun.agent.guard import job_mark, marked
+from jaxrun.agent.guard import find_marked, job_marker
 
 # A launcher with a guard, a child that carries the job's mark, and the child's daemon in its own session.
 LAUNCHER = """
@@ -50,7 +50,7 @@ def launch(tmp_path):
         launcher.kill()
         launcher.wait()
         launcher.stdout.close()
-    for pid in marked(job_mark(job_id)):
+    for pid in find_marked(job_marker(job_id)):
         os.kill(pid, 9)
 
 
@@ -116,7 +116,7 @@ def test_only_the_jobs_own_processes_are_marked():
     other = subprocess.Popen(["sleep", "60"], env=another)
     try:
         time.sleep(0.05)
-        assert list(marked(job_mark(job_id))) == [child.pid]
+        assert list(find_marked(job_marker(job_id))) == [child.pid]
     finally:
         for process in (child, other):
             process.kill()

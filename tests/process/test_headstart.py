@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from jaxrun import headstart
 from jaxrun.backends.local import plan
-from jaxrun.contract import Decoder, ForkSetUp
-from jaxrun.planning.job import Job
-from jaxrun.planning.machine import Machine
+from jaxrun.forkserver import early
+from jaxrun.job.job import Job
+from jaxrun.job.machine import Machine
+from jaxrun.protocol import ConfigureForkServer, WorkerMessageDecoder
 
 
 @pytest.fixture
@@ -21,7 +21,7 @@ def begun():
     servers = []
 
     def begin(environ):
-        start = headstart.begin(["-n", "2", "train.py"], environ)
+        start = early.start(["-n", "2", "train.py"], environ)
         servers.append(start._server)
         return start, start._server
 
@@ -47,8 +47,8 @@ def test_it_is_told_the_program_and_what_differs_from_its_own_environment(begun,
     monkeypatch.setattr(server, "channel", type("Channel", (), {"send": lambda self, data: sent.append(data)})())
     made = _plan(start, environ, processes=2, env={"MINE": "x"})
     assert start.take(made, environ) is server
-    (order,) = Decoder().feed(sent[0])
-    assert isinstance(order, ForkSetUp)
+    (order,) = WorkerMessageDecoder().feed(sent[0])
+    assert isinstance(order, ConfigureForkServer)
     assert order.program == ("train.py", "a b")
     assert order.environment["MINE"] == "x" and order.environment["JAX_PLATFORMS"] == "cpu"
     assert "PATH" not in order.environment and "JAXRUN_JOB_ID" not in order.environment
@@ -87,5 +87,5 @@ _NOT_A_JOB = [[], ["--help"], ["-n", "2", "--dry-run", "x.py"], ["explain", "x"]
 
 @pytest.mark.parametrize("words", _NOT_A_JOB)
 def test_what_forks_nothing_gets_none(words):
-    assert headstart.begin(words, {}) is None
-    assert headstart.begin(["x.py"], {"_JAXRUN_COMPLETE": "bash_source"}) is None
+    assert early.start(words, {}) is None
+    assert early.start(["x.py"], {"_JAXRUN_COMPLETE": "bash_source"}) is None

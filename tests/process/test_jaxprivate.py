@@ -8,9 +8,10 @@ import jax
 import pytest
 from member import environment
 
-from jaxrun.contract import Done
-from jaxrun.contract.flight import COMPILATIONS, EVERY_CALL, FIRST_CALLS, NOTHING
-from jaxrun_runtime import jaxhooks, jaxprivate
+from jaxrun.protocol import Done
+from jaxrun.protocol.flight_file import COMPILATIONS, EVERY_CALL, FIRST_CALLS, NOTHING
+from jaxrun_runtime import jax_private
+from jaxrun_runtime.lockstep import jax_hooks
 
 
 @pytest.fixture(autouse=True)
@@ -41,9 +42,9 @@ def _take(monkeypatch, module, name):
 
 
 def test_this_jax_has_all_that_jaxrun_uses():
-    assert jaxprivate.missing() == []
-    assert jaxprivate.missing("record") == jaxprivate.missing("strict") == []
-    assert jaxhooks.level() == EVERY_CALL
+    assert jax_private.missing_features() == []
+    assert jax_private.missing_features("record") == jax_private.missing_features("strict") == []
+    assert jax_hooks.probe_level() == EVERY_CALL
 
 
 _FIRST, _COMPILED = (
@@ -71,10 +72,10 @@ _FIRST, _COMPILED = (
 )
 def test_without_a_name_lockstep_sees_less_and_one_line_says_what(monkeypatch, module, name, level, what):
     _take(monkeypatch, module, name)
-    assert jaxhooks.level() == level
-    assert jaxprivate.missing("record") == [f"jax {jax.__version__} lacks what jaxrun uses: {what}"]
-    assert jaxprivate.missing("off") == jaxprivate.missing() == []
-    (line,) = jaxprivate.missing("strict")
+    assert jax_hooks.probe_level() == level
+    assert jax_private.missing_features("record") == [f"jax {jax.__version__} lacks what jaxrun uses: {what}"]
+    assert jax_private.missing_features("off") == jax_private.missing_features() == []
+    (line,) = jax_private.missing_features("strict")
     assert ("strict is not possible, so that record is what is done" in line) == (level < EVERY_CALL)
 
 
@@ -89,8 +90,8 @@ def test_without_a_name_lockstep_sees_less_and_one_line_says_what(monkeypatch, m
 def test_a_class_that_has_changed_its_shape_is_as_good_as_missing(monkeypatch, kind, attribute, level):
     changed = ["renamed"]
     monkeypatch.setattr(getattr(importlib.import_module(_PXLA), kind), attribute, changed)
-    assert jaxhooks.level() == level
-    (line,) = jaxprivate.missing("record")
+    assert jax_hooks.probe_level() == level
+    (line,) = jax_private.missing_features("record")
     assert "--lockstep" in line
 
 
@@ -98,18 +99,18 @@ def test_a_function_with_other_parameters_is_not_hooked(monkeypatch):
     kind = importlib.import_module(_PXLA).UnloadedMeshExecutable
     original = kind.from_hlo
     monkeypatch.setattr(kind, "from_hlo", staticmethod(lambda hlo, name, **more: original(name, hlo, **more)))
-    assert "same name and shapes" in jaxhooks.lack("record")
+    assert "same name and shapes" in jax_hooks.missing_features("record")
     before = kind.from_hlo
-    jaxhooks.watch_lowering(lambda *_: None, lambda *_: None)
+    jax_hooks.hook_lowering(lambda *_: None, lambda *_: None)
     assert kind.from_hlo is before
 
 
 def test_with_nothing_left_lockstep_sees_nothing(monkeypatch):
     _take(monkeypatch, _PXLA, "ExecuteReplicated")
     _take(monkeypatch, "jax.monitoring", "register_scalar_listener")
-    assert jaxhooks.level() == NOTHING
-    assert jaxhooks.lack("record") == "--lockstep sees neither calls nor what is compiled"
-    jaxhooks.watch_compilations(lambda name: None, lambda: None)  # and does not mind
+    assert jax_hooks.probe_level() == NOTHING
+    assert jax_hooks.missing_features("record") == "--lockstep sees neither calls nor what is compiled"
+    jax_hooks.hook_compilations(lambda name: None, lambda: None)  # and does not mind
 
 
 @pytest.mark.parametrize(
@@ -123,7 +124,7 @@ def test_with_nothing_left_lockstep_sees_nothing(monkeypatch):
 )
 def test_a_name_that_is_missing_is_one_line(monkeypatch, module, name, what):
     _take(monkeypatch, module, name)
-    (line,) = jaxprivate.missing()
+    (line,) = jax_private.missing_features()
     assert what in line
     assert f"jax {jax.__version__} " in line
     assert "\n" not in line
@@ -145,7 +146,7 @@ atexit.register(print, "own")
 
 def test_without_its_name_the_exit_barrier_stays(monkeypatch):
     _take(monkeypatch, "jax._src.api", "clean_up")
-    assert jaxprivate.forget_exit_barrier() is False
+    assert jax_private.remove_exit_barrier() is False
 
 
 @pytest.mark.parametrize("given", [{}, {"hostname": None}])
@@ -153,7 +154,7 @@ def test_gloo_publishes_the_given_address(monkeypatch, given):
     calls = []
     module = importlib.import_module("jaxlib._jax")
     monkeypatch.setattr(module, "make_gloo_tcp_collectives", lambda *args, **kwargs: calls.append((args, kwargs)))
-    assert jaxprivate.publish_gloo_at("10.0.0.1") is True
+    assert jax_private.set_gloo_address("10.0.0.1") is True
     module.make_gloo_tcp_collectives("client", **given)
     assert calls == [(("client",), {"hostname": "10.0.0.1"})]
 
@@ -163,21 +164,21 @@ def test_an_address_that_somebody_else_chose_counts(monkeypatch, given):
     calls = []
     module = importlib.import_module("jaxlib._jax")
     monkeypatch.setattr(module, "make_gloo_tcp_collectives", lambda **kwargs: calls.append(kwargs))
-    jaxprivate.publish_gloo_at("10.0.0.1")
+    jax_private.set_gloo_address("10.0.0.1")
     module.make_gloo_tcp_collectives(**given)
     assert calls == [given]
 
 
 def test_without_its_name_gloo_is_left_alone(monkeypatch):
     _take(monkeypatch, "jaxlib._jax", "make_gloo_tcp_collectives")
-    assert jaxprivate.publish_gloo_at("10.0.0.1") is False
+    assert jax_private.set_gloo_address("10.0.0.1") is False
 
 
 def test_the_warning_about_proxies_is_switched_off_where_there_is_one(monkeypatch):
-    assert jaxprivate.silence_proxy_warning() is True
+    assert jax_private.silence_proxy_warning() is True
     monkeypatch.setattr(jax, "config", object())
-    assert jaxprivate.silence_proxy_warning() is False
-    (line,) = jaxprivate.missing()
+    assert jax_private.silence_proxy_warning() is False
+    (line,) = jax_private.missing_features()
     assert "proxies" in line
 
 
@@ -207,21 +208,21 @@ def test_the_nonce_of_rank_0_is_what_all_read(monkeypatch):
     table = {}
     first, second = _Client(table), _Client(table)
     _joined(monkeypatch, first)
-    assert jaxprivate.exchange_nonce(0, "aa", 2.5) == "aa"
+    assert jax_private.exchange_nonce(0, "aa", 2.5) == "aa"
     _joined(monkeypatch, second)
-    assert jaxprivate.exchange_nonce(1, "bb", 2.5) == "aa"
+    assert jax_private.exchange_nonce(1, "bb", 2.5) == "aa"
     assert second.waited == [2500]
 
 
 @pytest.mark.parametrize("client", [None, object()])
 def test_where_nobody_can_be_asked_there_is_no_nonce(monkeypatch, client):
     _joined(monkeypatch, client)
-    assert jaxprivate.exchange_nonce(0, "aa", 1.0) is None
+    assert jax_private.exchange_nonce(0, "aa", 1.0) is None
 
 
 def test_without_jaxs_state_there_is_no_nonce(monkeypatch):
     _take(monkeypatch, "jax._src.distributed", "global_state")
-    assert jaxprivate.exchange_nonce(0, "aa", 1.0) is None
+    assert jax_private.exchange_nonce(0, "aa", 1.0) is None
 
 
 def test_a_job_goes_on_without_a_name_and_rank_0_says_so_once(start, script, tmp_path, monkeypatch):
@@ -233,5 +234,5 @@ def test_a_job_goes_on_without_a_name_and_rank_0_says_so_once(start, script, tmp
     assert [(member.status, member.out) for member in members] == [(0, "2\nhandler\n")] * 2
     assert all(member.said(Done) for member in members)
     (line,) = members[0].err.splitlines()
-    assert line == f"jaxrun: {jaxprivate.missing()[0]}"
+    assert line == f"jaxrun: {jax_private.missing_features()[0]}"
     assert members[1].err == ""

@@ -9,9 +9,9 @@ import threading
 import pytest
 from member import IPV6, without_gloo
 
-from jaxrun.contract import Lead, Listening, Proof
-from jaxrun.planning.environment import common
-from jaxrun_runtime import jaxprivate, join
+from jaxrun.job.environment import common_settings
+from jaxrun.protocol import CoordinatorReady, DeviceReport, StartCoordinator
+from jaxrun_runtime import jax_private, join
 
 _INTERFACES = ["127.0.0.1", pytest.param("::1", marks=IPV6)]
 
@@ -34,13 +34,13 @@ _RIGHT = ["0 2 4.0\n", "1 2 4.0\n"]
 def test_two_processes_join_and_prove_it(start, script, interface):
     members = start([script(_SUM)], 2, interface=interface).play()
     assert [member.out for member in members] == _RIGHT
-    proofs = [member.said(Proof)[0] for member in members]
+    proofs = [member.said(DeviceReport)[0] for member in members]
     assert [(p.process_index, p.process_count, p.local_devices, p.global_devices) for p in proofs] == [
         (0, 2, 2, 4),
         (1, 2, 2, 4),
     ]
     assert {(p.platform, p.device_kinds, p.nonce) for p in proofs} == {("cpu", ("cpu",), "5eed" * 8)}
-    address = members[0].said(Listening)[0].address
+    address = members[0].said(CoordinatorReady)[0].address
     assert address.rpartition(":")[0].strip("[]") == interface
 
 
@@ -58,9 +58,9 @@ def test_a_coordinator_that_fails_leaves_no_thread_waiting_for_it(monkeypatch):
         raise RuntimeError("no coordinator")
 
     monkeypatch.setattr(join, "_initialize", fail)
-    monkeypatch.setattr(jaxprivate, "publish_gloo_at", lambda address: True)
+    monkeypatch.setattr(jax_private, "publish_gloo_at", lambda address: True)
     with pytest.raises(RuntimeError, match="no coordinator"):
-        join.join(None, None, Lead("127.0.0.1"))
+        join.join(None, None, StartCoordinator("127.0.0.1"))
     assert not [thread for thread in threading.enumerate() if thread.name == "jaxrun-announce"]
 
 
@@ -74,7 +74,7 @@ def test_proxies_neither_delay_the_joining_nor_raise_a_warning(start, script):
     listener, proxy = _dead_proxy()
     names = ("http_proxy", "https_proxy", "grpc_proxy", "HTTP_PROXY", "HTTPS_PROXY", "all_proxy")
     env = {**dict.fromkeys(names, proxy), "no_proxy": "example.org"}
-    told = {name: value for name, value in common(env, cores=2, workers=2).items() if "proxy" in name}
+    told = {name: value for name, value in common_settings(env, cores=2, workers=2).items() if "proxy" in name}
     with listener:
         members = start([script(_SUM)], 2, env=env | told).play()
     assert [member.out for member in members] == _RIGHT

@@ -89,11 +89,11 @@ def test_a_simulated_host_has_a_name_and_a_boot_id_of_its_own(uid):
 
 
 def test_a_malformed_call_is_an_error_that_names_it(monkeypatch):
-    from jaxrun_runtime import kernel
+    from jaxrun_runtime import linux
 
-    monkeypatch.setattr(kernel, "_PR_SET_PDEATHSIG", -1)
+    monkeypatch.setattr(linux, "_PR_SET_PDEATHSIG", -1)
     with pytest.raises(OSError, match=r"prctl\(PR_SET_PDEATHSIG\): Invalid argument"):
-        kernel.die_with_parent()
+        linux.die_with_parent()
 
 
 def test_what_c_code_has_printed_is_written_out_before_a_hard_exit():

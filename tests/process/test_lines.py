@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jaxrun.output.lines import Layout, Lines
+from jaxrun.output.line_buffer import Interleaver, LineBuffer
 
 # Few letters, so that line ends, returns and Gloo's text meet often.
 GLOO = b"[Gloo] Rank 3 is connected to 7 peer ranks. Expected number of connected peer ranks is : 7\n"
@@ -23,7 +23,7 @@ def chunked(text: bytes, cuts: list[int]) -> list[bytes]:
 
 
 def split(chunks: list[bytes]) -> bytes:
-    lines = Lines()
+    lines = LineBuffer()
     return b"".join([*map(lines.feed, chunks), lines.finish()])
 
 
@@ -44,9 +44,9 @@ def test_any_chunking_gives_the_lines_of_the_slow_rule(text: bytes, cuts: list[i
 @given(st.binary(max_size=200), st.lists(st.integers(0, 200), max_size=8))
 def test_prefixes_stripped_give_back_the_bytes(data: bytes, cuts: list[int]) -> None:
     text = data.replace(b"\r", b"")
-    lines, layout = Lines(), Layout()
-    screen = b"".join(layout.place("v", b"[3] ", lines.feed(chunk)) for chunk in chunked(text, cuts))
-    screen += layout.place("v", b"[3] ", lines.finish())
+    lines, layout = LineBuffer(), Interleaver()
+    screen = b"".join(layout.render("v", b"[3] ", lines.feed(chunk)) for chunk in chunked(text, cuts))
+    screen += layout.render("v", b"[3] ", lines.finish())
     ending = b"" if text.endswith(b"\n") or not text else b"\n"
     assert re.sub(rb"(?m)^\[3\] ", b"", screen) == text + ending
     assert screen.count(b"[3] ") >= screen.count(b"\n")
@@ -55,14 +55,14 @@ def test_prefixes_stripped_give_back_the_bytes(data: bytes, cuts: list[int]) -> 
 @given(texts, st.lists(st.tuples(st.integers(0, 500), st.booleans()), max_size=12))
 def test_showing_partials_loses_no_byte_of_a_voice_that_speaks_alone(text: bytes, cuts: list[tuple[int, bool]]) -> None:
     text = text.replace(b"\r", b"").replace(b"[Gloo]", b"[gloo]")
-    lines, layout = Lines(), Layout()
+    lines, layout = LineBuffer(), Interleaver()
     screen = b""
     for chunk, (_, show) in zip(chunked(text, [cut for cut, _ in cuts]), [*cuts, (0, False)], strict=True):
-        screen += layout.place("v", b"> ", lines.feed(chunk))
-        if show and (partial := lines.partial()):
-            screen += layout.place("v", b"> ", partial)
+        screen += layout.render("v", b"> ", lines.feed(chunk))
+        if show and (partial := lines.flush_partial()):
+            screen += layout.render("v", b"> ", partial)
     final = lines.finish()
-    screen += layout.place("v", b"> ", final)
+    screen += layout.render("v", b"> ", final)
     assert screen == b"".join(b"> " + line + b"\n" for line in split([text]).split(b"\n")[:-1])
 
 
@@ -83,64 +83,64 @@ def test_a_return_collapses_its_line_to_the_last_state(text: bytes, shown: bytes
 
 
 def test_returns_without_end_cost_neither_memory_nor_time() -> None:
-    lines = Lines()
+    lines = LineBuffer()
     for _ in range(20):
         assert lines.feed(b"\r" * 2**18) == b""
         assert lines.feed(b"x\r" * 2**17) == b""
-    assert len(lines.rest) <= 3
+    assert len(lines.pending) <= 3
     assert lines.feed(b"\r" * 2**18 + b"x\n") == b"x\n"
     assert lines.feed(b"y" * 2**20 + b"\r\n") == b"y" * 2**20 + b"\n"
 
 
 def test_gloo_in_fragments_is_folded_and_its_fragments_are_not_shown() -> None:
-    lines = Lines()
+    lines = LineBuffer()
     fragments = re.findall(rb"\d+|\D+", GLOO)
     for fragment in fragments[:-1]:
         assert lines.feed(fragment) == b""
-        assert not lines.waiting
+        assert not lines.has_partial
     assert lines.feed(b"\nloss 1\n[Gloo] is what I say\n") == b"loss 1\n[Gloo] is what I say\n"
 
 
 def test_gloo_in_the_middle_of_a_line_is_shown() -> None:
     assert split([b"step 1 " + GLOO]) == b"step 1 " + GLOO
-    lines = Lines()
+    lines = LineBuffer()
     lines.feed(b"step 1 ")
-    assert lines.partial() == b"step 1 "
+    assert lines.flush_partial() == b"step 1 "
     assert lines.feed(GLOO) == GLOO
 
 
-def play(layout: Layout, *turns: tuple[str, bytes]) -> bytes:
-    return b"".join(layout.place(voice, voice.encode() + b": ", text) for voice, text in turns)
+def play(layout: Interleaver, *turns: tuple[str, bytes]) -> bytes:
+    return b"".join(layout.render(voice, voice.encode() + b": ", text) for voice, text in turns)
 
 
 def test_an_unfinished_line_is_continued_in_its_place() -> None:
-    assert play(Layout(), ("a", b"name? "), ("a", b"Bob\nhi\n")) == b"a: name? Bob\na: hi\n"
+    assert play(Interleaver(), ("a", b"name? "), ("a", b"Bob\nhi\n")) == b"a: name? Bob\na: hi\n"
 
 
 def test_another_voice_ends_an_unfinished_line_and_the_rest_gets_its_prefix_again() -> None:
-    assert play(Layout(), ("a", b"half"), ("b", b"whole\n"), ("a", b"half\n")) == b"a: half\nb: whole\na: half\n"
+    assert play(Interleaver(), ("a", b"half"), ("b", b"whole\n"), ("a", b"half\n")) == b"a: half\nb: whole\na: half\n"
 
 
 def test_a_newline_that_an_interruption_has_written_is_not_written_twice() -> None:
     turns = ("a", b"half"), ("b", b"x\n"), ("a", b"\n"), ("a", b"\nnext\n")
-    assert play(Layout(), *turns) == b"a: half\nb: x\na: \na: next\n"
+    assert play(Interleaver(), *turns) == b"a: half\nb: x\na: \na: next\n"
 
 
 @pytest.mark.parametrize(("overwrites", "between"), [(False, b"\n"), (True, b"\r\x1b[K")])
 def test_a_progress_bar_that_was_shown_is_drawn_anew(overwrites: bool, between: bytes) -> None:
-    lines, layout = Lines(), Layout(overwrites=overwrites)
+    lines, layout = LineBuffer(), Interleaver(overwrites=overwrites)
     assert lines.feed(b"10%\r50%\r") == b""
-    assert lines.redrawing
-    screen = layout.place("a", b"a: ", lines.partial())
-    assert not lines.waiting
+    assert lines.is_progress_bar
+    screen = layout.render("a", b"a: ", lines.flush_partial())
+    assert not lines.has_partial
     assert lines.feed(b"60%") == b""
-    screen += layout.place("a", b"a: ", lines.partial())
-    screen += layout.place("a", b"a: ", lines.feed(b"\r100%\n"))
+    screen += layout.render("a", b"a: ", lines.flush_partial())
+    screen += layout.render("a", b"a: ", lines.feed(b"\r100%\n"))
     assert screen == b"a: 50%" + between + b"a: 60%" + between + b"a: 100%\n"
 
 
 def test_a_bar_that_is_done_where_it_was_shown_ends_its_line() -> None:
-    lines, layout = Lines(), Layout()
+    lines, layout = LineBuffer(), Interleaver()
     lines.feed(b"100%\r")
-    screen = layout.place("a", b"a: ", lines.partial()) + layout.place("a", b"a: ", lines.feed(b"\nok\n"))
+    screen = layout.render("a", b"a: ", lines.flush_partial()) + layout.render("a", b"a: ", lines.feed(b"\nok\n"))
     assert screen == b"a: 100%\na: ok\n"

@@ -10,15 +10,25 @@ import threading
 import pytest
 from member import environment
 
-from jaxrun.contract import Decoder, Done, Join, Lead, Leave, OutOfStep, Proceed, Run, encode
 from jaxrun.errors import ProtocolError
-from jaxrun_runtime.link import AgentGone, Link
+from jaxrun.protocol import (
+    CallMismatch,
+    Done,
+    Exit,
+    Join,
+    Proceed,
+    Run,
+    StartCoordinator,
+    WorkerMessageDecoder,
+    encode,
+)
+from jaxrun_runtime.agent_channel import AgentChannel, AgentDisconnected
 
 
 @pytest.fixture
 def ends():
     ours, theirs = socket.socketpair()
-    link = Link(theirs.detach())
+    link = AgentChannel(theirs.detach())
     with ours, link._socket:
         yield ours, link
 
@@ -26,30 +36,30 @@ def ends():
 def test_what_is_sent_arrives_as_a_message(ends):
     agent, link = ends
     link.send(Done(3, 1.5))
-    assert Decoder().feed(agent.recv(65536)) == [Done(3, 1.5)]
+    assert WorkerMessageDecoder().feed(agent.recv(65536)) == [Done(3, 1.5)]
 
 
 def test_several_messages_in_one_piece_are_received_one_by_one(ends):
     agent, link = ends
-    agent.sendall(encode(Run()) + encode(Leave()))
+    agent.sendall(encode(Run()) + encode(Exit()))
     assert link.receive(Run) == Run()
-    assert link.receive(Leave) == Leave()
+    assert link.receive(Exit) == Exit()
 
 
 def test_one_of_two_kinds_is_received(ends):
     agent, link = ends
-    agent.sendall(encode(Join("h:1")) + encode(Lead("h")))
-    assert link.receive(Lead, Join) == Join("h:1")
-    assert link.receive(Lead, Join) == Lead("h")
+    agent.sendall(encode(Join("h:1")) + encode(StartCoordinator("h")))
+    assert link.receive(StartCoordinator, Join) == Join("h:1")
+    assert link.receive(StartCoordinator, Join) == StartCoordinator("h")
 
 
 def test_another_kind_is_a_breach_of_the_contract_that_names_both(ends):
     agent, link = ends
-    agent.sendall(encode(Leave()) * 2)
+    agent.sendall(encode(Exit()) * 2)
     with pytest.raises(ProtocolError, match=r"expected Run from the agent, received Leave\(\)"):
         link.receive(Run)
     with pytest.raises(ProtocolError, match="expected Lead or Join"):
-        link.receive(Lead, Join)
+        link.receive(StartCoordinator, Join)
 
 
 def test_threads_do_not_mix_their_messages(ends):
@@ -58,7 +68,7 @@ def test_threads_do_not_mix_their_messages(ends):
     threads = [threading.Thread(target=lambda n=name: link.send(Join(n))) for name in names]
     for thread in threads:
         thread.start()
-    decoder, received = Decoder(), []
+    decoder, received = WorkerMessageDecoder(), []
     while len(received) < len(names):
         received += decoder.feed(agent.recv(65536))
     assert sorted(message.address for message in received) == names
@@ -68,16 +78,16 @@ def test_threads_do_not_mix_their_messages(ends):
 
 def test_an_answer_is_for_the_call_that_it_names(ends):
     agent, link = ends
-    stale = [Proceed("0-1", 3), OutOfStep("0-3", 4, "another group"), Proceed("0-3", 3)]
-    agent.sendall(b"".join(map(encode, [*stale, OutOfStep("0-1", 4, "why"), Leave()])))
-    assert link.answer("0-1", 4) == OutOfStep("0-1", 4, "why")
-    assert link.receive(Leave) == Leave()
+    stale = [Proceed("0-1", 3), CallMismatch("0-3", 4, "another group"), Proceed("0-3", 3)]
+    agent.sendall(b"".join(map(encode, [*stale, CallMismatch("0-1", 4, "why"), Exit()])))
+    assert link.answer("0-1", 4) == CallMismatch("0-1", 4, "why")
+    assert link.receive(Exit) == Exit()
 
 
 def test_answers_do_not_disturb_who_waits_for_something_else(ends):
     agent, link = ends
-    agent.sendall(encode(Proceed("0-1", 1)) + encode(Leave()))
-    assert link.receive(Leave) == Leave()
+    agent.sendall(encode(Proceed("0-1", 1)) + encode(Exit()))
+    assert link.receive(Exit) == Exit()
     assert link.answer("0-1", 1) == Proceed("0-1", 1)
 
 
@@ -102,8 +112,8 @@ def _waiting(wait):
 @pytest.mark.parametrize("caller_first", [False, True])
 def test_a_call_and_the_end_may_be_waited_for_at_once(ends, caller_first, leave_first):
     agent, link = ends
-    waits = [lambda: link.receive(Leave), lambda: link.answer("0-1", 7)]
-    messages = [Leave(), Proceed("0-1", 7)]
+    waits = [lambda: link.receive(Exit), lambda: link.answer("0-1", 7)]
+    messages = [Exit(), Proceed("0-1", 7)]
     threads = [_waiting(wait) for wait in (waits[::-1] if caller_first else waits)]
     for message in messages if leave_first else messages[::-1]:
         agent.sendall(encode(message))
@@ -115,11 +125,11 @@ def test_a_call_and_the_end_may_be_waited_for_at_once(ends, caller_first, leave_
 
 def test_who_waits_behind_another_notices_the_agents_end_too(ends):
     agent, link = ends
-    threads = [_waiting(lambda: link.receive(Leave)), _waiting(lambda: link.answer("0-1", 7))]
+    threads = [_waiting(lambda: link.receive(Exit)), _waiting(lambda: link.answer("0-1", 7))]
     agent.close()
     for thread, got in threads:
         thread.join(5)
-        assert [type(error) for error in got] == [AgentGone]
+        assert [type(error) for error in got] == [AgentDisconnected]
 
 
 def test_a_wait_that_is_interrupted_leaves_the_reading_to_the_others(ends):
@@ -135,10 +145,10 @@ def test_a_wait_that_is_interrupted_leaves_the_reading_to_the_others(ends):
             link.answer("0-1", 7)
     finally:
         signal.signal(signal.SIGALRM, before)
-    thread, got = _waiting(lambda: link.receive(Leave))
-    agent.sendall(encode(Leave()))
+    thread, got = _waiting(lambda: link.receive(Exit))
+    agent.sendall(encode(Exit()))
     thread.join(5)
-    assert got == [Leave()]
+    assert got == [Exit()]
 
 
 def test_the_agents_end_is_noticed_by_everything(ends):
@@ -149,9 +159,9 @@ def test_the_agents_end_is_noticed_by_everything(ends):
     assert link.receive(Run) == Run()
     agent.close()
     assert link.agent_gone()
-    with pytest.raises(AgentGone):
+    with pytest.raises(AgentDisconnected):
         link.send(Done(0, 0.0))
-    with pytest.raises(AgentGone):
+    with pytest.raises(AgentDisconnected):
         link.receive(Run)
 
 
@@ -165,9 +175,9 @@ def test_a_descriptor_that_is_not_ours_any_more_is_not_touched(ends, replace, tm
         if replace:
             os.dup2(theirs.fileno(), number)
             ours.sendall(encode(Run()))
-        with pytest.raises(AgentGone):
+        with pytest.raises(AgentDisconnected):
             link.send(Done(0, 0.0))
-        with pytest.raises(AgentGone):
+        with pytest.raises(AgentDisconnected):
             link.receive(Run)
         ours.setblocking(False)
         with pytest.raises(BlockingIOError):

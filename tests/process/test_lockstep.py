@@ -9,8 +9,8 @@ import pytest
 from recording import SETTING, line_of, named
 from worker_harness import troupes
 
-from jaxrun.contract import Call, Done
-from jaxrun.contract.flight import COMPILING, EVERY_CALL, PID, STRICT
+from jaxrun.protocol import Call, Done
+from jaxrun.protocol.flight_file import COMPILING_SINCE_WORD, EVERY_CALL, PID_WORD, STRICT_WORD
 
 _CALLS = """
 @jax.jit  # step
@@ -178,8 +178,8 @@ def test_the_recorder_says_whose_it_is(members):
     for member in members:
         flight = member.flight
         assert flight.written
-        assert (flight.words[PID], flight.level, flight.words[STRICT]) == (member.pid, EVERY_CALL, 0)
-        assert (flight.pending, flight.words[COMPILING]) == (None, 0)
+        assert (flight.words[PID_WORD], flight.level, flight.words[STRICT_WORD]) == (member.pid, EVERY_CALL, 0)
+        assert (flight.pending, flight.words[COMPILING_SINCE_WORD]) == (None, 0)
         assert "jit(local)" in flight.compiled
         assert member.said(Done)
 

@@ -6,8 +6,8 @@ import time
 
 from recording import SETTING, line_of, record
 
-from jaxrun.contract import Call
-from jaxrun.contract.flight import COMPILING, PID
+from jaxrun.protocol import Call
+from jaxrun.protocol.flight_file import COMPILING_SINCE_WORD, PID_WORD
 
 
 def test_groups_of_ranks_count_their_calls_apart(start, script):
@@ -121,10 +121,10 @@ doubled(x)
 """
     for member in record(start, script, body):
         flight = member.flight
-        assert flight.words[PID] == member.pid
+        assert flight.words[PID_WORD] == member.pid
         assert flight.made == 2
         assert "in the child" not in flight.compiled
-        assert flight.words[COMPILING] == 0
+        assert flight.words[COMPILING_SINCE_WORD] == 0
 
 
 def test_the_compiled_programs_of_other_jobs_do_not_matter(start, script, tmp_path):

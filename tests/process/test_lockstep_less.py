@@ -5,8 +5,8 @@ import os
 import pytest
 from recording import SETTING, record
 
-from jaxrun.contract import Call, Failed
-from jaxrun.contract.flight import COMPILATIONS, EVERY_CALL, FIRST_CALLS, STRICT
+from jaxrun.protocol import Call, Failed
+from jaxrun.protocol.flight_file import COMPILATIONS, EVERY_CALL, FIRST_CALLS, STRICT_WORD
 
 
 def test_off_leaves_jax_alone(start, script):
@@ -69,7 +69,7 @@ def test_strict_becomes_record_where_calls_cannot_be_held(start, script, tmp_pat
     env = {"PYTHONPATH": f"{tmp_path / 'site'}:{environment()['PYTHONPATH']}"}
     members = record(start, script, _LESS, fork=False, env=env, local={"lockstep": "strict"})
     for member in members:
-        assert (member.flight.level, member.flight.words[STRICT]) == (FIRST_CALLS, 0)
+        assert (member.flight.level, member.flight.words[STRICT_WORD]) == (FIRST_CALLS, 0)
         assert [call.waits for call in member.said(Call)] == [False]
     (line,) = members[0].err.splitlines()
     assert "strict is not possible" in line

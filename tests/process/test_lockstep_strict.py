@@ -6,8 +6,8 @@ import time
 import pytest
 from recording import SETTING, line_of, record
 
-from jaxrun.contract import Call, Done
-from jaxrun.contract.flight import STRICT
+from jaxrun.protocol import Call, Done
+from jaxrun.protocol.flight_file import STRICT_WORD
 
 
 def test_in_strict_mode_every_call_waits_for_the_others(start, script):
@@ -27,7 +27,7 @@ thread.join()
     for member in record(start, script, body, local={"lockstep": "strict"}):
         assert [(call.number, call.waits) for call in member.said(Call)] == [(n, True) for n in range(1, 7)]
         assert [call.number for call in member.flight.calls] == list(range(1, 7))
-        assert member.flight.words[STRICT] == 1
+        assert member.flight.words[STRICT_WORD] == 1
 
 
 _STRAYS = """

@@ -13,9 +13,9 @@ import pytest
 
 import jaxrun
 from jaxrun.errors import UsageError
-from jaxrun.mapping.account import account
-from jaxrun.mapping.items import NotTraceable
-from jaxrun.mapping.mapping import imap, map
+from jaxrun.map.gang_map import imap, map
+from jaxrun.map.items import NotTraceable
+from jaxrun.map.stats import last_stats
 
 
 class Point(NamedTuple):
@@ -158,7 +158,7 @@ def test_jax_false_calls_a_python_function_for_each_item(gang):
     assert map(gang, branches, [1, -1, 2], jax=False) == ["positive", "not", "positive"]
     assert list(imap(gang, branches, iter([1, -1]), jax=False)) == ["positive", "not"]
     assert map(gang, lambda x, base: int(str(x), base), range(8), static={"base": 8}, jax=False) == list(range(8))
-    assert "plain Python" in str(account(gang))
+    assert "plain Python" in str(last_stats(gang))
 
 
 def test_python_items_are_spread_over_the_ranks(one):
@@ -236,6 +236,6 @@ def test_arguments_that_do_not_fit_are_usage_errors(one):
 
 def test_what_was_chosen_is_told(one):
     map(one, lambda x: x, np.arange(100.0), chunk=30)
-    told = account(one)
-    assert (told.processes, told.devices, told.chunk, told.items) == (2, 1, 30, 100)
+    told = last_stats(one)
+    assert (told.processes, told.devices, told.chunk_size, told.items) == (2, 1, 30, 100)
     assert "2 processes x 1 device (cpu), chunks of 30: 100 items" in str(told)

@@ -9,14 +9,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from jaxrun.backends import mpirun
-from jaxrun.backends.allocation import Allocation
-from jaxrun.backends.mpirun import forwarded, lay_out, plan
-from jaxrun.contract.variables import AgentEnv
+from jaxrun.backends.mpirun import forwarded_variables, place_on_hosts, plan
+from jaxrun.backends.slurm_allocation import Allocation
 from jaxrun.errors import UnavailableError, UsageError
-from jaxrun.planning.hosts import HostSlots
-from jaxrun.planning.job import Job
-from jaxrun.planning.machine import Machine
-from jaxrun.planning.starter import AGENT
+from jaxrun.job.hosts import HostSlots
+from jaxrun.job.job import Job
+from jaxrun.job.launch_command import AGENT_ARGV
+from jaxrun.job.machine import Machine
+from jaxrun.protocol.env import AgentEnv
 
 _ID = "0123456789abcdef" * 2
 _OPEN_MPI = "mpirun (Open MPI) 5.0.11"
@@ -70,7 +70,7 @@ def _hosts(*slots):
     ],
 )
 def test_every_rank_has_its_host(hosts, request_, expected):
-    assert lay_out(_job(**request_), hosts, None) == tuple(expected.split())
+    assert place_on_hosts(_job(**request_), hosts, None) == tuple(expected.split())
 
 
 @pytest.mark.parametrize(
@@ -92,7 +92,7 @@ def test_every_rank_has_its_host(hosts, request_, expected):
 )
 def test_numbers_that_do_not_fit_are_refused(hosts, request_, message):
     with pytest.raises(UsageError, match=re.escape(message)):
-        lay_out(_job(**request_), hosts, None)
+        place_on_hosts(_job(**request_), hosts, None)
 
 
 @pytest.mark.parametrize(
@@ -108,8 +108,8 @@ def test_numbers_that_do_not_fit_are_refused(hosts, request_, message):
 )
 def test_in_a_job_of_slurm_its_nodes_are_the_hosts(tasks, request_, expected):
     inside = Allocation(job_id="7", nodes=("n1", "n2"), cpus=(8, 2), tasks=tasks)
-    assert lay_out(_job(**request_), (), inside) == tuple(expected.split())
-    assert lay_out(_job(processes=1), _hosts(1), inside) == ("h1",)
+    assert place_on_hosts(_job(**request_), (), inside) == tuple(expected.split())
+    assert place_on_hosts(_job(processes=1), _hosts(1), inside) == ("h1",)
 
 
 _LOCAL = "HOME USER LOGNAME SHELL PWD OLDPWD HOSTNAME TMPDIR DISPLAY SHLVL _ SSH_AUTH_SOCK XDG_RUNTIME_DIR DBUS_X"
@@ -119,26 +119,26 @@ _STALE = "JAXRUN_RANK JAX_PROCESS_ID JAX_COORDINATOR_ADDRESS"
 
 def test_what_belongs_to_a_host_a_login_or_an_engine_stays_behind():
     names = [*_LOCAL.split(), *_ENGINES.split(), *_STALE.split(), "BASH_FUNC_x%%", "a b", "x*", "\udcff", "", "9"]
-    kept = forwarded(dict.fromkeys([*names, "PATH", "XLA_FLAGS", "TERM", "empty"], ""), {})
-    assert set(kept) == {"PATH", "XLA_FLAGS", "TERM", "empty", *AgentEnv.names()}
+    kept = forwarded_variables(dict.fromkeys([*names, "PATH", "XLA_FLAGS", "TERM", "empty"], ""), {})
+    assert set(kept) == {"PATH", "XLA_FLAGS", "TERM", "empty", *AgentEnv.variable_names()}
 
 
 @given(st.dictionaries(st.text(), st.text()), st.dictionaries(st.from_regex(r"[A-Z_]+", fullmatch=True), st.text()))
 def test_what_the_user_sets_and_the_agents_need_is_always_passed_on_once(environ, set_env):
-    names = forwarded(environ, {**set_env, "HOME": "/data"})
-    assert {*set_env, "HOME", *AgentEnv.names()} <= set(names)
+    names = forwarded_variables(environ, {**set_env, "HOME": "/data"})
+    assert {*set_env, "HOME", *AgentEnv.variable_names()} <= set(names)
     assert list(names) == sorted(set(names))
-    assert set(names) <= {*environ, *set_env, "HOME", *AgentEnv.names()}
+    assert set(names) <= {*environ, *set_env, "HOME", *AgentEnv.variable_names()}
 
 
 def test_the_plan_names_the_variables_and_never_their_values(install):
     environ = install(_OPEN_MPI) | {"XLA_FLAGS": "--of=somebody", "HOME": "/root"}
     made = _planned(environ, host_list="h1:2,h2:1", env={"HF_TOKEN": "hunter2"})
-    argv = made.starter.argv
-    assert (made.starter.engine, made.starter.title) == ("open-mpi", "Open MPI 5.0.11")
-    assert argv[0] == f"{environ['PATH'].split(':')[0]}/mpirun" and argv[-len(AGENT) :] == AGENT
+    argv = made.launch_command.argv
+    assert (made.launch_command.engine, made.launch_command.title) == ("open-mpi", "Open MPI 5.0.11")
+    assert argv[0] == f"{environ['PATH'].split(':')[0]}/mpirun" and argv[-len(AGENT_ARGV) :] == AGENT_ARGV
     exported = {name for option, name in itertools.pairwise(argv) if option == "-x"}
-    assert {"HF_TOKEN", "XLA_FLAGS", "PATH", *AgentEnv.names()} == exported
+    assert {"HF_TOKEN", "XLA_FLAGS", "PATH", *AgentEnv.variable_names()} == exported
     assert not any(value in word for word in argv for value in ("hunter2", "--of=somebody"))
     assert [worker.host for worker in made.workers] == ["h1", "h1", "h2"]
     assert argv[argv.index("--wdir") + 1] == os.getcwd()
@@ -150,7 +150,7 @@ def test_root_is_warned(install, monkeypatch):
         monkeypatch.setattr(mpirun.os, "geteuid", lambda uid=uid: uid)
         made = _planned(environ, processes=1)
         assert any("Open MPI 5.0.11 is run as root" in note for note in made.notes) is warned
-        assert ("--allow-run-as-root" in made.starter.argv) is warned
+        assert ("--allow-run-as-root" in made.launch_command.argv) is warned
 
 
 def test_where_the_user_maps_the_ranks_nobody_knows_their_hosts(install):
@@ -161,8 +161,8 @@ def test_where_the_user_maps_the_ranks_nobody_knows_their_hosts(install):
 def test_a_hostfile_of_either_spelling_is_told_as_the_family_understands_it(install, tmp_path):
     (tmp_path / "hosts").write_text("h1 slots=2\nh2:1\n")
     made = _planned(install(_HYDRA), hostfile=tmp_path / "hosts")
-    assert "-hosts h1:2,h2:1" in " ".join(made.starter.argv)
-    assert made.starter.engine == "hydra"
+    assert "-hosts h1:2,h2:1" in " ".join(made.launch_command.argv)
+    assert made.launch_command.engine == "hydra"
 
 
 @pytest.mark.parametrize(
@@ -171,50 +171,53 @@ def test_a_hostfile_of_either_spelling_is_told_as_the_family_understands_it(inst
 def test_in_a_job_of_slurm_hydra_uses_srun_unless_that_would_put_hosts_elsewhere(install, host_list, launcher):
     job = {"SLURM_JOB_ID": "7", "SLURM_JOB_NODELIST": "n[1-3]", "SLURM_JOB_CPUS_PER_NODE": "2(x3)"}
     made = _planned(install(_HYDRA) | job, host_list=host_list)
-    assert f"-launcher {launcher} " in " ".join(made.starter.argv)
+    assert f"-launcher {launcher} " in " ".join(made.launch_command.argv)
     assert any("by ssh" in note for note in made.notes) is (launcher == "ssh")
-    assert made.starter.set_env == {"SLURM_OVERLAP": "1"}
+    assert made.launch_command.set_env == {"SLURM_OVERLAP": "1"}
 
 
 def test_in_a_job_of_slurm_the_users_own_hosts_for_mpirun_win(install):
     job = {"SLURM_JOB_ID": "7", "SLURM_JOB_NODELIST": "n[1-3]", "SLURM_JOB_CPUS_PER_NODE": "2(x3)"}
     made = _planned(install(_HYDRA) | job, processes=2, mpi_args=("-f", "hosts"))
-    assert "-hosts" not in made.starter.argv and made.hosts == ("?",)
+    assert "-hosts" not in made.launch_command.argv and made.hosts == ("?",)
 
 
 def test_outside_of_slurm_nothing_is_set(install):
-    assert _planned(install(_HYDRA), processes=1).starter.set_env == {}
+    assert _planned(install(_HYDRA), processes=1).launch_command.set_env == {}
 
 
 def test_intels_script_gives_way_to_the_program_beside_it(install, tmp_path):
     install(_HYDRA, words='export I_MPI_MPIRUN=mpirun; mpiexec.hydra "$@"')
     environ, home = install(_INTEL, "mpiexec.hydra"), str(tmp_path)
     made = _planned(environ, processes=1)
-    assert made.starter.title == "Intel MPI 2021.18.1" and made.starter.argv[0] == f"{home}/bin/mpiexec.hydra"
+    assert (
+        made.launch_command.title == "Intel MPI 2021.18.1"
+        and made.launch_command.argv[0] == f"{home}/bin/mpiexec.hydra"
+    )
     path = f"{environ['PATH']}:{home}/bin"
-    assert made.starter.set_env == {"I_MPI_PIN": "0", "I_MPI_ROOT": home, "PATH": path}
+    assert made.launch_command.set_env == {"I_MPI_PIN": "0", "I_MPI_ROOT": home, "PATH": path}
     made = _planned(environ | {"I_MPI_ROOT": "/elsewhere"}, processes=1, env={"I_MPI_PIN": "1"})
-    assert made.starter.set_env == {}
+    assert made.launch_command.set_env == {}
 
 
 def test_another_script_is_run_as_it_is(install):
     install(_INTEL, "mpiexec.hydra")
     environ = install(_HYDRA)
-    assert _planned(environ, processes=1).starter.title == "MPICH 5.0.2"
+    assert _planned(environ, processes=1).launch_command.title == "MPICH 5.0.2"
 
 
 def test_mpirun_is_found_beside_the_interpreter_too(install):
     environ = install(_OPEN_MPI)
     directory = environ["PATH"].split(":")[0]
     mpirun.sys.executable = f"{directory}/python"  # the fixture takes it back
-    assert mpirun.find("mpirun", {"PATH": "/nowhere"}) == f"{directory}/mpirun"
+    assert mpirun.find_mpirun("mpirun", {"PATH": "/nowhere"}) == f"{directory}/mpirun"
 
 
 def test_a_bare_name_is_looked_up_and_a_relative_path_made_absolute(install, tmp_path, monkeypatch):
     environ = install(_OPEN_MPI, "mpiexec.own")
-    assert mpirun.find("mpiexec.own", environ) == str(tmp_path / "bin" / "mpiexec.own")
+    assert mpirun.find_mpirun("mpiexec.own", environ) == str(tmp_path / "bin" / "mpiexec.own")
     monkeypatch.chdir(tmp_path)
-    assert mpirun.find("./bin/mpiexec.own", {}) == str(tmp_path / "bin" / "mpiexec.own")
+    assert mpirun.find_mpirun("./bin/mpiexec.own", {}) == str(tmp_path / "bin" / "mpiexec.own")
 
 
 @pytest.mark.parametrize(

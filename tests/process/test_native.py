@@ -9,9 +9,9 @@ import time
 
 import pytest
 
-from jaxrun.agent import native
-from jaxrun.agent.native import NativeLook, Target, describe
-from jaxrun.verdict.stacks import NATIVE_LIMIT, by_text
+from jaxrun.agent import pyspy
+from jaxrun.agent.pyspy import NativeDump, Target, format_dump
+from jaxrun.diagnosis.stacks import NATIVE_STACKS_TIMEOUT_S, format_by_text
 
 LIBJAX = "/v/lib/python3.13/site-packages/jaxlib/libjax_common.so"
 LIBC = "/usr/lib/x86_64-linux-gnu/libc.so.6"
@@ -56,7 +56,7 @@ FAILED = (
 
 
 def test_the_programs_frames_and_what_is_below_them_are_shown_innermost_last():
-    assert describe(json.dumps([OURS, LOADER, IN_GLOO]), "", HERE).splitlines() == [
+    assert format_dump(json.dumps([OURS, LOADER, IN_GLOO]), "", HERE).splitlines() == [
         '  File "/job/train.py", line 157, in <module>',
         '  File "/job/train.py", line 23, in step',
         "    PjitFunction_tp_vectorcall   libjax_common.so",
@@ -71,18 +71,18 @@ def test_the_programs_frames_and_what_is_below_them_are_shown_innermost_last():
 
 
 def test_of_a_stopped_process_it_is_said_that_c_frames_are_missing():
-    text = describe(json.dumps([thread(frame("step", "/job/train.py", 23))]), "", Target(3, 4711, stopped=True))
+    text = format_dump(json.dumps([thread(frame("step", "/job/train.py", 23))]), "", Target(3, 4711, stopped=True))
     assert text == '  (a stopped process is seen without C frames)\n  File "/job/train.py", line 23, in step'
-    assert describe("[]", "", HERE) == "  no frames"
+    assert format_dump("[]", "", HERE) == "  no frames"
 
 
 def test_where_the_kernel_forbids_it_what_to_type_is_said(monkeypatch, tmp_path):
     (tmp_path / "scope").write_text("1\n")
-    monkeypatch.setattr(native, "_YAMA", str(tmp_path / "scope"))
-    text = describe("", DENIED, HERE)
+    monkeypatch.setattr(pyspy, "_YAMA", str(tmp_path / "scope"))
+    text = format_dump("", DENIED, HERE)
     assert "may not look into process 4711: sudo sysctl kernel.yama.ptrace_scope=0 allows it (it is 1)" in text
-    monkeypatch.setattr(native, "_YAMA", str(tmp_path / "none"))
-    assert describe("", DENIED, HERE).endswith("ask as root; in a container: --cap-add=SYS_PTRACE")
+    monkeypatch.setattr(pyspy, "_YAMA", str(tmp_path / "none"))
+    assert format_dump("", DENIED, HERE).endswith("ask as root; in a container: --cap-add=SYS_PTRACE")
 
 
 @pytest.mark.parametrize(
@@ -95,7 +95,7 @@ def test_where_the_kernel_forbids_it_what_to_type_is_said(monkeypatch, tmp_path)
     ],
 )
 def test_why_py_spy_has_failed_is_said_in_a_line(out, err, said):
-    assert describe(out, err, HERE) == f"  py-spy could not look into process 4711: {said}"
+    assert format_dump(out, err, HERE) == f"  py-spy could not look into process 4711: {said}"
 
 
 @pytest.fixture
@@ -125,7 +125,7 @@ def finish(look, seconds=10.0):
 
 
 def test_a_stopped_process_is_asked_for_in_another_way(py_spy):
-    look = NativeLook([Target(0, 4711), Target(5, 4712, stopped=True)], time.monotonic(), py_spy(ANSWER))
+    look = NativeDump([Target(0, 4711), Target(5, 4712, stopped=True)], time.monotonic(), py_spy(ANSWER))
     texts = finish(look)
     assert texts[0] == '  File "a.py", line 1, in --native'
     assert texts[5].splitlines()[1] == '  File "a.py", line 1, in --nonblocking'
@@ -134,26 +134,26 @@ def test_a_stopped_process_is_asked_for_in_another_way(py_spy):
 def test_only_some_run_at_a_time_and_nobody_waits_for_them(py_spy, tmp_path):
     line = f"touch {tmp_path}/at-$pid; while [ ! -e {tmp_path}/go ]; do sleep 0.01; done; {ANSWER}"
     began = time.monotonic()
-    look = NativeLook([Target(rank, 100 + rank) for rank in range(9)], began, py_spy(line))
+    look = NativeDump([Target(rank, 100 + rank) for rank in range(9)], began, py_spy(line))
     assert time.monotonic() - began < 1.0 and not look.done
     time.sleep(0.2)
-    look.turn(time.monotonic())
+    look.poll(time.monotonic())
     assert len(list(tmp_path.glob("at-*"))) <= 4 and look.texts == {}
     (tmp_path / "go").touch()
     assert sorted(finish(look)) == list(range(9))
 
 
 def test_one_that_does_not_answer_is_given_up(py_spy):
-    look = NativeLook([Target(rank, 100 + rank) for rank in range(6)], 1000.0, py_spy("exec sleep 60"))
+    look = NativeDump([Target(rank, 100 + rank) for rank in range(6)], 1000.0, py_spy("exec sleep 60"))
     processes = [running._process for running in look._running]
-    look.turn(1000.0 + NATIVE_LIMIT)
-    assert look.done and set(look.texts.values()) == {f"  py-spy has not answered in {NATIVE_LIMIT:g} s"}
+    look.poll(1000.0 + NATIVE_STACKS_TIMEOUT_S)
+    assert look.done and set(look.texts.values()) == {f"  py-spy has not answered in {NATIVE_STACKS_TIMEOUT_S:g} s"}
     assert [process.wait(5) for process in processes] == [-signal.SIGKILL] * 4
 
 
 def test_it_may_be_reaped_by_somebody_else(py_spy):
     """As the agent does with all its children."""
-    look = NativeLook([HERE], time.monotonic(), py_spy(ANSWER))
+    look = NativeDump([HERE], time.monotonic(), py_spy(ANSWER))
     os.waitpid(look._running[0]._process.pid, 0)
     assert "--native" in finish(look)[3]
 
@@ -161,7 +161,7 @@ def test_it_may_be_reaped_by_somebody_else(py_spy):
 def test_where_it_is_not_installed_what_to_type_is_said(monkeypatch, tmp_path):
     monkeypatch.setattr(sys, "executable", str(tmp_path / "python"))
     monkeypatch.setenv("PATH", str(tmp_path))
-    look = NativeLook([HERE], 0.0)
+    look = NativeDump([HERE], 0.0)
     assert look.done
     assert look.texts[3] == f"  py-spy is not installed for {tmp_path}/python; install it: pip install py-spy"
 
@@ -170,18 +170,18 @@ def test_it_is_found_beside_python_though_its_environment_is_not_active(monkeypa
     program = py_spy(ANSWER)
     monkeypatch.setenv("PATH", "/nowhere")
     monkeypatch.setattr(sys, "executable", str(tmp_path / "python"))
-    assert native.find() == program
+    assert pyspy.find_pyspy() == program
 
 
 def test_one_that_cannot_be_started_costs_no_more_than_its_answer(tmp_path):
     (tmp_path / "py-spy").write_text("#!/nowhere/sh\n")
     (tmp_path / "py-spy").chmod(0o755)
-    look = NativeLook([HERE], time.monotonic(), str(tmp_path / "py-spy"))
+    look = NativeDump([HERE], time.monotonic(), str(tmp_path / "py-spy"))
     assert look.done and look.texts[3] == f"  {tmp_path}/py-spy could not be started: No such file or directory"
 
 
 def test_closing_leaves_nothing(py_spy):
-    look = NativeLook([HERE], time.monotonic(), py_spy("exec sleep 60"))
+    look = NativeDump([HERE], time.monotonic(), py_spy("exec sleep 60"))
     process = look._running[0]._process
     before = len(os.listdir("/proc/self/fd"))
     look.close()
@@ -191,7 +191,7 @@ def test_closing_leaves_nothing(py_spy):
 
 def test_ranks_with_the_same_c_frames_are_shown_together():
     texts = {0: "  gloo::allreduce", 1: "  read", 2: "  gloo::allreduce"}
-    assert by_text(texts, {}) == "ranks 0, 2:\n  gloo::allreduce\n\nrank 1:\n  read"
+    assert format_by_text(texts, {}) == "ranks 0, 2:\n  gloo::allreduce\n\nrank 1:\n  read"
 
 
 def test_py_spy_itself_shows_c_frames():
@@ -201,7 +201,7 @@ def test_py_spy_itself_shows_c_frames():
     )
     try:
         assert child.stdout is not None and child.stdout.readline() == b"ready\n"
-        text = finish(NativeLook([Target(0, child.pid)], time.monotonic()), 60.0)[0]
+        text = finish(NativeDump([Target(0, child.pid)], time.monotonic()), 60.0)[0]
     finally:
         child.kill()
         child.communicate()

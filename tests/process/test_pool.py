@@ -13,9 +13,9 @@ import numpy as np
 import pytest
 
 from jaxrun.errors import UsageError
-from jaxrun.gang.remote import GangError, WorkerDied
-from jaxrun.mapping.items import NotTraceable
-from jaxrun.mapping.pool import pool
+from jaxrun.gang.exceptions import GangError, WorkerDied
+from jaxrun.map.items import NotTraceable
+from jaxrun.map.pool import pool
 
 
 def square(x):
@@ -222,7 +222,7 @@ def test_terminate_ends_what_waits_for_ever(tmp_path):
 
 def test_a_pool_that_nobody_closes_keeps_no_process_from_ending():
     code = """
-import jaxrun.mapping.pool as p
+import jaxrun.map.pool as p
 pool = p.pool(2, platform="cpu")
 print(pool.map(abs, [-1, 2]), pool.apply_async(abs, (-3,)).get())
 """

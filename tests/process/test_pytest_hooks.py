@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-from jaxrun.pytest_plugin.neighbours import among_others
+from jaxrun.pytest_plugin.mpi_detection import find_mpi_place
 
 
 def test_a_session_without_such_tests_loads_next_to_nothing():
@@ -13,7 +13,7 @@ def test_a_session_without_such_tests_loads_next_to_nothing():
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, done.stderr
     loaded = set(done.stdout.split())
-    heavy = {"jax", "numpy", "cloudpickle", "click", "jaxrun.gang", "jaxrun.contract.messages", "jaxrun.verdict"}
+    heavy = {"jax", "numpy", "cloudpickle", "click", "jaxrun.gang", "jaxrun.protocol.worker_messages", "jaxrun.verdict"}
     assert loaded & heavy == set()
 
 
@@ -30,5 +30,5 @@ def test_a_session_without_such_tests_loads_next_to_nothing():
     ids=["alone", "mpirun", "mpirun of one", "nonsense", "a rank of ours", "a batch script"],
 )
 def test_a_process_is_among_others_if_they_were_started_together(environ, expected):
-    place = among_others(environ)
+    place = find_mpi_place(environ)
     assert (place and (place.rank, place.size)) == expected

@@ -19,7 +19,7 @@ from xml.etree import ElementTree
 
 import pytest
 
-from jaxrun.agent.guard import marked
+from jaxrun.agent.guard import find_marked
 
 PYTEST_CASES = Path(__file__).parent / "pytest_cases"
 INSTALLED = bool(entry_points(group="pytest11", name="jaxrun"))
@@ -77,11 +77,11 @@ def started(
     try:
         yield process
         deadline = time.monotonic() + 5
-        while list(marked(mark)) and time.monotonic() < deadline:
+        while list(find_marked(mark)) and time.monotonic() < deadline:
             time.sleep(0.01)
-        assert not list(marked(mark))
+        assert not list(find_marked(mark))
     finally:
-        for pid in marked(mark):
+        for pid in find_marked(mark):
             os.kill(pid, signal.SIGKILL)
         process.communicate()
 

@@ -12,14 +12,41 @@ from pathlib import Path
 import pytest
 
 from jaxrun import __version__
-from jaxrun.agent.guard import job_mark, marked
-from jaxrun.channel import secret
-from jaxrun.channel.addresses import Interface, write
-from jaxrun.channel.door import Door
-from jaxrun.channel.line import TO_HEAD, Line
-from jaxrun.channel.messages import Chunk, FirstOutput, ShowStacks, SignalWorker, StreamEnded, Taken, Welcome
-from jaxrun.contract import AgentEnv, Done, Failed, Hello, Lead, Leave, Listening, Proof, Run, encode
-from jaxrun.head.events import AgentSignalled, Begin, Dismiss, Exited, Report, Spawned, StacksTaken
+from jaxrun.agent.guard import find_marked, job_marker
+from jaxrun.channel.addresses import Interface, format_addresses
+from jaxrun.channel.connection import AGENT_TO_HEAD, Connection
+from jaxrun.channel.listener import Listener
+from jaxrun.head.events import (
+    AgentReport,
+    AgentSignalled,
+    Shutdown,
+    SnapshotReply,
+    StartWorker,
+    WorkerExited,
+    WorkerSpawned,
+)
+from jaxrun.protocol import (
+    AgentEnv,
+    CoordinatorReady,
+    DeviceReport,
+    Done,
+    Exit,
+    Failed,
+    Hello,
+    Run,
+    StartCoordinator,
+    auth,
+    encode,
+)
+from jaxrun.protocol.agent_messages import (
+    FirstOutput,
+    OutputChunk,
+    OutputCredit,
+    SignalWorker,
+    SnapshotRequest,
+    StreamEnded,
+    Welcome,
+)
 
 HERE = Path(__file__).parent
 FAKE_RUNTIME = f"""
@@ -37,10 +64,10 @@ class ByHand:
 
     def __init__(self, directory, job_id, *, rank=0, size=1, run_dir="", timeout=20.0, token=None, **env):
         self.rank, self.size, self.job_id = rank, size, job_id
-        self.token = secret.new_token()
+        self.token = auth.new_token()
         interface = Interface("lo", "127.0.0.1")
-        self.door = Door([interface], self.token, lambda proof: Welcome(proof, run_dir, ("cpu",)), everywhere=False)
-        told = AgentEnv(job_id, write(self.door.addresses), token or self.token, "open-mpi", timeout)
+        self.door = Listener([interface], self.token, lambda proof: Welcome(proof, run_dir, ("cpu",)), everywhere=False)
+        told = AgentEnv(job_id, format_addresses(self.door.addresses), token or self.token, "open-mpi", timeout)
         ranks = {"OMPI_COMM_WORLD_RANK": str(rank), "OMPI_COMM_WORLD_SIZE": str(size)}
         fake = directory / "fake" / "jaxrun_runtime"
         fake.mkdir(parents=True)
@@ -64,16 +91,16 @@ class ByHand:
         guests = []
         while self.line is None:
             assert time.monotonic() < deadline and self.process.poll() is None, self.process.poll()
-            guests += self.door.accept(self.door.listeners[0])
+            guests += self.door.accept(self.door.sockets[0])
             for fd in list(guests):
-                admitted = self.door.hear(fd)
+                admitted = self.door.receive(fd)
                 if admitted is not None:
                     assert admitted.rank == self.rank
-                    self.line = Line(admitted.connection, TO_HEAD)
-                elif not self.door.is_guest(fd):
+                    self.line = Connection(admitted.connection, AGENT_TO_HEAD)
+                elif not self.door.is_pending(fd):
                     guests.remove(fd)
             time.sleep(0.002)
-        return self.expect(Report)
+        return self.expect(AgentReport)
 
     def begin(self, *codes, **changes):
         """Let it in, and have it start its worker by hand."""
@@ -97,15 +124,15 @@ class ByHand:
             "shown": True,
             "lockstep": "record",
         }
-        return Begin(**{**values, **changes})
+        return StartWorker(**{**values, **changes})
 
     def run(self, code, **changes):
         """Everything up to Run."""
         report = self.begin(code, **changes)
         self.expect(Hello)
-        self.send(Lead("127.0.0.1"))
-        self.expect(Listening)
-        self.expect(Proof)
+        self.send(StartCoordinator("127.0.0.1"))
+        self.expect(CoordinatorReady)
+        self.expect(DeviceReport)
         self.send(Run())
         return report
 
@@ -120,7 +147,11 @@ class ByHand:
                 self._looked_at += 1
                 if isinstance(self.heard[self._looked_at - 1], kind):
                     return self.heard[self._looked_at - 1]
-            assert not self.line.lost and time.monotonic() < deadline, (kind, self.heard[-5:], self.line.lost)
+            assert not self.line.lost_reason and time.monotonic() < deadline, (
+                kind,
+                self.heard[-5:],
+                self.line.lost_reason,
+            )
             self.hear()
             time.sleep(0.002)
 
@@ -137,7 +168,7 @@ class ByHand:
             time.sleep(0.002)
 
     def output(self, stream="out"):
-        return b"".join(one.data for one in self.heard if isinstance(one, Chunk) and one.stream == stream)
+        return b"".join(one.data for one in self.heard if isinstance(one, OutputChunk) and one.stream == stream)
 
     def end(self, seconds=5.0):
         """(its exit status, its stderr)"""
@@ -145,7 +176,7 @@ class ByHand:
         return self.process.returncode, err
 
     def dismiss(self, status=0):
-        self.send(Dismiss(status))
+        self.send(Shutdown(status))
         return self.end()
 
     def kill(self):
@@ -164,7 +195,7 @@ class ByHand:
 def gone(job_id, seconds=3.0):
     """Whether no process of the job is left, or that soon."""
     deadline = time.monotonic() + seconds
-    while list(marked(job_mark(job_id))):
+    while list(find_marked(job_marker(job_id))):
         if time.monotonic() > deadline:
             return False
         time.sleep(0.02)
@@ -223,13 +254,13 @@ def test_a_worker_from_its_start_to_its_end(by_hand):
     head = by_hand()
     head.run("run(); print('hello'); print('bad', file=sys.stderr); done()")
     assert head.expect(Done).rank == 0
-    head.send(Leave())
-    assert head.expect(Exited) == Exited(0, 0, tail="bad\n")
+    head.send(Exit())
+    assert head.expect(WorkerExited) == WorkerExited(0, 0, stderr_tail="bad\n")
     assert head.dismiss(0) == (0, "")
     kinds = [type(message) for message in head.heard]
-    assert kinds[:2] == [Report, Spawned] and kinds.count(FirstOutput) == 1
-    assert kinds.index(FirstOutput) < kinds.index(Chunk) < kinds.index(StreamEnded) < kinds.index(Exited)
-    assert kinds.index(Done) < kinds.index(Exited) and kinds[-1] is Exited
+    assert kinds[:2] == [AgentReport, WorkerSpawned] and kinds.count(FirstOutput) == 1
+    assert kinds.index(FirstOutput) < kinds.index(OutputChunk) < kinds.index(StreamEnded) < kinds.index(WorkerExited)
+    assert kinds.index(Done) < kinds.index(WorkerExited) and kinds[-1] is WorkerExited
     assert head.output() == b"hello\n" and head.output("err") == b"bad\n"
 
 
@@ -239,8 +270,8 @@ def test_the_worker_is_the_agents_child_with_what_the_order_says(by_hand):
     shown = f"print([os.environ.get(name) for name in {names}], os.getppid())"
     head.run(f"run(); {shown}; done()")
     head.expect(Done)
-    head.send(Leave())
-    head.expect(Exited)
+    head.send(Exit())
+    head.expect(WorkerExited)
     assert head.output().decode() == f"['blue sky', '7', None, None, '0', '0'] {head.process.pid}\n"
     assert head.dismiss(0)[0] == 0
 
@@ -249,16 +280,16 @@ def test_last_words_come_before_the_exit(by_hand):
     head = by_hand()
     head.run("run(); fail('bad record', 3)")
     assert head.expect(Failed).message == "bad record"
-    head.expect(Exited)
+    head.expect(WorkerExited)
     kinds = [type(message) for message in head.heard]
-    assert kinds.index(Failed) < kinds.index(Exited) and head.heard[-1].status == 3
+    assert kinds.index(Failed) < kinds.index(WorkerExited) and head.heard[-1].status == 3
     assert head.dismiss(0)[0] == 0
 
 
 def test_logs_are_written_here_where_they_can_be(by_hand, tmp_path):
     head = by_hand()
     head.run("run(); print('hello'); fail()", log_dir=str(tmp_path), shown=False)
-    head.expect(Exited)
+    head.expect(WorkerExited)
     assert head.dismiss(0)[0] == 0
     assert (tmp_path / "rank-0000.out").read_bytes() == b"hello\n"
     assert b"ValueError: bad record" in (tmp_path / "rank-0000.err").read_bytes()
@@ -272,7 +303,7 @@ def test_the_head_signals_the_worker(by_hand, signum):
     head.until(lambda: b"ready" in head.output())
     time.sleep(0.05)
     head.send(SignalWorker(signum))
-    assert head.expect(Exited).status == 9
+    assert head.expect(WorkerExited).status == 9
     assert head.dismiss(0)[0] == 0
 
 
@@ -280,8 +311,8 @@ def test_the_worker_is_asked_for_its_stacks(by_hand):
     head = by_hand()
     head.run(SLEEPS)
     time.sleep(0.1)
-    head.send(ShowStacks("show"))
-    taken = head.expect(StacksTaken)
+    head.send(SnapshotRequest("show"))
+    taken = head.expect(SnapshotReply)
     assert taken.purpose == "show" and "worker_by_hand.py" in taken.dumps[0] and taken.cpu[0] >= 0.0
     assert head.dismiss(0)[0] == 0
 
@@ -297,7 +328,7 @@ def test_a_dismissed_agent_leaves_nothing_of_its_worker(by_hand, tmp_path):
 def test_a_head_that_goes_takes_the_worker_with_it(by_hand):
     head = by_hand()
     head.run(SLEEPS)
-    pid = next(message.pid for message in head.heard if isinstance(message, Spawned))
+    pid = next(message.pid for message in head.heard if isinstance(message, WorkerSpawned))
     head.line.close()
     began = time.monotonic()
     assert head.end()[0] == 69
@@ -336,8 +367,8 @@ def test_a_worker_of_another_rank_is_left_alone_by_the_guard(tmp_path, job_id):
         heads[0].process.kill()
         heads[0].process.communicate()
         time.sleep(0.5)
-        pid = next(message.pid for message in heads[1].heard if isinstance(message, Spawned))
-        other = next(message.pid for message in heads[0].heard if isinstance(message, Spawned))
+        pid = next(message.pid for message in heads[1].heard if isinstance(message, WorkerSpawned))
+        other = next(message.pid for message in heads[0].heard if isinstance(message, WorkerSpawned))
         assert alive(pid) and not alive(other) and heads[1].process.poll() is None
         assert heads[1].dismiss(0)[0] == 0
 
@@ -347,7 +378,7 @@ def test_a_scheduler_that_signals_the_agent_is_told_to_the_head(by_hand):
     head.run(SLEEPS)
     head.process.send_signal(signal.SIGTERM)
     assert head.expect(AgentSignalled) == AgentSignalled(0, signal.SIGTERM)
-    assert not [message for message in head.heard if isinstance(message, Exited)]
+    assert not [message for message in head.heard if isinstance(message, WorkerExited)]
     assert head.dismiss(143)[0] == 143
 
 
@@ -356,7 +387,7 @@ def test_sigusr1_to_the_agent_is_the_workers(by_hand):
     head.run(f"signal.signal(signal.SIGUSR1, lambda *args: os._exit(9)); print('ready', flush=True); {SLEEPS}")
     head.until(lambda: b"ready" in head.output())
     head.process.send_signal(signal.SIGUSR1)
-    assert head.expect(Exited).status == 9
+    assert head.expect(WorkerExited).status == 9
     assert head.dismiss(0)[0] == 0
 
 
@@ -371,7 +402,7 @@ def test_a_scheduler_that_signals_the_agent_before_its_orders_is_told_to_the_hea
 def test_what_comes_in_one_piece_with_the_order_is_heard(by_hand):
     head = by_hand()
     head.admit()
-    head.send(head.order(SLEEPS), Dismiss(7))
+    head.send(head.order(SLEEPS), Shutdown(7))
     assert head.end(3.0)[0] == 7
 
 
@@ -384,19 +415,19 @@ def test_a_stuck_head_stops_the_workers_output_and_nothing_else(by_hand):
         head.hear()
         time.sleep(0.005)
     assert 2**20 < len(head.output()) < 2**20 + 2**19
-    head.send(ShowStacks("show"))
-    head.expect(StacksTaken)
+    head.send(SnapshotRequest("show"))
+    head.expect(SnapshotReply)
     told = 0
     deadline = time.monotonic() + 10
     while len(head.output()) < 2**23 and time.monotonic() < deadline:
         if len(head.output()) > told:
-            head.send(Taken(len(head.output()) - told))
+            head.send(OutputCredit(len(head.output()) - told))
             told = len(head.output())
         head.hear()
     assert len(head.output()) == 2**23
     head.expect(Done)
-    head.send(Leave())
-    head.expect(Exited)
+    head.send(Exit())
+    head.expect(WorkerExited)
     assert head.dismiss(0)[0] == 0
 
 
@@ -420,7 +451,7 @@ def test_an_agent_without_a_head_says_what_it_has_tried(by_hand):
 
 
 def test_an_agent_with_another_jobs_token_is_refused_and_tells_no_token(by_hand):
-    wrong = secret.new_token()
+    wrong = auth.new_token()
     head = by_hand(token=wrong, timeout=0.6)
     deadline = time.monotonic() + 5
     while head.process.poll() is None and time.monotonic() < deadline:

@@ -9,7 +9,7 @@ import sys
 import pytest
 from member import IPV6, environment
 
-from jaxrun_runtime.join import Reservation
+from jaxrun_runtime.join import PortReservation
 
 _IP_LOCAL_PORT_RANGE = 51  # since Linux 6.3
 _INTERFACES = ["127.0.0.1", pytest.param("::1", marks=IPV6)]
@@ -17,7 +17,7 @@ _INTERFACES = ["127.0.0.1", pytest.param("::1", marks=IPV6)]
 
 @pytest.fixture
 def reserved(request):
-    port = Reservation(getattr(request, "param", "127.0.0.1"))
+    port = PortReservation(getattr(request, "param", "127.0.0.1"))
     yield port
     port.release()
 
@@ -30,7 +30,7 @@ def _number(port):
     ("interface", "shape"), [("127.0.0.1", "127.0.0.1:{}"), pytest.param("::1", "[::1]:{}", marks=IPV6)]
 )
 def test_the_address_is_written_as_grpc_reads_it(interface, shape):
-    port = Reservation(interface)
+    port = PortReservation(interface)
     assert port.address == shape.format(_number(port))
     port.release()
 
@@ -60,7 +60,7 @@ def test_a_reserved_port_is_never_handed_out(reserved, shared):
 
 
 def test_two_reservations_differ(reserved):
-    others = [Reservation("127.0.0.1") for _ in range(200)]
+    others = [PortReservation("127.0.0.1") for _ in range(200)]
     assert len({port.address for port in [reserved, *others]}) == 201
     for port in others:
         port.release()

@@ -16,12 +16,12 @@ from pathlib import Path
 import pytest
 
 import jaxrun
-from jaxrun import supervise
 from jaxrun.channel.addresses import Interface
-from jaxrun.channel.door import Door
-from jaxrun.channel.messages import Welcome
-from jaxrun.head.events import Exited
-from jaxrun.station.lines import Lines
+from jaxrun.channel.listener import Listener
+from jaxrun.head.events import WorkerExited
+from jaxrun.protocol.agent_messages import Welcome
+from jaxrun.supervisor import run
+from jaxrun.supervisor.connections import AgentConnections
 
 BENCH = Path(__file__).parents[2] / "scripts/bench.d"
 LAUNCHER = Path(jaxrun.__file__).parents[1]
@@ -57,7 +57,7 @@ def conduct(size, directory):
 
     plan = _crowd.plan(size, CULPRIT, directory)
     with Steps() as steps:
-        status = supervise.run(plan, os.environ)
+        status = run.run(plan, os.environ)
     (directory / "steps").write_text(str(steps.count))
     return status
 
@@ -129,7 +129,7 @@ def _saying_last_words_with_others(stage):
 
 def _ending_after_the_kill(stage):
     stage.run().exit(1, 1).wait(0.0305)
-    return Exited(stage.size - 1, -signal.SIGKILL)
+    return WorkerExited(stage.size - 1, -signal.SIGKILL)
 
 
 @pytest.mark.parametrize("prepare", [_meeting, _proving, _saying_last_words_with_others, _ending_after_the_kill])
@@ -145,15 +145,15 @@ def test_what_one_of_many_does_takes_the_head_as_many_steps_however_many_there_a
 
 
 def _steps_at_a_door(guests):
-    door = Door([Interface("lo", "127.0.0.1")], "token", lambda proof: Welcome(proof, "", ()), everywhere=False)
+    door = Listener([Interface("lo", "127.0.0.1")], "token", lambda proof: Welcome(proof, "", ()), everywhere=False)
     where = (door.addresses[0].ip, door.addresses[0].port)
     peers = [socket.create_connection(where) for _ in range(guests)]
     came = []
     while len(came) < guests:
-        came += door.accept(door.listeners[0])
+        came += door.accept(door.sockets[0])
     with Steps() as steps:
         assert door.deadline() is not None
-        door.drop_silent(came.remove)
+        door.drop_expired(came.remove)
     for peer in peers:
         peer.close()
     door.close()
@@ -162,13 +162,13 @@ def _steps_at_a_door(guests):
 
 
 def _steps_for_lines(talking):
-    lines = Lines()
+    lines = AgentConnections()
     everyone = [object() for _ in range(talking)]  # nothing is sent to them
     for rank, line in enumerate(everyone):
         lines.add(rank, line)
-        lines.owe(line, 10)
+        lines.count_output(line, 10)
     with Steps() as steps:
-        lines.owe(everyone[0], 10)
+        lines.count_output(everyone[0], 10)
         lines.acknowledge()
         lines.flush()
     return steps.count

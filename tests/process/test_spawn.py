@@ -7,12 +7,12 @@ from dataclasses import replace
 
 import pytest
 
-from jaxrun.agent import forkserver
 from jaxrun.agent.spawn import Spawner
-from jaxrun.contract import WorkerEnv
-from jaxrun.contract.flight import TEXT_AT
-from jaxrun.planning.job import Job
-from jaxrun.planning.plan import Plan, Worker
+from jaxrun.forkserver import client
+from jaxrun.job.job import Job
+from jaxrun.job.plan import Plan, Worker
+from jaxrun.protocol import WorkerEnv
+from jaxrun.protocol.flight_file import TEXT_OFFSET
 
 JOB_ID = "ab" * 16
 
@@ -40,7 +40,7 @@ def _read_all(fd):
 def test_a_worker_gets_its_streams_its_variables_and_the_contract(tmp_path):
     plan = _plan("/usr/bin/env", "-0")
     spawner = Spawner(plan, {"KEPT": "é", "TAKEN": "x", "JAXRUN_RANK": "9"}, str(tmp_path))
-    pid, lines = spawner.fresh(plan.workers[1])
+    pid, lines = spawner.spawn(plan.workers[1])
     env = dict(pair.split("=", 1) for pair in _read_all(lines.out).decode().split("\0") if pair)
     assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
     lines.close()
@@ -51,7 +51,7 @@ def test_a_worker_gets_its_streams_its_variables_and_the_contract(tmp_path):
 
 def test_both_streams_have_pipes_of_their_own():
     plan = _plan("/bin/sh", "-c", "echo out; echo err >&2")
-    pid, lines = Spawner(plan, dict(os.environ), "").fresh(plan.workers[0])
+    pid, lines = Spawner(plan, dict(os.environ), "").spawn(plan.workers[0])
     assert (_read_all(lines.out), _read_all(lines.err)) == (b"out\n", b"err\n")
     os.waitpid(pid, 0)
     lines.close()
@@ -61,7 +61,7 @@ def test_the_channel_and_the_file_of_stacks_reach_the_worker():
     names = "('CHANNEL', 'STACKS')"
     write = f"import os; [os.write(int(os.environ[f'JAXRUN_{{n}}_FD']), n.encode()) for n in {names}]"
     plan = _plan(sys.executable, "-ISc", write)
-    pid, lines = Spawner(plan, dict(os.environ), "").fresh(plan.workers[0])
+    pid, lines = Spawner(plan, dict(os.environ), "").spawn(plan.workers[0])
     os.waitpid(pid, 0)
     assert lines.channel.recv(100) == b"CHANNEL"
     assert os.pread(lines.stacks, 100, 0) == b"STACKS"
@@ -74,9 +74,9 @@ def test_a_failed_start_leaves_nothing_open(tmp_path):
     plan = _plan(str(tmp_path / "missing"), "-m", "jaxrun_runtime", "p")
     spawner = Spawner(plan, dict(os.environ), "")
     with pytest.raises(FileNotFoundError):
-        spawner.fresh(plan.workers[0])
+        spawner.spawn(plan.workers[0])
     with pytest.raises(FileNotFoundError):
-        forkserver.start(plan.argv[:1], forkserver.program_of(plan.argv), os.environ)
+        client.start(plan.argv[:1], client.program_of(plan.argv), os.environ)
     lines, request = spawner.fork_request(plan.workers[0])
     request.close()
     lines.close()
@@ -88,7 +88,7 @@ def test_the_fork_server_is_given_the_program_and_has_no_streams_but_stderr(tmp_
     python.write_text(f'#!/bin/sh\nprintf "%s|" "$@" $(readlink /proc/$$/fd/0 /proc/$$/fd/1) > {tmp_path}/arguments\n')
     python.chmod(0o755)
     plan = _plan(str(python), "-m", "jaxrun_runtime", "-m", "my.program", "an argument")
-    server = forkserver.start(plan.argv[:1], forkserver.program_of(plan.argv), os.environ)
+    server = client.start(plan.argv[:1], client.program_of(plan.argv), os.environ)
     os.waitpid(server.pid, 0)
     _, module, fd, *program, stdin, stdout = (tmp_path / "arguments").read_text().split("|")[:-1]
     assert module == "jaxrun_runtime.forkserver" and fd.isdigit()
@@ -101,12 +101,12 @@ def test_the_fork_server_is_given_the_program_and_has_no_streams_but_stderr(tmp_
 @pytest.mark.parametrize(("lockstep", "seen"), [("record", True), ("off", True), ("record", False)])
 def test_the_flight_recorder_is_a_file_of_the_run_directory_where_it_can_be(tmp_path, lockstep, seen):
     plan = replace(_plan("/bin/true"), job=Job(program=("p",), platform="cpu", lockstep=lockstep))
-    pid, lines = Spawner(plan, dict(os.environ), str(tmp_path), tmp_path if seen else None).fresh(plan.workers[1])
+    pid, lines = Spawner(plan, dict(os.environ), str(tmp_path), tmp_path if seen else None).spawn(plan.workers[1])
     os.waitpid(pid, 0)
     status = os.fstat(lines.flight)
     kept = lockstep != "off" and seen
-    assert status.st_size == TEXT_AT and status.st_nlink == int(kept)
-    assert not kept or status.st_blocks * 512 >= TEXT_AT  # a full disk would end the worker that writes to it
+    assert status.st_size == TEXT_OFFSET and status.st_nlink == int(kept)
+    assert not kept or status.st_blocks * 512 >= TEXT_OFFSET  # a full disk would end the worker that writes to it
     assert [path.name for path in tmp_path.iterdir()] == (["rank-0001.flight"] if kept else [])
     lines.close()
 
@@ -117,7 +117,7 @@ def test_where_there_is_no_space_the_flight_recorder_is_in_memory(tmp_path, monk
 
     monkeypatch.setattr(os, "posix_fallocate", full)
     plan = _plan("/bin/true")
-    pid, lines = Spawner(plan, dict(os.environ), str(tmp_path), tmp_path).fresh(plan.workers[0])
+    pid, lines = Spawner(plan, dict(os.environ), str(tmp_path), tmp_path).spawn(plan.workers[0])
     os.waitpid(pid, 0)
-    assert os.fstat(lines.flight).st_size == TEXT_AT and not list(tmp_path.iterdir())
+    assert os.fstat(lines.flight).st_size == TEXT_OFFSET and not list(tmp_path.iterdir())
     lines.close()

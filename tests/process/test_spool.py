@@ -53,7 +53,7 @@ def test_a_stuck_reader_blocks_nobody_and_loses_no_byte(pipe: tuple[int, int], t
     data = blocks(400, 2**15)
     started = time.monotonic()
     for block in data:
-        spool.put(block)
+        spool.write(block)
     assert time.monotonic() - started < 5
     assert not spool.full
     assert not spool.close(timeout=0.01)
@@ -70,10 +70,10 @@ def test_what_is_put_while_a_slow_reader_drains_stays_in_order(pipe: tuple[int, 
     received: list[bytes] = []
     reader = threading.Thread(target=lambda: received.append(read_all(read, 600 * 5000)))
     for block in data[:200]:
-        spool.put(block)
+        spool.write(block)
     reader.start()
     for block in data[200:]:
-        spool.put(block)
+        spool.write(block)
         time.sleep(0.0001)
     assert spool.close(timeout=10)
     reader.join(10)
@@ -88,7 +88,7 @@ def test_temporary_files_are_given_back_as_they_are_read(
     spool = Spool(write, memory=2**16, directory=tmp_path)
     data = blocks(64, 2**17)
     for block in data:
-        spool.put(block)
+        spool.write(block)
     assert open_files_in(tmp_path) >= 7
     assert read_all(read, 6 * 2**20) == b"".join(data)[: 6 * 2**20]
     wait_until(lambda: open_files_in(tmp_path) <= 3)
@@ -112,10 +112,10 @@ def test_a_reader_that_has_gone_is_an_error_and_no_exception(pipe: tuple[int, in
     read, write = pipe
     os.close(read)
     spool = Spool(write)
-    spool.put(b"text")
+    spool.write(b"text")
     wait_until(lambda: spool.error is not None)
     assert isinstance(spool.error, BrokenPipeError)
-    spool.put(b"more")
+    spool.write(b"more")
     assert spool.close(timeout=1)
     assert not spool.full
 
@@ -123,7 +123,7 @@ def test_a_reader_that_has_gone_is_an_error_and_no_exception(pipe: tuple[int, in
 def test_a_reader_that_goes_while_it_is_stuck_ends_the_wait(pipe: tuple[int, int]) -> None:
     read, write = pipe
     spool = Spool(write)
-    spool.put(b"x" * 2**20)
+    spool.write(b"x" * 2**20)
     assert not spool.close(timeout=0.05)
     os.close(read)
     assert spool.close(timeout=10)
@@ -134,7 +134,7 @@ def test_what_is_put_after_a_close_is_delivered_too(pipe: tuple[int, int]) -> No
     read, write = pipe
     spool = Spool(write)
     for text in (b"one", b"two"):
-        spool.put(text)
+        spool.write(text)
         assert spool.close(timeout=10)
         assert os.read(read, 100) == text
 
@@ -151,7 +151,7 @@ def test_a_descriptor_that_is_non_blocking_already_is_served(pipe: tuple[int, in
     os.set_blocking(write, False)
     spool = Spool(write)
     data = os.urandom(2**20)
-    spool.put(data)
+    spool.write(data)
     assert read_all(read, len(data)) == data
     assert spool.close(timeout=10)
 

@@ -7,8 +7,8 @@ import time
 
 import pytest
 
-from jaxrun.agent.guard import job_mark, marked
-from jaxrun.station.starting import LOG, Starting
+from jaxrun.agent.guard import find_marked, job_marker
+from jaxrun.supervisor.launch_process import LOG_NAME, LaunchProcess
 
 
 @pytest.fixture
@@ -19,7 +19,7 @@ def start(tmp_path):
 
     def run(script, directory=tmp_path, **environ):
         environ = {"PATH": os.environ["PATH"], "JAXRUN_JOB_ID": job_id, **environ}
-        begun.append(Starting("Open MPI 5", ["/bin/sh", "-c", script], environ, directory))
+        begun.append(LaunchProcess("Open MPI 5", ["/bin/sh", "-c", script], environ, directory))
         return begun[-1]
 
     yield run
@@ -27,7 +27,7 @@ def start(tmp_path):
         one.stop(signal.SIGKILL)
         await_end(one)
         one.close()
-    for pid in marked(job_mark(job_id)):
+    for pid in find_marked(job_marker(job_id)):
         os.kill(pid, signal.SIGKILL)
 
 
@@ -54,7 +54,7 @@ def test_its_words_are_kept_in_a_file_and_its_last_lines_at_hand(start, tmp_path
     starting = start("echo one; echo two >&2; seq 100; exit 3")
     assert read(starting).startswith(b"one\ntwo\n1\n")
     assert await_end(starting) and starting.status == 3
-    assert (tmp_path / LOG).read_bytes().startswith(b"one\ntwo\n1\n2\n")
+    assert (tmp_path / LOG_NAME).read_bytes().startswith(b"one\ntwo\n1\n2\n")
     assert starting.words().splitlines() == [f"  {number}" for number in range(89, 101)]
     assert starting.end_in_words() == "Open MPI 5 ended with status 3"
 
@@ -134,7 +134,7 @@ def test_its_environment_is_what_it_is_given_and_nothing_else(start):
 
 def test_without_a_directory_its_words_are_kept_all_the_same(start, tmp_path):
     starting = start("echo hello", directory=None)
-    assert await_end(starting) and starting.words() == "  hello" and not (tmp_path / LOG).exists()
+    assert await_end(starting) and starting.words() == "  hello" and not (tmp_path / LOG_NAME).exists()
 
 
 def test_a_directory_that_is_gone_costs_the_file_alone(start, tmp_path):
@@ -144,4 +144,4 @@ def test_a_directory_that_is_gone_costs_the_file_alone(start, tmp_path):
 
 def test_one_that_is_not_there_is_an_error(tmp_path):
     with pytest.raises(FileNotFoundError):
-        Starting("srun", [str(tmp_path / "srun")], {}, None)
+        LaunchProcess("srun", [str(tmp_path / "srun")], {}, None)

@@ -14,13 +14,13 @@ from pathlib import Path
 
 import pytest
 
-from jaxrun.agent.guard import job_mark, marked
-from jaxrun.contract.names import CONTROL_FD
-from jaxrun.head.events import StacksTaken, TakeStacks
-from jaxrun.records.rundir import EVENTS, VERDICT
-from jaxrun.station.stacks import StacksCollection
-from jaxrun.station.starting import LOG
-from jaxrun.verdict.stacks import NATIVE_LIMIT
+from jaxrun.agent.guard import find_marked, job_marker
+from jaxrun.diagnosis.stacks import NATIVE_STACKS_TIMEOUT_S
+from jaxrun.head.events import SnapshotReply, TakeSnapshot
+from jaxrun.protocol.names import CONTROL_FD
+from jaxrun.rundir.rundir import EVENTS_FILE, VERDICT_FILE
+from jaxrun.supervisor.launch_process import LOG_NAME
+from jaxrun.supervisor.stacks_collection import StacksCollection
 
 HERE = Path(__file__).parent
 SLEEPS = "run(); time.sleep(60)"
@@ -98,7 +98,7 @@ class Job:
 
     def events(self, name=None):
         with contextlib.suppress(FileNotFoundError):
-            lines = (self.run_dir / EVENTS).read_text().splitlines()
+            lines = (self.run_dir / EVENTS_FILE).read_text().splitlines()
             return [event for event in map(json.loads, lines) if name in (None, event["event"])]
         return []
 
@@ -121,7 +121,7 @@ class Job:
         return parents
 
     def processes(self):
-        return list(marked(job_mark(self.job_id)))
+        return list(find_marked(job_marker(self.job_id)))
 
     def end(self, seconds=20.0):
         """Its exit status; nothing of the job is left."""
@@ -131,7 +131,7 @@ class Job:
         return self.process.returncode
 
     def verdict(self):
-        return json.loads((self.run_dir / VERDICT).read_text())
+        return json.loads((self.run_dir / VERDICT_FILE).read_text())
 
     def close(self):
         if self.process.poll() is None:
@@ -244,7 +244,7 @@ def test_a_starter_that_fails_is_told_in_its_own_words(start):
     assert job.end() == 69
     assert "a script ended with status 7 before the job was over; it said:\n" in job.err
     assert "  ssh: Could not resolve hostname h9" in job.err
-    assert "Could not resolve" in (job.run_dir / LOG).read_text()
+    assert "Could not resolve" in (job.run_dir / LOG_NAME).read_text()
 
 
 def test_a_starter_that_ends_in_the_middle_ends_the_job(start):
@@ -392,18 +392,18 @@ def test_the_process_that_started_the_launcher_rules_a_far_job(start, how):
 
 
 def taken(purpose, rank, text="stack"):
-    return StacksTaken(purpose, {rank: text}, {rank: "futex"}, {rank: 1.0}, flights={rank: f"flight {rank}"})
+    return SnapshotReply(purpose, {rank: text}, {rank: "futex"}, {rank: 1.0}, flights={rank: f"flight {rank}"})
 
 
 def test_stacks_are_complete_when_all_have_answered():
-    collection = StacksCollection(TakeStacks((0, 3), "show"), 100.0)
-    assert not collection.complete and 100.5 < collection.due < 105.0
+    collection = StacksCollection(TakeSnapshot((0, 3), "show"), 100.0)
+    assert not collection.complete and 100.5 < collection.deadline < 105.0
     assert (
         not collection.add(taken("early", 0))
         and not collection.add(taken("show", 3))
         and collection.add(taken("show", 0))
     )
-    assert collection.result() == StacksTaken(
+    assert collection.result() == SnapshotReply(
         "show",
         {0: "stack", 3: "stack"},
         {0: "futex", 3: "futex"},
@@ -413,25 +413,25 @@ def test_stacks_are_complete_when_all_have_answered():
 
 
 def test_a_rank_that_does_not_answer_has_no_stacks():
-    collection = StacksCollection(TakeStacks((0, 3), "show"), 100.0)
+    collection = StacksCollection(TakeSnapshot((0, 3), "show"), 100.0)
     collection.add(taken("show", 3))
-    assert collection.result() == StacksTaken(
+    assert collection.result() == SnapshotReply(
         "show", {0: "", 3: "stack"}, {0: "", 3: "futex"}, {0: 0.0, 3: 1.0}, flights={3: "flight 3"}
     )
 
 
 def test_of_calls_only_flights_are_told():
-    collection = StacksCollection(TakeStacks((3,), "history"), 100.0)
-    assert collection.add(StacksTaken("history", {}, {}, {}, {}, {3: "flight 3"}))
-    assert collection.result() == StacksTaken("history", {}, {}, {}, {}, {3: "flight 3"})
+    collection = StacksCollection(TakeSnapshot((3,), "history"), 100.0)
+    assert collection.add(SnapshotReply("history", {}, {}, {}, {}, {3: "flight 3"}))
+    assert collection.result() == SnapshotReply("history", {}, {}, {}, {}, {3: "flight 3"})
 
 
 def test_c_frames_take_longer():
-    collection = StacksCollection(TakeStacks((3,), "native"), 100.0)
-    assert collection.due > 100.0 + NATIVE_LIMIT
+    collection = StacksCollection(TakeSnapshot((3,), "native"), 100.0)
+    assert collection.deadline > 100.0 + NATIVE_STACKS_TIMEOUT_S
     assert collection.add(replace(taken("native", 3), natives={3: "gloo::allreduce"}))
-    assert collection.result().natives == {3: "gloo::allreduce"}
+    assert collection.result().native_stacks == {3: "gloo::allreduce"}
 
 
 def test_nobody_to_ask_is_an_answer():
-    assert StacksCollection(TakeStacks((), "show"), 0.0).complete
+    assert StacksCollection(TakeSnapshot((), "show"), 0.0).complete

@@ -10,8 +10,8 @@ from itertools import pairwise
 
 import pytest
 
+from jaxrun.backends.follow import JobState, parse_job_state, submission_env, submit, write_script
 from jaxrun.errors import UnavailableError, UsageError
-from jaxrun.submit import JobState, parse_job, submission_env, submit, write_script
 
 SCRIPT = "#!/bin/bash\n# Written by jaxrun.\n#SBATCH --output=x.out\n#SBATCH --time=5\nexec true\n"
 # As a Slurm 22.05 printed it, with a name that is made to mislead.
@@ -83,12 +83,12 @@ def cluster(tmp_path):
 
 
 def test_a_job_is_read_whatever_its_name():
-    assert parse_job(shown("RUNNING", restarts=2)) == JobState(
+    assert parse_job_state(shown("RUNNING", restarts=2)) == JobState(
         "RUNNING", "None", "h[1-2]", "/home/me/a b.out", restarts=2, exit_code=0, exit_signal=0
     )
-    assert parse_job(shown("PENDING", reason="Resources", nodes="")).nodes == ""
-    assert parse_job(shown("PENDING", nodes="(null)")).nodes == ""
-    assert parse_job("slurm_load_jobs error: Unable to contact slurm controller") is None
+    assert parse_job_state(shown("PENDING", reason="Resources", nodes="")).nodes == ""
+    assert parse_job_state(shown("PENDING", nodes="(null)")).nodes == ""
+    assert parse_job_state("slurm_load_jobs error: Unable to contact slurm controller") is None
 
 
 @pytest.mark.parametrize(
@@ -106,13 +106,13 @@ def test_a_job_is_read_whatever_its_name():
     ],
 )
 def test_the_command_ends_as_the_job_did(state, code, status):
-    read = parse_job(shown(state, code=code))
-    assert read.over and read.status == status
+    read = parse_job_state(shown(state, code=code))
+    assert read.is_over and read.exit_status == status
 
 
 @pytest.mark.parametrize("state", ["PENDING", "RUNNING", "COMPLETING", "CONFIGURING", "SUSPENDED", "REQUEUED"])
 def test_a_job_that_goes_on_is_not_over(state):
-    assert not parse_job(shown(state)).over
+    assert not parse_job_state(shown(state)).is_over
 
 
 def test_no_variable_overrides_what_the_script_says():
@@ -188,8 +188,8 @@ def test_a_job_that_waits_says_why_and_the_controller_is_left_in_peace(cluster, 
 
 
 def test_a_controller_that_does_not_answer_is_waited_for(cluster, capfd, monkeypatch):
-    monkeypatch.setattr("jaxrun.submit._FIRST_WORD", 0.0)
-    monkeypatch.setattr("jaxrun.submit._NEXT_WORD", 0.5)
+    monkeypatch.setattr("jaxrun.backends.follow._FIRST_WORD", 0.0)
+    monkeypatch.setattr("jaxrun.backends.follow._NEXT_WORD", 0.5)
     cluster.states("", "", shown("COMPLETED", output=cluster.output))
     for number in (1, 2):
         cluster.when(number, 'echo "slurm_load_jobs error: Unable to contact slurm controller" >&2; exit 1')

@@ -9,7 +9,7 @@ import time
 import pytest
 from member import environment
 
-from jaxrun.contract import Done, Failed, Hello, Join, Lead, Listening, Proof, Run
+from jaxrun.protocol import CoordinatorReady, DeviceReport, Done, Failed, Hello, Join, Run, StartCoordinator
 
 _CASES = {
     "fork-ends": """
@@ -72,7 +72,7 @@ def cases(play_cases):
 def test_processes_of_the_program_are_its_own_business(cases, name, out):
     member = cases[name]
     assert (member.status, member.out) == (0, out), member.err
-    assert [type(message) for message in member.messages] == [Hello, Proof, Done]
+    assert [type(message) for message in member.messages] == [Hello, DeviceReport, Done]
 
 
 def test_a_forked_process_prints_its_error_like_any_other(cases):
@@ -96,8 +96,8 @@ def test_a_fatal_signal_leaves_its_stack_with_the_agent(cases):
 def test_a_worker_speaks_in_the_order_of_the_contract(start, script, fork):
     members = start([script("")], 2, fork=fork).play()
     assert [[type(message) for message in member.messages] for member in members] == [
-        [Hello, Listening, Proof, Done],
-        [Hello, Proof, Done],
+        [Hello, CoordinatorReady, DeviceReport, Done],
+        [Hello, DeviceReport, Done],
     ]
     assert [member.status for member in members] == [0, 0]
 
@@ -113,7 +113,7 @@ def _wait_for(condition):
 
 
 def _started(troupe):
-    troupe.play(until=Proof)
+    troupe.play(until=DeviceReport)
     for _ in range(100):  # until Run has been sent, too
         troupe.listen(0.01)
         troupe.lead()
@@ -160,14 +160,14 @@ def _alive(pid):
         return False
 
 
-@pytest.mark.parametrize("stage", [Hello, Proof])
+@pytest.mark.parametrize("stage", [Hello, DeviceReport])
 def test_it_ends_by_itself_when_the_agent_hangs_up(start, script, stage):
     troupe = start([script("")], 1)
     if stage is Hello:
         _wait_for(lambda: troupe.listen(0.01) or troupe.members[0].said(Hello))
     else:
-        troupe.members[0].tell(Lead("127.0.0.1"))
-        _wait_for(lambda: troupe.listen(0.01) or troupe.members[0].said(Proof))
+        troupe.members[0].tell(StartCoordinator("127.0.0.1"))
+        _wait_for(lambda: troupe.listen(0.01) or troupe.members[0].said(DeviceReport))
     troupe.members[0].channel.close()
     _wait_for(lambda: troupe.listen(0.01) or troupe.members[0].status is not None)
     assert troupe.members[0].status == 70
@@ -212,9 +212,9 @@ def test_without_the_contracts_variables_it_says_how_to_start_it():
 def test_join_is_the_answer_to_hello_for_all_but_the_first(start, script):
     troupe = start([script("print('ran')")], 2)
     _wait_for(lambda: troupe.listen(0.01) or all(member.said(Hello) for member in troupe.members))
-    troupe.members[0].tell(Lead("127.0.0.1"))
-    _wait_for(lambda: troupe.listen(0.01) or troupe.members[0].said(Listening))
-    assert not troupe.members[0].said(Proof)  # rank 0 waits for the other
-    troupe.members[1].tell(Join(troupe.members[0].said(Listening)[0].address))
-    _wait_for(lambda: troupe.listen(0.01) or all(member.said(Proof) for member in troupe.members))
+    troupe.members[0].tell(StartCoordinator("127.0.0.1"))
+    _wait_for(lambda: troupe.listen(0.01) or troupe.members[0].said(CoordinatorReady))
+    assert not troupe.members[0].said(DeviceReport)  # rank 0 waits for the other
+    troupe.members[1].tell(Join(troupe.members[0].said(CoordinatorReady)[0].address))
+    _wait_for(lambda: troupe.listen(0.01) or all(member.said(DeviceReport) for member in troupe.members))
     assert [member.out for member in troupe.members] == ["", ""]  # nobody starts before Run

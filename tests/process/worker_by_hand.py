@@ -8,15 +8,15 @@ import sys
 import time
 
 sys.path.insert(0, sys.argv[1])
-from jaxrun.contract import (
+from jaxrun.protocol import (
     STACKS_SIGNAL,
-    Decoder,
+    CoordinatorReady,
+    DeviceReport,
     Done,
     Failed,
     Hello,
-    Listening,
-    Proof,
     WorkerEnv,
+    WorkerMessageDecoder,
     encode,
 )
 
@@ -28,7 +28,7 @@ class Worker:
         self.link = socket.socket(fileno=env.channel_fd)
         os.set_inheritable(env.channel_fd, False)
         os.set_inheritable(env.stacks_fd, False)
-        self.decoder = Decoder()
+        self.decoder = WorkerMessageDecoder()
 
     def send(self, message):
         self.link.sendall(encode(message))
@@ -60,9 +60,9 @@ class Worker:
         self.hello()
         self.receive()
         if self.rank == 0:
-            self.send(Listening(0, "127.0.0.1:1"))
+            self.send(CoordinatorReady(0, "127.0.0.1:1"))
         size, now = self.env.size, time.time()
-        self.send(Proof(self.rank, self.rank, size, 1, size, ("cpu",), "cpu", self.env.job_id, now, now))
+        self.send(DeviceReport(self.rank, self.rank, size, 1, size, ("cpu",), "cpu", self.env.job_id, now, now))
         self.receive()
 
     def done(self):

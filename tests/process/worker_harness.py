@@ -10,27 +10,27 @@ import time
 
 from member import Member, environment, spawn
 
-from jaxrun.contract import (
+from jaxrun.protocol import (
     FORK_DESCRIPTORS,
     Call,
-    Decoder,
+    CallMismatch,
+    CoordinatorReady,
+    DeviceReport,
     Done,
+    Exit,
     Failed,
-    Fork,
-    Forked,
+    ForkWorker,
     Hello,
     Join,
-    Lead,
-    Leave,
-    Listening,
-    OutOfStep,
     Proceed,
-    Proof,
     Run,
+    StartCoordinator,
     WorkerEnv,
+    WorkerForked,
+    WorkerMessageDecoder,
     encode,
 )
-from jaxrun.contract.flight import TEXT_AT
+from jaxrun.protocol.flight_file import TEXT_OFFSET
 
 _PR_SET_CHILD_SUBREAPER = 36
 _PR_GET_CHILD_SUBREAPER = 37
@@ -70,7 +70,7 @@ class Troupe:
     def _connect(self, rank):
         ours, theirs = socket.socketpair()
         stacks, flight = os.memfd_create("stacks"), os.memfd_create("flight")
-        os.ftruncate(flight, TEXT_AT)
+        os.ftruncate(flight, TEXT_OFFSET)
         out, err = self.folder / f"out-{rank}", self.folder / f"err-{rank}"
         self.members.append(Member(ours, stacks, flight, out, err))
         stdin = self.stdin if self.stdin is not None and rank == 0 else os.devnull
@@ -120,19 +120,19 @@ class Troupe:
         with ours:
             for rank, descriptors in enumerate(ends):
                 with contextlib.suppress(BrokenPipeError):
-                    socket.send_fds(ours, [encode(Fork(rank, self._told(rank, -1, -1, -1)))], descriptors)
+                    socket.send_fds(ours, [encode(ForkWorker(rank, self._told(rank, -1, -1, -1)))], descriptors)
                 for descriptor in descriptors[: len(FORK_DESCRIPTORS) - 2]:
                     os.close(descriptor)
                 self.answers += self._answer(ours)
         for answer in self.answers:
-            if isinstance(answer, Forked):
+            if isinstance(answer, WorkerForked):
                 self.members[answer.rank].pid = answer.pid
 
     def _answer(self, channel):
         try:
-            return Decoder().feed(channel.recv(65536))
+            return WorkerMessageDecoder().feed(channel.recv(65536))
         except ConnectionResetError:  # comes once, before the answer, from a server that left with a request unread
-            return Decoder().feed(channel.recv(65536))
+            return WorkerMessageDecoder().feed(channel.recv(65536))
 
     # ---- leading
 
@@ -169,11 +169,11 @@ class Troupe:
         first, *others = self.members
         done = [m for m in self.members if m.said(Done) or m.said(Failed) or m.status is not None]
         steps = {
-            "lead": (self._all(Hello), [first], lambda: Lead(self.interface)),
-            "join": (bool(first.said(Listening)), others, lambda: Join(first.said(Listening)[0].address)),
-            "run": (self._all(Proof), self.members, Run),
-            "leave": (len(done) == len(self.members), others, Leave),
-            "last": (first in done and all(m.status is not None for m in others), [first], Leave),
+            "lead": (self._all(Hello), [first], lambda: StartCoordinator(self.interface)),
+            "join": (bool(first.said(CoordinatorReady)), others, lambda: Join(first.said(CoordinatorReady)[0].address)),
+            "run": (self._all(DeviceReport), self.members, Run),
+            "leave": (len(done) == len(self.members), others, Exit),
+            "last": (first in done and all(m.status is not None for m in others), [first], Exit),
         }
         for name, (ready, whom, message) in steps.items():
             if ready and name not in self._sent:
@@ -196,7 +196,7 @@ class Troupe:
             alike = len({(call.key, call.code) for call in calls.values()}) == 1
             text = f"call #{number}: " + " | ".join(f"{rank}: {calls[rank].place}" for rank in sorted(calls))
             for rank in calls:
-                self.members[rank].tell(Proceed(group, number) if alike else OutOfStep(group, number, text))
+                self.members[rank].tell(Proceed(group, number) if alike else CallMismatch(group, number, text))
 
     def _all(self, kind):
         return all(member.said(kind) for member in self.members)

@@ -10,7 +10,7 @@ import pytest
 from jax.experimental import multihost_utils
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from jaxrun_runtime import results
+from jaxrun_runtime import array_pickling
 
 pytestmark = pytest.mark.processes(2, devices=2)
 ROWS = np.arange(8, dtype=np.float32).reshape(4, 2)
@@ -22,14 +22,14 @@ def spread(spec: PartitionSpec) -> jax.Array:
 
 
 def travelled(value: Any) -> np.ndarray:
-    function, arguments = results.reduce(value)
+    function, arguments = array_pickling.reduce_array(value)
     return function(*arguments)
 
 
 def test_an_array_of_which_no_rank_sees_all_is_refused_with_what_to_do() -> None:
     advice = r"no rank can see all of an array of shape \(4, 2\).*addressable_shards.*process_allgather"
     with pytest.raises(ValueError, match=advice):
-        results.reduce(spread(PartitionSpec("d")))
+        array_pickling.reduce_array(spread(PartitionSpec("d")))
 
 
 def test_what_the_error_advises_travels(process_index: int) -> None:

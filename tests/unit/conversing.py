@@ -9,8 +9,8 @@ from contextlib import contextmanager
 
 import jax
 
-from jaxrun.contract.parcel import Inbox, Kind, Outbox, pack
-from jaxrun_runtime import conversation
+from jaxrun.protocol.payload import GangMessageKind, GangMessageReader, GangMessageWriter, pack
+from jaxrun_runtime import gang_worker
 
 
 class Parent:
@@ -18,26 +18,29 @@ class Parent:
 
     def __init__(self, connection):
         self.connection = connection
-        self.inbox, self.outbox = Inbox(connection), Outbox(connection)
+        self.inbox, self.outbox = GangMessageReader(connection), GangMessageWriter(connection)
 
     def put(self, parcel):
-        self.outbox.put(parcel)
+        self.outbox.add(parcel)
         self.outbox.flush()
 
     def run(self, fn, *args, number=1, **order):
-        self.put(pack(Kind.TASK, number, (fn, args, {}), share=True, note=json.dumps(order).encode()))
+        self.put(pack(GangMessageKind.CALL, number, (fn, args, {}), share=True, note=json.dumps(order).encode()))
 
     def say(self, value, number=1):
-        self.put(pack(Kind.SAY, number, value, share=True))
+        self.put(pack(GangMessageKind.VALUE, number, value, share=True))
 
     def hear(self):
         parcel = self.inbox.receive()
-        return parcel.kind, parcel.open() if parcel.kind not in (Kind.OUT, Kind.ERR) else bytes(parcel.body).decode()
+        return parcel.kind, parcel.load() if parcel.kind not in (
+            GangMessageKind.STDOUT,
+            GangMessageKind.STDERR,
+        ) else bytes(parcel.body).decode()
 
     def hear_all(self):
         """Until the function is over."""
         heard = [self.hear()]
-        while heard[-1][0] not in (Kind.RETURN, Kind.FAIL):
+        while heard[-1][0] not in (GangMessageKind.RESULT, GangMessageKind.EXCEPTION):
             heard.append(self.hear())
         return heard
 
@@ -50,7 +53,7 @@ def playing(monkeypatch):
     """run(function of a Parent): serves until that is over, and gives what it has returned."""
     monkeypatch.setattr(jax, "local_devices", lambda: [1, 2])
     monkeypatch.setattr(jax, "default_backend", lambda: "cpu")
-    monkeypatch.setattr(conversation, "_current", None)
+    monkeypatch.setattr(gang_worker, "_current", None)
     before = signal.getsignal(signal.SIGINT)
 
     def run(script):
@@ -70,7 +73,7 @@ def playing(monkeypatch):
         thread = threading.Thread(target=parent)
         thread.start()
         with theirs:
-            conversation.serve(theirs)
+            gang_worker.serve(theirs)
         thread.join()
         if isinstance(outcome[0], BaseException):
             raise outcome[0]

@@ -5,7 +5,7 @@ import os
 from dataclasses import dataclass
 from typing import Any
 
-from jaxrun.contract import flight
+from jaxrun.protocol import flight_file
 
 
 @dataclass(frozen=True)
@@ -30,9 +30,9 @@ class Made:
 
 class Flight:
     def __init__(self, fd):
-        self._content = os.pread(fd, flight.TEXT_AT + flight.TEXT_LIMIT, 0)
-        self.words = memoryview(self._content[: flight.TEXT_AT]).cast("Q")
-        text = self._content[flight.TEXT_AT : flight.TEXT_AT + self.words[flight.TEXT_SIZE]]
+        self._content = os.pread(fd, flight_file.TEXT_OFFSET + flight_file.MAX_TEXT_BYTES, 0)
+        self.words = memoryview(self._content[: flight_file.TEXT_OFFSET]).cast("Q")
+        text = self._content[flight_file.TEXT_OFFSET : flight_file.TEXT_OFFSET + self.words[flight_file.TEXT_SIZE_WORD]]
         assert text == b"" or text.endswith(b"\n")
         self.lines = [json.loads(line) for line in text.splitlines()]
         self.groups = {line["group"]: line["ranks"] for line in self.lines if "ranks" in line}
@@ -43,34 +43,37 @@ class Flight:
 
     @property
     def written(self):
-        return self.words[flight.MAGIC_AT] == flight.MAGIC and self.words[flight.FORMAT_AT] == flight.FORMAT
+        return (
+            self.words[flight_file.MAGIC_WORD] == flight_file.MAGIC
+            and self.words[flight_file.FORMAT_WORD] == flight_file.FORMAT
+        )
 
     @property
     def level(self):
-        return self.words[flight.LEVEL]
+        return self.words[flight_file.LEVEL_WORD]
 
     @property
     def made(self):
-        return self.words[flight.MADE]
+        return self.words[flight_file.RECORD_COUNT_WORD]
 
     @property
     def calls(self):
         """The records that the ring still holds, oldest first."""
-        return [self._record(n) for n in range(max(0, self.made - flight.KEPT), self.made)]
+        return [self._record(n) for n in range(max(0, self.made - flight_file.RING_RECORDS), self.made)]
 
     @property
     def pending(self):
         """(number, ranks, name, place) of the call that has not returned, or None."""
-        call, what = self.words[flight.PENDING], self.words[flight.PENDING_WHAT]
+        call, what = self.words[flight_file.PENDING_TAG_WORD], self.words[flight_file.PENDING_SITE_WORD]
         if not call:
             return None
-        assert self.words[flight.PENDING_SINCE]
+        assert self.words[flight_file.PENDING_SINCE_WORD]
         place = os.path.basename(self._site(what >> 32)[0])
         return call & 2**48 - 1, self.groups[call >> 48], self.programs[what & 2**32 - 1]["name"], place
 
     def _record(self, n):
-        at = flight.HEADER_WORDS + n % flight.KEPT * flight.RECORD_WORDS
-        time, chain, what, call = self.words[at : at + flight.RECORD_WORDS]
+        at = flight_file.HEADER_WORDS + n % flight_file.RING_RECORDS * flight_file.RECORD_WORDS
+        time, chain, what, call = self.words[at : at + flight_file.RECORD_WORDS]
         program, site = self.programs[what & 2**32 - 1], self._site(what >> 32)
         return Made(time, chain, call & 2**48 - 1, self.groups[call >> 48], program, site)
 

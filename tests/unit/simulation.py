@@ -3,27 +3,27 @@
 import itertools
 import signal
 
-from jaxrun.contract import Done, Failed, Hello, Lead, Listening, Proof
+from jaxrun.head.consistency import Expected
 from jaxrun.head.events import (
-    FLIGHTS_ONLY,
-    Describe,
-    Described,
-    Exited,
+    RECORDERS_ONLY,
     Finish,
-    Inflict,
-    Kill,
-    Limits,
-    Say,
+    InjectFault,
+    LauncherSignalled,
+    PrintLine,
+    ProgramDetails,
+    ProgramDetailsRequest,
     Send,
-    Signalled,
-    Spawned,
-    StacksTaken,
-    TakeStacks,
+    SignalRanks,
+    SnapshotReply,
+    TakeSnapshot,
     Tick,
+    TimeLimits,
+    WorkerExited,
+    WorkerSpawned,
 )
 from jaxrun.head.head import Head
-from jaxrun.head.uniform import Expected
-from jaxrun.planning.chaos import parse_faults
+from jaxrun.job.fault_spec import parse_faults
+from jaxrun.protocol import CoordinatorReady, DeviceReport, Done, Failed, Hello, StartCoordinator
 
 JOB_ID = "ab" * 16
 REAPED_AFTER = 0.001
@@ -67,14 +67,14 @@ class Simulation:
         self._due = []  # (time, number, event)
         self._number = itertools.count()
         expected = Expected(size, JOB_ID, platform, local_devices)
-        limits = Limits(init=init, job=job, grace=grace, stall=stall)
+        limits = TimeLimits(init=init, job=job, grace=grace, stall=stall)
         faults = parse_faults(chaos) if chaos else ()
         self.head = Head(self.hosts, expected, limits, "127.0.0.1", 0.0, lockstep=lockstep, chaos=faults)
 
     def tell(self, *events):
         """Events that arrive now."""
         for event in events:
-            if isinstance(event, Exited):
+            if isinstance(event, WorkerExited):
                 self.exited[event.rank] = event.status
             for action in self.head.handle(event, self.now):
                 self._note(action)
@@ -93,13 +93,13 @@ class Simulation:
                 self.tell(Tick())
             for item in sorted(item for item in self._due if item[0] <= self.now):
                 self._due.remove(item)
-                if not (isinstance(item[2], Exited) and item[2].rank in self.exited):
+                if not (isinstance(item[2], WorkerExited) and item[2].rank in self.exited):
                     self.tell(item[2])
         self.now = until
         return self
 
     def spawn(self, *ranks):
-        return self.tell(*(Spawned(rank, 1000 + rank) for rank in ranks or range(self.size)))
+        return self.tell(*(WorkerSpawned(rank, 1000 + rank) for rank in ranks or range(self.size)))
 
     def meet(self, **changes):
         self.spawn()
@@ -107,7 +107,7 @@ class Simulation:
 
     def join(self):
         self.meet()
-        return self.tell(Listening(0, "127.0.0.1:4711"))
+        return self.tell(CoordinatorReady(0, "127.0.0.1:4711"))
 
     def run(self):
         """Everything up to Run."""
@@ -138,7 +138,7 @@ class Simulation:
             "joined": self.now,
             "time": self.now,
         }
-        return Proof(rank=rank, **{**values, **changes})
+        return DeviceReport(rank=rank, **{**values, **changes})
 
     def words(self, rank, error="ValueError", message="bad record", status=1, stage="program"):
         traceback = f"Traceback (most recent call last):\n{error}: {message}\n"
@@ -148,10 +148,10 @@ class Simulation:
         return self.tell(*(Done(rank, self.now) for rank in ranks))
 
     def exit(self, status, *ranks):
-        return self.tell(*(Exited(rank, status) for rank in ranks))
+        return self.tell(*(WorkerExited(rank, status) for rank in ranks))
 
     def interrupt(self, signum):
-        return self.tell(Signalled(signum))
+        return self.tell(LauncherSignalled(signum))
 
     def ranks_sent(self, kind):
         """Who was sent a message of this kind, in order."""
@@ -167,46 +167,46 @@ class Simulation:
 
     @property
     def statuses(self):
-        return [end.status for end in self.ending.ends]
+        return [end.status for end in self.ending.workers]
 
     def _note(self, action):
         match action:
             case Send():
-                assert action.ranks and (action.ranks == (0,) or not isinstance(action.message, Lead))
+                assert action.ranks and (action.ranks == (0,) or not isinstance(action.message, StartCoordinator))
                 self.sent.append((self.now, action.ranks, action.message))
-            case Kill():
+            case SignalRanks():
                 assert action.ranks and not set(action.ranks) & set(self.exited)
                 self.killed.append((self.now, action.signum, action.ranks))
                 if action.signum == signal.SIGKILL:
                     for rank in action.ranks:
-                        self._later(REAPED_AFTER, Exited(rank, -signal.SIGKILL))
-            case Inflict():
+                        self._later(REAPED_AFTER, WorkerExited(rank, -signal.SIGKILL))
+            case InjectFault():
                 assert action.ranks and not set(action.ranks) & set(self.exited)
                 self.inflicted.append((self.now, action.kind, action.ranks))
                 if action.kind == "kill":
                     for rank in action.ranks:
-                        self._later(REAPED_AFTER, Exited(rank, -signal.SIGKILL))
-            case Describe():
+                        self._later(REAPED_AFTER, WorkerExited(rank, -signal.SIGKILL))
+            case ProgramDetailsRequest():
                 line = self.programs.get((action.rank, action.program))
                 if line is not None:
-                    self._later(0.002, Described(action.rank, action.program, line))
-            case TakeStacks() if action.purpose in FLIGHTS_ONLY:
+                    self._later(0.002, ProgramDetails(action.rank, action.program, line))
+            case TakeSnapshot() if action.purpose in RECORDERS_ONLY:
                 self.looks.append((self.now, action.purpose, action.ranks))
                 flights = {rank: self.flights[rank] for rank in action.ranks if rank in self.flights}
-                self._later(0.002, StacksTaken(action.purpose, {}, {}, {}, {}, flights))
-            case TakeStacks():
+                self._later(0.002, SnapshotReply(action.purpose, {}, {}, {}, {}, flights))
+            case TakeSnapshot():
                 self.looks.append((self.now, action.purpose, action.ranks))
                 dumps = {rank: self.stacks.get(rank, "") for rank in action.ranks}
                 idle = dict.fromkeys(action.ranks, "futex_wait_queue")
                 cpu = dict.fromkeys(action.ranks, self.cpu(self.now))
                 written = dict.fromkeys(action.ranks, self.written(self.now))
                 flights = {rank: self.flights[rank] for rank in action.ranks if rank in self.flights}
-                self._later(0.1, StacksTaken(action.purpose, dumps, idle, cpu, written, flights))
-            case Say():
+                self._later(0.1, SnapshotReply(action.purpose, dumps, idle, cpu, written, flights))
+            case PrintLine():
                 self.said.append((self.now, action.text))
             case Finish():
                 assert self.ending is None
-                self.ending = action.ending
+                self.ending = action.outcome
                 self.finished_at = self.now
 
     def _later(self, seconds, event):

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jaxrun.backends.allocation import Allocation, read, spread
+from jaxrun.backends.slurm_allocation import Allocation, read_allocation, spread_tasks
 from jaxrun.errors import UsageError
 
 UNEVEN = {  # salloc -N3 -n5
@@ -41,37 +41,37 @@ STEP_OF_ONE = {  # salloc -N2 -n4, and in it: srun -N1 -n1 bash
 
 
 def test_without_a_job_there_is_no_allocation():
-    assert read({}) is None
-    assert read({"SLURM_JOB_ID": "", "SLURM_CONF": "/etc/slurm.conf"}) is None
+    assert read_allocation({}) is None
+    assert read_allocation({"SLURM_JOB_ID": "", "SLURM_CONF": "/etc/slurm.conf"}) is None
 
 
 def test_nodes_need_not_be_alike():
-    assert read(UNEVEN) == Allocation("2", ("h1", "h2", "h3"), (3, 1, 1), tasks=5)
+    assert read_allocation(UNEVEN) == Allocation("2", ("h1", "h2", "h3"), (3, 1, 1), tasks=5)
 
 
 def test_a_batch_script_is_not_taken_for_a_task():
-    assert read(BATCH) == Allocation("5", ("h1", "h2"), (4, 2), tasks=3, cpus_per_task=2)
+    assert read_allocation(BATCH) == Allocation("5", ("h1", "h2"), (4, 2), tasks=3, cpus_per_task=2)
 
 
 def test_the_size_of_a_small_step_is_not_that_of_the_allocation():
-    assert read(STEP_OF_ONE) == Allocation("167", ("h1", "h2"), (3, 1), in_step=True)
+    assert read_allocation(STEP_OF_ONE) == Allocation("167", ("h1", "h2"), (3, 1), in_step=True)
 
 
 def test_a_step_over_all_nodes_was_made_with_the_allocation():
     whole = {**STEP_OF_ONE, "SLURM_NTASKS": "4", "SLURM_STEP_NUM_TASKS": "4", "SLURM_STEP_NUM_NODES": "2"}
-    assert read(whole).tasks == 4
+    assert read_allocation(whole).tasks == 4
 
 
 def test_the_shell_of_salloc_keeps_the_tasks_of_the_allocation_where_it_is_a_step():
-    assert read({**STEP_OF_ONE, "SLURM_NTASKS": "4"}).tasks == 4
+    assert read_allocation({**STEP_OF_ONE, "SLURM_NTASKS": "4"}).tasks == 4
 
 
 def test_tasks_for_each_node_count_where_all_of_them_are_not_said():
     environ = {**UNEVEN, "SLURM_NTASKS_PER_NODE": "2"}
     del environ["SLURM_NTASKS"]
-    assert read(environ).tasks == 6
+    assert read_allocation(environ).tasks == 6
     del environ["SLURM_NTASKS_PER_NODE"]
-    assert read(environ).tasks is None
+    assert read_allocation(environ).tasks is None
 
 
 @pytest.mark.parametrize(
@@ -87,12 +87,12 @@ def test_tasks_for_each_node_count_where_all_of_them_are_not_said():
     ],
 )
 def test_gpus_are_counted_for_each_node(variables, gpus):
-    assert read({**UNEVEN, **variables}).gpus == gpus
+    assert read_allocation({**UNEVEN, **variables}).gpus == gpus
 
 
 def test_brackets_may_stand_in_several_places():
     environ = {**UNEVEN, "SLURM_JOB_NODELIST": "rack[1-2]n[07-08],login", "SLURM_JOB_CPUS_PER_NODE": "64(x4),8"}
-    assert read(environ).nodes == ("rack1n07", "rack1n08", "rack2n07", "rack2n08", "login")
+    assert read_allocation(environ).nodes == ("rack1n07", "rack1n08", "rack2n07", "rack2n08", "login")
 
 
 @pytest.mark.parametrize(
@@ -107,11 +107,11 @@ def test_brackets_may_stand_in_several_places():
 )
 def test_an_allocation_that_cannot_be_used_is_refused(variables, message):
     with pytest.raises(UsageError, match=message):
-        read({**UNEVEN, **variables})
+        read_allocation({**UNEVEN, **variables})
 
 
 def test_a_job_of_one_component_is_like_any_other():
-    assert read({**UNEVEN, "SLURM_HET_SIZE": "1"}) == read(UNEVEN)
+    assert read_allocation({**UNEVEN, "SLURM_HET_SIZE": "1"}) == read_allocation(UNEVEN)
 
 
 @pytest.mark.parametrize(
@@ -127,12 +127,12 @@ def test_a_job_of_one_component_is_like_any_other():
     ],
 )
 def test_tasks_are_counted_as_srun_does(processes, room, counts):
-    assert spread(processes, room) == counts
+    assert spread_tasks(processes, room) == counts
 
 
 @given(st.lists(st.integers(0, 9), min_size=1, max_size=8), st.integers(1, 100))
 def test_no_node_gets_too_many_while_another_has_room(room, processes):
-    counts = spread(processes, room)
+    counts = spread_tasks(processes, room)
     assert sum(counts) == processes
     if processes <= sum(room):
         assert all(count <= limit for count, limit in zip(counts, room, strict=True))

@@ -7,16 +7,16 @@ import sys
 
 import pytest
 
-from jaxrun.backends import batch
+from jaxrun.backends import sbatch
 from jaxrun.errors import UsageError
-from jaxrun.planning.job import Job
+from jaxrun.job.job import Job
 
 HERE = "/home/me/my project"
 
 
 def make(*options, program=("train.py",), directory=HERE, file="job.sh", **request):
     job = Job(program=program, backend="slurm", **request)
-    return batch.script(job, ["--backend", "slurm", *options, *program], directory=directory, file=file)
+    return sbatch.sbatch_script(job, ["--backend", "slurm", *options, *program], directory=directory, file=file)
 
 
 def directives(text):
@@ -79,7 +79,7 @@ def test_it_asks_for_what_the_job_asks_for():
     ],
 )
 def test_the_shape_follows_from_what_is_given(request_, shape):
-    assert batch.request(Job(program=("p",), backend="slurm", **request_)) == shape
+    assert sbatch.sbatch_options(Job(program=("p",), backend="slurm", **request_)) == shape
 
 
 def test_its_last_line_is_the_same_command_in_place_of_the_shell():
@@ -137,7 +137,7 @@ def test_bash_can_read_it():
     text = make("-n", "4", program=("my 'train'.py",), hosts=2)
     done = subprocess.run(["bash", "-n"], input=text, capture_output=True, text=True)
     assert (done.returncode, done.stderr) == (0, "")
-    assert text.startswith("#!/bin/bash\n" + batch.MARK)
+    assert text.startswith("#!/bin/bash\n" + sbatch.SCRIPT_MARK)
 
 
 def test_every_option_is_read_before_the_first_command():
@@ -176,4 +176,4 @@ def test_there_is_notice_of_the_end_unless_the_job_is_too_short_for_it(request_,
     ],
 )
 def test_a_time_limit_is_read_as_slurm_reads_it(text, expected):
-    assert batch.seconds(text) == expected
+    assert sbatch.parse_time_limit(text) == expected

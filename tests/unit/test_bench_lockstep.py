@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from jaxrun.contract import flight
+from jaxrun.protocol import flight_file
 
 BENCH = Path(__file__).parents[2] / "scripts/bench.d"
 sys.path.insert(0, str(BENCH))  # its files import each other by name
@@ -119,12 +119,16 @@ def test_the_table_has_a_line_for_each_kind_and_mode_with_units_of_its_own():
     assert len(each.splitlines()) == 1 + 2 * len(_price.EACH_CALL)
 
 
-def recorder(directory, made, level=flight.EVERY_CALL, strict=0):
+def recorder(directory, made, level=flight_file.EVERY_CALL, strict=0):
     run_dir = directory / "jaxrun-runs" / "latest"
     run_dir.mkdir(parents=True)
-    header = [0] * flight.HEADER_WORDS
-    header[flight.MADE], header[flight.LEVEL], header[flight.STRICT] = made, level, strict
-    (run_dir / flight.flight_file(0)).write_bytes(struct.pack(f"={flight.HEADER_WORDS}Q", *header))
+    header = [0] * flight_file.HEADER_WORDS
+    header[flight_file.RECORD_COUNT_WORD], header[flight_file.LEVEL_WORD], header[flight_file.STRICT_WORD] = (
+        made,
+        level,
+        strict,
+    )
+    (run_dir / flight_file.flight_file_name(0)).write_bytes(struct.pack(f"={flight_file.HEADER_WORDS}Q", *header))
 
 
 @pytest.mark.parametrize(
@@ -132,7 +136,7 @@ def recorder(directory, made, level=flight.EVERY_CALL, strict=0):
     [
         ("record", {"made": 10}, ""),
         ("record", {"made": 9}, "recorded 9 of 10"),
-        ("record", {"made": 10, "level": flight.FIRST_CALLS}, "level 2 of 3"),
+        ("record", {"made": 10, "level": flight_file.FIRST_CALLS}, "level 2 of 3"),
         ("strict", {"made": 10}, "strict: 0"),
         ("strict", {"made": 10, "strict": 1}, ""),
         ("record", None, "no flight recorder"),

@@ -6,8 +6,8 @@ import sys
 import jax
 import pytest
 
-from jaxrun_runtime import callsites
-from jaxrun_runtime.callsites import CallSites
+from jaxrun_runtime.lockstep import call_sites
+from jaxrun_runtime.lockstep.call_sites import CallSites
 
 
 @pytest.fixture
@@ -75,7 +75,7 @@ def test_frames_of_jax_and_of_decorators_are_left_out(sites, found):
 
 
 def test_frames_of_jaxrun_are_left_out_but_not_those_of_its_programs(sites, found):
-    folder = callsites._OURS
+    folder = call_sites._OURS
     scope = {"_here": lambda: sites.find(sys._getframe(1))}
     exec(compile("number = _here()", f"{folder}worker.py", "exec"), scope)
     assert found[scope["number"]][0].startswith(__file__)
@@ -96,7 +96,7 @@ def test_a_file_has_its_full_path(sites, found, monkeypatch, tmp_path):
 
 
 def test_code_that_is_made_anew_each_time_does_not_fill_the_memory(sites, found, monkeypatch):
-    monkeypatch.setattr(callsites, "_LIMIT", 10)
+    monkeypatch.setattr(call_sites, "_LIMIT", 10)
     scope = {"_here": lambda: sites.find(sys._getframe(1))}
     for number in range(100):
         exec(compile(f"_here() + {number % 5}", "<made>", "exec"), scope)
@@ -118,7 +118,7 @@ def test_an_error_ends_at_the_users_line():
     error = caught.value
     error.add_note("the user's own")
     error.add_note("Set JAX_TRACEBACK_FILTERING=off to include these.")
-    callsites.end_at_users_line(error)
+    call_sites.trim_to_user_frames(error)
     last = error.__traceback__
     while last.tb_next:
         last = last.tb_next
@@ -128,5 +128,5 @@ def test_an_error_ends_at_the_users_line():
 
 def test_an_error_without_frames_of_the_users_is_left_as_it_is():
     error = ValueError("no frames")
-    callsites.end_at_users_line(error)
+    call_sites.trim_to_user_frames(error)
     assert error.__traceback__ is None

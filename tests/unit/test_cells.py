@@ -7,12 +7,12 @@ import traceback
 
 import pytest
 
-from jaxrun_runtime import cells
+from jaxrun_runtime import notebook_cells
 
 
 @pytest.fixture(autouse=True)
 def _a_fresh_rank(monkeypatch):
-    monkeypatch.setattr(cells, "_main", None)
+    monkeypatch.setattr(notebook_cells, "_main", None)
     monkeypatch.setitem(sys.modules, "__main__", sys.modules["__main__"])
     before = set(linecache.cache)
     yield
@@ -33,7 +33,7 @@ def _a_fresh_rank(monkeypatch):
     ],
 )
 def test_the_last_expression_is_shown(source, shown):
-    assert cells.run(source, "In[1]") == shown
+    assert notebook_cells.run(source, "In[1]") == shown
 
 
 def test_richer_forms_are_shown_as_a_notebook_does():
@@ -45,33 +45,33 @@ class Table:
     def __repr__(self): return "a table"
 Table()
 """
-    assert cells.run(source, "In[1]") == {"text/plain": "a table", "text/html": "<table/>"}
-    assert "text/html" not in cells.run("Table", "In[2]")
+    assert notebook_cells.run(source, "In[1]") == {"text/plain": "a table", "text/html": "<table/>"}
+    assert "text/html" not in notebook_cells.run("Table", "In[2]")
 
 
 def test_names_last_from_cell_to_cell():
-    cells.run("import math\ndef half(x): return x / n", "In[1]")
-    cells.run("n = 2", "In[2]")
-    assert cells.run("half(math.inf), __name__", "In[3]") == {"text/plain": "(inf, '__main__')"}
+    notebook_cells.run("import math\ndef half(x): return x / n", "In[1]")
+    notebook_cells.run("n = 2", "In[2]")
+    assert notebook_cells.run("half(math.inf), __name__", "In[3]") == {"text/plain": "(inf, '__main__')"}
 
 
 def test_variables_go_in_and_out():
-    cells.put("x", [1])
-    cells.run("x.append(2)", "In[1]")
-    assert cells.get("x") == [1, 2]
+    notebook_cells.put("x", [1])
+    notebook_cells.run("x.append(2)", "In[1]")
+    assert notebook_cells.get("x") == [1, 2]
     with pytest.raises(NameError, match="'y' is not defined in the cells"):
-        cells.get("y")
+        notebook_cells.get("y")
 
 
 def test_what_a_cell_defines_is_found_where_python_looks_for_it():
-    cells.run("class Point: pass\npoint = Point()", "In[1]")
-    assert type(pickle.loads(pickle.dumps(cells.get("point")))) is cells.get("Point")
+    notebook_cells.run("class Point: pass\npoint = Point()", "In[1]")
+    assert type(pickle.loads(pickle.dumps(notebook_cells.get("point")))) is notebook_cells.get("Point")
 
 
 def test_a_traceback_shows_the_lines_of_the_cells():
-    cells.run("def f():\n    return 1 / 0", "In[1]")
+    notebook_cells.run("def f():\n    return 1 / 0", "In[1]")
     with pytest.raises(ZeroDivisionError) as caught:
-        cells.run("\nf()", "In[2]")
+        notebook_cells.run("\nf()", "In[2]")
     first, second = traceback.extract_tb(caught.tb)[-2:]
     assert (first.filename, first.lineno, first.line) == ("In[2]", 2, "f()")
     assert (second.filename, second.lineno, second.line) == ("In[1]", 2, "return 1 / 0")
@@ -80,11 +80,13 @@ def test_a_traceback_shows_the_lines_of_the_cells():
 @pytest.mark.parametrize("source", ["x = 1\n1 +", "x = 1\nreturn", "x = 1\nawait f()"])
 def test_a_cell_that_is_no_python_does_nothing(source):
     with pytest.raises(SyntaxError) as caught:
-        cells.run(source, "In[1]")
+        notebook_cells.run(source, "In[1]")
     assert caught.value.lineno == 2
     with pytest.raises(NameError):
-        cells.get("x")
+        notebook_cells.get("x")
 
 
 def test_annotations_are_evaluated_as_in_a_program():
-    assert cells.run("def f(x: int): pass\nf.__annotations__", "In[1]") == {"text/plain": "{'x': <class 'int'>}"}
+    assert notebook_cells.run("def f(x: int): pass\nf.__annotations__", "In[1]") == {
+        "text/plain": "{'x': <class 'int'>}"
+    }

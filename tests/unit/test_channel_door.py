@@ -12,17 +12,16 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from jaxrun.channel import door as door_module
-from jaxrun.channel import secret
+from jaxrun.channel import listener as door_module
 from jaxrun.channel.addresses import Address, Interface
-from jaxrun.channel.door import Door
-from jaxrun.channel.knock import Offer, knock
-from jaxrun.channel.line import kinds
-from jaxrun.channel.messages import Answer, Challenge, HandshakeToAgent, Refused, Welcome
-from jaxrun.contract import Codec, encode
+from jaxrun.channel.connect import HeadAddress, connect
+from jaxrun.channel.connection import message_types
+from jaxrun.channel.listener import Listener
 from jaxrun.errors import UnavailableError
+from jaxrun.protocol import MessageDecoder, auth, encode
+from jaxrun.protocol.agent_messages import Challenge, ChallengeResponse, HeadHandshake, Rejected, Welcome
 
-TOKEN = secret.new_token()
+TOKEN = auth.new_token()
 LOOPBACK = Interface("lo", "127.0.0.1")
 LOOPBACK_6 = Interface("lo", "::1")
 JOB = "ab" * 16
@@ -35,7 +34,7 @@ class Porter:
         self.admitted = []
         self.dropped = []
         self.failure = None
-        self.door = Door(
+        self.door = Listener(
             interfaces or [LOOPBACK], TOKEN, lambda proof: Welcome(proof, "/run", ("cpu",)), everywhere=everywhere
         )
         self._wake, self._stop = socket.socketpair()
@@ -64,7 +63,7 @@ class Porter:
     def _serve(self):
         with selectors.DefaultSelector() as selector:
             selector.register(self._wake, selectors.EVENT_READ)
-            listeners = {listener.fileno(): listener for listener in self.door.listeners}
+            listeners = {listener.fileno(): listener for listener in self.door.sockets}
             for fd in listeners:
                 selector.register(fd, selectors.EVENT_READ)
             while True:
@@ -77,12 +76,12 @@ class Porter:
                         for fd in self.door.accept(listeners[key.fd]):
                             selector.register(fd, selectors.EVENT_READ)
                         continue
-                    found = self.door.hear(key.fd)
-                    if not self.door.is_guest(key.fd):
+                    found = self.door.receive(key.fd)
+                    if not self.door.is_pending(key.fd):
                         selector.unregister(key.fd)
                     if found is not None:
                         self.admitted.append(found)
-                self.door.drop_silent(selector.unregister)
+                self.door.drop_expired(selector.unregister)
                 self.dropped += self.door.dropped
                 self.door.dropped.clear()
 
@@ -115,7 +114,7 @@ def guest(porter):
 
 def read(peer):
     """The next message from the head."""
-    codec = Codec(kinds(HandshakeToAgent))
+    codec = MessageDecoder(message_types(HeadHandshake))
     while not (found := codec.feed(data := peer.recv(4096))):
         assert data, "the head has hung up"
     return found[0]
@@ -130,7 +129,7 @@ def ends(peer):
 
 
 def get_in(address, rank=0, token=TOKEN, timeout=5.0):
-    return knock(lambda: Offer(JOB, token, (address,)), rank, timeout)
+    return connect(lambda: HeadAddress(JOB, token, (address,)), rank, timeout)
 
 
 def check_open(porter, rank=0):
@@ -169,9 +168,9 @@ STRANGERS = {
     "an unknown type": frame({"v": 1, "type": "Shell", "command": "true"}),
     "a message of later": frame({"v": 1, "type": "Done", "rank": 0, "time": 0.0}),
     "the head's own words": encode(Welcome("", "", ())),
-    "a proof that is none": encode(Answer(0, "n", "p")),
-    "a rank that is none": encode(Answer(-(10**400), "n", "p")),
-    "an empty proof": encode(Answer(0, "", "")),
+    "a proof that is none": encode(ChallengeResponse(0, "n", "p")),
+    "a rank that is none": encode(ChallengeResponse(-(10**400), "n", "p")),
+    "an empty proof": encode(ChallengeResponse(0, "", "")),
 }
 
 
@@ -186,7 +185,7 @@ def test_a_stranger_is_dropped_and_an_agent_gets_in_meanwhile(porter, words):
     assert len(porter.dropped) == 1 and porter.dropped[0].startswith("a peer at 127.0.0.1 ")
 
 
-NO_UNICODE = {"a proof": Answer(0, "n", "\ud800"), "a nonce": Answer(0, "\ud800", "p")}
+NO_UNICODE = {"a proof": ChallengeResponse(0, "n", "\ud800"), "a nonce": ChallengeResponse(0, "\ud800", "p")}
 
 
 @pytest.mark.parametrize("answer", NO_UNICODE.values(), ids=NO_UNICODE)
@@ -223,7 +222,9 @@ def test_scanners_that_connect_and_close_leave_the_door_open(porter):
     until(lambda: len(porter.admitted) == 1)
 
 
-@pytest.mark.parametrize("half", [b"", b"\0\0", encode(Answer(0, "n", "p"))[:-1]], ids=["nothing", "two bytes", "half"])
+@pytest.mark.parametrize(
+    "half", [b"", b"\0\0", encode(ChallengeResponse(0, "n", "p"))[:-1]], ids=["nothing", "two bytes", "half"]
+)
 def test_who_falls_silent_is_dropped_when_the_time_is_over(monkeypatch, open_door, half):
     monkeypatch.setattr(door_module, "_HANDSHAKE_SECONDS", 0.4)
     porter = open_door()
@@ -258,15 +259,15 @@ def test_hundreds_of_silent_guests_keep_no_agent_waiting(porter):
 
 def test_an_agent_with_the_wrong_token_is_told_so_and_dropped(porter):
     with pytest.raises(UnavailableError, match="refuses: it does not know the token of this job"):
-        get_in(porter.address, rank=3, token=secret.new_token(), timeout=0.3)
+        get_in(porter.address, rank=3, token=auth.new_token(), timeout=0.3)
     until(lambda: porter.dropped)
     assert not porter.admitted
     assert all("does not know the job's token" in text for text in porter.dropped)
 
 
 def answer_to(challenge, rank=0, role="agent", token=TOKEN):
-    nonce = secret.new_nonce()
-    return Answer(rank, nonce, secret.proof(token, role, rank, challenge.nonce, nonce))
+    nonce = auth.new_nonce()
+    return ChallengeResponse(rank, nonce, auth.make_proof(token, role, rank, challenge.nonce, nonce))
 
 
 def test_a_proof_is_good_once(porter):
@@ -276,15 +277,15 @@ def test_a_proof_is_good_once(porter):
         assert isinstance(read(peer), Welcome)
     with guest(porter) as (peer, challenge):
         peer.sendall(encode(answer))  # a replay
-        assert isinstance(read(peer), Refused) and ends(peer)
+        assert isinstance(read(peer), Rejected) and ends(peer)
     until(lambda: len(porter.admitted) == 1)
 
 
 def test_a_proof_is_good_for_its_rank_alone(porter):
     with guest(porter) as (peer, challenge):
         answer = answer_to(challenge, rank=1)
-        peer.sendall(encode(Answer(0, answer.nonce, answer.proof)))
-        assert isinstance(read(peer), Refused)
+        peer.sendall(encode(ChallengeResponse(0, answer.nonce, answer.proof)))
+        assert isinstance(read(peer), Rejected)
     assert not porter.admitted
 
 
@@ -292,7 +293,7 @@ def test_a_heads_proof_is_none_of_an_agent(porter):
     """Or a stranger could have one head's proof from another, and reflect it."""
     with guest(porter) as (peer, challenge):
         peer.sendall(encode(answer_to(challenge, role="head")))
-        assert isinstance(read(peer), Refused)
+        assert isinstance(read(peer), Rejected)
     assert not porter.admitted
 
 
@@ -310,7 +311,7 @@ def test_the_head_proves_itself_and_the_token_is_never_said(porter):
         answer = answer_to(challenge, rank=2)
         peer.sendall(encode(answer))
         welcome = read(peer)
-    assert welcome.proof == secret.proof(TOKEN, "head", 2, challenge.nonce, answer.nonce)
+    assert welcome.proof == auth.make_proof(TOKEN, "head", 2, challenge.nonce, answer.nonce)
     assert TOKEN not in repr((challenge, answer, welcome))
 
 
@@ -348,9 +349,9 @@ def test_a_chosen_interface_is_listened_at_and_no_other(open_door):
 def test_a_port_that_is_taken_is_named(porter, everywhere, where):
     port = porter.address.port
     with pytest.raises(UnavailableError, match=f"^cannot listen at {where}, port {port}: Address already in use"):
-        Door([LOOPBACK], TOKEN, lambda proof: Welcome(proof, "", ()), everywhere=everywhere, port=port)
+        Listener([LOOPBACK], TOKEN, lambda proof: Welcome(proof, "", ()), everywhere=everywhere, port=port)
 
 
 def test_an_address_that_this_host_has_not_is_named():
     with pytest.raises(UnavailableError, match=r"cannot listen at 192\.0\.2\.77, port any: Cannot"):
-        Door([Interface("eth9", "192.0.2.77")], TOKEN, lambda proof: Welcome(proof, "", ()), everywhere=False)
+        Listener([Interface("eth9", "192.0.2.77")], TOKEN, lambda proof: Welcome(proof, "", ()), everywhere=False)

@@ -9,19 +9,18 @@ import warnings
 
 import pytest
 
-from jaxrun.channel import knock as knock_module
-from jaxrun.channel import secret
+from jaxrun.channel import connect as knock_module
 from jaxrun.channel.addresses import Address, Interface
-from jaxrun.channel.door import VERSION, Door
-from jaxrun.channel.knock import Offer, knock
-from jaxrun.channel.line import kinds
-from jaxrun.channel.messages import Challenge, HandshakeToHead, Refused, Welcome
-from jaxrun.contract import Codec, encode
+from jaxrun.channel.connect import HeadAddress, connect
+from jaxrun.channel.connection import message_types
+from jaxrun.channel.listener import CHANNEL_VERSION, Listener
 from jaxrun.errors import UnavailableError
+from jaxrun.protocol import MessageDecoder, auth, encode
+from jaxrun.protocol.agent_messages import AgentHandshake, Challenge, Rejected, Welcome
 
-TOKEN = secret.new_token()
+TOKEN = auth.new_token()
 JOB = "cd" * 16
-STAGGER = knock_module._STAGGER
+STAGGER = knock_module._STAGGER_S
 UNROUTABLE = Address("10.255.255.1", 9)
 
 
@@ -59,25 +58,25 @@ class Peer:
                 self._serve(connection)
 
 
-def head(token=TOKEN, version=VERSION, proof=None):
+def head(token=TOKEN, version=CHANNEL_VERSION, proof=None):
     """What a head with this token does; `proof` in the place of its own."""
 
     def serve(connection):
-        nonce = secret.new_nonce()
+        nonce = auth.new_nonce()
         connection.sendall(encode(Challenge(version, nonce)))
-        codec = Codec(kinds(HandshakeToHead))
+        codec = MessageDecoder(message_types(AgentHandshake))
         answers = []
         while not answers and (data := connection.recv(4096)):
             answers = codec.feed(data)
         if not answers:
             return
         answer = answers[0]
-        right = secret.proof(token, "agent", answer.rank, nonce, answer.nonce)
-        if proof is None and not secret.same(right, answer.proof):
-            connection.sendall(encode(Refused("it does not know the token of this job")))
+        right = auth.make_proof(token, "agent", answer.rank, nonce, answer.nonce)
+        if proof is None and not auth.proofs_equal(right, answer.proof):
+            connection.sendall(encode(Rejected("it does not know the token of this job")))
             connection.close()
             return
-        own = secret.proof(token, "head", answer.rank, nonce, answer.nonce)
+        own = auth.make_proof(token, "head", answer.rank, nonce, answer.nonce)
         connection.sendall(encode(Welcome(proof(answer) if proof else own, "/run", ("cpu",))))
 
     return serve
@@ -132,7 +131,7 @@ def free_port():
 def reach(*addresses, rank=1, token=TOKEN, timeout=5.0):
     """Seconds that it took, and the head's port."""
     began = time.monotonic()
-    found = knock(lambda: Offer(JOB, token, addresses), rank, timeout)
+    found = connect(lambda: HeadAddress(JOB, token, addresses), rank, timeout)
     seconds = time.monotonic() - began
     port = found.connection.getpeername()[1]
     assert found.job_id == JOB and found.welcome.run_dir == "/run"
@@ -164,10 +163,13 @@ STRANGERS = {
     "speaks HTTP": (says(b"HTTP/1.1 400 Bad Request\r\n\r\n"), "answers, but is no head of jaxrun"),
     "speaks SSH": (says(b"SSH-2.0-OpenSSH_9.2\r\n"), "answers, but is no head of jaxrun"),
     "sends what is none": (
-        says(encode(Challenge(VERSION, "x")).replace(b"Chall", b"Shell")),
+        says(encode(Challenge(CHANNEL_VERSION, "x")).replace(b"Chall", b"Shell")),
         "but is no head of jaxrun",
     ),
-    "is of another version": (head(version=VERSION + 1), f"speaks version {VERSION + 1} of the channel, this agent 1"),
+    "is of another version": (
+        head(version=CHANNEL_VERSION + 1),
+        f"speaks version {CHANNEL_VERSION + 1} of the channel, this agent 1",
+    ),
     "is the head of another job": (head(token="00" * 32), "refuses: it does not know the token of this job"),
     "claims to be it": (head(proof=lambda answer: "ab" * 32), "answers, but does not know this job's token"),
     "reflects the proof": (head(proof=lambda answer: answer.proof), "answers, but does not know this job's token"),
@@ -197,10 +199,10 @@ def test_a_proof_that_was_seen_before_is_not_taken_again(listen):
 
     def replay(connection):
         """The same nonce each time, and the proof of the first time."""
-        connection.sendall(encode(Challenge(VERSION, "11" * 32)))
-        codec = Codec(kinds(HandshakeToHead))
+        connection.sendall(encode(Challenge(CHANNEL_VERSION, "11" * 32)))
+        codec = MessageDecoder(message_types(AgentHandshake))
         (answer,) = codec.feed(connection.recv(4096))
-        seen.append(secret.proof(TOKEN, "head", answer.rank, "11" * 32, answer.nonce))
+        seen.append(auth.make_proof(TOKEN, "head", answer.rank, "11" * 32, answer.nonce))
         connection.sendall(encode(Welcome(seen[0], "/run", ("cpu",))))
 
     stranger = listen(replay)
@@ -210,7 +212,7 @@ def test_a_proof_that_was_seen_before_is_not_taken_again(listen):
 
 
 def test_a_strangers_text_that_cannot_be_encoded_is_passed_by(listen):
-    stranger, right = listen(says(encode(Challenge(VERSION, "\ud800")))), listen(head())
+    stranger, right = listen(says(encode(Challenge(CHANNEL_VERSION, "\ud800")))), listen(head())
     assert reach(stranger.address, right.address)[1] == right.address.port
 
 
@@ -221,7 +223,7 @@ def test_a_silent_stranger_costs_no_more_than_the_stagger(listen):
 
 
 def test_half_a_challenge_costs_no_more_than_the_stagger(listen):
-    stranger, right = listen(says(encode(Challenge(VERSION, "n"))[:-3])), listen(head())
+    stranger, right = listen(says(encode(Challenge(CHANNEL_VERSION, "n"))[:-3])), listen(head())
     assert reach(stranger.address, right.address)[0] < STAGGER + 0.3
 
 
@@ -278,15 +280,15 @@ def test_a_dead_address_does_not_keep_a_head_that_listens_later_from_being_found
 
 def test_the_way_to_the_head_may_become_known_later(listen):
     right = listen(head())
-    offers = iter([None, Offer(JOB, TOKEN, ()), Offer("ef" * 16, TOKEN, (right.address,))])
-    found = knock(lambda: next(offers), 0, 5.0)
+    offers = iter([None, HeadAddress(JOB, TOKEN, ()), HeadAddress("ef" * 16, TOKEN, (right.address,))])
+    found = connect(lambda: next(offers), 0, 5.0)
     assert found.job_id == "ef" * 16
     found.connection.close()
 
 
 def test_without_a_way_the_error_says_where_it_was_looked_for():
     with pytest.raises(UnavailableError, match=r"^rank 4 on .* found no head of its job within 0.1 s: no file yet$"):
-        knock(lambda: None, 4, 0.1, "no file yet")
+        connect(lambda: None, 4, 0.1, "no file yet")
 
 
 def test_every_address_is_in_the_error(blackhole):
@@ -320,13 +322,13 @@ def test_an_address_that_fails_at_once_leaves_no_socket_to_the_collector():
 
 def test_a_real_door_and_a_knock_agree():
     """Both sides as they are: the head's proof is right, and both sides end up with one connection."""
-    door = Door([Interface("lo", "127.0.0.1")], TOKEN, lambda proof: Welcome(proof, "/run", ()), everywhere=False)
+    door = Listener([Interface("lo", "127.0.0.1")], TOKEN, lambda proof: Welcome(proof, "/run", ()), everywhere=False)
     admitted = []
 
     def serve():
         while not admitted:
-            for fd in door.accept(door.listeners[0]):
-                while door.is_guest(fd) and (one := door.hear(fd)) is None:
+            for fd in door.accept(door.sockets[0]):
+                while door.is_pending(fd) and (one := door.receive(fd)) is None:
                     time.sleep(0.001)
                 admitted.append(one)
             time.sleep(0.001)

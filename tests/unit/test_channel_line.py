@@ -8,13 +8,13 @@ import time
 
 import pytest
 
-from jaxrun.channel import line as line_module
-from jaxrun.channel.line import TO_AGENT, TO_HEAD, Line
-from jaxrun.channel.messages import Chunk, SignalWorker, Taken
-from jaxrun.contract import Done, Failed, Run, encode
-from jaxrun.contract.framing import MAX_FRAME
+from jaxrun.channel import connection as line_module
+from jaxrun.channel.connection import AGENT_TO_HEAD, HEAD_TO_AGENT, Connection
 from jaxrun.errors import ProtocolError
-from jaxrun.head.events import Dismiss, Exited, Spawned
+from jaxrun.head.events import Shutdown, WorkerExited, WorkerSpawned
+from jaxrun.protocol import Done, Failed, Run, encode
+from jaxrun.protocol.agent_messages import OutputChunk, OutputCredit, SignalWorker
+from jaxrun.protocol.codec import MAX_FRAME_BYTES
 
 WORDS = Failed(3, 1.0, "program", 1, "ValueError", "bad record", "Traceback\n")
 
@@ -31,7 +31,7 @@ def pair():
 def ends():
     """The head's line, and the agent's."""
     one, other = pair()
-    head, agent = Line(one, TO_HEAD), Line(other, TO_AGENT)
+    head, agent = Connection(one, AGENT_TO_HEAD), Connection(other, HEAD_TO_AGENT)
     yield head, agent
     head.close()
     agent.close()
@@ -41,7 +41,7 @@ def ends():
 def raw():
     """The head's line, and the bare socket at its other end."""
     one, other = pair()
-    head = Line(one, TO_HEAD)
+    head = Connection(one, AGENT_TO_HEAD)
     other.settimeout(5)
     yield head, other
     head.close()
@@ -67,16 +67,16 @@ def reset(connection):
 def test_messages_go_both_ways_in_order(ends):
     head, agent = ends
     for rank in range(50):
-        agent.send(Spawned(rank, 1000 + rank))
+        agent.send(WorkerSpawned(rank, 1000 + rank))
         head.send(SignalWorker(rank))
-    assert receive(head, 50) == [Spawned(rank, 1000 + rank) for rank in range(50)]
+    assert receive(head, 50) == [WorkerSpawned(rank, 1000 + rank) for rank in range(50)]
     assert receive(agent, 50) == [SignalWorker(rank) for rank in range(50)]
     assert head.receive() == [] and not head.lost and head.unsent == 0
 
 
 def test_an_agents_line_takes_nothing_that_is_for_the_head(ends):
     head, agent = ends
-    head.send(Spawned(0, 1))
+    head.send(WorkerSpawned(0, 1))
     with pytest.raises(ProtocolError, match="of no known type"):
         receive(agent)
 
@@ -87,24 +87,24 @@ def test_what_the_network_does_not_take_waits_in_order_and_sending_never_blocks(
     count = 200
     began = time.monotonic()
     for number in range(count):
-        agent.send(Chunk(number, "out", data))
-    agent.send(Exited(0, 0))
+        agent.send(OutputChunk(number, "out", data))
+    agent.send(WorkerExited(0, 0))
     assert time.monotonic() - began < 3.0
     assert agent.unsent > 2**20 and not agent.lost
     arrived = []
     while len(arrived) < count + 1:
         arrived += head.receive()
         agent.flush()
-    assert arrived == [*(Chunk(number, "out", data) for number in range(count)), Exited(0, 0)]
+    assert arrived == [*(OutputChunk(number, "out", data) for number in range(count)), WorkerExited(0, 0)]
     assert agent.unsent == 0 and not head.lost
 
 
 def test_a_line_whose_network_is_full_hears_what_comes(ends):
     head, agent = ends
     while not agent.unsent:
-        agent.send(Chunk(0, "out", bytes(2**18)))
-    head.send(Taken(7))
-    assert receive(agent) == [Taken(7)]
+        agent.send(OutputChunk(0, "out", bytes(2**18)))
+    head.send(OutputCredit(7))
+    assert receive(agent) == [OutputCredit(7)]
 
 
 def test_frames_that_come_byte_by_byte_are_messages(raw):
@@ -117,9 +117,9 @@ def test_frames_that_come_byte_by_byte_are_messages(raw):
 
 def test_the_last_messages_come_before_the_end(raw):
     head, peer = raw
-    peer.sendall(encode(WORDS) + encode(Exited(3, 1)))
+    peer.sendall(encode(WORDS) + encode(WorkerExited(3, 1)))
     peer.close()
-    assert receive(head, 3) == [WORDS, Exited(3, 1)]
+    assert receive(head, 3) == [WORDS, WorkerExited(3, 1)]
     assert head.lost == "the connection to its agent was closed"
     assert head.receive() == []
 
@@ -145,41 +145,41 @@ def test_sending_to_a_peer_that_vanished_raises_nothing(raw):
     head, peer = raw
     reset(peer)
     for _ in range(3):
-        head.send(Chunk(0, "out", bytes(10**5)))
+        head.send(OutputChunk(0, "out", bytes(10**5)))
         time.sleep(0.01)
     assert head.lost
 
 
 def test_the_last_words_of_a_peer_that_vanished_are_heard_though_something_was_sent_to_it(raw):
     head, peer = raw
-    peer.sendall(encode(WORDS) + encode(Exited(3, 1)))
+    peer.sendall(encode(WORDS) + encode(WorkerExited(3, 1)))
     peer.close()
     for _ in range(3):
-        head.send(Taken(1))
+        head.send(OutputCredit(1))
         time.sleep(0.01)
-    assert head.receive() == [WORDS, Exited(3, 1)]
+    assert head.receive() == [WORDS, WorkerExited(3, 1)]
 
 
 def test_a_gigantic_message_is_refused_and_the_line_goes_on(ends):
     head, agent = ends
-    with pytest.raises(ProtocolError, match=f"is longer than {MAX_FRAME}"):
-        agent.send(Chunk(0, "out", bytes(MAX_FRAME)))
-    agent.send(Exited(0, 0))
-    assert receive(head) == [Exited(0, 0)]
+    with pytest.raises(ProtocolError, match=f"is longer than {MAX_FRAME_BYTES}"):
+        agent.send(OutputChunk(0, "out", bytes(MAX_FRAME_BYTES)))
+    agent.send(WorkerExited(0, 0))
+    assert receive(head) == [WorkerExited(0, 0)]
 
 
 def test_the_largest_chunk_that_is_read_from_a_pipe_fits(ends):
-    from jaxrun.output.drain import READ_SIZE
+    from jaxrun.output.drain import READ_BYTES
 
     head, agent = ends
-    agent.send(Chunk(0, "out", b"\xff" * READ_SIZE))
+    agent.send(OutputChunk(0, "out", b"\xff" * READ_BYTES))
     agent.flush()
-    assert receive(head) == [Chunk(0, "out", b"\xff" * READ_SIZE)]
+    assert receive(head) == [OutputChunk(0, "out", b"\xff" * READ_BYTES)]
 
 
 NOISE = {
     "HTTP": b"GET / HTTP/1.1\r\n\r\n",
-    "a giant": struct.pack("!I", MAX_FRAME + 1),
+    "a giant": struct.pack("!I", MAX_FRAME_BYTES + 1),
     "no JSON": struct.pack("!I", 3) + b"abc",
     "a pickle": struct.pack("!I", 4) + b"\x80\x04N.",
     "a type of nobody's": (lambda body: struct.pack("!I", len(body)) + body)(
@@ -198,11 +198,11 @@ def test_what_is_no_message_is_a_protocol_error(raw, noise):
 
 def test_small_messages_go_at_once_and_the_kernel_looks_after_the_peer():
     one, other = pair()
-    line = Line(one, TO_HEAD)
+    line = Connection(one, AGENT_TO_HEAD)
     try:
         assert one.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
         assert one.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE)
-        assert one.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT) == line_module.SILENCE * 1000
+        assert one.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT) == line_module.PEER_TIMEOUT_S * 1000
         assert not one.getblocking()
     finally:
         line.close()
@@ -235,11 +235,13 @@ ERRORS = {
 
 
 @pytest.mark.parametrize(("error", "words"), ERRORS.values(), ids=ERRORS)
-@pytest.mark.parametrize("deed", [lambda line: line.receive(), lambda line: line.send(Dismiss(0))], ids=["hear", "say"])
+@pytest.mark.parametrize(
+    "deed", [lambda line: line.receive(), lambda line: line.send(Shutdown(0))], ids=["hear", "say"]
+)
 def test_why_a_line_is_lost_is_told(error, words, deed):
-    line = Line(Unreachable(error), TO_HEAD)
+    line = Connection(Unreachable(error), AGENT_TO_HEAD)
     deed(line)
-    assert line.lost == f"{words} ({error.strerror})"
+    assert line.lost_reason == f"{words} ({error.strerror})"
 
 
 def test_closing_twice_is_harmless(raw):

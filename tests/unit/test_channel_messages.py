@@ -10,15 +10,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jaxrun.channel import messages
-from jaxrun.channel.line import TO_AGENT, TO_HEAD, kinds
-from jaxrun.contract import Codec, encode
+from jaxrun.channel.connection import AGENT_TO_HEAD, HEAD_TO_AGENT, message_types
 from jaxrun.errors import ProtocolError
+from jaxrun.protocol import MessageDecoder, agent_messages, encode
 
-TO_HEAD_FIRST, TO_AGENT_FIRST = kinds(messages.HandshakeToHead), kinds(messages.HandshakeToAgent)
+TO_HEAD_FIRST, TO_AGENT_FIRST = (
+    message_types(agent_messages.AgentHandshake),
+    message_types(agent_messages.HeadHandshake),
+)
 DIRECTIONS = {
-    "to the head": TO_HEAD,
-    "to an agent": TO_AGENT,
+    "to the head": AGENT_TO_HEAD,
+    "to an agent": HEAD_TO_AGENT,
     "to the head, first": TO_HEAD_FIRST,
     "to an agent, first": TO_AGENT_FIRST,
 }
@@ -57,35 +59,37 @@ def test_every_message_reads_back_the_same(kind):
     @given(some(kind))
     def round_trip(message):
         for known in directions:
-            assert Codec(known).feed(encode(message)) == [message]
+            assert MessageDecoder(known).feed(encode(message)) == [message]
 
     round_trip()
 
 
-@given(st.lists(st.one_of(*map(some, TO_HEAD.values())), max_size=4), st.lists(st.integers(0, 999), max_size=8))
+@given(st.lists(st.one_of(*map(some, AGENT_TO_HEAD.values())), max_size=4), st.lists(st.integers(0, 999), max_size=8))
 def test_messages_arrive_in_order_however_the_stream_is_cut(sent, cuts):
     stream = b"".join(map(encode, sent))
     edges = sorted({0, len(stream), *(cut % (len(stream) + 1) for cut in cuts)})
-    codec = Codec(TO_HEAD)
+    codec = MessageDecoder(AGENT_TO_HEAD)
     assert [message for a, b in pairwise(edges) for message in codec.feed(stream[a:b])] == sent
 
 
 def test_nothing_is_said_in_the_wrong_direction():
     one_way = {name: set(known) for name, known in DIRECTIONS.items()}
     assert not one_way["to the head"] & one_way["to an agent"]
-    assert not (one_way["to the head, first"] | one_way["to an agent, first"]) & (set(TO_HEAD) | set(TO_AGENT))
+    assert not (one_way["to the head, first"] | one_way["to an agent, first"]) & (
+        set(AGENT_TO_HEAD) | set(HEAD_TO_AGENT)
+    )
     for known in DIRECTIONS.values():
         strange = next(kind for kind in ALL if kind not in known.values() and fields(kind))
         example = {field.name: 0 for field in fields(strange)}
         with pytest.raises(ProtocolError, match="of no known type"):
-            Codec(known).feed(frame({"v": 1, "type": strange.__name__, **example}))
+            MessageDecoder(known).feed(frame({"v": 1, "type": strange.__name__, **example}))
 
 
 def test_every_message_of_the_worker_passes_through_the_agent():
-    from jaxrun.contract import Message
+    from jaxrun.protocol import Message
 
     internal = {"Forked", "ForkDeclined", "ForkSetUp", "Fork", "StartLauncher", "LauncherStarted"}
-    assert {kind.__name__ for kind in get_args(Message)} - internal <= set(TO_HEAD) | set(TO_AGENT)
+    assert {kind.__name__ for kind in get_args(Message)} - internal <= set(AGENT_TO_HEAD) | set(HEAD_TO_AGENT)
 
 
 WRONG = {
@@ -110,7 +114,7 @@ WRONG = {
 @pytest.mark.parametrize("content", WRONG.values(), ids=WRONG)
 def test_what_is_no_answer_is_a_protocol_error(content):
     with pytest.raises(ProtocolError):
-        Codec(TO_HEAD_FIRST, 4096).feed(frame(content))
+        MessageDecoder(TO_HEAD_FIRST, 4096).feed(frame(content))
 
 
 JSON = st.recursive(
@@ -129,7 +133,7 @@ def test_no_strangers_words_are_anything_but_messages_or_a_protocol_error(known)
     def survive(content, name, noise):
         for data in (frame({"v": 1, "type": name, **content}), frame(noise), noise):
             try:
-                Codec(known, 4096).feed(data)
+                MessageDecoder(known, 4096).feed(data)
             except ProtocolError as error:
                 assert str(error)
 
@@ -139,10 +143,10 @@ def test_no_strangers_words_are_anything_but_messages_or_a_protocol_error(known)
 def test_a_table_by_rank_takes_no_number_that_python_refuses():
     content = {"v": 1, "type": "StacksTaken", "purpose": "", "waits": {}, "cpu": {}, "dumps": {"9" * 5000: ""}}
     with pytest.raises(ProtocolError):
-        Codec(TO_HEAD).feed(frame(content))
+        MessageDecoder(AGENT_TO_HEAD).feed(frame(content))
 
 
 @pytest.mark.parametrize(("limit", "length"), [(4096, 4097), (4 * 2**20, 2**32 - 1)])
 def test_an_announced_giant_is_refused_before_it_comes(limit, length):
     with pytest.raises(ProtocolError, match=f"announces {length} bytes"):
-        Codec(TO_HEAD, limit).feed(struct.pack("!I", length))
+        MessageDecoder(AGENT_TO_HEAD, limit).feed(struct.pack("!I", length))

@@ -5,18 +5,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from jaxrun.errors import UsageError
-from jaxrun.head.events import FaultAsked, Spared
-from jaxrun.planning.chaos import KINDS, Fault, parse_faults
-from jaxrun.planning.job import Job, check_ranks
+from jaxrun.head.events import FaultNotInjected, FaultRequested
+from jaxrun.job.fault_spec import FAULT_KINDS, FaultSpec, parse_faults
+from jaxrun.job.job import Job, check_rank_options
 
 WRITTEN = {
-    "kill:1@2s": (Fault("kill", (range(1, 2),), 2.0),),
-    "pause:0-3,7@1.5s": (Fault("pause", (range(4), range(7, 8)), 1.5),),
-    "cut:2@500ms": (Fault("cut", (range(2, 3),), 0.5),),
-    " kill : 1 @ .25s , cut:0@0s": (Fault("kill", (range(1, 2),), 0.25), Fault("cut", (range(1),), 0.0)),
+    "kill:1@2s": (FaultSpec("kill", (range(1, 2),), 2.0),),
+    "pause:0-3,7@1.5s": (FaultSpec("pause", (range(4), range(7, 8)), 1.5),),
+    "cut:2@500ms": (FaultSpec("cut", (range(2, 3),), 0.5),),
+    " kill : 1 @ .25s , cut:0@0s": (FaultSpec("kill", (range(1, 2),), 0.25), FaultSpec("cut", (range(1),), 0.0)),
     "kill:0,2@1s,pause:1,3@2s": (
-        Fault("kill", (range(1), range(2, 3)), 1.0),
-        Fault("pause", (range(1, 2), range(3, 4)), 2.0),
+        FaultSpec("kill", (range(1), range(2, 3)), 1.0),
+        FaultSpec("pause", (range(1, 2), range(3, 4)), 2.0),
     ),
 }
 
@@ -51,8 +51,8 @@ def test_what_is_no_fault_is_told_with_the_right_form(text, message):
 
 SPANS = st.tuples(st.integers(0, 9999), st.integers(0, 99)).map(lambda span: range(span[0], sum(span) + 1))
 FAULTS = st.builds(
-    Fault,
-    st.sampled_from(KINDS),
+    FaultSpec,
+    st.sampled_from(FAULT_KINDS),
     st.lists(SPANS, min_size=1, max_size=3).map(tuple),
     st.integers(0, 99_999).map(lambda tenths: tenths / 10),
 )
@@ -65,9 +65,9 @@ def test_written_faults_read_back_the_same(faults):
 
 def test_a_rank_that_the_job_does_not_have_is_refused():
     job = Job(program=("p",), chaos=parse_faults("kill:1@1s,cut:0,4@2s"))
-    check_ranks(job, 5)
+    check_rank_options(job, 5)
     with pytest.raises(UsageError, match="--chaos names rank 4, but the ranks of this job are 0 to 3"):
-        check_ranks(job, 4)
+        check_rank_options(job, 4)
 
 
 # ---- the head
@@ -140,7 +140,7 @@ def test_a_rank_that_has_ended_cannot_be_met(simulate):
 
 
 def test_a_fault_that_cannot_be_done_is_told_and_not_blamed(simulate):
-    job = simulate(2, chaos="cut:1@1s").run().wait(1).tell(Spared(1, "cut", "it is forbidden"))
+    job = simulate(2, chaos="cut:1@1s").run().wait(1).tell(FaultNotInjected(1, "cut", "it is forbidden"))
     assert job.texts[-1] == "rank 1 could not be cut off from the network: it is forbidden; the job goes on"
     job.done(0, 1).exit(0, 1).exit(0, 0)
     assert [end.dealt for end in job.ending.ends] == [(), ()]
@@ -148,7 +148,7 @@ def test_a_fault_that_cannot_be_done_is_told_and_not_blamed(simulate):
 
 @pytest.mark.parametrize("stage", ["meet", "run"])
 def test_the_process_behind_the_launcher_orders_faults_at_any_time(simulate, stage):
-    job = getattr(simulate(2), stage)().tell(FaultAsked("kill", (1, 7))).wait(1)
+    job = getattr(simulate(2), stage)().tell(FaultRequested("kill", (1, 7))).wait(1)
     assert job.inflicted == [(0.0, "kill", (1,))]
     assert job.texts[:2] == [
         "rank 7 cannot be killed by SIGKILL (9), as its gang asked: it does not run",
@@ -158,6 +158,6 @@ def test_the_process_behind_the_launcher_orders_faults_at_any_time(simulate, sta
 
 
 def test_orders_to_a_job_that_is_ending_come_too_late(simulate):
-    job = simulate(2).run().tell(FaultAsked("kill", (1,)), FaultAsked("kill", (0,)))
-    job.tell(job.words(0)).tell(FaultAsked("pause", (1,)))
+    job = simulate(2).run().tell(FaultRequested("kill", (1,)), FaultRequested("kill", (0,)))
+    job.tell(job.words(0)).tell(FaultRequested("pause", (1,)))
     assert [kind for _, kind, _ in job.inflicted] == ["kill", "kill"]

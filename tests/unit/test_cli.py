@@ -9,9 +9,9 @@ from types import SimpleNamespace
 import pytest
 
 import jaxrun
-from jaxrun.cli import main, make_job
+from jaxrun.cli.main import main, make_job
 from jaxrun.errors import UsageError
-from jaxrun.planning.job import Job
+from jaxrun.job.job import Job
 
 _SOURCES = str(Path(jaxrun.__file__).parents[1])
 
@@ -268,7 +268,7 @@ def test_help_fits_one_screen(capsys):
 
 def test_help_all_shows_every_option_and_every_exit_code(capsys):
     from jaxrun import errors
-    from jaxrun.options import parameters
+    from jaxrun.cli.options import parameters
 
     assert main(["--help-all"]) == 0
     page = capsys.readouterr().out

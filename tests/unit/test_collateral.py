@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from jaxrun.verdict.collateral import Blame, fate, judge
+from jaxrun.diagnosis.consequences import ErrorOrigin, classify_error, describe_consequence
 
 GLOO = (
     "UNKNOWN: Gloo AllGather failed: [external/gloo/gloo/transport/tcp/pair.cc:547] "
@@ -55,49 +55,49 @@ MEANWHILE = "\n\nDuring handling of the above exception, another exception occur
 
 @pytest.mark.parametrize("text", CONSEQUENCES)
 def test_what_another_process_brings_about_is_recognised(text: str) -> None:
-    assert fate(text)
-    assert judge(text, traceback(f"ValueError: {text}")) is Blame.CONSEQUENCE
+    assert describe_consequence(text)
+    assert classify_error(text, traceback(f"ValueError: {text}")) is ErrorOrigin.OTHER
 
 
 @pytest.mark.parametrize("text", OWN)
 def test_a_fault_of_the_process_itself_is_not(text: str) -> None:
-    assert not fate(text)
-    assert judge(text, traceback(text)) is Blame.OWN
+    assert not describe_consequence(text)
+    assert classify_error(text, traceback(text)) is ErrorOrigin.OWN
 
 
 def test_signs_in_source_lines_of_a_traceback_do_not_count() -> None:
     shown = 'Traceback (most recent call last):\n  File "a.py", line 1, in f\n'
     shown += f'    raise KeyError("{GLOO}"[0])\nKeyError: "U"'
-    assert judge("'U'", shown) is Blame.OWN
+    assert classify_error("'U'", shown) is ErrorOrigin.OWN
 
 
 @pytest.mark.parametrize("separator", [CAUSED, MEANWHILE])
 def test_an_error_raised_in_the_handling_of_a_broken_connection_is_a_consequence(separator: str) -> None:
     chain = traceback(f"ValueError: {GLOO}") + separator + traceback("TrainError: step 7 failed")
-    assert judge("step 7 failed", chain) is Blame.CONSEQUENCE
+    assert classify_error("step 7 failed", chain) is ErrorOrigin.OTHER
 
 
 def test_a_broken_connection_that_an_own_error_caused_is_its_own() -> None:
     chain = traceback("ValueError: bad record") + CAUSED + traceback(f"ValueError: {GLOO}")
-    assert judge(GLOO, chain) is Blame.OWN
+    assert classify_error(GLOO, chain) is ErrorOrigin.OWN
 
 
 def test_a_broken_connection_met_while_handling_an_own_error_is_unclear() -> None:
     chain = traceback("queue.Empty") + MEANWHILE + traceback(f"ValueError: {GLOO}")
-    assert judge(GLOO, chain) is Blame.UNCLEAR
+    assert classify_error(GLOO, chain) is ErrorOrigin.UNCLEAR
 
 
 def test_a_chain_of_own_errors_is_its_own() -> None:
     chain = traceback("KeyError: 'x'") + MEANWHILE + traceback("ValueError: bad record")
-    assert judge("bad record", chain) is Blame.OWN
+    assert classify_error("bad record", chain) is ErrorOrigin.OWN
 
 
-@pytest.mark.parametrize(("leaf", "blame"), [(GLOO, Blame.UNCLEAR), ("bad record", Blame.OWN)])
-def test_a_group_is_judged_by_what_it_holds(leaf: str, blame: Blame) -> None:
+@pytest.mark.parametrize(("leaf", "blame"), [(GLOO, ErrorOrigin.UNCLEAR), ("bad record", ErrorOrigin.OWN)])
+def test_a_group_is_judged_by_what_it_holds(leaf: str, blame: ErrorOrigin) -> None:
     try:
         raise ExceptionGroup("unhandled errors in a TaskGroup", [ValueError(leaf)])
     except ExceptionGroup as group:
         import traceback as python
 
         text = "".join(python.format_exception(group))
-        assert judge(str(group), text) is blame
+        assert classify_error(str(group), text) is blame

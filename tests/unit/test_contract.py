@@ -11,9 +11,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jaxrun.contract import Decoder, Message, Run, WorkerEnv, encode
-from jaxrun.contract.framing import MAX_FRAME, VERSION
 from jaxrun.errors import ProtocolError
+from jaxrun.protocol import Message, Run, WorkerEnv, WorkerMessageDecoder, encode
+from jaxrun.protocol.codec import FRAME_VERSION, MAX_FRAME_BYTES
 
 _KINDS = get_args(Message)
 _TEXT = st.text(max_size=20)
@@ -87,7 +87,7 @@ def test_a_malformed_variable_is_named_with_its_value(name, value):
 def test_every_message_reads_back_the_same(kind):
     @given(_some(kind))
     def round_trip(message):
-        assert Decoder().feed(encode(message)) == [message]
+        assert WorkerMessageDecoder().feed(encode(message)) == [message]
 
     round_trip()
 
@@ -96,7 +96,7 @@ def test_every_message_reads_back_the_same(kind):
 def test_messages_arrive_in_order_however_the_stream_is_cut(messages, cuts):
     stream = b"".join(map(encode, messages))
     edges = sorted({0, len(stream), *(cut % (len(stream) + 1) for cut in cuts)})
-    decoder = Decoder()
+    decoder = WorkerMessageDecoder()
     pieces = [stream[a:b] for a, b in pairwise(edges)]
     assert [message for piece in pieces for message in decoder.feed(piece)] == messages
 
@@ -104,18 +104,18 @@ def test_messages_arrive_in_order_however_the_stream_is_cut(messages, cuts):
 def test_text_that_is_no_unicode_survives():
     failed = next(kind for kind in _KINDS if kind.__name__ == "ThreadFailed")
     message = failed(rank=0, time=1.0, thread="\udcff", error="é\n", traceback="")
-    assert Decoder().feed(encode(message)) == [message]
+    assert WorkerMessageDecoder().feed(encode(message)) == [message]
 
 
 def test_half_a_frame_is_no_message_yet():
     frame = encode(Run())
-    assert Decoder().feed(frame[:-1]) == []
+    assert WorkerMessageDecoder().feed(frame[:-1]) == []
 
 
 @given(st.binary(max_size=200))
 def test_any_bytes_are_messages_or_a_protocol_error(data):
     try:
-        Decoder().feed(_frame(data))
+        WorkerMessageDecoder().feed(_frame(data))
     except ProtocolError as error:
         assert "frame" in str(error) or "version" in str(error)
 
@@ -134,7 +134,7 @@ def test_fields_of_any_type_are_a_message_or_a_protocol_error(kind):
     @given(st.fixed_dictionaries({}, optional={name: _JSON for name in [*names, "stray"]}))
     def check(content):
         try:
-            (message,) = Decoder().feed(_frame({"v": VERSION, "type": kind.__name__, **content}))
+            (message,) = WorkerMessageDecoder().feed(_frame({"v": FRAME_VERSION, "type": kind.__name__, **content}))
         except ProtocolError as error:
             assert kind.__name__ in str(error)
         else:
@@ -150,28 +150,28 @@ def test_fields_of_any_type_are_a_message_or_a_protocol_error(kind):
         (b"\xff\xfe", "not JSON"),
         ({}, "not of version"),
         ([], "not of version"),
-        ({"v": VERSION + 1, "type": "Run"}, "not of version"),
-        ({"v": VERSION, "type": "Rum"}, "no known type"),
-        ({"v": VERSION, "type": ["Run"]}, "no known type"),
-        ({"v": VERSION, "type": "Run", "x": 1}, "Run has no field 'x'"),
-        ({"v": VERSION, "type": "Join"}, "Join lacks its field address"),
-        ({"v": VERSION, "type": "Join", "address": 1}, "Join.address must be a string, not 1"),
-        ({"v": VERSION, "type": "Done", "rank": True, "time": 1}, "Done.rank must be an integer, not True"),
-        ({"v": VERSION, "type": "Done", "rank": 1, "time": 10**400}, "Done.time must be a number"),
+        ({"v": FRAME_VERSION + 1, "type": "Run"}, "not of version"),
+        ({"v": FRAME_VERSION, "type": "Rum"}, "no known type"),
+        ({"v": FRAME_VERSION, "type": ["Run"]}, "no known type"),
+        ({"v": FRAME_VERSION, "type": "Run", "x": 1}, "Run has no field 'x'"),
+        ({"v": FRAME_VERSION, "type": "Join"}, "Join lacks its field address"),
+        ({"v": FRAME_VERSION, "type": "Join", "address": 1}, "Join.address must be a string, not 1"),
+        ({"v": FRAME_VERSION, "type": "Done", "rank": True, "time": 1}, "Done.rank must be an integer, not True"),
+        ({"v": FRAME_VERSION, "type": "Done", "rank": 1, "time": 10**400}, "Done.time must be a number"),
         (b"[" * 100_000, "not JSON"),
     ],
 )
 def test_a_foreign_frame_is_refused_with_its_reason(content, message):
     with pytest.raises(ProtocolError, match=message):
-        Decoder().feed(_frame(content))
+        WorkerMessageDecoder().feed(_frame(content))
 
 
 def test_a_frame_that_is_too_long_is_refused_before_it_arrives():
-    with pytest.raises(ProtocolError, match=f"announces {MAX_FRAME + 1} bytes"):
-        Decoder().feed(struct.pack("!I", MAX_FRAME + 1))
+    with pytest.raises(ProtocolError, match=f"announces {MAX_FRAME_BYTES + 1} bytes"):
+        WorkerMessageDecoder().feed(struct.pack("!I", MAX_FRAME_BYTES + 1))
 
 
 def test_a_message_that_is_too_long_is_not_sent():
     joining = next(kind for kind in _KINDS if kind.__name__ == "Join")
     with pytest.raises(ProtocolError, match="is longer than"):
-        encode(joining("x" * MAX_FRAME))
+        encode(joining("x" * MAX_FRAME_BYTES))

@@ -7,14 +7,14 @@ import socket
 
 import pytest
 
-from jaxrun.contract.names import CONTROL_FD
-from jaxrun.control import Control
 from jaxrun.errors import UsageError
-from jaxrun.head.events import FaultAsked, HungUp, Say, SignalAsked
-from jaxrun.head.head import Phase
+from jaxrun.head.events import FaultRequested, ParentExited, PrintLine, SignalRequested
+from jaxrun.head.head import JobPhase
+from jaxrun.protocol.names import CONTROL_FD
+from jaxrun.supervisor.parent_link import ParentLink
 
-BY_ORDER = HungUp("the process that started it")
-BY_DEATH = HungUp("the end of the process that started it")
+BY_ORDER = ParentExited("the process that started it")
+BY_DEATH = ParentExited("the end of the process that started it")
 
 
 class FakeDesk:
@@ -29,16 +29,16 @@ def line():
     """(the parent's end, a Control on the other)."""
     ours, theirs = socket.socketpair()
     with ours:
-        yield ours, Control.of({CONTROL_FD: str(theirs.fileno())}, FakeDesk())
+        yield ours, ParentLink.from_env({CONTROL_FD: str(theirs.fileno())}, FakeDesk())
         theirs.close()
 
 
 ORDERS = {
-    '{"fault": "kill", "ranks": [1]}': FaultAsked("kill", (1,)),
-    '{"fault": "pause", "ranks": [3, 0]}': FaultAsked("pause", (3, 0)),
-    '{"ranks": [], "fault": "cut"}': FaultAsked("cut", ()),
-    '{"signal": 2}': SignalAsked(signal.SIGINT),
-    f'{{"signal": {signal.SIGUSR2.value}}}': SignalAsked(signal.SIGUSR2),
+    '{"fault": "kill", "ranks": [1]}': FaultRequested("kill", (1,)),
+    '{"fault": "pause", "ranks": [3, 0]}': FaultRequested("pause", (3, 0)),
+    '{"ranks": [], "fault": "cut"}': FaultRequested("cut", ()),
+    '{"signal": 2}': SignalRequested(signal.SIGINT),
+    f'{{"signal": {signal.SIGUSR2.value}}}': SignalRequested(signal.SIGUSR2),
     '{"end": true}': BY_ORDER,
 }
 
@@ -72,8 +72,8 @@ def test_what_is_not_understood_is_said_and_ignored(line, text):
     parent, control = line
     parent.sendall(text.encode("latin-1") + b'\n\n{"signal": 10}\n')
     said, next_one = control.hear()
-    assert isinstance(said, Say) and said.text.startswith("the process that started jaxrun has sent what is not")
-    assert next_one == SignalAsked(signal.SIGUSR1)
+    assert isinstance(said, PrintLine) and said.text.startswith("the process that started jaxrun has sent what is not")
+    assert next_one == SignalRequested(signal.SIGUSR1)
 
 
 def test_orders_may_come_in_pieces_and_together(line):
@@ -81,7 +81,7 @@ def test_orders_may_come_in_pieces_and_together(line):
     parent.sendall(b'{"sig')
     assert control.hear() == []
     parent.sendall(b'nal": 10}\n{"end": true}\n{"fau')
-    assert control.hear() == [SignalAsked(10), BY_ORDER]
+    assert control.hear() == [SignalRequested(10), BY_ORDER]
 
 
 def test_the_end_of_the_line_is_the_end_of_the_job_and_is_heard_once(line):
@@ -90,7 +90,7 @@ def test_the_end_of_the_line_is_the_end_of_the_job_and_is_heard_once(line):
     with select.epoll() as loop:
         loop.register(control.fileno(), select.EPOLLIN)
         parent.close()
-        assert control.hear() == [SignalAsked(10), BY_DEATH]
+        assert control.hear() == [SignalRequested(10), BY_DEATH]
         assert loop.poll(0) == []
 
 
@@ -100,27 +100,27 @@ def test_it_is_not_handed_on_and_never_blocks(line):
 
 
 def test_without_a_number_there_is_none():
-    assert Control.of({}, FakeDesk()) is None
+    assert ParentLink.from_env({}, FakeDesk()) is None
 
 
 @pytest.mark.parametrize("number", ["", "x", "-1", "999999"])
 def test_a_number_of_no_descriptor_is_told(number):
     with pytest.raises(UsageError, match=f"{CONTROL_FD}='{number}' names no open descriptor"):
-        Control.of({CONTROL_FD: number}, FakeDesk())
+        ParentLink.from_env({CONTROL_FD: number}, FakeDesk())
 
 
 # ---- the head
 
 
 def test_a_signal_goes_to_all_that_work(simulate):
-    job = simulate(3).run().done(1).tell(SignalAsked(signal.SIGUSR2))
+    job = simulate(3).run().done(1).tell(SignalRequested(signal.SIGUSR2))
     assert job.kills(signal.SIGUSR2) == [(0, (0, 2))]
-    assert job.head.phase is Phase.RUNNING and not job.said
+    assert job.head.phase is JobPhase.RUNNING and not job.said
 
 
 @pytest.mark.parametrize("stage", ["spawn", "meet", "join"])
 def test_a_worker_that_cannot_take_a_signal_yet_is_sent_none(simulate, stage):
-    assert getattr(simulate(2), stage)().tell(SignalAsked(signal.SIGINT)).killed == []
+    assert getattr(simulate(2), stage)().tell(SignalRequested(signal.SIGINT)).killed == []
 
 
 @pytest.mark.parametrize("stage", ["meet", "run"])

@@ -10,11 +10,11 @@ import threading
 import numpy as np
 import pytest
 
-from jaxrun.contract.exceptions import pickled
-from jaxrun.contract.parcel import Inbox, Kind, Outbox, Parcel, pack
-from jaxrun.gang import conversation
-from jaxrun.gang.conversation import Conversation, Gone, Printed, Returned, Said, Told, out_of_step
-from jaxrun.gang.switchboard import Switchboard
+from jaxrun.gang import call
+from jaxrun.gang.call import Disconnected, GangCall, LauncherOutput, Printed, RankMessage, Returned, step_difference
+from jaxrun.gang.rank_connections import RankConnections
+from jaxrun.protocol.exceptions import pickle_exception
+from jaxrun.protocol.payload import GangMessage, GangMessageKind, GangMessageReader, GangMessageWriter, pack
 
 NUMBER = 5  # of the conversation
 
@@ -24,25 +24,25 @@ class Rank:
 
     def __init__(self, connection):
         self.connection = connection
-        self.inbox, self.outbox = Inbox(connection), Outbox(connection)
+        self.inbox, self.outbox = GangMessageReader(connection), GangMessageWriter(connection)
 
     def tell(self, kind, value=None, *, number=NUMBER, note=b""):
         self.put(pack(kind, number, value, share=True, note=note))
 
     def put(self, parcel):
-        self.outbox.put(parcel)
+        self.outbox.add(parcel)
         self.outbox.flush()
 
     def returns(self, value=None, calls=None):
-        self.tell(Kind.RETURN, value, note=json.dumps(calls or {}).encode())
+        self.tell(GangMessageKind.RESULT, value, note=json.dumps(calls or {}).encode())
 
     def fails(self, error, calls=None):
         words = {"error": type(error).__name__, "message": str(error), "traceback": "", "notes": (), "status": 1}
-        value = {**words, "time": 1.0, "home": "builtins", "exception": pickled(error)}
-        self.tell(Kind.FAIL, value, note=json.dumps(calls or {}).encode())
+        value = {**words, "time": 1.0, "home": "builtins", "exception": pickle_exception(error)}
+        self.tell(GangMessageKind.EXCEPTION, value, note=json.dumps(calls or {}).encode())
 
-    def prints(self, text, kind=Kind.OUT):
-        self.put(Parcel(kind, NUMBER, text.encode()))
+    def prints(self, text, kind=GangMessageKind.STDOUT):
+        self.put(GangMessage(kind, NUMBER, text.encode()))
 
     def hears(self):
         return self.inbox.receive()
@@ -57,33 +57,33 @@ class FakeGang:
     shares_memory = True
 
     def __init__(self, size):
-        self.words, self.mouth = os.pipe()
-        os.set_blocking(self.words, False)
-        self.over = False
-        self.switchboard = Switchboard(self)
+        self.output_fd, self.output_write_end = os.pipe()
+        os.set_blocking(self.output_fd, False)
+        self.has_ended = False
+        self.connections = RankConnections(self)
         self.ranks = []
-        self.interrupts, self.sick, self.stopped, self.ended = 0, "", False, 0
+        self.interrupts, self.broken, self.stopped, self.ended = 0, "", False, 0
         self.on_interrupt = lambda: None
-        self.screen, self.printed = self, []
+        self.display, self.printed = self, []
         for rank in range(size):
             ours, theirs = socket.socketpair()
             ours.setblocking(False)
             theirs.settimeout(20)
-            self.switchboard.add(rank, ours, Inbox(ours))
+            self.connections.add(rank, ours, GangMessageReader(ours))
             self.ranks.append(Rank(theirs))
 
-    def wait(self, talk):
+    def refresh(self, talk):
         return None
 
-    def on_printed(self, printed):
+    def show_printed(self, printed):
         self.printed.append(printed)
 
-    def on_told(self, told):
+    def show_launcher_output(self, told):
         self.printed.append(told)
 
-    def listen(self):
+    def read_output(self):
         try:
-            return os.read(self.words, 1000).decode()
+            return os.read(self.output_fd, 1000).decode()
         except BlockingIOError:
             return ""
 
@@ -94,28 +94,28 @@ class FakeGang:
         self.interrupts += 1
         self.on_interrupt()
 
-    def sicken(self, reason):
-        self.sick = self.sick or reason
+    def mark_broken(self, reason):
+        self.broken = self.broken or reason
 
     def stop(self):
         self.stopped = True
 
-    def post_mortem(self, patience, gone):
+    def explain_death(self, patience, gone):
         return f"the launcher's verdict on {gone}"
 
-    def conversation_over(self, *about, **more):
+    def end_call(self, *about, **more):
         self.ended += 1
 
-    def converse(self, value="task"):
-        return Conversation(self, NUMBER, pack(Kind.TASK, NUMBER, value, share=True))
+    def start_call(self, value="task"):
+        return GangCall(self, NUMBER, pack(GangMessageKind.CALL, NUMBER, value, share=True))
 
     def close(self):
-        self.switchboard.close()
+        self.connections.close()
         for rank in self.ranks:
             rank.ends()
-        os.close(self.words)
-        if self.mouth >= 0:
-            os.close(self.mouth)
+        os.close(self.output_fd)
+        if self.output_write_end >= 0:
+            os.close(self.output_write_end)
 
 
 @pytest.fixture
@@ -134,7 +134,7 @@ def test_all_ranks_get_the_task_and_their_results_come_back(gang):
         assert talk.missing == (0, 1)
         for rank in gang.ranks:
             task = rank.hears()
-            assert (task.kind, task.conversation, task.open()) == (Kind.TASK, NUMBER, ("f", 1))
+            assert (task.kind, task.conversation, task.open()) == (GangMessageKind.CALL, NUMBER, ("f", 1))
         gang.ranks[1].returns("one")
         (event,) = events(talk, 1)
         assert isinstance(event, Returned) and (event.rank, event.value(), event.error) == (1, "one", None)
@@ -149,12 +149,12 @@ def test_all_ranks_get_the_task_and_their_results_come_back(gang):
 def test_events_of_a_rank_come_in_their_order(gang):
     with gang.converse() as talk:
         one, other = gang.ranks
-        one.tell(Kind.SAY, {"a": 1})
+        one.tell(GangMessageKind.VALUE, {"a": 1})
         one.prints("half ")
-        one.prints("bad\n", Kind.ERR)
+        one.prints("bad\n", GangMessageKind.STDERR)
         one.fails(KeyError("x"))
         said, out, err, failed = events(talk, 4)
-        assert said == Said(0, {"a": 1})
+        assert said == RankMessage(0, {"a": 1})
         assert (out, err) == (Printed(0, "out", b"half "), Printed(0, "err", b"bad\n"))
         assert failed.error.error == "KeyError" and failed.error.host == "h0"
         assert [failure.rank for failure in talk.failures] == [0]
@@ -184,11 +184,11 @@ def test_what_nobody_has_taken_is_printed_at_the_end(gang):
 def test_what_the_launcher_says_is_an_event_which_is_shown_if_nobody_takes_it(gang):
     with gang.converse() as talk:
         os.write(gang.mouth, b"jaxrun: taken\n")
-        assert events(talk, 1) == [Told("jaxrun: taken\n")]
+        assert events(talk, 1) == [LauncherOutput("jaxrun: taken\n")]
         os.write(gang.mouth, b"jaxrun: left\n")
         for rank in gang.ranks:
             rank.returns()
-    assert gang.printed == [Told("jaxrun: left\n")]
+    assert gang.printed == [LauncherOutput("jaxrun: left\n")]
 
 
 def test_values_go_to_all_or_to_some(gang):
@@ -222,8 +222,8 @@ def test_what_was_sent_is_what_it_was_then(gang):
 
 def test_what_belongs_to_an_earlier_conversation_is_dropped(gang):
     with gang.converse() as talk:
-        gang.ranks[0].tell(Kind.SAY, "late", number=NUMBER - 1)
-        gang.ranks[0].tell(Kind.RETURN, "late", number=NUMBER - 1)
+        gang.ranks[0].tell(GangMessageKind.VALUE, "late", number=NUMBER - 1)
+        gang.ranks[0].tell(GangMessageKind.RESULT, "late", number=NUMBER - 1)
         gang.ranks[0].returns("right")
         (event,) = events(talk, 1)
         assert event.value() == "right"
@@ -234,9 +234,9 @@ def test_what_belongs_to_an_earlier_conversation_is_dropped(gang):
 def test_a_rank_that_ends_is_gone_after_what_it_said(gang):
     with gang.converse() as talk:
         assert talk.died() is None
-        gang.ranks[1].tell(Kind.SAY, "farewell")
+        gang.ranks[1].tell(GangMessageKind.VALUE, "farewell")
         gang.ranks[1].ends()
-        assert events(talk, 2) == [Said(1, "farewell"), Gone(1)]
+        assert events(talk, 2) == [RankMessage(1, "farewell"), Disconnected(1)]
         assert (talk.gone, talk.missing, talk.died()) == ({1}, (0,), "the launcher's verdict on {1}")
         gang.ranks[0].returns()
         events(talk, 1)
@@ -256,7 +256,7 @@ def test_a_rank_that_ends_after_it_has_returned_is_no_event(gang):
 def test_what_is_no_parcel_ends_a_connection(gang):
     with gang.converse() as talk:
         gang.ranks[0].connection.sendall(b"x" * 1000)
-        assert events(talk, 1) == [Gone(0)]
+        assert events(talk, 1) == [Disconnected(0)]
         gang.ranks[1].returns()
         events(talk, 1)
 
@@ -270,11 +270,11 @@ def test_ranks_that_are_still_at_it_are_interrupted_and_told_that_it_is_over(gan
         pass
     assert (gang.interrupts, gang.sick, gang.ended) == (1, "", 1)
     for rank in gang.ranks:
-        assert [rank.hears().kind for _ in range(2)] == [Kind.TASK, Kind.OVER]
+        assert [rank.hears().kind for _ in range(2)] == [GangMessageKind.CALL, GangMessageKind.END_CALL]
 
 
 def test_who_does_not_come_back_makes_the_gang_sick(gang, monkeypatch):
-    monkeypatch.setattr(conversation, "INTERRUPT_PATIENCE", 0.01)
+    monkeypatch.setattr(call, "INTERRUPT_PATIENCE", 0.01)
     gang.ranks[0].returns()
     with gang.converse():
         pass
@@ -334,7 +334,7 @@ STEPS = {
 
 @pytest.mark.parametrize(("notes", "text"), STEPS.values(), ids=STEPS)
 def test_out_of_step(notes, text):
-    found = out_of_step({rank: note if note == b"" else json.dumps(note).encode() for rank, note in notes.items()})
+    found = step_difference({rank: note if note == b"" else json.dumps(note).encode() for rank, note in notes.items()})
     first, _, counts = text.partition(".*")
     assert found.startswith(first) and found.endswith(counts) and bool(found) is bool(text)
 
@@ -343,7 +343,7 @@ def test_out_of_step(notes, text):
 
 
 def test_a_rank_that_does_not_read_holds_nobody_up(gang):
-    large = pack(Kind.SAY, 1, np.zeros(2**20), share=False)
+    large = pack(GangMessageKind.VALUE, 1, np.zeros(2**20), share=False)
     gang.switchboard.send(large, (0, 1))
     thread = threading.Thread(target=gang.ranks[1].hears)
     thread.start()
@@ -362,14 +362,14 @@ def test_a_rank_that_does_not_read_holds_nobody_up(gang):
 def test_who_is_not_there_is_sent_nothing(gang):
     gang.ranks[0].ends()
     assert gang.switchboard.poll(20) == [(0, None)]
-    gang.switchboard.send(pack(Kind.SAY, 1, "x", share=False), (0, 1, 7))
+    gang.switchboard.send(pack(GangMessageKind.VALUE, 1, "x", share=False), (0, 1, 7))
     assert gang.ranks[1].hears().open() == "x"
 
 
 def test_a_rank_that_goes_while_it_is_sent_something_is_told_once(gang):
     gang.ranks[0].connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
     gang.ranks[0].ends()
-    gang.switchboard.send(pack(Kind.SAY, 1, "x", share=False), (0,))
+    gang.switchboard.send(pack(GangMessageKind.VALUE, 1, "x", share=False), (0,))
     assert gang.switchboard.poll(20) == [(0, None)] and gang.switchboard.poll(0) == []
 
 
@@ -383,13 +383,13 @@ def test_the_end_of_the_launcher_is_no_reason_to_wake_up_again(gang):
     os.close(gang.mouth)
     gang.mouth, gang.over = -1, True
     assert gang.switchboard.poll(20) == []
-    gang.ranks[1].tell(Kind.SAY, 1)
+    gang.ranks[1].tell(GangMessageKind.VALUE, 1)
     assert [rank for rank, _ in gang.switchboard.poll(20)] == [1]
 
 
 def test_a_ctrl_c_while_bytes_move_comes_afterwards(gang):
     """Or what a rank has said would be half taken, and all that follows would be nonsense."""
-    read = Inbox.receive
+    read = GangMessageReader.receive
 
     def interrupted(inbox):
         parcel = read(inbox)
@@ -397,10 +397,10 @@ def test_a_ctrl_c_while_bytes_move_comes_afterwards(gang):
         return parcel
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Inbox, "receive", interrupted)
-        gang.ranks[0].tell(Kind.SAY, "whole")
+        patch.setattr(GangMessageReader, "receive", interrupted)
+        gang.ranks[0].tell(GangMessageKind.VALUE, "whole")
         with pytest.raises(KeyboardInterrupt):
             gang.switchboard.poll(20)
-    gang.ranks[0].tell(Kind.SAY, "next")
+    gang.ranks[0].tell(GangMessageKind.VALUE, "next")
     ((rank, parcel),) = gang.switchboard.poll(20)
     assert (rank, parcel.open()) == (0, "next")

@@ -13,8 +13,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jaxrun.verdict.deadlocks import explain
-from jaxrun.verdict.whereabouts import Doing, whereabouts
+from jaxrun.diagnosis.rank_state import Activity, find_rank_state
+from jaxrun.verdict.deadlocks import explain_deadlock
 
 STOPPED = "stopped by a signal (SIGCONT lets it go on)"
 FUTEX = "futex_do_wait"
@@ -61,35 +61,35 @@ POOL_THREAD = """
 
 # What a rank does: its main thread's frames, the kernel's word, the meaning.
 SAMPLES = {
-    "a compiled call": ("JOB/train.py 23 step", FUTEX, Doing.CALL, ""),
-    "the first call of a program": (f"{SLOW_PATH}\nJOB/train.py 24 step", FUTEX, Doing.CALL, ""),
-    "process_allgather": (f"{ALLGATHER}\nJOB/train.py 32 step", FUTEX, Doing.CALL, "process_allgather"),
+    "a compiled call": ("JOB/train.py 23 step", FUTEX, Activity.CALL, ""),
+    "the first call of a program": (f"{SLOW_PATH}\nJOB/train.py 24 step", FUTEX, Activity.CALL, ""),
+    "process_allgather": (f"{ALLGATHER}\nJOB/train.py 32 step", FUTEX, Activity.CALL, "process_allgather"),
     "block_until_ready": (
         "SITE/jax/_src/api.py 2791 try_to_block\nSITE/jax/_src/api.py 2808 block_until_ready\nJOB/train.py 28 step",
         FUTEX,
-        Doing.CALL,
+        Activity.CALL,
         "block_until_ready",
     ),
     "np.asarray of JAX 0.8": (
         "SITE/jax/_src/array.py 635 _value\nSITE/jax/_src/array.py 435 __array__\nJOB/train.py 29 step",
         FUTEX,
-        Doing.CALL,
+        Activity.CALL,
         "",
     ),
-    "sync_global_devices": (f"{SYNC}\nJOB/train.py 30 step", FUTEX, Doing.BARRIER, "sync_global_devices"),
+    "sync_global_devices": (f"{SYNC}\nJOB/train.py 30 step", FUTEX, Activity.BARRIER, "sync_global_devices"),
     "an orbax save": (
         f"""{SYNC}
         SITE/orbax/checkpoint/_src/multihost/multihost.py 407 sync_global_processes
         SITE/orbax/checkpoint/_src/checkpointers/async_checkpointer.py 618 save
         JOB/train.py 38 step""",
         FUTEX,
-        Doing.BARRIER,
+        Activity.BARRIER,
         "sync_global_devices",
     ),
     "a barrier of a library": (
         "SITE/orbax/checkpoint/_src/multihost/multihost.py 300 wait_at_barrier\nJOB/train.py 38 step",
         FUTEX,
-        Doing.BARRIER,
+        Activity.BARRIER,
         "orbax.wait_at_barrier",
     ),
     "pdb of 3.13": (
@@ -98,7 +98,7 @@ SAMPLES = {
         PY/bdb.py 110 trace_dispatch
         JOB/train.py 46 step""",
         "anon_pipe_read",
-        Doing.PROMPT,
+        Activity.PROMPT,
         "pdb",
     ),
     "ipdb": (
@@ -108,7 +108,7 @@ SAMPLES = {
         PY/bdb.py 110 trace_dispatch
         JOB/train.py 47 step""",
         "wait_woken",
-        Doing.PROMPT,
+        Activity.PROMPT,
         "ipdb",
     ),
     "IPython.embed": (
@@ -116,7 +116,7 @@ SAMPLES = {
         SITE/IPython/terminal/embed.py 483 embed
         JOB/train.py 48 step""",
         "wait_woken",
-        Doing.PROMPT,
+        Activity.PROMPT,
         "IPython",
     ),
     "jax.debug.breakpoint of JAX 0.8": (
@@ -126,21 +126,21 @@ SAMPLES = {
         {SLOW_PATH}
         JOB/train.py 53 step""",
         "anon_pipe_read",
-        Doing.PROMPT,
+        Activity.PROMPT,
         "jax.debug.breakpoint",
     ),
-    "input() from a terminal": ("JOB/train.py 43 step", "wait_woken", Doing.INPUT, ""),
-    "input() from a terminal of an old kernel": ("JOB/train.py 43 step", "n_tty_read", Doing.INPUT, ""),
-    "input() from a pipe": ("JOB/train.py 43 step", "anon_pipe_read", Doing.INPUT, ""),
-    "input() from a pipe of an old kernel": ("JOB/train.py 43 step", "pipe_read", Doing.INPUT, ""),
-    "input() from a socket": ("JOB/train.py 43 step", "unix_stream_read_generic", Doing.INPUT, ""),
+    "input() from a terminal": ("JOB/train.py 43 step", "wait_woken", Activity.INPUT, ""),
+    "input() from a terminal of an old kernel": ("JOB/train.py 43 step", "n_tty_read", Activity.INPUT, ""),
+    "input() from a pipe": ("JOB/train.py 43 step", "anon_pipe_read", Activity.INPUT, ""),
+    "input() from a pipe of an old kernel": ("JOB/train.py 43 step", "pipe_read", Activity.INPUT, ""),
+    "input() from a socket": ("JOB/train.py 43 step", "unix_stream_read_generic", Activity.INPUT, ""),
     "compiling": (
         """SITE/jax/_src/compiler.py 402 backend_compile_and_load
         SITE/jax/_src/compiler.py 516 compile_or_get_cached
         SITE/jax/_src/pjit.py 272 cache_miss
         JOB/train.py 129 step""",
         "0",
-        Doing.COMPILING,
+        Activity.COMPILING,
         "",
     ),
     "tracing": (
@@ -150,7 +150,7 @@ SAMPLES = {
         SITE/jax/_src/pjit.py 272 cache_miss
         JOB/train.py 134 step""",
         "0",
-        Doing.ELSEWHERE,
+        Activity.ELSEWHERE,
         "op",
     ),
     "grain": (
@@ -161,7 +161,7 @@ SAMPLES = {
         SITE/grain/_src/python/data_loader.py 550 __next__
         JOB/train.py 141 step""",
         FUTEX,
-        Doing.DATA,
+        Activity.DATA,
         "grain",
     ),
     "torch": (
@@ -172,46 +172,51 @@ SAMPLES = {
         SITE/torch/utils/data/dataloader.py 708 __next__
         JOB/train.py 141 step""",
         "poll_schedule_timeout.constprop.0",
-        Doing.DATA,
+        Activity.DATA,
         "torch",
     ),
-    "a queue": ("PY/threading.py 359 wait\nPY/queue.py 202 get\nJOB/train.py 54 step", FUTEX, Doing.DATA, "queue.get"),
+    "a queue": (
+        "PY/threading.py 359 wait\nPY/queue.py 202 get\nJOB/train.py 54 step",
+        FUTEX,
+        Activity.DATA,
+        "queue.get",
+    ),
     "a pool": (
         "PY/threading.py 659 wait\nPY/multiprocessing/pool.py 367 map\nJOB/train.py 86 step",
         FUTEX,
-        Doing.DATA,
+        Activity.DATA,
         "multiprocessing.map",
     ),
     "an event": (
         "PY/threading.py 359 wait\nPY/threading.py 659 wait\nJOB/train.py 70 step",
         FUTEX,
-        Doing.THREAD,
+        Activity.THREAD,
         "threading.wait",
     ),
-    "a thread": ("PY/threading.py 1092 join\nJOB/train.py 73 step", FUTEX, Doing.THREAD, "threading.join"),
+    "a thread": ("PY/threading.py 1092 join\nJOB/train.py 73 step", FUTEX, Activity.THREAD, "threading.join"),
     "a file lock": (
         "SITE/filelock/_api.py 1177 _poll_until_acquired\nSITE/filelock/_api.py 1037 acquire\nJOB/train.py 119 step",
         "hrtimer_nanosleep",
-        Doing.FILE_LOCK,
+        Activity.FILE_LOCK,
         "filelock.acquire",
     ),
-    "fcntl.flock": ("JOB/train.py 116 step", "locks_lock_inode_wait", Doing.FILE_LOCK, ""),
+    "fcntl.flock": ("JOB/train.py 116 step", "locks_lock_inode_wait", Activity.FILE_LOCK, ""),
     "subprocess.run": (
         """PY/subprocess.py 2018 _try_wait
         PY/subprocess.py 1211 communicate
         PY/subprocess.py 556 run
         JOB/train.py 91 step""",
         "do_wait",
-        Doing.PROCESS,
+        Activity.PROCESS,
         "subprocess.run",
     ),
-    "os.system": ("JOB/train.py 94 step", "do_wait", Doing.PROCESS, ""),
+    "os.system": ("JOB/train.py 94 step", "do_wait", Activity.PROCESS, ""),
     "a multiprocessing child": (
         """PY/multiprocessing/popen_fork.py 27 poll
         PY/multiprocessing/process.py 149 join
         JOB/train.py 90 step""",
         "do_wait",
-        Doing.PROCESS,
+        Activity.PROCESS,
         "multiprocessing.join",
     ),
     "urllib": (
@@ -221,7 +226,7 @@ SAMPLES = {
         PY/urllib/request.py 189 urlopen
         JOB/train.py 105 step""",
         "wait_woken",
-        Doing.NETWORK,
+        Activity.NETWORK,
         "urllib.urlopen",
     ),
     "requests": (
@@ -230,12 +235,17 @@ SAMPLES = {
         SITE/requests/api.py 87 get
         JOB/train.py 108 step""",
         "wait_woken",
-        Doing.NETWORK,
+        Activity.NETWORK,
         "requests.get",
     ),
-    "time.sleep": ("JOB/train.py 78 step", "hrtimer_nanosleep", Doing.SLEEP, ""),
-    "a host callback": (f"JOB/train.py 149 cb{SLOW_PATH}\nJOB/train.py 150 step", "hrtimer_nanosleep", Doing.SLEEP, ""),
-    "a loop": ("JOB/train.py 124 step", "0", Doing.ELSEWHERE, ""),
+    "time.sleep": ("JOB/train.py 78 step", "hrtimer_nanosleep", Activity.SLEEP, ""),
+    "a host callback": (
+        f"JOB/train.py 149 cb{SLOW_PATH}\nJOB/train.py 150 step",
+        "hrtimer_nanosleep",
+        Activity.SLEEP,
+        "",
+    ),
+    "a loop": ("JOB/train.py 124 step", "0", Activity.ELSEWHERE, ""),
 }
 
 
@@ -256,7 +266,7 @@ def told(*names: str, places=None, hosts=None) -> list[str]:
     """What is said where rank 0 does the first of these, and so on; "finished" is a rank that has no stack."""
     present = {rank: sample(name) for rank, name in enumerate(names) if name != "finished"}
     return list(
-        explain(
+        explain_deadlock(
             {rank: text for rank, (text, _) in present.items()},
             {rank: wait for rank, (_, wait) in present.items()},
             hosts or dict.fromkeys(range(len(names)), "h1"),
@@ -268,18 +278,18 @@ def told(*names: str, places=None, hosts=None) -> list[str]:
 
 @pytest.mark.parametrize(("name", "expected"), [(name, item[2:]) for name, item in SAMPLES.items()], ids=SAMPLES)
 def test_what_one_rank_does(name, expected):
-    seen = whereabouts(0, *sample(name))
-    assert (seen.doing, seen.call) == expected
+    seen = find_rank_state(0, *sample(name))
+    assert (seen.activity, seen.call) == expected
     assert seen.place.startswith("train.py:")
 
 
 def test_only_rank_0_has_a_stdin():
-    assert whereabouts(3, *sample("input() from a pipe")).doing is Doing.ELSEWHERE
+    assert find_rank_state(3, *sample("input() from a pipe")).activity is Activity.ELSEWHERE
 
 
 def test_a_program_that_is_a_library_is_known_by_its_own_frames():
     text = dump(f"PY/threading.py 359 wait\nPY/queue.py 202 get\nSITE/maxtext/data.py 9 load\n{STARTER}")
-    assert (seen := whereabouts(0, text, FUTEX)).doing is Doing.DATA and seen.place == "data.py:9 load"
+    assert (seen := find_rank_state(0, text, FUTEX)).activity is Activity.DATA and seen.place == "data.py:9 load"
 
 
 def test_a_call_of_rank_0_alone():
@@ -401,16 +411,16 @@ def test_what_all_ranks_wait_for_is_told_without_a_rank_that_waits_for_them():
 
 
 LIVE = {
-    "queue.Queue().get()": Doing.DATA,
-    "threading.Event().wait()": Doing.THREAD,
-    "threading.Semaphore(0).acquire()": Doing.THREAD,
-    "subprocess.run(['sleep', '60'])": Doing.PROCESS,
-    "pdb.set_trace(); print()": Doing.PROMPT,
-    "pair[0].recv()": Doing.DATA,
-    "listening.accept()": Doing.NETWORK,
-    "input()": Doing.INPUT,
-    "time.sleep(60)": Doing.SLEEP,
-    "os.system('sleep 60')": Doing.PROCESS,
+    "queue.Queue().get()": Activity.DATA,
+    "threading.Event().wait()": Activity.THREAD,
+    "threading.Semaphore(0).acquire()": Activity.THREAD,
+    "subprocess.run(['sleep', '60'])": Activity.PROCESS,
+    "pdb.set_trace(); print()": Activity.PROMPT,
+    "pair[0].recv()": Activity.DATA,
+    "listening.accept()": Activity.NETWORK,
+    "input()": Activity.INPUT,
+    "time.sleep(60)": Activity.SLEEP,
+    "os.system('sleep 60')": Activity.PROCESS,
 }
 
 
@@ -438,12 +448,12 @@ def test_this_python_and_this_kernel_are_understood(tmp_path, line):
         child.communicate()
 
 
-def _does(child: subprocess.Popen[str], answer: Path, doing: Doing) -> bool:
+def _does(child: subprocess.Popen[str], answer: Path, doing: Activity) -> bool:
     child.send_signal(signal.SIGUSR1)
     time.sleep(0.05)
     wait = Path(f"/proc/{child.pid}/wchan").read_text()
-    seen = whereabouts(0, answer.read_text(), wait)
-    return seen.place == "program.py:6 main" and (seen.doing is doing or (wait == "0" and not seen.call))
+    seen = find_rank_state(0, answer.read_text(), wait)
+    return seen.place == "program.py:6 main" and (seen.activity is doing or (wait == "0" and not seen.call))
 
 
 @given(st.lists(st.tuples(st.sampled_from([*SAMPLES, "stopped", "silence", "its end", "finished"])), max_size=6))
@@ -454,4 +464,4 @@ def test_no_scene_is_too_much(names):
 
 @given(st.text(), st.text())
 def test_no_text_breaks_it(text, wait):
-    explain({0: text}, {0: wait}, {0: "h1"})
+    explain_deadlock({0: text}, {0: wait}, {0: "h1"})

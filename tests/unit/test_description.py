@@ -12,8 +12,8 @@ import pytest
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from jaxrun_runtime import description
-from jaxrun_runtime.description import Texts, compact, lowered
+from jaxrun_runtime.lockstep import program_signature
+from jaxrun_runtime.lockstep.program_signature import HloPacker, format_group, lowered_program
 
 
 @pytest.mark.parametrize(
@@ -21,7 +21,7 @@ from jaxrun_runtime.description import Texts, compact, lowered
     [((0,), "0"), ((0, 1, 2, 3), "0-3"), ((0, 2), "0,2"), ((0, 1, 2, 5, 7, 8), "0-2,5,7-8"), ((), "")],
 )
 def test_ranks_are_written_as_the_contract_does(ranks, text):
-    assert compact(ranks) == text
+    assert format_group(ranks) == text
 
 
 @pytest.mark.parametrize(
@@ -37,27 +37,27 @@ def test_ranks_are_written_as_the_contract_does(ranks, text):
 )
 def test_a_sharding_is_written_without_what_means_nothing(spec, text):
     mesh = Mesh(np.array(jax.devices()[:1]).reshape(1, 1), ("data", "model"))
-    assert description._sharding(NamedSharding(mesh, spec), {}) == text
+    assert program_signature._sharding(NamedSharding(mesh, spec), {}) == text
 
 
 def test_memory_that_is_not_the_ordinary_one_is_named():
     sharding = SimpleNamespace(spec=P("data"), memory_kind="pinned_host")
-    assert description._sharding(sharding, {}) == "P('data',), pinned_host"
+    assert program_signature._sharding(sharding, {}) == "P('data',), pinned_host"
 
 
 def test_a_long_list_of_devices_is_shortened_but_every_device_counts():
-    assert description._ids(range(32)) == ",".join(map(str, range(32)))
+    assert program_signature._ids(range(32)) == ",".join(map(str, range(32)))
     ids = list(range(4096))
-    text = description._ids(ids)
+    text = program_signature._ids(ids)
     assert re.fullmatch(r"0,1,2,3,4,5,6,7,… \(4096 devices, [0-9a-f]{16}\)", text)
     ids[100], ids[101] = ids[101], ids[100]
-    assert description._ids(ids) != text
+    assert program_signature._ids(ids) != text
 
 
 def _lowered(function, *args, texts=None):
     devices = [SimpleNamespace(process_index=rank, id=10 + rank) for rank in (1, 0, 3)]
     module = jax.jit(function).lower(*args).compiler_ir()
-    return lowered(module, devices, texts or Texts(time.monotonic()))
+    return lowered_program(module, devices, texts or HloPacker(time.monotonic()))
 
 
 def test_a_lowered_program_knows_its_ranks_and_its_devices_in_order():
@@ -83,15 +83,15 @@ def test_where_a_function_stands_and_how_it_is_written_does_not_matter():
 
 def test_texts_are_kept_as_long_as_that_takes_little_time(monkeypatch):
     now = [100.0]
-    monkeypatch.setattr(description.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(program_signature.time, "monotonic", lambda: now[0])
     compress = zlib.compress
 
     def slowly(data):
         now[0] += 0.04
         return compress(data)
 
-    monkeypatch.setattr(description.zlib, "compress", slowly)
-    texts = Texts(now[0])
+    monkeypatch.setattr(program_signature.zlib, "compress", slowly)
+    texts = HloPacker(now[0])
     assert [bool(texts.pack("module")) for _ in range(4)] == [True, True, False, False]
     now[0] += 2.0
     assert [bool(texts.pack("module")) for _ in range(2)] == [True, False]
@@ -99,10 +99,10 @@ def test_texts_are_kept_as_long_as_that_takes_little_time(monkeypatch):
 
 def test_a_text_that_is_too_long_is_not_kept():
     rng = np.random.default_rng(0)
-    texts = Texts(time.monotonic() - 1000)
+    texts = HloPacker(time.monotonic() - 1000)
     assert texts.pack("x" * 100_000)
     assert texts.pack(rng.bytes(100_000).hex()) == ""
-    assert texts.pack("x" * (description._TEXT_CHARACTERS + 1)) == ""
+    assert texts.pack("x" * (program_signature._TEXT_CHARACTERS + 1)) == ""
     program = _lowered(lambda x: x * 2, 1.0, texts=SimpleNamespace(pack=lambda text: ""))
     assert program.text == ""
     assert program.code

@@ -7,19 +7,19 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jaxrun.planning import devices
-from jaxrun.planning.devices import Card
-from jaxrun.planning.machine import look
+from jaxrun.job import devices
+from jaxrun.job.devices import GpuCard
+from jaxrun.job.machine import probe_machine
 
-_EIGHT = tuple(Card(f"GPU-{i}aaaa-bbbb", f"H{i}") for i in range(8))
+_EIGHT = tuple(GpuCard(f"GPU-{i}aaaa-bbbb", f"H{i}") for i in range(8))
 _MIG = (
-    Card("GPU-0aaa", "A100"),
-    Card("GPU-1bbb", "A100", ("MIG-1111", "MIG-1222")),
+    GpuCard("GPU-0aaa", "A100"),
+    GpuCard("GPU-1bbb", "A100", ("MIG-1111", "MIG-1222")),
 )
 
 
 def _ordinals(value: str | None) -> list[int]:
-    return [int(name[1:]) for _, name in devices.visible(_EIGHT, value)]
+    return [int(name[1:]) for _, name in devices.visible_devices(_EIGHT, value)]
 
 
 @pytest.mark.parametrize(
@@ -64,12 +64,12 @@ def test_cuda_visible_devices_is_read_as_cuda_reads_it(value, expected):
     ],
 )
 def test_a_process_sees_one_mig_device_and_then_no_whole_gpu(value, expected):
-    assert [uuid for uuid, _ in devices.visible(_MIG, value)] == expected
+    assert [uuid for uuid, _ in devices.visible_devices(_MIG, value)] == expected
 
 
 @given(st.text(alphabet="0123456789,-GPUMI a", max_size=30))
 def test_what_is_visible_is_always_some_of_the_cards_once(value):
-    uuids = [uuid for uuid, _ in devices.visible(_EIGHT, value)]
+    uuids = [uuid for uuid, _ in devices.visible_devices(_EIGHT, value)]
     assert len(set(uuids)) == len(uuids) and set(uuids) <= {card.uuid for card in _EIGHT}
 
 
@@ -98,12 +98,12 @@ def test_nvidia_smi_lists_gpus_and_their_mig_devices():
         "something else\n"
     )
     assert devices.parse_smi(listing) == (
-        Card(
+        GpuCard(
             "GPU-5d5ba0d6-d33d-2b2c-524d-9e3d8d2b8a77",
             "NVIDIA A100-SXM4-40GB",
             ("MIG-c6d4f1ef-42e4-5de3-91c7-45d71c87eb3f", "MIG-GPU-5d5ba0d6/7/0"),
         ),
-        Card("GPU-1", "NVIDIA H200 (SXM)"),
+        GpuCard("GPU-1", "NVIDIA H200 (SXM)"),
     )
 
 
@@ -117,7 +117,7 @@ def test_nvidia_smi_on_the_path_is_asked(tmp_path):
     fake.write_text('#!/bin/sh\n[ "$1" = -L ] && echo "GPU 0: Fake (UUID: GPU-0)"\n')
     fake.chmod(0o755)
     environ = {"PATH": f"{tmp_path}:/usr/bin:/bin"}
-    assert devices.nvidia_probes(environ)["nvidia-smi"]() == (Card("GPU-0", "Fake"),)
+    assert devices.nvidia_probes(environ)["nvidia-smi"]() == (GpuCard("GPU-0", "Fake"),)
 
 
 def test_an_nvidia_smi_that_fails_counts_nothing(tmp_path):
@@ -179,7 +179,7 @@ def test_nvml_lists_gpus_and_their_mig_devices(monkeypatch, has_driver):
     driver = _Driver(answers=True)
     monkeypatch.setitem(sys.modules, "pynvml", driver)
     cards = devices.nvidia_probes(has_driver)["NVML"]()
-    assert cards == (Card("GPU-0", "NVIDIA Thing"), Card("GPU-1", "NVIDIA Thing", ("MIG-2",)))
+    assert cards == (GpuCard("GPU-0", "NVIDIA Thing"), GpuCard("GPU-1", "NVIDIA Thing", ("MIG-2",)))
     assert driver.open == 0
 
 
@@ -191,8 +191,8 @@ def test_without_nvml_the_next_probe_is_asked(monkeypatch, has_driver, module):
 
 def test_looking_for_the_cpu_asks_no_driver(monkeypatch, has_driver):
     monkeypatch.setitem(sys.modules, "pynvml", _Driver(answers=True))
-    assert look(["cpu"], has_driver).gpus == {}
-    found = look(["cuda", "cpu"], {**has_driver, "CUDA_VISIBLE_DEVICES": "0"})
+    assert probe_machine(["cpu"], has_driver).gpus == {}
+    found = probe_machine(["cuda", "cpu"], {**has_driver, "CUDA_VISIBLE_DEVICES": "0"})
     assert found.gpus == {"cuda": devices.Gpus(("NVIDIA Thing",), "NVML", "CUDA_VISIBLE_DEVICES=0", ("GPU-0",))}
     assert found.cores and found.host
 

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from jaxrun.errors import UsageError
-from jaxrun.planning import environment
+from jaxrun.job import environment
 
 _POOLS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "NUMEXPR_NUM_THREADS")
 
@@ -110,18 +110,18 @@ def test_an_env_file_that_is_not_there_is_named(tmp_path):
 
 @pytest.mark.parametrize("name", ["HF_TOKEN", "AWS_SECRET_ACCESS_KEY", "db_password", "PGPASSWORD", "X_CREDENTIALS"])
 def test_secrets_are_not_shown(name):
-    assert environment.masked(name, "hunter2") == "***"
+    assert environment.mask_secret(name, "hunter2") == "***"
 
 
 def test_a_password_within_a_url_is_not_shown():
-    assert environment.masked("https_proxy", "http://me:pw@proxy:80/") == "http://***@proxy:80/"
-    assert environment.masked("XLA_FLAGS", "--a=b") == "--a=b"
+    assert environment.mask_secret("https_proxy", "http://me:pw@proxy:80/") == "http://***@proxy:80/"
+    assert environment.mask_secret("XLA_FLAGS", "--a=b") == "--a=b"
 
 
 def test_variables_of_an_earlier_job_are_stale_and_others_are_not():
     environ = {name: "x" for name in ("JAXRUN_RANK", "JAX_PROCESS_ID", "JAX_LOCAL_DEVICE_IDS", "JAX_PLATFORMS")}
     environ |= {"SLURM_PROCID": "3", "JAX_COORDINATOR_BIND_ADDRESS": "x", "JAX_SLICE_INDEX": "0"}
-    assert environment.stale(environ) == (
+    assert environment.inherited_job_variables(environ) == (
         "JAXRUN_RANK",
         "JAX_COORDINATOR_BIND_ADDRESS",
         "JAX_LOCAL_DEVICE_IDS",
@@ -132,22 +132,22 @@ def test_variables_of_an_earlier_job_are_stale_and_others_are_not():
 
 @pytest.mark.parametrize(("cores", "workers", "threads"), [(16, 4, "4"), (16, 5, "3"), (2, 8, "1"), (1, 1, "1")])
 def test_thread_pools_share_the_cores(cores, workers, threads):
-    values = environment.common({}, cores=cores, workers=workers)
+    values = environment.common_settings({}, cores=cores, workers=workers)
     assert {values[name] for name in _POOLS} == {threads}
 
 
 def test_the_users_thread_pools_are_kept():
-    values = environment.common({"OMP_NUM_THREADS": "7"}, cores=4, workers=2)
+    values = environment.common_settings({"OMP_NUM_THREADS": "7"}, cores=4, workers=2)
     assert "OMP_NUM_THREADS" not in values and values["MKL_NUM_THREADS"] == "2"
 
 
 @pytest.mark.parametrize(("given", "expected"), [({}, "0"), ({"PYTHONHASHSEED": "random"}, "0")])
 def test_hashes_are_alike_in_all_workers(given, expected):
-    assert environment.common(given, cores=1, workers=1)["PYTHONHASHSEED"] == expected
+    assert environment.common_settings(given, cores=1, workers=1)["PYTHONHASHSEED"] == expected
 
 
 def test_the_users_hash_seed_is_kept():
-    assert "PYTHONHASHSEED" not in environment.common({"PYTHONHASHSEED": "42"}, cores=1, workers=1)
+    assert "PYTHONHASHSEED" not in environment.common_settings({"PYTHONHASHSEED": "42"}, cores=1, workers=1)
 
 
 @pytest.mark.parametrize(
@@ -162,7 +162,7 @@ def test_the_users_hash_seed_is_kept():
     ],
 )
 def test_a_proxy_is_kept_away_from_the_coordinator(environ, expected):
-    assert environment.common(environ, cores=1, workers=1).get("no_grpc_proxy") == expected
+    assert environment.common_settings(environ, cores=1, workers=1).get("no_grpc_proxy") == expected
 
 
 def test_a_shell_reads_the_same_from_a_quoted_line():

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from jaxrun.errors import UsageError
-from jaxrun.records import timeline
-from jaxrun.records.explain import explain
+from jaxrun.rundir import timeline
+from jaxrun.rundir.explain import explain_run
 from jaxrun.verdict import outcome
 from jaxrun.verdict.outcome import Verdict
 
@@ -49,7 +49,7 @@ def run_dir(path: Path, lines: list[str], verdict: Verdict | None = VERDICT) -> 
 
 def test_the_verdict_is_told_again_with_when_each_rank_did_what(tmp_path: Path) -> None:
     path = run_dir(tmp_path / "run", job(2, hosts=2))
-    assert explain(path).splitlines() == [
+    assert explain_run(path).splitlines() == [
         "jaxrun: rank 1 of 2 on h1 raised ValueError.",
         "1 other was stopped; it had no fault of its own.",
         f"logs: {path}/rank-0001.err · again: jaxrun explain {path}",
@@ -63,7 +63,7 @@ def test_the_verdict_is_told_again_with_when_each_rank_did_what(tmp_path: Path) 
 
 
 def test_the_slow_rank_is_marked_in_the_step_that_it_held_up() -> None:
-    text = timeline.table(timeline.read(job(4, slow=2)))
+    text = timeline.format_table(timeline.parse_events(job(4, slow=2)))
     row = next(line for line in text.splitlines() if line.split()[0] == "2")
     assert row.split() == ["2", "0.02", "*2.10", "2.20", "2.30", "-", "2.60"]
     assert text.count("*") == 2
@@ -71,7 +71,7 @@ def test_the_slow_rank_is_marked_in_the_step_that_it_held_up() -> None:
 
 
 def test_a_large_job_is_summarised_by_step() -> None:
-    text = timeline.table(timeline.read(job(40, slow=33, hosts=4)))
+    text = timeline.format_table(timeline.parse_events(job(40, slow=33, hosts=4)))
     lines = text.splitlines()
     assert len(lines) == 9
     assert lines[1].split() == ["step", "ranks", "first", "median", "last", "slowest", "ranks"]
@@ -94,7 +94,7 @@ def test_a_large_job_is_summarised_by_step() -> None:
 
 def test_a_job_without_a_verdict_tells_how_far_it_had_come(tmp_path: Path) -> None:
     lines = [*job(3)[:5], line("exit", 0.15, 2, status=-11)]
-    text = explain(run_dir(tmp_path / "run", lines, verdict=None))
+    text = explain_run(run_dir(tmp_path / "run", lines, verdict=None))
     assert f"no verdict in {tmp_path / 'run'}: jaxrun itself was killed or is still running" in text
     assert "of 3 ranks: 3 spawned, 2 imported, 1 ended" in text
     assert "ended badly: rank 2: status -11" in text
@@ -104,31 +104,31 @@ def test_a_job_without_a_verdict_tells_how_far_it_had_come(tmp_path: Path) -> No
 def test_damaged_lines_are_left_out_and_counted(tmp_path: Path) -> None:
     lines = job(2)
     damaged = [*lines, lines[0][:20], "\x00\x00", "[1]", '{"event": "hello"}', '{"event": "x", "time": {}}']
-    text = explain(run_dir(tmp_path / "run", damaged))
+    text = explain_run(run_dir(tmp_path / "run", damaged))
     assert text.endswith("(left out: 5 unreadable lines of events.jsonl)")
-    assert timeline.table(timeline.read(damaged)) == timeline.table(timeline.read(lines))
+    assert timeline.format_table(timeline.parse_events(damaged)) == timeline.format_table(timeline.parse_events(lines))
 
 
 def test_a_damaged_verdict_is_said_to_be_so(tmp_path: Path) -> None:
     path = run_dir(tmp_path / "run", job(2))
     (path / "verdict.json").write_text(outcome.to_json(VERDICT)[:40])
-    assert f"the verdict in {path / 'verdict.json'} cannot be read" in explain(path)
+    assert f"the verdict in {path / 'verdict.json'} cannot be read" in explain_run(path)
 
 
 def test_a_job_that_started_nothing_is_told_too(tmp_path: Path) -> None:
-    assert "no rank was started" in explain(run_dir(tmp_path / "run", [], verdict=None))
+    assert "no rank was started" in explain_run(run_dir(tmp_path / "run", [], verdict=None))
 
 
 def test_of_several_jobs_the_latest_is_told(tmp_path: Path) -> None:
     run_dir(tmp_path / "1120-0900-a", job(1))
     newest = run_dir(tmp_path / "1120-1000-b", job(1))
-    assert f"explain {newest}" in explain(tmp_path)
+    assert f"explain {newest}" in explain_run(tmp_path)
     (tmp_path / "latest").symlink_to("1120-0900-a")
-    assert f"explain {tmp_path / '1120-0900-a'}" in explain(tmp_path)
+    assert f"explain {tmp_path / '1120-0900-a'}" in explain_run(tmp_path)
 
 
 @pytest.mark.parametrize("name", ["", "nothing", "file"])
 def test_what_is_no_run_directory_is_refused(tmp_path: Path, name: str) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(UsageError, match="Give the run directory of a job"):
-        explain(tmp_path / name)
+        explain_run(tmp_path / name)

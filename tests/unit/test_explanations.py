@@ -8,9 +8,9 @@ import time
 
 import pytest
 
-from jaxrun.contract import Failed, ThreadFailed
-from jaxrun.verdict import explanations
-from jaxrun.verdict.ends import End
+from jaxrun.diagnosis.worker_outcome import WorkerOutcome
+from jaxrun.protocol import Failed, ThreadFailed
+from jaxrun.verdict.known_errors import lookup
 
 FILTERED = "--------------------\nFor simplicity, JAX has removed its internal frames from the traceback.\n"
 DIED = (
@@ -430,27 +430,27 @@ EXAMPLES = [
 ]
 
 
-def died(status: int | None, **more: object) -> End:
-    return End(0, "h1", 1.0, status, **more)  # type: ignore[arg-type]
+def died(status: int | None, **more: object) -> WorkerOutcome:
+    return WorkerOutcome(0, "h1", 1.0, status, **more)  # type: ignore[arg-type]
 
 
-def raised(message: str, traceback: str = "", *, tail: str = "", error: str = "ValueError") -> End:
+def raised(message: str, traceback: str = "", *, tail: str = "", error: str = "ValueError") -> WorkerOutcome:
     return died(1, words=Failed(0, 0.0, "program", 1, error, message, traceback), tail=tail)
 
 
 @pytest.mark.parametrize(("key", "text"), [(key, text) for key, _, text in EXAMPLES])
 def test_a_text_matches_its_row_and_none_before_it(key: str, text: str) -> None:
-    assert next((row.key for row in explanations.TABLE if row.pattern.search(text)), "no row") == key
+    assert next((row.key for row in lookup.KNOWN_ERRORS if row.pattern.search(text)), "no row") == key
 
 
 def test_every_row_has_an_example_and_a_name_of_its_own() -> None:
-    keys = [row.key for row in explanations.TABLE]
+    keys = [row.key for row in lookup.KNOWN_ERRORS]
     assert len(set(keys)) == len(keys) >= 25
     assert {key for key, _, _ in EXAMPLES} == set(keys)
 
 
-@pytest.mark.parametrize("row", explanations.TABLE, ids=lambda row: row.key)
-def test_a_row_says_one_thing_of_each_kind(row: explanations.Row) -> None:
+@pytest.mark.parametrize("row", lookup.KNOWN_ERRORS, ids=lambda row: row.key)
+def test_a_row_says_one_thing_of_each_kind(row: lookup.Row) -> None:
     assert row.means.endswith(".") and row.means.count(". ") == 0
     assert row.advice and len(row.means) <= 120 and len(row.advice) <= 200
     assert row.link == "" or row.link.startswith("https://")
@@ -460,19 +460,19 @@ def test_a_row_says_one_thing_of_each_kind(row: explanations.Row) -> None:
 
 @pytest.mark.parametrize("text", [text for _, _, text in EXAMPLES])
 def test_an_explanation_has_its_numbers_filled_in(text: str) -> None:
-    known = explanations.explain(text)
+    known = lookup.find_explanation(text)
     assert known.means and "{" not in known.means + known.advice and "None" not in known.means + known.advice
 
 
 def test_numbers_of_the_text_stand_in_the_sentences() -> None:
-    known = explanations.explain(dict((key, text) for key, _, text in EXAMPLES)["logical-devices"])
+    known = lookup.find_explanation(dict((key, text) for key, _, text in EXAMPLES)["logical-devices"])
     assert known.means == "the computation wants 10 devices, and 1 can be used."
     assert known.advice.startswith("jaxrun -n 10, or -d 10 for simulated devices")
 
 
 @pytest.mark.parametrize("text", ["", "bad record in shard 2", "KeyError: 'x'", "Connection reset by peer", FILTERED])
 def test_of_an_unknown_text_nothing_is_said(text: str) -> None:
-    assert explanations.explain(text, text) == explanations.Explanation()
+    assert lookup.find_explanation(text, text) == lookup.Explanation()
 
 
 def test_an_exception_is_known_by_its_message_before_the_rest_of_its_chain() -> None:
@@ -480,49 +480,49 @@ def test_an_exception_is_known_by_its_message_before_the_rest_of_its_chain() -> 
         'Traceback (most recent call last):\n  File "a.py", line 1, in f\nOSError: [Errno 24] Too many open files\n\n'
         "During handling of the above exception, another exception occurred:\n\n"
     )
-    assert "donated" in explanations.of_end(raised(DELETED, f"{chain}RuntimeError: {DELETED}\n")).means
-    assert "open files" in explanations.of_end(raised("cannot load shard", f"{chain}ValueError: cannot load\n")).means
+    assert "donated" in lookup.explain_worker(raised(DELETED, f"{chain}RuntimeError: {DELETED}\n")).means
+    assert "open files" in lookup.explain_worker(raised("cannot load shard", f"{chain}ValueError: cannot load\n")).means
 
 
 def test_a_source_line_in_a_traceback_and_the_log_of_a_rank_that_raised_are_no_evidence() -> None:
     traceback = f'Traceback (most recent call last):\n  File "a.py", line 1, in f\n    raise E("{DELETED}")\nE: other\n'
-    assert explanations.of_end(raised("other", traceback, tail=MISMATCH)).means == ""
+    assert lookup.explain_worker(raised("other", traceback, tail=MISMATCH)).means == ""
 
 
 def test_stderr_speaks_for_a_rank_without_an_exception() -> None:
-    assert "16 bytes came where 8" in explanations.of_end(died(-signal.SIGABRT, tail=MISMATCH)).means
-    assert "16 bytes came where 8" in explanations.of_end(raised("", tail=MISMATCH, error="SystemExit")).means
+    assert "16 bytes came where 8" in lookup.explain_worker(died(-signal.SIGABRT, tail=MISMATCH)).means
+    assert "16 bytes came where 8" in lookup.explain_worker(raised("", tail=MISMATCH, error="SystemExit")).means
 
 
 @pytest.mark.parametrize("status", [-signal.SIGKILL, -signal.SIGTERM])
 def test_of_a_rank_that_was_killed_from_outside_stderr_says_nothing(status: int) -> None:
-    assert explanations.of_end(died(status, tail=MISMATCH)).means == ""
+    assert lookup.explain_worker(died(status, tail=MISMATCH)).means == ""
 
 
 def test_of_a_rank_that_was_lost_stderr_says_nothing() -> None:
-    assert explanations.of_end(died(None, tail=MISMATCH, lost="its host is off")).means == ""
+    assert lookup.explain_worker(died(None, tail=MISMATCH, lost="its host is off")).means == ""
 
 
 def test_a_thread_that_died_before_its_rank_is_evidence() -> None:
     thread = ThreadFailed(0, 0.0, "Loader", "OSError", "Traceback:\nOSError: [Errno 24] Too many open files\n")
-    assert "open files" in explanations.of_end(died(-signal.SIGSEGV, threads=(thread,))).means
+    assert "open files" in lookup.explain_worker(died(-signal.SIGSEGV, threads=(thread,))).means
 
 
 def test_of_a_consequence_only_texts_that_name_a_cause_are_believed() -> None:
-    assert "127.0.1.1" in explanations.of_end(raised(LOOPBACK), roots_only=True).means
-    assert explanations.of_end(raised(DELETED), roots_only=True).means == ""
+    assert "127.0.1.1" in lookup.explain_worker(raised(LOOPBACK), roots_only=True).means
+    assert lookup.explain_worker(raised(DELETED), roots_only=True).means == ""
 
 
 def test_of_a_long_text_both_ends_are_looked_at_and_not_the_middle() -> None:
     filler = "x" * 50_000
-    assert explanations.explain(f"{DELETED}{filler}").means
-    assert explanations.explain(f"{filler}{DELETED}").means
-    assert explanations.explain(f"{filler}{DELETED}{filler}").means == ""
+    assert lookup.find_explanation(f"{DELETED}{filler}").means
+    assert lookup.find_explanation(f"{filler}{DELETED}").means
+    assert lookup.find_explanation(f"{filler}{DELETED}{filler}").means == ""
 
 
 @pytest.mark.parametrize("text", [text for _, _, text in EXAMPLES])
 def test_a_hostile_text_takes_no_longer_than_its_length_allows(text: str) -> None:
     hostile = "".join(text[: len(text) * part // 4] for part in (3, 2, 1)) or "x"
     before = time.process_time()
-    explanations.explain(hostile * (100_000 // len(hostile)))
+    lookup.find_explanation(hostile * (100_000 // len(hostile)))
     assert time.process_time() - before < 1.0

@@ -7,7 +7,7 @@ import threading
 
 import pytest
 
-from jaxrun.contract.exceptions import pickled
+from jaxrun.protocol.exceptions import pickle_exception
 
 
 class Plain(Exception):
@@ -59,22 +59,22 @@ TRAVEL = [
 
 @pytest.mark.parametrize("error", TRAVEL, ids=lambda error: type(error).__name__)
 def test_an_exception_arrives_as_it_was(error):
-    made = pickle.loads(pickled(error))
+    made = pickle.loads(pickle_exception(error))
     assert type(made) is type(error)
     assert str(made) == str(error)
     assert {name: value for name, value in vars(made).items() if name != "__notes__"} == vars(error)
 
 
 def test_args_arrive():
-    assert pickle.loads(pickled(OSError(2, "No such file", "x.npy"))).filename == "x.npy"
-    assert pickle.loads(pickled(Plain("a", 1))).args == ("a", 1)
+    assert pickle.loads(pickle_exception(OSError(2, "No such file", "x.npy"))).filename == "x.npy"
+    assert pickle.loads(pickle_exception(Plain("a", 1))).args == ("a", 1)
 
 
 def test_a_class_that_was_made_in_a_function_travels_with_it():
     class Local(Exception):
         pass
 
-    made = pickle.loads(pickled(Local("x")))
+    made = pickle.loads(pickle_exception(Local("x")))
     assert type(made) is Local and made.args == ("x",)
 
 
@@ -85,16 +85,16 @@ def test_what_it_was_raised_from_stays_behind():
         except KeyError as cause:
             raise ValueError("x") from cause
     except ValueError as error:
-        made = pickle.loads(pickled(error))
+        made = pickle.loads(pickle_exception(error))
     assert made.__cause__ is None and made.__context__ is None and made.__traceback__ is None
 
 
 @pytest.mark.parametrize("error", [Plain(threading.Lock()), Slotted("here")], ids=["a lock", "state that is lost"])
 def test_what_would_not_arrive_as_it_was_does_not_travel(error):
-    assert pickled(error) == b""
+    assert pickle_exception(error) == b""
 
 
 def test_an_attribute_that_cannot_travel_keeps_all_of_it_back():
     error = Plain("x")
     error.lock = threading.Lock()
-    assert pickled(error) == b""
+    assert pickle_exception(error) == b""

@@ -2,13 +2,13 @@
 
 import pytest
 
-from jaxrun.gang.conversation import Printed
-from jaxrun.gang.lines import Lines
+from jaxrun.gang.call import Printed
+from jaxrun.gang.display import TerminalDisplay
 
 
 @pytest.fixture
 def lines():
-    return Lines()
+    return TerminalDisplay()
 
 
 def end(lines):

@@ -9,8 +9,8 @@ import threading
 import pytest
 from conversing import playing
 
-from jaxrun.contract.parcel import Kind, Parcel
-from jaxrun_runtime import conversation, results
+from jaxrun.protocol.payload import GangMessage, GangMessageKind
+from jaxrun_runtime import array_pickling, gang_worker
 
 
 @pytest.fixture
@@ -20,12 +20,12 @@ def play(monkeypatch):
 
 
 def current():
-    return conversation.current()
+    return gang_worker.current_call()
 
 
 def test_a_rank_says_what_it_is(play):
     kind, about = play(lambda parent: parent.about)
-    assert kind is Kind.READY and about["pid"] == os.getpid()
+    assert kind is GangMessageKind.READY and about["pid"] == os.getpid()
     assert (about["rank"], about["size"], about["devices"], about["platform"]) == (0, 1, 2, "cpu")
 
 
@@ -35,11 +35,11 @@ def test_it_runs_what_it_is_sent_one_after_the_other(play):
             side.run(lambda x: x + 1, number, number=number)
         return [side.hear() for _ in range(3)]
 
-    assert play(parent) == [(Kind.RETURN, 1), (Kind.RETURN, 2), (Kind.RETURN, 3)]
+    assert play(parent) == [(GangMessageKind.RESULT, 1), (GangMessageKind.RESULT, 2), (GangMessageKind.RESULT, 3)]
 
 
 def test_an_answer_belongs_to_its_conversation_and_tells_the_calls_made(play, monkeypatch):
-    monkeypatch.setattr(conversation, "_calls", lambda: {"0-3": 7})
+    monkeypatch.setattr(gang_worker, "_calls", lambda: {"0-3": 7})
 
     def parent(side):
         side.run(int, number=42)
@@ -51,7 +51,7 @@ def test_an_answer_belongs_to_its_conversation_and_tells_the_calls_made(play, mo
 
 def test_it_leaves_when_it_is_told_to(play):
     def parent(side):
-        side.put(Parcel(Kind.LEAVE, 0))
+        side.put(GangMessage(GangMessageKind.SHUTDOWN, 0))
         return side.connection.recv(1) if select.select([side.connection], [], [], 20)[0] else None
 
     assert play(parent) == b""
@@ -60,21 +60,21 @@ def test_it_leaves_when_it_is_told_to(play):
 def test_what_is_said_after_a_function_is_over_disturbs_nothing(play):
     def parent(side):
         side.say("late")
-        side.put(Parcel(Kind.OVER, 1))
+        side.put(GangMessage(GangMessageKind.END_CALL, 1))
         side.run(lambda: "next", number=2)
         return side.hear()
 
-    assert play(parent) == (Kind.RETURN, "next")
+    assert play(parent) == (GangMessageKind.RESULT, "next")
 
 
 def test_its_results_go_through_the_rule_for_arrays_of_jax(play, monkeypatch):
-    monkeypatch.setattr(results, "reduce", lambda value: (str, ("made",)) if value == 1j else NotImplemented)
+    monkeypatch.setattr(array_pickling, "reduce", lambda value: (str, ("made",)) if value == 1j else NotImplemented)
 
     def parent(side):
         side.run(lambda: [1j])
         return side.hear()
 
-    assert play(parent) == (Kind.RETURN, ["made"])
+    assert play(parent) == (GangMessageKind.RESULT, ["made"])
 
 
 # ---- raising
@@ -106,8 +106,8 @@ def test_what_it_raises_is_told_and_it_goes_on(play, fn, words):
         return heard, side.hear()
 
     (kind, failure), after = play(parent)
-    assert kind is Kind.FAIL and (failure["error"], failure["message"], failure["status"]) == words
-    assert after == (Kind.RETURN, "alive")
+    assert kind is GangMessageKind.EXCEPTION and (failure["error"], failure["message"], failure["status"]) == words
+    assert after == (GangMessageKind.RESULT, "alive")
 
 
 def test_a_traceback_has_the_users_frames_only(play):
@@ -122,11 +122,11 @@ def test_a_traceback_has_the_users_frames_only(play):
 
 def test_a_task_that_cannot_be_unpickled_is_told(play):
     def parent(side):
-        side.put(Parcel(Kind.TASK, 1, b"garbage"))
+        side.put(GangMessage(GangMessageKind.CALL, 1, b"garbage"))
         return side.hear()
 
     kind, failure = play(parent)
-    assert kind is Kind.FAIL and failure["error"] == "UnpicklingError"
+    assert kind is GangMessageKind.EXCEPTION and failure["error"] == "UnpicklingError"
 
 
 # ---- printing
@@ -144,9 +144,9 @@ def test_what_is_printed_goes_to_the_parent_and_to_the_log(play, capsys):
         return side.hear_all()
 
     *printed, last = play(parent)
-    assert "".join(text for kind, text in printed if kind is Kind.OUT) == "one\ntwo\nhalf"
-    assert "".join(text for kind, text in printed if kind is Kind.ERR) == "trouble\n"
-    assert last == (Kind.RETURN, (False, sys.stdout.encoding))
+    assert "".join(text for kind, text in printed if kind is GangMessageKind.STDOUT) == "one\ntwo\nhalf"
+    assert "".join(text for kind, text in printed if kind is GangMessageKind.STDERR) == "trouble\n"
+    assert last == (GangMessageKind.RESULT, (False, sys.stdout.encoding))
     assert capsys.readouterr() == ("one\ntwo\nhalf", "trouble\n")
 
 
@@ -155,7 +155,7 @@ def test_what_is_printed_goes_to_the_log_only_where_nobody_asked(play, capsys):
         side.run(lambda: print("quiet"))
         return side.hear()
 
-    assert play(parent) == (Kind.RETURN, None)
+    assert play(parent) == (GangMessageKind.RESULT, None)
     assert capsys.readouterr().out == "quiet\n"
 
 
@@ -170,7 +170,11 @@ def test_a_function_that_fails_has_printed_what_it_had(play):
         return side.hear_all()
 
     first, second, (kind, _) = play(parent)
-    assert (first, second, kind) == ((Kind.OUT, "before"), (Kind.OUT, " the end"), Kind.FAIL)
+    assert (first, second, kind) == (
+        (GangMessageKind.STDOUT, "before"),
+        (GangMessageKind.STDOUT, " the end"),
+        GangMessageKind.EXCEPTION,
+    )
 
 
 def test_surrogates_and_threads_print_too(play):
@@ -184,7 +188,7 @@ def test_surrogates_and_threads_print_too(play):
         side.run(printing, print=True)
         return side.hear_all()
 
-    heard = [text for kind, text in play(parent) if kind is Kind.OUT]
+    heard = [text for kind, text in play(parent) if kind is GangMessageKind.STDOUT]
     assert "".join(heard) == "from a thread\n\\udcff\n"
 
 
@@ -198,7 +202,7 @@ def test_a_fork_of_the_function_says_nothing_in_its_name(play, capsys):
         side.run(forking, print=True)
         return side.hear_all()
 
-    assert play(parent) == [(Kind.RETURN, None)]
+    assert play(parent) == [(GangMessageKind.RESULT, None)]
     assert capsys.readouterr().out == "in the fork\n"
 
 
@@ -218,12 +222,12 @@ def test_both_sides_may_talk_while_it_runs(play):
         side.say("c")
         return said, side.hear()
 
-    assert play(parent) == ((Kind.SAY, (0, 1, "a")), (Kind.RETURN, "bc"))
+    assert play(parent) == ((GangMessageKind.VALUE, (0, 1, "a")), (GangMessageKind.RESULT, "bc"))
 
 
 ENDS = {
-    "the parent has had enough": (lambda side: side.put(Parcel(Kind.OVER, 1)), True),
-    "the gang is closed": (lambda side: side.put(Parcel(Kind.LEAVE, 0)), False),
+    "the parent has had enough": (lambda side: side.put(GangMessage(GangMessageKind.END_CALL, 1)), True),
+    "the gang is closed": (lambda side: side.put(GangMessage(GangMessageKind.SHUTDOWN, 0)), False),
     "another conversation's words": (lambda side: side.say("x", number=9), True),
 }
 
@@ -233,7 +237,7 @@ def test_who_waits_for_words_that_cannot_come_is_told(play, end, goes_on):
     def waiting():
         try:
             current().receive()
-        except conversation.Over:
+        except gang_worker.CallEnded:
             return "over"
 
     def parent(side):
@@ -245,13 +249,13 @@ def test_who_waits_for_words_that_cannot_come_is_told(play, end, goes_on):
             heard.append(side.hear())
         return heard
 
-    assert play(parent) == [(Kind.RETURN, "over"), (Kind.RETURN, "next")][: 1 + goes_on]
+    assert play(parent) == [(GangMessageKind.RESULT, "over"), (GangMessageKind.RESULT, "next")][: 1 + goes_on]
 
 
 def test_the_end_of_the_parent_ends_it(play, capsys):
     def waiting():
         for attempt in (current().receive, current().receive, lambda: current().send(1)):
-            with pytest.raises(conversation.Over):
+            with pytest.raises(gang_worker.CallEnded):
                 attempt()
         print("all is over")
 
@@ -264,6 +268,6 @@ def test_the_end_of_the_parent_ends_it(play, capsys):
 
 
 def test_outside_of_a_gang_there_is_no_conversation(monkeypatch):
-    monkeypatch.setattr(conversation, "_current", None)
+    monkeypatch.setattr(gang_worker, "_current", None)
     with pytest.raises(RuntimeError, match="not being run by a gang"):
-        conversation.current()
+        gang_worker.current_call()

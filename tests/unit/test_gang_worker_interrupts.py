@@ -8,8 +8,8 @@ import time
 import pytest
 from conversing import playing
 
-from jaxrun.contract.parcel import Kind, pack
-from jaxrun_runtime import conversation
+from jaxrun.protocol.payload import GangMessageKind, pack
+from jaxrun_runtime import gang_worker
 
 LARGE = 2**20  # bytes that do not fit into a socket
 
@@ -21,7 +21,7 @@ def play(monkeypatch):
 
 
 def current():
-    return conversation.current()
+    return gang_worker.current_call()
 
 
 def test_an_interrupt_ends_the_function_and_not_the_rank(play):
@@ -37,7 +37,7 @@ def test_an_interrupt_ends_the_function_and_not_the_rank(play):
         side.run(lambda: "next", number=2, interrupts=1)
         return kind, failure["error"], side.hear()
 
-    assert play(parent) == (Kind.FAIL, "KeyboardInterrupt", (Kind.RETURN, "next"))
+    assert play(parent) == (GangMessageKind.EXCEPTION, "KeyboardInterrupt", (GangMessageKind.RESULT, "next"))
 
 
 def test_while_nothing_runs_there_is_nothing_to_interrupt(play):
@@ -48,7 +48,7 @@ def test_while_nothing_runs_there_is_nothing_to_interrupt(play):
         side.run(lambda: "next", number=2, interrupts=1)
         return side.hear()
 
-    assert play(parent) == (Kind.RETURN, "next")
+    assert play(parent) == (GangMessageKind.RESULT, "next")
 
 
 def test_an_interrupt_may_be_faster_than_the_function_it_is_meant_for(play):
@@ -59,7 +59,7 @@ def test_an_interrupt_may_be_faster_than_the_function_it_is_meant_for(play):
         side.run(lambda: "next", number=2, interrupts=1)
         return first, side.hear()
 
-    assert play(parent) == ("KeyboardInterrupt", (Kind.RETURN, "next"))
+    assert play(parent) == ("KeyboardInterrupt", (GangMessageKind.RESULT, "next"))
 
 
 @pytest.mark.parametrize("working", [True, False], ids=["while it works", "while it is idle"])
@@ -89,11 +89,11 @@ def test_an_interrupt_that_was_meant_for_an_earlier_function_does_not_hit_the_ne
         side.interrupt()
         return side.hear()
 
-    assert play(parent) == (Kind.RETURN, "undisturbed")
+    assert play(parent) == (GangMessageKind.RESULT, "undisturbed")
 
 
 def test_an_interrupt_that_does_not_come_is_not_waited_for_for_ever(play, monkeypatch):
-    monkeypatch.setattr(conversation, "_INTERRUPT_PATIENCE", 0.01)
+    monkeypatch.setattr(gang_worker, "_INTERRUPT_PATIENCE", 0.01)
 
     def parent(side):
         side.run(lambda: "late", interrupts=5)
@@ -101,7 +101,7 @@ def test_an_interrupt_that_does_not_come_is_not_waited_for_for_ever(play, monkey
         side.run(lambda: "at once", number=2, interrupts=5)
         return first, side.hear()
 
-    assert play(parent) == ((Kind.RETURN, "late"), (Kind.RETURN, "at once"))
+    assert play(parent) == ((GangMessageKind.RESULT, "late"), (GangMessageKind.RESULT, "at once"))
 
 
 def test_an_interrupt_while_a_value_leaves_waits_until_it_has_left(play):
@@ -119,7 +119,7 @@ def test_an_interrupt_while_a_value_leaves_waits_until_it_has_left(play):
 
     (_, value), second, last = play(parent)
     assert len(value) == LARGE
-    assert (second, last) == ((Kind.SAY, "and then interrupted"), (Kind.RETURN, None))
+    assert (second, last) == ((GangMessageKind.VALUE, "and then interrupted"), (GangMessageKind.RESULT, None))
 
 
 def test_an_interrupt_while_a_value_comes_loses_nothing(play):
@@ -135,7 +135,7 @@ def test_an_interrupt_while_a_value_comes_loses_nothing(play):
     def parent(side):
         side.run(receiving)
         said = [side.hear()]
-        frame = b"".join(pack(Kind.SAY, 1, bytes(LARGE), share=False).frame())
+        frame = b"".join(pack(GangMessageKind.VALUE, 1, bytes(LARGE), share=False).to_frame())
         side.connection.sendall(frame[:-1])  # more than fits, so it has taken some of it
         side.interrupt()
         side.connection.sendall(frame[-1:])
@@ -143,7 +143,11 @@ def test_an_interrupt_while_a_value_comes_loses_nothing(play):
         side.say("next")
         return *said, side.hear()
 
-    assert play(parent) == ((Kind.SAY, "ready"), (Kind.SAY, "interrupted"), (Kind.RETURN, (LARGE, "next")))
+    assert play(parent) == (
+        (GangMessageKind.VALUE, "ready"),
+        (GangMessageKind.VALUE, "interrupted"),
+        (GangMessageKind.RESULT, (LARGE, "next")),
+    )
 
 
 def test_an_interrupt_in_a_result_on_its_way_is_no_failure(play):
@@ -157,4 +161,4 @@ def test_an_interrupt_in_a_result_on_its_way_is_no_failure(play):
         side.run(lambda: "next", number=2, interrupts=1)
         return kind, len(value), side.hear()
 
-    assert play(parent) == (Kind.RETURN, LARGE, (Kind.RETURN, "next"))
+    assert play(parent) == (GangMessageKind.RESULT, LARGE, (GangMessageKind.RESULT, "next"))

@@ -5,8 +5,8 @@ import threading
 
 import pytest
 
-from jaxrun.contract import handshake
 from jaxrun.errors import ProtocolError
+from jaxrun.protocol import handshake
 
 REFUSED = "does not know the token"
 HUNG_UP = "hung up before it had proved"

@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from jaxrun.contract import Join, Lead, Leave, Listening, Run, ThreadFailed
-from jaxrun.head.events import Exited, Spawned, Tick, Unavailable
-from jaxrun.head.head import Phase
+from jaxrun.head.events import StartFailed, Tick, WorkerExited, WorkerSpawned
+from jaxrun.head.head import JobPhase
+from jaxrun.protocol import CoordinatorReady, Exit, Join, Run, StartCoordinator, ThreadFailed
 
 LOST = {"error": "JaxRuntimeError", "message": "Gloo all-reduce failed: Connection closed by peer"}
 
@@ -18,13 +18,13 @@ LOST = {"error": "JaxRuntimeError", "message": "Gloo all-reduce failed: Connecti
 def test_a_clean_run_ends_when_all_have_left_rank_0_last(simulate, size):
     job = simulate(size).run()
     others = list(range(1, size))
-    assert job.ranks_sent(Lead) == [0]
+    assert job.ranks_sent(StartCoordinator) == [0]
     assert job.ranks_sent(Join) == others
     assert sorted(job.ranks_sent(Run)) == list(range(size))
     job.done(*range(size))
-    assert job.ranks_sent(Leave) == (others or [0])
+    assert job.ranks_sent(Exit) == (others or [0])
     job.exit(0, *others)
-    assert sorted(job.ranks_sent(Leave)) == list(range(size))
+    assert sorted(job.ranks_sent(Exit)) == list(range(size))
     assert job.ending is None
     job.exit(0, 0)
     assert job.ending.reason == "ok" and job.statuses == [0] * size
@@ -35,7 +35,7 @@ def test_a_clean_run_ends_when_all_have_left_rank_0_last(simulate, size):
 def test_nobody_joins_before_the_coordinator_listens(simulate):
     job = simulate(3).meet()
     assert job.ranks_sent(Join) == []
-    job.tell(Listening(0, "127.0.0.1:4711"))
+    job.tell(CoordinatorReady(0, "127.0.0.1:4711"))
     assert job.sent[-1][1:] == ((1, 2), Join("127.0.0.1:4711"))
 
 
@@ -70,7 +70,7 @@ def test_ranks_that_do_not_join_in_time_are_named(simulate):
 
 def test_the_start_up_limit_does_not_count_the_run(simulate):
     job = simulate(2, init=30.0).run().wait(1000)
-    assert job.head.phase is Phase.RUNNING
+    assert job.head.phase is JobPhase.RUNNING
 
 
 REFUSED_PROOFS = {
@@ -102,7 +102,7 @@ def test_a_cpu_fallback_is_refused(simulate):
 def test_hellos_that_differ_are_refused_before_anybody_joins(simulate):
     job = simulate(2).meet(r1={"versions": {"python": "3.11.7", "jax": "0.8.0"}}).wait(1)
     assert job.ending.reason == "refused" and job.ending.text.startswith("the processes differ in jax\n")
-    assert job.ranks_sent(Lead) == []
+    assert job.ranks_sent(StartCoordinator) == []
 
 
 def test_two_processes_with_one_rank_are_refused(simulate):
@@ -118,14 +118,14 @@ def test_a_rank_that_the_job_does_not_have_is_refused(simulate):
 
 
 def test_workers_that_cannot_be_started_end_the_job(simulate):
-    job = simulate(2).tell(Unavailable("jax could not be imported", "Traceback\n"))
+    job = simulate(2).tell(StartFailed("jax could not be imported", "Traceback\n"))
     assert job.ending.reason == "unavailable" and job.ending.traceback == "Traceback\n"
     assert job.statuses == [None, None]
 
 
 def test_a_worker_that_appears_while_the_job_is_stopped_is_killed_too(simulate):
     job = simulate(3).spawn(0)
-    job.interrupt(signal.SIGINT).tell(Spawned(1, 1001)).wait(1)
+    job.interrupt(signal.SIGINT).tell(WorkerSpawned(1, 1001)).wait(1)
     assert job.kills() == [(0, (0,)), (0, (1,))]
     assert job.statuses == [-9, -9, None]
 
@@ -284,7 +284,9 @@ def test_who_has_said_its_last_words_is_not_taken_for_stopped(simulate):
 def test_an_end_keeps_all_that_is_known_of_a_worker(simulate):
     job = simulate(2, hosts={0: "h1", 1: "h2"}).run().wait(3)
     thread = ThreadFailed(1, 3.0, "Loader-1", "OSError", "Traceback\n")
-    job.tell(thread, Exited(1, -11, fatal="Fatal Python error", tail="last line", out_of_memory="it did")).wait(1)
+    job.tell(
+        thread, WorkerExited(1, -11, crash_dump="Fatal Python error", stderr_tail="last line", out_of_memory="it did")
+    ).wait(1)
     end = job.ending.ends[1]
     assert (end.rank, end.host, end.time, end.status) == (1, "h2", 3.0, -11)
     assert (end.threads, end.words, end.fatal, end.tail) == (
@@ -300,8 +302,8 @@ def test_an_end_keeps_all_that_is_known_of_a_worker(simulate):
 
 def test_nothing_happens_after_the_end(simulate):
     job = simulate(1).run().done(0).exit(0, 0)
-    assert job.head.phase is Phase.OVER and job.head.deadline() is None
-    for event in (Tick(), Exited(0, 1), job.words(0), job.hello(0), Unavailable("late")):
+    assert job.head.phase is JobPhase.OVER and job.head.deadline() is None
+    for event in (Tick(), WorkerExited(0, 1), job.words(0), job.hello(0), StartFailed("late")):
         assert job.head.handle(event, 99.0) == []
 
 
@@ -334,5 +336,5 @@ def test_any_order_of_events_ends_in_one_finish_once_all_have_ended(simulate, si
             STEPS[name](job, rank)
         assert (job.ending is not None) == (len(job.exited) == size)
     job.exit(0, *(rank for rank in range(size) if rank not in job.exited))
-    assert job.head.phase is Phase.OVER
+    assert job.head.phase is JobPhase.OVER
     assert job.statuses == [job.exited[rank] for rank in range(size)]

@@ -5,12 +5,12 @@ from dataclasses import replace
 
 import pytest
 
-from jaxrun.contract import STACKS_SIGNAL, Call, OutOfStep, Proceed
-from jaxrun.contract.flight import EVERY_CALL
-from jaxrun.head.agreement import SETTLE, Agreement
-from jaxrun.head.events import Exited, Flown, Lost, Signalled
-from jaxrun.lockstep.flight import CallMade, Flight, PendingCall, Program
-from jaxrun.verdict import report, verdict
+from jaxrun.head.call_matcher import MISMATCH_SETTLE_S, CallMatcher
+from jaxrun.head.events import AgentLost, LauncherSignalled, RecorderSnapshot, WorkerExited
+from jaxrun.lockstep.flight import DispatchedCall, Flight, PendingCall, ProgramInfo
+from jaxrun.protocol import STACKS_SIGNAL, Call, CallMismatch, Proceed
+from jaxrun.protocol.flight_file import EVERY_CALL
+from jaxrun.verdict import decide, report
 
 ALL = "0-2"
 IN_JAX = 'Thread 0x1 (most recent call first):\n  File "/home/me/train.py", line 9 in <module>\n'
@@ -24,17 +24,17 @@ def call(
 
 def flight(*keys, code="c", group=ALL, pending=None, level=EVERY_CALL, site=1):
     """One that made calls of programs with these keys."""
-    programs = {number: Program(f"jit({key})", key, code) for number, key in enumerate(dict.fromkeys(keys), 1)}
+    programs = {number: ProgramInfo(f"jit({key})", key, code) for number, key in enumerate(dict.fromkeys(keys), 1)}
     number_of = {program.key: number for number, program in programs.items()}
     chain, calls = 0, []
     for number, key in enumerate(keys, 1):
         chain = hash((chain, key, code))
-        calls.append(CallMade(float(number), group, number, chain, number_of[key], site))
+        calls.append(DispatchedCall(float(number), group, number, chain, number_of[key], site))
     counts = {group: len(keys)} if keys else {}
     return Flight(
         level=level,
         calls=tuple(calls),
-        groups=counts,
+        call_counts=counts,
         programs=programs,
         sites={1: ("/home/me/train.py:9 main",)},
         pending=pending,
@@ -53,7 +53,7 @@ def sent(job, kind):
 
 
 def all_say(job, ending):
-    return report.render(verdict.decide(ending, job.hosts, started=0.0, ended=job.now), None)
+    return report.format_report(decide.decide(ending, job.hosts, started=0.0, ended=job.now), None)
 
 
 # ---- strict
@@ -77,55 +77,55 @@ def test_a_lowered_program_that_is_not_known_is_like_any(strict):
     strict.tell(call(0), call(1, code=""), call(2))
     assert len(sent(strict, Proceed)) == 1
     strict.tell(call(0, 2, code=""), call(1, 2), call(2, 2, code="other")).wait(1)
-    assert len(sent(strict, OutOfStep)) == 1
+    assert len(sent(strict, CallMismatch)) == 1
 
 
 def test_who_differs_is_told_to_all_once_it_is_known_what_they_run(strict):
     strict.programs = {(0, 7): line("k", 32), (2, 7): line("other", 31)}
     strict.tell(call(0), call(2, key="other")).wait(0.05).tell(call(1)).wait(0.5)
-    ((time, ranks, message),) = sent(strict, OutOfStep)
-    assert time == 50 + round(SETTLE * 1000) + 2 and set(ranks) == {0, 1, 2} and message.number == 1
-    assert "float32[32]@P('data') on ranks 0-1 and float32[31]@P('data') on rank 2" in message.text
+    ((time, ranks, message),) = sent(strict, CallMismatch)
+    assert time == 50 + round(MISMATCH_SETTLE_S * 1000) + 2 and set(ranks) == {0, 1, 2} and message.number == 1
+    assert "float32[32]@P('data') on ranks 0-1 and float32[31]@P('data') on rank 2" in message.reason
     assert strict.ending is None  # the program may catch it
 
 
 def test_without_descriptions_it_is_told_soon_all_the_same(strict):
     strict.tell(call(0), call(2, code="other"), call(1)).wait(2)
-    ((time, _, message),) = sent(strict, OutOfStep)
-    assert time <= 700 and "disagree at cross-process call #1" in message.text
+    ((time, _, message),) = sent(strict, CallMismatch)
+    assert time <= 700 and "disagree at cross-process call #1" in message.reason
 
 
 def test_who_comes_late_to_a_call_that_will_not_be_is_told_at_once(strict):
     strict.tell(call(0), call(2, key="other")).wait(1)
-    assert not sent(strict, OutOfStep)
+    assert not sent(strict, CallMismatch)
     strict.wait(2).tell(call(1))
-    assert [ranks for _, ranks, _ in sent(strict, OutOfStep)] == [(0, 2), (1,)]
+    assert [ranks for _, ranks, _ in sent(strict, CallMismatch)] == [(0, 2), (1,)]
 
 
 def test_who_waits_for_a_rank_that_has_finished_is_told_how_many_calls_it_made(strict):
-    strict.tell(Flown(2, flight("a", "b"))).done(2)
+    strict.tell(RecorderSnapshot(2, flight("a", "b"))).done(2)
     strict.tell(call(0, 3), call(1, 3)).wait(1)
-    ((_, ranks, message),) = sent(strict, OutOfStep)
-    assert ranks == (0, 1) and "has made only 2 calls and is finished" in message.text and "rank 2" in message.text
+    ((_, ranks, message),) = sent(strict, CallMismatch)
+    assert ranks == (0, 1) and "has made only 2 calls and is finished" in message.reason and "rank 2" in message.reason
 
 
 def test_waiting_first_and_the_end_of_another_later_is_the_same(strict):
     strict.tell(call(0, 1), call(1, 1)).wait(5)
-    assert not sent(strict, OutOfStep)
-    strict.tell(Flown(2, flight())).done(2).wait(1)
-    assert "has made no call and is finished" in sent(strict, OutOfStep)[0][2].text
+    assert not sent(strict, CallMismatch)
+    strict.tell(RecorderSnapshot(2, flight())).done(2).wait(1)
+    assert "has made no call and is finished" in sent(strict, CallMismatch)[0][2].reason
 
 
 def test_groups_that_wait_for_each_other_are_told(strict):
     strict.tell(call(0, group="0-1"), call(1, group="1-2", place="train.py:12 main"), call(2, group="0,2")).wait(1)
-    told = sent(strict, OutOfStep)
+    told = sent(strict, CallMismatch)
     assert sorted(rank for _, ranks, _ in told for rank in ranks) == [0, 1, 2]
-    assert "waits in call #1 of ranks 1-2, jit(step) at train.py:12 main" in told[0][2].text
+    assert "waits in call #1 of ranks 1-2, jit(step) at train.py:12 main" in told[0][2].reason
 
 
 def test_one_that_still_works_may_come(strict):
     strict.tell(call(0, group="0-1"), call(1, group="1-2")).wait(60)
-    assert not sent(strict, OutOfStep)
+    assert not sent(strict, CallMismatch)
     strict.tell(call(2, group="1-2"))
     assert [ranks for _, ranks, _ in sent(strict, Proceed)] == [(1, 2)]
 
@@ -136,7 +136,7 @@ def test_all_that_were_told_have_time_to_raise_it(strict):
     assert not strict.kills()
     strict.tell(*(strict.words(rank, "DivergenceError", "the processes disagree") for rank in (0, 1)))
     strict.exit(1, 1).exit(1, 0).wait(1)
-    told = verdict.decide(strict.ending, strict.hosts, started=0.0, ended=strict.now)
+    told = decide.decide(strict.ending, strict.hosts, started=0.0, ended=strict.now)
     assert told.culprits == (0, 1, 2) and not strict.kills()
 
 
@@ -147,14 +147,14 @@ def test_who_was_told_and_does_not_raise_it_holds_nobody_up(strict):
 
 
 def test_a_rank_that_works_alone_waits_for_nobody(simulate):
-    job = simulate(2, lockstep="strict").run().tell(Flown(0, flight(group="0-1"))).done(0)
+    job = simulate(2, lockstep="strict").run().tell(RecorderSnapshot(0, flight(group="0-1"))).done(0)
     job.tell(call(1, group="0-1")).wait(1)
-    assert len(sent(job, OutOfStep)) == 1
+    assert len(sent(job, CallMismatch)) == 1
 
 
 def test_the_price_is_told_at_the_end(strict):
     for rank, took in ((0, 0.3), (1, 0.5), (2, 0.1)):
-        strict.tell(Flown(rank, replace(Flight.from_json(flight("a", "a")), agreed=(2, took)).to_json()))
+        strict.tell(RecorderSnapshot(rank, replace(Flight.from_json(flight("a", "a")), agreed=(2, took)).to_json()))
     strict.done(0, 1, 2).exit(0, 0, 1, 2)
     text = all_say(strict, strict.ending)
     assert "2 calls agreed on first, which took rank 1 0.50 s, 250.00 ms each, waiting for slower ranks" in text
@@ -180,7 +180,7 @@ def test_first_calls_that_differ_are_said_once_and_kept_for_the_verdict(record):
     record.tell(call(0, waits=False), call(1, key="other", waits=False)).wait(3)
     record.tell(call(0, 2, waits=False), call(1, 2, key="other", waits=False)).wait(0.5)
     assert len(record.said) == 1 and "argument x is float32[32]" in record.texts[0]
-    assert record.ending is None and not sent(record, OutOfStep)
+    assert record.ending is None and not sent(record, CallMismatch)
     record.done(0, 1, 2).exit(0, 0, 1, 2).wait(1)
     assert record.ending.reason == "ok" and record.ending.divergence.number == 1
     text = all_say(record, record.ending)
@@ -193,12 +193,12 @@ def test_a_rank_for_which_the_program_is_not_new_says_nothing(record):
 
 
 def test_a_first_call_that_a_finished_rank_was_needed_for_is_said(record):
-    record.tell(Flown(2, flight("a"))).done(2).tell(call(0, 2, waits=False)).wait(3)
+    record.tell(RecorderSnapshot(2, flight("a"))).done(2).tell(call(0, 2, waits=False)).wait(3)
     assert len(record.said) == 1 and "has made only 1 call and is finished" in record.texts[0]
 
 
 def test_what_a_finished_rank_has_made_it_was_not_missed_in(record):
-    record.tell(Flown(2, flight("a", "b"))).done(2).tell(call(0, 2, waits=False)).wait(0.5)
+    record.tell(RecorderSnapshot(2, flight("a", "b"))).done(2).tell(call(0, 2, waits=False)).wait(0.5)
     assert not record.said
 
 
@@ -224,7 +224,7 @@ def test_histories_that_differ_are_found_while_the_job_runs(record):
 def test_who_asks_where_the_ranks_are_has_their_histories_compared(record):
     record.wait(200)
     record.flights = {0: flight("a", "b"), 1: flight("a", "b"), 2: flight("a", "a")}
-    record.tell(Signalled(STACKS_SIGNAL)).wait(1)
+    record.tell(LauncherSignalled(STACKS_SIGNAL)).wait(1)
     assert len(record.said) == 1 and "cross-process call #2" in record.texts[0]
 
 
@@ -239,7 +239,7 @@ def test_other_chains_of_the_same_programs_are_no_news(record):
 
 def test_what_recorders_show_only_at_the_end_is_in_the_verdict(record):
     record.flights = {0: flight("a", "b"), 1: flight("a", "b"), 2: flight("b", "a")}
-    record.tell(*(Flown(rank, text) for rank, text in record.flights.items()))
+    record.tell(*(RecorderSnapshot(rank, text) for rank, text in record.flights.items()))
     record.done(0, 1, 2).exit(0, 0, 1, 2)
     assert record.ending is None
     record.wait(5)
@@ -248,34 +248,36 @@ def test_what_recorders_show_only_at_the_end_is_in_the_verdict(record):
 
 
 def test_the_end_does_not_wait_for_ever_for_an_answer(record):
-    record.tell(Flown(0, flight("a")), Flown(1, flight("a")), Flown(2, flight("b")))  # nobody can be asked any more
+    record.tell(
+        RecorderSnapshot(0, flight("a")), RecorderSnapshot(1, flight("a")), RecorderSnapshot(2, flight("b"))
+    )  # nobody can be asked any more
     record.done(0, 1, 2).exit(0, 0, 1, 2).wait(5)
     assert record.ending.reason == "ok" and record.finished_at < 1
 
 
 def test_an_end_that_is_in_step_is_not_put_off(record):
-    record.tell(*(Flown(rank, flight("a", "b")) for rank in range(3)))
+    record.tell(*(RecorderSnapshot(rank, flight("a", "b")) for rank in range(3)))
     record.done(0, 1, 2).exit(0, 0, 1, 2)
     assert record.ending.divergence is None
 
 
 def test_more_calls_of_some_are_told_when_all_have_ended_well(record):
-    record.tell(*(Flown(rank, flight("a", *["b"] * (rank == 0))) for rank in range(3)))
+    record.tell(*(RecorderSnapshot(rank, flight("a", *["b"] * (rank == 0))) for rank in range(3)))
     record.done(0, 1, 2).exit(0, 0, 1, 2).wait(5)
     text = all_say(record, record.ending)
     assert "only rank 0 made this call" in text and "ranks 1-2" in text
 
 
 def test_fewer_calls_of_those_that_were_stopped_are_not(record):
-    record.tell(Flown(1, flight("a", "b")), record.words(1)).exit(1, 1).wait(0.04)
-    record.tell(Flown(0, flight("a")), Flown(2, flight("a"))).wait(5)
+    record.tell(RecorderSnapshot(1, flight("a", "b")), record.words(1)).exit(1, 1).wait(0.04)
+    record.tell(RecorderSnapshot(0, flight("a")), RecorderSnapshot(2, flight("a"))).wait(5)
     assert record.ending.reason == "failed" and record.ending.divergence is None
 
 
 def test_a_crash_is_what_being_out_of_step_led_to(record):
     record.tell(call(0, waits=False), call(1, key="other", waits=False), call(2, waits=False)).wait(0.05)
-    record.tell(Exited(1, -6, tail="gloo::EnforceNotMet")).wait(5)
-    told = verdict.decide(record.ending, record.hosts, started=0.0, ended=record.now)
+    record.tell(WorkerExited(1, -6, stderr_tail="gloo::EnforceNotMet")).wait(5)
+    told = decide.decide(record.ending, record.hosts, started=0.0, ended=record.now)
     assert told.outcome == "diverged" and told.exit_code == 134
     assert told.headline.startswith(
         "the ranks were out of step at cross-process call #1 (jit(step), train.py:9); rank 1"
@@ -286,7 +288,7 @@ def test_an_error_of_its_own_stays_the_headline(record):
     record.tell(call(0, waits=False), call(1, key="other", waits=False)).wait(0.5).tell(record.words(1)).exit(
         1, 1
     ).wait(5)
-    told = verdict.decide(record.ending, record.hosts, started=0.0, ended=record.now)
+    told = decide.decide(record.ending, record.hosts, started=0.0, ended=record.now)
     assert told.outcome == "failed" and "raised ValueError" in told.headline and "disagree" in told.divergence
 
 
@@ -294,7 +296,7 @@ def test_who_went_on_without_a_finished_rank_is_stopped_soon(record):
     record.stacks = {0: IN_JAX, 1: IN_JAX}
     entered = PendingCall(ALL, 2, 1, 1, 3.0)
     record.flights = {0: flight("a", pending=entered), 1: flight("a", pending=entered)}
-    record.tell(Flown(2, flight("a"))).done(2).wait(8)
+    record.tell(RecorderSnapshot(2, flight("a"))).done(2).wait(8)
     assert record.ending.reason == "early-exit" and record.ending.decided_at < 4
 
 
@@ -304,7 +306,7 @@ def test_off_reads_nothing(simulate):
 
 
 def test_the_end_of_an_agent_is_the_end_of_its_calls(strict):
-    strict.tell(Lost(2, "its host does not answer"))
+    strict.tell(AgentLost(2, "its host does not answer"))
     strict.tell(call(0), call(1)).wait(0.01)
     assert strict.ending is None or strict.ending.reason == "failed"
 
@@ -313,8 +315,8 @@ def test_the_end_of_an_agent_is_the_end_of_its_calls(strict):
 
 
 def test_a_thousand_ranks_agree_in_linear_time():
-    agreement, group = Agreement(), "0-1023"
+    agreement, group = CallMatcher(), "0-1023"
     for number in range(1, 4):
-        actions = [action for rank in range(1024) for action in agreement.take(call(rank, number, group=group), 0.0)]
+        actions = [action for rank in range(1024) for action in agreement.add(call(rank, number, group=group), 0.0)]
         assert [len(action.ranks) for action in actions] == [1024]
     assert not agreement.waiting and agreement.deadline() is None

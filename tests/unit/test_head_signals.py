@@ -4,11 +4,11 @@ import signal
 
 import pytest
 
-from jaxrun.contract import Leave
-from jaxrun.head.events import Signalled, StacksTaken, TakeStacks
-from jaxrun.head.head import Phase
-from jaxrun.verdict.look import Look
-from jaxrun.verdict.stacks import NATIVE_SIGNAL, STACKS_FILE
+from jaxrun.diagnosis.stacks import NATIVE_STACKS_SIGNAL, STACKS_FILE
+from jaxrun.head.events import LauncherSignalled, SnapshotReply, TakeSnapshot
+from jaxrun.head.head import JobPhase
+from jaxrun.protocol import Exit
+from jaxrun.verdict.snapshot import Snapshot
 
 IN_JAX = """Current thread 0x0001 (most recent call first):
   File "/v/lib/python3.11/site-packages/jax/_src/array.py", line 7 in _value
@@ -62,7 +62,7 @@ def test_a_second_signal_kills_at_once(simulate):
 def test_a_job_that_ends_well_after_sigterm_was_preempted(simulate):
     job = simulate(2).run().interrupt(signal.SIGTERM).wait(1)
     job.done(0, 1).exit(0, 1).exit(0, 0)
-    assert job.ranks_sent(Leave) == [1, 0]
+    assert job.ranks_sent(Exit) == [1, 0]
     assert job.ending.reason == "preempted" and not job.kills()
 
 
@@ -118,7 +118,7 @@ def test_rank_0_is_thawed_when_what_it_said_crossed_with_the_order_to_freeze_it(
     assert job.kills(signal.SIGSTOP) == [(30, (0,))] and job.kills() == [(30, (2,))]
     job = job.tell(job.words(0, message="Connection closed by peer")) if late == "words" else job.done(0)
     job.exit(1, 1).exit(-9, 2)
-    assert job.kills(signal.SIGCONT) == [(30, (0,))] and job.ranks_sent(Leave) == [0]
+    assert job.kills(signal.SIGCONT) == [(30, (0,))] and job.ranks_sent(Exit) == [0]
     job.exit(1 if late == "words" else 0, 0)
     assert job.ending.reason == "failed" and job.kills() == [(30, (2,))]
 
@@ -127,7 +127,7 @@ def test_rank_0_is_thawed_when_what_it_said_crossed_with_the_order_to_freeze_it(
 def test_user_signals_are_only_forwarded_to_those_that_still_work(simulate, signum):
     job = simulate(3).run().done(1).interrupt(signum).wait(5)
     assert job.killed == [(0.0, signum, (0, 2))]
-    assert job.head.phase is Phase.RUNNING and not job.said
+    assert job.head.phase is JobPhase.RUNNING and not job.said
 
 
 def test_sigquit_shows_the_stacks_and_changes_nothing(simulate):
@@ -136,21 +136,23 @@ def test_sigquit_shows_the_stacks_and_changes_nothing(simulate):
     job.interrupt(signal.SIGQUIT).wait(1)
     (text,) = job.texts
     assert "2 groups" in text and "train.py:12" in text
-    assert job.head.phase is Phase.RUNNING and not job.killed
+    assert job.head.phase is JobPhase.RUNNING and not job.killed
 
 
 def test_stacks_are_asked_only_of_those_that_can_show_them(simulate):
     # To a worker without its fault handler, the signal that asks is deadly.
     job = simulate(3).spawn()
     job.tell(job.hello(1))
-    assert job.head.handle(Signalled(signal.SIGQUIT), 0.0) == [TakeStacks((1,), "show")]
+    assert job.head.handle(LauncherSignalled(signal.SIGQUIT), 0.0) == [TakeSnapshot((1,), "show")]
 
 
 def test_stacks_with_c_frames_are_kept_with_the_others(simulate):
     job = simulate(1).run()
-    assert job.head.handle(Signalled(NATIVE_SIGNAL), 0.0) == [TakeStacks((0,), "native")]
-    (keep,) = job.head.handle(StacksTaken("native", {0: IN_JAX}, {0: "futex"}, {0: 1.0}, natives={0: "gloo"}), 0.0)
-    look = Look.from_json(keep.text)
+    assert job.head.handle(LauncherSignalled(NATIVE_STACKS_SIGNAL), 0.0) == [TakeSnapshot((0,), "native")]
+    (keep,) = job.head.handle(
+        SnapshotReply("native", {0: IN_JAX}, {0: "futex"}, {0: 1.0}, native_stacks={0: "gloo"}), 0.0
+    )
+    look = Snapshot.from_json(keep.text)
     assert keep.name == STACKS_FILE and look.natives == {0: "gloo"} and look.dumps == {0: IN_JAX}
 
 
@@ -178,7 +180,7 @@ def test_a_rank_may_end_early_while_the_others_work(simulate):
     job = simulate(3).run()
     job.stacks = {1: IN_PYTHON, 2: IN_JAX}
     job.done(0).wait(600)
-    assert job.head.phase is Phase.RUNNING and not job.said
+    assert job.head.phase is JobPhase.RUNNING and not job.said
 
 
 @pytest.mark.parametrize("leaves", [lambda job: job.done(0), lambda job: job.exit(0, 0)], ids=["done", "exit"])
@@ -203,4 +205,4 @@ def test_rank_0_with_its_last_words_said_is_let_go_when_the_others_have_ended(si
     job = simulate(3).run()
     job.tell(job.words(0)).wait(1)
     assert job.kills() == [(30, (1, 2))]
-    assert [(ranks, type(message)) for _, ranks, message in job.sent][-1] == ((0,), Leave)
+    assert [(ranks, type(message)) for _, ranks, message in job.sent][-1] == ((0,), Exit)

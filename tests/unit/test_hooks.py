@@ -6,9 +6,9 @@ import traceback
 
 import pytest
 
-from jaxrun.contract import ThreadFailed
-from jaxrun_runtime import lastwords
-from jaxrun_runtime.link import AgentGone
+from jaxrun.protocol import ThreadFailed
+from jaxrun_runtime import failure_report
+from jaxrun_runtime.agent_channel import AgentDisconnected
 
 
 class _Channel:
@@ -37,7 +37,7 @@ def _run_thread(target, name):
 
 def test_a_failing_thread_is_reported_and_still_printed(hook):
     channel = _Channel()
-    lastwords.watch_threads(channel, 2)
+    failure_report.report_thread_failures(channel, 2)
     _run_thread(lambda: 1 / 0, "loader\udcff")
     (words,) = channel.sent
     assert isinstance(words, ThreadFailed)
@@ -48,13 +48,13 @@ def test_a_failing_thread_is_reported_and_still_printed(hook):
 
 def test_a_thread_that_exits_is_not_reported(hook):
     channel = _Channel()
-    lastwords.watch_threads(channel, 2)
+    failure_report.report_thread_failures(channel, 2)
     _run_thread(lambda: sys.exit(3), "quitter")
     assert channel.sent == []
 
 
 def test_a_thread_is_printed_also_when_it_cannot_be_reported(hook):
-    lastwords.watch_threads(_Channel(AgentGone()), 2)
+    failure_report.report_thread_failures(_Channel(AgentDisconnected()), 2)
     _run_thread(lambda: 1 / 0, "\udcff")
     assert [args.exc_type for args in hook] == [ZeroDivisionError]
 
@@ -66,7 +66,7 @@ def test_the_programs_own_hook_prints_and_is_given_the_error(monkeypatch):
     with pytest.raises(ValueError):
         exec(compile("raise error", "train.py", "exec"), {"error": error})
     error.__traceback__ = error.__traceback__.tb_next
-    lastwords.print_error(error)
+    failure_report.print_error(error)
     ((kind, value, frames),) = seen
     assert (kind, value) == (ValueError, error)
     assert traceback.extract_tb(frames)[0].filename == "train.py"
@@ -74,7 +74,7 @@ def test_the_programs_own_hook_prints_and_is_given_the_error(monkeypatch):
 
 def test_a_hook_that_fails_hides_neither_error(monkeypatch, capsys):
     monkeypatch.setattr(sys, "excepthook", lambda *args: 1 / 0)
-    lastwords.print_error(ValueError("no"))
+    failure_report.print_error(ValueError("no"))
     text = capsys.readouterr().err
     assert text.index("Error in sys.excepthook:") < text.index("ZeroDivisionError")
     assert text.index("Original exception was:") < text.index("ValueError: no")

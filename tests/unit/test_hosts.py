@@ -11,13 +11,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from jaxrun.errors import UsageError
-from jaxrun.planning.hosts import (
+from jaxrun.job.hosts import (
     HostSlots,
     expand_counts,
     expand_node_list,
     parse_host_list,
     parse_hostfile,
-    place,
+    place_ranks,
     read_hostfile,
 )
 
@@ -149,7 +149,7 @@ def test_a_hostfile_that_cannot_be_read_is_refused_by_its_path(tmp_path):
     ],
 )
 def test_ranks_fill_the_hosts_block_by_block(hosts, processes, per_host, expected):
-    assert " ".join(place(hosts, processes, per_host)) == expected
+    assert " ".join(place_ranks(hosts, processes, per_host)) == expected
 
 
 @pytest.mark.parametrize(
@@ -172,7 +172,7 @@ def test_ranks_fill_the_hosts_block_by_block(hosts, processes, per_host, expecte
 )
 def test_what_does_not_fit_is_refused_with_the_numbers_and_a_remedy(hosts, processes, per_host, message):
     with pytest.raises(UsageError) as refused:
-        place(hosts, processes, per_host)
+        place_ranks(hosts, processes, per_host)
     for part in message.split(" .* "):
         assert part in str(refused.value)
 
@@ -185,7 +185,7 @@ HOSTS = st.lists(st.none() | st.integers(1, 5), min_size=1, max_size=5).map(
 @given(HOSTS, st.none() | st.integers(1, 30), st.none() | st.integers(1, 4))
 def test_a_placement_keeps_what_was_asked_for(hosts, processes, per_host):
     try:
-        placed = place(hosts, processes, per_host)
+        placed = place_ranks(hosts, processes, per_host)
     except UsageError:
         too_small = [host for host in hosts if host.slots is not None and host.slots < (per_host or 0)]
         room = sum(per_host or host.slots or 1 for host in hosts)

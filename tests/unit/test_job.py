@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from jaxrun.errors import UsageError
-from jaxrun.planning.job import Job
-from jaxrun.ranks import parse_ranks
+from jaxrun.job.job import Job
+from jaxrun.text import parse_ranks
 
 
 def test_the_smallest_request_has_usable_defaults():

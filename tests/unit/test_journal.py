@@ -5,36 +5,36 @@ import signal
 
 import pytest
 
-from jaxrun.contract import Done, Failed, Hello, Leave, Listening, Proof, ThreadFailed
 from jaxrun.head.events import (
+    AgentLost,
     AgentSignalled,
-    Exited,
-    FaultAsked,
-    HungUp,
-    Inflict,
-    Kill,
-    Lost,
-    Say,
+    FaultNotInjected,
+    FaultRequested,
+    InjectFault,
+    LauncherSignalled,
+    ParentExited,
+    PrintLine,
     Send,
-    SignalAsked,
-    Signalled,
-    Spared,
-    Spawned,
-    StacksTaken,
-    TakeStacks,
+    SignalRanks,
+    SignalRequested,
+    SnapshotReply,
+    StartFailed,
+    TakeSnapshot,
     Tick,
-    Unavailable,
+    WorkerExited,
+    WorkerSpawned,
 )
-from jaxrun.records import journal
+from jaxrun.protocol import CoordinatorReady, DeviceReport, Done, Exit, Failed, Hello, ThreadFailed
+from jaxrun.rundir import event_log
 
 KEPT = {
-    "spawned": (Spawned(1, 77), ("spawned", 1, {"pid": 77})),
+    "spawned": (WorkerSpawned(1, 77), ("spawned", 1, {"pid": 77})),
     "hello": (
         Hello(1, "h1", 77, 2.5, 1.5, {"jax": "0.10.2"}, "ab", {"SECRET": "x"}),
         ("hello", 1, {"host": "h1", "pid": 77, "started": 1.5, "sent": 2.5, "versions": {"jax": "0.10.2"}}),
     ),
     "proof": (
-        Proof(1, 1, 2, 8, 16, ("H200",), "gpu", "nonce", 3.5, 4.5),
+        DeviceReport(1, 1, 2, 8, 16, ("H200",), "gpu", "nonce", 3.5, 4.5),
         ("proof", 1, {"at": 3.5, "local_devices": 8, "platform": "gpu", "device_kinds": ["H200"]}),
     ),
     "a thread": (
@@ -50,34 +50,34 @@ KEPT = {
         ),
     ),
     "done": (Done(1, 6.0), ("done", 1, {"sent": 6.0})),
-    "exit": (Exited(1, -9), ("exit", 1, {"status": -9})),
-    "signal": (Signalled(signal.SIGTERM), ("signal", None, {"signal": 15})),
+    "exit": (WorkerExited(1, -9), ("exit", 1, {"status": -9})),
+    "signal": (LauncherSignalled(signal.SIGTERM), ("signal", None, {"signal": 15})),
     "signal to an agent": (AgentSignalled(1, 15), ("agent_signalled", 1, {"signal": 15})),
-    "lost": (Lost(1, "no answer"), ("lost", 1, {"text": "no answer"})),
-    "a signal that was asked for": (SignalAsked(12), ("signal_asked", None, {"signal": 12})),
+    "lost": (AgentLost(1, "no answer"), ("lost", 1, {"text": "no answer"})),
+    "a signal that was asked for": (SignalRequested(12), ("signal_asked", None, {"signal": 12})),
     "a fault that was asked for": (
-        FaultAsked("cut", (0, 2)),
+        FaultRequested("cut", (0, 2)),
         ("fault_asked", None, {"fault": "cut", "ranks": [0, 2]}),
     ),
-    "no such fault": (Spared(1, "cut", "no"), ("spared", 1, {"fault": "cut", "text": "no"})),
-    "hung up": (HungUp("its gang"), ("hung_up", None, {"by": "its gang"})),
-    "unavailable": (Unavailable("x"), ("unavailable", None, {"text": "x"})),
+    "no such fault": (FaultNotInjected(1, "cut", "no"), ("spared", 1, {"fault": "cut", "text": "no"})),
+    "hung up": (ParentExited("its gang"), ("hung_up", None, {"by": "its gang"})),
+    "unavailable": (StartFailed("x"), ("unavailable", None, {"text": "x"})),
 }
 
 
 @pytest.mark.parametrize(("event", "entry"), KEPT.values(), ids=KEPT)
 def test_an_event_is_kept_in_a_form_that_json_takes(event, entry):
-    assert journal.of_event(event) == entry
+    assert event_log.event_entry(event) == entry
     assert json.loads(json.dumps(entry[2])) == entry[2]
 
 
-@pytest.mark.parametrize("event", [Tick(), StacksTaken("show", {}, {}, {}), Listening(0, "h:1")])
+@pytest.mark.parametrize("event", [Tick(), SnapshotReply("show", {}, {}, {}), CoordinatorReady(0, "h:1")])
 def test_what_nobody_reads_again_is_not_kept(event):
-    assert journal.of_event(event) is None
+    assert event_log.event_entry(event) is None
 
 
 def test_of_the_actions_only_signals_and_faults_are_kept():
-    assert journal.of_action(Inflict((0, 2), "cut")) == ("chaos", None, {"fault": "cut", "ranks": [0, 2]})
-    assert journal.of_action(Kill((0, 2), signal.SIGKILL)) == ("stop", None, {"signal": 9, "ranks": [0, 2]})
-    for action in (Say("x"), Send((0,), Leave()), TakeStacks((0,), "show")):
-        assert journal.of_action(action) is None
+    assert event_log.action_entry(InjectFault((0, 2), "cut")) == ("chaos", None, {"fault": "cut", "ranks": [0, 2]})
+    assert event_log.action_entry(SignalRanks((0, 2), signal.SIGKILL)) == ("stop", None, {"signal": 9, "ranks": [0, 2]})
+    for action in (PrintLine("x"), Send((0,), Exit()), TakeSnapshot((0,), "show")):
+        assert event_log.action_entry(action) is None

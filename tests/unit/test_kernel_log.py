@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from jaxrun.agent.kernel_log import OomWatch, memory_cgroup
+from jaxrun.agent.oom import OomWatch, memory_cgroup
 
 RECORDS = {
     "the whole machine": (

@@ -7,8 +7,8 @@ import types
 
 import pytest
 
-from jaxrun.contract import Decoder, encode
-from jaxrun_runtime import lastwords, program
+from jaxrun.protocol import WorkerMessageDecoder, encode
+from jaxrun_runtime import failure_report, program
 
 _OURS = program.__file__
 _LIBRARY = "/somewhere/site-packages/library.py"
@@ -49,7 +49,7 @@ def _files(error):
 )
 def test_the_frames_above_the_program_are_cut(above):
     error = _raised(*above, "train.py", _LIBRARY)
-    text = lastwords.format_traceback(error)
+    text = failure_report.format_traceback(error)
     assert _files(error)[:2] == ["train.py", _LIBRARY]
     assert text.startswith('Traceback (most recent call last):\n  File "train.py"')
     assert text.endswith("ValueError: no\n")
@@ -58,14 +58,14 @@ def test_the_frames_above_the_program_are_cut(above):
 @pytest.mark.parametrize("below", [_OURS, "<frozen importlib._bootstrap>", runpy.__file__, "/home/me/runpy.py"])
 def test_frames_below_the_programs_own_stay(below):
     error = _raised(_OURS, "train.py", below)
-    lastwords.trim(error)
+    failure_report.trim_traceback(error)
     assert _files(error)[:2] == ["train.py", below]
 
 
 @pytest.mark.parametrize("first", [_OURS.replace("program.py", "programs/digits.py"), "/home/me/runpy.py", _LIBRARY])
 def test_a_program_stays_wherever_it_lives(first):
     error = _raised(_OURS, first)
-    lastwords.trim(error)
+    failure_report.trim_traceback(error)
     assert _files(error)[0] == first
 
 
@@ -75,7 +75,7 @@ def test_causes_contexts_and_groups_are_cut_too():
     outer.__cause__.__context__ = _raised(_OURS, "context.py")
     outer.__context__ = ExceptionGroup("many", [_raised(_OURS, "one.py"), _raised(_OURS, "two.py")])
     outer.__context__.exceptions[0].__cause__ = outer  # a circle
-    text = lastwords.format_traceback(_raised(_OURS, "train.py", error=outer))
+    text = failure_report.format_traceback(_raised(_OURS, "train.py", error=outer))
     assert _OURS not in text
     assert "cause.py" in text
     inner = outer.__context__.exceptions
@@ -93,14 +93,15 @@ def test_a_cause_that_is_false_is_a_cause_all_the_same():
 
     error = ValueError("outer")
     error.__cause__ = _raised(_OURS, "train.py", error=Empty())
-    lastwords.trim(error)
+    failure_report.trim_traceback(error)
     assert _files(error.__cause__)[0] == "train.py"
 
 
 def test_an_error_of_ours_alone_keeps_its_frames_unless_it_is_about_the_program():
-    assert _OURS in lastwords.describe(_ours_alone(ValueError("bug")), 0, "join").traceback
+    assert _OURS in failure_report.describe_failure(_ours_alone(ValueError("bug")), 0, "join").traceback
     assert (
-        lastwords.describe(_ours_alone(ValueError("unreadable")), 0, "program").traceback == "ValueError: unreadable\n"
+        failure_report.describe_failure(_ours_alone(ValueError("unreadable")), 0, "program").traceback
+        == "ValueError: unreadable\n"
     )
 
 
@@ -120,7 +121,7 @@ def test_a_syntax_error_shows_the_line_and_nothing_else():
         compile("x = 1\nif x\n", "train.py", "exec")
     except SyntaxError as error:
         error.__traceback__ = None
-        words = lastwords.describe(error, 0, "program")
+        words = failure_report.describe_failure(error, 0, "program")
     assert words.error == "SyntaxError"
     assert words.traceback.startswith('  File "train.py", line 2\n    if x\n')
     assert words.message == "expected ':' (train.py, line 2)"
@@ -129,7 +130,7 @@ def test_a_syntax_error_shows_the_line_and_nothing_else():
 def test_the_words_hold_rank_stage_status_and_notes():
     error = _raised("train.py")
     error.add_note("in shard 2")
-    words = lastwords.describe(error, 3, "program")
+    words = failure_report.describe_failure(error, 3, "program")
     assert (words.rank, words.stage, words.status, words.error, words.message) == (
         3,
         "program",
@@ -143,13 +144,13 @@ def test_the_words_hold_rank_stage_status_and_notes():
 
 @pytest.mark.parametrize(("error", "status"), [(SystemExit(3), 3), (SystemExit("no"), 1), (KeyboardInterrupt(), 130)])
 def test_the_status_is_pythons(error, status):
-    assert lastwords.describe(error, 0, "program").status == status
+    assert failure_report.describe_failure(error, 0, "program").status == status
 
 
 def test_a_sys_exit_has_a_message_but_no_traceback():
-    words = lastwords.describe(_raised("train.py", error=SystemExit("no data")), 0, "program")
+    words = failure_report.describe_failure(_raised("train.py", error=SystemExit("no data")), 0, "program")
     assert (words.error, words.message, words.traceback) == ("SystemExit", "no data", "")
-    assert lastwords.describe(SystemExit(3), 0, "program").message == ""
+    assert failure_report.describe_failure(SystemExit(3), 0, "program").message == ""
 
 
 class _Odd(Exception):
@@ -178,8 +179,8 @@ class _OddNotes(Exception):
     ids=lambda error: type(error).__name__,
 )
 def test_whatever_is_raised_makes_words_that_can_be_sent_and_shown(error):
-    words = lastwords.describe(_raised(_OURS, "train.py", error=error), 0, "program")
-    (received,) = Decoder().feed(encode(words))
+    words = failure_report.describe_failure(_raised(_OURS, "train.py", error=error), 0, "program")
+    (received,) = WorkerMessageDecoder().feed(encode(words))
     assert received == words
     for text in (words.error, words.message, words.traceback, *words.notes):
         text.encode()
@@ -190,15 +191,15 @@ def test_many_and_long_notes_are_clipped():
     error = ValueError("no")
     for number in range(1000):
         error.add_note(f"{number} " + "x" * 100_000)
-    words = lastwords.describe(error, 0, "program")
+    words = failure_report.describe_failure(error, 0, "program")
     encode(words)
     assert words.notes[0].startswith("0 xxx")
 
 
 def test_a_clipped_text_keeps_both_ends_and_says_how_much_is_missing():
-    text = lastwords.clip("a" * 100 + "b" * 100, 100)
+    text = failure_report.clip_text("a" * 100 + "b" * 100, 100)
     assert text == "a" * 50 + "\n… 100 characters left out …\n" + "b" * 50
-    assert lastwords.clip("short", 100) == "short"
+    assert failure_report.clip_text("short", 100) == "short"
 
 
 def test_an_import_error_within_the_program_keeps_its_import_line(tmp_path, monkeypatch):
@@ -207,4 +208,4 @@ def test_an_import_error_within_the_program_keeps_its_import_line(tmp_path, monk
     with pytest.raises(ModuleNotFoundError) as caught:
         importlib.import_module("broken_module")
     assert isinstance(caught.value.__traceback__, types.TracebackType)
-    assert "import no_such_module_at_all" in lastwords.format_traceback(caught.value)
+    assert "import no_such_module_at_all" in failure_report.format_traceback(caught.value)

@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 from jaxrun.backends import BACKENDS, backend
 from jaxrun.backends.local import plan
 from jaxrun.errors import UsageError
-from jaxrun.planning.devices import Gpus
-from jaxrun.planning.job import Job
-from jaxrun.planning.machine import Machine
+from jaxrun.job.devices import Gpus
+from jaxrun.job.job import Job
+from jaxrun.job.machine import Machine
 
 _ID = "0123456789abcdef" * 2
 _CPU = Machine("box", cores=(0, 1, 2, 3), gpus={"cuda": Gpus(), "rocm": Gpus()})

@@ -10,15 +10,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jaxrun.contract.flight import EVERY_CALL, FIRST_CALLS
-from jaxrun.contract.messages import Call
-from jaxrun.lockstep.compare import Suspicion, first_difference, lags, suspicions
-from jaxrun.lockstep.divergence import Party, classes, of_calls, state
-from jaxrun.lockstep.flight import CallMade, Flight, PendingCall, Program
+from jaxrun.lockstep.compare import Candidate, find_candidates, find_divergence, find_lags
+from jaxrun.lockstep.divergence import CallGroup, divergence_of_calls, format_absent_state, partition_by_program
+from jaxrun.lockstep.flight import DispatchedCall, Flight, PendingCall, ProgramInfo
+from jaxrun.protocol.flight_file import EVERY_CALL, FIRST_CALLS
+from jaxrun.protocol.worker_messages import Call
 
 ALL = "0-3"
 SITES = {number: (f"/job/train.py:{80 + number} main",) for number in range(1, 9)}
-PROGRAMS = {number: Program(f"jit(f{number})", f"key{number}", f"code{number}") for number in range(1, 9)}
+PROGRAMS = {number: ProgramInfo(f"jit(f{number})", f"key{number}", f"code{number}") for number in range(1, 9)}
 
 
 def flown(
@@ -26,24 +26,24 @@ def flown(
     *,
     group: str = ALL,
     held: int = 16,
-    programs: Mapping[int, Program] = PROGRAMS,
+    programs: Mapping[int, ProgramInfo] = PROGRAMS,
     offset: int = 0,
 ) -> Flight:
     """A rank that has called these programs, each from a site of its own; it numbers them from `offset` on."""
     chain, calls, marks = 0, [], {}
     for number, program in enumerate(history, start=1):
         chain = hash((chain, programs[program].key, programs[program].code))
-        calls.append(CallMade(float(number), group, number, chain, program + offset, program))
+        calls.append(DispatchedCall(float(number), group, number, chain, program + offset, program))
         if number % 16 == 0:
             marks[number] = chain
     return Flight(
         EVERY_CALL,
         calls=tuple(calls[-held:]),
         marks={group: dict(list(marks.items())[-4:])} if marks else {},
-        groups={group: len(history)},
+        call_counts={group: len(history)},
         programs={number + offset: program for number, program in programs.items()},
         sites=SITES,
-        unknown=sum(not program.code for program in programs.values()),
+        unknown_programs=sum(not program.code for program in programs.values()),
     )
 
 
@@ -57,7 +57,7 @@ _HISTORY = st.lists(st.integers(1, 3), min_size=1, max_size=120)
 @given(_HISTORY, st.lists(st.integers(0, 120), min_size=4, max_size=4))
 def test_ranks_that_do_the_same_are_in_step_however_far_they_are(history: list[int], made: list[int]) -> None:
     flights = {rank: flown(history[:count], offset=10 * rank) for rank, count in enumerate(made)}
-    assert suspicions(flights) == ()
+    assert find_candidates(flights) == ()
 
 
 @given(_HISTORY, st.data())
@@ -65,14 +65,14 @@ def test_the_first_call_that_differs_is_found_from_the_histories(history: list[i
     place = data.draw(st.integers(0, len(history) - 1))
     other = [*history[:place], history[place] + 4, *history[place + 1 :]]
     briefs = {rank: flown(other if rank == 2 else history, offset=10 * rank) for rank in range(4)}
-    (suspicion,) = suspicions(briefs)
-    assert suspicion.classes == ((0, 1, 3), (2,))
-    assert suspicion.witnesses == (0, 2)
+    (suspicion,) = find_candidates(briefs)
+    assert suspicion.rank_sets == ((0, 1, 3), (2,))
+    assert suspicion.representatives == (0, 2)
     histories = {rank: flown(other if rank == 2 else history, held=999, offset=10 * rank) for rank in (0, 2)}
-    found = first_difference(suspicion, histories)
+    found = find_divergence(suspicion, histories)
     assert found is not None
-    assert (found.group, found.number, found.before, found.unread) == (ALL, place + 1, False, ())
-    most, least = found.parties
+    assert (found.group, found.number, found.is_earlier, found.unread_ranks) == (ALL, place + 1, False, ())
+    most, least = found.call_groups
     program, line = history[place], 80 + history[place]
     assert (most.ranks, most.name, most.key, most.place) == (
         (0, 1, 3),
@@ -80,7 +80,7 @@ def test_the_first_call_that_differs_is_found_from_the_histories(history: list[i
         f"key{program}",
         f"train.py:{line} main",
     )
-    assert (least.ranks, least.name, least.witness, least.program) == (
+    assert (least.ranks, least.name, least.recorded_by, least.program) == (
         (2,),
         f"jit(f{program + 4})",
         2,
@@ -94,18 +94,18 @@ def test_a_skipped_call_is_found_once_the_histories_differ(history: list[int], d
     other = [*history[:place], *history[place + 1 :]]
     differs = next((n for n, pair in enumerate(zip(history, other, strict=False), start=1) if len(set(pair)) > 1), None)
     flights = {0: flown(history, held=999), 1: flown(other, held=999)}
-    found = [first_difference(suspicion, flights) for suspicion in suspicions(flights)]
+    found = [find_divergence(suspicion, flights) for suspicion in find_candidates(flights)]
     assert [divergence.number for divergence in found if divergence] == ([differs] if differs else [])
 
 
 def test_programs_whose_code_is_not_known_match() -> None:
-    unknown = {number: Program(program.name, program.key, "") for number, program in PROGRAMS.items()}
+    unknown = {number: ProgramInfo(program.name, program.key, "") for number, program in PROGRAMS.items()}
     flights = {0: flown([1, 2, 3]), 1: flown([1, 2, 3], programs=unknown)}
-    (suspicion,) = suspicions(flights)
-    assert first_difference(suspicion, flights) is None
+    (suspicion,) = find_candidates(flights)
+    assert find_divergence(suspicion, flights) is None
     flights = {0: flown([1, 2, 3]), 1: flown([1, 2, 4], programs=unknown)}
-    (suspicion,) = suspicions(flights)
-    found = first_difference(suspicion, flights)
+    (suspicion,) = find_candidates(flights)
+    found = find_divergence(suspicion, flights)
     assert found is not None
     assert found.number == 3
 
@@ -122,44 +122,44 @@ def test_programs_whose_code_is_not_known_match() -> None:
 )
 def test_one_call_more_is_told_from_what_follows(one: list[int], other: list[int], extra: tuple[int, ...]) -> None:
     flights = {0: flown(one), 1: flown(other)}
-    (suspicion,) = suspicions(flights)
-    found = first_difference(suspicion, flights)
+    (suspicion,) = find_candidates(flights)
+    found = find_divergence(suspicion, flights)
     assert found is not None
-    assert found.extra == extra
+    assert found.extra_call_ranks == extra
 
 
 def test_a_difference_in_the_oldest_call_may_not_be_the_first() -> None:
     history = [1, 2] * 50
     for place, oldest in ((0, True), (90, False)):
         flights = {0: flown(history), 1: flown([*history[:place], *history[place + 1 :]])}
-        (suspicion,) = suspicions(flights)
-        found = first_difference(suspicion, flights)
+        (suspicion,) = find_candidates(flights)
+        found = find_divergence(suspicion, flights)
         assert found is not None
-        assert found.oldest is oldest
+        assert found.is_oldest_recorded is oldest
 
 
 def test_ranks_that_do_not_record_every_call_are_left_out() -> None:
     partly = replace(flown([4, 5]), level=FIRST_CALLS)
     flights = {0: flown([1, 2]), 1: partly, 2: Flight()}
-    assert suspicions(flights) == ()
-    assert lags(flights) == ()
-    assert first_difference(Suspicion(ALL, 1, ((0,), (1,))), flights) is None
+    assert find_candidates(flights) == ()
+    assert find_lags(flights) == ()
+    assert find_divergence(Candidate(ALL, 1, ((0,), (1,))), flights) is None
 
 
 def test_marks_compare_ranks_that_are_far_apart() -> None:
     history = [1] * 70
     flights = {0: flown(history), 1: flown([2, *history[:45]])}
-    (suspicion,) = suspicions(flights)
+    (suspicion,) = find_candidates(flights)
     assert suspicion.number == 16
     far = {0: flown(history), 1: flown(history[:45])}
-    assert suspicions(far) == ()
+    assert find_candidates(far) == ()
 
 
 def test_each_group_is_compared_on_its_own() -> None:
     left = {rank: flown([1, 2], group="0-1") for rank in (0, 1)}
     right = {2: flown([3], group="2-3"), 3: flown([4], group="2-3")}
-    (suspicion,) = suspicions({**left, **right})
-    assert (suspicion.group, suspicion.classes) == ("2-3", ((2,), (3,)))
+    (suspicion,) = find_candidates({**left, **right})
+    assert (suspicion.group, suspicion.rank_sets) == ("2-3", ((2,), (3,)))
 
 
 def test_ranks_that_are_inside_different_calls_are_suspicious() -> None:
@@ -170,45 +170,45 @@ def test_ranks_that_are_inside_different_calls_are_suspicious() -> None:
         2: flown([1, 1, 4]),
         3: before,
     }
-    (suspicion,) = suspicions(flights)
-    assert suspicion == Suspicion(ALL, 3, ((0, 1), (2,)))
-    found = first_difference(suspicion, flights)
+    (suspicion,) = find_candidates(flights)
+    assert suspicion == Candidate(ALL, 3, ((0, 1), (2,)))
+    found = find_divergence(suspicion, flights)
     assert found is not None
-    assert [(party.ranks, party.name) for party in found.parties] == [((0, 1), "jit(f2)"), ((2,), "jit(f4)")]
-    assert suspicions({**flights, 2: entered(before, 3, 2)}) == ()
+    assert [(party.ranks, party.name) for party in found.call_groups] == [((0, 1), "jit(f2)"), ((2,), "jit(f4)")]
+    assert find_candidates({**flights, 2: entered(before, 3, 2)}) == ()
 
 
 def test_where_the_ring_has_turned_since_only_that_is_known() -> None:
     history = [1] * 200
     flights = {0: flown(history), 1: flown([2, *history[1:]])}
-    (suspicion,) = suspicions(flights)
-    found = first_difference(suspicion, flights)
+    (suspicion,) = find_candidates(flights)
+    found = find_divergence(suspicion, flights)
     assert found is not None
-    assert (found.before, found.number, [party.ranks for party in found.parties]) == (True, 185, [(0,), (1,)])
+    assert (found.is_earlier, found.number, [party.ranks for party in found.call_groups]) == (True, 185, [(0,), (1,)])
     for doubt in (replace(flights[1], unknown=1), replace(flights[1], trouble="a full disk")):
-        assert first_difference(suspicion, {0: flights[0], 1: doubt}) is None
+        assert find_divergence(suspicion, {0: flights[0], 1: doubt}) is None
 
 
 def test_classes_whose_history_was_not_read_are_told_apart() -> None:
-    suspicion = Suspicion(ALL, 1, ((0, 3), (1,), (2,)))
-    found = first_difference(suspicion, {0: flown([1]), 1: flown([2])})
+    suspicion = Candidate(ALL, 1, ((0, 3), (1,), (2,)))
+    found = find_divergence(suspicion, {0: flown([1]), 1: flown([2])})
     assert found is not None
-    assert ([party.ranks for party in found.parties], found.unread) == ([(0, 3), (1,)], (2,))
+    assert ([party.ranks for party in found.call_groups], found.unread_ranks) == ([(0, 3), (1,)], (2,))
 
 
 def test_classes_that_agree_where_others_differ_are_one_party() -> None:
     flights = {0: flown([1, 1]), 1: flown([1, 2]), 2: flown([3, 1]), 3: flown([1, 1])}
-    (suspicion,) = suspicions(flights)
+    (suspicion,) = find_candidates(flights)
     assert suspicion.number == 1
-    late = Suspicion(ALL, 2, ((0, 3), (1,), (2,)))
-    found = first_difference(late, {0: flights[0], 1: flights[1], 2: flights[2]})
+    late = Candidate(ALL, 2, ((0, 3), (1,), (2,)))
+    found = find_divergence(late, {0: flights[0], 1: flights[1], 2: flights[2]})
     assert found is not None
-    assert (found.number, [party.ranks for party in found.parties]) == (1, [(0, 1, 3), (2,)])
+    assert (found.number, [party.ranks for party in found.call_groups]) == (1, [(0, 1, 3), (2,)])
 
 
 def test_a_lag_names_the_first_call_that_not_all_have_reached() -> None:
     flights = {0: entered(flown([1] * 4), 5, 2), 1: entered(flown([1] * 4), 5, 2), 2: flown([1] * 4), 3: flown([1] * 7)}
-    (lag,) = lags(flights)
+    (lag,) = find_lags(flights)
     assert (lag.group, lag.number, lag.ahead, lag.behind) == (ALL, 5, (0, 1, 3), (2,))
     assert (lag.name, lag.place, lag.inside) == ("jit(f2)", "train.py:82 main", {0, 1})
     assert lag.reached == {0: 5, 1: 5, 2: 4, 3: 7}
@@ -216,9 +216,9 @@ def test_a_lag_names_the_first_call_that_not_all_have_reached() -> None:
 
 def test_who_has_made_no_call_of_its_group_is_behind() -> None:
     flights = {0: flown([1, 1]), 1: Flight(EVERY_CALL), 4: Flight(EVERY_CALL)}
-    (lag,) = lags(flights)
+    (lag,) = find_lags(flights)
     assert (lag.number, lag.ahead, lag.behind) == (1, (0,), (1,))
-    assert lags({rank: flown([1, 1]) for rank in range(4)}) == ()
+    assert find_lags({rank: flown([1, 1]) for rank in range(4)}) == ()
 
 
 @pytest.mark.parametrize(
@@ -238,7 +238,7 @@ def test_who_has_made_no_call_of_its_group_is_behind() -> None:
 )
 def test_what_is_not_known_matches_anything(identities: list[str], expected: tuple[tuple[int, ...], ...]) -> None:
     table = {rank: (text[0].strip(), text[1].strip()) for rank, text in enumerate(identities)}
-    assert classes(table) == expected
+    assert partition_by_program(table) == expected
 
 
 def call(rank: int, key: str, code: str = "c", program: int = 1) -> Call:
@@ -246,51 +246,51 @@ def call(rank: int, key: str, code: str = "c", program: int = 1) -> Call:
 
 
 def test_calls_that_are_alike_are_no_divergence() -> None:
-    assert of_calls({rank: call(rank, "a") for rank in range(4)}) is None
-    assert of_calls({0: call(0, "a"), 1: call(1, "a", code="")}) is None
-    assert of_calls({}) is None
+    assert divergence_of_calls({rank: call(rank, "a") for rank in range(4)}) is None
+    assert divergence_of_calls({0: call(0, "a"), 1: call(1, "a", code="")}) is None
+    assert divergence_of_calls({}) is None
 
 
 def test_a_divergence_of_calls_names_whom_to_ask() -> None:
-    found = of_calls({0: call(0, "b"), 1: call(1, "a", code=""), 2: call(2, "a", program=7)})
+    found = divergence_of_calls({0: call(0, "b"), 1: call(1, "a", code=""), 2: call(2, "a", program=7)})
     assert found is not None
     assert (found.group, found.number) == (ALL, 12)
-    assert found.parties == (
-        Party((1, 2), "jit(a)", "a", "c", place="train.py:2 main", witness=2, program=7),
-        Party((0,), "jit(b)", "b", "c", place="train.py:0 main", witness=0, program=1),
+    assert found.call_groups == (
+        CallGroup((1, 2), "jit(a)", "a", "c", place="train.py:2 main", recorded_by=2, program=7),
+        CallGroup((0,), "jit(b)", "b", "c", place="train.py:0 main", recorded_by=0, program=1),
     )
 
 
 def test_ranks_that_make_no_such_call_are_parties_too() -> None:
-    gone = state(4, "is finished")
-    found = of_calls({0: call(0, "a"), 3: call(3, "a")}, {2: gone, 1: gone})
-    assert of_calls({}, {1: gone}) is None
+    gone = format_absent_state(4, "is finished")
+    found = divergence_of_calls({0: call(0, "a"), 3: call(3, "a")}, {2: gone, 1: gone})
+    assert divergence_of_calls({}, {1: gone}) is None
     assert found is not None
-    assert [(party.ranks, party.state) for party in found.parties] == [
+    assert [(party.ranks, party.state) for party in found.call_groups] == [
         ((0, 3), ""),
         ((1, 2), "has made only 4 calls and is finished"),
     ]
 
 
 def test_how_many_calls_were_made() -> None:
-    assert state(1, "is gone") == "has made only 1 call and is gone"
-    assert state(0, "is gone") == "has made no call and is gone"
-    assert state(None, "is gone") == "is gone"
+    assert format_absent_state(1, "is gone") == "has made only 1 call and is gone"
+    assert format_absent_state(0, "is gone") == "has made no call and is gone"
+    assert format_absent_state(None, "is gone") == "is gone"
 
 
 def test_descriptions_are_taken_in_where_they_are_some() -> None:
-    found = of_calls({0: call(0, "a"), 1: call(1, "b")})
+    found = divergence_of_calls({0: call(0, "a"), 1: call(1, "b")})
     assert found is not None
     line = '{"source": "f at /m.py:4", "arguments": [["x", "float32[4]", "P()"]], "mesh": "d=2: 0,1", "text": "zz"}'
-    first, second = found.described({0: line, 1: '{"arguments": 5}'}).parties
-    assert (first.source, first.arguments, first.mesh, first.text) == (
+    first, second = found.with_program_details({0: line, 1: '{"arguments": 5}'}).call_groups
+    assert (first.source, first.arguments, first.mesh, first.hlo) == (
         "f at /m.py:4",
         (("x", "float32[4]", "P()"),),
         "d=2: 0,1",
         "zz",
     )
-    assert (second, found.described({})) == (found.parties[1], found)
-    assert found.described({0: "{", 1: "[1]"}) == found
+    assert (second, found.with_program_details({})) == (found.call_groups[1], found)
+    assert found.with_program_details({0: "{", 1: "[1]"}) == found
 
 
 def test_four_thousand_ranks_are_compared_in_a_moment() -> None:
@@ -299,8 +299,8 @@ def test_four_thousand_ranks_are_compared_in_a_moment() -> None:
     flights = {rank: flown(history[: 100 - rank % 7], group=group) for rank in range(4096)}
     flights[77] = flown([*history[:95], 4], group=group)
     started = time.process_time()
-    (suspicion,) = suspicions(flights)
-    (lag,) = lags(flights)
+    (suspicion,) = find_candidates(flights)
+    (lag,) = find_lags(flights)
     assert time.process_time() - started < 0.25  # 0.03 s on a quiet machine
-    assert (suspicion.number, suspicion.classes[1]) == (96, (77,))
+    assert (suspicion.number, suspicion.rank_sets[1]) == (96, (77,))
     assert lag.number == 95

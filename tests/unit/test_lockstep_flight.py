@@ -6,22 +6,22 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jaxrun.contract.flight import EVERY_CALL, LEVELS
-from jaxrun.lockstep.flight import CallMade, Flight, PendingCall, Program, members
-from jaxrun.ranks import compact
+from jaxrun.lockstep.flight import DispatchedCall, Flight, PendingCall, ProgramInfo, parse_group
+from jaxrun.protocol.flight_file import EVERY_CALL, LEVELS
+from jaxrun.text import format_ranges
 
 _INTS = st.integers(0, 2**64 - 1)
 _TIMES = st.floats(0, 2e9)
 _TEXTS = st.text(max_size=12)
 _GROUPS = ("0-3", "0,2")
-_PROGRAMS = st.builds(Program, _TEXTS, _TEXTS, _TEXTS, _TEXTS)
+_PROGRAMS = st.builds(ProgramInfo, _TEXTS, _TEXTS, _TEXTS, _TEXTS)
 _FLIGHTS = st.builds(
     Flight,
     level=st.sampled_from(LEVELS),
     strict=st.booleans(),
     compiling=st.none() | st.tuples(_TEXTS, _TIMES),
     pending=st.none() | st.builds(PendingCall, st.sampled_from(_GROUPS), _INTS, _INTS, _INTS, _TIMES),
-    calls=st.lists(st.builds(CallMade, _TIMES, st.sampled_from(_GROUPS), _INTS, _INTS, _INTS, _INTS)).map(tuple),
+    calls=st.lists(st.builds(DispatchedCall, _TIMES, st.sampled_from(_GROUPS), _INTS, _INTS, _INTS, _INTS)).map(tuple),
     marks=st.dictionaries(st.sampled_from(_GROUPS), st.dictionaries(_INTS, _INTS, min_size=1)),
     groups=st.fixed_dictionaries({group: _INTS for group in _GROUPS}),
     programs=st.dictionaries(_INTS, _PROGRAMS),
@@ -66,40 +66,44 @@ def test_what_is_no_flight_is_refused(text: str) -> None:
 
 
 def test_a_brief_of_sixteen_calls_is_short() -> None:
-    calls = tuple(CallMade(1763707578.123456, "0-3", number, 2**63 + number, 3, 7) for number in range(16))
+    calls = tuple(DispatchedCall(1763707578.123456, "0-3", number, 2**63 + number, 3, 7) for number in range(16))
     flight = Flight(
-        EVERY_CALL, calls=calls, groups={"0-3": 16}, programs={3: Program("jit(step)", "a" * 16, "b" * 16, "s at f:1")}
+        EVERY_CALL,
+        calls=calls,
+        call_counts={"0-3": 16},
+        programs={3: ProgramInfo("jit(step)", "a" * 16, "b" * 16, "s at f:1")},
     )
     assert len(flight.to_json()) < 1000
 
 
 def test_what_is_asked_of_a_flight() -> None:
     calls = tuple(
-        CallMade(float(number), group, number, 0, 3, 7) for number, group in enumerate(["0-3", "0,2", "0-3"], start=1)
+        DispatchedCall(float(number), group, number, 0, 3, 7)
+        for number, group in enumerate(["0-3", "0,2", "0-3"], start=1)
     )
     pending = PendingCall("0,2", 4, 5, 8, 9.0)
     flight = Flight(
         pending=pending,
         calls=calls,
-        groups={"0-3": 3, "0,2": 2},
-        programs={3: Program("jit(f)", "k", "c")},
+        call_counts={"0-3": 3, "0,2": 2},
+        programs={3: ProgramInfo("jit(f)", "k", "c")},
         sites={7: ("/home/a b/train.py:88 Model.step", "/home/x.py:1 main"), 9: ()},
     )
-    assert flight.last == calls[-1]
-    assert flight.of("0-3") == (calls[0], calls[2])
-    assert flight.held == (*calls, pending)
-    assert (flight.reached("0-3"), flight.reached("0,2"), flight.reached("1-2")) == (3, 4, 0)
+    assert flight.last_call == calls[-1]
+    assert flight.calls_of("0-3") == (calls[0], calls[2])
+    assert flight.known_calls == (*calls, pending)
+    assert (flight.last_number("0-3"), flight.last_number("0,2"), flight.last_number("1-2")) == (3, 4, 0)
     assert (flight.place(calls[0]), flight.place(pending)) == ("train.py:88 Model.step", "")
     assert (flight.program(calls[0]).name, flight.program(pending).name) == ("jit(f)", "")
-    assert Flight().last is None
+    assert Flight().last_call is None
 
 
 @given(st.frozensets(st.integers(0, 40), min_size=1))
 def test_the_members_of_a_group_are_those_it_names(ranks: frozenset[int]) -> None:
-    text = compact(ranks)
-    assert members(text) == members(text.replace(", ", ",")) == ranks
+    text = format_ranges(ranks)
+    assert parse_group(text) == parse_group(text.replace(", ", ",")) == ranks
 
 
 @pytest.mark.parametrize("text", ["", "x", "1-", "-1", "1--2", "1,x"])
 def test_a_group_that_is_no_list_of_ranks_has_no_members(text: str) -> None:
-    assert members(text) in (frozenset(), frozenset({1}))
+    assert parse_group(text) in (frozenset(), frozenset({1}))

@@ -14,13 +14,13 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from jaxrun.contract import flight as recorder
 from jaxrun.lockstep.flight import Flight
 from jaxrun.lockstep.reader import FlightReader
+from jaxrun.protocol import flight_file as recorder
 
 MASK = 2**64 - 1
 SECOND = 10**9
-HELD = recorder.KEPT - 8  # of a full ring, less what may be being written
+HELD = recorder.RING_RECORDS - 8  # of a full ring, less what may be being written
 
 
 def chain_after(number: int) -> int:
@@ -32,8 +32,8 @@ class Writer:
 
     def __init__(self, path: Path) -> None:
         self.file = path.open("w+b", buffering=0)
-        self.file.truncate(recorder.TEXT_AT)
-        self.map = mmap.mmap(self.file.fileno(), recorder.TEXT_AT)
+        self.file.truncate(recorder.TEXT_OFFSET)
+        self.map = mmap.mmap(self.file.fileno(), recorder.TEXT_OFFSET)
         self.words = memoryview(self.map).cast("Q")
         self.numbers: dict[int, int] = {}
 
@@ -43,9 +43,9 @@ class Writer:
         self.file.close()
 
     def begin(self, level: int = recorder.EVERY_CALL) -> None:
-        self.words[recorder.FORMAT_AT] = recorder.FORMAT
-        self.words[recorder.LEVEL] = level
-        self.words[recorder.MAGIC_AT] = recorder.MAGIC
+        self.words[recorder.FORMAT_WORD] = recorder.FORMAT
+        self.words[recorder.LEVEL_WORD] = level
+        self.words[recorder.MAGIC_WORD] = recorder.MAGIC
         self.line({"group": 1, "ranks": "0-3"})
         self.program(
             3, name="jit(step)", key="a" * 16, code="b" * 16, source="step at /job/model.py:40", text="x" * 500
@@ -59,19 +59,19 @@ class Writer:
         self.line({"program": number, "group": 1, **about})
 
     def text(self, data: bytes) -> None:
-        size = self.words[recorder.TEXT_SIZE]
-        os.pwrite(self.file.fileno(), data, recorder.TEXT_AT + size)
-        self.words[recorder.TEXT_SIZE] = size + len(data)
+        size = self.words[recorder.TEXT_SIZE_WORD]
+        os.pwrite(self.file.fileno(), data, recorder.TEXT_OFFSET + size)
+        self.words[recorder.TEXT_SIZE_WORD] = size + len(data)
 
     def call(self, group: int = 1, program: int = 3, site: int = 7) -> None:
-        made, number = self.words[recorder.MADE], self.numbers.get(group, 0) + 1
-        at = recorder.HEADER_WORDS + made % recorder.KEPT * recorder.RECORD_WORDS
+        made, number = self.words[recorder.RECORD_COUNT_WORD], self.numbers.get(group, 0) + 1
+        at = recorder.HEADER_WORDS + made % recorder.RING_RECORDS * recorder.RECORD_WORDS
         self.numbers[group] = number
         self.words[at] = (1000 + number) * SECOND
         self.words[at + 1] = chain_after(number)
         self.words[at + 2] = program | site << 32
         self.words[at + 3] = number | group << 48
-        self.words[recorder.MADE] = made + 1
+        self.words[recorder.RECORD_COUNT_WORD] = made + 1
 
     def calls(self, count: int) -> None:
         for _ in range(count):
@@ -95,32 +95,32 @@ def numbers(text: str) -> list[int]:
 
 def test_a_call_is_read_with_all_that_is_known_of_it(writer: Writer) -> None:
     writer.begin()
-    writer.words[recorder.STRICT] = 1
+    writer.words[recorder.STRICT_WORD] = 1
     writer.call()
     flight = read(writer)
-    assert (flight.level, flight.strict, flight.groups) == (recorder.EVERY_CALL, True, {"0-3": 1})
+    assert (flight.level, flight.strict, flight.call_counts) == (recorder.EVERY_CALL, True, {"0-3": 1})
     (call,) = flight.calls
     assert call == (1001.0, "0-3", 1, chain_after(1), 3, 7)
     assert flight.program(call) == ("jit(step)", "a" * 16, "b" * 16, "step at /job/model.py:40")
     assert flight.place(call) == "train.py:88 train_step"
     assert flight.sites == {7: ("/job/train.py:88 train_step", "/job/train.py:120 main")}
-    assert (flight.unknown, flight.trouble, flight.pending, flight.compiling) == (0, "", None, None)
+    assert (flight.unknown_programs, flight.trouble, flight.pending, flight.compiling) == (0, "", None, None)
 
 
-@pytest.mark.parametrize("size", [0, 100, recorder.HEADER_WORDS * 8, recorder.TEXT_AT])
+@pytest.mark.parametrize("size", [0, 100, recorder.HEADER_WORDS * 8, recorder.TEXT_OFFSET])
 def test_a_file_that_was_never_written_is_an_empty_flight(tmp_path: Path, size: int) -> None:
     path = tmp_path / "rank-0000.flight"
     path.write_bytes(bytes(size))
     with path.open("rb") as file:
         reader = FlightReader(file.fileno())
         assert Flight.from_json(reader.brief()) == Flight.from_json(reader.history()) == Flight()
-        assert (set(reader.progress()), reader.describe(1)) == ({0}, "")
+        assert (set(reader.progress_counters()), reader.program_details(1)) == ({0}, "")
 
 
 def test_another_format_is_not_read(writer: Writer) -> None:
     writer.begin()
     writer.call()
-    writer.words[recorder.FORMAT_AT] = 9
+    writer.words[recorder.FORMAT_WORD] = 9
     flight = read(writer)
     assert (flight.level, flight.calls) == (recorder.NOTHING, ())
     assert "format 9" in flight.trouble
@@ -136,11 +136,11 @@ def test_brief_holds_the_last_calls_and_history_all(writer: Writer) -> None:
 
 def test_a_ring_that_has_turned_holds_the_latest(writer: Writer) -> None:
     writer.begin()
-    writer.calls(2 * recorder.KEPT + 5)
+    writer.calls(2 * recorder.RING_RECORDS + 5)
     flight = Flight.from_json(FlightReader(writer.file.fileno()).history())
-    last = 2 * recorder.KEPT + 5
+    last = 2 * recorder.RING_RECORDS + 5
     assert [call.number for call in flight.calls] == list(range(last - HELD + 1, last + 1))
-    assert flight.groups == {"0-3": last}
+    assert flight.call_counts == {"0-3": last}
 
 
 def test_marks_are_the_latest_multiples_of_each_stride(writer: Writer) -> None:
@@ -159,9 +159,9 @@ def test_each_group_has_its_numbers_and_marks(writer: Writer) -> None:
     for _ in range(3):
         writer.call(group=2)
     flight = read(writer)
-    assert flight.groups == {"0-3": 40, "0,2": 3, "0,3": 0}
+    assert flight.call_counts == {"0-3": 40, "0,2": 3, "0,3": 0}
     assert list(flight.marks) == ["0-3"]
-    assert [call.number for call in flight.of("0,2")] == [1, 2, 3]
+    assert [call.number for call in flight.calls_of("0,2")] == [1, 2, 3]
 
 
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=25, deadline=None)
@@ -183,9 +183,9 @@ def test_a_reader_that_looks_often_sees_what_one_sees_that_comes_last(tmp_path: 
 def test_the_entered_call_is_pending_until_its_record_stands(writer: Writer) -> None:
     writer.begin()
     writer.calls(4)
-    writer.words[recorder.PENDING_WHAT] = 3 | 7 << 32
-    writer.words[recorder.PENDING_SINCE] = 5 * SECOND
-    writer.words[recorder.PENDING] = 5 | 1 << 48
+    writer.words[recorder.PENDING_SITE_WORD] = 3 | 7 << 32
+    writer.words[recorder.PENDING_SINCE_WORD] = 5 * SECOND
+    writer.words[recorder.PENDING_TAG_WORD] = 5 | 1 << 48
     flight = read(writer)
     assert flight.pending is not None
     assert (flight.pending.group, flight.pending.number, flight.pending.since) == ("0-3", 5, 5.0)
@@ -193,7 +193,7 @@ def test_the_entered_call_is_pending_until_its_record_stands(writer: Writer) -> 
         "jit(step)",
         "train.py:88 train_step",
     )
-    assert (flight.reached("0-3"), flight.groups) == (5, {"0-3": 4})
+    assert (flight.last_number("0-3"), flight.call_counts) == (5, {"0-3": 4})
     writer.call()
     assert read(writer).pending is None
 
@@ -202,29 +202,37 @@ def test_a_compilation_is_told_while_it_lasts(writer: Writer) -> None:
     writer.begin()
     writer.line({"compiling": "jit(a)"})
     writer.line({"compiling": "jit(b)"})
-    writer.words[recorder.COMPILING] = 12 * SECOND
+    writer.words[recorder.COMPILING_SINCE_WORD] = 12 * SECOND
     assert read(writer).compiling == ("jit(b)", 12.0)
-    writer.words[recorder.COMPILING] = 0
+    writer.words[recorder.COMPILING_SINCE_WORD] = 0
     assert read(writer).compiling is None
 
 
 def test_a_program_is_described_by_its_line(writer: Writer) -> None:
     writer.begin()
     reader = FlightReader(writer.file.fileno())
-    assert json.loads(reader.describe(3))["text"] == "x" * 500
+    assert json.loads(reader.program_details(3))["text"] == "x" * 500
     writer.program(4, name="jit(é)")
-    assert json.loads(reader.describe(4))["name"] == "jit(é)"
-    assert reader.describe(5) == ""
+    assert json.loads(reader.program_details(4))["name"] == "jit(é)"
+    assert reader.program_details(5) == ""
 
 
-@pytest.mark.parametrize("word", [recorder.MADE, recorder.PENDING, recorder.COMPILED, recorder.COMPILING])
+@pytest.mark.parametrize(
+    "word",
+    [
+        recorder.RECORD_COUNT_WORD,
+        recorder.PENDING_TAG_WORD,
+        recorder.COMPILED_COUNT_WORD,
+        recorder.COMPILING_SINCE_WORD,
+    ],
+)
 def test_progress_changes_with_every_step(writer: Writer, word: int) -> None:
     writer.begin()
     reader = FlightReader(writer.file.fileno())
-    before = reader.progress()
-    assert reader.progress() == before
+    before = reader.progress_counters()
+    assert reader.progress_counters() == before
     writer.words[word] += 1
-    assert reader.progress() != before
+    assert reader.progress_counters() != before
 
 
 def test_a_half_written_line_is_read_when_it_is_complete(writer: Writer) -> None:
@@ -267,7 +275,7 @@ def test_programs_without_key_or_code_are_counted(writer: Writer) -> None:
     writer.begin()
     writer.program(4, name="jit(a)", key="a" * 16, code="")
     writer.line({"program": 5, "group": 1, "name": "jit(b)", "key": None})
-    assert read(writer).unknown == 2
+    assert read(writer).unknown_programs == 2
 
 
 def test_calls_of_unknown_groups_are_left_out(writer: Writer) -> None:
@@ -281,7 +289,7 @@ def test_records_that_are_overwritten_while_they_are_read_are_dropped(
     writer: Writer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     writer.begin()
-    writer.calls(recorder.KEPT + 500)
+    writer.calls(recorder.RING_RECORDS + 500)
 
     def then_write(size: int, offset: int) -> None:
         if offset == recorder.HEADER_WORDS * recorder.WORD_BYTES:
@@ -289,7 +297,7 @@ def test_records_that_are_overwritten_while_they_are_read_are_dropped(
 
     _before_reading(monkeypatch, then_write)
     history = numbers(FlightReader(writer.file.fileno()).history())
-    last = recorder.KEPT + 500
+    last = recorder.RING_RECORDS + 500
     assert history == list(range(last + 300 - HELD + 1, last + 1))
 
 
@@ -297,7 +305,9 @@ def test_a_ring_that_turned_while_it_was_read_gives_nothing(writer: Writer, monk
     writer.begin()
     writer.calls(50)
     ring = recorder.HEADER_WORDS * recorder.WORD_BYTES
-    _before_reading(monkeypatch, lambda size, offset: writer.calls(2 * recorder.KEPT) if offset == ring else None)
+    _before_reading(
+        monkeypatch, lambda size, offset: writer.calls(2 * recorder.RING_RECORDS) if offset == ring else None
+    )
     assert numbers(FlightReader(writer.file.fileno()).history()) == []
 
 
@@ -345,7 +355,15 @@ def test_a_file_that_is_cut_short_gives_what_is_left(writer: Writer, tmp_path: P
     writer.begin()
     writer.calls(100)
     whole = (tmp_path / "rank-0000.flight").read_bytes()
-    for size in (200, 4096, 4096 + 50, 4096 + 10 * 32 + 5, recorder.TEXT_AT, recorder.TEXT_AT + 10, len(whole) - 1):
+    for size in (
+        200,
+        4096,
+        4096 + 50,
+        4096 + 10 * 32 + 5,
+        recorder.TEXT_OFFSET,
+        recorder.TEXT_OFFSET + 10,
+        len(whole) - 1,
+    ):
         (tmp_path / "cut").write_bytes(whole[:size])
         with (tmp_path / "cut").open("rb") as file:
             assert len(Flight.from_json(FlightReader(file.fileno()).history()).calls) <= 100
@@ -377,10 +395,10 @@ def test_whatever_it_holds_a_flight_is_read(
         words[place] = value
     path = tmp_path / "rank-0000.flight"
     data = b"".join(word.to_bytes(8, "little") for word in words)
-    path.write_bytes((data + ring).ljust(recorder.TEXT_AT, b"\0") + b"".join(lines))
+    path.write_bytes((data + ring).ljust(recorder.TEXT_OFFSET, b"\0") + b"".join(lines))
     with path.open("rb") as file:
         reader = FlightReader(file.fileno())
         for _ in range(2):
             Flight.from_json(reader.brief())
             Flight.from_json(reader.history())
-            reader.progress(), reader.describe(1)
+            reader.progress_counters(), reader.program_details(1)

@@ -10,13 +10,13 @@ import pytest
 
 from jaxrun.lockstep import report
 from jaxrun.lockstep.compare import Lag
-from jaxrun.lockstep.divergence import Divergence, Party
+from jaxrun.lockstep.divergence import CallGroup, Divergence
 
 ONE_HOST = dict.fromkeys(range(4), "here")
 TWO_HOSTS = {0: "h1", 1: "h1", 2: "h2", 3: "h2"}
 X = ("batch.x", "float32[32,128]", "P('data',)")
 W = ("w", "float32[8]", "P()")
-STEP = Party(
+STEP = CallGroup(
     (0, 1, 2),
     "jit(step)",
     "a",
@@ -31,11 +31,11 @@ OTHER = replace(STEP, ranks=(3,), key="b")
 LONG = "P(('replica','data'),'model',None,None,'experts')"
 
 
-def told(*parties: Party, hosts: dict[int, str] = ONE_HOST, group: str = "0-3") -> list[str]:
-    return report.text(Divergence(group, 12, parties), hosts).splitlines()
+def told(*parties: CallGroup, hosts: dict[int, str] = ONE_HOST, group: str = "0-3") -> list[str]:
+    return report.format_divergence(Divergence(group, 12, parties), hosts).splitlines()
 
 
-def difference(other: Party, step: Party = STEP) -> tuple[list[str], str]:
+def difference(other: CallGroup, step: CallGroup = STEP) -> tuple[list[str], str]:
     """The lines between the parties and the advice, and the advice in one line."""
     lines = told(step, other)
     body = [line for line in lines[3:] if line.startswith("  ")]
@@ -56,10 +56,10 @@ def test_the_last_batch_reads_as_it_should() -> None:
 
 @pytest.mark.parametrize("before", [False, True])
 def test_a_report_is_found_among_what_a_launcher_says(before: bool) -> None:
-    text = report.text(Divergence("0-3", 12, (STEP, OTHER), before), ONE_HOST)
+    text = report.format_divergence(Divergence("0-3", 12, (STEP, OTHER), before), ONE_HOST)
     words = f"jaxrun: rank 1 is slow\njaxrun: {text}\njaxrun: rank 0 failed\n  more of it\n"
-    assert report.find(words) == report.find(f"jaxrun: {text}\n") == text
-    assert report.find("jaxrun: rank 0 said that the processes disagree at noon\n") == ""
+    assert report.find_report(words) == report.find_report(f"jaxrun: {text}\n") == text
+    assert report.find_report("jaxrun: rank 0 said that the processes disagree at noon\n") == ""
 
 
 @pytest.mark.parametrize(
@@ -171,7 +171,7 @@ def test_many_differences_are_cut() -> None:
         ),
     ],
 )
-def test_what_differs_is_said(other: Party, line: str, advice: str) -> None:
+def test_what_differs_is_said(other: CallGroup, line: str, advice: str) -> None:
     body, said = difference(other)
     assert body == [f"  {line}"]
     assert said.startswith(advice)
@@ -190,8 +190,8 @@ def test_functions_of_one_name_are_told_apart() -> None:
 
 
 def test_where_the_programs_are_not_described_nothing_is_made_up() -> None:
-    bare = Party((3,), "jit(step)", "b", place="train.py:88 f")
-    body, said = difference(bare, Party((0, 1, 2), "jit(step)", "a", place="train.py:88 f"))
+    bare = CallGroup((3,), "jit(step)", "b", place="train.py:88 f")
+    body, said = difference(bare, CallGroup((0, 1, 2), "jit(step)", "a", place="train.py:88 f"))
     assert (body, said) == (
         [],
         "the recorders do not hold what differs; jaxrun --lockstep strict stops before the call.",
@@ -294,7 +294,7 @@ def test_ranks_of_which_nothing_is_known_are_named() -> None:
 
 
 def test_a_call_that_one_rank_alone_makes() -> None:
-    gone = Party((1, 2, 3), state="has made only 11 calls and is finished")
+    gone = CallGroup((1, 2, 3), state="has made only 11 calls and is finished")
     assert told(replace(STEP, ranks=(0,)), gone)[1:4] == [
         "  rank 0:     jit(step)  step at model.py:40, called at train.py:88",
         "  ranks 1-3:  have made only 11 calls and are finished",
@@ -304,14 +304,16 @@ def test_a_call_that_one_rank_alone_makes() -> None:
 
 
 def test_one_call_more_is_told_as_such() -> None:
-    found = Divergence("0-3", 12, (STEP, replace(OTHER, name="jit(mean)")), oldest=True, extra=(3,))
-    lines = report.text(found, ONE_HOST).splitlines()
+    found = Divergence(
+        "0-3", 12, (STEP, replace(OTHER, name="jit(mean)")), is_oldest_recorded=True, extra_call_ranks=(3,)
+    )
+    lines = report.format_divergence(found, ONE_HOST).splitlines()
     assert lines[0] == "the processes disagree at cross-process call #12, the oldest that is still recorded"
     assert lines[3] == "  only rank 3 made this call: what came next there is what ranks 0-2 did in its place"
 
 
 def test_groups_that_wait_for_each_other() -> None:
-    crossed = Party((3,), state="waits in call #1 of ranks 1, 3, jit(g) at train.py:50")
+    crossed = CallGroup((3,), state="waits in call #1 of ranks 1, 3, jit(g) at train.py:50")
     lines = told(replace(STEP, ranks=(0,)), crossed, group="0,3")
     assert lines[0] == "the processes disagree at cross-process call #12 of ranks 0, 3"
     assert "only" not in " ".join(lines)
@@ -329,10 +331,10 @@ def test_long_lists_of_ranks_are_cut() -> None:
     hosts = {rank: f"host{rank // 8}" for rank in range(4096)}
     even = replace(STEP, ranks=tuple(range(0, 4096, 2)))
     odd = replace(OTHER, ranks=tuple(range(1, 4096, 2)), name="jit(f)")
-    lines = report.text(Divergence("0-4095", 12, (even, odd)), hosts).splitlines()
+    lines = report.format_divergence(Divergence("0-4095", 12, (even, odd)), hosts).splitlines()
     assert lines[1].startswith("  2048 ranks (0, 2, 4, ")
     assert max(map(len, lines[3:])) <= 100
-    most = report.text(
+    most = report.format_divergence(
         Divergence("0-4095", 12, (replace(STEP, ranks=tuple(range(4095))), replace(odd, ranks=(4095,)))), hosts
     )
     assert "  ranks 0-4094:         jit(step)  step at" in most
@@ -341,37 +343,42 @@ def test_long_lists_of_ranks_are_cut() -> None:
 
 def test_many_parties_are_cut() -> None:
     parties = [replace(STEP, ranks=(rank,), name=f"jit(f{rank})") for rank in range(10)]
-    lines = report.text(Divergence("0-11", 3, tuple(parties), unread=(10, 11)), dict.fromkeys(range(12), "here"))
+    lines = report.format_divergence(
+        Divergence("0-11", 3, tuple(parties), unread_ranks=(10, 11)), dict.fromkeys(range(12), "here")
+    )
     assert "  ranks 6-9: made other calls again\n" in lines
     assert "  ranks 10-11: not in step either, but not read\n" in lines
     assert "on rank 3 and 6 other values" in lines or "    6 other values" in lines
 
 
 def test_what_happened_before_is_said_to_be_unknown() -> None:
-    found = Divergence("0-3", 905, (STEP, OTHER), before=True)
-    lines = report.text(found, ONE_HOST).splitlines()
+    found = Divergence("0-3", 905, (STEP, OTHER), is_earlier=True)
+    lines = report.format_divergence(found, ONE_HOST).splitlines()
     assert (
         lines[0] == "the processes were out of step before cross-process call #905, the oldest that is still recorded"
     )
     assert lines[-1] == "jaxrun --lockstep strict stops at the first call that differs."
-    assert report.one_line(found).startswith("the ranks were out of step before cross-process call #905 (")
+    assert report.format_headline(found).startswith("the ranks were out of step before cross-process call #905 (")
 
 
 @pytest.mark.parametrize(
     ("parties", "line"),
     [
         ((STEP, OTHER), "#12 (jit(step), train.py:88)"),
-        ((STEP, Party((3,), state="is gone")), "#12 (jit(step), train.py:88)"),
+        ((STEP, CallGroup((3,), state="is gone")), "#12 (jit(step), train.py:88)"),
         (
             (STEP, replace(OTHER, name="jit(f)", place="train.py:91 main")),
             "#12 (jit(step) at train.py:88 and jit(f) at train.py:91)",
         ),
-        ((Party((0,), "jit(f)"), Party((1,), "jit(f)")), "#12 (jit(f))"),
-        ((Party((0,), state="is gone"),), "#12"),
+        ((CallGroup((0,), "jit(f)"), CallGroup((1,), "jit(f)")), "#12 (jit(f))"),
+        ((CallGroup((0,), state="is gone"),), "#12"),
     ],
 )
-def test_one_line_says_where(parties: tuple[Party, ...], line: str) -> None:
-    assert report.one_line(Divergence("0-3", 12, parties)) == f"the ranks were out of step at cross-process call {line}"
+def test_one_line_says_where(parties: tuple[CallGroup, ...], line: str) -> None:
+    assert (
+        report.format_headline(Divergence("0-3", 12, parties))
+        == f"the ranks were out of step at cross-process call {line}"
+    )
 
 
 LAG = Lag("0-3", 5, (0, 1, 3), (2,), "jit(step)", "train.py:46 main", {0: 5, 1: 5, 2: 4, 3: 5}, frozenset({0, 1, 3}))
@@ -379,22 +386,22 @@ LAG = Lag("0-3", 5, (0, 1, 3), (2,), "jit(step)", "train.py:46 main", {0: 5, 1: 
 
 def test_who_waits_for_whom() -> None:
     assert (
-        report.waiting(LAG, {2: "is exiting"}, ONE_HOST)
+        report.format_waiting(LAG, {2: "is exiting"}, ONE_HOST)
         == "rank 2 has made 4 calls and is exiting; the others wait in call #5, jit(step) at train.py:46"
     )
     two = Lag("1-3", 1, (1,), (2, 3), "", "", {1: 3, 2: 0, 3: 0}, frozenset())
-    assert report.waiting(two, {2: "is finished", 3: "is finished"}, TWO_HOSTS) == (
+    assert report.format_waiting(two, {2: "is finished", 3: "is finished"}, TWO_HOSTS) == (
         "ranks 2-3 (h2) have made 0 calls of ranks 1-3 and are finished; "
         "rank 1 (h1) has gone on to call #3 after call #1"
     )
-    assert report.waiting(two, {2: "is finished"}, ONE_HOST).startswith(
+    assert report.format_waiting(two, {2: "is finished"}, ONE_HOST).startswith(
         "rank 2 has made 0 calls of ranks 1-3 and is finished; rank 3 has made 0 calls of ranks 1-3; rank 1 "
     )
 
 
 def test_what_is_certain_of_a_lag() -> None:
     assert (
-        report.lagging(LAG, ONE_HOST)
+        report.format_lag(LAG, ONE_HOST)
         == "call #5, jit(step) at train.py:46, was entered by ranks 0-1, 3 and not by rank 2"
     )
-    assert "was made by" in report.lagging(replace(LAG, inside=frozenset({0})), ONE_HOST)
+    assert "was made by" in report.format_lag(replace(LAG, inside=frozenset({0})), ONE_HOST)

@@ -2,9 +2,9 @@
 
 import pytest
 
-from jaxrun.contract.flight import EVERY_CALL
-from jaxrun.lockstep.flight import CallMade, Flight, PendingCall, Program
-from jaxrun.verdict.look import Look
+from jaxrun.lockstep.flight import DispatchedCall, Flight, PendingCall, ProgramInfo
+from jaxrun.protocol.flight_file import EVERY_CALL
+from jaxrun.verdict.snapshot import Snapshot
 
 HOSTS = {0: "h1", 1: "h1", 2: "h2", 3: "h2"}
 IN_JAX = """Thread 0x1 (most recent call first):
@@ -18,13 +18,13 @@ IN_QUEUE = """Thread 0x1 (most recent call first):
 
 
 def flight(number, *, pending=None, compiling=None, time=100.0, group="0-3", name="jit(step)"):
-    calls = (CallMade(time, group, number, 1, 1, 1),) if number else ()
+    calls = (DispatchedCall(time, group, number, 1, 1, 1),) if number else ()
     sites = {1: ("/home/me/train.py:88 step",)}
-    programs = {1: Program(name, "k", "c")}
+    programs = {1: ProgramInfo(name, "k", "c")}
     return Flight(
         level=EVERY_CALL,
         calls=calls,
-        groups={group: number},
+        call_counts={group: number},
         programs=programs,
         sites=sites,
         pending=pending,
@@ -34,13 +34,13 @@ def flight(number, *, pending=None, compiling=None, time=100.0, group="0-3", nam
 
 def look(dumps, flights, **more):
     waits = dict.fromkeys(dumps, "futex_wait_queue")
-    return Look(160.0, HOSTS, dumps, waits, flights, **more)
+    return Snapshot(160.0, HOSTS, dumps, waits, flights, **more)
 
 
 def test_each_group_says_how_far_its_ranks_have_come():
     entered = PendingCall("0-3", 1205, 1, 1, 99.0)
     flights = {rank: flight(1204, pending=entered) for rank in (0, 1, 2)} | {3: flight(1204, time=97.0)}
-    text = look({0: IN_JAX, 1: IN_JAX, 2: IN_JAX, 3: IN_QUEUE}, flights).in_words()
+    text = look({0: IN_JAX, 1: IN_JAX, 2: IN_JAX, 3: IN_QUEUE}, flights).format()
     rows = text.splitlines()
     assert rows[1].endswith("train.py:88 step   in JAX: _value    in call #1205 jit(step), 61.0 s")
     assert rows[2].endswith("data.py:31 __next__   in queue: get  after call #1204 jit(step), 63.0 s ago")
@@ -49,32 +49,32 @@ def test_each_group_says_how_far_its_ranks_have_come():
 
 def test_ranks_in_one_place_may_have_come_differently_far():
     flights = {0: flight(4), 1: flight(5), 2: flight(5, name="jit(mean)", group="0-1")}
-    rows = look({0: IN_JAX, 1: IN_JAX, 2: IN_JAX}, flights).in_words().splitlines()
+    rows = look({0: IN_JAX, 1: IN_JAX, 2: IN_JAX}, flights).format().splitlines()
     assert "after calls #4-5 jit(step), 60.0 s ago or after call #5 jit(mean) of ranks 0-1" in rows[1]
 
 
 def test_a_compilation_is_told():
-    text = look({0: IN_JAX}, {0: flight(4, compiling=("jit(init)", 130.0))}).in_words()
+    text = look({0: IN_JAX}, {0: flight(4, compiling=("jit(init)", 130.0))}).format()
     assert "compiling jit(init), 30.0 s" in text
 
 
 def test_those_that_have_finished_are_told_too():
-    text = look({0: IN_JAX, 1: IN_JAX}, {rank: flight(4) for rank in range(3)}, finished=(2, 3)).in_words()
+    text = look({0: IN_JAX, 1: IN_JAX}, {rank: flight(4) for rank in range(3)}, finished=(2, 3)).format()
     assert "ranks 2-3 (h2) have finished, after call #4 jit(step), 60.0 s ago." in text
 
 
 def test_without_recorders_there_are_only_stacks():
-    rows = look({0: IN_JAX, 1: IN_QUEUE}, {}).in_words().splitlines()
-    assert rows[1].endswith("in JAX: _value") and look({}, {}).in_words() == ""
+    rows = look({0: IN_JAX, 1: IN_QUEUE}, {}).format().splitlines()
+    assert rows[1].endswith("in JAX: _value") and look({}, {}).format() == ""
 
 
 def test_it_is_kept_and_read_back():
     kept = look({0: IN_JAX, 3: ""}, {0: flight(4)}, finished=(1,), natives={0: "gloo::allreduce"})
-    assert Look.from_json(kept.to_json()) == kept
-    assert Look.from_json(look({}, {}).to_json()).natives is None
+    assert Snapshot.from_json(kept.to_json()) == kept
+    assert Snapshot.from_json(look({}, {}).to_json()).natives is None
 
 
 @pytest.mark.parametrize("text", ["{}", "[]", '{"dumps": 1}', "x", '{"time": 1, "finished": [1]}'])
 def test_anything_else_is_refused(text):
     with pytest.raises(ValueError):
-        Look.from_json(text)
+        Snapshot.from_json(text)

@@ -4,12 +4,12 @@ import signal
 
 import pytest
 
-from jaxrun.contract import Join, Leave, Run
-from jaxrun.head.events import AgentSignalled, Exited, Lost, Report, Spawned, Unavailable
-from jaxrun.head.head import Head, Phase
-from jaxrun.head.muster import Muster, Terms
-from jaxrun.planning.job import Job
-from jaxrun.verdict import verdict
+from jaxrun.head.agent_registry import AgentRegistry, JobSpec
+from jaxrun.head.events import AgentLost, AgentReport, AgentSignalled, StartFailed, WorkerExited, WorkerSpawned
+from jaxrun.head.head import Head, JobPhase
+from jaxrun.job.job import Job
+from jaxrun.protocol import Exit, Join, Run
+from jaxrun.verdict import decide
 
 HOSTS = {0: "h1", 1: "h1", 2: "h2", 3: "h2"}
 CLOSED = "the connection to its agent was closed"
@@ -29,7 +29,7 @@ class Far:
     def lose(self, *ranks, text=CLOSED):
         for rank in ranks:
             self.job.exited[rank] = None  # no exit of it comes, whatever it is sent
-            self.job.tell(Lost(rank, text))
+            self.job.tell(AgentLost(rank, text))
         return self
 
     def said(self, rank, **more):
@@ -39,7 +39,7 @@ class Far:
     @property
     def told(self):
         """The verdict."""
-        return verdict.decide(self.job.ending, self.job.head.hosts, started=0.0, ended=self.job.now)
+        return decide.decide(self.job.ending, self.job.head.hosts, started=0.0, ended=self.job.now)
 
 
 @pytest.fixture
@@ -141,7 +141,7 @@ def test_an_agent_that_goes_before_anything_was_started_ends_the_job(far):
 def test_lost_while_the_others_are_being_stopped_is_no_second_failure(far):
     job = far()
     job.run()
-    job.tell(Exited(1, 7)).wait(0.0305)
+    job.tell(WorkerExited(1, 7)).wait(0.0305)
     job.lose(2, 3).wait(1)
     assert job.told.culprits == (1,) and job.told.exit_code == 7
     assert job.told.victims == {0: "was stopped", 2: "was stopped", 3: "was stopped"}
@@ -188,8 +188,8 @@ def test_an_agent_whose_worker_has_ended_well_may_go(far):
 def test_an_agent_that_goes_after_its_workers_end_leaves_that_end_the_first(far):
     job = far()
     job.run()
-    job.tell(Exited(3, 7)).wait(0.005)
-    job.tell(Exited(1, 8)).wait(0.005)
+    job.tell(WorkerExited(3, 7)).wait(0.005)
+    job.tell(WorkerExited(1, 8)).wait(0.005)
     job.lose(3).wait(1)
     assert job.told.culprits == (3,) and job.told.exit_code == 7
 
@@ -198,7 +198,7 @@ def test_a_starter_that_ends_early_ends_the_job_in_its_words(far):
     job = far()
     job.run()
     text = "Open MPI 5 ended with status 1 before the job was over; it said:\n  no such host"
-    job.tell(Unavailable(text)).wait(1)
+    job.tell(StartFailed(text)).wait(1)
     assert job.ending.reason == "unavailable" and job.told.exit_code == 69 and job.told.headline == text
     assert job.kills() == [(0, (0, 1, 2, 3))]
 
@@ -207,7 +207,7 @@ def test_a_starter_that_ends_because_a_host_was_lost_is_not_the_cause(far):
     job = far()
     job.run()
     job.lose(2, 3).wait(0.01)
-    job.tell(Unavailable("srun was killed")).wait(1)
+    job.tell(StartFailed("srun was killed")).wait(1)
     assert job.told.culprits == (2, 3) and job.told.outcome == "lost"
 
 
@@ -215,7 +215,7 @@ def test_collateral_is_explained_by_the_starters_end(far):
     job = far()
     job.run()
     job.tell(job.said(0, **GLOO)).wait(0.01)
-    job.tell(Unavailable("srun was killed by SIGKILL (9)")).wait(6)
+    job.tell(StartFailed("srun was killed by SIGKILL (9)")).wait(6)
     assert job.ending.reason == "unavailable" and job.told.exit_code == 69
 
 
@@ -223,7 +223,7 @@ def test_a_starter_that_ends_while_the_ranks_leave_changes_nothing(far):
     job = far()
     job.run()
     job.done(0, 1, 2, 3)
-    job.tell(Unavailable("srun ended with status 1"))
+    job.tell(StartFailed("srun ended with status 1"))
     job.exit(0, 1, 2, 3).exit(0, 0).wait(1)
     assert job.ending.reason == "ok" and job.told.exit_code == 0
 
@@ -236,7 +236,7 @@ def test_a_scheduler_that_signals_all_agents_interrupts_once(far, senders):
         job.tell(AgentSignalled(rank, signal.SIGTERM)).wait(0.01)
     assert job.kills(signal.SIGTERM) == [(0, (0, 1, 2, 3))] and job.kills() == []
     assert len(job.texts) == 1 and job.texts[0].startswith("SIGTERM: asked ranks 0-3 to end")
-    assert job.head.phase is Phase.TERMINATING
+    assert job.head.phase is JobPhase.TERMINATING
 
 
 def test_ranks_that_end_well_after_the_schedulers_sigterm_were_preempted(far):
@@ -245,7 +245,7 @@ def test_ranks_that_end_well_after_the_schedulers_sigterm_were_preempted(far):
     for rank in range(4):
         job.tell(AgentSignalled(rank, signal.SIGTERM))
     job.done(0, 1, 2, 3)
-    assert job.ranks_sent(Leave) == [1, 2, 3]
+    assert job.ranks_sent(Exit) == [1, 2, 3]
     job.exit(0, 1, 2, 3).exit(0, 0)
     assert job.told.outcome == "preempted" and job.told.exit_code == 75
 
@@ -291,7 +291,7 @@ def test_a_signal_to_an_agent_before_the_program_runs_ends_the_job_at_once(far):
 def test_a_rank_that_the_job_does_not_have_cannot_be_lost(far):
     job = far()
     job.run()
-    job.tell(Lost(9, CLOSED)).wait(1)
+    job.tell(AgentLost(9, CLOSED)).wait(1)
     assert job.told.exit_code == 65 and "it is rank 9, but the job has ranks 0 to 3" in job.told.headline
 
 
@@ -308,15 +308,15 @@ def test_the_last_words_outlive_their_agent(far):
 def muster_report(rank, host):
     values = {name: "" for name in ("boot_id", "version", "address", "head_address", "directory", "gpu_platform")}
     values |= {"cpus": (0,), "gpu_names": (), "gpu_ids": (), "gpu_limit": "", "tpu": False, "cuda_plugin": False}
-    return Report(rank=rank, size=2, host=host, pid=1, time=0.0, sees_run_dir=True, **values)
+    return AgentReport(rank=rank, size=2, host=host, pid=1, time=0.0, can_write_run_dir=True, **values)
 
 
 def mustering(simulate):
     """A job whose hosts are not known before the reports come."""
     job = simulate(2, hosts={0: "?", 1: "?"})
-    terms = Terms(Job(program=("p",), platform="cpu"), "ab" * 16, 2, "", "", ("p",), {}, "", "eth0 10.0.0.9:40")
+    terms = JobSpec(Job(program=("p",), platform="cpu"), "ab" * 16, 2, "", "", ("p",), {}, "", "eth0 10.0.0.9:40")
     limits = job.head._limits
-    job.head = Head(job.hosts, job.head._gathering._expected, limits, "", 0.0, Muster(terms))
+    job.head = Head(job.hosts, job.head._gathering._expected, limits, "", 0.0, AgentRegistry(terms))
     return job
 
 
@@ -326,7 +326,7 @@ def test_the_hosts_are_known_from_the_reports_on(simulate):
     orders = job.head.handle(muster_report(0, "h1"), 0.0)
     assert [order.rank for order in orders] == [0, 1]
     assert dict(job.head.hosts) == {0: "h1", 1: "h2"}
-    job.tell(Spawned(0, 1), Spawned(1, 2), Lost(1, CLOSED)).wait(1)
+    job.tell(WorkerSpawned(0, 1), WorkerSpawned(1, 2), AgentLost(1, CLOSED)).wait(1)
     assert [end.host for end in job.ending.ends] == ["h1", "h2"]
     assert job.texts == ["rank 1 (h2) failed; stopping 1 other"]
 

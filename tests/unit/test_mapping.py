@@ -9,28 +9,28 @@ import jax
 import numpy as np
 import pytest
 
-from jaxrun.contract.mapping import (
-    Back,
-    Batched,
-    Broken,
-    Chunk,
-    Done,
-    Errand,
-    Finish,
-    Places,
-    Ready,
-    Refused,
-    Spec,
-    arrays,
-    stride,
+from jaxrun.protocol.map_messages import (
+    ArraySpec,
+    BatchResult,
+    CallBatch,
+    CannotTrace,
+    ChunkDone,
+    ChunkFailed,
+    EndOfChunks,
+    ItemChunk,
+    MapReady,
+    SharedSlots,
+    StartMap,
+    packed_nbytes,
+    view_arrays,
 )
-from jaxrun.contract.parcel import Block
-from jaxrun_runtime import conversation
-from jaxrun_runtime.mapping import errands as mapping_errands
-from jaxrun_runtime.mapping import serve as mapping
-from jaxrun_runtime.mapping.sizes import Sizes
+from jaxrun.protocol.payload import SharedBuffer
+from jaxrun_runtime import gang_worker
+from jaxrun_runtime.map import device_map as mapping
+from jaxrun_runtime.map import errands as mapping_errands
+from jaxrun_runtime.map.chunk_sizes import ChunkSizer
 
-NUMBERS = (Spec((), np.dtype("float32")),)
+NUMBERS = (ArraySpec((), np.dtype("float32")),)
 XS = np.arange(10.0, dtype=np.float32)
 
 
@@ -61,74 +61,74 @@ class Talk:
 def talk_with(monkeypatch):
     def talk_with(*messages):
         talk = Talk(*messages)
-        monkeypatch.setattr(conversation, "current", lambda: talk)
+        monkeypatch.setattr(gang_worker, "current", lambda: talk)
         return talk
 
     return talk_with
 
 
 def batched(function, size=None):
-    return Batched(cloudpickle.dumps((function, {})), False, 0, NUMBERS, (), None, size)
+    return StartMap(cloudpickle.dumps((function, {})), False, 0, NUMBERS, (), None, size)
 
 
 def chunks(xs, size):
-    return [Chunk(at, len(xs[at : at + size]), size, -1, (xs[at : at + size],)) for at in range(0, len(xs), size)]
+    return [ItemChunk(at, len(xs[at : at + size]), size, -1, (xs[at : at + size],)) for at in range(0, len(xs), size)]
 
 
 def test_chunks_come_back_in_order_and_without_their_padding(talk_with):
-    talk = talk_with(*chunks(XS, 4), Finish())
+    talk = talk_with(*chunks(XS, 4), EndOfChunks())
     mapping.serve(batched(lambda x: 2 * x, size=4))
     ready, *done = talk.all_sent()
-    assert isinstance(ready, Ready)
-    assert (ready.size, ready.template, ready.results) == (4, 0, NUMBERS)
+    assert isinstance(ready, MapReady)
+    assert (ready.chunk_size, ready.template, ready.result_specs) == (4, 0, NUMBERS)
     assert [one.start for one in done] == [0, 4, 8]
     assert np.concatenate([one.leaves[0] for one in done]).tolist() == (2 * XS).tolist()
 
 
 def test_padding_repeats_an_item(talk_with):
-    talk = talk_with(*chunks(np.full(3, 5.0, np.float32), 4), Finish())
+    talk = talk_with(*chunks(np.full(3, 5.0, np.float32), 4), EndOfChunks())
     mapping.serve(batched(lambda x: 1 / x, size=4))
     _, done = talk.all_sent()
     assert done.leaves[0].tolist() == [np.float32(0.2)] * 3
 
 
 def test_chunks_may_lie_in_shared_memory(talk_with):
-    bytes_of_a_chunk = stride(NUMBERS, 4)
-    places = Places(Block(2 * 2 * bytes_of_a_chunk), bytes_of_a_chunk, bytes_of_a_chunk)
+    bytes_of_a_chunk = packed_nbytes(NUMBERS, 4)
+    places = SharedSlots(SharedBuffer(2 * 2 * bytes_of_a_chunk), bytes_of_a_chunk, bytes_of_a_chunk)
     for slot, part in enumerate((XS[:4], XS[4:7])):
-        next(arrays(places.items(slot), NUMBERS, 4))[: len(part)] = part
-    talk = talk_with(places, Chunk(0, 4, 4, 0, None), Chunk(4, 3, 4, 1, None), Finish())
+        next(view_arrays(places.items(slot), NUMBERS, 4))[: len(part)] = part
+    talk = talk_with(places, ItemChunk(0, 4, 4, 0, None), ItemChunk(4, 3, 4, 1, None), EndOfChunks())
     mapping.serve(batched(lambda x: 2 * x, size=4))
     _, *done = talk.all_sent()
     assert [one.leaves for one in done] == [None, None]
-    assert next(arrays(places.results(0), NUMBERS, 4)).tolist() == [0.0, 2.0, 4.0, 6.0]
-    assert next(arrays(places.results(1), NUMBERS, 3)).tolist() == [8.0, 10.0, 12.0]
+    assert next(view_arrays(places.results(0), NUMBERS, 4)).tolist() == [0.0, 2.0, 4.0, 6.0]
+    assert next(view_arrays(places.results(1), NUMBERS, 3)).tolist() == [8.0, 10.0, 12.0]
 
 
 def test_a_result_that_is_an_item_itself_does_not_change_with_its_slot(talk_with):
-    bytes_of_a_chunk = stride(NUMBERS, 4)
-    places = Places(Block(2 * bytes_of_a_chunk), bytes_of_a_chunk, bytes_of_a_chunk)
-    items = next(arrays(places.items(0), NUMBERS, 4))
+    bytes_of_a_chunk = packed_nbytes(NUMBERS, 4)
+    places = SharedSlots(SharedBuffer(2 * bytes_of_a_chunk), bytes_of_a_chunk, bytes_of_a_chunk)
+    items = next(view_arrays(places.items(0), NUMBERS, 4))
     items[:] = XS[:4]
 
     def use_slot_again():
-        assert isinstance(talk.sent.get(timeout=60), Ready)
-        assert isinstance(talk.sent.get(timeout=60), Done)  # so the first chunk's slot is free
-        first.extend(next(arrays(places.results(0), NUMBERS, 4)).tolist())
+        assert isinstance(talk.sent.get(timeout=60), MapReady)
+        assert isinstance(talk.sent.get(timeout=60), ChunkDone)  # so the first chunk's slot is free
+        first.extend(next(view_arrays(places.results(0), NUMBERS, 4)).tolist())
         items[:] = 9.0
-        return Chunk(4, 4, 4, 0, None)
+        return ItemChunk(4, 4, 4, 0, None)
 
     first = []
-    talk = talk_with(places, Chunk(0, 4, 4, 0, None), use_slot_again, Finish())
+    talk = talk_with(places, ItemChunk(0, 4, 4, 0, None), use_slot_again, EndOfChunks())
     mapping.serve(batched(lambda x: x, size=4))
     assert first == [0.0, 1.0, 2.0, 3.0]
-    assert next(arrays(places.results(0), NUMBERS, 4)).tolist() == [9.0] * 4
+    assert next(view_arrays(places.results(0), NUMBERS, 4)).tolist() == [9.0] * 4
 
 
 def test_a_size_is_sought_with_the_first_chunks(talk_with, monkeypatch):
-    monkeypatch.setattr(Sizes, "after", lambda sizes, size, seconds, left: 3 * size)
+    monkeypatch.setattr(ChunkSizer, "after", lambda sizes, size, seconds, left: 3 * size)
     many = np.zeros(2048, np.float32)
-    talk = talk_with(*[Chunk(at, 2048, 2048, -1, (many,)) for at in range(0, 8192, 2048)], Finish())
+    talk = talk_with(*[ItemChunk(at, 2048, 2048, -1, (many,)) for at in range(0, 8192, 2048)], EndOfChunks())
     mapping.serve(batched(lambda x: x + 1))
     ready, *done = talk.all_sent()
     assert ready.size == 2048
@@ -141,7 +141,7 @@ def test_what_cannot_be_traced_is_refused(talk_with):
     talk = talk_with()
     mapping.serve(batched(lambda x: 1 if x > 0 else 2))
     (refused,) = talk.all_sent()
-    assert isinstance(refused, Refused)
+    assert isinstance(refused, CannotTrace)
 
 
 def test_a_chunk_that_fails_on_its_device_is_told_and_raised(talk_with, monkeypatch):
@@ -149,27 +149,27 @@ def test_a_chunk_that_fails_on_its_device_is_told_and_raised(talk_with, monkeypa
         raise RuntimeError("out of memory")
 
     monkeypatch.setattr(jax, "block_until_ready", fail)
-    talk = talk_with(*chunks(XS, 5), Finish())
+    talk = talk_with(*chunks(XS, 5), EndOfChunks())
     with pytest.raises(RuntimeError, match="out of memory"):
         mapping.serve(batched(lambda x: x, size=5))
-    assert [type(one) for one in talk.all_sent()] == [Ready, Broken]
+    assert [type(one) for one in talk.all_sent()] == [MapReady, ChunkFailed]
 
 
 def errands(function, *items, through=False):
     code = cloudpickle.dumps((function, {}))
-    return Errand(1, code, False, 0, list(items), through)
+    return CallBatch(1, code, False, 0, list(items), through)
 
 
 def test_an_errand_brings_a_result_for_each_item(talk_with):
-    again = Errand(1, None, False, 2, [5], False)
-    talk = talk_with(errands(str, 3, 4), again, Finish())
+    again = CallBatch(1, None, False, 2, [5], False)
+    talk = talk_with(errands(str, 3, 4), again, EndOfChunks())
     mapping_errands.serve()
     assert [back.results for back in talk.all_sent()] == [["3", "4"], ["5"]]
 
 
 @pytest.mark.parametrize(("through", "results"), [(False, [1.0]), (True, [1.0, None, 0.5])])
 def test_an_item_that_raises_is_told_with_its_place(talk_with, through, results):
-    talk = talk_with(errands(lambda x: 1 / x, 1, 0, 2, through=through), Finish())
+    talk = talk_with(errands(lambda x: 1 / x, 1, 0, 2, through=through), EndOfChunks())
     mapping_errands.serve()
     (back,) = talk.all_sent()
     assert back.results == results
@@ -178,14 +178,14 @@ def test_an_item_that_raises_is_told_with_its_place(talk_with, through, results)
 
 
 def test_a_function_that_cannot_be_loaded_fails_its_items(talk_with):
-    talk = talk_with(Errand(1, b"no pickle", False, 0, [1, 2], False), Finish())
+    talk = talk_with(CallBatch(1, b"no pickle", False, 0, [1, 2], False), EndOfChunks())
     mapping_errands.serve()
     (back,) = talk.all_sent()
     assert back.errors[0]["error"] == "UnpicklingError"
 
 
 def test_results_that_cannot_be_sent_are_errors(talk_with):
-    talk = talk_with(errands(str, 1), Finish())
+    talk = talk_with(errands(str, 1), EndOfChunks())
     sent = []
 
     def send(value):
@@ -195,12 +195,12 @@ def test_results_that_cannot_be_sent_are_errors(talk_with):
 
     talk.send = send
     mapping_errands.serve()
-    assert isinstance(sent[-1], Back)
+    assert isinstance(sent[-1], BatchResult)
     assert sent[-1].errors[0]["message"] == "cannot pickle that"
 
 
 def test_done_says_what_the_next_chunks_should_be(talk_with):
-    talk = talk_with(*chunks(XS, 5), Finish())
+    talk = talk_with(*chunks(XS, 5), EndOfChunks())
     mapping.serve(batched(lambda x: x, size=5))
     _, *done = talk.all_sent()
-    assert {(one.size, one.room) for one in done if isinstance(one, Done)} == {(5, 4)}
+    assert {(one.chunk_size, one.max_chunks) for one in done if isinstance(one, ChunkDone)} == {(5, 4)}

@@ -10,8 +10,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxrun.contract.mapping import Batched, Spec
-from jaxrun_runtime.mapping.function import Mapped, NotTraceable, mapped
+from jaxrun.protocol.map_messages import ArraySpec, StartMap
+from jaxrun_runtime.map.compiled_function import CompiledFunction, TracingFailed, cached_function
 
 
 class Point(NamedTuple):
@@ -20,14 +20,14 @@ class Point(NamedTuple):
 
 
 def task_of(function, *leaves, template=0, star=False, whole=(), **static):
-    specs = tuple(Spec(np.shape(leaf)[1:], np.asarray(leaf).dtype) for leaf in leaves)
+    specs = tuple(ArraySpec(np.shape(leaf)[1:], np.asarray(leaf).dtype) for leaf in leaves)
     code = cloudpickle.dumps((function, static))
-    return Batched(code, star, template, specs, tuple(map(np.asarray, whole)), None, None)
+    return StartMap(code, star, template, specs, tuple(map(np.asarray, whole)), None, None)
 
 
 def run(task, *leaves):
     """The results of one chunk, in the containers that the function returns."""
-    found = Mapped(task)
+    found = CompiledFunction(task)
     program = found.programs(len(leaves[0]))[0]
     device = jax.local_devices()[0]
     given = tuple(np.asarray(leaf, spec.dtype) for leaf, spec in zip(leaves, found.inputs, strict=True))
@@ -69,9 +69,9 @@ def test_static_arguments_are_python_values():
 
 
 def test_types_are_those_that_jax_takes():
-    found = Mapped(task_of(lambda x: x, XS))
-    assert found.inputs == (Spec((), np.dtype("float32")),)
-    assert found.results == (Spec((), np.dtype("float32")),)
+    found = CompiledFunction(task_of(lambda x: x, XS))
+    assert found.inputs == (ArraySpec((), np.dtype("float32")),)
+    assert found.results == (ArraySpec((), np.dtype("float32")),)
 
 
 def _branches(x):
@@ -92,42 +92,44 @@ def _branches(x):
     ],
 )
 def test_a_function_that_cannot_be_traced_is_refused(function):
-    with pytest.raises(NotTraceable):
-        Mapped(task_of(function, np.arange(3)))
+    with pytest.raises(TracingFailed):
+        CompiledFunction(task_of(function, np.arange(3)))
 
 
 def test_a_refusal_names_the_users_line():
-    with pytest.raises(NotTraceable) as caught:
-        Mapped(task_of(_branches, XS))
+    with pytest.raises(TracingFailed) as caught:
+        CompiledFunction(task_of(_branches, XS))
     refused = caught.value.refused
     assert refused.reason.startswith("TracerBoolConversionError: ")
     assert "\n" not in refused.reason
-    assert refused.where.startswith(f"{__file__}:")
-    assert "in _branches: return 1 if x > 0 else 2" in refused.where
+    assert refused.source_line.startswith(f"{__file__}:")
+    assert "in _branches: return 1 if x > 0 else 2" in refused.source_line
 
 
 def test_an_error_of_the_users_stays_what_it_is():
     with pytest.raises(ZeroDivisionError):
-        Mapped(task_of(lambda x: x + 1 / 0, XS))
+        CompiledFunction(task_of(lambda x: x + 1 / 0, XS))
 
 
 def test_a_result_that_the_parent_could_not_put_together_is_refused():
     with pytest.raises(TypeError, match="return a dict"):
-        Mapped(task_of(lambda x: jax.tree_util.Partial(max, x), XS))
+        CompiledFunction(task_of(lambda x: jax.tree_util.Partial(max, x), XS))
 
 
 def test_a_function_is_kept_for_its_next_map():
     task = task_of(lambda x: x + 1, XS)
-    again = Batched(task.code, task.star, task.template, task.mapped, task.whole, 7, 5)
-    assert mapped(again) is mapped(task)
+    again = StartMap(task.code, task.unpack_items, task.template, task.item_specs, task.shared_leaves, 7, 5)
+    assert cached_function(again) is cached_function(task)
     wider = np.ones((4, 2))
-    assert mapped(Batched(task.code, False, 0, (Spec((2,), wider.dtype),), (), None, None)) is not mapped(task)
+    assert cached_function(
+        StartMap(task.code, False, 0, (ArraySpec((2,), wider.dtype),), (), None, None)
+    ) is not cached_function(task)
 
 
 def test_a_chunk_fits_the_memory_that_a_device_may_take():
     def heavy(x):
         return jnp.linalg.inv(jnp.eye(400) + x).sum()
 
-    found = Mapped(task_of(heavy, XS))
-    assert found.fit(512) < 512
-    assert Mapped(task_of(lambda x: x, XS)).fit(512) == 512
+    found = CompiledFunction(task_of(heavy, XS))
+    assert found.limit_by_memory(512) < 512
+    assert CompiledFunction(task_of(lambda x: x, XS)).limit_by_memory(512) == 512

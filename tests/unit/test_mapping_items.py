@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from jaxrun.errors import UsageError
-from jaxrun.mapping.items import NotTraceable, chunk_size, items_of, stacked
+from jaxrun.map.items import NotTraceable, parse_chunk_size, parse_items, stack_items
 
 
 class Point(NamedTuple):
@@ -22,21 +22,21 @@ def shapes(items):
 
 
 def test_the_first_axis_of_an_array_counts_the_items():
-    items = items_of(np.ones((5, 2)), 0)
+    items = parse_items(np.ones((5, 2)), 0)
     assert (items.template, items.count, shapes(items), items.specs[0].shape) == (0, 5, [(5, 2)], (2,))
 
 
 def test_a_tree_of_arrays_is_mapped_leaf_by_leaf():
-    items = items_of({"b": np.ones(3), "a": Point(np.zeros((3, 2)), None)}, 0)
+    items = parse_items({"b": np.ones(3), "a": Point(np.zeros((3, 2)), None)}, 0)
     assert items.template == {"b": 1, "a": Point(0, None)}
     assert shapes(items) == [(3, 2), (3,)]
 
 
 def test_what_is_not_mapped_is_numbered_above_what_is():
-    items = items_of((np.ones((2, 3)), np.zeros((7, 3)), [1, 2, 3]), (None, 1, 0))
+    items = parse_items((np.ones((2, 3)), np.zeros((7, 3)), [1, 2, 3]), (None, 1, 0))
     assert items.template == (2, 0, 1)
     assert shapes(items) == [(3, 7), (3,)]
-    assert [leaf.shape for leaf in items.whole] == [(2, 3)]
+    assert [leaf.shape for leaf in items.shared] == [(2, 3)]
 
 
 @pytest.mark.parametrize(
@@ -52,14 +52,14 @@ def test_what_is_not_mapped_is_numbered_above_what_is():
     ],
 )
 def test_a_list_of_items_is_stacked(xs, template, leaf_shapes):
-    items = items_of(xs, 0)
+    items = parse_items(xs, 0)
     assert (items.template, shapes(items)) == (template, leaf_shapes)
 
 
 def test_numbers_of_pythons_are_told_from_arrays():
-    assert stacked([1, 2]).exact == (True,)
-    assert stacked([np.int64(1), np.int64(2)]).exact == (False,)
-    assert items_of({"a": [1, 2], "b": np.array([1, 2])}, 0).exact == (True, False)
+    assert stack_items([1, 2]).exact == (True,)
+    assert stack_items([np.int64(1), np.int64(2)]).exact == (False,)
+    assert parse_items({"a": [1, 2], "b": np.array([1, 2])}, 0).exact == (True, False)
 
 
 @pytest.mark.parametrize(
@@ -79,7 +79,7 @@ def test_numbers_of_pythons_are_told_from_arrays():
 )
 def test_what_is_no_array_of_numbers_is_not_for_jax(xs):
     with pytest.raises(NotTraceable):
-        items_of(xs, 0)
+        parse_items(xs, 0)
 
 
 @pytest.mark.parametrize(
@@ -96,15 +96,15 @@ def test_what_is_no_array_of_numbers_is_not_for_jax(xs):
 )
 def test_axes_that_do_not_fit_are_a_usage_error(xs, in_axes, text):
     with pytest.raises(UsageError, match=text):
-        items_of(xs, in_axes)
+        parse_items(xs, in_axes)
 
 
 @pytest.mark.parametrize(("chunk", "size"), [("auto", None), (1, 1), (300, 300)])
 def test_a_chunk_is_chosen_or_a_number(chunk, size):
-    assert chunk_size(chunk) == size
+    assert parse_chunk_size(chunk) == size
 
 
 @pytest.mark.parametrize("chunk", [0, -1, True, 2.5, "big", None])
 def test_another_chunk_is_a_usage_error(chunk):
     with pytest.raises(UsageError, match="auto"):
-        chunk_size(chunk)
+        parse_chunk_size(chunk)

@@ -6,14 +6,14 @@ import itertools
 
 import pytest
 
-from jaxrun.contract.mapping import Back
-from jaxrun.mapping.tasks import Task
+from jaxrun.map.tasks import Task
+from jaxrun.protocol.map_messages import BatchResult
 
 SLOW = 10.0
 
 
 def answer(task, start, items, seconds=0.0, errors=None):
-    task.took(Back(task.number, start, list(items), errors or {}, seconds), 0, "h")
+    task.took(BatchResult(task.number, start, list(items), errors or {}, seconds), 0, "h")
 
 
 def words(error):

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from jaxrun.errors import UsageError
-from jaxrun.mapping import trees as trees
+from jaxrun.map import pytree as trees
 
 
 class Point(NamedTuple):
@@ -34,24 +34,24 @@ containers = st.recursive(
 
 @given(containers)
 def test_leaves_are_ordered_as_jax_orders_them(tree):
-    assert trees.flat(tree) == jax.tree.leaves(tree)
+    assert trees.leaves(tree) == jax.tree.leaves(tree)
 
 
 @given(containers)
 def test_a_tree_is_put_together_from_its_template(tree):
     flat, structure = jax.tree.flatten(tree)
-    rebuilt = trees.rebuilt(jax.tree.unflatten(structure, range(len(flat))), flat)
+    rebuilt = trees.unflatten(jax.tree.unflatten(structure, range(len(flat))), flat)
     assert rebuilt == tree
     assert jax.tree.structure(rebuilt) == structure
 
 
 @given(containers, containers)
 def test_trees_are_alike_if_jax_says_so(one, other):
-    assert trees.alike(one, other) == (jax.tree.structure(one) == jax.tree.structure(other))
+    assert trees.same_structure(one, other) == (jax.tree.structure(one) == jax.tree.structure(other))
 
 
 def test_a_list_of_numbers_is_one_leaf():
-    assert trees.flat({"a": [1, 2.5], "b": [[1], [2]], "c": ["x", 3]}) == [[1, 2.5], [[1], [2]], "x", 3]
+    assert trees.leaves({"a": [1, 2.5], "b": [[1], [2]], "c": ["x", 3]}) == [[1, 2.5], [[1], [2]], "x", 3]
 
 
 @pytest.mark.parametrize(
@@ -65,10 +65,10 @@ def test_a_list_of_numbers_is_one_leaf():
     ],
 )
 def test_axes_are_a_prefix_as_for_vmap(axes, each):
-    assert trees.mapped_with_axes(lambda leaf, axis: axis, {"a": "x", "b": ("y", "z")}, axes) == each
+    assert trees.map_with_axes(lambda leaf, axis: axis, {"a": "x", "b": ("y", "z")}, axes) == each
 
 
 @pytest.mark.parametrize("axes", [{"a": 0}, (0, 0), {"a": (0, 0), "b": 0}, {"a": 0, "b": (0,)}, {"a": "x", "b": 0}])
 def test_axes_that_do_not_fit_are_refused(axes):
     with pytest.raises(UsageError, match="in_axes"):
-        trees.mapped_with_axes(lambda leaf, axis: axis, {"a": "x", "b": ("y", "z")}, axes)
+        trees.map_with_axes(lambda leaf, axis: axis, {"a": "x", "b": ("y", "z")}, axes)

@@ -6,7 +6,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jaxrun.backends.mpi_families import FAMILIES, INTEL, MPICH, OPEN_MPI_4, OPEN_MPI_5, Request, command, identify
+from jaxrun.backends.mpi_families import (
+    FAMILIES,
+    INTEL,
+    MPICH,
+    OPEN_MPI_4,
+    OPEN_MPI_5,
+    MpirunRequest,
+    identify_family,
+    mpirun_argv,
+)
 
 _HYDRA = """HYDRA build details:
     Version:                                 5.0.2
@@ -29,19 +38,19 @@ _COUNTS = st.dictionaries(st.from_regex(r"[a-z][a-z0-9.-]{0,5}", fullmatch=True)
 
 
 def _words(family, program=("agent", "-m"), **request):
-    return command(family, "/mpi/mpirun", Request(directory="/data/my run", **request), program)
+    return mpirun_argv(family, "/mpi/mpirun", MpirunRequest(directory="/data/my run", **request), program)
 
 
 @pytest.mark.parametrize(("text", "family", "version"), _SAYS, ids=[version for _, _, version in _SAYS])
 def test_a_kind_is_known_by_what_its_version_says(text, family, version):
-    assert identify(text) is family
+    assert identify_family(text) is family
     assert family.version(text) == version
-    assert identify(f"warning: something else\n{text}") is family
+    assert identify_family(f"warning: something else\n{text}") is family
 
 
 @pytest.mark.parametrize("text", ["", "mpirun (something) 1.2", "srun 22.05.8", "HYDRA", "mpiexec version 1.3.5"])
 def test_other_programs_are_no_mpirun_that_is_known(text):
-    assert identify(text) is None
+    assert identify_family(text) is None
 
 
 @pytest.mark.parametrize(
@@ -68,8 +77,8 @@ def test_hosts_that_are_alike(family, expected):
     ],
 )
 def test_hosts_that_differ(family, expected):
-    request = Request(processes=3, counts=(("h2", 2), ("h1", 1)), directory="/")
-    assert command(family, "mpirun", request, ["agent"]) == ("mpirun", *family.unbound, *expected.split())
+    request = MpirunRequest(processes=3, host_counts=(("h2", 2), ("h1", 1)), directory="/")
+    assert mpirun_argv(family, "mpirun", request, ["agent"]) == ("mpirun", *family.unbound, *expected.split())
 
 
 @pytest.mark.parametrize("family", [OPEN_MPI_4, OPEN_MPI_5])

@@ -8,10 +8,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from jaxrun.errors import NotUniformError, UnavailableError
-from jaxrun.head.events import Report
-from jaxrun.head.muster import Muster, Terms, meeting_point
-from jaxrun.head.uniform import Expected
-from jaxrun.planning.job import Job
+from jaxrun.head.agent_registry import AgentRegistry, JobSpec, coordinator_interface
+from jaxrun.head.consistency import Expected
+from jaxrun.head.events import AgentReport
+from jaxrun.job.job import Job
 
 A100 = "NVIDIA A100"
 HEAD = "10.0.0.9"
@@ -22,16 +22,16 @@ def job(**wanted):
 
 
 def terms(size, *, given=None, run_dir="/shared/run", **wanted):
-    return Terms(
+    return JobSpec(
         job=job(processes=size, **wanted),
         job_id="ab" * 16,
         size=size,
         version="0.1.0",
         directory="/shared",
         program=("train.py", "--steps", "3"),
-        given=given or {},
+        user_env=given or {},
         run_dir=run_dir,
-        offered="eth0 10.0.0.9:40",
+        listen_addresses="eth0 10.0.0.9:40",
     )
 
 
@@ -54,18 +54,18 @@ def report(rank, host, size, *, gpus=(), **changes):
         "cuda_plugin": True,
         "sees_run_dir": True,
     }
-    return Report(rank=rank, size=size, host=host, **{**values, **changes})
+    return AgentReport(rank=rank, size=size, host=host, **{**values, **changes})
 
 
 def decide(hosts, *, changes=None, given=None, run_dir="/shared/run", gpus=None, **wanted):
     """The decision for one rank on each of `hosts`; `gpus` and `changes` by rank."""
-    muster = Muster(terms(len(hosts), given=given, run_dir=run_dir, **wanted))
+    muster = AgentRegistry(terms(len(hosts), given=given, run_dir=run_dir, **wanted))
     for rank, host in reversed(list(enumerate(hosts))):
         assert not muster.complete
         more = (changes or {}).get(rank, {})
-        muster.take(report(rank, host, len(hosts), gpus=(gpus or {}).get(rank, ()), **more))
+        muster.add(report(rank, host, len(hosts), gpus=(gpus or {}).get(rank, ()), **more))
     assert muster.complete
-    return muster.decide()
+    return muster.assign()
 
 
 def places(decision):
@@ -78,11 +78,11 @@ def ordinals(decision):
 
 def test_orders_come_by_rank_and_say_what_the_job_is():
     decision = decide(["h1", "h2", "h1"], env={"A": "b"})
-    assert [order.rank for order in decision.orders] == [0, 1, 2]
-    assert {order.size for order in decision.orders} == {3}
-    assert {order.program for order in decision.orders} == {("train.py", "--steps", "3")}
-    assert all(order.environment["A"] == "b" for order in decision.orders)
-    assert all(order.init_timeout == 120.0 for order in decision.orders)
+    assert [order.rank for order in decision.starts] == [0, 1, 2]
+    assert {order.size for order in decision.starts} == {3}
+    assert {order.program for order in decision.starts} == {("train.py", "--steps", "3")}
+    assert all(order.environment["A"] == "b" for order in decision.starts)
+    assert all(order.init_timeout == 120.0 for order in decision.starts)
     assert decision.expected == Expected(3, "ab" * 16, "cpu", 1)
     assert decision.notes == ()
 
@@ -140,7 +140,7 @@ def test_more_ranks_than_cores_have_a_thread_each():
 
 def test_simulated_devices_are_asked_for_on_every_host():
     decision = decide(["h1", "h2"], devices_per_process=4)
-    assert [order.environment["JAX_NUM_CPU_DEVICES"] for order in decision.orders] == ["4", "4"]
+    assert [order.environment["JAX_NUM_CPU_DEVICES"] for order in decision.starts] == ["4", "4"]
     assert decision.expected.local_devices == 4 and ordinals(decision) == [(), ()]
 
 
@@ -151,7 +151,7 @@ def test_gpus_that_all_local_ranks_see_are_shared_out_by_local_rank():
     decision = decide(["h1", "h2", "h1", "h2"], gpus=dict.fromkeys(range(4), FOUR), platform="auto")
     assert ordinals(decision) == [(0, 1), (0, 1), (2, 3), (2, 3)]
     assert decision.expected.platform == "cuda" and decision.expected.local_devices == 2
-    assert all(order.environment["JAX_PLATFORMS"] == "cuda,cpu" for order in decision.orders)
+    assert all(order.environment["JAX_PLATFORMS"] == "cuda,cpu" for order in decision.starts)
 
 
 def test_one_process_for_each_host_has_all_of_its_gpus():
@@ -181,7 +181,7 @@ def test_no_gpu_is_given_to_two_ranks_of_a_host(ranks, hosts, each):
     names = [f"h{host}" for host in range(hosts) for _ in range(ranks)]
     gpus = dict.fromkeys(range(len(names)), tuple(map(str, range(ranks * each))))
     decision = decide(names, gpus=gpus, platform="auto")
-    taken = [(order.host, ordinal) for order in decision.orders for ordinal in order.local_device_ids]
+    taken = [(order.host, ordinal) for order in decision.starts for ordinal in order.local_device_ids]
     assert len(taken) == len(set(taken)) == hosts * ranks * each
 
 
@@ -251,38 +251,38 @@ REFUSED = {
 
 @pytest.mark.parametrize(("changes", "kind", "text"), REFUSED.values(), ids=REFUSED)
 def test_an_agent_is_refused_for(changes, kind, text):
-    muster = Muster(terms(2))
-    muster.take(report(1, "h2", 2))
+    muster = AgentRegistry(terms(2))
+    muster.add(report(1, "h2", 2))
     with pytest.raises(kind) as refused:
-        muster.take(replace(report(0, "h1", 2), **changes))
+        muster.add(replace(report(0, "h1", 2), **changes))
     assert type(refused.value) is kind and str(refused.value).startswith(text)
 
 
 def test_agents_may_be_anywhere_where_the_job_says_no_directory():
-    muster = Muster(replace(terms(1), directory=""))
-    muster.take(report(0, "h1", 1, directory="/elsewhere"))
+    muster = AgentRegistry(replace(terms(1), directory=""))
+    muster.add(report(0, "h1", 1, directory="/elsewhere"))
     assert muster.complete
 
 
 def test_who_does_not_see_the_run_directory_sends_its_logs_and_is_named():
     decision = decide(["h1", "h1", "h2"], changes={2: {"sees_run_dir": False}})
-    assert [order.run_dir for order in decision.orders] == ["/shared/run", "/shared/run", ""]
-    assert [order.log_dir for order in decision.orders] == ["/shared/run", "/shared/run", ""]
+    assert [order.run_dir for order in decision.starts] == ["/shared/run", "/shared/run", ""]
+    assert [order.log_dir for order in decision.starts] == ["/shared/run", "/shared/run", ""]
     assert decision.notes == ("rank 2 (h2) cannot write to the run directory /shared/run; their logs come by network",)
 
 
 def test_without_a_run_directory_there_is_nothing_to_tell():
     decision = decide(["h1", "h2"], run_dir="", changes={rank: {"sees_run_dir": False} for rank in range(2)})
-    assert decision.notes == () and {order.log_dir for order in decision.orders} == {""}
+    assert decision.notes == () and {order.log_dir for order in decision.starts} == {""}
 
 
 def test_an_agent_is_told_whether_its_rank_is_shown():
     decision = decide(["h1", "h2", "h3"], quiet_ranks=(range(1, 2),))
-    assert [order.shown for order in decision.orders] == [True, False, True]
+    assert [order.show_output for order in decision.starts] == [True, False, True]
 
 
 def met(*reports):
-    return meeting_point(dict(enumerate(reports)))
+    return coordinator_interface(dict(enumerate(reports)))
 
 
 def test_on_one_host_the_ranks_meet_at_the_loopback():
@@ -320,14 +320,14 @@ def test_they_meet_by_ipv6_where_that_is_how_they_came():
 @pytest.mark.parametrize("given", [{}, {"no_proxy": ".example"}], ids=["no list", "a list"])
 def test_the_meeting_point_is_not_looked_for_behind_a_proxy(given):
     decision = decide(["h1", "h2"], given={"https_proxy": "http://proxy:3128", **given})
-    for order in decision.orders:
+    for order in decision.starts:
         names = order.environment["no_grpc_proxy"].split(",")
         assert names[-1] == decision.interface == "10.0.0.1" and "127.0.0.1" in names
         assert (".example" in names) == bool(given)
 
 
 def test_without_a_proxy_nothing_is_said_of_one():
-    assert all("no_grpc_proxy" not in order.environment for order in decide(["h1", "h2"]).orders)
+    assert all("no_grpc_proxy" not in order.environment for order in decide(["h1", "h2"]).starts)
 
 
 def test_a_large_job_is_decided_in_a_time_that_grows_with_its_size():

@@ -3,27 +3,33 @@
 import pytest
 
 from jaxrun.errors import UsageError
-from jaxrun.gang.shape import Shape
-from jaxrun.notebook.asked import Asked, parse
+from jaxrun.gang.spec import GangSpec
+from jaxrun.notebook.arguments import MagicArguments, parse_arguments
 
 
 @pytest.mark.parametrize(
     ("line", "asked"),
     [
-        ("", Asked()),
-        ("stop", Asked("stop")),
-        ("restart", Asked("restart")),
-        ("--timeout 60", Asked(timeout=60.0)),
-        ("-n 4 -d 2", Asked(shape=Shape(processes=4, devices=2))),
-        ("--hosts 2 -n 4", Asked(shape=Shape(processes=4, hosts=2))),
-        ("--backend slurm --partition debug", Asked(shape=Shape(backend="slurm", options=("--partition", "debug")))),
-        ("--platform cpu --env 'A=b c' --env D=", Asked(shape=Shape(platform="cpu", env={"A": "b c", "D": ""}))),
-        ("-n 2 --timeout 1.5", Asked(shape=Shape(processes=2), timeout=1.5)),
-        ("--no-fork", Asked(shape=Shape(options=("--no-fork",)))),
+        ("", MagicArguments()),
+        ("stop", MagicArguments("stop")),
+        ("restart", MagicArguments("restart")),
+        ("--timeout 60", MagicArguments(timeout=60.0)),
+        ("-n 4 -d 2", MagicArguments(shape=GangSpec(processes=4, devices=2))),
+        ("--hosts 2 -n 4", MagicArguments(shape=GangSpec(processes=4, hosts=2))),
+        (
+            "--backend slurm --partition debug",
+            MagicArguments(shape=GangSpec(backend="slurm", options=("--partition", "debug"))),
+        ),
+        (
+            "--platform cpu --env 'A=b c' --env D=",
+            MagicArguments(shape=GangSpec(platform="cpu", env={"A": "b c", "D": ""})),
+        ),
+        ("-n 2 --timeout 1.5", MagicArguments(shape=GangSpec(processes=2), timeout=1.5)),
+        ("--no-fork", MagicArguments(shape=GangSpec(options=("--no-fork",)))),
     ],
 )
 def test_a_line_is_read_as_jaxruns_own_words(line, asked):
-    assert parse(line) == asked
+    assert parse_arguments(line) == asked
 
 
 @pytest.mark.parametrize(
@@ -39,5 +45,5 @@ def test_a_line_is_read_as_jaxruns_own_words(line, asked):
 )
 def test_what_cannot_be_read_is_named(line, said):
     with pytest.raises(UsageError) as caught:
-        parse(line)
+        parse_arguments(line)
     assert said in str(caught.value)

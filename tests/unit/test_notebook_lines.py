@@ -4,8 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jaxrun.notebook import lines as pages
-from jaxrun.notebook.lines import PAGE, Transcript, by_rank, folded, progress
+from jaxrun.notebook import transcript as pages
+from jaxrun.notebook.transcript import PAGE_LINES, Transcript, fold, format_progress, merge_by_rank
 
 
 def _plain(transcript):
@@ -16,7 +16,7 @@ def _printed(*texts):
     transcript = Transcript()
     for rank, text in texts:
         transcript.add(rank, "out", text)
-    transcript.end()
+    transcript.finish()
     return transcript
 
 
@@ -50,11 +50,11 @@ def test_what_rank_0_prints_later_is_not_folded_any_more():
 def test_a_line_is_shown_when_it_ends():
     transcript = Transcript()
     transcript.add(0, "out", "a")
-    assert transcript.changed() == []
+    assert transcript.pop_changed() == []
     transcript.add(0, "err", "other\n")
     transcript.add(0, "out", "b\nc")
     assert _plain(transcript) == "[0] other\n[0] ab"
-    transcript.end()
+    transcript.finish()
     assert _plain(transcript) == "[0] other\n[0] ab\n[0] c"
 
 
@@ -63,20 +63,20 @@ def test_a_carriage_return_overwrites_its_line():
 
 
 def test_only_changed_pages_are_shown_again():
-    transcript = _printed((0, "".join(f"{number}\n" for number in range(PAGE + 1))))
+    transcript = _printed((0, "".join(f"{number}\n" for number in range(PAGE_LINES + 1))))
     first, second = transcript.pages
-    assert transcript.changed() == [first, second]
-    transcript.add(1, "out", f"{PAGE}\n")
-    assert transcript.changed() == [second]
+    assert transcript.pop_changed() == [first, second]
+    transcript.add(1, "out", f"{PAGE_LINES}\n")
+    assert transcript.pop_changed() == [second]
     transcript.add(1, "out", "0\n")
-    assert transcript.changed() == [first]
+    assert transcript.pop_changed() == [first]
     assert first.bundle()["text/plain"].startswith("[0-1] 0\n")
 
 
 def test_there_is_an_end_to_what_is_shown(monkeypatch):
     monkeypatch.setattr(pages, "_MOST_LINES", 3)
     transcript = _printed((0, "1\n2\n3\n4\n5\n"), (1, "2\n6\n"))
-    assert transcript.left_out == 3
+    assert transcript.omitted_lines == 3
     assert _plain(transcript) == "[0] 1\n[0-1] 2\n[0] 3"
 
 
@@ -100,25 +100,27 @@ def test_no_line_is_lost_or_made_up(printed):
     ],
 )
 def test_progress_says_who_is_running(done, missing, text):
-    assert progress(done, missing, 12.3) == text
+    assert format_progress(done, missing, 12.3) == text
 
 
 def test_html_is_escaped_and_has_no_colours():
-    shown = folded("<a>", "\x1b[31mred\x1b[0m & <b>")["text/html"]
+    shown = fold("<a>", "\x1b[31mred\x1b[0m & <b>")["text/html"]
     assert "&lt;a&gt;" in shown
     assert "<pre>red &amp; &lt;b&gt;</pre>" in shown
 
 
 def test_equal_values_are_shown_once():
-    assert by_rank({0: {"text/plain": "7"}, 1: {"text/plain": "7"}}) == {"text/plain": "7"}
-    assert by_rank({0: {}, 1: {}}) == {}
+    assert merge_by_rank({0: {"text/plain": "7"}, 1: {"text/plain": "7"}}) == {"text/plain": "7"}
+    assert merge_by_rank({0: {}, 1: {}}) == {}
 
 
 def test_other_values_are_folded_below_rank_0s():
-    shown = by_rank({0: {"text/plain": "0", "text/html": "<b>0</b>"}, 1: {"text/plain": "1"}, 2: {"text/plain": "1"}})
+    shown = merge_by_rank(
+        {0: {"text/plain": "0", "text/html": "<b>0</b>"}, 1: {"text/plain": "1"}, 2: {"text/plain": "1"}}
+    )
     assert shown["text/plain"] == "0\nother on ranks 1-2:\n[1-2] 1"
     assert shown["text/html"].startswith("<b>0</b><details>")
 
 
 def test_a_value_that_only_other_ranks_have_is_shown():
-    assert by_rank({0: {}, 1: {"text/plain": "1"}})["text/plain"] == "None\nother on rank 1:\n[1] 1"
+    assert merge_by_rank({0: {}, 1: {"text/plain": "1"}})["text/plain"] == "None\nother on rank 1:\n[1] 1"

@@ -4,10 +4,10 @@ from types import SimpleNamespace
 
 import pytest
 
-from jaxrun.gang.conversation import Printed
-from jaxrun.notebook import screen as screen_module
-from jaxrun.notebook.lines import PAGE
-from jaxrun.notebook.screen import Screen
+from jaxrun.gang.call import Printed
+from jaxrun.notebook import display as screen_module
+from jaxrun.notebook.display import NotebookDisplay
+from jaxrun.notebook.transcript import PAGE_LINES
 
 
 class _Notebook:
@@ -48,12 +48,12 @@ class _Talk:
 def stage(monkeypatch):
     clock, notebook = _Clock(), _Notebook()
     monkeypatch.setattr(screen_module, "time", clock)
-    screen = Screen(notebook)
+    screen = NotebookDisplay(notebook)
     clock.now += 100  # between the start and the first call
 
     def wait(seconds=0.0):
         clock.now += seconds
-        return screen.wait(talk)
+        return screen.refresh(talk)
 
     talk = _Talk(2)
     return SimpleNamespace(notebook=notebook, screen=screen, talk=talk, wait=wait)
@@ -117,7 +117,7 @@ def test_a_long_call_without_output_says_how_long_it_took(stage):
 
 def test_who_is_running_stands_below_the_last_page_only(stage):
     stage.wait()
-    _print(stage, 0, "x\n" * (PAGE - 1))
+    _print(stage, 0, "x\n" * (PAGE_LINES - 1))
     stage.wait(3)
     _print(stage, 0, "x\n")
     stage.wait(1)
@@ -159,7 +159,7 @@ def test_an_interrupt_says_what_became_of_the_gang(stage, healthy, stuck, said):
 
 def test_outside_of_a_notebook_there_is_no_shell(monkeypatch):
     monkeypatch.delitem(screen_module.sys.modules, "IPython", raising=False)
-    assert screen_module.shell() is None
+    assert screen_module.find_kernel_shell() is None
     terminal = SimpleNamespace(get_ipython=lambda: SimpleNamespace())
     monkeypatch.setitem(screen_module.sys.modules, "IPython", terminal)
-    assert screen_module.shell() is None
+    assert screen_module.find_kernel_shell() is None

@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 
 from jaxrun.output.drain import Pipe, drain, drain_ready
-from jaxrun.output.output import BAR_EVERY, LONGEST_PARTIAL, PARTIAL_AFTER, Output
-from jaxrun.output.tails import TAIL
+from jaxrun.output.output import MAX_PARTIAL_BYTES, PARTIAL_LINE_DELAY_S, PROGRESS_BAR_INTERVAL_S, Output
+from jaxrun.output.stderr_tail import TAIL_BYTES
 
 PACKAGES = str(Path(__file__).parents[2] / "launcher")
 
@@ -85,7 +85,7 @@ class Stage:
 
     def wait(self, seconds: float) -> float | None:
         self.clock.now += seconds
-        return self.output.tick()
+        return self.output.flush_due()
 
     def finish(self) -> bytes:
         return self.terminal.received(self.output)[0]
@@ -93,9 +93,9 @@ class Stage:
 
 def test_lines_carry_their_rank_and_streams_stay_apart() -> None:
     stage = Stage(12, merged=False)
-    stage.output.take(3, "out", b"one\ntwo\n")
-    stage.output.take(11, "err", b"trouble\n")
-    stage.output.say("jaxrun: rank 11 failed\nstopping the others")
+    stage.output.write(3, "out", b"one\ntwo\n")
+    stage.output.write(11, "err", b"trouble\n")
+    stage.output.print_line("jaxrun: rank 11 failed\nstopping the others")
     out, err = stage.terminal.received(stage.output)
     assert out == b"[3]  one\n[3]  two\n"
     assert err == b"[11] trouble\njaxrun: rank 11 failed\nstopping the others\n"
@@ -106,15 +106,15 @@ def test_where_both_are_one_file_the_order_is_kept() -> None:
     expected = b""
     for number in range(200):
         stream = ("out", "err")[number % 3 == 0]
-        stage.output.take(1, stream, b"%d\n" % number)
+        stage.output.write(1, stream, b"%d\n" % number)
         expected += b"[1] %d\n" % number
     assert stage.finish() == expected
 
 
 def test_only_prefixes_on_terminals_are_coloured() -> None:
     stage = Stage(2, colour=(True, False), merged=False)
-    stage.output.take(1, "out", b"a\xff\x00\n")
-    stage.output.take(1, "err", b"b\n")
+    stage.output.write(1, "out", b"a\xff\x00\n")
+    stage.output.write(1, "err", b"b\n")
     out, err = stage.terminal.received(stage.output)
     assert (out, err) == (b"\x1b[33m[1]\x1b[0m a\xff\x00\n", b"[1] b\n")
 
@@ -122,8 +122,8 @@ def test_only_prefixes_on_terminals_are_coloured() -> None:
 def test_ranks_that_are_not_shown_are_logged(tmp_path: Path) -> None:
     stage = Stage(3, shown=frozenset({1}), log_dir=tmp_path)
     for rank in range(3):
-        stage.output.take(rank, "out", b"hi\r\n")
-        stage.output.end(rank, "out")
+        stage.output.write(rank, "out", b"hi\r\n")
+        stage.output.end_stream(rank, "out")
     assert stage.finish() == b"[1] hi\n"
     assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == {
         f"rank-000{rank}.{stream}": b"hi\r\n" if stream == "out" else b""
@@ -136,7 +136,7 @@ def test_log_files_hold_the_exact_bytes(tmp_path: Path) -> None:
     stage = Stage(1, log_dir=tmp_path)
     data = b"\r10%\r20%\r\n\x00\xff\r\n[Gloo] Rank 0 is connected to 1 peer ranks. "
     for byte in data:
-        stage.output.take(0, "out", bytes([byte]))
+        stage.output.write(0, "out", bytes([byte]))
     stage.output.log(0, "err", b"only in the file\n")
     assert stage.finish() == b"[0] 20%\n[0] \x00\xff\n[0] [Gloo] Rank 0 is connected to 1 peer ranks. \n"
     assert (tmp_path / "rank-0000.out").read_bytes() == data
@@ -146,94 +146,94 @@ def test_log_files_hold_the_exact_bytes(tmp_path: Path) -> None:
 def test_a_log_file_that_takes_little_at_a_time_gets_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     stage = Stage(1, log_dir=tmp_path, shown=frozenset())
     write = os.write
-    monkeypatch.setattr("jaxrun.output.ranklogs.os.write", lambda fd, data: write(fd, bytes(data)[:7]))
-    stage.output.take(0, "out", bytes(range(256)))
+    monkeypatch.setattr("jaxrun.output.rank_logs.os.write", lambda fd, data: write(fd, bytes(data)[:7]))
+    stage.output.write(0, "out", bytes(range(256)))
     assert (tmp_path / "rank-0000.out").read_bytes() == bytes(range(256))
 
 
 def test_a_prompt_is_shown_after_a_moment_and_continued_on_its_line() -> None:
     stage = Stage()
-    stage.output.take(0, "out", b"name? ")
-    wait = stage.output.tick()
-    assert wait == pytest.approx(PARTIAL_AFTER)
-    assert stage.wait(PARTIAL_AFTER / 2) == pytest.approx(PARTIAL_AFTER / 2)
-    assert stage.wait(PARTIAL_AFTER) is None
-    stage.output.take(0, "out", b"Bob\n")
-    stage.output.take(1, "out", b"x\n")
+    stage.output.write(0, "out", b"name? ")
+    wait = stage.output.flush_due()
+    assert wait == pytest.approx(PARTIAL_LINE_DELAY_S)
+    assert stage.wait(PARTIAL_LINE_DELAY_S / 2) == pytest.approx(PARTIAL_LINE_DELAY_S / 2)
+    assert stage.wait(PARTIAL_LINE_DELAY_S) is None
+    stage.output.write(0, "out", b"Bob\n")
+    stage.output.write(1, "out", b"x\n")
     assert stage.finish() == b"[0] name? Bob\n[1] x\n"
 
 
 def test_a_partial_line_is_held_so_that_others_do_not_tear_it() -> None:
     stage = Stage()
-    stage.output.take(0, "out", b"half ")
-    stage.output.take(1, "out", b"whole\n")
-    stage.output.take(0, "out", b"line\n")
+    stage.output.write(0, "out", b"half ")
+    stage.output.write(1, "out", b"whole\n")
+    stage.output.write(0, "out", b"line\n")
     assert stage.finish() == b"[1] whole\n[0] half line\n"
 
 
 def test_nothing_runs_into_a_partial_line_that_is_shown() -> None:
     stage = Stage()
-    stage.output.take(0, "out", b"name? ")
-    stage.wait(PARTIAL_AFTER)
-    stage.output.say("jaxrun: all well")
-    stage.output.take(0, "out", b"Bob")
-    stage.wait(PARTIAL_AFTER)
-    stage.output.take(1, "err", b"x\n")
-    stage.output.take(0, "out", b"\n")
+    stage.output.write(0, "out", b"name? ")
+    stage.wait(PARTIAL_LINE_DELAY_S)
+    stage.output.print_line("jaxrun: all well")
+    stage.output.write(0, "out", b"Bob")
+    stage.wait(PARTIAL_LINE_DELAY_S)
+    stage.output.write(1, "err", b"x\n")
+    stage.output.write(0, "out", b"\n")
     assert stage.finish() == b"[0] name? \njaxrun: all well\n[0] Bob\n[1] x\n"
 
 
 def test_the_end_of_a_pipe_shows_its_last_line() -> None:
     stage = Stage()
-    stage.output.take(0, "out", b"bye")
-    stage.output.end(0, "out")
-    stage.output.end(0, "err")
-    stage.output.take(1, "out", b"x\n")
+    stage.output.write(0, "out", b"bye")
+    stage.output.end_stream(0, "out")
+    stage.output.end_stream(0, "err")
+    stage.output.write(1, "out", b"x\n")
     assert stage.finish() == b"[0] bye\n[1] x\n"
 
 
 def test_a_bar_is_shown_every_few_seconds_and_its_last_state_at_the_end() -> None:
     stage = Stage()
     for step in range(100):
-        stage.output.take(0, "err", b"\r%d%%" % step)
+        stage.output.write(0, "err", b"\r%d%%" % step)
         stage.wait(0.1)
-    stage.output.take(0, "err", b"\r100%\n")
+    stage.output.write(0, "err", b"\r100%\n")
     states = stage.finish().splitlines()
-    assert len(states) == pytest.approx(100 * 0.1 / BAR_EVERY + 2, abs=1)
+    assert len(states) == pytest.approx(100 * 0.1 / PROGRESS_BAR_INTERVAL_S + 2, abs=1)
     assert states[-1] == b"[0] 100%"
 
 
 def test_gloo_is_folded_even_if_its_fragments_come_slowly() -> None:
     stage = Stage()
     for fragment in (b"[Gloo] Rank ", b"1", b" is connected to ", b"1", b" peer ranks. "):
-        stage.output.take(1, "out", fragment)
-        stage.wait(PARTIAL_AFTER * 2)
-    stage.output.take(1, "out", b"Expected number of connected peer ranks is : 1\n4.0\n")
+        stage.output.write(1, "out", fragment)
+        stage.wait(PARTIAL_LINE_DELAY_S * 2)
+    stage.output.write(1, "out", b"Expected number of connected peer ranks is : 1\n4.0\n")
     assert stage.finish() == b"[1] 4.0\n"
 
 
 def test_a_line_without_end_is_shown_in_parts() -> None:
     stage = Stage()
-    stage.output.take(0, "out", b"x" * LONGEST_PARTIAL)
-    assert stage.output.tick() is not None
-    stage.output.take(0, "out", b"y")
-    assert stage.output.tick() is None
-    assert len(os.read(stage.terminal.out_read, 2**17)) == len("[0] ") + LONGEST_PARTIAL + 1
-    stage.output.take(0, "out", b"z\n")
+    stage.output.write(0, "out", b"x" * MAX_PARTIAL_BYTES)
+    assert stage.output.flush_due() is not None
+    stage.output.write(0, "out", b"y")
+    assert stage.output.flush_due() is None
+    assert len(os.read(stage.terminal.out_read, 2**17)) == len("[0] ") + MAX_PARTIAL_BYTES + 1
+    stage.output.write(0, "out", b"z\n")
     assert stage.finish() == b"z\n"
 
 
 def test_tail_is_the_last_whole_lines_of_stderr() -> None:
     stage = Stage()
-    assert stage.output.tail(0) == ""
-    stage.output.take(0, "err", b"Fatal: \xff\n")
-    assert stage.output.tail(0) == "Fatal: \ufffd\n"
+    assert stage.output.stderr_tail(0) == ""
+    stage.output.write(0, "err", b"Fatal: \xff\n")
+    assert stage.output.stderr_tail(0) == "Fatal: \ufffd\n"
     for number in range(1000):
-        stage.output.take(0, "err", b"line %d\n" % number)
-    stage.output.take(0, "out", b"not this")
-    lines = stage.output.tail(0).splitlines()
+        stage.output.write(0, "err", b"line %d\n" % number)
+    stage.output.write(0, "out", b"not this")
+    lines = stage.output.stderr_tail(0).splitlines()
     assert lines == [f"line {number}" for number in range(1000 - len(lines), 1000)]
-    assert len(lines) == pytest.approx(TAIL / len("line 999\n"), abs=2)
+    assert len(lines) == pytest.approx(TAIL_BYTES / len("line 999\n"), abs=2)
 
 
 def test_a_reader_of_stdout_that_has_gone_is_said_once_and_the_logs_go_on(tmp_path: Path) -> None:
@@ -241,13 +241,13 @@ def test_a_reader_of_stdout_that_has_gone_is_said_once_and_the_logs_go_on(tmp_pa
     stage.terminal.close(stage.terminal.out_read)
     deadline = time.monotonic() + 10
     while b"has gone" not in (said := _read_now(stage.terminal.err_read)):
-        stage.output.take(0, "out", b"line\n")
-        stage.output.tick()
+        stage.output.write(0, "out", b"line\n")
+        stage.output.flush_due()
         assert time.monotonic() < deadline
     for _ in range(10):
-        stage.output.take(0, "out", b"line\n")
-        stage.output.tick()
-    stage.output.take(0, "err", b"still here\n")
+        stage.output.write(0, "out", b"line\n")
+        stage.output.flush_due()
+    stage.output.write(0, "err", b"still here\n")
     assert stage.output.close(timeout=10)
     said += _read_now(stage.terminal.err_read)
     assert said.count(b"jaxrun: the reader of stdout has gone; ") == 1
@@ -258,14 +258,14 @@ def test_a_reader_of_stdout_that_has_gone_is_said_once_and_the_logs_go_on(tmp_pa
 def test_a_closed_stdout_is_no_crash() -> None:
     stage = Stage(1, merged=False)
     stage.terminal.close(stage.terminal.out)
-    stage.output.take(0, "out", b"x\n")
+    stage.output.write(0, "out", b"x\n")
     assert stage.output.close(timeout=10)
     assert b"cannot write to stdout: Bad file descriptor" in _read_now(stage.terminal.err_read)
 
 
 def test_log_files_that_cannot_be_made_are_said_once(tmp_path: Path) -> None:
     stage = Stage(4, log_dir=tmp_path / "missing")
-    stage.output.take(0, "out", b"x\n")
+    stage.output.write(0, "out", b"x\n")
     said = stage.finish()
     assert said.count(b"jaxrun: cannot write ") == 1
     assert said.endswith(b"[0] x\n")
@@ -313,7 +313,7 @@ def test_a_full_disk_under_stdout_is_said_and_no_crash() -> None:
     stage = Stage(1, merged=False)
     with open("/dev/full", "wb") as full:
         os.dup2(full.fileno(), stage.terminal.out)
-    stage.output.take(0, "out", b"x\n")
+    stage.output.write(0, "out", b"x\n")
     assert stage.output.close(timeout=10)
     assert b"cannot write to stdout: No space left on device" in _read_now(stage.terminal.err_read)
 

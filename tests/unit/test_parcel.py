@@ -13,8 +13,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jaxrun.contract.parcel import Block, Inbox, Kind, Outbox, Parcel, pack
 from jaxrun.errors import ProtocolError
+from jaxrun.protocol.payload import (
+    GangMessage,
+    GangMessageKind,
+    GangMessageReader,
+    GangMessageWriter,
+    SharedBuffer,
+    pack,
+)
 
 HEAVY = 2**18  # bytes from which arrays go into shared memory
 
@@ -23,12 +30,12 @@ class Way:
     """One direction of a connection; as a parent uses it, it never blocks."""
 
     def __init__(self, ours, theirs):
-        self.outbox, self.inbox = Outbox(ours), Inbox(theirs)
+        self.outbox, self.inbox = GangMessageWriter(ours), GangMessageReader(theirs)
 
     def carry(self, *parcels):
         """Put all of them, and take as many."""
         for parcel in parcels:
-            self.outbox.put(parcel)
+            self.outbox.add(parcel)
         came = []
         while len(came) < len(parcels):
             self.outbox.flush()
@@ -40,7 +47,7 @@ class Way:
         return came
 
     def value(self, value, *, share):
-        (came,) = self.carry(pack(Kind.SAY, 1, value, share=share))
+        (came,) = self.carry(pack(GangMessageKind.VALUE, 1, value, share=share))
         return came.open()
 
 
@@ -80,7 +87,7 @@ values = st.recursive(
     max_leaves=5,
 )
 messages = st.tuples(
-    st.sampled_from(list(Kind)), st.integers(0, 2**32 - 1), values, st.booleans(), st.binary(max_size=9)
+    st.sampled_from(list(GangMessageKind)), st.integers(0, 2**32 - 1), values, st.booleans(), st.binary(max_size=9)
 )
 
 
@@ -102,33 +109,33 @@ def test_a_blocking_socket_waits_for_the_whole(share):
     ours, theirs = socket.socketpair()
     value = np.arange(HEAVY)
     with ours, theirs:
-        outbox = Outbox(ours)
-        outbox.put(pack(Kind.RETURN, 3, value, share=share))
+        outbox = GangMessageWriter(ours)
+        outbox.add(pack(GangMessageKind.RESULT, 3, value, share=share))
         sender = threading.Thread(target=outbox.flush)
         sender.start()
-        came = Inbox(theirs).receive().open()
+        came = GangMessageReader(theirs).receive().load()
         sender.join()
     assert np.array_equal(came, value)
 
 
 def test_it_may_arrive_byte_by_byte(pair):
     ours, theirs = pair
-    inbox = Inbox(theirs)
-    *first, last = b"".join(pack(Kind.SAY, 7, {"a": np.arange(9)}, share=False, note=b"note").frame())
+    inbox = GangMessageReader(theirs)
+    *first, last = b"".join(pack(GangMessageKind.VALUE, 7, {"a": np.arange(9)}, share=False, note=b"note").to_frame())
     for byte in first:
         ours.send(bytes([byte]))
         with pytest.raises(BlockingIOError):
             inbox.receive()
     ours.send(bytes([last]))
     came = inbox.receive()
-    assert came.note == b"note" and np.array_equal(came.open()["a"], np.arange(9))
+    assert came.note == b"note" and np.array_equal(came.load()["a"], np.arange(9))
 
 
 @pytest.mark.parametrize("count", [9, HEAVY], ids=["small", "large"])
 @pytest.mark.parametrize("share", [True, False], ids=["shared", "inline"])
 def test_arrays_arrive_writable_and_each_receiver_has_its_own(share, count):
     original = np.arange(count)
-    parcel = pack(Kind.TASK, 1, original, share=share)
+    parcel = pack(GangMessageKind.CALL, 1, original, share=share)
     came = []
     for _ in range(2):
         ours, theirs = socket.socketpair()
@@ -144,20 +151,20 @@ def test_arrays_arrive_writable_and_each_receiver_has_its_own(share, count):
 
 def test_large_arrays_stay_out_of_the_stream(way):
     """What is sent on one machine is a descriptor, however large the array."""
-    frame = b"".join(pack(Kind.TASK, 1, np.zeros(HEAVY), share=True).frame())
+    frame = b"".join(pack(GangMessageKind.CALL, 1, np.zeros(HEAVY), share=True).to_frame())
     assert len(frame) < 1000
-    assert len(b"".join(pack(Kind.TASK, 1, np.zeros(HEAVY), share=False).frame())) > 8 * HEAVY
+    assert len(b"".join(pack(GangMessageKind.CALL, 1, np.zeros(HEAVY), share=False).to_frame())) > 8 * HEAVY
 
 
 def test_several_parcels_with_descriptors_keep_theirs(way):
-    blocks = [Block(8) for _ in range(6)]
+    blocks = [SharedBuffer(8) for _ in range(6)]
     for number, block in enumerate(blocks):
-        block.buffer[0] = number
+        block.memory[0] = number
     sent = [
-        pack(Kind.SAY, 1, (blocks[:2], np.full(HEAVY, 1)), share=True),
-        pack(Kind.SAY, 1, "no descriptor", share=True),
-        pack(Kind.SAY, 1, blocks[2:5], share=True),
-        pack(Kind.SAY, 1, (np.full(HEAVY, 2), blocks[5]), share=True),
+        pack(GangMessageKind.VALUE, 1, (blocks[:2], np.full(HEAVY, 1)), share=True),
+        pack(GangMessageKind.VALUE, 1, "no descriptor", share=True),
+        pack(GangMessageKind.VALUE, 1, blocks[2:5], share=True),
+        pack(GangMessageKind.VALUE, 1, (np.full(HEAVY, 2), blocks[5]), share=True),
     ]
     first, second, third, fourth = (parcel.open() for parcel in way.carry(*sent))
     assert [block.buffer[0] for block in first[0]] == [0, 1] and (first[1] == 1).all()
@@ -169,39 +176,39 @@ def test_several_parcels_with_descriptors_keep_theirs(way):
 def test_both_sides_of_a_block_see_the_same_memory(pair):
     ours, theirs = pair
     there, back = Way(ours, theirs), Way(theirs, ours)
-    block = Block(100)
+    block = SharedBuffer(100)
     received = there.value({"block": block}, share=True)["block"]
     returned = back.value([received], share=True)[0]
     received.buffer[99] = 7
-    assert (block.nbytes, block.buffer[99], returned.buffer[99]) == (100, 7, 7)
+    assert (block.nbytes, block.memory[99], returned.buffer[99]) == (100, 7, 7)
     returned.buffer[0] = 9
-    assert block.buffer[0] == 9 and len(received.buffer) == 100
+    assert block.memory[0] == 9 and len(received.buffer) == 100
 
 
 def test_a_block_that_appears_twice_in_a_value_is_one(way):
-    block = Block(4)
+    block = SharedBuffer(4)
     one, other = way.value((block, block), share=True)
     assert one is other
 
 
 def test_a_block_goes_nowhere_else(way):
-    block = Block(4)
-    for attempt in (lambda: pickle.dumps(block), lambda: pack(Kind.SAY, 1, block, share=False)):
+    block = SharedBuffer(4)
+    for attempt in (lambda: pickle.dumps(block), lambda: pack(GangMessageKind.VALUE, 1, block, share=False)):
         with pytest.raises(pickle.PicklingError, match="within a parcel only"):
             attempt()
 
 
 def test_more_blocks_than_one_message_can_bear_are_refused_where_they_are_sent(way):
-    blocks = [Block(1) for _ in range(31)]
+    blocks = [SharedBuffer(1) for _ in range(31)]
     assert len(way.value((blocks, np.zeros(HEAVY)), share=True)[0]) == 31
     with pytest.raises(pickle.PicklingError, match=r"32 Blocks.*at most 31"):
-        pack(Kind.SAY, 1, [*blocks, Block(1)], share=True)
+        pack(GangMessageKind.VALUE, 1, [*blocks, SharedBuffer(1)], share=True)
 
 
 def test_descriptors_are_closed_with_the_values(way):
     gc.collect()
     before = len(os.listdir("/proc/self/fd"))
-    values = [way.value((Block(8), np.zeros(HEAVY)), share=True) for _ in range(3)]
+    values = [way.value((SharedBuffer(8), np.zeros(HEAVY)), share=True) for _ in range(3)]
     assert len(os.listdir("/proc/self/fd")) > before
     del values
     gc.collect()
@@ -210,10 +217,12 @@ def test_descriptors_are_closed_with_the_values(way):
 
 def test_a_parcel_of_its_own_does_not_change_with_the_senders_arrays(way):
     value = np.zeros(HEAVY // 16)
-    way.outbox.put(pack(Kind.SAY, 1, value, share=True).own())
+    way.outbox.put(pack(GangMessageKind.VALUE, 1, value, share=True).with_copied_buffers())
     assert not way.outbox.flush()
     value[:] = 1
-    first, second = way.carry(pack(Kind.SAY, 1, value, share=True), pack(Kind.SAY, 2, Block(3), share=True))
+    first, second = way.carry(
+        pack(GangMessageKind.VALUE, 1, value, share=True), pack(GangMessageKind.VALUE, 2, SharedBuffer(3), share=True)
+    )
     assert (first.open() == 0).all() and (second.open() == 1).all()
 
 
@@ -226,17 +235,17 @@ def test_an_object_is_first_offered_to_reduce(way):
     def reduce(value):
         return (str, ("was complex",)) if isinstance(value, complex) else NotImplemented
 
-    parcel = pack(Kind.RETURN, 1, [1j, 2, len], share=True, reduce=reduce)
+    parcel = pack(GangMessageKind.RESULT, 1, [1j, 2, len], share=True, reduce=reduce)
     (came,) = way.carry(parcel)
     assert came.open() == ["was complex", 2, len]
 
 
 def test_what_pickling_raises_comes_through_and_leaves_nothing_behind(way):
     with pytest.raises(TypeError, match="lock"):
-        pack(Kind.SAY, 1, (Block(3), threading.Lock()), share=True)
+        pack(GangMessageKind.VALUE, 1, (SharedBuffer(3), threading.Lock()), share=True)
     with pytest.raises(pickle.PicklingError):  # there is no parcel any more that it could belong to
-        pickle.dumps(Block(3))
-    assert way.value(Block(3), share=True).nbytes == 3
+        pickle.dumps(SharedBuffer(3))
+    assert way.value(SharedBuffer(3), share=True).nbytes == 3
 
 
 class Nested:
@@ -247,7 +256,7 @@ class Nested:
 
 
 def test_what_unpickling_raises_comes_through(way):
-    (came,) = way.carry(pack(Kind.SAY, 1, Nested(), share=True))
+    (came,) = way.carry(pack(GangMessageKind.VALUE, 1, Nested(), share=True))
     with pytest.raises(ValueError, match="invalid literal"):
         came.open()
     assert way.value(5, share=True) == 5
@@ -256,10 +265,10 @@ def test_what_unpickling_raises_comes_through(way):
 @pytest.mark.parametrize("sent", [0, 10, 45], ids=["nothing", "part of the header", "part of the body"])
 def test_the_end_of_the_stream_is_an_end(pair, sent):
     ours, theirs = pair
-    ours.send(b"".join(pack(Kind.SAY, 1, "x" * 1000, share=False).frame())[:sent])
+    ours.send(b"".join(pack(GangMessageKind.VALUE, 1, "x" * 1000, share=False).to_frame())[:sent])
     ours.shutdown(socket.SHUT_WR)
     with pytest.raises(EOFError):
-        Inbox(theirs).receive()
+        GangMessageReader(theirs).receive()
 
 
 def _head(magic=b"JXP1", kind=2, buffers=0):
@@ -281,12 +290,12 @@ def test_what_is_no_parcel_is_refused(pair, data):
     assert len(data) >= len(_head())
     ours.send(data)
     with pytest.raises(ProtocolError, match="no parcel of this version"):
-        Inbox(theirs).receive()
+        GangMessageReader(theirs).receive()
 
 
 def test_an_empty_parcel_is_one(way):
-    (came,) = way.carry(Parcel(Kind.OVER, 12))
-    assert (came.kind, came.conversation, bytes(came.body), came.note) == (Kind.OVER, 12, b"", b"")
+    (came,) = way.carry(GangMessage(GangMessageKind.END_CALL, 12))
+    assert (came.kind, came.conversation, bytes(came.body), came.note) == (GangMessageKind.END_CALL, 12, b"", b"")
 
 
 def test_descriptors_that_are_lost_on_their_way_are_told(pair):
@@ -294,9 +303,9 @@ def test_descriptors_that_are_lost_on_their_way_are_told(pair):
     import resource
 
     ours, theirs = pair
-    parcel = pack(Kind.SAY, 1, [Block(1), Block(1)], share=True)
-    outbox, inbox = Outbox(ours), Inbox(theirs)
-    outbox.put(parcel)
+    parcel = pack(GangMessageKind.VALUE, 1, [SharedBuffer(1), SharedBuffer(1)], share=True)
+    outbox, inbox = GangMessageWriter(ours), GangMessageReader(theirs)
+    outbox.add(parcel)
     outbox.flush()
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (max(map(int, os.listdir("/proc/self/fd"))), hard))
@@ -314,5 +323,5 @@ def test_descriptors_that_are_lost_on_their_way_are_told(pair):
 
 
 def test_nothing_that_is_sent_leaves_a_name_behind(way):
-    assert way.value(Block(3), share=True).nbytes == 3
+    assert way.value(SharedBuffer(3), share=True).nbytes == 3
     assert not list(Path("/dev/shm").glob("*jaxrun*"))

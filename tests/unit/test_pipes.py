@@ -5,21 +5,21 @@ import os
 
 import pytest
 
-from jaxrun.agent.pipes import Pipes
+from jaxrun.agent.pipes import OutputPipes
 
 
-class Notes:
+class RecordingSink:
     def __init__(self):
         self.congested = False
         self.taken = {}
         self.order = []
         self.ended = []
 
-    def take(self, rank, stream, data):
+    def write(self, rank, stream, data):
         self.order.append((rank, stream))
         self.taken[rank, stream] = self.taken.get((rank, stream), b"") + data
 
-    def end(self, rank, stream):
+    def end_stream(self, rank, stream):
         self.ended.append((rank, stream))
 
 
@@ -27,9 +27,9 @@ class Stage:
     """Pipes of two ranks; `ends` are the workers' ends."""
 
     def __init__(self):
-        self.output = Notes()
+        self.output = RecordingSink()
         self.first = []
-        self.pipes = Pipes(self.output, self.first.append)
+        self.pipes = OutputPipes(self.output, self.first.append)
         self.ends = {}
         self.readers = []
         for rank in (0, 1):

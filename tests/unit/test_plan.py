@@ -5,10 +5,10 @@ import shlex
 
 import pytest
 
-from jaxrun.contract import WorkerEnv
-from jaxrun.planning.job import Job
-from jaxrun.planning.plan import Plan, Worker, to_json
-from jaxrun.planning.render import render, summary
+from jaxrun.job.job import Job
+from jaxrun.job.plan import Plan, Worker, to_json
+from jaxrun.job.render import plan_summary, render_plan
+from jaxrun.protocol import WorkerEnv
 
 
 def _worker(rank, **more):
@@ -33,12 +33,12 @@ def _plan(**changes):
 
 def test_the_command_can_be_pasted_into_a_shell():
     made = _plan()
-    command = render(made, {}).split("\n\n4 processes")[0]
+    command = render_plan(made, {}).split("\n\n4 processes")[0]
     assert shlex.split(command) == list(made.argv)
 
 
 def test_the_workers_stand_in_a_table():
-    lines = render(_plan(), {}).splitlines()
+    lines = render_plan(_plan(), {}).splitlines()
     start = lines.index("rank  host  local rank  devices  cores")
     assert lines[start + 1 : start + 5] == [
         "0     h1    0 of 2      cpu x 2  all",
@@ -51,24 +51,24 @@ def test_the_workers_stand_in_a_table():
 def test_the_gpus_of_a_worker_are_named():
     workers = tuple(_worker(rank, local_device_ids=(2 * rank, 2 * rank + 1), cpus=(rank,)) for rank in range(2))
     job = Job(program=("p",), platform="cuda")
-    text = render(_plan(job=job, workers=workers, device_names=("A", "A", "A", "B")), {})
+    text = render_plan(_plan(job=job, workers=workers, device_names=("A", "A", "A", "B")), {})
     assert "cuda:0, cuda:1 (A)" in text and "cuda:2, cuda:3 (A, B)" in text
 
 
 def test_variables_that_are_alike_stand_once_and_the_others_rank_by_rank():
-    lines = [line.strip() for line in render(_plan(), {}).splitlines()]
+    lines = [line.strip() for line in render_plan(_plan(), {}).splitlines()]
     assert lines.count("JAXRUN_SIZE=4") == 1
     assert "JAXRUN_HOST=h2 JAXRUN_LOCAL_RANK=1 JAXRUN_RANK=3 JAX_PROCESS_ID=3" in lines
     assert any("only at the start" in line and "JAXRUN_CHANNEL_FD" in line for line in lines)
 
 
 def test_only_what_changes_is_shown():
-    text = render(_plan(), {"JAX_PLATFORMS": "cpu", "HOME": "/root"})
+    text = render_plan(_plan(), {"JAX_PLATFORMS": "cpu", "HOME": "/root"})
     assert "JAX_PLATFORMS" not in text and "/root" not in text
     assert "takes away: JAX_PROCESS_ID" in text and "note: a remark" in text
 
 
-@pytest.mark.parametrize("show", [lambda plan: render(plan, {}), to_json], ids=["render", "to_json"])
+@pytest.mark.parametrize("show", [lambda plan: render_plan(plan, {}), to_json], ids=["render", "to_json"])
 def test_secrets_are_not_shown(show):
     text = show(_plan())
     assert "hunter2" not in text and "HF_TOKEN" in text and "***" in text
@@ -91,7 +91,7 @@ def test_a_plan_is_json_with_names_that_are_no_unicode_too():
     ],
 )
 def test_the_shape_of_a_job_is_one_line(changes, expected):
-    assert summary(_plan(**changes)) == expected
+    assert plan_summary(_plan(**changes)) == expected
 
 
 def test_what_a_worker_is_told_reaches_it_through_its_environment():

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxrun.mapping.choice import uses_jax
+from jaxrun.map.jax_detection import uses_jax
 
 TABLE = jnp.arange(3)
 LIST = [1, 2]

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from jaxrun.errors import UsageError
-from jaxrun.planning.program import asks_not_to_fork, find_module, find_script
+from jaxrun.job.program import find_module, find_script, forbids_fork
 
 
 @pytest.mark.parametrize("name", ["train.py", "with space.py", "line\nbreak.py", "ä'\".py", "no_suffix"])
@@ -137,15 +137,15 @@ def test_a_file_name_after_m_says_to_leave_m_out(package):
 def test_a_program_asks_not_to_be_forked_in_its_first_lines(tmp_path, text, expected):
     path = tmp_path / "p.py"
     path.write_text(text)
-    assert asks_not_to_fork(path) is expected
+    assert forbids_fork(path) is expected
 
 
 @given(st.binary())
 def test_any_bytes_may_be_a_program(tmp_path_factory, data):
     path = tmp_path_factory.mktemp("p") / "p.py"
     path.write_bytes(data)
-    assert asks_not_to_fork(path) in (True, False)
+    assert forbids_fork(path) in (True, False)
 
 
 def test_a_source_that_is_gone_asks_for_nothing(tmp_path):
-    assert asks_not_to_fork(tmp_path / "gone.py") is False
+    assert forbids_fork(tmp_path / "gone.py") is False

@@ -3,7 +3,7 @@
 import pytest
 
 from jaxrun.errors import UsageError
-from jaxrun.pytest_plugin.mark import Shape, Wish, is_list, read, sizes
+from jaxrun.pytest_plugin.mark import GangKey, MarkSpec, is_parametrized, parse_counts, parse_mark
 
 
 @pytest.mark.parametrize(
@@ -11,8 +11,8 @@ from jaxrun.pytest_plugin.mark import Shape, Wish, is_list, read, sizes
     [((4,), {}, (4,)), ((), {"n": 2}, (2,)), (([2, 4],), {}, (2, 4)), ((), {"n": (3,)}, (3,))],
 )
 def test_the_mark_names_one_number_of_processes_or_several(args, kwargs, expected):
-    assert sizes(args, kwargs) == expected
-    assert is_list(args, kwargs) == isinstance(args[0] if args else kwargs["n"], (list, tuple))
+    assert parse_counts(args, kwargs) == expected
+    assert is_parametrized(args, kwargs) == isinstance(args[0] if args else kwargs["n"], (list, tuple))
 
 
 @pytest.mark.parametrize(
@@ -30,15 +30,15 @@ def test_the_mark_names_one_number_of_processes_or_several(args, kwargs, expecte
 )
 def test_what_is_no_number_of_processes_is_refused(args, kwargs, said):
     with pytest.raises(UsageError, match=said):
-        sizes(args, kwargs)
+        parse_counts(args, kwargs)
 
 
 def test_all_that_the_mark_can_say_is_read():
     kwargs = {"devices": 2, "hosts": 2, "timeout": 1.5, "fresh": True, "env": {"B": "2", "A": "1"}, "dies": 1}
-    shape = Shape(4, 2, 2, (("A", "1"), ("B", "2")))
-    assert read((4,), kwargs, 4) == Wish(shape, 1.5, True, frozenset({1}))
-    assert read((4,), {}, 4) == Wish(Shape(4))
-    assert read((4,), {"lockstep": "off"}, 4) == Wish(Shape(4, lockstep="off"))
+    shape = GangKey(4, 2, 2, (("A", "1"), ("B", "2")))
+    assert parse_mark((4,), kwargs, 4) == MarkSpec(shape, 1.5, True, frozenset({1}))
+    assert parse_mark((4,), {}, 4) == MarkSpec(GangKey(4))
+    assert parse_mark((4,), {"lockstep": "off"}, 4) == MarkSpec(GangKey(4, lockstep="off"))
 
 
 @pytest.mark.parametrize(
@@ -57,17 +57,17 @@ def test_all_that_the_mark_can_say_is_read():
 )
 def test_what_cannot_be_is_refused_with_the_value(kwargs, said):
     with pytest.raises(UsageError, match=said):
-        read((2,), kwargs, 2)
+        parse_mark((2,), kwargs, 2)
 
 
 @pytest.mark.parametrize(
     ("shape", "words", "key"),
     [
-        (Shape(1), "1 process", "1p"),
-        (Shape(4, 1), "4 processes x 1 device", "4p-1d"),
-        (Shape(4, 2, 2), "4 processes x 2 devices on 2 hosts", "4p-2d-2h"),
-        (Shape(2, lockstep="off"), "2 processes, lockstep off", "2p-off"),
-        (Shape(2, env=(("A", "1"),)), "2 processes with variables of its own", "2p-A=1"),
+        (GangKey(1), "1 process", "1p"),
+        (GangKey(4, 1), "4 processes x 1 device", "4p-1d"),
+        (GangKey(4, 2, 2), "4 processes x 2 devices on 2 hosts", "4p-2d-2h"),
+        (GangKey(2, lockstep="off"), "2 processes, lockstep off", "2p-off"),
+        (GangKey(2, env=(("A", "1"),)), "2 processes with variables of its own", "2p-A=1"),
     ],
 )
 def test_a_shape_is_written_in_words_and_as_a_key(shape, words, key):

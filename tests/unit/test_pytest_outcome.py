@@ -2,10 +2,10 @@
 
 import pytest
 
-from jaxrun.contract.testing import FORSAKEN
-from jaxrun.pytest_plugin.outcome import judge
-from jaxrun.pytest_plugin.parts import Part, State
-from jaxrun.pytest_plugin.table import Scene, groups, summary, table
+from jaxrun.protocol.pytest_messages import PEER_LOST
+from jaxrun.pytest_plugin.outcome import decide_outcome
+from jaxrun.pytest_plugin.rank_results import PhaseState, RankResult
+from jaxrun.pytest_plugin.summary import ReportContext, format_one_line, format_table, group_ranks
 
 GLOO = "ValueError: Gloo all-reduce failed: [pair.cc:547] Connection closed by peer [10.0.0.1]:4711"
 STRICT = "[XPASS(strict)] known"
@@ -26,7 +26,7 @@ def failed(message="assert 1 == 0", when="call", **more):
 def part(*reports, at=None, end=None, what=""):
     """A rank whose setup passed, unless a report says otherwise."""
     found = {one["when"]: one for one in (report("setup"), *reports)}
-    return Part(found, end, what, at)
+    return RankResult(found, end, what, at)
 
 
 PASSED = part(report(), report("teardown"))
@@ -35,10 +35,10 @@ SKIPPED = part(report(outcome="skipped") | {"longrepr": ("f.py", 3, "Skipped: no
 XFAILED = part(report(outcome="skipped", wasxfail="known"))
 XPASSED = part(report(wasxfail="known"))
 UNEXPECTED = part(report(outcome="failed") | {"longrepr": STRICT})
-FORSAKEN_PART = part(failed(**{FORSAKEN: "gang.barrier('x'): rank 1 has failed"}), at=0.6)
-STUCK = part(end=State.STUCK, what="test_x.py:15 test_y   in JAX: process_allgather")
-DIED = part(end=State.DIED, what="of SIGKILL (9)", at=0.3)
-STOPPED = part(end=State.STOPPED, what="with the others", at=0.4)
+FORSAKEN_PART = part(failed(**{PEER_LOST: "gang.barrier('x'): rank 1 has failed"}), at=0.6)
+STUCK = part(end=PhaseState.STUCK, what="test_x.py:15 test_y   in JAX: process_allgather")
+DIED = part(end=PhaseState.DIED, what="of SIGKILL (9)", at=0.3)
+STOPPED = part(end=PhaseState.STOPPED, what="with the others", at=0.4)
 VICTIM = part(failed(GLOO), at=0.2)
 
 
@@ -71,19 +71,19 @@ VICTIM = part(failed(GLOO), at=0.2)
 )
 def test_the_outcome_of_the_call(parts, outcome, lead, says):
     by_rank = dict(enumerate(parts))
-    found = judge("call", by_rank)
+    found = decide_outcome("call", by_rank)
     assert (found.outcome, found.lead) == (outcome, lead)
     if says:
-        assert summary(found, by_rank) == says
+        assert format_one_line(found, by_rank) == says
 
 
 def test_the_failure_that_came_first_leads():
     parts = {0: part(failed("late"), at=0.9), 1: part(failed("first"), at=0.1), 2: part(failed("then"), at=0.5)}
-    assert judge("call", parts).lead == 1
+    assert decide_outcome("call", parts).lead == 1
 
 
 def test_a_phase_that_no_rank_came_to_has_no_outcome():
-    assert judge("call", {0: Part({"setup": failed(when="setup")})}) is None
+    assert decide_outcome("call", {0: RankResult({"setup": failed(when="setup")})}) is None
 
 
 @pytest.mark.parametrize(
@@ -96,9 +96,9 @@ def test_a_phase_that_no_rank_came_to_has_no_outcome():
     ],
 )
 def test_ranks_out_of_step_fail_what_would_have_passed(parts, outcome, why):
-    found = judge("call", dict(enumerate(parts)), in_step=False)
-    assert (found.outcome, found.why) == (outcome, why)
-    assert judge("teardown", {0: PASSED}, in_step=False).outcome == "passed"
+    found = decide_outcome("call", dict(enumerate(parts)), in_step=False)
+    assert (found.outcome, found.reason) == (outcome, why)
+    assert decide_outcome("teardown", {0: PASSED}, in_step=False).outcome == "passed"
 
 
 # ---- deaths that belong to the test
@@ -120,35 +120,42 @@ def test_ranks_out_of_step_fail_what_would_have_passed(parts, outcome, why):
     ],
 )
 def test_a_death_that_belongs_to_the_test_is_no_failure_and_its_absence_is_one(parts, outcome, why):
-    found = judge("call", dict(enumerate(parts)), frozenset({1}))
-    assert (found.outcome, found.why) == (outcome, why)
+    found = decide_outcome("call", dict(enumerate(parts)), frozenset({1}))
+    assert (found.outcome, found.reason) == (outcome, why)
 
 
 # ---- ranks in different phases
 
 
 def test_who_was_stopped_in_the_call_does_not_take_the_failure_from_who_died_in_teardown():
-    parts = {0: STOPPED, 1: part(report(), end=State.DIED, what="of SIGKILL (9)", at=0.3)}
-    assert judge("call", parts).outcome == "passed"
-    found = judge("teardown", parts)
+    parts = {0: STOPPED, 1: part(report(), end=PhaseState.DIED, what="of SIGKILL (9)", at=0.3)}
+    assert decide_outcome("call", parts).outcome == "passed"
+    found = decide_outcome("teardown", parts)
     assert (found.outcome, found.lead) == ("failed", 1)
-    assert "rank 0:  STOPPED  with the others" in table(found, parts, Scene("2 processes", {}))
+    assert "rank 0:  STOPPED  with the others" in format_table(found, parts, ReportContext("2 processes", {}))
 
 
-@pytest.mark.parametrize(("first", "second"), [(State.DIED, State.STOPPED), (State.STUCK, State.STUCK)])
+@pytest.mark.parametrize(
+    ("first", "second"), [(PhaseState.DIED, PhaseState.STOPPED), (PhaseState.STUCK, PhaseState.STUCK)]
+)
 def test_who_was_cut_off_in_setup_while_another_was_in_the_call_was_so_in_the_call(first, second):
-    parts = {0: part(end=second, what="there"), 1: Part({}, first, "here", 0.1)}
-    assert judge("setup", parts).outcome == "passed"
-    found = judge("call", parts)
+    parts = {0: part(end=second, what="there"), 1: RankResult({}, first, "here", 0.1)}
+    assert decide_outcome("setup", parts).outcome == "passed"
+    found = decide_outcome("call", parts)
     assert (found.outcome, found.states) == ("failed", {0: second, 1: first})
-    assert "rank 1:  " in table(found, parts, Scene("2 processes", {})) and "here" in summary(found, parts)
+    assert "rank 1:  " in format_table(found, parts, ReportContext("2 processes", {})) and "here" in format_one_line(
+        found, parts
+    )
 
 
 def test_who_failed_in_setup_leads_and_who_waits_for_it_in_the_call_is_told_as_stuck():
-    parts = {0: STUCK, 1: Part({"setup": failed("broken", "setup"), "teardown": report("teardown")}, at=0.1)}
-    found = judge("setup", parts)
+    parts = {
+        0: STUCK,
+        1: RankResult({"setup": failed("broken", "setup"), "teardown": report("teardown")}, failed_at=0.1),
+    }
+    found = decide_outcome("setup", parts)
     assert (found.outcome, found.lead) == ("failed", 1)
-    text = table(found, parts, Scene("2 processes", {}))
+    text = format_table(found, parts, ReportContext("2 processes", {}))
     assert "rank 1:  FAILED in setup  broken" in text and "rank 0:  STUCK            test_x.py:15" in text
 
 
@@ -163,9 +170,9 @@ def test_who_failed_in_setup_leads_and_who_waits_for_it_in_the_call_is_told_as_s
     ],
 )
 def test_a_rank_is_cut_off_in_the_phase_that_it_has_not_reported(reports, phase):
-    cut = Part({one["when"]: one for one in reports}, State.STUCK)
+    cut = RankResult({one["when"]: one for one in reports}, PhaseState.STUCK)
     assert cut.cut_off_in == phase
-    assert cut.state(phase) is State.STUCK
+    assert cut.state(phase) is PhaseState.STUCK
 
 
 # ---- in words
@@ -173,13 +180,13 @@ def test_a_rank_is_cut_off_in_the_phase_that_it_has_not_reported(reports, phase)
 
 def test_the_table_shows_each_fate_once_the_first_failure_before_all():
     parts = {0: STUCK, 1: FAILED, 2: STUCK, 3: STUCK}
-    scene = Scene(
+    scene = ReportContext(
         "4 processes x 1 device, local",
         dict.fromkeys(range(4), "h1"),
         notes=["ranks 0, 2-3 ended 1.5 s after the first failure; the next test gets a new gang"],
         rerun="pytest 'test_x.py::test_y[4p]'",
     )
-    assert table(judge("call", parts), parts, scene) == (
+    assert format_table(decide_outcome("call", parts), parts, scene) == (
         "[4 processes x 1 device, local; first failure after 0.50 s]\n"
         "rank 1:        FAILED  assert 1 == 0                                    test_x.py:14\n"
         "ranks 0, 2-3:  STUCK   test_x.py:15 test_y   in JAX: process_allgather\n"
@@ -190,7 +197,9 @@ def test_the_table_shows_each_fate_once_the_first_failure_before_all():
 
 def test_the_table_names_hosts_where_there_are_several_and_the_limit_that_was_reached():
     parts = {0: PASSED, 1: STUCK}
-    text = table(judge("call", parts), parts, Scene("2 processes", {0: "h1", 1: "h2"}, limit=30.0))
+    text = format_table(
+        decide_outcome("call", parts), parts, ReportContext("2 processes", {0: "h1", 1: "h2"}, timeout=30.0)
+    )
     assert text.splitlines()[0] == "[2 processes; not over after 30.0 s]"
     assert "rank 1 (h2):  STUCK" in text
 
@@ -199,16 +208,16 @@ def test_equal_errors_at_different_places_are_different_fates():
     other = failed()
     other["longrepr"]["reprcrash"]["lineno"] = 20
     parts = {0: FAILED, 1: part(other, at=0.7), 2: FAILED}
-    assert groups(judge("call", parts), parts) == [[0, 2], [1]]
+    assert group_ranks(decide_outcome("call", parts), parts) == [[0, 2], [1]]
 
 
 def test_a_long_message_is_cut_in_the_table():
     parts = {0: part(failed("x" * 300 + "\nmore"), at=0.0), 1: PASSED}
-    rows = table(judge("call", parts), parts, Scene("2 processes", {})).splitlines()
+    rows = format_table(decide_outcome("call", parts), parts, ReportContext("2 processes", {})).splitlines()
     assert max(map(len, rows)) < 130 and "more" not in rows[1]
 
 
 def test_the_error_of_a_missing_fixture_is_found_below_the_source_that_pytest_shows():
     text = "file test_x.py, line 3\n  def test(nope): pass\nE       fixture 'nope' not found\n>   available: x"
-    broken = Part({"setup": report("setup", "failed") | {"longrepr": text}}, at=0.0)
+    broken = RankResult({"setup": report("setup", "failed") | {"longrepr": text}}, failed_at=0.0)
     assert broken.headline("setup") == "fixture 'nope' not found"

@@ -5,16 +5,16 @@ import json
 
 import pytest
 
-from jaxrun.contract.testing import FORSAKEN
+from jaxrun.protocol.pytest_messages import PEER_LOST
 from jaxrun.pytest_plugin import reports
-from jaxrun.pytest_plugin.outcome import judge
-from jaxrun.pytest_plugin.parts import Part, State
-from jaxrun.pytest_plugin.reports import Test as Known
-from jaxrun.pytest_plugin.table import Scene
+from jaxrun.pytest_plugin.outcome import decide_outcome
+from jaxrun.pytest_plugin.rank_results import PhaseState, RankResult
+from jaxrun.pytest_plugin.reports import ItemInfo as Known
+from jaxrun.pytest_plugin.summary import ReportContext
 
 TEST = Known("test_x.py::test_y[2p]", ("test_x.py", 11, "test_y[2p]"), ("test_y", "processes"))
-SCENE = Scene("2 processes x 1 device, local", {0: "h", 1: "h"}, rerun="pytest test_x.py")
-DIED = State.DIED, "of SIGKILL (9)"
+SCENE = ReportContext("2 processes x 1 device, local", {0: "h", 1: "h"}, rerun="pytest test_x.py")
+DIED = PhaseState.DIED, "of SIGKILL (9)"
 
 
 def of_rank(rank, outcome="passed", when="call", text="", **more):
@@ -45,13 +45,13 @@ def of_rank(rank, outcome="passed", when="call", text="", **more):
 
 def part(report, at=None, **cut_off):
     setup = of_rank(0, when="setup")
-    return Part({"setup": setup, **({report["when"]: report} if report else {})}, at=at, **cut_off)
+    return RankResult({"setup": setup, **({report["when"]: report} if report else {})}, failed_at=at, **cut_off)
 
 
 def build(parts, everything=False):
     test = Known(TEST.nodeid, TEST.location, TEST.keywords, everything)
     by_rank = dict(enumerate(parts))
-    data = reports.build(test, judge("call", by_rank), by_rank, SCENE, 100.0, 107.0)
+    data = reports.build_report(test, decide_outcome("call", by_rank), by_rank, SCENE, 100.0, 107.0)
     json.dumps(data)  # as simple as execnet wants it
     return data
 
@@ -124,15 +124,15 @@ def test_what_the_test_records_is_kept_once_where_ranks_agree():
 
 
 def test_nothing_of_ours_stays_in_a_report():
-    waited = of_rank(0, "failed", text="x", **{FORSAKEN: "gang.barrier()"})
-    assert FORSAKEN not in build([part(waited, at=0.1), part(of_rank(1))])
+    waited = of_rank(0, "failed", text="x", **{PEER_LOST: "gang.barrier()"})
+    assert PEER_LOST not in build([part(waited, at=0.1), part(of_rank(1))])
 
 
 @pytest.mark.parametrize(
     ("data", "outcome", "words"),
     [
-        (reports.skipped(TEST, "Skipped: too large", 1.0), "skipped", "too large"),
-        (reports.failed(TEST, "no gang:\nwhy", 1.0), "failed", "no gang:\nwhy"),
+        (reports.skipped_report(TEST, "Skipped: too large", 1.0), "skipped", "too large"),
+        (reports.failed_report(TEST, "no gang:\nwhy", 1.0), "failed", "no gang:\nwhy"),
     ],
 )
 def test_a_test_that_is_not_run_has_a_report_too(data, outcome, words):

@@ -9,14 +9,14 @@ import threading
 import pytest
 from flights import Flight
 
-from jaxrun.contract import flight
-from jaxrun_runtime.recorder import Recorder
+from jaxrun.protocol import flight_file
+from jaxrun_runtime.lockstep.flight_recorder import FlightRecorder
 
 
 @pytest.fixture
 def file():
     fd = os.memfd_create("flight")
-    os.ftruncate(fd, flight.TEXT_AT)
+    os.ftruncate(fd, flight_file.TEXT_OFFSET)
     yield fd
     os.close(fd)
 
@@ -32,30 +32,34 @@ def _program(recorder, ranks="0-1", **about):
 
 def test_an_empty_file_becomes_a_recorder(file):
     assert not Flight(file).written
-    Recorder(file, 3, level=flight.EVERY_CALL, strict=True)
+    FlightRecorder(file, 3, level=flight_file.EVERY_CALL, strict=True)
     read = Flight(file)
     assert read.written
-    assert (read.words[flight.PID], read.words[flight.RANK], read.level) == (os.getpid(), 3, flight.EVERY_CALL)
-    assert read.words[flight.STRICT] == 1
+    assert (read.words[flight_file.PID_WORD], read.words[flight_file.RANK_WORD], read.level) == (
+        os.getpid(),
+        3,
+        flight_file.EVERY_CALL,
+    )
+    assert read.words[flight_file.STRICT_WORD] == 1
     assert (read.made, read.calls, read.lines, read.pending) == (0, [], [], None)
 
 
 def test_the_file_does_not_reach_programs_that_the_worker_starts(file):
     os.set_inheritable(file, True)
-    Recorder(file, 0)
+    FlightRecorder(file, 0)
     assert not os.get_inheritable(file)
 
 
 def test_a_file_that_is_too_short_is_refused(file):
     os.ftruncate(file, 100)
     with pytest.raises(ValueError, match="length"):
-        Recorder(file, 0)
+        FlightRecorder(file, 0)
 
 
 def test_calls_are_numbered_within_their_group(file):
-    recorder = Recorder(file, 0)
+    recorder = FlightRecorder(file, 0)
     step, pair = _program(recorder, "0-3", name="jit(step)"), _program(recorder, "0,2", name="jit(pair)")
-    recorder.site(1, ["/a/b.py:7 main", "/a/b.py:9 <module>"])
+    recorder.add_site(1, ["/a/b.py:7 main", "/a/b.py:9 <module>"])
     for program in (step, pair, step):
         recorder.record(program, 1)
     calls = Flight(file).calls
@@ -69,17 +73,17 @@ def test_calls_are_numbered_within_their_group(file):
 
 
 def test_a_group_is_described_once(file):
-    recorder = Recorder(file, 0)
-    assert recorder.group("0-3") is recorder.group("0-3")
-    recorder.group("0,2")
+    recorder = FlightRecorder(file, 0)
+    assert recorder.add_group("0-3") is recorder.add_group("0-3")
+    recorder.add_group("0,2")
     assert Flight(file).lines == [{"group": 1, "ranks": "0-3"}, {"group": 2, "ranks": "0,2"}]
 
 
 def _chains(file, calls):
     """The chains after `calls`, (group, key, code) each, in a recorder of their own."""
     os.ftruncate(file, 0)
-    os.ftruncate(file, flight.TEXT_AT)
-    recorder = Recorder(file, 0)
+    os.ftruncate(file, flight_file.TEXT_OFFSET)
+    recorder = FlightRecorder(file, 0)
     programs = {}
     for ranks, key, code in calls:
         program = programs.setdefault((ranks, key, code), None) or _program(recorder, ranks, key=key, code=code)
@@ -99,7 +103,7 @@ def test_equal_histories_have_equal_chains_and_others_do_not(file):
 
 def test_after_a_difference_chains_never_meet_again(file):
     one, other = _chains(file, [A, *[C] * 5000]), _chains(file, [B, *[C] * 5000])
-    assert len(one) == len(other) == flight.KEPT
+    assert len(one) == len(other) == flight_file.RING_RECORDS
     assert not set(one) & set(other)
 
 
@@ -120,28 +124,28 @@ def test_a_program_of_unknown_code_counts_by_its_key(file):
 
 
 def test_histories_are_the_chains_unless_some_code_is_not_known(file):
-    recorder = Recorder(file, 0)
+    recorder = FlightRecorder(file, 0)
     step, pair = _program(recorder), _program(recorder, "0,2")
     for program in (step, pair, step):
         recorder.record(program, 0)
     chains = [call.chain for call in Flight(file).calls]
-    assert recorder.histories() == {"0-1": chains[2], "0,2": chains[1]}
+    assert recorder.call_chains() == {"0-1": chains[2], "0,2": chains[1]}
     _program(recorder, code="")
-    assert recorder.histories() == {}
+    assert recorder.call_chains() == {}
 
 
 def test_the_ring_keeps_the_last_calls(file):
-    recorder = Recorder(file, 0)
+    recorder = FlightRecorder(file, 0)
     program = _program(recorder)
-    for _ in range(flight.KEPT + 10):
+    for _ in range(flight_file.RING_RECORDS + 10):
         recorder.record(program, 0)
     read = Flight(file)
-    assert read.made == flight.KEPT + 10
-    assert [call.number for call in read.calls] == list(range(11, flight.KEPT + 11))
+    assert read.made == flight_file.RING_RECORDS + 10
+    assert [call.number for call in read.calls] == list(range(11, flight_file.RING_RECORDS + 11))
 
 
 def test_threads_and_signal_handlers_tear_no_record(file):
-    recorder = Recorder(file, 0)
+    recorder = FlightRecorder(file, 0)
     program, other = _program(recorder), _program(recorder, "0,2", name="jit(g)")
     handled = []
 
@@ -169,97 +173,103 @@ def test_threads_and_signal_handlers_tear_no_record(file):
 
 
 def test_a_call_is_pending_until_it_is_left(file):
-    recorder = Recorder(file, 0)
+    recorder = FlightRecorder(file, 0)
     program = _program(recorder, name="jit(step)")
-    recorder.site(1, ["/a/b.py:7 main"])
+    recorder.add_site(1, ["/a/b.py:7 main"])
     recorder.record(program, 1)
-    ticket = recorder.enter(program, 1)
+    ticket = recorder.begin_call(program, 1)
     assert Flight(file).pending == (2, "0-1", "jit(step)", "b.py:7 main")
     recorder.record(program, 1)
-    recorder.leave(ticket)
+    recorder.end_call(ticket)
     assert Flight(file).pending is None
 
 
 def test_of_several_pending_calls_the_oldest_is_shown(file):
-    recorder = Recorder(file, 0)
-    first, second = (recorder.enter(_program(recorder, name=name), 0) for name in ("jit(a)", "jit(b)"))
+    recorder = FlightRecorder(file, 0)
+    first, second = (recorder.begin_call(_program(recorder, name=name), 0) for name in ("jit(a)", "jit(b)"))
     assert Flight(file).pending[2] == "jit(a)"
-    recorder.leave(first)
+    recorder.end_call(first)
     assert Flight(file).pending[2] == "jit(b)"
-    recorder.leave(second)
+    recorder.end_call(second)
     assert Flight(file).pending is None
 
 
 def test_compilations_are_counted_and_the_oldest_is_shown(file):
-    recorder = Recorder(file, 0)
-    recorder.compiling("jit(a)")
-    since = Flight(file).words[flight.COMPILING]
+    recorder = FlightRecorder(file, 0)
+    recorder.begin_compilation("jit(a)")
+    since = Flight(file).words[flight_file.COMPILING_SINCE_WORD]
     assert since > 0
 
     def elsewhere():
-        recorder.compiling("jit(b)")
-        assert Flight(file).words[flight.COMPILING] == since
-        recorder.compiled()
+        recorder.begin_compilation("jit(b)")
+        assert Flight(file).words[flight_file.COMPILING_SINCE_WORD] == since
+        recorder.end_compilation()
 
     thread = threading.Thread(target=elsewhere)
     thread.start()
     thread.join()
-    assert (Flight(file).words[flight.COMPILING], Flight(file).words[flight.COMPILED]) == (since, 1)
-    recorder.compiled()
-    recorder.compiled()  # the end of one that began before there was a recorder
-    assert (Flight(file).words[flight.COMPILING], Flight(file).words[flight.COMPILED]) == (0, 2)
+    assert (
+        Flight(file).words[flight_file.COMPILING_SINCE_WORD],
+        Flight(file).words[flight_file.COMPILED_COUNT_WORD],
+    ) == (since, 1)
+    recorder.end_compilation()
+    recorder.end_compilation()  # the end of one that began before there was a recorder
+    assert (
+        Flight(file).words[flight_file.COMPILING_SINCE_WORD],
+        Flight(file).words[flight_file.COMPILED_COUNT_WORD],
+    ) == (0, 2)
     assert Flight(file).compiled == ["jit(a)", "jit(b)"]
 
 
 def test_trouble_only_ever_lowers_the_level(file):
-    recorder = Recorder(file, 0, level=flight.FIRST_CALLS)
-    recorder.trouble("odd")
-    assert (Flight(file).level, Flight(file).troubles) == (flight.FIRST_CALLS, ["odd"])
-    recorder.trouble("odder", flight.COMPILATIONS)
-    recorder.trouble("oddest", flight.EVERY_CALL)
-    assert Flight(file).level == flight.COMPILATIONS
+    recorder = FlightRecorder(file, 0, level=flight_file.FIRST_CALLS)
+    recorder.add_trouble("odd")
+    assert (Flight(file).level, Flight(file).troubles) == (flight_file.FIRST_CALLS, ["odd"])
+    recorder.add_trouble("odder", flight_file.COMPILATIONS)
+    recorder.add_trouble("oddest", flight_file.EVERY_CALL)
+    assert Flight(file).level == flight_file.COMPILATIONS
 
 
 def test_names_that_are_no_text_still_make_lines(file):
-    Recorder(file, 0).compiling("jit(\udcff\n)")
+    FlightRecorder(file, 0).begin_compilation("jit(\udcff\n)")
     assert Flight(file).compiled == ["jit(\udcff\n)"]
 
 
 def test_when_the_text_is_full_one_line_says_so_and_calls_go_on(file, monkeypatch):
-    monkeypatch.setattr(flight, "TEXT_LIMIT", 4096)
-    recorder = Recorder(file, 0)
+    monkeypatch.setattr(flight_file, "TEXT_LIMIT", 4096)
+    recorder = FlightRecorder(file, 0)
     program = _program(recorder)
     for number in range(200):
-        recorder.site(number, ["x" * 50])
+        recorder.add_site(number, ["x" * 50])
     recorder.record(program, 1)
     read = Flight(file)
     assert "full" in read.troubles[-1]
     assert read.lines[-1] == {"trouble": read.troubles[-1]}
-    assert read.words[flight.TEXT_SIZE] <= 4096
+    assert read.words[flight_file.TEXT_SIZE_WORD] <= 4096
     assert read.made == 1
 
 
 def test_lowered_programs_leave_room_for_the_rest(file, monkeypatch):
-    monkeypatch.setattr("jaxrun_runtime.recorder._TEXTS_LIMIT", 1000)
-    recorder = Recorder(file, 0)
+    monkeypatch.setattr("jaxrun_runtime.lockstep.flight_recorder._TEXTS_LIMIT", 1000)
+    recorder = FlightRecorder(file, 0)
     for number in range(4):
         _program(recorder, name=f"jit(f{number})", text="x" * 600)
     assert [len(program["text"]) for program in Flight(file).programs.values()] == [600, 600, 0, 0]
 
 
 def test_a_full_disk_ends_the_text_and_nothing_else(file):
-    recorder = Recorder(file, 0)
+    recorder = FlightRecorder(file, 0)
     program = _program(recorder)
     lines = Flight(file).lines
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     ignored = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
     resource.setrlimit(resource.RLIMIT_FSIZE, (os.fstat(file).st_size, before[1]))
     try:
-        recorder.site(1, ["/a/b.py:7 main"])
+        recorder.add_site(1, ["/a/b.py:7 main"])
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
         signal.signal(signal.SIGXFSZ, ignored)
-    recorder.site(2, ["/a/b.py:8 main"])
+    recorder.add_site(2, ["/a/b.py:8 main"])
     recorder.record(program, 0)
     read = Flight(file)
     assert read.lines == lines
@@ -268,11 +278,11 @@ def test_a_full_disk_ends_the_text_and_nothing_else(file):
 
 def test_a_descriptor_that_is_another_files_now_is_not_written_to(file, tmp_path):
     own, copy = os.dup(file), os.dup(file)
-    recorder = Recorder(own, 0)
+    recorder = FlightRecorder(own, 0)
     program = _program(recorder)
     with open(tmp_path / "data", "wb") as data:
         os.dup2(data.fileno(), own)
-        recorder.compiling("jit(f)")
+        recorder.begin_compilation("jit(f)")
         recorder.record(program, 0)
         assert os.fstat(own).st_size == 0
     os.close(own)
@@ -281,23 +291,25 @@ def test_a_descriptor_that_is_another_files_now_is_not_written_to(file, tmp_path
 
 
 def test_a_forked_process_writes_nowhere(file):
-    recorder = Recorder(file, 0, level=flight.EVERY_CALL)
+    recorder = FlightRecorder(file, 0, level=flight_file.EVERY_CALL)
     program = _program(recorder)
     recorder.record(program, 0)
     before = Flight(file)
     recorder.detach()
     recorder.record(program, 0)
-    recorder.leave(recorder.enter(program, 0))
-    recorder.compiling("jit(f)")
-    recorder.trouble("odd", flight.NOTHING)
+    recorder.end_call(recorder.begin_call(program, 0))
+    recorder.begin_compilation("jit(f)")
+    recorder.add_trouble("odd", flight_file.NOTHING)
     after = Flight(file)
     assert (bytes(after.words), after.lines) == (bytes(before.words), before.lines)
 
 
 def test_lines_of_several_threads_do_not_mix(file):
-    recorder = Recorder(file, 0)
+    recorder = FlightRecorder(file, 0)
     stacks = [[f"{name * 3000}:1 f"] for name in "abcd"]
-    threads = [threading.Thread(target=lambda s=stack: [recorder.site(1, s) for _ in range(50)]) for stack in stacks]
+    threads = [
+        threading.Thread(target=lambda s=stack: [recorder.add_site(1, s) for _ in range(50)]) for stack in stacks
+    ]
     for thread in threads:
         thread.start()
     for thread in threads:

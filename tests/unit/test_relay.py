@@ -8,17 +8,33 @@ import time
 
 import pytest
 
-from jaxrun.agent.superior import Superior
-from jaxrun.channel.line import TO_AGENT, TO_HEAD, Line
-from jaxrun.channel.messages import Chunk, FirstOutput, ShowStacks, SignalWorker, StreamEnded, Taken
-from jaxrun.contract import Done, Run
-from jaxrun.head.events import AgentSignalled, Dismiss, Exited, Kill, Send, Signalled, Spawned, TakeStacks
+from jaxrun.agent.head_client import HeadClient
+from jaxrun.channel.connection import AGENT_TO_HEAD, HEAD_TO_AGENT, Connection
+from jaxrun.head.events import (
+    AgentSignalled,
+    LauncherSignalled,
+    Send,
+    Shutdown,
+    SignalRanks,
+    TakeSnapshot,
+    WorkerExited,
+    WorkerSpawned,
+)
 from jaxrun.output import relay as relay_module
 from jaxrun.output.drain import Pipe, drain
 from jaxrun.output.relay import Relay
-from jaxrun.station.lines import Lines
+from jaxrun.protocol import Done, Run
+from jaxrun.protocol.agent_messages import (
+    FirstOutput,
+    OutputChunk,
+    OutputCredit,
+    SignalWorker,
+    SnapshotRequest,
+    StreamEnded,
+)
+from jaxrun.supervisor.connections import AgentConnections
 
-WINDOW = relay_module._WINDOW
+WINDOW = relay_module._WINDOW_BYTES
 
 
 @pytest.fixture
@@ -27,7 +43,7 @@ def lines():
     with socket.create_server(("127.0.0.1", 0)) as listener:
         one = socket.create_connection(listener.getsockname())
         other, _ = listener.accept()
-    agent, head = Line(one, TO_AGENT), Line(other, TO_HEAD)
+    agent, head = Connection(one, HEAD_TO_AGENT), Connection(other, AGENT_TO_HEAD)
     yield agent, head
     agent.close()
     head.close()
@@ -52,20 +68,20 @@ def log(directory, rank, stream):
 def test_output_that_is_kept_here_and_shown_goes_both_ways(lines, tmp_path):
     agent, head = lines
     relay = Relay(3, agent, str(tmp_path), shown=True)
-    relay.take(3, "out", b"hello\n")
-    relay.take(3, "err", b"\xff\n")
-    relay.end(3, "out")
+    relay.write(3, "out", b"hello\n")
+    relay.write(3, "err", b"\xff\n")
+    relay.end_stream(3, "out")
     relay.close()
     assert log(tmp_path, 3, "out") == b"hello\n" and log(tmp_path, 3, "err") == b"\xff\n"
     found = receive(head, lambda found: len(found) == 3)
-    assert found == [Chunk(3, "out", b"hello\n"), Chunk(3, "err", b"\xff\n"), StreamEnded(3, "out")]
+    assert found == [OutputChunk(3, "out", b"hello\n"), OutputChunk(3, "err", b"\xff\n"), StreamEnded(3, "out")]
 
 
 def test_output_that_is_kept_here_and_not_shown_stays_here(lines, tmp_path):
     agent, head = lines
     relay = Relay(3, agent, str(tmp_path), shown=False)
-    relay.take(3, "out", bytes(2 * WINDOW))
-    relay.end(3, "out")
+    relay.write(3, "out", bytes(2 * WINDOW))
+    relay.end_stream(3, "out")
     assert not relay.congested and agent.unsent == 0 and head.receive() == []
     relay.close()
     assert len(log(tmp_path, 3, "out")) == 2 * WINDOW
@@ -75,8 +91,8 @@ def test_output_that_is_kept_here_and_not_shown_stays_here(lines, tmp_path):
 def test_output_that_cannot_be_kept_here_is_sent_even_if_it_is_not_shown(lines, tmp_path, shown):
     agent, head = lines
     relay = Relay(3, agent, "", shown=shown)
-    relay.take(3, "err", b"hello\n")
-    assert receive(head, bool) == [Chunk(3, "err", b"hello\n")]
+    relay.write(3, "err", b"hello\n")
+    assert receive(head, bool) == [OutputChunk(3, "err", b"hello\n")]
     assert list(tmp_path.iterdir()) == []
     relay.close()
 
@@ -93,16 +109,16 @@ def test_what_is_for_the_log_alone_is_not_sent(lines, tmp_path):
 
 def test_the_tail_is_that_of_stderr(lines):
     relay = Relay(0, lines[0], "", shown=True)
-    relay.take(0, "out", b"out\n")
-    relay.take(0, "err", b"x" * 5000 + b"\nlast\n")
-    assert relay.tail(0) == "last\n"
+    relay.write(0, "out", b"out\n")
+    relay.write(0, "err", b"x" * 5000 + b"\nlast\n")
+    assert relay.stderr_tail(0) == "last\n"
 
 
 def test_a_directory_that_cannot_be_written_costs_the_logs_and_not_the_job(lines, tmp_path, capsys):
     agent, head = lines
     relay = Relay(0, agent, str(tmp_path / "gone"), shown=True)
-    relay.take(0, "out", b"hello\n")
-    assert receive(head, bool) == [Chunk(0, "out", b"hello\n")]
+    relay.write(0, "out", b"hello\n")
+    assert receive(head, bool) == [OutputChunk(0, "out", b"hello\n")]
     assert "the job goes on" in capsys.readouterr().err
     relay.close()
 
@@ -113,15 +129,15 @@ def test_a_head_that_takes_nothing_stops_the_reading_after_a_window_and_credit_r
     piece = bytes(2**16)
     count = 0
     while not relay.congested:
-        relay.take(0, "out", piece)
+        relay.write(0, "out", piece)
         count += 1
     assert count == WINDOW // len(piece) + 1
-    relay.taken(len(piece))
+    relay.add_credit(len(piece))
     assert not relay.congested
-    relay.take(0, "out", piece)
+    relay.write(0, "out", piece)
     assert relay.congested
-    relay.taken(count * len(piece))
-    assert relay._on_the_way == 0 and not relay.congested
+    relay.add_credit(count * len(piece))
+    assert relay._unacknowledged == 0 and not relay.congested
 
 
 def test_a_stuck_head_stops_the_worker_and_not_the_agent(lines):
@@ -148,16 +164,16 @@ def test_a_stuck_head_stops_the_worker_and_not_the_agent(lines):
     head.send(SignalWorker(10))
     assert receive(agent, bool) == [SignalWorker(10)]
 
-    superior = Superior(0, agent, relay)
+    superior = HeadClient(0, agent, relay)
     got = bytearray()
     deadline = time.monotonic() + 10
     while (not ended or agent.unsent) and time.monotonic() < deadline:  # the head takes again
         for message in head.receive():
-            if isinstance(message, Chunk):
+            if isinstance(message, OutputChunk):
                 got += message.data
-                head.send(Taken(len(message.data)))
-        assert superior.hear() == []
-        relay.tick()
+                head.send(OutputCredit(len(message.data)))
+        assert superior.receive() == []
+        relay.flush_due()
         ended = ended or drain(Pipe(reading, 0, "out"), relay) is None
     worker.join(5)
     for message in receive(head, lambda found: any(isinstance(one, StreamEnded) for one in found), agent):
@@ -171,90 +187,90 @@ def test_the_window_leaves_room_for_messages(lines):
     agent, head = lines
     relay = Relay(0, agent, "", shown=True)
     while not relay.congested:
-        relay.take(0, "out", bytes(2**18))
+        relay.write(0, "out", bytes(2**18))
     assert agent.unsent < 2 * (WINDOW + 2**18)
-    agent.send(Exited(0, -9))
-    found = receive(head, lambda found: Exited(0, -9) in found, agent)
-    assert isinstance(found[-1], Exited) and all(isinstance(message, Chunk) for message in found[:-1])
-    assert relay.tick() is None
+    agent.send(WorkerExited(0, -9))
+    found = receive(head, lambda found: WorkerExited(0, -9) in found, agent)
+    assert isinstance(found[-1], WorkerExited) and all(isinstance(message, OutputChunk) for message in found[:-1])
+    assert relay.flush_due() is None
 
 
 def test_while_something_waits_the_relay_wants_to_be_asked_again(lines):
     agent, _ = lines
     relay = Relay(0, agent, "", shown=True)
-    assert relay.tick() is None
+    assert relay.flush_due() is None
     while not agent.unsent:
-        relay.take(0, "out", bytes(2**18))
-    assert relay.tick() is not None
+        relay.write(0, "out", bytes(2**18))
+    assert relay.flush_due() is not None
 
 
 def test_chunks_come_before_the_exit_in_the_order_of_their_writing(lines):
     agent, head = lines
     relay = Relay(0, agent, "", shown=True)
-    superior = Superior(0, agent, relay)
-    superior.tell(Spawned(0, 4711))
+    superior = HeadClient(0, agent, relay)
+    superior.handle(WorkerSpawned(0, 4711))
     for number in range(20):
-        relay.take(0, "out", b"%d\n" % number)
-    relay.end(0, "out")
-    superior.tell(Done(0, 1.0))
-    superior.tell(Exited(0, 0))
-    found = receive(head, lambda found: found and isinstance(found[-1], Exited), agent)
-    chunks = [Chunk(0, "out", b"%d\n" % number) for number in range(20)]
-    assert found == [Spawned(0, 4711), *chunks, StreamEnded(0, "out"), Done(0, 1.0), Exited(0, 0)]
+        relay.write(0, "out", b"%d\n" % number)
+    relay.end_stream(0, "out")
+    superior.handle(Done(0, 1.0))
+    superior.handle(WorkerExited(0, 0))
+    found = receive(head, lambda found: found and isinstance(found[-1], WorkerExited), agent)
+    chunks = [OutputChunk(0, "out", b"%d\n" % number) for number in range(20)]
+    assert found == [WorkerSpawned(0, 4711), *chunks, StreamEnded(0, "out"), Done(0, 1.0), WorkerExited(0, 0)]
 
 
 def test_the_heads_side_gives_credit_for_all_that_it_took_and_only_then(lines):
     agent, head = lines
-    known = Lines()
+    known = AgentConnections()
     known.add(0, head)
-    known.owe(head, 2**15)
+    known.count_output(head, 2**15)
     known.acknowledge()
     time.sleep(0.01)
     assert agent.receive() == []
-    known.owe(head, 2**16)
+    known.count_output(head, 2**16)
     known.acknowledge()
     known.acknowledge()
-    assert receive(agent, bool) == [Taken(2**15 + 2**16)]
+    assert receive(agent, bool) == [OutputCredit(2**15 + 2**16)]
     known.remove(0, head)
-    known.owe(head, 1)
+    known.count_output(head, 1)
     known.remove(0, head)
     known.acknowledge()
 
 
 ORDERS = [
-    (SignalWorker(15), [Kill((2,), 15)]),
-    (ShowStacks("early"), [TakeStacks((2,), "early")]),
+    (SignalWorker(15), [SignalRanks((2,), 15)]),
+    (SnapshotRequest("early"), [TakeSnapshot((2,), "early")]),
     (Run(), [Send((2,), Run())]),
-    (Dismiss(75), [Dismiss(75)]),
-    (Taken(5), []),
+    (Shutdown(75), [Shutdown(75)]),
+    (OutputCredit(5), []),
 ]
 
 
 @pytest.mark.parametrize(("message", "actions"), ORDERS, ids=lambda value: type(value).__name__)
 def test_what_the_head_says_is_done_to_the_one_worker(lines, message, actions):
     agent, head = lines
-    superior = Superior(2, agent, Relay(2, agent, "", shown=True))
+    superior = HeadClient(2, agent, Relay(2, agent, "", shown=True))
     head.send(message)
     time.sleep(0.02)
-    assert superior.hear() == actions
+    assert superior.receive() == actions
 
 
 def test_a_head_that_is_gone_is_the_workers_end(lines):
     agent, head = lines
-    superior = Superior(2, agent, Relay(2, agent, "", shown=True))
+    superior = HeadClient(2, agent, Relay(2, agent, "", shown=True))
     head.send(SignalWorker(15))
     head.close()
     time.sleep(0.02)
-    assert superior.hear() == [Kill((2,), 15)]
-    assert superior.hear() == [Kill((2,), signal.SIGKILL), Dismiss(69)]
-    assert superior.tell(Exited(2, -9)) == []
+    assert superior.receive() == [SignalRanks((2,), 15)]
+    assert superior.receive() == [SignalRanks((2,), signal.SIGKILL), Shutdown(69)]
+    assert superior.handle(WorkerExited(2, -9)) == []
 
 
 def test_a_signal_to_the_agent_is_told_or_passed_on(lines):
     agent, head = lines
-    superior = Superior(2, agent, Relay(2, agent, "", shown=True))
-    assert superior.tell(Signalled(signal.SIGUSR1)) == [Kill((2,), signal.SIGUSR1)]
-    assert superior.tell(Signalled(signal.SIGTERM)) == []
-    superior.note("first_output", 2)
-    superior.note("anything_else", 2)
+    superior = HeadClient(2, agent, Relay(2, agent, "", shown=True))
+    assert superior.handle(LauncherSignalled(signal.SIGUSR1)) == [SignalRanks((2,), signal.SIGUSR1)]
+    assert superior.handle(LauncherSignalled(signal.SIGTERM)) == []
+    superior.record("first_output", 2)
+    superior.record("anything_else", 2)
     assert receive(head, lambda found: len(found) == 2) == [AgentSignalled(2, signal.SIGTERM), FirstOutput(2)]

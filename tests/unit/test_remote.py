@@ -7,9 +7,17 @@ import traceback
 
 import pytest
 
-from jaxrun.contract.exceptions import pickled
 from jaxrun.errors import JaxrunError
-from jaxrun.gang.remote import CallTimeout, GangError, GangStartError, Remote, RemoteError, WorkerDied, raised
+from jaxrun.gang.exceptions import (
+    CallTimeout,
+    GangError,
+    GangStartError,
+    RemoteError,
+    RemoteFailure,
+    WorkerDied,
+    combined_exception,
+)
+from jaxrun.protocol.exceptions import pickle_exception
 from jaxrun.verdict.outcome import Verdict
 
 
@@ -36,26 +44,26 @@ def remote(error, rank=0, *, host="h1", time=1.0, home=None, data=None, notes=()
         "status": status,
         "time": time,
         "home": home or type(error).__module__,
-        "exception": pickled(error) if data is None else data,
+        "exception": pickle_exception(error) if data is None else data,
     }
-    return Remote.of(rank, host, content)
+    return RemoteFailure.from_rank(rank, host, content)
 
 
 def test_one_failure_is_raised_as_itself():
-    error = raised([remote(Own("x", 3), rank=2, host="h3")])
+    error = combined_exception([remote(Own("x", 3), rank=2, host="h3")])
     assert type(error) is Own and error.args == ("x", 3)
     assert (error.rank, error.host, error.ranks) == (2, "h3", (2,))
     assert not hasattr(error, "__notes__")
 
 
 def test_the_remote_traceback_is_shown_above_ours():
-    shown = "".join(traceback.format_exception(raised([remote(ValueError("bad"), rank=2, host="h3")])))
+    shown = "".join(traceback.format_exception(combined_exception([remote(ValueError("bad"), rank=2, host="h3")])))
     assert 'rank 2 (h3):\n  File "train.py", line 3, in step\nValueError: bad\n"""' in shown
     assert "direct cause" in shown and shown.rstrip().endswith("ValueError: bad")
 
 
 def test_the_same_of_several_ranks_is_raised_once():
-    error = raised([remote(ValueError("bad"), rank, host=f"h{rank}", time=9.0 - rank) for rank in range(3)])
+    error = combined_exception([remote(ValueError("bad"), rank, host=f"h{rank}", time=9.0 - rank) for rank in range(3)])
     assert type(error) is ValueError and error.__notes__ == ["the same on ranks 0-2 (h0, h1, h2)"]
     assert (error.rank, error.ranks) == (2, (0, 1, 2))  # the first in time
 
@@ -67,7 +75,7 @@ def test_different_errors_are_a_group_the_first_one_first():
         remote(ValueError("late"), 2, time=2.0),
         remote(ValueError("later"), 3, time=4.0),
     ]
-    group = raised(failures)
+    group = combined_exception(failures)
     assert isinstance(group, ExceptionGroup) and group.message == "ranks 0-3 raised 3 different errors"
     assert [(type(error), error.ranks) for error in group.exceptions] == [
         (KeyError, (1,)),
@@ -81,13 +89,15 @@ def test_different_errors_are_a_group_the_first_one_first():
 
 def test_the_same_words_from_two_places_differ():
     one, other = remote(ValueError("x")), remote(ValueError("x"), 1)
-    other = Remote(**{name: getattr(other, name) for name in Remote.__slots__} | {"traceback": "elsewhere\n"})
-    assert isinstance(raised([one, other]), ExceptionGroup)
+    other = RemoteFailure(
+        **{name: getattr(other, name) for name in RemoteFailure.__slots__} | {"traceback": "elsewhere\n"}
+    )
+    assert isinstance(combined_exception([one, other]), ExceptionGroup)
 
 
 def test_what_became_of_the_others_is_a_note():
-    assert raised([remote(KeyError("x"))], "rank 1 did not return").__notes__ == ["rank 1 did not return"]
-    both = raised([remote(KeyError("x")), remote(ValueError("y"), 1)], "rank 2 did not return")
+    assert combined_exception([remote(KeyError("x"))], "rank 1 did not return").__notes__ == ["rank 1 did not return"]
+    both = combined_exception([remote(KeyError("x")), remote(ValueError("y"), 1)], "rank 2 did not return")
     assert both.__notes__ == ["rank 2 did not return"]
 
 
@@ -96,10 +106,10 @@ _BROKEN = "UNKNOWN: Gloo AllGather failed: [pair.cc:538] Read error [127.0.0.1]:
 
 def test_who_only_lost_a_connection_is_a_note_to_who_has_a_fault_of_its_own():
     broken = [remote(ValueError(_BROKEN.format(4995 + rank)), rank, time=0.5) for rank in (0, 2)]
-    error = raised([*broken, remote(KeyError("own"), 1, time=1.0)])
+    error = combined_exception([*broken, remote(KeyError("own"), 1, time=1.0)])
     assert type(error) is KeyError and error.rank == 1
     assert error.__notes__ == ["ranks 0, 2 lost a connection to another"]
-    alone = raised(broken)
+    alone = combined_exception(broken)
     assert type(alone) is ValueError and alone.ranks == (0, 2)
 
 
@@ -108,13 +118,13 @@ ENDINGS = [SystemExit(3), KeyboardInterrupt("stop"), GeneratorExit()]
 
 @pytest.mark.parametrize("error", ENDINGS, ids=lambda error: type(error).__name__)
 def test_what_would_end_the_parent_is_a_remote_error(error):
-    made = raised([remote(error, rank=1, status=3)])
+    made = combined_exception([remote(error, rank=1, status=3)])
     assert type(made) is RemoteError and made.rank == 1
     assert str(made).startswith(type(error).__name__)
 
 
 def test_a_sys_exit_says_its_status():
-    assert str(raised([remote(SystemExit(3), status=3)])) == (
+    assert str(combined_exception([remote(SystemExit(3), status=3)])) == (
         "SystemExit: the function has called sys.exit with status 3"
     )
 
@@ -129,7 +139,7 @@ NOT_HERE = {
 
 @pytest.mark.parametrize("data", NOT_HERE.values(), ids=NOT_HERE)
 def test_what_cannot_be_made_here_is_a_remote_error(data):
-    made = raised([remote(Own("x"), rank=4, data=data)])
+    made = combined_exception([remote(Own("x"), rank=4, data=data)])
     assert type(made) is RemoteError and str(made) == "Own: x" and made.rank == 4
     assert isinstance(made.__cause__, Exception) and "train.py" in str(made.__cause__)
 
@@ -138,28 +148,28 @@ def test_what_cannot_be_made_here_is_a_remote_error(data):
 def test_an_error_of_jax_does_not_bring_jax_here(home, monkeypatch):
     monkeypatch.setitem(sys.modules, "jax", None)
     monkeypatch.delitem(sys.modules, "jax")
-    made = raised([remote(ValueError("shapes differ"), home=home)])
+    made = combined_exception([remote(ValueError("shapes differ"), home=home)])
     assert type(made) is RemoteError and str(made) == "ValueError: shapes differ"
 
 
 def test_where_jax_is_there_its_errors_are_themselves(monkeypatch):
     monkeypatch.setitem(sys.modules, "jax", sys)
-    assert type(raised([remote(ValueError("shapes differ"), home="jax.errors")])) is ValueError
+    assert type(combined_exception([remote(ValueError("shapes differ"), home="jax.errors")])) is ValueError
 
 
 def test_a_module_that_is_only_called_similarly_is_no_part_of_jax(monkeypatch):
     monkeypatch.setitem(sys.modules, "jax", None)
     monkeypatch.delitem(sys.modules, "jax")
-    assert type(raised([remote(Own("x"), home="jaxtyping.errors")])) is Own
+    assert type(combined_exception([remote(Own("x"), home="jaxtyping.errors")])) is Own
 
 
 def test_an_exception_that_takes_no_attributes_is_raised_all_the_same():
-    made = raised([remote(Frozen("x"), rank=1)])
+    made = combined_exception([remote(Frozen("x"), rank=1)])
     assert type(made) is Frozen and "rank 1 (h1)" in str(made.__cause__)
 
 
 def test_several_that_take_no_attributes_are_raised_all_the_same():
-    made = raised([remote(Frozen("x"), rank) for rank in range(2)])
+    made = combined_exception([remote(Frozen("x"), rank) for rank in range(2)])
     assert type(made) is Frozen and made.__notes__ == ["the same on ranks 0-1"]
 
 
@@ -168,23 +178,23 @@ def _verdict(outcome, code, culprits=(1,)):
 
 
 def test_who_died_of_a_signal():
-    error = WorkerDied.by(_verdict("killed", 137), "rank 1 was killed")
+    error = WorkerDied.from_verdict(_verdict("killed", 137), "rank 1 was killed")
     assert (error.rank, error.ranks, error.host, error.status) == (1, (1,), "h2", 137)
     assert error.signal is signal.SIGKILL and str(error) == "rank 1 was killed"
 
 
 def test_who_died_of_a_signal_without_a_name():
-    error = WorkerDied.by(_verdict("killed", 128 + 40), "rank 1 was killed")
+    error = WorkerDied.from_verdict(_verdict("killed", 128 + 40), "rank 1 was killed")
     assert (error.signal, error.status) == (40, 168)
 
 
 def test_who_died_otherwise_has_no_signal():
-    error = WorkerDied.by(_verdict("exited", 7, (1, 2)), "ranks 1-2 ended")
+    error = WorkerDied.from_verdict(_verdict("exited", 7, (1, 2)), "ranks 1-2 ended")
     assert (error.signal, error.status, error.exit_code, error.ranks) == (None, 7, 7, (1, 2))
 
 
 def test_nobody_may_be_to_blame():
-    error = WorkerDied.by(_verdict("interrupted", 129, ()), "stopped")
+    error = WorkerDied.from_verdict(_verdict("interrupted", 129, ()), "stopped")
     assert (error.rank, error.host, error.ranks, error.signal) == (None, "", (), None)
 
 

@@ -6,19 +6,19 @@ import threading
 
 import pytest
 
-from jaxrun.attach.check import check_reachable
-from jaxrun.attach.rendezvous import rendezvous
 from jaxrun.channel.addresses import Address, Interface
-from jaxrun.channel.door import Door
-from jaxrun.channel.messages import Welcome
+from jaxrun.channel.listener import Listener
+from jaxrun.channel.reachability import check_reachable
+from jaxrun.channel.rendezvous import rendezvous_file
 from jaxrun.errors import UnavailableError, UsageError
-from jaxrun.planning.surroundings import Place
+from jaxrun.job.cluster_env import RankInfo
+from jaxrun.protocol.agent_messages import Welcome
 
 JOB, TOKEN = "ab" * 16, "cd" * 32
 
 
 def test_what_rank_0_writes_all_others_read(tmp_path):
-    at_0, at_3 = (rendezvous(Place("slurm", rank, 4, "7.0"), tmp_path) for rank in (0, 3))
+    at_0, at_3 = (rendezvous_file(RankInfo("slurm", rank, 4, "7.0"), tmp_path) for rank in (0, 3))
     assert at_3.read() is None
     at_0.write(JOB, TOKEN, "10.1.0.4:40,[fd00::4]:40")
     offer = at_3.read()
@@ -30,18 +30,18 @@ def test_what_rank_0_writes_all_others_read(tmp_path):
 
 
 def test_nobody_else_may_read_the_token(tmp_path):
-    meeting = rendezvous(Place("slurm", 0, 4, "7.0"), tmp_path)
+    meeting = rendezvous_file(RankInfo("slurm", 0, 4, "7.0"), tmp_path)
     meeting.write(JOB, TOKEN, "h1:40")
     assert stat.S_IMODE(meeting.path.stat().st_mode) == 0o600 and TOKEN not in meeting.path.name
 
 
 @pytest.mark.parametrize(
     "other",
-    [Place("slurm", 0, 4, "7.1"), Place("slurm", 0, 8, "7.0"), Place("open-mpi", 0, 4, "7.0")],
+    [RankInfo("slurm", 0, 4, "7.1"), RankInfo("slurm", 0, 8, "7.0"), RankInfo("open-mpi", 0, 4, "7.0")],
     ids=["step", "size", "engine"],
 )
 def test_another_job_has_another_file(tmp_path, other):
-    assert rendezvous(other, tmp_path).path != rendezvous(Place("slurm", 0, 4, "7.0"), tmp_path).path
+    assert rendezvous_file(other, tmp_path).path != rendezvous_file(RankInfo("slurm", 0, 4, "7.0"), tmp_path).path
 
 
 @pytest.mark.parametrize(
@@ -49,13 +49,13 @@ def test_another_job_has_another_file(tmp_path, other):
     ["", "{", "[]", '{"job_id": 1}', json.dumps({"job_id": "a", "token": "b", "head": "no address"})],
 )
 def test_a_file_that_says_nothing_is_as_good_as_none(tmp_path, text):
-    meeting = rendezvous(Place("slurm", 1, 4, "7.0"), tmp_path)
+    meeting = rendezvous_file(RankInfo("slurm", 1, 4, "7.0"), tmp_path)
     meeting.path.write_text(text)
     assert meeting.read() is None
 
 
 def test_a_directory_that_cannot_be_written_is_named_with_what_to_do(tmp_path):
-    gone = rendezvous(Place("slurm", 0, 4, "7.0"), tmp_path)
+    gone = rendezvous_file(RankInfo("slurm", 0, 4, "7.0"), tmp_path)
     tmp_path.rmdir()
     with pytest.raises(UnavailableError, match="--rendezvous"):
         gone.write(JOB, TOKEN, "h1:40")
@@ -63,11 +63,11 @@ def test_a_directory_that_cannot_be_written_is_named_with_what_to_do(tmp_path):
 
 def test_a_directory_that_is_none_is_refused(tmp_path):
     with pytest.raises(UsageError, match="is not a directory on"):
-        rendezvous(Place("slurm", 0, 4, "7.0"), tmp_path / "none")
+        rendezvous_file(RankInfo("slurm", 0, 4, "7.0"), tmp_path / "none")
 
 
 def test_a_check_tells_a_head_from_nobody(capsys):
-    door = Door([Interface("lo", "127.0.0.1")], TOKEN, lambda proof: Welcome(proof, "", ()), everywhere=False)
+    door = Listener([Interface("lo", "127.0.0.1")], TOKEN, lambda proof: Welcome(proof, "", ()), everywhere=False)
     (address,) = door.addresses
     try:
         server = threading.Thread(target=_greet_one, args=(door,))

@@ -31,11 +31,11 @@ FAILED = Verdict(
 
 
 def last_lines(verdict: Verdict, count: int) -> list[str]:
-    return report.render(verdict, RUN_DIR).splitlines()[-count:]
+    return report.format_report(verdict, RUN_DIR).splitlines()[-count:]
 
 
 def test_a_failure_fills_one_screen_with_what_where_and_what_now() -> None:
-    assert report.render(FAILED, RUN_DIR).splitlines() == [
+    assert report.format_report(FAILED, RUN_DIR).splitlines() == [
         "",
         "Traceback (most recent call last):",
         '  File "train.py", line 88, in step',
@@ -58,8 +58,8 @@ EXPLAINED = replace(
 
 
 def test_what_a_known_text_means_stands_under_it_and_not_in_its_place() -> None:
-    before = report.render(FAILED, RUN_DIR).splitlines()
-    assert report.render(EXPLAINED, RUN_DIR).splitlines() == [
+    before = report.format_report(FAILED, RUN_DIR).splitlines()
+    assert report.format_report(EXPLAINED, RUN_DIR).splitlines() == [
         *before[:6],
         "what this means: the mesh wants more devices than the 4 of this job.",
         "try: jaxrun -n 10, or -d 10 for simulated devices; jax.device_count() is what the program may use,",
@@ -70,11 +70,11 @@ def test_what_a_known_text_means_stands_under_it_and_not_in_its_place() -> None:
 
 
 def test_without_a_link_none_is_shown() -> None:
-    assert "see:" not in report.render(replace(EXPLAINED, link=""), None)
+    assert "see:" not in report.format_report(replace(EXPLAINED, link=""), None)
 
 
 def test_without_a_run_directory_no_file_is_named() -> None:
-    assert report.render(FAILED, None).splitlines()[-2:] == [
+    assert report.format_report(FAILED, None).splitlines()[-2:] == [
         "7 others were stopped 0.03 s later; none of them had a fault of its own.",
         "exit 1",
     ]
@@ -82,12 +82,12 @@ def test_without_a_run_directory_no_file_is_named() -> None:
 
 def test_a_failure_without_a_traceback_is_one_paragraph() -> None:
     told = replace(FAILED, traceback="", headline="rank 2 of 8 was killed by SIGKILL (9).", victims={})
-    assert report.render(told, None) == "jaxrun: rank 2 of 8 was killed by SIGKILL (9).\nexit 1"
+    assert report.format_report(told, None) == "jaxrun: rank 2 of 8 was killed by SIGKILL (9).\nexit 1"
 
 
 def test_a_success_is_one_line() -> None:
     told = Verdict("ok", 0, HOSTS, startup=0.6, run=1.45, stopping=0.05)
-    assert report.render(told, RUN_DIR) == "jaxrun: done in 2.1 s (start-up 0.60 s)"
+    assert report.format_report(told, RUN_DIR) == "jaxrun: done in 2.1 s (start-up 0.60 s)"
 
 
 @pytest.mark.parametrize(
@@ -131,11 +131,11 @@ def test_victims_take_one_line(victims: dict[int, str], line: str) -> None:
     ],
 )
 def test_seconds_keep_two_or_three_digits(value: float, text: str) -> None:
-    assert wording.seconds(value) == text
+    assert wording.format_seconds(value) == text
 
 
 def test_signals_have_names() -> None:
-    names = [wording.signal_name(number) for number in (9, 34, 37, 99)]
+    names = [wording.format_signal(number) for number in (9, 34, 37, 99)]
     assert names == ["SIGKILL (9)", "SIGRTMIN (34)", "SIGRTMIN+3 (37)", "signal 99"]
 
 

@@ -5,13 +5,13 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxrun.contract.parcel import Kind, pack
-from jaxrun_runtime import results
+from jaxrun.protocol.payload import GangMessageKind, pack
+from jaxrun_runtime import array_pickling
 
 
 def sent(value):
     """What arrives."""
-    return pack(Kind.RETURN, 1, value, share=False, reduce=results.reduce).open()
+    return pack(GangMessageKind.RESULT, 1, value, share=False, reduce=array_pickling.reduce_array).load()
 
 
 ARRAYS = {
@@ -41,7 +41,9 @@ def test_arrays_within_a_value_arrive_too():
 
 
 def test_what_is_no_array_of_jax_travels_as_it_is():
-    assert results.reduce(np.ones(3)) is NotImplemented and results.reduce("x") is NotImplemented
+    assert (
+        array_pickling.reduce_array(np.ones(3)) is NotImplemented and array_pickling.reduce_array("x") is NotImplemented
+    )
     assert type(sent(np.float32(2))) is np.float32
     assert sent(jnp.dtype("bfloat16")) == jnp.bfloat16
 

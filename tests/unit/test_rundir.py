@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from jaxrun.errors import UsageError
-from jaxrun.records.rundir import RunDir, create, file_safe
+from jaxrun.rundir.rundir import RunDir, create, to_file_name
 
 NOW = datetime(2026, 11, 20, 21, 42)
 
@@ -63,7 +63,7 @@ def test_a_latest_that_is_no_link_is_left_alone(tmp_path: Path) -> None:
     ],
 )
 def test_any_program_name_becomes_part_of_a_file_name(tmp_path: Path, name: str, safe: str) -> None:
-    assert file_safe(name) == safe
+    assert to_file_name(name) == safe
     assert made(tmp_path, name=name).name == f"1120-2142-{safe}"
 
 
@@ -131,7 +131,7 @@ def test_a_directory_that_vanishes_is_told_once_and_never_raised(tmp_path: Path)
     (tmp_path / "run").rmdir()
     told: list[str] = []
     directory.write_text("job.json", "before anybody listens")
-    directory.on_trouble(told.append)
+    directory.on_write_error(told.append)
     directory.write_text("verdict.json", "after")
     assert len(told) == 1
     assert told[0].startswith(f"cannot write to {tmp_path / 'run'}: No such file or directory; the job goes on")
@@ -146,7 +146,7 @@ def test_a_full_disk_is_told_once_and_never_raised(tmp_path: Path) -> None:
     os.dup2(full, directory._events)
     os.close(full)
     told: list[str] = []
-    directory.on_trouble(told.append)
+    directory.on_write_error(told.append)
     for _ in range(3):
         directory.record("hello", 1.0, 0)
     assert len(told) == 1 and "No space left on device" in told[0]
@@ -155,7 +155,7 @@ def test_a_full_disk_is_told_once_and_never_raised(tmp_path: Path) -> None:
 
 def test_a_job_that_wants_no_directory_gets_one_that_does_nothing(tmp_path: Path) -> None:
     directory = RunDir(None)
-    directory.on_trouble(pytest.fail)
+    directory.on_write_error(pytest.fail)
     directory.record("hello", 1.0, 0)
     directory.write_text("job.json", "x")
     directory.close()

@@ -4,10 +4,10 @@ from pathlib import Path
 
 import pytest
 
-from jaxrun.cli import make_job
+from jaxrun.cli.main import make_job
+from jaxrun.cli.options import parameters
 from jaxrun.errors import UsageError
-from jaxrun.gang.shape import Shape
-from jaxrun.options import parameters
+from jaxrun.gang.spec import GangSpec
 
 RUN_DIR = Path("/somewhere/run dir")
 
@@ -23,28 +23,28 @@ def job(shape):
 
 
 def test_a_shape_that_says_nothing_leaves_all_to_the_command():
-    made = job(Shape())
+    made = job(GangSpec())
     assert (made.processes, made.devices_per_process, made.simulated_hosts, made.platform) == (None, None, 0, "auto")
-    assert made.program[-1] == "jaxrun_runtime.serve" and made.run_dir == RUN_DIR
+    assert made.program[-1] == "jaxrun_runtime.gang_connect" and made.run_dir == RUN_DIR
 
 
 def test_what_is_asked_for_becomes_the_job():
-    made = job(Shape(processes=4, devices=2, hosts=2, platform="cpu", lockstep="strict", env={"A": "1=2", "B": ""}))
+    made = job(GangSpec(processes=4, devices=2, hosts=2, platform="cpu", lockstep="strict", env={"A": "1=2", "B": ""}))
     assert (made.processes, made.devices_per_process, made.simulated_hosts) == (4, 2, 2)
     assert (made.platform, made.lockstep, dict(made.env)) == ("cpu", "strict", {"A": "1=2", "B": ""})
 
 
 def test_hosts_of_a_cluster_are_real_ones():
-    made = job(Shape(hosts=3, backend="slurm"))
+    made = job(GangSpec(hosts=3, backend="slurm"))
     assert (made.backend, made.hosts, made.simulated_hosts) == ("slurm", 3, 0)
 
 
 def test_a_gang_may_wait_for_days():
-    assert job(Shape(lockstep="strict")).stall_timeout == 0
+    assert job(GangSpec(lockstep="strict")).stall_timeout == 0
 
 
 def test_options_have_the_last_word():
-    made = job(Shape(processes=2, options=("--partition", "debug", "--grace=7", "--tag", "a b"), backend="slurm"))
+    made = job(GangSpec(processes=2, options=("--partition", "debug", "--grace=7", "--tag", "a b"), backend="slurm"))
     assert (made.partition, made.grace, made.tag) == ("debug", 7.0, "a b")
 
 
@@ -52,21 +52,21 @@ def test_options_have_the_last_word():
 @pytest.mark.parametrize("value", [0, -1, True, 1.0, "2"])
 def test_a_size_is_a_whole_number_from_one(name, value):
     with pytest.raises(UsageError, match=f"{name} of a gang must be a whole number from 1, not {value!r}"):
-        Shape(**{name: value})
+        GangSpec(**{name: value})
 
 
 @pytest.mark.parametrize("env", [{"A": 1}, {2: "x"}, {"A": None}])
 def test_the_environment_is_made_of_strings(env):
     with pytest.raises(UsageError, match=r"env of a gang must map names to strings, not \{"):
-        Shape(env=env)
+        GangSpec(env=env)
 
 
 FORKS = {
-    "as it is": (Shape(), True),
-    "cpu": (Shape(platform="cpu"), True),
-    "a platform that does not survive a fork": (Shape(platform="cuda"), False),
-    "another backend": (Shape(backend="mpirun"), False),
-    "on request": (Shape(options=("--no-fork",)), False),
+    "as it is": (GangSpec(), True),
+    "cpu": (GangSpec(platform="cpu"), True),
+    "a platform that does not survive a fork": (GangSpec(platform="cuda"), False),
+    "another backend": (GangSpec(backend="mpirun"), False),
+    "on request": (GangSpec(options=("--no-fork",)), False),
 }
 
 
@@ -78,10 +78,10 @@ def test_which_ranks_may_be_forks(shape, forks):
 @pytest.mark.parametrize(
     ("shape", "text"),
     [
-        (Shape(), "gang"),
-        (Shape(processes=4), "gang of 4"),
-        (Shape(processes=4, devices=2), "gang of 4 x 2 devices"),
-        (Shape(devices=2, backend="slurm"), "gang x 2 devices by slurm"),
+        (GangSpec(), "gang"),
+        (GangSpec(processes=4), "gang of 4"),
+        (GangSpec(processes=4, devices=2), "gang of 4 x 2 devices"),
+        (GangSpec(devices=2, backend="slurm"), "gang x 2 devices by slurm"),
     ],
 )
 def test_a_gang_is_called_by_what_was_asked_for(shape, text):
@@ -90,4 +90,4 @@ def test_a_gang_is_called_by_what_was_asked_for(shape, text):
 
 def test_a_shape_is_a_value():
     """Gangs are kept by their shape."""
-    assert Shape(processes=2, env={"A": "1"}) == Shape(processes=2, env={"A": "1"}) != Shape(processes=2)
+    assert GangSpec(processes=2, env={"A": "1"}) == GangSpec(processes=2, env={"A": "1"}) != GangSpec(processes=2)

@@ -26,12 +26,12 @@ def _readable(pipe):
 
 def test_signals_arrive_in_order_and_once():
     with SignalPipe(USED) as pipe:
-        assert not _readable(pipe) and pipe.take() == []
+        assert not _readable(pipe) and pipe.receive() == []
         for signum in (signal.SIGUSR1, signal.SIGTERM, signal.SIGUSR1):
             os.kill(os.getpid(), signum)
         assert _readable(pipe)
-        assert pipe.take() == [signal.SIGUSR1, signal.SIGTERM, signal.SIGUSR1]
-        assert pipe.take() == []
+        assert pipe.receive() == [signal.SIGUSR1, signal.SIGTERM, signal.SIGUSR1]
+        assert pipe.receive() == []
 
 
 def test_handlers_and_descriptors_are_given_back():
@@ -47,7 +47,7 @@ def test_handlers_and_descriptors_are_given_back():
 def test_signals_of_somebody_else_are_not_reported(usr2):
     with SignalPipe(USED) as pipe:
         os.kill(os.getpid(), signal.SIGUSR2)
-        assert pipe.take() == []
+        assert pipe.receive() == []
     assert usr2 == [1]
 
 
@@ -56,7 +56,7 @@ def test_what_the_launcher_was_told_to_ignore_stays_ignored():
     try:
         with SignalPipe(USED) as pipe:
             os.kill(os.getpid(), signal.SIGUSR1)
-            assert pipe.take() == [] and signal.getsignal(signal.SIGUSR1) is signal.SIG_IGN
+            assert pipe.receive() == [] and signal.getsignal(signal.SIGUSR1) is signal.SIG_IGN
     finally:
         signal.signal(signal.SIGUSR1, before)
 
@@ -68,6 +68,6 @@ def test_sigchld_is_taken_even_if_it_was_ignored():
         with SignalPipe((signal.SIGCHLD,)) as pipe:
             pid = os.posix_spawn("/bin/sh", ["sh", "-c", "exit 3"], {})
             assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 3
-            assert pipe.take() == [signal.SIGCHLD]
+            assert pipe.receive() == [signal.SIGCHLD]
     finally:
         signal.signal(signal.SIGCHLD, before)

@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 
 from jaxrun.backends.slurm import plan
 from jaxrun.errors import UnavailableError, UsageError
-from jaxrun.planning.job import Job
-from jaxrun.planning.machine import Machine
-from jaxrun.planning.starter import AGENT
+from jaxrun.job.job import Job
+from jaxrun.job.launch_command import AGENT_ARGV
+from jaxrun.job.machine import Machine
 
 ID = "0123456789abcdef" * 2
 HERE = Machine("login", cores=(0,))
@@ -59,7 +59,7 @@ def test_the_command_says_everything_that_srun_would_else_guess(make, bin_folder
         "--wait=0",
         "--input=0",
         "--export=ALL",
-        *AGENT,
+        *AGENT_ARGV,
     )
     assert (made.starter.engine, made.starter.title) == ("slurm", "srun in Slurm job 7")
     assert made.starter.set_env == {"SRUN_CPUS_PER_TASK": "2"}
@@ -120,7 +120,7 @@ def test_whatever_is_started_fits_the_cpus_of_each_node(tmp_path_factory, cpus, 
     processes = data.draw(st.integers(1, sum(cpus)))
     found = allocation(",".join(f"n{i}" for i in range(len(cpus))), ",".join(map(str, cpus)))
     made = plan(Job(program=("p",), backend="slurm", processes=processes), HERE, {"PATH": str(folder), **found}, ID)
-    each = int(made.starter.set_env["SRUN_CPUS_PER_TASK"])
+    each = int(made.launch_command.set_env["SRUN_CPUS_PER_TASK"])
     assert all(hosts(made).count(f"n{i}") * each <= limit for i, limit in enumerate(cpus))
     assert hosts(made) == sorted(hosts(made)) and len(made.workers) == processes
 
@@ -165,7 +165,7 @@ def test_resources_per_task_beyond_cpus_are_left_alone(make):
 
 def test_further_words_stand_last_and_win(make):
     argv = make(allocation(), slurm_args=("--mpi=pmix", "--wait=5")).starter.argv
-    assert argv[-len(AGENT) - 2 :] == ("--mpi=pmix", "--wait=5", *AGENT)
+    assert argv[-len(AGENT_ARGV) - 2 :] == ("--mpi=pmix", "--wait=5", *AGENT_ARGV)
 
 
 def test_who_chooses_hosts_is_not_contradicted(make):

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jaxrun.verdict import stacks
+from jaxrun.diagnosis import stacks
 
 LIB = "/usr/lib/python3.11"
 SITE = "/venv/lib/python3.11/site-packages"
@@ -68,7 +68,7 @@ def test_the_main_thread_is_the_last_block() -> None:
 
 def test_of_several_dumps_in_one_text_the_last_counts() -> None:
     assert stacks.main_stack(f"{LOADER}\n{IN_JAX}{LOADER}\n{IN_QUEUE}").users[0].function == "__next__"
-    assert len(stacks.parse(f"{LOADER}\n{IN_JAX}{LOADER}\n{IN_QUEUE}")) == 2
+    assert len(stacks.parse_dump(f"{LOADER}\n{IN_JAX}{LOADER}\n{IN_QUEUE}")) == 2
 
 
 def test_a_dump_without_a_main_thread_still_gives_a_stack() -> None:
@@ -92,7 +92,7 @@ def test_what_is_not_a_dump_gives_an_empty_stack() -> None:
     ],
 )
 def test_who_waits_in_jax(dump: str, kernel_wait: str, waits: bool) -> None:
-    assert stacks.waits_in_jax(dump, kernel_wait) is waits
+    assert stacks.is_waiting_in_jax(dump, kernel_wait) is waits
 
 
 def test_places_name_the_users_line_its_caller_and_what_it_called() -> None:
@@ -113,7 +113,7 @@ def test_a_program_inside_a_library_is_shown_by_its_frames() -> None:
 
 def test_ranks_at_one_place_are_one_group_and_the_odd_one_is_named() -> None:
     dumps = {rank: IN_JAX for rank in range(8)} | {3: IN_QUEUE}
-    assert stacks.describe(dumps, ONE_HOST, {}).splitlines() == [
+    assert stacks.format_groups(dumps, ONE_HOST, {}).splitlines() == [
         "8 ranks, 2 groups",
         "  7 ranks  0-2, 4-7  train.py:88 train_step   in JAX: process_allgather",
         "  1 rank   3         data.py:31 __next__ <- train.py:84 main   in queue: get",
@@ -123,24 +123,24 @@ def test_ranks_at_one_place_are_one_group_and_the_odd_one_is_named() -> None:
 
 def test_hosts_are_named_where_they_say_something() -> None:
     hosts = ONE_HOST | {3: "h2"}
-    lines = stacks.describe({0: IN_JAX, 1: IN_JAX, 3: ""}, hosts, {}).splitlines()
+    lines = stacks.format_groups({0: IN_JAX, 1: IN_JAX, 3: ""}, hosts, {}).splitlines()
     assert lines[1] == "  2 ranks  0-1 (here)  train.py:88 train_step   in JAX: process_allgather"
     assert lines[2] == "  1 rank   3 (h2)      no answer: it blocks signals, or is about to end"
 
 
 def test_groups_of_equal_size_accuse_nobody() -> None:
-    assert "differ" not in stacks.describe({0: IN_JAX, 1: IN_QUEUE}, ONE_HOST, {})
-    assert stacks.describe({0: IN_JAX}, ONE_HOST, {}).startswith("1 rank, 1 group\n")
-    assert stacks.describe({}, ONE_HOST, {}) == ""
+    assert "differ" not in stacks.format_groups({0: IN_JAX, 1: IN_QUEUE}, ONE_HOST, {})
+    assert stacks.format_groups({0: IN_JAX}, ONE_HOST, {}).startswith("1 rank, 1 group\n")
+    assert stacks.format_groups({}, ONE_HOST, {}) == ""
 
 
 def test_a_crash_is_written_like_a_traceback_of_the_thread_that_crashed() -> None:
-    assert stacks.crash(CRASHED_THREAD).splitlines() == [
+    assert stacks.format_crash(CRASHED_THREAD).splitlines() == [
         "Stack (most recent call last):",
         '  File "/job/train.py", line 15, in crash',
         f'  File "{LIB}/ctypes/__init__.py", line 538, in string_at',
     ]
-    assert stacks.crash("Fatal Python error: Aborted\n\nCurrent thread 0x1f (most recent call first):\n") == ""
+    assert stacks.format_crash("Fatal Python error: Aborted\n\nCurrent thread 0x1f (most recent call first):\n") == ""
 
 
 def _dump_of(block: Callable[[], object]) -> str:
@@ -161,24 +161,24 @@ def test_this_pythons_own_dump_is_read() -> None:
         done.set()
     functions = [frame.function for frame in stacks.main_stack(dump).frames]
     assert functions[:2] == ["_dump_of", "test_this_pythons_own_dump_is_read"]
-    assert any("wait" in [frame.function for frame in stack.frames] for stack in stacks.parse(dump))
+    assert any("wait" in [frame.function for frame in stack.frames] for stack in stacks.parse_dump(dump))
 
 
 @given(st.text() | st.lists(st.sampled_from([*f"{LOADER}\n{CRASHED_THREAD}".splitlines(), ""])).map("\n".join))
 def test_no_text_breaks_the_parser(text: str) -> None:
-    stacks.describe({0: text}, {0: "here"}, {})
-    stacks.crash(text)
-    stacks.waits_in_jax(text, "futex")
+    stacks.format_groups({0: text}, {0: "here"}, {})
+    stacks.format_crash(text)
+    stacks.is_waiting_in_jax(text, "futex")
 
 
 def test_of_a_rank_that_gives_no_answer_the_kernel_is_heard():
     waits = {0: "futex_wait_queue", 1: "stopped by a signal (SIGCONT lets it go on)"}
-    lines = stacks.describe({0: IN_JAX, 1: ""}, ONE_HOST, waits).splitlines()
+    lines = stacks.format_groups({0: IN_JAX, 1: ""}, ONE_HOST, waits).splitlines()
     assert any("no answer: stopped by a signal" in line and "  1 " in line for line in lines)
     assert not any("futex" in line for line in lines)
 
 
 def test_all_frames_are_shown_once_for_each_group_without_ours():
-    text = stacks.in_full({0: IN_JAX, 1: IN_QUEUE, 2: IN_JAX, 3: ""}, {})
+    text = stacks.format_all_frames({0: IN_JAX, 1: IN_QUEUE, 2: IN_JAX, 3: ""}, {})
     assert text.startswith("ranks 0, 2:\n  File ") and "\n\nrank 1:\n" in text and text.endswith("rank 3:\n  no frames")
     assert "jaxrun_runtime/worker.py" not in text

@@ -2,10 +2,10 @@
 
 import pytest
 
-from jaxrun.contract.flight import EVERY_CALL
-from jaxrun.head.events import StacksTaken
-from jaxrun.head.stall import Stall
+from jaxrun.head.events import SnapshotReply
+from jaxrun.head.stall import StallDetector
 from jaxrun.lockstep.flight import Flight
+from jaxrun.protocol.flight_file import EVERY_CALL
 
 IN_JAX = """Thread 0x1 (most recent call first):
   File "/v/lib/python3.11/site-packages/jax/_src/array.py", line 1 in _value
@@ -62,23 +62,23 @@ def test_a_rank_that_ends_is_a_sign_of_life(simulate):
 
 
 def test_the_verdict_says_it_with_the_places(simulate):
-    from jaxrun.verdict import verdict
+    from jaxrun.verdict import decide
 
     job = simulate(3, **SILENT).run()
     job.wait(100)
-    told = verdict.decide(job.ending, job.hosts, started=0.0, ended=job.finished_at)
+    told = decide.decide(job.ending, job.hosts, started=0.0, ended=job.finished_at)
     assert told.exit_code == 124 and told.outcome == "stall" and "no progress" in told.headline
     assert any("3 ranks" in line for line in told.details)
 
 
 def look(dump, cpu, **flight):
     text = Flight(level=EVERY_CALL, **flight).to_json()
-    return StacksTaken("stall", {0: dump}, {0: ""}, {0: cpu}, {0: 0}, {0: text})
+    return SnapshotReply("stall", {0: dump}, {0: ""}, {0: cpu}, {0: 0}, {0: text})
 
 
 def idle_after(*looks):
-    stall = Stall(60.0, 0.0)
-    return [stall.look(taken, 15.0 * (turn + 1)) for turn, taken in enumerate(looks)][-1]
+    stall = StallDetector(60.0, 0.0)
+    return [stall.update(taken, 15.0 * (turn + 1)) for turn, taken in enumerate(looks)][-1]
 
 
 def test_polling_in_jax_is_no_sign_of_life():
@@ -91,7 +91,7 @@ def test_polling_in_jax_is_no_sign_of_life():
         look(TRACING, 16.0),
         look(IN_JAX, 16.0, compiling=("jit(step)", 3.0)),
         look(IN_JAX, 16.0, groups={"0-3": 5}),
-        StacksTaken("stall", {0: IN_JAX}, {0: ""}, {0: 16.0}, {0: 0}),
+        SnapshotReply("stall", {0: IN_JAX}, {0: ""}, {0: 16.0}, {0: 0}),
     ],
     ids=["another place", "compiles", "a call", "no recorder"],
 )

@@ -9,7 +9,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from jaxrun.errors import ProtocolError, UnavailableError, UsageError
-from jaxrun.planning.surroundings import BY_HAND, ENGINES, Place, agree, detect, find, told
+from jaxrun.job.cluster_env import (
+    BY_OPTIONS,
+    CLUSTER_ENVS,
+    RankInfo,
+    combine_with_options,
+    detect_rank_info,
+    find_rank_info,
+    read_rank_info,
+)
 
 
 def env(text):
@@ -118,36 +126,36 @@ NOWHERE = {
 @pytest.mark.parametrize("case", PLACED)
 def test_every_engine_is_told_from_the_others(case):
     environ, ancestors, engine, job = PLACED[case]
-    assert detect(environ, ancestors) == Place(engine, 2, 3, job)
+    assert detect_rank_info(environ, ancestors) == RankInfo(engine, 2, 3, job)
 
 
 @pytest.mark.parametrize("case", PLACED)
 def test_one_engine_is_read_without_looking_at_the_others(case):
     environ, _, engine, _ = PLACED[case]
-    place = told(engine, environ | env("JAXRUN_RANK=0 JAXRUN_SIZE=1"))
+    place = read_rank_info(engine, environ | env("JAXRUN_RANK=0 JAXRUN_SIZE=1"))
     assert (place.engine, place.rank, place.size) == (engine, 2, 3)
 
 
 def test_mpich_names_its_job_alike_on_all_hosts():
-    first = detect(MPICH | env("PMI_HOSTNAME=h1 PMI_RANK=0"), MPICH_ON_FIRST)
-    second = detect(MPICH, MPICH_ON_SECOND)
-    assert first.job == second.job == "h1:46095"
+    first = detect_rank_info(MPICH | env("PMI_HOSTNAME=h1 PMI_RANK=0"), MPICH_ON_FIRST)
+    second = detect_rank_info(MPICH, MPICH_ON_SECOND)
+    assert first.job_key == second.job_key == "h1:46095"
 
 
 def test_steps_of_one_job_are_jobs_of_their_own():
-    assert detect(SMALL_STEP) == Place("slurm", 0, 1, "17.1.0")
-    assert detect(SMALL_STEP | env("SLURM_STEP_ID=2")).job == "17.2.0"
+    assert detect_rank_info(SMALL_STEP) == RankInfo("slurm", 0, 1, "17.1.0")
+    assert detect_rank_info(SMALL_STEP | env("SLURM_STEP_ID=2")).job_key == "17.2.0"
 
 
 @pytest.mark.parametrize("case", NOWHERE)
 def test_what_is_no_rank_is_not_taken_for_one(case):
-    assert find(NOWHERE[case]) is None
+    assert find_rank_info(NOWHERE[case]) is None
     with pytest.raises(UsageError) as refused:
-        detect(NOWHERE[case])
+        detect_rank_info(NOWHERE[case])
     lines = str(refused.value).splitlines()
-    for engine in ENGINES:
+    for engine in CLUSTER_ENVS:
         listed = [line for line in lines if line.startswith(f"  {engine.title}  ")]
-        assert len(listed) == 1 and engine.rank in listed[0]
+        assert len(listed) == 1 and engine.rank_variable in listed[0]
     assert lines[-1] == "or say it by hand: jaxrun attach --rank 3 --size 8 --head host:port PROGRAM"
 
 
@@ -156,29 +164,29 @@ def test_a_batch_script_is_pointed_to_srun():
         with pytest.raises(
             UsageError, match=rf"In Slurm's job {job}, .* put srun in front: srun jaxrun attach PROGRAM"
         ):
-            detect(environ)
+            detect_rank_info(environ)
     with pytest.raises(UsageError) as refused:
-        detect({})
+        detect_rank_info({})
     assert "Slurm's job" not in str(refused.value)
 
 
 @pytest.mark.parametrize("outer", [{}, OPEN_MPI_5, TASK])
 def test_a_worker_cannot_attach_to_another_job(outer):
     with pytest.raises(UsageError, match=r"already rank 3 of 8 of a jaxrun job \(JAXRUN_RANK is set\)"):
-        find(outer | env("JAXRUN_RANK=3 JAXRUN_SIZE=8"))
+        find_rank_info(outer | env("JAXRUN_RANK=3 JAXRUN_SIZE=8"))
 
 
 @pytest.mark.parametrize("groups", ["2", "3"])
 def test_a_heterogeneous_job_is_refused(groups):
     environ = TASK | {"SLURM_HET_SIZE": groups}
-    for read in (detect, lambda environ: told("slurm", environ)):
+    for read in (detect_rank_info, lambda environ: read_rank_info("slurm", environ)):
         with pytest.raises(UsageError, match=rf"job 7 is heterogeneous \(SLURM_HET_SIZE={groups}\)"):
             read(environ)
 
 
 def test_mpirun_inside_of_a_heterogeneous_job_is_none_of_slurms_business():
-    assert detect(DAEMONS_STEP | OPEN_MPI_5 | env("SLURM_HET_SIZE=2")).engine == "open-mpi"
-    assert detect(TASK | env("SLURM_HET_SIZE=1")).engine == "slurm"
+    assert detect_rank_info(DAEMONS_STEP | OPEN_MPI_5 | env("SLURM_HET_SIZE=2")).engine == "open-mpi"
+    assert detect_rank_info(TASK | env("SLURM_HET_SIZE=1")).engine == "slurm"
 
 
 ENGINE_AND_ENV = {
@@ -191,67 +199,67 @@ ENGINE_AND_ENV = {
 }
 
 
-@pytest.mark.parametrize("engine", ENGINES, ids=lambda engine: engine.key)
+@pytest.mark.parametrize("engine", CLUSTER_ENVS, ids=lambda engine: engine.key)
 def test_a_missing_variable_is_named(engine):
     whole = ENGINE_AND_ENV[engine.key]
     for name in (engine.rank, engine.size):
         with pytest.raises(UnavailableError, match=f"{name} is not set, but {engine.title.split(' (')[0]}"):
-            told(engine.key, {key: value for key, value in whole.items() if key != name})
+            read_rank_info(engine.key, {key: value for key, value in whole.items() if key != name})
 
 
 @pytest.mark.parametrize("value", ["", "x", "-1", "1.0", " 1", "0x1", "\u0661", "9" * 30])
-@pytest.mark.parametrize("engine", ENGINES, ids=lambda engine: engine.key)
+@pytest.mark.parametrize("engine", CLUSTER_ENVS, ids=lambda engine: engine.key)
 def test_a_number_that_is_none_is_named_with_its_value(engine, value):
     for name in (engine.rank, engine.size):
         with pytest.raises(UnavailableError) as refused:
-            told(engine.key, ENGINE_AND_ENV[engine.key] | {name: value})
+            read_rank_info(engine.key, ENGINE_AND_ENV[engine.key] | {name: value})
         assert str(refused.value).startswith(f"{name}={value!r} is no whole number")
 
 
-@pytest.mark.parametrize("engine", ENGINES, ids=lambda engine: engine.key)
+@pytest.mark.parametrize("engine", CLUSTER_ENVS, ids=lambda engine: engine.key)
 @given(rank=st.integers(0, 20), size=st.integers(0, 20))
 def test_a_rank_is_less_than_the_size(engine, rank, size):
     environ = ENGINE_AND_ENV[engine.key] | {engine.rank: str(rank), engine.size: str(size)}
     if rank < size:
-        place = told(engine.key, environ)
+        place = read_rank_info(engine.key, environ)
         assert (place.rank, place.size) == (rank, size)
     else:
         with pytest.raises(UnavailableError, match=f"{engine.rank}={rank}, .* {engine.size}={size}"):
-            told(engine.key, environ)
+            read_rank_info(engine.key, environ)
 
 
 def test_an_engine_that_does_not_exist_breaks_the_contract():
     with pytest.raises(ProtocolError, match="there is no engine 'lam'; known are open-mpi, hydra, "):
-        told("lam", {})
+        read_rank_info("lam", {})
 
 
 def test_given_numbers_must_agree_with_the_environment():
-    place = detect(OPEN_MPI_5)
+    place = detect_rank_info(OPEN_MPI_5)
     for rank, size in ((None, None), (2, None), (None, 3), (2, 3)):
-        assert agree(place, rank, size) == place
+        assert combine_with_options(place, rank, size) == place
     with pytest.raises(UsageError) as refused:
-        agree(place, 1, 3)
+        combine_with_options(place, 1, 3)
     assert str(refused.value).startswith("--rank 1 contradicts OMPI_COMM_WORLD_RANK=2, by which Open MPI has started")
     with pytest.raises(
         UsageError, match=r"--size 4 contradicts OMPI_COMM_WORLD_SIZE=3, .* env -u OMPI_COMM_WORLD_RANK"
     ):
-        agree(place, 2, 4)
+        combine_with_options(place, 2, 4)
 
 
 def test_without_an_engine_both_numbers_are_needed():
-    assert agree(None, 3, 8) == Place(BY_HAND, 3, 8, "")
+    assert combine_with_options(None, 3, 8) == RankInfo(BY_OPTIONS, 3, 8, "")
     for rank, size, given_ in ((3, None, "--rank 3"), (None, 8, "--size 8"), (None, None, "neither")):
         with pytest.raises(UsageError, match=f"needs --rank and --size; given is {given_}"):
-            agree(None, rank, size)
+            combine_with_options(None, rank, size)
     for rank, size in ((8, 8), (-1, 8), (0, 0)):
         with pytest.raises(UsageError, match=f"--rank {rank} is not in a job of --size {size}"):
-            agree(None, rank, size)
+            combine_with_options(None, rank, size)
 
 
-@pytest.mark.parametrize("engine", ENGINES, ids=lambda engine: engine.key)
+@pytest.mark.parametrize("engine", CLUSTER_ENVS, ids=lambda engine: engine.key)
 def test_hiding_the_variable_of_the_rank_hides_the_engine(engine):
     """The remedy that a contradiction names."""
     environ = dict(ENGINE_AND_ENV[engine.key])
-    assert detect(environ).engine == engine.key
+    assert detect_rank_info(environ).engine == engine.key
     del environ[engine.rank]
-    assert find(environ) is None
+    assert find_rank_info(environ) is None

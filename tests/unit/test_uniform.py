@@ -4,8 +4,15 @@ from dataclasses import replace
 
 import pytest
 
-from jaxrun.contract import Hello, Proof
-from jaxrun.head.uniform import Expected, check_proofs, compare_hellos, duplicate, missing, unknown
+from jaxrun.head.consistency import (
+    Expected,
+    check_device_reports,
+    compare_hellos,
+    describe_duplicate_rank,
+    describe_missing_ranks,
+    describe_unknown_rank,
+)
+from jaxrun.protocol import DeviceReport, Hello
 
 JOB_ID = "ab" * 16
 
@@ -18,9 +25,9 @@ def _hellos(count, host=lambda rank: "h1", **changes):
             host=host(rank),
             pid=1000 + rank,
             time=1.0,
-            started=0.0,
+            started_at=0.0,
             versions={"python": "3.11.7", "jaxlib": "0.10.2"},
-            program="0123456789abcdef",
+            program_hash="0123456789abcdef",
             environment={"XLA_FLAGS": "--xla_a"},
         )
         made[rank] = replace(made[rank], **changes.get(f"r{rank}", {}))
@@ -30,7 +37,7 @@ def _hellos(count, host=lambda rank: "h1", **changes):
 def _proofs(count, devices=1, platform="cpu", kind="cpu", **changes):
     made = {}
     for rank in range(count):
-        made[rank] = Proof(
+        made[rank] = DeviceReport(
             rank=rank,
             process_index=rank,
             process_count=count,
@@ -39,7 +46,7 @@ def _proofs(count, devices=1, platform="cpu", kind="cpu", **changes):
             device_kinds=(kind,),
             platform=platform,
             nonce=JOB_ID,
-            joined=1.0,
+            joined_at=1.0,
             time=1.0,
         )
         made[rank] = replace(made[rank], **changes.get(f"r{rank}", {}))
@@ -58,7 +65,7 @@ def _each(rank):
 def test_a_uniform_job_is_not_refused(count):
     hellos = _hellos(count, _each)
     assert compare_hellos(hellos) == ""
-    assert check_proofs(_proofs(count, devices=2), hellos, _expected(count, devices=2)) == ""
+    assert check_device_reports(_proofs(count, devices=2), hellos, _expected(count, devices=2)) == ""
 
 
 def test_versions_that_differ_are_shown_with_their_hosts():
@@ -101,14 +108,14 @@ def test_hosts_may_number_their_devices_differently(name):
 
 def test_two_processes_with_one_rank():
     known = _hellos(2, _each)[1]
-    assert duplicate(known, replace(known, pid=7, host="h9")) == (
+    assert describe_duplicate_rank(known, replace(known, pid=7, host="h9")) == (
         "two processes say that they are rank 1: process 1001 on h2 and process 7 on h9\n"
         "every process needs a rank of its own; is one of them left over from an earlier job?"
     )
 
 
 def test_a_rank_that_the_job_does_not_have():
-    assert unknown(8, 4).startswith("a process says that it is rank 8, but the job has ranks 0 to 3\n")
+    assert describe_unknown_rank(8, 4).startswith("a process says that it is rank 8, but the job has ranks 0 to 3\n")
 
 
 def test_local_device_counts_that_differ():
@@ -119,7 +126,7 @@ def test_local_device_counts_that_differ():
     }
     environment = {"CUDA_VISIBLE_DEVICES": "0,1,2,3,4,5,6"}
     hellos = _hellos(8, lambda rank: "h1" if rank < 4 else "h2", r7={"environment": environment})
-    assert check_proofs(proofs, hellos, _expected(8, "cuda")) == (
+    assert check_device_reports(proofs, hellos, _expected(8, "cuda")) == (
         "local device counts differ\n"
         "  ranks 0-6   8 devices   (h1, h2, NVIDIA H200)  XLA_FLAGS=--xla_a\n"
         "  rank 7      7 devices   (h2, NVIDIA H200)  CUDA_VISIBLE_DEVICES=0,1,2,3,4,5,6\n"
@@ -128,20 +135,20 @@ def test_local_device_counts_that_differ():
 
 
 def test_one_device_is_singular():
-    text = check_proofs(_proofs(2, r1={"local_devices": 2}), _hellos(2), _expected(2))
+    text = check_device_reports(_proofs(2, r1={"local_devices": 2}), _hellos(2), _expected(2))
     assert "  rank 0   1 device    (cpu)" in text and "  rank 1   2 devices   (cpu)" in text
     assert text.endswith("or ask for -d 1.")
 
 
 def test_the_asked_number_of_devices_is_not_met():
-    assert check_proofs(_proofs(2), _hellos(2), _expected(2, devices=4)) == (
+    assert check_device_reports(_proofs(2), _hellos(2), _expected(2, devices=4)) == (
         "every process was to have 4 devices, but JAX shows 1 in each  XLA_FLAGS=--xla_a\n"
         "ask for -d 1, or take the setting away that decides otherwise."
     )
 
 
 def test_a_cpu_fallback():
-    assert check_proofs(_proofs(4), _hellos(4, _each), _expected(4, "cuda")) == (
+    assert check_device_reports(_proofs(4), _hellos(4, _each), _expected(4, "cuda")) == (
         "the job asked for cuda, but JAX runs on something else\n"
         "  ranks 0-3   platform cpu   (h1, h2, h3, h4)\n"
         "is JAX installed with support for cuda there, and is a device free? Or ask for --platform cpu."
@@ -150,23 +157,23 @@ def test_a_cpu_fallback():
 
 @pytest.mark.parametrize(("asked", "platform"), [("cuda", "gpu"), ("rocm", "gpu"), ("tpu", "tpu"), ("cpu", "cpu")])
 def test_jax_names_platforms_its_own_way(asked, platform):
-    assert check_proofs(_proofs(2, platform=platform), _hellos(2), _expected(2, asked)) == ""
+    assert check_device_reports(_proofs(2, platform=platform), _hellos(2), _expected(2, asked)) == ""
 
 
 def test_a_gpu_job_in_place_of_a_cpu_job_names_platforms_that_can_be_asked_for():
-    text = check_proofs(_proofs(1, platform="gpu"), _hellos(1), _expected(1, "cpu"))
+    text = check_device_reports(_proofs(1, platform="gpu"), _hellos(1), _expected(1, "cpu"))
     assert text.endswith("Or ask for --platform cuda (or rocm).")
 
 
 def test_a_strangers_coordinator_is_the_first_thing_to_say():
     stranger = {"nonce": "cd" * 16, "process_count": 9, "local_devices": 3}
-    text = check_proofs(_proofs(3, r2=stranger), _hellos(3, _each), _expected(3))
+    text = check_device_reports(_proofs(3, r2=stranger), _hellos(3, _each), _expected(3))
     assert text.startswith("rank 2 (h3) joined the coordinator of another job\n")
 
 
 def test_a_job_of_another_size_to_jax():
     alone = {"process_index": 0, "process_count": 1}
-    assert check_proofs(_proofs(4, r1=alone, r2=alone, r3=alone), _hellos(4), _expected(4)) == (
+    assert check_device_reports(_proofs(4, r1=alone, r2=alone, r3=alone), _hellos(4), _expected(4)) == (
         "JAX does not show the job of size 4 that was asked for\n"
         "  ranks 1-3   process 0 of 1 to JAX\n"
         "does the program, or a variable of yours, call jax.distributed.initialize before jaxrun does?"
@@ -174,7 +181,7 @@ def test_a_job_of_another_size_to_jax():
 
 
 def test_another_number_of_devices_in_all():
-    assert check_proofs(_proofs(4, r3={"global_devices": 3}), _hellos(4), _expected(4)) == (
+    assert check_device_reports(_proofs(4, r3={"global_devices": 3}), _hellos(4), _expected(4)) == (
         "the processes have 4 devices together, but JAX shows another number in all\n"
         "  rank 3   3 devices\n"
         "they did not all join one job; start it again."
@@ -183,8 +190,8 @@ def test_another_number_of_devices_in_all():
 
 def test_who_is_missing():
     hosts = {rank: f"h{rank // 2 + 1}" for rank in range(8)}
-    assert missing(hosts, [0, 1, 2, 4, 5, 6], 60.0, "started") == (
+    assert describe_missing_ranks(hosts, [0, 1, 2, 4, 5, 6], 60.0, "started") == (
         "6 of 8 ranks started within 60 s; missing: ranks 3, 7 (h2, h4)\n"
         "their output, if any, is in the logs; a slow file system or import needs a larger --init-timeout."
     )
-    assert "missing: rank 1\n" in missing({0: "h1", 1: "h1"}, [0], 2.5, "joined")
+    assert "missing: rank 1\n" in describe_missing_ranks({0: "h1", 1: "h1"}, [0], 2.5, "joined")

@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 
-from jaxrun.contract import Failed, ThreadFailed
-from jaxrun.head.events import Ending
-from jaxrun.lockstep.divergence import Divergence, Party
-from jaxrun.verdict import verdict
-from jaxrun.verdict.blame import Kind, kind
-from jaxrun.verdict.ends import Dealt, End
+from jaxrun.diagnosis.root_cause import Culpability, culpability
+from jaxrun.diagnosis.worker_outcome import InjectedFault, WorkerOutcome
+from jaxrun.head.events import JobOutcome
+from jaxrun.lockstep.divergence import CallGroup, Divergence
+from jaxrun.protocol import Failed, ThreadFailed
+from jaxrun.verdict import decide
 from jaxrun.verdict.outcome import Verdict
 
 GLOO = "UNKNOWN: Gloo AllGather failed: [pair.cc:547] Connection closed by peer [127.0.0.1]:24984"
@@ -30,15 +30,15 @@ def said(rank: int, message: str, *, error: str = "ValueError", status: int = 1,
     return Failed(rank, 0.0, stage, status, error, message, "" if error == "SystemExit" else traceback)
 
 
-def end(rank: int, at: float, status: int | None = None, **more: Any) -> End:
-    return End(rank, HOSTS[rank], RUN_AT + at, status, **more)
+def end(rank: int, at: float, status: int | None = None, **more: Any) -> WorkerOutcome:
+    return WorkerOutcome(rank, HOSTS[rank], RUN_AT + at, status, **more)
 
 
-def raised(rank: int, at: float, message: str = "bad record", **more: Any) -> End:
+def raised(rank: int, at: float, message: str = "bad record", **more: Any) -> WorkerOutcome:
     return end(rank, at, 1, words=said(rank, message, **more))
 
 
-def stopped(*ranks: int) -> list[End]:
+def stopped(*ranks: int) -> list[WorkerOutcome]:
     return [end(rank, 10.0, -signal.SIGKILL, stopped=True) for rank in ranks]
 
 
@@ -47,13 +47,13 @@ def thread(rank: int, error: str = "KeyError") -> ThreadFailed:
     return ThreadFailed(rank, 0.0, "Loader-1", error, traceback)
 
 
-def weigh(*ends: End, run_at: float | None = RUN_AT) -> Verdict:
-    return verdict.weigh(ends, HOSTS, started=START, run_at=run_at, ended=NOW)
+def weigh(*ends: WorkerOutcome, run_at: float | None = RUN_AT) -> Verdict:
+    return decide.judge_failure(ends, HOSTS, started=START, run_at=run_at, ended=NOW)
 
 
-def decide(ends: list[End], reason: str, **more: Any) -> Verdict:
-    ending = Ending(reason, tuple(ends), decided_at=1012.0, run_at=RUN_AT, **more)
-    return verdict.decide(ending, HOSTS, started=START, ended=NOW, timeout=10.0)
+def decide(ends: list[WorkerOutcome], reason: str, **more: Any) -> Verdict:
+    ending = JobOutcome(reason, tuple(ends), decided_at=1012.0, run_at=RUN_AT, **more)
+    return decide.decide(ending, HOSTS, started=START, ended=NOW, timeout=10.0)
 
 
 # ---- who
@@ -61,25 +61,25 @@ def decide(ends: list[End], reason: str, **more: Any) -> Verdict:
 
 def test_an_exception_outweighs_a_broken_connection_that_came_first() -> None:
     ends = [raised(0, 9.9, GLOO), raised(2, 10.0), *stopped(1, 3)]
-    assert verdict.culprits(ends) == (2,)
-    assert kind(ends[0]) is Kind.CONSEQUENCE and kind(ends[1]) is not Kind.CONSEQUENCE
+    assert decide.culprit_ranks(ends) == (2,)
+    assert culpability(ends[0]) is Culpability.CONSEQUENCE and culpability(ends[1]) is not Culpability.CONSEQUENCE
 
 
 @pytest.mark.parametrize("status", [-signal.SIGKILL, -signal.SIGSEGV, -signal.SIGTERM, 7])
 def test_a_death_without_words_outweighs_a_broken_connection(status: int) -> None:
     ends = [raised(0, 9.9, GLOO), end(1, 10.0, status), *stopped(2, 3)]
-    assert verdict.culprits(ends) == (1,)
-    assert verdict.certain(ends)
+    assert decide.culprit_ranks(ends) == (1,)
+    assert decide.is_certain(ends)
 
 
 def test_the_earliest_of_two_causes_is_blamed() -> None:
-    assert verdict.culprits([raised(0, 5.0, "late"), raised(3, 4.0, "early"), *stopped(1, 2)]) == (3,)
-    assert verdict.culprits([raised(3, 4.0, "a"), raised(1, 4.0, "b"), *stopped(0, 2)]) == (1,)
+    assert decide.culprit_ranks([raised(0, 5.0, "late"), raised(3, 4.0, "early"), *stopped(1, 2)]) == (3,)
+    assert decide.culprit_ranks([raised(3, 4.0, "a"), raised(1, 4.0, "b"), *stopped(0, 2)]) == (1,)
 
 
 def test_those_that_failed_alike_are_blamed_together() -> None:
-    assert verdict.culprits([raised(rank, 5.0 - rank) for rank in range(4)]) == (0, 1, 2, 3)
-    assert verdict.culprits([raised(1, 4.0), raised(2, 4.5, "another"), raised(3, 5.0), *stopped(0)]) == (
+    assert decide.culprit_ranks([raised(rank, 5.0 - rank) for rank in range(4)]) == (0, 1, 2, 3)
+    assert decide.culprit_ranks([raised(1, 4.0), raised(2, 4.5, "another"), raised(3, 5.0), *stopped(0)]) == (
         1,
         3,
     )
@@ -87,8 +87,8 @@ def test_those_that_failed_alike_are_blamed_together() -> None:
 
 def test_an_abort_that_jax_explains_is_a_consequence() -> None:
     ends = [end(0, 9.0, -signal.SIGABRT, tail=ABORT), end(2, 9.5, -signal.SIGABRT), *stopped(1, 3)]
-    assert verdict.culprits(ends) == (2,)
-    assert not verdict.certain(ends)
+    assert decide.culprit_ranks(ends) == (2,)
+    assert not decide.is_certain(ends)
 
 
 @pytest.mark.parametrize(
@@ -99,31 +99,31 @@ def test_an_abort_that_jax_explains_is_a_consequence() -> None:
         end(0, 9.0, -signal.SIGKILL, stopped=True),
     ],
 )
-def test_ends_that_follow_another_are_no_cause(victim: End) -> None:
-    assert verdict.culprits([victim, end(1, 10.0, 7)]) == (1,)
+def test_ends_that_follow_another_are_no_cause(victim: WorkerOutcome) -> None:
+    assert decide.culprit_ranks([victim, end(1, 10.0, 7)]) == (1,)
 
 
 def test_a_kill_from_outside_is_a_cause_whatever_the_log_says() -> None:
-    assert verdict.culprits([end(0, 9.0, -signal.SIGKILL, tail=ABORT), raised(1, 8.0, GLOO)]) == (0,)
+    assert decide.culprit_ranks([end(0, 9.0, -signal.SIGKILL, tail=ABORT), raised(1, 8.0, GLOO)]) == (0,)
 
 
 def test_a_status_0_without_a_finished_program_is_weaker_than_a_cause_and_stronger_than_a_consequence() -> None:
     vanished = end(1, 9.0, 0)
-    assert verdict.culprits([raised(0, 8.0, GLOO), vanished]) == (1,)
-    assert verdict.culprits([raised(0, 9.5), vanished]) == (0,)
+    assert decide.culprit_ranks([raised(0, 8.0, GLOO), vanished]) == (1,)
+    assert decide.culprit_ranks([raised(0, 9.5), vanished]) == (0,)
 
 
 def test_a_thread_that_died_before_makes_a_broken_connection_suspicious() -> None:
     suspect = end(2, 9.5, 1, words=said(2, GLOO), threads=(thread(2),))
-    assert verdict.culprits([raised(0, 9.0, GLOO), suspect, *stopped(1, 3)]) == (2,)
+    assert decide.culprit_ranks([raised(0, 9.0, GLOO), suspect, *stopped(1, 3)]) == (2,)
     innocent = end(2, 9.5, 1, words=said(2, GLOO), threads=(thread(2, f"ValueError: {GLOO}"),))
-    assert verdict.culprits([raised(0, 9.0, GLOO), innocent]) == (0,)
+    assert decide.culprit_ranks([raised(0, 9.0, GLOO), innocent]) == (0,)
 
 
 def test_ranks_that_finished_or_still_run_are_never_blamed() -> None:
     fine = [end(0, 1.0, 0, done=True), end(1, 1.0), end(2, 2.0, -signal.SIGKILL, done=True, stopped=True)]
-    assert verdict.culprits(fine) == ()
-    assert verdict.culprits([*fine, raised(3, 9.0, GLOO)]) == (3,)
+    assert decide.culprit_ranks(fine) == ()
+    assert decide.culprit_ranks([*fine, raised(3, 9.0, GLOO)]) == (3,)
 
 
 # ---- what is said
@@ -178,7 +178,9 @@ def test_an_exception_is_told_with_rank_host_and_time() -> None:
         ),
     ],
 )
-def test_each_kind_of_end_has_its_words_and_its_code(culprit: End, headline: str, code: int, outcome: str) -> None:
+def test_each_kind_of_end_has_its_words_and_its_code(
+    culprit: WorkerOutcome, headline: str, code: int, outcome: str
+) -> None:
     told = weigh(culprit, *stopped(0, 2, 3))
     assert told.headline.startswith("rank 1 of 4 on h0 ")
     assert headline in told.headline
@@ -266,8 +268,8 @@ def test_a_broken_connection_without_a_cause_is_not_explained() -> None:
 
 def test_a_network_that_does_not_connect_is_explained_where_there_are_several_hosts() -> None:
     ends = [raised(0, 9.0, LOOPBACK), *stopped(1)]
-    assert "127.0.1.1" in verdict.weigh(ends, {0: "h1", 1: "h2"}, started=START, run_at=RUN_AT, ended=NOW).means
-    assert verdict.weigh(ends, {0: "h1", 1: "h1"}, started=START, run_at=RUN_AT, ended=NOW).means == ""
+    assert "127.0.1.1" in decide.judge_failure(ends, {0: "h1", 1: "h2"}, started=START, run_at=RUN_AT, ended=NOW).means
+    assert decide.judge_failure(ends, {0: "h1", 1: "h1"}, started=START, run_at=RUN_AT, ended=NOW).means == ""
 
 
 def test_victims_are_told_apart() -> None:
@@ -365,8 +367,8 @@ def test_a_preempted_job_may_be_resumed() -> None:
 # ---- faults on order
 
 
-def dealt(kind: str, at: float = 2.0, by: str = "--chaos") -> tuple[Dealt, ...]:
-    return (Dealt(kind, RUN_AT + at, by),)
+def dealt(kind: str, at: float = 2.0, by: str = "--chaos") -> tuple[InjectedFault, ...]:
+    return (InjectedFault(kind, RUN_AT + at, by),)
 
 
 def test_a_death_on_order_is_told_as_one_and_ends_as_any_other() -> None:
@@ -377,12 +379,12 @@ def test_a_death_on_order_is_told_as_one_and_ends_as_any_other() -> None:
 
 def test_deaths_on_order_and_others_are_not_alike() -> None:
     ends = [end(1, 2.0, -signal.SIGKILL, dealt=dealt("kill")), end(2, 2.1, -signal.SIGKILL), *stopped(0, 3)]
-    assert verdict.culprits(ends) == (1,)
+    assert decide.culprit_ranks(ends) == (1,)
 
 
 def test_a_rank_that_we_stop_before_its_order_has_met_it_is_none_that_was_killed_on_order() -> None:
     late = end(1, 10.0, -signal.SIGKILL, stopped=True, dealt=dealt("kill"))
-    assert verdict.culprits([raised(0, 2.1), late, *stopped(2, 3)]) == (0,)
+    assert decide.culprit_ranks([raised(0, 2.1), late, *stopped(2, 3)]) == (0,)
 
 
 HARMED = {
@@ -395,12 +397,14 @@ HARMED = {
 
 @pytest.mark.parametrize("ends", HARMED.values(), ids=HARMED)
 @pytest.mark.parametrize(("kind", "words"), [("cut", "cut off from the network"), ("pause", "stopped by SIGSTOP (19)")])
-def test_where_nobody_else_is_to_blame_a_harm_on_order_is_the_cause(ends: list[End], kind: str, words: str) -> None:
+def test_where_nobody_else_is_to_blame_a_harm_on_order_is_the_cause(
+    ends: list[WorkerOutcome], kind: str, words: str
+) -> None:
     ends = [replace(one, dealt=dealt(kind, 1.5)) if one.rank == 1 else one for one in ends]
     told = decide(ends, "failed")
     assert told.headline == f"rank 1 of 4 on h0 was {words}, as --chaos asked, 1.5 s into the run."
     assert told.culprits == (1,) and told.details == () and not told.means
-    assert told.exit_code == (1 if ends[0].words else 134)
+    assert told.exit_code == (1 if ends[0].failure else 134)
 
 
 def test_a_harm_outweighs_no_fault_of_another_but_is_told() -> None:
@@ -419,7 +423,7 @@ def test_faults_are_told_however_the_job_ends(reason: str) -> None:
 
 
 def test_a_harm_on_order_is_no_divergence() -> None:
-    ahead = Divergence("0-3", 4, (Party((0,), "jit(step)"), Party((1, 2, 3), "jit(other)")))
+    ahead = Divergence("0-3", 4, (CallGroup((0,), "jit(step)"), CallGroup((1, 2, 3), "jit(other)")))
     ends = [raised(1, 2.1, GLOO, error="JaxRuntimeError"), *stopped(0, 2, 3)]
     assert decide(ends, "failed", divergence=ahead).outcome == "diverged"
     ends[0] = replace(ends[0], dealt=dealt("cut"))

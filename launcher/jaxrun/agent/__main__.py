@@ -13,17 +13,17 @@ from jaxrun.errors import JaxrunError
 
 def main() -> int:
     from jaxrun.agent import remote
-    from jaxrun.contract import AgentEnv
-    from jaxrun.planning import surroundings
+    from jaxrun.job import cluster_env
+    from jaxrun.protocol import AgentEnv
 
     try:
         env = AgentEnv.from_env(os.environ)
         if len(sys.argv) == 3:
             rank, size = map(int, sys.argv[1:])
         else:
-            place = surroundings.told(env.engine, os.environ)
+            place = cluster_env.read_rank_info(env.engine, os.environ)
             rank, size = place.rank, place.size
-        return remote.serve(env, rank, size, os.environ)
+        return remote.run_from_env(env, rank, size, os.environ)
     except JaxrunError as error:
         print(f"jaxrun: {error}", file=sys.stderr)
         return error.exit_code

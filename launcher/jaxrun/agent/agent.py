@@ -14,60 +14,60 @@ from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import TYPE_CHECKING, Protocol
 
-from jaxrun.agent.child import Child
-from jaxrun.agent.crew import Crew
-from jaxrun.agent.faults import inflict
-from jaxrun.agent.kernel_log import OomWatch, own_memory_cgroup
-from jaxrun.agent.pipes import Pipes
-from jaxrun.agent.readiness import Readiness
+from jaxrun.agent.faults import inject
+from jaxrun.agent.oom import OomWatch, own_memory_cgroup
+from jaxrun.agent.pipes import OutputPipes
 from jaxrun.agent.signals import SignalPipe
-from jaxrun.contract import STACKS_SIGNAL, Done, Failed
+from jaxrun.agent.worker_group import WorkerGroup
+from jaxrun.agent.worker_process import WorkerProcess
+from jaxrun.channel.event_loop import EventLoop
 from jaxrun.errors import EXIT_SOFTWARE, ProtocolError
 from jaxrun.head.events import (
-    FLIGHTS_ONLY,
+    RECORDERS_ONLY,
     Action,
-    Describe,
-    Described,
-    Dismiss,
     Event,
-    Exited,
+    FaultNotInjected,
     Finish,
-    Flown,
-    Inflict,
-    Kill,
-    Say,
+    InjectFault,
+    LauncherSignalled,
+    PrintLine,
+    ProgramDetails,
+    ProgramDetailsRequest,
+    RecorderSnapshot,
     Send,
-    Signalled,
-    Spared,
-    StacksTaken,
-    TakeStacks,
+    Shutdown,
+    SignalRanks,
+    SnapshotReply,
+    TakeSnapshot,
+    WorkerExited,
 )
-from jaxrun.output.drain import Sink
+from jaxrun.output.drain import OutputSink
+from jaxrun.protocol import STACKS_SIGNAL, Done, Failed
 
 if TYPE_CHECKING:
-    from jaxrun.agent.native import NativeLook
+    from jaxrun.agent.pyspy import NativeDump
 
-_STACKS_WAIT = 0.1  # seconds for the fault handlers to answer; they take some milliseconds
+_STACKS_WAIT_S = 0.1  # seconds for the fault handlers to answer; they take some milliseconds
 _MESSAGES, _SIGNALS, _PIPES = range(3)  # the order in which what is ready is served
 
 
-class Superior(Protocol):
+class HeadInterface(Protocol):
     """Who decides what becomes of the workers. Times are seconds since the epoch."""
 
-    def tell(self, event: Event) -> list[Action]:
+    def handle(self, event: Event) -> list[Action]:
         """What is to be done now, in order; orders from far come later."""
 
-    def due(self) -> list[Action]:
+    def handle_timeouts(self) -> list[Action]:
         """What is to be done because time has passed."""
 
     def deadline(self) -> float | None:
         """When `due` is to be asked at the latest."""
 
-    def note(self, name: str, rank: int | None = None, **more: object) -> None:
+    def record(self, name: str, rank: int | None = None, **more: object) -> None:
         """What happened that changes no decision."""
 
 
-Orders = tuple[int, Callable[[], list[Action]]]
+ActionSource = tuple[int, Callable[[], list[Action]]]
 
 
 class Agent:
@@ -75,74 +75,74 @@ class Agent:
 
     def __init__(
         self,
-        crew: Crew,
-        superior: Superior,
-        output: Sink,
+        crew: WorkerGroup,
+        superior: HeadInterface,
+        output: OutputSink,
         signals: SignalPipe,
         clock: Callable[[], float],
-        orders: Orders | None = None,
+        orders: ActionSource | None = None,
     ) -> None:
         """`orders`: a descriptor, and what is to be done when it is readable: orders of a superior elsewhere, or of the
         process that the launcher works for.
         """
-        self._crew = crew
-        self._superior = superior
+        self._workers = crew
+        self._head = superior
         self._output = output
         self._signals = signals
         self._now = clock
         self._orders = orders
-        self._pipes = Pipes(output, lambda rank: superior.note("first_output", rank))
-        self._ready = Readiness()
+        self._pipes = OutputPipes(output, lambda rank: superior.record("first_output", rank))
+        self._loop = EventLoop()
         self._oom = OomWatch(own_memory_cgroup())
-        self._stacks_due: list[tuple[float, TakeStacks]] = []
-        self._natives: list[tuple[StacksTaken, NativeLook]] = []
-        self._last: Finish | Dismiss | None = None
+        self._stacks_due: list[tuple[float, TakeSnapshot]] = []
+        self._native_dumps: list[tuple[SnapshotReply, NativeDump]] = []
+        self._last: Finish | Shutdown | None = None
 
-    def run(self) -> Finish | Dismiss:
+    def run(self) -> Finish | Shutdown:
         """Start the workers and serve them until the superior says that it is over; returns its last word."""
-        self._ready.watch(self._signals.fileno(), _SIGNALS, self._on_signals)
+        self._loop.add_reader(self._signals.fileno(), _SIGNALS, self._on_signals)
         if self._orders is not None:
             fd, hear = self._orders
-            self._ready.watch(fd, _MESSAGES, lambda: self._carry_out_all(hear()))
-        events = self._crew.start()
-        if self._crew.server is not None:
-            self._ready.watch(self._crew.server.channel.fileno(), _MESSAGES, self._on_server)
-        self._welcome(events)
+            self._loop.add_reader(fd, _MESSAGES, lambda: self._execute_all(hear()))
+        events = self._workers.start()
+        if self._workers.fork_server is not None:
+            self._loop.add_reader(self._workers.fork_server.channel.fileno(), _MESSAGES, self._on_server)
+        self._add_workers(events)
         if self._orders is not None:
-            self._carry_out_all(self._orders[1]())  # what has come before we listened
+            self._execute_all(self._orders[1]())  # what has come before we listened
         while self._last is None:
-            self._turn()
+            self._run_once()
         return self._last
 
     def close(self) -> None:
         """Hand over what is still in the pipes and let go of everything."""
-        for _, look in self._natives:
+        for _, look in self._native_dumps:
             look.close()
         self._pipes.close()
-        self._crew.close()
+        self._workers.close()
         self._oom.close()
-        self._ready.close()
+        self._loop.close()
 
     # ---- the loop
 
-    def _turn(self) -> None:
+    def _run_once(self) -> None:
         """Wait until something happens or is due, and see to it."""
-        wait = self._patience(self._output.tick())
+        wait = self._wait_limit(self._output.flush_due())
         self._read_pipes(wanted=not self._output.congested)
-        self._ready.serve(wait)
+        self._loop.run_once(wait)
         now = self._now()
         for due, order in [item for item in self._stacks_due if item[0] <= now]:
             self._stacks_due.remove((due, order))
             self._on_stacks(order, self._read_stacks(order))
-        self._turn_natives()
-        self._carry_out_all(self._superior.due())
+        self._poll_native_dumps()
+        self._execute_all(self._head.handle_timeouts())
 
-    def _patience(self, output: float | None) -> float | None:
+    def _wait_limit(self, output: float | None) -> float | None:
         """How long nothing needs to happen: seconds, None for ever. `output` is the output's own answer."""
         now = self._now()
         waits = [due - now for due, _ in self._stacks_due]
-        waits += [look.deadline - now for _, look in self._natives]
-        deadline = self._superior.deadline()
+        waits += [look.deadline - now for _, look in self._native_dumps]
+        deadline = self._head.deadline()
         if deadline is not None:
             waits.append(deadline - now)
         if output is not None:
@@ -151,115 +151,115 @@ class Agent:
 
     def _read_pipes(self, *, wanted: bool) -> None:
         fd = self._pipes.fileno()
-        if wanted and not self._ready.watches(fd):
-            self._ready.watch(fd, _PIPES, self._pipes.serve)
+        if wanted and not self._loop.has_reader(fd):
+            self._loop.add_reader(fd, _PIPES, self._pipes.read_ready)
         elif not wanted:
-            self._ready.forget(fd)
+            self._loop.remove_reader(fd)
 
-    def _welcome(self, events: Iterable[Event]) -> None:
+    def _add_workers(self, events: Iterable[Event]) -> None:
         """Listen to the children that are there now, then tell the head of them."""
-        for child in self._crew:
-            fd = child.lines.channel.fileno()
-            self._ready.watch(fd, _MESSAGES, lambda child=child: self._on_channel(child))  # type: ignore[misc]
-            self._pipes.add(child.rank, child.lines.out, child.lines.err)
-        self._tell_all(events)
+        for child in self._workers:
+            fd = child.pipes.channel.fileno()
+            self._loop.add_reader(fd, _MESSAGES, lambda child=child: self._on_channel(child))  # type: ignore[misc]
+            self._pipes.add(child.rank, child.pipes.out, child.pipes.err)
+        self._report_all(events)
 
     # ---- the superior
 
-    def _tell_all(self, events: Iterable[Event]) -> None:
+    def _report_all(self, events: Iterable[Event]) -> None:
         for event in events:
-            self._tell(event)
+            self._report(event)
 
-    def _tell(self, event: Event) -> None:
-        self._carry_out_all(self._superior.tell(event))
+    def _report(self, event: Event) -> None:
+        self._execute_all(self._head.handle(event))
 
-    def _carry_out_all(self, actions: Iterable[Action]) -> None:
+    def _execute_all(self, actions: Iterable[Action]) -> None:
         for action in actions:
-            self._carry_out(action)
+            self._execute(action)
 
-    def _carry_out(self, action: Action) -> None:
+    def _execute(self, action: Action) -> None:
         match action:
             case Send():
                 for rank in action.ranks:
-                    self._crew[rank].send(action.message)
-            case Kill():
+                    self._workers[rank].send(action.message)
+            case SignalRanks():
                 self._signal(action)
-            case Inflict():
+            case InjectFault():
                 for rank in action.ranks:
-                    if trouble := inflict(self._crew[rank], action.kind):
-                        self._tell(Spared(rank, action.kind, trouble))
-            case TakeStacks() if action.purpose in FLIGHTS_ONLY:
-                self._tell(self._read_flights(action))
-            case Describe():
-                text = self._crew[action.rank].flight.describe(action.program)
-                self._tell(Described(action.rank, action.program, text))
-            case TakeStacks():
+                    if trouble := inject(self._workers[rank], action.kind):
+                        self._report(FaultNotInjected(rank, action.kind, trouble))
+            case TakeSnapshot() if action.purpose in RECORDERS_ONLY:
+                self._report(self._read_flights(action))
+            case ProgramDetailsRequest():
+                text = self._workers[action.rank].flight.program_details(action.program)
+                self._report(ProgramDetails(action.rank, action.program, text))
+            case TakeSnapshot():
                 for rank in action.ranks:
-                    self._crew[rank].new_stacks()
-                    self._crew[rank].signal(STACKS_SIGNAL)
-                self._stacks_due.append((self._now() + _STACKS_WAIT, action))
-            case Say():
-                self._output.say(f"jaxrun: {action.text}")
-            case Finish() | Dismiss():
+                    self._workers[rank].read_new_stacks()
+                    self._workers[rank].signal(STACKS_SIGNAL)
+                self._stacks_due.append((self._now() + _STACKS_WAIT_S, action))
+            case PrintLine():
+                self._output.print_line(f"jaxrun: {action.text}")
+            case Finish() | Shutdown():
                 self._last = action
 
-    def _signal(self, order: Kill) -> None:
+    def _signal(self, order: SignalRanks) -> None:
         if order.signum == signal.SIGKILL:
             for rank in order.ranks:  # or they would see each other die, and complain
-                self._crew[rank].signal(signal.SIGSTOP)
+                self._workers[rank].signal(signal.SIGSTOP)
         for rank in order.ranks:
-            self._crew[rank].signal(order.signum)
+            self._workers[rank].signal(order.signum)
 
     # ---- what happens
 
     def _on_server(self) -> None:
-        server = self._crew.server
+        server = self._workers.fork_server
         assert server is not None
         fd = server.channel.fileno()
-        events = self._crew.hear_server()
-        if self._crew.server is None:
-            self._ready.forget(fd)
-        self._tell_all(events)
-        if self._crew.declined:
-            self._superior.note("fork_declined", reason=self._crew.declined)
-            for child in self._crew:
-                self._ready.forget(child.lines.channel.fileno())
-                self._pipes.discard(child.rank)
-            self._welcome(self._crew.start_afresh())
+        events = self._workers.receive_forked()
+        if self._workers.fork_server is None:
+            self._loop.remove_reader(fd)
+        self._report_all(events)
+        if self._workers.declined:
+            self._head.record("fork_declined", reason=self._workers.declined)
+            for child in self._workers:
+                self._loop.remove_reader(child.pipes.channel.fileno())
+                self._pipes.remove(child.rank)
+            self._add_workers(self._workers.start_fresh())
 
-    def _on_channel(self, child: Child) -> None:
-        fd = child.lines.channel.fileno()
+    def _on_channel(self, child: WorkerProcess) -> None:
+        fd = child.pipes.channel.fileno()
         try:
             messages = child.receive()
         except ProtocolError as error:
-            self._ready.forget(fd)
-            child.hang_up()
+            self._loop.remove_reader(fd)
+            child.close_channel()
             text = f"something wrote to jaxrun's channel in the worker: {error}"
-            self._tell(Failed(child.rank, self._now(), "program", EXIT_SOFTWARE, "ProtocolError", text, ""))
+            self._report(Failed(child.rank, self._now(), "program", EXIT_SOFTWARE, "ProtocolError", text, ""))
             return
         if messages is None:
-            self._ready.forget(fd)
+            self._loop.remove_reader(fd)
         for message in messages or ():
             if isinstance(message, Failed):
                 self._output.log(child.rank, "err", message.traceback.encode())
             if isinstance(message, (Failed, Done)):
-                self._tell_flight(child)
-            self._tell(message)
+                self._report_flight(child)
+            self._report(message)
 
-    def _tell_flight(self, child: Child) -> None:
-        flight = child.new_flight()
+    def _report_flight(self, child: WorkerProcess) -> None:
+        flight = child.read_new_flight()
         if flight:
-            self._tell(Flown(child.rank, flight))
+            self._report(RecorderSnapshot(child.rank, flight))
 
     def _on_signals(self) -> None:
-        for number in self._signals.take():
+        for number in self._signals.receive():
             if number == signal.SIGCHLD:
                 self._reap()
             else:
-                self._tell(Signalled(number))
+                self._report(LauncherSignalled(number))
 
     def _reap(self) -> None:
-        by_pid = {child.pid: child for child in self._crew if child.live}
+        by_pid = {child.pid: child for child in self._workers if child.live}
         with contextlib.suppress(ChildProcessError):
             while True:
                 pid, status = os.waitpid(-1, os.WNOHANG)
@@ -268,48 +268,48 @@ class Agent:
                 if pid in by_pid:
                     self._on_exit(by_pid[pid], os.waitstatus_to_exitcode(status))
 
-    def _on_exit(self, child: Child, status: int) -> None:
+    def _on_exit(self, child: WorkerProcess, status: int) -> None:
         child.status = status
         self._on_channel(child)  # its last words come before its end
-        self._ready.forget(child.lines.channel.fileno())
+        self._loop.remove_reader(child.pipes.channel.fileno())
         self._pipes.finish(child.rank)
         crashed = status < 0 and status != -signal.SIGKILL
         oom = self._oom.explain(child.pid) if status == -signal.SIGKILL and not child.killed else ""
-        fatal = child.new_stacks() if crashed else ""
-        self._tell_flight(child)
-        self._tell(Exited(child.rank, status, fatal, self._output.tail(child.rank), oom))
+        fatal = child.read_new_stacks() if crashed else ""
+        self._report_flight(child)
+        self._report(WorkerExited(child.rank, status, fatal, self._output.stderr_tail(child.rank), oom))
 
-    def _on_stacks(self, order: TakeStacks, taken: StacksTaken) -> None:
+    def _on_stacks(self, order: TakeSnapshot, taken: SnapshotReply) -> None:
         if order.purpose != "native":
-            self._tell(taken)
+            self._report(taken)
             return
-        from jaxrun.agent import native  # rarely wanted, and slow to import
+        from jaxrun.agent import pyspy  # rarely wanted, and slow to import
 
-        children = (self._crew[rank] for rank in order.ranks)
-        targets = (native.Target(child.rank, child.pid, child.stopped) for child in children if child.live)
-        self._natives.append((taken, native.NativeLook(targets, self._now())))
+        children = (self._workers[rank] for rank in order.ranks)
+        targets = (pyspy.Target(child.rank, child.pid, child.stopped) for child in children if child.live)
+        self._native_dumps.append((taken, pyspy.NativeDump(targets, self._now())))
 
-    def _turn_natives(self) -> None:
+    def _poll_native_dumps(self) -> None:
         """Go on with the looks for C frames; those that are done are told."""
-        for taken, look in tuple(self._natives):
-            look.turn(self._now())
+        for taken, look in tuple(self._native_dumps):
+            look.poll(self._now())
             if look.done:
-                self._natives.remove((taken, look))
-                self._tell(replace(taken, natives=look.texts))
+                self._native_dumps.remove((taken, look))
+                self._report(replace(taken, natives=look.texts))
 
-    def _read_stacks(self, order: TakeStacks) -> StacksTaken:
-        children = [self._crew[rank] for rank in order.ranks]
-        return StacksTaken(
+    def _read_stacks(self, order: TakeSnapshot) -> SnapshotReply:
+        children = [self._workers[rank] for rank in order.ranks]
+        return SnapshotReply(
             order.purpose,
-            dumps={child.rank: child.new_stacks() for child in children},
-            waits={child.rank: child.kernel_wait() for child in children},
-            cpu={child.rank: child.cpu_seconds() for child in children},
-            written={child.rank: self._output.written(child.rank) for child in children},
+            stacks={child.rank: child.read_new_stacks() for child in children},
+            kernel_waits={child.rank: child.kernel_wait() for child in children},
+            cpu_seconds={child.rank: child.cpu_seconds() for child in children},
+            bytes_written={child.rank: self._output.bytes_written(child.rank) for child in children},
             flights={child.rank: child.flight.brief() for child in children},
         )
 
-    def _read_flights(self, order: TakeStacks) -> StacksTaken:
-        readers = {rank: self._crew[rank].flight for rank in order.ranks}
+    def _read_flights(self, order: TakeSnapshot) -> SnapshotReply:
+        readers = {rank: self._workers[rank].flight for rank in order.ranks}
         whole = order.purpose == "history"
         flights = {rank: reader.history() if whole else reader.brief() for rank, reader in readers.items()}
-        return StacksTaken(order.purpose, {}, {}, {}, {}, flights)
+        return SnapshotReply(order.purpose, {}, {}, {}, {}, flights)

@@ -13,8 +13,8 @@ import signal
 import socket
 from collections.abc import Iterator
 
-from jaxrun.agent.child import Child
-from jaxrun.planning.chaos import CUT, KILL
+from jaxrun.agent.worker_process import WorkerProcess
+from jaxrun.job.fault_spec import CUT, KILL
 
 _PIDFD_GETFD = 438  # the same on all architectures
 _FORBIDDEN = (
@@ -23,12 +23,12 @@ _FORBIDDEN = (
 )
 
 
-def inflict(child: Child, kind: str) -> str:
+def inject(child: WorkerProcess, kind: str) -> str:
     """Do it; returns why that could not be, and else nothing."""
     if not child.live:
         return "it has no process"
     if kind == CUT:
-        return cut(child.pid)
+        return cut_connections(child.pid)
     if kind == KILL:
         child.killed = True
     with contextlib.suppress(ProcessLookupError):  # its end is noticed elsewhere
@@ -36,7 +36,7 @@ def inflict(child: Child, kind: str) -> str:
     return ""
 
 
-def cut(pid: int) -> str:
+def cut_connections(pid: int) -> str:
     """Break all TCP connections of a process that we may trace; returns why that could not be, and else nothing."""
     try:
         with contextlib.ExitStack() as stack:
@@ -59,14 +59,14 @@ def _sockets(pid: int) -> Iterator[socket.socket]:
         for name in os.listdir(f"/proc/{pid}/fd"):
             with contextlib.suppress(FileNotFoundError):
                 if os.readlink(f"/proc/{pid}/fd/{name}").startswith("socket:"):
-                    copy = _take(process, int(name))
+                    copy = _copy_descriptor(process, int(name))
                     if copy >= 0:
                         yield socket.socket(fileno=copy)
     finally:
         os.close(process)
 
 
-def _take(process: int, descriptor: int) -> int:
+def _copy_descriptor(process: int, descriptor: int) -> int:
     """A copy of a descriptor of that process; -1 where it has closed it meanwhile. OSError."""
     import ctypes  # rarely wanted
 

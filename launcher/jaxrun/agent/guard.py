@@ -13,11 +13,11 @@ import time
 from collections.abc import Callable, Iterable
 from typing import NoReturn
 
-from jaxrun.contract.names import JOB_ID
+from jaxrun.protocol.names import JOB_ID
 
 _SWEEPS_AT_MOST = 50
 _PAUSE = 0.02
-_DISMISSED = b"."
+_DISARM = b"."
 
 
 class Guard:
@@ -40,24 +40,24 @@ class Guard:
         """Kill this process group, too."""
         os.write(self._held, b"%d\n" % group)
 
-    def dismiss(self) -> None:
+    def disarm(self) -> None:
         """End the guard; it does nothing any more. May be called again."""
         if self._held < 0:
             return
         with contextlib.suppress(OSError):
-            os.write(self._held, _DISMISSED)
+            os.write(self._held, _DISARM)
         os.close(self._held)
         self._held = -1
         with contextlib.suppress(ChildProcessError):
             os.waitpid(self.pid, 0)
 
 
-def job_mark(job_id: str) -> str:
+def job_marker(job_id: str) -> str:
     """What every process of the job carries in its environment."""
     return f"{JOB_ID}={job_id}"
 
 
-def marked(*marks: str) -> Iterable[int]:
+def find_marked(*marks: str) -> Iterable[int]:
     """The processes of this user that carry all these marks in the environment they were started with."""
     wanted = {mark.encode() for mark in marks}
     for name in os.listdir("/proc"):
@@ -78,10 +78,10 @@ def _watch(pipe: int, marks: tuple[str, ...]) -> NoReturn:
         told = b""
         while data := os.read(0, 4096):
             told += data
-            if data.endswith(_DISMISSED):
+            if data.endswith(_DISARM):
                 os._exit(0)
         for group in map(int, told.split()):
-            _end(os.killpg, group)
+            _kill(os.killpg, group)
         if marks:
             _sweep(marks)
     finally:
@@ -90,14 +90,14 @@ def _watch(pipe: int, marks: tuple[str, ...]) -> NoReturn:
 
 def _sweep(marks: tuple[str, ...]) -> None:
     for _ in range(_SWEEPS_AT_MOST):
-        found = [pid for pid in marked(*marks) if pid != os.getpid()]
+        found = [pid for pid in find_marked(*marks) if pid != os.getpid()]
         if not found:
             return
         for pid in found:
-            _end(os.kill, pid)
+            _kill(os.kill, pid)
         time.sleep(_PAUSE)
 
 
-def _end(kill: Callable[[int, int], None], number: int) -> None:
+def _kill(kill: Callable[[int, int], None], number: int) -> None:
     with contextlib.suppress(ProcessLookupError, PermissionError):
         kill(number, signal.SIGKILL)

@@ -9,15 +9,15 @@ import selectors
 import termios
 from collections.abc import Callable
 
-from jaxrun.output.drain import READ_SIZE, Pipe, Sink, drain_ready
+from jaxrun.output.drain import READ_BYTES, OutputSink, Pipe, drain_ready
 
 _AT_AN_END = 2**21  # bytes to read at most when a worker has ended: more than a pipe holds
 
 
-class Pipes:
+class OutputPipes:
     """All pipes of one agent. They hang together on one descriptor, which is readable when any of them is."""
 
-    def __init__(self, output: Sink, first_output: Callable[[int], None]) -> None:
+    def __init__(self, output: OutputSink, first_output: Callable[[int], None]) -> None:
         """`first_output` is called once for each rank, when it writes for the first time."""
         self._output = output
         self._first_output = first_output
@@ -34,19 +34,19 @@ class Pipes:
         for pipe in self._open[rank]:
             self._selector.register(pipe.fd, selectors.EVENT_READ, pipe)
 
-    def discard(self, rank: int) -> None:
+    def remove(self, rank: int) -> None:
         """Forget a worker that never wrote; its pipes are closed elsewhere."""
         for pipe in list(self._open.get(rank, ())):
-            self._forget(pipe)
+            self._remove_pipe(pipe)
 
-    def serve(self) -> None:
+    def read_ready(self) -> None:
         """Hand over what has arrived; may rest for a moment, so that lines are read many at a time."""
         ready: list[Pipe] = [key.data for key, _ in self._selector.select(0)]
         for pipe in ready:
             if pipe.rank in self._silent and _holds_something(pipe.fd):
                 self._note_first(pipe.rank)
         for pipe in drain_ready(sorted(ready, key=lambda pipe: (pipe.rank, pipe.stream)), self._output):
-            self._forget(pipe)
+            self._remove_pipe(pipe)
 
     def finish(self, rank: int) -> None:
         """Hand over all that a worker that has ended left in its pipes, be the screen stuck or not.
@@ -54,27 +54,27 @@ class Pipes:
         What it has started may hold them open and go on writing.
         """
         for pipe in list(self._open.get(rank, ())):
-            if self._empty(pipe):
-                self._forget(pipe)
+            if self._drain(pipe):
+                self._remove_pipe(pipe)
 
     def close(self) -> None:
         for rank in list(self._open):
             self.finish(rank)
         self._selector.close()
 
-    def _empty(self, pipe: Pipe) -> bool:
+    def _drain(self, pipe: Pipe) -> bool:
         """Read what is there now; whether that was the pipe's end."""
         total = 0
         while total < _AT_AN_END:
             try:
-                data = os.read(pipe.fd, READ_SIZE)
+                data = os.read(pipe.fd, READ_BYTES)
             except BlockingIOError:
                 return False
             if not data:
-                self._output.end(pipe.rank, pipe.stream)
+                self._output.end_stream(pipe.rank, pipe.stream)
                 return True
             self._note_first(pipe.rank)
-            self._output.take(pipe.rank, pipe.stream, data)
+            self._output.write(pipe.rank, pipe.stream, data)
             total += len(data)
         return False
 
@@ -83,7 +83,7 @@ class Pipes:
             self._silent.discard(rank)
             self._first_output(rank)
 
-    def _forget(self, pipe: Pipe) -> None:
+    def _remove_pipe(self, pipe: Pipe) -> None:
         self._open[pipe.rank].remove(pipe)
         with contextlib.suppress(KeyError, ValueError):
             self._selector.unregister(pipe.fd)

@@ -11,28 +11,28 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from jaxrun import RUNTIME, __version__
-from jaxrun.agent import orphans
+from jaxrun.agent import subreaper
 from jaxrun.agent.agent import Agent
-from jaxrun.agent.crew import Crew
-from jaxrun.agent.guard import Guard, job_mark
+from jaxrun.agent.guard import Guard, job_marker
+from jaxrun.agent.head_client import HeadClient
 from jaxrun.agent.signals import SignalPipe
 from jaxrun.agent.spawn import Spawner
-from jaxrun.agent.superior import Superior
+from jaxrun.agent.worker_group import WorkerGroup
 from jaxrun.channel import addresses
-from jaxrun.channel.knock import Found, Offer, knock
-from jaxrun.channel.line import TO_AGENT, Line
-from jaxrun.channel.messages import ToAgent
+from jaxrun.channel.connect import HeadAddress, HeadConnection, connect
+from jaxrun.channel.connection import HEAD_TO_AGENT, Connection
 from jaxrun.clock import Clock
-from jaxrun.contract import AgentEnv
-from jaxrun.contract.names import RANK
 from jaxrun.errors import EXIT_UNAVAILABLE
-from jaxrun.head.events import AgentSignalled, Begin, Dismiss, Report
+from jaxrun.head.events import AgentReport, AgentSignalled, Shutdown, StartWorker
+from jaxrun.job.environment import inherited_job_variables
+from jaxrun.job.job import Job
+from jaxrun.job.machine import probe_machine
+from jaxrun.job.plan import Plan, Worker
 from jaxrun.output.relay import Relay
-from jaxrun.planning.environment import stale
-from jaxrun.planning.job import Job
-from jaxrun.planning.machine import look
-from jaxrun.planning.plan import Plan, Worker
-from jaxrun.records.rundir import JOB
+from jaxrun.protocol import AgentEnv
+from jaxrun.protocol.agent_messages import HeadToAgent
+from jaxrun.protocol.names import RANK
+from jaxrun.rundir.rundir import JOB_FILE
 
 _SIGNALS = (
     signal.SIGCHLD,
@@ -44,14 +44,14 @@ _SIGNALS = (
 )
 
 
-def serve(env: AgentEnv, rank: int, size: int, environ: Mapping[str, str]) -> int:
+def run_from_env(env: AgentEnv, rank: int, size: int, environ: Mapping[str, str]) -> int:
     """Be the agent of `rank`; returns the status to end with. UnavailableError if the head cannot be found."""
-    offer = Offer(env.job_id, env.token, addresses.parse(env.head))
-    return attend(lambda: offer, rank, size, env.init_timeout, environ)
+    offer = HeadAddress(env.job_id, env.token, addresses.parse_addresses(env.head))
+    return run(lambda: offer, rank, size, env.init_timeout, environ)
 
 
-def attend(
-    find: Callable[[], Offer | None],
+def run(
+    find: Callable[[], HeadAddress | None],
     rank: int,
     size: int,
     timeout: float,
@@ -59,63 +59,67 @@ def attend(
     why_none: str = "",
 ) -> int:
     """The same where the head is still to be found: `find` is asked again and again, `why_none` says where it looks."""
-    found = knock(find, rank, timeout, why_none)
-    guard = Guard(job_mark(found.job_id), f"{RANK}={rank}")  # forks, so it comes before any thread
+    found = connect(find, rank, timeout, why_none)
+    guard = Guard(job_marker(found.job_id), f"{RANK}={rank}")  # forks, so it comes before any thread
     try:
         with SignalPipe(_SIGNALS) as signals:
-            orphans.adopt()
-            line: Line[ToAgent] = Line(found.connection, TO_AGENT)
+            subreaper.become_subreaper()
+            line: Connection[HeadToAgent] = Connection(found.connection, HEAD_TO_AGENT)
             line.send(_report(rank, size, found, environ))
-            begin = _await_orders(rank, line, signals)
-            return begin if isinstance(begin, int) else _work(begin, found.job_id, line, signals, environ, guard)
+            begin = _wait_start(rank, line, signals)
+            return (
+                begin
+                if isinstance(begin, int)
+                else _supervise_worker(begin, found.job_id, line, signals, environ, guard)
+            )
     finally:
-        orphans.end_all(spare=guard.pid)
-        guard.dismiss()
+        subreaper.kill_all(spare=guard.pid)
+        guard.disarm()
 
 
-def _await_orders(rank: int, line: Line[ToAgent], signals: SignalPipe) -> Begin | int:
+def _wait_start(rank: int, line: Connection[HeadToAgent], signals: SignalPipe) -> StartWorker | int:
     """What to start, or the status to end with. That this agent is to end is for the head to decide."""
     while True:
         select.select([line.fileno(), signals.fileno()], [], [])
-        for number in signals.take():
+        for number in signals.receive():
             if number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
                 line.send(AgentSignalled(rank, number))
         messages = line.receive()
         for index, message in enumerate(messages, 1):
-            if isinstance(message, Begin):
-                line.put_back(messages[index:])
+            if isinstance(message, StartWorker):
+                line.push_back(messages[index:])
                 return message
-            if isinstance(message, Dismiss):
+            if isinstance(message, Shutdown):
                 return message.status
-        if line.lost:
+        if line.lost_reason:
             return EXIT_UNAVAILABLE
 
 
-def _work(
-    begin: Begin,
+def _supervise_worker(
+    begin: StartWorker,
     job_id: str,
-    line: Line[ToAgent],
+    line: Connection[HeadToAgent],
     signals: SignalPipe,
     environ: Mapping[str, str],
     guard: Guard,
 ) -> int:
     """Start the worker and serve it until the head has nothing more to say."""
     plan = plan_of(begin, job_id, environ)
-    relay = Relay(begin.rank, line, begin.log_dir, shown=begin.shown)
-    superior = Superior(begin.rank, line, relay)
+    relay = Relay(begin.rank, line, begin.log_dir, shown=begin.show_output)
+    superior = HeadClient(begin.rank, line, relay)
     logs = Path(begin.log_dir) if begin.log_dir else None
-    crew = Crew(plan, Spawner(plan, environ, begin.run_dir, logs))
-    orders = (line.fileno(), superior.hear)
+    crew = WorkerGroup(plan, Spawner(plan, environ, begin.run_dir, logs))
+    orders = (line.fileno(), superior.receive)
     agent = Agent(crew, superior, relay, signals, Clock(), orders)
     last = agent.run()
-    orphans.end_all(spare=guard.pid)
+    subreaper.kill_all(spare=guard.pid)
     agent.close()
     relay.close()
     line.close()
-    return last.status if isinstance(last, Dismiss) else EXIT_UNAVAILABLE
+    return last.status if isinstance(last, Shutdown) else EXIT_UNAVAILABLE
 
 
-def plan_of(begin: Begin, job_id: str, environ: Mapping[str, str]) -> Plan:
+def plan_of(begin: StartWorker, job_id: str, environ: Mapping[str, str]) -> Plan:
     """The plan for this one worker."""
     module = begin.program[0] == "-m"
     program = begin.program[1:] if module else begin.program
@@ -133,26 +137,26 @@ def plan_of(begin: Begin, job_id: str, environ: Mapping[str, str]) -> Plan:
         job_size=begin.size,
         argv=(sys.executable, "-m", RUNTIME, *begin.program),
         set_env=begin.environment,
-        unset_env=stale(environ),
+        unset_env=inherited_job_variables(environ),
         local_devices=None,
         device_names=(),
         fork=False,
     )
 
 
-def _report(rank: int, size: int, found: Found, environ: Mapping[str, str]) -> Report:
+def _report(rank: int, size: int, found: HeadConnection, environ: Mapping[str, str]) -> AgentReport:
     welcome = found.welcome
-    machine = look(welcome.platforms, environ)
+    machine = probe_machine(welcome.platforms, environ)
     platform = next((name for name, gpus in machine.gpus.items() if gpus.names), "")
     gpus = machine.gpus.get(platform)
-    return Report(
+    return AgentReport(
         rank=rank,
         size=size,
         host=machine.host,
         boot_id=Path("/proc/sys/kernel/random/boot_id").read_text().strip(),
         pid=os.getpid(),
         time=time.time(),
-        version=__version__,
+        jaxrun_version=__version__,
         address=_plain(found.connection.getsockname()[0]),
         head_address=_plain(found.connection.getpeername()[0]),
         directory=os.getcwd(),
@@ -163,7 +167,7 @@ def _report(rank: int, size: int, found: Found, environ: Mapping[str, str]) -> R
         gpu_limit=gpus.visible if gpus else "",
         tpu=machine.tpu,
         cuda_plugin=machine.cuda_plugin,
-        sees_run_dir=bool(welcome.run_dir) and _is_of_job(Path(welcome.run_dir), found.job_id),
+        can_write_run_dir=bool(welcome.run_dir) and _is_of_job(Path(welcome.run_dir), found.job_id),
     )
 
 
@@ -174,6 +178,6 @@ def _plain(ip: str) -> str:
 
 def _is_of_job(run_dir: Path, job_id: str) -> bool:
     try:
-        return job_id in (run_dir / JOB).read_text() and os.access(run_dir, os.W_OK)
+        return job_id in (run_dir / JOB_FILE).read_text() and os.access(run_dir, os.W_OK)
     except OSError:
         return False

@@ -7,8 +7,8 @@ import socket
 from collections.abc import Iterable
 from types import FrameType
 
-from jaxrun.contract import STACKS_SIGNAL
-from jaxrun.verdict.stacks import NATIVE_SIGNAL
+from jaxrun.diagnosis.stacks import NATIVE_STACKS_SIGNAL
+from jaxrun.protocol import STACKS_SIGNAL
 
 LAUNCHER_SIGNALS = (
     signal.SIGCHLD,
@@ -19,7 +19,7 @@ LAUNCHER_SIGNALS = (
     signal.SIGUSR1,
     signal.SIGUSR2,
     STACKS_SIGNAL,
-    NATIVE_SIGNAL,
+    NATIVE_STACKS_SIGNAL,
 )
 
 
@@ -38,7 +38,7 @@ class SignalPipe:
 
     def __enter__(self) -> SignalPipe:
         self._wakeup_before = signal.set_wakeup_fd(self._writing.fileno(), warn_on_full_buffer=False)
-        self._before = {number: signal.signal(number, _note) for number in self._signums}
+        self._before = {number: signal.signal(number, _ignore) for number in self._signums}
         return self
 
     def __exit__(self, *args: object) -> None:
@@ -51,7 +51,7 @@ class SignalPipe:
     def fileno(self) -> int:
         return self._reading.fileno()
 
-    def take(self) -> list[int]:
+    def receive(self) -> list[int]:
         """The numbers that have arrived since the last call, in order."""
         try:
             arrived = self._reading.recv(4096)
@@ -61,5 +61,5 @@ class SignalPipe:
         return [number for number in arrived if number in self._signums]
 
 
-def _note(signum: int, frame: FrameType | None) -> None:
+def _ignore(signum: int, frame: FrameType | None) -> None:
     """Python has written the number to the wakeup descriptor before it gets here."""

@@ -15,17 +15,17 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from jaxrun.agent.forkserver import start_process
-from jaxrun.contract import FORK_DESCRIPTORS, Fork, encode
-from jaxrun.contract.flight import OFF, TEXT_AT, flight_file
-from jaxrun.planning.plan import Plan, Worker
+from jaxrun.forkserver.client import start_process
+from jaxrun.job.plan import Plan, Worker
+from jaxrun.protocol import FORK_DESCRIPTORS, ForkWorker, encode
+from jaxrun.protocol.flight_file import LOCKSTEP_OFF, TEXT_OFFSET, flight_file_name
 
 _PIPE_SIZE = 2**20
 _F_SETPIPE_SZ = 1031
 
 
 @dataclass(frozen=True, slots=True)
-class Lines:
+class WorkerPipes:
     """The agent's ends of what connects it to one worker: all non-blocking; `stacks` and `flight` are files."""
 
     channel: socket.socket
@@ -81,13 +81,13 @@ class Spawner:
     def __init__(self, plan: Plan, environ: Mapping[str, str], run_dir: str, flights: Path | None = None) -> None:
         self._plan = plan
         self._run_dir = run_dir
-        self._flights = flights if plan.job.lockstep != OFF else None
+        self._flights = flights if plan.job.lockstep != LOCKSTEP_OFF else None
         self._environ = plan.base_env(environ)
 
-    def fresh(self, worker: Worker) -> tuple[int, Lines]:
+    def spawn(self, worker: Worker) -> tuple[int, WorkerPipes]:
         """Start one worker in an interpreter of its own; returns its process id."""
         lines, ends = _connect(worker.rank, self._flights)
-        told = self._told(worker, ends)
+        told = self._env_for(worker, ends)
         files = (ends.stacks, ends.flight)
         for descriptor in (ends.channel, *files):
             os.set_inheritable(descriptor, True)
@@ -102,17 +102,17 @@ class Spawner:
             os.set_inheritable(descriptor, False)
         return pid, lines
 
-    def fork_request(self, worker: Worker) -> tuple[Lines, ForkRequest]:
+    def fork_request(self, worker: Worker) -> tuple[WorkerPipes, ForkRequest]:
         """Connect one worker, and what to send the fork server for it; its process id comes with a Forked."""
         lines, ends = _connect(worker.rank, self._flights)
-        return lines, ForkRequest(encode(Fork(worker.rank, self._told(worker, ends))), ends)
+        return lines, ForkRequest(encode(ForkWorker(worker.rank, self._env_for(worker, ends))), ends)
 
-    def _told(self, worker: Worker, ends: _WorkerEnds) -> dict[str, str]:
+    def _env_for(self, worker: Worker, ends: _WorkerEnds) -> dict[str, str]:
         descriptors = {"channel_fd": ends.channel, "stacks_fd": ends.stacks, "flight_fd": ends.flight}
         return self._plan.worker_env(worker, run_dir=self._run_dir, **descriptors).to_env()
 
 
-def _connect(rank: int, flights: Path | None) -> tuple[Lines, _WorkerEnds]:
+def _connect(rank: int, flights: Path | None) -> tuple[WorkerPipes, _WorkerEnds]:
     ours, theirs = socket.socketpair()
     out, stdout = _pipe()
     err, stderr = _pipe()
@@ -120,7 +120,9 @@ def _connect(rank: int, flights: Path | None) -> tuple[Lines, _WorkerEnds]:
     flight = _flight_recorder(rank, flights)
     stdin = os.dup(0) if rank == 0 and _is_open(0) else os.open(os.devnull, os.O_RDONLY)
     ours.setblocking(False)
-    return Lines(ours, out, err, stacks, flight), _WorkerEnds(stdin, stdout, stderr, theirs.detach(), stacks, flight)
+    return WorkerPipes(ours, out, err, stacks, flight), _WorkerEnds(
+        stdin, stdout, stderr, theirs.detach(), stacks, flight
+    )
 
 
 def _flight_recorder(rank: int, directory: Path | None) -> int:
@@ -128,17 +130,17 @@ def _flight_recorder(rank: int, directory: Path | None) -> int:
     if directory is not None:
         with contextlib.suppress(OSError):
             flags = os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC
-            file = os.open(directory / flight_file(rank), flags, 0o644)
+            file = os.open(directory / flight_file_name(rank), flags, 0o644)
             try:
-                os.posix_fallocate(file, 0, TEXT_AT)  # or a full disk would be a signal to the worker that maps it
-                mmap.mmap(file, TEXT_AT).close()  # some file systems cannot
+                os.posix_fallocate(file, 0, TEXT_OFFSET)  # or a full disk would be a signal to the worker that maps it
+                mmap.mmap(file, TEXT_OFFSET).close()  # some file systems cannot
                 return file
             except (OSError, ValueError):
                 os.close(file)
-                (directory / flight_file(rank)).unlink()
+                (directory / flight_file_name(rank)).unlink()
     file = os.memfd_create(f"flight-{rank}")
     with contextlib.suppress(OSError):  # a limit on the size of files holds for it, too
-        os.ftruncate(file, TEXT_AT)
+        os.ftruncate(file, TEXT_OFFSET)
     return file
 
 

@@ -7,9 +7,9 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from jaxrun.planning.job import Job
-    from jaxrun.planning.machine import Machine
-    from jaxrun.planning.plan import Plan
+    from jaxrun.job.job import Job
+    from jaxrun.job.machine import Machine
+    from jaxrun.job.plan import Plan
 
     Backend = Callable[[Job, Machine, Mapping[str, str], str], Plan]
 

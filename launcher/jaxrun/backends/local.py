@@ -7,20 +7,20 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from jaxrun import RUNTIME
-from jaxrun.planning.environment import stale
-from jaxrun.planning.job import Job, check_ranks
-from jaxrun.planning.layout import Layout, lay_out
-from jaxrun.planning.machine import Machine
-from jaxrun.planning.plan import Plan, Worker
-from jaxrun.planning.settings import settings
+from jaxrun.job.environment import inherited_job_variables
+from jaxrun.job.job import Job, check_rank_options
+from jaxrun.job.layout import Layout, decide_layout
+from jaxrun.job.machine import Machine
+from jaxrun.job.plan import Plan, Worker
+from jaxrun.job.settings import worker_settings
 
 
 def plan(job: Job, machine: Machine, environ: Mapping[str, str], job_id: str) -> Plan:
     """Where each worker goes and what it gets; UsageError if this machine cannot do what `job` asks for."""
     given = {**environ, **job.env}
-    layout = lay_out(job, machine, given)
-    check_ranks(job, layout.processes)
-    set_env = {**job.env, **settings(job, layout, given, cores=len(machine.cores))}
+    layout = decide_layout(job, machine, given)
+    check_rank_options(job, layout.processes)
+    set_env = {**job.env, **worker_settings(job, layout, given, cores=len(machine.cores))}
     reason = _why_no_fork(job, layout)
     return Plan(
         job=replace(job, processes=layout.processes, platform=layout.platform),
@@ -28,8 +28,8 @@ def plan(job: Job, machine: Machine, environ: Mapping[str, str], job_id: str) ->
         workers=_workers(job, layout, machine, job_id),
         argv=(sys.executable, "-m", RUNTIME, *(("-m",) if job.module else ()), *job.program),
         set_env=set_env,
-        unset_env=stale(environ),
-        local_devices=layout.per_process,
+        unset_env=inherited_job_variables(environ),
+        local_devices=layout.devices_per_process,
         device_names=layout.gpus.names,
         fork=not reason,
         notes=(*layout.notes, *((f"every worker is a fresh interpreter: {reason}",) if reason else ())),
@@ -44,7 +44,7 @@ def _workers(job: Job, layout: Layout, machine: Machine, job_id: str) -> tuple[W
     workers = []
     for rank in range(layout.processes):
         host = f"h{rank // size + 1}" if job.simulated_hosts else machine.host
-        take = layout.per_process if layout.gpus.names and layout.per_process else 0
+        take = layout.devices_per_process if layout.gpus.names and layout.devices_per_process else 0
         workers.append(
             Worker(
                 rank=rank,

@@ -12,11 +12,11 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 Words = tuple[str, ...]
-Counts = tuple[tuple[str, int], ...]
+HostCounts = tuple[tuple[str, int], ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Request:
+class MpirunRequest:
     """What an mpirun is to start.
 
     processes:  of them all
@@ -31,18 +31,18 @@ class Request:
     """
 
     processes: int
-    counts: Counts = ()
+    host_counts: HostCounts = ()
     per_host: int | None = None
     directory: str
-    names: Words = ()
-    root: bool = False
+    variables: Words = ()
+    as_root: bool = False
     launcher: str = ""
-    more: Words = ()
-    given: Mapping[str, str] = field(default_factory=dict)
+    user_words: Words = ()
+    environ: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Family:
+class MpiFamily:
     """One kind of mpirun.
 
     engine:     the key of its variables in surroundings.ENGINES
@@ -59,120 +59,120 @@ class Family:
 
     title: str
     engine: str
-    says: str
-    listed: Callable[[Counts], Words]
-    placed: Callable[[Request], tuple[Words, ...]]
-    directory: str
-    export: str = ""
-    as_root: str = ""
-    unbound: Words = ()
-    unbound_env: Mapping[str, str] = field(default_factory=dict)
-    launcher: str = ""
-    binds: Words = ()
-    places: Words = ()
-    launches: Words = ()
+    version_pattern: str
+    host_words: Callable[[HostCounts], Words]
+    placement_words: Callable[[MpirunRequest], tuple[Words, ...]]
+    directory_option: str
+    export_option: str = ""
+    root_option: str = ""
+    unbind_words: Words = ()
+    unbind_env: Mapping[str, str] = field(default_factory=dict)
+    launcher_option: str = ""
+    binding_choices: Words = ()
+    placement_choices: Words = ()
+    launcher_choices: Words = ()
 
     def version(self, text: str) -> str:
         """The version that is said in `text`; empty where that is not this family's."""
-        match = re.search(self.says, text)
+        match = re.search(self.version_pattern, text)
         return match[1] if match else ""
 
 
-def identify(text: str) -> Family | None:
+def identify_family(text: str) -> MpiFamily | None:
     """The family whose --version says `text`."""
     return next((family for family in FAMILIES if family.version(text)), None)
 
 
-def command(family: Family, path: str, request: Request, program: Sequence[str]) -> Words:
+def mpirun_argv(family: MpiFamily, path: str, request: MpirunRequest, program: Sequence[str]) -> Words:
     """The whole command line; where there is more than one block, each has the program at its end."""
     words = [path]
-    if wants_root(family, request):
-        words.append(family.as_root)
-    if not chosen(family.binds, request):
-        words += family.unbound
-    if uses_launcher(family, request):
-        words += [family.launcher, request.launcher]
-    if family.export:
-        words += [word for name in request.names for word in (family.export, name)]
-    more = request.more
+    if needs_root_option(family, request):
+        words.append(family.root_option)
+    if not user_chose(family.binding_choices, request):
+        words += family.unbind_words
+    if sets_launcher(family, request):
+        words += [family.launcher_option, request.launcher]
+    if family.export_option:
+        words += [word for name in request.variables for word in (family.export_option, name)]
+    more = request.user_words
     for block in _blocks(family, request):
-        words += [*block, family.directory, request.directory, *more, *program, ":"]
+        words += [*block, family.directory_option, request.directory, *more, *program, ":"]
         more = ()
     return tuple(words[:-1])
 
 
-def wants_root(family: Family, request: Request) -> bool:
+def needs_root_option(family: MpiFamily, request: MpirunRequest) -> bool:
     """Whether root needs an option, and has not given it."""
-    return request.root and bool(family.as_root) and not chosen((family.as_root.lstrip("-"),), request)
+    return request.as_root and bool(family.root_option) and not user_chose((family.root_option.lstrip("-"),), request)
 
 
-def uses_launcher(family: Family, request: Request) -> bool:
+def sets_launcher(family: MpiFamily, request: MpirunRequest) -> bool:
     """Whether it is told how to reach the other hosts."""
-    return bool(family.launcher and request.launcher) and not chosen(family.launches, request)
+    return bool(family.launcher_option and request.launcher) and not user_chose(family.launcher_choices, request)
 
 
-def chosen(names: Iterable[str], request: Request) -> bool:
+def user_chose(names: Iterable[str], request: MpirunRequest) -> bool:
     """Whether the user has made one of these choices; a name with an underline is a parameter's or a variable's."""
-    named = {*request.more, *request.given}
-    return any(name in (named if "_" in name else options(request.more)) for name in names)
+    named = {*request.user_words, *request.environ}
+    return any(name in (named if "_" in name else option_names(request.user_words)) for name in names)
 
 
-def options(more: Iterable[str]) -> set[str]:
+def option_names(more: Iterable[str]) -> set[str]:
     """The names of the options among these words of the user's: "map-by" for -map-by, --map-by and --map-by=node."""
     return {word.lstrip("-").partition("=")[0] for word in more if word.startswith("-")}
 
 
-def _blocks(family: Family, request: Request) -> tuple[Words, ...]:
-    if not chosen(family.places, request):
-        return family.placed(request)
-    hosts = family.listed(request.counts) if request.counts else ()
+def _blocks(family: MpiFamily, request: MpirunRequest) -> tuple[Words, ...]:
+    if not user_chose(family.placement_choices, request):
+        return family.placement_words(request)
+    hosts = family.host_words(request.host_counts) if request.host_counts else ()
     return (("-n", str(request.processes), *hosts),)
 
 
-def _joined(counts: Counts) -> str:
+def _joined(counts: HostCounts) -> str:
     return ",".join(f"{name}:{count}" for name, count in counts)
 
 
-def _open_mpi_hosts(counts: Counts) -> Words:
+def _open_mpi_hosts(counts: HostCounts) -> Words:
     return ("--host", _joined(counts))
 
 
-def _open_mpi_4(request: Request) -> tuple[Words, ...]:
+def _open_mpi_4(request: MpirunRequest) -> tuple[Words, ...]:
     """By a host for each rank: a list of hosts with slots it sorts, this machine first or as Slurm lists them."""
-    if not request.counts:
+    if not request.host_counts:
         return _open_mpi_5(request)
-    each = ",".join(name for name, count in request.counts for _ in range(count))
+    each = ",".join(name for name, count in request.host_counts for _ in range(count))
     return (("-n", str(request.processes), "--host", each, "--map-by", "seq:oversubscribe"),)
 
 
-def _open_mpi_5(request: Request) -> tuple[Words, ...]:
-    hosts = _open_mpi_hosts(request.counts) if request.counts else ()
+def _open_mpi_5(request: MpirunRequest) -> tuple[Words, ...]:
+    hosts = _open_mpi_hosts(request.host_counts) if request.host_counts else ()
     by = f"ppr:{request.per_host}:node" if request.per_host else "slot"
     return (("-n", str(request.processes), *hosts, "--map-by", f"{by}:oversubscribe"),)
 
 
-def _mpich_hosts(counts: Counts) -> Words:
+def _mpich_hosts(counts: HostCounts) -> Words:
     return ("-hosts", _joined(counts))
 
 
-def _mpich(request: Request) -> tuple[Words, ...]:
-    hosts = _mpich_hosts(request.counts) if request.counts else _per_host(request)
+def _mpich(request: MpirunRequest) -> tuple[Words, ...]:
+    hosts = _mpich_hosts(request.host_counts) if request.host_counts else _per_host(request)
     return (("-n", str(request.processes), *hosts),)
 
 
-def _intel_hosts(counts: Counts) -> Words:
+def _intel_hosts(counts: HostCounts) -> Words:
     return ("-hosts", ",".join(name for name, _ in counts))
 
 
-def _intel(request: Request) -> tuple[Words, ...]:
+def _intel(request: MpirunRequest) -> tuple[Words, ...]:
     """It takes no notice of numbers in a list of hosts: where they differ, each host has a block of its own."""
-    if request.counts and request.per_host is None:
-        return tuple(("-n", str(count), "-host", name) for name, count in request.counts)
-    hosts = _intel_hosts(request.counts) if request.counts else ()
+    if request.host_counts and request.per_host is None:
+        return tuple(("-n", str(count), "-host", name) for name, count in request.host_counts)
+    hosts = _intel_hosts(request.host_counts) if request.host_counts else ()
     return (("-n", str(request.processes), *hosts, *_per_host(request)),)
 
 
-def _per_host(request: Request) -> Words:
+def _per_host(request: MpirunRequest) -> Words:
     return ("-ppn", str(request.per_host)) if request.per_host else ()
 
 
@@ -181,55 +181,62 @@ _OPEN_MPI_PLACES = ("map-by", "npernode", "N", "ppr", "pernode", "npersocket", "
 _HYDRA_PLACES = ("ppn", "perhost", "map-by", "rankmap", "rr", "grr", "order-nodes")
 _HYDRA_LAUNCHES = ("launcher", "bootstrap", "rmk", "HYDRA_LAUNCHER", "HYDRA_BOOTSTRAP", "I_MPI_HYDRA_BOOTSTRAP")
 
-OPEN_MPI_4 = Family(
+OPEN_MPI_4 = MpiFamily(
     title="Open MPI",
     engine="open-mpi",
-    says=r"\((?:Open MPI|OpenRTE)\) ([1-4]\.\S+)",
-    listed=_open_mpi_hosts,
-    placed=_open_mpi_4,
-    directory="--wdir",
-    export="-x",
-    as_root="--allow-run-as-root",
-    unbound=("--bind-to", "none"),
-    binds=(*_OPEN_MPI_BINDS, "hwloc_base_binding_policy", "OMPI_MCA_hwloc_base_binding_policy"),
-    places=(*_OPEN_MPI_PLACES, "rmaps_base_mapping_policy", "OMPI_MCA_rmaps_base_mapping_policy"),
+    version_pattern=r"\((?:Open MPI|OpenRTE)\) ([1-4]\.\S+)",
+    host_words=_open_mpi_hosts,
+    placement_words=_open_mpi_4,
+    directory_option="--wdir",
+    export_option="-x",
+    root_option="--allow-run-as-root",
+    unbind_words=("--bind-to", "none"),
+    binding_choices=(*_OPEN_MPI_BINDS, "hwloc_base_binding_policy", "OMPI_MCA_hwloc_base_binding_policy"),
+    placement_choices=(*_OPEN_MPI_PLACES, "rmaps_base_mapping_policy", "OMPI_MCA_rmaps_base_mapping_policy"),
 )
-OPEN_MPI_5 = Family(
+OPEN_MPI_5 = MpiFamily(
     title="Open MPI",
     engine="open-mpi",
-    says=r"\((?:Open MPI|OpenRTE)\) ((?:[5-9]|[1-9][0-9]+)\.\S+)",
-    listed=_open_mpi_hosts,
-    placed=_open_mpi_5,
-    directory="--wdir",
-    export="-x",
-    as_root="--allow-run-as-root",
-    unbound=("--bind-to", "none"),
-    binds=(*_OPEN_MPI_BINDS, "hwloc_default_binding_policy", "PRTE_MCA_hwloc_default_binding_policy"),
-    places=(*_OPEN_MPI_PLACES, "rmaps_default_mapping_policy", "PRTE_MCA_rmaps_default_mapping_policy"),
+    version_pattern=r"\((?:Open MPI|OpenRTE)\) ((?:[5-9]|[1-9][0-9]+)\.\S+)",
+    host_words=_open_mpi_hosts,
+    placement_words=_open_mpi_5,
+    directory_option="--wdir",
+    export_option="-x",
+    root_option="--allow-run-as-root",
+    unbind_words=("--bind-to", "none"),
+    binding_choices=(*_OPEN_MPI_BINDS, "hwloc_default_binding_policy", "PRTE_MCA_hwloc_default_binding_policy"),
+    placement_choices=(*_OPEN_MPI_PLACES, "rmaps_default_mapping_policy", "PRTE_MCA_rmaps_default_mapping_policy"),
 )
 # Hydra passes all variables on. With -genvlist MPICH loses the last one of its environment, without a word.
-MPICH = Family(
+MPICH = MpiFamily(
     title="MPICH",
     engine="hydra",
-    says=r"HYDRA build details:\s+Version:\s+(\S+)",
-    listed=_mpich_hosts,
-    placed=_mpich,
-    directory="-wdir",
-    launcher="-launcher",
-    places=_HYDRA_PLACES,
-    launches=_HYDRA_LAUNCHES,
+    version_pattern=r"HYDRA build details:\s+Version:\s+(\S+)",
+    host_words=_mpich_hosts,
+    placement_words=_mpich,
+    directory_option="-wdir",
+    launcher_option="-launcher",
+    placement_choices=_HYDRA_PLACES,
+    launcher_choices=_HYDRA_LAUNCHES,
 )
-INTEL = Family(
+INTEL = MpiFamily(
     title="Intel MPI",
     engine="hydra",
-    says=r"Intel\(R\) MPI Library.*Version (\S+)",
-    listed=_intel_hosts,
-    placed=_intel,
-    directory="-wdir",
-    unbound_env={"I_MPI_PIN": "0"},
-    binds=("bind-to", "cpu-bind", "I_MPI_PIN", "I_MPI_PIN_CELL", "I_MPI_PIN_DOMAIN", "I_MPI_PIN_PROCESSOR_LIST"),
-    launcher="-launcher",
-    places=_HYDRA_PLACES,
-    launches=_HYDRA_LAUNCHES,
+    version_pattern=r"Intel\(R\) MPI Library.*Version (\S+)",
+    host_words=_intel_hosts,
+    placement_words=_intel,
+    directory_option="-wdir",
+    unbind_env={"I_MPI_PIN": "0"},
+    binding_choices=(
+        "bind-to",
+        "cpu-bind",
+        "I_MPI_PIN",
+        "I_MPI_PIN_CELL",
+        "I_MPI_PIN_DOMAIN",
+        "I_MPI_PIN_PROCESSOR_LIST",
+    ),
+    launcher_option="-launcher",
+    placement_choices=_HYDRA_PLACES,
+    launcher_choices=_HYDRA_LAUNCHES,
 )
 FAMILIES = (OPEN_MPI_4, OPEN_MPI_5, MPICH, INTEL)

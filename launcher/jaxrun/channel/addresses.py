@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from jaxrun.errors import UsageError
 
 _LOOPBACK = "127.0.0.1"
-_OFTEN_PRIVATE = ("docker", "br-", "virbr", "veth", "cni", "flannel", "podman", "lxc")
+_CONTAINER_INTERFACES = ("docker", "br-", "virbr", "veth", "cni", "flannel", "podman", "lxc")
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +30,7 @@ class Address:
         return f"[{self.ip}]:{self.port}" if ":" in self.ip else f"{self.ip}:{self.port}"
 
 
-def interfaces() -> tuple[Interface, ...]:
+def list_interfaces() -> tuple[Interface, ...]:
     """The addresses of this host's interfaces that are up, less those that are good on one link only."""
     import psutil
 
@@ -43,7 +43,7 @@ def interfaces() -> tuple[Interface, ...]:
     )
 
 
-def choose(there: Iterable[Interface], wanted: str = "") -> tuple[Interface, ...]:
+def select_interfaces(there: Iterable[Interface], wanted: str = "") -> tuple[Interface, ...]:
     """Those that `wanted` names: an interface, an address or a network; all if it is empty, the likeliest first.
 
     UsageError, with what there is, if it names none.
@@ -51,20 +51,20 @@ def choose(there: Iterable[Interface], wanted: str = "") -> tuple[Interface, ...
     known = sorted(there, key=_preference)
     if not wanted:
         return tuple(known)
-    chosen = tuple(interface for interface in known if interface.name == wanted or _within(interface.ip, wanted))
+    chosen = tuple(interface for interface in known if interface.name == wanted or _is_in_network(interface.ip, wanted))
     if not chosen:
         found = ", ".join(f"{interface.name} {interface.ip}" for interface in known)
         raise UsageError(f"--interface {wanted} is no interface, address or network of this host; it has: {found}")
     return chosen
 
 
-def describe(addresses: Sequence[Address], there: Iterable[Interface]) -> str:
+def describe_addresses(addresses: Sequence[Address], there: Iterable[Interface]) -> str:
     """`ib0 10.1.0.4:40123, eth0 192.168.7.4:40123`."""
     names = {interface.ip: interface.name for interface in there}
     return ", ".join(f"{names.get(address.ip, '')} {address}".strip() for address in addresses)
 
 
-def parse(text: str) -> tuple[Address, ...]:
+def parse_addresses(text: str) -> tuple[Address, ...]:
     """Addresses with commas between them. UsageError for what is none; a name is allowed in an address' place."""
     found = []
     for part in text.split(","):
@@ -77,11 +77,11 @@ def parse(text: str) -> tuple[Address, ...]:
     return tuple(found)
 
 
-def write(addresses: Iterable[Address]) -> str:
+def format_addresses(addresses: Iterable[Address]) -> str:
     return ",".join(map(str, addresses))
 
 
-def _within(ip: str, wanted: str) -> bool:
+def _is_in_network(ip: str, wanted: str) -> bool:
     try:
         return ipaddress.ip_address(ip) in ipaddress.ip_network(wanted, strict=False)
     except ValueError:
@@ -94,4 +94,4 @@ def _is_link_local(ip: str) -> bool:
 
 def _preference(interface: Interface) -> tuple[bool, bool, bool]:
     loopback = ipaddress.ip_address(interface.ip).is_loopback
-    return loopback, interface.name.startswith(_OFTEN_PRIVATE), ":" in interface.ip
+    return loopback, interface.name.startswith(_CONTAINER_INTERFACES), ":" in interface.ip

@@ -10,6 +10,6 @@
 | conversation    | one function on all ranks, and what is said meanwhile                                  |
 | remote          | what ranks raise, and how the parent raises it again                                   |
 | life            | how a gang is started, found sick, started anew, and closed                             |
-| gang            | calls on it: WarmGang, which jaxrun.functions makes Gang of                             |
+| gang            | calls on it: WarmGang, which jaxrun.api makes Gang of                             |
 | lines           | what ranks print, on a terminal                                                        |
 """

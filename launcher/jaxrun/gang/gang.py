@@ -11,17 +11,17 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-from jaxrun.contract.parcel import Kind, Reference, pack
 from jaxrun.errors import JaxrunError, UsageError
-from jaxrun.gang.conversation import Conversation, Gone, Printed, Returned, Screen, Sources, Told
-from jaxrun.gang.life import Life
-from jaxrun.gang.lines import Lines
-from jaxrun.gang.remote import CallTimeout, GangError, raised
-from jaxrun.planning.chaos import KINDS
-from jaxrun.ranks import spell
+from jaxrun.gang.call import CellSources, Disconnected, Display, GangCall, LauncherOutput, Printed, Returned
+from jaxrun.gang.display import TerminalDisplay
+from jaxrun.gang.exceptions import CallTimeout, GangError, combined_exception
+from jaxrun.gang.lifecycle import GangLifecycle
+from jaxrun.job.fault_spec import FAULT_KINDS
+from jaxrun.protocol.payload import FunctionReference, GangMessageKind, pack
+from jaxrun.text import format_ranks
 
-FAILURE_GRACE = 1.5  # seconds that the others have to return after a rank has raised
-_HEAVY = 2**24  # bytes of a function with all that it closes over, from which a warning says so
+FAILURE_GRACE_S = 1.5  # seconds that the others have to return after a rank has raised
+_LARGE_CLOSURE_BYTES = 2**24  # bytes of a function with all that it closes over, from which a warning says so
 
 
 class Results(tuple[Any, ...]):
@@ -34,21 +34,21 @@ class Results(tuple[Any, ...]):
         return self[0]
 
 
-class WarmGang(Life):
+class BaseGang(GangLifecycle):
     """A gang that can be called: what jaxrun.Gang, and all that is made with one, builds on."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
-        self._talking = False
-        self._number = 0
-        self.screen = self._screen()
-        self.on_printed: Callable[[Printed], None] = self.screen.show
+        self._in_call = False
+        self._call_number = 0
+        self.display = self._make_display()
+        self.show_printed: Callable[[Printed], None] = self.display.show
         super().__init__(*args, **kwargs)
 
-    def _screen(self) -> Screen:
+    def _make_display(self) -> Display:
         """Where to show what ranks print."""
-        return Lines()
+        return TerminalDisplay()
 
-    def _sources(self) -> Sources | None:
+    def _make_sources(self) -> CellSources | None:
         """Where the lines of functions are that stand in no file."""
         return None
 
@@ -60,22 +60,24 @@ class WarmGang(Life):
         each rank was. KeyboardInterrupt at a Ctrl-C: the ranks are interrupted, a second one stops the gang.
         """
         __tracebackhide__ = True
-        with self.converse(fn, *args, **kwargs) as talk:
-            return self.collect(talk, timeout)
+        with self.start_call(fn, *args, **kwargs) as talk:
+            return self.collect_results(talk, timeout)
 
-    def converse(self, fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Conversation:
+    def start_call(self, fn: Callable[..., Any], *args: Any, **kwargs: Any) -> GangCall:
         """Start `fn(*args, **kwargs)` on every rank, and talk with it; to be used in a `with`."""
         self._lock.acquire()
         try:
-            if self._talking:
+            if self._in_call:
                 raise GangError("this gang is in a conversation already; end that first")
-            self._must_be_open()
-            self._ready()
-            job = self._known
-            self._number += 1
-            cells = self._sources()
+            self._check_open()
+            self._ensure_started()
+            job = self._current
+            self._call_number += 1
+            cells = self._make_sources()
             reduce = cells.reduce if cells is not None else None
-            task = pack(Kind.TASK, self._number, (fn, args, kwargs), share=self.shares_memory, reduce=reduce)
+            task = pack(
+                GangMessageKind.CALL, self._call_number, (fn, args, kwargs), share=self.shares_memory, reduce=reduce
+            )
             order = {
                 "print": True,
                 "interrupts": job.interrupts,
@@ -83,79 +85,81 @@ class WarmGang(Life):
                 "path": [os.path.abspath(entry) for entry in sys.path],
             }
             task = replace(task, note=json.dumps(order).encode())
-            if task.weight > _HEAVY:
+            if task.nbytes > _LARGE_CLOSURE_BYTES:
                 _warn_of_closure(fn)
-            talk = Conversation(self, self._number, task)
-            self._talking = True
+            talk = GangCall(self, self._call_number, task)
+            self._in_call = True
             return talk
         except BaseException:
             self._lock.release()
             raise
 
-    def conversation_over(self, talk: Conversation, error: BaseException | None) -> None:
+    def end_call(self, talk: GangCall, error: BaseException | None) -> None:
         """For Conversation."""
         try:
-            self.screen.over(talk, error, healthy=self.healthy)
+            self.display.end_call(talk, error, healthy=self.healthy)
         finally:
-            self._talking = False
+            self._in_call = False
             self._lock.release()
 
-    def on_told(self, told: Told) -> None:
+    def show_launcher_output(self, told: LauncherOutput) -> None:
         """Show what the launcher has said."""
         sys.stderr.write(told.text)
 
-    def collect(self, talk: Conversation, timeout: float | None) -> Results:
+    def collect_results(self, talk: GangCall, timeout: float | None) -> Results:
         """What `run` does with a conversation, whose results or errors are all that is wanted of it."""
         __tracebackhide__ = True
         deadline = None if timeout is None else time.monotonic() + timeout
         failed_at: float | None = None
         while True:
-            limits = [at for at in (deadline, failed_at and failed_at + FAILURE_GRACE) if at is not None]
+            limits = [at for at in (deadline, failed_at and failed_at + FAILURE_GRACE_S) if at is not None]
             left = min(limits) - time.monotonic() if limits else None
             match talk.receive(left):
                 case Printed() as printed:
-                    self.on_printed(printed)
-                case Told() as told:
-                    self.on_told(told)
+                    self.show_printed(printed)
+                case LauncherOutput() as told:
+                    self.show_launcher_output(told)
                 case Returned(error=error) if error is not None:
                     failed_at = failed_at or time.monotonic()
-                case Gone():
-                    died = talk.died()
+                case Disconnected():
+                    died = talk.explain_death()
                     assert died is not None
-                    raise died from (raised(talk.failures) if talk.failures else None)
-                case None if talk.missing:
+                    raise died from (combined_exception(talk.failures) if talk.failures else None)
+                case None if talk.running:
                     self._give_up(talk, timeout)
                 case None:
                     break
         if talk.failures:
-            raise raised(talk.failures)
+            raise combined_exception(talk.failures)
         return Results(talk.outcomes[rank].value() for rank in sorted(talk.outcomes))
 
-    def _give_up(self, talk: Conversation, timeout: float | None) -> None:
+    def _give_up(self, talk: GangCall, timeout: float | None) -> None:
         where = self.stacks()
-        missing = talk.missing
+        missing = talk.running
         if talk.failures:
-            raise raised(talk.failures, f"{spell(missing)} did not return: {where}")
-        raise CallTimeout(f"{spell(missing)} did not return within {timeout:g} s · {where}", missing)
+            raise combined_exception(talk.failures, f"{format_ranks(missing)} did not return: {where}")
+        raise CallTimeout(f"{format_ranks(missing)} did not return within {timeout:g} s · {where}", missing)
 
     # ---- looking and meddling
 
     def stacks(self, *, full: bool = False) -> str:
         """Where all ranks are now, in groups; with `full`, all frames of each."""
-        from jaxrun.records import asking
+        from jaxrun.rundir import stacks_request
 
         try:
-            return asking.ask(asking.Running(self.run_dir, self._known.launcher.pid), full=full)
+            return stacks_request.request_stacks(
+                stacks_request.RunningJob(self.run_dir, self._current.launcher.pid), full=full
+            )
         except JaxrunError as error:
             return f"where they are cannot be told: {error}"
 
     def fault(self, kind: str, rank: int) -> None:
         """Do this to a rank: "kill" it (SIGKILL), "pause" it (SIGSTOP) or "cut" its network connections."""
-        if kind not in KINDS:
-            raise UsageError(f"a fault is one of {', '.join(KINDS)}, not {kind!r}")
+        if kind not in FAULT_KINDS:
+            raise UsageError(f"a fault is one of {', '.join(FAULT_KINDS)}, not {kind!r}")
         if rank not in range(self.processes):
             raise UsageError(f"the ranks of this gang are 0 to {self.processes - 1}, so {rank!r} is none")
-        self._known.launcher.order(fault=kind, ranks=[rank])
+        self._current.launcher.send_command(fault=kind, ranks=[rank])
 
     def kill(self, rank: int) -> None:
         """Kill a rank with SIGKILL, as the kernel does when memory is short."""
@@ -172,13 +176,13 @@ class WarmGang(Life):
 
 def remote_function(module: str, name: str) -> Callable[..., Any]:
     """A function that is imported on the ranks only."""
-    return Reference(module, name)
+    return FunctionReference(module, name)
 
 
 def _warn_of_closure(fn: Callable[..., Any]) -> None:
     """Say so if a function is heavy, whatever its arguments are."""
-    weight = pack(Kind.TASK, 0, fn, share=False).weight
-    if weight > _HEAVY:
+    weight = pack(GangMessageKind.CALL, 0, fn, share=False).nbytes
+    if weight > _LARGE_CLOSURE_BYTES:
         warnings.warn(
             f"{getattr(fn, '__name__', fn)} and what it closes over weigh {weight / 2**20:.0f} MiB, which go to every "
             "rank with each call; pass large arrays as arguments, or load them on the ranks",

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from jaxrun.contract import Message
+from jaxrun.diagnosis.worker_outcome import WorkerOutcome
 from jaxrun.lockstep.divergence import Divergence
-from jaxrun.verdict.ends import End
+from jaxrun.protocol import Message
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
+class TimeLimits:
     """Seconds: until all have joined, for the whole job, between SIGTERM and SIGKILL, without any sign of life.
 
     None and 0 are no limit.
@@ -24,7 +24,7 @@ class Limits:
 
 
 @dataclass(frozen=True, slots=True)
-class Report:
+class AgentReport:
     """An agent on some host says what is there, before its worker is started.
 
     address, head_address:  the two ends of its connection to the head, as it sees them
@@ -40,7 +40,7 @@ class Report:
     boot_id: str
     pid: int
     time: float
-    version: str
+    jaxrun_version: str
     address: str
     head_address: str
     directory: str
@@ -51,28 +51,28 @@ class Report:
     gpu_limit: str
     tpu: bool
     cuda_plugin: bool
-    sees_run_dir: bool
+    can_write_run_dir: bool
 
 
 @dataclass(frozen=True, slots=True)
-class Spawned:
+class WorkerSpawned:
     rank: int
     pid: int
 
 
 @dataclass(frozen=True, slots=True)
-class Exited:
+class WorkerExited:
     """A worker has been reaped; `status` is negative for a signal."""
 
     rank: int
     status: int
-    fatal: str = ""
-    tail: str = ""
+    crash_dump: str = ""
+    stderr_tail: str = ""
     out_of_memory: str = ""
 
 
 @dataclass(frozen=True, slots=True)
-class Unavailable:
+class StartFailed:
     """The workers could not be started at all."""
 
     text: str
@@ -80,33 +80,33 @@ class Unavailable:
 
 
 @dataclass(frozen=True, slots=True)
-class Lost:
+class AgentLost:
     """The agent of this rank cannot be reached any more, for the reason that `text` gives.
 
     by_engine: what had started it has ended it, because of another's end
     """
 
     rank: int
-    text: str
-    by_engine: bool = False
+    reason: str
+    ended_by_launch_command: bool = False
 
 
 @dataclass(frozen=True, slots=True)
-class Signalled:
+class LauncherSignalled:
     """The launcher has received a signal."""
 
     signum: int
 
 
 @dataclass(frozen=True, slots=True)
-class SignalAsked:
+class SignalRequested:
     """The process that the launcher works for wants all workers to be sent a signal."""
 
     signum: int
 
 
 @dataclass(frozen=True, slots=True)
-class FaultAsked:
+class FaultRequested:
     """The process that the launcher works for wants this to be done to these ranks; `kind` as in planning/chaos.py."""
 
     kind: str
@@ -114,19 +114,19 @@ class FaultAsked:
 
 
 @dataclass(frozen=True, slots=True)
-class HungUp:
+class ParentExited:
     """The process that the launcher works for wants the end of the job, or is gone; `by` says which."""
 
-    by: str
+    reason: str
 
 
 @dataclass(frozen=True, slots=True)
-class Spared:
+class FaultNotInjected:
     """A fault of this kind could not be done to this rank, for the reason that `text` gives."""
 
     rank: int
     kind: str
-    text: str
+    reason: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,21 +138,21 @@ class AgentSignalled:
 
 
 @dataclass(frozen=True, slots=True)
-class StacksTaken:
+class SnapshotReply:
     """By rank: what its fault handler wrote, what the kernel says that it waits in, CPU seconds used, bytes written,
     what its flight recorder holds (as text, see lockstep/flight.py), and for "native" its stack with C frames."""
 
     purpose: str
-    dumps: Mapping[int, str]
-    waits: Mapping[int, str]
-    cpu: Mapping[int, float]
-    written: Mapping[int, int] = field(default_factory=dict)
+    stacks: Mapping[int, str]
+    kernel_waits: Mapping[int, str]
+    cpu_seconds: Mapping[int, float]
+    bytes_written: Mapping[int, int] = field(default_factory=dict)
     flights: Mapping[int, str] = field(default_factory=dict)
-    natives: Mapping[int, str] = field(default_factory=dict)
+    native_stacks: Mapping[int, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
-class Flown:
+class RecorderSnapshot:
     """What the flight recorder of a rank holds as its program ends, or when it has died."""
 
     rank: int
@@ -160,12 +160,12 @@ class Flown:
 
 
 @dataclass(frozen=True, slots=True)
-class Described:
+class ProgramDetails:
     """The line of text about a program in a rank's flight recorder; empty if there is none."""
 
     rank: int
     program: int
-    text: str
+    details: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,27 +174,27 @@ class Tick:
 
 
 Event = (
-    Report
-    | Spawned
-    | Exited
-    | Lost
-    | Unavailable
-    | Signalled
-    | SignalAsked
-    | FaultAsked
-    | HungUp
-    | Spared
+    AgentReport
+    | WorkerSpawned
+    | WorkerExited
+    | AgentLost
+    | StartFailed
+    | LauncherSignalled
+    | SignalRequested
+    | FaultRequested
+    | ParentExited
+    | FaultNotInjected
     | AgentSignalled
-    | StacksTaken
-    | Flown
-    | Described
+    | SnapshotReply
+    | RecorderSnapshot
+    | ProgramDetails
     | Tick
     | Message
 )
 
 
 @dataclass(frozen=True, slots=True)
-class Begin:
+class StartWorker:
     """What an agent on some host is to start: one worker.
 
     program:      the words after `python -m jaxrun_runtime`
@@ -215,7 +215,7 @@ class Begin:
     init_timeout: float
     run_dir: str
     log_dir: str
-    shown: bool
+    show_output: bool
     lockstep: str
 
 
@@ -226,13 +226,13 @@ class Send:
 
 
 @dataclass(frozen=True, slots=True)
-class Kill:
+class SignalRanks:
     ranks: tuple[int, ...]
     signum: int
 
 
 @dataclass(frozen=True, slots=True)
-class Inflict:
+class InjectFault:
     """Do a fault to these ranks, as if it had come by itself; where that cannot be, it is answered by Spared."""
 
     ranks: tuple[int, ...]
@@ -240,7 +240,7 @@ class Inflict:
 
 
 @dataclass(frozen=True, slots=True)
-class TakeStacks:
+class TakeSnapshot:
     """Ask the fault handlers; answered by StacksTaken with the same purpose.
 
     `purpose`: "show" on the screen, "keep" in the run directory, the same with C frames ("native"), or to decide about
@@ -252,11 +252,11 @@ class TakeStacks:
     purpose: str
 
 
-FLIGHTS_ONLY = ("lockstep", "history")
+RECORDERS_ONLY = ("lockstep", "history")
 
 
 @dataclass(frozen=True, slots=True)
-class Describe:
+class ProgramDetailsRequest:
     """Read what the flight recorder of this rank says of a program; answered by Described."""
 
     rank: int
@@ -264,12 +264,12 @@ class Describe:
 
 
 @dataclass(frozen=True, slots=True)
-class Say:
+class PrintLine:
     text: str
 
 
 @dataclass(frozen=True, slots=True)
-class Keep:
+class WriteFile:
     """Write this file into the run directory."""
 
     name: str
@@ -277,7 +277,7 @@ class Keep:
 
 
 @dataclass(frozen=True, slots=True)
-class Ending:
+class JobOutcome:
     """How the job ended: the head's last word, from which the verdict is made.
 
     `divergence`: the first call in which the ranks were seen out of step.
@@ -285,11 +285,11 @@ class Ending:
     """
 
     reason: str
-    ends: tuple[End, ...]
+    workers: tuple[WorkerOutcome, ...]
     text: str = ""
     traceback: str = ""
-    dumps: Mapping[int, str] = field(default_factory=dict)
-    waits: Mapping[int, str] = field(default_factory=dict)
+    stacks: Mapping[int, str] = field(default_factory=dict)
+    kernel_waits: Mapping[int, str] = field(default_factory=dict)
     flights: Mapping[int, str] = field(default_factory=dict)
     signum: int = 0
     decided_at: float | None = None
@@ -299,14 +299,25 @@ class Ending:
 
 @dataclass(frozen=True, slots=True)
 class Finish:
-    ending: Ending
+    outcome: JobOutcome
 
 
 @dataclass(frozen=True, slots=True)
-class Dismiss:
+class Shutdown:
     """To an agent on another host: the job is over, end with this status."""
 
     status: int
 
 
-Action = Begin | Send | Kill | Inflict | TakeStacks | Describe | Say | Keep | Finish | Dismiss
+Action = (
+    StartWorker
+    | Send
+    | SignalRanks
+    | InjectFault
+    | TakeSnapshot
+    | ProgramDetailsRequest
+    | PrintLine
+    | WriteFile
+    | Finish
+    | Shutdown
+)

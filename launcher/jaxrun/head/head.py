@@ -19,56 +19,66 @@ import signal
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from jaxrun.contract import STACKS_SIGNAL, Call, Done, Failed, Hello, Leave, Listening, Proof, ThreadFailed
-from jaxrun.contract.flight import OFF
+from jaxrun.diagnosis.stacks import NATIVE_STACKS_SIGNAL
 from jaxrun.errors import NotUniformError, UnavailableError
-from jaxrun.head import uniform
-from jaxrun.head.chaos import Chaos
+from jaxrun.head import consistency
+from jaxrun.head.agent_registry import AgentRegistry
+from jaxrun.head.divergence_detector import DivergenceDetector
 from jaxrun.head.events import (
-    FLIGHTS_ONLY,
+    RECORDERS_ONLY,
     Action,
+    AgentLost,
+    AgentReport,
     AgentSignalled,
-    Described,
-    Ending,
     Event,
-    Exited,
-    FaultAsked,
+    FaultNotInjected,
+    FaultRequested,
     Finish,
-    Flown,
-    HungUp,
-    Kill,
-    Limits,
-    Lost,
-    Report,
-    Say,
+    JobOutcome,
+    LauncherSignalled,
+    ParentExited,
+    PrintLine,
+    ProgramDetails,
+    RecorderSnapshot,
     Send,
-    SignalAsked,
-    Signalled,
-    Spared,
-    Spawned,
-    StacksTaken,
-    TakeStacks,
-    Unavailable,
+    SignalRanks,
+    SignalRequested,
+    SnapshotReply,
+    StartFailed,
+    TakeSnapshot,
+    TimeLimits,
+    WorkerExited,
+    WorkerSpawned,
 )
-from jaxrun.head.gathering import Gathering
-from jaxrun.head.lockstep import Lockstep
-from jaxrun.head.looks import Looks
-from jaxrun.head.muster import Muster
-from jaxrun.head.roster import Roster
-from jaxrun.planning.chaos import Fault
-from jaxrun.ranks import locate, spell
-from jaxrun.verdict import verdict
-from jaxrun.verdict.stacks import NATIVE_SIGNAL
+from jaxrun.head.fault_injection import FaultInjector
+from jaxrun.head.snapshots import Snapshots
+from jaxrun.head.startup import Startup
+from jaxrun.head.worker_table import WorkerTable
+from jaxrun.job.fault_spec import FaultSpec
+from jaxrun.protocol import (
+    STACKS_SIGNAL,
+    Call,
+    CoordinatorReady,
+    DeviceReport,
+    Done,
+    Exit,
+    Failed,
+    Hello,
+    ThreadFailed,
+)
+from jaxrun.protocol.flight_file import LOCKSTEP_OFF
+from jaxrun.text import format_ranks, format_ranks_on_hosts
+from jaxrun.verdict import decide
 from jaxrun.wording import plural
 
-TOGETHER = 1.0  # seconds to wait for the others that were told of the same
-SETTLE = 0.03  # seconds to wait for the cause after the first failure: collateral errors can win the race
-PATIENCE = 0.5  # seconds to wait for it when all that is known is collateral
-LAST_QUESTIONS = 0.8  # seconds that the end may be put off to learn how the ranks fell out of step
+MISMATCH_REPORTS_WAIT_S = 1.0  # seconds to wait for the others that were told of the same
+SETTLE_S = 0.03  # seconds to wait for the cause after the first failure: collateral errors can win the race
+ROOT_CAUSE_WAIT_S = 0.5  # seconds to wait for it when all that is known is collateral
+CONCLUDE_TIMEOUT_S = 0.8  # seconds that the end may be put off to learn how the ranks fell out of step
 PROGRESS = (2.0, 10.0)  # seconds until the start-up says whom it waits for, and between saying so again
 
 
-class Phase(enum.Enum):
+class JobPhase(enum.Enum):
     STARTING = enum.auto()
     RUNNING = enum.auto()
     LEAVING = enum.auto()
@@ -79,8 +89,8 @@ class Phase(enum.Enum):
     OVER = enum.auto()
 
 
-_HEALTHY = (Phase.STARTING, Phase.RUNNING)
-_LOOKS: Mapping[int, str] = {signal.SIGQUIT: "show", STACKS_SIGNAL: "keep", NATIVE_SIGNAL: "native"}
+_HEALTHY = (JobPhase.STARTING, JobPhase.RUNNING)
+_LOOKS: Mapping[int, str] = {signal.SIGQUIT: "show", STACKS_SIGNAL: "keep", NATIVE_STACKS_SIGNAL: "native"}
 
 
 class Head:
@@ -93,206 +103,210 @@ class Head:
     def __init__(
         self,
         hosts: Mapping[int, str],
-        expected: uniform.Expected,
-        limits: Limits,
+        expected: consistency.Expected,
+        limits: TimeLimits,
         interface: str,
         now: float,
-        muster: Muster | None = None,
-        lockstep: str = OFF,
-        chaos: Sequence[Fault] = (),
+        muster: AgentRegistry | None = None,
+        lockstep: str = LOCKSTEP_OFF,
+        chaos: Sequence[FaultSpec] = (),
     ) -> None:
-        self._roster = Roster(hosts)
-        self._gathering = Gathering(self._roster.hosts, expected, interface, muster)
-        self._chaos = Chaos(chaos, self._roster)
+        self._workers = WorkerTable(hosts)
+        self._startup = Startup(self._workers.hosts, expected, interface, muster)
+        self._faults = FaultInjector(chaos, self._workers)
         self._limits = limits
         self._started = now
         self._run_at: float | None = None
-        self._phase = Phase.STARTING
-        self._ending = Ending("ok", ())
+        self._phase = JobPhase.STARTING
+        self._ending = JobOutcome("ok", ())
         self._frozen = False
-        self._lockstep = Lockstep(lockstep, self._roster.hosts)
-        self._looks = Looks(self._roster.hosts, limits, self._lockstep, now)
+        self._divergence = DivergenceDetector(lockstep, self._workers.hosts)
+        self._snapshots = Snapshots(self._workers.hosts, limits, self._divergence, now)
         self._alarms: dict[str, float] = {"init": now + limits.init, "progress": now + PROGRESS[0]}
 
     @property
-    def phase(self) -> Phase:
+    def phase(self) -> JobPhase:
         return self._phase
 
     @property
     def hosts(self) -> Mapping[int, str]:
         """The host of each rank, as far as it is known."""
-        return self._roster.hosts
+        return self._workers.hosts
 
     def deadline(self) -> float | None:
         """When the head wants its next Tick at the latest."""
-        if self._phase is Phase.OVER:
+        if self._phase is JobPhase.OVER:
             return None
-        chaos = self._chaos.deadline() if self._phase is Phase.RUNNING else None
-        deadlines = (*self._alarms.values(), self._looks.deadline(), self._lockstep.deadline(), chaos)
+        chaos = self._faults.deadline() if self._phase is JobPhase.RUNNING else None
+        deadlines = (*self._alarms.values(), self._snapshots.deadline(), self._divergence.deadline(), chaos)
         return min((at for at in deadlines if at is not None), default=None)
 
     def handle(self, event: Event, now: float) -> list[Action]:
         """Take one event; returns what is to be done, in order."""
-        if self._phase is Phase.OVER:
+        if self._phase is JobPhase.OVER:
             return []
         match event:
-            case Signalled():
+            case LauncherSignalled():
                 return self._on_signal(event.signum, now)
-            case SignalAsked() | FaultAsked() | HungUp():
+            case SignalRequested() | FaultRequested() | ParentExited():
                 return self._on_request(event, now)
-            case StacksTaken():
+            case SnapshotReply():
                 return self._on_stacks(event, now)
-            case Described():
-                return self._or_finish(self._lockstep.on_described(event), now)
-            case Unavailable():
+            case ProgramDetails():
+                return self._or_finish(self._divergence.on_described(event), now)
+            case StartFailed():
                 return self._on_unavailable(event, now)
         rank = getattr(event, "rank", None)
         if rank is None:
             return self._on_time(now)
-        if rank not in self._roster.hosts:
-            return self._give_up("refused", uniform.unknown(rank, len(self._roster.hosts)), now)
+        if rank not in self._workers.hosts:
+            return self._give_up("refused", consistency.describe_unknown_rank(rank, len(self._workers.hosts)), now)
         return self._on_worker(event, now)
 
     def _on_worker(self, event: Event, now: float) -> list[Action]:
         match event:
-            case Spawned():
+            case WorkerSpawned():
                 return self._on_spawned(event.rank)
-            case Report() | Hello() | Listening() | Proof():
+            case AgentReport() | Hello() | CoordinatorReady() | DeviceReport():
                 return self._on_start_up(event, now)
-            case Lost():
+            case AgentLost():
                 return self._on_lost(event, now)
             case AgentSignalled() if self._phase in _HEALTHY:
                 return self._on_signal(event.signum, now)
             case Call():
-                return self._lockstep.on_call(event, self._roster.working_count, now)
-            case Flown():
-                self._lockstep.on_flown(event)
+                return self._divergence.on_call(event, self._workers.working_count, now)
+            case RecorderSnapshot():
+                self._divergence.on_flown(event)
             case ThreadFailed():
-                self._roster.thread_failed(event)
-            case Spared():
-                return self._chaos.spared(event)
+                self._workers.add_thread_failure(event)
+            case FaultNotInjected():
+                return self._faults.handle_not_injected(event)
             case Failed():
-                self._roster.spoke(event, now)
+                self._workers.add_failure(event, now)
                 return self._on_failure(event.rank, now)
             case Done():
-                self._roster.done(event.rank, now)
-                self._lockstep.gone(event.rank, now)
+                self._workers.add_done(event.rank, now)
+                self._divergence.remove_rank(event.rank, now)
                 return self._on_finished(now)
-            case Exited():
+            case WorkerExited():
                 return self._on_exit(event, now)
         return []
 
     # ---- bringing the job together
 
     def _on_spawned(self, rank: int) -> list[Action]:
-        self._roster.spawned(rank)
-        return self._kill((rank,)) if self._phase is Phase.STOPPING else []
+        self._workers.add_process(rank)
+        return self._kill((rank,)) if self._phase is JobPhase.STOPPING else []
 
-    def _on_start_up(self, event: Report | Hello | Listening | Proof, now: float) -> list[Action]:
-        if self._phase is not Phase.STARTING:
+    def _on_start_up(self, event: AgentReport | Hello | CoordinatorReady | DeviceReport, now: float) -> list[Action]:
+        if self._phase is not JobPhase.STARTING:
             return []
         try:
-            actions = self._gathering.take(event)
+            actions = self._startup.handle(event)
         except NotUniformError as error:
             return self._give_up("refused", str(error), now)
         except UnavailableError as error:
             return self._give_up("unavailable", str(error), now)
-        if self._gathering.complete:
-            self._phase = Phase.RUNNING
+        if self._startup.complete:
+            self._phase = JobPhase.RUNNING
             self._run_at = now
             del self._alarms["init"], self._alarms["progress"]
-            self._looks.begin(now)
-            self._chaos.begin(now)
+            self._snapshots.start(now)
+            self._faults.start(now)
         return [*actions]
 
-    def _on_unavailable(self, event: Unavailable, now: float) -> list[Action]:
-        if self._phase is Phase.SETTLING and not verdict.certain(self._roster.ends(now)):
-            self._phase = Phase.RUNNING  # what was lost since is explained by this
+    def _on_unavailable(self, event: StartFailed, now: float) -> list[Action]:
+        if self._phase is JobPhase.SETTLING and not decide.is_certain(self._workers.outcomes(now)):
+            self._phase = JobPhase.RUNNING  # what was lost since is explained by this
         return self._give_up("unavailable", event.text, now, traceback=event.traceback)
 
     def _give_up(self, reason: str, text: str, now: float, traceback: str = "") -> list[Action]:
         if self._phase not in _HEALTHY:
             return []
-        self._ending = Ending(reason, (), text=text, traceback=traceback, decided_at=now)
-        return self._stop(now, self._roster.live)
+        self._ending = JobOutcome(reason, (), text=text, traceback=traceback, decided_at=now)
+        return self._stop(now, self._workers.live)
 
     # ---- a worker ends
 
     def _on_finished(self, now: float) -> list[Action]:
         """Somebody's program has ended well: when all have, they leave, rank 0 and its coordinator last."""
-        if self._phase not in (Phase.RUNNING, Phase.TERMINATING):
+        if self._phase not in (JobPhase.RUNNING, JobPhase.TERMINATING):
             return []
-        if self._roster.any_working:
-            if self._phase is Phase.RUNNING:
-                self._looks.finished(now)
+        if self._workers.any_working:
+            if self._phase is JobPhase.RUNNING:
+                self._snapshots.start_early_exit_checks(now)
             return []
-        self._looks.end()
+        self._snapshots.stop()
         self._alarms = {"kill": now + self._limits.grace}
-        self._phase = Phase.LEAVING
-        live = self._roster.live
-        return [Send(tuple(rank for rank in live if rank != 0) or live, Leave())]
+        self._phase = JobPhase.LEAVING
+        live = self._workers.live
+        return [Send(tuple(rank for rank in live if rank != 0) or live, Exit())]
 
-    def _on_exit(self, exited: Exited, now: float) -> list[Action]:
-        self._roster.exited(exited, now)
+    def _on_exit(self, exited: WorkerExited, now: float) -> list[Action]:
+        self._workers.add_exit(exited, now)
         well = exited.status == 0 and self._run_at is not None
         if self._phase in _HEALTHY and not well:
             return self._on_failure(exited.rank, now)
-        if self._phase is Phase.LEAVING and self._ending.reason == "ok" and not well:
-            self._ending = Ending("failed", (), decided_at=now)
-        if not self._roster.any_live:
+        if self._phase is JobPhase.LEAVING and self._ending.reason == "ok" and not well:
+            self._ending = JobOutcome("failed", (), decided_at=now)
+        if not self._workers.any_live:
             return self._finish(now)
-        if self._phase in (Phase.LEAVING, Phase.STOPPING) and self._roster.only_rank_0_left:
+        if self._phase in (JobPhase.LEAVING, JobPhase.STOPPING) and self._workers.only_rank_0_left:
             return self._let_rank_0_go()
-        return self._settle(now, exited.rank) if self._phase is Phase.SETTLING else self._on_finished(now)
+        return self._settle(now, exited.rank) if self._phase is JobPhase.SETTLING else self._on_finished(now)
 
-    def _on_lost(self, lost: Lost, now: float) -> list[Action]:
-        if not self._roster.has_worker(lost.rank):
+    def _on_lost(self, lost: AgentLost, now: float) -> list[Action]:
+        if not self._workers.has_worker(lost.rank):
             if self._phase not in _HEALTHY:
                 return []
-            text = f"the agent of {locate([lost.rank], self._roster.hosts)} went away before its worker was started"
-            return self._give_up("unavailable", f"{text}: {lost.text}", now)
-        if self._roster.has_ended(lost.rank):
+            text = f"the agent of {format_ranks_on_hosts([lost.rank], self._workers.hosts)} went away before its worker was started"
+            return self._give_up("unavailable", f"{text}: {lost.reason}", now)
+        if self._workers.has_ended(lost.rank):
             return []
-        self._roster.lost(lost, now)
+        self._workers.add_loss(lost, now)
         if self._phase in _HEALTHY:
             return self._on_failure(lost.rank, now)
-        if self._phase is Phase.LEAVING and self._ending.reason == "ok":
-            self._ending = Ending("failed", (), decided_at=now)
-        if not self._roster.any_live:
+        if self._phase is JobPhase.LEAVING and self._ending.reason == "ok":
+            self._ending = JobOutcome("failed", (), decided_at=now)
+        if not self._workers.any_live:
             return self._finish(now)
-        if self._phase is Phase.SETTLING:
-            self._alarms["settle"] = now + SETTLE  # the other ranks of its host are lost with it
-        goes_last = self._phase in (Phase.LEAVING, Phase.STOPPING) and self._roster.only_rank_0_left
+        if self._phase is JobPhase.SETTLING:
+            self._alarms["settle"] = now + SETTLE_S  # the other ranks of its host are lost with it
+        goes_last = self._phase in (JobPhase.LEAVING, JobPhase.STOPPING) and self._workers.only_rank_0_left
         return self._let_rank_0_go() if goes_last else []
 
     def _on_failure(self, rank: int, now: float) -> list[Action]:
         """A rank has failed, or is about to: wait a moment for the cause, for it may be another's."""
         if self._phase in _HEALTHY:
-            self._phase = Phase.SETTLING
-            self._ending = Ending("failed", (), decided_at=now)
-            self._looks.end()
-            wait = TOGETHER if self._lockstep.told(rank) else SETTLE
-            self._alarms = {"settle": now + wait, "patience": now + PATIENCE}
-        return self._settle(now, rank) if self._phase is Phase.SETTLING else []
+            self._phase = JobPhase.SETTLING
+            self._ending = JobOutcome("failed", (), decided_at=now)
+            self._snapshots.stop()
+            wait = MISMATCH_REPORTS_WAIT_S if self._divergence.was_told(rank) else SETTLE_S
+            self._alarms = {"settle": now + wait, "patience": now + ROOT_CAUSE_WAIT_S}
+        return self._settle(now, rank) if self._phase is JobPhase.SETTLING else []
 
     def _settle(self, now: float, rank: int | None = None) -> list[Action]:
         """Stop the others once the cause is known; `rank` is the only one of which more is known than before."""
-        if not self._roster.any_live:
+        if not self._workers.any_live:
             return self._finish(now)
-        if rank is not None and self._lockstep.told(rank) and not any(map(self._lockstep.told, self._roster.silent)):
+        if (
+            rank is not None
+            and self._divergence.was_told(rank)
+            and not any(map(self._divergence.was_told, self._workers.live_without_failure))
+        ):
             self._alarms.pop("settle", None)  # all have said it
         if "settle" in self._alarms:
             return []
-        news = self._roster.ends(now) if rank is None else (self._roster.end(rank, now),)
-        if "patience" in self._alarms and not verdict.certain(news):
+        news = self._workers.outcomes(now) if rank is None else (self._workers.outcome(rank, now),)
+        if "patience" in self._alarms and not decide.is_certain(news):
             return []
-        ends = self._roster.ends(now)
-        victims = self._roster.silent
-        blamed = locate(verdict.culprits(ends), self._roster.hosts)
+        ends = self._workers.outcomes(now)
+        victims = self._workers.live_without_failure
+        blamed = format_ranks_on_hosts(decide.culprit_ranks(ends), self._workers.hosts)
         others = f"; stopping {plural(len(victims), 'other')}" if victims else ""
         # Those that have said their last words are running their exit handlers, and have the grace for it.
-        wait = len(victims) < len(self._roster.live)
-        return [Say(f"{blamed} failed{others}"), *self._stop(now, victims, wait=wait)]
+        wait = len(victims) < len(self._workers.live)
+        return [PrintLine(f"{blamed} failed{others}"), *self._stop(now, victims, wait=wait)]
 
     def _stop(self, now: float, victims: tuple[int, ...], *, wait: bool = False) -> list[Action]:
         """Kill the victims; with `wait`, the other live ranks only when the grace is over.
@@ -300,123 +314,126 @@ class Head:
         Those are running their exit handlers, and JAX would abort them without the coordinator: then rank 0, which
         holds it, is only frozen, and goes last.
         """
-        self._phase = Phase.STOPPING
-        self._looks.end()
+        self._phase = JobPhase.STOPPING
+        self._snapshots.stop()
         self._alarms = {"kill": now + self._limits.grace} if wait else {}
-        if not self._roster.any_live:
+        if not self._workers.any_live:
             return self._finish(now)
-        if wait and self._roster.live == (0,):
+        if wait and self._workers.live == (0,):
             return self._let_rank_0_go()
         if wait and 0 in victims:
             self._frozen = True
-            return [Kill((0,), signal.SIGSTOP), *self._kill(tuple(rank for rank in victims if rank != 0))]
+            return [SignalRanks((0,), signal.SIGSTOP), *self._kill(tuple(rank for rank in victims if rank != 0))]
         return self._kill(victims)
 
     def _let_rank_0_go(self) -> list[Action]:
-        if 0 not in self._roster.waiting:
+        if 0 not in self._workers.live_reported:
             return self._kill((0,))
         # Its last words may have crossed with the order to freeze it.
-        thaw = [Kill((0,), signal.SIGCONT)] if self._frozen else []
-        return [*thaw, Send((0,), Leave())]
+        thaw = [SignalRanks((0,), signal.SIGCONT)] if self._frozen else []
+        return [*thaw, Send((0,), Exit())]
 
     def _kill(self, ranks: tuple[int, ...]) -> list[Action]:
-        self._roster.stopped(ranks)
-        return [Kill(ranks, signal.SIGKILL)] if ranks else []
+        self._workers.mark_killed(ranks)
+        return [SignalRanks(ranks, signal.SIGKILL)] if ranks else []
 
     def _finish(self, now: float) -> list[Action]:
-        if self._phase is not Phase.CONCLUDING:
-            self._phase = Phase.CONCLUDING
-            self._looks.end()
-            self._alarms = {"conclude": now + LAST_QUESTIONS}
-            questions = self._lockstep.conclude(now, well=self._ending.reason == "ok")
-            if self._lockstep.busy:
+        if self._phase is not JobPhase.CONCLUDING:
+            self._phase = JobPhase.CONCLUDING
+            self._snapshots.stop()
+            self._alarms = {"conclude": now + CONCLUDE_TIMEOUT_S}
+            questions = self._divergence.conclude(now, well=self._ending.reason == "ok")
+            if self._divergence.busy:
                 return questions
-        ends = self._roster.ends(now)
-        divergence = self._lockstep.divergence
-        flights = self._ending.flights or self._lockstep.texts
+        ends = self._workers.outcomes(now)
+        divergence = self._divergence.divergence
+        flights = self._ending.flights or self._divergence.flight_texts
         ending = replace(self._ending, ends=ends, run_at=self._run_at, divergence=divergence, flights=flights)
-        ended_well = all(end.done or end.status == 0 for end in ends)
+        ended_well = all(end.finished or end.status == 0 for end in ends)
         if ending.reason == "interrupted" and ending.signum == signal.SIGTERM and ended_well:
             ending = replace(ending, reason="preempted")
-        self._phase = Phase.OVER
+        self._phase = JobPhase.OVER
         self._alarms = {}
-        return [*(self._chaos.left() if ending.reason == "ok" else ()), Finish(ending)]
+        return [*(self._faults.report_remaining() if ending.reason == "ok" else ()), Finish(ending)]
 
     def _or_finish(self, actions: list[Action], now: float) -> list[Action]:
         """An answer has come: was it the last that the end has waited for?"""
-        concluded = self._phase is Phase.CONCLUDING and not self._lockstep.busy
+        concluded = self._phase is JobPhase.CONCLUDING and not self._divergence.busy
         return [*actions, *self._finish(now)] if concluded else actions
 
     # ---- signals, requests, time, stacks
 
     def _on_signal(self, signum: int, now: float) -> list[Action]:
-        if self._phase is Phase.CONCLUDING:
+        if self._phase is JobPhase.CONCLUDING:
             return self._finish(now)
-        asked = self._roster.working
+        asked = self._workers.working
         if signum in (signal.SIGUSR1, signal.SIGUSR2):
-            return [Kill(asked, signum)] if asked else []
+            return [SignalRanks(asked, signum)] if asked else []
         if signum in _LOOKS:
             return [self._take_stacks(_LOOKS[signum])]
         if self._phase in _HEALTHY:
-            self._ending = Ending("interrupted", (), signum=signum, decided_at=now)
-        if self._phase is not Phase.RUNNING:
-            return self._stop(now, self._roster.live)
-        self._phase = Phase.TERMINATING
-        self._looks.end()
+            self._ending = JobOutcome("interrupted", (), signum=signum, decided_at=now)
+        if self._phase is not JobPhase.RUNNING:
+            return self._stop(now, self._workers.live)
+        self._phase = JobPhase.TERMINATING
+        self._snapshots.stop()
         self._alarms = {"kill": now + self._limits.grace}
         name = signal.Signals(signum).name
         grace = f"SIGKILL follows in {self._limits.grace:g} s, or at once with Ctrl-C"
-        return [Say(f"{name}: asked {spell(asked)} to end (SIGTERM); {grace}"), Kill(asked, signal.SIGTERM)]
+        return [
+            PrintLine(f"{name}: asked {format_ranks(asked)} to end (SIGTERM); {grace}"),
+            SignalRanks(asked, signal.SIGTERM),
+        ]
 
-    def _on_request(self, asked: SignalAsked | FaultAsked | HungUp, now: float) -> list[Action]:
+    def _on_request(self, asked: SignalRequested | FaultRequested | ParentExited, now: float) -> list[Action]:
         match asked:
-            case SignalAsked():
-                ranks = self._roster.working if self._phase is Phase.RUNNING else ()
-                return [Kill(ranks, asked.signum)] if ranks else []
-            case FaultAsked():
+            case SignalRequested():
+                ranks = self._workers.working if self._phase is JobPhase.RUNNING else ()
+                return [SignalRanks(ranks, asked.signum)] if ranks else []
+            case FaultRequested():
                 healthy = self._phase in _HEALTHY
-                return self._chaos.order(asked.kind, asked.ranks, "its gang", now) if healthy else []
-        if self._phase is Phase.CONCLUDING:
+                return self._faults.inject(asked.kind, asked.ranks, "its gang", now) if healthy else []
+        if self._phase is JobPhase.CONCLUDING:
             return self._finish(now)
         if self._phase in _HEALTHY:
-            self._ending = Ending("interrupted", (), text=asked.by, signum=signal.SIGHUP, decided_at=now)
-        return self._stop(now, self._roster.live)
+            self._ending = JobOutcome("interrupted", (), text=asked.reason, signum=signal.SIGHUP, decided_at=now)
+        return self._stop(now, self._workers.live)
 
     def _on_time(self, now: float) -> list[Action]:
         actions: list[Action] = []
         for name in [name for name, at in self._alarms.items() if at <= now]:
             if self._alarms.pop(name, None) is not None:
                 actions += self._on_alarm(name, now)
-        if self._phase is Phase.RUNNING:
-            actions += self._chaos.due(now)
-        actions += [self._take_stacks(purpose) for purpose in self._looks.due(now)]
-        return self._or_finish([*actions, *self._lockstep.due(now)], now)
+        if self._phase is JobPhase.RUNNING:
+            actions += self._faults.inject_due(now)
+        actions += [self._take_stacks(purpose) for purpose in self._snapshots.pop_due(now)]
+        return self._or_finish([*actions, *self._divergence.handle_timeouts(now)], now)
 
     def _on_alarm(self, name: str, now: float) -> list[Action]:
         match name:
             case "settle" | "patience":
                 return self._settle(now)
             case "kill":
-                roster = self._roster
-                late = roster.waiting if self._phase is Phase.STOPPING else roster.working or roster.live
-                text = f"{locate(late, roster.hosts)} did not end within {self._limits.grace:g} s; sent SIGKILL"
-                return [Say(text), *self._stop(now, roster.live)]
+                roster = self._workers
+                late = roster.live_reported if self._phase is JobPhase.STOPPING else roster.working or roster.live
+                text = f"{format_ranks_on_hosts(late, roster.hosts)} did not end within {self._limits.grace:g} s; sent SIGKILL"
+                return [PrintLine(text), *self._stop(now, roster.live)]
             case "progress":
                 self._alarms[name] = now + PROGRESS[1]
-                return [Say(self._gathering.waiting(now - self._started))]
+                return [PrintLine(self._startup.describe_progress(now - self._started))]
             case "init":
-                return self._give_up("unavailable", self._gathering.missing(self._limits.init), now)
-        self._lockstep.hurry()
+                return self._give_up("unavailable", self._startup.describe_missing(self._limits.init), now)
+        self._divergence.give_up_waiting()
         return self._finish(now)
 
-    def _take_stacks(self, purpose: str) -> TakeStacks:
+    def _take_stacks(self, purpose: str) -> TakeSnapshot:
         # Only of those with a fault handler: before its hello, the signal that asks would kill a worker.
-        ranks = self._roster.live if purpose in FLIGHTS_ONLY else self._roster.working
-        return TakeStacks(tuple(filter(self._gathering.knows, ranks)), purpose)
+        ranks = self._workers.live if purpose in RECORDERS_ONLY else self._workers.working
+        return TakeSnapshot(tuple(filter(self._startup.has_hello, ranks)), purpose)
 
-    def _on_stacks(self, taken: StacksTaken, now: float) -> list[Action]:
-        seen = self._looks.take(taken, self._roster.waiting, now)
+    def _on_stacks(self, taken: SnapshotReply, now: float) -> list[Action]:
+        seen = self._snapshots.handle(taken, self._workers.live_reported, now)
         if seen.ending is None or self._phase not in _HEALTHY:
             return self._or_finish([*seen.actions], now)
         self._ending = seen.ending
-        return [*seen.actions, *self._stop(now, self._roster.live)]
+        return [*seen.actions, *self._stop(now, self._workers.live)]

@@ -7,26 +7,26 @@ cost CPU time, too: that of a rank which stands in the same place in JAX, and co
 
 from __future__ import annotations
 
-from jaxrun.contract.flight import NOTHING
-from jaxrun.head.early_exit import IDLE
-from jaxrun.head.events import StacksTaken
+from jaxrun.diagnosis import stacks
+from jaxrun.head.early_exit import IDLE_CPU_FRACTION
+from jaxrun.head.events import SnapshotReply
 from jaxrun.lockstep.flight import Flight
-from jaxrun.verdict import stacks
+from jaxrun.protocol.flight_file import NOTHING
 
-_LOOKS = 4  # in the time that is the limit
+_CHECKS_PER_LIMIT = 4  # in the time that is the limit
 
 
-class Stall:
+class StallDetector:
     """Remembers when the job last gave a sign of life. Times are seconds since the epoch."""
 
     def __init__(self, limit: float, now: float) -> None:
         self.limit = limit
-        self.every = limit / _LOOKS
+        self.check_interval_s = limit / _CHECKS_PER_LIMIT
         self.warned = False
         self._alive = now
-        self._before: tuple[float, StacksTaken] | None = None
+        self._before: tuple[float, SnapshotReply] | None = None
 
-    def look(self, taken: StacksTaken, now: float) -> float:
+    def update(self, taken: SnapshotReply, now: float) -> float:
         """Seconds without any sign of life."""
         if self._before is None or self._moved(*self._before, taken, now):
             self._alive = now if self._before else self._alive
@@ -34,16 +34,18 @@ class Stall:
         self._before = (now, taken)
         return now - self._alive
 
-    def _moved(self, then: float, before: StacksTaken, taken: StacksTaken, now: float) -> bool:
-        if before.cpu.keys() != taken.cpu.keys() or dict(before.written) != dict(taken.written):
+    def _moved(self, then: float, before: SnapshotReply, taken: SnapshotReply, now: float) -> bool:
+        if before.cpu_seconds.keys() != taken.cpu_seconds.keys() or dict(before.bytes_written) != dict(
+            taken.bytes_written
+        ):
             return True
-        enough = IDLE * (now - then)
-        worked = [rank for rank, seconds in taken.cpu.items() if seconds - before.cpu[rank] > enough]
+        enough = IDLE_CPU_FRACTION * (now - then)
+        worked = [rank for rank, seconds in taken.cpu_seconds.items() if seconds - before.cpu_seconds[rank] > enough]
         flights = {rank: Flight.from_json(text) for rank, text in taken.flights.items()}
         earlier = {rank: Flight.from_json(text) for rank, text in before.flights.items()}
-        called = any(flight.groups != earlier.get(rank, flight).groups for rank, flight in flights.items())
+        called = any(flight.call_counts != earlier.get(rank, flight).call_counts for rank, flight in flights.items())
         return called or any(
-            not _waits(before.dumps.get(rank, ""), taken.dumps.get(rank, ""), flights.get(rank)) for rank in worked
+            not _waits(before.stacks.get(rank, ""), taken.stacks.get(rank, ""), flights.get(rank)) for rank in worked
         )
 
 

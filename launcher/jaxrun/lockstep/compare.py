@@ -10,8 +10,8 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from jaxrun.lockstep.divergence import Divergence, Party, by_size, classes, most_first
-from jaxrun.lockstep.flight import AnyCall, CallMade, Flight, members
+from jaxrun.lockstep.divergence import CallGroup, Divergence, largest_first, partition_by_program, sorted_rank_sets
+from jaxrun.lockstep.flight import AnyCall, DispatchedCall, Flight, parse_group
 
 _FOLLOWED = 8  # calls after the first that differs
 
@@ -19,7 +19,7 @@ Flights = Mapping[int, Flight]  # by rank
 
 
 @dataclass(frozen=True, slots=True)
-class Suspicion:
+class Candidate:
     """At this call of the group, or before it, ranks of different classes seem to have been out of step.
 
     Most ranks first; ranks of which nothing is known there are in no class.
@@ -27,12 +27,12 @@ class Suspicion:
 
     group: str
     number: int
-    classes: tuple[tuple[int, ...], ...]
+    rank_sets: tuple[tuple[int, ...], ...]
 
     @property
-    def witnesses(self) -> tuple[int, ...]:
+    def representatives(self) -> tuple[int, ...]:
         """One rank of each class: their histories decide."""
-        return tuple(ranks[0] for ranks in self.classes)
+        return tuple(ranks[0] for ranks in self.rank_sets)
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,11 +53,11 @@ class Lag:
     inside: frozenset[int]
 
 
-def suspicions(flights: Flights) -> tuple[Suspicion, ...]:
+def find_candidates(flights: Flights) -> tuple[Candidate, ...]:
     """For each group whose ranks show different calls, the lowest number at which they do."""
     complete = {rank: flight for rank, flight in flights.items() if flight.complete}
     lowest = _differing_chains(complete.values())
-    found = {group: Suspicion(group, number, _by_chain(complete, group, number)) for group, number in lowest.items()}
+    found = {group: Candidate(group, number, _by_chain(complete, group, number)) for group, number in lowest.items()}
     for entered in _differing_entries(complete):
         known = found.get(entered.group)
         if known is None or entered.number < known.number:
@@ -65,7 +65,7 @@ def suspicions(flights: Flights) -> tuple[Suspicion, ...]:
     return tuple(found[group] for group in sorted(found))
 
 
-def first_difference(suspicion: Suspicion, histories: Flights) -> Divergence | None:
+def find_divergence(suspicion: Candidate, histories: Flights) -> Divergence | None:
     """The first call that really differs, from the histories of one rank (or more) of each class.
 
     None if none does: the programs have equal keys, and equal codes where these are known.
@@ -83,20 +83,20 @@ def first_difference(suspicion: Suspicion, histories: Flights) -> Divergence | N
         programs = {rank: complete[rank].program(call) for rank, call in held.items()}
         if len({program[1:3] for program in programs.values()}) == 1:
             continue
-        found = classes({rank: (program.key, program.code) for rank, program in programs.items()})
+        found = partition_by_program({rank: (program.key, program.code) for rank, program in programs.items()})
         if len(found) > 1:
             divergence = _divergence(suspicion, number, found, complete, held)
-            extra = _extra(number, divergence.parties, complete, calls)
+            extra = _extra(number, divergence.call_groups, complete, calls)
             return replace(divergence, extra=extra, oldest=number == common[0] > 1)
     return _before(suspicion, common[0], complete, calls) if common else None
 
 
-def lags(flights: Flights) -> tuple[Lag, ...]:
+def find_lags(flights: Flights) -> tuple[Lag, ...]:
     """For each group in which some ranks have come further than others: the first call that not all have reached."""
     complete = {rank: flight for rank, flight in flights.items() if flight.complete}
     found = []
-    for group in sorted({group for flight in complete.values() for group in flight.groups}):
-        reached = {rank: complete[rank].reached(group) for rank in sorted(members(group) & complete.keys())}
+    for group in sorted({group for flight in complete.values() for group in flight.call_counts}):
+        reached = {rank: complete[rank].last_number(group) for rank in sorted(parse_group(group) & complete.keys())}
         number = min(reached.values(), default=0) + 1
         ahead = tuple(rank for rank, last in reached.items() if last >= number)
         if ahead:
@@ -130,30 +130,30 @@ def _by_chain(flights: Flights, group: str, number: int) -> tuple[tuple[int, ...
             chain = next((call.chain for call in flight.calls if call.number == number and call.group == group), None)
         if chain is not None:
             ranks[chain].append(rank)
-    return by_size(ranks.values())
+    return sorted_rank_sets(ranks.values())
 
 
-def _differing_entries(flights: Flights) -> list[Suspicion]:
+def _differing_entries(flights: Flights) -> list[Candidate]:
     """Calls that some rank has entered and another has entered or made with another program."""
     entered = {(flight.pending.group, flight.pending.number) for flight in flights.values() if flight.pending}
     if not entered:
         return []
     shown: dict[tuple[str, int], dict[int, tuple[str, str]]] = {call: {} for call in entered}
     for rank, flight in flights.items():
-        for call in flight.held:
+        for call in flight.known_calls:
             if (call.group, call.number) in shown:
                 program = flight.program(call)
                 shown[call.group, call.number][rank] = (program.key, program.code)
-    found = [(group, number, classes(identities)) for (group, number), identities in sorted(shown.items())]
-    return [Suspicion(group, number, parts) for group, number, parts in found if len(parts) > 1]
+    found = [(group, number, partition_by_program(identities)) for (group, number), identities in sorted(shown.items())]
+    return [Candidate(group, number, parts) for group, number, parts in found if len(parts) > 1]
 
 
 def _by_number(flight: Flight, group: str) -> dict[int, AnyCall]:
-    return {call.number: call for call in flight.held if call.group == group}
+    return {call.number: call for call in flight.known_calls if call.group == group}
 
 
 def _divergence(
-    suspicion: Suspicion,
+    suspicion: Candidate,
     number: int,
     found: tuple[tuple[int, ...], ...],
     histories: Flights,
@@ -163,36 +163,37 @@ def _divergence(
     """Of these witnesses, each of which stands for its class."""
     parties = []
     for witnesses in found:
-        ranks = {rank for part in suspicion.classes if set(part) & set(witnesses) for rank in part} | set(witnesses)
+        ranks = {rank for part in suspicion.rank_sets if set(part) & set(witnesses) for rank in part} | set(witnesses)
         witness = max(witnesses, key=lambda rank: histories[rank].program(calls[rank])[1:3] > ("", ""))
         flight, call = histories[witness], calls[witness]
         program = flight.program(call)
         parties.append(
-            Party(
+            CallGroup(
                 tuple(sorted(ranks)),
                 *program,
                 place=flight.place(call),
-                witness=witness,
+                recorded_by=witness,
                 program=call.program,
             )
         )
     told = {rank for party in parties for rank in party.ranks}
-    unread = tuple(sorted(rank for part in suspicion.classes for rank in part if rank not in told))
-    return Divergence(suspicion.group, number, most_first(parties), before, unread=unread)
+    unread = tuple(sorted(rank for part in suspicion.rank_sets for rank in part if rank not in told))
+    return Divergence(suspicion.group, number, largest_first(parties), before, unread_ranks=unread)
 
 
 def _extra(
-    number: int, parties: Sequence[Party], histories: Flights, calls: Mapping[int, Mapping[int, AnyCall]]
+    number: int, parties: Sequence[CallGroup], histories: Flights, calls: Mapping[int, Mapping[int, AnyCall]]
 ) -> tuple[int, ...]:
     """The ranks that made one call more: those whose next calls are what the other party does from `number` on."""
     if len(parties) != 2:
         return ()
 
-    def goes_on_like(one: Party, other: Party) -> bool:
-        mine, theirs = calls[one.witness], calls[other.witness]
+    def goes_on_like(one: CallGroup, other: CallGroup) -> bool:
+        mine, theirs = calls[one.recorded_by], calls[other.recorded_by]
         both = [n for n in range(number, number + _FOLLOWED) if n + 1 in mine and n in theirs]
         pairs = (
-            (histories[one.witness].program(mine[n + 1]), histories[other.witness].program(theirs[n])) for n in both
+            (histories[one.recorded_by].program(mine[n + 1]), histories[other.recorded_by].program(theirs[n]))
+            for n in both
         )
         return len(both) > 1 and all(left[:3] == right[:3] for left, right in pairs)
 
@@ -202,7 +203,7 @@ def _extra(
 
 
 def _before(
-    suspicion: Suspicion,
+    suspicion: Candidate,
     number: int,
     histories: Flights,
     calls: Mapping[int, Mapping[int, AnyCall]],
@@ -211,11 +212,11 @@ def _before(
     held = {rank: table[number] for rank, table in calls.items() if number in table}
     chains: dict[int, list[int]] = defaultdict(list)
     for rank, call in held.items():
-        if isinstance(call, CallMade) and not histories[rank].unknown and not histories[rank].trouble:
+        if isinstance(call, DispatchedCall) and not histories[rank].unknown_programs and not histories[rank].trouble:
             chains[call.chain].append(rank)
     if len(chains) < 2 or number == 1:
         return None
-    return _divergence(suspicion, number, by_size(chains.values()), histories, held, before=True)
+    return _divergence(suspicion, number, sorted_rank_sets(chains.values()), histories, held, before=True)
 
 
 def _entered(flight: Flight, group: str) -> bool:

@@ -7,10 +7,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import Enum, auto
 
-from jaxrun.lockstep import lowered
-from jaxrun.lockstep.divergence import Arrays, Party
-from jaxrun.lockstep.flight import base
-from jaxrun.verdict.stacks import Frame
+from jaxrun.diagnosis.stacks import Frame
+from jaxrun.lockstep import hlo_diff
+from jaxrun.lockstep.divergence import Arrays, CallGroup
+from jaxrun.lockstep.flight import strip_directory
 from jaxrun.wording import plural
 
 _TYPE = re.compile(r"(?P<dtype>[^\[]*)\[(?P<shape>[^\]]*)\](?P<rest>.*)$")
@@ -19,7 +19,7 @@ _SHARD_MAP = "sdy.manual_computation"
 _LONG_SHARDING = 28  # characters; where it is the same for all, a longer one is left out
 
 
-class Kind(Enum):
+class DifferenceKind(Enum):
     """What differs, the most telling first; TAIL is a shape whose leading axis alone differs."""
 
     ABSENT = auto()
@@ -49,56 +49,56 @@ class Difference:
     more:   lines that were left out
     """
 
-    kind: Kind
+    kind: DifferenceKind
     subject: str = ""
     values: tuple[tuple[str, tuple[int, ...]], ...] = ()
     lines: tuple[str, ...] = ()
     sides: tuple[tuple[int, ...], ...] = ()
-    more: int = 0
+    omitted: int = 0
 
 
-def find(parties: Sequence[Party]) -> tuple[Difference, ...]:
+def find_differences(parties: Sequence[CallGroup]) -> tuple[Difference, ...]:
     """Of parties whose biggest comes first; those that made no call are ABSENT."""
     callers = [party for party in parties if not party.state]
-    absent = [Difference(Kind.ABSENT)] if len(callers) < len(parties) else []
+    absent = [Difference(DifferenceKind.ABSENT)] if len(callers) < len(parties) else []
     if len(callers) < 2:
         return tuple(absent)
     return (*absent, *(_functions(callers) or _signatures(callers) or _codes(callers)))
 
 
-def _functions(parties: Sequence[Party]) -> list[Difference]:
+def _functions(parties: Sequence[CallGroup]) -> list[Difference]:
     if len({party.name for party in parties}) > 1:
-        return [Difference(Kind.FUNCTION, "different functions:", _values(parties, lambda party: party.name))]
+        return [Difference(DifferenceKind.FUNCTION, "different functions:", _values(parties, lambda party: party.name))]
     sources = {party.source for party in parties if party.source}
     if len(sources) > 1:
         told_apart = len({short_source(source) for source in sources}) > 1
         values = _values(parties, lambda party: short_source(party.source) if told_apart else party.source)
-        return [Difference(Kind.NAMESAKE, "different functions of this name:", values)]
+        return [Difference(DifferenceKind.NAMESAKE, "different functions of this name:", values)]
     return []
 
 
-def _signatures(parties: Sequence[Party]) -> list[Difference]:
+def _signatures(parties: Sequence[CallGroup]) -> list[Difference]:
     """Mesh, arguments and results, as far as they are known of all; weak types go with the code."""
     described = [party for party in parties if party.is_described]
     if len(described) < 2:
-        return [Difference(Kind.UNKNOWN)] if len({party.key for party in parties}) > 1 else []
+        return [Difference(DifferenceKind.UNKNOWN)] if len({party.key for party in parties}) > 1 else []
     found = []
     if len({party.mesh for party in described}) > 1:
-        found.append(Difference(Kind.MESH, "the mesh is", _values(described, lambda party: party.mesh)))
+        found.append(Difference(DifferenceKind.MESH, "the mesh is", _values(described, lambda party: party.mesh)))
     found += _arrays(described, lambda party: party.arguments, "argument")
-    if any(difference.kind is not Kind.WEAK for difference in found):
+    if any(difference.kind is not DifferenceKind.WEAK for difference in found):
         return found
     found += _arrays(described, lambda party: party.results, "result")
     if len({party.key for party in parties}) > 1:
-        return found or [Difference(Kind.UNKNOWN)]
+        return found or [Difference(DifferenceKind.UNKNOWN)]
     return [*found, *_codes(parties)]
 
 
-def _arrays(parties: Sequence[Party], of: Callable[[Party], Arrays], what: str) -> list[Difference]:
+def _arrays(parties: Sequence[CallGroup], of: Callable[[CallGroup], Arrays], what: str) -> list[Difference]:
     """One difference for each array that is not alike; if their numbers are not, one in all."""
     lengths = {len(of(party)) for party in parties}
     if len(lengths) > 1:
-        kind = Kind.COUNT if what == "argument" else Kind.RESULT
+        kind = DifferenceKind.COUNT if what == "argument" else DifferenceKind.RESULT
         return [Difference(kind, "the call has", _values(parties, lambda party: plural(len(of(party)), what)))]
     found = []
     for number in range(lengths.pop()):
@@ -110,57 +110,59 @@ def _arrays(parties: Sequence[Party], of: Callable[[Party], Arrays], what: str) 
         subject = f"{what} {name} is" if name else f"the {what} is"
         alike = len({row[2] for row in rows}) == 1
 
-        def shown(party: Party, number: int = number, alike: bool = alike) -> str:
+        def shown(party: CallGroup, number: int = number, alike: bool = alike) -> str:
             _, type_, sharding = of(party)[number]
             return _array(type_, "" if alike and len(sharding) > _LONG_SHARDING else sharding)
 
-        found.append(Difference(kind if what == "argument" else Kind.RESULT, subject, _values(parties, shown)))
+        found.append(
+            Difference(kind if what == "argument" else DifferenceKind.RESULT, subject, _values(parties, shown))
+        )
     return sorted(found, key=lambda difference: difference.kind.value)
 
 
-def _kind(types: Sequence[str]) -> Kind:
+def _kind(types: Sequence[str]) -> DifferenceKind:
     """Of arrays that differ, by their types."""
     parts = [found.groups() if (found := _TYPE.match(type_)) else (type_, "", "") for type_ in types]
     dtypes, shapes, rests = ({part[place] for part in parts} for place in range(3))
     if len(shapes) > 1:
         inner = {shape.partition(",")[2] for shape in shapes}
-        return Kind.TAIL if len(inner) == 1 and "" not in shapes else Kind.SHAPE
+        return DifferenceKind.TAIL if len(inner) == 1 and "" not in shapes else DifferenceKind.SHAPE
     if len(dtypes) > 1:
-        return Kind.DTYPE
-    return Kind.WEAK if len(rests) > 1 else Kind.SHARDING
+        return DifferenceKind.DTYPE
+    return DifferenceKind.WEAK if len(rests) > 1 else DifferenceKind.SHARDING
 
 
-def _codes(parties: Sequence[Party]) -> list[Difference]:
+def _codes(parties: Sequence[CallGroup]) -> list[Difference]:
     """How the lowered programs of the two biggest parties differ."""
     pair = _pair(parties)
     if pair is None:
-        return [Difference(Kind.UNKNOWN)]
+        return [Difference(DifferenceKind.UNKNOWN)]
     first, second = pair
-    texts = lowered.unpack(first.text), lowered.unpack(second.text)
+    texts = hlo_diff.decompress(first.hlo), hlo_diff.decompress(second.hlo)
     if not all(texts):
-        return [Difference(Kind.CODE)]
-    change = lowered.compare(*texts)
+        return [Difference(DifferenceKind.CODE)]
+    change = hlo_diff.diff(*texts)
     sides = (first.ranks, second.ranks)
-    named = lowered.argument_count(texts[0]) == len(first.arguments)
+    named = hlo_diff.argument_count(texts[0]) == len(first.arguments)
     found = []
     for number, by_first, by_second in change.donated:
         words = [("donated" if by else "not donated") for by in (by_first, by_second)]
         if by_first and by_second:
             words = ["donated to one result", "donated to another"]
         subject = f"{_argument(first, number, named)} is"
-        found.append(Difference(Kind.DONATION, subject, tuple(zip(words, sides, strict=True))))
+        found.append(Difference(DifferenceKind.DONATION, subject, tuple(zip(words, sides, strict=True))))
     for number, name in change.attributes:
-        found.append(Difference(Kind.ATTRIBUTE, f"{_argument(first, number, named)} differs in {name}"))
+        found.append(Difference(DifferenceKind.ATTRIBUTE, f"{_argument(first, number, named)} differs in {name}"))
     if found:
         return found
     if change.constants:
-        return [Difference(Kind.CONSTANT)]
+        return [Difference(DifferenceKind.CONSTANT)]
     gone, come = ("".join(line for line in change.lines if line.startswith(sign)) for sign in "-+")
-    kind = Kind.SPECS if _SHARD_MAP in gone and _SHARD_MAP in come else Kind.CODE
-    return [Difference(kind, lines=change.lines, sides=sides, more=change.more)]
+    kind = DifferenceKind.SPECS if _SHARD_MAP in gone and _SHARD_MAP in come else DifferenceKind.CODE
+    return [Difference(kind, lines=change.lines, sides=sides, omitted=change.omitted)]
 
 
-def _pair(parties: Sequence[Party]) -> tuple[Party, Party] | None:
+def _pair(parties: Sequence[CallGroup]) -> tuple[CallGroup, CallGroup] | None:
     """The biggest party, and the biggest whose code is another."""
     first = next((party for party in parties if party.code), None)
     if first is None:
@@ -169,7 +171,7 @@ def _pair(parties: Sequence[Party]) -> tuple[Party, Party] | None:
     return (first, second) if second else None
 
 
-def _argument(party: Party, number: int, named: bool) -> str:
+def _argument(party: CallGroup, number: int, named: bool) -> str:
     name = party.arguments[number][0] if named else ""
     return f"argument {name or number + 1}"
 
@@ -186,10 +188,10 @@ def short_source(source: str) -> str:
     function, at, place = source.rpartition(" at ")
     if Frame(place.rpartition(":")[0], 0, function).is_jax:
         return f"{function} of JAX"
-    return f"{function}{at}{base(place)}"
+    return f"{function}{at}{strip_directory(place)}"
 
 
-def _values(parties: Sequence[Party], of: Callable[[Party], str]) -> tuple[tuple[str, tuple[int, ...]], ...]:
+def _values(parties: Sequence[CallGroup], of: Callable[[CallGroup], str]) -> tuple[tuple[str, tuple[int, ...]], ...]:
     """Each value with the ranks that have it, in the order of the parties."""
     found: dict[str, list[int]] = {}
     for party in parties:

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from jaxrun.contract.messages import Call
+from jaxrun.protocol.worker_messages import Call
 from jaxrun.wording import plural
 
 # Name, "float32[32,128]" and sharding of each.
@@ -16,7 +16,7 @@ Arrays = tuple[tuple[str, str, str], ...]
 
 
 @dataclass(frozen=True, slots=True)
-class Party:
+class CallGroup:
     """Ranks that did the same; of a call `witness`, one of them, recorded it as `program`.
 
     From its description, where that is known, come source, arguments, results, mesh and `text`, the lowered program as
@@ -32,9 +32,9 @@ class Party:
     arguments: Arrays = ()
     results: Arrays = ()
     mesh: str = ""
-    text: str = field(default="", repr=False)
+    hlo: str = field(default="", repr=False)
     state: str = ""
-    witness: int = -1
+    recorded_by: int = -1
     program: int = 0
 
     @property
@@ -54,18 +54,20 @@ class Divergence:
 
     group: str
     number: int
-    parties: tuple[Party, ...]
-    before: bool = False
-    oldest: bool = False
-    extra: tuple[int, ...] = ()
-    unread: tuple[int, ...] = ()
+    call_groups: tuple[CallGroup, ...]
+    is_earlier: bool = False
+    is_oldest_recorded: bool = False
+    extra_call_ranks: tuple[int, ...] = ()
+    unread_ranks: tuple[int, ...] = ()
 
-    def described(self, texts: Mapping[int, str]) -> Divergence:
+    def with_program_details(self, texts: Mapping[int, str]) -> Divergence:
         """The same with what the recorders say of the programs: the lines by witness."""
-        return replace(self, parties=tuple(_described(party, texts.get(party.witness, "")) for party in self.parties))
+        return replace(
+            self, parties=tuple(_described(party, texts.get(party.recorded_by, "")) for party in self.call_groups)
+        )
 
 
-def classes(identities: Mapping[int, tuple[str, str]]) -> tuple[tuple[int, ...], ...]:
+def partition_by_program(identities: Mapping[int, tuple[str, str]]) -> tuple[tuple[int, ...], ...]:
     """Ranks whose calls may be the same, by rank's (key, code), most ranks first; one class if all are in step.
 
     What is not known matches anything: such a rank goes with the most ranks that it may be alike with.
@@ -82,53 +84,55 @@ def classes(identities: Mapping[int, tuple[str, str]]) -> tuple[tuple[int, ...],
                 alike[max(hosts, key=lambda other: len(alike[other]))] += alike.pop(identity)
             else:
                 known.append(identity)
-    return by_size(alike.values())
+    return sorted_rank_sets(alike.values())
 
 
-def by_size(groups: Iterable[Iterable[int]]) -> tuple[tuple[int, ...], ...]:
+def sorted_rank_sets(groups: Iterable[Iterable[int]]) -> tuple[tuple[int, ...], ...]:
     return tuple(sorted((tuple(sorted(ranks)) for ranks in groups), key=lambda ranks: (-len(ranks), ranks)))
 
 
-def of_calls(calls: Mapping[int, Call], states: Mapping[int, str] | None = None) -> Divergence | None:
+def divergence_of_calls(calls: Mapping[int, Call], states: Mapping[int, str] | None = None) -> Divergence | None:
     """From the ranks' calls of one number of a group; None if they are alike, and no rank is anywhere else.
 
     `states` says of other ranks what they did instead: "has made only 4 calls and is finished".
     """
-    found = classes({rank: (call.key, call.code) for rank, call in calls.items()})
+    found = partition_by_program({rank: (call.key, call.code) for rank, call in calls.items()})
     if not calls or (len(found) < 2 and not states):
         return None
-    parties = [*(_caller(ranks, calls) for ranks in found), *absentees(states or {})]
+    parties = [*(_caller(ranks, calls) for ranks in found), *absent_groups(states or {})]
     first = next(iter(calls.values()))
-    return Divergence(first.group, first.number, most_first(parties))
+    return Divergence(first.group, first.number, largest_first(parties))
 
 
-def absentees(states: Mapping[int, str]) -> list[Party]:
+def absent_groups(states: Mapping[int, str]) -> list[CallGroup]:
     """The ranks that make no such call, one party for each state."""
     ranks: dict[str, list[int]] = defaultdict(list)
     for rank in sorted(states):
         ranks[states[rank]].append(rank)
-    return [Party(tuple(alike), state=text) for text, alike in ranks.items()]
+    return [CallGroup(tuple(alike), state=text) for text, alike in ranks.items()]
 
 
-def state(made: int | None, doing: str) -> str:
+def format_absent_state(made: int | None, doing: str) -> str:
     """Of ranks that do not make a call: `has made only 4 calls and is finished`; `made` None: not known how many."""
     if made is None:
         return doing
     return f"has made {'only ' + plural(made, 'call') if made else 'no call'} and {doing}"
 
 
-def most_first(parties: Iterable[Party]) -> tuple[Party, ...]:
+def largest_first(parties: Iterable[CallGroup]) -> tuple[CallGroup, ...]:
     return tuple(sorted(parties, key=lambda party: (-len(party.ranks), party.ranks)))
 
 
-def _caller(ranks: tuple[int, ...], calls: Mapping[int, Call]) -> Party:
+def _caller(ranks: tuple[int, ...], calls: Mapping[int, Call]) -> CallGroup:
     # Of ranks that may be alike, one that knows the most speaks.
     witness = max(ranks, key=lambda rank: (bool(calls[rank].key), bool(calls[rank].code)))
     call = calls[witness]
-    return Party(ranks, call.name, call.key, call.code, place=call.place, witness=witness, program=call.program)
+    return CallGroup(
+        ranks, call.name, call.key, call.code, place=call.source_line, recorded_by=witness, program=call.program
+    )
 
 
-def _described(party: Party, text: str) -> Party:
+def _described(party: CallGroup, text: str) -> CallGroup:
     """The party with what the line says; as it was if the line says nothing."""
     try:
         content = json.loads(text) if text else {}

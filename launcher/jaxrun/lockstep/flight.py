@@ -11,11 +11,11 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any, NamedTuple
 
-from jaxrun.contract.flight import EVERY_CALL, NOTHING
+from jaxrun.protocol.flight_file import EVERY_CALL, NOTHING
 
 
 # A tuple, not a dataclass: a head may read a hundred thousand of them at once.
-class CallMade(NamedTuple):
+class DispatchedCall(NamedTuple):
     """A call that has been dispatched; equal chains at equal numbers of a group mean an equal history."""
 
     time: float
@@ -37,10 +37,10 @@ class PendingCall:
     since: float
 
 
-AnyCall = CallMade | PendingCall
+AnyCall = DispatchedCall | PendingCall
 
 
-class Program(NamedTuple):
+class ProgramInfo(NamedTuple):
     """What is compared: `key` and `code` as in contract/flight.py, empty where they are not known."""
 
     name: str
@@ -49,7 +49,7 @@ class Program(NamedTuple):
     source: str = ""
 
 
-UNKNOWN_PROGRAM = Program("", "", "")
+UNKNOWN_PROGRAM = ProgramInfo("", "", "")
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,14 +69,14 @@ class Flight:
     strict: bool = False
     compiling: tuple[str, float] | None = None
     pending: PendingCall | None = None
-    calls: tuple[CallMade, ...] = ()
+    calls: tuple[DispatchedCall, ...] = ()
     marks: Mapping[str, Mapping[int, int]] = field(default_factory=dict)
-    groups: Mapping[str, int] = field(default_factory=dict)
-    programs: Mapping[int, Program] = field(default_factory=dict)
+    call_counts: Mapping[str, int] = field(default_factory=dict)
+    programs: Mapping[int, ProgramInfo] = field(default_factory=dict)
     sites: Mapping[int, tuple[str, ...]] = field(default_factory=dict)
-    unknown: int = 0
+    unknown_programs: int = 0
     trouble: str = ""
-    agreed: tuple[int, float] = (0, 0.0)
+    agreement_cost: tuple[int, float] = (0, 0.0)
 
     @property
     def complete(self) -> bool:
@@ -84,49 +84,49 @@ class Flight:
         return self.level == EVERY_CALL
 
     @property
-    def last(self) -> CallMade | None:
+    def last_call(self) -> DispatchedCall | None:
         """The call made last, in any group."""
         return self.calls[-1] if self.calls else None
 
     @property
-    def held(self) -> tuple[AnyCall, ...]:
+    def known_calls(self) -> tuple[AnyCall, ...]:
         """All calls that are known, and last the one that was entered."""
         return (*self.calls, self.pending) if self.pending else self.calls
 
-    def of(self, group: str) -> tuple[CallMade, ...]:
+    def calls_of(self, group: str) -> tuple[DispatchedCall, ...]:
         """The calls of this group."""
         return tuple(call for call in self.calls if call.group == group)
 
-    def reached(self, group: str) -> int:
+    def last_number(self, group: str) -> int:
         """The number of the group's call that was made or entered last; 0 if none was."""
         pending = self.pending
-        return pending.number if pending and pending.group == group else self.groups.get(group, 0)
+        return pending.number if pending and pending.group == group else self.call_counts.get(group, 0)
 
-    def program(self, call: AnyCall) -> Program:
+    def program(self, call: AnyCall) -> ProgramInfo:
         return self.programs.get(call.program, UNKNOWN_PROGRAM)
 
     def place(self, call: AnyCall) -> str:
         """Where the call stands in the user's program, `train.py:88 train_step`; empty if that is not known."""
         stack = self.sites.get(call.site, ())
-        return base(stack[0]) if stack else ""
+        return strip_directory(stack[0]) if stack else ""
 
     def to_json(self) -> str:
         """One line, as short as it gets."""
-        numbered = {group: place for place, group in enumerate(self.groups)}
+        numbered = {group: place for place, group in enumerate(self.call_counts)}
         pending = self.pending
         content = {
             "level": self.level,
             "strict": int(self.strict),
             "compiling": self.compiling,
             "pending": pending and (pending.group, pending.number, pending.program, pending.site, pending.since),
-            "groups": list(self.groups.items()),
+            "groups": list(self.call_counts.items()),
             "calls": [(call[0], numbered[call[1]], *call[2:]) for call in self.calls],
             "marks": [(numbered[group], list(marks.items())) for group, marks in self.marks.items()],
             "programs": list(self.programs.items()),
             "sites": list(self.sites.items()),
-            "unknown": self.unknown,
+            "unknown": self.unknown_programs,
             "trouble": self.trouble,
-            "agreed": self.agreed if self.agreed[0] else None,
+            "agreed": self.agreement_cost if self.agreement_cost[0] else None,
         }
         return json.dumps({name: value for name, value in content.items() if value}, separators=(",", ":"))
 
@@ -151,14 +151,16 @@ def _from_content(content: Mapping[str, Any]) -> Flight:
         strict=bool(content.get("strict", False)),
         compiling=(str(compiling[0]), float(compiling[1])) if compiling else None,
         pending=_pending(*pending) if pending else None,
-        calls=tuple([CallMade(t, names[g], n, chain, p, site) for t, g, n, chain, p, site in content.get("calls", ())]),
+        calls=tuple(
+            [DispatchedCall(t, names[g], n, chain, p, site) for t, g, n, chain, p, site in content.get("calls", ())]
+        ),
         marks={names[group]: {int(n): int(chain) for n, chain in marks} for group, marks in content.get("marks", ())},
-        groups=groups,
-        programs={int(number): Program(*map(str, program)) for number, program in content.get("programs", ())},
+        call_counts=groups,
+        programs={int(number): ProgramInfo(*map(str, program)) for number, program in content.get("programs", ())},
         sites={int(number): tuple(map(str, stack)) for number, stack in content.get("sites", ())},
-        unknown=int(content.get("unknown", 0)),
+        unknown_programs=int(content.get("unknown", 0)),
         trouble=str(content.get("trouble", "")),
-        agreed=(int(agreed[0]), float(agreed[1])),
+        agreement_cost=(int(agreed[0]), float(agreed[1])),
     )
 
 
@@ -166,13 +168,13 @@ def _pending(group: str, number: int, program: int, site: int, since: float) -> 
     return PendingCall(str(group), int(number), int(program), int(site), float(since))
 
 
-def base(place: str) -> str:
+def strip_directory(place: str) -> str:
     """`/home/me/train.py:88 train_step` → `train.py:88 train_step`."""
     return place.rpartition("/")[2]
 
 
 @lru_cache(maxsize=1024)
-def members(group: str) -> frozenset[int]:
+def parse_group(group: str) -> frozenset[int]:
     """The ranks of a group, `0-2,5` or `0-2, 5`; none if the text is not a list of ranks."""
     try:
         return frozenset(rank for part in group.split(",") if part.strip() for rank in _span(part))

@@ -12,9 +12,9 @@ from array import array
 from collections.abc import Iterable, Mapping
 from typing import TypeVar
 
-from jaxrun.contract import flight as recorder
-from jaxrun.lockstep.flight import AnyCall, CallMade, Flight, PendingCall
-from jaxrun.lockstep.notes import Notes
+from jaxrun.lockstep.flight import AnyCall, DispatchedCall, Flight, PendingCall
+from jaxrun.lockstep.text_log import TextLog
+from jaxrun.protocol import flight_file as recorder
 
 _BRIEF = 16  # calls
 _BRIEF_FRAMES = 3  # of a call's site
@@ -24,7 +24,7 @@ _MARGIN = 8  # records that several threads may be writing at this moment
 _NUMBER = (1 << 48) - 1
 _LOW = (1 << 32) - 1
 _SECOND = 1e9  # nanoseconds
-_USED_WORDS = recorder.PENDING_SINCE + 1
+_USED_WORDS = recorder.PENDING_SINCE_WORD + 1
 
 _Record = tuple[int, int, int, int]
 _Value = TypeVar("_Value")
@@ -35,7 +35,7 @@ class FlightReader:
 
     def __init__(self, fd: int) -> None:
         self._fd = fd
-        self._notes = Notes()
+        self._notes = TextLog()
         self._counts: dict[int, int] = {}
         self._marks: dict[int, dict[int, int]] = {}
         self._counted = 0
@@ -46,27 +46,32 @@ class FlightReader:
 
     def history(self) -> str:
         """The same with all calls that the ring still holds."""
-        return self._flight(recorder.KEPT, None).to_json()
+        return self._flight(recorder.RING_RECORDS, None).to_json()
 
-    def progress(self) -> tuple[int, ...]:
+    def progress_counters(self) -> tuple[int, ...]:
         """As long as this is equal, nothing has happened; cheap."""
         header = self._words(0, _USED_WORDS)
-        places = (recorder.MADE, recorder.PENDING, recorder.COMPILED, recorder.COMPILING)
+        places = (
+            recorder.RECORD_COUNT_WORD,
+            recorder.PENDING_TAG_WORD,
+            recorder.COMPILED_COUNT_WORD,
+            recorder.COMPILING_SINCE_WORD,
+        )
         return tuple(header[place] for place in places) if len(header) == _USED_WORDS else (0,) * len(places)
 
-    def describe(self, program: int) -> str:
+    def program_details(self, program: int) -> str:
         """The line of text about this program; empty if there is none."""
         self._read_notes()
-        offset, size = self._notes.lines.get(program, (0, 0))
-        return self._bytes(recorder.TEXT_AT + offset, size).decode("utf-8", "replace").strip()
+        offset, size = self._notes.program_lines.get(program, (0, 0))
+        return self._bytes(recorder.TEXT_OFFSET + offset, size).decode("utf-8", "replace").strip()
 
     def _flight(self, calls: int, frames: int | None) -> Flight:
         header = self._words(0, _USED_WORDS)
-        if len(header) < _USED_WORDS or header[recorder.MAGIC_AT] != recorder.MAGIC:
+        if len(header) < _USED_WORDS or header[recorder.MAGIC_WORD] != recorder.MAGIC:
             return Flight()
-        if header[recorder.FORMAT_AT] != recorder.FORMAT:
+        if header[recorder.FORMAT_WORD] != recorder.FORMAT:
             known = f"this jaxrun reads format {recorder.FORMAT}"
-            return Flight(trouble=f"its flight recorder has format {header[recorder.FORMAT_AT]}, and {known}")
+            return Flight(trouble=f"its flight recorder has format {header[recorder.FORMAT_WORD]}, and {known}")
         records = self._records(calls)
         self._read_notes()
         notes = self._notes
@@ -74,29 +79,29 @@ class FlightReader:
         made = made[-calls:]
         pending = self._pending(header)
         held: list[AnyCall] = [*made, pending] if pending else [*made]
-        level, since = header[recorder.LEVEL], header[recorder.COMPILING]
+        level, since = header[recorder.LEVEL_WORD], header[recorder.COMPILING_SINCE_WORD]
         programs, sites = {call.program for call in held}, _chosen(notes.sites, {call.site for call in held})
         return Flight(
             level=level if level in recorder.LEVELS else recorder.NOTHING,
-            strict=header[recorder.STRICT] == 1,
+            strict=header[recorder.STRICT_WORD] == 1,
             compiling=(notes.compiling, since / _SECOND) if since else None,
             pending=pending,
             calls=tuple(made),
             marks={notes.groups[group]: marks for group, marks in self._marks.items() if group in notes.groups},
-            groups={ranks: self._counts.get(group, 0) for group, ranks in notes.groups.items()},
+            call_counts={ranks: self._counts.get(group, 0) for group, ranks in notes.groups.items()},
             programs=_chosen(notes.programs, programs),
             sites={site: stack[:frames] for site, stack in sites.items()},
-            unknown=notes.unknown + len(programs - notes.programs.keys()),
+            unknown_programs=notes.unknown + len(programs - notes.programs.keys()),
             trouble=notes.trouble,
-            agreed=(header[recorder.AGREED], header[recorder.AGREED_TIME] / _SECOND),
+            agreement_cost=(header[recorder.AGREED_COUNT_WORD], header[recorder.AGREED_NS_WORD] / _SECOND),
         )
 
     def _records(self, wanted: int) -> list[_Record]:
         """At least so many of the last ones, where the ring holds them, oldest first; what is new has been counted."""
         made = self._made()
-        words = self._words(recorder.HEADER_WORDS, recorder.KEPT * recorder.RECORD_WORDS)
-        first = max(0, self._made() - recorder.KEPT + _MARGIN, min(made - wanted, self._counted))
-        places = [number % recorder.KEPT * recorder.RECORD_WORDS for number in range(first, made)]
+        words = self._words(recorder.HEADER_WORDS, recorder.RING_RECORDS * recorder.RECORD_WORDS)
+        first = max(0, self._made() - recorder.RING_RECORDS + _MARGIN, min(made - wanted, self._counted))
+        places = [number % recorder.RING_RECORDS * recorder.RECORD_WORDS for number in range(first, made)]
         records = [_record(words, place) for place in places if place + recorder.RECORD_WORDS <= len(words)]
         self._count(records[max(0, self._counted - first) :])
         self._counted = max(self._counted, made)
@@ -104,7 +109,7 @@ class FlightReader:
         return [record for record in records if record[0]]
 
     def _made(self) -> int:
-        return next(iter(self._words(recorder.MADE, 1)), 0)
+        return next(iter(self._words(recorder.RECORD_COUNT_WORD, 1)), 0)
 
     def _count(self, records: Iterable[_Record]) -> None:
         for time, chain, _, tag in records:
@@ -119,7 +124,7 @@ class FlightReader:
             self._marks[group] = _latest(marks)
 
     def _pending(self, header: array[int]) -> PendingCall | None:
-        places = (recorder.PENDING, recorder.PENDING_WHAT, recorder.PENDING_SINCE)
+        places = (recorder.PENDING_TAG_WORD, recorder.PENDING_SITE_WORD, recorder.PENDING_SINCE_WORD)
         tag, what, since = (header[place] for place in places)
         group, number = tag >> 48, tag & _NUMBER
         if not tag or group not in self._notes.groups or number <= self._counts.get(group, 0):
@@ -127,9 +132,11 @@ class FlightReader:
         return PendingCall(self._notes.groups[group], number, what & _LOW, what >> 32, since / _SECOND)
 
     def _read_notes(self) -> None:
-        size = min(next(iter(self._words(recorder.TEXT_SIZE, 1)), 0), recorder.TEXT_LIMIT)
-        if size > self._notes.end:
-            self._notes.take(self._bytes(recorder.TEXT_AT + self._notes.end, size - self._notes.end))
+        size = min(next(iter(self._words(recorder.TEXT_SIZE_WORD, 1)), 0), recorder.MAX_TEXT_BYTES)
+        if size > self._notes.end_offset:
+            self._notes.append(
+                self._bytes(recorder.TEXT_OFFSET + self._notes.end_offset, size - self._notes.end_offset)
+            )
 
     def _words(self, first: int, count: int) -> array[int]:
         """So many words from here on, or fewer, where the file ends."""
@@ -149,9 +156,9 @@ def _record(words: array[int], at: int) -> _Record:
     return words[at], words[at + 1], words[at + 2], words[at + 3]
 
 
-def _call(record: _Record, group: str) -> CallMade:
+def _call(record: _Record, group: str) -> DispatchedCall:
     time, chain, what, tag = record
-    return CallMade(time / _SECOND, group, tag & _NUMBER, chain, what & _LOW, what >> 32)
+    return DispatchedCall(time / _SECOND, group, tag & _NUMBER, chain, what & _LOW, what >> 32)
 
 
 def _latest(marks: Mapping[int, int]) -> dict[int, int]:

@@ -8,10 +8,10 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 
 from jaxrun.lockstep import advice, differences
 from jaxrun.lockstep.compare import Lag
-from jaxrun.lockstep.differences import Difference, Kind
-from jaxrun.lockstep.divergence import Divergence, Party
-from jaxrun.lockstep.flight import members
-from jaxrun.ranks import compact, locate, spell
+from jaxrun.lockstep.differences import Difference, DifferenceKind
+from jaxrun.lockstep.divergence import CallGroup, Divergence
+from jaxrun.lockstep.flight import parse_group
+from jaxrun.text import format_ranges, format_ranks, format_ranks_on_hosts
 from jaxrun.wording import plural
 
 _WIDTH = 100
@@ -27,22 +27,22 @@ _DISAGREE = "the processes disagree at "
 _BEFORE = "the processes were out of step before "
 
 
-def text(divergence: Divergence, hosts: Mapping[int, str]) -> str:
+def format_divergence(divergence: Divergence, hosts: Mapping[int, str]) -> str:
     """Several lines: who made which call, what differs, and what to do about it; `hosts` holds every rank."""
-    parties = divergence.parties
+    parties = divergence.call_groups
     call = f"cross-process call #{divergence.number}{_of_group(divergence.group, hosts)}"
     oldest = ", the oldest that is still recorded"
-    if divergence.before:
+    if divergence.is_earlier:
         lines = [f"{_BEFORE}{call}{oldest}"]
-        return "\n".join([*lines, *_rows(divergence, hosts), *_fill(advice.BEFORE)])
-    found = differences.find(parties)
-    lines = [f"{_DISAGREE}{call}{oldest if divergence.oldest else ''}", *_rows(divergence, hosts)]
+        return "\n".join([*lines, *_rows(divergence, hosts), *_fill(advice.EARLIER)])
+    found = differences.find_differences(parties)
+    lines = [f"{_DISAGREE}{call}{oldest if divergence.is_oldest_recorded else ''}", *_rows(divergence, hosts)]
     callers = [party for party in parties if not party.state]
     if len(callers) == 1 and len(parties) > 1 and not _crossed(parties):
         lines.append(f"  only {_names(callers[0].ranks, hosts)} made this call")
-    elif divergence.extra:
-        others = [rank for party in parties for rank in party.ranks if rank not in divergence.extra]
-        alone = f"only {_names(divergence.extra, hosts)} made this call"
+    elif divergence.extra_call_ranks:
+        others = [rank for party in parties for rank in party.ranks if rank not in divergence.extra_call_ranks]
+        alone = f"only {_names(divergence.extra_call_ranks, hosts)} made this call"
         lines.append(f"  {alone}: what came next there is what {_names(others, hosts)} did in its place")
     for difference in found[:_DIFFERENCES]:
         lines += _difference(difference, hosts)
@@ -51,23 +51,23 @@ def text(divergence: Divergence, hosts: Mapping[int, str]) -> str:
     return "\n".join([*lines, *_fill(_advice(parties, callers, found))])
 
 
-def find(words: str) -> str:
+def find_report(words: str) -> str:
     """The first such text among what a launcher has said, each piece of which begins with `jaxrun:`; empty without."""
     pieces = re.split(r"^jaxrun: ", words, flags=re.MULTILINE)
     return next((piece.strip() for piece in pieces if piece.startswith((_DISAGREE, _BEFORE))), "")
 
 
-def one_line(divergence: Divergence) -> str:
+def format_headline(divergence: Divergence) -> str:
     """For a headline: `the ranks were out of step at cross-process call #12 (jit(step), train.py:88)`."""
-    callers = [party for party in divergence.parties if not party.state]
+    callers = [party for party in divergence.call_groups if not party.state]
     calls = list(dict.fromkeys((party.name, _line(party.place)) for party in callers))
     joint = " at " if len(calls) > 1 else ", "
     shown = " and ".join(joint.join(filter(None, call)) for call in calls[:2])
-    when = "before" if divergence.before else "at"
+    when = "before" if divergence.is_earlier else "at"
     return f"the ranks were out of step {when} cross-process call #{divergence.number}{f' ({shown})' if shown else ''}"
 
 
-def waiting(lag: Lag, states: Mapping[int, str], hosts: Mapping[int, str]) -> str:
+def format_waiting(lag: Lag, states: Mapping[int, str], hosts: Mapping[int, str]) -> str:
     """`rank 2 has made 4 calls and is exiting; the others wait in call #5, jit(step) at train.py:46`.
 
     `states` says of ranks what they do: "is exiting"; of others nothing is said but how many calls they have made.
@@ -88,7 +88,7 @@ def waiting(lag: Lag, states: Mapping[int, str], hosts: Mapping[int, str]) -> st
     return f"{'; '.join(behind)}; {who} {did} {_call(lag)}"
 
 
-def lagging(lag: Lag, hosts: Mapping[int, str]) -> str:
+def format_lag(lag: Lag, hosts: Mapping[int, str]) -> str:
     """`call #5, jit(step) at train.py:46, was made by ranks 0-1, 3 and not by rank 2`: the least that is certain."""
     call = f"call {_call(lag)}{_of_group(lag.group, hosts)}"
     how = "entered" if set(lag.ahead) == lag.inside else "made"
@@ -103,24 +103,24 @@ def _call(lag: Lag) -> str:
 
 def _rows(divergence: Divergence, hosts: Mapping[int, str]) -> Iterator[str]:
     """One for each party; the biggest ones, if they are many."""
-    shown = divergence.parties[:_PARTIES]
+    shown = divergence.call_groups[:_PARTIES]
     width = max(len(_names(party.ranks, hosts)) for party in shown) + 1
     names = max(len(party.name) for party in shown)
     for party in shown:
         who = f"  {_names(party.ranks, hosts) + ':':{width}}  "
         yield f"{who}{_agree(party.state, party.ranks) or f'{party.name:{names}}  {_made(party)}'.rstrip()}"
-    cut = {rank for party in divergence.parties[_PARTIES:] for rank in party.ranks}
-    told = cut.union(divergence.unread, *(party.ranks for party in shown))
+    cut = {rank for party in divergence.call_groups[_PARTIES:] for rank in party.ranks}
+    told = cut.union(divergence.unread_ranks, *(party.ranks for party in shown))
     for what, ranks in (
         ("made other calls again", cut),
-        ("not in step either, but not read", divergence.unread),
-        ("not known", members(divergence.group) - told),
+        ("not in step either, but not read", divergence.unread_ranks),
+        ("not known", parse_group(divergence.group) - told),
     ):
         if ranks:
             yield f"  {_names(ranks, hosts)}: {what}"
 
 
-def _made(party: Party) -> str:
+def _made(party: CallGroup) -> str:
     """`step at model.py:40, called at train.py:88`."""
     source = differences.short_source(party.source) if party.source else ""
     return ", ".join(filter(None, (source, f"called at {_line(party.place)}" if party.place else "")))
@@ -128,13 +128,13 @@ def _made(party: Party) -> str:
 
 def _difference(difference: Difference, hosts: Mapping[int, str]) -> Iterator[str]:
     match difference.kind:
-        case Kind.CODE | Kind.SPECS:
-            value = "the specs of a shard_map differ" if difference.kind is Kind.SPECS else _VALUE
+        case DifferenceKind.CODE | DifferenceKind.SPECS:
+            value = "the specs of a shard_map differ" if difference.kind is DifferenceKind.SPECS else _VALUE
             yield f"  {_BAKED_IN} {value}"
             yield from _diff(difference, hosts)
-        case Kind.CONSTANT:
+        case DifferenceKind.CONSTANT:
             yield f"  {_BAKED_IN} a large array that is baked in differs"
-        case Kind.ABSENT | Kind.UNKNOWN:
+        case DifferenceKind.ABSENT | DifferenceKind.UNKNOWN:
             return
         case _ if difference.values:
             yield from _valued(difference, hosts)
@@ -161,22 +161,22 @@ def _diff(difference: Difference, hosts: Mapping[int, str]) -> Iterator[str]:
     first, second = (_names(ranks, hosts) for ranks in difference.sides)
     yield f"  in the lowered programs (- {first}, + {second}):"
     yield from (f"    {line}" for line in difference.lines)
-    if difference.more:
-        yield f"    and {plural(difference.more, 'further line')}"
+    if difference.omitted:
+        yield f"    and {plural(difference.omitted, 'further line')}"
 
 
-def _advice(parties: Collection[Party], callers: Collection[Party], found: Collection[Difference]) -> str:
+def _advice(parties: Collection[CallGroup], callers: Collection[CallGroup], found: Collection[Difference]) -> str:
     if _crossed(parties):
         return advice.CROSSED
-    kind = next((difference.kind for difference in found), Kind.UNKNOWN)
-    if kind in (Kind.FUNCTION, Kind.NAMESAKE):
+    kind = next((difference.kind for difference in found), DifferenceKind.UNKNOWN)
+    if kind in (DifferenceKind.FUNCTION, DifferenceKind.NAMESAKE):
         places = {_line(party.place) for party in callers}
         if len(places) == 1 and "" not in places:
-            return advice.SAME_PLACE
+            return advice.SAME_LINE
     return advice.ADVICE[kind]
 
 
-def _crossed(parties: Collection[Party]) -> bool:
+def _crossed(parties: Collection[CallGroup]) -> bool:
     """Whether ranks wait for others that wait for them."""
     return any("waits in" in party.state for party in parties)
 
@@ -192,17 +192,17 @@ def _line(place: str) -> str:
 
 def _of_group(group: str, hosts: Mapping[int, str]) -> str:
     """Who takes part, where it is not every rank."""
-    ranks = members(group)
-    return f" of ranks {compact(ranks)}" if ranks and len(ranks) < len(hosts) else ""
+    ranks = parse_group(group)
+    return f" of ranks {format_ranges(ranks)}" if ranks and len(ranks) < len(hosts) else ""
 
 
 def _names(ranks: Iterable[int], hosts: Mapping[int, str]) -> str:
     """`ranks 0-510`; of a list that is long: `2048 ranks (0, 2, 4, …)`."""
     known = sorted(set(ranks))
-    for name in (locate(known, hosts), spell(known)):
+    for name in (format_ranks_on_hosts(known, hosts), format_ranks(known)):
         if len(name) <= _LONGEST:
             return name
-    listed = compact(known)
+    listed = format_ranges(known)
     return f"{len(known)} ranks ({listed[: listed.rindex(', ', 0, _LONGEST)]}, …)"
 
 

@@ -8,9 +8,9 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Protocol
 
-READ_SIZE = 2**18
-LITTLE = 2**18  # bytes that all pipes held: so few that it is worth to let more come together
-REST = 0.003
+READ_BYTES = 2**18
+COALESCE_BELOW_BYTES = 2**18  # bytes that all pipes held: so few that it is worth to let more come together
+COALESCE_S = 0.003
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,36 +22,36 @@ class Pipe:
     stream: str
 
 
-class Sink(Protocol):
+class OutputSink(Protocol):
     """Takes what workers write: on this host's screen, or on its way to it."""
 
     @property
     def congested(self) -> bool:
         """It takes no more: stop reading the workers."""
 
-    def take(self, rank: int, stream: str, data: bytes) -> None:
+    def write(self, rank: int, stream: str, data: bytes) -> None:
         """What was just read from the worker's "out" or "err"."""
 
-    def end(self, rank: int, stream: str) -> None:
+    def end_stream(self, rank: int, stream: str) -> None:
         """That pipe has ended."""
 
     def log(self, rank: int, stream: str, data: bytes) -> None:
         """Into that rank's file only."""
 
-    def tail(self, rank: int) -> str:
+    def stderr_tail(self, rank: int) -> str:
         """The last lines that the worker wrote to its stderr."""
 
-    def written(self, rank: int) -> int:
+    def bytes_written(self, rank: int) -> int:
         """Bytes that it was given of this rank so far."""
 
-    def tick(self) -> float | None:
+    def flush_due(self) -> float | None:
         """Deliver what has waited long enough; seconds until the next call, None if nothing waits."""
 
-    def say(self, text: str) -> None:
+    def print_line(self, text: str) -> None:
         """jaxrun's own words."""
 
 
-def drain_ready(ready: Iterable[Pipe], output: Sink, *, rest: Callable[[float], None] = time.sleep) -> list[Pipe]:
+def drain_ready(ready: Iterable[Pipe], output: OutputSink, *, rest: Callable[[float], None] = time.sleep) -> list[Pipe]:
     """Hands what these pipes hold to `output`; returns those that have ended.
 
     Rests for a moment if they held little: writers of single lines are then read many lines at a time, which
@@ -65,12 +65,12 @@ def drain_ready(ready: Iterable[Pipe], output: Sink, *, rest: Callable[[float], 
             ended.append(pipe)
         else:
             total += count
-    if 0 < total < LITTLE and not ended:
-        rest(REST)
+    if 0 < total < COALESCE_BELOW_BYTES and not ended:
+        rest(COALESCE_S)
     return ended
 
 
-def drain(pipe: Pipe, output: Sink, limit: int = 4 * READ_SIZE) -> int | None:
+def drain(pipe: Pipe, output: OutputSink, limit: int = 4 * READ_BYTES) -> int | None:
     """Hands what one pipe holds to `output`, up to about `limit` bytes: how many these were, None at its end.
 
     Nothing is read while `output` is congested.
@@ -78,14 +78,14 @@ def drain(pipe: Pipe, output: Sink, limit: int = 4 * READ_SIZE) -> int | None:
     total = 0
     while total < limit and not output.congested:
         try:
-            data = os.read(pipe.fd, READ_SIZE)
+            data = os.read(pipe.fd, READ_BYTES)
         except BlockingIOError:
             break
         if not data:
-            output.end(pipe.rank, pipe.stream)
+            output.end_stream(pipe.rank, pipe.stream)
             return None
-        output.take(pipe.rank, pipe.stream, data)
+        output.write(pipe.rank, pipe.stream, data)
         total += len(data)
-        if len(data) < READ_SIZE // 4:
+        if len(data) < READ_BYTES // 4:
             break  # nearly empty: another read would only find out that nothing is left
     return total

@@ -9,43 +9,45 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from jaxrun.channel.line import Line
-from jaxrun.channel.messages import Chunk, StreamEnded, ToAgent
+from jaxrun.channel.connection import Connection
 from jaxrun.output.output import STREAMS
-from jaxrun.output.ranklogs import RankLogs
-from jaxrun.output.tails import Tails
+from jaxrun.output.rank_logs import RankLogs
+from jaxrun.output.stderr_tail import StderrTails
+from jaxrun.protocol.agent_messages import HeadToAgent, OutputChunk, StreamEnded
 
-_WINDOW = 2**20
-_RETRY = 0.01
+_WINDOW_BYTES = 2**20
+_RETRY_S = 0.01
 
 
 class Relay:
     """Of one rank; a Sink."""
 
-    def __init__(self, rank: int, line: Line[ToAgent], log_dir: str, *, shown: bool) -> None:
+    def __init__(self, rank: int, line: Connection[HeadToAgent], log_dir: str, *, shown: bool) -> None:
         """`log_dir`: where to keep the logs; if empty, the head keeps them. `shown`: the screen shows this rank."""
         self._line = line
-        self._logs = RankLogs(Path(log_dir), [(rank, stream) for stream in STREAMS], self.say) if log_dir else None
+        self._logs = (
+            RankLogs(Path(log_dir), [(rank, stream) for stream in STREAMS], self.print_line) if log_dir else None
+        )
         self._sends = shown or self._logs is None
-        self._tails = Tails()
-        self._on_the_way = 0
+        self._tails = StderrTails()
+        self._unacknowledged = 0
 
     @property
     def congested(self) -> bool:
-        return self._on_the_way > _WINDOW
+        return self._unacknowledged > _WINDOW_BYTES
 
-    def take(self, rank: int, stream: str, data: bytes) -> None:
+    def write(self, rank: int, stream: str, data: bytes) -> None:
         self.log(rank, stream, data)
-        self._tails.take(rank, stream, data)
+        self._tails.add(rank, stream, data)
         if self._sends:
-            self._on_the_way += len(data)
-            self._line.send(Chunk(rank, stream, data))
+            self._unacknowledged += len(data)
+            self._line.send(OutputChunk(rank, stream, data))
 
-    def taken(self, count: int) -> None:
+    def add_credit(self, count: int) -> None:
         """So many bytes need not be counted any more."""
-        self._on_the_way -= count
+        self._unacknowledged -= count
 
-    def end(self, rank: int, stream: str) -> None:
+    def end_stream(self, rank: int, stream: str) -> None:
         if self._sends:
             self._line.send(StreamEnded(rank, stream))
 
@@ -53,18 +55,18 @@ class Relay:
         if self._logs is not None:
             self._logs.write(rank, stream, data)
 
-    def written(self, rank: int) -> int:
+    def bytes_written(self, rank: int) -> int:
         """Bytes that the worker has written so far."""
-        return self._tails.written(rank)
+        return self._tails.bytes_written(rank)
 
-    def tail(self, rank: int) -> str:
+    def stderr_tail(self, rank: int) -> str:
         return self._tails.text(rank)
 
-    def tick(self) -> float | None:
+    def flush_due(self) -> float | None:
         self._line.flush()
-        return _RETRY if self._line.unsent else None
+        return _RETRY_S if self._line.unsent_bytes else None
 
-    def say(self, text: str) -> None:
+    def print_line(self, text: str) -> None:
         print(text, file=sys.stderr, flush=True)
 
     def close(self) -> None:

@@ -15,11 +15,11 @@ from collections import deque
 from pathlib import Path
 from typing import IO
 
-MEMORY = 8 * 2**20
-SEGMENT = 64 * 2**20  # a temporary file goes once it was read: only what is still to be read takes disk space
-BATCH = 2**20
-GATHER = 2**16  # small pieces are joined up to this size; larger ones are written as they are, without a copy
-GATHER_FOR = 0.001  # seconds that the first small piece waits for others
+MEMORY_BYTES = 8 * 2**20
+SEGMENT_BYTES = 64 * 2**20  # a temporary file goes once it was read: only what is still to be read takes disk space
+READ_BACK_BYTES = 2**20
+GATHER_BYTES = 2**16  # small pieces are joined up to this size; larger ones are written as they are, without a copy
+GATHER_S = 0.001  # seconds that the first small piece waits for others
 
 
 class _Segment:
@@ -39,7 +39,7 @@ class _Segment:
         self.written = end
 
     def read(self) -> bytes:
-        data = os.pread(self._file.fileno(), min(BATCH, self.written - self._read), self._read)
+        data = os.pread(self._file.fileno(), min(READ_BACK_BYTES, self.written - self._read), self._read)
         self._read += len(data)
         return data
 
@@ -58,11 +58,11 @@ class Spool:
     then on everything is dropped.
     """
 
-    def __init__(self, fd: int, *, memory: int = MEMORY, directory: Path | None = None) -> None:
+    def __init__(self, fd: int, *, memory: int = MEMORY_BYTES, directory: Path | None = None) -> None:
         self._fd = fd
         self._memory = memory
         self._directory = directory
-        self._turn = threading.Condition()
+        self._changed = threading.Condition()
         self._head: deque[bytes] = deque()  # oldest: in memory
         self._head_size = 0
         self._segments: deque[_Segment] = deque()  # then what was spilled
@@ -78,20 +78,20 @@ class Spool:
         """Neither memory nor disk takes more: put no more for now (it would be kept, beyond the limit)."""
         return bool(self._tail)
 
-    def put(self, data: bytes) -> None:
-        with self._turn:
+    def write(self, data: bytes) -> None:
+        with self._changed:
             if self.error is not None:
                 return
             self._undelivered += len(data)
             self._tail.append(data)
-            self._settle()
+            self._store_newest()
             self._closing = False
             if self._thread is None:
                 self._thread = threading.Thread(target=self._deliver, name=f"spool-{self._fd}", daemon=True)
                 self._thread.start()
             elif self._idle:
                 self._idle = False
-                self._turn.notify_all()
+                self._changed.notify_all()
 
     def close(self, timeout: float | None = None) -> bool:
         """Waits until all is delivered or refused; False if `timeout` seconds were too few.
@@ -99,12 +99,12 @@ class Spool:
         May be called again; what is put later is delivered too.
         """
         # Not Thread.join: a signal handler that raises during it makes Python 3.11 take the thread for ended.
-        with self._turn:
+        with self._changed:
             self._closing = True
-            self._turn.notify_all()
-            return self._turn.wait_for(lambda: self._undelivered == 0, timeout)
+            self._changed.notify_all()
+            return self._changed.wait_for(lambda: self._undelivered == 0, timeout)
 
-    def _settle(self) -> None:
+    def _store_newest(self) -> None:
         """Moves the newest bytes to memory or disk, in order, as far as there is room."""
         while self._tail:
             data = self._tail[0]
@@ -118,7 +118,7 @@ class Spool:
 
     def _spill(self, data: bytes) -> bool:
         try:
-            if not self._segments or self._segments[-1].written >= SEGMENT:
+            if not self._segments or self._segments[-1].written >= SEGMENT_BYTES:
                 self._segments.append(_Segment(self._directory))
             self._segments[-1].append(data)
         except OSError:
@@ -130,39 +130,39 @@ class Spool:
     def _deliver(self) -> None:
         try:
             data = b""
-            while data := self._take(delivered=len(data)):
+            while data := self._next_data(delivered=len(data)):
                 _write(self._fd, data)
         except OSError as error:
-            with self._turn:
+            with self._changed:
                 self.error = error
                 self._head.clear()
                 self._tail.clear()
                 while self._segments:
                     self._segments.pop().close()
                 self._undelivered = 0
-                self._turn.notify_all()
+                self._changed.notify_all()
 
-    def _take(self, delivered: int) -> bytes:
+    def _next_data(self, delivered: int) -> bytes:
         """The next bytes to write, waiting for them; empty at the end."""
-        with self._turn:
+        with self._changed:
             self._undelivered -= delivered
             while not self._head and not self._segments:
                 if self._closing:
                     self._thread = None
-                    self._turn.notify_all()
+                    self._changed.notify_all()
                     return b""
                 self._idle = True
-                self._turn.wait()
-                if self._head_size < GATHER and not self._closing:
-                    self._turn.wait(GATHER_FOR)
+                self._changed.wait()
+                if self._head_size < GATHER_BYTES and not self._closing:
+                    self._changed.wait(GATHER_S)
             data = self._gather() if self._head else self._read_back()
-            self._settle()
+            self._store_newest()
             return data
 
     def _gather(self) -> bytes:
         parts = [self._head.popleft()]
         size = len(parts[0])
-        while self._head and size + len(self._head[0]) <= GATHER:
+        while self._head and size + len(self._head[0]) <= GATHER_BYTES:
             parts.append(self._head.popleft())
             size += len(parts[-1])
         self._head_size -= size

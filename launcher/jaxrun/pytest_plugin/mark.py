@@ -6,23 +6,23 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from jaxrun.contract.flight import LOCKSTEP, RECORD
 from jaxrun.errors import UsageError
+from jaxrun.protocol.flight_file import LOCKSTEP_MODES, LOCKSTEP_RECORD
 
-NAME = "processes"
-USAGE = "processes(n, devices=1, hosts=1, timeout=300, fresh=False, env={}, dies=(), lockstep='record')"
+MARK_NAME = "processes"
+MARK_USAGE = "processes(n, devices=1, hosts=1, timeout=300, fresh=False, env={}, dies=(), lockstep='record')"
 _KNOWN = ("n", "devices", "hosts", "timeout", "fresh", "env", "dies", "lockstep")
 
 
 @dataclass(frozen=True, slots=True)
-class Shape:
+class GangKey:
     """What makes two tests use the same gang."""
 
     processes: int
     devices: int | None = None
     hosts: int | None = None
     env: tuple[tuple[str, str], ...] = ()
-    lockstep: str = RECORD
+    lockstep: str = LOCKSTEP_RECORD
 
     def __str__(self) -> str:
         """`4 processes x 2 devices`."""
@@ -31,21 +31,21 @@ class Shape:
             text += " x 1 device" if self.devices == 1 else f" x {self.devices} devices"
         if self.hosts is not None:
             text += " on 1 host" if self.hosts == 1 else f" on {self.hosts} hosts"
-        text += f", lockstep {self.lockstep}" if self.lockstep != RECORD else ""
+        text += f", lockstep {self.lockstep}" if self.lockstep != LOCKSTEP_RECORD else ""
         return text + (" with variables of its own" if self.env else "")
 
     @property
-    def key(self) -> str:
+    def label(self) -> str:
         """A name that is the same for equal shapes only: `4p-2d-1h`, and its variables."""
         parts = [f"{self.processes}p"]
         parts += [f"{self.devices}d"] if self.devices is not None else []
         parts += [f"{self.hosts}h"] if self.hosts is not None else []
-        parts += [self.lockstep] if self.lockstep != RECORD else []
+        parts += [self.lockstep] if self.lockstep != LOCKSTEP_RECORD else []
         return "-".join([*parts, *(f"{name}={value}" for name, value in self.env)])
 
 
 @dataclass(frozen=True, slots=True)
-class Wish:
+class MarkSpec:
     """What one test asks for.
 
     timeout:  seconds; None: the default
@@ -53,16 +53,16 @@ class Wish:
     dies:     the ranks whose death belongs to the test
     """
 
-    shape: Shape
+    gang: GangKey
     timeout: float | None = None
     fresh: bool = False
     dies: frozenset[int] = frozenset()
 
 
-def sizes(args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[int, ...]:
+def parse_counts(args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[int, ...]:
     """The numbers of processes that the mark names: one, or several that parametrize the test. UsageError."""
     if len(args) > 1 or (args and "n" in kwargs):
-        raise UsageError(f"@pytest.mark.processes takes one number of processes; the rest goes by name: {USAGE}")
+        raise UsageError(f"@pytest.mark.processes takes one number of processes; the rest goes by name: {MARK_USAGE}")
     n = args[0] if args else kwargs.get("n")
     if n is None:
         raise UsageError("@pytest.mark.processes needs a number of processes: @pytest.mark.processes(4)")
@@ -75,16 +75,16 @@ def sizes(args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[int, ...]:
     return found
 
 
-def is_list(args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
+def is_parametrized(args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
     """Whether the mark parametrizes the test."""
     return isinstance(args[0] if args else kwargs.get("n"), (list, tuple))
 
 
-def read(args: Sequence[Any], kwargs: Mapping[str, Any], processes: int) -> Wish:
+def parse_mark(args: Sequence[Any], kwargs: Mapping[str, Any], processes: int) -> MarkSpec:
     """What the mark asks for with so many processes. UsageError."""
     unknown = sorted(kwargs.keys() - set(_KNOWN))
     if unknown:
-        raise UsageError(f"@pytest.mark.processes does not know {', '.join(unknown)}; it takes {USAGE}")
+        raise UsageError(f"@pytest.mark.processes does not know {', '.join(unknown)}; it takes {MARK_USAGE}")
     for name in ("devices", "hosts"):
         if kwargs.get(name) is not None and not _is_count(kwargs[name]):
             raise UsageError(f"@pytest.mark.processes({name}={kwargs[name]!r}): must be a whole number from 1")
@@ -94,11 +94,11 @@ def read(args: Sequence[Any], kwargs: Mapping[str, Any], processes: int) -> Wish
     env = kwargs.get("env") or {}
     if not isinstance(env, Mapping) or not all(isinstance(part, str) for pair in env.items() for part in pair):
         raise UsageError(f"@pytest.mark.processes(env={env!r}): must map names of variables to strings")
-    lockstep = kwargs.get("lockstep") or RECORD
-    if lockstep not in LOCKSTEP:
-        raise UsageError(f"@pytest.mark.processes(lockstep={lockstep!r}): must be one of {', '.join(LOCKSTEP)}")
-    shape = Shape(processes, kwargs.get("devices"), kwargs.get("hosts"), tuple(sorted(env.items())), lockstep)
-    return Wish(shape, timeout, bool(kwargs.get("fresh", False)), _dies(kwargs.get("dies", ()), processes))
+    lockstep = kwargs.get("lockstep") or LOCKSTEP_RECORD
+    if lockstep not in LOCKSTEP_MODES:
+        raise UsageError(f"@pytest.mark.processes(lockstep={lockstep!r}): must be one of {', '.join(LOCKSTEP_MODES)}")
+    shape = GangKey(processes, kwargs.get("devices"), kwargs.get("hosts"), tuple(sorted(env.items())), lockstep)
+    return MarkSpec(shape, timeout, bool(kwargs.get("fresh", False)), _dies(kwargs.get("dies", ()), processes))
 
 
 def _dies(given: Any, processes: int) -> frozenset[int]:

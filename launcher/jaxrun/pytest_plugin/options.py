@@ -16,29 +16,29 @@ tests on several JAX processes (jaxrun), @pytest.mark.processes(4):
 
 
 @dataclass(frozen=True, slots=True)
-class Options:
+class PluginOptions:
     """`debug`: the rank that --pdb is for, -1 the first that fails, None no debugger. Times are seconds.
 
     more: further words for jaxrun's command line
     """
 
     backend: str
-    more: tuple[str, ...]
-    everything: bool
+    jaxrun_args: tuple[str, ...]
+    show_all: bool
     fresh: bool
-    most: int | None
-    off: bool
+    max_processes: int | None
+    disabled: bool
     timeout: float
     grace: float
     debug: int | None
 
-    def words(self) -> list[str]:
+    def rerun_args(self) -> list[str]:
         """Those words of the command line that a single test needs to be run the same way."""
         backend = [] if self.backend == "local" else [f"--gang-backend={self.backend}"]
-        return [*backend, *([f"--gang-options={shlex.join(self.more)}"] if self.more else [])]
+        return [*backend, *([f"--gang-options={shlex.join(self.jaxrun_args)}"] if self.jaxrun_args else [])]
 
 
-def add(parser: pytest.Parser) -> None:
+def add_options(parser: pytest.Parser) -> None:
     group = parser.getgroup("gang", _TEACHES)
     group.addoption("--gang-backend", choices=BACKENDS, help="what starts the processes (local)")
     group.addoption(
@@ -69,7 +69,7 @@ def add(parser: pytest.Parser) -> None:
     parser.addini("gang_timeout", "seconds that a test on several processes may take", default="300")
 
 
-def read(config: pytest.Config) -> Options:
+def read_options(config: pytest.Config) -> PluginOptions:
     """UsageError of pytest's where a value cannot be."""
     timeout = config.getoption("gang_timeout")
     if timeout is None:
@@ -84,13 +84,13 @@ def read(config: pytest.Config) -> Options:
     debug = config.getoption("gang_pdb")
     if debug is None and config.getoption("usepdb"):
         debug = -1
-    return Options(
+    return PluginOptions(
         backend=config.getoption("gang_backend") or "local",
-        more=_more(config.getoption("gang_options")),
-        everything=config.getoption("gang_report") == "all",
+        jaxrun_args=_more(config.getoption("gang_options")),
+        show_all=config.getoption("gang_report") == "all",
         fresh=config.getoption("gang_fresh"),
-        most=config.getoption("gang_max"),
-        off=config.getoption("no_gang"),
+        max_processes=config.getoption("gang_max"),
+        disabled=config.getoption("no_gang"),
         timeout=timeout,
         grace=config.getoption("gang_grace"),
         debug=debug,

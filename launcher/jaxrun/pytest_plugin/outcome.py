@@ -19,16 +19,16 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from jaxrun.contract.testing import PHASES
-from jaxrun.pytest_plugin.parts import CUT_OFF, Part, State
-from jaxrun.ranks import spell
+from jaxrun.protocol.pytest_messages import PHASES
+from jaxrun.pytest_plugin.rank_results import CUT_OFF_STATES, PhaseState, RankResult
+from jaxrun.text import format_ranks
 
-_PASSED = (State.PASSED, State.XPASSED)
-_HINDERED = (*CUT_OFF, State.FORSAKEN)
+_PASSED = (PhaseState.PASSED, PhaseState.XPASSED)
+_HELD_UP = (*CUT_OFF_STATES, PhaseState.PEER_LOST)
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class PhaseOutcome:
     """Of one phase.
 
     outcome:  "passed", "failed" or "skipped", as pytest has it
@@ -40,100 +40,109 @@ class Outcome:
     phase: str
     outcome: str
     lead: int
-    states: Mapping[int, State]
-    why: str = ""
+    states: Mapping[int, PhaseState]
+    reason: str = ""
 
 
-def judge(
-    phase: str, parts: Mapping[int, Part], dies: frozenset[int] = frozenset(), *, in_step: bool = True
-) -> Outcome | None:
+def decide_outcome(
+    phase: str, parts: Mapping[int, RankResult], dies: frozenset[int] = frozenset(), *, in_step: bool = True
+) -> PhaseOutcome | None:
     """The outcome; None if no rank came to this phase.
 
     dies:     the ranks whose death belongs to the test
     in_step:  whether all have made the same cross-process calls
     """
     states = _states(phase, parts)
-    present = [rank for rank, state in states.items() if state is not State.ABSENT]
+    present = [rank for rank, state in states.items() if state is not PhaseState.ABSENT]
     if not present:
         return None
-    died = frozenset(rank for rank in dies if parts[rank].end is State.DIED)
+    died = frozenset(rank for rank in dies if parts[rank].cut_off is PhaseState.DIED)
     if dies and died == dies:
-        states |= {rank: State.PASSED for rank in present if _by_that(states[rank], parts[rank], phase, rank in dies)}
-    lead = _lead(phase, parts, states, present)
+        states |= {
+            rank: PhaseState.PASSED
+            for rank in present
+            if _caused_by_expected_death(states[rank], parts[rank], phase, rank in dies)
+        }
+    lead = _choose_lead(phase, parts, states, present)
     outcome, why = _decide(states, present)
     alive = {rank for rank in dies - died if phase == "call" and states[rank] in _PASSED}
     if phase == "call" and not in_step and outcome == "passed":
-        expected = State.XPASSED in states.values()
+        expected = PhaseState.XPASSED in states.values()
         outcome, why = "skipped" if expected else "failed", "the ranks fell out of step"
     if alive and outcome == "passed":
-        outcome, why = "failed", f"{spell(alive)} {'was' if len(alive) == 1 else 'were'} to die, and did not"
-    if _kind(states[lead], parts[lead], phase) == "hindered" and _fails_later(phase, parts, dies):
+        outcome, why = "failed", f"{format_ranks(alive)} {'was' if len(alive) == 1 else 'were'} to die, and did not"
+    if _classify(states[lead], parts[lead], phase) == "hindered" and _fails_later(phase, parts, dies):
         outcome, why = "passed", ""
-    return Outcome(phase, outcome, lead, states, why)
+    return PhaseOutcome(phase, outcome, lead, states, why)
 
 
-def _states(phase: str, parts: Mapping[int, Part]) -> dict[int, State]:
+def _states(phase: str, parts: Mapping[int, RankResult]) -> dict[int, PhaseState]:
     """As the ranks have them; but who was cut off in setup, while others were in the call, counts as in the call."""
     states = {rank: part.state(phase) for rank, part in parts.items()}
-    if phase != "teardown" and any(part.state("call") is not State.ABSENT for part in parts.values()):
-        early = {rank: part.end for rank, part in parts.items() if part.end and part.cut_off_in == "setup"}
-        states |= {rank: end if phase == "call" else State.ABSENT for rank, end in early.items()}
+    if phase != "teardown" and any(part.state("call") is not PhaseState.ABSENT for part in parts.values()):
+        early = {rank: part.cut_off for rank, part in parts.items() if part.cut_off and part.cut_off_in == "setup"}
+        states |= {rank: end if phase == "call" else PhaseState.ABSENT for rank, end in early.items()}
     return states
 
 
-def _fails_later(phase: str, parts: Mapping[int, Part], dies: frozenset[int]) -> bool:
+def _fails_later(phase: str, parts: Mapping[int, RankResult], dies: frozenset[int]) -> bool:
     """Whether a rank that had come further failed there, and so is why others did not come through this phase."""
     later = PHASES[PHASES.index(phase) + 1 :]
     return any(
-        _kind(part.state(one), part, one) == "own" for rank, part in parts.items() if rank not in dies for one in later
+        _classify(part.state(one), part, one) == "own"
+        for rank, part in parts.items()
+        if rank not in dies
+        for one in later
     )
 
 
-def _by_that(state: State, part: Part, phase: str, dies: bool) -> bool:
+def _caused_by_expected_death(state: PhaseState, part: RankResult, phase: str, dies: bool) -> bool:
     """Whether it is what a death that belongs to the test brings about."""
     if dies:
-        return state is State.DIED
-    return state in _HINDERED or part.is_consequence(phase)
+        return state is PhaseState.DIED
+    return state in _HELD_UP or part.is_consequence(phase)
 
 
-def _lead(phase: str, parts: Mapping[int, Part], states: Mapping[int, State], present: list[int]) -> int:
+def _choose_lead(
+    phase: str, parts: Mapping[int, RankResult], states: Mapping[int, PhaseState], present: list[int]
+) -> int:
     """The rank whose own failure came first; else the first that has a report of what all have."""
 
     def order(rank: int) -> tuple[int, float, int]:
-        at = parts[rank].at
-        return _WEIGHT.index(_kind(states[rank], parts[rank], phase)), at if at is not None else 0.0, rank
+        at = parts[rank].failed_at
+        return _PRECEDENCE.index(_classify(states[rank], parts[rank], phase)), at if at is not None else 0.0, rank
 
     return min(present, key=order)
 
 
-_OTHERS = {State.XFAILED: "expected", State.UNEXPECTED: "strict", State.SKIPPED: "skipped"}
-_WEIGHT = ("own", "expected", "strict", "victim", "hindered", "skipped", "passed")
+_OTHERS = {PhaseState.XFAILED: "expected", PhaseState.XPASSED_STRICT: "strict", PhaseState.SKIPPED: "skipped"}
+_PRECEDENCE = ("own", "expected", "strict", "victim", "hindered", "skipped", "passed")
 
 
-def _kind(state: State, part: Part, phase: str) -> str:
-    if state in (State.FAILED, State.DIED):
+def _classify(state: PhaseState, part: RankResult, phase: str) -> str:
+    if state in (PhaseState.FAILED, PhaseState.DIED):
         return "victim" if part.is_consequence(phase) else "own"
-    if state in _HINDERED:
+    if state in _HELD_UP:
         return "hindered"
     if state in _PASSED:
         return "passed"
     return _OTHERS.get(state, "absent")
 
 
-def _decide(states: Mapping[int, State], present: list[int]) -> tuple[str, str]:
+def _decide(states: Mapping[int, PhaseState], present: list[int]) -> tuple[str, str]:
     found = {states[rank] for rank in present}
-    if found & {State.FAILED, State.DIED}:
+    if found & {PhaseState.FAILED, PhaseState.DIED}:
         return "failed", ""
-    if State.XFAILED in found:
+    if PhaseState.XFAILED in found:
         return "skipped", ""
-    if State.UNEXPECTED in found:
+    if PhaseState.XPASSED_STRICT in found:
         return "failed", ""
-    if State.SKIPPED in found:
-        if found == {State.SKIPPED}:
+    if PhaseState.SKIPPED in found:
+        if found == {PhaseState.SKIPPED}:
             return "skipped", ""
-        skipped = [rank for rank in present if states[rank] is State.SKIPPED]
+        skipped = [rank for rank in present if states[rank] is PhaseState.SKIPPED]
         others = [rank for rank in present if rank not in skipped]
-        return "failed", f"the ranks disagree: {spell(skipped)} skipped, {spell(others)} did not"
-    if found & set(_HINDERED):
+        return "failed", f"the ranks disagree: {format_ranks(skipped)} skipped, {format_ranks(others)} did not"
+    if found & set(_HELD_UP):
         return "failed", ""
     return "passed", ""

@@ -14,69 +14,69 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from jaxrun.errors import UsageError
-from jaxrun.pytest_plugin import items, options
-from jaxrun.pytest_plugin.mark import NAME, USAGE, Wish, is_list, sizes
-from jaxrun.pytest_plugin.neighbours import among_others
+from jaxrun.pytest_plugin import collected, options
+from jaxrun.pytest_plugin.mark import MARK_NAME, MARK_USAGE, MarkSpec, is_parametrized, parse_counts
+from jaxrun.pytest_plugin.mpi_detection import find_mpi_place
 
 if TYPE_CHECKING:
-    from jaxrun.functions import Gang
+    from jaxrun.api import Gang
 
 _RANK_PLUGIN = "jaxrun-rank"
 _MARK = f"""\
-{USAGE}: run the test by n JAX processes; its body runs on every rank, and it has one result. processes([2, 4]) \
+{MARK_USAGE}: run the test by n JAX processes; its body runs on every rank, and it has one result. processes([2, 4]) \
 runs it with 2 and with 4. devices: of each process; hosts: simulated, or real ones with --gang-backend; timeout: in \
 seconds; fresh: with new processes; env: variables; dies: ranks whose death belongs to the test; lockstep: 'strict' \
 to agree on each cross-process call first, 'off' not to watch whether the ranks stay in step."""
-_options = pytest.StashKey[options.Options]()
+_options = pytest.StashKey[options.PluginOptions]()
 _runner = pytest.StashKey[Any]()
 _present = pytest.StashKey[Any]()
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    options.add(parser)
+    options.add_options(parser)
 
 
 @pytest.hookimpl(trylast=True)
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", _MARK)
-    config.stash[_options] = options.read(config)
-    chosen = config.stash[_options].off or config.getoption("gang_backend")
-    place = None if chosen or hasattr(config, "workerinput") else among_others(os.environ)
+    config.stash[_options] = options.read_options(config)
+    chosen = config.stash[_options].disabled or config.getoption("gang_backend")
+    place = None if chosen or hasattr(config, "workerinput") else find_mpi_place(os.environ)
     if place is not None:
-        from jaxrun.pytest_plugin.present import Present
+        from jaxrun.pytest_plugin.mpi_session import MpiSession
 
-        config.stash[_present] = Present(config, place, config.stash[_options].more)
+        config.stash[_present] = MpiSession(config, place, config.stash[_options].jaxrun_args)
 
 
 # ---- collection
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    mark = metafunc.definition.get_closest_marker(NAME)
-    if mark is None or not is_list(mark.args, mark.kwargs):
+    mark = metafunc.definition.get_closest_marker(MARK_NAME)
+    if mark is None or not is_parametrized(mark.args, mark.kwargs):
         return
     try:
-        counts = sizes(mark.args, mark.kwargs)
+        counts = parse_counts(mark.args, mark.kwargs)
     except UsageError as error:
         pytest.fail(str(error), pytrace=False)
-    if items.PARAMETER not in metafunc.fixturenames:
-        metafunc.fixturenames.append(items.PARAMETER)
-    metafunc.parametrize(items.PARAMETER, counts, ids=[f"{n}p" for n in counts], indirect=True)
+    if collected.PARAMETER not in metafunc.fixturenames:
+        metafunc.fixturenames.append(collected.PARAMETER)
+    metafunc.parametrize(collected.PARAMETER, counts, ids=[f"{n}p" for n in counts], indirect=True)
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_itemcollected(item: pytest.Item) -> None:
-    items.note(item)
-    wish = items.wish(item)
+    collected.read_mark(item)
+    wish = collected.mark_spec(item)
     # In pytest_collection_modifyitems it would come too late for pytest-xdist.
-    if isinstance(wish, Wish) and item.config.pluginmanager.has_plugin("xdist"):
-        item.add_marker(pytest.mark.xdist_group(f"gang-{wish.shape.key}"))
+    if isinstance(wish, MarkSpec) and item.config.pluginmanager.has_plugin("xdist"):
+        item.add_marker(pytest.mark.xdist_group(f"gang-{wish.gang.label}"))
 
 
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     if _present in config.stash:
-        config.hook.pytest_deselected(items=config.stash[_present].select(items))
+        config.hook.pytest_deselected(items=config.stash[_present].select(collected))
 
 
 def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> None:
@@ -90,8 +90,8 @@ def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> Non
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_protocol(item: pytest.Item, nextitem: pytest.Item | None) -> bool | None:
-    wish = items.wish(item)
-    if wish is None or _is_rank(item.config) or item.config.stash[_options].off or _is_skipped(item):
+    wish = collected.mark_spec(item)
+    if wish is None or _is_rank(item.config) or item.config.stash[_options].disabled or _is_skipped(item):
         return None
     item.ihook.pytest_runtest_logstart(nodeid=item.nodeid, location=item.location)
     for report in _get_runner(item.session).run(item, wish):
@@ -128,7 +128,7 @@ def pytest_runtestloop(session: pytest.Session) -> Generator[None, object, objec
 def _begin_among_others(session: pytest.Session) -> None:
     present = session.config.stash[_present]
     broken = session.testsfailed and not session.config.option.continue_on_collection_errors
-    wanted = [wish for wish in map(items.wish, session.items) if isinstance(wish, Wish)]
+    wanted = [wish for wish in map(collected.mark_spec, session.items) if isinstance(wish, MarkSpec)]
     if broken or session.config.option.collectonly or not wanted:
         present.go_on()
     elif present.place.rank:
@@ -138,12 +138,12 @@ def _begin_among_others(session: pytest.Session) -> None:
 
 
 def _get_runner(session: pytest.Session, present: Any = None) -> Any:
-    from jaxrun.pytest_plugin.pool import Pool
+    from jaxrun.pytest_plugin.pool import GangPool
     from jaxrun.pytest_plugin.runner import Runner
 
     stash = session.config.stash
     if _runner not in stash:
-        pool = Pool(session.config, stash[_options], session.items, present)
+        pool = GangPool(session.config, stash[_options], session.items, present)
         started_by, command = (stash[_options].backend, ()) if present is None else (present.title, present.command)
         stash[_runner] = Runner(session.config, stash[_options], pool, started_by, command)
     return stash[_runner]
@@ -159,11 +159,11 @@ def gang(request: pytest.FixtureRequest) -> Any:
     rank = request.config.pluginmanager.get_plugin(_RANK_PLUGIN)
     if rank is not None:
         return rank.gang
-    if not request.config.stash[_options].off:
+    if not request.config.stash[_options].disabled:
         pytest.fail("gang is for tests marked @pytest.mark.processes(n); in others take `gangs`", pytrace=False)
-    from jaxrun.pytest_plugin.alone import Alone
+    from jaxrun.pytest_plugin.single_process import SingleProcessGang
 
-    return Alone()
+    return SingleProcessGang()
 
 
 @pytest.fixture(scope="session")
@@ -196,14 +196,14 @@ def shared_tmp_path(request: pytest.FixtureRequest, gang: Any) -> Path:
 @pytest.fixture
 def gangs(request: pytest.FixtureRequest) -> Iterator[Callable[..., Gang]]:
     """For a test without the mark: gangs(processes=4) starts a jaxrun.Gang, which is closed when the test is over."""
-    from jaxrun.functions import Gang
+    from jaxrun.api import Gang
 
     made: list[Gang] = []
 
     def make(*arguments: Any, **named: Any) -> Gang:
         given = request.config.stash[_options]
         if "backend" not in named:
-            named |= {"backend": given.backend, "options": (*given.more, *named.get("options", ()))}
+            named |= {"backend": given.backend, "options": (*given.jaxrun_args, *named.get("options", ()))}
         made.append(Gang(*arguments, **named))
         return made[-1]
 

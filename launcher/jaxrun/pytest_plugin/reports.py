@@ -11,46 +11,57 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from jaxrun.contract.testing import FORSAKEN, PHASES
-from jaxrun.pytest_plugin.outcome import Outcome, judge
-from jaxrun.pytest_plugin.parts import Part, State
-from jaxrun.pytest_plugin.table import Scene, groups, summary, table
-from jaxrun.ranks import spell
+from jaxrun.protocol.pytest_messages import PEER_LOST, PHASES
+from jaxrun.pytest_plugin.outcome import PhaseOutcome, decide_outcome
+from jaxrun.pytest_plugin.rank_results import PhaseState, RankResult
+from jaxrun.pytest_plugin.summary import ReportContext, format_one_line, format_table, group_ranks
+from jaxrun.text import format_ranks
 
 Report = dict[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
-class Test:
+class ItemInfo:
     """What pytest knows of the test itself; `everything`: failures of all ranks are shown, not the first one's only."""
 
     nodeid: str
     location: tuple[str, int | None, str]
     keywords: tuple[str, ...]
-    everything: bool = False
+    show_all: bool = False
 
 
-def tell(
-    test: Test, parts: Mapping[int, Part], dies: frozenset[int], scene: Scene, span: tuple[float, float]
+def build_reports(
+    test: ItemInfo,
+    parts: Mapping[int, RankResult],
+    dies: frozenset[int],
+    scene: ReportContext,
+    span: tuple[float, float],
 ) -> list[Report]:
     """The reports of a test that has been run, one for each phase; it began and ended at `span`, since the epoch."""
     began, ended = span
     found: list[Report] = []
     for phase in PHASES:
-        outcome = judge(phase, parts, dies, in_step=not scene.apart)
+        outcome = decide_outcome(phase, parts, dies, in_step=not scene.divergence)
         if phase == "call" and found[0]["outcome"] != "passed":
             continue  # some ranks may have come further, but the test has not
         if outcome is not None:
-            found.append(build(test, outcome, parts, scene, found[-1]["stop"] if found else began, ended))
+            found.append(build_report(test, outcome, parts, scene, found[-1]["stop"] if found else began, ended))
         elif phase != "call":
-            found.append(nothing(test, phase, ended))
+            found.append(passed_report(test, phase, ended))
         # As a test collects them; some reports are made of the last phase only.
         noted = [pair for report in found for pair in report["user_properties"]]
         found[-1]["user_properties"] = list(dict.fromkeys(noted))
     return found
 
 
-def build(test: Test, outcome: Outcome, parts: Mapping[int, Part], scene: Scene, began: float, ended: float) -> Report:
+def build_report(
+    test: ItemInfo,
+    outcome: PhaseOutcome,
+    parts: Mapping[int, RankResult],
+    scene: ReportContext,
+    began: float,
+    ended: float,
+) -> Report:
     """The report for one phase; a rank that was cut off in it was so from `began` to `ended` (since the epoch)."""
     reports = {rank: part.reports[outcome.phase] for rank, part in parts.items() if outcome.phase in part.reports}
     report = copy.deepcopy(reports.get(outcome.lead)) or _blank(test, outcome.phase)
@@ -64,39 +75,39 @@ def build(test: Test, outcome: Outcome, parts: Mapping[int, Part], scene: Scene,
         "start": min(start for start, _, _ in spans),
         "stop": max(stop for _, stop, _ in spans),
         "duration": max(duration for _, _, duration in spans),
-        "sections": list(_sections(outcome, parts, reports, test.everything)),
+        "sections": list(_sections(outcome, parts, reports, test.show_all)),
         "user_properties": _properties(outcome, reports, scene),
     }
-    report.pop(FORSAKEN, None)
+    report.pop(PEER_LOST, None)
     if outcome.outcome == "failed":
         report.pop("wasxfail", None)
-        _tell(report, outcome, parts, scene, test)
+        _add_failure(report, outcome, parts, scene, test)
     elif outcome.outcome == "passed":
         report["longrepr"] = None
     return report
 
 
-def nothing(test: Test, phase: str, now: float) -> Report:
+def passed_report(test: ItemInfo, phase: str, now: float) -> Report:
     """Of a phase that no rank came to, and that pytest waits for."""
     return _blank(test, phase) | {"start": now, "stop": now}
 
 
-def skipped(test: Test, reason: str, now: float) -> Report:
+def skipped_report(test: ItemInfo, reason: str, now: float) -> Report:
     """Of a test that is not to be run."""
     file, line, _ = test.location
-    return nothing(test, "setup", now) | {"outcome": "skipped", "longrepr": (file, (line or 0) + 1, reason)}
+    return passed_report(test, "setup", now) | {"outcome": "skipped", "longrepr": (file, (line or 0) + 1, reason)}
 
 
-def failed(test: Test, text: str, now: float) -> Report:
+def failed_report(test: ItemInfo, text: str, now: float) -> Report:
     """Of a test that could not even be begun."""
-    report = nothing(test, "setup", now) | {"outcome": "failed"}
+    report = passed_report(test, "setup", now) | {"outcome": "failed"}
     first, _, rest = text.partition("\n")
     # In the summary, pytest shows one line.
-    _put(report, [text], f"{first} {rest}".partition("\n")[0] if first.endswith(":") else first, test)
+    _set_longrepr(report, [text], f"{first} {rest}".partition("\n")[0] if first.endswith(":") else first, test)
     return report
 
 
-def _blank(test: Test, phase: str) -> Report:
+def _blank(test: ItemInfo, phase: str) -> Report:
     return {
         "$report_type": "TestReport",
         "nodeid": test.nodeid,
@@ -116,16 +127,18 @@ def _blank(test: Test, phase: str) -> Report:
 # ---- what failed
 
 
-def _tell(report: Report, outcome: Outcome, parts: Mapping[int, Part], scene: Scene, test: Test) -> None:
+def _add_failure(
+    report: Report, outcome: PhaseOutcome, parts: Mapping[int, RankResult], scene: ReportContext, test: ItemInfo
+) -> None:
     """Put the table before the lead's traceback, and with `everything` those of other groups behind it."""
-    own = report["longrepr"] if outcome.states[outcome.lead] in (State.FAILED, State.UNEXPECTED) else None
-    before = [table(outcome, parts, scene)]
-    for ranks in groups(outcome, parts)[1:] if test.everything else []:
+    own = report["longrepr"] if outcome.states[outcome.lead] in (PhaseState.FAILED, PhaseState.XPASSED_STRICT) else None
+    before = [format_table(outcome, parts, scene)]
+    for ranks in group_ranks(outcome, parts)[1:] if test.show_all else []:
         other = parts[ranks[0]].reports.get(outcome.phase, {})
         if other.get("outcome") == "failed":
-            before += [f"--- {spell(ranks)} ---", *_entries(other["longrepr"])]
+            before += [f"--- {format_ranks(ranks)} ---", *_entries(other["longrepr"])]
     if own is not None and len(parts) > 1:
-        before.append(f"--- {spell(groups(outcome, parts)[0])} ---")
+        before.append(f"--- {format_ranks(group_ranks(outcome, parts)[0])} ---")
     if isinstance(own, dict) and own.get("chain"):
         own["chain"] = [*_as_chain(before), *own["chain"]]
         crash = own["chain"][-1][1]
@@ -134,10 +147,10 @@ def _tell(report: Report, outcome: Outcome, parts: Mapping[int, Part], scene: Sc
                 one["message"] = _prefixed(outcome, parts, one["message"])
         return
     before += _entries(own) if own is not None else []
-    _put(report, before, summary(outcome, parts), test)
+    _set_longrepr(report, before, format_one_line(outcome, parts), test)
 
 
-def _put(report: Report, texts: list[Any], message: str, test: Test) -> None:
+def _set_longrepr(report: Report, texts: list[Any], message: str, test: ItemInfo) -> None:
     """A failure without a traceback."""
     file, line, _ = test.location
     crash = {"path": file, "lineno": (line or 0) + 1, "message": message}
@@ -166,16 +179,16 @@ def _entries(longrepr: Any) -> Iterator[Any]:
         yield str(longrepr)
 
 
-def _prefixed(outcome: Outcome, parts: Mapping[int, Part], message: str) -> str:
+def _prefixed(outcome: PhaseOutcome, parts: Mapping[int, RankResult], message: str) -> str:
     _, newline, rest = message.partition("\n")
-    return summary(outcome, parts) + newline + rest
+    return format_one_line(outcome, parts) + newline + rest
 
 
 # ---- what was printed, and what was noted
 
 
 def _sections(
-    outcome: Outcome, parts: Mapping[int, Part], reports: Mapping[int, Report], everything: bool
+    outcome: PhaseOutcome, parts: Mapping[int, RankResult], reports: Mapping[int, Report], everything: bool
 ) -> Iterator[tuple[str, str]]:
     """What was captured, each text once with its ranks: of a failure the lead's only, unless `everything` is wanted."""
     chosen = [rank for rank in parts if everything or outcome.outcome != "failed" or rank == outcome.lead]
@@ -184,13 +197,13 @@ def _sections(
         for name, text in reports.get(rank, {}).get("sections", ()):
             found.setdefault((name, text), []).append(rank)
         if parts[rank].cut_off_in == outcome.phase:
-            for stream, text in parts[rank].printed.items():
+            for stream, text in parts[rank].captured.items():
                 found.setdefault((f"Captured std{stream} {outcome.phase}", text), []).append(rank)
     for (name, text), ranks in found.items():
-        yield (name if len(parts) == 1 else f"{name} ({spell(ranks)})"), text
+        yield (name if len(parts) == 1 else f"{name} ({format_ranks(ranks)})"), text
 
 
-def _properties(outcome: Outcome, reports: Mapping[int, Report], scene: Scene) -> list[tuple[str, Any]]:
+def _properties(outcome: PhaseOutcome, reports: Mapping[int, Report], scene: ReportContext) -> list[tuple[str, Any]]:
     """What the test has noted with record_property, once where ranks noted the same; and the gang, and who failed."""
     found: list[tuple[str, Any]] = []
     for report in reports.values():

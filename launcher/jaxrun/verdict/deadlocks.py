@@ -8,71 +8,76 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from jaxrun.ranks import locate, spell
-from jaxrun.verdict.whereabouts import Doing, Whereabouts, whereabouts
+from jaxrun.diagnosis.rank_state import Activity, RankState, find_rank_state
+from jaxrun.text import format_ranks, format_ranks_on_hosts
 
-_AT_MOST = 2  # sentences
+_MAX_SENTENCES = 2  # sentences
 _OTHERS_SHOWN = 2
-_WAITING = (Doing.BARRIER, Doing.CALL)
+_WAITING = (Activity.BARRIER, Activity.CALL)
 # What the others may wait for, of one rank, and what to do. The most telling comes first.
-_CAUSES: Mapping[Doing, tuple[str, str]] = {
-    Doing.STOPPED: ("is stopped by a signal", "kill -CONT lets a process go on; its number is in events.jsonl"),
-    Doing.TRACED: ("is stopped by a debugger", "let it go on there, or detach it"),
-    Doing.DISK: ("waits for a disk or a file server", "does that file system answer, as to ls?"),
-    Doing.PROMPT: (
+_CAUSES: Mapping[Activity, tuple[str, str]] = {
+    Activity.STOPPED: ("is stopped by a signal", "kill -CONT lets a process go on; its number is in events.jsonl"),
+    Activity.TRACED: ("is stopped by a debugger", "let it go on there, or detach it"),
+    Activity.DISK: ("waits for a disk or a file server", "does that file system answer, as to ls?"),
+    Activity.PROMPT: (
         "waits at a debugger's prompt",
         "type c and Enter in jaxrun's terminal, or take the breakpoint out",
     ),
-    Doing.INPUT: (
+    Activity.INPUT: (
         "waits for something to read, as in input(),",
         "type it in jaxrun's terminal, or give the answer beforehand: jaxrun … < FILE",
     ),
-    Doing.FILE_LOCK: ("waits for a file lock", "who holds it, is it perhaps another rank? lslocks says so"),
-    Doing.PROCESS: (
+    Activity.FILE_LOCK: ("waits for a file lock", "who holds it, is it perhaps another rank? lslocks says so"),
+    Activity.PROCESS: (
         "waits for a process that it started",
         "what does that process do? ps -ef --forest shows it",
     ),
-    Doing.NETWORK: (
+    Activity.NETWORK: (
         "waits for the network",
         "does the other side answer? a timeout in the program would turn this into an error",
     ),
-    Doing.DATA: ("waits for data", "has that which should bring it ended, or does it wait itself?"),
-    Doing.THREAD: (
+    Activity.DATA: ("waits for data", "has that which should bring it ended, or does it wait itself?"),
+    Activity.THREAD: (
         "waits for a lock or another of its threads",
         "who holds it or should end, and for what does that one wait?",
     ),
-    Doing.ENDING: ("is at its end, but has threads that go on", "end them, or make them daemons"),
-    Doing.SLEEP: ("sleeps", "every rank must make the same cross-process calls"),
-    Doing.COMPILING: (
+    Activity.ENDING: ("is at its end, but has threads that go on", "end them, or make them daemons"),
+    Activity.SLEEP: ("sleeps", "every rank must make the same cross-process calls"),
+    Activity.COMPILING: (
         "is compiling",
         "it goes on by itself; a persistent cache (JAX_COMPILATION_CACHE_DIR) saves it the next time",
     ),
-    Doing.ASLEEP: (
+    Activity.ASLEEP: (
         "is asleep where it has made no cross-process call before,",
         "is that a lock, or the result of an earlier call?",
     ),
 }
 _OF_MANY = {"is": "are", "has": "have", "waits": "wait", "sleeps": "sleep", "it": "they", "its": "their"}
-_BY_ITSELF = (Doing.STOPPED, Doing.TRACED, Doing.PROMPT, Doing.INPUT)  # tells something even if nobody waits for it
-_PASSING = (Doing.SLEEP, Doing.ASLEEP)  # tells nothing if nobody waits for it
+_BY_ITSELF = (
+    Activity.STOPPED,
+    Activity.TRACED,
+    Activity.PROMPT,
+    Activity.INPUT,
+)  # tells something even if nobody waits for it
+_PASSING = (Activity.SLEEP, Activity.ASLEEP)  # tells nothing if nobody waits for it
 
 
 @dataclass(frozen=True, slots=True)
-class _Scene:
+class _JobState:
     """What each rank does that has not finished, and who has finished."""
 
-    ranks: Mapping[int, Whereabouts]
+    ranks: Mapping[int, RankState]
     hosts: Mapping[int, str]
     finished: tuple[int, ...]
 
-    def doing(self, *kinds: Doing) -> tuple[int, ...]:
-        return tuple(rank for rank, where in self.ranks.items() if where.doing in kinds)
+    def doing(self, *kinds: Activity) -> tuple[int, ...]:
+        return tuple(rank for rank, where in self.ranks.items() if where.activity in kinds)
 
     def names(self, ranks: Iterable[int]) -> str:
-        return locate(ranks, self.hosts)
+        return format_ranks_on_hosts(ranks, self.hosts)
 
 
-def explain(
+def explain_deadlock(
     dumps: Mapping[int, str],
     waits: Mapping[int, str],
     hosts: Mapping[int, str],
@@ -86,19 +91,21 @@ def explain(
     `finished`: the ranks whose program has ended.
     """
     known = places or {}
-    seen = {rank: whereabouts(rank, dumps[rank], waits.get(rank, ""), known.get(rank, ())) for rank in sorted(dumps)}
-    idle = {rank for rank, where in seen.items() if where.doing is Doing.IDLE}
+    seen = {
+        rank: find_rank_state(rank, dumps[rank], waits.get(rank, ""), known.get(rank, ())) for rank in sorted(dumps)
+    }
+    idle = {rank for rank, where in seen.items() if where.activity is Activity.IDLE}
     ended = tuple(sorted((set(finished) - set(dumps)) | idle))
-    scene = _Scene({rank: where for rank, where in seen.items() if rank not in idle}, hosts, ended)
+    scene = _JobState({rank: where for rank, where in seen.items() if rank not in idle}, hosts, ended)
     waiting = scene.doing(*_WAITING)
     if waiting and len(waiting) == len(scene.ranks):
         sentences = _left_by_the_finished(scene, waiting) if scene.finished else _apart(scene, waiting)
     else:
         sentences = _causes(scene, waiting)
-    return tuple(sentences)[:_AT_MOST]
+    return tuple(sentences)[:_MAX_SENTENCES]
 
 
-def _causes(scene: _Scene, waiting: tuple[int, ...]) -> Iterator[str]:
+def _causes(scene: _JobState, waiting: tuple[int, ...]) -> Iterator[str]:
     """Some do something else than to wait in JAX."""
     others = tuple(rank for rank in scene.ranks if rank not in waiting)
     groups = sorted(_alike(scene, others), key=lambda group: (_weight(scene, group), len(group), group))
@@ -108,7 +115,7 @@ def _causes(scene: _Scene, waiting: tuple[int, ...]) -> Iterator[str]:
         return
     for number, group in enumerate(explained):
         yield _cause(scene, group, waiting if number == 0 else ())
-    elsewhere = scene.doing(Doing.ELSEWHERE)
+    elsewhere = scene.doing(Activity.ELSEWHERE)
     if waiting and not explained and elsewhere and len(elsewhere) == len(others):
         where = _list(_unique(scene.ranks[rank].place for rank in elsewhere))
         yield (
@@ -117,27 +124,27 @@ def _causes(scene: _Scene, waiting: tuple[int, ...]) -> Iterator[str]:
         )
 
 
-def _stands(scene: _Scene, groups: Sequence[tuple[int, ...]]) -> bool:
+def _stands(scene: _JobState, groups: Sequence[tuple[int, ...]]) -> bool:
     """Whether one of these cannot go on by itself."""
-    return any(scene.ranks[group[0]].doing not in _PASSING for group in groups)
+    return any(scene.ranks[group[0]].activity not in _PASSING for group in groups)
 
 
-def _is_telling(scene: _Scene, group: tuple[int, ...], waiting: tuple[int, ...]) -> bool:
-    doing = scene.ranks[group[0]].doing
+def _is_telling(scene: _JobState, group: tuple[int, ...], waiting: tuple[int, ...]) -> bool:
+    doing = scene.ranks[group[0]].activity
     if doing not in _CAUSES:
         return False
     if waiting or doing in _BY_ITSELF:
         return True
     # Nobody waits for it: then only if it is all that happens in the job.
-    return doing not in _PASSING and all(where.doing in (doing, *_BY_ITSELF) for where in scene.ranks.values())
+    return doing not in _PASSING and all(where.activity in (doing, *_BY_ITSELF) for where in scene.ranks.values())
 
 
-def _cause(scene: _Scene, group: tuple[int, ...], waiting: tuple[int, ...]) -> str:
+def _cause(scene: _JobState, group: tuple[int, ...], waiting: tuple[int, ...]) -> str:
     where = scene.ranks[group[0]]
-    does, advice = _CAUSES[where.doing]
-    call = f" ({where.call})" if where.call and where.doing is not Doing.COMPILING else ""
+    does, advice = _CAUSES[where.activity]
+    call = f" ({where.call})" if where.call and where.activity is not Activity.COMPILING else ""
     place = f" at {where.place}" if where.place else ""
-    shown = ", ".join(where.others[:_OTHERS_SHOWN])
+    shown = ", ".join(where.other_threads[:_OTHERS_SHOWN])
     threads = f" (its other threads: {shown})" if shown else ""
     and_others = f", and {_wait(scene, waiting, group)}" if waiting else ""
     if len(group) > 1:
@@ -146,7 +153,7 @@ def _cause(scene: _Scene, group: tuple[int, ...], waiting: tuple[int, ...]) -> s
     return f"{scene.names(group)} {did}{and_others}: {advice}"
 
 
-def _alone(scene: _Scene, waiting: tuple[int, ...], others: tuple[int, ...]) -> str:
+def _alone(scene: _JobState, waiting: tuple[int, ...], others: tuple[int, ...]) -> str:
     """One rank waits, and none of several others is on its way there."""
     places = _unique(scene.ranks[rank].place for rank in others)
     where = f" {_verb(others, 'is', 'are')} elsewhere ({_list(places)})" if others and places else ""
@@ -159,7 +166,7 @@ def _alone(scene: _Scene, waiting: tuple[int, ...], others: tuple[int, ...]) -> 
     )
 
 
-def _left_by_the_finished(scene: _Scene, waiting: tuple[int, ...]) -> Iterator[str]:
+def _left_by_the_finished(scene: _JobState, waiting: tuple[int, ...]) -> Iterator[str]:
     if len(waiting) == 1 and len(scene.finished) > 1:
         yield _alone(scene, waiting, ())
         return
@@ -170,10 +177,10 @@ def _left_by_the_finished(scene: _Scene, waiting: tuple[int, ...]) -> Iterator[s
     )
 
 
-def _apart(scene: _Scene, waiting: tuple[int, ...]) -> Iterator[str]:
+def _apart(scene: _JobState, waiting: tuple[int, ...]) -> Iterator[str]:
     """All wait in JAX, but not in the same place."""
     groups = sorted(_alike(scene, waiting), key=lambda group: (len(group), group))
-    barriers = [group for group in groups if scene.ranks[group[0]].doing is Doing.BARRIER]
+    barriers = [group for group in groups if scene.ranks[group[0]].activity is Activity.BARRIER]
     if len(groups) < 2 or len({scene.ranks[group[0]].place for group in groups}) < 2:
         return
     if barriers and len(barriers) < len(groups):
@@ -181,51 +188,51 @@ def _apart(scene: _Scene, waiting: tuple[int, ...]) -> Iterator[str]:
         rest = tuple(rank for group in groups if group not in barriers for rank in group)
         at = _list(_unique(scene.ranks[rank].place for rank in rest))
         yield (
-            f"{scene.names(first)} {_in(scene.ranks[first[0]], len(first) > 1)} that {spell(rest)} "
+            f"{scene.names(first)} {_in(scene.ranks[first[0]], len(first) > 1)} that {format_ranks(rest)} "
             f"{_verb(rest, 'has', 'have')} not reached: {_verb(rest, 'it waits', 'they wait')} at {at}; "
             "every rank must pass the same barriers and calls in the same order"
         )
-    elif len(groups) <= 3 and all(scene.ranks[rank].proven for rank in waiting):
+    elif len(groups) <= 3 and all(scene.ranks[rank].is_certain for rank in waiting):
         parts = (f"{scene.names(group)} {_in(scene.ranks[group[0]], len(group) > 1)}" for group in groups)
         yield f"{_list(list(parts))}: every rank must make the same calls in the same order"
 
 
-def _alike(scene: _Scene, ranks: Iterable[int]) -> list[tuple[int, ...]]:
+def _alike(scene: _JobState, ranks: Iterable[int]) -> list[tuple[int, ...]]:
     """Those that do the same at the same place."""
-    groups: dict[tuple[Doing, str, str], list[int]] = {}
+    groups: dict[tuple[Activity, str, str], list[int]] = {}
     for rank in ranks:
         where = scene.ranks[rank]
-        groups.setdefault((where.doing, where.place, where.call), []).append(rank)
+        groups.setdefault((where.activity, where.place, where.call), []).append(rank)
     return [tuple(group) for group in groups.values()]
 
 
-def _weight(scene: _Scene, group: tuple[int, ...]) -> int:
-    doing = scene.ranks[group[0]].doing
-    return [*_CAUSES, *Doing].index(doing)
+def _weight(scene: _JobState, group: tuple[int, ...]) -> int:
+    doing = scene.ranks[group[0]].activity
+    return [*_CAUSES, *Activity].index(doing)
 
 
-def _wait(scene: _Scene, waiting: tuple[int, ...], for_whom: Sequence[int]) -> str:
+def _wait(scene: _JobState, waiting: tuple[int, ...], for_whom: Sequence[int]) -> str:
     """`ranks 0-2 wait for it in JAX (train.py:88 train_step)`."""
     groups = _alike(scene, waiting)
     where = scene.ranks[waiting[0]]
     it = "it" if len(for_whom) == 1 else "them"
-    told = f"{spell(waiting)} {_verb(waiting, 'waits', 'wait')} for {it}"
+    told = f"{format_ranks(waiting)} {_verb(waiting, 'waits', 'wait')} for {it}"
     if len(groups) > 1:
         return f"{told} at {_list(_unique(scene.ranks[rank].place for rank in waiting))}"
-    if where.doing is Doing.BARRIER:
+    if where.activity is Activity.BARRIER:
         return f"{told} in a barrier ({_called(where)})"
-    return f"{told} in JAX ({_called(where)})" if where.proven else f"{told} at {where.place}"
+    return f"{told} in JAX ({_called(where)})" if where.is_certain else f"{told} at {where.place}"
 
 
-def _in(where: Whereabouts, many: bool = False) -> str:
+def _in(where: RankState, many: bool = False) -> str:
     """`waits in a barrier (sync_global_devices at train.py:40 save)`."""
     wait = "wait" if many else "waits"
-    if where.doing is Doing.BARRIER:
+    if where.activity is Activity.BARRIER:
         return f"{wait} in a barrier ({_called(where)})"
-    return f"{wait} in JAX ({_called(where)})" if where.proven else f"{wait} at {where.place}"
+    return f"{wait} in JAX ({_called(where)})" if where.is_certain else f"{wait} at {where.place}"
 
 
-def _called(where: Whereabouts) -> str:
+def _called(where: RankState) -> str:
     return f"{where.call} at {where.place}" if where.call else where.place
 
 

@@ -7,15 +7,15 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-from jaxrun.ranks import spell
+from jaxrun.text import format_ranks
 from jaxrun.verdict.outcome import Verdict
-from jaxrun.wording import plural, seconds
+from jaxrun.wording import format_seconds, plural
 
 _WIDTH = 100
 _INNOCENT = {"was stopped", "had finished"}
 
 
-def render(verdict: Verdict, run_dir: Path | None) -> str:
+def format_report(verdict: Verdict, run_dir: Path | None) -> str:
     """The report, without a final newline. `run_dir` as it is to be shown; None where there is none."""
     if verdict.outcome == "ok":
         return "\n".join([f"jaxrun: {_done(verdict)}", *verdict.details, *_divergence(verdict)])
@@ -55,7 +55,7 @@ def _victims(fates: Mapping[int, str], stopping: float | None) -> str:
     for rank, fate in fates.items():
         by_fate[fate].append(rank)
     others = plural(len(fates), "other")
-    later = f" {seconds(stopping)} later" if stopping is not None else ""
+    later = f" {format_seconds(stopping)} later" if stopping is not None else ""
     none = "it had no fault of its own" if len(fates) == 1 else "none of them had a fault of its own"
     if len(by_fate) == 1:
         (fate,) = by_fate
@@ -64,7 +64,7 @@ def _victims(fates: Mapping[int, str], stopping: float | None) -> str:
             return f"{text}{later if fate == 'was stopped' else ''}; {none}."
     else:
         groups = sorted(by_fate.items(), key=lambda item: (-len(item[1]), item[1]))
-        text = f"{others}: {', '.join(f'{spell(ranks)} {_agree(fate, len(ranks))}' for fate, ranks in groups)}"
+        text = f"{others}: {', '.join(f'{format_ranks(ranks)} {_agree(fate, len(ranks))}' for fate, ranks in groups)}"
     return f"{text}; all gone{later}." if later else f"{text}."
 
 
@@ -79,4 +79,4 @@ def _done(verdict: Verdict) -> str:
     if verdict.startup is None or verdict.run is None:
         return "done"
     total = verdict.startup + verdict.run + (verdict.stopping or 0.0)
-    return f"done in {seconds(total)} (start-up {seconds(verdict.startup)})"
+    return f"done in {format_seconds(total)} (start-up {format_seconds(verdict.startup)})"

@@ -1,0 +1,122 @@
+"""One worker as its agent sees it: its process, its channel, its pipes, its files of stacks and of calls."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+from dataclasses import dataclass, field
+
+from jaxrun.agent.spawn import WorkerPipes
+from jaxrun.lockstep.reader import FlightReader
+from jaxrun.protocol import Message, WorkerMessageDecoder, encode
+
+_PIECE = 65536
+_STACKS_KEPT = 2**20
+# The kernel's letters for a process that answers to nothing, in words.
+_STATES = {
+    "T": "stopped by a signal (SIGCONT lets it go on)",
+    "t": "stopped by a debugger",
+    "Z": "dead, and about to be noticed",
+    "D": "waiting for a disk or a file server (state D)",
+}
+
+
+@dataclass(slots=True)
+class WorkerProcess:
+    """A worker that has been asked for; `pid` is 0 until it is known, `status` None until it was reaped."""
+
+    rank: int
+    pipes: WorkerPipes
+    pid: int = 0
+    status: int | None = None
+    killed: bool = False  # by us
+    _decoder: WorkerMessageDecoder = field(default_factory=WorkerMessageDecoder)
+    _stacks_read: int = 0
+    flight: FlightReader = field(init=False)
+    _last_progress: object = None
+
+    def __post_init__(self) -> None:
+        self.flight = FlightReader(self.pipes.flight)
+
+    @property
+    def live(self) -> bool:
+        return self.pid != 0 and self.status is None
+
+    def send(self, message: Message) -> None:
+        """A worker that has gone is not told anything; its exit is noticed elsewhere."""
+        with contextlib.suppress(OSError):
+            self.pipes.channel.sendall(encode(message))
+
+    def receive(self) -> list[Message] | None:
+        """What has arrived; None when the worker has closed its end. ProtocolError for what is no message."""
+        messages: list[Message] = []
+        while True:
+            try:
+                data = self.pipes.channel.recv(_PIECE)
+            except BlockingIOError:
+                return messages
+            except OSError:
+                return messages or None
+            if not data:
+                return messages or None
+            messages += self._decoder.feed(data)
+
+    def signal(self, signum: int) -> None:
+        """SIGKILL goes to all that the worker has started, any other signal to the worker alone."""
+        if not self.live:
+            return
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.kill(self.pid, signum)
+            if signum == signal.SIGKILL:
+                self.killed = True
+                os.killpg(self.pid, signum)
+
+    def read_new_stacks(self) -> str:
+        """What its fault handler has written since the last call."""
+        size = os.fstat(self.pipes.stacks).st_size
+        data = os.pread(self.pipes.stacks, max(0, size - self._stacks_read), self._stacks_read)
+        self._stacks_read += len(data)
+        if size > _STACKS_KEPT:  # the worker's next dump goes on where this file, which it shares, is set to
+            os.ftruncate(self.pipes.stacks, 0)
+            self._stacks_read = os.lseek(self.pipes.stacks, 0, os.SEEK_SET)
+        return data.decode(errors="replace")
+
+    def read_new_flight(self) -> str:
+        """What its flight recorder holds, as text; empty if that is what the last call of this has told."""
+        progress = self.flight.progress_counters()
+        if progress == self._last_progress:
+            return ""
+        self._last_progress = progress
+        return self.flight.brief()
+
+    def cpu_seconds(self) -> float:
+        """User and system time of the process so far; 0.0 when it has gone."""
+        try:
+            with open(f"/proc/{self.pid}/stat", "rb") as file:
+                fields = file.read().rpartition(b")")[2].split()
+        except OSError:
+            return 0.0
+        return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+    def kernel_wait(self) -> str:
+        """What the kernel says of the main thread: that it is stopped or about to end, or else its name for what the
+        thread sleeps in; empty where it runs or may not be asked."""
+        with contextlib.suppress(OSError):
+            with open(f"/proc/{self.pid}/stat", "rb") as file:
+                state = file.read().rpartition(b")")[2].split()[0].decode()
+            with open(f"/proc/{self.pid}/wchan", "rb") as file:
+                return _STATES.get(state, "") or file.read().decode()
+        return ""
+
+    @property
+    def stopped(self) -> bool:
+        """Whether a signal has stopped it."""
+        return self.kernel_wait() == _STATES["T"]
+
+    def close_channel(self) -> None:
+        """Take nothing more from the worker; it ends when it notices."""
+        self.pipes.channel.close()
+
+    def close(self) -> None:
+        self.pipes.close()

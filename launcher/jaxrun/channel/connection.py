@@ -1,0 +1,124 @@
+"""One connection between an agent and the head: typed messages both ways, never blocking."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import socket
+import termios
+from collections.abc import Mapping
+from typing import Any, Generic, TypeVar, get_args
+
+from jaxrun.protocol import MessageDecoder, agent_messages, encode
+
+_RECEIVE_BYTES = 2**18
+# A peer whose kernel does not answer is lost after _IDLE + _COUNT x _INTERVAL seconds: the kernel finds it out for us.
+_KEEPALIVE_IDLE_S = 3
+_KEEPALIVE_INTERVAL_S = 1
+_KEEPALIVE_PROBES = 5
+PEER_TIMEOUT_S = _KEEPALIVE_IDLE_S + _KEEPALIVE_PROBES * _KEEPALIVE_INTERVAL_S
+
+M = TypeVar("M")
+
+
+def message_types(union: Any) -> Mapping[str, type[Any]]:
+    """The members of a union of messages, by name."""
+    return {kind.__name__: kind for kind in (get_args(union) or (union,))}
+
+
+AGENT_TO_HEAD = message_types(agent_messages.AgentToHead)
+HEAD_TO_AGENT = message_types(agent_messages.HeadToAgent)
+
+
+class Connection(Generic[M]):
+    """Sends any message; receives those of `received`."""
+
+    def __init__(self, connection: socket.socket, received: Mapping[str, type[M]]) -> None:
+        connection.setblocking(False)
+        enable_keepalive(connection)
+        self._socket = connection
+        self._codec: MessageDecoder[M] = MessageDecoder(received)
+        self._unsent = bytearray()
+        self._pushed_back: list[M] = []
+        self.lost_reason = ""  # why nothing more can come or go
+
+    def fileno(self) -> int:
+        return self._socket.fileno()
+
+    @property
+    def unsent_bytes(self) -> int:
+        """Bytes that wait because the network takes no more."""
+        return len(self._unsent)
+
+    def send(self, message: object) -> None:
+        """What cannot be sent now is kept for `flush`; to a peer that is lost nothing is sent."""
+        self.send_frame(encode(message))
+
+    def send_frame(self, frame: bytes) -> None:
+        """The same, of what is encoded already."""
+        if not self.lost_reason:
+            self._unsent += frame
+            self.flush()
+
+    def flush(self) -> None:
+        """Send what waits, as far as the network takes it."""
+        while self._unsent and not self.lost_reason:
+            try:
+                count = self._socket.send(self._unsent)
+            except BlockingIOError:
+                return
+            except OSError as error:
+                self._mark_lost(error)
+                self._unsent.clear()
+                return
+            del self._unsent[:count]
+
+    def receive(self) -> list[M]:
+        """What has arrived; afterwards `lost` says whether that was the last. ProtocolError for what is no message."""
+        arrived, self._pushed_back = self._pushed_back, []
+        while True:  # also where nothing can be sent any more: what came before that still counts
+            try:
+                data = self._socket.recv(_RECEIVE_BYTES)
+            except BlockingIOError:
+                break
+            except OSError as error:
+                self._mark_lost(error)
+                break
+            if not data:
+                self.lost_reason = self.lost_reason or "the connection to its agent was closed"
+                break
+            arrived += self._codec.feed(data)
+            if len(data) < _RECEIVE_BYTES:
+                break
+        return arrived
+
+    def push_back(self, messages: list[M]) -> None:
+        """Let the next `receive` return these first."""
+        self._pushed_back = agent_messages
+
+    def has_unacknowledged_bytes(self) -> bool:
+        """Whether the other side's kernel has not confirmed all that was sent."""
+        with contextlib.suppress(OSError):
+            return any(fcntl.ioctl(self._socket, termios.TIOCOUTQ, bytes(4)))
+        return False
+
+    def close(self) -> None:
+        with contextlib.suppress(OSError):
+            self._socket.close()
+
+    def _mark_lost(self, error: OSError) -> None:
+        silent = isinstance(error, TimeoutError) or "route" in str(error)
+        what = (
+            f"nothing was heard from its host for {PEER_TIMEOUT_S} s" if silent else "the connection to its agent broke"
+        )
+        self.lost_reason = self.lost_reason or f"{what} ({error.strerror})"
+
+
+def enable_keepalive(connection: socket.socket) -> None:
+    """Let the kernel notice a host or a network that is gone; and send small messages at once."""
+    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, _KEEPALIVE_IDLE_S)
+    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, _KEEPALIVE_INTERVAL_S)
+    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, _KEEPALIVE_PROBES)
+    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, PEER_TIMEOUT_S * 1000)

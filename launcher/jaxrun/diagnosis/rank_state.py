@@ -1,0 +1,181 @@
+"""What one rank is doing, as far as its stack and the kernel's word tell: no I/O.
+
+Python frames come first, as they are the same everywhere; where the program's own line is the innermost one, as in
+input() or time.sleep(), the kernel's name for what the thread sleeps in has to do.
+"""
+
+from __future__ import annotations
+
+import enum
+import re
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+
+from jaxrun.diagnosis import stacks
+from jaxrun.diagnosis.stacks import Frame, Stack
+
+
+class Activity(enum.Enum):
+    STOPPED = enum.auto()
+    TRACED = enum.auto()  # stopped by a debugger from outside
+    DISK = enum.auto()
+    PROMPT = enum.auto()  # of a debugger
+    INPUT = enum.auto()
+    FILE_LOCK = enum.auto()
+    PROCESS = enum.auto()  # waits for one that it started
+    NETWORK = enum.auto()
+    DATA = enum.auto()
+    THREAD = enum.auto()  # waits for another of its threads: a lock, an event, a future
+    ENDING = enum.auto()  # its program has ended, its threads have not
+    SLEEP = enum.auto()
+    COMPILING = enum.auto()
+    BARRIER = enum.auto()
+    CALL = enum.auto()  # waits in JAX, for other ranks as a rule
+    ASLEEP = enum.auto()  # on a futex, where it has made no cross-process call before
+    ELSEWHERE = enum.auto()
+    IDLE = enum.auto()  # a rank of a gang that has returned from its call
+    UNKNOWN = enum.auto()
+
+
+@dataclass(frozen=True, slots=True)
+class RankState:
+    """Of one rank; all but `doing` may be empty.
+
+    place:   the program's line, "data.py:31 __next__"
+    call:    what it has called there, "queue.get"
+    others:  where its other threads are, if they are in the program
+    proven:  whether a CALL is surely one: its place is known for it, or JAX has left frames
+    """
+
+    activity: Activity
+    place: str = ""
+    call: str = ""
+    other_threads: tuple[str, ...] = ()
+    is_certain: bool = True
+
+
+_PYTHON = r"/lib(?:64)?/python3\.\d+/"
+_PACKAGE = r"-packages/"
+# Where a frame's "file function" matches, that is what the rank does; the first rule counts that any frame matches.
+_RULES = tuple(
+    (doing, name, re.compile(pattern))
+    for doing, name, pattern in (
+        (Activity.PROMPT, "jax.debug.breakpoint", r"/jax/_src/debugger/"),
+        (Activity.PROMPT, "ipdb", rf"{_PACKAGE}(?:ipdb|IPython/core/debugger\.py)"),
+        (Activity.PROMPT, "IPython", rf"{_PACKAGE}IPython/terminal/"),
+        (Activity.PROMPT, "debugpy", rf"{_PACKAGE}(?:debugpy|pydevd)"),
+        (Activity.PROMPT, "pudb", rf"{_PACKAGE}pudb/"),
+        (Activity.PROMPT, "pdb", rf"{_PYTHON}(?:pdb|bdb)\.py"),
+        (Activity.INPUT, "", rf"{_PYTHON}(?:(?:cmd|code)\.py (?:cmdloop|interact|raw_input)$|getpass\.py)"),
+        (Activity.COMPILING, "", r"/jax/_src/compiler\.py (?:backend_compile|compile_or_get_cached)"),
+        (Activity.BARRIER, "sync_global_devices", r"/jax/experimental/multihost_utils\.py sync_global_devices$"),
+        (Activity.BARRIER, "", rf"{_PACKAGE}.* (?:sync_global_\w+|\w*barrier\w*)$"),
+        (
+            Activity.DATA,
+            "",
+            rf"{_PACKAGE}(?:torch/utils/data|grain|tensorflow/python/data|tensorflow_datasets|datasets)/",
+        ),
+        (Activity.FILE_LOCK, "", rf"{_PACKAGE}(?:filelock|portalocker|fasteners)/"),
+        (Activity.PROCESS, "", rf"{_PYTHON}(?:subprocess\.py|multiprocessing/(?:popen_\w+|process)\.py)"),
+        (
+            Activity.DATA,
+            "",
+            rf"{_PYTHON}(?:queue\.py (?:get|put|join)$|multiprocessing/(?:queues|pool|connection)\.py)",
+        ),
+        (
+            Activity.NETWORK,
+            "",
+            rf"{_PACKAGE}(?:requests|urllib3|httpx|httpcore|aiohttp|fsspec|gcsfs|s3fs|botocore|grpc|google|wandb)/",
+        ),
+        (Activity.NETWORK, "", rf"{_PYTHON}(?:socket\.py|ssl\.py|http/client\.py|urllib/|ftplib\.py)"),
+        (Activity.THREAD, "", rf"{_PYTHON}(?:concurrent/futures/|threading\.py (?:wait|acquire|join|__enter__)$)"),
+    )
+)
+# The kernel's words and names (the names of old and new kernels) for a thread whose innermost frame is the program's.
+_STATES = (
+    ("stopped by a signal", Activity.STOPPED),
+    ("stopped by a debugger", Activity.TRACED),
+    ("waiting for a disk", Activity.DISK),
+)
+_READS = re.compile(r"n_tty_read|tty_read|wait_woken|pipe_read|pipe_wait|unix_stream_(?:read|data)")
+_KERNEL = tuple(
+    (doing, re.compile(pattern))
+    for doing, pattern in (
+        (Activity.SLEEP, r"nanosleep"),
+        (Activity.PROCESS, r"^(?:kernel_)?(?:do_)?wait(?:id|4)?$"),
+        (Activity.FILE_LOCK, r"lock_inode|locks_lock|flock|posix_lock"),
+        (Activity.NETWORK, r"inet_|tcp_|sk_wait|wait_for_connect|unix_wait"),
+    )
+)
+_INNER = re.compile(r"^_|^(?:wrapper|cache_miss|try_to_block)$")  # names that say nothing to a user
+_ENDING = "_join_threads"  # of jaxrun_runtime/finish.py
+
+
+def find_rank_state(rank: int, dump: str, wait: str, places: Collection[str] = ()) -> RankState:
+    """What `rank` does. `wait` is what the kernel says of its main thread; `places` is where it has made cross-process
+    calls before ("train.py:88 train_step"), empty if that is not known."""
+    for words, doing in _STATES:
+        if wait.startswith(words):
+            return RankState(doing)
+    stack = stacks.main_stack(dump)
+    if not stack.frames:
+        return RankState(Activity.UNKNOWN)
+    if stack.is_idle:
+        return RankState(Activity.IDLE)
+    if any(frame.function == _ENDING and frame.is_scaffold for frame in stack.frames):
+        return RankState(Activity.ENDING, other_threads=_others(dump, stack))
+    reached = _reached(stack.frames)
+    called, place = stack.frames[:reached], str(stack.frames[reached])
+    for doing, name, pattern in _RULES:
+        if any(pattern.search(f"{frame.file} {frame.function}") for frame in called):
+            others = _others(dump, stack) if doing in (Activity.THREAD, Activity.DATA) else ()
+            return RankState(doing, place, name or _name(called), others)
+    if any(frame.is_jax for frame in called):
+        return RankState(Activity.CALL if "futex" in wait else Activity.ELSEWHERE, place, _name(called))
+    if called:
+        return RankState(Activity.ELSEWHERE, place, _name(called))
+    doing = _of_kernel(rank, wait, known=not places or place in places)
+    return RankState(doing, place, is_certain=doing is not Activity.CALL or place in places)
+
+
+def _of_kernel(rank: int, wait: str, *, known: bool) -> Activity:
+    """What the program's own line sleeps in; `known` unless it has made no cross-process call there before."""
+    if "futex" in wait:
+        return Activity.CALL if known else Activity.ASLEEP
+    if rank == 0 and _READS.search(wait):  # no other rank has a stdin
+        return Activity.INPUT
+    return next((doing for doing, pattern in _KERNEL if pattern.search(wait)), Activity.ELSEWHERE)
+
+
+def _reached(frames: Sequence[Frame]) -> int:
+    """The index of the innermost frame of the program, which may be a library's."""
+    for is_programs in (lambda frame: frame.is_users, _is_of_no_rule):
+        for index, frame in enumerate(frames):
+            if is_programs(frame):
+                return index
+    return 0
+
+
+def _is_of_no_rule(frame: Frame) -> bool:
+    if frame.is_jax or frame.is_scaffold or _PACKAGE not in frame.file:
+        return False
+    return not any(pattern.search(f"{frame.file} {frame.function}") for _, _, pattern in _RULES)
+
+
+def _name(called: Sequence[Frame]) -> str:
+    """What the program has called: "queue.get", "process_allgather"; empty where the name is of JAX's inside."""
+    entries = [frame for frame in called if not frame.is_wrapper]
+    if not entries or (entries[-1].is_jax and _INNER.search(entries[-1].function)):
+        return ""
+    entry = entries[-1]
+    if entry.is_jax:
+        return entry.function
+    library = re.split(rf"{_PACKAGE}|{_PYTHON}", entry.file)[-1].split("/")[0].removesuffix(".py")
+    return library if _INNER.search(entry.function) else f"{library}.{entry.function}"
+
+
+def _others(dump: str, main: Stack) -> tuple[str, ...]:
+    """Where the program's other threads are, each place once."""
+    threads = (stack for stack in stacks.parse_dump(dump) if stack != main)
+    own = (next((frame for frame in stack.frames if frame.is_users), None) for stack in threads)
+    return tuple(dict.fromkeys(str(frame) for frame in own if frame))

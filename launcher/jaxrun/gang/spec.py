@@ -1,0 +1,72 @@
+"""What a gang is asked to be: a frozen value, from which the launcher's command line is made."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from jaxrun import RUNTIME
+from jaxrun.errors import UsageError
+from jaxrun.protocol.flight_file import LOCKSTEP_RECORD
+
+_SERVE = f"{RUNTIME}.serve"
+_GRACE = 1.0  # seconds; a gang that is told to end has nothing to save
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GangSpec:
+    """None means what it means for the command: to be decided from the devices that are found.
+
+    processes, devices:  ranks, and devices of each
+    hosts:               simulated ones with the local backend, real ones with the others
+    env:                 variables to add to every rank
+    options:             more words for jaxrun's command line
+    """
+
+    processes: int | None = None
+    devices: int | None = None
+    hosts: int | None = None
+    backend: str = "local"
+    platform: str = "auto"
+    lockstep: str = LOCKSTEP_RECORD
+    env: Mapping[str, str] = field(default_factory=dict)
+    options: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        for name in ("processes", "devices", "hosts"):
+            value = getattr(self, name)
+            if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
+                raise UsageError(f"{name} of a gang must be a whole number from 1, not {value!r}")
+        if not all(isinstance(part, str) for pair in self.env.items() for part in pair):
+            raise UsageError(f"env of a gang must map names to strings, not {dict(self.env)!r}")
+
+    @property
+    def may_fork(self) -> bool:
+        """Whether the ranks may be forks of a process that has imported jax: the launcher has the last word."""
+        return self.backend == "local" and self.platform in ("auto", "cpu") and "--no-fork" not in self.options
+
+    def command_line(self, run_dir: Path) -> tuple[str, ...]:
+        """The command line's words after `jaxrun`."""
+        hosts = "--simulate-hosts" if self.backend == "local" else "--hosts"
+        given = (
+            ("--backend", self.backend),
+            ("--processes", self.processes),
+            ("--devices-per-process", self.devices),
+            (hosts, self.hosts),
+            ("--platform", self.platform),
+            ("--lockstep", self.lockstep),
+            ("--run-dir", run_dir),
+            ("--grace", _GRACE),
+            ("--stall-timeout", 0),  # it may wait for work for days
+        )
+        words = [str(word) for pair in given if pair[1] is not None for word in pair]
+        for name, value in self.env.items():
+            words += ["--env", f"{name}={value}"]
+        return (*words, *self.options, "-m", _SERVE)
+
+    def __str__(self) -> str:
+        size = "" if self.processes is None else f" of {self.processes}"
+        devices = "" if self.devices is None else f" x {self.devices} devices"
+        where = "" if self.backend == "local" else f" by {self.backend}"
+        return f"gang{size}{devices}{where}"

@@ -1,0 +1,235 @@
+"""The agents on other hosts report what is there; when all have, it is decided what each of them starts. No I/O.
+
+Ranks of one host are those that report the same host name and boot id; their local ranks follow from that, whatever
+the engine that started them says.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from jaxrun.errors import NotUniformError, UnavailableError, UsageError
+from jaxrun.head.consistency import Expected
+from jaxrun.head.events import AgentReport, StartWorker
+from jaxrun.job.devices import Gpus
+from jaxrun.job.job import Job
+from jaxrun.job.layout import Layout, decide_layout
+from jaxrun.job.machine import Machine
+from jaxrun.job.settings import worker_settings
+from jaxrun.text import format_ranks_on_hosts
+from jaxrun.wording import format_columns, plural
+
+_LOOPBACK = "127.0.0.1"
+
+
+@dataclass(frozen=True, slots=True)
+class JobSpec:
+    """What is known of every worker before its host is.
+
+    job:        the request, with its processes decided
+    version:    of jaxrun
+    directory:  where the job was started; empty where the agents may be anywhere
+    program:    the words after `python -m jaxrun_runtime`
+    given:      the environment that the user gives the workers
+    run_dir:    empty where the job leaves no files
+    offered:    the addresses at which the head listens, for people
+    """
+
+    job: Job
+    job_id: str
+    size: int
+    version: str
+    directory: str
+    program: tuple[str, ...]
+    user_env: Mapping[str, str]
+    run_dir: str
+    listen_addresses: str
+
+
+@dataclass(frozen=True, slots=True)
+class Assignment:
+    """`interface` is where rank 0's host can be reached by all others."""
+
+    starts: tuple[StartWorker, ...]
+    expected: Expected
+    interface: str
+    notes: tuple[str, ...]
+
+
+class AgentRegistry:
+    """The reports of one job."""
+
+    def __init__(self, terms: JobSpec) -> None:
+        self.spec = terms
+        self.reports: dict[int, AgentReport] = {}
+
+    @property
+    def complete(self) -> bool:
+        return len(self.reports) == self.spec.size
+
+    def add(self, report: AgentReport) -> None:
+        """NotUniformError or UnavailableError if this agent cannot be one of the job's."""
+        known = self.reports.setdefault(report.rank, report)
+        if known is not report:
+            raise NotUniformError(_duplicate(known, report))
+        terms = self.spec
+        if report.size != terms.size:
+            raise NotUniformError(
+                f"rank {report.rank} ({report.host}) was started as one of {report.size}, but the job has {terms.size} "
+                "processes\nstart as many processes as -n says"
+            )
+        if report.jaxrun_version != terms.version:
+            raise UnavailableError(
+                f"{report.host} has jaxrun {report.jaxrun_version}, but the launcher is jaxrun {terms.version}\n"
+                "install the same version on every host, or start it from a directory that all share"
+            )
+        if terms.directory and report.directory != terms.directory:
+            raise UnavailableError(
+                f"{terms.directory} is not there on {report.host}: the agent was started in {report.directory}\n"
+                "start the job in a directory that all hosts share"
+            )
+
+    def assign(self) -> Assignment:
+        """What all agents are to start, once the reports are complete. NotUniformError where the hosts differ."""
+        layouts = {rank: layout for ranks in self._hosts() for rank, layout in self._lay_out(ranks).items()}
+        _check_alike(layouts, {rank: report.host for rank, report in self.reports.items()})
+        interface = coordinator_interface(self.reports)
+        orders = [order for ranks in self._hosts() for order in self._orders(ranks, layouts, interface)]
+        any_layout = layouts[0]
+        expected = Expected(self.spec.size, self.spec.job_id, any_layout.platform, any_layout.devices_per_process)
+        return Assignment(tuple(sorted(orders, key=_rank)), expected, interface, self._notes(layouts))
+
+    def _hosts(self) -> list[list[AgentReport]]:
+        """The reports of each host, by rank."""
+        hosts: dict[tuple[str, str], list[AgentReport]] = {}
+        for _, report in sorted(self.reports.items()):
+            hosts.setdefault((report.host, report.boot_id), []).append(report)
+        return list(hosts.values())
+
+    def _lay_out(self, host: Sequence[AgentReport]) -> dict[int, Layout]:
+        """The layout of each rank of one host."""
+        job = self.spec.job
+        layouts: dict[int, Layout] = {}
+        for group in _group_by_gpus(host):
+            per_process = job.devices_per_process
+            if per_process is None and group[0].gpu_names:
+                per_process = max(1, len(group[0].gpu_names) // len(group))
+            wanted = replace(job, processes=len(group), devices_per_process=per_process)
+            try:
+                layout = decide_layout(wanted, _machine(group[0]), self.spec.user_env)
+            except UsageError as error:
+                raise NotUniformError(f"{group[0].host}: {error}") from None
+            layouts |= {report.rank: layout for report in group}
+        return layouts
+
+    def _orders(
+        self, host: Sequence[AgentReport], layouts: Mapping[int, Layout], interface: str
+    ) -> Iterable[StartWorker]:
+        terms = self.spec
+        shares_cores = _alike(report.cpus for report in host)
+        place = {report.rank: index for group in _group_by_gpus(host) for index, report in enumerate(group)}
+        for local_rank, report in enumerate(host):
+            layout = layouts[report.rank]
+            cores = max(1, len(report.cpus) // len(host)) if shares_cores else len(report.cpus)
+            job = replace(terms.job, devices_per_process=layout.devices_per_process) if layout.gpus.names else terms.job
+            take = layout.devices_per_process if layout.gpus.names and layout.devices_per_process else 0
+            first = place[report.rank] * take
+            values = worker_settings(job, replace(layout, processes=1), terms.user_env, cores=cores)
+            yield StartWorker(
+                rank=report.rank,
+                size=terms.size,
+                local_rank=local_rank,
+                local_size=len(host),
+                host=report.host,
+                program=terms.program,
+                environment={**terms.job.env, **_bypass_proxies(values, interface)},
+                local_device_ids=tuple(range(first, first + take)),
+                init_timeout=terms.job.init_timeout,
+                run_dir=terms.run_dir if report.can_write_run_dir else "",
+                log_dir=terms.run_dir if report.can_write_run_dir else "",
+                show_output=terms.job.shows(report.rank),
+                lockstep=terms.job.lockstep,
+            )
+
+    def _notes(self, layouts: Mapping[int, Layout]) -> tuple[str, ...]:
+        hosts = {rank: report.host for rank, report in self.reports.items()}
+        notes = list(dict.fromkeys(note for layout in layouts.values() for note in layout.notes))
+        blind = [rank for rank, report in self.reports.items() if not report.can_write_run_dir]
+        if self.spec.run_dir and blind:
+            where = format_ranks_on_hosts(blind, hosts)
+            notes.append(f"{where} cannot write to the run directory {self.spec.run_dir}; their logs come by network")
+        return tuple(notes)
+
+
+def coordinator_interface(reports: Mapping[int, AgentReport]) -> str:
+    """The address of rank 0's host that the other hosts can reach: one over which somebody has come already."""
+    lead = reports[0]
+    others = [report for _, report in sorted(reports.items()) if _host(report) != _host(lead)]
+    if not others:
+        return _LOOPBACK
+    if lead.address != lead.head_address:  # the head is elsewhere, and this is how it and rank 0 reach each other
+        return lead.address
+    return others[0].head_address
+
+
+def _bypass_proxies(values: Mapping[str, str], interface: str) -> dict[str, str]:
+    """The coordinator's address too must not be looked for behind a proxy."""
+    name = "no_grpc_proxy"
+    return {**values, name: f"{values[name]},{interface}"} if name in values else dict(values)
+
+
+def _machine(report: AgentReport) -> Machine:
+    gpus = {}
+    if report.gpu_platform:
+        gpus = {report.gpu_platform: Gpus(report.gpu_names, f"the agent on {report.host}", report.gpu_limit)}
+    return Machine(report.host, report.cpus, gpus, report.tpu, report.cuda_plugin)
+
+
+def _check_alike(layouts: Mapping[int, Layout], hosts: Mapping[int, str]) -> None:
+    groups: dict[str, list[int]] = {}
+    for rank, layout in sorted(layouts.items()):
+        shape = (
+            plural(layout.devices_per_process, "device")
+            if layout.devices_per_process is not None
+            else "its own devices"
+        )
+        groups.setdefault(f"{layout.platform}, {shape}", []).append(rank)
+    if len(groups) == 1:
+        return
+    rows = [
+        (format_ranks_on_hosts(ranks, hosts), shape)
+        for shape, ranks in sorted(groups.items(), key=lambda item: -len(item[1]))
+    ]
+    table = "\n".join(f"  {line}" for line in format_columns(rows, gap="   "))
+    raise NotUniformError(
+        f"the hosts differ in their devices\n{table}\n"
+        "every process must see the same number of devices; leave the odd host out, or ask for fewer with -d"
+    )
+
+
+def _duplicate(known: AgentReport, other: AgentReport) -> str:
+    return (
+        f"two agents say that they are rank {other.rank}: process {known.pid} on {known.host} and process {other.pid} "
+        f"on {other.host}\nis one of them left over from an earlier job, or is this two jobs in one place?"
+    )
+
+
+def _group_by_gpus(host: Sequence[AgentReport]) -> list[list[AgentReport]]:
+    """The ranks of a host in groups that see the same GPUs, which are shared out among them."""
+    groups: dict[tuple[str, ...], list[AgentReport]] = {}
+    for report in host:
+        groups.setdefault(report.gpu_ids, []).append(report)
+    return list(groups.values())
+
+
+def _alike(values: Iterable[tuple[object, ...]]) -> bool:
+    return len(set(values)) == 1
+
+
+def _host(report: AgentReport) -> tuple[str, str]:
+    return report.host, report.boot_id
+
+
+def _rank(order: StartWorker) -> int:
+    return order.rank

@@ -1,0 +1,194 @@
+"""What was asked for: a Job holds the request of one command line, and is valid or does not exist.
+
+Nothing here looks at the machine, the file system or the environment; what depends on them is decided in the
+plan. Every default lives in this class.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from jaxrun.errors import UsageError
+from jaxrun.protocol.flight_file import LOCKSTEP_MODES, LOCKSTEP_RECORD
+from jaxrun.text import Ranks
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from jaxrun.job.fault_spec import FaultSpec
+
+PLATFORMS = ("auto", "cpu", "cuda", "rocm", "tpu")
+
+# field, option, the backends that it is for
+_BACKENDS_OF_OPTION = (
+    ("simulated_hosts", "--simulate-hosts", ("local",)),
+    ("hosts", "-N/--hosts", ("mpirun", "slurm")),
+    ("processes_per_host", "--processes-per-host", ("mpirun", "slurm")),
+    ("interface", "--interface", ("mpirun", "slurm", "attach")),
+    ("host_list", "-H/--host", ("mpirun",)),
+    ("hostfile", "--hostfile", ("mpirun",)),
+    ("mpirun", "--mpirun", ("mpirun",)),
+    ("mpi_args", "--mpi-args", ("mpirun",)),
+    ("cpus_per_process", "--cpus-per-process", ("slurm",)),
+    ("gpus_per_host", "--gpus-per-host", ("slurm",)),
+    ("partition", "--partition", ("slurm",)),
+    ("time_limit", "--time", ("slurm",)),
+    ("account", "--account", ("slurm",)),
+    ("slurm_args", "--slurm-args", ("slurm",)),
+    ("sbatch", "--sbatch", ("slurm",)),
+    ("submit", "--submit", ("slurm",)),
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Job:
+    """The request. None means: to be decided from the devices that are found.
+
+    program:               the path or module name, then its arguments
+    devices_per_process:   devices that each process shows as `jax.local_devices()`
+    simulated_hosts:       how many hosts to pretend to be; 0 for the machine as it is
+    hosts:                 how many real hosts
+    processes_per_host:    processes on each of them
+    cpus_per_process:      cores to ask the backend for, for each process
+    gpus_per_host:         GPUs to ask the backend for, on each host
+    host_list, hostfile:   which hosts, as mpirun's --host and --hostfile say it; empty and None for the backend's own
+    mpirun:                the mpirun to use; empty for the one on PATH
+    mpi_args, slurm_args:  further words for the backend's command, as they are
+    partition, time_limit, account:  what Slurm is asked for; empty for its defaults
+    sbatch:                where to write a batch script instead of starting anything
+    submit:                hand the batch script to Slurm, and follow the job
+    interface:             at which the launcher listens for the other hosts: a name, an address or a network
+    timeout:               seconds that the whole job may take; None for no limit
+    stall_timeout:         seconds without any sign of life after which the job is stopped; None or 0 for no limit
+    lockstep:              how the ranks are kept in step: "off", "record" or "strict"
+    init_timeout:          seconds until every process must have joined
+    grace:                 seconds between SIGTERM and SIGKILL
+    chaos:                 faults to bring about
+    env:                   variables to add to every worker
+    run_dir, no_run_dir:   where the job leaves its files; None for a new directory under ./jaxrun-runs
+    quiet_ranks:           ranks whose output stays off the screen
+    only_ranks:            if not empty, the only ranks whose output is shown
+    no_fork:               why the workers must be fresh interpreters; if empty, they may be forked
+    """
+
+    program: tuple[str, ...]
+    module: bool = False
+    processes: int | None = None
+    devices_per_process: int | None = None
+    platform: str = "auto"
+    simulated_hosts: int = 0
+    hosts: int | None = None
+    processes_per_host: int | None = None
+    cpus_per_process: int | None = None
+    gpus_per_host: int | None = None
+    backend: str = "local"
+    host_list: str = ""
+    hostfile: Path | None = None
+    mpirun: str = ""
+    mpi_args: tuple[str, ...] = ()
+    slurm_args: tuple[str, ...] = ()
+    partition: str = ""
+    time_limit: str = ""
+    account: str = ""
+    sbatch: Path | None = None
+    submit: bool = False
+    interface: str = ""
+    timeout: float | None = None
+    stall_timeout: float | None = None
+    lockstep: str = LOCKSTEP_RECORD
+    init_timeout: float = 120.0
+    grace: float = 5.0
+    chaos: tuple[FaultSpec, ...] = ()
+    env: Mapping[str, str] = field(default_factory=dict)
+    run_dir: Path | None = None
+    no_run_dir: bool = False
+    quiet_ranks: Ranks = ()
+    only_ranks: Ranks = ()
+    no_fork: str = ""
+    tag: str = ""
+    verbose: bool = False
+
+    def __post_init__(self) -> None:
+        _check_program(self.program, self.module)
+        _at_least_one("-n/--processes", self.processes)
+        _at_least_one("-d/--devices-per-process", self.devices_per_process)
+        _at_least_one("-N/--hosts", self.hosts)
+        _at_least_one("--processes-per-host", self.processes_per_host)
+        _at_least_one("--cpus-per-process", self.cpus_per_process)
+        _at_least_one("--gpus-per-host", self.gpus_per_host)
+        if self.simulated_hosts < 0:
+            raise UsageError(f"--simulate-hosts must be 1 or more, not {self.simulated_hosts}")
+        if self.platform not in PLATFORMS:
+            raise UsageError(f"--platform must be one of {', '.join(PLATFORMS)}, not {self.platform!r}")
+        if self.lockstep not in LOCKSTEP_MODES:
+            raise UsageError(f"--lockstep must be one of {', '.join(LOCKSTEP_MODES)}, not {self.lockstep!r}")
+        _positive("--timeout", self.timeout)
+        _positive("--stall-timeout", self.stall_timeout or None)
+        _positive("--init-timeout", self.init_timeout)
+        if not 0 <= self.grace < math.inf:
+            raise UsageError(f"--grace must be 0 seconds or more, not {self.grace:g}")
+        if self.run_dir is not None and self.no_run_dir:
+            raise UsageError(f"--run-dir {self.run_dir} and --no-run-dir contradict; give one of them")
+        if self.quiet_ranks and self.only_ranks:
+            raise UsageError("--quiet-ranks and --only-rank contradict; give one of them")
+        if self.host_list and self.hostfile:
+            raise UsageError(f"--host {self.host_list} and --hostfile {self.hostfile} contradict; give one of them")
+        self._check_backend()
+
+    def _check_backend(self) -> None:
+        """Every option must mean something to the backend that was chosen."""
+        for field_name, option, backends in _BACKENDS_OF_OPTION:
+            if getattr(self, field_name) and self.backend not in backends:
+                wanted = " or ".join(f"--backend {name}" for name in backends)
+                raise UsageError(f"{option} is for {wanted}, not for --backend {self.backend}; leave one of them out")
+
+    @property
+    def name(self) -> str:
+        """What people would call it: the program's file or module, without path or ending."""
+        from pathlib import PurePath
+
+        return self.program[0].rpartition(".")[2] if self.module else PurePath(self.program[0]).stem
+
+    def shows(self, rank: int) -> bool:
+        """Whether the output of `rank` belongs on the screen."""
+        if self.only_ranks:
+            return any(rank in ranks for ranks in self.only_ranks)
+        return not any(rank in ranks for ranks in self.quiet_ranks)
+
+
+def check_rank_options(job: Job, size: int) -> None:
+    """UsageError if an option names a rank that a job of `size` processes does not have."""
+    chaos = tuple(span for fault in job.chaos for span in fault.ranks)
+    for option, ranks in (("--quiet-ranks", job.quiet_ranks), ("--only-rank", job.only_ranks), ("--chaos", chaos)):
+        last = max((span[-1] for span in ranks), default=0)
+        if last >= size:
+            raise UsageError(f"{option} names rank {last}, but the ranks of this job are 0 to {size - 1}")
+
+
+def _check_program(program: tuple[str, ...], module: bool) -> None:
+    if not program or not program[0]:
+        if module:
+            raise UsageError("-m needs the name of a module: jaxrun [OPTIONS] -m MODULE [ARGS]...")
+        raise UsageError("no program given: jaxrun [OPTIONS] PROGRAM [ARGS]... (--help shows examples)")
+    if any("\0" in part for part in program):
+        raise UsageError(f"a NUL byte cannot be part of a command line: {' '.join(program)!r}")
+    name = program[0]
+    if module and not all(part.isidentifier() for part in name.split(".")):
+        raise UsageError(
+            f"-m takes the name of a module, such as package.train, not {name!r}; leave -m out to run a file"
+        )
+    if name.startswith("-"):
+        raise UsageError(f"a program cannot be called {name!r}; write ./{name} if it is a file of that name")
+
+
+def _at_least_one(option: str, value: int | None) -> None:
+    if value is not None and value < 1:
+        raise UsageError(f"{option} must be 1 or more, not {value}")
+
+
+def _positive(option: str, value: float | None) -> None:
+    if value is not None and not 0 < value < math.inf:
+        raise UsageError(f"{option} must be a positive number of seconds, not {value:g}")

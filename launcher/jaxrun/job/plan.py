@@ -1,0 +1,142 @@
+"""What will be started: a Plan is a frozen value, made by a backend from a Job.
+
+Whatever is known before the first process starts stands here; a worker's descriptors are known at its spawn.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from jaxrun.job.environment import mask_secret
+from jaxrun.job.job import Job
+from jaxrun.job.launch_command import LaunchCommand
+from jaxrun.protocol.env import WorkerEnv
+from jaxrun.protocol.names import JOB_ID
+
+
+@dataclass(frozen=True, slots=True)
+class Worker:
+    """One process: its place in the job and the devices and cores that it takes.
+
+    local_device_ids:  ordinals among the accelerators that its host shows; empty for all of them
+    cpus:              the cores that it stays on; empty for all of them
+    """
+
+    rank: int
+    local_rank: int
+    local_size: int
+    host: str
+    local_device_ids: tuple[int, ...] = ()
+    cpus: tuple[int, ...] = ()
+    simulated_boot_id: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """All that is decided before anything starts.
+
+    job:            the request, with its processes and platform decided
+    job_id:         32 hex digits
+    workers:        by rank
+    argv:           the command of every worker
+    set_env:        variables to set in all workers, besides each one's own
+    unset_env:      names that must not reach a worker
+    local_devices:  devices that every process must show; None where only JAX can tell
+    device_names:   what the host's accelerators are called, by ordinal; empty on CPU
+    fork:           start the workers by forking one process that has imported jax
+    notes:          remarks on these decisions that the user should see
+    job_size:       the processes of the whole job, where `workers` are not all of them
+    starter:        the command that starts an agent for each worker; None where the launcher starts the workers
+    """
+
+    job: Job
+    job_id: str
+    workers: tuple[Worker, ...]
+    argv: tuple[str, ...]
+    set_env: Mapping[str, str]
+    unset_env: tuple[str, ...]
+    local_devices: int | None
+    device_names: tuple[str, ...]
+    fork: bool
+    notes: tuple[str, ...] = ()
+    job_size: int = 0
+    launch_command: LaunchCommand | None = None
+
+    @property
+    def hosts(self) -> tuple[str, ...]:
+        """Every host once, in the order of their first ranks."""
+        return tuple(dict.fromkeys(worker.host for worker in self.workers))
+
+    @property
+    def host_of(self) -> dict[int, str]:
+        """The host of each rank."""
+        return {worker.rank: worker.host for worker in self.workers}
+
+    def base_env(self, environ: Mapping[str, str]) -> dict[str, str]:
+        """The environment that all workers share, made from the launcher's own `environ`, with the job's mark."""
+        kept = {name: value for name, value in environ.items() if name not in self.unset_env}
+        return {**kept, **self.set_env, JOB_ID: self.job_id}
+
+    def worker_env(self, worker: Worker, *, run_dir: str, channel_fd: int, stacks_fd: int, flight_fd: int) -> WorkerEnv:
+        """What `worker` is told at its start."""
+        return WorkerEnv(
+            job_id=self.job_id,
+            rank=worker.rank,
+            size=self.job_size or len(self.workers),
+            local_rank=worker.local_rank,
+            local_size=worker.local_size,
+            host=worker.host,
+            channel_fd=channel_fd,
+            stacks_fd=stacks_fd,
+            flight_fd=flight_fd,
+            lockstep=self.job.lockstep,
+            init_timeout=self.job.init_timeout,
+            run_dir=run_dir,
+            simulated_boot_id=worker.simulated_boot_id,
+            local_device_ids=worker.local_device_ids,
+            cpus=worker.cpus,
+        )
+
+
+def to_json(plan: Plan, launcher: Mapping[str, object] | None = None) -> str:
+    """The text of job.json: the plan as data, with every secret masked; `launcher`: its "host" and "pid"."""
+    job = plan.job
+    content = {
+        "job_id": plan.job_id,
+        "program": list(job.program),
+        "module": job.module,
+        "tag": job.tag,
+        "backend": job.backend,
+        "platform": job.platform,
+        "processes": len(plan.workers),
+        "local_devices": plan.local_devices,
+        "simulated_hosts": job.simulated_hosts,
+        "hosts": list(plan.hosts),
+        "timeout": job.timeout,
+        "init_timeout": job.init_timeout,
+        "grace": job.grace,
+        "chaos": list(map(str, job.chaos)),
+        "lockstep": job.lockstep,
+        "fork": plan.fork,
+        "argv": list(plan.argv),
+        "starter": {"title": plan.launch_command.title, "argv": list(plan.launch_command.argv)}
+        if plan.launch_command
+        else None,
+        "set_env": {name: mask_secret(name, value) for name, value in sorted(plan.set_env.items())},
+        "unset_env": list(plan.unset_env),
+        "notes": list(plan.notes),
+        "launcher": dict(launcher or {}),
+        "workers": [
+            {
+                "rank": worker.rank,
+                "host": worker.host,
+                "local_rank": worker.local_rank,
+                "local_device_ids": list(worker.local_device_ids),
+                "cpus": list(worker.cpus),
+            }
+            for worker in plan.workers
+        ],
+    }
+    return json.dumps(content, indent=2) + "\n"

@@ -1,0 +1,96 @@
+"""The user's program, looked at without running or importing it: is it there, and what does it ask for?"""
+
+from __future__ import annotations
+
+import importlib.util
+import itertools
+import os
+import re
+import stat
+from collections.abc import Iterable
+from dataclasses import replace
+from importlib.machinery import ModuleSpec, PathFinder
+from pathlib import Path
+
+from jaxrun.errors import UsageError
+from jaxrun.job.job import Job
+
+_MARKER = re.compile(rb"\s*#\s*jaxrun:\s*no-fork\b")
+_MARKER_LINES = 20
+_LINE_LIMIT = 4096
+
+
+def check_program(job: Job, cwd: str) -> Job:
+    """`job` once its program was found, and asked whether it may be forked. UsageError if it is not there."""
+    name = job.program[0]
+    source = find_module(name, cwd) if job.module else find_script(Path(name))
+    if not job.no_fork and source is not None and forbids_fork(source):
+        return replace(job, no_fork=f"{name} asks for it (# jaxrun: no-fork)")
+    return job
+
+
+def find_script(path: Path) -> Path | None:
+    """The source of the program at `path`, None for a zip file. UsageError if python could not run it."""
+    try:
+        if stat.S_ISDIR(os.stat(path).st_mode):
+            main = path / "__main__.py"
+            if not main.exists():
+                raise UsageError(f"program {str(path)!r} is a directory without __main__.py; name the file to run")
+            path = main
+        if not stat.S_ISREG(os.stat(path).st_mode):
+            raise UsageError(f"program {str(path)!r} is not a regular file; every process must be able to read it")
+        with path.open("rb") as file:
+            return None if file.read(4) == b"PK\x03\x04" else path
+    except (FileNotFoundError, NotADirectoryError):
+        raise UsageError(_missing(path)) from None
+    except OSError as error:
+        raise UsageError(f"program {str(path)!r} cannot be read: {error.strerror}") from None
+
+
+def find_module(name: str, cwd: str) -> Path | None:
+    """The source that `-m name` would run in `cwd`, None if that cannot be told without importing a package.
+
+    UsageError if the first part of `name` is nowhere to be found.
+    """
+    top, *rest = name.split(".")
+    spec = _spec(top, [cwd]) or importlib.util.find_spec(top)
+    if spec is None:
+        raise UsageError(f"no module named {top!r} in {cwd} or among the installed packages")
+    if rest and spec.submodule_search_locations is None:
+        hint = f"; leave -m out to run the file {name}" if rest == ["py"] else ""
+        raise UsageError(f"no module named {name!r}: {top!r} is not a package{hint}")
+    for part in rest:
+        spec = _spec(f"{spec.name}.{part}", spec.submodule_search_locations or ())
+        if spec is None:
+            return None
+    if spec.submodule_search_locations is not None:
+        spec = _spec(f"{spec.name}.__main__", spec.submodule_search_locations)
+    return Path(spec.origin) if spec and spec.has_location and spec.origin else None
+
+
+def forbids_fork(source: Path) -> bool:
+    """Whether one of its first lines is the comment "# jaxrun: no-fork"."""
+    try:
+        with source.open("rb") as file:
+            lines = (file.readline(_LINE_LIMIT) for _ in range(_MARKER_LINES))
+            return any(_MARKER.match(line) for line in itertools.takewhile(bool, lines))
+    except OSError:
+        return False
+
+
+def _spec(name: str, folders: Iterable[str]) -> ModuleSpec | None:
+    return PathFinder.find_spec(name, list(folders))
+
+
+def _missing(path: Path) -> str:
+    import difflib
+
+    message = f"program {str(path)!r} does not exist"
+    if not path.parent.is_dir():
+        return f"{message}: there is no directory {str(path.parent)!r}"
+    if path.name in ("python", "python3") and path.parent == Path("."):
+        return f"{message} here; leave {path.name} out: jaxrun [OPTIONS] PROGRAM [ARGS]..."
+    close = difflib.get_close_matches(path.name, os.listdir(path.parent), n=3, cutoff=0.6)
+    if close:
+        return f"{message}; did you mean {' or '.join(str(path.parent / name) for name in close)}?"
+    return f"{message}; a module is started with -m, anything else by its path from {os.getcwd()}"

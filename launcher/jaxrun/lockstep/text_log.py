@@ -1,0 +1,57 @@
+"""The lines of text in a flight recorder, taken in as they come: groups, sites, programs, troubles."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from jaxrun.lockstep.flight import ProgramInfo
+
+_NO_NOTE = (ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError)
+
+
+class TextLog:
+    """What the lines said. Of a program's line, which may be long, only the place is kept.
+
+    end:    offset, in bytes, of the first line that has not been taken in
+    lines:  by program, offset and size of its line
+    """
+
+    def __init__(self) -> None:
+        self.end_offset = 0
+        self.groups: dict[int, str] = {}
+        self.sites: dict[int, tuple[str, ...]] = {}
+        self.programs: dict[int, ProgramInfo] = {}
+        self.program_lines: dict[int, tuple[int, int]] = {}
+        self.compiling = ""
+        self.trouble = ""
+
+    @property
+    def unknown(self) -> int:
+        """How many programs lack a key or a code."""
+        return sum(not (program.key and program.code) for program in self.programs.values())
+
+    def append(self, data: bytes) -> None:
+        """Bytes from `end` on; an incomplete line is left for the next time, and one that is no note is skipped."""
+        complete = data[: data.rfind(b"\n") + 1]
+        for line in complete.splitlines(keepends=True):
+            with contextlib.suppress(*_NO_NOTE):
+                self._note(json.loads(line), len(line))
+            self.end_offset += len(line)
+
+    def _note(self, content: Mapping[str, Any], size: int) -> None:
+        if "program" in content:
+            number = int(content["program"])
+            known = (str(content.get(name) or "") for name in ("name", "key", "code", "source"))
+            self.programs[number] = ProgramInfo(*known)
+            self.program_lines[number] = (self.end_offset, size)
+        elif "group" in content:
+            self.groups[int(content["group"])] = str(content["ranks"])
+        elif "site" in content:
+            self.sites[int(content["site"])] = tuple(map(str, content["stack"]))
+        elif "compiling" in content:
+            self.compiling = str(content["compiling"])
+        elif "trouble" in content:
+            self.trouble = str(content["trouble"])

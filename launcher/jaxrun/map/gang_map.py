@@ -1,0 +1,94 @@
+"""map and imap: a JAX function of one item over many items, spread over all devices of all processes of a gang.
+
+The function goes to the ranks once; they compile it for chunks of items. Then chunks go round the ranks, several on
+their way to each, through shared memory on one machine, and results come back in order. The memory that the chunks on
+their way take is bounded, whatever the number of items.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator, Iterable, Mapping
+from typing import TYPE_CHECKING, Any
+
+from jaxrun.errors import UsageError
+from jaxrun.map import errands
+from jaxrun.map import pytree as trees
+from jaxrun.map.items import parse_chunk_size, parse_items
+from jaxrun.map.session import ArraySource, IteratorSource, MapSession
+
+if TYPE_CHECKING:
+    from jaxrun.gang.gang import BaseGang
+
+
+def map(
+    gang: BaseGang,
+    f: Callable[..., Any],
+    xs: Any,
+    *,
+    chunk: int | str = "auto",
+    in_axes: Any = 0,
+    static: Mapping[str, Any] | None = None,
+    jax: bool = True,
+    star: bool = False,
+) -> Any:
+    """`f` of each item of `xs`, in order: f is vmapped, compiled, and run on all devices of the gang.
+
+    xs:       an array, or a dict, tuple or named tuple of arrays, whose first axis counts the items; or a list of items
+    chunk:    items that a device takes at once; "auto" measures how many take it about 5 ms
+    in_axes:  as in jax.vmap, for xs: an axis, None for what all items share, or a dict or tuple of such
+    static:   keyword arguments for f, the same for all items; JAX sees them as constants
+    jax:      False runs f as plain Python, one item at a time over the processes, and returns a list
+    star:     whether an item is a tuple of f's arguments
+
+    Returns numpy arrays of shape [items, …], in the containers that f returns. As in JAX, float64 and int64 become 32
+    bits wide unless jax_enable_x64 is set. Raises NotTraceable where JAX cannot trace f, UsageError for arguments
+    that do not fit, and what f raises; WorkerDied if a rank dies.
+    """
+    size = parse_chunk_size(chunk)
+    if not jax:
+        return errands.map(gang, f, _as_items(xs, in_axes), size=size, static=static, star=star)
+    xs = xs if isinstance(xs, (dict, tuple, list)) or hasattr(xs, "__array__") else list(xs)
+    if isinstance(xs, list) and not xs:
+        return []
+    items = parse_items(xs, in_axes)
+    with MapSession(gang, f, items, items.count, size=size, static=static, star=star) as stream:
+        for _ in stream.run(ArraySource(items)):
+            pass
+        return trees.unflatten(stream.template, stream.results)
+
+
+def imap(
+    gang: BaseGang,
+    f: Callable[..., Any],
+    xs: Iterable[Any],
+    *,
+    chunk: int | str = "auto",
+    static: Mapping[str, Any] | None = None,
+    jax: bool = True,
+    star: bool = False,
+    ordered: bool = True,
+) -> Generator[Any, None, None]:
+    """As `map`, for items that need not fit into memory: takes them from `xs` as there is room, and yields results.
+
+    One result for each item: numpy scalars or arrays, in the containers that f returns. With `ordered` they come in
+    the items' order, else as they are done. No more than the ranks have room for is taken ahead of what has been
+    asked for. The gang is busy until the iterator is exhausted or closed.
+    """
+    size = parse_chunk_size(chunk)
+    if not jax:
+        yield from errands.imap(gang, f, xs, size=size, static=static, star=star, ordered=ordered)
+        return
+    source = IteratorSource(iter(xs))
+    if source.first is None:
+        return
+    with MapSession(gang, f, source.first, None, size=size, static=static, star=star) as stream:
+        for count, leaves in stream.run(source, ordered=ordered):
+            for number in range(count):
+                yield trees.unflatten(stream.template, [leaf[number] for leaf in leaves])
+
+
+def _as_items(xs: Any, in_axes: Any) -> Iterable[Any]:
+    """One by one, as plain Python takes them."""
+    if isinstance(xs, dict) or in_axes != 0:
+        raise UsageError("with jax=False give a sequence of items; only JAX maps over the axes of a tree of arrays")
+    return xs  # type: ignore[no-any-return]

@@ -1,0 +1,46 @@
+"""What a map chose, and how fast it was."""
+
+from __future__ import annotations
+
+import weakref
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Self
+
+if TYPE_CHECKING:
+    from jaxrun.gang.gang import BaseGang
+
+
+@dataclass(frozen=True, slots=True)
+class MapStats:
+    """`way`: how items were mapped; `chunk`: items that went together at the end. As text, one line."""
+
+    method: str
+    processes: int
+    devices: int
+    platform: str
+    chunk_size: int
+    items: int
+    seconds: float
+
+    @classmethod
+    def of(cls, gang: BaseGang, way: str, chunk: int, items: int, seconds: float) -> Self:
+        first = gang.workers[0]
+        return cls(way, len(gang.workers), first.devices, first.platform, chunk, items, seconds)
+
+    def __str__(self) -> str:
+        processes = f"{self.processes} process{'es' * (self.processes > 1)}"
+        shape = f"{processes} x {self.devices} device{'s' * (self.devices > 1)} ({self.platform})"
+        rate = self.items / self.seconds if self.seconds else 0.0
+        return f"{self.method}, {shape}, chunks of {self.chunk_size}: {self.items} items in {self.seconds:.3g} s, {rate:.3g}/s"
+
+
+_accounts: weakref.WeakKeyDictionary[BaseGang, MapStats] = weakref.WeakKeyDictionary()
+
+
+def record_stats(gang: BaseGang, account: MapStats) -> None:
+    _accounts[gang] = account
+
+
+def last_stats(gang: BaseGang) -> MapStats | None:
+    """Of the last map of `gang` that has come to its end."""
+    return _accounts.get(gang)

@@ -1,0 +1,160 @@
+"""What the ranks of a gang print, as a notebook shows it. Pure: no I/O, no clock.
+
+The lines of rank 0 are shown, in pages. A line that several ranks print is one line with all their ranks; what only
+others print is folded below. Lines are matched by their text and count, so it does not matter who is ahead:
+
+    [0-3] loss 0.3
+    [0] saved
+    ▸ ranks 1-3 printed 3 other lines
+"""
+
+from __future__ import annotations
+
+import html
+import re
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from jaxrun.text import format_ranges, format_ranks
+from jaxrun.wording import plural
+
+MimeBundle = dict[str, str]  # of a display, by MIME type
+
+PAGE_LINES = 200  # lines; a page is shown again as a whole when one of its lines changes
+_MAX_LINES = 5_000  # that a notebook is given to show
+_MAIN = 0
+_ESCAPES = re.compile(r"\x1b\[[0-?]*[ -/]*[@-~]|\x1b\][^\x07\x1b]*(?:\x07|\x1b\\)")
+
+
+@dataclass(eq=False, slots=True)
+class _Line:
+    text: str
+    page: Page
+    ranks: set[int] = field(default_factory=set)
+
+    def __str__(self) -> str:
+        return f"[{format_ranges(self.ranks)}] {self.text}"
+
+
+@dataclass(eq=False, slots=True)
+class Page:
+    """Some of the lines; `lines` are rank 0's, `others` those that it has not printed (so far)."""
+
+    lines: list[_Line] = field(default_factory=list)
+    others: dict[_Line, None] = field(default_factory=dict)
+
+    @property
+    def full(self) -> bool:
+        return len(self.lines) + len(self.others) >= PAGE_LINES
+
+    def bundle(self, below: str = "") -> MimeBundle:
+        """As a display; `below` is one more line."""
+        shown = [str(line) for line in self.lines]
+        if not self.others:
+            return {"text/plain": "\n".join([*shown, *filter(None, [below])])}
+        ranks = {rank for line in self.others for rank in line.ranks}
+        count = len(self.others)
+        title = f"{format_ranks(ranks)} printed {plural(count, 'other line' if self.lines else 'line')}"
+        more = fold(title, "\n".join(map(str, sorted(self.others, key=lambda line: min(line.ranks)))))
+        parts = [format_pre(shown)] if shown else []
+        parts += [more["text/html"], *([format_pre([below])] if below else [])]
+        return {
+            "text/plain": "\n".join([*shown, more["text/plain"], *filter(None, [below])]),
+            "text/html": "".join(parts),
+        }
+
+
+class Transcript:
+    """All that is printed in one call, as pages."""
+
+    def __init__(self) -> None:
+        self.pages = [Page()]
+        self.omitted_lines = 0
+        self._changed: dict[Page, None] = {}
+        self._begun: dict[tuple[int, str], str] = {}
+        self._count = 0
+        self._alike: dict[str, list[_Line]] = {}
+        self._printed: Counter[tuple[int, str]] = Counter()
+
+    def add(self, rank: int, stream: str, text: str) -> None:
+        """A rank has printed `text` on a stream of its own; an unfinished line waits for its end."""
+        *whole, rest = (self._begun.pop((rank, stream), "") + text).split("\n")
+        for line in whole:
+            self._add_line(rank, _apply_carriage_returns(line))
+        if rest:
+            self._begun[rank, stream] = rest
+
+    def finish(self) -> None:
+        """Nothing more comes: lines without an end are lines, too."""
+        for rank, stream in tuple(self._begun):
+            self.add(rank, stream, "\n")
+
+    def pop_changed(self) -> list[Page]:
+        """The pages that are to be shown, or shown again, since the last time."""
+        pages = list(self._changed)
+        self._changed.clear()
+        return pages
+
+    def _add_line(self, rank: int, text: str) -> None:
+        alike, before = self._alike.get(text, []), self._printed[rank, text]
+        if before == len(alike):
+            if self._count >= _MAX_LINES:
+                self.omitted_lines += 1
+                return
+            self._count += 1
+            if self.pages[-1].full:
+                self.pages.append(Page())
+            alike.append(_Line(text, self.pages[-1]))
+            self._alike[text] = alike
+        self._printed[rank, text] = before + 1
+        line = alike[before]
+        line.ranks.add(rank)
+        if rank == _MAIN:
+            line.page.others.pop(line, None)
+            line.page.lines.append(line)
+        elif _MAIN not in line.ranks:
+            line.page.others[line] = None
+        self._changed[line.page] = None
+
+
+def format_progress(done: Sequence[int], missing: Sequence[int], seconds: float) -> str:
+    """`ranks 0-2 done, rank 3 running, 12 s`; `4 ranks running, 12 s`."""
+    running = f"{format_ranks(missing)} running" if done else f"{plural(len(missing), 'rank')} running"
+    before = f"{format_ranks(done)} done, " if done else ""
+    return f"{before}{running}, {seconds:.0f} s"
+
+
+def fold(title: str, text: str) -> MimeBundle:
+    """A display that shows its title until it is opened; as plain text, all of it."""
+    inside = f"<details><summary>{html.escape(title)}</summary>{format_pre([text])}</details>"
+    return {"text/plain": f"{title}:\n{text}", "text/html": inside}
+
+
+def merge_by_rank(values: Mapping[int, MimeBundle]) -> MimeBundle:
+    """What the last expression of a cell is: rank 0's, and folded, by groups, what it is on others if that differs."""
+    main = values.get(_MAIN, {})
+    differing: dict[str, list[int]] = {}
+    for rank, bundle in sorted(values.items()):
+        if bundle != main:
+            differing.setdefault(bundle.get("text/plain", "None"), []).append(rank)
+    if not differing:
+        return main
+    text = main.get("text/plain", "None")
+    others = "\n".join(f"[{format_ranges(ranks)}] {shown}" for shown, ranks in differing.items())
+    more = fold(f"other on {format_ranks(rank for ranks in differing.values() for rank in ranks)}", others)
+    return {
+        **main,
+        "text/plain": f"{text}\n{more['text/plain']}",
+        "text/html": main.get("text/html", format_pre([text])) + more["text/html"],
+    }
+
+
+def format_pre(lines: Iterable[str]) -> str:
+    """Lines as HTML, as they are; colours are lost."""
+    return f"<pre>{html.escape(_ESCAPES.sub('', chr(10).join(lines)))}</pre>"
+
+
+def _apply_carriage_returns(line: str) -> str:
+    """What carriage returns leave of it."""
+    return next((part for part in reversed(line.split("\r")) if part), "")

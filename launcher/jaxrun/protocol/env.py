@@ -1,0 +1,136 @@
+"""The environment of a worker, and that of an agent on another host.
+
+| variable                 | meaning                                                                    |
+|--------------------------|----------------------------------------------------------------------------|
+| JAXRUN_JOB_ID            | 32 hex digits, one per job; marks every process of it; also the job's nonce |
+| JAXRUN_RANK              | this process among all of the job, 0 … size-1: its `jax.process_index()`     |
+| JAXRUN_SIZE              | processes in the job                                                       |
+| JAXRUN_LOCAL_RANK        | this process among those of its host, 0 … local size-1                      |
+| JAXRUN_LOCAL_SIZE        | processes on this host                                                     |
+| JAXRUN_HOST              | the host's name as the job calls it                                        |
+| JAXRUN_SIMULATED_BOOT_ID | the boot id to show instead of the machine's; empty on a real host           |
+| JAXRUN_LOCAL_DEVICE_IDS  | ordinals of the accelerators to take, "0,1"; empty for all                   |
+| JAXRUN_CPUS              | the cores to stay on, "0,1"; empty for all                                  |
+| JAXRUN_RUN_DIR           | where the job leaves its files; empty with --no-run-dir                      |
+| JAXRUN_INIT_TIMEOUT      | seconds until every process must have joined                               |
+| JAXRUN_CHANNEL_FD        | the inherited socket on which worker and agent speak                        |
+| JAXRUN_STACKS_FD         | an inherited file into which the worker's fault handler writes stacks       |
+| JAXRUN_FLIGHT_FD         | an inherited file that is the worker's flight recorder (see flight.py)      |
+| JAXRUN_LOCKSTEP          | what is done to keep the ranks in step: off, record or strict               |
+
+An agent that mpirun or srun has started finds, besides JAXRUN_JOB_ID and JAXRUN_INIT_TIMEOUT,
+
+| JAXRUN_HEAD              | the addresses of the head, the first that answers and knows the token wins |
+| JAXRUN_TOKEN             | the job's secret, by which head and agents know each other; no worker sees it |
+| JAXRUN_ENGINE            | whose variables hold its rank: "open-mpi", "hydra", "slurm" …                 |
+
+A program also finds JAX_COORDINATOR_ADDRESS, JAX_NUM_PROCESSES and JAX_PROCESS_ID, as other launchers set them.
+"""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, fields
+from typing import Any
+
+from jaxrun.errors import ProtocolError
+from jaxrun.protocol.flight_file import LOCKSTEP_RECORD
+from jaxrun.protocol.names import NUM_PROCESSES, PROCESS_ID, RESERVED_PREFIX
+
+# A worker that receives it writes the stacks of its threads to JAXRUN_STACKS_FD. To one that has not said Hello yet it
+# is deadly, as a real-time signal is by default.
+STACKS_SIGNAL = signal.SIGRTMIN + 7
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerEnv:
+    """What one worker is told at its start; the field `local_rank` travels as JAXRUN_LOCAL_RANK, and so on."""
+
+    job_id: str
+    rank: int
+    size: int
+    local_rank: int
+    local_size: int
+    host: str
+    channel_fd: int
+    stacks_fd: int
+    flight_fd: int
+    init_timeout: float
+    lockstep: str = LOCKSTEP_RECORD
+    run_dir: str = ""
+    simulated_boot_id: str = ""
+    local_device_ids: tuple[int, ...] = ()
+    cpus: tuple[int, ...] = ()
+
+    def to_env(self) -> dict[str, str]:
+        """The variables of this worker, JAX's own three less the address, which is known only at the joining."""
+        return _to_variables(self) | {NUM_PROCESSES: str(self.size), PROCESS_ID: str(self.rank)}
+
+    @classmethod
+    def from_env(cls, env: Mapping[str, str]) -> WorkerEnv:
+        """Read the variables back; ProtocolError names one that is missing or malformed."""
+        return cls(**_from_variables(cls, env))
+
+
+@dataclass(frozen=True, slots=True)
+class AgentEnv:
+    """What the agents on all hosts are told at their start, by the command that starts them.
+
+    head:    the addresses at which the head listens, "10.1.0.4:40123,[fd00::4]:40123"
+    engine:  whose variables hold the rank, a key of surroundings.ENGINES
+    """
+
+    job_id: str
+    head: str
+    token: str
+    engine: str
+    init_timeout: float
+
+    def to_env(self) -> dict[str, str]:
+        return _to_variables(self)
+
+    @classmethod
+    def from_env(cls, env: Mapping[str, str]) -> AgentEnv:
+        """Read the variables back; ProtocolError names one that is missing or malformed."""
+        return cls(**_from_variables(cls, env))
+
+    @classmethod
+    def variable_names(cls) -> tuple[str, ...]:
+        """The variables that must reach every host."""
+        return tuple(_variable_name(field.name) for field in fields(cls))
+
+
+def _to_variables(told: WorkerEnv | AgentEnv) -> dict[str, str]:
+    return {_variable_name(field.name): _write(getattr(told, field.name)) for field in fields(told)}
+
+
+def _from_variables(kind: type[WorkerEnv | AgentEnv], env: Mapping[str, str]) -> dict[str, Any]:
+    values = {}
+    for field in fields(kind):
+        name = _variable_name(field.name)
+        if name not in env:
+            raise ProtocolError(
+                f"{name} is not set: this process was not started by jaxrun. "
+                "Start the program with: jaxrun -n PROCESSES PROGRAM"
+            )
+        try:
+            values[field.name] = _READERS[str(field.type)](env[name])
+        except ValueError:
+            raise ProtocolError(f"{name}={env[name]!r} is not a valid {field.type}") from None
+    return values
+
+
+def _variable_name(field_name: str) -> str:
+    return RESERVED_PREFIX + field_name.upper()
+
+
+def _write(value: object) -> str:
+    return ",".join(map(str, value)) if isinstance(value, tuple) else str(value)
+
+
+def _read_ints(text: str) -> tuple[int, ...]:
+    return tuple(int(part) for part in text.split(",")) if text else ()
+
+
+_READERS: dict[str, Callable[[str], Any]] = {"str": str, "int": int, "float": float, "tuple[int, ...]": _read_ints}

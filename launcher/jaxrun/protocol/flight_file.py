@@ -1,0 +1,70 @@
+"""The flight recorder of a rank: a file that the worker writes, and that its agent reads while the worker hangs or
+after it has died.
+
+    HEADER_WORDS words    the words below
+    KEPT records          a ring of RECORD_WORDS words each; record n, counted from 0, stands at n % KEPT
+    from TEXT_AT on       lines of JSON, TEXT_SIZE bytes of them
+
+All words are unsigned, 64 bits, in the order of bytes of the machine. Header and ring are mapped into the worker's
+memory; the text is appended by ordinary writes, so that a full disk is an error and not a signal.
+
+A record is made when a cross-process call has been dispatched (on CPU, small programs have then run to their end):
+its four words are the time (nanoseconds since the epoch), the chain, program | site << 32, number | group << 48. The
+chain sums up the calls of the group up to this one: equal chains at equal numbers mean an equal history.
+MADE is raised after the record is complete.
+
+Lines of text, in any order, but each before the first record that needs it:
+
+    {"group": 1, "ranks": "0-3"}
+    {"site": 7, "stack": ["/home/me/train.py:88 train_step", "/home/me/train.py:120 main"]}   (innermost first)
+    {"program": 3, "group": 1, "key": …, "code": …, "name": "jit(step)", "source": "step at /home/me/model.py:40",
+     "arguments": [["batch.x", "float32[32,128]", "P('data',)"], …], "results": [["", "float32[]", "P()"], …],
+     "mesh": "data=4: 0,1,2,3", "text": …}
+    {"compiling": "jit(step)"}                                (what COMPILING is about)
+    {"trouble": "…"}                                          (why less is recorded than could be)
+
+`key` and `code` are hashes of 16 hex digits: `key` of all that must be alike for the processes to meet in the call
+(name, shapes, dtypes, shardings, mesh), `code` of the lowered program; empty where that is not known. `text` is the
+lowered program, compressed by zlib, in base64; empty where it is not known or too long.
+"""
+
+from __future__ import annotations
+
+MAGIC = 0x4A52464C49474854
+FORMAT = 1
+WORD_BYTES = 8
+HEADER_WORDS = 512
+RECORD_WORDS = 4
+RING_RECORDS = 4096
+TEXT_OFFSET = (HEADER_WORDS + RING_RECORDS * RECORD_WORDS) * WORD_BYTES
+MAX_TEXT_BYTES = 16 * 2**20  # bytes; what does not fit any more is left out
+
+# Places of the header's words.
+MAGIC_WORD = 0
+FORMAT_WORD = 1
+PID_WORD = 2
+RANK_WORD = 3
+LEVEL_WORD = 4  # one of LEVELS
+STRICT_WORD = 5  # 1 where every call is agreed on first
+RECORD_COUNT_WORD = 8  # records made so far
+TEXT_SIZE_WORD = 9
+COMPILING_SINCE_WORD = 10  # since when (nanoseconds since the epoch) a program is being compiled; 0 if none is
+COMPILED_COUNT_WORD = 11  # programs compiled so far
+AGREED_COUNT_WORD = 12  # calls that were agreed on first
+AGREED_NS_WORD = 13  # nanoseconds that this took, waiting for slower ranks included
+# The call that was entered and whose record is still to come: known for the first call of a program, and in strict
+# mode for all; PENDING is number | group << 48, and 0 if there is none.
+PENDING_TAG_WORD = 16
+PENDING_SITE_WORD = 17  # program | site << 32
+PENDING_SINCE_WORD = 18  # nanoseconds since the epoch
+
+# What is recorded: nothing, what compiles, the first call of each program, every call.
+LEVELS = NOTHING, COMPILATIONS, FIRST_CALLS, EVERY_CALL = range(4)
+
+DIVERGENCE_ERROR = "DivergenceError"  # what a worker raises that may not make a call
+LOCKSTEP_MODES = LOCKSTEP_OFF, LOCKSTEP_RECORD, LOCKSTEP_STRICT = "off", "record", "strict"
+
+
+def flight_file_name(rank: int) -> str:
+    """Its name in the run directory."""
+    return f"rank-{rank:04d}.flight"

@@ -1,0 +1,14 @@
+"""The names of variables that are needed before anything else is imported."""
+
+RESERVED_PREFIX = "JAXRUN_"
+JOB_ID = f"{RESERVED_PREFIX}JOB_ID"
+TOKEN = f"{RESERVED_PREFIX}TOKEN"
+RANK = f"{RESERVED_PREFIX}RANK"
+COORDINATOR_ADDRESS = "JAX_COORDINATOR_ADDRESS"
+NUM_PROCESSES = "JAX_NUM_PROCESSES"
+PROCESS_ID = "JAX_PROCESS_ID"
+GANG_ADDRESS = f"{RESERVED_PREFIX}GANG"
+GANG_TOKEN = f"{RESERVED_PREFIX}GANG_TOKEN"
+CONTROL_FD = f"{RESERVED_PREFIX}CONTROL_FD"
+GANG_DIRECTORY_PREFIX = "jaxrun-gang-"  # and the parent's process id: how the temporary directories of gangs begin
+SHUTDOWN_BYTE = b"."  # what a parent sends its nursery in the end; without it, it has died

@@ -1,1 +1,0 @@
-"""The run directory: what a job leaves, and how it is told again."""

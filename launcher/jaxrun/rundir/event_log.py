@@ -1,0 +1,76 @@
+"""What of the head's events goes into events.jsonl, as `explain` reads it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from jaxrun.head.events import (
+    Action,
+    AgentLost,
+    AgentReport,
+    AgentSignalled,
+    Event,
+    FaultNotInjected,
+    FaultRequested,
+    InjectFault,
+    LauncherSignalled,
+    ParentExited,
+    SignalRanks,
+    SignalRequested,
+    StartFailed,
+    WorkerExited,
+    WorkerSpawned,
+)
+from jaxrun.protocol import DeviceReport, Done, Failed, Hello, ThreadFailed
+
+Entry = tuple[str, int | None, dict[str, Any]]
+
+
+def event_entry(event: Event) -> Entry | None:
+    """(name, rank, more) of an event that is worth keeping, else None."""
+    match event:
+        case AgentReport():
+            return "reported", event.rank, {"host": event.host, "pid": event.pid, "address": event.address}
+        case AgentLost():
+            return "lost", event.rank, {"text": event.reason}
+        case StartFailed():
+            return "unavailable", None, {"text": event.text}
+        case AgentSignalled():
+            return "agent_signalled", event.rank, {"signal": event.signum}
+        case WorkerSpawned():
+            return "spawned", event.rank, {"pid": event.pid}
+        case Hello():
+            more = {"host": event.host, "pid": event.pid, "started": event.started_at, "sent": event.time}
+            return "hello", event.rank, more | {"versions": dict(event.versions)}
+        case DeviceReport():
+            more = {"at": event.joined_at, "local_devices": event.local_devices, "platform": event.platform}
+            return "proof", event.rank, more | {"device_kinds": list(event.device_kinds)}
+        case ThreadFailed():
+            return "thread_failed", event.rank, {"thread": event.thread, "error": event.error}
+        case Failed():
+            more = {"stage": event.stage, "status": event.status, "error": event.error, "sent": event.time}
+            return "failed", event.rank, more | {"message": event.message}
+        case Done():
+            return "done", event.rank, {"sent": event.time}
+        case WorkerExited():
+            return "exit", event.rank, {"status": event.status}
+        case LauncherSignalled():
+            return "signal", None, {"signal": event.signum}
+        case SignalRequested():
+            return "signal_asked", None, {"signal": event.signum}
+        case FaultRequested():
+            return "fault_asked", None, {"fault": event.kind, "ranks": list(event.ranks)}
+        case ParentExited():
+            return "hung_up", None, {"by": event.reason}
+        case FaultNotInjected():
+            return "spared", event.rank, {"fault": event.kind, "text": event.reason}
+    return None
+
+
+def action_entry(action: Action) -> Entry | None:
+    """The same for what the head has ordered."""
+    if isinstance(action, SignalRanks):
+        return "stop", None, {"signal": int(action.signum), "ranks": list(action.ranks)}
+    if isinstance(action, InjectFault):
+        return "chaos", None, {"fault": action.kind, "ranks": list(action.ranks)}
+    return None

@@ -1,0 +1,167 @@
+"""The run directory: where a job leaves its logs, events and verdict.
+
+Until it is made, anything wrong with it is the user's to mend (UsageError). From then on no error of the file
+system is raised: a full disk is told once and costs records, never the job.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+from collections.abc import Callable
+from datetime import datetime
+from pathlib import Path
+
+from jaxrun.errors import UsageError
+
+COLLECTION_DIR = "jaxrun-runs"
+LATEST_LINK = "latest"
+EVENTS_FILE = "events.jsonl"
+JOB_FILE = "job.json"
+VERDICT_FILE = "verdict.json"
+_NEW_FILE = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
+_NAME_LIMIT = 60  # characters; with any letters well below the 255 bytes that a file name may have
+
+
+class RunDir:
+    """A job's directory, or with path None a job's wish for none: then every method does nothing.
+
+    Trouble before `on_trouble` is kept for it.
+    """
+
+    def __init__(self, path: Path | None) -> None:
+        self.path = path
+        self._events: int | None = None
+        self._torn = False
+        self._told = False
+        self._kept: list[str] = []
+        self._warn: Callable[[str], None] = self._kept.append
+        if path is not None:
+            self._events = os.open(
+                path / EVENTS_FILE, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644
+            )
+
+    @property
+    def name(self) -> str:
+        """The absolute path; empty where there is none."""
+        return str(self.path.absolute()) if self.path else ""
+
+    def on_write_error(self, warn: Callable[[str], None]) -> None:
+        """Tell `warn`, once, when the directory can no longer be written."""
+        self._warn = warn
+        for text in self._kept:
+            warn(text)
+
+    def record(self, event: str, time: float, rank: int | None = None, **data: object) -> None:
+        """One line in events.jsonl, at once, so that it survives us. `time` is in seconds since the epoch."""
+        if self._events is None:
+            return
+        whose = {} if rank is None else {"rank": rank}
+        line = json.dumps({"time": round(time, 6), "event": event, **whose, **data}, ensure_ascii=False, default=str)
+        # A line that a full disk has cut must not swallow the next one.
+        data_out = ("\n" * self._torn + line + "\n").encode("utf-8", "backslashreplace")
+        try:
+            self._torn = os.write(self._events, data_out) < len(data_out)
+        except OSError as error:
+            self._torn = True
+            self._trouble(error)
+
+    def write_text(self, name: str, text: str) -> None:
+        """The file `name`, all or nothing."""
+        if self.path is None:
+            return
+        draft = self.path / f".{name}.{os.getpid()}"
+        try:
+            draft.write_text(text, encoding="utf-8", errors="backslashreplace")
+            draft.replace(self.path / name)
+        except OSError as error:
+            with contextlib.suppress(OSError):
+                draft.unlink()
+            self._trouble(error)
+
+    def close(self) -> None:
+        if self._events is not None:
+            with contextlib.suppress(OSError):
+                os.close(self._events)
+            self._events = None
+
+    def _trouble(self, error: OSError) -> None:
+        if not self._told:
+            self._told = True
+            self._warn(f"cannot write to {self.path}: {error.strerror}; the job goes on, its records are incomplete")
+
+
+def create(request: Path | None, *, base: Path, name: str, now: datetime) -> RunDir:
+    """The directory `request`, new or empty, or a new `base/jaxrun-runs/MMDD-HHMM-name`, linked as `latest`.
+
+    UsageError if `request` holds another job or anything else, or if the directory cannot be made or written.
+    """
+    if request is not None:
+        return _use_existing(request)
+    parent = base / COLLECTION_DIR
+    wanted = f"{now:%m%d-%H%M}-{to_file_name(name)}"
+    try:
+        parent.mkdir(parents=True, exist_ok=True)
+        directory = RunDir(_make_new(parent, wanted))
+    except OSError as error:
+        raise _unusable(parent, error) from None
+    assert directory.path is not None
+    _point_latest(parent, directory.path.name)
+    return directory
+
+
+def to_file_name(name: str) -> str:
+    """`name` as part of a file name: letters, digits, `.`, `_` and `-` of any language."""
+    return re.sub(r"[^\w.-]+", "-", name).strip(".-")[:_NAME_LIMIT] or "job"
+
+
+def _use_existing(path: Path) -> RunDir:
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+        held = sorted(entry.name for entry in path.iterdir())
+        if not held:
+            return RunDir(path)
+    except FileExistsError:
+        if path.is_dir():  # another job has taken it just now
+            raise UsageError(_holds(path, [EVENTS_FILE])) from None
+        raise UsageError(f"--run-dir {path} is a file, not a directory. Name a new or an empty directory.") from None
+    except OSError as error:
+        raise _unusable(path, error) from None
+    raise UsageError(_holds(path, held))
+
+
+def _holds(path: Path, held: list[str]) -> str:
+    job = {EVENTS_FILE, JOB_FILE, VERDICT_FILE} & set(held)
+    what = "another job" if job else ", ".join(held[:3]) + (f" and {len(held) - 3} more" if len(held) > 3 else "")
+    see = f" (see it with: jaxrun explain {path})" if job else ""
+    return f"--run-dir {path} is not empty: it holds {what}{see}. Name a new or an empty directory."
+
+
+def _make_new(parent: Path, wanted: str) -> Path:
+    number = 1
+    while True:
+        path = parent / (wanted if number == 1 else f"{wanted}-{number}")
+        with contextlib.suppress(FileExistsError):
+            path.mkdir()
+            return path
+        number += 1
+
+
+def _point_latest(parent: Path, name: str) -> None:
+    draft = parent / f".{LATEST_LINK}.{os.getpid()}"
+    try:
+        draft.unlink(missing_ok=True)
+        draft.symlink_to(name)
+        draft.replace(parent / LATEST_LINK)
+    except OSError:  # a convenience, which some file systems lack
+        with contextlib.suppress(OSError):
+            draft.unlink()
+
+
+def _unusable(path: Path, error: OSError) -> UsageError:
+    return UsageError(
+        f"cannot make the run directory {path}: {error.strerror}. "
+        "Name another with --run-dir DIR, or do without it: --no-run-dir."
+    )

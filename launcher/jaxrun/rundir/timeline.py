@@ -1,0 +1,139 @@
+"""When each rank did what: the start-up of a job as a table, from the lines of events.jsonl. Pure."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from statistics import median
+from typing import Any
+
+from jaxrun.text import format_ranks_on_hosts
+from jaxrun.wording import has_several_hosts, plural
+
+STEPS = ("spawned", "imported", "joined", "proved", "first output", "ended")
+_STEP_OF_EVENT = {
+    "spawned": "spawned",
+    "hello": "imported",
+    "proof": "proved",
+    "first_output": "first output",
+    "exit": "ended",
+}
+_FULL_TABLE = 16  # ranks; a larger job is summarised
+_SLOWEST = 3
+_LATE = 0.25  # of a second, and of the time that the step took the others: less is no news
+
+
+@dataclass(slots=True)
+class Timeline:
+    """`steps[step][rank]`: seconds since the first event; `statuses`: of the ranks that have ended."""
+
+    steps: dict[str, dict[int, float]] = field(default_factory=lambda: {step: {} for step in STEPS})
+    hosts: dict[int, str] = field(default_factory=dict)
+    statuses: dict[int, int] = field(default_factory=dict)
+    last: str = ""
+    skipped: int = 0
+
+    @property
+    def ranks(self) -> list[int]:
+        return sorted({rank for times in self.steps.values() for rank in times})
+
+
+def parse_events(lines: Iterable[str]) -> Timeline:
+    """The timeline in the lines of events.jsonl; those that are damaged are counted and left out."""
+    timeline = Timeline()
+    start: float | None = None
+    for line in filter(str.strip, lines):
+        try:
+            event = json.loads(line)
+            name, time = str(event["event"]), float(event["time"])
+            rank = int(event["rank"]) if "rank" in event else None
+            start = time if start is None else start
+            _note(timeline, name, rank, time - start, start, event)
+        except (ValueError, KeyError, TypeError):
+            timeline.skipped += 1
+    return timeline
+
+
+def format_table(timeline: Timeline) -> str:
+    """One row per rank, or for a large job one per step; whoever stands out as slow is marked."""
+    ranks = timeline.ranks
+    if not ranks:
+        return "no rank was started."
+    late = {step: _stands_out(timeline.steps[step]) for step in STEPS[:-1]}
+    rows = _by_rank(timeline, late) if len(ranks) <= _FULL_TABLE else _by_step(timeline)
+    lines = ["start-up, in seconds since the job was started:", *_aligned(rows)]
+    for step, rank in late.items():
+        if rank is not None:
+            times = timeline.steps[step]
+            behind = times[rank] - median(times.values())
+            who = format_ranks_on_hosts([rank], timeline.hosts) if rank in timeline.hosts else f"rank {rank}"
+            lines.append(f"* slowest: {who}, {step} {behind:.2f} s after the median")
+    return "\n".join(lines)
+
+
+def format_progress(timeline: Timeline) -> str:
+    """How far a job without a verdict had come, in a few lines."""
+    ranks = timeline.ranks
+    counts = ", ".join(f"{len(times)} {step}" for step, times in timeline.steps.items() if times)
+    ended = [f"{rank}: status {status}" for rank, status in sorted(timeline.statuses.items()) if status]
+    lines = [f"of {plural(len(ranks), 'rank')}: {counts}" if counts else "no rank was started"]
+    if ended:
+        lines.append(f"ended badly: {'; '.join(f'rank {text}' for text in ended[:8])}")
+    if timeline.last:
+        lines.append(f"last event: {timeline.last}")
+    return "\n".join(lines)
+
+
+def _note(timeline: Timeline, name: str, rank: int | None, at: float, start: float, event: Mapping[str, Any]) -> None:
+    joined = float(event["at"]) - start if name == "proof" else 0.0
+    timeline.last = f"{name}{f' of rank {rank}' if rank is not None else ''} after {at:.2f} s"
+    if rank is None:
+        return
+    if name in _STEP_OF_EVENT:
+        timeline.steps[_STEP_OF_EVENT[name]].setdefault(rank, at)
+    if name == "proof":
+        timeline.steps["joined"].setdefault(rank, joined)
+    elif name == "hello":
+        timeline.hosts[rank] = str(event.get("host", ""))
+    elif name == "exit":
+        timeline.statuses[rank] = int(event["status"])
+
+
+def _stands_out(times: Mapping[int, float]) -> int | None:
+    """The slowest rank, if it is well behind the others."""
+    if len(times) < 2:
+        return None
+    slowest = max(times, key=lambda rank: times[rank])
+    others = median(time for rank, time in times.items() if rank != slowest)
+    return slowest if times[slowest] - others > max(_LATE, _LATE * others) else None
+
+
+def _by_rank(timeline: Timeline, late: Mapping[str, int | None]) -> list[Sequence[str]]:
+    with_hosts = has_several_hosts(timeline.hosts)
+    rows: list[Sequence[str]] = [["rank", *(["host"] if with_hosts else []), *STEPS]]
+    for rank in timeline.ranks:
+        cells = []
+        for step in STEPS:
+            time = timeline.steps[step].get(rank)
+            mark = "*" if late.get(step) == rank else ""
+            cells.append(f"{mark}{time:.2f}" if time is not None else "-")
+        rows.append([str(rank), *([timeline.hosts.get(rank, "-")] if with_hosts else []), *cells])
+    return rows
+
+
+def _by_step(timeline: Timeline) -> list[Sequence[str]]:
+    rows: list[Sequence[str]] = [["step", "ranks", "first", "median", "last", "slowest ranks"]]
+    for step in STEPS:
+        times = timeline.steps[step]
+        if times:
+            slowest = sorted(times, key=lambda rank: (-times[rank], rank))[:_SLOWEST]
+            names = ", ".join(f"{rank} ({times[rank]:.2f})" for rank in slowest)
+            numbers = (f"{value:.2f}" for value in (min(times.values()), median(times.values()), times[slowest[0]]))
+            rows.append([step, str(len(times)), *numbers, names])
+    return rows
+
+
+def _aligned(rows: Sequence[Sequence[str]]) -> list[str]:
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return ["  " + "  ".join(c.rjust(w) for c, w in zip(row, widths, strict=True)) for row in rows]

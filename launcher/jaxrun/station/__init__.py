@@ -1,1 +1,0 @@
-"""The head's side of a job whose agents are on other hosts."""

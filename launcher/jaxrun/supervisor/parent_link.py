@@ -1,0 +1,95 @@
+"""The control line: what a Python process wants of the launcher that it has started, in lines of JSON.
+
+    {"fault": "kill", "ranks": [1]}     as of --chaos: kill, pause or cut, now
+    {"signal": 12}                      to all workers; SIGINT, SIGUSR1 or SIGUSR2
+    {"end": true}                       end the job, at once
+
+The line's end means the same as the last of them, as the process is gone then.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+from collections.abc import Mapping
+from typing import Any
+
+from jaxrun.errors import UsageError
+from jaxrun.head.events import Action, FaultRequested, ParentExited, PrintLine, SignalRequested
+from jaxrun.job.fault_spec import FAULT_KINDS
+from jaxrun.protocol.names import CONTROL_FD
+from jaxrun.supervisor.dispatch import Dispatcher
+
+_SIGNALS = (signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2)
+_PIECE = 65536
+_SHOWN = 200  # characters of a line that is not understood
+
+
+class ParentLink:
+    """The launcher's end of it, an inherited descriptor."""
+
+    def __init__(self, fd: int, desk: Dispatcher) -> None:
+        os.set_inheritable(fd, False)
+        os.set_blocking(fd, False)
+        self._fd = fd
+        self._dispatcher = desk
+        self._partial_line = b""  # a line that is not complete
+
+    @classmethod
+    def from_env(cls, environ: Mapping[str, str], desk: Dispatcher) -> ParentLink | None:
+        """The one that `environ` names, if it does. UsageError where there is none of that number."""
+        number = environ.get(CONTROL_FD)
+        if number is None:
+            return None
+        try:
+            return cls(int(number), desk)
+        except (ValueError, OSError):
+            raise UsageError(f"{CONTROL_FD}={number!r} names no open descriptor; unset it") from None
+
+    def fileno(self) -> int:
+        return self._fd
+
+    def receive(self) -> list[Action]:
+        """What follows from what has arrived."""
+        actions: list[Action] = []
+        with contextlib.suppress(BlockingIOError):
+            while True:
+                try:
+                    data = os.read(self._fd, _PIECE)
+                except ConnectionError:
+                    data = b""
+                if not data:
+                    return [*actions, *self._end()]
+                *lines, self._partial_line = (self._partial_line + data).split(b"\n")
+                for line in filter(None, lines):
+                    actions += self._handle_line(line)
+        return actions
+
+    def _handle_line(self, line: bytes) -> list[Action]:
+        try:
+            event = _parse_order(json.loads(line))
+        except ValueError:
+            event = None
+        if event is None:
+            text = repr(line.decode(errors="replace")[:_SHOWN])
+            return [PrintLine(f"the process that started jaxrun has sent what is not understood: {text}")]
+        return self._dispatcher.handle(event)
+
+    def _end(self) -> list[Action]:
+        null = os.open(os.devnull, os.O_RDONLY)
+        os.dup2(null, self._fd, inheritable=False)  # which nobody has to wait for, and which keeps the number
+        os.close(null)
+        return self._dispatcher.handle(ParentExited("the end of the process that started it"))
+
+
+def _parse_order(order: Any) -> FaultRequested | SignalRequested | ParentExited | None:
+    match order:
+        case {"fault": str(kind), "ranks": [*ranks], **rest} if kind in FAULT_KINDS and not rest:
+            return FaultRequested(kind, tuple(ranks)) if all(type(rank) is int for rank in ranks) else None
+        case {"signal": int(signum), **rest} if signum in _SIGNALS and not rest:
+            return SignalRequested(signum)
+        case {"end": True, **rest} if not rest:
+            return ParentExited("the process that started it")
+    return None

@@ -1,0 +1,125 @@
+"""The worker's end of the channel to its agent."""
+
+from __future__ import annotations
+
+import os
+import socket
+import threading
+from collections.abc import Callable
+from typing import TypeVar
+
+from jaxrun.errors import ProtocolError
+from jaxrun.protocol import CallMismatch, Message, Proceed, WorkerMessageDecoder, encode
+
+M = TypeVar("M")
+N = TypeVar("N")
+_RECEIVE_BYTES = 65536
+
+
+class AgentDisconnected(Exception):
+    """The agent has closed the channel or died, or the program has closed it: nobody can be told anything."""
+
+
+class AgentChannel:
+    """Sends and receives messages; several threads may do either.
+
+    Whichever thread waits first reads for all; the others wait for it, and each takes what it is waiting for.
+    """
+
+    def __init__(self, fd: int) -> None:
+        os.set_inheritable(fd, False)
+        self._socket = socket.socket(fileno=fd)
+        self._identity = _identity(fd)
+        self._owner = os.getpid()
+        self._decoder = WorkerMessageDecoder()
+        self._received: list[Message] = []
+        self._sending = threading.Lock()
+        self._arrival = threading.Condition()
+        self._reading = False
+
+    def send(self, message: Message) -> None:
+        """Raises AgentGone if nobody listens any more."""
+        frame = encode(message)
+        with self._sending:
+            try:
+                self._check_owner()
+                self._socket.sendall(frame)
+            except OSError as error:
+                raise AgentDisconnected from error
+
+    def receive(self, first: type[M], second: type[N] | None = None) -> M | N:
+        """Block until the next message, which must be of one of these kinds. AgentGone if none can come.
+
+        Answers to calls are not meant: those are for who made the call.
+        """
+        message = self._wait_for(lambda message: not isinstance(message, (Proceed, CallMismatch)))
+        if isinstance(message, first) or (second is not None and isinstance(message, second)):
+            return message
+        wanted = " or ".join(kind.__name__ for kind in (first, second) if kind is not None)
+        raise ProtocolError(f"expected {wanted} from the agent, received {message!r}")
+
+    def receive_answer(self, group: str, number: int) -> Proceed | CallMismatch:
+        """Block until the answer to this Call. One call may wait at a time; AgentGone if no answer can come."""
+        while True:
+            message = self._wait_for(lambda message: isinstance(message, (Proceed, CallMismatch)))
+            assert isinstance(message, (Proceed, CallMismatch))
+            # Another's is that of a call whose wait an exception has ended.
+            if (message.group, message.number) == (group, number):
+                return message
+
+    def is_agent_gone(self) -> bool:
+        """Whether the agent has already closed its end."""
+        try:
+            return self._socket.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT) == b""
+        except BlockingIOError:
+            return False
+        except OSError:
+            return True
+
+    def in_owner_process(self) -> bool:
+        """Whether this is the worker itself, and not a process that its program has forked."""
+        return os.getpid() == self._owner
+
+    def _wait_for(self, wanted: Callable[[Message], bool]) -> Message:
+        while True:
+            leads = False
+            try:
+                with self._arrival:
+                    while (message := self._pop_received(wanted)) is None and self._reading:
+                        self._arrival.wait()
+                    if message is not None:
+                        return message
+                    leads = self._reading = True
+                self._read()
+            finally:
+                if leads:
+                    with self._arrival:
+                        self._reading = False
+                        self._arrival.notify_all()
+
+    def _pop_received(self, wanted: Callable[[Message], bool]) -> Message | None:
+        for index, message in enumerate(self._received):
+            if wanted(message):
+                return self._received.pop(index)
+        return None
+
+    def _read(self) -> None:
+        """Block until bytes have arrived, and keep the messages that they complete."""
+        try:
+            self._check_owner()
+            data = self._socket.recv(_RECEIVE_BYTES)
+        except OSError as error:
+            raise AgentDisconnected from error
+        if not data:
+            raise AgentDisconnected
+        self._received += self._decoder.feed(data)
+
+    def _check_owner(self) -> None:
+        """A program may close descriptors that are not its own; its next file then has our number."""
+        if not self.in_owner_process() or _identity(self._socket.fileno()) != self._identity:
+            raise AgentDisconnected
+
+
+def _identity(fd: int) -> tuple[int, int]:
+    status = os.fstat(fd)
+    return status.st_dev, status.st_ino

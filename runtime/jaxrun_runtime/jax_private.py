@@ -1,0 +1,105 @@
+"""Every private name of JAX that jaxrun uses, each behind a probe.
+
+A function here returns False (or None) where this JAX has no such name, and jaxrun goes on with less;
+`missing` says in one line what is lost. Tested on the oldest and the newest supported JAX. This file does not
+import jax: it works on the jax that has been imported.
+
+| what                           | private name                             | without it                     |
+|--------------------------------|------------------------------------------|--------------------------------|
+| leave without the exit barrier | jax._src.api.clean_up                    | an end waits for all ranks     |
+| the coordinator's table        | jax._src.distributed.global_state.client | no proof against a stranger's  |
+| Gloo publishes a given address | jaxlib._jax.make_gloo_tcp_collectives    | it publishes the host name's   |
+| no warning about proxies       | the flag jax_check_proxy_envs            | the warning                    |
+
+What --lockstep needs is in jaxhooks.py and jaxfacts.py.
+"""
+
+from __future__ import annotations
+
+import atexit
+import sys
+from typing import Any
+
+from jaxrun.protocol.flight_file import LOCKSTEP_OFF
+
+_KEY_VALUE_CALLS = ("key_value_set", "blocking_key_value_get")
+_NONCE = "jaxrun/nonce"
+
+
+def remove_exit_barrier() -> bool:
+    """Take JAX's exit handler out, which waits up to 300 s for every other process; True if none is left."""
+    if "jax" not in sys.modules:
+        return True
+    handler = _lookup("jax._src.api", "clean_up")
+    if handler is None:
+        return False
+    atexit.unregister(handler)
+    return True
+
+
+def set_gloo_address(address: str) -> bool:
+    """Make Gloo publish `address` (an IP address) instead of what the host's own name resolves to."""
+    original = _lookup("jaxlib._jax", "make_gloo_tcp_collectives")
+    if original is None:
+        return False
+
+    def make(*args: Any, **kwargs: Any) -> Any:
+        if kwargs.get("hostname") is None and kwargs.get("interface") is None:
+            kwargs["hostname"] = address
+        return original(*args, **kwargs)
+
+    sys.modules["jaxlib._jax"].make_gloo_tcp_collectives = make  # type: ignore[attr-defined]
+    return True
+
+
+def silence_proxy_warning() -> bool:
+    """JAX warns of every variable that holds `_proxy`; jaxrun has already led gRPC around them."""
+    if not _has_proxy_flag():
+        return False
+    _lookup("jax", "config").update("jax_check_proxy_envs", False)
+    return True
+
+
+def exchange_nonce(rank: int, nonce: str, timeout: float) -> str | None:
+    """Rank 0 leaves its nonce with the coordinator; everybody reads back what is there.
+
+    Returns what the coordinator holds, or None where this JAX lets nobody ask. Raises JAX's own error after
+    `timeout` seconds.
+    """
+    client = getattr(_lookup("jax._src.distributed", "global_state"), "client", None)
+    if not all(hasattr(client, call) for call in _KEY_VALUE_CALLS):
+        return None
+    if rank == 0:
+        client.key_value_set(_NONCE, nonce)  # type: ignore[union-attr]
+    return str(client.blocking_key_value_get(_NONCE, int(timeout * 1000)))  # type: ignore[union-attr]
+
+
+def missing_features(lockstep: str = LOCKSTEP_OFF) -> list[str]:
+    """One line for each thing that this JAX does not offer, and that a job with this `lockstep` needs."""
+    client = _lookup("jaxlib._jax", "DistributedRuntimeClient")
+    has_calls = all(hasattr(client, call) for call in _KEY_VALUE_CALLS)
+    has_table = has_calls and _lookup("jax._src.distributed", "global_state")
+    has_barrier = _lookup("jax._src.api", "clean_up")
+    probes = {
+        "a worker cannot leave JAX's exit barrier out: its end waits for all others": has_barrier,
+        "a worker cannot tell whose coordinator it has joined": has_table,
+        "a host's own name must resolve to an address that the others reach": _lookup(
+            "jaxlib._jax", "make_gloo_tcp_collectives"
+        ),
+        "JAX warns of proxies, which do no harm here": _has_proxy_flag(),
+    }
+    if lockstep != LOCKSTEP_OFF:
+        from jaxrun_runtime.lockstep import jax_hooks
+
+        lack = jax_hooks.missing_features(lockstep)
+        probes[lack] = not lack
+    version = _lookup("jax", "__version__")
+    return [f"jax {version} lacks what jaxrun uses: {what}" for what, found in probes.items() if not found]
+
+
+def _has_proxy_flag() -> bool:
+    return "jax_check_proxy_envs" in getattr(_lookup("jax", "config"), "values", {})
+
+
+def _lookup(module: str, name: str) -> Any:
+    return getattr(sys.modules.get(module), name, None)

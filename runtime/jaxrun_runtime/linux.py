@@ -1,0 +1,60 @@
+"""The few Linux calls that Python has no name for, by ctypes."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import socket
+import tempfile
+import uuid
+from pathlib import Path
+
+_PR_SET_PDEATHSIG = 1
+_CLONE_NEWNS = 0x0002_0000
+_CLONE_NEWUTS = 0x0400_0000
+_CLONE_NEWUSER = 0x1000_0000
+_MS_BIND = 4096
+_MS_REC = 16384
+_MS_PRIVATE = 1 << 18
+_BOOT_ID = b"/proc/sys/kernel/random/boot_id"
+
+_libc = ctypes.CDLL(None, use_errno=True)
+
+
+def die_with_parent() -> None:
+    """Ask the kernel to kill this process when its parent dies, however busy it is in C++ then."""
+    _raise_on_error(_libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0), "prctl(PR_SET_PDEATHSIG)")
+
+
+def become_simulated_host(name: str, boot_id: str) -> None:
+    """Give this process a host name and a boot id of its own, by which JAX tells hosts apart.
+
+    Works without root where user namespaces are allowed; must be called while there is one thread. Raises
+    OSError where the machine forbids it; the process may then have some of its new namespaces, to no effect.
+    """
+    uid, gid = os.getuid(), os.getgid()
+    _raise_on_error(_libc.unshare(_CLONE_NEWNS | _CLONE_NEWUTS | (_CLONE_NEWUSER if uid else 0)), "unshare")
+    if uid:
+        Path("/proc/self/setgroups").write_text("deny")
+        Path("/proc/self/uid_map").write_text(f"{uid} {uid} 1")
+        Path("/proc/self/gid_map").write_text(f"{gid} {gid} 1")
+    socket.sethostname(name)
+    _raise_on_error(_libc.mount(b"none", b"/", None, _MS_REC | _MS_PRIVATE, None), "make / private")
+    # A bind mount keeps a deleted file alive. (A memory file would do without a name, but cannot be mounted.)
+    with tempfile.NamedTemporaryFile("w") as file:
+        file.write(f"{uuid.UUID(boot_id)}\n")
+        file.flush()
+        _raise_on_error(_libc.mount(os.fsencode(file.name), _BOOT_ID, None, _MS_BIND, None), "mount over boot_id")
+
+
+def flush_c_output() -> None:
+    """Write out what C code has printed, which os._exit would lose."""
+    # Not all streams: one may be locked by a thread that reads from it.
+    _libc.fflush(ctypes.c_void_p.in_dll(_libc, "stdout"))
+
+
+def _raise_on_error(result: int, what: str) -> None:
+    if result:
+        number = ctypes.get_errno()
+        raise OSError(number, f"{what}: {os.strerror(number)}")

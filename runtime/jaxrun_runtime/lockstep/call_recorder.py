@@ -1,0 +1,211 @@
+"""Records the cross-process calls of this rank, and in strict mode holds each until all its ranks are about to make it.
+
+A cross-process program is one whose devices belong to several processes; nothing is done to any other. The first
+call of each is announced to the head, which compares. JAX's Python code makes that call, and all calls in strict
+mode; the others are made by its C++ dispatch, and recorded as their results are put together. An error in here must
+not disturb the program: less is recorded then, and the recorder says why.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from jaxrun.protocol import Call, CallMismatch, WorkerEnv
+from jaxrun.protocol.flight_file import COMPILATIONS, EVERY_CALL, FIRST_CALLS, LOCKSTEP_STRICT
+from jaxrun_runtime import DivergenceError
+from jaxrun_runtime import agent_channel as link_module
+from jaxrun_runtime.agent_channel import AgentChannel, AgentDisconnected
+from jaxrun_runtime.lockstep import jax_hooks
+from jaxrun_runtime.lockstep.call_sites import CallSites
+from jaxrun_runtime.lockstep.flight_recorder import FlightRecorder, RecordedProgram
+from jaxrun_runtime.lockstep.program_table import ProgramTable
+
+_recorders: list[FlightRecorder] = []  # of this process: one or none
+
+
+def install(env: WorkerEnv, link: AgentChannel) -> CallRecorder | None:
+    """Start to record; None, and a line on stderr, if the recorder's file cannot be written."""
+    level = jax_hooks.probe_level()
+    strict = env.lockstep == LOCKSTEP_STRICT and level == EVERY_CALL
+    try:
+        recorder = FlightRecorder(env.flight_fd, env.rank, level=level, strict=strict)
+    except (OSError, ValueError) as error:
+        print(
+            f"jaxrun: rank {env.rank} has no flight recorder, and --lockstep sees nothing of it: {error}",
+            file=sys.stderr,
+        )
+        return None
+    lockstep = CallRecorder(env.rank, link, recorder, strict)
+    _recorders.append(recorder)
+    jax_hooks.hook_compilations(lockstep.on_compilation_start, lockstep.on_compilation_end)
+    if level >= FIRST_CALLS:
+        jax_hooks.hook_lowering(lockstep.on_lowering, lockstep.on_lowered)
+        jax_hooks.hook_executions(lockstep.execute, (__file__, link_module.__file__))
+    if level >= EVERY_CALL:
+        jax_hooks.hook_fast_dispatch(lockstep.find_program, lockstep.on_dispatched, refuse=strict)
+    os.register_at_fork(after_in_child=lockstep.detach)
+    return lockstep
+
+
+def call_counts() -> dict[str, int]:
+    """The cross-process calls that this rank has dispatched so far, by group ("0-3"); empty where none are recorded."""
+    return {ranks: made for recorder in _recorders for ranks, made in recorder.call_counts().items()}
+
+
+def call_chains() -> dict[str, int]:
+    """What these calls sum up to, by group: equal for equal calls; empty where that cannot be told."""
+    return {ranks: chain for recorder in _recorders for ranks, chain in recorder.call_chains().items()}
+
+
+class CallRecorder:
+    """What the hooks of one rank call."""
+
+    def __init__(self, rank: int, link: AgentChannel, recorder: FlightRecorder, strict: bool) -> None:
+        self._rank = rank
+        self._link = link
+        self._recorder = recorder
+        self._strict = strict
+        self._on = True
+        self._catalogue = ProgramTable(recorder)
+        self._sites = CallSites(recorder.add_site)
+        self._turn = threading.RLock()
+        self._lost: set[str] = set()
+        self.on_dispatched = self._make_dispatched()
+
+    # ---- programs
+
+    def on_compilation_start(self, name: str) -> None:
+        with self._careful("what is being compiled is not known"):
+            self._recorder.begin_compilation(name)
+
+    def on_compilation_end(self) -> None:
+        with self._careful("what is being compiled is not known"):
+            self._recorder.end_compilation()
+
+    def on_lowering(self, module: Any, devices: Any) -> Any:
+        with self._careful("what a program computes is not known"):
+            return self._catalogue.describe_lowering(module, devices) if self._on else None
+
+    def on_lowered(self, compiled: Any, lowered: Any) -> None:
+        with self._careful("what a program computes is not known"):
+            self._catalogue.add_lowered(compiled, lowered)
+
+    def find_program(self, loaded: Any) -> RecordedProgram | None:
+        return self._catalogue.find_loaded(loaded) if self._on else None
+
+    # ---- calls
+
+    def execute(self, original: Callable[..., Any], executed: Any, args: tuple[Any, ...]) -> Any:
+        """Dispatch a program from Python."""
+        program, new, site = None, False, 0
+        if self._on:
+            try:
+                program, new = self._catalogue.find_or_add(executed, args)
+                site = self._sites.find(sys._getframe()) if program is not None else 0
+            except Exception as error:
+                self._give_up(error)
+                program = None
+        if program is None:
+            return original(executed, *args)
+        if self._strict:
+            with self._turn:
+                return self._run(original, executed, args, program, site, new)
+        return self._run(original, executed, args, program, site, new)
+
+    def _run(
+        self,
+        original: Callable[..., Any],
+        executed: Any,
+        args: tuple[Any, ...],
+        program: RecordedProgram,
+        site: int,
+        new: bool,
+    ) -> Any:
+        ticket = self._recorder.begin_call(program, site)
+        try:
+            if new or self._strict:
+                self._announce(program, site)
+            try:
+                return original(executed, *args)
+            finally:  # also if it raises: the other ranks have counted it
+                self._recorder.record(program, site)
+        finally:
+            self._recorder.end_call(ticket)
+
+    def _announce(self, program: RecordedProgram, site: int) -> None:
+        """Tell the head of the call, and in strict mode wait for its word."""
+        group, number = program.group.ranks, program.group.made + 1
+        call = Call(
+            rank=self._rank,
+            time=time.time(),
+            group=group,
+            number=number,
+            program=program.number,
+            key=program.key,
+            code=program.code,
+            name=program.name,
+            source_line=self._sites.place(site),
+            waits_for_answer=self._strict,
+        )
+        if not self._strict:
+            with contextlib.suppress(AgentDisconnected):
+                self._link.send(call)
+            return
+        began = time.perf_counter_ns()
+        self._link.send(call)
+        answer = self._link.receive_answer(group, number)
+        self._recorder.add_agreement(time.perf_counter_ns() - began)
+        if isinstance(answer, CallMismatch):
+            program.group.made = number  # so that a program that goes on has a new number for its next call
+            raise DivergenceError(answer.reason)
+
+    def _make_dispatched(self) -> Callable[[Any, Any], Any]:
+        """What records a call that the C++ dispatch has made: on the way of each, so it looks nothing up twice."""
+        known, find, record, frame_at = self._sites.known, self._sites.find, self._recorder.record, sys._getframe
+
+        def dispatched(program: RecordedProgram, results: Any) -> Any:
+            try:
+                frame = frame_at(1)
+                record(program, known.get((id(frame.f_code), frame.f_lasti)) or find(frame))
+            except Exception as error:
+                self._give_up(error)
+            return results[0]
+
+        return dispatched
+
+    # ---- when something is wrong
+
+    def detach(self) -> None:
+        """In a process that the program has forked."""
+        self._on = False
+        self._recorder.detach()
+
+    def _give_up(self, error: Exception) -> None:
+        if not self._on:
+            return
+        self._on = False
+        what = "cross-process calls are not recorded any more"
+        self._trouble(what, error, COMPILATIONS)
+        if self._strict:
+            print(f"jaxrun: rank {self._rank}: {what}, and others may wait for it: {error!r}", file=sys.stderr)
+
+    @contextlib.contextmanager
+    def _careful(self, lost: str) -> Iterator[None]:
+        """What is done in here may fail, and then this is lost."""
+        try:
+            yield
+        except Exception as error:
+            self._trouble(lost, error)
+
+    def _trouble(self, lost: str, error: Exception, level: int | None = None) -> None:
+        if lost in self._lost:
+            return
+        self._lost.add(lost)
+        with contextlib.suppress(Exception):
+            self._recorder.add_trouble(f"{lost}: {type(error).__name__}: {error}", level)

@@ -1,0 +1,108 @@
+"""Where in the user's program a call is made: the innermost frame that is neither JAX's nor ours."""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+from collections.abc import Callable
+from functools import lru_cache
+from types import CodeType, FrameType
+
+_OURS = os.path.dirname(os.path.abspath(__file__)) + os.sep
+_PROGRAMS = _OURS + "programs" + os.sep
+_HELPERS = ("contextlib.py", "functools.py")  # of the standard library: what decorators leave in a stack
+_DEPTH = 8
+_LIMIT = 10_000  # a program that makes code as it runs must not fill the memory
+
+
+class CallSites:
+    """Numbers the call sites, from 1; `found(number, stack)` is called for each new one.
+
+    The stack is "file:line function" for up to 8 of the user's frames, the innermost first. It is that of the
+    first call that a line makes.
+    """
+
+    def __init__(self, found: Callable[[int, list[str]], None]) -> None:
+        self._found = found
+        # By id(code) and f_lasti, because to hash a code object takes long; `_codes` keeps the ids from being reused.
+        self.known: dict[tuple[int, int], int] = {}
+        self._codes: dict[int, CodeType] = {}
+        self._numbers: dict[tuple[str, ...], int] = {}
+        self._places = [""]
+        self._adding = threading.RLock()
+
+    def find(self, frame: FrameType | None) -> int:
+        """The number of the site that `frame` belongs to: of that frame, or of the first above it that is the user's.
+
+        0 if none is.
+        """
+        while frame is not None and _is_foreign(frame.f_code.co_filename):
+            frame = frame.f_back
+        if frame is None:
+            return 0
+        known = self.known.get((id(frame.f_code), frame.f_lasti))
+        if known is not None:
+            return known
+        with self._adding:
+            return self._add(frame)
+
+    def place(self, number: int) -> str:
+        """ "train.py:88 train_step"; empty for 0."""
+        return self._places[number]
+
+    def _add(self, frame: FrameType) -> int:
+        stack: list[str] = []
+        at: FrameType | None = frame
+        while at is not None and len(stack) < _DEPTH:
+            if not _is_foreign(at.f_code.co_filename):
+                stack.append(f"{_absolute(at.f_code.co_filename)}:{at.f_lineno} {at.f_code.co_name}")
+            at = at.f_back
+        if len(self.known) >= _LIMIT:
+            self.known.clear()
+            self._codes.clear()
+        code, number = frame.f_code, self._number(stack)
+        self._codes[id(code)] = code
+        self.known[id(code), frame.f_lasti] = number
+        return number
+
+    def _number(self, stack: list[str]) -> int:
+        number = self._numbers.get(tuple(stack), 0)
+        if number or len(self._places) > _LIMIT:
+            return number
+        number = self._numbers[tuple(stack)] = len(self._places)
+        self._places.append(os.path.basename(stack[0]))
+        self._found(number, stack)
+        return number
+
+
+def trim_to_user_frames(error: BaseException) -> None:
+    """Cut JAX's frames and ours off the end of the error's traceback, and JAX's note about what it has cut."""
+    last, frames = None, error.__traceback__
+    while frames is not None:
+        if not _is_foreign(frames.tb_frame.f_code.co_filename):
+            last = frames
+        frames = frames.tb_next
+    if last is not None:
+        last.tb_next = None
+    notes = getattr(error, "__notes__", None)
+    if isinstance(notes, list):
+        notes[:] = [note for note in notes if "JAX_TRACEBACK_FILTERING" not in str(note)]
+
+
+@lru_cache(maxsize=_LIMIT)
+def _is_foreign(filename: str) -> bool:
+    ours = filename.startswith(_OURS) and not filename.startswith(_PROGRAMS)
+    return ours or filename.startswith("<frozen ") or filename.startswith(_foreign())
+
+
+@lru_cache(maxsize=1)
+def _foreign() -> tuple[str, ...]:
+    library = os.path.dirname(os.__file__)
+    modules = (sys.modules.get(name) for name in ("jax", "jaxlib"))
+    folders = [os.path.dirname(module.__file__) + os.sep for module in modules if module and module.__file__]
+    return (*folders, *(os.path.join(library, helper) for helper in _HELPERS))
+
+
+def _absolute(filename: str) -> str:
+    return filename if filename.startswith("<") else os.path.abspath(filename)

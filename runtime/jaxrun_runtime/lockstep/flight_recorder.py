@@ -1,0 +1,215 @@
+"""The worker's side of the flight recorder: writes the file that jaxrun.protocol.flight_file describes.
+
+Any thread may make records, and none takes a lock for it, because a signal handler may make calls too. CPython lets
+other threads and handlers in where something is called, where a loop begins anew, and within long multiplications:
+what must not be torn does none of these.
+"""
+
+from __future__ import annotations
+
+import json
+import mmap
+import os
+import sys
+import threading
+from collections.abc import Mapping
+from time import time_ns
+from typing import Any
+
+from jaxrun.protocol import flight_file
+
+_MASK = 2**64 - 1
+_GROUP_SHIFT, _SITE_SHIFT = 48, 32
+_TEXTS_LIMIT = flight_file.MAX_TEXT_BYTES // 2  # what the lowered programs may take, so that what is short still fits
+_SPARE = 1024  # for the line that says that no more follow
+
+
+class RankGroup:
+    """Ranks that make calls together, as "0-3": how many calls they have made, and what these sum up to."""
+
+    __slots__ = ("chain", "made", "ranks", "tag")
+
+    def __init__(self, number: int, ranks: str) -> None:
+        self.ranks = ranks
+        self.tag = number << _GROUP_SHIFT
+        self.made = 0
+        self.chain = 0
+
+
+class RecordedProgram:
+    """A cross-process program that has been called; `word` stands for it in its group's chain."""
+
+    __slots__ = ("code", "group", "key", "name", "number", "word")
+
+    def __init__(self, number: int, group: RankGroup, name: str, key: str, code: str) -> None:
+        self.number = number
+        self.group = group
+        self.name = name
+        self.key = key
+        self.code = code
+        self.word = hash((int(key, 16), int(code or "0", 16)))
+
+
+class FlightRecorder:
+    """Writes into the file `fd`, which has TEXT_AT bytes or more; OSError or ValueError if it cannot be mapped."""
+
+    def __init__(self, fd: int, rank: int, *, level: int = flight_file.NOTHING, strict: bool = False) -> None:
+        os.set_inheritable(fd, False)
+        more: dict[str, Any] = {"trackfd": False} if sys.version_info >= (3, 13) else {}
+        self._words = memoryview(mmap.mmap(fd, flight_file.TEXT_OFFSET, **more)).cast("Q")
+        self._fd = fd
+        self._identity = _identity(fd)
+        self._writing = threading.RLock()
+        self._text_size = 0
+        self._text_on = True
+        self._made = 0
+        self._pending: dict[object, tuple[int, int, int]] = {}
+        self._groups: dict[str, RankGroup] = {}
+        self._programs = 0
+        self._all_known = True
+        self._compiling: dict[int, int] = {}
+        words = self._words
+        words[flight_file.FORMAT_WORD], words[flight_file.PID_WORD], words[flight_file.RANK_WORD] = (
+            flight_file.FORMAT,
+            os.getpid(),
+            rank,
+        )
+        words[flight_file.LEVEL_WORD], words[flight_file.STRICT_WORD] = level, strict
+        words[flight_file.MAGIC_WORD] = flight_file.MAGIC
+
+    def call_counts(self) -> dict[str, int]:
+        """How many calls each group has made."""
+        return {ranks: group.made for ranks, group in tuple(self._groups.items())}
+
+    def call_chains(self) -> dict[str, int]:
+        """What the calls of each group sum up to; empty where the code of some program is not known."""
+        return {ranks: group.chain for ranks, group in tuple(self._groups.items())} if self._all_known else {}
+
+    # ---- calls
+
+    def record(self, program: RecordedProgram, site: int) -> None:
+        """A call has been dispatched. Takes about half a microsecond."""
+        now, group, word = time_ns(), program.group, program.word
+        while True:
+            number = group.made + 1
+            chain = hash((group.chain, word)) & _MASK  # of integers: the same in every process
+            if group.made + 1 == number:
+                break
+        group.made, group.chain = number, chain
+        words, made = self._words, self._made
+        at = flight_file.HEADER_WORDS + made % flight_file.RING_RECORDS * flight_file.RECORD_WORDS
+        words[at] = now
+        words[at + 1] = chain
+        words[at + 2] = program.number | site << _SITE_SHIFT
+        words[at + 3] = number | group.tag
+        self._made = words[flight_file.RECORD_COUNT_WORD] = made + 1
+
+    def begin_call(self, program: RecordedProgram, site: int) -> object:
+        """A call is about to start that may never return; returns what to tell `leave` when it has."""
+        ticket = object()
+        what = program.number | site << _SITE_SHIFT
+        self._pending[ticket] = (program.group.made + 1 | program.group.tag, what, time_ns())
+        self._show_pending()
+        return ticket
+
+    def end_call(self, ticket: object) -> None:
+        self._pending.pop(ticket, None)
+        self._show_pending()
+
+    def _show_pending(self) -> None:
+        """Of several, which are calls of several threads, the oldest."""
+        call, what, since = next(iter(list(self._pending.values())), (0, 0, 0))
+        words = self._words
+        words[flight_file.PENDING_TAG_WORD] = 0
+        words[flight_file.PENDING_SITE_WORD], words[flight_file.PENDING_SINCE_WORD] = what, since
+        words[flight_file.PENDING_TAG_WORD] = call
+
+    # ---- compilations
+
+    def begin_compilation(self, name: str) -> None:
+        """This thread starts to compile."""
+        self._compiling[threading.get_ident()] = time_ns()
+        self._write({"compiling": name})
+        self._show_compiling()
+
+    def end_compilation(self) -> None:
+        """This thread has compiled, or has failed to."""
+        if self._compiling.pop(threading.get_ident(), None) is not None:
+            self._words[flight_file.COMPILED_COUNT_WORD] += 1
+            self._show_compiling()
+
+    def add_agreement(self, nanoseconds: int) -> None:
+        """A call was agreed on; this much time went into it."""
+        self._words[flight_file.AGREED_COUNT_WORD] += 1
+        self._words[flight_file.AGREED_NS_WORD] += nanoseconds
+
+    def _show_compiling(self) -> None:
+        self._words[flight_file.COMPILING_SINCE_WORD] = min(list(self._compiling.values()), default=0)
+
+    # ---- descriptions
+
+    def add_group(self, ranks: str) -> RankGroup:
+        with self._writing:
+            if ranks not in self._groups:
+                number = len(self._groups) + 1
+                self._write({"group": number, "ranks": ranks})
+                self._groups[ranks] = RankGroup(number, ranks)
+            return self._groups[ranks]
+
+    def add_program(self, group: RankGroup, about: Mapping[str, Any]) -> RecordedProgram:
+        """Describe one more program; `about` holds the fields of its line, less its number and its group."""
+        with self._writing:
+            self._programs = number = self._programs + 1
+            self._all_known = self._all_known and bool(about["code"])
+            text = about["text"] if self._text_size < _TEXTS_LIMIT else ""
+            self._write({"program": number, "group": group.tag >> _GROUP_SHIFT, **about, "text": text})
+            return RecordedProgram(number, group, about["name"], about["key"], about["code"])
+
+    def add_site(self, number: int, stack: list[str]) -> None:
+        """`stack`: "file:line function", the innermost first."""
+        self._write({"site": number, "stack": stack})
+
+    def add_trouble(self, text: str, level: int | None = None) -> None:
+        """Less is recorded from now on, for the reason that `text` gives; `level` is what still is."""
+        if level is not None:
+            self._words[flight_file.LEVEL_WORD] = min(level, self._words[flight_file.LEVEL_WORD])
+        self._write({"trouble": text})
+
+    def detach(self) -> None:
+        """For a process that the program has forked: the file is not its own, so write to nowhere."""
+        self._text_on = False
+        self._words = memoryview(bytearray(flight_file.TEXT_OFFSET)).cast("Q")
+
+    def _write(self, line: Mapping[str, Any]) -> None:
+        if not self._text_on:
+            return
+        data = _encode(line)
+        with self._writing:
+            if self._text_size + len(data) > flight_file.MAX_TEXT_BYTES - _SPARE:
+                self._text_on = False
+                data = _encode({"trouble": f"the recorder's {flight_file.MAX_TEXT_BYTES >> 20} MiB of text are full"})
+            at = self._text_size
+            self._text_size = at + len(data)
+            try:
+                self._put(data, at)
+            except OSError:  # the disk is full, say, or the program has closed the file
+                self._text_on = False
+                self._text_size = at
+            else:
+                self._words[flight_file.TEXT_SIZE_WORD] = self._text_size
+
+    def _put(self, data: bytes, at: int) -> None:
+        if _identity(self._fd) != self._identity:
+            raise OSError("the descriptor is another file's now")
+        while data:
+            written = os.pwrite(self._fd, data, flight_file.TEXT_OFFSET + at)
+            data, at = data[written:], at + written
+
+
+def _encode(line: Mapping[str, Any]) -> bytes:
+    return json.dumps(line, separators=(",", ":")).encode() + b"\n"
+
+
+def _identity(fd: int) -> tuple[int, int]:
+    status = os.fstat(fd)
+    return status.st_dev, status.st_ino
