@@ -27,17 +27,17 @@ __version__ = "0.1.0"
 RUNTIME = "jaxrun_runtime"  # the package that runs in every worker; the launcher only names it
 
 _HOMES = {
-    "Gang": "functions",
+    "Gang": "api",
     "Results": "gang.gang",
-    "launch": "functions",
-    "NotTraceable": "mapping.items",
-    "Pool": "mapping.pool",
-    "pool": "mapping.pool",
-    "CallTimeout": "gang.remote",
-    "GangError": "gang.remote",
-    "GangStartError": "gang.remote",
-    "RemoteError": "gang.remote",
-    "WorkerDied": "gang.remote",
+    "launch": "api",
+    "NotTraceable": "map.items",
+    "Pool": "map.pool",
+    "pool": "map.pool",
+    "CallTimeout": "gang.exceptions",
+    "GangError": "gang.exceptions",
+    "GangStartError": "gang.exceptions",
+    "RemoteError": "gang.exceptions",
+    "WorkerDied": "gang.exceptions",
 }
 
 

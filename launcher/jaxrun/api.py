@@ -72,11 +72,11 @@ class Gang(BaseGang):
 
     def __getitem__(self, name: str) -> Results:
         """What a variable of the %%gang cells is on each rank."""
-        return self.run(remote_function(f"{RUNTIME}.cells", "get"), name)
+        return self.run(remote_function(f"{RUNTIME}.notebook_cells", "get"), name)
 
     def __setitem__(self, name: str, value: Any) -> None:
         """Give all ranks a variable of this value, for the %%gang cells."""
-        self.run(remote_function(f"{RUNTIME}.cells", "put"), name, value)
+        self.run(remote_function(f"{RUNTIME}.notebook_cells", "put"), name, value)
 
     __iter__ = None  # it is no sequence
 

@@ -262,8 +262,8 @@ class _Tee(io.TextIOBase):
 
 def _call_counts() -> dict[str, int]:
     """The cross-process calls that this rank has made so far, by group; empty where they are not recorded."""
-    lockstep = sys.modules.get(f"{__package__}.lockstep")
-    return lockstep.counts() if lockstep is not None else {}
+    lockstep = sys.modules.get(f"{__package__}.lockstep.call_recorder")
+    return lockstep.call_counts() if lockstep is not None else {}
 
 
 _current: ParentConnection | None = None

@@ -32,7 +32,7 @@ _MAX_REQUEST = 2**18
 _LOOK_ROUND = 1.0  # seconds between two looks at what has ended
 _LEISURE = 0.2  # seconds without a request, after which the next launcher is made ready
 _PARTING = 0.5  # seconds that launchers have for ending by themselves, after the parent has died
-_WANTED_BY_RANKS = (f"{__package__}.conversation", "cloudpickle")
+_WANTED_BY_RANKS = (f"{__package__}.gang_worker", "cloudpickle")
 
 
 @dataclass(frozen=True, slots=True)

@@ -30,9 +30,9 @@ STARTS = """
 import ast, json, os, subprocess, sys
 from jaxrun.backends import slurm
 from jaxrun.errors import JaxrunError
-from jaxrun.planning.job import Job
-from jaxrun.planning.machine import Machine
-from jaxrun.planning.starter import AGENT
+from jaxrun.job.job import Job
+from jaxrun.job.machine import Machine
+from jaxrun.job.launch_command import AGENT_ARGV
 request, probe = ast.literal_eval(sys.argv[1]), sys.argv[2]
 try:
     made = slurm.plan(Job(program=("p",), backend="slurm", **request), Machine("here", (0,)), os.environ, "ab" * 16)
@@ -52,8 +52,8 @@ import ast, os, re, sys
 from pathlib import Path
 from jaxrun.backends import batch
 from jaxrun.errors import JaxrunError
-from jaxrun.planning.job import Job
-from jaxrun.submit import submit
+from jaxrun.job.job import Job
+from jaxrun.backends.follow import submit
 job = Job(program=("p",), backend="slurm", **ast.literal_eval(sys.argv[1]))
 text = batch.script(job, ["p"], directory=os.getcwd(), file="job.sh")
 text = re.sub("(?m)^exec .*$", lambda _: "exec " + sys.argv[2], text)

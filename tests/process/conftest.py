@@ -16,19 +16,20 @@ import psutil
 import pytest
 
 import jaxrun
-from jaxrun.agent import forkserver, orphans
+from jaxrun.agent import subreaper
 from jaxrun.agent.agent import Agent
-from jaxrun.agent.crew import Crew
 from jaxrun.agent.signals import SignalPipe
 from jaxrun.agent.spawn import Spawner
+from jaxrun.agent.worker_group import WorkerGroup
 from jaxrun.clock import Clock
-from jaxrun.desk import Desk
-from jaxrun.head.events import Limits
+from jaxrun.forkserver import client
+from jaxrun.head.consistency import Expected
+from jaxrun.head.events import TimeLimits
 from jaxrun.head.head import Head
-from jaxrun.head.uniform import Expected
+from jaxrun.job.job import Job
+from jaxrun.job.plan import Plan, Worker
 from jaxrun.output.output import Output
-from jaxrun.planning.job import Job
-from jaxrun.planning.plan import Plan, Worker
+from jaxrun.supervisor.dispatch import Dispatcher
 
 HERE = Path(__file__).parent
 sys.path[:0] = [str(HERE), str(HERE.parent / "unit")]
@@ -96,18 +97,18 @@ class Play:
         began = time.time()
         server = None
         if fork:
-            program = forkserver.program_of(plan.argv)
-            server = forkserver.start(plan.argv[:1], program, plan.base_env(os.environ))
-        self.crew = Crew(plan, Spawner(plan, os.environ, ""), server)
+            program = client.program_of(plan.argv)
+            server = client.start(plan.argv[:1], program, plan.base_env(os.environ))
+        self.crew = WorkerGroup(plan, Spawner(plan, os.environ, ""), server)
         expected = Expected(size, plan.job_id, "cpu", None)
-        head = Head(dict.fromkeys(range(size), "h1"), expected, Limits(init, job, grace), "127.0.0.1", began)
+        head = Head(dict.fromkeys(range(size), "h1"), expected, TimeLimits(init, job, grace), "127.0.0.1", began)
         with SignalPipe(SIGNALS) as signals, self._screen.open("wb") as screen:
             fd = screen.fileno()
             output = Output(size, log_dir=directory, stdout_fd=fd, stderr_fd=fd)
             clock = Clock()
-            agent = Agent(self.crew, Desk(head, self.events, clock), output, signals, clock)
+            agent = Agent(self.crew, Dispatcher(head, self.events, clock), output, signals, clock)
             try:
-                self.ending = agent.run().ending
+                self.ending = agent.run().outcome
             finally:
                 self.seconds = time.time() - began
                 self.left_over = _end_children(but=others)
@@ -116,7 +117,7 @@ class Play:
 
     @property
     def statuses(self):
-        return [end.status for end in self.ending.ends]
+        return [end.status for end in self.ending.workers]
 
     @property
     def screen(self):
@@ -129,7 +130,7 @@ class Play:
 @pytest.fixture
 def play(tmp_path):
     """play(CODE, …) runs a job with one worker by hand per CODE; play(argv=…, size=…) one of any program."""
-    orphans.adopt()
+    subreaper.become_subreaper()
 
     def run(*codes, argv=None, size=None, fork="", **options):
         if fork:

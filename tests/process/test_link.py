@@ -194,8 +194,8 @@ def test_the_channel_does_not_reach_programs_that_the_worker_starts(ends):
 def test_a_process_that_the_program_forks_has_no_voice():
     code = """
 import os, socket
-from jaxrun.contract import Done
-from jaxrun_runtime.link import AgentGone, Link
+from jaxrun.protocol import Done
+from jaxrun_runtime.agent_channel import AgentDisconnected, AgentChannel
 ours, theirs = socket.socketpair()
 link = Link(theirs.detach())
 pid = os.fork()

@@ -37,9 +37,9 @@ import json, os, sys
 from pathlib import Path
 from jaxrun import supervise
 from jaxrun.backends import remote
-from jaxrun.planning.chaos import parse_faults
-from jaxrun.planning.job import Job
-from jaxrun.planning.starter import Starter
+from jaxrun.job.fault_spec import parse_faults
+from jaxrun.job.job import Job
+from jaxrun.job.launch_command import LaunchCommand
 
 script, options, *codes = sys.argv[1:]
 options = json.loads(options)

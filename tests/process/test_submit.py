@@ -36,7 +36,7 @@ SHOWN = """JobId=80 JobName=x JobState=FAILED ExitCode=9:9
 FOLLOW = """
 import os, sys
 from pathlib import Path
-from jaxrun.submit import submit
+from jaxrun.backends.follow import submit
 sys.exit(submit("# Written by jaxrun.", Path(sys.argv[1]), os.environ))
 """
 

@@ -134,7 +134,7 @@ def test_it_dies_with_its_agent(tmp_path, script, fork):
 import ctypes, pathlib, sys, time
 sys.path.insert(0, {os.path.dirname(__file__)!r})
 from worker_harness import Troupe
-from jaxrun.contract import Run
+from jaxrun.protocol import Run
 ctypes.CDLL(None).prctl(36, 1, 0, 0, 0)
 troupe = Troupe(pathlib.Path({str(tmp_path)!r}), [{str(script(_WAITS))!r}], 2, fork={fork})
 while not all(member.out for member in troupe.members):

@@ -295,7 +295,7 @@ class Agent:
             look.poll(self._now())
             if look.done:
                 self._native_dumps.remove((taken, look))
-                self._report(replace(taken, natives=look.texts))
+                self._report(replace(taken, native_stacks=look.texts))
 
     def _read_stacks(self, order: TakeSnapshot) -> SnapshotReply:
         children = [self._workers[rank] for rank in order.ranks]

@@ -94,7 +94,7 @@ class Connection(Generic[M]):
 
     def push_back(self, messages: list[M]) -> None:
         """Let the next `receive` return these first."""
-        self._pushed_back = agent_messages
+        self._pushed_back = messages
 
     def has_unacknowledged_bytes(self) -> bool:
         """Whether the other side's kernel has not confirmed all that was sent."""

@@ -348,7 +348,7 @@ class Head:
         ends = self._workers.outcomes(now)
         divergence = self._divergence.divergence
         flights = self._ending.flights or self._divergence.flight_texts
-        ending = replace(self._ending, ends=ends, run_at=self._run_at, divergence=divergence, flights=flights)
+        ending = replace(self._ending, workers=ends, run_at=self._run_at, divergence=divergence, flights=flights)
         ended_well = all(end.finished or end.status == 0 for end in ends)
         if ending.reason == "interrupted" and ending.signum == signal.SIGTERM and ended_well:
             ending = replace(ending, reason="preempted")

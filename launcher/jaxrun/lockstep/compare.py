@@ -87,7 +87,7 @@ def find_divergence(suspicion: Candidate, histories: Flights) -> Divergence | No
         if len(found) > 1:
             divergence = _divergence(suspicion, number, found, complete, held)
             extra = _extra(number, divergence.call_groups, complete, calls)
-            return replace(divergence, extra=extra, oldest=number == common[0] > 1)
+            return replace(divergence, extra_call_ranks=extra, is_oldest_recorded=number == common[0] > 1)
     return _before(suspicion, common[0], complete, calls) if common else None
 
 

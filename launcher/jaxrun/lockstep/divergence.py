@@ -63,7 +63,7 @@ class Divergence:
     def with_program_details(self, texts: Mapping[int, str]) -> Divergence:
         """The same with what the recorders say of the programs: the lines by witness."""
         return replace(
-            self, parties=tuple(_described(party, texts.get(party.recorded_by, "")) for party in self.call_groups)
+            self, call_groups=tuple(_described(party, texts.get(party.recorded_by, "")) for party in self.call_groups)
         )
 
 
@@ -142,7 +142,7 @@ def _described(party: CallGroup, text: str) -> CallGroup:
             arguments=_arrays(content.get("arguments", ())),
             results=_arrays(content.get("results", ())),
             mesh=str(content.get("mesh") or ""),
-            text=str(content.get("text") or ""),
+            hlo=str(content.get("text") or ""),
         )
     except (ValueError, TypeError, AttributeError, RecursionError):
         return party

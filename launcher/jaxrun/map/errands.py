@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from jaxrun.gang.gang import BaseGang
 
 PLAIN = "plain Python"
-SERVE = FunctionReference(f"{RUNTIME}.mapping.errands", "serve")
+SERVE = FunctionReference(f"{RUNTIME}.map.errands", "serve")
 
 
 def pickled(f: Callable[..., Any], static: Mapping[str, Any] | None) -> bytes:

@@ -30,7 +30,7 @@ from jaxrun.protocol.payload import FunctionReference, SharedBuffer
 if TYPE_CHECKING:
     from jaxrun.gang.gang import BaseGang
 
-_SERVE = FunctionReference(f"{RUNTIME}.mapping.serve", "serve")
+_SERVE = FunctionReference(f"{RUNTIME}.map.device_map", "serve")
 _FAILURE_GRACE = 1.5  # seconds that the others have to end after one has failed
 
 

@@ -99,7 +99,7 @@ def _run(shell: Any, asked: MagicArguments, cell: str) -> CellResult | None:
     if gang is None or asked.shape not in (None, gang.spec):
         gang = _start(shell, asked.shape or GangSpec())
     code = "\n" + cell  # the magic's own line counts
-    talk = gang.start_call(remote_function(f"{RUNTIME}.cells", "run"), code, _name(shell))
+    talk = gang.start_call(remote_function(f"{RUNTIME}.notebook_cells", "run"), code, _name(shell))
     raised: BaseException
     try:
         with talk:

@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 
 def __getattr__(name: str) -> Any:
     if not name.startswith("_"):
-        for home in ("names", "variables", "messages", "framing"):
+        for home in ("names", "env", "worker_messages", "codec"):
             module = import_module(f"{__name__}.{home}")
             if name in vars(module):
                 return vars(module)[name]

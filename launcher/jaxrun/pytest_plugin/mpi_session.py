@@ -28,7 +28,7 @@ from jaxrun.protocol.flight_file import LOCKSTEP_RECORD
 from jaxrun.pytest_plugin import collected
 from jaxrun.pytest_plugin.mark import MarkSpec
 
-_SERVE = f"{RUNTIME}.serve"
+_SERVE = f"{RUNTIME}.gang_connect"
 _FINAL_EXIT_CODES = (
     0,
     EXIT_USAGE,

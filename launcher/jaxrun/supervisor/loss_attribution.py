@@ -71,5 +71,8 @@ class LossAttribution:
             first = next((event for event in lost if event.rank not in known.failure_reported | signalled), None)
             causes = [first] if first else []
             rest = [event for event in held if event is not first]
-            held = [replace(event, by_engine=True) if isinstance(event, AgentLost) else event for event in rest]
+            held = [
+                replace(event, ended_by_launch_command=True) if isinstance(event, AgentLost) else event
+                for event in rest
+            ]
         return [*(causes or ([] if signalled else ended)), *held]

@@ -337,9 +337,9 @@ class AgentServer:
         skew = self._skew.get(rank, 0.0)
         match message:
             case Hello():
-                return replace(message, time=message.time + skew, started=message.started_at + skew)
+                return replace(message, time=message.time + skew, started_at=message.started_at + skew)
             case DeviceReport():
-                return replace(message, time=message.time + skew, joined=message.joined_at + skew)
+                return replace(message, time=message.time + skew, joined_at=message.joined_at + skew)
         return message  # type: ignore[return-value]
 
     def _on_signals(self) -> None:

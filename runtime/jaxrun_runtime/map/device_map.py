@@ -106,7 +106,7 @@ class _DeviceSession:
 
     def settle(self, places: SharedSlots) -> None:
         """Where chunks and results lie from now on."""
-        self._places = replace(places, block=_kept(places.buffer))
+        self._places = replace(places, buffer=_kept(places.buffer))
 
     def start(self, chunk: ItemChunk) -> None:
         """Hand it to the next device."""

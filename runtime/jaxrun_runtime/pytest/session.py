@@ -64,7 +64,7 @@ def _configure(settings: SessionSettings, talk: ParentConnection, shares_files: 
     for name, pickled in settings.options.items():
         with contextlib.suppress(Exception):  # its class may be importable in the parent only
             options[name] = pickle.loads(pickled)
-    _keep_from_rewriting("jaxrun", __package__)
+    _keep_from_rewriting("jaxrun", "jaxrun_runtime")
     # Elsewhere pytest finds a place of its own, which it tidies up.
     options["basetemp"] = os.path.join(settings.directory, f"rank-{talk.rank}") if shares_files else None
     config = pytest.Config.fromdictargs(options, arguments)
