@@ -22,14 +22,14 @@ _FRAME = re.compile(r'^  File "(?P<file>.*)", line (?P<line>\d+|\?\?\?) in (?P<f
 _PACKAGES = r"(?:^|/)(?:site|dist)-packages/"
 _PYTHON = r"/lib(?:64)?/python3\.\d+/"
 _JAX = re.compile(rf"{_PACKAGES}(?:jax|jaxlib)/|/jax/(?:_src|experimental|interpreters)/|/jaxlib/")
-_SCAFFOLD = re.compile(rf"/jaxrun_runtime/(?!programs/)|/jaxrun/contract/|{_PYTHON}(?:runpy|threading)\.py$|^<frozen ")
+_SCAFFOLD = re.compile(rf"/jaxrun_runtime/(?!programs/)|/jaxrun/protocol/|{_PYTHON}(?:runpy|threading)\.py$|^<frozen ")
 _LIBRARY = re.compile(rf"{_PACKAGES}|{_PYTHON}|^<frozen ")
 STACKS_FILE = "stacks.json"
 NATIVE_STACKS_SIGNAL = signal.SIGRTMIN + 8  # asks the launcher for what STACKS_SIGNAL asks it for, and for C frames
 NATIVE_STACKS_TIMEOUT_S = 30.0  # seconds that a host may take over the C frames of its ranks
 _SHIPPED_PROGRAMS = "/jaxrun_runtime/programs/"
 # Where a rank of a gang waits for what its parent says.
-_LISTENS = re.compile(r"/jaxrun/contract/parcel\.py$|/jaxrun_runtime/conversation\.py$")
+_LISTENS = re.compile(r"/jaxrun/protocol/\w+\.py$|/jaxrun_runtime/gang\w*[./]")
 _LISTENING = "_receive"
 _IDLE = "idle: it has returned, and waits for the next call"
 _NO_ANSWER = "no answer: it blocks signals, or is about to end"

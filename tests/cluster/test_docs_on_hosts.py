@@ -1,4 +1,4 @@
-"""The README's commands for a cluster, run on the hosts that their prompts name; what it shows is what comes out."""
+"""The cluster commands of docs/clusters.md, run on the hosts that their prompts name, print what the page shows."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from launch_modes import ENGINES, OPEN_MPI_5
 
 pytestmark = pytest.mark.slow
 
-README = (Path(__file__).parents[2] / "README.md").read_text()
-FILES = dict(re.findall(r"^```python\n# (\S+)\n(.*?)^```$", README, re.MULTILINE | re.DOTALL))
-BLOCKS = re.findall(r"^```console\n((?:login|h1)\$ .*?)^```$", README, re.MULTILINE | re.DOTALL)
+PAGE = (Path(__file__).parents[2] / "docs/clusters.md").read_text()
+FILES = dict(re.findall(r"^```python\n# (\S+)\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL))
+BLOCKS = re.findall(r"^```console\n((?:login|h1)\$ .*?)^```$", PAGE, re.MULTILINE | re.DOTALL)
 COMMANDS = [
     found
     for block in BLOCKS
@@ -24,18 +24,18 @@ COMMANDS = [
 ]
 
 
-def shape(line: str) -> str:
+def without_numbers(line: str) -> str:
     """A line without what differs from run to run."""
     return re.sub(r"\d+", "#", line)
 
 
-def test_the_readme_shows_every_way_to_a_cluster() -> None:
+def test_the_page_shows_every_way_to_a_cluster() -> None:
     text = " ".join(command for _, command, _ in COMMANDS)
     assert all(word in text for word in ("--backend mpirun", "salloc", "--submit", "--sbatch", "mpirun ", "srun "))
 
 
 @pytest.mark.parametrize(("prompt", "command", "shown"), COMMANDS, ids=[command for _, command, _ in COMMANDS])
-def test_the_command_does_what_the_readme_shows(
+def test_the_command_prints_what_the_page_shows(
     bed: Bed, tmp_path: Path, prompt: str, command: str, shown: str
 ) -> None:
     if "mpirun" in command and (reason := OPEN_MPI_5.missing()):
@@ -51,6 +51,6 @@ def test_the_command_does_what_the_readme_shows(
     expected = int(found[1]) if (found := re.search(r"^exit (\d+)$", shown, re.MULTILINE)) else 0
     assert result.code == expected, result
     # Under mpirun, the output is a terminal's.
-    lines = {shape(re.sub(r"\x1b\[\d*m", "", line)) for line in (result.out + result.err).splitlines()}
+    lines = {without_numbers(re.sub(r"\x1b\[\d*m", "", line)) for line in (result.out + result.err).splitlines()}
     for line in shown.replace("…\n", "").splitlines():
-        assert shape(line) in lines, (line, result)
+        assert without_numbers(line) in lines, (line, result)
