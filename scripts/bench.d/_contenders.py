@@ -15,7 +15,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parents[2]
+from _bench import ROOT
+
 INSTALL = "scripts/bench startup --install-peers"
 _PEERS = ROOT / ".venv-bench" / "bin"
 _PROGRAMS = Path(__file__).parent / "_programs"

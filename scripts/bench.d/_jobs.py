@@ -60,6 +60,9 @@ class Job:
     def output(self) -> str:
         return (self.directory / "output").read_text(errors="replace")
 
+    def last_words(self) -> str:
+        return " | ".join(self.output().strip().splitlines()[-3:])
+
 
 @contextmanager
 def started(command: Sequence[str], environ: Mapping[str, str], extra: Mapping[str, str]) -> Iterator[Job]:

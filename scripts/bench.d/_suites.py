@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from _contenders import ROOT
+from _bench import ROOT
 
 INSTALL = "scripts/bench plugin --install-peers"
 _PEERS = ROOT / ".venv-bench-tests" / "bin"

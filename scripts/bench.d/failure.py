@@ -12,20 +12,17 @@ import os
 import signal
 import statistics
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import partial
-from pathlib import Path
 
-import _plots
-from _contenders import JAXRUN, MPIRUN, PLAIN, ROOT, TORCHRUN, Contender, free_address, installed
+from _bench import Bench, Outcome, grouped, progress, table
+from _contenders import JAXRUN, MPIRUN, PLAIN, TORCHRUN, Contender, free_address, installed
 from _jobs import Job, started
-from _report import keep, table, this_machine
 
 CONTENDERS = (PLAIN, MPIRUN, TORCHRUN, JAXRUN)
 SIZE, STEPS = 4, 100
-GOAL = 0.1
-START_LIMIT = 60.0
+GOAL_S = 0.1
+START_LIMIT_S = 60.0
 
 
 @dataclass(frozen=True)
@@ -66,32 +63,12 @@ class Sample:
     wrong: str = ""
 
 
-@dataclass(frozen=True)
-class Summary:
-    """The runs of one contender in which the fault came about; `exit` and `gone` are medians.
-
-    A time that is as long as the limit was cut off there.
-    """
-
-    contender: str
-    fault: Fault
-    runs: int
-    exit: float
-    least: float
-    most: float
-    gone: float
-    statuses: tuple[int | None, ...]
-    right_rank: int
-    goal: float | None
-
-
-def measure(contender: Contender, fault: Fault, limit: float, environ: Mapping[str, str]) -> Sample:
+def measure(contender: Contender, fault: Fault, limit: float) -> Sample:
     arguments = (str(STEPS), fault.kind, str(fault.rank))
-    with started(contender.command(SIZE, arguments), environ, {"BENCH_ADDRESS": free_address()}) as job:
+    with started(contender.command(SIZE, arguments), os.environ, {"BENCH_ADDRESS": free_address()}) as job:
         failed_at = _wait_for_fault(job)
         if failed_at is None:
-            tail = " | ".join(job.output().strip().splitlines()[-3:])
-            return Sample(contender.name, fault, wrong=f"the fault did not come about: {tail}")
+            return Sample(contender.name, fault, wrong=f"the fault did not come about: {job.last_words()}")
         ended = job.wait(limit)
         if ended is None:
             return Sample(contender.name, fault)
@@ -109,7 +86,7 @@ def measure(contender: Contender, fault: Fault, limit: float, environ: Mapping[s
 def _wait_for_fault(job: Job) -> float | None:
     """When the rank failed, by its own note; None if the launcher ended, or took very long, without that."""
     note = job.directory / "fault"
-    for _ in range(int(START_LIMIT / 0.01)):
+    for _ in range(int(START_LIMIT_S / 0.01)):
         ended = job.wait(0.01)
         if note.exists():
             return float(note.read_text())
@@ -123,86 +100,47 @@ def _blamed(contender: Contender, output: str) -> int | None:
     return next((int(text) for text in found.groups() if text), None) if found else None
 
 
-def summarize(samples: Sequence[Sample], limit: float) -> list[Summary]:
-    groups: dict[tuple[Fault, str], list[Sample]] = {}
-    for one in samples:
-        if not one.wrong:
-            groups.setdefault((one.fault, one.contender), []).append(one)
-    return [_summary(group, limit) for group in groups.values()]
+def render(samples: Sequence[Sample], limit: float) -> str:
+    """A line for each fault and contender, of the runs in which the fault came about; times are medians."""
 
+    def ms(seconds: float) -> str:
+        return f"> {limit * 1000:.0f}" if seconds >= limit else f"{seconds * 1000:.0f}"
 
-def _summary(group: Sequence[Sample], limit: float) -> Summary:
-    exits = [limit if one.exit is None else one.exit for one in group]
-    return Summary(
-        contender=group[0].contender,
-        fault=group[0].fault,
-        runs=len(group),
-        exit=statistics.median(exits),
-        least=min(exits),
-        most=max(exits),
-        gone=statistics.median(limit if one.gone is None else one.gone for one in group),
-        statuses=tuple(dict.fromkeys(one.status for one in group)),
-        right_rank=sum(one.blamed == one.fault.rank for one in group),
-        goal=GOAL if group[0].contender == JAXRUN.name else None,
-    )
-
-
-def render(summaries: Sequence[Summary], limit: float) -> str:
-    header = (
-        *("fault", "contender", "exit ms", "min-max", "all gone ms", "status", "should be", "rank named"),
-        *("goal", "reached"),
-    )
+    times = ("exit ms", "min-max", "all gone ms")
+    header = ("fault", "contender", *times, "status", "should be", "rank named", "goal", "reached")
     rows = []
-    for one in summaries:
-        spread = f"{_ms(one.least, limit)}-{_ms(one.most, limit)}" if one.least < limit else ""
-        statuses = " ".join("-" if status is None else str(status) for status in one.statuses)
-        named = f"{one.right_rank} of {one.runs}"
-        goal = ("", "") if one.goal is None else (f"< {_ms(one.goal, limit)}", "yes" if one.exit < one.goal else "no")
-        times = (_ms(one.exit, limit), spread, _ms(one.gone, limit))
-        rows.append((str(one.fault), one.contender, *times, statuses, str(one.fault.status), named, *goal))
+    for (fault, contender), group in grouped(samples, lambda one: (one.fault, one.contender)).items():
+        exits, gone = ([getattr(one, name) or limit for one in group] for name in ("exit", "gone"))
+        middle = statistics.median(exits)
+        spread = f"{ms(min(exits))}-{ms(max(exits))}" if min(exits) < limit else ""
+        statuses = " ".join(dict.fromkeys("-" if one.status is None else str(one.status) for one in group))
+        named = f"{sum(one.blamed == fault.rank for one in group)} of {len(group)}"
+        goal = (f"< {ms(GOAL_S)}", "yes" if middle < GOAL_S else "no") if contender == JAXRUN.name else ("", "")
+        found = (ms(middle), spread, ms(statistics.median(gone)), statuses)
+        rows.append((str(fault), contender, *found, str(fault.status), named, *goal))
     return table(header, rows, left=2)
 
 
-def _ms(seconds: float, limit: float) -> str:
-    return f"> {limit * 1000:.0f}" if seconds >= limit else f"{seconds * 1000:.0f}"
-
-
-def run(options: argparse.Namespace, chosen: Sequence[Contender], environ: Mapping[str, str]) -> list[Sample]:
+def run(options: argparse.Namespace) -> Outcome:
+    chosen, missing = installed([one for one in CONTENDERS if one.name.startswith(options.only)])
+    print(*missing, sep="\n", flush=True)
     samples = []
-    for number in range(max(options.repeat, options.repeat_peers)):
+    for number in range(max(options.rounds, options.repeat_peers)):
         for fault in FAULTS:
             for contender in chosen:
-                if number >= (options.repeat if contender is JAXRUN else options.repeat_peers):
-                    continue
-                sample = measure(contender, fault, options.limit, environ)
-                samples.append(sample)
-                after = "beyond the limit" if sample.exit is None else f"{sample.exit * 1000:.0f} ms"
-                print(f"{fault}, {contender.name}: {after} {sample.wrong}", file=sys.stderr, flush=True)
-    return samples
-
-
-def main(argv: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="bench failure", description=__doc__)
-    parser.add_argument("--repeat", type=int, default=5, metavar="N", help="runs of jaxrun (default: 5)")
-    parser.add_argument("--repeat-peers", type=int, default=2, metavar="N", help="of the others (default: 2)")
-    parser.add_argument("--limit", type=float, default=20.0, metavar="SECONDS", help="after the fault (default: 20)")
-    parser.add_argument("--only", metavar="TEXT", default="", help="the contender whose name begins so")
-    parser.add_argument("--out", type=Path, default=ROOT / "bench-results", metavar="DIR")
-    options = parser.parse_args(argv)
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
-    chosen, missing = installed([one for one in CONTENDERS if one.name.startswith(options.only)])
-    machine = this_machine()
-    print("\n".join([str(machine), *missing]), flush=True)
-    samples = run(options, chosen, dict(os.environ))
-    summaries = summarize(samples, options.limit)
-    print(f"\n{render(summaries, options.limit)}")
-    drawn = partial(_plots.failure, summaries, GOAL, options.limit)
-    print("", *keep(options.out, "failure", machine, summaries, samples, drawn), sep="\n")
-    return 1 if any(one.wrong for one in samples) else 0
+                if number < (options.rounds if contender is JAXRUN else options.repeat_peers):
+                    sample = measure(contender, fault, options.limit)
+                    samples.append(sample)
+                    after = "beyond the limit" if sample.exit is None else f"{sample.exit * 1000:.0f} ms"
+                    progress(f"{fault}, {contender.name}: {after} {sample.wrong}")
+    wrong = [f"{one.fault}, {one.contender}: {one.wrong}" for one in samples if one.wrong]
+    good = [one for one in samples if not one.wrong]
+    return Outcome(render(good, options.limit), samples, wrong)
 
 
 if __name__ == "__main__":
-    try:
-        sys.exit(main())
-    except KeyboardInterrupt:
-        sys.exit(130)
+    bench = Bench("failure", __doc__, rounds=5, mine=("--only", "jaxrun"))
+    bench.add_option("--repeat-peers", type=int, default=2, metavar="N", help="runs of the others (default: 2)")
+    bench.add_option("--limit", type=float, default=20.0, metavar="SECONDS", help="after the fault (default: 20)")
+    bench.add_option("--only", metavar="TEXT", default="", help="the contender whose name begins so")
+    sys.exit(bench.main(run))

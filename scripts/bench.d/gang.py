@@ -15,22 +15,20 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import numpy as np
-from _contenders import ROOT, jaxrun
+from _bench import Bench, Outcome, grouped, table
+from _contenders import jaxrun
 from _jobs import started
-from _report import keep, table, this_machine
 
 from jaxrun import Gang
 
 KINDS = ("job", "start", "first", "hot", "new", "empty", "to each", "from each")
 TIMES = {"empty": 200, "hot": 50, "new": 10, "to each": 5, "from each": 5}
 TO_EACH, FROM_EACH = 32 * 2**20, 8 * 2**20  # bytes
-ROUNDS = 5
-PAUSE = 1.0  # seconds before a start: the next launcher is made ready at leisure
-LIMIT = 60.0
+PAUSE_S = 1.0  # before a start: the next launcher is made ready at leisure
+LIMIT_S = 60.0
 
 
 @dataclass(frozen=True)
@@ -41,16 +39,6 @@ class Sample:
     kind: str
     round: int
     ms: float
-
-
-@dataclass(frozen=True)
-class Summary:
-    """The median of the rounds; `ratio` to that of a whole job."""
-
-    size: int
-    kind: str
-    ms: float
-    ratio: float
 
 
 def collective(keep_it: bool) -> float:
@@ -85,7 +73,7 @@ def timed(function: Callable[[], Any], times: int = 1) -> float:
 def measure(size: int, turn: int) -> list[Sample]:
     """One round."""
     found = {"job": timed(partial(_job, size))}
-    time.sleep(PAUSE)
+    time.sleep(PAUSE_S)
     gangs: list[Gang] = []
     found["start"] = timed(lambda: gangs.append(Gang(size, platform="cpu")))
     with gangs[0] as gang:
@@ -104,56 +92,30 @@ def measure(size: int, turn: int) -> list[Sample]:
 
 def _job(size: int) -> None:
     with started(jaxrun(size, ()), os.environ, {"BENCH_ADDRESS": ""}) as job:  # jaxrun knows it better
-        if job.wait(LIMIT) is None or job.status() != 0:
+        if job.wait(LIMIT_S) is None or job.status() != 0:
             raise RuntimeError(f"the job of {size} did not end well:\n{job.output()}")
 
 
-def summarize(samples: Sequence[Sample]) -> list[Summary]:
-    found = []
-    for size in sorted({sample.size for sample in samples}):
-        middle = {
-            kind: statistics.median(one.ms for one in samples if (one.size, one.kind) == (size, kind)) for kind in KINDS
-        }
-        found += [Summary(size, kind, middle[kind], middle[kind] / middle["job"]) for kind in KINDS]
-    return found
-
-
-def render(summaries: Sequence[Summary]) -> str:
-    sizes = sorted({one.size for one in summaries})
-    rows = []
-    for kind in KINDS:
-        of = {one.size: one for one in summaries if one.kind == kind}
-        rows.append([kind, *(f"{of[size].ms:.3g} ms ({of[size].ratio:.2g})" for size in sizes)])
-    return table(["", *(f"{size} ranks" for size in sizes)], rows, left=1)
-
-
-def draw(summaries: Sequence[Summary], plt: Any) -> Any:
-    figure, axes = plt.subplots(figsize=(7, 4))
-    sizes = sorted({one.size for one in summaries})
-    for kind in KINDS:
-        axes.plot(sizes, [one.ms for one in summaries if one.kind == kind], marker="o", label=kind)
-    axes.set(xlabel="ranks", ylabel="ms", yscale="log", xticks=sizes, title="A warm gang, beside a job for each call")
-    axes.legend(fontsize="small")
-    return figure
-
-
-def main(argv: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="bench gang", description=__doc__)
-    parser.add_argument("-n", "--processes", type=int, nargs="+", default=[2, 4, 8], metavar="N")
-    parser.add_argument("--rounds", type=int, default=ROUNDS, metavar="R", help=f"(default: {ROUNDS})")
-    parser.add_argument("--out", type=Path, default=ROOT / "bench-results", metavar="DIR")
-    options = parser.parse_args(argv)
-    machine = this_machine()
-    print(machine, flush=True)
-    Gang(1, platform="cpu").close()  # jax is imported once
-    samples = [
-        sample for turn in range(1, options.rounds + 1) for size in options.processes for sample in measure(size, turn)
+def render(samples: Sequence[Sample]) -> str:
+    """The medians; in brackets as a part of a whole job."""
+    groups = grouped(samples, lambda one: (one.size, one.kind))
+    middle = {key: statistics.median(one.ms for one in group) for key, group in groups.items()}
+    sizes = sorted({one.size for one in samples})
+    rows = [
+        [kind, *(f"{middle[size, kind]:.3g} ms ({middle[size, kind] / middle[size, 'job']:.2g})" for size in sizes)]
+        for kind in KINDS
     ]
-    summaries = summarize(samples)
-    print(f"\n{render(summaries)}\n(in brackets: as a part of a whole job)\n")
-    print(*keep(options.out, "gang", machine, summaries, samples, partial(draw, summaries)), sep="\n")
-    return 0
+    return table(["", *(f"{size} ranks" for size in sizes)], rows, left=1) + "\n(in brackets: as a part of a whole job)"
+
+
+def run(options: argparse.Namespace) -> Outcome:
+    Gang(1, platform="cpu").close()  # jax is imported once
+    turns = range(1, options.rounds + 1)
+    samples = [sample for turn in turns for size in options.processes for sample in measure(size, turn)]
+    return Outcome(render(samples), samples)
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    bench = Bench("gang", __doc__, rounds=5)
+    bench.add_option("-n", "--processes", type=int, nargs="+", default=[2, 4, 8], metavar="N")
+    sys.exit(bench.main(run))

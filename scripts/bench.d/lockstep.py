@@ -3,38 +3,50 @@
 The modes take turns, a job each; in a job the kinds of calls take turns in short blocks, all ranks at once. A job
 gives the least and the median of its blocks, and what a mode adds is taken within its round. "adds" is the best
 that is known of it: for a local jit and for a global one without a collective it comes from their ratio to calls
-beside them that have no hook, and else from the least. Each round has a second job that is off: what is no larger
-than the difference of these two, or than half the span of the rounds, is "noise"; fewer than three rounds are no
-result. Only a job that fails, or that does not record what its mode says, makes the exit status 1, never a price.
+beside them that have no hook, and else from the least; "min..max" over the rounds says how much of it is noise. Only a
+job that fails, or that does not record what its mode says, makes the exit status 1, never a price.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import math
 import os
-import signal
 import statistics
 import struct
 import sys
-import time
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from _contenders import JAXRUN, ROOT
-from _jobs import Job, started
-from _price import AGAIN, MODES, Sample, summarize
-from _price_report import draw, number, render
-from _report import keep, this_machine
+from _bench import Bench, Outcome, grouped, numbers, progress, table
+from _contenders import JAXRUN
+from _jobs import started
 
-from jaxrun.protocol import flight_file
+from jaxrun.protocol.flight_file import (
+    EVERY_CALL,
+    HEADER_WORDS,
+    LEVEL_WORD,
+    LOCKSTEP_OFF,
+    LOCKSTEP_RECORD,
+    LOCKSTEP_STRICT,
+    RECORD_COUNT_WORD,
+    STRICT_WORD,
+    flight_file_name,
+)
 
 PROGRAM = Path(__file__).parent / "_programs" / "calls.py"
-TIME_LIMIT = 60.0
+TIME_LIMIT_S = 60.0
+MODES = (LOCKSTEP_OFF, LOCKSTEP_RECORD, LOCKSTEP_STRICT)
+EACH_CALL = {  # in microseconds
+    "local": "local jit, 8x8",
+    "global": "global jit, no collective",
+    "psum": "psum",
+    "state": "step of 100 arrays",
+}
+ONCE = {"first": "first call, 100 arguments", "start": "start-up"}  # in milliseconds
 
 
 @dataclass(frozen=True)
@@ -47,20 +59,38 @@ class Effort:
 
 
 FULL, QUICK = Effort(100, 1.5, 5), Effort(20, 0.5, 2)
-ROUNDS, QUICK_ROUNDS = 4, 2
-TIME_FOR_ROUNDS = 150.0  # seconds; where nobody said how many, a round that would end later is left out
 
 
-def measure(mode: str, size: int, turn: int, effort: Effort, environ: Mapping[str, str]) -> Sample:
+@dataclass(frozen=True)
+class Sample:
+    """One job: by kind of call, the least and the median of what a call took in seconds, over the blocks of all ranks.
+
+    `ratio` is the median of calls against the calls of `pace` beside them, whose own median that is; only for kinds
+    that have a pace. `wrong` is empty if the job ended well and its ranks recorded what the mode says.
+    """
+
+    mode: str
+    size: int
+    round: int
+    least: Mapping[str, float] = field(default_factory=dict)
+    median: Mapping[str, float] = field(default_factory=dict)
+    ratio: Mapping[str, float] = field(default_factory=dict)
+    pace: Mapping[str, float] = field(default_factory=dict)
+    wrong: str = ""
+
+
+def measure(mode: str, size: int, turn: int, effort: Effort) -> Sample:
     """One job; `turn` is the number of its round."""
-    lockstep = flight_file.LOCKSTEP_OFF if mode == AGAIN else mode
     arguments = map(str, (effort.blocks, effort.seconds, effort.programs))
-    command = [str(JAXRUN.executable), "-n", str(size), "--lockstep", lockstep, str(PROGRAM), *arguments]
-    with started(command, environ, {}) as job:
-        if job.wait(TIME_LIMIT) is None:
-            return Sample(mode, size, turn, wrong=f"still running after {TIME_LIMIT:g} s")
+    command = [str(JAXRUN.executable), "-n", str(size), "--lockstep", mode, str(PROGRAM), *arguments]
+    with started(command, os.environ, {}) as job:
+        if job.wait(TIME_LIMIT_S) is None:
+            return Sample(mode, size, turn, wrong=f"still running after {TIME_LIMIT_S:g} s")
         told = [json.loads(path.read_text()) for path in sorted(job.directory.glob("calls-*.json"))]
-        wrong = _wrong(job, size, told) or _misrecorded(job.directory, lockstep, told)
+        if job.status() or len(told) != size:
+            wrong = f"status {job.status()}, {len(told)} of {size} ranks have measured: {job.last_words()}"
+        else:
+            wrong = misrecorded(job.directory, mode, told)
     if wrong:
         return Sample(mode, size, turn, wrong=wrong)
     slices = {kind: [slice for one in told for slice in one["slices"][kind]] for kind in told[0]["slices"]}
@@ -77,91 +107,86 @@ def measure(mode: str, size: int, turn: int, effort: Effort, environ: Mapping[st
     )
 
 
-def _wrong(job: Job, size: int, told: Sequence[Any]) -> str:
-    if job.status() == 0 and len(told) == size:
-        return ""
-    tail = " | ".join(job.output().strip().splitlines()[-3:])
-    return f"status {job.status()}, {len(told)} of {size} ranks have measured: {tail}"
-
-
-def _misrecorded(directory: Path, lockstep: str, told: Sequence[Any]) -> str:
-    """Says in what the flight recorders of a job that has run in `directory` are not those of its mode."""
+def misrecorded(directory: Path, mode: str, told: Sequence[Any]) -> str:
+    """In what the flight recorders of a job that has run in `directory` are not those of its mode; "" if in nothing."""
     for rank, one in enumerate(told):
-        file = directory / "jaxrun-runs" / "latest" / flight_file.flight_file_name(rank)
-        if file.exists() is (lockstep == flight_file.LOCKSTEP_OFF):
+        file = directory / "jaxrun-runs" / "latest" / flight_file_name(rank)
+        if file.exists() is (mode == LOCKSTEP_OFF):
             return f"rank {rank} has {'a' if file.exists() else 'no'} flight recorder"
-        if lockstep != flight_file.LOCKSTEP_OFF:
-            header = struct.unpack_from(f"={flight_file.HEADER_WORDS}Q", file.read_bytes())
-            expected = (flight_file.EVERY_CALL, int(lockstep == flight_file.LOCKSTEP_STRICT))
-            if (header[flight_file.LEVEL_WORD], header[flight_file.STRICT_WORD]) != expected or header[
-                flight_file.RECORD_COUNT_WORD
-            ] < one["made"]:
+        if mode != LOCKSTEP_OFF:
+            header = struct.unpack_from(f"={HEADER_WORDS}Q", file.read_bytes())
+            expected = (EVERY_CALL, int(mode == LOCKSTEP_STRICT))
+            if (header[LEVEL_WORD], header[STRICT_WORD]) != expected or header[RECORD_COUNT_WORD] < one["made"]:
                 return (
-                    f"rank {rank} recorded {header[flight_file.RECORD_COUNT_WORD]} of {one['made']} calls, at level "
-                    f"{header[flight_file.LEVEL_WORD]} of {flight_file.EVERY_CALL}, strict: {header[flight_file.STRICT_WORD]}"
+                    f"rank {rank} recorded {header[RECORD_COUNT_WORD]} of {one['made']} calls, at level "
+                    f"{header[LEVEL_WORD]} of {EVERY_CALL}, strict: {header[STRICT_WORD]}"
                 )
     return ""
 
 
-def run(
-    sizes: Sequence[int], modes: Sequence[str], rounds: int, limit: float, effort: Effort, environ: Mapping[str, str]
-) -> list[Sample]:
-    """All jobs; no round is begun that would end more than `limit` seconds after the first began."""
-    measure(flight_file.LOCKSTEP_OFF, sizes[0], 0, effort, environ)  # brings programs and libraries into memory
+def render(samples: Sequence[Sample]) -> str:
+    """Two tables: what each call takes, in microseconds, and what is paid once, in milliseconds."""
+    good = grouped((one for one in samples if not one.wrong), lambda one: (one.size, one.mode))
+    tables = []
+    for title, kinds, unit in (("each call, us", EACH_CALL, 1e6), ("once, ms", ONCE, 1e3)):
+        rows = [
+            (name, str(size), mode, *_cells(kind, good[size, mode], good.get((size, LOCKSTEP_OFF), []), unit))
+            for kind, name in kinds.items()
+            for size in dict.fromkeys(size for size, _ in good)
+            for mode in MODES
+            if (size, mode) in good
+        ]
+        tables.append(table((title, "ranks", "mode", "least", "median", "ratio", "adds", "min..max"), rows, left=1))
+    return "\n\n".join(tables)
+
+
+def _cells(kind: str, group: Sequence[Sample], off: Sequence[Sample], unit: float) -> tuple[str, ...]:
+    """Of one kind of call in one mode and size: what it takes, and what the mode adds to it within the rounds."""
+    mode, bases = group[0].mode, {one.round: one for one in off}
+    takes = [statistics.median(getattr(one, name)[kind] for one in group) * unit for name in ("least", "median")]
+    pairs = [(one, bases[one.round]) for one in group if one.round in bases]
+    if mode == LOCKSTEP_OFF or not pairs:
+        return (*map(_digits, takes), "", "", "")
+    best = _best_measure(kind, mode, off)
+    adds = [(best(one) - best(base)) * unit for one, base in pairs]
+    ratio = statistics.median(one.median[kind] / base.median[kind] for one, base in pairs)
+    middle, least, most = (_digits(of(adds), "+") for of in (statistics.median, min, max))
+    return (*map(_digits, takes), f"{ratio:.2f}", middle, f"{least}..{most}")
+
+
+def _best_measure(kind: str, mode: str, off: Sequence[Sample]) -> Callable[[Sample], float]:
+    """Seconds for a call: by its ratio to the pace, at the usual pace of the jobs `off`; the least where it waits."""
+    waits = mode == LOCKSTEP_STRICT and kind != "local"
+    if waits or any(kind not in one.pace for one in off):
+        return lambda one: one.least[kind]
+    pace = statistics.median(one.pace[kind] for one in off)
+    return lambda one: one.ratio[kind] * pace
+
+
+def _digits(value: float, sign: str = "") -> str:
+    """Three of them or so."""
+    return f"{value:{sign}.{2 if abs(value) < 10 else 1 if abs(value) < 100 else 0}f}"
+
+
+def run(options: argparse.Namespace) -> Outcome:
+    effort = QUICK if options.quick else FULL
+    modes = [mode for mode in MODES if options.only in (None, mode) or mode == LOCKSTEP_OFF]
+    measure(LOCKSTEP_OFF, options.processes[0], 0, effort)  # brings programs and libraries into memory
     samples: list[Sample] = []
-    began = time.monotonic()
-    for turn in range(1, rounds + 1):
-        if turn > 1 and (time.monotonic() - began) * turn / (turn - 1) > limit:
-            print(f"no time for round {turn}: the machine is slow or busy; --rounds {rounds} takes it", file=sys.stderr)
-            break
-        for size in sizes:
+    for turn in range(1, options.rounds + 1):
+        for size in options.processes:
             for mode in modes if turn % 2 else reversed(modes):
-                sample = measure(mode, size, turn, effort, environ)
+                sample = measure(mode, size, turn, effort)
                 samples.append(sample)
-                numbers = ", ".join(f"{kind} {number(kind, seconds)}" for kind, seconds in sample.least.items())
-                print(f"{size} x {mode}, round {turn}: {sample.wrong or numbers}", file=sys.stderr, flush=True)
-    return samples
-
-
-def main(argv: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="bench lockstep", description=__doc__)
-    parser.add_argument("-n", "--processes", type=_sizes, default=[2, 4], metavar="N,N")
-    parser.add_argument(
-        "--rounds",
-        type=int,
-        metavar="R",
-        help=f"of all modes (default: {ROUNDS}, or as many as {TIME_FOR_ROUNDS:g} s allow)",
-    )
-    parser.add_argument("--only", choices=(flight_file.LOCKSTEP_RECORD, flight_file.LOCKSTEP_STRICT), help="beside off")
-    parser.add_argument(
-        "--quick", action="store_true", help=f"{QUICK_ROUNDS} rounds of short jobs: a look, not a result"
-    )
-    parser.add_argument("--out", type=Path, default=ROOT / "bench-results", metavar="DIR")
-    options = parser.parse_args(argv)
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
-    rounds, effort = (QUICK_ROUNDS, QUICK) if options.quick else (ROUNDS, FULL)
-    modes = [mode for mode in MODES if options.only in (None, mode) or mode in (flight_file.LOCKSTEP_OFF, AGAIN)]
-    machine = this_machine()
-    print(machine, flush=True)
-    limit = math.inf if options.rounds else TIME_FOR_ROUNDS
-    samples = run(options.processes, modes, options.rounds or rounds, limit, effort, dict(os.environ))
-    summaries = summarize(samples)
-    print(f"\n{render(summaries)}")
+                least = ", ".join(f"{kind} {_digits(1e6 * seconds)} us" for kind, seconds in sample.least.items())
+                progress(f"{size} x {mode}, round {turn}: {sample.wrong or least}")
     wrong = dict.fromkeys(f"{one.size} x {one.mode}: {one.wrong}" for one in samples if one.wrong)
-    written = keep(options.out, "lockstep", machine, summaries, samples, partial(draw, summaries))
-    print(*wrong, "", *written, sep="\n")
-    return 1 if wrong else 0
-
-
-def _sizes(text: str) -> list[int]:
-    sizes = [int(part) for part in text.split(",")]
-    if min(sizes) < 2:
-        raise ValueError
-    return sizes
+    return Outcome(render(samples), samples, list(wrong))
 
 
 if __name__ == "__main__":
-    try:
-        sys.exit(main())
-    except KeyboardInterrupt:
-        sys.exit(130)
+    bench = Bench("lockstep", __doc__, rounds=4)
+    bench.add_option("-n", "--processes", type=partial(numbers, least=2), default=[2, 4], metavar="N,N")
+    bench.add_option("--only", choices=(LOCKSTEP_RECORD, LOCKSTEP_STRICT), help="beside off")
+    bench.add_option("--quick", action="store_true", help="short jobs: a look, not a result")
+    sys.exit(bench.main(run))

@@ -18,13 +18,15 @@ import tempfile
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
+
+from _bench import Bench, Outcome, grouped, table
 
 from jaxrun.output.drain import Pipe, drain_ready
 from jaxrun.output.output import Output
 
 PIPE_SIZE = 2**20
-
 LINE = b"step 123 loss 0.123456 ".ljust(99, b"x") + b"\n"
 # The writers wait for a byte on stdin, so that starting them is not measured.
 WRITER = """
@@ -53,8 +55,12 @@ class Load:
 
 @dataclass(frozen=True)
 class Sample:
-    """Seconds of wall and of processor time from the first byte until all was delivered."""
+    """Seconds of wall and of processor time from the first byte until all was delivered; `size` in bytes."""
 
+    load: str
+    contender: str
+    size: int
+    round: int
     wall: float
     cpu: float
 
@@ -96,9 +102,18 @@ def pump(pipes: list[int], output: Output) -> None:
     selector.close()
 
 
-def measure(load: Load, writers: int, read: Reader, *, shared: bool, directory: Path) -> Sample:
+CAT = "cat > file"
+READERS: dict[str, Reader] = {
+    CAT: through_cat,
+    "jaxrun > file": partial(through_output, piped=False, logs=False),
+    "jaxrun > file, logs": partial(through_output, piped=False, logs=True),
+    "jaxrun | reader, logs": partial(through_output, piped=True, logs=True),
+}
+
+
+def measure(load: Load, writers: int, name: str, turn: int, directory: Path) -> Sample:
     """Starts the writers, lets them go, and reads until all have ended."""
-    pairs = [os.pipe() for _ in range(1 if shared else writers)]
+    pairs = [os.pipe() for _ in range(1 if name == CAT else writers)]
     for pair in pairs:
         fcntl.fcntl(pair[0], fcntl.F_SETPIPE_SZ, PIPE_SIZE)
     go_read, go_write = os.pipe()
@@ -114,15 +129,15 @@ def measure(load: Load, writers: int, read: Reader, *, shared: bool, directory: 
     for _, end in pairs:
         os.close(end)
     time.sleep(0.3)
-    cpu, wall = _cpu(shared), time.perf_counter()
+    cpu, wall = _cpu(name == CAT), time.perf_counter()
     os.write(go_write, b"g" * writers)
-    read([pair[0] for pair in pairs], directory)
-    wall, cpu = time.perf_counter() - wall, _cpu(shared) - cpu
+    READERS[name]([pair[0] for pair in pairs], directory)
+    wall, cpu = time.perf_counter() - wall, _cpu(name == CAT) - cpu
     for process in processes:
         process.wait()
     for fd in (go_read, go_write, *(pair[0] for pair in pairs)):
         os.close(fd)
-    return Sample(wall, cpu)
+    return Sample(load.name, name, writers * load.lines * len(LINE), turn, wall, cpu)
 
 
 def _cpu(of_children: bool) -> float:
@@ -131,53 +146,45 @@ def _cpu(of_children: bool) -> float:
     return usage.ru_utime + usage.ru_stime
 
 
-def readers() -> dict[str, tuple[Reader, bool]]:
-    """Name → (reader, whether the writers share one pipe); `cat` is what the others are compared with."""
-    return {
-        "cat > file": (through_cat, True),
-        "jaxrun > file": (lambda p, d: through_output(p, d, piped=False, logs=False), False),
-        "jaxrun > file, logs": (lambda p, d: through_output(p, d, piped=False, logs=True), False),
-        "jaxrun | reader, logs": (lambda p, d: through_output(p, d, piped=True, logs=True), False),
-    }
-
-
-def report(load: Load, writers: int, samples: dict[str, list[Sample]]) -> None:
-    size, lines = writers * load.lines * len(LINE), writers * load.lines
-    print(f"\n{load.name}: {writers} writers, {size / 1e6:.0f} MB in lines of {len(LINE)} bytes")
-    print(f"{'':24}{'MB/s':>8}{'lines/s':>12}{'ratio':>8}{'CPU':>7}{'CPU s/GB':>10}")
-    base = statistics.median(sample.wall for sample in samples["cat > file"])
-    for name, of_reader in samples.items():
-        wall = statistics.median(sample.wall for sample in of_reader)
-        cpu = statistics.median(sample.cpu for sample in of_reader)
-        print(
-            f"{name:24}{size / wall / 1e6:8.0f}{lines / wall:12,.0f}{base / wall:8.2f}"
-            f"{cpu / wall:7.0%}{cpu / size * 1e9:10.2f}",
-            flush=True,
+def render(samples: Sequence[Sample]) -> str:
+    base = {one.load: one for one in _middle(samples) if one.contender == CAT}
+    rows = [
+        (
+            *(one.load, one.contender, f"{one.size / one.wall / 1e6:.0f}", f"{one.size / len(LINE) / one.wall:,.0f}"),
+            *(f"{base[one.load].wall / one.wall:.2f}", f"{one.cpu / one.wall:.0%}", f"{one.cpu / one.size * 1e9:.2f}"),
         )
+        for one in _middle(samples)
+    ]
+    return table(("load", "through", "MB/s", "lines/s", "ratio", "CPU", "CPU s/GB"), rows, left=2)
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="bench logs", description=__doc__)
-    parser.add_argument("--writers", type=int, default=8, metavar="N")
-    parser.add_argument("--repeat", type=int, default=5, metavar="N", help="runs of each (default: 5)")
-    parser.add_argument("--megabytes", type=int, default=64, metavar="N", help="per writer in the burst")
-    parser.add_argument("--dir", type=Path, metavar="DIR", help="for the files (default: the temporary one)")
-    options = parser.parse_args(argv)
-    burst = 2**16 // len(LINE)
+def _middle(samples: Sequence[Sample]) -> list[Sample]:
+    """The medians of each load and reader."""
+    return [
+        Sample(*key, 0, statistics.median(one.wall for one in of), statistics.median(one.cpu for one in of))
+        for key, of in grouped(samples, lambda one: (one.load, one.contender, one.size)).items()
+    ]
+
+
+def run(options: argparse.Namespace) -> Outcome:
+    lines = options.megabytes * 2**20 // len(LINE)
     loads = (
-        Load("burst", options.megabytes * 2**20 // len(LINE), burst),
-        Load("line by line", options.megabytes * 2**20 // len(LINE) // 8, 1),
+        Load("burst", lines, 2**16 // len(LINE)),
+        Load("line by line", lines // 8, 1),
         Load("10,000 lines/s", 3 * 10_000 // options.writers, 1, options.writers / 10_000),
     )
+    samples = []
     for load in loads:
-        samples: dict[str, list[Sample]] = {name: [] for name in readers()}
-        for _ in range(options.repeat):
-            for name, (read, shared) in readers().items():
+        for turn in range(1, options.rounds + 1):
+            for name in READERS:
                 with tempfile.TemporaryDirectory(dir=options.dir) as directory:
-                    samples[name].append(measure(load, options.writers, read, shared=shared, directory=Path(directory)))
-        report(load, options.writers, samples)
-    return 0
+                    samples.append(measure(load, options.writers, name, turn, Path(directory)))
+    return Outcome(render(samples), samples)
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    bench = Bench("logs", __doc__, rounds=5)
+    bench.add_option("--writers", type=int, default=8, metavar="N")
+    bench.add_option("--megabytes", type=int, default=64, metavar="N", help="per writer in the burst")
+    bench.add_option("--dir", type=Path, metavar="DIR", help="for the files (default: the temporary one)")
+    sys.exit(bench.main(run))

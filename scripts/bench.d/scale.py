@@ -21,25 +21,22 @@ import statistics
 import sys
 import tempfile
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from functools import partial
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
 import _crowd
-import _plots
-from _contenders import ROOT
-from _report import keep, table, this_machine
+from _bench import Bench, Outcome, grouped, progress, table
 
 from jaxrun.head.head import SETTLE_S
-from jaxrun.supervisor import run
+from jaxrun.supervisor.run import run as supervise
 
 SIZES = (64, 128, 256, 512, 1024, 2048, 4096)
 STATUS = 1  # the culprit's
 FILES_BESIDES = 64
 FIT_FROM = 256  # agents: below, what does not grow hides what does
 LINEAR = 1.15  # an exponent up to this counts as linear: so much the same measure varies between two runs
-LIMIT = 120.0
+LIMIT_S = 120.0
 MEASURES = {
     "handshake": "all connected and proved themselves",
     "orders": "… and were given their orders",
@@ -92,7 +89,7 @@ def measure(size: int, profile: Path | None = None) -> Sample:
         head = multiprocessing.get_context("spawn").Process(target=_head, args=(size, directory, profile))
         head.start()
         try:
-            head.join(LIMIT)
+            head.join(LIMIT_S)
             if head.exitcode != STATUS:
                 wrong = "did not end" if head.exitcode is None else f"ended with {head.exitcode}"
                 raise RuntimeError(f"the head of {size} agents {wrong}:\n{(directory / 'output').read_text()}")
@@ -109,9 +106,9 @@ def _head(size: int, directory: Path, profile: Path | None) -> None:
     os.dup2(output, 2)
     plan = _crowd.plan(size, size // 2, directory)
     if profile is None:
-        sys.exit(run.run(plan, os.environ))
+        sys.exit(supervise(plan, os.environ))
     profiler = cProfile.Profile()
-    status = profiler.runcall(run.run, plan, os.environ)
+    status = profiler.runcall(supervise, plan, os.environ)
     profiler.dump_stats(profile)
     sys.exit(status)
 
@@ -139,11 +136,9 @@ def _sample(seen: Mapping[str, Any]) -> Sample:
 
 def summarize(samples: Sequence[Sample], by: Callable[[Iterable[float]], float]) -> list[Sample]:
     """One for each size."""
-    names = [name for name in Sample.__dataclass_fields__ if name != "size"]
-    groups = [[one for one in samples if one.size == size] for size in sorted({one.size for one in samples})]
-    return [
-        Sample(group[0].size, **{name: by(getattr(one, name) for one in group) for name in names}) for group in groups
-    ]
+    names = [one.name for one in fields(Sample) if one.name != "size"]
+    groups = sorted(grouped(samples, lambda one: one.size).items())
+    return [Sample(size, **{name: by(getattr(one, name) for one in group) for name in names}) for size, group in groups]
 
 
 def growths(least: Sequence[Sample]) -> list[Growth]:
@@ -159,7 +154,7 @@ def growths(least: Sequence[Sample]) -> list[Growth]:
     return found
 
 
-def render(summaries: Sequence[Sample]) -> str:
+def render(summaries: Sequence[Sample], growth: Sequence[Growth]) -> str:
     header = (
         *("agents", "handshake ms", "orders ms", "join ms", "go ms", "failure→told ms", "→dismissed ms"),
         *("CPU go ms", "CPU end ms", "memory MiB", "KiB/agent", "files/agent", "sent B/agent", "received"),
@@ -169,65 +164,46 @@ def render(summaries: Sequence[Sample]) -> str:
         (
             str(one.size),
             *(f"{getattr(one, name) * 1000:.0f}" for name in times),
-            f"{one.memory / 2**20:.1f}",
-            f"{one.grown / one.size / 2**10:.1f}",
+            *(f"{one.memory / 2**20:.1f}", f"{one.grown / one.size / 2**10:.1f}"),
             *(f"{one.files:.2f}", f"{one.sent:.0f}", f"{one.received:.0f}"),
         )
         for one in summaries
     ]
-    return table(header, rows, left=0)
+    text = table(header, rows, left=0)
+    grown = [(one.measure, MEASURES[one.measure], f"N^{one.exponent:.2f}") for one in growth]
+    return text + (
+        f"\n\nfrom {FIT_FROM} agents on:\n{table(('measure', '', 'grows as'), grown, left=2)}" if grown else ""
+    )
 
 
-def render_growth(found: Sequence[Growth]) -> str:
-    rows = [
-        (one.measure, MEASURES[one.measure], f"N^{one.exponent:.2f}", "yes" if one.exponent <= LINEAR else "no")
-        for one in found
-    ]
-    return table(("measure", "", "grows as", "linear"), rows, left=2)
-
-
-def possible(sizes: Sequence[int], limit: int) -> tuple[list[int], list[str]]:
-    """The sizes that `limit` open files allow, and a line for each that they do not; the head raises what it may."""
+def possible(sizes: Sequence[int]) -> list[int]:
+    """The sizes that the limit of open files allows; the head raises what it may."""
+    limit = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     fit = [size for size in sizes if limit == resource.RLIM_INFINITY or size + FILES_BESIDES <= limit]
-    missing = [
-        f"not measured: {size} agents, for a process may open {limit} files here (ulimit -Hn)"
-        for size in sizes
-        if size not in fit
-    ]
-    return fit, missing
+    for size in sizes:
+        if size not in fit:
+            print(f"not measured: {size} agents, for a process may open {limit} files here (ulimit -Hn)", flush=True)
+    return fit
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="bench scale", description=__doc__)
-    parser.add_argument("--repeat", type=int, default=3, metavar="N", help="runs of each size (default: 3)")
-    parser.add_argument("--sizes", type=int, nargs="+", default=SIZES, metavar="N", help="numbers of agents")
-    parser.add_argument("--profile", type=Path, metavar="FILE", help="only run the largest, under cProfile, into FILE")
-    parser.add_argument("--out", type=Path, default=ROOT / "bench-results", metavar="DIR")
-    options = parser.parse_args(argv)
-    machine = this_machine()
-    sizes, missing = possible(options.sizes, resource.getrlimit(resource.RLIMIT_NOFILE)[1])
-    print("\n".join([str(machine), *missing]), flush=True)
+def run(options: argparse.Namespace) -> Outcome:
+    sizes = possible(options.sizes)
     if options.profile is not None:
         measure(max(sizes), options.profile.absolute())
         pstats.Stats(str(options.profile)).sort_stats("tottime").print_stats(25)
-        return 0
+        return Outcome("", [])
     samples = []
-    for size in [*sizes] * options.repeat:
+    for size in sizes * options.rounds:
         one = measure(size)
         samples.append(one)
-        print(f"{size} agents: go {one.go * 1000:.0f} ms, told {one.told * 1000:.0f} ms", file=sys.stderr, flush=True)
-    summaries = summarize(samples, statistics.median)
-    found = growths(summarize(samples, min))
-    print(f"\n{render(summaries)}")
-    if found:
-        print(f"\nfrom {FIT_FROM} agents on:\n{render_growth(found)}")
-    drawn = partial(_plots.scale, summaries)
-    print("", *keep(options.out, "scale", machine, [*summaries, *found], samples, drawn), sep="\n")
-    return 1 if any(one.exponent > LINEAR for one in found) else 0
+        progress(f"{size} agents: go {one.go * 1000:.0f} ms, told {one.told * 1000:.0f} ms")
+    summaries, growth = summarize(samples, statistics.median), growths(summarize(samples, min))
+    wrong = [f"{one.measure} does not grow linearly" for one in growth if one.exponent > LINEAR]
+    return Outcome(render(summaries, growth), samples, wrong)
 
 
 if __name__ == "__main__":
-    try:
-        sys.exit(main())
-    except KeyboardInterrupt:
-        sys.exit(130)
+    bench = Bench("scale", __doc__, rounds=3)
+    bench.add_option("--sizes", type=int, nargs="+", default=SIZES, metavar="N", help="numbers of agents")
+    bench.add_option("--profile", type=Path, metavar="FILE", help="only run the largest, under cProfile, into FILE")
+    sys.exit(bench.main(run))

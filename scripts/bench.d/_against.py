@@ -1,0 +1,94 @@
+"""`--against DIR`: the same benchmark of another checkout, in turn with this one, round by round.
+
+Each checkout runs its own scripts/bench.d with its own .venv, one round at a time, so that a benchmark may be compared
+across a change of what it imports; and the two take turns in going first. What both have measured under one name is
+compared: a ratio is taken within its round, and the table has the median of the ratios, and the least and the most.
+A ratio above 1 means that this checkout takes longer (for rates: that it is faster).
+"""
+
+from __future__ import annotations
+
+import json
+import statistics
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+# Fields of a sample that name what was measured; all other numbers are measurements, but for these.
+NAMES = ("contender", "suite", "workload", "load", "kind", "fault", "mode", "size", "writers")
+NO_MEASUREMENTS = ("round", "status", "blamed", "wrong", "items")
+
+Measured = Mapping[str, float]  # name → the median over the samples of one round
+
+
+def compare(name: str, here: Path, other: Path, rounds: int, arguments: Sequence[str]) -> str:
+    """Run the benchmark `name` of both checkouts so many times; the table."""
+    found: list[tuple[Measured, Measured]] = []
+    for number in range(1, rounds + 1):
+        order = (here, other) if number % 2 else (other, here)
+        measured = {checkout: run_round(name, checkout, arguments) for checkout in order}
+        found.append((measured[here], measured[other]))
+        print(f"round {number} of {rounds} is done", file=sys.stderr, flush=True)
+    return render(found)
+
+
+def run_round(name: str, checkout: Path, arguments: Sequence[str]) -> Measured:
+    """One round of the benchmark of one checkout. SystemExit where that does not work."""
+    script = checkout / "scripts" / "bench.d" / f"{name}.py"
+    one_round = "--rounds" if '"--rounds"' in script.read_text() + _shared_text(checkout) else "--repeat"
+    with tempfile.TemporaryDirectory(prefix="bench-") as out:
+        command = [str(checkout / ".venv/bin/python"), str(script), one_round, "1", "--out", out, *arguments]
+        done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+        result = Path(out, f"{name}.json")
+        if not result.exists():
+            raise SystemExit(f"{' '.join(command)} ended with {done.returncode}:\n{done.stdout}")
+        return read(json.loads(result.read_text())["samples"])
+
+
+def _shared_text(checkout: Path) -> str:
+    shared = checkout / "scripts" / "bench.d" / "_bench.py"
+    return shared.read_text() if shared.exists() else ""
+
+
+def read(samples: Sequence[Mapping[str, Any]]) -> Measured:
+    """All measurements of the good samples, by name."""
+    values: dict[str, list[float]] = {}
+    for sample in samples:
+        if sample.get("wrong"):
+            continue
+        of = " ".join(_text(sample[field]) for field in NAMES if field in sample)
+        for measure, value in _numbers(sample):
+            values.setdefault(f"{of} {measure}".strip(), []).append(value)
+    return {name: statistics.median(of) for name, of in values.items()}
+
+
+def _text(value: Any) -> str:
+    return " ".join(map(str, value.values())) if isinstance(value, Mapping) else str(value)
+
+
+def _numbers(sample: Mapping[str, Any]) -> Iterator[tuple[str, float]]:
+    for field, value in sample.items():
+        if field in NAMES or field in NO_MEASUREMENTS:
+            continue
+        if isinstance(value, Mapping):
+            yield from ((f"{field} {inner}", number) for inner, number in _numbers(value))
+        elif isinstance(value, int | float):
+            yield field, float(value)
+
+
+def render(rounds: Sequence[tuple[Measured, Measured]]) -> str:
+    """A line for each name that both have in some round, and whose value there is not 0."""
+    from _bench import table  # which imports this module
+
+    lines = []
+    for name in dict.fromkeys(name for ours, _ in rounds for name in ours):
+        pairs = [(ours[name], theirs[name]) for ours, theirs in rounds if ours.get(name) and theirs.get(name)]
+        if pairs:
+            ratios = [one / other for one, other in pairs]
+            middles = (f"{statistics.median(values):.4g}" for values in zip(*pairs, strict=True))
+            spread = f"{min(ratios):.2f}-{max(ratios):.2f}"
+            lines.append((name, *middles, f"{statistics.median(ratios):.2f}", spread, str(len(pairs))))
+    return table(("measured", "here", "there", "ratio", "min-max", "rounds"), lines, left=1)
