@@ -119,9 +119,9 @@ class Simulation:
             "host": self.hosts.get(rank, "h9"),
             "pid": 1000 + rank,
             "time": self.now,
-            "started": 0.0,
+            "started_at": 0.0,
             "versions": {"python": "3.11.7", "jax": "0.10.2"},
-            "program": "0123456789abcdef",
+            "program_hash": "0123456789abcdef",
             "environment": {},
         }
         return Hello(rank=rank, **{**values, **changes})
@@ -135,7 +135,7 @@ class Simulation:
             "device_kinds": ("cpu",),
             "platform": "cpu",
             "nonce": JOB_ID,
-            "joined": self.now,
+            "joined_at": self.now,
             "time": self.now,
         }
         return DeviceReport(rank=rank, **{**values, **changes})

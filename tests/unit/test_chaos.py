@@ -89,7 +89,7 @@ def test_a_rank_that_is_killed_on_order_is_no_rank_that_was_stopped(simulate):
     assert job.texts == ["rank 1 is killed by SIGKILL (9), as --chaos asked", "rank 1 failed; stopping 2 others"]
     assert job.kills() == [(1031, (0, 2))]
     assert job.ending.reason == "failed"
-    assert [(end.stopped, [dealt.kind for dealt in end.dealt]) for end in job.ending.ends] == [
+    assert [(end.killed_by_launcher, [dealt.kind for dealt in end.injected_faults]) for end in job.ending.workers] == [
         (True, []),
         (False, ["kill"]),
         (True, []),
@@ -143,7 +143,7 @@ def test_a_fault_that_cannot_be_done_is_told_and_not_blamed(simulate):
     job = simulate(2, chaos="cut:1@1s").run().wait(1).tell(FaultNotInjected(1, "cut", "it is forbidden"))
     assert job.texts[-1] == "rank 1 could not be cut off from the network: it is forbidden; the job goes on"
     job.done(0, 1).exit(0, 1).exit(0, 0)
-    assert [end.dealt for end in job.ending.ends] == [(), ()]
+    assert [end.injected_faults for end in job.ending.workers] == [(), ()]
 
 
 @pytest.mark.parametrize("stage", ["meet", "run"])

@@ -15,7 +15,7 @@ FUTEX = {1: "futex_wait_queue", 2: "futex_wait_queue"}
 
 
 def _look(watch, now, dumps, cpu, waits=FUTEX, left_behind=False):
-    return watch.look(SnapshotReply("early", dumps, waits, cpu), now, left_behind=left_behind)
+    return watch.check(SnapshotReply("early", dumps, waits, cpu), now, left_behind=left_behind)
 
 
 def _looks(*looks, **more):

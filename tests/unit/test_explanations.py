@@ -435,7 +435,7 @@ def died(status: int | None, **more: object) -> WorkerOutcome:
 
 
 def raised(message: str, traceback: str = "", *, tail: str = "", error: str = "ValueError") -> WorkerOutcome:
-    return died(1, words=Failed(0, 0.0, "program", 1, error, message, traceback), tail=tail)
+    return died(1, failure=Failed(0, 0.0, "program", 1, error, message, traceback), stderr_tail=tail)
 
 
 @pytest.mark.parametrize(("key", "text"), [(key, text) for key, _, text in EXAMPLES])
@@ -490,22 +490,22 @@ def test_a_source_line_in_a_traceback_and_the_log_of_a_rank_that_raised_are_no_e
 
 
 def test_stderr_speaks_for_a_rank_without_an_exception() -> None:
-    assert "16 bytes came where 8" in lookup.explain_worker(died(-signal.SIGABRT, tail=MISMATCH)).means
+    assert "16 bytes came where 8" in lookup.explain_worker(died(-signal.SIGABRT, stderr_tail=MISMATCH)).means
     assert "16 bytes came where 8" in lookup.explain_worker(raised("", tail=MISMATCH, error="SystemExit")).means
 
 
 @pytest.mark.parametrize("status", [-signal.SIGKILL, -signal.SIGTERM])
 def test_of_a_rank_that_was_killed_from_outside_stderr_says_nothing(status: int) -> None:
-    assert lookup.explain_worker(died(status, tail=MISMATCH)).means == ""
+    assert lookup.explain_worker(died(status, stderr_tail=MISMATCH)).means == ""
 
 
 def test_of_a_rank_that_was_lost_stderr_says_nothing() -> None:
-    assert lookup.explain_worker(died(None, tail=MISMATCH, lost="its host is off")).means == ""
+    assert lookup.explain_worker(died(None, stderr_tail=MISMATCH, lost_reason="its host is off")).means == ""
 
 
 def test_a_thread_that_died_before_its_rank_is_evidence() -> None:
     thread = ThreadFailed(0, 0.0, "Loader", "OSError", "Traceback:\nOSError: [Errno 24] Too many open files\n")
-    assert "open files" in lookup.explain_worker(died(-signal.SIGSEGV, threads=(thread,))).means
+    assert "open files" in lookup.explain_worker(died(-signal.SIGSEGV, thread_failures=(thread,))).means
 
 
 def test_of_a_consequence_only_texts_that_name_a_cause_are_believed() -> None:

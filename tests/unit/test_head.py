@@ -28,7 +28,7 @@ def test_a_clean_run_ends_when_all_have_left_rank_0_last(simulate, size):
     assert job.ending is None
     job.exit(0, 0)
     assert job.ending.reason == "ok" and job.statuses == [0] * size
-    assert all(end.done and not end.stopped for end in job.ending.ends)
+    assert all(end.finished and not end.killed_by_launcher for end in job.ending.workers)
     assert not job.killed and not job.said
 
 
@@ -90,7 +90,7 @@ def test_the_program_is_refused_when_a_proof_shows(simulate, wrong, text):
     assert job.ranks_sent(Run) == []
     assert job.ending.reason == "refused" and job.ending.text.startswith(text)
     assert job.kills() == [(0, (0, 1))] and job.statuses == [-9, -9]
-    assert all(end.stopped for end in job.ending.ends)
+    assert all(end.killed_by_launcher for end in job.ending.workers)
 
 
 def test_a_cpu_fallback_is_refused(simulate):
@@ -278,7 +278,10 @@ def test_a_failure_before_the_hello_is_a_failure(simulate):
 def test_who_has_said_its_last_words_is_not_taken_for_stopped(simulate):
     job = simulate(2).run()
     job.tell(job.words(1)).wait(10)
-    assert [(end.rank, end.status, end.stopped) for end in job.ending.ends] == [(0, -9, True), (1, -9, False)]
+    assert [(end.rank, end.status, end.killed_by_launcher) for end in job.ending.workers] == [
+        (0, -9, True),
+        (1, -9, False),
+    ]
 
 
 def test_an_end_keeps_all_that_is_known_of_a_worker(simulate):
@@ -287,9 +290,9 @@ def test_an_end_keeps_all_that_is_known_of_a_worker(simulate):
     job.tell(
         thread, WorkerExited(1, -11, crash_dump="Fatal Python error", stderr_tail="last line", out_of_memory="it did")
     ).wait(1)
-    end = job.ending.ends[1]
+    end = job.ending.workers[1]
     assert (end.rank, end.host, end.time, end.status) == (1, "h2", 3.0, -11)
-    assert (end.threads, end.words, end.fatal, end.tail) == (
+    assert (end.thread_failures, end.failure, end.crash_dump, end.stderr_tail) == (
         (thread,),
         None,
         "Fatal Python error",

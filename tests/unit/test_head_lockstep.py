@@ -154,7 +154,9 @@ def test_a_rank_that_works_alone_waits_for_nobody(simulate):
 
 def test_the_price_is_told_at_the_end(strict):
     for rank, took in ((0, 0.3), (1, 0.5), (2, 0.1)):
-        strict.tell(RecorderSnapshot(rank, replace(Flight.from_json(flight("a", "a")), agreed=(2, took)).to_json()))
+        strict.tell(
+            RecorderSnapshot(rank, replace(Flight.from_json(flight("a", "a")), agreement_cost=(2, took)).to_json())
+        )
     strict.done(0, 1, 2).exit(0, 0, 1, 2)
     text = all_say(strict, strict.ending)
     assert "2 calls agreed on first, which took rank 1 0.50 s, 250.00 ms each, waiting for slower ranks" in text

@@ -49,7 +49,11 @@ def test_running_ranks_are_asked_then_killed_after_the_grace(simulate, signum):
     assert job.kills() == [(4000, (0, 2))]
     assert job.texts[1:] == ["ranks 0, 2 did not end within 4 s; sent SIGKILL"]
     assert job.ending.reason == "interrupted" and job.ending.signum == signum
-    assert [(end.status, end.stopped) for end in job.ending.ends] == [(-9, True), (-15, False), (-9, True)]
+    assert [(end.status, end.killed_by_launcher) for end in job.ending.workers] == [
+        (-9, True),
+        (-15, False),
+        (-9, True),
+    ]
 
 
 def test_a_second_signal_kills_at_once(simulate):
@@ -87,7 +91,7 @@ def test_a_failure_while_terminating_does_not_stop_the_others(simulate):
     job.tell(job.words(1)).exit(1, 1)
     job.wait(1).done(0).exit(0, 0)
     assert not job.kills() and job.ending.reason == "interrupted"
-    assert job.ending.ends[1].words is not None
+    assert job.ending.workers[1].failure is not None
 
 
 @pytest.mark.parametrize("signum", TERMINAL)
@@ -96,7 +100,7 @@ def test_a_signal_while_the_cause_is_looked_for_kills_at_once_and_keeps_the_fail
     job.tell(job.words(1)).wait(0.01).interrupt(signum).wait(1)
     assert job.kills() == [(10, (0, 1, 2))]
     assert job.ending.reason == "failed"
-    assert not job.ending.ends[1].stopped
+    assert not job.ending.workers[1].killed_by_launcher
 
 
 def test_a_signal_during_the_grace_of_exit_handlers_kills_them(simulate):
@@ -160,14 +164,14 @@ def test_the_time_limit_ends_the_job_with_everybodys_stacks(simulate):
     job = simulate(2, job=100.0).run()
     job.stacks = {0: IN_JAX, 1: IN_PYTHON}
     job.wait(101)
-    assert job.ending.reason == "timeout" and job.ending.dumps == {0: IN_JAX, 1: IN_PYTHON}
+    assert job.ending.reason == "timeout" and job.ending.stacks == {0: IN_JAX, 1: IN_PYTHON}
     assert job.kills() == [(100_100, (0, 1))]
 
 
 def test_the_time_limit_counts_the_start_up_too(simulate):
     job = simulate(2, job=1.0).spawn()
     job.tell(job.hello(1)).wait(2)
-    assert job.ending.reason == "timeout" and job.ending.dumps == {1: ""}
+    assert job.ending.reason == "timeout" and job.ending.stacks == {1: ""}
 
 
 def test_a_job_that_ends_while_its_stacks_are_taken_has_ended_well(simulate):
@@ -188,8 +192,8 @@ def test_others_that_wait_in_jax_for_a_rank_that_has_ended_are_stuck(simulate, l
     job = simulate(3).run().wait(5)
     job.stacks = {1: IN_JAX, 2: IN_JAX}
     leaves(job).wait(60)
-    assert job.ending.reason == "early-exit" and job.ending.dumps == {1: IN_JAX, 2: IN_JAX}
-    live = (1, 2) if job.ending.ends[0].status == 0 else (0, 1, 2)
+    assert job.ending.reason == "early-exit" and job.ending.stacks == {1: IN_JAX, 2: IN_JAX}
+    live = (1, 2) if job.ending.workers[0].status == 0 else (0, 1, 2)
     assert job.kills() == [(17_200, live)]  # 10 s after it ended, and 2 s later, each with 0.1 s for the answers
 
 

@@ -306,7 +306,9 @@ def test_the_last_words_outlive_their_agent(far):
 
 
 def muster_report(rank, host):
-    values = {name: "" for name in ("boot_id", "version", "address", "head_address", "directory", "gpu_platform")}
+    values = {
+        name: "" for name in ("boot_id", "jaxrun_version", "address", "head_address", "directory", "gpu_platform")
+    }
     values |= {"cpus": (0,), "gpu_names": (), "gpu_ids": (), "gpu_limit": "", "tpu": False, "cuda_plugin": False}
     return AgentReport(rank=rank, size=2, host=host, pid=1, time=0.0, can_write_run_dir=True, **values)
 
@@ -316,7 +318,7 @@ def mustering(simulate):
     job = simulate(2, hosts={0: "?", 1: "?"})
     terms = JobSpec(Job(program=("p",), platform="cpu"), "ab" * 16, 2, "", "", ("p",), {}, "", "eth0 10.0.0.9:40")
     limits = job.head._limits
-    job.head = Head(job.hosts, job.head._gathering._expected, limits, "", 0.0, AgentRegistry(terms))
+    job.head = Head(job.hosts, job.head._startup._expected, limits, "", 0.0, AgentRegistry(terms))
     return job
 
 
@@ -327,7 +329,7 @@ def test_the_hosts_are_known_from_the_reports_on(simulate):
     assert [order.rank for order in orders] == [0, 1]
     assert dict(job.head.hosts) == {0: "h1", 1: "h2"}
     job.tell(WorkerSpawned(0, 1), WorkerSpawned(1, 2), AgentLost(1, CLOSED)).wait(1)
-    assert [end.host for end in job.ending.ends] == ["h1", "h2"]
+    assert [end.host for end in job.ending.workers] == ["h1", "h2"]
     assert job.texts == ["rank 1 (h2) failed; stopping 1 other"]
 
 

@@ -41,7 +41,7 @@ def report(rank, host, size, *, gpus=(), **changes):
         "boot_id": f"boot-{host}",
         "pid": 1000 + rank,
         "time": 1.0,
-        "version": "0.1.0",
+        "jaxrun_version": "0.1.0",
         "address": f"10.0.0.{int(host[1:])}",
         "head_address": HEAD,
         "directory": "/shared",
@@ -52,7 +52,7 @@ def report(rank, host, size, *, gpus=(), **changes):
         "gpu_limit": "",
         "tpu": False,
         "cuda_plugin": True,
-        "sees_run_dir": True,
+        "can_write_run_dir": True,
     }
     return AgentReport(rank=rank, size=size, host=host, **{**values, **changes})
 
@@ -69,11 +69,11 @@ def decide(hosts, *, changes=None, given=None, run_dir="/shared/run", gpus=None,
 
 
 def places(decision):
-    return [(order.host, order.local_rank, order.local_size) for order in decision.orders]
+    return [(order.host, order.local_rank, order.local_size) for order in decision.starts]
 
 
 def ordinals(decision):
-    return [order.local_device_ids for order in decision.orders]
+    return [order.local_device_ids for order in decision.starts]
 
 
 def test_orders_come_by_rank_and_say_what_the_job_is():
@@ -122,7 +122,7 @@ def test_every_rank_has_a_place_of_its_own_on_its_host(hosts):
 
 
 def threads(decision):
-    return [order.environment["OMP_NUM_THREADS"] for order in decision.orders]
+    return [order.environment["OMP_NUM_THREADS"] for order in decision.starts]
 
 
 def test_ranks_that_share_their_cores_share_the_threads():
@@ -237,7 +237,7 @@ REFUSED = {
         "rank 0 (h1) was started as one of 3, but the job has 2 processes\nstart as many processes as -n says",
     ),
     "another version": (
-        {"rank": 0, "version": "9.9"},
+        {"rank": 0, "jaxrun_version": "9.9"},
         UnavailableError,
         "h1 has jaxrun 9.9, but the launcher is jaxrun 0.1.0\n",
     ),
@@ -265,14 +265,14 @@ def test_agents_may_be_anywhere_where_the_job_says_no_directory():
 
 
 def test_who_does_not_see_the_run_directory_sends_its_logs_and_is_named():
-    decision = decide(["h1", "h1", "h2"], changes={2: {"sees_run_dir": False}})
+    decision = decide(["h1", "h1", "h2"], changes={2: {"can_write_run_dir": False}})
     assert [order.run_dir for order in decision.starts] == ["/shared/run", "/shared/run", ""]
     assert [order.log_dir for order in decision.starts] == ["/shared/run", "/shared/run", ""]
     assert decision.notes == ("rank 2 (h2) cannot write to the run directory /shared/run; their logs come by network",)
 
 
 def test_without_a_run_directory_there_is_nothing_to_tell():
-    decision = decide(["h1", "h2"], run_dir="", changes={rank: {"sees_run_dir": False} for rank in range(2)})
+    decision = decide(["h1", "h2"], run_dir="", changes={rank: {"can_write_run_dir": False} for rank in range(2)})
     assert decision.notes == () and {order.log_dir for order in decision.starts} == {""}
 
 

@@ -22,7 +22,7 @@ def test_without_a_sign_of_life_the_job_is_warned_once_and_stopped(simulate):
     at, text = job.said[0]
     assert 30 <= at <= 46 and "no output, no call and no CPU time in any rank" in text and "after 60 s of it" in text
     job.wait(20)
-    assert job.ending.reason == "stall" and set(job.ending.dumps) == {0, 1, 2}
+    assert job.ending.reason == "stall" and set(job.ending.stacks) == {0, 1, 2}
     assert 60 <= job.ending.decided_at <= 62 and job.kills() != []
 
 
@@ -90,11 +90,11 @@ def test_polling_in_jax_is_no_sign_of_life():
     [
         look(TRACING, 16.0),
         look(IN_JAX, 16.0, compiling=("jit(step)", 3.0)),
-        look(IN_JAX, 16.0, groups={"0-3": 5}),
+        look(IN_JAX, 16.0, call_counts={"0-3": 5}),
         SnapshotReply("stall", {0: IN_JAX}, {0: ""}, {0: 16.0}, {0: 0}),
     ],
     ids=["another place", "compiles", "a call", "no recorder"],
 )
 def test_computing_in_jax_is_one(second):
-    first = look(IN_JAX, 1.0, groups={"0-3": 4})
+    first = look(IN_JAX, 1.0, call_counts={"0-3": 4})
     assert idle_after(first, second) == 0.0

@@ -79,7 +79,7 @@ def test_versions_that_differ_are_shown_with_their_hosts():
 
 
 def test_hosts_are_left_out_where_there_is_one():
-    assert compare_hellos(_hellos(3, r0={"program": "f" * 16}, r2={"program": ""})) == (
+    assert compare_hellos(_hellos(3, r0={"program_hash": "f" * 16}, r2={"program_hash": ""})) == (
         "the processes differ in program\n"
         "  rank 0   program ffffffffffffffff\n"
         "  rank 1   program 0123456789abcdef\n"

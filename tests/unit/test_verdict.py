@@ -13,7 +13,7 @@ from jaxrun.diagnosis.worker_outcome import InjectedFault, WorkerOutcome
 from jaxrun.head.events import JobOutcome
 from jaxrun.lockstep.divergence import CallGroup, Divergence
 from jaxrun.protocol import Failed, ThreadFailed
-from jaxrun.verdict import decide
+from jaxrun.verdict import decide as verdict
 from jaxrun.verdict.outcome import Verdict
 
 GLOO = "UNKNOWN: Gloo AllGather failed: [pair.cc:547] Connection closed by peer [127.0.0.1]:24984"
@@ -35,11 +35,11 @@ def end(rank: int, at: float, status: int | None = None, **more: Any) -> WorkerO
 
 
 def raised(rank: int, at: float, message: str = "bad record", **more: Any) -> WorkerOutcome:
-    return end(rank, at, 1, words=said(rank, message, **more))
+    return end(rank, at, 1, failure=said(rank, message, **more))
 
 
 def stopped(*ranks: int) -> list[WorkerOutcome]:
-    return [end(rank, 10.0, -signal.SIGKILL, stopped=True) for rank in ranks]
+    return [end(rank, 10.0, -signal.SIGKILL, killed_by_launcher=True) for rank in ranks]
 
 
 def thread(rank: int, error: str = "KeyError") -> ThreadFailed:
@@ -48,12 +48,12 @@ def thread(rank: int, error: str = "KeyError") -> ThreadFailed:
 
 
 def weigh(*ends: WorkerOutcome, run_at: float | None = RUN_AT) -> Verdict:
-    return decide.judge_failure(ends, HOSTS, started=START, run_at=run_at, ended=NOW)
+    return verdict.judge_failure(ends, HOSTS, started=START, run_at=run_at, ended=NOW)
 
 
 def decide(ends: list[WorkerOutcome], reason: str, **more: Any) -> Verdict:
     ending = JobOutcome(reason, tuple(ends), decided_at=1012.0, run_at=RUN_AT, **more)
-    return decide.decide(ending, HOSTS, started=START, ended=NOW, timeout=10.0)
+    return verdict.decide(ending, HOSTS, started=START, ended=NOW, timeout=10.0)
 
 
 # ---- who
@@ -61,69 +61,73 @@ def decide(ends: list[WorkerOutcome], reason: str, **more: Any) -> Verdict:
 
 def test_an_exception_outweighs_a_broken_connection_that_came_first() -> None:
     ends = [raised(0, 9.9, GLOO), raised(2, 10.0), *stopped(1, 3)]
-    assert decide.culprit_ranks(ends) == (2,)
+    assert verdict.culprit_ranks(ends) == (2,)
     assert culpability(ends[0]) is Culpability.CONSEQUENCE and culpability(ends[1]) is not Culpability.CONSEQUENCE
 
 
 @pytest.mark.parametrize("status", [-signal.SIGKILL, -signal.SIGSEGV, -signal.SIGTERM, 7])
 def test_a_death_without_words_outweighs_a_broken_connection(status: int) -> None:
     ends = [raised(0, 9.9, GLOO), end(1, 10.0, status), *stopped(2, 3)]
-    assert decide.culprit_ranks(ends) == (1,)
-    assert decide.is_certain(ends)
+    assert verdict.culprit_ranks(ends) == (1,)
+    assert verdict.is_certain(ends)
 
 
 def test_the_earliest_of_two_causes_is_blamed() -> None:
-    assert decide.culprit_ranks([raised(0, 5.0, "late"), raised(3, 4.0, "early"), *stopped(1, 2)]) == (3,)
-    assert decide.culprit_ranks([raised(3, 4.0, "a"), raised(1, 4.0, "b"), *stopped(0, 2)]) == (1,)
+    assert verdict.culprit_ranks([raised(0, 5.0, "late"), raised(3, 4.0, "early"), *stopped(1, 2)]) == (3,)
+    assert verdict.culprit_ranks([raised(3, 4.0, "a"), raised(1, 4.0, "b"), *stopped(0, 2)]) == (1,)
 
 
 def test_those_that_failed_alike_are_blamed_together() -> None:
-    assert decide.culprit_ranks([raised(rank, 5.0 - rank) for rank in range(4)]) == (0, 1, 2, 3)
-    assert decide.culprit_ranks([raised(1, 4.0), raised(2, 4.5, "another"), raised(3, 5.0), *stopped(0)]) == (
+    assert verdict.culprit_ranks([raised(rank, 5.0 - rank) for rank in range(4)]) == (0, 1, 2, 3)
+    assert verdict.culprit_ranks([raised(1, 4.0), raised(2, 4.5, "another"), raised(3, 5.0), *stopped(0)]) == (
         1,
         3,
     )
 
 
 def test_an_abort_that_jax_explains_is_a_consequence() -> None:
-    ends = [end(0, 9.0, -signal.SIGABRT, tail=ABORT), end(2, 9.5, -signal.SIGABRT), *stopped(1, 3)]
-    assert decide.culprit_ranks(ends) == (2,)
-    assert not decide.is_certain(ends)
+    ends = [end(0, 9.0, -signal.SIGABRT, stderr_tail=ABORT), end(2, 9.5, -signal.SIGABRT), *stopped(1, 3)]
+    assert verdict.culprit_ranks(ends) == (2,)
+    assert not verdict.is_certain(ends)
 
 
 @pytest.mark.parametrize(
     "victim",
     [
-        end(0, 9.0, 3, words=said(0, "", error="SystemExit", status=3), tail=f"giving up: {GLOO}\n"),
-        end(0, 9.0, 5, tail=f"ValueError: {GLOO}\n"),
-        end(0, 9.0, -signal.SIGKILL, stopped=True),
+        end(0, 9.0, 3, failure=said(0, "", error="SystemExit", status=3), stderr_tail=f"giving up: {GLOO}\n"),
+        end(0, 9.0, 5, stderr_tail=f"ValueError: {GLOO}\n"),
+        end(0, 9.0, -signal.SIGKILL, killed_by_launcher=True),
     ],
 )
 def test_ends_that_follow_another_are_no_cause(victim: WorkerOutcome) -> None:
-    assert decide.culprit_ranks([victim, end(1, 10.0, 7)]) == (1,)
+    assert verdict.culprit_ranks([victim, end(1, 10.0, 7)]) == (1,)
 
 
 def test_a_kill_from_outside_is_a_cause_whatever_the_log_says() -> None:
-    assert decide.culprit_ranks([end(0, 9.0, -signal.SIGKILL, tail=ABORT), raised(1, 8.0, GLOO)]) == (0,)
+    assert verdict.culprit_ranks([end(0, 9.0, -signal.SIGKILL, stderr_tail=ABORT), raised(1, 8.0, GLOO)]) == (0,)
 
 
 def test_a_status_0_without_a_finished_program_is_weaker_than_a_cause_and_stronger_than_a_consequence() -> None:
     vanished = end(1, 9.0, 0)
-    assert decide.culprit_ranks([raised(0, 8.0, GLOO), vanished]) == (1,)
-    assert decide.culprit_ranks([raised(0, 9.5), vanished]) == (0,)
+    assert verdict.culprit_ranks([raised(0, 8.0, GLOO), vanished]) == (1,)
+    assert verdict.culprit_ranks([raised(0, 9.5), vanished]) == (0,)
 
 
 def test_a_thread_that_died_before_makes_a_broken_connection_suspicious() -> None:
-    suspect = end(2, 9.5, 1, words=said(2, GLOO), threads=(thread(2),))
-    assert decide.culprit_ranks([raised(0, 9.0, GLOO), suspect, *stopped(1, 3)]) == (2,)
-    innocent = end(2, 9.5, 1, words=said(2, GLOO), threads=(thread(2, f"ValueError: {GLOO}"),))
-    assert decide.culprit_ranks([raised(0, 9.0, GLOO), innocent]) == (0,)
+    suspect = end(2, 9.5, 1, failure=said(2, GLOO), thread_failures=(thread(2),))
+    assert verdict.culprit_ranks([raised(0, 9.0, GLOO), suspect, *stopped(1, 3)]) == (2,)
+    innocent = end(2, 9.5, 1, failure=said(2, GLOO), thread_failures=(thread(2, f"ValueError: {GLOO}"),))
+    assert verdict.culprit_ranks([raised(0, 9.0, GLOO), innocent]) == (0,)
 
 
 def test_ranks_that_finished_or_still_run_are_never_blamed() -> None:
-    fine = [end(0, 1.0, 0, done=True), end(1, 1.0), end(2, 2.0, -signal.SIGKILL, done=True, stopped=True)]
-    assert decide.culprit_ranks(fine) == ()
-    assert decide.culprit_ranks([*fine, raised(3, 9.0, GLOO)]) == (3,)
+    fine = [
+        end(0, 1.0, 0, finished=True),
+        end(1, 1.0),
+        end(2, 2.0, -signal.SIGKILL, finished=True, killed_by_launcher=True),
+    ]
+    assert verdict.culprit_ranks(fine) == ()
+    assert verdict.culprit_ranks([*fine, raised(3, 9.0, GLOO)]) == (3,)
 
 
 # ---- what is said
@@ -158,7 +162,7 @@ def test_an_exception_is_told_with_rank_host_and_time() -> None:
         ),
         (end(1, 1, 0), "exited with status 0 before the end of its program (os._exit?), ", 1, "early-exit"),
         (
-            end(1, 1, -11, done=True),
+            end(1, 1, -11, finished=True),
             "crashed with SIGSEGV (11) after its program had ended, 1.0 s",
             139,
             "killed",
@@ -203,7 +207,7 @@ def test_the_same_error_of_all_is_shown_once() -> None:
 
 
 def test_a_death_without_words_is_explained_by_the_thread_that_died_before() -> None:
-    told = weigh(end(1, 5.0, -signal.SIGSEGV, threads=(thread(1),)), *stopped(0, 2, 3))
+    told = weigh(end(1, 5.0, -signal.SIGSEGV, thread_failures=(thread(1),)), *stopped(0, 2, 3))
     assert told.intro == "last words of thread Loader-1 of rank 1 (h0):"
     assert told.traceback == thread(1).traceback.rstrip()
     assert "crashed with SIGSEGV (11), after its thread Loader-1 had raised KeyError, 5.0 s" in told.headline
@@ -211,25 +215,25 @@ def test_a_death_without_words_is_explained_by_the_thread_that_died_before() -> 
 
 
 def test_a_thread_that_died_elsewhere_is_mentioned() -> None:
-    told = weigh(raised(1, 5.0), end(2, 9.0, -9, stopped=True, threads=(thread(2),)), *stopped(0, 3))
+    told = weigh(raised(1, 5.0), end(2, 9.0, -9, killed_by_launcher=True, thread_failures=(thread(2),)), *stopped(0, 3))
     assert told.details == ("rank 2 had lost a thread to an exception before: Loader-1 (KeyError).",)
 
 
 def test_a_crash_shows_the_stack_of_the_fault_handler() -> None:
     fatal = "Fatal Python error: Segmentation fault\n\nCurrent thread 0x1f (most recent call first):\n"
     fatal += '  File "train.py", line 9 in step\n'
-    told = weigh(end(1, 5.0, -signal.SIGSEGV, fatal=fatal), *stopped(0, 2, 3))
+    told = weigh(end(1, 5.0, -signal.SIGSEGV, crash_dump=fatal), *stopped(0, 2, 3))
     assert told.intro == "rank 1 (h0) was here when it ended:"
     assert told.traceback.endswith('  File "train.py", line 9, in step')
 
 
 def test_a_death_without_any_words_shows_the_end_of_stderr() -> None:
     tail = "".join(f"line {n}\n" for n in range(50)) + ABORT.splitlines()[1] + "\nterminate called\n"
-    told = weigh(end(1, 5.0, -signal.SIGABRT, tail=tail), *stopped(0, 2, 3))
+    told = weigh(end(1, 5.0, -signal.SIGABRT, stderr_tail=tail), *stopped(0, 2, 3))
     assert told.intro == "the last lines that rank 1 (h0) wrote to stderr:"
     assert told.traceback.endswith("  line 49\n  terminate called")
     assert len(told.traceback.splitlines()) == 12
-    assert weigh(end(1, 5.0, -signal.SIGKILL, tail=tail), *stopped(0, 2, 3)).traceback == ""
+    assert weigh(end(1, 5.0, -signal.SIGKILL, stderr_tail=tail), *stopped(0, 2, 3)).traceback == ""
 
 
 def test_where_only_consequences_are_known_it_is_said() -> None:
@@ -259,7 +263,7 @@ def test_a_known_error_is_explained_and_kept_as_it_is() -> None:
 
 def test_an_abort_is_explained_by_what_was_written_to_stderr() -> None:
     tail = "what():  [enforce fail] 16 vs 8. Received data size doesn't match expected size.\n"
-    assert "16 bytes came where 8" in weigh(end(0, 1.0, -signal.SIGABRT, tail=tail), *stopped(1, 2, 3)).means
+    assert "16 bytes came where 8" in weigh(end(0, 1.0, -signal.SIGABRT, stderr_tail=tail), *stopped(1, 2, 3)).means
 
 
 def test_a_broken_connection_without_a_cause_is_not_explained() -> None:
@@ -268,8 +272,8 @@ def test_a_broken_connection_without_a_cause_is_not_explained() -> None:
 
 def test_a_network_that_does_not_connect_is_explained_where_there_are_several_hosts() -> None:
     ends = [raised(0, 9.0, LOOPBACK), *stopped(1)]
-    assert "127.0.1.1" in decide.judge_failure(ends, {0: "h1", 1: "h2"}, started=START, run_at=RUN_AT, ended=NOW).means
-    assert decide.judge_failure(ends, {0: "h1", 1: "h1"}, started=START, run_at=RUN_AT, ended=NOW).means == ""
+    assert "127.0.1.1" in verdict.judge_failure(ends, {0: "h1", 1: "h2"}, started=START, run_at=RUN_AT, ended=NOW).means
+    assert verdict.judge_failure(ends, {0: "h1", 1: "h1"}, started=START, run_at=RUN_AT, ended=NOW).means == ""
 
 
 def test_victims_are_told_apart() -> None:
@@ -277,7 +281,7 @@ def test_victims_are_told_apart() -> None:
         raised(1, 5.0),
         raised(0, 5.1, GLOO),
         raised(2, 5.2, "of another kind", error="KeyError"),
-        end(3, 4.0, 0, done=True),
+        end(3, 4.0, 0, finished=True),
     )
     assert told.victims == {0: "lost its connection", 2: "raised KeyError", 3: "had finished"}
 
@@ -286,16 +290,16 @@ def test_victims_are_told_apart() -> None:
 
 
 def test_a_job_that_works_ends_with_0() -> None:
-    ends = [end(rank, 9.0, 0, done=True) for rank in range(4)]
+    ends = [end(rank, 9.0, 0, finished=True) for rank in range(4)]
     told = decide(ends, "ok")
     assert (told.outcome, told.exit_code, told.startup, told.run, told.details) == ("ok", 0, 2.0, 10.0, ())
-    late = decide([*ends[:3], end(3, 9.0, -9, done=True, stopped=True)], "ok")
+    late = decide([*ends[:3], end(3, 9.0, -9, finished=True, killed_by_launcher=True)], "ok")
     assert late.details == ("rank 3 had finished the program but did not end, and had to be killed.",)
 
 
 def test_a_failure_is_weighed() -> None:
     assert decide([raised(2, 5.0), *stopped(0, 1, 3)], "failed").culprits == (2,)
-    unknown = decide([end(rank, 9.0, 0, done=True) for rank in range(4)], "failed")
+    unknown = decide([end(rank, 9.0, 0, finished=True) for rank in range(4)], "failed")
     assert (unknown.exit_code, unknown.headline) == (1, "the job failed, but no rank shows how.")
 
 
@@ -325,16 +329,16 @@ DUMP = 'Current thread 0x1f (most recent call first):\n  File "/job/train.py", l
 
 
 def test_a_time_limit_shows_where_the_ranks_are() -> None:
-    ends = [end(0, 3.0, 0, done=True), *stopped(1, 2, 3)]
-    told = decide(ends, "timeout", dumps={1: DUMP, 2: DUMP, 3: DUMP})
+    ends = [end(0, 3.0, 0, finished=True), *stopped(1, 2, 3)]
+    told = decide(ends, "timeout", stacks={1: DUMP, 2: DUMP, 3: DUMP})
     assert (told.exit_code, told.headline) == (124, "not finished within the time limit, --timeout 10 s.")
     assert "3 ranks  1-3  train.py:8 step" in told.details[0]
     assert "rank 0 (h0) has finished." in told.details[0]
 
 
 def test_an_early_exit_names_who_left_and_where_the_others_wait() -> None:
-    ends = [end(1, 3.0, 0, done=True), *stopped(0, 2, 3)]
-    told = decide(ends, "early-exit", dumps={0: DUMP, 2: DUMP, 3: DUMP})
+    ends = [end(1, 3.0, 0, finished=True), *stopped(0, 2, 3)]
+    told = decide(ends, "early-exit", stacks={0: DUMP, 2: DUMP, 3: DUMP})
     assert told.headline.startswith("rank 1 finished (status 0) 7.0 s ago; ranks 0, 2-3 wait in JAX")
     assert (told.exit_code, told.culprits, set(told.victims)) == (124, (1,), {0, 2, 3})
     assert "3 ranks  0, 2-3  train.py:8 step" in told.details[0]
@@ -360,7 +364,7 @@ def test_an_interrupt_says_who_had_to_be_killed(signum: int, code: int, by: str)
 
 
 def test_a_preempted_job_may_be_resumed() -> None:
-    told = decide([end(rank, 10.0, 0, done=True) for rank in range(4)], "preempted", signum=signal.SIGTERM)
+    told = decide([end(rank, 10.0, 0, finished=True) for rank in range(4)], "preempted", signum=signal.SIGTERM)
     assert (told.exit_code, "SIGTERM (15)" in told.headline, "resumed" in told.headline) == (75, True, True)
 
 
@@ -372,25 +376,25 @@ def dealt(kind: str, at: float = 2.0, by: str = "--chaos") -> tuple[InjectedFaul
 
 
 def test_a_death_on_order_is_told_as_one_and_ends_as_any_other() -> None:
-    told = weigh(end(1, 2.0, -signal.SIGKILL, dealt=dealt("kill")), raised(0, 2.1, GLOO), *stopped(2, 3))
+    told = weigh(end(1, 2.0, -signal.SIGKILL, injected_faults=dealt("kill")), raised(0, 2.1, GLOO), *stopped(2, 3))
     assert told.headline == "rank 1 of 4 on h0 was killed by SIGKILL (9), as --chaos asked, 2.0 s into the run."
     assert (told.exit_code, told.outcome, told.culprits) == (137, "killed", (1,))
 
 
 def test_deaths_on_order_and_others_are_not_alike() -> None:
-    ends = [end(1, 2.0, -signal.SIGKILL, dealt=dealt("kill")), end(2, 2.1, -signal.SIGKILL), *stopped(0, 3)]
-    assert decide.culprit_ranks(ends) == (1,)
+    ends = [end(1, 2.0, -signal.SIGKILL, injected_faults=dealt("kill")), end(2, 2.1, -signal.SIGKILL), *stopped(0, 3)]
+    assert verdict.culprit_ranks(ends) == (1,)
 
 
 def test_a_rank_that_we_stop_before_its_order_has_met_it_is_none_that_was_killed_on_order() -> None:
-    late = end(1, 10.0, -signal.SIGKILL, stopped=True, dealt=dealt("kill"))
-    assert decide.culprit_ranks([raised(0, 2.1), late, *stopped(2, 3)]) == (0,)
+    late = end(1, 10.0, -signal.SIGKILL, killed_by_launcher=True, injected_faults=dealt("kill"))
+    assert verdict.culprit_ranks([raised(0, 2.1), late, *stopped(2, 3)]) == (0,)
 
 
 HARMED = {
     "its own connection broke": [raised(1, 2.1, GLOO, error="JaxRuntimeError"), raised(0, 2.2, GLOO), *stopped(2, 3)],
-    "its peers' connections broke": [raised(0, 2.1, GLOO), end(1, 10.0, -9, stopped=True), *stopped(2, 3)],
-    "JAX ended it": [end(1, 2.1, -signal.SIGABRT, tail=ABORT), *stopped(0, 2, 3)],
+    "its peers' connections broke": [raised(0, 2.1, GLOO), end(1, 10.0, -9, killed_by_launcher=True), *stopped(2, 3)],
+    "JAX ended it": [end(1, 2.1, -signal.SIGABRT, stderr_tail=ABORT), *stopped(0, 2, 3)],
     "something ended it": [end(1, 2.1, -signal.SIGABRT), *stopped(0, 2, 3)],
 }
 
@@ -400,7 +404,7 @@ HARMED = {
 def test_where_nobody_else_is_to_blame_a_harm_on_order_is_the_cause(
     ends: list[WorkerOutcome], kind: str, words: str
 ) -> None:
-    ends = [replace(one, dealt=dealt(kind, 1.5)) if one.rank == 1 else one for one in ends]
+    ends = [replace(one, injected_faults=dealt(kind, 1.5)) if one.rank == 1 else one for one in ends]
     told = decide(ends, "failed")
     assert told.headline == f"rank 1 of 4 on h0 was {words}, as --chaos asked, 1.5 s into the run."
     assert told.culprits == (1,) and told.details == () and not told.means
@@ -408,14 +412,14 @@ def test_where_nobody_else_is_to_blame_a_harm_on_order_is_the_cause(
 
 
 def test_a_harm_outweighs_no_fault_of_another_but_is_told() -> None:
-    told = decide([raised(0, 3.0), replace(stopped(1)[0], dealt=dealt("cut", 1.5)), *stopped(2, 3)], "failed")
+    told = decide([raised(0, 3.0), replace(stopped(1)[0], injected_faults=dealt("cut", 1.5)), *stopped(2, 3)], "failed")
     assert told.culprits == (0,) and told.headline.startswith("rank 0 of 4 on h0 raised ValueError")
     assert told.details == ("rank 1 (h0) was cut off from the network, as --chaos asked, 1.5 s into the run.",)
 
 
 @pytest.mark.parametrize("reason", ["ok", "timeout", "stall", "interrupted"])
 def test_faults_are_told_however_the_job_ends(reason: str) -> None:
-    ends = [end(rank, 5.0, 0, done=True, dealt=dealt("pause", by="its gang")) for rank in range(4)]
+    ends = [end(rank, 5.0, 0, finished=True, injected_faults=dealt("pause", by="its gang")) for rank in range(4)]
     told = decide(ends, reason, signum=15)
     assert told.details[0] == (
         "ranks 0-3 (h0, h1) were stopped by SIGSTOP (19), as its gang asked, 2.0 s into the run."
@@ -426,7 +430,7 @@ def test_a_harm_on_order_is_no_divergence() -> None:
     ahead = Divergence("0-3", 4, (CallGroup((0,), "jit(step)"), CallGroup((1, 2, 3), "jit(other)")))
     ends = [raised(1, 2.1, GLOO, error="JaxRuntimeError"), *stopped(0, 2, 3)]
     assert decide(ends, "failed", divergence=ahead).outcome == "diverged"
-    ends[0] = replace(ends[0], dealt=dealt("cut"))
+    ends[0] = replace(ends[0], injected_faults=dealt("cut"))
     assert decide(ends, "failed", divergence=ahead).headline.startswith("rank 1 of 4 on h0 was cut off")
 
 
