@@ -1,45 +1,57 @@
-"""How ranks are written, and read, everywhere alike."""
+"""Ranks, numbers, signals and tables as text: one writer and one parser for all, in the launcher and in the workers."""
 
 from __future__ import annotations
 
+import contextlib
 import re
-from collections.abc import Iterable, Mapping
+import signal
+from collections.abc import Iterable, Mapping, Sequence
 
 from jaxrun.errors import UsageError
-from jaxrun.wording import has_several_hosts
 
 Ranks = tuple[range, ...]
-UNKNOWN_HOST = "?"  # of a rank whose agent has not said yet where it is
+UNKNOWN_HOST = "?"  # the host of a rank whose agent has not reported yet
 
 
-def format_ranges(ranks: Iterable[int]) -> str:
-    """`[0, 1, 2, 5]` → `0-2, 5`."""
+def format_ranges(ranks: Iterable[int], separator: str = ", ") -> str:
+    """Write `[0, 1, 2, 5]` as `0-2, 5`."""
     runs: list[list[int]] = []
     for rank in sorted(set(ranks)):
         if runs and rank == runs[-1][1] + 1:
             runs[-1][1] = rank
         else:
             runs.append([rank, rank])
-    return ", ".join(str(first) if first == last else f"{first}-{last}" for first, last in runs)
+    return separator.join(str(first) if first == last else f"{first}-{last}" for first, last in runs)
 
 
 def format_ranks(ranks: Iterable[int]) -> str:
-    """`[3]` → `rank 3`; `[0, 1, 2, 5]` → `ranks 0-2, 5`."""
-    known = sorted(set(ranks))
+    """Write `[3]` as `rank 3` and `[0, 1, 2, 5]` as `ranks 0-2, 5`."""
+    known = set(ranks)
     return f"rank{'s' if len(known) != 1 else ''} {format_ranges(known)}"
 
 
 def format_ranks_on_hosts(ranks: Iterable[int], hosts: Mapping[int, str]) -> str:
-    """The same with their hosts, where the job has more than one: `rank 5 (h3)`."""
+    """Write `[5]` as `rank 5 (h3)`, or as `rank 5` where the whole job is on one host."""
     known = sorted(set(ranks))
     if not has_several_hosts(hosts):
         return format_ranks(known)
-    places = ", ".join(dict.fromkeys(hosts[rank] for rank in known if hosts[rank] != UNKNOWN_HOST))
-    return f"{format_ranks(known)} ({places})" if places else format_ranks(known)
+    names = ", ".join(dict.fromkeys(hosts[rank] for rank in known if hosts[rank] != UNKNOWN_HOST))
+    return f"{format_ranks(known)} ({names})" if names else format_ranks(known)
+
+
+def format_rank(rank: int, hosts: Mapping[int, str]) -> str:
+    """Write 5 as `rank 5 of 8 on h3`, without the host where the whole job is on one; `hosts` has every rank."""
+    where = f" on {hosts[rank]}" if has_several_hosts(hosts) else ""
+    return f"rank {rank} of {len(hosts)}{where}"
+
+
+def has_several_hosts(hosts: Mapping[int, str]) -> bool:
+    """Whether the job has more than one host, so that a rank's host is worth saying."""
+    return len(set(hosts.values())) > 1
 
 
 def parse_ranks(text: str, option: str) -> Ranks:
-    """Ranks as people write them: "3", "1-3,7". UsageError names `option` and the part that is wrong."""
+    """Parse `3` or `1-3,7`. Raises UsageError that names `option` and the part that is wrong."""
     ranks = []
     for part in text.split(","):
         match = re.fullmatch(r"\s*([0-9]+)(?:-([0-9]+))?\s*", part)
@@ -50,3 +62,36 @@ def parse_ranks(text: str, option: str) -> Ranks:
             raise UsageError(f"{option} {text!r}: {part.strip()} runs backwards; write {last}-{first}")
         ranks.append(range(first, last + 1))
     return tuple(ranks)
+
+
+def format_seconds(value: float) -> str:
+    """Write 0.0312 as `0.03 s`, 41.31 as `41.3 s`, 3725 as `1 h 2 min`."""
+    value = max(0.0, value)
+    if value < 0.995:
+        return f"{value:.2f} s"
+    if value < 119.95:
+        return f"{value:.1f} s"
+    minutes, rest = divmod(round(value), 60)
+    if minutes < 60:
+        return f"{minutes} min {rest} s"
+    return f"{minutes // 60} h {minutes % 60} min"
+
+
+def format_signal(number: int) -> str:
+    """Write 9 as `SIGKILL (9)`."""
+    with contextlib.suppress(ValueError):
+        return f"{signal.Signals(number).name} ({number})"
+    if signal.SIGRTMIN < number < signal.SIGRTMAX:
+        return f"SIGRTMIN+{number - signal.SIGRTMIN} ({number})"
+    return f"signal {number}"
+
+
+def plural(count: int, noun: str) -> str:
+    """Write `1 rank` or `8 ranks`."""
+    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
+
+
+def format_columns(rows: Sequence[Sequence[str]], gap: str = "  ") -> list[str]:
+    """Lay rows of equal length out as lines whose columns are as wide as their widest cell, without trailing blanks."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return [gap.join(map(str.ljust, row, widths)).rstrip() for row in rows]

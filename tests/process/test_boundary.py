@@ -1,4 +1,4 @@
-"""The launcher runs without jax; the workers know nothing of the launcher but the contract and the errors."""
+"""The launcher runs without jax; the workers know nothing of the launcher but the protocol, the errors and text.py."""
 
 import ast
 import subprocess
@@ -11,7 +11,7 @@ _ROOT = Path(__file__).parents[2]
 _LAUNCHER = _ROOT / "launcher"
 _RUNTIME = _ROOT / "runtime"
 _BANNED = ("jax", "jaxlib", "numpy", "jaxrun_runtime")
-_SHARED = ("jaxrun.protocol", "jaxrun.errors")
+_SHARED = ("jaxrun.protocol", "jaxrun.errors", "jaxrun.text")
 
 
 def _module(path: Path) -> str:
@@ -79,7 +79,7 @@ print(len(gang), *(name for name in {(*_BANNED, "cloudpickle", "IPython")!r} if 
 
 
 @pytest.mark.parametrize("path", _RUNTIME_FILES, ids=lambda path: str(path.relative_to(_RUNTIME)))
-def test_the_runtime_takes_only_the_contract_and_the_errors_from_the_launcher(path):
+def test_the_runtime_imports_only_the_protocol_the_errors_and_text_from_the_launcher(path):
     for name in _imports(path):
         if name == "jaxrun" or name.startswith("jaxrun."):
             assert any(name == shared or name.startswith(f"{shared}.") for shared in _SHARED), name

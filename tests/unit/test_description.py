@@ -13,15 +13,7 @@ from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from jaxrun_runtime.lockstep import program_signature
-from jaxrun_runtime.lockstep.program_signature import HloPacker, format_group, lowered_program
-
-
-@pytest.mark.parametrize(
-    ("ranks", "text"),
-    [((0,), "0"), ((0, 1, 2, 3), "0-3"), ((0, 2), "0,2"), ((0, 1, 2, 5, 7, 8), "0-2,5,7-8"), ((), "")],
-)
-def test_ranks_are_written_as_the_contract_does(ranks, text):
-    assert format_group(ranks) == text
+from jaxrun_runtime.lockstep.program_signature import HloPacker, lowered_program
 
 
 @pytest.mark.parametrize(

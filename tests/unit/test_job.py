@@ -4,8 +4,6 @@ import math
 from pathlib import Path
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from jaxrun.errors import UsageError
 from jaxrun.job.job import Job
@@ -65,28 +63,3 @@ def test_ranks_are_shown_unless_they_are_quiet():
 def test_only_the_ranks_that_were_asked_for_are_shown():
     job = Job(program=("p",), only_ranks=parse_ranks("3", "--only-rank"))
     assert [rank for rank in range(6) if job.shows(rank)] == [3]
-
-
-@given(st.lists(st.tuples(st.integers(0, 10**9), st.integers(0, 10**6)), min_size=1))
-def test_written_ranks_read_back_the_same(spans):
-    text = ", ".join(f"{first}-{first + more}" if more else str(first) for first, more in spans)
-    assert parse_ranks(text, "--x") == tuple(range(first, first + more + 1) for first, more in spans)
-
-
-@given(st.text(max_size=12))
-def test_any_text_is_ranks_or_a_usage_error(text):
-    try:
-        assert parse_ranks(text, "--quiet-ranks")
-    except UsageError as error:
-        assert "--quiet-ranks" in str(error)
-
-
-@pytest.mark.parametrize("text", ["", "a", "1-", "-1", "1,,2", "1-2-3", "1.5", "٣", "0x1"])
-def test_what_is_not_ranks_is_named(text):
-    with pytest.raises(UsageError, match="--only-rank takes ranks such as 1-3,7"):
-        parse_ranks(text, "--only-rank")
-
-
-def test_a_backward_range_is_turned_round_in_the_message():
-    with pytest.raises(UsageError, match="7-3 runs backwards; write 3-7"):
-        parse_ranks("1,7-3", "--quiet-ranks")

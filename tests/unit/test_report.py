@@ -10,7 +10,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jaxrun import wording
 from jaxrun.verdict import outcome, report
 from jaxrun.verdict.outcome import Verdict
 
@@ -117,26 +116,6 @@ def test_a_success_is_one_line() -> None:
 )
 def test_victims_take_one_line(victims: dict[int, str], line: str) -> None:
     assert last_lines(replace(FAILED, victims=victims), 3)[0] == line
-
-
-@pytest.mark.parametrize(
-    ("value", "text"),
-    [
-        (-1, "0.00 s"),
-        (0.0312, "0.03 s"),
-        (0.996, "1.0 s"),
-        (41.31, "41.3 s"),
-        (119.96, "2 min 0 s"),
-        (3725, "1 h 2 min"),
-    ],
-)
-def test_seconds_keep_two_or_three_digits(value: float, text: str) -> None:
-    assert wording.format_seconds(value) == text
-
-
-def test_signals_have_names() -> None:
-    names = [wording.format_signal(number) for number in (9, 34, 37, 99)]
-    assert names == ["SIGKILL (9)", "SIGRTMIN (34)", "SIGRTMIN+3 (37)", "signal 99"]
 
 
 @given(

@@ -26,8 +26,7 @@ from jaxrun.job.launch_command import AGENT_ARGV, LaunchCommand
 from jaxrun.job.machine import Machine
 from jaxrun.job.plan import Plan
 from jaxrun.protocol.env import AgentEnv
-from jaxrun.text import UNKNOWN_HOST
-from jaxrun.wording import plural
+from jaxrun.text import UNKNOWN_HOST, plural
 
 _VERSION_TIMEOUT_S = 30.0
 _MAX_COMMAND_BYTES = 100_000  # of a command line; Linux takes no single word of more than 128 KiB

@@ -21,8 +21,7 @@ from jaxrun.job.job import Job
 from jaxrun.job.launch_command import AGENT_ARGV, LaunchCommand
 from jaxrun.job.machine import Machine
 from jaxrun.job.plan import Plan
-from jaxrun.text import UNKNOWN_HOST
-from jaxrun.wording import plural
+from jaxrun.text import UNKNOWN_HOST, plural
 
 # srun would take these for options of its own that no word on its command line takes back.
 _SRUN_INPUT_VARIABLES = (

@@ -13,8 +13,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import PurePath
 
-from jaxrun.text import format_ranges, format_ranks, format_ranks_on_hosts
-from jaxrun.wording import format_columns, has_several_hosts, plural
+from jaxrun.text import format_columns, format_ranges, format_ranks, format_ranks_on_hosts, has_several_hosts, plural
 
 # Samples: `Thread 0x00007f2c4e7fc6c0 [Loader-1] (most recent call first):`, `  File "a.py", line 88 in step`
 _THREAD = re.compile(r"^(Current thread|Thread) 0x[0-9a-f]+(?: \[.*\])? \(most recent call first\):")

@@ -18,8 +18,7 @@ from jaxrun.gang.rank_connections import RankConnections
 from jaxrun.gang.rank_listener import RankListener
 from jaxrun.gang.spec import GangSpec
 from jaxrun.protocol.payload import GangMessage, GangMessageKind, GangMessageReader
-from jaxrun.text import format_ranks
-from jaxrun.wording import has_several_hosts, plural
+from jaxrun.text import format_ranks, has_several_hosts, plural
 
 _SHUTDOWN_TIMEOUT_S = 5.0  # seconds for the ranks to leave
 _NO_VERDICT = 2  # the launcher's status where it has left none: it did not like its command line

@@ -17,8 +17,7 @@ from jaxrun.job.job import Job
 from jaxrun.job.layout import Layout, decide_layout
 from jaxrun.job.machine import Machine
 from jaxrun.job.settings import worker_settings
-from jaxrun.text import format_ranks_on_hosts
-from jaxrun.wording import format_columns, plural
+from jaxrun.text import format_columns, format_ranks_on_hosts, plural
 
 _LOOPBACK = "127.0.0.1"
 

@@ -9,8 +9,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
 from jaxrun.protocol import DeviceReport, Hello
-from jaxrun.text import format_ranks, format_ranks_on_hosts
-from jaxrun.wording import format_columns, has_several_hosts, plural
+from jaxrun.text import format_columns, format_ranks, format_ranks_on_hosts, has_several_hosts, plural
 
 _UNSET = "(not set)"
 # Hosts may number their devices differently; a difference that matters shows in the device counts.

@@ -67,9 +67,8 @@ from jaxrun.protocol import (
     ThreadFailed,
 )
 from jaxrun.protocol.flight_file import LOCKSTEP_OFF
-from jaxrun.text import format_ranks, format_ranks_on_hosts
+from jaxrun.text import format_ranks, format_ranks_on_hosts, plural
 from jaxrun.verdict import decide
-from jaxrun.wording import plural
 
 MISMATCH_REPORTS_WAIT_S = 1.0  # seconds to wait for the others that were told of the same
 SETTLE_S = 0.03  # seconds to wait for the cause after the first failure: collateral errors can win the race

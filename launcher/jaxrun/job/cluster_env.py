@@ -14,7 +14,7 @@ from itertools import pairwise
 
 from jaxrun.errors import ProtocolError, UnavailableError, UsageError
 from jaxrun.protocol.names import RESERVED_PREFIX
-from jaxrun.wording import format_columns
+from jaxrun.text import format_columns
 
 BY_OPTIONS = "by hand"  # the engine of a place that only --rank and --size tell
 

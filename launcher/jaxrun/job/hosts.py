@@ -14,7 +14,7 @@ from math import prod
 from pathlib import Path
 
 from jaxrun.errors import UsageError
-from jaxrun.wording import plural
+from jaxrun.text import plural
 
 _NAME = r"[A-Za-z0-9_][A-Za-z0-9_.-]*"
 _ADDRESS = r"[0-9A-Fa-f]*:[0-9A-Fa-f:.]+(?:%[A-Za-z0-9_.-]+)?"

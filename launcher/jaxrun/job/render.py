@@ -11,8 +11,7 @@ from jaxrun.job.launch_command import LaunchCommand
 from jaxrun.job.plan import Plan, Worker
 from jaxrun.protocol.env import AgentEnv
 from jaxrun.protocol.names import COORDINATOR_ADDRESS, JOB_ID, TOKEN
-from jaxrun.text import UNKNOWN_HOST
-from jaxrun.wording import format_columns, plural
+from jaxrun.text import UNKNOWN_HOST, format_columns, plural
 
 _UNKNOWN_YET = "?"
 _COLUMNS = ("rank", "host", "local rank", "devices", "cores")

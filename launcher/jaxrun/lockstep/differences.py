@@ -11,7 +11,7 @@ from jaxrun.diagnosis.stacks import Frame
 from jaxrun.lockstep import hlo_diff
 from jaxrun.lockstep.divergence import Arrays, CallGroup
 from jaxrun.lockstep.flight import strip_directory
-from jaxrun.wording import plural
+from jaxrun.text import plural
 
 _TYPE = re.compile(r"(?P<dtype>[^\[]*)\[(?P<shape>[^\]]*)\](?P<rest>.*)$")
 _WEAK = ", weak"

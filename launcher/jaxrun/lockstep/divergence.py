@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from jaxrun.protocol.worker_messages import Call
-from jaxrun.wording import plural
+from jaxrun.text import plural
 
 # Name, "float32[32,128]" and sharding of each.
 Arrays = tuple[tuple[str, str, str], ...]

@@ -6,12 +6,14 @@ Times are seconds since the epoch. A group is the text of the ranks that take pa
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any, NamedTuple
 
+from jaxrun.errors import UsageError
 from jaxrun.protocol.flight_file import EVERY_CALL, NOTHING
+from jaxrun.text import parse_ranks
 
 
 # A tuple, not a dataclass: a head may read a hundred thousand of them at once.
@@ -175,13 +177,8 @@ def strip_directory(place: str) -> str:
 
 @lru_cache(maxsize=1024)
 def parse_group(group: str) -> frozenset[int]:
-    """The ranks of a group, `0-2,5` or `0-2, 5`; none if the text is not a list of ranks."""
+    """The ranks of a group such as `0-2, 5`; none if the text is not a list of ranks."""
     try:
-        return frozenset(rank for part in group.split(",") if part.strip() for rank in _span(part))
-    except ValueError:
+        return frozenset().union(*parse_ranks(group, "a group"))
+    except UsageError:
         return frozenset()
-
-
-def _span(part: str) -> Iterable[int]:
-    first, _, last = part.partition("-")
-    return range(int(first), int(last or first) + 1)

@@ -6,8 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from jaxrun.lockstep.flight import AnyCall, Flight, parse_group
-from jaxrun.text import format_ranges
-from jaxrun.wording import format_seconds, plural
+from jaxrun.text import format_ranges, format_seconds, plural
 
 _KINDS = 2  # that one line tells of
 

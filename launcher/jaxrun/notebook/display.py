@@ -13,8 +13,7 @@ import jaxrun
 from jaxrun.gang.call import GangCall, Printed
 from jaxrun.notebook import errors
 from jaxrun.notebook.transcript import Page, Transcript, format_progress
-from jaxrun.text import format_ranks
-from jaxrun.wording import format_seconds, plural
+from jaxrun.text import format_ranks, format_seconds, plural
 
 _REFRESH_INTERVAL_S = 0.25  # seconds at least between two changes of what is shown
 _LAUNCHER_DIR = str(Path(jaxrun.__file__).parent) + os.sep

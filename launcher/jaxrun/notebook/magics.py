@@ -25,7 +25,7 @@ from jaxrun.notebook import errors
 from jaxrun.notebook.arguments import MagicArguments, parse_arguments
 from jaxrun.notebook.display import publish
 from jaxrun.notebook.transcript import MimeBundle, merge_by_rank
-from jaxrun.wording import format_seconds
+from jaxrun.text import format_seconds
 
 NAME = "gang"  # of the magic, and of the variable
 _WAITING = " did not return: "  # of the note for ranks that others have waited for

@@ -16,8 +16,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from jaxrun.text import format_ranges, format_ranks
-from jaxrun.wording import plural
+from jaxrun.text import format_ranges, format_ranks, plural
 
 MimeBundle = dict[str, str]  # of a display, by MIME type
 

@@ -26,9 +26,8 @@ from jaxrun.pytest_plugin.rank_results import PhaseState, RankResult
 from jaxrun.pytest_plugin.run_state import RunState
 from jaxrun.pytest_plugin.session import GangSession, session_error
 from jaxrun.pytest_plugin.timeouts import Expiry, Timeouts
-from jaxrun.text import format_ranks
+from jaxrun.text import format_ranks, format_seconds, format_signal
 from jaxrun.verdict.snapshot import Snapshot
-from jaxrun.wording import format_seconds, format_signal
 
 _DIVERGENCE_REPORT_TIMEOUT_S = 1.0  # seconds that the launcher has to say how the ranks came apart
 

@@ -14,9 +14,8 @@ from jaxrun.gang.call import Disconnected, LauncherOutput, Printed, RankMessage,
 from jaxrun.gang.gang import remote_function
 from jaxrun.lockstep import report
 from jaxrun.protocol.pytest_messages import SessionReady, SessionSettings
-from jaxrun.text import format_ranks
+from jaxrun.text import format_ranks, format_seconds
 from jaxrun.verdict.snapshot import Snapshot
-from jaxrun.wording import format_seconds
 
 _SESSION = ("jaxrun_runtime.pytest.session", "session")
 _SHUTDOWN_TIMEOUT_S = (

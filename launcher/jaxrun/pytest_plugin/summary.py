@@ -8,8 +8,7 @@ from dataclasses import dataclass
 from jaxrun.protocol.pytest_messages import PHASES
 from jaxrun.pytest_plugin.outcome import PhaseOutcome
 from jaxrun.pytest_plugin.rank_results import CUT_OFF_STATES, PhaseState, RankResult
-from jaxrun.text import format_ranks_on_hosts
-from jaxrun.wording import format_columns, format_seconds
+from jaxrun.text import format_columns, format_ranks_on_hosts, format_seconds
 
 _HEADLINE_LENGTH = 90  # characters; the whole of it stands below
 _FINE = (PhaseState.PASSED, PhaseState.ABSENT)

@@ -7,8 +7,8 @@ from pathlib import Path
 from jaxrun.errors import UsageError
 from jaxrun.rundir import recorders, timeline
 from jaxrun.rundir.rundir import COLLECTION_DIR, EVENTS_FILE, JOB_FILE, LATEST_LINK, VERDICT_FILE
+from jaxrun.text import plural
 from jaxrun.verdict import outcome, report
-from jaxrun.wording import plural
 
 
 def explain_run(path: Path) -> str:

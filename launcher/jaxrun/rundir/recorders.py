@@ -14,8 +14,7 @@ from jaxrun.lockstep.flight import Flight
 from jaxrun.lockstep.progress import format_progress
 from jaxrun.lockstep.reader import FlightReader
 from jaxrun.protocol.flight_file import flight_file_name
-from jaxrun.text import UNKNOWN_HOST, format_ranks_on_hosts
-from jaxrun.wording import format_columns, plural
+from jaxrun.text import UNKNOWN_HOST, format_columns, format_ranks_on_hosts, plural
 
 _NAME = re.compile(r"rank-(\d+)\.flight")
 

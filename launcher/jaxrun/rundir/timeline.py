@@ -8,8 +8,7 @@ from dataclasses import dataclass, field
 from statistics import median
 from typing import Any
 
-from jaxrun.text import format_ranks_on_hosts
-from jaxrun.wording import has_several_hosts, plural
+from jaxrun.text import format_ranks_on_hosts, has_several_hosts, plural
 
 STEPS = ("spawned", "imported", "joined", "proved", "first output", "ended")
 _STEP_OF_EVENT = {

@@ -8,7 +8,7 @@ import signal
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from jaxrun.wording import format_signal
+from jaxrun.text import format_signal
 
 LOG_NAME = "starter.log"
 _PIECE = 65536

@@ -17,13 +17,12 @@ from jaxrun.lockstep.compare import find_lags
 from jaxrun.lockstep.flight import Flight
 from jaxrun.lockstep.progress import format_strict_cost
 from jaxrun.protocol.flight_file import DIVERGENCE_ERROR
-from jaxrun.text import format_ranks
+from jaxrun.text import format_ranks, format_seconds, format_signal, has_several_hosts, plural
 from jaxrun.verdict import injected_faults, phrasing
 from jaxrun.verdict.known_errors import lookup
 from jaxrun.verdict.outcome import Verdict
 from jaxrun.verdict.outcome import to_json as to_json
 from jaxrun.verdict.snapshot import Snapshot
-from jaxrun.wording import format_seconds, format_signal, has_several_hosts, plural
 
 _EXIT_UNKNOWN = 1
 _STRICT = '"agreed"'  # in the text of a flight

@@ -8,8 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from jaxrun.diagnosis.worker_outcome import InjectedFault, WorkerOutcome
 from jaxrun.job.fault_spec import CUT, KILL, PAUSE
-from jaxrun.text import format_ranks_on_hosts
-from jaxrun.wording import format_seconds, format_signal
+from jaxrun.text import format_ranks_on_hosts, format_seconds, format_signal
 
 # What became of a rank, after `is` or `was`.
 PARTICIPLES = {

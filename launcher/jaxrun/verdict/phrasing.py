@@ -8,9 +8,16 @@ from collections.abc import Mapping, Sequence
 from jaxrun.diagnosis import consequences, stacks
 from jaxrun.diagnosis.worker_outcome import WorkerOutcome
 from jaxrun.protocol import ThreadFailed
-from jaxrun.text import format_ranges, format_ranks, format_ranks_on_hosts
+from jaxrun.text import (
+    format_ranges,
+    format_rank,
+    format_ranks,
+    format_ranks_on_hosts,
+    format_seconds,
+    format_signal,
+    plural,
+)
 from jaxrun.verdict import injected_faults
-from jaxrun.wording import format_rank, format_seconds, format_signal, plural
 
 _CRASHES = (signal.SIGSEGV, signal.SIGBUS, signal.SIGFPE, signal.SIGILL, signal.SIGSYS)
 _STAGES = {

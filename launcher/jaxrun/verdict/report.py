@@ -7,9 +7,8 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-from jaxrun.text import format_ranks
+from jaxrun.text import format_ranks, format_seconds, plural
 from jaxrun.verdict.outcome import Verdict
-from jaxrun.wording import format_seconds, plural
 
 _WIDTH = 100
 _INNOCENT = {"was stopped", "had finished"}

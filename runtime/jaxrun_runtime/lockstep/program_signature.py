@@ -106,17 +106,6 @@ def signature_fields(
     return ranks, fields
 
 
-def format_group(ranks: Sequence[int]) -> str:
-    """(0, 1, 2, 5) → "0-2,5"."""
-    parts: list[list[int]] = []
-    for rank in ranks:
-        if parts and rank == parts[-1][-1] + 1:
-            parts[-1][1:] = [rank]
-        else:
-            parts.append([rank])
-    return ",".join("-".join(map(str, part)) for part in parts)
-
-
 def _hash(value: object) -> str:
     return hashlib.blake2b(json.dumps(value).encode(), digest_size=8).hexdigest()
 

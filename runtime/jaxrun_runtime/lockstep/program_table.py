@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
 
+from jaxrun.text import format_ranges
 from jaxrun_runtime.lockstep import jax_hooks
 from jaxrun_runtime.lockstep.flight_recorder import FlightRecorder, RecordedProgram
 
@@ -77,7 +78,7 @@ class ProgramTable:
         ranks, fields = program_signature.signature_fields(executed, args, note)
         alike = (fields["key"], fields["code"], fields["source"])  # as of one that was compiled again
         if alike not in self._alike:
-            group = self._recorder.add_group(program_signature.format_group(ranks))
+            group = self._recorder.add_group(format_ranges(ranks))
             self._alike[alike] = self._recorder.add_program(group, fields)
         self._notes.pop(executed, None)
         return self._alike[alike]
