@@ -15,7 +15,7 @@ launcher, mode, *codes = arguments
 sys.argv = [sys.argv[0], launcher]
 import worker_by_hand  # noqa: E402
 
-from jaxrun.protocol import (
+from jaxrun.protocol import (  # noqa: E402
     FORK_DESCRIPTORS,
     ForkDeclined,
     ForkWorker,

@@ -27,8 +27,9 @@ from jaxrun.errors import (
     UsageError,
 )
 
-_UNFINISHED_STATES = {"PENDING", "RUNNING", "COMPLETING", "CONFIGURING", "SUSPENDED", "REQUEUED", "REQUEUE_HOLD", "REQUEUE_FED",
-             "RESIZING", "RESV_DEL_HOLD", "SIGNALING", "SPECIAL_EXIT", "STAGE_OUT", "STOPPED"}  # fmt: skip
+_UNFINISHED_STATES = {"PENDING", "RUNNING", "COMPLETING", "CONFIGURING", "SUSPENDED", "REQUEUED", "REQUEUE_HOLD",
+                      "REQUEUE_FED", "RESIZING", "RESV_DEL_HOLD", "SIGNALING", "SPECIAL_EXIT", "STAGE_OUT",
+                      "STOPPED"}  # fmt: skip
 # For these ends Slurm's own ExitCode says nothing, or another thing than the user asks for.
 _EXIT_STATUS_BY_STATE = {
     "BOOT_FAIL": EXIT_UNAVAILABLE,

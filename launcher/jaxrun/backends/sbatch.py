@@ -132,7 +132,8 @@ def _sigterm_before_limit(job: Job) -> list[str]:
         return []
     return [
         "",
-        f"# SIGTERM to jaxrun, {early} to {early + _SIGNAL_JITTER_S} s before the time limit, as JAX's notice of preemption.",
+        f"# SIGTERM to jaxrun, {early} to {early + _SIGNAL_JITTER_S} s before the time limit, as JAX's notice of "
+        "preemption.",
         "# (Slurm's own line in the output says CANCELLED, but nothing else has happened yet.) The program then has",
         f"# {job.grace:g} seconds to save its work; for more, raise both --grace, below, and the number here.",
         f"#SBATCH --signal=B:TERM@{early}",

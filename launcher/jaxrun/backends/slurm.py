@@ -159,8 +159,8 @@ def _check_room(inside: Allocation, counts: Sequence[int], room: Sequence[int], 
         made_for = f", made for {plural(inside.tasks, 'task')}" if inside.tasks else ""
         raise UsageError(
             f"{sum(counts)} processes x {plural(each, 'CPU')} do not fit Slurm job {inside.job_id}{made_for}: its CPUs "
-            f"are {_node_numbers(inside, inside.cpus[: len(room)])}. Ask salloc or sbatch for -n {sum(counts)} -c {each}, "
-            "start fewer with -n, or let processes share CPUs: --slurm-args --overcommit"
+            f"are {_node_numbers(inside, inside.cpus[: len(room)])}. Ask salloc or sbatch for -n {sum(counts)} "
+            f"-c {each}, start fewer with -n, or let processes share CPUs: --slurm-args --overcommit"
         )
 
 

@@ -167,7 +167,8 @@ def combined_exception(failures: Sequence[RemoteFailure], waiting: str = "") -> 
         exceptions.append(exception)
     result = exceptions[0]
     if len(exceptions) > 1:
-        text = f"{format_ranks_on_hosts([failure.rank for failure in own], hosts)} raised {len(exceptions)} different errors"
+        where = format_ranks_on_hosts([failure.rank for failure in own], hosts)
+        text = f"{where} raised {len(exceptions)} different errors"
         result = BaseExceptionGroup(text, exceptions)
     if lost:
         _note(result, f"{format_ranks_on_hosts(lost, hosts)} lost a connection to another")

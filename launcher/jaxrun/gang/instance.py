@@ -90,7 +90,8 @@ class GangInstance:
         """Why it has ended, which the launcher may take `patience` seconds to say; these ranks are `gone`."""
         verdict = self.launcher.wait_for_verdict(patience)
         if verdict is None:
-            text = f"{format_ranks(gone)} of this gang ended, and its launcher does not say why\n{self.launcher.all_output}"
+            text = f"{format_ranks(gone)} of this gang ended, and its launcher does not say why"
+            text += f"\n{self.launcher.all_output}"
             return WorkerDied(text, sorted(gone), {worker.rank: worker.host for worker in self.workers}, 1)
         self.launcher.wait(patience)
         parts = (verdict.headline, verdict.means, *verdict.details, verdict.traceback, verdict.divergence)

@@ -258,7 +258,8 @@ class Head:
         if not self._workers.has_worker(lost.rank):
             if self._phase not in _HEALTHY:
                 return []
-            text = f"the agent of {format_ranks_on_hosts([lost.rank], self._workers.hosts)} went away before its worker was started"
+            whose = format_ranks_on_hosts([lost.rank], self._workers.hosts)
+            text = f"the agent of {whose} went away before its worker was started"
             return self._give_up("unavailable", f"{text}: {lost.reason}", now)
         if self._workers.has_ended(lost.rank):
             return []
@@ -415,7 +416,8 @@ class Head:
             case "kill":
                 roster = self._workers
                 late = roster.live_reported if self._phase is JobPhase.STOPPING else roster.working or roster.live
-                text = f"{format_ranks_on_hosts(late, roster.hosts)} did not end within {self._limits.grace:g} s; sent SIGKILL"
+                who = format_ranks_on_hosts(late, roster.hosts)
+                text = f"{who} did not end within {self._limits.grace:g} s; sent SIGKILL"
                 return [PrintLine(text), *self._stop(now, roster.live)]
             case "progress":
                 self._alarms[name] = now + PROGRESS[1]

@@ -178,8 +178,8 @@ def _rank_info(engine: ClusterEnv, environ: Mapping[str, str], ancestors: Iterab
     )
     if rank >= size:
         raise UnavailableError(
-            f"{engine.title} has set {engine.rank_variable}={rank}, which is no rank in a job of {engine.size_variable}={size}; "
-            "look for what changes these variables before jaxrun is run"
+            f"{engine.title} has set {engine.rank_variable}={rank}, which is no rank in a job of "
+            f"{engine.size_variable}={size}; look for what changes these variables before jaxrun is run"
         )
     parts = [environ.get(name) for name in engine.job_variables]
     job = ".".join(part or "0" for part in parts) if any(parts) else ""

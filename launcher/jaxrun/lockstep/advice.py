@@ -6,10 +6,10 @@ from jaxrun.lockstep.differences import DifferenceKind
 
 _SAME_CALLS = "every rank must make the same cross-process calls in the same order"
 ADVICE = {
-    DifferenceKind.ABSENT: f"{_SAME_CALLS}, and equally many: pad or drop the uneven tail of the data on every rank alike "
-    "(jaxrun_runtime.batches does); make a call that stands under a condition on every rank, or on none.",
-    DifferenceKind.FUNCTION: f"{_SAME_CALLS}: make one that stands under a condition (as of jax.process_index()) on every rank, "
-    "or on none.",
+    DifferenceKind.ABSENT: f"{_SAME_CALLS}, and equally many: pad or drop the uneven tail of the data on every rank "
+    "alike (jaxrun_runtime.batches does); make a call that stands under a condition on every rank, or on none.",
+    DifferenceKind.FUNCTION: f"{_SAME_CALLS}: make one that stands under a condition (as of jax.process_index()) on "
+    "every rank, or on none.",
     DifferenceKind.NAMESAKE: f"{_SAME_CALLS}, of the same functions: broadcast rank 0's choice if the data decides "
     "(jax.experimental.multihost_utils.broadcast_one_to_all).",
     DifferenceKind.MESH: "make the mesh from the same devices in the same order on every rank (jax.make_mesh does).",
@@ -20,8 +20,8 @@ ADVICE = {
     "(jaxrun_runtime.shard does), and sort what comes out of a set.",
     DifferenceKind.DTYPE: "convert it to the same dtype on every rank (x.astype).",
     DifferenceKind.SHARDING: "give it the same sharding on every rank (jax.device_put, in_shardings).",
-    DifferenceKind.WEAK: "a Python number is weakly typed, an array is not: make it an array of one dtype on every rank "
-    "(jnp.asarray(value, dtype)).",
+    DifferenceKind.WEAK: "a Python number is weakly typed, an array is not: make it an array of one dtype on every "
+    "rank (jnp.asarray(value, dtype)).",
     DifferenceKind.RESULT: "ask for the same results on every rank, with the same dtypes and out_shardings.",
     DifferenceKind.DONATION: "donate the same arguments on every rank (donate_argnums, donate_argnames).",
     DifferenceKind.ATTRIBUTE: "compile it with the same options on every rank.",

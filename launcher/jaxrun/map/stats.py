@@ -31,7 +31,8 @@ class MapStats:
         processes = f"{self.processes} process{'es' * (self.processes > 1)}"
         shape = f"{processes} x {self.devices} device{'s' * (self.devices > 1)} ({self.platform})"
         rate = self.items / self.seconds if self.seconds else 0.0
-        return f"{self.method}, {shape}, chunks of {self.chunk_size}: {self.items} items in {self.seconds:.3g} s, {rate:.3g}/s"
+        amount = f"{self.items} items in {self.seconds:.3g} s, {rate:.3g}/s"
+        return f"{self.method}, {shape}, chunks of {self.chunk_size}: {amount}"
 
 
 _accounts: weakref.WeakKeyDictionary[BaseGang, MapStats] = weakref.WeakKeyDictionary()

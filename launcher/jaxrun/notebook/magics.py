@@ -83,9 +83,8 @@ def _command(shell: Any, asked: MagicArguments) -> None:
     elif asked.action == "restart" and gang is not None:
         began = time.monotonic()
         gang.restart()
-        print(
-            f"jaxrun: {describe_gang(gang.spec, gang.workers)}, started anew in {format_seconds(time.monotonic() - began)}"
-        )
+        took = format_seconds(time.monotonic() - began)
+        print(f"jaxrun: {describe_gang(gang.spec, gang.workers)}, started anew in {took}")
     elif gang is None:
         print(f"jaxrun: there is no gang; %{NAME} -n 4 starts one of 4 processes")
     else:

@@ -41,8 +41,8 @@ def find_run_dir(path: Path) -> Path:
     if jobs:
         return max(jobs, key=lambda job: job.stat().st_mtime)
     raise UsageError(
-        f"{path} is not a run directory: it holds none of {JOB_FILE}, {EVENTS_FILE} and {VERDICT_FILE}, and no directory "
-        f"that does. Give the run directory of a job, as {COLLECTION_DIR}/{LATEST_LINK}."
+        f"{path} is not a run directory: it holds none of {JOB_FILE}, {EVENTS_FILE} and {VERDICT_FILE}, and no "
+        f"directory that does. Give the run directory of a job, as {COLLECTION_DIR}/{LATEST_LINK}."
     )
 
 

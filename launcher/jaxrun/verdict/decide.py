@@ -115,7 +115,8 @@ def judge_failure(
     intro, traceback = phrasing.find_evidence([first] if harm else guilty, hosts)
     moment = phrasing.describe_time(first, started, run_at)
     if harm:
-        headline = f"{phrasing.describe_ranks(guilty, hosts)} {injected_faults.describe_with_time(harm, run_at, many=len(guilty) > 1)}."
+        what = injected_faults.describe_with_time(harm, run_at, many=len(guilty) > 1)
+        headline = f"{phrasing.describe_ranks(guilty, hosts)} {what}."
     elif culpability(first) is Culpability.CONSEQUENCE:
         headline = _no_cause(ends, first, hosts, moment)
     else:
