@@ -97,8 +97,9 @@ class Play:
         began = time.time()
         server = None
         if fork:
-            program = client.program_of(plan.argv)
-            server = client.start(plan.argv[:1], program, plan.base_env(os.environ))
+            environ = plan.base_env(os.environ)
+            server = client.start(plan.argv[:1], environ)
+            assert server.configure(client.program_of(plan.argv), environ)
         self.crew = WorkerGroup(plan, Spawner(plan, os.environ, ""), server)
         expected = Expected(size, plan.job_id, "cpu", None)
         head = Head(dict.fromkeys(range(size), "h1"), expected, TimeLimits(init, job, grace), "127.0.0.1", began)

@@ -1,6 +1,6 @@
-"""The interpreter of a plan that forks, by hand: `… -m jaxrun_runtime[.forkserver FD] LAUNCHER MODE CODE...`.
+"""The interpreter of a plan that forks, by hand: `… -m jaxrun_runtime LAUNCHER MODE CODE...` is a worker_by_hand.
 
-As a fork server it forks, declines, fails or dies, as MODE says; as a worker it is worker_by_hand.
+As `… -m jaxrun_runtime.forkserver FD workers`, with such a program, it forks, declines, fails or dies, as MODE says.
 """
 
 import os
@@ -8,22 +8,27 @@ import socket
 import sys
 import time
 from dataclasses import replace
+from pathlib import Path
 
-_, _, name, *arguments = sys.argv
-channel = socket.socket(fileno=int(arguments.pop(0))) if name.endswith("forkserver") else None
-launcher, mode, *codes = arguments
-sys.argv = [sys.argv[0], launcher]
+_, _, module, *arguments = sys.argv
+sys.argv = [sys.argv[0], str(Path(__file__).parents[2] / "launcher")]  # as worker_by_hand wants it
 import worker_by_hand  # noqa: E402
 
-from jaxrun.protocol import (  # noqa: E402
+from jaxrun.protocol.codec import WorkerMessageDecoder, encode  # noqa: E402
+from jaxrun.protocol.env import WorkerEnv  # noqa: E402
+from jaxrun.protocol.worker_messages import (  # noqa: E402
     FORK_DESCRIPTORS,
+    ConfigureForkServer,
     ForkDeclined,
     ForkWorker,
-    WorkerEnv,
     WorkerForked,
-    WorkerMessageDecoder,
-    encode,
 )
+
+
+def configure():
+    (order,) = WorkerMessageDecoder().feed(channel.recv(2**18))
+    assert isinstance(order, ConfigureForkServer)
+    return order.program
 
 
 def serve():
@@ -62,6 +67,8 @@ def become(order, descriptors):
     worker_by_hand.live(env, codes[env.rank])
 
 
+channel = socket.socket(fileno=int(arguments[0])) if module.endswith("forkserver") else None
+_, mode, *codes = configure() if channel is not None else arguments
 if channel is not None:
     serve()
 told = WorkerEnv.from_env(os.environ)

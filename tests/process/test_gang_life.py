@@ -362,9 +362,9 @@ def test_ctrl_c_that_nobody_catches_ends_it(session):
 
 def test_ctrl_c_while_a_gang_starts_leaves_none_behind(session):
     running = session("""
-        from jaxrun.gang import job
-        real = job.nursery
-        job.nursery = lambda *args, **more: (print("starting", flush=True), real(*args, **more))[1]
+        from jaxrun.gang import instance
+        real = instance.pool_for
+        instance.pool_for = lambda *args, **more: (print("starting", flush=True), real(*args, **more))[1]
         try:
             jaxrun.Gang(processes=2)
         except KeyboardInterrupt:

@@ -76,26 +76,24 @@ def test_a_failed_start_leaves_nothing_open(tmp_path):
     with pytest.raises(FileNotFoundError):
         spawner.spawn(plan.workers[0])
     with pytest.raises(FileNotFoundError):
-        client.start(plan.argv[:1], client.program_of(plan.argv), os.environ)
+        client.start(plan.argv[:1], os.environ)
     lines, request = spawner.fork_request(plan.workers[0])
     request.close()
     lines.close()
     assert len(os.listdir("/proc/self/fd")) == len(before)
 
 
-def test_the_fork_server_is_given_the_program_and_has_no_streams_but_stderr(tmp_path):
+def test_the_fork_server_is_given_its_role_and_has_no_streams_but_stderr(tmp_path):
     python = tmp_path / "python"
     python.write_text(f'#!/bin/sh\nprintf "%s|" "$@" $(readlink /proc/$$/fd/0 /proc/$$/fd/1) > {tmp_path}/arguments\n')
     python.chmod(0o755)
-    plan = _plan(str(python), "-m", "jaxrun_runtime", "-m", "my.program", "an argument")
-    server = client.start(plan.argv[:1], client.program_of(plan.argv), os.environ)
+    server = client.start([str(python)], os.environ)
     os.waitpid(server.pid, 0)
-    _, module, fd, *program, stdin, stdout = (tmp_path / "arguments").read_text().split("|")[:-1]
-    assert module == "jaxrun_runtime.forkserver" and fd.isdigit()
-    assert program == ["-m", "my.program", "an argument"]
+    _, module, fd, role, stdin, stdout = (tmp_path / "arguments").read_text().split("|")[:-1]
+    assert module == "jaxrun_runtime.forkserver" and fd.isdigit() and role == "workers"
     assert stdin == stdout == os.devnull
     assert server.receive() == [None]
-    server.channel.close()
+    server.close()
 
 
 @pytest.mark.parametrize(("lockstep", "seen"), [("record", True), ("off", True), ("record", False)])

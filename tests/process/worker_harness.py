@@ -14,6 +14,7 @@ from jaxrun.protocol import (
     FORK_DESCRIPTORS,
     Call,
     CallMismatch,
+    ConfigureForkServer,
     CoordinatorReady,
     DeviceReport,
     Done,
@@ -111,13 +112,14 @@ class Troupe:
 
     def _fork(self, ends):
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        argv = [sys.executable, "-m", "jaxrun_runtime.forkserver", theirs.fileno(), *self.argv]
+        argv = [sys.executable, "-m", "jaxrun_runtime.forkserver", theirs.fileno(), "workers"]
         with open(os.devnull, "r+b") as null, open(self.folder / "server", "wb") as log:
             standard = [null.fileno(), null.fileno(), log.fileno()]
             self.server = spawn(argv, self.environ, standard, [theirs.fileno()], self.folder)
         theirs.close()
         ours.settimeout(_TIMEOUT)
         with ours:
+            ours.send(encode(ConfigureForkServer(tuple(map(str, self.argv)), {}, (), "")))
             for rank, descriptors in enumerate(ends):
                 with contextlib.suppress(BrokenPipeError):
                     socket.send_fds(ours, [encode(ForkWorker(rank, self._told(rank, -1, -1, -1)))], descriptors)

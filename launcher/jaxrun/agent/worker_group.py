@@ -121,5 +121,5 @@ class WorkerGroup:
         while self._requests:
             self._requests.popleft().close()
         if self._fork_server is not None:
-            self._fork_server.channel.close()
+            self._fork_server.close()
             self._fork_server = None

@@ -1,7 +1,7 @@
-"""The process that imports jax once for all workers, and forks them: how it is started and spoken to.
+"""Starts a fork server and asks it for workers.
 
-It is started before most of the launcher is imported, which then happens in the shadow of its own, longer import:
-nothing here may import more than it must.
+Most jobs start theirs before most of the launcher is imported, which then happens in the shadow of the server's own,
+longer import of jax: so this module imports no more than it must.
 """
 
 from __future__ import annotations
@@ -14,13 +14,18 @@ from typing import TYPE_CHECKING, Protocol
 from jaxrun import RUNTIME
 
 if TYPE_CHECKING:
-    from jaxrun.protocol import ForkDeclined, WorkerForked
+    from jaxrun.protocol.worker_messages import ForkDeclined, WorkerForked
 
 _RECEIVE_BYTES = 65536
+# Prefixes of what an interpreter, or its C library, reads when it starts, and of what jax and numpy read when they are
+# imported. The fork server sets the options of JAX that are excepted itself.
+_READ_AT_START = ("PYTHON", "LD_", "MALLOC_", "GLIBC_", "LC_", "LANG", "TZ")
+_READ_AT_IMPORT = ("JAX_", "NPY_", "NUMPY_")
+_SET_AFTER_IMPORT = frozenset(("JAX_NUM_CPU_DEVICES", "JAX_PLATFORMS"))
 
 
 class Request(Protocol):
-    """A frame for the server, and the worker's descriptors that go with it; ours are closed once it was sent."""
+    """A frame for the server, and the worker's descriptors that go with it; `close` closes the caller's copies."""
 
     @property
     def message(self) -> bytes: ...
@@ -32,26 +37,35 @@ class Request(Protocol):
 
 
 class ForkServer:
-    """The launcher's handle on it. Where it was `given`, its workers do not carry the mark of the job."""
+    """A running fork server, whose environment is `environ`.
 
-    def __init__(self, pid: int, channel: socket.socket, *, given: bool = False) -> None:
+    directory: where the workers are to run, for a server that was `inherited`: another process has made it, with jax
+               in it, so its workers do not carry the job's mark
+    """
+
+    def __init__(self, pid: int, channel: socket.socket, environ: Mapping[str, str], directory: str = "") -> None:
         self.pid = pid
         self.channel = channel
-        self.inherited = given
+        self.inherited = bool(directory)
+        self._environ = environ
+        self._directory = directory
 
-    def set_up(
-        self, program: Sequence[str], values: Mapping[str, str], unset: Sequence[str], directory: str = ""
-    ) -> None:
-        """Tell a server that was started ahead which program it is for, and what changes for that. OSError.
+    def configure(self, program: Sequence[str], environ: Mapping[str, str]) -> bool:
+        """Name the program of the workers and their environment; False if the server cannot change its own to that.
 
-        `values` and `unset` are about its environment, `directory` is where to go.
+        To be called once, first of all. Raises OSError if the server has gone or the message is too long.
         """
-        from jaxrun.protocol import ConfigureForkServer, encode
+        from jaxrun.protocol.codec import encode
+        from jaxrun.protocol.worker_messages import ConfigureForkServer
 
-        self.channel.send(encode(ConfigureForkServer(tuple(program), values, tuple(unset), directory)))
+        values, unset = difference(self._environ, environ)
+        if any(is_fixed(name, jax_imported=self.inherited) for name in (*values, *unset)):
+            return False
+        self.channel.send(encode(ConfigureForkServer(tuple(program), values, unset, self._directory)))
+        return True
 
     def send(self, request: Request) -> None:
-        """Hand over a request, with its descriptors. ConnectionError when the server has gone."""
+        """Ask for a worker. Raises ConnectionError if the server has gone."""
         try:
             socket.send_fds(self.channel, [request.message], request.descriptors)
         finally:
@@ -59,7 +73,8 @@ class ForkServer:
 
     def receive(self) -> list[WorkerForked | ForkDeclined | None]:
         """The answers that have arrived; None, as the last, when the server has gone."""
-        from jaxrun.protocol import ForkDeclined, WorkerForked, WorkerMessageDecoder
+        from jaxrun.protocol.codec import WorkerMessageDecoder
+        from jaxrun.protocol.worker_messages import ForkDeclined, WorkerForked
 
         answers: list[WorkerForked | ForkDeclined | None] = []
         while True:
@@ -68,12 +83,29 @@ class ForkServer:
             except BlockingIOError:
                 return answers
             except ConnectionResetError:
-                continue  # it left requests unread; said once, before the answers that it sent
+                continue  # it left requests unread; reported once, before the answers that it sent
             if not data:
                 return [*answers, None]
             (answer,) = WorkerMessageDecoder().feed(data)
             assert isinstance(answer, (WorkerForked, ForkDeclined))
             answers.append(answer)
+
+    def close(self) -> None:
+        """Close the channel; the server ends, and its workers become children of the nearest subreaper."""
+        self.channel.close()
+
+
+def difference(own: Mapping[str, str], wanted: Mapping[str, str]) -> tuple[dict[str, str], tuple[str, ...]]:
+    """The variables to set and those to unset, to make `wanted` of `own`."""
+    values = {name: value for name, value in wanted.items() if own.get(name) != value}
+    return values, tuple(sorted(own.keys() - wanted.keys()))
+
+
+def is_fixed(name: str, *, jax_imported: bool) -> bool:
+    """Whether a variable of a running fork server can no longer be changed."""
+    if name.startswith(_READ_AT_START):
+        return True
+    return jax_imported and name.startswith(_READ_AT_IMPORT) and name not in _SET_AFTER_IMPORT
 
 
 def program_of(worker_argv: Sequence[str]) -> Sequence[str]:
@@ -81,31 +113,30 @@ def program_of(worker_argv: Sequence[str]) -> Sequence[str]:
     return worker_argv[worker_argv.index(RUNTIME) + 1 :]
 
 
-def from_descriptor(text: str) -> ForkServer:
-    """The one that is our child already, as `text` says: "DESCRIPTOR:PID"."""
-    descriptor, _, pid = text.partition(":")
-    os.set_inheritable(int(descriptor), False)
-    return ForkServer(int(pid), socket.socket(fileno=int(descriptor)), given=True)
+def start(python: Sequence[str], environ: Mapping[str, str]) -> ForkServer:
+    """Start a server for workers with the interpreter `python`; to be configured. Raises OSError if that fails."""
+    return ForkServer(*start_server(python, environ, "workers"), environ)
 
 
-def start(python: Sequence[str], program: Sequence[str], environ: Mapping[str, str]) -> ForkServer:
-    """Start it with the interpreter `python`, for workers that run `program`; if that is empty, ahead, to be set up.
+def start_server(
+    python: Sequence[str], environ: Mapping[str, str], role: str, *modules: str
+) -> tuple[int, socket.socket]:
+    """Start a fork server in a `role` of its command line; returns its process id and channel. Raises OSError.
 
-    May raise OSError. It speaks on stderr only.
+    The server inherits stderr; its stdin and stdout are /dev/null.
     """
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     os.set_inheritable(theirs.fileno(), True)
     null = os.open(os.devnull, os.O_RDWR)
     try:
-        argv = (*python, "-m", f"{RUNTIME}.forkserver", str(theirs.fileno()), *program)
-        pid = start_process(argv, environ, (null, null))
-    except OSError:
+        argv = (*python, "-m", f"{RUNTIME}.forkserver", str(theirs.fileno()), role, *modules)
+        return start_process(argv, environ, (null, null)), ours
+    except BaseException:
         ours.close()
         raise
     finally:
         os.close(null)
         theirs.close()
-    return ForkServer(pid, ours)
 
 
 def start_process(argv: Sequence[str], environ: Mapping[str, str], streams: tuple[int, ...]) -> int:

@@ -55,7 +55,7 @@ class GangInstance:
         self.interrupts = 0
         self._meeting = RankListener(far=shape.backend != "local", interface=_interface(shape.options))
         try:
-            ready = pool_for({**environ, **shape.env}, bare=not shape.may_fork)
+            ready = pool_for({**environ, **shape.env}, with_jax=shape.may_fork)
             run_dir = run_dir or self._meeting.directory / "run"
             self.launcher = LauncherProcess(
                 ready, shape.command_line(run_dir), {**environ, **self._meeting.environ}, run_dir

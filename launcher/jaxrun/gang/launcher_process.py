@@ -23,15 +23,15 @@ _OF_A_RANK = "["  # how a line begins that a rank has written
 
 
 class LauncherProcess:
-    """Started by `nursery`; `words` and `process` are descriptors to listen to."""
+    """Started by a `pool`; `output_fd` and `pidfd` are descriptors to wait for."""
 
-    def __init__(self, nursery: LauncherPool, words: Sequence[str], environ: Mapping[str, str], run_dir: Path) -> None:
+    def __init__(self, pool: LauncherPool, words: Sequence[str], environ: Mapping[str, str], run_dir: Path) -> None:
         self.run_dir = run_dir
         self.output_fd, theirs = os.pipe()
         os.set_blocking(self.output_fd, False)
         self._control, control = socket.socketpair()
         try:
-            started = nursery.start(words, environ, theirs, control.fileno())
+            started = pool.start(words, environ, theirs, control.fileno())
         except BaseException:
             os.close(self.output_fd)
             self._control.close()

@@ -11,4 +11,4 @@ GANG_ADDRESS = f"{RESERVED_PREFIX}GANG"
 GANG_TOKEN = f"{RESERVED_PREFIX}GANG_TOKEN"
 CONTROL_FD = f"{RESERVED_PREFIX}CONTROL_FD"
 GANG_DIRECTORY_PREFIX = "jaxrun-gang-"  # and the parent's process id: how the temporary directories of gangs begin
-SHUTDOWN_BYTE = b"."  # what a parent sends its nursery in the end; without it, it has died
+SHUTDOWN_BYTE = b"."  # what a Python process sends the fork server of its gangs in the end; else it has died

@@ -20,9 +20,9 @@ descriptors of FORK_DESCRIPTORS beside it:
     Fork       ──────────▶
                ◀──────────  Forked | ForkDeclined
 
-A nursery starts launchers, each with a fork server of its own that has imported jax already:
+The fork server of a Python process with gangs starts launchers, each with a fork server of its own:
 
-    StartLauncher    ──────────▶  nursery      (with the descriptors of LAUNCHER_DESCRIPTORS beside it)
+    StartLauncher    ──────────▶  fork server  (with the descriptors of LAUNCHER_DESCRIPTORS beside it)
                      ◀──────────  LauncherStarted  (with a descriptor of its process) | ForkDeclined
 
 Times are seconds since the epoch on the sender's clock.
@@ -212,7 +212,7 @@ class ForkDeclined:
 
 @dataclass(frozen=True, slots=True)
 class StartLauncher:
-    """Run `jaxrun` with the words `argv` in `directory`, with these variables in place of the nursery's own."""
+    """Run `jaxrun` with the words `argv` in `directory`, with these variables in place of the fork server's own."""
 
     argv: tuple[str, ...]
     directory: str

@@ -5,7 +5,6 @@ Importing jax takes longest, so its process is started before the rest of the la
 
 from __future__ import annotations
 
-import contextlib
 import resource
 import time
 from collections.abc import Mapping
@@ -15,8 +14,8 @@ from typing import TYPE_CHECKING
 
 from jaxrun.agent.guard import Guard, job_marker
 from jaxrun.errors import UsageError
-from jaxrun.forkserver import client
-from jaxrun.forkserver.early import EarlyStart
+from jaxrun.forkserver import early
+from jaxrun.forkserver.early import EarlyServer
 from jaxrun.job.plan import Plan
 from jaxrun.rundir import rundir
 
@@ -31,7 +30,7 @@ _FILES_OF_OURS = 64
 def run(
     plan: Plan,
     environ: Mapping[str, str],
-    head_start: EarlyStart | None = None,
+    early_server: EarlyServer | None = None,
     meeting: Endpoint | None = None,
 ) -> int:
     """Run the job to its end; returns the exit status of `jaxrun`. `meeting` is where agents on other hosts come to."""
@@ -49,11 +48,7 @@ def run(
             plan, environ, directory, Guard(), started, meeting
         )  # the agents have guards of their own
     guard = Guard(job_marker(plan.job_id))  # forks, so it comes before any thread
-    server = head_start.server_for(plan, environ) if head_start else None
-    if plan.fork and server is None:
-        with contextlib.suppress(OSError):  # starting workers afresh will fail too, and say why
-            program = client.program_of(plan.argv)
-            server = client.start(plan.argv[:1], program, plan.base_env(environ))
+    server = early.server_for(plan, environ, early_server)
 
     from jaxrun.supervisor import local
 

@@ -1,0 +1,83 @@
+"""A launcher that waits for its command line: `python -m jaxrun.cli.spare CHANNEL_FD [SERVER_FD:SERVER_PID]`.
+
+A fork server starts it ahead of time, so that the start of a gang costs no imports. CHANNEL_FD is where the command
+line comes; SERVER is the launcher's own fork server, its child, which has imported jax.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import socket
+import sys
+from importlib import import_module
+from typing import NoReturn
+
+from jaxrun.forkserver.client import ForkServer
+from jaxrun.forkserver.early import EarlyServer
+from jaxrun.job import interpreter
+from jaxrun.protocol.codec import WorkerMessageDecoder
+from jaxrun.protocol.names import CONTROL_FD, RESERVED_PREFIX
+from jaxrun.protocol.worker_messages import LAUNCHER_DESCRIPTORS, StartLauncher
+
+_MAX_REQUEST_BYTES = 2**18
+_IMPORTED_BY_EVERY_JOB = (
+    "jaxrun.cli.main",
+    "jaxrun.supervisor.local",
+    "jaxrun.supervisor.run",
+    "jaxrun.backends.local",
+    "jaxrun.job.layout",
+    "jaxrun.job.machine",
+    "jaxrun.job.program",
+    "jaxrun.job.settings",
+    "jaxrun.rundir.rundir",
+)
+
+
+def main() -> NoReturn:
+    channel = socket.socket(fileno=int(sys.argv[1]))
+    os.set_inheritable(channel.fileno(), False)
+    for name in _IMPORTED_BY_EVERY_JOB:
+        import_module(name)
+    frame, descriptors, _, _ = socket.recv_fds(channel, _MAX_REQUEST_BYTES, len(LAUNCHER_DESCRIPTORS))
+    channel.close()
+    if not frame:
+        os._exit(0)
+    (order,) = WorkerMessageDecoder().feed(frame)
+    assert isinstance(order, StartLauncher)
+    stderr, control = descriptors
+    os.dup2(stderr, 2)
+    os.close(stderr)
+    os.set_inheritable(control, False)
+    hang_up = select.poll()
+    hang_up.register(control, select.POLLHUP)
+    if hang_up.poll(0):  # a Ctrl-C has ended the gang's start already, and the run directory's parent may be gone
+        os._exit(0)
+    early_server = _fork_server(sys.argv[2], order.directory) if len(sys.argv) > 2 else None
+    os.environ.update(order.environment)
+    for name in order.unset:
+        os.environ.pop(name, None)
+    os.environ[CONTROL_FD] = str(control)
+    try:
+        os.chdir(order.directory)
+    except OSError as error:
+        print(f"jaxrun: {order.directory}: {error.strerror}", file=sys.stderr)
+        os._exit(1)
+    from jaxrun.cli.main import run_and_exit
+
+    run_and_exit(order.argv, early_server)
+
+
+def _fork_server(text: str, directory: str) -> EarlyServer:
+    """The fork server that this process has as its child; `text` is "DESCRIPTOR:PID"."""
+    descriptor, _, pid = text.partition(":")
+    channel = socket.socket(fileno=int(descriptor))
+    os.set_inheritable(channel.fileno(), False)
+    # The environment that both were started with.
+    environ = {name: value for name, value in os.environ.items() if not name.startswith(RESERVED_PREFIX)}
+    environ |= interpreter.interpreter_settings(environ)
+    return EarlyServer(os.urandom(16).hex(), ForkServer(int(pid), channel, environ, directory))
+
+
+if __name__ == "__main__":
+    main()

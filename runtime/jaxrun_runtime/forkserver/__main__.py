@@ -1,0 +1,30 @@
+"""Entry point of the fork server; the package describes the arguments."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import sys
+from typing import NoReturn
+
+
+def main() -> NoReturn:
+    os.environ.pop("PYTHONSAFEPATH", None)
+    _, fd, role, *modules = sys.argv
+    channel = socket.socket(fileno=int(fd))
+    os.set_inheritable(channel.fileno(), False)
+    if role == "workers":
+        from jaxrun_runtime.forkserver import workers
+
+        workers.import_stdlib()
+        program = workers.configure(channel)
+        workers.serve(channel, program, workers.import_jax(channel))
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # srun sends it to all processes of a step; the Python process decides
+    from jaxrun_runtime.forkserver import launchers
+
+    launchers.serve(channel, modules, with_jax=role == "launchers")
+
+
+if __name__ == "__main__":
+    main()

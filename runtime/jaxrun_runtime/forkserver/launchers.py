@@ -1,0 +1,139 @@
+"""Forks launchers for the gangs of one Python process, each with a fork server of its own.
+
+A launcher is made ahead of time and waits for its command line. When the Python process ends, this process ends, and
+so do the launchers and their jobs.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import importlib
+import os
+import shutil
+import socket
+import sys
+import tempfile
+import time
+import traceback
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NoReturn
+
+from jaxrun.protocol.codec import encode
+from jaxrun.protocol.names import GANG_DIRECTORY_PREFIX, SHUTDOWN_BYTE
+from jaxrun.protocol.worker_messages import LAUNCHER_DESCRIPTORS, LauncherStarted
+from jaxrun_runtime import linux
+from jaxrun_runtime.forkserver import workers
+
+_MAX_REQUEST_BYTES = 2**18
+_REAP_INTERVAL_S = 1.0
+_IDLE_BEFORE_SPARE_S = 0.2  # without a request, after which the next launcher is made ready
+_LAUNCHER_EXIT_GRACE_S = 0.5  # for launchers to end by themselves once the Python process has died
+_IMPORTED_BY_RANKS = ("jaxrun_runtime.gang_worker", "cloudpickle")
+
+
+@dataclass(frozen=True, slots=True)
+class _Spare:
+    """A launcher that waits for its command line on `channel`."""
+
+    pid: int
+    pidfd: int
+    channel: socket.socket
+
+
+def serve(channel: socket.socket, modules: Sequence[str], *, with_jax: bool) -> NoReturn:
+    """Start a launcher for each StartLauncher, until the Python process at the other end says so or is gone.
+
+    with_jax: import jax and `modules`, and give each launcher a fork server
+    """
+    parent = os.getppid()
+    obstacle = None
+    if with_jax:
+        obstacle = workers.import_jax(channel)
+        for name in (*_IMPORTED_BY_RANKS, *modules):
+            with contextlib.suppress(ImportError):
+                importlib.import_module(name)
+        gc.freeze()  # as what was imported before
+    spare: _Spare | None = _make_spare(channel, obstacle)
+    while os.getppid() == parent:
+        channel.settimeout(_REAP_INTERVAL_S if spare else _IDLE_BEFORE_SPARE_S)
+        request = None
+        with contextlib.suppress(TimeoutError):
+            request, descriptors, _, _ = socket.recv_fds(channel, _MAX_REQUEST_BYTES, len(LAUNCHER_DESCRIPTORS))
+        if request is None:
+            # Outside of an `except`: else TimeoutError would be the context of what the ranks raise.
+            spare = spare or _make_spare(channel, obstacle)
+            _reap()
+            continue
+        if request == SHUTDOWN_BYTE:
+            os._exit(0)
+        if not request:
+            break
+        _start(spare or _make_spare(channel, obstacle), request, descriptors, channel)
+        spare = None
+    _remove_directories_of(parent)
+    os._exit(0)
+
+
+def _start(spare: _Spare, request: bytes, descriptors: list[int], channel: socket.socket) -> None:
+    """Give the launcher its command line, and the Python process a pidfd of the launcher."""
+    with contextlib.suppress(OSError):  # it has died, which the pidfd shows
+        socket.send_fds(spare.channel, [request], descriptors)
+    with contextlib.suppress(OSError):
+        socket.send_fds(channel, [encode(LauncherStarted(spare.pid))], [spare.pidfd])
+    spare.channel.close()
+    for descriptor in (spare.pidfd, *descriptors):
+        os.close(descriptor)
+
+
+def _make_spare(channel: socket.socket, obstacle: str | None) -> _Spare:
+    server_pid = os.getpid()
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    pid = os.fork()
+    if pid == 0:
+        try:
+            channel.close()
+            ours.close()
+            _become_launcher(theirs, server_pid, obstacle)
+        except BaseException:
+            traceback.print_exc()
+        os._exit(1)
+    theirs.close()
+    return _Spare(pid, os.pidfd_open(pid), ours)
+
+
+def _become_launcher(channel: socket.socket, server_pid: int, obstacle: str | None) -> NoReturn:
+    """Fork the launcher's own fork server (unless jax is not there: `obstacle` None), then exec the launcher."""
+    os.setsid()
+    linux.die_with_parent()
+    if os.getppid() != server_pid:
+        os._exit(0)
+    argv = [sys.executable, "-P", "-m", "jaxrun.cli.spare", str(channel.fileno())]
+    if obstacle is not None:
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        fork_server = os.fork()
+        if fork_server == 0:
+            ours.close()
+            channel.close()
+            workers.serve(theirs, workers.configure(theirs), obstacle)
+        os.set_inheritable(ours.fileno(), True)
+        argv.append(f"{ours.fileno()}:{fork_server}")
+    os.set_inheritable(channel.fileno(), True)
+    os.execv(sys.executable, argv)
+
+
+def _remove_directories_of(parent: int) -> None:
+    """Remove the temporary directories of gangs whose Python process has died."""
+    time.sleep(_LAUNCHER_EXIT_GRACE_S)
+    if os.getppid() == parent:  # it has only closed the channel, and may have gangs by another server
+        return
+    for path in Path(tempfile.gettempdir()).glob(f"{GANG_DIRECTORY_PREFIX}{parent}-*"):
+        shutil.rmtree(path, ignore_errors=True)
+
+
+def _reap() -> None:
+    with contextlib.suppress(ChildProcessError):
+        while os.waitpid(-1, os.WNOHANG)[0]:
+            pass
