@@ -48,9 +48,9 @@ class Worker:
             "host": self.env.host,
             "pid": os.getpid(),
             "time": time.time(),
-            "started": 0.0,
+            "started_at": 0.0,
         }
-        values |= {"versions": {}, "program": "", "environment": {}}
+        values |= {"versions": {}, "program_hash": "", "environment": {}}
         self.send(Hello(**{**values, **changes}))
 
     def run(self):
