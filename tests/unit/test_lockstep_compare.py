@@ -185,7 +185,7 @@ def test_where_the_ring_has_turned_since_only_that_is_known() -> None:
     found = find_divergence(suspicion, flights)
     assert found is not None
     assert (found.is_earlier, found.number, [party.ranks for party in found.call_groups]) == (True, 185, [(0,), (1,)])
-    for doubt in (replace(flights[1], unknown=1), replace(flights[1], trouble="a full disk")):
+    for doubt in (replace(flights[1], unknown_programs=1), replace(flights[1], trouble="a full disk")):
         assert find_divergence(suspicion, {0: flights[0], 1: doubt}) is None
 
 

@@ -23,10 +23,10 @@ _FLIGHTS = st.builds(
     pending=st.none() | st.builds(PendingCall, st.sampled_from(_GROUPS), _INTS, _INTS, _INTS, _TIMES),
     calls=st.lists(st.builds(DispatchedCall, _TIMES, st.sampled_from(_GROUPS), _INTS, _INTS, _INTS, _INTS)).map(tuple),
     marks=st.dictionaries(st.sampled_from(_GROUPS), st.dictionaries(_INTS, _INTS, min_size=1)),
-    groups=st.fixed_dictionaries({group: _INTS for group in _GROUPS}),
+    call_counts=st.fixed_dictionaries({group: _INTS for group in _GROUPS}),
     programs=st.dictionaries(_INTS, _PROGRAMS),
     sites=st.dictionaries(_INTS, st.lists(_TEXTS).map(tuple)),
-    unknown=st.integers(0, 9),
+    unknown_programs=st.integers(0, 9),
     trouble=_TEXTS,
 )
 

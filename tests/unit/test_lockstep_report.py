@@ -214,7 +214,7 @@ MAIN = """module {
 
 
 def coded(text: str, other: str, **changes: object) -> tuple[list[str], str]:
-    step, differing = replace(STEP, text=packed(text)), replace(OTHER, key="a", code="d", text=packed(other))
+    step, differing = replace(STEP, hlo=packed(text)), replace(OTHER, key="a", code="d", hlo=packed(other))
     return difference(replace(differing, **changes), step)  # type: ignore[arg-type]
 
 
@@ -258,8 +258,8 @@ def test_a_donated_argument_is_named() -> None:
 
 
 def test_arguments_that_the_program_lacks_are_counted() -> None:
-    step = replace(STEP, arguments=(X, X, W), text=packed(MAIN))
-    other = replace(step, ranks=(3,), code="d", text=packed(MAIN.replace("a = 1", "a = 1, tf.aliasing_output = 0")))
+    step = replace(STEP, arguments=(X, X, W), hlo=packed(MAIN))
+    other = replace(step, ranks=(3,), code="d", hlo=packed(MAIN.replace("a = 1", "a = 1, tf.aliasing_output = 0")))
     assert difference(other, step)[0] == ["  argument 1 is not donated on ranks 0-2 and donated on rank 3"]
 
 

@@ -61,7 +61,7 @@ class Talk:
 def talk_with(monkeypatch):
     def talk_with(*messages):
         talk = Talk(*messages)
-        monkeypatch.setattr(gang_worker, "current", lambda: talk)
+        monkeypatch.setattr(gang_worker, "current_call", lambda: talk)
         return talk
 
     return talk_with
@@ -126,15 +126,15 @@ def test_a_result_that_is_an_item_itself_does_not_change_with_its_slot(talk_with
 
 
 def test_a_size_is_sought_with_the_first_chunks(talk_with, monkeypatch):
-    monkeypatch.setattr(ChunkSizer, "after", lambda sizes, size, seconds, left: 3 * size)
+    monkeypatch.setattr(ChunkSizer, "next_size", lambda sizes, size, seconds, left: 3 * size)
     many = np.zeros(2048, np.float32)
     talk = talk_with(*[ItemChunk(at, 2048, 2048, -1, (many,)) for at in range(0, 8192, 2048)], EndOfChunks())
     mapping.serve(batched(lambda x: x + 1))
     ready, *done = talk.all_sent()
-    assert ready.size == 2048
-    assert ready.room < ready.most_room
-    assert [one.size for one in done] == [2048, 6144, 6144, 6144]
-    assert ready.most_size >= 6144
+    assert ready.chunk_size == 2048
+    assert ready.max_chunks < ready.largest_max_chunks
+    assert [one.chunk_size for one in done] == [2048, 6144, 6144, 6144]
+    assert ready.largest_chunk_size >= 6144
 
 
 def test_what_cannot_be_traced_is_refused(talk_with):

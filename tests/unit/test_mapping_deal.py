@@ -17,9 +17,9 @@ SPECS = (ArraySpec((), np.dtype("float32")), ArraySpec((3,), np.dtype("int8")))
 def deal(dealer, there):
     """All that can be dealt now of the `there` items that exist: (rank, start, count) for each."""
     given_out = []
-    for rank, start, size in dealer.deal():
+    for rank, start, size in dealer.next_chunks():
         count = max(0, min(size, there - start))
-        dealer.dealt_to(rank, count)
+        dealer.assign(rank, count)
         if count:
             given_out.append((rank, start, count))
     return given_out

@@ -31,7 +31,7 @@ def run(task, *leaves):
     program = found.programs(len(leaves[0]))[0]
     device = jax.local_devices()[0]
     given = tuple(np.asarray(leaf, spec.dtype) for leaf, spec in zip(leaves, found.inputs, strict=True))
-    results = program(jax.device_put(given, device), jax.device_put(task.whole, device))
+    results = program(jax.device_put(given, device), jax.device_put(task.shared_leaves, device))
     return jax.tree.map(lambda number: np.asarray(jax.tree.leaves(results)[number]), found.template)
 
 

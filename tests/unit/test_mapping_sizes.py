@@ -13,8 +13,8 @@ MANY = 2**30
 
 def settle(sizes, seconds_of, share=None):
     """Grow until a size is chosen, as a map does: the sizes that were tried."""
-    tried = [sizes.begin(share)]
-    while (following := sizes.after(tried[-1], seconds_of(tried[-1]), share)) != tried[-1]:
+    tried = [sizes.initial_size(share)]
+    while (following := sizes.next_size(tried[-1], seconds_of(tried[-1]), share)) != tried[-1]:
         tried.append(following)
     return tried
 

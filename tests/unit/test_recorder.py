@@ -27,7 +27,7 @@ def _about(name="jit(f)", key="00000000000000aa", code="00000000000000bb", text=
 
 
 def _program(recorder, ranks="0-1", **about):
-    return recorder.program(recorder.group(ranks), _about(**about))
+    return recorder.add_program(recorder.add_group(ranks), _about(**about))
 
 
 def test_an_empty_file_becomes_a_recorder(file):
@@ -236,7 +236,7 @@ def test_names_that_are_no_text_still_make_lines(file):
 
 
 def test_when_the_text_is_full_one_line_says_so_and_calls_go_on(file, monkeypatch):
-    monkeypatch.setattr(flight_file, "TEXT_LIMIT", 4096)
+    monkeypatch.setattr(flight_file, "MAX_TEXT_BYTES", 4096)
     recorder = FlightRecorder(file, 0)
     program = _program(recorder)
     for number in range(200):

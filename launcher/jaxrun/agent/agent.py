@@ -305,11 +305,11 @@ class Agent:
             kernel_waits={child.rank: child.kernel_wait() for child in children},
             cpu_seconds={child.rank: child.cpu_seconds() for child in children},
             bytes_written={child.rank: self._output.bytes_written(child.rank) for child in children},
-            flights={child.rank: child.flight.brief() for child in children},
+            flights={child.rank: child.flight.brief().to_json() for child in children},
         )
 
     def _read_flights(self, order: TakeSnapshot) -> SnapshotReply:
         readers = {rank: self._workers[rank].flight for rank in order.ranks}
         whole = order.purpose == "history"
-        flights = {rank: reader.history() if whole else reader.brief() for rank, reader in readers.items()}
+        flights = {rank: (reader.history() if whole else reader.brief()).to_json() for rank, reader in readers.items()}
         return SnapshotReply(order.purpose, {}, {}, {}, {}, flights)

@@ -88,7 +88,7 @@ class WorkerProcess:
         if progress == self._last_progress:
             return ""
         self._last_progress = progress
-        return self.flight.brief()
+        return self.flight.brief().to_json()
 
     def cpu_seconds(self) -> float:
         """User and system time of the process so far; 0.0 when it has gone."""

@@ -112,8 +112,8 @@ class Flight:
         stack = self.sites.get(call.site, ())
         return strip_directory(stack[0]) if stack else ""
 
-    def to_json(self) -> str:
-        """One line, as short as it gets."""
+    def to_content(self) -> dict[str, Any]:
+        """Return what a message carries: lists, numbers and texts, as few as possible."""
         numbered = {group: place for place, group in enumerate(self.call_counts)}
         pending = self.pending
         content = {
@@ -130,16 +130,25 @@ class Flight:
             "trouble": self.trouble,
             "agreed": self.agreement_cost if self.agreement_cost[0] else None,
         }
-        return json.dumps({name: value for name, value in content.items() if value}, separators=(",", ":"))
+        return {name: value for name, value in content.items() if value}
 
     @classmethod
-    def from_json(cls, text: str) -> Flight:
-        """What `to_json` wrote; an empty text means that there is no recorder. ValueError if it is none."""
-        content = json.loads(text) if text else {}
+    def from_content(cls, content: Mapping[str, Any]) -> Flight:
+        """Build a flight from what `to_content` returned, or from that after JSON; {} means that there is no recorder.
+
+        Raises ValueError if `content` is anything else.
+        """
         try:
             return _from_content(content)
         except (ArithmeticError, AttributeError, LookupError, TypeError) as error:
             raise ValueError(f"no flight: {error!r}") from None
+
+    def to_json(self) -> str:
+        return json.dumps(self.to_content(), separators=(",", ":"))
+
+    @classmethod
+    def from_json(cls, text: str) -> Flight:
+        return cls.from_content(json.loads(text) if text else {})
 
 
 def _from_content(content: Mapping[str, Any]) -> Flight:

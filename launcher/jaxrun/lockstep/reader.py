@@ -40,13 +40,13 @@ class FlightReader:
         self._marks: dict[int, dict[int, int]] = {}
         self._counted = 0
 
-    def brief(self) -> str:
-        """The state and the last calls, as a Flight's JSON."""
-        return self._flight(_BRIEF, _BRIEF_FRAMES).to_json()
+    def brief(self) -> Flight:
+        """Return the state and the last calls."""
+        return self._flight(_BRIEF, _BRIEF_FRAMES)
 
-    def history(self) -> str:
-        """The same with all calls that the ring still holds."""
-        return self._flight(recorder.RING_RECORDS, None).to_json()
+    def history(self) -> Flight:
+        """Return the state and all calls that the ring still holds."""
+        return self._flight(recorder.RING_RECORDS, None)
 
     def progress_counters(self) -> tuple[int, ...]:
         """As long as this is equal, nothing has happened; cheap."""

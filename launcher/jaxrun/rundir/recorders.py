@@ -26,7 +26,7 @@ def format_recorders(run_dir: Path, hosts: Mapping[int, str], *, in_step: bool) 
     """
     with ExitStack() as stack:
         readers = {rank: _open(run_dir, rank, stack) for rank in _ranks(run_dir)}
-        flights = {rank: Flight.from_json(reader.history()) for rank, reader in readers.items()}
+        flights = {rank: reader.history() for rank, reader in readers.items()}
         flights = {rank: flight for rank, flight in flights.items() if flight.call_counts or flight.compiling}
         if not flights:
             return ""
