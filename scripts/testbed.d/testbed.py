@@ -31,7 +31,7 @@ class Row:
 
 
 def up(place: Place, wanted: int | None, say: Callable[[str], None]) -> None:
-    """Start what does not run. What runs stays as it is, cut and slow links too."""
+    """Start what does not run. What runs stays as it is, cut links too."""
     existing, controller = place.hosts(), hosts.keeper(place, CONTROLLER)
     if existing and controller and wanted not in (None, existing):
         raise Refusal(
@@ -72,15 +72,6 @@ def cut(place: Place, name: str) -> None:
 
 def mend(place: Place, name: str) -> None:
     links.mend(place, _on(place, name), name)
-
-
-def slow(place: Place, name: str, seconds: float) -> None:
-    """Delay what the host sends; 0 ends it."""
-    controller = _on(place, name)
-    if seconds:
-        links.slow(place, controller, name, seconds)
-    else:
-        links.unslow(place, controller, name)
 
 
 def off(place: Place, name: str, say: Callable[[str], None]) -> None:

@@ -100,9 +100,16 @@ SOME = tuple(way for way in ALL if way.engine is not INTEL)
 OF_MPI = tuple(way for way in ALL if way.engine is not SLURM)
 
 
-def row(title: str, *among: Way) -> pytest.MarkDecorator:
+# What a row that is always tried is tried with; all others, and all other rows, are for scripts/test --all.
+BASIC = (Way(OPEN_MPI_5, LAUNCHED), Way(SLURM, LAUNCHED))
+
+
+def row(title: str, *among: Way, always: tuple[Way, ...] = ()) -> pytest.MarkDecorator:
     """A test that is a row of the matrix; its fixture `on` starts jobs in one of these ways."""
-    return pytest.mark.parametrize("on", [pytest.param((way, title), id=str(way)) for way in among], indirect=True)
+    params = [
+        pytest.param((way, title), id=str(way), marks=() if way in always else pytest.mark.extended) for way in among
+    ]
+    return pytest.mark.parametrize("on", params, indirect=True)
 
 
 @cache

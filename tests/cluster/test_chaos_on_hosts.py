@@ -6,7 +6,7 @@ import pytest
 from harness import MISBEHAVE
 from launch_modes import LAUNCHED, OPEN_MPI_5, SLURM, Way
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.extended
 
 TWO = [pytest.param(Way(engine, LAUNCHED), id=str(engine.label)) for engine in (OPEN_MPI_5, SLURM)]
 

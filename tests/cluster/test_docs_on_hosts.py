@@ -12,7 +12,7 @@ import pytest
 from cluster_fixture import Bed
 from launch_modes import ENGINES, OPEN_MPI_5
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.extended
 
 PAGE = (Path(__file__).parents[2] / "docs/clusters.md").read_text()
 FILES = dict(re.findall(r"^```python\n# (\S+)\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL))

@@ -9,7 +9,7 @@ import pytest
 from cluster_fixture import HOSTS, Bed
 from launch_modes import MPICH, OPEN_MPI_5, PYTHON, SLURM, Engine
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.extended
 
 SESSION = str(Path(__file__).with_name("gang_session.py"))
 

@@ -8,7 +8,7 @@ import pytest
 from cluster_fixture import HOSTS, Bed, Stage
 from launch_modes import LAUNCHED, MPICH, Way
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.extended
 NETWORK = "fd77::/64"
 
 

@@ -14,7 +14,7 @@ from divergences import CASES, STUCK, check_report, place
 from harness import HERE
 from launch_modes import LAUNCHED, OPEN_MPI_5, PYTHON, SLURM, SOME, Way, row
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.extended
 
 _OF_HOSTS = re.compile(r" \((?:h\d(?:, )?)+\)")
 DIVERGE = str(HERE / "diverge.py")

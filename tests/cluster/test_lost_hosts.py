@@ -11,12 +11,12 @@ from collections.abc import Callable
 import pytest
 from cluster_fixture import ENGINE, Stage
 from harness import MISBEHAVE
-from launch_modes import ATTACHED, LAUNCHED, OPEN_MPI_5, SOME, Way, row
+from launch_modes import ATTACHED, BASIC, LAUNCHED, OPEN_MPI_5, SOME, Way, row
 
-pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("mended")]
+pytestmark = pytest.mark.usefixtures("mended")
 
 
-@row("`host cut`", *SOME)
+@row("`host cut`", *SOME, always=BASIC)
 def test_a_host_that_is_cut_off_is_named_and_ends_its_worker_by_itself(
     on: Stage, measured: Callable[[str, float], None]
 ) -> None:

@@ -13,12 +13,9 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-import pytest
 from cluster_fixture import ENGINE, HOSTS, Stage
 from harness import MISBEHAVE, Result
-from launch_modes import ALL, ATTACHED, LAUNCHED, MPICH, OF_MPI, OPEN_MPI_5, SLURM, SOME, Way, row
-
-pytestmark = pytest.mark.slow
+from launch_modes import ALL, ATTACHED, BASIC, LAUNCHED, MPICH, OF_MPI, OPEN_MPI_5, SLURM, SOME, Way, row
 
 # The rank that fails notes when.
 RAISES = """\
@@ -61,7 +58,7 @@ def seconds_until(holds: Callable[[], bool], since: float, limit: float = 10) ->
     return time.time() - since
 
 
-@row("selfcheck", *ALL)
+@row("selfcheck", *ALL, always=BASIC)
 def test_the_selfcheck_passes(on: Stage) -> None:
     result = on.jaxrun("-m", "jaxrun_runtime.programs.selfcheck")
     assert result.code == 0, result
@@ -85,7 +82,7 @@ def test_mpi_and_jax_agree_on_ranks_and_sums(on: Stage, tmp_path: Path) -> None:
     assert all("sums 6 6" in log for log in logs), logs
 
 
-@row("an exception", *ALL)
+@row("an exception", *ALL, always=BASIC)
 def test_an_exception_on_another_host_ends_all_within_a_second(
     on: Stage, tmp_path: Path, measured: Callable[[str, float], None]
 ) -> None:

@@ -51,7 +51,7 @@ SALLOC = ("salloc", "--quiet", "--time=1", "--nodelist=h1,h2")
 # A step that stays on all hosts while its first task runs the command.
 STEP = ("srun", "--ntasks-per-node=1", "sh", "-c", 'if [ "$SLURM_PROCID" = 0 ]; then "$@"; else sleep 2; fi', "sh")
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.extended
 
 
 @pytest.mark.parametrize("engine", MPI, ids=lambda engine: engine.label)

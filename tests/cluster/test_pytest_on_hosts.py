@@ -14,7 +14,7 @@ from cluster_fixture import HOSTS, Bed, Job
 from harness import Result
 from launch_modes import MPICH, OPEN_MPI_5, PYTHON, SLURM, Engine
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.extended
 
 TESTS = Path(__file__).with_name("remote_tests.py")
 PYTEST = (PYTHON, "-m", "pytest", "-p", "no:cacheprovider", "--color=no", "-rA", "--gang-grace=0.5", TESTS.name)

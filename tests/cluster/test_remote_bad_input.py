@@ -14,7 +14,7 @@ from launch_modes import MPICH, OPEN_MPI_5, PYTHON, Engine
 
 import jaxrun
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.extended
 
 Typed = Callable[..., Result]
 PROGRAM = "print('the program ran')\n"

@@ -64,6 +64,8 @@ except JaxrunError as error:
     sys.exit(error.exit_code)
 """
 
+pytestmark = pytest.mark.extended
+
 Inside = Callable[..., "subprocess.CompletedProcess[str]"]
 
 
@@ -77,7 +79,6 @@ def inside(bed: Bed, tmp_path: Path) -> Inside:
     return inside
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("salloc", "request_", "hosts"),
     [
@@ -107,7 +108,6 @@ def test_each_rank_is_where_the_plan_says(
         assert read == ("to rank 0" if rank == "0" else "")
 
 
-@pytest.mark.slow
 def test_a_step_starts_beside_one_that_has_all_cpus(inside: Inside) -> None:
     script = 'srun -N1 -w h1 -n1 -c4 --exact sleep 20 & sleep 0.5; "$@"; kill %1'
     command = (sys.executable, "-c", STARTS, "{'processes': 1}", PROBE)
@@ -117,7 +117,6 @@ def test_a_step_starts_beside_one_that_has_all_cpus(inside: Inside) -> None:
     assert [row[4] for row in json.loads(done.stdout)[1]] == ["h1"], done.stderr
 
 
-@pytest.mark.slow
 def test_srun_would_refuse_what_is_refused(inside: Inside) -> None:
     words = ("salloc", "-N2", "-n2", "-c2", "--quiet")
     done = inside(*words, sys.executable, "-c", STARTS, "{'processes': 9}", PROBE)
@@ -125,7 +124,6 @@ def test_srun_would_refuse_what_is_refused(inside: Inside) -> None:
     assert "More processors" in inside(*words, "srun", "-n9", "-c1", "true").stderr
 
 
-@pytest.mark.slow
 def test_a_submitted_job_is_followed_to_its_end(inside: Inside, tmp_path: Path) -> None:
     command = "sh -c 'echo $HOME_OF_IT; srun --overlap -n2 hostname; echo \"$SLURM_JOB_NAME\"; exit 7'"
     request = repr({"hosts": 2, "processes": 2, "time_limit": "10", "tag": 'it\'s a "name" # 1'})
@@ -138,14 +136,12 @@ def test_a_submitted_job_is_followed_to_its_end(inside: Inside, tmp_path: Path) 
     assert [path.read_text() for path in tmp_path.glob("jaxrun-*.out")] == [done.stdout]
 
 
-@pytest.mark.slow
 def test_a_signal_reaches_the_command_of_the_script_itself(inside: Inside) -> None:
     command = "bash -c 'trap \"echo told; exit 75\" TERM; scancel --batch --signal=TERM $SLURM_JOB_ID; sleep 5 & wait'"
     done = inside(sys.executable, "-c", SUBMITS, "{}", command)
     assert done.returncode == 75 and "told" in done.stdout, done.stderr
 
 
-@pytest.mark.slow
 def test_what_sbatch_refuses_is_told_in_its_words(inside: Inside, tmp_path: Path) -> None:
     done = inside(sys.executable, "-c", SUBMITS, "{'partition': 'nope'}", "true")
     assert done.returncode == 69 and "invalid partition specified: nope" in done.stderr

@@ -39,8 +39,8 @@ def test_the_regression_finds_the_line_and_plots_it(tmp_path: Path) -> None:
 
 
 def test_the_digits_are_learned_alike_on_every_layout(tmp_path: Path) -> None:
-    curves = []
-    for processes, devices in ((1, 4), (2, 2), (4, 1)):
+    curves, accuracy = [], []
+    for processes, devices in ((1, 1), (2, 2)):
         folder = tmp_path / f"{processes}x{devices}"
         folder.mkdir()
         losses = folder / "losses.txt"
@@ -48,9 +48,9 @@ def test_the_digits_are_learned_alike_on_every_layout(tmp_path: Path) -> None:
         result = jaxrun(folder, *shape, "-m", f"{PROGRAMS}.digits", "--losses", str(losses))
         assert result.code == 0, result.err
         curves.append([float(line) for line in losses.read_text().split()])
-    assert len(curves[0]) > 10 and curves[0][-1] < curves[0][0] / 4
-    for other in curves[1:]:
-        assert other == pytest.approx(curves[0], rel=1e-3, abs=1e-4)
+        accuracy.append(float(re.search(r"test accuracy (\S+)%", result.out)[1]))  # type: ignore[index]
+    assert len(curves[0]) == 120 and curves[0][-1] < curves[0][0] / 4 and min(accuracy) > 93
+    assert curves[1] == pytest.approx(curves[0], rel=1e-3, abs=1e-4)
 
 
 def test_programs_run_over_simulated_hosts(tmp_path: Path) -> None:

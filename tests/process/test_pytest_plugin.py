@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from importlib.metadata import entry_points
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 from xml.etree import ElementTree
 
 import pytest
@@ -57,13 +58,19 @@ def prepare(tmp_path: Path) -> None:
 
 @contextmanager
 def started(
-    tmp_path: Path, *words: str, env: Mapping[str, str] | None = None, **popen: object
+    tmp_path: Path,
+    *words: str,
+    env: Mapping[str, str] | None = None,
+    with_hypothesis: bool = False,
+    **popen: object,
 ) -> Iterator[subprocess.Popen[str]]:
     """pytest in `tmp_path`; none of its processes outlives the block."""
     prepare(tmp_path)
     mark = f"{_MARK}={uuid.uuid4().hex}"
     installed = INSTALLED or "PYTHONPATH" in (env or {})
     plugin = () if installed else ("-p", "jaxrun.pytest_plugin.plugin")
+    if not with_hypothesis:
+        plugin += ("-p", "no:hypothesispytest")  # in each process, its import takes longer than all the rest
     process = subprocess.Popen(
         [sys.executable, "-m", "pytest", *plugin, "-p", "no:cacheprovider", "--junitxml=cases.xml", *words],
         cwd=tmp_path,
@@ -86,8 +93,8 @@ def started(
         process.communicate()
 
 
-def run(tmp_path: Path, *words: str, stdin: str = "", env: Mapping[str, str] | None = None) -> Run:
-    with started(tmp_path, "--basetemp=temporary", *words, env=env, stdin=subprocess.PIPE) as process:
+def run(tmp_path: Path, *words: str, stdin: str = "", **more: Any) -> Run:
+    with started(tmp_path, "--basetemp=temporary", *words, stdin=subprocess.PIPE, **more) as process:
         out, _ = process.communicate(stdin, timeout=TIME_LIMIT)
         return Run(process.returncode, out, _cases(tmp_path / "cases.xml"))
 
@@ -187,7 +194,8 @@ def test_all_failures_are_shown_on_request(tmp_path):
 
 
 def test_ranks_have_what_tests_are_used_to(tmp_path):
-    done = run(tmp_path, "fixtures.py", "--strict-markers", "--strict-config", "-p", "xdist")
+    words = ("fixtures.py", "examples.py", "--strict-markers", "--strict-config", "-p", "xdist")
+    done = run(tmp_path, *words, with_hypothesis=True)
     assert {name: case.outcome for name, case in done.cases.items() if case.outcome != "passed"} == {}
     assert {f"test_sizes[{size}p-{word}]" for size in (1, 3) for word in "ab"} <= done.cases.keys()
     left = [path.read_text() for path in tmp_path.glob("temporary/gang-*/session-*/rank-*/torn-down")]
@@ -204,10 +212,10 @@ def test_without_a_gang_tests_run_in_pytest_itself(tmp_path):
     assert "6 passed" in done.out and "gang" not in done.cases["test_first"].properties
 
 
-@pytest.mark.parametrize("words", [["--dist=loadgroup"], ["--dist=load"]], ids=lambda words: words[0])
-def test_workers_of_xdist_have_gangs_of_their_own(tmp_path, words):
-    done = run(tmp_path, "fixtures.py", "outcomes.py", "-n2", *words, "-k", "shape or sizes or one_ or passes")
-    assert "3 failed, 6 passed, 1 xfailed" in done.out
+@pytest.mark.parametrize("dist", ["loadgroup", pytest.param("load", marks=pytest.mark.extended)])
+def test_workers_of_xdist_have_gangs_of_their_own(tmp_path, dist):
+    done = run(tmp_path, "fixtures.py", "outcomes.py", "-n2", f"--dist={dist}", "-k", "shape or one_ or passes")
+    assert "3 failed, 2 passed, 1 xfailed" in done.out
 
 
 # ---- what makes a gang sick
@@ -299,7 +307,7 @@ def test_ranks_that_make_different_calls_fail_the_test(apart, test, outcome, mes
 # ---- other tools
 
 
-@pytest.mark.parametrize("workers", [[], ["-n2"]], ids=["alone", "xdist"])
+@pytest.mark.parametrize("workers", [[], pytest.param(["-n2"], marks=pytest.mark.extended)], ids=["alone", "xdist"])
 def test_code_that_only_one_rank_runs_is_covered(tmp_path, workers):
     done = run(tmp_path, "covering.py", "--cov=covered", "--cov-report=term-missing", *workers)
     assert "covered.py       6      0   100%" in done.out, done.out

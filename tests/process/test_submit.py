@@ -178,7 +178,7 @@ def test_a_job_that_starts_again_is_followed_further(cluster, capfd):
     assert err.endswith(f"job 80 ended as CANCELLED; output: {cluster.output}\n")
 
 
-@pytest.mark.slow
+@pytest.mark.extended
 def test_a_job_that_waits_says_why_and_the_controller_is_left_in_peace(cluster, capfd):
     cluster.states(*[shown("PENDING", reason="Resources")] * 4, shown("COMPLETED", output=cluster.output))
     assert submit(SCRIPT, cluster.folder / "job.sh", cluster.environ) == 0

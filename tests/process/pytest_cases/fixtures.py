@@ -5,8 +5,6 @@ import unittest
 
 import jax
 import pytest
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
 
 two = pytest.mark.processes(2)
 
@@ -40,13 +38,6 @@ class TestOldStyle(unittest.TestCase):
 
     def test_old_style(self):
         self.assertEqual(self.processes, 2)
-
-
-@two
-@settings(max_examples=5, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None, database=None)
-@given(number=st.integers())
-def test_examples_are_the_same_everywhere(gang, number):
-    assert len(set(gang.allgather(number))) == 1
 
 
 @two
