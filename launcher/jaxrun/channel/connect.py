@@ -156,7 +156,7 @@ def _wait(attempts: list[_Attempt], seconds: float, failures: dict[str, str]) ->
             selector.register(attempt.socket, selectors.EVENT_READ, attempt)
         ready = [key.data for key, _ in selector.select(max(0.0, seconds))]
     for attempt in ready:
-        if attempt.proceed():
+        if attempt.advance():
             return attempt  # type: ignore[no-any-return]
     for attempt in list(attempts):
         if not attempt.failure and time.monotonic() > attempt.deadline:
