@@ -387,6 +387,16 @@ def test_without_tests_for_a_gang_each_process_of_mpirun_is_a_pytest_of_its_own(
 # ---- trouble
 
 
+def test_a_session_without_marked_tests_loads_next_to_nothing():
+    code = "import pytest, sys; import jaxrun.pytest_plugin.plugin; print(*sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    loaded = set(done.stdout.split())
+    heavy = {"jax", "numpy", "cloudpickle", "click", "jaxrun.gang", "jaxrun.verdict"}
+    heavy |= {"jaxrun.protocol.worker_messages", "jaxrun.protocol.pytest_messages"}
+    assert loaded & heavy == set()
+
+
 def test_an_interrupt_ends_a_test_and_leaves_nothing(tmp_path):
     test = "import pytest, time\n@pytest.mark.processes(2)\ndef test():\n    print('run', 'ning')\n    time.sleep(60)\n"
     (tmp_path / "slow.py").write_text(test)

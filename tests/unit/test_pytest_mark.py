@@ -1,4 +1,4 @@
-"""What the mark asks for, and what is said about one that cannot be."""
+"""What the mark asks for, and the errors of one that cannot be."""
 
 import pytest
 
@@ -35,8 +35,8 @@ def test_what_is_no_number_of_processes_is_refused(args, kwargs, said):
 
 def test_all_that_the_mark_can_say_is_read():
     kwargs = {"devices": 2, "hosts": 2, "timeout": 1.5, "fresh": True, "env": {"B": "2", "A": "1"}, "dies": 1}
-    shape = GangKey(4, 2, 2, (("A", "1"), ("B", "2")))
-    assert parse_mark((4,), kwargs, 4) == MarkSpec(shape, 1.5, True, frozenset({1}))
+    gang = GangKey(4, 2, 2, (("A", "1"), ("B", "2")))
+    assert parse_mark((4,), kwargs, 4) == MarkSpec(gang, 1.5, True, frozenset({1}))
     assert parse_mark((4,), {}, 4) == MarkSpec(GangKey(4))
     assert parse_mark((4,), {"lockstep": "off"}, 4) == MarkSpec(GangKey(4, lockstep="off"))
 
@@ -61,7 +61,7 @@ def test_what_cannot_be_is_refused_with_the_value(kwargs, said):
 
 
 @pytest.mark.parametrize(
-    ("shape", "words", "key"),
+    ("gang", "words", "label"),
     [
         (GangKey(1), "1 process", "1p"),
         (GangKey(4, 1), "4 processes x 1 device", "4p-1d"),
@@ -70,5 +70,5 @@ def test_what_cannot_be_is_refused_with_the_value(kwargs, said):
         (GangKey(2, env=(("A", "1"),)), "2 processes with variables of its own", "2p-A=1"),
     ],
 )
-def test_a_shape_is_written_in_words_and_as_a_key(shape, words, key):
-    assert (str(shape), shape.key) == (words, key)
+def test_a_gang_key_is_written_in_words_and_as_a_label(gang, words, label):
+    assert (str(gang), gang.label) == (words, label)

@@ -1,4 +1,4 @@
-"""One outcome from the parts of all ranks, and how it is told."""
+"""The outcome of a phase from the results of all ranks, and the outcome in words."""
 
 import pytest
 
@@ -23,33 +23,33 @@ def failed(message="assert 1 == 0", when="call", **more):
     return report(when, "failed", message, **more)
 
 
-def part(*reports, at=None, end=None, what=""):
+def result(*reports, at=None, cut_off=None, detail=""):
     """A rank whose setup passed, unless a report says otherwise."""
     found = {one["when"]: one for one in (report("setup"), *reports)}
-    return RankResult(found, end, what, at)
+    return RankResult(found, cut_off, detail, at)
 
 
-PASSED = part(report(), report("teardown"))
-FAILED = part(failed(), report("teardown"), at=0.5)
-SKIPPED = part(report(outcome="skipped") | {"longrepr": ("f.py", 3, "Skipped: no gpu")})
-XFAILED = part(report(outcome="skipped", wasxfail="known"))
-XPASSED = part(report(wasxfail="known"))
-UNEXPECTED = part(report(outcome="failed") | {"longrepr": STRICT})
-FORSAKEN_PART = part(failed(**{PEER_LOST: "gang.barrier('x'): rank 1 has failed"}), at=0.6)
-STUCK = part(end=PhaseState.STUCK, what="test_x.py:15 test_y   in JAX: process_allgather")
-DIED = part(end=PhaseState.DIED, what="of SIGKILL (9)", at=0.3)
-STOPPED = part(end=PhaseState.STOPPED, what="with the others", at=0.4)
-VICTIM = part(failed(GLOO), at=0.2)
+PASSED = result(report(), report("teardown"))
+FAILED = result(failed(), report("teardown"), at=0.5)
+SKIPPED = result(report(outcome="skipped") | {"longrepr": ("f.py", 3, "Skipped: no gpu")})
+XFAILED = result(report(outcome="skipped", wasxfail="known"))
+XPASSED = result(report(wasxfail="known"))
+XPASSED_STRICT = result(report(outcome="failed") | {"longrepr": STRICT})
+PEER_LOST_RESULT = result(failed(**{PEER_LOST: "gang.barrier('x'): rank 1 has failed"}), at=0.6)
+STUCK = result(cut_off=PhaseState.STUCK, detail="test_x.py:15 test_y   in JAX: process_allgather")
+DIED = result(cut_off=PhaseState.DIED, detail="of SIGKILL (9)", at=0.3)
+STOPPED = result(cut_off=PhaseState.STOPPED, detail="with the others", at=0.4)
+VICTIM = result(failed(GLOO), at=0.2)
 
 
 @pytest.mark.parametrize(
-    ("parts", "outcome", "lead", "says"),
+    ("results", "outcome", "lead", "line"),
     [
         ([PASSED, PASSED], "passed", 0, ""),
         ([PASSED, FAILED], "failed", 1, "rank 1: assert 1 == 0"),
         ([FAILED, FAILED], "failed", 0, "all 2 ranks: assert 1 == 0"),
         ([STUCK, FAILED, STUCK], "failed", 1, "rank 1: assert 1 == 0"),
-        ([FORSAKEN_PART, FAILED], "failed", 1, "rank 1: assert 1 == 0"),
+        ([PEER_LOST_RESULT, FAILED], "failed", 1, "rank 1: assert 1 == 0"),
         ([SKIPPED, SKIPPED], "skipped", 0, ""),
         ([PASSED, SKIPPED, PASSED], "failed", 1, "the ranks disagree: rank 1 skipped, ranks 0, 2 did not"),
         ([STUCK, SKIPPED], "failed", 0, "the ranks disagree: rank 1 skipped, rank 0 did not"),
@@ -57,37 +57,37 @@ VICTIM = part(failed(GLOO), at=0.2)
         ([XFAILED, XFAILED], "skipped", 0, ""),
         ([PASSED, XFAILED], "skipped", 1, ""),
         ([STUCK, XFAILED], "skipped", 1, ""),
-        ([UNEXPECTED, XFAILED], "skipped", 1, ""),
+        ([XPASSED_STRICT, XFAILED], "skipped", 1, ""),
         ([XFAILED, FAILED], "failed", 1, "rank 1: assert 1 == 0"),
         ([XPASSED, XPASSED], "passed", 0, ""),
-        ([UNEXPECTED, UNEXPECTED], "failed", 0, f"all 2 ranks: {STRICT}"),
+        ([XPASSED_STRICT, XPASSED_STRICT], "failed", 0, f"all 2 ranks: {STRICT}"),
         ([STUCK, STUCK], "failed", 0, "all 2 ranks: stuck test_x.py:15 test_y   in JAX: process_allgather"),
         ([PASSED, STUCK], "failed", 1, "rank 1: stuck test_x.py:15 test_y   in JAX: process_allgather"),
         ([STOPPED, DIED], "failed", 1, "rank 1: died of SIGKILL (9)"),
         ([VICTIM, DIED, STOPPED], "failed", 1, "rank 1: died of SIGKILL (9)"),
         ([VICTIM, VICTIM], "failed", 0, f"all 2 ranks: {GLOO}"),
-        ([FORSAKEN_PART, PASSED], "failed", 0, "rank 0: gang.barrier('x'): rank 1 has failed"),
+        ([PEER_LOST_RESULT, PASSED], "failed", 0, "rank 0: gang.barrier('x'): rank 1 has failed"),
     ],
 )
-def test_the_outcome_of_the_call(parts, outcome, lead, says):
-    by_rank = dict(enumerate(parts))
+def test_the_outcome_of_the_call(results, outcome, lead, line):
+    by_rank = dict(enumerate(results))
     found = decide_outcome("call", by_rank)
     assert (found.outcome, found.lead) == (outcome, lead)
-    if says:
-        assert format_one_line(found, by_rank) == says
+    if line:
+        assert format_one_line(found, by_rank) == line
 
 
 def test_the_failure_that_came_first_leads():
-    parts = {0: part(failed("late"), at=0.9), 1: part(failed("first"), at=0.1), 2: part(failed("then"), at=0.5)}
-    assert decide_outcome("call", parts).lead == 1
+    results = {0: result(failed("late"), at=0.9), 1: result(failed("first"), at=0.1), 2: result(failed("then"), at=0.5)}
+    assert decide_outcome("call", results).lead == 1
 
 
-def test_a_phase_that_no_rank_came_to_has_no_outcome():
+def test_a_phase_that_no_rank_reached_has_no_outcome():
     assert decide_outcome("call", {0: RankResult({"setup": failed(when="setup")})}) is None
 
 
 @pytest.mark.parametrize(
-    ("parts", "outcome", "why"),
+    ("results", "outcome", "reason"),
     [
         ([PASSED, PASSED], "failed", "the ranks fell out of step"),
         ([XPASSED, XPASSED], "skipped", "the ranks fell out of step"),
@@ -95,9 +95,9 @@ def test_a_phase_that_no_rank_came_to_has_no_outcome():
         ([SKIPPED, SKIPPED], "skipped", ""),
     ],
 )
-def test_ranks_out_of_step_fail_what_would_have_passed(parts, outcome, why):
-    found = decide_outcome("call", dict(enumerate(parts)), in_step=False)
-    assert (found.outcome, found.reason) == (outcome, why)
+def test_ranks_out_of_step_fail_what_would_have_passed(results, outcome, reason):
+    found = decide_outcome("call", dict(enumerate(results)), in_step=False)
+    assert (found.outcome, found.reason) == (outcome, reason)
     assert decide_outcome("teardown", {0: PASSED}, in_step=False).outcome == "passed"
 
 
@@ -105,12 +105,12 @@ def test_ranks_out_of_step_fail_what_would_have_passed(parts, outcome, why):
 
 
 @pytest.mark.parametrize(
-    ("parts", "outcome", "why"),
+    ("results", "outcome", "reason"),
     [
         ([STOPPED, DIED], "passed", ""),
         ([VICTIM, DIED], "passed", ""),
         ([STUCK, DIED], "passed", ""),
-        ([FORSAKEN_PART, DIED], "passed", ""),
+        ([PEER_LOST_RESULT, DIED], "passed", ""),
         ([PASSED, DIED], "passed", ""),
         ([FAILED, DIED], "failed", ""),
         ([DIED, STOPPED], "failed", ""),
@@ -119,43 +119,43 @@ def test_ranks_out_of_step_fail_what_would_have_passed(parts, outcome, why):
         ([FAILED, PASSED], "failed", ""),
     ],
 )
-def test_a_death_that_belongs_to_the_test_is_no_failure_and_its_absence_is_one(parts, outcome, why):
-    found = decide_outcome("call", dict(enumerate(parts)), frozenset({1}))
-    assert (found.outcome, found.reason) == (outcome, why)
+def test_a_death_that_belongs_to_the_test_is_no_failure_and_its_absence_is_one(results, outcome, reason):
+    found = decide_outcome("call", dict(enumerate(results)), frozenset({1}))
+    assert (found.outcome, found.reason) == (outcome, reason)
 
 
 # ---- ranks in different phases
 
 
-def test_who_was_stopped_in_the_call_does_not_take_the_failure_from_who_died_in_teardown():
-    parts = {0: STOPPED, 1: part(report(), end=PhaseState.DIED, what="of SIGKILL (9)", at=0.3)}
-    assert decide_outcome("call", parts).outcome == "passed"
-    found = decide_outcome("teardown", parts)
+def test_a_death_in_teardown_is_not_blamed_on_a_rank_that_was_stopped_in_the_call():
+    results = {0: STOPPED, 1: result(report(), cut_off=PhaseState.DIED, detail="of SIGKILL (9)", at=0.3)}
+    assert decide_outcome("call", results).outcome == "passed"
+    found = decide_outcome("teardown", results)
     assert (found.outcome, found.lead) == ("failed", 1)
-    assert "rank 0:  STOPPED  with the others" in format_table(found, parts, ReportContext("2 processes", {}))
+    assert "rank 0:  STOPPED  with the others" in format_table(found, results, ReportContext("2 processes", {}))
 
 
 @pytest.mark.parametrize(
     ("first", "second"), [(PhaseState.DIED, PhaseState.STOPPED), (PhaseState.STUCK, PhaseState.STUCK)]
 )
-def test_who_was_cut_off_in_setup_while_another_was_in_the_call_was_so_in_the_call(first, second):
-    parts = {0: part(end=second, what="there"), 1: RankResult({}, first, "here", 0.1)}
-    assert decide_outcome("setup", parts).outcome == "passed"
-    found = decide_outcome("call", parts)
+def test_a_cut_off_in_setup_while_another_rank_is_in_the_call_counts_as_in_the_call(first, second):
+    results = {0: result(cut_off=second, detail="there"), 1: RankResult({}, first, "here", 0.1)}
+    assert decide_outcome("setup", results).outcome == "passed"
+    found = decide_outcome("call", results)
     assert (found.outcome, found.states) == ("failed", {0: second, 1: first})
-    assert "rank 1:  " in format_table(found, parts, ReportContext("2 processes", {})) and "here" in format_one_line(
-        found, parts
+    assert "rank 1:  " in format_table(found, results, ReportContext("2 processes", {})) and "here" in format_one_line(
+        found, results
     )
 
 
-def test_who_failed_in_setup_leads_and_who_waits_for_it_in_the_call_is_told_as_stuck():
-    parts = {
+def test_a_failure_in_setup_leads_and_a_rank_that_waits_in_the_call_is_shown_as_stuck():
+    results = {
         0: STUCK,
         1: RankResult({"setup": failed("broken", "setup"), "teardown": report("teardown")}, failed_at=0.1),
     }
-    found = decide_outcome("setup", parts)
+    found = decide_outcome("setup", results)
     assert (found.outcome, found.lead) == ("failed", 1)
-    text = format_table(found, parts, ReportContext("2 processes", {}))
+    text = format_table(found, results, ReportContext("2 processes", {}))
     assert "rank 1:  FAILED in setup  broken" in text and "rank 0:  STUCK            test_x.py:15" in text
 
 
@@ -178,15 +178,15 @@ def test_a_rank_is_cut_off_in_the_phase_that_it_has_not_reported(reports, phase)
 # ---- in words
 
 
-def test_the_table_shows_each_fate_once_the_first_failure_before_all():
-    parts = {0: STUCK, 1: FAILED, 2: STUCK, 3: STUCK}
-    scene = ReportContext(
+def test_the_table_has_one_line_for_equal_ranks_and_the_first_failure_on_top():
+    results = {0: STUCK, 1: FAILED, 2: STUCK, 3: STUCK}
+    context = ReportContext(
         "4 processes x 1 device, local",
         dict.fromkeys(range(4), "h1"),
         notes=["ranks 0, 2-3 ended 1.5 s after the first failure; the next test gets a new gang"],
         rerun="pytest 'test_x.py::test_y[4p]'",
     )
-    assert format_table(decide_outcome("call", parts), parts, scene) == (
+    assert format_table(decide_outcome("call", results), results, context) == (
         "[4 processes x 1 device, local; first failure after 0.50 s]\n"
         "rank 1:        FAILED  assert 1 == 0                                    test_x.py:14\n"
         "ranks 0, 2-3:  STUCK   test_x.py:15 test_y   in JAX: process_allgather\n"
@@ -195,25 +195,25 @@ def test_the_table_shows_each_fate_once_the_first_failure_before_all():
     )
 
 
-def test_the_table_names_hosts_where_there_are_several_and_the_limit_that_was_reached():
-    parts = {0: PASSED, 1: STUCK}
+def test_the_table_names_several_hosts_and_the_timeout_that_was_reached():
+    results = {0: PASSED, 1: STUCK}
     text = format_table(
-        decide_outcome("call", parts), parts, ReportContext("2 processes", {0: "h1", 1: "h2"}, timeout=30.0)
+        decide_outcome("call", results), results, ReportContext("2 processes", {0: "h1", 1: "h2"}, timeout=30.0)
     )
     assert text.splitlines()[0] == "[2 processes; not over after 30.0 s]"
     assert "rank 1 (h2):  STUCK" in text
 
 
-def test_equal_errors_at_different_places_are_different_fates():
+def test_equal_errors_at_different_places_are_different_groups():
     other = failed()
     other["longrepr"]["reprcrash"]["lineno"] = 20
-    parts = {0: FAILED, 1: part(other, at=0.7), 2: FAILED}
-    assert group_ranks(decide_outcome("call", parts), parts) == [[0, 2], [1]]
+    results = {0: FAILED, 1: result(other, at=0.7), 2: FAILED}
+    assert group_ranks(decide_outcome("call", results), results) == [[0, 2], [1]]
 
 
 def test_a_long_message_is_cut_in_the_table():
-    parts = {0: part(failed("x" * 300 + "\nmore"), at=0.0), 1: PASSED}
-    rows = format_table(decide_outcome("call", parts), parts, ReportContext("2 processes", {})).splitlines()
+    results = {0: result(failed("x" * 300 + "\nmore"), at=0.0), 1: PASSED}
+    rows = format_table(decide_outcome("call", results), results, ReportContext("2 processes", {})).splitlines()
     assert max(map(len, rows)) < 130 and "more" not in rows[1]
 
 

@@ -1,23 +1,24 @@
-"""What the pytest session of a rank and the plugin in the parent tell each other, in a conversation of their gang.
+"""The messages between the pytest session of a rank and the plugin in the parent, sent within a call of the gang.
 
-    plugin (parent)                  session (each rank)
-      Settings         ─────────▶                           once, as the function's argument
-                       ◀─────────    Ready
-      RunTest          ─────────▶                           one test
-                       ◀─────────    Phase …                as setup, call and teardown end
-                       ◀─────────    Gather                 gang.barrier, broadcast or allgather
-      Gathered         ─────────▶                           when all have come to it
-      Forsaken         ─────────▶                           when one never will
-                       ◀─────────    Fault                  gang.kill, pause or cut
-                       ◀─────────    Failing                --pdb: shall this rank be debugged?
-      Debug            ─────────▶
-                       ◀─────────    Says, Asks             a debugger's output, and its wish for a line
-      Typed            ─────────▶
-                       ◀─────────    Warned                 a warning that pytest has recorded
-                       ◀─────────    Finished
+    plugin (parent)                     session (each rank)
+      SessionSettings     ─────────▶                           once, as the argument of the call
+                          ◀─────────    SessionReady
+      RunTest             ─────────▶                           one test
+                          ◀─────────    PhaseReport ...        when setup, call and teardown end
+                          ◀─────────    Gather                 gang.barrier, broadcast or allgather
+      Gathered            ─────────▶                           when all ranks have sent theirs
+      PeerLost            ─────────▶                           when one never will
+                          ◀─────────    FaultRequest           gang.kill, pause or cut
+                          ◀─────────    DebugRequest           with --pdb, after a failure
+      DebugDecision       ─────────▶
+                          ◀─────────    DebuggerOutput
+                          ◀─────────    DebuggerReadRequest
+      DebuggerInput       ─────────▶
+                          ◀─────────    RecordedWarning
+                          ◀─────────    RunFinished
+      None                ─────────▶                           end the session
 
-All of them are pickled; what users' objects become within is bytes, since the parent may not have their classes.
-Times are seconds since the epoch on the sender's clock.
+All of them are pickled. Values of users' classes are bytes in them, because the parent may not have these classes.
 """
 
 from __future__ import annotations
@@ -27,22 +28,22 @@ from dataclasses import dataclass, field
 from typing import Any
 
 PHASES = ("setup", "call", "teardown")
-PEER_LOST = "jaxrun_forsaken"  # in the report of a test that a Forsaken has ended: what it waited in
-RANK_PLUGIN = "jaxrun-rank"  # the name under which the session of a rank has its plugin
+PEER_LOST = "jaxrun_peer_lost"  # the key in a report whose failure is a PeerLost: what the rank waited in, and why
+RANK_PLUGIN = "jaxrun-rank"  # the name of the pytest plugin that runs a rank's session
 
 
 @dataclass(frozen=True, slots=True)
 class SessionSettings:
-    """How the ranks' sessions are to be like the parent's.
+    """What the ranks' sessions need to be like the parent's.
 
     files:      the test files to collect
     root, ini:  pytest's rootdir and configuration file; ini may be empty
     plugins:    the values of all -p options
     options:    pytest's options by name, each pickled on its own
     path:       sys.path
-    directory:  under which each rank that sees it has its temporary files; no other host has one of this name
-    debug:      the rank that --pdb is for; -1: the one that asks first; None: no debugger
-    coverage:   how coverage is measured, as CoverageConfig.serialize says it; empty: it is not
+    directory:  for temporary files of ranks that see it; no other host has a directory of this name
+    debug:      the rank that --pdb is for; -1: the first that asks; None: no debugger
+    coverage:   configuration of coverage, as CoverageConfig.serialize returns it; empty: do not measure
     environ:    variables for the tests
     """
 
@@ -60,16 +61,17 @@ class SessionSettings:
 
 @dataclass(frozen=True, slots=True)
 class SessionReady:
-    """The session has collected its tests. `captured`: where what is captured of stdout and stderr can be read."""
+    """The session has collected its tests. `captured`: the files with captured stdout and stderr; None if unnamed."""
 
     captured: tuple[str, str] | None
 
 
 @dataclass(frozen=True, slots=True)
 class RunTest:
-    """Run `test`; `then` is probably the next one of this session, empty if there is none.
+    """Run a test.
 
-    shared:  the directory of shared_tmp_path; empty if the test does not want it
+    next_test:  probably the next one on this gang; empty if there is none
+    shared:     the directory for shared_tmp_path; empty if the test does not use it
     """
 
     test: str
@@ -79,14 +81,17 @@ class RunTest:
 
 @dataclass(frozen=True, slots=True)
 class PhaseReport:
-    """A report of pytest's, as pytest_report_to_serializable makes it."""
+    """pytest's report of a phase, as pytest_report_to_serializable makes it."""
 
     report: dict[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
 class Gather:
-    """This rank is at `where` ("barrier 'loaded'") with a value; `root`: whose value all get, -1 for all of them."""
+    """This rank is at `where` ("gang.barrier('loaded')") with a value.
+
+    root: the rank whose value all ranks get; -1: all get the values of all
+    """
 
     where: str
     value: bytes
@@ -95,21 +100,21 @@ class Gather:
 
 @dataclass(frozen=True, slots=True)
 class Gathered:
-    """What the ranks brought, by rank; of a broadcast, the one value."""
+    """The values of all ranks, by rank; for a broadcast, the root's value only."""
 
     values: tuple[bytes, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class PeerLost:
-    """Not all ranks will come; `why` names one that does not."""
+    """The gather will never be complete; `reason` names a rank that will not come."""
 
-    why: str
+    reason: str
 
 
 @dataclass(frozen=True, slots=True)
 class FaultRequest:
-    """Do to a rank what `kind` ("kill", "pause", "cut") says; the first of these in a test is carried out."""
+    """Do `kind` ("kill", "pause", "cut") to a rank; equal requests in one test count once."""
 
     kind: str
     rank: int
@@ -117,40 +122,36 @@ class FaultRequest:
 
 @dataclass(frozen=True, slots=True)
 class DebugRequest:
-    """The test has failed here, and waits for a word before it goes on; `error` is the first line of it."""
+    """The test has failed on this rank, which waits for a DebugDecision. `error`: the beginning of the failure."""
 
     error: str
 
 
 @dataclass(frozen=True, slots=True)
 class DebugDecision:
-    """The answer to Failing."""
-
-    yes: bool
+    granted: bool
 
 
 @dataclass(frozen=True, slots=True)
 class DebuggerOutput:
-    """Text of a debugger."""
-
     text: str
 
 
 @dataclass(frozen=True, slots=True)
 class DebuggerReadRequest:
-    """A debugger wants a line."""
+    """A debugger reads a line."""
 
 
 @dataclass(frozen=True, slots=True)
 class DebuggerInput:
-    """A line for the debugger; empty at the end of the input."""
+    """The line that was typed; empty at the end of the input."""
 
     line: str
 
 
 @dataclass(frozen=True, slots=True)
 class RecordedWarning:
-    """A warning, as text: `category` is the name of its class; the rest is what pytest_warning_recorded is told."""
+    """A warning as text: the name of its class, its message, and the arguments of pytest_warning_recorded."""
 
     category: str
     text: str
@@ -163,14 +164,14 @@ class RecordedWarning:
 
 @dataclass(frozen=True, slots=True)
 class RunFinished:
-    """The test is over here.
+    """The test has ended on this rank.
 
-    calls:      the cross-process calls that this rank has made so far, by group
-    histories:  what they sum up to, which is equal for equal calls; of groups where that is known
+    calls:   the number of cross-process calls that this rank has made so far, by group of ranks
+    chains:  a hash of these calls, which is equal for equal calls; for the groups where it is known
     """
 
     calls: Mapping[str, int]
-    histories: Mapping[str, int] = field(default_factory=dict)
+    chains: Mapping[str, int] = field(default_factory=dict)
 
 
 FromRank = (

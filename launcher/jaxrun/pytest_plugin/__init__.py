@@ -1,32 +1,25 @@
 """Tests that run on several real JAX processes: `@pytest.mark.processes(4)`.
 
-pytest collects as ever. A test with the mark is run by a warm gang, in each rank of which there is a pytest session
-that waits for orders: so fixtures of all scopes, parametrize and plain asserts are pytest's own, and live where jax
-does. One test has one result, whatever the number of its ranks.
+pytest collects as usual. A marked test runs on a warm gang; in each of its ranks there is a pytest session that waits
+for messages from the parent, which is the pytest that the user started. So fixtures of all scopes, parametrize and
+plain asserts are pytest's own, and live in the process that has JAX. A test has one result, however many ranks it has.
 
-| module      | what it knows                                                                          |
-|-------------|----------------------------------------------------------------------------------------|
-| plugin      | pytest's hooks and fixtures; loaded in every session, so it imports little             |
-| options     | the command line and the ini file                                                      |
-| mark        | what `@pytest.mark.processes(…)` asks for                                              |
-| course      | what has happened in a test so far, and what is to be done about it: no I/O            |
-| orders      | what a course may order                                                                |
-| patience    | until when a test is waited for                                                        |
-| parts       | what became of each rank                                                               |
-| outcome     | parts of all ranks → the outcome of a phase                                            |
-| table       | the same in words                                                                      |
-| reports     | the same as reports of pytest's                                                        |
-| session     | one gang with a pytest session in its ranks                                            |
-| conduct     | one test on such a session                                                             |
-| pool        | which gangs there are, and which tests share one                                       |
-| runner      | one test, from its mark to its reports                                                 |
-| neighbours  | whether mpirun, srun or the like has started this process with others                  |
-| present     | those processes, as the ranks of the only gang                                         |
-| limits      | how long a test may take                                                               |
-| warned      | warnings of the ranks                                                                  |
-| items       | what is known of a test from its collection on                                         |
-| alone       | the fixture `gang` without one                                                         |
-| likeness    | what makes the ranks' sessions like the parent's                                       |
-| debugging   | the terminal for a rank's debugger                                                     |
-| covering    | how coverage is measured here, for the ranks to do the same                            |
+| module           | contents                                                                                 |
+|------------------|------------------------------------------------------------------------------------------|
+| plugin           | pytest's hooks; loaded in every pytest session, as are fixtures, options and mark         |
+| fixtures         | gang, gangs, shared_tmp_path, process_count, process_index                               |
+| options          | the command line and the ini file                                                        |
+| mark             | what `@pytest.mark.processes(...)` asks for                                              |
+| runner           | runs one test, from its mark to its reports                                              |
+| pool             | the gangs, and which tests share one                                                     |
+| mpi_session      | the gang when mpirun or srun has started pytest itself                                   |
+| session          | one gang with a pytest session in each rank                                              |
+| session_settings | what makes these sessions like the parent's                                              |
+| run_loop         | one test on such a session: events in, actions executed                                  |
+| run_state        | what has happened in the test so far and what to do next, without I/O                    |
+| timeouts         | how long a test is waited for                                                            |
+| rank_results     | what became of each rank                                                                 |
+| outcome          | results of all ranks → the outcome of a phase                                            |
+| summary          | the outcome in words                                                                     |
+| reports          | the outcome as pytest's reports                                                          |
 """

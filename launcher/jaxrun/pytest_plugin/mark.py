@@ -1,4 +1,7 @@
-"""What `@pytest.mark.processes(…)` asks for, as values; the mark is checked when tests are collected."""
+"""What `@pytest.mark.processes(...)` asks for, as values. The mark is parsed when tests are collected.
+
+Every pytest session loads this module, so it imports little.
+"""
 
 from __future__ import annotations
 
@@ -6,17 +9,22 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import pytest
+
 from jaxrun.errors import UsageError
 from jaxrun.protocol.flight_file import LOCKSTEP_MODES, LOCKSTEP_RECORD
 
 MARK_NAME = "processes"
 MARK_USAGE = "processes(n, devices=1, hosts=1, timeout=300, fresh=False, env={}, dies=(), lockstep='record')"
+PARAMETER = "process_count"  # the fixture that processes([2, 4]) parametrizes
 _KNOWN = ("n", "devices", "hosts", "timeout", "fresh", "env", "dies", "lockstep")
+_SPEC = pytest.StashKey["MarkSpec | str"]()
+_NODEID = pytest.StashKey[str]()
 
 
 @dataclass(frozen=True, slots=True)
 class GangKey:
-    """What makes two tests use the same gang."""
+    """What a gang must be like to run a test; tests with equal keys share one."""
 
     processes: int
     devices: int | None = None
@@ -36,7 +44,7 @@ class GangKey:
 
     @property
     def label(self) -> str:
-        """A name that is the same for equal shapes only: `4p-2d-1h`, and its variables."""
+        """A short name, different for different keys: `4p-2d-1h`, followed by the variables."""
         parts = [f"{self.processes}p"]
         parts += [f"{self.devices}d"] if self.devices is not None else []
         parts += [f"{self.hosts}h"] if self.hosts is not None else []
@@ -46,11 +54,11 @@ class GangKey:
 
 @dataclass(frozen=True, slots=True)
 class MarkSpec:
-    """What one test asks for.
+    """The parsed mark of one test.
 
-    timeout:  seconds; None: the default
-    fresh:    it gets a gang of its own
-    dies:     the ranks whose death belongs to the test
+    timeout:  seconds; None for the default
+    fresh:    whether the test gets new processes
+    dies:     the ranks that the test expects to die
     """
 
     gang: GangKey
@@ -59,29 +67,62 @@ class MarkSpec:
     dies: frozenset[int] = frozenset()
 
 
+# ---- the mark of a collected test
+
+
+def read_mark(item: pytest.Item) -> None:
+    """Parse the test's mark, if it has one. An error in the mark is kept, and reported when the test is run."""
+    mark = item.get_closest_marker(MARK_NAME)
+    if mark is None:
+        return
+    item.stash[_NODEID] = item.nodeid  # pytest-xdist changes item.nodeid later
+    try:
+        counts = parse_counts(mark.args, mark.kwargs)
+        if is_parametrized(mark.args, mark.kwargs):
+            parameters = getattr(getattr(item, "callspec", None), "params", {})
+            if PARAMETER not in parameters:
+                raise UsageError(f"@pytest.mark.processes({list(counts)}): this kind of test takes one number only")
+            counts = (parameters[PARAMETER],)
+        item.stash[_SPEC] = parse_mark(mark.args, mark.kwargs, counts[0])
+    except UsageError as error:
+        item.stash[_SPEC] = str(error)
+
+
+def mark_spec(item: pytest.Item) -> MarkSpec | str | None:
+    """The parsed mark of a test; a str that says what is wrong with the mark; None without a mark."""
+    return item.stash.get(_SPEC, None)
+
+
+def rank_nodeid(item: pytest.Item) -> str:
+    """The test's node id in the sessions of the ranks."""
+    return item.stash[_NODEID]
+
+
+# ---- parsing
+
+
 def parse_counts(args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[int, ...]:
-    """The numbers of processes that the mark names: one, or several that parametrize the test. UsageError."""
+    """The numbers of processes in the mark: one, or several that parametrize the test. Raises UsageError."""
     if len(args) > 1 or (args and "n" in kwargs):
         raise UsageError(f"@pytest.mark.processes takes one number of processes; the rest goes by name: {MARK_USAGE}")
     n = args[0] if args else kwargs.get("n")
     if n is None:
         raise UsageError("@pytest.mark.processes needs a number of processes: @pytest.mark.processes(4)")
-    several = isinstance(n, (list, tuple))
-    found = tuple(n) if several else (n,)
-    if not found or not all(_is_count(one) for one in found):
+    counts = tuple(n) if is_parametrized(args, kwargs) else (n,)
+    if not counts or not all(map(_is_count, counts)):
         raise UsageError(
             f"@pytest.mark.processes({n!r}): processes are counted from 1: processes(4), processes([2, 4])"
         )
-    return found
+    return counts
 
 
 def is_parametrized(args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
-    """Whether the mark parametrizes the test."""
+    """Whether the mark names a list of numbers of processes."""
     return isinstance(args[0] if args else kwargs.get("n"), (list, tuple))
 
 
 def parse_mark(args: Sequence[Any], kwargs: Mapping[str, Any], processes: int) -> MarkSpec:
-    """What the mark asks for with so many processes. UsageError."""
+    """The mark of a test that is run by `processes` processes. Raises UsageError."""
     unknown = sorted(kwargs.keys() - set(_KNOWN))
     if unknown:
         raise UsageError(f"@pytest.mark.processes does not know {', '.join(unknown)}; it takes {MARK_USAGE}")
@@ -97,11 +138,11 @@ def parse_mark(args: Sequence[Any], kwargs: Mapping[str, Any], processes: int) -
     lockstep = kwargs.get("lockstep") or LOCKSTEP_RECORD
     if lockstep not in LOCKSTEP_MODES:
         raise UsageError(f"@pytest.mark.processes(lockstep={lockstep!r}): must be one of {', '.join(LOCKSTEP_MODES)}")
-    shape = GangKey(processes, kwargs.get("devices"), kwargs.get("hosts"), tuple(sorted(env.items())), lockstep)
-    return MarkSpec(shape, timeout, bool(kwargs.get("fresh", False)), _dies(kwargs.get("dies", ()), processes))
+    gang = GangKey(processes, kwargs.get("devices"), kwargs.get("hosts"), tuple(sorted(env.items())), lockstep)
+    return MarkSpec(gang, timeout, bool(kwargs.get("fresh", False)), _parse_dies(kwargs.get("dies", ()), processes))
 
 
-def _dies(given: Any, processes: int) -> frozenset[int]:
+def _parse_dies(given: Any, processes: int) -> frozenset[int]:
     ranks = given if isinstance(given, (list, tuple, set, frozenset)) else (given,)
     if not all(isinstance(rank, int) and 0 <= rank < processes for rank in ranks):
         raise UsageError(

@@ -1,8 +1,8 @@
-"""pytest within `mpirun -n 4 pytest` or `srun pytest`: the processes that are there become the ranks of the only gang.
+"""pytest under `mpirun -n 4 pytest` or `srun pytest`: mpirun's processes become the ranks of the only gang.
 
-All of them collect. Where that finds tests for a gang, rank 0 stays the one pytest that runs and reports, and the
-others become workers. Tests that want other processes than these are deselected. Without any such test nothing is
-changed.
+All processes collect. If there are tests that these processes can run as a gang, rank 0 stays the pytest that runs and
+reports, and the others become workers; marked tests that need other processes are deselected. Without any marked test
+each process is a pytest of its own.
 """
 
 from __future__ import annotations
@@ -25,121 +25,119 @@ from jaxrun.gang.spec import GangSpec
 from jaxrun.job import interpreter
 from jaxrun.job.cluster_env import CLUSTER_ENVS, RankInfo
 from jaxrun.protocol.flight_file import LOCKSTEP_RECORD
-from jaxrun.pytest_plugin import collected
-from jaxrun.pytest_plugin.mark import MarkSpec
+from jaxrun.pytest_plugin.mark import MarkSpec, mark_spec
 
-_SERVE = f"{RUNTIME}.gang_connect"
-_FINAL_EXIT_CODES = (
-    0,
-    EXIT_USAGE,
-    EXIT_NOT_UNIFORM,
-    EXIT_UNAVAILABLE,
-    EXIT_SOFTWARE,
-)  # statuses after which no gang follows
-_BACKEND = "mpirun"  # the ranks come to us over the network, as those of mpirun do
+_RANK_PROGRAM = f"{RUNTIME}.gang_connect"
+# `jaxrun attach` with one of these exit codes is not started again.
+_FINAL_EXIT_CODES = (0, EXIT_USAGE, EXIT_NOT_UNIFORM, EXIT_UNAVAILABLE, EXIT_SOFTWARE)
+_BACKEND = "mpirun"  # the ranks connect over the network, as mpirun's do, whatever has started them
 _COMMANDS = {"slurm": ("srun",), "flux": ("flux", "run")}
-_RESTART_INIT_TIMEOUT_S = 30.0  # seconds for all to come to the next gang; rank 0 starts it as soon as one has ended
+_RESTART_INIT_TIMEOUT_S = 30.0  # for all processes to join a restarted gang
 
 
 class MpiSession:
-    """The processes that are there. A rank other than 0 says nothing until it is clear that it will not be a worker.
+    """The processes of an MPI job in which pytest was started, seen from one of them.
 
-    more:            further words for jaxrun's command line
-    title, command:  of what has started the processes
+    A rank other than 0 writes nothing until it is clear that it is a pytest of its own.
+
+    jaxrun_args:     further words for jaxrun's command line
+    title, command:  what has started the processes, for people and as words of a command line
     """
 
-    def __init__(self, config: pytest.Config, place: RankInfo, more: tuple[str, ...]) -> None:
-        self.place = place
-        self._more = more
-        self.title = next((engine.title for engine in CLUSTER_ENVS if engine.key == place.engine), place.engine)
-        self.command = (*_COMMANDS.get(place.engine, ("mpirun",)), "-n", str(place.size))
-        self._left_out = 0
+    def __init__(self, config: pytest.Config, rank_info: RankInfo, jaxrun_args: tuple[str, ...]) -> None:
+        self.rank_info = rank_info
+        engine = rank_info.engine
+        self.title = next((cluster_env.title for cluster_env in CLUSTER_ENVS if cluster_env.key == engine), engine)
+        self.command = (*_COMMANDS.get(engine, ("mpirun",)), "-n", str(rank_info.size))
+        self._jaxrun_args = jaxrun_args
+        self._deselected = 0
         self._devices: int | None = None
         self._reporter: Any = config.pluginmanager.get_plugin("terminalreporter")
-        self._file: Any = None
-        if place.rank and self._reporter is not None:
-            self._file, self._reporter._tw._file = self._reporter._tw._file, io.StringIO()
+        self._output: Any = None
+        if rank_info.rank and self._reporter is not None:
+            self._output, self._reporter._tw._file = self._reporter._tw._file, io.StringIO()
 
-    def select_tests(self, found: list[pytest.Item]) -> list[pytest.Item]:
-        """Keep the tests that these processes can run, and all without the mark; returns the others."""
-        wishes = {item: collected.mark_spec(item) for item in found}
-        asked = [wish.gang.devices for wish in wishes.values() if isinstance(wish, MarkSpec) and self._can_run(wish)]
-        self._devices = next((devices for devices in asked if devices is not None), None)
-        out = [item for item, wish in wishes.items() if isinstance(wish, MarkSpec) and not self._can_run(wish)]
-        self._left_out = len(out)
-        found[:] = [item for item in found if item not in set(out)]
-        return out
+    def select_tests(self, items: list[pytest.Item]) -> list[pytest.Item]:
+        """Remove from `items` the marked tests that these processes cannot run; returns the removed ones."""
+        specs = {item: spec for item in items if isinstance(spec := mark_spec(item), MarkSpec)}
+        devices = [spec.gang.devices for spec in specs.values() if self._can_run(spec)]
+        self._devices = next((count for count in devices if count is not None), None)
+        removed = {item: None for item, spec in specs.items() if not self._can_run(spec)}
+        self._deselected = len(removed)
+        items[:] = [item for item in items if item not in removed]
+        return list(removed)
 
     def summary(self) -> str:
-        """What was left out; empty if nothing was."""
-        if not self._left_out:
+        """How many tests were deselected and why; empty if none was."""
+        if not self._deselected:
             return ""
-        here = f"the {self.place.size} processes of {self.title}"
-        return f"{self._left_out} deselected: they want other processes than {here}, in which pytest runs"
+        here = f"the {self.rank_info.size} processes of {self.title}"
+        return f"{self._deselected} deselected: they want other processes than {here}, in which pytest runs"
 
     def run_separately(self) -> None:
-        """There is no test for a gang: every process is a pytest of its own, as ever."""
-        if self._file is not None:
-            self._file.write(self._reporter._tw._file.getvalue())
-            self._reporter._tw._file, self._file = self._file, None
+        """Let this process be a pytest of its own, because there is no test for a gang."""
+        if self._output is not None:
+            self._output.write(self._reporter._tw._file.getvalue())
+            self._reporter._tw._file, self._output = self._output, None
 
     def become_worker(self, config: pytest.Config) -> None:
-        """Be a rank of the gang, and of the next if one is made anew, until rank 0 closes it, or at a Ctrl-C.
+        """Be a rank of the gang, and of each restarted gang, until rank 0 closes it or at a Ctrl-C. Never returns.
 
-        Then this process ends, and well, whatever became of the ranks: mpirun would stop rank 0.
+        The exit status is 0 whatever became of the ranks, because mpirun would stop rank 0 otherwise.
         """
         capture: Any = config.pluginmanager.get_plugin("capturemanager")
         if capture is not None:
             capture.stop_global_capturing()
         environ = {**os.environ, **interpreter.interpreter_settings(os.environ)}
-        shape, python = self._shape(), (sys.executable, "-P", "-m", "jaxrun")
+        spec, exit_code = self._gang_spec(), None
         with contextlib.suppress(KeyboardInterrupt):
-            while (
-                subprocess.run([*python, *shape.attach()], env=environ, check=False).returncode not in _FINAL_EXIT_CODES
-            ):
-                shape = replace(shape, again=True)
+            while exit_code not in _FINAL_EXIT_CODES:
+                command = [sys.executable, "-P", "-m", "jaxrun", *spec.attach()]
+                exit_code = subprocess.run(command, env=environ, check=False).returncode
+                spec = replace(spec, restarted=True)
         os._exit(0)
 
     def start_gang(self, run_dir: Path) -> Gang:
-        """The gang of all these processes, for rank 0."""
-        return _MpiGang(self._shape(), run_dir)
+        """Start the gang of all these processes; called on rank 0."""
+        return _MpiGang(self._gang_spec(), run_dir)
 
-    def _shape(self) -> _MpiGangSpec:
-        return _MpiGangSpec(devices=self._devices, backend=_BACKEND, options=self._more)
+    def _gang_spec(self) -> _MpiGangSpec:
+        return _MpiGangSpec(devices=self._devices, backend=_BACKEND, options=self._jaxrun_args)
 
-    def _can_run(self, wish: MarkSpec) -> bool:
-        shape = wish.gang
-        same = self._devices is None or shape.devices in (None, self._devices)
-        plain = shape.lockstep == LOCKSTEP_RECORD and not (shape.hosts or shape.env or wish.fresh)
-        return shape.processes == self.place.size and same and plain
+    def _can_run(self, spec: MarkSpec) -> bool:
+        wanted = spec.gang
+        same_devices = self._devices is None or wanted.devices in (None, self._devices)
+        plain = wanted.lockstep == LOCKSTEP_RECORD and not (wanted.hosts or wanted.env or spec.fresh)
+        return wanted.processes == self.rank_info.size and same_devices and plain
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _MpiGangSpec(GangSpec):
-    """`again`: the processes have been a gang before."""
+    """A gang of processes that exist already. `restarted`: they have been a gang before."""
 
-    again: bool = False
+    restarted: bool = False
 
     def command_line(self, run_dir: Path) -> tuple[str, ...]:
         return self.attach("--run-dir", str(run_dir))
 
     def attach(self, *more: str) -> tuple[str, ...]:
+        """The words after `jaxrun` on each process."""
         devices = () if self.devices is None else ("--devices-per-process", str(self.devices))
-        soon = ("--init-timeout", str(_RESTART_INIT_TIMEOUT_S)) if self.again else ()
-        return ("attach", *devices, "--grace", "1", *soon, *more, *self.options, "-m", _SERVE)
+        timeout = ("--init-timeout", str(_RESTART_INIT_TIMEOUT_S)) if self.restarted else ()
+        return ("attach", *devices, "--grace", "1", *timeout, *more, *self.options, "-m", _RANK_PROGRAM)
 
 
 class _MpiGang(Gang):
-    def __init__(self, shape: _MpiGangSpec, run_dir: Path) -> None:
-        self._wanted = shape
-        super().__init__(devices=shape.devices, backend=shape.backend, options=shape.options, run_dir=run_dir)
+    def __init__(self, spec: _MpiGangSpec, run_dir: Path) -> None:
+        self._next_spec = spec
+        super().__init__(devices=spec.devices, backend=spec.backend, options=spec.options, run_dir=run_dir)
 
     def _start(self) -> None:
-        self.shape, self._wanted = self._wanted, replace(self._wanted, again=True)
+        self.spec, self._next_spec = self._next_spec, replace(self._next_spec, restarted=True)
         super()._start()
 
     def close(self) -> None:
         if not self.healthy and self._instance is not None:
             with contextlib.suppress(JaxrunError):
-                self.restart()  # or the others would wait for it
+                self.restart()  # the other processes wait for the next gang, and end with it
         super().close()

@@ -1,4 +1,4 @@
-"""The command line and the ini file: what is said there about gangs, as one value."""
+"""The plugin's command-line and ini options, as one value."""
 
 from __future__ import annotations
 
@@ -8,8 +8,9 @@ from dataclasses import dataclass
 
 import pytest
 
-BACKENDS = ("local", "mpirun", "slurm")
-_TEACHES = """\
+from jaxrun.backends import BACKENDS
+
+_GROUP_HELP = """\
 tests on several JAX processes (jaxrun), @pytest.mark.processes(4):
   the body runs on every rank, with the fixtures gang (gang.rank, gang.barrier(), ...) and shared_tmp_path; one result;
   the processes stay warm between tests. More: pytest --markers, pytest --fixtures"""
@@ -17,9 +18,13 @@ tests on several JAX processes (jaxrun), @pytest.mark.processes(4):
 
 @dataclass(frozen=True, slots=True)
 class PluginOptions:
-    """`debug`: the rank that --pdb is for, -1 the first that fails, None no debugger. Times are seconds.
+    """What was given for gangs.
 
-    more: further words for jaxrun's command line
+    jaxrun_args:     further words for jaxrun's command line
+    show_all:        show the failures of all ranks, not only the first
+    disabled:        --no-gang: run marked tests in this process
+    timeout, grace:  seconds
+    debug:           the rank that --pdb is for; -1 for the first that fails; None for no debugger
     """
 
     backend: str
@@ -33,13 +38,16 @@ class PluginOptions:
     debug: int | None
 
     def rerun_args(self) -> list[str]:
-        """Those words of the command line that a single test needs to be run the same way."""
+        """The options that are needed to run a single test in the same way."""
         backend = [] if self.backend == "local" else [f"--gang-backend={self.backend}"]
         return [*backend, *([f"--gang-options={shlex.join(self.jaxrun_args)}"] if self.jaxrun_args else [])]
 
 
+OPTIONS = pytest.StashKey[PluginOptions]()  # of the session's config
+
+
 def add_options(parser: pytest.Parser) -> None:
-    group = parser.getgroup("gang", _TEACHES)
+    group = parser.getgroup("gang", _GROUP_HELP)
     group.addoption("--gang-backend", choices=BACKENDS, help="what starts the processes (local)")
     group.addoption(
         "--gang-options",
@@ -70,34 +78,37 @@ def add_options(parser: pytest.Parser) -> None:
 
 
 def read_options(config: pytest.Config) -> PluginOptions:
-    """UsageError of pytest's where a value cannot be."""
-    timeout = config.getoption("gang_timeout")
-    if timeout is None:
-        try:
-            timeout = float(config.getini("gang_timeout"))
-        except ValueError:
-            raise pytest.UsageError(
-                f"gang_timeout = {config.getini('gang_timeout')!r} is no number of seconds"
-            ) from None
-    if timeout <= 0:
-        raise pytest.UsageError(f"--gang-timeout {timeout:g}: must be above 0 seconds")
+    """The options of this session. Raises pytest.UsageError for a value that is out of range."""
     debug = config.getoption("gang_pdb")
     if debug is None and config.getoption("usepdb"):
         debug = -1
     return PluginOptions(
         backend=config.getoption("gang_backend") or "local",
-        jaxrun_args=_more(config.getoption("gang_options")),
+        jaxrun_args=_split_words(config.getoption("gang_options")),
         show_all=config.getoption("gang_report") == "all",
         fresh=config.getoption("gang_fresh"),
         max_processes=config.getoption("gang_max"),
         disabled=config.getoption("no_gang"),
-        timeout=timeout,
+        timeout=_read_timeout(config),
         grace=config.getoption("gang_grace"),
         debug=debug,
     )
 
 
-def _more(given: Sequence[str]) -> tuple[str, ...]:
+def _read_timeout(config: pytest.Config) -> float:
+    timeout = config.getoption("gang_timeout")
+    if timeout is None:
+        written = config.getini("gang_timeout")
+        try:
+            timeout = float(written)
+        except ValueError:
+            raise pytest.UsageError(f"gang_timeout = {written!r} is no number of seconds") from None
+    if timeout <= 0:
+        raise pytest.UsageError(f"--gang-timeout {timeout:g}: must be above 0 seconds")
+    return float(timeout)
+
+
+def _split_words(given: Sequence[str]) -> tuple[str, ...]:
     try:
         return tuple(word for words in given for word in shlex.split(words))
     except ValueError as error:

@@ -1,4 +1,4 @@
-"""The outcome of one phase of a test, from the parts of all its ranks.
+"""The outcome of one phase of a test, from the results of all its ranks.
 
 | ranks                                                 | outcome                                                    |
 |-------------------------------------------------------|------------------------------------------------------------|
@@ -7,11 +7,11 @@
 | all passed where a strict `xfail` expects a failure   | failed                                                     |
 | all skipped                                           | skipped                                                    |
 | some skipped, others not                              | failed: the ranks disagree                                 |
-| any was stuck, not over, or waited in vain            | failed                                                     |
+| any was stuck, not over, or waited for a lost rank    | failed                                                     |
 | all passed, but fell out of step                      | failed, or xfailed where a failure is expected             |
 | all passed                                            | passed, or xpassed                                         |
 
-Where the test says that ranks die, their deaths count as passed, and so does what these do to the others.
+If the test expects ranks to die (`dies=`), their deaths and the consequences for other ranks count as passed.
 """
 
 from __future__ import annotations
@@ -25,16 +25,19 @@ from jaxrun.text import format_ranks
 
 _PASSED = (PhaseState.PASSED, PhaseState.XPASSED)
 _HELD_UP = (*CUT_OFF_STATES, PhaseState.PEER_LOST)
+# The rank whose class comes first here leads.
+_PRECEDENCE = ("own failure", "expected", "strict", "consequence", "held up", "skipped", "passed")
+_CLASSES = {PhaseState.XFAILED: "expected", PhaseState.XPASSED_STRICT: "strict", PhaseState.SKIPPED: "skipped"}
 
 
 @dataclass(frozen=True, slots=True)
 class PhaseOutcome:
-    """Of one phase.
+    """The outcome of one phase.
 
-    outcome:  "passed", "failed" or "skipped", as pytest has it
+    outcome:  "passed", "failed" or "skipped", as in pytest's reports
     lead:     the rank whose report stands for all
     states:   by rank
-    why:      of a failure that no rank by itself has
+    reason:   of a failure that is no single rank's
     """
 
     phase: str
@@ -45,91 +48,86 @@ class PhaseOutcome:
 
 
 def decide_outcome(
-    phase: str, parts: Mapping[int, RankResult], dies: frozenset[int] = frozenset(), *, in_step: bool = True
+    phase: str, results: Mapping[int, RankResult], dies: frozenset[int] = frozenset(), *, in_step: bool = True
 ) -> PhaseOutcome | None:
-    """The outcome; None if no rank came to this phase.
+    """The outcome of a phase; None if no rank reached it.
 
-    dies:     the ranks whose death belongs to the test
-    in_step:  whether all have made the same cross-process calls
+    dies:     the ranks that the test expects to die
+    in_step:  whether all ranks have made the same cross-process calls
     """
-    states = _states(phase, parts)
+    states = _phase_states(phase, results)
     present = [rank for rank, state in states.items() if state is not PhaseState.ABSENT]
     if not present:
         return None
-    died = frozenset(rank for rank in dies if parts[rank].cut_off is PhaseState.DIED)
+    died = frozenset(rank for rank in dies if results[rank].cut_off is PhaseState.DIED)
     if dies and died == dies:
-        states |= {
-            rank: PhaseState.PASSED
-            for rank in present
-            if _caused_by_expected_death(states[rank], parts[rank], phase, rank in dies)
-        }
-    lead = _choose_lead(phase, parts, states, present)
-    outcome, why = _decide(states, present)
+        caused = [r for r in present if _caused_by_expected_death(states[r], results[r], phase, expected=r in dies)]
+        states |= dict.fromkeys(caused, PhaseState.PASSED)
+    lead = _choose_lead(phase, results, states, present)
+    outcome, reason = _combine(states, present)
+    if phase == "call" and outcome == "passed" and not in_step:
+        failure_expected = PhaseState.XPASSED in states.values()
+        outcome, reason = "skipped" if failure_expected else "failed", "the ranks fell out of step"
     alive = {rank for rank in dies - died if phase == "call" and states[rank] in _PASSED}
-    if phase == "call" and not in_step and outcome == "passed":
-        expected = PhaseState.XPASSED in states.values()
-        outcome, why = "skipped" if expected else "failed", "the ranks fell out of step"
     if alive and outcome == "passed":
-        outcome, why = "failed", f"{format_ranks(alive)} {'was' if len(alive) == 1 else 'were'} to die, and did not"
-    if _classify(states[lead], parts[lead], phase) == "hindered" and _fails_later(phase, parts, dies):
-        outcome, why = "passed", ""
-    return PhaseOutcome(phase, outcome, lead, states, why)
+        outcome, reason = "failed", f"{format_ranks(alive)} {'was' if len(alive) == 1 else 'were'} to die, and did not"
+    if _classify(states[lead], results[lead], phase) == "held up" and _fails_later(phase, results, dies):
+        outcome, reason = "passed", ""
+    return PhaseOutcome(phase, outcome, lead, states, reason)
 
 
-def _states(phase: str, parts: Mapping[int, RankResult]) -> dict[int, PhaseState]:
-    """As the ranks have them; but who was cut off in setup, while others were in the call, counts as in the call."""
-    states = {rank: part.state(phase) for rank, part in parts.items()}
-    if phase != "teardown" and any(part.state("call") is not PhaseState.ABSENT for part in parts.values()):
-        early = {rank: part.cut_off for rank, part in parts.items() if part.cut_off and part.cut_off_in == "setup"}
-        states |= {rank: end if phase == "call" else PhaseState.ABSENT for rank, end in early.items()}
+def _phase_states(phase: str, results: Mapping[int, RankResult]) -> dict[int, PhaseState]:
+    """The states of all ranks; a rank that was cut off in setup while another was in the call counts as in the call."""
+    states = {rank: result.state(phase) for rank, result in results.items()}
+    if phase != "teardown" and any(result.state("call") is not PhaseState.ABSENT for result in results.values()):
+        for rank, result in results.items():
+            if result.cut_off is not None and result.cut_off_in == "setup":
+                states[rank] = result.cut_off if phase == "call" else PhaseState.ABSENT
     return states
 
 
-def _fails_later(phase: str, parts: Mapping[int, RankResult], dies: frozenset[int]) -> bool:
-    """Whether a rank that had come further failed there, and so is why others did not come through this phase."""
+def _fails_later(phase: str, results: Mapping[int, RankResult], dies: frozenset[int]) -> bool:
+    """Whether a rank failed in a later phase, which is why others were held up in this one."""
     later = PHASES[PHASES.index(phase) + 1 :]
     return any(
-        _classify(part.state(one), part, one) == "own"
-        for rank, part in parts.items()
+        _classify(result.state(one), result, one) == "own failure"
+        for rank, result in results.items()
         if rank not in dies
         for one in later
     )
 
 
-def _caused_by_expected_death(state: PhaseState, part: RankResult, phase: str, dies: bool) -> bool:
-    """Whether it is what a death that belongs to the test brings about."""
-    if dies:
+def _caused_by_expected_death(state: PhaseState, result: RankResult, phase: str, *, expected: bool) -> bool:
+    """Whether this is an `expected` death, or a consequence of one."""
+    if expected:
         return state is PhaseState.DIED
-    return state in _HELD_UP or part.is_consequence(phase)
+    return state in _HELD_UP or result.is_consequence(phase)
 
 
 def _choose_lead(
-    phase: str, parts: Mapping[int, RankResult], states: Mapping[int, PhaseState], present: list[int]
+    phase: str, results: Mapping[int, RankResult], states: Mapping[int, PhaseState], present: list[int]
 ) -> int:
-    """The rank whose own failure came first; else the first that has a report of what all have."""
+    """The rank with the first failure of its own; without one, the first rank whose state decides the outcome."""
 
     def order(rank: int) -> tuple[int, float, int]:
-        at = parts[rank].failed_at
-        return _PRECEDENCE.index(_classify(states[rank], parts[rank], phase)), at if at is not None else 0.0, rank
+        result = results[rank]
+        return _PRECEDENCE.index(_classify(states[rank], result, phase)), result.failed_at or 0.0, rank
 
     return min(present, key=order)
 
 
-_OTHERS = {PhaseState.XFAILED: "expected", PhaseState.XPASSED_STRICT: "strict", PhaseState.SKIPPED: "skipped"}
-_PRECEDENCE = ("own", "expected", "strict", "victim", "hindered", "skipped", "passed")
-
-
-def _classify(state: PhaseState, part: RankResult, phase: str) -> str:
+def _classify(state: PhaseState, result: RankResult, phase: str) -> str:
     if state in (PhaseState.FAILED, PhaseState.DIED):
-        return "victim" if part.is_consequence(phase) else "own"
+        return "consequence" if result.is_consequence(phase) else "own failure"
     if state in _HELD_UP:
-        return "hindered"
+        return "held up"
     if state in _PASSED:
         return "passed"
-    return _OTHERS.get(state, "absent")
+    return _CLASSES.get(state, "absent")
 
 
-def _decide(states: Mapping[int, PhaseState], present: list[int]) -> tuple[str, str]:
+def _combine(states: Mapping[int, PhaseState], present: list[int]) -> tuple[str, str]:
+    """The outcome for the states of the ranks that reached the phase, and the reason if no single rank has one."""
     found = {states[rank] for rank in present}
     if found & {PhaseState.FAILED, PhaseState.DIED}:
         return "failed", ""
@@ -143,6 +141,4 @@ def _decide(states: Mapping[int, PhaseState], present: list[int]) -> tuple[str, 
         skipped = [rank for rank in present if states[rank] is PhaseState.SKIPPED]
         others = [rank for rank in present if rank not in skipped]
         return "failed", f"the ranks disagree: {format_ranks(skipped)} skipped, {format_ranks(others)} did not"
-    if found & set(_HELD_UP):
-        return "failed", ""
-    return "passed", ""
+    return ("failed" if found & set(_HELD_UP) else "passed"), ""

@@ -1,35 +1,39 @@
-"""pytest's hooks and fixtures for tests on several JAX processes.
+"""pytest's hooks for tests on several JAX processes.
 
-Every session loads this module, so what only such tests need is imported when the first of them is run. In a rank's own
-session only the marks and the fixtures are of use.
+Every pytest session loads this module, so what only marked tests need is imported when the first of them runs.
+In the session of a rank, only the marks and the fixtures are used.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Generator, Iterator
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from collections.abc import Generator, Mapping
+from typing import Any
 
 import pytest
 
-from jaxrun.errors import UsageError
-from jaxrun.pytest_plugin import collected, options
-from jaxrun.pytest_plugin.mark import MARK_NAME, MARK_USAGE, MarkSpec, is_parametrized, parse_counts
-from jaxrun.pytest_plugin.mpi_detection import find_mpi_place
+from jaxrun.errors import JaxrunError, UsageError
+from jaxrun.job import cluster_env
+from jaxrun.job.cluster_env import RankInfo
+from jaxrun.protocol.names import RANK
+from jaxrun.pytest_plugin import mark, options
+from jaxrun.pytest_plugin.fixtures import (  # noqa: F401 (pytest finds fixtures in this module's namespace)
+    find_rank_plugin,
+    gang,
+    gangs,
+    process_count,
+    process_index,
+    shared_tmp_path,
+)
+from jaxrun.pytest_plugin.options import OPTIONS
 
-if TYPE_CHECKING:
-    from jaxrun.api import Gang
-
-_RANK_PLUGIN = "jaxrun-rank"
-_MARK = f"""\
-{MARK_USAGE}: run the test by n JAX processes; its body runs on every rank, and it has one result. processes([2, 4]) \
-runs it with 2 and with 4. devices: of each process; hosts: simulated, or real ones with --gang-backend; timeout: in \
-seconds; fresh: with new processes; env: variables; dies: ranks whose death belongs to the test; lockstep: 'strict' \
-to agree on each cross-process call first, 'off' not to watch whether the ranks stay in step."""
-_options = pytest.StashKey[options.PluginOptions]()
-_runner = pytest.StashKey[Any]()
-_present = pytest.StashKey[Any]()
+_MARKER = f"""\
+{mark.MARK_USAGE}: run the test by n JAX processes; its body runs on every rank, and it has one result. processes([2, \
+4]) runs it with 2 and with 4. devices: of each process; hosts: simulated, or real ones with --gang-backend; timeout: \
+in seconds; fresh: with new processes; env: variables; dies: ranks whose death belongs to the test; lockstep: \
+'strict' to agree on each cross-process call first, 'off' not to watch whether the ranks stay in step."""
+_RUNNER = pytest.StashKey[Any]()
+_MPI_SESSION = pytest.StashKey[Any]()
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -38,51 +42,65 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 @pytest.hookimpl(trylast=True)
 def pytest_configure(config: pytest.Config) -> None:
-    config.addinivalue_line("markers", _MARK)
-    config.stash[_options] = options.read_options(config)
-    chosen = config.stash[_options].disabled or config.getoption("gang_backend")
-    place = None if chosen or hasattr(config, "workerinput") else find_mpi_place(os.environ)
-    if place is not None:
+    config.addinivalue_line("markers", _MARKER)
+    given = config.stash[OPTIONS] = options.read_options(config)
+    chosen = given.disabled or config.getoption("gang_backend") or hasattr(config, "workerinput")
+    rank_info = None if chosen else find_mpi_rank(os.environ)
+    if rank_info is not None:
         from jaxrun.pytest_plugin.mpi_session import MpiSession
 
-        config.stash[_present] = MpiSession(config, place, config.stash[_options].jaxrun_args)
+        config.stash[_MPI_SESSION] = MpiSession(config, rank_info, given.jaxrun_args)
+
+
+def find_mpi_rank(environ: Mapping[str, str]) -> RankInfo | None:
+    """The rank of this process among those that mpirun, srun or the like started together.
+
+    None if the process was started alone, or by jaxrun.
+    """
+    if RANK in environ:
+        return None
+    try:
+        rank_info = cluster_env.find_rank_info(environ)
+    except JaxrunError:  # inconsistent variables are reported by what needs them
+        return None
+    return rank_info if rank_info is not None and rank_info.size > 1 else None
 
 
 # ---- collection
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    mark = metafunc.definition.get_closest_marker(MARK_NAME)
-    if mark is None or not is_parametrized(mark.args, mark.kwargs):
+    found = metafunc.definition.get_closest_marker(mark.MARK_NAME)
+    if found is None or not mark.is_parametrized(found.args, found.kwargs):
         return
     try:
-        counts = parse_counts(mark.args, mark.kwargs)
+        counts = mark.parse_counts(found.args, found.kwargs)
     except UsageError as error:
         pytest.fail(str(error), pytrace=False)
-    if collected.PARAMETER not in metafunc.fixturenames:
-        metafunc.fixturenames.append(collected.PARAMETER)
-    metafunc.parametrize(collected.PARAMETER, counts, ids=[f"{n}p" for n in counts], indirect=True)
+    if mark.PARAMETER not in metafunc.fixturenames:
+        metafunc.fixturenames.append(mark.PARAMETER)
+    metafunc.parametrize(mark.PARAMETER, counts, ids=[f"{n}p" for n in counts], indirect=True)
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_itemcollected(item: pytest.Item) -> None:
-    collected.read_mark(item)
-    wish = collected.mark_spec(item)
-    # In pytest_collection_modifyitems it would come too late for pytest-xdist.
-    if isinstance(wish, MarkSpec) and item.config.pluginmanager.has_plugin("xdist"):
-        item.add_marker(pytest.mark.xdist_group(f"gang-{wish.gang.label}"))
+    mark.read_mark(item)
+    spec = mark.mark_spec(item)
+    # pytest_collection_modifyitems would be too late for pytest-xdist.
+    if isinstance(spec, mark.MarkSpec) and item.config.pluginmanager.has_plugin("xdist"):
+        item.add_marker(pytest.mark.xdist_group(f"gang-{spec.gang.label}"))
 
 
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    if _present in config.stash:
-        config.hook.pytest_deselected(items=config.stash[_present].select(collected))
+    if _MPI_SESSION in config.stash:
+        config.hook.pytest_deselected(items=config.stash[_MPI_SESSION].select_tests(items))
 
 
 def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> None:
-    left_out = config.stash[_present].summary() if _present in config.stash else ""
-    if left_out:
-        terminalreporter.write_line(f"jaxrun: {left_out}")
+    deselected = config.stash[_MPI_SESSION].summary() if _MPI_SESSION in config.stash else ""
+    if deselected:
+        terminalreporter.write_line(f"jaxrun: {deselected}")
 
 
 # ---- running
@@ -90,123 +108,51 @@ def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> Non
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_protocol(item: pytest.Item, nextitem: pytest.Item | None) -> bool | None:
-    wish = collected.mark_spec(item)
-    if wish is None or _is_rank(item.config) or item.config.stash[_options].disabled or _is_skipped(item):
+    spec = mark.mark_spec(item)
+    # pytest itself handles an unconditional skip. The conditions of a skipif may differ on the ranks.
+    skipped = item.get_closest_marker("skip") is not None
+    if spec is None or skipped or item.config.stash[OPTIONS].disabled or find_rank_plugin(item.config) is not None:
         return None
     item.ihook.pytest_runtest_logstart(nodeid=item.nodeid, location=item.location)
-    for report in _get_runner(item.session).run(item, wish):
-        found = item.config.hook.pytest_report_from_serializable(config=item.config, data=report)
-        item.ihook.pytest_runtest_logreport(report=found)
+    for data in _get_runner(item.session).run(item, spec):
+        report = item.config.hook.pytest_report_from_serializable(config=item.config, data=data)
+        item.ihook.pytest_runtest_logreport(report=report)
     item.ihook.pytest_runtest_logfinish(nodeid=item.nodeid, location=item.location)
-    # What was set up here for earlier tests, and kept for this one, which has no use for it.
+    # Fixtures of earlier unmarked tests were kept in this process for the next test, which does not use them here.
     item.session._setupstate.teardown_exact(nextitem)
     return True
 
 
-def _is_skipped(item: pytest.Item) -> bool:
-    """Whether pytest will skip it without a look at any condition, which may be another on the ranks."""
-    return item.get_closest_marker("skip") is not None
-
-
-def _is_rank(config: pytest.Config) -> bool:
-    return config.pluginmanager.has_plugin(_RANK_PLUGIN)
-
-
 @pytest.hookimpl(wrapper=True, trylast=True)
 def pytest_runtestloop(session: pytest.Session) -> Generator[None, object, object]:
-    # Here, within all other wrappers, since pytest-cov combines what was measured after the loop.
-    if _present in session.config.stash:
-        _begin_among_others(session)
+    # The innermost wrapper, because pytest-cov's combines the ranks' data when its own inner part has ended.
+    if _MPI_SESSION in session.config.stash:
+        _start_mpi_session(session)
     try:
         return (yield)
     finally:
-        runner = session.config.stash.get(_runner, None)
+        runner = session.config.stash.get(_RUNNER, None)
         if runner is not None:
             runner.close()
 
 
-def _begin_among_others(session: pytest.Session) -> None:
-    present = session.config.stash[_present]
+def _start_mpi_session(session: pytest.Session) -> None:
+    mpi_session = session.config.stash[_MPI_SESSION]
     broken = session.testsfailed and not session.config.option.continue_on_collection_errors
-    wanted = [wish for wish in map(collected.mark_spec, session.items) if isinstance(wish, MarkSpec)]
-    if broken or session.config.option.collectonly or not wanted:
-        present.go_on()
-    elif present.place.rank:
-        present.be_worker(session.config)
+    specs = [spec for spec in map(mark.mark_spec, session.items) if isinstance(spec, mark.MarkSpec)]
+    if broken or session.config.option.collectonly or not specs:
+        mpi_session.run_separately()
+    elif mpi_session.rank_info.rank:
+        mpi_session.become_worker(session.config)
     else:
-        _get_runner(session, present).start(wanted[0])  # the others wait for it already
+        _get_runner(session, mpi_session).start_mpi_gang(specs[0])  # now, because the other processes wait for it
 
 
-def _get_runner(session: pytest.Session, present: Any = None) -> Any:
-    from jaxrun.pytest_plugin.pool import GangPool
+def _get_runner(session: pytest.Session, mpi_session: Any = None) -> Any:
+    """The session's runner, made when it is first needed."""
     from jaxrun.pytest_plugin.runner import Runner
 
     stash = session.config.stash
-    if _runner not in stash:
-        pool = GangPool(session.config, stash[_options], session.items, present)
-        started_by, command = (stash[_options].backend, ()) if present is None else (present.title, present.command)
-        stash[_runner] = Runner(session.config, stash[_options], pool, started_by, command)
-    return stash[_runner]
-
-
-# ---- fixtures
-
-
-@pytest.fixture(scope="session")
-def gang(request: pytest.FixtureRequest) -> Any:
-    """This process among those of its test: rank, size, local_rank, host, devices, is_main; barrier(name),
-    allgather(value), broadcast(value, root=0); kill(rank), pause(rank), cut(rank)."""
-    rank = request.config.pluginmanager.get_plugin(_RANK_PLUGIN)
-    if rank is not None:
-        return rank.gang
-    if not request.config.stash[_options].disabled:
-        pytest.fail("gang is for tests marked @pytest.mark.processes(n); in others take `gangs`", pytrace=False)
-    from jaxrun.pytest_plugin.single_process import SingleProcessGang
-
-    return SingleProcessGang()
-
-
-@pytest.fixture(scope="session")
-def process_index(gang: Any) -> int:
-    """The rank of this process."""
-    return int(gang.rank)
-
-
-@pytest.fixture
-def process_count(gang: Any) -> int:
-    """The number of processes of this test."""
-    return int(gang.size)
-
-
-@pytest.fixture
-def shared_tmp_path(request: pytest.FixtureRequest, gang: Any) -> Path:
-    """A directory that is the same on all ranks; tmp_path is one of each rank's own."""
-    rank = request.config.pluginmanager.get_plugin(_RANK_PLUGIN)
-    if rank is None:
-        return request.getfixturevalue("tmp_path")  # type: ignore[no-any-return]
-    path = Path(rank.shared)
-    if not (rank.shares_files and path.is_dir()):
-        pytest.fail(
-            f"rank {gang.rank} on {gang.host} cannot see {path}; name a directory that all hosts share: --basetemp DIR",
-            pytrace=False,
-        )
-    return path
-
-
-@pytest.fixture
-def gangs(request: pytest.FixtureRequest) -> Iterator[Callable[..., Gang]]:
-    """For a test without the mark: gangs(processes=4) starts a jaxrun.Gang, which is closed when the test is over."""
-    from jaxrun.api import Gang
-
-    made: list[Gang] = []
-
-    def make(*arguments: Any, **named: Any) -> Gang:
-        given = request.config.stash[_options]
-        if "backend" not in named:
-            named |= {"backend": given.backend, "options": (*given.jaxrun_args, *named.get("options", ()))}
-        made.append(Gang(*arguments, **named))
-        return made[-1]
-
-    yield make
-    for one in made:
-        one.close()
+    if _RUNNER not in stash:
+        stash[_RUNNER] = Runner(session.config, session.items, mpi_session)
+    return stash[_RUNNER]

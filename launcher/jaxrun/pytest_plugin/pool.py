@@ -1,4 +1,4 @@
-"""Which gangs there are: one for each shape, begun when a test needs it and ended after the last that does."""
+"""The gangs of a pytest run: one for each GangKey, started when a test needs it, closed after its last test."""
 
 from __future__ import annotations
 
@@ -13,22 +13,21 @@ import pytest
 from jaxrun.api import Gang
 from jaxrun.errors import JaxrunError
 from jaxrun.gang.exceptions import GangStartError
-from jaxrun.pytest_plugin import collected, coverage
-from jaxrun.pytest_plugin.mark import MarkSpec
-from jaxrun.pytest_plugin.options import PluginOptions
+from jaxrun.pytest_plugin.mark import GangKey, MarkSpec, mark_spec
+from jaxrun.pytest_plugin.options import OPTIONS
 from jaxrun.pytest_plugin.session import GangSession, SessionError
-from jaxrun.pytest_plugin.session_settings import session_settings
+from jaxrun.pytest_plugin.session_settings import session_settings, without_coverage
 
 if TYPE_CHECKING:
     from jaxrun.pytest_plugin.mpi_session import MpiSession
 
-_STARTUP_TIMEOUT_S = 120.0  # seconds for the ranks to import and collect
-MPI_SESSION_KEY = "present"  # the key of the only gang, where its processes are there already
+_STARTUP_TIMEOUT_S = 120.0  # for the ranks to import and collect the tests
+MPI_SESSION_KEY = "mpi"  # the key of the only gang, where mpirun has started pytest
 
 
 @dataclass(slots=True)
 class _PooledGang:
-    """A gang, with the session in its ranks if one is going on."""
+    """A gang, and the pytest session that runs in its ranks, if one does."""
 
     gang: Gang
     directory: Path
@@ -37,124 +36,123 @@ class _PooledGang:
 
 
 class GangPool:
-    """The gangs of a run of pytest, for `tests` in their order. `present`: the processes that are there already."""
+    """The gangs for `tests`, which are run in this order.
 
-    def __init__(
-        self, config: pytest.Config, options: PluginOptions, tests: list[pytest.Item], present: MpiSession | None = None
-    ) -> None:
+    mpi_session:  the processes of the only gang, if mpirun has started pytest itself
+    """
+
+    def __init__(self, config: pytest.Config, tests: list[pytest.Item], mpi_session: MpiSession | None = None) -> None:
         self._config = config
-        self._options = options
-        self._present = present
-        self._places: dict[str, _PooledGang] = {}
-        self._hopeless: dict[str, str] = {}  # by key, why its gang does not start
-        self._queues: dict[str, list[pytest.Item]] = {}
-        self._turns: dict[pytest.Item, int] = {}
+        self._options = config.stash[OPTIONS]
+        self._mpi_session = mpi_session
+        self._gangs: dict[str, _PooledGang] = {}
+        self._start_errors: dict[str, str] = {}  # by key
+        self._tests: dict[str, list[pytest.Item]] = {}  # by key
+        self._index: dict[pytest.Item, int] = {}  # of each test, in the list of its key
         for test in tests:
-            wish = collected.mark_spec(test)
-            if isinstance(wish, MarkSpec):
-                queue = self._queues.setdefault(self.key(test, wish), [])
-                self._turns[test] = len(queue)
-                queue.append(test)
+            spec = mark_spec(test)
+            if isinstance(spec, MarkSpec):
+                same_gang = self._tests.setdefault(self.key(test, spec), [])
+                self._index[test] = len(same_gang)
+                same_gang.append(test)
 
-    def key(self, test: pytest.Item, wish: MarkSpec) -> str:
-        """Tests that use the same gang have the same."""
-        if self._present is not None:
+    def key(self, test: pytest.Item, spec: MarkSpec) -> str:
+        """The key of the gang for this test."""
+        if self._mpi_session is not None:
             return MPI_SESSION_KEY
-        fresh = wish.fresh or self._options.fresh
-        return f"{wish.gang.label} {test.nodeid}" if fresh else wish.gang.label
+        fresh = spec.fresh or self._options.fresh
+        return f"{spec.gang.label} {test.nodeid}" if fresh else spec.gang.label
 
     def next_test(self, test: pytest.Item, key: str) -> pytest.Item | None:
-        """The next test that wants the same gang."""
-        queue, turn = self._queues[key], self._turns[test] + 1
-        return queue[turn] if turn < len(queue) else None
+        """The next test on the same gang."""
+        tests, following = self._tests[key], self._index[test] + 1
+        return tests[following] if following < len(tests) else None
 
-    def get_session(self, test: pytest.Item, wish: MarkSpec, key: str) -> GangSession:
-        """The one that can run this test. SessionError, GangError."""
-        if key in self._hopeless:
-            raise SessionError(f"as for an earlier test: {self._hopeless[key]}")
+    def get_session(self, test: pytest.Item, spec: MarkSpec, key: str) -> GangSession:
+        """A session that is ready to run this test. Raises SessionError or GangError."""
+        if key in self._start_errors:
+            raise SessionError(f"as for an earlier test: {self._start_errors[key]}")
         try:
-            place = self._places.get(key) or self.start_gang(wish, key)
-            if place.session is None:
-                place.session = self._begin(place, self._queues[key][self._turns[test] :])
-            return place.session
+            pooled = self._gangs.get(key) or self.start_gang(spec.gang, key)
+            if pooled.session is None:
+                pooled.session = self._start_session(pooled, self._tests[key][self._index[test] :])
+            return pooled.session
         except GangStartError as error:
-            self._hopeless[key] = str(error)
+            self._start_errors[key] = str(error)
             raise
 
-    def start_gang(self, wish: MarkSpec, key: str) -> _PooledGang:
-        shape = wish.gang
-        directory = self.directory / f"gang-{shape.processes}p"
+    def start_gang(self, wanted: GangKey, key: str) -> _PooledGang:
+        """Start a gang and keep it under `key`. Raises GangError."""
+        directory = self._base_directory() / f"gang-{wanted.processes}p"
         while directory.exists():
             directory = directory.with_name(f"{directory.name}x")
         directory.mkdir()
-        with coverage.without_coverage():
-            if self._present is not None:
-                gang = self._present.start_gang(directory / "run")
+        with without_coverage():
+            if self._mpi_session is not None:
+                gang = self._mpi_session.start_gang(directory / "run")
             else:
                 gang = Gang(
-                    shape.processes,
-                    shape.devices,
-                    hosts=shape.hosts,
-                    env=dict(shape.env),
-                    lockstep=shape.lockstep,
+                    wanted.processes,
+                    wanted.devices,
+                    hosts=wanted.hosts,
+                    env=dict(wanted.env),
+                    lockstep=wanted.lockstep,
                     backend=self._options.backend,
                     options=self._options.jaxrun_args,
                     run_dir=directory / "run",
                 )
-        self._places[key] = _PooledGang(gang, directory)
-        return self._places[key]
+        self._gangs[key] = _PooledGang(gang, directory)
+        return self._gangs[key]
 
     def discard_session(self, key: str) -> None:
-        """The session is of no use any more; nor are the ranks, which the next test finds replaced."""
-        place = self._places[key]
-        session, place.session = place.session, None
+        """Stop a session that cannot run another test, and its ranks; the next test restarts the gang."""
+        pooled = self._gangs[key]
+        session, pooled.session = pooled.session, None
         if session is not None:
             session.abandon()
-        if self._present is not None:
-            with coverage.without_coverage(), contextlib.suppress(JaxrunError):  # the next test will say it
-                place.gang.restart()  # now, as the others wait for it
+        if self._mpi_session is not None:
+            # Restart at once, because the other MPI processes wait for it. The next test reports an error.
+            with without_coverage(), contextlib.suppress(JaxrunError):
+                pooled.gang.restart()
 
     def discard_gang(self, key: str) -> None:
-        """The same where there will be no next test."""
-        place = self._places.pop(key)
-        if place.session is not None:
-            place.session.abandon()
-        place.gang.stop()
+        """Stop a gang without waiting for its ranks; there is no next test."""
+        pooled = self._gangs.pop(key)
+        if pooled.session is not None:
+            pooled.session.abandon()
+        pooled.gang.stop()
 
     def release(self, key: str) -> None:
-        """No test wants this gang any more. Processes that were there already stay: srun may stop us after they end."""
-        if self._present is None:
-            self.end_gang(key)
-
-    def end_gang(self, key: str) -> None:
-        """Let it leave."""
-        place = self._places.pop(key)
-        try:
-            trouble = place.session.close() if place.session is not None else ""
-            if trouble:
-                self._config.issue_config_time_warning(pytest.PytestWarning(trouble), stacklevel=2)
-        finally:
-            place.gang.close()
+        """Close a gang that no later test needs. MPI processes stay: srun may stop pytest when one of them ends."""
+        if self._mpi_session is None:
+            self._close_gang(key)
 
     def close(self) -> None:
-        """End all gangs, whatever they do."""
-        for key in tuple(self._places):
-            self.end_gang(key)
+        """Close all gangs."""
+        for key in tuple(self._gangs):
+            self._close_gang(key)
 
-    @property
-    def directory(self) -> Path:
-        """Under which pytest keeps what is temporary."""
+    def _close_gang(self, key: str) -> None:
+        pooled = self._gangs.pop(key)
+        try:
+            problem = pooled.session.close() if pooled.session is not None else ""
+            if problem:
+                self._config.issue_config_time_warning(pytest.PytestWarning(problem), stacklevel=2)
+        finally:
+            pooled.gang.close()
+
+    def _base_directory(self) -> Path:
+        """pytest's directory for temporary files."""
         factory: Any = self._config._tmp_path_factory  # type: ignore[attr-defined]
         return Path(factory.getbasetemp())
 
-    def _begin(self, place: _PooledGang, tests: list[pytest.Item]) -> GangSession:
-        if not place.gang.healthy:
-            with coverage.without_coverage():
-                place.gang.restart()
-        place.sessions += 1
+    def _start_session(self, pooled: _PooledGang, tests: list[pytest.Item]) -> GangSession:
+        if not pooled.gang.healthy:
+            with without_coverage():
+                pooled.gang.restart()
+        pooled.sessions += 1
         files = tuple(dict.fromkeys(str(test.path) for test in tests))
-        # Of a name that no other host has by chance, by which ranks know whether they share this file system.
-        directory = tempfile.mkdtemp(prefix=f"session-{place.sessions}-", dir=place.directory)
-        return GangSession(
-            place.gang, session_settings(self._config, files, directory, self._options.debug), _STARTUP_TIMEOUT_S
-        )
+        # A random name: a rank that sees this directory shares the file system, and not merely a path of that name.
+        directory = tempfile.mkdtemp(prefix=f"session-{pooled.sessions}-", dir=pooled.directory)
+        settings = session_settings(self._config, files, directory, self._options.debug)
+        return GangSession(pooled.gang, settings, _STARTUP_TIMEOUT_S)

@@ -1,4 +1,4 @@
-"""What became of each rank in a test, and in which state that leaves each phase of it."""
+"""What became of each rank in a test, and the state of each phase that follows from it."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from typing import Any
 from jaxrun.diagnosis.consequences import describe_consequence
 from jaxrun.protocol.pytest_messages import PEER_LOST, PHASES
 
-_STRICT = "[XPASS(strict)]"
+_STRICT_XPASS = "[XPASS(strict)]"  # how pytest's report of a strict xfail that passed begins
 
 
 class PhaseState(enum.Enum):
-    """Of one rank in one phase; the value is what the table says."""
+    """The state of one rank in one phase; the value is the word in the table."""
 
     FAILED = "FAILED"
     DIED = "DIED"
@@ -30,19 +30,19 @@ class PhaseState(enum.Enum):
     ABSENT = "not reached"
 
 
-# Those without a report of the rank's own.
+# The states without a report from the rank itself.
 CUT_OFF_STATES = frozenset((PhaseState.DIED, PhaseState.STUCK, PhaseState.BUSY, PhaseState.STOPPED))
 
 
 @dataclass(frozen=True, slots=True)
 class RankResult:
-    """One rank's part.
+    """What became of one rank.
 
-    reports:  of pytest's, by phase
-    end:      None if its test was over, else a state of CUT_OFF
-    what:     of the end: "killed by SIGKILL (9)", or where it stood
-    at:       seconds into the test until its first failure or its end; None without one
-    printed:  what had been captured of it when it was cut off, by stream
+    reports:    pytest's reports by phase
+    cut_off:    a state of CUT_OFF_STATES if the rank did not finish the test, else None
+    detail:     of the cut-off: "of SIGKILL (9)", or where the rank was
+    failed_at:  seconds into the test until the first failure or the cut-off; None without one
+    captured:   output that pytest had captured before the cut-off, by stream
     """
 
     reports: Mapping[str, dict[str, Any]] = field(default_factory=dict)
@@ -53,7 +53,7 @@ class RankResult:
 
     @property
     def cut_off_in(self) -> str:
-        """The phase in which it was cut off; empty if it was not."""
+        """The phase in which the rank was cut off; empty if it was not."""
         if self.cut_off is None:
             return ""
         setup = self.reports.get("setup")
@@ -68,7 +68,7 @@ class RankResult:
         return PhaseState.ABSENT if report is None else _state(report)
 
     def headline(self, phase: str) -> str:
-        """In a few words, what there is to say of it in this phase."""
+        """One line about the rank in this phase; empty if it passed."""
         state, report = self.state(phase), self.reports.get(phase)
         if self.cut_off is not None and report is None:
             return self.detail
@@ -77,47 +77,19 @@ class RankResult:
         if state is PhaseState.PEER_LOST:
             return str(report[PEER_LOST])
         if state in (PhaseState.SKIPPED, PhaseState.XFAILED):
-            return str(report.get("wasxfail") or _reason(report))
-        return message(report).partition("\n")[0]
+            return str(report.get("wasxfail") or _skip_reason(report))
+        return _failure_message(report).partition("\n")[0]
 
     def place(self, phase: str) -> str:
-        """`test_x.py:14`, where its failure was raised; empty without one."""
+        """Where the failure was raised: `test_x.py:14`; empty if it was not."""
         crash = _crash(self.reports.get(phase, {}))
         return f"{str(crash['path']).rpartition('/')[2]}:{crash['lineno']}" if crash else ""
 
     def is_consequence(self, phase: str) -> bool:
-        """Whether its failure is of a kind that others' ends bring about."""
+        """Whether the failure is of a kind that the end of another rank causes."""
         report = self.reports.get(phase)
-        return (
-            self.state(phase) is PhaseState.FAILED
-            and report is not None
-            and bool(describe_consequence(message(report)))
-        )
-
-
-def message(report: Mapping[str, Any]) -> str:
-    """What a failure says."""
-    crash = _crash(report)
-    if crash:
-        return str(crash["message"])
-    longrepr = report.get("longrepr")
-    text = longrepr if isinstance(longrepr, str) else ""
-    # Of a fixture that is not there pytest says so below a piece of source.
-    errors = [line[1:].strip() for line in text.splitlines() if line.startswith("E ")]
-    return errors[0] if errors else text
-
-
-def _crash(report: Mapping[str, Any]) -> Mapping[str, Any] | None:
-    longrepr = report.get("longrepr")
-    crash = longrepr.get("reprcrash") if isinstance(longrepr, dict) else None
-    return crash if report.get("outcome") == "failed" else None
-
-
-def _reason(report: Mapping[str, Any]) -> str:
-    """Of a skip: (file, line, "Skipped: no gpu")."""
-    longrepr = report.get("longrepr")
-    text = str(longrepr[2]) if isinstance(longrepr, (list, tuple)) and len(longrepr) == 3 else str(longrepr or "")
-    return text.removeprefix("Skipped: ")
+        failed = report is not None and self.state(phase) is PhaseState.FAILED
+        return failed and bool(describe_consequence(_failure_message(report or {})))
 
 
 def _state(report: Mapping[str, Any]) -> PhaseState:
@@ -129,5 +101,29 @@ def _state(report: Mapping[str, Any]) -> PhaseState:
     if report.get(PEER_LOST):
         return PhaseState.PEER_LOST
     longrepr = report.get("longrepr")
-    strict = isinstance(longrepr, str) and longrepr.startswith(_STRICT)
+    strict = isinstance(longrepr, str) and longrepr.startswith(_STRICT_XPASS)
     return PhaseState.XPASSED_STRICT if strict else PhaseState.FAILED
+
+
+def _failure_message(report: Mapping[str, Any]) -> str:
+    crash = _crash(report)
+    if crash:
+        return str(crash["message"])
+    longrepr = report.get("longrepr")
+    text = longrepr if isinstance(longrepr, str) else ""
+    # For a missing fixture, pytest's text begins with source lines; the error is the line that begins with "E ".
+    errors = [line[1:].strip() for line in text.splitlines() if line.startswith("E ")]
+    return errors[0] if errors else text
+
+
+def _crash(report: Mapping[str, Any]) -> Mapping[str, Any] | None:
+    """pytest's path, line number and message of a failure; None without them."""
+    longrepr = report.get("longrepr")
+    crash = longrepr.get("reprcrash") if isinstance(longrepr, dict) else None
+    return crash if report.get("outcome") == "failed" else None
+
+
+def _skip_reason(report: Mapping[str, Any]) -> str:
+    longrepr = report.get("longrepr")  # (file, line, "Skipped: no gpu")
+    text = str(longrepr[2]) if isinstance(longrepr, (list, tuple)) and len(longrepr) == 3 else str(longrepr or "")
+    return text.removeprefix("Skipped: ")

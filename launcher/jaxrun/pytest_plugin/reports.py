@@ -1,13 +1,14 @@
-"""One report of pytest's for a phase of a test, from those of all its ranks.
+"""One pytest report for each phase of a test, from the results of all its ranks.
 
-Reports are handled in the form in which they travel, made of builtin types only (pytest_report_to_serializable), so
-that they can go on to the controller of pytest-xdist.
+Reports are dicts of builtin types, as pytest_report_to_serializable makes them, so that pytest-xdist's workers can send
+them to the controller.
 """
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator, Mapping
+import time
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,7 +23,7 @@ Report = dict[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class ItemInfo:
-    """What pytest knows of the test itself; `everything`: failures of all ranks are shown, not the first one's only."""
+    """What pytest knows of the test. `show_all`: show the failures of all ranks, not only the first."""
 
     nodeid: str
     location: tuple[str, int | None, str]
@@ -31,184 +32,178 @@ class ItemInfo:
 
 
 def build_reports(
-    test: ItemInfo,
-    parts: Mapping[int, RankResult],
+    item: ItemInfo,
+    results: Mapping[int, RankResult],
     dies: frozenset[int],
-    scene: ReportContext,
+    context: ReportContext,
     span: tuple[float, float],
 ) -> list[Report]:
-    """The reports of a test that has been run, one for each phase; it began and ended at `span`, since the epoch."""
+    """The reports of a test that was run from and to `span`, seconds since the epoch: one for each phase."""
     began, ended = span
-    found: list[Report] = []
+    reports: list[Report] = []
     for phase in PHASES:
-        outcome = decide_outcome(phase, parts, dies, in_step=not scene.divergence)
-        if phase == "call" and found[0]["outcome"] != "passed":
-            continue  # some ranks may have come further, but the test has not
+        outcome = decide_outcome(phase, results, dies, in_step=not context.divergence)
+        if phase == "call" and reports[0]["outcome"] != "passed":
+            continue  # some ranks may have reached the call, but the test as a whole has not
         if outcome is not None:
-            found.append(build_report(test, outcome, parts, scene, found[-1]["stop"] if found else began, ended))
+            since = reports[-1]["stop"] if reports else began
+            reports.append(build_report(item, outcome, results, context, (since, ended)))
         elif phase != "call":
-            found.append(passed_report(test, phase, ended))
-        # As a test collects them; some reports are made of the last phase only.
-        noted = [pair for report in found for pair in report["user_properties"]]
-        found[-1]["user_properties"] = list(dict.fromkeys(noted))
-    return found
+            reports.append(_empty_report(item, phase, ended))
+        # pytest's reports repeat the properties of earlier phases, and JUnit's take those of the last.
+        properties = [pair for report in reports for pair in report["user_properties"]]
+        reports[-1]["user_properties"] = list(dict.fromkeys(properties))
+    return reports
 
 
 def build_report(
-    test: ItemInfo,
+    item: ItemInfo,
     outcome: PhaseOutcome,
-    parts: Mapping[int, RankResult],
-    scene: ReportContext,
-    began: float,
-    ended: float,
+    results: Mapping[int, RankResult],
+    context: ReportContext,
+    span: tuple[float, float],
 ) -> Report:
-    """The report for one phase; a rank that was cut off in it was so from `began` to `ended` (since the epoch)."""
-    reports = {rank: part.reports[outcome.phase] for rank, part in parts.items() if outcome.phase in part.reports}
-    report = copy.deepcopy(reports.get(outcome.lead)) or _blank(test, outcome.phase)
-    spans = [(one["start"], one["stop"], one["duration"]) for one in reports.values()]
-    if any(part.cut_off_in == outcome.phase for part in parts.values()):
-        spans.append((began, ended, ended - began))
+    """The report of one phase. `span`: the time that counts for a rank that was cut off in this phase."""
+    phase = outcome.phase
+    of_ranks = {rank: result.reports[phase] for rank, result in results.items() if phase in result.reports}
+    report = copy.deepcopy(of_ranks.get(outcome.lead)) or _empty_report(item, phase, 0.0)
+    spans = [(one["start"], one["stop"], one["duration"]) for one in of_ranks.values()]
+    if any(result.cut_off_in == phase for result in results.values()):
+        spans.append((*span, span[1] - span[0]))
     report |= {
-        "nodeid": test.nodeid,
-        "location": test.location,
+        "nodeid": item.nodeid,
+        "location": item.location,
         "outcome": outcome.outcome,
         "start": min(start for start, _, _ in spans),
         "stop": max(stop for _, stop, _ in spans),
         "duration": max(duration for _, _, duration in spans),
-        "sections": list(_sections(outcome, parts, reports, test.show_all)),
-        "user_properties": _properties(outcome, reports, scene),
+        "sections": list(_captured_sections(item, outcome, results, of_ranks)),
+        "user_properties": _properties(outcome, of_ranks, context),
     }
     report.pop(PEER_LOST, None)
     if outcome.outcome == "failed":
         report.pop("wasxfail", None)
-        _add_failure(report, outcome, parts, scene, test)
+        _add_failure(report, item, outcome, results, context)
     elif outcome.outcome == "passed":
         report["longrepr"] = None
     return report
 
 
-def passed_report(test: ItemInfo, phase: str, now: float) -> Report:
-    """Of a phase that no rank came to, and that pytest waits for."""
-    return _blank(test, phase) | {"start": now, "stop": now}
+def not_run_reports(item: ItemInfo, outcome: str, text: str) -> list[Report]:
+    """The reports of a test that could not be started ("failed") or is not to be run ("skipped"); `text` says why."""
+    now = time.time()
+    report = _empty_report(item, "setup", now) | {"outcome": outcome}
+    if outcome == "skipped":
+        report["longrepr"] = (item.location[0], (item.location[1] or 0) + 1, text)
+    else:
+        first, _, rest = text.partition("\n")
+        # pytest's short summary has one line, which is to hold more than a heading.
+        message = f"{first} {rest}".partition("\n")[0] if first.endswith(":") else first
+        _set_longrepr(report, item, [text], message)
+    return [report, _empty_report(item, "teardown", now)]
 
 
-def skipped_report(test: ItemInfo, reason: str, now: float) -> Report:
-    """Of a test that is not to be run."""
-    file, line, _ = test.location
-    return passed_report(test, "setup", now) | {"outcome": "skipped", "longrepr": (file, (line or 0) + 1, reason)}
-
-
-def failed_report(test: ItemInfo, text: str, now: float) -> Report:
-    """Of a test that could not even be begun."""
-    report = passed_report(test, "setup", now) | {"outcome": "failed"}
-    first, _, rest = text.partition("\n")
-    # In the summary, pytest shows one line.
-    _set_longrepr(report, [text], f"{first} {rest}".partition("\n")[0] if first.endswith(":") else first, test)
-    return report
-
-
-def _blank(test: ItemInfo, phase: str) -> Report:
+def _empty_report(item: ItemInfo, phase: str, now: float) -> Report:
+    """The report of a phase that passed, or in which nothing was done."""
     return {
         "$report_type": "TestReport",
-        "nodeid": test.nodeid,
-        "location": test.location,
-        "keywords": dict.fromkeys(test.keywords, 1),
+        "nodeid": item.nodeid,
+        "location": item.location,
+        "keywords": dict.fromkeys(item.keywords, 1),
         "outcome": "passed",
         "longrepr": None,
         "when": phase,
         "user_properties": [],
         "sections": [],
         "duration": 0.0,
-        "start": 0.0,
-        "stop": 0.0,
+        "start": now,
+        "stop": now,
     }
 
 
-# ---- what failed
+# ---- failures
 
 
 def _add_failure(
-    report: Report, outcome: PhaseOutcome, parts: Mapping[int, RankResult], scene: ReportContext, test: ItemInfo
+    report: Report,
+    item: ItemInfo,
+    outcome: PhaseOutcome,
+    results: Mapping[int, RankResult],
+    context: ReportContext,
 ) -> None:
-    """Put the table before the lead's traceback, and with `everything` those of other groups behind it."""
-    own = report["longrepr"] if outcome.states[outcome.lead] in (PhaseState.FAILED, PhaseState.XPASSED_STRICT) else None
-    before = [format_table(outcome, parts, scene)]
-    for ranks in group_ranks(outcome, parts)[1:] if test.show_all else []:
-        other = parts[ranks[0]].reports.get(outcome.phase, {})
+    """Make the report show the table, with `show_all` other ranks' tracebacks, and the lead's own traceback last."""
+    of_lead, *others = group_ranks(outcome, results)
+    shown: list[Any] = [format_table(outcome, results, context)]
+    for ranks in others if item.show_all else []:
+        other = results[ranks[0]].reports.get(outcome.phase, {})
         if other.get("outcome") == "failed":
-            before += [f"--- {format_ranks(ranks)} ---", *_entries(other["longrepr"])]
-    if own is not None and len(parts) > 1:
-        before.append(f"--- {format_ranks(group_ranks(outcome, parts)[0])} ---")
-    if isinstance(own, dict) and own.get("chain"):
-        own["chain"] = [*_as_chain(before), *own["chain"]]
-        crash = own["chain"][-1][1]
-        for one in (crash, own.get("reprcrash")):
-            if one is not None:
-                one["message"] = _prefixed(outcome, parts, one["message"])
-        return
-    before += _entries(own) if own is not None else []
-    _set_longrepr(report, before, format_one_line(outcome, parts), test)
+            shown += [f"--- {format_ranks(ranks)} ---", other["longrepr"]]
+    own_failure = outcome.states[outcome.lead] in (PhaseState.FAILED, PhaseState.XPASSED_STRICT)
+    if own_failure and report["longrepr"] is not None:
+        shown += [f"--- {format_ranks(of_lead)} ---"] if len(results) > 1 else []
+        shown.append(report["longrepr"])
+    _set_longrepr(report, item, shown, format_one_line(outcome, results))
 
 
-def _set_longrepr(report: Report, texts: list[Any], message: str, test: ItemInfo) -> None:
-    """A failure without a traceback."""
-    file, line, _ = test.location
-    crash = {"path": file, "lineno": (line or 0) + 1, "message": message}
-    chain = _as_chain(texts)
-    last, _, description = chain[-1]
-    chain[-1] = (last, crash, description)
-    # Each once: what reads it writes into it.
-    report["longrepr"] = {"reprcrash": crash, "reprtraceback": copy.deepcopy(last), "sections": [], "chain": chain}
+def _set_longrepr(report: Report, item: ItemInfo, shown: Sequence[Any], message: str) -> None:
+    """Make the report show these texts and serialized `longrepr`s as one chain of tracebacks, of which the last failed.
+
+    message: for pytest's short summary, in place of the first line of the last one's own message
+    """
+    chain = [entry for one in shown for entry in _as_chain(one)]
+    traceback, crash, description = chain[-1]
+    file, line, _ = item.location
+    crash = crash or {"path": file, "lineno": (line or 0) + 1, "message": ""}
+    _, newline, rest = crash["message"].partition("\n")
+    crash = {**crash, "message": message + newline + rest}
+    chain[-1] = (traceback, crash, description)
+    sections = shown[-1].get("sections", []) if isinstance(shown[-1], dict) else []
+    # pytest modifies what it reads, so nothing may be in there twice.
+    report["longrepr"] = {
+        "reprcrash": dict(crash),
+        "reprtraceback": copy.deepcopy(traceback),
+        "sections": sections,
+        "chain": chain,
+    }
 
 
-def _as_chain(texts: list[Any]) -> list[Any]:
-    """Texts, and tracebacks as they travel, in the form of a chain of exceptions."""
-    return [(text if isinstance(text, dict) else _native(text), None, None) for text in texts]
+def _as_chain(longrepr: Any) -> list[tuple[Any, Any, Any]]:
+    """Copies of the (traceback, crash, description) of a serialized `longrepr`, which may be a text."""
+    if not isinstance(longrepr, dict):
+        entry = {"type": "ReprEntryNative", "data": {"lines": [f"{longrepr}\n"]}}
+        return [({"reprentries": [entry], "extraline": None, "style": "native"}, None, None)]
+    own = (longrepr["reprtraceback"], longrepr["reprcrash"], None)
+    return [(one[0], one[1], one[2]) for one in copy.deepcopy(longrepr.get("chain") or [own])]
 
 
-def _native(text: str) -> dict[str, Any]:
-    entry = {"type": "ReprEntryNative", "data": {"lines": [f"{text}\n"]}}
-    return {"reprentries": [entry], "extraline": None, "style": "native"}
+# ---- captured output and properties
 
 
-def _entries(longrepr: Any) -> Iterator[Any]:
-    if isinstance(longrepr, dict):
-        chain = longrepr.get("chain") or [(longrepr["reprtraceback"], None, None)]
-        yield from (copy.deepcopy(traceback) for traceback, _, _ in chain)
-    else:
-        yield str(longrepr)
-
-
-def _prefixed(outcome: PhaseOutcome, parts: Mapping[int, RankResult], message: str) -> str:
-    _, newline, rest = message.partition("\n")
-    return format_one_line(outcome, parts) + newline + rest
-
-
-# ---- what was printed, and what was noted
-
-
-def _sections(
-    outcome: PhaseOutcome, parts: Mapping[int, RankResult], reports: Mapping[int, Report], everything: bool
+def _captured_sections(
+    item: ItemInfo,
+    outcome: PhaseOutcome,
+    results: Mapping[int, RankResult],
+    of_ranks: Mapping[int, Report],
 ) -> Iterator[tuple[str, str]]:
-    """What was captured, each text once with its ranks: of a failure the lead's only, unless `everything` is wanted."""
-    chosen = [rank for rank in parts if everything or outcome.outcome != "failed" or rank == outcome.lead]
+    """Captured output, each text once with its ranks. Of a failure only the lead's, unless `show_all` is given."""
+    every = item.show_all or outcome.outcome != "failed"
     found: dict[tuple[str, str], list[int]] = {}
-    for rank in chosen:
-        for name, text in reports.get(rank, {}).get("sections", ()):
+    for rank in results if every else [outcome.lead]:
+        for name, text in of_ranks.get(rank, {}).get("sections", ()):
             found.setdefault((name, text), []).append(rank)
-        if parts[rank].cut_off_in == outcome.phase:
-            for stream, text in parts[rank].captured.items():
+        if results[rank].cut_off_in == outcome.phase:
+            for stream, text in results[rank].captured.items():
                 found.setdefault((f"Captured std{stream} {outcome.phase}", text), []).append(rank)
     for (name, text), ranks in found.items():
-        yield (name if len(parts) == 1 else f"{name} ({format_ranks(ranks)})"), text
+        yield (name if len(results) == 1 else f"{name} ({format_ranks(ranks)})"), text
 
 
-def _properties(outcome: PhaseOutcome, reports: Mapping[int, Report], scene: ReportContext) -> list[tuple[str, Any]]:
-    """What the test has noted with record_property, once where ranks noted the same; and the gang, and who failed."""
+def _properties(outcome: PhaseOutcome, of_ranks: Mapping[int, Report], context: ReportContext) -> list[tuple[str, Any]]:
+    """What record_property has recorded, once where ranks agree, then the gang and the rank that failed."""
     found: list[tuple[str, Any]] = []
-    for report in reports.values():
+    for report in of_ranks.values():
         found += [tuple(pair) for pair in report["user_properties"] if tuple(pair) not in found]
-    found.append(("gang", scene.shape))
+    found.append(("gang", context.gang))
     if outcome.outcome == "failed":
         found.append(("rank", outcome.lead))
     return found

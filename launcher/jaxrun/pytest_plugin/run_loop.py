@@ -1,11 +1,14 @@
-"""One test on a session: what the ranks do is told to its course, and what that orders is done."""
+"""Runs one test on the ranks of a session: receives their messages, updates the RunState and executes its actions."""
 
 from __future__ import annotations
 
+import sys
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any
+
+import pytest
 
 from jaxrun.diagnosis.stacks import main_stack
 from jaxrun.gang.call import Disconnected, LauncherOutput, Printed, RankMessage, Returned
@@ -13,36 +16,36 @@ from jaxrun.gang.exceptions import WorkerDied
 from jaxrun.lockstep import compare, report
 from jaxrun.lockstep.flight import Flight
 from jaxrun.protocol.pytest_messages import DebuggerInput, RecordedWarning, RunTest
-from jaxrun.pytest_plugin.actions import (
+from jaxrun.pytest_plugin.rank_results import PhaseState, RankResult
+from jaxrun.pytest_plugin.run_state import (
     Action,
     ReadDebuggerLine,
     RecordWarning,
+    RunState,
     SendToRanks,
     ShowDebuggerText,
     TriggerFault,
 )
-from jaxrun.pytest_plugin.debugger import DebuggerTerminal
-from jaxrun.pytest_plugin.rank_results import PhaseState, RankResult
-from jaxrun.pytest_plugin.run_state import RunState
 from jaxrun.pytest_plugin.session import GangSession, session_error
 from jaxrun.pytest_plugin.timeouts import Expiry, Timeouts
 from jaxrun.text import format_ranks, format_seconds, format_signal
 from jaxrun.verdict.snapshot import Snapshot
 
-_DIVERGENCE_REPORT_TIMEOUT_S = 1.0  # seconds that the launcher has to say how the ranks came apart
+_DIVERGENCE_REPORT_TIMEOUT_S = 1.0  # for the launcher to report how the ranks fell out of step
 
 
 @dataclass(frozen=True, slots=True)
 class RunResult:
     """How a test went.
 
-    limit:  the time limit that it reached; None if it reached none
-    whole:  whether the session can run another test
-    notes:  what else there is to say of it
-    apart:  how the ranks fell out of step, in several lines; empty if they did not
+    ranks:       what became of each rank
+    timeout:     the time limit that was reached, in seconds; None if none was
+    reusable:    whether the session can run another test
+    notes:       lines for the report
+    divergence:  how the ranks fell out of step, in several lines; empty if they did not
     """
 
-    results: dict[int, RankResult]
+    ranks: dict[int, RankResult]
     timeout: float | None = None
     reusable: bool = True
     notes: list[str] = field(default_factory=list)
@@ -50,7 +53,7 @@ class RunResult:
 
 
 class RunLoop:
-    """`record` is told of the ranks' warnings; for `debug` see Course."""
+    """Runs one test. `record` is called with the ranks' warnings; `debug` is RunState's."""
 
     def __init__(
         self,
@@ -64,42 +67,42 @@ class RunLoop:
         self._terminal = terminal
         self._record = record
         self._state = RunState(len(session.gang.workers), debug)
-        self._closed: dict[int, str] = {}  # by rank, why its session has ended
+        self._session_errors: dict[int, str] = {}  # of the ranks whose session has ended
         self._notes: list[str] = []
-        self._launcher_output = ""  # the launcher's
+        self._launcher_output = ""
 
     def run(self, order: RunTest, timeout: float, grace: float) -> RunResult:
-        """Run one test to its end, or until it is clear that it will have none."""
+        """Run the test to its end, or until it is clear that it will have none. `timeout`, `grace`: seconds."""
         self._call.send(order)
         began = time.monotonic()
-        patience = Timeouts(began, timeout, grace)
-        why = None
-        while why is None and not self._state.done:
-            why = self._step(patience)
+        timeouts = Timeouts(began, timeout, grace)
+        expiry = None
+        while expiry is None and not self._state.done:
+            expiry = self._step(timeouts)
         self._terminal.release()
-        return self._build_result(began, timeout if why is Expiry.TIMEOUT else None)
+        return self._build_result(began, timeout if expiry is Expiry.TIMEOUT else None)
 
-    def _step(self, patience: Timeouts) -> Expiry | None:
-        """Wait for an event; why there is no point in waiting for another, if so."""
+    def _step(self, timeouts: Timeouts) -> Expiry | None:
+        """Wait for one event and handle it. Returns why the test is given up, else None."""
         began = time.monotonic()
         debugging = self._state.debugged_rank is not None
-        at, why = patience.next_expiry(self._state)
-        event = self._call.receive(None if debugging else max(0.0, at - began))
+        expires_at, expiry = timeouts.next_expiry(self._state)
+        event = self._call.receive(None if debugging else max(0.0, expires_at - began))
         now = time.monotonic()
         if debugging:
-            patience.exclude_pause(began, now)
-        elif event is None and now >= at:
-            if why is not Expiry.CHECK or self._has_abandoned_rank():
-                return why
-            patience.record_check(now)
+            timeouts.exclude_pause(began, now)
+        elif event is None and now >= expires_at:
+            if expiry is not Expiry.CHECK or self._has_abandoned_rank():
+                return expiry
+            timeouts.record_check(now)
         self._handle(event, now)
         return None
 
     def _has_abandoned_rank(self) -> bool:
-        _, look = self._session.take_snapshot()
-        deserted = self._state.find_abandoned_rank(_recorders(look))
-        self._notes += [deserted] if deserted else []
-        return bool(deserted)
+        _, snapshot = self._session.take_snapshot()
+        abandoned = self._state.find_abandoned_rank(_flights(snapshot))
+        self._notes += [abandoned] if abandoned else []
+        return bool(abandoned)
 
     def _handle(self, event: Any, now: float) -> None:
         match event:
@@ -107,17 +110,17 @@ class RunLoop:
                 self._execute(self._state.handle_message(rank, message, now))
             case Printed():
                 self._session.gang.show_printed(event)
-            case LauncherOutput(words):
-                self._launcher_output += words
+            case LauncherOutput(text):
+                self._launcher_output += text
             case Disconnected(rank):
                 self._execute(self._state.handle_disconnect(rank, now))
             case Returned(rank):
-                self._closed[rank] = session_error(event) or "its pytest session has ended"
+                self._session_errors[rank] = session_error(event) or "its pytest session has ended"
                 self._execute(self._state.handle_disconnect(rank, now))
 
-    def _execute(self, orders: Iterable[Action]) -> None:
-        for order in orders:
-            match order:
+    def _execute(self, actions: Iterable[Action]) -> None:
+        for action in actions:
+            match action:
                 case SendToRanks(message, ranks):
                     self._call.send(message, ranks)
                 case TriggerFault(fault):
@@ -129,71 +132,94 @@ class RunLoop:
                 case RecordWarning(warning):
                     self._record(warning)
 
-    # ---- the end
+    # ---- the result
 
-    def _build_result(self, began: float, limit: float | None) -> RunResult:
-        course, notes = self._state, self._notes
-        apart = self._find_divergence()
+    def _build_result(self, began: float, timeout: float | None) -> RunResult:
+        divergence = self._find_divergence()
         died = self._call.explain_death()
-        words, look = self._session.take_snapshot() if course.running and died is None else ("", None)
-        parts = {rank: self._rank_result(rank, began, died, look) for rank in course.ranks}
-        notes += [words] if limit is not None and words else []
-        notes += (self._launcher_output.replace(f"jaxrun: {apart}\n", "") if died is None else str(died)).splitlines()
-        if course.running and died is None:
-            after = (
-                f" {format_seconds(time.monotonic() - course.first_failure_at)} after the first failure"
-                if course.first_failure_at
-                else ""
-            )
-            notes.append(f"{format_ranks(course.running)} ended{after}; the next test gets a new gang")
-        whole = (
-            course.done
-            and not (self._call.disconnected or self._closed or apart or course.may_be_out_of_step)
-            and course.in_step
-        )
-        return RunResult(parts, limit, whole, notes, apart)
+        cut_off = self._state.running if died is None else ()
+        text, snapshot = self._session.take_snapshot() if cut_off else ("", None)
+        ranks = {rank: self._rank_result(rank, began, died, snapshot) for rank in self._state.ranks}
+        notes = [*self._notes, *([text] if timeout is not None and text else [])]
+        # The report shows the divergence anyway.
+        output = self._launcher_output.replace(f"jaxrun: {divergence}\n", "") if died is None else str(died)
+        notes += output.splitlines()
+        if cut_off:
+            failure_at = self._state.first_failure_at
+            since = f" {format_seconds(time.monotonic() - failure_at)} after the first failure" if failure_at else ""
+            notes.append(f"{format_ranks(cut_off)} ended{since}; the next test gets a new gang")
+        all_there = self._state.done and not self._call.disconnected and not self._session_errors
+        in_step = self._state.in_step and not self._state.may_be_out_of_step and not divergence
+        return RunResult(ranks, timeout, all_there and in_step, notes, divergence)
 
     def _find_divergence(self) -> str:
-        """How the ranks fell out of step, as far as that is known; where it only seems so, the launcher is asked."""
-        if not self._state.may_be_out_of_step or report.find_report(self._launcher_output):
-            return report.find_report(self._launcher_output)
-        _, look = self._session.take_snapshot()  # in which the launcher compares what the ranks have done
+        """How the ranks fell out of step, as far as it is known; empty if they did not."""
+        found = report.find_report(self._launcher_output)
+        if found or not self._state.may_be_out_of_step:
+            return found
+        _, snapshot = self._session.take_snapshot()  # for which the launcher compares the ranks' flight recorders
         until = time.monotonic() + _DIVERGENCE_REPORT_TIMEOUT_S
-        while (
-            not report.find_report(self._launcher_output)
-            and (event := self._call.receive(until - time.monotonic())) is not None
-        ):
+        while not found and (event := self._call.receive(until - time.monotonic())) is not None:
             self._handle(event, time.monotonic())
-        lag = next(iter(compare.find_lags(_recorders(look))), None)
-        return report.find_report(self._launcher_output) or (
-            report.format_lag(lag, self._session.hosts) if lag is not None else ""
-        )
+            found = report.find_report(self._launcher_output)
+        lag = next(iter(compare.find_lags(_flights(snapshot))), None)
+        return found or (report.format_lag(lag, self._session.hosts) if lag is not None else "")
 
-    def _rank_result(self, rank: int, began: float, died: WorkerDied | None, look: Snapshot | None) -> RankResult:
+    def _rank_result(self, rank: int, began: float, died: WorkerDied | None, snapshot: Snapshot | None) -> RankResult:
         progress = self._state.ranks[rank]
         times = [time - began for time in (progress.failed_at, progress.disconnected_at) if time is not None]
-        part = RankResult(progress.reports, failed_at=min(times, default=None))
+        failed_at = min(times, default=None)
         if progress.calls is not None:
-            return part
-        end, what = self._cut_off(rank, died, look)
-        return RankResult(progress.reports, end, what, part.failed_at, self._session.read_captured(rank))
+            return RankResult(progress.reports, failed_at=failed_at)
+        state, detail = self._cut_off(rank, died, snapshot)
+        return RankResult(progress.reports, state, detail, failed_at, self._session.read_captured(rank))
 
-    def _cut_off(self, rank: int, died: WorkerDied | None, look: Snapshot | None) -> tuple[PhaseState, str]:
-        if rank in self._closed:
-            return PhaseState.DIED, self._closed[rank]
+    def _cut_off(self, rank: int, died: WorkerDied | None, snapshot: Snapshot | None) -> tuple[PhaseState, str]:
+        if rank in self._session_errors:
+            return PhaseState.DIED, self._session_errors[rank]
         if died is not None:
-            return (
-                (PhaseState.DIED, _describe_death(died))
-                if rank in died.ranks
-                else (PhaseState.STOPPED, "with the others")
-            )
-        dump = look.dumps.get(rank, "") if look is not None else ""
-        asleep = look is None or bool(look.waits.get(rank))
-        return PhaseState.STUCK if asleep else PhaseState.BUSY, main_stack(dump).place()
+            by_itself = rank in died.ranks
+            return (PhaseState.DIED, _describe_death(died)) if by_itself else (PhaseState.STOPPED, "with the others")
+        dump = snapshot.dumps.get(rank, "") if snapshot is not None else ""
+        waits = snapshot is None or bool(snapshot.waits.get(rank))
+        return PhaseState.STUCK if waits else PhaseState.BUSY, main_stack(dump).place()
 
 
-def _recorders(look: Snapshot | None) -> dict[int, Flight]:
-    return {rank: Flight.from_json(text) for rank, text in look.flights.items()} if look is not None else {}
+class DebuggerTerminal:
+    """The parent's terminal, for the debugger of one rank at a time.
+
+    Once it is used, pytest captures nothing until the next test.
+    """
+
+    def __init__(self, config: pytest.Config) -> None:
+        self._capture: Any = config.pluginmanager.get_plugin("capturemanager")
+        self._rank: int | None = None
+
+    def show(self, rank: int, text: str) -> None:
+        self._switch_to(rank)
+        print(text, end="", flush=True)
+
+    def read(self, rank: int) -> str:
+        """A line that the user types; empty at the end of the input."""
+        self._switch_to(rank)
+        return sys.stdin.readline()
+
+    def release(self) -> None:
+        """The test has ended."""
+        self._rank = None
+
+    def _switch_to(self, rank: int) -> None:
+        if self._capture is not None:
+            self._capture.suspend_global_capture(in_=True)
+        if rank != self._rank:
+            self._rank = rank
+            print(f"\n>>> rank {rank} is in its debugger, and others may wait for it; c goes on", flush=True)
+
+
+def _flights(snapshot: Snapshot | None) -> dict[int, Flight]:
+    if snapshot is None:
+        return {}
+    return {rank: Flight.from_json(text) for rank, text in snapshot.flights.items()}
 
 
 def _describe_death(died: WorkerDied) -> str:

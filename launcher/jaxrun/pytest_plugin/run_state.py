@@ -1,6 +1,6 @@
-"""What has happened in one test so far, and what is to be done about it: a state machine without I/O.
+"""What has happened so far in one test on all ranks, and what the parent must do next: a state machine without I/O.
 
-It is fed with what the ranks say, and answers with orders. Times are seconds on the caller's clock.
+The ranks' messages go in, actions come out. Times are seconds on the caller's clock.
 """
 
 from __future__ import annotations
@@ -24,24 +24,61 @@ from jaxrun.protocol.pytest_messages import (
     RecordedWarning,
     RunFinished,
 )
-from jaxrun.pytest_plugin.actions import (
-    Action,
-    ReadDebuggerLine,
-    RecordWarning,
-    SendToRanks,
-    ShowDebuggerText,
-    TriggerFault,
-)
 from jaxrun.text import format_ranks
+
+# ---- actions: what the parent is to do, in this order
+
+
+@dataclass(frozen=True, slots=True)
+class SendToRanks:
+    message: Any
+    ranks: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class TriggerFault:
+    fault: FaultRequest
+
+
+@dataclass(frozen=True, slots=True)
+class ShowDebuggerText:
+    rank: int
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class ReadDebuggerLine:
+    """Read a line from the terminal and send it to the rank's debugger."""
+
+    rank: int
+
+
+@dataclass(frozen=True, slots=True)
+class RecordWarning:
+    """Hand a warning to pytest."""
+
+    warning: RecordedWarning
+
+
+Action = SendToRanks | TriggerFault | ShowDebuggerText | ReadDebuggerLine | RecordWarning
+
+
+# ---- the state
 
 
 @dataclass(slots=True)
 class RankProgress:
-    """How far one rank has come; `failed`, `finished` and `gone`: when."""
+    """How far one rank has come in the test.
+
+    reports:          pytest's reports by phase
+    calls, chains:    cross-process calls by group, from RunFinished; calls is None until the rank has finished
+    failed_at, finished_at, disconnected_at:  times; None until it happens
+    gather:           the gather that the rank waits in
+    """
 
     reports: dict[str, dict[str, Any]] = field(default_factory=dict)
     calls: Mapping[str, int] | None = None
-    histories: Mapping[str, int] = field(default_factory=dict)
+    chains: Mapping[str, int] = field(default_factory=dict)
     failed_at: float | None = None
     finished_at: float | None = None
     disconnected_at: float | None = None
@@ -53,7 +90,10 @@ class RankProgress:
 
 
 class RunState:
-    """`debug`: the rank that may be debugged when it fails; -1: the first to fail; None: none."""
+    """The state of one test on `size` ranks.
+
+    debug: the rank that a debugger may open on when it fails; -1 for the first rank that fails; None for none
+    """
 
     def __init__(self, size: int, debug: int | None = None) -> None:
         self.ranks = {rank: RankProgress() for rank in range(size)}
@@ -65,62 +105,56 @@ class RunState:
 
     @property
     def done(self) -> bool:
-        return all(rank.done for rank in self.ranks.values())
+        return not self.running
 
     @property
     def running(self) -> tuple[int, ...]:
-        """The ranks that have neither finished nor gone."""
+        """The ranks that have neither finished nor disconnected."""
         return tuple(number for number, rank in self.ranks.items() if not rank.done)
 
     @property
     def first_failure_at(self) -> float | None:
-        """When the first failure or death was."""
-        times = [
-            time for rank in self.ranks.values() for time in (rank.failed_at, rank.disconnected_at) if time is not None
-        ]
-        return min(times, default=None)
+        times = [time for rank in self.ranks.values() for time in (rank.failed_at, rank.disconnected_at)]
+        return min((time for time in times if time is not None), default=None)
 
     @property
     def last_finish_at(self) -> float | None:
-        """When the last of those that have finished did."""
         return max((rank.finished_at for rank in self.ranks.values() if rank.finished_at is not None), default=None)
 
     @property
     def in_step(self) -> bool:
-        """Whether all ranks have made as many cross-process calls, each group of them its own."""
+        """Whether all ranks of each group have made the same number of cross-process calls."""
         counts = [rank.calls or {} for rank in self.ranks.values()]
         groups = {group for made in counts for group in made}
         return all(len({counts[rank].get(group, 0) for rank in parse_group(group)}) <= 1 for group in groups)
 
     @property
     def may_be_out_of_step(self) -> bool:
-        """Whether all have come to the end of their test, and yet not all seem to have made the same calls."""
+        """Whether all ranks have finished without a failure, but not all of them seem to have made the same calls."""
         if self.first_failure_at is not None or not self.done:
             return False
-        groups = {group for rank in self.ranks.values() for group in rank.histories}
-        known = ([self.ranks[rank].histories.get(group) for rank in parse_group(group)] for group in groups)
-        return not self.in_step or any(len({*histories} - {None}) > 1 for histories in known)
+        groups = {group for rank in self.ranks.values() for group in rank.chains}
+        known = ([self.ranks[rank].chains.get(group) for rank in parse_group(group)] for group in groups)
+        return not self.in_step or any(len({*chains} - {None}) > 1 for chains in known)
 
     def find_abandoned_rank(self, flights: Mapping[int, Flight]) -> str:
-        """Who makes a call with a rank that has finished without it, and so waits for ever; empty if nobody does.
+        """A sentence about a rank that waits for ever in a call with a rank that finished without it; "" if none.
 
-        `flights`: what the recorders of the ranks hold.
+        `flights`: the flight recorders of the ranks.
         """
         finished = {number: rank.calls for number, rank in self.ranks.items() if rank.calls is not None}
         for number in self.running:
             flight = flights.get(number, Flight())
             for group in {call.group for call in (flight.last_call, flight.pending) if call is not None}:
                 reached = flight.last_number(group)
-                without = [
-                    one for one in parse_group(group) if one in finished and finished[one].get(group, 0) < reached
-                ]
+                without = [r for r in parse_group(group) if r in finished and finished[r].get(group, 0) < reached]
                 if without:
                     call = f"is in cross-process call #{reached} of ranks {group}"
                     return f"rank {number} {call}, and {format_ranks(without)} finished the test without it"
         return ""
 
     def handle_message(self, number: int, message: FromRank, now: float) -> Iterator[Action]:
-        """A rank has said something; yields what to do about it, which is to be done at once."""
+        """Handle a message of rank `number`; yields actions, each of which is to be done at once."""
         if isinstance(message, (DebuggerOutput, DebuggerReadRequest, DebugRequest)):
             yield from self._handle_debugger(number, message)
             return
@@ -141,37 +175,38 @@ class RunState:
             case RecordedWarning() if message not in self._warnings:
                 self._warnings.add(message)
                 yield RecordWarning(message)
-            case RunFinished(calls, histories):
-                rank.calls, rank.histories, rank.finished_at = calls, histories, now
+            case RunFinished(calls, chains):
+                rank.calls, rank.chains, rank.finished_at = calls, chains, now
                 yield from self._complete_gather()
 
     def handle_disconnect(self, number: int, now: float) -> Iterator[Action]:
-        """A rank's connection has ended."""
+        """Handle the end of a rank's connection."""
         self.ranks[number].disconnected_at = now
         if self.debugged_rank == number:
             yield from self._leave_debugger()
         yield from self._complete_gather()
 
-    # ---- ranks that wait for each other
+    # ---- gathers: barrier, allgather and broadcast
 
     def _complete_gather(self) -> Iterator[Action]:
+        """Answer the ranks that wait in a gather, if all are there or if some never will be."""
         waiting = {number: rank.gather for number, rank in self.ranks.items() if rank.gather and not rank.done}
         if not waiting:
             return
-        why = self._why_incomplete(waiting)
-        if not why and len(waiting) < len(self.ranks):
+        reason = self._why_incomplete(waiting)
+        if not reason and len(waiting) < len(self.ranks):
             return
         for number in waiting:
             self.ranks[number].gather = None
-        if why:
-            yield SendToRanks(PeerLost(why), tuple(waiting))
+        if reason:
+            yield SendToRanks(PeerLost(reason), tuple(waiting))
             return
         values = tuple(gather.value for gather in waiting.values())
         root = next(iter(waiting.values())).root
         yield SendToRanks(Gathered(values if root < 0 else (values[root],)), tuple(waiting))
 
     def _why_incomplete(self, waiting: Mapping[int, Gather]) -> str:
-        """Why these will never meet; empty if they may."""
+        """Why the gather will never be complete; empty if it may be."""
         gone = [number for number, rank in self.ranks.items() if rank.disconnected_at is not None]
         if gone:
             return f"{format_ranks(gone)} {'is' if len(gone) == 1 else 'are'} gone"
@@ -183,11 +218,12 @@ class RunState:
             places.setdefault(gather.where, []).append(number)
         if len(waiting) == len(self.ranks) and len(places) > 1:
             return ", ".join(
-                f"{format_ranks(ranks)} {'is' if len(ranks) == 1 else 'are'} at {at}" for at, ranks in places.items()
+                f"{format_ranks(ranks)} {'is' if len(ranks) == 1 else 'are'} at {where}"
+                for where, ranks in places.items()
             )
         return ""
 
-    # ---- debuggers: one at a time
+    # ---- debuggers: one rank at a time
 
     def _handle_debugger(
         self, number: int, message: DebuggerOutput | DebuggerReadRequest | DebugRequest
@@ -197,11 +233,11 @@ class RunState:
             return
         match message:
             case DebugRequest(error):
-                yes = self._debuggable in (-1, number)
-                if yes:
-                    self._debuggable, self.debugged_rank = None, number  # one rank of a test
+                granted = self._debuggable in (-1, number)
+                if granted:
+                    self._debuggable, self.debugged_rank = None, number  # only one rank of a test
                     yield ShowDebuggerText(number, f"{error}\n")
-                yield SendToRanks(DebugDecision(yes), (number,))
+                yield SendToRanks(DebugDecision(granted), (number,))
             case DebuggerOutput(text):
                 self.debugged_rank = number
                 yield ShowDebuggerText(number, text)
@@ -210,7 +246,7 @@ class RunState:
                 yield ReadDebuggerLine(number)
 
     def _leave_debugger(self) -> Iterator[Action]:
-        """The debugger has been left: others have their turn."""
+        """The user has left the debugger: handle what other ranks' debuggers have sent meanwhile."""
         self.debugged_rank = None
         held, self._held_for_debugger = self._held_for_debugger, []
         for number, message in held:

@@ -1,110 +1,120 @@
-"""Runs one test on the gang that it asks for, and makes pytest's reports of it."""
+"""Runs one marked test on a gang, and makes pytest's reports of it."""
 
 from __future__ import annotations
 
+import builtins
 import os
 import re
 import shlex
 import time
-from collections.abc import Sequence
+import warnings
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from jaxrun.errors import JaxrunError
-from jaxrun.protocol.pytest_messages import RunTest
-from jaxrun.pytest_plugin import collected, reports, time_limit
-from jaxrun.pytest_plugin.debugger import DebuggerTerminal
-from jaxrun.pytest_plugin.mark import MarkSpec
-from jaxrun.pytest_plugin.options import PluginOptions
+from jaxrun.protocol.pytest_messages import RecordedWarning, RunTest
+from jaxrun.pytest_plugin import reports, timeouts
+from jaxrun.pytest_plugin.mark import MarkSpec, rank_nodeid
+from jaxrun.pytest_plugin.options import OPTIONS
 from jaxrun.pytest_plugin.pool import MPI_SESSION_KEY, GangPool
 from jaxrun.pytest_plugin.reports import ItemInfo, Report
-from jaxrun.pytest_plugin.run_loop import RunLoop, RunResult
+from jaxrun.pytest_plugin.run_loop import DebuggerTerminal, RunLoop, RunResult
 from jaxrun.pytest_plugin.session import GangSession
 from jaxrun.pytest_plugin.summary import ReportContext
-from jaxrun.pytest_plugin.warning_records import warning_recorder
 
-_NAME = 30  # characters of a test's name in that of a directory
+if TYPE_CHECKING:
+    from jaxrun.pytest_plugin.mpi_session import MpiSession
+
+_DIRECTORY_NAME_LENGTH = 30  # characters of a test's name in the name of its shared directory
 
 
 class Runner:
-    """`started_by`: what starts the processes; `command`: its words, where it has started this one, too."""
+    """Runs the marked tests of a pytest session.
 
-    def __init__(
-        self, config: pytest.Config, options: PluginOptions, pool: GangPool, started_by: str, command: Sequence[str]
-    ) -> None:
+    mpi_session:  the processes to use, if mpirun has started pytest itself
+    """
+
+    def __init__(self, config: pytest.Config, tests: list[pytest.Item], mpi_session: MpiSession | None) -> None:
         self._config = config
-        self._options = options
-        self._pool = pool
-        self._started_by = started_by
-        self._command = command
+        self._options = config.stash[OPTIONS]
+        self._pool = GangPool(config, tests, mpi_session)
+        self._started_by = self._options.backend if mpi_session is None else mpi_session.title
+        self._rerun_prefix = () if mpi_session is None else mpi_session.command
         self._terminal = DebuggerTerminal(config)
 
-    def run(self, item: pytest.Item, wish: MarkSpec | str) -> list[Report]:
-        """The reports of its phases. `wish`: what it asks for, or what is wrong with that."""
-        test = ItemInfo(item.nodeid, item.location, tuple(item.keywords), self._options.show_all)
-        if isinstance(wish, str):
-            return _not_run(reports.failed_report(test, wish, time.time()), test)
-        most, processes = self._options.max_processes, wish.gang.processes
+    def run(self, item: pytest.Item, spec: MarkSpec | str) -> list[Report]:
+        """Run a test; returns the reports of its phases. `spec`: the parsed mark, or what is wrong with the mark."""
+        info = ItemInfo(item.nodeid, item.location, tuple(item.keywords), self._options.show_all)
+        if isinstance(spec, str):
+            return reports.not_run_reports(info, "failed", spec)
+        most, processes = self._options.max_processes, spec.gang.processes
         if most is not None and processes > most:
             reason = f"Skipped: needs {processes} processes, and --gang-max is {most}"
-            return _not_run(reports.skipped_report(test, reason, time.time()), test)
-        time_limit.cancel_pytest_timeout(item)
-        key = self._pool.key(item, wish)
+            return reports.not_run_reports(info, "skipped", reason)
+        timeouts.cancel_pytest_timeout(item)
+        key = self._pool.key(item, spec)
         try:
-            session = self._pool.get_session(item, wish, key)
+            session = self._pool.get_session(item, spec, key)
         except JaxrunError as error:
-            return _not_run(reports.failed_report(test, str(error), time.time()), test)
-        following = self._pool.next_test(item, key)
+            return reports.not_run_reports(info, "failed", str(error))
+        next_item = self._pool.next_test(item, key)
         began = time.time()
-        ended = self._conduct(item, wish, session, following, key)
-        scene = self._scene(item, wish, session, ended)
-        if not ended.reusable:
+        result = self._run_on(session, item, spec, next_item, key)
+        context = self._report_context(item, spec, session, result)
+        if not result.reusable:
             self._pool.discard_session(key)
-        if following is None:
+        if next_item is None:
             self._pool.release(key)
-        return reports.build_reports(test, ended.results, wish.dies, scene, (began, time.time()))
+        return reports.build_reports(info, result.ranks, spec.dies, context, (began, time.time()))
 
-    def start(self, wish: MarkSpec) -> None:
-        """Start the gang of the processes that are there, before a test needs it. JaxrunError."""
-        self._pool.start_gang(wish, MPI_SESSION_KEY)
+    def start_mpi_gang(self, spec: MarkSpec) -> None:
+        """Start the gang of the MPI job's processes before a test needs it. Raises JaxrunError."""
+        self._pool.start_gang(spec.gang, MPI_SESSION_KEY)
 
     def close(self) -> None:
         self._pool.close()
 
-    def _conduct(
-        self, item: pytest.Item, wish: MarkSpec, session: GangSession, following: pytest.Item | None, key: str
+    def _run_on(
+        self, session: GangSession, item: pytest.Item, spec: MarkSpec, next_item: pytest.Item | None, key: str
     ) -> RunResult:
-        then = collected.rank_nodeid(following) if following is not None else ""
-        order = RunTest(collected.rank_nodeid(item), then, self._shared(item))
-        conduct = RunLoop(session, self._terminal, warning_recorder(item), self._options.debug)
+        next_nodeid = rank_nodeid(next_item) if next_item is not None else ""
+        order = RunTest(rank_nodeid(item), next_nodeid, self._shared_directory(item))
+        timeout = timeouts.timeout_of(item, spec, self._options.timeout)
+        run_loop = RunLoop(session, self._terminal, lambda warning: _record(item, warning), self._options.debug)
         try:
-            return conduct.run(order, time_limit.timeout_of(item, wish, self._options.timeout), self._options.grace)
-        except BaseException:  # a Ctrl-C, above all
+            return run_loop.run(order, timeout, self._options.grace)
+        except BaseException:  # above all KeyboardInterrupt
             self._pool.discard_gang(key)
             raise
 
-    def _shared(self, item: pytest.Item) -> str:
+    def _shared_directory(self, item: pytest.Item) -> str:
+        """A new directory for shared_tmp_path; empty if the test does not use that fixture."""
         if "shared_tmp_path" not in getattr(item, "fixturenames", ()):
             return ""
-        name = re.sub(r"\W", "_", item.name)[:_NAME]
+        name = re.sub(r"\W", "_", item.name)[:_DIRECTORY_NAME_LENGTH]
         factory: Any = self._config._tmp_path_factory  # type: ignore[attr-defined]
         return str(factory.mktemp(f"shared-{name}", numbered=True))
 
-    def _scene(self, item: pytest.Item, wish: MarkSpec, session: GangSession, ended: RunResult) -> ReportContext:
-        shape = replace(wish.gang, devices=session.gang.devices)
-        words = [*self._command, "pytest", *self._options.rerun_args(), self._from_here(collected.rank_nodeid(item))]
-        heading = f"{shape}, {self._started_by}"
-        return ReportContext(
-            heading, session.hosts, ended.divergence, tuple(ended.notes), shlex.join(words), ended.timeout
-        )
-
-    def _from_here(self, nodeid: str) -> str:
-        """The node id relative to where pytest was started, as its command line takes it."""
-        file, colons, rest = nodeid.partition("::")
-        return os.path.relpath(self._config.rootpath / file, self._config.invocation_params.dir) + colons + rest
+    def _report_context(
+        self, item: pytest.Item, spec: MarkSpec, session: GangSession, result: RunResult
+    ) -> ReportContext:
+        gang = replace(spec.gang, devices=session.gang.devices)
+        file, colons, rest = rank_nodeid(item).partition("::")
+        # Relative to where pytest was started, as its command line takes it.
+        nodeid = os.path.relpath(self._config.rootpath / file, self._config.invocation_params.dir) + colons + rest
+        rerun = shlex.join([*self._rerun_prefix, "pytest", *self._options.rerun_args(), nodeid])
+        heading = f"{gang}, {self._started_by}"
+        return ReportContext(heading, session.hosts, result.divergence, tuple(result.notes), rerun, result.timeout)
 
 
-def _not_run(report: Report, test: ItemInfo) -> list[Report]:
-    return [report, reports.passed_report(test, "teardown", report["stop"])]
+def _record(item: pytest.Item, warning: RecordedWarning) -> None:
+    """Hand a rank's warning to pytest's summary."""
+    category, text = getattr(builtins, warning.category, None), warning.text
+    if not (isinstance(category, type) and issubclass(category, Warning)):
+        # A class of the user's may not be importable here, nor where the summary is made.
+        category, text = UserWarning, f"{warning.category}: {text}"
+    message = warnings.WarningMessage(category(text), category, warning.file, warning.line)
+    where = {"when": warning.when, "nodeid": warning.test, "location": warning.location}
+    item.ihook.pytest_warning_recorded.call_historic(kwargs={"warning_message": message, **where})

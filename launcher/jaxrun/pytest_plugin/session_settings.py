@@ -1,22 +1,23 @@
-"""What makes the sessions in the ranks like the parent's: its options, plugins, files and paths."""
+"""What makes the ranks' pytest sessions like the parent's: its options, plugins, files, paths and coverage."""
 
 from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from random import SystemRandom
 from typing import Any
 
 import pytest
 
+from jaxrun import RUNTIME
 from jaxrun.protocol.pytest_messages import SessionSettings
-from jaxrun.pytest_plugin import coverage
 
-_TESTS = "file_or_dir"
-# What belongs to the run as a whole, and would be done once more by each rank: choice and order of tests, reports,
-# the measuring of coverage (which the ranks take part in by other means), and the distribution over processes.
-_PARENTS_OWN: Mapping[str, Any] = {
+_TEST_FILES = "file_or_dir"
+# What belongs to the run as a whole, which each rank would otherwise do once more: choice and order of tests, reports,
+# measuring coverage (in which the ranks take part by SessionSettings.coverage), distribution over processes.
+_PARENT_ONLY: Mapping[str, Any] = {
     "plugins": [],
     "keyword": "",
     "markexpr": "",
@@ -31,7 +32,7 @@ _PARENTS_OWN: Mapping[str, Any] = {
     "continue_on_collection_errors": True,
     "setupshow": False,
     "usepdb": False,
-    "usepdb_cls": ("jaxrun_runtime.pytest.debugger", "RelayedPdb"),
+    "usepdb_cls": (f"{RUNTIME}.pytest.debugger", "RelayedPdb"),
     "trace": False,
     "xmlpath": None,
     "pastebin": None,
@@ -42,29 +43,55 @@ _PARENTS_OWN: Mapping[str, Any] = {
     "tx": [],
     "looponfail": False,
 }
+# With these, coverage starts itself in the children of a process that it measures.
+_COVERAGE_VARIABLES = ("COVERAGE_PROCESS_CONFIG", "COVERAGE_PROCESS_START")
 
 
 def session_settings(config: pytest.Config, files: Sequence[str], directory: str, debug: int | None) -> SessionSettings:
-    """For the sessions of one gang, whose tests stand in `files`; they may use `directory`."""
+    """Settings for the ranks of one gang, whose tests are in `files`. `directory`: for temporary files."""
     return SessionSettings(
         files=tuple(files),
         root=str(config.rootpath),
         ini=str(config.inipath or ""),
         plugins=tuple(config.option.plugins or ()),
-        options=_pickled(vars(config.option)),
+        options=_pickle_options(vars(config.option)),
         path=tuple(sys.path),
         directory=directory,
         debug=debug,
-        coverage=coverage.coverage_config(),
-        environ=coverage.coverage_env(),
+        coverage=_coverage_config(),
+        environ=_coverage_variables(),
     )
 
 
-def _pickled(options: Mapping[str, Any]) -> dict[str, bytes]:
-    """Each on its own: one that cannot travel does not keep the others."""
+@contextmanager
+def without_coverage() -> Iterator[None]:
+    """Within this block, processes are started without coverage: a launcher is not to be measured."""
+    hidden = _coverage_variables()
+    for name in hidden:
+        del os.environ[name]
+    try:
+        yield
+    finally:
+        os.environ.update(hidden)
+
+
+def _coverage_variables() -> Mapping[str, str]:
+    return {name: os.environ[name] for name in _COVERAGE_VARIABLES if name in os.environ}
+
+
+def _coverage_config() -> str:
+    """The configuration with which coverage measures this process, as text; empty if it does not."""
+    coverage = sys.modules.get("coverage")
+    running = coverage.Coverage.current() if coverage is not None else None
+    serialize = getattr(getattr(running, "config", None), "serialize", None)
+    return str(serialize()) if serialize is not None else ""
+
+
+def _pickle_options(options: Mapping[str, Any]) -> dict[str, bytes]:
+    """pytest's options for the ranks, each pickled on its own; those that cannot be pickled are left out."""
     import cloudpickle
 
-    wanted = {name: _PARENTS_OWN.get(name, value) for name, value in options.items() if name != _TESTS}
+    wanted = {name: _PARENT_ONLY.get(name, value) for name, value in options.items() if name != _TEST_FILES}
     if "hypothesis" in sys.modules and wanted.get("hypothesis_seed", 0) is None:
         wanted["hypothesis_seed"] = SystemRandom().getrandbits(32)  # all ranks must see the same examples
     pickled = {}

@@ -1,0 +1,1 @@
+"""A rank of a gang that runs tests: its pytest session, the fixture `gang`, and its debugger."""

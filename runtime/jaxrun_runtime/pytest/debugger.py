@@ -1,4 +1,4 @@
-"""A debugger in a rank, at the parent's terminal: for --pdb, and for breakpoint() in a test."""
+"""A debugger in a rank that is used from the parent's terminal: for --pdb, and for breakpoint() in a test."""
 
 from __future__ import annotations
 
@@ -14,56 +14,55 @@ from jaxrun_runtime.gang_worker import ParentConnection
 
 
 class RelayedPdb(pdb.Pdb):
-    """A pdb that reads and writes by way of the conversation with the parent."""
+    """A pdb that reads from and writes to the parent's terminal."""
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
-        talk = gang_worker.current_call()
-        super().__init__(
-            *arguments, **{**options, "stdin": _DebuggerStdin(talk), "stdout": _DebuggerStdout(talk), "nosigint": True}
-        )
+        parent = gang_worker.current_call()
+        relayed = {"stdin": _DebuggerStdin(parent), "stdout": _DebuggerStdout(parent)}
+        super().__init__(*arguments, **{**options, **relayed, "nosigint": True})
 
 
 def post_mortem(error: BaseException) -> None:
-    """Stand where `error` was raised, until the user goes on."""
+    """Open a debugger where `error` was raised; returns when the user leaves it."""
     debugger = RelayedPdb()
     debugger.reset()
     frames = error.__traceback__
-    while frames is not None and frames.tb_next is not None and _is_scaffold(frames):
+    while frames is not None and frames.tb_next is not None and _is_pytest_frame(frames):
         frames = frames.tb_next
     with contextlib.suppress(gang_worker.CallEnded):
         debugger.interaction(None, frames)
 
 
-def _is_scaffold(frames: TracebackType) -> bool:
-    """Whether it is a frame of pytest's, which stand above all that is the user's."""
+def _is_pytest_frame(frames: TracebackType) -> bool:
+    """Whether the frame is pytest's own: these are above all frames of the user's."""
     return str(frames.tb_frame.f_globals.get("__name__", "")).partition(".")[0] in ("_pytest", "pluggy")
 
 
 class _DebuggerStdin(io.TextIOBase):
-    """What is typed in the parent."""
+    """Reads lines that the user types in the parent's terminal."""
 
-    def __init__(self, talk: ParentConnection) -> None:
-        self._talk = talk
+    def __init__(self, parent: ParentConnection) -> None:
+        self._parent = parent
 
     def readable(self) -> bool:
         return True
 
     def readline(self, size: int | None = -1) -> str:  # type: ignore[override]
-        self._talk.send(DebuggerReadRequest())
-        answer = self._talk.receive()
+        self._parent.send(DebuggerReadRequest())
+        answer = self._parent.receive()
         return answer.line if isinstance(answer, DebuggerInput) else ""
 
 
 class _DebuggerStdout(io.TextIOBase):
-    """What is shown in the parent."""
+    """Writes to the parent's terminal."""
 
-    def __init__(self, talk: ParentConnection) -> None:
-        self._talk = talk
+    def __init__(self, parent: ParentConnection) -> None:
+        self._parent = parent
 
     def writable(self) -> bool:
         return True
 
     def write(self, text: str) -> int:
         if text:
-            self._talk.send(DebuggerOutput(text))
+            self._parent.send(DebuggerOutput(text))
         return len(text)

@@ -1,6 +1,7 @@
-"""The fixture `gang` on a rank: who am I, where do we meet, and what shall befall us.
+"""The fixture `gang` on a rank: its identity, gathers of all ranks, and faults.
 
-Ranks meet by way of the parent, which knows when one will never come, and not by JAX: no collective is disturbed.
+Gathers go through the parent, not through JAX: the parent knows when a rank will never come, and the ranks' collectives
+are not disturbed.
 """
 
 from __future__ import annotations
@@ -15,29 +16,29 @@ import jaxrun_runtime
 from jaxrun.protocol.pytest_messages import FaultRequest, Gather, Gathered, PeerLost
 from jaxrun_runtime.gang_worker import ParentConnection
 
-_OWN_DEATH_TIMEOUT_S = 60.0  # seconds that a rank waits for its own fault
+_OWN_DEATH_TIMEOUT_S = 60.0  # for a rank that waits to be killed at its own request
 
 
 class PeerLostError(RuntimeError):
-    """A rank has waited for others, of which one will never come."""
+    """This rank waited for other ranks, one of which will never come."""
 
 
 class RankGang:
-    """This rank, and the others of its test.
+    """This rank, and the other ranks of its test.
 
-    rank, size:        of this process, and of all
-    local_rank, host:  where it is
-    devices:           how many it has
-    is_main:           whether it is rank 0
+    rank, size:        of this process; number of processes
+    local_rank, host:  its place on its host, and the host's name
+    devices:           number of devices of this process
+    is_main:           rank == 0
     """
 
-    def __init__(self, talk: ParentConnection) -> None:
-        self.rank = talk.rank
-        self.size = talk.size
+    def __init__(self, parent: ParentConnection) -> None:
+        self.rank = parent.rank
+        self.size = parent.size
         self.local_rank: int = jaxrun_runtime.local_rank
         self.host: str = jaxrun_runtime.host
-        self.is_main = talk.rank == 0
-        self._parent = talk
+        self.is_main = parent.rank == 0
+        self._parent = parent
 
     def __repr__(self) -> str:
         return f"<gang: rank {self.rank} of {self.size}>"
@@ -54,12 +55,12 @@ class RankGang:
         self._gather(f"gang.barrier({name!r})" if name else "gang.barrier()", None)
 
     def allgather(self, value: Any) -> list[Any]:
-        """What all ranks bring, by rank: anything small that can be pickled."""
+        """The values of all ranks, by rank: anything small that can be pickled."""
         __tracebackhide__ = True
         return [pickle.loads(one) for one in self._gather("gang.allgather()", value)]
 
     def broadcast(self, value: Any = None, root: int = 0) -> Any:
-        """What rank `root` brings, on all."""
+        """The value of rank `root`, on all ranks."""
         __tracebackhide__ = True
         if root not in range(self.size):
             raise ValueError(f"root={root!r} is none of the ranks 0 to {self.size - 1}")
@@ -67,7 +68,7 @@ class RankGang:
         return pickle.loads(self._gather(f"gang.broadcast(root={root})", own, root)[0])
 
     def kill(self, rank: int) -> None:
-        """Kill a rank with SIGKILL. All ranks may say so; it happens once. On that rank this never returns."""
+        """Kill a rank with SIGKILL, once even if all ranks call this. On that rank this never returns."""
         __tracebackhide__ = True
         self._request_fault("kill", rank)
 
@@ -88,7 +89,7 @@ class RankGang:
         if isinstance(answer, Gathered):
             return answer.values
         assert isinstance(answer, PeerLost)
-        raise PeerLostError(f"{where}: {answer.why}")
+        raise PeerLostError(f"{where}: {answer.reason}")
 
     def _request_fault(self, kind: str, rank: int) -> None:
         __tracebackhide__ = True

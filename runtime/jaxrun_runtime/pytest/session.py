@@ -1,6 +1,6 @@
-"""The pytest session in a rank of a gang: collects like the parent's, then runs the tests that it is told to.
+"""The pytest session in a rank of a gang: collects the same files as the parent, then runs the tests it is sent.
 
-It reports every phase as it ends, and keeps its fixtures between tests as one session does.
+Each phase is reported when it ends. Fixtures are kept between tests, as in any session.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import os
 import pickle
 import sys
 import warnings
-from collections.abc import Generator, Iterable
+from collections.abc import Generator, Iterable, Iterator, Mapping
 from typing import Any
 
 import pytest
@@ -30,54 +30,51 @@ from jaxrun.protocol.pytest_messages import (
 from jaxrun_runtime import gang_worker
 from jaxrun_runtime.gang_worker import CallEnded, ParentConnection
 from jaxrun_runtime.lockstep import call_recorder
-from jaxrun_runtime.pytest.capture import redirect_capture
-from jaxrun_runtime.pytest.coverage import measure_coverage
 from jaxrun_runtime.pytest.debugger import post_mortem
 from jaxrun_runtime.pytest.gang import PeerLostError, RankGang
 
-_ERROR_LENGTH = 500  # characters
-# What would report to a terminal, or take our handlers of fatal signals.
-_REMOVED_PLUGINS = ("terminal", "faulthandler")
-# What would run a test again on one rank only, or end a rank that takes too long, which the parent does; their marks
-# must be known all the same.
+_ERROR_LENGTH = 500  # characters of a failure that are shown above its debugger
+_REMOVED_PLUGINS = ("terminal", "faulthandler")  # they report to a terminal, or replace our handlers of fatal signals
+# They would run a test again on one rank only, or end a rank that takes too long, which the parent does. Their marks
+# must be known, so they are removed only when they are configured.
 _MARKS_ONLY_PLUGINS = ("rerunfailures", "timeout")
 
 
-def session(settings: SessionSettings) -> tuple[int, str]:
-    """Run tests until the parent ends the conversation; pytest's exit status, and its internal error."""
-    talk = gang_worker.current_call()
+def run_session(settings: SessionSettings) -> tuple[int, str]:
+    """Run tests until the parent ends the call. Returns pytest's exit status and its internal error, "" if none."""
+    parent = gang_worker.current_call()
     sys.path[:] = settings.path
-    with measure_coverage(settings.coverage, settings.environ):
+    with _measure_coverage(settings.coverage, settings.environ):
         shares_files = os.path.isdir(settings.directory)
-        config = _configure(settings, talk, shares_files)
-        plugin = RankPlugin(talk, settings, shares_files)
+        config = _configure(settings, parent, shares_files)
+        plugin = RankPlugin(parent, settings, shares_files)
         config.pluginmanager.register(plugin, RANK_PLUGIN)
         status = config.hook.pytest_cmdline_main(config=config)
     return int(status or 0), plugin.internal_error
 
 
-def _configure(settings: SessionSettings, talk: ParentConnection, shares_files: bool) -> pytest.Config:
-    """A session's configuration with the parent's options, less what belongs to the whole run."""
+def _configure(settings: SessionSettings, parent: ParentConnection, shares_files: bool) -> pytest.Config:
+    """pytest's configuration with the parent's options, as far as they do not belong to the whole run."""
     arguments = [word for plugin in settings.plugins for word in ("-p", plugin)]
     arguments += ["--rootdir", settings.root, *(["-c", settings.ini] if settings.ini else []), *settings.files]
     options: dict[str, Any] = {}
     for name, pickled in settings.options.items():
-        with contextlib.suppress(Exception):  # its class may be importable in the parent only
+        with contextlib.suppress(Exception):  # a class that only the parent can import
             options[name] = pickle.loads(pickled)
-    _keep_from_rewriting("jaxrun", "jaxrun_runtime")
-    # Elsewhere pytest finds a place of its own, which it tidies up.
-    options["basetemp"] = os.path.join(settings.directory, f"rank-{talk.rank}") if shares_files else None
+    _exclude_from_rewriting("jaxrun", "jaxrun_runtime")
+    # Without a shared directory, pytest makes one of its own, and removes it later.
+    options["basetemp"] = os.path.join(settings.directory, f"rank-{parent.rank}") if shares_files else None
     config = pytest.Config.fromdictargs(options, arguments)
     _remove_plugins(config, _REMOVED_PLUGINS)
-    # By this plugins know, since pytest-xdist, that somebody else reports.
-    rank = {"workerid": f"rank{talk.rank}", "workercount": talk.size, "testrunuid": settings.directory}
+    # pytest-xdist's convention, by which plugins know that another process reports.
+    rank = {"workerid": f"rank{parent.rank}", "workercount": parent.size, "testrunuid": settings.directory}
     config.workerinput = {**rank, "mainargv": ["pytest"]}  # type: ignore[attr-defined]
     config.workeroutput = {}  # type: ignore[attr-defined]
     return config
 
 
-def _keep_from_rewriting(*packages: str) -> None:
-    """pytest rewrites the assertions of what is installed with a plugin, and warns of what was imported before it."""
+def _exclude_from_rewriting(*packages: str) -> None:
+    """Avoid pytest's warning that it cannot rewrite the assertions of packages that are imported already."""
     for package in packages:
         module = sys.modules[package]
         module.__doc__ = f"{module.__doc__}\nPYTEST_DONT_REWRITE"
@@ -89,21 +86,23 @@ def _remove_plugins(config: pytest.Config, plugins: Iterable[str]) -> None:
 
 
 class RankPlugin:
-    """What pytest tells us, and we the parent.
+    """Runs the tests that the parent names and sends it their reports, warnings and failures.
 
-    trouble:       an internal error of pytest's, as text
-    shares_files:  whether the parent's temporary files are seen here
+    gang:            the value of the fixture of that name
+    shared:          the running test's directory for shared_tmp_path
+    shares_files:    whether this rank sees the parent's temporary files
+    internal_error:  pytest's, as text; empty without one
     """
 
-    def __init__(self, talk: ParentConnection, settings: SessionSettings, shares_files: bool) -> None:
-        self.internal_error = ""
-        self.shares_files = shares_files
-        self.gang = RankGang(talk)
+    def __init__(self, parent: ParentConnection, settings: SessionSettings, shares_files: bool) -> None:
+        self.gang = RankGang(parent)
         self.shared = ""
-        self._talk = talk
+        self.shares_files = shares_files
+        self.internal_error = ""
+        self._parent = parent
         self._settings = settings
         self._items: dict[str, pytest.Item] = {}
-        self._broken: list[str] = []
+        self._collection_errors: list[str] = []
         self._config: Any = None
 
     # ---- collection
@@ -118,18 +117,17 @@ class RankPlugin:
 
     def pytest_collectreport(self, report: pytest.CollectReport) -> None:
         if report.failed:
-            self._broken.append(f"{report.nodeid}:\n{report.longreprtext}")
+            self._collection_errors.append(f"{report.nodeid}:\n{report.longreprtext}")
 
     # ---- tests
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_runtestloop(self, session: pytest.Session) -> bool:
-        captured = os.path.join(self._settings.directory, f"captured-{self._talk.rank}")
-        self._talk.send(
-            SessionReady(redirect_capture(self._config.pluginmanager, captured) if self.shares_files else None)
-        )
+        captured = os.path.join(self._settings.directory, f"captured-{self._parent.rank}")
+        files = _redirect_capture(self._config.pluginmanager, captured) if self.shares_files else None
+        self._parent.send(SessionReady(files))
         with contextlib.suppress(CallEnded):
-            while (order := self._talk.receive()) is not None:
+            while (order := self._parent.receive()) is not None:
                 self._run(order)
         return True
 
@@ -140,20 +138,20 @@ class RankPlugin:
             self._report(self._not_collected(order.test))
         else:
             self._config.hook.pytest_runtest_protocol(item=item, nextitem=self._items.get(order.next_test))
-        self._talk.send(RunFinished(call_recorder.call_counts(), call_recorder.call_chains()))
+        self._parent.send(RunFinished(call_recorder.call_counts(), call_recorder.call_chains()))
 
     def _not_collected(self, test: str) -> pytest.TestReport:
         file = test.partition("::")[0]
-        own = [text for text in self._broken if text.startswith(file)] or self._broken
-        text = "\n".join(own) or (
-            f"{test} was not collected on rank {self._talk.rank}, but in the process that pytest was started in; "
+        of_file = [text for text in self._collection_errors if text.startswith(file)]
+        text = "\n".join(of_file or self._collection_errors) or (
+            f"{test} was not collected on rank {self._parent.rank}, but in the process that pytest was started in; "
             "do its parameters depend on devices, time or chance?"
         )
         return pytest.TestReport(test, (file, None, test), {}, "failed", text, "setup")
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_runtest_setup(self, item: pytest.Item) -> None:
-        # Another test may come than was foretold: with -x, or if another worker of pytest-xdist took that one.
+        # Another test may come than next_test has named: with -x, or if another worker of pytest-xdist took that one.
         item.session._setupstate.teardown_exact(item)
 
     @pytest.hookimpl(wrapper=True)
@@ -170,18 +168,17 @@ class RankPlugin:
         self._report(report)
 
     def _report(self, report: pytest.TestReport) -> None:
-        self._talk.send(
-            PhaseReport(self._config.hook.pytest_report_to_serializable(config=self._config, report=report))
-        )
+        data = self._config.hook.pytest_report_to_serializable(config=self._config, report=report)
+        self._parent.send(PhaseReport(data))
 
-    # ---- trouble
+    # ---- errors and warnings
 
     def pytest_exception_interact(self, call: pytest.CallInfo[Any], report: pytest.TestReport) -> None:
         if self._settings.debug is None or call.excinfo is None or not isinstance(report, pytest.TestReport):
             return
-        self._talk.send(DebugRequest(call.excinfo.exconly()[:_ERROR_LENGTH]))
-        answer = self._talk.receive()
-        if isinstance(answer, DebugDecision) and answer.yes:
+        self._parent.send(DebugRequest(call.excinfo.exconly()[:_ERROR_LENGTH]))
+        answer = self._parent.receive()
+        if isinstance(answer, DebugDecision) and answer.granted:
             post_mortem(call.excinfo.value)
 
     def pytest_warning_recorded(
@@ -191,13 +188,55 @@ class RankPlugin:
         nodeid: str,
         location: tuple[str, int, str] | None,
     ) -> None:
-        said = warning_message
-        self._talk.send(
-            RecordedWarning(
-                said.category.__name__, str(said.message), said.filename, said.lineno, when, nodeid, location
-            )
-        )
+        category, text = warning_message.category.__name__, str(warning_message.message)
+        file, line = warning_message.filename, warning_message.lineno
+        self._parent.send(RecordedWarning(category, text, file, line, when, nodeid, location))
 
     def pytest_internalerror(self, excrepr: Any) -> bool:
         self.internal_error = str(excrepr)
         return True  # pytest need not print it
+
+
+def _redirect_capture(plugins: Any, path: str) -> tuple[str, str] | None:
+    """Make pytest capture this rank's output in named files, which can be read when the rank has died.
+
+    Returns the names of the files for stdout and stderr; None if pytest does not capture file descriptors.
+    """
+    capture = getattr(plugins.get_plugin("capturemanager"), "_global_capturing", None)
+    names = f"{path}.out", f"{path}.err"
+    for name, stream in zip(names, ("out", "err"), strict=True):
+        file = getattr(getattr(capture, stream, None), "tmpfile", None)
+        try:
+            fd = file.fileno() if file is not None else None
+        except OSError:  # with --capture=sys there is no descriptor
+            fd = None
+        if fd is None:
+            return None
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(name)
+        named = os.open(name, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        os.dup2(named, fd, inheritable=False)
+        os.close(named)
+    return names
+
+
+@contextlib.contextmanager
+def _measure_coverage(config: str, environ: Mapping[str, str]) -> Iterator[None]:
+    """Measure coverage as the parent does, and save it before the parent is told that the session has ended.
+
+    config:   of coverage, as CoverageConfig.serialize returns it; empty: do not measure
+    environ:  variables with which processes that tests start are measured, too
+    """
+    os.environ.update(environ)
+    if not config:
+        yield
+        return
+    import coverage
+
+    measurement = coverage.Coverage(config_file=f":data:{config}", data_suffix=True)
+    measurement.start()
+    try:
+        yield
+    finally:
+        measurement.stop()
+        measurement.save()
