@@ -63,7 +63,7 @@ def __dir__() -> list[str]:
 
 
 def _identity() -> dict[str, Any]:
-    from jaxrun.protocol import WorkerEnv
+    from jaxrun.protocol.env import WorkerEnv
     from jaxrun.protocol.names import JOB_ID
 
     if JOB_ID not in os.environ:

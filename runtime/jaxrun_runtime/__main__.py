@@ -7,7 +7,7 @@ import sys
 import time
 
 from jaxrun.errors import ProtocolError
-from jaxrun.protocol import WorkerEnv
+from jaxrun.protocol.env import WorkerEnv
 from jaxrun_runtime import worker
 
 

@@ -9,7 +9,8 @@ from collections.abc import Callable
 from typing import TypeVar
 
 from jaxrun.errors import ProtocolError
-from jaxrun.protocol import CallMismatch, Message, Proceed, WorkerMessageDecoder, encode
+from jaxrun.protocol.codec import encode
+from jaxrun.protocol.worker_messages import CallMismatch, Message, Proceed, WorkerMessageDecoder
 
 M = TypeVar("M")
 N = TypeVar("N")

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from types import TracebackType
 
 from jaxrun import protocol
-from jaxrun.protocol import Failed, ThreadFailed
+from jaxrun.protocol.worker_messages import Failed, ThreadFailed
 from jaxrun_runtime import program
 from jaxrun_runtime.agent_channel import AgentChannel
 

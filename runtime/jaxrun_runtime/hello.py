@@ -10,8 +10,9 @@ import sys
 import time
 from collections.abc import Mapping
 
-from jaxrun.protocol import Hello, WorkerEnv
+from jaxrun.protocol.env import WorkerEnv
 from jaxrun.protocol.names import COORDINATOR_ADDRESS, PROCESS_ID
+from jaxrun.protocol.worker_messages import Hello
 from jaxrun_runtime import program
 
 _PREFIXES = ("JAX_", "XLA_", "NCCL_", "LIBTPU_")

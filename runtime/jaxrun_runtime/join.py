@@ -18,8 +18,9 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from jaxrun.protocol import CoordinatorReady, DeviceReport, Join, StartCoordinator, WorkerEnv
+from jaxrun.protocol.env import WorkerEnv
 from jaxrun.protocol.names import COORDINATOR_ADDRESS
+from jaxrun.protocol.worker_messages import CoordinatorReady, DeviceReport, Join, StartCoordinator
 from jaxrun_runtime import jax_private
 from jaxrun_runtime.agent_channel import AgentChannel, AgentDisconnected
 

@@ -17,7 +17,8 @@ import time
 from typing import NoReturn
 
 from jaxrun.errors import ProtocolError
-from jaxrun.protocol import Done, Exit, Failed, WorkerEnv
+from jaxrun.protocol.env import WorkerEnv
+from jaxrun.protocol.worker_messages import Done, Exit, Failed
 from jaxrun_runtime import jax_private, linux
 from jaxrun_runtime.agent_channel import AgentChannel, AgentDisconnected
 

@@ -12,8 +12,9 @@ import traceback
 from typing import NoReturn
 
 from jaxrun.errors import EXIT_SOFTWARE
-from jaxrun.protocol import STACKS_SIGNAL, Join, Run, StartCoordinator, WorkerEnv
+from jaxrun.protocol.env import STACKS_SIGNAL, WorkerEnv
 from jaxrun.protocol.flight_file import LOCKSTEP_OFF
+from jaxrun.protocol.worker_messages import Join, Run, StartCoordinator
 from jaxrun_runtime import DivergenceError, failure_report, hello, linux, program, shutdown
 from jaxrun_runtime.agent_channel import AgentChannel, AgentDisconnected
 

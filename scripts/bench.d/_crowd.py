@@ -21,33 +21,27 @@ from pathlib import Path
 from jaxrun import __version__
 from jaxrun.backends import remote_plan
 from jaxrun.channel import addresses
-from jaxrun.channel.connection import message_types
-from jaxrun.head.events import AgentReport, Shutdown, StartWorker, WorkerExited, WorkerSpawned
 from jaxrun.job.job import Job
 from jaxrun.job.launch_command import LaunchCommand
 from jaxrun.job.plan import Plan
-from jaxrun.protocol import (
-    AgentEnv,
-    CoordinatorReady,
-    DeviceReport,
-    Failed,
-    Hello,
-    Join,
-    MessageDecoder,
-    Run,
-    StartCoordinator,
-    auth,
-    encode,
-)
+from jaxrun.protocol import auth
 from jaxrun.protocol.agent_messages import (
+    AgentReport,
     Challenge,
     ChallengeResponse,
     HeadHandshake,
     HeadToAgent,
     Rejected,
+    Shutdown,
     SignalWorker,
+    StartWorker,
     Welcome,
+    WorkerExited,
+    WorkerSpawned,
 )
+from jaxrun.protocol.codec import MessageDecoder, encode, message_types
+from jaxrun.protocol.env import AgentEnv
+from jaxrun.protocol.worker_messages import CoordinatorReady, DeviceReport, Failed, Hello, Join, Run, StartCoordinator
 
 RANKS_PER_HOST = 8
 CORES_PER_HOST = 64

@@ -14,7 +14,7 @@ _, _, module, *arguments = sys.argv
 sys.argv = [sys.argv[0], str(Path(__file__).parents[2] / "launcher")]  # as worker_by_hand wants it
 import worker_by_hand  # noqa: E402
 
-from jaxrun.protocol.codec import WorkerMessageDecoder, encode  # noqa: E402
+from jaxrun.protocol.codec import encode  # noqa: E402
 from jaxrun.protocol.env import WorkerEnv  # noqa: E402
 from jaxrun.protocol.worker_messages import (  # noqa: E402
     FORK_DESCRIPTORS,
@@ -22,6 +22,7 @@ from jaxrun.protocol.worker_messages import (  # noqa: E402
     ForkDeclined,
     ForkWorker,
     WorkerForked,
+    WorkerMessageDecoder,
 )
 
 

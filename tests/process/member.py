@@ -13,7 +13,9 @@ from pathlib import Path
 import pytest
 from flights import Flight
 
-from jaxrun.protocol import STACKS_SIGNAL, Failed, WorkerMessageDecoder, encode
+from jaxrun.protocol.codec import encode
+from jaxrun.protocol.env import STACKS_SIGNAL
+from jaxrun.protocol.worker_messages import Failed, WorkerMessageDecoder
 
 ROOT = Path(__file__).parents[2]
 _GLOO = re.compile(r"\[Gloo\] Rank | is connected to | peer ranks\. |Expected number of connected peer ranks is : ")

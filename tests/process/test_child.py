@@ -10,7 +10,8 @@ import pytest
 from jaxrun.agent.spawn import WorkerPipes
 from jaxrun.agent.worker_process import WorkerProcess
 from jaxrun.errors import ProtocolError
-from jaxrun.protocol import Done, Exit, encode
+from jaxrun.protocol.codec import encode
+from jaxrun.protocol.worker_messages import Done, Exit
 
 
 @pytest.fixture

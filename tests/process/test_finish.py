@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from jaxrun.protocol import DeviceReport, Done, Failed, ThreadFailed
+from jaxrun.protocol.worker_messages import DeviceReport, Done, Failed, ThreadFailed
 
 _CASES = {
     "no-status": "raise SystemExit(None)",

@@ -6,7 +6,7 @@ import os
 import pytest
 from member import environment
 
-from jaxrun.protocol import ForkDeclined, WorkerForked
+from jaxrun.protocol.worker_messages import ForkDeclined, WorkerForked
 
 _ASK = """
 import json, os, random, sys, time, threading

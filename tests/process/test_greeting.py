@@ -8,7 +8,7 @@ import jaxlib
 import numpy
 import pytest
 
-from jaxrun.protocol import Hello
+from jaxrun.protocol.worker_messages import Hello
 from jaxrun_runtime import hello
 
 

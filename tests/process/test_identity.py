@@ -11,7 +11,7 @@ from member import environment
 
 import jaxrun_runtime as jr
 from jaxrun.errors import ProtocolError
-from jaxrun.protocol import WorkerEnv
+from jaxrun.protocol.env import WorkerEnv
 
 _TOLD = WorkerEnv(
     "ab" * 16, 5, 8, 1, 2, host="h3", channel_fd=3, stacks_fd=4, flight_fd=5, init_timeout=60.0, run_dir="/runs/a b"

@@ -8,8 +8,8 @@ import jax
 import pytest
 from member import environment
 
-from jaxrun.protocol import Done
 from jaxrun.protocol.flight_file import COMPILATIONS, EVERY_CALL, FIRST_CALLS, NOTHING
+from jaxrun.protocol.worker_messages import Done
 from jaxrun_runtime import jax_private
 from jaxrun_runtime.lockstep import jax_hooks
 

@@ -10,7 +10,7 @@ import pytest
 from member import IPV6, without_gloo
 
 from jaxrun.job.environment import common_settings
-from jaxrun.protocol import CoordinatorReady, DeviceReport, StartCoordinator
+from jaxrun.protocol.worker_messages import CoordinatorReady, DeviceReport, StartCoordinator
 from jaxrun_runtime import jax_private, join
 
 _INTERFACES = ["127.0.0.1", pytest.param("::1", marks=IPV6)]

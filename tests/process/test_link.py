@@ -11,7 +11,8 @@ import pytest
 from member import environment
 
 from jaxrun.errors import ProtocolError
-from jaxrun.protocol import (
+from jaxrun.protocol.codec import encode
+from jaxrun.protocol.worker_messages import (
     CallMismatch,
     Done,
     Exit,
@@ -20,7 +21,6 @@ from jaxrun.protocol import (
     Run,
     StartCoordinator,
     WorkerMessageDecoder,
-    encode,
 )
 from jaxrun_runtime.agent_channel import AgentChannel, AgentDisconnected
 

@@ -9,8 +9,8 @@ import pytest
 from recording import SETTING, line_of, named
 from worker_harness import troupes
 
-from jaxrun.protocol import Call, Done
 from jaxrun.protocol.flight_file import COMPILING_SINCE_WORD, EVERY_CALL, PID_WORD, STRICT_WORD
+from jaxrun.protocol.worker_messages import Call, Done
 
 _CALLS = """
 @jax.jit  # step

@@ -6,8 +6,8 @@ import time
 
 from recording import SETTING, line_of, record
 
-from jaxrun.protocol import Call
 from jaxrun.protocol.flight_file import COMPILING_SINCE_WORD, PID_WORD
+from jaxrun.protocol.worker_messages import Call
 
 
 def test_groups_of_ranks_count_their_calls_apart(start, script):

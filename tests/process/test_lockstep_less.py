@@ -5,8 +5,8 @@ import os
 import pytest
 from recording import SETTING, record
 
-from jaxrun.protocol import Call, Failed
 from jaxrun.protocol.flight_file import COMPILATIONS, EVERY_CALL, FIRST_CALLS, STRICT_WORD
+from jaxrun.protocol.worker_messages import Call, Failed
 
 
 def test_off_leaves_jax_alone(start, script):

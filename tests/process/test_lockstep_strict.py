@@ -6,8 +6,8 @@ import time
 import pytest
 from recording import SETTING, line_of, record
 
-from jaxrun.protocol import Call, Done
 from jaxrun.protocol.flight_file import STRICT_WORD
+from jaxrun.protocol.worker_messages import Call, Done
 
 
 def test_in_strict_mode_every_call_waits_for_the_others(start, script):

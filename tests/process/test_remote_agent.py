@@ -16,17 +16,26 @@ from jaxrun.agent.guard import find_marked, job_marker
 from jaxrun.channel.addresses import Interface, format_addresses
 from jaxrun.channel.connection import AGENT_TO_HEAD, Connection
 from jaxrun.channel.listener import Listener
-from jaxrun.head.events import (
+from jaxrun.protocol import auth
+from jaxrun.protocol.agent_messages import (
     AgentReport,
     AgentSignalled,
+    FirstOutput,
+    OutputChunk,
+    OutputCredit,
     Shutdown,
+    SignalWorker,
     SnapshotReply,
+    SnapshotRequest,
     StartWorker,
+    StreamEnded,
+    Welcome,
     WorkerExited,
     WorkerSpawned,
 )
-from jaxrun.protocol import (
-    AgentEnv,
+from jaxrun.protocol.codec import encode
+from jaxrun.protocol.env import AgentEnv
+from jaxrun.protocol.worker_messages import (
     CoordinatorReady,
     DeviceReport,
     Done,
@@ -35,17 +44,6 @@ from jaxrun.protocol import (
     Hello,
     Run,
     StartCoordinator,
-    auth,
-    encode,
-)
-from jaxrun.protocol.agent_messages import (
-    FirstOutput,
-    OutputChunk,
-    OutputCredit,
-    SignalWorker,
-    SnapshotRequest,
-    StreamEnded,
-    Welcome,
 )
 
 HERE = Path(__file__).parent

@@ -18,8 +18,7 @@ import pytest
 import jaxrun
 from jaxrun.channel.addresses import Interface
 from jaxrun.channel.listener import Listener
-from jaxrun.head.events import WorkerExited
-from jaxrun.protocol.agent_messages import Welcome
+from jaxrun.protocol.agent_messages import Welcome, WorkerExited
 from jaxrun.supervisor import run
 from jaxrun.supervisor.connections import AgentConnections
 

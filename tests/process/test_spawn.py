@@ -11,7 +11,7 @@ from jaxrun.agent.spawn import Spawner
 from jaxrun.forkserver import client
 from jaxrun.job.job import Job
 from jaxrun.job.plan import Plan, Worker
-from jaxrun.protocol import WorkerEnv
+from jaxrun.protocol.env import WorkerEnv
 from jaxrun.protocol.flight_file import TEXT_OFFSET
 
 JOB_ID = "ab" * 16

@@ -16,7 +16,8 @@ import pytest
 
 from jaxrun.agent.guard import find_marked, job_marker
 from jaxrun.diagnosis.stacks import NATIVE_STACKS_TIMEOUT_S
-from jaxrun.head.events import SnapshotReply, TakeSnapshot
+from jaxrun.head.actions import TakeSnapshot
+from jaxrun.protocol.agent_messages import SnapshotReply
 from jaxrun.protocol.names import CONTROL_FD
 from jaxrun.rundir.rundir import EVENTS_FILE, VERDICT_FILE
 from jaxrun.supervisor.launch_process import LOG_NAME

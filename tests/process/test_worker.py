@@ -9,7 +9,16 @@ import time
 import pytest
 from member import environment
 
-from jaxrun.protocol import CoordinatorReady, DeviceReport, Done, Failed, Hello, Join, Run, StartCoordinator
+from jaxrun.protocol.worker_messages import (
+    CoordinatorReady,
+    DeviceReport,
+    Done,
+    Failed,
+    Hello,
+    Join,
+    Run,
+    StartCoordinator,
+)
 
 _CASES = {
     "fork-ends": """

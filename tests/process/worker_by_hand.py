@@ -8,17 +8,9 @@ import sys
 import time
 
 sys.path.insert(0, sys.argv[1])
-from jaxrun.protocol import (
-    STACKS_SIGNAL,
-    CoordinatorReady,
-    DeviceReport,
-    Done,
-    Failed,
-    Hello,
-    WorkerEnv,
-    WorkerMessageDecoder,
-    encode,
-)
+from jaxrun.protocol.codec import encode
+from jaxrun.protocol.env import STACKS_SIGNAL, WorkerEnv
+from jaxrun.protocol.worker_messages import CoordinatorReady, DeviceReport, Done, Failed, Hello, WorkerMessageDecoder
 
 
 class Worker:

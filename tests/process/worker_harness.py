@@ -10,7 +10,10 @@ import time
 
 from member import Member, environment, spawn
 
-from jaxrun.protocol import (
+from jaxrun.protocol.codec import encode
+from jaxrun.protocol.env import WorkerEnv
+from jaxrun.protocol.flight_file import TEXT_OFFSET
+from jaxrun.protocol.worker_messages import (
     FORK_DESCRIPTORS,
     Call,
     CallMismatch,
@@ -26,12 +29,9 @@ from jaxrun.protocol import (
     Proceed,
     Run,
     StartCoordinator,
-    WorkerEnv,
     WorkerForked,
     WorkerMessageDecoder,
-    encode,
 )
-from jaxrun.protocol.flight_file import TEXT_OFFSET
 
 _PR_SET_CHILD_SUBREAPER = 36
 _PR_GET_CHILD_SUBREAPER = 37

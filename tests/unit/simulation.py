@@ -3,27 +3,20 @@
 import itertools
 import signal
 
+from jaxrun.head.actions import Finish, PrintLine, Send, SignalRanks, TakeSnapshot
 from jaxrun.head.consistency import Expected
-from jaxrun.head.events import (
-    RECORDERS_ONLY,
-    Finish,
+from jaxrun.head.events import LauncherSignalled, Tick, TimeLimits
+from jaxrun.head.head import Head
+from jaxrun.job.fault_spec import parse_faults
+from jaxrun.protocol.agent_messages import (
     InjectFault,
-    LauncherSignalled,
-    PrintLine,
     ProgramDetails,
     ProgramDetailsRequest,
-    Send,
-    SignalRanks,
     SnapshotReply,
-    TakeSnapshot,
-    Tick,
-    TimeLimits,
     WorkerExited,
     WorkerSpawned,
 )
-from jaxrun.head.head import Head
-from jaxrun.job.fault_spec import parse_faults
-from jaxrun.protocol import CoordinatorReady, DeviceReport, Done, Failed, Hello, StartCoordinator
+from jaxrun.protocol.worker_messages import CoordinatorReady, DeviceReport, Done, Failed, Hello, StartCoordinator
 
 JOB_ID = "ab" * 16
 REAPED_AFTER = 0.001
@@ -180,17 +173,17 @@ class Simulation:
                 if action.signum == signal.SIGKILL:
                     for rank in action.ranks:
                         self._later(REAPED_AFTER, WorkerExited(rank, -signal.SIGKILL))
-            case InjectFault():
+            case Send(message=InjectFault()):
                 assert action.ranks and not set(action.ranks) & set(self.exited)
-                self.inflicted.append((self.now, action.kind, action.ranks))
-                if action.kind == "kill":
+                self.inflicted.append((self.now, action.message.kind, action.ranks))
+                if action.message.kind == "kill":
                     for rank in action.ranks:
                         self._later(REAPED_AFTER, WorkerExited(rank, -signal.SIGKILL))
-            case ProgramDetailsRequest():
-                line = self.programs.get((action.rank, action.program))
+            case Send(ranks=(rank,), message=ProgramDetailsRequest(program)):
+                line = self.programs.get((rank, program))
                 if line is not None:
-                    self._later(0.002, ProgramDetails(action.rank, action.program, line))
-            case TakeSnapshot() if action.purpose in RECORDERS_ONLY:
+                    self._later(0.002, ProgramDetails(rank, program, line))
+            case TakeSnapshot() if action.purpose.recorders_only:
                 self.looks.append((self.now, action.purpose, action.ranks))
                 flights = {rank: self.flights[rank] for rank in action.ranks if rank in self.flights}
                 self._later(0.002, SnapshotReply(action.purpose, {}, {}, {}, {}, flights))

@@ -15,11 +15,11 @@ from hypothesis import strategies as st
 from jaxrun.channel import listener as door_module
 from jaxrun.channel.addresses import Address, Interface
 from jaxrun.channel.connect import HeadAddress, connect
-from jaxrun.channel.connection import message_types
 from jaxrun.channel.listener import Listener
 from jaxrun.errors import UnavailableError
-from jaxrun.protocol import MessageDecoder, auth, encode
+from jaxrun.protocol import auth
 from jaxrun.protocol.agent_messages import Challenge, ChallengeResponse, HeadHandshake, Rejected, Welcome
+from jaxrun.protocol.codec import MessageDecoder, encode, message_types
 
 TOKEN = auth.new_token()
 LOOPBACK = Interface("lo", "127.0.0.1")

@@ -12,11 +12,11 @@ import pytest
 from jaxrun.channel import connect as knock_module
 from jaxrun.channel.addresses import Address, Interface
 from jaxrun.channel.connect import HeadAddress, connect
-from jaxrun.channel.connection import message_types
 from jaxrun.channel.listener import CHANNEL_VERSION, Listener
 from jaxrun.errors import UnavailableError
-from jaxrun.protocol import MessageDecoder, auth, encode
+from jaxrun.protocol import auth
 from jaxrun.protocol.agent_messages import AgentHandshake, Challenge, Rejected, Welcome
+from jaxrun.protocol.codec import MessageDecoder, encode, message_types
 
 TOKEN = auth.new_token()
 JOB = "cd" * 16

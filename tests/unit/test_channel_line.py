@@ -11,10 +11,16 @@ import pytest
 from jaxrun.channel import connection as line_module
 from jaxrun.channel.connection import AGENT_TO_HEAD, HEAD_TO_AGENT, Connection
 from jaxrun.errors import ProtocolError
-from jaxrun.head.events import Shutdown, WorkerExited, WorkerSpawned
-from jaxrun.protocol import Done, Failed, Run, encode
-from jaxrun.protocol.agent_messages import OutputChunk, OutputCredit, SignalWorker
-from jaxrun.protocol.codec import MAX_FRAME_BYTES
+from jaxrun.protocol.agent_messages import (
+    OutputChunk,
+    OutputCredit,
+    Shutdown,
+    SignalWorker,
+    WorkerExited,
+    WorkerSpawned,
+)
+from jaxrun.protocol.codec import MAX_FRAME_BYTES, encode
+from jaxrun.protocol.worker_messages import Done, Failed, Run
 
 WORDS = Failed(3, 1.0, "program", 1, "ValueError", "bad record", "Traceback\n")
 

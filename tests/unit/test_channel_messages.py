@@ -10,9 +10,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jaxrun.channel.connection import AGENT_TO_HEAD, HEAD_TO_AGENT, message_types
+from jaxrun.channel.connection import AGENT_TO_HEAD, HEAD_TO_AGENT
 from jaxrun.errors import ProtocolError
-from jaxrun.protocol import MessageDecoder, agent_messages, encode
+from jaxrun.protocol import agent_messages
+from jaxrun.protocol.codec import MessageDecoder, encode, message_types
 
 TO_HEAD_FIRST, TO_AGENT_FIRST = (
     message_types(agent_messages.AgentHandshake),
@@ -86,7 +87,7 @@ def test_nothing_is_said_in_the_wrong_direction():
 
 
 def test_every_message_of_the_worker_passes_through_the_agent():
-    from jaxrun.protocol import Message
+    from jaxrun.protocol.worker_messages import Message
 
     internal = {"Forked", "ForkDeclined", "ForkSetUp", "Fork", "StartLauncher", "LauncherStarted"}
     assert {kind.__name__ for kind in get_args(Message)} - internal <= set(AGENT_TO_HEAD) | set(HEAD_TO_AGENT)

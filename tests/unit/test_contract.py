@@ -12,8 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from jaxrun.errors import ProtocolError
-from jaxrun.protocol import Message, Run, WorkerEnv, WorkerMessageDecoder, encode
-from jaxrun.protocol.codec import FRAME_VERSION, MAX_FRAME_BYTES
+from jaxrun.protocol.codec import FRAME_VERSION, MAX_FRAME_BYTES, encode
+from jaxrun.protocol.env import WorkerEnv
+from jaxrun.protocol.worker_messages import Message, Run, WorkerMessageDecoder
 
 _KINDS = get_args(Message)
 _TEXT = st.text(max_size=20)

@@ -8,7 +8,8 @@ import socket
 import pytest
 
 from jaxrun.errors import UsageError
-from jaxrun.head.events import FaultRequested, ParentExited, PrintLine, SignalRequested
+from jaxrun.head.actions import PrintLine
+from jaxrun.head.events import FaultRequested, ParentExited, SignalRequested
 from jaxrun.head.head import JobPhase
 from jaxrun.protocol.names import CONTROL_FD
 from jaxrun.supervisor.parent_link import ParentLink

@@ -1,7 +1,7 @@
 """A rank has left early: are the others stuck?"""
 
 from jaxrun.head.early_exit import EarlyExitDetector
-from jaxrun.head.events import SnapshotReply
+from jaxrun.protocol.agent_messages import SnapshotReply
 
 JAX = """Thread 0x1 (most recent call first):
   File "/v/lib/python3.11/site-packages/jax/_src/array.py", line 1 in _value

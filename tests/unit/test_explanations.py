@@ -9,7 +9,7 @@ import time
 import pytest
 
 from jaxrun.diagnosis.worker_outcome import WorkerOutcome
-from jaxrun.protocol import Failed, ThreadFailed
+from jaxrun.protocol.worker_messages import Failed, ThreadFailed
 from jaxrun.verdict.known_errors import lookup
 
 FILTERED = "--------------------\nFor simplicity, JAX has removed its internal frames from the traceback.\n"

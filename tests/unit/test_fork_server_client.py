@@ -5,8 +5,8 @@ import socket
 import pytest
 
 from jaxrun.forkserver.client import ForkServer
-from jaxrun.protocol.codec import WorkerMessageDecoder, encode
-from jaxrun.protocol.worker_messages import ConfigureForkServer, ForkDeclined, WorkerForked
+from jaxrun.protocol.codec import encode
+from jaxrun.protocol.worker_messages import ConfigureForkServer, ForkDeclined, WorkerForked, WorkerMessageDecoder
 
 OWN = {"PATH": "/bin", "GONE": "1", "JAX_PLATFORMS": "cuda"}
 

@@ -7,9 +7,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from jaxrun.head.events import StartFailed, Tick, WorkerExited, WorkerSpawned
+from jaxrun.head.events import Tick
 from jaxrun.head.head import JobPhase
-from jaxrun.protocol import CoordinatorReady, Exit, Join, Run, StartCoordinator, ThreadFailed
+from jaxrun.protocol.agent_messages import StartFailed, WorkerExited, WorkerSpawned
+from jaxrun.protocol.worker_messages import CoordinatorReady, Exit, Join, Run, StartCoordinator, ThreadFailed
 
 LOST = {"error": "JaxRuntimeError", "message": "Gloo all-reduce failed: Connection closed by peer"}
 

@@ -6,10 +6,12 @@ from dataclasses import replace
 import pytest
 
 from jaxrun.head.call_matcher import MISMATCH_SETTLE_S, CallMatcher
-from jaxrun.head.events import AgentLost, LauncherSignalled, RecorderSnapshot, WorkerExited
-from jaxrun.lockstep.flight import DispatchedCall, Flight, PendingCall, ProgramInfo
-from jaxrun.protocol import STACKS_SIGNAL, Call, CallMismatch, Proceed
+from jaxrun.head.events import AgentLost, LauncherSignalled
+from jaxrun.protocol.agent_messages import RecorderSnapshot, WorkerExited
+from jaxrun.protocol.env import STACKS_SIGNAL
+from jaxrun.protocol.flight import DispatchedCall, Flight, PendingCall, ProgramInfo
 from jaxrun.protocol.flight_file import EVERY_CALL
+from jaxrun.protocol.worker_messages import Call, CallMismatch, Proceed
 from jaxrun.verdict import decide, report
 
 ALL = "0-2"

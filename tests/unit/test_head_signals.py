@@ -5,9 +5,11 @@ import signal
 import pytest
 
 from jaxrun.diagnosis.stacks import NATIVE_STACKS_SIGNAL, STACKS_FILE
-from jaxrun.head.events import LauncherSignalled, SnapshotReply, TakeSnapshot
+from jaxrun.head.actions import TakeSnapshot
+from jaxrun.head.events import LauncherSignalled
 from jaxrun.head.head import JobPhase
-from jaxrun.protocol import Exit
+from jaxrun.protocol.agent_messages import SnapshotReply
+from jaxrun.protocol.worker_messages import Exit
 from jaxrun.verdict.snapshot import Snapshot
 
 IN_JAX = """Current thread 0x0001 (most recent call first):

@@ -6,7 +6,7 @@ import traceback
 
 import pytest
 
-from jaxrun.protocol import ThreadFailed
+from jaxrun.protocol.worker_messages import ThreadFailed
 from jaxrun_runtime import failure_report
 from jaxrun_runtime.agent_channel import AgentDisconnected
 

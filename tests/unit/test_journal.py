@@ -5,26 +5,18 @@ import signal
 
 import pytest
 
-from jaxrun.head.events import (
-    AgentLost,
+from jaxrun.head.actions import PrintLine, Send, SignalRanks, TakeSnapshot
+from jaxrun.head.events import AgentLost, FaultRequested, LauncherSignalled, ParentExited, SignalRequested, Tick
+from jaxrun.protocol.agent_messages import (
     AgentSignalled,
     FaultNotInjected,
-    FaultRequested,
     InjectFault,
-    LauncherSignalled,
-    ParentExited,
-    PrintLine,
-    Send,
-    SignalRanks,
-    SignalRequested,
     SnapshotReply,
     StartFailed,
-    TakeSnapshot,
-    Tick,
     WorkerExited,
     WorkerSpawned,
 )
-from jaxrun.protocol import CoordinatorReady, DeviceReport, Done, Exit, Failed, Hello, ThreadFailed
+from jaxrun.protocol.worker_messages import CoordinatorReady, DeviceReport, Done, Exit, Failed, Hello, ThreadFailed
 from jaxrun.rundir import event_log
 
 KEPT = {
@@ -77,7 +69,11 @@ def test_what_nobody_reads_again_is_not_kept(event):
 
 
 def test_of_the_actions_only_signals_and_faults_are_kept():
-    assert event_log.action_entry(InjectFault((0, 2), "cut")) == ("chaos", None, {"fault": "cut", "ranks": [0, 2]})
+    assert event_log.action_entry(Send((0, 2), InjectFault("cut"))) == (
+        "chaos",
+        None,
+        {"fault": "cut", "ranks": [0, 2]},
+    )
     assert event_log.action_entry(SignalRanks((0, 2), signal.SIGKILL)) == ("stop", None, {"signal": 9, "ranks": [0, 2]})
     for action in (PrintLine("x"), Send((0,), Exit()), TakeSnapshot((0,), "show")):
         assert event_log.action_entry(action) is None

@@ -7,7 +7,8 @@ import types
 
 import pytest
 
-from jaxrun.protocol import WorkerMessageDecoder, encode
+from jaxrun.protocol.codec import encode
+from jaxrun.protocol.worker_messages import WorkerMessageDecoder
 from jaxrun_runtime import failure_report, program
 
 _OURS = program.__file__

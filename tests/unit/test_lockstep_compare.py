@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from jaxrun.lockstep.compare import Candidate, find_candidates, find_divergence, find_lags
 from jaxrun.lockstep.divergence import CallGroup, divergence_of_calls, format_absent_state, partition_by_program
-from jaxrun.lockstep.flight import DispatchedCall, Flight, PendingCall, ProgramInfo
+from jaxrun.protocol.flight import DispatchedCall, Flight, PendingCall, ProgramInfo
 from jaxrun.protocol.flight_file import EVERY_CALL, FIRST_CALLS
 from jaxrun.protocol.worker_messages import Call
 

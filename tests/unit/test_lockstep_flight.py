@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jaxrun.lockstep.flight import DispatchedCall, Flight, PendingCall, ProgramInfo, parse_group
+from jaxrun.protocol.flight import DispatchedCall, Flight, PendingCall, ProgramInfo, parse_group
 from jaxrun.protocol.flight_file import EVERY_CALL, LEVELS
 from jaxrun.text import format_ranges
 

@@ -14,9 +14,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from jaxrun.lockstep.flight import Flight
 from jaxrun.lockstep.reader import FlightReader
 from jaxrun.protocol import flight_file as recorder
+from jaxrun.protocol.flight import Flight
 
 MASK = 2**64 - 1
 SECOND = 10**9

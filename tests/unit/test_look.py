@@ -2,7 +2,7 @@
 
 import pytest
 
-from jaxrun.lockstep.flight import DispatchedCall, Flight, PendingCall, ProgramInfo
+from jaxrun.protocol.flight import DispatchedCall, Flight, PendingCall, ProgramInfo
 from jaxrun.protocol.flight_file import EVERY_CALL
 from jaxrun.verdict.snapshot import Snapshot
 

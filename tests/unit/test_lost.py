@@ -5,10 +5,11 @@ import signal
 import pytest
 
 from jaxrun.head.agent_registry import AgentRegistry, JobSpec
-from jaxrun.head.events import AgentLost, AgentReport, AgentSignalled, StartFailed, WorkerExited, WorkerSpawned
+from jaxrun.head.events import AgentLost
 from jaxrun.head.head import Head, JobPhase
 from jaxrun.job.job import Job
-from jaxrun.protocol import Exit, Join, Run
+from jaxrun.protocol.agent_messages import AgentReport, AgentSignalled, StartFailed, WorkerExited, WorkerSpawned
+from jaxrun.protocol.worker_messages import Exit, Join, Run
 from jaxrun.verdict import decide
 
 HOSTS = {0: "h1", 1: "h1", 2: "h2", 3: "h2"}

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from jaxrun.errors import NotUniformError, UnavailableError
 from jaxrun.head.agent_registry import AgentRegistry, JobSpec, coordinator_interface
 from jaxrun.head.consistency import Expected
-from jaxrun.head.events import AgentReport
 from jaxrun.job.job import Job
+from jaxrun.protocol.agent_messages import AgentReport
 
 A100 = "NVIDIA A100"
 HEAD = "10.0.0.9"

@@ -8,7 +8,7 @@ import pytest
 from jaxrun.job.job import Job
 from jaxrun.job.plan import Plan, Worker, to_json
 from jaxrun.job.render import plan_summary, render_plan
-from jaxrun.protocol import WorkerEnv
+from jaxrun.protocol.env import WorkerEnv
 
 
 def _worker(rank, **more):

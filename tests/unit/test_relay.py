@@ -10,28 +10,24 @@ import pytest
 
 from jaxrun.agent.head_client import HeadClient
 from jaxrun.channel.connection import AGENT_TO_HEAD, HEAD_TO_AGENT, Connection
-from jaxrun.head.events import (
-    AgentSignalled,
-    LauncherSignalled,
-    Send,
-    Shutdown,
-    SignalRanks,
-    TakeSnapshot,
-    WorkerExited,
-    WorkerSpawned,
-)
+from jaxrun.head.actions import Send, SignalRanks, TakeSnapshot
+from jaxrun.head.events import LauncherSignalled
 from jaxrun.output import relay as relay_module
 from jaxrun.output.drain import Pipe, drain
 from jaxrun.output.relay import Relay
-from jaxrun.protocol import Done, Run
 from jaxrun.protocol.agent_messages import (
+    AgentSignalled,
     FirstOutput,
     OutputChunk,
     OutputCredit,
+    Shutdown,
     SignalWorker,
     SnapshotRequest,
     StreamEnded,
+    WorkerExited,
+    WorkerSpawned,
 )
+from jaxrun.protocol.worker_messages import Done, Run
 from jaxrun.supervisor.connections import AgentConnections
 
 WINDOW = relay_module._WINDOW_BYTES

@@ -1,7 +1,7 @@
 """What the head knows of each rank."""
 
-from jaxrun.head.events import WorkerExited
 from jaxrun.head.worker_table import WorkerTable
+from jaxrun.protocol.agent_messages import WorkerExited
 
 
 def test_a_rank_that_had_finished_and_is_killed_later_ends_when_it_is_killed():

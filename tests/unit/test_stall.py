@@ -2,9 +2,9 @@
 
 import pytest
 
-from jaxrun.head.events import SnapshotReply
 from jaxrun.head.stall import StallDetector
-from jaxrun.lockstep.flight import Flight
+from jaxrun.protocol.agent_messages import SnapshotReply
+from jaxrun.protocol.flight import Flight
 from jaxrun.protocol.flight_file import EVERY_CALL
 
 IN_JAX = """Thread 0x1 (most recent call first):

@@ -1,6 +1,7 @@
 """Why agents end: what is held until it is known, and what is told then, the cause first."""
 
-from jaxrun.head.events import AgentLost, AgentSignalled, StartFailed, WorkerExited
+from jaxrun.head.events import AgentLost
+from jaxrun.protocol.agent_messages import AgentSignalled, StartFailed, WorkerExited
 from jaxrun.supervisor.loss_attribution import Evidence, LossAttribution
 
 ENDED = StartFailed("mpirun ended with status 1 before the job was over")

@@ -12,7 +12,7 @@ from jaxrun.head.consistency import (
     describe_missing_ranks,
     describe_unknown_rank,
 )
-from jaxrun.protocol import DeviceReport, Hello
+from jaxrun.protocol.worker_messages import DeviceReport, Hello
 
 JOB_ID = "ab" * 16
 

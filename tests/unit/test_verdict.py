@@ -10,9 +10,9 @@ import pytest
 
 from jaxrun.diagnosis.root_cause import Culpability, culpability
 from jaxrun.diagnosis.worker_outcome import InjectedFault, WorkerOutcome
-from jaxrun.head.events import JobOutcome
+from jaxrun.head.actions import JobOutcome
 from jaxrun.lockstep.divergence import CallGroup, Divergence
-from jaxrun.protocol import Failed, ThreadFailed
+from jaxrun.protocol.worker_messages import Failed, ThreadFailed
 from jaxrun.verdict import decide as verdict
 from jaxrun.verdict.outcome import Verdict
 

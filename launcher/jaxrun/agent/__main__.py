@@ -14,7 +14,7 @@ from jaxrun.errors import JaxrunError
 def main() -> int:
     from jaxrun.agent import remote
     from jaxrun.job import cluster_env
-    from jaxrun.protocol import AgentEnv
+    from jaxrun.protocol.env import AgentEnv
 
     try:
         env = AgentEnv.from_env(os.environ)

@@ -22,27 +22,23 @@ from jaxrun.agent.worker_group import WorkerGroup
 from jaxrun.agent.worker_process import WorkerProcess
 from jaxrun.channel.event_loop import EventLoop
 from jaxrun.errors import EXIT_SOFTWARE, ProtocolError
-from jaxrun.head.events import (
-    RECORDERS_ONLY,
-    Action,
-    Event,
+from jaxrun.head.actions import Action, Finish, MessageToRank, PrintLine, Send, SignalRanks, TakeSnapshot
+from jaxrun.head.events import Event, LauncherSignalled
+from jaxrun.output.drain import OutputSink
+from jaxrun.protocol.agent_messages import (
     FaultNotInjected,
-    Finish,
     InjectFault,
-    LauncherSignalled,
-    PrintLine,
     ProgramDetails,
     ProgramDetailsRequest,
     RecorderSnapshot,
-    Send,
     Shutdown,
-    SignalRanks,
+    SnapshotPurpose,
     SnapshotReply,
-    TakeSnapshot,
+    StartWorker,
     WorkerExited,
 )
-from jaxrun.output.drain import OutputSink
-from jaxrun.protocol import STACKS_SIGNAL, Done, Failed
+from jaxrun.protocol.env import STACKS_SIGNAL
+from jaxrun.protocol.worker_messages import Done, Failed
 
 if TYPE_CHECKING:
     from jaxrun.agent.pyspy import NativeDump
@@ -181,18 +177,11 @@ class Agent:
         match action:
             case Send():
                 for rank in action.ranks:
-                    self._workers[rank].send(action.message)
+                    self._deliver(rank, action.message)
             case SignalRanks():
                 self._signal(action)
-            case InjectFault():
-                for rank in action.ranks:
-                    if trouble := inject(self._workers[rank], action.kind):
-                        self._report(FaultNotInjected(rank, action.kind, trouble))
-            case TakeSnapshot() if action.purpose in RECORDERS_ONLY:
+            case TakeSnapshot() if action.purpose.recorders_only:
                 self._report(self._read_flights(action))
-            case ProgramDetailsRequest():
-                text = self._workers[action.rank].flight.program_details(action.program)
-                self._report(ProgramDetails(action.rank, action.program, text))
             case TakeSnapshot():
                 for rank in action.ranks:
                     self._workers[rank].read_new_stacks()
@@ -202,6 +191,21 @@ class Agent:
                 self._output.print_line(f"jaxrun: {action.text}")
             case Finish() | Shutdown():
                 self._last = action
+
+    def _deliver(self, rank: int, message: MessageToRank) -> None:
+        """Carry out what is meant for the agent, and send the worker the rest."""
+        worker = self._workers[rank]
+        match message:
+            case InjectFault():
+                if trouble := inject(worker, message.kind):
+                    self._report(FaultNotInjected(rank, message.kind, trouble))
+            case ProgramDetailsRequest():
+                details = worker.flight.program_details(message.program)
+                self._report(ProgramDetails(rank, message.program, details))
+            case StartWorker():
+                raise AssertionError("this agent has its workers already")
+            case _:
+                worker.send(message)
 
     def _signal(self, order: SignalRanks) -> None:
         if order.signum == signal.SIGKILL:
@@ -280,7 +284,7 @@ class Agent:
         self._report(WorkerExited(child.rank, status, fatal, self._output.stderr_tail(child.rank), oom))
 
     def _on_stacks(self, order: TakeSnapshot, taken: SnapshotReply) -> None:
-        if order.purpose != "native":
+        if order.purpose is not SnapshotPurpose.NATIVE:
             self._report(taken)
             return
         from jaxrun.agent import pyspy  # rarely wanted, and slow to import
@@ -310,6 +314,6 @@ class Agent:
 
     def _read_flights(self, order: TakeSnapshot) -> SnapshotReply:
         readers = {rank: self._workers[rank].flight for rank in order.ranks}
-        whole = order.purpose == "history"
+        whole = order.purpose is SnapshotPurpose.HISTORY
         flights = {rank: (reader.history() if whole else reader.brief()).to_json() for rank, reader in readers.items()}
         return SnapshotReply(order.purpose, {}, {}, {}, {}, flights)

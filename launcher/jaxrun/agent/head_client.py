@@ -7,21 +7,19 @@ from collections.abc import Iterable
 
 from jaxrun.channel.connection import Connection
 from jaxrun.errors import EXIT_UNAVAILABLE
-from jaxrun.head.events import (
-    Action,
-    AgentSignalled,
-    Event,
-    InjectFault,
-    LauncherSignalled,
-    ProgramDetailsRequest,
-    Send,
-    Shutdown,
-    SignalRanks,
-    StartWorker,
-    TakeSnapshot,
-)
+from jaxrun.head.actions import Action, Send, SignalRanks, TakeSnapshot
+from jaxrun.head.events import Event, LauncherSignalled
 from jaxrun.output.relay import Relay
-from jaxrun.protocol.agent_messages import FirstOutput, HeadToAgent, OutputCredit, SignalWorker, SnapshotRequest
+from jaxrun.protocol.agent_messages import (
+    AgentSignalled,
+    FirstOutput,
+    HeadToAgent,
+    OutputCredit,
+    Shutdown,
+    SignalWorker,
+    SnapshotRequest,
+    StartWorker,
+)
 
 _FOR_THE_WORKER = (signal.SIGUSR1, signal.SIGUSR2)
 
@@ -65,13 +63,11 @@ class HeadClient:
         match message:
             case SignalWorker():
                 yield SignalRanks(ranks, message.signum)
-            case InjectFault():
-                yield InjectFault(ranks, message.kind)
             case SnapshotRequest():
                 yield TakeSnapshot(ranks, message.purpose)
             case OutputCredit():
                 self._relay.add_credit(message.bytes)
-            case Shutdown() | ProgramDetailsRequest():
+            case Shutdown():
                 yield message
             case StartWorker():
                 pass  # a second one would be a bug of the head's

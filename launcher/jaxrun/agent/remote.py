@@ -23,14 +23,13 @@ from jaxrun.channel.connect import HeadAddress, HeadConnection, connect
 from jaxrun.channel.connection import HEAD_TO_AGENT, Connection
 from jaxrun.clock import Clock
 from jaxrun.errors import EXIT_UNAVAILABLE
-from jaxrun.head.events import AgentReport, AgentSignalled, Shutdown, StartWorker
 from jaxrun.job.environment import inherited_job_variables
 from jaxrun.job.job import Job
 from jaxrun.job.machine import probe_machine
 from jaxrun.job.plan import Plan, Worker
 from jaxrun.output.relay import Relay
-from jaxrun.protocol import AgentEnv
-from jaxrun.protocol.agent_messages import HeadToAgent
+from jaxrun.protocol.agent_messages import AgentReport, AgentSignalled, HeadToAgent, Shutdown, StartWorker
+from jaxrun.protocol.env import AgentEnv
 from jaxrun.protocol.names import RANK
 from jaxrun.rundir.rundir import JOB_FILE
 

@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from types import FrameType
 
 from jaxrun.diagnosis.stacks import NATIVE_STACKS_SIGNAL
-from jaxrun.protocol import STACKS_SIGNAL
+from jaxrun.protocol.env import STACKS_SIGNAL
 
 LAUNCHER_SIGNALS = (
     signal.SIGCHLD,

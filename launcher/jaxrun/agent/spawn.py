@@ -17,8 +17,9 @@ from pathlib import Path
 
 from jaxrun.forkserver.client import start_process
 from jaxrun.job.plan import Plan, Worker
-from jaxrun.protocol import FORK_DESCRIPTORS, ForkWorker, encode
+from jaxrun.protocol.codec import encode
 from jaxrun.protocol.flight_file import LOCKSTEP_OFF, TEXT_OFFSET, flight_file_name
+from jaxrun.protocol.worker_messages import FORK_DESCRIPTORS, ForkWorker
 
 _PIPE_SIZE = 2**20
 _F_SETPIPE_SZ = 1031

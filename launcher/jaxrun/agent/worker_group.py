@@ -9,9 +9,10 @@ from collections.abc import Callable, Iterator
 from jaxrun.agent.spawn import ForkRequest, Spawner
 from jaxrun.agent.worker_process import WorkerProcess
 from jaxrun.forkserver.client import ForkServer
-from jaxrun.head.events import Event, StartFailed, WorkerSpawned
+from jaxrun.head.events import Event
 from jaxrun.job.plan import Plan
-from jaxrun.protocol import ForkDeclined, WorkerForked
+from jaxrun.protocol.agent_messages import StartFailed, WorkerSpawned
+from jaxrun.protocol.worker_messages import ForkDeclined, WorkerForked
 
 _CONCURRENT_FORKS = 16  # forks asked for at a time: what the server's socket surely holds while it still imports jax
 

@@ -9,7 +9,8 @@ from dataclasses import dataclass, field
 
 from jaxrun.agent.spawn import WorkerPipes
 from jaxrun.lockstep.reader import FlightReader
-from jaxrun.protocol import Message, WorkerMessageDecoder, encode
+from jaxrun.protocol.codec import MessageDecoder, encode, message_types
+from jaxrun.protocol.worker_messages import AgentToWorker, WorkerToAgent
 
 _PIECE = 65536
 _STACKS_KEPT = 2**20
@@ -31,7 +32,9 @@ class WorkerProcess:
     pid: int = 0
     status: int | None = None
     killed: bool = False  # by us
-    _decoder: WorkerMessageDecoder = field(default_factory=WorkerMessageDecoder)
+    _decoder: MessageDecoder[WorkerToAgent] = field(
+        default_factory=lambda: MessageDecoder(message_types(WorkerToAgent))
+    )
     _stacks_read: int = 0
     flight: FlightReader = field(init=False)
     _last_progress: object = None
@@ -43,14 +46,14 @@ class WorkerProcess:
     def live(self) -> bool:
         return self.pid != 0 and self.status is None
 
-    def send(self, message: Message) -> None:
+    def send(self, message: AgentToWorker) -> None:
         """A worker that has gone is not told anything; its exit is noticed elsewhere."""
         with contextlib.suppress(OSError):
             self.pipes.channel.sendall(encode(message))
 
-    def receive(self) -> list[Message] | None:
+    def receive(self) -> list[WorkerToAgent] | None:
         """What has arrived; None when the worker has closed its end. ProtocolError for what is no message."""
-        messages: list[Message] = []
+        messages: list[WorkerToAgent] = []
         while True:
             try:
                 data = self.pipes.channel.recv(_PIECE)

@@ -12,11 +12,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from jaxrun.channel.addresses import Address
-from jaxrun.channel.connection import message_types
 from jaxrun.channel.listener import CHANNEL_VERSION
 from jaxrun.errors import ProtocolError, UnavailableError
-from jaxrun.protocol import MessageDecoder, auth, encode
+from jaxrun.protocol import auth
 from jaxrun.protocol.agent_messages import Challenge, ChallengeResponse, HeadHandshake, Rejected, Welcome
+from jaxrun.protocol.codec import MessageDecoder, encode, message_types
 
 _STAGGER_S = 0.2  # seconds that an address gets before the next one is tried beside it
 _ATTEMPT_TIMEOUT_S = 8.0  # seconds until an address that does not answer is given up

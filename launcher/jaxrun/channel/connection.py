@@ -9,7 +9,8 @@ import termios
 from collections.abc import Mapping
 from typing import Any, Generic, TypeVar, get_args
 
-from jaxrun.protocol import MessageDecoder, agent_messages, encode
+from jaxrun.protocol import agent_messages
+from jaxrun.protocol.codec import MessageDecoder, encode
 
 _RECEIVE_BYTES = 2**18
 # A peer whose kernel does not answer is lost after _IDLE + _COUNT x _INTERVAL seconds: the kernel finds it out for us.

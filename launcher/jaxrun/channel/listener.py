@@ -15,10 +15,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from jaxrun.channel.addresses import Address, Interface
-from jaxrun.channel.connection import message_types
 from jaxrun.errors import ProtocolError, UnavailableError
-from jaxrun.protocol import MessageDecoder, auth, encode
+from jaxrun.protocol import auth
 from jaxrun.protocol.agent_messages import AgentHandshake, Challenge, ChallengeResponse, Rejected, Welcome
+from jaxrun.protocol.codec import MessageDecoder, encode, message_types
 
 CHANNEL_VERSION = 1
 _BACKLOG = 4096

@@ -6,10 +6,9 @@ import os
 import socket
 
 from jaxrun.channel import addresses
-from jaxrun.channel.connection import message_types
 from jaxrun.errors import ProtocolError, UnavailableError
-from jaxrun.protocol import MessageDecoder
 from jaxrun.protocol.agent_messages import Challenge
+from jaxrun.protocol.codec import MessageDecoder, message_types
 
 _SECONDS = 5.0
 _FRAME = 4096

@@ -16,9 +16,8 @@ from typing import NoReturn
 from jaxrun.forkserver.client import ForkServer
 from jaxrun.forkserver.early import EarlyServer
 from jaxrun.job import interpreter
-from jaxrun.protocol.codec import WorkerMessageDecoder
 from jaxrun.protocol.names import CONTROL_FD, RESERVED_PREFIX
-from jaxrun.protocol.worker_messages import LAUNCHER_DESCRIPTORS, StartLauncher
+from jaxrun.protocol.worker_messages import LAUNCHER_DESCRIPTORS, StartLauncher, WorkerMessageDecoder
 
 _MAX_REQUEST_BYTES = 2**18
 _IMPORTED_BY_EVERY_JOB = (

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from jaxrun.protocol import Failed, ThreadFailed
+from jaxrun.protocol.worker_messages import Failed, ThreadFailed
 
 
 @dataclass(frozen=True, slots=True)

@@ -73,8 +73,7 @@ class ForkServer:
 
     def receive(self) -> list[WorkerForked | ForkDeclined | None]:
         """The answers that have arrived; None, as the last, when the server has gone."""
-        from jaxrun.protocol.codec import WorkerMessageDecoder
-        from jaxrun.protocol.worker_messages import ForkDeclined, WorkerForked
+        from jaxrun.protocol.worker_messages import ForkDeclined, WorkerForked, WorkerMessageDecoder
 
         answers: list[WorkerForked | ForkDeclined | None] = []
         while True:

@@ -18,9 +18,9 @@ from dataclasses import dataclass
 from jaxrun.errors import UnavailableError
 from jaxrun.forkserver.client import difference, is_fixed, start_server
 from jaxrun.job import interpreter
-from jaxrun.protocol.codec import WorkerMessageDecoder, encode
+from jaxrun.protocol.codec import encode
 from jaxrun.protocol.names import SHUTDOWN_BYTE
-from jaxrun.protocol.worker_messages import ForkDeclined, LauncherStarted, StartLauncher
+from jaxrun.protocol.worker_messages import ForkDeclined, LauncherStarted, StartLauncher, WorkerMessageDecoder
 
 _RECEIVE_BYTES = 65536
 _MAX_REQUEST_BYTES = 2**17

@@ -17,7 +17,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Protocol, Self
 
 from jaxrun.gang.exceptions import RemoteFailure, WorkerDied
-from jaxrun.lockstep.flight import parse_group
+from jaxrun.protocol.flight import parse_group
 from jaxrun.protocol.payload import GangMessage, GangMessageKind, pack
 from jaxrun.text import format_ranks
 

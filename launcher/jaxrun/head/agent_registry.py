@@ -11,12 +11,12 @@ from dataclasses import dataclass, replace
 
 from jaxrun.errors import NotUniformError, UnavailableError, UsageError
 from jaxrun.head.consistency import Expected
-from jaxrun.head.events import AgentReport, StartWorker
 from jaxrun.job.devices import Gpus
 from jaxrun.job.job import Job
 from jaxrun.job.layout import Layout, decide_layout
 from jaxrun.job.machine import Machine
 from jaxrun.job.settings import worker_settings
+from jaxrun.protocol.agent_messages import AgentReport, StartWorker
 from jaxrun.text import format_columns, format_ranks_on_hosts, plural
 
 _LOOPBACK = "127.0.0.1"

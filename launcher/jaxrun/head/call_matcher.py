@@ -10,9 +10,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from jaxrun.head.events import Action, Send
-from jaxrun.lockstep.flight import parse_group
-from jaxrun.protocol import Call, CallMismatch, Proceed
+from jaxrun.head.actions import Action, Send
+from jaxrun.protocol.flight import parse_group
+from jaxrun.protocol.worker_messages import Call, CallMismatch, Proceed
 
 MISMATCH_SETTLE_S = 0.1  # seconds from a conflict until it is settled, once all ranks have come or gone
 _MISMATCH_TIMEOUT_S = (

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
-from jaxrun.protocol import DeviceReport, Hello
+from jaxrun.protocol.worker_messages import DeviceReport, Hello
 from jaxrun.text import format_columns, format_ranks, format_ranks_on_hosts, has_several_hosts, plural
 
 _UNSET = "(not set)"

@@ -11,16 +11,8 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 
+from jaxrun.head.actions import Action, PrintLine, Send, TakeSnapshot
 from jaxrun.head.call_matcher import CallMatcher, CallSlot
-from jaxrun.head.events import (
-    Action,
-    PrintLine,
-    ProgramDetails,
-    ProgramDetailsRequest,
-    RecorderSnapshot,
-    SnapshotReply,
-    TakeSnapshot,
-)
 from jaxrun.lockstep import compare, report
 from jaxrun.lockstep.compare import Candidate, Lag
 from jaxrun.lockstep.divergence import (
@@ -31,9 +23,16 @@ from jaxrun.lockstep.divergence import (
     format_absent_state,
     largest_first,
 )
-from jaxrun.lockstep.flight import Flight
-from jaxrun.protocol import Call
+from jaxrun.protocol.agent_messages import (
+    ProgramDetails,
+    ProgramDetailsRequest,
+    RecorderSnapshot,
+    SnapshotPurpose,
+    SnapshotReply,
+)
+from jaxrun.protocol.flight import Flight
 from jaxrun.protocol.flight_file import LOCKSTEP_OFF
+from jaxrun.protocol.worker_messages import Call
 
 _FIRST_READ_S, _READ_INTERVAL_GROWTH, _MAX_READ_INTERVAL_S = 1.0, 1.5, 30.0  # seconds between looks at the recorders
 _DETAILS_TIMEOUT_S = 0.3  # seconds for the descriptions that a report wants
@@ -126,10 +125,10 @@ class DivergenceDetector:
 
     def handle_recorders(self, taken: SnapshotReply, now: float) -> list[Action]:
         """Recorders have been read. Where ranks seem out of step, histories are wanted."""
-        if taken.purpose == "history":
+        if taken.purpose is SnapshotPurpose.HISTORY:
             return self._judge(taken.flights, now)
         self._flights.update(taken.flights)
-        return self._suspect() if taken.purpose in ("lockstep", "keep") else []
+        return self._suspect() if taken.purpose in (SnapshotPurpose.LOCKSTEP, SnapshotPurpose.KEEP) else []
 
     def on_described(self, described: ProgramDetails) -> list[Action]:
         actions: list[Action] = []
@@ -207,7 +206,10 @@ class DivergenceDetector:
         return self._ask_next() if first else []
 
     def _ask_next(self) -> list[Action]:
-        return [TakeSnapshot(question.suspicion.representatives, "history") for question in self._questions[:1]]
+        return [
+            TakeSnapshot(question.suspicion.representatives, SnapshotPurpose.HISTORY)
+            for question in self._questions[:1]
+        ]
 
     def _judge(self, histories: Mapping[int, str], now: float) -> list[Action]:
         if not self._questions:
@@ -250,7 +252,11 @@ class DivergenceDetector:
         asked = {(party.recorded_by, party.program) for party in divergence.call_groups if party.name}
         case = _Case(divergence, meeting, now + _DETAILS_TIMEOUT_S, asked)
         self._cases.append(case)
-        return [ProgramDetailsRequest(rank, program) for rank, program in sorted(asked)] if asked else self._close(case)
+        return (
+            [Send((rank,), ProgramDetailsRequest(program)) for rank, program in sorted(asked)]
+            if asked
+            else self._close(case)
+        )
 
     def _close(self, case: _Case) -> list[Action]:
         if case not in self._cases:

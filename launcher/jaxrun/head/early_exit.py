@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from jaxrun.diagnosis import stacks
-from jaxrun.head.events import SnapshotReply
+from jaxrun.protocol.agent_messages import SnapshotReply
 
 _FIRST_CHECK_S = 10.0  # seconds after the first rank has finished
 _FIRST_CHECK_WITH_CALLS_S = 1.0  # the same where calls may show more

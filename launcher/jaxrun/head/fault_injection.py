@@ -9,9 +9,10 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 
 from jaxrun.diagnosis.worker_outcome import InjectedFault
-from jaxrun.head.events import Action, FaultNotInjected, InjectFault, PrintLine
+from jaxrun.head.actions import Action, PrintLine, Send
 from jaxrun.head.worker_table import WorkerTable
 from jaxrun.job.fault_spec import CHAOS_OPTION, FaultSpec
+from jaxrun.protocol.agent_messages import FaultNotInjected, InjectFault
 from jaxrun.text import format_ranks, format_ranks_on_hosts
 from jaxrun.verdict.injected_faults import PARTICIPLES, describe_fault
 
@@ -57,7 +58,7 @@ class FaultInjector:
             are = "is" if len(met) == 1 else "are"
             actions += [
                 PrintLine(f"{format_ranks_on_hosts(met, self._roster.hosts)} {are} {describe_fault(dealt)}"),
-                InjectFault(met, kind),
+                Send(met, InjectFault(kind)),
             ]
         return actions
 

@@ -22,41 +22,38 @@ from dataclasses import replace
 from jaxrun.diagnosis.stacks import NATIVE_STACKS_SIGNAL
 from jaxrun.errors import NotUniformError, UnavailableError
 from jaxrun.head import consistency
+from jaxrun.head.actions import Action, EndReason, Finish, JobOutcome, PrintLine, Send, SignalRanks, TakeSnapshot
 from jaxrun.head.agent_registry import AgentRegistry
 from jaxrun.head.divergence_detector import DivergenceDetector
 from jaxrun.head.events import (
-    RECORDERS_ONLY,
-    Action,
     AgentLost,
-    AgentReport,
-    AgentSignalled,
     Event,
-    FaultNotInjected,
     FaultRequested,
-    Finish,
-    JobOutcome,
     LauncherSignalled,
     ParentExited,
-    PrintLine,
-    ProgramDetails,
-    RecorderSnapshot,
-    Send,
-    SignalRanks,
     SignalRequested,
-    SnapshotReply,
-    StartFailed,
-    TakeSnapshot,
     TimeLimits,
-    WorkerExited,
-    WorkerSpawned,
 )
 from jaxrun.head.fault_injection import FaultInjector
 from jaxrun.head.snapshots import Snapshots
 from jaxrun.head.startup import Startup
 from jaxrun.head.worker_table import WorkerTable
 from jaxrun.job.fault_spec import FaultSpec
-from jaxrun.protocol import (
-    STACKS_SIGNAL,
+from jaxrun.protocol.agent_messages import (
+    AgentReport,
+    AgentSignalled,
+    FaultNotInjected,
+    ProgramDetails,
+    RecorderSnapshot,
+    SnapshotPurpose,
+    SnapshotReply,
+    StartFailed,
+    WorkerExited,
+    WorkerSpawned,
+)
+from jaxrun.protocol.env import STACKS_SIGNAL
+from jaxrun.protocol.flight_file import LOCKSTEP_OFF
+from jaxrun.protocol.worker_messages import (
     Call,
     CoordinatorReady,
     DeviceReport,
@@ -66,7 +63,6 @@ from jaxrun.protocol import (
     Hello,
     ThreadFailed,
 )
-from jaxrun.protocol.flight_file import LOCKSTEP_OFF
 from jaxrun.text import format_ranks, format_ranks_on_hosts, plural
 from jaxrun.verdict import decide
 
@@ -89,7 +85,11 @@ class JobPhase(enum.Enum):
 
 
 _HEALTHY = (JobPhase.STARTING, JobPhase.RUNNING)
-_LOOKS: Mapping[int, str] = {signal.SIGQUIT: "show", STACKS_SIGNAL: "keep", NATIVE_STACKS_SIGNAL: "native"}
+_SNAPSHOT_SIGNALS: Mapping[int, SnapshotPurpose] = {
+    signal.SIGQUIT: SnapshotPurpose.SHOW,
+    STACKS_SIGNAL: SnapshotPurpose.KEEP,
+    NATIVE_STACKS_SIGNAL: SnapshotPurpose.NATIVE,
+}
 
 
 class Head:
@@ -117,7 +117,7 @@ class Head:
         self._started = now
         self._run_at: float | None = None
         self._phase = JobPhase.STARTING
-        self._ending = JobOutcome("ok", ())
+        self._ending = JobOutcome(EndReason.OK, ())
         self._frozen = False
         self._divergence = DivergenceDetector(lockstep, self._workers.hosts)
         self._snapshots = Snapshots(self._workers.hosts, limits, self._divergence, now)
@@ -159,7 +159,9 @@ class Head:
         if rank is None:
             return self._on_time(now)
         if rank not in self._workers.hosts:
-            return self._give_up("refused", consistency.describe_unknown_rank(rank, len(self._workers.hosts)), now)
+            return self._give_up(
+                EndReason.REFUSED, consistency.describe_unknown_rank(rank, len(self._workers.hosts)), now
+            )
         return self._on_worker(event, now)
 
     def _on_worker(self, event: Event, now: float) -> list[Action]:
@@ -203,9 +205,9 @@ class Head:
         try:
             actions = self._startup.handle(event)
         except NotUniformError as error:
-            return self._give_up("refused", str(error), now)
+            return self._give_up(EndReason.REFUSED, str(error), now)
         except UnavailableError as error:
-            return self._give_up("unavailable", str(error), now)
+            return self._give_up(EndReason.UNAVAILABLE, str(error), now)
         if self._startup.complete:
             self._phase = JobPhase.RUNNING
             self._run_at = now
@@ -217,9 +219,9 @@ class Head:
     def _on_unavailable(self, event: StartFailed, now: float) -> list[Action]:
         if self._phase is JobPhase.SETTLING and not decide.is_certain(self._workers.outcomes(now)):
             self._phase = JobPhase.RUNNING  # what was lost since is explained by this
-        return self._give_up("unavailable", event.text, now, traceback=event.traceback)
+        return self._give_up(EndReason.UNAVAILABLE, event.text, now, traceback=event.traceback)
 
-    def _give_up(self, reason: str, text: str, now: float, traceback: str = "") -> list[Action]:
+    def _give_up(self, reason: EndReason, text: str, now: float, traceback: str = "") -> list[Action]:
         if self._phase not in _HEALTHY:
             return []
         self._ending = JobOutcome(reason, (), text=text, traceback=traceback, decided_at=now)
@@ -246,8 +248,8 @@ class Head:
         well = exited.status == 0 and self._run_at is not None
         if self._phase in _HEALTHY and not well:
             return self._on_failure(exited.rank, now)
-        if self._phase is JobPhase.LEAVING and self._ending.reason == "ok" and not well:
-            self._ending = JobOutcome("failed", (), decided_at=now)
+        if self._phase is JobPhase.LEAVING and self._ending.reason is EndReason.OK and not well:
+            self._ending = JobOutcome(EndReason.FAILED, (), decided_at=now)
         if not self._workers.any_live:
             return self._finish(now)
         if self._phase in (JobPhase.LEAVING, JobPhase.STOPPING) and self._workers.only_rank_0_left:
@@ -260,14 +262,14 @@ class Head:
                 return []
             whose = format_ranks_on_hosts([lost.rank], self._workers.hosts)
             text = f"the agent of {whose} went away before its worker was started"
-            return self._give_up("unavailable", f"{text}: {lost.reason}", now)
+            return self._give_up(EndReason.UNAVAILABLE, f"{text}: {lost.reason}", now)
         if self._workers.has_ended(lost.rank):
             return []
         self._workers.add_loss(lost, now)
         if self._phase in _HEALTHY:
             return self._on_failure(lost.rank, now)
-        if self._phase is JobPhase.LEAVING and self._ending.reason == "ok":
-            self._ending = JobOutcome("failed", (), decided_at=now)
+        if self._phase is JobPhase.LEAVING and self._ending.reason is EndReason.OK:
+            self._ending = JobOutcome(EndReason.FAILED, (), decided_at=now)
         if not self._workers.any_live:
             return self._finish(now)
         if self._phase is JobPhase.SETTLING:
@@ -279,7 +281,7 @@ class Head:
         """A rank has failed, or is about to: wait a moment for the cause, for it may be another's."""
         if self._phase in _HEALTHY:
             self._phase = JobPhase.SETTLING
-            self._ending = JobOutcome("failed", (), decided_at=now)
+            self._ending = JobOutcome(EndReason.FAILED, (), decided_at=now)
             self._snapshots.stop()
             wait = MISMATCH_REPORTS_WAIT_S if self._divergence.was_told(rank) else SETTLE_S
             self._alarms = {"settle": now + wait, "patience": now + ROOT_CAUSE_WAIT_S}
@@ -342,7 +344,7 @@ class Head:
             self._phase = JobPhase.CONCLUDING
             self._snapshots.stop()
             self._alarms = {"conclude": now + CONCLUDE_TIMEOUT_S}
-            questions = self._divergence.conclude(now, well=self._ending.reason == "ok")
+            questions = self._divergence.conclude(now, well=self._ending.reason is EndReason.OK)
             if self._divergence.busy:
                 return questions
         ends = self._workers.outcomes(now)
@@ -350,11 +352,11 @@ class Head:
         flights = self._ending.flights or self._divergence.flight_texts
         ending = replace(self._ending, workers=ends, run_at=self._run_at, divergence=divergence, flights=flights)
         ended_well = all(end.finished or end.status == 0 for end in ends)
-        if ending.reason == "interrupted" and ending.signum == signal.SIGTERM and ended_well:
-            ending = replace(ending, reason="preempted")
+        if ending.reason is EndReason.INTERRUPTED and ending.signum == signal.SIGTERM and ended_well:
+            ending = replace(ending, reason=EndReason.PREEMPTED)
         self._phase = JobPhase.OVER
         self._alarms = {}
-        return [*(self._faults.report_remaining() if ending.reason == "ok" else ()), Finish(ending)]
+        return [*(self._faults.report_remaining() if ending.reason is EndReason.OK else ()), Finish(ending)]
 
     def _or_finish(self, actions: list[Action], now: float) -> list[Action]:
         """An answer has come: was it the last that the end has waited for?"""
@@ -369,10 +371,10 @@ class Head:
         asked = self._workers.working
         if signum in (signal.SIGUSR1, signal.SIGUSR2):
             return [SignalRanks(asked, signum)] if asked else []
-        if signum in _LOOKS:
-            return [self._take_stacks(_LOOKS[signum])]
+        if signum in _SNAPSHOT_SIGNALS:
+            return [self._take_stacks(_SNAPSHOT_SIGNALS[signum])]
         if self._phase in _HEALTHY:
-            self._ending = JobOutcome("interrupted", (), signum=signum, decided_at=now)
+            self._ending = JobOutcome(EndReason.INTERRUPTED, (), signum=signum, decided_at=now)
         if self._phase is not JobPhase.RUNNING:
             return self._stop(now, self._workers.live)
         self._phase = JobPhase.TERMINATING
@@ -396,7 +398,9 @@ class Head:
         if self._phase is JobPhase.CONCLUDING:
             return self._finish(now)
         if self._phase in _HEALTHY:
-            self._ending = JobOutcome("interrupted", (), text=asked.reason, signum=signal.SIGHUP, decided_at=now)
+            self._ending = JobOutcome(
+                EndReason.INTERRUPTED, (), text=asked.reason, signum=signal.SIGHUP, decided_at=now
+            )
         return self._stop(now, self._workers.live)
 
     def _on_time(self, now: float) -> list[Action]:
@@ -423,13 +427,13 @@ class Head:
                 self._alarms[name] = now + PROGRESS[1]
                 return [PrintLine(self._startup.describe_progress(now - self._started))]
             case "init":
-                return self._give_up("unavailable", self._startup.describe_missing(self._limits.init), now)
+                return self._give_up(EndReason.UNAVAILABLE, self._startup.describe_missing(self._limits.init), now)
         self._divergence.give_up_waiting()
         return self._finish(now)
 
-    def _take_stacks(self, purpose: str) -> TakeSnapshot:
+    def _take_stacks(self, purpose: SnapshotPurpose) -> TakeSnapshot:
         # Only of those with a fault handler: before its hello, the signal that asks would kill a worker.
-        ranks = self._workers.live if purpose in RECORDERS_ONLY else self._workers.working
+        ranks = self._workers.live if purpose.recorders_only else self._workers.working
         return TakeSnapshot(tuple(filter(self._startup.has_hello, ranks)), purpose)
 
     def _on_stacks(self, taken: SnapshotReply, now: float) -> list[Action]:

@@ -9,10 +9,12 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from jaxrun.diagnosis.stacks import STACKS_FILE
+from jaxrun.head.actions import Action, EndReason, JobOutcome, PrintLine, WriteFile
 from jaxrun.head.divergence_detector import DivergenceDetector
 from jaxrun.head.early_exit import EarlyExitDetector
-from jaxrun.head.events import Action, JobOutcome, PrintLine, SnapshotReply, TimeLimits, WriteFile
+from jaxrun.head.events import TimeLimits
 from jaxrun.head.stall import StallDetector
+from jaxrun.protocol.agent_messages import SnapshotPurpose, SnapshotReply
 from jaxrun.verdict.snapshot import Snapshot
 
 _NOTHING_YET = "no rank has stacks to show yet"
@@ -35,21 +37,23 @@ class Snapshots:
         self._lockstep = lockstep
         self._early: EarlyExitDetector | None = None
         self._stall: StallDetector | None = None
-        self._alarms = {"timeout": now + limits.job} if limits.job is not None else {}
+        self._alarms: dict[SnapshotPurpose, float] = {}
+        if limits.job is not None:
+            self._alarms[SnapshotPurpose.TIMEOUT] = now + limits.job
         self._over = False
 
     def start(self, now: float) -> None:
         """The program runs."""
         if self._limits.stall:
             self._stall = StallDetector(self._limits.stall, now)
-            self._alarms["stall"] = now + self._stall.check_interval_s
-        self._set("lockstep", self._lockstep.next_read_s(), now)
+            self._alarms[SnapshotPurpose.STALL] = now + self._stall.check_interval_s
+        self._set(SnapshotPurpose.LOCKSTEP, self._lockstep.next_read_s(), now)
 
     def start_early_exit_checks(self, now: float) -> None:
         """Somebody's program has ended while others work."""
         if self._early is None:
             self._early = EarlyExitDetector(now, sees_calls=self._lockstep.is_enabled)
-            self._alarms["early"] = now + self._early.next_check_s
+            self._alarms[SnapshotPurpose.EARLY_EXIT] = now + self._early.next_check_s
 
     def stop(self) -> None:
         """The job is being ended: no more looks."""
@@ -59,7 +63,7 @@ class Snapshots:
     def deadline(self) -> float | None:
         return min(self._alarms.values(), default=None)
 
-    def pop_due(self, now: float) -> list[str]:
+    def pop_due(self, now: float) -> list[SnapshotPurpose]:
         """The purposes of the looks that are to be taken now."""
         due = [purpose for purpose, at in self._alarms.items() if at <= now]
         for purpose in due:
@@ -69,29 +73,29 @@ class Snapshots:
     def handle(self, taken: SnapshotReply, finished: Iterable[int], now: float) -> SnapshotResult:
         """What to do about an answer; `finished` are the ranks whose program has ended."""
         judged = self._lockstep.handle_recorders(taken, now)
-        if self._over and taken.purpose in ("timeout", "stall", "early"):
+        if self._over and taken.purpose in (SnapshotPurpose.TIMEOUT, SnapshotPurpose.STALL, SnapshotPurpose.EARLY_EXIT):
             return SnapshotResult()
         match taken.purpose:
-            case "show":
+            case SnapshotPurpose.SHOW:
                 return SnapshotResult((PrintLine(self._look(taken, finished, now).format() or _NOTHING_YET),))
-            case "keep" | "native":
+            case SnapshotPurpose.KEEP | SnapshotPurpose.NATIVE:
                 return SnapshotResult((WriteFile(STACKS_FILE, self._look(taken, finished, now).to_json()), *judged))
-            case "timeout":
-                return SnapshotResult(ending=self._ending("timeout", taken, now))
-            case "stall":
+            case SnapshotPurpose.TIMEOUT:
+                return SnapshotResult(ending=self._ending(EndReason.TIMEOUT, taken, now))
+            case SnapshotPurpose.STALL:
                 return self._look_for_stall(taken, finished, now)
-            case "early":
+            case SnapshotPurpose.EARLY_EXIT:
                 return self._look_for_early_exit(taken, finished, now)
-            case "lockstep":
-                self._set("lockstep", self._lockstep.next_read_s(), now)
+            case SnapshotPurpose.LOCKSTEP:
+                self._set(SnapshotPurpose.LOCKSTEP, self._lockstep.next_read_s(), now)
         return SnapshotResult(tuple(judged))
 
     def _look_for_stall(self, taken: SnapshotReply, finished: Iterable[int], now: float) -> SnapshotResult:
         assert self._stall is not None
         stall, idle = self._stall, self._stall.update(taken, now)
         if idle >= stall.limit:
-            return SnapshotResult(ending=self._ending("stall", taken, now))
-        self._alarms["stall"] = now + min(stall.check_interval_s, stall.limit - idle)
+            return SnapshotResult(ending=self._ending(EndReason.STALL, taken, now))
+        self._alarms[SnapshotPurpose.STALL] = now + min(stall.check_interval_s, stall.limit - idle)
         if stall.warned or idle < stall.limit / 2:
             return SnapshotResult()
         stall.warned = True
@@ -103,11 +107,11 @@ class Snapshots:
         assert self._early is not None
         left_behind = self._lockstep.left_behind(set(finished)) is not None
         if self._early.check(taken, now, left_behind=left_behind):
-            return SnapshotResult(ending=self._ending("early-exit", taken, now))
-        self._alarms["early"] = now + self._early.next_check_s
+            return SnapshotResult(ending=self._ending(EndReason.EARLY_EXIT, taken, now))
+        self._alarms[SnapshotPurpose.EARLY_EXIT] = now + self._early.next_check_s
         return SnapshotResult()
 
-    def _ending(self, reason: str, taken: SnapshotReply, now: float) -> JobOutcome:
+    def _ending(self, reason: EndReason, taken: SnapshotReply, now: float) -> JobOutcome:
         return JobOutcome(
             reason,
             (),
@@ -118,10 +122,10 @@ class Snapshots:
         )
 
     def _look(self, taken: SnapshotReply, finished: Iterable[int], now: float) -> Snapshot:
-        natives = taken.native_stacks if taken.purpose == "native" else None
+        natives = taken.native_stacks if taken.purpose == SnapshotPurpose.NATIVE else None
         flights = self._lockstep.flight_texts
         return Snapshot(now, self._hosts, taken.stacks, taken.kernel_waits, flights, tuple(sorted(finished)), natives)
 
-    def _set(self, purpose: str, pause: float | None, now: float) -> None:
+    def _set(self, purpose: SnapshotPurpose, pause: float | None, now: float) -> None:
         if pause is not None and not self._over:
             self._alarms[purpose] = now + pause

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from jaxrun.diagnosis import stacks
 from jaxrun.head.early_exit import IDLE_CPU_FRACTION
-from jaxrun.head.events import SnapshotReply
-from jaxrun.lockstep.flight import Flight
+from jaxrun.protocol.agent_messages import SnapshotReply
+from jaxrun.protocol.flight import Flight
 from jaxrun.protocol.flight_file import NOTHING
 
 _CHECKS_PER_LIMIT = 4  # in the time that is the limit

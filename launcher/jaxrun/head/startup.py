@@ -11,9 +11,10 @@ from collections.abc import Collection
 
 from jaxrun.errors import NotUniformError
 from jaxrun.head import consistency
+from jaxrun.head.actions import Action, PrintLine, Send
 from jaxrun.head.agent_registry import AgentRegistry
-from jaxrun.head.events import Action, AgentReport, PrintLine, Send
-from jaxrun.protocol import CoordinatorReady, DeviceReport, Hello, Join, Run, StartCoordinator
+from jaxrun.protocol.agent_messages import AgentReport
+from jaxrun.protocol.worker_messages import CoordinatorReady, DeviceReport, Hello, Join, Run, StartCoordinator
 from jaxrun.text import format_ranks_on_hosts
 
 
@@ -95,7 +96,10 @@ class Startup:
             return []
         decision = self._registry.assign()
         self._expected, self._interface = decision.expected, decision.interface
-        return [*(PrintLine(note) for note in decision.notes), *decision.starts]
+        return [
+            *(PrintLine(note) for note in decision.notes),
+            *(Send((start.rank,), start) for start in decision.starts),
+        ]
 
     def _on_hello(self, hello: Hello) -> list[Action]:
         known = self._hellos.setdefault(hello.rank, hello)

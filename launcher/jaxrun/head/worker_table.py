@@ -6,8 +6,9 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 from jaxrun.diagnosis.worker_outcome import InjectedFault, WorkerOutcome
-from jaxrun.head.events import AgentLost, WorkerExited
-from jaxrun.protocol import Failed, ThreadFailed
+from jaxrun.head.events import AgentLost
+from jaxrun.protocol.agent_messages import WorkerExited
+from jaxrun.protocol.worker_messages import Failed, ThreadFailed
 
 
 @dataclass(slots=True)

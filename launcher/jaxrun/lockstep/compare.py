@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from jaxrun.lockstep.divergence import CallGroup, Divergence, largest_first, partition_by_program, sorted_rank_sets
-from jaxrun.lockstep.flight import AnyCall, DispatchedCall, Flight, parse_group
+from jaxrun.protocol.flight import AnyCall, DispatchedCall, Flight, parse_group
 
 _FOLLOWED = 8  # calls after the first that differs
 

@@ -10,7 +10,7 @@ from enum import Enum, auto
 from jaxrun.diagnosis.stacks import Frame
 from jaxrun.lockstep import hlo_diff
 from jaxrun.lockstep.divergence import Arrays, CallGroup
-from jaxrun.lockstep.flight import strip_directory
+from jaxrun.protocol.flight import strip_directory
 from jaxrun.text import plural
 
 _TYPE = re.compile(r"(?P<dtype>[^\[]*)\[(?P<shape>[^\]]*)\](?P<rest>.*)$")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from jaxrun.lockstep.flight import AnyCall, Flight, parse_group
+from jaxrun.protocol.flight import AnyCall, Flight, parse_group
 from jaxrun.text import format_ranges, format_seconds, plural
 
 _KINDS = 2  # that one line tells of

@@ -12,9 +12,9 @@ from array import array
 from collections.abc import Iterable, Mapping
 from typing import TypeVar
 
-from jaxrun.lockstep.flight import AnyCall, DispatchedCall, Flight, PendingCall
 from jaxrun.lockstep.text_log import TextLog
 from jaxrun.protocol import flight_file as recorder
+from jaxrun.protocol.flight import AnyCall, DispatchedCall, Flight, PendingCall
 
 _BRIEF = 16  # calls
 _BRIEF_FRAMES = 3  # of a call's site

@@ -10,7 +10,7 @@ from jaxrun.lockstep import advice, differences
 from jaxrun.lockstep.compare import Lag
 from jaxrun.lockstep.differences import Difference, DifferenceKind
 from jaxrun.lockstep.divergence import CallGroup, Divergence
-from jaxrun.lockstep.flight import parse_group
+from jaxrun.protocol.flight import parse_group
 from jaxrun.text import format_ranges, format_ranks, format_ranks_on_hosts, plural
 
 _WIDTH = 100

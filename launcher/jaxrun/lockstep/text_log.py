@@ -7,7 +7,7 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from jaxrun.lockstep.flight import ProgramInfo
+from jaxrun.protocol.flight import ProgramInfo
 
 _NO_NOTE = (ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError)
 

@@ -1,52 +1,49 @@
-"""What agent and head say to each other over the network, besides what the worker behind the agent says.
+"""What an agent and the head send each other, besides what the worker behind the agent sends and receives.
 
-    agent                           head
-                 ◀──────────  Challenge   (the head's half of the proof is yet to come)
-    Answer       ──────────▶              (rank, and the proof that it knows the token)
-                 ◀──────────  Welcome | Refused   (the head proves itself, and says what the report is to answer)
-    Report       ──────────▶
-                 ◀──────────  Begin       (once all have reported)
-    Spawned, the worker's messages, Chunk, FirstOutput, Exited … ──────────▶
-                 ◀──────────  messages to the worker, SignalWorker, Inflict, ShowStacks, Describe, Taken
-                 ◀──────────  Dismiss     (it is over)
+    agent                                     head
+                          ◀──────────    JobInfo                (right after the handshake, see auth.py)
+    AgentReport           ──────────▶                           (what is there)
+                          ◀──────────    StartWorker            (once all agents have reported)
+    WorkerSpawned         ──────────▶
+    FirstOutput, OutputChunk, StreamEnded ─▶
+                          ◀──────────    OutputCredit           (how much more output may be sent)
+                          ◀──────────    SignalWorker
+    FaultNotInjected      ──────────▶    InjectFault            (answered only if it was not possible)
+    SnapshotReply         ◀─────────▶    SnapshotRequest
+    ProgramDetails        ◀─────────▶    ProgramDetailsRequest
+    RecorderSnapshot      ──────────▶                           (as the program ends)
+    AgentSignalled        ──────────▶
+    WorkerExited, StartFailed ───────▶
+                          ◀──────────    Shutdown               (the job is over)
 
-Times are seconds since the epoch on the sender's clock.
+Messages of worker_messages.py pass in both directions all the while. Times are seconds since the epoch on the sender's
+clock. With the local backend, agent and head are one process, and hand each other the same values.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import enum
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
-from jaxrun.head.events import (
-    AgentReport,
-    AgentSignalled,
-    FaultNotInjected,
-    InjectFault,
-    ProgramDetails,
-    ProgramDetailsRequest,
-    RecorderSnapshot,
-    Shutdown,
-    SnapshotReply,
-    StartFailed,
-    StartWorker,
-    WorkerExited,
-    WorkerSpawned,
-)
-from jaxrun.protocol import (
-    Call,
-    CallMismatch,
-    CoordinatorReady,
-    DeviceReport,
-    Done,
-    Exit,
-    Failed,
-    Hello,
-    Join,
-    Proceed,
-    Run,
-    StartCoordinator,
-    ThreadFailed,
-)
+from .worker_messages import AgentToWorker, WorkerToAgent
+
+
+class SnapshotPurpose(enum.StrEnum):
+    """What a snapshot is taken for."""
+
+    SHOW = "show"  # print the stacks
+    KEEP = "keep"  # write them to the run directory
+    NATIVE = "native"  # the same, with C frames
+    TIMEOUT = "timeout"  # --timeout is over
+    EARLY_EXIT = "early"  # some ranks have finished: are the others stuck?
+    STALL = "stall"  # is there any progress?
+    LOCKSTEP = "lockstep"  # only flight recorders, the last calls
+    HISTORY = "history"  # only flight recorders, all that they hold
+
+    @property
+    def recorders_only(self) -> bool:
+        return self in (SnapshotPurpose.LOCKSTEP, SnapshotPurpose.HISTORY)
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,6 +84,105 @@ class Rejected:
 
 
 @dataclass(frozen=True, slots=True)
+class AgentReport:
+    """What is there on an agent's host, before its worker is started.
+
+    address, head_address:  the two ends of its connection to the head, as the agent sees them
+    directory:              the agent's working directory
+    cpus:                   the cores that it may use
+    gpu_platform:           "cuda" or "rocm", or empty; the GPUs' names and ids are in the order of their ordinals
+    gpu_limit:              the value of the variable that limits which GPUs are visible
+    can_write_run_dir:      whether the job's run directory is writable on this host
+    """
+
+    rank: int
+    size: int
+    host: str
+    boot_id: str
+    pid: int
+    time: float
+    jaxrun_version: str
+    address: str
+    head_address: str
+    directory: str
+    cpus: tuple[int, ...]
+    gpu_platform: str
+    gpu_names: tuple[str, ...]
+    gpu_ids: tuple[str, ...]
+    gpu_limit: str
+    tpu: bool
+    cuda_plugin: bool
+    can_write_run_dir: bool
+
+
+@dataclass(frozen=True, slots=True)
+class StartWorker:
+    """The one worker that an agent is to start.
+
+    program:      the words after `python -m jaxrun_runtime`
+    environment:  variables to set on top of the agent's own
+    log_dir:      where the agent writes the worker's output; empty if it sends all of it
+    show_output:  whether the agent sends what is for the screen
+    lockstep:     how the ranks are kept in step
+    """
+
+    rank: int
+    size: int
+    local_rank: int
+    local_size: int
+    host: str
+    program: tuple[str, ...]
+    environment: Mapping[str, str]
+    local_device_ids: tuple[int, ...]
+    init_timeout: float
+    run_dir: str
+    log_dir: str
+    show_output: bool
+    lockstep: str
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerSpawned:
+    """The worker's process exists."""
+
+    rank: int
+    pid: int
+
+
+@dataclass(frozen=True, slots=True)
+class StartFailed:
+    """The workers could not be started at all."""
+
+    text: str
+    traceback: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerExited:
+    """The worker's process has been reaped.
+
+    status:         negative for a signal
+    crash_dump:     what its fault handler wrote at a fatal signal
+    stderr_tail:    the last lines of its stderr
+    out_of_memory:  what the kernel says of its death, where it says that memory was short
+    """
+
+    rank: int
+    status: int
+    crash_dump: str = ""
+    stderr_tail: str = ""
+    out_of_memory: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class AgentSignalled:
+    """The agent was sent a signal, as a scheduler does to all of them at the end of their time."""
+
+    rank: int
+    signum: int
+
+
+@dataclass(frozen=True, slots=True)
 class OutputChunk:
     """What a worker wrote to its "out" or "err"."""
 
@@ -112,7 +208,7 @@ class FirstOutput:
 
 @dataclass(frozen=True, slots=True)
 class OutputCredit:
-    """So many bytes of the agent's chunks have been shown or kept: it may send as many more."""
+    """So many bytes of the agent's OutputChunks have been shown or kept: it may send as many more."""
 
     bytes: int
 
@@ -125,47 +221,93 @@ class SignalWorker:
 
 
 @dataclass(frozen=True, slots=True)
+class InjectFault:
+    """Do a fault to the agent's worker, as if it had come by itself; `kind` as in job/fault_spec.py."""
+
+    kind: str
+
+
+@dataclass(frozen=True, slots=True)
+class FaultNotInjected:
+    """A fault of this kind could not be done to this rank, for this reason."""
+
+    rank: int
+    kind: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
 class SnapshotRequest:
-    """Ask the worker's fault handler; answered by StacksTaken with the same purpose."""
+    """Report what the agent's worker is doing; answered by a SnapshotReply with the same purpose."""
 
-    purpose: str
+    purpose: SnapshotPurpose
 
 
-AgentHandshake = ChallengeResponse
-HeadHandshake = Challenge | Welcome | Rejected
-AgentToHead = (
+@dataclass(frozen=True, slots=True)
+class SnapshotReply:
+    """What workers are doing, by rank.
+
+    stacks:         what the fault handler wrote
+    kernel_waits:   what the kernel says that the main thread waits in
+    cpu_seconds:    user and system time used so far
+    bytes_written:  to stdout and stderr
+    flights:        what the flight recorder holds
+    native_stacks:  stacks with C frames, for SnapshotPurpose.NATIVE
+    """
+
+    purpose: SnapshotPurpose
+    stacks: Mapping[int, str]
+    kernel_waits: Mapping[int, str]
+    cpu_seconds: Mapping[int, float]
+    bytes_written: Mapping[int, int] = field(default_factory=dict)
+    flights: Mapping[int, str] = field(default_factory=dict)
+    native_stacks: Mapping[int, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class RecorderSnapshot:
+    """What the flight recorder of a rank holds as its program ends, or when it has died."""
+
+    rank: int
+    flight: str
+
+
+@dataclass(frozen=True, slots=True)
+class ProgramDetailsRequest:
+    """Read what the flight recorder of the agent's worker says of a program; answered by ProgramDetails."""
+
+    program: int
+
+
+@dataclass(frozen=True, slots=True)
+class ProgramDetails:
+    """The line of text about a program in a rank's flight recorder (see flight_file.py); empty if there is none."""
+
+    rank: int
+    program: int
+    details: str
+
+
+@dataclass(frozen=True, slots=True)
+class Shutdown:
+    """The job is over: the agent ends with this status."""
+
+    status: int
+
+
+AgentEvent = (
     AgentReport
     | WorkerSpawned
     | WorkerExited
+    | StartFailed
+    | AgentSignalled
     | FaultNotInjected
     | SnapshotReply
     | RecorderSnapshot
     | ProgramDetails
-    | StartFailed
-    | AgentSignalled
-    | OutputChunk
-    | StreamEnded
-    | FirstOutput
-    | Hello
-    | CoordinatorReady
-    | DeviceReport
-    | Call
-    | ThreadFailed
-    | Failed
-    | Done
 )
-HeadToAgent = (
-    StartWorker
-    | SignalWorker
-    | InjectFault
-    | SnapshotRequest
-    | ProgramDetailsRequest
-    | OutputCredit
-    | Shutdown
-    | StartCoordinator
-    | Join
-    | Run
-    | Proceed
-    | CallMismatch
-    | Exit
-)
+AgentOrder = StartWorker | SignalWorker | InjectFault | SnapshotRequest | ProgramDetailsRequest
+AgentHandshake = ChallengeResponse
+HeadHandshake = Challenge | Welcome | Rejected
+AgentToHead = AgentEvent | OutputChunk | StreamEnded | FirstOutput | WorkerToAgent
+HeadToAgent = AgentOrder | OutputCredit | Shutdown | AgentToWorker

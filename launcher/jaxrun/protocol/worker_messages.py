@@ -33,6 +33,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from .codec import MessageDecoder, message_types
+
 
 @dataclass(frozen=True, slots=True)
 class Hello:
@@ -230,19 +232,14 @@ class LauncherStarted:
 LAUNCHER_DESCRIPTORS = ("stderr", "control")
 FORK_DESCRIPTORS = ("stdin", "stdout", "stderr", "channel", "stacks", "flight")
 
-_ToAgent = (
-    Hello
-    | CoordinatorReady
-    | DeviceReport
-    | Call
-    | ThreadFailed
-    | Failed
-    | Done
-    | WorkerForked
-    | ForkDeclined
-    | LauncherStarted
-)
-_FromAgent = (
-    StartCoordinator | Join | Run | Proceed | CallMismatch | Exit | ConfigureForkServer | ForkWorker | StartLauncher
-)
-Message = _ToAgent | _FromAgent
+WorkerToAgent = Hello | CoordinatorReady | DeviceReport | Call | ThreadFailed | Failed | Done
+AgentToWorker = StartCoordinator | Join | Run | Proceed | CallMismatch | Exit
+_ForkServer = ConfigureForkServer | ForkWorker | WorkerForked | ForkDeclined | StartLauncher | LauncherStarted
+Message = WorkerToAgent | AgentToWorker | _ForkServer
+
+
+class WorkerMessageDecoder(MessageDecoder[Message]):
+    """Decodes all messages of this module."""
+
+    def __init__(self) -> None:
+        super().__init__(message_types(Message))

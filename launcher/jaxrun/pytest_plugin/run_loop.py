@@ -14,7 +14,7 @@ from jaxrun.diagnosis.stacks import main_stack
 from jaxrun.gang.call import Disconnected, LauncherOutput, Printed, RankMessage, Returned
 from jaxrun.gang.exceptions import WorkerDied
 from jaxrun.lockstep import compare, report
-from jaxrun.lockstep.flight import Flight
+from jaxrun.protocol.flight import Flight
 from jaxrun.protocol.pytest_messages import DebuggerInput, RecordedWarning, RunTest
 from jaxrun.pytest_plugin.rank_results import PhaseState, RankResult
 from jaxrun.pytest_plugin.run_state import (

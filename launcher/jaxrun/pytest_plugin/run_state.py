@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from jaxrun.lockstep.flight import Flight, parse_group
+from jaxrun.protocol.flight import Flight, parse_group
 from jaxrun.protocol.pytest_messages import (
     DebugDecision,
     DebuggerOutput,

@@ -4,24 +4,18 @@ from __future__ import annotations
 
 from typing import Any
 
-from jaxrun.head.events import (
-    Action,
-    AgentLost,
+from jaxrun.head.actions import Action, Send, SignalRanks
+from jaxrun.head.events import AgentLost, Event, FaultRequested, LauncherSignalled, ParentExited, SignalRequested
+from jaxrun.protocol.agent_messages import (
     AgentReport,
     AgentSignalled,
-    Event,
     FaultNotInjected,
-    FaultRequested,
     InjectFault,
-    LauncherSignalled,
-    ParentExited,
-    SignalRanks,
-    SignalRequested,
     StartFailed,
     WorkerExited,
     WorkerSpawned,
 )
-from jaxrun.protocol import DeviceReport, Done, Failed, Hello, ThreadFailed
+from jaxrun.protocol.worker_messages import DeviceReport, Done, Failed, Hello, ThreadFailed
 
 Entry = tuple[str, int | None, dict[str, Any]]
 
@@ -71,6 +65,6 @@ def action_entry(action: Action) -> Entry | None:
     """The same for what the head has ordered."""
     if isinstance(action, SignalRanks):
         return "stop", None, {"signal": int(action.signum), "ranks": list(action.ranks)}
-    if isinstance(action, InjectFault):
-        return "chaos", None, {"fault": action.kind, "ranks": list(action.ranks)}
+    if isinstance(action, Send) and isinstance(action.message, InjectFault):
+        return "chaos", None, {"fault": action.message.kind, "ranks": list(action.ranks)}
     return None

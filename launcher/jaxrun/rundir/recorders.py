@@ -10,9 +10,9 @@ from pathlib import Path
 
 from jaxrun.lockstep import compare, report
 from jaxrun.lockstep.divergence import Divergence
-from jaxrun.lockstep.flight import Flight
 from jaxrun.lockstep.progress import format_progress
 from jaxrun.lockstep.reader import FlightReader
+from jaxrun.protocol.flight import Flight
 from jaxrun.protocol.flight_file import flight_file_name
 from jaxrun.text import UNKNOWN_HOST, format_columns, format_ranks_on_hosts, plural
 

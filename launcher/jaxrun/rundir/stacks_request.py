@@ -11,7 +11,7 @@ from pathlib import Path
 
 from jaxrun.diagnosis import stacks
 from jaxrun.errors import UnavailableError, UsageError
-from jaxrun.protocol import STACKS_SIGNAL
+from jaxrun.protocol.env import STACKS_SIGNAL
 from jaxrun.rundir.explain import find_run_dir
 from jaxrun.rundir.rundir import COLLECTION_DIR, EVENTS_FILE, JOB_FILE, LATEST_LINK, VERDICT_FILE
 from jaxrun.verdict.snapshot import Snapshot

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 
 from jaxrun.channel.connection import Connection
-from jaxrun.protocol import encode
 from jaxrun.protocol.agent_messages import AgentToHead, OutputCredit
+from jaxrun.protocol.codec import encode
 
 _ACKNOWLEDGE_AFTER_BYTES = 2**16  # bytes of output after which its agent is told that they were taken
 

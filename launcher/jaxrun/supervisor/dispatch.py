@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Protocol
 
-from jaxrun.head.events import Action, Event, Tick, WriteFile
+from jaxrun.head.actions import Action, WriteFile
+from jaxrun.head.events import Event, Tick
 from jaxrun.head.head import Head
 from jaxrun.rundir import event_log
 

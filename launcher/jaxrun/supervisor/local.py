@@ -12,8 +12,9 @@ from jaxrun.agent.spawn import Spawner
 from jaxrun.agent.worker_group import WorkerGroup
 from jaxrun.clock import Clock
 from jaxrun.forkserver.client import ForkServer
+from jaxrun.head.actions import Finish
 from jaxrun.head.consistency import Expected
-from jaxrun.head.events import Finish, TimeLimits
+from jaxrun.head.events import TimeLimits
 from jaxrun.head.head import Head
 from jaxrun.job.plan import Plan
 from jaxrun.rundir.rundir import RunDir

@@ -9,7 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
-from jaxrun.head.events import AgentLost, AgentSignalled, Event, StartFailed
+from jaxrun.head.events import AgentLost, Event
+from jaxrun.protocol.agent_messages import AgentSignalled, StartFailed
 
 EXIT_GRACE_S = 0.05  # seconds in which the end of what has started an agent is heard of, if the agent ended with it
 STARTUP_EXIT_GRACE_S = (

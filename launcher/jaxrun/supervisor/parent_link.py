@@ -17,7 +17,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from jaxrun.errors import UsageError
-from jaxrun.head.events import Action, FaultRequested, ParentExited, PrintLine, SignalRequested
+from jaxrun.head.actions import Action, PrintLine
+from jaxrun.head.events import FaultRequested, ParentExited, SignalRequested
 from jaxrun.job.fault_spec import FAULT_KINDS
 from jaxrun.protocol.names import CONTROL_FD
 from jaxrun.supervisor.dispatch import Dispatcher

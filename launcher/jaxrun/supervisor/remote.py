@@ -14,14 +14,16 @@ from jaxrun.channel import addresses
 from jaxrun.channel.listener import Listener
 from jaxrun.clock import Clock
 from jaxrun.errors import UnavailableError
+from jaxrun.head.actions import EndReason, JobOutcome
 from jaxrun.head.agent_registry import AgentRegistry, JobSpec
 from jaxrun.head.consistency import Expected
-from jaxrun.head.events import JobOutcome, TimeLimits
+from jaxrun.head.events import TimeLimits
 from jaxrun.head.head import Head
 from jaxrun.job.layout import wanted_platforms
 from jaxrun.job.plan import Plan
-from jaxrun.protocol import AgentEnv, auth
+from jaxrun.protocol import auth
 from jaxrun.protocol.agent_messages import Welcome
+from jaxrun.protocol.env import AgentEnv
 from jaxrun.rundir.rundir import RunDir
 from jaxrun.supervisor.dispatch import Dispatcher
 from jaxrun.supervisor.launch_process import LaunchProcess
@@ -89,7 +91,7 @@ def run_remote(
             )
             decided = make_verdict(plan, desk.hosts, station.run(), started)
         except UnavailableError as error:
-            decided = make_verdict(plan, desk.hosts, JobOutcome("unavailable", (), text=str(error)), started)
+            decided = make_verdict(plan, desk.hosts, JobOutcome(EndReason.UNAVAILABLE, text=str(error)), started)
         try:
             return report_verdict(decided, directory, output)
         finally:

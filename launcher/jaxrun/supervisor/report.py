@@ -7,7 +7,7 @@ import time
 from collections.abc import Mapping
 from pathlib import Path
 
-from jaxrun.head.events import JobOutcome
+from jaxrun.head.actions import JobOutcome
 from jaxrun.job.plan import Plan, to_json
 from jaxrun.job.render import plan_summary
 from jaxrun.output.output import Output

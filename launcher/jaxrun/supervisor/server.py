@@ -19,38 +19,28 @@ from jaxrun.channel.event_loop import EventLoop
 from jaxrun.channel.listener import Listener, Peer
 from jaxrun.diagnosis.stacks import NATIVE_STACKS_SIGNAL
 from jaxrun.errors import ProtocolError
-from jaxrun.head.events import (
-    Action,
-    AgentLost,
+from jaxrun.head.actions import Action, EndReason, Finish, JobOutcome, PrintLine, Send, SignalRanks, TakeSnapshot
+from jaxrun.head.events import AgentLost, Event, LauncherSignalled
+from jaxrun.output.output import Output
+from jaxrun.protocol.agent_messages import (
     AgentReport,
     AgentSignalled,
-    Event,
-    Finish,
-    InjectFault,
-    JobOutcome,
-    LauncherSignalled,
-    PrintLine,
-    ProgramDetailsRequest,
-    Send,
-    Shutdown,
-    SignalRanks,
-    SnapshotReply,
-    StartFailed,
-    StartWorker,
-    TakeSnapshot,
-    WorkerExited,
-)
-from jaxrun.output.output import Output
-from jaxrun.protocol import STACKS_SIGNAL, DeviceReport, Failed, Hello
-from jaxrun.protocol.agent_messages import (
     AgentToHead,
     FirstOutput,
     OutputChunk,
     OutputCredit,
+    Shutdown,
     SignalWorker,
+    SnapshotPurpose,
+    SnapshotReply,
     SnapshotRequest,
+    StartFailed,
+    StartWorker,
     StreamEnded,
+    WorkerExited,
 )
+from jaxrun.protocol.env import STACKS_SIGNAL
+from jaxrun.protocol.worker_messages import DeviceReport, Failed, Hello
 from jaxrun.supervisor.connections import AgentConnection, AgentConnections
 from jaxrun.supervisor.dispatch import Dispatcher
 from jaxrun.supervisor.launch_process import LaunchProcess
@@ -103,7 +93,7 @@ class AgentServer:
         self._loop = EventLoop()
         self._skew: dict[int, float] = {}  # seconds that a rank's clock is behind ours
         self._logs_remotely: set[int] = set()
-        self._stacks: dict[str, StacksCollection] = {}  # by purpose
+        self._stacks: dict[SnapshotPurpose, StacksCollection] = {}  # by purpose
         self._losses = LossAttribution(_ANSWER[attached])
         self._failure_reported: set[int] = set()  # ranks that have said last words
         self._ending: JobOutcome | None = None
@@ -195,23 +185,17 @@ class AgentServer:
 
     def _execute(self, action: Action) -> None:
         match action:
-            case StartWorker():
-                if action.log_dir:
-                    self._logs_remotely.add(action.rank)
-                self._connections.send((action.rank,), action)
             case Send():
+                if isinstance(action.message, StartWorker) and action.message.log_dir:
+                    self._logs_remotely.add(action.message.rank)
                 self._connections.send(action.ranks, action.message)
             case SignalRanks():
                 self._connections.send(action.ranks, SignalWorker(action.signum))
-            case InjectFault():
-                self._connections.send(action.ranks, action)
             case TakeSnapshot():
                 self._stacks[action.purpose] = StacksCollection(action, self._now())
                 self._connections.send(action.ranks, SnapshotRequest(action.purpose))
                 if self._stacks[action.purpose].complete:
                     self._finish_stacks(action.purpose)
-            case ProgramDetailsRequest():
-                self._connections.send((action.rank,), action)
             case PrintLine():
                 self._output.print_line(f"jaxrun: {action.text}")
             case Finish():
@@ -220,11 +204,11 @@ class AgentServer:
     def _with_launch_output(self, ending: JobOutcome) -> JobOutcome:
         """Where agents are missing, the starter may have said why, and wait for the others."""
         words = self._launch.last_lines()
-        if ending.reason != "unavailable" or self._all_reported or not words or words in ending.text:
+        if ending.reason is not EndReason.UNAVAILABLE or self._all_reported or not words or words in ending.text:
             return ending
         return replace(ending, text=f"{ending.text}\n{self._launch.title} said:\n{words}")
 
-    def _finish_stacks(self, purpose: str) -> None:
+    def _finish_stacks(self, purpose: SnapshotPurpose) -> None:
         self._handle(self._stacks.pop(purpose).result())
 
     # ---- what happens

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from jaxrun.diagnosis.stacks import NATIVE_STACKS_TIMEOUT_S
-from jaxrun.head.events import RECORDERS_ONLY, SnapshotReply, TakeSnapshot
+from jaxrun.head.actions import TakeSnapshot
+from jaxrun.protocol.agent_messages import SnapshotPurpose, SnapshotReply
 
 _COLLECT_S = 1.5  # seconds; an agent asks for a tenth of one
 
@@ -12,7 +13,7 @@ class StacksCollection:
     """The answers to one TakeStacks; a rank that gives none has empty ones. Times are seconds since the epoch."""
 
     def __init__(self, order: TakeSnapshot, now: float) -> None:
-        self.deadline = now + _COLLECT_S + (NATIVE_STACKS_TIMEOUT_S if order.purpose == "native" else 0.0)
+        self.deadline = now + _COLLECT_S + (NATIVE_STACKS_TIMEOUT_S if order.purpose is SnapshotPurpose.NATIVE else 0.0)
         self._request = order
         self._dumps: dict[int, str] = {}
         self._waits: dict[int, str] = {}
@@ -37,7 +38,7 @@ class StacksCollection:
         return self.complete
 
     def result(self) -> SnapshotReply:
-        ranks = () if self._request.purpose in RECORDERS_ONLY else self._request.ranks
+        ranks = () if self._request.purpose.recorders_only else self._request.ranks
         return SnapshotReply(
             self._request.purpose,
             stacks={rank: self._dumps.get(rank, "") for rank in ranks},

@@ -11,11 +11,11 @@ from jaxrun.diagnosis.root_cause import Culpability, culpability, find_culprits,
 from jaxrun.diagnosis.root_cause import is_certain as is_certain
 from jaxrun.diagnosis.worker_outcome import WorkerOutcome
 from jaxrun.errors import EXIT_NOT_UNIFORM, EXIT_PREEMPTED, EXIT_SIGNAL_BASE, EXIT_TIMEOUT, EXIT_UNAVAILABLE
-from jaxrun.head.events import JobOutcome
+from jaxrun.head.actions import JobOutcome
 from jaxrun.lockstep import report as lockstep
 from jaxrun.lockstep.compare import find_lags
-from jaxrun.lockstep.flight import Flight
 from jaxrun.lockstep.progress import format_strict_cost
+from jaxrun.protocol.flight import Flight
 from jaxrun.protocol.flight_file import DIVERGENCE_ERROR
 from jaxrun.text import format_ranks, format_seconds, format_signal, has_several_hosts, plural
 from jaxrun.verdict import injected_faults, phrasing

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 
 from jaxrun.diagnosis import consequences, stacks
 from jaxrun.diagnosis.worker_outcome import WorkerOutcome
-from jaxrun.protocol import ThreadFailed
+from jaxrun.protocol.worker_messages import ThreadFailed
 from jaxrun.text import (
     format_ranges,
     format_rank,

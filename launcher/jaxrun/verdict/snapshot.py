@@ -9,8 +9,8 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from jaxrun.diagnosis import stacks
-from jaxrun.lockstep.flight import Flight
 from jaxrun.lockstep.progress import format_progress
+from jaxrun.protocol.flight import Flight
 from jaxrun.text import format_ranks_on_hosts
 from jaxrun.verdict import deadlocks
 

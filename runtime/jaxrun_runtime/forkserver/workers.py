@@ -17,7 +17,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any, NoReturn
 
-from jaxrun.protocol.codec import WorkerMessageDecoder, encode
+from jaxrun.protocol.codec import encode
 from jaxrun.protocol.env import WorkerEnv
 from jaxrun.protocol.worker_messages import (
     FORK_DESCRIPTORS,
@@ -25,6 +25,7 @@ from jaxrun.protocol.worker_messages import (
     ForkDeclined,
     ForkWorker,
     WorkerForked,
+    WorkerMessageDecoder,
 )
 from jaxrun_runtime import failure_report, worker
 

@@ -16,8 +16,9 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from jaxrun.protocol import Call, CallMismatch, WorkerEnv
+from jaxrun.protocol.env import WorkerEnv
 from jaxrun.protocol.flight_file import COMPILATIONS, EVERY_CALL, FIRST_CALLS, LOCKSTEP_STRICT
+from jaxrun.protocol.worker_messages import Call, CallMismatch
 from jaxrun_runtime import DivergenceError
 from jaxrun_runtime import agent_channel as link_module
 from jaxrun_runtime.agent_channel import AgentChannel, AgentDisconnected

@@ -1,0 +1,102 @@
+"""What the head wants done, and how the job ended in its view. All are values."""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from jaxrun.diagnosis.worker_outcome import WorkerOutcome
+from jaxrun.lockstep.divergence import Divergence
+from jaxrun.protocol.agent_messages import InjectFault, ProgramDetailsRequest, Shutdown, SnapshotPurpose, StartWorker
+from jaxrun.protocol.worker_messages import AgentToWorker
+
+MessageToRank = StartWorker | InjectFault | ProgramDetailsRequest | AgentToWorker
+
+
+@dataclass(frozen=True, slots=True)
+class Send:
+    """Send a message to the workers of these ranks, or to their agents."""
+
+    ranks: tuple[int, ...]
+    message: MessageToRank
+
+
+@dataclass(frozen=True, slots=True)
+class SignalRanks:
+    """Send a signal to the workers of these ranks."""
+
+    ranks: tuple[int, ...]
+    signum: int
+
+
+@dataclass(frozen=True, slots=True)
+class TakeSnapshot:
+    """Ask what these ranks are doing; answered by one SnapshotReply with the same purpose."""
+
+    ranks: tuple[int, ...]
+    purpose: SnapshotPurpose
+
+
+@dataclass(frozen=True, slots=True)
+class PrintLine:
+    """Print a line of jaxrun's own."""
+
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class WriteFile:
+    """Write this file into the run directory."""
+
+    name: str
+    text: str
+
+
+class EndReason(enum.StrEnum):
+    """Why a job ended."""
+
+    OK = "ok"
+    FAILED = "failed"  # a worker failed
+    REFUSED = "refused"  # the processes are not those that were asked for, or not alike
+    UNAVAILABLE = "unavailable"  # something that the job needs could not be started or reached
+    TIMEOUT = "timeout"
+    STALL = "stall"
+    EARLY_EXIT = "early-exit"  # some ranks have finished, and the others wait for them
+    INTERRUPTED = "interrupted"
+    PREEMPTED = "preempted"  # SIGTERM, and all ranks ended well after it
+
+
+@dataclass(frozen=True, slots=True)
+class JobOutcome:
+    """How the job ended: the head's last word, from which the verdict is made.
+
+    workers:                         how each of them ended
+    text, traceback:                 what is to be said about `reason`
+    stacks, kernel_waits, flights:   by rank, what the snapshot showed that led to the end
+    decided_at, run_at:              when the end was decided, and when the program was started
+    divergence:                      the first call in which the ranks were seen out of step
+    """
+
+    reason: EndReason
+    workers: tuple[WorkerOutcome, ...] = ()
+    text: str = ""
+    traceback: str = ""
+    stacks: Mapping[int, str] = field(default_factory=dict)
+    kernel_waits: Mapping[int, str] = field(default_factory=dict)
+    flights: Mapping[int, str] = field(default_factory=dict)
+    signum: int = 0
+    decided_at: float | None = None
+    run_at: float | None = None
+    divergence: Divergence | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Finish:
+    """The job is over."""
+
+    outcome: JobOutcome
+
+
+# An agent on another host also executes a Shutdown, which the head sends it at the end.
+Action = Send | SignalRanks | TakeSnapshot | PrintLine | WriteFile | Finish | Shutdown
