@@ -18,6 +18,7 @@ from jaxrun.channel.connection import AGENT_TO_HEAD, Connection
 from jaxrun.channel.listener import Listener
 from jaxrun.protocol import auth
 from jaxrun.protocol.agent_messages import (
+    SnapshotPurpose,
     AgentReport,
     AgentSignalled,
     FirstOutput,
@@ -309,7 +310,7 @@ def test_the_worker_is_asked_for_its_stacks(by_hand):
     head = by_hand()
     head.run(SLEEPS)
     time.sleep(0.1)
-    head.send(SnapshotRequest("show"))
+    head.send(SnapshotRequest(SnapshotPurpose.SHOW))
     taken = head.expect(SnapshotReply)
     assert taken.purpose == "show" and "worker_by_hand.py" in taken.dumps[0] and taken.cpu[0] >= 0.0
     assert head.dismiss(0)[0] == 0
@@ -413,7 +414,7 @@ def test_a_stuck_head_stops_the_workers_output_and_nothing_else(by_hand):
         head.hear()
         time.sleep(0.005)
     assert 2**20 < len(head.output()) < 2**20 + 2**19
-    head.send(SnapshotRequest("show"))
+    head.send(SnapshotRequest(SnapshotPurpose.SHOW))
     head.expect(SnapshotReply)
     told = 0
     deadline = time.monotonic() + 10

@@ -17,7 +17,7 @@ import pytest
 from jaxrun.agent.guard import find_marked, job_marker
 from jaxrun.diagnosis.stacks import NATIVE_STACKS_TIMEOUT_S
 from jaxrun.head.actions import TakeSnapshot
-from jaxrun.protocol.agent_messages import SnapshotReply
+from jaxrun.protocol.agent_messages import SnapshotPurpose, SnapshotReply
 from jaxrun.protocol.names import CONTROL_FD
 from jaxrun.rundir.rundir import EVENTS_FILE, VERDICT_FILE
 from jaxrun.supervisor.launch_process import LOG_NAME
@@ -397,7 +397,7 @@ def taken(purpose, rank, text="stack"):
 
 
 def test_stacks_are_complete_when_all_have_answered():
-    collection = StacksCollection(TakeSnapshot((0, 3), "show"), 100.0)
+    collection = StacksCollection(TakeSnapshot((0, 3), SnapshotPurpose.SHOW), 100.0)
     assert not collection.complete and 100.5 < collection.deadline < 105.0
     assert (
         not collection.add(taken("early", 0))
@@ -414,7 +414,7 @@ def test_stacks_are_complete_when_all_have_answered():
 
 
 def test_a_rank_that_does_not_answer_has_no_stacks():
-    collection = StacksCollection(TakeSnapshot((0, 3), "show"), 100.0)
+    collection = StacksCollection(TakeSnapshot((0, 3), SnapshotPurpose.SHOW), 100.0)
     collection.add(taken("show", 3))
     assert collection.result() == SnapshotReply(
         "show", {0: "", 3: "stack"}, {0: "", 3: "futex"}, {0: 0.0, 3: 1.0}, flights={3: "flight 3"}
@@ -428,11 +428,11 @@ def test_of_calls_only_flights_are_told():
 
 
 def test_c_frames_take_longer():
-    collection = StacksCollection(TakeSnapshot((3,), "native"), 100.0)
+    collection = StacksCollection(TakeSnapshot((3,), SnapshotPurpose.NATIVE), 100.0)
     assert collection.deadline > 100.0 + NATIVE_STACKS_TIMEOUT_S
     assert collection.add(replace(taken("native", 3), natives={3: "gloo::allreduce"}))
     assert collection.result().native_stacks == {3: "gloo::allreduce"}
 
 
 def test_nobody_to_ask_is_an_answer():
-    assert StacksCollection(TakeSnapshot((), "show"), 0.0).complete
+    assert StacksCollection(TakeSnapshot((), SnapshotPurpose.SHOW), 0.0).complete

@@ -164,9 +164,6 @@ class Simulation:
 
     def _note(self, action):
         match action:
-            case Send():
-                assert action.ranks and (action.ranks == (0,) or not isinstance(action.message, StartCoordinator))
-                self.sent.append((self.now, action.ranks, action.message))
             case SignalRanks():
                 assert action.ranks and not set(action.ranks) & set(self.exited)
                 self.killed.append((self.now, action.signum, action.ranks))
@@ -183,6 +180,9 @@ class Simulation:
                 line = self.programs.get((rank, program))
                 if line is not None:
                     self._later(0.002, ProgramDetails(rank, program, line))
+            case Send():
+                assert action.ranks and (action.ranks == (0,) or not isinstance(action.message, StartCoordinator))
+                self.sent.append((self.now, action.ranks, action.message))
             case TakeSnapshot() if action.purpose.recorders_only:
                 self.looks.append((self.now, action.purpose, action.ranks))
                 flights = {rank: self.flights[rank] for rank in action.ranks if rank in self.flights}

@@ -33,6 +33,7 @@ STRATEGIES = {
     "int": st.integers(-(2**63), 2**63),
     "float": NUMBERS,
     "bool": st.booleans(),
+    "SnapshotPurpose": st.sampled_from(agent_messages.SnapshotPurpose),
     "str": TEXT,
     "bytes": st.binary(max_size=300),
     "tuple[int, ...]": st.lists(st.integers(), max_size=4).map(tuple),
@@ -89,7 +90,7 @@ def test_nothing_is_said_in_the_wrong_direction():
 def test_every_message_of_the_worker_passes_through_the_agent():
     from jaxrun.protocol.worker_messages import Message
 
-    internal = {"Forked", "ForkDeclined", "ForkSetUp", "Fork", "StartLauncher", "LauncherStarted"}
+    internal = {"WorkerForked", "ForkDeclined", "ConfigureForkServer", "ForkWorker", "StartLauncher", "LauncherStarted"}
     assert {kind.__name__ for kind in get_args(Message)} - internal <= set(AGENT_TO_HEAD) | set(HEAD_TO_AGENT)
 
 

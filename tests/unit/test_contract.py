@@ -156,9 +156,9 @@ def test_fields_of_any_type_are_a_message_or_a_protocol_error(kind):
         ({"v": FRAME_VERSION, "type": ["Run"]}, "no known type"),
         ({"v": FRAME_VERSION, "type": "Run", "x": 1}, "Run has no field 'x'"),
         ({"v": FRAME_VERSION, "type": "Join"}, "Join lacks its field address"),
-        ({"v": FRAME_VERSION, "type": "Join", "address": 1}, "Join.address must be a string, not 1"),
-        ({"v": FRAME_VERSION, "type": "Done", "rank": True, "time": 1}, "Done.rank must be an integer, not True"),
-        ({"v": FRAME_VERSION, "type": "Done", "rank": 1, "time": 10**400}, "Done.time must be a number"),
+        ({"v": FRAME_VERSION, "type": "Join", "address": 1}, "Join.address must be of type str, not 1"),
+        ({"v": FRAME_VERSION, "type": "Done", "rank": True, "time": 1}, "Done.rank must be of type int, not True"),
+        ({"v": FRAME_VERSION, "type": "Done", "rank": 1, "time": 10**400}, "Done.time must be of type float"),
         (b"[" * 100_000, "not JSON"),
     ],
 )

@@ -8,7 +8,7 @@ from jaxrun.diagnosis.stacks import NATIVE_STACKS_SIGNAL, STACKS_FILE
 from jaxrun.head.actions import TakeSnapshot
 from jaxrun.head.events import LauncherSignalled
 from jaxrun.head.head import JobPhase
-from jaxrun.protocol.agent_messages import SnapshotReply
+from jaxrun.protocol.agent_messages import SnapshotPurpose, SnapshotReply
 from jaxrun.protocol.worker_messages import Exit
 from jaxrun.verdict.snapshot import Snapshot
 
@@ -149,14 +149,14 @@ def test_stacks_are_asked_only_of_those_that_can_show_them(simulate):
     # To a worker without its fault handler, the signal that asks is deadly.
     job = simulate(3).spawn()
     job.tell(job.hello(1))
-    assert job.head.handle(LauncherSignalled(signal.SIGQUIT), 0.0) == [TakeSnapshot((1,), "show")]
+    assert job.head.handle(LauncherSignalled(signal.SIGQUIT), 0.0) == [TakeSnapshot((1,), SnapshotPurpose.SHOW)]
 
 
 def test_stacks_with_c_frames_are_kept_with_the_others(simulate):
     job = simulate(1).run()
-    assert job.head.handle(LauncherSignalled(NATIVE_STACKS_SIGNAL), 0.0) == [TakeSnapshot((0,), "native")]
+    assert job.head.handle(LauncherSignalled(NATIVE_STACKS_SIGNAL), 0.0) == [TakeSnapshot((0,), SnapshotPurpose.NATIVE)]
     (keep,) = job.head.handle(
-        SnapshotReply("native", {0: IN_JAX}, {0: "futex"}, {0: 1.0}, native_stacks={0: "gloo"}), 0.0
+        SnapshotReply(SnapshotPurpose.NATIVE, {0: IN_JAX}, {0: "futex"}, {0: 1.0}, native_stacks={0: "gloo"}), 0.0
     )
     look = Snapshot.from_json(keep.text)
     assert keep.name == STACKS_FILE and look.natives == {0: "gloo"} and look.dumps == {0: IN_JAX}

@@ -8,6 +8,7 @@ import pytest
 from jaxrun.head.actions import PrintLine, Send, SignalRanks, TakeSnapshot
 from jaxrun.head.events import AgentLost, FaultRequested, LauncherSignalled, ParentExited, SignalRequested, Tick
 from jaxrun.protocol.agent_messages import (
+    SnapshotPurpose,
     AgentSignalled,
     FaultNotInjected,
     InjectFault,
@@ -63,7 +64,7 @@ def test_an_event_is_kept_in_a_form_that_json_takes(event, entry):
     assert json.loads(json.dumps(entry[2])) == entry[2]
 
 
-@pytest.mark.parametrize("event", [Tick(), SnapshotReply("show", {}, {}, {}), CoordinatorReady(0, "h:1")])
+@pytest.mark.parametrize("event", [Tick(), SnapshotReply(SnapshotPurpose.SHOW, {}, {}, {}), CoordinatorReady(0, "h:1")])
 def test_what_nobody_reads_again_is_not_kept(event):
     assert event_log.event_entry(event) is None
 
@@ -75,5 +76,5 @@ def test_of_the_actions_only_signals_and_faults_are_kept():
         {"fault": "cut", "ranks": [0, 2]},
     )
     assert event_log.action_entry(SignalRanks((0, 2), signal.SIGKILL)) == ("stop", None, {"signal": 9, "ranks": [0, 2]})
-    for action in (PrintLine("x"), Send((0,), Exit()), TakeSnapshot((0,), "show")):
+    for action in (PrintLine("x"), Send((0,), Exit()), TakeSnapshot((0,), SnapshotPurpose.SHOW)):
         assert event_log.action_entry(action) is None
