@@ -226,7 +226,7 @@ def test_scanners_that_connect_and_close_leave_the_door_open(porter):
     "half", [b"", b"\0\0", encode(ChallengeResponse(0, "n", "p"))[:-1]], ids=["nothing", "two bytes", "half"]
 )
 def test_who_falls_silent_is_dropped_when_the_time_is_over(monkeypatch, open_door, half):
-    monkeypatch.setattr(door_module, "_HANDSHAKE_SECONDS", 0.4)
+    monkeypatch.setattr(door_module, "_HANDSHAKE_TIMEOUT_S", 0.4)
     porter = open_door()
     began = time.monotonic()
     with guest(porter) as (peer, _):
@@ -239,7 +239,7 @@ def test_who_falls_silent_is_dropped_when_the_time_is_over(monkeypatch, open_doo
 
 
 def test_a_drip_of_bytes_does_not_buy_more_time(monkeypatch, open_door):
-    monkeypatch.setattr(door_module, "_HANDSHAKE_SECONDS", 0.4)
+    monkeypatch.setattr(door_module, "_HANDSHAKE_TIMEOUT_S", 0.4)
     porter = open_door()
     began = time.monotonic()
     with guest(porter) as (peer, _), pytest.raises(ConnectionError):

@@ -58,7 +58,7 @@ def receive(line, count=1):
     """So many messages, or all until the line is lost."""
     arrived = []
     deadline = time.monotonic() + 5
-    while len(arrived) < count and not line.lost and time.monotonic() < deadline:
+    while len(arrived) < count and not line.lost_reason and time.monotonic() < deadline:
         arrived += line.receive()
         time.sleep(0.001)
     return arrived
@@ -77,7 +77,7 @@ def test_messages_go_both_ways_in_order(ends):
         head.send(SignalWorker(rank))
     assert receive(head, 50) == [WorkerSpawned(rank, 1000 + rank) for rank in range(50)]
     assert receive(agent, 50) == [SignalWorker(rank) for rank in range(50)]
-    assert head.receive() == [] and not head.lost and head.unsent == 0
+    assert head.receive() == [] and not head.lost_reason and head.unsent_bytes == 0
 
 
 def test_an_agents_line_takes_nothing_that_is_for_the_head(ends):
@@ -96,18 +96,18 @@ def test_what_the_network_does_not_take_waits_in_order_and_sending_never_blocks(
         agent.send(OutputChunk(number, "out", data))
     agent.send(WorkerExited(0, 0))
     assert time.monotonic() - began < 3.0
-    assert agent.unsent > 2**20 and not agent.lost
+    assert agent.unsent_bytes > 2**20 and not agent.lost_reason
     arrived = []
     while len(arrived) < count + 1:
         arrived += head.receive()
         agent.flush()
     assert arrived == [*(OutputChunk(number, "out", data) for number in range(count)), WorkerExited(0, 0)]
-    assert agent.unsent == 0 and not head.lost
+    assert agent.unsent_bytes == 0 and not head.lost_reason
 
 
 def test_a_line_whose_network_is_full_hears_what_comes(ends):
     head, agent = ends
-    while not agent.unsent:
+    while not agent.unsent_bytes:
         agent.send(OutputChunk(0, "out", bytes(2**18)))
     head.send(OutputCredit(7))
     assert receive(agent) == [OutputCredit(7)]
@@ -126,7 +126,7 @@ def test_the_last_messages_come_before_the_end(raw):
     peer.sendall(encode(WORDS) + encode(WorkerExited(3, 1)))
     peer.close()
     assert receive(head, 3) == [WORDS, WorkerExited(3, 1)]
-    assert head.lost == "the connection to its agent was closed"
+    assert head.lost_reason == "the connection to its agent was closed"
     assert head.receive() == []
 
 
@@ -134,17 +134,17 @@ def test_half_a_message_at_the_end_is_none(raw):
     head, peer = raw
     peer.sendall(encode(WORDS)[:-1])
     peer.close()
-    assert receive(head) == [] and head.lost
+    assert receive(head) == [] and head.lost_reason
 
 
 def test_a_peer_that_is_reset_is_lost_and_nothing_is_sent_to_it(raw):
     head, peer = raw
     reset(peer)
     assert receive(head) == []
-    assert head.lost == "the connection to its agent broke (Connection reset by peer)"
+    assert head.lost_reason == "the connection to its agent broke (Connection reset by peer)"
     head.send(Run())
     head.flush()
-    assert head.unsent == 0
+    assert head.unsent_bytes == 0
 
 
 def test_sending_to_a_peer_that_vanished_raises_nothing(raw):
@@ -153,7 +153,7 @@ def test_sending_to_a_peer_that_vanished_raises_nothing(raw):
     for _ in range(3):
         head.send(OutputChunk(0, "out", bytes(10**5)))
         time.sleep(0.01)
-    assert head.lost
+    assert head.lost_reason
 
 
 def test_the_last_words_of_a_peer_that_vanished_are_heard_though_something_was_sent_to_it(raw):

@@ -327,7 +327,7 @@ def test_the_hosts_are_known_from_the_reports_on(simulate):
     job = mustering(simulate)
     job.head.handle(muster_report(1, "h2"), 0.0)
     orders = job.head.handle(muster_report(0, "h1"), 0.0)
-    assert [order.rank for order in orders] == [0, 1]
+    assert [order.message.rank for order in orders] == [0, 1]
     assert dict(job.head.hosts) == {0: "h1", 1: "h2"}
     job.tell(WorkerSpawned(0, 1), WorkerSpawned(1, 2), AgentLost(1, CLOSED)).wait(1)
     assert [end.host for end in job.ending.workers] == ["h1", "h2"]

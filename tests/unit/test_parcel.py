@@ -48,7 +48,7 @@ class Way:
 
     def value(self, value, *, share):
         (came,) = self.carry(pack(GangMessageKind.VALUE, 1, value, share=share))
-        return came.open()
+        return came.load()
 
 
 @pytest.fixture
@@ -100,8 +100,8 @@ def test_what_is_put_in_comes_out_in_order(sent):
         parcels = [pack(kind, number, value, share=share, note=note) for kind, number, value, share, note in sent]
         came = Way(ours, theirs).carry(*parcels)
     for parcel, (kind, number, value, _, note) in zip(came, sent, strict=True):
-        assert (parcel.kind, parcel.conversation, parcel.note) == (kind, number, note)
-        assert same(parcel.open(), value)
+        assert (parcel.kind, parcel.call, parcel.note) == (kind, number, note)
+        assert same(parcel.load(), value)
 
 
 @pytest.mark.parametrize("share", [True, False], ids=["shared", "inline"])
@@ -142,7 +142,7 @@ def test_arrays_arrive_writable_and_each_receiver_has_its_own(share, count):
         with ours, theirs:
             ours.setblocking(False)
             theirs.setblocking(False)
-            came += [received.open() for received in Way(ours, theirs).carry(parcel)]
+            came += [received.load() for received in Way(ours, theirs).carry(parcel)]
     one, other = came
     one[:] = -1
     other[0] = 5
@@ -166,11 +166,11 @@ def test_several_parcels_with_descriptors_keep_theirs(way):
         pack(GangMessageKind.VALUE, 1, blocks[2:5], share=True),
         pack(GangMessageKind.VALUE, 1, (np.full(HEAVY, 2), blocks[5]), share=True),
     ]
-    first, second, third, fourth = (parcel.open() for parcel in way.carry(*sent))
-    assert [block.buffer[0] for block in first[0]] == [0, 1] and (first[1] == 1).all()
+    first, second, third, fourth = (parcel.load() for parcel in way.carry(*sent))
+    assert [block.memory[0] for block in first[0]] == [0, 1] and (first[1] == 1).all()
     assert second == "no descriptor"
-    assert [block.buffer[0] for block in third] == [2, 3, 4]
-    assert (fourth[0] == 2).all() and fourth[1].buffer[0] == 5
+    assert [block.memory[0] for block in third] == [2, 3, 4]
+    assert (fourth[0] == 2).all() and fourth[1].memory[0] == 5
 
 
 def test_both_sides_of_a_block_see_the_same_memory(pair):
@@ -179,10 +179,10 @@ def test_both_sides_of_a_block_see_the_same_memory(pair):
     block = SharedBuffer(100)
     received = there.value({"block": block}, share=True)["block"]
     returned = back.value([received], share=True)[0]
-    received.buffer[99] = 7
-    assert (block.nbytes, block.memory[99], returned.buffer[99]) == (100, 7, 7)
-    returned.buffer[0] = 9
-    assert block.memory[0] == 9 and len(received.buffer) == 100
+    received.memory[99] = 7
+    assert (block.nbytes, block.memory[99], returned.memory[99]) == (100, 7, 7)
+    returned.memory[0] = 9
+    assert block.memory[0] == 9 and len(received.memory) == 100
 
 
 def test_a_block_that_appears_twice_in_a_value_is_one(way):
@@ -217,13 +217,13 @@ def test_descriptors_are_closed_with_the_values(way):
 
 def test_a_parcel_of_its_own_does_not_change_with_the_senders_arrays(way):
     value = np.zeros(HEAVY // 16)
-    way.outbox.put(pack(GangMessageKind.VALUE, 1, value, share=True).with_copied_buffers())
+    way.outbox.add(pack(GangMessageKind.VALUE, 1, value, share=True).with_copied_buffers())
     assert not way.outbox.flush()
     value[:] = 1
     first, second = way.carry(
         pack(GangMessageKind.VALUE, 1, value, share=True), pack(GangMessageKind.VALUE, 2, SharedBuffer(3), share=True)
     )
-    assert (first.open() == 0).all() and (second.open() == 1).all()
+    assert (first.load() == 0).all() and (second.load() == 1).all()
 
 
 def test_a_function_travels_with_what_it_closes_over(way):
@@ -237,7 +237,7 @@ def test_an_object_is_first_offered_to_reduce(way):
 
     parcel = pack(GangMessageKind.RESULT, 1, [1j, 2, len], share=True, reduce=reduce)
     (came,) = way.carry(parcel)
-    assert came.open() == ["was complex", 2, len]
+    assert came.load() == ["was complex", 2, len]
 
 
 def test_what_pickling_raises_comes_through_and_leaves_nothing_behind(way):
@@ -258,7 +258,7 @@ class Nested:
 def test_what_unpickling_raises_comes_through(way):
     (came,) = way.carry(pack(GangMessageKind.VALUE, 1, Nested(), share=True))
     with pytest.raises(ValueError, match="invalid literal"):
-        came.open()
+        came.load()
     assert way.value(5, share=True) == 5
 
 
@@ -295,7 +295,7 @@ def test_what_is_no_parcel_is_refused(pair, data):
 
 def test_an_empty_parcel_is_one(way):
     (came,) = way.carry(GangMessage(GangMessageKind.END_CALL, 12))
-    assert (came.kind, came.conversation, bytes(came.body), came.note) == (GangMessageKind.END_CALL, 12, b"", b"")
+    assert (came.kind, came.call, bytes(came.body), came.note) == (GangMessageKind.END_CALL, 12, b"", b"")
 
 
 def test_descriptors_that_are_lost_on_their_way_are_told(pair):
