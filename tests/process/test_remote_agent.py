@@ -18,7 +18,6 @@ from jaxrun.channel.connection import AGENT_TO_HEAD, Connection
 from jaxrun.channel.listener import Listener
 from jaxrun.protocol import auth
 from jaxrun.protocol.agent_messages import (
-    SnapshotPurpose,
     AgentReport,
     AgentSignalled,
     FirstOutput,
@@ -26,6 +25,7 @@ from jaxrun.protocol.agent_messages import (
     OutputCredit,
     Shutdown,
     SignalWorker,
+    SnapshotPurpose,
     SnapshotReply,
     SnapshotRequest,
     StartWorker,

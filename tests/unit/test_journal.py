@@ -8,10 +8,10 @@ import pytest
 from jaxrun.head.actions import PrintLine, Send, SignalRanks, TakeSnapshot
 from jaxrun.head.events import AgentLost, FaultRequested, LauncherSignalled, ParentExited, SignalRequested, Tick
 from jaxrun.protocol.agent_messages import (
-    SnapshotPurpose,
     AgentSignalled,
     FaultNotInjected,
     InjectFault,
+    SnapshotPurpose,
     SnapshotReply,
     StartFailed,
     WorkerExited,

@@ -2,7 +2,7 @@
 
 import pytest
 
-from jaxrun.lockstep.flight import DispatchedCall, Flight, PendingCall
+from jaxrun.protocol.flight import DispatchedCall, Flight, PendingCall
 from jaxrun.protocol.pytest_messages import DebuggerOutput, PhaseReport, RunFinished
 from jaxrun.pytest_plugin.run_state import RunState
 from jaxrun.pytest_plugin.timeouts import Expiry, Timeouts
