@@ -72,27 +72,27 @@ class Gang(BaseGang):
 
     def __getitem__(self, name: str) -> Results:
         """What a variable of the %%gang cells is on each rank."""
-        return self.run(remote_function(f"{RUNTIME}.notebook_cells", "get"), name)
+        return self.run(remote_function(f"{RUNTIME}.notebook_cells", "get_variable"), name)
 
     def __setitem__(self, name: str, value: Any) -> None:
         """Give all ranks a variable of this value, for the %%gang cells."""
-        self.run(remote_function(f"{RUNTIME}.notebook_cells", "put"), name, value)
+        self.run(remote_function(f"{RUNTIME}.notebook_cells", "set_variable"), name, value)
 
     __iter__ = None  # it is no sequence
 
     def _make_display(self) -> Display:
         if "IPython" in sys.modules:
-            from jaxrun.notebook import display
+            from jaxrun.notebook import display, ipython
 
-            if (shell := display.find_kernel_shell()) is not None:
+            if (shell := ipython.find_kernel_shell()) is not None:
                 return display.NotebookDisplay(shell)
         return super()._make_display()
 
     def _make_sources(self) -> CellSources | None:
         if "IPython" in sys.modules:
-            from jaxrun.notebook import cell_sources
+            from jaxrun.notebook import ipython
 
-            return cell_sources.find_sources()
+            return ipython.find_sources()
         return None
 
 

@@ -1,4 +1,4 @@
-"""A notebook's cells on a rank: each runs in the namespace that the ones before have left, which is `__main__` here."""
+"""Runs a notebook's cells on a rank, in the namespace that earlier cells have left, which is `__main__` there."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import sys
 from types import ModuleType
 from typing import Any
 
-_RICH = (  # what objects may offer besides their repr, and what it is
+_RICH_DISPLAYS = (  # IPython's methods of objects, and the MIME types of what they return
     ("_repr_html_", "text/html"),
     ("_repr_markdown_", "text/markdown"),
     ("_repr_latex_", "text/latex"),
@@ -18,10 +18,10 @@ _RICH = (  # what objects may offer besides their repr, and what it is
 _main: ModuleType | None = None
 
 
-def run(source: str, name: str) -> dict[str, str]:
-    """Run a cell; how to show its last expression, by MIME type: empty if there is none, or it is None."""
+def run_cell(source: str, name: str) -> dict[str, str]:
+    """Run a cell. Returns its last expression's display by MIME type; empty if there is none, or it is None."""
     cache_source(source, name)
-    tree = compile(source, name, "exec", ast.PyCF_ONLY_AST, dont_inherit=True)  # not ast.parse, for its frame
+    tree = compile(source, name, "exec", ast.PyCF_ONLY_AST, dont_inherit=True)  # ast.parse would add a frame
     assert isinstance(tree, ast.Module)
     *statements, last = tree.body or [ast.Pass(lineno=1, col_offset=0)]
     expression = None
@@ -33,24 +33,24 @@ def run(source: str, name: str) -> dict[str, str]:
     namespace = _namespace()
     exec(body, namespace)
     value = eval(expression, namespace) if expression is not None else None
-    return {} if value is None else _shown(value)
+    return {} if value is None else _display(value)
 
 
-def get(name: str) -> Any:
-    """The value of a variable of the cells. NameError."""
+def get_variable(name: str) -> Any:
+    """The value of a variable of the cells. Raises NameError."""
     try:
         return _namespace()[name]
     except KeyError:
         raise NameError(f"name {name!r} is not defined in the cells of this gang") from None
 
 
-def put(name: str, value: Any) -> None:
-    """Make it a variable of the cells."""
+def set_variable(name: str, value: Any) -> None:
+    """Set a variable of the cells."""
     _namespace()[name] = value
 
 
 def cache_source(source: str, name: str) -> None:
-    """For tracebacks: the lines of code that is in no file."""
+    """Let tracebacks show the lines of code that is in no file."""
     linecache.cache[name] = len(source), None, source.splitlines(keepends=True), name
 
 
@@ -59,16 +59,16 @@ def _namespace() -> dict[str, Any]:
     if _main is None:
         _main = ModuleType("__main__")
         vars(_main)["__builtins__"] = sys.modules["builtins"]
-        sys.modules["__main__"] = _main  # where dataclasses, pickle and others look for what is defined in cells
+        sys.modules["__main__"] = _main  # where dataclasses, pickle and others look for what cells define
     return vars(_main)
 
 
-def _shown(value: Any) -> dict[str, str]:
-    shown = {"text/plain": repr(value)}
+def _display(value: Any) -> dict[str, str]:
+    display = {"text/plain": repr(value)}
     if not isinstance(value, type):
-        for method, mime in _RICH:
-            with contextlib.suppress(Exception):  # as a notebook does: its repr is there in any case
-                found = getattr(value, method)()
-                if isinstance(found, str):
-                    shown[mime] = found
-    return shown
+        for method, mime_type in _RICH_DISPLAYS:
+            with contextlib.suppress(Exception):  # as in a notebook, the repr is enough
+                content = getattr(value, method)()
+                if isinstance(content, str):
+                    display[mime_type] = content
+    return display

@@ -1,1 +1,1 @@
-"""Notebooks: %gang and %%gang, what ranks print while they do, and whose error it was. Nothing here imports IPython."""
+"""Gangs in notebooks: %gang and %%gang, and the display of the ranks' output, progress and errors."""

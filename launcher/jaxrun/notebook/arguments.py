@@ -1,4 +1,4 @@
-"""What stands after %gang and %%gang: the words of `jaxrun` for a job's shape, or what to do. Pure."""
+"""Parses the line after %gang and %%gang: options of `jaxrun`, or an action."""
 
 from __future__ import annotations
 
@@ -18,17 +18,22 @@ ACTIONS = ("stop", "restart")
 
 @dataclass(frozen=True, slots=True)
 class MagicArguments:
-    """`shape` is None if nothing is said of one; `timeout` is a cell's, in seconds."""
+    """The parsed line.
+
+    action:   one of ACTIONS, or empty
+    spec:     the gang that is wanted; None if the line has no option for one
+    timeout:  of a cell, in seconds
+    """
 
     action: str = ""
-    shape: GangSpec | None = None
+    spec: GangSpec | None = None
     timeout: float | None = None
 
 
 def parse_arguments(line: str) -> MagicArguments:
-    """What `line` asks for. UsageError."""
+    """Parse the line. Raises UsageError."""
     try:
-        given = _options().make_context("%gang", shlex.split(line)).params
+        given = _command().make_context("%gang", shlex.split(line)).params
     except (click.UsageError, ValueError) as error:
         text = error.format_message() if isinstance(error, click.UsageError) else str(error)
         raise UsageError(f"{text} (%gang? says what there is)") from None
@@ -38,12 +43,12 @@ def parse_arguments(line: str) -> MagicArguments:
             raise UsageError(f"%gang knows {' and '.join(ACTIONS)}, not {' '.join(words)!r} (%gang? says more)")
         return MagicArguments(action=words[0])
     env = dict(assignment.partition("=")[::2] for assignment in assignments)
-    shape = {name: value for name, value in given.items() if value is not None}
-    asks = bool(shape or words or env)
-    return MagicArguments(shape=GangSpec(**shape, env=env, options=words) if asks else None, timeout=timeout)
+    options = {name: value for name, value in given.items() if value is not None}
+    spec = GangSpec(**options, env=env, options=words) if options or words or env else None
+    return MagicArguments(spec=spec, timeout=timeout)
 
 
-def _options() -> click.Command:
+def _command() -> click.Command:
     number: dict[str, Any] = {"type": int}
     return click.Command(
         "gang",
@@ -58,6 +63,6 @@ def _options() -> click.Command:
             click.Argument(["words"], nargs=-1, type=click.UNPROCESSED),
         ],
         add_help_option=False,
-        # What is for jaxrun's own command line, such as --partition, is left to it.
+        # Unknown options, such as --partition, are passed on to jaxrun's own command line.
         context_settings={"ignore_unknown_options": True},
     )

@@ -1,119 +1,146 @@
-"""Shows in a notebook what the ranks of a gang print, while they do, and who is still running."""
+"""Shows in a notebook, while a gang works, what its ranks print and which of them still run; and their errors."""
 
 from __future__ import annotations
 
 import os
-import sys
+import re
 import time
-from collections.abc import Mapping
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import jaxrun
 from jaxrun.gang.call import GangCall, Printed
-from jaxrun.notebook import errors
-from jaxrun.notebook.transcript import Page, Transcript, format_progress
+from jaxrun.gang.exceptions import RemoteFailure
+from jaxrun.notebook.ipython import publish
+from jaxrun.notebook.transcript import MimeBundle, Page, Transcript, fold, format_progress
 from jaxrun.text import format_ranks, format_seconds, plural
 
-_REFRESH_INTERVAL_S = 0.25  # seconds at least between two changes of what is shown
+_REFRESH_INTERVAL_S = 0.25  # at least, between two changes of what is shown
+_PROGRESS_DELAY_S = 2.0  # after which a call has a line that says which ranks run
 _LAUNCHER_DIR = str(Path(jaxrun.__file__).parent) + os.sep
-_PROGRESS_DELAY_S = 2.0  # seconds until a call is worth a line of its own
-
-
-def find_kernel_shell() -> Any:
-    """IPython's, where this process is a notebook's kernel; else None. Does not import it."""
-    ipython = sys.modules.get("IPython")
-    found = ipython.get_ipython() if ipython is not None and hasattr(ipython, "get_ipython") else None
-    return found if getattr(found, "kernel", None) is not None else None
+_CELL = re.compile(r'^( *)File "(In\[\d+\])", line', re.MULTILINE)
 
 
 class NotebookDisplay:
-    """What one gang shows: each call has outputs of its own."""
+    """The outputs of one gang in a notebook. Each call has outputs of its own."""
 
     def __init__(self, shell: Any) -> None:
         self._shell = shell
-        self._begin()
+        self._reset()
 
-    def _begin(self) -> None:
+    def _reset(self) -> None:
         self._transcript = Transcript()
-        self._names: dict[Page, str] = {}
-        self._below = self._transcript.pages[-1], ""
-        self._started_at: float | None = None  # a call begins with its first wait
+        self._names: dict[Page, str] = {}  # of the pages that have been shown
+        self._last_line = self._transcript.pages[-1], ""
+        self._started_at: float | None = None  # the time of the call's first refresh
         self._shown_at = 0.0
 
     def show(self, printed: Printed) -> None:
-        """A rank has printed something."""
+        """Add what a rank has printed; `refresh` shows it."""
         self._transcript.add(printed.rank, printed.stream, printed.data.decode(errors="replace"))
 
-    def refresh(self, talk: GangCall) -> float:
-        """Show what is due; returns the seconds after which there may be more to show."""
+    def refresh(self, call: GangCall) -> float:
+        """Show what has changed. Returns the seconds until the next refresh."""
         now = time.monotonic()
         if self._started_at is None:
             self._started_at = self._shown_at = now
         running = now - self._started_at
+        late = running >= _PROGRESS_DELAY_S
         if now - self._shown_at >= _REFRESH_INTERVAL_S:
             self._shown_at = now
-            self._show(
-                format_progress(tuple(talk.outcomes), talk.running, running) if running >= _PROGRESS_DELAY_S else ""
-            )
-        return (
-            _REFRESH_INTERVAL_S
-            if running >= _PROGRESS_DELAY_S
-            else min(_REFRESH_INTERVAL_S, _PROGRESS_DELAY_S - running)
-        )
+            self._show(format_progress(tuple(call.outcomes), call.running, running) if late else "")
+        return _REFRESH_INTERVAL_S if late else min(_REFRESH_INTERVAL_S, _PROGRESS_DELAY_S - running)
 
-    def end_call(self, talk: GangCall, error: BaseException | None, *, healthy: bool) -> None:
-        """The call is over, by an `error` maybe: show the rest; after an interrupt, say what it has come to."""
+    def end_call(self, call: GangCall, error: BaseException | None, *, healthy: bool) -> None:
+        """Show the rest of a call that has ended, perhaps by an `error`; after an interrupt, its consequences."""
         self._transcript.finish()
-        left_out = self._transcript.omitted_lines
-        below = f"{plural(left_out, 'more line')} not shown" if left_out else ""
-        if self._started_at is not None and self._below[1] and not self._transcript.pages[-1].bundle()["text/plain"]:
-            # The output that said who is running cannot be taken away again.
-            below = (
-                f"{plural(len(talk.outcomes), 'rank')} done in {format_seconds(time.monotonic() - self._started_at)}"
-            )
-        self._show(below)
+        omitted = self._transcript.omitted_lines
+        last_line = f"{plural(omitted, 'more line')} not shown" if omitted else ""
+        only_progress = self._last_line[1] and not self._transcript.pages[-1].bundle()["text/plain"]
+        if only_progress and self._started_at is not None:  # an output can be replaced, but not removed
+            took = format_seconds(time.monotonic() - self._started_at)
+            last_line = f"{plural(len(call.outcomes), 'rank')} done in {took}"
+        self._show(last_line)
         if isinstance(error, KeyboardInterrupt):
-            publish(self._shell, {"text/plain": _interrupted(talk, healthy)})
+            publish(self._shell, {"text/plain": _describe_interrupt(call, healthy)})
         if error is not None:
-            error._render_traceback_ = lambda: _frames_of_user(self._shell, error)  # type: ignore[attr-defined]
-        self._begin()
+            error._render_traceback_ = lambda: _user_traceback(self._shell, error)  # type: ignore[attr-defined]
+        self._reset()
 
-    def _show(self, below: str) -> None:
-        """Show the pages that have changed; `below` is the last line of the last one."""
+    def _show(self, last_line: str) -> None:
+        """Show the pages that have changed; `last_line` is below the last one."""
         pages = dict.fromkeys(self._transcript.pop_changed())
-        last = self._transcript.pages[-1]
-        before, self._below = self._below, (last, below)
-        if before != self._below:
-            pages |= dict.fromkeys(page for page, line in (before, self._below) if line)
+        last_page = self._transcript.pages[-1]
+        before, self._last_line = self._last_line, (last_page, last_line)
+        if before != self._last_line:
+            pages |= dict.fromkeys(page for page, line in (before, self._last_line) if line)
         for page in pages:
-            shown_before = page in self._names
+            again = page in self._names
             name = self._names.setdefault(page, os.urandom(8).hex())
-            publish(self._shell, page.bundle(below if page is last else ""), name, again=shown_before)
+            publish(self._shell, page.bundle(last_line if page is last_page else ""), name, again=again)
 
 
-def publish(shell: Any, bundle: Mapping[str, str], name: str = "", *, again: bool = False) -> None:
-    """Show `bundle` as an output of the cell that runs; what has a name may be shown `again`, in its place."""
-    shell.display_pub.publish(dict(bundle), {}, transient={"display_id": name} if name else {}, update=again)
-
-
-def _frames_of_user(shell: Any, error: BaseException) -> list[str]:
-    """The traceback as IPython shows it, without our frames."""
+def _user_traceback(shell: Any, error: BaseException) -> list[str]:
+    """The traceback as IPython shows it, without jaxrun's frames."""
     last, frame = None, error.__traceback__
     while frame is not None:
         ours = frame.tb_frame.f_code.co_filename.startswith(_LAUNCHER_DIR)
         if ours and isinstance(error, KeyboardInterrupt):
-            break  # where in our waiting it has come says nothing
+            break  # the frames from here on only show that jaxrun was waiting
         last = last if ours else frame
         frame = frame.tb_next
     if last is not None:
         last.tb_next = None
     shown = shell.InteractiveTB.structured_traceback(type(error), error, error.__traceback__)
-    return [errors.name_cells(part) for part in shown]
+    return [_name_cells(part) for part in shown]
 
 
-def _interrupted(talk: GangCall, healthy: bool) -> str:
-    stuck = f"{format_ranks(talk.running)} could not be interrupted; " if talk.running else ""
+def _describe_interrupt(call: GangCall, healthy: bool) -> str:
+    stuck = f"{format_ranks(call.running)} could not be interrupted; " if call.running else ""
     if healthy:
         return "jaxrun: interrupted; the gang goes on, its ranks know what they knew"
     return f"jaxrun: interrupted; {stuck}the gang is started anew when it is used next, and what its ranks knew is lost"
+
+
+# ---- errors of a cell
+
+
+def format_main_error(failures: Sequence[RemoteFailure], size: int, more: Sequence[str] = ()) -> str:
+    """The error that was raised first, with its ranks and the lines `more` below. `size`: number of ranks."""
+    first, *others = _group_failures(failures)
+    which = "all ranks" if len(first) == size > 1 else format_ranks(failure.rank for failure in first)
+    same = " the same" if len(first) > 1 else ""
+    other_ranks = [failure.rank for group in others for failure in group]
+    folded = f"; other errors of {format_ranks(other_ranks)} are folded above" if others else ""
+    return "\n".join([f"{which} raised{same}{folded}", _traceback(first[0]), *more])
+
+
+def fold_other_errors(failures: Sequence[RemoteFailure]) -> list[MimeBundle]:
+    """All errors but the one that was raised first, each folded."""
+    return [
+        fold(f"{format_ranks(failure.rank for failure in group)} raised {_headline(group[0])}", _traceback(group[0]))
+        for group in _group_failures(failures)[1:]
+    ]
+
+
+def _group_failures(failures: Sequence[RemoteFailure]) -> list[list[RemoteFailure]]:
+    """Groups of equal failures, the first in time first."""
+    groups: dict[tuple[str, str, str], list[RemoteFailure]] = {}
+    for failure in sorted(failures, key=lambda failure: failure.time):
+        groups.setdefault(failure.group_key, []).append(failure)
+    return list(groups.values())
+
+
+def _traceback(failure: RemoteFailure) -> str:
+    return _name_cells(failure.traceback.rstrip() or _headline(failure))  # a sys.exit has no traceback
+
+
+def _headline(failure: RemoteFailure) -> str:
+    first = failure.message.partition("\n")[0]
+    return f"{failure.error}: {first}" if first else failure.error
+
+
+def _name_cells(traceback: str) -> str:
+    """The traceback with cells named as IPython names them."""
+    return _CELL.sub(r"\1Cell \2, line", traceback)

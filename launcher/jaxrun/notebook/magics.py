@@ -1,9 +1,9 @@
 """%gang and %%gang for IPython: the notebook's gang is its variable `gang`.
 
 %load_ext jaxrun
-%gang -n 4 -d 2         start it so, or another if it is not so;  %gang: what there is;  %gang stop;  %gang restart
+%gang -n 4 -d 2         start such a gang, in place of another one;  %gang: its state;  %gang stop;  %gang restart
 %%gang --timeout 60     run this cell on all ranks, each in one namespace that lasts
-gang["x"]               what x is there, by rank;  gang["x"] = value  gives all ranks the value
+gang["x"]               the value of x on each rank;  gang["x"] = value  gives all ranks the value
 """
 
 from __future__ import annotations
@@ -21,20 +21,20 @@ from jaxrun.gang.exceptions import CallTimeout, RemoteError, WorkerDied
 from jaxrun.gang.gang import remote_function
 from jaxrun.gang.instance import describe_gang
 from jaxrun.gang.spec import GangSpec
-from jaxrun.notebook import errors
 from jaxrun.notebook.arguments import MagicArguments, parse_arguments
-from jaxrun.notebook.display import publish
+from jaxrun.notebook.display import fold_other_errors, format_main_error
+from jaxrun.notebook.ipython import cell_name, publish
 from jaxrun.notebook.transcript import MimeBundle, merge_by_rank
 from jaxrun.text import format_seconds
 
-NAME = "gang"  # of the magic, and of the variable
-_WAITING = " did not return: "  # of the note for ranks that others have waited for
-_SILENCED = "_ipython_magic_output_can_be_silenced"  # by a semicolon, as IPython marks what can be
+NAME = "gang"  # of the magic and of the variable
+_WAITING = " did not return: "  # in the note about ranks that wait for those that have failed
+_SILENCED = "_ipython_magic_output_can_be_silenced"  # IPython's attribute of a magic: a semicolon hides the result
 
 
 @dataclass(frozen=True, slots=True)
 class CellResult:
-    """The last expression of a cell, as the ranks have shown it."""
+    """The value of a cell's last expression on the ranks, as a display."""
 
     bundle: MimeBundle
 
@@ -43,14 +43,14 @@ class CellResult:
 
 
 def load(shell: Any) -> None:
-    """Let IPython's `shell` know the magic."""
+    """Register the magics with IPython's `shell`."""
 
     def gang(line: str, cell: str | None = None) -> CellResult | None:
         try:
-            asked = parse_arguments(line)
+            arguments = parse_arguments(line)
             if cell is not None:
-                return _run(shell, asked, cell)
-            _command(shell, asked)
+                return _run_cell(shell, arguments, cell)
+            _run_line(shell, arguments)
             return None
         except JaxrunError as error:
             if isinstance(error, RemoteError):
@@ -63,24 +63,24 @@ def load(shell: Any) -> None:
 
 
 def unload(shell: Any) -> None:
-    """Forget the magic, and end the gang."""
-    for known in shell.magics_manager.magics.values():
-        known.pop(NAME, None)
+    """Remove the magics, and close the gang."""
+    for magics in shell.magics_manager.magics.values():
+        magics.pop(NAME, None)
     _stop(shell)
 
 
-def _command(shell: Any, asked: MagicArguments) -> None:
-    if asked.timeout is not None:
-        raise UsageError(f"--timeout is for a cell: %%{NAME} --timeout {asked.timeout:g}")
+def _run_line(shell: Any, arguments: MagicArguments) -> None:
+    if arguments.timeout is not None:
+        raise UsageError(f"--timeout is for a cell: %%{NAME} --timeout {arguments.timeout:g}")
     gang = _find_gang(shell)
-    if asked.shape is not None:
-        if gang is not None and gang.spec == asked.shape:
-            print(f"jaxrun: {_state(gang)}")
+    if arguments.spec is not None:
+        if gang is not None and gang.spec == arguments.spec:
+            print(f"jaxrun: {_describe_state(gang)}")
         else:
-            _start(shell, asked.shape)
-    elif asked.action == "stop":
+            _start(shell, arguments.spec)
+    elif arguments.action == "stop":
         print("jaxrun: the gang has ended" if _stop(shell) else "jaxrun: there is no gang")
-    elif asked.action == "restart" and gang is not None:
+    elif arguments.action == "restart" and gang is not None:
         began = time.monotonic()
         gang.restart()
         took = format_seconds(time.monotonic() - began)
@@ -88,21 +88,21 @@ def _command(shell: Any, asked: MagicArguments) -> None:
     elif gang is None:
         print(f"jaxrun: there is no gang; %{NAME} -n 4 starts one of 4 processes")
     else:
-        print(f"jaxrun: {_state(gang)}")
+        print(f"jaxrun: {_describe_state(gang)}")
 
 
-def _run(shell: Any, asked: MagicArguments, cell: str) -> CellResult | None:
-    if asked.action:
-        raise UsageError(f"%%{NAME} runs a cell; to {asked.action} the gang: %{NAME} {asked.action}")
+def _run_cell(shell: Any, arguments: MagicArguments, cell: str) -> CellResult | None:
+    if arguments.action:
+        raise UsageError(f"%%{NAME} runs a cell; to {arguments.action} the gang: %{NAME} {arguments.action}")
     gang = _find_gang(shell)
-    if gang is None or asked.shape not in (None, gang.spec):
-        gang = _start(shell, asked.shape or GangSpec())
-    code = "\n" + cell  # the magic's own line counts
-    talk = gang.start_call(remote_function(f"{RUNTIME}.notebook_cells", "run"), code, _name(shell))
+    if gang is None or arguments.spec not in (None, gang.spec):
+        gang = _start(shell, arguments.spec or GangSpec())
+    code = "\n" + cell  # so that line numbers count the line of the magic
+    call = gang.start_call(remote_function(f"{RUNTIME}.notebook_cells", "run_cell"), code, _running_cell_name(shell))
     raised: BaseException
     try:
-        with talk:
-            shown = merge_by_rank(dict(enumerate(gang.collect_results(talk, asked.timeout))))
+        with call:
+            shown = merge_by_rank(dict(enumerate(gang.collect_results(call, arguments.timeout))))
         return CellResult(shown) if shown else None
     except (WorkerDied, CallTimeout):
         raise
@@ -110,40 +110,39 @@ def _run(shell: Any, asked: MagicArguments, cell: str) -> CellResult | None:
         raised = _with_text(error, "KeyboardInterrupt")
     except BaseException as error:
         raised = error
-    if talk.failures:
-        raised = _merge_failures(shell, raised, talk)
-    raise raised  # not within the except, or IPython would show its own idea of an exception group
+    if call.failures:
+        raised = _merge_failures(shell, raised, call)
+    raise raised  # outside the except clause, where IPython would render an exception group in its own way
 
 
-def _merge_failures(shell: Any, error: BaseException, talk: GangCall) -> BaseException:
-    """What the cell raises where ranks have failed; errors other than the first are shown, folded."""
-    # Ranks that were interrupted because others have failed did nothing wrong.
-    failures = [f for f in talk.failures if isinstance(error, KeyboardInterrupt) or f.error != "KeyboardInterrupt"]
-    for bundle in errors.fold_other_errors(failures):
+def _merge_failures(shell: Any, error: BaseException, call: GangCall) -> BaseException:
+    """The exception of a cell in which ranks have failed. Errors other than the first are shown, folded."""
+    # A rank that was interrupted because another has failed has no error of its own.
+    failures = [f for f in call.failures if isinstance(error, KeyboardInterrupt) or f.error != "KeyboardInterrupt"]
+    for bundle in fold_other_errors(failures):
         publish(shell, bundle)
     waiting = [note for note in getattr(error, "__notes__", ())[-1:] if _WAITING in note]
     if isinstance(error, BaseExceptionGroup) and not hasattr(error, "rank"):
         error = error.exceptions[0]
-    size = len({*talk.outcomes, *talk.running, *talk.disconnected})
-    if isinstance(error, (SyntaxError, BaseExceptionGroup)):  # which IPython shows in ways of its own
+    size = len({*call.outcomes, *call.running, *call.disconnected})
+    if isinstance(error, (SyntaxError, BaseExceptionGroup)):  # IPython ignores _render_traceback_ of these
         error = RemoteError(f"{type(error).__name__}: {error}")
-    return _with_text(error, errors.format_main_error(failures, size, waiting))
+    return _with_text(error, format_main_error(failures, size, waiting))
 
 
 def _with_text(error: BaseException, text: str) -> BaseException:
-    """`error`, which IPython shows as `text`."""
+    """`error`, made to be shown by IPython as `text`."""
     error._render_traceback_ = lambda: text.splitlines()  # type: ignore[attr-defined]
     return error
 
 
-def _name(shell: Any) -> str:
-    """Of the cell that runs: `In[3]`."""
+def _running_cell_name(shell: Any) -> str:
+    """`In[3]`, from the code that calls this: whether execution_count has been raised depends on IPython's version."""
     frame = sys._getframe()
-    # IPython has counted on or not, according to its version; it knows in any case whose code this is.
     while frame.f_back is not None:
         frame = frame.f_back
-        if named := shell.compile.format_code_name(frame.f_code.co_filename):
-            return str(named[1])
+        if name := cell_name(shell, frame.f_code.co_filename):
+            return name
     return "cell"
 
 
@@ -152,29 +151,28 @@ def _find_gang(shell: Any) -> Gang | None:
     return found if isinstance(found, Gang) else None
 
 
-def _state(gang: Gang) -> str:
+def _describe_state(gang: Gang) -> str:
     if not gang.healthy:
         return f"a {gang.spec}, which is started anew when it is used next"
-    return (
-        f"{describe_gang(gang.spec, gang.workers)}; process ids {', '.join(str(worker.pid) for worker in gang.workers)}"
-    )
+    pids = ", ".join(str(worker.pid) for worker in gang.workers)
+    return f"{describe_gang(gang.spec, gang.workers)}; process ids {pids}"
 
 
-def _start(shell: Any, shape: GangSpec) -> Gang:
-    """A gang in the place of the notebook's, if that has one."""
+def _start(shell: Any, spec: GangSpec) -> Gang:
+    """Start a gang in place of the notebook's present one."""
     if _find_gang(shell) is None and NAME in shell.user_ns:
         kind = type(shell.user_ns[NAME]).__name__
         raise UsageError(f"{NAME} is a variable of yours, of type {kind}; del {NAME}, or rename it: %{NAME} needs it")
     _stop(shell)
     began = time.monotonic()
-    given = {field.name: getattr(shape, field.name) for field in fields(shape)}
+    given = {field.name: getattr(spec, field.name) for field in fields(spec)}
     gang = shell.user_ns[NAME] = Gang(**given)
     print(f"jaxrun: {describe_gang(gang.spec, gang.workers)}, started in {format_seconds(time.monotonic() - began)}")
     return gang
 
 
 def _stop(shell: Any) -> bool:
-    """End the notebook's gang; whether there was one."""
+    """Close the notebook's gang. Returns whether there was one."""
     gang = _find_gang(shell)
     if gang is None:
         return False

@@ -1,7 +1,7 @@
-"""What the ranks of a gang print, as a notebook shows it. Pure: no I/O, no clock.
+"""The output of a gang's ranks as displays of a notebook. No I/O, no clock.
 
-The lines of rank 0 are shown, in pages. A line that several ranks print is one line with all their ranks; what only
-others print is folded below. Lines are matched by their text and count, so it does not matter who is ahead:
+The lines of rank 0 are shown in pages. A line that several ranks print is one line with all their ranks; lines that
+rank 0 does not print are folded below. Lines are matched by text and count, whichever rank is ahead:
 
     [0-3] loss 0.3
     [0] saved
@@ -18,11 +18,11 @@ from dataclasses import dataclass, field
 
 from jaxrun.text import format_ranges, format_ranks, plural
 
-MimeBundle = dict[str, str]  # of a display, by MIME type
+MimeBundle = dict[str, str]  # a display: content by MIME type
 
-PAGE_LINES = 200  # lines; a page is shown again as a whole when one of its lines changes
-_MAX_LINES = 5_000  # that a notebook is given to show
-_MAIN = 0
+PAGE_LINES = 200  # a page is shown again as a whole when one of its lines changes
+_MAX_LINES = 5_000  # of one call
+_MAIN_RANK = 0
 _ESCAPES = re.compile(r"\x1b\[[0-?]*[ -/]*[@-~]|\x1b\][^\x07\x1b]*(?:\x07|\x1b\\)")
 
 
@@ -38,7 +38,7 @@ class _Line:
 
 @dataclass(eq=False, slots=True)
 class Page:
-    """Some of the lines; `lines` are rank 0's, `others` those that it has not printed (so far)."""
+    """A part of the output: rank 0's `lines`, and the lines of `others` that rank 0 has not printed (so far)."""
 
     lines: list[_Line] = field(default_factory=list)
     others: dict[_Line, None] = field(default_factory=dict)
@@ -48,7 +48,7 @@ class Page:
         return len(self.lines) + len(self.others) >= PAGE_LINES
 
     def bundle(self, below: str = "") -> MimeBundle:
-        """As a display; `below` is one more line."""
+        """The page as a display; `below` is one more line."""
         shown = [str(line) for line in self.lines]
         if not self.others:
             return {"text/plain": "\n".join([*shown, *filter(None, [below])])}
@@ -65,54 +65,54 @@ class Page:
 
 
 class Transcript:
-    """All that is printed in one call, as pages."""
+    """The output of one call, in pages. `omitted_lines`: number of lines beyond the limit."""
 
     def __init__(self) -> None:
         self.pages = [Page()]
         self.omitted_lines = 0
         self._changed: dict[Page, None] = {}
-        self._begun: dict[tuple[int, str], str] = {}
+        self._unfinished: dict[tuple[int, str], str] = {}
         self._count = 0
-        self._alike: dict[str, list[_Line]] = {}
+        self._lines_by_text: dict[str, list[_Line]] = {}
         self._printed: Counter[tuple[int, str]] = Counter()
 
     def add(self, rank: int, stream: str, text: str) -> None:
-        """A rank has printed `text` on a stream of its own; an unfinished line waits for its end."""
-        *whole, rest = (self._begun.pop((rank, stream), "") + text).split("\n")
+        """Add `text` that a rank has printed on a stream. An unfinished line is kept until its end comes."""
+        *whole, rest = (self._unfinished.pop((rank, stream), "") + text).split("\n")
         for line in whole:
             self._add_line(rank, _apply_carriage_returns(line))
         if rest:
-            self._begun[rank, stream] = rest
+            self._unfinished[rank, stream] = rest
 
     def finish(self) -> None:
-        """Nothing more comes: lines without an end are lines, too."""
-        for rank, stream in tuple(self._begun):
+        """Add the unfinished lines; the call has ended."""
+        for rank, stream in tuple(self._unfinished):
             self.add(rank, stream, "\n")
 
     def pop_changed(self) -> list[Page]:
-        """The pages that are to be shown, or shown again, since the last time."""
+        """The pages that have changed since the last time this was called."""
         pages = list(self._changed)
         self._changed.clear()
         return pages
 
     def _add_line(self, rank: int, text: str) -> None:
-        alike, before = self._alike.get(text, []), self._printed[rank, text]
-        if before == len(alike):
+        same, before = self._lines_by_text.get(text, []), self._printed[rank, text]
+        if before == len(same):
             if self._count >= _MAX_LINES:
                 self.omitted_lines += 1
                 return
             self._count += 1
             if self.pages[-1].full:
                 self.pages.append(Page())
-            alike.append(_Line(text, self.pages[-1]))
-            self._alike[text] = alike
+            same.append(_Line(text, self.pages[-1]))
+            self._lines_by_text[text] = same
         self._printed[rank, text] = before + 1
-        line = alike[before]
+        line = same[before]
         line.ranks.add(rank)
-        if rank == _MAIN:
+        if rank == _MAIN_RANK:
             line.page.others.pop(line, None)
             line.page.lines.append(line)
-        elif _MAIN not in line.ranks:
+        elif _MAIN_RANK not in line.ranks:
             line.page.others[line] = None
         self._changed[line.page] = None
 
@@ -125,14 +125,14 @@ def format_progress(done: Sequence[int], missing: Sequence[int], seconds: float)
 
 
 def fold(title: str, text: str) -> MimeBundle:
-    """A display that shows its title until it is opened; as plain text, all of it."""
+    """A display that shows only its title until it is opened; as plain text, all of it."""
     inside = f"<details><summary>{html.escape(title)}</summary>{format_pre([text])}</details>"
     return {"text/plain": f"{title}:\n{text}", "text/html": inside}
 
 
 def merge_by_rank(values: Mapping[int, MimeBundle]) -> MimeBundle:
-    """What the last expression of a cell is: rank 0's, and folded, by groups, what it is on others if that differs."""
-    main = values.get(_MAIN, {})
+    """The values of a cell on all ranks as one display: rank 0's, and folded, the differing ones of others."""
+    main = values.get(_MAIN_RANK, {})
     differing: dict[str, list[int]] = {}
     for rank, bundle in sorted(values.items()):
         if bundle != main:
@@ -150,10 +150,10 @@ def merge_by_rank(values: Mapping[int, MimeBundle]) -> MimeBundle:
 
 
 def format_pre(lines: Iterable[str]) -> str:
-    """Lines as HTML, as they are; colours are lost."""
+    """Lines as preformatted HTML, without their colours."""
     return f"<pre>{html.escape(_ESCAPES.sub('', chr(10).join(lines)))}</pre>"
 
 
 def _apply_carriage_returns(line: str) -> str:
-    """What carriage returns leave of it."""
+    """What is left of a line in which carriage returns start anew."""
     return next((part for part in reversed(line.split("\r")) if part), "")

@@ -33,7 +33,7 @@ def _a_fresh_rank(monkeypatch):
     ],
 )
 def test_the_last_expression_is_shown(source, shown):
-    assert notebook_cells.run(source, "In[1]") == shown
+    assert notebook_cells.run_cell(source, "In[1]") == shown
 
 
 def test_richer_forms_are_shown_as_a_notebook_does():
@@ -45,33 +45,35 @@ class Table:
     def __repr__(self): return "a table"
 Table()
 """
-    assert notebook_cells.run(source, "In[1]") == {"text/plain": "a table", "text/html": "<table/>"}
-    assert "text/html" not in notebook_cells.run("Table", "In[2]")
+    assert notebook_cells.run_cell(source, "In[1]") == {"text/plain": "a table", "text/html": "<table/>"}
+    assert "text/html" not in notebook_cells.run_cell("Table", "In[2]")
 
 
 def test_names_last_from_cell_to_cell():
-    notebook_cells.run("import math\ndef half(x): return x / n", "In[1]")
-    notebook_cells.run("n = 2", "In[2]")
-    assert notebook_cells.run("half(math.inf), __name__", "In[3]") == {"text/plain": "(inf, '__main__')"}
+    notebook_cells.run_cell("import math\ndef half(x): return x / n", "In[1]")
+    notebook_cells.run_cell("n = 2", "In[2]")
+    assert notebook_cells.run_cell("half(math.inf), __name__", "In[3]") == {"text/plain": "(inf, '__main__')"}
 
 
 def test_variables_go_in_and_out():
-    notebook_cells.put("x", [1])
-    notebook_cells.run("x.append(2)", "In[1]")
-    assert notebook_cells.get("x") == [1, 2]
+    notebook_cells.set_variable("x", [1])
+    notebook_cells.run_cell("x.append(2)", "In[1]")
+    assert notebook_cells.get_variable("x") == [1, 2]
     with pytest.raises(NameError, match="'y' is not defined in the cells"):
-        notebook_cells.get("y")
+        notebook_cells.get_variable("y")
 
 
 def test_what_a_cell_defines_is_found_where_python_looks_for_it():
-    notebook_cells.run("class Point: pass\npoint = Point()", "In[1]")
-    assert type(pickle.loads(pickle.dumps(notebook_cells.get("point")))) is notebook_cells.get("Point")
+    notebook_cells.run_cell("class Point: pass\npoint = Point()", "In[1]")
+    assert type(pickle.loads(pickle.dumps(notebook_cells.get_variable("point")))) is notebook_cells.get_variable(
+        "Point"
+    )
 
 
 def test_a_traceback_shows_the_lines_of_the_cells():
-    notebook_cells.run("def f():\n    return 1 / 0", "In[1]")
+    notebook_cells.run_cell("def f():\n    return 1 / 0", "In[1]")
     with pytest.raises(ZeroDivisionError) as caught:
-        notebook_cells.run("\nf()", "In[2]")
+        notebook_cells.run_cell("\nf()", "In[2]")
     first, second = traceback.extract_tb(caught.tb)[-2:]
     assert (first.filename, first.lineno, first.line) == ("In[2]", 2, "f()")
     assert (second.filename, second.lineno, second.line) == ("In[1]", 2, "return 1 / 0")
@@ -80,13 +82,13 @@ def test_a_traceback_shows_the_lines_of_the_cells():
 @pytest.mark.parametrize("source", ["x = 1\n1 +", "x = 1\nreturn", "x = 1\nawait f()"])
 def test_a_cell_that_is_no_python_does_nothing(source):
     with pytest.raises(SyntaxError) as caught:
-        notebook_cells.run(source, "In[1]")
+        notebook_cells.run_cell(source, "In[1]")
     assert caught.value.lineno == 2
     with pytest.raises(NameError):
-        notebook_cells.get("x")
+        notebook_cells.get_variable("x")
 
 
 def test_annotations_are_evaluated_as_in_a_program():
-    assert notebook_cells.run("def f(x: int): pass\nf.__annotations__", "In[1]") == {
+    assert notebook_cells.run_cell("def f(x: int): pass\nf.__annotations__", "In[1]") == {
         "text/plain": "{'x': <class 'int'>}"
     }

@@ -1,4 +1,4 @@
-"""What is typed after %gang."""
+"""The line after %gang."""
 
 import pytest
 
@@ -8,28 +8,28 @@ from jaxrun.notebook.arguments import MagicArguments, parse_arguments
 
 
 @pytest.mark.parametrize(
-    ("line", "asked"),
+    ("line", "arguments"),
     [
         ("", MagicArguments()),
         ("stop", MagicArguments("stop")),
         ("restart", MagicArguments("restart")),
         ("--timeout 60", MagicArguments(timeout=60.0)),
-        ("-n 4 -d 2", MagicArguments(shape=GangSpec(processes=4, devices=2))),
-        ("--hosts 2 -n 4", MagicArguments(shape=GangSpec(processes=4, hosts=2))),
+        ("-n 4 -d 2", MagicArguments(spec=GangSpec(processes=4, devices=2))),
+        ("--hosts 2 -n 4", MagicArguments(spec=GangSpec(processes=4, hosts=2))),
         (
             "--backend slurm --partition debug",
-            MagicArguments(shape=GangSpec(backend="slurm", options=("--partition", "debug"))),
+            MagicArguments(spec=GangSpec(backend="slurm", options=("--partition", "debug"))),
         ),
         (
             "--platform cpu --env 'A=b c' --env D=",
-            MagicArguments(shape=GangSpec(platform="cpu", env={"A": "b c", "D": ""})),
+            MagicArguments(spec=GangSpec(platform="cpu", env={"A": "b c", "D": ""})),
         ),
-        ("-n 2 --timeout 1.5", MagicArguments(shape=GangSpec(processes=2), timeout=1.5)),
-        ("--no-fork", MagicArguments(shape=GangSpec(options=("--no-fork",)))),
+        ("-n 2 --timeout 1.5", MagicArguments(spec=GangSpec(processes=2), timeout=1.5)),
+        ("--no-fork", MagicArguments(spec=GangSpec(options=("--no-fork",)))),
     ],
 )
-def test_a_line_is_read_as_jaxruns_own_words(line, asked):
-    assert parse_arguments(line) == asked
+def test_a_line_is_parsed_as_options_of_jaxrun(line, arguments):
+    assert parse_arguments(line) == arguments
 
 
 @pytest.mark.parametrize(

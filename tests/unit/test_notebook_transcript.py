@@ -1,10 +1,9 @@
-"""What ranks print, as a notebook shows it."""
+"""The output of the ranks as displays of a notebook."""
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jaxrun.notebook import transcript as pages
 from jaxrun.notebook.transcript import PAGE_LINES, Transcript, fold, format_progress, merge_by_rank
 
 
@@ -74,7 +73,7 @@ def test_only_changed_pages_are_shown_again():
 
 
 def test_there_is_an_end_to_what_is_shown(monkeypatch):
-    monkeypatch.setattr(pages, "_MOST_LINES", 3)
+    monkeypatch.setattr("jaxrun.notebook.transcript._MAX_LINES", 3)
     transcript = _printed((0, "1\n2\n3\n4\n5\n"), (1, "2\n6\n"))
     assert transcript.omitted_lines == 3
     assert _plain(transcript) == "[0] 1\n[0-1] 2\n[0] 3"

@@ -1,12 +1,13 @@
-"""Functions that are sent from a notebook take the lines of their cells along."""
+"""IPython's shell, and the lines of cells whose functions are pickled."""
 
 import linecache
 import pickle
+from types import SimpleNamespace
 
 import pytest
 
-from jaxrun.notebook import cell_sources
-from jaxrun.notebook.cell_sources import NotebookSources
+from jaxrun.notebook import ipython
+from jaxrun.notebook.ipython import NotebookSources
 from jaxrun.protocol.payload import GangMessageKind, pack
 
 _CELL = "def outer(x):\n    def inner():\n        return x / 0\n    return inner\n"
@@ -30,15 +31,15 @@ def _defined(name, monkeypatch):
 
 
 def _sent(function, sources):
-    parcel = pack(GangMessageKind.CALL, 1, function, share=False, reduce=cell_sources.reduce)
+    parcel = pack(GangMessageKind.CALL, 1, function, share=False, reduce=sources.reduce)
     return pickle.loads(parcel.body)
 
 
 @pytest.mark.parametrize(("file", "name"), [(_FILE, "In[3]"), ("<doctest>", "<doctest>")])
 def test_code_of_a_cell_arrives_under_the_cells_name(file, name, monkeypatch):
-    cell_sources = NotebookSources(_Shell())
-    arrived = _sent(_defined(file, monkeypatch), cell_sources)
-    assert cell_sources.lines == {name: _CELL}
+    sources = NotebookSources(_Shell())
+    arrived = _sent(_defined(file, monkeypatch), sources)
+    assert sources.lines == {name: _CELL}
     assert arrived.__code__.co_filename == name
     assert arrived(1).__code__.co_filename == name
     with pytest.raises(ZeroDivisionError):
@@ -46,12 +47,20 @@ def test_code_of_a_cell_arrives_under_the_cells_name(file, name, monkeypatch):
 
 
 def test_code_of_a_file_is_left_as_it_is(monkeypatch):
-    cell_sources = NotebookSources(_Shell())
+    sources = NotebookSources(_Shell())
     monkeypatch.setitem(linecache.cache, __file__, (1, 2.0, ["x"], __file__))
-    assert _sent(lambda: 1, cell_sources).__code__.co_filename == __file__
-    assert cell_sources.lines == {}
+    assert _sent(lambda: 1, sources).__code__.co_filename == __file__
+    assert sources.lines == {}
 
 
 def test_outside_of_ipython_there_is_nothing_to_send(monkeypatch):
-    monkeypatch.delitem(cell_sources.sys.modules, "IPython", raising=False)
-    assert cell_sources.find_sources() is None
+    monkeypatch.delitem(ipython.sys.modules, "IPython", raising=False)
+    assert ipython.find_sources() is None
+
+
+def test_outside_of_a_notebook_there_is_no_shell(monkeypatch):
+    monkeypatch.delitem(ipython.sys.modules, "IPython", raising=False)
+    assert ipython.find_kernel_shell() is None
+    terminal = SimpleNamespace(get_ipython=lambda: SimpleNamespace())
+    monkeypatch.setitem(ipython.sys.modules, "IPython", terminal)
+    assert ipython.find_kernel_shell() is None

@@ -1,0 +1,68 @@
+"""Everything that jaxrun uses of IPython: its shell, display outputs, and the source lines of cells.
+
+IPython is not imported: where it has not been, there is no shell.
+"""
+
+from __future__ import annotations
+
+import copy
+import linecache
+import sys
+from collections.abc import Mapping
+from types import CodeType
+from typing import Any
+
+
+def find_shell() -> Any:
+    """IPython's shell in this process; None outside IPython."""
+    ipython = sys.modules.get("IPython")
+    return ipython.get_ipython() if ipython is not None and hasattr(ipython, "get_ipython") else None
+
+
+def find_kernel_shell() -> Any:
+    """IPython's shell, if this process is the kernel of a notebook; else None."""
+    shell = find_shell()
+    return shell if getattr(shell, "kernel", None) is not None else None
+
+
+def publish(shell: Any, bundle: Mapping[str, str], name: str = "", *, again: bool = False) -> None:
+    """Show `bundle` (by MIME type) as an output of the running cell; `again` replaces the output of the same name."""
+    shell.display_pub.publish(dict(bundle), {}, transient={"display_id": name} if name else {}, update=again)
+
+
+def cell_name(shell: Any, filename: str) -> str | None:
+    """`In[3]` for the file name that IPython gives the code of a cell; None for other file names."""
+    named = shell.compile.format_code_name(filename)
+    return str(named[1]) if named else None
+
+
+class NotebookSources:
+    """The cells whose code is pickled: ranks need their lines, because no file holds them.
+
+    In the pickle a cell is named as the notebook shows it, `In[3]`, and so in the ranks' tracebacks.
+
+    lines: source text by cell name
+    """
+
+    def __init__(self, shell: Any) -> None:
+        self._shell = shell
+        self.lines: dict[str, str] = {}
+
+    def reduce(self, value: Any) -> Any:
+        """A pickler's reducer_override."""
+        if not isinstance(value, CodeType):
+            return NotImplemented
+        cached = linecache.cache.get(value.co_filename)
+        if cached is None or len(cached) < 4 or cached[1] is not None:  # a time of modification: code of a file
+            return NotImplemented
+        name = cell_name(self._shell, value.co_filename) or value.co_filename
+        self.lines[name] = "".join(cached[2])
+        if name == value.co_filename:
+            return NotImplemented
+        return copy.copy, (value.replace(co_filename=name),)
+
+
+def find_sources() -> NotebookSources | None:
+    """Where to collect cells for a pickle; None outside IPython, where there are none."""
+    shell = find_shell()
+    return NotebookSources(shell) if shell is not None else None
