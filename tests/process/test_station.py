@@ -18,6 +18,7 @@ from jaxrun.agent.guard import find_marked, job_marker
 from jaxrun.diagnosis.stacks import NATIVE_STACKS_TIMEOUT_S
 from jaxrun.head.actions import TakeSnapshot
 from jaxrun.protocol.agent_messages import SnapshotPurpose, SnapshotReply
+from jaxrun.protocol.flight import Flight
 from jaxrun.protocol.names import CONTROL_FD
 from jaxrun.rundir.rundir import EVENTS_FILE, VERDICT_FILE
 from jaxrun.supervisor.launch_process import LOG_NAME
@@ -393,44 +394,52 @@ def test_the_process_that_started_the_launcher_rules_a_far_job(start, how):
 
 
 def taken(purpose, rank, text="stack"):
-    return SnapshotReply(purpose, {rank: text}, {rank: "futex"}, {rank: 1.0}, flights={rank: f"flight {rank}"})
+    return SnapshotReply(
+        purpose, {rank: text}, {rank: "futex"}, {rank: 1.0}, flights={rank: Flight(trouble=f"of rank {rank}")}
+    )
 
 
 def test_stacks_are_complete_when_all_have_answered():
     collection = StacksCollection(TakeSnapshot((0, 3), SnapshotPurpose.SHOW), 100.0)
     assert not collection.complete and 100.5 < collection.deadline < 105.0
     assert (
-        not collection.add(taken("early", 0))
-        and not collection.add(taken("show", 3))
-        and collection.add(taken("show", 0))
+        not collection.add(taken(SnapshotPurpose.EARLY_EXIT, 0))
+        and not collection.add(taken(SnapshotPurpose.SHOW, 3))
+        and collection.add(taken(SnapshotPurpose.SHOW, 0))
     )
     assert collection.result() == SnapshotReply(
-        "show",
+        SnapshotPurpose.SHOW,
         {0: "stack", 3: "stack"},
         {0: "futex", 3: "futex"},
         {0: 1.0, 3: 1.0},
-        flights={0: "flight 0", 3: "flight 3"},
+        flights={0: Flight(trouble="of rank 0"), 3: Flight(trouble="of rank 3")},
     )
 
 
 def test_a_rank_that_does_not_answer_has_no_stacks():
     collection = StacksCollection(TakeSnapshot((0, 3), SnapshotPurpose.SHOW), 100.0)
-    collection.add(taken("show", 3))
+    collection.add(taken(SnapshotPurpose.SHOW, 3))
     assert collection.result() == SnapshotReply(
-        "show", {0: "", 3: "stack"}, {0: "", 3: "futex"}, {0: 0.0, 3: 1.0}, flights={3: "flight 3"}
+        SnapshotPurpose.SHOW,
+        {0: "", 3: "stack"},
+        {0: "", 3: "futex"},
+        {0: 0.0, 3: 1.0},
+        flights={3: Flight(trouble="of rank 3")},
     )
 
 
 def test_of_calls_only_flights_are_told():
-    collection = StacksCollection(TakeSnapshot((3,), "history"), 100.0)
-    assert collection.add(SnapshotReply("history", {}, {}, {}, {}, {3: "flight 3"}))
-    assert collection.result() == SnapshotReply("history", {}, {}, {}, {}, {3: "flight 3"})
+    collection = StacksCollection(TakeSnapshot((3,), SnapshotPurpose.HISTORY), 100.0)
+    assert collection.add(SnapshotReply(SnapshotPurpose.HISTORY, {}, {}, {}, {}, {3: Flight(trouble="of rank 3")}))
+    assert collection.result() == SnapshotReply(
+        SnapshotPurpose.HISTORY, {}, {}, {}, {}, {3: Flight(trouble="of rank 3")}
+    )
 
 
 def test_c_frames_take_longer():
     collection = StacksCollection(TakeSnapshot((3,), SnapshotPurpose.NATIVE), 100.0)
     assert collection.deadline > 100.0 + NATIVE_STACKS_TIMEOUT_S
-    assert collection.add(replace(taken("native", 3), natives={3: "gloo::allreduce"}))
+    assert collection.add(replace(taken(SnapshotPurpose.NATIVE, 3), native_stacks={3: "gloo::allreduce"}))
     assert collection.result().native_stacks == {3: "gloo::allreduce"}
 
 

@@ -53,7 +53,7 @@ class Simulation:
         self.stacks = {}  # rank → dump, for those that answer
         self.cpu = lambda now: 0.0  # seconds that each rank has used by then
         self.written = lambda now: 0  # bytes that each has written by then
-        self.flights = {}  # rank → text, of the recorders that can be read; histories are the same
+        self.flights = {}  # by rank, of the recorders that can be read; histories are the same
         self.programs = {}  # (rank, program) → line of text
         self.looks = []  # (time, purpose, ranks)
         self._clock = 0.0

@@ -14,6 +14,7 @@ from jaxrun.channel.connection import AGENT_TO_HEAD, HEAD_TO_AGENT
 from jaxrun.errors import ProtocolError
 from jaxrun.protocol import agent_messages
 from jaxrun.protocol.codec import MessageDecoder, encode, message_types
+from jaxrun.protocol.flight import Flight
 
 TO_HEAD_FIRST, TO_AGENT_FIRST = (
     message_types(agent_messages.AgentHandshake),
@@ -29,12 +30,20 @@ ALL = sorted({kind for known in DIRECTIONS.values() for kind in known.values()},
 TEXT = st.text(max_size=20)
 RANKS = st.integers(0, 9999)
 NUMBERS = st.floats(allow_nan=False)
+FLIGHTS = st.builds(
+    Flight,
+    trouble=TEXT,
+    compiling=st.none() | st.tuples(TEXT, NUMBERS),
+    call_counts=st.dictionaries(TEXT, st.integers(1, 2**60), max_size=2),
+)
 STRATEGIES = {
     "int": st.integers(-(2**63), 2**63),
     "float": NUMBERS,
     "bool": st.booleans(),
     "SnapshotPurpose": st.sampled_from(agent_messages.SnapshotPurpose),
     "str": TEXT,
+    "Flight": FLIGHTS,
+    "Mapping[int, Flight]": st.dictionaries(RANKS, FLIGHTS, max_size=3),
     "bytes": st.binary(max_size=300),
     "tuple[int, ...]": st.lists(st.integers(), max_size=4).map(tuple),
     "tuple[str, ...]": st.lists(TEXT, max_size=3).map(tuple),

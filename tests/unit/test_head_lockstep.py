@@ -40,7 +40,7 @@ def flight(*keys, code="c", group=ALL, pending=None, level=EVERY_CALL, site=1):
         programs=programs,
         sites={1: ("/home/me/train.py:9 main",)},
         pending=pending,
-    ).to_json()
+    )
 
 
 def line(key, shape):
@@ -156,9 +156,7 @@ def test_a_rank_that_works_alone_waits_for_nobody(simulate):
 
 def test_the_price_is_told_at_the_end(strict):
     for rank, took in ((0, 0.3), (1, 0.5), (2, 0.1)):
-        strict.tell(
-            RecorderSnapshot(rank, replace(Flight.from_json(flight("a", "a")), agreement_cost=(2, took)).to_json())
-        )
+        strict.tell(RecorderSnapshot(rank, replace(flight("a", "a"), agreement_cost=(2, took))))
     strict.done(0, 1, 2).exit(0, 0, 1, 2)
     text = all_say(strict, strict.ending)
     assert "2 calls agreed on first, which took rank 1 0.50 s, 250.00 ms each, waiting for slower ranks" in text
@@ -233,9 +231,9 @@ def test_who_asks_where_the_ranks_are_has_their_histories_compared(record):
 
 
 def test_other_chains_of_the_same_programs_are_no_news(record):
-    same = Flight.from_json(flight("a", "b"))
+    same = flight("a", "b")
     odd = replace(same, calls=tuple(made._replace(chain=made.chain + 1) for made in same.calls))
-    record.flights = {0: same.to_json(), 1: same.to_json(), 2: odd.to_json()}
+    record.flights = {0: same, 1: same, 2: odd}
     record.wait(100)
     record.done(0, 1, 2).exit(0, 0, 1, 2).wait(5)
     assert not record.said and record.ending.divergence is None

@@ -29,7 +29,7 @@ def flight(number, *, pending=None, compiling=None, time=100.0, group="0-3", nam
         sites=sites,
         pending=pending,
         compiling=compiling,
-    ).to_json()
+    )
 
 
 def look(dumps, flights, **more):

@@ -3,7 +3,7 @@
 import pytest
 
 from jaxrun.head.stall import StallDetector
-from jaxrun.protocol.agent_messages import SnapshotReply
+from jaxrun.protocol.agent_messages import SnapshotPurpose, SnapshotReply
 from jaxrun.protocol.flight import Flight
 from jaxrun.protocol.flight_file import EVERY_CALL
 
@@ -72,8 +72,8 @@ def test_the_verdict_says_it_with_the_places(simulate):
 
 
 def look(dump, cpu, **flight):
-    text = Flight(level=EVERY_CALL, **flight).to_json()
-    return SnapshotReply("stall", {0: dump}, {0: ""}, {0: cpu}, {0: 0}, {0: text})
+    flight = Flight(level=EVERY_CALL, **flight)
+    return SnapshotReply(SnapshotPurpose.STALL, {0: dump}, {0: ""}, {0: cpu}, {0: 0}, {0: flight})
 
 
 def idle_after(*looks):
@@ -91,7 +91,7 @@ def test_polling_in_jax_is_no_sign_of_life():
         look(TRACING, 16.0),
         look(IN_JAX, 16.0, compiling=("jit(step)", 3.0)),
         look(IN_JAX, 16.0, call_counts={"0-3": 5}),
-        SnapshotReply("stall", {0: IN_JAX}, {0: ""}, {0: 16.0}, {0: 0}),
+        SnapshotReply(SnapshotPurpose.STALL, {0: IN_JAX}, {0: ""}, {0: 16.0}, {0: 0}),
     ],
     ids=["another place", "compiles", "a call", "no recorder"],
 )

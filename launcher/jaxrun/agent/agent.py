@@ -252,7 +252,7 @@ class Agent:
 
     def _report_flight(self, child: WorkerProcess) -> None:
         flight = child.read_new_flight()
-        if flight:
+        if flight is not None:
             self._report(RecorderSnapshot(child.rank, flight))
 
     def _on_signals(self) -> None:
@@ -309,11 +309,11 @@ class Agent:
             kernel_waits={child.rank: child.kernel_wait() for child in children},
             cpu_seconds={child.rank: child.cpu_seconds() for child in children},
             bytes_written={child.rank: self._output.bytes_written(child.rank) for child in children},
-            flights={child.rank: child.flight.brief().to_json() for child in children},
+            flights={child.rank: child.flight.brief() for child in children},
         )
 
     def _read_flights(self, order: TakeSnapshot) -> SnapshotReply:
         readers = {rank: self._workers[rank].flight for rank in order.ranks}
         whole = order.purpose is SnapshotPurpose.HISTORY
-        flights = {rank: (reader.history() if whole else reader.brief()).to_json() for rank, reader in readers.items()}
+        flights = {rank: reader.history() if whole else reader.brief() for rank, reader in readers.items()}
         return SnapshotReply(order.purpose, {}, {}, {}, {}, flights)

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from jaxrun.agent.spawn import WorkerPipes
 from jaxrun.lockstep.reader import FlightReader
 from jaxrun.protocol.codec import MessageDecoder, encode, message_types
+from jaxrun.protocol.flight import Flight
 from jaxrun.protocol.worker_messages import AgentToWorker, WorkerToAgent
 
 _PIECE = 65536
@@ -85,13 +86,13 @@ class WorkerProcess:
             self._stacks_read = os.lseek(self.pipes.stacks, 0, os.SEEK_SET)
         return data.decode(errors="replace")
 
-    def read_new_flight(self) -> str:
-        """What its flight recorder holds, as text; empty if that is what the last call of this has told."""
+    def read_new_flight(self) -> Flight | None:
+        """Return what its flight recorder holds; None if nothing has changed since the last call."""
         progress = self.flight.progress_counters()
         if progress == self._last_progress:
-            return ""
+            return None
         self._last_progress = progress
-        return self.flight.brief().to_json()
+        return self.flight.brief()
 
     def cpu_seconds(self) -> float:
         """User and system time of the process so far; 0.0 when it has gone."""

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from jaxrun.diagnosis.worker_outcome import WorkerOutcome
 from jaxrun.lockstep.divergence import Divergence
 from jaxrun.protocol.agent_messages import InjectFault, ProgramDetailsRequest, Shutdown, SnapshotPurpose, StartWorker
+from jaxrun.protocol.flight import Flight
 from jaxrun.protocol.worker_messages import AgentToWorker
 
 MessageToRank = StartWorker | InjectFault | ProgramDetailsRequest | AgentToWorker
@@ -84,7 +85,7 @@ class JobOutcome:
     traceback: str = ""
     stacks: Mapping[int, str] = field(default_factory=dict)
     kernel_waits: Mapping[int, str] = field(default_factory=dict)
-    flights: Mapping[int, str] = field(default_factory=dict)
+    flights: Mapping[int, Flight] = field(default_factory=dict)
     signum: int = 0
     decided_at: float | None = None
     run_at: float | None = None

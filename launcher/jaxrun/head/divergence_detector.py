@@ -67,8 +67,7 @@ class DivergenceDetector:
         self.divergence: Divergence | None = None
         self._pause = None if mode == LOCKSTEP_OFF else _FIRST_READ_S
         self._matcher = CallMatcher()
-        self._flights: dict[int, str] = {}
-        self._read: dict[int, tuple[str, Flight]] = {}
+        self.flights: dict[int, Flight] = {}  # what the recorders held when they were last read
         self._all_wait = False
         self._told: set[int] = set()
         self._concluding = False
@@ -82,16 +81,6 @@ class DivergenceDetector:
     def was_told(self, rank: int) -> bool:
         """Whether this rank was told that it is out of step, which it then raises."""
         return rank in self._told
-
-    @property
-    def flights(self) -> Mapping[int, Flight]:
-        """What the recorders held when they were last read."""
-        return {rank: self._flight(rank) for rank in self._flights}
-
-    @property
-    def flight_texts(self) -> Mapping[int, str]:
-        """The same as text."""
-        return dict(self._flights)
 
     @property
     def busy(self) -> bool:
@@ -116,18 +105,18 @@ class DivergenceDetector:
         return actions
 
     def on_flown(self, flown: RecorderSnapshot) -> None:
-        self._flights[flown.rank] = flown.flight
+        self.flights[flown.rank] = flown.flight
 
     def remove_rank(self, rank: int, now: float) -> None:
         """This rank makes no more calls."""
-        flight = self._flight(rank)
+        flight = self.flights.get(rank, Flight())
         self._matcher.remove_rank(rank, flight.call_counts if flight.complete else None, now)
 
     def handle_recorders(self, taken: SnapshotReply, now: float) -> list[Action]:
         """Recorders have been read. Where ranks seem out of step, histories are wanted."""
         if taken.purpose is SnapshotPurpose.HISTORY:
             return self._judge(taken.flights, now)
-        self._flights.update(taken.flights)
+        self.flights.update(taken.flights)
         return self._suspect() if taken.purpose in (SnapshotPurpose.LOCKSTEP, SnapshotPurpose.KEEP) else []
 
     def on_described(self, described: ProgramDetails) -> list[Action]:
@@ -185,15 +174,6 @@ class DivergenceDetector:
 
     # ---- how
 
-    def _flight(self, rank: int) -> Flight:
-        """A text is read once, as at the end of a large job there are thousands."""
-        text = self._flights.get(rank, "")
-        known, flight = self._read.get(rank, ("", Flight()))
-        if known is not text:
-            flight = Flight.from_json(text)
-            self._read[rank] = (text, flight)
-        return flight
-
     def _suspect(self) -> list[Action]:
         if self.divergence is not None or self.busy:
             return []
@@ -211,12 +191,11 @@ class DivergenceDetector:
             for question in self._questions[:1]
         ]
 
-    def _judge(self, histories: Mapping[int, str], now: float) -> list[Action]:
+    def _judge(self, histories: Mapping[int, Flight], now: float) -> list[Action]:
         if not self._questions:
             return []
         question = self._questions.pop(0)
-        flights = {rank: Flight.from_json(text) for rank, text in histories.items()}
-        found = compare.find_divergence(question.suspicion, flights) or question.known
+        found = compare.find_divergence(question.suspicion, histories) or question.known
         opened = self._open(found, question.meeting, now) if found is not None else []
         return [*opened, *self._ask_next()]
 

@@ -349,7 +349,7 @@ class Head:
                 return questions
         ends = self._workers.outcomes(now)
         divergence = self._divergence.divergence
-        flights = self._ending.flights or self._divergence.flight_texts
+        flights = self._ending.flights or dict(self._divergence.flights)
         ending = replace(self._ending, workers=ends, run_at=self._run_at, divergence=divergence, flights=flights)
         ended_well = all(end.finished or end.status == 0 for end in ends)
         if ending.reason is EndReason.INTERRUPTED and ending.signum == signal.SIGTERM and ended_well:

@@ -117,13 +117,13 @@ class Snapshots:
             (),
             stacks=taken.stacks,
             kernel_waits=taken.kernel_waits,
-            flights=self._lockstep.flight_texts,
+            flights=dict(self._lockstep.flights),
             decided_at=now,
         )
 
     def _look(self, taken: SnapshotReply, finished: Iterable[int], now: float) -> Snapshot:
         natives = taken.native_stacks if taken.purpose == SnapshotPurpose.NATIVE else None
-        flights = self._lockstep.flight_texts
+        flights = dict(self._lockstep.flights)
         return Snapshot(now, self._hosts, taken.stacks, taken.kernel_waits, flights, tuple(sorted(finished)), natives)
 
     def _set(self, purpose: SnapshotPurpose, pause: float | None, now: float) -> None:

@@ -41,8 +41,7 @@ class StallDetector:
             return True
         enough = IDLE_CPU_FRACTION * (now - then)
         worked = [rank for rank, seconds in taken.cpu_seconds.items() if seconds - before.cpu_seconds[rank] > enough]
-        flights = {rank: Flight.from_json(text) for rank, text in taken.flights.items()}
-        earlier = {rank: Flight.from_json(text) for rank, text in before.flights.items()}
+        flights, earlier = taken.flights, before.flights
         called = any(flight.call_counts != earlier.get(rank, flight).call_counts for rank, flight in flights.items())
         return called or any(
             not _waits(before.stacks.get(rank, ""), taken.stacks.get(rank, ""), flights.get(rank)) for rank in worked

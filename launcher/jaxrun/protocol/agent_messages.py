@@ -26,6 +26,7 @@ import enum
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from .flight import Flight
 from .worker_messages import AgentToWorker, WorkerToAgent
 
 
@@ -260,7 +261,7 @@ class SnapshotReply:
     kernel_waits: Mapping[int, str]
     cpu_seconds: Mapping[int, float]
     bytes_written: Mapping[int, int] = field(default_factory=dict)
-    flights: Mapping[int, str] = field(default_factory=dict)
+    flights: Mapping[int, Flight] = field(default_factory=dict)
     native_stacks: Mapping[int, str] = field(default_factory=dict)
 
 
@@ -269,7 +270,7 @@ class RecorderSnapshot:
     """What the flight recorder of a rank holds as its program ends, or when it has died."""
 
     rank: int
-    flight: str
+    flight: Flight
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,7 +5,6 @@ Times are seconds since the epoch. A group is the text of the ranks that take pa
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
@@ -142,13 +141,6 @@ class Flight:
             return _from_content(content)
         except (ArithmeticError, AttributeError, LookupError, TypeError) as error:
             raise ValueError(f"no flight: {error!r}") from None
-
-    def to_json(self) -> str:
-        return json.dumps(self.to_content(), separators=(",", ":"))
-
-    @classmethod
-    def from_json(cls, text: str) -> Flight:
-        return cls.from_content(json.loads(text) if text else {})
 
 
 def _from_content(content: Mapping[str, Any]) -> Flight:

@@ -217,9 +217,7 @@ class DebuggerTerminal:
 
 
 def _flights(snapshot: Snapshot | None) -> dict[int, Flight]:
-    if snapshot is None:
-        return {}
-    return {rank: Flight.from_json(text) for rank, text in snapshot.flights.items()}
+    return dict(snapshot.flights) if snapshot is not None else {}
 
 
 def _describe_death(died: WorkerDied) -> str:

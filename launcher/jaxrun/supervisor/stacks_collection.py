@@ -5,6 +5,7 @@ from __future__ import annotations
 from jaxrun.diagnosis.stacks import NATIVE_STACKS_TIMEOUT_S
 from jaxrun.head.actions import TakeSnapshot
 from jaxrun.protocol.agent_messages import SnapshotPurpose, SnapshotReply
+from jaxrun.protocol.flight import Flight
 
 _COLLECT_S = 1.5  # seconds; an agent asks for a tenth of one
 
@@ -19,7 +20,7 @@ class StacksCollection:
         self._waits: dict[int, str] = {}
         self._cpu: dict[int, float] = {}
         self._written: dict[int, int] = {}
-        self._flights: dict[int, str] = {}
+        self._flights: dict[int, Flight] = {}
         self._natives: dict[int, str] = {}
 
     @property

@@ -15,7 +15,6 @@ from jaxrun.head.actions import JobOutcome
 from jaxrun.lockstep import report as lockstep
 from jaxrun.lockstep.compare import find_lags
 from jaxrun.lockstep.progress import format_strict_cost
-from jaxrun.protocol.flight import Flight
 from jaxrun.protocol.flight_file import DIVERGENCE_ERROR
 from jaxrun.text import format_ranks, format_seconds, format_signal, has_several_hosts, plural
 from jaxrun.verdict import injected_faults, phrasing
@@ -25,7 +24,6 @@ from jaxrun.verdict.outcome import to_json as to_json
 from jaxrun.verdict.snapshot import Snapshot
 
 _EXIT_UNKNOWN = 1
-_STRICT = '"agreed"'  # in the text of a flight
 _SAME_STEPS = "every rank must take part in the same steps"
 
 
@@ -94,8 +92,7 @@ def _with_divergence(told: Verdict, ending: JobOutcome) -> Verdict:
 
 def _uneven(ending: JobOutcome, hosts: Mapping[int, str]) -> Iterator[str]:
     """Where nobody's own fault is known: which calls some had begun, and others had not."""
-    flights = {rank: Flight.from_json(text) for rank, text in ending.flights.items()}
-    for lag in find_lags(flights) if ending.reason == "failed" else ():
+    for lag in find_lags(ending.flights) if ending.reason == "failed" else ():
         yield f"{lockstep.format_lag(lag, hosts)}."
 
 
@@ -198,7 +195,7 @@ def _no_cause(ends: Sequence[WorkerOutcome], first: WorkerOutcome, hosts: Mappin
 def _ok(case: _Context) -> dict[str, Any]:
     late = [end.rank for end in case.ending.workers if end.killed_by_launcher]
     note = f"{format_ranks(late)} had finished the program but did not end, and had to be killed."
-    strict = {rank: Flight.from_json(text) for rank, text in case.ending.flights.items() if _STRICT in text}
+    strict = {rank: flight for rank, flight in case.ending.flights.items() if flight.agreement_cost[0]}
     return {"exit_code": 0, "details": tuple(filter(None, (note if late else "", format_strict_cost(strict))))}
 
 
