@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import signal
 import subprocess
 import sys
 import threading
@@ -220,14 +221,33 @@ def test_terminate_ends_what_waits_for_ever(tmp_path):
         result.get(60)
 
 
-def test_a_pool_that_nobody_closes_keeps_no_process_from_ending():
-    code = """
+NOBODY_CLOSES = """
+import time
 import jaxrun.map.pool as p
 pool = p.pool(2, platform="cpu")
 print(pool.map(abs, [-1, 2]), pool.apply_async(abs, (-3,)).get())
+pool.apply_async(time.sleep, (1000,))
 """
-    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+
+
+def test_a_pool_that_nobody_closes_keeps_no_process_from_ending():
+    run = subprocess.run([sys.executable, "-c", NOBODY_CLOSES], capture_output=True, text=True, timeout=60)
     assert (run.returncode, run.stdout) == (0, "[1, 2] 3\n"), run
+
+
+KILLED = """
+import os, signal
+import jaxrun.map.pool as p
+pool = p.pool(2, platform="cpu")
+print(*set(pool.map(lambda _: os.getpid(), range(50), 1)), flush=True)
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+def test_processes_of_a_pool_end_with_a_parent_that_is_killed():
+    run = subprocess.run([sys.executable, "-c", KILLED], capture_output=True, text=True, timeout=60)
+    assert run.returncode == -signal.SIGKILL  # and the last of them has closed its stdout
+    assert run.stdout
 
 
 @pytest.mark.parametrize("processes", [0, -1, True, "two"])

@@ -111,6 +111,18 @@ class RemoteFailure:
 
         A RemoteError in its place where it cannot be made here, needs a jax that is not imported, or would end us.
         """
+        found = self._rebuilt()
+        _mark(found, rank=self.rank, host=self.host, ranks=(self.rank,))
+        _mark(found, __cause__=RemoteTraceback(f"rank {self.rank} ({self.host}):\n{self.traceback}"))
+        return found
+
+    def to_exception_of_process(self) -> BaseException:
+        """The same for a process that is no rank of a gang."""
+        found = self._rebuilt()
+        _mark(found, __cause__=RemoteTraceback(self.traceback))
+        return found
+
+    def _rebuilt(self) -> BaseException:
         found: BaseException | None = None
         if self.pickled and (self.home.partition(".")[0] not in _NEEDS_JAX or "jax" in sys.modules):
             try:
@@ -119,8 +131,6 @@ class RemoteFailure:
                 found = None
         if not isinstance(found, BaseException) or isinstance(found, _NOT_OURS_TO_RAISE):
             found = RemoteError(f"{self.error}: {self.message}" if self.message else self.error)
-        _mark(found, rank=self.rank, host=self.host, ranks=(self.rank,))
-        _mark(found, __cause__=RemoteTraceback(f"rank {self.rank} ({self.host}):\n{self.traceback}"))
         return found
 
     @property

@@ -1,34 +1,37 @@
-"""The two ways of a pool, and which of them a function takes: compiled on devices, or plain Python in processes."""
+"""How a pool runs a function: compiled on devices if it uses JAX, else as plain Python in processes."""
 
 from __future__ import annotations
 
 import itertools
+import math
 import os
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Future
 from functools import partial
 from typing import Any
 
-from jaxrun.api import Gang
 from jaxrun.errors import UsageError
-from jaxrun.gang.exceptions import GangError
+from jaxrun.gang.gang import BaseGang
 from jaxrun.job.devices import Gpus
 from jaxrun.job.job import Job
-from jaxrun.job.layout import decide_layout, wanted_platforms
+from jaxrun.job.layout import Layout, decide_layout, wanted_platforms
 from jaxrun.job.machine import probe_machine
+from jaxrun.job.settings import worker_settings
 from jaxrun.map import gang_map
-from jaxrun.map.crew import Crew
-from jaxrun.map.errands import PLAIN, pickled
-from jaxrun.map.items import NotTraceable, parse_chunk_size
+from jaxrun.map.gang_executor import GangExecutor
+from jaxrun.map.items import NotTraceable
 from jaxrun.map.jax_detection import uses_jax
-from jaxrun.map.results import AsyncResult, ItemIterator, of_task, of_thread
+from jaxrun.map.local_executor import LocalExecutor
+from jaxrun.map.python_map import PLAIN_PYTHON, BatchOutcome, PythonMap, pickle_function
+from jaxrun.map.results import settle
 from jaxrun.map.stats import MapStats, last_stats
-from jaxrun.map.tasks import Task
+from jaxrun.protocol.map_messages import CallBatch
 
 
-class Ways:
-    """Starts a gang for each way when it is taken first; arguments as for `pool`."""
+class MapDispatcher:
+    """Decides for each call of a pool, and starts the gang or the processes that it needs. Arguments as for `pool`."""
 
     def __init__(
         self,
@@ -45,134 +48,145 @@ class Ways:
             raise UsageError(f"processes of a pool must be a whole number from 1, not {processes!r}")
         self._cores = processes or len(os.sched_getaffinity(0))
         self._jax, self._hosts, self._platform = jax, hosts or 1, platform
-        self._gang_of = partial(Gang, hosts=hosts, backend=backend, env=env, options=options)
-        self._devices: Gang | None = None
+        self._make_gang = partial(BaseGang, hosts=hosts, backend=backend, env=env, options=options)
         self._lock = threading.Lock()
-        self._closed = False
-        self.crew = Crew(self._start_crew)
-        self.why = "nothing has been mapped yet"
+        self._device_gang: BaseGang | None = None
+        self._executor: LocalExecutor | GangExecutor
+        if self._hosts == 1 and backend == "local" and platform in ("auto", "cpu") and not options:
+            self._executor = LocalExecutor(self._cores, _environment_of_processes(self._cores, env or {}))
+        else:
+            self._executor = GangExecutor(math.ceil(self._cores / self._hosts) * self._hosts, self._start_plain_gang)
+        self.explanation = "nothing has been mapped yet"
 
-    def map(
-        self, func: Callable[..., Any], xs: Iterable[Any], chunk: int | None, *, star: bool, apart: bool = False
-    ) -> AsyncResult:
-        """All results; `apart`: on devices, too, it goes on in a thread."""
-        size: int | str = "auto" if chunk is None else chunk
-        parse_chunk_size(size)
-        # A tuple would be one tree of arrays for gang.map; here it is a sequence of items, like a list.
-        items = xs if hasattr(xs, "__array__") else list(xs)
+    def map(self, func: Callable[..., Any], items: Any, chunk: int | None, *, unpack_items: bool) -> Any:
+        """Return all results: arrays of them from devices, a list from plain Python."""
         if not self._tries_devices(func):
-            return self._map_plain(func, items, chunk, star, _not_for_jax(func))
-
-        def on_devices() -> Any:
-            try:
-                gang = self._device_gang()
-                results = gang_map.map(gang, func, items, chunk=size, star=star)
-            except NotTraceable as refusal:
-                if self._jax:
-                    raise
-                return self._map_plain(func, items, chunk, star, _first_line(refusal)).get()
-            self.why = f"{_name(func)} uses JAX: {last_stats(gang)}"
-            return results
-
-        return of_thread(on_devices, apart=apart)
+            return self._map_python(func, items, chunk, unpack_items, _not_for_jax(func))
+        try:
+            gang = self._started_device_gang()
+            results = gang_map.map(gang, func, items, chunk="auto" if chunk is None else chunk, star=unpack_items)
+        except NotTraceable as refusal:
+            if self._jax:
+                raise
+            return self._map_python(func, items, chunk, unpack_items, _first_line(refusal))
+        self.explanation = f"{_name(func)} uses JAX: {last_stats(gang)}"
+        return results
 
     def imap(self, func: Callable[..., Any], xs: Iterable[Any], chunk: int | None, *, ordered: bool) -> Iterator[Any]:
-        """Results one by one."""
-        parse_chunk_size("auto" if chunk is None else chunk)
+        """Return an iterator over the results."""
         if not self._tries_devices(func):
-            return self._imap_plain(func, xs, chunk, ordered, _not_for_jax(func))
+            return self._imap_python(func, xs, chunk, ordered, _not_for_jax(func))
         return self._imap_on_devices(func, iter(xs), chunk, ordered)
 
-    def apply(self, func: Callable[..., Any], args: Sequence[Any], kwds: Mapping[str, Any] | None) -> AsyncResult:
-        """One call, always plain."""
-        task = self.crew.give(Task.over_all(pickled(func, kwds), [tuple(args)], star=True))
-        return of_task(task, lambda results: results[0])
+    def apply(
+        self, func: Callable[..., Any], args: Sequence[Any], kwds: Mapping[str, Any] | None, future: Future[Any]
+    ) -> None:
+        """Start one call, always as plain Python; its outcome is that of `future`."""
+        batch = CallBatch(pickle_function(func, kwds), True, [tuple(args)], continue_on_error=False)
+        self._executor.submit(batch).add_done_callback(lambda done: settle(future, partial(_only_result, done)))
 
     def close(self) -> None:
-        self._closed = True
-        self.crew.close()
+        """Wait for all that has been started as plain Python, and end its processes."""
+        self._executor.close()
 
-    def join(self) -> None:
-        self.crew.join()
-        if self._devices is not None:
-            self._devices.close()
+    def close_devices(self) -> None:
+        if self._device_gang is not None:
+            self._device_gang.close()
 
-    # ---- the choice
+    def terminate(self) -> None:
+        """Kill what runs as plain Python."""
+        self._executor.terminate()
 
     def _tries_devices(self, func: Callable[..., Any]) -> bool:
-        if self._closed:
-            raise GangError("this pool is closed; make another")
         return uses_jax(func) if self._jax is None else self._jax
 
-    def _map_plain(self, func: Callable[..., Any], items: Any, chunk: int | None, star: bool, why: str) -> AsyncResult:
+    def _map_python(
+        self, func: Callable[..., Any], items: Any, chunk: int | None, unpack_items: bool, why: str
+    ) -> list[Any]:
         began = time.perf_counter()
+        code = pickle_function(func, None)
+        run = PythonMap(self._executor, code, items, batch_size=chunk, unpack_items=unpack_items)
+        results = run.results()
+        platform = "cpu" if self._platform == "auto" else self._platform
+        shape = (PLAIN_PYTHON, self._executor.processes, 1, platform)
+        self.explanation = f"{why}: {MapStats(*shape, run.largest_batch, run.item_count, time.perf_counter() - began)}"
+        return results
 
-        def told(results: list[Any]) -> list[Any]:
-            assert self.crew.gang is not None
-            seconds = time.perf_counter() - began
-            self.why = f"{why}: {MapStats.of(self.crew.gang, PLAIN, task.largest, task.dealt, seconds)}"
-            return results
-
-        task = self.crew.give(Task.over_all(pickled(func, None), items, star=star, size=chunk))
-        return of_task(task, told)
-
-    def _imap_plain(
+    def _imap_python(
         self, func: Callable[..., Any], xs: Iterable[Any], chunk: int | None, ordered: bool, why: str
-    ) -> Iterator[Any]:
-        self.why = f"{why}: {PLAIN}"
-        task = self.crew.give(Task.over_all(pickled(func, None), xs, size=chunk, through=True))
-        return ItemIterator(task, ordered=ordered)
+    ) -> PythonMap:
+        self.explanation = f"{why}: {PLAIN_PYTHON}"
+        code = pickle_function(func, None)
+        return PythonMap(self._executor, code, xs, batch_size=chunk, continue_on_error=True, ordered=ordered)
 
     def _imap_on_devices(
         self, func: Callable[..., Any], xs: Iterator[Any], chunk: int | None, ordered: bool
     ) -> Iterator[Any]:
-        taken: list[Any] = []  # before it was clear that the function can be traced
+        read: list[Any] = []  # items read before it was known that JAX can trace the function
+        is_traced = False
 
-        def noting() -> Iterator[Any]:
+        def remembered() -> Iterator[Any]:
             for item in xs:
-                if not running:
-                    taken.append(item)
+                if not is_traced:
+                    read.append(item)
                 yield item
 
-        running = False
-        gang = self._device_gang()
-        results = gang_map.imap(gang, func, noting(), chunk="auto" if chunk is None else chunk, ordered=ordered)
+        gang = self._started_device_gang()
+        results = gang_map.imap(gang, func, remembered(), chunk="auto" if chunk is None else chunk, ordered=ordered)
         try:
             for result in results:
-                running = True
-                taken.clear()
+                is_traced = True
+                read.clear()
                 yield result
         except NotTraceable as refusal:
-            if self._jax or running:
+            if self._jax or is_traced:
                 raise
-            yield from self._imap_plain(func, itertools.chain(taken, xs), chunk, ordered, _first_line(refusal))
+            yield from self._imap_python(func, itertools.chain(read, xs), chunk, ordered, _first_line(refusal))
         else:
-            self.why = f"{_name(func)} uses JAX: {last_stats(gang)}"
+            self.explanation = f"{_name(func)} uses JAX: {last_stats(gang)}"
         finally:
             results.close()
 
-    # ---- the gangs
-
-    def _start_crew(self) -> Gang:
+    def _start_plain_gang(self) -> BaseGang:
         platform = "cpu" if self._platform == "auto" else self._platform  # plain Python needs no GPU
-        return self._gang_of(-(-self._cores // self._hosts) * self._hosts, 1, platform=platform)
+        return self._make_gang(self._executor.processes, 1, platform=platform)
 
-    def _device_gang(self) -> Gang:
+    def _started_device_gang(self) -> BaseGang:
         with self._lock:
-            if self._devices is None:
-                devices = devices_of_a_process(self._platform, self._cores, self._hosts, os.environ)
-                self._devices = self._gang_of(self._hosts, devices, platform=self._platform)
-            return self._devices
+            if self._device_gang is None:
+                devices = devices_per_process(self._platform, self._cores, self._hosts, os.environ)
+                self._device_gang = self._make_gang(self._hosts, devices, platform=self._platform)
+            return self._device_gang
 
 
-def devices_of_a_process(platform: str, cores: int, hosts: int, environ: Mapping[str, str]) -> int | None:
-    """All GPUs of this machine, or as many CPU devices as there are cores for a host; None for a TPU's own."""
+def devices_per_process(platform: str, cores: int, hosts: int, environ: Mapping[str, str]) -> int | None:
+    """Return how many devices a process should have: all GPUs of a machine, or as many CPU devices as it has cores.
+
+    None for a TPU, which has its own number.
+    """
     job = Job(program=("pool",), platform=platform)
-    machine = probe_machine(wanted_platforms(job, environ), environ)
-    layout = decide_layout(job, machine, environ)
+    layout = _layout(job, environ)
     if layout.gpus != Gpus():
         return max(1, len(layout.gpus.names) // hosts)
     return max(1, cores // hosts) if layout.platform == "cpu" else layout.devices_per_process
+
+
+def _environment_of_processes(processes: int, env: Mapping[str, str]) -> dict[str, str]:
+    """Return what the ranks of a gang with one CPU device each would find in their environment."""
+    job = Job(program=("pool",), platform="cpu", processes=processes, devices_per_process=1)
+    environ = {**os.environ, **env}
+    return {**worker_settings(job, _layout(job, environ), environ, cores=len(os.sched_getaffinity(0))), **env}
+
+
+def _layout(job: Job, environ: Mapping[str, str]) -> Layout:
+    return decide_layout(job, probe_machine(wanted_platforms(job, environ), environ), environ)
+
+
+def _only_result(done: Future[BatchOutcome]) -> Any:
+    outcome = done.result()
+    if outcome.errors:
+        raise outcome.errors[0]
+    return outcome.results[0]
 
 
 def _not_for_jax(func: Callable[..., Any]) -> str:

@@ -7,14 +7,17 @@ their way take is bounded, whatever the number of items.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Generator, Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from jaxrun.errors import UsageError
-from jaxrun.map import errands
-from jaxrun.map import pytree as trees
+from jaxrun.map import gang_calls, pytree
+from jaxrun.map.gang_executor import SERVE_BATCHES, RankExecutor
 from jaxrun.map.items import parse_chunk_size, parse_items
+from jaxrun.map.python_map import PLAIN_PYTHON, PythonMap, pickle_function
 from jaxrun.map.session import ArraySource, IteratorSource, MapSession
+from jaxrun.map.stats import MapStats, record_stats
 
 if TYPE_CHECKING:
     from jaxrun.gang.gang import BaseGang
@@ -46,7 +49,7 @@ def map(
     """
     size = parse_chunk_size(chunk)
     if not jax:
-        return errands.map(gang, f, _as_items(xs, in_axes), size=size, static=static, star=star)
+        return _map_python(gang, f, _as_items(xs, in_axes), size=size, static=static, star=star)
     xs = xs if isinstance(xs, (dict, tuple, list)) or hasattr(xs, "__array__") else list(xs)
     if isinstance(xs, list) and not xs:
         return []
@@ -54,7 +57,7 @@ def map(
     with MapSession(gang, f, items, items.count, size=size, static=static, star=star) as stream:
         for _ in stream.run(ArraySource(items)):
             pass
-        return trees.unflatten(stream.template, stream.results)
+        return pytree.unflatten(stream.template, stream.results)
 
 
 def imap(
@@ -76,7 +79,13 @@ def imap(
     """
     size = parse_chunk_size(chunk)
     if not jax:
-        yield from errands.imap(gang, f, xs, size=size, static=static, star=star, ordered=ordered)
+        code = pickle_function(f, static)
+        with gang.start_call(SERVE_BATCHES) as call:
+            ranks = RankExecutor(gang, call)
+            yield from PythonMap(
+                ranks, code, xs, batch_size=size, unpack_items=star, continue_on_error=True, ordered=ordered
+            )
+            gang_calls.finish(gang, call)
         return
     source = IteratorSource(iter(xs))
     if source.first is None:
@@ -84,7 +93,27 @@ def imap(
     with MapSession(gang, f, source.first, None, size=size, static=static, star=star) as stream:
         for count, leaves in stream.run(source, ordered=ordered):
             for number in range(count):
-                yield trees.unflatten(stream.template, [leaf[number] for leaf in leaves])
+                yield pytree.unflatten(stream.template, [leaf[number] for leaf in leaves])
+
+
+def _map_python(
+    gang: BaseGang,
+    f: Callable[..., Any],
+    xs: Iterable[Any],
+    *,
+    size: int | None,
+    static: Mapping[str, Any] | None,
+    star: bool,
+) -> list[Any]:
+    code = pickle_function(f, static)
+    began = time.perf_counter()
+    with gang.start_call(SERVE_BATCHES) as call:
+        run = PythonMap(RankExecutor(gang, call), code, xs, batch_size=size, unpack_items=star)
+        results = run.results()
+        gang_calls.finish(gang, call)
+    seconds = time.perf_counter() - began
+    record_stats(gang, MapStats.of_gang(gang, PLAIN_PYTHON, run.largest_batch, run.item_count, seconds))
+    return results
 
 
 def _as_items(xs: Any, in_axes: Any) -> Iterable[Any]:

@@ -5,19 +5,23 @@
 
 A function that uses JAX and can be traced is vmapped and compiled, and runs on all devices of one process: nothing
 crosses a pipe. Any other runs as plain Python, item by item, in one process for each core. Both start when they are
-needed first.
+first needed.
 """
 
 from __future__ import annotations
 
 import atexit
+import threading
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from types import TracebackType
 from typing import Any, Self
 
-from jaxrun.map.dispatch import Ways
-from jaxrun.map.results import AsyncResult
+from jaxrun.gang.exceptions import GangError
+from jaxrun.map.dispatch import MapDispatcher
+from jaxrun.map.items import parse_chunk_size
+from jaxrun.map.python_map import PythonMap
+from jaxrun.map.results import AsyncResult, settle
 
 _Callback = Callable[[Any], Any] | None
 _ErrorCallback = Callable[[BaseException], Any] | None
@@ -30,18 +34,21 @@ class Pool:
     gets them one by one, and `map` returns a list.
     """
 
-    def __init__(self, ways: Ways) -> None:
-        self._ways = ways
+    def __init__(self, dispatcher: MapDispatcher) -> None:
+        self._dispatcher = dispatcher
         self._closed = False
+        self._closing: threading.Thread | None = None
+        self._threads: list[threading.Thread] = []
+        self._iterators: weakref.WeakSet[PythonMap] = weakref.WeakSet()
         _pools.add(self)
 
     def map(self, func: Callable[[Any], Any], iterable: Iterable[Any], chunksize: int | None = None) -> Any:
-        """`func` of each item, in order. Raises what func raises for the first item of which it is known."""
-        return self._ways.map(func, iterable, chunksize, star=False).get()
+        """Return `func` of each item, in order. Raises what func raises, for the first item that is known to."""
+        return self._map(func, iterable, chunksize, unpack_items=False)()
 
     def starmap(self, func: Callable[..., Any], iterable: Iterable[Any], chunksize: int | None = None) -> Any:
         """As map; an item is a tuple of func's arguments."""
-        return self._ways.map(func, iterable, chunksize, star=True).get()
+        return self._map(func, iterable, chunksize, unpack_items=True)()
 
     def map_async(
         self,
@@ -51,8 +58,9 @@ class Pool:
         callback: _Callback = None,
         error_callback: _ErrorCallback = None,
     ) -> AsyncResult:
-        """As map, at once; the callbacks are called with the results, or with the error, by another thread."""
-        return self._ways.map(func, iterable, chunksize, star=False, apart=True).then(callback, error_callback)
+        """As map, but return at once; a thread calls one of the callbacks, with the results or with the error."""
+        work = self._map(func, iterable, chunksize, unpack_items=False)
+        return self._in_thread(work, callback, error_callback)
 
     def starmap_async(
         self,
@@ -63,24 +71,25 @@ class Pool:
         error_callback: _ErrorCallback = None,
     ) -> AsyncResult:
         """As map_async; an item is a tuple of func's arguments."""
-        return self._ways.map(func, iterable, chunksize, star=True, apart=True).then(callback, error_callback)
+        work = self._map(func, iterable, chunksize, unpack_items=True)
+        return self._in_thread(work, callback, error_callback)
 
     def imap(self, func: Callable[[Any], Any], iterable: Iterable[Any], chunksize: int | None = None) -> Iterator[Any]:
-        """Results one by one, in order; items are taken only so far ahead as there is room.
+        """Return an iterator over the results, in order; items are read only so far ahead as there is room.
 
         On devices, the pool is busy until the iterator is exhausted or closed.
         """
-        return self._ways.imap(func, iterable, chunksize, ordered=True)
+        return self._imap(func, iterable, chunksize, ordered=True)
 
     def imap_unordered(
         self, func: Callable[[Any], Any], iterable: Iterable[Any], chunksize: int | None = None
     ) -> Iterator[Any]:
         """As imap, in the order in which results come."""
-        return self._ways.imap(func, iterable, chunksize, ordered=False)
+        return self._imap(func, iterable, chunksize, ordered=False)
 
     def apply(self, func: Callable[..., Any], args: Sequence[Any] = (), kwds: Mapping[str, Any] | None = None) -> Any:
-        """`func(*args, **kwds)` in one of the processes."""
-        return self._ways.apply(func, args, kwds).get()
+        """Return `func(*args, **kwds)`, called in one of the processes."""
+        return self.apply_async(func, args, kwds).get()
 
     def apply_async(
         self,
@@ -90,35 +99,86 @@ class Pool:
         callback: _Callback = None,
         error_callback: _ErrorCallback = None,
     ) -> AsyncResult:
-        """As apply, at once."""
-        return self._ways.apply(func, args, kwds).then(callback, error_callback)
+        """As apply, but return at once."""
+        self._check_open()
+        result = AsyncResult(callback, error_callback)
+        self._dispatcher.apply(func, args, kwds, result.future)
+        return result
 
     def close(self) -> None:
-        """Take no more; what was given is done."""
-        self._closed = True
-        self._ways.close()
+        """Take no more work; what has been given is done."""
+        if not self._closed:
+            self._closed = True
+            self._closing = threading.Thread(target=self._finish, name="jaxrun-pool-close", daemon=True)
+            self._closing.start()
 
     def join(self) -> None:
         """Wait until all is done and no process is left; after `close` or `terminate`."""
         if not self._closed:
             raise ValueError("the pool still runs; close() or terminate() it before join()")
-        self._ways.join()
+        if self._closing is not None:
+            self._closing.join()
+        self._dispatcher.close_devices()
 
     def terminate(self) -> None:
-        """Stop the plain processes as they are; a map on devices that is under way is waited for."""
-        self.close()
-        self._ways.crew.terminate()
+        """Kill the plain processes; a map on devices that is in progress is waited for."""
+        self._closed = True
+        self._iterators.clear()
+        self._dispatcher.terminate()
+        if self._closing is None:  # and no thread can be started any more while the interpreter exits
+            self._finish()
         self.join()
 
     def explain(self) -> str:
-        """What was chosen for the last map, why, and how fast it was."""
-        return self._ways.why
+        """Return what was chosen for the last map, why, and how fast it was."""
+        return self._dispatcher.explanation
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         self.terminate()
+
+    def _map(
+        self, func: Callable[..., Any], iterable: Iterable[Any], chunksize: int | None, *, unpack_items: bool
+    ) -> Callable[[], Any]:
+        """Return the work that a map is, once its arguments have been checked and its items read."""
+        self._check(chunksize)
+        # A tuple would be one tree of arrays for gang.map; here it is a sequence of items, like a list.
+        items = iterable if hasattr(iterable, "__array__") else list(iterable)
+        return lambda: self._dispatcher.map(func, items, chunksize, unpack_items=unpack_items)
+
+    def _imap(
+        self, func: Callable[..., Any], iterable: Iterable[Any], chunksize: int | None, *, ordered: bool
+    ) -> Iterator[Any]:
+        self._check(chunksize)
+        results = self._dispatcher.imap(func, iterable, chunksize, ordered=ordered)
+        if isinstance(results, PythonMap):
+            self._iterators.add(results)
+        return results
+
+    def _in_thread(self, work: Callable[[], Any], callback: _Callback, error_callback: _ErrorCallback) -> AsyncResult:
+        result = AsyncResult(callback, error_callback)
+        thread = threading.Thread(target=settle, args=(result.future, work), name="jaxrun-map", daemon=True)
+        self._threads = [*(one for one in self._threads if one.is_alive()), thread]
+        thread.start()
+        return result
+
+    def _finish(self) -> None:
+        """Have done all that has been given, and end the plain processes."""
+        for iterator in tuple(self._iterators):
+            iterator.submit_all()
+        for thread in self._threads:
+            thread.join()
+        self._dispatcher.close()
+
+    def _check(self, chunksize: int | None) -> None:
+        parse_chunk_size("auto" if chunksize is None else chunksize)
+        self._check_open()
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise GangError("this pool is closed; make another")
 
 
 def pool(processes: int | None = None, **more: Any) -> Pool:
@@ -128,7 +188,7 @@ def pool(processes: int | None = None, **more: Any) -> Pool:
     jax:        True: trace and compile every function, or raise NotTraceable; False: none; None: those that use JAX
     hosts, backend, platform, env, options:  as for Gang; over hosts there is one process with devices on each
     """
-    return Pool(Ways(processes, **more))
+    return Pool(MapDispatcher(processes, **more))
 
 
 _pools: weakref.WeakSet[Pool] = weakref.WeakSet()

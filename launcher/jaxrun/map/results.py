@@ -1,125 +1,62 @@
-"""What a pool hands out for work that goes on: AsyncResult, and the iterator of imap."""
+"""AsyncResult: what a pool returns for work that is not done yet."""
 
 from __future__ import annotations
 
-import threading
-from collections import deque
 from collections.abc import Callable
 from concurrent import futures
 from concurrent.futures import Future
-from typing import Any, Self
-
-from jaxrun.map.tasks import Task
+from typing import Any
 
 
 class AsyncResult:
-    """As multiprocessing's: a result that may not be there yet."""
+    """As multiprocessing's: the result of work that may not be done yet, which is the result of `future`.
 
-    def __init__(self, future: Future[Any]) -> None:
-        self._future = future
+    When the work is done, `callback` is called with the result or `error_callback` with the error.
+    """
+
+    def __init__(
+        self, callback: Callable[[Any], Any] | None, error_callback: Callable[[BaseException], Any] | None
+    ) -> None:
+        self.future: Future[Any] = Future()
+        self._callback = callback
+        self._error_callback = error_callback
+        self.future.add_done_callback(self._call_back)
 
     def get(self, timeout: float | None = None) -> Any:
-        """The result, or what was raised, when it is there; multiprocessing.TimeoutError after `timeout` seconds."""
+        """Wait for the result. Raises what the work raised, multiprocessing.TimeoutError after `timeout` seconds."""
         from multiprocessing import TimeoutError
 
         try:
-            return self._future.result(timeout)
+            return self.future.result(timeout)
         except futures.TimeoutError:
-            if self._future.done():
+            if self.future.done():
                 raise
             raise TimeoutError(f"no result within {timeout:g} s") from None
 
     def wait(self, timeout: float | None = None) -> None:
-        """Until it is there, or `timeout` seconds are over."""
-        futures.wait([self._future], timeout)
+        """Wait until the work is done, at most `timeout` seconds."""
+        futures.wait([self.future], timeout)
 
     def ready(self) -> bool:
-        return self._future.done()
+        return self.future.done()
 
     def successful(self) -> bool:
-        """Whether there is a result, no error. ValueError if it is not there yet."""
+        """Whether the work is done without an error. Raises ValueError if it is not done."""
         if not self.ready():
             raise ValueError(f"{self!r} is not ready; wait() for it first")
-        return self._future.exception() is None
+        return self.future.exception() is None
 
-    def then(
-        self, callback: Callable[[Any], Any] | None, error_callback: Callable[[BaseException], Any] | None
-    ) -> Self:
-        """Call one of them when it is there."""
-
-        def tell(future: Future[Any]) -> None:
-            error = future.exception()
-            if error is not None and error_callback is not None:
-                error_callback(error)
-            if error is None and callback is not None:
-                callback(future.result())
-
-        self._future.add_done_callback(tell)
-        return self
+    def _call_back(self, future: Future[Any]) -> None:
+        error = future.exception()
+        if error is None and self._callback is not None:
+            self._callback(future.result())
+        if error is not None and self._error_callback is not None:
+            self._error_callback(error)
 
 
-def of_task(task: Task, make: Callable[[list[Any]], Any]) -> AsyncResult:
-    """What `make` makes of the results of a task."""
-    future: Future[Any] = Future()
-
-    def tell() -> None:
-        try:
-            future.set_result(make(task.results()))
-        except BaseException as error:
-            future.set_exception(error)
-
-    task.when_over(tell)
-    return AsyncResult(future)
-
-
-def of_thread(work: Callable[[], Any], *, apart: bool) -> AsyncResult:
-    """What `work` returns; it runs here and now, or in a thread of its own."""
-    future: Future[Any] = Future()
-
-    def run() -> None:
-        try:
-            future.set_result(work())
-        except BaseException as error:
-            if not apart:
-                raise
-            future.set_exception(error)
-
-    if apart:
-        threading.Thread(target=run, name="jaxrun-map", daemon=True).start()
-    else:
-        run()
-    return AsyncResult(future)
-
-
-class ItemIterator:
-    """The results of a task, one by one. An item that raised raises here, and the next ones follow."""
-
-    def __init__(self, task: Task, *, ordered: bool) -> None:
-        self._task = task
-        self._ordered = ordered
-        self._here: deque[tuple[Any, BaseException | None]] = deque()
-
-    def __iter__(self) -> Self:
-        return self
-
-    def __next__(self) -> Any:
-        return self.next()
-
-    def next(self, timeout: float | None = None) -> Any:
-        """The next result; multiprocessing.TimeoutError if it does not come within `timeout` seconds."""
-        from multiprocessing import TimeoutError
-
-        task = self._task
-        while not self._here:
-            with task.changed:
-                if not task.changed.wait_for(lambda: task.has_next(ordered=self._ordered) or task.over, timeout):
-                    raise TimeoutError(f"no result within {timeout:g} s")
-                if not task.has_next(ordered=self._ordered):
-                    if task.failure is not None:
-                        raise task.failure
-                    raise StopIteration
-                self._here += task.next_results(ordered=self._ordered) or []
-        result, error = self._here.popleft()
-        if error is not None:
-            raise error
-        return result
+def settle(future: Future[Any], make: Callable[[], Any]) -> None:
+    """Make what `make` returns or raises the outcome of `future`."""
+    try:
+        future.set_result(make())
+    except BaseException as error:
+        future.set_exception(error)

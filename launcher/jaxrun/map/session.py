@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any, Protocol, Self
 from jaxrun import RUNTIME
 from jaxrun.gang.call import Disconnected, GangCall, LauncherOutput, Printed, RankMessage, Returned
 from jaxrun.gang.exceptions import combined_exception
-from jaxrun.map.errands import pickled
 from jaxrun.map.items import MapInput, NotTraceable, stack_items
+from jaxrun.map.python_map import pickle_function
 from jaxrun.map.scheduler import ChunkScheduler, RankWindow
 from jaxrun.map.shared_slots import SlotPool
 from jaxrun.map.stats import MapStats, record_stats
@@ -94,7 +94,7 @@ class MapSession:
         self._gang, self._items, self._count = gang, items, count
         devices = sum(worker.devices for worker in gang.workers)
         task = StartMap(
-            code=pickled(f, static),
+            code=pickle_function(f, static),
             unpack_items=star,
             template=items.template,
             item_specs=items.specs,
@@ -256,7 +256,7 @@ class MapSession:
     def _note(self) -> None:
         chunk = next(iter(self._dealer.windows.values())).size
         seconds = time.perf_counter() - self._began
-        record_stats(self._gang, MapStats.of(self._gang, "vmap and jit", chunk, self._dealer.done, seconds))
+        record_stats(self._gang, MapStats.of_gang(self._gang, "vmap and jit", chunk, self._dealer.done, seconds))
 
 
 def _refusal(name: str, refused: CannotTrace) -> str:

@@ -23,9 +23,9 @@ class MapStats:
     seconds: float
 
     @classmethod
-    def of(cls, gang: BaseGang, way: str, chunk: int, items: int, seconds: float) -> Self:
+    def of_gang(cls, gang: BaseGang, method: str, chunk: int, items: int, seconds: float) -> Self:
         first = gang.workers[0]
-        return cls(way, len(gang.workers), first.devices, first.platform, chunk, items, seconds)
+        return cls(method, len(gang.workers), first.devices, first.platform, chunk, items, seconds)
 
     def __str__(self) -> str:
         processes = f"{self.processes} process{'es' * (self.processes > 1)}"

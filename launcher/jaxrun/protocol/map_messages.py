@@ -135,29 +135,26 @@ class EndOfChunks:
 
 @dataclass(frozen=True, slots=True)
 class CallBatch:
-    """Call a Python function for each of `items`, the first of which is number `start` of its task.
+    """Call a Python function for each of `items`.
 
-    code:     as in Batched; None if the rank's last errand was of the same task
-    through:  whether to go on after an item that has raised
+    code:               as in StartMap; None if the rank's last batch had the same one
+    unpack_items:       whether an item is a tuple of the function's arguments
+    continue_on_error:  whether to go on after an item that has raised
     """
 
-    task: int
     code: bytes | None
     unpack_items: bool
-    start: int
     items: list[Any]
     continue_on_error: bool
 
 
 @dataclass(frozen=True, slots=True)
 class BatchResult:
-    """What came of an Errand, in `seconds`: a result for each item, as far as it got, and what items raised.
+    """A result for each item of a CallBatch as far as it got, which took `seconds`.
 
-    `errors` says it by the item's place in the errand, as a gang's rank says what its function raised.
+    `errors` describes what items raised, by their position, as a gang's rank describes what its function raised.
     """
 
-    task: int
-    start: int
     results: list[Any]
     errors: dict[int, dict[str, Any]]
     seconds: float

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from jaxrun.map.scheduler import ChunkScheduler, RankWindow
@@ -28,6 +28,7 @@ def deal(dealer, there):
 hands_of_ranks = st.lists(st.tuples(st.integers(1, 40), st.integers(1, 4)), min_size=1, max_size=5)
 
 
+@settings(deadline=None)
 @given(st.integers(0, 300), st.booleans(), hands_of_ranks, st.data())
 def test_every_item_is_dealt_once_and_no_rank_has_more_than_it_has_room_for(there, known, hands, data):
     dealer = ChunkScheduler(

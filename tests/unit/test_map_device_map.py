@@ -11,8 +11,6 @@ import pytest
 
 from jaxrun.protocol.map_messages import (
     ArraySpec,
-    BatchResult,
-    CallBatch,
     CannotTrace,
     ChunkDone,
     ChunkFailed,
@@ -27,7 +25,6 @@ from jaxrun.protocol.map_messages import (
 from jaxrun.protocol.payload import SharedBuffer
 from jaxrun_runtime import gang_worker
 from jaxrun_runtime.map import device_map as mapping
-from jaxrun_runtime.map import errands as mapping_errands
 from jaxrun_runtime.map.chunk_sizes import ChunkSizer
 
 NUMBERS = (ArraySpec((), np.dtype("float32")),)
@@ -153,50 +150,6 @@ def test_a_chunk_that_fails_on_its_device_is_told_and_raised(talk_with, monkeypa
     with pytest.raises(RuntimeError, match="out of memory"):
         mapping.serve(batched(lambda x: x, size=5))
     assert [type(one) for one in talk.all_sent()] == [MapReady, ChunkFailed]
-
-
-def errands(function, *items, through=False):
-    code = cloudpickle.dumps((function, {}))
-    return CallBatch(1, code, False, 0, list(items), through)
-
-
-def test_an_errand_brings_a_result_for_each_item(talk_with):
-    again = CallBatch(1, None, False, 2, [5], False)
-    talk = talk_with(errands(str, 3, 4), again, EndOfChunks())
-    mapping_errands.serve()
-    assert [back.results for back in talk.all_sent()] == [["3", "4"], ["5"]]
-
-
-@pytest.mark.parametrize(("through", "results"), [(False, [1.0]), (True, [1.0, None, 0.5])])
-def test_an_item_that_raises_is_told_with_its_place(talk_with, through, results):
-    talk = talk_with(errands(lambda x: 1 / x, 1, 0, 2, through=through), EndOfChunks())
-    mapping_errands.serve()
-    (back,) = talk.all_sent()
-    assert back.results == results
-    assert list(back.errors) == [1]
-    assert back.errors[1]["error"] == "ZeroDivisionError"
-
-
-def test_a_function_that_cannot_be_loaded_fails_its_items(talk_with):
-    talk = talk_with(CallBatch(1, b"no pickle", False, 0, [1, 2], False), EndOfChunks())
-    mapping_errands.serve()
-    (back,) = talk.all_sent()
-    assert back.errors[0]["error"] == "UnpicklingError"
-
-
-def test_results_that_cannot_be_sent_are_errors(talk_with):
-    talk = talk_with(errands(str, 1), EndOfChunks())
-    sent = []
-
-    def send(value):
-        sent.append(value)
-        if len(sent) == 1:
-            raise TypeError("cannot pickle that")
-
-    talk.send = send
-    mapping_errands.serve()
-    assert isinstance(sent[-1], BatchResult)
-    assert sent[-1].errors[0]["message"] == "cannot pickle that"
 
 
 def test_done_says_what_the_next_chunks_should_be(talk_with):

@@ -36,7 +36,7 @@ def test_a_line_is_one_site_and_another_line_another(sites, found):
     other = _here(sites)
     assert (numbers, other) == ([1, 1, 1], 2)
     assert found[1][0] == f"{__file__}:{line} test_a_line_is_one_site_and_another_line_another"
-    assert sites.place(1) == f"test_callsites.py:{line} test_a_line_is_one_site_and_another_line_another"
+    assert sites.place(1) == f"test_lockstep_call_sites.py:{line} test_a_line_is_one_site_and_another_line_another"
     assert sites.place(0) == ""
 
 
