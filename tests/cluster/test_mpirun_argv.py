@@ -17,8 +17,7 @@ from launch_modes import MPI, Engine
 
 from jaxrun.backends import mpirun
 from jaxrun.job.job import Job
-from jaxrun.job.launch_command import AGENT_ARGV
-from jaxrun.job.machine import Machine
+from jaxrun.job.plan import AGENT_ARGV
 from jaxrun.protocol.env import AgentEnv
 
 if TYPE_CHECKING:
@@ -100,7 +99,7 @@ def test_every_rank_runs_where_it_was_planned_with_all_it_was_given(
 def start(directory: str, fields: str) -> int:
     """Plan a job as jaxrun would here, and start it; every rank leaves a file in the directory."""
     job = Job(program=("p",), backend="mpirun", env={"JRTB_LAST": os.environ["JRTB_LAST"]}, **json.loads(fields))
-    made = mpirun.plan(job, Machine(os.uname().nodename, ()), os.environ, "ab" * 16)
+    made = mpirun.plan(job, os.environ, "ab" * 16)
     starter = made.launch_command
     assert starter is not None
     probe = Path(directory, "probe.py")

@@ -31,18 +31,18 @@ import ast, json, os, subprocess, sys
 from jaxrun.backends import slurm
 from jaxrun.errors import JaxrunError
 from jaxrun.job.job import Job
-from jaxrun.job.machine import Machine
-from jaxrun.job.launch_command import AGENT_ARGV
+from jaxrun.job.plan import AGENT_ARGV
 request, probe = ast.literal_eval(sys.argv[1]), sys.argv[2]
 try:
-    made = slurm.plan(Job(program=("p",), backend="slurm", **request), Machine("here", (0,)), os.environ, "ab" * 16)
+    made = slurm.plan(Job(program=("p",), backend="slurm", **request), os.environ, "ab" * 16)
 except JaxrunError as error:
     sys.exit(str(error))
-environ = {name: value for name, value in os.environ.items() if name not in made.starter.unset_env}
-argv = [*made.starter.argv[: -len(AGENT)], sys.executable, "-c", probe]
-done = subprocess.run(argv, env=environ | made.starter.set_env, input="to rank 0", capture_output=True, text=True)
+environ = {name: value for name, value in os.environ.items() if name not in made.launch_command.unset_env}
+argv = [*made.launch_command.argv[: -len(AGENT_ARGV)], sys.executable, "-c", probe]
+environ |= made.launch_command.set_env
+done = subprocess.run(argv, env=environ, input="to rank 0", capture_output=True, text=True)
 seen = sorted(ast.literal_eval(line) for line in done.stdout.splitlines())
-planned = [worker.host for worker in made.workers], made.starter.set_env["SRUN_CPUS_PER_TASK"]
+planned = [worker.host for worker in made.workers], made.launch_command.set_env["SRUN_CPUS_PER_TASK"]
 json.dump([planned, seen, done.stderr, done.returncode], sys.stdout)
 """
 
@@ -50,15 +50,15 @@ json.dump([planned, seen, done.stderr, done.returncode], sys.stdout)
 SUBMITS = """
 import ast, os, re, sys
 from pathlib import Path
-from jaxrun.backends import batch
+from jaxrun.backends import sbatch
 from jaxrun.errors import JaxrunError
 from jaxrun.job.job import Job
-from jaxrun.backends.follow import submit
+from jaxrun.backends.follow import submit_and_follow
 job = Job(program=("p",), backend="slurm", **ast.literal_eval(sys.argv[1]))
-text = batch.script(job, ["p"], directory=os.getcwd(), file="job.sh")
+text = sbatch.sbatch_script(job, ["p"], directory=os.getcwd(), file="job.sh")
 text = re.sub("(?m)^exec .*$", lambda _: "exec " + sys.argv[2], text)
 try:
-    sys.exit(submit(text, Path("job.sh"), os.environ))
+    sys.exit(submit_and_follow(text, Path("job.sh"), os.environ))
 except JaxrunError as error:
     print(error, file=sys.stderr)
     sys.exit(error.exit_code)

@@ -10,8 +10,8 @@ import pytest
 
 from jaxrun.backends.local import plan
 from jaxrun.forkserver import early
+from jaxrun.job.devices import Machine
 from jaxrun.job.job import Job
-from jaxrun.job.machine import Machine
 
 
 @pytest.fixture
@@ -37,7 +37,7 @@ def _start(servers, environ):
 
 def _plan(started, environ, **request):
     job = Job(program=("train.py", "a b"), platform="cpu", **request)
-    return plan(job, Machine("box", cores=(0, 1)), environ, started.job_id)
+    return plan(job, environ, started.job_id, Machine("box", cores=(0, 1)))
 
 
 def test_an_early_server_that_fits_is_used(servers, environ):

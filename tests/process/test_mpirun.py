@@ -14,8 +14,7 @@ from jaxrun.backends.slurm_allocation import Allocation
 from jaxrun.errors import UnavailableError, UsageError
 from jaxrun.job.hosts import HostSlots
 from jaxrun.job.job import Job
-from jaxrun.job.launch_command import AGENT_ARGV
-from jaxrun.job.machine import Machine
+from jaxrun.job.plan import AGENT_ARGV
 from jaxrun.protocol.env import AgentEnv
 
 _ID = "0123456789abcdef" * 2
@@ -45,7 +44,7 @@ def install(tmp_path, monkeypatch):
 
 
 def _planned(environ, **request):
-    return plan(_job(**request), Machine("box", (0,)), environ, _ID)
+    return plan(_job(**request), environ, _ID)
 
 
 def _hosts(*slots):
@@ -252,7 +251,7 @@ def test_what_is_no_mpirun_is_quoted(install, says, status, message):
 
 
 def test_an_mpirun_that_does_not_answer_is_given_up(install, monkeypatch):
-    monkeypatch.setattr(mpirun, "_VERSION_TIMEOUT", 0.2)
+    monkeypatch.setattr(mpirun, "_VERSION_TIMEOUT_S", 0.2)
     with pytest.raises(UnavailableError, match=r"--version has not answered in 0.2 s"):
         _planned(install("", words="exec sleep 20"), processes=1)
 

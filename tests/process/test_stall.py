@@ -27,7 +27,7 @@ def test_work_and_output_are_signs_of_life(tmp_path):
 
 
 def test_where_ci_is_set_it_is_on_and_0_turns_it_off():
-    from jaxrun.cli.main import make_job
+    from jaxrun.cli.options import make_job
 
     given = {"program": ("train.py",)}
     assert make_job(given, {"CI": "true"}).stall_timeout == 300.0

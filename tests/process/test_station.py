@@ -41,7 +41,7 @@ from jaxrun import supervise
 from jaxrun.backends import remote
 from jaxrun.job.fault_spec import parse_faults
 from jaxrun.job.job import Job
-from jaxrun.job.launch_command import LaunchCommand
+from jaxrun.job.plan import LaunchCommand
 
 script, options, *codes = sys.argv[1:]
 options = json.loads(options)

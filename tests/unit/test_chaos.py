@@ -61,7 +61,10 @@ FAULTS = st.builds(
 
 @given(st.lists(FAULTS, min_size=1, max_size=3))
 def test_written_faults_read_back_the_same(faults):
-    assert parse_faults(",".join(map(str, faults))) == tuple(faults)
+    def as_sets(faults):
+        return [(fault.kind, set().union(*fault.ranks), fault.after) for fault in faults]
+
+    assert as_sets(parse_faults(",".join(map(str, faults)))) == as_sets(faults)
 
 
 def test_a_rank_that_the_job_does_not_have_is_refused():

@@ -4,12 +4,12 @@ import os
 import subprocess
 import sys
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 
 import jaxrun
-from jaxrun.cli.main import main, make_job
+from jaxrun.cli.main import main
+from jaxrun.cli.options import make_job
 from jaxrun.errors import UsageError
 from jaxrun.job.job import Job
 
@@ -30,8 +30,7 @@ def here(tmp_path, monkeypatch):
 def plans(monkeypatch):
     """Collects the plans that would be run; the job's exit code is then 42."""
     collected = []
-    supervise = SimpleNamespace(run=lambda plan, environ, head_start: collected.append(plan) or 42)
-    monkeypatch.setattr(jaxrun, "supervise", supervise, raising=False)
+    monkeypatch.setattr("jaxrun.supervisor.run.run", lambda plan, environ, early_server: collected.append(plan) or 42)
     return collected
 
 
@@ -249,10 +248,10 @@ def test_dry_run_prints_the_plan_and_starts_nothing(here, plans, capsys):
 
 
 def test_an_error_of_the_run_ends_in_its_exit_code(here, monkeypatch, capsys):
-    def refuse(plan, environ, head_start):
+    def refuse(plan, environ, early_server):
         raise UsageError("the run directory is taken")
 
-    monkeypatch.setattr(jaxrun, "supervise", SimpleNamespace(run=refuse), raising=False)
+    monkeypatch.setattr("jaxrun.supervisor.run.run", refuse)
     assert main(["train.py"]) == 2
     assert capsys.readouterr().err == "jaxrun: the run directory is taken\n"
 

@@ -8,8 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from jaxrun.job import devices
-from jaxrun.job.devices import GpuCard
-from jaxrun.job.machine import probe_machine
+from jaxrun.job.devices import GpuCard, probe_machine
 
 _EIGHT = tuple(GpuCard(f"GPU-{i}aaaa-bbbb", f"H{i}") for i in range(8))
 _MIG = (

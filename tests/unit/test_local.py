@@ -7,12 +7,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jaxrun.backends import BACKENDS, backend
 from jaxrun.backends.local import plan
 from jaxrun.errors import UsageError
-from jaxrun.job.devices import Gpus
+from jaxrun.job.devices import Gpus, Machine
 from jaxrun.job.job import Job
-from jaxrun.job.machine import Machine
 
 _ID = "0123456789abcdef" * 2
 _CPU = Machine("box", cores=(0, 1, 2, 3), gpus={"cuda": Gpus(), "rocm": Gpus()})
@@ -20,13 +18,13 @@ _EIGHT = Machine("box", tuple(range(64)), {"cuda": Gpus(("NVIDIA H200",) * 8, "N
 
 
 def _plan(machine=_CPU, environ=None, **request):
-    return plan(Job(program=("train.py",), **request), machine, environ or {}, _ID)
+    return plan(Job(program=("train.py",), **request), environ or {}, _ID, machine)
 
 
 def test_every_worker_runs_the_runtime_with_the_users_own_arguments():
-    made = plan(Job(program=("a b.py", "--n", "-m", "")), _CPU, {}, _ID)
+    made = plan(Job(program=("a b.py", "--n", "-m", "")), {}, _ID, _CPU)
     assert made.argv == (sys.executable, "-m", "jaxrun_runtime", "a b.py", "--n", "-m", "")
-    made = plan(Job(program=("pkg.mod", "x"), module=True), _CPU, {}, _ID)
+    made = plan(Job(program=("pkg.mod", "x"), module=True), {}, _ID, _CPU)
     assert made.argv == (sys.executable, "-m", "jaxrun_runtime", "-m", "pkg.mod", "x")
 
 
@@ -136,7 +134,7 @@ def test_gpus_are_left_alone_when_the_cpu_was_asked_for():
 @given(st.integers(1, 5), st.integers(1, 5), st.integers(1, 12))
 def test_simulated_hosts_hold_equal_blocks_of_ranks(hosts, each, cores):
     machine = Machine("box", tuple(range(cores)))
-    made = plan(Job(program=("p",), processes=hosts * each, simulated_hosts=hosts), machine, {}, _ID)
+    made = plan(Job(program=("p",), processes=hosts * each, simulated_hosts=hosts), {}, _ID, machine)
     assert [w.rank for w in made.workers] == list(range(hosts * each))
     assert [w.host for w in made.workers] == [f"h{h + 1}" for h in range(hosts) for _ in range(each)]
     assert [w.local_rank for w in made.workers] == list(range(each)) * hosts
@@ -146,7 +144,7 @@ def test_simulated_hosts_hold_equal_blocks_of_ranks(hosts, each, cores):
 
 def test_a_simulated_boot_id_looks_like_one_and_belongs_to_job_and_host():
     (first, second), (other, _) = (
-        [worker.simulated_boot_id for worker in plan(Job(program=("p",), simulated_hosts=2), _CPU, {}, job_id).workers]
+        [worker.simulated_boot_id for worker in plan(Job(program=("p",), simulated_hosts=2), {}, job_id, _CPU).workers]
         for job_id in (_ID, _ID[::-1])
     )
     assert re.fullmatch(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}", first)
@@ -245,11 +243,6 @@ def test_ranks_that_the_job_has_not_are_refused(option):
     assert _plan(processes=4, **{option: (range(4),)})
     with pytest.raises(UsageError, match="names rank 4, but the ranks of this job are 0 to 3"):
         _plan(processes=4, **{option: (range(2), range(3, 5))})
-
-
-@pytest.mark.parametrize("name", BACKENDS)
-def test_every_backend_on_offer_exists(name):
-    assert callable(backend(name))
 
 
 def test_xla_has_two_threads_for_each_simulated_device():

@@ -63,8 +63,8 @@ def test_other_programs_are_no_mpirun_that_is_known(text):
     ],
 )
 def test_hosts_that_are_alike(family, expected):
-    words = _words(family, processes=4, counts=(("h1", 2), ("h2", 2)), per_host=2)
-    assert words == ("/mpi/mpirun", *family.unbound, *expected.split(), "/data/my run", "agent", "-m")
+    words = _words(family, processes=4, host_counts=(("h1", 2), ("h2", 2)), per_host=2)
+    assert words == ("/mpi/mpirun", *family.unbind_words, *expected.split(), "/data/my run", "agent", "-m")
 
 
 @pytest.mark.parametrize(
@@ -78,7 +78,7 @@ def test_hosts_that_are_alike(family, expected):
 )
 def test_hosts_that_differ(family, expected):
     request = MpirunRequest(processes=3, host_counts=(("h2", 2), ("h1", 1)), directory="/")
-    assert mpirun_argv(family, "mpirun", request, ["agent"]) == ("mpirun", *family.unbound, *expected.split())
+    assert mpirun_argv(family, "mpirun", request, ["agent"]) == ("mpirun", *family.unbind_words, *expected.split())
 
 
 @pytest.mark.parametrize("family", [OPEN_MPI_4, OPEN_MPI_5])
@@ -100,7 +100,7 @@ def test_every_rank_is_put_where_it_was_planned(counts, say_alike):
     per_host = next(iter(counts.values())) if alike and say_alike else None
     planned = [name for name, count in counts.items() for _ in range(count)]
     for family in FAMILIES:
-        words = _words(family, processes=len(planned), counts=tuple(counts.items()), per_host=per_host)
+        words = _words(family, processes=len(planned), host_counts=tuple(counts.items()), per_host=per_host)
         assert list(itertools.chain(*map(_as_mpirun_reads, _blocks(words)))) == planned
 
 
@@ -121,28 +121,28 @@ def _as_mpirun_reads(block):
 
 def test_variables_go_by_name_to_open_mpi_and_by_themselves_to_hydra():
     for family in (OPEN_MPI_4, OPEN_MPI_5):
-        assert "-x A -x JAXRUN_TOKEN -n" in " ".join(_words(family, processes=1, names=("A", "JAXRUN_TOKEN")))
+        assert "-x A -x JAXRUN_TOKEN -n" in " ".join(_words(family, processes=1, variables=("A", "JAXRUN_TOKEN")))
     for family in (MPICH, INTEL):
-        assert "A" not in _words(family, processes=1, names=("A",))
+        assert "A" not in _words(family, processes=1, variables=("A",))
 
 
 def test_root_gives_the_option_once_and_others_never():
     for family in (OPEN_MPI_4, OPEN_MPI_5):
-        assert _words(family, processes=1, root=True)[1] == "--allow-run-as-root"
-        words = _words(family, processes=1, root=True, more=("--allow-run-as-root",))
+        assert _words(family, processes=1, as_root=True)[1] == "--allow-run-as-root"
+        words = _words(family, processes=1, as_root=True, user_words=("--allow-run-as-root",))
         assert words.count("--allow-run-as-root") == 1
         assert "--allow-run-as-root" not in _words(family, processes=1)
-    assert _words(MPICH, processes=1, root=True) == _words(MPICH, processes=1)
+    assert _words(MPICH, processes=1, as_root=True) == _words(MPICH, processes=1)
 
 
-@pytest.mark.parametrize("family", FAMILIES, ids=lambda family: family.says)
+@pytest.mark.parametrize("family", FAMILIES, ids=lambda family: family.version_pattern)
 def test_the_users_words_stand_right_before_the_program(family):
-    words = _words(family, processes=1, more=("--verbose", "a b"))
+    words = _words(family, processes=1, user_words=("--verbose", "a b"))
     assert words[-4:] == ("--verbose", "a b", "agent", "-m")
 
 
 def test_the_users_words_stand_in_the_first_block_only():
-    words = _words(INTEL, processes=3, counts=(("h1", 2), ("h2", 1)), more=("-verbose",))
+    words = _words(INTEL, processes=3, host_counts=(("h1", 2), ("h2", 1)), user_words=("-verbose",))
     assert words.count("-verbose") == 1 and words.index("-verbose") < words.index(":")
     assert words.count("agent") == 2 and words[-1] == "-m"
 
@@ -150,11 +150,11 @@ def test_the_users_words_stand_in_the_first_block_only():
 @pytest.mark.parametrize(
     "choice",
     [
-        {"more": ("--bind-to", "core")},
-        {"more": ("-bind-to", "core")},
-        {"more": ("--bind-to=core",)},
-        {"more": ("--mca", "hwloc_base_binding_policy", "core")},
-        {"given": {"OMPI_MCA_hwloc_base_binding_policy": "core"}},
+        {"user_words": ("--bind-to", "core")},
+        {"user_words": ("-bind-to", "core")},
+        {"user_words": ("--bind-to=core",)},
+        {"user_words": ("--mca", "hwloc_base_binding_policy", "core")},
+        {"environ": {"OMPI_MCA_hwloc_base_binding_policy": "core"}},
     ],
 )
 def test_the_users_binding_takes_the_place_of_none(choice):
@@ -164,13 +164,13 @@ def test_the_users_binding_takes_the_place_of_none(choice):
 
 @pytest.mark.parametrize("family", [OPEN_MPI_4, OPEN_MPI_5])
 def test_the_users_mapping_takes_the_place_of_ours(family):
-    words = _words(family, processes=3, counts=(("h1", 2), ("h2", 1)), more=("--map-by", "node"))
+    words = _words(family, processes=3, host_counts=(("h1", 2), ("h2", 1)), user_words=("--map-by", "node"))
     assert words.count("--map-by") == 1
     assert "--host h1:2,h2:1 --wdir" in " ".join(words)
 
 
 def test_a_value_is_not_taken_for_an_option():
-    words = _words(OPEN_MPI_5, processes=1, more=("--output", "map-by"))
+    words = _words(OPEN_MPI_5, processes=1, user_words=("--output", "map-by"))
     assert "--map-by" in words
 
 
@@ -179,9 +179,9 @@ def test_hydra_is_told_how_to_reach_hosts_unless_the_user_says_it(family):
     assert _words(family, processes=1, launcher="ssh")[1:3] == ("-launcher", "ssh")
     assert "-launcher" not in _words(family, processes=1)
     for choice in (
-        {"more": ("-launcher", "fork")},
-        {"more": ("-bootstrap", "fork")},
-        {"given": {"HYDRA_LAUNCHER": ""}},
+        {"user_words": ("-launcher", "fork")},
+        {"user_words": ("-bootstrap", "fork")},
+        {"environ": {"HYDRA_LAUNCHER": ""}},
     ):
         assert "ssh" not in _words(family, processes=1, launcher="ssh", **choice)
     assert "ssh" not in _words(OPEN_MPI_5, processes=1, launcher="ssh")

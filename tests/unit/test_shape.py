@@ -4,8 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from jaxrun.cli.main import make_job
-from jaxrun.cli.options import parameters
+from jaxrun.cli.options import make_job, parameters
 from jaxrun.errors import UsageError
 from jaxrun.gang.spec import GangSpec
 

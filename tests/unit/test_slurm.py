@@ -10,11 +10,9 @@ from hypothesis import strategies as st
 from jaxrun.backends.slurm import plan
 from jaxrun.errors import UnavailableError, UsageError
 from jaxrun.job.job import Job
-from jaxrun.job.launch_command import AGENT_ARGV
-from jaxrun.job.machine import Machine
+from jaxrun.job.plan import AGENT_ARGV
 
 ID = "0123456789abcdef" * 2
-HERE = Machine("login", cores=(0,))
 
 
 @pytest.fixture(autouse=True)
@@ -28,7 +26,7 @@ def bin_folder(tmp_path):
 def make(bin_folder):
     def make(allocation=None, **request):
         environ = {"PATH": str(bin_folder), **(allocation or {})}
-        return plan(Job(program=("train.py",), backend="slurm", **request), HERE, environ, ID)
+        return plan(Job(program=("train.py",), backend="slurm", **request), environ, ID)
 
     return make
 
@@ -42,12 +40,12 @@ def hosts(made):
 
 
 def words(made):
-    return set(made.starter.argv)
+    return set(made.launch_command.argv)
 
 
 def test_the_command_says_everything_that_srun_would_else_guess(make, bin_folder):
     made = make(allocation(SLURM_NTASKS="4"))
-    assert made.starter.argv == (
+    assert made.launch_command.argv == (
         str(bin_folder / "srun"),
         "--nodes=2",
         "--ntasks=4",
@@ -61,8 +59,8 @@ def test_the_command_says_everything_that_srun_would_else_guess(make, bin_folder
         "--export=ALL",
         *AGENT_ARGV,
     )
-    assert (made.starter.engine, made.starter.title) == ("slurm", "srun in Slurm job 7")
-    assert made.starter.set_env == {"SRUN_CPUS_PER_TASK": "2"}
+    assert (made.launch_command.engine, made.launch_command.title) == ("slurm", "srun in Slurm job 7")
+    assert made.launch_command.set_env == {"SRUN_CPUS_PER_TASK": "2"}
 
 
 @pytest.mark.parametrize(
@@ -93,7 +91,7 @@ def test_ranks_are_expected_where_srun_puts_them(make, found, request_, where):
 
 def test_uneven_nodes_get_no_number_of_tasks_per_node(make):
     assert not any(
-        word.startswith("--ntasks-per") for word in make(allocation(cpus="3,1", SLURM_NTASKS="4")).starter.argv
+        word.startswith("--ntasks-per") for word in make(allocation(cpus="3,1", SLURM_NTASKS="4")).launch_command.argv
     )
 
 
@@ -119,7 +117,7 @@ def test_whatever_is_started_fits_the_cpus_of_each_node(tmp_path_factory, cpus, 
         (folder / "srun").symlink_to(shutil.which("true"))
     processes = data.draw(st.integers(1, sum(cpus)))
     found = allocation(",".join(f"n{i}" for i in range(len(cpus))), ",".join(map(str, cpus)))
-    made = plan(Job(program=("p",), backend="slurm", processes=processes), HERE, {"PATH": str(folder), **found}, ID)
+    made = plan(Job(program=("p",), backend="slurm", processes=processes), {"PATH": str(folder), **found}, ID)
     each = int(made.launch_command.set_env["SRUN_CPUS_PER_TASK"])
     assert all(hosts(made).count(f"n{i}") * each <= limit for i, limit in enumerate(cpus))
     assert hosts(made) == sorted(hosts(made)) and len(made.workers) == processes
@@ -133,38 +131,38 @@ def test_gpus_are_not_hidden_from_a_neighbour(make, mark):
 def test_gpus_are_asked_for_per_node_and_nothing_else_says_how_many(make):
     made = make(allocation(SLURM_GPUS="16", SLURM_GPUS_PER_TASK="1"), gpus_per_host=2)
     assert {"--gpus-per-node=2", "--gpu-bind=none"} <= words(made)
-    assert {"SLURM_GPUS", "SLURM_GPUS_PER_TASK"} <= set(made.starter.unset_env)
+    assert {"SLURM_GPUS", "SLURM_GPUS_PER_TASK"} <= set(made.launch_command.unset_env)
 
 
 def test_a_binding_of_gpus_that_someone_chose_is_kept(make):
     made = make(allocation(SLURM_GPUS_ON_NODE="4", SLURM_GPU_BIND="closest"))
-    assert not any(word.startswith("--gpu") for word in made.starter.argv)
+    assert not any(word.startswith("--gpu") for word in made.launch_command.argv)
 
 
 def test_no_gpu_is_mentioned_where_there_is_none(make):
-    assert not any(word.startswith("--gpu") for word in make(allocation()).starter.argv)
+    assert not any(word.startswith("--gpu") for word in make(allocation()).launch_command.argv)
 
 
 def test_what_would_leak_into_srun_is_taken_away(make):
     leaks = {"SLURM_NO_KILL": "1", "SLURM_LABELIO": "1", "SLURM_NTASKS_PER_NODE": "1", "SLURM_EXCLUSIVE": "1"}
     kept = {"SLURM_MPI_TYPE": "pmix", "SLURM_CPU_BIND": "cores", "SLURM_CONF": "/c"}
     made = make(allocation(SLURM_TRES_PER_TASK="cpu=8", **leaks, **kept))
-    assert set(made.starter.unset_env) == {*leaks, "SLURM_TRES_PER_TASK"}
+    assert set(made.launch_command.unset_env) == {*leaks, "SLURM_TRES_PER_TASK"}
 
 
 def test_the_binding_of_a_step_is_not_handed_on(make):
     step = {"SLURM_STEP_ID": "0", "SLURM_STEP_NUM_TASKS": "1", "SLURM_STEP_NUM_NODES": "1", "SLURM_NTASKS": "1"}
     made = make(allocation(SLURM_CPU_BIND="mask_cpu:0x1", SLURM_CPU_BIND_LIST="0x1", **step))
-    assert {"SLURM_CPU_BIND", "SLURM_CPU_BIND_LIST"} <= set(made.starter.unset_env)
+    assert {"SLURM_CPU_BIND", "SLURM_CPU_BIND_LIST"} <= set(made.launch_command.unset_env)
     assert hosts(made) == ["h1", "h2"]
 
 
 def test_resources_per_task_beyond_cpus_are_left_alone(make):
-    assert make(allocation(SLURM_TRES_PER_TASK="cpu=8,gres/gpu=1")).starter.unset_env == ()
+    assert make(allocation(SLURM_TRES_PER_TASK="cpu=8,gres/gpu=1")).launch_command.unset_env == ()
 
 
 def test_further_words_stand_last_and_win(make):
-    argv = make(allocation(), slurm_args=("--mpi=pmix", "--wait=5")).starter.argv
+    argv = make(allocation(), slurm_args=("--mpi=pmix", "--wait=5")).launch_command.argv
     assert argv[-len(AGENT_ARGV) - 2 :] == ("--mpi=pmix", "--wait=5", *AGENT_ARGV)
 
 
@@ -179,7 +177,7 @@ def test_a_step_of_its_own_is_not_shared(make):
 
 def test_no_value_of_a_variable_is_on_the_command_line(make):
     made = make(allocation(), env={"XLA_FLAGS": "--a=1,2 --b"})
-    assert [word for word in made.starter.argv if "export" in word] == ["--export=ALL"]
+    assert [word for word in made.launch_command.argv if "export" in word] == ["--export=ALL"]
     assert made.set_env["XLA_FLAGS"] == "--a=1,2 --b"
 
 

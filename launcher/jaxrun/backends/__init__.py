@@ -1,23 +1,80 @@
-"""The backends by name: each is a module whose `plan` turns a Job into a Plan, or says why it cannot."""
+"""The backends: what can start the processes of a job. One table names them, for --backend, help and the pytest plugin.
+
+A new backend is one file beside this one, whose `plan` turns a Job into a Plan, and one line in BACKENDS. A backend
+that starts agents on other hosts fills in a LaunchCommand and lets remote_plan.plan_remote do the rest.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
+from dataclasses import dataclass
 from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from jaxrun.errors import UsageError
 
 if TYPE_CHECKING:
     from jaxrun.job.job import Job
-    from jaxrun.job.machine import Machine
     from jaxrun.job.plan import Plan
 
-    Backend = Callable[[Job, Machine, Mapping[str, str], str], Plan]
 
-BACKENDS = ("local", "mpirun", "slurm")
+@dataclass(frozen=True, slots=True)
+class Backend:
+    """One line of the table.
+
+    module:   holds `plan(job, environ, job_id) -> Plan`; imported only when a job uses it
+    options:  the fields of Job that this backend understands, of those that not every backend does
+    """
+
+    module: str
+    options: tuple[str, ...]
 
 
-def backend(name: str) -> Backend:
-    """The backend of this name, one of BACKENDS; only it is imported."""
-    module: Any = import_module(f"{__name__}.{name}")
-    plan: Backend = module.plan
+HOST_OPTIONS = ("hosts", "processes_per_host", "interface")
+_MPIRUN_OPTIONS = ("host_list", "hostfile", "mpirun", "mpi_args")
+_SLURM_OPTIONS = (
+    "cpus_per_process", "gpus_per_host", "partition", "time_limit", "account", "slurm_args", "sbatch", "submit"
+)  # fmt: skip
+
+BACKENDS = {
+    "local": Backend("jaxrun.backends.local", ("simulated_hosts",)),
+    "mpirun": Backend("jaxrun.backends.mpirun", (*HOST_OPTIONS, *_MPIRUN_OPTIONS)),
+    "slurm": Backend("jaxrun.backends.slurm", (*HOST_OPTIONS, *_SLURM_OPTIONS)),
+}
+ATTACH = "attach"  # the backend of `jaxrun attach`, whose processes somebody else has started; not for --backend
+ATTACH_OPTIONS = ("interface",)
+
+# How people type the options that not every backend understands, by the field of Job.
+_OPTION_NAMES = {
+    "simulated_hosts": "--simulate-hosts",
+    "hosts": "-N/--hosts",
+    "processes_per_host": "--processes-per-host",
+    "interface": "--interface",
+    "host_list": "-H/--host",
+    "hostfile": "--hostfile",
+    "mpirun": "--mpirun",
+    "mpi_args": "--mpi-args",
+    "cpus_per_process": "--cpus-per-process",
+    "gpus_per_host": "--gpus-per-host",
+    "partition": "--partition",
+    "time_limit": "--time",
+    "account": "--account",
+    "slurm_args": "--slurm-args",
+    "sbatch": "--sbatch",
+    "submit": "--submit",
+}
+
+
+def check_options(job: Job) -> None:
+    """Raise UsageError if `job` has an option that its backend does not understand."""
+    understood = ATTACH_OPTIONS if job.backend == ATTACH else BACKENDS[job.backend].options
+    for field, option in _OPTION_NAMES.items():
+        if getattr(job, field) and field not in understood:
+            wanted = " or ".join(f"--backend {name}" for name, backend in BACKENDS.items() if field in backend.options)
+            raise UsageError(f"{option} is for {wanted}, not for --backend {job.backend}; leave one of them out")
+
+
+def make_plan(job: Job, environ: Mapping[str, str], job_id: str) -> Plan:
+    """Let the backend of `job` decide what to start. Raises what its `plan` raises."""
+    plan: Plan = import_module(BACKENDS[job.backend].module).plan(job, environ, job_id)
     return plan

@@ -7,21 +7,24 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from jaxrun import RUNTIME
-from jaxrun.job.environment import inherited_job_variables
+from jaxrun.job.devices import Machine, probe_machine
+from jaxrun.job.environment import inherited_job_variables, worker_settings
 from jaxrun.job.job import Job, check_rank_options
-from jaxrun.job.layout import Layout, decide_layout
-from jaxrun.job.machine import Machine
+from jaxrun.job.layout import Layout, decide_layout, wanted_platforms
 from jaxrun.job.plan import Plan, Worker
-from jaxrun.job.settings import worker_settings
 
 
-def plan(job: Job, machine: Machine, environ: Mapping[str, str], job_id: str) -> Plan:
-    """Where each worker goes and what it gets; UsageError if this machine cannot do what `job` asks for."""
+def plan(job: Job, environ: Mapping[str, str], job_id: str, machine: Machine | None = None) -> Plan:
+    """Plan the workers of this machine, which is probed if it is not given.
+
+    Raises UsageError if the machine cannot do what `job` asks for.
+    """
     given = {**environ, **job.env}
+    machine = machine or probe_machine(wanted_platforms(job, given), given)
     layout = decide_layout(job, machine, given)
     check_rank_options(job, layout.processes)
     set_env = {**job.env, **worker_settings(job, layout, given, cores=len(machine.cores))}
-    reason = _why_no_fork(job, layout)
+    fresh = _why_fresh_interpreters(job, layout)
     return Plan(
         job=replace(job, processes=layout.processes, platform=layout.platform),
         job_id=job_id,
@@ -31,8 +34,8 @@ def plan(job: Job, machine: Machine, environ: Mapping[str, str], job_id: str) ->
         unset_env=inherited_job_variables(environ),
         local_devices=layout.devices_per_process,
         device_names=layout.gpus.names,
-        fork=not reason,
-        notes=(*layout.notes, *((f"every worker is a fresh interpreter: {reason}",) if reason else ())),
+        fork=not fresh,
+        notes=(*layout.notes, *((f"every worker is a fresh interpreter: {fresh}",) if fresh else ())),
     )
 
 
@@ -44,14 +47,14 @@ def _workers(job: Job, layout: Layout, machine: Machine, job_id: str) -> tuple[W
     workers = []
     for rank in range(layout.processes):
         host = f"h{rank // size + 1}" if job.simulated_hosts else machine.host
-        take = layout.devices_per_process if layout.gpus.names and layout.devices_per_process else 0
+        devices = layout.devices_per_process if layout.gpus.names and layout.devices_per_process else 0
         workers.append(
             Worker(
                 rank=rank,
                 local_rank=rank % size,
                 local_size=size,
                 host=host,
-                local_device_ids=tuple(range(rank * take, (rank + 1) * take)),
+                local_device_ids=tuple(range(rank * devices, (rank + 1) * devices)),
                 cpus=(machine.cores[rank % len(machine.cores)],) if crowded else (),
                 simulated_boot_id=_boot_id(job_id, host) if job.simulated_hosts else "",
             )
@@ -65,7 +68,7 @@ def _boot_id(job_id: str, host: str) -> str:
     return str(uuid.uuid5(uuid.UUID(hex=job_id), host))
 
 
-def _why_no_fork(job: Job, layout: Layout) -> str:
+def _why_fresh_interpreters(job: Job, layout: Layout) -> str:
     if layout.platform != "cpu":
         return f"{layout.platform} devices cannot be used after a fork"
     return job.no_fork

@@ -15,16 +15,15 @@ from collections.abc import Mapping, Sequence
 from itertools import groupby
 from pathlib import Path
 
-from jaxrun.backends import mpi_families, remote_plan, slurm_allocation
+from jaxrun.backends import mpi_families, slurm_allocation
 from jaxrun.backends.mpi_families import MpiFamily, MpirunRequest
+from jaxrun.backends.remote_plan import plan_remote
 from jaxrun.backends.slurm_allocation import Allocation, spread_tasks
 from jaxrun.errors import UnavailableError, UsageError
 from jaxrun.job.environment import inherited_job_variables
 from jaxrun.job.hosts import HostSlots, expand_node_list, parse_host_list, place_ranks, read_hostfile
 from jaxrun.job.job import Job
-from jaxrun.job.launch_command import AGENT_ARGV, LaunchCommand
-from jaxrun.job.machine import Machine
-from jaxrun.job.plan import Plan
+from jaxrun.job.plan import AGENT_ARGV, LaunchCommand, Plan
 from jaxrun.protocol.env import AgentEnv
 from jaxrun.text import UNKNOWN_HOST, plural
 
@@ -42,8 +41,8 @@ _LOGIN_OR_ENGINE_PREFIXES = (
 )  # fmt: skip
 
 
-def plan(job: Job, machine: Machine, environ: Mapping[str, str], job_id: str) -> Plan:
-    """The plan; UsageError where the processes do not fit the hosts, UnavailableError without an mpirun for them."""
+def plan(job: Job, environ: Mapping[str, str], job_id: str) -> Plan:
+    """Plan one mpirun. Raises UsageError if the processes do not fit the hosts, UnavailableError without an mpirun."""
     named = named_hosts(job)
     told = named or mpi_families.option_names(job.mpi_args) & _HOST_OPTIONS
     inside = None if told else slurm_allocation.read_allocation(environ)
@@ -69,7 +68,7 @@ def plan(job: Job, machine: Machine, environ: Mapping[str, str], job_id: str) ->
     )
     if mpi_families.user_chose(family.placement_choices, request):
         hosts = (UNKNOWN_HOST,) * len(hosts)
-    return remote_plan.plan_remote(job, environ, job_id, starter, hosts, _notes(family, title, request))
+    return plan_remote(job, environ, job_id, starter, hosts, _notes(family, title, request))
 
 
 def named_hosts(job: Job) -> tuple[HostSlots, ...]:

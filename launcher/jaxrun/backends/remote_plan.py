@@ -1,6 +1,6 @@
 """What the backends share that start agents on other hosts: the plan, as far as it can be made from here.
 
-What depends on a host, its devices, cores and its own name, is decided once all agents have reported (head/muster.py).
+What depends on a host, its devices and cores, is decided once all agents have reported (head/agent_registry.py).
 """
 
 from __future__ import annotations
@@ -12,19 +12,18 @@ from dataclasses import replace
 from jaxrun import RUNTIME
 from jaxrun.job.environment import inherited_job_variables
 from jaxrun.job.job import Job, check_rank_options
-from jaxrun.job.launch_command import LaunchCommand
-from jaxrun.job.plan import Plan, Worker
+from jaxrun.job.plan import LaunchCommand, Plan, Worker
 
 
 def plan_remote(
     job: Job,
     environ: Mapping[str, str],
     job_id: str,
-    starter: LaunchCommand,
+    command: LaunchCommand,
     hosts: Sequence[str],
     notes: Sequence[str] = (),
 ) -> Plan:
-    """The plan for a job of one process for each of `hosts`: where each rank is expected, UNKNOWN_HOST if not known."""
+    """Plan a job of `len(hosts)` processes; `hosts[rank]` is where a rank is expected, UNKNOWN_HOST if not known."""
     check_rank_options(job, len(hosts))
     sizes = Counter(hosts)
     seen = dict.fromkeys(sizes, 0)
@@ -43,5 +42,5 @@ def plan_remote(
         device_names=(),
         fork=False,
         notes=tuple(notes),
-        launch_command=starter,
+        launch_command=command,
     )

@@ -1,7 +1,7 @@
-"""The batch script of a job: its text, from the request and the words of the command line, and nothing else.
+"""The batch script of a job: its text, how it is written, and how it is handed to Slurm.
 
-It is meant to be read, kept and submitted again: what Slurm is asked for stands in its #SBATCH lines, and its last line
-is the same jaxrun command, for the allocation that they bring.
+The script is meant to be read, kept and submitted again: its #SBATCH lines say what Slurm is asked for, and its last
+line is the same jaxrun command, for the allocation that they bring.
 """
 
 from __future__ import annotations
@@ -9,47 +9,25 @@ from __future__ import annotations
 import math
 import re
 import shlex
+import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from pathlib import Path
 
-from jaxrun.errors import UsageError
+from jaxrun.backends.slurm_args import check_slurm_args, group_options, has_option, split_sbatch_srun
+from jaxrun.errors import UnavailableError, UsageError
 from jaxrun.job.job import Job
 
 SCRIPT_MARK = "# Written by jaxrun."
-_MIN_SIGTERM_LEAD_S = 60  # seconds, at least, from the SIGTERM to the time limit
-_SIGNAL_JITTER_S = 60  # Slurm may send a signal as many seconds sooner than asked
+_MIN_SIGTERM_LEAD_S = 60  # from the SIGTERM to the time limit
+_SIGNAL_JITTER_S = 60  # Slurm may send a signal this much sooner than asked
+_ALLOCATION_VARIABLE = re.compile(r"SLURM_(?!CONF$|CLUSTERS$)")
 
-# Options of srun that sbatch does not know, or means another thing by: they are for the step.
-_SRUN_ONLY_OPTIONS = {
-    "--accel-bind", "--bcast", "--bcast-exclude", "--compress", "--cpu-bind", "--disable-status", "--epilog",
-    "--exact", "--het-group", "--immediate", "--interactive", "--kill-on-bad-exit", "--label", "--mpi",
-    "--msg-timeout", "--multi-prog", "--overlap", "--preserve-env", "--prolog", "--pty", "--quit-on-interrupt",
-    "--relative", "--resv-ports", "--send-libs", "--slurmd-debug", "--task-epilog", "--task-prolog", "--threads",
-    "--treewidth", "--unbuffered", "--wait", "--x11", "-E", "-I", "-K", "-T", "-W", "-X", "-l", "-r", "-u",
-}  # fmt: skip
-# What jaxrun must know itself, so that it cannot be said to Slurm behind its back.
-_JAXRUN_OPTION = {
-    "--ntasks": "-n", "-n": "-n", "--nodes": "-N", "-N": "-N", "--ntasks-per-node": "--processes-per-host",
-    "--tasks-per-node": "--processes-per-host", "--cpus-per-task": "--cpus-per-process", "-c": "--cpus-per-process",
-    "--gpus-per-node": "--gpus-per-host",
-}  # fmt: skip
 _DROPPED_WITH_VALUE = ("--sbatch", "--slurm-args", "--partition", "--time", "--account")
 
 
-def has_option(words: Sequence[str], names: Sequence[str]) -> bool:
-    """Whether one of the options `names`, long or short, is among `words`."""
-    return any(_option_name(word) in names for word in words)
-
-
-def check_slurm_args(slurm_args: Sequence[str]) -> None:
-    """UsageError for words of --slurm-args that an option of jaxrun's own is for."""
-    for word in slurm_args:
-        if ours := _JAXRUN_OPTION.get(_option_name(word)):
-            raise UsageError(f"--slurm-args {word}: jaxrun has to know it too; say it with {ours}")
-
-
 def sbatch_options(job: Job) -> list[str]:
-    """What sbatch or salloc is asked for: options, quoted for a shell and for a line of #SBATCH alike."""
+    """Return the options for sbatch or salloc, quoted for a shell and for a line of #SBATCH alike."""
     check_slurm_args(job.slurm_args)
     each = job.processes_per_host
     if not each and job.processes is None and job.gpus_per_host and job.platform != "cpu":
@@ -70,11 +48,11 @@ def sbatch_options(job: Job) -> list[str]:
         ("account", job.account),
     )
     words = [f"--{name}={shlex.quote(str(value))}" for name, value in values if value]
-    return [*words, *map(shlex.join, _group_options(_split_sbatch_srun(job.slurm_args)[0]))]
+    return [*words, *map(shlex.join, group_options(split_sbatch_srun(job.slurm_args)[0]))]
 
 
 def sbatch_script(job: Job, words: Sequence[str], *, directory: str, file: str) -> str:
-    """The text of the script that is to lie at `file`; `words` are those of the command line after `jaxrun`."""
+    """Return the text of the script that is to be at `file`; `words` are those of the command line after `jaxrun`."""
     for text in (*words, directory, file):
         if "\n" in text:
             raise UsageError(f"a batch script cannot hold {text!r}: Slurm reads its options line by line")
@@ -107,7 +85,7 @@ def sbatch_script(job: Job, words: Sequence[str], *, directory: str, file: str) 
 
 
 def _jaxrun_words(job: Job, words: Sequence[str]) -> list[str]:
-    """The same command without what the #SBATCH lines say, and with those words for srun that sbatch does not know."""
+    """Return the same command without what the #SBATCH lines say, but with the words that are for srun alone."""
     end = len(words) - len(job.program)
     kept: list[str] = []
     options = iter(words[:end])
@@ -116,14 +94,14 @@ def _jaxrun_words(job: Job, words: Sequence[str]) -> list[str]:
             next(options, None)
         elif word != "--submit" and word.partition("=")[0] not in _DROPPED_WITH_VALUE:
             kept.append(word)
-    step = _split_sbatch_srun(job.slurm_args)[1]
+    step = split_sbatch_srun(job.slurm_args)[1]
     if step:
         kept = [f"--slurm-args={shlex.join(step)}", *kept]
     return [*kept, *words[end:]]
 
 
 def _sigterm_before_limit(job: Job) -> list[str]:
-    """A SIGTERM before the time limit, where that leaves the job most of its time."""
+    """Ask for a SIGTERM before the time limit, where that leaves the job most of its time."""
     if has_option(job.slurm_args, ("--signal",)):
         return []
     early = max(_MIN_SIGTERM_LEAD_S, math.ceil(job.grace) + _MIN_SIGTERM_LEAD_S // 2)
@@ -141,7 +119,7 @@ def _sigterm_before_limit(job: Job) -> list[str]:
 
 
 def parse_time_limit(limit: str) -> int | None:
-    """A time limit as Slurm writes it: "90", "90:00", "1:30:00", "1-12", "1-12:30:00"; None for anything else."""
+    """Return the seconds of "90", "90:00", "1:30:00", "1-12" or "1-12:30:00", as Slurm reads them; None for others."""
     match = re.fullmatch(r"(?:([0-9]+)-)?([0-9]+)(?::([0-9]+))?(?::([0-9]+))?", limit)
     if match is None:
         return None
@@ -151,38 +129,67 @@ def parse_time_limit(limit: str) -> int | None:
     return first * 60 + second
 
 
-def _split_sbatch_srun(slurm_args: Sequence[str]) -> tuple[list[str], list[str]]:
-    """The words for sbatch, and those for srun alone; a word that is no option belongs to the one before it."""
-    groups: tuple[list[str], list[str]] = ([], [])
-    target = groups[0]
-    for word in slurm_args:
-        if word.startswith("-"):
-            target = groups[_option_name(word) in _SRUN_ONLY_OPTIONS]
-        target.append(word)
-    return groups
-
-
-def _group_options(words: Sequence[str]) -> list[list[str]]:
-    """Each option with its value, if that is a word of its own."""
-    options: list[list[str]] = []
-    for word in words:
-        if word.startswith("-") or not options:
-            options.append([])
-        options[-1].append(word)
-    return options
-
-
-def _option_name(word: str) -> str:
-    """`--mem` of `--mem=4G`, `-w` of `-wh1`; empty for a word that is no option."""
-    if word.startswith("--"):
-        return word.partition("=")[0]
-    return word[:2] if word.startswith("-") else ""
-
-
 def _directive(option: str, value: str) -> str:
     return f"#SBATCH {option}={shlex.quote(value)}"
 
 
 def _unless(job: Job, line: str, *names: str) -> list[str]:
-    """`line`, unless --slurm-args say it otherwise."""
+    """Return `line`, unless --slurm-args have one of `names`."""
     return [] if has_option(job.slurm_args, names) else [line]
+
+
+def submission_env(text: str, environ: Mapping[str, str]) -> dict[str, str]:
+    """Return the environment for sbatch: no variable that overrides a #SBATCH line of the script `text`.
+
+    The variables of an allocation that this shell may be in are left out too: sbatch would hand them to the job.
+    """
+    stated = re.findall(r"^#SBATCH --([a-z-]+)", text, re.MULTILINE)
+    names = {f"SBATCH_{option.upper().replace('-', '_')}" for option in stated}
+    names |= {"SBATCH_ARRAY_INX", "SBATCH_NO_REQUEUE", "SBATCH_WAIT"}
+    if "time" in stated:
+        names.add("SBATCH_TIMELIMIT")
+    inside = "SLURM_JOB_ID" in environ
+    return {
+        name: value
+        for name, value in environ.items()
+        if name not in names and not (inside and _ALLOCATION_VARIABLE.match(name))
+    }
+
+
+def write_script(path: Path, text: str) -> None:
+    """Write a batch script. Raises UsageError rather than overwrite a file that jaxrun has not written."""
+    try:
+        if path.exists() and SCRIPT_MARK not in path.read_text(errors="replace"):
+            raise UsageError(f"--sbatch {path} is a file already, and no batch script of jaxrun's; give another name")
+        path.write_text(text, encoding="utf-8", errors="surrogateescape")
+        path.chmod(0o755)
+    except OSError as error:
+        raise UsageError(f"the batch script cannot be written to {path}: {error.strerror}") from None
+
+
+def submit(text: str, keep_at: Path, environ: Mapping[str, str]) -> tuple[str, str]:
+    """Write the script `text` to `keep_at` and hand it to Slurm; returns the job's number and what sbatch remarked.
+
+    Raises UnavailableError where Slurm does not take the job; the script is kept.
+    """
+    write_script(keep_at, text)
+    script = shlex.quote(str(keep_at))
+    try:
+        done = subprocess.run(
+            ["sbatch", "--parsable", str(keep_at)],
+            env=submission_env(text, environ),
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            errors="replace",
+        )
+    except FileNotFoundError:
+        raise UnavailableError(
+            f"--submit needs sbatch, which is not on PATH; the script is kept, for a machine that has: sbatch {script}"
+        ) from None
+    remarks = done.stderr.strip()
+    number = re.match(r"[0-9]+", done.stdout)
+    if done.returncode or number is None:
+        reason = remarks or done.stdout.strip() or f"exit status {done.returncode}"
+        raise UnavailableError(f"sbatch refused the job: {reason}\nthe script is kept: sbatch {script}")
+    return number[0], remarks

@@ -14,13 +14,13 @@ import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from jaxrun.backends import remote_plan, sbatch, slurm_allocation
+from jaxrun.backends import sbatch, slurm_allocation
+from jaxrun.backends.remote_plan import plan_remote
 from jaxrun.backends.slurm_allocation import Allocation, spread_tasks
+from jaxrun.backends.slurm_args import check_slurm_args, has_option
 from jaxrun.errors import UnavailableError, UsageError
 from jaxrun.job.job import Job
-from jaxrun.job.launch_command import AGENT_ARGV, LaunchCommand
-from jaxrun.job.machine import Machine
-from jaxrun.job.plan import Plan
+from jaxrun.job.plan import AGENT_ARGV, LaunchCommand, Plan
 from jaxrun.text import UNKNOWN_HOST, plural
 
 # srun would take these for options of its own that no word on its command line takes back.
@@ -66,8 +66,8 @@ class _Shape:
         return sum(self.counts)
 
 
-def plan(job: Job, machine: Machine, environ: Mapping[str, str], job_id: str) -> Plan:
-    """The plan for the allocation that `environ` tells of; without one, what to type instead."""
+def plan(job: Job, environ: Mapping[str, str], job_id: str) -> Plan:
+    """Plan one srun in the allocation of `environ`. Raises UsageError without one, saying what to type instead."""
     srun = shutil.which("srun", path=environ.get("PATH"))
     if srun is None:
         raise UnavailableError(
@@ -77,8 +77,8 @@ def plan(job: Job, machine: Machine, environ: Mapping[str, str], job_id: str) ->
     inside = slurm_allocation.read_allocation(environ)
     if inside is None:
         raise UsageError(_no_allocation_message(job))
-    sbatch.check_slurm_args(job.slurm_args)
-    shape = _shape(job, inside, "SLURM_OVERCOMMIT" in environ or sbatch.has_option(job.slurm_args, _OVERCOMMIT_OPTIONS))
+    check_slurm_args(job.slurm_args)
+    shape = _shape(job, inside, "SLURM_OVERCOMMIT" in environ or has_option(job.slurm_args, _OVERCOMMIT_OPTIONS))
     starter = LaunchCommand(
         engine="slurm",
         title=f"srun in Slurm job {inside.job_id}",
@@ -86,7 +86,7 @@ def plan(job: Job, machine: Machine, environ: Mapping[str, str], job_id: str) ->
         set_env={"SRUN_CPUS_PER_TASK": str(shape.cpus)},
         unset_env=_hidden_variables(job, inside, environ),
     )
-    return remote_plan.plan_remote(job, environ, job_id, starter, _hosts(job, inside, shape), _notes(job, inside))
+    return plan_remote(job, environ, job_id, starter, _hosts(job, inside, shape), _notes(job, inside))
 
 
 def _no_allocation_message(job: Job) -> str:
@@ -170,7 +170,7 @@ def _srun_options(job: Job, inside: Allocation, shape: _Shape, environ: Mapping[
     if len(set(shape.counts)) == 1:  # srun warns of any other
         words.append(f"--ntasks-per-node={shape.counts[0]}")
     words += [f"--cpus-per-task={shape.cpus}", "--distribution=block"]
-    if hosts < len(inside.nodes) and not sbatch.has_option(job.slurm_args, _HOST_CHOICE_OPTIONS):
+    if hosts < len(inside.nodes) and not has_option(job.slurm_args, _HOST_CHOICE_OPTIONS):
         words.append("--relative=0")  # else srun prefers nodes on which no other step runs
     if job.gpus_per_host:
         words.append(f"--gpus-per-node={job.gpus_per_host}")
@@ -178,7 +178,7 @@ def _srun_options(job: Job, inside: Allocation, shape: _Shape, environ: Mapping[
         words.append("--gpu-bind=none")  # a process that cannot see its neighbours' GPUs has no NVLink to them
     # --overlap: with other steps of the job. --kill-on-bad-exit: agents that were started end with 0, so that one which
     # does not could not be started. --wait: an end is ours to judge. --input: as with mpirun, only rank 0 reads.
-    if not sbatch.has_option(job.slurm_args, ("--exclusive",)):  # srun takes one of the two
+    if not has_option(job.slurm_args, ("--exclusive",)):  # srun takes one of the two
         words.append("--overlap")
     return [*words, "--kill-on-bad-exit=1", "--wait=0", "--input=0", "--export=ALL"]
 
@@ -194,7 +194,7 @@ def _hidden_variables(job: Job, inside: Allocation, environ: Mapping[str, str]) 
 
 def _hosts(job: Job, inside: Allocation, shape: _Shape) -> list[str]:
     """The host of each rank, as far as it is certain."""
-    if sbatch.has_option(job.slurm_args, _HOST_CHOICE_OPTIONS):
+    if has_option(job.slurm_args, _HOST_CHOICE_OPTIONS):
         return [UNKNOWN_HOST] * shape.processes
     return [node for node, count in zip(inside.nodes, shape.counts, strict=False) for _ in range(count)]
 

@@ -1,4 +1,4 @@
-"""The pages of help: --help fits one screen; --help-all has every option, in groups, and the exit status."""
+"""The pages of help: --help fits on one screen; --help-all has every option, in groups, and the exit status."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ class Option(click.Option):
 
 
 class Command(click.Command):
-    """A command with these two pages; its options are all of the class above."""
+    """A command with these two pages of help; all its options are of class Option."""
 
     def get_help(self, ctx: click.Context) -> str:
         main = [option for option in _options(self) if option.main]
@@ -69,7 +69,7 @@ class Command(click.Command):
 
 
 def all_help(ctx: click.Context) -> str:
-    """Every option in its group, and every exit status."""
+    """Return the page with every option in its group, and every exit status."""
     groups: dict[str, list[Option]] = {}
     for option in _options(ctx.command):
         groups.setdefault(option.group, []).append(option)

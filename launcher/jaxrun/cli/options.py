@@ -1,153 +1,193 @@
-"""The command line: each option is declared once, with its group and its help.
+"""The command line's flags: each is declared once, with its group and its help, and `make_job` turns them into a Job.
 
 The defaults stand in Job; an option that is not given is None, False or empty.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import fields
+from functools import partial
 from typing import Any
 
 import click
 
-from jaxrun.backends import BACKENDS
+from jaxrun.backends import ATTACH_OPTIONS, BACKENDS, check_options
 from jaxrun.cli.help import Option, all_help
+from jaxrun.errors import UsageError
 from jaxrun.job.job import PLATFORMS, Job
-from jaxrun.protocol.flight_file import LOCKSTEP_MODES
+from jaxrun.protocol.flight_file import LOCKSTEP_MODES, LOCKSTEP_STRICT
+from jaxrun.protocol.names import GANG_ADDRESS, GANG_TOKEN
+from jaxrun.text import parse_ranks
 
+# Where nobody watches, or where ranks that wait for each other are to be reported.
+_UNATTENDED_STALL_TIMEOUT_S = 300.0
 _DEFAULTS = {field.name: field.default for field in fields(Job)}
-_SECONDS: dict[str, Any] = {"type": float, "metavar": "SECONDS"}
+_NOT_FOR_ATTACH = {"processes", "backend", "no_fork", "dry_run"}  # what another has decided
+
+
+def make_job(values: Mapping[str, Any], environ: Mapping[str, str]) -> Job:
+    """Make the Job of the parsed options; those that were not given keep their defaults. Raises UsageError."""
+    from pathlib import Path
+
+    from jaxrun.job.env_options import parse_assignment, read_env_file
+    from jaxrun.job.fault_spec import parse_faults
+
+    given = {name: value for name, value in values.items() if value is not None and value is not False}
+    env: dict[str, str] = {}
+    for path in given.pop("env_files", ()):
+        env |= read_env_file(Path(path))
+    env |= dict(parse_assignment(text, environ) for text in given.pop("assignments", ()))
+    env |= {name: environ[name] for name in (GANG_ADDRESS, GANG_TOKEN) if name in environ}
+    for name, option in (("quiet_ranks", "--quiet-ranks"), ("only_ranks", "--only-rank")):
+        if name in given:
+            given[name] = parse_ranks(given[name], option)
+    given["chaos"] = tuple(fault for text in given.pop("chaos", ()) for fault in parse_faults(text))
+    for name in ("run_dir", "hostfile", "sbatch"):
+        if name in given:
+            given[name] = Path(given[name])
+    for name, option in (("mpi_args", "--mpi-args"), ("slurm_args", "--slurm-args")):
+        given[name] = tuple(word for text in given.pop(name, ()) for word in _split_words(text, option))
+    if given.pop("no_fork", False):
+        given["no_fork"] = "--no-fork was given"
+    unattended = environ.get("CI", "").lower() not in ("", "0", "false")
+    if "stall_timeout" not in given and (unattended or given.get("lockstep") == LOCKSTEP_STRICT):
+        given["stall_timeout"] = _UNATTENDED_STALL_TIMEOUT_S
+    job = Job(**given, env=env)
+    check_options(job)
+    return job
+
+
+def _split_words(text: str, option: str) -> list[str]:
+    import shlex
+
+    try:
+        return shlex.split(text)
+    except ValueError as error:
+        raise UsageError(f"{option} {text!r} cannot be split into words: {str(error).lower()}") from None
 
 
 def parameters() -> list[click.Parameter]:
-    """All options in the order of --help-all, and the program."""
+    """Return all options in the order of --help-all, and the program."""
     program = click.Argument(
         ["program"],
         nargs=-1,
         type=click.UNPROCESSED,
         metavar="PROGRAM [ARGS]...",
-        shell_complete=_file_names,
+        shell_complete=_complete_file_names,
     )
     return [*_shape(), *_start(), *_mpirun(), *_slurm(), *_output(), *_failure(), *_about(), program]
 
 
 def attach_parameters() -> list[click.Parameter]:
-    """Those of `jaxrun attach`: what another has decided is left out."""
-    left_out = {"processes", "simulated_hosts", "hosts", "processes_per_host", "backend", "no_fork", "dry_run"}
-    shared = [param for param in parameters() if param.name not in left_out]
-    slurm_and_mpirun = {param.name for param in (*_mpirun(), *_slurm())} - {"interface"}
-    return [*_place(), *(param for param in shared if param.name not in slurm_and_mpirun)]
+    """Return the options of `jaxrun attach`, without those of what somebody else has decided."""
+    of_backends = {field for backend in BACKENDS.values() for field in backend.options}
+    left_out = _NOT_FOR_ATTACH | (of_backends - set(ATTACH_OPTIONS))
+    return [*_rank_and_size(), *(parameter for parameter in parameters() if parameter.name not in left_out)]
 
 
-def _place() -> list[click.Parameter]:
-    group = "This process's place"
+def _rank_and_size() -> list[Option]:
+    option = partial(Option, group="This process's place")
     size = "Processes of the job. [default: what mpirun, srun or flux says]"
     head = "Where rank 0 listens, alike on all ranks. [default: as the rendezvous says]"
     rendezvous = "A directory that all hosts share, where rank 0 leaves its address. [default: the current one]"
     check = "Only see whether a head can be reached at this address; start nothing."
     rank = "This process's rank, from 0. [default: what mpirun, srun or flux says]"
     return [
-        Option("--rank", group=group, main=True, type=int, metavar="R", help=rank),
-        Option("--size", group=group, main=True, type=int, metavar="N", help=size),
-        Option("--head", group=group, main=True, metavar="HOST:PORT", help=head),
-        Option("--rendezvous", group=group, main=True, metavar="DIR", help=rendezvous),
-        Option("--check", group=group, metavar="HOST:PORT", help=check),
+        option("--rank", main=True, type=int, metavar="R", help=rank),
+        option("--size", main=True, type=int, metavar="N", help=size),
+        option("--head", main=True, metavar="HOST:PORT", help=head),
+        option("--rendezvous", main=True, metavar="DIR", help=rendezvous),
+        option("--check", metavar="HOST:PORT", help=check),
     ]
 
 
-def _shape() -> list[click.Parameter]:
-    group = "The job's shape"
+def _shape() -> list[Option]:
+    option = partial(Option, group="The job's shape")
+    with_hosts = " or ".join(name for name, backend in BACKENDS.items() if "hosts" in backend.options)
     processes = "Processes to start. [default: one per GPU, else one per host]"
     devices = "GPUs of each process, or simulated devices on CPU. [default: 1]"
     module = "PROGRAM is the name of a module, as in python -m."
     platform = "Take cpu, cuda, rocm or tpu, and no other. [default: what is there]"
-    hosts = "Act as H hosts on this machine; processes are dealt equally."
+    simulated = "Act as H hosts on this machine; processes are dealt equally."
     return [
-        Option("-n", "--processes", group=group, main=True, type=int, metavar="N", help=processes),
-        Option("-d", "--devices-per-process", group=group, main=True, type=int, metavar="D", help=devices),
-        Option("-m", "module", group=group, main=True, is_flag=True, help=module),
-        Option(
-            "--platform",
-            group=group,
-            type=click.Choice(PLATFORMS),
-            metavar="NAME",
-            help=platform,
-        ),
-        Option("--simulate-hosts", "simulated_hosts", group=group, type=int, metavar="H", help=hosts),
-        Option("-N", "--hosts", group=group, type=int, metavar="N", help="Real hosts, with mpirun or slurm."),
-        Option("--processes-per-host", group=group, type=int, metavar="N", help="Processes on each of them."),
+        option("-n", "--processes", main=True, type=int, metavar="N", help=processes),
+        option("-d", "--devices-per-process", main=True, type=int, metavar="D", help=devices),
+        option("-m", "module", main=True, is_flag=True, help=module),
+        option("--platform", type=click.Choice(PLATFORMS), metavar="NAME", help=platform),
+        option("--simulate-hosts", "simulated_hosts", type=int, metavar="H", help=simulated),
+        option("-N", "--hosts", type=int, metavar="N", help=f"Real hosts, with {with_hosts}."),
+        option("--processes-per-host", type=int, metavar="N", help="Processes on each of them."),
     ]
 
 
-def _start() -> list[click.Parameter]:
-    group = "Backends and environment"
+def _start() -> list[Option]:
+    option = partial(Option, group="Backends and environment")
     backend = f"What starts the processes. [default: {_DEFAULTS['backend']}]"
     env = "Set this variable in every process, or pass it on. May be repeated."
     env_file = "The same from a file of NAME=VALUE lines; --env wins."
     no_fork = "A fresh interpreter for each process. So does '# jaxrun: no-fork' in the program's first 20 lines."
     dry_run = "Print what would be started, and start nothing."
-    choice = click.Choice(BACKENDS)
     return [
-        Option("--backend", group=group, main=True, type=choice, metavar="|".join(BACKENDS), help=backend),
-        Option("--env", "assignments", group=group, multiple=True, metavar="NAME[=VALUE]", help=env),
-        Option("--env-file", "env_files", group=group, multiple=True, metavar="FILE", help=env_file),
-        Option("--no-fork", group=group, is_flag=True, help=no_fork),
-        Option("--dry-run", group=group, main=True, is_flag=True, help=dry_run),
+        option("--backend", main=True, type=click.Choice(tuple(BACKENDS)), metavar="|".join(BACKENDS), help=backend),
+        option("--env", "assignments", multiple=True, metavar="NAME[=VALUE]", help=env),
+        option("--env-file", "env_files", multiple=True, metavar="FILE", help=env_file),
+        option("--no-fork", is_flag=True, help=no_fork),
+        option("--dry-run", main=True, is_flag=True, help=dry_run),
     ]
 
 
-def _mpirun() -> list[click.Parameter]:
-    group = "mpirun"
+def _mpirun() -> list[Option]:
+    option = partial(Option, group="mpirun")
+    with_interface = ", ".join(name for name, backend in BACKENDS.items() if "interface" in backend.options)
     host_list = "Hosts and their slots, as h1:4,h2:4. [default: mpirun's own]"
     hostfile = "The same from a file, a host in each line: 'h1 slots=4' or 'h1:4'."
     mpirun = "The mpirun to use: Open MPI, MPICH or Intel MPI. [default: the one on PATH]"
     mpi_args = "More words for mpirun, as typed in a shell. May be repeated."
-    interface = "Where jaxrun listens for other hosts: eth0, an address, or 10.1.0.0/16. [default: all; mpirun, slurm]"
+    interface = "Where jaxrun listens for other hosts: eth0, an address, or 10.1.0.0/16."
     return [
-        Option("-H", "--host", "host_list", group=group, metavar="HOSTS", help=host_list),
-        Option("--hostfile", group=group, metavar="FILE", help=hostfile),
-        Option("--mpirun", group=group, metavar="PATH", help=mpirun),
-        Option("--mpi-args", group=group, multiple=True, metavar="WORDS", help=mpi_args),
-        Option("--interface", group=group, metavar="NAME", help=interface),
+        option("-H", "--host", "host_list", metavar="HOSTS", help=host_list),
+        option("--hostfile", metavar="FILE", help=hostfile),
+        option("--mpirun", metavar="PATH", help=mpirun),
+        option("--mpi-args", multiple=True, metavar="WORDS", help=mpi_args),
+        option("--interface", metavar="NAME", help=f"{interface} [default: all; {with_interface}]"),
     ]
 
 
-def _slurm() -> list[click.Parameter]:
-    group = "Slurm"
+def _slurm() -> list[Option]:
+    option = partial(Option, group="Slurm")
+    time_limit = "The time limit, as Slurm writes it: 1:30:00."
     slurm_args = "More words for srun and sbatch. May be repeated."
     sbatch = "Write a batch script that runs this job, and start nothing."
     submit = "Hand the job to Slurm, and follow its output; Ctrl-C only stops following."
     return [
-        Option("--cpus-per-process", group=group, type=int, metavar="N", help="Cores to ask for, for each process."),
-        Option("--gpus-per-host", group=group, type=int, metavar="N", help="GPUs to ask for, on each host."),
-        Option("--partition", group=group, metavar="NAME", help="The partition to run in."),
-        Option(
-            "--time", "time_limit", group=group, metavar="TIME", help="The time limit, as Slurm writes it: 1:30:00."
-        ),
-        Option("--account", group=group, metavar="NAME", help="The account to charge."),
-        Option("--slurm-args", group=group, multiple=True, metavar="WORDS", help=slurm_args),
-        Option("--sbatch", group=group, metavar="FILE", help=sbatch),
-        Option("--submit", group=group, is_flag=True, help=submit),
+        option("--cpus-per-process", type=int, metavar="N", help="Cores to ask for, for each process."),
+        option("--gpus-per-host", type=int, metavar="N", help="GPUs to ask for, on each host."),
+        option("--partition", metavar="NAME", help="The partition to run in."),
+        option("--time", "time_limit", metavar="TIME", help=time_limit),
+        option("--account", metavar="NAME", help="The account to charge."),
+        option("--slurm-args", multiple=True, metavar="WORDS", help=slurm_args),
+        option("--sbatch", metavar="FILE", help=sbatch),
+        option("--submit", is_flag=True, help=submit),
     ]
 
 
-def _output() -> list[click.Parameter]:
-    group = "Output"
+def _output() -> list[Option]:
+    option = partial(Option, group="Output")
     run_dir = "Where logs, events and verdict go. [default: a new one in jaxrun-runs]"
-    quiet = "Keep ranks such as 1-3,7 off the screen."
-    only = "Show the output of these ranks only."
     return [
-        Option("--run-dir", group=group, metavar="DIR", help=run_dir),
-        Option("--no-run-dir", group=group, is_flag=True, help="Leave no files."),
-        Option("--quiet-ranks", group=group, metavar="RANKS", help=quiet),
-        Option("--only-rank", "only_ranks", group=group, metavar="RANKS", help=only),
-        Option("--tag", group=group, metavar="TEXT", help="A remark to keep in the job's files."),
-        Option("-v", "--verbose", group=group, is_flag=True, help="Say what is being done."),
+        option("--run-dir", metavar="DIR", help=run_dir),
+        option("--no-run-dir", is_flag=True, help="Leave no files."),
+        option("--quiet-ranks", metavar="RANKS", help="Keep ranks such as 1-3,7 off the screen."),
+        option("--only-rank", "only_ranks", metavar="RANKS", help="Show the output of these ranks only."),
+        option("--tag", metavar="TEXT", help="A remark to keep in the job's files."),
+        option("-v", "--verbose", is_flag=True, help="Say what is being done."),
     ]
 
 
-def _failure() -> list[click.Parameter]:
-    group = "Failure"
+def _failure() -> list[Option]:
+    option = partial(Option, group="Failure")
+    seconds = partial(option, type=float, metavar="SECONDS")
     timeout = "Stop the job after this time. [default: no limit]"
     stall = (
         "Stop it after so long without output, calls or CPU time in any rank; 0: never. "
@@ -164,22 +204,16 @@ def _failure() -> list[click.Parameter]:
     )
     grace = f"From SIGTERM to SIGKILL when the job is stopped. [default: {_DEFAULTS['grace']:g}]"
     return [
-        Option("--timeout", group=group, main=True, help=timeout, **_SECONDS),
-        Option("--stall-timeout", group=group, help=stall, **_SECONDS),
-        Option(
-            "--lockstep",
-            group=group,
-            type=click.Choice(LOCKSTEP_MODES),
-            metavar="|".join(LOCKSTEP_MODES),
-            help=lockstep,
-        ),
-        Option("--init-timeout", group=group, help=init, **_SECONDS),
-        Option("--grace", group=group, help=grace, **_SECONDS),
-        Option("--chaos", group=group, multiple=True, metavar="FAULTS", help=chaos),
+        seconds("--timeout", main=True, help=timeout),
+        seconds("--stall-timeout", help=stall),
+        option("--lockstep", type=click.Choice(LOCKSTEP_MODES), metavar="|".join(LOCKSTEP_MODES), help=lockstep),
+        seconds("--init-timeout", help=init),
+        seconds("--grace", help=grace),
+        option("--chaos", multiple=True, metavar="FAULTS", help=chaos),
     ]
 
 
-def _about() -> list[click.Parameter]:
+def _about() -> list[Option]:
     kind: dict[str, Any] = {"group": "About", "is_flag": True, "is_eager": True, "expose_value": False}
     return [
         Option("--version", callback=_version, help="Show the version.", **kind),
@@ -201,7 +235,7 @@ def _help_all(ctx: click.Context, param: click.Parameter, wanted: bool) -> None:
         ctx.exit()
 
 
-def _file_names(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[Any]:
+def _complete_file_names(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[Any]:
     from click.shell_completion import CompletionItem
 
     return [CompletionItem(incomplete, type="file")]

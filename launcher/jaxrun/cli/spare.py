@@ -15,7 +15,7 @@ from typing import NoReturn
 
 from jaxrun.forkserver.client import ForkServer
 from jaxrun.forkserver.early import EarlyServer
-from jaxrun.job import interpreter
+from jaxrun.job.environment import interpreter_settings
 from jaxrun.protocol.names import CONTROL_FD, RESERVED_PREFIX
 from jaxrun.protocol.worker_messages import LAUNCHER_DESCRIPTORS, StartLauncher, WorkerMessageDecoder
 
@@ -26,9 +26,8 @@ _IMPORTED_BY_EVERY_JOB = (
     "jaxrun.supervisor.run",
     "jaxrun.backends.local",
     "jaxrun.job.layout",
-    "jaxrun.job.machine",
+    "jaxrun.job.devices",
     "jaxrun.job.program",
-    "jaxrun.job.settings",
     "jaxrun.rundir.rundir",
 )
 
@@ -74,7 +73,7 @@ def _fork_server(text: str, directory: str) -> EarlyServer:
     os.set_inheritable(channel.fileno(), False)
     # The environment that both were started with.
     environ = {name: value for name, value in os.environ.items() if not name.startswith(RESERVED_PREFIX)}
-    environ |= interpreter.interpreter_settings(environ)
+    environ |= interpreter_settings(environ)
     return EarlyServer(os.urandom(16).hex(), ForkServer(int(pid), channel, environ, directory))
 
 

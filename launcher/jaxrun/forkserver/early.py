@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 from jaxrun.forkserver import client
 from jaxrun.forkserver.client import ForkServer, program_of
-from jaxrun.job import interpreter
+from jaxrun.job.environment import interpreter_settings
 from jaxrun.protocol.names import JOB_ID, RESERVED_PREFIX
 
 if TYPE_CHECKING:
@@ -44,7 +44,7 @@ def start(arguments: Sequence[str], environ: Mapping[str, str]) -> EarlyServer |
         return None
     job_id = os.urandom(16).hex()
     own = {name: value for name, value in environ.items() if not name.startswith(RESERVED_PREFIX)}
-    own |= interpreter.interpreter_settings(own) | {JOB_ID: job_id}
+    own |= interpreter_settings(own) | {JOB_ID: job_id}
     try:
         return EarlyServer(job_id, client.start((sys.executable,), own))
     except OSError:

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 
 from jaxrun.errors import UnavailableError
 from jaxrun.forkserver.client import difference, is_fixed, start_server
-from jaxrun.job import interpreter
+from jaxrun.job.environment import interpreter_settings
 from jaxrun.protocol.codec import encode
 from jaxrun.protocol.names import SHUTDOWN_BYTE
 from jaxrun.protocol.worker_messages import ForkDeclined, LauncherStarted, StartLauncher, WorkerMessageDecoder
@@ -42,7 +42,7 @@ class LauncherPool:
 
     def __init__(self, environ: Mapping[str, str], *, with_jax: bool) -> None:
         """Raises OSError if it cannot be started."""
-        self._environ = {**environ, **interpreter.interpreter_settings(environ)}
+        self._environ = {**environ, **interpreter_settings(environ)}
         self._owner = os.getpid()
         self._lock = threading.Lock()
         role = "launchers" if with_jax else "launchers-without-jax"
@@ -56,7 +56,7 @@ class LauncherPool:
 
     def start(self, words: Sequence[str], environ: Mapping[str, str], stderr: int, control: int) -> StartedLauncher:
         """Start `jaxrun WORDS` in the current directory. Raises UnavailableError if jax, or anything, is missing."""
-        wanted = {**environ, **interpreter.interpreter_settings(environ)}
+        wanted = {**environ, **interpreter_settings(environ)}
         frame = encode(StartLauncher(tuple(words), os.getcwd(), *difference(self._environ, wanted)))
         if len(frame) > _MAX_REQUEST_BYTES:
             raise UnavailableError(

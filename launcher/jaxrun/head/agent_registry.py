@@ -14,8 +14,8 @@ from jaxrun.head.consistency import Expected
 from jaxrun.job.devices import Gpus
 from jaxrun.job.job import Job
 from jaxrun.job.layout import Layout, decide_layout
-from jaxrun.job.machine import Machine
-from jaxrun.job.settings import worker_settings
+from jaxrun.job.devices import Machine
+from jaxrun.job.environment import worker_settings
 from jaxrun.protocol.agent_messages import AgentReport, StartWorker
 from jaxrun.text import format_columns, format_ranks_on_hosts, plural
 

@@ -1,8 +1,8 @@
-"""Which rank of which job this process is, by the variables of whatever started it: one table, tried in one order.
+"""Reads a process's rank from the variables of the mpirun or srun that started it: one table, tried in one order.
 
-An agent that jaxrun has started is told which engine's variables to read. Only `jaxrun attach` detects. In the table,
-an engine stands before those whose variables its processes may inherit: Slurm is last, as mpirun's daemons are tasks of
-a step of their own there, and what they start finds the numbers of that step.
+An agent that jaxrun has started is told which entry to read; only `jaxrun attach` detects it. An entry stands before
+those whose variables its processes may inherit. Slurm is last: mpirun's daemons are tasks of a Slurm step of their own,
+and what they start inherits the numbers of that step.
 """
 
 from __future__ import annotations
@@ -16,14 +16,12 @@ from jaxrun.errors import ProtocolError, UnavailableError, UsageError
 from jaxrun.protocol.names import RESERVED_PREFIX
 from jaxrun.text import format_columns
 
-BY_OPTIONS = "by hand"  # the engine of a place that only --rank and --size tell
+BY_OPTIONS = "by hand"  # the engine of a rank that only --rank and --size tell
 
 _OWN_RANK = f"{RESERVED_PREFIX}RANK"
 _OWN_SIZE = f"{RESERVED_PREFIX}SIZE"
 _NUMBER = re.compile(r"[0-9]{1,9}")
-_FIRST_SPECIAL_STEP = (
-    0xFFFFFFF0  # above it are the shell of salloc, the batch script and the like: no steps of anybody's job
-)
+_FIRST_SPECIAL_STEP = 0xFFFFFFF0  # from here on: salloc's shell, the batch script and the like, no steps of a job
 _CONTROL_PORT = "--control-port"
 
 
@@ -32,7 +30,7 @@ def _always_applies(environ: Mapping[str, str]) -> bool:
 
 
 def _is_task_of_step(environ: Mapping[str, str]) -> bool:
-    """Whether this is a task of a step; a script that was submitted inside of one inherits the names of that one."""
+    """Whether this is a task of a Slurm step, and not a batch script that was submitted inside of one."""
     step = environ.get("SLURM_STEP_ID", "")
     same = environ.get("SLURM_NTASKS") == environ["SLURM_STEP_NUM_TASKS"]
     return same and step.isdecimal() and int(step) < _FIRST_SPECIAL_STEP
@@ -40,12 +38,12 @@ def _is_task_of_step(environ: Mapping[str, str]) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class ClusterEnv:
-    """What starts processes, and by which variables they know it.
+    """What starts processes (the engine `key`), and the variables by which they know their rank.
 
-    rank, size:  the variables of the numbers
-    job:         variables whose values together are alike in all ranks of a job, and differ between jobs
-    signs:       what must be set besides the rank, to tell its processes from others
-    holds:       whether all these, where they are set, are meant for this process
+    rank_variable, size_variable:  the variables of the numbers
+    job_variables:     variables whose values together are alike in all ranks of a job, and differ between jobs
+    marker_variables:  what must be set besides the rank, to tell the engine's processes from those of others
+    applies:           whether these variables, where they are set, are meant for this process
     """
 
     key: str
@@ -56,42 +54,28 @@ class ClusterEnv:
     marker_variables: tuple[str, ...] = ()
     applies: Callable[[Mapping[str, str]], bool] = _always_applies
 
+    def is_set(self, environ: Mapping[str, str]) -> bool:
+        """Whether this engine has started the process whose environment is `environ`."""
+        return all(name in environ for name in (self.rank_variable, *self.marker_variables)) and self.applies(environ)
+
 
 CLUSTER_ENVS = (
-    ClusterEnv(
-        "open-mpi", "Open MPI", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", job_variables=("PMIX_NAMESPACE",)
-    ),
+    ClusterEnv("open-mpi", "Open MPI", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", ("PMIX_NAMESPACE",)),
     # srun --mpi=pmi2 and Flux set PMI_RANK too, but not the local one.
-    ClusterEnv(
-        "hydra",
-        "MPICH or Intel MPI",
-        "PMI_RANK",
-        "PMI_SIZE",
-        marker_variables=("MPI_LOCALRANKID",),
-        job_variables=("I_MPI_HYDRA_UUID",),
-    ),
-    ClusterEnv(
-        "mvapich", "MVAPICH", "MV2_COMM_WORLD_RANK", "MV2_COMM_WORLD_SIZE", job_variables=("MPIRUN_HOST", "MPIRUN_ID")
-    ),
+    ClusterEnv("hydra", "MPICH or Intel MPI", "PMI_RANK", "PMI_SIZE", ("I_MPI_HYDRA_UUID",), ("MPI_LOCALRANKID",)),
+    ClusterEnv("mvapich", "MVAPICH", "MV2_COMM_WORLD_RANK", "MV2_COMM_WORLD_SIZE", ("MPIRUN_HOST", "MPIRUN_ID")),
     # Flux inside of a job of PALS hands the variables of PALS to its own tasks.
-    ClusterEnv("flux", "Flux", "FLUX_TASK_RANK", "FLUX_JOB_SIZE", job_variables=("FLUX_JOB_ID",)),
+    ClusterEnv("flux", "Flux", "FLUX_TASK_RANK", "FLUX_JOB_SIZE", ("FLUX_JOB_ID",)),
     # srun --mpi=cray_shasta sets PALS_RANKID too, but no size.
-    ClusterEnv(
-        "pals",
-        "PALS (HPE Cray)",
-        "PALS_RANKID",
-        "PMI_SIZE",
-        marker_variables=("PMI_SIZE",),
-        job_variables=("PALS_APID",),
-    ),
+    ClusterEnv("pals", "PALS (HPE Cray)", "PALS_RANKID", "PMI_SIZE", ("PALS_APID",), ("PMI_SIZE",)),
     # A batch script has SLURM_PROCID=0 as well, but no step.
     ClusterEnv(
         "slurm",
         "Slurm",
         "SLURM_PROCID",
         "SLURM_STEP_NUM_TASKS",
-        marker_variables=("SLURM_STEP_NODELIST", "SLURM_STEP_NUM_TASKS"),
         job_variables=("SLURM_JOB_ID", "SLURM_STEP_ID", "SLURM_RESTART_COUNT"),
+        marker_variables=("SLURM_STEP_NODELIST", "SLURM_STEP_NUM_TASKS"),
         applies=_is_task_of_step,
     ),
 )
@@ -100,7 +84,7 @@ _BY_KEY = {engine.key: engine for engine in CLUSTER_ENVS}
 
 @dataclass(frozen=True, slots=True)
 class RankInfo:
-    """One process among those of its job; `job` tells this job from others, and is empty where nothing does."""
+    """The rank of one process; `job_key` tells its job from others, and is empty where nothing does."""
 
     engine: str
     rank: int
@@ -109,17 +93,17 @@ class RankInfo:
 
 
 def read_rank_info(key: str, environ: Mapping[str, str]) -> RankInfo:
-    """The place by the variables of one engine. UnavailableError names one that is missing or wrong."""
+    """Read the rank from the variables of one engine. Raises UnavailableError that names a wrong variable."""
     if key not in _BY_KEY:
         raise ProtocolError(f"there is no engine {key!r}; known are {', '.join(_BY_KEY)}")
     return _rank_info(_BY_KEY[key], environ, ())
 
 
 def find_rank_info(environ: Mapping[str, str], ancestors: Iterable[Sequence[str]] = ()) -> RankInfo | None:
-    """The place by the first engine whose variables are there; None without any.
+    """Read the rank from the variables of the first engine that has set any; None if none has.
 
     `ancestors` are the command lines of the processes above this one, the parent first: MPICH names its job only there.
-    UsageError in a process of jaxrun's own; UnavailableError where the numbers make no sense.
+    Raises UsageError in a process that jaxrun has started, UnavailableError where the numbers make no sense.
     """
     if _OWN_RANK in environ:
         which = f"rank {environ[_OWN_RANK]} of {environ.get(_OWN_SIZE, '?')}"
@@ -127,37 +111,33 @@ def find_rank_info(environ: Mapping[str, str], ancestors: Iterable[Sequence[str]
             f"this process is already {which} of a jaxrun job ({_OWN_RANK} is set), and cannot attach to another; "
             "run the program itself, without jaxrun attach"
         )
-    for engine in CLUSTER_ENVS:
-        if all(name in environ for name in (engine.rank_variable, *engine.marker_variables)) and engine.applies(
-            environ
-        ):
-            return _rank_info(engine, environ, ancestors)
-    return None
+    engine = next((engine for engine in CLUSTER_ENVS if engine.is_set(environ)), None)
+    return _rank_info(engine, environ, ancestors) if engine else None
 
 
 def detect_rank_info(environ: Mapping[str, str], ancestors: Iterable[Sequence[str]] = ()) -> RankInfo:
-    """The place, as `find` does it. UsageError says what was looked for, and how to do without."""
-    place = find_rank_info(environ, ancestors)
-    if place is None:
+    """Do what `find_rank_info` does. Raises UsageError that says what was looked for if nothing was found."""
+    found = find_rank_info(environ, ancestors)
+    if found is None:
         raise UsageError(_nothing_found_message(environ))
-    return place
+    return found
 
 
-def combine_with_options(place: RankInfo | None, rank: int | None, size: int | None) -> RankInfo:
-    """The place with --rank and --size, as far as they are given. UsageError where they contradict it or do not do."""
-    if place is None:
+def combine_with_options(found: RankInfo | None, rank: int | None, size: int | None) -> RankInfo:
+    """Combine what was found with --rank and --size. Raises UsageError where they contradict it or are not enough."""
+    if found is None:
         return _from_options(rank, size)
-    engine = _BY_KEY[place.engine]
-    for option, name, given, found in (
-        ("--rank", engine.rank_variable, rank, place.rank),
-        ("--size", engine.size_variable, size, place.size),
+    engine = _BY_KEY[found.engine]
+    for option, variable, given, value in (
+        ("--rank", engine.rank_variable, rank, found.rank),
+        ("--size", engine.size_variable, size, found.size),
     ):
-        if given is not None and given != found:
+        if given is not None and given != value:
             raise UsageError(
-                f"{option} {given} contradicts {name}={found}, by which {engine.title} has started this process; "
+                f"{option} {given} contradicts {variable}={value}, by which {engine.title} has started this process; "
                 f"leave {option} out, or hide the variable: env -u {engine.rank_variable} jaxrun attach ..."
             )
-    return place
+    return found
 
 
 def _from_options(rank: int | None, size: int | None) -> RankInfo:
@@ -172,10 +152,8 @@ def _from_options(rank: int | None, size: int | None) -> RankInfo:
 def _rank_info(engine: ClusterEnv, environ: Mapping[str, str], ancestors: Iterable[Sequence[str]]) -> RankInfo:
     if engine.key == "slurm":
         _refuse_heterogeneous(environ)
-    rank, size = (
-        _read_number(engine, engine.rank_variable, environ),
-        _read_number(engine, engine.size_variable, environ),
-    )
+    rank = _read_number(engine, engine.rank_variable, environ)
+    size = _read_number(engine, engine.size_variable, environ)
     if rank >= size:
         raise UnavailableError(
             f"{engine.title} has set {engine.rank_variable}={rank}, which is no rank in a job of "
@@ -207,7 +185,7 @@ def _refuse_heterogeneous(environ: Mapping[str, str]) -> None:
 
 
 def _control_port(ancestors: Iterable[Sequence[str]]) -> str:
-    """Where MPICH's mpiexec listens, "h1:46095": all proxies of a job have it on their command lines."""
+    """Return where MPICH's mpiexec listens, "h1:46095", which all proxies of a job have on their command lines."""
     for argv in ancestors:
         for word, value in pairwise(argv):
             if word == _CONTROL_PORT:
@@ -216,10 +194,8 @@ def _control_port(ancestors: Iterable[Sequence[str]]) -> str:
 
 
 def _nothing_found_message(environ: Mapping[str, str]) -> str:
-    looked_for = format_columns(
-        [(f"  {engine.title}", ", ".join((engine.rank_variable, *engine.marker_variables))) for engine in CLUSTER_ENVS]
-    )
-    lines = ["nothing says which rank this process is; looked for the variables of", *looked_for]
+    rows = [(f"  {env.title}", ", ".join((env.rank_variable, *env.marker_variables))) for env in CLUSTER_ENVS]
+    lines = ["nothing says which rank this process is; looked for the variables of", *format_columns(rows)]
     if "SLURM_JOB_ID" in environ:
         lines.append(
             f"In Slurm's job {environ['SLURM_JOB_ID']}, but in a batch script or a shell and not in a task of a step; "

@@ -1,7 +1,6 @@
-"""Counting accelerators without importing jax: what a process started with this environment would see.
+"""This machine's cores and accelerators, counted without importing jax.
 
-Reading the machine (NVML, nvidia-smi, sysfs) gives cards; pure functions decide which of them the environment
-leaves visible.
+NVML, nvidia-smi or sysfs list the cards; pure functions decide which of them the environment leaves visible.
 """
 
 from __future__ import annotations
@@ -9,9 +8,9 @@ from __future__ import annotations
 import glob
 import os
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 CUDA_VISIBLE_VARIABLE = "CUDA_VISIBLE_DEVICES"
@@ -39,9 +38,9 @@ class GpuCard:
 class Gpus:
     """The GPUs that a process sees, by ordinal.
 
-    source:   who counted them, or why there are none
+    source:   what counted them ("NVML"), or why there are none
     visible:  the setting that limits them, "CUDA_VISIBLE_DEVICES=2,3"; empty if nothing does
-    ids:      what tells them apart on their host
+    ids:      UUIDs, which tell them apart on their host
     """
 
     names: tuple[str, ...] = ()
@@ -50,11 +49,54 @@ class Gpus:
     ids: tuple[str, ...] = ()
 
 
+@dataclass(frozen=True, slots=True)
+class Machine:
+    """What a job may use on this machine.
+
+    cores:        the cores that this process may run on
+    gpus:         the visible GPUs by platform ("cuda", "rocm"); a platform that was not probed is left out
+    tpu:          whether there are TPU chips
+    cuda_plugin:  whether JAX's plugin for CUDA is installed
+    """
+
+    host: str
+    cores: tuple[int, ...]
+    gpus: Mapping[str, Gpus] = field(default_factory=dict)
+    tpu: bool = False
+    cuda_plugin: bool = True
+
+
 Probe = Callable[[], tuple[GpuCard, ...] | None]
 
 
+def probe_machine(platforms: Iterable[str], environ: Mapping[str, str]) -> Machine:
+    """Find this machine's cores and the devices of `platforms`, and no others: asking a driver takes time."""
+    wanted = set(platforms)
+    gpus = {}
+    if "cuda" in wanted:
+        gpus["cuda"] = cuda_gpus(environ, nvidia_probes(environ))
+    if "rocm" in wanted:
+        gpus["rocm"] = rocm_gpus(environ, amd_cards())
+    return Machine(
+        host=os.uname().nodename,
+        cores=tuple(sorted(os.sched_getaffinity(0))),
+        gpus=gpus,
+        tpu="tpu" in wanted and has_tpu(environ),
+        cuda_plugin="cuda" in wanted and _has_cuda_plugin(),
+    )
+
+
+def _has_cuda_plugin() -> bool:
+    """Whether the namespace package `jax_plugins`, in which JAX looks for its plugins, holds one for CUDA."""
+    from importlib.machinery import PathFinder
+
+    spec = PathFinder.find_spec("jax_plugins")
+    folders = (spec.submodule_search_locations or ()) if spec else ()
+    return any(name.startswith("xla_cuda") for folder in folders for name in os.listdir(folder))
+
+
 def cuda_gpus(environ: Mapping[str, str], probes: Mapping[str, Probe]) -> Gpus:
-    """NVIDIA's GPUs that `environ` leaves visible, counted by the first of `probes` that can."""
+    """Return the NVIDIA GPUs that `environ` leaves visible, counted by the first of `probes` that can."""
     value = environ.get(CUDA_VISIBLE_VARIABLE)
     setting = "" if value is None else f"{CUDA_VISIBLE_VARIABLE}={value}"
     for source, probe in probes.items():
@@ -67,7 +109,7 @@ def cuda_gpus(environ: Mapping[str, str], probes: Mapping[str, Probe]) -> Gpus:
 
 
 def rocm_gpus(environ: Mapping[str, str], cards: tuple[GpuCard, ...]) -> Gpus:
-    """AMD's GPUs that `environ` leaves visible; each variable selects among what the one before it leaves."""
+    """Return the AMD GPUs that `environ` leaves visible; each variable selects among what the one before it leaves."""
     settings = []
     for variable in _ROCM_VISIBLE_VARIABLES:
         if variable in environ:
@@ -78,9 +120,9 @@ def rocm_gpus(environ: Mapping[str, str], cards: tuple[GpuCard, ...]) -> Gpus:
 
 
 def visible_devices(cards: tuple[GpuCard, ...], value: str | None) -> list[tuple[str, str]]:
-    """UUID and name of what CUDA enumerates for a CUDA_VISIBLE_DEVICES of `value`; None if it is unset.
+    """Return UUID and name of each device that CUDA enumerates for a CUDA_VISIBLE_DEVICES of `value`; None: unset.
 
-    As CUDA does it: the list ends at the first entry that is no device, an entry given twice leaves none, and
+    As in CUDA, the list ends at the first entry that is no device, an entry given twice leaves none, and
     one process enumerates a single MIG device and then no whole GPU.
     """
     chosen: list[tuple[str, str]] = []
@@ -110,7 +152,7 @@ def _find_device(cards: tuple[GpuCard, ...], entry: str) -> tuple[str, str] | No
 
 
 def parse_smi(text: str) -> tuple[GpuCard, ...]:
-    """The cards that `nvidia-smi -L` lists."""
+    """Parse what `nvidia-smi -L` lists."""
     cards: list[GpuCard] = []
     for line in text.splitlines():
         if card := _SMI_CARD.fullmatch(line):
@@ -122,7 +164,7 @@ def parse_smi(text: str) -> tuple[GpuCard, ...]:
 
 
 def nvidia_probes(environ: Mapping[str, str]) -> dict[str, Probe]:
-    """The ways to ask this machine's NVIDIA driver, best first; none where there is no driver."""
+    """Return the ways to ask this machine's NVIDIA driver, best first; none where there is no driver."""
     folders = environ.get("PATH", os.defpath).split(os.pathsep)
     has_smi = any(os.access(os.path.join(folder, "nvidia-smi"), os.X_OK) for folder in folders)
     if not has_smi and not any(map(os.path.exists, _NVIDIA_FILES)):
@@ -183,7 +225,7 @@ def _smi_cards(environ: Mapping[str, str]) -> tuple[GpuCard, ...] | None:
 
 
 def amd_cards(pattern: str = _KFD_NODES) -> tuple[GpuCard, ...]:
-    """AMD's GPUs as the kernel lists them: the nodes of its topology that have SIMD units."""
+    """Return the AMD GPUs that the kernel lists: the nodes of its topology that have SIMD units."""
     cards = []
     for node in sorted(glob.glob(pattern), key=lambda path: (len(path), path)):
         try:
@@ -197,6 +239,6 @@ def amd_cards(pattern: str = _KFD_NODES) -> tuple[GpuCard, ...]:
 
 
 def has_tpu(environ: Mapping[str, str], listing: Callable[[str], list[str]] = glob.glob) -> bool:
-    """Whether this host has TPU chips, of their own kind or, if the environment knows of TPUs, by VFIO."""
+    """Whether this host has TPU chips: accel devices or, where the environment has TPU_ variables, VFIO devices."""
     by_vfio = any(name.startswith("TPU_") for name in environ) and bool(listing("/dev/vfio/[0-9]*"))
     return by_vfio or bool(listing("/dev/accel[0-9]*"))

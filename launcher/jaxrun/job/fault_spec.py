@@ -1,42 +1,42 @@
-"""Faults on order: which ranks are to suffer what, and when, as --chaos says it.
+"""The faults that --chaos asks for: what happens to which ranks, and when.
 
     kill:1@2s            SIGKILL to rank 1, 2 s after the program has started on all ranks
-    pause:0-3,7@1.5s     SIGSTOP to these
+    pause:0-3,7@1.5s     SIGSTOP to ranks 0-3 and 7
     cut:2@500ms          all TCP connections of rank 2 break
 
-What they mean to the job is decided in head/chaos.py, how they are done in agent/faults.py.
+The head times them (head/fault_injection.py), the agents carry them out (agent/faults.py).
 """
 
 from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from itertools import chain
 
 from jaxrun.errors import UsageError
-from jaxrun.text import Ranks, parse_ranks
+from jaxrun.text import Ranks, format_ranges, parse_ranks
 
 CHAOS_OPTION = "--chaos"
 KILL, PAUSE, CUT = FAULT_KINDS = ("kill", "pause", "cut")
-_FAULT_SEPARATOR = re.compile(r",(?=\s*[a-z]+\s*:)")  # the ranks of a fault may have commas, too
+_FAULT_SEPARATOR = re.compile(r",(?=\s*[a-z]+\s*:)")  # a comma before a kind: others are within the ranks
 _FAULT_PATTERN = re.compile(r"\s*([^:@]*):([^:@]*)@\s*([0-9]+|[0-9]*\.[0-9]+)(ms|s)\s*", re.ASCII)
 _EXPECTED_FORM = "a fault is KIND:RANKS@TIME, such as kill:1@2s, pause:0-3@1.5s or cut:2@500ms"
 
 
 @dataclass(frozen=True, slots=True)
 class FaultSpec:
-    """One of them; `after`: seconds from when the program starts on all ranks."""
+    """One fault; `after` is in seconds from when the program has started on all ranks."""
 
     kind: str
     ranks: Ranks
     after: float
 
     def __str__(self) -> str:
-        spans = (str(span[0]) if len(span) == 1 else f"{span[0]}-{span[-1]}" for span in self.ranks)
-        return f"{self.kind}:{','.join(spans)}@{self.after:g}s"
+        return f"{self.kind}:{format_ranges(chain(*self.ranks), ',')}@{self.after:g}s"
 
 
 def parse_faults(text: str) -> tuple[FaultSpec, ...]:
-    """Faults as people write them, with commas between. UsageError names the part that is wrong."""
+    """Parse faults with commas between them. Raises UsageError that names the part that is wrong."""
     return tuple(_parse_fault(part) for part in _FAULT_SEPARATOR.split(text))
 
 

@@ -1,7 +1,7 @@
-"""Which hosts, how many processes on each, and where that puts every rank; all of it pure, but for reading a file.
+"""Parses lists of hosts as mpirun and Slurm write them, and places ranks on hosts.
 
-The words are those of mpirun and Slurm, and so are the rules: a host that is named again adds to what it had, a name
-alone counts for one slot wherever others have a number, and ranks fill the hosts block by block.
+The rules are those of mpirun: a host that is named again gets more slots, a name alone counts for one slot where others
+have a number, and ranks fill the hosts block by block.
 """
 
 from __future__ import annotations
@@ -23,20 +23,20 @@ _SETTING = re.compile(r"(?P<key>slots|max[_-]slots)=(?P<value>[0-9]{1,6})")
 _NODE = re.compile(r"(?:[A-Za-z0-9_.-]|\[[^\[\]]*\])+")
 _RANGE = re.compile(r"([0-9]{1,18})(?:-([0-9]{1,18}))?")
 _COUNT = re.compile(r"([0-9]{1,6})(?:\(x([1-9][0-9]{0,5})\))?")
-_MAX_NODES = 1 << 16  # as Slurm has it: a list of more is a slip of the keyboard
+_MAX_NODES = 1 << 16  # Slurm's own limit; a longer list is a typing error
 _MAX_HOSTS_SHOWN = 8
 
 
 @dataclass(frozen=True, slots=True)
 class HostSlots:
-    """A host, an IPv6 address without its brackets, and how many processes it is to have; None: nothing was said."""
+    """A host (an IPv6 address without brackets) and how many processes it can take; None where nothing was said."""
 
     name: str
     slots: int | None
 
 
 def parse_host_list(text: str) -> tuple[HostSlots, ...]:
-    """The hosts of -H: "h1:4,h2:4", "h1,h2", "[fd00::1]:2". UsageError names the part that is wrong."""
+    """Parse -H: "h1:4,h2:4", "h1,h2", "[fd00::1]:2". Raises UsageError that names the part that is wrong."""
     try:
         return _merge_duplicates([_parse_host(part.strip()) for part in text.split(",")])
     except ValueError as reason:
@@ -44,7 +44,7 @@ def parse_host_list(text: str) -> tuple[HostSlots, ...]:
 
 
 def read_hostfile(path: Path) -> tuple[HostSlots, ...]:
-    """The hosts of a hostfile; UsageError if it cannot be read."""
+    """Read the hosts of a hostfile. Raises UsageError if it cannot be read."""
     try:
         text = path.read_text(encoding="utf-8-sig")
     except OSError as error:
@@ -55,7 +55,7 @@ def read_hostfile(path: Path) -> tuple[HostSlots, ...]:
 
 
 def parse_hostfile(text: str, name: str) -> tuple[HostSlots, ...]:
-    """The hosts in `text`, whose lines look like these. UsageError says which line of the file `name` is wrong.
+    """Parse lines such as these. Raises UsageError that names the line of the file `name` that is wrong.
 
     # Open MPI's spelling, Hydra's (also Intel MPI's machinefile), and a name alone
     h1 slots=4 max_slots=8
@@ -78,7 +78,7 @@ def parse_hostfile(text: str, name: str) -> tuple[HostSlots, ...]:
 
 
 def _parse_host(text: str) -> HostSlots:
-    """One host as -H and Hydra write it; ValueError says what is wrong."""
+    """Parse one host as -H and Hydra write it. Raises ValueError that says what is wrong."""
     match = _HOST.fullmatch(text)
     if match is None:
         if "@" in text:
@@ -90,7 +90,7 @@ def _parse_host(text: str) -> HostSlots:
 
 
 def _with_settings(host: HostSlots, words: Iterable[str]) -> HostSlots:
-    """The host with Open MPI's `slots` and `max_slots`; the limit alone is also the number, as it is there."""
+    """Apply Open MPI's `slots` and `max_slots` to `host`; as in Open MPI, the limit alone is also the number."""
     given: dict[str, int | None] = {} if host.slots is None else {"slots": host.slots}
     for word in words:
         match = _SETTING.fullmatch(word)
@@ -113,7 +113,7 @@ def _at_least_one(text: str, number: str | None) -> int | None:
 
 
 def _merge_duplicates(found: Iterable[HostSlots]) -> tuple[HostSlots, ...]:
-    """Every host once, where it was named first."""
+    """Return each host once, in the order of their first naming, with the sum of its slots."""
     hosts: dict[str, HostSlots] = {}
     for host in found:
         before = hosts.get(host.name)
@@ -122,11 +122,11 @@ def _merge_duplicates(found: Iterable[HostSlots]) -> tuple[HostSlots, ...]:
 
 
 def place_ranks(hosts: Sequence[HostSlots], processes: int | None, per_host: int | None) -> tuple[str, ...]:
-    """The host of each rank. UsageError if the processes do not fit.
+    """Return the host of each rank. Raises UsageError if the processes do not fit.
 
-    All slots of the first host, then those of the next; hosts that are left over stay idle. With `per_host`, exactly
-    so many on every host that is used. Where no host has a number, all have an equal share, and the first ones one
-    more if that does not come out even. With `processes` None, every slot is used, or every host once.
+    Ranks fill all slots of the first host, then those of the next; hosts that are left over stay idle. With `per_host`,
+    each host that is used gets exactly so many. Where no host has a number, all have an equal share, and the first ones
+    one more if that does not come out even. With `processes` None, every slot is used, or every host once.
     """
     if not hosts:
         raise UsageError("there is no host to start processes on; name hosts with -H or --hostfile")
@@ -164,7 +164,7 @@ def _too_many(hosts: Sequence[HostSlots], room: Sequence[int], processes: int, p
 
 
 def expand_node_list(text: str) -> tuple[str, ...]:
-    """The nodes of Slurm's "rack[1-2]n[01-16],login1", the last bracket running fastest. UsageError if it is none."""
+    """Expand Slurm's "rack[1-2]n[01-16],login1", the last bracket fastest. Raises UsageError if it is no list."""
     nodes: list[str] = []
     for name in re.split(r",(?![^\[\]]*\])", text):
         if not _NODE.fullmatch(name):
@@ -179,7 +179,7 @@ def expand_node_list(text: str) -> tuple[str, ...]:
 
 
 def _numbers(ranges: str, text: str) -> list[str]:
-    """ "1,07-11" → 1, 07, 08, 09, 10, 11: as wide as the first of each range."""
+    """Expand "1,07-11" to 1, 07, 08, 09, 10, 11: each number as wide as the first of its range."""
     numbers: list[str] = []
     for part in ranges.split(","):
         match = _RANGE.fullmatch(part)
@@ -195,7 +195,7 @@ def _numbers(ranges: str, text: str) -> list[str]:
 
 
 def expand_counts(text: str) -> tuple[int, ...]:
-    """The numbers of Slurm's "2(x3),1": 2, 2, 2, 1. UsageError if it is none."""
+    """Expand Slurm's "2(x3),1" to 2, 2, 2, 1. Raises UsageError if it is no list of counts."""
     counts: list[int] = []
     for part in text.split(","):
         match = _COUNT.fullmatch(part)

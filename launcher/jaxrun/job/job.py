@@ -1,7 +1,6 @@
-"""What was asked for: a Job holds the request of one command line, and is valid or does not exist.
+"""What was asked for: a Job holds the request of one command line, with every default, and is valid or does not exist.
 
-Nothing here looks at the machine, the file system or the environment; what depends on them is decided in the
-plan. Every default lives in this class.
+Whatever depends on the machine, the file system or the environment is decided later, in the plan.
 """
 
 from __future__ import annotations
@@ -22,41 +21,21 @@ if TYPE_CHECKING:
 
 PLATFORMS = ("auto", "cpu", "cuda", "rocm", "tpu")
 
-# field, option, the backends that it is for
-_BACKENDS_OF_OPTION = (
-    ("simulated_hosts", "--simulate-hosts", ("local",)),
-    ("hosts", "-N/--hosts", ("mpirun", "slurm")),
-    ("processes_per_host", "--processes-per-host", ("mpirun", "slurm")),
-    ("interface", "--interface", ("mpirun", "slurm", "attach")),
-    ("host_list", "-H/--host", ("mpirun",)),
-    ("hostfile", "--hostfile", ("mpirun",)),
-    ("mpirun", "--mpirun", ("mpirun",)),
-    ("mpi_args", "--mpi-args", ("mpirun",)),
-    ("cpus_per_process", "--cpus-per-process", ("slurm",)),
-    ("gpus_per_host", "--gpus-per-host", ("slurm",)),
-    ("partition", "--partition", ("slurm",)),
-    ("time_limit", "--time", ("slurm",)),
-    ("account", "--account", ("slurm",)),
-    ("slurm_args", "--slurm-args", ("slurm",)),
-    ("sbatch", "--sbatch", ("slurm",)),
-    ("submit", "--submit", ("slurm",)),
-)
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Job:
-    """The request. None means: to be decided from the devices that are found.
+    """The request of one command line. None means: to be decided from the devices that are found.
 
     program:               the path or module name, then its arguments
     devices_per_process:   devices that each process shows as `jax.local_devices()`
     simulated_hosts:       how many hosts to pretend to be; 0 for the machine as it is
     hosts:                 how many real hosts
-    processes_per_host:    processes on each of them
+    processes_per_host:    processes on each real host
     cpus_per_process:      cores to ask the backend for, for each process
     gpus_per_host:         GPUs to ask the backend for, on each host
     host_list, hostfile:   which hosts, as mpirun's --host and --hostfile say it; empty and None for the backend's own
     mpirun:                the mpirun to use; empty for the one on PATH
-    mpi_args, slurm_args:  further words for the backend's command, as they are
+    mpi_args, slurm_args:  further words for the backend's command, unchanged
     partition, time_limit, account:  what Slurm is asked for; empty for its defaults
     sbatch:                where to write a batch script instead of starting anything
     submit:                hand the batch script to Slurm, and follow the job
@@ -66,7 +45,7 @@ class Job:
     lockstep:              how the ranks are kept in step: "off", "record" or "strict"
     init_timeout:          seconds until every process must have joined
     grace:                 seconds between SIGTERM and SIGKILL
-    chaos:                 faults to bring about
+    chaos:                 faults to inject
     env:                   variables to add to every worker
     run_dir, no_run_dir:   where the job leaves its files; None for a new directory under ./jaxrun-runs
     quiet_ranks:           ranks whose output stays off the screen
@@ -136,31 +115,23 @@ class Job:
             raise UsageError("--quiet-ranks and --only-rank contradict; give one of them")
         if self.host_list and self.hostfile:
             raise UsageError(f"--host {self.host_list} and --hostfile {self.hostfile} contradict; give one of them")
-        self._check_backend()
-
-    def _check_backend(self) -> None:
-        """Every option must mean something to the backend that was chosen."""
-        for field_name, option, backends in _BACKENDS_OF_OPTION:
-            if getattr(self, field_name) and self.backend not in backends:
-                wanted = " or ".join(f"--backend {name}" for name in backends)
-                raise UsageError(f"{option} is for {wanted}, not for --backend {self.backend}; leave one of them out")
 
     @property
     def name(self) -> str:
-        """What people would call it: the program's file or module, without path or ending."""
+        """The program's file or module without path and ending: "train" of "src/train.py"."""
         from pathlib import PurePath
 
         return self.program[0].rpartition(".")[2] if self.module else PurePath(self.program[0]).stem
 
     def shows(self, rank: int) -> bool:
-        """Whether the output of `rank` belongs on the screen."""
+        """Whether the screen shows the output of `rank`."""
         if self.only_ranks:
             return any(rank in ranks for ranks in self.only_ranks)
         return not any(rank in ranks for ranks in self.quiet_ranks)
 
 
 def check_rank_options(job: Job, size: int) -> None:
-    """UsageError if an option names a rank that a job of `size` processes does not have."""
+    """Raise UsageError if an option names a rank that a job of `size` processes does not have."""
     chaos = tuple(span for fault in job.chaos for span in fault.ranks)
     for option, ranks in (("--quiet-ranks", job.quiet_ranks), ("--only-rank", job.only_ranks), ("--chaos", chaos)):
         last = max((span[-1] for span in ranks), default=0)

@@ -1,4 +1,4 @@
-"""How the job lies on the machine: which platform, how many processes, how many devices for each of them."""
+"""How a job is laid out on one machine: the platform, the number of processes, and the devices of each."""
 
 from __future__ import annotations
 
@@ -7,17 +7,21 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from jaxrun.errors import UsageError
-from jaxrun.job.devices import Gpus
+from jaxrun.job.devices import Gpus, Machine
 from jaxrun.job.environment import CPU_DEVICES_VARIABLE, PLATFORMS_VARIABLE
 from jaxrun.job.job import PLATFORMS, Job
-from jaxrun.job.machine import Machine
 
 _XLA_DEVICES = re.compile(r"--xla_force_host_platform_device_count=(\d+)")
 
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """The decided shape; `per_process` is None where only JAX can tell, `gpus` is empty on CPU and TPU."""
+    """The decided shape.
+
+    devices_per_process:  None where only JAX can tell
+    gpus:                 empty on CPU and TPU
+    notes:                remarks on the decision that the user should see
+    """
 
     platform: str
     processes: int
@@ -27,7 +31,7 @@ class Layout:
 
 
 def wanted_platforms(job: Job, environ: Mapping[str, str]) -> tuple[str, ...]:
-    """The platforms to look for, best first: the one asked for by --platform or JAX_PLATFORMS, else all."""
+    """Return the platforms to look for, best first: that of --platform or JAX_PLATFORMS, else all."""
     if job.platform != "auto":
         return (job.platform,)
     first = environ.get(PLATFORMS_VARIABLE, "").split(",")[0].strip()
@@ -42,7 +46,7 @@ def wanted_platforms(job: Job, environ: Mapping[str, str]) -> tuple[str, ...]:
 
 
 def decide_layout(job: Job, machine: Machine, environ: Mapping[str, str]) -> Layout:
-    """Decide platform, processes and devices. UsageError if the machine has not what was asked for."""
+    """Decide platform, processes and devices. Raises UsageError if the machine lacks what was asked for."""
     wanted = wanted_platforms(job, environ)
     for platform in wanted:
         if platform == "cpu":

@@ -1,24 +1,24 @@
-"""What will be started: a Plan is a frozen value, made by a backend from a Job.
+"""What will be started: a frozen value that a backend makes from a Job.
 
-Whatever is known before the first process starts stands here; a worker's descriptors are known at its spawn.
+A Plan holds whatever is known before the first process starts; a worker's descriptors are added when it is spawned.
 """
 
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
-from jaxrun.job.environment import mask_secret
+from jaxrun.job.env_options import mask_secret
 from jaxrun.job.job import Job
-from jaxrun.job.launch_command import LaunchCommand
 from jaxrun.protocol.env import WorkerEnv
 from jaxrun.protocol.names import JOB_ID
 
 
 @dataclass(frozen=True, slots=True)
 class Worker:
-    """One process: its place in the job and the devices and cores that it takes.
+    """One process: its rank and host, and the devices and cores that it takes.
 
     local_device_ids:  ordinals among the accelerators that its host shows; empty for all of them
     cpus:              the cores that it stays on; empty for all of them
@@ -31,6 +31,29 @@ class Worker:
     local_device_ids: tuple[int, ...] = ()
     cpus: tuple[int, ...] = ()
     simulated_boot_id: str = ""
+
+
+AGENT_ARGV = (sys.executable, "-m", "jaxrun.agent")  # what a LaunchCommand runs once for each rank
+
+
+@dataclass(frozen=True, slots=True)
+class LaunchCommand:
+    """The mpirun or srun that starts an agent on the hosts for each rank; it is trusted to do no more than that.
+
+    engine:       the key in cluster_env.CLUSTER_ENVS of the variables that tell each agent its rank
+    title:        how people call it: "Open MPI 5.0.11"
+    argv:         the whole command, with AGENT_ARGV at its end and no value of a variable, which others could read
+    set_env:      variables for the command itself, besides those for the workers
+    unset_env:    names that the command must not see
+    attached_to:  what has started all processes already, where `argv` starts only the agent of rank 0
+    """
+
+    engine: str
+    title: str
+    argv: tuple[str, ...]
+    set_env: Mapping[str, str] = field(default_factory=dict)
+    unset_env: tuple[str, ...] = ()
+    attached_to: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +89,7 @@ class Plan:
 
     @property
     def hosts(self) -> tuple[str, ...]:
-        """Every host once, in the order of their first ranks."""
+        """Each host once, in the order of their first ranks."""
         return tuple(dict.fromkeys(worker.host for worker in self.workers))
 
     @property
@@ -75,12 +98,12 @@ class Plan:
         return {worker.rank: worker.host for worker in self.workers}
 
     def base_env(self, environ: Mapping[str, str]) -> dict[str, str]:
-        """The environment that all workers share, made from the launcher's own `environ`, with the job's mark."""
+        """Return the environment that all workers share, made from the launcher's own `environ` and the job's id."""
         kept = {name: value for name, value in environ.items() if name not in self.unset_env}
         return {**kept, **self.set_env, JOB_ID: self.job_id}
 
     def worker_env(self, worker: Worker, *, run_dir: str, channel_fd: int, stacks_fd: int, flight_fd: int) -> WorkerEnv:
-        """What `worker` is told at its start."""
+        """Return the variables of the protocol for `worker`."""
         return WorkerEnv(
             job_id=self.job_id,
             rank=worker.rank,
@@ -101,7 +124,7 @@ class Plan:
 
 
 def to_json(plan: Plan, launcher: Mapping[str, object] | None = None) -> str:
-    """The text of job.json: the plan as data, with every secret masked; `launcher`: its "host" and "pid"."""
+    """Return the text of job.json: the plan with every secret masked; `launcher` has its "host" and "pid"."""
     job = plan.job
     content = {
         "job_id": plan.job_id,

@@ -1,4 +1,4 @@
-"""The user's program, looked at without running or importing it: is it there, and what does it ask for?"""
+"""Checks the user's program without running or importing it: whether it exists, and whether it forbids a fork."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from pathlib import Path
 from jaxrun.errors import UsageError
 from jaxrun.job.job import Job
 
-_MARKER = re.compile(rb"\s*#\s*jaxrun:\s*no-fork\b")
+_NO_FORK_MARKER = re.compile(rb"\s*#\s*jaxrun:\s*no-fork\b")
 _MARKER_LINES = 20
-_LINE_LIMIT = 4096
+_LINE_LIMIT_BYTES = 4096
 
 
 def check_program(job: Job, cwd: str) -> Job:
-    """`job` once its program was found, and asked whether it may be forked. UsageError if it is not there."""
+    """Return `job`, with `no_fork` set where its program forbids a fork. Raises UsageError if it is not there."""
     name = job.program[0]
     source = find_module(name, cwd) if job.module else find_script(Path(name))
     if not job.no_fork and source is not None and forbids_fork(source):
@@ -30,7 +30,7 @@ def check_program(job: Job, cwd: str) -> Job:
 
 
 def find_script(path: Path) -> Path | None:
-    """The source of the program at `path`, None for a zip file. UsageError if python could not run it."""
+    """Return the source of the program at `path`, None for a zip file. Raises UsageError if Python cannot run it."""
     try:
         if stat.S_ISDIR(os.stat(path).st_mode):
             main = path / "__main__.py"
@@ -42,15 +42,15 @@ def find_script(path: Path) -> Path | None:
         with path.open("rb") as file:
             return None if file.read(4) == b"PK\x03\x04" else path
     except (FileNotFoundError, NotADirectoryError):
-        raise UsageError(_missing(path)) from None
+        raise UsageError(_missing_message(path)) from None
     except OSError as error:
         raise UsageError(f"program {str(path)!r} cannot be read: {error.strerror}") from None
 
 
 def find_module(name: str, cwd: str) -> Path | None:
-    """The source that `-m name` would run in `cwd`, None if that cannot be told without importing a package.
+    """Return the source file that `-m name` would run in `cwd`, None if finding it would take importing a package.
 
-    UsageError if the first part of `name` is nowhere to be found.
+    Raises UsageError if the first part of `name` is nowhere to be found.
     """
     top, *rest = name.split(".")
     spec = _spec(top, [cwd]) or importlib.util.find_spec(top)
@@ -69,11 +69,11 @@ def find_module(name: str, cwd: str) -> Path | None:
 
 
 def forbids_fork(source: Path) -> bool:
-    """Whether one of its first lines is the comment "# jaxrun: no-fork"."""
+    """Whether one of the first lines of `source` is the comment "# jaxrun: no-fork"."""
     try:
         with source.open("rb") as file:
-            lines = (file.readline(_LINE_LIMIT) for _ in range(_MARKER_LINES))
-            return any(_MARKER.match(line) for line in itertools.takewhile(bool, lines))
+            lines = (file.readline(_LINE_LIMIT_BYTES) for _ in range(_MARKER_LINES))
+            return any(_NO_FORK_MARKER.match(line) for line in itertools.takewhile(bool, lines))
     except OSError:
         return False
 
@@ -82,7 +82,7 @@ def _spec(name: str, folders: Iterable[str]) -> ModuleSpec | None:
     return PathFinder.find_spec(name, list(folders))
 
 
-def _missing(path: Path) -> str:
+def _missing_message(path: Path) -> str:
     import difflib
 
     message = f"program {str(path)!r} does not exist"

@@ -1,14 +1,13 @@
-"""A plan for people: in one line, and for --dry-run in full."""
+"""A plan as text for people: in one line, and in full for --dry-run."""
 
 from __future__ import annotations
 
 import shlex
 from collections.abc import Mapping
 
-from jaxrun.job.environment import mask_secret
+from jaxrun.job.env_options import mask_secret
 from jaxrun.job.fault_spec import CHAOS_OPTION
-from jaxrun.job.launch_command import LaunchCommand
-from jaxrun.job.plan import Plan, Worker
+from jaxrun.job.plan import LaunchCommand, Plan, Worker
 from jaxrun.protocol.env import AgentEnv
 from jaxrun.protocol.names import COORDINATOR_ADDRESS, JOB_ID, TOKEN
 from jaxrun.text import UNKNOWN_HOST, format_columns, plural
@@ -18,7 +17,7 @@ _COLUMNS = ("rank", "host", "local rank", "devices", "cores")
 
 
 def plan_summary(plan: Plan) -> str:
-    """The job's shape in one line: "4 processes x 2 devices (cpu) on this machine", and the faults that await it."""
+    """Return the job's shape in one line, "4 processes x 2 devices (cpu) on this machine", and its --chaos."""
     count = len(plan.workers)
     shape = f"{count} process{'es' if count != 1 else ''}"
     if plan.local_devices is not None:
@@ -31,19 +30,19 @@ def plan_summary(plan: Plan) -> str:
 
 
 def _where(plan: Plan) -> str:
-    starter = plan.launch_command
-    if starter is None:
+    command = plan.launch_command
+    if command is None:
         hosts = plan.job.simulated_hosts
         return f"on {plural(hosts, 'simulated host') if hosts else 'this machine'}"
-    if starter.attached_to:
-        return f"attached to {starter.attached_to}"
+    if command.attached_to:
+        return f"attached to {command.attached_to}"
     known = [host for host in plan.hosts if host != UNKNOWN_HOST]
     on = f"on {plural(len(known), 'host')} " if known else ""
-    return f"{on}by {starter.title}"
+    return f"{on}by {command.title}"
 
 
 def render_plan(plan: Plan, environ: Mapping[str, str]) -> str:
-    """The plan for people: the command, pasteable; the workers as a table; what changes in `environ`."""
+    """Return the command, pasteable, the workers as a table, and what changes in `environ`."""
     if plan.launch_command is not None:
         return _render_remote_plan(plan, plan.launch_command)
     common, own, later = _worker_variables(plan)
@@ -62,33 +61,32 @@ def render_plan(plan: Plan, environ: Mapping[str, str]) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _render_remote_plan(plan: Plan, starter: LaunchCommand) -> str:
-    """The same where agents on other hosts start the workers, and decide there what depends on their host."""
+def _render_remote_plan(plan: Plan, command: LaunchCommand) -> str:
+    """Return the same for a job whose agents on other hosts start the workers and decide what depends on a host."""
     rows = [(str(w.rank), w.host, f"{w.local_rank} of {w.local_size}") for w in plan.workers]
-    told = ", ".join(name for name in AgentEnv.variable_names() if name not in (JOB_ID, TOKEN))
-    lines = [shlex.join(starter.argv), ""]
+    later = ", ".join(name for name in AgentEnv.variable_names() if name not in (JOB_ID, TOKEN))
+    lines = [shlex.join(command.argv), ""]
     lines += [f"{plan_summary(plan)}; each agent starts its worker: {shlex.join(plan.argv)}"]
     lines += [*(f"note: {note}" for note in plan.notes), ""]
     lines += format_columns([_COLUMNS[:3], *rows])
-    lines += ["", f"variables that jaxrun sets for {starter.title}:"]
-    values = {**plan.set_env, **starter.set_env, JOB_ID: plan.job_id, TOKEN: "-"}
+    lines += ["", f"variables that jaxrun sets for {command.title}:"]
+    values = {**plan.set_env, **command.set_env, JOB_ID: plan.job_id, TOKEN: "-"}
     lines += [f"  {_assignment(name, value)}" for name, value in sorted(values.items())]
-    lines += ["", f"those whose values are known only at the start: {told}"]
-    taken = (*plan.unset_env, *starter.unset_env)
-    if taken:
-        lines += ["", f"variables that jaxrun takes away: {', '.join(taken)}"]
+    lines += ["", f"those whose values are known only at the start: {later}"]
+    if removed := (*plan.unset_env, *command.unset_env):
+        lines += ["", f"variables that jaxrun takes away: {', '.join(removed)}"]
     lines += ["", "devices, threads and the coordinator's address are decided when all agents have reported."]
     return "\n".join(lines) + "\n"
 
 
 def _worker_variables(plan: Plan) -> tuple[dict[str, str], list[dict[str, str]], list[str]]:
-    """The contract's variables: alike in all workers; each worker's others; names without a value yet."""
+    """Return the protocol's variables: those alike in all workers, each worker's others, names without a value yet."""
     tables: list[dict[str, str]] = []
     later = {COORDINATOR_ADDRESS}
     for worker in plan.workers:
-        told = plan.worker_env(worker, run_dir=_UNKNOWN_YET, channel_fd=-1, stacks_fd=-1, flight_fd=-1).to_env()
-        later |= {name for name, value in told.items() if value in (_UNKNOWN_YET, "-1")}
-        tables.append({name: value for name, value in told.items() if value and name not in later})
+        values = plan.worker_env(worker, run_dir=_UNKNOWN_YET, channel_fd=-1, stacks_fd=-1, flight_fd=-1).to_env()
+        later |= {name for name, value in values.items() if value in (_UNKNOWN_YET, "-1")}
+        tables.append({name: value for name, value in values.items() if value and name not in later})
     common = {name: value for name, value in tables[0].items() if all(table.get(name) == value for table in tables)}
     own = [{name: value for name, value in table.items() if name not in common} for table in tables]
     return common, [table for table in own if table], sorted(later)

@@ -17,8 +17,8 @@ from jaxrun.gang.gang import BaseGang
 from jaxrun.job.devices import Gpus
 from jaxrun.job.job import Job
 from jaxrun.job.layout import Layout, decide_layout, wanted_platforms
-from jaxrun.job.machine import probe_machine
-from jaxrun.job.settings import worker_settings
+from jaxrun.job.devices import probe_machine
+from jaxrun.job.environment import worker_settings
 from jaxrun.map import gang_map
 from jaxrun.map.gang_executor import GangExecutor
 from jaxrun.map.items import NotTraceable

@@ -56,7 +56,7 @@ def _command() -> click.Command:
             click.Option(["-n", "--processes"], **number),
             click.Option(["-d", "--devices-per-process", "devices"], **number),
             click.Option(["-N", "--hosts"], **number),
-            click.Option(["--backend"], type=click.Choice(BACKENDS)),
+            click.Option(["--backend"], type=click.Choice(tuple(BACKENDS))),
             click.Option(["--platform"], type=click.Choice(PLATFORMS)),
             click.Option(["--env"], multiple=True),
             click.Option(["--timeout"], type=float),

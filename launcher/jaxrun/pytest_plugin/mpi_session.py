@@ -22,7 +22,7 @@ from jaxrun import RUNTIME
 from jaxrun.api import Gang
 from jaxrun.errors import EXIT_NOT_UNIFORM, EXIT_SOFTWARE, EXIT_UNAVAILABLE, EXIT_USAGE, JaxrunError
 from jaxrun.gang.spec import GangSpec
-from jaxrun.job import interpreter
+from jaxrun.job.environment import interpreter_settings
 from jaxrun.job.cluster_env import CLUSTER_ENVS, RankInfo
 from jaxrun.protocol.flight_file import LOCKSTEP_RECORD
 from jaxrun.pytest_plugin.mark import MarkSpec, mark_spec
@@ -88,7 +88,7 @@ class MpiSession:
         capture: Any = config.pluginmanager.get_plugin("capturemanager")
         if capture is not None:
             capture.stop_global_capturing()
-        environ = {**os.environ, **interpreter.interpreter_settings(os.environ)}
+        environ = {**os.environ, **interpreter_settings(os.environ)}
         spec, exit_code = self._gang_spec(), None
         with contextlib.suppress(KeyboardInterrupt):
             while exit_code not in _FINAL_EXIT_CODES:

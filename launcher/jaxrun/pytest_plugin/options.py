@@ -48,7 +48,7 @@ OPTIONS = pytest.StashKey[PluginOptions]()  # of the session's config
 
 def add_options(parser: pytest.Parser) -> None:
     group = parser.getgroup("gang", _GROUP_HELP)
-    group.addoption("--gang-backend", choices=BACKENDS, help="what starts the processes (local)")
+    group.addoption("--gang-backend", choices=tuple(BACKENDS), help="what starts the processes (local)")
     group.addoption(
         "--gang-options",
         action="append",

@@ -9,22 +9,19 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from jaxrun.agent import remote as agent
-from jaxrun.backends import remote_plan
+from jaxrun.backends.attach import plan_attached
 from jaxrun.channel import addresses
 from jaxrun.channel.connect import HeadAddress
 from jaxrun.channel.rendezvous import RendezvousFile, rendezvous_file
 from jaxrun.errors import UsageError
 from jaxrun.job import cluster_env
-from jaxrun.job.cluster_env import BY_OPTIONS, CLUSTER_ENVS, RankInfo
+from jaxrun.job.cluster_env import BY_OPTIONS, RankInfo
 from jaxrun.job.job import Job
-from jaxrun.job.launch_command import AGENT_ARGV, LaunchCommand
 from jaxrun.protocol import auth
 from jaxrun.protocol.names import TOKEN
 from jaxrun.supervisor import run
 from jaxrun.supervisor.remote import Endpoint
-from jaxrun.text import UNKNOWN_HOST
 
-_TITLES = {engine.key: engine.title for engine in CLUSTER_ENVS}
 _GENERATIONS = 8  # of ancestors, among which a wrapper script or two may stand
 
 
@@ -81,11 +78,9 @@ def _run_rank_0(
     environ: Mapping[str, str],
 ) -> int:
     """Rank 0: host the head, and start its own agent as all others are."""
-    title = _TITLES.get(place.engine, "processes started by hand")
-    starter = LaunchCommand(place.engine, "the agent of rank 0", (*AGENT_ARGV, "0", str(place.size)), attached_to=title)
     token = token or auth.new_token()
     job_id = _job_id(token)
-    plan = remote_plan.plan_remote(job, environ, job_id, starter, [UNKNOWN_HOST] * place.size)
+    plan = plan_attached(job, place, environ, job_id)
     meeting = Endpoint(
         token,
         port=where[0].port if where else 0,

@@ -1,4 +1,4 @@
-"""Handing a script to Slurm, and following the job. Slurm's programs are stood in for by scripts that answer alike."""
+"""Submitting a batch script and following its job, with scripts in the place of Slurm's programs."""
 
 import os
 import re
@@ -10,7 +10,8 @@ from itertools import pairwise
 
 import pytest
 
-from jaxrun.backends.follow import JobState, parse_job_state, submission_env, submit, write_script
+from jaxrun.backends.follow import JobState, parse_job_state, submit_and_follow
+from jaxrun.backends.sbatch import submission_env, write_script
 from jaxrun.errors import UnavailableError, UsageError
 
 SCRIPT = "#!/bin/bash\n# Written by jaxrun.\n#SBATCH --output=x.out\n#SBATCH --time=5\nexec true\n"
@@ -36,8 +37,8 @@ SHOWN = """JobId=80 JobName=x JobState=FAILED ExitCode=9:9
 FOLLOW = """
 import os, sys
 from pathlib import Path
-from jaxrun.backends.follow import submit
-sys.exit(submit("# Written by jaxrun.", Path(sys.argv[1]), os.environ))
+from jaxrun.backends.follow import submit_and_follow
+sys.exit(submit_and_follow("# Written by jaxrun.", Path(sys.argv[1]), os.environ))
 """
 
 
@@ -154,7 +155,7 @@ def test_output_is_passed_on_byte_by_byte_and_the_end_is_the_jobs(cluster, capfd
     )
     cluster.when(1, r"printf 'one\n\377\0' > jaxrun-80.out")
     cluster.when(2, r"printf 'two, no end' >> jaxrun-80.out")
-    assert submit(SCRIPT, cluster.folder / "job.sh", {**cluster.environ, "SBATCH_OUTPUT": "y"}) == 7
+    assert submit_and_follow(SCRIPT, cluster.folder / "job.sh", {**cluster.environ, "SBATCH_OUTPUT": "y"}) == 7
     out, err = capfdbinary.readouterr()
     assert out == b"one\n\xff\0two, no end"
     assert re.fullmatch(
@@ -172,7 +173,7 @@ def test_a_job_that_starts_again_is_followed_further(cluster, capfd):
         shown("PENDING", reason="BeginTime", restarts=1, output=cluster.output),
         shown("CANCELLED", restarts=1, output=cluster.output),
     )
-    assert submit(SCRIPT, cluster.folder / "job.sh", cluster.environ) == 143
+    assert submit_and_follow(SCRIPT, cluster.folder / "job.sh", cluster.environ) == 143
     err = capfd.readouterr().err
     assert "job 80 is to start again (restart 1)" in err
     assert err.endswith(f"job 80 ended as CANCELLED; output: {cluster.output}\n")
@@ -181,7 +182,7 @@ def test_a_job_that_starts_again_is_followed_further(cluster, capfd):
 @pytest.mark.extended
 def test_a_job_that_waits_says_why_and_the_controller_is_left_in_peace(cluster, capfd):
     cluster.states(*[shown("PENDING", reason="Resources")] * 4, shown("COMPLETED", output=cluster.output))
-    assert submit(SCRIPT, cluster.folder / "job.sh", cluster.environ) == 0
+    assert submit_and_follow(SCRIPT, cluster.folder / "job.sh", cluster.environ) == 0
     assert capfd.readouterr().err.count("job 80 is pending (Resources)") == 1
     times = [float(line) for line in (cluster.folder / "times").read_text().split()]
     assert len(times) == 5 and all(after - before >= 1 for before, after in pairwise(times))
@@ -193,7 +194,7 @@ def test_a_controller_that_does_not_answer_is_waited_for(cluster, capfd, monkeyp
     cluster.states("", "", shown("COMPLETED", output=cluster.output))
     for number in (1, 2):
         cluster.when(number, 'echo "slurm_load_jobs error: Unable to contact slurm controller" >&2; exit 1')
-    assert submit(SCRIPT, cluster.folder / "job.sh", cluster.environ) == 0
+    assert submit_and_follow(SCRIPT, cluster.folder / "job.sh", cluster.environ) == 0
     assert "Slurm does not answer; job 80 is not affected" in capfd.readouterr().err
 
 
@@ -215,7 +216,7 @@ def test_a_refusal_is_told_in_sbatchs_own_words_and_the_script_is_kept(cluster):
     cluster.program("sbatch", 'echo "sbatch: error: invalid partition specified: nope" >&2; exit 1')
     path = cluster.folder / "my job.sh"
     with pytest.raises(UnavailableError) as caught:
-        submit(SCRIPT, path, cluster.environ)
+        submit_and_follow(SCRIPT, path, cluster.environ)
     assert "sbatch: error: invalid partition specified: nope" in str(caught.value)
     assert f"the script is kept: sbatch '{path}'" in str(caught.value)
     assert (caught.value.exit_code, path.read_text()) == (69, SCRIPT)
@@ -223,11 +224,11 @@ def test_a_refusal_is_told_in_sbatchs_own_words_and_the_script_is_kept(cluster):
 
 def test_without_sbatch_the_script_is_kept(tmp_path):
     with pytest.raises(UnavailableError, match="needs sbatch, which is not on PATH; the script is kept"):
-        submit(SCRIPT, tmp_path / "job.sh", {"PATH": str(tmp_path)})
+        submit_and_follow(SCRIPT, tmp_path / "job.sh", {"PATH": str(tmp_path)})
     assert (tmp_path / "job.sh").read_text() == SCRIPT
 
 
 def test_a_job_that_slurm_has_forgotten_has_no_known_end(cluster):
     cluster.program("scontrol", 'echo "slurm_load_jobs error: Invalid job id specified" >&2; exit 1')
     with pytest.raises(UnavailableError, match="Slurm has forgotten job 80, so how it ended is not known"):
-        submit(SCRIPT, cluster.folder / "job.sh", cluster.environ)
+        submit_and_follow(SCRIPT, cluster.folder / "job.sh", cluster.environ)

@@ -1,4 +1,4 @@
-"""Which rank of which job a process is. The environments are real ones, cut down to what bears on it.
+"""The rank of a process by its environment. The environments are real ones, cut down to what bears on it.
 
 They were taken on two hosts with Open MPI 4.1.8 and 5.0.11, MPICH 5.0.2, Intel MPI 2021.18.1 and Slurm 22.05.8; those
 of MVAPICH, PALS and Flux are made up from what they document.
@@ -202,7 +202,7 @@ ENGINE_AND_ENV = {
 @pytest.mark.parametrize("engine", CLUSTER_ENVS, ids=lambda engine: engine.key)
 def test_a_missing_variable_is_named(engine):
     whole = ENGINE_AND_ENV[engine.key]
-    for name in (engine.rank, engine.size):
+    for name in (engine.rank_variable, engine.size_variable):
         with pytest.raises(UnavailableError, match=f"{name} is not set, but {engine.title.split(' (')[0]}"):
             read_rank_info(engine.key, {key: value for key, value in whole.items() if key != name})
 
@@ -210,7 +210,7 @@ def test_a_missing_variable_is_named(engine):
 @pytest.mark.parametrize("value", ["", "x", "-1", "1.0", " 1", "0x1", "\u0661", "9" * 30])
 @pytest.mark.parametrize("engine", CLUSTER_ENVS, ids=lambda engine: engine.key)
 def test_a_number_that_is_none_is_named_with_its_value(engine, value):
-    for name in (engine.rank, engine.size):
+    for name in (engine.rank_variable, engine.size_variable):
         with pytest.raises(UnavailableError) as refused:
             read_rank_info(engine.key, ENGINE_AND_ENV[engine.key] | {name: value})
         assert str(refused.value).startswith(f"{name}={value!r} is no whole number")
@@ -219,12 +219,12 @@ def test_a_number_that_is_none_is_named_with_its_value(engine, value):
 @pytest.mark.parametrize("engine", CLUSTER_ENVS, ids=lambda engine: engine.key)
 @given(rank=st.integers(0, 20), size=st.integers(0, 20))
 def test_a_rank_is_less_than_the_size(engine, rank, size):
-    environ = ENGINE_AND_ENV[engine.key] | {engine.rank: str(rank), engine.size: str(size)}
+    environ = ENGINE_AND_ENV[engine.key] | {engine.rank_variable: str(rank), engine.size_variable: str(size)}
     if rank < size:
         place = read_rank_info(engine.key, environ)
         assert (place.rank, place.size) == (rank, size)
     else:
-        with pytest.raises(UnavailableError, match=f"{engine.rank}={rank}, .* {engine.size}={size}"):
+        with pytest.raises(UnavailableError, match=f"{engine.rank_variable}={rank}, .* {engine.size_variable}={size}"):
             read_rank_info(engine.key, environ)
 
 
@@ -261,5 +261,5 @@ def test_hiding_the_variable_of_the_rank_hides_the_engine(engine):
     """The remedy that a contradiction names."""
     environ = dict(ENGINE_AND_ENV[engine.key])
     assert detect_rank_info(environ).engine == engine.key
-    del environ[engine.rank]
+    del environ[engine.rank_variable]
     assert find_rank_info(environ) is None
