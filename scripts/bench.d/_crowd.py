@@ -22,8 +22,7 @@ from jaxrun import __version__
 from jaxrun.backends import remote_plan
 from jaxrun.channel import addresses
 from jaxrun.job.job import Job
-from jaxrun.job.plan import LaunchCommand
-from jaxrun.job.plan import Plan
+from jaxrun.job.plan import LaunchCommand, Plan
 from jaxrun.protocol import auth
 from jaxrun.protocol.agent_messages import (
     AgentReport,

@@ -23,9 +23,9 @@ from jaxrun.channel.connect import HeadAddress, HeadConnection, connect
 from jaxrun.channel.connection import HEAD_TO_AGENT, Connection
 from jaxrun.clock import Clock
 from jaxrun.errors import EXIT_UNAVAILABLE
+from jaxrun.job.devices import probe_machine
 from jaxrun.job.environment import inherited_job_variables
 from jaxrun.job.job import Job
-from jaxrun.job.devices import probe_machine
 from jaxrun.job.plan import Plan, Worker
 from jaxrun.output.relay import Relay
 from jaxrun.protocol.agent_messages import AgentReport, AgentSignalled, HeadToAgent, Shutdown, StartWorker

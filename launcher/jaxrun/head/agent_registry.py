@@ -11,11 +11,10 @@ from dataclasses import dataclass, replace
 
 from jaxrun.errors import NotUniformError, UnavailableError, UsageError
 from jaxrun.head.consistency import Expected
-from jaxrun.job.devices import Gpus
+from jaxrun.job.devices import Gpus, Machine
+from jaxrun.job.environment import worker_settings
 from jaxrun.job.job import Job
 from jaxrun.job.layout import Layout, decide_layout
-from jaxrun.job.devices import Machine
-from jaxrun.job.environment import worker_settings
 from jaxrun.protocol.agent_messages import AgentReport, StartWorker
 from jaxrun.text import format_columns, format_ranks_on_hosts, plural
 

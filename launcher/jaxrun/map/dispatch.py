@@ -14,11 +14,10 @@ from typing import Any
 
 from jaxrun.errors import UsageError
 from jaxrun.gang.gang import BaseGang
-from jaxrun.job.devices import Gpus
+from jaxrun.job.devices import Gpus, probe_machine
+from jaxrun.job.environment import worker_settings
 from jaxrun.job.job import Job
 from jaxrun.job.layout import Layout, decide_layout, wanted_platforms
-from jaxrun.job.devices import probe_machine
-from jaxrun.job.environment import worker_settings
 from jaxrun.map import gang_map
 from jaxrun.map.gang_executor import GangExecutor
 from jaxrun.map.items import NotTraceable

@@ -22,8 +22,8 @@ from jaxrun import RUNTIME
 from jaxrun.api import Gang
 from jaxrun.errors import EXIT_NOT_UNIFORM, EXIT_SOFTWARE, EXIT_UNAVAILABLE, EXIT_USAGE, JaxrunError
 from jaxrun.gang.spec import GangSpec
-from jaxrun.job.environment import interpreter_settings
 from jaxrun.job.cluster_env import CLUSTER_ENVS, RankInfo
+from jaxrun.job.environment import interpreter_settings
 from jaxrun.protocol.flight_file import LOCKSTEP_RECORD
 from jaxrun.pytest_plugin.mark import MarkSpec, mark_spec
 
