@@ -31,7 +31,7 @@ class Case:
     ends: int = 0
     unsaid: bool = False
     by_first: bool = False
-    sizes: tuple[int, ...] = (4,)
+    sizes: tuple[int, ...] = (3,)
     devices: int = 1
 
     def groups(self, size: int) -> tuple[str, str]:
@@ -76,7 +76,7 @@ def check_report(case: Case, size: int, report: str) -> None:
     assert max(map(len, report.splitlines())) <= 110, report
 
 
-_ALL = (2, 4)
+_ALL = (2, 3)
 
 CASES = (
     # What the ranks call one function with.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 import pytest
@@ -20,8 +20,22 @@ OWN_ERRORS = {
 }
 
 
-def sized(cases: Iterable[Case]) -> list[object]:
-    return [pytest.param(case, size, id=f"{case.kind}-{size}") for case in cases for size in case.sizes]
+# Of kinds that record can tell, strict knows the same by the same means: one of each family of kinds always runs.
+STRICT_TOO = ("static-argument", "branch-late", "rank-0-only", "halves-in-turn")
+
+
+def sized(cases: Iterable[Case], always: Callable[[Case], bool]) -> list[object]:
+    """Each case with the first of its sizes, where it is `always` tried; the others are for scripts/test --all."""
+    return [
+        pytest.param(
+            case,
+            size,
+            id=f"{case.kind}-{size}",
+            marks=() if size == case.sizes[0] and always(case) else pytest.mark.extended,
+        )
+        for case in cases
+        for size in case.sizes
+    ]
 
 
 def diverge(tmp_path: Path, mode: str, kind: str, size: int, *flags: str) -> Result:
@@ -35,7 +49,8 @@ def diverge(tmp_path: Path, mode: str, kind: str, size: int, *flags: str) -> Res
         os.close(fingers)
 
 
-@pytest.mark.parametrize(("case", "size"), sized(CASES))
+@pytest.mark.jax_version
+@pytest.mark.parametrize(("case", "size"), sized(CASES, always=lambda case: True))
 def test_record_says_it(tmp_path: Path, case: Case, size: int) -> None:
     result = diverge(tmp_path, "record", case.kind, size, "-d", str(case.devices), *STALL)
     assert result.code == case.ends, result.err
@@ -50,7 +65,13 @@ def test_record_says_it(tmp_path: Path, case: Case, size: int) -> None:
         assert report in result.err
 
 
-@pytest.mark.parametrize(("case", "size"), sized(case for case in CASES if case.kind != "swallowed"))
+@pytest.mark.parametrize(
+    ("case", "size"),
+    sized(
+        (case for case in CASES if case.kind != "swallowed"),
+        always=lambda case: case.unsaid or case.kind in STRICT_TOO,
+    ),
+)
 def test_strict_raises_it_at_the_line_of_each_rank(tmp_path: Path, case: Case, size: int) -> None:
     result = diverge(tmp_path, "strict", case.kind, size, "-d", str(case.devices))
     assert (result.code, result.verdict()["outcome"]) == (1, "failed"), result.err
@@ -65,7 +86,11 @@ def test_strict_raises_it_at_the_line_of_each_rank(tmp_path: Path, case: Case, s
 
 @pytest.mark.parametrize(
     ("kind", "mode", "size"),
-    [*((kind, "record", 4) for kind in STUCK), ("last-batch-sleep", "strict", 2), ("typing", "strict", 2)],
+    [
+        *((kind, "record", 3) for kind in STUCK),
+        ("last-batch-sleep", "strict", 2),
+        pytest.param("typing", "strict", 2, marks=pytest.mark.extended),
+    ],
 )
 def test_a_rank_that_is_stuck_is_named_with_its_line(tmp_path: Path, kind: str, mode: str, size: int) -> None:
     result = diverge(tmp_path, mode, kind, size, *STALL)
@@ -80,10 +105,10 @@ def test_a_rank_that_is_stuck_is_named_with_its_line(tmp_path: Path, kind: str, 
     )
 
 
-@pytest.mark.parametrize("mode", ["record", "strict"])
+@pytest.mark.parametrize("mode", ["record", pytest.param("strict", marks=pytest.mark.extended)])
 @pytest.mark.parametrize(("kind", "words"), OWN_ERRORS.items())
 def test_an_error_of_a_ranks_own_is_the_headline(tmp_path: Path, kind: str, words: str, mode: str) -> None:
-    result = diverge(tmp_path, mode, kind, 3)
+    result = diverge(tmp_path, mode, kind, 2)
     assert (result.code, result.verdict()["outcome"]) == (1, "failed"), result.err
     assert words in str(result.verdict()["traceback"]) and "DivergenceError" not in result.err, result.err
 
