@@ -11,7 +11,8 @@ import pytest
 
 from jaxrun.agent import pyspy
 from jaxrun.agent.pyspy import NativeDump, Target, format_dump
-from jaxrun.diagnosis.stacks import NATIVE_STACKS_TIMEOUT_S, format_by_text
+from jaxrun.diagnosis.stacks import NATIVE_STACKS_TIMEOUT_S
+from jaxrun.verdict.stack_text import format_by_text
 
 LIBJAX = "/v/lib/python3.13/site-packages/jaxlib/libjax_common.so"
 LIBC = "/usr/lib/x86_64-linux-gnu/libc.so.6"

@@ -3,7 +3,7 @@
 import itertools
 import signal
 
-from jaxrun.head.actions import Finish, PrintLine, Send, SignalRanks, TakeSnapshot
+from jaxrun.head.actions import Finish, PrintLine, PrintSnapshot, Send, SignalRanks, TakeSnapshot
 from jaxrun.head.consistency import Expected
 from jaxrun.head.events import LauncherSignalled, Tick, TimeLimits
 from jaxrun.head.head import Head
@@ -17,6 +17,7 @@ from jaxrun.protocol.agent_messages import (
     WorkerSpawned,
 )
 from jaxrun.protocol.worker_messages import CoordinatorReady, DeviceReport, Done, Failed, Hello, StartCoordinator
+from jaxrun.verdict.stack_text import format_snapshot
 
 JOB_ID = "ab" * 16
 REAPED_AFTER = 0.001
@@ -195,6 +196,8 @@ class Simulation:
                 written = dict.fromkeys(action.ranks, self.written(self.now))
                 flights = {rank: self.flights[rank] for rank in action.ranks if rank in self.flights}
                 self._later(0.1, SnapshotReply(action.purpose, dumps, idle, cpu, written, flights))
+            case PrintSnapshot():
+                self.said.append((self.now, f"{action.heading}{format_snapshot(action.snapshot)}"))
             case PrintLine():
                 self.said.append((self.now, action.text))
             case Finish():

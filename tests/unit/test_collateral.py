@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from jaxrun.diagnosis.consequences import ErrorOrigin, classify_error, describe_consequence
+from jaxrun.diagnosis.consequences import ErrorOrigin, classify_error, find_consequence
 
 GLOO = (
     "UNKNOWN: Gloo AllGather failed: [external/gloo/gloo/transport/tcp/pair.cc:547] "
@@ -55,13 +55,13 @@ MEANWHILE = "\n\nDuring handling of the above exception, another exception occur
 
 @pytest.mark.parametrize("text", CONSEQUENCES)
 def test_what_another_process_brings_about_is_recognised(text: str) -> None:
-    assert describe_consequence(text)
+    assert find_consequence(text)
     assert classify_error(text, traceback(f"ValueError: {text}")) is ErrorOrigin.OTHER
 
 
 @pytest.mark.parametrize("text", OWN)
 def test_a_fault_of_the_process_itself_is_not(text: str) -> None:
-    assert not describe_consequence(text)
+    assert not find_consequence(text)
     assert classify_error(text, traceback(text)) is ErrorOrigin.OWN
 
 

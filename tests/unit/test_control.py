@@ -9,8 +9,8 @@ import pytest
 
 from jaxrun.errors import UsageError
 from jaxrun.head.actions import PrintLine
+from jaxrun.head.attempt import JobPhase
 from jaxrun.head.events import FaultRequested, ParentExited, SignalRequested
-from jaxrun.head.head import JobPhase
 from jaxrun.protocol.names import CONTROL_FD
 from jaxrun.supervisor.parent_link import ParentLink
 

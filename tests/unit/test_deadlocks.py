@@ -13,8 +13,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jaxrun.diagnosis.rank_state import Activity, find_rank_state
 from jaxrun.verdict.deadlocks import explain_deadlock
+from jaxrun.verdict.rank_state import Activity, find_rank_state
 
 STOPPED = "stopped by a signal (SIGCONT lets it go on)"
 FUTEX = "futex_do_wait"

@@ -1,7 +1,7 @@
 """A rank has left early: are the others stuck?"""
 
-from jaxrun.head.early_exit import EarlyExitDetector
-from jaxrun.protocol.agent_messages import SnapshotReply
+from jaxrun.head.hang_detectors import EarlyExitDetector
+from jaxrun.protocol.agent_messages import SnapshotPurpose, SnapshotReply
 
 JAX = """Thread 0x1 (most recent call first):
   File "/v/lib/python3.11/site-packages/jax/_src/array.py", line 1 in _value
@@ -15,12 +15,12 @@ FUTEX = {1: "futex_wait_queue", 2: "futex_wait_queue"}
 
 
 def _look(watch, now, dumps, cpu, waits=FUTEX, left_behind=False):
-    return watch.check(SnapshotReply("early", dumps, waits, cpu), now, left_behind=left_behind)
+    return watch.check(SnapshotReply(SnapshotPurpose.EARLY_EXIT, dumps, waits, cpu), now, left_behind=left_behind)
 
 
 def _looks(*looks, **more):
     """The answers to looks of (now, dumps, CPU seconds); the first rank has finished at 0."""
-    watch = EarlyExitDetector(0.0, sees_calls=False)
+    watch = EarlyExitDetector(0.0, has_calls=False)
     return [_look(watch, *look, **more) for look in looks]
 
 
@@ -65,7 +65,7 @@ def test_the_kernel_must_say_that_they_sleep():
 
 
 def test_the_second_look_comes_soon_only_if_the_first_was_suspicious():
-    watch = EarlyExitDetector(0.0, sees_calls=False)
+    watch = EarlyExitDetector(0.0, has_calls=False)
     assert watch.next_check_s == 10.0
     _look(watch, 10.0, {1: JAX}, {1: 1.0})
     assert watch.next_check_s == 2.0
@@ -75,14 +75,14 @@ def test_the_second_look_comes_soon_only_if_the_first_was_suspicious():
 
 def test_who_has_gone_on_without_a_finished_rank_is_stuck_soon_even_if_it_polls():
     busy = {"waits": {1: "", 2: ""}, "left_behind": True}
-    assert EarlyExitDetector(0.0, sees_calls=True).next_check_s == 1.0
+    assert EarlyExitDetector(0.0, has_calls=True).next_check_s == 1.0
     assert _looks((1.0, STUCK, {1: 4.0, 2: 5.0}), (3.0, STUCK, {1: 6.0, 2: 7.0}), **busy) == [False, True]
     elsewhere = {1: JAX, 2: USER}
     assert _looks((1.0, elsewhere, {1: 4.0, 2: 5.0}), (3.0, elsewhere, {1: 6.0, 2: 7.0}), **busy) == [False, False]
 
 
 def test_who_may_only_be_late_is_looked_at_after_ten_seconds():
-    watch = EarlyExitDetector(100.0, sees_calls=True)
+    watch = EarlyExitDetector(100.0, has_calls=True)
     assert not _look(watch, 101.0, STUCK, {1: 4.0, 2: 5.0}) and watch.next_check_s == 9.0
     assert not _look(watch, 110.0, STUCK, {1: 4.0, 2: 5.0}) and watch.next_check_s == 2.0
     assert _look(watch, 112.0, STUCK, {1: 4.0, 2: 5.0})

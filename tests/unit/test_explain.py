@@ -10,8 +10,8 @@ import pytest
 from jaxrun.errors import UsageError
 from jaxrun.rundir import timeline
 from jaxrun.rundir.explain import explain_run
-from jaxrun.verdict import outcome
-from jaxrun.verdict.outcome import Verdict
+from jaxrun.verdict import verdict as verdict_file
+from jaxrun.verdict.verdict import Verdict
 
 VERDICT = Verdict(
     "failed",
@@ -43,7 +43,7 @@ def run_dir(path: Path, lines: list[str], verdict: Verdict | None = VERDICT) -> 
     path.mkdir(parents=True)
     (path / "events.jsonl").write_text("\n".join(lines) + "\n")
     if verdict is not None:
-        (path / "verdict.json").write_text(outcome.to_json(verdict))
+        (path / "verdict.json").write_text(verdict_file.to_json(verdict))
     return path
 
 
@@ -111,7 +111,7 @@ def test_damaged_lines_are_left_out_and_counted(tmp_path: Path) -> None:
 
 def test_a_damaged_verdict_is_said_to_be_so(tmp_path: Path) -> None:
     path = run_dir(tmp_path / "run", job(2))
-    (path / "verdict.json").write_text(outcome.to_json(VERDICT)[:40])
+    (path / "verdict.json").write_text(verdict_file.to_json(VERDICT)[:40])
     assert f"the verdict in {path / 'verdict.json'} cannot be read" in explain_run(path)
 
 

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from jaxrun.head.attempt import JobPhase
 from jaxrun.head.events import Tick
-from jaxrun.head.head import JobPhase
 from jaxrun.protocol.agent_messages import StartFailed, WorkerExited, WorkerSpawned
 from jaxrun.protocol.worker_messages import CoordinatorReady, Exit, Join, Run, StartCoordinator, ThreadFailed
 

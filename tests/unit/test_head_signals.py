@@ -4,13 +4,12 @@ import signal
 
 import pytest
 
-from jaxrun.diagnosis.stacks import NATIVE_STACKS_SIGNAL, STACKS_FILE
-from jaxrun.head.actions import TakeSnapshot
+from jaxrun.diagnosis.stacks import NATIVE_STACKS_SIGNAL
+from jaxrun.head.actions import SaveSnapshot, TakeSnapshot
+from jaxrun.head.attempt import JobPhase
 from jaxrun.head.events import LauncherSignalled
-from jaxrun.head.head import JobPhase
 from jaxrun.protocol.agent_messages import SnapshotPurpose, SnapshotReply
 from jaxrun.protocol.worker_messages import Exit
-from jaxrun.verdict.snapshot import Snapshot
 
 IN_JAX = """Current thread 0x0001 (most recent call first):
   File "/v/lib/python3.11/site-packages/jax/_src/array.py", line 7 in _value
@@ -158,8 +157,8 @@ def test_stacks_with_c_frames_are_kept_with_the_others(simulate):
     (keep,) = job.head.handle(
         SnapshotReply(SnapshotPurpose.NATIVE, {0: IN_JAX}, {0: "futex"}, {0: 1.0}, native_stacks={0: "gloo"}), 0.0
     )
-    look = Snapshot.from_json(keep.text)
-    assert keep.name == STACKS_FILE and look.natives == {0: "gloo"} and look.dumps == {0: IN_JAX}
+    assert isinstance(keep, SaveSnapshot)
+    assert keep.snapshot.natives == {0: "gloo"} and keep.snapshot.dumps == {0: IN_JAX}
 
 
 def test_the_time_limit_ends_the_job_with_everybodys_stacks(simulate):

@@ -2,9 +2,10 @@
 
 import pytest
 
+from jaxrun.diagnosis.snapshot import Snapshot
 from jaxrun.protocol.flight import DispatchedCall, Flight, PendingCall, ProgramInfo
 from jaxrun.protocol.flight_file import EVERY_CALL
-from jaxrun.verdict.snapshot import Snapshot
+from jaxrun.verdict.stack_text import format_snapshot
 
 HOSTS = {0: "h1", 1: "h1", 2: "h2", 3: "h2"}
 IN_JAX = """Thread 0x1 (most recent call first):
@@ -40,7 +41,7 @@ def look(dumps, flights, **more):
 def test_each_group_says_how_far_its_ranks_have_come():
     entered = PendingCall("0-3", 1205, 1, 1, 99.0)
     flights = {rank: flight(1204, pending=entered) for rank in (0, 1, 2)} | {3: flight(1204, time=97.0)}
-    text = look({0: IN_JAX, 1: IN_JAX, 2: IN_JAX, 3: IN_QUEUE}, flights).format()
+    text = format_snapshot(look({0: IN_JAX, 1: IN_JAX, 2: IN_JAX, 3: IN_QUEUE}, flights))
     rows = text.splitlines()
     assert rows[1].endswith("train.py:88 step   in JAX: _value    in call #1205 jit(step), 61.0 s")
     assert rows[2].endswith("data.py:31 __next__   in queue: get  after call #1204 jit(step), 63.0 s ago")
@@ -49,23 +50,23 @@ def test_each_group_says_how_far_its_ranks_have_come():
 
 def test_ranks_in_one_place_may_have_come_differently_far():
     flights = {0: flight(4), 1: flight(5), 2: flight(5, name="jit(mean)", group="0-1")}
-    rows = look({0: IN_JAX, 1: IN_JAX, 2: IN_JAX}, flights).format().splitlines()
+    rows = format_snapshot(look({0: IN_JAX, 1: IN_JAX, 2: IN_JAX}, flights)).splitlines()
     assert "after calls #4-5 jit(step), 60.0 s ago or after call #5 jit(mean) of ranks 0-1" in rows[1]
 
 
 def test_a_compilation_is_told():
-    text = look({0: IN_JAX}, {0: flight(4, compiling=("jit(init)", 130.0))}).format()
+    text = format_snapshot(look({0: IN_JAX}, {0: flight(4, compiling=("jit(init)", 130.0))}))
     assert "compiling jit(init), 30.0 s" in text
 
 
 def test_those_that_have_finished_are_told_too():
-    text = look({0: IN_JAX, 1: IN_JAX}, {rank: flight(4) for rank in range(3)}, finished=(2, 3)).format()
+    text = format_snapshot(look({0: IN_JAX, 1: IN_JAX}, {rank: flight(4) for rank in range(3)}, finished=(2, 3)))
     assert "ranks 2-3 (h2) have finished, after call #4 jit(step), 60.0 s ago." in text
 
 
 def test_without_recorders_there_are_only_stacks():
-    rows = look({0: IN_JAX, 1: IN_QUEUE}, {}).format().splitlines()
-    assert rows[1].endswith("in JAX: _value") and look({}, {}).format() == ""
+    rows = format_snapshot(look({0: IN_JAX, 1: IN_QUEUE}, {})).splitlines()
+    assert rows[1].endswith("in JAX: _value") and format_snapshot(look({}, {})) == ""
 
 
 def test_it_is_kept_and_read_back():

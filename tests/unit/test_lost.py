@@ -5,8 +5,9 @@ import signal
 import pytest
 
 from jaxrun.head.agent_registry import AgentRegistry, JobSpec
+from jaxrun.head.attempt import JobPhase
 from jaxrun.head.events import AgentLost
-from jaxrun.head.head import Head, JobPhase
+from jaxrun.head.head import Head
 from jaxrun.job.job import Job
 from jaxrun.protocol.agent_messages import AgentReport, AgentSignalled, StartFailed, WorkerExited, WorkerSpawned
 from jaxrun.protocol.worker_messages import Exit, Join, Run
@@ -318,7 +319,7 @@ def mustering(simulate):
     """A job whose hosts are not known before the reports come."""
     job = simulate(2, hosts={0: "?", 1: "?"})
     terms = JobSpec(Job(program=("p",), platform="cpu"), "ab" * 16, 2, "", "", ("p",), {}, "", "eth0 10.0.0.9:40")
-    limits = job.head._limits
+    limits = job.head._attempt.limits
     job.head = Head(job.hosts, job.head._startup._expected, limits, "", 0.0, AgentRegistry(terms))
     return job
 

@@ -18,7 +18,7 @@ from jaxrun.gang.exceptions import (
     combined_exception,
 )
 from jaxrun.protocol.exceptions import pickle_exception
-from jaxrun.verdict.outcome import Verdict
+from jaxrun.verdict.verdict import Verdict
 
 
 class Own(Exception):

@@ -10,8 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jaxrun.verdict import outcome, report
-from jaxrun.verdict.outcome import Verdict
+from jaxrun.verdict import report
+from jaxrun.verdict import verdict as verdict_file
+from jaxrun.verdict.verdict import Verdict
 
 RUN_DIR = Path("jaxrun-runs/1120-2142-train")
 HOSTS = dict.fromkeys(range(8), "here")
@@ -135,19 +136,19 @@ def test_victims_take_one_line(victims: dict[int, str], line: str) -> None:
     )
 )
 def test_a_verdict_survives_its_file(verdict: Verdict) -> None:
-    assert outcome.from_json(outcome.to_json(verdict)) == verdict
+    assert verdict_file.from_json(verdict_file.to_json(verdict)) == verdict
 
 
 def test_a_file_from_before_there_were_explanations_is_read() -> None:
-    content = json.loads(outcome.to_json(EXPLAINED))
+    content = json.loads(verdict_file.to_json(EXPLAINED))
     for name in ("means", "advice", "link"):
         del content[name]
-    assert outcome.from_json(json.dumps(content)) == FAILED
+    assert verdict_file.from_json(json.dumps(content)) == FAILED
 
 
 @pytest.mark.parametrize(
-    "text", ["", "[]", '{"format": 0}', '{"format": 1}', "{", outcome.to_json(FAILED).replace("here", '"]')]
+    "text", ["", "[]", '{"format": 0}', '{"format": 1}', "{", verdict_file.to_json(FAILED).replace("here", '"]')]
 )
 def test_what_is_no_verdict_is_refused(text: str) -> None:
     with pytest.raises(ValueError):
-        outcome.from_json(text)
+        verdict_file.from_json(text)

@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from jaxrun.diagnosis import stacks
+from jaxrun.verdict import stack_text
 
 LIB = "/usr/lib/python3.11"
 SITE = "/venv/lib/python3.11/site-packages"
@@ -96,24 +97,25 @@ def test_who_waits_in_jax(dump: str, kernel_wait: str, waits: bool) -> None:
 
 
 def test_places_name_the_users_line_its_caller_and_what_it_called() -> None:
-    assert stacks.main_stack(IN_JAX).place() == "train.py:88 train_step   in JAX: process_allgather"
-    assert stacks.main_stack(IN_QUEUE).place() == "data.py:31 __next__ <- train.py:84 main   in queue: get"
-    assert stacks.main_stack(IN_LINE).place() == "train.py:90 train_step"
+    place = stack_text.format_place
+    assert place(stacks.main_stack(IN_JAX)) == "train.py:88 train_step   in JAX: process_allgather"
+    assert place(stacks.main_stack(IN_QUEUE)) == "data.py:31 __next__ <- train.py:84 main   in queue: get"
+    assert place(stacks.main_stack(IN_LINE)) == "train.py:90 train_step"
 
 
 def test_the_programs_that_jaxrun_ships_are_users_code() -> None:
     dump = IN_LINE.replace("/job/train.py", f"{SITE}/jaxrun_runtime/programs/regression.py") + SCAFFOLD
-    assert stacks.main_stack(dump).place() == "regression.py:90 train_step"
+    assert stack_text.format_place(stacks.main_stack(dump)) == "regression.py:90 train_step"
 
 
 def test_a_program_inside_a_library_is_shown_by_its_frames() -> None:
     dump = IN_LINE.replace("/job/train.py", f"{SITE}/maxtext/train.py") + SCAFFOLD
-    assert stacks.main_stack(dump).place() == "train.py:90 train_step"
+    assert stack_text.format_place(stacks.main_stack(dump)) == "train.py:90 train_step"
 
 
 def test_ranks_at_one_place_are_one_group_and_the_odd_one_is_named() -> None:
     dumps = {rank: IN_JAX for rank in range(8)} | {3: IN_QUEUE}
-    assert stacks.format_groups(dumps, ONE_HOST, {}).splitlines() == [
+    assert stack_text.format_groups(dumps, ONE_HOST, {}).splitlines() == [
         "8 ranks, 2 groups",
         "  7 ranks  0-2, 4-7  train.py:88 train_step   in JAX: process_allgather",
         "  1 rank   3         data.py:31 __next__ <- train.py:84 main   in queue: get",
@@ -123,24 +125,25 @@ def test_ranks_at_one_place_are_one_group_and_the_odd_one_is_named() -> None:
 
 def test_hosts_are_named_where_they_say_something() -> None:
     hosts = ONE_HOST | {3: "h2"}
-    lines = stacks.format_groups({0: IN_JAX, 1: IN_JAX, 3: ""}, hosts, {}).splitlines()
+    lines = stack_text.format_groups({0: IN_JAX, 1: IN_JAX, 3: ""}, hosts, {}).splitlines()
     assert lines[1] == "  2 ranks  0-1 (here)  train.py:88 train_step   in JAX: process_allgather"
     assert lines[2] == "  1 rank   3 (h2)      no answer: it blocks signals, or is about to end"
 
 
 def test_groups_of_equal_size_accuse_nobody() -> None:
-    assert "differ" not in stacks.format_groups({0: IN_JAX, 1: IN_QUEUE}, ONE_HOST, {})
-    assert stacks.format_groups({0: IN_JAX}, ONE_HOST, {}).startswith("1 rank, 1 group\n")
-    assert stacks.format_groups({}, ONE_HOST, {}) == ""
+    assert "differ" not in stack_text.format_groups({0: IN_JAX, 1: IN_QUEUE}, ONE_HOST, {})
+    assert stack_text.format_groups({0: IN_JAX}, ONE_HOST, {}).startswith("1 rank, 1 group\n")
+    assert stack_text.format_groups({}, ONE_HOST, {}) == ""
 
 
 def test_a_crash_is_written_like_a_traceback_of_the_thread_that_crashed() -> None:
-    assert stacks.format_crash(CRASHED_THREAD).splitlines() == [
+    assert stack_text.format_crash(CRASHED_THREAD).splitlines() == [
         "Stack (most recent call last):",
         '  File "/job/train.py", line 15, in crash',
         f'  File "{LIB}/ctypes/__init__.py", line 538, in string_at',
     ]
-    assert stacks.format_crash("Fatal Python error: Aborted\n\nCurrent thread 0x1f (most recent call first):\n") == ""
+    no_frames = "Fatal Python error: Aborted\n\nCurrent thread 0x1f (most recent call first):\n"
+    assert stack_text.format_crash(no_frames) == ""
 
 
 def _dump_of(block: Callable[[], object]) -> str:
@@ -166,19 +169,19 @@ def test_this_pythons_own_dump_is_read() -> None:
 
 @given(st.text() | st.lists(st.sampled_from([*f"{LOADER}\n{CRASHED_THREAD}".splitlines(), ""])).map("\n".join))
 def test_no_text_breaks_the_parser(text: str) -> None:
-    stacks.format_groups({0: text}, {0: "here"}, {})
-    stacks.format_crash(text)
+    stack_text.format_groups({0: text}, {0: "here"}, {})
+    stack_text.format_crash(text)
     stacks.is_waiting_in_jax(text, "futex")
 
 
 def test_of_a_rank_that_gives_no_answer_the_kernel_is_heard():
     waits = {0: "futex_wait_queue", 1: "stopped by a signal (SIGCONT lets it go on)"}
-    lines = stacks.format_groups({0: IN_JAX, 1: ""}, ONE_HOST, waits).splitlines()
+    lines = stack_text.format_groups({0: IN_JAX, 1: ""}, ONE_HOST, waits).splitlines()
     assert any("no answer: stopped by a signal" in line and "  1 " in line for line in lines)
     assert not any("futex" in line for line in lines)
 
 
 def test_all_frames_are_shown_once_for_each_group_without_ours():
-    text = stacks.format_all_frames({0: IN_JAX, 1: IN_QUEUE, 2: IN_JAX, 3: ""}, {})
+    text = stack_text.format_all_frames({0: IN_JAX, 1: IN_QUEUE, 2: IN_JAX, 3: ""}, {})
     assert text.startswith("ranks 0, 2:\n  File ") and "\n\nrank 1:\n" in text and text.endswith("rank 3:\n  no frames")
     assert "jaxrun_runtime/worker.py" not in text

@@ -2,7 +2,7 @@
 
 import pytest
 
-from jaxrun.head.stall import StallDetector
+from jaxrun.head.hang_detectors import StallDetector
 from jaxrun.protocol.agent_messages import SnapshotPurpose, SnapshotReply
 from jaxrun.protocol.flight import Flight
 from jaxrun.protocol.flight_file import EVERY_CALL

@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import signal
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 import pytest
 
-from jaxrun.diagnosis.root_cause import Culpability, culpability
+from jaxrun.diagnosis.root_cause import Culpability, culpability, find_culprits, is_certain
 from jaxrun.diagnosis.worker_outcome import InjectedFault, WorkerOutcome
-from jaxrun.head.actions import JobOutcome
+from jaxrun.head.actions import EndReason, JobOutcome
 from jaxrun.lockstep.divergence import CallGroup, Divergence
 from jaxrun.protocol.worker_messages import Failed, ThreadFailed
 from jaxrun.verdict import decide as verdict
-from jaxrun.verdict.outcome import Verdict
+from jaxrun.verdict.verdict import Verdict
 
 GLOO = "UNKNOWN: Gloo AllGather failed: [pair.cc:547] Connection closed by peer [127.0.0.1]:24984"
 ABORT = (
@@ -47,12 +48,17 @@ def thread(rank: int, error: str = "KeyError") -> ThreadFailed:
     return ThreadFailed(rank, 0.0, "Loader-1", error, traceback)
 
 
-def weigh(*ends: WorkerOutcome, run_at: float | None = RUN_AT) -> Verdict:
-    return verdict.judge_failure(ends, HOSTS, started=START, run_at=run_at, ended=NOW)
+def weigh(*ends: WorkerOutcome, run_at: float | None = RUN_AT, hosts: Mapping[int, str] = HOSTS) -> Verdict:
+    outcome = JobOutcome(EndReason.FAILED, ends, run_at=run_at)
+    return verdict.decide(outcome, hosts, started=START, ended=NOW)
+
+
+def culprit_ranks(ends: Sequence[WorkerOutcome]) -> tuple[int, ...]:
+    return tuple(end.rank for end in find_culprits(ends))
 
 
 def decide(ends: list[WorkerOutcome], reason: str, **more: Any) -> Verdict:
-    ending = JobOutcome(reason, tuple(ends), decided_at=1012.0, run_at=RUN_AT, **more)
+    ending = JobOutcome(EndReason(reason), tuple(ends), decided_at=1012.0, run_at=RUN_AT, **more)
     return verdict.decide(ending, HOSTS, started=START, ended=NOW, timeout=10.0)
 
 
@@ -61,25 +67,25 @@ def decide(ends: list[WorkerOutcome], reason: str, **more: Any) -> Verdict:
 
 def test_an_exception_outweighs_a_broken_connection_that_came_first() -> None:
     ends = [raised(0, 9.9, GLOO), raised(2, 10.0), *stopped(1, 3)]
-    assert verdict.culprit_ranks(ends) == (2,)
+    assert culprit_ranks(ends) == (2,)
     assert culpability(ends[0]) is Culpability.CONSEQUENCE and culpability(ends[1]) is not Culpability.CONSEQUENCE
 
 
 @pytest.mark.parametrize("status", [-signal.SIGKILL, -signal.SIGSEGV, -signal.SIGTERM, 7])
 def test_a_death_without_words_outweighs_a_broken_connection(status: int) -> None:
     ends = [raised(0, 9.9, GLOO), end(1, 10.0, status), *stopped(2, 3)]
-    assert verdict.culprit_ranks(ends) == (1,)
-    assert verdict.is_certain(ends)
+    assert culprit_ranks(ends) == (1,)
+    assert is_certain(ends)
 
 
 def test_the_earliest_of_two_causes_is_blamed() -> None:
-    assert verdict.culprit_ranks([raised(0, 5.0, "late"), raised(3, 4.0, "early"), *stopped(1, 2)]) == (3,)
-    assert verdict.culprit_ranks([raised(3, 4.0, "a"), raised(1, 4.0, "b"), *stopped(0, 2)]) == (1,)
+    assert culprit_ranks([raised(0, 5.0, "late"), raised(3, 4.0, "early"), *stopped(1, 2)]) == (3,)
+    assert culprit_ranks([raised(3, 4.0, "a"), raised(1, 4.0, "b"), *stopped(0, 2)]) == (1,)
 
 
 def test_those_that_failed_alike_are_blamed_together() -> None:
-    assert verdict.culprit_ranks([raised(rank, 5.0 - rank) for rank in range(4)]) == (0, 1, 2, 3)
-    assert verdict.culprit_ranks([raised(1, 4.0), raised(2, 4.5, "another"), raised(3, 5.0), *stopped(0)]) == (
+    assert culprit_ranks([raised(rank, 5.0 - rank) for rank in range(4)]) == (0, 1, 2, 3)
+    assert culprit_ranks([raised(1, 4.0), raised(2, 4.5, "another"), raised(3, 5.0), *stopped(0)]) == (
         1,
         3,
     )
@@ -87,8 +93,8 @@ def test_those_that_failed_alike_are_blamed_together() -> None:
 
 def test_an_abort_that_jax_explains_is_a_consequence() -> None:
     ends = [end(0, 9.0, -signal.SIGABRT, stderr_tail=ABORT), end(2, 9.5, -signal.SIGABRT), *stopped(1, 3)]
-    assert verdict.culprit_ranks(ends) == (2,)
-    assert not verdict.is_certain(ends)
+    assert culprit_ranks(ends) == (2,)
+    assert not is_certain(ends)
 
 
 @pytest.mark.parametrize(
@@ -100,24 +106,24 @@ def test_an_abort_that_jax_explains_is_a_consequence() -> None:
     ],
 )
 def test_ends_that_follow_another_are_no_cause(victim: WorkerOutcome) -> None:
-    assert verdict.culprit_ranks([victim, end(1, 10.0, 7)]) == (1,)
+    assert culprit_ranks([victim, end(1, 10.0, 7)]) == (1,)
 
 
 def test_a_kill_from_outside_is_a_cause_whatever_the_log_says() -> None:
-    assert verdict.culprit_ranks([end(0, 9.0, -signal.SIGKILL, stderr_tail=ABORT), raised(1, 8.0, GLOO)]) == (0,)
+    assert culprit_ranks([end(0, 9.0, -signal.SIGKILL, stderr_tail=ABORT), raised(1, 8.0, GLOO)]) == (0,)
 
 
 def test_a_status_0_without_a_finished_program_is_weaker_than_a_cause_and_stronger_than_a_consequence() -> None:
     vanished = end(1, 9.0, 0)
-    assert verdict.culprit_ranks([raised(0, 8.0, GLOO), vanished]) == (1,)
-    assert verdict.culprit_ranks([raised(0, 9.5), vanished]) == (0,)
+    assert culprit_ranks([raised(0, 8.0, GLOO), vanished]) == (1,)
+    assert culprit_ranks([raised(0, 9.5), vanished]) == (0,)
 
 
 def test_a_thread_that_died_before_makes_a_broken_connection_suspicious() -> None:
     suspect = end(2, 9.5, 1, failure=said(2, GLOO), thread_failures=(thread(2),))
-    assert verdict.culprit_ranks([raised(0, 9.0, GLOO), suspect, *stopped(1, 3)]) == (2,)
+    assert culprit_ranks([raised(0, 9.0, GLOO), suspect, *stopped(1, 3)]) == (2,)
     innocent = end(2, 9.5, 1, failure=said(2, GLOO), thread_failures=(thread(2, f"ValueError: {GLOO}"),))
-    assert verdict.culprit_ranks([raised(0, 9.0, GLOO), innocent]) == (0,)
+    assert culprit_ranks([raised(0, 9.0, GLOO), innocent]) == (0,)
 
 
 def test_ranks_that_finished_or_still_run_are_never_blamed() -> None:
@@ -126,8 +132,8 @@ def test_ranks_that_finished_or_still_run_are_never_blamed() -> None:
         end(1, 1.0),
         end(2, 2.0, -signal.SIGKILL, finished=True, killed_by_launcher=True),
     ]
-    assert verdict.culprit_ranks(fine) == ()
-    assert verdict.culprit_ranks([*fine, raised(3, 9.0, GLOO)]) == (3,)
+    assert culprit_ranks(fine) == ()
+    assert culprit_ranks([*fine, raised(3, 9.0, GLOO)]) == (3,)
 
 
 # ---- what is said
@@ -272,8 +278,8 @@ def test_a_broken_connection_without_a_cause_is_not_explained() -> None:
 
 def test_a_network_that_does_not_connect_is_explained_where_there_are_several_hosts() -> None:
     ends = [raised(0, 9.0, LOOPBACK), *stopped(1)]
-    assert "127.0.1.1" in verdict.judge_failure(ends, {0: "h1", 1: "h2"}, started=START, run_at=RUN_AT, ended=NOW).means
-    assert verdict.judge_failure(ends, {0: "h1", 1: "h1"}, started=START, run_at=RUN_AT, ended=NOW).means == ""
+    assert "127.0.1.1" in weigh(*ends, hosts={0: "h1", 1: "h2"}).means
+    assert weigh(*ends, hosts={0: "h1", 1: "h1"}).means == ""
 
 
 def test_victims_are_told_apart() -> None:
@@ -383,12 +389,12 @@ def test_a_death_on_order_is_told_as_one_and_ends_as_any_other() -> None:
 
 def test_deaths_on_order_and_others_are_not_alike() -> None:
     ends = [end(1, 2.0, -signal.SIGKILL, injected_faults=dealt("kill")), end(2, 2.1, -signal.SIGKILL), *stopped(0, 3)]
-    assert verdict.culprit_ranks(ends) == (1,)
+    assert culprit_ranks(ends) == (1,)
 
 
 def test_a_rank_that_we_stop_before_its_order_has_met_it_is_none_that_was_killed_on_order() -> None:
     late = end(1, 10.0, -signal.SIGKILL, killed_by_launcher=True, injected_faults=dealt("kill"))
-    assert verdict.culprit_ranks([raised(0, 2.1), late, *stopped(2, 3)]) == (0,)
+    assert culprit_ranks([raised(0, 2.1), late, *stopped(2, 3)]) == (0,)
 
 
 HARMED = {

@@ -1,8 +1,8 @@
-"""Texts that only ever are consequences of another process's end, and what became of the rank with them.
+"""Errors that only ever are consequences of another process's end, and what they say of the rank that shows them.
 
-An exception is judged by the first of its chain: a program's own error, raised in the handling of a broken
-connection, is a consequence too. Words of the user's own network code ("Connection reset by peer" without
-Gloo or NCCL) are no sign.
+Of a chain of exceptions the first decides: a program's own error that is raised while it handles a broken connection
+is a consequence too. Errors of the user's own network code ("Connection reset by peer" without Gloo or NCCL) are not
+taken for consequences.
 """
 
 from __future__ import annotations
@@ -14,12 +14,9 @@ _LOST = "lost its connection"
 _ENDED = "was ended by JAX"
 _WAITED = "waited in vain"
 
-# In lower case, each with what became of the rank. Seen with JAX 0.8 to 0.12 on CPU; NCCL's from its sources.
-_SIGNS = (
-    (
-        r"gloo\b.{0,300}?(?:closed by peer|reset by peer|broken pipe|refused|no route to host|read error)",
-        _LOST,
-    ),
+# Matched in lower case; the text completes "rank 3 …". Seen with JAX 0.8 to 0.12 on CPU; NCCL's are from its sources.
+_PATTERNS = (
+    (r"gloo\b.{0,300}?(?:closed by peer|reset by peer|broken pipe|refused|no route to host|read error)", _LOST),
     (r"gloo\b.{0,300}?(?:timed out|timeout)", _WAITED),
     (r"gloo context initialization failed", _LOST),
     (r"nccl\b.{0,300}?(?:process exited|network error|remote error|closed by remote peer)", _LOST),
@@ -38,10 +35,10 @@ _SIGNS = (
     (r"barrier timed out", _WAITED),
     (r"getting local topologies failed.{0,300}?timed out", _WAITED),
 )
-CONSEQUENCE_PATTERNS = tuple((re.compile(pattern), fate) for pattern, fate in _SIGNS)
-# Gloo also says "failed" of a fault of the program itself.
-_OWN = ("received data size doesn't match expected size", "collective mismatch")
-_LIMIT = 10_000  # characters: an error stands at the end of its text
+CONSEQUENCE_PATTERNS = tuple((re.compile(pattern), text) for pattern, text in _PATTERNS)
+# Gloo also reports faults of the program itself, in texts that some pattern above matches.
+_OWN_FAULTS = ("received data size doesn't match expected size", "collective mismatch")
+_MAX_CHARACTERS = 10_000  # an error stands at the end of its text
 
 _CAUSED = "The above exception was the direct cause of the following exception:"
 _MEANWHILE = "During handling of the above exception, another exception occurred:"
@@ -52,38 +49,38 @@ _NOT_INDENTED = re.compile(r"^[^ \n].*", re.MULTILINE)
 
 
 class ErrorOrigin(enum.Enum):
-    """What an exception says of the process that raised it."""
+    """Where an exception began."""
 
-    OWN = "its own fault"
-    UNCLEAR = "perhaps its own"
-    OTHER = "another's"
+    OWN = "in the process that raised it"
+    UNCLEAR = "perhaps in that process"
+    OTHER = "in another process"
 
 
-def describe_consequence(text: str) -> str:
-    """What the first known sign in `text` says of its rank, after `rank 3 …`; empty if there is none."""
-    text = text[-_LIMIT:].lower()
-    if any(own in text for own in _OWN):
+def find_consequence(text: str) -> str:
+    """What the first consequence in `text` says of its rank, as "lost its connection"; empty if there is none."""
+    text = text[-_MAX_CHARACTERS:].lower()
+    if any(fault in text for fault in _OWN_FAULTS):
         return ""
-    return next((what for pattern, what in CONSEQUENCE_PATTERNS if pattern.search(text)), "")
+    return next((consequence for pattern, consequence in CONSEQUENCE_PATTERNS if pattern.search(text)), "")
 
 
 def classify_error(message: str, traceback: str) -> ErrorOrigin:
-    """Whose fault is an exception with this message and traceback (with its chain, as Python prints it)?"""
+    """Where an exception with this message and traceback (with its chain, as Python prints it) began."""
     if _GROUP in traceback:
-        return ErrorOrigin.UNCLEAR if describe_consequence(_errors(traceback)) else ErrorOrigin.OWN
+        return ErrorOrigin.UNCLEAR if find_consequence(_messages(traceback)) else ErrorOrigin.OWN
     chain = _SEPARATOR.split(traceback)
     if len(chain) == 1:
-        return ErrorOrigin.OTHER if describe_consequence(f"{message}\n{_errors(traceback)}") else ErrorOrigin.OWN
-    if describe_consequence(_errors(chain[0])):
+        return ErrorOrigin.OTHER if find_consequence(f"{message}\n{_messages(traceback)}") else ErrorOrigin.OWN
+    if find_consequence(_messages(chain[0])):
         return ErrorOrigin.OTHER
-    if not describe_consequence(f"{message}\n{_errors(chain[-1])}"):
+    if not find_consequence(f"{message}\n{_messages(chain[-1])}"):
         return ErrorOrigin.OWN
-    # An error of its own came first: the connection broke in its handling, or it had been dealt with before.
+    # An own error came first: either the connection broke while it was handled, or the program had dealt with it.
     return ErrorOrigin.UNCLEAR if _MEANWHILE in traceback else ErrorOrigin.OWN
 
 
-def _errors(traceback: str) -> str:
-    """The lines of a traceback that are no frames: the exceptions' own words."""
+def _messages(traceback: str) -> str:
+    """The lines of a traceback that are not frames: the exceptions' own text."""
     if _GROUP in traceback:
         traceback = _GROUP_MARGIN.sub("", traceback)
     return "\n".join(_NOT_INDENTED.findall(traceback))

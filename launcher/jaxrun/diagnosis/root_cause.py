@@ -1,12 +1,15 @@
-"""Which ranks are to blame? Their ends are weighed, by what kind they are before by when they came.
+"""Which workers caused the failure of a job.
 
-    OWN          an exception of its own, a status, a signal that we did not send; a host that was lost
-    UNCLEAR      an abort or a status 0 that nothing explains; a broken connection after a thread had died
-    CONSEQUENCE  a text that only another's end brings about (collateral.py), or our own kill
-    FINE         its program had ended well, or it still runs
+Each worker's outcome falls in one of these classes:
 
-The earliest end of the best kind is the culprit's, and its alone unless others failed in the very same way. Where
-there is no better one than a consequence, a rank that was paused or cut off on order is the cause.
+    OWN          its own exception or exit status, a signal that the launcher did not send, or a lost host
+    UNCLEAR      an unexplained abort or status 0; a broken connection after one of its threads had died
+    CONSEQUENCE  an error that only another worker's end brings about (consequences.py), or killed by the launcher
+    FINE         its program had ended with status 0, or the worker still runs
+
+The earliest outcome of the first class that occurs is the root cause. Its rank is the only culprit unless others failed
+in exactly the same way. Where there are only unclear outcomes and consequences, a rank that was paused or cut off from
+the network by an injected fault is the culprit.
 """
 
 from __future__ import annotations
@@ -15,14 +18,14 @@ import enum
 import signal
 from collections.abc import Sequence
 
-from jaxrun.diagnosis import consequences
-from jaxrun.diagnosis.worker_outcome import WorkerOutcome
+from jaxrun.diagnosis.consequences import ErrorOrigin, classify_error, find_consequence
+from jaxrun.diagnosis.worker_outcome import InjectedFault, WorkerOutcome
 from jaxrun.protocol.flight_file import DIVERGENCE_ERROR
-from jaxrun.verdict import injected_faults, phrasing
+from jaxrun.protocol.worker_messages import ThreadFailed
 
 
 class Culpability(enum.IntEnum):
-    """The lower, the more of a cause."""
+    """How likely a worker is the root cause: the lower, the likelier."""
 
     OWN = 0
     UNCLEAR = 1
@@ -30,75 +33,95 @@ class Culpability(enum.IntEnum):
     FINE = 3
 
 
-def culpability(end: WorkerOutcome) -> Culpability:
-    """What kind of end this was."""
-    if end.failure is not None:
-        return _kind_of_words(end)
-    if end.lost_reason:
-        return Culpability.CONSEQUENCE if end.killed_by_launcher else Culpability.OWN
-    if end.status is None or (end.finished and (end.killed_by_launcher or end.status == 0)):
+def culpability(worker: WorkerOutcome) -> Culpability:
+    """The class of one worker's outcome."""
+    if worker.failure is not None:
+        return _culpability_of_failure(worker)
+    if worker.lost_reason:
+        return Culpability.CONSEQUENCE if worker.killed_by_launcher else Culpability.OWN
+    if worker.status is None or (worker.finished and (worker.killed_by_launcher or worker.status == 0)):
         return Culpability.FINE
-    if end.killed_by_launcher:
+    if worker.killed_by_launcher:
         return Culpability.CONSEQUENCE
-    if (end.status >= 0 or end.status == -signal.SIGABRT) and phrasing.describe_collateral(end):
-        return _consequence(end)
-    unexplained = end.status in (0, -signal.SIGABRT) and not phrasing.own_thread_failures(end)
-    return Culpability.UNCLEAR if unexplained else Culpability.OWN
+    if (worker.status >= 0 or worker.status == -signal.SIGABRT) and collateral(worker):
+        return _consequence_unless_thread_died(worker)
+    is_unexplained = worker.status in (0, -signal.SIGABRT) and not own_thread_failures(worker)
+    return Culpability.UNCLEAR if is_unexplained else Culpability.OWN
 
 
-def is_certain(ends: Sequence[WorkerOutcome]) -> bool:
-    """Whether one of the ends is a cause beyond doubt, so that there is no better one to wait for."""
-    return any(
-        culpability(end) is Culpability.OWN
-        or (injected_faults.harmful_fault(end) and culpability(end) is not Culpability.FINE)
-        for end in ends
-    )
+def is_certain(workers: Sequence[WorkerOutcome]) -> bool:
+    """Whether one of the outcomes is beyond doubt the root cause, so that waiting for a better one is useless."""
+    for worker in workers:
+        kind = culpability(worker)
+        if kind is Culpability.OWN or (worker.disruptive_fault and kind is not Culpability.FINE):
+            return True
+    return False
 
 
-def find_culprits(ends: Sequence[WorkerOutcome]) -> list[WorkerOutcome]:
-    """The ends that are to blame, lowest rank first; empty if none is a failure."""
-    first = find_first_failure(ends)
-    best = culpability(first)
-    if best is Culpability.FINE:
+def find_culprits(workers: Sequence[WorkerOutcome]) -> list[WorkerOutcome]:
+    """The workers that caused the failure, lowest rank first; empty if no worker has failed."""
+    first = find_first_failure(workers)
+    kind = culpability(first)
+    if kind is Culpability.FINE:
         return []
-    harm = injected_faults.first_harmful_fault(ends) if best is not Culpability.OWN else None
-    if harm is not None:
-        return [end for end in ends if harm in end.injected_faults]
-    if best is Culpability.CONSEQUENCE:
+    fault = _first_disruptive_fault(workers) if kind is not Culpability.OWN else None
+    if fault is not None:
+        return [worker for worker in workers if fault in worker.injected_faults]
+    if kind is Culpability.CONSEQUENCE:
         return [first]
-    return [end for end in ends if culpability(end) is best and _failure_signature(end) == _failure_signature(first)]
+    signature = _failure_signature(first)
+    return [w for w in workers if culpability(w) is kind and _failure_signature(w) == signature]
 
 
-def find_first_failure(ends: Sequence[WorkerOutcome]) -> WorkerOutcome:
-    """The earliest end of the best kind."""
-    return min(ends, key=lambda end: (culpability(end), end.time, end.rank))
+def find_first_failure(workers: Sequence[WorkerOutcome]) -> WorkerOutcome:
+    """The earliest outcome of the most culpable class."""
+    return min(workers, key=lambda worker: (culpability(worker), worker.time, worker.rank))
 
 
-def _kind_of_words(end: WorkerOutcome) -> Culpability:
-    assert end.failure is not None
-    if end.failure.error != "SystemExit":
-        blame = consequences.classify_error(end.failure.message, end.failure.traceback)
-        if blame is not consequences.ErrorOrigin.OTHER:
-            return Culpability.OWN if blame is consequences.ErrorOrigin.OWN else Culpability.UNCLEAR
-    elif not phrasing.describe_collateral(end):
-        return Culpability.OWN
-    return _consequence(end)
+def collateral(worker: WorkerOutcome) -> str:
+    """What another worker's end did to this one, by its exception or stderr ("lost its connection"); else empty."""
+    failure = worker.failure
+    if failure is None or failure.error == "SystemExit":
+        return find_consequence(f"{worker.stderr_tail}\n{worker.crash_dump}")
+    if classify_error(failure.message, failure.traceback) is ErrorOrigin.OTHER:
+        return find_consequence(f"{failure.message}\n{failure.traceback}")
+    return ""
 
 
-def _consequence(end: WorkerOutcome) -> Culpability:
-    return Culpability.UNCLEAR if phrasing.own_thread_failures(end) else Culpability.CONSEQUENCE
+def own_thread_failures(worker: WorkerOutcome) -> tuple[ThreadFailed, ...]:
+    """The threads of the worker's program that died of an error of their own."""
+    return tuple(t for t in worker.thread_failures if classify_error("", t.traceback) is ErrorOrigin.OWN)
 
 
-def _failure_signature(end: WorkerOutcome) -> tuple[object, ...]:
-    if end.failure is not None and end.failure.error == DIVERGENCE_ERROR:
-        return end.failure.error, end.failure.message  # each rank raises it at a line of its own
-    if end.failure is not None:
-        return end.failure.error, end.failure.status, end.failure.message, end.failure.traceback
-    if end.lost_reason:
-        return ("lost", end.lost_reason)
-    return (
-        end.status,
-        end.finished,
-        injected_faults.killing_fault(end),
-        tuple((thread.error, thread.traceback) for thread in end.thread_failures),
-    )
+def _culpability_of_failure(worker: WorkerOutcome) -> Culpability:
+    assert worker.failure is not None
+    if worker.failure.error == "SystemExit":
+        return _consequence_unless_thread_died(worker) if collateral(worker) else Culpability.OWN
+    match classify_error(worker.failure.message, worker.failure.traceback):
+        case ErrorOrigin.OWN:
+            return Culpability.OWN
+        case ErrorOrigin.UNCLEAR:
+            return Culpability.UNCLEAR
+    return _consequence_unless_thread_died(worker)
+
+
+def _consequence_unless_thread_died(worker: WorkerOutcome) -> Culpability:
+    return Culpability.UNCLEAR if own_thread_failures(worker) else Culpability.CONSEQUENCE
+
+
+def _first_disruptive_fault(workers: Sequence[WorkerOutcome]) -> InjectedFault | None:
+    faults = [worker.disruptive_fault for worker in workers if worker.disruptive_fault]
+    return min(faults, key=lambda fault: fault.time, default=None)
+
+
+def _failure_signature(worker: WorkerOutcome) -> tuple[object, ...]:
+    """What is equal for workers that failed in the same way."""
+    failure = worker.failure
+    if failure is not None and failure.error == DIVERGENCE_ERROR:
+        return failure.error, failure.message  # each rank raises it at a line of its own
+    if failure is not None:
+        return failure.error, failure.status, failure.message, failure.traceback
+    if worker.lost_reason:
+        return ("lost", worker.lost_reason)
+    threads = tuple((thread.error, thread.traceback) for thread in worker.thread_failures)
+    return worker.status, worker.finished, worker.deadly_fault, threads

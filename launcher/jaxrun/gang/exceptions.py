@@ -13,7 +13,7 @@ from typing import Any
 from jaxrun.diagnosis import consequences
 from jaxrun.errors import EXIT_SIGNAL_BASE, EXIT_TIMEOUT, EXIT_UNAVAILABLE, JaxrunError
 from jaxrun.text import format_ranks_on_hosts
-from jaxrun.verdict.outcome import Verdict
+from jaxrun.verdict.verdict import Verdict
 
 _NEEDS_JAX = ("jax", "jaxlib")
 _NOT_OURS_TO_RAISE = (SystemExit, KeyboardInterrupt, GeneratorExit)  # they would end the parent

@@ -15,7 +15,7 @@ from typing import Any
 
 from jaxrun.forkserver.launcher_pool import LauncherPool
 from jaxrun.rundir.rundir import VERDICT_FILE
-from jaxrun.verdict.outcome import Verdict, from_json
+from jaxrun.verdict.verdict import Verdict, from_json
 
 _PIECE = 65536
 _KEPT = 100_000  # characters of its words

@@ -6,6 +6,7 @@ import enum
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from jaxrun.diagnosis.snapshot import Snapshot
 from jaxrun.diagnosis.worker_outcome import WorkerOutcome
 from jaxrun.lockstep.divergence import Divergence
 from jaxrun.protocol.agent_messages import InjectFault, ProgramDetailsRequest, Shutdown, SnapshotPurpose, StartWorker
@@ -47,11 +48,18 @@ class PrintLine:
 
 
 @dataclass(frozen=True, slots=True)
-class WriteFile:
-    """Write this file into the run directory."""
+class PrintSnapshot:
+    """Print where the ranks are; `heading` precedes it on the same line."""
 
-    name: str
-    text: str
+    snapshot: Snapshot
+    heading: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class SaveSnapshot:
+    """Write a snapshot to the run directory, for `jaxrun stacks`."""
+
+    snapshot: Snapshot
 
 
 class EndReason(enum.StrEnum):
@@ -100,4 +108,4 @@ class Finish:
 
 
 # An agent on another host also executes a Shutdown, which the head sends it at the end.
-Action = Send | SignalRanks | TakeSnapshot | PrintLine | WriteFile | Finish | Shutdown
+Action = Send | SignalRanks | TakeSnapshot | PrintLine | PrintSnapshot | SaveSnapshot | Finish | Shutdown

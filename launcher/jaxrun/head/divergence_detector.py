@@ -1,9 +1,9 @@
-"""Keeps the ranks of a job in step, or says how they fell out of it: a state machine without I/O.
+"""Finds out whether the ranks of a job diverge: whether one makes another cross-process call than the others.
 
-Two sources: the Calls that ranks send before the first run of each program (in strict mode: before every call), which
-agreement.py holds against each other; and the flight recorders, at which the head looks now and then, and at the end.
-Chains that differ are only a reason to read more: what is reported is a call whose programs differ. Before it is, one
-rank of each party is asked what the program was, which its agent can tell even if the rank itself cannot any more.
+There are two sources. Ranks send their Calls before the first run of each program (in strict mode before every call),
+which call_matcher.py compares; and the head reads the flight recorders now and then, and at the end. Chains of calls
+that differ are only a reason to read whole histories: what is reported is a call whose programs differ. Before the
+report, one rank of each group is asked for the details of its program, which its agent knows even if the rank is stuck.
 """
 
 from __future__ import annotations
@@ -34,218 +34,217 @@ from jaxrun.protocol.flight import Flight
 from jaxrun.protocol.flight_file import LOCKSTEP_OFF
 from jaxrun.protocol.worker_messages import Call
 
-_FIRST_READ_S, _READ_INTERVAL_GROWTH, _MAX_READ_INTERVAL_S = 1.0, 1.5, 30.0  # seconds between looks at the recorders
-_DETAILS_TIMEOUT_S = 0.3  # seconds for the descriptions that a report wants
+_FIRST_READ_S = 1.0  # after the program's start, until the flight recorders are read
+_READ_INTERVAL_GROWTH = 1.5
+_MAX_READ_INTERVAL_S = 30.0
+_DETAILS_TIMEOUT_S = 0.3  # for the details of the programs that a report names
+_FINISHED = "is finished"
 
 
 @dataclass(frozen=True, slots=True)
-class _Question:
-    """What histories are wanted for; if they show nothing, what was known before."""
+class _HistoryQuestion:
+    """A candidate whose ranks' histories are asked for; `known` is reported where these show nothing."""
 
-    suspicion: Candidate
+    candidate: Candidate
     known: Divergence | None = None
-    meeting: CallSlot | None = None
+    slot: CallSlot | None = None
 
 
 @dataclass(slots=True)
-class _Case:
-    """A divergence that waits for its descriptions, and the ranks that wait for it."""
+class _PendingReport:
+    """A divergence whose program details are awaited until `deadline`, and the call in which ranks wait for them."""
 
     divergence: Divergence
-    meeting: CallSlot | None
-    due: float
-    asked: set[tuple[int, int]]  # rank, program
-    texts: dict[int, str] = field(default_factory=dict)
+    slot: CallSlot | None
+    deadline: float
+    awaited: set[tuple[int, int]]  # rank, program
+    details: dict[int, str] = field(default_factory=dict)
 
 
 class DivergenceDetector:
-    """What the calls of one job say. Times are seconds since the epoch."""
+    """Times are seconds since the epoch.
+
+    divergence:  the first that was reported
+    flights:     what the flight recorders held when they were last read
+    """
 
     def __init__(self, mode: str, hosts: Mapping[int, str]) -> None:
-        """`hosts` may still be filled in."""
-        self._hosts = hosts
+        """`hosts` may be filled in later."""
         self.divergence: Divergence | None = None
-        self._pause = None if mode == LOCKSTEP_OFF else _FIRST_READ_S
+        self.flights: dict[int, Flight] = {}
+        self._hosts = hosts
+        self._read_interval_s = None if mode == LOCKSTEP_OFF else _FIRST_READ_S
         self._matcher = CallMatcher()
-        self.flights: dict[int, Flight] = {}  # what the recorders held when they were last read
-        self._all_wait = False
+        self._all_ranks_wait = False
         self._told: set[int] = set()
-        self._concluding = False
-        self._cases: list[_Case] = []
-        self._questions: list[_Question] = []
+        self._is_concluding = False
+        self._reports: list[_PendingReport] = []
+        self._questions: list[_HistoryQuestion] = []
 
     @property
     def is_enabled(self) -> bool:
-        return self._pause is not None
-
-    def was_told(self, rank: int) -> bool:
-        """Whether this rank was told that it is out of step, which it then raises."""
-        return rank in self._told
+        return self._read_interval_s is not None
 
     @property
-    def busy(self) -> bool:
-        """Whether an answer is awaited."""
-        return bool(self._cases or self._questions)
+    def is_waiting(self) -> bool:
+        """Whether an answer of some agent is awaited."""
+        return bool(self._reports or self._questions)
+
+    def was_told(self, rank: int) -> bool:
+        """Whether this rank was sent a mismatch, which it then raises as an exception."""
+        return rank in self._told
 
     def next_read_s(self) -> float | None:
-        """Seconds until the recorders are to be read again; None for never."""
-        if self._pause is None or self.divergence is not None:
+        """Seconds until the flight recorders are to be read again, more each time; None for never."""
+        if self._read_interval_s is None or self.divergence is not None:
             return None
-        pause, self._pause = self._pause, min(self._pause * _READ_INTERVAL_GROWTH, _MAX_READ_INTERVAL_S)
-        return pause
-
-    # ---- what is heard
-
-    def on_call(self, call: Call, working: int, now: float) -> list[Action]:
-        """`working`: the number of ranks whose program has not ended."""
-        actions = self._matcher.add(call, now)
-        self._all_wait = len(self._matcher.waiting) >= working
-        if call.waits_for_answer and self._all_wait:
-            self._matcher.mark_all_waiting(now)
-        return actions
-
-    def on_flown(self, flown: RecorderSnapshot) -> None:
-        self.flights[flown.rank] = flown.flight
-
-    def remove_rank(self, rank: int, now: float) -> None:
-        """This rank makes no more calls."""
-        flight = self.flights.get(rank, Flight())
-        self._matcher.remove_rank(rank, flight.call_counts if flight.complete else None, now)
-
-    def handle_recorders(self, taken: SnapshotReply, now: float) -> list[Action]:
-        """Recorders have been read. Where ranks seem out of step, histories are wanted."""
-        if taken.purpose is SnapshotPurpose.HISTORY:
-            return self._judge(taken.flights, now)
-        self.flights.update(taken.flights)
-        return self._suspect() if taken.purpose in (SnapshotPurpose.LOCKSTEP, SnapshotPurpose.KEEP) else []
-
-    def on_described(self, described: ProgramDetails) -> list[Action]:
-        actions: list[Action] = []
-        for case in self._cases:
-            if (described.rank, described.program) in case.asked:
-                case.asked.discard((described.rank, described.program))
-                case.texts[described.rank] = described.details
-        for case in [case for case in self._cases if not case.asked]:
-            actions += self._close(case)
-        return actions
-
-    # ---- what is due
-
-    def deadline(self) -> float | None:
-        dues = [case.due for case in self._cases]
-        conflict = self._matcher.deadline()
-        return min([*dues, conflict] if conflict is not None else dues, default=None)
-
-    def handle_timeouts(self, now: float) -> list[Action]:
-        """What is to be done because time has passed."""
-        actions: list[Action] = []
-        for meeting in self._matcher.pop_expired(now):
-            actions += self._on_conflict(meeting, now)
-        for case in [case for case in self._cases if case.due <= now]:
-            actions += self._close(case)
-        return actions
-
-    def conclude(self, now: float, *, well: bool) -> list[Action]:
-        """The last questions, when all ranks have ended; `well`: with status 0, so that they should be level."""
-        self._concluding = True
-        self._matcher.expire_all()
-        actions = self.handle_timeouts(now)
-        if self.busy:
-            return actions
-        if self.divergence is not None or not self.is_enabled:
-            return []
-        actions = self._suspect()
-        lag = next(iter(compare.find_lags(self.flights)), None) if well and not actions else None
-        return self._open(self._of_lag(lag), None, now) if lag is not None else actions
-
-    def give_up_waiting(self) -> None:
-        """No more answers will come: what is known must do."""
-        for question in self._questions:
-            if question.known is not None:
-                self._open(question.known, question.meeting, 0.0)
-        self._questions.clear()
-        for case in list(self._cases):
-            self._close(case)
+        interval = self._read_interval_s
+        self._read_interval_s = min(interval * _READ_INTERVAL_GROWTH, _MAX_READ_INTERVAL_S)
+        return interval
 
     def left_behind(self, finished: Collection[int]) -> Lag | None:
-        """The call that others have made or entered and a finished rank of their group has not."""
+        """The call that others have made or entered, and that lacks a finished rank of their group."""
         lags = compare.find_lags(self.flights) if self.is_enabled else ()
         return next((lag for lag in lags if not set(finished).isdisjoint(lag.behind)), None)
 
-    # ---- how
+    # ---- events
 
-    def _suspect(self) -> list[Action]:
-        if self.divergence is not None or self.busy:
+    def handle_call(self, call: Call, working: int, now: float) -> list[Action]:
+        """`working`: the number of ranks whose program has not ended."""
+        actions = self._matcher.add(call, now)
+        self._all_ranks_wait = len(self._matcher.waiting) >= working
+        if call.waits_for_answer and self._all_ranks_wait:
+            self._matcher.mark_all_waiting(now)
+        return actions
+
+    def handle_recorder(self, snapshot: RecorderSnapshot) -> None:
+        self.flights[snapshot.rank] = snapshot.flight
+
+    def remove_rank(self, rank: int, now: float) -> None:
+        """A rank makes no more calls."""
+        flight = self.flights.get(rank, Flight())
+        self._matcher.remove_rank(rank, flight.call_counts if flight.complete else None, now)
+
+    def handle_recorders(self, reply: SnapshotReply, now: float) -> list[Action]:
+        """Flight recorders were read: where ranks seem to diverge, ask for their histories."""
+        if reply.purpose is SnapshotPurpose.HISTORY:
+            return self._compare_histories(reply.flights, now)
+        self.flights.update(reply.flights)
+        return self._find_candidates() if reply.purpose in (SnapshotPurpose.LOCKSTEP, SnapshotPurpose.KEEP) else []
+
+    def handle_details(self, details: ProgramDetails) -> list[Action]:
+        key = (details.rank, details.program)
+        for pending in self._reports:
+            if key in pending.awaited:
+                pending.awaited.discard(key)
+                pending.details[details.rank] = details.details
+        return self._report([pending for pending in self._reports if not pending.awaited])
+
+    # ---- time
+
+    def deadline(self) -> float | None:
+        deadlines = [pending.deadline for pending in self._reports]
+        mismatch = self._matcher.deadline()
+        return min([*deadlines, mismatch] if mismatch is not None else deadlines, default=None)
+
+    def handle_timeouts(self, now: float) -> list[Action]:
+        actions = [action for slot in self._matcher.pop_expired(now) for action in self._handle_mismatch(slot, now)]
+        return [*actions, *self._report([pending for pending in self._reports if pending.deadline <= now])]
+
+    def conclude(self, now: float, *, well: bool) -> list[Action]:
+        """All ranks have ended: ask the last questions. `well`: with status 0, so that their calls should be equal."""
+        self._is_concluding = True
+        self._matcher.expire_all()
+        actions = self.handle_timeouts(now)
+        if self.is_waiting:
+            return actions
+        if self.divergence is not None or not self.is_enabled:
             return []
-        return self._ask(*(_Question(suspicion) for suspicion in compare.find_candidates(self.flights)))
+        actions = self._find_candidates()
+        lag = next(iter(compare.find_lags(self.flights)), None) if well and not actions else None
+        return self._prepare_report(self._divergence_of_lag(lag), None, now) if lag is not None else actions
 
-    def _ask(self, *questions: _Question) -> list[Action]:
-        """One after the other."""
-        first = not self._questions
+    def give_up_waiting(self) -> None:
+        """No more answers will come: report what is known."""
+        for question in self._questions:
+            if question.known is not None:
+                self._prepare_report(question.known, question.slot, 0.0)
+        self._questions.clear()
+        self._report(list(self._reports))
+
+    # ---- candidates, histories, reports
+
+    def _find_candidates(self) -> list[Action]:
+        if self.divergence is not None or self.is_waiting:
+            return []
+        return self._ask(*(_HistoryQuestion(candidate) for candidate in compare.find_candidates(self.flights)))
+
+    def _ask(self, *questions: _HistoryQuestion) -> list[Action]:
+        """Ask for histories, for one question after the other."""
+        is_first = not self._questions
         self._questions += questions
-        return self._ask_next() if first else []
+        return self._ask_next() if is_first else []
 
     def _ask_next(self) -> list[Action]:
-        return [
-            TakeSnapshot(question.suspicion.representatives, SnapshotPurpose.HISTORY)
-            for question in self._questions[:1]
-        ]
+        first = self._questions[:1]
+        return [TakeSnapshot(question.candidate.representatives, SnapshotPurpose.HISTORY) for question in first]
 
-    def _judge(self, histories: Mapping[int, Flight], now: float) -> list[Action]:
+    def _compare_histories(self, histories: Mapping[int, Flight], now: float) -> list[Action]:
         if not self._questions:
             return []
         question = self._questions.pop(0)
-        found = compare.find_divergence(question.suspicion, histories) or question.known
-        opened = self._open(found, question.meeting, now) if found is not None else []
-        return [*opened, *self._ask_next()]
+        found = compare.find_divergence(question.candidate, histories) or question.known
+        report_actions = self._prepare_report(found, question.slot, now) if found is not None else []
+        return [*report_actions, *self._ask_next()]
 
-    def _on_conflict(self, meeting: CallSlot, now: float) -> list[Action]:
-        absent = meeting.members - meeting.calls.keys()
-        states = {rank: self._state(rank, *meeting.key) for rank in sorted(absent)}
-        divergence = divergence_of_calls(meeting.calls, {rank: text for rank, text in states.items() if text})
+    def _handle_mismatch(self, slot: CallSlot, now: float) -> list[Action]:
+        absent = sorted(slot.members - slot.calls.keys())
+        states = {rank: state for rank in absent if (state := self._absent_state(rank, *slot.key))}
+        divergence = divergence_of_calls(slot.calls, states)
         if divergence is None:
             return []
-        if meeting.waiting:
-            return self._open(divergence, meeting, now)
-        # Only first calls are told: they may have been out of step before.
-        parties = tuple(party.ranks for party in divergence.call_groups)
-        return self._ask(_Question(Candidate(*meeting.key, parties), divergence, meeting))
+        if slot.waiting:
+            return self._prepare_report(divergence, slot, now)
+        # In record mode ranks send first calls only: they may have diverged before.
+        rank_sets = tuple(group.ranks for group in divergence.call_groups)
+        return self._ask(_HistoryQuestion(Candidate(*slot.key, rank_sets), divergence, slot))
 
-    def _state(self, rank: int, group: str, number: int) -> str:
-        """What a rank does instead of this call, if that is known: it has gone, or waits as all the others do."""
-        if self._matcher.is_gone(rank):
-            return format_absent_state(self._matcher.calls_made(rank, group), "is finished")
-        call = self._matcher.waiting.get(rank) if self._all_wait else None
+    def _absent_state(self, rank: int, group: str, number: int) -> str:
+        """What a rank does instead of this call; empty if that is not known."""
+        if self._matcher.has_ended(rank):
+            return format_absent_state(self._matcher.calls_made(rank, group), _FINISHED)
+        call = self._matcher.waiting.get(rank) if self._all_ranks_wait else None
         return f"waits in call #{call.number} of ranks {call.group}, {call.name} at {call.source_line}" if call else ""
 
-    def _of_lag(self, lag: Lag) -> Divergence:
-        """All ranks have ended well, and some had made this call."""
+    def _divergence_of_lag(self, lag: Lag) -> Divergence:
+        """All ranks have ended well, but only some have made this call."""
         flight = self.flights[lag.ahead[0]]
         calls = (call for call in flight.calls_of(lag.group) if call.number == lag.number)
         program = next((call.program for call in calls), 0)
         ahead = CallGroup(lag.ahead, lag.name or "a call", place=lag.place, recorded_by=lag.ahead[0], program=program)
-        behind = absent_groups({rank: format_absent_state(lag.reached[rank], "is finished") for rank in lag.behind})
+        behind = absent_groups({rank: format_absent_state(lag.reached[rank], _FINISHED) for rank in lag.behind})
         return Divergence(lag.group, lag.number, largest_first([ahead, *behind]))
 
-    def _open(self, divergence: Divergence, meeting: CallSlot | None, now: float) -> list[Action]:
-        asked = {(party.recorded_by, party.program) for party in divergence.call_groups if party.name}
-        case = _Case(divergence, meeting, now + _DETAILS_TIMEOUT_S, asked)
-        self._cases.append(case)
-        return (
-            [Send((rank,), ProgramDetailsRequest(program)) for rank, program in sorted(asked)]
-            if asked
-            else self._close(case)
-        )
+    def _prepare_report(self, divergence: Divergence, slot: CallSlot | None, now: float) -> list[Action]:
+        """Ask for the details of the programs that differ."""
+        awaited = {(group.recorded_by, group.program) for group in divergence.call_groups if group.name}
+        pending = _PendingReport(divergence, slot, now + _DETAILS_TIMEOUT_S, awaited)
+        self._reports.append(pending)
+        if not awaited:
+            return self._report([pending])
+        return [Send((rank,), ProgramDetailsRequest(program)) for rank, program in sorted(awaited)]
 
-    def _close(self, case: _Case) -> list[Action]:
-        if case not in self._cases:
-            return []
-        self._cases.remove(case)
-        divergence = case.divergence.with_program_details(case.texts)
+    def _report(self, pending: Collection[_PendingReport]) -> list[Action]:
+        return [action for one in pending for action in self._report_one(one)]
+
+    def _report_one(self, pending: _PendingReport) -> list[Action]:
+        self._reports.remove(pending)
+        divergence = pending.divergence.with_program_details(pending.details)
         text = report.format_divergence(divergence, self._hosts)
-        waiting = case.meeting.waiting if case.meeting is not None else ()
+        waiting = pending.slot.waiting if pending.slot is not None else ()
         self._told |= set(waiting)
-        actions = self._matcher.resolve(case.meeting, text) if case.meeting is not None else []
-        first, self.divergence = self.divergence is None, self.divergence or divergence
-        # Those that wait will say it themselves, and the verdict says it at the end.
-        return [*actions, PrintLine(text)] if first and not waiting and not self._concluding else actions
+        actions = self._matcher.resolve(pending.slot, text) if pending.slot is not None else []
+        is_first = self.divergence is None
+        self.divergence = self.divergence or divergence
+        # Ranks that wait raise the text themselves, and at the end the verdict contains it.
+        return [*actions, PrintLine(text)] if is_first and not waiting and not self._is_concluding else actions

@@ -1,29 +1,38 @@
-"""Brings a job together and decides how it ends: a state machine without I/O.
+"""Decides what is to be done about each event of a job: a state machine without I/O, for one attempt to run it.
 
-It is fed events (messages of the workers, exits, signals, the clock) and answers with actions for the agent.
-Everything that affects the decision lives here; what it means for people is weighed in verdict.py.
+Events (messages of workers and agents, exits, signals, time) go in by `handle`; actions come out. When all is over, the
+last action is Finish, with a JobOutcome. What that means for people is not decided here but in verdict/.
 
-    STARTING ──all have proved themselves──▶ RUNNING ──all done──▶ LEAVING ──▶ OVER
-       └───────────┬─────────────────┬──────────┘ └──signal──▶ TERMINATING ──▶ OVER
+    STARTING ──all ranks have joined──▶ RUNNING ──all done──▶ LEAVING ──▶ OVER
+       └───────────┬─────────────────┬──────┘ └──signal──▶ TERMINATING ──▶ OVER
              first failure    refusal, time limit
                    ▼                 ▼
-               SETTLING ─clear─▶ STOPPING ──all have ended──▶ OVER
+               SETTLING ─cause─▶ STOPPING ──all have ended──▶ OVER
 
-Where the ranks' calls leave a question open, CONCLUDING comes before OVER, until it is answered or has waited too long.
+CONCLUDING comes before OVER where flight recorders must be read to say how the ranks diverged, until they are or that
+has taken too long.
+
+    startup.py         from the agents' reports to the first line of the program (agent_registry.py, consistency.py)
+    snapshots.py       what ranks do: for people, for --timeout, for hangs (hang_detectors.py)
+    shutdown.py        how a job is stopped: root cause first, then in which order workers are killed
+    timeouts.py        all time limits
+    worker_table.py    what is known of each worker
+    divergence_detector.py, call_matcher.py    whether the ranks make the same calls
+    fault_injection.py                         --chaos
 """
 
 from __future__ import annotations
 
-import enum
 import signal
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from jaxrun.diagnosis.stacks import NATIVE_STACKS_SIGNAL
+from jaxrun.diagnosis.root_cause import is_certain
 from jaxrun.errors import NotUniformError, UnavailableError
 from jaxrun.head import consistency
-from jaxrun.head.actions import Action, EndReason, Finish, JobOutcome, PrintLine, Send, SignalRanks, TakeSnapshot
+from jaxrun.head.actions import Action, EndReason, Finish, JobOutcome, PrintLine, SignalRanks
 from jaxrun.head.agent_registry import AgentRegistry
+from jaxrun.head.attempt import Attempt, JobPhase
 from jaxrun.head.divergence_detector import DivergenceDetector
 from jaxrun.head.events import (
     AgentLost,
@@ -35,8 +44,10 @@ from jaxrun.head.events import (
     TimeLimits,
 )
 from jaxrun.head.fault_injection import FaultInjector
-from jaxrun.head.snapshots import Snapshots
+from jaxrun.head.shutdown import SETTLE_S, Shutdown
+from jaxrun.head.snapshots import PURPOSE_OF_SIGNAL, PURPOSE_OF_TIMEOUT, Snapshots
 from jaxrun.head.startup import Startup
+from jaxrun.head.timeouts import Timeout
 from jaxrun.head.worker_table import WorkerTable
 from jaxrun.job.fault_spec import FaultSpec
 from jaxrun.protocol.agent_messages import (
@@ -45,59 +56,24 @@ from jaxrun.protocol.agent_messages import (
     FaultNotInjected,
     ProgramDetails,
     RecorderSnapshot,
-    SnapshotPurpose,
     SnapshotReply,
     StartFailed,
     WorkerExited,
     WorkerSpawned,
 )
-from jaxrun.protocol.env import STACKS_SIGNAL
 from jaxrun.protocol.flight_file import LOCKSTEP_OFF
-from jaxrun.protocol.worker_messages import (
-    Call,
-    CoordinatorReady,
-    DeviceReport,
-    Done,
-    Exit,
-    Failed,
-    Hello,
-    ThreadFailed,
-)
-from jaxrun.text import format_ranks, format_ranks_on_hosts, plural
-from jaxrun.verdict import decide
+from jaxrun.protocol.worker_messages import Call, CoordinatorReady, DeviceReport, Done, Failed, Hello, ThreadFailed
+from jaxrun.text import format_ranks_on_hosts
 
-MISMATCH_REPORTS_WAIT_S = 1.0  # seconds to wait for the others that were told of the same
-SETTLE_S = 0.03  # seconds to wait for the cause after the first failure: collateral errors can win the race
-ROOT_CAUSE_WAIT_S = 0.5  # seconds to wait for it when all that is known is collateral
-CONCLUDE_TIMEOUT_S = 0.8  # seconds that the end may be put off to learn how the ranks fell out of step
-PROGRESS = (2.0, 10.0)  # seconds until the start-up says whom it waits for, and between saying so again
+CONCLUDE_TIMEOUT_S = 0.8  # for the flight recorders' answers about how the ranks diverged
+FIRST_PROGRESS_S = 2.0  # after the start, until the ranks that the start-up waits for are printed
+PROGRESS_INTERVAL_S = 10.0  # until they are printed again
 
-
-class JobPhase(enum.Enum):
-    STARTING = enum.auto()
-    RUNNING = enum.auto()
-    LEAVING = enum.auto()
-    TERMINATING = enum.auto()
-    SETTLING = enum.auto()
-    STOPPING = enum.auto()
-    CONCLUDING = enum.auto()
-    OVER = enum.auto()
-
-
-_HEALTHY = (JobPhase.STARTING, JobPhase.RUNNING)
-_SNAPSHOT_SIGNALS: Mapping[int, SnapshotPurpose] = {
-    signal.SIGQUIT: SnapshotPurpose.SHOW,
-    STACKS_SIGNAL: SnapshotPurpose.KEEP,
-    NATIVE_STACKS_SIGNAL: SnapshotPurpose.NATIVE,
-}
+_StartupEvent = AgentReport | Hello | CoordinatorReady | DeviceReport
 
 
 class Head:
-    """One job. `hosts` maps each rank to its host; times are seconds since the epoch, always passed in.
-
-    `interface` is the address of rank 0's host at which the coordinator is to listen; a `muster` knows better than it,
-    `hosts` and `expected`, once all agents have reported.
-    """
+    """Times are seconds since the epoch, and always passed in."""
 
     def __init__(
         self,
@@ -106,26 +82,30 @@ class Head:
         limits: TimeLimits,
         interface: str,
         now: float,
-        muster: AgentRegistry | None = None,
+        registry: AgentRegistry | None = None,
         lockstep: str = LOCKSTEP_OFF,
         chaos: Sequence[FaultSpec] = (),
     ) -> None:
+        """`hosts` maps each rank to its host; `interface` is the address on rank 0's host for the coordinator.
+
+        With a `registry`, hosts, `expected` and `interface` are only known once all agents have reported to it.
+        """
         self._workers = WorkerTable(hosts)
-        self._startup = Startup(self._workers.hosts, expected, interface, muster)
-        self._faults = FaultInjector(chaos, self._workers)
-        self._limits = limits
-        self._started = now
-        self._run_at: float | None = None
-        self._phase = JobPhase.STARTING
-        self._ending = JobOutcome(EndReason.OK, ())
-        self._frozen = False
+        self._attempt = Attempt(self._workers, limits)
+        self._started_at = now
+        self._startup = Startup(self._workers.hosts, expected, interface, registry)
         self._divergence = DivergenceDetector(lockstep, self._workers.hosts)
-        self._snapshots = Snapshots(self._workers.hosts, limits, self._divergence, now)
-        self._alarms: dict[str, float] = {"init": now + limits.init, "progress": now + PROGRESS[0]}
+        self._snapshots = Snapshots(self._attempt, self._divergence, self._startup.has_hello)
+        self._shutdown = Shutdown(self._attempt, self._divergence)
+        self._faults = FaultInjector(chaos, self._workers)
+        timeouts = {Timeout.STARTUP: now + limits.init, Timeout.PROGRESS: now + FIRST_PROGRESS_S}
+        if limits.job is not None:
+            timeouts[Timeout.JOB] = now + limits.job
+        self._attempt.enter(JobPhase.STARTING, timeouts)
 
     @property
     def phase(self) -> JobPhase:
-        return self._phase
+        return self._attempt.phase
 
     @property
     def hosts(self) -> Mapping[int, str]:
@@ -134,311 +114,219 @@ class Head:
 
     def deadline(self) -> float | None:
         """When the head wants its next Tick at the latest."""
-        if self._phase is JobPhase.OVER:
+        if self.phase is JobPhase.OVER:
             return None
-        chaos = self._faults.deadline() if self._phase is JobPhase.RUNNING else None
-        deadlines = (*self._alarms.values(), self._snapshots.deadline(), self._divergence.deadline(), chaos)
+        faults = self._faults.deadline() if self.phase is JobPhase.RUNNING else None
+        deadlines = (self._attempt.timeouts.deadline(), self._divergence.deadline(), faults)
         return min((at for at in deadlines if at is not None), default=None)
 
     def handle(self, event: Event, now: float) -> list[Action]:
-        """Take one event; returns what is to be done, in order."""
-        if self._phase is JobPhase.OVER:
+        """The actions for one event, to be carried out in their order."""
+        if self.phase is JobPhase.OVER:
             return []
+        return [*self._on_event(event, now), *self._finish_if_over(now)]
+
+    def _on_event(self, event: Event, now: float) -> list[Action]:
         match event:
             case LauncherSignalled():
                 return self._on_signal(event.signum, now)
-            case SignalRequested() | FaultRequested() | ParentExited():
-                return self._on_request(event, now)
+            case SignalRequested():
+                ranks = self._workers.working if self.phase is JobPhase.RUNNING else ()
+                return [SignalRanks(ranks, event.signum)] if ranks else []
+            case FaultRequested():
+                inject = self._attempt.is_healthy
+                return self._faults.inject(event.kind, event.ranks, "its gang", now) if inject else []
+            case ParentExited():
+                return self._interrupt(signal.SIGHUP, now, event.reason)
             case SnapshotReply():
-                return self._on_stacks(event, now)
+                return self._on_snapshot(event, now)
             case ProgramDetails():
-                return self._or_finish(self._divergence.on_described(event), now)
+                return self._divergence.handle_details(event)
             case StartFailed():
-                return self._on_unavailable(event, now)
+                return self._on_start_failed(event, now)
         rank = getattr(event, "rank", None)
         if rank is None:
-            return self._on_time(now)
+            return self._on_tick(now)
         if rank not in self._workers.hosts:
-            return self._give_up(
-                EndReason.REFUSED, consistency.describe_unknown_rank(rank, len(self._workers.hosts)), now
-            )
-        return self._on_worker(event, now)
+            text = consistency.describe_unknown_rank(rank, len(self._workers.hosts))
+            return self._abort(EndReason.REFUSED, text, now)
+        return self._on_worker_event(event, now)
 
-    def _on_worker(self, event: Event, now: float) -> list[Action]:
+    def _on_worker_event(self, event: Event, now: float) -> list[Action]:
         match event:
             case WorkerSpawned():
-                return self._on_spawned(event.rank)
+                self._workers.add_process(event.rank)
+                return self._shutdown.kill((event.rank,)) if self.phase is JobPhase.STOPPING else []
             case AgentReport() | Hello() | CoordinatorReady() | DeviceReport():
-                return self._on_start_up(event, now)
+                return self._on_startup(event, now)
             case AgentLost():
-                return self._on_lost(event, now)
-            case AgentSignalled() if self._phase in _HEALTHY:
+                return self._on_agent_lost(event, now)
+            case AgentSignalled() if self._attempt.is_healthy:
                 return self._on_signal(event.signum, now)
             case Call():
-                return self._divergence.on_call(event, self._workers.working_count, now)
+                return self._divergence.handle_call(event, self._workers.working_count, now)
             case RecorderSnapshot():
-                self._divergence.on_flown(event)
+                self._divergence.handle_recorder(event)
             case ThreadFailed():
                 self._workers.add_thread_failure(event)
             case FaultNotInjected():
                 return self._faults.handle_not_injected(event)
             case Failed():
                 self._workers.add_failure(event, now)
-                return self._on_failure(event.rank, now)
+                return self._shutdown.on_failure(event.rank, now)
             case Done():
                 self._workers.add_done(event.rank, now)
                 self._divergence.remove_rank(event.rank, now)
-                return self._on_finished(now)
+                return self._on_program_ended(now)
             case WorkerExited():
-                return self._on_exit(event, now)
+                return self._on_worker_exited(event, now)
         return []
 
-    # ---- bringing the job together
+    # ---- start-up
 
-    def _on_spawned(self, rank: int) -> list[Action]:
-        self._workers.add_process(rank)
-        return self._kill((rank,)) if self._phase is JobPhase.STOPPING else []
-
-    def _on_start_up(self, event: AgentReport | Hello | CoordinatorReady | DeviceReport, now: float) -> list[Action]:
-        if self._phase is not JobPhase.STARTING:
+    def _on_startup(self, event: _StartupEvent, now: float) -> list[Action]:
+        if self.phase is not JobPhase.STARTING:
             return []
         try:
             actions = self._startup.handle(event)
         except NotUniformError as error:
-            return self._give_up(EndReason.REFUSED, str(error), now)
+            return self._abort(EndReason.REFUSED, str(error), now)
         except UnavailableError as error:
-            return self._give_up(EndReason.UNAVAILABLE, str(error), now)
+            return self._abort(EndReason.UNAVAILABLE, str(error), now)
         if self._startup.complete:
-            self._phase = JobPhase.RUNNING
-            self._run_at = now
-            del self._alarms["init"], self._alarms["progress"]
-            self._snapshots.start(now)
+            self._attempt.phase = JobPhase.RUNNING
+            self._attempt.run_at = now
+            self._attempt.timeouts.cancel(Timeout.STARTUP, Timeout.PROGRESS)
+            self._snapshots.start_checks(now)
             self._faults.start(now)
-        return [*actions]
+        return actions
 
-    def _on_unavailable(self, event: StartFailed, now: float) -> list[Action]:
-        if self._phase is JobPhase.SETTLING and not decide.is_certain(self._workers.outcomes(now)):
-            self._phase = JobPhase.RUNNING  # what was lost since is explained by this
-        return self._give_up(EndReason.UNAVAILABLE, event.text, now, traceback=event.traceback)
+    def _on_start_failed(self, event: StartFailed, now: float) -> list[Action]:
+        if self.phase is JobPhase.SETTLING and not is_certain(self._workers.outcomes(now)):
+            self._attempt.phase = JobPhase.RUNNING  # what failed since is a consequence of this
+        return self._abort(EndReason.UNAVAILABLE, event.text, now, event.traceback)
 
-    def _give_up(self, reason: EndReason, text: str, now: float, traceback: str = "") -> list[Action]:
-        if self._phase not in _HEALTHY:
-            return []
-        self._ending = JobOutcome(reason, (), text=text, traceback=traceback, decided_at=now)
-        return self._stop(now, self._workers.live)
+    def _abort(self, reason: EndReason, text: str, now: float, traceback: str = "") -> list[Action]:
+        return self._shutdown.abort(JobOutcome(reason, text=text, traceback=traceback, decided_at=now))
 
     # ---- a worker ends
 
-    def _on_finished(self, now: float) -> list[Action]:
-        """Somebody's program has ended well: when all have, they leave, rank 0 and its coordinator last."""
-        if self._phase not in (JobPhase.RUNNING, JobPhase.TERMINATING):
+    def _on_program_ended(self, now: float) -> list[Action]:
+        """A rank's program has ended with status 0."""
+        if self.phase not in (JobPhase.RUNNING, JobPhase.TERMINATING) or not self._workers.any_live:
             return []
-        if self._workers.any_working:
-            if self._phase is JobPhase.RUNNING:
-                self._snapshots.start_early_exit_checks(now)
+        if not self._workers.any_working:
+            return self._shutdown.leave(now)
+        if self.phase is JobPhase.RUNNING:
+            self._snapshots.start_early_exit_checks(now)
+        return []
+
+    def _on_worker_exited(self, event: WorkerExited, now: float) -> list[Action]:
+        self._workers.add_exit(event, now)
+        if event.status != 0 or self._attempt.run_at is None:
+            if self._attempt.is_healthy:
+                return self._shutdown.on_failure(event.rank, now)
+            self._fail_if_leaving(now)
+        actions = self._shutdown.on_worker_ended() or self._shutdown.settle(now, event.rank)
+        return actions or self._on_program_ended(now)
+
+    def _on_agent_lost(self, event: AgentLost, now: float) -> list[Action]:
+        if not self._workers.has_worker(event.rank):
+            agent = f"the agent of {format_ranks_on_hosts([event.rank], self._workers.hosts)}"
+            text = f"{agent} went away before its worker was started: {event.reason}"
+            return self._abort(EndReason.UNAVAILABLE, text, now)
+        if self._workers.has_ended(event.rank):
             return []
-        self._snapshots.stop()
-        self._alarms = {"kill": now + self._limits.grace}
-        self._phase = JobPhase.LEAVING
-        live = self._workers.live
-        return [Send(tuple(rank for rank in live if rank != 0) or live, Exit())]
+        self._workers.add_loss(event, now)
+        if self._attempt.is_healthy:
+            return self._shutdown.on_failure(event.rank, now)
+        self._fail_if_leaving(now)
+        if self.phase is JobPhase.SETTLING:  # the other ranks of its host are lost with it
+            self._attempt.timeouts.start(Timeout.SETTLE, now + SETTLE_S)
+        return self._shutdown.on_worker_ended()
 
-    def _on_exit(self, exited: WorkerExited, now: float) -> list[Action]:
-        self._workers.add_exit(exited, now)
-        well = exited.status == 0 and self._run_at is not None
-        if self._phase in _HEALTHY and not well:
-            return self._on_failure(exited.rank, now)
-        if self._phase is JobPhase.LEAVING and self._ending.reason is EndReason.OK and not well:
-            self._ending = JobOutcome(EndReason.FAILED, (), decided_at=now)
-        if not self._workers.any_live:
-            return self._finish(now)
-        if self._phase in (JobPhase.LEAVING, JobPhase.STOPPING) and self._workers.only_rank_0_left:
-            return self._let_rank_0_go()
-        return self._settle(now, exited.rank) if self._phase is JobPhase.SETTLING else self._on_finished(now)
+    def _fail_if_leaving(self, now: float) -> None:
+        if self.phase is JobPhase.LEAVING and self._attempt.outcome.reason is EndReason.OK:
+            self._attempt.outcome = JobOutcome(EndReason.FAILED, decided_at=now)
 
-    def _on_lost(self, lost: AgentLost, now: float) -> list[Action]:
-        if not self._workers.has_worker(lost.rank):
-            if self._phase not in _HEALTHY:
-                return []
-            whose = format_ranks_on_hosts([lost.rank], self._workers.hosts)
-            text = f"the agent of {whose} went away before its worker was started"
-            return self._give_up(EndReason.UNAVAILABLE, f"{text}: {lost.reason}", now)
-        if self._workers.has_ended(lost.rank):
+    def _finish_if_over(self, now: float) -> list[Action]:
+        """Finish once all workers have ended, and how they diverged is known."""
+        attempt = self._attempt
+        if attempt.phase is JobPhase.STARTING or self._workers.any_live:
             return []
-        self._workers.add_loss(lost, now)
-        if self._phase in _HEALTHY:
-            return self._on_failure(lost.rank, now)
-        if self._phase is JobPhase.LEAVING and self._ending.reason is EndReason.OK:
-            self._ending = JobOutcome(EndReason.FAILED, (), decided_at=now)
-        if not self._workers.any_live:
-            return self._finish(now)
-        if self._phase is JobPhase.SETTLING:
-            self._alarms["settle"] = now + SETTLE_S  # the other ranks of its host are lost with it
-        goes_last = self._phase in (JobPhase.LEAVING, JobPhase.STOPPING) and self._workers.only_rank_0_left
-        return self._let_rank_0_go() if goes_last else []
+        questions: list[Action] = []
+        ended_well = attempt.outcome.reason is EndReason.OK
+        if attempt.phase is not JobPhase.CONCLUDING:
+            attempt.enter(JobPhase.CONCLUDING, {Timeout.CONCLUDE: now + CONCLUDE_TIMEOUT_S})
+            questions = self._divergence.conclude(now, well=ended_well)
+        if self._divergence.is_waiting:
+            return questions
+        attempt.enter(JobPhase.OVER, {})
+        remaining = self._faults.report_remaining() if ended_well else []
+        return [*remaining, Finish(self._final_outcome(now))]
 
-    def _on_failure(self, rank: int, now: float) -> list[Action]:
-        """A rank has failed, or is about to: wait a moment for the cause, for it may be another's."""
-        if self._phase in _HEALTHY:
-            self._phase = JobPhase.SETTLING
-            self._ending = JobOutcome(EndReason.FAILED, (), decided_at=now)
-            self._snapshots.stop()
-            wait = MISMATCH_REPORTS_WAIT_S if self._divergence.was_told(rank) else SETTLE_S
-            self._alarms = {"settle": now + wait, "patience": now + ROOT_CAUSE_WAIT_S}
-        return self._settle(now, rank) if self._phase is JobPhase.SETTLING else []
+    def _final_outcome(self, now: float) -> JobOutcome:
+        outcome = replace(
+            self._attempt.outcome,
+            workers=self._workers.outcomes(now),
+            run_at=self._attempt.run_at,
+            divergence=self._divergence.divergence,
+            flights=self._attempt.outcome.flights or dict(self._divergence.flights),
+        )
+        ended_well = all(worker.finished or worker.status == 0 for worker in outcome.workers)
+        if outcome.reason is EndReason.INTERRUPTED and outcome.signum == signal.SIGTERM and ended_well:
+            return replace(outcome, reason=EndReason.PREEMPTED)
+        return outcome
 
-    def _settle(self, now: float, rank: int | None = None) -> list[Action]:
-        """Stop the others once the cause is known; `rank` is the only one of which more is known than before."""
-        if not self._workers.any_live:
-            return self._finish(now)
-        if (
-            rank is not None
-            and self._divergence.was_told(rank)
-            and not any(map(self._divergence.was_told, self._workers.live_without_failure))
-        ):
-            self._alarms.pop("settle", None)  # all have said it
-        if "settle" in self._alarms:
-            return []
-        news = self._workers.outcomes(now) if rank is None else (self._workers.outcome(rank, now),)
-        if "patience" in self._alarms and not decide.is_certain(news):
-            return []
-        ends = self._workers.outcomes(now)
-        victims = self._workers.live_without_failure
-        blamed = format_ranks_on_hosts(decide.culprit_ranks(ends), self._workers.hosts)
-        others = f"; stopping {plural(len(victims), 'other')}" if victims else ""
-        # Those that have said their last words are running their exit handlers, and have the grace for it.
-        wait = len(victims) < len(self._workers.live)
-        return [PrintLine(f"{blamed} failed{others}"), *self._stop(now, victims, wait=wait)]
-
-    def _stop(self, now: float, victims: tuple[int, ...], *, wait: bool = False) -> list[Action]:
-        """Kill the victims; with `wait`, the other live ranks only when the grace is over.
-
-        Those are running their exit handlers, and JAX would abort them without the coordinator: then rank 0, which
-        holds it, is only frozen, and goes last.
-        """
-        self._phase = JobPhase.STOPPING
-        self._snapshots.stop()
-        self._alarms = {"kill": now + self._limits.grace} if wait else {}
-        if not self._workers.any_live:
-            return self._finish(now)
-        if wait and self._workers.live == (0,):
-            return self._let_rank_0_go()
-        if wait and 0 in victims:
-            self._frozen = True
-            return [SignalRanks((0,), signal.SIGSTOP), *self._kill(tuple(rank for rank in victims if rank != 0))]
-        return self._kill(victims)
-
-    def _let_rank_0_go(self) -> list[Action]:
-        if 0 not in self._workers.live_reported:
-            return self._kill((0,))
-        # Its last words may have crossed with the order to freeze it.
-        thaw = [SignalRanks((0,), signal.SIGCONT)] if self._frozen else []
-        return [*thaw, Send((0,), Exit())]
-
-    def _kill(self, ranks: tuple[int, ...]) -> list[Action]:
-        self._workers.mark_killed(ranks)
-        return [SignalRanks(ranks, signal.SIGKILL)] if ranks else []
-
-    def _finish(self, now: float) -> list[Action]:
-        if self._phase is not JobPhase.CONCLUDING:
-            self._phase = JobPhase.CONCLUDING
-            self._snapshots.stop()
-            self._alarms = {"conclude": now + CONCLUDE_TIMEOUT_S}
-            questions = self._divergence.conclude(now, well=self._ending.reason is EndReason.OK)
-            if self._divergence.busy:
-                return questions
-        ends = self._workers.outcomes(now)
-        divergence = self._divergence.divergence
-        flights = self._ending.flights or dict(self._divergence.flights)
-        ending = replace(self._ending, workers=ends, run_at=self._run_at, divergence=divergence, flights=flights)
-        ended_well = all(end.finished or end.status == 0 for end in ends)
-        if ending.reason is EndReason.INTERRUPTED and ending.signum == signal.SIGTERM and ended_well:
-            ending = replace(ending, reason=EndReason.PREEMPTED)
-        self._phase = JobPhase.OVER
-        self._alarms = {}
-        return [*(self._faults.report_remaining() if ending.reason is EndReason.OK else ()), Finish(ending)]
-
-    def _or_finish(self, actions: list[Action], now: float) -> list[Action]:
-        """An answer has come: was it the last that the end has waited for?"""
-        concluded = self._phase is JobPhase.CONCLUDING and not self._divergence.busy
-        return [*actions, *self._finish(now)] if concluded else actions
-
-    # ---- signals, requests, time, stacks
+    # ---- signals, time, snapshots
 
     def _on_signal(self, signum: int, now: float) -> list[Action]:
-        if self._phase is JobPhase.CONCLUDING:
-            return self._finish(now)
-        asked = self._workers.working
-        if signum in (signal.SIGUSR1, signal.SIGUSR2):
-            return [SignalRanks(asked, signum)] if asked else []
-        if signum in _SNAPSHOT_SIGNALS:
-            return [self._take_stacks(_SNAPSHOT_SIGNALS[signum])]
-        if self._phase in _HEALTHY:
-            self._ending = JobOutcome(EndReason.INTERRUPTED, (), signum=signum, decided_at=now)
-        if self._phase is not JobPhase.RUNNING:
-            return self._stop(now, self._workers.live)
-        self._phase = JobPhase.TERMINATING
-        self._snapshots.stop()
-        self._alarms = {"kill": now + self._limits.grace}
-        name = signal.Signals(signum).name
-        grace = f"SIGKILL follows in {self._limits.grace:g} s, or at once with Ctrl-C"
-        return [
-            PrintLine(f"{name}: asked {format_ranks(asked)} to end (SIGTERM); {grace}"),
-            SignalRanks(asked, signal.SIGTERM),
-        ]
+        working = self._workers.working
+        if self.phase is not JobPhase.CONCLUDING:
+            if signum in (signal.SIGUSR1, signal.SIGUSR2):
+                return [SignalRanks(working, signum)] if working else []
+            if signum in PURPOSE_OF_SIGNAL:
+                return [self._snapshots.take(PURPOSE_OF_SIGNAL[signum])]
+        if self.phase is not JobPhase.RUNNING:
+            return self._interrupt(signum, now)
+        self._attempt.outcome = JobOutcome(EndReason.INTERRUPTED, signum=signum, decided_at=now)
+        return self._shutdown.terminate(signum, now)
 
-    def _on_request(self, asked: SignalRequested | FaultRequested | ParentExited, now: float) -> list[Action]:
-        match asked:
-            case SignalRequested():
-                ranks = self._workers.working if self._phase is JobPhase.RUNNING else ()
-                return [SignalRanks(ranks, asked.signum)] if ranks else []
-            case FaultRequested():
-                healthy = self._phase in _HEALTHY
-                return self._faults.inject(asked.kind, asked.ranks, "its gang", now) if healthy else []
-        if self._phase is JobPhase.CONCLUDING:
-            return self._finish(now)
-        if self._phase in _HEALTHY:
-            self._ending = JobOutcome(
-                EndReason.INTERRUPTED, (), text=asked.reason, signum=signal.SIGHUP, decided_at=now
-            )
-        return self._stop(now, self._workers.live)
+    def _interrupt(self, signum: int, now: float, text: str = "") -> list[Action]:
+        """End the job at once; one that is ending keeps its outcome."""
+        if self.phase is JobPhase.CONCLUDING:
+            self._divergence.give_up_waiting()
+            return []
+        if self._attempt.is_healthy:
+            self._attempt.outcome = JobOutcome(EndReason.INTERRUPTED, text=text, signum=signum, decided_at=now)
+        return self._shutdown.kill_all()
 
-    def _on_time(self, now: float) -> list[Action]:
+    def _on_tick(self, now: float) -> list[Action]:
         actions: list[Action] = []
-        for name in [name for name, at in self._alarms.items() if at <= now]:
-            if self._alarms.pop(name, None) is not None:
-                actions += self._on_alarm(name, now)
-        if self._phase is JobPhase.RUNNING:
+        while (timeout := self._attempt.timeouts.pop_expired(now)) is not None:
+            actions += self._on_timeout(timeout, now)
+        if self.phase is JobPhase.RUNNING:
             actions += self._faults.inject_due(now)
-        actions += [self._take_stacks(purpose) for purpose in self._snapshots.pop_due(now)]
-        return self._or_finish([*actions, *self._divergence.handle_timeouts(now)], now)
+        return [*actions, *self._divergence.handle_timeouts(now)]
 
-    def _on_alarm(self, name: str, now: float) -> list[Action]:
-        match name:
-            case "settle" | "patience":
-                return self._settle(now)
-            case "kill":
-                roster = self._workers
-                late = roster.live_reported if self._phase is JobPhase.STOPPING else roster.working or roster.live
-                who = format_ranks_on_hosts(late, roster.hosts)
-                text = f"{who} did not end within {self._limits.grace:g} s; sent SIGKILL"
-                return [PrintLine(text), *self._stop(now, roster.live)]
-            case "progress":
-                self._alarms[name] = now + PROGRESS[1]
-                return [PrintLine(self._startup.describe_progress(now - self._started))]
-            case "init":
-                return self._give_up(EndReason.UNAVAILABLE, self._startup.describe_missing(self._limits.init), now)
-        self._divergence.give_up_waiting()
-        return self._finish(now)
+    def _on_timeout(self, timeout: Timeout, now: float) -> list[Action]:
+        match timeout:
+            case Timeout.STARTUP:
+                text = self._startup.describe_missing(self._attempt.limits.init)
+                return self._abort(EndReason.UNAVAILABLE, text, now)
+            case Timeout.PROGRESS:
+                self._attempt.timeouts.start(timeout, now + PROGRESS_INTERVAL_S)
+                return [PrintLine(self._startup.describe_progress(now - self._started_at))]
+            case Timeout.SETTLE | Timeout.ROOT_CAUSE:
+                return self._shutdown.settle(now)
+            case Timeout.GRACE:
+                return self._shutdown.on_grace_over()
+            case Timeout.CONCLUDE:
+                self._divergence.give_up_waiting()
+                return []
+        return [self._snapshots.take(PURPOSE_OF_TIMEOUT[timeout])]  # --timeout among them: the stacks come first
 
-    def _take_stacks(self, purpose: SnapshotPurpose) -> TakeSnapshot:
-        # Only of those with a fault handler: before its hello, the signal that asks would kill a worker.
-        ranks = self._workers.live if purpose.recorders_only else self._workers.working
-        return TakeSnapshot(tuple(filter(self._startup.has_hello, ranks)), purpose)
-
-    def _on_stacks(self, taken: SnapshotReply, now: float) -> list[Action]:
-        seen = self._snapshots.handle(taken, self._workers.live_reported, now)
-        if seen.ending is None or self._phase not in _HEALTHY:
-            return self._or_finish([*seen.actions], now)
-        self._ending = seen.ending
-        return [*seen.actions, *self._stop(now, self._workers.live)]
+    def _on_snapshot(self, reply: SnapshotReply, now: float) -> list[Action]:
+        result = self._snapshots.handle(reply, now)
+        stop = self._shutdown.abort(result.outcome) if result.outcome is not None else []
+        return [*result.actions, *stop]

@@ -1,4 +1,4 @@
-"""What the head knows of each rank: whether it lives, what it said, how it ended."""
+"""What the head knows of each worker: whether it lives, what it reported, how it ended."""
 
 from __future__ import annotations
 
@@ -14,34 +14,34 @@ from jaxrun.protocol.worker_messages import Failed, ThreadFailed
 @dataclass(slots=True)
 class _Worker:
     spawned: bool = False
-    done: bool = False
-    stopped: bool = False
-    sign: float | None = None  # when it first showed that it ends
-    words: Failed | None = None
-    threads: list[ThreadFailed] = field(default_factory=list)
-    exited: WorkerExited | None = None
-    lost: str = ""
-    dealt: list[InjectedFault] = field(default_factory=list)
+    finished: bool = False
+    killed_by_launcher: bool = False
+    ends_at: float | None = None  # when the worker first showed that it ends
+    failure: Failed | None = None
+    thread_failures: list[ThreadFailed] = field(default_factory=list)
+    exit: WorkerExited | None = None
+    lost_reason: str = ""
+    injected_faults: list[InjectedFault] = field(default_factory=list)
 
 
 class WorkerTable:
-    """All ranks of one job; `hosts` maps each to its host. Times are seconds since the epoch."""
+    """All workers of one job by rank; `hosts` maps each rank to its host. Times are seconds since the epoch."""
 
     def __init__(self, hosts: Mapping[int, str]) -> None:
         self.hosts = dict(hosts)
         self._workers = {rank: _Worker() for rank in sorted(hosts)}
-        # Kept besides, so that an event need not look at every rank.
+        # Kept besides the table, so that one event does not cost a walk over all ranks.
         self._live: set[int] = set()
         self._working: set[int] = set()
 
     @property
     def live(self) -> tuple[int, ...]:
-        """Those that have a process."""
+        """The ranks that have a process."""
         return tuple(sorted(self._live))
 
     @property
     def working(self) -> tuple[int, ...]:
-        """Those of them whose program has not ended well."""
+        """The live ranks whose program has not ended with status 0."""
         return tuple(sorted(self._working))
 
     @property
@@ -59,103 +59,101 @@ class WorkerTable:
     @property
     def only_rank_0_left(self) -> bool:
         """Whether rank 0 alone lives, and was not killed."""
-        return self._live == {0} and not self._workers[0].stopped
+        return self._live == {0} and not self._workers[0].killed_by_launcher
 
     @property
     def live_without_failure(self) -> tuple[int, ...]:
-        """Those of them that have not said their last words."""
-        return tuple(rank for rank in self.live if self._workers[rank].words is None)
+        """The live ranks that have not reported a failure."""
+        return tuple(rank for rank in self.live if self._workers[rank].failure is None)
 
     @property
     def live_reported(self) -> tuple[int, ...]:
-        """Those of them that have said how their program ended."""
-        return tuple(rank for rank in self.live if self._workers[rank].done or self._workers[rank].words)
+        """The live ranks that have reported how their program ended."""
+        return tuple(rank for rank in self.live if self._workers[rank].finished or self._workers[rank].failure)
+
+    def has_worker(self, rank: int) -> bool:
+        """Whether the rank's worker was started, be it alive or not."""
+        return self._workers[rank].spawned
+
+    def has_ended(self, rank: int) -> bool:
+        """Whether the rank's worker has exited, or was lost so that nobody will know how it exits."""
+        worker = self._workers[rank]
+        return worker.exit is not None or worker.lost_reason != ""
 
     def add_process(self, rank: int) -> None:
-        known = self._workers[rank]
-        known.spawned = True
-        if not (known.exited or known.lost):
+        self._workers[rank].spawned = True
+        if not self.has_ended(rank):
             self._live.add(rank)
             self._working.add(rank)
 
     def add_done(self, rank: int, now: float) -> None:
-        self._workers[rank].done = True
+        self._workers[rank].finished = True
         self._working.discard(rank)
-        self._sign(rank, now)
+        self._set_end_time(rank, now)
 
-    def add_failure(self, words: Failed, now: float) -> None:
-        self._workers[words.rank].words = words
-        self._sign(words.rank, now)
+    def add_failure(self, failure: Failed, now: float) -> None:
+        self._workers[failure.rank].failure = failure
+        self._set_end_time(failure.rank, now)
 
-    def add_thread_failure(self, words: ThreadFailed) -> None:
-        self._workers[words.rank].threads.append(words)
+    def add_thread_failure(self, failure: ThreadFailed) -> None:
+        self._workers[failure.rank].thread_failures.append(failure)
 
-    def add_exit(self, exited: WorkerExited, now: float) -> None:
-        known = self._workers[exited.rank]
-        known.exited = exited
-        self._gone(exited.rank)
-        if exited.status != 0 and known.words is None and not known.stopped:
-            known.sign = None  # that it had finished well is no sign of this end
-        self._sign(exited.rank, now)
+    def add_exit(self, event: WorkerExited, now: float) -> None:
+        worker = self._workers[event.rank]
+        worker.exit = event
+        self._remove_process(event.rank)
+        if event.status != 0 and worker.failure is None and not worker.killed_by_launcher:
+            worker.ends_at = None  # that its program had finished well is no sign of this end
+        self._set_end_time(event.rank, now)
 
-    def add_loss(self, lost: AgentLost, now: float) -> None:
-        known = self._workers[lost.rank]
-        known.lost = lost.reason
-        known.stopped |= lost.ended_by_launch_command and known.words is None
-        self._gone(lost.rank)
-        if known.words is None:
-            known.sign = None
-        self._sign(lost.rank, now)
-
-    def has_ended(self, rank: int) -> bool:
-        """Whether it is known how it ended, or known that nobody will know."""
-        known = self._workers[rank]
-        return known.exited is not None or known.lost != ""
-
-    def has_worker(self, rank: int) -> bool:
-        """Whether it was started, be it alive or not."""
-        return self._workers[rank].spawned
+    def add_loss(self, event: AgentLost, now: float) -> None:
+        worker = self._workers[event.rank]
+        worker.lost_reason = event.reason
+        worker.killed_by_launcher |= event.ended_by_launch_command and worker.failure is None
+        self._remove_process(event.rank)
+        if worker.failure is None:
+            worker.ends_at = None
+        self._set_end_time(event.rank, now)
 
     def mark_killed(self, ranks: Iterable[int]) -> None:
-        """The launcher kills them. Who has said its last words keeps them as the reason of its end."""
+        """The launcher kills these ranks; one that has reported a failure keeps that as its reason."""
         for rank in ranks:
-            self._workers[rank].stopped |= self._workers[rank].words is None
+            self._workers[rank].killed_by_launcher |= self._workers[rank].failure is None
 
     def add_injected_fault(self, rank: int, fault: InjectedFault) -> None:
-        """This is being done to it on order."""
-        self._workers[rank].dealt.append(fault)
+        self._workers[rank].injected_faults.append(fault)
 
     def remove_injected_fault(self, rank: int, kind: str) -> None:
-        """It could not be done."""
-        self._workers[rank].dealt = [fault for fault in self._workers[rank].dealt if fault.kind != kind]
+        """A fault of this kind could not be injected."""
+        worker = self._workers[rank]
+        worker.injected_faults = [fault for fault in worker.injected_faults if fault.kind != kind]
 
     def outcomes(self, now: float) -> tuple[WorkerOutcome, ...]:
         return tuple(self.outcome(rank, now) for rank in self._workers)
 
-    def _gone(self, rank: int) -> None:
-        self._live.discard(rank)
-        self._working.discard(rank)
-
-    def _sign(self, rank: int, now: float) -> None:
-        if self._workers[rank].sign is None:
-            self._workers[rank].sign = now
-
     def outcome(self, rank: int, now: float) -> WorkerOutcome:
-        """How it ended, as far as that is known."""
-        known = self._workers[rank]
-        exited = known.exited
+        """How a worker ended, as far as that is known."""
+        worker = self._workers[rank]
         return WorkerOutcome(
             rank=rank,
             host=self.hosts[rank],
-            time=now if known.sign is None else known.sign,
-            status=exited.status if exited else None,
-            failure=known.words,
-            thread_failures=tuple(known.threads),
-            crash_dump=exited.crash_dump if exited else "",
-            stderr_tail=exited.stderr_tail if exited else "",
-            killed_by_launcher=known.stopped,
-            finished=known.done,
-            out_of_memory=exited.out_of_memory if exited else "",
-            lost_reason=known.lost,
-            injected_faults=tuple(known.dealt),
+            time=now if worker.ends_at is None else worker.ends_at,
+            status=worker.exit.status if worker.exit else None,
+            failure=worker.failure,
+            thread_failures=tuple(worker.thread_failures),
+            crash_dump=worker.exit.crash_dump if worker.exit else "",
+            stderr_tail=worker.exit.stderr_tail if worker.exit else "",
+            killed_by_launcher=worker.killed_by_launcher,
+            finished=worker.finished,
+            out_of_memory=worker.exit.out_of_memory if worker.exit else "",
+            lost_reason=worker.lost_reason,
+            injected_faults=tuple(worker.injected_faults),
         )
+
+    def _remove_process(self, rank: int) -> None:
+        self._live.discard(rank)
+        self._working.discard(rank)
+
+    def _set_end_time(self, rank: int, now: float) -> None:
+        if self._workers[rank].ends_at is None:
+            self._workers[rank].ends_at = now

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from jaxrun.diagnosis.consequences import describe_consequence
+from jaxrun.diagnosis.consequences import find_consequence
 from jaxrun.protocol.pytest_messages import PEER_LOST, PHASES
 
 _STRICT_XPASS = "[XPASS(strict)]"  # how pytest's report of a strict xfail that passed begins
@@ -89,7 +89,7 @@ class RankResult:
         """Whether the failure is of a kind that the end of another rank causes."""
         report = self.reports.get(phase)
         failed = report is not None and self.state(phase) is PhaseState.FAILED
-        return failed and bool(describe_consequence(_failure_message(report or {})))
+        return failed and bool(find_consequence(_failure_message(report or {})))
 
 
 def _state(report: Mapping[str, Any]) -> PhaseState:

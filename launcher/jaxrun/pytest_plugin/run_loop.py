@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from jaxrun.diagnosis.snapshot import Snapshot
 from jaxrun.diagnosis.stacks import main_stack
 from jaxrun.gang.call import Disconnected, LauncherOutput, Printed, RankMessage, Returned
 from jaxrun.gang.exceptions import WorkerDied
@@ -29,7 +30,7 @@ from jaxrun.pytest_plugin.run_state import (
 from jaxrun.pytest_plugin.session import GangSession, session_error
 from jaxrun.pytest_plugin.timeouts import Expiry, Timeouts
 from jaxrun.text import format_ranks, format_seconds, format_signal
-from jaxrun.verdict.snapshot import Snapshot
+from jaxrun.verdict.stack_text import format_place
 
 _DIVERGENCE_REPORT_TIMEOUT_S = 1.0  # for the launcher to report how the ranks fell out of step
 
@@ -182,7 +183,7 @@ class RunLoop:
             return (PhaseState.DIED, _describe_death(died)) if by_itself else (PhaseState.STOPPED, "with the others")
         dump = snapshot.dumps.get(rank, "") if snapshot is not None else ""
         waits = snapshot is None or bool(snapshot.waits.get(rank))
-        return PhaseState.STUCK if waits else PhaseState.BUSY, main_stack(dump).place()
+        return PhaseState.STUCK if waits else PhaseState.BUSY, format_place(main_stack(dump))
 
 
 class DebuggerTerminal:

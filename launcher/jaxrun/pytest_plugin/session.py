@@ -9,14 +9,14 @@ from pathlib import Path
 
 from jaxrun import RUNTIME
 from jaxrun.api import Gang
-from jaxrun.diagnosis.stacks import STACKS_FILE
+from jaxrun.diagnosis.snapshot import Snapshot
 from jaxrun.errors import JaxrunError
 from jaxrun.gang.call import Disconnected, LauncherOutput, Printed, RankMessage, Returned
 from jaxrun.gang.gang import remote_function
 from jaxrun.lockstep import report
 from jaxrun.protocol.pytest_messages import SessionReady, SessionSettings
+from jaxrun.rundir.rundir import STACKS_FILE
 from jaxrun.text import format_ranks, format_seconds
-from jaxrun.verdict.snapshot import Snapshot
 
 _SHUTDOWN_TIMEOUT_S = 10.0  # for the ranks' sessions to tear down their fixtures and to save coverage
 

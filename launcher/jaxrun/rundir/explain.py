@@ -8,7 +8,7 @@ from jaxrun.errors import UsageError
 from jaxrun.rundir import recorders, timeline
 from jaxrun.rundir.rundir import COLLECTION_DIR, EVENTS_FILE, JOB_FILE, LATEST_LINK, VERDICT_FILE
 from jaxrun.text import plural
-from jaxrun.verdict import outcome, report
+from jaxrun.verdict import report, verdict
 
 
 def explain_run(path: Path) -> str:
@@ -55,7 +55,7 @@ def _verdict(path: Path, events: timeline.Timeline) -> str:
     if not text:
         return f"no verdict in {path}: jaxrun itself was killed or is still running\n{timeline.format_progress(events)}"
     try:
-        return report.format_report(outcome.from_json(text), path).lstrip("\n")
+        return report.format_report(verdict.from_json(text), path).lstrip("\n")
     except ValueError as error:
         return f"the verdict in {path / VERDICT_FILE} cannot be read: {error}\n{timeline.format_progress(events)}"
 

@@ -21,6 +21,7 @@ LATEST_LINK = "latest"
 EVENTS_FILE = "events.jsonl"
 JOB_FILE = "job.json"
 VERDICT_FILE = "verdict.json"
+STACKS_FILE = "stacks.json"
 _NEW_FILE = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
 _NAME_LIMIT = 60  # characters; with any letters well below the 255 bytes that a file name may have
 

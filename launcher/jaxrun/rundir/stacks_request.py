@@ -10,11 +10,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from jaxrun.diagnosis import stacks
+from jaxrun.diagnosis.snapshot import Snapshot
 from jaxrun.errors import UnavailableError, UsageError
 from jaxrun.protocol.env import STACKS_SIGNAL
 from jaxrun.rundir.explain import find_run_dir
-from jaxrun.rundir.rundir import COLLECTION_DIR, EVENTS_FILE, JOB_FILE, LATEST_LINK, VERDICT_FILE
-from jaxrun.verdict.snapshot import Snapshot
+from jaxrun.rundir.rundir import COLLECTION_DIR, EVENTS_FILE, JOB_FILE, LATEST_LINK, STACKS_FILE, VERDICT_FILE
+from jaxrun.verdict import stack_text
 
 _ANSWER_TIMEOUT_S = 5.0  # seconds; far ranks are given one and a half
 _CANNOT_ANSWER = (
@@ -62,9 +63,9 @@ def request_stacks(job: RunningJob, *, full: bool = False, native: bool = False)
     look = _answer(job, native=native)
     if not look.dumps:
         return "no rank has stacks to show yet"
-    frames = stacks.format_all_frames(look.dumps, look.hosts) if full else ""
-    natives = stacks.format_by_text(look.natives or {}, look.hosts) if native else ""
-    return "\n\n".join(filter(None, (look.format(), natives or frames)))
+    frames = stack_text.format_all_frames(look.dumps, look.hosts) if full else ""
+    natives = stack_text.format_by_text(look.natives or {}, look.hosts) if native else ""
+    return "\n\n".join(filter(None, (stack_text.format_snapshot(look), natives or frames)))
 
 
 def _answer(job: RunningJob, *, native: bool) -> Snapshot:
@@ -74,7 +75,7 @@ def _answer(job: RunningJob, *, native: bool) -> Snapshot:
         if native
         else (STACKS_SIGNAL, _ANSWER_TIMEOUT_S)
     )
-    answer = job.run_dir / stacks.STACKS_FILE
+    answer = job.run_dir / STACKS_FILE
     earlier = _read(answer)
     before = earlier.time if earlier else 0.0
     if not _handles(job.pid, signum):

@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Protocol
 
-from jaxrun.head.actions import Action, WriteFile
+from jaxrun.head.actions import Action, PrintLine, PrintSnapshot, SaveSnapshot
 from jaxrun.head.events import Event, Tick
 from jaxrun.head.head import Head
 from jaxrun.rundir import event_log
+from jaxrun.rundir.rundir import STACKS_FILE
+from jaxrun.verdict.stack_text import format_snapshot
 
 
 class RunFiles(Protocol):
@@ -35,12 +37,7 @@ class Dispatcher:
     def handle(self, event: Event) -> list[Action]:
         """What is to be done now, in order."""
         self._log(event_log.event_entry(event))
-        actions = self._head.handle(event, self._clock())
-        for action in actions:
-            self._log(event_log.action_entry(action))
-            if isinstance(action, WriteFile):
-                self._files.write_text(action.name, action.text)
-        return actions
+        return [self._prepare(action) for action in self._head.handle(event, self._clock())]
 
     def handle_timeouts(self) -> list[Action]:
         """What is to be done because time has passed."""
@@ -54,6 +51,15 @@ class Dispatcher:
     def record(self, name: str, rank: int | None = None, **more: object) -> None:
         """Keep what the head need not know."""
         self._files.record(name, self._clock(), rank, **more)
+
+    def _prepare(self, action: Action) -> Action:
+        """Log an action, and do what needs neither agents nor output."""
+        self._log(event_log.action_entry(action))
+        if isinstance(action, PrintSnapshot):
+            return PrintLine(f"{action.heading}{format_snapshot(action.snapshot) or 'no rank has stacks to show yet'}")
+        if isinstance(action, SaveSnapshot):
+            self._files.write_text(STACKS_FILE, action.snapshot.to_json())
+        return action
 
     def _log(self, entry: event_log.Entry | None) -> None:
         if entry is not None:

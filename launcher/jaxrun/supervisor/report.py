@@ -13,8 +13,8 @@ from jaxrun.job.render import plan_summary
 from jaxrun.output.output import Output
 from jaxrun.rundir import rundir
 from jaxrun.rundir.rundir import RunDir
-from jaxrun.verdict import decide, report
-from jaxrun.verdict.outcome import Verdict
+from jaxrun.verdict import decide, report, verdict
+from jaxrun.verdict.verdict import Verdict
 
 
 def open_output(plan: Plan, environ: Mapping[str, str], directory: RunDir) -> Output:
@@ -46,7 +46,7 @@ def make_verdict(plan: Plan, hosts: Mapping[int, str], ending: JobOutcome, start
 
 def report_verdict(decided: Verdict, directory: RunDir, output: Output) -> int:
     """Print and keep the verdict; returns the exit status of `jaxrun`."""
-    directory.write_text(rundir.VERDICT_FILE, decide.to_json(decided))
+    directory.write_text(rundir.VERDICT_FILE, verdict.to_json(decided))
     directory.close()
     output.print_line(report.format_report(decided, display_path(directory.path)))
     output.close()

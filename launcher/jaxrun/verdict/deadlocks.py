@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from jaxrun.diagnosis.rank_state import Activity, RankState, find_rank_state
 from jaxrun.text import format_ranks, format_ranks_on_hosts
+from jaxrun.verdict.rank_state import Activity, RankState, find_rank_state
 
 _MAX_SENTENCES = 2  # sentences
 _OTHERS_SHOWN = 2

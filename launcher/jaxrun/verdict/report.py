@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from jaxrun.text import format_ranks, format_seconds, plural
-from jaxrun.verdict.outcome import Verdict
+from jaxrun.verdict.verdict import Verdict
 
 _WIDTH = 100
 _INNOCENT = {"was stopped", "had finished"}

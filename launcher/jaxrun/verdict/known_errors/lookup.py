@@ -11,11 +11,11 @@ import re
 import signal
 from dataclasses import dataclass
 
+from jaxrun.diagnosis.root_cause import own_thread_failures
 from jaxrun.diagnosis.worker_outcome import WorkerOutcome
 from jaxrun.verdict.known_errors.host_errors import HOST_ERRORS
 from jaxrun.verdict.known_errors.launch_errors import LAUNCH_ERRORS
 from jaxrun.verdict.known_errors.program_errors import PROGRAM_ERRORS
-from jaxrun.verdict.phrasing import own_thread_failures
 
 KNOWN_ERRORS = (*PROGRAM_ERRORS, *LAUNCH_ERRORS, *HOST_ERRORS)
 

@@ -1,0 +1,54 @@
+"""Where the ranks of a job were at one moment: the value behind `jaxrun stacks`, Ctrl-\\ and a timeout's verdict."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from typing import Any
+
+from jaxrun.protocol.flight import Flight
+
+_BY_RANK = ("hosts", "dumps", "waits", "natives")
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """The fields are those of stacks.json; all mappings are by rank.
+
+    time:      seconds since the epoch
+    dumps:     what the fault handler of each rank wrote; empty for a rank that did not answer
+    waits:     the kernel's name for what its main thread sleeps in
+    flights:   what its flight recorder holds
+    finished:  the ranks whose program has ended
+    natives:   its stack with C frames; None where they were not asked for
+    """
+
+    time: float
+    hosts: Mapping[int, str]
+    dumps: Mapping[int, str]
+    waits: Mapping[int, str]
+    flights: Mapping[int, Flight] = field(default_factory=dict)
+    finished: tuple[int, ...] = ()
+    natives: Mapping[int, str] | None = None
+
+    def to_json(self) -> str:
+        content = {field.name: getattr(self, field.name) for field in fields(self)}
+        flights = {rank: flight.to_content() for rank, flight in self.flights.items()}
+        return json.dumps({**content, "flights": flights}) + "\n"
+
+    @classmethod
+    def from_json(cls, text: str) -> Snapshot:
+        """Parse what `to_json` wrote. Raises ValueError if the text is anything else."""
+        content = json.loads(text)
+        try:
+            tables: dict[str, Any] = {
+                name: {int(rank): str(item) for rank, item in content[name].items()}
+                for name in _BY_RANK
+                if content[name] is not None
+            }
+            flights = {int(rank): Flight.from_content(item) for rank, item in content["flights"].items()}
+            finished = tuple(map(int, content["finished"]))
+            return cls(time=float(content["time"]), finished=finished, flights=flights, **tables)
+        except (AttributeError, KeyError, TypeError) as error:
+            raise ValueError(f"not a snapshot of ranks: {error!r}") from None

@@ -1,0 +1,49 @@
+"""The state of one attempt to run a job, which the head's state machines share."""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from jaxrun.head.actions import EndReason, JobOutcome
+from jaxrun.head.events import TimeLimits
+from jaxrun.head.timeouts import Timeout, Timeouts
+from jaxrun.head.worker_table import WorkerTable
+
+
+class JobPhase(enum.Enum):
+    """See the diagram in head.py."""
+
+    STARTING = enum.auto()
+    RUNNING = enum.auto()
+    LEAVING = enum.auto()
+    TERMINATING = enum.auto()
+    SETTLING = enum.auto()
+    STOPPING = enum.auto()
+    CONCLUDING = enum.auto()
+    OVER = enum.auto()
+
+
+@dataclass(slots=True)
+class Attempt:
+    """`outcome` is what is known of how the job ends; `run_at` is when the program was started, if it was."""
+
+    workers: WorkerTable
+    limits: TimeLimits
+    timeouts: Timeouts = field(default_factory=Timeouts)
+    phase: JobPhase = JobPhase.STARTING
+    outcome: JobOutcome = field(default_factory=lambda: JobOutcome(EndReason.OK))
+    run_at: float | None = None
+
+    @property
+    def is_healthy(self) -> bool:
+        """Whether nothing has happened yet that ends the job."""
+        return self.phase in (JobPhase.STARTING, JobPhase.RUNNING)
+
+    def enter(self, phase: JobPhase, timeouts: Mapping[Timeout, float]) -> None:
+        """Begin a phase; of all timeouts only these go on to run."""
+        self.phase = phase
+        self.timeouts.cancel_all()
+        for timeout, at in timeouts.items():
+            self.timeouts.start(timeout, at)

@@ -1,0 +1,131 @@
+"""Ends a job: after a failure, a refusal, a time limit, a signal, or when all programs have finished.
+
+After a failure, the others are stopped only once its root cause is known, for it may be another's. Workers that have
+reported their failure run their exit handlers and have the grace for it; JAX would abort them without the coordinator,
+so rank 0, which holds it, is then only frozen, and killed last.
+"""
+
+from __future__ import annotations
+
+import signal
+
+from jaxrun.diagnosis.root_cause import find_culprits, is_certain
+from jaxrun.head.actions import Action, EndReason, JobOutcome, PrintLine, Send, SignalRanks
+from jaxrun.head.attempt import Attempt, JobPhase
+from jaxrun.head.divergence_detector import DivergenceDetector
+from jaxrun.head.timeouts import Timeout
+from jaxrun.protocol.worker_messages import Exit
+from jaxrun.text import format_ranks, format_ranks_on_hosts, plural
+
+SETTLE_S = 0.03  # after a failure, wait for others that came with it: a consequence may arrive before its cause
+ROOT_CAUSE_WAIT_S = 0.5  # wait for the root cause while only consequences are known
+MISMATCH_REPORTS_WAIT_S = 1.0  # wait for all ranks that were told of a mismatch to raise it
+
+
+class Shutdown:
+    """Times are seconds since the epoch."""
+
+    def __init__(self, attempt: Attempt, divergence: DivergenceDetector) -> None:
+        self._attempt = attempt
+        self._workers = attempt.workers
+        self._divergence = divergence
+        self._rank_0_is_frozen = False
+
+    def leave(self, now: float) -> list[Action]:
+        """All programs have finished: let the workers exit, rank 0 and its coordinator last."""
+        self._attempt.enter(JobPhase.LEAVING, self._grace(now))
+        live = self._workers.live
+        return [Send(tuple(rank for rank in live if rank != 0) or live, Exit())]
+
+    def terminate(self, signum: int, now: float) -> list[Action]:
+        """The launcher was signalled: ask the workers to end."""
+        working = self._workers.working
+        grace = self._attempt.limits.grace
+        self._attempt.enter(JobPhase.TERMINATING, self._grace(now))
+        text = f"{signal.Signals(signum).name}: asked {format_ranks(working)} to end (SIGTERM)"
+        followed = f"SIGKILL follows in {grace:g} s, or at once with Ctrl-C"
+        return [PrintLine(f"{text}; {followed}"), SignalRanks(working, signal.SIGTERM)]
+
+    def abort(self, outcome: JobOutcome) -> list[Action]:
+        """End a job that was healthy so far, for a reason that is known: kill all workers."""
+        if not self._attempt.is_healthy:
+            return []
+        self._attempt.outcome = outcome
+        return self.kill_all()
+
+    def kill_all(self) -> list[Action]:
+        self._attempt.enter(JobPhase.STOPPING, {})
+        return self.kill(self._workers.live)
+
+    def kill(self, ranks: tuple[int, ...]) -> list[Action]:
+        self._workers.mark_killed(ranks)
+        return [SignalRanks(ranks, signal.SIGKILL)] if ranks else []
+
+    # ---- after a failure
+
+    def on_failure(self, rank: int, now: float) -> list[Action]:
+        """A worker has failed, or is about to."""
+        if self._attempt.is_healthy:
+            self._attempt.outcome = JobOutcome(EndReason.FAILED, decided_at=now)
+            wait = MISMATCH_REPORTS_WAIT_S if self._divergence.was_told(rank) else SETTLE_S
+            timeouts = {Timeout.SETTLE: now + wait, Timeout.ROOT_CAUSE: now + ROOT_CAUSE_WAIT_S}
+            self._attempt.enter(JobPhase.SETTLING, timeouts)
+        return self.settle(now, rank)
+
+    def settle(self, now: float, rank: int | None = None) -> list[Action]:
+        """Stop the job once the root cause is known; `rank` is the only one of which more is known than before."""
+        attempt, workers = self._attempt, self._workers
+        if attempt.phase is not JobPhase.SETTLING or not workers.any_live:
+            return []
+        told = self._divergence.was_told
+        if rank is not None and told(rank) and not any(map(told, workers.live_without_failure)):
+            attempt.timeouts.cancel(Timeout.SETTLE)  # all that were told of the mismatch have raised it
+        if attempt.timeouts.is_running(Timeout.SETTLE):
+            return []
+        news = workers.outcomes(now) if rank is None else (workers.outcome(rank, now),)
+        if attempt.timeouts.is_running(Timeout.ROOT_CAUSE) and not is_certain(news):
+            return []
+        culprits = [worker.rank for worker in find_culprits(workers.outcomes(now))]
+        victims = workers.live_without_failure
+        others = f"; stopping {plural(len(victims), 'other')}" if victims else ""
+        text = f"{format_ranks_on_hosts(culprits, workers.hosts)} failed{others}"
+        return [PrintLine(text), *self._stop_victims(victims, now)]
+
+    def _stop_victims(self, victims: tuple[int, ...], now: float) -> list[Action]:
+        """Kill the ranks that have reported no failure; those that have are killed when the grace is over."""
+        live = self._workers.live
+        if len(victims) == len(live):
+            return self.kill_all()
+        self._attempt.enter(JobPhase.STOPPING, self._grace(now))
+        if live == (0,):
+            return self._release_rank_0()
+        if 0 in victims:
+            self._rank_0_is_frozen = True
+            return [SignalRanks((0,), signal.SIGSTOP), *self.kill(tuple(rank for rank in victims if rank != 0))]
+        return self.kill(victims)
+
+    # ---- while the job ends
+
+    def on_worker_ended(self) -> list[Action]:
+        """A worker was reaped or lost: rank 0 goes when it is the last."""
+        is_leaving = self._attempt.phase in (JobPhase.LEAVING, JobPhase.STOPPING)
+        return self._release_rank_0() if is_leaving and self._workers.only_rank_0_left else []
+
+    def on_grace_over(self) -> list[Action]:
+        """Workers that were asked to end have not: kill all that live."""
+        workers = self._workers
+        is_stopping = self._attempt.phase is JobPhase.STOPPING
+        late = workers.live_reported if is_stopping else workers.working or workers.live
+        grace = f"{self._attempt.limits.grace:g} s"
+        text = f"{format_ranks_on_hosts(late, workers.hosts)} did not end within {grace}; sent SIGKILL"
+        return [PrintLine(text), *self.kill_all()]
+
+    def _release_rank_0(self) -> list[Action]:
+        if 0 not in self._workers.live_reported:
+            return self.kill((0,))
+        # Its last report may have crossed with the signal that froze it.
+        thaw: list[Action] = [SignalRanks((0,), signal.SIGCONT)] if self._rank_0_is_frozen else []
+        return [*thaw, Send((0,), Exit())]
+
+    def _grace(self, now: float) -> dict[Timeout, float]:
+        return {Timeout.GRACE: now + self._attempt.limits.grace}

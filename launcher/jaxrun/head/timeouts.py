@@ -1,0 +1,52 @@
+"""The time limits of one job: which of them run, and which have expired."""
+
+from __future__ import annotations
+
+import enum
+
+
+class Timeout(enum.Enum):
+    """Where several have expired together, they are handled in this order."""
+
+    STARTUP = enum.auto()  # --init-timeout: not all ranks have joined
+    PROGRESS = enum.auto()  # the start-up takes long: print which ranks it waits for
+    SETTLE = enum.auto()  # after a failure: the failures that came with it have arrived
+    ROOT_CAUSE = enum.auto()  # after a failure: the cause of what was only a consequence has not come
+    GRACE = enum.auto()  # --grace: workers that were asked to end have not
+    CONCLUDE = enum.auto()  # all workers have ended, but what their flight recorders hold has not come
+    JOB = enum.auto()  # --timeout
+    STALL_CHECK = enum.auto()  # --stall-timeout: is there any sign of life?
+    EARLY_EXIT_CHECK = enum.auto()  # some ranks have finished: do the others wait for them?
+    DIVERGENCE_CHECK = enum.auto()  # do the flight recorders agree?
+
+
+class Timeouts:
+    """Times are seconds since the epoch."""
+
+    def __init__(self) -> None:
+        self._at: dict[Timeout, float] = {}
+
+    def start(self, timeout: Timeout, at: float) -> None:
+        """Let `timeout` expire at this time, in place of an earlier or later one."""
+        self._at[timeout] = at
+
+    def cancel(self, *timeouts: Timeout) -> None:
+        for timeout in timeouts:
+            self._at.pop(timeout, None)
+
+    def cancel_all(self) -> None:
+        self._at.clear()
+
+    def is_running(self, timeout: Timeout) -> bool:
+        return timeout in self._at
+
+    def deadline(self) -> float | None:
+        return min(self._at.values(), default=None)
+
+    def pop_expired(self, now: float) -> Timeout | None:
+        """One timeout that has expired, which then runs no more."""
+        for timeout in Timeout:
+            if timeout in self._at and self._at[timeout] <= now:
+                del self._at[timeout]
+                return timeout
+        return None
