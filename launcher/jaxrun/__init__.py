@@ -10,14 +10,14 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from jaxrun.api import Gang as Gang
-    from jaxrun.api import launch as launch
+    from jaxrun.gang.call import Results as Results
     from jaxrun.gang.exceptions import CallTimeout as CallTimeout
     from jaxrun.gang.exceptions import GangError as GangError
     from jaxrun.gang.exceptions import GangStartError as GangStartError
     from jaxrun.gang.exceptions import RemoteError as RemoteError
     from jaxrun.gang.exceptions import WorkerDied as WorkerDied
-    from jaxrun.gang.gang import Results as Results
+    from jaxrun.gang.gang import Gang as Gang
+    from jaxrun.gang.gang import launch as launch
     from jaxrun.map.items import NotTraceable as NotTraceable
     from jaxrun.map.pool import Pool as Pool
     from jaxrun.map.pool import pool as pool
@@ -27,9 +27,9 @@ __version__ = "0.1.0"
 RUNTIME = "jaxrun_runtime"  # the package that runs in every worker; the launcher only names it
 
 _HOMES = {
-    "Gang": "api",
-    "Results": "gang.gang",
-    "launch": "api",
+    "Gang": "gang.gang",
+    "Results": "gang.call",
+    "launch": "gang.gang",
     "NotTraceable": "map.items",
     "Pool": "map.pool",
     "pool": "map.pool",

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import jaxrun
-from jaxrun.gang.call import Printed, RankMessage, Returned
+from jaxrun.gang.call_events import Printed, RankMessage, Returned
 
 
 @pytest.fixture(scope="module")
@@ -140,11 +140,11 @@ def test_calls_of_several_threads_follow_each_other(gang):
     assert seen == [True] * 40
 
 
-def test_a_conversation_is_had_one_at_a_time(gang):
-    with gang.converse(rank) as talk:
-        with pytest.raises(jaxrun.GangError, match="in a conversation already; end that first"):
+def test_a_gang_has_one_call_at_a_time(gang):
+    with gang.start_call(rank) as call:
+        with pytest.raises(jaxrun.GangError, match="in a call already; end that first"):
             gang.run(rank)
-        while talk.receive() is not None:
+        while call.receive() is not None:
             pass
 
 
@@ -156,28 +156,28 @@ def test_a_function_cannot_take_its_gang_along(gang):
 def answer_questions():
     from jaxrun_runtime import gang_worker
 
-    talk = gang_worker.current_call()
-    talk.send(("ready", talk.rank, talk.size))
-    while (question := talk.receive()) is not None:
+    call = gang_worker.current_call()
+    call.send(("ready", call.rank, call.size))
+    while (question := call.receive()) is not None:
         print("asked", flush=True)
-        talk.send(question * 10 + talk.rank)
+        call.send(question * 10 + call.rank)
     return "bye"
 
 
 def test_both_sides_may_talk_meanwhile(gang):
-    with gang.converse(answer_questions) as talk:
-        assert sorted(talk.receive().value for _ in range(3)) == [("ready", n, 3) for n in range(3)]
-        talk.send(4, ranks=[1])
-        assert [talk.receive(), talk.receive()] == [Printed(1, "out", b"asked\n"), RankMessage(1, 41)]
-        assert talk.receive(timeout=0) is None and talk.missing == (0, 1, 2)
-        talk.send(None)
-        ended = [talk.receive() for _ in range(3)]
+    with gang.start_call(answer_questions) as call:
+        assert sorted(call.receive().value for _ in range(3)) == [("ready", n, 3) for n in range(3)]
+        call.send(4, ranks=[1])
+        assert [call.receive(), call.receive()] == [Printed(1, "out", b"asked\n"), RankMessage(1, 41)]
+        assert call.receive(timeout=0) is None and call.running == (0, 1, 2)
+        call.send(None)
+        ended = [call.receive() for _ in range(3)]
         assert {(event.rank, event.value()) for event in ended if isinstance(event, Returned)} == {
             (0, "bye"),
             (1, "bye"),
             (2, "bye"),
         }
-        assert talk.receive() is None
+        assert call.receive() is None
 
 
 def test_memory_may_be_shared_with_the_ranks(gang):
@@ -187,18 +187,18 @@ def test_memory_may_be_shared_with_the_ranks(gang):
     seen = np.frombuffer(block.memory, np.int64)
 
     def write(theirs):
-        np.frombuffer(theirs.buffer, np.int64)[rank()] = rank() + 10
+        np.frombuffer(theirs.memory, np.int64)[rank()] = rank() + 10
 
     gang.run(write, block)
     assert seen.tolist() == [10, 11, 12]
 
 
-def test_a_conversation_that_is_left_early_is_over_for_the_ranks(gang):
-    with gang.converse(answer_questions):
+def test_a_call_that_is_left_early_ends_for_the_ranks(gang):
+    with gang.start_call(answer_questions):
         pass
 
 
 def test_an_interrupt_ends_what_they_do(gang):
-    with gang.converse(time.sleep, 60) as talk:
-        talk.interrupt()
-        assert {talk.receive().error.error for _ in range(3)} == {"KeyboardInterrupt"}
+    with gang.start_call(time.sleep, 60) as call:
+        call.interrupt()
+        assert {call.receive().error.error for _ in range(3)} == {"KeyboardInterrupt"}

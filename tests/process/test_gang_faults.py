@@ -167,10 +167,10 @@ def meet_for_ever():
 
 def test_a_connection_that_breaks_is_not_used_again(lasting, capsys):
     with pytest.raises((ExceptionGroup, ValueError, RuntimeError, jaxrun.GangError)) as caught:
-        with lasting.converse(meet_for_ever) as talk:
-            assert [talk.receive().value for _ in range(3)] == ["meeting"] * 3
+        with lasting.start_call(meet_for_ever) as call:
+            assert [call.receive().value for _ in range(3)] == ["meeting"] * 3
             lasting.cut(1)
-            lasting.collect(talk, 30)
+            call.results(30)
     if isinstance(caught.value, jaxrun.WorkerDied):  # JAX's own service has noticed it first
         assert "rank 1 of 3 was cut off from the network, as its gang asked" in str(caught.value)
     else:
@@ -204,8 +204,8 @@ def nap():
 
 def test_stacks_say_where_everybody_is(lasting):
     assert "idle" in lasting.stacks()
-    with lasting.converse(nap) as talk:
-        assert [talk.receive().value for _ in range(3)] == ["asleep"] * 3
+    with lasting.start_call(nap) as call:
+        assert [call.receive().value for _ in range(3)] == ["asleep"] * 3
         assert "test_gang_faults.py" in (said := lasting.stacks()) and " nap" in said
         assert "in nap" in lasting.stacks(full=True)
 

@@ -212,7 +212,7 @@ ENDINGS = {
     "with a with": ("with jaxrun.Gang(processes=2) as gang: print(gang.run(rank))", 0),
     "without a word": ("gang = jaxrun.Gang(processes=2); print(gang.run(rank))", 0),
     "with several": ("gangs = [jaxrun.Gang(processes=n) for n in (1, 2)]; print([g.run(rank) for g in gangs][1])", 0),
-    "with a sick one": ("gang = jaxrun.Gang(processes=2); print(gang.run(rank)); gang.sicken('x')", 0),
+    "with a broken one": ("gang = jaxrun.Gang(processes=2); print(gang.run(rank)); gang.mark_broken('x')", 0),
     "by sys.exit": ("gang = jaxrun.Gang(processes=2); print(gang.run(rank)); sys.exit(3)", 3),
     "after a restart": ("gang = jaxrun.Gang(processes=2); gang.restart(); print(gang.run(rank))", 0),
     "in a thread's call": (
@@ -238,7 +238,7 @@ def test_an_error_nobody_catches_is_shown_with_the_ranks_traceback(session):
             gang.run(step)
     """).end(1)
     assert err.count("in step\n") == 1 and re.search(r"rank [01] \(", err) and "the same on ranks 0-1" in err
-    assert "direct cause" in err and "call.py" not in err
+    assert "direct cause" in err and "gang_worker.py" not in err
 
 
 def test_a_gang_that_nobody_refers_to_any_more_disturbs_nothing(session):
@@ -312,8 +312,9 @@ gang = jaxrun.Gang(processes=2)
 gang.run(rank)
 gang.run(meet)
 before = [worker.pid for worker in gang.workers]
-real = gang.interrupt
-gang.interrupt = lambda: (real(), print("interrupted", flush=True))
+instance = gang._lifecycle.instance
+real = instance.interrupt
+instance.interrupt = lambda: (real(), print("interrupted", flush=True))
 try:
     gang.run({what})
 except KeyboardInterrupt:

@@ -38,15 +38,15 @@ def test_it_runs_what_it_is_sent_one_after_the_other(play):
     assert play(parent) == [(GangMessageKind.RESULT, 1), (GangMessageKind.RESULT, 2), (GangMessageKind.RESULT, 3)]
 
 
-def test_an_answer_belongs_to_its_conversation_and_tells_the_calls_made(play, monkeypatch):
-    monkeypatch.setattr(gang_worker, "_calls", lambda: {"0-3": 7})
+def test_an_answer_belongs_to_its_call_and_tells_the_calls_made(play, monkeypatch):
+    monkeypatch.setattr(gang_worker, "_call_counts", lambda: {"0-3": 7})
 
     def parent(side):
         side.run(int, number=42)
         return side.inbox.receive()
 
     answer = play(parent)
-    assert (answer.conversation, json.loads(answer.note)) == (42, {"0-3": 7})
+    assert (answer.call, json.loads(answer.note)) == (42, {"0-3": 7})
 
 
 def test_it_leaves_when_it_is_told_to(play):
@@ -68,7 +68,9 @@ def test_what_is_said_after_a_function_is_over_disturbs_nothing(play):
 
 
 def test_its_results_go_through_the_rule_for_arrays_of_jax(play, monkeypatch):
-    monkeypatch.setattr(array_pickling, "reduce", lambda value: (str, ("made",)) if value == 1j else NotImplemented)
+    monkeypatch.setattr(
+        array_pickling, "reduce_array", lambda value: (str, ("made",)) if value == 1j else NotImplemented
+    )
 
     def parent(side):
         side.run(lambda: [1j])

@@ -93,7 +93,7 @@ def test_an_interrupt_that_was_meant_for_an_earlier_function_does_not_hit_the_ne
 
 
 def test_an_interrupt_that_does_not_come_is_not_waited_for_for_ever(play, monkeypatch):
-    monkeypatch.setattr(gang_worker, "_INTERRUPT_PATIENCE", 0.01)
+    monkeypatch.setattr(gang_worker, "_INTERRUPT_TIMEOUT_S", 0.01)
 
     def parent(side):
         side.run(lambda: "late", interrupts=5)

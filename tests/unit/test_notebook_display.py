@@ -5,7 +5,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from jaxrun.gang.call import Printed
+from jaxrun.gang.call_events import Printed
 from jaxrun.gang.exceptions import RemoteFailure
 from jaxrun.notebook.display import NotebookDisplay, fold_other_errors, format_main_error
 from jaxrun.notebook.transcript import PAGE_LINES

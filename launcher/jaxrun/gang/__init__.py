@@ -1,15 +1,15 @@
-"""Functions, notebooks, map and tests on a job that stays warm: the side of the Python process that asks for it.
+"""Gangs: jobs that stay warm and are called from a Python process; functions, notebooks, map and tests run on them.
 
-| module          | what it knows                                                                         |
-|-----------------|---------------------------------------------------------------------------------------|
-| shape           | what a gang is asked to be, and the command line that makes it one                      |
-| nursery         | the process that starts launchers, and has jax imported for all of them                |
-| launcher        | one job of ours, seen from outside: its words, its end, its verdict, orders to it      |
-| meeting         | where the ranks come to                                                                |
-| switchboard     | the connections to all ranks of one gang                                               |
-| conversation    | one function on all ranks, and what is said meanwhile                                  |
-| remote          | what ranks raise, and how the parent raises it again                                   |
-| life            | how a gang is started, found sick, started anew, and closed                             |
-| gang            | calls on it: WarmGang, which jaxrun.api makes Gang of                             |
-| lines           | what ranks print, on a terminal                                                        |
+| module           | what it does                                                                         |
+|------------------|--------------------------------------------------------------------------------------|
+| gang             | Gang, as `import jaxrun` offers it, and launch                                       |
+| call             | one function that runs on all ranks; call_events: what it reports meanwhile          |
+| display          | where the output of the ranks is shown                                               |
+| exceptions       | what the ranks raise, and how it is raised again here                                |
+| lifecycle        | starts the job of a gang, starts it anew where its ranks are broken, stops it        |
+| instance         | one such job: launcher, connections, ranks                                           |
+| launcher_process | the launcher, seen from outside: output, end, verdict, commands                      |
+| rank_listener    | where the ranks connect                                                              |
+| rank_connections | messages to and from all ranks                                                       |
+| spec             | what a gang is asked to be, and the command line that makes it one                   |
 """

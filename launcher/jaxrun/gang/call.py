@@ -1,141 +1,60 @@
-"""One function on all ranks of a gang, and what is said while it runs.
+"""One function that runs on all ranks of a gang, and what the ranks and the caller send each other meanwhile.
 
-with gang.converse(fn, *args) as talk:
-    talk.send("more", ranks=[1])
-    while event := talk.receive():
-        ...                             # Said, Printed, Returned, Gone or Told
+with gang.start_call(fn, *args) as call:
+    call.send("more", ranks=[1])
+    while event := call.receive():
+        ...                             # RankMessage, Printed, Returned, Disconnected or LauncherOutput
 """
 
 from __future__ import annotations
 
 import json
+import sys
 import time
 from collections import deque
-from collections.abc import Callable, Collection, Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Protocol, Self
+from typing import Any, Self
 
-from jaxrun.gang.exceptions import RemoteFailure, WorkerDied
+from jaxrun.gang.call_events import CallEvent, Disconnected, LauncherOutput, Printed, RankMessage, Returned
+from jaxrun.gang.display import Display
+from jaxrun.gang.exceptions import CallTimeout, RemoteFailure, WorkerDied, combined_exception
+from jaxrun.gang.instance import GangInstance
 from jaxrun.protocol.flight import parse_group
 from jaxrun.protocol.payload import GangMessage, GangMessageKind, pack
 from jaxrun.text import format_ranks
 
-if TYPE_CHECKING:
-    from jaxrun.gang.rank_connections import RankConnections
-
-INTERRUPT_TIMEOUT_S = 1.0  # seconds for ranks to end what they do when they are interrupted
+INTERRUPT_TIMEOUT_S = 1.0  # for ranks to end what they do when they are interrupted
+FAILURE_GRACE_S = 1.5  # for the other ranks to return after one has raised
 _VERDICT_TIMEOUT_S = 5.0
 
 
-@dataclass(frozen=True, slots=True)
-class RankMessage:
-    """A rank has sent a value."""
+class Results(tuple[Any, ...]):
+    """What each rank has returned, by rank; `main` is rank 0's."""
 
-    rank: int
-    value: Any
-
-
-@dataclass(frozen=True, slots=True)
-class Printed:
-    """A rank's Python code has printed: `stream` is "out" or "err"."""
-
-    rank: int
-    stream: str
-    data: bytes
-
-
-@dataclass(frozen=True, slots=True)
-class Returned:
-    """The function is over on a rank. `error` is None where it has returned."""
-
-    rank: int
-    error: RemoteFailure | None
-    parcel: GangMessage
-    time: float
-
-    def value(self) -> Any:
-        """What it has returned; taken twice, both may share memory. Whatever unpickling raises."""
-        return self.parcel.load()
-
-
-@dataclass(frozen=True, slots=True)
-class Disconnected:
-    """A rank's connection has ended: it has died, or its job was stopped."""
-
-    rank: int
-
-
-@dataclass(frozen=True, slots=True)
-class LauncherOutput:
-    """The launcher has something to say of the job, in whole lines: that its ranks are out of step, above all."""
-
-    text: str
-
-
-CallEvent = RankMessage | Printed | Returned | Disconnected | LauncherOutput
-
-
-class Display(Protocol):
-    """Where to show what ranks print."""
-
-    def show(self, printed: Printed) -> None: ...
-
-    def refresh(self, talk: GangCall) -> float | None:
-        """Show what is due; seconds until there may be more to show."""
-
-    def end_call(self, talk: GangCall, error: BaseException | None, *, healthy: bool) -> None:
-        """The call is over, by an `error` maybe."""
-
-
-class CellSources(Protocol):
-    """The lines of functions that stand in no file: `lines` by file name, of those that `reduce` has met."""
+    __slots__ = ()
 
     @property
-    def lines(self) -> Mapping[str, str]: ...
-
-    def reduce(self, obj: Any) -> Any: ...
-
-
-class CallOwner(Protocol):
-    """The gang, as its conversation sees it."""
-
-    display: Display
-    show_printed: Callable[[Printed], None]
-
-    @property
-    def switchboard(self) -> RankConnections: ...
-
-    @property
-    def shares_memory(self) -> bool: ...
-
-    def host(self, rank: int) -> str: ...
-
-    def interrupt(self) -> None: ...
-
-    def mark_broken(self, reason: str) -> None: ...
-
-    def stop(self) -> None: ...
-
-    def explain_death(self, patience: float, gone: Collection[int]) -> WorkerDied: ...
-
-    def show_launcher_output(self, told: LauncherOutput) -> None: ...
-
-    def end_call(self, talk: GangCall, error: BaseException | None) -> None: ...
+    def main(self) -> Any:
+        return self[0]
 
 
 class GangCall:
-    """Made by `Gang.converse`; one at a time in each gang."""
+    """Made by `Gang.start_call`, for use in a `with`; a gang has one at a time. `on_end` is called after its end."""
 
-    def __init__(self, gang: CallOwner, number: int, task: GangMessage) -> None:
-        self._gang = gang
+    def __init__(
+        self, instance: GangInstance, number: int, task: GangMessage, display: Display, on_end: Callable[[], None]
+    ) -> None:
+        self._instance = instance
         self._number = number
+        self._display = display
+        self._on_end = on_end
         self._events: deque[CallEvent] = deque()
-        self._ranks = gang.switchboard.ranks
+        self._ranks = instance.connections.ranks
         self.outcomes: dict[int, Returned] = {}
         self.disconnected: set[int] = set()
-        self.shares_memory = gang.shares_memory
-        gang.switchboard.send(task.with_copied_buffers(), self._ranks)
+        self.shares_memory = instance.shares_memory
+        instance.connections.send(task.with_copied_buffers(), self._ranks)
 
     @property
     def running(self) -> tuple[int, ...]:
@@ -148,8 +67,8 @@ class GangCall:
 
     def send(self, value: Any, ranks: Iterable[int] | None = None) -> None:
         """Send a value to the function on all ranks, or on these; it is pickled once."""
-        parcel = pack(GangMessageKind.VALUE, self._number, value, share=self.shares_memory)
-        self._gang.switchboard.send(parcel.with_copied_buffers(), self._ranks if ranks is None else ranks)
+        message = pack(GangMessageKind.VALUE, self._number, value, share=self.shares_memory)
+        self._instance.connections.send(message.with_copied_buffers(), self._ranks if ranks is None else ranks)
 
     def receive(self, timeout: float | None = None) -> CallEvent | None:
         """The next event of any rank; None if none comes within `timeout` seconds, or none can come any more."""
@@ -158,94 +77,134 @@ class GangCall:
             left = None if deadline is None else deadline - time.monotonic()
             if not self.running or (left is not None and left < 0):
                 return None
-            due = self._gang.display.refresh(self)
-            self._poll(min((limit for limit in (left, due) if limit is not None), default=None))
+            until_refresh = self._display.refresh(self)
+            self._poll(min((limit for limit in (left, until_refresh) if limit is not None), default=None))
         return self._events.popleft()
+
+    def show(self, event: Printed | LauncherOutput) -> None:
+        """Show what a rank or the launcher has printed."""
+        if isinstance(event, Printed):
+            self._display.show(event)
+        else:
+            sys.stderr.write(event.text)
+
+    def results(self, timeout: float | None = None) -> Results:
+        """Wait until the function has returned on all ranks, and show what they print. Raises what Gang.run raises."""
+        __tracebackhide__ = True
+        deadline = None if timeout is None else time.monotonic() + timeout
+        failed_at: float | None = None
+        while True:
+            limits = [at for at in (deadline, failed_at and failed_at + FAILURE_GRACE_S) if at is not None]
+            match self.receive(min(limits) - time.monotonic() if limits else None):
+                case Printed() | LauncherOutput() as event:
+                    self.show(event)
+                case Returned(error=error) if error is not None:
+                    failed_at = failed_at or time.monotonic()
+                case Disconnected():
+                    raise self.explain_death() from (combined_exception(self.failures) if self.failures else None)
+                case None if self.running:
+                    self._raise_timeout(timeout)
+                case None:
+                    break
+        if self.failures:
+            raise combined_exception(self.failures)
+        return Results(self.outcomes[rank].value() for rank in sorted(self.outcomes))
 
     def interrupt(self) -> None:
         """Raise KeyboardInterrupt in the function, on the ranks where it runs; a wait in C++ goes on."""
-        self._gang.interrupt()
+        self._instance.interrupt()
 
-    def explain_death(self) -> WorkerDied | None:
-        """After a Gone: who has died, how, and why, as soon as the launcher knows it; None if none is gone."""
-        return self._gang.explain_death(_VERDICT_TIMEOUT_S, self.disconnected) if self.disconnected else None
+    def explain_death(self) -> WorkerDied:
+        """After a Disconnected: who has died, how, and why, as soon as the launcher knows."""
+        return self._instance.explain_death(_VERDICT_TIMEOUT_S, self.disconnected)
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        """Ranks that are still at it are interrupted; what cannot be got into step again makes the gang sick."""
+        """Interrupt ranks that still run the function; mark the gang as broken if the ranks are not in step then."""
         try:
             self._finish()
         except KeyboardInterrupt as again:
             error = again
-            self._gang.mark_broken(f"{format_ranks(self.running)} did not end when interrupted twice")
-            self._gang.stop()
+            self._instance.mark_broken(f"{format_ranks(self.running)} did not end when interrupted twice")
+            self._instance.stop()
             raise
         finally:
-            for event in self._events:  # nobody has received them
-                if isinstance(event, Printed):
-                    self._gang.show_printed(event)
-                elif isinstance(event, LauncherOutput):
-                    self._gang.show_launcher_output(event)
-            self._gang.end_call(self, error)
+            for event in self._events:  # that nobody has received
+                if isinstance(event, (Printed, LauncherOutput)):
+                    self.show(event)
+            try:
+                self._display.end_call(self, error, healthy=self._instance.usable)
+            finally:
+                self._on_end()
+
+    def _raise_timeout(self, timeout: float | None) -> None:
+        stacks, running = self._instance.stacks(), self.running
+        if self.failures:
+            raise combined_exception(self.failures, f"{format_ranks(running)} did not return: {stacks}")
+        raise CallTimeout(f"{format_ranks(running)} did not return within {timeout:g} s · {stacks}", running)
 
     def _finish(self) -> None:
         if self.running:
             self.interrupt()
-            self._gang.switchboard.send(GangMessage(GangMessageKind.END_CALL, self._number), self.running)
+            self._instance.connections.send(GangMessage(GangMessageKind.END_CALL, self._number), self.running)
             deadline = time.monotonic() + INTERRUPT_TIMEOUT_S
             while self.running and time.monotonic() < deadline:
                 self._poll(deadline - time.monotonic())
         if self.disconnected:
-            self._gang.mark_broken(f"{format_ranks(self.disconnected)} ended")
+            reason = f"{format_ranks(self.disconnected)} ended"
         elif self.running:
-            self._gang.mark_broken(f"{format_ranks(self.running)} did not come back from the last call")
-        elif broken := [failure.rank for failure in self.failures if failure.is_consequence]:
-            self._gang.mark_broken(f"{format_ranks(broken)} lost a connection to another")
+            reason = f"{format_ranks(self.running)} did not come back from the last call"
+        elif unconnected := [failure.rank for failure in self.failures if failure.is_consequence]:
+            reason = f"{format_ranks(unconnected)} lost a connection to another"
         else:
-            difference = step_difference({rank: outcome.parcel.note for rank, outcome in self.outcomes.items()})
-            if difference:
-                self._gang.mark_broken(difference)
+            reason = step_difference({rank: outcome.message.note for rank, outcome in self.outcomes.items()})
+        if reason:
+            self._instance.mark_broken(reason)
 
     def _poll(self, timeout: float | None) -> None:
-        for rank, parcel in self._gang.switchboard.poll(timeout):
-            if parcel is None:
+        """Wait at most `timeout` seconds for messages and output, and make events of them."""
+        for rank, message in self._instance.connections.poll(timeout):
+            if message is None:
                 if rank not in self.outcomes:
                     self.disconnected.add(rank)
                     self._events.append(Disconnected(rank))
                 else:
-                    self._gang.mark_broken(f"rank {rank} ended")
-            elif parcel.call == self._number:
-                self._handle_parcel(rank, parcel)
-        words = self._gang.switchboard.read_launcher_output()
-        if words and not self.disconnected:  # what it says of a death, its verdict says better
-            self._events.append(LauncherOutput(words))
+                    self._instance.mark_broken(f"rank {rank} ended")
+            elif message.call == self._number:
+                self._handle_message(rank, message)
+        text = self._instance.connections.read_launcher_output()
+        if text and not self.disconnected:  # what the launcher prints about a death, its verdict says better
+            self._events.append(LauncherOutput(text))
 
-    def _handle_parcel(self, rank: int, parcel: GangMessage) -> None:
-        match parcel.kind:
+    def _handle_message(self, rank: int, message: GangMessage) -> None:
+        match message.kind:
             case GangMessageKind.VALUE:
-                self._events.append(RankMessage(rank, parcel.load()))
+                self._events.append(RankMessage(rank, message.load()))
             case GangMessageKind.STDOUT | GangMessageKind.STDERR:
-                stream = "out" if parcel.kind is GangMessageKind.STDOUT else "err"
-                self._events.append(Printed(rank, stream, bytes(parcel.body)))
+                stream = "out" if message.kind is GangMessageKind.STDOUT else "err"
+                self._events.append(Printed(rank, stream, bytes(message.body)))
             case GangMessageKind.RESULT | GangMessageKind.EXCEPTION:
-                failed = parcel.kind is GangMessageKind.EXCEPTION
-                error = RemoteFailure.from_rank(rank, self._gang.host(rank), parcel.load()) if failed else None
-                self.outcomes[rank] = Returned(rank, error, parcel, time.monotonic())
+                failed = message.kind is GangMessageKind.EXCEPTION
+                host = self._instance.workers[rank].host
+                error = RemoteFailure.from_rank(rank, host, message.load()) if failed else None
+                self.outcomes[rank] = Returned(rank, error, message)
                 self._events.append(self.outcomes[rank])
 
 
 def step_difference(notes: Mapping[int, bytes]) -> str:
-    """How the ranks differ in the cross-process calls they have made, by group as JSON; empty if they do not."""
+    """How the ranks differ in the cross-process calls they have made; empty if they do not.
+
+    notes: for each rank, its number of calls by group, as JSON
+    """
     counts = {rank: json.loads(note or b"{}") for rank, note in notes.items()}
     for group in sorted({name for made in counts.values() for name in made}):
         made = {rank: counts[rank].get(group, 0) for rank in parse_group(group) if rank in counts}
-        if len(set(made.values())) > 1:
-            alike = {
-                count: format_ranks(rank for rank in made if made[rank] == count)
-                for count in sorted(set(made.values()))
-            }
-            each = ", ".join(f"{ranks} {count}" for count, ranks in alike.items())
+        by_count: dict[int, list[int]] = {}
+        for rank, count in made.items():
+            by_count.setdefault(count, []).append(rank)
+        if len(by_count) > 1:
+            each = ", ".join(f"{format_ranks(ranks)} {count}" for count, ranks in sorted(by_count.items()))
             return f"ranks {group} are out of step, having made different numbers of cross-process calls ({each})"
     return ""

@@ -1,33 +1,78 @@
-"""What ranks print, line by line, each with its rank, on this process's own streams."""
+"""Where the output of the ranks is shown: on this process's own streams, or in a notebook."""
 
 from __future__ import annotations
 
 import sys
+from collections.abc import Mapping
+from importlib import import_module
+from typing import TYPE_CHECKING, Any, Protocol
 
-from jaxrun.gang.call import GangCall, Printed
+from jaxrun.gang.call_events import Printed
+
+if TYPE_CHECKING:
+    from jaxrun.gang.call import GangCall
+
+
+class Display(Protocol):
+    """Shows what ranks print during a call."""
+
+    def show(self, printed: Printed) -> None: ...
+
+    def refresh(self, call: GangCall) -> float | None:
+        """Show what is due; returns the seconds until there may be more to show, None for never."""
+
+    def end_call(self, call: GangCall, error: BaseException | None, *, healthy: bool) -> None:
+        """Show the rest. `error` is what ended the call early, if anything; `healthy`: the gang can be used on."""
+
+
+class CellSources(Protocol):
+    """The source of code that is in no file but in cells: `lines` by file name, of the code that `reduce` has met."""
+
+    @property
+    def lines(self) -> Mapping[str, str]: ...
+
+    def reduce(self, value: Any) -> Any:
+        """As pickle's `reducer_override`."""
 
 
 class TerminalDisplay:
-    """Keeps what a rank has printed of a line until it is whole."""
+    """Prints what ranks print line by line, each with its rank, on this process's own streams."""
 
     def __init__(self) -> None:
-        self._begun: dict[tuple[int, str], str] = {}
+        self._unfinished: dict[tuple[int, str], str] = {}
 
     def show(self, printed: Printed) -> None:
         stream = sys.stdout if printed.stream == "out" else sys.stderr
         key = printed.rank, printed.stream
-        text = self._begun.pop(key, "") + printed.data.decode(errors="replace")
+        text = self._unfinished.pop(key, "") + printed.data.decode(errors="replace")
         *lines, rest = text.split("\n")
         for line in lines:
             print(f"[{printed.rank}] {line}", file=stream)
         if rest:
-            self._begun[key] = rest
+            self._unfinished[key] = rest
         stream.flush()
 
-    def refresh(self, talk: GangCall) -> None:
-        """Nothing is due."""
+    def refresh(self, call: GangCall) -> None:
+        """Nothing is ever due."""
 
-    def end_call(self, talk: GangCall, error: BaseException | None, *, healthy: bool) -> None:
-        """Show the lines that were not ended."""
-        for rank, stream in tuple(self._begun):
+    def end_call(self, call: GangCall, error: BaseException | None, *, healthy: bool) -> None:
+        """Print the lines that have no end."""
+        for rank, stream in tuple(self._unfinished):
             self.show(Printed(rank, stream, b"\n"))
+
+
+def make_display() -> Display:
+    """The notebook's display where this process is a notebook's kernel, else the terminal's."""
+    # Imported by name: the package notebook stands above this one.
+    found: Display | None = (
+        import_module("jaxrun.notebook.display").find_display() if "IPython" in sys.modules else None
+    )
+    return found or TerminalDisplay()
+
+
+def find_sources() -> CellSources | None:
+    """The sources of this process's cells; None where there are no cells, which is outside of IPython."""
+    if "IPython" not in sys.modules:
+        return None
+    found: CellSources | None = import_module("jaxrun.notebook.ipython").find_sources()
+    return found

@@ -1,56 +1,83 @@
-"""Calls on a gang: a function on all ranks, its results, and what is raised there."""
+"""Gang: a warm job whose ranks can be called again and again; launch: a job for one call."""
 
 from __future__ import annotations
 
 import json
 import os
 import sys
-import time
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from importlib import import_module
+from pathlib import Path
+from types import TracebackType
+from typing import Any, NoReturn, Self
 
-from jaxrun.errors import JaxrunError, UsageError
-from jaxrun.gang.call import CellSources, Disconnected, Display, GangCall, LauncherOutput, Printed, Returned
-from jaxrun.gang.display import TerminalDisplay
-from jaxrun.gang.exceptions import CallTimeout, GangError, combined_exception
+from jaxrun import RUNTIME
+from jaxrun.errors import UsageError
+from jaxrun.gang.call import GangCall, Results
+from jaxrun.gang.display import find_sources, make_display
+from jaxrun.gang.exceptions import GangError
+from jaxrun.gang.instance import GangWorker
 from jaxrun.gang.lifecycle import GangLifecycle
+from jaxrun.gang.spec import GangSpec
 from jaxrun.job.fault_spec import FAULT_KINDS
+from jaxrun.protocol.flight_file import LOCKSTEP_RECORD
 from jaxrun.protocol.payload import FunctionReference, GangMessageKind, pack
-from jaxrun.text import format_ranks
 
-FAILURE_GRACE_S = 1.5  # seconds that the others have to return after a rank has raised
-_LARGE_CLOSURE_BYTES = 2**24  # bytes of a function with all that it closes over, from which a warning says so
+_LARGE_CLOSURE_BYTES = 2**24  # of a function with all that it closes over, from which a warning says so
 
 
-class Results(tuple[Any, ...]):
-    """What each rank has returned, by rank; `main` is rank 0's."""
+class Gang:
+    """A warm job of `processes` ranks with `devices` devices each; started at once, closed by `close` or a `with`.
 
-    __slots__ = ()
+    hosts:     simulated hosts of this machine, or with backend="mpirun" or "slurm" real ones
+    env:       variables for all ranks
+    run_dir:   where logs, events and the verdict go; a second start gets run_dir-2; None for none that are kept
+    options:   more words for jaxrun's command line, such as "--partition", "debug"
 
-    @property
-    def main(self) -> Any:
-        return self[0]
+    Raises UsageError for what cannot be, GangStartError with the launcher's own words where it did not start. Threads
+    may use it: calls follow each other.
+    """
 
+    def __init__(
+        self,
+        processes: int | None = None,
+        devices: int | None = None,
+        *,
+        hosts: int | None = None,
+        backend: str = "local",
+        platform: str = "auto",
+        env: Mapping[str, str] | None = None,
+        lockstep: str = LOCKSTEP_RECORD,
+        run_dir: str | os.PathLike[str] | None = None,
+        options: Sequence[str] = (),
+    ) -> None:
+        spec = GangSpec(
+            processes=processes,
+            devices=devices,
+            hosts=hosts,
+            backend=backend,
+            platform=platform,
+            lockstep=lockstep,
+            env=dict(env or {}),
+            options=tuple(options),
+        )
+        self._start(spec, run_dir)
 
-class BaseGang(GangLifecycle):
-    """A gang that can be called: what jaxrun.Gang, and all that is made with one, builds on."""
+    @classmethod
+    def from_spec(cls, spec: GangSpec, run_dir: str | os.PathLike[str] | None = None) -> Self:
+        gang = cls.__new__(cls)
+        gang._start(spec, run_dir)
+        return gang
 
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
+    def _start(self, spec: GangSpec, run_dir: str | os.PathLike[str] | None) -> None:
+        self._display = make_display()
         self._in_call = False
         self._call_number = 0
-        self.display = self._make_display()
-        self.show_printed: Callable[[Printed], None] = self.display.show
-        super().__init__(*args, **kwargs)
+        self._lifecycle = GangLifecycle(spec, run_dir)
 
-    def _make_display(self) -> Display:
-        """Where to show what ranks print."""
-        return TerminalDisplay()
-
-    def _make_sources(self) -> CellSources | None:
-        """Where the lines of functions are that stand in no file."""
-        return None
+    # ---- calls
 
     def run(self, fn: Callable[..., Any], *args: Any, timeout: float | None = None, **kwargs: Any) -> Results:
         """Call `fn(*args, **kwargs)` on every rank; what each returned, JAX's arrays as numpy's.
@@ -60,98 +87,165 @@ class BaseGang(GangLifecycle):
         each rank was. KeyboardInterrupt at a Ctrl-C: the ranks are interrupted, a second one stops the gang.
         """
         __tracebackhide__ = True
-        with self.start_call(fn, *args, **kwargs) as talk:
-            return self.collect_results(talk, timeout)
+        with self.start_call(fn, *args, **kwargs) as call:
+            return call.results(timeout)
 
     def start_call(self, fn: Callable[..., Any], *args: Any, **kwargs: Any) -> GangCall:
-        """Start `fn(*args, **kwargs)` on every rank, and talk with it; to be used in a `with`."""
-        self._lock.acquire()
+        """Start `fn(*args, **kwargs)` on every rank, to exchange values with it; for use in a `with`."""
+        self._lifecycle.lock.acquire()
         try:
             if self._in_call:
-                raise GangError("this gang is in a conversation already; end that first")
-            self._check_open()
-            self._ensure_started()
-            job = self._current
+                raise GangError("this gang is in a call already; end that first")
+            instance = self._lifecycle.usable_instance()
             self._call_number += 1
-            cells = self._make_sources()
-            reduce = cells.reduce if cells is not None else None
-            task = pack(
-                GangMessageKind.CALL, self._call_number, (fn, args, kwargs), share=self.shares_memory, reduce=reduce
-            )
-            order = {
+            sources = find_sources()
+            reduce = sources.reduce if sources is not None else None
+            share = instance.shares_memory
+            task = pack(GangMessageKind.CALL, self._call_number, (fn, args, kwargs), share=share, reduce=reduce)
+            note = {
                 "print": True,
-                "interrupts": job.interrupts,
-                "cells": cells.lines if cells is not None else {},
+                "interrupts": instance.interrupts,
+                "cells": sources.lines if sources is not None else {},
                 "path": [os.path.abspath(entry) for entry in sys.path],
             }
-            task = replace(task, note=json.dumps(order).encode())
             if task.nbytes > _LARGE_CLOSURE_BYTES:
                 _warn_of_closure(fn)
-            talk = GangCall(self, self._call_number, task)
+            task = replace(task, note=json.dumps(note).encode())
+            call = GangCall(instance, self._call_number, task, self._display, self._end_call)
             self._in_call = True
-            return talk
+            return call
         except BaseException:
-            self._lock.release()
+            self._lifecycle.lock.release()
             raise
 
-    def end_call(self, talk: GangCall, error: BaseException | None) -> None:
-        """For Conversation."""
-        try:
-            self.display.end_call(talk, error, healthy=self.healthy)
-        finally:
-            self._in_call = False
-            self._lock.release()
+    def _end_call(self) -> None:
+        self._in_call = False
+        self._lifecycle.lock.release()
 
-    def show_launcher_output(self, told: LauncherOutput) -> None:
-        """Show what the launcher has said."""
-        sys.stderr.write(told.text)
+    def map(
+        self,
+        f: Callable[..., Any],
+        xs: Any,
+        *,
+        chunk: int | str = "auto",
+        in_axes: Any = 0,
+        static: Mapping[str, Any] | None = None,
+        jax: bool = True,
+    ) -> Any:
+        """`f` of each item of `xs`, over all devices of all ranks; results in order.
 
-    def collect_results(self, talk: GangCall, timeout: float | None) -> Results:
-        """What `run` does with a conversation, whose results or errors are all that is wanted of it."""
-        __tracebackhide__ = True
-        deadline = None if timeout is None else time.monotonic() + timeout
-        failed_at: float | None = None
-        while True:
-            limits = [at for at in (deadline, failed_at and failed_at + FAILURE_GRACE_S) if at is not None]
-            left = min(limits) - time.monotonic() if limits else None
-            match talk.receive(left):
-                case Printed() as printed:
-                    self.show_printed(printed)
-                case LauncherOutput() as told:
-                    self.show_launcher_output(told)
-                case Returned(error=error) if error is not None:
-                    failed_at = failed_at or time.monotonic()
-                case Disconnected():
-                    died = talk.explain_death()
-                    assert died is not None
-                    raise died from (combined_exception(talk.failures) if talk.failures else None)
-                case None if talk.running:
-                    self._give_up(talk, timeout)
-                case None:
-                    break
-        if talk.failures:
-            raise combined_exception(talk.failures)
-        return Results(talk.outcomes[rank].value() for rank in sorted(talk.outcomes))
+        xs:       arrays that are mapped along `in_axes` (as of jax.vmap: an axis, None, or containers of these), or
+                  lists of numbers; in dicts, tuples and lists
+        chunk:    items that a device gets at once; "auto": by the time that they take
+        static:   further arguments of `f`, by name, which are not mapped
+        jax:      False for a Python function: it is called item by item on all ranks, and the results are a list
 
-    def _give_up(self, talk: GangCall, timeout: float | None) -> None:
-        where = self.stacks()
-        missing = talk.running
-        if talk.failures:
-            raise combined_exception(talk.failures, f"{format_ranks(missing)} did not return: {where}")
-        raise CallTimeout(f"{format_ranks(missing)} did not return within {timeout:g} s · {where}", missing)
+        The function is vmapped and compiled; what it returns for n items has n rows, as numpy arrays in the containers
+        that it returns. NotTraceable, a TypeError, where JAX cannot compile it.
+        """
+        return _map_module("gang_map").map(self, f, xs, chunk=chunk, in_axes=in_axes, static=static, jax=jax)
 
-    # ---- looking and meddling
+    def imap(
+        self,
+        f: Callable[..., Any],
+        xs: Iterable[Any],
+        *,
+        chunk: int | str = "auto",
+        static: Mapping[str, Any] | None = None,
+        jax: bool = True,
+    ) -> Iterator[Any]:
+        """The same for any iterable of items, which are taken as they are needed: an iterator over the results."""
+        results: Iterator[Any] = _map_module("gang_map").imap(self, f, xs, chunk=chunk, static=static, jax=jax)
+        return results
+
+    def explain(self) -> str:
+        """What the last map on this gang has chosen: chunks, devices, and how fast it was."""
+        return str(_map_module("stats").last_stats(self) or "this gang has mapped nothing yet")
+
+    def __getitem__(self, name: str) -> Results:
+        """What a variable of a notebook's %%gang cells is on each rank."""
+        return self.run(remote_function(f"{RUNTIME}.notebook_cells", "get_variable"), name)
+
+    def __setitem__(self, name: str, value: Any) -> None:
+        """Give all ranks a variable of this value, for a notebook's %%gang cells."""
+        self.run(remote_function(f"{RUNTIME}.notebook_cells", "set_variable"), name, value)
+
+    __iter__ = None  # or __getitem__ would make a sequence of it
+
+    # ---- the job
+
+    @property
+    def spec(self) -> GangSpec:
+        return self._lifecycle.spec
+
+    @property
+    def workers(self) -> tuple[GangWorker, ...]:
+        return self._lifecycle.instance.workers
+
+    @property
+    def processes(self) -> int:
+        return len(self.workers)
+
+    @property
+    def devices(self) -> int:
+        """Devices of each rank."""
+        return self.workers[0].devices
+
+    @property
+    def run_dir(self) -> Path:
+        """Where the current start leaves its files."""
+        return self._lifecycle.instance.launcher.run_dir
+
+    @property
+    def healthy(self) -> bool:
+        """Whether the next call finds the same ranks."""
+        return self._lifecycle.healthy
+
+    @property
+    def broken(self) -> str:
+        """Why the ranks cannot be used any more, so that the next call starts the gang anew; empty if they can."""
+        return self._lifecycle.broken
+
+    def mark_broken(self, reason: str) -> None:
+        """Have the next call start the gang anew."""
+        self._lifecycle.mark_broken(reason)
+
+    def restart(self) -> None:
+        """Start the gang anew: fresh processes that know nothing of earlier calls."""
+        self._lifecycle.restart()
+
+    def stop(self) -> None:
+        """Stop the job at once, as it is; the next call starts another."""
+        self._lifecycle.stop()
+
+    def close(self) -> None:
+        """Let the ranks end, and stop what does not. May be called again."""
+        self._lifecycle.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        return f"<{self._lifecycle}>"
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError("a gang stays in the process that has started it; a function that it runs cannot refer to it")
+
+    # ---- stacks, interrupts and faults
 
     def stacks(self, *, full: bool = False) -> str:
         """Where all ranks are now, in groups; with `full`, all frames of each."""
-        from jaxrun.rundir import stacks_request
-
         try:
-            return stacks_request.request_stacks(
-                stacks_request.RunningJob(self.run_dir, self._current.launcher.pid), full=full
-            )
-        except JaxrunError as error:
+            return self._lifecycle.instance.stacks(full=full)
+        except GangError as error:
             return f"where they are cannot be told: {error}"
+
+    def interrupt(self) -> None:
+        """Raise KeyboardInterrupt in what the ranks run."""
+        self._lifecycle.instance.interrupt()
 
     def fault(self, kind: str, rank: int) -> None:
         """Do this to a rank: "kill" it (SIGKILL), "pause" it (SIGSTOP) or "cut" its network connections."""
@@ -159,7 +253,7 @@ class BaseGang(GangLifecycle):
             raise UsageError(f"a fault is one of {', '.join(FAULT_KINDS)}, not {kind!r}")
         if rank not in range(self.processes):
             raise UsageError(f"the ranks of this gang are 0 to {self.processes - 1}, so {rank!r} is none")
-        self._current.launcher.send_command(fault=kind, ranks=[rank])
+        self._lifecycle.instance.launcher.send_command(fault=kind, ranks=[rank])
 
     def kill(self, rank: int) -> None:
         """Kill a rank with SIGKILL, as the kernel does when memory is short."""
@@ -174,17 +268,40 @@ class BaseGang(GangLifecycle):
         self.fault("cut", rank)
 
 
+def launch(
+    fn: Callable[..., Any],
+    *args: Any,
+    processes: int | None = None,
+    devices: int | None = None,
+    timeout: float | None = None,
+    **more: Any,
+) -> Results:
+    """Call `fn(*args)` on every rank of a job that is started for it, and ends with it.
+
+    `more`: what Gang takes besides, and keyword arguments for `fn`.
+    """
+    of_gang = ("hosts", "backend", "platform", "env", "lockstep", "run_dir", "options")
+    own = {name: more.pop(name) for name in of_gang if name in more}
+    with Gang(processes, devices, **own) as gang:
+        return gang.run(fn, *args, timeout=timeout, **more)
+
+
 def remote_function(module: str, name: str) -> Callable[..., Any]:
     """A function that is imported on the ranks only."""
     return FunctionReference(module, name)
 
 
+def _map_module(name: str) -> Any:
+    """A module of jaxrun.map, by name: that package stands above this one, and most gangs need none of it."""
+    return import_module(f"jaxrun.map.{name}")
+
+
 def _warn_of_closure(fn: Callable[..., Any]) -> None:
-    """Say so if a function is heavy, whatever its arguments are."""
-    weight = pack(GangMessageKind.CALL, 0, fn, share=False).nbytes
-    if weight > _LARGE_CLOSURE_BYTES:
+    """Warn if a function is large by itself, whatever its arguments are."""
+    nbytes = pack(GangMessageKind.CALL, 0, fn, share=False).nbytes
+    if nbytes > _LARGE_CLOSURE_BYTES:
         warnings.warn(
-            f"{getattr(fn, '__name__', fn)} and what it closes over weigh {weight / 2**20:.0f} MiB, which go to every "
+            f"{getattr(fn, '__name__', fn)} and what it closes over weigh {nbytes / 2**20:.0f} MiB, which go to every "
             "rank with each call; pass large arrays as arguments, or load them on the ranks",
             stacklevel=4,
         )

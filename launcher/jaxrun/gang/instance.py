@@ -1,4 +1,4 @@
-"""One start of a gang: its launcher, where its ranks came to, the connections to them, and what they are."""
+"""One start of a gang: its launcher, the connections to its ranks, and what the ranks are."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from jaxrun.errors import JaxrunError
 from jaxrun.forkserver.launcher_pool import pool_for
 from jaxrun.gang.exceptions import GangStartError, WorkerDied
 from jaxrun.gang.launcher_process import LauncherProcess
@@ -20,13 +21,13 @@ from jaxrun.gang.spec import GangSpec
 from jaxrun.protocol.payload import GangMessage, GangMessageKind, GangMessageReader
 from jaxrun.text import format_ranks, has_several_hosts, plural
 
-_SHUTDOWN_TIMEOUT_S = 5.0  # seconds for the ranks to leave
-_NO_VERDICT = 2  # the launcher's status where it has left none: it did not like its command line
+_SHUTDOWN_TIMEOUT_S = 5.0  # for the ranks to end by themselves
+_NO_VERDICT = 2  # the exit status of a launcher that has left no verdict: its command line was wrong
 
 
 @dataclass(frozen=True, slots=True)
 class GangWorker:
-    """One rank of a gang: `devices` is how many it has."""
+    """One rank of a gang; `devices` counts its own."""
 
     rank: int
     host: str
@@ -36,113 +37,137 @@ class GangWorker:
     platform: str
 
 
-def describe_gang(shape: GangSpec, workers: Sequence[GangWorker]) -> str:
+def describe_gang(spec: GangSpec, workers: Sequence[GangWorker]) -> str:
     """`4 processes x 2 devices (cpu) on this machine`."""
     hosts = {worker.rank: worker.host for worker in workers}
     where = f"on {len(set(hosts.values()))} hosts" if has_several_hosts(hosts) else f"on {hosts[0]}"
-    if shape.backend == "local":
-        where = f"on {plural(shape.hosts, 'simulated host')}" if shape.hosts else "on this machine"
+    if spec.backend == "local":
+        where = f"on {plural(spec.hosts, 'simulated host')}" if spec.hosts else "on this machine"
     count = f"{len(workers)} process{'es' if len(workers) > 1 else ''}"
     return f"{count} x {plural(workers[0].devices, 'device')} ({workers[0].platform}) {where}"
 
 
 class GangInstance:
-    """Started when it is made; `run_dir` None: its files go with it. UsageError, UnavailableError, GangStartError."""
+    """A running job of a gang.
 
-    def __init__(self, shape: GangSpec, run_dir: Path | None) -> None:
+    broken:      why the ranks cannot be used any more; empty as long as they can
+    interrupts:  how many interrupts were sent, so that a rank can wait for those that are under way
+    """
+
+    def __init__(self, spec: GangSpec, run_dir: Path | None) -> None:
+        """Start the job; without a `run_dir` its files are temporary.
+
+        Raises UsageError, UnavailableError, and GangStartError with the launcher's output.
+        """
         environ = dict(os.environ)
-        self.broken = ""  # why it cannot be used as it is
+        self.broken = ""
+        self.stopped = False
         self.interrupts = 0
-        self._meeting = RankListener(far=shape.backend != "local", interface=_interface(shape.options))
+        self.shares_memory = spec.backend == "local"
+        self._listener = RankListener(far=not self.shares_memory, interface=_interface(spec.options))
         try:
-            ready = pool_for({**environ, **shape.env}, with_jax=shape.may_fork)
-            run_dir = run_dir or self._meeting.directory / "run"
-            self.launcher = LauncherProcess(
-                ready, shape.command_line(run_dir), {**environ, **self._meeting.environ}, run_dir
-            )
+            pool = pool_for({**environ, **spec.env}, with_jax=spec.may_fork)
+            run_dir = run_dir or self._listener.directory / "run"
+            environ |= self._listener.environ
+            self.launcher = LauncherProcess(pool, spec.command_line(run_dir), environ, run_dir)
         except BaseException:
-            self._meeting.close()
+            self._listener.close()
             raise
-        self.switchboard = RankConnections(self.launcher)
+        self.connections = RankConnections(self.launcher)
         try:
             self.workers = self._wait_for_ranks()
         except BaseException:
             self.stop()
             raise
 
+    @property
+    def usable(self) -> bool:
+        """Whether the next call finds the same ranks."""
+        return not self.broken and not self.stopped
+
     def mark_broken(self, reason: str) -> None:
+        """Have the next call start the gang anew. The first reason is kept."""
         self.broken = self.broken or reason
 
     def check_connections(self) -> None:
-        """Notice, between two conversations, ranks that have ended."""
-        for rank, parcel in self.switchboard.poll(0):
-            if parcel is None:
-                self.mark_broken(
-                    f"between two calls, {self.explain_death(_SHUTDOWN_TIMEOUT_S, (rank,))}".partition("\n")[0]
-                )
+        """Notice, between two calls, ranks that have ended."""
+        for rank, message in self.connections.poll(0):
+            if message is None:
+                death = str(self.explain_death(_SHUTDOWN_TIMEOUT_S, (rank,)))
+                self.mark_broken(f"between two calls, {death}".partition("\n")[0])
 
     def interrupt(self) -> None:
         """Raise KeyboardInterrupt in what the ranks run."""
         self.interrupts += 1
         self.launcher.send_command(signal=2)
 
-    def explain_death(self, patience: float, gone: Collection[int]) -> WorkerDied:
-        """Why it has ended, which the launcher may take `patience` seconds to say; these ranks are `gone`."""
-        verdict = self.launcher.wait_for_verdict(patience)
+    def stacks(self, *, full: bool = False) -> str:
+        """Where all ranks are now, in groups; with `full`, all frames of each."""
+        from jaxrun.rundir.stacks_request import RunningJob, request_stacks
+
+        try:
+            return request_stacks(RunningJob(self.launcher.run_dir, self.launcher.pid), full=full)
+        except JaxrunError as error:
+            return f"where they are cannot be told: {error}"
+
+    def explain_death(self, timeout: float, ranks: Collection[int]) -> WorkerDied:
+        """Why `ranks` have ended; the launcher has `timeout` seconds to say so."""
+        verdict = self.launcher.wait_for_verdict(timeout)
         if verdict is None:
-            text = f"{format_ranks(gone)} of this gang ended, and its launcher does not say why"
+            text = f"{format_ranks(ranks)} of this gang ended, and its launcher does not say why"
             text += f"\n{self.launcher.all_output}"
-            return WorkerDied(text, sorted(gone), {worker.rank: worker.host for worker in self.workers}, 1)
-        self.launcher.wait(patience)
+            return WorkerDied(text, sorted(ranks), {worker.rank: worker.host for worker in self.workers}, 1)
+        self.launcher.wait(timeout)
         parts = (verdict.headline, verdict.means, *verdict.details, verdict.traceback, verdict.divergence)
         return WorkerDied.from_verdict(verdict, "\n".join(filter(None, parts)))
 
     def shut_down(self) -> None:
         """Let the ranks end by themselves, and with them the job."""
-        self.switchboard.send(GangMessage(GangMessageKind.SHUTDOWN, 0), self.switchboard.ranks)
+        self.connections.send(GangMessage(GangMessageKind.SHUTDOWN, 0), self.connections.ranks)
         deadline = time.monotonic() + _SHUTDOWN_TIMEOUT_S
-        while self.switchboard.ranks and time.monotonic() < deadline:
-            self.switchboard.poll(deadline - time.monotonic())
+        while self.connections.ranks and time.monotonic() < deadline:
+            self.connections.poll(deadline - time.monotonic())
         self.launcher.wait(deadline - time.monotonic())
 
     def stop(self) -> None:
-        """Stop what is left of it, at once."""
-        self.switchboard.close()
+        """Stop what is left of the job, at once. May be called again."""
+        self.stopped = True
+        self.connections.close()
         self.launcher.stop()
-        self._meeting.close()
+        self._listener.close()
 
     def _wait_for_ranks(self) -> tuple[GangWorker, ...]:
-        """Wait until all ranks have come. GangStartError with the launcher's words if it ends before."""
-        found: dict[int, dict[str, Any]] = {}
-        guests: dict[int, tuple[socket.socket, GangMessageReader]] = {}
+        """Accept all ranks. Raises GangStartError with the launcher's output if that ends before."""
+        workers: dict[int, GangWorker] = {}
+        pending: dict[int, tuple[socket.socket, GangMessageReader]] = {}
         size = None
         with selectors.DefaultSelector() as selector:
-            selector.register(self._meeting.arrival_fd, selectors.EVENT_READ)
+            selector.register(self._listener.arrival_fd, selectors.EVENT_READ)
             selector.register(self.launcher.pidfd, selectors.EVENT_READ)
-            while len(found) != size:
+            while len(workers) != size:
                 for key, _ in selector.select():
                     if key.fd == self.launcher.pidfd:
                         raise self._start_error()
-                    if key.fd == self._meeting.arrival_fd:
-                        if (guest := self._meeting.accept()) is not None:
-                            guest.setblocking(False)
-                            guests[guest.fileno()] = guest, GangMessageReader(guest)
-                            selector.register(guest, selectors.EVENT_READ)
+                    if key.fd == self._listener.arrival_fd:
+                        if (connection := self._listener.accept()) is not None:
+                            connection.setblocking(False)
+                            pending[connection.fileno()] = connection, GangMessageReader(connection)
+                            selector.register(connection, selectors.EVENT_READ)
                         continue
-                    guest, inbox = guests[key.fd]
+                    connection, reader = pending[key.fd]
                     try:
-                        about = inbox.receive().load()
+                        about: dict[str, Any] = reader.receive().load()
                     except BlockingIOError:
                         continue
                     except (EOFError, OSError):
-                        selector.unregister(guest)  # the launcher will say why
+                        selector.unregister(connection)  # the launcher will say why
                         continue
-                    selector.unregister(guest)
+                    selector.unregister(connection)
                     size = about.pop("size")
-                    found[about["rank"]] = about
-                    self.switchboard.add(about["rank"], guest, inbox)
+                    workers[about["rank"]] = GangWorker(**about)
+                    self.connections.add(about["rank"], connection, reader)
         self.launcher.read_output()  # the job's first line
-        return tuple(GangWorker(**found[rank]) for rank in sorted(found))
+        return tuple(workers[rank] for rank in sorted(workers))
 
     def _start_error(self) -> GangStartError:
         verdict = self.launcher.wait_for_verdict(0)
@@ -151,6 +176,6 @@ class GangInstance:
 
 
 def _interface(options: Sequence[str]) -> str:
-    """What --interface says, which holds for the ranks' way to us, too."""
+    """The value of --interface, which names the ranks' way to this process, too."""
     words = [part for option in options for part in option.split("=", 1)]
     return words[words.index("--interface") + 1] if "--interface" in words[:-1] else ""

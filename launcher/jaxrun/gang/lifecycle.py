@@ -1,6 +1,6 @@
-"""The life of a gang: its job is started, found to be sick, started anew, stopped and closed.
+"""Starts the job of a gang, starts it anew where its ranks are broken, and stops it.
 
-A gang that has lost a rank, or whose ranks are out of step, is sick: it is started anew when it is used next.
+The ranks are broken once one has ended, or once they are out of step with each other.
 """
 
 from __future__ import annotations
@@ -11,165 +11,97 @@ import os
 import sys
 import threading
 import weakref
-from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
-from types import TracebackType
-from typing import NoReturn, Self
 
-from jaxrun.gang.exceptions import GangError, WorkerDied
-from jaxrun.gang.instance import GangInstance, GangWorker, describe_gang
-from jaxrun.gang.rank_connections import RankConnections
+from jaxrun.gang.exceptions import GangError
+from jaxrun.gang.instance import GangInstance, describe_gang
 from jaxrun.gang.spec import GangSpec
-from jaxrun.protocol.flight_file import LOCKSTEP_RECORD
 
 
 class GangLifecycle:
-    """Started when it is made. Threads may use it. See jaxrun.api.Gang for what it is given, and raises."""
+    """The job of one gang, started at once. Threads may use it; a call holds `lock` until its end."""
 
-    def __init__(
-        self,
-        processes: int | None = None,
-        devices: int | None = None,
-        *,
-        hosts: int | None = None,
-        backend: str = "local",
-        platform: str = "auto",
-        env: Mapping[str, str] | None = None,
-        lockstep: str = LOCKSTEP_RECORD,
-        run_dir: str | os.PathLike[str] | None = None,
-        options: Sequence[str] = (),
-    ) -> None:
-        self.spec = GangSpec(
-            processes=processes,
-            devices=devices,
-            hosts=hosts,
-            backend=backend,
-            platform=platform,
-            lockstep=lockstep,
-            env=dict(env or {}),
-            options=tuple(options),
-        )
+    def __init__(self, spec: GangSpec, run_dir: str | os.PathLike[str] | None) -> None:
+        self.spec = spec
+        self.lock = threading.RLock()
         self._run_dir = None if run_dir is None else Path(run_dir).absolute()
-        self._lock = threading.RLock()
         self._starts = 0
         self._instance: GangInstance | None = None
         self._closed = False
-        self._lost_reason = ""  # why the job was stopped before this one
+        self._lost_reason = ""  # why the instance before this one was broken
         self._owner = os.getpid()
         self._start()
-        _gangs.add(self)
+        _all.add(self)
 
-    # ---- what it is
-
-    @property
-    def workers(self) -> tuple[GangWorker, ...]:
-        return self._current.workers
-
-    def __repr__(self) -> str:
-        if self._instance is None:
-            return f"<{self.spec}: {'closed' if self._closed else 'started anew at its next use'}>"
-        return f"<{describe_gang(self.spec, self.workers)}{'' if self.healthy else ', sick'}>"
+    def __str__(self) -> str:
+        if self._instance is None or self._instance.stopped:
+            return f"{self.spec}: {'closed' if self._closed else 'started anew at its next use'}"
+        return f"{describe_gang(self.spec, self._instance.workers)}{'' if self.healthy else ', sick'}"
 
     @property
-    def processes(self) -> int:
-        return len(self.workers)
-
-    @property
-    def devices(self) -> int:
-        """Devices of each rank."""
-        return self.workers[0].devices
-
-    @property
-    def healthy(self) -> bool:
-        """Whether the next call finds the same ranks."""
-        return self._instance is not None and not self._instance.broken and not self._closed
-
-    @property
-    def run_dir(self) -> Path:
-        """Where the current start leaves its files."""
-        return self._current.launcher.run_dir
-
-    @property
-    def shares_memory(self) -> bool:
-        return self.spec.backend == "local"
-
-    @property
-    def switchboard(self) -> RankConnections:
-        return self._current.switchboard
-
-    def host(self, rank: int) -> str:
-        return self.workers[rank].host
-
-    @property
-    def _current(self) -> GangInstance:
-        if self._instance is None:
+    def instance(self) -> GangInstance:
+        """The running job. Raises GangError if there is none."""
+        if self._instance is None or self._instance.stopped:
             end = "closed; make another" if self._closed else "stopped; its next call starts it anew"
             raise GangError(f"this {self.spec} is {end}")
         return self._instance
 
-    def __reduce__(self) -> NoReturn:
-        raise TypeError("a gang stays in the process that has started it; a function that it runs cannot refer to it")
+    @property
+    def healthy(self) -> bool:
+        """Whether the next call finds the same ranks."""
+        return self._instance is not None and self._instance.usable
 
-    # ---- its course
-
-    def interrupt(self) -> None:
-        """Raise KeyboardInterrupt in what the ranks run."""
-        self._current.interrupt()
+    @property
+    def broken(self) -> str:
+        """Why the ranks of the running job cannot be used; empty if they can, or if none runs."""
+        return self._instance.broken if self._instance is not None and not self._instance.stopped else ""
 
     def mark_broken(self, reason: str) -> None:
-        """It cannot be used as it is; the next call starts it anew."""
         if self._instance is not None:
             self._instance.mark_broken(reason)
 
-    def explain_death(self, patience: float, gone: Collection[int]) -> WorkerDied:
-        """Why the job has ended."""
-        return self._current.explain_death(patience, gone)
-
-    def restart(self) -> None:
-        """Start it anew: fresh processes that know nothing of earlier calls."""
-        with self._lock:
-            self._check_open()
-            self.stop()
-            self._start()
-
-    def stop(self) -> None:
-        """Stop the job at once, as it is; the next call starts another."""
-        job, self._instance = self._instance, None
-        if job is not None:
-            self._lost_reason = job.broken
-            job.stop()
-
-    def close(self) -> None:
-        """Let the ranks leave, and end what does not. May be called again."""
-        with self._lock:
-            self._closed = True
-            if self._owner != os.getpid():  # a fork of the process whose it is
-                return
-            if self._instance is not None and not self._instance.broken:
-                self._instance.shut_down()
-            self.stop()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        self.close()
-
-    def __del__(self) -> None:
-        if self.__dict__.get("_job") is not None and self._owner == os.getpid():
-            with contextlib.suppress(Exception):  # the interpreter may be half gone
-                self.stop()
-
-    def _ensure_started(self) -> None:
-        """Have a job that can be used."""
-        if self._instance is not None:
+    def usable_instance(self) -> GangInstance:
+        """The running job, started anew if it is broken or stopped. Raises GangError if the gang is closed."""
+        self._check_open()
+        if self._instance is not None and not self._instance.stopped:
             self._instance.check_connections()
-        if self._instance is None or self._instance.broken:
+        if not self.healthy:
             reason = self._instance.broken if self._instance is not None else self._lost_reason
             if reason:
                 text = f"jaxrun: {self.spec}: started anew, what its ranks knew is lost: {reason}"
                 print(text, file=sys.stderr)
             self.restart()
+        return self.instance
+
+    def restart(self) -> None:
+        """Start fresh processes that know nothing of earlier calls."""
+        with self.lock:
+            self._check_open()
+            self.stop()
+            self.spec = self.spec.for_restart()
+            self._start()
+
+    def stop(self) -> None:
+        """Stop the job at once; the next call starts another."""
+        instance, self._instance = self._instance, None
+        if instance is not None:
+            self._lost_reason = instance.broken
+            instance.stop()
+
+    def close(self) -> None:
+        """Let the ranks end, and stop what does not. May be called again."""
+        with self.lock:
+            self._closed = True
+            if self._owner != os.getpid():  # a fork of the process that has started the gang
+                return
+            if self._instance is not None and self._instance.usable:
+                self._instance.shut_down()
+            self.stop()
+
+    def __del__(self) -> None:
+        if self.__dict__.get("_instance") is not None and self._owner == os.getpid():
+            with contextlib.suppress(Exception):  # the interpreter may be half gone
+                self.stop()
 
     def _check_open(self) -> None:
         if self._closed:
@@ -185,12 +117,12 @@ class GangLifecycle:
         self._instance = GangInstance(self.spec, run_dir)
 
 
-_gangs: weakref.WeakSet[GangLifecycle] = weakref.WeakSet()
+_all: weakref.WeakSet[GangLifecycle] = weakref.WeakSet()
 
 
 def _close_all() -> None:
-    for gang in tuple(_gangs):
-        gang.close()
+    for lifecycle in tuple(_all):
+        lifecycle.close()
 
 
-atexit.register(_close_all)  # before the nurseries', which were registered first
+atexit.register(_close_all)  # runs before the launcher pools', which was registered earlier

@@ -46,6 +46,10 @@ class GangSpec:
         """Whether the ranks may be forks of a process that has imported jax: the launcher has the last word."""
         return self.backend == "local" and self.platform in ("auto", "cpu") and "--no-fork" not in self.options
 
+    def for_restart(self) -> GangSpec:
+        """The spec of the gang's next start."""
+        return self
+
     def command_line(self, run_dir: Path) -> tuple[str, ...]:
         """The command line's words after `jaxrun`."""
         hosts = "--simulate-hosts" if self.backend == "local" else "--hosts"

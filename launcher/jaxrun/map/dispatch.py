@@ -13,7 +13,7 @@ from functools import partial
 from typing import Any
 
 from jaxrun.errors import UsageError
-from jaxrun.gang.gang import BaseGang
+from jaxrun.gang.gang import Gang
 from jaxrun.job.devices import Gpus, probe_machine
 from jaxrun.job.environment import worker_settings
 from jaxrun.job.job import Job
@@ -47,9 +47,9 @@ class MapDispatcher:
             raise UsageError(f"processes of a pool must be a whole number from 1, not {processes!r}")
         self._cores = processes or len(os.sched_getaffinity(0))
         self._jax, self._hosts, self._platform = jax, hosts or 1, platform
-        self._make_gang = partial(BaseGang, hosts=hosts, backend=backend, env=env, options=options)
+        self._make_gang = partial(Gang, hosts=hosts, backend=backend, env=env, options=options)
         self._lock = threading.Lock()
-        self._device_gang: BaseGang | None = None
+        self._device_gang: Gang | None = None
         self._executor: LocalExecutor | GangExecutor
         if self._hosts == 1 and backend == "local" and platform in ("auto", "cpu") and not options:
             self._executor = LocalExecutor(self._cores, _environment_of_processes(self._cores, env or {}))
@@ -146,11 +146,11 @@ class MapDispatcher:
         finally:
             results.close()
 
-    def _start_plain_gang(self) -> BaseGang:
+    def _start_plain_gang(self) -> Gang:
         platform = "cpu" if self._platform == "auto" else self._platform  # plain Python needs no GPU
         return self._make_gang(self._executor.processes, 1, platform=platform)
 
-    def _started_device_gang(self) -> BaseGang:
+    def _started_device_gang(self) -> Gang:
         with self._lock:
             if self._device_gang is None:
                 devices = devices_per_process(self._platform, self._cores, self._hosts, os.environ)

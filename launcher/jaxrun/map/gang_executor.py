@@ -18,7 +18,8 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from jaxrun import RUNTIME
-from jaxrun.gang.call import GangCall, RankMessage, Returned
+from jaxrun.gang.call import GangCall
+from jaxrun.gang.call_events import RankMessage, Returned
 from jaxrun.gang.exceptions import GangError, RemoteFailure, combined_exception
 from jaxrun.map import gang_calls
 from jaxrun.map.python_map import BatchOutcome
@@ -26,7 +27,7 @@ from jaxrun.protocol.map_messages import BatchResult, CallBatch
 from jaxrun.protocol.payload import FunctionReference
 
 if TYPE_CHECKING:
-    from jaxrun.gang.gang import BaseGang
+    from jaxrun.gang.gang import Gang
 
 SERVE_BATCHES = FunctionReference(f"{RUNTIME}.map.python_calls", "serve")
 _POLL_FREE_S = 0.005  # until GangExecutor sees a new batch, while a rank is free to run it
@@ -36,7 +37,7 @@ _POLL_FULL_S = 0.05  # the same while none is
 class RankExecutor:
     """The ranks of a gang, during one call of it: one batch at a time on each. For the thread that holds the call."""
 
-    def __init__(self, gang: BaseGang, call: GangCall) -> None:
+    def __init__(self, gang: Gang, call: GangCall) -> None:
         self._gang, self._call = gang, call
         self._idle = deque(worker.rank for worker in gang.workers)
         self._waiting: deque[tuple[CallBatch, Future[BatchOutcome]]] = deque()
@@ -61,12 +62,12 @@ class RankExecutor:
 
     def poll(self, timeout: float | None) -> bool:
         """Handle the next message of a rank; False if none came within `timeout` seconds. Raises WorkerDied."""
-        match gang_calls.receive(self._gang, self._call, timeout):
+        match gang_calls.receive(self._call, timeout):
             case RankMessage(rank=rank, value=BatchResult() as result):
                 future = self._running.pop(rank)
                 self._idle.append(rank)
                 self._send_waiting()  # before anybody works on the results
-                host = self._gang.host(rank)
+                host = self._gang.workers[rank].host
                 errors = {
                     place: RemoteFailure.from_rank(rank, host, details).to_exception()
                     for place, details in result.errors.items()
@@ -109,10 +110,10 @@ class RankExecutor:
 class GangExecutor:
     """A gang that is started with the first batch, held by a thread. Threads may use it."""
 
-    def __init__(self, processes: int, start: Callable[[], BaseGang]) -> None:
+    def __init__(self, processes: int, start: Callable[[], Gang]) -> None:
         self.processes = processes
         self._start = start
-        self._gang: BaseGang | None = None
+        self._gang: Gang | None = None
         self._submitted: queue.SimpleQueue[tuple[CallBatch, Future[BatchOutcome]] | None] = queue.SimpleQueue()
         self._terminated = False
         self._thread = threading.Thread(target=self._serve, name="jaxrun-pool", daemon=True)
@@ -162,7 +163,7 @@ class GangExecutor:
                     ranks.poll(_POLL_FULL_S if ranks.full else _POLL_FREE_S)
                     self._add_submitted(ranks)
                 if not self._terminated:
-                    gang_calls.finish(self._gang, call)
+                    gang_calls.finish(call)
             ranks.fail(GangError("the pool was terminated"))
         except BaseException as error:  # a gang that does not start, a rank that has died: those who wait must know
             if ranks is not None:

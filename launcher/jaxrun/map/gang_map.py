@@ -20,11 +20,11 @@ from jaxrun.map.session import ArraySource, IteratorSource, MapSession
 from jaxrun.map.stats import MapStats, record_stats
 
 if TYPE_CHECKING:
-    from jaxrun.gang.gang import BaseGang
+    from jaxrun.gang.gang import Gang
 
 
 def map(
-    gang: BaseGang,
+    gang: Gang,
     f: Callable[..., Any],
     xs: Any,
     *,
@@ -61,7 +61,7 @@ def map(
 
 
 def imap(
-    gang: BaseGang,
+    gang: Gang,
     f: Callable[..., Any],
     xs: Iterable[Any],
     *,
@@ -85,7 +85,7 @@ def imap(
             yield from PythonMap(
                 ranks, code, xs, batch_size=size, unpack_items=star, continue_on_error=True, ordered=ordered
             )
-            gang_calls.finish(gang, call)
+            gang_calls.finish(call)
         return
     source = IteratorSource(iter(xs))
     if source.first is None:
@@ -97,7 +97,7 @@ def imap(
 
 
 def _map_python(
-    gang: BaseGang,
+    gang: Gang,
     f: Callable[..., Any],
     xs: Iterable[Any],
     *,
@@ -110,7 +110,7 @@ def _map_python(
     with gang.start_call(SERVE_BATCHES) as call:
         run = PythonMap(RankExecutor(gang, call), code, xs, batch_size=size, unpack_items=star)
         results = run.results()
-        gang_calls.finish(gang, call)
+        gang_calls.finish(call)
     seconds = time.perf_counter() - began
     record_stats(gang, MapStats.of_gang(gang, PLAIN_PYTHON, run.largest_batch, run.item_count, seconds))
     return results

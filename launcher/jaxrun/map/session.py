@@ -9,7 +9,8 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, Protocol, Self
 
 from jaxrun import RUNTIME
-from jaxrun.gang.call import Disconnected, GangCall, LauncherOutput, Printed, RankMessage, Returned
+from jaxrun.gang.call import GangCall
+from jaxrun.gang.call_events import Disconnected, LauncherOutput, Printed, RankMessage, Returned
 from jaxrun.gang.exceptions import combined_exception
 from jaxrun.map.items import MapInput, NotTraceable, stack_items
 from jaxrun.map.python_map import pickle_function
@@ -28,13 +29,13 @@ from jaxrun.protocol.map_messages import (
 from jaxrun.protocol.payload import FunctionReference, SharedBuffer
 
 if TYPE_CHECKING:
-    from jaxrun.gang.gang import BaseGang
+    from jaxrun.gang.gang import Gang
 
 _SERVE = FunctionReference(f"{RUNTIME}.map.device_map", "serve")
 _FAILURE_GRACE = 1.5  # seconds that the others have to end after one has failed
 
 
-_blocks: weakref.WeakKeyDictionary[BaseGang, dict[int, SharedBuffer]] = weakref.WeakKeyDictionary()  # for its next map
+_blocks: weakref.WeakKeyDictionary[Gang, dict[int, SharedBuffer]] = weakref.WeakKeyDictionary()  # for its next map
 
 
 class ItemSource(Protocol):
@@ -82,7 +83,7 @@ class MapSession:
 
     def __init__(
         self,
-        gang: BaseGang,
+        gang: Gang,
         f: Callable[..., Any],
         items: MapInput,
         count: int | None,
@@ -227,14 +228,10 @@ class MapSession:
                     self._talk.send(EndOfChunks(), [rank])
                 case RankMessage(rank=rank, value=value):
                     return rank, value
-                case Printed() as printed:
-                    self._gang.show_printed(printed)
-                case LauncherOutput() as told:
-                    self._gang.show_launcher_output(told)
+                case Printed() | LauncherOutput() as event:
+                    self._talk.show(event)
                 case Disconnected():
-                    died = self._talk.explain_death()
-                    assert died is not None
-                    raise died
+                    raise self._talk.explain_death()
                 case Returned() | None:
                     self._end(_FAILURE_GRACE)
                     raise combined_exception(self._talk.failures)
@@ -244,10 +241,8 @@ class MapSession:
         self._talk.send(EndOfChunks())
         while self._talk.running:
             match self._talk.receive(patience):
-                case Printed() as printed:
-                    self._gang.show_printed(printed)
-                case LauncherOutput() as told:
-                    self._gang.show_launcher_output(told)
+                case Printed() | LauncherOutput() as event:
+                    self._talk.show(event)
                 case None:
                     return
         if self._talk.failures:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Self
 
 if TYPE_CHECKING:
-    from jaxrun.gang.gang import BaseGang
+    from jaxrun.gang.gang import Gang
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,7 +23,7 @@ class MapStats:
     seconds: float
 
     @classmethod
-    def of_gang(cls, gang: BaseGang, method: str, chunk: int, items: int, seconds: float) -> Self:
+    def of_gang(cls, gang: Gang, method: str, chunk: int, items: int, seconds: float) -> Self:
         first = gang.workers[0]
         return cls(method, len(gang.workers), first.devices, first.platform, chunk, items, seconds)
 
@@ -35,13 +35,13 @@ class MapStats:
         return f"{self.method}, {shape}, chunks of {self.chunk_size}: {amount}"
 
 
-_accounts: weakref.WeakKeyDictionary[BaseGang, MapStats] = weakref.WeakKeyDictionary()
+_accounts: weakref.WeakKeyDictionary[Gang, MapStats] = weakref.WeakKeyDictionary()
 
 
-def record_stats(gang: BaseGang, account: MapStats) -> None:
+def record_stats(gang: Gang, account: MapStats) -> None:
     _accounts[gang] = account
 
 
-def last_stats(gang: BaseGang) -> MapStats | None:
+def last_stats(gang: Gang) -> MapStats | None:
     """Of the last map of `gang` that has come to its end."""
     return _accounts.get(gang)

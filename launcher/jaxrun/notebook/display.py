@@ -10,9 +10,10 @@ from pathlib import Path
 from typing import Any
 
 import jaxrun
-from jaxrun.gang.call import GangCall, Printed
+from jaxrun.gang.call import GangCall
+from jaxrun.gang.call_events import Printed
 from jaxrun.gang.exceptions import RemoteFailure
-from jaxrun.notebook.ipython import publish
+from jaxrun.notebook.ipython import find_kernel_shell, publish
 from jaxrun.notebook.transcript import MimeBundle, Page, Transcript, fold, format_progress
 from jaxrun.text import format_ranks, format_seconds, plural
 
@@ -20,6 +21,12 @@ _REFRESH_INTERVAL_S = 0.25  # at least, between two changes of what is shown
 _PROGRESS_DELAY_S = 2.0  # after which a call has a line that says which ranks run
 _LAUNCHER_DIR = str(Path(jaxrun.__file__).parent) + os.sep
 _CELL = re.compile(r'^( *)File "(In\[\d+\])", line', re.MULTILINE)
+
+
+def find_display() -> NotebookDisplay | None:
+    """A display for a gang of a notebook's kernel; None where this process is none."""
+    shell = find_kernel_shell()
+    return NotebookDisplay(shell) if shell is not None else None
 
 
 class NotebookDisplay:

@@ -10,15 +10,14 @@ from __future__ import annotations
 
 import sys
 import time
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import Any
 
 from jaxrun import RUNTIME
-from jaxrun.api import Gang
 from jaxrun.errors import JaxrunError, UsageError
 from jaxrun.gang.call import GangCall
 from jaxrun.gang.exceptions import CallTimeout, RemoteError, WorkerDied
-from jaxrun.gang.gang import remote_function
+from jaxrun.gang.gang import Gang, remote_function
 from jaxrun.gang.instance import describe_gang
 from jaxrun.gang.spec import GangSpec
 from jaxrun.notebook.arguments import MagicArguments, parse_arguments
@@ -102,7 +101,7 @@ def _run_cell(shell: Any, arguments: MagicArguments, cell: str) -> CellResult | 
     raised: BaseException
     try:
         with call:
-            shown = merge_by_rank(dict(enumerate(gang.collect_results(call, arguments.timeout))))
+            shown = merge_by_rank(dict(enumerate(call.results(arguments.timeout))))
         return CellResult(shown) if shown else None
     except (WorkerDied, CallTimeout):
         raise
@@ -165,8 +164,7 @@ def _start(shell: Any, spec: GangSpec) -> Gang:
         raise UsageError(f"{NAME} is a variable of yours, of type {kind}; del {NAME}, or rename it: %{NAME} needs it")
     _stop(shell)
     began = time.monotonic()
-    given = {field.name: getattr(spec, field.name) for field in fields(spec)}
-    gang = shell.user_ns[NAME] = Gang(**given)
+    gang = shell.user_ns[NAME] = Gang.from_spec(spec)
     print(f"jaxrun: {describe_gang(gang.spec, gang.workers)}, started in {format_seconds(time.monotonic() - began)}")
     return gang
 

@@ -17,7 +17,7 @@ from jaxrun.errors import UsageError
 from jaxrun.pytest_plugin.options import OPTIONS
 
 if TYPE_CHECKING:
-    from jaxrun.api import Gang
+    from jaxrun.gang.gang import Gang
 
 _RANK_PLUGIN = "jaxrun-rank"  # protocol.pytest_messages.RANK_PLUGIN, whose import would slow down every session
 
@@ -69,7 +69,7 @@ def shared_tmp_path(request: pytest.FixtureRequest, gang: Any) -> Path:
 @pytest.fixture
 def gangs(request: pytest.FixtureRequest) -> Iterator[Callable[..., Gang]]:
     """For a test without the mark: gangs(processes=4) starts a jaxrun.Gang, which is closed when the test is over."""
-    from jaxrun.api import Gang
+    from jaxrun.gang.gang import Gang
 
     started: list[Gang] = []
 

@@ -19,8 +19,8 @@ from typing import Any
 import pytest
 
 from jaxrun import RUNTIME
-from jaxrun.api import Gang
 from jaxrun.errors import EXIT_NOT_UNIFORM, EXIT_SOFTWARE, EXIT_UNAVAILABLE, EXIT_USAGE, JaxrunError
+from jaxrun.gang.gang import Gang
 from jaxrun.gang.spec import GangSpec
 from jaxrun.job.cluster_env import CLUSTER_ENVS, RankInfo
 from jaxrun.job.environment import interpreter_settings
@@ -99,7 +99,7 @@ class MpiSession:
 
     def start_gang(self, run_dir: Path) -> Gang:
         """Start the gang of all these processes; called on rank 0."""
-        return _MpiGang(self._gang_spec(), run_dir)
+        return _MpiGang.from_spec(self._gang_spec(), run_dir)
 
     def _gang_spec(self) -> _MpiGangSpec:
         return _MpiGangSpec(devices=self._devices, backend=_BACKEND, options=self._jaxrun_args)
@@ -117,6 +117,9 @@ class _MpiGangSpec(GangSpec):
 
     restarted: bool = False
 
+    def for_restart(self) -> _MpiGangSpec:
+        return replace(self, restarted=True)
+
     def command_line(self, run_dir: Path) -> tuple[str, ...]:
         return self.attach("--run-dir", str(run_dir))
 
@@ -128,16 +131,8 @@ class _MpiGangSpec(GangSpec):
 
 
 class _MpiGang(Gang):
-    def __init__(self, spec: _MpiGangSpec, run_dir: Path) -> None:
-        self._next_spec = spec
-        super().__init__(devices=spec.devices, backend=spec.backend, options=spec.options, run_dir=run_dir)
-
-    def _start(self) -> None:
-        self.spec, self._next_spec = self._next_spec, replace(self._next_spec, restarted=True)
-        super()._start()
-
     def close(self) -> None:
-        if not self.healthy and self._instance is not None:
+        if self.broken:
             with contextlib.suppress(JaxrunError):
                 self.restart()  # the other processes wait for the next gang, and end with it
         super().close()

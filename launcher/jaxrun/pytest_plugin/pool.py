@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from jaxrun.api import Gang
 from jaxrun.errors import JaxrunError
 from jaxrun.gang.exceptions import GangStartError
+from jaxrun.gang.gang import Gang
 from jaxrun.pytest_plugin.mark import GangKey, MarkSpec, mark_spec
 from jaxrun.pytest_plugin.options import OPTIONS
 from jaxrun.pytest_plugin.session import GangSession, SessionError

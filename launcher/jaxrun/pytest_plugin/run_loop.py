@@ -12,7 +12,7 @@ import pytest
 
 from jaxrun.diagnosis.snapshot import Snapshot
 from jaxrun.diagnosis.stacks import main_stack
-from jaxrun.gang.call import Disconnected, LauncherOutput, Printed, RankMessage, Returned
+from jaxrun.gang.call_events import Disconnected, LauncherOutput, Printed, RankMessage, Returned
 from jaxrun.gang.exceptions import WorkerDied
 from jaxrun.lockstep import compare, report
 from jaxrun.protocol.flight import Flight
@@ -110,7 +110,7 @@ class RunLoop:
             case RankMessage(rank, message):
                 self._execute(self._state.handle_message(rank, message, now))
             case Printed():
-                self._session.gang.show_printed(event)
+                self._call.show(event)
             case LauncherOutput(text):
                 self._launcher_output += text
             case Disconnected(rank):
@@ -137,7 +137,7 @@ class RunLoop:
 
     def _build_result(self, began: float, timeout: float | None) -> RunResult:
         divergence = self._find_divergence()
-        died = self._call.explain_death()
+        died = self._call.explain_death() if self._call.disconnected else None
         cut_off = self._state.running if died is None else ()
         text, snapshot = self._session.take_snapshot() if cut_off else ("", None)
         ranks = {rank: self._rank_result(rank, began, died, snapshot) for rank in self._state.ranks}

@@ -8,11 +8,10 @@ import time
 from pathlib import Path
 
 from jaxrun import RUNTIME
-from jaxrun.api import Gang
 from jaxrun.diagnosis.snapshot import Snapshot
 from jaxrun.errors import JaxrunError
-from jaxrun.gang.call import Disconnected, LauncherOutput, Printed, RankMessage, Returned
-from jaxrun.gang.gang import remote_function
+from jaxrun.gang.call_events import Disconnected, LauncherOutput, Printed, RankMessage, Returned
+from jaxrun.gang.gang import Gang, remote_function
 from jaxrun.lockstep import report
 from jaxrun.protocol.pytest_messages import SessionReady, SessionSettings
 from jaxrun.rundir.rundir import STACKS_FILE
@@ -99,7 +98,7 @@ class GangSession:
                 case Disconnected():
                     raise SessionError(f"while pytest started, a rank ended:\n{self.call.explain_death()}")
                 case LauncherOutput() as output:
-                    self.gang.show_launcher_output(output)
+                    self.call.show(output)
                 case Printed() | RankMessage():
                     pass
                 case None:

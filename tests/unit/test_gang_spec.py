@@ -11,12 +11,12 @@ from jaxrun.gang.spec import GangSpec
 RUN_DIR = Path("/somewhere/run dir")
 
 
-def job(shape):
-    """What the command makes of a shape's words."""
+def job(spec):
+    """What the command makes of a spec's words."""
     import click
 
     command = click.Command("jaxrun", params=parameters(), context_settings={"allow_interspersed_args": False})
-    values = command.make_context("jaxrun", list(shape.words(RUN_DIR))).params
+    values = command.make_context("jaxrun", list(spec.command_line(RUN_DIR))).params
     values.pop("dry_run")
     return make_job(values, {})
 
@@ -69,13 +69,13 @@ FORKS = {
 }
 
 
-@pytest.mark.parametrize(("shape", "forks"), FORKS.values(), ids=FORKS)
-def test_which_ranks_may_be_forks(shape, forks):
-    assert shape.forks is forks
+@pytest.mark.parametrize(("spec", "forks"), FORKS.values(), ids=FORKS)
+def test_which_ranks_may_be_forks(spec, forks):
+    assert spec.may_fork is forks
 
 
 @pytest.mark.parametrize(
-    ("shape", "text"),
+    ("spec", "text"),
     [
         (GangSpec(), "gang"),
         (GangSpec(processes=4), "gang of 4"),
@@ -83,10 +83,10 @@ def test_which_ranks_may_be_forks(shape, forks):
         (GangSpec(devices=2, backend="slurm"), "gang x 2 devices by slurm"),
     ],
 )
-def test_a_gang_is_called_by_what_was_asked_for(shape, text):
-    assert str(shape) == text
+def test_a_gang_is_called_by_what_was_asked_for(spec, text):
+    assert str(spec) == text
 
 
 def test_a_shape_is_a_value():
-    """Gangs are kept by their shape."""
+    """Gangs are kept by their spec."""
     assert GangSpec(processes=2, env={"A": "1"}) == GangSpec(processes=2, env={"A": "1"}) != GangSpec(processes=2)

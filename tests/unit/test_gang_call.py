@@ -1,0 +1,276 @@
+"""The caller's side of a call on a gang, with ranks by hand."""
+
+import json
+import os
+import threading
+
+import numpy as np
+import pytest
+from gang_by_hand import NUMBER, FakeGang
+
+from jaxrun.gang import call as call_module
+from jaxrun.gang.call import step_difference
+from jaxrun.gang.call_events import Disconnected, LauncherOutput, Printed, RankMessage, Returned
+from jaxrun.gang.exceptions import CallTimeout
+from jaxrun.protocol.payload import GangMessageKind
+
+
+@pytest.fixture
+def gang():
+    fake = FakeGang(2)
+    yield fake
+    fake.close()
+
+
+def events(call, count):
+    return [call.receive(20) for _ in range(count)]
+
+
+def test_all_ranks_get_the_task_and_their_results_come_back(gang):
+    with gang.start_call(("f", 1)) as call:
+        assert call.running == (0, 1)
+        for rank in gang.ranks:
+            task = rank.receive()
+            assert (task.kind, task.call, task.load()) == (GangMessageKind.CALL, NUMBER, ("f", 1))
+        gang.ranks[1].returns("one")
+        (event,) = events(call, 1)
+        assert isinstance(event, Returned) and (event.rank, event.value(), event.error) == (1, "one", None)
+        assert call.running == (0,) and call.receive(0) is None
+        gang.ranks[0].returns("zero")
+        events(call, 1)
+        assert call.running == () and call.receive() is None
+        assert {rank: outcome.value() for rank, outcome in call.outcomes.items()} == {0: "zero", 1: "one"}
+    assert (gang.broken, gang.interrupts, gang.ended) == ("", 0, 1)
+
+
+def test_events_of_a_rank_come_in_their_order(gang):
+    with gang.start_call() as call:
+        one, other = gang.ranks
+        one.send(GangMessageKind.VALUE, {"a": 1})
+        one.prints("half ")
+        one.prints("bad\n", GangMessageKind.STDERR)
+        one.fails(KeyError("x"))
+        said, out, err, failed = events(call, 4)
+        assert said == RankMessage(0, {"a": 1})
+        assert (out, err) == (Printed(0, "out", b"half "), Printed(0, "err", b"bad\n"))
+        assert failed.error.error == "KeyError" and failed.error.host == "h0"
+        assert [failure.rank for failure in call.failures] == [0]
+        other.returns()
+        events(call, 1)
+
+
+def test_what_a_rank_printed_last_is_there_after_it_has_returned(gang):
+    """Both may come in one piece; nobody is missing then, and there is still something to show."""
+    with gang.start_call() as call:
+        for rank in gang.ranks:
+            rank.prints("last words\n")
+            rank.returns()
+        assert [type(event) for event in events(call, 4)].count(Printed) == 2
+        assert call.receive() is None
+
+
+def test_output_that_nobody_has_received_is_shown_at_the_end(gang):
+    with gang.start_call() as call:
+        for number, rank in enumerate(gang.ranks):
+            rank.prints(f"{number}\n")
+            rank.returns()
+        assert events(call, 1) == [Printed(0, "out", b"0\n")]
+    assert gang.printed == [Printed(1, "out", b"1\n")]
+
+
+def test_what_the_launcher_prints_is_an_event_which_is_shown_if_nobody_receives_it(gang, capsys):
+    with gang.start_call() as call:
+        os.write(gang.launcher.output_write_end, b"jaxrun: taken\n")
+        assert events(call, 1) == [LauncherOutput("jaxrun: taken\n")]
+        os.write(gang.launcher.output_write_end, b"jaxrun: left\n")
+        for rank in gang.ranks:
+            rank.returns()
+    assert capsys.readouterr().err == "jaxrun: left\n"
+
+
+def test_values_go_to_all_or_to_some(gang):
+    with gang.start_call() as call:
+        call.send("all")
+        call.send("one", ranks=[1])
+        heard = [[rank.receive().load()] for rank in gang.ranks]
+        assert [rank.receive().load() for rank in gang.ranks] == ["all", "all"] and heard == [["task"], ["task"]]
+        assert gang.ranks[1].receive().load() == "one"
+        for rank in gang.ranks:
+            rank.returns()
+        events(call, 2)
+
+
+def test_what_was_sent_is_what_it_was_then(gang):
+    """A rank may read late; the caller's arrays are the caller's again at once."""
+    with gang.start_call() as call:
+        value = np.zeros(2**12)
+        for number in range(20):
+            value[:] = number
+            call.send(value, ranks=[0])
+        thread = threading.Thread(target=call.receive, args=(20,))
+        thread.start()
+        assert gang.ranks[0].receive().load() == "task"
+        assert [gang.ranks[0].receive().load().max() for _ in range(20)] == list(range(20))
+        gang.ranks[0].returns()
+        thread.join()
+        gang.ranks[1].returns()
+        events(call, 1)
+
+
+def test_what_belongs_to_an_earlier_call_is_dropped(gang):
+    with gang.start_call() as call:
+        gang.ranks[0].send(GangMessageKind.VALUE, "late", number=NUMBER - 1)
+        gang.ranks[0].send(GangMessageKind.RESULT, "late", number=NUMBER - 1)
+        gang.ranks[0].returns("right")
+        (event,) = events(call, 1)
+        assert event.value() == "right"
+        gang.ranks[1].returns()
+        events(call, 1)
+
+
+def test_a_rank_that_ends_is_disconnected_after_what_it_sent(gang):
+    with gang.start_call() as call:
+        gang.ranks[1].send(GangMessageKind.VALUE, "farewell")
+        gang.ranks[1].ends()
+        assert events(call, 2) == [RankMessage(1, "farewell"), Disconnected(1)]
+        assert (call.disconnected, call.running) == ({1}, (0,))
+        assert str(call.explain_death()) == "the launcher's verdict on {1}"
+        gang.ranks[0].returns()
+        events(call, 1)
+    assert gang.broken == "rank 1 ended" and gang.connections.ranks == (0,)
+
+
+def test_a_rank_that_ends_after_it_has_returned_is_no_event(gang):
+    with gang.start_call() as call:
+        gang.ranks[1].returns("done")
+        gang.ranks[1].ends()
+        gang.ranks[0].returns()
+        assert {type(event) for event in events(call, 2)} == {Returned} and call.receive(0) is None
+    gang.connections.poll(0)
+    assert gang.connections.ranks == (0,)
+
+
+def test_what_is_no_message_ends_a_connection(gang):
+    with gang.start_call() as call:
+        gang.ranks[0].connection.sendall(b"x" * 1000)
+        assert events(call, 1) == [Disconnected(0)]
+        gang.ranks[1].returns()
+        events(call, 1)
+
+
+# ---- how it ends
+
+
+def test_ranks_that_still_run_the_function_are_interrupted_and_told_of_the_end(gang):
+    gang.on_interrupt = lambda: [rank.returns() for rank in gang.ranks]
+    with gang.start_call():
+        pass
+    assert (gang.interrupts, gang.broken, gang.ended) == (1, "", 1)
+    for rank in gang.ranks:
+        assert [rank.receive().kind for _ in range(2)] == [GangMessageKind.CALL, GangMessageKind.END_CALL]
+
+
+def test_a_rank_that_does_not_return_makes_the_gang_broken(gang, monkeypatch):
+    monkeypatch.setattr(call_module, "INTERRUPT_TIMEOUT_S", 0.01)
+    gang.ranks[0].returns()
+    with gang.start_call():
+        pass
+    assert gang.broken == "rank 1 did not come back from the last call" and not gang.stopped
+
+
+def test_an_error_of_the_parent_is_not_hidden_by_the_end(gang):
+    gang.on_interrupt = lambda: [rank.returns() for rank in gang.ranks]
+    with pytest.raises(KeyError, match="mine"):
+        with gang.start_call():
+            raise KeyError("mine")
+    assert gang.ended == 1 and not gang.broken
+
+
+def test_a_second_interrupt_stops_the_gang(gang):
+    def again():
+        raise KeyboardInterrupt
+
+    gang.on_interrupt = again
+    with pytest.raises(KeyboardInterrupt):
+        with gang.start_call():
+            raise KeyboardInterrupt
+    assert gang.stopped and gang.ended == 1 and gang.broken == "ranks 0-1 did not end when interrupted twice"
+
+
+def test_ranks_that_made_different_calls_make_the_gang_broken(gang):
+    with gang.start_call() as call:
+        gang.ranks[0].returns(calls={"0-1": 3})
+        gang.ranks[1].fails(ValueError("x"), calls={"0-1": 2})
+        events(call, 2)
+    assert gang.broken.startswith("ranks 0-1 are out of step")
+
+
+def test_ranks_that_failed_in_step_do_not(gang):
+    with gang.start_call() as call:
+        for rank in gang.ranks:
+            rank.fails(ValueError("x"), calls={"0-1": 3})
+        events(call, 2)
+    assert gang.broken == ""
+
+
+STEPS = {
+    "nothing recorded": ({0: b"", 1: b""}, ""),
+    "none made": ({0: {}, 1: {}}, ""),
+    "as many": ({0: {"0-1": 3}, 1: {"0-1": 3}}, ""),
+    "one more": ({0: {"0-1": 3}, 1: {"0-1": 2}}, "ranks 0-1 .*(rank 1 2, rank 0 3)"),
+    "none yet": ({0: {"0-1": 1}, 1: {}}, "ranks 0-1 .*(rank 1 0, rank 0 1)"),
+    "only for its members": ({0: {"0-1": 1}, 1: {"0-1": 1}, 2: {}}, ""),
+    "groups apart": ({0: {"0,2": 1}, 1: {"1,3": 5}, 2: {"0,2": 1}, 3: {"1,3": 5}}, ""),
+    "one of two groups": (
+        {0: {"0-1": 1}, 1: {"0-1": 1}, 2: {"2-3": 2}, 3: {"2-3": 4}},
+        "ranks 2-3 .*(rank 2 2, rank 3 4)",
+    ),
+    "many alike": ({rank: {"0-4": rank // 3} for rank in range(5)}, "ranks 0-4 .*(ranks 0-2 0, ranks 3-4 1)"),
+}
+
+
+@pytest.mark.parametrize(("notes", "text"), STEPS.values(), ids=STEPS)
+def test_step_difference(notes, text):
+    found = step_difference({rank: note if note == b"" else json.dumps(note).encode() for rank, note in notes.items()})
+    first, _, counts = text.partition(".*")
+    assert found.startswith(first) and found.endswith(counts) and bool(found) is bool(text)
+
+
+# ---- results
+
+
+def test_results_come_by_rank_and_what_is_printed_meanwhile_is_shown(gang):
+    with gang.start_call() as call:
+        gang.ranks[1].returns("one")
+        gang.ranks[0].prints("half\n")
+        gang.ranks[0].returns("zero")
+        assert call.results() == ("zero", "one")
+    assert gang.printed == [Printed(0, "out", b"half\n")]
+
+
+def test_a_call_that_takes_too_long_tells_where_the_ranks_are(gang):
+    gang.on_interrupt = gang.ranks[1].returns
+    with pytest.raises(CallTimeout, match=r"rank 1 did not return within 0.01 s · all in sleep") as caught:
+        with gang.start_call() as call:
+            gang.ranks[0].returns()
+            call.results(0.01)
+    assert caught.value.missing == (1,) and not gang.broken
+
+
+def test_after_a_failure_the_others_have_some_time_to_return(gang, monkeypatch):
+    monkeypatch.setattr(call_module, "FAILURE_GRACE_S", 0.01)
+    gang.on_interrupt = gang.ranks[1].returns
+    with pytest.raises(KeyError) as caught:
+        with gang.start_call() as call:
+            gang.ranks[0].fails(KeyError("x"))
+            call.results()
+    assert caught.value.rank == 0 and caught.value.__notes__ == ["rank 1 did not return: all in sleep"]
+
+
+def test_a_death_is_raised_as_the_launcher_explains_it(gang):
+    with pytest.raises(RuntimeError, match=r"the launcher's verdict on \{1\}") as caught:
+        with gang.start_call() as call:
+            gang.ranks[0].fails(KeyError("x"))
+            gang.ranks[1].ends()
+            call.results()
+    assert isinstance(caught.value.__cause__, KeyError)
