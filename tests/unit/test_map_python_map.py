@@ -75,17 +75,17 @@ def test_results_stand_in_the_order_of_the_items(newest_first: bool) -> None:
     assert (run.item_count, run.largest_batch, executor.sizes) == (6, 2, [2, 2, 2])
 
 
-def test_batches_grow_until_they_take_ten_milliseconds() -> None:
+def test_batches_grow_until_they_take_twenty_milliseconds() -> None:
     executor = FakeExecutor(item_s=0.001)
     PythonMap(executor, b"", iter(range(500))).results()
     assert executor.sizes[0] == 1
-    assert max(executor.sizes) == 10
+    assert max(executor.sizes) == 20
 
 
 def test_batches_are_larger_where_a_large_function_travels_with_them() -> None:
     executor = FakeExecutor(item_s=0.001)
     PythonMap(executor, bytes(10**6), iter(range(2000))).results()
-    assert max(executor.sizes) == pytest.approx(110, abs=1)
+    assert max(executor.sizes) == pytest.approx(120, abs=1)
 
 
 def test_slow_items_go_one_by_one() -> None:
@@ -193,3 +193,13 @@ def test_a_process_that_dies_ends_the_map() -> None:
 def test_no_items_have_no_results() -> None:
     assert PythonMap(FakeExecutor(), b"", []).results() == []
     assert list(PythonMap(FakeExecutor(), b"", [])) == []
+
+
+def test_a_map_that_is_started_goes_on_while_nobody_asks() -> None:
+    executor = FakeExecutor()
+    run = PythonMap(executor, b"", itertools.count(), batch_size=1)
+    run.start()
+    bound = 8 * executor.processes
+    for _ in range(bound):
+        executor.wait((), None)
+    assert len(executor.sizes) == bound

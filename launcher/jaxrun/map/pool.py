@@ -155,6 +155,7 @@ class Pool:
         results = self._dispatcher.imap(func, iterable, chunksize, ordered=ordered)
         if isinstance(results, PythonMap):
             self._iterators.add(results)
+            results.start()
         return results
 
     def _in_thread(self, work: Callable[[], Any], callback: _Callback, error_callback: _ErrorCallback) -> AsyncResult:
