@@ -61,7 +61,7 @@ class Recorder(list):
 
 
 def _end_children(but):
-    """As orphans.end_all, which spares nobody: whom it has killed of this process's children, and of theirs."""
+    """As subreaper.kill_all, which spares nobody: whom it has killed of this process's children, and of theirs."""
     killed = set()
     while new := [child for child in psutil.Process().children() if child.pid not in but]:
         for child in new:

@@ -42,7 +42,7 @@ def test_a_clean_run(play):
 def test_the_first_error_ends_the_job_at_once(play):
     job = play(SLEEPS, "run(); fail('bad record', 3)", SLEEPS)
     assert job.ending.reason == "failed" and job.statuses == [-9, 3, -9]
-    assert job.ending.ends[1].words.message == "bad record"
+    assert job.ending.workers[1].failure.message == "bad record"
     assert job.screen == "jaxrun: rank 1 failed; stopping 2 others\n"
     assert b"ValueError: bad record" in job.log(1, "err")
     assert ("stop", None, {"signal": 9, "ranks": [0, 2]}) in job.events
@@ -61,26 +61,26 @@ def test_the_first_error_ends_the_job_at_once(play):
 def test_a_worker_ends_without_words(play, code, status):
     job = play(SLEEPS, code)
     assert job.ending.reason == "failed" and job.statuses == [-9, status]
-    assert not job.ending.ends[1].stopped and job.ending.ends[1].words is None
+    assert not job.ending.workers[1].killed_by_launcher and job.ending.workers[1].failure is None
 
 
 def test_a_crash_leaves_its_stack_and_the_last_lines_of_stderr(play):
     job = play("run(); print('so far', file=sys.stderr, flush=True); os.kill(os.getpid(), signal.SIGSEGV)")
-    (end,) = job.ending.ends
+    (end,) = job.ending.workers
     assert end.status == -signal.SIGSEGV
-    assert "Segmentation fault" in end.fatal and end.tail == "so far\n"
+    assert "Segmentation fault" in end.crash_dump and end.stderr_tail == "so far\n"
 
 
 def test_what_is_no_message_is_the_workers_fault(play):
     job = play(SLEEPS, "run(); link.sendall(b'GET / HTTP/1.0\\r\\n\\r\\n'); time.sleep(60)")
-    end = job.ending.ends[1]
-    assert end.words.error == "ProtocolError" and "wrote to jaxrun's channel" in end.words.message
+    end = job.ending.workers[1]
+    assert end.failure.error == "ProtocolError" and "wrote to jaxrun's channel" in end.failure.message
     assert job.ending.reason == "failed" and job.statuses == [-9, -9]
 
 
 def test_an_announced_giant_is_refused(play):
     job = play("run(); link.sendall(b'\\xff' * 4); link.recv(1); os._exit(70)")
-    assert "a frame announces 4294967295 bytes" in job.ending.ends[0].words.message
+    assert "a frame announces 4294967295 bytes" in job.ending.workers[0].failure.message
 
 
 def test_all_stand_still_before_the_first_is_killed(play, monkeypatch):
@@ -109,9 +109,9 @@ def test_a_silent_worker_is_named_when_the_start_up_takes_too_long(play):
 def test_a_time_limit_shows_where_the_ranks_were(play):
     job = play("run(); time.sleep(60)", "run(); os.kill(os.getpid(), signal.SIGSTOP)", job=1.0)
     assert job.ending.reason == "timeout" and job.statuses == [-9, -9]
-    assert 'File "<string>", line 1' in job.ending.dumps[0]
-    assert job.ending.dumps[1] == ""
-    assert [end.fatal for end in job.ending.ends] == ["", ""]
+    assert 'File "<string>", line 1' in job.ending.stacks[0]
+    assert job.ending.stacks[1] == ""
+    assert [end.crash_dump for end in job.ending.workers] == ["", ""]
 
 
 def test_sigterm_is_the_workers_notice(play):

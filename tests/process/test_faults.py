@@ -72,7 +72,7 @@ def test_where_the_kernel_forbids_it_that_is_said(scene, monkeypatch, error):
     def forbid(process, descriptor):
         raise error
 
-    monkeypatch.setattr(faults, "_take", forbid)
+    monkeypatch.setattr(faults, "_copy_descriptor", forbid)
     text = faults.inject(child, "cut")
     assert f"does not let its connections be taken ({error.strerror})" in text
     peers[0].sendall(b"!")

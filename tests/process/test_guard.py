@@ -21,9 +21,9 @@ daemon = f"setsid sh -c 'echo $$ >> {pid_file}; sleep 60' & echo $$ >> {pid_file
 child = subprocess.Popen(["sh", "-c", daemon], env={**os.environ, "JAXRUN_JOB_ID": job_id})
 while not (os.path.exists(pid_file) and len(open(pid_file).read().split()) == 2):
     time.sleep(0.01)
-if order == "dismiss":
-    guard.dismiss()
-    guard.dismiss()
+if order == "disarm":
+    guard.disarm()
+    guard.disarm()
 print(guard.pid, child.pid, flush=True)
 if order == "wait":
     time.sleep(60)
@@ -85,8 +85,8 @@ def test_a_launcher_that_forgets_its_guard_leaves_nothing_either(launch):
     assert _seconds_until_gone([*pids, guard]) is not None
 
 
-def test_a_dismissed_guard_ends_and_kills_nothing(launch):
-    launcher, guard, pids = launch("dismiss")
+def test_a_disarmed_guard_ends_and_kills_nothing(launch):
+    launcher, guard, pids = launch("disarm")
     assert launcher.wait(10) == 0
     assert _seconds_until_gone([guard]) is not None
     assert any(map(_alive, pids))

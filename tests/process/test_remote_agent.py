@@ -120,7 +120,7 @@ class ByHand:
             "init_timeout": 20.0,
             "run_dir": "",
             "log_dir": "",
-            "shown": True,
+            "show_output": True,
             "lockstep": "record",
         }
         return StartWorker(**{**values, **changes})
@@ -229,11 +229,11 @@ def test_an_agent_reports_what_is_there(by_hand, tmp_path):
     head = by_hand(rank=2, size=5)
     report = head.admit()
     assert (report.rank, report.size, report.pid) == (2, 5, head.process.pid)
-    assert report.host == os.uname().nodename and report.version == __version__
+    assert report.host == os.uname().nodename and report.jaxrun_version == __version__
     assert report.boot_id == Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     assert report.cpus == tuple(sorted(os.sched_getaffinity(0))) and report.directory == str(tmp_path)
     assert report.address == report.head_address == "127.0.0.1"
-    assert report.gpu_names == () and not report.sees_run_dir
+    assert report.gpu_names == () and not report.can_write_run_dir
     assert abs(report.time - time.time()) < 10
     assert head.dismiss(0) == (0, "")
 
@@ -245,7 +245,7 @@ def test_an_agent_knows_the_jobs_own_run_directory(by_hand, tmp_path, job_id, te
         run_dir.mkdir()
         (run_dir / "job.json").write_text(text.format(job_id))
     head = by_hand(run_dir=str(run_dir))
-    assert head.admit().sees_run_dir is sees
+    assert head.admit().can_write_run_dir is sees
     assert head.dismiss(3) == (3, "")
 
 
@@ -287,7 +287,7 @@ def test_last_words_come_before_the_exit(by_hand):
 
 def test_logs_are_written_here_where_they_can_be(by_hand, tmp_path):
     head = by_hand()
-    head.run("run(); print('hello'); fail()", log_dir=str(tmp_path), shown=False)
+    head.run("run(); print('hello'); fail()", log_dir=str(tmp_path), show_output=False)
     head.expect(WorkerExited)
     assert head.dismiss(0)[0] == 0
     assert (tmp_path / "rank-0000.out").read_bytes() == b"hello\n"
@@ -312,7 +312,7 @@ def test_the_worker_is_asked_for_its_stacks(by_hand):
     time.sleep(0.1)
     head.send(SnapshotRequest(SnapshotPurpose.SHOW))
     taken = head.expect(SnapshotReply)
-    assert taken.purpose == "show" and "worker_by_hand.py" in taken.dumps[0] and taken.cpu[0] >= 0.0
+    assert taken.purpose == "show" and "worker_by_hand.py" in taken.stacks[0] and taken.cpu_seconds[0] >= 0.0
     assert head.dismiss(0)[0] == 0
 
 
@@ -348,8 +348,8 @@ def test_an_agent_that_is_killed_takes_the_worker_with_it(by_hand, tmp_path):
     head.process.kill()
     head.process.communicate()
     assert gone(head.job_id, 2.0)
-    head.until(lambda: head.line.lost)
-    assert "agent" in head.line.lost
+    head.until(lambda: head.line.lost_reason)
+    assert "agent" in head.line.lost_reason
 
 
 def test_a_worker_of_another_rank_is_left_alone_by_the_guard(tmp_path, job_id):
@@ -454,9 +454,9 @@ def test_an_agent_with_another_jobs_token_is_refused_and_tells_no_token(by_hand)
     head = by_hand(token=wrong, timeout=0.6)
     deadline = time.monotonic() + 5
     while head.process.poll() is None and time.monotonic() < deadline:
-        for fd in head.door.accept(head.door.listeners[0]):
-            while head.door.is_guest(fd):
-                assert head.door.hear(fd) is None
+        for fd in head.door.accept(head.door.sockets[0]):
+            while head.door.is_pending(fd):
+                assert head.door.receive(fd) is None
                 time.sleep(0.002)
     status, err = head.end()
     assert status == 69 and "refuses: it does not know the token of this job" in err

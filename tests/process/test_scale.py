@@ -19,8 +19,8 @@ import jaxrun
 from jaxrun.channel.addresses import Interface
 from jaxrun.channel.listener import Listener
 from jaxrun.protocol.agent_messages import Welcome, WorkerExited
-from jaxrun.supervisor import run
 from jaxrun.supervisor.connections import AgentConnections
+from jaxrun.supervisor.run import run
 
 BENCH = Path(__file__).parents[2] / "scripts/bench.d"
 LAUNCHER = Path(jaxrun.__file__).parents[1]
@@ -56,7 +56,7 @@ def conduct(size, directory):
 
     plan = _crowd.plan(size, CULPRIT, directory)
     with Steps() as steps:
-        status = run.run(plan, os.environ)
+        status = run(plan, os.environ)
     (directory / "steps").write_text(str(steps.count))
     return status
 

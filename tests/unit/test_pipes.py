@@ -59,16 +59,16 @@ def stage():
 def test_what_is_ready_is_taken_in_the_order_of_the_ranks(stage):
     for rank, stream in ((1, "err"), (1, "out"), (0, "out")):
         stage.write(rank, stream, b"%d" % rank)
-    stage.pipes.serve()
+    stage.pipes.read_ready()
     assert stage.output.order == [(0, "out"), (1, "err"), (1, "out")]
     stage.pipes.close()
 
 
 def test_the_first_output_of_a_rank_is_noted_once(stage):
     stage.write(1, "err", b"x")
-    stage.pipes.serve()
+    stage.pipes.read_ready()
     stage.write(1, "out", b"y")
-    stage.pipes.serve()
+    stage.pipes.read_ready()
     assert stage.first == [1]
     stage.write(0, "out", b"z")
     stage.pipes.finish(0)
@@ -78,15 +78,15 @@ def test_the_first_output_of_a_rank_is_noted_once(stage):
 
 def test_an_end_is_no_output(stage):
     stage.hang_up(0, "out")
-    stage.pipes.serve()
+    stage.pipes.read_ready()
     assert stage.first == [] and stage.output.ended == [(0, "out")]
     stage.pipes.close()
 
 
 def test_a_pipe_that_has_ended_is_not_ready_any_more(stage):
     stage.hang_up(0, "out")
-    stage.pipes.serve()
-    stage.pipes.serve()
+    stage.pipes.read_ready()
+    stage.pipes.read_ready()
     stage.pipes.finish(0)
     assert stage.output.ended == [(0, "out")]
     stage.pipes.close()
@@ -106,7 +106,7 @@ def test_an_ended_worker_loses_nothing_even_if_the_screen_is_stuck(stage, conges
 def test_nothing_is_read_while_the_screen_is_stuck(stage):
     stage.output.congested = True
     stage.write(0, "out", b"x")
-    stage.pipes.serve()
+    stage.pipes.read_ready()
     assert stage.output.taken == {}
     stage.pipes.close()
     assert stage.output.taken == {(0, "out"): b"x"}
@@ -116,14 +116,14 @@ def test_a_pipe_that_others_hold_open_is_served_after_its_worker_ended(stage):
     stage.write(0, "out", b"before")
     stage.pipes.finish(0)
     stage.write(0, "out", b" after")
-    stage.pipes.serve()
+    stage.pipes.read_ready()
     assert stage.output.taken[0, "out"] == b"before after" and stage.output.ended == []
     stage.pipes.close()
 
 
-def test_a_discarded_rank_is_not_read(stage):
-    stage.pipes.discard(0)
+def test_a_removed_rank_is_not_read(stage):
+    stage.pipes.remove(0)
     stage.write(0, "out", b"x")
-    stage.pipes.serve()
+    stage.pipes.read_ready()
     stage.pipes.close()
     assert stage.output.taken == {}

@@ -78,7 +78,7 @@ def test_output_that_is_kept_here_and_not_shown_stays_here(lines, tmp_path):
     relay = Relay(3, agent, str(tmp_path), shown=False)
     relay.write(3, "out", bytes(2 * WINDOW))
     relay.end_stream(3, "out")
-    assert not relay.congested and agent.unsent == 0 and head.receive() == []
+    assert not relay.congested and agent.unsent_bytes == 0 and head.receive() == []
     relay.close()
     assert len(log(tmp_path, 3, "out")) == 2 * WINDOW
 
@@ -163,7 +163,7 @@ def test_a_stuck_head_stops_the_worker_and_not_the_agent(lines):
     superior = HeadClient(0, agent, relay)
     got = bytearray()
     deadline = time.monotonic() + 10
-    while (not ended or agent.unsent) and time.monotonic() < deadline:  # the head takes again
+    while (not ended or agent.unsent_bytes) and time.monotonic() < deadline:  # the head takes again
         for message in head.receive():
             if isinstance(message, OutputChunk):
                 got += message.data
@@ -184,7 +184,7 @@ def test_the_window_leaves_room_for_messages(lines):
     relay = Relay(0, agent, "", shown=True)
     while not relay.congested:
         relay.write(0, "out", bytes(2**18))
-    assert agent.unsent < 2 * (WINDOW + 2**18)
+    assert agent.unsent_bytes < 2 * (WINDOW + 2**18)
     agent.send(WorkerExited(0, -9))
     found = receive(head, lambda found: WorkerExited(0, -9) in found, agent)
     assert isinstance(found[-1], WorkerExited) and all(isinstance(message, OutputChunk) for message in found[:-1])
@@ -195,7 +195,7 @@ def test_while_something_waits_the_relay_wants_to_be_asked_again(lines):
     agent, _ = lines
     relay = Relay(0, agent, "", shown=True)
     assert relay.flush_due() is None
-    while not agent.unsent:
+    while not agent.unsent_bytes:
         relay.write(0, "out", bytes(2**18))
     assert relay.flush_due() is not None
 

@@ -82,5 +82,5 @@ def test_a_check_tells_a_head_from_nobody(capsys):
 
 
 def _greet_one(door):
-    while not door.accept(door.listeners[0]):
+    while not door.accept(door.sockets[0]):
         pass

@@ -1,6 +1,6 @@
 """`python -m jaxrun.agent [RANK SIZE]`: the agent of one worker, as mpirun or srun starts it; ends as the head says.
 
-Where the two numbers are not given, the variables of the engine that AgentEnv names tell them.
+Without the two numbers, they are read from the variables of the launch command that AgentEnv names.
 """
 
 from __future__ import annotations
@@ -13,6 +13,8 @@ from jaxrun.errors import JaxrunError
 
 def main() -> int:
     from jaxrun.agent import remote
+    from jaxrun.channel.addresses import parse_addresses
+    from jaxrun.channel.connect import HeadAddress
     from jaxrun.job import cluster_env
     from jaxrun.protocol.env import AgentEnv
 
@@ -21,9 +23,10 @@ def main() -> int:
         if len(sys.argv) == 3:
             rank, size = map(int, sys.argv[1:])
         else:
-            place = cluster_env.read_rank_info(env.engine, os.environ)
-            rank, size = place.rank, place.size
-        return remote.run_from_env(env, rank, size, os.environ)
+            info = cluster_env.read_rank_info(env.engine, os.environ)
+            rank, size = info.rank, info.size
+        address = HeadAddress(env.job_id, env.token, parse_addresses(env.head))
+        return remote.run(lambda: address, rank, size, env.init_timeout, os.environ)
     except JaxrunError as error:
         print(f"jaxrun: {error}", file=sys.stderr)
         return error.exit_code

@@ -1,8 +1,7 @@
-"""Watches and stops workers, tells its superior what happens to them, and carries out what that decides.
+"""Supervises the workers of one host: reports their messages and exits to the head, and executes the head's actions.
 
-The superior is the head itself, in this process, or the line to a head on another host. One loop: messages first, then
-exits and signals, output last. The agent is the parent of its workers and, as a subreaper, of whatever they leave
-behind.
+The head is in this process, behind the supervisor's Dispatcher, or elsewhere, behind a HeadClient. The agent is the
+parent of its workers and, as a subreaper, of whatever they leave behind.
 """
 
 from __future__ import annotations
@@ -11,13 +10,14 @@ import contextlib
 import os
 import signal
 from collections.abc import Callable, Iterable
-from dataclasses import replace
-from typing import TYPE_CHECKING, Protocol
+from functools import partial
+from typing import Protocol
 
 from jaxrun.agent.faults import inject
 from jaxrun.agent.oom import OomWatch, own_memory_cgroup
 from jaxrun.agent.pipes import OutputPipes
 from jaxrun.agent.signals import SignalPipe
+from jaxrun.agent.snapshots import Snapshots
 from jaxrun.agent.worker_group import WorkerGroup
 from jaxrun.agent.worker_process import WorkerProcess
 from jaxrun.channel.event_loop import EventLoop
@@ -32,38 +32,36 @@ from jaxrun.protocol.agent_messages import (
     ProgramDetailsRequest,
     RecorderSnapshot,
     Shutdown,
-    SnapshotPurpose,
-    SnapshotReply,
     StartWorker,
     WorkerExited,
 )
-from jaxrun.protocol.env import STACKS_SIGNAL
 from jaxrun.protocol.worker_messages import Done, Failed
 
-if TYPE_CHECKING:
-    from jaxrun.agent.pyspy import NativeDump
-
-_STACKS_WAIT_S = 0.1  # seconds for the fault handlers to answer; they take some milliseconds
-_MESSAGES, _SIGNALS, _PIPES = range(3)  # the order in which what is ready is served
+_MESSAGES, _SIGNALS, _OUTPUT = range(3)  # the order in which readable descriptors are served
 
 
 class HeadInterface(Protocol):
-    """Who decides what becomes of the workers. Times are seconds since the epoch."""
+    """The head as an agent sees it. Times are seconds since the epoch."""
 
     def handle(self, event: Event) -> list[Action]:
-        """What is to be done now, in order; orders from far come later."""
+        """Return what is to be done now, in order; a head elsewhere answers later."""
 
     def handle_timeouts(self) -> list[Action]:
-        """What is to be done because time has passed."""
+        """Return what is to be done because the deadline has passed."""
 
     def deadline(self) -> float | None:
-        """When `due` is to be asked at the latest."""
+        """When `handle_timeouts` is to be called at the latest."""
 
-    def record(self, name: str, rank: int | None = None, **more: object) -> None:
-        """What happened that changes no decision."""
+    def record(self, name: str, rank: int | None = None, **data: object) -> None:
+        """Log an event that changes no decision."""
 
 
-ActionSource = tuple[int, Callable[[], list[Action]]]
+class ActionSource(Protocol):
+    """A descriptor from which actions come: a HeadClient, or the supervisor's ParentLink."""
+
+    def fileno(self) -> int: ...
+
+    def receive(self) -> list[Action]: ...
 
 
 class Agent:
@@ -71,96 +69,68 @@ class Agent:
 
     def __init__(
         self,
-        crew: WorkerGroup,
-        superior: HeadInterface,
+        workers: WorkerGroup,
+        head: HeadInterface,
         output: OutputSink,
         signals: SignalPipe,
         clock: Callable[[], float],
-        orders: ActionSource | None = None,
+        source: ActionSource | None = None,
     ) -> None:
-        """`orders`: a descriptor, and what is to be done when it is readable: orders of a superior elsewhere, or of the
-        process that the launcher works for.
-        """
-        self._workers = crew
-        self._head = superior
+        self._workers = workers
+        self._head = head
         self._output = output
         self._signals = signals
-        self._now = clock
-        self._orders = orders
-        self._pipes = OutputPipes(output, lambda rank: superior.record("first_output", rank))
-        self._loop = EventLoop()
+        self._clock = clock
+        self._source = source
+        self._pipes = OutputPipes(output, lambda rank: head.record("first_output", rank))
+        self._loop = EventLoop(clock)
         self._oom = OomWatch(own_memory_cgroup())
-        self._stacks_due: list[tuple[float, TakeSnapshot]] = []
-        self._native_dumps: list[tuple[SnapshotReply, NativeDump]] = []
+        self._snapshots = Snapshots(workers, output, clock)
         self._last: Finish | Shutdown | None = None
 
     def run(self) -> Finish | Shutdown:
-        """Start the workers and serve them until the superior says that it is over; returns its last word."""
-        self._loop.add_reader(self._signals.fileno(), _SIGNALS, self._on_signals)
-        if self._orders is not None:
-            fd, hear = self._orders
-            self._loop.add_reader(fd, _MESSAGES, lambda: self._execute_all(hear()))
+        """Start the workers and serve them until the head says that it is over; returns its last action."""
+        loop, head = self._loop, self._head
+        loop.add_reader(self._signals.fileno(), _SIGNALS, self._on_signals)
+        if self._source is not None:
+            loop.add_reader(self._source.fileno(), _MESSAGES, self._on_actions)
+        loop.add_poller(self._output.flush_due)
+        loop.add_poller(self._pause_or_resume_output)
+        loop.add_timer(self._snapshots.deadline, self._report_snapshots)
+        loop.add_timer(head.deadline, lambda: self._execute_all(head.handle_timeouts()))
         events = self._workers.start()
         if self._workers.fork_server is not None:
-            self._loop.add_reader(self._workers.fork_server.channel.fileno(), _MESSAGES, self._on_server)
+            loop.add_reader(self._workers.fork_server.channel.fileno(), _MESSAGES, self._on_fork_server)
         self._add_workers(events)
-        if self._orders is not None:
-            self._execute_all(self._orders[1]())  # what has come before we listened
+        self._on_actions()  # those that came together with the order to start are not announced by the descriptor
         while self._last is None:
-            self._run_once()
+            loop.run_once()
         return self._last
 
     def close(self) -> None:
-        """Hand over what is still in the pipes and let go of everything."""
-        for _, look in self._native_dumps:
-            look.close()
+        """Hand over what is still in the pipes and close everything."""
+        self._snapshots.close()
         self._pipes.close()
         self._workers.close()
         self._oom.close()
         self._loop.close()
 
-    # ---- the loop
-
-    def _run_once(self) -> None:
-        """Wait until something happens or is due, and see to it."""
-        wait = self._wait_limit(self._output.flush_due())
-        self._read_pipes(wanted=not self._output.congested)
-        self._loop.run_once(wait)
-        now = self._now()
-        for due, order in [item for item in self._stacks_due if item[0] <= now]:
-            self._stacks_due.remove((due, order))
-            self._on_stacks(order, self._read_stacks(order))
-        self._poll_native_dumps()
-        self._execute_all(self._head.handle_timeouts())
-
-    def _wait_limit(self, output: float | None) -> float | None:
-        """How long nothing needs to happen: seconds, None for ever. `output` is the output's own answer."""
-        now = self._now()
-        waits = [due - now for due, _ in self._stacks_due]
-        waits += [look.deadline - now for _, look in self._native_dumps]
-        deadline = self._head.deadline()
-        if deadline is not None:
-            waits.append(deadline - now)
-        if output is not None:
-            waits.append(output)
-        return max(0.0, min(waits)) if waits else None
-
-    def _read_pipes(self, *, wanted: bool) -> None:
-        fd = self._pipes.fileno()
-        if wanted and not self._loop.has_reader(fd):
-            self._loop.add_reader(fd, _PIPES, self._pipes.read_ready)
-        elif not wanted:
-            self._loop.remove_reader(fd)
-
     def _add_workers(self, events: Iterable[Event]) -> None:
-        """Listen to the children that are there now, then tell the head of them."""
-        for child in self._workers:
-            fd = child.pipes.channel.fileno()
-            self._loop.add_reader(fd, _MESSAGES, lambda child=child: self._on_channel(child))  # type: ignore[misc]
-            self._pipes.add(child.rank, child.pipes.out, child.pipes.err)
+        """Listen to the workers that are there now, then report the events of their start."""
+        for worker in self._workers:
+            self._loop.add_reader(worker.pipes.channel.fileno(), _MESSAGES, partial(self._on_channel, worker))
+            self._pipes.add(worker.rank, worker.pipes.out, worker.pipes.err)
         self._report_all(events)
 
-    # ---- the superior
+    def _pause_or_resume_output(self) -> None:
+        """Read what the workers write only while the output takes more: their pipes then stop them."""
+        fd = self._pipes.fileno()
+        if self._output.congested:
+            self._loop.remove_reader(fd)
+        elif not self._loop.has_reader(fd):
+            self._loop.add_reader(fd, _OUTPUT, self._pipes.read_ready)
+
+    # ---- events to the head, and its actions
 
     def _report_all(self, events: Iterable[Event]) -> None:
         for event in events:
@@ -180,25 +150,20 @@ class Agent:
                     self._deliver(rank, action.message)
             case SignalRanks():
                 self._signal(action)
-            case TakeSnapshot() if action.purpose.recorders_only:
-                self._report(self._read_flights(action))
             case TakeSnapshot():
-                for rank in action.ranks:
-                    self._workers[rank].read_new_stacks()
-                    self._workers[rank].signal(STACKS_SIGNAL)
-                self._stacks_due.append((self._now() + _STACKS_WAIT_S, action))
+                self._report_all(self._snapshots.request(action))
             case PrintLine():
                 self._output.print_line(f"jaxrun: {action.text}")
             case Finish() | Shutdown():
                 self._last = action
 
     def _deliver(self, rank: int, message: MessageToRank) -> None:
-        """Carry out what is meant for the agent, and send the worker the rest."""
+        """Carry out what is meant for the agent of this rank, and send its worker the rest."""
         worker = self._workers[rank]
         match message:
             case InjectFault():
-                if trouble := inject(worker, message.kind):
-                    self._report(FaultNotInjected(rank, message.kind, trouble))
+                if reason := inject(worker, message.kind):
+                    self._report(FaultNotInjected(rank, message.kind, reason))
             case ProgramDetailsRequest():
                 details = worker.flight.program_details(message.program)
                 self._report(ProgramDetails(rank, message.program, details))
@@ -207,16 +172,21 @@ class Agent:
             case _:
                 worker.send(message)
 
-    def _signal(self, order: SignalRanks) -> None:
-        if order.signum == signal.SIGKILL:
-            for rank in order.ranks:  # or they would see each other die, and complain
+    def _signal(self, action: SignalRanks) -> None:
+        if action.signum == signal.SIGKILL:
+            # All stand still before the first is killed, or they would see each other die, and complain.
+            for rank in action.ranks:
                 self._workers[rank].signal(signal.SIGSTOP)
-        for rank in order.ranks:
-            self._workers[rank].signal(order.signum)
+        for rank in action.ranks:
+            self._workers[rank].signal(action.signum)
 
     # ---- what happens
 
-    def _on_server(self) -> None:
+    def _on_actions(self) -> None:
+        if self._source is not None:
+            self._execute_all(self._source.receive())
+
+    def _on_fork_server(self) -> None:
         server = self._workers.fork_server
         assert server is not None
         fd = server.channel.fileno()
@@ -226,44 +196,48 @@ class Agent:
         self._report_all(events)
         if self._workers.declined:
             self._head.record("fork_declined", reason=self._workers.declined)
-            for child in self._workers:
-                self._loop.remove_reader(child.pipes.channel.fileno())
-                self._pipes.remove(child.rank)
+            for worker in self._workers:
+                self._loop.remove_reader(worker.pipes.channel.fileno())
+                self._pipes.remove(worker.rank)
             self._add_workers(self._workers.start_fresh())
 
-    def _on_channel(self, child: WorkerProcess) -> None:
-        fd = child.pipes.channel.fileno()
+    def _on_channel(self, worker: WorkerProcess) -> None:
+        fd = worker.pipes.channel.fileno()
         try:
-            messages = child.receive()
+            messages = worker.receive()
         except ProtocolError as error:
             self._loop.remove_reader(fd)
-            child.close_channel()
+            worker.close_channel()
             text = f"something wrote to jaxrun's channel in the worker: {error}"
-            self._report(Failed(child.rank, self._now(), "program", EXIT_SOFTWARE, "ProtocolError", text, ""))
+            self._report(Failed(worker.rank, self._clock(), "program", EXIT_SOFTWARE, "ProtocolError", text, ""))
             return
         if messages is None:
             self._loop.remove_reader(fd)
         for message in messages or ():
             if isinstance(message, Failed):
-                self._output.log(child.rank, "err", message.traceback.encode())
+                self._output.log(worker.rank, "err", message.traceback.encode())
             if isinstance(message, (Failed, Done)):
-                self._report_flight(child)
+                self._report_flight(worker)
             self._report(message)
 
-    def _report_flight(self, child: WorkerProcess) -> None:
-        flight = child.read_new_flight()
+    def _report_flight(self, worker: WorkerProcess) -> None:
+        flight = worker.read_new_flight()
         if flight is not None:
-            self._report(RecorderSnapshot(child.rank, flight))
+            self._report(RecorderSnapshot(worker.rank, flight))
+
+    def _report_snapshots(self) -> None:
+        self._report_all(self._snapshots.poll())
 
     def _on_signals(self) -> None:
-        for number in self._signals.receive():
-            if number == signal.SIGCHLD:
+        for signum in self._signals.receive():
+            if signum == signal.SIGCHLD:
                 self._reap()
+                self._report_snapshots()  # a py-spy may have ended
             else:
-                self._report(LauncherSignalled(number))
+                self._report(LauncherSignalled(signum))
 
     def _reap(self) -> None:
-        by_pid = {child.pid: child for child in self._workers if child.live}
+        by_pid = {worker.pid: worker for worker in self._workers if worker.live}
         with contextlib.suppress(ChildProcessError):
             while True:
                 pid, status = os.waitpid(-1, os.WNOHANG)
@@ -272,48 +246,13 @@ class Agent:
                 if pid in by_pid:
                     self._on_exit(by_pid[pid], os.waitstatus_to_exitcode(status))
 
-    def _on_exit(self, child: WorkerProcess, status: int) -> None:
-        child.status = status
-        self._on_channel(child)  # its last words come before its end
-        self._loop.remove_reader(child.pipes.channel.fileno())
-        self._pipes.finish(child.rank)
+    def _on_exit(self, worker: WorkerProcess, status: int) -> None:
+        worker.status = status
+        self._on_channel(worker)  # its last messages come before its exit
+        self._loop.remove_reader(worker.pipes.channel.fileno())
+        self._pipes.finish(worker.rank)
         crashed = status < 0 and status != -signal.SIGKILL
-        oom = self._oom.explain(child.pid) if status == -signal.SIGKILL and not child.killed else ""
-        fatal = child.read_new_stacks() if crashed else ""
-        self._report_flight(child)
-        self._report(WorkerExited(child.rank, status, fatal, self._output.stderr_tail(child.rank), oom))
-
-    def _on_stacks(self, order: TakeSnapshot, taken: SnapshotReply) -> None:
-        if order.purpose is not SnapshotPurpose.NATIVE:
-            self._report(taken)
-            return
-        from jaxrun.agent import pyspy  # rarely wanted, and slow to import
-
-        children = (self._workers[rank] for rank in order.ranks)
-        targets = (pyspy.Target(child.rank, child.pid, child.stopped) for child in children if child.live)
-        self._native_dumps.append((taken, pyspy.NativeDump(targets, self._now())))
-
-    def _poll_native_dumps(self) -> None:
-        """Go on with the looks for C frames; those that are done are told."""
-        for taken, look in tuple(self._native_dumps):
-            look.poll(self._now())
-            if look.done:
-                self._native_dumps.remove((taken, look))
-                self._report(replace(taken, native_stacks=look.texts))
-
-    def _read_stacks(self, order: TakeSnapshot) -> SnapshotReply:
-        children = [self._workers[rank] for rank in order.ranks]
-        return SnapshotReply(
-            order.purpose,
-            stacks={child.rank: child.read_new_stacks() for child in children},
-            kernel_waits={child.rank: child.kernel_wait() for child in children},
-            cpu_seconds={child.rank: child.cpu_seconds() for child in children},
-            bytes_written={child.rank: self._output.bytes_written(child.rank) for child in children},
-            flights={child.rank: child.flight.brief() for child in children},
-        )
-
-    def _read_flights(self, order: TakeSnapshot) -> SnapshotReply:
-        readers = {rank: self._workers[rank].flight for rank in order.ranks}
-        whole = order.purpose is SnapshotPurpose.HISTORY
-        flights = {rank: reader.history() if whole else reader.brief() for rank, reader in readers.items()}
-        return SnapshotReply(order.purpose, {}, {}, {}, {}, flights)
+        oom = self._oom.explain(worker.pid) if status == -signal.SIGKILL and not worker.killed else ""
+        crash_dump = worker.read_new_stacks() if crashed else ""
+        self._report_flight(worker)
+        self._report(WorkerExited(worker.rank, status, crash_dump, self._output.stderr_tail(worker.rank), oom))

@@ -1,4 +1,4 @@
-"""The line to a head on another host, in the place of a head in this process, for the agent of one worker."""
+"""The head as the agent of one worker sees it, where the head is elsewhere: sends events, receives actions."""
 
 from __future__ import annotations
 
@@ -21,28 +21,31 @@ from jaxrun.protocol.agent_messages import (
     StartWorker,
 )
 
-_FOR_THE_WORKER = (signal.SIGUSR1, signal.SIGUSR2)
+_FORWARDED_SIGNALS = (signal.SIGUSR1, signal.SIGUSR2)
 
 
 class HeadClient:
-    """Sends what happens, and turns what it hears into actions."""
+    """HeadInterface and ActionSource of an agent, over its connection to the head."""
 
-    def __init__(self, rank: int, line: Connection[HeadToAgent], relay: Relay) -> None:
+    def __init__(self, rank: int, connection: Connection[HeadToAgent], relay: Relay) -> None:
         self._rank = rank
-        self._connection = line
+        self._connection = connection
         self._relay = relay
 
+    def fileno(self) -> int:
+        return self._connection.fileno()
+
     def handle(self, event: Event) -> list[Action]:
-        """Orders come by `hear`, except that signals for the worker need none."""
+        """Send the event; actions come by `receive`, except that signals for the worker are forwarded at once."""
         if isinstance(event, LauncherSignalled):
-            if event.signum in _FOR_THE_WORKER:
+            if event.signum in _FORWARDED_SIGNALS:
                 return [SignalRanks((self._rank,), event.signum)]
             event = AgentSignalled(self._rank, event.signum)
         self._connection.send(event)
         return []
 
     def receive(self) -> list[Action]:
-        """What the head wants; once it is gone, the worker's end."""
+        """Return the actions that have arrived; where the head is gone, those that end worker and agent."""
         actions = [action for message in self._connection.receive() for action in self._actions_for(message)]
         if self._connection.lost_reason:
             actions += [SignalRanks((self._rank,), signal.SIGKILL), Shutdown(EXIT_UNAVAILABLE)]
@@ -54,7 +57,7 @@ class HeadClient:
     def deadline(self) -> None:
         return None
 
-    def record(self, name: str, rank: int | None = None, **more: object) -> None:
+    def record(self, name: str, rank: int | None = None, **data: object) -> None:
         if name == "first_output":
             self._connection.send(FirstOutput(self._rank))
 

@@ -1,4 +1,4 @@
-"""The life of an agent on another host: it finds the head, reports, is told what to start, and serves it to its end."""
+"""An agent on another host than the head: connects to it, reports its host, and supervises one worker for it."""
 
 from __future__ import annotations
 
@@ -18,7 +18,6 @@ from jaxrun.agent.head_client import HeadClient
 from jaxrun.agent.signals import SignalPipe
 from jaxrun.agent.spawn import Spawner
 from jaxrun.agent.worker_group import WorkerGroup
-from jaxrun.channel import addresses
 from jaxrun.channel.connect import HeadAddress, HeadConnection, connect
 from jaxrun.channel.connection import HEAD_TO_AGENT, Connection
 from jaxrun.clock import Clock
@@ -29,7 +28,6 @@ from jaxrun.job.job import Job
 from jaxrun.job.plan import Plan, Worker
 from jaxrun.output.relay import Relay
 from jaxrun.protocol.agent_messages import AgentReport, AgentSignalled, HeadToAgent, Shutdown, StartWorker
-from jaxrun.protocol.env import AgentEnv
 from jaxrun.protocol.names import RANK
 from jaxrun.rundir.rundir import JOB_FILE
 
@@ -43,99 +41,92 @@ _SIGNALS = (
 )
 
 
-def run_from_env(env: AgentEnv, rank: int, size: int, environ: Mapping[str, str]) -> int:
-    """Be the agent of `rank`; returns the status to end with. UnavailableError if the head cannot be found."""
-    offer = HeadAddress(env.job_id, env.token, addresses.parse_addresses(env.head))
-    return run(lambda: offer, rank, size, env.init_timeout, environ)
-
-
 def run(
-    find: Callable[[], HeadAddress | None],
+    find_head: Callable[[], HeadAddress | None],
     rank: int,
     size: int,
     timeout: float,
     environ: Mapping[str, str],
-    why_none: str = "",
+    not_found: str = "",
 ) -> int:
-    """The same where the head is still to be found: `find` is asked again and again, `why_none` says where it looks."""
-    found = connect(find, rank, timeout, why_none)
-    guard = Guard(job_marker(found.job_id), f"{RANK}={rank}")  # forks, so it comes before any thread
+    """Be the agent of `rank`; returns the status to end with.
+
+    `find_head` is called again for each attempt to connect, for `timeout` seconds. UnavailableError if no head is
+    found; `not_found` explains why `find_head` returns None.
+    """
+    head = connect(find_head, rank, timeout, not_found)
+    guard = Guard(job_marker(head.job_id), f"{RANK}={rank}")  # forks, so it comes before any thread
     try:
         with SignalPipe(_SIGNALS) as signals:
             subreaper.become_subreaper()
-            line: Connection[HeadToAgent] = Connection(found.connection, HEAD_TO_AGENT)
-            line.send(_report(rank, size, found, environ))
-            begin = _wait_start(rank, line, signals)
-            return (
-                begin
-                if isinstance(begin, int)
-                else _supervise_worker(begin, found.job_id, line, signals, environ, guard)
-            )
+            connection: Connection[HeadToAgent] = Connection(head.connection, HEAD_TO_AGENT)
+            connection.send(_report(rank, size, head, environ))
+            order = _wait_for_order(rank, connection, signals)
+            if isinstance(order, Shutdown):
+                return order.status
+            return _supervise_worker(order, head.job_id, connection, signals, environ, guard)
     finally:
         subreaper.kill_all(spare=guard.pid)
         guard.disarm()
 
 
-def _wait_start(rank: int, line: Connection[HeadToAgent], signals: SignalPipe) -> StartWorker | int:
-    """What to start, or the status to end with. That this agent is to end is for the head to decide."""
+def _wait_for_order(rank: int, connection: Connection[HeadToAgent], signals: SignalPipe) -> StartWorker | Shutdown:
+    """Wait for what the head decides. Signals are reported to it: that this agent is to end is for the head to say."""
     while True:
-        select.select([line.fileno(), signals.fileno()], [], [])
-        for number in signals.receive():
-            if number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
-                line.send(AgentSignalled(rank, number))
-        messages = line.receive()
+        select.select([connection.fileno(), signals.fileno()], [], [])
+        for signum in signals.receive():
+            if signum in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+                connection.send(AgentSignalled(rank, signum))
+        messages = connection.receive()
         for index, message in enumerate(messages, 1):
-            if isinstance(message, StartWorker):
-                line.push_back(messages[index:])
+            if isinstance(message, (StartWorker, Shutdown)):
+                connection.push_back(messages[index:])
                 return message
-            if isinstance(message, Shutdown):
-                return message.status
-        if line.lost_reason:
-            return EXIT_UNAVAILABLE
+        if connection.lost_reason:
+            return Shutdown(EXIT_UNAVAILABLE)
 
 
 def _supervise_worker(
-    begin: StartWorker,
+    start: StartWorker,
     job_id: str,
-    line: Connection[HeadToAgent],
+    connection: Connection[HeadToAgent],
     signals: SignalPipe,
     environ: Mapping[str, str],
     guard: Guard,
 ) -> int:
-    """Start the worker and serve it until the head has nothing more to say."""
-    plan = plan_of(begin, job_id, environ)
-    relay = Relay(begin.rank, line, begin.log_dir, shown=begin.show_output)
-    superior = HeadClient(begin.rank, line, relay)
-    logs = Path(begin.log_dir) if begin.log_dir else None
-    crew = WorkerGroup(plan, Spawner(plan, environ, begin.run_dir, logs))
-    orders = (line.fileno(), superior.receive)
-    agent = Agent(crew, superior, relay, signals, Clock(), orders)
+    """Start the worker and serve it until the head sends Shutdown; returns the status to end with."""
+    plan = _plan_of_worker(start, job_id, environ)
+    log_dir = Path(start.log_dir) if start.log_dir else None
+    workers = WorkerGroup(plan, Spawner(plan, environ, start.run_dir, log_dir))
+    relay = Relay(start.rank, connection, start.log_dir, shown=start.show_output)
+    head = HeadClient(start.rank, connection, relay)
+    agent = Agent(workers, head, relay, signals, Clock(), head)
     last = agent.run()
     subreaper.kill_all(spare=guard.pid)
     agent.close()
     relay.close()
-    line.close()
+    connection.close()
     return last.status if isinstance(last, Shutdown) else EXIT_UNAVAILABLE
 
 
-def plan_of(begin: StartWorker, job_id: str, environ: Mapping[str, str]) -> Plan:
-    """The plan for this one worker."""
-    module = begin.program[0] == "-m"
-    program = begin.program[1:] if module else begin.program
+def _plan_of_worker(start: StartWorker, job_id: str, environ: Mapping[str, str]) -> Plan:
+    """The plan of this one worker."""
+    module = start.program[0] == "-m"
+    program = start.program[1:] if module else start.program
     worker = Worker(
-        rank=begin.rank,
-        local_rank=begin.local_rank,
-        local_size=begin.local_size,
-        host=begin.host,
-        local_device_ids=begin.local_device_ids,
+        rank=start.rank,
+        local_rank=start.local_rank,
+        local_size=start.local_size,
+        host=start.host,
+        local_device_ids=start.local_device_ids,
     )
     return Plan(
-        job=Job(program=program, module=module, init_timeout=begin.init_timeout, lockstep=begin.lockstep),
+        job=Job(program=program, module=module, init_timeout=start.init_timeout, lockstep=start.lockstep),
         job_id=job_id,
         workers=(worker,),
-        job_size=begin.size,
-        argv=(sys.executable, "-m", RUNTIME, *begin.program),
-        set_env=begin.environment,
+        job_size=start.size,
+        argv=(sys.executable, "-m", RUNTIME, *start.program),
+        set_env=start.environment,
         unset_env=inherited_job_variables(environ),
         local_devices=None,
         device_names=(),
@@ -143,8 +134,8 @@ def plan_of(begin: StartWorker, job_id: str, environ: Mapping[str, str]) -> Plan
     )
 
 
-def _report(rank: int, size: int, found: HeadConnection, environ: Mapping[str, str]) -> AgentReport:
-    welcome = found.welcome
+def _report(rank: int, size: int, head: HeadConnection, environ: Mapping[str, str]) -> AgentReport:
+    welcome = head.welcome
     machine = probe_machine(welcome.platforms, environ)
     platform = next((name for name, gpus in machine.gpus.items() if gpus.names), "")
     gpus = machine.gpus.get(platform)
@@ -156,8 +147,8 @@ def _report(rank: int, size: int, found: HeadConnection, environ: Mapping[str, s
         pid=os.getpid(),
         time=time.time(),
         jaxrun_version=__version__,
-        address=_plain(found.connection.getsockname()[0]),
-        head_address=_plain(found.connection.getpeername()[0]),
+        address=_plain(head.connection.getsockname()[0]),
+        head_address=_plain(head.connection.getpeername()[0]),
         directory=os.getcwd(),
         cpus=machine.cores,
         gpu_platform=platform,
@@ -166,12 +157,12 @@ def _report(rank: int, size: int, found: HeadConnection, environ: Mapping[str, s
         gpu_limit=gpus.visible if gpus else "",
         tpu=machine.tpu,
         cuda_plugin=machine.cuda_plugin,
-        can_write_run_dir=bool(welcome.run_dir) and _is_of_job(Path(welcome.run_dir), found.job_id),
+        can_write_run_dir=bool(welcome.run_dir) and _is_of_job(Path(welcome.run_dir), head.job_id),
     )
 
 
 def _plain(ip: str) -> str:
-    """An IPv4 address as such, where a socket for both families shows it as one of IPv6."""
+    """Write an IPv4 address as such, where a socket for both families shows it as one of IPv6."""
     return ip.removeprefix("::ffff:")
 
 

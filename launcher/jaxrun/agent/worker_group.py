@@ -14,27 +14,27 @@ from jaxrun.job.plan import Plan
 from jaxrun.protocol.agent_messages import StartFailed, WorkerSpawned
 from jaxrun.protocol.worker_messages import ForkDeclined, WorkerForked
 
-_CONCURRENT_FORKS = 16  # forks asked for at a time: what the server's socket surely holds while it still imports jax
+_CONCURRENT_FORKS = 16  # requests that the fork server's socket surely holds while it still imports jax
 
 
 class WorkerGroup:
-    """Children by rank, started by forking where the plan says so; afresh else, or where that is declined."""
+    """Workers by rank: forked where the plan says so; in fresh interpreters else, or where forking is declined."""
 
     def __init__(
         self,
         plan: Plan,
         spawner: Spawner,
-        server: ForkServer | None = None,
-        forked: Callable[[int], None] = lambda pid: None,
+        fork_server: ForkServer | None = None,
+        on_forked: Callable[[int], None] | None = None,
     ) -> None:
-        """`server`, if there is one, has been started for this plan; `forked` is told of each process it has made."""
+        """`fork_server` was started for this plan, if it exists; `on_forked` is called with the pid of each fork."""
         self._plan = plan
         self._spawner = spawner
-        self._fork_server = server
-        self._on_forked = forked
+        self._fork_server = fork_server
+        self._on_forked = on_forked
         self._requests: deque[ForkRequest] = deque()
         self._workers: dict[int, WorkerProcess] = {}
-        self.declined = ""
+        self.declined = ""  # why the fork server does not fork
 
     def __getitem__(self, rank: int) -> WorkerProcess:
         return self._workers[rank]
@@ -44,26 +44,26 @@ class WorkerGroup:
 
     @property
     def fork_server(self) -> ForkServer | None:
-        """The process that imports jax for all of them, as long as it is needed."""
+        """The process that imports jax for all workers, as long as it is needed."""
         return self._fork_server
 
     def start(self) -> list[Event]:
-        """Start the workers, or ask the fork server for them."""
+        """Start the workers, or ask the fork server for them; returns what the head is to know of it."""
         if self._fork_server is None:
             return self.start_fresh()
         try:
             for worker in self._plan.workers:
-                lines, request = self._spawner.fork_request(worker)
-                self._workers[worker.rank] = WorkerProcess(worker.rank, lines)
+                pipes, request = self._spawner.fork_request(worker)
+                self._workers[worker.rank] = WorkerProcess(worker.rank, pipes)
                 self._requests.append(request)
         except OSError as error:
             self._close_fork_server()
-            return [self._cannot_start(worker.rank, error)]
+            return [self._start_failed(worker.rank, error)]
         self._send_requests(_CONCURRENT_FORKS)
         return []
 
     def receive_forked(self) -> list[Event]:
-        """Take the fork server's answers. Once `declined` says why not: forget the children, start afresh."""
+        """Handle the answers of the fork server. If they set `declined`, `start_fresh` must replace all workers."""
         assert self._fork_server is not None
         events: list[Event] = []
         for answer in self._fork_server.receive():
@@ -73,36 +73,36 @@ class WorkerGroup:
 
     def start_fresh(self) -> list[Event]:
         """Start every worker in an interpreter of its own, in place of those that were asked for."""
-        for child in self:
-            child.close()
+        for process in self:
+            process.close()
         self._workers.clear()
         events: list[Event] = []
         for worker in self._plan.workers:
             try:
-                pid, lines = self._spawner.spawn(worker)
+                pid, pipes = self._spawner.spawn(worker)
             except OSError as error:
-                return [*events, self._cannot_start(worker.rank, error)]
-            self._workers[worker.rank] = WorkerProcess(worker.rank, lines, pid)
+                return [*events, self._start_failed(worker.rank, error)]
+            self._workers[worker.rank] = WorkerProcess(worker.rank, pipes, pid)
             events.append(WorkerSpawned(worker.rank, pid))
         return events
 
     def close(self) -> None:
         self._close_fork_server()
-        for child in self:
-            child.close()
+        for process in self:
+            process.close()
 
     def _on_answer(self, answer: WorkerForked | ForkDeclined | None) -> list[Event]:
         if isinstance(answer, WorkerForked):
             self._workers[answer.rank].pid = answer.pid
-            self._on_forked(answer.pid)
+            if self._on_forked is not None:
+                self._on_forked(answer.pid)
             self._send_requests(1)
-            if all(child.pid for child in self):
+            if all(process.pid for process in self):
                 self._close_fork_server()
             return [WorkerSpawned(answer.rank, answer.pid)]
         self._close_fork_server()
         if answer is None:
-            text = "the process that imports jax for all workers has ended; --no-fork does without it"
-            return [StartFailed(text)]
+            return [StartFailed("the process that imports jax for all workers has ended; --no-fork does without it")]
         if answer.traceback:
             text = f"jax could not be imported: {answer.reason}\nis it installed for {self._plan.argv[0]}?"
             return [StartFailed(text, answer.traceback)]
@@ -111,11 +111,11 @@ class WorkerGroup:
 
     def _send_requests(self, count: int) -> None:
         for _ in range(min(count, len(self._requests))):
-            with contextlib.suppress(ConnectionError):  # it has gone: its channel's end will say so
+            with contextlib.suppress(ConnectionError):  # it has gone: the end of its channel will say so
                 assert self._fork_server is not None
                 self._fork_server.send(self._requests.popleft())
 
-    def _cannot_start(self, rank: int, error: OSError) -> StartFailed:
+    def _start_failed(self, rank: int, error: OSError) -> StartFailed:
         return StartFailed(f"rank {rank} could not be started: {error.strerror} ({self._plan.argv[0]})")
 
     def _close_fork_server(self) -> None:

@@ -81,9 +81,9 @@ def _run(dry_run: bool, **values: Any) -> int:
 
         click.echo(os.fsencode(render_plan(plan, environ)), nl=False)
         return 0
-    from jaxrun.supervisor import run
+    from jaxrun.supervisor.run import run
 
-    return run.run(plan, environ, invocation.early_server)
+    return run(plan, environ, invocation.early_server)
 
 
 def _run_sbatch(job: Job, words: Sequence[str], environ: Mapping[str, str], *, dry_run: bool) -> int:

@@ -24,6 +24,7 @@ _IMPORTED_BY_EVERY_JOB = (
     "jaxrun.cli.main",
     "jaxrun.supervisor.local",
     "jaxrun.supervisor.run",
+    "jaxrun.supervisor.supervise",
     "jaxrun.backends.local",
     "jaxrun.job.layout",
     "jaxrun.job.devices",

@@ -1,4 +1,4 @@
-"""The lines to all agents of a job: which rank is on which, what was sent to whom, whose output is on its way."""
+"""The connections to all agents of a job, by rank: sends to them, and acknowledges the output that they sent."""
 
 from __future__ import annotations
 
@@ -8,19 +8,20 @@ from jaxrun.channel.connection import Connection
 from jaxrun.protocol.agent_messages import AgentToHead, OutputCredit
 from jaxrun.protocol.codec import encode
 
-_ACKNOWLEDGE_AFTER_BYTES = 2**16  # bytes of output after which its agent is told that they were taken
+RETRY_S = 0.01  # until what the network did not take is sent again
+_ACKNOWLEDGE_AFTER_BYTES = 2**16  # of output from one agent
 
 AgentConnection = Connection[AgentToHead]
 
 
 class AgentConnections:
-    """By rank. No step looks at all of them, except to send to all."""
+    """Connections by rank. The cost of each operation, but for `send_all`, does not depend on their number."""
 
     def __init__(self) -> None:
         self._by_rank: dict[int, AgentConnection] = {}
         self._unsent: set[AgentConnection] = set()
-        self._unacknowledged: dict[AgentConnection, int] = {}
-        self._to_acknowledge: set[AgentConnection] = set()  # those of them that are owed so much that they are told
+        self._unacknowledged: dict[AgentConnection, int] = {}  # bytes of output
+        self._to_acknowledge: set[AgentConnection] = set()
 
     def __iter__(self) -> Iterator[AgentConnection]:
         return iter(self._by_rank.values())
@@ -28,19 +29,19 @@ class AgentConnections:
     def __len__(self) -> int:
         return len(self._by_rank)
 
-    def add(self, rank: int, line: AgentConnection) -> bool:
-        """From now on this is the line to `rank`; whether it is the first."""
-        return self._by_rank.setdefault(rank, line) is line
+    def add(self, rank: int, connection: AgentConnection) -> bool:
+        """Use this connection for `rank`, if it is the first; returns whether it is."""
+        return self._by_rank.setdefault(rank, connection) is connection
 
-    def remove(self, rank: int, line: AgentConnection) -> None:
-        if self._by_rank.get(rank) is line:
+    def remove(self, rank: int, connection: AgentConnection) -> None:
+        if self._by_rank.get(rank) is connection:
             del self._by_rank[rank]
-        self._unsent.discard(line)
-        self._unacknowledged.pop(line, None)
-        self._to_acknowledge.discard(line)
+        self._unsent.discard(connection)
+        self._unacknowledged.pop(connection, None)
+        self._to_acknowledge.discard(connection)
 
     def send(self, ranks: Iterable[int], message: object) -> None:
-        """To those of them that still have a line."""
+        """Send to those of `ranks` that are still connected."""
         frame = encode(message)
         for rank in ranks:
             if rank in self._by_rank:
@@ -50,7 +51,7 @@ class AgentConnections:
         self.send(list(self._by_rank), message)
 
     def unanswered_ranks(self) -> list[int]:
-        """The ranks whose host has not answered to what was sent to it last."""
+        """The ranks whose host has not confirmed what was sent to it last."""
         return sorted(rank for rank, line in self._by_rank.items() if line.has_unacknowledged_bytes())
 
     @property
@@ -58,25 +59,27 @@ class AgentConnections:
         """Whether the network has not taken all."""
         return bool(self._unsent)
 
-    def flush(self) -> None:
-        for line in list(self._unsent):
-            line.flush()
-            if not line.unsent_bytes:
-                self._unsent.discard(line)
+    def flush(self) -> float | None:
+        """Send what waits; returns the seconds until that should be tried again, None if nothing waits."""
+        for connection in list(self._unsent):
+            connection.flush()
+            if not connection.unsent_bytes:
+                self._unsent.discard(connection)
+        return RETRY_S if self._unsent else None
 
-    def count_output(self, line: AgentConnection, count: int) -> None:
-        """So many bytes of output have come in."""
-        self._unacknowledged[line] = owed = self._unacknowledged.get(line, 0) + count
-        if owed >= _ACKNOWLEDGE_AFTER_BYTES:
-            self._to_acknowledge.add(line)
+    def count_output(self, connection: AgentConnection, count: int) -> None:
+        """Note that `count` bytes of output have come in."""
+        self._unacknowledged[connection] = total = self._unacknowledged.get(connection, 0) + count
+        if total >= _ACKNOWLEDGE_AFTER_BYTES:
+            self._to_acknowledge.add(connection)
 
     def acknowledge(self) -> None:
-        """Let those go on whose output has been taken."""
-        for line in self._to_acknowledge:
-            self._send(line, encode(OutputCredit(self._unacknowledged.pop(line))))
+        """Allow agents whose output has been shown or kept to send as much again."""
+        for connection in self._to_acknowledge:
+            self._send(connection, encode(OutputCredit(self._unacknowledged.pop(connection))))
         self._to_acknowledge.clear()
 
-    def _send(self, line: AgentConnection, frame: bytes) -> None:
-        line.send_frame(frame)
-        if line.unsent_bytes:
-            self._unsent.add(line)
+    def _send(self, connection: AgentConnection, frame: bytes) -> None:
+        connection.send_frame(frame)
+        if connection.unsent_bytes:
+            self._unsent.add(connection)

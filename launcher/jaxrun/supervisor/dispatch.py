@@ -1,4 +1,4 @@
-"""Where all that happens in a job comes together: the head, its clock, and the journal of what it hears and decides."""
+"""The one way into the head: events are logged and handed to it, its actions are logged and returned."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from jaxrun.verdict.stack_text import format_snapshot
 
 
 class RunFiles(Protocol):
-    """Where events are kept; times are seconds since the epoch."""
+    """Keeps events and files of a job, as RunDir does; times are seconds since the epoch."""
 
     def record(self, event: str, time: float, rank: int | None = None, **data: object) -> None: ...
 
@@ -22,11 +22,11 @@ class RunFiles(Protocol):
 
 
 class Dispatcher:
-    """Tells the head what happens, and answers with what it wants done."""
+    """Feeds events to the head and returns its actions; `clock` returns seconds since the epoch."""
 
-    def __init__(self, head: Head, record: RunFiles, clock: Callable[[], float]) -> None:
+    def __init__(self, head: Head, files: RunFiles, clock: Callable[[], float]) -> None:
         self._head = head
-        self._files = record
+        self._files = files
         self._clock = clock
 
     @property
@@ -35,22 +35,22 @@ class Dispatcher:
         return self._head.hosts
 
     def handle(self, event: Event) -> list[Action]:
-        """What is to be done now, in order."""
+        """Return what is to be done now, in order."""
         self._log(event_log.event_entry(event))
         return [self._prepare(action) for action in self._head.handle(event, self._clock())]
 
     def handle_timeouts(self) -> list[Action]:
-        """What is to be done because time has passed."""
+        """Return what is to be done because the head's deadline has passed."""
         deadline = self._head.deadline()
         return self.handle(Tick()) if deadline is not None and deadline <= self._clock() else []
 
     def deadline(self) -> float | None:
-        """When `due` is to be asked at the latest, seconds since the epoch."""
+        """When `handle_timeouts` is to be called at the latest, seconds since the epoch."""
         return self._head.deadline()
 
-    def record(self, name: str, rank: int | None = None, **more: object) -> None:
-        """Keep what the head need not know."""
-        self._files.record(name, self._clock(), rank, **more)
+    def record(self, name: str, rank: int | None = None, **data: object) -> None:
+        """Log an event that the head need not know."""
+        self._files.record(name, self._clock(), rank, **data)
 
     def _prepare(self, action: Action) -> Action:
         """Log an action, and do what needs neither agents nor output."""
@@ -63,5 +63,5 @@ class Dispatcher:
 
     def _log(self, entry: event_log.Entry | None) -> None:
         if entry is not None:
-            name, rank, more = entry
-            self.record(name, rank, **more)
+            name, rank, data = entry
+            self.record(name, rank, **data)

@@ -1,26 +1,34 @@
-"""The process that starts the agents, an mpirun or srun: its words, its end, and how it is made to end."""
+"""The process that starts the agents, an mpirun or srun: what it writes, how it ends, and how it is made to end."""
 
 from __future__ import annotations
 
 import contextlib
 import os
+import re
 import signal
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 
-from jaxrun.text import format_signal
+from jaxrun.text import format_ranks_on_hosts, format_signal
 
 LOG_NAME = "starter.log"
-_PIECE = 65536
-_TAIL = 4096
-_LINES = 12
+_READ_BYTES = 65536
+_TAIL_BYTES = 4096
+_TAIL_LINES = 12
+_POLL_S = 0.01
+# Grace before SIGTERM, and then before SIGKILL.
+_GRACE_S = (5.0, 2.0)
+_GRACE_AFTER_FAILURE_S = (0.6, 0.6)
+# How Open MPI 4 and 5 write a rank: [[12345,1],3], [prterun-h1-12345@1,3].
+_RANK_IN_OUTPUT = re.compile(r"Process name: \[\S*,(\d{1,9})\]")
 
 
 class LaunchProcess:
-    """It runs in a session of its own, with our stdin; what it writes goes to a file, and its last lines are kept."""
+    """The running launch command, in a session of its own, with our stdin; its output goes to starter.log."""
 
     def __init__(self, title: str, argv: Sequence[str], environ: Mapping[str, str], directory: Path | None) -> None:
-        """Starts it. OSError."""
+        """Start it. Raises OSError."""
         self.title = title
         self.status: int | None = None
         self._tail = b""
@@ -37,21 +45,21 @@ class LaunchProcess:
         return self._pipe
 
     def read(self) -> bytes | None:
-        """What it has written since, which is kept; None once nobody holds the pipe any more."""
+        """Read and log what it has written since; None once nobody holds the pipe any more."""
         try:
-            data = os.read(self._pipe, _PIECE)
+            data = os.read(self._pipe, _READ_BYTES)
         except BlockingIOError:
             return b""
         if not data:
             return None
-        self._tail = (self._tail + data)[-_TAIL:]
+        self._tail = (self._tail + data)[-_TAIL_BYTES:]
         if self._log is not None:
             with contextlib.suppress(OSError):
                 os.write(self._log, data)
         return data
 
     def reap(self) -> bool:
-        """Whether it has ended, by now."""
+        """Whether it has ended by now; `status` and all of its output are known then."""
         if self.status is None:
             with contextlib.suppress(ChildProcessError):
                 pid, status = os.waitpid(self.pid, os.WNOHANG)
@@ -61,15 +69,30 @@ class LaunchProcess:
                         pass
         return self.status is not None
 
-    def stop(self, signum: signal.Signals) -> None:
-        """Send the signal to all of its session's group."""
+    def signal(self, signum: signal.Signals) -> None:
+        """Send the signal to its whole process group."""
         if self.status is None:
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.killpg(self.pid, signum)
 
+    def stop(self, *, hurry: bool) -> None:
+        """Wait for its end, and bring it about by SIGTERM and SIGKILL; with `hurry` soon, as it may be stuck."""
+        graces = _GRACE_AFTER_FAILURE_S if hurry else _GRACE_S
+        for seconds, signum in zip(graces, (signal.SIGTERM, signal.SIGKILL), strict=True):
+            if self._wait(seconds):
+                return
+            self.signal(signum)
+        self._wait(graces[-1])
+
     @property
-    def was_killed(self) -> bool:
-        return self.status is not None and self.status < 0
+    def failed(self) -> bool:
+        """Whether it ended of its own accord, with an error."""
+        return self.status is not None and self.status > 0
+
+    def last_lines(self) -> str:
+        """The last lines that it wrote, indented; empty if it wrote none."""
+        lines = [line.rstrip() for line in self._tail.decode(errors="replace").splitlines()]
+        return "\n".join(f"  {line}" for line in [line for line in lines if line.strip(" -")][-_TAIL_LINES:])
 
     def describe_end(self) -> str:
         """`srun (Slurm 22.05.8) ended with status 1`."""
@@ -77,15 +100,32 @@ class LaunchProcess:
         how = f"was killed by {format_signal(-self.status)}" if self.status < 0 else f"ended with status {self.status}"
         return f"{self.title} {how}"
 
-    def last_lines(self) -> str:
-        """The last lines that it wrote, indented; empty if it was silent."""
-        lines = [line.rstrip() for line in self._tail.decode(errors="replace").splitlines()]
-        return "\n".join(f"  {line}" for line in [line for line in lines if line.strip(" -")][-_LINES:])
+    def describe_failure(self, hosts: Mapping[int, str], reported: Collection[int]) -> str:
+        """Describe its end before that of the job, with the ranks of which no agent has reported."""
+        words = self.last_lines()
+        said = f"; it said:\n{words}" if words else ""
+        missing = [rank for rank in hosts if rank not in reported]
+        named = [rank for rank in map(int, _RANK_IN_OUTPUT.findall(words)) if rank in hosts]
+        lacking = f"\nnot heard from: {format_ranks_on_hosts(missing, hosts)}" if missing and reported else ""
+        if not reported and named:
+            lacking = f"\nthat is {format_ranks_on_hosts(named, hosts)}"
+        return f"{self.describe_end()} before the job was over{said}{lacking}"
 
     def close(self) -> None:
         os.close(self._pipe)
         if self._log is not None:
             os.close(self._log)
+
+    def _wait(self, seconds: float) -> bool:
+        """Whether it ends within so many seconds."""
+        deadline = time.monotonic() + seconds
+        while not self.reap():
+            left = deadline - time.monotonic()
+            if left <= 0:
+                return False
+            self.read()
+            time.sleep(min(left, _POLL_S))
+        return True
 
 
 def _open_log(directory: Path | None) -> int | None:

@@ -1,7 +1,8 @@
-"""Why do agents end? The engine that started them may be ending the job, because of a host that does not answer.
+"""Decides why agents end: whether a host, an agent, or the launch command (mpirun, srun) went first.
 
-What agents and signals say is held until that is known: for a moment, or, once every host was asked, until all that are
-there have answered. Pure: the station passes what it knows.
+mpirun and srun end a whole job when they lose one host or process, and then every agent is signalled or lost at once.
+So these events are held for a moment, or, once all hosts were probed, for the time in which a live host answers;
+then the cause is passed on first. No I/O: the server passes in what it knows.
 """
 
 from __future__ import annotations
@@ -12,21 +13,19 @@ from dataclasses import dataclass, replace
 from jaxrun.head.events import AgentLost, Event
 from jaxrun.protocol.agent_messages import AgentSignalled, StartFailed
 
-EXIT_GRACE_S = 0.05  # seconds in which the end of what has started an agent is heard of, if the agent ended with it
-STARTUP_EXIT_GRACE_S = (
-    0.5  # the same while it still starts others: it may have failed at that, and end those first that had come
-)
+EXIT_GRACE_S = 0.05  # wait for the launch command's exit status before the agent that vanished is blamed
+STARTUP_EXIT_GRACE_S = 0.5  # the same during start-up: it may have failed, and first end those it started
 
 
 @dataclass(frozen=True, slots=True)
 class Evidence:
-    """What the station knows when the time has come.
+    """What the server knows when the time is up.
 
-    silent:    the ranks whose hosts have not answered; empty where nobody asked
-    spoke:     the ranks that have said last words
-    ended:     how the starter ended, if it has
-    by_itself: it was not killed, and says that something went wrong
-    all_came:  every agent had reported
+    unanswered:        the ranks whose hosts have not answered the probe; empty where none was sent
+    failure_reported:  the ranks whose worker has reported its failure
+    launch_end:        how the launch command ended, if it has
+    launch_failed:     it ended of its own accord, with an error
+    all_reported:      every agent has reported
     """
 
     unanswered: Sequence[int]
@@ -37,43 +36,48 @@ class Evidence:
 
 
 class LossAttribution:
-    """Events that are held. Times are seconds since the epoch."""
+    """Events that are held until their cause is known. Times are seconds since the epoch."""
 
-    def __init__(self, answer: float) -> None:
-        """`answer`: seconds in which a host that is there has answered."""
+    def __init__(self, probe_timeout_s: float) -> None:
+        """`probe_timeout_s`: seconds in which a live host answers a probe."""
         self.deadline: float | None = None
         self.probed = False
-        self._answer = answer
+        self._probe_timeout_s = probe_timeout_s
         self._held: list[Event] = []
 
-    def hold(self, events: Sequence[Event], now: float, *, all_came: bool, ask: Callable[[], None] | None) -> None:
-        """Hold these events; `ask` sends something to every host, where they are to be asked and were not yet."""
+    def hold(
+        self, events: Sequence[Event], now: float, *, all_reported: bool, probe: Callable[[], None] | None
+    ) -> None:
+        """Hold these events; `probe`, if given, sends something to every host, once until they are explained."""
         self._held += events
-        wait = EXIT_GRACE_S if all_came else STARTUP_EXIT_GRACE_S
-        if ask is not None and not self.probed:
-            ask()
-            self.probed, wait = True, self._answer
+        wait = EXIT_GRACE_S if all_reported else STARTUP_EXIT_GRACE_S
+        if probe is not None and not self.probed:
+            probe()
+            self.probed, wait = True, self._probe_timeout_s
         self.deadline = max(self.deadline or 0.0, now + wait)
 
-    def explain(self, known: Evidence) -> list[Event]:
-        """All that was held, after what seems to be its cause; nothing is held then."""
+    def explain(self, evidence: Evidence) -> list[Event]:
+        """Return all that was held, after its likeliest cause; nothing is held then."""
         held, self._held = self._held, []
         self.deadline, self.probed = None, False
-        causes: list[Event] = [
-            AgentLost(rank, f"its host has not answered for {self._answer:g} s") for rank in known.unanswered
-        ]
-        ended: list[Event] = [known.launch_end] if known.launch_end else []
-        if not causes and not known.all_reported and known.launch_failed:
-            causes = ended  # it could not start the others, and so ended those that had come
-        lost = [event for event in held if isinstance(event, AgentLost)]
         signalled = {event.rank for event in held if isinstance(event, AgentSignalled)}
-        if not causes and lost and known.launch_failed:
-            # It ended the job because an agent had gone, the first of them; the others went with it.
-            first = next((event for event in lost if event.rank not in known.failure_reported | signalled), None)
-            causes = [first] if first else []
-            rest = [event for event in held if event is not first]
-            held = [
+        launch_end: list[Event] = [evidence.launch_end] if evidence.launch_end else []
+        if evidence.unanswered:
+            reason = f"its host has not answered for {self._probe_timeout_s:g} s"
+            return [*(AgentLost(rank, reason) for rank in evidence.unanswered), *held]
+        if evidence.launch_failed and not evidence.all_reported and launch_end:
+            return [*launch_end, *held]  # it could not start all agents, and ended those that it had started
+        if evidence.launch_failed and any(isinstance(event, AgentLost) for event in held):
+            # It ended the job because an agent had vanished, the first of those lost; the others went with it.
+            not_first = evidence.failure_reported | signalled
+            lost = (event for event in held if isinstance(event, AgentLost) and event.rank not in not_first)
+            first = next(lost, None)
+            others: list[Event] = [
                 replace(event, ended_by_launch_command=True) if isinstance(event, AgentLost) else event
-                for event in rest
+                for event in held
+                if event is not first
             ]
-        return [*(causes or ([] if signalled else ended)), *held]
+            if first is not None:
+                return [first, *others]
+            held = others
+        return [*([] if signalled else launch_end), *held]

@@ -1,10 +1,10 @@
-"""The control line: what a Python process wants of the launcher that it has started, in lines of JSON.
+"""The link to the Python process that started this launcher: what it wants, in lines of JSON.
 
-    {"fault": "kill", "ranks": [1]}     as of --chaos: kill, pause or cut, now
+    {"fault": "kill", "ranks": [1]}     as --chaos does: kill, pause or cut, now
     {"signal": 12}                      to all workers; SIGINT, SIGUSR1 or SIGUSR2
     {"end": true}                       end the job, at once
 
-The line's end means the same as the last of them, as the process is gone then.
+End-of-file means the same as the last of them: the parent has died.
 """
 
 from __future__ import annotations
@@ -24,28 +24,28 @@ from jaxrun.protocol.names import CONTROL_FD
 from jaxrun.supervisor.dispatch import Dispatcher
 
 _SIGNALS = (signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2)
-_PIECE = 65536
-_SHOWN = 200  # characters of a line that is not understood
+_READ_BYTES = 65536
+_MAX_SHOWN = 200  # characters of a line that is not understood
 
 
 class ParentLink:
-    """The launcher's end of it, an inherited descriptor."""
+    """The launcher's end of the link, an inherited descriptor."""
 
-    def __init__(self, fd: int, desk: Dispatcher) -> None:
+    def __init__(self, fd: int, dispatcher: Dispatcher) -> None:
         os.set_inheritable(fd, False)
         os.set_blocking(fd, False)
         self._fd = fd
-        self._dispatcher = desk
-        self._partial_line = b""  # a line that is not complete
+        self._dispatcher = dispatcher
+        self._partial_line = b""
 
     @classmethod
-    def from_env(cls, environ: Mapping[str, str], desk: Dispatcher) -> ParentLink | None:
-        """The one that `environ` names, if it does. UsageError where there is none of that number."""
+    def from_env(cls, environ: Mapping[str, str], dispatcher: Dispatcher) -> ParentLink | None:
+        """The link that `environ` names, if it does. UsageError where it names no open descriptor."""
         number = environ.get(CONTROL_FD)
         if number is None:
             return None
         try:
-            return cls(int(number), desk)
+            return cls(int(number), dispatcher)
         except (ValueError, OSError):
             raise UsageError(f"{CONTROL_FD}={number!r} names no open descriptor; unset it") from None
 
@@ -53,16 +53,16 @@ class ParentLink:
         return self._fd
 
     def receive(self) -> list[Action]:
-        """What follows from what has arrived."""
+        """Hand what has arrived to the head; returns its actions."""
         actions: list[Action] = []
         with contextlib.suppress(BlockingIOError):
             while True:
                 try:
-                    data = os.read(self._fd, _PIECE)
+                    data = os.read(self._fd, _READ_BYTES)
                 except ConnectionError:
                     data = b""
                 if not data:
-                    return [*actions, *self._end()]
+                    return [*actions, *self._on_end()]
                 *lines, self._partial_line = (self._partial_line + data).split(b"\n")
                 for line in filter(None, lines):
                     actions += self._handle_line(line)
@@ -74,13 +74,14 @@ class ParentLink:
         except ValueError:
             event = None
         if event is None:
-            text = repr(line.decode(errors="replace")[:_SHOWN])
+            text = repr(line.decode(errors="replace")[:_MAX_SHOWN])
             return [PrintLine(f"the process that started jaxrun has sent what is not understood: {text}")]
         return self._dispatcher.handle(event)
 
-    def _end(self) -> list[Action]:
+    def _on_end(self) -> list[Action]:
+        # The number stays taken, by something that is never readable to the event loop.
         null = os.open(os.devnull, os.O_RDONLY)
-        os.dup2(null, self._fd, inheritable=False)  # which nobody has to wait for, and which keeps the number
+        os.dup2(null, self._fd, inheritable=False)
         os.close(null)
         return self._dispatcher.handle(ParentExited("the end of the process that started it"))
 

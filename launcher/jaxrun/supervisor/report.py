@@ -3,58 +3,75 @@
 from __future__ import annotations
 
 import os
+import signal
 import time
 from collections.abc import Mapping
 from pathlib import Path
 
+from jaxrun.agent.signals import SignalPipe
+from jaxrun.errors import EXIT_SIGNAL_BASE
 from jaxrun.head.actions import JobOutcome
 from jaxrun.job.plan import Plan, to_json
 from jaxrun.job.render import plan_summary
 from jaxrun.output.output import Output
 from jaxrun.rundir import rundir
 from jaxrun.rundir.rundir import RunDir
-from jaxrun.verdict import decide, report, verdict
-from jaxrun.verdict.verdict import Verdict
+from jaxrun.verdict import decide, report
+from jaxrun.verdict.verdict import to_json as verdict_to_json
+
+_SIGNAL_CHECK_S = 0.1  # while a stuck screen holds up the last lines
 
 
 def open_output(plan: Plan, environ: Mapping[str, str], directory: RunDir) -> Output:
-    """Where all output goes; the job's first line has been said."""
-    plain = bool(environ.get("NO_COLOR")) or environ.get("TERM") == "dumb"
-    plain |= plan.launch_command is not None and bool(
-        plan.launch_command.attached_to
-    )  # mpirun may show its ranks a terminal of its own
-    out, err = (not plain and os.isatty(fd) for fd in (1, 2))
+    """Open the screen and the logs, write job.json, and print the first line of the job."""
+    command = plan.launch_command
+    # mpirun may show its ranks a terminal of its own, so `attach` prints no colours.
+    plain = bool(environ.get("NO_COLOR") or environ.get("TERM") == "dumb" or (command and command.attached_to))
+    colour_out, colour_err = (not plain and os.isatty(fd) for fd in (1, 2))
     ranks = [worker.rank for worker in plan.workers]
-    shown = frozenset(rank for rank in ranks if plan.job.shows(rank))
-    # Agents on other hosts write the logs themselves, where they can.
-    ours = plan.launch_command is None
-    output = Output(len(ranks), log_dir=directory.path, colour=(out, err), shown=shown, open_logs=ours)
+    output = Output(
+        len(ranks),
+        log_dir=directory.path,
+        colour=(colour_out, colour_err),
+        shown=frozenset(rank for rank in ranks if plan.job.shows(rank)),
+        open_logs=command is None,  # agents on other hosts write the logs themselves, where they can
+    )
     directory.on_write_error(lambda text: output.print_line(f"jaxrun: {text}"))
-    launcher = {"host": os.uname().nodename, "pid": os.getpid()}
-    directory.write_text(rundir.JOB_FILE, to_json(plan, launcher))
-    where = f" · run dir {display_path(directory.path)}" if directory.path else ""
+    directory.write_text(rundir.JOB_FILE, to_json(plan, {"host": os.uname().nodename, "pid": os.getpid()}))
+    where = f" · run dir {_relative(directory.path)}" if directory.path else ""
     output.print_line(f"jaxrun: {plan_summary(plan)}{where}")
     for note in plan.notes if plan.job.verbose else ():
         output.print_line(f"jaxrun: {note}")
     return output
 
 
-def make_verdict(plan: Plan, hosts: Mapping[int, str], ending: JobOutcome, started: float) -> Verdict:
-    """The verdict, as soon as the job is over."""
-    return decide.decide(ending, hosts, started=started, ended=time.time(), timeout=plan.job.timeout)
+def report_verdict(
+    plan: Plan,
+    hosts: Mapping[int, str],
+    outcome: JobOutcome,
+    started: float,
+    directory: RunDir,
+    output: Output,
+    signals: SignalPipe,
+) -> int:
+    """Print and keep the verdict, wait until the screen has taken all output; returns the exit status of `jaxrun`.
 
-
-def report_verdict(decided: Verdict, directory: RunDir, output: Output) -> int:
-    """Print and keep the verdict; returns the exit status of `jaxrun`."""
-    directory.write_text(rundir.VERDICT_FILE, verdict.to_json(decided))
+    A signal ends the wait for a stuck screen; then the status is that of the signal.
+    """
+    verdict = decide.decide(outcome, hosts, started=started, ended=time.time(), timeout=plan.job.timeout)
+    directory.write_text(rundir.VERDICT_FILE, verdict_to_json(verdict))
     directory.close()
-    output.print_line(report.format_report(decided, display_path(directory.path)))
-    output.close()
-    return decided.exit_code
+    output.print_line(report.format_report(verdict, _relative(directory.path)))
+    signals.receive()  # those of the job itself have been dealt with
+    while not output.close(_SIGNAL_CHECK_S):
+        for signum in signals.receive():
+            if signum in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+                return EXIT_SIGNAL_BASE + signum
+    return verdict.exit_code
 
 
-def display_path(path: Path | None) -> Path | None:
-    """Relative to where the user is, when it lies below."""
+def _relative(path: Path | None) -> Path | None:
+    """The path as seen from the working directory, where it lies below it."""
     if path is None or not path.is_absolute():
         return path
     return path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path

@@ -1,6 +1,6 @@
-"""Carries out a plan: makes the run directory, starts what takes longest, and has the job conducted.
+"""Entry into the supervisor: prepares a planned job, and starts first what takes longest.
 
-Importing jax takes longest, so its process is started before the rest of the launcher is imported, in its shadow.
+Importing jax takes longest, so the fork server, which does so, is started before the rest of the launcher is imported.
 """
 
 from __future__ import annotations
@@ -24,35 +24,48 @@ if TYPE_CHECKING:
 
 _FILES_PER_WORKER = 12  # two pipes, a channel, stacks and two logs, and twice the first while it is being started
 _FILES_PER_AGENT = 3  # a connection, and two logs where its host cannot write them
-_FILES_OF_OURS = 64
+_FILES_OF_LAUNCHER = 64
 
 
 def run(
     plan: Plan,
     environ: Mapping[str, str],
     early_server: EarlyServer | None = None,
-    meeting: Endpoint | None = None,
+    endpoint: Endpoint | None = None,
 ) -> int:
-    """Run the job to its end; returns the exit status of `jaxrun`. `meeting` is where agents on other hosts come to."""
+    """Run the job to its end; returns the exit status of `jaxrun`. `endpoint` is where remote agents connect."""
     started = time.time()
-    if plan.launch_command is not None:
-        from jaxrun.channel import addresses
+    _raise_open_file_limit(plan)
+    if plan.launch_command is None:
+        return _run_local(plan, environ, started, early_server)
+    return _run_remote(plan, environ, started, endpoint)
 
-        addresses.select_interfaces(addresses.list_interfaces(), plan.job.interface)  # before anything is made
-    _allow_open_files(plan)
+
+def _run_local(plan: Plan, environ: Mapping[str, str], started: float, early_server: EarlyServer | None) -> int:
     directory = _open_run_dir(plan)
-    if plan.launch_command is not None:
-        from jaxrun.supervisor import remote as far
-
-        return far.run_remote(
-            plan, environ, directory, Guard(), started, meeting
-        )  # the agents have guards of their own
     guard = Guard(job_marker(plan.job_id))  # forks, so it comes before any thread
-    server = early.server_for(plan, environ, early_server)
+    fork_server = early.server_for(plan, environ, early_server)
 
-    from jaxrun.supervisor import local
+    from jaxrun.supervisor.local import LocalAgent
+    from jaxrun.supervisor.supervise import supervise
 
-    return local.run_local(plan, environ, directory, guard, server, started)
+    agents = LocalAgent(plan, environ, directory, fork_server)
+    return supervise(plan, environ, directory, guard, agents, started)
+
+
+def _run_remote(plan: Plan, environ: Mapping[str, str], started: float, endpoint: Endpoint | None) -> int:
+    from jaxrun.channel import addresses
+
+    # An --interface that this host lacks is refused before anything is made.
+    interfaces = addresses.select_interfaces(addresses.list_interfaces(), plan.job.interface)
+    directory = _open_run_dir(plan)
+    guard = Guard()  # only for the launch command: each agent has a guard of its own
+
+    from jaxrun.supervisor.remote import RemoteAgents
+    from jaxrun.supervisor.supervise import supervise
+
+    agents = RemoteAgents(plan, environ, directory, interfaces, endpoint)
+    return supervise(plan, environ, directory, guard, agents, started)
 
 
 def _open_run_dir(plan: Plan) -> rundir.RunDir:
@@ -62,10 +75,10 @@ def _open_run_dir(plan: Plan) -> rundir.RunDir:
     return rundir.create(job.run_dir, base=Path.cwd(), name=job.name, now=datetime.now())
 
 
-def _allow_open_files(plan: Plan) -> None:
-    """Raise this process's limit of open files where the job needs more. UsageError where a far job cannot do so."""
+def _raise_open_file_limit(plan: Plan) -> None:
+    """Let this process open as many files as the job needs. UsageError where remote agents need too many."""
     each = _FILES_PER_WORKER if plan.launch_command is None else _FILES_PER_AGENT
-    count = _FILES_OF_OURS + each * len(plan.workers)
+    count = _FILES_OF_LAUNCHER + each * len(plan.workers)
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft == resource.RLIM_INFINITY or soft >= count:
         return

@@ -121,7 +121,7 @@ def finish(look, seconds=10.0):
     while not look.done:
         assert time.monotonic() < deadline
         time.sleep(0.01)
-        look.turn(time.monotonic())
+        look.poll(time.monotonic())
     return look.texts
 
 

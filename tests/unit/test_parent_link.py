@@ -1,4 +1,4 @@
-"""The control line: what a Python process wants of the launcher that it has started."""
+"""The link to the parent: what a Python process wants of the launcher that it has started."""
 
 import os
 import select
@@ -18,19 +18,19 @@ BY_ORDER = ParentExited("the process that started it")
 BY_DEATH = ParentExited("the end of the process that started it")
 
 
-class FakeDesk:
+class FakeDispatcher:
     """Answers each event with an action that names it."""
 
-    def tell(self, event):
+    def handle(self, event):
         return [event]
 
 
 @pytest.fixture
-def line():
-    """(the parent's end, a Control on the other)."""
+def ends():
+    """(the parent's end, a ParentLink on the other)."""
     ours, theirs = socket.socketpair()
     with ours:
-        yield ours, ParentLink.from_env({CONTROL_FD: str(theirs.fileno())}, FakeDesk())
+        yield ours, ParentLink.from_env({CONTROL_FD: str(theirs.fileno())}, FakeDispatcher())
         theirs.close()
 
 
@@ -45,10 +45,10 @@ ORDERS = {
 
 
 @pytest.mark.parametrize(("text", "event"), ORDERS.items(), ids=ORDERS)
-def test_an_order_becomes_an_event(line, text, event):
-    parent, control = line
+def test_an_order_becomes_an_event(ends, text, event):
+    parent, link = ends
     parent.sendall(f"{text}\n".encode())
-    assert control.hear() == [event] and control.hear() == []
+    assert link.receive() == [event] and link.receive() == []
 
 
 WRONG = (
@@ -69,45 +69,47 @@ WRONG = (
 
 
 @pytest.mark.parametrize("text", WRONG)
-def test_what_is_not_understood_is_said_and_ignored(line, text):
-    parent, control = line
+def test_what_is_not_understood_is_printed_and_ignored(ends, text):
+    parent, link = ends
     parent.sendall(text.encode("latin-1") + b'\n\n{"signal": 10}\n')
-    said, next_one = control.hear()
-    assert isinstance(said, PrintLine) and said.text.startswith("the process that started jaxrun has sent what is not")
+    printed, next_one = link.receive()
+    assert isinstance(printed, PrintLine) and printed.text.startswith(
+        "the process that started jaxrun has sent what is not"
+    )
     assert next_one == SignalRequested(signal.SIGUSR1)
 
 
-def test_orders_may_come_in_pieces_and_together(line):
-    parent, control = line
+def test_orders_may_come_in_pieces_and_together(ends):
+    parent, link = ends
     parent.sendall(b'{"sig')
-    assert control.hear() == []
+    assert link.receive() == []
     parent.sendall(b'nal": 10}\n{"end": true}\n{"fau')
-    assert control.hear() == [SignalRequested(10), BY_ORDER]
+    assert link.receive() == [SignalRequested(10), BY_ORDER]
 
 
-def test_the_end_of_the_line_is_the_end_of_the_job_and_is_heard_once(line):
-    parent, control = line
+def test_end_of_file_ends_the_job_and_is_read_once(ends):
+    parent, link = ends
     parent.sendall(b'{"signal": 10}\n')
     with select.epoll() as loop:
-        loop.register(control.fileno(), select.EPOLLIN)
+        loop.register(link.fileno(), select.EPOLLIN)
         parent.close()
-        assert control.hear() == [SignalRequested(10), BY_DEATH]
+        assert link.receive() == [SignalRequested(10), BY_DEATH]
         assert loop.poll(0) == []
 
 
-def test_it_is_not_handed_on_and_never_blocks(line):
-    _, control = line
-    assert not os.get_inheritable(control.fileno()) and not os.get_blocking(control.fileno())
+def test_it_is_not_handed_on_and_never_blocks(ends):
+    _, link = ends
+    assert not os.get_inheritable(link.fileno()) and not os.get_blocking(link.fileno())
 
 
 def test_without_a_number_there_is_none():
-    assert ParentLink.from_env({}, FakeDesk()) is None
+    assert ParentLink.from_env({}, FakeDispatcher()) is None
 
 
 @pytest.mark.parametrize("number", ["", "x", "-1", "999999"])
-def test_a_number_of_no_descriptor_is_told(number):
+def test_a_number_of_no_descriptor_is_an_error(number):
     with pytest.raises(UsageError, match=f"{CONTROL_FD}='{number}' names no open descriptor"):
-        ParentLink.from_env({CONTROL_FD: number}, FakeDesk())
+        ParentLink.from_env({CONTROL_FD: number}, FakeDispatcher())
 
 
 # ---- the head
@@ -129,7 +131,7 @@ def test_a_worker_that_cannot_take_a_signal_yet_is_sent_none(simulate, stage):
 def test_the_end_comes_at_once(simulate, stage, asked):
     job = getattr(simulate(2, grace=5.0), stage)().tell(asked).wait(1)
     assert job.kills() == [(0, (0, 1))] and job.finished_at == pytest.approx(0.001)
-    assert (job.ending.reason, job.ending.text, job.ending.signum) == ("interrupted", asked.by, signal.SIGHUP)
+    assert (job.ending.reason, job.ending.text, job.ending.signum) == ("interrupted", asked.reason, signal.SIGHUP)
 
 
 def test_before_anything_was_started_there_is_nothing_to_end(simulate):

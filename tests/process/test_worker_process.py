@@ -71,7 +71,7 @@ def test_garbage_is_no_message_and_nothing_is_read_after_it(worker):
     theirs.sendall(b"\0\0\0\2{]" + encode(Done(2, 1.0)))
     with pytest.raises(ProtocolError, match="not JSON"):
         child.receive()
-    child.hang_up()
+    child.close_channel()
     assert child.receive() is None
     assert theirs.recv(1) == b""
 
@@ -81,7 +81,7 @@ def test_sending_to_a_worker_that_has_gone_is_nothing(worker):
     theirs.close()
     child.send(Exit())
     child.send(Exit())
-    child.hang_up()
+    child.close_channel()
     child.send(Exit())
 
 
@@ -129,11 +129,11 @@ def test_a_worker_that_was_reaped_is_left_alone(worker):
 
 def test_stacks_are_read_once(worker):
     child, _ = worker
-    os.write(child.lines.stacks, b"first\n")
-    assert child.new_stacks() == "first\n"
-    os.write(child.lines.stacks, b"second \xff\n")
-    assert child.new_stacks() == "second \ufffd\n"
-    assert child.new_stacks() == ""
+    os.write(child.pipes.stacks, b"first\n")
+    assert child.read_new_stacks() == "first\n"
+    os.write(child.pipes.stacks, b"second \xff\n")
+    assert child.read_new_stacks() == "second \ufffd\n"
+    assert child.read_new_stacks() == ""
 
 
 def test_cpu_time_and_what_it_waits_in_are_the_kernels(worker):

@@ -1,14 +1,14 @@
-"""Nothing that a launcher started outlives end_all."""
+"""Nothing that a launcher started outlives kill_all."""
 
 import json
 import subprocess
 import sys
 from pathlib import Path
 
-# In a process of its own, for end_all spares no child. Prints whom it started, whom it killed, in what time.
+# In a process of its own, for kill_all spares no child. Prints whom it started, whom it killed, in what time.
 LAUNCHER = """
 import json, os, sys, time
-from jaxrun.agent import orphans
+from jaxrun.agent import subreaper
 
 read, write = os.pipe()
 
@@ -21,14 +21,14 @@ def breed(depth):
             time.sleep(60)
         os._exit(0)
 
-orphans.adopt()
+subreaper.become_subreaper()
 depth = int(sys.argv[1])
 breed(depth)
 started = b""
 while started.count(b"\\n") < depth:
     started += os.read(read, 1000)
 began = time.monotonic()
-killed = orphans.end_all()
+killed = subreaper.kill_all()
 print(json.dumps([list(map(int, started.split())), killed, time.monotonic() - began]))
 """
 
@@ -54,19 +54,19 @@ def test_without_children_it_returns_at_once():
 def test_the_one_to_spare_lives_and_the_others_are_gone():
     code = """
 import json, os, time
-from jaxrun.agent import orphans
+from jaxrun.agent import subreaper
 
-orphans.adopt()
+subreaper.become_subreaper()
 def sleeper():
     pid = os.fork()
     if not pid:
         time.sleep(60)
     return pid
 guard, others = sleeper(), [sleeper(), sleeper()]
-killed = orphans.end_all(spare=guard)
+killed = subreaper.kill_all(spare=guard)
 lives = os.waitpid(guard, os.WNOHANG) == (0, 0)
 began = time.monotonic()
-again = orphans.end_all(spare=guard)
+again = subreaper.kill_all(spare=guard)
 seconds = time.monotonic() - began
 os.kill(guard, 9)
 print(json.dumps([sorted(killed) == sorted(others), lives, again, seconds]))

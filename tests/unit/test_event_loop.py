@@ -1,0 +1,95 @@
+"""The event loop: readable descriptors in their order, deadlines, and work before each wait."""
+
+import os
+
+import pytest
+
+from jaxrun.channel.event_loop import EventLoop
+
+
+@pytest.fixture
+def pipes():
+    """Three readable pipes, as (reading, writing) ends."""
+    made = [os.pipe() for _ in range(3)]
+    for _, write in made:
+        os.write(write, b"x")
+    yield made
+    for end in {end for pipe in made for end in pipe}:
+        os.close(end)
+
+
+def test_what_is_ready_is_served_in_order(pipes):
+    served = []
+    loop = EventLoop()
+    for order, (read, _) in zip((2, 0, 1), pipes, strict=True):
+        loop.add_reader(read, order, lambda order=order: served.append(order))
+    loop.run_once(0)
+    assert served == [0, 1, 2]
+    loop.close()
+
+
+def test_a_forgotten_descriptor_is_not_served_and_can_be_watched_again(pipes):
+    served = []
+    loop = EventLoop()
+    read, _ = pipes[0]
+    loop.add_reader(read, 0, lambda: served.append("before"))
+    loop.remove_reader(read)
+    assert not loop.has_reader(read)
+    loop.run_once(0)
+    loop.add_reader(read, 0, lambda: served.append("again"))
+    assert loop.has_reader(read)
+    loop.run_once(None)
+    assert served == ["again"]
+    loop.close()
+
+
+def test_forgetting_what_is_not_there_is_nothing(pipes):
+    loop = EventLoop()
+    read, _ = pipes[0]
+    loop.remove_reader(read)
+    loop.remove_reader(-1)  # what a closed socket calls its descriptor
+    other = os.dup(read)
+    loop.add_reader(other, 0, lambda: None)
+    os.close(other)
+    loop.remove_reader(other)
+    loop.run_once(0)
+    loop.close()
+
+
+def test_one_that_serves_may_forget_another(pipes):
+    loop = EventLoop()
+    served = []
+    (first, _), (second, _), _ = pipes
+    loop.add_reader(first, 0, lambda: loop.remove_reader(second))
+    loop.add_reader(second, 1, lambda: served.append(second))
+    loop.run_once(0)  # it was ready when the wait ended
+    loop.run_once(0)
+    assert served == [second]
+    loop.close()
+
+
+def test_a_timer_is_called_once_its_deadline_has_passed(pipes):
+    now, called = [100.0], []
+    deadlines = {"late": 101.0, "early": None}
+    loop = EventLoop(lambda: now[0])
+    for name in deadlines:
+        loop.add_timer(lambda name=name: deadlines[name], lambda name=name: called.append(name))
+    loop.run_once(0)
+    now[0] = 101.0
+    loop.run_once(0)
+    assert called == ["late"]
+    deadlines.update(late=None, early=100.5)  # a deadline that is over before it is set
+    loop.run_once()
+    assert called == ["late", "early"]
+    loop.close()
+
+
+def test_pollers_are_called_before_each_wait_and_limit_it():
+    calls = []
+    loop = EventLoop()
+    loop.add_poller(lambda: calls.append("never") or None)
+    loop.add_poller(lambda: calls.append("soon") or 0.0)
+    loop.run_once()
+    loop.run_once()
+    assert calls == ["never", "soon"] * 2
+    loop.close()
