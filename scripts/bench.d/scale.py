@@ -28,7 +28,7 @@ from typing import Any
 import _crowd
 from _bench import Bench, Outcome, grouped, progress, table
 
-from jaxrun.head.head import SETTLE_S
+from jaxrun.head.shutdown import SETTLE_S
 from jaxrun.supervisor.run import run as supervise
 
 SIZES = (64, 128, 256, 512, 1024, 2048, 4096)

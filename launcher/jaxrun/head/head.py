@@ -25,12 +25,11 @@ from __future__ import annotations
 
 import signal
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 
 from jaxrun.diagnosis.root_cause import is_certain
 from jaxrun.errors import NotUniformError, UnavailableError
 from jaxrun.head import consistency
-from jaxrun.head.actions import Action, EndReason, Finish, JobOutcome, PrintLine, SignalRanks
+from jaxrun.head.actions import Action, EndReason, JobOutcome, PrintLine, SignalRanks
 from jaxrun.head.agent_registry import AgentRegistry
 from jaxrun.head.attempt import Attempt, JobPhase
 from jaxrun.head.divergence_detector import DivergenceDetector
@@ -44,7 +43,7 @@ from jaxrun.head.events import (
     TimeLimits,
 )
 from jaxrun.head.fault_injection import FaultInjector
-from jaxrun.head.shutdown import SETTLE_S, Shutdown
+from jaxrun.head.shutdown import Shutdown
 from jaxrun.head.snapshots import PURPOSE_OF_SIGNAL, PURPOSE_OF_TIMEOUT, Snapshots
 from jaxrun.head.startup import Startup
 from jaxrun.head.timeouts import Timeout
@@ -63,9 +62,7 @@ from jaxrun.protocol.agent_messages import (
 )
 from jaxrun.protocol.flight_file import LOCKSTEP_OFF
 from jaxrun.protocol.worker_messages import Call, CoordinatorReady, DeviceReport, Done, Failed, Hello, ThreadFailed
-from jaxrun.text import format_ranks_on_hosts
 
-CONCLUDE_TIMEOUT_S = 0.8  # for the flight recorders' answers about how the ranks diverged
 FIRST_PROGRESS_S = 2.0  # after the start, until the ranks that the start-up waits for are printed
 PROGRESS_INTERVAL_S = 10.0  # until they are printed again
 
@@ -96,8 +93,8 @@ class Head:
         self._startup = Startup(self._workers.hosts, expected, interface, registry)
         self._divergence = DivergenceDetector(lockstep, self._workers.hosts)
         self._snapshots = Snapshots(self._attempt, self._divergence, self._startup.has_hello)
-        self._shutdown = Shutdown(self._attempt, self._divergence)
         self._faults = FaultInjector(chaos, self._workers)
+        self._shutdown = Shutdown(self._attempt, self._divergence, self._faults)
         timeouts = {Timeout.STARTUP: now + limits.init, Timeout.PROGRESS: now + FIRST_PROGRESS_S}
         if limits.job is not None:
             timeouts[Timeout.JOB] = now + limits.job
@@ -124,7 +121,7 @@ class Head:
         """The actions for one event, to be carried out in their order."""
         if self.phase is JobPhase.OVER:
             return []
-        return [*self._on_event(event, now), *self._finish_if_over(now)]
+        return [*self._on_event(event, now), *self._shutdown.finish_if_over(now)]
 
     def _on_event(self, event: Event, now: float) -> list[Action]:
         match event:
@@ -160,7 +157,7 @@ class Head:
             case AgentReport() | Hello() | CoordinatorReady() | DeviceReport():
                 return self._on_startup(event, now)
             case AgentLost():
-                return self._on_agent_lost(event, now)
+                return self._shutdown.on_agent_lost(event, now)
             case AgentSignalled() if self._attempt.is_healthy:
                 return self._on_signal(event.signum, now)
             case Call():
@@ -179,7 +176,7 @@ class Head:
                 self._divergence.remove_rank(event.rank, now)
                 return self._on_program_ended(now)
             case WorkerExited():
-                return self._on_worker_exited(event, now)
+                return self._shutdown.on_worker_exited(event, now) or self._on_program_ended(now)
         return []
 
     # ---- start-up
@@ -209,8 +206,6 @@ class Head:
     def _abort(self, reason: EndReason, text: str, now: float, traceback: str = "") -> list[Action]:
         return self._shutdown.abort(JobOutcome(reason, text=text, traceback=traceback, decided_at=now))
 
-    # ---- a worker ends
-
     def _on_program_ended(self, now: float) -> list[Action]:
         """A rank's program has ended with status 0."""
         if self.phase not in (JobPhase.RUNNING, JobPhase.TERMINATING) or not self._workers.any_live:
@@ -220,63 +215,6 @@ class Head:
         if self.phase is JobPhase.RUNNING:
             self._snapshots.start_early_exit_checks(now)
         return []
-
-    def _on_worker_exited(self, event: WorkerExited, now: float) -> list[Action]:
-        self._workers.add_exit(event, now)
-        if event.status != 0 or self._attempt.run_at is None:
-            if self._attempt.is_healthy:
-                return self._shutdown.on_failure(event.rank, now)
-            self._fail_if_leaving(now)
-        actions = self._shutdown.on_worker_ended() or self._shutdown.settle(now, event.rank)
-        return actions or self._on_program_ended(now)
-
-    def _on_agent_lost(self, event: AgentLost, now: float) -> list[Action]:
-        if not self._workers.has_worker(event.rank):
-            agent = f"the agent of {format_ranks_on_hosts([event.rank], self._workers.hosts)}"
-            text = f"{agent} went away before its worker was started: {event.reason}"
-            return self._abort(EndReason.UNAVAILABLE, text, now)
-        if self._workers.has_ended(event.rank):
-            return []
-        self._workers.add_loss(event, now)
-        if self._attempt.is_healthy:
-            return self._shutdown.on_failure(event.rank, now)
-        self._fail_if_leaving(now)
-        if self.phase is JobPhase.SETTLING:  # the other ranks of its host are lost with it
-            self._attempt.timeouts.start(Timeout.SETTLE, now + SETTLE_S)
-        return self._shutdown.on_worker_ended()
-
-    def _fail_if_leaving(self, now: float) -> None:
-        if self.phase is JobPhase.LEAVING and self._attempt.outcome.reason is EndReason.OK:
-            self._attempt.outcome = JobOutcome(EndReason.FAILED, decided_at=now)
-
-    def _finish_if_over(self, now: float) -> list[Action]:
-        """Finish once all workers have ended, and how they diverged is known."""
-        attempt = self._attempt
-        if attempt.phase is JobPhase.STARTING or self._workers.any_live:
-            return []
-        questions: list[Action] = []
-        ended_well = attempt.outcome.reason is EndReason.OK
-        if attempt.phase is not JobPhase.CONCLUDING:
-            attempt.enter(JobPhase.CONCLUDING, {Timeout.CONCLUDE: now + CONCLUDE_TIMEOUT_S})
-            questions = self._divergence.conclude(now, well=ended_well)
-        if self._divergence.is_waiting:
-            return questions
-        attempt.enter(JobPhase.OVER, {})
-        remaining = self._faults.report_remaining() if ended_well else []
-        return [*remaining, Finish(self._final_outcome(now))]
-
-    def _final_outcome(self, now: float) -> JobOutcome:
-        outcome = replace(
-            self._attempt.outcome,
-            workers=self._workers.outcomes(now),
-            run_at=self._attempt.run_at,
-            divergence=self._divergence.divergence,
-            flights=self._attempt.outcome.flights or dict(self._divergence.flights),
-        )
-        ended_well = all(worker.finished or worker.status == 0 for worker in outcome.workers)
-        if outcome.reason is EndReason.INTERRUPTED and outcome.signum == signal.SIGTERM and ended_well:
-            return replace(outcome, reason=EndReason.PREEMPTED)
-        return outcome
 
     # ---- signals, time, snapshots
 

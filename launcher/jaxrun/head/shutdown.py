@@ -8,27 +8,33 @@ so rank 0, which holds it, is then only frozen, and killed last.
 from __future__ import annotations
 
 import signal
+from dataclasses import replace
 
 from jaxrun.diagnosis.root_cause import find_culprits, is_certain
-from jaxrun.head.actions import Action, EndReason, JobOutcome, PrintLine, Send, SignalRanks
+from jaxrun.head.actions import Action, EndReason, Finish, JobOutcome, PrintLine, Send, SignalRanks
 from jaxrun.head.attempt import Attempt, JobPhase
 from jaxrun.head.divergence_detector import DivergenceDetector
+from jaxrun.head.events import AgentLost
+from jaxrun.head.fault_injection import FaultInjector
 from jaxrun.head.timeouts import Timeout
+from jaxrun.protocol.agent_messages import WorkerExited
 from jaxrun.protocol.worker_messages import Exit
 from jaxrun.text import format_ranks, format_ranks_on_hosts, plural
 
 SETTLE_S = 0.03  # after a failure, wait for others that came with it: a consequence may arrive before its cause
 ROOT_CAUSE_WAIT_S = 0.5  # wait for the root cause while only consequences are known
+CONCLUDE_TIMEOUT_S = 0.8  # for the flight recorders' answers about how the ranks diverged
 MISMATCH_REPORTS_WAIT_S = 1.0  # wait for all ranks that were told of a mismatch to raise it
 
 
 class Shutdown:
     """Times are seconds since the epoch."""
 
-    def __init__(self, attempt: Attempt, divergence: DivergenceDetector) -> None:
+    def __init__(self, attempt: Attempt, divergence: DivergenceDetector, faults: FaultInjector) -> None:
         self._attempt = attempt
         self._workers = attempt.workers
         self._divergence = divergence
+        self._faults = faults
         self._rank_0_is_frozen = False
 
     def leave(self, now: float) -> list[Action]:
@@ -104,12 +110,30 @@ class Shutdown:
             return [SignalRanks((0,), signal.SIGSTOP), *self.kill(tuple(rank for rank in victims if rank != 0))]
         return self.kill(victims)
 
-    # ---- while the job ends
+    # ---- workers end
 
-    def on_worker_ended(self) -> list[Action]:
-        """A worker was reaped or lost: rank 0 goes when it is the last."""
-        is_leaving = self._attempt.phase in (JobPhase.LEAVING, JobPhase.STOPPING)
-        return self._release_rank_0() if is_leaving and self._workers.only_rank_0_left else []
+    def on_worker_exited(self, event: WorkerExited, now: float) -> list[Action]:
+        self._workers.add_exit(event, now)
+        if event.status != 0 or self._attempt.run_at is None:
+            if self._attempt.is_healthy:
+                return self.on_failure(event.rank, now)
+            self._fail_if_leaving(now)
+        return self._release_rank_0_if_last() or self.settle(now, event.rank)
+
+    def on_agent_lost(self, event: AgentLost, now: float) -> list[Action]:
+        if not self._workers.has_worker(event.rank):
+            agent = f"the agent of {format_ranks_on_hosts([event.rank], self._workers.hosts)}"
+            text = f"{agent} went away before its worker was started: {event.reason}"
+            return self.abort(JobOutcome(EndReason.UNAVAILABLE, text=text, decided_at=now))
+        if self._workers.has_ended(event.rank):
+            return []
+        self._workers.add_loss(event, now)
+        if self._attempt.is_healthy:
+            return self.on_failure(event.rank, now)
+        self._fail_if_leaving(now)
+        if self._attempt.phase is JobPhase.SETTLING:  # the other ranks of its host are lost with it
+            self._attempt.timeouts.start(Timeout.SETTLE, now + SETTLE_S)
+        return self._release_rank_0_if_last()
 
     def on_grace_over(self) -> list[Action]:
         """Workers that were asked to end have not: kill all that live."""
@@ -119,6 +143,43 @@ class Shutdown:
         grace = f"{self._attempt.limits.grace:g} s"
         text = f"{format_ranks_on_hosts(late, workers.hosts)} did not end within {grace}; sent SIGKILL"
         return [PrintLine(text), *self.kill_all()]
+
+    def finish_if_over(self, now: float) -> list[Action]:
+        """Once all workers have ended: ask how they diverged, and when that is known, finish."""
+        attempt = self._attempt
+        if attempt.phase is JobPhase.STARTING or self._workers.any_live:
+            return []
+        questions: list[Action] = []
+        if attempt.phase is not JobPhase.CONCLUDING:
+            attempt.enter(JobPhase.CONCLUDING, {Timeout.CONCLUDE: now + CONCLUDE_TIMEOUT_S})
+            questions = self._divergence.conclude(now, well=attempt.outcome.reason is EndReason.OK)
+        if self._divergence.is_waiting:
+            return questions
+        attempt.enter(JobPhase.OVER, {})
+        outcome = self._final_outcome(now)
+        remaining = self._faults.report_remaining() if outcome.reason is EndReason.OK else []
+        return [*remaining, Finish(outcome)]
+
+    def _final_outcome(self, now: float) -> JobOutcome:
+        outcome = replace(
+            self._attempt.outcome,
+            workers=self._workers.outcomes(now),
+            run_at=self._attempt.run_at,
+            divergence=self._divergence.divergence,
+            flights=self._attempt.outcome.flights or dict(self._divergence.flights),
+        )
+        ended_well = all(worker.finished or worker.status == 0 for worker in outcome.workers)
+        if outcome.reason is EndReason.INTERRUPTED and outcome.signum == signal.SIGTERM and ended_well:
+            return replace(outcome, reason=EndReason.PREEMPTED)
+        return outcome
+
+    def _fail_if_leaving(self, now: float) -> None:
+        if self._attempt.phase is JobPhase.LEAVING and self._attempt.outcome.reason is EndReason.OK:
+            self._attempt.outcome = JobOutcome(EndReason.FAILED, decided_at=now)
+
+    def _release_rank_0_if_last(self) -> list[Action]:
+        is_ending = self._attempt.phase in (JobPhase.LEAVING, JobPhase.STOPPING)
+        return self._release_rank_0() if is_ending and self._workers.only_rank_0_left else []
 
     def _release_rank_0(self) -> list[Action]:
         if 0 not in self._workers.live_reported:
