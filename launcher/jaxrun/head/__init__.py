@@ -1,1 +1,1 @@
-"""Bring the job together and decide how it ends: state machines without I/O."""
+"""Brings the processes of a job together and decides how it ends: state machines without I/O."""

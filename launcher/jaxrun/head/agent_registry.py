@@ -1,7 +1,7 @@
-"""The agents on other hosts report what is there; when all have, it is decided what each of them starts. No I/O.
+"""Collects the reports of agents on other hosts; once all have come, assigns to each the worker that it starts.
 
-Ranks of one host are those that report the same host name and boot id; their local ranks follow from that, whatever
-the engine that started them says.
+Ranks are on one host if they report the same host name and boot id; their local ranks follow from that, whatever mpirun
+or srun says.
 """
 
 from __future__ import annotations
@@ -23,15 +23,15 @@ _LOOPBACK = "127.0.0.1"
 
 @dataclass(frozen=True, slots=True)
 class JobSpec:
-    """What is known of every worker before its host is.
+    """What is known of every worker before any agent has reported.
 
-    job:        the request, with its processes decided
-    version:    of jaxrun
-    directory:  where the job was started; empty where the agents may be anywhere
-    program:    the words after `python -m jaxrun_runtime`
-    given:      the environment that the user gives the workers
-    run_dir:    empty where the job leaves no files
-    offered:    the addresses at which the head listens, for people
+    job:               what was asked for, with the number of processes decided
+    version:           of jaxrun
+    directory:         where the job was started; empty where the agents may be anywhere
+    program:           the arguments after `python -m jaxrun_runtime`
+    user_env:          the environment that the user gives the workers
+    run_dir:           empty where the job leaves no files
+    listen_addresses:  at which the head listens, as text for people
     """
 
     job: Job
@@ -47,7 +47,13 @@ class JobSpec:
 
 @dataclass(frozen=True, slots=True)
 class Assignment:
-    """`interface` is where rank 0's host can be reached by all others."""
+    """What every agent starts.
+
+    starts:     by rank
+    expected:   what every worker must then be
+    interface:  the address of rank 0's host that all other hosts can reach
+    notes:      lines for people
+    """
 
     starts: tuple[StartWorker, ...]
     expected: Expected
@@ -58,8 +64,8 @@ class Assignment:
 class AgentRegistry:
     """The reports of one job."""
 
-    def __init__(self, terms: JobSpec) -> None:
-        self.spec = terms
+    def __init__(self, spec: JobSpec) -> None:
+        self.spec = spec
         self.reports: dict[int, AgentReport] = {}
 
     @property
@@ -67,39 +73,40 @@ class AgentRegistry:
         return len(self.reports) == self.spec.size
 
     def add(self, report: AgentReport) -> None:
-        """NotUniformError or UnavailableError if this agent cannot be one of the job's."""
+        """Raises NotUniformError or UnavailableError if this agent cannot be one of the job's."""
         known = self.reports.setdefault(report.rank, report)
         if known is not report:
-            raise NotUniformError(_duplicate(known, report))
-        terms = self.spec
-        if report.size != terms.size:
+            raise NotUniformError(_describe_duplicate(known, report))
+        spec = self.spec
+        if report.size != spec.size:
             raise NotUniformError(
-                f"rank {report.rank} ({report.host}) was started as one of {report.size}, but the job has {terms.size} "
+                f"rank {report.rank} ({report.host}) was started as one of {report.size}, but the job has {spec.size} "
                 "processes\nstart as many processes as -n says"
             )
-        if report.jaxrun_version != terms.version:
+        if report.jaxrun_version != spec.version:
             raise UnavailableError(
-                f"{report.host} has jaxrun {report.jaxrun_version}, but the launcher is jaxrun {terms.version}\n"
+                f"{report.host} has jaxrun {report.jaxrun_version}, but the launcher is jaxrun {spec.version}\n"
                 "install the same version on every host, or start it from a directory that all share"
             )
-        if terms.directory and report.directory != terms.directory:
+        if spec.directory and report.directory != spec.directory:
             raise UnavailableError(
-                f"{terms.directory} is not there on {report.host}: the agent was started in {report.directory}\n"
+                f"{spec.directory} is not there on {report.host}: the agent was started in {report.directory}\n"
                 "start the job in a directory that all hosts share"
             )
 
     def assign(self) -> Assignment:
-        """What all agents are to start, once the reports are complete. NotUniformError where the hosts differ."""
+        """Decide what every agent starts, once the reports are complete. Raises NotUniformError if the hosts differ."""
         layouts = {rank: layout for ranks in self._hosts() for rank, layout in self._lay_out(ranks).items()}
-        _check_alike(layouts, {rank: report.host for rank, report in self.reports.items()})
+        _check_same_devices(layouts, {rank: report.host for rank, report in self.reports.items()})
         interface = coordinator_interface(self.reports)
-        orders = [order for ranks in self._hosts() for order in self._orders(ranks, layouts, interface)]
+        starts = [start for ranks in self._hosts() for start in self._starts(ranks, layouts, interface)]
         any_layout = layouts[0]
         expected = Expected(self.spec.size, self.spec.job_id, any_layout.platform, any_layout.devices_per_process)
-        return Assignment(tuple(sorted(orders, key=_rank)), expected, interface, self._notes(layouts))
+        by_rank = sorted(starts, key=lambda start: start.rank)
+        return Assignment(tuple(by_rank), expected, interface, self._notes(layouts))
 
     def _hosts(self) -> list[list[AgentReport]]:
-        """The reports of each host, by rank."""
+        """The reports of each host, sorted by rank."""
         hosts: dict[tuple[str, str], list[AgentReport]] = {}
         for _, report in sorted(self.reports.items()):
             hosts.setdefault((report.host, report.boot_id), []).append(report)
@@ -121,47 +128,47 @@ class AgentRegistry:
             layouts |= {report.rank: layout for report in group}
         return layouts
 
-    def _orders(
+    def _starts(
         self, host: Sequence[AgentReport], layouts: Mapping[int, Layout], interface: str
     ) -> Iterable[StartWorker]:
-        terms = self.spec
-        shares_cores = _alike(report.cpus for report in host)
-        place = {report.rank: index for group in _group_by_gpus(host) for index, report in enumerate(group)}
+        spec = self.spec
+        shares_cores = len({report.cpus for report in host}) == 1
+        index_of = {report.rank: index for group in _group_by_gpus(host) for index, report in enumerate(group)}
         for local_rank, report in enumerate(host):
             layout = layouts[report.rank]
             cores = max(1, len(report.cpus) // len(host)) if shares_cores else len(report.cpus)
-            job = replace(terms.job, devices_per_process=layout.devices_per_process) if layout.gpus.names else terms.job
-            take = layout.devices_per_process if layout.gpus.names and layout.devices_per_process else 0
-            first = place[report.rank] * take
-            values = worker_settings(job, replace(layout, processes=1), terms.user_env, cores=cores)
+            job = replace(spec.job, devices_per_process=layout.devices_per_process) if layout.gpus.names else spec.job
+            count = layout.devices_per_process if layout.gpus.names and layout.devices_per_process else 0
+            first = index_of[report.rank] * count
+            values = worker_settings(job, replace(layout, processes=1), spec.user_env, cores=cores)
             yield StartWorker(
                 rank=report.rank,
-                size=terms.size,
+                size=spec.size,
                 local_rank=local_rank,
                 local_size=len(host),
                 host=report.host,
-                program=terms.program,
-                environment={**terms.job.env, **_bypass_proxies(values, interface)},
-                local_device_ids=tuple(range(first, first + take)),
-                init_timeout=terms.job.init_timeout,
-                run_dir=terms.run_dir if report.can_write_run_dir else "",
-                log_dir=terms.run_dir if report.can_write_run_dir else "",
-                show_output=terms.job.shows(report.rank),
-                lockstep=terms.job.lockstep,
+                program=spec.program,
+                environment={**spec.job.env, **_bypass_proxies(values, interface)},
+                local_device_ids=tuple(range(first, first + count)),
+                init_timeout=spec.job.init_timeout,
+                run_dir=spec.run_dir if report.can_write_run_dir else "",
+                log_dir=spec.run_dir if report.can_write_run_dir else "",
+                show_output=spec.job.shows(report.rank),
+                lockstep=spec.job.lockstep,
             )
 
     def _notes(self, layouts: Mapping[int, Layout]) -> tuple[str, ...]:
         hosts = {rank: report.host for rank, report in self.reports.items()}
         notes = list(dict.fromkeys(note for layout in layouts.values() for note in layout.notes))
-        blind = [rank for rank, report in self.reports.items() if not report.can_write_run_dir]
-        if self.spec.run_dir and blind:
-            where = format_ranks_on_hosts(blind, hosts)
+        without_run_dir = [rank for rank, report in self.reports.items() if not report.can_write_run_dir]
+        if self.spec.run_dir and without_run_dir:
+            where = format_ranks_on_hosts(without_run_dir, hosts)
             notes.append(f"{where} cannot write to the run directory {self.spec.run_dir}; their logs come by network")
         return tuple(notes)
 
 
 def coordinator_interface(reports: Mapping[int, AgentReport]) -> str:
-    """The address of rank 0's host that the other hosts can reach: one over which somebody has come already."""
+    """The address of rank 0's host that the other hosts can reach: one over which a connection exists already."""
     lead = reports[0]
     others = [report for _, report in sorted(reports.items()) if _host(report) != _host(lead)]
     if not others:
@@ -172,7 +179,7 @@ def coordinator_interface(reports: Mapping[int, AgentReport]) -> str:
 
 
 def _bypass_proxies(values: Mapping[str, str], interface: str) -> dict[str, str]:
-    """The coordinator's address too must not be looked for behind a proxy."""
+    """Add the coordinator's address to those that gRPC must not look for behind a proxy."""
     name = "no_grpc_proxy"
     return {**values, name: f"{values[name]},{interface}"} if name in values else dict(values)
 
@@ -184,7 +191,7 @@ def _machine(report: AgentReport) -> Machine:
     return Machine(report.host, report.cpus, gpus, report.tpu, report.cuda_plugin)
 
 
-def _check_alike(layouts: Mapping[int, Layout], hosts: Mapping[int, str]) -> None:
+def _check_same_devices(layouts: Mapping[int, Layout], hosts: Mapping[int, str]) -> None:
     groups: dict[str, list[int]] = {}
     for rank, layout in sorted(layouts.items()):
         shape = (
@@ -206,7 +213,7 @@ def _check_alike(layouts: Mapping[int, Layout], hosts: Mapping[int, str]) -> Non
     )
 
 
-def _duplicate(known: AgentReport, other: AgentReport) -> str:
+def _describe_duplicate(known: AgentReport, other: AgentReport) -> str:
     return (
         f"two agents say that they are rank {other.rank}: process {known.pid} on {known.host} and process {other.pid} "
         f"on {other.host}\nis one of them left over from an earlier job, or is this two jobs in one place?"
@@ -221,13 +228,5 @@ def _group_by_gpus(host: Sequence[AgentReport]) -> list[list[AgentReport]]:
     return list(groups.values())
 
 
-def _alike(values: Iterable[tuple[object, ...]]) -> bool:
-    return len(set(values)) == 1
-
-
 def _host(report: AgentReport) -> tuple[str, str]:
     return report.host, report.boot_id
-
-
-def _rank(order: StartWorker) -> int:
-    return order.rank

@@ -1,6 +1,7 @@
-"""Is this the job that was asked for? Pure comparisons before the program's first line; "" where all is well.
+"""Checks before the program's first line that the processes are alike, and are the job that was asked for.
 
-A refusal shows the smallest difference: the ranks in groups, only what differs, and what to do about it.
+A check returns "" where all is well. Else it returns the text of the refusal, with the smallest difference: the ranks
+in groups, only what differs, and what to do about it.
 """
 
 from __future__ import annotations
@@ -11,14 +12,14 @@ from dataclasses import dataclass
 from jaxrun.protocol.worker_messages import DeviceReport, Hello
 from jaxrun.text import format_columns, format_ranks, format_ranks_on_hosts, has_several_hosts, plural
 
-_UNSET = "(not set)"
+_NOT_SET = "(not set)"
 # Hosts may number their devices differently; a difference that matters shows in the device counts.
 _MAY_DIFFER = ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES")
 
 
 @dataclass(frozen=True, slots=True)
 class Expected:
-    """What the plan promises of every worker; `local_devices` is None where only JAX can tell."""
+    """What every worker must be; `local_devices` is None where only JAX can tell."""
 
     size: int
     job_id: str
@@ -27,7 +28,7 @@ class Expected:
 
 
 def describe_duplicate_rank(known: Hello, other: Hello) -> str:
-    """The refusal for two processes that both say that they are the same rank."""
+    """The refusal of two processes with one rank."""
     return (
         f"two processes say that they are rank {other.rank}: "
         f"process {known.pid} on {known.host} and process {other.pid} on {other.host}\n"
@@ -36,7 +37,7 @@ def describe_duplicate_rank(known: Hello, other: Hello) -> str:
 
 
 def describe_unknown_rank(rank: int, size: int) -> str:
-    """The refusal for a process whose rank the job does not have."""
+    """The refusal of a process whose rank the job does not have."""
     return (
         f"a process says that it is rank {rank}, but the job has ranks 0 to {size - 1}\n"
         "is it left over from another job? Start the job again."
@@ -44,28 +45,35 @@ def describe_unknown_rank(rank: int, size: int) -> str:
 
 
 def compare_hellos(hellos: Mapping[int, Hello]) -> str:
-    """Versions, program and the variables that matter must be alike on all ranks."""
-    tables = {rank: _facts(hello) for rank, hello in hellos.items()}
+    """Check that versions, program and the variables that matter are the same on all ranks."""
+    tables = {rank: _compared_values(hello) for rank, hello in hellos.items()}
     names = sorted({name for table in tables.values() for name in table})
-    differing = [n for n in names if len({table.get(n, _UNSET) for table in tables.values()}) > 1]
+    differing = [n for n in names if len({table.get(n, _NOT_SET) for table in tables.values()}) > 1]
     if not differing:
         return ""
     lines = [f"the processes differ in {', '.join(differing)}"]
     for name in differing:
-        values = {rank: f"{name} {table.get(name, _UNSET)}" for rank, table in tables.items()}
+        values = {rank: f"{name} {table.get(name, _NOT_SET)}" for rank, table in tables.items()}
         lines += _table(hellos, values, values.__getitem__)
     lines.append("every process must run the same program with the same versions and settings.")
     return "\n".join(lines)
 
 
-def check_device_reports(proofs: Mapping[int, DeviceReport], hellos: Mapping[int, Hello], expected: Expected) -> str:
-    """Hold what JAX shows in each process against the job; the first kind of difference is reported."""
-    checks = (_stranger, _membership, _platform, _local_devices, _asked_devices, _global_devices)
-    return next((text for text in (check(proofs, hellos, expected) for check in checks) if text), "")
+def check_device_reports(reports: Mapping[int, DeviceReport], hellos: Mapping[int, Hello], expected: Expected) -> str:
+    """Check what JAX shows in each process; only the first kind of difference is reported."""
+    checks = (
+        _check_nonce,
+        _check_membership,
+        _check_platform,
+        _check_local_devices,
+        _check_asked_devices,
+        _check_global_devices,
+    )
+    return next((text for text in (check(reports, hellos, expected) for check in checks) if text), "")
 
 
-def _stranger(proofs: Mapping[int, DeviceReport], hellos: Mapping[int, Hello], expected: Expected) -> str:
-    wrong = [rank for rank, proof in proofs.items() if proof.nonce != expected.job_id]
+def _check_nonce(reports: Mapping[int, DeviceReport], hellos: Mapping[int, Hello], expected: Expected) -> str:
+    wrong = [rank for rank, report in reports.items() if report.nonce != expected.job_id]
     if not wrong:
         return ""
     return (
@@ -74,51 +82,53 @@ def _stranger(proofs: Mapping[int, DeviceReport], hellos: Mapping[int, Hello], e
     )
 
 
-def _membership(proofs: Mapping[int, DeviceReport], hellos: Mapping[int, Hello], expected: Expected) -> str:
+def _check_membership(reports: Mapping[int, DeviceReport], hellos: Mapping[int, Hello], expected: Expected) -> str:
     wrong = [
-        rank for rank, proof in proofs.items() if (proof.process_index, proof.process_count) != (rank, expected.size)
+        rank
+        for rank, report in reports.items()
+        if (report.process_index, report.process_count) != (rank, expected.size)
     ]
     if not wrong:
         return ""
     return "\n".join(
         [
             f"JAX does not show the job of size {expected.size} that was asked for",
-            *_table(hellos, wrong, lambda rank: _identity(proofs[rank])),
+            *_table(hellos, wrong, lambda rank: _identity(reports[rank])),
             "does the program, or a variable of yours, call jax.distributed.initialize before jaxrun does?",
         ]
     )
 
 
-def _identity(proof: DeviceReport) -> str:
-    return f"process {proof.process_index} of {proof.process_count} to JAX"
+def _identity(report: DeviceReport) -> str:
+    return f"process {report.process_index} of {report.process_count} to JAX"
 
 
-def _platform(proofs: Mapping[int, DeviceReport], hellos: Mapping[int, Hello], expected: Expected) -> str:
+def _check_platform(reports: Mapping[int, DeviceReport], hellos: Mapping[int, Hello], expected: Expected) -> str:
     # JAX calls both cuda and rocm devices "gpu".
     wanted = {"cuda": "gpu", "rocm": "gpu"}.get(expected.platform, expected.platform)
-    wrong = [rank for rank, proof in proofs.items() if proof.platform != wanted]
+    wrong = [rank for rank, report in reports.items() if report.platform != wanted]
     if not wrong:
         return ""
-    found = proofs[min(wrong)].platform
+    found = reports[min(wrong)].platform
     return "\n".join(
         [
             f"the job asked for {expected.platform}, but JAX runs on something else",
-            *_table(hellos, wrong, lambda rank: f"platform {proofs[rank].platform}"),
+            *_table(hellos, wrong, lambda rank: f"platform {reports[rank].platform}"),
             f"is JAX installed with support for {expected.platform} there, and is a device free? "
             f"Or ask for --platform {'cuda (or rocm)' if found == 'gpu' else found}.",
         ]
     )
 
 
-def _local_devices(proofs: Mapping[int, DeviceReport], hellos: Mapping[int, Hello], expected: Expected) -> str:
-    counts = {rank: proof.local_devices for rank, proof in proofs.items()}
+def _check_local_devices(reports: Mapping[int, DeviceReport], hellos: Mapping[int, Hello], expected: Expected) -> str:
+    counts = {rank: report.local_devices for rank, report in reports.items()}
     if len(set(counts.values())) == 1:
         return ""
     rows = []
-    for value, ranks in _group(counts, lambda rank: plural(counts[rank], "device")):
-        kinds = sorted({kind for rank in ranks for kind in proofs[rank].device_kinds})
-        where = [_hosts(hellos, ranks)] if has_several_hosts(_places(hellos)) else []
-        rows.append((format_ranks(ranks), value, f"({', '.join(where + kinds)}){_cause(hellos[ranks[0]])}"))
+    for value, ranks in _group_ranks(counts, lambda rank: plural(counts[rank], "device")):
+        kinds = sorted({kind for rank in ranks for kind in reports[rank].device_kinds})
+        where = [_hosts(hellos, ranks)] if has_several_hosts(_host_of_rank(hellos)) else []
+        rows.append((format_ranks(ranks), value, f"({', '.join(where + kinds)}){_device_settings(hellos[ranks[0]])}"))
     return "\n".join(
         [
             "local device counts differ",
@@ -129,33 +139,33 @@ def _local_devices(proofs: Mapping[int, DeviceReport], hellos: Mapping[int, Hell
     )
 
 
-def _asked_devices(proofs: Mapping[int, DeviceReport], hellos: Mapping[int, Hello], expected: Expected) -> str:
-    found = next(iter(proofs.values())).local_devices  # the same in all: they have been compared
+def _check_asked_devices(reports: Mapping[int, DeviceReport], hellos: Mapping[int, Hello], expected: Expected) -> str:
+    found = next(iter(reports.values())).local_devices  # _check_local_devices has found that they are equal
     if expected.local_devices is None or expected.local_devices == found:
         return ""
     return (
         f"every process was to have {plural(expected.local_devices, 'device')}, "
-        f"but JAX shows {found} in each{_cause(hellos[min(hellos)])}\n"
+        f"but JAX shows {found} in each{_device_settings(hellos[min(hellos)])}\n"
         f"ask for -d {found}, or take the setting away that decides otherwise."
     )
 
 
-def _global_devices(proofs: Mapping[int, DeviceReport], hellos: Mapping[int, Hello], expected: Expected) -> str:
-    total = sum(proof.local_devices for proof in proofs.values())
-    wrong = [rank for rank, proof in proofs.items() if proof.global_devices != total]
+def _check_global_devices(reports: Mapping[int, DeviceReport], hellos: Mapping[int, Hello], expected: Expected) -> str:
+    total = sum(report.local_devices for report in reports.values())
+    wrong = [rank for rank, report in reports.items() if report.global_devices != total]
     if not wrong:
         return ""
     return "\n".join(
         [
             f"the processes have {plural(total, 'device')} together, but JAX shows another number in all",
-            *_table(hellos, wrong, lambda rank: plural(proofs[rank].global_devices, "device")),
+            *_table(hellos, wrong, lambda rank: plural(reports[rank].global_devices, "device")),
             "they did not all join one job; start it again.",
         ]
     )
 
 
 def describe_missing_ranks(hosts: Mapping[int, str], present: Iterable[int], seconds: float, step: str) -> str:
-    """Who has not taken `step` ("started", "joined" …) within the time limit."""
+    """The ranks that have not done `step` ("started", "joined") within the time limit, in seconds."""
     there = set(present)
     absent = format_ranks_on_hosts((rank for rank in hosts if rank not in there), hosts)
     return (
@@ -164,30 +174,30 @@ def describe_missing_ranks(hosts: Mapping[int, str], present: Iterable[int], sec
     )
 
 
-def describe_missing_agents(hosts: Mapping[int, str], present: Iterable[int], seconds: float, offered: str) -> str:
-    """Whose agent has not reported to the head, which listens at `offered`, within the time limit."""
+def describe_missing_agents(hosts: Mapping[int, str], present: Iterable[int], seconds: float, addresses: str) -> str:
+    """The ranks whose agent has not reported to the head, which listens at `addresses`, within the time limit."""
     there = set(present)
     absent = format_ranks_on_hosts((rank for rank in hosts if rank not in there), hosts)
     return (
         f"{len(there)} of {len(hosts)} agents reported within {seconds:g} s; missing: {absent}\n"
-        f"can their hosts reach this one? It listens at {offered}; --interface chooses another.\n"
-        f"to try it there: jaxrun attach --check {offered.split(',')[0].split()[-1]}"
+        f"can their hosts reach this one? It listens at {addresses}; --interface chooses another.\n"
+        f"to try it there: jaxrun attach --check {addresses.split(',')[0].split()[-1]}"
     )
 
 
-def _facts(hello: Hello) -> dict[str, str]:
+def _compared_values(hello: Hello) -> dict[str, str]:
     environment = {name: value for name, value in hello.environment.items() if name not in _MAY_DIFFER}
     return {**hello.versions, **environment, "program": hello.program_hash or "(cannot be read)"}
 
 
-def _cause(hello: Hello) -> str:
+def _device_settings(hello: Hello) -> str:
     """The settings that decide how many devices a process sees, where it has any."""
     names = ("CUDA_VISIBLE_DEVICES", "JAX_NUM_CPU_DEVICES", "XLA_FLAGS")
     found = [f"{name}={hello.environment[name]}" for name in names if name in hello.environment]
     return "".join(f"  {text}" for text in found)
 
 
-def _group(ranks: Iterable[int], key: Callable[[int], str]) -> list[tuple[str, list[int]]]:
+def _group_ranks(ranks: Iterable[int], key: Callable[[int], str]) -> list[tuple[str, list[int]]]:
     groups: dict[str, list[int]] = {}
     for rank in sorted(ranks):
         groups.setdefault(key(rank), []).append(rank)
@@ -196,11 +206,11 @@ def _group(ranks: Iterable[int], key: Callable[[int], str]) -> list[tuple[str, l
 
 def _table(hellos: Mapping[int, Hello], ranks: Iterable[int], key: Callable[[int], str]) -> list[str]:
     """A row for each value of `key`: which ranks have it, and on which hosts if there are several."""
-    several = has_several_hosts(_places(hellos))
+    several = has_several_hosts(_host_of_rank(hellos))
     return _rows(
         [
             (format_ranks(members), value, f"({_hosts(hellos, members)})" if several else "")
-            for value, members in _group(ranks, key)
+            for value, members in _group_ranks(ranks, key)
         ]
     )
 
@@ -209,7 +219,7 @@ def _rows(rows: list[tuple[str, str, str]]) -> list[str]:
     return [f"  {line}" for line in format_columns(rows, gap="   ")]
 
 
-def _places(hellos: Mapping[int, Hello]) -> dict[int, str]:
+def _host_of_rank(hellos: Mapping[int, Hello]) -> dict[int, str]:
     return {rank: hello.host for rank, hello in hellos.items()}
 
 
@@ -218,4 +228,4 @@ def _hosts(hellos: Mapping[int, Hello], ranks: Iterable[int]) -> str:
 
 
 def _locate(hellos: Mapping[int, Hello], ranks: Iterable[int]) -> str:
-    return format_ranks_on_hosts(ranks, _places(hellos))
+    return format_ranks_on_hosts(ranks, _host_of_rank(hellos))

@@ -1,13 +1,14 @@
-"""Brings the processes of a job together: all hellos, then the coordinator, then all proofs; no I/O.
+"""Starts a job up: from the reports of agents to the first line of the program.
 
-hello of every rank ──▶ Lead to rank 0 ──Listening──▶ Join to the others ──▶ proof of every rank ──▶ Run
-
-Where agents on other hosts start the workers, their reports come before all that (muster.py).
+AgentReport of every agent      ──▶ StartWorker to all            only with agents on other hosts (agent_registry.py)
+Hello of every rank             ──▶ StartCoordinator to rank 0    versions, program and settings must be the same
+CoordinatorReady of rank 0      ──▶ Join to the others
+DeviceReport of every rank      ──▶ Run to all                    JAX must show the job that was asked for
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 
 from jaxrun.errors import NotUniformError
 from jaxrun.head import consistency
@@ -19,87 +20,90 @@ from jaxrun.text import format_ranks_on_hosts
 
 
 class Startup:
-    """The start-up of one job; `hosts` maps each rank to its host.
-
-    `interface` is the address of rank 0's host at which the coordinator is to listen. Both it and what is expected of
-    the workers are decided by the `muster` where there is one.
-    """
+    """The start-up of one job."""
 
     def __init__(
-        self, hosts: dict[int, str], expected: consistency.Expected, interface: str, muster: AgentRegistry | None = None
+        self,
+        hosts: dict[int, str],
+        expected: consistency.Expected,
+        interface: str,
+        registry: AgentRegistry | None = None,
     ) -> None:
+        """`hosts` maps each rank to its host; `interface` is the address on rank 0's host for the coordinator.
+
+        With a `registry`, all three are replaced once all agents have reported to it.
+        """
         self._hosts = hosts
         self._expected = expected
         self._interface = interface
-        self._registry = muster
+        self._registry = registry
         self._hellos: dict[int, Hello] = {}
-        self._proofs: dict[int, DeviceReport] = {}
+        self._device_reports: dict[int, DeviceReport] = {}
 
     @property
     def complete(self) -> bool:
-        """Every rank has proved that the job is what was asked for."""
-        return len(self._proofs) == len(self._hosts)
+        """Whether every rank has joined, and the job is what was asked for."""
+        return len(self._device_reports) == len(self._hosts)
 
     def has_hello(self, rank: int) -> bool:
-        """Whether it has said hello."""
         return rank in self._hellos
 
     def handle(self, event: AgentReport | Hello | CoordinatorReady | DeviceReport) -> list[Action]:
-        """What is to be done now. NotUniformError or UnavailableError if this is not the job that was asked for."""
+        """Raises NotUniformError or UnavailableError if this is not the job that was asked for."""
         match event:
             case AgentReport():
-                return self._on_report(event)
+                return self._on_agent_report(event)
             case Hello():
                 return self._on_hello(event)
             case CoordinatorReady():
                 others = tuple(rank for rank in self._hosts if rank != event.rank)
                 return [Send(others, Join(event.address))] if others else []
-        self._proofs[event.rank] = event
+        self._device_reports[event.rank] = event
         if not self.complete:
             return []
-        _refuse(consistency.check_device_reports(self._proofs, self._hellos, self._expected))
+        _refuse(consistency.check_device_reports(self._device_reports, self._hellos, self._expected))
         return [Send(tuple(self._hosts), Run())]
 
     def describe_progress(self, seconds: float) -> str:
-        """Whom the start-up waits for after so many seconds, in one line."""
-        step, present = self._step
-        absent = format_ranks_on_hosts((rank for rank in self._hosts if rank not in present), self._hosts)
-        count = f"{len(present)} of {len(self._hosts)} ranks"
-        return f"{step[1]}: {count} after {seconds:.0f} s, waiting for {absent}"
+        """Which ranks the start-up waits for after so many seconds, in one line."""
+        step, present = self._step()
+        absent = format_ranks_on_hosts(self._absent(present), self._hosts)
+        return f"{step}: {len(present)} of {len(self._hosts)} ranks after {seconds:.0f} s, waiting for {absent}"
 
     def describe_missing(self, limit: float) -> str:
-        """Who has not come within the time limit (seconds), and what to do about it."""
-        step, present = self._step
-        if self._registry is not None and not self._registry.complete:
-            return consistency.describe_missing_agents(
-                self._hosts, present, limit, self._registry.spec.listen_addresses
-            )
-        return consistency.describe_missing_ranks(self._hosts, present, limit, step[0])
+        """Which ranks have not come within the time limit (seconds), and what to do about it."""
+        step, present = self._step()
+        if step == "starting agents" and self._registry is not None:
+            addresses = self._registry.spec.listen_addresses
+            return consistency.describe_missing_agents(self._hosts, present, limit, addresses)
+        return consistency.describe_missing_ranks(
+            self._hosts, present, limit, "joined" if step == "joining" else "started"
+        )
 
-    @property
-    def _step(self) -> tuple[tuple[str, str], Collection[int]]:
-        """What the start-up is at, as a participle of either kind, and the ranks that have done it."""
+    def _step(self) -> tuple[str, Collection[int]]:
+        """What the start-up does now, and the ranks that have done it."""
         if self._registry is not None and not self._registry.complete:
-            return ("reported", "starting agents"), self._registry.reports
-        return (("joined", "joining"), self._proofs) if self._all_started else (("started", "starting"), self._hellos)
+            return "starting agents", self._registry.reports
+        return ("joining", self._device_reports) if self._all_started else ("starting", self._hellos)
+
+    def _absent(self, present: Collection[int]) -> Iterable[int]:
+        return (rank for rank in self._hosts if rank not in present)
 
     @property
     def _all_started(self) -> bool:
         return len(self._hellos) == len(self._hosts)
 
-    def _on_report(self, report: AgentReport) -> list[Action]:
+    def _on_agent_report(self, report: AgentReport) -> list[Action]:
         if self._registry is None:
             raise NotUniformError(f"an agent reports as rank {report.rank}, but this job has none; start it again")
         self._registry.add(report)
         self._hosts[report.rank] = report.host
         if not self._registry.complete:
             return []
-        decision = self._registry.assign()
-        self._expected, self._interface = decision.expected, decision.interface
-        return [
-            *(PrintLine(note) for note in decision.notes),
-            *(Send((start.rank,), start) for start in decision.starts),
-        ]
+        assignment = self._registry.assign()
+        self._expected, self._interface = assignment.expected, assignment.interface
+        notes = [PrintLine(note) for note in assignment.notes]
+        return [*notes, *(Send((start.rank,), start) for start in assignment.starts)]
 
     def _on_hello(self, hello: Hello) -> list[Action]:
         known = self._hellos.setdefault(hello.rank, hello)
@@ -111,6 +115,6 @@ class Startup:
         return [Send((0,), StartCoordinator(self._interface))]
 
 
-def _refuse(text: str) -> None:
-    if text:
-        raise NotUniformError(text)
+def _refuse(difference: str) -> None:
+    if difference:
+        raise NotUniformError(difference)
