@@ -9,7 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jaxrun.output.line_buffer import Interleaver, LineBuffer
+from jaxrun.output.line_buffer import LineBuffer
+from jaxrun.output.screen import Interleaver
 
 # Few letters, so that line ends, returns and Gloo's text meet often.
 GLOO = b"[Gloo] Rank 3 is connected to 7 peer ranks. Expected number of connected peer ranks is : 7\n"

@@ -84,7 +84,7 @@ def test_temporary_files_are_given_back_as_they_are_read(
     pipe: tuple[int, int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     read, write = pipe
-    monkeypatch.setattr("jaxrun.output.spool.SEGMENT", 2**20)
+    monkeypatch.setattr("jaxrun.output.spool.SEGMENT_BYTES", 2**20)
     spool = Spool(write, memory=2**16, directory=tmp_path)
     data = blocks(64, 2**17)
     for block in data:
@@ -166,18 +166,18 @@ spool = Spool(write, memory=100_000)
 sent = b""
 while not spool.full:
     block = bytes([len(sent) % 251]) * 40_000
-    spool.put(block)
+    spool.write(block)
     sent += block
     assert len(sent) < 1_000_000
 late = b"said in spite of it\\n"
-spool.put(late)
+spool.write(late)
 got = b""
 while len(got) < len(sent + late):
     got += os.read(read, 2**16)
 assert got == sent + late
 assert spool.close(10)
 assert not spool.full
-spool.put(b"again")
+spool.write(b"again")
 assert os.read(read, 10) == b"again" and spool.close(10)
 print(len(sent))
 """
@@ -200,7 +200,7 @@ import os, signal, sys, threading
 from jaxrun.output.spool import Spool
 read, write = os.pipe()
 spool = Spool(write)
-spool.put(b"x" * 2**20)
+spool.write(b"x" * 2**20)
 threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGINT)).start()
 try:
     spool.close()

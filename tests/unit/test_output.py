@@ -15,7 +15,7 @@ import pytest
 
 from jaxrun.output.drain import Pipe, drain, drain_ready
 from jaxrun.output.output import MAX_PARTIAL_BYTES, PARTIAL_LINE_DELAY_S, PROGRESS_BAR_INTERVAL_S, Output
-from jaxrun.output.stderr_tail import TAIL_BYTES
+from jaxrun.output.rank_logs import TAIL_BYTES
 
 PACKAGES = str(Path(__file__).parents[2] / "launcher")
 
@@ -280,8 +280,8 @@ resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, resource.RLIM_INFINITY))
 output = Output(2, log_dir=Path(sys.argv[1]))
 for _ in range(30):
     for rank in range(2):
-        output.take(rank, "out", b"x" * 9_999 + b"\\n")
-output.take(1, "err", b"alive\\n")
+        output.write(rank, "out", b"x" * 9_999 + b"\\n")
+output.write(1, "err", b"alive\\n")
 output.close()
 """
 
@@ -378,7 +378,7 @@ threading.Thread(target=work).start()
 pipe, count = Pipe(read, 0, "out"), 0
 while not output.congested:
     count += drain(pipe, output)
-assert drain(pipe, output) == 0 and output.tick() is not None
+assert drain(pipe, output) == 0 and output.flush_due() is not None
 assert 8_000_000 < count < 16_000_000, count
 received = []
 def receive():

@@ -1,4 +1,4 @@
-"""Reads the workers' pipes into what shows or sends their output."""
+"""Reads the workers' pipes into an OutputSink, which shows their output (Output) or sends it on (Relay)."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 READ_BYTES = 2**18
-COALESCE_BELOW_BYTES = 2**18  # bytes that all pipes held: so few that it is worth to let more come together
+COALESCE_BELOW_BYTES = 2**18  # where all pipes held less, it pays to let more come together
 COALESCE_S = 0.003
 
 
@@ -23,39 +23,39 @@ class Pipe:
 
 
 class OutputSink(Protocol):
-    """Takes what workers write: on this host's screen, or on its way to it."""
+    """Where the output of workers goes: this host's screen, or the way to it."""
 
     @property
     def congested(self) -> bool:
-        """It takes no more: stop reading the workers."""
+        """Whether no more can be taken: then the workers must not be read."""
 
     def write(self, rank: int, stream: str, data: bytes) -> None:
-        """What was just read from the worker's "out" or "err"."""
+        """Take what was just read from the worker's "out" or "err"."""
 
     def end_stream(self, rank: int, stream: str) -> None:
-        """That pipe has ended."""
+        """The worker's "out" or "err" has ended."""
 
     def log(self, rank: int, stream: str, data: bytes) -> None:
-        """Into that rank's file only."""
+        """Write into that rank's log file only."""
 
     def stderr_tail(self, rank: int) -> str:
-        """The last lines that the worker wrote to its stderr."""
+        """Return the last lines that the worker wrote to its stderr."""
 
     def bytes_written(self, rank: int) -> int:
-        """Bytes that it was given of this rank so far."""
+        """Return how many bytes of this rank were taken so far."""
 
     def flush_due(self) -> float | None:
-        """Deliver what has waited long enough; seconds until the next call, None if nothing waits."""
+        """Deliver what has waited long enough; returns the seconds until the next call, None if nothing waits."""
 
     def print_line(self, text: str) -> None:
-        """jaxrun's own words."""
+        """Print jaxrun's own words."""
 
 
 def drain_ready(ready: Iterable[Pipe], output: OutputSink, *, rest: Callable[[float], None] = time.sleep) -> list[Pipe]:
-    """Hands what these pipes hold to `output`; returns those that have ended.
+    """Hand what these pipes hold to `output`; returns those that have ended.
 
-    Rests for a moment if they held little: writers of single lines are then read many lines at a time, which
-    is cheaper for them and for us.
+    Rests for a moment if they held little, so that writers of single lines are read many lines at a time, which is
+    cheaper for both sides.
     """
     ended = []
     total = 0
@@ -71,7 +71,7 @@ def drain_ready(ready: Iterable[Pipe], output: OutputSink, *, rest: Callable[[fl
 
 
 def drain(pipe: Pipe, output: OutputSink, limit: int = 4 * READ_BYTES) -> int | None:
-    """Hands what one pipe holds to `output`, up to about `limit` bytes: how many these were, None at its end.
+    """Hand what one pipe holds, up to about `limit` bytes, to `output`; returns their number, None at the pipe's end.
 
     Nothing is read while `output` is congested.
     """

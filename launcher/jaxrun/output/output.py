@@ -1,7 +1,7 @@
-"""The only module that prints: brings what the workers write to the log files and, prefixed, to the screen.
+"""Writes what the workers write to the log files and, prefixed, to the screen, and jaxrun's own lines between.
 
-One thread uses an `Output`; nothing here blocks it but the log files' disk. When text is shown is decided
-here, how it looks in lines.py and screen.py; spool.py delivers it.
+One thread uses an `Output`; nothing here blocks it but the log files' disk. This module decides when text is shown,
+line_buffer and screen how it looks; spool delivers it.
 """
 
 from __future__ import annotations
@@ -11,19 +11,17 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from jaxrun.output.rank_logs import RankLogs
+from jaxrun.output.rank_logs import STREAMS, RankLogs
 from jaxrun.output.screen import RankStream, Screen, rank_prefix
-from jaxrun.output.stderr_tail import StderrTails
 
-STREAMS = ("out", "err")
-PARTIAL_LINE_DELAY_S = 0.3  # seconds until an unfinished line, such as a prompt, is shown
-PROGRESS_BAR_INTERVAL_S = 3.0  # seconds between two states of an unfinished progress bar
-MAX_PARTIAL_BYTES = 2**16  # bytes of an unfinished line that are held back
+PARTIAL_LINE_DELAY_S = 0.3  # until an unfinished line, such as a prompt, is shown
+PROGRESS_BAR_INTERVAL_S = 3.0  # between two states of an unfinished progress bar
+MAX_PARTIAL_BYTES = 2**16  # of an unfinished line that are held back
 CONGESTED_POLL_S = 0.05
 
 
 class Output:
-    """Everything that a job writes: the workers' bytes on screen and in files, and jaxrun's own words."""
+    """The OutputSink on the launcher's host: the workers' bytes on screen and in files, and jaxrun's own lines."""
 
     def __init__(
         self,
@@ -37,15 +35,14 @@ class Output:
         open_logs: bool = True,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`log_dir` exists and gets rank-0003.out, rank-0003.err and so on; None keeps no files.
-
-        `colour`: whether stdout, stderr are terminals that want it. `shown`: the ranks that the screen shows,
-        None for all. `open_logs`: open all log files now, and not only those that are written to.
+        """
+        log_dir:    an existing directory for rank-0003.out, rank-0003.err and so on; None keeps no files
+        colour:     whether stdout, stderr are terminals that want colours
+        shown:      the ranks that the screen shows; None for all
+        open_logs:  open all log files now, and not only those that are written to
         """
         self._clock = clock
-        self._logs: RankLogs | None = None
-        self._waiting: dict[RankStream, float] = {}  # since when it has had text that is not shown
-        self._tails = StderrTails()
+        self._waiting: dict[RankStream, float] = {}  # since when a stream has had text that is not shown
         out = Screen(stdout_fd, "stdout", colour=colour[0])
         same = _same_file(stdout_fd, stderr_fd)
         self._err = out if same else Screen(stderr_fd, "stderr", colour=colour[1])
@@ -55,107 +52,100 @@ class Output:
             for rank in (range(size) if shown is None else sorted(shown))
             for stream, screen in zip(STREAMS, (out, self._err), strict=True)
         }
-        if log_dir is not None:
-            voices = [(r, s) for r in range(size) for s in STREAMS] if open_logs else []
-            self._logs = RankLogs(log_dir, voices, self.print_line)
+        self._logs = RankLogs(log_dir, range(size) if open_logs else (), self.print_line)
 
     def write(self, rank: int, stream: str, data: bytes) -> None:
-        """What was just read from the worker's "out" or "err"."""
-        self.log(rank, stream, data)
-        self._tails.add(rank, stream, data)
+        """Log and show what was just read from the worker's "out" or "err"."""
+        self._logs.write(rank, stream, data)
         self.show(rank, stream, data)
 
     def show(self, rank: int, stream: str, data: bytes) -> None:
-        """On the screen only: what its agent has logged elsewhere."""
-        voice = self._streams.get((rank, stream))
-        if voice is None:
+        """Show on the screen only what the worker's agent has logged elsewhere."""
+        rank_stream = self._streams.get((rank, stream))
+        if rank_stream is None:
             return
-        whole = voice.buffer.feed(data)
+        whole = rank_stream.buffer.feed(data)
         if whole:
-            voice.show(whole)
-        if not voice.buffer.pending:
-            self._waiting.pop(voice, None)
-        elif len(voice.buffer.pending) > MAX_PARTIAL_BYTES:
-            self._show_partial(voice)
-        elif whole or voice not in self._waiting:
-            self._waiting[voice] = self._clock()
+            rank_stream.show(whole)
+        if not rank_stream.buffer.pending:
+            self._waiting.pop(rank_stream, None)
+        elif len(rank_stream.buffer.pending) > MAX_PARTIAL_BYTES:
+            self._show_partial(rank_stream)
+        elif whole or rank_stream not in self._waiting:
+            self._waiting[rank_stream] = self._clock()
 
     def log(self, rank: int, stream: str, data: bytes) -> None:
-        """Into that rank's file only: what the screen shows in another form."""
-        if self._logs is not None:
-            self._logs.write(rank, stream, data)
+        """Write into that rank's file only what the screen shows in another form."""
+        self._logs.write_file(rank, stream, data)
 
     def bytes_written(self, rank: int) -> int:
-        """Bytes that the worker has written so far."""
-        return self._tails.bytes_written(rank)
+        return self._logs.bytes_written(rank)
 
     def stderr_tail(self, rank: int) -> str:
-        """The last lines that the worker wrote to its stderr, at most `TAIL` bytes."""
-        return self._tails.text(rank)
+        return self._logs.stderr_tail(rank)
 
     def end_stream(self, rank: int, stream: str) -> None:
-        """That pipe has ended: its last line is shown now, with a newline if it lacks one."""
-        voice = self._streams.get((rank, stream))
-        if voice is not None:
-            self._waiting.pop(voice, None)
-            voice.show(voice.buffer.finish())
+        """Show the last line of a stream that has ended, with a newline if it lacks one."""
+        rank_stream = self._streams.get((rank, stream))
+        if rank_stream is not None:
+            self._waiting.pop(rank_stream, None)
+            rank_stream.show(rank_stream.buffer.finish())
 
     def flush_due(self) -> float | None:
-        """Shows what has waited long enough; seconds until the next call, None if nothing waits."""
+        """Show what has waited long enough; returns the seconds until the next call, None if nothing waits."""
         self._report_lost_screens()
         now = self._clock()
         wait = CONGESTED_POLL_S if self.congested else float("inf")
-        for voice, since in list(self._waiting.items()):
+        for rank_stream, since in list(self._waiting.items()):
             due = since + PARTIAL_LINE_DELAY_S
-            if voice.buffer.is_progress_bar:
-                due = max(due, voice.bar_shown_at + PROGRESS_BAR_INTERVAL_S)
-            if not voice.buffer.has_partial:
-                del self._waiting[voice]
+            if rank_stream.buffer.is_progress_bar:
+                due = max(due, rank_stream.bar_shown_at + PROGRESS_BAR_INTERVAL_S)
+            if not rank_stream.buffer.has_partial:
+                del self._waiting[rank_stream]
             elif due <= now:
-                self._show_partial(voice)
+                self._show_partial(rank_stream)
             else:
                 wait = min(wait, due - now)
         return None if wait == float("inf") else wait
 
     def print_line(self, text: str) -> None:
-        """jaxrun's own words, on stderr, in lines of their own."""
+        """Write jaxrun's own words to stderr, in lines of their own."""
         if not text.endswith("\n"):
             text += "\n"
         self._err.write(self._err.interleaver.interrupt() + text.encode(errors="backslashreplace"))
 
     @property
     def congested(self) -> bool:
-        """The screen takes no more, and no more can be kept for it: stop reading the workers."""
+        """Whether the screen takes no more and no more can be kept for it: then the workers must not be read."""
         return any(screen.spool.full for screen in self._screens)
 
     def close(self, timeout: float | None = None) -> bool:
-        """Returns when all was delivered or its reader has gone; False if `timeout` seconds were not enough.
+        """Wait until all was delivered or its reader has gone; returns False if `timeout` seconds were not enough.
 
         May be called again, also after a signal handler has raised out of it.
         """
         for rank, stream in self._streams:
             self.end_stream(rank, stream)
-        if self._logs is not None:
-            self._logs.close()
+        self._logs.close()
         deadline = None if timeout is None else time.monotonic() + timeout
         done = True
-        for screen in self._screens:  # stderr last: it is told what became of stdout
+        for screen in self._screens:  # stderr last: it may have to show what became of stdout
             left = None if deadline is None else max(0.0, deadline - time.monotonic())
             done = screen.spool.close(left) and done
             self._report_lost_screens()
         return done
 
-    def _show_partial(self, voice: RankStream) -> None:
-        self._waiting.pop(voice, None)
-        if voice.buffer.is_progress_bar:
-            voice.bar_shown_at = self._clock()
-        voice.show(voice.buffer.flush_partial())
+    def _show_partial(self, rank_stream: RankStream) -> None:
+        self._waiting.pop(rank_stream, None)
+        if rank_stream.buffer.is_progress_bar:
+            rank_stream.bar_shown_at = self._clock()
+        rank_stream.show(rank_stream.buffer.flush_partial())
 
     def _report_lost_screens(self) -> None:
         for screen in self._screens:
             loss = screen.new_loss()
             if loss:
-                rest = "is only in the log files" if self._logs is not None else "is dropped"
+                rest = "is only in the log files" if self._logs.has_files else "is dropped"
                 self.print_line(f"jaxrun: {loss}; the workers' output from here on {rest}, the job goes on")
 
 

@@ -1,37 +1,58 @@
-"""One file per rank and stream with its exact bytes. A disk that fails costs logs, never the job."""
+"""What is kept of each rank's output: log files with the exact bytes, and in memory the end of its stderr."""
 
 from __future__ import annotations
 
 import os
+from collections import defaultdict
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
+STREAMS = ("out", "err")
+TAIL_BYTES = 4096
 _FLAGS = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC
 
 
 def log_path(log_dir: Path, rank: int, stream: str) -> Path:
-    """Where the bytes of a rank's "out" or "err" are kept."""
+    """Return where the bytes of a rank's "out" or "err" are kept."""
     return log_dir / f"rank-{rank:04d}.{stream}"
 
 
 class RankLogs:
-    """The files, those of `voices` open from the start.
+    """One file per rank and stream, and the end of each rank's stderr. A disk that fails costs logs, never the job."""
 
-    `report` is told each cause of a failure once, and the file that failed is given up.
-    """
+    def __init__(self, log_dir: Path | None, ranks: Iterable[int], report: Callable[[str], None]) -> None:
+        """Open the files of `ranks`, and those of others when they are written to; with `log_dir` None, keep no files.
 
-    def __init__(self, log_dir: Path, voices: Iterable[tuple[int, str]], report: Callable[[str], None]) -> None:
+        `report` gets a line about each cause of a failure, once; a file that failed is given up.
+        """
         self._dir = log_dir
         self._report = report
         self._reported: set[int | None] = set()
         self._fds: dict[tuple[int, str], int] = {}
         self._given_up: set[tuple[int, str]] = set()
-        for rank, stream in voices:
-            self._open(rank, stream)
+        self._stderr: dict[int, bytes] = {}
+        self._written: defaultdict[int, int] = defaultdict(int)
+        if log_dir is not None:
+            for rank in ranks:
+                for stream in STREAMS:
+                    self._open(log_dir, rank, stream)
+
+    @property
+    def has_files(self) -> bool:
+        return self._dir is not None
 
     def write(self, rank: int, stream: str, data: bytes) -> None:
-        """Into the rank's file, which is opened now if it has not been."""
-        fd = self._fds.get((rank, stream)) or self._open(rank, stream)
+        """Keep what a worker has written."""
+        self.write_file(rank, stream, data)
+        self._written[rank] += len(data)
+        if stream == "err":
+            self._stderr[rank] = (self._stderr.get(rank, b"") + data[-TAIL_BYTES:])[-TAIL_BYTES:]
+
+    def write_file(self, rank: int, stream: str, data: bytes) -> None:
+        """Write into the rank's file only."""
+        if self._dir is None:
+            return
+        fd = self._fds.get((rank, stream)) or self._open(self._dir, rank, stream)
         if fd is None:
             return
         try:
@@ -40,20 +61,32 @@ class RankLogs:
                 written += os.write(fd, memoryview(data)[written:])
         except OSError as error:
             self._give_up(rank, stream)
-            self._failed(rank, stream, error)
+            self._report_failure(log_path(self._dir, rank, stream), error)
+
+    def bytes_written(self, rank: int) -> int:
+        """Return how much the worker has written so far."""
+        return self._written[rank]
+
+    def stderr_tail(self, rank: int) -> str:
+        """Return the last lines of the worker's stderr, at most TAIL_BYTES."""
+        data = self._stderr.get(rank, b"")
+        if len(data) == TAIL_BYTES:
+            data = data[data.find(b"\n") + 1 :]
+        return data.decode(errors="replace")
 
     def close(self) -> None:
         for rank, stream in list(self._fds):
             self._give_up(rank, stream)
 
-    def _open(self, rank: int, stream: str) -> int | None:
+    def _open(self, log_dir: Path, rank: int, stream: str) -> int | None:
         if (rank, stream) in self._given_up:
             return None
+        path = log_path(log_dir, rank, stream)
         try:
-            fd = os.open(log_path(self._dir, rank, stream), _FLAGS, 0o666)
+            fd = os.open(path, _FLAGS, 0o666)
         except OSError as error:
             self._given_up.add((rank, stream))
-            self._failed(rank, stream, error)
+            self._report_failure(path, error)
             return None
         self._fds[rank, stream] = fd
         return fd
@@ -63,12 +96,12 @@ class RankLogs:
         try:
             os.close(self._fds.pop((rank, stream)))
         except OSError as error:  # NFS says only here that the disk is full
-            self._failed(rank, stream, error)
+            assert self._dir is not None
+            self._report_failure(log_path(self._dir, rank, stream), error)
 
-    def _failed(self, rank: int, stream: str, error: OSError) -> None:
+    def _report_failure(self, path: Path, error: OSError) -> None:
         if error.errno not in self._reported:
             self._reported.add(error.errno)
             self._report(
-                f"jaxrun: cannot write {log_path(self._dir, rank, stream)}: {error.strerror}; "
-                "logs that fail so are given up, the job goes on"
+                f"jaxrun: cannot write {path}: {error.strerror}; logs that fail so are given up, the job goes on"
             )

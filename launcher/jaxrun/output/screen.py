@@ -1,14 +1,54 @@
-"""Screens, which many share, and the voices on them: one stream of one rank each."""
+"""The screen, which the streams of all ranks share, and how their lines are kept apart on it."""
 
 from __future__ import annotations
 
 import errno
+from collections.abc import Hashable
 from dataclasses import dataclass, field
 
-from jaxrun.output.line_buffer import Interleaver, LineBuffer
+from jaxrun.output.line_buffer import LineBuffer
 from jaxrun.output.spool import Spool
 
 _COLOURS = (36, 33, 32, 35, 34, 96, 93, 92, 95, 94)  # no red: it would look like an error
+
+
+class Interleaver:
+    """Gives lines their prefixes and keeps unfinished lines from running into others. Pure: no I/O."""
+
+    def __init__(self, *, overwrites: bool = False) -> None:
+        """`overwrites`: a line can be drawn anew in its place, as on a terminal, instead of below."""
+        self._redraw = b"\r\x1b[K" if overwrites else b"\n"
+        self._owner: Hashable | None = None
+        self._interrupted: set[Hashable] = set()
+
+    def render(self, owner: Hashable, prefix: bytes, text: bytes) -> bytes:
+        """Return the bytes that show `text`, which the LineBuffer of `owner` has returned."""
+        if self._owner == owner:
+            head = b""
+            if text.startswith(b"\r"):
+                head, text = self._redraw + prefix, text[1:]
+        else:
+            text = text.removeprefix(b"\r")
+            if owner in self._interrupted:
+                self._interrupted.discard(owner)
+                text = text.removeprefix(b"\n")  # the interruption has ended that line already
+            if not text:
+                return b""
+            head = self.interrupt() + prefix
+        start = b"\n" + prefix
+        if not text.endswith(b"\n"):
+            self._owner = owner
+            return head + text.replace(b"\n", start)
+        self._owner = None
+        return b"".join((head, text[:-1].replace(b"\n", start), b"\n"))
+
+    def interrupt(self) -> bytes:
+        """End the unfinished line, if one is shown, so that another can begin; returns a newline or nothing."""
+        if self._owner is None:
+            return b""
+        self._interrupted.add(self._owner)
+        self._owner = None
+        return b"\n"
 
 
 class Screen:
@@ -26,7 +66,7 @@ class Screen:
             self.spool.write(data)
 
     def new_loss(self) -> str:
-        """Why nothing can be shown any more, told once; empty as long as all is well."""
+        """Return why nothing can be shown any more, once; empty as long as all is well."""
         error = self.spool.error
         if error is None or self._loss_reported:
             return ""
@@ -38,7 +78,7 @@ class Screen:
 
 @dataclass(slots=True, eq=False)
 class RankStream:
-    """One stream of one rank that is shown."""
+    """One stream of one rank on a screen."""
 
     screen: Screen
     prefix: bytes
@@ -46,12 +86,12 @@ class RankStream:
     bar_shown_at: float = float("-inf")
 
     def show(self, text: bytes) -> None:
-        """`text` is what `lines` returned."""
+        """Show `text`, which `buffer` returned."""
         self.screen.write(self.screen.interleaver.render(self, self.prefix, text))
 
 
 def rank_prefix(rank: int, size: int, *, colour: bool) -> bytes:
-    """The tag "[3] ", padded after the bracket to the width of the largest rank."""
+    """Return the tag "[3] ", padded after the bracket to the width of the largest rank."""
     tag = f"[{rank}]"
     padding = " " * (len(f"[{size - 1}]") - len(tag) + 1)
     if colour:

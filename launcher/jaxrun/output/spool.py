@@ -1,8 +1,7 @@
-"""Bytes on their way to a screen that may be slow, stuck or gone: putting them never blocks and loses none.
+"""Delivers bytes to a screen that may be slow, stuck or gone: to write to a spool never blocks and loses nothing.
 
-A thread per spool writes. What it has not written waits in memory, beyond `memory` bytes in unlinked
-temporary files, and only where the disk takes no more does the spool say that it is `full`. The descriptor
-keeps its flags: it is shared with whoever started us.
+A thread per spool writes. What it has not written waits in memory, beyond `memory` bytes in unlinked temporary files;
+only where the disk takes no more is the spool `full`. The descriptor's flags stay: whoever started jaxrun shares them.
 """
 
 from __future__ import annotations
@@ -16,10 +15,10 @@ from pathlib import Path
 from typing import IO
 
 MEMORY_BYTES = 8 * 2**20
-SEGMENT_BYTES = 64 * 2**20  # a temporary file goes once it was read: only what is still to be read takes disk space
+SEGMENT_BYTES = 64 * 2**20  # of a temporary file, which goes once it was read
 READ_BACK_BYTES = 2**20
 GATHER_BYTES = 2**16  # small pieces are joined up to this size; larger ones are written as they are, without a copy
-GATHER_S = 0.001  # seconds that the first small piece waits for others
+GATHER_S = 0.001  # for which the first small piece waits for others
 
 
 class _Segment:
@@ -31,7 +30,7 @@ class _Segment:
         self._read = 0
 
     def append(self, data: bytes) -> None:
-        """OSError if the disk does not take all of `data`: then it holds none of it."""
+        """Append `data`. Raises OSError if the disk does not take all of it: then the file holds none of it."""
         end, view = self.written, memoryview(data)
         while view:
             count = os.pwrite(self._file.fileno(), view, end)
@@ -52,7 +51,7 @@ class _Segment:
 
 
 class Spool:
-    """Delivers to `fd`, in order, from a thread that starts with the first byte.
+    """Delivers bytes to `fd`, in order, from a thread that starts with the first byte.
 
     `error` is None until the descriptor refuses to take more (its reader has gone, its disk is full); from
     then on everything is dropped.
@@ -75,7 +74,7 @@ class Spool:
 
     @property
     def full(self) -> bool:
-        """Neither memory nor disk takes more: put no more for now (it would be kept, beyond the limit)."""
+        """Whether neither memory nor disk takes more: what is written now is kept all the same, beyond the limit."""
         return bool(self._tail)
 
     def write(self, data: bytes) -> None:
@@ -94,9 +93,9 @@ class Spool:
                 self._changed.notify_all()
 
     def close(self, timeout: float | None = None) -> bool:
-        """Waits until all is delivered or refused; False if `timeout` seconds were too few.
+        """Wait until all is delivered or refused; returns False if `timeout` seconds were too few.
 
-        May be called again; what is put later is delivered too.
+        May be called again; what is written later is delivered too.
         """
         # Not Thread.join: a signal handler that raises during it makes Python 3.11 take the thread for ended.
         with self._changed:
@@ -105,7 +104,7 @@ class Spool:
             return self._changed.wait_for(lambda: self._undelivered == 0, timeout)
 
     def _store_newest(self) -> None:
-        """Moves the newest bytes to memory or disk, in order, as far as there is room."""
+        """Move the newest bytes to memory or disk, in order, as far as there is room."""
         while self._tail:
             data = self._tail[0]
             room = not self._head or self._head_size + len(data) <= self._memory
@@ -143,7 +142,7 @@ class Spool:
                 self._changed.notify_all()
 
     def _next_data(self, delivered: int) -> bytes:
-        """The next bytes to write, waiting for them; empty at the end."""
+        """Wait for the next bytes to write; empty at the end."""
         with self._changed:
             self._undelivered -= delivered
             while not self._head and not self._segments:
@@ -176,7 +175,7 @@ class Spool:
 
 
 def _write(fd: int, data: bytes) -> None:
-    """All of `data`, even if somebody else has made the descriptor non-blocking."""
+    """Write all of `data`, even if somebody else has made the descriptor non-blocking."""
     view = memoryview(data)
     while view:
         try:
