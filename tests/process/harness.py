@@ -13,11 +13,18 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+import pytest
+
 from jaxrun.agent.guard import find_marked, job_marker
 
 HERE = Path(__file__).parent
 MISBEHAVE = str(HERE / "misbehave.py")
 TIME_LIMIT = 90
+
+
+def extended(*values: object, id: str | None = None) -> object:
+    """A parameter set that only scripts/test --all tries."""
+    return pytest.param(*values, id=id, marks=pytest.mark.extended)
 
 
 @dataclass(frozen=True)

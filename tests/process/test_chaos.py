@@ -8,7 +8,7 @@ import socket
 from pathlib import Path
 
 import pytest
-from harness import MISBEHAVE, jaxrun, started
+from harness import MISBEHAVE, extended, jaxrun, started
 
 from jaxrun.protocol.names import CONTROL_FD
 
@@ -25,7 +25,7 @@ time.sleep(60)
 """
 
 
-@pytest.mark.parametrize("rank", [0, 1])
+@pytest.mark.parametrize("rank", [extended(0), 1])
 def test_a_killed_rank_ends_the_job_as_if_it_had_died_by_itself(tmp_path: Path, rank: int) -> None:
     result = jaxrun(tmp_path, "-n", "3", "--chaos", f"kill:{rank}@300ms", MISBEHAVE)
     assert result.code == 137, result
@@ -38,9 +38,14 @@ def test_a_killed_rank_ends_the_job_as_if_it_had_died_by_itself(tmp_path: Path, 
     assert json.loads((result.run_dir / "job.json").read_text())["chaos"] == [f"kill:{rank}@0.3s"]
 
 
-@pytest.mark.parametrize("rank", [0, 1])
 @pytest.mark.parametrize(
-    "flags", [("--pause", "0"), ("--hang", "--rank", "-1")], ids=["in a collective", "between two"]
+    ("rank", "flags"),
+    [
+        (0, ("--pause", "0")),  # in a collective
+        (1, ("--hang", "--rank", "-1")),  # between two
+        extended(1, ("--pause", "0")),
+        extended(0, ("--hang", "--rank", "-1")),
+    ],
 )
 def test_a_rank_that_is_cut_off_is_the_cause_of_what_breaks(tmp_path: Path, rank: int, flags: tuple[str, ...]) -> None:
     result = jaxrun(tmp_path, "-n", "3", "--chaos", f"cut:{rank}@300ms", MISBEHAVE, *flags)
@@ -61,7 +66,7 @@ def test_a_job_may_be_over_before_its_fault(tmp_path: Path) -> None:
     assert result.code == 0 and "jaxrun: the job was over before --chaos kill:1@60s\n" in result.err
 
 
-@pytest.mark.parametrize("how", ["by order", "by death"])
+@pytest.mark.parametrize("how", ["by death", extended("by order")])
 def test_the_control_line_interrupts_breaks_and_ends(tmp_path: Path, how: str) -> None:
     ours, theirs = socket.socketpair()
     number = theirs.fileno()

@@ -16,6 +16,8 @@ ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
 MATRIX_ROW = re.compile(r'^@row\("(.*?)", ', re.MULTILINE)
 NOT_RUN = "scripts/test"  # which runs this test
+# In a pytest of an example, importing hypothesis would take longer than all the rest.
+ENVIRON = {**os.environ, "PYTEST_ADDOPTS": "-p no:hypothesispytest"}
 
 
 @dataclass(frozen=True)
@@ -66,7 +68,7 @@ def run(command: str, folder: Path) -> subprocess.CompletedProcess[str]:
     elif words[0] == "scripts/jaxrun":
         # The same job without the script's set-up of an environment, for which a test has no time.
         words[:1] = [sys.executable, "-m", "jaxrun"]
-    return subprocess.run(words, cwd=folder, capture_output=True, text=True, timeout=120, env=dict(os.environ))
+    return subprocess.run(words, cwd=folder, capture_output=True, text=True, timeout=120, env=ENVIRON)
 
 
 def without_numbers(line: str) -> str:

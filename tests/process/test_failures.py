@@ -9,11 +9,11 @@ import time
 from pathlib import Path
 
 import pytest
-from harness import MISBEHAVE, jaxrun, started
+from harness import MISBEHAVE, extended, jaxrun, started
 
 
 def test_an_exception_is_the_headline_and_its_rank_is_named(tmp_path: Path) -> None:
-    result = jaxrun(tmp_path, "-n", "4", MISBEHAVE, "--rank", "2", "--raise", "bad record in shard 2")
+    result = jaxrun(tmp_path, "-n", "3", MISBEHAVE, "--rank", "2", "--raise", "bad record in shard 2")
     assert result.code == 1
     assert "in misbehave\n    _raise(flags.message)" in result.err
     assert "Trouble: bad record in shard 2" in result.err
@@ -23,11 +23,11 @@ def test_an_exception_is_the_headline_and_its_rank_is_named(tmp_path: Path) -> N
     assert "Trouble: bad record" in (result.run_dir / "rank-0002.err").read_text()
 
 
-@pytest.mark.parametrize("attempt", range(5))
+@pytest.mark.parametrize("attempt", [0, *(extended(number) for number in (1, 2, 3))])
 def test_the_culprit_is_named_though_its_peers_lose_their_connections_at_once(tmp_path: Path, attempt: int) -> None:
     # Without a pause the peers sit in the collective and see "connection closed" within milliseconds.
     flags = ("--rank", "1", "--pause", "0", "--os-exit", "7", "--after", str(50 + attempt))
-    result = jaxrun(tmp_path, "-n", "4", MISBEHAVE, *flags)
+    result = jaxrun(tmp_path, "-n", "3", MISBEHAVE, *flags)
     assert result.code == 7
     assert "rank 1" in result.err
     assert "Gloo" not in result.err.partition("jaxrun: rank 1")[2]
@@ -37,11 +37,11 @@ def test_the_culprit_is_named_though_its_peers_lose_their_connections_at_once(tm
     ("flags", "code", "words"),
     [
         (("--exit", "7"), 7, "7"),
-        (("--exit-text", "no data"), 1, "no data"),
-        (("--os-exit", "9"), 9, "9"),
-        (("--signal", "SIGKILL"), 137, "SIGKILL (9)"),
         (("--signal", "SIGSEGV"), 139, "SIGSEGV (11)"),
-        (("--signal", "SIGABRT"), 134, "SIGABRT (6)"),
+        extended(("--exit-text", "no data"), 1, "no data"),
+        extended(("--os-exit", "9"), 9, "9"),
+        extended(("--signal", "SIGKILL"), 137, "SIGKILL (9)"),
+        extended(("--signal", "SIGABRT"), 134, "SIGABRT (6)"),
     ],
 )
 def test_the_exit_code_is_the_culprits_own(tmp_path: Path, flags: tuple[str, ...], code: int, words: str) -> None:
@@ -50,6 +50,8 @@ def test_the_exit_code_is_the_culprits_own(tmp_path: Path, flags: tuple[str, ...
     assert "rank 1" in result.err
     assert words in result.err
     assert result.verdict()["exit_code"] == code
+    if code == 139:  # a crash in native code shows where Python was
+        assert "misbehave.py" in result.err and "in misbehave" in result.err
 
 
 def test_rank_0_can_be_the_culprit(tmp_path: Path) -> None:
@@ -58,15 +60,10 @@ def test_rank_0_can_be_the_culprit(tmp_path: Path) -> None:
     assert "rank 0" in result.err and "SIGKILL" in result.err
 
 
-def test_a_crash_in_native_code_shows_where_python_was(tmp_path: Path) -> None:
-    result = jaxrun(tmp_path, "-n", "2", MISBEHAVE, "--rank", "1", "--signal", "SIGSEGV")
-    assert "misbehave.py" in result.err and "in misbehave" in result.err
-
-
 def test_the_same_error_of_all_ranks_is_shown_once(tmp_path: Path) -> None:
-    result = jaxrun(tmp_path, "-n", "4", MISBEHAVE, "--rank", "-1", "--raise", "no such file")
+    result = jaxrun(tmp_path, "-n", "3", MISBEHAVE, "--rank", "-1", "--raise", "no such file")
     assert result.code == 1
-    assert "4 of 4 ranks raised the same error" in result.err
+    assert "3 of 3 ranks raised the same error" in result.err
     assert result.err.count("Trouble: no such file") <= 2
 
 
@@ -151,7 +148,9 @@ def test_sigterm_is_jaxs_preemption_notice(tmp_path: Path) -> None:
     assert "SIGTERM" in result.err
 
 
-@pytest.mark.parametrize(("signum", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130), (signal.SIGHUP, 129)])
+@pytest.mark.parametrize(
+    ("signum", "code"), [(signal.SIGTERM, 143), extended(signal.SIGINT, 130), extended(signal.SIGHUP, 129)]
+)
 def test_a_program_that_ignores_the_notice_is_killed_after_the_grace(tmp_path: Path, signum: int, code: int) -> None:
     with started(tmp_path, "-n", "2", "--grace", "0.5", MISBEHAVE, "--hang") as job:
         job.wait_for_output("ready", 2)

@@ -31,22 +31,20 @@ def test_every_line_has_its_rank_and_each_stream_its_file(tmp_path: Path) -> Non
         assert f"[{rank}] oops" in result.err.splitlines()
         assert (result.run_dir / f"rank-{rank:04d}.out").read_text().endswith("line 0\nline 1\nline 2\n")
         assert (result.run_dir / f"rank-{rank:04d}.err").read_text() == "oops\n"
-
-
-def test_a_good_run_says_little(tmp_path: Path) -> None:
-    result = jaxrun(tmp_path, "-n", "2", write(tmp_path, "print('x')\n"))
-    assert result.out.splitlines() == ["[0] x", "[1] x"] or result.out.splitlines() == ["[1] x", "[0] x"]
-    first, last = result.err.splitlines()
+    # A good run says little.
+    first, *between, last = (line for line in result.err.splitlines() if line.startswith("jaxrun"))
+    assert all(re.match("jaxrun: (starting|joining)", line) for line in between)  # on a busy machine
+    assert len(result.err.splitlines()) == 4 + len(between) and len(result.out.splitlines()) == 6
     assert re.fullmatch(r"jaxrun: 2 processes x 1 device \(cpu\) on this machine · run dir run", first)
     assert re.fullmatch(r"jaxrun: done in \d+\.\d+ s \(start-up \d+\.\d+ s\)", last)
 
 
 def test_ranks_can_be_kept_off_the_screen_but_not_out_of_the_files(tmp_path: Path) -> None:
     program = write(tmp_path, "import jax\nprint('I am', jax.process_index())\n")
-    result = jaxrun(tmp_path, "-n", "3", "--only-rank", "1", program)
+    result = jaxrun(tmp_path, "-n", "2", "--only-rank", "1", program)
     assert result.out == "[1] I am 1\n"
-    assert "I am 2" in (result.run_dir / "rank-0002.out").read_text()
-    quiet = jaxrun(tmp_path / "..", "--run-dir", str(tmp_path / "quiet"), "-n", "3", "--quiet-ranks", "1-2", program)
+    assert "I am 0" in (result.run_dir / "rank-0000.out").read_text()
+    quiet = jaxrun(tmp_path / "..", "--run-dir", str(tmp_path / "quiet"), "-n", "2", "--quiet-ranks", "1", program)
     assert quiet.out == "[0] I am 0\n"
 
 
@@ -65,8 +63,8 @@ def test_bytes_are_preserved(tmp_path: Path) -> None:
 
 
 def test_a_slow_reader_stalls_nobody_and_loses_nothing(tmp_path: Path) -> None:
-    lines = 200_000
-    code = f"import time\nfor i in range({lines}):\n    print('line', i)\nopen('ended', 'w').close()\n"
+    lines = 100_000
+    code = f"for i in range({lines}):\n    print('line', i)\nopen('ended', 'w').close()\n"
     with started(tmp_path, "-n", "1", write(tmp_path, code)) as job:
         deadline = time.monotonic() + 60
         while not (tmp_path / "ended").exists():  # nobody has read a byte of its output yet

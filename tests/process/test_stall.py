@@ -1,5 +1,6 @@
 """--stall-timeout: what hangs is stopped with the stacks of all ranks; what works or speaks is left alone."""
 
+import pytest
 from harness import MISBEHAVE, jaxrun
 
 BUSY = """\
@@ -19,11 +20,18 @@ def test_a_job_that_hangs_is_stopped_with_its_stacks(tmp_path):
     assert result.err.count("no output, no call and no CPU time in any rank for") == 1
 
 
-def test_work_and_output_are_signs_of_life(tmp_path):
-    for name, deed in (("works", "sum(range(10_000))"), ("speaks", "print('here', flush=True); time.sleep(0.3)")):
-        (tmp_path / f"{name}.py").write_text(BUSY.format(deed=deed))
-        result = jaxrun(tmp_path, "-n", "2", "--stall-timeout", "1.5", "--run-dir", str(tmp_path / name), f"{name}.py")
-        assert result.code == 0 and "no output" not in result.err, result
+@pytest.mark.parametrize(
+    "deed",
+    [
+        "sum(range(10_000)) if jax.process_index() else time.sleep(0.3)",
+        "print('here', flush=True); time.sleep(0.3)",
+    ],
+    ids=["work", "output"],
+)
+def test_it_is_a_sign_of_life(tmp_path, deed):
+    (tmp_path / "lives.py").write_text(BUSY.format(deed=deed))
+    result = jaxrun(tmp_path, "-n", "2", "--stall-timeout", "1.5", "lives.py")
+    assert result.code == 0 and "no output" not in result.err, result
 
 
 def test_where_ci_is_set_it_is_on_and_0_turns_it_off():
