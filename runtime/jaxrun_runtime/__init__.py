@@ -1,4 +1,4 @@
-"""What a program that runs under jaxrun may ask: who am I, how many are we, where do files go?
+"""The identity of a process that jaxrun has started, and its share of the data.
 
     import jaxrun_runtime as jr
     if jr.is_main:
@@ -6,17 +6,17 @@
 
 | name       | meaning                                                        | without jaxrun |
 |------------|----------------------------------------------------------------|----------------|
-| rank       | this process among all of the job, equal to jax.process_index() | 0              |
+| rank       | number of this process in the job, as jax.process_index()      | 0              |
 | size       | processes in the job                                           | 1              |
-| local_rank | this process among those of its host                           | 0              |
+| local_rank | number of this process on its host                             | 0              |
 | local_size | processes on this host                                         | 1              |
-| host       | the host's name as the job calls it                            | the machine's  |
+| host       | the host's name in the job                                     | the machine's  |
 | run_dir    | pathlib.Path of the job's run directory, or None               | None           |
 | is_main    | rank == 0                                                      | True           |
 
-DivergenceError is what --lockstep strict raises where the processes are not about to make the same cross-process call.
+shard and batches give each process its rows of the data. DivergenceError is raised under --lockstep strict.
 
-Importing this package imports neither jax nor numpy; `shard` and `batches` bring numpy when first used.
+This package imports neither jax nor numpy; `shard` and `batches` import numpy when they are first used.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 
 
 class DivergenceError(RuntimeError):
-    """The processes are not about to make the same cross-process call; the text says how they differ."""
+    """Raised under --lockstep strict before processes make different cross-process calls; says how they differ."""
 
 
 _FROM_DATA = ("batches", "shard")
@@ -48,7 +48,7 @@ _NAMES = ("rank", "size", "local_rank", "local_size", "host", "run_dir", "is_mai
 
 
 def __getattr__(name: str) -> Any:
-    # Read at each use: the package is imported before the workers are forked, and each has values of its own.
+    # Read at each use, not at import: workers are forked from a process that has imported this package.
     if name in _FROM_DATA:
         from jaxrun_runtime import data
 

@@ -1,4 +1,4 @@
-"""`python -m jaxrun_runtime PROGRAM [ARGS]...`: one worker in a fresh interpreter, started by jaxrun."""
+"""`python -m jaxrun_runtime PROGRAM [ARGS]...`: one worker in a new interpreter, started by jaxrun's agent."""
 
 from __future__ import annotations
 

@@ -1,10 +1,9 @@
-"""Each process's rows of the data, the same number on every process at every step.
+"""Each process's rows of the data: the same number on every process at every step.
 
-A global batch of `batch_size` rows is cut into `size` consecutive parts of equal length; process `rank`
-takes the part of that number. What a part lacks (in the uneven last batch, or where `size` does not divide
-the batch) is padded by repeating a row, with False in the mask: every process takes the same number of
-steps with the same shapes, and no collective waits for a process that ran out of data. Parts joined in rank
-order are the global batch, whatever `size` is.
+A global batch of `batch_size` rows is cut into `size` consecutive parts of equal length, one for each rank. A part that
+is too short (in the uneven last batch, or if `size` does not divide the batch) is padded by repeating a row, with False
+in the mask. So every process takes the same number of steps with the same shapes, and no collective waits for a process
+that has run out of data. The parts in the order of ranks are the global batch, whatever `size` is.
 """
 
 from __future__ import annotations
@@ -23,8 +22,8 @@ Tree = TypeVar("Tree")
 def shard(data: Tree, rank: int | None = None, size: int | None = None, *, multiple: int = 1) -> tuple[Tree, Mask]:
     """This process's rows of `data`, and a mask of shape [rows] that is False where a row is padding.
 
-    `data` is an array, or a pytree of arrays, with the same number of rows (leading axis) in each; it holds
-    the same on every process. The rest as for `batches`; ValueError also if `data` has no rows.
+    `data` is an array, or a pytree of arrays with the same number of rows (leading axis), and equal on every process.
+    The other parameters are those of `batches`. Raises ValueError also if `data` has no rows.
     """
     import jax
 
@@ -48,15 +47,15 @@ def batches(
     multiple: int = 1,
     seed: int | Sequence[int] | None = None,
 ) -> Iterator[tuple[Indices, Mask]]:
-    """For each global batch, the row numbers that this process takes, and which of them are not padding.
+    """For each global batch, the numbers of this process's rows, and a mask that is False where a row is padding.
 
-    Yields ceil(n_rows / batch_size) pairs of shape [rows], where rows is ceil(batch_size / size) rounded up
-    to a multiple of `multiple`: pass jax.local_device_count(), and they divide among the devices of a
-    process. Over all processes and steps each of the n_rows rows is unmasked exactly once.
+    Yields ceil(n_rows / batch_size) pairs of arrays of shape [rows], where rows is ceil(batch_size / size) rounded up
+    to a multiple of `multiple`: with multiple=jax.local_device_count() they divide among the devices of a process. Over
+    all processes and steps, each of the n_rows rows is unmasked exactly once.
 
-    `rank` and `size` default to jax.process_index() and jax.process_count(). With a `seed`, rows are
-    shuffled, alike on every process; seed=(number, epoch) gives each epoch an order of its own. ValueError
-    names a parameter that is out of range.
+    `rank` and `size` default to jax.process_index() and jax.process_count(). With a `seed`, rows are shuffled, equally
+    on every process; seed=(number, epoch) gives each epoch an order of its own. Raises ValueError for a parameter that
+    is out of range.
     """
     rank, size = _rank_and_size(rank, size)
     limits = (("n_rows", n_rows, 0), ("batch_size", batch_size, 1), ("multiple", multiple, 1))
@@ -70,7 +69,7 @@ def batches(
 
 
 def _rows_of_rank(batch: Indices, within: Indices) -> tuple[Indices, Mask]:
-    # Padding repeats a real row: a row of zeros can turn into NaN, which a mask does not stop in a gradient.
+    # Padding repeats a real row, because a row of zeros can become NaN, which a mask does not keep out of a gradient.
     return batch[np.minimum(within, len(batch) - 1)], within < len(batch)
 
 

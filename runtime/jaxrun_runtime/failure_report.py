@@ -1,4 +1,4 @@
-"""What a dying worker says: which exception, with the frames of the user's program only."""
+"""Reports of failures for the launcher: the exception, with a traceback that begins in the user's program."""
 
 from __future__ import annotations
 
@@ -17,51 +17,52 @@ from jaxrun.protocol.worker_messages import Failed, ThreadFailed
 from jaxrun_runtime import program
 from jaxrun_runtime.agent_channel import AgentChannel
 
-EXIT_INTERRUPTED = 130
+EXIT_INTERRUPTED = 130  # 128 + SIGINT
 
 _RUNTIME_DIR = os.path.dirname(os.path.abspath(__file__)) + os.sep
-_PROGRAMS = _RUNTIME_DIR + "programs" + os.sep
+_PROGRAMS_DIR = _RUNTIME_DIR + "programs" + os.sep
 _PROTOCOL_DIR = os.path.dirname(os.path.abspath(protocol.__file__)) + os.sep
 _CLOUDPICKLE_FILE = os.sep + os.path.join("cloudpickle", "cloudpickle.py")
-_MESSAGE_LIMIT = 20_000
-_TRACEBACK_LIMIT = 200_000
-_NOTE_LIMIT = 2_000
-_NOTES_LIMIT = 20
-_NAME_LIMIT = 200
+# The most characters of what is sent, and the most notes of an exception.
+_MAX_MESSAGE_LENGTH = 20_000
+_MAX_TRACEBACK_LENGTH = 200_000
+_MAX_NOTE_LENGTH = 2_000
+_MAX_THREAD_NAME_LENGTH = 200
+_MAX_NOTES = 20
 
 
 def describe_failure(error: BaseException, rank: int, stage: str) -> Failed:
-    """The last words for `error`; `stage` is "start", "join", "prove" or "program"."""
+    """The report of `error`. `stage`: "start", "join", "prove" or "program"."""
     return Failed(
         rank=rank,
         time=time.time(),
         stage=stage,
         status=_status(error),
         error=type(error).__name__,
-        message=clip_text(_text(error), _MESSAGE_LIMIT),
+        message=clip_text(_text(error), _MAX_MESSAGE_LENGTH),
         traceback=format_traceback(error, in_program=stage == "program"),
         notes=tuple(_notes(error)),
     )
 
 
 def format_traceback(error: BaseException, *, in_program: bool = True) -> str:
-    """As Python prints it, without the frames above the user's program; empty for a sys.exit.
+    """The traceback as Python prints it, without the frames above the user's program; empty for a sys.exit.
 
-    An error that comes from our own code alone keeps its frames, unless it is about the program
-    (`in_program`), which may be missing or not be Python.
+    An error in jaxrun's own code keeps its frames, unless it is about the program itself (`in_program`), such as a
+    missing file or a syntax error.
     """
     if isinstance(error, SystemExit):
         return ""
     try:
         trim_traceback(error, in_program=in_program)
         text = "".join(traceback.format_exception(error))
-    except Exception as trouble:  # anything can be an exception's attribute
-        text = f"{type(error).__name__} (its traceback cannot be shown: {type(trouble).__name__})\n"
-    return clip_text(text, _TRACEBACK_LIMIT)
+    except Exception as secondary:  # an exception's attributes can be anything
+        text = f"{type(error).__name__} (its traceback cannot be shown: {type(secondary).__name__})\n"
+    return clip_text(text, _MAX_TRACEBACK_LENGTH)
 
 
 def trim_traceback(error: BaseException, *, in_program: bool = True) -> None:
-    """Cut the frames of jaxrun, its pickler, runpy and the import system off the top of all the error's tracebacks."""
+    """Remove the outer frames of jaxrun, cloudpickle, runpy and the import system, also from causes and contexts."""
     seen: set[int] = set()
     todo: list[BaseException | None] = [error]
     while todo:
@@ -77,19 +78,19 @@ def trim_traceback(error: BaseException, *, in_program: bool = True) -> None:
             todo += current.exceptions
 
 
-def report_thread_failures(link: AgentChannel, rank: int) -> None:
-    """Report what Python only prints: a thread that ended by an exception."""
+def report_thread_failures(channel: AgentChannel, rank: int) -> None:
+    """Send a ThreadFailed for each thread that ends by an exception, in addition to Python's printing it."""
     before = threading.excepthook
 
     def report(args: threading.ExceptHookArgs) -> None:
         if args.exc_value is not None and not isinstance(args.exc_value, SystemExit):
             with contextlib.suppress(Exception):
                 name = args.thread.name if args.thread else "unknown"
-                link.send(
+                channel.send(
                     ThreadFailed(
                         rank=rank,
                         time=time.time(),
-                        thread=clip_text(name, _NAME_LIMIT),
+                        thread=clip_text(name, _MAX_THREAD_NAME_LENGTH),
                         error=type(args.exc_value).__name__,
                         traceback=format_traceback(args.exc_value),
                     )
@@ -100,24 +101,24 @@ def report_thread_failures(link: AgentChannel, rank: int) -> None:
 
 
 def print_error(error: BaseException) -> None:
-    """Print as Python does at the end of a program, by the program's own sys.excepthook if it has set one."""
+    """Print the error as Python does at the end of a program, with the program's own sys.excepthook if it has one."""
     if isinstance(error, SystemExit):
         if not isinstance(error.code, (int, type(None))):
-            with contextlib.suppress(Exception):  # Python is silent too where it cannot print
+            with contextlib.suppress(Exception):  # Python ignores errors here, too
                 print(error.code, file=sys.stderr)
         return
     try:
         sys.excepthook(type(error), error, error.__traceback__)
-    except Exception as trouble:
+    except Exception as secondary:
         print("Error in sys.excepthook:", file=sys.stderr)
-        sys.__excepthook__(type(trouble), trouble, _skip_internal_frames(trouble.__traceback__))
+        sys.__excepthook__(type(secondary), secondary, _skip_internal_frames(secondary.__traceback__))
         print("\nOriginal exception was:", file=sys.stderr)
         sys.__excepthook__(type(error), error, error.__traceback__)
 
 
 def clip_text(text: str, limit: int) -> str:
-    """About `limit` characters of `text` at most, less its middle, in a form that every terminal takes."""
-    # Undecodable bytes in a message become surrogates, which JSON and terminals refuse.
+    """`text` as valid Unicode, its middle left out if it has more than `limit` characters."""
+    # Undecodable bytes in a message are surrogates, which JSON and terminals refuse.
     clean = text.encode("utf-8", "backslashreplace").decode()
     if len(clean) <= limit:
         return clean
@@ -132,7 +133,7 @@ def _skip_internal_frames(frames: TracebackType | None) -> TracebackType | None:
 
 
 def _is_internal(filename: str) -> bool:
-    own = filename.startswith((_RUNTIME_DIR, _PROTOCOL_DIR)) and not filename.startswith(_PROGRAMS)
+    own = filename.startswith((_RUNTIME_DIR, _PROTOCOL_DIR)) and not filename.startswith(_PROGRAMS_DIR)
     return own or filename.startswith("<frozen ") or filename == runpy.__file__ or filename.endswith(_CLOUDPICKLE_FILE)
 
 
@@ -152,6 +153,6 @@ def _text(error: BaseException) -> str:
 
 
 def _notes(error: BaseException) -> Iterator[str]:
-    with contextlib.suppress(Exception):  # the program may have put anything there
-        for note in list(getattr(error, "__notes__", ()))[:_NOTES_LIMIT]:
-            yield clip_text(str(note), _NOTE_LIMIT)
+    with contextlib.suppress(Exception):  # the program can have put anything there
+        for note in list(getattr(error, "__notes__", ()))[:_MAX_NOTES]:
+            yield clip_text(str(note), _MAX_NOTE_LENGTH)

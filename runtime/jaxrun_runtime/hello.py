@@ -1,4 +1,4 @@
-"""The worker's Hello: all that must be alike on every rank before they may join."""
+"""The worker's Hello: its identity, and all that must be equal on every rank before they may join."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from jaxrun.protocol.names import COORDINATOR_ADDRESS, PROCESS_ID
 from jaxrun.protocol.worker_messages import Hello
 from jaxrun_runtime import program
 
-_PREFIXES = ("JAX_", "XLA_", "NCCL_", "LIBTPU_")
-_NAMES = ("PYTHONHASHSEED", "CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES")
+_RELEVANT_PREFIXES = ("JAX_", "XLA_", "NCCL_", "LIBTPU_")
+_RELEVANT_NAMES = ("PYTHONHASHSEED", "CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES")
 _DIFFERS_BY_RANK = (COORDINATOR_ADDRESS, PROCESS_ID, "JAX_LOCAL_DEVICE_IDS", "NCCL_HOSTID")
 
 
 def build_hello(env: WorkerEnv, argv: list[str], environ: Mapping[str, str], started: float) -> Hello:
-    """Imports jax, if nobody has yet; `started` is when this process began (seconds since the epoch)."""
+    """The Hello of this process. Imports jax. `started`: when the process started, in seconds since the epoch."""
     import jax
     import jaxlib.version
     import numpy
@@ -45,13 +45,13 @@ def build_hello(env: WorkerEnv, argv: list[str], environ: Mapping[str, str], sta
 
 
 def relevant_variables(environ: Mapping[str, str]) -> dict[str, str]:
-    """The variables that change what JAX computes, sees or sends, less those that differ by design."""
-    named = {k: v for k, v in environ.items() if k.startswith(_PREFIXES) and k not in _DIFFERS_BY_RANK}
-    return named | {k: environ[k] for k in _NAMES if k in environ}
+    """The variables that change what JAX computes, sees or sends, without those that differ between ranks by design."""
+    named = {k: v for k, v in environ.items() if k.startswith(_RELEVANT_PREFIXES) and k not in _DIFFERS_BY_RANK}
+    return named | {k: environ[k] for k in _RELEVANT_NAMES if k in environ}
 
 
 def hash_program(argv: list[str]) -> str:
-    """16 hex digits of the program's source; "" where that is not one file, to be found without importing."""
+    """16 hex digits for the program's source; empty if that is not one file that can be found without importing."""
     is_module, name, _ = program.split_argv(argv)
     path = _module_file(name) if is_module else name
     try:

@@ -1,17 +1,17 @@
-"""Every private name of JAX that jaxrun uses, each behind a probe.
+"""The private names of JAX that jaxrun uses, each behind a probe.
 
-A function here returns False (or None) where this JAX has no such name, and jaxrun goes on with less;
-`missing` says in one line what is lost. Tested on the oldest and the newest supported JAX. This file does not
-import jax: it works on the jax that has been imported.
+A function here returns False or None if this JAX lacks the name, and jaxrun goes on without it; `missing_features` says
+in one line what is lost. Tested on the oldest and the newest supported JAX. This file does not import jax, but uses the
+jax that has been imported.
 
 | what                           | private name                             | without it                     |
 |--------------------------------|------------------------------------------|--------------------------------|
-| leave without the exit barrier | jax._src.api.clean_up                    | an end waits for all ranks     |
-| the coordinator's table        | jax._src.distributed.global_state.client | no proof against a stranger's  |
+| exit without JAX's barrier     | jax._src.api.clean_up                    | an exit waits for all ranks    |
+| the coordinator's key-values   | jax._src.distributed.global_state.client | no check of the coordinator    |
 | Gloo publishes a given address | jaxlib._jax.make_gloo_tcp_collectives    | it publishes the host name's   |
 | no warning about proxies       | the flag jax_check_proxy_envs            | the warning                    |
 
-What --lockstep needs is in jaxhooks.py and jaxfacts.py.
+Those that --lockstep needs are in lockstep/jax_hooks.py and lockstep/jax_facts.py.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ from typing import Any
 from jaxrun.protocol.flight_file import LOCKSTEP_OFF
 
 _KEY_VALUE_CALLS = ("key_value_set", "blocking_key_value_get")
-_NONCE = "jaxrun/nonce"
+_NONCE_KEY = "jaxrun/nonce"
 
 
 def remove_exit_barrier() -> bool:
-    """Take JAX's exit handler out, which waits up to 300 s for every other process; True if none is left."""
+    """Remove JAX's exit handler, which waits up to 300 s for every other process. True if there is none any more."""
     if "jax" not in sys.modules:
         return True
     handler = _lookup("jax._src.api", "clean_up")
@@ -53,7 +53,7 @@ def set_gloo_address(address: str) -> bool:
 
 
 def silence_proxy_warning() -> bool:
-    """JAX warns of every variable that holds `_proxy`; jaxrun has already led gRPC around them."""
+    """Switch off JAX's warning about proxy variables: jaxrun has already excluded the job's addresses from proxies."""
     if not _has_proxy_flag():
         return False
     _lookup("jax", "config").update("jax_check_proxy_envs", False)
@@ -61,21 +61,20 @@ def silence_proxy_warning() -> bool:
 
 
 def exchange_nonce(rank: int, nonce: str, timeout: float) -> str | None:
-    """Rank 0 leaves its nonce with the coordinator; everybody reads back what is there.
+    """The nonce that the coordinator holds, where rank 0 has put its own; None if this JAX offers no key-value table.
 
-    Returns what the coordinator holds, or None where this JAX lets nobody ask. Raises JAX's own error after
-    `timeout` seconds.
+    Raises JAX's own error after `timeout` seconds.
     """
     client = getattr(_lookup("jax._src.distributed", "global_state"), "client", None)
     if not all(hasattr(client, call) for call in _KEY_VALUE_CALLS):
         return None
     if rank == 0:
-        client.key_value_set(_NONCE, nonce)  # type: ignore[union-attr]
-    return str(client.blocking_key_value_get(_NONCE, int(timeout * 1000)))  # type: ignore[union-attr]
+        client.key_value_set(_NONCE_KEY, nonce)  # type: ignore[union-attr]
+    return str(client.blocking_key_value_get(_NONCE_KEY, int(timeout * 1000)))  # type: ignore[union-attr]
 
 
 def missing_features(lockstep: str = LOCKSTEP_OFF) -> list[str]:
-    """One line for each thing that this JAX does not offer, and that a job with this `lockstep` needs."""
+    """One line for each feature that this JAX lacks and a job with this `lockstep` mode uses."""
     client = _lookup("jaxlib._jax", "DistributedRuntimeClient")
     has_calls = all(hasattr(client, call) for call in _KEY_VALUE_CALLS)
     has_table = has_calls and _lookup("jax._src.distributed", "global_state")
@@ -91,8 +90,8 @@ def missing_features(lockstep: str = LOCKSTEP_OFF) -> list[str]:
     if lockstep != LOCKSTEP_OFF:
         from jaxrun_runtime.lockstep import jax_hooks
 
-        lack = jax_hooks.missing_features(lockstep)
-        probes[lack] = not lack
+        missing = jax_hooks.missing_features(lockstep)
+        probes[missing] = not missing
     version = _lookup("jax", "__version__")
     return [f"jax {version} lacks what jaxrun uses: {what}" for what, found in probes.items() if not found]
 

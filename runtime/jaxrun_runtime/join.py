@@ -1,8 +1,8 @@
-"""Join jax.distributed, telling it everything so that it detects nothing, and prove what came of it.
+"""Joins jax.distributed with all arguments given, so that JAX detects nothing, and reports the resulting devices.
 
-Rank 0 takes a free port and holds it until its coordinator listens there; the others are told the address
-only then. (JAX alone: connecting before the coordinator listens costs seconds of back-off, a busy port is a
-segmentation fault, and a port shared with another job mixes their ranks.)
+Rank 0 reserves a free port until its coordinator listens there; only then do the others get the address. (With JAX
+alone, connecting before the coordinator listens costs seconds of back-off, a busy port is a segmentation fault, and a
+port shared with another job mixes their ranks.)
 """
 
 from __future__ import annotations
@@ -25,15 +25,15 @@ from jaxrun_runtime import jax_private
 from jaxrun_runtime.agent_channel import AgentChannel, AgentDisconnected
 
 _log = logging.getLogger("jaxrun")
-_POLL_INTERVAL_S = 0.001
-_HEARTBEAT_TIMEOUT_S = 100
+_COORDINATOR_POLL_INTERVAL_S = 0.001  # while the coordinator does not listen yet
+_HEARTBEAT_TIMEOUT_S = 100  # JAX's; the agents notice a lost worker much earlier
 
 
 class PortReservation:
-    """A free TCP port, bound but not listening: no other process is given it, yet gRPC may listen on it.
+    """A free TCP port, bound but not listening: no other process gets it, but gRPC in this process can listen on it.
 
-    gRPC binds with SO_REUSEPORT, which the kernel allows next to another socket of the same user that has it
-    too; and a port that anybody holds is never handed out to a bind to port 0.
+    gRPC binds with SO_REUSEPORT. The kernel allows that beside another socket of the same user that has set it, too,
+    and never gives a bound port to a bind to port 0.
     """
 
     def __init__(self, interface: str) -> None:
@@ -56,11 +56,11 @@ class PortReservation:
         self._socket.close()
 
 
-def join(env: WorkerEnv, link: AgentChannel, order: StartCoordinator | Join) -> float:
-    """Take part in the joining as `order` says; returns when it was complete (seconds since the epoch)."""
+def join(env: WorkerEnv, channel: AgentChannel, order: StartCoordinator | Join) -> float:
+    """Join as rank 0 (StartCoordinator) or as another rank. Returns the time of completion, seconds since the epoch."""
     if isinstance(order, StartCoordinator):
         jax_private.set_gloo_address(order.interface)
-        _start_coordinator(env, link, order.interface)
+        _start_coordinator(env, channel, order.interface)
     else:
         jax_private.set_gloo_address(local_address_towards(order.address))
         _initialize(env, order.address)
@@ -69,7 +69,7 @@ def join(env: WorkerEnv, link: AgentChannel, order: StartCoordinator | Join) -> 
 
 
 def local_address_towards(address: str) -> str:
-    """The address of this host on the way to `address` ("host:port"); nothing is sent to find out."""
+    """The address of this host's interface that reaches `address` ("host:port"). Sends nothing."""
     host, _, port = address.rpartition(":")
     host = host.strip("[]")
     with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET, socket.SOCK_DGRAM) as probe:
@@ -78,7 +78,7 @@ def local_address_towards(address: str) -> str:
 
 
 def report_devices(env: WorkerEnv, joined: float) -> DeviceReport:
-    """Start JAX's backend and say what it shows. All processes must do this at the same time."""
+    """Start JAX's backend and report its devices. All processes must call this at the same time."""
     import jax
 
     nonce = jax_private.exchange_nonce(env.rank, env.job_id, env.init_timeout)
@@ -97,23 +97,24 @@ def report_devices(env: WorkerEnv, joined: float) -> DeviceReport:
     )
 
 
-def _start_coordinator(env: WorkerEnv, link: AgentChannel, interface: str) -> None:
+def _start_coordinator(env: WorkerEnv, channel: AgentChannel, interface: str) -> None:
+    """Start the coordinator and join it; a thread sends CoordinatorReady as soon as it listens."""
     port = PortReservation(interface)
     joined = threading.Event()
 
     def announce() -> None:
         while not port.accepts_connections():
-            if joined.wait(_POLL_INTERVAL_S):
+            if joined.wait(_COORDINATOR_POLL_INTERVAL_S):
                 return
         with contextlib.suppress(AgentDisconnected):
-            link.send(CoordinatorReady(env.rank, port.address))
+            channel.send(CoordinatorReady(env.rank, port.address))
 
     announcer = threading.Thread(target=announce, name="jaxrun-announce", daemon=True)
     announcer.start()
     try:
         _initialize(env, port.address, coordinator_bind_address=port.address)
     finally:
-        joined.set()  # as it happens at once where nobody else has to join
+        joined.set()  # ends the thread if the coordinator has failed, or is closed already in a job of one process
         announcer.join()
         port.release()
 
@@ -138,17 +139,17 @@ def _initialize(env: WorkerEnv, address: str, **more: Any) -> None:
 
 
 def _accept_initialize_by_program(env: WorkerEnv) -> None:
-    """Let the program's own jax.distributed.initialize(...) find the work done."""
+    """Replace jax.distributed.initialize, so that the program's own call of it does nothing."""
     import jax
 
     original: Callable[..., None] = jax.distributed.initialize
 
     @functools.wraps(original)
     def initialize(*args: Any, **kwargs: Any) -> None:
-        asked = inspect.signature(original).bind_partial(*args, **kwargs).arguments
+        given = inspect.signature(original).bind_partial(*args, **kwargs).arguments
         _log.debug("jax.distributed.initialize: jaxrun has joined rank %d of %d already", env.rank, env.size)
         ours = {"num_processes": env.size, "process_id": env.rank}
-        other = [f"{name}={asked[name]}" for name in ours if asked.get(name) not in (None, ours[name])]
+        other = [f"{name}={given[name]}" for name in ours if given.get(name) not in (None, ours[name])]
         if other:
             _log.warning(
                 "the program called jax.distributed.initialize(%s), but jaxrun has joined this process "

@@ -1,4 +1,4 @@
-"""The few Linux calls that Python has no name for, by ctypes."""
+"""Linux calls for which Python has no function, through ctypes."""
 
 from __future__ import annotations
 
@@ -23,15 +23,15 @@ _libc = ctypes.CDLL(None, use_errno=True)
 
 
 def die_with_parent() -> None:
-    """Ask the kernel to kill this process when its parent dies, however busy it is in C++ then."""
+    """Ask the kernel to kill this process when its parent dies, even if it is busy in C++ then."""
     _raise_on_error(_libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0), "prctl(PR_SET_PDEATHSIG)")
 
 
 def become_simulated_host(name: str, boot_id: str) -> None:
-    """Give this process a host name and a boot id of its own, by which JAX tells hosts apart.
+    """Give this process a host name and a boot id of its own, by which JAX distinguishes hosts.
 
-    Works without root where user namespaces are allowed; must be called while there is one thread. Raises
-    OSError where the machine forbids it; the process may then have some of its new namespaces, to no effect.
+    Works without root if user namespaces are allowed. Must be called while there is only one thread. Raises OSError if
+    the machine forbids it; the process may then be in some new namespaces, which does no harm.
     """
     uid, gid = os.getuid(), os.getgid()
     _raise_on_error(_libc.unshare(_CLONE_NEWNS | _CLONE_NEWUTS | (_CLONE_NEWUSER if uid else 0)), "unshare")
@@ -41,7 +41,7 @@ def become_simulated_host(name: str, boot_id: str) -> None:
         Path("/proc/self/gid_map").write_text(f"{gid} {gid} 1")
     socket.sethostname(name)
     _raise_on_error(_libc.mount(b"none", b"/", None, _MS_REC | _MS_PRIVATE, None), "make / private")
-    # A bind mount keeps a deleted file alive. (A memory file would do without a name, but cannot be mounted.)
+    # The bind mount keeps the deleted file alive. (A memfd cannot be mounted.)
     with tempfile.NamedTemporaryFile("w") as file:
         file.write(f"{uuid.UUID(boot_id)}\n")
         file.flush()
@@ -49,12 +49,12 @@ def become_simulated_host(name: str, boot_id: str) -> None:
 
 
 def flush_c_output() -> None:
-    """Write out what C code has printed, which os._exit would lose."""
-    # Not all streams: one may be locked by a thread that reads from it.
+    """Flush C's stdout, whose buffer os._exit would lose."""
+    # Not fflush(NULL), which blocks while a thread reads from another stream.
     _libc.fflush(ctypes.c_void_p.in_dll(_libc, "stdout"))
 
 
-def _raise_on_error(result: int, what: str) -> None:
+def _raise_on_error(result: int, call: str) -> None:
     if result:
         number = ctypes.get_errno()
-        raise OSError(number, f"{what}: {os.strerror(number)}")
+        raise OSError(number, f"{call}: {os.strerror(number)}")

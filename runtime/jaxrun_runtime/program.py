@@ -1,4 +1,4 @@
-"""Run the user's program exactly as `python` does: sys.argv, sys.path[0], `__main__`, `-m`, folders, zip."""
+"""Runs the user's program exactly as `python` does: sys.argv, sys.path[0], `__main__`, `-m`, directories, zip files."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from importlib.machinery import SourceFileLoader, SourcelessFileLoader
 from typing import Any
 
 _MAGIC = importlib.util.MAGIC_NUMBER
-_PYC_HEADER = 16
-_LONG_MAX = 2**63 - 1
+_PYC_HEADER_BYTES = 16
+_LONG_MAX = 2**63 - 1  # of the C type into which Python converts an exit status
 
 
 def split_argv(argv: list[str]) -> tuple[bool, str, list[str]]:
@@ -26,7 +26,7 @@ def split_argv(argv: list[str]) -> tuple[bool, str, list[str]]:
 
 
 def run(argv: list[str]) -> None:
-    """Run the program to its end; whatever it raises, SystemExit too, reaches the caller."""
+    """Run the program to its end. Raises whatever the program raises, including SystemExit."""
     is_module, name, arguments = split_argv(argv)
     main = _fresh_main()
     if is_module:
@@ -47,7 +47,7 @@ def run(argv: list[str]) -> None:
 
 
 def exit_status(error: SystemExit) -> int:
-    """The status that Python gives a SystemExit: 0 for none, a number modulo 256, 1 for anything else."""
+    """Python's exit status for a SystemExit: 0 without a code, a number modulo 256, 1 for anything else."""
     if error.code is None:
         return 0
     if not isinstance(error.code, int):
@@ -65,23 +65,23 @@ def _fresh_main() -> types.ModuleType:
 
 
 def _run_as_main(name: str, *, alter_argv: bool) -> None:
-    # What `python -m` itself calls; runpy.run_module would throw the module's globals away while its threads
-    # and exit handlers still use them.
+    # What `python -m` itself calls. runpy.run_module would clear the module's globals while its threads and exit
+    # handlers still use them.
     run_module_as_main: Any = getattr(runpy, "_run_module_as_main")  # noqa: B009
     run_module_as_main(name, alter_argv)
 
 
 def _is_importable(path: str) -> bool:
-    """Whether `path` is a directory or a zip file, which Python runs by their `__main__.py`."""
+    """Whether `path` is a directory or a zip file, of which Python runs the `__main__.py`."""
     return pkgutil.get_importer(path) is not None
 
 
 def _load(path: str) -> tuple[types.CodeType, type[SourceFileLoader] | type[SourcelessFileLoader]]:
-    """The code of a script, or of a compiled file under any name, and the loader that Python gives it."""
+    """The code of a script or of a compiled file, and the class of loader that Python gives it."""
     with io.open_code(path) as file:
         data = file.read()
     if not path.endswith(".pyc") and data[:2] != _MAGIC[:2]:
         return compile(data, path, "exec", dont_inherit=True), SourceFileLoader
     if data[: len(_MAGIC)] != _MAGIC:
         raise RuntimeError("Bad magic number in .pyc file")
-    return marshal.loads(data[_PYC_HEADER:]), SourcelessFileLoader
+    return marshal.loads(data[_PYC_HEADER_BYTES:]), SourcelessFileLoader

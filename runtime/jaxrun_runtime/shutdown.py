@@ -1,7 +1,7 @@
-"""The end of a worker: what Python does at exit, in Python's order, but nobody waits in JAX's exit barrier.
+"""Ends a worker: does what Python does at exit, in Python's order, but without JAX's exit barrier.
 
-A process that fails must not wait for the others, and rank 0, whose coordinator the others need, must not
-leave before them: so every worker says that it is done, and leaves when it is told to.
+A worker that fails must not wait for the others, and rank 0 must not exit before them, because they need its
+coordinator. So a worker sends Done or Failed, and the head decides when it may exit.
 """
 
 from __future__ import annotations
@@ -22,40 +22,40 @@ from jaxrun.protocol.worker_messages import Done, Exit, Failed
 from jaxrun_runtime import jax_private, linux
 from jaxrun_runtime.agent_channel import AgentChannel, AgentDisconnected
 
-_WITH_BUFFER = (io.TextIOWrapper, io.BufferedWriter, io.BufferedRandom)
+_BUFFERED_FILES = (io.TextIOWrapper, io.BufferedWriter, io.BufferedRandom)
 
 
-def exit_with_success(env: WorkerEnv, link: AgentChannel) -> NoReturn:
-    """Run the program's remaining threads and exit handlers, say Done, wait for Leave, end with status 0."""
+def exit_with_success(env: WorkerEnv, channel: AgentChannel) -> NoReturn:
+    """Run the program's remaining threads and exit handlers, send Done, wait for Exit, exit with status 0."""
     _join_threads()
     jax_private.remove_exit_barrier()
     _run_exit_handlers()
     _finalize_program()
     _finalize_mpi()
     with contextlib.suppress(AgentDisconnected):  # a program may close all descriptors, and has still succeeded
-        link.send(Done(env.rank, time.time()))
-        link.receive(Exit)
+        channel.send(Done(env.rank, time.time()))
+        channel.receive(Exit)
     exit_now(0)
 
 
-def exit_with_failure(env: WorkerEnv, words: Failed, link: AgentChannel) -> NoReturn:
-    """Say the last words, so that nobody waits, then run the exit handlers and end with the words' status.
+def exit_with_failure(env: WorkerEnv, failure: Failed, channel: AgentChannel) -> NoReturn:
+    """Send the failure at once, then run the exit handlers and exit with the failure's status.
 
-    Threads are not waited for: they may be waiting for what this process will never send.
+    Threads are not joined: they may wait for something that this process will never send.
     """
     with contextlib.suppress(AgentDisconnected):
-        link.send(words)
+        channel.send(failure)
     if jax_private.remove_exit_barrier():
         _run_exit_handlers()
     _finalize_program()
-    if env.rank == 0 and env.size > 1:  # it holds the coordinator, and without it JAX aborts the others
+    if env.rank == 0 and env.size > 1:  # JAX would abort the others when the coordinator in this process ends
         with contextlib.suppress(AgentDisconnected, ProtocolError):
-            link.receive(Exit)
-    exit_now(words.status)
+            channel.receive(Exit)
+    exit_now(failure.status)
 
 
 def exit_now(status: int) -> NoReturn:
-    """End now; what tearing the interpreter down does besides takes a tenth of a second for nothing."""
+    """Exit without tearing down the interpreter, which would take a tenth of a second."""
     _flush_standard_streams()
     os._exit(status)
 
@@ -73,7 +73,7 @@ def _run_exit_handlers() -> None:
 
 
 def _finalize_mpi() -> None:
-    """What mpi4py leaves to the interpreter's very end, if the program has used it and all its ranks end well."""
+    """Finalize MPI, if the program has used mpi4py, which does this when the interpreter is torn down."""
     mpi4py, mpi = sys.modules.get("mpi4py"), sys.modules.get("mpi4py.MPI")
     if mpi is None or getattr(getattr(mpi4py, "rc", None), "finalize", None) is False:
         return
@@ -82,10 +82,10 @@ def _finalize_mpi() -> None:
 
 
 def _finalize_program() -> None:
-    """Write out the files that the program left open and finalize its objects, as Py_Finalize does next."""
+    """Flush the files that the program left open and finalize its objects, as Py_Finalize does next."""
     for found in gc.get_objects():
-        # Not isinstance, which runs the code of objects that pose as others.
-        if issubclass(type(found), _WITH_BUFFER):
+        # isinstance would run the code of proxy objects.
+        if issubclass(type(found), _BUFFERED_FILES):
             with contextlib.suppress(Exception):
                 found.flush()
     sys.modules.pop("__main__", None)

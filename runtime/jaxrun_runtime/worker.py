@@ -1,4 +1,4 @@
-"""The life of one worker, from its first message to its exit status; design: hello, join, prove, run, end."""
+"""One worker from its first message to its exit status, in stages: start, join, prove, program, shutdown."""
 
 from __future__ import annotations
 
@@ -18,69 +18,71 @@ from jaxrun.protocol.worker_messages import Join, Run, StartCoordinator
 from jaxrun_runtime import DivergenceError, failure_report, hello, linux, program, shutdown
 from jaxrun_runtime.agent_channel import AgentChannel, AgentDisconnected
 
-_POLL_INTERVAL_S = 0.001
+_FORK_SERVER_POLL_INTERVAL_S = 0.001  # while the fork server, this worker's first parent, exits
 
 
 def run_worker(env: WorkerEnv, argv: list[str], started: float, forked_by: int = 0) -> NoReturn:
-    """Be the worker `env` describes and run the program `argv`; never returns.
+    """Run the program `argv` as the worker that `env` describes. Never returns.
 
-    `started` is when this process began (seconds since the epoch), `forked_by` the fork server's process id.
+    started:    when this process started, in seconds since the epoch
+    forked_by:  the fork server's process id; 0 without one
     """
-    link = AgentChannel(env.channel_fd)
+    channel = AgentChannel(env.channel_fd)
     try:
         _register_stack_dumps(env.stacks_fd)
-        _run_stages(env, argv, started, forked_by, link)
+        _run_stages(env, argv, started, forked_by, channel)
     except AgentDisconnected:
         pass
     except BaseException:
-        # A bug of ours; to leave it to Python's own end would mean to wait in JAX's exit barrier.
+        # A bug in jaxrun. Python's own exit would wait in JAX's exit barrier.
         traceback.print_exc()
     shutdown.exit_now(EXIT_SOFTWARE)
 
 
-def _run_stages(env: WorkerEnv, argv: list[str], started: float, forked_by: int, link: AgentChannel) -> NoReturn:
+def _run_stages(env: WorkerEnv, argv: list[str], started: float, forked_by: int, channel: AgentChannel) -> NoReturn:
     stage = "start"
     try:
         _apply_host_settings(env)
         _import_jax(env)
-        link.send(hello.build_hello(env, argv, os.environ, started))
+        channel.send(hello.build_hello(env, argv, os.environ, started))
         stage = "join"
         from jaxrun_runtime import join
 
-        order = link.receive(StartCoordinator, Join)
-        _die_with_agent(link, forked_by)
-        joined = join.join(env, link, order)
+        order = channel.receive(StartCoordinator, Join)
+        _die_with_agent(channel, forked_by)
+        joined = join.join(env, channel, order)
         stage = "prove"
-        link.send(join.report_devices(env, joined))
-        _install_lockstep(env, link)
-        link.receive(Run)
-        failure_report.report_thread_failures(link, env.rank)
+        channel.send(join.report_devices(env, joined))
+        _install_lockstep(env, channel)
+        channel.receive(Run)
+        failure_report.report_thread_failures(channel, env.rank)
         stage = "program"
         program.run(argv)
     except AgentDisconnected:
         raise
     except BaseException as error:
-        _handle_error(env, link, stage, error)
+        _handle_error(env, channel, stage, error)
     with contextlib.suppress(KeyboardInterrupt):
-        shutdown.exit_with_success(env, link)
+        shutdown.exit_with_success(env, channel)
     shutdown.exit_now(failure_report.EXIT_INTERRUPTED)
 
 
-def _handle_error(env: WorkerEnv, link: AgentChannel, stage: str, error: BaseException) -> None:
-    """End the worker, unless the error is a sys.exit with success."""
+def _handle_error(env: WorkerEnv, channel: AgentChannel, stage: str, error: BaseException) -> None:
+    """Report the error and exit, unless it is a sys.exit with status 0."""
     if isinstance(error, DivergenceError):
         from jaxrun_runtime.lockstep import call_sites
 
         call_sites.trim_to_user_frames(error)
-    words = failure_report.describe_failure(error, env.rank, stage)
-    # The launcher shows the words and logs them; what the program wants to print itself, it still prints.
-    if sys.excepthook is not sys.__excepthook__ or isinstance(error, SystemExit) or not link.in_owner_process():
+    failure = failure_report.describe_failure(error, env.rank, stage)
+    # The launcher shows and logs the failure. The program prints it, too, where plain Python would print differently.
+    if sys.excepthook is not sys.__excepthook__ or isinstance(error, SystemExit) or not channel.in_owner_process():
         failure_report.print_error(error)
-    if words.status:
-        shutdown.exit_with_failure(env, words, link)
+    if failure.status:
+        shutdown.exit_with_failure(env, failure, channel)
 
 
 def _apply_host_settings(env: WorkerEnv) -> None:
+    """Bind the process to its cores, and give it the identity of its simulated host."""
     if env.cpus:
         os.sched_setaffinity(0, env.cpus)
     if not env.simulated_boot_id:
@@ -96,39 +98,41 @@ def _apply_host_settings(env: WorkerEnv) -> None:
 
 
 def _import_jax(env: WorkerEnv) -> None:
-    """Import jax if that has not been done before a fork."""
+    """Import jax, unless the fork server has, and warn of features that it lacks."""
     from jaxrun_runtime import jax_private
 
     if "jax" not in sys.modules:
-        gc.disable()  # 60 ms less for the import
+        gc.disable()  # saves 60 ms of the import
         import jax  # noqa: F401
 
-        gc.freeze()  # nor does anybody need to look through it again
+        gc.freeze()  # later collections need not look through jax's modules
         gc.enable()
     for line in jax_private.missing_features(env.lockstep):
         _warn(env, line)
 
 
-def _install_lockstep(env: WorkerEnv, link: AgentChannel) -> None:
-    """While the others prove themselves."""
+def _install_lockstep(env: WorkerEnv, channel: AgentChannel) -> None:
+    """Install the lockstep hooks, while other workers still start JAX's backend."""
     if env.lockstep != LOCKSTEP_OFF:
         from jaxrun_runtime.lockstep import call_recorder
 
-        call_recorder.install(env, link)
+        call_recorder.install(env, channel)
 
 
 def _warn(env: WorkerEnv, text: str) -> None:
-    if env.rank == 0:  # it is the same on all
+    if env.rank == 0:  # all ranks have the same warnings
         print(f"jaxrun: {text}", file=sys.stderr)
 
 
-def _die_with_agent(link: AgentChannel, forked_by: int) -> None:
-    """End when the agent ends. To be called when all workers exist."""
-    # The fork server leaves now, and its end must not count as the parent's.
-    while os.getppid() == forked_by and not link.is_agent_gone():
-        time.sleep(_POLL_INTERVAL_S)
+def _die_with_agent(channel: AgentChannel, forked_by: int) -> None:
+    """Make the kernel kill this worker when its agent dies. Called when all workers have been forked.
+
+    The fork server exits at this time. Only then is the agent this worker's parent.
+    """
+    while os.getppid() == forked_by and not channel.is_agent_gone():
+        time.sleep(_FORK_SERVER_POLL_INTERVAL_S)
     linux.die_with_parent()
-    if link.is_agent_gone():
+    if channel.is_agent_gone():
         raise AgentDisconnected
 
 

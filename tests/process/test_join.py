@@ -58,7 +58,7 @@ def test_a_coordinator_that_fails_leaves_no_thread_waiting_for_it(monkeypatch):
         raise RuntimeError("no coordinator")
 
     monkeypatch.setattr(join, "_initialize", fail)
-    monkeypatch.setattr(jax_private, "publish_gloo_at", lambda address: True)
+    monkeypatch.setattr(jax_private, "set_gloo_address", lambda address: True)
     with pytest.raises(RuntimeError, match="no coordinator"):
         join.join(None, None, StartCoordinator("127.0.0.1"))
     assert not [thread for thread in threading.enumerate() if thread.name == "jaxrun-announce"]

@@ -23,16 +23,16 @@ print(__spec__ and (__spec__.name, __spec__.origin), type(__spec__), getattr(__l
 _RUNNER = """
 import os, sys
 del os.environ["PYTHONSAFEPATH"]
-from jaxrun_runtime import lastwords, program
+from jaxrun_runtime import failure_report, program
 try:
     program.run(sys.argv[1:])
 except BaseException as error:
     error.__traceback__ = error.__traceback__.tb_next  # this file's own frame
-    words = lastwords.describe(error, 0, "program")
-    sys.stderr.write(words.traceback)
+    failure = failure_report.describe_failure(error, 0, "program")
+    sys.stderr.write(failure.traceback)
     if isinstance(error, SystemExit):
-        lastwords.print_error(error)
-    sys.exit(words.status)
+        failure_report.print_error(error)
+    sys.exit(failure.status)
 """
 
 

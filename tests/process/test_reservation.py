@@ -67,15 +67,15 @@ def test_two_reservations_differ(reserved):
 
 
 def test_it_connects_only_when_somebody_listens(reserved):
-    assert not reserved.connects()
+    assert not reserved.accepts_connections()
     with socket.socket() as listener:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
         listener.bind(("127.0.0.1", _number(reserved)))
-        assert not reserved.connects()
+        assert not reserved.accepts_connections()
         listener.listen()
-        assert reserved.connects()
+        assert reserved.accepts_connections()
     reserved.release()
-    assert not reserved.connects()
+    assert not reserved.accepts_connections()
 
 
 @pytest.mark.parametrize("reserved", _INTERFACES, indirect=True)
@@ -97,6 +97,6 @@ sys.stdin.read()
     )
     with process:
         assert process.stdout.readline() == "1\n"
-        assert reserved.connects()
+        assert reserved.accepts_connections()
         process.stdin.close()
     assert process.returncode == 0

@@ -1,7 +1,7 @@
-"""Programs to run and to read: each is complete, short, and uses public JAX only.
+"""Example programs: each is complete, short, and uses public JAX only.
 
-    jaxrun -n 4 -m jaxrun_runtime.programs.selfcheck       do all devices compute together?
-    jaxrun -n 4 -m jaxrun_runtime.programs.parallel_eval   one function over many devices
+    jaxrun -n 4 -m jaxrun_runtime.programs.selfcheck       check that all devices compute together
+    jaxrun -n 4 -m jaxrun_runtime.programs.parallel_eval   one function on many devices
     jaxrun -n 4 -m jaxrun_runtime.programs.regression      data-parallel training, written out with shard_map
     jaxrun -n 4 -m jaxrun_runtime.programs.digits          data-parallel training, left to jit
 

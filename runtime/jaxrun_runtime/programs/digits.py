@@ -1,9 +1,8 @@
 """Classify scikit-learn's handwritten digits with a small neural network, data-parallel, with optax.
 
-Nothing in the network knows of devices: its parameters are placed on all of them, the rows of each batch
-are divided among them, and jit inserts the all-reduce of the gradients. The batches are the same however
-many processes and devices there are, and so is the loss curve, up to rounding. Options: --epochs N,
---batch-size N, --losses FILE.
+The network's code does not mention devices: its parameters are placed on all of them, the rows of each batch are
+divided among them, and jit inserts the all-reduce of the gradients. The batches, and so the loss curve up to rounding, do not
+depend on the number of processes and devices. Options: --epochs N, --batch-size N, --losses FILE.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ try:
 except ImportError as missing:
     sys.exit(f"digits needs {missing.name}, which is not installed; pip install optax scikit-learn")
 
-TRAINING_ROWS = 1500  # of 1797; the rest tests
+TRAINING_ROWS = 1500  # of 1797; the others are for testing
 LAYERS = (64, 128, 10)
 OPTIMIZER = optax.adam(2e-3)
 
@@ -49,18 +48,18 @@ def main(arguments: list[str]) -> None:
             images, labels = train
             params, state, loss = train_step(params, state, *spread(split, images[rows], labels[rows], mask))
             curve.append(float(loss))
-        say(f"epoch {epoch + 1:>2}  loss {np.mean(curve[-steps:]):.4f}")
+        print_once(f"epoch {epoch + 1:>2}  loss {np.mean(curve[-steps:]):.4f}")
 
     (images, labels), mask = shard(test, multiple=devices)
     right = int(count_right(params, *spread(split, images, labels, mask)))
     total = len(test[1])
-    say(f"test accuracy {right / total:.1%} ({right} of {total})")
+    print_once(f"test accuracy {right / total:.1%} ({right} of {total})")
     if options.losses and jax.process_index() == 0:
         options.losses.write_text("".join(f"{loss:.9g}\n" for loss in curve))
 
 
 def load_data() -> tuple[tuple[np.ndarray, np.ndarray], tuple[np.ndarray, np.ndarray]]:
-    """(images [rows, 64] in 0 ... 1, labels [rows]) for training and for testing, alike on every process."""
+    """(images [rows, 64] in 0 ... 1, labels [rows]) for training and for testing, equal on every process."""
     digits: Any = load_digits()
     images, labels = digits.data.astype(np.float32) / 16, digits.target.astype(np.int32)
     order = np.random.default_rng(seed=0).permutation(len(labels))
@@ -69,7 +68,7 @@ def load_data() -> tuple[tuple[np.ndarray, np.ndarray], tuple[np.ndarray, np.nda
 
 
 def spread(sharding: NamedSharding, *local: np.ndarray) -> list[jax.Array]:
-    """Each process hands over its own rows; together they are arrays over all devices."""
+    """Arrays over all devices, from the rows of each process."""
     return [jax.make_array_from_process_local_data(sharding, rows) for rows in local]
 
 
@@ -89,7 +88,7 @@ def predict(params: Params, images: jax.Array) -> jax.Array:
 
 
 def mean_loss(params: Params, images: jax.Array, labels: jax.Array, mask: jax.Array) -> jax.Array:
-    """Mean over the rows that are not padding, of all devices."""
+    """Mean over the rows of all devices that are not padding."""
     losses = optax.softmax_cross_entropy_with_integer_labels(predict(params, images), labels)
     return jnp.sum(jnp.where(mask, losses, 0.0)) / jnp.sum(mask)
 
@@ -108,7 +107,8 @@ def count_right(params: Params, images: jax.Array, labels: jax.Array, mask: jax.
     return jnp.sum(mask & (jnp.argmax(predict(params, images), axis=-1) == labels))
 
 
-def say(line: str) -> None:
+def print_once(line: str) -> None:
+    """Print on rank 0 only."""
     if jax.process_index() == 0:
         print(line, flush=True)
 

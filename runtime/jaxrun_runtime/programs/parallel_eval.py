@@ -44,7 +44,7 @@ def main() -> None:
     result = on_each_device(convolve, mesh)(put(mesh, ws), put(mesh, xs))
     check("convolution", result, jax.vmap(convolve)(ws, xs))
 
-    # The output lies where it was computed, so a second application moves no data.
+    # The output stays on the devices that computed it, so a second application moves no data.
     again = on_each_device(convolve, mesh)(put(mesh, ws), result)
     check("convolution of the sharded output", again, jax.vmap(convolve)(ws, jax.vmap(convolve)(ws, xs)))
 
@@ -62,21 +62,21 @@ def main() -> None:
     nested = outer(put(mesh, w, WHOLE), put(mesh, many))
     check(f"vmap of {ROWS_PER_DEVICE} rows in each device", nested, inner(w, many))
 
-    say(f"all equal to vmap on one device: {n} device(s) in {jax.process_count()} process(es)")
+    print_once(f"all equal to vmap on one device: {n} device(s) in {jax.process_count()} process(es)")
 
 
 def on_each_device(function: OfTwoArrays, mesh: Mesh, w_spec: PartitionSpec = SPLIT) -> OfTwoArrays:
-    """What pmap does: each device calls `function` with its rows of w and x, or with the whole of w."""
+    """The equivalent of pmap: each device calls `function` with its row of x, and its row of w or the whole of w."""
 
     def one_row(w: jax.Array, x: jax.Array) -> jax.Array:
-        # shard_map hands over a block of rows, here of length 1; pmap would have removed that axis.
+        # shard_map passes a block of rows, here of length 1; pmap would remove that axis.
         return function(w if w_spec == WHOLE else w[0], x[0])[None]
 
     return jax.jit(jax.shard_map(one_row, mesh=mesh, in_specs=(w_spec, SPLIT), out_specs=SPLIT))
 
 
 def put(mesh: Mesh, array: jax.Array, spec: PartitionSpec = SPLIT) -> jax.Array:
-    """`array`, which every process has, over the mesh; each process copies only what its devices hold."""
+    """Distribute `array`, which every process has, over the mesh; each process copies only its devices' part."""
     return jax.make_array_from_callback(array.shape, NamedSharding(mesh, spec), np.asarray(array).__getitem__)
 
 
@@ -91,10 +91,11 @@ def check(name: str, result: jax.Array, on_one_device: jax.Array) -> None:
                 f"{jax.process_index()}, but vmap on one device gives {wanted.tolist()}. Check that every "
                 "process runs the same program."
             )
-    say(f"{name:<34} {result.shape} equals vmap")
+    print_once(f"{name:<34} {result.shape} equals vmap")
 
 
-def say(line: str) -> None:
+def print_once(line: str) -> None:
+    """Print on rank 0 only."""
     if jax.process_index() == 0:
         print(line, flush=True)
 

@@ -1,7 +1,7 @@
-"""Data-parallel least squares: each device takes its rows of a batch, all apply the mean of the gradients.
+"""Data-parallel least squares: each device computes on its rows of a batch, and all apply the mean gradient.
 
 The parallel part is written out with jax.shard_map. Options: --steps N, --batch-size N, --no-plot. The plot
-goes to the job's run directory, without one to the current directory.
+goes to the job's run directory, or without one to the current directory.
 """
 
 from __future__ import annotations
@@ -39,12 +39,12 @@ def main(arguments: list[str], env: Mapping[str, str]) -> None:
 
     x, y = make_data()
     params = jax.jit(lambda: jnp.zeros(2), out_shardings=NamedSharding(mesh, PartitionSpec()))()
-    steps = zip(range(options.steps), shuffled_for_ever(options.batch_size), strict=False)
+    steps = zip(range(options.steps), endless_batches(options.batch_size), strict=False)
     for step, (rows, mask) in steps:
-        # Each process hands over its own rows; together they are one array over all devices.
+        # Each process passes its own rows; together they are one array over all devices.
         batch = [jax.make_array_from_process_local_data(split, local) for local in (x[rows], y[rows], mask)]
         params, mean_loss = train_step(params, *batch)
-        # Reading it waits for the step: on CPU, dozens of unfinished steps can block each other for ever.
+        # float() waits for the step: on CPU, dozens of unfinished steps can block each other for ever.
         loss = float(mean_loss)
         if step % 100 == 0 and is_main:
             print(f"step {step:>3}  loss {loss:.3f}", flush=True)
@@ -57,15 +57,15 @@ def main(arguments: list[str], env: Mapping[str, str]) -> None:
 
 
 def make_data() -> tuple[np.ndarray, np.ndarray]:
-    """x and y of shape [ROWS], alike on every process because the seed is."""
+    """x and y of shape [ROWS], equal on every process because the seed is."""
     random = np.random.default_rng(seed=0)
     x = random.normal(size=ROWS).astype(np.float32)
     noise = NOISE * random.normal(size=ROWS).astype(np.float32)
     return x, np.float32(SLOPE) * x + np.float32(INTERCEPT) + noise
 
 
-def shuffled_for_ever(batch_size: int) -> Iterator[tuple[Indices, Mask]]:
-    """This process's rows of one batch after the other; each epoch in an order of its own."""
+def endless_batches(batch_size: int) -> Iterator[tuple[Indices, Mask]]:
+    """This process's rows and mask for batch after batch, without end; each epoch has an order of its own."""
     for epoch in count():
         yield from batches(ROWS, batch_size, multiple=jax.local_device_count(), seed=epoch)
 
@@ -84,8 +84,8 @@ def make_train_step(mesh: Mesh) -> Step:
             rows: jax.Array = jax.lax.psum(jnp.sum(mask), "data")
             return total / rows
 
-        # All devices share params, so its gradient sums what each of them contributes: the all-reduce of
-        # data-parallel training happens in here. Another psum or pmean would count it twice.
+        # params is the same on all devices, so its gradient is already the sum over the devices: this is the all-reduce
+        # of data-parallel training. Another psum or pmean would count it twice.
         loss, gradient = jax.value_and_grad(mean_loss)(params)
         return params - LEARNING_RATE * gradient, loss
 
@@ -93,7 +93,7 @@ def make_train_step(mesh: Mesh) -> Step:
 
 
 def same_on_all_processes(params: jax.Array) -> np.ndarray:
-    """The parameters, after a comparison bit for bit of the copies that the processes hold."""
+    """The parameters. Exits if the processes' copies are not equal bit for bit."""
     mine = np.asarray(params.addressable_data(0))
     copies = np.reshape(multihost_utils.process_allgather(mine), (-1, mine.size))
     for rank, copy in enumerate(copies):
@@ -110,7 +110,7 @@ def line(slope: float, intercept: float) -> str:
 
 
 def plot(x: np.ndarray, y: np.ndarray, slope: float, intercept: float, folder: Path) -> str:
-    """Draw data and line into `folder`; returns the line to print."""
+    """Write a plot of data and line to `folder`. Returns a line to print."""
     try:
         from matplotlib.backends.backend_agg import FigureCanvasAgg
         from matplotlib.figure import Figure

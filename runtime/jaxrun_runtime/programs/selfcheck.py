@@ -1,4 +1,4 @@
-"""Do all devices of the job compute together? Three collectives whose results are known beforehand.
+"""Checks that all devices of the job compute together, with three collectives whose results are known.
 
 Every process checks the results on its own devices; a wrong one ends it with a sentence and exit status 1.
 """
@@ -70,7 +70,7 @@ def check(mesh: Mesh, name: str, function: Callable[[], jax.Array], expected: np
 
 
 def device_table(devices: Sequence[jax.Device]) -> str:
-    """One line per process: its rank, how many devices it has, and which."""
+    """One line for each process: its rank, the number of its devices, and their kind."""
     lines = ["rank  devices  platform  kind"]
     alike = groupby(devices, lambda device: (device.process_index, device.platform, device.device_kind))
     for (rank, platform, kind), group in alike:

@@ -25,10 +25,10 @@ def _python(code, **more):
 def test_a_child_that_asked_for_it_dies_with_its_parent():
     code = """
 import os, signal, sys, time
-from jaxrun_runtime import kernel
+from jaxrun_runtime import linux
 pid = os.fork()
 if pid == 0:
-    kernel.die_with_parent()
+    linux.die_with_parent()
     print(os.getpid(), flush=True)
     time.sleep(60)
     os._exit(0)
@@ -55,7 +55,7 @@ def _alive(pid):
 
 _SIMULATE = """
 import ctypes, os, socket, sys
-from jaxrun_runtime import kernel
+from jaxrun_runtime import linux
 uid = int(sys.argv[1])
 pid = os.fork()
 if pid == 0:
@@ -65,7 +65,7 @@ if pid == 0:
         os.setuid(uid)
         ctypes.CDLL(None).prctl(4, 1, 0, 0, 0)  # PR_SET_DUMPABLE: as for a process that began as this user
     try:
-        kernel.become_simulated_host("h2", sys.argv[2])
+        linux.become_simulated_host("h2", sys.argv[2])
     except OSError as error:
         print("forbidden", error)
         os._exit(0)
@@ -97,16 +97,16 @@ def test_a_malformed_call_is_an_error_that_names_it(monkeypatch):
 
 
 def test_what_c_code_has_printed_is_written_out_before_a_hard_exit():
-    code = "import ctypes, os; from jaxrun_runtime import kernel; ctypes.CDLL(None).printf(b'from C'); "
+    code = "import ctypes, os; from jaxrun_runtime import linux; ctypes.CDLL(None).printf(b'from C'); "
     assert _python(code + "os._exit(0)").stdout == ""
-    assert _python(code + "kernel.flush_c_output(); os._exit(0)").stdout == "from C"
+    assert _python(code + "linux.flush_c_output(); os._exit(0)").stdout == "from C"
 
 
 def test_the_signal_is_the_one_that_cannot_be_caught():
     code = """
 import ctypes
-from jaxrun_runtime import kernel
-kernel.die_with_parent()
+from jaxrun_runtime import linux
+linux.die_with_parent()
 number = ctypes.c_int()
 ctypes.CDLL(None).prctl(2, ctypes.byref(number), 0, 0, 0)
 print(number.value)

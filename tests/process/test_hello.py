@@ -23,12 +23,12 @@ def test_the_hello_of_a_worker_holds_who_it_is_and_what_must_be_alike(start, scr
         "jaxlib": jaxlib.__version__,
         "numpy": numpy.__version__,
     }
-    assert first.started <= first.time
-    assert first.program == hashlib.sha256(path.read_bytes()).hexdigest()[:16]
+    assert first.started_at <= first.time
+    assert first.program_hash == hashlib.sha256(path.read_bytes()).hexdigest()[:16]
     assert first.environment["NCCL_DEBUG"] == "INFO" and "HOME" not in first.environment
-    assert (first.versions, first.program, first.environment) == (
+    assert (first.versions, first.program_hash, first.environment) == (
         second.versions,
-        second.program,
+        second.program_hash,
         second.environment,
     )
 

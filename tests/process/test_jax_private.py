@@ -130,11 +130,11 @@ def test_a_name_that_is_missing_is_one_line(monkeypatch, module, name, what):
     assert "\n" not in line
 
 
-@pytest.mark.parametrize(("call", "out"), [("pass", "barrier\n"), ("jaxprivate.forget_exit_barrier()", "")])
+@pytest.mark.parametrize(("call", "out"), [("pass", "barrier\n"), ("jax_private.remove_exit_barrier()", "")])
 def test_only_jaxs_exit_barrier_is_taken_out(call, out):
     code = f"""
 import atexit
-from jaxrun_runtime import jaxprivate
+from jaxrun_runtime import jax_private
 from jax._src import distributed
 distributed.shutdown = lambda: print("barrier")
 atexit.register(print, "own")
