@@ -141,9 +141,8 @@ def test_its_stacks_can_be_asked_for_at_any_time(start, script):
 def test_it_dies_with_its_agent(tmp_path, script, fork):
     code = f"""
 import ctypes, pathlib, sys, time
-sys.path.insert(0, {os.path.dirname(__file__)!r})
+sys.path[:] = {sys.path!r}
 from worker_harness import Troupe
-from jaxrun.protocol import Run
 ctypes.CDLL(None).prctl(36, 1, 0, 0, 0)
 troupe = Troupe(pathlib.Path({str(tmp_path)!r}), [{str(script(_WAITS))!r}], 2, fork={fork})
 while not all(member.out for member in troupe.members):
@@ -188,7 +187,7 @@ def test_a_message_out_of_turn_is_a_breach_of_the_contract_and_said_so(start, sc
     troupe.play()
     words = troupe.members[0].last_words()
     assert (words.stage, words.error) == ("join", "ProtocolError")
-    assert "expected Lead or Join" in words.message
+    assert "expected StartCoordinator or Join" in words.message
 
 
 def test_a_worker_that_is_told_to_stay_on_a_core_stays_there(start, script):

@@ -189,14 +189,14 @@ class Troupe:
         waiting = {}
         for member in self.members:
             for call in member.said(Call):
-                if call.waits and (call.group, call.number) not in self._answered:
+                if call.waits_for_answer and (call.group, call.number) not in self._answered:
                     waiting.setdefault((call.group, call.number), {})[call.rank] = call
         for (group, number), calls in waiting.items():
             if len(calls) < len(ranks_of(group)):
                 continue
             self._answered.add((group, number))
             alike = len({(call.key, call.code) for call in calls.values()}) == 1
-            text = f"call #{number}: " + " | ".join(f"{rank}: {calls[rank].place}" for rank in sorted(calls))
+            text = f"call #{number}: " + " | ".join(f"{rank}: {calls[rank].source_line}" for rank in sorted(calls))
             for rank in calls:
                 self.members[rank].tell(Proceed(group, number) if alike else CallMismatch(group, number, text))
 

@@ -1,8 +1,8 @@
 """Classify scikit-learn's handwritten digits with a small neural network, data-parallel, with optax.
 
 The network's code does not mention devices: its parameters are placed on all of them, the rows of each batch are
-divided among them, and jit inserts the all-reduce of the gradients. The batches, and so the loss curve up to rounding, do not
-depend on the number of processes and devices. Options: --epochs N, --batch-size N, --losses FILE.
+divided among them, and jit inserts the all-reduce of the gradients. The batches, and up to rounding the loss curve, do
+not depend on the number of processes and devices. Options: --epochs N, --batch-size N, --losses FILE.
 """
 
 from __future__ import annotations
