@@ -1,7 +1,13 @@
-"""What of the head's events goes into events.jsonl, as `explain` reads it."""
+"""The event log, events.jsonl: which events of the head are logged, and how a line is read back.
+
+A line is a JSON object with "time" (seconds since the epoch), "event", "rank" where the event has one, and more.
+"""
 
 from __future__ import annotations
 
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from jaxrun.head.actions import Action, Send, SignalRanks
@@ -17,11 +23,31 @@ from jaxrun.protocol.agent_messages import (
 )
 from jaxrun.protocol.worker_messages import DeviceReport, Done, Failed, Hello, ThreadFailed
 
-Entry = tuple[str, int | None, dict[str, Any]]
+Entry = tuple[str, int | None, dict[str, Any]]  # event, rank, more
+
+
+@dataclass(frozen=True, slots=True)
+class LoggedEvent:
+    """One line, read back."""
+
+    name: str
+    time: float
+    rank: int | None
+    more: Mapping[str, Any]
+
+
+def parse_line(line: str) -> LoggedEvent:
+    """Raises ValueError if the line is damaged."""
+    try:
+        more = json.loads(line)
+        rank = int(more["rank"]) if "rank" in more else None
+        return LoggedEvent(str(more["event"]), float(more["time"]), rank, more)
+    except (KeyError, TypeError) as error:
+        raise ValueError(f"not a line of the event log: {error!r}") from None
 
 
 def event_entry(event: Event) -> Entry | None:
-    """(name, rank, more) of an event that is worth keeping, else None."""
+    """What is logged of an event; None for an event that is not logged."""
     match event:
         case AgentReport():
             return "reported", event.rank, {"host": event.host, "pid": event.pid, "address": event.address}
@@ -62,7 +88,7 @@ def event_entry(event: Event) -> Entry | None:
 
 
 def action_entry(action: Action) -> Entry | None:
-    """The same for what the head has ordered."""
+    """What is logged of an action of the head; None for an action that is not logged."""
     if isinstance(action, SignalRanks):
         return "stop", None, {"signal": int(action.signum), "ranks": list(action.ranks)}
     if isinstance(action, Send) and isinstance(action.message, InjectFault):

@@ -1,4 +1,4 @@
-"""What the flight recorders in a run directory tell, of a job that ended in any way: from these files alone."""
+"""Reads the flight recorders in a run directory: they are complete however the job ended."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ from jaxrun.text import UNKNOWN_HOST, format_columns, format_ranks_on_hosts, plu
 _NAME = re.compile(r"rank-(\d+)\.flight")
 
 
-def format_recorders(run_dir: Path, hosts: Mapping[int, str], *, in_step: bool) -> str:
-    """The calls of all ranks and, with `in_step`, where they were out of step; empty without recorders.
+def format_recorders(run_dir: Path, hosts: Mapping[int, str], *, divergences: bool) -> str:
+    """The calls of all ranks, and with `divergences` where the ranks diverge; empty without recorders.
 
-    `hosts` as far as they are known.
+    `hosts` maps ranks to their hosts as far as these are known.
     """
     with ExitStack() as stack:
         readers = {rank: _open(run_dir, rank, stack) for rank in _ranks(run_dir)}
@@ -32,24 +32,22 @@ def format_recorders(run_dir: Path, hosts: Mapping[int, str], *, in_step: bool) 
             return ""
         known = {rank: hosts.get(rank, UNKNOWN_HOST) for rank in readers}
         parts = [_table(flights, known)]
-        if in_step:
+        if divergences:
             parts += [report.format_divergence(found, known) for found in _divergences(flights, readers)[:1]]
         return "\n\n".join(parts)
 
 
 def _table(flights: Mapping[int, Flight], hosts: Mapping[int, str]) -> str:
-    """One line for each group of ranks that had come equally far."""
-    alike: dict[str, list[int]] = {}
+    """One line for each group of ranks whose last call is the same."""
+    groups: dict[str, list[int]] = {}
     for rank, flight in flights.items():
-        alike.setdefault(f"{format_progress({rank: flight}, len(hosts))}  {_place(flight)}".strip(), []).append(rank)
-    rows = [
-        (format_ranks_on_hosts(ranks, hosts), text) for text, ranks in sorted(alike.items(), key=lambda group: group[1])
-    ]
-    rows += [
-        (format_ranks_on_hosts([rank], hosts), flight.trouble) for rank, flight in flights.items() if flight.trouble
-    ]
-    silent = [rank for rank in hosts if rank not in flights]
-    rows += [(format_ranks_on_hosts(silent, hosts), "no cross-process call")] if silent else []
+        text = f"{format_progress({rank: flight}, len(hosts))}  {_place(flight)}".strip()
+        groups.setdefault(text, []).append(rank)
+    lines = [(ranks, text) for text, ranks in sorted(groups.items(), key=lambda group: group[1])]
+    lines += [([rank], flight.trouble) for rank, flight in flights.items() if flight.trouble]
+    without = [rank for rank in hosts if rank not in flights]
+    lines += [(without, "no cross-process call")] if without else []
+    rows = [(format_ranks_on_hosts(ranks, hosts), text) for ranks, text in lines]
     heading = f"cross-process calls, as the flight recorders of {plural(len(hosts), 'rank')} show them at their end:"
     return "\n".join([heading, *(f"  {line}" for line in format_columns(rows))])
 
@@ -61,14 +59,14 @@ def _place(flight: Flight) -> str:
 
 
 def _divergences(flights: Mapping[int, Flight], readers: Mapping[int, FlightReader]) -> list[Divergence]:
-    found = (compare.find_divergence(suspicion, flights) for suspicion in compare.find_candidates(flights))
-    return [_described(divergence, readers) for divergence in found if divergence is not None]
+    found = (compare.find_divergence(candidate, flights) for candidate in compare.find_candidates(flights))
+    return [_with_details(divergence, readers) for divergence in found if divergence is not None]
 
 
-def _described(divergence: Divergence, readers: Mapping[int, FlightReader]) -> Divergence:
-    callers = [party for party in divergence.call_groups if party.recorded_by in readers]
+def _with_details(divergence: Divergence, readers: Mapping[int, FlightReader]) -> Divergence:
+    groups = [group for group in divergence.call_groups if group.recorded_by in readers]
     return divergence.with_program_details(
-        {party.recorded_by: readers[party.recorded_by].program_details(party.program) for party in callers}
+        {group.recorded_by: readers[group.recorded_by].program_details(group.program) for group in groups}
     )
 
 

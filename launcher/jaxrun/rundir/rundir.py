@@ -1,7 +1,7 @@
-"""The run directory: where a job leaves its logs, events and verdict.
+"""The run directory: where a job leaves its logs, event log and verdict; and how it is found again.
 
-Until it is made, anything wrong with it is the user's to mend (UsageError). From then on no error of the file
-system is raised: a full disk is told once and costs records, never the job.
+Until it is made, anything wrong with it is a UsageError. From then on no error of the file system is raised: a full
+disk is reported once and costs files, never the job.
 """
 
 from __future__ import annotations
@@ -23,26 +23,24 @@ JOB_FILE = "job.json"
 VERDICT_FILE = "verdict.json"
 STACKS_FILE = "stacks.json"
 _NEW_FILE = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
-_NAME_LIMIT = 60  # characters; with any letters well below the 255 bytes that a file name may have
+_MAX_NAME_CHARACTERS = 60  # with any letters well below the 255 bytes that a file name may have
 
 
 class RunDir:
-    """A job's directory, or with path None a job's wish for none: then every method does nothing.
+    """The run directory of one job; with path None there is none, and every method does nothing.
 
-    Trouble before `on_trouble` is kept for it.
+    Errors that occur before `on_write_error` was called are kept for it.
     """
 
     def __init__(self, path: Path | None) -> None:
         self.path = path
         self._events: int | None = None
-        self._torn = False
-        self._told = False
-        self._kept: list[str] = []
-        self._warn: Callable[[str], None] = self._kept.append
+        self._line_is_torn = False
+        self._error_reported = False
+        self._early_errors: list[str] = []
+        self._warn: Callable[[str], None] = self._early_errors.append
         if path is not None:
-            self._events = os.open(
-                path / EVENTS_FILE, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644
-            )
+            self._events = os.open(path / EVENTS_FILE, _NEW_FILE, 0o644)
 
     @property
     def name(self) -> str:
@@ -50,27 +48,27 @@ class RunDir:
         return str(self.path.absolute()) if self.path else ""
 
     def on_write_error(self, warn: Callable[[str], None]) -> None:
-        """Tell `warn`, once, when the directory can no longer be written."""
+        """Call `warn` with a text, once, when the directory can no longer be written."""
         self._warn = warn
-        for text in self._kept:
+        for text in self._early_errors:
             warn(text)
 
     def record(self, event: str, time: float, rank: int | None = None, **data: object) -> None:
-        """One line in events.jsonl, at once, so that it survives us. `time` is in seconds since the epoch."""
+        """Write one line to events.jsonl at once, so that it outlives the launcher. `time`: seconds since the epoch."""
         if self._events is None:
             return
-        whose = {} if rank is None else {"rank": rank}
-        line = json.dumps({"time": round(time, 6), "event": event, **whose, **data}, ensure_ascii=False, default=str)
+        of_rank = {} if rank is None else {"rank": rank}
+        line = json.dumps({"time": round(time, 6), "event": event, **of_rank, **data}, ensure_ascii=False, default=str)
         # A line that a full disk has cut must not swallow the next one.
-        data_out = ("\n" * self._torn + line + "\n").encode("utf-8", "backslashreplace")
+        encoded = ("\n" * self._line_is_torn + line + "\n").encode("utf-8", "backslashreplace")
         try:
-            self._torn = os.write(self._events, data_out) < len(data_out)
+            self._line_is_torn = os.write(self._events, encoded) < len(encoded)
         except OSError as error:
-            self._torn = True
-            self._trouble(error)
+            self._line_is_torn = True
+            self._report_error(error)
 
     def write_text(self, name: str, text: str) -> None:
-        """The file `name`, all or nothing."""
+        """Write the file `name` as a whole or not at all."""
         if self.path is None:
             return
         draft = self.path / f".{name}.{os.getpid()}"
@@ -80,7 +78,7 @@ class RunDir:
         except OSError as error:
             with contextlib.suppress(OSError):
                 draft.unlink()
-            self._trouble(error)
+            self._report_error(error)
 
     def close(self) -> None:
         if self._events is not None:
@@ -88,16 +86,16 @@ class RunDir:
                 os.close(self._events)
             self._events = None
 
-    def _trouble(self, error: OSError) -> None:
-        if not self._told:
-            self._told = True
+    def _report_error(self, error: OSError) -> None:
+        if not self._error_reported:
+            self._error_reported = True
             self._warn(f"cannot write to {self.path}: {error.strerror}; the job goes on, its records are incomplete")
 
 
 def create(request: Path | None, *, base: Path, name: str, now: datetime) -> RunDir:
-    """The directory `request`, new or empty, or a new `base/jaxrun-runs/MMDD-HHMM-name`, linked as `latest`.
+    """Make the directory `request`, new or empty, or a new `base/jaxrun-runs/MMDD-HHMM-name`, linked as `latest`.
 
-    UsageError if `request` holds another job or anything else, or if the directory cannot be made or written.
+    Raises UsageError if `request` holds another job or anything else, or if the directory cannot be made or written.
     """
     if request is not None:
         return _use_existing(request)
@@ -113,9 +111,34 @@ def create(request: Path | None, *, base: Path, name: str, now: datetime) -> Run
     return directory
 
 
+def find_run_dir(path: Path) -> Path:
+    """The run directory that `path` means: itself, or the latest in it. Raises UsageError if there is none."""
+    if not path.is_dir():
+        raise UsageError(
+            f"{path} is not a directory. Give the run directory of a job, as {COLLECTION_DIR}/{LATEST_LINK}."
+        )
+    if _is_run_dir(path):
+        return path
+    latest = path / LATEST_LINK
+    if _is_run_dir(latest):
+        # The link's own name says nothing about which job this is.
+        return path / latest.resolve().name if latest.is_symlink() else latest
+    jobs = sorted(entry for entry in path.iterdir() if entry.is_dir() and _is_run_dir(entry))
+    if jobs:
+        return max(jobs, key=lambda job: job.stat().st_mtime)
+    raise UsageError(
+        f"{path} is not a run directory: it holds none of {JOB_FILE}, {EVENTS_FILE} and {VERDICT_FILE}, and no "
+        f"directory that does. Give the run directory of a job, as {COLLECTION_DIR}/{LATEST_LINK}."
+    )
+
+
+def _is_run_dir(path: Path) -> bool:
+    return any((path / name).is_file() for name in (JOB_FILE, EVENTS_FILE, VERDICT_FILE))
+
+
 def to_file_name(name: str) -> str:
     """`name` as part of a file name: letters, digits, `.`, `_` and `-` of any language."""
-    return re.sub(r"[^\w.-]+", "-", name).strip(".-")[:_NAME_LIMIT] or "job"
+    return re.sub(r"[^\w.-]+", "-", name).strip(".-")[:_MAX_NAME_CHARACTERS] or "job"
 
 
 def _use_existing(path: Path) -> RunDir:
@@ -125,15 +148,15 @@ def _use_existing(path: Path) -> RunDir:
         if not held:
             return RunDir(path)
     except FileExistsError:
-        if path.is_dir():  # another job has taken it just now
-            raise UsageError(_holds(path, [EVENTS_FILE])) from None
+        if path.is_dir():  # another job has just made it
+            raise UsageError(_describe_content(path, [EVENTS_FILE])) from None
         raise UsageError(f"--run-dir {path} is a file, not a directory. Name a new or an empty directory.") from None
     except OSError as error:
         raise _unusable(path, error) from None
-    raise UsageError(_holds(path, held))
+    raise UsageError(_describe_content(path, held))
 
 
-def _holds(path: Path, held: list[str]) -> str:
+def _describe_content(path: Path, held: list[str]) -> str:
     job = {EVENTS_FILE, JOB_FILE, VERDICT_FILE} & set(held)
     what = "another job" if job else ", ".join(held[:3]) + (f" and {len(held) - 3} more" if len(held) > 3 else "")
     see = f" (see it with: jaxrun explain {path})" if job else ""

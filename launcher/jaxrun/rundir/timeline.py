@@ -1,13 +1,12 @@
-"""When each rank did what: the start-up of a job as a table, from the lines of events.jsonl. Pure."""
+"""When each rank did what: the start-up of a job as a table, from its event log."""
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import median
-from typing import Any
 
+from jaxrun.rundir.event_log import LoggedEvent, parse_line
 from jaxrun.text import format_ranks_on_hosts, has_several_hosts, plural
 
 STEPS = ("spawned", "imported", "joined", "proved", "first output", "ended")
@@ -18,14 +17,21 @@ _STEP_OF_EVENT = {
     "first_output": "first output",
     "exit": "ended",
 }
-_FULL_TABLE = 16  # ranks; a larger job is summarised
-_SLOWEST = 3
-_LATE = 0.25  # of a second, and of the time that the step took the others: less is no news
+_MAX_FULL_TABLE_RANKS = 16  # a larger job is summarised by step
+_SLOWEST_SHOWN = 3
+_LATE_S = 0.25  # a rank is marked if it is later than the others' median by this and by _LATE_FRACTION of it
+_LATE_FRACTION = 0.25
 
 
 @dataclass(slots=True)
 class Timeline:
-    """`steps[step][rank]`: seconds since the first event; `statuses`: of the ranks that have ended."""
+    """The start-up of one job.
+
+    steps:     step → rank → seconds since the first event
+    statuses:  exit statuses of the ranks that have ended
+    last:      the last event, as text
+    skipped:   number of damaged lines
+    """
 
     steps: dict[str, dict[int, float]] = field(default_factory=lambda: {step: {} for step in STEPS})
     hosts: dict[int, str] = field(default_factory=dict)
@@ -39,28 +45,26 @@ class Timeline:
 
 
 def parse_events(lines: Iterable[str]) -> Timeline:
-    """The timeline in the lines of events.jsonl; those that are damaged are counted and left out."""
+    """Build the timeline from the lines of events.jsonl; damaged lines are counted and left out."""
     timeline = Timeline()
     start: float | None = None
     for line in filter(str.strip, lines):
         try:
-            event = json.loads(line)
-            name, time = str(event["event"]), float(event["time"])
-            rank = int(event["rank"]) if "rank" in event else None
-            start = time if start is None else start
-            _note(timeline, name, rank, time - start, start, event)
+            event = parse_line(line)
+            start = event.time if start is None else start
+            _add(timeline, event, start)
         except (ValueError, KeyError, TypeError):
             timeline.skipped += 1
     return timeline
 
 
 def format_table(timeline: Timeline) -> str:
-    """One row per rank, or for a large job one per step; whoever stands out as slow is marked."""
+    """One row per rank, or for a large job one per step; ranks that are late are marked."""
     ranks = timeline.ranks
     if not ranks:
         return "no rank was started."
-    late = {step: _stands_out(timeline.steps[step]) for step in STEPS[:-1]}
-    rows = _by_rank(timeline, late) if len(ranks) <= _FULL_TABLE else _by_step(timeline)
+    late = {step: _find_late_rank(timeline.steps[step]) for step in STEPS[:-1]}
+    rows = _by_rank(timeline, late) if len(ranks) <= _MAX_FULL_TABLE_RANKS else _by_step(timeline)
     lines = ["start-up, in seconds since the job was started:", *_aligned(rows)]
     for step, rank in late.items():
         if rank is not None:
@@ -84,8 +88,9 @@ def format_progress(timeline: Timeline) -> str:
     return "\n".join(lines)
 
 
-def _note(timeline: Timeline, name: str, rank: int | None, at: float, start: float, event: Mapping[str, Any]) -> None:
-    joined = float(event["at"]) - start if name == "proof" else 0.0
+def _add(timeline: Timeline, event: LoggedEvent, start: float) -> None:
+    name, rank, at = event.name, event.rank, event.time - start
+    joined = float(event.more["at"]) - start if name == "proof" else 0.0
     timeline.last = f"{name}{f' of rank {rank}' if rank is not None else ''} after {at:.2f} s"
     if rank is None:
         return
@@ -94,18 +99,18 @@ def _note(timeline: Timeline, name: str, rank: int | None, at: float, start: flo
     if name == "proof":
         timeline.steps["joined"].setdefault(rank, joined)
     elif name == "hello":
-        timeline.hosts[rank] = str(event.get("host", ""))
+        timeline.hosts[rank] = str(event.more.get("host", ""))
     elif name == "exit":
-        timeline.statuses[rank] = int(event["status"])
+        timeline.statuses[rank] = int(event.more["status"])
 
 
-def _stands_out(times: Mapping[int, float]) -> int | None:
+def _find_late_rank(times: Mapping[int, float]) -> int | None:
     """The slowest rank, if it is well behind the others."""
     if len(times) < 2:
         return None
     slowest = max(times, key=lambda rank: times[rank])
     others = median(time for rank, time in times.items() if rank != slowest)
-    return slowest if times[slowest] - others > max(_LATE, _LATE * others) else None
+    return slowest if times[slowest] - others > max(_LATE_S, _LATE_FRACTION * others) else None
 
 
 def _by_rank(timeline: Timeline, late: Mapping[str, int | None]) -> list[Sequence[str]]:
@@ -126,7 +131,7 @@ def _by_step(timeline: Timeline) -> list[Sequence[str]]:
     for step in STEPS:
         times = timeline.steps[step]
         if times:
-            slowest = sorted(times, key=lambda rank: (-times[rank], rank))[:_SLOWEST]
+            slowest = sorted(times, key=lambda rank: (-times[rank], rank))[:_SLOWEST_SHOWN]
             names = ", ".join(f"{rank} ({times[rank]:.2f})" for rank in slowest)
             numbers = (f"{value:.2f}" for value in (min(times.values()), median(times.values()), times[slowest[0]]))
             rows.append([step, str(len(times)), *numbers, names])

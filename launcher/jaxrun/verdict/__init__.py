@@ -1,1 +1,1 @@
-"""Weigh how the workers ended, and say it."""
+"""Says how a job ended: who caused it, what known errors mean, what to do, and with which exit code."""
