@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import signal
 import string
 import time
@@ -11,6 +12,7 @@ import pytest
 from jaxrun.diagnosis.worker_outcome import WorkerOutcome
 from jaxrun.protocol.worker_messages import Failed, ThreadFailed
 from jaxrun.verdict.known_errors import lookup
+from jaxrun.verdict.known_errors.known_error import KnownError
 
 FILTERED = "--------------------\nFor simplicity, JAX has removed its internal frames from the traceback.\n"
 DIED = (
@@ -440,7 +442,7 @@ def raised(message: str, traceback: str = "", *, tail: str = "", error: str = "V
 
 @pytest.mark.parametrize(("key", "text"), [(key, text) for key, _, text in EXAMPLES])
 def test_a_text_matches_its_row_and_none_before_it(key: str, text: str) -> None:
-    assert next((row.key for row in lookup.KNOWN_ERRORS if row.pattern.search(text)), "no row") == key
+    assert next((row.key for row in lookup.KNOWN_ERRORS if row.search(text)), "no row") == key
 
 
 def test_every_row_has_an_example_and_a_name_of_its_own() -> None:
@@ -450,12 +452,14 @@ def test_every_row_has_an_example_and_a_name_of_its_own() -> None:
 
 
 @pytest.mark.parametrize("row", lookup.KNOWN_ERRORS, ids=lambda row: row.key)
-def test_a_row_says_one_thing_of_each_kind(row: lookup.Row) -> None:
+def test_a_row_says_one_thing_of_each_kind(row: KnownError) -> None:
     assert row.means.endswith(".") and row.means.count(". ") == 0
     assert row.advice and len(row.means) <= 120 and len(row.advice) <= 200
     assert row.link == "" or row.link.startswith("https://")
     for sentence in (row.means, row.advice):
-        assert {name for _, name, _, _ in string.Formatter().parse(sentence) if name} <= set(row.pattern.groupindex)
+        assert {name for _, name, _, _ in string.Formatter().parse(sentence) if name} <= set(
+            re.compile(row.pattern).groupindex
+        )
 
 
 @pytest.mark.parametrize("text", [text for _, _, text in EXAMPLES])

@@ -1,10 +1,8 @@
-"""What GPUs, memory, networks and installations say when they are at fault; see explanation_table.py."""
+"""Known errors of GPUs, memory, networks and installed packages."""
 
 from __future__ import annotations
 
-import re
-
-from jaxrun.verdict.known_errors.program_errors import KnownError
+from jaxrun.verdict.known_errors.known_error import KnownError
 
 _ISSUES = "https://github.com/jax-ml/jax/issues"
 _INSTALL = "https://docs.jax.dev/en/latest/installation.html"
@@ -13,50 +11,48 @@ _MEMORY = "https://docs.jax.dev/en/latest/gpu_memory_allocation.html"
 _GPUS = (
     KnownError(
         "gpu-twice",
-        re.compile(
-            r"Duplicate GPU detected ?: rank (?P<one>\d+) and rank (?P<two>\d+) both on CUDA device (?P<gpu>\w+)"
-        ),
+        r"Duplicate GPU detected ?: rank (?P<one>\d+) and rank (?P<two>\d+) both on CUDA device (?P<gpu>\w+)",
         "ranks {one} and {two} use the same GPU ({gpu}), and NCCL does not connect two ranks on one.",
         "no more processes on a host than it has GPUs: jaxrun -n N, --processes-per-host N.",
         "https://github.com/NVIDIA/nccl/issues/1241",
     ),
     KnownError(
         "shared-memory",
-        re.compile(r"Error while creating shared memory segment (?P<file>/dev/shm/\S{1,80})"),
+        r"Error while creating shared memory segment (?P<file>/dev/shm/\S{1,80})",
         "NCCL finds no room in /dev/shm; a container has 64 MB there unless told otherwise.",
         "docker run --shm-size=1g (or --ipc=host); `df -h /dev/shm` shows what there is.",
         f"{_ISSUES}/26465",
     ),
     KnownError(
         "nccl",
-        re.compile(r"NCCL operation (?P<what>\w{1,60})\(.{0,300}?\) failed: (?P<why>[^(\n]{1,60}\w)"),
+        r"NCCL operation (?P<what>\w{1,60})\(.{0,300}?\) failed: (?P<why>[^(\n]{1,60}\w)",
         "NCCL could not do {what}: {why}; the cause stands in its own log.",
         "jaxrun --env NCCL_DEBUG=INFO ...; --env NCCL_SOCKET_IFNAME=NAME chooses the network between hosts.",
     ),
     KnownError(
         "gpu-number",
-        re.compile(r"CUDA_ERROR_INVALID_DEVICE: invalid device ordinal"),
+        r"CUDA_ERROR_INVALID_DEVICE: invalid device ordinal",
         "the process asks for a GPU by a number that it does not have; they count from 0 among those it may see.",
         "no local_device_ids in the program, and no --gpus-per-task; `nvidia-smi -L` and CUDA_VISIBLE_DEVICES.",
         f"{_ISSUES}/23452",
     ),
     KnownError(
         "no-gpu",
-        re.compile(r"CUDA_ERROR_NO_DEVICE|No visible GPU devices|no supported devices found for platform CUDA"),
+        r"CUDA_ERROR_NO_DEVICE|No visible GPU devices|no supported devices found for platform CUDA",
         "CUDA finds no GPU that this process may use.",
         "`nvidia-smi -L` on that host; is CUDA_VISIBLE_DEVICES empty? With Slurm: --gpus-per-host N.",
         f"{_ISSUES}/28194",
     ),
     KnownError(
         "gpu-memory",
-        re.compile(r"RESOURCE_EXHAUSTED: (?:Out of memory while trying to allocate|Failed to allocate request for)"),
+        r"RESOURCE_EXHAUSTED: (?:Out of memory while trying to allocate|Failed to allocate request for)",
         "the memory of the GPU is full, or another process has taken it: JAX reserves 75 % of it at its start.",
         "a smaller batch or more devices; where processes share a GPU: --env XLA_PYTHON_CLIENT_MEM_FRACTION=.4",
         _MEMORY,
     ),
     KnownError(
         "cudnn",
-        re.compile(
+        (
             r"Loaded runtime CuDNN library: (?P<has>\d+\.\d+\.\d+) but source was compiled with: "
             r"(?P<wants>\d+\.\d+\.\d+)"
         ),
@@ -69,25 +65,25 @@ _GPUS = (
 _MEMORY_AND_LIMITS = (
     KnownError(
         "host-memory",
-        re.compile(r"RESOURCE_EXHAUSTED: Out of memory allocating (?P<size>\d+) bytes"),
+        r"RESOURCE_EXHAUSTED: Out of memory allocating (?P<size>\d+) bytes",
         "this host has no {size} bytes of memory left for one more array.",
         "shard it over more processes or hosts; a smaller batch; fewer processes per host (--processes-per-host).",
     ),
     KnownError(
         "numpy-memory",
-        re.compile(r"Unable to allocate (?P<size>[\d.]{1,20} \w{1,5}) for an array"),
+        r"Unable to allocate (?P<size>[\d.]{1,20} \w{1,5}) for an array",
         "this host has no {size} of memory left for one NumPy array.",
         "load only this rank's part of the data, or fewer processes per host (--processes-per-host).",
     ),
     KnownError(
         "disk-full",
-        re.compile(r"No space left on device"),
+        r"No space left on device",
         "a disk, or the user's quota on it, is full.",
         "`df -h`; jaxrun --run-dir DIR puts the job's own files elsewhere, TMPDIR the temporary ones.",
     ),
     KnownError(
         "open-files",
-        re.compile(r"Too many open files"),
+        r"Too many open files",
         "the process has as many open files and sockets as its limit allows.",
         "`ulimit -n 65536` before jaxrun; fewer workers that load data.",
     ),
@@ -96,7 +92,7 @@ _MEMORY_AND_LIMITS = (
 _NETWORK = (
     KnownError(
         "loopback",
-        re.compile(r"Gloo context initialization failed.{0,300}?remote=\[127\.0\.1\.1\]"),
+        r"Gloo context initialization failed.{0,300}?remote=\[127\.0\.1\.1\]",
         "a host's name leads to 127.0.1.1 in its own /etc/hosts, where no other host can reach it.",
         "give the name the host's real address there; or jaxrun --interface NAME chooses the network.",
         "https://github.com/pytorch/gloo/issues/223",
@@ -104,27 +100,27 @@ _NETWORK = (
     ),
     KnownError(
         "own-name",
-        re.compile(r"gloo/transport/tcp/device\.cc:\d+\] rv == 0"),
+        r"gloo/transport/tcp/device\.cc:\d+\] rv == 0",
         "this host's own name, as `hostname` prints it, has no address.",
         "add the name with the host's address to /etc/hosts.",
         f"{_ISSUES}/28160",
     ),
     KnownError(
         "join-deadline",
-        re.compile(r"(?s)DEADLINE_EXCEEDED.{0,300}?RegisterTask"),
+        r"(?s)DEADLINE_EXCEEDED.{0,300}?RegisterTask",
         "not all ranks reached rank 0's coordinator in time, so that JAX gave the job up.",
         "--interface NAME for another network; are ports between the hosts closed? --init-timeout 600 waits longer.",
         is_root=True,
     ),
     KnownError(
         "port-in-use",
-        re.compile(r"Address already in use|Failed to add port to server"),
+        r"Address already in use|Failed to add port to server",
         "the program listens on a port that another process has, perhaps another rank on the same host.",
         "`ss -ltnp` names its owner; take port 0, or add jax.process_index() to the number.",
     ),
     KnownError(
         "proxy",
-        re.compile(r"Tunnel connection failed: (?P<code>\d+)|HTTP proxy returned response code"),
+        r"Tunnel connection failed: (?P<code>\d+)|HTTP proxy returned response code",
         "the connection was led to the proxy of the environment, which refused it.",
         "jaxrun --env no_proxy=HOST for hosts that are reached directly; `env | grep -i proxy` shows the proxy.",
     ),
@@ -133,7 +129,7 @@ _NETWORK = (
 _INSTALLED = (
     KnownError(
         "jaxlib-older",
-        re.compile(
+        (
             r"jaxlib is version (?P<has>\d[\w.]{0,20}), "
             r"but this version of jax requires version >= (?P<wants>\d[\d.]{0,18}\d)"
         ),
@@ -143,7 +139,7 @@ _INSTALLED = (
     ),
     KnownError(
         "jaxlib-newer",
-        re.compile(
+        (
             r"jaxlib version (?P<has>\d[\w.]{0,20}) is newer than and incompatible with "
             r"jax version (?P<jax>\d[\d.]{0,18}\d)"
         ),
@@ -153,7 +149,7 @@ _INSTALLED = (
     ),
     KnownError(
         "plugin-interface",
-        re.compile(
+        (
             r"Mismatched PJRT plugin PJRT API version \((?P<has>[\d.]{1,20})\) "
             r"and framework PJRT API version \(?(?P<wants>[\d.]{1,20})"
         ),
@@ -163,32 +159,32 @@ _INSTALLED = (
     ),
     KnownError(
         "xla-flags",
-        re.compile(r"Unknown flags? in XLA_FLAGS: (?P<flag>\S{1,200})"),
+        r"Unknown flags? in XLA_FLAGS: (?P<flag>\S{1,200})",
         "this version of XLA does not know the flag {flag}, and ends the process for it.",
         "take it out of XLA_FLAGS; flags come and go with versions of JAX.",
     ),
     KnownError(
         "mpitrampoline",
-        re.compile(r"MPITRAMPOLINE_LIB is not set"),
+        r"MPITRAMPOLINE_LIB is not set",
         "JAX was told to send its CPU collectives by MPI, which it loads by MPItrampoline.",
         "leave JAX_CPU_COLLECTIVES_IMPLEMENTATION out (Gloo needs nothing), or set MPITRAMPOLINE_LIB.",
         "https://github.com/eschnett/MPItrampoline",
     ),
     KnownError(
         "no-mpi-library",
-        re.compile(r"cannot load MPI library"),
+        r"cannot load MPI library",
         "mpi4py finds no MPI library to load.",
         "load the MPI's module, or --env MPI4PY_LIBMPI=/path/to/libmpi.so.",
     ),
     KnownError(
         "mpi-under-srun",
-        re.compile(r'direct launched using "srun"'),
+        r'direct launched using "srun"',
         "the program uses an Open MPI that cannot be started by srun: it was built without Slurm's PMI.",
         "jaxrun --backend mpirun inside of the allocation; or jaxrun --slurm-args=--mpi=pmix, if srun has it.",
     ),
     KnownError(
         "plugin-version",
-        re.compile(
+        (
             r"JAX plugin (?P<plugin>\w{1,60}) version (?P<has>\d[\w.]{0,20}) is installed, "
             r"but it is not compatible with the installed jaxlib version (?P<jaxlib>\d[\d.]{0,18}\d)"
         ),

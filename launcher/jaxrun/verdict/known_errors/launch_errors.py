@@ -1,10 +1,8 @@
-"""What mpirun, srun and ssh say when they cannot start the agents on the hosts; see explanation_table.py."""
+"""Known errors of mpirun, srun and ssh that cannot start agents on hosts."""
 
 from __future__ import annotations
 
-import re
-
-from jaxrun.verdict.known_errors.program_errors import KnownError
+from jaxrun.verdict.known_errors.known_error import KnownError
 
 _SSH_TRY = "from the host where jaxrun runs, `ssh HOST true` must work for each host without any question."
 _PYTHON_TRY = "start jaxrun with a Python that all hosts have at the same path: on a shared disk, or installed alike."
@@ -12,19 +10,19 @@ _PYTHON_TRY = "start jaxrun with a Python that all hosts have at the same path: 
 LAUNCH_ERRORS = (
     KnownError(
         "no-jaxrun",
-        re.compile(r"No module named '?jaxrun(?:_runtime)?\b"),
+        r"No module named '?jaxrun(?:_runtime)?\b",
         "a host's Python does not have jaxrun.",
         _PYTHON_TRY,
     ),
     KnownError(
         "no-python",
-        re.compile(r"(?:execvp error on file |execve\(\): )(?P<file>[^\s:]{1,200})"),
+        r"(?:execvp error on file |execve\(\): )(?P<file>[^\s:]{1,200})",
         "{file} is not there on every host of the job, or may not be run.",
         _PYTHON_TRY,
     ),
     KnownError(
         "no-executable",
-        re.compile(
+        (
             r"(?s)(?:could not\s{1,80}access\s{1,80}an executable|specified executable file)"
             r".{0,900}?Executable: (?P<file>\S{1,200})"
         ),
@@ -33,77 +31,75 @@ LAUNCH_ERRORS = (
     ),
     KnownError(
         "slots",
-        re.compile(r"not enough slots available|number of available slots when deciding"),
+        r"not enough slots available|number of available slots when deciding",
         "mpirun was asked for more processes than the hosts have slots.",
         "fewer (-n), more slots (-H h1:8,h2:8), or --mpi-args '--map-by :OVERSUBSCRIBE'.",
         "https://docs.open-mpi.org/en/v5.0.8/launching-apps/scheduling.html",
     ),
     KnownError(
         "unknown-host",
-        re.compile(r"Could not resolve hostname (?P<host>[^\s:]{1,100})"),
+        r"Could not resolve hostname (?P<host>[^\s:]{1,100})",
         "nobody knows the host {host}: it is mistyped, or not in DNS or /etc/hosts.",
         "`getent hosts {host}`; then correct -H or the hostfile.",
     ),
     KnownError(
         "ssh-key",
-        re.compile(r"Permission denied \((?:publickey|password|keyboard)"),
+        r"Permission denied \((?:publickey|password|keyboard)",
         "a host does not let ssh in without a password.",
         f"ssh-copy-id HOST; {_SSH_TRY}",
     ),
     KnownError(
         "ssh-host-key",
-        re.compile(r"Host key verification failed"),
+        r"Host key verification failed",
         "ssh does not know a host's key yet, or the key has changed.",
         f"ssh HOST once by hand, to accept it; {_SSH_TRY}",
     ),
     KnownError(
         "not-on-path",
-        re.compile(r"(?:bash|sh): (?:line )?(?:\d+: )?(?P<what>\S{1,200}): (?:command )?not found"),
+        r"(?:bash|sh): (?:line )?(?:\d+: )?(?P<what>\S{1,200}): (?:command )?not found",
         "{what} is not in the PATH that a command gets over ssh on that host.",
         "--mpirun /full/path/to/mpirun, which the other hosts then use too; or set PATH where the shell starts.",
     ),
     KnownError(
         "mpi-leftovers",
-        re.compile(r"PMIx server's listener thread failed to start|Daemon exit status: 213"),
+        r"PMIx server's listener thread failed to start|Daemon exit status: 213",
         "Open MPI cannot use its session directory: a killed job has left one of the same name, or the disk is "
         "full or read-only.",
         "`rm -r /tmp/prted.* /tmp/ompi.*` on each host, while no Open MPI job of yours runs there; or another TMPDIR.",
     ),
     KnownError(
         "mpi-daemon",
-        re.compile(
-            r"daemon failed to report back|(?:inability to create a connection back|TCP connection\s{1,80}back)"
-        ),
+        r"daemon failed to report back|(?:inability to create a connection back|TCP connection\s{1,80}back)",
         "mpirun could not start its helper on another host, or the helper could not call back.",
         f"{_SSH_TRY} The same MPI there? Another network: --interface NAME.",
     ),
     KnownError(
         "partition",
-        re.compile(r"invalid partition specified: (?P<name>\S{1,100})|Invalid partition name specified"),
+        r"invalid partition specified: (?P<name>\S{1,100})|Invalid partition name specified",
         "Slurm has no partition of that name.",
         "`sinfo -s` lists them; jaxrun --partition NAME.",
     ),
     KnownError(
         "account",
-        re.compile(r"Invalid account or account/partition combination"),
+        r"Invalid account or account/partition combination",
         "Slurm does not let this user charge that account, or not in that partition.",
         "`sacctmgr show assoc user=$USER format=account,partition` lists them; jaxrun --account NAME.",
     ),
     KnownError(
         "gres",
-        re.compile(r"Invalid generic resource \(gres\) specification"),
+        r"Invalid generic resource \(gres\) specification",
         "no partition of this Slurm has the GPUs that were asked for.",
         "`sinfo -o '%P %G'` shows which have how many; jaxrun --gpus-per-host N.",
     ),
     KnownError(
         "nodes",
-        re.compile(r"Requested node configuration is not available|Invalid node name specified"),
+        r"Requested node configuration is not available|Invalid node name specified",
         "no node of this Slurm is what was asked for, by name or by cores and memory.",
         "`sinfo -N -l` lists the nodes; fewer --cpus-per-process, or other --slurm-args.",
     ),
     KnownError(
         "allocation-over",
-        re.compile(r"Unable to confirm allocation for job (?P<job>\d+)"),
+        r"Unable to confirm allocation for job (?P<job>\d+)",
         "the Slurm job {job}, which this shell belongs to, is over.",
         "leave the shell and get a new allocation: salloc -N2, or jaxrun --submit.",
     ),

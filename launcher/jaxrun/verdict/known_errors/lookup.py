@@ -1,8 +1,7 @@
-"""What a known text means and what to try, for the culprit's exception, its stderr, or what mpirun and srun said.
+"""Looks a failure up in the table of known errors.
 
-The first row of the table that matches decides. An exception is looked up by its own message before the rest of its
-chain; stderr counts only of a rank that left no exception. Nothing is said of a rank that only saw a broken connection,
-unless the text itself names the cause. Pure.
+The first entry that matches decides. Of an exception its own message is searched before the rest of its chain; stderr
+is searched only for a rank that raised no exception.
 """
 
 from __future__ import annotations
@@ -19,53 +18,54 @@ from jaxrun.verdict.known_errors.program_errors import PROGRAM_ERRORS
 
 KNOWN_ERRORS = (*PROGRAM_ERRORS, *LAUNCH_ERRORS, *HOST_ERRORS)
 
-# Characters that are looked at: an error's first lines name it, what a dying process wrote last stands at the end.
-_HEAD, _TAIL = 4_000, 6_000
+# Characters that are searched: an error is named in its first lines, and a dying process writes the error last.
+_FIRST, _LAST = 4_000, 6_000
 _INDENTED = re.compile(r"^ .*\n?", re.MULTILINE)
-_FROM_OUTSIDE = (-signal.SIGKILL, -signal.SIGTERM)
+_SIGNALS_FROM_OUTSIDE = (-signal.SIGKILL, -signal.SIGTERM)
 
 
 @dataclass(frozen=True, slots=True)
 class Explanation:
-    """One sentence of cause, one of what to try, and where more is said of it; all empty for an unknown text."""
+    """The cause in one sentence, what to do in another, and a link; all empty for an unknown text."""
 
     means: str = ""
     advice: str = ""
     link: str = ""
 
 
-def explain_worker(end: WorkerOutcome, *, roots_only: bool = False) -> Explanation:
-    """Of the culprit's end; `roots_only` where it may be the consequence of another's."""
-    return find_explanation(*_texts(end), roots_only=roots_only)
-
-
-def find_explanation(*texts: str, roots_only: bool = False) -> Explanation:
-    """Of the first of the texts that is known."""
-    for text in map(_clip, texts):
-        for row in KNOWN_ERRORS:
-            if (row.is_root or not roots_only) and (match := row.pattern.search(text)):
-                groups = match.groupdict()
-                return Explanation(row.means.format_map(groups), row.advice.format_map(groups), row.link)
-    return Explanation()
+def explain_worker(worker: WorkerOutcome, *, roots_only: bool = False) -> Explanation:
+    """Explain a culprit's failure; with `roots_only`, one that may be a consequence of another's."""
+    return find_explanation(*_texts(worker), roots_only=roots_only)
 
 
 def explain_unavailable(text: str, traceback: str) -> Explanation:
-    """Of a job that did not come together: what was said of it, and how an agent failed if one did."""
-    return find_explanation(text, _errors(traceback))
+    """Explain why a job did not start: what mpirun or srun wrote, and the traceback of an agent, if there is one."""
+    return find_explanation(text, _messages(traceback))
 
 
-def _texts(end: WorkerOutcome) -> tuple[str, ...]:
-    if end.failure is not None:
-        rest = end.stderr_tail if end.failure.error == "SystemExit" else _errors(end.failure.traceback)
-        return end.failure.message, rest
-    threads = tuple(_errors(thread.traceback) for thread in own_thread_failures(end)[-1:])
-    return threads if end.lost_reason or end.status in _FROM_OUTSIDE else (*threads, end.stderr_tail)
+def find_explanation(*texts: str, roots_only: bool = False) -> Explanation:
+    """Explain the first of the texts that is known; with `roots_only` only errors that name a cause."""
+    for text in map(_clip, texts):
+        for known in KNOWN_ERRORS:
+            if (known.is_root or not roots_only) and (match := known.search(text)):
+                groups = match.groupdict()
+                return Explanation(known.means.format_map(groups), known.advice.format_map(groups), known.link)
+    return Explanation()
 
 
-def _errors(traceback: str) -> str:
+def _texts(worker: WorkerOutcome) -> tuple[str, ...]:
+    failure = worker.failure
+    if failure is not None:
+        return failure.message, worker.stderr_tail if failure.error == "SystemExit" else _messages(failure.traceback)
+    threads = tuple(_messages(thread.traceback) for thread in own_thread_failures(worker)[-1:])
+    says_nothing = worker.lost_reason or worker.status in _SIGNALS_FROM_OUTSIDE
+    return threads if says_nothing else (*threads, worker.stderr_tail)
+
+
+def _messages(traceback: str) -> str:
     """A traceback without its frames, whose source lines may quote any text."""
     return _INDENTED.sub("", traceback)
 
 
 def _clip(text: str) -> str:
-    return text if len(text) <= _HEAD + _TAIL else f"{text[:_HEAD]}\n{text[-_TAIL:]}"
+    return text if len(text) <= _FIRST + _LAST else f"{text[:_FIRST]}\n{text[-_LAST:]}"

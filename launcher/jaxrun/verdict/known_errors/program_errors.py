@@ -1,13 +1,8 @@
-"""What JAX says of a program's arrays, meshes and calls: the pattern, its cause, and what to try.
-
-A pattern's groups may stand in the sentences: "{size}". Every repetition has a bound and none is nested, so that a
-search takes linear time. Texts that explain themselves are not in the table, nor those that jaxrun writes.
-"""
+"""Known errors of a program's arrays, meshes, shardings and collective calls."""
 
 from __future__ import annotations
 
-import re
-from dataclasses import dataclass
+from jaxrun.verdict.known_errors.known_error import KnownError
 
 _DOCS = "https://docs.jax.dev/en/latest"
 _ISSUES = "https://github.com/jax-ml/jax/issues"
@@ -16,73 +11,54 @@ _UNEVEN_TRY = "pad or drop the uneven tail on every rank alike (jaxrun_runtime.s
 _IN_STEP = "every rank must make the same calls in the same order: what here depends on the rank, or on its data?"
 
 
-@dataclass(frozen=True, slots=True)
-class KnownError:
-    """One known text.
-
-    means, advice:  one sentence each, the cause and what to type
-    link:           more of it, in documentation or an issue; may be empty
-    is_root:        the text names a cause although it comes with a broken connection between hosts
-    """
-
-    key: str
-    pattern: re.Pattern[str]
-    means: str
-    advice: str
-    link: str = ""
-    is_root: bool = False
-
-
 PROGRAM_ERRORS = (
     KnownError(
         "mesh-shape",
-        re.compile(
-            r"Number of devices (?P<has>\d+) must (?:be >=|equal) the product of mesh_shape \((?P<shape>[^)]{0,100})\)"
-        ),
+        r"Number of devices (?P<has>\d+) must (?:be >=|equal) the product of mesh_shape \((?P<shape>[^)]{0,100})\)",
         "a mesh of shape ({shape}) does not fit the {has} devices of this job.",
         "jaxrun -n N -d D, so that N x D is the product of that shape; or make the mesh from jax.device_count().",
     ),
     KnownError(
         "logical-devices",
-        re.compile(r"requires (?P<wants>\d+) logical devices, but only (?P<has>\d+)"),
+        r"requires (?P<wants>\d+) logical devices, but only (?P<has>\d+)",
         "the computation wants {wants} devices, and {has} can be used.",
         "jaxrun -n {wants}, or -d {wants} for simulated devices; the leading axis of pmap is jax.local_device_count().",
     ),
     KnownError(
         "several-slices",
-        re.compile(r"does not support multi-slice topologies"),
+        r"does not support multi-slice topologies",
         "jax.make_mesh takes the hosts for separate slices, and refuses a mesh over several of them.",
         "jax.sharding.Mesh(numpy.array(jax.devices()).reshape(shape), names) in its place.",
         f"{_ISSUES}/37769",
     ),
     KnownError(
         "no-slices",
-        re.compile(r"does not have attribute slice_index"),
+        r"does not have attribute slice_index",
         "create_hybrid_device_mesh groups devices by slice, and these have none.",
         "create_hybrid_device_mesh(..., process_is_granule=True) groups them by process.",
     ),
     KnownError(
         "no-such-backend",
-        re.compile(r"Unknown backend:? '?(?P<name>\w{1,40})'?(?: requested|\. Available)"),
+        r"Unknown backend:? '?(?P<name>\w{1,40})'?(?: requested|\. Available)",
         "the program asks for the platform {name}, which JAX does not have in this process.",
         "jaxrun --platform cuda (or rocm, tpu) checks it first; pip install 'jax[cuda13]' brings the CUDA plug-in.",
         f"{_DOCS}/installation.html",
     ),
     KnownError(
         "devices-set-late",
-        re.compile(r"jax_num_cpu_devices config should be updated before backends are initialized"),
+        r"jax_num_cpu_devices config should be updated before backends are initialized",
         "JAX has its devices before the program's first line, so their number cannot be changed in it.",
         "take that line out of the program, and type jaxrun -d N.",
     ),
     KnownError(
         "joined-late",
-        re.compile(r"jax\.distributed\.initialize\(\) must be called before any JAX"),
+        r"jax\.distributed\.initialize\(\) must be called before any JAX",
         "a process can join a job only before it uses JAX; jaxrun has done it before the program's first line.",
         "take the program's own calls of jax.distributed.shutdown() and initialize() out.",
     ),
     KnownError(
         "uneven-shard-map",
-        re.compile(
+        (
             r"maps array axis (?P<axis>\d+) \(of size (?P<size>\d+)\) "
             r"to mesh ax[^(]{1,200}\(of [^)]{0,40}?(?P<parts>\d+)\)"
         ),
@@ -91,39 +67,39 @@ PROGRAM_ERRORS = (
     ),
     KnownError(
         "uneven-sharding",
-        re.compile(r"axis (?P<axis>\d+) is partitioned (?P<parts>\d+) times, but the dimension size is (?P<size>\d+)"),
+        r"axis (?P<axis>\d+) is partitioned (?P<parts>\d+) times, but the dimension size is (?P<size>\d+)",
         _UNEVEN,
         _UNEVEN_TRY,
     ),
     KnownError(
         "uneven-dimension",
-        re.compile(r"dimension (?P<axis>\d+) should be divisible by (?P<parts>\d+), but it is equal to (?P<size>\d+)"),
+        r"dimension (?P<axis>\d+) should be divisible by (?P<parts>\d+), but it is equal to (?P<size>\d+)",
         _UNEVEN,
         _UNEVEN_TRY,
     ),
     KnownError(
         "uneven-mesh",
-        re.compile(r"dim_size=(?P<size>\d+) is not divisible by axis_size=(?P<parts>\d+)"),
+        r"dim_size=(?P<size>\d+) is not divisible by axis_size=(?P<parts>\d+)",
         "an axis has {size} entries, which cannot be split into {parts} equal parts.",
         _UNEVEN_TRY,
     ),
     KnownError(
         "not-addressable",
-        re.compile(r"spans non-addressable \(non process local\) devices"),
+        r"spans non-addressable \(non process local\) devices",
         "a part of that array lies in other processes, and this one cannot read it.",
         "multihost_utils.process_allgather(x, tiled=True) on every rank, or x.addressable_shards for the own part.",
         f"{_DOCS}/_autosummary/jax.experimental.multihost_utils.process_allgather.html",
     ),
     KnownError(
         "gather-tiled",
-        re.compile(r"non-fully-addressable arrays only supports tiled=True"),
+        r"non-fully-addressable arrays only supports tiled=True",
         "process_allgather puts a global array together, and cannot stack it.",
         "multihost_utils.process_allgather(x, tiled=True).",
         f"{_DOCS}/_autosummary/jax.experimental.multihost_utils.process_allgather.html",
     ),
     KnownError(
         "local-data-size",
-        re.compile(
+        (
             r"In dimension (?P<axis>\d+), the process data has (?P<size>\d+) elements\. "
             r"Process addresses (?P<own>\d+) elements"
         ),
@@ -133,33 +109,33 @@ PROGRAM_ERRORS = (
     ),
     KnownError(
         "global-shape",
-        re.compile(r"Unable to compute global_shape due to non-uniform sharding"),
+        r"Unable to compute global_shape due to non-uniform sharding",
         "the processes hold parts of different sizes, so JAX cannot tell the size of the whole.",
         "make_array_from_process_local_data(sharding, data, global_shape), or as many devices in every process.",
     ),
     KnownError(
         "differs-between-ranks",
-        re.compile(r"is not the same on each process"),
+        r"is not the same on each process",
         "jax.device_put to devices of several processes wants the same array in each, and they differ.",
         "jax.make_array_from_process_local_data for data that differ; the same random seed for what should not.",
         f"{_DOCS}/multi_process.html",
     ),
     KnownError(
         "sync-names",
-        re.compile(r"sync_global_devices name mismatch \('(?P<name>[^'\n]{1,100})'\)"),
+        r"sync_global_devices name mismatch \('(?P<name>[^'\n]{1,100})'\)",
         "the ranks have come to different points of the program: this one is at '{name}'.",
         _IN_STEP,
     ),
     KnownError(
         "numpy-into-jit",
-        re.compile(r"Passing non-trivial shardings for numpy inputs is not allowed"),
+        r"Passing non-trivial shardings for numpy inputs is not allowed",
         "a NumPy array is this process's alone, and cannot stand for a part of a global one.",
         "jax.make_array_from_process_local_data(sharding, x) before the call.",
         f"{_DOCS}/multi_process.html",
     ),
     KnownError(
         "arrays-per-device",
-        re.compile(
+        (
             r"Expected (?P<wants>\d+) per-device arrays \(this is how many devices are addressable by the sharding\), "
             r"but got (?P<has>\d+)"
         ),
@@ -169,46 +145,44 @@ PROGRAM_ERRORS = (
     ),
     KnownError(
         "donated",
-        re.compile(r"Array has been deleted"),
+        r"Array has been deleted",
         "that array was donated to a jitted function (donate_argnums) and is used again.",
         "use the function's result from then on, or give it x.copy().",
         f"{_DOCS}/_autosummary/jax.numpy.copy.html",
     ),
     KnownError(
         "different-devices",
-        re.compile(r"Received incompatible devices for jitted computation"),
+        r"Received incompatible devices for jitted computation",
         "the arguments of one computation lie on different sets of devices.",
         "put all of them on one mesh: jax.device_put(x, NamedSharding(mesh, P())).",
     ),
     KnownError(
         "explicit-sharding",
-        re.compile(r"produces an illegally sharded result|Contracting dimensions are sharded and it is ambiguous"),
+        r"produces an illegally sharded result|Contracting dimensions are sharded and it is ambiguous",
         "the mesh has Explicit axes, as jax.make_mesh makes them since JAX 0.9, and these shardings do not agree.",
         "jax.reshard one operand, or jax.make_mesh(..., axis_types=(jax.sharding.AxisType.Auto,) * NUMBER_OF_AXES).",
     ),
     KnownError(
         "axis-not-in-mesh",
-        re.compile(
-            r"Resource axis: (?P<axis>\S{1,60}) of .{1,200}? is not found in mesh: \((?P<names>[^)\n]{0,200})\)"
-        ),
+        r"Resource axis: (?P<axis>\S{1,60}) of .{1,200}? is not found in mesh: \((?P<names>[^)\n]{0,200})\)",
         "the sharding names the axis {axis}, but the mesh has ({names}).",
         "the names of PartitionSpec must be those that the mesh was made with.",
     ),
     KnownError(
         "axis-unbound",
-        re.compile(r"unbound axis name: (?P<axis>\S{1,60})"),
+        r"unbound axis name: (?P<axis>\S{1,60})",
         "a collective over the axis {axis} was called outside of what gives that axis its meaning.",
         "call it inside of jax.shard_map(f, mesh=mesh, ...), where the mesh has the axis {axis}.",
     ),
     KnownError(
         "collective-mismatch",
-        re.compile(r"(?P<got>\d+) vs (?P<wants>\d+)\. Received data size doesn't match expected size"),
+        r"(?P<got>\d+) vs (?P<wants>\d+)\. Received data size doesn't match expected size",
         "the ranks are in different steps, or their shapes differ: {got} bytes came where {wants} were expected.",
         f"print shapes on every rank, as in an uneven last batch; {_IN_STEP}",
     ),
     KnownError(
         "not-in-this-jax",
-        re.compile(
+        (
             r"No module named 'jax\.(?:experimental|interpreters|lib|sharding|tree|numpy)|"
             r"cannot import name '\w{1,80}' from 'jax[.']|module 'jax(?:\.[a-z]{1,40})?' has no attribute|"
             r"jax\.\w{1,60} was removed in JAX"
