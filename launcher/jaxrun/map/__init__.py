@@ -1,19 +1,19 @@
-"""map over a gang, and jaxrun.pool(), which has the gangs that it needs.
+"""map over a gang, and jaxrun.pool(), which starts the processes that it needs.
 
-| module   | what it knows                                                                    |
-|----------|----------------------------------------------------------------------------------|
-| mapping  | map and imap: which way a call takes                                             |
-| stream   | chunks for the devices of all ranks: one conversation with jaxrun_runtime.map |
-| errands  | items for Python functions: the same without JAX                                 |
-| tasks    | errands that are given one by one                                                |
-| deal     | which rank gets the next chunk                                                   |
-| memory   | the slots that both sides see, on one machine                                    |
-| items    | inputs, cut into chunks                                                          |
-| trees    | containers of arrays, without JAX                                                |
-| account  | what was chosen, in words                                                        |
-| pool     | Pool, as multiprocessing has it                                                  |
-| ways     | how a pool's call is done: on devices, or by processes                           |
-| choice   | which of the two a function asks for                                             |
-| crew     | the thread that gives a pool's gang its work                                     |
-| results  | AsyncResult and its kin                                                          |
+| module         | what it is for                                                              |
+|----------------|-----------------------------------------------------------------------------|
+| pool           | Pool, as multiprocessing has it                                             |
+| results        | AsyncResult                                                                 |
+| dispatch       | how a pool runs a function: on devices, or as plain Python                  |
+| jax_detection  | whether a function uses JAX                                                 |
+| gang_map       | map and imap over a gang                                                    |
+| session        | chunks for the devices of all ranks: one call of jaxrun_runtime.map         |
+| scheduler      | which rank gets the next chunk                                              |
+| shared_slots   | the memory that both sides see, on one machine                              |
+| items, pytree  | inputs as arrays; containers of arrays, without JAX                         |
+| python_map     | plain Python: batches of items, for any executor                            |
+| local_executor | runs batches in processes of this machine                                   |
+| gang_executor  | runs batches on the ranks of a gang                                         |
+| gang_calls     | what session and gang_executor do with a call of a gang                     |
+| stats          | what was chosen, and how fast it was                                        |
 """

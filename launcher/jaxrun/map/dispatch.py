@@ -63,7 +63,9 @@ class MapDispatcher:
             return self._map_python(func, items, chunk, unpack_items, _not_for_jax(func))
         try:
             gang = self._started_device_gang()
-            results = gang_map.map(gang, func, items, chunk="auto" if chunk is None else chunk, star=unpack_items)
+            results = gang_map.map(
+                gang, func, items, chunk="auto" if chunk is None else chunk, unpack_items=unpack_items
+            )
         except NotTraceable as refusal:
             if self._jax:
                 raise

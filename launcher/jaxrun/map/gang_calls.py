@@ -1,4 +1,4 @@
-"""What maps do with a call of a gang: receive what the ranks send while showing what they print, and end it."""
+"""What maps do with a call of a gang: receive what the ranks send while showing what they print, and end the call."""
 
 from __future__ import annotations
 
@@ -23,7 +23,14 @@ def receive(call: GangCall, timeout: float | None = None) -> RankMessage | Retur
 
 
 def finish(call: GangCall, timeout: float | None = None) -> None:
-    """Tell the ranks that no more comes, and wait until their function has returned, `timeout` seconds at most."""
+    """Tell the ranks that no more comes, and wait until their function has returned.
+
+    Gives up when nothing has come for `timeout` seconds; whatever the ranks still send is dropped.
+    """
     call.send(EndOfChunks())
-    while call.running and receive(call, timeout) is not None:
-        pass
+    while call.running:
+        match call.receive(timeout):
+            case Printed() | LauncherOutput() as event:
+                call.show(event)
+            case None:
+                return

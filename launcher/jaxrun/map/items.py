@@ -1,29 +1,32 @@
-"""What a map goes over: arrays whose first axis counts the items, made of what the user has given."""
+"""The input of a map: arrays whose first axis counts the items, made of what the user has given."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import itertools
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from numbers import Number
-from typing import Any
+from typing import Any, Protocol
 
 from jaxrun.errors import UsageError
-from jaxrun.map import pytree as trees
+from jaxrun.map import pytree
 from jaxrun.protocol.map_messages import ArraySpec
 
 _KINDS = "biufcV"  # of numpy's types: bool, int, unsigned, float, complex; V is how it calls bfloat16 and its like
 
 
 class NotTraceable(TypeError):
-    """JAX cannot trace the function, or its items are no arrays; `jax=False` runs it as Python instead."""
+    """JAX cannot trace the function, or its items are not arrays; `jax=False` runs it as Python instead."""
 
 
 @dataclass(frozen=True, slots=True)
 class MapInput:
-    """What a map goes over: `mapped` are arrays whose first axis counts the items, `whole` those that all items share.
+    """The leaves of all items.
 
-    template:  one item; its leaves are numbered, the mapped ones first
-    exact:     whether a leaf was made of Python's numbers, which JAX takes only if they fit
+    template:  one item with numbers for its leaves, the mapped ones first
+    mapped:    arrays of shape [items, …]
+    shared:    arrays that are the same for all items
+    exact:     for each mapped leaf, whether it was made of Python numbers, which JAX takes only if they fit
     """
 
     template: Any
@@ -41,9 +44,9 @@ class MapInput:
 
 
 def parse_items(xs: Any, in_axes: Any) -> MapInput:
-    """A tree of arrays, to be mapped over `in_axes`; or a list of items, each a tree, which are stacked.
+    """Take a tree of arrays, to be mapped over `in_axes`, or a list of items, each a tree, which are stacked.
 
-    UsageError if the axes do not fit, NotTraceable if a leaf is no array of numbers.
+    Raises UsageError if the axes do not fit, NotTraceable if a leaf is not an array of numbers.
     """
     if not _is_tree_of_arrays(xs):
         return stack_items(list(xs), in_axes)
@@ -60,7 +63,7 @@ def parse_items(xs: Any, in_axes: Any) -> MapInput:
         exact.append(array is not leaf and isinstance(leaf, (list, tuple)))
         return _Place(len(mapped) - 1, whole=False)
 
-    template = trees.map_with_axes(place, xs, in_axes)
+    template = pytree.map_with_axes(place, xs, in_axes)
     counts = sorted({len(leaf) for leaf in mapped})
     if len(counts) != 1:
         raise UsageError(
@@ -72,23 +75,65 @@ def parse_items(xs: Any, in_axes: Any) -> MapInput:
 
 
 def stack_items(items: Sequence[Any], in_axes: Any = 0) -> MapInput:
-    """At least one item, each a tree like the others, as arrays. NotTraceable if they are not alike."""
+    """Make arrays of at least one item, each a tree. Raises NotTraceable if the trees are not alike."""
     if in_axes != 0:
         raise UsageError(f"a list of items has one axis, so in_axes={in_axes!r} cannot be; give arrays")
     columns: list[list[Any]] = [list(items)]
     template: Any = 0
-    if trees.children(items[0]) is not None:  # numbers are not looked at one by one
+    if pytree.children(items[0]) is not None:  # numbers are not looked at one by one
         columns = _columns(items)
         numbers = iter(range(len(columns)))
-        template = trees.map_leaves(lambda _: next(numbers), items[0])
+        template = pytree.map_leaves(lambda _: next(numbers), items[0])
     arrays = tuple(_column(column) for column in columns)
     if not arrays:
         raise UsageError(f"there is nothing in an item to map over: {_brief(items[0])}")
     return MapInput(template, arrays, (), tuple(_of_python(column[0]) for column in columns))
 
 
+class ItemSource(Protocol):
+    """Where the items of a map come from."""
+
+    def read(self, start: int, size: int) -> tuple[Any, ...]:
+        """Return the leaves of up to `size` items from number `start`; an empty tuple if there are no more."""
+
+
+class ArraySource:
+    """Items that are all in memory."""
+
+    def __init__(self, items: MapInput) -> None:
+        self._items = items
+
+    def read(self, start: int, size: int) -> tuple[Any, ...]:
+        return tuple(leaf[start : start + size] for leaf in self._items.mapped)
+
+
+class IteratorSource:
+    """Items from an iterator; `first` is the first one alone, None if there is no item."""
+
+    def __init__(self, iterator: Iterator[Any]) -> None:
+        head = list(itertools.islice(iterator, 1))
+        self._iterator = itertools.chain(head, iterator)
+        self._example = head[:1]
+        self.first = stack_items(head) if head else None
+
+    def read(self, start: int, size: int) -> tuple[Any, ...]:
+        import numpy  # noqa: TID251
+
+        assert self.first is not None
+        found = list(itertools.islice(self._iterator, size))
+        if not found:
+            return ()
+        leaves = stack_items([*self._example, *found]).mapped
+        for leaf, spec in zip(leaves, self.first.specs, strict=True):
+            if leaf.shape[1:] != spec.shape or not numpy.can_cast(leaf.dtype, spec.dtype, "same_kind"):
+                raise TypeError(
+                    f"items {start} to {start + len(found) - 1} are {leaf.dtype}, the first is {spec.dtype}"
+                )
+        return tuple(leaf[1:] for leaf in leaves)
+
+
 def parse_chunk_size(chunk: int | str) -> int | None:
-    """None for "auto". UsageError if it is neither that nor a number of items."""
+    """Return None for "auto". Raises UsageError if `chunk` is neither that nor a number of items from 1."""
     if chunk == "auto":
         return None
     if isinstance(chunk, bool) or not isinstance(chunk, int) or chunk < 1:
@@ -97,11 +142,11 @@ def parse_chunk_size(chunk: int | str) -> int | None:
 
 
 def _columns(items: Sequence[Any]) -> list[list[Any]]:
-    """The leaves at each place of the items' trees. NotTraceable if the trees differ."""
+    """The leaves at each place of the items' pytree. NotTraceable if the trees differ."""
     for item in items:
-        if not trees.same_structure(items[0], item):
+        if not pytree.same_structure(items[0], item):
             raise NotTraceable(f"the items are not alike: {_brief(items[0])} and {_brief(item)}")
-    return [list(column) for column in zip(*map(trees.leaves, items), strict=True)]
+    return [list(column) for column in zip(*map(pytree.leaves, items), strict=True)]
 
 
 def _column(leaves: list[Any]) -> Any:
@@ -120,7 +165,7 @@ def _of_python(leaf: Any) -> bool:
 
 
 def as_array(leaf: Any) -> Any:
-    """A numpy array of numbers. NotTraceable if `leaf` is none."""
+    """Return a numpy array of numbers. Raises NotTraceable if `leaf` cannot be one."""
     import numpy  # noqa: TID251
 
     try:
@@ -146,7 +191,7 @@ class _Place:
 
 
 def _numbered(template: Any, n_mapped: int) -> Any:
-    return trees.map_leaves(lambda place: place.number + (n_mapped if place.whole else 0), template)
+    return pytree.map_leaves(lambda place: place.number + (n_mapped if place.whole else 0), template)
 
 
 def _axis_first(array: Any, axis: int) -> Any:

@@ -1,7 +1,7 @@
-"""Whether a function is meant for JAX: whether it, or what it calls of the user's, names something of JAX's.
+"""Whether a function uses JAX: whether it, or a function of the user's that it names, names something of JAX's.
 
-Many a plain Python function can be traced, x * x and those that print or sleep among them, but compiled it does
-something else: integers overflow, and what it does besides is done once. So a pool leaves it as it is.
+JAX could trace many a plain Python function, such as x * x or one that prints or sleeps. But compiled, it would do
+something else: integers overflow, and side effects happen once. So a pool runs it as plain Python.
 """
 
 from __future__ import annotations
@@ -13,34 +13,37 @@ from collections.abc import Callable, Iterator
 from types import BuiltinFunctionType, CodeType, FunctionType, MethodType, ModuleType
 from typing import Any
 
-_ROOTS = ("jax", "jaxlib")
-_MOST = 1000  # things that are looked at
+_JAX_PACKAGES = ("jax", "jaxlib")
+_MAX_OBJECTS = 1000  # that are examined
 _PLAIN = (str, bytes, bool, int, float, complex, type(None), BuiltinFunctionType)
 
 
 def uses_jax(function: Callable[..., Any]) -> bool:
-    """Whether it names jax, or an object of JAX's; in itself, its closure, and the functions that it names."""
+    """Whether the function, its closure, or a function that it names, names jax or an object of JAX's."""
     todo: list[Any] = [function]
     seen: set[int] = set()
-    while todo and len(seen) < _MOST:
+    while todo and len(seen) < _MAX_OBJECTS:
         thing = todo.pop()
         if isinstance(thing, _PLAIN) or id(thing) in seen:
             continue
         seen.add(id(thing))
-        if _is_of_jax(thing):
+        if _belongs_to_jax(thing):
             return True
         todo += _named_by(thing)
     return False
 
 
-def _is_of_jax(thing: Any) -> bool:
+def _belongs_to_jax(thing: Any) -> bool:
     if isinstance(thing, ModuleType):
-        return _root(thing.__name__) in _ROOTS
+        return _top_package(thing.__name__) in _JAX_PACKAGES
     if isinstance(thing, FunctionType):
         imported = [name for code in _codes(thing.__code__) for name in _operands(code, "IMPORT_NAME")]
-        if any(_root(name) in _ROOTS for name in imported):
+        if any(_top_package(name) in _JAX_PACKAGES for name in imported):
             return True
-    return _root(type(thing).__module__) in _ROOTS or _root(getattr(thing, "__module__", "")) in _ROOTS
+    return (
+        _top_package(type(thing).__module__) in _JAX_PACKAGES
+        or _top_package(getattr(thing, "__module__", "")) in _JAX_PACKAGES
+    )
 
 
 def _named_by(thing: Any) -> Iterator[Any]:
@@ -51,12 +54,12 @@ def _named_by(thing: Any) -> Iterator[Any]:
     elif isinstance(thing, FunctionType):
         yield from _named_by_function(thing)
     elif isinstance(thing, type):
-        if _is_users(thing.__module__):
+        if _may_use_jax(thing.__module__):
             yield from (part for part in vars(thing).values() if isinstance(part, FunctionType))
     elif not isinstance(thing, ModuleType):
         yield getattr(thing, "__wrapped__", None)
         yield type(thing)
-        yield from getattr(thing, "__dict__", {}).values() if _is_users(type(thing).__module__) else ()
+        yield from getattr(thing, "__dict__", {}).values() if _may_use_jax(type(thing).__module__) else ()
 
 
 def _named_by_function(function: FunctionType) -> Iterator[Any]:
@@ -67,18 +70,18 @@ def _named_by_function(function: FunctionType) -> Iterator[Any]:
             yield cell.cell_contents
         except ValueError:  # not assigned yet
             continue
-    if not _is_users(function.__module__):
+    if not _may_use_jax(function.__module__):
         return
     for code in _codes(function.__code__):
         for name in _operands(code, "LOAD_GLOBAL", "LOAD_NAME"):
             found = function.__globals__.get(name)
             yield found
-            if isinstance(found, ModuleType) and _is_users(found.__name__):
+            if isinstance(found, ModuleType) and _may_use_jax(found.__name__):
                 yield from (vars(found).get(attribute) for attribute in code.co_names)
 
 
 def _codes(code: CodeType) -> Iterator[CodeType]:
-    """It, and those of the functions that are defined in it."""
+    """Yield `code` and the code of all functions that are defined in it."""
     yield code
     for constant in code.co_consts:
         if isinstance(constant, CodeType):
@@ -86,15 +89,15 @@ def _codes(code: CodeType) -> Iterator[CodeType]:
 
 
 def _operands(code: CodeType, *operations: str) -> list[str]:
-    """What these operations of its bytecode name."""
+    """Return what these operations of the bytecode name."""
     return [step.argval for step in dis.get_instructions(code) if step.opname in operations]
 
 
-def _is_users(module: str | None) -> bool:
-    """Whether it is worth a look: the standard library and numpy know nothing of JAX."""
-    root = _root(module or "")
+def _may_use_jax(module: str | None) -> bool:
+    """Whether a module may use JAX: the standard library does not."""
+    root = _top_package(module or "")
     return root not in sys.stdlib_module_names or root == "__main__"
 
 
-def _root(name: Any) -> str:
+def _top_package(name: Any) -> str:
     return name.partition(".")[0] if isinstance(name, str) else ""

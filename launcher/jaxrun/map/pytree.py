@@ -1,4 +1,4 @@
-"""Trees of arrays, without jax: dicts, lists, tuples, named tuples and None hold leaves; everything else is one.
+"""Trees of arrays, without jax: dicts, lists, tuples, named tuples and None are containers, all else is a leaf.
 
 A list of numbers, or of such lists, is a leaf too: one array.
 """
@@ -14,14 +14,14 @@ from jaxrun.errors import UsageError
 
 
 def leaves(tree: Any) -> list[Any]:
-    """The leaves, as JAX orders them: a dict's by its sorted keys."""
+    """Return the leaves in JAX's order: a dict's by its sorted keys."""
     leaves: list[Any] = []
     map_leaves(leaves.append, tree)
     return leaves
 
 
 def map_leaves(function: Callable[[Any], Any], tree: Any) -> Any:
-    """The same tree with `function` of each leaf."""
+    """Return the same tree with `function` of each leaf."""
     own = children(tree)
     if own is None:
         return function(tree)
@@ -29,7 +29,10 @@ def map_leaves(function: Callable[[Any], Any], tree: Any) -> Any:
 
 
 def map_with_axes(function: Callable[[Any, int | None], Any], tree: Any, axes: Any) -> Any:
-    """`function` of each leaf and its axis, or None. As in vmap, one axis is for all of the tree below it."""
+    """Return the same tree with `function` of each leaf and its axis, or None.
+
+    As in vmap, an axis may stand for all of the tree below it. Raises UsageError if `axes` does not fit the tree.
+    """
     own = children(tree)
     if axes is None or isinstance(axes, int):
         if own is None:
@@ -44,7 +47,7 @@ def map_with_axes(function: Callable[[Any, int | None], Any], tree: Any, axes: A
 
 
 def unflatten(template: Any, leaves: Sequence[Any]) -> Any:
-    """The tree of these leaves that `template` has the numbers of."""
+    """Return the tree that `template` describes, in which each leaf is a number in `leaves`."""
     own = _held(template)
     if own is None:
         return leaves[template]
@@ -64,7 +67,7 @@ def same_structure(one: Any, other: Any) -> bool:
 
 
 def children(tree: Any) -> dict[Any, Any] | None:
-    """What a container holds, by key; None for a leaf."""
+    """Return what a container holds, by key; None for a leaf."""
     return None if _is_numbers(tree) else _held(tree)
 
 

@@ -1,6 +1,6 @@
-"""Who gets which chunk: ranks say how large a chunk they want and how many they have room for, and get the next items.
+"""Which rank gets which chunk: each rank says how large its chunks should be and how many it may have at a time.
 
-Chunks are dealt in the items' order, one to each rank in turn, so that no rank waits while another has several.
+Chunks are assigned in the items' order, one to each rank in turn, so that no rank waits while another has several.
 """
 
 from __future__ import annotations
@@ -11,7 +11,10 @@ from dataclasses import dataclass, field
 
 @dataclass(slots=True)
 class RankWindow:
-    """What a rank wants, and the `count` of items of each chunk that it has, by the chunk's start."""
+    """The chunks of one rank: `size` items in the next one, at most `capacity` at a time.
+
+    pending:  the number of items of each chunk that it has, by the number of the chunk's first item
+    """
 
     size: int
     capacity: int
@@ -24,7 +27,7 @@ class RankWindow:
 
 @dataclass(slots=True)
 class ChunkScheduler:
-    """Deals `items` items, None if it is not known yet how many there are."""
+    """Assigns `items` items, None if their number is not known yet, to ranks by their windows."""
 
     items: int | None
     windows: dict[int, RankWindow] = field(default_factory=dict)
@@ -32,9 +35,9 @@ class ChunkScheduler:
     done: int = 0
 
     def next_chunks(self) -> Iterator[tuple[int, int, int]]:
-        """(rank, start, size) for each chunk that can be dealt now; to be answered by `dealt_to` before the next.
+        """Yield (rank, start, size) for each chunk that a rank has room for; call `assign` after each.
 
-        A chunk may hold fewer items than its size.
+        A chunk may turn out to hold fewer items than its size.
         """
         while self.windows and not self.exhausted:
             rank = min(self.windows, key=lambda rank: (-self.windows[rank].free, rank))
@@ -43,24 +46,24 @@ class ChunkScheduler:
             yield rank, self.assigned, self.windows[rank].size
 
     def assign(self, rank: int, count: int) -> None:
-        """The chunk that was offered last has been sent with `count` items; 0 says that there are no more."""
+        """Record that the chunk yielded last has been sent with `count` items; 0 says that there are no more."""
         if not count:
             self.items = self.assigned
             return
         self.windows[rank].pending[self.assigned] = count
         self.assigned += count
 
-    def complete(self, rank: int, start: int, size: int, room: int) -> int:
-        """The rank is done with the chunk at `start`, and wants the next ones so; how many items it was."""
-        hand = self.windows[rank]
-        count = hand.pending.pop(start)
-        hand.size, hand.capacity = size, room
+    def complete(self, rank: int, start: int, size: int, capacity: int) -> int:
+        """Record that a rank is done with the chunk at `start`, and what it wants next; the chunk's number of items."""
+        window = self.windows[rank]
+        count = window.pending.pop(start)
+        window.size, window.capacity = size, capacity
         self.done += count
         return count
 
     @property
     def exhausted(self) -> bool:
-        """Whether all items have been dealt."""
+        """Whether all items have been assigned."""
         return self.items is not None and self.assigned >= self.items
 
     @property

@@ -1,7 +1,7 @@
-"""The memory that a map shares with a rank of its machine: a slot for each chunk on its way, and for its results.
+"""The memory that a map shares with a rank on the same machine: slots, each for one chunk's items and its results.
 
-A page that is touched for the first time costs more than the copy that goes into it. So slots are few and used again,
-and the memory is kept for the gang's next map; results are copied from there into arrays of the user's own.
+To touch a page for the first time costs more than the copy that goes into it. So slots are few and used again, and the
+memory is kept for the gang's next map; results are copied from there into arrays of the user's own.
 """
 
 from __future__ import annotations
@@ -14,37 +14,37 @@ from jaxrun.protocol.payload import SharedBuffer
 
 
 class SlotPool:
-    """`slots` slots for chunks of up to `most` items; in `block`, if that is there and large enough."""
+    """`slots` slots for chunks of up to `chunk_size` items; in `buffer`, if there is one and it is large enough."""
 
     def __init__(
         self,
-        items: Sequence[ArraySpec],
-        results: Sequence[ArraySpec],
-        most: int,
+        item_specs: Sequence[ArraySpec],
+        result_specs: Sequence[ArraySpec],
+        chunk_size: int,
         slots: int,
-        block: SharedBuffer | None,
+        buffer: SharedBuffer | None,
     ) -> None:
-        self.items, self.results = items, results
-        halves = packed_nbytes(items, most), packed_nbytes(results, most)
-        needed = max(1, sum(halves) * slots)
-        self.block = block if block is not None and block.nbytes >= needed else SharedBuffer(needed)
-        self.shared = SharedSlots(self.block, *halves)
+        self.item_specs, self.result_specs = item_specs, result_specs
+        item_bytes, result_bytes = packed_nbytes(item_specs, chunk_size), packed_nbytes(result_specs, chunk_size)
+        needed = max(1, (item_bytes + result_bytes) * slots)
+        self.buffer = buffer if buffer is not None and buffer.nbytes >= needed else SharedBuffer(needed)
+        self.shared = SharedSlots(self.buffer, item_bytes, result_bytes)
         self._free = list(range(slots))
 
     def acquire(self) -> int:
-        """A slot that is free: the one used last, which is still in the processor's cache."""
+        """Return a free slot: the one used last, which is still in the processor's cache."""
         return self._free.pop()
 
     def release(self, slot: int) -> None:
         self._free.append(slot)
 
     def write_items(self, slot: int, size: int, leaves: Sequence[Any]) -> None:
-        """Put items into the slot, as the types that the ranks take, laid out for a chunk of `size`."""
+        """Write items into the slot, as the types that the rank takes, laid out for a chunk of `size`."""
         import numpy  # noqa: TID251
 
-        for there, leaf in zip(view_arrays(self.shared.items(slot), self.items, size), leaves, strict=True):
-            numpy.copyto(there[: len(leaf)], leaf, casting="unsafe")
+        for view, leaf in zip(view_arrays(self.shared.items(slot), self.item_specs, size), leaves, strict=True):
+            numpy.copyto(view[: len(leaf)], leaf, casting="unsafe")
 
     def read_results(self, slot: int, count: int) -> list[Any]:
-        """The results in the slot, which are valid until it is given back."""
-        return list(view_arrays(self.shared.results(slot), self.results, count))
+        """Return views of the results in the slot, which are valid until it is released."""
+        return list(view_arrays(self.shared.results(slot), self.result_specs, count))

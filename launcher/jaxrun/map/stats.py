@@ -1,4 +1,4 @@
-"""What a map chose, and how fast it was."""
+"""What a map has chosen, and how fast it was."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class MapStats:
-    """`way`: how items were mapped; `chunk`: items that went together at the end. As text, one line."""
+    """The figures of one map, as text one line. `chunk_size`: items that went together at the end."""
 
     method: str
     processes: int
@@ -35,13 +35,13 @@ class MapStats:
         return f"{self.method}, {shape}, chunks of {self.chunk_size}: {amount}"
 
 
-_accounts: weakref.WeakKeyDictionary[Gang, MapStats] = weakref.WeakKeyDictionary()
+_last: weakref.WeakKeyDictionary[Gang, MapStats] = weakref.WeakKeyDictionary()
 
 
-def record_stats(gang: Gang, account: MapStats) -> None:
-    _accounts[gang] = account
+def record_stats(gang: Gang, stats: MapStats) -> None:
+    _last[gang] = stats
 
 
 def last_stats(gang: Gang) -> MapStats | None:
-    """Of the last map of `gang` that has come to its end."""
-    return _accounts.get(gang)
+    """Return the figures of the last map of `gang` that has ended."""
+    return _last.get(gang)
