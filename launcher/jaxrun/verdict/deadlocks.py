@@ -1,6 +1,6 @@
-"""The common deadlocks, each in a sentence of its own: what, who, where, and what to do. No I/O.
+"""Explains the common deadlocks, each in one sentence: which rank does what, where, and what to do about it.
 
-A look at a job that is well may show the same for a moment. So the sentences say what is, and accuse nobody.
+A snapshot of a job that is well may show the same for a moment: so the sentences only say what is.
 """
 
 from __future__ import annotations
@@ -11,10 +11,10 @@ from dataclasses import dataclass
 from jaxrun.text import format_ranks, format_ranks_on_hosts
 from jaxrun.verdict.rank_state import Activity, RankState, find_rank_state
 
-_MAX_SENTENCES = 2  # sentences
-_OTHERS_SHOWN = 2
+_MAX_SENTENCES = 2
+_MAX_THREADS_SHOWN = 2
 _WAITING = (Activity.BARRIER, Activity.CALL)
-# What the others may wait for, of one rank, and what to do. The most telling comes first.
+# What a rank does that others wait for, and what to do about it; the most likely cause of a deadlock comes first.
 _CAUSES: Mapping[Activity, tuple[str, str]] = {
     Activity.STOPPED: ("is stopped by a signal", "kill -CONT lets a process go on; its number is in events.jsonl"),
     Activity.TRACED: ("is stopped by a debugger", "let it go on there, or detach it"),
@@ -52,19 +52,19 @@ _CAUSES: Mapping[Activity, tuple[str, str]] = {
         "is that a lock, or the result of an earlier call?",
     ),
 }
-_OF_MANY = {"is": "are", "has": "have", "waits": "wait", "sleeps": "sleep", "it": "they", "its": "their"}
-_BY_ITSELF = (
+_PLURALS = {"is": "are", "has": "have", "waits": "wait", "sleeps": "sleep", "it": "they", "its": "their"}
+_NOTABLE_ALONE = (
     Activity.STOPPED,
     Activity.TRACED,
     Activity.PROMPT,
     Activity.INPUT,
-)  # tells something even if nobody waits for it
-_PASSING = (Activity.SLEEP, Activity.ASLEEP)  # tells nothing if nobody waits for it
+)  # worth a sentence even if no rank waits
+_TEMPORARY = (Activity.SLEEP, Activity.ASLEEP)  # worth none if no rank waits
 
 
 @dataclass(frozen=True, slots=True)
 class _JobState:
-    """What each rank does that has not finished, and who has finished."""
+    """What each unfinished rank does, and which ranks have finished."""
 
     ranks: Mapping[int, RankState]
     hosts: Mapping[int, str]
@@ -86,9 +86,10 @@ def explain_deadlock(
 ) -> tuple[str, ...]:
     """At most two sentences on why the job does not go on; none where nothing is certain enough.
 
-    By rank: what its fault handler wrote, what the kernel says that its main thread waits in, its host, and where it
-    has made cross-process calls before ("train.py:88 train_step"; missing or empty where that is not known).
-    `finished`: the ranks whose program has ended.
+    dumps:     by rank, what the fault handler wrote
+    waits:     by rank, what the kernel says that the main thread waits in
+    finished:  the ranks whose program has ended
+    places:    by rank, where it has made cross-process calls before ("train.py:88 train_step"), as far as known
     """
     known = places or {}
     seen = {
@@ -96,143 +97,143 @@ def explain_deadlock(
     }
     idle = {rank for rank, where in seen.items() if where.activity is Activity.IDLE}
     ended = tuple(sorted((set(finished) - set(dumps)) | idle))
-    scene = _JobState({rank: where for rank, where in seen.items() if rank not in idle}, hosts, ended)
-    waiting = scene.doing(*_WAITING)
-    if waiting and len(waiting) == len(scene.ranks):
-        sentences = _left_by_the_finished(scene, waiting) if scene.finished else _apart(scene, waiting)
+    job = _JobState({rank: where for rank, where in seen.items() if rank not in idle}, hosts, ended)
+    waiting = job.doing(*_WAITING)
+    if waiting and len(waiting) == len(job.ranks):
+        sentences = _left_by_the_finished(job, waiting) if job.finished else _waiting_apart(job, waiting)
     else:
-        sentences = _causes(scene, waiting)
+        sentences = _causes(job, waiting)
     return tuple(sentences)[:_MAX_SENTENCES]
 
 
-def _causes(scene: _JobState, waiting: tuple[int, ...]) -> Iterator[str]:
-    """Some do something else than to wait in JAX."""
-    others = tuple(rank for rank in scene.ranks if rank not in waiting)
-    groups = sorted(_alike(scene, others), key=lambda group: (_weight(scene, group), len(group), group))
-    explained = [group for group in groups if _is_telling(scene, group, waiting)]
-    if len(waiting) == 1 and len(others) + len(scene.finished) > 1 and not _stands(scene, explained):
-        yield _alone(scene, waiting, others)
+def _causes(job: _JobState, waiting: tuple[int, ...]) -> Iterator[str]:
+    """Some ranks do not wait in JAX."""
+    others = tuple(rank for rank in job.ranks if rank not in waiting)
+    groups = sorted(_group(job, others), key=lambda group: (_weight(job, group), len(group), group))
+    explained = [group for group in groups if _is_notable(job, group, waiting)]
+    if len(waiting) == 1 and len(others) + len(job.finished) > 1 and not _is_stuck(job, explained):
+        yield _describe_lone_waiter(job, waiting, others)
         return
     for number, group in enumerate(explained):
-        yield _cause(scene, group, waiting if number == 0 else ())
-    elsewhere = scene.doing(Activity.ELSEWHERE)
+        yield _describe_cause(job, group, waiting if number == 0 else ())
+    elsewhere = job.doing(Activity.ELSEWHERE)
     if waiting and not explained and elsewhere and len(elsewhere) == len(others):
-        where = _list(_unique(scene.ranks[rank].place for rank in elsewhere))
+        where = _list(_unique(job.ranks[rank].place for rank in elsewhere))
         yield (
-            f"{scene.names(elsewhere)} {_verb(elsewhere, 'is', 'are')} not in JAX but at {where}, and "
-            f"{_wait(scene, waiting, elsewhere)}: is that slow, or an endless loop?"
+            f"{job.names(elsewhere)} {_verb(elsewhere, 'is', 'are')} not in JAX but at {where}, and "
+            f"{_describe_waiting(job, waiting, elsewhere)}: is that slow, or an endless loop?"
         )
 
 
-def _stands(scene: _JobState, groups: Sequence[tuple[int, ...]]) -> bool:
-    """Whether one of these cannot go on by itself."""
-    return any(scene.ranks[group[0]].activity not in _PASSING for group in groups)
+def _is_stuck(job: _JobState, groups: Sequence[tuple[int, ...]]) -> bool:
+    """Whether one of these groups cannot go on by itself."""
+    return any(job.ranks[group[0]].activity not in _TEMPORARY for group in groups)
 
 
-def _is_telling(scene: _JobState, group: tuple[int, ...], waiting: tuple[int, ...]) -> bool:
-    doing = scene.ranks[group[0]].activity
+def _is_notable(job: _JobState, group: tuple[int, ...], waiting: tuple[int, ...]) -> bool:
+    doing = job.ranks[group[0]].activity
     if doing not in _CAUSES:
         return False
-    if waiting or doing in _BY_ITSELF:
+    if waiting or doing in _NOTABLE_ALONE:
         return True
-    # Nobody waits for it: then only if it is all that happens in the job.
-    return doing not in _PASSING and all(where.activity in (doing, *_BY_ITSELF) for where in scene.ranks.values())
+    # No rank waits: then only if every rank of the job does the same.
+    return doing not in _TEMPORARY and all(where.activity in (doing, *_NOTABLE_ALONE) for where in job.ranks.values())
 
 
-def _cause(scene: _JobState, group: tuple[int, ...], waiting: tuple[int, ...]) -> str:
-    where = scene.ranks[group[0]]
+def _describe_cause(job: _JobState, group: tuple[int, ...], waiting: tuple[int, ...]) -> str:
+    where = job.ranks[group[0]]
     does, advice = _CAUSES[where.activity]
     call = f" ({where.call})" if where.call and where.activity is not Activity.COMPILING else ""
     place = f" at {where.place}" if where.place else ""
-    shown = ", ".join(where.other_threads[:_OTHERS_SHOWN])
+    shown = ", ".join(where.other_threads[:_MAX_THREADS_SHOWN])
     threads = f" (its other threads: {shown})" if shown else ""
-    and_others = f", and {_wait(scene, waiting, group)}" if waiting else ""
+    and_others = f", and {_describe_waiting(job, waiting, group)}" if waiting else ""
     if len(group) > 1:
-        does = " ".join(_OF_MANY.get(word, word) for word in does.split(" "))
+        does = " ".join(_PLURALS.get(word, word) for word in does.split(" "))
     did = f"{does}{call}{place}{threads}".rstrip(",")
-    return f"{scene.names(group)} {did}{and_others}: {advice}"
+    return f"{job.names(group)} {did}{and_others}: {advice}"
 
 
-def _alone(scene: _JobState, waiting: tuple[int, ...], others: tuple[int, ...]) -> str:
-    """One rank waits, and none of several others is on its way there."""
-    places = _unique(scene.ranks[rank].place for rank in others)
+def _describe_lone_waiter(job: _JobState, waiting: tuple[int, ...], others: tuple[int, ...]) -> str:
+    """One rank waits in a call that none of the others is about to make."""
+    places = _unique(job.ranks[rank].place for rank in others)
     where = f" {_verb(others, 'is', 'are')} elsewhere ({_list(places)})" if others and places else ""
-    fates = [f"{scene.names(others)}{where}"] if where else []
-    if scene.finished:
-        fates.append(f"{scene.names(scene.finished)} {_verb(scene.finished, 'has', 'have')} finished")
+    fates = [f"{job.names(others)}{where}"] if where else []
+    if job.finished:
+        fates.append(f"{job.names(job.finished)} {_verb(job.finished, 'has', 'have')} finished")
     return (
-        f"only {scene.names(waiting)} {_in(scene.ranks[waiting[0]])}; {' and '.join(fates)}: "
+        f"only {job.names(waiting)} {_describe_wait(job.ranks[waiting[0]])}; {' and '.join(fates)}: "
         "every rank must make this call; is it under an `if` that only this rank enters?"
     )
 
 
-def _left_by_the_finished(scene: _JobState, waiting: tuple[int, ...]) -> Iterator[str]:
-    if len(waiting) == 1 and len(scene.finished) > 1:
-        yield _alone(scene, waiting, ())
+def _left_by_the_finished(job: _JobState, waiting: tuple[int, ...]) -> Iterator[str]:
+    if len(waiting) == 1 and len(job.finished) > 1:
+        yield _describe_lone_waiter(job, waiting, ())
         return
-    has = _verb(scene.finished, "has", "have")
+    has = _verb(job.finished, "has", "have")
     yield (
-        f"{scene.names(scene.finished)} {has} finished, and {_wait(scene, waiting, scene.finished)}: "
+        f"{job.names(job.finished)} {has} finished, and {_describe_waiting(job, waiting, job.finished)}: "
         "every rank must take part in the same steps; has one of them less data, or does it return early?"
     )
 
 
-def _apart(scene: _JobState, waiting: tuple[int, ...]) -> Iterator[str]:
-    """All wait in JAX, but not in the same place."""
-    groups = sorted(_alike(scene, waiting), key=lambda group: (len(group), group))
-    barriers = [group for group in groups if scene.ranks[group[0]].activity is Activity.BARRIER]
-    if len(groups) < 2 or len({scene.ranks[group[0]].place for group in groups}) < 2:
+def _waiting_apart(job: _JobState, waiting: tuple[int, ...]) -> Iterator[str]:
+    """All ranks wait in JAX, but not at the same place."""
+    groups = sorted(_group(job, waiting), key=lambda group: (len(group), group))
+    barriers = [group for group in groups if job.ranks[group[0]].activity is Activity.BARRIER]
+    if len(groups) < 2 or len({job.ranks[group[0]].place for group in groups}) < 2:
         return
     if barriers and len(barriers) < len(groups):
         first = barriers[0]
         rest = tuple(rank for group in groups if group not in barriers for rank in group)
-        at = _list(_unique(scene.ranks[rank].place for rank in rest))
+        at = _list(_unique(job.ranks[rank].place for rank in rest))
         yield (
-            f"{scene.names(first)} {_in(scene.ranks[first[0]], len(first) > 1)} that {format_ranks(rest)} "
+            f"{job.names(first)} {_describe_wait(job.ranks[first[0]], len(first) > 1)} that {format_ranks(rest)} "
             f"{_verb(rest, 'has', 'have')} not reached: {_verb(rest, 'it waits', 'they wait')} at {at}; "
             "every rank must pass the same barriers and calls in the same order"
         )
-    elif len(groups) <= 3 and all(scene.ranks[rank].is_certain for rank in waiting):
-        parts = (f"{scene.names(group)} {_in(scene.ranks[group[0]], len(group) > 1)}" for group in groups)
+    elif len(groups) <= 3 and all(job.ranks[rank].is_certain for rank in waiting):
+        parts = (f"{job.names(group)} {_describe_wait(job.ranks[group[0]], len(group) > 1)}" for group in groups)
         yield f"{_list(list(parts))}: every rank must make the same calls in the same order"
 
 
-def _alike(scene: _JobState, ranks: Iterable[int]) -> list[tuple[int, ...]]:
-    """Those that do the same at the same place."""
+def _group(job: _JobState, ranks: Iterable[int]) -> list[tuple[int, ...]]:
+    """Groups of ranks that do the same at the same place."""
     groups: dict[tuple[Activity, str, str], list[int]] = {}
     for rank in ranks:
-        where = scene.ranks[rank]
+        where = job.ranks[rank]
         groups.setdefault((where.activity, where.place, where.call), []).append(rank)
     return [tuple(group) for group in groups.values()]
 
 
-def _weight(scene: _JobState, group: tuple[int, ...]) -> int:
-    doing = scene.ranks[group[0]].activity
+def _weight(job: _JobState, group: tuple[int, ...]) -> int:
+    doing = job.ranks[group[0]].activity
     return [*_CAUSES, *Activity].index(doing)
 
 
-def _wait(scene: _JobState, waiting: tuple[int, ...], for_whom: Sequence[int]) -> str:
+def _describe_waiting(job: _JobState, waiting: tuple[int, ...], for_whom: Sequence[int]) -> str:
     """`ranks 0-2 wait for it in JAX (train.py:88 train_step)`."""
-    groups = _alike(scene, waiting)
-    where = scene.ranks[waiting[0]]
+    groups = _group(job, waiting)
+    where = job.ranks[waiting[0]]
     it = "it" if len(for_whom) == 1 else "them"
     told = f"{format_ranks(waiting)} {_verb(waiting, 'waits', 'wait')} for {it}"
     if len(groups) > 1:
-        return f"{told} at {_list(_unique(scene.ranks[rank].place for rank in waiting))}"
+        return f"{told} at {_list(_unique(job.ranks[rank].place for rank in waiting))}"
     if where.activity is Activity.BARRIER:
-        return f"{told} in a barrier ({_called(where)})"
-    return f"{told} in JAX ({_called(where)})" if where.is_certain else f"{told} at {where.place}"
+        return f"{told} in a barrier ({_format_call(where)})"
+    return f"{told} in JAX ({_format_call(where)})" if where.is_certain else f"{told} at {where.place}"
 
 
-def _in(where: RankState, many: bool = False) -> str:
+def _describe_wait(where: RankState, many: bool = False) -> str:
     """`waits in a barrier (sync_global_devices at train.py:40 save)`."""
     wait = "wait" if many else "waits"
     if where.activity is Activity.BARRIER:
-        return f"{wait} in a barrier ({_called(where)})"
-    return f"{wait} in JAX ({_called(where)})" if where.is_certain else f"{wait} at {where.place}"
+        return f"{wait} in a barrier ({_format_call(where)})"
+    return f"{wait} in JAX ({_format_call(where)})" if where.is_certain else f"{wait} at {where.place}"
 
 
-def _called(where: RankState) -> str:
+def _format_call(where: RankState) -> str:
     return f"{where.call} at {where.place}" if where.call else where.place
 
 

@@ -1,7 +1,7 @@
-"""What one rank is doing, as far as its stack and the kernel's word tell: no I/O.
+"""Finds out what a rank is activity, from its stack and from what the kernel says that it waits in.
 
-Python frames come first, as they are the same everywhere; where the program's own line is the innermost one, as in
-input() or time.sleep(), the kernel's name for what the thread sleeps in has to do.
+Python frames decide first, as they are the same everywhere. Where the program's own line is the innermost frame, as in
+input() or time.sleep(), the kernel's name for what the thread sleeps in decides.
 """
 
 from __future__ import annotations
@@ -19,32 +19,32 @@ class Activity(enum.Enum):
     STOPPED = enum.auto()
     TRACED = enum.auto()  # stopped by a debugger from outside
     DISK = enum.auto()
-    PROMPT = enum.auto()  # of a debugger
+    PROMPT = enum.auto()  # waits at a debugger's prompt
     INPUT = enum.auto()
     FILE_LOCK = enum.auto()
-    PROCESS = enum.auto()  # waits for one that it started
+    PROCESS = enum.auto()  # waits for a process that it started
     NETWORK = enum.auto()
     DATA = enum.auto()
-    THREAD = enum.auto()  # waits for another of its threads: a lock, an event, a future
-    ENDING = enum.auto()  # its program has ended, its threads have not
+    THREAD = enum.auto()  # waits for another thread of its own: a lock, an event, a future
+    ENDING = enum.auto()  # its program has ended, but its threads have not
     SLEEP = enum.auto()
     COMPILING = enum.auto()
     BARRIER = enum.auto()
-    CALL = enum.auto()  # waits in JAX, for other ranks as a rule
-    ASLEEP = enum.auto()  # on a futex, where it has made no cross-process call before
+    CALL = enum.auto()  # waits in JAX, usually for other ranks
+    ASLEEP = enum.auto()  # waits on a futex where it has made no cross-process call before
     ELSEWHERE = enum.auto()
-    IDLE = enum.auto()  # a rank of a gang that has returned from its call
+    IDLE = enum.auto()  # a gang's rank between two calls
     UNKNOWN = enum.auto()
 
 
 @dataclass(frozen=True, slots=True)
 class RankState:
-    """Of one rank; all but `doing` may be empty.
+    """What one rank is activity; all but `activity` may be empty.
 
-    place:   the program's line, "data.py:31 __next__"
-    call:    what it has called there, "queue.get"
-    others:  where its other threads are, if they are in the program
-    proven:  whether a CALL is surely one: its place is known for it, or JAX has left frames
+    place:          the program's line, "data.py:31 __next__"
+    call:           what it has called there, "queue.get"
+    other_threads:  where its other threads are, if they are in the program
+    is_certain:     False for a CALL that is only inferred: there are no frames of JAX, and no call was seen there
     """
 
     activity: Activity
@@ -56,10 +56,10 @@ class RankState:
 
 _PYTHON = r"/lib(?:64)?/python3\.\d+/"
 _PACKAGE = r"-packages/"
-# Where a frame's "file function" matches, that is what the rank does; the first rule counts that any frame matches.
+# What a rank does if the "file function" of any of its frames matches; the first rule that matches decides.
 _RULES = tuple(
-    (doing, name, re.compile(pattern))
-    for doing, name, pattern in (
+    (activity, name, re.compile(pattern))
+    for activity, name, pattern in (
         (Activity.PROMPT, "jax.debug.breakpoint", r"/jax/_src/debugger/"),
         (Activity.PROMPT, "ipdb", rf"{_PACKAGE}(?:ipdb|IPython/core/debugger\.py)"),
         (Activity.PROMPT, "IPython", rf"{_PACKAGE}IPython/terminal/"),
@@ -91,32 +91,36 @@ _RULES = tuple(
         (Activity.THREAD, "", rf"{_PYTHON}(?:concurrent/futures/|threading\.py (?:wait|acquire|join|__enter__)$)"),
     )
 )
-# The kernel's words and names (the names of old and new kernels) for a thread whose innermost frame is the program's.
+# How the agent words the state of a process that is stopped or in uninterruptible sleep.
 _STATES = (
     ("stopped by a signal", Activity.STOPPED),
     ("stopped by a debugger", Activity.TRACED),
     ("waiting for a disk", Activity.DISK),
 )
+# Kernel functions, of old and new kernels, in which a thread waits whose innermost frame is the program's.
 _READS = re.compile(r"n_tty_read|tty_read|wait_woken|pipe_read|pipe_wait|unix_stream_(?:read|data)")
 _KERNEL = tuple(
-    (doing, re.compile(pattern))
-    for doing, pattern in (
+    (activity, re.compile(pattern))
+    for activity, pattern in (
         (Activity.SLEEP, r"nanosleep"),
         (Activity.PROCESS, r"^(?:kernel_)?(?:do_)?wait(?:id|4)?$"),
         (Activity.FILE_LOCK, r"lock_inode|locks_lock|flock|posix_lock"),
         (Activity.NETWORK, r"inet_|tcp_|sk_wait|wait_for_connect|unix_wait"),
     )
 )
-_INNER = re.compile(r"^_|^(?:wrapper|cache_miss|try_to_block)$")  # names that say nothing to a user
-_ENDING = "_join_threads"  # of jaxrun_runtime/finish.py
+_INNER = re.compile(r"^_|^(?:wrapper|cache_miss|try_to_block)$")  # functions of JAX that mean nothing to a user
+_ENDING = "_join_threads"  # a function of the runtime, at the end of a program
 
 
 def find_rank_state(rank: int, dump: str, wait: str, places: Collection[str] = ()) -> RankState:
-    """What `rank` does. `wait` is what the kernel says of its main thread; `places` is where it has made cross-process
-    calls before ("train.py:88 train_step"), empty if that is not known."""
-    for words, doing in _STATES:
-        if wait.startswith(words):
-            return RankState(doing)
+    """What `rank` is activity.
+
+    `wait` is what the kernel says of its main thread; `places` are those at which it has made cross-process calls
+    before ("train.py:88 train_step"), empty if they are not known.
+    """
+    for text, activity in _STATES:
+        if wait.startswith(text):
+            return RankState(activity)
     stack = stacks.main_stack(dump)
     if not stack.frames:
         return RankState(Activity.UNKNOWN)
@@ -124,46 +128,46 @@ def find_rank_state(rank: int, dump: str, wait: str, places: Collection[str] = (
         return RankState(Activity.IDLE)
     if any(frame.function == _ENDING and frame.is_scaffold for frame in stack.frames):
         return RankState(Activity.ENDING, other_threads=_others(dump, stack))
-    reached = _reached(stack.frames)
-    called, place = stack.frames[:reached], str(stack.frames[reached])
-    for doing, name, pattern in _RULES:
+    index = _program_frame(stack.frames)
+    called, place = stack.frames[:index], str(stack.frames[index])
+    for activity, name, pattern in _RULES:
         if any(pattern.search(f"{frame.file} {frame.function}") for frame in called):
-            others = _others(dump, stack) if doing in (Activity.THREAD, Activity.DATA) else ()
-            return RankState(doing, place, name or _name(called), others)
+            others = _others(dump, stack) if activity in (Activity.THREAD, Activity.DATA) else ()
+            return RankState(activity, place, name or _name(called), others)
     if any(frame.is_jax for frame in called):
         return RankState(Activity.CALL if "futex" in wait else Activity.ELSEWHERE, place, _name(called))
     if called:
         return RankState(Activity.ELSEWHERE, place, _name(called))
-    doing = _of_kernel(rank, wait, known=not places or place in places)
-    return RankState(doing, place, is_certain=doing is not Activity.CALL or place in places)
+    activity = _activity_in_kernel(rank, wait, known=not places or place in places)
+    return RankState(activity, place, is_certain=activity is not Activity.CALL or place in places)
 
 
-def _of_kernel(rank: int, wait: str, *, known: bool) -> Activity:
-    """What the program's own line sleeps in; `known` unless it has made no cross-process call there before."""
+def _activity_in_kernel(rank: int, wait: str, *, known: bool) -> Activity:
+    """What the program's own line waits in; `known`: it may have made cross-process calls there before."""
     if "futex" in wait:
         return Activity.CALL if known else Activity.ASLEEP
     if rank == 0 and _READS.search(wait):  # no other rank has a stdin
         return Activity.INPUT
-    return next((doing for doing, pattern in _KERNEL if pattern.search(wait)), Activity.ELSEWHERE)
+    return next((activity for activity, pattern in _KERNEL if pattern.search(wait)), Activity.ELSEWHERE)
 
 
-def _reached(frames: Sequence[Frame]) -> int:
-    """The index of the innermost frame of the program, which may be a library's."""
-    for is_programs in (lambda frame: frame.is_users, _is_of_no_rule):
+def _program_frame(frames: Sequence[Frame]) -> int:
+    """The index of the program's innermost frame, which is a library's where the program has none."""
+    for is_programs in (lambda frame: frame.is_users, _is_plain_library):
         for index, frame in enumerate(frames):
             if is_programs(frame):
                 return index
     return 0
 
 
-def _is_of_no_rule(frame: Frame) -> bool:
+def _is_plain_library(frame: Frame) -> bool:
     if frame.is_jax or frame.is_scaffold or _PACKAGE not in frame.file:
         return False
     return not any(pattern.search(f"{frame.file} {frame.function}") for _, _, pattern in _RULES)
 
 
 def _name(called: Sequence[Frame]) -> str:
-    """What the program has called: "queue.get", "process_allgather"; empty where the name is of JAX's inside."""
+    """What the program has called: "queue.get", "process_allgather"; empty for an internal function of JAX."""
     entries = [frame for frame in called if not frame.is_wrapper]
     if not entries or (entries[-1].is_jax and _INNER.search(entries[-1].function)):
         return ""

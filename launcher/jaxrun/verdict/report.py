@@ -1,4 +1,4 @@
-"""A verdict in words: the last screenful, which says what happened, where, and what now."""
+"""Formats a verdict: the last screen of a job, which says what happened, where, and what to do."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from jaxrun.text import format_ranks, format_seconds, plural
 from jaxrun.verdict.verdict import Verdict
 
 _WIDTH = 100
-_INNOCENT = {"was stopped", "had finished"}
+_NO_FAULT = {"was stopped", "had finished"}  # what became of victims, in the words of phrasing.py
 
 
 def format_report(verdict: Verdict, run_dir: Path | None) -> str:
-    """The report, without a final newline. `run_dir` as it is to be shown; None where there is none."""
+    """The report without a final newline; `run_dir` as it is to be shown, None where there is none."""
     if verdict.outcome == "ok":
         return "\n".join([f"jaxrun: {_done(verdict)}", *verdict.details, *_divergence(verdict)])
     lines = [f"jaxrun: {verdict.headline}"]
@@ -40,7 +40,7 @@ def _divergence(verdict: Verdict) -> Iterator[str]:
 
 
 def _explanation(verdict: Verdict) -> Iterator[str]:
-    """What a known text means; never in the place of the text."""
+    """What a known error means; the error itself is shown as well."""
     for name, text in (("what this means", verdict.means), ("try", verdict.advice)):
         if text:
             yield textwrap.fill(f"{name}: {text}", _WIDTH, break_long_words=False, break_on_hyphens=False)
@@ -49,7 +49,7 @@ def _explanation(verdict: Verdict) -> Iterator[str]:
 
 
 def _victims(fates: Mapping[int, str], stopping: float | None) -> str:
-    """What became of the others, in one line."""
+    """What became of the other ranks, in one line."""
     by_fate: dict[str, list[int]] = defaultdict(list)
     for rank, fate in fates.items():
         by_fate[fate].append(rank)
@@ -58,17 +58,19 @@ def _victims(fates: Mapping[int, str], stopping: float | None) -> str:
     none = "it had no fault of its own" if len(fates) == 1 else "none of them had a fault of its own"
     if len(by_fate) == 1:
         (fate,) = by_fate
-        text = f"{others} {_agree(fate, len(fates))}"
-        if fate in _INNOCENT:
+        text = f"{others} {_to_plural(fate, len(fates))}"
+        if fate in _NO_FAULT:
             return f"{text}{later if fate == 'was stopped' else ''}; {none}."
     else:
         groups = sorted(by_fate.items(), key=lambda item: (-len(item[1]), item[1]))
-        text = f"{others}: {', '.join(f'{format_ranks(ranks)} {_agree(fate, len(ranks))}' for fate, ranks in groups)}"
+        text = (
+            f"{others}: {', '.join(f'{format_ranks(ranks)} {_to_plural(fate, len(ranks))}' for fate, ranks in groups)}"
+        )
     return f"{text}; all gone{later}." if later else f"{text}."
 
 
-def _agree(fate: str, count: int) -> str:
-    """`was stopped` of one, `were stopped` of several."""
+def _to_plural(fate: str, count: int) -> str:
+    """`was stopped` for one rank, `were stopped` for several."""
     if count == 1:
         return fate
     return fate.replace("was ", "were ", 1).replace(" its ", " their ", 1)

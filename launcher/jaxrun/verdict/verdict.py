@@ -1,4 +1,4 @@
-"""The verdict on a job, as a value: what verdict.json holds and report.py puts into words."""
+"""The verdict on a job: the value that verdict.json holds and that report.py formats."""
 
 from __future__ import annotations
 
@@ -7,25 +7,25 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields
 
 FORMAT = 1
-_ADDED = ("means", "advice", "link", "divergence")  # since the first files of this format
+_ADDED_FIELDS = ("means", "advice", "link", "divergence")  # missing in the first files of this format
 
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """How a job ended and who is to blame.
+    """How a job ended, and which ranks caused it.
 
     outcome:    "ok", "failed" (an exception), "killed" (a signal), "exited" (a status without an exception),
                 "diverged" (brought down by being out of step), "lost" (a host), "early-exit", "timeout", "stall",
                 "refused", "unavailable", "interrupted" or "preempted"
     hosts:      each rank's host; its length is the job's size
-    culprits:   the ranks that failed alike, lowest first; empty where none is to blame
-    intro:      what stands above the traceback, if anything does
+    culprits:   the ranks that failed in the same way, lowest first; empty where no rank caused the end
+    intro:      a line above the traceback; may be empty
     traceback:  of the user's program, of the first culprit
-    headline:   the sentence that says who, what, where and when
-    means:      what a known text means, in one sentence; advice: what to try; link: where more is said of it
-    divergence: the call in which the ranks were out of step, if they were, in several lines
-    details:    further lines: stacks, threads that had died before
-    victims:    the other ranks, each with what became of it, after "rank 3 …"
+    headline:   one sentence: which rank, what, where and when
+    means:      the cause of a known error in one sentence; advice: what to do; link: documentation or an issue
+    divergence: the call in which the ranks diverged, in several lines; empty if they did not
+    details:    further lines: injected faults, stacks, threads that had died before
+    victims:    the other ranks, each with what became of it, to complete "rank 3 …"
     startup:    seconds from the start to the program's first line; None if it was never reached
     run:        seconds from then to the failure, or to the end
     stopping:   seconds from the failure until nothing was left running
@@ -50,7 +50,7 @@ class Verdict:
 
     @property
     def log(self) -> str:
-        """The file of the run directory to look at first; empty where no rank is to blame."""
+        """The file of the run directory to look at first; empty where there is no culprit."""
         return f"rank-{self.culprits[0]:04d}.err" if self.culprits else ""
 
 
@@ -61,16 +61,16 @@ def to_json(verdict: Verdict) -> str:
 
 
 def from_json(text: str) -> Verdict:
-    """Read it back; fields that the file is too old to have get their defaults.
+    """Parse verdict.json; fields that an old file lacks get their defaults.
 
-    ValueError if it is not a verdict of this format.
+    Raises ValueError if it is not a verdict of this format.
     """
     content = json.loads(text)
     if not isinstance(content, dict) or content.get("format") != FORMAT:
         raise ValueError(f"not a verdict of format {FORMAT}")
     try:
-        added = {name: str(content.get(name, "")) for name in _ADDED}
-        values = {field.name: content[field.name] for field in fields(Verdict) if field.name not in _ADDED} | added
+        values = {field.name: content[field.name] for field in fields(Verdict) if field.name not in _ADDED_FIELDS}
+        values |= {name: str(content.get(name, "")) for name in _ADDED_FIELDS}
         for name in ("hosts", "victims"):
             values[name] = {int(rank): str(text) for rank, text in values[name].items()}
         for name in ("culprits", "details"):
