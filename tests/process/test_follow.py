@@ -11,8 +11,7 @@ from itertools import pairwise
 import pytest
 
 from jaxrun.backends.follow import JobState, parse_job_state, submit_and_follow
-from jaxrun.backends.sbatch import submission_env, write_script
-from jaxrun.errors import UnavailableError, UsageError
+from jaxrun.errors import UnavailableError
 
 SCRIPT = "#!/bin/bash\n# Written by jaxrun.\n#SBATCH --output=x.out\n#SBATCH --time=5\nexec true\n"
 # As a Slurm 22.05 printed it, with a name that is made to mislead.
@@ -79,7 +78,9 @@ class Cluster:
 
 
 @pytest.fixture
-def cluster(tmp_path):
+def cluster(tmp_path, monkeypatch):
+    monkeypatch.setattr("jaxrun.backends.follow._EARLY_QUERY_S", 0.1)
+    monkeypatch.setattr("jaxrun.backends.follow._OUTPUT_POLL_S", 0.05)
     return Cluster(tmp_path)
 
 
@@ -116,38 +117,6 @@ def test_a_job_that_goes_on_is_not_over(state):
     assert not parse_job_state(shown(state)).is_over
 
 
-def test_no_variable_overrides_what_the_script_says():
-    theirs = {"SBATCH_OUTPUT": "y", "SBATCH_TIMELIMIT": "9", "SBATCH_WAIT": "1", "SBATCH_ARRAY_INX": "1-9"}
-    ours = {"SBATCH_ACCOUNT": "me", "SLURM_CONF": "/c", "SLURM_MPI_TYPE": "pmix", "HOME": "/root"}
-    assert submission_env(SCRIPT, {**theirs, **ours}) == ours
-
-
-def test_the_allocation_of_this_shell_is_not_handed_on():
-    inside = {"SLURM_JOB_ID": "7", "SLURM_CPUS_PER_TASK": "8", "SLURM_NTASKS": "9", "SLURM_TRES_PER_TASK": "cpu=8"}
-    ours = {"SLURM_CONF": "/c", "SLURM_CLUSTERS": "a", "SLURMX": "1"}
-    assert submission_env(SCRIPT, {**inside, **ours}) == ours
-
-
-def test_a_script_can_be_run_and_written_again(tmp_path):
-    path = tmp_path / "job.sh"
-    write_script(path, SCRIPT + "1")
-    write_script(path, SCRIPT)
-    assert path.read_text() == SCRIPT and os.access(path, os.X_OK)
-
-
-def test_a_file_of_somebody_elses_is_not_overwritten(tmp_path):
-    path = tmp_path / "train.py"
-    path.write_text("precious")
-    with pytest.raises(UsageError, match=r"train\.py is a file already, and no batch script"):
-        write_script(path, SCRIPT)
-    assert path.read_text() == "precious"
-
-
-def test_where_nothing_can_be_written_it_says_so(tmp_path):
-    with pytest.raises(UsageError, match=r"cannot be written to .*nowhere/job\.sh: No such file or directory"):
-        write_script(tmp_path / "nowhere" / "job.sh", SCRIPT)
-
-
 def test_output_is_passed_on_byte_by_byte_and_the_end_is_the_jobs(cluster, capfdbinary):
     cluster.states(
         shown("RUNNING", output=cluster.output),
@@ -180,7 +149,8 @@ def test_a_job_that_starts_again_is_followed_further(cluster, capfd):
 
 
 @pytest.mark.extended
-def test_a_job_that_waits_says_why_and_the_controller_is_left_in_peace(cluster, capfd):
+def test_a_job_that_waits_says_why_and_the_controller_is_left_in_peace(cluster, capfd, monkeypatch):
+    monkeypatch.setattr("jaxrun.backends.follow._EARLY_QUERY_S", 1.0)
     cluster.states(*[shown("PENDING", reason="Resources")] * 4, shown("COMPLETED", output=cluster.output))
     assert submit_and_follow(SCRIPT, cluster.folder / "job.sh", cluster.environ) == 0
     assert capfd.readouterr().err.count("job 80 is pending (Resources)") == 1
@@ -189,8 +159,8 @@ def test_a_job_that_waits_says_why_and_the_controller_is_left_in_peace(cluster, 
 
 
 def test_a_controller_that_does_not_answer_is_waited_for(cluster, capfd, monkeypatch):
-    monkeypatch.setattr("jaxrun.backends.follow._FIRST_WORD", 0.0)
-    monkeypatch.setattr("jaxrun.backends.follow._NEXT_WORD", 0.5)
+    monkeypatch.setattr("jaxrun.backends.follow._FIRST_NOTE_S", 0.0)
+    monkeypatch.setattr("jaxrun.backends.follow._NEXT_NOTE_S", 0.05)
     cluster.states("", "", shown("COMPLETED", output=cluster.output))
     for number in (1, 2):
         cluster.when(number, 'echo "slurm_load_jobs error: Unable to contact slurm controller" >&2; exit 1')

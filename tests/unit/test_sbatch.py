@@ -1,5 +1,6 @@
-"""The text of a batch script, read as sbatch and bash read it."""
+"""The batch script: its text, read as sbatch and bash read it, its file, and the environment for sbatch."""
 
+import os
 import re
 import shlex
 import subprocess
@@ -12,6 +13,7 @@ from jaxrun.errors import UsageError
 from jaxrun.job.job import Job
 
 HERE = "/home/me/my project"
+WRITTEN = "#!/bin/bash\n# Written by jaxrun.\n#SBATCH --output=x.out\n#SBATCH --time=5\nexec true\n"
 
 
 def make(*options, program=("train.py",), directory=HERE, file="job.sh", **request):
@@ -177,3 +179,35 @@ def test_there_is_notice_of_the_end_unless_the_job_is_too_short_for_it(request_,
 )
 def test_a_time_limit_is_read_as_slurm_reads_it(text, expected):
     assert sbatch.parse_time_limit(text) == expected
+
+
+def test_no_variable_overrides_what_the_script_says():
+    theirs = {"SBATCH_OUTPUT": "y", "SBATCH_TIMELIMIT": "9", "SBATCH_WAIT": "1", "SBATCH_ARRAY_INX": "1-9"}
+    ours = {"SBATCH_ACCOUNT": "me", "SLURM_CONF": "/c", "SLURM_MPI_TYPE": "pmix", "HOME": "/root"}
+    assert sbatch.submission_env(WRITTEN, {**theirs, **ours}) == ours
+
+
+def test_the_allocation_of_this_shell_is_not_handed_on():
+    inside = {"SLURM_JOB_ID": "7", "SLURM_CPUS_PER_TASK": "8", "SLURM_NTASKS": "9", "SLURM_TRES_PER_TASK": "cpu=8"}
+    ours = {"SLURM_CONF": "/c", "SLURM_CLUSTERS": "a", "SLURMX": "1"}
+    assert sbatch.submission_env(WRITTEN, {**inside, **ours}) == ours
+
+
+def test_a_script_can_be_run_and_written_again(tmp_path):
+    path = tmp_path / "job.sh"
+    sbatch.write_script(path, WRITTEN + "1")
+    sbatch.write_script(path, WRITTEN)
+    assert path.read_text() == WRITTEN and os.access(path, os.X_OK)
+
+
+def test_a_file_of_somebody_elses_is_not_overwritten(tmp_path):
+    path = tmp_path / "train.py"
+    path.write_text("precious")
+    with pytest.raises(UsageError, match=r"train\.py is a file already, and no batch script"):
+        sbatch.write_script(path, WRITTEN)
+    assert path.read_text() == "precious"
+
+
+def test_where_nothing_can_be_written_it_says_so(tmp_path):
+    with pytest.raises(UsageError, match=r"cannot be written to .*nowhere/job\.sh: No such file or directory"):
+        sbatch.write_script(tmp_path / "nowhere" / "job.sh", WRITTEN)

@@ -1,8 +1,8 @@
-"""What each kind of mpirun wants to be told: a table for each, and the command line made from it. All of it is pure.
+"""The command line of each family of mpirun, made from one table entry for each. Pure.
 
-A kind is known by what its --version says, as a path says nothing. Values of variables stand on no command line, where
-other users could read them: they travel in mpirun's environment, by name. What is said here of a kind has been tried
-across hosts with Open MPI 4.1.4, 4.1.8 and 5.0.11, MPICH 4.0.2 and 5.0.2, and Intel MPI 2021.18.
+A family is known by what its --version prints; a path says nothing. Values of variables stand on no command line, where
+other users could read them: they travel in mpirun's environment, by name. All entries were tried across hosts, with
+Open MPI 4.1.4, 4.1.8 and 5.0.11, MPICH 4.0.2 and 5.0.2, and Intel MPI 2021.18.
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ HostCounts = tuple[tuple[str, int], ...]
 class MpirunRequest:
     """What an mpirun is to start.
 
-    processes:  of them all
-    counts:     the hosts in the order of the ranks, with the processes of each; empty where mpirun knows its hosts
-    per_host:   processes on every host; None where that differs, or nobody said
-    directory:  where the processes start
-    names:      the variables that must reach them
-    root:       mpirun is run by root
-    launcher:   how to reach the other hosts, "slurm" or "ssh"; empty for mpirun's own choice
-    more:       the user's own words for mpirun
-    given:      the environment, in which the user may have made choices too
+    processes:    processes of all hosts together
+    host_counts:  the hosts in the order of the ranks, with the processes of each; empty where mpirun knows its hosts
+    per_host:     processes on every host; None where that differs, or nobody said
+    directory:    where the processes start
+    variables:    the names of the variables that must reach the processes
+    as_root:      whether mpirun is run by root
+    launcher:     how to reach the other hosts, "slurm" or "ssh"; empty for mpirun's own choice
+    user_words:   the user's own words for mpirun
+    environ:      the environment, in which the user may have made choices too
     """
 
     processes: int
@@ -43,18 +43,19 @@ class MpirunRequest:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MpiFamily:
-    """One kind of mpirun.
+    """One kind of mpirun, and how it is told what a MpirunRequest asks for.
 
-    engine:     the key of its variables in surroundings.ENGINES
-    says:       what its --version says, the version being the group
-    listed:     the words that name the hosts, and no more
-    placed:     the words for each block of ranks that put them where `counts` says
-    directory:  the option for the working directory
-    export:     the option that passes a variable on by its name; empty where all are passed on
-    as_root:    the option that root must give
-    unbound, unbound_env:  the words and the variables that keep processes off single cores
-    launcher:   the option for Request.launcher; empty where it needs none
-    binds, places, launches:  options without their dashes, parameters and variables by which the user chooses instead
+    engine:            the key in cluster_env.CLUSTER_ENVS of the variables that its processes get
+    version_pattern:   matches what its --version prints, the version being the group
+    host_words:        the words that name the hosts, and no more
+    placement_words:   the words for each block of ranks that put them where `host_counts` says
+    directory_option:  the option for the working directory
+    export_option:     the option that passes a variable on by its name; empty where all are passed on
+    root_option:       the option that root must give
+    unbind_words, unbind_env:  the words and the variables that keep mpirun from binding processes to single cores
+    launcher_option:   the option for MpirunRequest.launcher; empty where it needs none
+    binding_choices, placement_choices, launcher_choices:  options without dashes, parameters and variables with which
+                       the user decides these instead
     """
 
     title: str
@@ -73,18 +74,18 @@ class MpiFamily:
     launcher_choices: Words = ()
 
     def version(self, text: str) -> str:
-        """The version that is said in `text`; empty where that is not this family's."""
+        """Return the version that --version prints in `text`; empty where that is not of this family."""
         match = re.search(self.version_pattern, text)
         return match[1] if match else ""
 
 
 def identify_family(text: str) -> MpiFamily | None:
-    """The family whose --version says `text`."""
+    """Return the family whose --version prints `text`; None if it is none of them."""
     return next((family for family in FAMILIES if family.version(text)), None)
 
 
 def mpirun_argv(family: MpiFamily, path: str, request: MpirunRequest, program: Sequence[str]) -> Words:
-    """The whole command line; where there is more than one block, each has the program at its end."""
+    """Return the whole command line; where there are several blocks of ranks, each has the program at its end."""
     words = [path]
     if needs_root_option(family, request):
         words.append(family.root_option)
@@ -94,32 +95,32 @@ def mpirun_argv(family: MpiFamily, path: str, request: MpirunRequest, program: S
         words += [family.launcher_option, request.launcher]
     if family.export_option:
         words += [word for name in request.variables for word in (family.export_option, name)]
-    more = request.user_words
+    user_words = request.user_words
     for block in _blocks(family, request):
-        words += [*block, family.directory_option, request.directory, *more, *program, ":"]
-        more = ()
+        words += [*block, family.directory_option, request.directory, *user_words, *program, ":"]
+        user_words = ()
     return tuple(words[:-1])
 
 
 def needs_root_option(family: MpiFamily, request: MpirunRequest) -> bool:
-    """Whether root needs an option, and has not given it."""
+    """Whether mpirun is run by root, who must give an option for that and has not given it."""
     return request.as_root and bool(family.root_option) and not user_chose((family.root_option.lstrip("-"),), request)
 
 
 def sets_launcher(family: MpiFamily, request: MpirunRequest) -> bool:
-    """Whether it is told how to reach the other hosts."""
+    """Whether mpirun is told how to reach the other hosts."""
     return bool(family.launcher_option and request.launcher) and not user_chose(family.launcher_choices, request)
 
 
 def user_chose(names: Iterable[str], request: MpirunRequest) -> bool:
-    """Whether the user has made one of these choices; a name with an underline is a parameter's or a variable's."""
+    """Whether the user has given one of `names`: options or, with an underscore, parameters and variables."""
     named = {*request.user_words, *request.environ}
     return any(name in (named if "_" in name else option_names(request.user_words)) for name in names)
 
 
-def option_names(more: Iterable[str]) -> set[str]:
-    """The names of the options among these words of the user's: "map-by" for -map-by, --map-by and --map-by=node."""
-    return {word.lstrip("-").partition("=")[0] for word in more if word.startswith("-")}
+def option_names(words: Iterable[str]) -> set[str]:
+    """Return the names of the options among `words`: "map-by" for -map-by, --map-by and --map-by=node."""
+    return {word.lstrip("-").partition("=")[0] for word in words if word.startswith("-")}
 
 
 def _blocks(family: MpiFamily, request: MpirunRequest) -> tuple[Words, ...]:
@@ -138,7 +139,7 @@ def _open_mpi_hosts(counts: HostCounts) -> Words:
 
 
 def _open_mpi_4(request: MpirunRequest) -> tuple[Words, ...]:
-    """By a host for each rank: a list of hosts with slots it sorts, this machine first or as Slurm lists them."""
+    """Name a host for each rank: hosts with slots would be sorted, this machine first or as Slurm lists them."""
     if not request.host_counts:
         return _open_mpi_5(request)
     each = ",".join(name for name, count in request.host_counts for _ in range(count))
@@ -165,7 +166,7 @@ def _intel_hosts(counts: HostCounts) -> Words:
 
 
 def _intel(request: MpirunRequest) -> tuple[Words, ...]:
-    """It takes no notice of numbers in a list of hosts: where they differ, each host has a block of its own."""
+    """Give each host a block of its own where numbers differ: Intel MPI ignores numbers in a list of hosts."""
     if request.host_counts and request.per_host is None:
         return tuple(("-n", str(count), "-host", name) for name, count in request.host_counts)
     hosts = _intel_hosts(request.host_counts) if request.host_counts else ()

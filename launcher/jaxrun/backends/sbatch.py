@@ -22,7 +22,7 @@ SCRIPT_MARK = "# Written by jaxrun."
 _MIN_SIGTERM_LEAD_S = 60  # from the SIGTERM to the time limit
 _SIGNAL_JITTER_S = 60  # Slurm may send a signal this much sooner than asked
 _ALLOCATION_VARIABLE = re.compile(r"SLURM_(?!CONF$|CLUSTERS$)")
-
+# Options of jaxrun that the #SBATCH lines stand for.
 _DROPPED_WITH_VALUE = ("--sbatch", "--slurm-args", "--partition", "--time", "--account")
 
 

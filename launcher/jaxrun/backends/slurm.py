@@ -1,7 +1,7 @@
 """The Slurm backend: inside of an allocation, one srun starts an agent for each rank.
 
-srun is told everything on its command line, because it would take what is left out from SLURM_* variables, which may be
-those of somebody else's step. No value of a variable stands there: srun passes its own environment on.
+srun is told everything on its command line: it would take what is left out from SLURM_* variables, which may be those
+of somebody else's step. No value of a variable stands there: srun passes its own environment on.
 
 Tried with Slurm 22.05: srun ends by itself when all tasks have; a SIGTERM to it ends all tasks at once, by SIGKILL; a
 SIGKILL to it leaves them running.
@@ -14,16 +14,16 @@ import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from jaxrun.backends import sbatch, slurm_allocation
+from jaxrun.backends import sbatch
 from jaxrun.backends.remote_plan import plan_remote
-from jaxrun.backends.slurm_allocation import Allocation, spread_tasks
+from jaxrun.backends.slurm_allocation import Allocation, read_allocation, spread_tasks
 from jaxrun.backends.slurm_args import check_slurm_args, has_option
 from jaxrun.errors import UnavailableError, UsageError
 from jaxrun.job.job import Job
 from jaxrun.job.plan import AGENT_ARGV, LaunchCommand, Plan
 from jaxrun.text import UNKNOWN_HOST, plural
 
-# srun would take these for options of its own that no word on its command line takes back.
+# srun reads these as options of its own, which no word on its command line takes back.
 _SRUN_INPUT_VARIABLES = (
     "SLURM_BCAST", "SLURM_EXACT", "SLURM_EXCLUSIVE", "SLURM_HOSTFILE", "SLURM_IMMEDIATE", "SLURM_LABELIO",
     "SLURM_NO_KILL", "SLURM_NTASKS_PER_CORE", "SLURM_NTASKS_PER_GPU", "SLURM_NTASKS_PER_NODE",
@@ -31,32 +31,19 @@ _SRUN_INPUT_VARIABLES = (
     "SLURM_TIMELIMIT", "SLURM_UNBUFFEREDIO", "SLURM_WORKING_DIR",
 )  # fmt: skip
 _STEP_BINDING_VARIABLES = (
-    "SLURM_CPU_BIND",
-    "SLURM_CPU_BIND_LIST",
-    "SLURM_CPU_BIND_TYPE",
-    "SLURM_CPU_BIND_VERBOSE",
-    "SLURM_MEM_BIND",
-)
+    "SLURM_CPU_BIND", "SLURM_CPU_BIND_LIST", "SLURM_CPU_BIND_TYPE", "SLURM_CPU_BIND_VERBOSE", "SLURM_MEM_BIND"
+)  # fmt: skip
 _GPU_REQUEST_VARIABLES = ("SLURM_GPUS", "SLURM_GPUS_PER_NODE", "SLURM_GPUS_PER_SOCKET", "SLURM_GPUS_PER_TASK")
 _GPU_VARIABLES = (*_GPU_REQUEST_VARIABLES, "SLURM_GPUS_ON_NODE", "SLURM_JOB_GPUS", "SLURM_STEP_GPUS")
 _HOST_CHOICE_OPTIONS = (
-    "--nodelist",
-    "-w",
-    "--exclude",
-    "-x",
-    "--nodefile",
-    "-F",
-    "--relative",
-    "-r",
-    "--distribution",
-    "-m",
-)
+    "--nodelist", "-w", "--exclude", "-x", "--nodefile", "-F", "--relative", "-r", "--distribution", "-m"
+)  # fmt: skip
 _OVERCOMMIT_OPTIONS = ("--overcommit", "-O")
 
 
 @dataclass(frozen=True, slots=True)
 class _Shape:
-    """Processes on each node that is used, the first of the allocation, and the CPUs of each process."""
+    """The number of processes on each node that is used, from the first node on, and the CPUs of each process."""
 
     counts: tuple[int, ...]
     cpus: int
@@ -74,19 +61,19 @@ def plan(job: Job, environ: Mapping[str, str], job_id: str) -> Plan:
             f"--backend slurm needs srun, which is not on PATH ({environ.get('PATH', 'not set')}). On a machine of a "
             "cluster it may come with: module load slurm. Without Slurm, leave --backend out, or take --backend mpirun"
         )
-    inside = slurm_allocation.read_allocation(environ)
-    if inside is None:
+    allocation = read_allocation(environ)
+    if allocation is None:
         raise UsageError(_no_allocation_message(job))
     check_slurm_args(job.slurm_args)
-    shape = _shape(job, inside, "SLURM_OVERCOMMIT" in environ or has_option(job.slurm_args, _OVERCOMMIT_OPTIONS))
-    starter = LaunchCommand(
+    shape = _shape(job, allocation, "SLURM_OVERCOMMIT" in environ or has_option(job.slurm_args, _OVERCOMMIT_OPTIONS))
+    command = LaunchCommand(
         engine="slurm",
-        title=f"srun in Slurm job {inside.job_id}",
-        argv=(srun, *_srun_options(job, inside, shape, environ), *job.slurm_args, *AGENT_ARGV),
+        title=f"srun in Slurm job {allocation.job_id}",
+        argv=(srun, *_srun_options(job, allocation, shape, environ), *job.slurm_args, *AGENT_ARGV),
         set_env={"SRUN_CPUS_PER_TASK": str(shape.cpus)},
-        unset_env=_hidden_variables(job, inside, environ),
+        unset_env=_hidden_variables(job, allocation, environ),
     )
-    return plan_remote(job, environ, job_id, starter, _hosts(job, inside, shape), _notes(job, inside))
+    return plan_remote(job, environ, job_id, command, _hosts(job, allocation, shape), _notes(job, allocation))
 
 
 def _no_allocation_message(job: Job) -> str:
@@ -98,31 +85,30 @@ def _no_allocation_message(job: Job) -> str:
     )
 
 
-def _shape(job: Job, inside: Allocation, overcommit: bool) -> _Shape:
-    hosts = _host_count(job, inside)
-    cpus = inside.cpus[:hosts]
-    processes = job.processes or _default_processes(job, inside, hosts)
-    each = job.cpus_per_process or inside.cpus_per_task or 0
+def _shape(job: Job, allocation: Allocation, overcommit: bool) -> _Shape:
+    hosts = _host_count(job, allocation)
+    cpus = allocation.cpus[:hosts]
+    processes = job.processes or _default_processes(job, allocation, hosts)
+    each = job.cpus_per_process or allocation.cpus_per_task or 0
     if not job.cpus_per_process and (not each or processes > sum(count // each for count in cpus)):
-        # Where nobody has said how many CPUs a process gets: all that there are. Slurm would bind it to a single one.
-        each = max(
-            1, min(count // max(taken, 1) for count, taken in zip(cpus, spread_tasks(processes, cpus), strict=True))
-        )
+        # Nobody has said how many CPUs a process gets: all that there are. Slurm would bind it to a single one.
+        tasks = spread_tasks(processes, cpus)
+        each = max(1, min(count // max(number, 1) for count, number in zip(cpus, tasks, strict=True)))
     room = [count // each for count in cpus]
     counts = spread_tasks(processes, room)
     if not overcommit:
-        _check_room(inside, counts, room, each)
+        _check_room(allocation, counts, room, each)
     if job.processes_per_host and set(counts) != {job.processes_per_host}:
         raise UsageError(
-            f"--processes-per-host {job.processes_per_host} does not fit Slurm job {inside.job_id}: with "
-            f"{plural(each, 'CPU')} a process, {_node_numbers(inside, room)} of them can run there"
+            f"--processes-per-host {job.processes_per_host} does not fit Slurm job {allocation.job_id}: with "
+            f"{plural(each, 'CPU')} a process, {_node_numbers(allocation, room)} of them can run there"
         )
     return _Shape(counts, each)
 
 
-def _host_count(job: Job, inside: Allocation) -> int:
-    """How many nodes of the allocation are used; UsageError where the numbers that were given contradict."""
-    per_host, processes, nodes = job.processes_per_host, job.processes, len(inside.nodes)
+def _host_count(job: Job, allocation: Allocation) -> int:
+    """Return how many nodes of the allocation are used. Raises UsageError where the given numbers contradict."""
+    per_host, processes, nodes = job.processes_per_host, job.processes, len(allocation.nodes)
     hosts = job.hosts or nodes
     if per_host and processes:
         if processes % per_host or (job.hosts and job.hosts * per_host != processes):
@@ -137,40 +123,40 @@ def _host_count(job: Job, inside: Allocation) -> int:
         hosts = min(hosts, processes)
     if hosts > nodes:
         raise UsageError(
-            f"{plural(hosts, 'host')} are asked for, but Slurm job {inside.job_id} has {plural(nodes, 'node')}: "
-            f"{_abbreviated(inside.nodes)}; give a smaller -N, or get more with salloc or sbatch"
+            f"{plural(hosts, 'host')} are asked for, but Slurm job {allocation.job_id} has {plural(nodes, 'node')}: "
+            f"{_abbreviated(allocation.nodes)}; give a smaller -N, or get more with salloc or sbatch"
         )
     return hosts
 
 
-def _default_processes(job: Job, inside: Allocation, hosts: int) -> int:
-    """Where -n is not given: what the allocation was made for, else one for each GPU that is known, else one a host."""
+def _default_processes(job: Job, allocation: Allocation, hosts: int) -> int:
+    """Return the default for -n: what the allocation was made for, else one for each GPU, else one for each host."""
     if job.processes_per_host:
         return hosts * job.processes_per_host
-    if inside.tasks is not None:
-        each = inside.cpus_per_task or 1
-        return max(hosts, sum(spread_tasks(inside.tasks, [count // each for count in inside.cpus])[:hosts]))
-    gpus = 0 if job.platform == "cpu" else job.gpus_per_host or inside.gpus or 0
+    if allocation.tasks is not None:
+        each = allocation.cpus_per_task or 1
+        return max(hosts, sum(spread_tasks(allocation.tasks, [count // each for count in allocation.cpus])[:hosts]))
+    gpus = 0 if job.platform == "cpu" else job.gpus_per_host or allocation.gpus or 0
     return hosts * max(1, gpus // (job.devices_per_process or 1))
 
 
-def _check_room(inside: Allocation, counts: Sequence[int], room: Sequence[int], each: int) -> None:
+def _check_room(allocation: Allocation, counts: Sequence[int], room: Sequence[int], each: int) -> None:
     if 0 in counts or any(count > limit for count, limit in zip(counts, room, strict=True)):
-        made_for = f", made for {plural(inside.tasks, 'task')}" if inside.tasks else ""
+        made_for = f", made for {plural(allocation.tasks, 'task')}" if allocation.tasks else ""
         raise UsageError(
-            f"{sum(counts)} processes x {plural(each, 'CPU')} do not fit Slurm job {inside.job_id}{made_for}: its CPUs "
-            f"are {_node_numbers(inside, inside.cpus[: len(room)])}. Ask salloc or sbatch for -n {sum(counts)} "
-            f"-c {each}, start fewer with -n, or let processes share CPUs: --slurm-args --overcommit"
+            f"{sum(counts)} processes x {plural(each, 'CPU')} do not fit Slurm job {allocation.job_id}{made_for}: its "
+            f"CPUs are {_node_numbers(allocation, allocation.cpus[: len(room)])}. Ask salloc or sbatch for "
+            f"-n {sum(counts)} -c {each}, start fewer with -n, or let processes share CPUs: --slurm-args --overcommit"
         )
 
 
-def _srun_options(job: Job, inside: Allocation, shape: _Shape, environ: Mapping[str, str]) -> list[str]:
+def _srun_options(job: Job, allocation: Allocation, shape: _Shape, environ: Mapping[str, str]) -> list[str]:
     hosts = len(shape.counts)
     words = [f"--nodes={hosts}", f"--ntasks={shape.processes}"]
     if len(set(shape.counts)) == 1:  # srun warns of any other
         words.append(f"--ntasks-per-node={shape.counts[0]}")
     words += [f"--cpus-per-task={shape.cpus}", "--distribution=block"]
-    if hosts < len(inside.nodes) and not has_option(job.slurm_args, _HOST_CHOICE_OPTIONS):
+    if hosts < len(allocation.nodes) and not has_option(job.slurm_args, _HOST_CHOICE_OPTIONS):
         words.append("--relative=0")  # else srun prefers nodes on which no other step runs
     if job.gpus_per_host:
         words.append(f"--gpus-per-node={job.gpus_per_host}")
@@ -183,23 +169,23 @@ def _srun_options(job: Job, inside: Allocation, shape: _Shape, environ: Mapping[
     return [*words, "--kill-on-bad-exit=1", "--wait=0", "--input=0", "--export=ALL"]
 
 
-def _hidden_variables(job: Job, inside: Allocation, environ: Mapping[str, str]) -> tuple[str, ...]:
+def _hidden_variables(job: Job, allocation: Allocation, environ: Mapping[str, str]) -> tuple[str, ...]:
     names = [*_SRUN_INPUT_VARIABLES, *(_GPU_REQUEST_VARIABLES if job.gpus_per_host else ())]
-    if inside.in_step:
+    if allocation.in_step:
         names += _STEP_BINDING_VARIABLES  # that of the step, for its own few CPUs
     if re.fullmatch(r"cpu[=:][0-9]+", environ.get("SLURM_TRES_PER_TASK", "")):
         names.append("SLURM_TRES_PER_TASK")  # must not differ from --cpus-per-task
     return tuple(name for name in names if name in environ)
 
 
-def _hosts(job: Job, inside: Allocation, shape: _Shape) -> list[str]:
-    """The host of each rank, as far as it is certain."""
+def _hosts(job: Job, allocation: Allocation, shape: _Shape) -> list[str]:
+    """Return the host of each rank, UNKNOWN_HOST where the user chooses the hosts."""
     if has_option(job.slurm_args, _HOST_CHOICE_OPTIONS):
         return [UNKNOWN_HOST] * shape.processes
-    return [node for node, count in zip(inside.nodes, shape.counts, strict=False) for _ in range(count)]
+    return [node for node, count in zip(allocation.nodes, shape.counts, strict=False) for _ in range(count)]
 
 
-def _notes(job: Job, inside: Allocation) -> list[str]:
+def _notes(job: Job, allocation: Allocation) -> list[str]:
     ignored = [
         option
         for option, value in (("--partition", job.partition), ("--time", job.time_limit), ("--account", job.account))
@@ -207,14 +193,14 @@ def _notes(job: Job, inside: Allocation) -> list[str]:
     ]
     if not ignored:
         return []
-    return [f"{', '.join(ignored)} cannot change Slurm job {inside.job_id}, which runs already"]
+    return [f"{', '.join(ignored)} cannot change Slurm job {allocation.job_id}, which runs already"]
 
 
-def _node_numbers(inside: Allocation, numbers: Sequence[int]) -> str:
-    """`h1 4, h2 4`."""
-    return _abbreviated([f"{node} {number}" for node, number in zip(inside.nodes, numbers, strict=False)])
+def _node_numbers(allocation: Allocation, numbers: Sequence[int]) -> str:
+    """Write `h1 4, h2 4`."""
+    return _abbreviated([f"{node} {number}" for node, number in zip(allocation.nodes, numbers, strict=False)])
 
 
 def _abbreviated(items: Sequence[str]) -> str:
-    """All of them, or of many the first and the last."""
+    """Write all `items`, or of many the first and the last."""
     return ", ".join(items if len(items) <= 6 else [*items[:3], "...", items[-1]])

@@ -1,8 +1,8 @@
-"""What the environment says of the Slurm allocation that this process runs in, and how srun lays tasks out in it.
+"""The Slurm allocation of this process, read from the environment, and how srun lays tasks out in it.
 
-Only variables of the whole job are believed. In a step (`srun --pty bash`, or salloc's own shell where the site makes
-that a step) SLURM_NNODES, SLURM_NODELIST and SLURM_TASKS_PER_NODE tell of the step, and in a batch script SLURM_PROCID
-tells nothing.
+Only variables of the whole job are used. In a step (`srun --pty bash`, or salloc's own shell where the site makes that
+a step) SLURM_NNODES, SLURM_NODELIST and SLURM_TASKS_PER_NODE are those of the step, and in a batch script SLURM_PROCID
+means nothing.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from jaxrun.job.hosts import expand_counts, expand_node_list
 class Allocation:
     """One job of Slurm.
 
-    cpus:           those of each node that are the job's, in the order of `nodes`
-    tasks:          what it was made for; None where nobody said
-    cpus_per_task:  likewise; not believed in a step
-    gpus:           those of each node; None where nothing is said of any
-    in_step:        this process is itself a task of a step of the job
+    cpus:           the job's CPUs on each node, in the order of `nodes`
+    tasks:          the number that it was made for; None where nobody said
+    cpus_per_task:  the number that it was made for; None where nobody said, and within a step
+    gpus:           GPUs of each node; None where no variable speaks of any
+    in_step:        whether this process is itself a task of a step of the job
     """
 
     job_id: str
@@ -36,7 +36,7 @@ class Allocation:
 
 
 def read_allocation(environ: Mapping[str, str]) -> Allocation | None:
-    """The allocation that `environ` tells of, None without one; UsageError for one that no job can be started in."""
+    """Read the allocation, None without one. Raises UsageError for one in which no job can be started."""
     job_id = environ.get("SLURM_JOB_ID", "")
     if not job_id:
         return None
@@ -71,7 +71,7 @@ def read_allocation(environ: Mapping[str, str]) -> Allocation | None:
 
 
 def spread_tasks(processes: int, room: Sequence[int]) -> tuple[int, ...]:
-    """Tasks of each node as srun counts them for block distribution: a round gives one to each node that has room.
+    """Count the tasks of each node as srun does for block distribution: a round gives one to each node that has room.
 
     When none has any, rounds go on regardless, as srun does with --overcommit.
     """
@@ -86,7 +86,7 @@ def spread_tasks(processes: int, room: Sequence[int]) -> tuple[int, ...]:
 
 
 def _tasks(environ: Mapping[str, str], nodes: int) -> int | None:
-    """What the allocation was made for: SLURM_NTASKS, unless it is the size of the step that this process is in."""
+    """Return SLURM_NTASKS, for which the allocation was made, unless it is the size of the step of this process."""
     tasks = _number(environ, "SLURM_NTASKS")
     of_step = tasks == _number(environ, "SLURM_STEP_NUM_TASKS", -1)
     if tasks and not (of_step and _number(environ, "SLURM_STEP_NUM_NODES") < nodes):
@@ -95,13 +95,13 @@ def _tasks(environ: Mapping[str, str], nodes: int) -> int | None:
 
 
 def _gpus(environ: Mapping[str, str], nodes: int) -> int | None:
-    """GPUs of each node: as they were asked for, else those of this one, else an equal share of all."""
+    """Return the GPUs of each node: as they were requested, else those of this node, else an equal share of all."""
     asked, total = (_count(environ.get(name, "")) for name in ("SLURM_GPUS_PER_NODE", "SLURM_GPUS"))
     return asked or _number(environ, "SLURM_GPUS_ON_NODE") or total // nodes or None
 
 
 def _count(text: str) -> int:
-    """The number in "8", "a100:8" or "a100:4,v100:4"."""
+    """Return the sum of the numbers in "8", "a100:8" or "a100:4,v100:4"."""
     return sum(int(number) for number in re.findall(r"(?:^|:)([0-9]+)(?=,|$)", text))
 
 
