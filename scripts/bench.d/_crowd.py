@@ -20,31 +20,27 @@ from pathlib import Path
 
 from jaxrun import __version__
 from jaxrun.backends import remote_plan
-from jaxrun.channel import addresses
 from jaxrun.job.job import Job
 from jaxrun.job.plan import LaunchCommand, Plan
-from jaxrun.protocol import auth
+from jaxrun.protocol import addresses, auth
 from jaxrun.protocol.agent_messages import (
     AgentReport,
-    Challenge,
-    ChallengeResponse,
-    HeadHandshake,
     HeadToAgent,
-    Rejected,
+    JobInfo,
     Shutdown,
     SignalWorker,
     StartWorker,
-    Welcome,
     WorkerExited,
     WorkerSpawned,
 )
+from jaxrun.protocol.auth import Challenge, ChallengeResponse, Rejected, Welcome
 from jaxrun.protocol.codec import MessageDecoder, encode, message_types
 from jaxrun.protocol.env import AgentEnv
 from jaxrun.protocol.worker_messages import CoordinatorReady, DeviceReport, Failed, Hello, Join, Run, StartCoordinator
 
 RANKS_PER_HOST = 8
 CORES_PER_HOST = 64
-_HEARD = message_types(HeadHandshake | HeadToAgent)
+_HEARD = message_types(auth.ToClient | HeadToAgent)
 _PIECE = 2**16
 _PATIENCE = 60.0  # seconds without a word from the head
 _COORDINATOR = "127.0.0.1:4711"
@@ -125,9 +121,10 @@ class Agent:
         match message:
             case Challenge():
                 self._nonce = message.nonce
-                self.say(ChallengeResponse(self.rank, self._own_nonce, self._proof("agent")))
+                self.say(ChallengeResponse(self.rank, self._own_nonce, self._proof("client")))
             case Welcome():
-                assert auth.proofs_equal(message.proof, self._proof("head"))
+                assert auth.proofs_equal(message.proof, self._proof("server"))
+            case JobInfo():
                 self.say(_report(self.rank, self._crowd.size, bool(message.run_dir)))
                 self._crowd.reached("welcome")
             case Rejected():

@@ -13,14 +13,17 @@ import pytest
 
 from jaxrun import __version__
 from jaxrun.agent.guard import find_marked, job_marker
-from jaxrun.channel.addresses import Interface, format_addresses
 from jaxrun.channel.connection import AGENT_TO_HEAD, Connection
-from jaxrun.channel.listener import Listener
+from jaxrun.channel.event_loop import EventLoop
+from jaxrun.channel.interfaces import Interface
+from jaxrun.channel.listener import listen_on_tcp
 from jaxrun.protocol import auth
+from jaxrun.protocol.addresses import format_addresses
 from jaxrun.protocol.agent_messages import (
     AgentReport,
     AgentSignalled,
     FirstOutput,
+    JobInfo,
     OutputChunk,
     OutputCredit,
     Shutdown,
@@ -30,7 +33,6 @@ from jaxrun.protocol.agent_messages import (
     SnapshotRequest,
     StartWorker,
     StreamEnded,
-    Welcome,
     WorkerExited,
     WorkerSpawned,
 )
@@ -65,8 +67,10 @@ class ByHand:
         self.rank, self.size, self.job_id = rank, size, job_id
         self.token = auth.new_token()
         interface = Interface("lo", "127.0.0.1")
-        self.door = Listener([interface], self.token, lambda proof: Welcome(proof, run_dir, ("cpu",)), everywhere=False)
-        told = AgentEnv(job_id, format_addresses(self.door.addresses), token or self.token, "open-mpi", timeout)
+        self.listener, self.loop = listen_on_tcp([interface], self.token, everywhere=False), EventLoop()
+        self.listener.attach(self.loop, 0, self._on_peer)
+        self.job_info = JobInfo(run_dir, ("cpu",))
+        told = AgentEnv(job_id, format_addresses(self.listener.addresses), token or self.token, "open-mpi", timeout)
         ranks = {"OMPI_COMM_WORLD_RANK": str(rank), "OMPI_COMM_WORLD_SIZE": str(size)}
         fake = directory / "fake" / "jaxrun_runtime"
         fake.mkdir(parents=True)
@@ -84,21 +88,17 @@ class ByHand:
         self.heard = []
         self._looked_at = 0  # how many of them
 
+    def _on_peer(self, peer):
+        assert peer.rank == self.rank
+        self.line = Connection(peer.connection, AGENT_TO_HEAD)
+        self.line.send(self.job_info)
+
     def admit(self):
         """Let the agent in; returns its report."""
         deadline = time.monotonic() + 10
-        guests = []
         while self.line is None:
             assert time.monotonic() < deadline and self.process.poll() is None, self.process.poll()
-            guests += self.door.accept(self.door.sockets[0])
-            for fd in list(guests):
-                admitted = self.door.receive(fd)
-                if admitted is not None:
-                    assert admitted.rank == self.rank
-                    self.line = Connection(admitted.connection, AGENT_TO_HEAD)
-                elif not self.door.is_pending(fd):
-                    guests.remove(fd)
-            time.sleep(0.002)
+            self.loop.run_once(0.02)
         return self.expect(AgentReport)
 
     def begin(self, *codes, **changes):
@@ -184,7 +184,7 @@ class ByHand:
             self.process.communicate()
         if self.line is not None:
             self.line.close()
-        self.door.close()
+        self.listener.close()
 
     def close(self):
         self.kill()
@@ -454,10 +454,8 @@ def test_an_agent_with_another_jobs_token_is_refused_and_tells_no_token(by_hand)
     head = by_hand(token=wrong, timeout=0.6)
     deadline = time.monotonic() + 5
     while head.process.poll() is None and time.monotonic() < deadline:
-        for fd in head.door.accept(head.door.sockets[0]):
-            while head.door.is_pending(fd):
-                assert head.door.receive(fd) is None
-                time.sleep(0.002)
+        head.loop.run_once(0.02)
+    assert head.line is None
     status, err = head.end()
     assert status == 69 and "refuses: it does not know the token of this job" in err
     assert wrong not in err and head.token not in err

@@ -16,9 +16,10 @@ from pathlib import Path
 import pytest
 
 import jaxrun
-from jaxrun.channel.addresses import Interface
-from jaxrun.channel.listener import Listener
-from jaxrun.protocol.agent_messages import Welcome, WorkerExited
+from jaxrun.channel.event_loop import EventLoop
+from jaxrun.channel.interfaces import Interface
+from jaxrun.channel.listener import listen_on_tcp
+from jaxrun.protocol.agent_messages import WorkerExited
 from jaxrun.supervisor.connections import AgentConnections
 from jaxrun.supervisor.run import run
 
@@ -143,20 +144,19 @@ def test_what_one_of_many_does_takes_the_head_as_many_steps_however_many_there_a
     assert 0 < steps(8) == steps(200)
 
 
-def _steps_at_a_door(guests):
-    door = Listener([Interface("lo", "127.0.0.1")], "token", lambda proof: Welcome(proof, "", ()), everywhere=False)
-    where = (door.addresses[0].ip, door.addresses[0].port)
+def _steps_at_a_listener(guests):
+    listener, loop = listen_on_tcp([Interface("lo", "127.0.0.1")], "token", everywhere=False), EventLoop()
+    listener.attach(loop, 0, lambda peer: None)
+    where = (listener.addresses[0].ip, listener.addresses[0].port)
     peers = [socket.create_connection(where) for _ in range(guests)]
-    came = []
-    while len(came) < guests:
-        came += door.accept(door.sockets[0])
+    while len(listener._pending) < guests:
+        loop.run_once(1)
     with Steps() as steps:
-        assert door.deadline() is not None
-        door.drop_expired(came.remove)
+        assert listener.drop_expired() is not None
     for peer in peers:
         peer.close()
-    door.close()
-    assert len(came) == guests
+    listener.close()
+    loop.close()
     return steps.count
 
 
@@ -173,7 +173,7 @@ def _steps_for_lines(talking):
     return steps.count
 
 
-@pytest.mark.parametrize("steps", [_steps_at_a_door, _steps_for_lines])
+@pytest.mark.parametrize("steps", [_steps_at_a_listener, _steps_for_lines])
 def test_a_turn_of_the_station_does_not_look_at_all_who_are_connected(steps):
     assert 0 < steps(3) == steps(100)
 

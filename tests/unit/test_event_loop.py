@@ -1,6 +1,7 @@
 """The event loop: readable descriptors in their order, deadlines, and work before each wait."""
 
 import os
+import socket
 
 import pytest
 
@@ -93,3 +94,20 @@ def test_pollers_are_called_before_each_wait_and_limit_it():
     loop.run_once()
     assert calls == ["never", "soon"] * 2
     loop.close()
+
+
+def test_a_descriptor_that_can_be_written_to_calls_back_until_its_writer_is_removed():
+    ours, theirs = socket.socketpair()
+    loop, called = EventLoop(), []
+    with ours, theirs:
+        loop.add_writer(ours.fileno(), lambda: called.append("no reader"))
+        loop.add_reader(ours.fileno(), 0, lambda: called.append("read"))
+        loop.run_once(0)
+        loop.add_writer(ours.fileno(), lambda: called.append("write"))
+        loop.run_once(0)
+        loop.remove_writer(ours.fileno())
+        loop.run_once(0)
+        theirs.send(b"x")
+        loop.run_once(0)
+    loop.close()
+    assert called == ["write", "read"]

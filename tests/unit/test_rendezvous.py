@@ -6,13 +6,14 @@ import threading
 
 import pytest
 
-from jaxrun.channel.addresses import Address, Interface
-from jaxrun.channel.listener import Listener
+from jaxrun.channel.event_loop import EventLoop
+from jaxrun.channel.interfaces import Interface
+from jaxrun.channel.listener import listen_on_tcp
 from jaxrun.channel.reachability import check_reachable
 from jaxrun.channel.rendezvous import rendezvous_file
 from jaxrun.errors import UnavailableError, UsageError
 from jaxrun.job.cluster_env import RankInfo
-from jaxrun.protocol.agent_messages import Welcome
+from jaxrun.protocol.addresses import Address
 
 JOB, TOKEN = "ab" * 16, "cd" * 32
 
@@ -67,20 +68,16 @@ def test_a_directory_that_is_none_is_refused(tmp_path):
 
 
 def test_a_check_tells_a_head_from_nobody(capsys):
-    door = Listener([Interface("lo", "127.0.0.1")], TOKEN, lambda proof: Welcome(proof, "", ()), everywhere=False)
-    (address,) = door.addresses
+    listener, loop = listen_on_tcp([Interface("lo", "127.0.0.1")], TOKEN, everywhere=False), EventLoop()
+    listener.attach(loop, 0, lambda peer: None)
+    (address,) = listener.addresses
+    server = threading.Thread(target=loop.run_once, args=(10,))
+    server.start()
     try:
-        server = threading.Thread(target=_greet_one, args=(door,))
-        server.start()
         assert check_reachable(str(address)) == 0
         server.join()
     finally:
-        door.close()
+        listener.close()
     assert f"a head of jaxrun answers at {address}, reached from 127.0.0.1" in capsys.readouterr().out
     with pytest.raises(UnavailableError, match="no head can be reached"):
         check_reachable(str(address))
-
-
-def _greet_one(door):
-    while not door.accept(door.sockets[0]):
-        pass

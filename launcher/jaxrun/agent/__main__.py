@@ -13,9 +13,9 @@ from jaxrun.errors import JaxrunError
 
 def main() -> int:
     from jaxrun.agent import remote
-    from jaxrun.channel.addresses import parse_addresses
-    from jaxrun.channel.connect import HeadAddress
     from jaxrun.job import cluster_env
+    from jaxrun.protocol.addresses import parse_addresses
+    from jaxrun.protocol.connect import HeadAddress
     from jaxrun.protocol.env import AgentEnv
 
     try:

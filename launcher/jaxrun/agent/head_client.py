@@ -14,6 +14,7 @@ from jaxrun.protocol.agent_messages import (
     AgentSignalled,
     FirstOutput,
     HeadToAgent,
+    JobInfo,
     OutputCredit,
     Shutdown,
     SignalWorker,
@@ -72,7 +73,7 @@ class HeadClient:
                 self._relay.add_credit(message.bytes)
             case Shutdown():
                 yield message
-            case StartWorker():
+            case StartWorker() | JobInfo():
                 pass  # a second one would be a bug of the head's
             case _:
                 yield Send(ranks, message)

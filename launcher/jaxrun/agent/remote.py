@@ -18,7 +18,6 @@ from jaxrun.agent.head_client import HeadClient
 from jaxrun.agent.signals import SignalPipe
 from jaxrun.agent.spawn import Spawner
 from jaxrun.agent.worker_group import WorkerGroup
-from jaxrun.channel.connect import HeadAddress, HeadConnection, connect
 from jaxrun.channel.connection import HEAD_TO_AGENT, Connection
 from jaxrun.clock import Clock
 from jaxrun.errors import EXIT_UNAVAILABLE
@@ -27,7 +26,8 @@ from jaxrun.job.environment import inherited_job_variables
 from jaxrun.job.job import Job
 from jaxrun.job.plan import Plan, Worker
 from jaxrun.output.relay import Relay
-from jaxrun.protocol.agent_messages import AgentReport, AgentSignalled, HeadToAgent, Shutdown, StartWorker
+from jaxrun.protocol.agent_messages import AgentReport, AgentSignalled, HeadToAgent, JobInfo, Shutdown, StartWorker
+from jaxrun.protocol.connect import HeadAddress, HeadConnection, connect
 from jaxrun.protocol.names import RANK
 from jaxrun.rundir.rundir import JOB_FILE
 
@@ -60,8 +60,7 @@ def run(
         with SignalPipe(_SIGNALS) as signals:
             subreaper.become_subreaper()
             connection: Connection[HeadToAgent] = Connection(head.connection, HEAD_TO_AGENT)
-            connection.send(_report(rank, size, head, environ))
-            order = _wait_for_order(rank, connection, signals)
+            order = _wait_for_order(rank, connection, signals, lambda info: _report(rank, size, head, info, environ))
             if isinstance(order, Shutdown):
                 return order.status
             return _supervise_worker(order, head.job_id, connection, signals, environ, guard)
@@ -70,8 +69,13 @@ def run(
         guard.disarm()
 
 
-def _wait_for_order(rank: int, connection: Connection[HeadToAgent], signals: SignalPipe) -> StartWorker | Shutdown:
-    """Wait for what the head decides. Signals are reported to it: that this agent is to end is for the head to say."""
+def _wait_for_order(
+    rank: int, connection: Connection[HeadToAgent], signals: SignalPipe, report: Callable[[JobInfo], AgentReport]
+) -> StartWorker | Shutdown:
+    """Report what is there, and wait for what the head decides.
+
+    Signals are reported to the head: it decides that this agent ends.
+    """
     while True:
         select.select([connection.fileno(), signals.fileno()], [], [])
         for signum in signals.receive():
@@ -79,6 +83,8 @@ def _wait_for_order(rank: int, connection: Connection[HeadToAgent], signals: Sig
                 connection.send(AgentSignalled(rank, signum))
         messages = connection.receive()
         for index, message in enumerate(messages, 1):
+            if isinstance(message, JobInfo):
+                connection.send(report(message))
             if isinstance(message, (StartWorker, Shutdown)):
                 connection.push_back(messages[index:])
                 return message
@@ -134,9 +140,8 @@ def _plan_of_worker(start: StartWorker, job_id: str, environ: Mapping[str, str])
     )
 
 
-def _report(rank: int, size: int, head: HeadConnection, environ: Mapping[str, str]) -> AgentReport:
-    welcome = head.welcome
-    machine = probe_machine(welcome.platforms, environ)
+def _report(rank: int, size: int, head: HeadConnection, info: JobInfo, environ: Mapping[str, str]) -> AgentReport:
+    machine = probe_machine(info.platforms, environ)
     platform = next((name for name, gpus in machine.gpus.items() if gpus.names), "")
     gpus = machine.gpus.get(platform)
     return AgentReport(
@@ -157,7 +162,7 @@ def _report(rank: int, size: int, head: HeadConnection, environ: Mapping[str, st
         gpu_limit=gpus.visible if gpus else "",
         tpu=machine.tpu,
         cuda_plugin=machine.cuda_plugin,
-        can_write_run_dir=bool(welcome.run_dir) and _is_of_job(Path(welcome.run_dir), head.job_id),
+        can_write_run_dir=bool(info.run_dir) and _is_of_job(Path(info.run_dir), head.job_id),
     )
 
 

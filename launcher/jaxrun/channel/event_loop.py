@@ -1,4 +1,4 @@
-"""The event loop of agents and servers: readable descriptors, deadlines, and work to be done before each wait."""
+"""The event loop of agents, servers and gangs: ready descriptors, deadlines, and work to be done before each wait."""
 
 from __future__ import annotations
 
@@ -6,20 +6,29 @@ import contextlib
 import selectors
 import time
 from collections.abc import Callable
+from typing import NamedTuple
+
+Callback = Callable[[], None]
+
+
+class _Handlers(NamedTuple):
+    order: int
+    read: Callback
+    write: Callback | None = None
 
 
 class EventLoop:
-    """Calls back for readable descriptors, those of the lowest order first, then for deadlines that have passed."""
+    """Calls back for ready descriptors, those of the lowest order first, then for deadlines that have passed."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         """`clock` is what deadlines are compared with, in seconds."""
         self._clock = clock
         self._selector = selectors.DefaultSelector()
-        self._timers: list[tuple[Callable[[], float | None], Callable[[], None]]] = []
+        self._timers: list[tuple[Callable[[], float | None], Callback]] = []
         self._pollers: list[Callable[[], float | None]] = []
 
-    def add_reader(self, fd: int, order: int, callback: Callable[[], None]) -> None:
-        self._selector.register(fd, selectors.EVENT_READ, (order, callback))
+    def add_reader(self, fd: int, order: int, callback: Callback) -> None:
+        self._selector.register(fd, selectors.EVENT_READ, _Handlers(order, callback))
 
     def remove_reader(self, fd: int) -> None:
         """Stop listening to `fd`. A descriptor that has no reader, or is closed already, does no harm."""
@@ -29,7 +38,21 @@ class EventLoop:
     def has_reader(self, fd: int) -> bool:
         return fd in self._selector.get_map()
 
-    def add_timer(self, deadline: Callable[[], float | None], callback: Callable[[], None]) -> None:
+    def add_writer(self, fd: int, callback: Callback) -> None:
+        """Also call back when `fd`, which has a reader, can be written to."""
+        self._set_writer(fd, callback)
+
+    def remove_writer(self, fd: int) -> None:
+        self._set_writer(fd, None)
+
+    def _set_writer(self, fd: int, callback: Callback | None) -> None:
+        events = selectors.EVENT_READ | (selectors.EVENT_WRITE if callback is not None else 0)
+        with contextlib.suppress(KeyError, ValueError):  # has no reader, or is closed
+            key = self._selector.get_key(fd)
+            if key.events != events or callback is not None:
+                self._selector.modify(fd, events, key.data._replace(write=callback))
+
+    def add_timer(self, deadline: Callable[[], float | None], callback: Callback) -> None:
         """Call `callback` whenever the time that `deadline` returns has passed; None is no deadline."""
         self._timers.append((deadline, callback))
 
@@ -38,14 +61,20 @@ class EventLoop:
         self._pollers.append(poll)
 
     def run_once(self, limit: float | None = None) -> None:
-        """Wait until something is readable or due, for at most `limit` seconds, and call back."""
+        """Wait until something is ready or due, for at most `limit` seconds, and call back."""
         waits = [limit, *(poll() for poll in self._pollers)]
         first = min((at for deadline, _ in self._timers if (at := deadline()) is not None), default=None)
         if first is not None:
             waits.append(first - self._clock())
         wait = min((wait for wait in waits if wait is not None), default=None)
-        ready = [key.data for key, _ in self._selector.select(None if wait is None else max(0.0, wait))]
-        for _, callback in sorted(ready, key=lambda data: data[0]):
+        ready: list[tuple[int, Callback]] = []
+        for key, events in self._selector.select(None if wait is None else max(0.0, wait)):
+            handlers: _Handlers = key.data
+            if handlers.write is not None and events & selectors.EVENT_WRITE:
+                ready.append((handlers.order, handlers.write))
+            if events & selectors.EVENT_READ:
+                ready.append((handlers.order, handlers.read))
+        for _, callback in sorted(ready, key=lambda item: item[0]):
             callback()
         if first is not None and first <= self._clock():
             self._run_timers()

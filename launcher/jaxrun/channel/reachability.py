@@ -1,23 +1,22 @@
-"""Can a head be reached from here? Asked on a host whose agent was not heard from."""
+"""Checks that a head can be reached, from a host whose agent has not reported (`jaxrun attach --check`)."""
 
 from __future__ import annotations
 
 import os
 import socket
 
-from jaxrun.channel import addresses
 from jaxrun.errors import ProtocolError, UnavailableError
-from jaxrun.protocol.agent_messages import Challenge
+from jaxrun.protocol.addresses import Address, parse_addresses
+from jaxrun.protocol.auth import MAX_FRAME_BYTES, Challenge
 from jaxrun.protocol.codec import MessageDecoder, message_types
 
-_SECONDS = 5.0
-_FRAME = 4096
+_TIMEOUT_S = 5.0
 
 
 def check_reachable(text: str) -> int:
-    """Say which of the addresses a head greets at; returns 0. UnavailableError where there is none."""
+    """Print at which of the addresses a head answers; return 0. Raises UnavailableError where there is none."""
     reached, failed = [], []
-    for address in addresses.parse_addresses(text):
+    for address in parse_addresses(text):
         try:
             own = _probe(address)
         except (OSError, ProtocolError) as error:
@@ -30,15 +29,11 @@ def check_reachable(text: str) -> int:
     return 0
 
 
-def _probe(address: addresses.Address) -> str:
-    """The address of this end, once a head has said its first word."""
-    with socket.create_connection((address.ip, address.port), timeout=_SECONDS) as connection:
-        codec: MessageDecoder[Challenge] = MessageDecoder(message_types(Challenge), _FRAME)
-        while not (words := codec.feed(connection.recv(_FRAME) or _nothing())):
-            pass
-        assert words
-        return str(connection.getsockname()[0])
-
-
-def _nothing() -> bytes:
-    raise ProtocolError("somebody listens there, but it is no head of jaxrun")
+def _probe(address: Address) -> str:
+    """Return the IP address of this end, once a head has sent its challenge."""
+    with socket.create_connection((address.ip, address.port), timeout=_TIMEOUT_S) as connection:
+        decoder: MessageDecoder[Challenge] = MessageDecoder(message_types(Challenge), MAX_FRAME_BYTES)
+        while data := connection.recv(MAX_FRAME_BYTES):
+            if decoder.feed(data):
+                return str(connection.getsockname()[0])
+        raise ProtocolError("somebody listens there, but it is no head of jaxrun")

@@ -13,10 +13,10 @@ import os
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from jaxrun.channel import addresses
-from jaxrun.channel.connect import HeadAddress
 from jaxrun.errors import UnavailableError, UsageError
 from jaxrun.job.cluster_env import RankInfo
+from jaxrun.protocol.addresses import parse_addresses
+from jaxrun.protocol.connect import HeadAddress
 
 _TEXTS = ("job_id", "token", "head")
 
@@ -53,7 +53,7 @@ class RendezvousFile:
         if not isinstance(content, dict) or not all(isinstance(content.get(name), str) for name in _TEXTS):
             return None
         try:
-            return HeadAddress(content["job_id"], content["token"], addresses.parse_addresses(content["head"]))
+            return HeadAddress(content["job_id"], content["token"], parse_addresses(content["head"]))
         except UsageError:
             return None
 

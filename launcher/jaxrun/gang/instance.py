@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import os
-import selectors
-import socket
 import time
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
+from jaxrun.channel.event_loop import EventLoop
+from jaxrun.channel.listener import Peer
 from jaxrun.errors import JaxrunError
 from jaxrun.forkserver.launcher_pool import pool_for
 from jaxrun.gang.exceptions import GangStartError, WorkerDied
@@ -64,7 +64,7 @@ class GangInstance:
         self.stopped = False
         self.interrupts = 0
         self.shares_memory = spec.backend == "local"
-        self._listener = RankListener(far=not self.shares_memory, interface=_interface(spec.options))
+        self._listener = RankListener(remote=not self.shares_memory, interface=_interface(spec.options))
         try:
             pool = pool_for({**environ, **spec.env}, with_jax=spec.may_fork)
             run_dir = run_dir or self._listener.directory / "run"
@@ -139,40 +139,41 @@ class GangInstance:
     def _wait_for_ranks(self) -> tuple[GangWorker, ...]:
         """Accept all ranks. Raises GangStartError with the launcher's output if that ends before."""
         workers: dict[int, GangWorker] = {}
-        pending: dict[int, tuple[socket.socket, GangMessageReader]] = {}
         size = None
-        with selectors.DefaultSelector() as selector:
-            selector.register(self._listener.arrival_fd, selectors.EVENT_READ)
-            selector.register(self.launcher.pidfd, selectors.EVENT_READ)
+        loop = EventLoop()
+
+        def add_rank(peer: Peer) -> None:
+            reader = GangMessageReader(peer.connection)
+            loop.add_reader(peer.connection.fileno(), 0, lambda: receive_ready(peer, reader))
+
+        def receive_ready(peer: Peer, reader: GangMessageReader) -> None:
+            nonlocal size
+            try:
+                about: dict[str, Any] = reader.receive().load()
+            except BlockingIOError:
+                return
+            except (EOFError, OSError):
+                loop.remove_reader(peer.connection.fileno())  # the launcher will say why
+                return
+            loop.remove_reader(peer.connection.fileno())
+            size = about.pop("size")
+            workers[peer.rank] = GangWorker(**about)
+            self.connections.add(peer.rank, peer.connection, reader)
+
+        try:
+            self._listener.listener.attach(loop, 0, add_rank)
+            loop.add_reader(self.launcher.pidfd, 1, self._raise_start_error)
             while len(workers) != size:
-                for key, _ in selector.select():
-                    if key.fd == self.launcher.pidfd:
-                        raise self._start_error()
-                    if key.fd == self._listener.arrival_fd:
-                        if (connection := self._listener.accept()) is not None:
-                            connection.setblocking(False)
-                            pending[connection.fileno()] = connection, GangMessageReader(connection)
-                            selector.register(connection, selectors.EVENT_READ)
-                        continue
-                    connection, reader = pending[key.fd]
-                    try:
-                        about: dict[str, Any] = reader.receive().load()
-                    except BlockingIOError:
-                        continue
-                    except (EOFError, OSError):
-                        selector.unregister(connection)  # the launcher will say why
-                        continue
-                    selector.unregister(connection)
-                    size = about.pop("size")
-                    workers[about["rank"]] = GangWorker(**about)
-                    self.connections.add(about["rank"], connection, reader)
+                loop.run_once()
+        finally:
+            loop.close()
         self.launcher.read_output()  # the job's first line
         return tuple(workers[rank] for rank in sorted(workers))
 
-    def _start_error(self) -> GangStartError:
+    def _raise_start_error(self) -> NoReturn:
         verdict = self.launcher.wait_for_verdict(0)
         code = verdict.exit_code if verdict is not None else _NO_VERDICT
-        return GangStartError(f"the gang did not start:\n{self.launcher.all_output}", code)
+        raise GangStartError(f"the gang did not start:\n{self.launcher.all_output}", code)
 
 
 def _interface(options: Sequence[str]) -> str:

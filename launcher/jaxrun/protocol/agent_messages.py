@@ -48,40 +48,15 @@ class SnapshotPurpose(enum.StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Challenge:
-    """The head's first word to anybody who connects; `version` is that of these messages."""
+class JobInfo:
+    """What the agent's report depends on.
 
-    version: int
-    nonce: str
-
-
-@dataclass(frozen=True, slots=True)
-class ChallengeResponse:
-    """Who connects; `proof` can only be made by one who knows the token."""
-
-    rank: int
-    nonce: str
-    proof: str
-
-
-@dataclass(frozen=True, slots=True)
-class Welcome:
-    """The head has accepted, and proves itself. Nothing follows before the agent's Report.
-
-    run_dir:    the job's; empty where it leaves no files
+    run_dir:    the job's run directory; empty where it leaves no files
     platforms:  those to look for, best first
     """
 
-    proof: str
     run_dir: str
     platforms: tuple[str, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class Rejected:
-    """Why the head will not have this peer."""
-
-    reason: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -308,7 +283,5 @@ AgentEvent = (
     | ProgramDetails
 )
 AgentOrder = StartWorker | SignalWorker | InjectFault | SnapshotRequest | ProgramDetailsRequest
-AgentHandshake = ChallengeResponse
-HeadHandshake = Challenge | Welcome | Rejected
 AgentToHead = AgentEvent | OutputChunk | StreamEnded | FirstOutput | WorkerToAgent
-HeadToAgent = AgentOrder | OutputCredit | Shutdown | AgentToWorker
+HeadToAgent = JobInfo | AgentOrder | OutputCredit | Shutdown | AgentToWorker

@@ -1,32 +1,181 @@
-"""The job's secret, and how each side proves to the other that it knows it without saying it.
+"""The mutual handshake of an agent with the head, and of a gang's rank with its parent.
 
-Each proof is an HMAC-SHA256 over both sides' nonces and the prover's role and rank, so that none can be replayed or
-reflected. What follows the handshake is not encrypted: the channel trusts the network as far as TCP does.
+    client                               server
+                        ◀──────────      Challenge
+    ChallengeResponse   ──────────▶                          proves that the client knows the token
+                        ◀──────────      Welcome | Rejected  proves that the server knows it, too
+
+A proof is an HMAC-SHA256 over both nonces, the prover's role and the rank: the token itself never travels, and a proof
+can be neither replayed nor reflected. What follows the handshake is not encrypted: the channel trusts the network as
+far as TCP does.
 """
 
 from __future__ import annotations
 
+import contextlib
 import hmac
 import secrets
+import socket
+from dataclasses import dataclass
 
-_BYTES = 32
+from jaxrun.errors import ProtocolError
+
+from .codec import M, MessageDecoder, encode, message_types
+
+HANDSHAKE_VERSION = 1
+MAX_FRAME_BYTES = 4096
+_TOKEN_BYTES = 32
+
+
+@dataclass(frozen=True, slots=True)
+class Challenge:
+    """The server's first message to anybody who connects; `version` is that of the handshake."""
+
+    version: int
+    nonce: str
+
+
+@dataclass(frozen=True, slots=True)
+class ChallengeResponse:
+    """The rank that connects, and its proof."""
+
+    rank: int
+    nonce: str
+    proof: str
+
+
+@dataclass(frozen=True, slots=True)
+class Welcome:
+    """The client is accepted; `proof` is the server's."""
+
+    proof: str
+
+
+@dataclass(frozen=True, slots=True)
+class Rejected:
+    """Why the server does not accept the client."""
+
+    reason: str
+
+
+ToServer = ChallengeResponse
+ToClient = Challenge | Welcome | Rejected
 
 
 def new_token() -> str:
-    """A secret for one job: 64 hex digits."""
-    return secrets.token_hex(_BYTES)
+    """Return a secret for one job or gang: 64 hex digits."""
+    return secrets.token_hex(_TOKEN_BYTES)
 
 
 def new_nonce() -> str:
-    return secrets.token_hex(_BYTES)
+    return secrets.token_hex(_TOKEN_BYTES)
 
 
-def make_proof(token: str, role: str, rank: int, head_nonce: str, agent_nonce: str) -> str:
-    """What only one who knows `token` can say; `role` is "agent" or "head"."""
-    text = f"jaxrun {role} {rank} {head_nonce} {agent_nonce}"
+def make_proof(token: str, role: str, rank: int, server_nonce: str, client_nonce: str) -> str:
+    """Return what only a process that knows `token` can compute; `role` is "client" or "server"."""
+    text = f"jaxrun {role} {rank} {server_nonce} {client_nonce}"
     return hmac.digest(token.encode(), text.encode(errors="surrogatepass"), "sha256").hex()
 
 
 def proofs_equal(one: str, other: str) -> bool:
-    """Compares two proofs in constant time."""
+    """Compare two proofs in constant time."""
     return hmac.compare_digest(one.encode(errors="surrogatepass"), other.encode(errors="surrogatepass"))
+
+
+class ServerHandshake:
+    """The server's side, on a connection that has just been accepted; becomes non-blocking."""
+
+    def __init__(self, connection: socket.socket, token: str) -> None:
+        connection.setblocking(False)
+        self.connection = connection
+        self.rank = -1  # of the client, once it is authenticated
+        self._token = token
+        self._nonce = new_nonce()
+        self._decoder = MessageDecoder(message_types(ToServer), MAX_FRAME_BYTES)
+        with contextlib.suppress(OSError):  # a client that has gone is noticed by `advance`
+            connection.send(encode(Challenge(HANDSHAKE_VERSION, self._nonce)))
+
+    def advance(self) -> bool:
+        """Handle what has arrived; return whether the client is authenticated now.
+
+        Raises OSError or ProtocolError if it never will be; the text completes "the peer …".
+        """
+        try:
+            response = _receive(self.connection, self._decoder)
+        except EOFError:
+            raise ProtocolError("closed the connection before it had proved anything") from None
+        except ProtocolError as error:
+            raise ProtocolError(f"is no process of jaxrun: {error}") from None
+        if response is None:
+            return False
+        nonces = self._nonce, response.nonce
+        if not proofs_equal(response.proof, make_proof(self._token, "client", response.rank, *nonces)):
+            with contextlib.suppress(OSError):
+                self.connection.send(encode(Rejected("it does not know the token of this job")))
+            raise ProtocolError("does not know the job's token")
+        with contextlib.suppress(OSError):
+            self.connection.send(encode(Welcome(make_proof(self._token, "server", response.rank, *nonces))))
+        self.rank = response.rank
+        return True
+
+
+class ClientHandshake:
+    """The client's side, on a non-blocking connection that may still be connecting."""
+
+    def __init__(self, connection: socket.socket, token: str, rank: int) -> None:
+        self.connection = connection
+        self._token = token
+        self._rank = rank
+        self._nonce = new_nonce()
+        self._server_nonce = ""
+        self._decoder = MessageDecoder(message_types(ToClient), MAX_FRAME_BYTES)
+
+    def advance(self) -> bool:
+        """Handle what has arrived; return whether the server has proved itself.
+
+        Raises OSError or ProtocolError if it never will; the text of the latter completes "ADDRESS …".
+        """
+        while True:
+            try:
+                message = _receive(self.connection, self._decoder)
+            except EOFError:
+                raise ProtocolError("hangs up: the wrong job, or no head of jaxrun") from None
+            except ProtocolError:
+                raise ProtocolError("answers, but is no head of jaxrun") from None
+            match message:
+                case None:
+                    return False
+                case Challenge():
+                    self._respond(message)
+                case Welcome():
+                    proof = make_proof(self._token, "server", self._rank, self._server_nonce, self._nonce)
+                    if self._server_nonce and proofs_equal(message.proof, proof):
+                        return True
+                    raise ProtocolError("answers, but does not know this job's token")
+                case Rejected():
+                    raise ProtocolError(f"refuses: {message.reason}")
+
+    def _respond(self, challenge: Challenge) -> None:
+        if challenge.version != HANDSHAKE_VERSION:
+            version = f"version {challenge.version} of the channel, this agent {HANDSHAKE_VERSION}"
+            raise ProtocolError(f"speaks {version}")
+        self._server_nonce = challenge.nonce
+        proof = make_proof(self._token, "client", self._rank, challenge.nonce, self._nonce)
+        self.connection.send(encode(ChallengeResponse(self._rank, self._nonce, proof)))
+
+
+def _receive(connection: socket.socket, decoder: MessageDecoder[M]) -> M | None:
+    """Return the next message, None if it has not arrived yet. Reads no byte beyond it: the rest is not ours.
+
+    Raises EOFError, OSError or ProtocolError.
+    """
+    while True:
+        try:
+            data = connection.recv(decoder.missing_bytes)
+        except BlockingIOError:
+            return None
+        if not data:
+            raise EOFError
+        messages = decoder.feed(data)
+        if messages:
+            return messages[0]

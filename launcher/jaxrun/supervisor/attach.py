@@ -13,14 +13,14 @@ from pathlib import Path
 
 from jaxrun.agent import remote as agent
 from jaxrun.backends.attach import plan_attached
-from jaxrun.channel import addresses
-from jaxrun.channel.connect import HeadAddress
 from jaxrun.channel.rendezvous import rendezvous_file
 from jaxrun.errors import UsageError
 from jaxrun.job import cluster_env
 from jaxrun.job.cluster_env import BY_OPTIONS, RankInfo
 from jaxrun.job.job import Job
 from jaxrun.protocol import auth
+from jaxrun.protocol.addresses import parse_addresses
+from jaxrun.protocol.connect import HeadAddress
 from jaxrun.protocol.names import TOKEN
 from jaxrun.supervisor.remote import Endpoint
 from jaxrun.supervisor.run import run
@@ -51,7 +51,7 @@ def attach(job: Job, options: AttachOptions, environ: Mapping[str, str]) -> int:
         info = cluster_env.combine_with_options(found, options.rank, options.size)
     if info.engine == BY_OPTIONS and not (options.head or options.directory):
         raise UsageError("with --rank and --size, also say where rank 0 listens: --head host:port, alike on all ranks")
-    head = addresses.parse_addresses(options.head) if options.head else ()
+    head = parse_addresses(options.head) if options.head else ()
     token = environ.get(TOKEN, "")
     rendezvous = rendezvous_file(info, options.directory or Path.cwd())
     if info.rank == 0:

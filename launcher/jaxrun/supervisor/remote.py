@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from jaxrun import RUNTIME, __version__
-from jaxrun.channel import addresses
-from jaxrun.channel.listener import Listener
+from jaxrun.channel.interfaces import Interface, describe_addresses
+from jaxrun.channel.listener import listen_on_tcp
 from jaxrun.channel.rendezvous import RendezvousFile
 from jaxrun.errors import UnavailableError
 from jaxrun.head.actions import EndReason, JobOutcome
@@ -17,7 +17,8 @@ from jaxrun.head.agent_registry import AgentRegistry, JobSpec
 from jaxrun.job.layout import wanted_platforms
 from jaxrun.job.plan import Plan
 from jaxrun.protocol import auth
-from jaxrun.protocol.agent_messages import Welcome
+from jaxrun.protocol.addresses import format_addresses
+from jaxrun.protocol.agent_messages import JobInfo
 from jaxrun.protocol.env import AgentEnv
 from jaxrun.rundir.rundir import RunDir
 from jaxrun.supervisor.launch_process import LaunchProcess
@@ -48,7 +49,7 @@ class RemoteAgents:
         plan: Plan,
         environ: Mapping[str, str],
         directory: RunDir,
-        interfaces: Sequence[addresses.Interface],
+        interfaces: Sequence[Interface],
         endpoint: Endpoint | None = None,
     ) -> None:
         """Listen at `interfaces`. UnavailableError where that cannot be."""
@@ -58,20 +59,16 @@ class RemoteAgents:
         self._endpoint = endpoint or Endpoint(auth.new_token())
         self._server: AgentServer | None = None
         user_env = {**environ, **plan.job.env}
-        platforms = wanted_platforms(plan.job, user_env)
-        self._listener = Listener(
-            interfaces,
-            self._endpoint.token,
-            lambda proof: Welcome(proof, directory.name, platforms),
-            everywhere=not plan.job.interface,
-            port=self._endpoint.port,
+        self._job_info = JobInfo(directory.name, wanted_platforms(plan.job, user_env))
+        self._listener = listen_on_tcp(
+            interfaces, self._endpoint.token, everywhere=not plan.job.interface, port=self._endpoint.port
         )
-        self.listen_addresses = addresses.describe_addresses(self._listener.addresses, interfaces)
+        self.listen_addresses = describe_addresses(self._listener.addresses, interfaces)
         self.registry = AgentRegistry(_job_spec(plan, user_env, directory, self.listen_addresses))
 
     @property
     def _addresses(self) -> str:
-        return addresses.format_addresses(self._listener.addresses)
+        return format_addresses(self._listener.addresses)
 
     def run(self, context: JobContext) -> JobOutcome:
         """Start the agents and serve them until the head says that the job is over."""
@@ -85,7 +82,9 @@ class RemoteAgents:
             return JobOutcome(EndReason.UNAVAILABLE, text=str(error))
         context.guard.add(launch.pid)
         attached = self._endpoint.rendezvous is not None
-        self._server = AgentServer(context, self._listener, launch, verbose=self._plan.job.verbose, attached=attached)
+        self._server = AgentServer(
+            context, self._listener, launch, self._job_info, verbose=self._plan.job.verbose, attached=attached
+        )
         return self._server.run()
 
     def stop(self, exit_code: int) -> None:

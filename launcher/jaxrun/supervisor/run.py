@@ -54,10 +54,10 @@ def _run_local(plan: Plan, environ: Mapping[str, str], started: float, early_ser
 
 
 def _run_remote(plan: Plan, environ: Mapping[str, str], started: float, endpoint: Endpoint | None) -> int:
-    from jaxrun.channel import addresses
+    from jaxrun.channel.interfaces import list_interfaces, select_interfaces
 
     # An --interface that this host lacks is refused before anything is made.
-    interfaces = addresses.select_interfaces(addresses.list_interfaces(), plan.job.interface)
+    interfaces = select_interfaces(list_interfaces(), plan.job.interface)
     directory = _open_run_dir(plan)
     guard = Guard()  # only for the launch command: each agent has a guard of its own
 

@@ -7,7 +7,6 @@ that the kernel gives up (channel/connection.py), or as a probe that is not answ
 from __future__ import annotations
 
 import signal
-import socket
 import time
 from collections.abc import Iterable
 from dataclasses import replace
@@ -26,6 +25,7 @@ from jaxrun.protocol.agent_messages import (
     AgentSignalled,
     AgentToHead,
     FirstOutput,
+    JobInfo,
     OutputChunk,
     OutputCredit,
     Shutdown,
@@ -58,15 +58,25 @@ class AgentServer:
     """The head's side of all agents of one job."""
 
     def __init__(
-        self, context: JobContext, listener: Listener, launch: LaunchProcess, *, verbose: bool, attached: bool
+        self,
+        context: JobContext,
+        listener: Listener,
+        launch: LaunchProcess,
+        job_info: JobInfo,
+        *,
+        verbose: bool,
+        attached: bool,
     ) -> None:
-        """`attached`: somebody else started this process beside the agents, and sends it the signals that they get."""
+        """`job_info` is what each agent is sent first.
+
+        `attached`: somebody else started this process beside the agents, and sends it the signals that they get."""
         self._dispatcher = context.dispatcher
         self._output = context.output
         self._signals = context.signals
         self._clock = context.clock
         self._parent = context.parent
         self._listener = listener
+        self._job_info = job_info
         self._launch = launch
         self._verbose = verbose
         self._attached = attached
@@ -108,12 +118,12 @@ class AgentServer:
         if self._parent is not None:
             parent = self._parent
             loop.add_reader(parent.fileno(), _SIGNALS, lambda: self._execute_all(parent.receive()))
-        for listening in self._listener.sockets:
-            loop.add_reader(listening.fileno(), _LISTENER, partial(self._on_connect, listening))
+        self._listener.attach(
+            loop, _LISTENER, self._add_agent, lambda text: self._dispatcher.record("dropped", text=text)
+        )
         loop.add_poller(self._acknowledge_output)
         loop.add_poller(self._connections.flush)
         loop.add_poller(self._output.flush_due)
-        loop.add_timer(self._handshake_deadline, self._drop_expired_peers)
         loop.add_timer(self._snapshot_deadline, self._finish_late_snapshots)
         loop.add_timer(lambda: self._losses.deadline, self._attribute_losses)
         dispatcher = self._dispatcher
@@ -160,36 +170,11 @@ class AgentServer:
 
     # ---- agents connect
 
-    def _on_connect(self, listening: socket.socket) -> None:
-        for fd in self._listener.accept(listening):
-            self._loop.add_reader(fd, _LISTENER, partial(self._on_pending_peer, fd))
-
-    def _on_pending_peer(self, fd: int) -> None:
-        peer = self._listener.receive(fd)
-        if peer is None and self._listener.is_pending(fd):
-            return
-        self._loop.remove_reader(fd)
-        if peer is not None:
-            self._add_agent(peer)
-        self._log_dropped_peers()
-
     def _add_agent(self, peer: Peer) -> None:
         connection: AgentConnection = AgentConnection(peer.connection, AGENT_TO_HEAD)
+        connection.send(self._job_info)
         self._connections.add(peer.rank, connection)
         self._loop.add_reader(connection.fileno(), _AGENTS, partial(self._on_readable, peer.rank, connection))
-
-    def _handshake_deadline(self) -> float | None:
-        deadline = self._listener.deadline()  # on the monotonic clock
-        return None if deadline is None else deadline - time.monotonic() + self._clock()
-
-    def _drop_expired_peers(self) -> None:
-        self._listener.drop_expired(self._loop.remove_reader)
-        self._log_dropped_peers()
-
-    def _log_dropped_peers(self) -> None:
-        for note in self._listener.dropped:
-            self._dispatcher.record("dropped", text=note)
-        self._listener.dropped.clear()
 
     # ---- messages of agents
 

@@ -6,16 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jaxrun.channel.addresses import (
-    Address,
-    Interface,
-    describe_addresses,
-    format_addresses,
-    list_interfaces,
-    parse_addresses,
-    select_interfaces,
-)
+from jaxrun.channel.interfaces import Interface, describe_addresses, list_interfaces, select_interfaces
 from jaxrun.errors import UsageError
+from jaxrun.protocol.addresses import Address, format_addresses, parse_addresses
 
 HOST = (
     Interface("lo", "127.0.0.1"),

@@ -1,4 +1,4 @@
-"""At which addresses of this host the others may reach it, and how they are written: 10.1.0.4:40, [fd00::4]:40."""
+"""The network interfaces of this host, and which of them other hosts may use."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from jaxrun.errors import UsageError
+from jaxrun.protocol.addresses import Address, AnyAddress
 
-_LOOPBACK = "127.0.0.1"
 _CONTAINER_INTERFACES = ("docker", "br-", "virbr", "veth", "cni", "flannel", "podman", "lxc")
 
 
@@ -21,17 +21,8 @@ class Interface:
     ip: str
 
 
-@dataclass(frozen=True, slots=True)
-class Address:
-    ip: str
-    port: int
-
-    def __str__(self) -> str:
-        return f"[{self.ip}]:{self.port}" if ":" in self.ip else f"{self.ip}:{self.port}"
-
-
 def list_interfaces() -> tuple[Interface, ...]:
-    """The addresses of this host's interfaces that are up, less those that are good on one link only."""
+    """Return the addresses of all interfaces that are up, but those that are valid on one link only."""
     import psutil
 
     up = {name for name, state in psutil.net_if_stats().items() if state.isup}
@@ -44,9 +35,9 @@ def list_interfaces() -> tuple[Interface, ...]:
 
 
 def select_interfaces(there: Iterable[Interface], wanted: str = "") -> tuple[Interface, ...]:
-    """Those that `wanted` names: an interface, an address or a network; all if it is empty, the likeliest first.
+    """Return the interfaces that `wanted` names, an interface, address or network; all if it is empty, likeliest first.
 
-    UsageError, with what there is, if it names none.
+    Raises UsageError, with what there is, if it names none.
     """
     known = sorted(there, key=_preference)
     if not wanted:
@@ -58,27 +49,13 @@ def select_interfaces(there: Iterable[Interface], wanted: str = "") -> tuple[Int
     return chosen
 
 
-def describe_addresses(addresses: Sequence[Address], there: Iterable[Interface]) -> str:
-    """`ib0 10.1.0.4:40123, eth0 192.168.7.4:40123`."""
+def describe_addresses(addresses: Sequence[AnyAddress], there: Iterable[Interface]) -> str:
+    """Return `ib0 10.1.0.4:40123, eth0 192.168.7.4:40123`."""
     names = {interface.ip: interface.name for interface in there}
-    return ", ".join(f"{names.get(address.ip, '')} {address}".strip() for address in addresses)
-
-
-def parse_addresses(text: str) -> tuple[Address, ...]:
-    """Addresses with commas between them. UsageError for what is none; a name is allowed in an address' place."""
-    found = []
-    for part in text.split(","):
-        host, _, port = part.strip().rpartition(":")
-        bare = host.strip("[]")
-        written = f"[{bare}]" if ":" in bare else bare
-        if not (bare and host == written and port.isascii() and port.isdecimal() and 0 < int(port) < 65536):
-            raise UsageError(f"an address is written host:port or [fd00::1]:port, not {part.strip()!r}")
-        found.append(Address(bare, int(port)))
-    return tuple(found)
-
-
-def format_addresses(addresses: Iterable[Address]) -> str:
-    return ",".join(map(str, addresses))
+    return ", ".join(
+        f"{names.get(address.ip, '') if isinstance(address, Address) else ''} {address}".strip()
+        for address in addresses
+    )
 
 
 def _is_in_network(ip: str, wanted: str) -> bool:

@@ -12,13 +12,13 @@ from hypothesis import strategies as st
 
 from jaxrun.channel.connection import AGENT_TO_HEAD, HEAD_TO_AGENT
 from jaxrun.errors import ProtocolError
-from jaxrun.protocol import agent_messages
+from jaxrun.protocol import agent_messages, auth
 from jaxrun.protocol.codec import MessageDecoder, encode, message_types
 from jaxrun.protocol.flight import Flight
 
 TO_HEAD_FIRST, TO_AGENT_FIRST = (
-    message_types(agent_messages.AgentHandshake),
-    message_types(agent_messages.HeadHandshake),
+    message_types(auth.ToServer),
+    message_types(auth.ToClient),
 )
 DIRECTIONS = {
     "to the head": AGENT_TO_HEAD,
@@ -104,15 +104,15 @@ def test_every_message_of_the_worker_passes_through_the_agent():
 
 
 WRONG = {
-    "another version": {"v": 2, "type": "Answer", "rank": 0, "nonce": "", "proof": ""},
-    "no version": {"type": "Answer", "rank": 0, "nonce": "", "proof": ""},
+    "another version": {"v": 2, "type": "ChallengeResponse", "rank": 0, "nonce": "", "proof": ""},
+    "no version": {"type": "ChallengeResponse", "rank": 0, "nonce": "", "proof": ""},
     "an unknown type": {"v": 1, "type": "Shell", "command": "true"},
-    "a type that is no name": {"v": 1, "type": ["Answer"]},
-    "a field too few": {"v": 1, "type": "Answer", "rank": 0, "nonce": ""},
-    "a field too many": {"v": 1, "type": "Answer", "rank": 0, "nonce": "", "proof": "", "x": 1},
-    "a rank that is true": {"v": 1, "type": "Answer", "rank": True, "nonce": "", "proof": ""},
-    "a rank in words": {"v": 1, "type": "Answer", "rank": "0", "nonce": "", "proof": ""},
-    "a proof that is none": {"v": 1, "type": "Answer", "rank": 0, "nonce": "", "proof": None},
+    "a type that is no name": {"v": 1, "type": ["ChallengeResponse"]},
+    "a field too few": {"v": 1, "type": "ChallengeResponse", "rank": 0, "nonce": ""},
+    "a field too many": {"v": 1, "type": "ChallengeResponse", "rank": 0, "nonce": "", "proof": "", "x": 1},
+    "a rank that is true": {"v": 1, "type": "ChallengeResponse", "rank": True, "nonce": "", "proof": ""},
+    "a rank in words": {"v": 1, "type": "ChallengeResponse", "rank": "0", "nonce": "", "proof": ""},
+    "a proof that is none": {"v": 1, "type": "ChallengeResponse", "rank": 0, "nonce": "", "proof": None},
     "a list": [1],
     "nothing": b"",
     "no JSON": b"{",
@@ -152,7 +152,14 @@ def test_no_strangers_words_are_anything_but_messages_or_a_protocol_error(known)
 
 
 def test_a_table_by_rank_takes_no_number_that_python_refuses():
-    content = {"v": 1, "type": "StacksTaken", "purpose": "", "waits": {}, "cpu": {}, "dumps": {"9" * 5000: ""}}
+    content = {
+        "v": 1,
+        "type": "SnapshotReply",
+        "purpose": "show",
+        "kernel_waits": {},
+        "cpu_seconds": {},
+        "stacks": {"9" * 5000: ""},
+    }
     with pytest.raises(ProtocolError):
         MessageDecoder(AGENT_TO_HEAD).feed(frame(content))
 

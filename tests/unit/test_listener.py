@@ -2,7 +2,6 @@
 
 import contextlib
 import json
-import selectors
 import socket
 import struct
 import threading
@@ -13,13 +12,15 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from jaxrun.channel import listener as door_module
-from jaxrun.channel.addresses import Address, Interface
-from jaxrun.channel.connect import HeadAddress, connect
-from jaxrun.channel.listener import Listener
+from jaxrun.channel.event_loop import EventLoop
+from jaxrun.channel.interfaces import Interface
+from jaxrun.channel.listener import listen_on_tcp
 from jaxrun.errors import UnavailableError
 from jaxrun.protocol import auth
-from jaxrun.protocol.agent_messages import Challenge, ChallengeResponse, HeadHandshake, Rejected, Welcome
+from jaxrun.protocol.addresses import Address
+from jaxrun.protocol.auth import Challenge, ChallengeResponse, Rejected, Welcome
 from jaxrun.protocol.codec import MessageDecoder, encode, message_types
+from jaxrun.protocol.connect import HeadAddress, connect
 
 TOKEN = auth.new_token()
 LOOPBACK = Interface("lo", "127.0.0.1")
@@ -28,27 +29,26 @@ JOB = "ab" * 16
 
 
 class Porter:
-    """Serves a door in a thread, as the station does."""
+    """Serves a listener in a thread, as the supervisor does."""
 
     def __init__(self, *interfaces, everywhere=False):
         self.admitted = []
         self.dropped = []
         self.failure = None
-        self.door = Listener(
-            interfaces or [LOOPBACK], TOKEN, lambda proof: Welcome(proof, "/run", ("cpu",)), everywhere=everywhere
-        )
+        self.listener = listen_on_tcp(interfaces or [LOOPBACK], TOKEN, everywhere=everywhere)
         self._wake, self._stop = socket.socketpair()
+        self._running = True
         self._thread = threading.Thread(target=self._run)
         self._thread.start()
 
     @property
     def address(self):
-        return self.door.addresses[0]
+        return self.listener.addresses[0]
 
     def close(self):
         self._stop.send(b".")
         self._thread.join()
-        self.door.close()
+        self.listener.close()
         for peer in (self._wake, self._stop, *(one.connection for one in self.admitted)):
             peer.close()
         if self.failure is not None:
@@ -61,29 +61,12 @@ class Porter:
             self.failure = error
 
     def _serve(self):
-        with selectors.DefaultSelector() as selector:
-            selector.register(self._wake, selectors.EVENT_READ)
-            listeners = {listener.fileno(): listener for listener in self.door.sockets}
-            for fd in listeners:
-                selector.register(fd, selectors.EVENT_READ)
-            while True:
-                deadline = self.door.deadline()
-                wait = None if deadline is None else max(0.0, deadline - time.monotonic())
-                for key, _ in selector.select(wait):
-                    if key.fileobj is self._wake:
-                        return
-                    if key.fd in listeners:
-                        for fd in self.door.accept(listeners[key.fd]):
-                            selector.register(fd, selectors.EVENT_READ)
-                        continue
-                    found = self.door.receive(key.fd)
-                    if not self.door.is_pending(key.fd):
-                        selector.unregister(key.fd)
-                    if found is not None:
-                        self.admitted.append(found)
-                self.door.drop_expired(selector.unregister)
-                self.dropped += self.door.dropped
-                self.door.dropped.clear()
+        loop = EventLoop()
+        loop.add_reader(self._wake.fileno(), 0, lambda: setattr(self, "_running", False))
+        self.listener.attach(loop, 1, self.admitted.append, self.dropped.append)
+        while self._running:
+            loop.run_once()
+        loop.close()
 
 
 @pytest.fixture
@@ -114,7 +97,7 @@ def guest(porter):
 
 def read(peer):
     """The next message from the head."""
-    codec = MessageDecoder(message_types(HeadHandshake))
+    codec = MessageDecoder(message_types(auth.ToClient))
     while not (found := codec.feed(data := peer.recv(4096))):
         assert data, "the head has hung up"
     return found[0]
@@ -137,7 +120,7 @@ def check_open(porter, rank=0):
     began = time.monotonic()
     found = get_in(porter.address, rank)
     assert time.monotonic() - began < 1.0
-    assert found.welcome.run_dir == "/run" and found.welcome.platforms == ("cpu",) and found.job_id == JOB
+    assert found.job_id == JOB
     found.connection.close()
 
 
@@ -164,10 +147,10 @@ STRANGERS = {
     "no JSON": frame(b"hello"),
     "an empty frame": frame(b""),
     "deep brackets": frame(b"[" * 4000),
-    "another version": frame({"v": 2, "type": "Answer", "rank": 0, "nonce": "", "proof": ""}),
+    "another version": frame({"v": 2, "type": "ChallengeResponse", "rank": 0, "nonce": "", "proof": ""}),
     "an unknown type": frame({"v": 1, "type": "Shell", "command": "true"}),
     "a message of later": frame({"v": 1, "type": "Done", "rank": 0, "time": 0.0}),
-    "the head's own words": encode(Welcome("", "", ())),
+    "the head's own words": encode(Welcome("")),
     "a proof that is none": encode(ChallengeResponse(0, "n", "p")),
     "a rank that is none": encode(ChallengeResponse(-(10**400), "n", "p")),
     "an empty proof": encode(ChallengeResponse(0, "", "")),
@@ -205,7 +188,7 @@ def test_text_that_cannot_be_encoded_does_not_bring_the_head_down(answer):
 @given(st.binary(min_size=1, max_size=5000))
 def test_no_bytes_of_a_stranger_harm_the_door(porter, noise):
     with guest(porter) as (peer, _):
-        with contextlib.suppress(ConnectionError):
+        with contextlib.suppress(OSError):
             peer.sendall(noise)
             peer.shutdown(socket.SHUT_WR)
         assert ends(peer)
@@ -265,7 +248,7 @@ def test_an_agent_with_the_wrong_token_is_told_so_and_dropped(porter):
     assert all("does not know the job's token" in text for text in porter.dropped)
 
 
-def answer_to(challenge, rank=0, role="agent", token=TOKEN):
+def answer_to(challenge, rank=0, role="client", token=TOKEN):
     nonce = auth.new_nonce()
     return ChallengeResponse(rank, nonce, auth.make_proof(token, role, rank, challenge.nonce, nonce))
 
@@ -292,7 +275,7 @@ def test_a_proof_is_good_for_its_rank_alone(porter):
 def test_a_heads_proof_is_none_of_an_agent(porter):
     """Or a stranger could have one head's proof from another, and reflect it."""
     with guest(porter) as (peer, challenge):
-        peer.sendall(encode(answer_to(challenge, role="head")))
+        peer.sendall(encode(answer_to(challenge, role="server")))
         assert isinstance(read(peer), Rejected)
     assert not porter.admitted
 
@@ -311,7 +294,7 @@ def test_the_head_proves_itself_and_the_token_is_never_said(porter):
         answer = answer_to(challenge, rank=2)
         peer.sendall(encode(answer))
         welcome = read(peer)
-    assert welcome.proof == auth.make_proof(TOKEN, "head", 2, challenge.nonce, answer.nonce)
+    assert welcome.proof == auth.make_proof(TOKEN, "server", 2, challenge.nonce, answer.nonce)
     assert TOKEN not in repr((challenge, answer, welcome))
 
 
@@ -331,8 +314,8 @@ def test_the_head_listens_at_ipv6_too(open_door):
 def test_everywhere_is_one_port_for_both_families(open_door):
     porter = open_door(LOOPBACK, LOOPBACK_6, everywhere=True)
     port = porter.address.port
-    assert porter.door.addresses == (Address("127.0.0.1", port), Address("::1", port))
-    for rank, address in enumerate(porter.door.addresses):
+    assert porter.listener.addresses == (Address("127.0.0.1", port), Address("::1", port))
+    for rank, address in enumerate(porter.listener.addresses):
         get_in(address, rank).connection.close()
     until(lambda: sorted(one.rank for one in porter.admitted) == [0, 1])
 
@@ -349,9 +332,9 @@ def test_a_chosen_interface_is_listened_at_and_no_other(open_door):
 def test_a_port_that_is_taken_is_named(porter, everywhere, where):
     port = porter.address.port
     with pytest.raises(UnavailableError, match=f"^cannot listen at {where}, port {port}: Address already in use"):
-        Listener([LOOPBACK], TOKEN, lambda proof: Welcome(proof, "", ()), everywhere=everywhere, port=port)
+        listen_on_tcp([LOOPBACK], TOKEN, everywhere=everywhere, port=port)
 
 
 def test_an_address_that_this_host_has_not_is_named():
     with pytest.raises(UnavailableError, match=r"cannot listen at 192\.0\.2\.77, port any: Cannot"):
-        Listener([Interface("eth9", "192.0.2.77")], TOKEN, lambda proof: Welcome(proof, "", ()), everywhere=False)
+        listen_on_tcp([Interface("eth9", "192.0.2.77")], TOKEN, everywhere=False)

@@ -9,14 +9,16 @@ import warnings
 
 import pytest
 
-from jaxrun.channel import connect as knock_module
-from jaxrun.channel.addresses import Address, Interface
-from jaxrun.channel.connect import HeadAddress, connect
-from jaxrun.channel.listener import CHANNEL_VERSION, Listener
+from jaxrun.channel.event_loop import EventLoop
+from jaxrun.channel.interfaces import Interface
+from jaxrun.channel.listener import listen_on_tcp
 from jaxrun.errors import UnavailableError
 from jaxrun.protocol import auth
-from jaxrun.protocol.agent_messages import AgentHandshake, Challenge, Rejected, Welcome
+from jaxrun.protocol import connect as knock_module
+from jaxrun.protocol.addresses import Address
+from jaxrun.protocol.auth import HANDSHAKE_VERSION, Challenge, Rejected, Welcome
 from jaxrun.protocol.codec import MessageDecoder, encode, message_types
+from jaxrun.protocol.connect import HeadAddress, connect
 
 TOKEN = auth.new_token()
 JOB = "cd" * 16
@@ -58,26 +60,26 @@ class Peer:
                 self._serve(connection)
 
 
-def head(token=TOKEN, version=CHANNEL_VERSION, proof=None):
+def head(token=TOKEN, version=HANDSHAKE_VERSION, proof=None):
     """What a head with this token does; `proof` in the place of its own."""
 
     def serve(connection):
         nonce = auth.new_nonce()
         connection.sendall(encode(Challenge(version, nonce)))
-        codec = MessageDecoder(message_types(AgentHandshake))
+        codec = MessageDecoder(message_types(auth.ToServer))
         answers = []
         while not answers and (data := connection.recv(4096)):
             answers = codec.feed(data)
         if not answers:
             return
         answer = answers[0]
-        right = auth.make_proof(token, "agent", answer.rank, nonce, answer.nonce)
+        right = auth.make_proof(token, "client", answer.rank, nonce, answer.nonce)
         if proof is None and not auth.proofs_equal(right, answer.proof):
             connection.sendall(encode(Rejected("it does not know the token of this job")))
             connection.close()
             return
-        own = auth.make_proof(token, "head", answer.rank, nonce, answer.nonce)
-        connection.sendall(encode(Welcome(proof(answer) if proof else own, "/run", ("cpu",))))
+        own = auth.make_proof(token, "server", answer.rank, nonce, answer.nonce)
+        connection.sendall(encode(Welcome(proof(answer) if proof else own)))
 
     return serve
 
@@ -134,7 +136,7 @@ def reach(*addresses, rank=1, token=TOKEN, timeout=5.0):
     found = connect(lambda: HeadAddress(JOB, token, addresses), rank, timeout)
     seconds = time.monotonic() - began
     port = found.connection.getpeername()[1]
-    assert found.job_id == JOB and found.welcome.run_dir == "/run"
+    assert found.job_id == JOB
     found.connection.close()
     return seconds, port
 
@@ -163,17 +165,17 @@ STRANGERS = {
     "speaks HTTP": (says(b"HTTP/1.1 400 Bad Request\r\n\r\n"), "answers, but is no head of jaxrun"),
     "speaks SSH": (says(b"SSH-2.0-OpenSSH_9.2\r\n"), "answers, but is no head of jaxrun"),
     "sends what is none": (
-        says(encode(Challenge(CHANNEL_VERSION, "x")).replace(b"Chall", b"Shell")),
+        says(encode(Challenge(HANDSHAKE_VERSION, "x")).replace(b"Chall", b"Shell")),
         "but is no head of jaxrun",
     ),
     "is of another version": (
-        head(version=CHANNEL_VERSION + 1),
-        f"speaks version {CHANNEL_VERSION + 1} of the channel, this agent 1",
+        head(version=HANDSHAKE_VERSION + 1),
+        f"speaks version {HANDSHAKE_VERSION + 1} of the channel, this agent 1",
     ),
     "is the head of another job": (head(token="00" * 32), "refuses: it does not know the token of this job"),
     "claims to be it": (head(proof=lambda answer: "ab" * 32), "answers, but does not know this job's token"),
     "reflects the proof": (head(proof=lambda answer: answer.proof), "answers, but does not know this job's token"),
-    "is the head without a challenge": (says(encode(Welcome("ab" * 32, "", ()))), "does not know this job's token"),
+    "is the head without a challenge": (says(encode(Welcome("ab" * 32))), "does not know this job's token"),
     "has an empty proof": (head(proof=lambda answer: ""), "does not know this job's token"),
 }
 
@@ -199,11 +201,11 @@ def test_a_proof_that_was_seen_before_is_not_taken_again(listen):
 
     def replay(connection):
         """The same nonce each time, and the proof of the first time."""
-        connection.sendall(encode(Challenge(CHANNEL_VERSION, "11" * 32)))
-        codec = MessageDecoder(message_types(AgentHandshake))
+        connection.sendall(encode(Challenge(HANDSHAKE_VERSION, "11" * 32)))
+        codec = MessageDecoder(message_types(auth.ToServer))
         (answer,) = codec.feed(connection.recv(4096))
-        seen.append(auth.make_proof(TOKEN, "head", answer.rank, "11" * 32, answer.nonce))
-        connection.sendall(encode(Welcome(seen[0], "/run", ("cpu",))))
+        seen.append(auth.make_proof(TOKEN, "server", answer.rank, "11" * 32, answer.nonce))
+        connection.sendall(encode(Welcome(seen[0])))
 
     stranger = listen(replay)
     reach(stranger.address)
@@ -212,7 +214,7 @@ def test_a_proof_that_was_seen_before_is_not_taken_again(listen):
 
 
 def test_a_strangers_text_that_cannot_be_encoded_is_passed_by(listen):
-    stranger, right = listen(says(encode(Challenge(CHANNEL_VERSION, "\ud800")))), listen(head())
+    stranger, right = listen(says(encode(Challenge(HANDSHAKE_VERSION, "\ud800")))), listen(head())
     assert reach(stranger.address, right.address)[1] == right.address.port
 
 
@@ -223,7 +225,7 @@ def test_a_silent_stranger_costs_no_more_than_the_stagger(listen):
 
 
 def test_half_a_challenge_costs_no_more_than_the_stagger(listen):
-    stranger, right = listen(says(encode(Challenge(CHANNEL_VERSION, "n"))[:-3])), listen(head())
+    stranger, right = listen(says(encode(Challenge(HANDSHAKE_VERSION, "n"))[:-3])), listen(head())
     assert reach(stranger.address, right.address)[0] < STAGGER + 0.3
 
 
@@ -300,7 +302,7 @@ def test_every_address_is_in_the_error(blackhole):
 
 
 def test_an_address_that_never_answers_is_given_up(monkeypatch, listen):
-    monkeypatch.setattr(knock_module, "_ATTEMPT", 0.2)
+    monkeypatch.setattr(knock_module, "_ATTEMPT_TIMEOUT_S", 0.2)
     silent = listen(says())
     assert f"{silent.address} does not answer within 0.2 s" in fail(silent.address, timeout=0.7)
     assert silent.count > 1
@@ -320,25 +322,23 @@ def test_an_address_that_fails_at_once_leaves_no_socket_to_the_collector():
     assert not [warning for warning in told if issubclass(warning.category, ResourceWarning)]
 
 
-def test_a_real_door_and_a_knock_agree():
-    """Both sides as they are: the head's proof is right, and both sides end up with one connection."""
-    door = Listener([Interface("lo", "127.0.0.1")], TOKEN, lambda proof: Welcome(proof, "/run", ()), everywhere=False)
-    admitted = []
+def test_a_real_listener_and_a_connection_agree():
+    """Both sides as they are: the server's proof is right, and both sides end up with one connection."""
+    listener = listen_on_tcp([Interface("lo", "127.0.0.1")], TOKEN, everywhere=False)
+    admitted, loop = [], EventLoop()
+    listener.attach(loop, 0, admitted.append)
 
     def serve():
         while not admitted:
-            for fd in door.accept(door.sockets[0]):
-                while door.is_pending(fd) and (one := door.receive(fd)) is None:
-                    time.sleep(0.001)
-                admitted.append(one)
-            time.sleep(0.001)
+            loop.run_once(5)
 
     thread = threading.Thread(target=serve)
     thread.start()
     try:
-        reach(door.addresses[0], rank=6)
+        reach(listener.addresses[0], rank=6)
     finally:
         thread.join()
-        door.close()
+        listener.close()
+        loop.close()
     assert [one.rank for one in admitted] == [6]
     admitted[0].connection.close()

@@ -1,0 +1,74 @@
+"""Addresses of heads and of gangs' parents, and how they are written: 10.1.0.4:40, [fd00::4]:40, unix:/tmp/x."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+
+from jaxrun.errors import UsageError
+
+_UNIX = "unix:"
+
+
+@dataclass(frozen=True, slots=True)
+class Address:
+    """A TCP port of a host; `ip` may be a host name."""
+
+    ip: str
+    port: int
+
+    def __str__(self) -> str:
+        return f"[{self.ip}]:{self.port}" if ":" in self.ip else f"{self.ip}:{self.port}"
+
+
+@dataclass(frozen=True, slots=True)
+class UnixAddress:
+    """A Unix socket of this machine."""
+
+    path: str
+
+    def __str__(self) -> str:
+        return f"{_UNIX}{self.path}"
+
+    @contextlib.contextmanager
+    def short_path(self) -> Iterator[str]:
+        """Another name of the socket: the kernel takes 107 bytes, and temporary directories may be far down.
+
+        Raises OSError if there is no such directory.
+        """
+        folder, name = os.path.split(self.path)
+        descriptor = os.open(folder, os.O_PATH | os.O_DIRECTORY)
+        try:
+            yield f"/proc/self/fd/{descriptor}/{name}"
+        finally:
+            os.close(descriptor)
+
+
+AnyAddress = Address | UnixAddress
+
+
+def parse_addresses(text: str) -> tuple[Address, ...]:
+    """Parse TCP addresses with commas between them; a host name is allowed in place of an IP address.
+
+    Raises UsageError.
+    """
+    found = []
+    for part in text.split(","):
+        host, _, port = part.strip().rpartition(":")
+        bare = host.strip("[]")
+        written = f"[{bare}]" if ":" in bare else bare
+        if not (bare and host == written and port.isascii() and port.isdecimal() and 0 < int(port) < 65536):
+            raise UsageError(f"an address is written host:port or [fd00::1]:port, not {part.strip()!r}")
+        found.append(Address(bare, int(port)))
+    return tuple(found)
+
+
+def parse_any_addresses(text: str) -> tuple[AnyAddress, ...]:
+    """Parse one Unix socket, or TCP addresses with commas between them. Raises UsageError."""
+    return (UnixAddress(text.removeprefix(_UNIX)),) if text.startswith(_UNIX) else parse_addresses(text)
+
+
+def format_addresses(addresses: Iterable[AnyAddress]) -> str:
+    return ",".join(map(str, addresses))

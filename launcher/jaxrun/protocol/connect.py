@@ -1,0 +1,168 @@
+"""Connects an agent to the head, or a gang's rank to its parent.
+
+All addresses that are known are tried; the first whose server proves to know the token wins.
+"""
+
+from __future__ import annotations
+
+import errno
+import itertools
+import os
+import selectors
+import socket
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from jaxrun.errors import ProtocolError, UnavailableError
+
+from .addresses import AnyAddress, UnixAddress
+from .auth import ClientHandshake
+
+_STAGGER_S = 0.2  # until the next address is tried beside one that has not answered
+_ATTEMPT_TIMEOUT_S = 8.0  # until an address that does not answer is given up
+_FIRST_ROUND_S = 1.5  # for all addresses; each later round gets as much more, so that none waits for long
+_ROUND_PAUSE_S = 0.25  # between two rounds: the server may not listen yet
+
+
+@dataclass(frozen=True, slots=True)
+class HeadAddress:
+    """Where the head of a job (or the parent of a gang) may listen, and the token that both know."""
+
+    job_id: str
+    token: str
+    addresses: tuple[AnyAddress, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class HeadConnection:
+    """A connection to a head that has proved to know the token."""
+
+    job_id: str
+    connection: socket.socket
+
+
+class _Attempt:
+    """The connection to one address, until the server there has proved itself."""
+
+    def __init__(self, address: AnyAddress, token: str, rank: int) -> None:
+        self.address = address
+        self.deadline = time.monotonic() + _ATTEMPT_TIMEOUT_S
+        self.failure = ""
+        self.connection = _start_connecting(address)
+        self._handshake = ClientHandshake(self.connection, token, rank)
+
+    def advance(self) -> bool:
+        """Go on as far as possible; return whether the server has proved itself. `failure` says why it never will."""
+        try:
+            return self._handshake.advance()
+        except ProtocolError as error:
+            self.failure = str(error)
+        except OSError as error:
+            self.failure = _describe_error(error)
+        return False
+
+
+def connect(
+    find: Callable[[], HeadAddress | None],
+    rank: int,
+    timeout: float,
+    why_none: str = "",
+    *,
+    target: str = "head of its job",
+) -> HeadConnection:
+    """Connect as `rank`, within `timeout` seconds; `find` returns where to, and is called again for each round.
+
+    Raises UnavailableError with what each address did, or with `why_none` where there was nothing to try.
+    """
+    deadline = time.monotonic() + timeout
+    failures: dict[str, str] = {}
+    for number in itertools.count(1):
+        head = find()
+        until = min(deadline, time.monotonic() + min(_ATTEMPT_TIMEOUT_S, number * _FIRST_ROUND_S))
+        connection = _try_all(head, rank, until, failures) if head is not None else None
+        if head is not None and connection is not None:
+            return HeadConnection(head.job_id, connection)
+        if time.monotonic() + _ROUND_PAUSE_S > deadline:
+            tried = "; ".join(f"{address} {why}" for address, why in failures.items()) or why_none
+            raise UnavailableError(
+                f"rank {rank} on {os.uname().nodename} found no {target} within {timeout:g} s: {tried}"
+            )
+        time.sleep(_ROUND_PAUSE_S)
+    raise AssertionError("not reached")
+
+
+def _try_all(head: HeadAddress, rank: int, deadline: float, failures: dict[str, str]) -> socket.socket | None:
+    """Try each address once, the next one while the one before it has not answered."""
+    waiting = list(head.addresses)
+    attempts: list[_Attempt] = []
+    next_start = 0.0
+    try:
+        while (waiting or attempts) and (now := time.monotonic()) <= deadline:
+            if waiting and (not attempts or now >= next_start):
+                address = waiting.pop(0)
+                try:
+                    attempts.append(_Attempt(address, head.token, rank))
+                except OSError as error:
+                    failures[str(address)] = _describe_error(error)
+                next_start = now + _STAGGER_S
+            winner = _wait(attempts, min(_STAGGER_S, deadline - now), failures)
+            if winner is not None:
+                attempts.remove(winner)
+                return winner.connection
+        return None
+    finally:
+        for attempt in attempts:
+            failures[str(attempt.address)] = attempt.failure or "has not answered yet"
+            attempt.connection.close()
+
+
+def _wait(attempts: list[_Attempt], seconds: float, failures: dict[str, str]) -> _Attempt | None:
+    """Wait until one of the attempts succeeds, and return it; remove those that have failed."""
+    with selectors.DefaultSelector() as selector:
+        for attempt in attempts:
+            selector.register(attempt.connection, selectors.EVENT_READ, attempt)
+        ready: list[_Attempt] = [key.data for key, _ in selector.select(max(0.0, seconds))]
+    for attempt in ready:
+        if attempt.advance():
+            return attempt
+    for attempt in list(attempts):
+        if not attempt.failure and time.monotonic() > attempt.deadline:
+            attempt.failure = f"does not answer within {_ATTEMPT_TIMEOUT_S:g} s"
+        if attempt.failure:
+            failures[str(attempt.address)] = attempt.failure
+            attempt.connection.close()
+            attempts.remove(attempt)
+    return None
+
+
+def _start_connecting(address: AnyAddress) -> socket.socket:
+    """Return a non-blocking socket that connects to `address`. Raises OSError."""
+    if isinstance(address, UnixAddress):
+        connection = socket.socket(socket.AF_UNIX)
+        try:
+            with address.short_path() as path:
+                connection.connect(path)
+        except BaseException:
+            connection.close()
+            raise
+        connection.setblocking(False)
+        return connection
+    family, kind, protocol, _, where = socket.getaddrinfo(address.ip, address.port, type=socket.SOCK_STREAM)[0]
+    connection = socket.socket(family, kind, protocol)
+    connection.setblocking(False)
+    try:
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        connection.connect(where)
+    except BlockingIOError:
+        pass
+    except BaseException:
+        connection.close()
+        raise
+    return connection
+
+
+def _describe_error(error: OSError) -> str:
+    if error.errno == errno.ECONNREFUSED:
+        return "refuses connections"
+    return f"cannot be reached ({error.strerror or error})"
