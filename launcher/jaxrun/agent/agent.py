@@ -17,7 +17,7 @@ from jaxrun.agent.faults import inject
 from jaxrun.agent.oom import OomWatch, own_memory_cgroup
 from jaxrun.agent.pipes import OutputPipes
 from jaxrun.agent.signals import SignalPipe
-from jaxrun.agent.snapshots import Snapshots
+from jaxrun.agent.snapshot_reader import SnapshotReader
 from jaxrun.agent.worker_group import WorkerGroup
 from jaxrun.agent.worker_process import WorkerProcess
 from jaxrun.channel.event_loop import EventLoop
@@ -85,7 +85,7 @@ class Agent:
         self._pipes = OutputPipes(output, lambda rank: head.record("first_output", rank))
         self._loop = EventLoop(clock)
         self._oom = OomWatch(own_memory_cgroup())
-        self._snapshots = Snapshots(workers, output, clock)
+        self._snapshots = SnapshotReader(workers, output, clock)
         self._last: Finish | Shutdown | None = None
 
     def run(self) -> Finish | Shutdown:

@@ -1,7 +1,7 @@
-"""Does to a worker what has been ordered, as if it had come by itself: nothing of it counts as our own stop.
+"""Injects faults into workers as if they came from outside: a kill, a stop, a cut network. None counts as our own stop.
 
-A connection is cut where it ends, in the worker's kernel: its sockets are taken over (pidfd_getfd) and shut down, so
-that both sides see it closed. New ones may be made, as after a network has come back.
+To cut the network, the worker's sockets are duplicated (pidfd_getfd) and shut down, so that both ends see each
+connection closed. The worker may make new ones, as after a network has come back.
 """
 
 from __future__ import annotations
@@ -24,20 +24,20 @@ _FORBIDDEN = (
 
 
 def inject(child: WorkerProcess, kind: str) -> str:
-    """Do it; returns why that could not be, and else nothing."""
+    """Inject a fault of this kind (see job/fault_spec.py); returns why that was not possible, else nothing."""
     if not child.live:
         return "it has no process"
     if kind == CUT:
         return cut_connections(child.pid)
     if kind == KILL:
         child.killed = True
-    with contextlib.suppress(ProcessLookupError):  # its end is noticed elsewhere
+    with contextlib.suppress(ProcessLookupError):  # its exit is noticed elsewhere
         os.kill(child.pid, signal.SIGKILL if kind == KILL else signal.SIGSTOP)
     return ""
 
 
 def cut_connections(pid: int) -> str:
-    """Break all TCP connections of a process that we may trace; returns why that could not be, and else nothing."""
+    """Break all TCP connections of a process that we may trace; returns why that was not possible, else nothing."""
     try:
         with contextlib.ExitStack() as stack:
             found = [stack.enter_context(copy) for copy in _sockets(pid)]
@@ -53,7 +53,7 @@ def cut_connections(pid: int) -> str:
 
 
 def _sockets(pid: int) -> Iterator[socket.socket]:
-    """Copies of a process's sockets. OSError where the kernel does not allow that."""
+    """Duplicate a process's sockets. Raises OSError where the kernel does not allow that."""
     process = os.pidfd_open(pid)
     try:
         for name in os.listdir(f"/proc/{pid}/fd"):
@@ -67,7 +67,7 @@ def _sockets(pid: int) -> Iterator[socket.socket]:
 
 
 def _copy_descriptor(process: int, descriptor: int) -> int:
-    """A copy of a descriptor of that process; -1 where it has closed it meanwhile. OSError."""
+    """Duplicate a descriptor of that process; returns -1 if it has been closed meanwhile. Raises OSError."""
     import ctypes  # rarely wanted
 
     libc = ctypes.CDLL(None, use_errno=True)
@@ -79,6 +79,6 @@ def _copy_descriptor(process: int, descriptor: int) -> int:
 
 
 def _is_connection(copy: socket.socket) -> bool:
-    """Not a socket that only listens: programs do not survive its end, which no network brings about."""
+    """Whether this is a TCP connection; not a listening socket, which no network failure ends."""
     internet = copy.family in (socket.AF_INET, socket.AF_INET6) and copy.type == socket.SOCK_STREAM
     return internet and not copy.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN)

@@ -1,7 +1,7 @@
-"""What outlives a launcher or an agent that dies by kill -9: a small process that kills what it has started.
+"""The guard: a small process that kills what a launcher or an agent has started, if that dies by kill -9.
 
-Workers end with their agent on their own accord; what they have started does not, nor does an mpirun or srun. The guard
-waits on a pipe that only its master holds: a dot says that it is not needed any more, the end that the master is gone.
+Workers end by themselves when their agent is gone; what they have started does not, nor does an mpirun or srun. The
+guard reads a pipe that only its owner holds: `b"."` disarms it; end-of-file means that the owner has died.
 """
 
 from __future__ import annotations
@@ -15,19 +15,19 @@ from typing import NoReturn
 
 from jaxrun.protocol.names import JOB_ID
 
-_SWEEPS_AT_MOST = 50
-_PAUSE = 0.02
+_MAX_SWEEPS = 50  # new processes may appear while others are killed
+_SWEEP_PAUSE_S = 0.02
 _DISARM = b"."
 
 
 class Guard:
-    """Its master's handle on it."""
+    """The owner's handle on its guard process."""
 
     def __init__(self, *marks: str) -> None:
-        """Forks: to be called while the master has one thread and has started nothing.
+        """Fork the guard: to be called while the owner has one thread and has started nothing.
 
-        `marks` are variables, "NAME=value", that what is to be killed has all been started with; without any, only what
-        `add` names is killed.
+        `marks` are variables, "NAME=value": processes that have all of them in their environment are killed. Without
+        any, only the process groups of `add` are.
         """
         watched, self._held = os.pipe()
         self.pid = os.fork()
@@ -37,11 +37,11 @@ class Guard:
         os.close(watched)
 
     def add(self, group: int) -> None:
-        """Kill this process group, too."""
+        """Have the guard kill this process group, too."""
         os.write(self._held, b"%d\n" % group)
 
     def disarm(self) -> None:
-        """End the guard; it does nothing any more. May be called again."""
+        """End the guard, which kills nothing then. May be called again."""
         if self._held < 0:
             return
         with contextlib.suppress(OSError):
@@ -53,12 +53,12 @@ class Guard:
 
 
 def job_marker(job_id: str) -> str:
-    """What every process of the job carries in its environment."""
+    """The variable that every process of the job has in its environment."""
     return f"{JOB_ID}={job_id}"
 
 
 def find_marked(*marks: str) -> Iterable[int]:
-    """The processes of this user that carry all these marks in the environment they were started with."""
+    """The processes of this user that were started with all these marks in their environment."""
     wanted = {mark.encode() for mark in marks}
     for name in os.listdir("/proc"):
         if name.isdigit():
@@ -69,18 +69,18 @@ def find_marked(*marks: str) -> Iterable[int]:
 
 def _watch(pipe: int, marks: tuple[str, ...]) -> NoReturn:
     try:
-        os.setsid()  # Ctrl-C is the master's business
+        os.setsid()  # a terminal's Ctrl-C is for the owner alone
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
             signal.signal(number, signal.SIG_IGN)
-        # Or whoever reads the master's output would wait for the guard's copy of it.
+        # Or whoever reads the owner's output would wait until the guard closes its copy of the pipe.
         os.dup2(pipe, 0)
         os.closerange(1, 4096)
-        told = b""
+        received = b""
         while data := os.read(0, 4096):
-            told += data
+            received += data
             if data.endswith(_DISARM):
                 os._exit(0)
-        for group in map(int, told.split()):
+        for group in map(int, received.split()):
             _kill(os.killpg, group)
         if marks:
             _sweep(marks)
@@ -89,13 +89,13 @@ def _watch(pipe: int, marks: tuple[str, ...]) -> NoReturn:
 
 
 def _sweep(marks: tuple[str, ...]) -> None:
-    for _ in range(_SWEEPS_AT_MOST):
+    for _ in range(_MAX_SWEEPS):
         found = [pid for pid in find_marked(*marks) if pid != os.getpid()]
         if not found:
             return
         for pid in found:
             _kill(os.kill, pid)
-        time.sleep(_PAUSE)
+        time.sleep(_SWEEP_PAUSE_S)
 
 
 def _kill(kill: Callable[[int, int], None], number: int) -> None:

@@ -1,4 +1,4 @@
-"""Was it the kernel that killed a process for want of memory? Its log and the memory cgroup say so."""
+"""Finds out whether the kernel has killed a process for want of memory, from its log and the memory cgroup."""
 
 from __future__ import annotations
 
@@ -13,28 +13,28 @@ from pathlib import Path
 _KILLED = re.compile(r"Killed process (?P<pid>\d+) .*?anon-rss:(?P<kb>\d+)kB")
 _KMSG = Path("/dev/kmsg")
 _ROOT = Path("/sys/fs/cgroup")
-_RECORD = 8192
-_KILLS = ("memory.events", "memory.oom_control")  # of version 2, of version 1
-_LIMITS = ("memory.max", "memory.limit_in_bytes")
-_UNLIMITED = 2**60
+_MAX_RECORD_BYTES = 8192
+_KILL_COUNT_FILES = ("memory.events", "memory.oom_control")  # of version 2, of version 1
+_LIMIT_FILES = ("memory.max", "memory.limit_in_bytes")
+_UNLIMITED_BYTES = 2**60  # version 1 writes a huge number for no limit
 
 
 class OomWatch:
-    """Notes the kernel's kills from its creation on; `cgroup` and `log` are None where there is none."""
+    """Watches for the kernel's kills from its creation on; `cgroup` and `log` are None where there is none."""
 
     def __init__(self, cgroup: Path | None, log: Path | None = _KMSG) -> None:
         self._cgroup = cgroup
-        self._kills = _kills(cgroup)
+        self._kill_count = _count_kills(cgroup)
         self._log = _open_at_end(log)
-        self._killed: dict[int, int] = {}  # process → KiB that it held
+        self._killed: dict[int, int] = {}  # pid → KiB that it held
 
     def explain(self, pid: int) -> str:
-        """What the kernel says about the SIGKILL of `pid`; empty if it says nothing of memory."""
-        self._killed.update(_killed(self._records()))
-        counted = _kills(self._cgroup) > self._kills
-        self._kills += counted
+        """Say what the kernel reports about the SIGKILL of `pid`; empty if it reports no lack of memory."""
+        self._killed.update(_parse_kills(self._records()))
+        counted = _count_kills(self._cgroup) > self._kill_count
+        self._kill_count += counted
         if pid in self._killed:
-            held = _size(self._killed.pop(pid) * 2**10)
+            held = _format_bytes(self._killed.pop(pid) * 2**10)
             return f"the kernel's log names it as out of memory: it held {held}"
         return f"its memory cgroup ran out of memory{_limit(self._cgroup)}" if counted else ""
 
@@ -46,7 +46,7 @@ class OomWatch:
     def _records(self) -> Iterable[str]:
         while self._log is not None:
             try:
-                record = os.read(self._log, _RECORD)
+                record = os.read(self._log, _MAX_RECORD_BYTES)
             except BrokenPipeError:
                 continue  # an old message was overwritten while we read
             except OSError:
@@ -57,9 +57,9 @@ class OomWatch:
 
 
 def memory_cgroup(membership: str, root: Path = _ROOT) -> Path | None:
-    """The directory of a process's memory cgroup, version 1 or 2, from the text of its /proc/…/cgroup.
+    """Find the directory of a process's memory cgroup, version 1 or 2, by the text of its /proc/…/cgroup.
 
-    In a container the path may be the host's; then it is the root that the container sees.
+    In a container the path may be the host's; the cgroup is then the root that the container sees.
     """
     for line in membership.splitlines():
         _, controllers, path = line.split(":", 2)
@@ -70,7 +70,7 @@ def memory_cgroup(membership: str, root: Path = _ROOT) -> Path | None:
         else:
             continue
         for directory in (base / path.lstrip("/"), base):
-            if any((directory / name).exists() for name in _KILLS):
+            if any((directory / name).exists() for name in _KILL_COUNT_FILES):
                 return directory
     return None
 
@@ -83,14 +83,14 @@ def own_memory_cgroup() -> Path | None:
         return None
 
 
-def _killed(records: Iterable[str]) -> dict[int, int]:
+def _parse_kills(records: Iterable[str]) -> dict[int, int]:
     matches = (_KILLED.search(text) for text in records)
     return {int(match["pid"]): int(match["kb"]) for match in matches if match}
 
 
-def _kills(cgroup: Path | None) -> int:
+def _count_kills(cgroup: Path | None) -> int:
     """How many processes the kernel has killed in this cgroup."""
-    for text in _texts(cgroup, _KILLS):
+    for text in _read_files(cgroup, _KILL_COUNT_FILES):
         for line in text.splitlines():
             key, _, value = line.partition(" ")
             if key == "oom_kill":
@@ -99,14 +99,14 @@ def _kills(cgroup: Path | None) -> int:
 
 
 def _limit(cgroup: Path | None) -> str:
-    for text in _texts(cgroup, _LIMITS):
+    for text in _read_files(cgroup, _LIMIT_FILES):
         with contextlib.suppress(ValueError):  # "max" is no limit
             limit = int(text)
-            return f" (limit {_size(limit)})" if limit < _UNLIMITED else ""
+            return f" (limit {_format_bytes(limit)})" if limit < _UNLIMITED_BYTES else ""
     return ""
 
 
-def _texts(cgroup: Path | None, names: Iterable[str]) -> Iterable[str]:
+def _read_files(cgroup: Path | None, names: Iterable[str]) -> Iterable[str]:
     if cgroup is None:
         return
     for name in names:
@@ -125,5 +125,5 @@ def _open_at_end(log: Path | None) -> int | None:
     return fd
 
 
-def _size(count: int) -> str:
+def _format_bytes(count: int) -> str:
     return f"{count / 2**30:.1f} GiB" if count >= 2**30 else f"{count / 2**20:.0f} MiB"

@@ -11,16 +11,16 @@ from collections.abc import Callable
 
 from jaxrun.output.drain import READ_BYTES, OutputSink, Pipe, drain_ready
 
-_AT_AN_END = 2**21  # bytes to read at most when a worker has ended: more than a pipe holds
+_MAX_BYTES_AFTER_EXIT = 2**21  # to read when a worker has ended: more than a pipe holds
 
 
 class OutputPipes:
-    """All pipes of one agent. They hang together on one descriptor, which is readable when any of them is."""
+    """All pipes of one agent, behind one descriptor that is readable when any of them is."""
 
-    def __init__(self, output: OutputSink, first_output: Callable[[int], None]) -> None:
-        """`first_output` is called once for each rank, when it writes for the first time."""
+    def __init__(self, output: OutputSink, on_first_output: Callable[[int], None]) -> None:
+        """`on_first_output` is called once for each rank, when it writes for the first time."""
         self._output = output
-        self._first_output = first_output
+        self._on_first_output = on_first_output
         self._silent: set[int] = set()
         self._open: dict[int, list[Pipe]] = {}
         self._selector = selectors.EpollSelector()
@@ -35,7 +35,7 @@ class OutputPipes:
             self._selector.register(pipe.fd, selectors.EVENT_READ, pipe)
 
     def remove(self, rank: int) -> None:
-        """Forget a worker that never wrote; its pipes are closed elsewhere."""
+        """Stop reading a worker that never wrote; its pipes are closed elsewhere."""
         for pipe in list(self._open.get(rank, ())):
             self._remove_pipe(pipe)
 
@@ -43,18 +43,18 @@ class OutputPipes:
         """Hand over what has arrived; may rest for a moment, so that lines are read many at a time."""
         ready: list[Pipe] = [key.data for key, _ in self._selector.select(0)]
         for pipe in ready:
-            if pipe.rank in self._silent and _holds_something(pipe.fd):
-                self._note_first(pipe.rank)
+            if pipe.rank in self._silent and _holds_bytes(pipe.fd):
+                self._note_output(pipe.rank)
         for pipe in drain_ready(sorted(ready, key=lambda pipe: (pipe.rank, pipe.stream)), self._output):
             self._remove_pipe(pipe)
 
     def finish(self, rank: int) -> None:
-        """Hand over all that a worker that has ended left in its pipes, be the screen stuck or not.
+        """Hand over all that a worker that has ended left in its pipes, even while the screen is stuck.
 
-        What it has started may hold them open and go on writing.
+        Processes that it started may hold the pipes open and go on writing.
         """
         for pipe in list(self._open.get(rank, ())):
-            if self._drain(pipe):
+            if self._read_rest(pipe):
                 self._remove_pipe(pipe)
 
     def close(self) -> None:
@@ -62,10 +62,10 @@ class OutputPipes:
             self.finish(rank)
         self._selector.close()
 
-    def _drain(self, pipe: Pipe) -> bool:
-        """Read what is there now; whether that was the pipe's end."""
+    def _read_rest(self, pipe: Pipe) -> bool:
+        """Read what is there now; returns whether that was the pipe's end."""
         total = 0
-        while total < _AT_AN_END:
+        while total < _MAX_BYTES_AFTER_EXIT:
             try:
                 data = os.read(pipe.fd, READ_BYTES)
             except BlockingIOError:
@@ -73,15 +73,15 @@ class OutputPipes:
             if not data:
                 self._output.end_stream(pipe.rank, pipe.stream)
                 return True
-            self._note_first(pipe.rank)
+            self._note_output(pipe.rank)
             self._output.write(pipe.rank, pipe.stream, data)
             total += len(data)
         return False
 
-    def _note_first(self, rank: int) -> None:
+    def _note_output(self, rank: int) -> None:
         if rank in self._silent:
             self._silent.discard(rank)
-            self._first_output(rank)
+            self._on_first_output(rank)
 
     def _remove_pipe(self, pipe: Pipe) -> None:
         self._open[pipe.rank].remove(pipe)
@@ -89,6 +89,6 @@ class OutputPipes:
             self._selector.unregister(pipe.fd)
 
 
-def _holds_something(pipe: int) -> bool:
-    """Whether there are bytes to read; a pipe that has ended is readable too."""
-    return any(fcntl.ioctl(pipe, termios.FIONREAD, bytes(4)))
+def _holds_bytes(fd: int) -> bool:
+    """Whether there are bytes to read; a pipe at its end is readable, too."""
+    return any(fcntl.ioctl(fd, termios.FIONREAD, bytes(4)))

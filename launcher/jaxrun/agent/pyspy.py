@@ -1,7 +1,7 @@
-"""The C frames of workers, by py-spy where it is installed. It is started here and heard later, so that nobody waits.
+"""Reads the C frames of workers by py-spy, where it is installed; its processes run while the agent goes on.
 
-py-spy halts a process while it looks, by ptrace: for a tenth of a second, and for one where the symbols of JAX's
-library are wanted. A process that a signal has stopped it can only see without C frames.
+py-spy halts a process by ptrace while it reads: for a tenth of a second, or for a whole one where symbols of JAX's
+library are needed. Of a process that a signal has stopped it reads no C frames.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from typing import Any
 from jaxrun.diagnosis.stacks import NATIVE_STACKS_TIMEOUT_S, Frame
 
 _CONCURRENT_DUMPS = 4  # each takes up to a second of a core, and 100 MB
-_NAME_LIMIT = 90  # characters of a C++ name
+_MAX_NAME = 90  # characters of a C++ name
 _YAMA = "/proc/sys/kernel/yama/ptrace_scope"
 
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """A process to look at; `stopped`: by a signal."""
+    """A process to read; `stopped`: by a signal."""
 
     rank: int
     pid: int
@@ -34,10 +34,10 @@ class Target:
 
 
 class NativeDump:
-    """One look at some processes. Times are seconds, of any clock that goes on."""
+    """One dump of several processes. Times are seconds of any clock."""
 
     def __init__(self, targets: Iterable[Target], now: float, py_spy: str | None = None) -> None:
-        """`py_spy`: the program, else that of this Python or in PATH."""
+        """`py_spy`: the program; by default that of this Python or in PATH."""
         self.deadline = now + NATIVE_STACKS_TIMEOUT_S
         self.texts: dict[int, str] = {}
         self._to_do = list(targets)
@@ -50,15 +50,17 @@ class NativeDump:
         return not self._to_do and not self._running
 
     def poll(self, now: float) -> None:
-        """Take what has come and start what is still to be done. To be called when a child has ended, and when the
-        deadline is over: whoever has not answered by then will not be heard."""
+        """Collect the dumps that are done and start further ones; at the deadline, give up those that are not done.
+
+        To be called at the deadline, and when a child has ended.
+        """
         if self._py_spy is None:
             self._give_up(f"  py-spy is not installed for {sys.executable}; install it: pip install py-spy")
         if now >= self.deadline:
             self._give_up(f"  py-spy has not answered in {NATIVE_STACKS_TIMEOUT_S:g} s")
-        for look in [look for look in self._running if look.has_ended]:
-            self._running.remove(look)
-            self.texts[look.target.rank] = look.text()
+        for process in [process for process in self._running if process.has_ended]:
+            self._running.remove(process)
+            self.texts[process.target.rank] = process.text()
         while self._to_do and len(self._running) < _CONCURRENT_DUMPS:
             assert self._py_spy is not None
             target = self._to_do.pop(0)
@@ -71,16 +73,16 @@ class NativeDump:
         self._give_up("")
 
     def _give_up(self, why: str) -> None:
-        for look in self._running:
-            look.kill()
-        for target in (*self._to_do, *(look.target for look in self._running)):
+        for process in self._running:
+            process.kill()
+        for target in (*self._to_do, *(process.target for process in self._running)):
             self.texts[target.rank] = why
         self._to_do.clear()
         self._running.clear()
 
 
 class _PySpy:
-    """One that runs. Somebody else may reap it: what it wrote tells how it went, not its status."""
+    """A running py-spy. The agent may reap it, so its output says how it went, not its status."""
 
     def __init__(self, program: str, target: Target) -> None:
         self.target = target
@@ -102,7 +104,7 @@ class _PySpy:
         return self._process.poll() is not None
 
     def text(self) -> str:
-        """What it found; once."""
+        """Return the frames that it wrote; to be called once."""
         try:
             return format_dump(_content(self._out), _content(self._err), self.target)
         finally:
@@ -110,7 +112,7 @@ class _PySpy:
 
     def kill(self) -> None:
         with contextlib.suppress(OSError):
-            self._process.kill()  # the kernel lets go of the process that it looks at
+            self._process.kill()  # the kernel then resumes the process that it reads
         self._process.poll()
         self._close()
 
@@ -120,12 +122,12 @@ class _PySpy:
 
 
 def find_pyspy() -> str | None:
-    """py-spy of this Python, whose environment need not be active, or else that in PATH."""
+    """Find py-spy beside this Python, whose virtual environment need not be active, or else in PATH."""
     return shutil.which("py-spy", path=os.path.dirname(sys.executable)) or shutil.which("py-spy")
 
 
 def format_dump(out: str, err: str, target: Target) -> str:
-    """py-spy's answer about a process, like a traceback: innermost last, the main thread first; or why none."""
+    """Format py-spy's output like a traceback: innermost last, the main thread first; or say why there is none."""
     try:
         threads = json.loads(out)
         main = [thread for thread in threads if thread["os_thread_id"] == target.pid]
@@ -153,18 +155,18 @@ def _frame(frame: Mapping[str, Any]) -> Frame:
 
 
 def _lines(frames: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Those down to the program's outermost line; nameless ones are known by their library alone."""
+    """The frames down to the program's outermost line; of frames without a name only the library is shown."""
     shown = [index for index, frame in enumerate(frames) if not frame["module"] and _is_shown(frame)]
     lines: list[str] = []
     for frame in frames[: shown[-1] + 1] if shown else frames:
         library = os.path.basename(frame["module"] or "")
         if frame["filename"] == "?":
-            continue  # an address of nothing that is known
+            continue  # an address without symbol or file
         if not library:
             lines.append(f'  File "{frame["filename"]}", line {frame["line"]}, in {frame["name"]}')
         else:
             name = frame["name"] if not frame["name"].startswith("0x") else "?"
-            line = f"    {name[:_NAME_LIMIT]}{'…' if len(name) > _NAME_LIMIT else ''}   {library}"
+            line = f"    {name[:_MAX_NAME]}{'…' if len(name) > _MAX_NAME else ''}   {library}"
             lines += [line] if lines[-1:] != [line] else []
     return lines[::-1]
 
@@ -180,7 +182,7 @@ def _why_not(err: str, target: Target) -> str:
 
 
 def _restriction() -> str:
-    """The kernel's setting of who may look into whom, where it restricts it; else empty."""
+    """The kernel's ptrace_scope, if it restricts who may trace whom; else empty."""
     with contextlib.suppress(OSError):
         with open(_YAMA) as file:
             return file.read().strip().strip("0")

@@ -1,4 +1,4 @@
-"""Signals as events: while the block runs, those that arrive can be read from a descriptor."""
+"""Signals as events: within a `with SignalPipe(…)`, those that arrive are read from a descriptor."""
 
 from __future__ import annotations
 
@@ -24,9 +24,10 @@ LAUNCHER_SIGNALS = (
 
 
 class SignalPipe:
-    """Context manager. Signals that the launcher was told to ignore (nohup, a shell's `&`) stay ignored.
+    """Context manager that makes these signals readable.
 
-    All but SIGCHLD: a process that ignores it is not told of its children's ends.
+    Signals that the launcher was started to ignore (nohup, a shell's `&`) stay ignored; all but SIGCHLD, as a process
+    that ignores it does not learn how its children end.
     """
 
     def __init__(self, signums: Iterable[int]) -> None:
@@ -52,14 +53,14 @@ class SignalPipe:
         return self._reading.fileno()
 
     def receive(self) -> list[int]:
-        """The numbers that have arrived since the last call, in order."""
+        """Return the signals that have arrived since the last call, in order."""
         try:
             arrived = self._reading.recv(4096)
         except BlockingIOError:
             return []
-        # Python notes every signal that has a handler, also one that somebody else has installed.
+        # Python writes every signal that has a handler, also those of handlers that others have installed.
         return [number for number in arrived if number in self._signums]
 
 
 def _ignore(signum: int, frame: FrameType | None) -> None:
-    """Python has written the number to the wakeup descriptor before it gets here."""
+    """Do nothing: Python has written the number to the wakeup descriptor already."""

@@ -21,13 +21,13 @@ from jaxrun.protocol.codec import encode
 from jaxrun.protocol.flight_file import LOCKSTEP_OFF, TEXT_OFFSET, flight_file_name
 from jaxrun.protocol.worker_messages import FORK_DESCRIPTORS, ForkWorker
 
-_PIPE_SIZE = 2**20
+_PIPE_BYTES = 2**20
 _F_SETPIPE_SZ = 1031
 
 
 @dataclass(frozen=True, slots=True)
 class WorkerPipes:
-    """The agent's ends of what connects it to one worker: all non-blocking; `stacks` and `flight` are files."""
+    """The agent's ends of a worker's channel and pipes, all non-blocking, and its files `stacks` and `flight`."""
 
     channel: socket.socket
     out: int
@@ -43,6 +43,8 @@ class WorkerPipes:
 
 @dataclass(frozen=True, slots=True)
 class _WorkerEnds:
+    """The worker's ends, as descriptors that the agent closes once the worker has them."""
+
     stdin: int
     stdout: int
     stderr: int
@@ -55,12 +57,12 @@ class _WorkerEnds:
 
     def close(self) -> None:
         for descriptor in (self.stdin, self.stdout, self.stderr, self.channel):
-            os.close(descriptor)  # not the stacks and the flight: those files are the agent's too
+            os.close(descriptor)  # not stacks and flight: the agent goes on reading those files
 
 
 @dataclass(frozen=True, slots=True)
 class ForkRequest:
-    """What the fork server is to be sent for one worker."""
+    """Request of client.ForkServer for one worker."""
 
     message: bytes
     ends: _WorkerEnds
@@ -74,66 +76,69 @@ class ForkRequest:
 
 
 class Spawner:
-    """Starts the workers of one plan; `environ` is the launcher's own environment. All may raise OSError.
+    """Starts the workers of one plan. All methods may raise OSError."""
 
-    `run_dir` is the job's; `flights` the same where this host sees it, and else None, as without one.
-    """
+    def __init__(self, plan: Plan, environ: Mapping[str, str], run_dir: str, flight_dir: Path | None = None) -> None:
+        """Make the workers' environment from the launcher's own `environ`.
 
-    def __init__(self, plan: Plan, environ: Mapping[str, str], run_dir: str, flights: Path | None = None) -> None:
+        run_dir:     the job's run directory, as the workers are told of it
+        flight_dir:  the same, if this host can write flight recorders there
+        """
         self._plan = plan
         self._run_dir = run_dir
-        self._flights = flights if plan.job.lockstep != LOCKSTEP_OFF else None
+        self._flight_dir = flight_dir if plan.job.lockstep != LOCKSTEP_OFF else None
         self._environ = plan.base_env(environ)
 
     def spawn(self, worker: Worker) -> tuple[int, WorkerPipes]:
         """Start one worker in an interpreter of its own; returns its process id."""
-        lines, ends = _connect(worker.rank, self._flights)
-        told = self._env_for(worker, ends)
+        pipes, ends = _connect(worker.rank, self._flight_dir)
+        env = {**self._environ, **self._env_for(worker, ends)}
         files = (ends.stacks, ends.flight)
         for descriptor in (ends.channel, *files):
             os.set_inheritable(descriptor, True)
         try:
-            pid = start_process(self._plan.argv, {**self._environ, **told}, (ends.stdin, ends.stdout, ends.stderr))
+            pid = start_process(self._plan.argv, env, (ends.stdin, ends.stdout, ends.stderr))
         except OSError:
-            lines.close()
+            pipes.close()
             raise
         finally:
             ends.close()
         for descriptor in files:
             os.set_inheritable(descriptor, False)
-        return pid, lines
+        return pid, pipes
 
     def fork_request(self, worker: Worker) -> tuple[WorkerPipes, ForkRequest]:
-        """Connect one worker, and what to send the fork server for it; its process id comes with a Forked."""
-        lines, ends = _connect(worker.rank, self._flights)
-        return lines, ForkRequest(encode(ForkWorker(worker.rank, self._env_for(worker, ends))), ends)
+        """Make the pipes of one worker and the request that the fork server needs; it answers with the process id."""
+        pipes, ends = _connect(worker.rank, self._flight_dir)
+        return pipes, ForkRequest(encode(ForkWorker(worker.rank, self._env_for(worker, ends))), ends)
 
     def _env_for(self, worker: Worker, ends: _WorkerEnds) -> dict[str, str]:
         descriptors = {"channel_fd": ends.channel, "stacks_fd": ends.stacks, "flight_fd": ends.flight}
         return self._plan.worker_env(worker, run_dir=self._run_dir, **descriptors).to_env()
 
 
-def _connect(rank: int, flights: Path | None) -> tuple[WorkerPipes, _WorkerEnds]:
+def _connect(rank: int, flight_dir: Path | None) -> tuple[WorkerPipes, _WorkerEnds]:
     ours, theirs = socket.socketpair()
     out, stdout = _pipe()
     err, stderr = _pipe()
     stacks = os.memfd_create(f"stacks-{rank}")
-    flight = _flight_recorder(rank, flights)
+    flight = _open_flight_recorder(rank, flight_dir)
     stdin = os.dup(0) if rank == 0 and _is_open(0) else os.open(os.devnull, os.O_RDONLY)
     ours.setblocking(False)
-    return WorkerPipes(ours, out, err, stacks, flight), _WorkerEnds(
-        stdin, stdout, stderr, theirs.detach(), stacks, flight
-    )
+    ends = _WorkerEnds(stdin, stdout, stderr, theirs.detach(), stacks, flight)
+    return WorkerPipes(ours, out, err, stacks, flight), ends
 
 
-def _flight_recorder(rank: int, directory: Path | None) -> int:
-    """A file in `directory` that survives everybody; where it cannot be there, one in memory, even an empty one."""
+def _open_flight_recorder(rank: int, directory: Path | None) -> int:
+    """Open a file in `directory`, which outlives all processes; where that fails, one in memory, even an empty one."""
     if directory is not None:
         with contextlib.suppress(OSError):
             flags = os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC
             file = os.open(directory / flight_file_name(rank), flags, 0o644)
             try:
-                os.posix_fallocate(file, 0, TEXT_OFFSET)  # or a full disk would be a signal to the worker that maps it
+                os.posix_fallocate(
+                    file, 0, TEXT_OFFSET
+                )  # or a full disk would kill the worker that maps it, by a signal
                 mmap.mmap(file, TEXT_OFFSET).close()  # some file systems cannot
                 return file
             except (OSError, ValueError):
@@ -148,8 +153,8 @@ def _flight_recorder(rank: int, directory: Path | None) -> int:
 def _pipe() -> tuple[int, int]:
     read, write = os.pipe()
     os.set_blocking(read, False)
-    with contextlib.suppress(OSError):  # a user may only have so much in pipes; the usual 64 KiB do
-        fcntl.fcntl(read, _F_SETPIPE_SZ, _PIPE_SIZE)
+    with contextlib.suppress(OSError):  # the user may have reached a limit of the kernel; 64 KiB do as well
+        fcntl.fcntl(read, _F_SETPIPE_SZ, _PIPE_BYTES)
     return read, write
 
 

@@ -1,4 +1,4 @@
-"""Ends what the workers have left behind: a subreaper's remaining children, and theirs."""
+"""Kills what workers leave behind: as a subreaper, the agent or launcher inherits their orphaned descendants."""
 
 from __future__ import annotations
 
@@ -8,19 +8,18 @@ import os
 import time
 
 _PR_SET_CHILD_SUBREAPER = 36
-_PAUSE = 0.002
+_POLL_S = 0.002
 
 
 def become_subreaper() -> None:
-    """Become the parent of every descendant whose own parent ends."""
+    """Become the new parent of every descendant whose own parent ends."""
     ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
 
 
 def kill_all(timeout: float = 5.0, *, spare: int = 0) -> list[int]:
-    """Kill and reap every child of this process, and those that come up then; returns whom it killed.
+    """Kill and reap every child of this process, and all that become its children then; returns their pids.
 
-    To be called when no child of this process is wanted any more but `spare`: its guard, which goes on with this if the
-    process is killed meanwhile.
+    To be called when only the child `spare` is still wanted: the guard, which finishes this if the process is killed.
     """
     killed: set[int] = set()
     deadline = time.monotonic() + timeout
@@ -36,12 +35,12 @@ def kill_all(timeout: float = 5.0, *, spare: int = 0) -> list[int]:
             if spare and not found:
                 break
             killed |= found
-            time.sleep(_PAUSE)
+            time.sleep(_POLL_S)
     return sorted(killed)
 
 
 def _children() -> set[int]:
-    """The direct ones, as the kernel lists them; empty where it does not."""
+    """The direct children, as the kernel lists them; empty where it does not."""
     found: set[int] = set()
     for task in os.listdir("/proc/self/task"):
         with contextlib.suppress(OSError), open(f"/proc/self/task/{task}/children") as file:
@@ -50,7 +49,7 @@ def _children() -> set[int]:
 
 
 def _kill_descendants(spare: int) -> set[int]:
-    import psutil  # 20 ms, paid only where something was left
+    import psutil  # takes 20 ms, spent only where something was left
 
     found = [process for process in psutil.Process().children(recursive=True) if process.pid != spare]
     for process in found:

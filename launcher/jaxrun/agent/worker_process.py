@@ -1,4 +1,4 @@
-"""One worker as its agent sees it: its process, its channel, its pipes, its files of stacks and of calls."""
+"""One worker as its agent sees it: its process, channel, pipes, file of stacks, and flight recorder."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from jaxrun.protocol.codec import MessageDecoder, encode, message_types
 from jaxrun.protocol.flight import Flight
 from jaxrun.protocol.worker_messages import AgentToWorker, WorkerToAgent
 
-_PIECE = 65536
-_STACKS_KEPT = 2**20
-# The kernel's letters for a process that answers to nothing, in words.
+_RECEIVE_BYTES = 65536
+_MAX_STACKS_BYTES = 2**20
+# States of a process that does not answer signals, by the kernel's letter.
 _STATES = {
     "T": "stopped by a signal (SIGCONT lets it go on)",
     "t": "stopped by a debugger",
@@ -26,13 +26,13 @@ _STATES = {
 
 @dataclass(slots=True)
 class WorkerProcess:
-    """A worker that has been asked for; `pid` is 0 until it is known, `status` None until it was reaped."""
+    """A worker, from the request to start it on; `pid` is 0 until it is known, `status` None until it was reaped."""
 
     rank: int
     pipes: WorkerPipes
     pid: int = 0
     status: int | None = None
-    killed: bool = False  # by us
+    killed: bool = False  # by its agent
     _decoder: MessageDecoder[WorkerToAgent] = field(
         default_factory=lambda: MessageDecoder(message_types(WorkerToAgent))
     )
@@ -48,16 +48,16 @@ class WorkerProcess:
         return self.pid != 0 and self.status is None
 
     def send(self, message: AgentToWorker) -> None:
-        """A worker that has gone is not told anything; its exit is noticed elsewhere."""
+        """Send the message; to a worker that has gone nothing is sent, its exit is noticed elsewhere."""
         with contextlib.suppress(OSError):
             self.pipes.channel.sendall(encode(message))
 
     def receive(self) -> list[WorkerToAgent] | None:
-        """What has arrived; None when the worker has closed its end. ProtocolError for what is no message."""
+        """Return what has arrived; None once the worker has closed its end. ProtocolError for what is no message."""
         messages: list[WorkerToAgent] = []
         while True:
             try:
-                data = self.pipes.channel.recv(_PIECE)
+                data = self.pipes.channel.recv(_RECEIVE_BYTES)
             except BlockingIOError:
                 return messages
             except OSError:
@@ -67,7 +67,7 @@ class WorkerProcess:
             messages += self._decoder.feed(data)
 
     def signal(self, signum: int) -> None:
-        """SIGKILL goes to all that the worker has started, any other signal to the worker alone."""
+        """Send a signal to the worker; SIGKILL also to all processes of its session's group."""
         if not self.live:
             return
         with contextlib.suppress(ProcessLookupError, PermissionError):
@@ -77,17 +77,17 @@ class WorkerProcess:
                 os.killpg(self.pid, signum)
 
     def read_new_stacks(self) -> str:
-        """What its fault handler has written since the last call."""
+        """Return what the fault handler has written since the last call."""
         size = os.fstat(self.pipes.stacks).st_size
         data = os.pread(self.pipes.stacks, max(0, size - self._stacks_read), self._stacks_read)
         self._stacks_read += len(data)
-        if size > _STACKS_KEPT:  # the worker's next dump goes on where this file, which it shares, is set to
+        if size > _MAX_STACKS_BYTES:  # both processes share the file offset, so the next dump starts anew
             os.ftruncate(self.pipes.stacks, 0)
             self._stacks_read = os.lseek(self.pipes.stacks, 0, os.SEEK_SET)
         return data.decode(errors="replace")
 
     def read_new_flight(self) -> Flight | None:
-        """Return what its flight recorder holds; None if nothing has changed since the last call."""
+        """Return what the flight recorder holds; None if nothing has changed since the last call."""
         progress = self.flight.progress_counters()
         if progress == self._last_progress:
             return None
@@ -104,8 +104,10 @@ class WorkerProcess:
         return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
     def kernel_wait(self) -> str:
-        """What the kernel says of the main thread: that it is stopped or about to end, or else its name for what the
-        thread sleeps in; empty where it runs or may not be asked."""
+        """The kernel's name for what the main thread sleeps in, or, in words, that it is stopped or about to end.
+
+        Empty where the thread runs, or the kernel does not say.
+        """
         with contextlib.suppress(OSError):
             with open(f"/proc/{self.pid}/stat", "rb") as file:
                 state = file.read().rpartition(b")")[2].split()[0].decode()
@@ -119,7 +121,7 @@ class WorkerProcess:
         return self.kernel_wait() == _STATES["T"]
 
     def close_channel(self) -> None:
-        """Take nothing more from the worker; it ends when it notices."""
+        """Receive nothing more; the worker ends when it notices."""
         self.pipes.channel.close()
 
     def close(self) -> None:

@@ -18,8 +18,8 @@ if TYPE_CHECKING:
 _FAULT_HANDLER_WAIT_S = 0.1  # fault handlers answer within some milliseconds
 
 
-class Snapshots:
-    """Snapshots that were requested and are not complete. `clock` returns seconds since the epoch."""
+class SnapshotReader:
+    """Takes the snapshots that are requested, several at a time if need be. `clock` returns seconds since the epoch."""
 
     def __init__(self, workers: WorkerGroup, output: OutputSink, clock: Callable[[], float]) -> None:
         self._workers = workers
