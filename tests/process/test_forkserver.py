@@ -8,6 +8,8 @@ from member import environment
 
 from jaxrun.protocol.worker_messages import ForkDeclined, WorkerForked
 
+pytestmark = pytest.mark.jax_version
+
 _ASK = """
 import json, os, random, sys, time, threading
 import numpy as np

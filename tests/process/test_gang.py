@@ -11,6 +11,8 @@ import pytest
 
 import jaxrun
 
+pytestmark = pytest.mark.jax_version
+
 
 @pytest.fixture(scope="module")
 def gang():

@@ -12,6 +12,8 @@ import pytest
 
 import jaxrun
 
+pytestmark = pytest.mark.jax_version
+
 
 @pytest.fixture(scope="module")
 def lasting():

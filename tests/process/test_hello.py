@@ -11,6 +11,8 @@ import pytest
 from jaxrun.protocol.worker_messages import Hello
 from jaxrun_runtime import hello
 
+pytestmark = pytest.mark.jax_version
+
 
 def test_the_hello_of_a_worker_holds_who_it_is_and_what_must_be_alike(start, script):
     path = script("")

@@ -2,6 +2,8 @@
 
 import pytest
 
+pytestmark = pytest.mark.jax_version
+
 _INITIALIZE = {
     "bare": "jax.distributed.initialize()",
     "right": "jax.distributed.initialize('h:1', jr.size, jr.rank)",

@@ -13,6 +13,8 @@ from jaxrun.protocol.worker_messages import Done
 from jaxrun_runtime import jax_private
 from jaxrun_runtime.lockstep import jax_hooks
 
+pytestmark = pytest.mark.jax_version
+
 
 @pytest.fixture(autouse=True)
 def restore(monkeypatch):

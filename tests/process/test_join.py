@@ -13,6 +13,8 @@ from jaxrun.job.environment import common_settings
 from jaxrun.protocol.worker_messages import CoordinatorReady, DeviceReport, StartCoordinator
 from jaxrun_runtime import jax_private, join
 
+pytestmark = pytest.mark.jax_version
+
 _INTERFACES = ["127.0.0.1", pytest.param("::1", marks=IPV6)]
 
 # Says who it is, and what a collective over all processes gives.

@@ -12,6 +12,8 @@ from worker_harness import troupes
 from jaxrun.protocol.flight_file import COMPILING_SINCE_WORD, EVERY_CALL, PID_WORD, STRICT_WORD
 from jaxrun.protocol.worker_messages import Call, Done
 
+pytestmark = pytest.mark.jax_version
+
 _CALLS = """
 @jax.jit  # step
 def step(batch, scale):

@@ -4,10 +4,13 @@ import os
 import signal
 import time
 
+import pytest
 from recording import SETTING, line_of, record
 
 from jaxrun.protocol.flight_file import COMPILING_SINCE_WORD, PID_WORD
 from jaxrun.protocol.worker_messages import Call
+
+pytestmark = pytest.mark.jax_version
 
 
 def test_groups_of_ranks_count_their_calls_apart(start, script):

@@ -8,6 +8,8 @@ from recording import SETTING, record
 from jaxrun.protocol.flight_file import COMPILATIONS, EVERY_CALL, FIRST_CALLS, STRICT_WORD
 from jaxrun.protocol.worker_messages import Call, Failed
 
+pytestmark = pytest.mark.jax_version
+
 
 def test_off_leaves_jax_alone(start, script):
     body = """

@@ -9,6 +9,8 @@ from recording import SETTING, line_of, record
 from jaxrun.protocol.flight_file import STRICT_WORD
 from jaxrun.protocol.worker_messages import Call, Done
 
+pytestmark = pytest.mark.jax_version
+
 
 def test_in_strict_mode_every_call_waits_for_the_others(start, script):
     body = """

@@ -11,6 +11,8 @@ from member import environment
 
 from jaxrun_runtime import program
 
+pytestmark = pytest.mark.jax_version
+
 _PROBE = '''"""what it is for"""
 import sys
 number: int = 1

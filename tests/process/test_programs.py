@@ -10,6 +10,8 @@ from importlib.util import find_spec
 
 import pytest
 
+pytestmark = pytest.mark.jax_version
+
 
 def run(program, *arguments, devices=4, env=None, before="", cwd=None):
     """Run a program as `python -m` does; `before` is Python that comes first, to break something."""

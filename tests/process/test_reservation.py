@@ -11,6 +11,8 @@ from member import IPV6, environment
 
 from jaxrun_runtime.join import PortReservation
 
+pytestmark = pytest.mark.jax_version
+
 _IP_LOCAL_PORT_RANGE = 51  # since Linux 6.3
 _INTERFACES = ["127.0.0.1", pytest.param("::1", marks=IPV6)]
 

@@ -8,6 +8,8 @@ import pytest
 
 from jaxrun.protocol.worker_messages import DeviceReport, Done, Failed, ThreadFailed
 
+pytestmark = pytest.mark.jax_version
+
 _CASES = {
     "no-status": "raise SystemExit(None)",
     "number": "import sys; sys.exit(3)",

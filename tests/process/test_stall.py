@@ -3,6 +3,8 @@
 import pytest
 from harness import MISBEHAVE, jaxrun
 
+pytestmark = pytest.mark.jax_version
+
 BUSY = """\
 import sys, time
 import jax

@@ -11,6 +11,8 @@ from pathlib import Path
 import pytest
 from harness import HERE, jaxrun, started
 
+pytestmark = pytest.mark.jax_version
+
 SHOW = """\
 import json, os, socket, sys
 import jax, jaxrun_runtime as jr

@@ -20,6 +20,8 @@ from jaxrun.protocol.worker_messages import (
     StartCoordinator,
 )
 
+pytestmark = pytest.mark.jax_version
+
 _CASES = {
     "fork-ends": """
 import os, sys

@@ -13,7 +13,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from jaxrun_runtime import batches, shard
 
-pytestmark = pytest.mark.processes([1, 2, 4], devices=2)
+pytestmark = [pytest.mark.processes([1, 2, 4], devices=2), pytest.mark.jax_version]
 sizes = pytest.mark.parametrize(("n_rows", "batch_size"), [(41, 8), (41, 64), (3, 1)])
 DATA = np.arange(82, dtype=np.float32).reshape(41, 2)
 

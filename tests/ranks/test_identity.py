@@ -9,6 +9,8 @@ import pytest
 
 import jaxrun_runtime as jr
 
+pytestmark = pytest.mark.jax_version
+
 
 @pytest.mark.processes([1, 3])
 def test_rank_and_size_are_those_of_jax(gang: Any, process_index: int, process_count: int) -> None:

@@ -7,6 +7,8 @@ from typing import Any
 
 import pytest
 
+pytestmark = pytest.mark.jax_version
+
 LAYOUTS = [pytest.param(n, id=f"{n}x{4 // n}", marks=pytest.mark.processes(n, devices=4 // n)) for n in (1, 2, 4)]
 
 

@@ -12,7 +12,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from jaxrun_runtime import array_pickling
 
-pytestmark = pytest.mark.processes(2, devices=2)
+pytestmark = [pytest.mark.processes(2, devices=2), pytest.mark.jax_version]
 ROWS = np.arange(8, dtype=np.float32).reshape(4, 2)
 
 

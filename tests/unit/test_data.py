@@ -10,6 +10,8 @@ from hypothesis import strategies as st
 
 from jaxrun_runtime.data import batches, shard
 
+pytestmark = pytest.mark.jax_version
+
 layouts = st.tuples(st.integers(1, 60), st.integers(1, 25), st.integers(1, 7), st.integers(1, 4))
 seeds = st.none() | st.integers(0, 2**32) | st.tuples(st.integers(0, 9), st.integers(0, 9))
 

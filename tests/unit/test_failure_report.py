@@ -11,6 +11,8 @@ from jaxrun.protocol.codec import encode
 from jaxrun.protocol.worker_messages import WorkerMessageDecoder
 from jaxrun_runtime import failure_report, program
 
+pytestmark = pytest.mark.jax_version
+
 _OURS = program.__file__
 _LIBRARY = "/somewhere/site-packages/library.py"
 

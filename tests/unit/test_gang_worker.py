@@ -12,6 +12,8 @@ from conversing import playing
 from jaxrun.protocol.payload import GangMessage, GangMessageKind
 from jaxrun_runtime import array_pickling, gang_worker
 
+pytestmark = pytest.mark.jax_version
+
 
 @pytest.fixture
 def play(monkeypatch):

@@ -11,6 +11,8 @@ from conversing import playing
 from jaxrun.protocol.payload import GangMessageKind, pack
 from jaxrun_runtime import gang_worker
 
+pytestmark = pytest.mark.jax_version
+
 LARGE = 2**20  # bytes that do not fit into a socket
 
 

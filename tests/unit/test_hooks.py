@@ -10,6 +10,8 @@ from jaxrun.protocol.worker_messages import ThreadFailed
 from jaxrun_runtime import failure_report
 from jaxrun_runtime.agent_channel import AgentDisconnected
 
+pytestmark = pytest.mark.jax_version
+
 
 class _Channel:
     def __init__(self, error=None):

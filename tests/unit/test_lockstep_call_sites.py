@@ -9,6 +9,8 @@ import pytest
 from jaxrun_runtime.lockstep import call_sites
 from jaxrun_runtime.lockstep.call_sites import CallSites
 
+pytestmark = pytest.mark.jax_version
+
 
 @pytest.fixture
 def found():

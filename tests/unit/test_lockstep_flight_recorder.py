@@ -12,6 +12,8 @@ from flights import Flight
 from jaxrun.protocol import flight_file
 from jaxrun_runtime.lockstep.flight_recorder import FlightRecorder
 
+pytestmark = pytest.mark.jax_version
+
 
 @pytest.fixture
 def file():

@@ -15,6 +15,8 @@ from jax.sharding import PartitionSpec as P
 from jaxrun_runtime.lockstep import program_signature
 from jaxrun_runtime.lockstep.program_signature import HloPacker, lowered_program
 
+pytestmark = pytest.mark.jax_version
+
 
 @pytest.mark.parametrize(
     ("spec", "text"),

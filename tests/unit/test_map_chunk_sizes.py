@@ -8,6 +8,8 @@ from hypothesis import strategies as st
 
 from jaxrun_runtime.map.chunk_sizes import FIRST_CHUNK_ITEMS, TARGET_CHUNK_S, ChunkSizer, power_of_two, round_up
 
+pytestmark = pytest.mark.jax_version
+
 MANY = 2**30
 
 

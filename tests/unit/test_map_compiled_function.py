@@ -13,6 +13,8 @@ import pytest
 from jaxrun.protocol.map_messages import ArraySpec, StartMap
 from jaxrun_runtime.map.compiled_function import CompiledFunction, TracingFailed, cached_function
 
+pytestmark = pytest.mark.jax_version
+
 
 class Point(NamedTuple):
     x: object

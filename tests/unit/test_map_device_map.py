@@ -27,6 +27,8 @@ from jaxrun_runtime import gang_worker
 from jaxrun_runtime.map import device_map as mapping
 from jaxrun_runtime.map.chunk_sizes import ChunkSizer
 
+pytestmark = pytest.mark.jax_version
+
 NUMBERS = (ArraySpec((), np.dtype("float32")),)
 XS = np.arange(10.0, dtype=np.float32)
 

@@ -13,6 +13,8 @@ import pytest
 
 from jaxrun.map.jax_detection import uses_jax
 
+pytestmark = pytest.mark.jax_version
+
 TABLE = jnp.arange(3)
 LIST = [1, 2]
 

@@ -13,6 +13,8 @@ from hypothesis import strategies as st
 from jaxrun.errors import UsageError
 from jaxrun.map import pytree as trees
 
+pytestmark = pytest.mark.jax_version
+
 
 class Point(NamedTuple):
     x: object

@@ -9,6 +9,8 @@ import pytest
 
 from jaxrun_runtime import notebook_cells
 
+pytestmark = pytest.mark.jax_version
+
 
 @pytest.fixture(autouse=True)
 def _a_fresh_rank(monkeypatch):

@@ -8,6 +8,8 @@ import pytest
 from jaxrun.protocol.payload import GangMessageKind, pack
 from jaxrun_runtime import array_pickling
 
+pytestmark = pytest.mark.jax_version
+
 
 def sent(value):
     """What arrives."""
