@@ -12,6 +12,11 @@ _LAUNCHER = _ROOT / "launcher"
 _RUNTIME = _ROOT / "runtime"
 _BANNED = ("jax", "jaxlib", "numpy", "jaxrun_runtime")
 _SHARED = ("jaxrun.protocol", "jaxrun.errors", "jaxrun.text")
+# A package of the launcher imports only itself and those that stand after it.
+_ORDER = (
+    "cli", "pytest_plugin", "notebook", "map", "gang", "supervisor", "backends", "agent", "forkserver", "channel",
+    "output", "rundir", "verdict", "head", "lockstep", "diagnosis", "job", "protocol", "text", "errors", "clock",
+)  # fmt: skip
 
 
 def _module(path: Path) -> str:
@@ -85,6 +90,18 @@ def test_the_runtime_imports_only_the_protocol_the_errors_and_text_from_the_laun
             assert any(name == shared or name.startswith(f"{shared}.") for shared in _SHARED), name
 
 
+def test_packages_of_the_launcher_import_only_what_stands_below_them():
+    wrong = []
+    for path in (_LAUNCHER / "jaxrun").rglob("*.py"):
+        module = _module(path)
+        package = module.split(".")[1] if "." in module else ""
+        for name in _imports(path, types=False) if package not in ("", "__main__") else ():
+            imported = name.split(".")[1] if name.startswith("jaxrun.") else package
+            if imported in _ORDER and _ORDER.index(imported) < _ORDER.index(package):
+                wrong.append(f"{module} imports {name}")
+    assert wrong == []
+
+
 def test_private_names_of_jax_stand_in_few_files():
     private = {
         path.name for path in _RUNTIME_FILES if "jax._src" in path.read_text() or "jaxlib._jax" in path.read_text()
@@ -92,10 +109,15 @@ def test_private_names_of_jax_stand_in_few_files():
     assert private == {"jax_private.py", "jax_hooks.py"}
 
 
-def _imports(path: Path) -> list[str]:
-    """Every absolute name that the file imports, at any depth of its functions."""
+def _imports(path: Path, *, types: bool = True) -> list[str]:
+    """Every absolute name that the file imports, at any depth of its functions; `types`: for type checkers only, too."""
     names = []
-    for node in ast.walk(ast.parse(path.read_text())):
+    tree = ast.parse(path.read_text())
+    branches = [node for node in ast.walk(tree) if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.dump(node.test)]
+    left_out = set() if types else {id(node) for branch in branches for node in ast.walk(branch)}
+    for node in ast.walk(tree):
+        if id(node) in left_out:
+            continue
         if isinstance(node, ast.Import):
             names += [alias.name for alias in node.names]
         elif isinstance(node, ast.ImportFrom) and not node.level:
