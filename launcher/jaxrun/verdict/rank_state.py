@@ -1,4 +1,4 @@
-"""Finds out what a rank is activity, from its stack and from what the kernel says that it waits in.
+"""Finds out what a rank is doing, from its stack and from what the kernel says that it waits in.
 
 Python frames decide first, as they are the same everywhere. Where the program's own line is the innermost frame, as in
 input() or time.sleep(), the kernel's name for what the thread sleeps in decides.
@@ -39,7 +39,7 @@ class Activity(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class RankState:
-    """What one rank is activity; all but `activity` may be empty.
+    """What one rank is doing; all but `activity` may be empty.
 
     place:          the program's line, "data.py:31 __next__"
     call:           what it has called there, "queue.get"
@@ -113,7 +113,7 @@ _ENDING = "_join_threads"  # a function of the runtime, at the end of a program
 
 
 def find_rank_state(rank: int, dump: str, wait: str, places: Collection[str] = ()) -> RankState:
-    """What `rank` is activity.
+    """What `rank` is doing.
 
     `wait` is what the kernel says of its main thread; `places` are those at which it has made cross-process calls
     before ("train.py:88 train_step"), empty if they are not known.

@@ -63,9 +63,8 @@ def _victims(fates: Mapping[int, str], stopping: float | None) -> str:
             return f"{text}{later if fate == 'was stopped' else ''}; {none}."
     else:
         groups = sorted(by_fate.items(), key=lambda item: (-len(item[1]), item[1]))
-        text = (
-            f"{others}: {', '.join(f'{format_ranks(ranks)} {_to_plural(fate, len(ranks))}' for fate, ranks in groups)}"
-        )
+        parts = (f"{format_ranks(ranks)} {_to_plural(fate, len(ranks))}" for fate, ranks in groups)
+        text = f"{others}: {', '.join(parts)}"
     return f"{text}; all gone{later}." if later else f"{text}."
 
 
