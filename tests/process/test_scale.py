@@ -112,19 +112,19 @@ def test_the_hundredth_agent_costs_the_head_as_many_steps_as_the_tenth(jobs):
     assert 0 < each_of_many < 1.05 * each
 
 
-def _meeting(stage):
-    stage.spawn().tell(*(stage.hello(rank) for rank in range(stage.size - 2)))
+def _saying_hello(stage):
+    stage.spawn().handle(*(stage.hello(rank) for rank in range(stage.size - 2)))
     return stage.hello(stage.size - 2)
 
 
-def _proving(stage):
-    stage.join().tell(*(stage.proof(rank) for rank in range(stage.size - 2)))
-    return stage.proof(stage.size - 2)
+def _joining(stage):
+    stage.join().handle(*(stage.device_report(rank) for rank in range(stage.size - 2)))
+    return stage.device_report(stage.size - 2)
 
 
-def _saying_last_words_with_others(stage):
-    stage.run().tell(*(stage.words(rank) for rank in range(stage.size // 2)))
-    return stage.words(stage.size // 2)
+def _failing_with_others(stage):
+    stage.run().handle(*(stage.failure(rank) for rank in range(stage.size // 2)))
+    return stage.failure(stage.size // 2)
 
 
 def _ending_after_the_kill(stage):
@@ -132,7 +132,7 @@ def _ending_after_the_kill(stage):
     return WorkerExited(stage.size - 1, -signal.SIGKILL)
 
 
-@pytest.mark.parametrize("prepare", [_meeting, _proving, _saying_last_words_with_others, _ending_after_the_kill])
+@pytest.mark.parametrize("prepare", [_saying_hello, _joining, _failing_with_others, _ending_after_the_kill])
 def test_what_one_of_many_does_takes_the_head_as_many_steps_however_many_there_are(prepare, simulate):
     def steps(size):
         stage = simulate(size, hosts={rank: f"h{rank}" for rank in range(size)})

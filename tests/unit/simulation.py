@@ -20,7 +20,7 @@ from jaxrun.protocol.worker_messages import CoordinatorReady, DeviceReport, Done
 from jaxrun.verdict.stack_text import format_snapshot
 
 JOB_ID = "ab" * 16
-REAPED_AFTER = 0.001
+REAPED_AFTER_S = 0.001
 
 
 class Simulation:
@@ -47,16 +47,16 @@ class Simulation:
         self.exited = {}
         self.killed = []  # (time, signal, ranks)
         self.sent = []  # (time, ranks, message)
-        self.said = []  # (time, text)
-        self.inflicted = []  # (time, kind, ranks)
-        self.ending = None
+        self.printed = []  # (time, text)
+        self.injected = []  # (time, kind, ranks)
+        self.outcome = None
         self.finished_at = None
         self.stacks = {}  # rank → dump, for those that answer
         self.cpu = lambda now: 0.0  # seconds that each rank has used by then
         self.written = lambda now: 0  # bytes that each has written by then
         self.flights = {}  # by rank, of the recorders that can be read; histories are the same
         self.programs = {}  # (rank, program) → line of text
-        self.looks = []  # (time, purpose, ranks)
+        self.snapshots = []  # (time, purpose, ranks)
         self._clock = 0.0
         self._due = []  # (time, number, event)
         self._number = itertools.count()
@@ -65,13 +65,13 @@ class Simulation:
         faults = parse_faults(chaos) if chaos else ()
         self.head = Head(self.hosts, expected, limits, "127.0.0.1", 0.0, lockstep=lockstep, chaos=faults)
 
-    def tell(self, *events):
+    def handle(self, *events):
         """Events that arrive now."""
         for event in events:
             if isinstance(event, WorkerExited):
                 self.exited[event.rank] = event.status
             for action in self.head.handle(event, self.now):
-                self._note(action)
+                self._execute(action)
         return self
 
     def wait(self, seconds):
@@ -84,29 +84,29 @@ class Simulation:
                 break
             self.now = max(self.now, min(times))
             if alarm is not None and alarm <= self.now:
-                self.tell(Tick())
+                self.handle(Tick())
             for item in sorted(item for item in self._due if item[0] <= self.now):
                 self._due.remove(item)
                 if not (isinstance(item[2], WorkerExited) and item[2].rank in self.exited):
-                    self.tell(item[2])
+                    self.handle(item[2])
         self.now = until
         return self
 
     def spawn(self, *ranks):
-        return self.tell(*(WorkerSpawned(rank, 1000 + rank) for rank in ranks or range(self.size)))
+        return self.handle(*(WorkerSpawned(rank, 1000 + rank) for rank in ranks or range(self.size)))
 
-    def meet(self, **changes):
+    def say_hello(self, **changes):
         self.spawn()
-        return self.tell(*(self.hello(rank, **changes.get(f"r{rank}", {})) for rank in range(self.size)))
+        return self.handle(*(self.hello(rank, **changes.get(f"r{rank}", {})) for rank in range(self.size)))
 
     def join(self):
-        self.meet()
-        return self.tell(CoordinatorReady(0, "127.0.0.1:4711"))
+        self.say_hello()
+        return self.handle(CoordinatorReady(0, "127.0.0.1:4711"))
 
     def run(self):
         """Everything up to Run."""
         self.join()
-        return self.tell(*(self.proof(rank) for rank in range(self.size)))
+        return self.handle(*(self.device_report(rank) for rank in range(self.size)))
 
     def hello(self, rank, **changes):
         values = {
@@ -120,7 +120,7 @@ class Simulation:
         }
         return Hello(rank=rank, **{**values, **changes})
 
-    def proof(self, rank, **changes):
+    def device_report(self, rank, **changes):
         values = {
             "process_index": rank,
             "process_count": self.size,
@@ -134,18 +134,18 @@ class Simulation:
         }
         return DeviceReport(rank=rank, **{**values, **changes})
 
-    def words(self, rank, error="ValueError", message="bad record", status=1, stage="program"):
+    def failure(self, rank, error="ValueError", message="bad record", status=1, stage="program"):
         traceback = f"Traceback (most recent call last):\n{error}: {message}\n"
         return Failed(rank, self.now, stage, status, error, message, traceback)
 
     def done(self, *ranks):
-        return self.tell(*(Done(rank, self.now) for rank in ranks))
+        return self.handle(*(Done(rank, self.now) for rank in ranks))
 
     def exit(self, status, *ranks):
-        return self.tell(*(WorkerExited(rank, status) for rank in ranks))
+        return self.handle(*(WorkerExited(rank, status) for rank in ranks))
 
     def interrupt(self, signum):
-        return self.tell(LauncherSignalled(signum))
+        return self.handle(LauncherSignalled(signum))
 
     def ranks_sent(self, kind):
         """Who was sent a message of this kind, in order."""
@@ -156,27 +156,27 @@ class Simulation:
         return [(round(time * 1000), ranks) for time, number, ranks in self.killed if number == signum]
 
     @property
-    def texts(self):
-        return [text for _, text in self.said]
+    def lines(self):
+        return [text for _, text in self.printed]
 
     @property
     def statuses(self):
-        return [end.status for end in self.ending.workers]
+        return [end.status for end in self.outcome.workers]
 
-    def _note(self, action):
+    def _execute(self, action):
         match action:
             case SignalRanks():
                 assert action.ranks and not set(action.ranks) & set(self.exited)
                 self.killed.append((self.now, action.signum, action.ranks))
                 if action.signum == signal.SIGKILL:
                     for rank in action.ranks:
-                        self._later(REAPED_AFTER, WorkerExited(rank, -signal.SIGKILL))
+                        self._later(REAPED_AFTER_S, WorkerExited(rank, -signal.SIGKILL))
             case Send(message=InjectFault()):
                 assert action.ranks and not set(action.ranks) & set(self.exited)
-                self.inflicted.append((self.now, action.message.kind, action.ranks))
+                self.injected.append((self.now, action.message.kind, action.ranks))
                 if action.message.kind == "kill":
                     for rank in action.ranks:
-                        self._later(REAPED_AFTER, WorkerExited(rank, -signal.SIGKILL))
+                        self._later(REAPED_AFTER_S, WorkerExited(rank, -signal.SIGKILL))
             case Send(ranks=(rank,), message=ProgramDetailsRequest(program)):
                 line = self.programs.get((rank, program))
                 if line is not None:
@@ -185,11 +185,11 @@ class Simulation:
                 assert action.ranks and (action.ranks == (0,) or not isinstance(action.message, StartCoordinator))
                 self.sent.append((self.now, action.ranks, action.message))
             case TakeSnapshot() if action.purpose.recorders_only:
-                self.looks.append((self.now, action.purpose, action.ranks))
+                self.snapshots.append((self.now, action.purpose, action.ranks))
                 flights = {rank: self.flights[rank] for rank in action.ranks if rank in self.flights}
                 self._later(0.002, SnapshotReply(action.purpose, {}, {}, {}, {}, flights))
             case TakeSnapshot():
-                self.looks.append((self.now, action.purpose, action.ranks))
+                self.snapshots.append((self.now, action.purpose, action.ranks))
                 dumps = {rank: self.stacks.get(rank, "") for rank in action.ranks}
                 idle = dict.fromkeys(action.ranks, "futex_wait_queue")
                 cpu = dict.fromkeys(action.ranks, self.cpu(self.now))
@@ -197,12 +197,12 @@ class Simulation:
                 flights = {rank: self.flights[rank] for rank in action.ranks if rank in self.flights}
                 self._later(0.1, SnapshotReply(action.purpose, dumps, idle, cpu, written, flights))
             case PrintSnapshot():
-                self.said.append((self.now, f"{action.heading}{format_snapshot(action.snapshot)}"))
+                self.printed.append((self.now, f"{action.heading}{format_snapshot(action.snapshot)}"))
             case PrintLine():
-                self.said.append((self.now, action.text))
+                self.printed.append((self.now, action.text))
             case Finish():
-                assert self.ending is None
-                self.ending = action.outcome
+                assert self.outcome is None
+                self.outcome = action.outcome
                 self.finished_at = self.now
 
     def _later(self, seconds, event):

@@ -31,17 +31,17 @@ class Far:
     def lose(self, *ranks, text=CLOSED):
         for rank in ranks:
             self.job.exited[rank] = None  # no exit of it comes, whatever it is sent
-            self.job.tell(AgentLost(rank, text))
+            self.job.handle(AgentLost(rank, text))
         return self
 
-    def said(self, rank, **more):
+    def failure(self, rank, **more):
         """Last words of a rank."""
-        return self.job.words(rank, **more)
+        return self.job.failure(rank, **more)
 
     @property
     def told(self):
         """The verdict."""
-        return decide.decide(self.job.ending, self.job.head.hosts, started=0.0, ended=self.job.now)
+        return decide.decide(self.job.outcome, self.job.head.hosts, started=0.0, ended=self.job.now)
 
 
 @pytest.fixture
@@ -54,7 +54,7 @@ def test_a_lost_agents_host_is_named_and_the_others_are_stopped(far):
     job = far()
     job.run()
     job.lose(3).wait(1)
-    assert job.texts == ["rank 3 (h2) failed; stopping 3 others"]
+    assert job.lines == ["rank 3 (h2) failed; stopping 3 others"]
     assert job.kills() == [(30, (0, 1, 2))]
     assert job.told.exit_code == 69 and job.told.outcome == "lost" and job.told.culprits == (3,)
     assert job.told.headline == f"rank 3 of 4 on h2 was lost: {CLOSED}, 0.00 s into the run."
@@ -65,7 +65,7 @@ def test_all_agents_of_a_host_are_lost_together(far):
     job = far()
     job.run()
     job.lose(2, 3, text=SILENT).wait(1)
-    assert job.kills() == [(30, (0, 1))] and job.texts == ["ranks 2-3 (h2) failed; stopping 2 others"]
+    assert job.kills() == [(30, (0, 1))] and job.lines == ["ranks 2-3 (h2) failed; stopping 2 others"]
     assert job.told.culprits == (2, 3) and job.told.exit_code == 69
     assert "h2" in job.told.headline and SILENT in job.told.headline and "h1" not in job.told.headline
 
@@ -74,7 +74,7 @@ def test_all_agents_of_a_host_are_lost_together(far):
 def test_bystanders_with_words_of_a_broken_connection_are_not_blamed(far, first):
     job = far()
     job.run()
-    steps = [lambda: job.tell(*(job.said(rank, **GLOO) for rank in (0, 1))), lambda: job.lose(2, 3)]
+    steps = [lambda: job.handle(*(job.failure(rank, **GLOO) for rank in (0, 1))), lambda: job.lose(2, 3)]
     for step in steps if first == "the collateral" else reversed(steps):
         step()
         job.wait(0.02)
@@ -86,7 +86,7 @@ def test_bystanders_with_words_of_a_broken_connection_are_not_blamed(far, first)
 def test_a_loss_that_is_noticed_late_still_explains_the_collateral(far):
     job = far()
     job.run()
-    job.tell(job.said(0, **GLOO)).wait(0.3)
+    job.handle(job.failure(0, **GLOO)).wait(0.3)
     job.lose(3)
     job.exit(1, 0).wait(6)
     assert job.told.culprits == (3,) and job.told.exit_code == 69
@@ -95,7 +95,7 @@ def test_a_loss_that_is_noticed_late_still_explains_the_collateral(far):
 def test_a_rank_with_an_error_of_its_own_before_the_loss_is_the_culprit(far):
     job = far()
     job.run()
-    job.tell(job.said(1)).wait(0.01)
+    job.handle(job.failure(1)).wait(0.01)
     job.lose(3)
     job.exit(1, 1).wait(1)
     assert job.told.culprits == (1,) and job.told.exit_code == 1
@@ -113,7 +113,7 @@ def test_who_lost_everything_ends_at_once(far):
     job = far()
     job.run()
     job.lose(0, 1, 2, 3)
-    assert job.ending is not None and job.told.exit_code == 69 and job.told.culprits == (0, 1, 2, 3)
+    assert job.outcome is not None and job.told.exit_code == 69 and job.told.culprits == (0, 1, 2, 3)
     assert not job.killed
 
 
@@ -129,7 +129,7 @@ def test_an_agent_that_goes_before_its_worker_was_started_is_named(far):
     job = far()
     job.spawn(0, 1, 2)
     job.lose(3).wait(1)
-    assert job.ending.reason == "unavailable" and job.told.exit_code == 69
+    assert job.outcome.reason == "unavailable" and job.told.exit_code == 69
     assert job.told.headline == f"the agent of rank 3 (h2) went away before its worker was started: {CLOSED}"
     assert job.kills() == [(0, (0, 1, 2))]
 
@@ -137,13 +137,13 @@ def test_an_agent_that_goes_before_its_worker_was_started_is_named(far):
 def test_an_agent_that_goes_before_anything_was_started_ends_the_job(far):
     job = far()
     job.lose(3)
-    assert job.ending.reason == "unavailable" and job.statuses == [None] * 4
+    assert job.outcome.reason == "unavailable" and job.statuses == [None] * 4
 
 
 def test_lost_while_the_others_are_being_stopped_is_no_second_failure(far):
     job = far()
     job.run()
-    job.tell(WorkerExited(1, 7)).wait(0.0305)
+    job.handle(WorkerExited(1, 7)).wait(0.0305)
     job.lose(2, 3).wait(1)
     assert job.told.culprits == (1,) and job.told.exit_code == 7
     assert job.told.victims == {0: "was stopped", 2: "was stopped", 3: "was stopped"}
@@ -157,7 +157,7 @@ def test_lost_after_a_signal_does_not_hold_up_the_end(far):
     job.lose(2, 3)
     job.done(0, 1).wait(0.1)
     job.exit(0, 0, 1).wait(6)
-    assert job.ending.reason == "interrupted" and job.told.exit_code == 143 and job.finished_at < 6
+    assert job.outcome.reason == "interrupted" and job.told.exit_code == 143 and job.finished_at < 6
 
 
 def test_a_rank_that_is_done_and_lost_while_the_others_work_is_named(far):
@@ -184,14 +184,14 @@ def test_an_agent_whose_worker_has_ended_well_may_go(far):
     job.exit(0, 3)
     job.lose(3)
     job.exit(0, 1, 2).exit(0, 0).wait(1)
-    assert job.ending.reason == "ok" and job.told.exit_code == 0
+    assert job.outcome.reason == "ok" and job.told.exit_code == 0
 
 
 def test_an_agent_that_goes_after_its_workers_end_leaves_that_end_the_first(far):
     job = far()
     job.run()
-    job.tell(WorkerExited(3, 7)).wait(0.005)
-    job.tell(WorkerExited(1, 8)).wait(0.005)
+    job.handle(WorkerExited(3, 7)).wait(0.005)
+    job.handle(WorkerExited(1, 8)).wait(0.005)
     job.lose(3).wait(1)
     assert job.told.culprits == (3,) and job.told.exit_code == 7
 
@@ -200,8 +200,8 @@ def test_a_starter_that_ends_early_ends_the_job_in_its_words(far):
     job = far()
     job.run()
     text = "Open MPI 5 ended with status 1 before the job was over; it said:\n  no such host"
-    job.tell(StartFailed(text)).wait(1)
-    assert job.ending.reason == "unavailable" and job.told.exit_code == 69 and job.told.headline == text
+    job.handle(StartFailed(text)).wait(1)
+    assert job.outcome.reason == "unavailable" and job.told.exit_code == 69 and job.told.headline == text
     assert job.kills() == [(0, (0, 1, 2, 3))]
 
 
@@ -209,25 +209,25 @@ def test_a_starter_that_ends_because_a_host_was_lost_is_not_the_cause(far):
     job = far()
     job.run()
     job.lose(2, 3).wait(0.01)
-    job.tell(StartFailed("srun was killed")).wait(1)
+    job.handle(StartFailed("srun was killed")).wait(1)
     assert job.told.culprits == (2, 3) and job.told.outcome == "lost"
 
 
 def test_collateral_is_explained_by_the_starters_end(far):
     job = far()
     job.run()
-    job.tell(job.said(0, **GLOO)).wait(0.01)
-    job.tell(StartFailed("srun was killed by SIGKILL (9)")).wait(6)
-    assert job.ending.reason == "unavailable" and job.told.exit_code == 69
+    job.handle(job.failure(0, **GLOO)).wait(0.01)
+    job.handle(StartFailed("srun was killed by SIGKILL (9)")).wait(6)
+    assert job.outcome.reason == "unavailable" and job.told.exit_code == 69
 
 
 def test_a_starter_that_ends_while_the_ranks_leave_changes_nothing(far):
     job = far()
     job.run()
     job.done(0, 1, 2, 3)
-    job.tell(StartFailed("srun ended with status 1"))
+    job.handle(StartFailed("srun ended with status 1"))
     job.exit(0, 1, 2, 3).exit(0, 0).wait(1)
-    assert job.ending.reason == "ok" and job.told.exit_code == 0
+    assert job.outcome.reason == "ok" and job.told.exit_code == 0
 
 
 @pytest.mark.parametrize("senders", [(0,), (3, 0, 1, 2), (0, 0, 1, 1, 2, 3)], ids=["one", "all", "all, some twice"])
@@ -235,9 +235,9 @@ def test_a_scheduler_that_signals_all_agents_interrupts_once(far, senders):
     job = far()
     job.run()
     for rank in senders:
-        job.tell(AgentSignalled(rank, signal.SIGTERM)).wait(0.01)
+        job.handle(AgentSignalled(rank, signal.SIGTERM)).wait(0.01)
     assert job.kills(signal.SIGTERM) == [(0, (0, 1, 2, 3))] and job.kills() == []
-    assert len(job.texts) == 1 and job.texts[0].startswith("SIGTERM: asked ranks 0-3 to end")
+    assert len(job.lines) == 1 and job.lines[0].startswith("SIGTERM: asked ranks 0-3 to end")
     assert job.head.phase is JobPhase.TERMINATING
 
 
@@ -245,7 +245,7 @@ def test_ranks_that_end_well_after_the_schedulers_sigterm_were_preempted(far):
     job = far()
     job.run()
     for rank in range(4):
-        job.tell(AgentSignalled(rank, signal.SIGTERM))
+        job.handle(AgentSignalled(rank, signal.SIGTERM))
     job.done(0, 1, 2, 3)
     assert job.ranks_sent(Exit) == [1, 2, 3]
     job.exit(0, 1, 2, 3).exit(0, 0)
@@ -256,7 +256,7 @@ def test_ranks_that_do_not_end_after_the_schedulers_sigterm_are_killed_after_the
     job = far(grace=2.0)
     job.run()
     for rank in range(4):
-        job.tell(AgentSignalled(rank, signal.SIGTERM))
+        job.handle(AgentSignalled(rank, signal.SIGTERM))
     job.wait(3)
     assert job.kills() == [(2000, (0, 1, 2, 3))]
     assert job.told.outcome == "interrupted" and job.told.exit_code == 143
@@ -267,7 +267,7 @@ def test_agents_that_end_by_the_schedulers_sigterm_are_no_failures(far):
     job = far()
     job.run()
     for rank in range(4):
-        job.tell(AgentSignalled(rank, signal.SIGTERM))
+        job.handle(AgentSignalled(rank, signal.SIGTERM))
     job.lose(0, 1, 2, 3)
     assert job.told.outcome == "interrupted" and job.told.exit_code == 143
 
@@ -275,7 +275,7 @@ def test_agents_that_end_by_the_schedulers_sigterm_are_no_failures(far):
 def test_the_launchers_own_second_signal_kills_at_once_also_after_the_agents(far):
     job = far()
     job.run()
-    job.tell(AgentSignalled(2, signal.SIGTERM)).wait(0.5)
+    job.handle(AgentSignalled(2, signal.SIGTERM)).wait(0.5)
     job.interrupt(signal.SIGINT).wait(1)
     assert job.kills() == [(500, (0, 1, 2, 3))]
 
@@ -284,7 +284,7 @@ def test_a_signal_to_an_agent_before_the_program_runs_ends_the_job_at_once(far):
     job = far()
     job.join()
     for rank in range(4):
-        job.tell(AgentSignalled(rank, signal.SIGTERM))
+        job.handle(AgentSignalled(rank, signal.SIGTERM))
     job.wait(1)
     assert job.kills() == [(0, (0, 1, 2, 3))] and job.kills(signal.SIGTERM) == []
     assert job.told.outcome == "interrupted" and job.told.exit_code == 143
@@ -293,7 +293,7 @@ def test_a_signal_to_an_agent_before_the_program_runs_ends_the_job_at_once(far):
 def test_a_rank_that_the_job_does_not_have_cannot_be_lost(far):
     job = far()
     job.run()
-    job.tell(AgentLost(9, CLOSED)).wait(1)
+    job.handle(AgentLost(9, CLOSED)).wait(1)
     assert job.told.exit_code == 65 and "it is rank 9, but the job has ranks 0 to 3" in job.told.headline
 
 
@@ -301,7 +301,7 @@ def test_the_last_words_outlive_their_agent(far):
     """The words came, then the host: the words are the cause, and no wait is left."""
     job = far()
     job.run()
-    job.tell(job.said(3))
+    job.handle(job.failure(3))
     job.lose(3).wait(1)
     assert job.told.culprits == (3,) and "raised ValueError" in job.told.headline and job.told.exit_code == 1
     assert job.finished_at < 0.1
@@ -330,22 +330,22 @@ def test_the_hosts_are_known_from_the_reports_on(simulate):
     orders = job.head.handle(muster_report(0, "h1"), 0.0)
     assert [order.message.rank for order in orders] == [0, 1]
     assert dict(job.head.hosts) == {0: "h1", 1: "h2"}
-    job.tell(WorkerSpawned(0, 1), WorkerSpawned(1, 2), AgentLost(1, CLOSED)).wait(1)
-    assert [end.host for end in job.ending.workers] == ["h1", "h2"]
-    assert job.texts == ["rank 1 (h2) failed; stopping 1 other"]
+    job.handle(WorkerSpawned(0, 1), WorkerSpawned(1, 2), AgentLost(1, CLOSED)).wait(1)
+    assert [end.host for end in job.outcome.workers] == ["h1", "h2"]
+    assert job.lines == ["rank 1 (h2) failed; stopping 1 other"]
 
 
 def test_agents_that_do_not_come_are_named_with_where_they_were_awaited(simulate):
     job = mustering(simulate)
-    job.tell(muster_report(0, "h1")).wait(121)
-    assert job.ending.reason == "unavailable"
-    assert job.ending.text.startswith("1 of 2 agents reported within 60 s; missing: rank 1")
-    assert "It listens at eth0 10.0.0.9:40; --interface chooses another." in job.ending.text
-    assert job.texts[0].startswith("starting agents: 1 of 2 ranks after 2 s, waiting for rank 1")
+    job.handle(muster_report(0, "h1")).wait(121)
+    assert job.outcome.reason == "unavailable"
+    assert job.outcome.text.startswith("1 of 2 agents reported within 60 s; missing: rank 1")
+    assert "It listens at eth0 10.0.0.9:40; --interface chooses another." in job.outcome.text
+    assert job.lines[0].startswith("starting agents: 1 of 2 ranks after 2 s, waiting for rank 1")
 
 
 def test_nobody_is_told_to_join_by_a_job_that_is_being_stopped(far):
     job = far()
-    job.meet()
+    job.say_hello()
     job.lose(0).wait(1)
     assert job.ranks_sent(Join) == [] and job.told.exit_code == 69

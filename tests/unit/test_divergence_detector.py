@@ -67,98 +67,98 @@ def strict(simulate):
 
 
 def test_all_proceed_when_the_last_has_come(strict):
-    strict.tell(call(0), call(2))
+    strict.handle(call(0), call(2))
     assert not sent(strict, Proceed)
-    strict.tell(call(1))
+    strict.handle(call(1))
     assert sent(strict, Proceed) == [(0, (0, 2, 1), Proceed(ALL, 1))]
-    strict.tell(call(0, 2), call(1, 2), call(2, 2)).wait(1)
-    assert [message.number for _, _, message in sent(strict, Proceed)] == [1, 2] and not strict.said
+    strict.handle(call(0, 2), call(1, 2), call(2, 2)).wait(1)
+    assert [message.number for _, _, message in sent(strict, Proceed)] == [1, 2] and not strict.printed
 
 
 def test_a_lowered_program_that_is_not_known_is_like_any(strict):
-    strict.tell(call(0), call(1, code=""), call(2))
+    strict.handle(call(0), call(1, code=""), call(2))
     assert len(sent(strict, Proceed)) == 1
-    strict.tell(call(0, 2, code=""), call(1, 2), call(2, 2, code="other")).wait(1)
+    strict.handle(call(0, 2, code=""), call(1, 2), call(2, 2, code="other")).wait(1)
     assert len(sent(strict, CallMismatch)) == 1
 
 
 def test_who_differs_is_told_to_all_once_it_is_known_what_they_run(strict):
     strict.programs = {(0, 7): line("k", 32), (2, 7): line("other", 31)}
-    strict.tell(call(0), call(2, key="other")).wait(0.05).tell(call(1)).wait(0.5)
+    strict.handle(call(0), call(2, key="other")).wait(0.05).handle(call(1)).wait(0.5)
     ((time, ranks, message),) = sent(strict, CallMismatch)
     assert time == 50 + round(MISMATCH_SETTLE_S * 1000) + 2 and set(ranks) == {0, 1, 2} and message.number == 1
     assert "float32[32]@P('data') on ranks 0-1 and float32[31]@P('data') on rank 2" in message.reason
-    assert strict.ending is None  # the program may catch it
+    assert strict.outcome is None  # the program may catch it
 
 
 def test_without_descriptions_it_is_told_soon_all_the_same(strict):
-    strict.tell(call(0), call(2, code="other"), call(1)).wait(2)
+    strict.handle(call(0), call(2, code="other"), call(1)).wait(2)
     ((time, _, message),) = sent(strict, CallMismatch)
     assert time <= 700 and "disagree at cross-process call #1" in message.reason
 
 
 def test_who_comes_late_to_a_call_that_will_not_be_is_told_at_once(strict):
-    strict.tell(call(0), call(2, key="other")).wait(1)
+    strict.handle(call(0), call(2, key="other")).wait(1)
     assert not sent(strict, CallMismatch)
-    strict.wait(2).tell(call(1))
+    strict.wait(2).handle(call(1))
     assert [ranks for _, ranks, _ in sent(strict, CallMismatch)] == [(0, 2), (1,)]
 
 
 def test_who_waits_for_a_rank_that_has_finished_is_told_how_many_calls_it_made(strict):
-    strict.tell(RecorderSnapshot(2, flight("a", "b"))).done(2)
-    strict.tell(call(0, 3), call(1, 3)).wait(1)
+    strict.handle(RecorderSnapshot(2, flight("a", "b"))).done(2)
+    strict.handle(call(0, 3), call(1, 3)).wait(1)
     ((_, ranks, message),) = sent(strict, CallMismatch)
     assert ranks == (0, 1) and "has made only 2 calls and is finished" in message.reason and "rank 2" in message.reason
 
 
 def test_waiting_first_and_the_end_of_another_later_is_the_same(strict):
-    strict.tell(call(0, 1), call(1, 1)).wait(5)
+    strict.handle(call(0, 1), call(1, 1)).wait(5)
     assert not sent(strict, CallMismatch)
-    strict.tell(RecorderSnapshot(2, flight())).done(2).wait(1)
+    strict.handle(RecorderSnapshot(2, flight())).done(2).wait(1)
     assert "has made no call and is finished" in sent(strict, CallMismatch)[0][2].reason
 
 
 def test_groups_that_wait_for_each_other_are_told(strict):
-    strict.tell(call(0, group="0-1"), call(1, group="1-2", place="train.py:12 main"), call(2, group="0,2")).wait(1)
+    strict.handle(call(0, group="0-1"), call(1, group="1-2", place="train.py:12 main"), call(2, group="0,2")).wait(1)
     told = sent(strict, CallMismatch)
     assert sorted(rank for _, ranks, _ in told for rank in ranks) == [0, 1, 2]
     assert "waits in call #1 of ranks 1-2, jit(step) at train.py:12 main" in told[0][2].reason
 
 
 def test_one_that_still_works_may_come(strict):
-    strict.tell(call(0, group="0-1"), call(1, group="1-2")).wait(60)
+    strict.handle(call(0, group="0-1"), call(1, group="1-2")).wait(60)
     assert not sent(strict, CallMismatch)
-    strict.tell(call(2, group="1-2"))
+    strict.handle(call(2, group="1-2"))
     assert [ranks for _, ranks, _ in sent(strict, Proceed)] == [(1, 2)]
 
 
 def test_all_that_were_told_have_time_to_raise_it(strict):
-    strict.tell(call(0), call(1), call(2, key="other")).wait(1)
-    strict.tell(strict.words(2, "DivergenceError", "the processes disagree")).exit(1, 2).wait(0.3)
+    strict.handle(call(0), call(1), call(2, key="other")).wait(1)
+    strict.handle(strict.failure(2, "DivergenceError", "the processes disagree")).exit(1, 2).wait(0.3)
     assert not strict.kills()
-    strict.tell(*(strict.words(rank, "DivergenceError", "the processes disagree") for rank in (0, 1)))
+    strict.handle(*(strict.failure(rank, "DivergenceError", "the processes disagree") for rank in (0, 1)))
     strict.exit(1, 1).exit(1, 0).wait(1)
-    told = decide.decide(strict.ending, strict.hosts, started=0.0, ended=strict.now)
+    told = decide.decide(strict.outcome, strict.hosts, started=0.0, ended=strict.now)
     assert told.culprits == (0, 1, 2) and not strict.kills()
 
 
 def test_who_was_told_and_does_not_raise_it_holds_nobody_up(strict):
-    strict.tell(call(0), call(1), call(2, key="other")).wait(1)
-    strict.tell(strict.words(2, "DivergenceError", "the processes disagree")).exit(1, 2).wait(2)
+    strict.handle(call(0), call(1), call(2, key="other")).wait(1)
+    strict.handle(strict.failure(2, "DivergenceError", "the processes disagree")).exit(1, 2).wait(2)
     assert [ranks for _, ranks in strict.kills()] == [(1,), (0,)] or strict.kills()
 
 
 def test_a_rank_that_works_alone_waits_for_nobody(simulate):
-    job = simulate(2, lockstep="strict").run().tell(RecorderSnapshot(0, flight(group="0-1"))).done(0)
-    job.tell(call(1, group="0-1")).wait(1)
+    job = simulate(2, lockstep="strict").run().handle(RecorderSnapshot(0, flight(group="0-1"))).done(0)
+    job.handle(call(1, group="0-1")).wait(1)
     assert len(sent(job, CallMismatch)) == 1
 
 
 def test_the_price_is_told_at_the_end(strict):
     for rank, took in ((0, 0.3), (1, 0.5), (2, 0.1)):
-        strict.tell(RecorderSnapshot(rank, replace(flight("a", "a"), agreement_cost=(2, took))))
+        strict.handle(RecorderSnapshot(rank, replace(flight("a", "a"), agreement_cost=(2, took))))
     strict.done(0, 1, 2).exit(0, 0, 1, 2)
-    text = all_say(strict, strict.ending)
+    text = all_say(strict, strict.outcome)
     assert "2 calls agreed on first, which took rank 1 0.50 s, 250.00 ms each, waiting for slower ranks" in text
 
 
@@ -172,36 +172,36 @@ def record(simulate):
 
 def test_first_calls_that_are_alike_are_silent(record):
     for number in range(1, 30):
-        record.tell(*(call(rank, number, waits=False) for rank in (2, 0, 1)))
+        record.handle(*(call(rank, number, waits=False) for rank in (2, 0, 1)))
     record.wait(100)
-    assert not record.said and not sent(record, Proceed)
+    assert not record.printed and not sent(record, Proceed)
 
 
 def test_first_calls_that_differ_are_said_once_and_kept_for_the_verdict(record):
     record.programs = {(0, 7): line("k", 32), (1, 7): line("other", 31)}
-    record.tell(call(0, waits=False), call(1, key="other", waits=False)).wait(3)
-    record.tell(call(0, 2, waits=False), call(1, 2, key="other", waits=False)).wait(0.5)
-    assert len(record.said) == 1 and "argument x is float32[32]" in record.texts[0]
-    assert record.ending is None and not sent(record, CallMismatch)
+    record.handle(call(0, waits=False), call(1, key="other", waits=False)).wait(3)
+    record.handle(call(0, 2, waits=False), call(1, 2, key="other", waits=False)).wait(0.5)
+    assert len(record.printed) == 1 and "argument x is float32[32]" in record.lines[0]
+    assert record.outcome is None and not sent(record, CallMismatch)
     record.done(0, 1, 2).exit(0, 0, 1, 2).wait(1)
-    assert record.ending.reason == "ok" and record.ending.divergence.number == 1
-    text = all_say(record, record.ending)
+    assert record.outcome.reason == "ok" and record.outcome.divergence.number == 1
+    text = all_say(record, record.outcome)
     assert "done in" in text and "may be wrong" in text and "argument x is float32[32]" in text
 
 
 def test_a_rank_for_which_the_program_is_not_new_says_nothing(record):
-    record.tell(*(call(0, number, key=f"k{number}", waits=False) for number in range(1, 3000))).wait(100)
-    assert not record.said
+    record.handle(*(call(0, number, key=f"k{number}", waits=False) for number in range(1, 3000))).wait(100)
+    assert not record.printed
 
 
 def test_a_first_call_that_a_finished_rank_was_needed_for_is_said(record):
-    record.tell(RecorderSnapshot(2, flight("a"))).done(2).tell(call(0, 2, waits=False)).wait(3)
-    assert len(record.said) == 1 and "has made only 1 call and is finished" in record.texts[0]
+    record.handle(RecorderSnapshot(2, flight("a"))).done(2).handle(call(0, 2, waits=False)).wait(3)
+    assert len(record.printed) == 1 and "has made only 1 call and is finished" in record.lines[0]
 
 
 def test_what_a_finished_rank_has_made_it_was_not_missed_in(record):
-    record.tell(RecorderSnapshot(2, flight("a", "b"))).done(2).tell(call(0, 2, waits=False)).wait(0.5)
-    assert not record.said
+    record.handle(RecorderSnapshot(2, flight("a", "b"))).done(2).handle(call(0, 2, waits=False)).wait(0.5)
+    assert not record.printed
 
 
 # ---- record: recorders
@@ -210,24 +210,24 @@ def test_what_a_finished_rank_has_made_it_was_not_missed_in(record):
 def test_recorders_are_read_more_and_more_rarely(record):
     record.flights = {rank: flight("a", "b") for rank in range(3)}
     record.wait(300)
-    times = [round(time) for time, purpose, _ in record.looks if purpose == "lockstep"]
-    assert times[:4] == [1, 3, 5, 8] and 30 <= times[-1] - times[-2] <= 31 and not record.said
+    times = [round(time) for time, purpose, _ in record.snapshots if purpose == "lockstep"]
+    assert times[:4] == [1, 3, 5, 8] and 30 <= times[-1] - times[-2] <= 31 and not record.printed
 
 
 def test_histories_that_differ_are_found_while_the_job_runs(record):
     record.flights = {0: flight("a", "b", "a"), 1: flight("a", "b", "a"), 2: flight("a", "a", "b")}
     record.wait(3)
-    assert [ranks for _, purpose, ranks in record.looks if purpose == "history"] == [(0, 2)]
-    assert len(record.said) == 1 and "cross-process call #2" in record.texts[0] and record.ending is None
+    assert [ranks for _, purpose, ranks in record.snapshots if purpose == "history"] == [(0, 2)]
+    assert len(record.printed) == 1 and "cross-process call #2" in record.lines[0] and record.outcome is None
     record.wait(100)
-    assert len(record.looks) <= 3 and len(record.said) == 1
+    assert len(record.snapshots) <= 3 and len(record.printed) == 1
 
 
 def test_who_asks_where_the_ranks_are_has_their_histories_compared(record):
     record.wait(200)
     record.flights = {0: flight("a", "b"), 1: flight("a", "b"), 2: flight("a", "a")}
-    record.tell(LauncherSignalled(STACKS_SIGNAL)).wait(1)
-    assert len(record.said) == 1 and "cross-process call #2" in record.texts[0]
+    record.handle(LauncherSignalled(STACKS_SIGNAL)).wait(1)
+    assert len(record.printed) == 1 and "cross-process call #2" in record.lines[0]
 
 
 def test_other_chains_of_the_same_programs_are_no_news(record):
@@ -236,50 +236,50 @@ def test_other_chains_of_the_same_programs_are_no_news(record):
     record.flights = {0: same, 1: same, 2: odd}
     record.wait(100)
     record.done(0, 1, 2).exit(0, 0, 1, 2).wait(5)
-    assert not record.said and record.ending.divergence is None
+    assert not record.printed and record.outcome.divergence is None
 
 
 def test_what_recorders_show_only_at_the_end_is_in_the_verdict(record):
     record.flights = {0: flight("a", "b"), 1: flight("a", "b"), 2: flight("b", "a")}
-    record.tell(*(RecorderSnapshot(rank, text) for rank, text in record.flights.items()))
+    record.handle(*(RecorderSnapshot(rank, text) for rank, text in record.flights.items()))
     record.done(0, 1, 2).exit(0, 0, 1, 2)
-    assert record.ending is None
+    assert record.outcome is None
     record.wait(5)
-    assert record.ending.reason == "ok" and record.ending.divergence.number == 1
+    assert record.outcome.reason == "ok" and record.outcome.divergence.number == 1
     assert record.finished_at < 1
 
 
 def test_the_end_does_not_wait_for_ever_for_an_answer(record):
-    record.tell(
+    record.handle(
         RecorderSnapshot(0, flight("a")), RecorderSnapshot(1, flight("a")), RecorderSnapshot(2, flight("b"))
     )  # nobody can be asked any more
     record.done(0, 1, 2).exit(0, 0, 1, 2).wait(5)
-    assert record.ending.reason == "ok" and record.finished_at < 1
+    assert record.outcome.reason == "ok" and record.finished_at < 1
 
 
 def test_an_end_that_is_in_step_is_not_put_off(record):
-    record.tell(*(RecorderSnapshot(rank, flight("a", "b")) for rank in range(3)))
+    record.handle(*(RecorderSnapshot(rank, flight("a", "b")) for rank in range(3)))
     record.done(0, 1, 2).exit(0, 0, 1, 2)
-    assert record.ending.divergence is None
+    assert record.outcome.divergence is None
 
 
 def test_more_calls_of_some_are_told_when_all_have_ended_well(record):
-    record.tell(*(RecorderSnapshot(rank, flight("a", *["b"] * (rank == 0))) for rank in range(3)))
+    record.handle(*(RecorderSnapshot(rank, flight("a", *["b"] * (rank == 0))) for rank in range(3)))
     record.done(0, 1, 2).exit(0, 0, 1, 2).wait(5)
-    text = all_say(record, record.ending)
+    text = all_say(record, record.outcome)
     assert "only rank 0 made this call" in text and "ranks 1-2" in text
 
 
 def test_fewer_calls_of_those_that_were_stopped_are_not(record):
-    record.tell(RecorderSnapshot(1, flight("a", "b")), record.words(1)).exit(1, 1).wait(0.04)
-    record.tell(RecorderSnapshot(0, flight("a")), RecorderSnapshot(2, flight("a"))).wait(5)
-    assert record.ending.reason == "failed" and record.ending.divergence is None
+    record.handle(RecorderSnapshot(1, flight("a", "b")), record.failure(1)).exit(1, 1).wait(0.04)
+    record.handle(RecorderSnapshot(0, flight("a")), RecorderSnapshot(2, flight("a"))).wait(5)
+    assert record.outcome.reason == "failed" and record.outcome.divergence is None
 
 
 def test_a_crash_is_what_being_out_of_step_led_to(record):
-    record.tell(call(0, waits=False), call(1, key="other", waits=False), call(2, waits=False)).wait(0.05)
-    record.tell(WorkerExited(1, -6, stderr_tail="gloo::EnforceNotMet")).wait(5)
-    told = decide.decide(record.ending, record.hosts, started=0.0, ended=record.now)
+    record.handle(call(0, waits=False), call(1, key="other", waits=False), call(2, waits=False)).wait(0.05)
+    record.handle(WorkerExited(1, -6, stderr_tail="gloo::EnforceNotMet")).wait(5)
+    told = decide.decide(record.outcome, record.hosts, started=0.0, ended=record.now)
     assert told.outcome == "diverged" and told.exit_code == 134
     assert told.headline.startswith(
         "the ranks were out of step at cross-process call #1 (jit(step), train.py:9); rank 1"
@@ -287,10 +287,10 @@ def test_a_crash_is_what_being_out_of_step_led_to(record):
 
 
 def test_an_error_of_its_own_stays_the_headline(record):
-    record.tell(call(0, waits=False), call(1, key="other", waits=False)).wait(0.5).tell(record.words(1)).exit(
+    record.handle(call(0, waits=False), call(1, key="other", waits=False)).wait(0.5).handle(record.failure(1)).exit(
         1, 1
     ).wait(5)
-    told = decide.decide(record.ending, record.hosts, started=0.0, ended=record.now)
+    told = decide.decide(record.outcome, record.hosts, started=0.0, ended=record.now)
     assert told.outcome == "failed" and "raised ValueError" in told.headline and "disagree" in told.divergence
 
 
@@ -298,19 +298,19 @@ def test_who_went_on_without_a_finished_rank_is_stopped_soon(record):
     record.stacks = {0: IN_JAX, 1: IN_JAX}
     entered = PendingCall(ALL, 2, 1, 1, 3.0)
     record.flights = {0: flight("a", pending=entered), 1: flight("a", pending=entered)}
-    record.tell(RecorderSnapshot(2, flight("a"))).done(2).wait(8)
-    assert record.ending.reason == "early-exit" and record.ending.decided_at < 4
+    record.handle(RecorderSnapshot(2, flight("a"))).done(2).wait(8)
+    assert record.outcome.reason == "early-exit" and record.outcome.decided_at < 4
 
 
 def test_off_reads_nothing(simulate):
     job = simulate(3, lockstep="off").run().wait(1000)
-    assert not job.looks and job.head.deadline() is None
+    assert not job.snapshots and job.head.deadline() is None
 
 
 def test_the_end_of_an_agent_is_the_end_of_its_calls(strict):
-    strict.tell(AgentLost(2, "its host does not answer"))
-    strict.tell(call(0), call(1)).wait(0.01)
-    assert strict.ending is None or strict.ending.reason == "failed"
+    strict.handle(AgentLost(2, "its host does not answer"))
+    strict.handle(call(0), call(1)).wait(0.01)
+    assert strict.outcome is None or strict.outcome.reason == "failed"
 
 
 # ---- scale

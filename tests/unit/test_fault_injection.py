@@ -80,20 +80,20 @@ def test_a_rank_that_the_job_does_not_have_is_refused():
 def test_faults_come_when_they_are_due_counted_from_the_programs_start(simulate):
     job = simulate(3, chaos="pause:0,2@2s,cut:1@500ms").wait(10)
     job.run().wait(5)
-    assert job.inflicted == [(10.5, "cut", (1,)), (12.0, "pause", (0, 2))]
-    assert job.said[-2:] == [
+    assert job.injected == [(10.5, "cut", (1,)), (12.0, "pause", (0, 2))]
+    assert job.printed[-2:] == [
         (10.5, "rank 1 is cut off from the network, as --chaos asked"),
         (12.0, "ranks 0, 2 are stopped by SIGSTOP (19), as --chaos asked"),
     ]
-    assert job.ending is None and not job.killed
+    assert job.outcome is None and not job.killed
 
 
 def test_a_rank_that_is_killed_on_order_is_no_rank_that_was_stopped(simulate):
     job = simulate(3, chaos="kill:1@1s").run().wait(3)
-    assert job.texts == ["rank 1 is killed by SIGKILL (9), as --chaos asked", "rank 1 failed; stopping 2 others"]
+    assert job.lines == ["rank 1 is killed by SIGKILL (9), as --chaos asked", "rank 1 failed; stopping 2 others"]
     assert job.kills() == [(1031, (0, 2))]
-    assert job.ending.reason == "failed"
-    assert [(end.killed_by_launcher, [dealt.kind for dealt in end.injected_faults]) for end in job.ending.workers] == [
+    assert job.outcome.reason == "failed"
+    assert [(end.killed_by_launcher, [dealt.kind for dealt in end.injected_faults]) for end in job.outcome.workers] == [
         (True, []),
         (False, ["kill"]),
         (True, []),
@@ -102,16 +102,16 @@ def test_a_rank_that_is_killed_on_order_is_no_rank_that_was_stopped(simulate):
 
 def test_a_rank_that_was_cut_off_is_the_known_cause_of_its_own_broken_connection(simulate):
     job = simulate(3, chaos="cut:1@1s").run().wait(2)
-    job.tell(job.words(1, error="JaxRuntimeError", message="Gloo all-reduce failed: Connection closed by peer"))
+    job.handle(job.failure(1, error="JaxRuntimeError", message="Gloo all-reduce failed: Connection closed by peer"))
     job.wait(10)
     assert job.kills()[0] == (2030, (2,))  # rank 0 goes last
 
 
 def test_where_only_its_peers_fail_a_rank_that_was_cut_off_is_still_the_cause(simulate):
     job = simulate(3, chaos="cut:1@1s").run().wait(2)
-    job.tell(job.words(0, error="JaxRuntimeError", message="Gloo all-reduce failed: Connection closed by peer"))
+    job.handle(job.failure(0, error="JaxRuntimeError", message="Gloo all-reduce failed: Connection closed by peer"))
     job.exit(1, 0).wait(1)
-    assert job.texts[-1] == "rank 1 failed; stopping 2 others"
+    assert job.lines[-1] == "rank 1 failed; stopping 2 others"
 
 
 @pytest.mark.parametrize("end", ["all done", "failure", "SIGTERM"])
@@ -121,47 +121,47 @@ def test_no_fault_comes_to_a_job_that_is_ending(simulate, end):
         case "all done":
             job.done(0, 1)
         case "failure":
-            job.tell(job.words(0))
+            job.handle(job.failure(0))
         case "SIGTERM":
             job.interrupt(15)
-    assert job.wait(3).inflicted == []
+    assert job.wait(3).injected == []
 
 
 def test_faults_that_come_too_late_are_told(simulate):
     job = simulate(2, chaos="kill:1@5s,kill:0@200ms,cut:0@9s").run()
     job.done(0, 1).exit(0, 1).exit(0, 0)
-    assert job.ending.reason == "ok"
-    assert job.texts == ["the job was over before --chaos kill:0@0.2s, kill:1@5s, cut:0@9s"]
+    assert job.outcome.reason == "ok"
+    assert job.lines == ["the job was over before --chaos kill:0@0.2s, kill:1@5s, cut:0@9s"]
 
 
 def test_a_rank_that_has_ended_cannot_be_met(simulate):
     job = simulate(3, chaos="pause:0-2@1s").run()
     job.done(0, 1, 2).exit(0, 1, 2)
-    assert job.inflicted == []
+    assert job.injected == []
     job = simulate(3, chaos="pause:0-2@1s").run().exit(0, 2).wait(1)
-    assert job.inflicted == [(1.0, "pause", (0, 1))]
-    assert job.texts[0] == "rank 2 cannot be stopped by SIGSTOP (19), as --chaos asked: it does not run"
+    assert job.injected == [(1.0, "pause", (0, 1))]
+    assert job.lines[0] == "rank 2 cannot be stopped by SIGSTOP (19), as --chaos asked: it does not run"
 
 
 def test_a_fault_that_cannot_be_done_is_told_and_not_blamed(simulate):
-    job = simulate(2, chaos="cut:1@1s").run().wait(1).tell(FaultNotInjected(1, "cut", "it is forbidden"))
-    assert job.texts[-1] == "rank 1 could not be cut off from the network: it is forbidden; the job goes on"
+    job = simulate(2, chaos="cut:1@1s").run().wait(1).handle(FaultNotInjected(1, "cut", "it is forbidden"))
+    assert job.lines[-1] == "rank 1 could not be cut off from the network: it is forbidden; the job goes on"
     job.done(0, 1).exit(0, 1).exit(0, 0)
-    assert [end.injected_faults for end in job.ending.workers] == [(), ()]
+    assert [end.injected_faults for end in job.outcome.workers] == [(), ()]
 
 
-@pytest.mark.parametrize("stage", ["meet", "run"])
+@pytest.mark.parametrize("stage", ["say_hello", "run"])
 def test_the_process_behind_the_launcher_orders_faults_at_any_time(simulate, stage):
-    job = getattr(simulate(2), stage)().tell(FaultRequested("kill", (1, 7))).wait(1)
-    assert job.inflicted == [(0.0, "kill", (1,))]
-    assert job.texts[:2] == [
+    job = getattr(simulate(2), stage)().handle(FaultRequested("kill", (1, 7))).wait(1)
+    assert job.injected == [(0.0, "kill", (1,))]
+    assert job.lines[:2] == [
         "rank 7 cannot be killed by SIGKILL (9), as its gang asked: it does not run",
         "rank 1 is killed by SIGKILL (9), as its gang asked",
     ]
-    assert job.ending.reason == "failed"
+    assert job.outcome.reason == "failed"
 
 
 def test_orders_to_a_job_that_is_ending_come_too_late(simulate):
-    job = simulate(2).run().tell(FaultRequested("kill", (1,)), FaultRequested("kill", (0,)))
-    job.tell(job.words(0)).tell(FaultRequested("pause", (1,)))
-    assert [kind for _, kind, _ in job.inflicted] == ["kill", "kill"]
+    job = simulate(2).run().handle(FaultRequested("kill", (1,)), FaultRequested("kill", (0,)))
+    job.handle(job.failure(0)).handle(FaultRequested("pause", (1,)))
+    assert [kind for _, kind, _ in job.injected] == ["kill", "kill"]

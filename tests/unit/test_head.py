@@ -26,17 +26,17 @@ def test_a_clean_run_ends_when_all_have_left_rank_0_last(simulate, size):
     assert job.ranks_sent(Exit) == (others or [0])
     job.exit(0, *others)
     assert sorted(job.ranks_sent(Exit)) == list(range(size))
-    assert job.ending is None
+    assert job.outcome is None
     job.exit(0, 0)
-    assert job.ending.reason == "ok" and job.statuses == [0] * size
-    assert all(end.finished and not end.killed_by_launcher for end in job.ending.workers)
-    assert not job.killed and not job.said
+    assert job.outcome.reason == "ok" and job.statuses == [0] * size
+    assert all(end.finished and not end.killed_by_launcher for end in job.outcome.workers)
+    assert not job.killed and not job.printed
 
 
 def test_nobody_joins_before_the_coordinator_listens(simulate):
-    job = simulate(3).meet()
+    job = simulate(3).say_hello()
     assert job.ranks_sent(Join) == []
-    job.tell(CoordinatorReady(0, "127.0.0.1:4711"))
+    job.handle(CoordinatorReady(0, "127.0.0.1:4711"))
     assert job.sent[-1][1:] == ((1, 2), Join("127.0.0.1:4711"))
 
 
@@ -46,9 +46,9 @@ def test_the_head_wakes_for_nothing_in_a_run_without_limits(simulate):
 
 def test_a_slow_start_is_told_after_2_s_and_then_every_10_s(simulate):
     job = simulate(4, hosts={0: "h1", 1: "h1", 2: "h2", 3: "h2"}).spawn()
-    job.tell(job.hello(0), job.hello(2)).wait(13)
-    job.tell(job.hello(1), job.hello(3)).wait(10)
-    assert job.said == [
+    job.handle(job.hello(0), job.hello(2)).wait(13)
+    job.handle(job.hello(1), job.hello(3)).wait(10)
+    assert job.printed == [
         (2.0, "starting: 2 of 4 ranks after 2 s, waiting for ranks 1, 3 (h1, h2)"),
         (12.0, "starting: 2 of 4 ranks after 12 s, waiting for ranks 1, 3 (h1, h2)"),
         (22.0, "joining: 0 of 4 ranks after 22 s, waiting for ranks 0-3 (h1, h2)"),
@@ -57,16 +57,16 @@ def test_a_slow_start_is_told_after_2_s_and_then_every_10_s(simulate):
 
 def test_a_rank_that_never_starts_is_named_with_its_host(simulate):
     job = simulate(4, hosts={0: "h1", 1: "h1", 2: "h2", 3: "h2"}, init=30.0).spawn()
-    job.tell(job.hello(0), job.hello(1), job.hello(2)).wait(31)
-    assert job.ending.reason == "unavailable"
-    assert job.ending.text.startswith("3 of 4 ranks started within 30 s; missing: rank 3 (h2)\n")
+    job.handle(job.hello(0), job.hello(1), job.hello(2)).wait(31)
+    assert job.outcome.reason == "unavailable"
+    assert job.outcome.text.startswith("3 of 4 ranks started within 30 s; missing: rank 3 (h2)\n")
     assert job.kills() == [(30000, (0, 1, 2, 3))]
 
 
 def test_ranks_that_do_not_join_in_time_are_named(simulate):
     job = simulate(2, init=30.0).join()
-    job.tell(job.proof(1)).wait(31)
-    assert job.ending.text.startswith("1 of 2 ranks joined within 30 s; missing: rank 0\n")
+    job.handle(job.device_report(1)).wait(31)
+    assert job.outcome.text.startswith("1 of 2 ranks joined within 30 s; missing: rank 0\n")
 
 
 def test_the_start_up_limit_does_not_count_the_run(simulate):
@@ -87,46 +87,46 @@ REFUSED_PROOFS = {
 @pytest.mark.parametrize(("wrong", "text"), REFUSED_PROOFS.values(), ids=REFUSED_PROOFS)
 def test_the_program_is_refused_when_a_proof_shows(simulate, wrong, text):
     job = simulate(2).join()
-    job.tell(job.proof(0), job.proof(1, **wrong)).wait(1)
+    job.handle(job.device_report(0), job.device_report(1, **wrong)).wait(1)
     assert job.ranks_sent(Run) == []
-    assert job.ending.reason == "refused" and job.ending.text.startswith(text)
+    assert job.outcome.reason == "refused" and job.outcome.text.startswith(text)
     assert job.kills() == [(0, (0, 1))] and job.statuses == [-9, -9]
-    assert all(end.killed_by_launcher for end in job.ending.workers)
+    assert all(end.killed_by_launcher for end in job.outcome.workers)
 
 
 def test_a_cpu_fallback_is_refused(simulate):
     job = simulate(2, platform="cuda", local_devices=None).join()
-    job.tell(job.proof(0), job.proof(1)).wait(1)
-    assert job.ending.text.startswith("the job asked for cuda, but JAX runs on something else\n")
+    job.handle(job.device_report(0), job.device_report(1)).wait(1)
+    assert job.outcome.text.startswith("the job asked for cuda, but JAX runs on something else\n")
 
 
 def test_hellos_that_differ_are_refused_before_anybody_joins(simulate):
-    job = simulate(2).meet(r1={"versions": {"python": "3.11.7", "jax": "0.8.0"}}).wait(1)
-    assert job.ending.reason == "refused" and job.ending.text.startswith("the processes differ in jax\n")
+    job = simulate(2).say_hello(r1={"versions": {"python": "3.11.7", "jax": "0.8.0"}}).wait(1)
+    assert job.outcome.reason == "refused" and job.outcome.text.startswith("the processes differ in jax\n")
     assert job.ranks_sent(StartCoordinator) == []
 
 
 def test_two_processes_with_one_rank_are_refused(simulate):
     job = simulate(2).spawn()
-    job.tell(job.hello(1, pid=7), job.hello(1, pid=8)).wait(1)
-    assert job.ending.reason == "refused" and "process 7 on h1 and process 8 on h1" in job.ending.text
+    job.handle(job.hello(1, pid=7), job.hello(1, pid=8)).wait(1)
+    assert job.outcome.reason == "refused" and "process 7 on h1 and process 8 on h1" in job.outcome.text
 
 
 def test_a_rank_that_the_job_does_not_have_is_refused(simulate):
     job = simulate(2).spawn()
-    job.tell(job.hello(5)).wait(1)
-    assert job.ending.text.startswith("a process says that it is rank 5, but the job has ranks 0 to 1\n")
+    job.handle(job.hello(5)).wait(1)
+    assert job.outcome.text.startswith("a process says that it is rank 5, but the job has ranks 0 to 1\n")
 
 
 def test_workers_that_cannot_be_started_end_the_job(simulate):
-    job = simulate(2).tell(StartFailed("jax could not be imported", "Traceback\n"))
-    assert job.ending.reason == "unavailable" and job.ending.traceback == "Traceback\n"
+    job = simulate(2).handle(StartFailed("jax could not be imported", "Traceback\n"))
+    assert job.outcome.reason == "unavailable" and job.outcome.traceback == "Traceback\n"
     assert job.statuses == [None, None]
 
 
 def test_a_worker_that_appears_while_the_job_is_stopped_is_killed_too(simulate):
     job = simulate(3).spawn(0)
-    job.interrupt(signal.SIGINT).tell(WorkerSpawned(1, 1001)).wait(1)
+    job.interrupt(signal.SIGINT).handle(WorkerSpawned(1, 1001)).wait(1)
     assert job.kills() == [(0, (0,)), (0, (1,))]
     assert job.statuses == [-9, -9, None]
 
@@ -136,14 +136,14 @@ class History:
     """(milliseconds, event) of a job of four that runs; who is named, whom SIGKILL hits when, its end."""
 
     events: tuple
-    said: tuple = ()
+    printed: tuple = ()
     kills: tuple = ()
     finished: int = 0
     reason: str = "failed"
 
 
 def words(rank, **more):
-    return lambda job: job.tell(job.words(rank, **more))
+    return lambda job: job.handle(job.failure(rank, **more))
 
 
 def exits(status, *ranks):
@@ -157,43 +157,43 @@ def done(*ranks):
 HISTORIES = {
     "words, then exit": History(
         ((0, words(2)), (5, exits(1, 2))),
-        said=("rank 2 failed; stopping 3 others",),
+        printed=("rank 2 failed; stopping 3 others",),
         kills=((30, (0, 1, 3)),),
         finished=31,
     ),
     "exit without words": History(
         ((0, exits(7, 2)),),
-        said=("rank 2 failed; stopping 3 others",),
+        printed=("rank 2 failed; stopping 3 others",),
         kills=((30, (0, 1, 3)),),
         finished=31,
     ),
     "death by a signal": History(
         ((0, exits(-9, 0)),),
-        said=("rank 0 failed; stopping 3 others",),
+        printed=("rank 0 failed; stopping 3 others",),
         kills=((30, (1, 2, 3)),),
         finished=31,
     ),
     "collateral words first, the cause within the window": History(
         ((0, words(0, **LOST)), (10, words(1, **LOST)), (20, exits(-11, 3)), (25, exits(1, 0, 1))),
-        said=("rank 3 failed; stopping 1 other",),
+        printed=("rank 3 failed; stopping 1 other",),
         kills=((30, (2,)),),
         finished=31,
     ),
     "collateral words first, the cause after the window": History(
         ((0, words(0, **LOST)), (5, exits(1, 0)), (200, exits(-11, 3))),
-        said=("rank 3 failed; stopping 2 others",),
+        printed=("rank 3 failed; stopping 2 others",),
         kills=((200, (1, 2)),),
         finished=201,
     ),
     "collateral words only, until patience ends": History(
         ((0, words(0, **LOST)), (5, exits(1, 0))),
-        said=("rank 0 failed; stopping 3 others",),
+        printed=("rank 0 failed; stopping 3 others",),
         kills=((500, (1, 2, 3)),),
         finished=501,
     ),
     "a clear cause does not wait for patience": History(
         ((0, words(0, **LOST)), (29, words(2))),
-        said=("rank 2 failed; stopping 2 others",),
+        printed=("rank 2 failed; stopping 2 others",),
         kills=((30, (1, 3)), (5030, (0, 2))),
         finished=5031,
     ),
@@ -203,30 +203,30 @@ HISTORIES = {
     ),
     "all ranks the same error, with slow exit handlers": History(
         ((0, words(3)), (1, words(1)), (2, words(0)), (3, words(2)), (400, exits(1, 0, 1, 2, 3))),
-        said=("ranks 0-3 failed",),
+        printed=("ranks 0-3 failed",),
         finished=400,
     ),
     "exit handlers that never end are killed after the grace": History(
         ((0, words(2)), (100, exits(-6, 1))),
-        said=("rank 2 failed; stopping 3 others", "rank 2 did not end within 5 s; sent SIGKILL"),
+        printed=("rank 2 failed; stopping 3 others", "rank 2 did not end within 5 s; sent SIGKILL"),
         kills=((30, (1, 3)), (5030, (0, 2))),
         finished=5031,
     ),
     "exit handlers need the coordinator of rank 0, which goes last": History(
         ((0, words(2)), (100, exits(-6, 1)), (1000, exits(1, 2))),
-        said=("rank 2 failed; stopping 3 others",),
+        printed=("rank 2 failed; stopping 3 others",),
         kills=((30, (1, 3)), (1000, (0,))),
         finished=1001,
     ),
     "a failure among ranks that are done": History(
         ((0, done(0, 1, 3)), (50, words(2)), (60, exits(1, 2))),
-        said=("rank 2 failed; stopping 3 others",),
+        printed=("rank 2 failed; stopping 3 others",),
         kills=((80, (0, 1, 3)),),
         finished=81,
     ),
     "a done rank that is killed": History(
         ((0, done(1)), (50, exits(-9, 1))),
-        said=("rank 1 failed; stopping 3 others",),
+        printed=("rank 1 failed; stopping 3 others",),
         kills=((80, (0, 2, 3)),),
         finished=81,
     ),
@@ -238,7 +238,7 @@ HISTORIES = {
     ),
     "os._exit(0) of rank 0, the others lose their coordinator": History(
         ((0, exits(0, 0)), (20, words(1, **LOST)), (22, exits(-6, 2))),
-        said=("rank 0 failed; stopping 1 other",),
+        printed=("rank 0 failed; stopping 1 other",),
         kills=((520, (3,)), (5520, (1,))),
         finished=5521,
     ),
@@ -248,7 +248,7 @@ HISTORIES = {
     ),
     "a rank that is told to leave and stays": History(
         ((0, done(0, 1, 2, 3)), (1, exits(0, 1, 2, 3))),
-        said=("rank 0 did not end within 5 s; sent SIGKILL",),
+        printed=("rank 0 did not end within 5 s; sent SIGKILL",),
         kills=((5000, (0,)),),
         finished=5001,
         reason="ok",
@@ -263,23 +263,23 @@ def test_a_job_ends_as_its_history_says(simulate, history):
         job.wait(at / 1000 - job.now)
         event(job)
     job.wait(20)
-    assert tuple(text for text in job.texts if "did not end" not in text or text in history.said) == history.said
+    assert tuple(text for text in job.lines if "did not end" not in text or text in history.printed) == history.printed
     assert tuple(job.kills()) == history.kills
     assert round(job.finished_at * 1000) == history.finished
-    assert job.ending.reason == history.reason
+    assert job.outcome.reason == history.reason
     assert None not in job.statuses
 
 
 def test_a_failure_before_the_hello_is_a_failure(simulate):
     job = simulate(2).spawn().exit(0, 1).wait(1)
-    assert job.ending.reason == "failed" and job.ending.run_at is None
+    assert job.outcome.reason == "failed" and job.outcome.run_at is None
     assert job.statuses == [-9, 0]
 
 
 def test_who_has_said_its_last_words_is_not_taken_for_stopped(simulate):
     job = simulate(2).run()
-    job.tell(job.words(1)).wait(10)
-    assert [(end.rank, end.status, end.killed_by_launcher) for end in job.ending.workers] == [
+    job.handle(job.failure(1)).wait(10)
+    assert [(end.rank, end.status, end.killed_by_launcher) for end in job.outcome.workers] == [
         (0, -9, True),
         (1, -9, False),
     ]
@@ -288,10 +288,10 @@ def test_who_has_said_its_last_words_is_not_taken_for_stopped(simulate):
 def test_an_end_keeps_all_that_is_known_of_a_worker(simulate):
     job = simulate(2, hosts={0: "h1", 1: "h2"}).run().wait(3)
     thread = ThreadFailed(1, 3.0, "Loader-1", "OSError", "Traceback\n")
-    job.tell(
+    job.handle(
         thread, WorkerExited(1, -11, crash_dump="Fatal Python error", stderr_tail="last line", out_of_memory="it did")
     ).wait(1)
-    end = job.ending.workers[1]
+    end = job.outcome.workers[1]
     assert (end.rank, end.host, end.time, end.status) == (1, "h2", 3.0, -11)
     assert (end.thread_failures, end.failure, end.crash_dump, end.stderr_tail) == (
         (thread,),
@@ -300,25 +300,25 @@ def test_an_end_keeps_all_that_is_known_of_a_worker(simulate):
         "last line",
     )
     assert end.out_of_memory == "it did"
-    assert job.texts == ["rank 1 (h2) failed; stopping 1 other"]
-    assert job.ending.run_at == 0.0 and job.ending.decided_at == 3.0
+    assert job.lines == ["rank 1 (h2) failed; stopping 1 other"]
+    assert job.outcome.run_at == 0.0 and job.outcome.decided_at == 3.0
 
 
 def test_nothing_happens_after_the_end(simulate):
     job = simulate(1).run().done(0).exit(0, 0)
     assert job.head.phase is JobPhase.OVER and job.head.deadline() is None
-    for event in (Tick(), WorkerExited(0, 1), job.words(0), job.hello(0), StartFailed("late")):
+    for event in (Tick(), WorkerExited(0, 1), job.failure(0), job.hello(0), StartFailed("late")):
         assert job.head.handle(event, 99.0) == []
 
 
 STEPS = {
-    "words": lambda job, rank: job.tell(job.words(rank)),
-    "lost": lambda job, rank: job.tell(job.words(rank, **LOST)),
+    "words": lambda job, rank: job.handle(job.failure(rank)),
+    "lost": lambda job, rank: job.handle(job.failure(rank, **LOST)),
     "done": lambda job, rank: job.done(rank),
     "exit 0": lambda job, rank: job.exit(0, rank),
     "exit 1": lambda job, rank: job.exit(1, rank),
     "abort": lambda job, rank: job.exit(-6, rank),
-    "hello": lambda job, rank: job.tell(job.hello(rank)),
+    "hello": lambda job, rank: job.handle(job.hello(rank)),
     "SIGTERM": lambda job, _: job.interrupt(signal.SIGTERM),
     "SIGINT": lambda job, _: job.interrupt(signal.SIGINT),
     "SIGQUIT": lambda job, _: job.interrupt(signal.SIGQUIT),
@@ -338,7 +338,7 @@ def test_any_order_of_events_ends_in_one_finish_once_all_have_ended(simulate, si
     for name, rank in steps:
         if rank < size and rank not in job.exited:
             STEPS[name](job, rank)
-        assert (job.ending is not None) == (len(job.exited) == size)
+        assert (job.outcome is not None) == (len(job.exited) == size)
     job.exit(0, *(rank for rank in range(size) if rank not in job.exited))
     assert job.head.phase is JobPhase.OVER
     assert job.statuses == [job.exited[rank] for rank in range(size)]

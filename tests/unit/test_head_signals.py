@@ -31,12 +31,12 @@ TERMINAL = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 def test_before_the_program_runs_a_signal_kills_at_once(simulate, start, signum):
     job = start(simulate(2)).interrupt(signum).wait(1)
     assert job.kills() == [(0, (0, 1))] and job.kills(signal.SIGTERM) == []
-    assert job.ending.reason == "interrupted" and job.ending.signum == signum
+    assert job.outcome.reason == "interrupted" and job.outcome.signum == signum
 
 
 def test_a_signal_before_anything_was_started_ends_the_job(simulate):
     job = simulate(2).interrupt(signal.SIGINT)
-    assert job.ending.reason == "interrupted" and job.statuses == [None, None] and not job.killed
+    assert job.outcome.reason == "interrupted" and job.statuses == [None, None] and not job.killed
 
 
 @pytest.mark.parametrize("signum", TERMINAL)
@@ -44,13 +44,13 @@ def test_running_ranks_are_asked_then_killed_after_the_grace(simulate, signum):
     job = simulate(3, grace=4.0).run().interrupt(signum)
     assert job.kills(signal.SIGTERM) == [(0, (0, 1, 2))]
     name = signal.Signals(signum).name
-    assert job.texts == [f"{name}: asked ranks 0-2 to end (SIGTERM); SIGKILL follows in 4 s, or at once with Ctrl-C"]
+    assert job.lines == [f"{name}: asked ranks 0-2 to end (SIGTERM); SIGKILL follows in 4 s, or at once with Ctrl-C"]
     job.wait(1).exit(-signal.SIGTERM, 1)
     job.wait(10)
     assert job.kills() == [(4000, (0, 2))]
-    assert job.texts[1:] == ["ranks 0, 2 did not end within 4 s; sent SIGKILL"]
-    assert job.ending.reason == "interrupted" and job.ending.signum == signum
-    assert [(end.status, end.killed_by_launcher) for end in job.ending.workers] == [
+    assert job.lines[1:] == ["ranks 0, 2 did not end within 4 s; sent SIGKILL"]
+    assert job.outcome.reason == "interrupted" and job.outcome.signum == signum
+    assert [(end.status, end.killed_by_launcher) for end in job.outcome.workers] == [
         (-9, True),
         (-15, False),
         (-9, True),
@@ -61,21 +61,21 @@ def test_a_second_signal_kills_at_once(simulate):
     job = simulate(2).run().interrupt(signal.SIGINT).wait(0.2)
     job.interrupt(signal.SIGINT).wait(1)
     assert job.kills() == [(200, (0, 1))]
-    assert job.ending.reason == "interrupted"
+    assert job.outcome.reason == "interrupted"
 
 
 def test_a_job_that_ends_well_after_sigterm_was_preempted(simulate):
     job = simulate(2).run().interrupt(signal.SIGTERM).wait(1)
     job.done(0, 1).exit(0, 1).exit(0, 0)
     assert job.ranks_sent(Exit) == [1, 0]
-    assert job.ending.reason == "preempted" and not job.kills()
+    assert job.outcome.reason == "preempted" and not job.kills()
 
 
 def test_ranks_that_were_done_before_sigterm_are_not_asked_and_count_as_well_ended(simulate):
     job = simulate(3).run().done(1).interrupt(signal.SIGTERM)
     assert job.kills(signal.SIGTERM) == [(0, (0, 2))]
     job.done(0, 2).exit(0, 1, 2).exit(0, 0)
-    assert job.ending.reason == "preempted"
+    assert job.outcome.reason == "preempted"
 
 
 @pytest.mark.parametrize(
@@ -84,62 +84,62 @@ def test_ranks_that_were_done_before_sigterm_are_not_asked_and_count_as_well_end
 def test_any_other_end_after_a_signal_is_an_interruption(simulate, signum, statuses):
     job = simulate(2).run().interrupt(signum)
     job.exit(statuses[0], 0).exit(statuses[1], 1)
-    assert job.ending.reason == "interrupted"
+    assert job.outcome.reason == "interrupted"
 
 
 def test_a_failure_while_terminating_does_not_stop_the_others(simulate):
     job = simulate(2).run().interrupt(signal.SIGTERM)
-    job.tell(job.words(1)).exit(1, 1)
+    job.handle(job.failure(1)).exit(1, 1)
     job.wait(1).done(0).exit(0, 0)
-    assert not job.kills() and job.ending.reason == "interrupted"
-    assert job.ending.workers[1].failure is not None
+    assert not job.kills() and job.outcome.reason == "interrupted"
+    assert job.outcome.workers[1].failure is not None
 
 
 @pytest.mark.parametrize("signum", TERMINAL)
 def test_a_signal_while_the_cause_is_looked_for_kills_at_once_and_keeps_the_failure(simulate, signum):
     job = simulate(3).run()
-    job.tell(job.words(1)).wait(0.01).interrupt(signum).wait(1)
+    job.handle(job.failure(1)).wait(0.01).interrupt(signum).wait(1)
     assert job.kills() == [(10, (0, 1, 2))]
-    assert job.ending.reason == "failed"
-    assert not job.ending.workers[1].killed_by_launcher
+    assert job.outcome.reason == "failed"
+    assert not job.outcome.workers[1].killed_by_launcher
 
 
 def test_a_signal_during_the_grace_of_exit_handlers_kills_them(simulate):
     job = simulate(2).run()
-    job.tell(job.words(1)).wait(1).interrupt(signal.SIGINT).wait(1)
+    job.handle(job.failure(1)).wait(1).interrupt(signal.SIGINT).wait(1)
     assert job.kills(signal.SIGSTOP) == [(30, (0,))]
     assert job.kills() == [(1000, (0, 1))]
-    assert job.ending.reason == "failed"
+    assert job.outcome.reason == "failed"
 
 
 def test_a_signal_when_all_is_done_only_hastens_the_end(simulate):
     job = simulate(2).run().done(0, 1).interrupt(signal.SIGINT).wait(1)
-    assert job.kills() == [(0, (0, 1))] and job.ending.reason == "ok"
+    assert job.kills() == [(0, (0, 1))] and job.outcome.reason == "ok"
 
 
 @pytest.mark.parametrize("late", ["words", "done"])
 def test_rank_0_is_thawed_when_what_it_said_crossed_with_the_order_to_freeze_it(simulate, late):
-    job = simulate(3).run().tell(simulate(3).words(1)).wait(0.03)
+    job = simulate(3).run().handle(simulate(3).failure(1)).wait(0.03)
     assert job.kills(signal.SIGSTOP) == [(30, (0,))] and job.kills() == [(30, (2,))]
-    job = job.tell(job.words(0, message="Connection closed by peer")) if late == "words" else job.done(0)
+    job = job.handle(job.failure(0, message="Connection closed by peer")) if late == "words" else job.done(0)
     job.exit(1, 1).exit(-9, 2)
     assert job.kills(signal.SIGCONT) == [(30, (0,))] and job.ranks_sent(Exit) == [0]
     job.exit(1 if late == "words" else 0, 0)
-    assert job.ending.reason == "failed" and job.kills() == [(30, (2,))]
+    assert job.outcome.reason == "failed" and job.kills() == [(30, (2,))]
 
 
 @pytest.mark.parametrize("signum", [signal.SIGUSR1, signal.SIGUSR2])
 def test_user_signals_are_only_forwarded_to_those_that_still_work(simulate, signum):
     job = simulate(3).run().done(1).interrupt(signum).wait(5)
     assert job.killed == [(0.0, signum, (0, 2))]
-    assert job.head.phase is JobPhase.RUNNING and not job.said
+    assert job.head.phase is JobPhase.RUNNING and not job.printed
 
 
 def test_sigquit_shows_the_stacks_and_changes_nothing(simulate):
     job = simulate(2).run()
     job.stacks = {0: IN_JAX, 1: IN_PYTHON}
     job.interrupt(signal.SIGQUIT).wait(1)
-    (text,) = job.texts
+    (text,) = job.lines
     assert "2 groups" in text and "train.py:12" in text
     assert job.head.phase is JobPhase.RUNNING and not job.killed
 
@@ -147,7 +147,7 @@ def test_sigquit_shows_the_stacks_and_changes_nothing(simulate):
 def test_stacks_are_asked_only_of_those_that_can_show_them(simulate):
     # To a worker without its fault handler, the signal that asks is deadly.
     job = simulate(3).spawn()
-    job.tell(job.hello(1))
+    job.handle(job.hello(1))
     assert job.head.handle(LauncherSignalled(signal.SIGQUIT), 0.0) == [TakeSnapshot((1,), SnapshotPurpose.SHOW)]
 
 
@@ -165,27 +165,27 @@ def test_the_time_limit_ends_the_job_with_everybodys_stacks(simulate):
     job = simulate(2, job=100.0).run()
     job.stacks = {0: IN_JAX, 1: IN_PYTHON}
     job.wait(101)
-    assert job.ending.reason == "timeout" and job.ending.stacks == {0: IN_JAX, 1: IN_PYTHON}
+    assert job.outcome.reason == "timeout" and job.outcome.stacks == {0: IN_JAX, 1: IN_PYTHON}
     assert job.kills() == [(100_100, (0, 1))]
 
 
 def test_the_time_limit_counts_the_start_up_too(simulate):
     job = simulate(2, job=1.0).spawn()
-    job.tell(job.hello(1)).wait(2)
-    assert job.ending.reason == "timeout" and job.ending.stacks == {1: ""}
+    job.handle(job.hello(1)).wait(2)
+    assert job.outcome.reason == "timeout" and job.outcome.stacks == {1: ""}
 
 
 def test_a_job_that_ends_while_its_stacks_are_taken_has_ended_well(simulate):
     job = simulate(2, job=100.0).run().wait(100.05)
     job.done(0, 1).exit(0, 1).exit(0, 0)
-    assert job.ending.reason == "ok"
+    assert job.outcome.reason == "ok"
 
 
 def test_a_rank_may_end_early_while_the_others_work(simulate):
     job = simulate(3).run()
     job.stacks = {1: IN_PYTHON, 2: IN_JAX}
     job.done(0).wait(600)
-    assert job.head.phase is JobPhase.RUNNING and not job.said
+    assert job.head.phase is JobPhase.RUNNING and not job.printed
 
 
 @pytest.mark.parametrize("leaves", [lambda job: job.done(0), lambda job: job.exit(0, 0)], ids=["done", "exit"])
@@ -193,8 +193,8 @@ def test_others_that_wait_in_jax_for_a_rank_that_has_ended_are_stuck(simulate, l
     job = simulate(3).run().wait(5)
     job.stacks = {1: IN_JAX, 2: IN_JAX}
     leaves(job).wait(60)
-    assert job.ending.reason == "early-exit" and job.ending.stacks == {1: IN_JAX, 2: IN_JAX}
-    live = (1, 2) if job.ending.workers[0].status == 0 else (0, 1, 2)
+    assert job.outcome.reason == "early-exit" and job.outcome.stacks == {1: IN_JAX, 2: IN_JAX}
+    live = (1, 2) if job.outcome.workers[0].status == 0 else (0, 1, 2)
     assert job.kills() == [(17_200, live)]  # 10 s after it ended, and 2 s later, each with 0.1 s for the answers
 
 
@@ -203,11 +203,11 @@ def test_ranks_that_finish_after_a_first_look_are_not_stuck(simulate):
     job.stacks = {1: IN_JAX, 2: IN_JAX}
     job.done(0).wait(11)
     job.done(1, 2).exit(0, 1, 2).exit(0, 0)
-    assert job.ending.reason == "ok"
+    assert job.outcome.reason == "ok"
 
 
 def test_rank_0_with_its_last_words_said_is_let_go_when_the_others_have_ended(simulate):
     job = simulate(3).run()
-    job.tell(job.words(0)).wait(1)
+    job.handle(job.failure(0)).wait(1)
     assert job.kills() == [(30, (1, 2))]
     assert [(ranks, type(message)) for _, ranks, message in job.sent][-1] == ((0,), Exit)

@@ -116,28 +116,28 @@ def test_a_number_of_no_descriptor_is_an_error(number):
 
 
 def test_a_signal_goes_to_all_that_work(simulate):
-    job = simulate(3).run().done(1).tell(SignalRequested(signal.SIGUSR2))
+    job = simulate(3).run().done(1).handle(SignalRequested(signal.SIGUSR2))
     assert job.kills(signal.SIGUSR2) == [(0, (0, 2))]
-    assert job.head.phase is JobPhase.RUNNING and not job.said
+    assert job.head.phase is JobPhase.RUNNING and not job.printed
 
 
-@pytest.mark.parametrize("stage", ["spawn", "meet", "join"])
+@pytest.mark.parametrize("stage", ["spawn", "say_hello", "join"])
 def test_a_worker_that_cannot_take_a_signal_yet_is_sent_none(simulate, stage):
-    assert getattr(simulate(2), stage)().tell(SignalRequested(signal.SIGINT)).killed == []
+    assert getattr(simulate(2), stage)().handle(SignalRequested(signal.SIGINT)).killed == []
 
 
-@pytest.mark.parametrize("stage", ["meet", "run"])
+@pytest.mark.parametrize("stage", ["say_hello", "run"])
 @pytest.mark.parametrize("asked", [BY_ORDER, BY_DEATH], ids=["by order", "by death"])
 def test_the_end_comes_at_once(simulate, stage, asked):
-    job = getattr(simulate(2, grace=5.0), stage)().tell(asked).wait(1)
+    job = getattr(simulate(2, grace=5.0), stage)().handle(asked).wait(1)
     assert job.kills() == [(0, (0, 1))] and job.finished_at == pytest.approx(0.001)
-    assert (job.ending.reason, job.ending.text, job.ending.signum) == ("interrupted", asked.reason, signal.SIGHUP)
+    assert (job.outcome.reason, job.outcome.text, job.outcome.signum) == ("interrupted", asked.reason, signal.SIGHUP)
 
 
 def test_before_anything_was_started_there_is_nothing_to_end(simulate):
-    assert simulate(2).tell(BY_DEATH).ending.reason == "interrupted"
+    assert simulate(2).handle(BY_DEATH).outcome.reason == "interrupted"
 
 
 def test_who_is_given_a_grace_loses_it(simulate):
-    job = simulate(2, grace=60.0).run().interrupt(signal.SIGTERM).wait(1).tell(BY_DEATH).wait(1)
-    assert job.kills() == [(1000, (0, 1))] and job.ending.signum == signal.SIGTERM
+    job = simulate(2, grace=60.0).run().interrupt(signal.SIGTERM).wait(1).handle(BY_DEATH).wait(1)
+    assert job.kills() == [(1000, (0, 1))] and job.outcome.signum == signal.SIGTERM
