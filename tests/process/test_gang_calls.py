@@ -154,9 +154,9 @@ def test_a_function_cannot_take_its_gang_along(gang):
 
 
 def answer_questions():
-    from jaxrun_runtime import gang_worker
+    from jaxrun_runtime.gang import calls
 
-    call = gang_worker.current_call()
+    call = calls.current_call()
     call.send(("ready", call.rank, call.size))
     while (question := call.receive()) is not None:
         print("asked", flush=True)

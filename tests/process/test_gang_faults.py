@@ -160,9 +160,9 @@ def test_without_a_record_nobody_knows(lasting):
 
 
 def meet_for_ever():
-    from jaxrun_runtime import gang_worker
+    from jaxrun_runtime.gang import calls
 
-    gang_worker.current_call().send("meeting")
+    calls.current_call().send("meeting")
     while True:
         meet()
 
@@ -198,9 +198,9 @@ def test_a_fault_that_cannot_be_is_refused(lasting, kind, who, text):
 
 
 def nap():
-    from jaxrun_runtime import gang_worker
+    from jaxrun_runtime.gang import calls
 
-    gang_worker.current_call().send("asleep")
+    calls.current_call().send("asleep")
     time.sleep(60)
 
 

@@ -238,7 +238,7 @@ def test_an_error_nobody_catches_is_shown_with_the_ranks_traceback(session):
             gang.run(step)
     """).end(1)
     assert err.count("in step\n") == 1 and re.search(r"rank [01] \(", err) and "the same on ranks 0-1" in err
-    assert "direct cause" in err and "gang_worker.py" not in err
+    assert "direct cause" in err and "calls.py" not in err
 
 
 def test_a_gang_that_nobody_refers_to_any_more_disturbs_nothing(session):

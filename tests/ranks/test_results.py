@@ -10,7 +10,7 @@ import pytest
 from jax.experimental import multihost_utils
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from jaxrun_runtime import array_pickling
+from jaxrun_runtime.gang import array_pickling
 
 pytestmark = [pytest.mark.processes(2, devices=2), pytest.mark.jax_version]
 ROWS = np.arange(8, dtype=np.float32).reshape(4, 2)

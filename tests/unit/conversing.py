@@ -10,7 +10,7 @@ from contextlib import contextmanager
 import jax
 
 from jaxrun.protocol.payload import GangMessageKind, GangMessageReader, GangMessageWriter, pack
-from jaxrun_runtime import gang_worker
+from jaxrun_runtime.gang import calls
 
 
 class Parent:
@@ -53,7 +53,7 @@ def playing(monkeypatch):
     """run(function of a Parent): serves until that is over, and gives what it has returned."""
     monkeypatch.setattr(jax, "local_devices", lambda: [1, 2])
     monkeypatch.setattr(jax, "default_backend", lambda: "cpu")
-    monkeypatch.setattr(gang_worker, "_current", None)
+    monkeypatch.setattr(calls, "_current", None)
     before = signal.getsignal(signal.SIGINT)
 
     def run(script):
@@ -73,7 +73,7 @@ def playing(monkeypatch):
         thread = threading.Thread(target=parent)
         thread.start()
         with theirs:
-            gang_worker.serve(theirs)
+            calls.serve(theirs)
         thread.join()
         if isinstance(outcome[0], BaseException):
             raise outcome[0]

@@ -24,7 +24,7 @@ def job(spec):
 def test_a_shape_that_says_nothing_leaves_all_to_the_command():
     made = job(GangSpec())
     assert (made.processes, made.devices_per_process, made.simulated_hosts, made.platform) == (None, None, 0, "auto")
-    assert made.program[-1] == "jaxrun_runtime.gang_connect" and made.run_dir == RUN_DIR
+    assert made.program[-1] == "jaxrun_runtime.gang.connect" and made.run_dir == RUN_DIR
 
 
 def test_what_is_asked_for_becomes_the_job():

@@ -10,7 +10,7 @@ import pytest
 from conversing import playing
 
 from jaxrun.protocol.payload import GangMessage, GangMessageKind
-from jaxrun_runtime import array_pickling, gang_worker
+from jaxrun_runtime.gang import array_pickling, calls
 
 pytestmark = pytest.mark.jax_version
 
@@ -22,7 +22,7 @@ def play(monkeypatch):
 
 
 def current():
-    return gang_worker.current_call()
+    return calls.current_call()
 
 
 def test_a_rank_says_what_it_is(play):
@@ -41,7 +41,7 @@ def test_it_runs_what_it_is_sent_one_after_the_other(play):
 
 
 def test_an_answer_belongs_to_its_call_and_tells_the_calls_made(play, monkeypatch):
-    monkeypatch.setattr(gang_worker, "_call_counts", lambda: {"0-3": 7})
+    monkeypatch.setattr(calls, "_call_counts", lambda: {"0-3": 7})
 
     def parent(side):
         side.run(int, number=42)
@@ -241,7 +241,7 @@ def test_who_waits_for_words_that_cannot_come_is_told(play, end, goes_on):
     def waiting():
         try:
             current().receive()
-        except gang_worker.CallEnded:
+        except calls.CallEnded:
             return "over"
 
     def parent(side):
@@ -259,7 +259,7 @@ def test_who_waits_for_words_that_cannot_come_is_told(play, end, goes_on):
 def test_the_end_of_the_parent_ends_it(play, capsys):
     def waiting():
         for attempt in (current().receive, current().receive, lambda: current().send(1)):
-            with pytest.raises(gang_worker.CallEnded):
+            with pytest.raises(calls.CallEnded):
                 attempt()
         print("all is over")
 
@@ -272,6 +272,6 @@ def test_the_end_of_the_parent_ends_it(play, capsys):
 
 
 def test_outside_of_a_gang_there_is_no_conversation(monkeypatch):
-    monkeypatch.setattr(gang_worker, "_current", None)
+    monkeypatch.setattr(calls, "_current", None)
     with pytest.raises(RuntimeError, match="not being run by a gang"):
-        gang_worker.current_call()
+        calls.current_call()

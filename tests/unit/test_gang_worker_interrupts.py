@@ -9,7 +9,7 @@ import pytest
 from conversing import playing
 
 from jaxrun.protocol.payload import GangMessageKind, pack
-from jaxrun_runtime import gang_worker
+from jaxrun_runtime.gang import calls, interrupts
 
 pytestmark = pytest.mark.jax_version
 
@@ -23,7 +23,7 @@ def play(monkeypatch):
 
 
 def current():
-    return gang_worker.current_call()
+    return calls.current_call()
 
 
 def test_an_interrupt_ends_the_function_and_not_the_rank(play):
@@ -95,7 +95,7 @@ def test_an_interrupt_that_was_meant_for_an_earlier_function_does_not_hit_the_ne
 
 
 def test_an_interrupt_that_does_not_come_is_not_waited_for_for_ever(play, monkeypatch):
-    monkeypatch.setattr(gang_worker, "_INTERRUPT_TIMEOUT_S", 0.01)
+    monkeypatch.setattr(interrupts, "_ARRIVAL_TIMEOUT_S", 0.01)
 
     def parent(side):
         side.run(lambda: "late", interrupts=5)

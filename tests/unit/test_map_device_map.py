@@ -23,7 +23,7 @@ from jaxrun.protocol.map_messages import (
     view_arrays,
 )
 from jaxrun.protocol.payload import SharedBuffer
-from jaxrun_runtime import gang_worker
+from jaxrun_runtime.gang import calls
 from jaxrun_runtime.map import device_map as mapping
 from jaxrun_runtime.map.chunk_sizes import ChunkSizer
 
@@ -60,7 +60,7 @@ class Talk:
 def talk_with(monkeypatch):
     def talk_with(*messages):
         talk = Talk(*messages)
-        monkeypatch.setattr(gang_worker, "current_call", lambda: talk)
+        monkeypatch.setattr(calls, "current_call", lambda: talk)
         return talk
 
     return talk_with

@@ -8,7 +8,7 @@ import cloudpickle
 import pytest
 
 from jaxrun.protocol.map_messages import BatchResult, CallBatch, EndOfChunks
-from jaxrun_runtime import gang_worker
+from jaxrun_runtime.gang import calls
 from jaxrun_runtime.map import python_calls
 
 
@@ -37,7 +37,7 @@ def results_of(monkeypatch):
     def results_of(*batches, cannot_be_sent=0):
         call = Call(*batches, EndOfChunks())
         call.cannot_be_sent = cannot_be_sent
-        monkeypatch.setattr(gang_worker, "current_call", lambda: call)
+        monkeypatch.setattr(calls, "current_call", lambda: call)
         python_calls.serve()
         assert all(isinstance(result, BatchResult) for result in call.sent)
         return call.sent

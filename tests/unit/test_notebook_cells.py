@@ -7,7 +7,7 @@ import traceback
 
 import pytest
 
-from jaxrun_runtime import notebook_cells
+from jaxrun_runtime.gang import notebook_cells
 
 pytestmark = pytest.mark.jax_version
 

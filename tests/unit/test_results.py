@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from jaxrun.protocol.payload import GangMessageKind, pack
-from jaxrun_runtime import array_pickling
+from jaxrun_runtime.gang import array_pickling
 
 pytestmark = pytest.mark.jax_version
 

@@ -164,11 +164,11 @@ class Gang:
 
     def __getitem__(self, name: str) -> Results:
         """What a variable of a notebook's %%gang cells is on each rank."""
-        return self.run(remote_function(f"{RUNTIME}.notebook_cells", "get_variable"), name)
+        return self.run(remote_function(f"{RUNTIME}.gang.notebook_cells", "get_variable"), name)
 
     def __setitem__(self, name: str, value: Any) -> None:
         """Give all ranks a variable of this value, for a notebook's %%gang cells."""
-        self.run(remote_function(f"{RUNTIME}.notebook_cells", "set_variable"), name, value)
+        self.run(remote_function(f"{RUNTIME}.gang.notebook_cells", "set_variable"), name, value)
 
     __iter__ = None  # or __getitem__ would make a sequence of it
 

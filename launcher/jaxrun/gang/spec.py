@@ -10,7 +10,7 @@ from jaxrun import RUNTIME
 from jaxrun.errors import UsageError
 from jaxrun.protocol.flight_file import LOCKSTEP_RECORD
 
-_SERVE = f"{RUNTIME}.gang_connect"
+_SERVE = f"{RUNTIME}.gang.connect"
 _GRACE = 1.0  # seconds; a gang that is told to end has nothing to save
 
 

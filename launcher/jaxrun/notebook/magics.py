@@ -97,7 +97,9 @@ def _run_cell(shell: Any, arguments: MagicArguments, cell: str) -> CellResult | 
     if gang is None or arguments.spec not in (None, gang.spec):
         gang = _start(shell, arguments.spec or GangSpec())
     code = "\n" + cell  # so that line numbers count the line of the magic
-    call = gang.start_call(remote_function(f"{RUNTIME}.notebook_cells", "run_cell"), code, _running_cell_name(shell))
+    call = gang.start_call(
+        remote_function(f"{RUNTIME}.gang.notebook_cells", "run_cell"), code, _running_cell_name(shell)
+    )
     raised: BaseException
     try:
         with call:

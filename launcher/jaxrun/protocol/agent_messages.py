@@ -26,8 +26,8 @@ import enum
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from .flight import Flight
-from .worker_messages import AgentToWorker, WorkerToAgent
+from jaxrun.protocol.flight import Flight
+from jaxrun.protocol.worker_messages import AgentToWorker, WorkerToAgent
 
 
 class SnapshotPurpose(enum.StrEnum):

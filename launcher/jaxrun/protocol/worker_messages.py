@@ -33,7 +33,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from .codec import MessageDecoder, message_types
+from jaxrun.protocol.codec import MessageDecoder, message_types
 
 
 @dataclass(frozen=True, slots=True)

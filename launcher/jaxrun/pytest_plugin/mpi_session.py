@@ -27,7 +27,7 @@ from jaxrun.job.environment import interpreter_settings
 from jaxrun.protocol.flight_file import LOCKSTEP_RECORD
 from jaxrun.pytest_plugin.mark import MarkSpec, mark_spec
 
-_RANK_PROGRAM = f"{RUNTIME}.gang_connect"
+_RANK_PROGRAM = f"{RUNTIME}.gang.connect"
 # `jaxrun attach` with one of these exit codes is not started again.
 _FINAL_EXIT_CODES = (0, EXIT_USAGE, EXIT_NOT_UNIFORM, EXIT_UNAVAILABLE, EXIT_SOFTWARE)
 _BACKEND = "mpirun"  # the ranks connect over the network, as mpirun's do, whatever has started them

@@ -26,8 +26,8 @@ from jaxrun.protocol.map_messages import (
     view_arrays,
 )
 from jaxrun.protocol.payload import SharedBuffer
-from jaxrun_runtime import gang_worker
-from jaxrun_runtime.gang_worker import ParentConnection
+from jaxrun_runtime.gang import calls
+from jaxrun_runtime.gang.calls import CallerConnection
 from jaxrun_runtime.map.compiled_function import CompiledFunction, TracingFailed, cached_function
 
 CHUNKS_PER_DEVICE = 4  # chunks on their way, for each device
@@ -35,7 +35,7 @@ CHUNKS_PER_DEVICE = 4  # chunks on their way, for each device
 
 def serve(task: StartMap) -> None:
     """Map what the parent sends until it says that nothing more comes; on every rank, in a conversation."""
-    talk = gang_worker.current_call()
+    talk = calls.current_call()
     try:
         function = cached_function(task)
     except TracingFailed as trouble:
@@ -61,7 +61,7 @@ class _RunningChunk(NamedTuple):
 class _DeviceSession:
     """The chunks of one map on this rank's devices. Leaving it waits for those begun, and raises what they raised."""
 
-    def __init__(self, talk: ParentConnection, task: StartMap, function: CompiledFunction) -> None:
+    def __init__(self, talk: CallerConnection, task: StartMap, function: CompiledFunction) -> None:
         self._talk, self._task, self._function = talk, task, function
         self._devices = jax.local_devices()
         self._whole = [jax.device_put(task.shared_leaves, device) for device in self._devices]
@@ -141,7 +141,7 @@ class _DeviceSession:
                 continue
             try:
                 self._hand_back(begun)
-            except gang_worker.CallEnded:
+            except calls.CallEnded:
                 return
             except Exception as error:
                 self._error = error

@@ -14,7 +14,8 @@ from typing import Any
 
 from jaxrun.protocol import exceptions
 from jaxrun.protocol.map_messages import BatchResult, CallBatch
-from jaxrun_runtime import failure_report, gang_worker
+from jaxrun_runtime import failure_report
+from jaxrun_runtime.gang import calls
 
 _Function = Callable[[Any], Any]
 _last: tuple[bytes, bool, _Function] | None = None
@@ -22,12 +23,12 @@ _last: tuple[bytes, bool, _Function] | None = None
 
 def serve() -> None:
     """Run batches until the parent sends something else; called on every rank by the gang."""
-    call = gang_worker.current_call()
+    call = calls.current_call()
     while isinstance(batch := call.receive(), CallBatch):
         result = run(batch, call.rank)
         try:
             call.send(result)
-        except gang_worker.CallEnded:
+        except calls.CallEnded:
             raise
         except Exception as error:  # a result that cannot be pickled
             call.send(_all_failed(batch, error, call.rank))

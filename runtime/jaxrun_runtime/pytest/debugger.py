@@ -9,15 +9,15 @@ from types import TracebackType
 from typing import Any
 
 from jaxrun.protocol.pytest_messages import DebuggerInput, DebuggerOutput, DebuggerReadRequest
-from jaxrun_runtime import gang_worker
-from jaxrun_runtime.gang_worker import ParentConnection
+from jaxrun_runtime.gang import calls
+from jaxrun_runtime.gang.calls import CallerConnection
 
 
 class RelayedPdb(pdb.Pdb):
     """A pdb that reads from and writes to the parent's terminal."""
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
-        parent = gang_worker.current_call()
+        parent = calls.current_call()
         relayed = {"stdin": _DebuggerStdin(parent), "stdout": _DebuggerStdout(parent)}
         super().__init__(*arguments, **{**options, **relayed, "nosigint": True})
 
@@ -29,7 +29,7 @@ def post_mortem(error: BaseException) -> None:
     frames = error.__traceback__
     while frames is not None and frames.tb_next is not None and _is_pytest_frame(frames):
         frames = frames.tb_next
-    with contextlib.suppress(gang_worker.CallEnded):
+    with contextlib.suppress(calls.CallEnded):
         debugger.interaction(None, frames)
 
 
@@ -41,7 +41,7 @@ def _is_pytest_frame(frames: TracebackType) -> bool:
 class _DebuggerStdin(io.TextIOBase):
     """Reads lines that the user types in the parent's terminal."""
 
-    def __init__(self, parent: ParentConnection) -> None:
+    def __init__(self, parent: CallerConnection) -> None:
         self._parent = parent
 
     def readable(self) -> bool:
@@ -56,7 +56,7 @@ class _DebuggerStdin(io.TextIOBase):
 class _DebuggerStdout(io.TextIOBase):
     """Writes to the parent's terminal."""
 
-    def __init__(self, parent: ParentConnection) -> None:
+    def __init__(self, parent: CallerConnection) -> None:
         self._parent = parent
 
     def writable(self) -> bool:

@@ -14,7 +14,7 @@ import pytest
 
 import jaxrun_runtime
 from jaxrun.protocol.pytest_messages import FaultRequest, Gather, Gathered, PeerLost
-from jaxrun_runtime.gang_worker import ParentConnection
+from jaxrun_runtime.gang.calls import CallerConnection
 
 _OWN_DEATH_TIMEOUT_S = 60.0  # for a rank that waits to be killed at its own request
 
@@ -32,7 +32,7 @@ class RankGang:
     is_main:           rank == 0
     """
 
-    def __init__(self, parent: ParentConnection) -> None:
+    def __init__(self, parent: CallerConnection) -> None:
         self.rank = parent.rank
         self.size = parent.size
         self.local_rank: int = jaxrun_runtime.local_rank

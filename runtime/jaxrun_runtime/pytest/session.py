@@ -27,8 +27,8 @@ from jaxrun.protocol.pytest_messages import (
     SessionReady,
     SessionSettings,
 )
-from jaxrun_runtime import gang_worker
-from jaxrun_runtime.gang_worker import CallEnded, ParentConnection
+from jaxrun_runtime.gang import calls
+from jaxrun_runtime.gang.calls import CallEnded, CallerConnection
 from jaxrun_runtime.lockstep import call_recorder
 from jaxrun_runtime.pytest.debugger import post_mortem
 from jaxrun_runtime.pytest.gang import PeerLostError, RankGang
@@ -42,7 +42,7 @@ _MARKS_ONLY_PLUGINS = ("rerunfailures", "timeout")
 
 def run_session(settings: SessionSettings) -> tuple[int, str]:
     """Run tests until the parent ends the call. Returns pytest's exit status and its internal error, "" if none."""
-    parent = gang_worker.current_call()
+    parent = calls.current_call()
     sys.path[:] = settings.path
     with _measure_coverage(settings.coverage, settings.environ):
         shares_files = os.path.isdir(settings.directory)
@@ -53,7 +53,7 @@ def run_session(settings: SessionSettings) -> tuple[int, str]:
     return int(status or 0), plugin.internal_error
 
 
-def _configure(settings: SessionSettings, parent: ParentConnection, shares_files: bool) -> pytest.Config:
+def _configure(settings: SessionSettings, parent: CallerConnection, shares_files: bool) -> pytest.Config:
     """pytest's configuration with the parent's options, as far as they do not belong to the whole run."""
     arguments = [word for plugin in settings.plugins for word in ("-p", plugin)]
     arguments += ["--rootdir", settings.root, *(["-c", settings.ini] if settings.ini else []), *settings.files]
@@ -94,7 +94,7 @@ class RankPlugin:
     internal_error:  pytest's, as text; empty without one
     """
 
-    def __init__(self, parent: ParentConnection, settings: SessionSettings, shares_files: bool) -> None:
+    def __init__(self, parent: CallerConnection, settings: SessionSettings, shares_files: bool) -> None:
         self.gang = RankGang(parent)
         self.shared = ""
         self.shares_files = shares_files

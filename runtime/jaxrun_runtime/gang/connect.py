@@ -19,13 +19,13 @@ _CONNECT_TIMEOUT_S = 10.0
 
 
 def main() -> None:
-    from jaxrun_runtime import gang_worker
+    from jaxrun_runtime.gang import calls
 
     try:
         connection = connect_to_parent(os.environ.pop(GANG_ADDRESS, ""), os.environ.pop(GANG_TOKEN, ""))
     except (ProtocolError, UnavailableError) as error:
         sys.exit(f"this rank cannot reach the Python process that its gang belongs to: {error}")
-    gang_worker.serve(connection)
+    calls.serve(connection)
 
 
 def connect_to_parent(addresses: str, token: str) -> socket.socket:

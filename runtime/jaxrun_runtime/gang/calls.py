@@ -1,0 +1,181 @@
+"""Runs the functions that the caller of a gang sends to this rank, and sends back what they return or raise.
+
+While its function runs, the rank may exchange values with the caller: `current_call().send(value)`,
+`current_call().receive()`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import select
+import socket
+import sys
+import threading
+from typing import Any
+
+import jaxrun_runtime
+from jaxrun.protocol import exceptions
+from jaxrun.protocol.payload import GangMessage, GangMessageKind, GangMessageReader, GangMessageWriter, pack
+from jaxrun_runtime import failure_report
+from jaxrun_runtime.gang import array_pickling, notebook_cells
+from jaxrun_runtime.gang.interrupts import Interrupts
+from jaxrun_runtime.gang.printing import PrintForwarding
+from jaxrun_runtime.lockstep import call_sites
+
+
+class CallEnded(Exception):
+    """The caller has ended the call, or is gone: no more values come."""
+
+
+class CallerConnection:
+    """This rank's connection to the Python process that calls the gang."""
+
+    def __init__(self, connection: socket.socket) -> None:
+        self.rank: int = jaxrun_runtime.rank
+        self.size: int = jaxrun_runtime.size
+        self.shares_memory = connection.family == socket.AF_UNIX
+        self._connection = connection
+        self._reader = GangMessageReader(connection)
+        self._writer = GangMessageWriter(connection)
+        self._send_lock = threading.Lock()
+        self._interrupts = Interrupts()
+        self._call_number = 0
+        self._shut_down = False
+        self._received: GangMessage | None = None  # by a `_receive` that was interrupted then
+
+    # ---- for the function that runs
+
+    def send(self, value: Any) -> None:
+        """Send the caller a value: anything that can be pickled, a SharedBuffer too where memory is shared."""
+        self._send(self._pack(GangMessageKind.VALUE, value))
+
+    def receive(self) -> Any:
+        """Wait for the next value that the caller sends in this call. Raises CallEnded if none can come."""
+        message = self._receive()
+        if message.kind is GangMessageKind.VALUE and message.call == self._call_number:
+            return message.load()
+        self._shut_down = message.kind is GangMessageKind.SHUTDOWN
+        raise CallEnded
+
+    # ---- calls
+
+    def serve(self) -> None:
+        """Run the calls until the caller shuts the gang down, or is gone."""
+        import jax
+
+        about = {
+            "rank": self.rank,
+            "size": self.size,
+            "host": jaxrun_runtime.host,
+            "pid": os.getpid(),
+            "local_rank": jaxrun_runtime.local_rank,
+            "devices": len(jax.local_devices()),
+            "platform": jax.default_backend(),
+        }
+        self._interrupts.install()  # after jax, which may have handlers of its own, and before the caller can interrupt
+        self._send(self._pack(GangMessageKind.READY, about))
+        with contextlib.suppress(CallEnded):
+            while not self._shut_down:
+                message = self._receive()
+                if message.kind is GangMessageKind.CALL:
+                    self._run(message)
+                self._shut_down = self._shut_down or message.kind is GangMessageKind.SHUTDOWN
+
+    def _run(self, task: GangMessage) -> None:
+        self._call_number = task.call
+        note = json.loads(task.note or b"{}")
+        interrupts_before = note.get("interrupts", 0)
+        for name, source in note.get("cells", {}).items():
+            notebook_cells.cache_source(source, name)
+        # So that functions find the modules that stand beside the caller's script.
+        sys.path[:0] = [entry for entry in note.get("path", ()) if entry not in sys.path]
+        self._interrupts.wait_for(interrupts_before)
+        try:
+            with PrintForwarding(self._send_printed) if note.get("print") else contextlib.nullcontext():
+                self._interrupts.in_function = True
+                try:
+                    self._interrupts.raise_early(interrupts_before)
+                    function, args, kwargs = task.load()
+                    value = function(*args, **kwargs)
+                finally:
+                    self._interrupts.in_function = False
+            answer = self._pack_result(value)
+        except BaseException as error:  # a sys.exit, too, which must not end the rank
+            answer = self._pack_exception(error)
+        with contextlib.suppress(CallEnded):
+            self._send(answer)
+
+    def _pack_result(self, value: Any) -> GangMessage:
+        try:
+            return self._pack(GangMessageKind.RESULT, value)
+        except Exception as error:
+            error.add_note("this is about what the function has returned, on its way to the parent")
+            raise
+
+    def _pack_exception(self, error: BaseException) -> GangMessage:
+        if isinstance(error, KeyboardInterrupt):
+            call_sites.trim_to_user_frames(error)
+        report = failure_report.describe_failure(error, self.rank, "program")
+        content = {name: getattr(report, name) for name in ("error", "message", "traceback", "notes", "status", "time")}
+        home, exception = type(error).__module__, exceptions.pickle_exception(error)
+        return self._pack(GangMessageKind.EXCEPTION, {**content, "home": home, "exception": exception})
+
+    # ---- messages
+
+    def _send_printed(self, kind: GangMessageKind, text: str) -> None:
+        with contextlib.suppress(CallEnded):
+            self._send(GangMessage(kind, self._call_number, text.encode("utf-8", "backslashreplace")))
+
+    def _pack(self, kind: GangMessageKind, value: Any) -> GangMessage:
+        ends_call = kind in (GangMessageKind.RESULT, GangMessageKind.EXCEPTION)
+        note = json.dumps(_call_counts()).encode() if ends_call else b""
+        reduce = array_pickling.reduce_array
+        return pack(kind, self._call_number, value, share=self.shares_memory, note=note, reduce=reduce)
+
+    def _send(self, message: GangMessage) -> None:
+        with self._interrupts.deferred(), self._send_lock:
+            try:
+                self._writer.add(message)
+                self._writer.flush()
+            except OSError as error:
+                self._shut_down = True
+                raise CallEnded from error
+
+    def _receive(self) -> GangMessage:
+        poll = select.poll()
+        poll.register(self._connection, select.POLLIN)
+        if self._received is None:
+            poll.poll()
+        with self._interrupts.deferred():
+            try:
+                self._received = self._received or self._reader.receive()
+            except (EOFError, OSError) as error:
+                self._shut_down = True
+                raise CallEnded from error
+        message, self._received = self._received, None  # an interrupt before this leaves it for the next `_receive`
+        return message
+
+
+def _call_counts() -> dict[str, int]:
+    """The cross-process calls that this rank has made so far, by group; empty where they are not recorded."""
+    lockstep = sys.modules.get("jaxrun_runtime.lockstep.call_recorder")
+    return lockstep.call_counts() if lockstep is not None else {}
+
+
+_current: CallerConnection | None = None
+
+
+def current_call() -> CallerConnection:
+    """The connection to the caller of the running function. Raises RuntimeError outside of a rank of a gang."""
+    if _current is None:
+        raise RuntimeError("there is no call: this function is not being run by a gang")
+    return _current
+
+
+def serve(connection: socket.socket) -> None:
+    """Run the calls that come by `connection`, until the caller shuts the gang down or is gone."""
+    global _current
+    _current = CallerConnection(connection)
+    _current.serve()
