@@ -11,7 +11,7 @@ jax that has been imported.
 | Gloo publishes a given address | jaxlib._jax.make_gloo_tcp_collectives    | it publishes the host name's   |
 | no warning about proxies       | the flag jax_check_proxy_envs            | the warning                    |
 
-Those that --lockstep needs are in lockstep/jax_hooks.py and lockstep/jax_facts.py.
+Those that --lockstep needs are in lockstep/jax_hooks.py.
 """
 
 from __future__ import annotations

@@ -1,11 +1,13 @@
 """Where a call is made: which frames count, and that looking twice finds the same."""
 
 import contextlib
+import os
 import sys
 
 import jax
 import pytest
 
+import jaxrun_runtime
 from jaxrun_runtime.lockstep import call_sites
 from jaxrun_runtime.lockstep.call_sites import CallSites
 
@@ -77,7 +79,7 @@ def test_frames_of_jax_and_of_decorators_are_left_out(sites, found):
 
 
 def test_frames_of_jaxrun_are_left_out_but_not_those_of_its_programs(sites, found):
-    folder = call_sites._OURS
+    folder = os.path.dirname(jaxrun_runtime.__file__) + os.sep
     scope = {"_here": lambda: sites.find(sys._getframe(1))}
     exec(compile("number = _here()", f"{folder}worker.py", "exec"), scope)
     assert found[scope["number"]][0].startswith(__file__)
@@ -98,7 +100,7 @@ def test_a_file_has_its_full_path(sites, found, monkeypatch, tmp_path):
 
 
 def test_code_that_is_made_anew_each_time_does_not_fill_the_memory(sites, found, monkeypatch):
-    monkeypatch.setattr(call_sites, "_LIMIT", 10)
+    monkeypatch.setattr(call_sites, "_MAX_SITES", 10)
     scope = {"_here": lambda: sites.find(sys._getframe(1))}
     for number in range(100):
         exec(compile(f"_here() + {number % 5}", "<made>", "exec"), scope)

@@ -96,7 +96,7 @@ def test_a_text_that_is_too_long_is_not_kept():
     texts = HloPacker(time.monotonic() - 1000)
     assert texts.pack("x" * 100_000)
     assert texts.pack(rng.bytes(100_000).hex()) == ""
-    assert texts.pack("x" * (program_signature._TEXT_CHARACTERS + 1)) == ""
+    assert texts.pack("x" * (program_signature._MAX_HLO_CHARACTERS + 1)) == ""
     program = _lowered(lambda x: x * 2, 1.0, texts=SimpleNamespace(pack=lambda text: ""))
     assert program.text == ""
     assert program.code

@@ -1,9 +1,9 @@
 """Records the cross-process calls of this rank, and in strict mode holds each until all its ranks are about to make it.
 
-A cross-process program is one whose devices belong to several processes; nothing is done to any other. The first
-call of each is announced to the head, which compares. JAX's Python code makes that call, and all calls in strict
-mode; the others are made by its C++ dispatch, and recorded as their results are put together. An error in here must
-not disturb the program: less is recorded then, and the recorder says why.
+A cross-process program is one whose devices belong to several processes; no other program is touched. The first call
+of each is announced to the head, which compares the ranks. JAX's Python code makes that call, and all calls in strict
+mode; its C++ dispatch makes the others, which are recorded as their results are put together. An error in this module
+must not disturb the program: less is recorded then, and the recorder says why.
 """
 
 from __future__ import annotations
@@ -19,8 +19,7 @@ from typing import Any
 from jaxrun.protocol.env import WorkerEnv
 from jaxrun.protocol.flight_file import COMPILATIONS, EVERY_CALL, FIRST_CALLS, LOCKSTEP_STRICT
 from jaxrun.protocol.worker_messages import Call, CallMismatch
-from jaxrun_runtime import DivergenceError
-from jaxrun_runtime import agent_channel as link_module
+from jaxrun_runtime import DivergenceError, agent_channel
 from jaxrun_runtime.agent_channel import AgentChannel, AgentDisconnected
 from jaxrun_runtime.lockstep import jax_hooks
 from jaxrun_runtime.lockstep.call_sites import CallSites
@@ -30,8 +29,8 @@ from jaxrun_runtime.lockstep.program_table import ProgramTable
 _recorders: list[FlightRecorder] = []  # of this process: one or none
 
 
-def install(env: WorkerEnv, link: AgentChannel) -> CallRecorder | None:
-    """Start to record; None, and a line on stderr, if the recorder's file cannot be written."""
+def install(env: WorkerEnv, channel: AgentChannel) -> CallRecorder | None:
+    """Start to record. Returns None, and prints why, if the recorder's file cannot be written."""
     level = jax_hooks.probe_level()
     strict = env.lockstep == LOCKSTEP_STRICT and level == EVERY_CALL
     try:
@@ -42,63 +41,63 @@ def install(env: WorkerEnv, link: AgentChannel) -> CallRecorder | None:
             file=sys.stderr,
         )
         return None
-    lockstep = CallRecorder(env.rank, link, recorder, strict)
+    calls = CallRecorder(env.rank, channel, recorder, strict)
     _recorders.append(recorder)
-    jax_hooks.hook_compilations(lockstep.on_compilation_start, lockstep.on_compilation_end)
+    jax_hooks.hook_compilations(calls.on_compilation_start, calls.on_compilation_end)
     if level >= FIRST_CALLS:
-        jax_hooks.hook_lowering(lockstep.on_lowering, lockstep.on_lowered)
-        jax_hooks.hook_executions(lockstep.execute, (__file__, link_module.__file__))
+        jax_hooks.hook_lowering(calls.on_lowering, calls.on_lowered)
+        jax_hooks.hook_executions(calls.execute, (__file__, agent_channel.__file__))
     if level >= EVERY_CALL:
-        jax_hooks.hook_fast_dispatch(lockstep.find_program, lockstep.on_dispatched, refuse=strict)
-    os.register_at_fork(after_in_child=lockstep.detach)
-    return lockstep
+        jax_hooks.hook_fast_dispatch(calls.find_program, calls.on_dispatched, refuse=strict)
+    os.register_at_fork(after_in_child=calls.detach)
+    return calls
 
 
 def call_counts() -> dict[str, int]:
-    """The cross-process calls that this rank has dispatched so far, by group ("0-3"); empty where none are recorded."""
+    """Return how many cross-process calls this rank has dispatched, by group ("0-3"); empty if none are recorded."""
     return {ranks: made for recorder in _recorders for ranks, made in recorder.call_counts().items()}
 
 
 def call_chains() -> dict[str, int]:
-    """What these calls sum up to, by group: equal for equal calls; empty where that cannot be told."""
+    """Return the hash of these calls by group, equal for equal calls; empty where some program is not known."""
     return {ranks: chain for recorder in _recorders for ranks, chain in recorder.call_chains().items()}
 
 
 class CallRecorder:
-    """What the hooks of one rank call."""
+    """The hooks of one rank, and what they know."""
 
-    def __init__(self, rank: int, link: AgentChannel, recorder: FlightRecorder, strict: bool) -> None:
+    def __init__(self, rank: int, channel: AgentChannel, recorder: FlightRecorder, strict: bool) -> None:
         self._rank = rank
-        self._link = link
+        self._channel = channel
         self._recorder = recorder
         self._strict = strict
         self._on = True
-        self._catalogue = ProgramTable(recorder)
+        self._programs = ProgramTable(recorder)
         self._sites = CallSites(recorder.add_site)
-        self._turn = threading.RLock()
-        self._lost: set[str] = set()
+        self._one_at_a_time = threading.RLock()
+        self._reported: set[str] = set()
         self.on_dispatched = self._make_dispatched()
 
     # ---- programs
 
     def on_compilation_start(self, name: str) -> None:
-        with self._careful("what is being compiled is not known"):
+        with self._reporting("what is being compiled is not known"):
             self._recorder.begin_compilation(name)
 
     def on_compilation_end(self) -> None:
-        with self._careful("what is being compiled is not known"):
+        with self._reporting("what is being compiled is not known"):
             self._recorder.end_compilation()
 
     def on_lowering(self, module: Any, devices: Any) -> Any:
-        with self._careful("what a program computes is not known"):
-            return self._catalogue.describe_lowering(module, devices) if self._on else None
+        with self._reporting("what a program computes is not known"):
+            return self._programs.describe_lowering(module, devices) if self._on else None
 
     def on_lowered(self, compiled: Any, lowered: Any) -> None:
-        with self._careful("what a program computes is not known"):
-            self._catalogue.add_lowered(compiled, lowered)
+        with self._reporting("what a program computes is not known"):
+            self._programs.add_lowered(compiled, lowered)
 
     def find_program(self, loaded: Any) -> RecordedProgram | None:
-        return self._catalogue.find_loaded(loaded) if self._on else None
+        return self._programs.find_loaded(loaded) if self._on else None
 
     # ---- calls
 
@@ -107,7 +106,7 @@ class CallRecorder:
         program, new, site = None, False, 0
         if self._on:
             try:
-                program, new = self._catalogue.find_or_add(executed, args)
+                program, new = self._programs.find_or_add(executed, args)
                 site = self._sites.find(sys._getframe()) if program is not None else 0
             except Exception as error:
                 self._give_up(error)
@@ -115,7 +114,7 @@ class CallRecorder:
         if program is None:
             return original(executed, *args)
         if self._strict:
-            with self._turn:
+            with self._one_at_a_time:
                 return self._run(original, executed, args, program, site, new)
         return self._run(original, executed, args, program, site, new)
 
@@ -140,7 +139,7 @@ class CallRecorder:
             self._recorder.end_call(ticket)
 
     def _announce(self, program: RecordedProgram, site: int) -> None:
-        """Tell the head of the call, and in strict mode wait for its word."""
+        """Announce the call to the head, and in strict mode wait for its answer. Raises DivergenceError."""
         group, number = program.group.ranks, program.group.made + 1
         call = Call(
             rank=self._rank,
@@ -156,18 +155,18 @@ class CallRecorder:
         )
         if not self._strict:
             with contextlib.suppress(AgentDisconnected):
-                self._link.send(call)
+                self._channel.send(call)
             return
         began = time.perf_counter_ns()
-        self._link.send(call)
-        answer = self._link.receive_answer(group, number)
+        self._channel.send(call)
+        answer = self._channel.receive_answer(group, number)
         self._recorder.add_agreement(time.perf_counter_ns() - began)
         if isinstance(answer, CallMismatch):
             program.group.made = number  # so that a program that goes on has a new number for its next call
             raise DivergenceError(answer.reason)
 
     def _make_dispatched(self) -> Callable[[Any, Any], Any]:
-        """What records a call that the C++ dispatch has made: on the way of each, so it looks nothing up twice."""
+        """Return the hook for calls that the C++ dispatch has made. Each call passes it: nothing is looked up twice."""
         known, find, record, frame_at = self._sites.known, self._sites.find, self._recorder.record, sys._getframe
 
         def dispatched(program: RecordedProgram, results: Any) -> Any:
@@ -183,7 +182,7 @@ class CallRecorder:
     # ---- when something is wrong
 
     def detach(self) -> None:
-        """In a process that the program has forked."""
+        """Stop to record, in a process that the program has forked."""
         self._on = False
         self._recorder.detach()
 
@@ -192,21 +191,21 @@ class CallRecorder:
             return
         self._on = False
         what = "cross-process calls are not recorded any more"
-        self._trouble(what, error, COMPILATIONS)
+        self._report(what, error, COMPILATIONS)
         if self._strict:
             print(f"jaxrun: rank {self._rank}: {what}, and others may wait for it: {error!r}", file=sys.stderr)
 
     @contextlib.contextmanager
-    def _careful(self, lost: str) -> Iterator[None]:
-        """What is done in here may fail, and then this is lost."""
+    def _reporting(self, lost: str) -> Iterator[None]:
+        """Report an error of the block as the reason for what is `lost`, and go on."""
         try:
             yield
         except Exception as error:
-            self._trouble(lost, error)
+            self._report(lost, error)
 
-    def _trouble(self, lost: str, error: Exception, level: int | None = None) -> None:
-        if lost in self._lost:
+    def _report(self, lost: str, error: Exception, level: int | None = None) -> None:
+        if lost in self._reported:
             return
-        self._lost.add(lost)
+        self._reported.add(lost)
         with contextlib.suppress(Exception):
             self._recorder.add_trouble(f"{lost}: {type(error).__name__}: {error}", level)

@@ -1,4 +1,4 @@
-"""Where in the user's program a call is made: the innermost frame that is neither JAX's nor ours."""
+"""Where in the user's program a call is made: the innermost frame that is neither JAX's nor jaxrun's."""
 
 from __future__ import annotations
 
@@ -9,22 +9,25 @@ from collections.abc import Callable
 from functools import lru_cache
 from types import CodeType, FrameType
 
-_OURS = os.path.dirname(os.path.abspath(__file__)) + os.sep
-_PROGRAMS = _OURS + "programs" + os.sep
-_HELPERS = ("contextlib.py", "functools.py")  # of the standard library: what decorators leave in a stack
-_DEPTH = 8
-_LIMIT = 10_000  # a program that makes code as it runs must not fill the memory
+_RUNTIME_DIR = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
+_PROGRAMS_DIR = _RUNTIME_DIR + "programs" + os.sep
+_DECORATOR_FILES = (
+    "contextlib.py",
+    "functools.py",
+)  # of the standard library: decorators leave their frames
+_MAX_FRAMES = 8  # of the user's, in a site's stack
+_MAX_SITES = 10_000  # a program that makes code as it runs must not fill the memory
 
 
 class CallSites:
-    """Numbers the call sites, from 1; `found(number, stack)` is called for each new one.
+    """Numbers the call sites from 1, and calls `on_new(number, stack)` for each new one.
 
-    The stack is "file:line function" for up to 8 of the user's frames, the innermost first. It is that of the
-    first call that a line makes.
+    The stack is "file:line function" for up to 8 of the user's frames, the innermost first: that of the first call
+    which a line makes.
     """
 
-    def __init__(self, found: Callable[[int, list[str]], None]) -> None:
-        self._found = found
+    def __init__(self, on_new: Callable[[int, list[str]], None]) -> None:
+        self._on_new = on_new
         # By id(code) and f_lasti, because to hash a code object takes long; `_codes` keeps the ids from being reused.
         self.known: dict[tuple[int, int], int] = {}
         self._codes: dict[int, CodeType] = {}
@@ -33,11 +36,8 @@ class CallSites:
         self._adding = threading.RLock()
 
     def find(self, frame: FrameType | None) -> int:
-        """The number of the site that `frame` belongs to: of that frame, or of the first above it that is the user's.
-
-        0 if none is.
-        """
-        while frame is not None and _is_foreign(frame.f_code.co_filename):
+        """Return the number of the site of `frame` or the first frame above it that is the user's; 0 without one."""
+        while frame is not None and _is_internal(frame.f_code.co_filename):
             frame = frame.f_back
         if frame is None:
             return 0
@@ -48,17 +48,17 @@ class CallSites:
             return self._add(frame)
 
     def place(self, number: int) -> str:
-        """ "train.py:88 train_step"; empty for 0."""
+        """Return a site as text, `train.py:88 train_step`; an empty text for 0."""
         return self._places[number]
 
     def _add(self, frame: FrameType) -> int:
         stack: list[str] = []
         at: FrameType | None = frame
-        while at is not None and len(stack) < _DEPTH:
-            if not _is_foreign(at.f_code.co_filename):
+        while at is not None and len(stack) < _MAX_FRAMES:
+            if not _is_internal(at.f_code.co_filename):
                 stack.append(f"{_absolute(at.f_code.co_filename)}:{at.f_lineno} {at.f_code.co_name}")
             at = at.f_back
-        if len(self.known) >= _LIMIT:
+        if len(self.known) >= _MAX_SITES:
             self.known.clear()
             self._codes.clear()
         code, number = frame.f_code, self._number(stack)
@@ -68,19 +68,19 @@ class CallSites:
 
     def _number(self, stack: list[str]) -> int:
         number = self._numbers.get(tuple(stack), 0)
-        if number or len(self._places) > _LIMIT:
+        if number or len(self._places) > _MAX_SITES:
             return number
         number = self._numbers[tuple(stack)] = len(self._places)
         self._places.append(os.path.basename(stack[0]))
-        self._found(number, stack)
+        self._on_new(number, stack)
         return number
 
 
 def trim_to_user_frames(error: BaseException) -> None:
-    """Cut JAX's frames and ours off the end of the error's traceback, and JAX's note about what it has cut."""
+    """Cut JAX's and jaxrun's frames off the end of the traceback, and drop JAX's note about what it has cut."""
     last, frames = None, error.__traceback__
     while frames is not None:
-        if not _is_foreign(frames.tb_frame.f_code.co_filename):
+        if not _is_internal(frames.tb_frame.f_code.co_filename):
             last = frames
         frames = frames.tb_next
     if last is not None:
@@ -90,18 +90,19 @@ def trim_to_user_frames(error: BaseException) -> None:
         notes[:] = [note for note in notes if "JAX_TRACEBACK_FILTERING" not in str(note)]
 
 
-@lru_cache(maxsize=_LIMIT)
-def _is_foreign(filename: str) -> bool:
-    ours = filename.startswith(_OURS) and not filename.startswith(_PROGRAMS)
-    return ours or filename.startswith("<frozen ") or filename.startswith(_foreign())
+@lru_cache(maxsize=_MAX_SITES)
+def _is_internal(filename: str) -> bool:
+    own = filename.startswith(_RUNTIME_DIR) and not filename.startswith(_PROGRAMS_DIR)
+    return own or filename.startswith("<frozen ") or filename.startswith(_internal_prefixes())
 
 
 @lru_cache(maxsize=1)
-def _foreign() -> tuple[str, ...]:
+def _internal_prefixes() -> tuple[str, ...]:
+    """Return the folders of JAX and the files of decorators; a file whose name begins so is not the user's."""
     library = os.path.dirname(os.__file__)
     modules = (sys.modules.get(name) for name in ("jax", "jaxlib"))
     folders = [os.path.dirname(module.__file__) + os.sep for module in modules if module and module.__file__]
-    return (*folders, *(os.path.join(library, helper) for helper in _HELPERS))
+    return (*folders, *(os.path.join(library, helper) for helper in _DECORATOR_FILES))
 
 
 def _absolute(filename: str) -> str:

@@ -1,8 +1,8 @@
 """The worker's side of the flight recorder: writes the file that jaxrun.protocol.flight_file describes.
 
-Any thread may make records, and none takes a lock for it, because a signal handler may make calls too. CPython lets
-other threads and handlers in where something is called, where a loop begins anew, and within long multiplications:
-what must not be torn does none of these.
+Any thread may write records, and without a lock, because a signal handler may make calls too. CPython switches to other
+threads and handlers at calls, at the start of a loop's round and within long multiplications: code that must not be
+interrupted has none of these.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from jaxrun.protocol import flight_file
 
 _MASK = 2**64 - 1
 _GROUP_SHIFT, _SITE_SHIFT = 48, 32
-_TEXTS_LIMIT = flight_file.MAX_TEXT_BYTES // 2  # what the lowered programs may take, so that what is short still fits
-_SPARE = 1024  # for the line that says that no more follow
+_TEXTS_LIMIT = flight_file.MAX_TEXT_BYTES // 2  # for lowered programs, so that the short lines still fit
+_LAST_LINE_BYTES = 1024  # kept for the line that says that no more follow
 
 
 class RankGroup:
-    """Ranks that make calls together, as "0-3": how many calls they have made, and what these sum up to."""
+    """Ranks that make calls together, such as "0-3": how many calls they have made, and the hash of these."""
 
     __slots__ = ("chain", "made", "ranks", "tag")
 
@@ -37,7 +37,7 @@ class RankGroup:
 
 
 class RecordedProgram:
-    """A cross-process program that has been called; `word` stands for it in its group's chain."""
+    """A cross-process program that has been called; `word` is its hash, which goes into its group's chain."""
 
     __slots__ = ("code", "group", "key", "name", "number", "word")
 
@@ -51,7 +51,7 @@ class RecordedProgram:
 
 
 class FlightRecorder:
-    """Writes into the file `fd`, which has TEXT_AT bytes or more; OSError or ValueError if it cannot be mapped."""
+    """Writes into the file `fd`, of TEXT_OFFSET bytes or more. Raises OSError or ValueError if it cannot be mapped."""
 
     def __init__(self, fd: int, rank: int, *, level: int = flight_file.NOTHING, strict: bool = False) -> None:
         os.set_inheritable(fd, False)
@@ -78,17 +78,17 @@ class FlightRecorder:
         words[flight_file.MAGIC_WORD] = flight_file.MAGIC
 
     def call_counts(self) -> dict[str, int]:
-        """How many calls each group has made."""
+        """Return how many calls each group has made."""
         return {ranks: group.made for ranks, group in tuple(self._groups.items())}
 
     def call_chains(self) -> dict[str, int]:
-        """What the calls of each group sum up to; empty where the code of some program is not known."""
+        """Return the hash of the calls of each group; empty if the code of some program is not known."""
         return {ranks: group.chain for ranks, group in tuple(self._groups.items())} if self._all_known else {}
 
     # ---- calls
 
     def record(self, program: RecordedProgram, site: int) -> None:
-        """A call has been dispatched. Takes about half a microsecond."""
+        """Record a call that has been dispatched. Takes about half a microsecond."""
         now, group, word = time_ns(), program.group, program.word
         while True:
             number = group.made + 1
@@ -105,7 +105,7 @@ class FlightRecorder:
         self._made = words[flight_file.RECORD_COUNT_WORD] = made + 1
 
     def begin_call(self, program: RecordedProgram, site: int) -> object:
-        """A call is about to start that may never return; returns what to tell `leave` when it has."""
+        """Record that a call starts, which may never return. Returns what `end_call` needs."""
         ticket = object()
         what = program.number | site << _SITE_SHIFT
         self._pending[ticket] = (program.group.made + 1 | program.group.tag, what, time_ns())
@@ -117,7 +117,7 @@ class FlightRecorder:
         self._show_pending()
 
     def _show_pending(self) -> None:
-        """Of several, which are calls of several threads, the oldest."""
+        """Show the oldest pending call in the header; several threads may have one."""
         call, what, since = next(iter(list(self._pending.values())), (0, 0, 0))
         words = self._words
         words[flight_file.PENDING_TAG_WORD] = 0
@@ -127,19 +127,19 @@ class FlightRecorder:
     # ---- compilations
 
     def begin_compilation(self, name: str) -> None:
-        """This thread starts to compile."""
+        """Record that this thread starts to compile."""
         self._compiling[threading.get_ident()] = time_ns()
         self._write({"compiling": name})
         self._show_compiling()
 
     def end_compilation(self) -> None:
-        """This thread has compiled, or has failed to."""
+        """Record that this thread has compiled, or has failed to."""
         if self._compiling.pop(threading.get_ident(), None) is not None:
             self._words[flight_file.COMPILED_COUNT_WORD] += 1
             self._show_compiling()
 
     def add_agreement(self, nanoseconds: int) -> None:
-        """A call was agreed on; this much time went into it."""
+        """Count a call that was agreed on, and the time that this took."""
         self._words[flight_file.AGREED_COUNT_WORD] += 1
         self._words[flight_file.AGREED_NS_WORD] += nanoseconds
 
@@ -157,7 +157,7 @@ class FlightRecorder:
             return self._groups[ranks]
 
     def add_program(self, group: RankGroup, about: Mapping[str, Any]) -> RecordedProgram:
-        """Describe one more program; `about` holds the fields of its line, less its number and its group."""
+        """Describe one more program; `about` has the fields of its line but number and group."""
         with self._writing:
             self._programs = number = self._programs + 1
             self._all_known = self._all_known and bool(about["code"])
@@ -166,17 +166,17 @@ class FlightRecorder:
             return RecordedProgram(number, group, about["name"], about["key"], about["code"])
 
     def add_site(self, number: int, stack: list[str]) -> None:
-        """`stack`: "file:line function", the innermost first."""
+        """Describe a call site; `stack` has "file:line function" for each frame, the innermost first."""
         self._write({"site": number, "stack": stack})
 
     def add_trouble(self, text: str, level: int | None = None) -> None:
-        """Less is recorded from now on, for the reason that `text` gives; `level` is what still is."""
+        """Note why less is recorded from now on; `level` says what still is."""
         if level is not None:
             self._words[flight_file.LEVEL_WORD] = min(level, self._words[flight_file.LEVEL_WORD])
         self._write({"trouble": text})
 
     def detach(self) -> None:
-        """For a process that the program has forked: the file is not its own, so write to nowhere."""
+        """Write nowhere from now on, in a process that the program has forked: the file belongs to its parent."""
         self._text_on = False
         self._words = memoryview(bytearray(flight_file.TEXT_OFFSET)).cast("Q")
 
@@ -185,7 +185,7 @@ class FlightRecorder:
             return
         data = _encode(line)
         with self._writing:
-            if self._text_size + len(data) > flight_file.MAX_TEXT_BYTES - _SPARE:
+            if self._text_size + len(data) > flight_file.MAX_TEXT_BYTES - _LAST_LINE_BYTES:
                 self._text_on = False
                 data = _encode({"trouble": f"the recorder's {flight_file.MAX_TEXT_BYTES >> 20} MiB of text are full"})
             at = self._text_size

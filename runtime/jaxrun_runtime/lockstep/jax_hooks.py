@@ -1,4 +1,4 @@
-"""The hooks that --lockstep puts into JAX: the rest of the private names, each behind a probe as in jaxprivate.py.
+"""The hooks that --lockstep puts into JAX, and what it reads from JAX's own objects: each private name behind a probe.
 
 | what                           | private name                               | without it                     |
 |--------------------------------|--------------------------------------------|--------------------------------|
@@ -10,19 +10,20 @@
 | what is being compiled         | the name of an event of jax.monitoring     | lockstep sees no compilations  |
 | tracebacks without our frames  | jax._src.traceback_util.register_exclusion | they show frames of jaxrun     |
 
-pxla is jax._src.interpreters.pxla. Its ExecuteReplicated runs a program where JAX's C++ dispatch knows no better, as
-at the first call. MeshExecutableFastpathData tells that dispatch how to make all later calls: the tree of the results
-gets one more node around it, whose making is told to us.
+pxla is jax._src.interpreters.pxla. Its ExecuteReplicated runs a program wherever JAX's C++ dispatch cannot yet, as at
+the first call. MeshExecutableFastpathData tells that dispatch how to make all later calls: the tree of the results gets
+one more node around it, so that building that node calls the hook.
 
-No hook is ever taken out again, and none catches what the functions raise that it is given.
+No hook is ever removed, and none catches what the functions raise that it is given. The other private names that jaxrun
+uses are in jax_private.py.
 """
 
 from __future__ import annotations
 
 import functools
 import sys
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NamedTuple
 
 from jaxrun.protocol.flight_file import COMPILATIONS, EVERY_CALL, FIRST_CALLS, LOCKSTEP_STRICT, NOTHING
 
@@ -40,20 +41,23 @@ _SEEN = {
     COMPILATIONS: "--lockstep sees what is compiled, but no calls",
     NOTHING: "--lockstep sees neither calls nor what is compiled",
 }
+ELIDED = "dense_resource<__elided__>"
+# Element types of constants; to ask for the buffer of any other ends the process, in JAX 0.8.
+_BUFFERED = ("f16", "f32", "f64", "i8", "i16", "i32", "i64", "ui8", "ui16", "ui32", "ui64")
 
 
-# ---- what there is
+# ---- probes
 
 
 def probe_level() -> int:
-    """What of the program's calls can be recorded: one of contract.flight.LEVELS."""
+    """Return what of the program's calls can be recorded: one of flight_file.LEVELS."""
     if not _has_slots(_EXECUTION):
         return COMPILATIONS if _has_listeners() else NOTHING
     return EVERY_CALL if _has_fast_data() else FIRST_CALLS
 
 
 def missing_features(lockstep: str) -> str:
-    """What still works, where something is missing that this `lockstep` needs; empty if nothing is."""
+    """Say what still works if this JAX lacks something that `lockstep` needs; empty if it lacks nothing."""
     found = probe_level()
     lacks = {_SEEN.get(found, ""): found < EVERY_CALL}
     if found >= FIRST_CALLS:
@@ -79,7 +83,7 @@ def _has_lowering() -> bool:
 
 
 def _has_fast_data() -> bool:
-    """Whether results can be marked, which is tried out."""
+    """Try whether results can be marked."""
     needed = {"xla_executable", "out_pytree_def"}
     if not needed <= set(getattr(_find(_PXLA, "MeshExecutableFastpathData"), "_fields", ())):
         return False
@@ -126,9 +130,9 @@ def hook_compilations(begin: Callable[[str], None], end: Callable[[], None]) -> 
 
 
 def hook_lowering(lowered: Callable[[Any, Any], Any], compiled: Callable[[Any, Any], None]) -> None:
-    """Call note = lowered(module, devices) before a program is compiled, and compiled(it, note) after that.
+    """Call note = lowered(module, devices) before a program is compiled, and compiled(executable, note) after that.
 
-    `it` is a MeshExecutable; without a note, it is not of interest.
+    `executable` is a MeshExecutable. If the note is None, `compiled` is not called.
     """
     if not _has_lowering():
         return
@@ -159,7 +163,7 @@ def on_loaded(compiled: Any, tell: Callable[[Any], None]) -> None:
 
 
 def hook_executions(execute: Callable[..., Any], ours: Sequence[str]) -> None:
-    """Have every program that Python dispatches run by execute(original, executed, args).
+    """Have execute(original, executed, args) run every program that Python dispatches.
 
     JAX leaves the files `ours` out of the tracebacks that it shows, like its own.
     """
@@ -177,12 +181,12 @@ def hook_executions(execute: Callable[..., Any], ours: Sequence[str]) -> None:
 
 
 def loaded_executable(executed: Any) -> Any:
-    """The executable that an ExecuteReplicated runs."""
+    """Return the executable that an ExecuteReplicated runs."""
     return executed.xla_executable
 
 
 def ranks_of(executed: Any) -> set[int]:
-    """The processes whose devices an ExecuteReplicated uses, as far as its arguments and results say."""
+    """Return the processes whose devices an ExecuteReplicated uses, as far as its arguments and results say."""
     for sharding in (*executed.in_handler.in_shardings, *executed.out_handler.out_shardings):
         found = {device.process_index for device in getattr(sharding, "device_set", ())}
         if found:
@@ -191,10 +195,10 @@ def ranks_of(executed: Any) -> set[int]:
 
 
 def hook_fast_dispatch(mark: Callable[[Any], Any], made: Callable[[Any, Any], Any], *, refuse: bool) -> None:
-    """Have made(program, (results,)) called, for the results, after each execution by the C++ dispatch.
+    """Have made(program, (results,)) called after each execution by the C++ dispatch; what it returns are the results.
 
-    program = mark(loaded) says which program a loaded executable is, None if it is not of interest. With `refuse`,
-    those that are of interest are never given to the C++ dispatch.
+    program = mark(loaded) says which program a loaded executable is, None for one to leave alone. With `refuse`, the
+    other ones are never given to the C++ dispatch.
     """
     module: Any = sys.modules[_PXLA]
     original = module.MeshExecutableFastpathData
@@ -212,7 +216,7 @@ def hook_fast_dispatch(mark: Callable[[Any], Any], made: Callable[[Any, Any], An
 
 
 def _node(made: Callable[[Any, Any], Any]) -> Callable[[Any], Any]:
-    """program → a tree of one node over one leaf, which `made` makes."""
+    """Return a function from a program to a tree of one node over one leaf; `made` builds that node."""
     import jax
 
     class Mark:
@@ -224,3 +228,75 @@ def _node(made: Callable[[Any, Any], Any]) -> Callable[[Any], Any]:
     jax.tree_util.register_pytree_node(Mark, lambda mark: ((0,), mark.program), made)
     registry = _find("jax._src.tree_util", "dispatch_registry")
     return lambda program: registry.flatten(Mark(program), None)[1]
+
+
+# ---- what JAX's objects say of a program
+
+
+class ArgumentInfo(NamedTuple):
+    """The arguments of a program, and its source, "function at file:line"."""
+
+    in_avals: Sequence[Any]
+    names: Sequence[str]
+    source: str
+
+
+class CallInfo(NamedTuple):
+    name: str
+    in_avals: Sequence[Any]
+    in_shardings: Sequence[Any]
+    out_avals: Sequence[Any]
+    out_shardings: Sequence[Any]
+    names: Sequence[str]
+    source: str
+
+
+def argument_info(compiled: Any) -> ArgumentInfo:
+    """Return what a MeshExecutable says of its arguments."""
+    debug = getattr(compiled._all_args_info, "debug_info", None)
+    named = getattr(debug, "arg_names", None) or ()
+    names = [named[i] for i in sorted(compiled._kept_var_idx) if i < len(named)]
+    names += [""] * (len(compiled.in_avals) - len(names))
+    return ArgumentInfo(compiled.in_avals, names, str(getattr(debug, "func_src_info", None) or ""))
+
+
+def call_info(executed: Any, args: Sequence[Any], known: ArgumentInfo | None) -> CallInfo:
+    """Return what an ExecuteReplicated that is called with `args` says of the call."""
+    if known is None:
+        import jax
+
+        known = ArgumentInfo([jax.typeof(args[i]) for i in sorted(executed.kept_var_idx)], [""] * len(args), "")
+    results = executed.out_handler
+    shardings = executed.in_handler.in_shardings
+    return CallInfo(executed.name, known.in_avals, shardings, results.out_avals, results.out_shardings, *known[1:])
+
+
+def module_text(module: Any, long: int) -> str:
+    """Write a lowered module without source locations, and with ELIDED for constants of more than `long` elements."""
+    return str(module.operation.get_asm(enable_debug_info=False, large_elements_limit=long))
+
+
+def constant_bytes(module: Any, long: int, printable: int) -> Iterator[bytes | memoryview]:
+    """Yield the contents of the constants of more than `long` bytes, in order, unless all their elements are equal.
+
+    Element types that Python's buffers do not know can only be printed: up to `printable` elements of each constant.
+    """
+    from jaxlib.mlir import ir
+
+    found: list[Any] = []
+
+    def visit(operation: Any) -> Any:
+        if operation.name.endswith(".constant"):
+            found.append(operation)
+        return ir.WalkResult.ADVANCE
+
+    module.operation.walk(visit)
+    for operation in found:
+        if str(operation.results[0].type.element_type) in _BUFFERED:
+            content = memoryview(operation.attributes["value"])
+            if content.nbytes > long and content.contiguous:
+                yield content
+        else:
+            text = operation.get_asm(enable_debug_info=False, large_elements_limit=printable)
+            if len(text) > long:
+                yield text.encode()

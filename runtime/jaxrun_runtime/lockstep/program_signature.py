@@ -1,9 +1,8 @@
-"""What tells cross-process programs apart, and what a person is told of them: values and text, no hooks.
+"""What identifies a cross-process program, and what reports say about it: values and text, no hooks.
 
-`code` is the hash of a program as it was lowered, before any cache is asked for the compiled one: it is the same on
-all ranks that lower the same program, whatever their caches, locations in the source or process-specific keys are.
-It is unknown only for executables that were loaded from elsewhere. `key` is the hash of all that must be alike for
-the ranks to meet in a call: weak types need not be, nor names of arguments.
+`code` is the hash of the lowered program: the same on all ranks that lower the same program, whatever their caches,
+source locations or process-specific keys. It is unknown only for executables that were loaded from elsewhere. `key` is
+the hash of all that must be equal for the ranks to meet in a call; weak types and argument names need not be.
 """
 
 from __future__ import annotations
@@ -18,14 +17,14 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from jaxrun_runtime.lockstep import jax_facts, jax_hooks
+from jaxrun_runtime.lockstep import jax_hooks
 
-_LONG_CONSTANT = 64  # elements; longer ones are left out of the text
-_PRINTABLE_CONSTANT = 2**24  # elements, of one that can only be printed
-_TEXT_CHARACTERS, _PACKED_BYTES = 2 * 2**20, 2**16
-_SHARE, _HEAD_START = 0.02, 0.05  # how much of the time, and seconds besides, may go into keeping texts
-_LISTED = 4096  # arguments, and results
-_IDS = 32
+_MAX_CONSTANT_ELEMENTS = 64  # larger constants are left out of the text
+_MAX_PRINTED_ELEMENTS = 2**24  # of a constant whose content can only be had by printing it
+_MAX_HLO_CHARACTERS, _MAX_PACKED_BYTES = 2 * 2**20, 2**16
+_PACKING_SHARE, _PACKING_START_S = 0.02, 0.05  # of the run time, and seconds besides, may go into packing
+_MAX_ARRAYS = 4096  # arguments, and as many results, that are listed
+_MAX_DEVICE_IDS = 32
 # Addresses in the process's memory, by which XLA calls back.
 _ADDRESSES = re.compile(
     r'(@(?:InspectSharding|CustomSPMDPartitioning)\(.*?backend_config = |backend_config = (?="\d{12}))"[^"]*"'
@@ -35,7 +34,12 @@ _ORDINARY_MEMORY = (None, "device", "unpinned_host")
 
 @dataclass(frozen=True, slots=True)
 class LoweredProgram:
-    """A program of several processes as it was lowered; `devices` are ids, in the mesh's order."""
+    """A program of several processes as it was lowered.
+
+    devices:  their ids, in the mesh's order
+    code:     hash of the lowered program
+    text:     the lowered program, packed; may be empty
+    """
 
     ranks: tuple[int, ...]
     devices: tuple[int, ...]
@@ -43,46 +47,47 @@ class LoweredProgram:
     text: str
 
 
-ProgramRecord = tuple[LoweredProgram, jax_facts.ArgumentInfo]
+ProgramRecord = tuple[LoweredProgram, jax_hooks.ArgumentInfo]
 
 
 class HloPacker:
-    """Packs the programs' texts, as long as that takes next to no time."""
+    """Packs the texts of programs, as long as that takes next to no time; `started_at` is of time.monotonic."""
 
-    def __init__(self, since: float) -> None:
-        """`since`: when the program began (of time.monotonic)."""
-        self._since = since
-        self._spent = 0.0
+    def __init__(self, started_at: float) -> None:
+        self._started_at = started_at
+        self._spent_s = 0.0
 
     def pack(self, text: str) -> str:
-        """`text` compressed and in base64; empty if it is too long, or the time is used up."""
+        """Compress `text`, and write it in base64; an empty text if it is too long, or the time is used up."""
         started = time.monotonic()
-        if len(text) > _TEXT_CHARACTERS or self._spent > _HEAD_START + _SHARE * (started - self._since):
+        if len(text) > _MAX_HLO_CHARACTERS or self._spent_s > _PACKING_START_S + _PACKING_SHARE * (
+            started - self._started_at
+        ):
             return ""
         packed = zlib.compress(text.encode())
-        kept = base64.b64encode(packed).decode() if len(packed) <= _PACKED_BYTES else ""
-        self._spent += time.monotonic() - started
+        kept = base64.b64encode(packed).decode() if len(packed) <= _MAX_PACKED_BYTES else ""
+        self._spent_s += time.monotonic() - started
         return kept
 
 
 def lowered_program(module: Any, devices: Iterable[Any], texts: HloPacker) -> LoweredProgram:
-    """`module` is the program's StableHLO, `devices` are those of its mesh, in order."""
+    """Describe a program by `module`, its StableHLO, and the `devices` of its mesh, in order."""
     devices = tuple(devices)
     ranks = tuple(sorted({device.process_index for device in devices}))
-    text = _ADDRESSES.sub(r'\1""', jax_facts.module_text(module, _LONG_CONSTANT))
+    text = _ADDRESSES.sub(r'\1""', jax_hooks.module_text(module, _MAX_CONSTANT_ELEMENTS))
     digest = hashlib.blake2b(text.encode(), digest_size=8)
-    if jax_facts.ELIDED in text:
-        for content in jax_facts.constant_bytes(module, _LONG_CONSTANT, _PRINTABLE_CONSTANT):
+    if jax_hooks.ELIDED in text:
+        for content in jax_hooks.constant_bytes(module, _MAX_CONSTANT_ELEMENTS, _MAX_PRINTED_ELEMENTS):
             digest.update(content)
     return LoweredProgram(ranks, tuple(device.id for device in devices), digest.hexdigest(), texts.pack(text))
 
 
 def signature_fields(
-    executed: Any, args: Sequence[Any], note: ProgramRecord | None
+    executed: Any, args: Sequence[Any], record: ProgramRecord | None
 ) -> tuple[tuple[int, ...], dict[str, Any]]:
-    """The ranks that take part in a call, and the fields of the program's line in the recorder."""
-    program, known = note or (None, None)
-    facts = jax_facts.call_info(executed, args, known)
+    """Return the ranks that take part in a call, and the fields of the program's line in the recorder."""
+    program, known = record or (None, None)
+    facts = jax_hooks.call_info(executed, args, known)
     shardings = [*facts.in_shardings, *facts.out_shardings]
     ranks = program.ranks if program else tuple(sorted(jax_hooks.ranks_of(executed)))
     texts: dict[int, str] = {}
@@ -98,8 +103,8 @@ def signature_fields(
         "source": facts.source,
         "arguments": [
             [name, kind + more, where] for name, (kind, where), more in zip(facts.names, arguments, weak, strict=False)
-        ][:_LISTED],
-        "results": [["", kind, where] for kind, where in results[:_LISTED]],
+        ][:_MAX_ARRAYS],
+        "results": [["", kind, where] for kind, where in results[:_MAX_ARRAYS]],
         "mesh": mesh,
         "text": program.text if program else "",
     }
@@ -111,7 +116,7 @@ def _hash(value: object) -> str:
 
 
 def _aval(aval: Any) -> str:
-    """ "float32[32,128]"."""
+    """Write an abstract value as `float32[32,128]`."""
     shape, dtype = getattr(aval, "shape", None), getattr(aval, "dtype", None)
     return str(aval) if shape is None or dtype is None else f"{dtype}[{','.join(map(str, shape))}]"
 
@@ -126,7 +131,7 @@ def _sharding(sharding: Any, known: dict[int, str]) -> str:
 
 
 def _spec(spec: Any) -> str:
-    """ "P('data',)"; None at the end means nothing, and is left out."""
+    """Write a spec as `P('data',)`, without the None at its end, which means nothing."""
     if getattr(spec, "unreduced", None) or getattr(spec, "reduced", None):
         return str(spec).replace("PartitionSpec", "P")
     parts = list(spec)
@@ -136,7 +141,7 @@ def _spec(spec: Any) -> str:
 
 
 def _meshes(shardings: Iterable[Any]) -> str:
-    """ "data=4, model=2: ", for each mesh there is."""
+    """Write the meshes as `data=4, model=2: `; empty if there is none."""
     meshes = (getattr(sharding, "mesh", None) for sharding in shardings)
     axes = (", ".join(f"{name}={size}" for name, size in mesh.shape.items()) for mesh in meshes if mesh is not None)
     named = "; ".join(dict.fromkeys(text for text in axes if text))
@@ -144,14 +149,14 @@ def _meshes(shardings: Iterable[Any]) -> str:
 
 
 def _ids(ids: Sequence[int]) -> str:
-    if len(ids) <= _IDS:
+    if len(ids) <= _MAX_DEVICE_IDS:
         return ",".join(map(str, ids))
-    shown = ",".join(map(str, ids[: _IDS // 4]))
+    shown = ",".join(map(str, ids[: _MAX_DEVICE_IDS // 4]))
     return f"{shown},… ({len(ids)} devices, {_hash(ids)})"
 
 
 def _devices(shardings: Iterable[Any]) -> tuple[int, ...]:
-    """In the order of a mesh, if there is one."""
+    """Return the ids of the devices, in the order of a mesh, if there is one."""
     shardings = list(shardings)
     for sharding in shardings:
         mesh = getattr(sharding, "mesh", None)

@@ -1,6 +1,6 @@
-"""The cross-process programs that this rank knows: from lowering over compilation to the first call.
+"""The cross-process programs of this rank, from lowering through compilation to the first call.
 
-Executables are held weakly, or as the numbers that are their ids.
+Executables are held weakly, or by their ids.
 """
 
 from __future__ import annotations
@@ -21,64 +21,62 @@ if TYPE_CHECKING:
 
 
 class ProgramTable:
-    """Tells the recorder of each program that is new. Whatever is wrong with a program is raised."""
+    """Finds the program of an executable, and describes each new program to the recorder. Raises anything."""
 
-    # description.py and jaxfacts.py are imported when they are needed: they would take 2 ms of a job's start.
+    # program_signature.py is imported when it is needed: it would take 2 ms of a job's start.
 
     def __init__(self, recorder: FlightRecorder) -> None:
         self._recorder = recorder
-        self._since = time.monotonic()
-        self._texts: HloPacker | None = None
-        self._notes: WeakKeyDictionary[Any, ProgramRecord] = WeakKeyDictionary()
+        self._started_at = time.monotonic()
+        self._packer: HloPacker | None = None
+        self._records: WeakKeyDictionary[Any, ProgramRecord] = WeakKeyDictionary()
         self._programs: WeakKeyDictionary[Any, RecordedProgram | None] = WeakKeyDictionary()
-        self._loaded: dict[int, RecordedProgram] = {}
-        self._alike: dict[tuple[str, str, str], RecordedProgram] = {}
-        self._naming = threading.RLock()
+        self._by_loaded_id: dict[int, RecordedProgram] = {}
+        self._by_identity: dict[tuple[str, str, str], RecordedProgram] = {}
+        self._adding = threading.RLock()
 
     def describe_lowering(self, module: Any, devices: Any) -> LoweredProgram | None:
-        """A program is about to be compiled; returns what `lowered` wants to know, None if it is of one process."""
+        """Describe a program that is about to be compiled, for `add_lowered`; None if it belongs to one process."""
         if len({device.process_index for device in devices}) < 2:
             return None
         from jaxrun_runtime.lockstep import program_signature
 
-        self._texts = self._texts or program_signature.HloPacker(self._since)
-        return program_signature.lowered_program(module, devices, self._texts)
+        self._packer = self._packer or program_signature.HloPacker(self._started_at)
+        return program_signature.lowered_program(module, devices, self._packer)
 
     def add_lowered(self, compiled: Any, lowered: LoweredProgram) -> None:
-        """It has been compiled."""
-        from jaxrun_runtime.lockstep import jax_facts
-
-        note = (lowered, jax_facts.argument_info(compiled))
-        jax_hooks.on_loaded(compiled, lambda executed: self._notes.__setitem__(executed, note))
+        """Remember the description of a program that has been compiled, until its first call."""
+        record = (lowered, jax_hooks.argument_info(compiled))
+        jax_hooks.on_loaded(compiled, lambda executed: self._records.__setitem__(executed, record))
 
     def find_or_add(self, executed: Any, args: Sequence[Any]) -> tuple[RecordedProgram | None, bool]:
-        """The program that Python is about to dispatch, None if it is of one process; and whether it is new."""
+        """Return the program about to be dispatched, None if it belongs to one process, and whether it is new."""
         with contextlib.suppress(KeyError):
             return self._programs[executed], False
-        with self._naming:
-            before = len(self._alike)
+        with self._adding:
+            before = len(self._by_identity)
             program = self._programs[executed] = self._describe(executed, args)
             loaded = id(jax_hooks.loaded_executable(executed))
             if program is None:
-                self._loaded.pop(loaded, None)
+                self._by_loaded_id.pop(loaded, None)
             else:
-                self._loaded[loaded] = program
-            return program, len(self._alike) > before
+                self._by_loaded_id[loaded] = program
+            return program, len(self._by_identity) > before
 
     def find_loaded(self, loaded: Any) -> RecordedProgram | None:
-        """The program that a loaded executable is, which Python has just dispatched: its id is not an older one's."""
-        return self._loaded.get(id(loaded))
+        """Return the program of a loaded executable, which Python has just dispatched, so that its id is its own."""
+        return self._by_loaded_id.get(id(loaded))
 
     def _describe(self, executed: Any, args: Sequence[Any]) -> RecordedProgram | None:
-        note = self._notes.get(executed)
-        if note is None and len(jax_hooks.ranks_of(executed)) < 2:
+        record = self._records.get(executed)
+        if record is None and len(jax_hooks.ranks_of(executed)) < 2:
             return None
         from jaxrun_runtime.lockstep import program_signature
 
-        ranks, fields = program_signature.signature_fields(executed, args, note)
-        alike = (fields["key"], fields["code"], fields["source"])  # as of one that was compiled again
-        if alike not in self._alike:
+        ranks, fields = program_signature.signature_fields(executed, args, record)
+        identity = (fields["key"], fields["code"], fields["source"])  # the same for a program that was compiled again
+        if identity not in self._by_identity:
             group = self._recorder.add_group(format_ranges(ranks))
-            self._alike[alike] = self._recorder.add_program(group, fields)
-        self._notes.pop(executed, None)
-        return self._alike[alike]
+            self._by_identity[identity] = self._recorder.add_program(group, fields)
+        self._records.pop(executed, None)
+        return self._by_identity[identity]
