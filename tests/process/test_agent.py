@@ -58,7 +58,7 @@ def test_the_first_error_ends_the_job_at_once(play):
     ],
     ids=["before its hello", "while joining", "without its channel", "by SIGKILL"],
 )
-def test_a_worker_ends_without_words(play, code, status):
+def test_a_worker_ends_without_a_report(play, code, status):
     job = play(SLEEPS, code)
     assert job.ending.reason == "failed" and job.statuses == [-9, status]
     assert not job.ending.workers[1].killed_by_launcher and job.ending.workers[1].failure is None

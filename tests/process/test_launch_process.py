@@ -50,7 +50,7 @@ def read(launch, seconds=5.0):
     return text
 
 
-def test_its_words_are_kept_in_a_file_and_its_last_lines_at_hand(start, tmp_path):
+def test_its_output_is_logged_and_its_last_lines_are_kept(start, tmp_path):
     launch = start("echo one; echo two >&2; seq 100; exit 3")
     assert read(launch).startswith(b"one\ntwo\n1\n")
     assert await_end(launch) and launch.status == 3
@@ -70,7 +70,7 @@ def test_lines_that_are_only_drawn_are_left_out(start):
     assert await_end(launch) and launch.last_lines() == "   text"
 
 
-def test_a_silent_starter_has_no_words(start):
+def test_a_silent_launch_command_has_no_last_lines(start):
     launch = start("exit 0")
     assert await_end(launch) and launch.last_lines() == "" and launch.read() is None
 
@@ -132,7 +132,7 @@ def test_its_environment_is_what_it_is_given_and_nothing_else(start):
     assert names - {"PWD", "SHLVL", "_", "OLDPWD"} == {"PATH", "JAXRUN_JOB_ID", "X"}
 
 
-def test_without_a_directory_its_words_are_kept_all_the_same(start, tmp_path):
+def test_without_a_directory_its_last_lines_are_kept_all_the_same(start, tmp_path):
     launch = start("echo hello", directory=None)
     assert await_end(launch) and launch.last_lines() == "  hello" and not (tmp_path / LOG_NAME).exists()
 

@@ -125,7 +125,7 @@ def finish(look, seconds=10.0):
     return look.texts
 
 
-def test_a_stopped_process_is_asked_for_in_another_way(py_spy):
+def test_a_stopped_process_is_dumped_without_halting_it(py_spy):
     look = NativeDump([Target(0, 4711), Target(5, 4712, stopped=True)], time.monotonic(), py_spy(ANSWER))
     texts = finish(look)
     assert texts[0] == '  File "a.py", line 1, in --native'
@@ -152,7 +152,7 @@ def test_one_that_does_not_answer_is_given_up(py_spy):
     assert [process.wait(5) for process in processes] == [-signal.SIGKILL] * 4
 
 
-def test_it_may_be_reaped_by_somebody_else(py_spy):
+def test_it_may_be_reaped_by_the_agent(py_spy):
     """As the agent does with all its children."""
     look = NativeDump([HERE], time.monotonic(), py_spy(ANSWER))
     os.waitpid(look._running[0]._process.pid, 0)

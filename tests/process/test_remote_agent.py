@@ -54,8 +54,8 @@ FAKE_RUNTIME = f"""
 import os, sys
 sys.path.insert(0, {str(HERE)!r})
 import worker_by_hand
-told = worker_by_hand.WorkerEnv.from_env(os.environ)
-worker_by_hand.live(told, sys.argv[2 + told.rank])
+env = worker_by_hand.WorkerEnv.from_env(os.environ)
+worker_by_hand.live(env, sys.argv[2 + env.rank])
 """
 SLEEPS = "run(); time.sleep(60)"
 
@@ -70,7 +70,9 @@ class ByHand:
         self.listener, self.loop = listen_on_tcp([interface], self.token, everywhere=False), EventLoop()
         self.listener.attach(self.loop, 0, self._on_peer)
         self.job_info = JobInfo(run_dir, ("cpu",))
-        told = AgentEnv(job_id, format_addresses(self.listener.addresses), token or self.token, "open-mpi", timeout)
+        agent_env = AgentEnv(
+            job_id, format_addresses(self.listener.addresses), token or self.token, "open-mpi", timeout
+        )
         ranks = {"OMPI_COMM_WORLD_RANK": str(rank), "OMPI_COMM_WORLD_SIZE": str(size)}
         fake = directory / "fake" / "jaxrun_runtime"
         fake.mkdir(parents=True)
@@ -78,15 +80,15 @@ class ByHand:
         (fake / "__main__.py").write_text(FAKE_RUNTIME)
         self.process = subprocess.Popen(
             [sys.executable, "-m", "jaxrun.agent"],
-            env={**os.environ, **told.to_env(), **ranks, "PYTHONPATH": str(directory / "fake"), **env},
+            env={**os.environ, **agent_env.to_env(), **ranks, "PYTHONPATH": str(directory / "fake"), **env},
             cwd=directory,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
         )
         self.line = None
-        self.heard = []
-        self._looked_at = 0  # how many of them
+        self.received = []
+        self._examined = 0  # how many of them
 
     def _on_peer(self, peer):
         assert peer.rank == self.rank
@@ -139,42 +141,42 @@ class ByHand:
         self.line.send_frame(b"".join(map(encode, messages)))
 
     def expect(self, kind, seconds=5.0):
-        """The next message of this kind; all are kept in `heard`."""
+        """The next message of this kind; all are kept in `received`."""
         deadline = time.monotonic() + seconds
         while True:
-            while self._looked_at < len(self.heard):
-                self._looked_at += 1
-                if isinstance(self.heard[self._looked_at - 1], kind):
-                    return self.heard[self._looked_at - 1]
+            while self._examined < len(self.received):
+                self._examined += 1
+                if isinstance(self.received[self._examined - 1], kind):
+                    return self.received[self._examined - 1]
             assert not self.line.lost_reason and time.monotonic() < deadline, (
                 kind,
-                self.heard[-5:],
+                self.received[-5:],
                 self.line.lost_reason,
             )
-            self.hear()
+            self.receive()
             time.sleep(0.002)
 
-    def hear(self):
+    def receive(self):
         arrived = self.line.receive()
-        self.heard += arrived
+        self.received += arrived
         return arrived
 
     def until(self, condition):
         deadline = time.monotonic() + 5
         while not condition():
-            assert time.monotonic() < deadline, self.heard
-            self.hear()
+            assert time.monotonic() < deadline, self.received
+            self.receive()
             time.sleep(0.002)
 
     def output(self, stream="out"):
-        return b"".join(one.data for one in self.heard if isinstance(one, OutputChunk) and one.stream == stream)
+        return b"".join(one.data for one in self.received if isinstance(one, OutputChunk) and one.stream == stream)
 
     def end(self, seconds=5.0):
         """(its exit status, its stderr)"""
         _, err = self.process.communicate(timeout=seconds)
         return self.process.returncode, err
 
-    def dismiss(self, status=0):
+    def shut_down(self, status=0):
         self.send(Shutdown(status))
         return self.end()
 
@@ -235,7 +237,7 @@ def test_an_agent_reports_what_is_there(by_hand, tmp_path):
     assert report.address == report.head_address == "127.0.0.1"
     assert report.gpu_names == () and not report.can_write_run_dir
     assert abs(report.time - time.time()) < 10
-    assert head.dismiss(0) == (0, "")
+    assert head.shut_down(0) == (0, "")
 
 
 @pytest.mark.parametrize(("text", "sees"), [("{}", True), ("another job", False), (None, False)])
@@ -246,7 +248,7 @@ def test_an_agent_knows_the_jobs_own_run_directory(by_hand, tmp_path, job_id, te
         (run_dir / "job.json").write_text(text.format(job_id))
     head = by_hand(run_dir=str(run_dir))
     assert head.admit().can_write_run_dir is sees
-    assert head.dismiss(3) == (3, "")
+    assert head.shut_down(3) == (3, "")
 
 
 def test_a_worker_from_its_start_to_its_end(by_hand):
@@ -255,8 +257,8 @@ def test_a_worker_from_its_start_to_its_end(by_hand):
     assert head.expect(Done).rank == 0
     head.send(Exit())
     assert head.expect(WorkerExited) == WorkerExited(0, 0, stderr_tail="bad\n")
-    assert head.dismiss(0) == (0, "")
-    kinds = [type(message) for message in head.heard]
+    assert head.shut_down(0) == (0, "")
+    kinds = [type(message) for message in head.received]
     assert kinds[:2] == [AgentReport, WorkerSpawned] and kinds.count(FirstOutput) == 1
     assert kinds.index(FirstOutput) < kinds.index(OutputChunk) < kinds.index(StreamEnded) < kinds.index(WorkerExited)
     assert kinds.index(Done) < kinds.index(WorkerExited) and kinds[-1] is WorkerExited
@@ -272,27 +274,27 @@ def test_the_worker_is_the_agents_child_with_what_the_order_says(by_hand):
     head.send(Exit())
     head.expect(WorkerExited)
     assert head.output().decode() == f"['blue sky', '7', None, None, '0', '0'] {head.process.pid}\n"
-    assert head.dismiss(0)[0] == 0
+    assert head.shut_down(0)[0] == 0
 
 
-def test_last_words_come_before_the_exit(by_hand):
+def test_a_failure_is_reported_before_the_exit(by_hand):
     head = by_hand()
     head.run("run(); fail('bad record', 3)")
     assert head.expect(Failed).message == "bad record"
     head.expect(WorkerExited)
-    kinds = [type(message) for message in head.heard]
-    assert kinds.index(Failed) < kinds.index(WorkerExited) and head.heard[-1].status == 3
-    assert head.dismiss(0)[0] == 0
+    kinds = [type(message) for message in head.received]
+    assert kinds.index(Failed) < kinds.index(WorkerExited) and head.received[-1].status == 3
+    assert head.shut_down(0)[0] == 0
 
 
 def test_logs_are_written_here_where_they_can_be(by_hand, tmp_path):
     head = by_hand()
     head.run("run(); print('hello'); fail()", log_dir=str(tmp_path), show_output=False)
     head.expect(WorkerExited)
-    assert head.dismiss(0)[0] == 0
+    assert head.shut_down(0)[0] == 0
     assert (tmp_path / "rank-0000.out").read_bytes() == b"hello\n"
     assert b"ValueError: bad record" in (tmp_path / "rank-0000.err").read_bytes()
-    assert head.output() == b"" and FirstOutput(0) in head.heard
+    assert head.output() == b"" and FirstOutput(0) in head.received
 
 
 @pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGUSR1], ids=lambda signum: signum.name)
@@ -303,31 +305,31 @@ def test_the_head_signals_the_worker(by_hand, signum):
     time.sleep(0.05)
     head.send(SignalWorker(signum))
     assert head.expect(WorkerExited).status == 9
-    assert head.dismiss(0)[0] == 0
+    assert head.shut_down(0)[0] == 0
 
 
-def test_the_worker_is_asked_for_its_stacks(by_hand):
+def test_a_snapshot_has_the_stacks_of_the_worker(by_hand):
     head = by_hand()
     head.run(SLEEPS)
     time.sleep(0.1)
     head.send(SnapshotRequest(SnapshotPurpose.SHOW))
     taken = head.expect(SnapshotReply)
     assert taken.purpose == "show" and "worker_by_hand.py" in taken.stacks[0] and taken.cpu_seconds[0] >= 0.0
-    assert head.dismiss(0)[0] == 0
+    assert head.shut_down(0)[0] == 0
 
 
-def test_a_dismissed_agent_leaves_nothing_of_its_worker(by_hand, tmp_path):
+def test_an_agent_that_is_shut_down_leaves_nothing_of_its_worker(by_hand, tmp_path):
     head = by_hand()
     head.run(f"grandchild({str(tmp_path / 'pid')!r}); {SLEEPS}")
     head.until(lambda: (tmp_path / "pid").exists() and (tmp_path / "pid").read_text())
-    assert head.dismiss(75)[0] == 75
+    assert head.shut_down(75)[0] == 75
     assert not alive(int((tmp_path / "pid").read_text()))
 
 
 def test_a_head_that_goes_takes_the_worker_with_it(by_hand):
     head = by_hand()
     head.run(SLEEPS)
-    pid = next(message.pid for message in head.heard if isinstance(message, WorkerSpawned))
+    pid = next(message.pid for message in head.received if isinstance(message, WorkerSpawned))
     head.line.close()
     began = time.monotonic()
     assert head.end()[0] == 69
@@ -366,19 +368,19 @@ def test_a_worker_of_another_rank_is_left_alone_by_the_guard(tmp_path, job_id):
         heads[0].process.kill()
         heads[0].process.communicate()
         time.sleep(0.5)
-        pid = next(message.pid for message in heads[1].heard if isinstance(message, WorkerSpawned))
-        other = next(message.pid for message in heads[0].heard if isinstance(message, WorkerSpawned))
+        pid = next(message.pid for message in heads[1].received if isinstance(message, WorkerSpawned))
+        other = next(message.pid for message in heads[0].received if isinstance(message, WorkerSpawned))
         assert alive(pid) and not alive(other) and heads[1].process.poll() is None
-        assert heads[1].dismiss(0)[0] == 0
+        assert heads[1].shut_down(0)[0] == 0
 
 
-def test_a_scheduler_that_signals_the_agent_is_told_to_the_head(by_hand):
+def test_a_signal_of_the_scheduler_is_reported_to_the_head(by_hand):
     head = by_hand()
     head.run(SLEEPS)
     head.process.send_signal(signal.SIGTERM)
     assert head.expect(AgentSignalled) == AgentSignalled(0, signal.SIGTERM)
-    assert not [message for message in head.heard if isinstance(message, WorkerExited)]
-    assert head.dismiss(143)[0] == 143
+    assert not [message for message in head.received if isinstance(message, WorkerExited)]
+    assert head.shut_down(143)[0] == 143
 
 
 def test_sigusr1_to_the_agent_is_the_workers(by_hand):
@@ -387,18 +389,18 @@ def test_sigusr1_to_the_agent_is_the_workers(by_hand):
     head.until(lambda: b"ready" in head.output())
     head.process.send_signal(signal.SIGUSR1)
     assert head.expect(WorkerExited).status == 9
-    assert head.dismiss(0)[0] == 0
+    assert head.shut_down(0)[0] == 0
 
 
-def test_a_scheduler_that_signals_the_agent_before_its_orders_is_told_to_the_head(by_hand):
+def test_a_signal_of_the_scheduler_before_the_start_is_reported_to_the_head(by_hand):
     head = by_hand()
     head.admit()
     head.process.send_signal(signal.SIGTERM)
     assert head.expect(AgentSignalled) == AgentSignalled(0, signal.SIGTERM)
-    assert head.dismiss(0)[0] == 0
+    assert head.shut_down(0)[0] == 0
 
 
-def test_what_comes_in_one_piece_with_the_order_is_heard(by_hand):
+def test_messages_that_come_together_with_the_start_are_handled(by_hand):
     head = by_hand()
     head.admit()
     head.send(head.order(SLEEPS), Shutdown(7))
@@ -411,23 +413,23 @@ def test_a_stuck_head_stops_the_workers_output_and_nothing_else(by_hand):
     head.run(f"run(); {writes}; done()")
     deadline = time.monotonic() + 1.0
     while time.monotonic() < deadline:
-        head.hear()
+        head.receive()
         time.sleep(0.005)
     assert 2**20 < len(head.output()) < 2**20 + 2**19
     head.send(SnapshotRequest(SnapshotPurpose.SHOW))
     head.expect(SnapshotReply)
-    told = 0
+    credited = 0
     deadline = time.monotonic() + 10
     while len(head.output()) < 2**23 and time.monotonic() < deadline:
-        if len(head.output()) > told:
-            head.send(OutputCredit(len(head.output()) - told))
-            told = len(head.output())
-        head.hear()
+        if len(head.output()) > credited:
+            head.send(OutputCredit(len(head.output()) - credited))
+            credited = len(head.output())
+        head.receive()
     assert len(head.output()) == 2**23
     head.expect(Done)
     head.send(Exit())
     head.expect(WorkerExited)
-    assert head.dismiss(0)[0] == 0
+    assert head.shut_down(0)[0] == 0
 
 
 def test_what_is_no_message_ends_the_agent_and_its_worker(by_hand):
@@ -462,7 +464,7 @@ def test_an_agent_with_another_jobs_token_is_refused_and_tells_no_token(by_hand)
 
 
 @pytest.mark.parametrize(
-    ("env", "status", "words"),
+    ("env", "status", "text"),
     [
         ({"JAXRUN_INIT_TIMEOUT": "soon"}, 70, "JAXRUN_INIT_TIMEOUT='soon' is not a valid float"),
         ({"JAXRUN_HEAD": "nowhere"}, 2, "an address is written host:port"),
@@ -471,7 +473,7 @@ def test_an_agent_with_another_jobs_token_is_refused_and_tells_no_token(by_hand)
     ],
     ids=["timeout", "address", "rank", "size"],
 )
-def test_an_environment_that_is_not_the_jobs_is_said_in_a_line(by_hand, env, status, words):
+def test_an_environment_that_is_not_the_jobs_is_an_error_of_one_line(by_hand, env, status, text):
     head = by_hand(**env)
     found, err = head.end()
-    assert found == status and err.startswith("jaxrun: ") and words in err and "Traceback" not in err
+    assert found == status and err.startswith("jaxrun: ") and text in err and "Traceback" not in err

@@ -1,4 +1,4 @@
-"""Whole jobs with agents of their own processes, started by a shell script in the place of mpirun; no jax."""
+"""Whole jobs whose agents are processes of their own, started by a shell script instead of mpirun; no jax."""
 
 import contextlib
 import json
@@ -25,8 +25,8 @@ FAKE_RUNTIME = f"""
 import os, sys
 sys.path.insert(0, {str(HERE)!r})
 import worker_by_hand
-told = worker_by_hand.WorkerEnv.from_env(os.environ)
-worker_by_hand.live(told, sys.argv[2 + told.rank])
+env = worker_by_hand.WorkerEnv.from_env(os.environ)
+worker_by_hand.live(env, sys.argv[2 + env.rank])
 """
 LAUNCHER = """
 import json, os, sys
@@ -67,13 +67,13 @@ class Job:
         fake.mkdir(parents=True)
         (fake / "__init__.py").touch()
         (fake / "__main__.py").write_text(FAKE_RUNTIME)
-        (directory / "starter").write_text(script)
+        (directory / "launch").write_text(script)
         self.run_dir = directory / "run"
         options = {"grace": 0.5, "init_timeout": 20.0, "run_dir": str(self.run_dir), **options}
         if options.get("no_run_dir"):
             del options["run_dir"]
         self.process = subprocess.Popen(
-            [sys.executable, "-c", LAUNCHER, str(directory / "starter"), json.dumps(options), *codes],
+            [sys.executable, "-c", LAUNCHER, str(directory / "launch"), json.dumps(options), *codes],
             env={
                 **os.environ,
                 "PYTHONPATH": str(directory / "fake"),
@@ -169,7 +169,7 @@ def test_a_job_of_three_agents_runs_to_its_end(start):
 def test_without_a_run_directory_all_output_comes_by_the_network(start, tmp_path):
     job = start("run(); print('hello'); done()", CLEAN, no_run_dir=True)
     assert job.end() == 0 and job.out == "[0] hello\n"
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["fake", "starter"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["fake", "launch"]
 
 
 def test_the_first_error_ends_the_job_with_its_status(start):
@@ -235,7 +235,7 @@ def test_a_sigterm_that_the_program_ignores_ends_it_after_the_grace(start, whom)
     assert job.end() == 143 and "interrupted by SIGTERM (15)" in job.err
 
 
-def test_a_starter_that_fails_is_told_in_its_own_words(start):
+def test_a_launch_command_that_fails_is_quoted(start):
     job = start(CLEAN, CLEAN, script="echo 'ssh: Could not resolve hostname h9' >&2; exit 7")
     assert job.end() == 69
     assert "a script ended with status 7 before the job was over; it said:\n" in job.err
@@ -243,7 +243,7 @@ def test_a_starter_that_fails_is_told_in_its_own_words(start):
     assert "Could not resolve" in (job.run_dir / LOG_NAME).read_text()
 
 
-def test_a_starter_that_ends_in_the_middle_ends_the_job(start):
+def test_a_launch_command_that_ends_during_the_job_ends_the_job(start):
     job = start(SLEEPS, SLEEPS, script=AGENTS.replace("wait\n", "sleep 2; echo node failure; exit 1\n"))
     assert job.end() == 69
     assert "a script ended with status 1 before the job was over; it said:\n  node failure" in job.err
@@ -271,13 +271,13 @@ def test_agents_in_another_directory_are_refused(start):
     assert job.end() == 69 and f"is not there on {os.uname().nodename}: the agent was started in /" in job.err
 
 
-def test_strangers_at_the_port_do_not_disturb_the_job(start):
+def test_other_peers_at_the_port_do_not_disturb_the_job(start):
     code = "run(); print('ready', flush=True); time.sleep(1.0); done()"
     job = start(code, code)
     listening = job.until(lambda: job.events("started"))[0]["listening"]
     port = int(re.search(r"127\.0\.0\.1:(\d+)", listening)[1])
     with contextlib.ExitStack() as stack:
-        for words in (
+        for data in (
             b"",
             b"GET / HTTP/1.1\r\n\r\n",
             os.urandom(999),
@@ -286,7 +286,7 @@ def test_strangers_at_the_port_do_not_disturb_the_job(start):
         ) * 5:
             peer = stack.enter_context(socket.create_connection(("127.0.0.1", port)))
             with contextlib.suppress(OSError):
-                peer.sendall(words)
+                peer.sendall(data)
         job.until_output("ready", 2)
         assert job.end() == 0
     dropped = [event["text"] for event in job.events("dropped")]
@@ -317,13 +317,8 @@ def _read(pid, name):
     return b""
 
 
-def test_a_time_limit_shows_where_the_ranks_were(start):
-    job = start(SLEEPS, SLEEPS, timeout=3.0)
-    assert job.end() == 124 and "worker_by_hand.py" in job.err
-
-
-def test_a_time_limit_holds_though_stacks_are_asked_for_at_the_same_time(start):
-    """The ranks are frozen, so that each question takes its full time."""
+def test_a_time_limit_shows_where_the_ranks_were_though_stacks_are_requested_at_the_same_time(start):
+    """The agents are stopped, so that each snapshot takes its full time."""
     job = start(*[f"run(); print('ready', flush=True); {SLEEPS[7:]}"] * 2, timeout=5.0)
     job.until_output("ready", 2)
     for pid in job.agents().values():
@@ -334,7 +329,7 @@ def test_a_time_limit_holds_though_stacks_are_asked_for_at_the_same_time(start):
     time.sleep(0.1)
     for pid in job.agents().values():
         os.kill(pid, signal.SIGCONT)
-    assert job.end(5.0) == 124
+    assert job.end(5.0) == 124 and "worker_by_hand.py" in job.err
 
 
 CONNECTED = """
@@ -348,7 +343,7 @@ time.sleep(60)
 """
 
 
-def test_faults_on_order_reach_far_workers(start):
+def test_injected_faults_reach_remote_workers(start):
     job = start(SLEEPS, CONNECTED, SLEEPS, chaos="cut:1@100ms,pause:2@200ms,kill:0@1s")
     job.until_output("cut off")
     assert job.end() == 137
@@ -360,14 +355,14 @@ def test_faults_on_order_reach_far_workers(start):
     assert orders == [("cut", [1]), ("pause", [2]), ("kill", [0])]
 
 
-def test_a_far_agent_says_why_a_fault_could_not_be_done(start):
+def test_a_remote_agent_reports_why_a_fault_could_not_be_injected(start):
     job = start("run(); time.sleep(0.5); done()", chaos="cut:0@100ms")
     assert job.end() == 0
     assert "rank 0 could not be cut off from the network: it has no connections; the job goes on" in job.err
 
 
 @pytest.mark.parametrize("how", ["by order", "by death"])
-def test_the_process_that_started_the_launcher_rules_a_far_job(start, how):
+def test_the_process_that_started_the_launcher_controls_a_remote_job(start, how):
     ours, theirs = socket.socketpair()
     with ours:
         code = (

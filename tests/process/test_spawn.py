@@ -40,33 +40,33 @@ def _read_all(fd):
 def test_a_worker_gets_its_streams_its_variables_and_the_contract(tmp_path):
     plan = _plan("/usr/bin/env", "-0")
     spawner = Spawner(plan, {"KEPT": "é", "TAKEN": "x", "JAXRUN_RANK": "9"}, str(tmp_path))
-    pid, lines = spawner.spawn(plan.workers[1])
-    env = dict(pair.split("=", 1) for pair in _read_all(lines.out).decode().split("\0") if pair)
+    pid, pipes = spawner.spawn(plan.workers[1])
+    env = dict(pair.split("=", 1) for pair in _read_all(pipes.out).decode().split("\0") if pair)
     assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
-    lines.close()
+    pipes.close()
     assert env["KEPT"] == "é" and env["ADDED"] == "a b\nc" and "TAKEN" not in env
-    told = WorkerEnv.from_env(env)
-    assert (told.rank, told.size, told.job_id, told.run_dir) == (1, 2, JOB_ID, str(tmp_path))
+    worker_env = WorkerEnv.from_env(env)
+    assert (worker_env.rank, worker_env.size, worker_env.job_id, worker_env.run_dir) == (1, 2, JOB_ID, str(tmp_path))
 
 
 def test_both_streams_have_pipes_of_their_own():
     plan = _plan("/bin/sh", "-c", "echo out; echo err >&2")
-    pid, lines = Spawner(plan, dict(os.environ), "").spawn(plan.workers[0])
-    assert (_read_all(lines.out), _read_all(lines.err)) == (b"out\n", b"err\n")
+    pid, pipes = Spawner(plan, dict(os.environ), "").spawn(plan.workers[0])
+    assert (_read_all(pipes.out), _read_all(pipes.err)) == (b"out\n", b"err\n")
     os.waitpid(pid, 0)
-    lines.close()
+    pipes.close()
 
 
 def test_the_channel_and_the_file_of_stacks_reach_the_worker():
     names = "('CHANNEL', 'STACKS')"
     write = f"import os; [os.write(int(os.environ[f'JAXRUN_{{n}}_FD']), n.encode()) for n in {names}]"
     plan = _plan(sys.executable, "-ISc", write)
-    pid, lines = Spawner(plan, dict(os.environ), "").spawn(plan.workers[0])
+    pid, pipes = Spawner(plan, dict(os.environ), "").spawn(plan.workers[0])
     os.waitpid(pid, 0)
-    assert lines.channel.recv(100) == b"CHANNEL"
-    assert os.pread(lines.stacks, 100, 0) == b"STACKS"
-    assert not os.get_inheritable(lines.stacks)
-    lines.close()
+    assert pipes.channel.recv(100) == b"CHANNEL"
+    assert os.pread(pipes.stacks, 100, 0) == b"STACKS"
+    assert not os.get_inheritable(pipes.stacks)
+    pipes.close()
 
 
 def test_a_failed_start_leaves_nothing_open(tmp_path):
@@ -77,9 +77,9 @@ def test_a_failed_start_leaves_nothing_open(tmp_path):
         spawner.spawn(plan.workers[0])
     with pytest.raises(FileNotFoundError):
         client.start(plan.argv[:1], os.environ)
-    lines, request = spawner.fork_request(plan.workers[0])
+    pipes, request = spawner.fork_request(plan.workers[0])
     request.close()
-    lines.close()
+    pipes.close()
     assert len(os.listdir("/proc/self/fd")) == len(before)
 
 
@@ -99,14 +99,14 @@ def test_the_fork_server_is_given_its_role_and_has_no_streams_but_stderr(tmp_pat
 @pytest.mark.parametrize(("lockstep", "seen"), [("record", True), ("off", True), ("record", False)])
 def test_the_flight_recorder_is_a_file_of_the_run_directory_where_it_can_be(tmp_path, lockstep, seen):
     plan = replace(_plan("/bin/true"), job=Job(program=("p",), platform="cpu", lockstep=lockstep))
-    pid, lines = Spawner(plan, dict(os.environ), str(tmp_path), tmp_path if seen else None).spawn(plan.workers[1])
+    pid, pipes = Spawner(plan, dict(os.environ), str(tmp_path), tmp_path if seen else None).spawn(plan.workers[1])
     os.waitpid(pid, 0)
-    status = os.fstat(lines.flight)
+    status = os.fstat(pipes.flight)
     kept = lockstep != "off" and seen
     assert status.st_size == TEXT_OFFSET and status.st_nlink == int(kept)
     assert not kept or status.st_blocks * 512 >= TEXT_OFFSET  # a full disk would end the worker that writes to it
     assert [path.name for path in tmp_path.iterdir()] == (["rank-0001.flight"] if kept else [])
-    lines.close()
+    pipes.close()
 
 
 def test_where_there_is_no_space_the_flight_recorder_is_in_memory(tmp_path, monkeypatch):
@@ -115,7 +115,7 @@ def test_where_there_is_no_space_the_flight_recorder_is_in_memory(tmp_path, monk
 
     monkeypatch.setattr(os, "posix_fallocate", full)
     plan = _plan("/bin/true")
-    pid, lines = Spawner(plan, dict(os.environ), str(tmp_path), tmp_path).spawn(plan.workers[0])
+    pid, pipes = Spawner(plan, dict(os.environ), str(tmp_path), tmp_path).spawn(plan.workers[0])
     os.waitpid(pid, 0)
-    assert os.fstat(lines.flight).st_size == TEXT_OFFSET and not list(tmp_path.iterdir())
-    lines.close()
+    assert os.fstat(pipes.flight).st_size == TEXT_OFFSET and not list(tmp_path.iterdir())
+    pipes.close()

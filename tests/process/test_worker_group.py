@@ -21,7 +21,7 @@ def test_forked_workers_run_as_any_other(play, size):
     assert _descriptors() == before
 
 
-def test_where_forking_is_declined_the_workers_are_started_afresh(play):
+def test_where_forking_is_declined_the_workers_start_in_fresh_interpreters(play):
     before = _descriptors()
     job = play(*["run(); print('here'); done()"] * 3, fork="decline")
     assert job.ending.reason == "ok" and job.statuses == [0, 0, 0]
@@ -30,7 +30,7 @@ def test_where_forking_is_declined_the_workers_are_started_afresh(play):
     assert _descriptors() == before
 
 
-def test_a_failed_import_is_told_with_its_traceback(play):
+def test_a_failed_import_is_reported_with_its_traceback(play):
     before = _descriptors()
     job = play(CLEAN, CLEAN, fork="fail")
     assert job.ending.reason == "unavailable"
@@ -39,7 +39,7 @@ def test_a_failed_import_is_told_with_its_traceback(play):
     assert _descriptors() == before
 
 
-def test_a_fork_server_that_dies_is_told(play):
+def test_a_fork_server_that_dies_is_reported(play):
     job = play(CLEAN, CLEAN, fork="die")
     assert job.ending.reason == "unavailable" and "--no-fork does without it" in job.ending.text
 
@@ -50,6 +50,6 @@ def test_a_forked_worker_that_dies_at_once_ends_the_job(play):
     assert job.statuses[1] in (-9, None)
 
 
-def test_a_missing_interpreter_is_told_once(play, tmp_path):
+def test_a_missing_interpreter_is_reported_once(play, tmp_path):
     job = play(argv=[tmp_path / "python", "-m", "jaxrun_runtime", "p"], size=2)
     assert job.ending.text.startswith("rank 0 could not be started: No such file or directory")

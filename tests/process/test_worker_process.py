@@ -57,7 +57,7 @@ def test_messages_come_whole_whatever_the_pieces(worker):
     assert child.receive() == [second]
 
 
-def test_last_words_are_read_before_the_end_is_seen(worker):
+def test_messages_are_received_before_the_end_of_the_channel(worker):
     child, theirs = worker
     child.send(Exit())
     theirs.sendall(encode(Done(2, 1.0)))

@@ -76,7 +76,7 @@ def test_no_limit_is_not_shown(tmp_path, limit):
     assert watch.explain(1) == "its memory cgroup ran out of memory"
 
 
-def test_where_nothing_can_be_asked_nothing_is_said(tmp_path):
+def test_without_log_and_cgroup_nothing_is_reported(tmp_path):
     watch = OomWatch(None, tmp_path / "missing")
     assert watch.explain(1) == ""
     watch.close()

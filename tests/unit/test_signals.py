@@ -44,14 +44,14 @@ def test_handlers_and_descriptors_are_given_back():
     assert len(os.listdir("/proc/self/fd")) == len(descriptors)
 
 
-def test_signals_of_somebody_else_are_not_reported(usr2):
+def test_signals_with_handlers_of_others_are_not_reported(usr2):
     with SignalPipe(USED) as pipe:
         os.kill(os.getpid(), signal.SIGUSR2)
         assert pipe.receive() == []
     assert usr2 == [1]
 
 
-def test_what_the_launcher_was_told_to_ignore_stays_ignored():
+def test_signals_that_the_launcher_was_started_to_ignore_stay_ignored():
     before = signal.signal(signal.SIGUSR1, signal.SIG_IGN)
     try:
         with SignalPipe(USED) as pipe:

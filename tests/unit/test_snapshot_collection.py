@@ -1,63 +1,76 @@
-"""The answers of many agents to one request for a snapshot."""
+"""The answers of many agents to requests for snapshots."""
 
 from dataclasses import replace
+
+import pytest
 
 from jaxrun.diagnosis.stacks import NATIVE_STACKS_TIMEOUT_S
 from jaxrun.head.actions import TakeSnapshot
 from jaxrun.protocol.agent_messages import SnapshotPurpose, SnapshotReply
 from jaxrun.protocol.flight import Flight
-from jaxrun.supervisor.snapshot_collection import SnapshotCollection
+from jaxrun.supervisor.snapshot_collection import SnapshotCollections
+
+SHOW, EARLY_EXIT, HISTORY = SnapshotPurpose.SHOW, SnapshotPurpose.EARLY_EXIT, SnapshotPurpose.HISTORY
 
 
-def taken(purpose, rank, text="stack"):
-    return SnapshotReply(
-        purpose, {rank: text}, {rank: "futex"}, {rank: 1.0}, flights={rank: Flight(trouble=f"of rank {rank}")}
-    )
+class Clock:
+    now = 100.0
+
+    def __call__(self):
+        return self.now
 
 
-def test_stacks_are_complete_when_all_have_answered():
-    collection = SnapshotCollection(TakeSnapshot((0, 3), SnapshotPurpose.SHOW), 100.0)
-    assert not collection.complete and 100.5 < collection.deadline < 105.0
-    assert (
-        not collection.add(taken(SnapshotPurpose.EARLY_EXIT, 0))
-        and not collection.add(taken(SnapshotPurpose.SHOW, 3))
-        and collection.add(taken(SnapshotPurpose.SHOW, 0))
-    )
-    assert collection.result() == SnapshotReply(
-        SnapshotPurpose.SHOW,
-        {0: "stack", 3: "stack"},
-        {0: "futex", 3: "futex"},
-        {0: 1.0, 3: 1.0},
-        flights={0: Flight(trouble="of rank 0"), 3: Flight(trouble="of rank 3")},
-    )
+@pytest.fixture
+def clock():
+    return Clock()
 
 
-def test_a_rank_that_does_not_answer_has_no_stacks():
-    collection = SnapshotCollection(TakeSnapshot((0, 3), SnapshotPurpose.SHOW), 100.0)
-    collection.add(taken(SnapshotPurpose.SHOW, 3))
-    assert collection.result() == SnapshotReply(
-        SnapshotPurpose.SHOW,
-        {0: "", 3: "stack"},
-        {0: "", 3: "futex"},
-        {0: 0.0, 3: 1.0},
-        flights={3: Flight(trouble="of rank 3")},
-    )
+@pytest.fixture
+def collections(clock):
+    return SnapshotCollections(clock)
 
 
-def test_of_calls_only_flights_are_told():
-    collection = SnapshotCollection(TakeSnapshot((3,), SnapshotPurpose.HISTORY), 100.0)
-    assert collection.add(SnapshotReply(SnapshotPurpose.HISTORY, {}, {}, {}, {}, {3: Flight(trouble="of rank 3")}))
-    assert collection.result() == SnapshotReply(
-        SnapshotPurpose.HISTORY, {}, {}, {}, {}, {3: Flight(trouble="of rank 3")}
-    )
+def flights(*ranks):
+    return {rank: Flight(trouble=f"of rank {rank}") for rank in ranks}
 
 
-def test_c_frames_take_longer():
-    collection = SnapshotCollection(TakeSnapshot((3,), SnapshotPurpose.NATIVE), 100.0)
-    assert collection.deadline > 100.0 + NATIVE_STACKS_TIMEOUT_S
-    assert collection.add(replace(taken(SnapshotPurpose.NATIVE, 3), native_stacks={3: "gloo::allreduce"}))
-    assert collection.result().native_stacks == {3: "gloo::allreduce"}
+def reply(purpose, rank):
+    return SnapshotReply(purpose, {rank: "stack"}, {rank: "futex"}, {rank: 1.0}, flights=flights(rank))
 
 
-def test_nobody_to_ask_is_an_answer():
-    assert SnapshotCollection(TakeSnapshot((), SnapshotPurpose.SHOW), 0.0).complete
+def test_a_snapshot_is_complete_when_all_have_answered(collections):
+    assert collections.start(TakeSnapshot((0, 3), SHOW)) == []
+    assert 100.5 < collections.deadline() < 105.0
+    assert collections.add(reply(EARLY_EXIT, 0)) == []  # nobody waits for it any more
+    assert collections.add(reply(SHOW, 3)) == []
+    stacks, waits, cpu = {0: "stack", 3: "stack"}, {0: "futex", 3: "futex"}, {0: 1.0, 3: 1.0}
+    assert collections.add(reply(SHOW, 0)) == [SnapshotReply(SHOW, stacks, waits, cpu, flights=flights(0, 3))]
+    assert collections.deadline() is None
+
+
+def test_a_rank_that_does_not_answer_in_time_has_no_stacks(collections, clock):
+    collections.start(TakeSnapshot((0, 3), SHOW))
+    collections.add(reply(SHOW, 3))
+    assert collections.expire() == []
+    clock.now = collections.deadline()
+    stacks, waits, cpu = {0: "", 3: "stack"}, {0: "", 3: "futex"}, {0: 0.0, 3: 1.0}
+    assert collections.expire() == [SnapshotReply(SHOW, stacks, waits, cpu, flights=flights(3))]
+    assert collections.add(reply(SHOW, 0)) == []
+
+
+def test_a_snapshot_of_recorders_has_flights_alone(collections):
+    collections.start(TakeSnapshot((3,), HISTORY))
+    only_flights = SnapshotReply(HISTORY, {}, {}, {}, {}, flights(3))
+    assert collections.add(only_flights) == [only_flights]
+
+
+def test_c_frames_take_longer(collections):
+    collections.start(TakeSnapshot((3,), SnapshotPurpose.NATIVE))
+    assert collections.deadline() > 100.0 + NATIVE_STACKS_TIMEOUT_S
+    native = {3: "gloo::allreduce"}
+    (result,) = collections.add(replace(reply(SnapshotPurpose.NATIVE, 3), native_stacks=native))
+    assert result.native_stacks == native
+
+
+def test_a_snapshot_of_nobody_is_complete_at_once(collections):
+    assert collections.start(TakeSnapshot((), SHOW)) == [SnapshotReply(SHOW, {}, {}, {})]

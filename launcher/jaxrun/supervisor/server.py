@@ -30,7 +30,6 @@ from jaxrun.protocol.agent_messages import (
     OutputCredit,
     Shutdown,
     SignalWorker,
-    SnapshotPurpose,
     SnapshotReply,
     SnapshotRequest,
     StartFailed,
@@ -43,7 +42,7 @@ from jaxrun.protocol.worker_messages import DeviceReport, Failed, Hello
 from jaxrun.supervisor.connections import RETRY_S, AgentConnection, AgentConnections
 from jaxrun.supervisor.launch_process import LaunchProcess
 from jaxrun.supervisor.loss_attribution import Evidence, LossAttribution
-from jaxrun.supervisor.snapshot_collection import SnapshotCollection
+from jaxrun.supervisor.snapshot_collection import SnapshotCollections
 
 if TYPE_CHECKING:
     from jaxrun.supervisor.supervise import JobContext
@@ -83,7 +82,7 @@ class AgentServer:
         self._connections = AgentConnections()
         self._clock_skew_s: dict[int, float] = {}  # by rank that has reported: how far its clock is behind ours
         self._logs_remotely: set[int] = set()
-        self._snapshots: dict[SnapshotPurpose, SnapshotCollection] = {}
+        self._snapshots = SnapshotCollections(self._clock)
         self._losses = LossAttribution(_ATTACHED_PROBE_TIMEOUT_S if attached else _PROBE_TIMEOUT_S)
         self._failure_reported: set[int] = set()
         self._outcome: JobOutcome | None = None
@@ -124,7 +123,7 @@ class AgentServer:
         loop.add_poller(self._acknowledge_output)
         loop.add_poller(self._connections.flush)
         loop.add_poller(self._output.flush_due)
-        loop.add_timer(self._snapshot_deadline, self._finish_late_snapshots)
+        loop.add_timer(self._snapshots.deadline, lambda: self._handle_all(self._snapshots.expire()))
         loop.add_timer(lambda: self._losses.deadline, self._attribute_losses)
         dispatcher = self._dispatcher
         loop.add_timer(dispatcher.deadline, lambda: self._execute_all(dispatcher.handle_timeouts()))
@@ -133,6 +132,10 @@ class AgentServer:
 
     def _handle(self, event: Event) -> None:
         self._execute_all(self._dispatcher.handle(event))
+
+    def _handle_all(self, events: Iterable[Event]) -> None:
+        for event in events:
+            self._handle(event)
 
     def _execute_all(self, actions: Iterable[Action]) -> None:
         actions = list(actions)
@@ -152,10 +155,8 @@ class AgentServer:
             case SignalRanks():
                 self._connections.send(action.ranks, SignalWorker(action.signum))
             case TakeSnapshot():
-                collection = self._snapshots[action.purpose] = SnapshotCollection(action, self._clock())
                 self._connections.send(action.ranks, SnapshotRequest(action.purpose))
-                if collection.complete:
-                    self._finish_snapshot(action.purpose)
+                self._handle_all(self._snapshots.start(action))
             case PrintLine():
                 self._output.print_line(f"jaxrun: {action.text}")
             case Finish():
@@ -203,9 +204,7 @@ class AgentServer:
             case FirstOutput():
                 self._dispatcher.record("first_output", rank)
             case SnapshotReply():
-                collection = self._snapshots.get(message.purpose)
-                if collection is not None and collection.add(message):
-                    self._finish_snapshot(message.purpose)
+                self._handle_all(self._snapshots.add(message))
             case AgentSignalled():
                 self._hold(message, probe=True)
             case AgentReport():
@@ -233,17 +232,6 @@ class AgentServer:
     def _acknowledge_output(self) -> None:
         if not self._output.congested:
             self._connections.acknowledge()
-
-    def _snapshot_deadline(self) -> float | None:
-        return min((collection.deadline for collection in self._snapshots.values()), default=None)
-
-    def _finish_late_snapshots(self) -> None:
-        now = self._clock()
-        for purpose in [purpose for purpose, collection in self._snapshots.items() if collection.deadline <= now]:
-            self._finish_snapshot(purpose)
-
-    def _finish_snapshot(self, purpose: SnapshotPurpose) -> None:
-        self._handle(self._snapshots.pop(purpose).result())
 
     # ---- agents, hosts and the launch command go away
 
@@ -277,8 +265,7 @@ class AgentServer:
             launch_failed=self._launch.failed,
             all_reported=self._all_reported,
         )
-        for event in self._losses.explain(evidence):
-            self._handle(event)
+        self._handle_all(self._losses.explain(evidence))
 
     def _on_launch_output(self) -> None:
         text = self._launch.read()

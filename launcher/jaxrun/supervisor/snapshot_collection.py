@@ -1,6 +1,8 @@
-"""Collects the answers of many agents to one request for a snapshot, until all have come or time is up."""
+"""Collects the answers of many agents to requests for snapshots, each until all have come or its time is up."""
 
 from __future__ import annotations
+
+from collections.abc import Callable
 
 from jaxrun.diagnosis.stacks import NATIVE_STACKS_TIMEOUT_S
 from jaxrun.head.actions import TakeSnapshot
@@ -28,16 +30,14 @@ class SnapshotCollection:
     def complete(self) -> bool:
         return len(self._flights) >= len(self._request.ranks)
 
-    def add(self, reply: SnapshotReply) -> bool:
-        """Add the answer of one agent; returns whether all have come. An answer to an earlier request is ignored."""
-        if reply.purpose == self._request.purpose:
-            self._stacks.update(reply.stacks)
-            self._kernel_waits.update(reply.kernel_waits)
-            self._cpu_seconds.update(reply.cpu_seconds)
-            self._bytes_written.update(reply.bytes_written)
-            self._flights.update(reply.flights)
-            self._native_stacks.update(reply.native_stacks)
-        return self.complete
+    def add(self, reply: SnapshotReply) -> None:
+        """Add the answer of one agent."""
+        self._stacks.update(reply.stacks)
+        self._kernel_waits.update(reply.kernel_waits)
+        self._cpu_seconds.update(reply.cpu_seconds)
+        self._bytes_written.update(reply.bytes_written)
+        self._flights.update(reply.flights)
+        self._native_stacks.update(reply.native_stacks)
 
     def result(self) -> SnapshotReply:
         """All answers as one."""
@@ -51,3 +51,35 @@ class SnapshotCollection:
             flights=dict(self._flights),
             native_stacks=dict(self._native_stacks),
         )
+
+
+class SnapshotCollections:
+    """The collections that are not complete, one for each purpose. Each method returns the results that are."""
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self._clock = clock
+        self._by_purpose: dict[SnapshotPurpose, SnapshotCollection] = {}
+
+    def start(self, request: TakeSnapshot) -> list[SnapshotReply]:
+        """Wait for the answers to this request, and no longer for those to an earlier one of the same purpose."""
+        self._by_purpose[request.purpose] = SnapshotCollection(request, self._clock())
+        return self._pop(lambda collection: collection.complete)
+
+    def add(self, reply: SnapshotReply) -> list[SnapshotReply]:
+        """Add the answer of one agent, if it is still waited for."""
+        if reply.purpose in self._by_purpose:
+            self._by_purpose[reply.purpose].add(reply)
+        return self._pop(lambda collection: collection.complete)
+
+    def deadline(self) -> float | None:
+        """When `expire` is to be called."""
+        return min((collection.deadline for collection in self._by_purpose.values()), default=None)
+
+    def expire(self) -> list[SnapshotReply]:
+        """Give up waiting where time is up."""
+        now = self._clock()
+        return self._pop(lambda collection: collection.deadline <= now)
+
+    def _pop(self, ended: Callable[[SnapshotCollection], bool]) -> list[SnapshotReply]:
+        purposes = [purpose for purpose, collection in self._by_purpose.items() if ended(collection)]
+        return [self._by_purpose.pop(purpose).result() for purpose in purposes]
