@@ -110,7 +110,7 @@ def test_private_names_of_jax_stand_in_few_files():
 
 
 def _imports(path: Path, *, types: bool = True) -> list[str]:
-    """Every absolute name that the file imports, at any depth of its functions; `types`: for type checkers only, too."""
+    """Every absolute name that the file imports, also within functions; `types`: also for type checkers only."""
     names = []
     tree = ast.parse(path.read_text())
     branches = [node for node in ast.walk(tree) if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.dump(node.test)]
