@@ -100,15 +100,15 @@ def start(directory: str, fields: str) -> int:
     """Plan a job as jaxrun would here, and start it; every rank leaves a file in the directory."""
     job = Job(program=("p",), backend="mpirun", env={"JRTB_LAST": os.environ["JRTB_LAST"]}, **json.loads(fields))
     made = mpirun.plan(job, os.environ, "ab" * 16)
-    starter = made.launch_command
-    assert starter is not None
+    command = made.launch_command
+    assert command is not None
     probe = Path(directory, "probe.py")
     probe.write_text(PROBE)
-    words = "\0".join(starter.argv).replace(
+    words = "\0".join(command.argv).replace(
         "\0".join(AGENT_ARGV), "\0".join([sys.executable, str(probe), directory, *VALUES])
     )
     told = dict.fromkeys(AgentEnv.variable_names(), "-")
-    environ = {**made.base_env(os.environ), **told, **starter.set_env}
+    environ = {**made.base_env(os.environ), **told, **command.set_env}
     status = subprocess.run(words.split("\0"), env=environ, input=b"words\n", timeout=40).returncode
     hosts = [worker.host for worker in made.workers]
     found = [json.loads(Path(directory, f"rank-{rank}.json").read_text())["host"] for rank in range(len(hosts))]

@@ -1,4 +1,4 @@
-"""Reads a flight recorder as contract/flight.py describes it: all of it, at once, for tests of what a worker writes."""
+"""Reads a whole flight recorder as protocol/flight_file.py describes it, for tests of what a worker writes."""
 
 import json
 import os

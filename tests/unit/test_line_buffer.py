@@ -1,4 +1,4 @@
-"""The splitter and the layout: bytes in, bytes on a shared screen out."""
+"""LineBuffer and Interleaver: bytes of one stream in, bytes on a shared screen out."""
 
 from __future__ import annotations
 
@@ -45,25 +45,25 @@ def test_any_chunking_gives_the_lines_of_the_slow_rule(text: bytes, cuts: list[i
 @given(st.binary(max_size=200), st.lists(st.integers(0, 200), max_size=8))
 def test_prefixes_stripped_give_back_the_bytes(data: bytes, cuts: list[int]) -> None:
     text = data.replace(b"\r", b"")
-    lines, layout = LineBuffer(), Interleaver()
-    screen = b"".join(layout.render("v", b"[3] ", lines.feed(chunk)) for chunk in chunked(text, cuts))
-    screen += layout.render("v", b"[3] ", lines.finish())
+    lines, interleaver = LineBuffer(), Interleaver()
+    screen = b"".join(interleaver.render("v", b"[3] ", lines.feed(chunk)) for chunk in chunked(text, cuts))
+    screen += interleaver.render("v", b"[3] ", lines.finish())
     ending = b"" if text.endswith(b"\n") or not text else b"\n"
     assert re.sub(rb"(?m)^\[3\] ", b"", screen) == text + ending
     assert screen.count(b"[3] ") >= screen.count(b"\n")
 
 
 @given(texts, st.lists(st.tuples(st.integers(0, 500), st.booleans()), max_size=12))
-def test_showing_partials_loses_no_byte_of_a_voice_that_speaks_alone(text: bytes, cuts: list[tuple[int, bool]]) -> None:
+def test_showing_partials_loses_no_byte_of_a_stream_that_is_alone(text: bytes, cuts: list[tuple[int, bool]]) -> None:
     text = text.replace(b"\r", b"").replace(b"[Gloo]", b"[gloo]")
-    lines, layout = LineBuffer(), Interleaver()
+    lines, interleaver = LineBuffer(), Interleaver()
     screen = b""
     for chunk, (_, show) in zip(chunked(text, [cut for cut, _ in cuts]), [*cuts, (0, False)], strict=True):
-        screen += layout.render("v", b"> ", lines.feed(chunk))
+        screen += interleaver.render("v", b"> ", lines.feed(chunk))
         if show and (partial := lines.flush_partial()):
-            screen += layout.render("v", b"> ", partial)
+            screen += interleaver.render("v", b"> ", partial)
     final = lines.finish()
-    screen += layout.render("v", b"> ", final)
+    screen += interleaver.render("v", b"> ", final)
     assert screen == b"".join(b"> " + line + b"\n" for line in split([text]).split(b"\n")[:-1])
 
 
@@ -110,15 +110,15 @@ def test_gloo_in_the_middle_of_a_line_is_shown() -> None:
     assert lines.feed(GLOO) == GLOO
 
 
-def play(layout: Interleaver, *turns: tuple[str, bytes]) -> bytes:
-    return b"".join(layout.render(voice, voice.encode() + b": ", text) for voice, text in turns)
+def play(interleaver: Interleaver, *turns: tuple[str, bytes]) -> bytes:
+    return b"".join(interleaver.render(owner, owner.encode() + b": ", text) for owner, text in turns)
 
 
 def test_an_unfinished_line_is_continued_in_its_place() -> None:
     assert play(Interleaver(), ("a", b"name? "), ("a", b"Bob\nhi\n")) == b"a: name? Bob\na: hi\n"
 
 
-def test_another_voice_ends_an_unfinished_line_and_the_rest_gets_its_prefix_again() -> None:
+def test_another_stream_ends_an_unfinished_line_and_the_rest_gets_its_prefix_again() -> None:
     assert play(Interleaver(), ("a", b"half"), ("b", b"whole\n"), ("a", b"half\n")) == b"a: half\nb: whole\na: half\n"
 
 
@@ -129,19 +129,20 @@ def test_a_newline_that_an_interruption_has_written_is_not_written_twice() -> No
 
 @pytest.mark.parametrize(("overwrites", "between"), [(False, b"\n"), (True, b"\r\x1b[K")])
 def test_a_progress_bar_that_was_shown_is_drawn_anew(overwrites: bool, between: bytes) -> None:
-    lines, layout = LineBuffer(), Interleaver(overwrites=overwrites)
+    lines, interleaver = LineBuffer(), Interleaver(overwrites=overwrites)
     assert lines.feed(b"10%\r50%\r") == b""
     assert lines.is_progress_bar
-    screen = layout.render("a", b"a: ", lines.flush_partial())
+    screen = interleaver.render("a", b"a: ", lines.flush_partial())
     assert not lines.has_partial
     assert lines.feed(b"60%") == b""
-    screen += layout.render("a", b"a: ", lines.flush_partial())
-    screen += layout.render("a", b"a: ", lines.feed(b"\r100%\n"))
+    screen += interleaver.render("a", b"a: ", lines.flush_partial())
+    screen += interleaver.render("a", b"a: ", lines.feed(b"\r100%\n"))
     assert screen == b"a: 50%" + between + b"a: 60%" + between + b"a: 100%\n"
 
 
 def test_a_bar_that_is_done_where_it_was_shown_ends_its_line() -> None:
-    lines, layout = LineBuffer(), Interleaver()
+    lines, interleaver = LineBuffer(), Interleaver()
     lines.feed(b"100%\r")
-    screen = layout.render("a", b"a: ", lines.flush_partial()) + layout.render("a", b"a: ", lines.feed(b"\nok\n"))
+    screen = interleaver.render("a", b"a: ", lines.flush_partial())
+    screen += interleaver.render("a", b"a: ", lines.feed(b"\nok\n"))
     assert screen == b"a: 100%\na: ok\n"

@@ -71,7 +71,7 @@ class Plan:
     fork:           start the workers by forking one process that has imported jax
     notes:          remarks on these decisions that the user should see
     job_size:       the processes of the whole job, where `workers` are not all of them
-    starter:        the command that starts an agent for each worker; None where the launcher starts the workers
+    launch_command: the command that starts an agent for each worker; None where the launcher starts the workers
     """
 
     job: Job

@@ -78,7 +78,7 @@ class AgentEnv:
     """What the agents on all hosts are told at their start, by the command that starts them.
 
     head:    the addresses at which the head listens, "10.1.0.4:40123,[fd00::4]:40123"
-    engine:  whose variables hold the rank, a key of surroundings.ENGINES
+    engine:  whose variables hold the rank, a key of cluster_env.CLUSTER_ENVS
     """
 
     job_id: str
