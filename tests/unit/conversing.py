@@ -9,7 +9,7 @@ from contextlib import contextmanager
 
 import jax
 
-from jaxrun.protocol.payload import GangMessageKind, GangMessageReader, GangMessageWriter, pack
+from jaxrun.protocol.gang_messages import GangMessageKind, GangMessageReader, GangMessageWriter, pack
 from jaxrun_runtime.gang import calls
 
 
@@ -35,7 +35,7 @@ class Parent:
         return parcel.kind, parcel.load() if parcel.kind not in (
             GangMessageKind.STDOUT,
             GangMessageKind.STDERR,
-        ) else bytes(parcel.body).decode()
+        ) else bytes(parcel.payload.body).decode()
 
     def hear_all(self):
         """Until the function is over."""

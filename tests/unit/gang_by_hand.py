@@ -8,7 +8,8 @@ from types import SimpleNamespace
 from jaxrun.gang.call import GangCall
 from jaxrun.gang.rank_connections import RankConnections
 from jaxrun.protocol.exceptions import pickle_exception
-from jaxrun.protocol.payload import GangMessage, GangMessageKind, GangMessageReader, GangMessageWriter, pack
+from jaxrun.protocol.gang_messages import GangMessage, GangMessageKind, GangMessageReader, GangMessageWriter, pack
+from jaxrun.protocol.payload import Payload
 
 NUMBER = 5  # of the call
 
@@ -36,7 +37,7 @@ class Rank:
         self.send(GangMessageKind.EXCEPTION, value, note=json.dumps(calls or {}).encode())
 
     def prints(self, text, kind=GangMessageKind.STDOUT):
-        self.send_message(GangMessage(kind, NUMBER, text.encode()))
+        self.send_message(GangMessage(kind, NUMBER, Payload(text.encode())))
 
     def receive(self):
         return self.reader.receive()

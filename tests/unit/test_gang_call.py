@@ -12,7 +12,7 @@ from jaxrun.gang import call as call_module
 from jaxrun.gang.call import step_difference
 from jaxrun.gang.call_events import Disconnected, LauncherOutput, Printed, RankMessage, Returned
 from jaxrun.gang.exceptions import CallTimeout
-from jaxrun.protocol.payload import GangMessageKind
+from jaxrun.protocol.gang_messages import GangMessageKind
 
 
 @pytest.fixture

@@ -9,7 +9,8 @@ import threading
 import pytest
 from conversing import playing
 
-from jaxrun.protocol.payload import GangMessage, GangMessageKind
+from jaxrun.protocol.gang_messages import GangMessage, GangMessageKind
+from jaxrun.protocol.payload import Payload
 from jaxrun_runtime.gang import array_pickling, calls
 
 pytestmark = pytest.mark.jax_version
@@ -126,7 +127,7 @@ def test_a_traceback_has_the_users_frames_only(play):
 
 def test_a_task_that_cannot_be_unpickled_is_told(play):
     def parent(side):
-        side.put(GangMessage(GangMessageKind.CALL, 1, b"garbage"))
+        side.put(GangMessage(GangMessageKind.CALL, 1, Payload(b"garbage")))
         return side.hear()
 
     kind, failure = play(parent)

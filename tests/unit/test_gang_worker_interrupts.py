@@ -8,7 +8,7 @@ import time
 import pytest
 from conversing import playing
 
-from jaxrun.protocol.payload import GangMessageKind, pack
+from jaxrun.protocol.gang_messages import GangMessageKind, pack
 from jaxrun_runtime.gang import calls, interrupts
 
 pytestmark = pytest.mark.jax_version

@@ -8,7 +8,7 @@ import pytest
 
 from jaxrun.notebook import ipython
 from jaxrun.notebook.ipython import NotebookSources
-from jaxrun.protocol.payload import GangMessageKind, pack
+from jaxrun.protocol.gang_messages import GangMessageKind, pack
 
 _CELL = "def outer(x):\n    def inner():\n        return x / 0\n    return inner\n"
 _FILE = "/nowhere/ipykernel_1/23.py"  # much as ipykernel names a cell
@@ -32,7 +32,7 @@ def _defined(name, monkeypatch):
 
 def _sent(function, sources):
     parcel = pack(GangMessageKind.CALL, 1, function, share=False, reduce=sources.reduce)
-    return pickle.loads(parcel.body)
+    return pickle.loads(parcel.payload.body)
 
 
 @pytest.mark.parametrize(("file", "name"), [(_FILE, "In[3]"), ("<doctest>", "<doctest>")])

@@ -14,14 +14,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from jaxrun.errors import ProtocolError
-from jaxrun.protocol.payload import (
-    GangMessage,
-    GangMessageKind,
-    GangMessageReader,
-    GangMessageWriter,
-    SharedBuffer,
-    pack,
-)
+from jaxrun.protocol.gang_messages import GangMessage, GangMessageKind, GangMessageReader, GangMessageWriter, pack
+from jaxrun.protocol.payload import SharedBuffer
 
 HEAVY = 2**18  # bytes from which arrays go into shared memory
 
@@ -194,14 +188,14 @@ def test_a_block_that_appears_twice_in_a_value_is_one(way):
 def test_a_block_goes_nowhere_else(way):
     block = SharedBuffer(4)
     for attempt in (lambda: pickle.dumps(block), lambda: pack(GangMessageKind.VALUE, 1, block, share=False)):
-        with pytest.raises(pickle.PicklingError, match="within a parcel only"):
+        with pytest.raises(pickle.PicklingError, match="in a gang's messages only"):
             attempt()
 
 
 def test_more_blocks_than_one_message_can_bear_are_refused_where_they_are_sent(way):
     blocks = [SharedBuffer(1) for _ in range(31)]
     assert len(way.value((blocks, np.zeros(HEAVY)), share=True)[0]) == 31
-    with pytest.raises(pickle.PicklingError, match=r"32 Blocks.*at most 31"):
+    with pytest.raises(pickle.PicklingError, match=r"32 SharedBuffers.*at most 31"):
         pack(GangMessageKind.VALUE, 1, [*blocks, SharedBuffer(1)], share=True)
 
 
@@ -289,13 +283,13 @@ def test_what_is_no_parcel_is_refused(pair, data):
     ours, theirs = pair
     assert len(data) >= len(_head())
     ours.send(data)
-    with pytest.raises(ProtocolError, match="no parcel of this version"):
+    with pytest.raises(ProtocolError, match="no message of this version"):
         GangMessageReader(theirs).receive()
 
 
 def test_an_empty_parcel_is_one(way):
     (came,) = way.carry(GangMessage(GangMessageKind.END_CALL, 12))
-    assert (came.kind, came.call, bytes(came.body), came.note) == (GangMessageKind.END_CALL, 12, b"", b"")
+    assert (came.kind, came.call, bytes(came.payload.body), came.note) == (GangMessageKind.END_CALL, 12, b"", b"")
 
 
 def test_descriptors_that_are_lost_on_their_way_are_told(pair):

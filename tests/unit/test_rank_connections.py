@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from gang_by_hand import FakeGang
 
-from jaxrun.protocol.payload import GangMessageKind, GangMessageReader, pack
+from jaxrun.protocol.gang_messages import GangMessageKind, GangMessageReader, pack
 
 
 @pytest.fixture
@@ -80,5 +80,4 @@ def test_a_ctrl_c_while_bytes_move_comes_afterwards(gang):
         with pytest.raises(KeyboardInterrupt):
             gang.connections.poll(20)
     gang.ranks[0].send(GangMessageKind.VALUE, "next")
-    received = gang.connections.poll(20)
-    assert [(rank, message.load()) for rank, message in received] == [(0, "whole"), (0, "next")]
+    assert [(rank, message.load()) for rank, message in gang.connections.poll(20)] == [(0, "whole"), (0, "next")]

@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxrun.protocol.payload import GangMessageKind, pack
+from jaxrun.protocol.gang_messages import GangMessageKind, pack
 from jaxrun_runtime.gang import array_pickling
 
 pytestmark = pytest.mark.jax_version

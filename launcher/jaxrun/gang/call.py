@@ -21,7 +21,7 @@ from jaxrun.gang.display import Display
 from jaxrun.gang.exceptions import CallTimeout, RemoteFailure, WorkerDied, combined_exception
 from jaxrun.gang.instance import GangInstance
 from jaxrun.protocol.flight import parse_group
-from jaxrun.protocol.payload import GangMessage, GangMessageKind, pack
+from jaxrun.protocol.gang_messages import GangMessage, GangMessageKind, pack
 from jaxrun.text import format_ranks
 
 INTERRUPT_TIMEOUT_S = 1.0  # for ranks to end what they do when they are interrupted
@@ -184,7 +184,7 @@ class GangCall:
                 self._events.append(RankMessage(rank, message.load()))
             case GangMessageKind.STDOUT | GangMessageKind.STDERR:
                 stream = "out" if message.kind is GangMessageKind.STDOUT else "err"
-                self._events.append(Printed(rank, stream, bytes(message.body)))
+                self._events.append(Printed(rank, stream, bytes(message.payload.body)))
             case GangMessageKind.RESULT | GangMessageKind.EXCEPTION:
                 failed = message.kind is GangMessageKind.EXCEPTION
                 host = self._instance.workers[rank].host

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from jaxrun.gang.exceptions import RemoteFailure
-from jaxrun.protocol.payload import GangMessage
+from jaxrun.protocol.gang_messages import GangMessage
 
 
 @dataclass(frozen=True, slots=True)

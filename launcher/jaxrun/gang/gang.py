@@ -23,7 +23,8 @@ from jaxrun.gang.lifecycle import GangLifecycle
 from jaxrun.gang.spec import GangSpec
 from jaxrun.job.fault_spec import FAULT_KINDS
 from jaxrun.protocol.flight_file import LOCKSTEP_RECORD
-from jaxrun.protocol.payload import FunctionReference, GangMessageKind, pack
+from jaxrun.protocol.gang_messages import GangMessageKind, pack
+from jaxrun.protocol.payload import FunctionReference, dump
 
 _LARGE_CLOSURE_BYTES = 2**24  # of a function with all that it closes over, from which a warning says so
 
@@ -108,7 +109,7 @@ class Gang:
                 "cells": sources.lines if sources is not None else {},
                 "path": [os.path.abspath(entry) for entry in sys.path],
             }
-            if task.nbytes > _LARGE_CLOSURE_BYTES:
+            if task.payload.nbytes > _LARGE_CLOSURE_BYTES:
                 _warn_of_closure(fn)
             task = replace(task, note=json.dumps(note).encode())
             call = GangCall(instance, self._call_number, task, self._display, self._end_call)
@@ -298,7 +299,7 @@ def _map_module(name: str) -> Any:
 
 def _warn_of_closure(fn: Callable[..., Any]) -> None:
     """Warn if a function is large by itself, whatever its arguments are."""
-    nbytes = pack(GangMessageKind.CALL, 0, fn, share=False).nbytes
+    nbytes = dump(fn, share=False).nbytes
     if nbytes > _LARGE_CLOSURE_BYTES:
         warnings.warn(
             f"{getattr(fn, '__name__', fn)} and what it closes over weigh {nbytes / 2**20:.0f} MiB, which go to every "

@@ -18,7 +18,7 @@ from jaxrun.gang.launcher_process import LauncherProcess
 from jaxrun.gang.rank_connections import RankConnections
 from jaxrun.gang.rank_listener import RankListener
 from jaxrun.gang.spec import GangSpec
-from jaxrun.protocol.payload import GangMessage, GangMessageKind, GangMessageReader
+from jaxrun.protocol.gang_messages import GangMessage, GangMessageKind, GangMessageReader
 from jaxrun.text import format_ranks, has_several_hosts, plural
 
 _SHUTDOWN_TIMEOUT_S = 5.0  # for the ranks to end by themselves

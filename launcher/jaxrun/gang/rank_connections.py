@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from jaxrun.channel.event_loop import EventLoop
 from jaxrun.errors import ProtocolError
 from jaxrun.gang.launcher_process import LauncherProcess
-from jaxrun.protocol.payload import GangMessage, GangMessageReader, GangMessageWriter
+from jaxrun.protocol.gang_messages import GangMessage, GangMessageReader, GangMessageWriter
 
 Received = tuple[int, GangMessage | None]
 
@@ -56,7 +56,7 @@ class RankConnections:
 
     def poll(self, timeout: float | None) -> list[Received]:
         """Return what has arrived within `timeout` seconds, by rank; None for a rank whose connection has ended."""
-        self._loop.run_once(timeout)
+        self._loop.run_once(0 if self._received else timeout)  # an interrupt may have left something
         received, self._received = self._received, []
         return received
 

@@ -17,7 +17,8 @@ from typing import Any
 
 import jaxrun_runtime
 from jaxrun.protocol import exceptions
-from jaxrun.protocol.payload import GangMessage, GangMessageKind, GangMessageReader, GangMessageWriter, pack
+from jaxrun.protocol.gang_messages import GangMessage, GangMessageKind, GangMessageReader, GangMessageWriter, pack
+from jaxrun.protocol.payload import Payload
 from jaxrun_runtime import failure_report
 from jaxrun_runtime.gang import array_pickling, notebook_cells
 from jaxrun_runtime.gang.interrupts import Interrupts
@@ -126,7 +127,7 @@ class CallerConnection:
 
     def _send_printed(self, kind: GangMessageKind, text: str) -> None:
         with contextlib.suppress(CallEnded):
-            self._send(GangMessage(kind, self._call_number, text.encode("utf-8", "backslashreplace")))
+            self._send(GangMessage(kind, self._call_number, Payload(text.encode("utf-8", "backslashreplace"))))
 
     def _pack(self, kind: GangMessageKind, value: Any) -> GangMessage:
         ends_call = kind in (GangMessageKind.RESULT, GangMessageKind.EXCEPTION)

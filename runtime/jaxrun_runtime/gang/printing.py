@@ -9,7 +9,7 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-from jaxrun.protocol.payload import GangMessageKind
+from jaxrun.protocol.gang_messages import GangMessageKind
 
 Send = Callable[[GangMessageKind, str], None]
 

@@ -1,0 +1,202 @@
+"""What a rank of a gang and the parent send each other, and how it becomes bytes.
+
+    parent                       rank
+                 ◀──────────     READY            (after the handshake, see auth.py)
+    CALL         ──────────▶                      (run this function)
+    VALUE        ◀─────────▶     VALUE            (any number, both ways, while the function runs)
+                 ◀──────────     STDOUT, STDERR   (what it prints)
+    END_CALL     ──────────▶                      (the parent wants no more of this call)
+                 ◀──────────     RESULT | EXCEPTION
+    SHUTDOWN     ──────────▶
+
+Functions of jaxrun's own that run in such calls have messages of theirs: map_messages.py, pytest_messages.py.
+
+A message is a header, the sizes of the buffers, a note, a pickle, and the buffers (see payload.py). Descriptors travel
+with the first byte.
+
+    header = magic, kind, flags, call, lengths of note and pickle, number of buffers
+    flags  = number of descriptors << 1 | whether the first is a memory file with the buffers
+"""
+
+from __future__ import annotations
+
+import enum
+import socket
+import struct
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import Any
+
+from jaxrun.errors import ProtocolError
+
+from .payload import MAX_DESCRIPTORS, OwnedDescriptor, Payload, Reduce, dump
+
+_MAGIC = b"JXP1"
+_HEADER = struct.Struct("<4sBBxxIIQIxxxx")
+_SIZE = struct.Struct("<Q")
+_SHARED = 1
+_MAX_BUFFERS = 2**20
+_MAX_PIECES = 64  # that are handed to the kernel at a time
+_ANCILLARY_BYTES = socket.CMSG_SPACE(4 * MAX_DESCRIPTORS)
+
+
+class GangMessageKind(enum.IntEnum):
+    """What a message is for."""
+
+    CALL = 1
+    VALUE = 2
+    END_CALL = 3
+    SHUTDOWN = 4
+    READY = 5
+    STDOUT = 6
+    STDERR = 7
+    RESULT = 8
+    EXCEPTION = 9
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class GangMessage:
+    """One message.
+
+    call:  the number of the call that it belongs to
+    note:  JSON for the receiver, who may read it without loading the payload
+    """
+
+    kind: GangMessageKind
+    call: int
+    payload: Payload = Payload()  # noqa: RUF009
+    note: bytes = b""
+
+    def load(self) -> Any:
+        """Return the value. Raises whatever its pickle raises."""
+        return self.payload.load()
+
+    def with_copied_buffers(self) -> GangMessage:
+        """Return the same with copies of the arrays' memory, which may change before the message has been sent."""
+        return replace(self, payload=self.payload.copy_buffers())
+
+    def to_frame(self) -> list[bytes | bytearray | memoryview]:
+        """Return its bytes, in pieces."""
+        payload = self.payload
+        flags = len(payload.descriptors) << 1 | (_SHARED if payload.is_shared else 0)
+        counts = (len(self.note), len(payload.body), len(payload.buffers))
+        header = _HEADER.pack(_MAGIC, self.kind, flags, self.call, *counts)
+        sizes = b"".join(_SIZE.pack(buffer.nbytes) for buffer in payload.buffers)
+        return [header + sizes + self.note, payload.body, *payload.buffers]
+
+
+def pack(
+    kind: GangMessageKind, call: int, value: Any, *, share: bool, note: bytes = b"", reduce: Reduce | None = None
+) -> GangMessage:
+    """Return a message with `value`; see payload.dump."""
+    return GangMessage(kind, call, dump(value, share=share, reduce=reduce), note)
+
+
+class GangMessageReader:
+    """Reads messages from a socket as they arrive; blocks or not, as the socket does."""
+
+    def __init__(self, connection: socket.socket) -> None:
+        self._socket = connection
+        self._descriptors: list[OwnedDescriptor] = []
+        self._parser = self._parse()
+        self._missing = next(self._parser)
+        self._message: GangMessage | None = None
+
+    def receive(self) -> GangMessage:
+        """Return the next message.
+
+        Raises BlockingIOError if it has not arrived whole, EOFError if none can, ProtocolError or OSError.
+        """
+        while True:
+            count = self._fill()
+            self._missing = self._missing[count:]
+            if not self._missing.nbytes:
+                self._missing = next(self._parser)
+            if self._message is not None:
+                message, self._message = self._message, None
+                return message
+
+    def _fill(self) -> int:
+        count, ancillary, flags, _ = self._socket.recvmsg_into(
+            [self._missing], _ANCILLARY_BYTES, socket.MSG_CMSG_CLOEXEC
+        )
+        for level, kind, data in ancillary:
+            if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
+                fds = struct.iter_unpack("i", data[: len(data) // 4 * 4])
+                self._descriptors += [OwnedDescriptor(fd) for (fd,) in fds]
+        if flags & socket.MSG_CTRUNC:
+            raise ProtocolError("descriptors were lost on their way: too many files are open")
+        if not count:
+            raise EOFError
+        return count
+
+    def _parse(self) -> Iterator[memoryview]:
+        """Yield the memory that is to be filled next; leave a message that is whole in `_message`."""
+        while True:
+            yield from self._parse_one()  # whose variables hold the message no longer than it lasts
+
+    def _parse_one(self) -> Iterator[memoryview]:
+        header = bytearray(_HEADER.size)
+        yield memoryview(header)
+        magic, kind, flags, call, note_size, body_size, count = _HEADER.unpack(header)
+        if magic != _MAGIC or count > _MAX_BUFFERS or kind not in GangMessageKind.__members__.values():
+            raise ProtocolError("what arrived is no message of this version of jaxrun")
+        rest = bytearray(count * _SIZE.size + note_size)
+        if rest:
+            yield memoryview(rest)
+        sizes = [size for (size,) in _SIZE.iter_unpack(rest[: count * _SIZE.size])]
+        body, *buffers = (bytearray(size) for size in (body_size, *sizes))
+        for piece in (body, *buffers):
+            if piece:
+                yield memoryview(piece)
+        descriptors = tuple(self._descriptors[: flags >> 1])
+        del self._descriptors[: flags >> 1]
+        payload = Payload(body, tuple(map(memoryview, buffers)), descriptors, bool(flags & _SHARED))
+        note = bytes(rest[count * _SIZE.size :])
+        self._message = GangMessage(GangMessageKind(kind), call, payload, note)
+
+
+class GangMessageWriter:
+    """Writes messages to a socket, in order; keeps what does not fit yet."""
+
+    def __init__(self, connection: socket.socket) -> None:
+        self._socket = connection
+        self._pieces: list[memoryview] = []
+        self._descriptors: dict[int, tuple[OwnedDescriptor, ...]] = {}  # by id of the piece that they go with
+
+    def add(self, message: GangMessage) -> None:
+        pieces = [memoryview(piece).cast("B") for piece in message.to_frame() if len(piece)]
+        if message.payload.descriptors:
+            self._descriptors[id(pieces[0])] = message.payload.descriptors
+        self._pieces += pieces
+
+    def flush(self) -> bool:
+        """Send what has been added; return whether nothing is left. Raises OSError."""
+        while self._pieces:
+            first = self._pieces[0]
+            try:
+                count = self._send(self._descriptors.get(id(first), ()))
+            except BlockingIOError:
+                return False
+            self._descriptors.pop(id(first), None)
+            self._advance(count)
+        return True
+
+    def _send(self, descriptors: tuple[OwnedDescriptor, ...]) -> int:
+        # A piece with descriptors begins a packet of its own, and the next such piece is not in the same one.
+        pieces = self._pieces[:1]
+        for piece in self._pieces[1:_MAX_PIECES]:
+            if id(piece) in self._descriptors:
+                break
+            pieces.append(piece)
+        fds = struct.pack(f"{len(descriptors)}i", *(descriptor.fd for descriptor in descriptors))
+        return self._socket.sendmsg(pieces, [(socket.SOL_SOCKET, socket.SCM_RIGHTS, fds)] if descriptors else [])
+
+    def _advance(self, count: int) -> None:
+        while count:
+            first = self._pieces[0]
+            if count < first.nbytes:
+                self._pieces[0] = first[count:]
+                return
+            count -= first.nbytes
+            del self._pieces[0]
