@@ -6,7 +6,7 @@ in groups, only what differs, and what to do about it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from jaxrun.protocol.worker_messages import DeviceReport, Hello
@@ -53,114 +53,80 @@ def compare_hellos(hellos: Mapping[int, Hello]) -> str:
         return ""
     lines = [f"the processes differ in {', '.join(differing)}"]
     for name in differing:
-        values = {rank: f"{name} {table.get(name, _NOT_SET)}" for rank, table in tables.items()}
-        lines += _table(hellos, values, values.__getitem__)
+        lines += _table({rank: f"{name} {table.get(name, _NOT_SET)}" for rank, table in tables.items()}, _hosts(hellos))
     lines.append("every process must run the same program with the same versions and settings.")
     return "\n".join(lines)
 
 
 def check_device_reports(reports: Mapping[int, DeviceReport], hellos: Mapping[int, Hello], expected: Expected) -> str:
     """Check what JAX shows in each process; only the first kind of difference is reported."""
-    checks = (
-        _check_nonce,
-        _check_membership,
-        _check_platform,
-        _check_local_devices,
-        _check_asked_devices,
-        _check_global_devices,
-    )
-    return next((text for text in (check(reports, hellos, expected) for check in checks) if text), "")
-
-
-def _check_nonce(reports: Mapping[int, DeviceReport], hellos: Mapping[int, Hello], expected: Expected) -> str:
-    wrong = [rank for rank, report in reports.items() if report.nonce != expected.job_id]
-    if not wrong:
-        return ""
     return (
-        f"{_locate(hellos, wrong)} joined the coordinator of another job\n"
-        "a stranger has taken the port of this job's coordinator; start the job again, it takes a new port."
+        _check_membership(reports, _hosts(hellos), expected)
+        or _check_platform(reports, _hosts(hellos), expected)
+        or _check_local_devices(reports, hellos, expected)
+        or _check_global_devices(reports, _hosts(hellos))
     )
 
 
-def _check_membership(reports: Mapping[int, DeviceReport], hellos: Mapping[int, Hello], expected: Expected) -> str:
-    wrong = [
-        rank
-        for rank, report in reports.items()
-        if (report.process_index, report.process_count) != (rank, expected.size)
-    ]
-    if not wrong:
-        return ""
-    return "\n".join(
-        [
-            f"JAX does not show the job of size {expected.size} that was asked for",
-            *_table(hellos, wrong, lambda rank: _identity(reports[rank])),
-            "does the program, or a variable of yours, call jax.distributed.initialize before jaxrun does?",
-        ]
+def _check_membership(reports: Mapping[int, DeviceReport], hosts: Mapping[int, str], expected: Expected) -> str:
+    strangers = [rank for rank, report in reports.items() if report.nonce != expected.job_id]
+    if strangers:
+        return (
+            f"{format_ranks_on_hosts(strangers, hosts)} joined the coordinator of another job\n"
+            "a stranger has taken the port of this job's coordinator; start the job again, it takes a new port."
+        )
+    shown = {rank: (report.process_index, report.process_count) for rank, report in reports.items()}
+    return _describe_differences(
+        f"JAX does not show the job of size {expected.size} that was asked for",
+        {rank: f"process {i} of {n} to JAX" for rank, (i, n) in shown.items() if (i, n) != (rank, expected.size)},
+        hosts,
+        "does the program, or a variable of yours, call jax.distributed.initialize before jaxrun does?",
     )
 
 
-def _identity(report: DeviceReport) -> str:
-    return f"process {report.process_index} of {report.process_count} to JAX"
-
-
-def _check_platform(reports: Mapping[int, DeviceReport], hellos: Mapping[int, Hello], expected: Expected) -> str:
+def _check_platform(reports: Mapping[int, DeviceReport], hosts: Mapping[int, str], expected: Expected) -> str:
     # JAX calls both cuda and rocm devices "gpu".
     wanted = {"cuda": "gpu", "rocm": "gpu"}.get(expected.platform, expected.platform)
-    wrong = [rank for rank, report in reports.items() if report.platform != wanted]
-    if not wrong:
-        return ""
-    found = reports[min(wrong)].platform
-    return "\n".join(
-        [
-            f"the job asked for {expected.platform}, but JAX runs on something else",
-            *_table(hellos, wrong, lambda rank: f"platform {reports[rank].platform}"),
-            f"is JAX installed with support for {expected.platform} there, and is a device free? "
-            f"Or ask for --platform {'cuda (or rocm)' if found == 'gpu' else found}.",
-        ]
+    wrong = {rank: report.platform for rank, report in reports.items() if report.platform != wanted}
+    found = wrong[min(wrong)] if wrong else ""
+    return _describe_differences(
+        f"the job asked for {expected.platform}, but JAX runs on something else",
+        {rank: f"platform {platform}" for rank, platform in wrong.items()},
+        hosts,
+        f"is JAX installed with support for {expected.platform} there, and is a device free? "
+        f"Or ask for --platform {'cuda (or rocm)' if found == 'gpu' else found}.",
     )
 
 
 def _check_local_devices(reports: Mapping[int, DeviceReport], hellos: Mapping[int, Hello], expected: Expected) -> str:
     counts = {rank: report.local_devices for rank, report in reports.items()}
+    smallest = min(counts.values())
     if len(set(counts.values())) == 1:
-        return ""
+        if expected.local_devices in (None, smallest):
+            return ""
+        return (
+            f"every process was to have {plural(expected.local_devices or 0, 'device')}, "
+            f"but JAX shows {smallest} in each{_device_settings(hellos[min(hellos)])}\n"
+            f"ask for -d {smallest}, or take the setting away that decides otherwise."
+        )
+    hosts = _hosts(hellos)
     rows = []
-    for value, ranks in _group_ranks(counts, lambda rank: plural(counts[rank], "device")):
+    for value, ranks in _group_ranks({rank: plural(count, "device") for rank, count in counts.items()}):
         kinds = sorted({kind for rank in ranks for kind in reports[rank].device_kinds})
-        where = [_hosts(hellos, ranks)] if has_several_hosts(_host_of_rank(hellos)) else []
+        where = [_format_hosts(ranks, hosts)] if has_several_hosts(hosts) else []
         rows.append((format_ranks(ranks), value, f"({', '.join(where + kinds)}){_device_settings(hellos[ranks[0]])}"))
-    return "\n".join(
-        [
-            "local device counts differ",
-            *_rows(rows),
-            "every process must see the same number of devices; free the missing ones, "
-            f"or ask for -d {min(counts.values())}.",
-        ]
-    )
+    advice = f"every process must see the same number of devices; free the missing ones, or ask for -d {smallest}."
+    return "\n".join(["local device counts differ", *_align(rows), advice])
 
 
-def _check_asked_devices(reports: Mapping[int, DeviceReport], hellos: Mapping[int, Hello], expected: Expected) -> str:
-    found = next(iter(reports.values())).local_devices  # _check_local_devices has found that they are equal
-    if expected.local_devices is None or expected.local_devices == found:
-        return ""
-    return (
-        f"every process was to have {plural(expected.local_devices, 'device')}, "
-        f"but JAX shows {found} in each{_device_settings(hellos[min(hellos)])}\n"
-        f"ask for -d {found}, or take the setting away that decides otherwise."
-    )
-
-
-def _check_global_devices(reports: Mapping[int, DeviceReport], hellos: Mapping[int, Hello], expected: Expected) -> str:
+def _check_global_devices(reports: Mapping[int, DeviceReport], hosts: Mapping[int, str]) -> str:
     total = sum(report.local_devices for report in reports.values())
-    wrong = [rank for rank, report in reports.items() if report.global_devices != total]
-    if not wrong:
-        return ""
-    return "\n".join(
-        [
-            f"the processes have {plural(total, 'device')} together, but JAX shows another number in all",
-            *_table(hellos, wrong, lambda rank: plural(reports[rank].global_devices, "device")),
-            "they did not all join one job; start it again.",
-        ]
+    shown = {rank: report.global_devices for rank, report in reports.items()}
+    return _describe_differences(
+        f"the processes have {plural(total, 'device')} together, but JAX shows another number in all",
+        {rank: plural(count, "device") for rank, count in shown.items() if count != total},
+        hosts,
+        "they did not all join one job; start it again.",
     )
 
 
@@ -191,41 +157,38 @@ def _compared_values(hello: Hello) -> dict[str, str]:
 
 
 def _device_settings(hello: Hello) -> str:
-    """The settings that decide how many devices a process sees, where it has any."""
+    """The variables that decide how many devices a process sees, where any is set."""
     names = ("CUDA_VISIBLE_DEVICES", "JAX_NUM_CPU_DEVICES", "XLA_FLAGS")
-    found = [f"{name}={hello.environment[name]}" for name in names if name in hello.environment]
-    return "".join(f"  {text}" for text in found)
+    return "".join(f"  {name}={hello.environment[name]}" for name in names if name in hello.environment)
 
 
-def _group_ranks(ranks: Iterable[int], key: Callable[[int], str]) -> list[tuple[str, list[int]]]:
+def _describe_differences(problem: str, values: Mapping[int, str], hosts: Mapping[int, str], advice: str) -> str:
+    """The refusal for the ranks with wrong values; "" where there are none."""
+    return "\n".join([problem, *_table(values, hosts), advice]) if values else ""
+
+
+def _table(values: Mapping[int, str], hosts: Mapping[int, str]) -> list[str]:
+    """A line for each value: which ranks have it, and on which hosts if there are several."""
+    several = has_several_hosts(hosts)
+    groups = _group_ranks(values)
+    return _align([(format_ranks(r), value, f"({_format_hosts(r, hosts)})" if several else "") for value, r in groups])
+
+
+def _group_ranks(values: Mapping[int, str]) -> list[tuple[str, list[int]]]:
+    """Each value with its ranks, the most common first."""
     groups: dict[str, list[int]] = {}
-    for rank in sorted(ranks):
-        groups.setdefault(key(rank), []).append(rank)
+    for rank in sorted(values):
+        groups.setdefault(values[rank], []).append(rank)
     return sorted(groups.items(), key=lambda group: (-len(group[1]), group[1]))
 
 
-def _table(hellos: Mapping[int, Hello], ranks: Iterable[int], key: Callable[[int], str]) -> list[str]:
-    """A row for each value of `key`: which ranks have it, and on which hosts if there are several."""
-    several = has_several_hosts(_host_of_rank(hellos))
-    return _rows(
-        [
-            (format_ranks(members), value, f"({_hosts(hellos, members)})" if several else "")
-            for value, members in _group_ranks(ranks, key)
-        ]
-    )
-
-
-def _rows(rows: list[tuple[str, str, str]]) -> list[str]:
+def _align(rows: list[tuple[str, str, str]]) -> list[str]:
     return [f"  {line}" for line in format_columns(rows, gap="   ")]
 
 
-def _host_of_rank(hellos: Mapping[int, Hello]) -> dict[int, str]:
+def _hosts(hellos: Mapping[int, Hello]) -> dict[int, str]:
     return {rank: hello.host for rank, hello in hellos.items()}
 
 
-def _hosts(hellos: Mapping[int, Hello], ranks: Iterable[int]) -> str:
-    return ", ".join(dict.fromkeys(hellos[rank].host for rank in ranks))
-
-
-def _locate(hellos: Mapping[int, Hello], ranks: Iterable[int]) -> str:
-    return format_ranks_on_hosts(ranks, _host_of_rank(hellos))
+def _format_hosts(ranks: Iterable[int], hosts: Mapping[int, str]) -> str:
+    return ", ".join(dict.fromkeys(hosts[rank] for rank in ranks))
