@@ -223,7 +223,13 @@ ENDINGS = {
 }
 
 
-@pytest.mark.parametrize(("source", "status"), ENDINGS.values(), ids=ENDINGS)
+ALWAYS = ("with a with", "by sys.exit", "in a thread's call")
+
+
+@pytest.mark.parametrize(
+    ("source", "status"),
+    [pytest.param(*ENDINGS[how], id=how, marks=[] if how in ALWAYS else pytest.mark.extended) for how in ENDINGS],
+)
 def test_its_end_is_the_end_of_all(session, source, status):
     out, err = session(source).end(status)
     assert out == "(0, 1)\n" and err == ""

@@ -18,30 +18,34 @@ PROGRAMS = [
     for path in sorted((Path(__file__).parent / "agreeing").glob("*.py"))
     for name in _PROGRAM.findall(path.read_text())
 ]
-# A thousand take about 70 s in strict mode; and with two devices each half as long again.
-STEPS = {"record": 1000, "strict": 150}
+# By mode, numbers of steps: a few always, and many for scripts/test --all. A thousand strict ones would take 70 s.
+STEPS = {"record": (100, 1000), "strict": (20, 150)}
 DEVICES = {"record": 1, "strict": 2}  # of each rank
 BY_FOUR = ("some_ranks_only", "local_on_rank_0")  # also over ranks whose groups are not all of them
-
-
-def ranks(size: int, mode: str) -> pytest.MarkDecorator:
-    return pytest.mark.processes(size, devices=DEVICES[mode], lockstep=mode)
 
 
 def sized() -> list[Any]:
     pairs = [(2, program) for program in PROGRAMS]
     pairs += [(4, program) for program in PROGRAMS if program[1] in BY_FOUR]
     return [
-        pytest.param(*program, mode, id=f"{mode}-{program[1]}-{size}", marks=ranks(size, mode))
+        pytest.param(
+            *(*program, number),
+            id=f"{mode}-{program[1]}-{size}-{number}",
+            marks=[
+                pytest.mark.processes(size, devices=DEVICES[mode], lockstep=mode),
+                *([] if number == min(STEPS[mode]) else [pytest.mark.extended]),
+            ],
+        )
         for mode in STEPS
+        for number in STEPS[mode]
         for size, program in pairs
     ]
 
 
-@pytest.mark.parametrize(("module", "name", "mode"), sized())
-def test_nothing_is_said_of_ranks_that_are_in_step(shared_tmp_path: Path, module: str, name: str, mode: str) -> None:
+@pytest.mark.parametrize(("module", "name", "steps"), sized())
+def test_nothing_is_said_of_ranks_that_are_in_step(shared_tmp_path: Path, module: str, name: str, steps: int) -> None:
     from agreeing.world import world
 
-    step = getattr(import_module(f"agreeing.{module}"), name)(world(shared_tmp_path, STEPS[mode]))
-    for number in range(STEPS[mode]):
+    step = getattr(import_module(f"agreeing.{module}"), name)(world(shared_tmp_path, steps))
+    for number in range(steps):
         step(number)
