@@ -1,4 +1,4 @@
-"""An agent, a host or what has started them goes away: who is named, who is stopped, how the command ends."""
+"""An agent, a host or mpirun goes away: which rank is named, which are stopped, and the exit code."""
 
 import signal
 
@@ -11,7 +11,7 @@ from jaxrun.head.head import Head
 from jaxrun.job.job import Job
 from jaxrun.protocol.agent_messages import AgentReport, AgentSignalled, StartFailed, WorkerExited, WorkerSpawned
 from jaxrun.protocol.worker_messages import Exit, Join, Run
-from jaxrun.verdict import decide
+from jaxrun.verdict.decide import decide as decide_verdict
 
 HOSTS = {0: "h1", 1: "h1", 2: "h2", 3: "h2"}
 CLOSED = "the connection to its agent was closed"
@@ -39,9 +39,9 @@ class Far:
         return self.job.failure(rank, **more)
 
     @property
-    def told(self):
+    def verdict(self):
         """The verdict."""
-        return decide.decide(self.job.outcome, self.job.head.hosts, started=0.0, ended=self.job.now)
+        return decide_verdict(self.job.outcome, self.job.head.hosts, started=0.0, ended=self.job.now)
 
 
 @pytest.fixture
@@ -56,9 +56,9 @@ def test_a_lost_agents_host_is_named_and_the_others_are_stopped(far):
     job.lose(3).wait(1)
     assert job.lines == ["rank 3 (h2) failed; stopping 3 others"]
     assert job.kills() == [(30, (0, 1, 2))]
-    assert job.told.exit_code == 69 and job.told.outcome == "lost" and job.told.culprits == (3,)
-    assert job.told.headline == f"rank 3 of 4 on h2 was lost: {CLOSED}, 0.00 s into the run."
-    assert job.told.victims == dict.fromkeys(range(3), "was stopped")
+    assert job.verdict.exit_code == 69 and job.verdict.outcome == "lost" and job.verdict.culprits == (3,)
+    assert job.verdict.headline == f"rank 3 of 4 on h2 was lost: {CLOSED}, 0.00 s into the run."
+    assert job.verdict.victims == dict.fromkeys(range(3), "was stopped")
 
 
 def test_all_agents_of_a_host_are_lost_together(far):
@@ -66,8 +66,8 @@ def test_all_agents_of_a_host_are_lost_together(far):
     job.run()
     job.lose(2, 3, text=SILENT).wait(1)
     assert job.kills() == [(30, (0, 1))] and job.lines == ["ranks 2-3 (h2) failed; stopping 2 others"]
-    assert job.told.culprits == (2, 3) and job.told.exit_code == 69
-    assert "h2" in job.told.headline and SILENT in job.told.headline and "h1" not in job.told.headline
+    assert job.verdict.culprits == (2, 3) and job.verdict.exit_code == 69
+    assert "h2" in job.verdict.headline and SILENT in job.verdict.headline and "h1" not in job.verdict.headline
 
 
 @pytest.mark.parametrize("first", ["the collateral", "the loss"])
@@ -79,8 +79,8 @@ def test_bystanders_with_words_of_a_broken_connection_are_not_blamed(far, first)
         step()
         job.wait(0.02)
     job.exit(1, 0, 1).wait(6)
-    assert job.told.culprits == (2, 3) and job.told.outcome == "lost" and job.told.exit_code == 69
-    assert job.told.victims == dict.fromkeys((0, 1), "lost its connection")
+    assert job.verdict.culprits == (2, 3) and job.verdict.outcome == "lost" and job.verdict.exit_code == 69
+    assert job.verdict.victims == dict.fromkeys((0, 1), "lost its connection")
 
 
 def test_a_loss_that_is_noticed_late_still_explains_the_collateral(far):
@@ -89,7 +89,7 @@ def test_a_loss_that_is_noticed_late_still_explains_the_collateral(far):
     job.handle(job.failure(0, **GLOO)).wait(0.3)
     job.lose(3)
     job.exit(1, 0).wait(6)
-    assert job.told.culprits == (3,) and job.told.exit_code == 69
+    assert job.verdict.culprits == (3,) and job.verdict.exit_code == 69
 
 
 def test_a_rank_with_an_error_of_its_own_before_the_loss_is_the_culprit(far):
@@ -98,22 +98,22 @@ def test_a_rank_with_an_error_of_its_own_before_the_loss_is_the_culprit(far):
     job.handle(job.failure(1)).wait(0.01)
     job.lose(3)
     job.exit(1, 1).wait(1)
-    assert job.told.culprits == (1,) and job.told.exit_code == 1
-    assert job.told.victims[3] == "was lost too"
+    assert job.verdict.culprits == (1,) and job.verdict.exit_code == 1
+    assert job.verdict.victims[3] == "was lost too"
 
 
 def test_a_lost_rank_0_is_named_like_any_other(far):
     job = far()
     job.run()
     job.lose(0).wait(1)
-    assert job.told.culprits == (0,) and job.kills() == [(30, (1, 2, 3))] and job.told.exit_code == 69
+    assert job.verdict.culprits == (0,) and job.kills() == [(30, (1, 2, 3))] and job.verdict.exit_code == 69
 
 
 def test_who_lost_everything_ends_at_once(far):
     job = far()
     job.run()
     job.lose(0, 1, 2, 3)
-    assert job.outcome is not None and job.told.exit_code == 69 and job.told.culprits == (0, 1, 2, 3)
+    assert job.outcome is not None and job.verdict.exit_code == 69 and job.verdict.culprits == (0, 1, 2, 3)
     assert not job.killed
 
 
@@ -121,16 +121,16 @@ def test_an_agent_that_is_lost_while_joining_is_named(far):
     job = far()
     job.join()
     job.lose(3).wait(1)
-    assert job.ranks_sent(Run) == [] and job.told.culprits == (3,) and job.told.exit_code == 69
-    assert "before the program's first line" in job.told.headline
+    assert job.ranks_sent(Run) == [] and job.verdict.culprits == (3,) and job.verdict.exit_code == 69
+    assert "before the program's first line" in job.verdict.headline
 
 
 def test_an_agent_that_goes_before_its_worker_was_started_is_named(far):
     job = far()
     job.spawn(0, 1, 2)
     job.lose(3).wait(1)
-    assert job.outcome.reason == "unavailable" and job.told.exit_code == 69
-    assert job.told.headline == f"the agent of rank 3 (h2) went away before its worker was started: {CLOSED}"
+    assert job.outcome.reason == "unavailable" and job.verdict.exit_code == 69
+    assert job.verdict.headline == f"the agent of rank 3 (h2) went away before its worker was started: {CLOSED}"
     assert job.kills() == [(0, (0, 1, 2))]
 
 
@@ -145,8 +145,8 @@ def test_lost_while_the_others_are_being_stopped_is_no_second_failure(far):
     job.run()
     job.handle(WorkerExited(1, 7)).wait(0.0305)
     job.lose(2, 3).wait(1)
-    assert job.told.culprits == (1,) and job.told.exit_code == 7
-    assert job.told.victims == {0: "was stopped", 2: "was stopped", 3: "was stopped"}
+    assert job.verdict.culprits == (1,) and job.verdict.exit_code == 7
+    assert job.verdict.victims == {0: "was stopped", 2: "was stopped", 3: "was stopped"}
     assert job.finished_at < 0.1
 
 
@@ -157,7 +157,7 @@ def test_lost_after_a_signal_does_not_hold_up_the_end(far):
     job.lose(2, 3)
     job.done(0, 1).wait(0.1)
     job.exit(0, 0, 1).wait(6)
-    assert job.outcome.reason == "interrupted" and job.told.exit_code == 143 and job.finished_at < 6
+    assert job.outcome.reason == "interrupted" and job.verdict.exit_code == 143 and job.finished_at < 6
 
 
 def test_a_rank_that_is_done_and_lost_while_the_others_work_is_named(far):
@@ -165,7 +165,7 @@ def test_a_rank_that_is_done_and_lost_while_the_others_work_is_named(far):
     job.run()
     job.done(3)
     job.lose(3).wait(1)
-    assert job.told.culprits == (3,) and job.told.exit_code == 69 and CLOSED in job.told.headline
+    assert job.verdict.culprits == (3,) and job.verdict.exit_code == 69 and CLOSED in job.verdict.headline
 
 
 def test_a_rank_that_is_lost_while_all_leave_is_named(far):
@@ -174,7 +174,7 @@ def test_a_rank_that_is_lost_while_all_leave_is_named(far):
     job.done(0, 1, 2, 3)
     job.lose(3)
     job.exit(0, 1, 2).exit(0, 0).wait(1)
-    assert job.told.culprits == (3,) and job.told.exit_code == 69
+    assert job.verdict.culprits == (3,) and job.verdict.exit_code == 69
 
 
 def test_an_agent_whose_worker_has_ended_well_may_go(far):
@@ -184,7 +184,7 @@ def test_an_agent_whose_worker_has_ended_well_may_go(far):
     job.exit(0, 3)
     job.lose(3)
     job.exit(0, 1, 2).exit(0, 0).wait(1)
-    assert job.outcome.reason == "ok" and job.told.exit_code == 0
+    assert job.outcome.reason == "ok" and job.verdict.exit_code == 0
 
 
 def test_an_agent_that_goes_after_its_workers_end_leaves_that_end_the_first(far):
@@ -193,7 +193,7 @@ def test_an_agent_that_goes_after_its_workers_end_leaves_that_end_the_first(far)
     job.handle(WorkerExited(3, 7)).wait(0.005)
     job.handle(WorkerExited(1, 8)).wait(0.005)
     job.lose(3).wait(1)
-    assert job.told.culprits == (3,) and job.told.exit_code == 7
+    assert job.verdict.culprits == (3,) and job.verdict.exit_code == 7
 
 
 def test_a_starter_that_ends_early_ends_the_job_in_its_words(far):
@@ -201,7 +201,7 @@ def test_a_starter_that_ends_early_ends_the_job_in_its_words(far):
     job.run()
     text = "Open MPI 5 ended with status 1 before the job was over; it said:\n  no such host"
     job.handle(StartFailed(text)).wait(1)
-    assert job.outcome.reason == "unavailable" and job.told.exit_code == 69 and job.told.headline == text
+    assert job.outcome.reason == "unavailable" and job.verdict.exit_code == 69 and job.verdict.headline == text
     assert job.kills() == [(0, (0, 1, 2, 3))]
 
 
@@ -210,7 +210,7 @@ def test_a_starter_that_ends_because_a_host_was_lost_is_not_the_cause(far):
     job.run()
     job.lose(2, 3).wait(0.01)
     job.handle(StartFailed("srun was killed")).wait(1)
-    assert job.told.culprits == (2, 3) and job.told.outcome == "lost"
+    assert job.verdict.culprits == (2, 3) and job.verdict.outcome == "lost"
 
 
 def test_collateral_is_explained_by_the_starters_end(far):
@@ -218,7 +218,7 @@ def test_collateral_is_explained_by_the_starters_end(far):
     job.run()
     job.handle(job.failure(0, **GLOO)).wait(0.01)
     job.handle(StartFailed("srun was killed by SIGKILL (9)")).wait(6)
-    assert job.outcome.reason == "unavailable" and job.told.exit_code == 69
+    assert job.outcome.reason == "unavailable" and job.verdict.exit_code == 69
 
 
 def test_a_starter_that_ends_while_the_ranks_leave_changes_nothing(far):
@@ -227,7 +227,7 @@ def test_a_starter_that_ends_while_the_ranks_leave_changes_nothing(far):
     job.done(0, 1, 2, 3)
     job.handle(StartFailed("srun ended with status 1"))
     job.exit(0, 1, 2, 3).exit(0, 0).wait(1)
-    assert job.outcome.reason == "ok" and job.told.exit_code == 0
+    assert job.outcome.reason == "ok" and job.verdict.exit_code == 0
 
 
 @pytest.mark.parametrize("senders", [(0,), (3, 0, 1, 2), (0, 0, 1, 1, 2, 3)], ids=["one", "all", "all, some twice"])
@@ -249,7 +249,7 @@ def test_ranks_that_end_well_after_the_schedulers_sigterm_were_preempted(far):
     job.done(0, 1, 2, 3)
     assert job.ranks_sent(Exit) == [1, 2, 3]
     job.exit(0, 1, 2, 3).exit(0, 0)
-    assert job.told.outcome == "preempted" and job.told.exit_code == 75
+    assert job.verdict.outcome == "preempted" and job.verdict.exit_code == 75
 
 
 def test_ranks_that_do_not_end_after_the_schedulers_sigterm_are_killed_after_the_grace(far):
@@ -259,7 +259,7 @@ def test_ranks_that_do_not_end_after_the_schedulers_sigterm_are_killed_after_the
         job.handle(AgentSignalled(rank, signal.SIGTERM))
     job.wait(3)
     assert job.kills() == [(2000, (0, 1, 2, 3))]
-    assert job.told.outcome == "interrupted" and job.told.exit_code == 143
+    assert job.verdict.outcome == "interrupted" and job.verdict.exit_code == 143
 
 
 def test_agents_that_end_by_the_schedulers_sigterm_are_no_failures(far):
@@ -269,7 +269,7 @@ def test_agents_that_end_by_the_schedulers_sigterm_are_no_failures(far):
     for rank in range(4):
         job.handle(AgentSignalled(rank, signal.SIGTERM))
     job.lose(0, 1, 2, 3)
-    assert job.told.outcome == "interrupted" and job.told.exit_code == 143
+    assert job.verdict.outcome == "interrupted" and job.verdict.exit_code == 143
 
 
 def test_the_launchers_own_second_signal_kills_at_once_also_after_the_agents(far):
@@ -287,14 +287,14 @@ def test_a_signal_to_an_agent_before_the_program_runs_ends_the_job_at_once(far):
         job.handle(AgentSignalled(rank, signal.SIGTERM))
     job.wait(1)
     assert job.kills() == [(0, (0, 1, 2, 3))] and job.kills(signal.SIGTERM) == []
-    assert job.told.outcome == "interrupted" and job.told.exit_code == 143
+    assert job.verdict.outcome == "interrupted" and job.verdict.exit_code == 143
 
 
 def test_a_rank_that_the_job_does_not_have_cannot_be_lost(far):
     job = far()
     job.run()
     job.handle(AgentLost(9, CLOSED)).wait(1)
-    assert job.told.exit_code == 65 and "it is rank 9, but the job has ranks 0 to 3" in job.told.headline
+    assert job.verdict.exit_code == 65 and "it is rank 9, but the job has ranks 0 to 3" in job.verdict.headline
 
 
 def test_the_last_words_outlive_their_agent(far):
@@ -303,7 +303,7 @@ def test_the_last_words_outlive_their_agent(far):
     job.run()
     job.handle(job.failure(3))
     job.lose(3).wait(1)
-    assert job.told.culprits == (3,) and "raised ValueError" in job.told.headline and job.told.exit_code == 1
+    assert job.verdict.culprits == (3,) and "raised ValueError" in job.verdict.headline and job.verdict.exit_code == 1
     assert job.finished_at < 0.1
 
 
@@ -348,4 +348,4 @@ def test_nobody_is_told_to_join_by_a_job_that_is_being_stopped(far):
     job = far()
     job.say_hello()
     job.lose(0).wait(1)
-    assert job.ranks_sent(Join) == [] and job.told.exit_code == 69
+    assert job.ranks_sent(Join) == [] and job.verdict.exit_code == 69

@@ -1,4 +1,4 @@
-"""Reports of agents on many hosts become orders, or a refusal that shows how the hosts differ."""
+"""Reports of agents on many hosts become assignments, or a refusal that shows how the hosts differ."""
 
 from collections import Counter
 from dataclasses import replace

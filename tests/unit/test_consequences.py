@@ -1,4 +1,4 @@
-"""Which texts are consequences of another's end, and which are not."""
+"""Which error texts are consequences of another worker's end."""
 
 from __future__ import annotations
 

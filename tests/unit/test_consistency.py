@@ -1,4 +1,4 @@
-"""What a user reads when the processes are not the job that was asked for."""
+"""What a user reads when the processes are not alike, or not the job that was asked for."""
 
 from dataclasses import replace
 

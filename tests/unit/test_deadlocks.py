@@ -1,4 +1,4 @@
-"""The common deadlocks get a sentence each; the samples are real, with shortened paths and fewer frames of JAX's."""
+"""Each common deadlock is explained in one sentence; the samples are real, shortened."""
 
 from __future__ import annotations
 

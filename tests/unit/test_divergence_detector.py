@@ -1,4 +1,4 @@
-"""The head keeps ranks in step: calls that are agreed on first, recorders that are read now and then and at the end."""
+"""The head finds out whether ranks diverge: by the calls that they send, and by their flight recorders."""
 
 import json
 from dataclasses import replace
@@ -12,7 +12,8 @@ from jaxrun.protocol.env import STACKS_SIGNAL
 from jaxrun.protocol.flight import DispatchedCall, Flight, PendingCall, ProgramInfo
 from jaxrun.protocol.flight_file import EVERY_CALL
 from jaxrun.protocol.worker_messages import Call, CallMismatch, Proceed
-from jaxrun.verdict import decide, report
+from jaxrun.verdict import report
+from jaxrun.verdict.decide import decide as decide_verdict
 
 ALL = "0-2"
 IN_JAX = 'Thread 0x1 (most recent call first):\n  File "/home/me/train.py", line 9 in <module>\n'
@@ -55,7 +56,7 @@ def sent(job, kind):
 
 
 def all_say(job, ending):
-    return report.format_report(decide.decide(ending, job.hosts, started=0.0, ended=job.now), None)
+    return report.format_report(decide_verdict(ending, job.hosts, started=0.0, ended=job.now), None)
 
 
 # ---- strict
@@ -120,9 +121,9 @@ def test_waiting_first_and_the_end_of_another_later_is_the_same(strict):
 
 def test_groups_that_wait_for_each_other_are_told(strict):
     strict.handle(call(0, group="0-1"), call(1, group="1-2", place="train.py:12 main"), call(2, group="0,2")).wait(1)
-    told = sent(strict, CallMismatch)
-    assert sorted(rank for _, ranks, _ in told for rank in ranks) == [0, 1, 2]
-    assert "waits in call #1 of ranks 1-2, jit(step) at train.py:12 main" in told[0][2].reason
+    verdict = sent(strict, CallMismatch)
+    assert sorted(rank for _, ranks, _ in verdict for rank in ranks) == [0, 1, 2]
+    assert "waits in call #1 of ranks 1-2, jit(step) at train.py:12 main" in verdict[0][2].reason
 
 
 def test_one_that_still_works_may_come(strict):
@@ -138,8 +139,8 @@ def test_all_that_were_told_have_time_to_raise_it(strict):
     assert not strict.kills()
     strict.handle(*(strict.failure(rank, "DivergenceError", "the processes disagree") for rank in (0, 1)))
     strict.exit(1, 1).exit(1, 0).wait(1)
-    told = decide.decide(strict.outcome, strict.hosts, started=0.0, ended=strict.now)
-    assert told.culprits == (0, 1, 2) and not strict.kills()
+    verdict = decide_verdict(strict.outcome, strict.hosts, started=0.0, ended=strict.now)
+    assert verdict.culprits == (0, 1, 2) and not strict.kills()
 
 
 def test_who_was_told_and_does_not_raise_it_holds_nobody_up(strict):
@@ -279,9 +280,9 @@ def test_fewer_calls_of_those_that_were_stopped_are_not(record):
 def test_a_crash_is_what_being_out_of_step_led_to(record):
     record.handle(call(0, waits=False), call(1, key="other", waits=False), call(2, waits=False)).wait(0.05)
     record.handle(WorkerExited(1, -6, stderr_tail="gloo::EnforceNotMet")).wait(5)
-    told = decide.decide(record.outcome, record.hosts, started=0.0, ended=record.now)
-    assert told.outcome == "diverged" and told.exit_code == 134
-    assert told.headline.startswith(
+    verdict = decide_verdict(record.outcome, record.hosts, started=0.0, ended=record.now)
+    assert verdict.outcome == "diverged" and verdict.exit_code == 134
+    assert verdict.headline.startswith(
         "the ranks were out of step at cross-process call #1 (jit(step), train.py:9); rank 1"
     )
 
@@ -290,8 +291,8 @@ def test_an_error_of_its_own_stays_the_headline(record):
     record.handle(call(0, waits=False), call(1, key="other", waits=False)).wait(0.5).handle(record.failure(1)).exit(
         1, 1
     ).wait(5)
-    told = decide.decide(record.outcome, record.hosts, started=0.0, ended=record.now)
-    assert told.outcome == "failed" and "raised ValueError" in told.headline and "disagree" in told.divergence
+    verdict = decide_verdict(record.outcome, record.hosts, started=0.0, ended=record.now)
+    assert verdict.outcome == "failed" and "raised ValueError" in verdict.headline and "disagree" in verdict.divergence
 
 
 def test_who_went_on_without_a_finished_rank_is_stopped_soon(record):

@@ -1,4 +1,4 @@
-"""What events.jsonl keeps of a job."""
+"""Which events and actions are logged in events.jsonl."""
 
 import json
 import signal

@@ -1,4 +1,4 @@
-"""A job is told again from its files, whole or damaged."""
+"""A job is explained from the files of its run directory, whole or damaged."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Faults on order: how they are written, when they come, and what the head makes of them."""
+"""Injected faults: how --chaos is parsed, when faults are due, and what the head does about them."""
 
 import pytest
 from hypothesis import given

@@ -62,13 +62,13 @@ def test_a_rank_that_ends_is_progress(simulate):
 
 
 def test_the_verdict_says_it_with_the_places(simulate):
-    from jaxrun.verdict import decide
+    from jaxrun.verdict.decide import decide as decide_verdict
 
     job = simulate(3, **SILENT).run()
     job.wait(100)
-    told = decide.decide(job.outcome, job.hosts, started=0.0, ended=job.finished_at)
-    assert told.exit_code == 124 and told.outcome == "stall" and "no progress" in told.headline
-    assert any("3 ranks" in line for line in told.details)
+    verdict = decide_verdict(job.outcome, job.hosts, started=0.0, ended=job.finished_at)
+    assert verdict.exit_code == 124 and verdict.outcome == "stall" and "no progress" in verdict.headline
+    assert any("3 ranks" in line for line in verdict.details)
 
 
 def snapshot(dump, cpu, **flight):

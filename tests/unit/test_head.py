@@ -1,4 +1,4 @@
-"""The head brings a job together and finds its end, driven by histories of events."""
+"""The head brings a job together and ends it, driven by histories of events."""
 
 import signal
 from dataclasses import dataclass

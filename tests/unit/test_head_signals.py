@@ -1,4 +1,4 @@
-"""The head under signals, time limits and early exits."""
+"""The head under signals and time limits, and snapshots on request."""
 
 import signal
 

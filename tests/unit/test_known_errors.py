@@ -1,4 +1,4 @@
-"""Each row of the table against the real text that it is for, with where that text came from."""
+"""Each known error against the real text that it is for, and where that text came from."""
 
 from __future__ import annotations
 

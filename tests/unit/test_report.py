@@ -1,4 +1,4 @@
-"""The last screenful, and the verdict's way through verdict.json."""
+"""The last screen of a job, and verdict.json written and read back."""
 
 from __future__ import annotations
 

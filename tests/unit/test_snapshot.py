@@ -1,4 +1,4 @@
-"""What one look has shown: in words, and kept in a file."""
+"""A snapshot of the ranks, formatted, and written and read back."""
 
 import pytest
 

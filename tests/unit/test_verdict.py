@@ -1,4 +1,4 @@
-"""Ends are weighed: who is to blame, what is said, and what the command ends with."""
+"""The verdict: which rank caused the end, what is said of it, and the exit code."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from jaxrun.diagnosis.worker_outcome import InjectedFault, WorkerOutcome
 from jaxrun.head.actions import EndReason, JobOutcome
 from jaxrun.lockstep.divergence import CallGroup, Divergence
 from jaxrun.protocol.worker_messages import Failed, ThreadFailed
-from jaxrun.verdict import decide as verdict
+from jaxrun.verdict.decide import decide as decide_verdict
 from jaxrun.verdict.verdict import Verdict
 
 GLOO = "UNKNOWN: Gloo AllGather failed: [pair.cc:547] Connection closed by peer [127.0.0.1]:24984"
@@ -50,7 +50,7 @@ def thread(rank: int, error: str = "KeyError") -> ThreadFailed:
 
 def weigh(*ends: WorkerOutcome, run_at: float | None = RUN_AT, hosts: Mapping[int, str] = HOSTS) -> Verdict:
     outcome = JobOutcome(EndReason.FAILED, ends, run_at=run_at)
-    return verdict.decide(outcome, hosts, started=START, ended=NOW)
+    return decide_verdict(outcome, hosts, started=START, ended=NOW)
 
 
 def culprit_ranks(ends: Sequence[WorkerOutcome]) -> tuple[int, ...]:
@@ -59,7 +59,7 @@ def culprit_ranks(ends: Sequence[WorkerOutcome]) -> tuple[int, ...]:
 
 def decide(ends: list[WorkerOutcome], reason: str, **more: Any) -> Verdict:
     ending = JobOutcome(EndReason(reason), tuple(ends), decided_at=1012.0, run_at=RUN_AT, **more)
-    return verdict.decide(ending, HOSTS, started=START, ended=NOW, timeout=10.0)
+    return decide_verdict(ending, HOSTS, started=START, ended=NOW, timeout=10.0)
 
 
 # ---- who
@@ -140,12 +140,12 @@ def test_ranks_that_finished_or_still_run_are_never_blamed() -> None:
 
 
 def test_an_exception_is_told_with_rank_host_and_time() -> None:
-    told = weigh(raised(2, 10.25), *stopped(0, 1, 3))
-    assert told.headline == "rank 2 of 4 on h1 raised ValueError 10.2 s into the run."
-    assert told.traceback.endswith("ValueError: bad record")
-    assert (told.outcome, told.exit_code, told.culprits, told.log) == ("failed", 1, (2,), "rank-0002.err")
-    assert told.victims == dict.fromkeys((0, 1, 3), "was stopped")
-    assert (told.startup, told.run, told.stopping) == (2.0, 10.25, 0.25)
+    verdict = weigh(raised(2, 10.25), *stopped(0, 1, 3))
+    assert verdict.headline == "rank 2 of 4 on h1 raised ValueError 10.2 s into the run."
+    assert verdict.traceback.endswith("ValueError: bad record")
+    assert (verdict.outcome, verdict.exit_code, verdict.culprits, verdict.log) == ("failed", 1, (2,), "rank-0002.err")
+    assert verdict.victims == dict.fromkeys((0, 1, 3), "was stopped")
+    assert (verdict.startup, verdict.run, verdict.stopping) == (2.0, 10.25, 0.25)
 
 
 @pytest.mark.parametrize(
@@ -191,65 +191,67 @@ def test_an_exception_is_told_with_rank_host_and_time() -> None:
 def test_each_kind_of_end_has_its_words_and_its_code(
     culprit: WorkerOutcome, headline: str, code: int, outcome: str
 ) -> None:
-    told = weigh(culprit, *stopped(0, 2, 3))
-    assert told.headline.startswith("rank 1 of 4 on h0 ")
-    assert headline in told.headline
-    assert (told.exit_code, told.outcome) == (code, outcome)
+    verdict = weigh(culprit, *stopped(0, 2, 3))
+    assert verdict.headline.startswith("rank 1 of 4 on h0 ")
+    assert headline in verdict.headline
+    assert (verdict.exit_code, verdict.outcome) == (code, outcome)
 
 
 def test_a_failure_before_the_run_is_counted_from_the_start() -> None:
-    told = weigh(end(1, -1.0, 1), *stopped(0, 2, 3), run_at=None)
-    assert told.headline.endswith("before the program's first line, 1.0 s after the start.")
-    assert (told.startup, told.run) == (None, None)
+    verdict = weigh(end(1, -1.0, 1), *stopped(0, 2, 3), run_at=None)
+    assert verdict.headline.endswith("before the program's first line, 1.0 s after the start.")
+    assert (verdict.startup, verdict.run) == (None, None)
 
 
 def test_the_same_error_of_all_is_shown_once() -> None:
-    told = weigh(*(raised(rank, 5.0) for rank in range(4)))
-    assert told.intro == "4 of 4 ranks raised the same error; rank 0 (h0)'s traceback:"
-    assert told.headline == "4 of 4 ranks raised ValueError 5.0 s into the run."
-    assert told.victims == {}
+    verdict = weigh(*(raised(rank, 5.0) for rank in range(4)))
+    assert verdict.intro == "4 of 4 ranks raised the same error; rank 0 (h0)'s traceback:"
+    assert verdict.headline == "4 of 4 ranks raised ValueError 5.0 s into the run."
+    assert verdict.victims == {}
     killed = weigh(end(0, 1, -9), end(3, 2, -9), *stopped(1, 2))
     assert killed.headline.startswith("2 of 4 ranks (0, 3) were killed by SIGKILL (9) 1.0 s")
 
 
 def test_a_death_without_words_is_explained_by_the_thread_that_died_before() -> None:
-    told = weigh(end(1, 5.0, -signal.SIGSEGV, thread_failures=(thread(1),)), *stopped(0, 2, 3))
-    assert told.intro == "last words of thread Loader-1 of rank 1 (h0):"
-    assert told.traceback == thread(1).traceback.rstrip()
-    assert "crashed with SIGSEGV (11), after its thread Loader-1 had raised KeyError, 5.0 s" in told.headline
-    assert told.details == ()
+    verdict = weigh(end(1, 5.0, -signal.SIGSEGV, thread_failures=(thread(1),)), *stopped(0, 2, 3))
+    assert verdict.intro == "last words of thread Loader-1 of rank 1 (h0):"
+    assert verdict.traceback == thread(1).traceback.rstrip()
+    assert "crashed with SIGSEGV (11), after its thread Loader-1 had raised KeyError, 5.0 s" in verdict.headline
+    assert verdict.details == ()
 
 
 def test_a_thread_that_died_elsewhere_is_mentioned() -> None:
-    told = weigh(raised(1, 5.0), end(2, 9.0, -9, killed_by_launcher=True, thread_failures=(thread(2),)), *stopped(0, 3))
-    assert told.details == ("rank 2 had lost a thread to an exception before: Loader-1 (KeyError).",)
+    verdict = weigh(
+        raised(1, 5.0), end(2, 9.0, -9, killed_by_launcher=True, thread_failures=(thread(2),)), *stopped(0, 3)
+    )
+    assert verdict.details == ("rank 2 had lost a thread to an exception before: Loader-1 (KeyError).",)
 
 
 def test_a_crash_shows_the_stack_of_the_fault_handler() -> None:
     fatal = "Fatal Python error: Segmentation fault\n\nCurrent thread 0x1f (most recent call first):\n"
     fatal += '  File "train.py", line 9 in step\n'
-    told = weigh(end(1, 5.0, -signal.SIGSEGV, crash_dump=fatal), *stopped(0, 2, 3))
-    assert told.intro == "rank 1 (h0) was here when it ended:"
-    assert told.traceback.endswith('  File "train.py", line 9, in step')
+    verdict = weigh(end(1, 5.0, -signal.SIGSEGV, crash_dump=fatal), *stopped(0, 2, 3))
+    assert verdict.intro == "rank 1 (h0) was here when it ended:"
+    assert verdict.traceback.endswith('  File "train.py", line 9, in step')
 
 
 def test_a_death_without_any_words_shows_the_end_of_stderr() -> None:
     tail = "".join(f"line {n}\n" for n in range(50)) + ABORT.splitlines()[1] + "\nterminate called\n"
-    told = weigh(end(1, 5.0, -signal.SIGABRT, stderr_tail=tail), *stopped(0, 2, 3))
-    assert told.intro == "the last lines that rank 1 (h0) wrote to stderr:"
-    assert told.traceback.endswith("  line 49\n  terminate called")
-    assert len(told.traceback.splitlines()) == 12
+    verdict = weigh(end(1, 5.0, -signal.SIGABRT, stderr_tail=tail), *stopped(0, 2, 3))
+    assert verdict.intro == "the last lines that rank 1 (h0) wrote to stderr:"
+    assert verdict.traceback.endswith("  line 49\n  terminate called")
+    assert len(verdict.traceback.splitlines()) == 12
     assert weigh(end(1, 5.0, -signal.SIGKILL, stderr_tail=tail), *stopped(0, 2, 3)).traceback == ""
 
 
 def test_where_only_consequences_are_known_it_is_said() -> None:
-    told = weigh(*(raised(rank, 9.0 - rank, GLOO) for rank in range(4)))
-    assert told.culprits == (3,) and told.exit_code == 1
-    assert told.headline == (
+    verdict = weigh(*(raised(rank, 9.0 - rank, GLOO) for rank in range(4)))
+    assert verdict.culprits == (3,) and verdict.exit_code == 1
+    assert verdict.headline == (
         "every rank saw a broken connection; none reported a cause of its own; "
         "the first was rank 3 of 4 on h1: it lost its connection, 6.0 s into the run."
     )
-    assert told.intro == "rank 3's traceback:"
+    assert verdict.intro == "rank 3's traceback:"
     some = weigh(raised(1, 9.0, GLOO), *stopped(0, 2, 3))
     assert some.headline.startswith("rank 1 of 4 on h0 saw a broken connection; none reported a cause of its own; it")
 
@@ -261,9 +263,11 @@ LOOPBACK = "UNKNOWN: Gloo context initialization failed: timed out connecting: r
 
 
 def test_a_known_error_is_explained_and_kept_as_it_is() -> None:
-    told = weigh(raised(2, 5.0, "Array has been deleted with shape=float32[4].", error="RuntimeError"), *stopped(0, 1))
-    assert told.traceback.endswith("RuntimeError: Array has been deleted with shape=float32[4].")
-    assert (told.means.count("donated"), told.advice.count("x.copy()"), told.link[:8]) == (1, 1, "https://")
+    verdict = weigh(
+        raised(2, 5.0, "Array has been deleted with shape=float32[4].", error="RuntimeError"), *stopped(0, 1)
+    )
+    assert verdict.traceback.endswith("RuntimeError: Array has been deleted with shape=float32[4].")
+    assert (verdict.means.count("donated"), verdict.advice.count("x.copy()"), verdict.link[:8]) == (1, 1, "https://")
     assert weigh(raised(2, 5.0), *stopped(0, 1)).means == ""
 
 
@@ -283,13 +287,13 @@ def test_a_network_that_does_not_connect_is_explained_where_there_are_several_ho
 
 
 def test_victims_are_told_apart() -> None:
-    told = weigh(
+    verdict = weigh(
         raised(1, 5.0),
         raised(0, 5.1, GLOO),
         raised(2, 5.2, "of another kind", error="KeyError"),
         end(3, 4.0, 0, finished=True),
     )
-    assert told.victims == {0: "lost its connection", 2: "raised KeyError", 3: "had finished"}
+    assert verdict.victims == {0: "lost its connection", 2: "raised KeyError", 3: "had finished"}
 
 
 # ---- endings of other kinds
@@ -297,8 +301,14 @@ def test_victims_are_told_apart() -> None:
 
 def test_a_job_that_works_ends_with_0() -> None:
     ends = [end(rank, 9.0, 0, finished=True) for rank in range(4)]
-    told = decide(ends, "ok")
-    assert (told.outcome, told.exit_code, told.startup, told.run, told.details) == ("ok", 0, 2.0, 10.0, ())
+    verdict = decide(ends, "ok")
+    assert (verdict.outcome, verdict.exit_code, verdict.startup, verdict.run, verdict.details) == (
+        "ok",
+        0,
+        2.0,
+        10.0,
+        (),
+    )
     late = decide([*ends[:3], end(3, 9.0, -9, finished=True, killed_by_launcher=True)], "ok")
     assert late.details == ("rank 3 had finished the program but did not end, and had to be killed.",)
 
@@ -317,17 +327,17 @@ def test_a_failure_is_weighed() -> None:
     ],
 )
 def test_what_the_head_has_found_is_told_as_it_is(reason: str, code: int, headline: str) -> None:
-    told = decide(stopped(0, 1, 2, 3), reason, text="counts differ\n  rank 7  7 devices", traceback="T")
-    assert (told.outcome, told.exit_code, told.headline) == (reason, code, headline)
+    verdict = decide(stopped(0, 1, 2, 3), reason, text="counts differ\n  rank 7  7 devices", traceback="T")
+    assert (verdict.outcome, verdict.exit_code, verdict.headline) == (reason, code, headline)
 
 
 def test_what_the_starter_said_is_explained() -> None:
     said_by_ssh = "  ssh: Could not resolve hostname h9: Name or service not known"
-    told = decide(
+    verdict = decide(
         [], "unavailable", text=f"mpirun ended with status 255 before the job was over; it said:\n{said_by_ssh}"
     )
-    assert told.headline.endswith(said_by_ssh)
-    assert told.advice.startswith("`getent hosts h9`")
+    assert verdict.headline.endswith(said_by_ssh)
+    assert verdict.advice.startswith("`getent hosts h9`")
     assert decide([], "refused", text=said_by_ssh).advice == ""
 
 
@@ -336,18 +346,18 @@ DUMP = 'Current thread 0x1f (most recent call first):\n  File "/job/train.py", l
 
 def test_a_time_limit_shows_where_the_ranks_are() -> None:
     ends = [end(0, 3.0, 0, finished=True), *stopped(1, 2, 3)]
-    told = decide(ends, "timeout", stacks={1: DUMP, 2: DUMP, 3: DUMP})
-    assert (told.exit_code, told.headline) == (124, "not finished within the time limit, --timeout 10 s.")
-    assert "3 ranks  1-3  train.py:8 step" in told.details[0]
-    assert "rank 0 (h0) has finished." in told.details[0]
+    verdict = decide(ends, "timeout", stacks={1: DUMP, 2: DUMP, 3: DUMP})
+    assert (verdict.exit_code, verdict.headline) == (124, "not finished within the time limit, --timeout 10 s.")
+    assert "3 ranks  1-3  train.py:8 step" in verdict.details[0]
+    assert "rank 0 (h0) has finished." in verdict.details[0]
 
 
 def test_an_early_exit_names_who_left_and_where_the_others_wait() -> None:
     ends = [end(1, 3.0, 0, finished=True), *stopped(0, 2, 3)]
-    told = decide(ends, "early-exit", stacks={0: DUMP, 2: DUMP, 3: DUMP})
-    assert told.headline.startswith("rank 1 finished (status 0) 7.0 s ago; ranks 0, 2-3 wait in JAX")
-    assert (told.exit_code, told.culprits, set(told.victims)) == (124, (1,), {0, 2, 3})
-    assert "3 ranks  0, 2-3  train.py:8 step" in told.details[0]
+    verdict = decide(ends, "early-exit", stacks={0: DUMP, 2: DUMP, 3: DUMP})
+    assert verdict.headline.startswith("rank 1 finished (status 0) 7.0 s ago; ranks 0, 2-3 wait in JAX")
+    assert (verdict.exit_code, verdict.culprits, set(verdict.victims)) == (124, (1,), {0, 2, 3})
+    assert "3 ranks  0, 2-3  train.py:8 step" in verdict.details[0]
 
 
 @pytest.mark.parametrize(
@@ -360,9 +370,9 @@ def test_an_early_exit_names_who_left_and_where_the_others_wait() -> None:
 )
 def test_an_interrupt_says_who_had_to_be_killed(signum: int, code: int, by: str) -> None:
     ends = [end(0, 10.0, 0), end(1, 10.0, 0), *stopped(2, 3)]
-    told = decide(ends, "interrupted", signum=signum)
-    assert told.exit_code == code
-    assert told.headline == (
+    verdict = decide(ends, "interrupted", signum=signum)
+    assert verdict.exit_code == code
+    assert verdict.headline == (
         f"interrupted by {by} 10.0 s into the run; 2 ranks were killed (ranks 2-3), the others ended by themselves."
     )
     alone = decide([end(rank, 10.0, 1) for rank in range(4)], "interrupted", signum=signum)
@@ -370,8 +380,8 @@ def test_an_interrupt_says_who_had_to_be_killed(signum: int, code: int, by: str)
 
 
 def test_a_preempted_job_may_be_resumed() -> None:
-    told = decide([end(rank, 10.0, 0, finished=True) for rank in range(4)], "preempted", signum=signal.SIGTERM)
-    assert (told.exit_code, "SIGTERM (15)" in told.headline, "resumed" in told.headline) == (75, True, True)
+    verdict = decide([end(rank, 10.0, 0, finished=True) for rank in range(4)], "preempted", signum=signal.SIGTERM)
+    assert (verdict.exit_code, "SIGTERM (15)" in verdict.headline, "resumed" in verdict.headline) == (75, True, True)
 
 
 # ---- faults on order
@@ -382,9 +392,9 @@ def dealt(kind: str, at: float = 2.0, by: str = "--chaos") -> tuple[InjectedFaul
 
 
 def test_a_death_on_order_is_told_as_one_and_ends_as_any_other() -> None:
-    told = weigh(end(1, 2.0, -signal.SIGKILL, injected_faults=dealt("kill")), raised(0, 2.1, GLOO), *stopped(2, 3))
-    assert told.headline == "rank 1 of 4 on h0 was killed by SIGKILL (9), as --chaos asked, 2.0 s into the run."
-    assert (told.exit_code, told.outcome, told.culprits) == (137, "killed", (1,))
+    verdict = weigh(end(1, 2.0, -signal.SIGKILL, injected_faults=dealt("kill")), raised(0, 2.1, GLOO), *stopped(2, 3))
+    assert verdict.headline == "rank 1 of 4 on h0 was killed by SIGKILL (9), as --chaos asked, 2.0 s into the run."
+    assert (verdict.exit_code, verdict.outcome, verdict.culprits) == (137, "killed", (1,))
 
 
 def test_deaths_on_order_and_others_are_not_alike() -> None:
@@ -411,23 +421,25 @@ def test_where_nobody_else_is_to_blame_a_harm_on_order_is_the_cause(
     ends: list[WorkerOutcome], kind: str, words: str
 ) -> None:
     ends = [replace(one, injected_faults=dealt(kind, 1.5)) if one.rank == 1 else one for one in ends]
-    told = decide(ends, "failed")
-    assert told.headline == f"rank 1 of 4 on h0 was {words}, as --chaos asked, 1.5 s into the run."
-    assert told.culprits == (1,) and told.details == () and not told.means
-    assert told.exit_code == (1 if ends[0].failure else 134)
+    verdict = decide(ends, "failed")
+    assert verdict.headline == f"rank 1 of 4 on h0 was {words}, as --chaos asked, 1.5 s into the run."
+    assert verdict.culprits == (1,) and verdict.details == () and not verdict.means
+    assert verdict.exit_code == (1 if ends[0].failure else 134)
 
 
 def test_a_harm_outweighs_no_fault_of_another_but_is_told() -> None:
-    told = decide([raised(0, 3.0), replace(stopped(1)[0], injected_faults=dealt("cut", 1.5)), *stopped(2, 3)], "failed")
-    assert told.culprits == (0,) and told.headline.startswith("rank 0 of 4 on h0 raised ValueError")
-    assert told.details == ("rank 1 (h0) was cut off from the network, as --chaos asked, 1.5 s into the run.",)
+    verdict = decide(
+        [raised(0, 3.0), replace(stopped(1)[0], injected_faults=dealt("cut", 1.5)), *stopped(2, 3)], "failed"
+    )
+    assert verdict.culprits == (0,) and verdict.headline.startswith("rank 0 of 4 on h0 raised ValueError")
+    assert verdict.details == ("rank 1 (h0) was cut off from the network, as --chaos asked, 1.5 s into the run.",)
 
 
 @pytest.mark.parametrize("reason", ["ok", "timeout", "stall", "interrupted"])
 def test_faults_are_told_however_the_job_ends(reason: str) -> None:
     ends = [end(rank, 5.0, 0, finished=True, injected_faults=dealt("pause", by="its gang")) for rank in range(4)]
-    told = decide(ends, reason, signum=15)
-    assert told.details[0] == (
+    verdict = decide(ends, reason, signum=15)
+    assert verdict.details[0] == (
         "ranks 0-3 (h0, h1) were stopped by SIGSTOP (19), as its gang asked, 2.0 s into the run."
     )
 
@@ -441,6 +453,6 @@ def test_a_harm_on_order_is_no_divergence() -> None:
 
 
 def test_who_has_started_the_launcher_may_end_its_job() -> None:
-    told = decide(stopped(0, 1, 2, 3), "interrupted", signum=signal.SIGHUP, text="the process that started it")
-    assert told.headline.startswith("interrupted by the process that started it 10.0 s into the run; 4 ranks were")
-    assert told.exit_code == 129
+    verdict = decide(stopped(0, 1, 2, 3), "interrupted", signum=signal.SIGHUP, text="the process that started it")
+    assert verdict.headline.startswith("interrupted by the process that started it 10.0 s into the run; 4 ranks were")
+    assert verdict.exit_code == 129

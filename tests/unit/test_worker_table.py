@@ -1,4 +1,4 @@
-"""What the head knows of each rank."""
+"""What the head knows of each worker."""
 
 from jaxrun.head.worker_table import WorkerTable
 from jaxrun.protocol.agent_messages import WorkerExited

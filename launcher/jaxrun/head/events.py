@@ -1,4 +1,4 @@
-"""What the head is told: events of the launcher itself, and what agents and workers send."""
+"""Events that the head handles: those of the launcher itself, and what agents and workers send."""
 
 from __future__ import annotations
 
