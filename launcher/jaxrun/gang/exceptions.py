@@ -1,4 +1,4 @@
-"""What the ranks raise, and how the parent raises it again; and the errors for ranks that are gone or do not answer."""
+"""What the ranks raise, and how it is raised again by the caller; errors for ranks that died or do not return."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ from jaxrun.text import format_ranks_on_hosts
 from jaxrun.verdict.verdict import Verdict
 
 _NEEDS_JAX = ("jax", "jaxlib")
-_NOT_OURS_TO_RAISE = (SystemExit, KeyboardInterrupt, GeneratorExit)  # they would end the parent
+_NEVER_RAISED_AGAIN = (SystemExit, KeyboardInterrupt, GeneratorExit)  # they would end the caller
 
 
 class GangError(JaxrunError):
-    """A gang could not do what it was asked for."""
+    """A gang cannot do what was asked."""
 
 
 class GangStartError(GangError):
-    """It could not be started; `exit_code` is the launcher's, the text what that said."""
+    """A gang did not start; `exit_code` is the launcher's, the text is its output."""
 
     def __init__(self, text: str, exit_code: int = EXIT_UNAVAILABLE) -> None:
         super().__init__(text)
@@ -32,7 +32,7 @@ class GangStartError(GangError):
 
 
 class WorkerDied(GangError):
-    """A rank's process has ended. Its gang is started anew when it is used next.
+    """A rank's process has ended. The gang is started anew at its next use.
 
     rank, host:  of the first that died for a reason of its own; `ranks`: all that died alike
     signal:      the number of the signal that killed it, or None
@@ -49,7 +49,7 @@ class WorkerDied(GangError):
 
     @classmethod
     def from_verdict(cls, verdict: Verdict, text: str) -> WorkerDied:
-        """As a job's verdict says."""
+        """The death that a job's verdict describes."""
         error = cls(text, verdict.culprits, verdict.hosts, verdict.exit_code)
         if verdict.outcome == "killed":
             error.signal = verdict.exit_code - EXIT_SIGNAL_BASE
@@ -59,7 +59,7 @@ class WorkerDied(GangError):
 
 
 class CallTimeout(GangError, TimeoutError):
-    """A call took longer than its `timeout`; the text says where each rank was, `missing` which had not returned."""
+    """A call took longer than its `timeout`. The text says where each rank was; `missing` are those that ran."""
 
     exit_code = EXIT_TIMEOUT
 
@@ -69,11 +69,11 @@ class CallTimeout(GangError, TimeoutError):
 
 
 class RemoteError(GangError):
-    """What a rank raised, where that cannot be raised here as itself; the text begins with its type's name."""
+    """Stands for an exception that cannot be raised here as itself; the text begins with the name of its type."""
 
 
 class RemoteTraceback(Exception):
-    """The cause of an exception that comes from a rank: its traceback there, as text."""
+    """The cause of an exception that comes from a rank: the traceback there, as text."""
 
     def __str__(self) -> str:
         return f'\n"""\n{self.args[0].rstrip()}\n"""'
@@ -109,7 +109,8 @@ class RemoteFailure:
     def to_exception(self) -> BaseException:
         """The exception itself, with `.rank`, `.host`, `.ranks`, and the traceback as its cause.
 
-        A RemoteError in its place where it cannot be made here, needs a jax that is not imported, or would end us.
+        A RemoteError instead where it cannot be unpickled here, needs a jax that is not imported, or would end the
+        caller.
         """
         found = self._rebuilt()
         _mark(found, rank=self.rank, host=self.host, ranks=(self.rank,))
@@ -129,18 +130,18 @@ class RemoteFailure:
                 found = pickle.loads(self.pickled)
             except Exception:
                 found = None
-        if not isinstance(found, BaseException) or isinstance(found, _NOT_OURS_TO_RAISE):
+        if not isinstance(found, BaseException) or isinstance(found, _NEVER_RAISED_AGAIN):
             found = RemoteError(f"{self.error}: {self.message}" if self.message else self.error)
         return found
 
     @property
     def is_consequence(self) -> bool:
-        """Whether it only says that a connection to another rank is broken."""
+        """Whether the exception only says that a connection to another rank was lost."""
         return consequences.classify_error(self.message, self.traceback) is consequences.ErrorOrigin.OTHER
 
     @property
     def group_key(self) -> tuple[str, str, str]:
-        """What is equal for ranks that raised the same; broken connections differ in their ports only."""
+        """Equal for ranks that raised the same. Lost connections are the same, though their texts name ports."""
         if self.is_consequence:
             return self.error, "", ""
         return self.error, self.message, self.traceback
@@ -155,20 +156,25 @@ def _note(error: BaseException, text: str) -> None:
     _mark(error, __notes__=[*getattr(error, "__notes__", ()), text])
 
 
-def combined_exception(failures: Sequence[RemoteFailure], waiting: str = "") -> BaseException:
-    """One exception for all that the ranks raised, the first in time; a group of them where they differ.
+def group_failures(failures: Sequence[RemoteFailure]) -> list[list[RemoteFailure]]:
+    """Groups of equal failures, the first in time first."""
+    groups: dict[tuple[str, str, str], list[RemoteFailure]] = {}
+    for failure in sorted(failures, key=lambda failure: failure.time):
+        groups.setdefault(failure.group_key, []).append(failure)
+    return list(groups.values())
 
-    Of ranks that only lost a connection to another it has a note, unless all did. `waiting`: what became of the ranks
-    that raised nothing, as a note.
+
+def combined_exception(failures: Sequence[RemoteFailure], waiting: str = "") -> BaseException:
+    """One exception for all failures: the first in time, or an exception group where they differ.
+
+    Failures that only say that a connection to another rank was lost become a note, unless all are of that kind.
+    waiting: a note about the ranks that have not failed
     """
     own = [failure for failure in failures if not failure.is_consequence] or failures
     lost = sorted({failure.rank for failure in failures} - {failure.rank for failure in own})
-    kinds: dict[tuple[str, str, str], list[RemoteFailure]] = {}
-    for failure in sorted(own, key=lambda failure: failure.time):
-        kinds.setdefault(failure.group_key, []).append(failure)
     exceptions = []
     hosts = {failure.rank: failure.host for failure in failures}
-    for same in kinds.values():
+    for same in group_failures(own):
         exception = same[0].to_exception()
         ranks = tuple(sorted(failure.rank for failure in same))
         if len(ranks) > 1:

@@ -1,4 +1,4 @@
-"""One job of ours, seen from outside: what its launcher says, when it ends, its verdict, and orders to it."""
+"""The launcher of a gang's job, seen from outside: its output, end and verdict, and commands to it."""
 
 from __future__ import annotations
 
@@ -17,13 +17,15 @@ from jaxrun.forkserver.launcher_pool import LauncherPool
 from jaxrun.rundir.rundir import VERDICT_FILE
 from jaxrun.verdict.verdict import Verdict, from_json
 
-_PIECE = 65536
-_KEPT = 100_000  # characters of its words
-_OF_A_RANK = "["  # how a line begins that a rank has written
+_READ_BYTES = 65536
+_MAX_OUTPUT_CHARS = 100_000
+_RANK_PREFIX = "["  # how the lines of ranks begin in the launcher's output
+_VERDICT_POLL_S = 0.02
+_STOP_TIMEOUT_S = 3.0  # for a job to end that was told to
 
 
 class LauncherProcess:
-    """Started by a `pool`; `output_fd` and `pidfd` are descriptors to wait for."""
+    """A launcher that a `pool` starts with `words`; `output_fd` and `pidfd` (readable at its end) can be waited for."""
 
     def __init__(self, pool: LauncherPool, words: Sequence[str], environ: Mapping[str, str], run_dir: Path) -> None:
         self.run_dir = run_dir
@@ -40,71 +42,72 @@ class LauncherProcess:
             os.close(theirs)
             control.close()
         self.pid, self.pidfd = started.pid, started.pidfd
-        self._said = ""
-        self._over = False
+        self._output = ""
+        self._has_ended = False
 
     @property
     def has_ended(self) -> bool:
-        """Whether it has ended."""
-        return self._over or self.wait(0)
+        return self._has_ended or self.wait(0)
 
     def wait(self, timeout: float) -> bool:
-        """Wait for its end; whether it has come."""
-        if not self._over:
-            # Not select.select, which cannot take descriptors from 1024.
+        """Wait for its end, `timeout` seconds at most; returns whether it has ended."""
+        if not self._has_ended:
+            # Not select.select, which takes no descriptors above 1023.
             poll = select.poll()
             poll.register(self.pidfd, select.POLLIN)
-            self._over = bool(poll.poll(max(0.0, timeout) * 1000))
-        return self._over
+            self._has_ended = bool(poll.poll(max(0.0, timeout) * 1000))
+        return self._has_ended
 
     def read_output(self) -> str:
-        """What it has said itself since the last time: whole lines, without those of its ranks."""
+        """The lines that it has printed since the last call, without those of its ranks."""
         data = b""
         with contextlib.suppress(BlockingIOError):
-            while piece := os.read(self.output_fd, _PIECE):
+            while piece := os.read(self.output_fd, _READ_BYTES):
                 data += piece
         text = "".join(
-            line for line in data.decode(errors="replace").splitlines(keepends=True) if not line.startswith(_OF_A_RANK)
+            line
+            for line in data.decode(errors="replace").splitlines(keepends=True)
+            if not line.startswith(_RANK_PREFIX)
         )
-        self._said = (self._said + text)[-_KEPT:]
+        self._output = (self._output + text)[-_MAX_OUTPUT_CHARS:]
         return text
 
     @property
     def all_output(self) -> str:
-        """All that it has said so far."""
+        """All that it has printed so far, without the lines of its ranks."""
         self.read_output()
-        return self._said.strip()
+        return self._output.strip()
 
-    def send_command(self, **order: Any) -> None:
-        """Tell it something on its control line; one that has ended is told nothing."""
+    def send_command(self, **command: Any) -> None:
+        """Send it a command of parent_link; does nothing if it has ended."""
         with contextlib.suppress(OSError):
-            self._control.sendall(json.dumps(order).encode() + b"\n")
+            self._control.sendall(json.dumps(command).encode() + b"\n")
 
-    def wait_for_verdict(self, patience: float) -> Verdict | None:
-        """How its job ended; None if it does not say so within `patience` seconds."""
-        deadline = time.monotonic() + patience
+    def wait_for_verdict(self, timeout: float) -> Verdict | None:
+        """How the job has ended; None if there is no verdict within `timeout` seconds, or at the launcher's end."""
+        deadline = time.monotonic() + timeout
         while True:
-            ended = self.wait(min(0.02, max(0.0, deadline - time.monotonic())))
+            ended = self.wait(min(_VERDICT_POLL_S, max(0.0, deadline - time.monotonic())))
             with contextlib.suppress(OSError, ValueError):
                 return from_json((self.run_dir / VERDICT_FILE).read_text())
             if ended or time.monotonic() >= deadline:
                 return None
 
-    def stop(self, patience: float = 3.0) -> None:
+    def stop(self) -> None:
         """Stop the job, and wait until nothing of it is left. May be called again."""
         if self.output_fd < 0:
             return
         self.send_command(end=True)
         with contextlib.suppress(OSError):
             self._control.shutdown(socket.SHUT_WR)
-        if not self.wait(patience):
+        if not self.wait(_STOP_TIMEOUT_S):
             with contextlib.suppress(OSError):
-                signal.pidfd_send_signal(self.pidfd, signal.SIGKILL)  # its guard ends the rest
-            self.wait(patience)
+                signal.pidfd_send_signal(self.pidfd, signal.SIGKILL)  # its guard kills the rest
+            self.wait(_STOP_TIMEOUT_S)
         self.close()
 
     def close(self) -> None:
-        """Let go of it."""
+        """Close the descriptors."""
         if self.output_fd < 0:
             return
         self.read_output()
@@ -112,4 +115,4 @@ class LauncherProcess:
         os.close(self.pidfd)
         self._control.close()
         self.output_fd = -1
-        self._over = True
+        self._has_ended = True

@@ -1,4 +1,4 @@
-"""What a gang is asked to be: a frozen value, from which the launcher's command line is made."""
+"""GangSpec: what a gang is asked to be, and the launcher's command line for that."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from jaxrun import RUNTIME
 from jaxrun.errors import UsageError
 from jaxrun.protocol.flight_file import LOCKSTEP_RECORD
 
-_SERVE = f"{RUNTIME}.gang.connect"
-_GRACE = 1.0  # seconds; a gang that is told to end has nothing to save
+_RANK_PROGRAM = f"{RUNTIME}.gang.connect"
+_GRACE_S = 1.0  # between SIGTERM and SIGKILL; a gang that is told to end has nothing to save
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GangSpec:
-    """None means what it means for the command: to be decided from the devices that are found.
+    """None means that jaxrun decides, from the devices that it finds.
 
     processes, devices:  ranks, and devices of each
     hosts:               simulated ones with the local backend, real ones with the others
@@ -43,7 +43,7 @@ class GangSpec:
 
     @property
     def may_fork(self) -> bool:
-        """Whether the ranks may be forks of a process that has imported jax: the launcher has the last word."""
+        """Whether the ranks may be forks of a process that has imported jax; the launcher decides whether they are."""
         return self.backend == "local" and self.platform in ("auto", "cpu") and "--no-fork" not in self.options
 
     def for_restart(self) -> GangSpec:
@@ -51,7 +51,7 @@ class GangSpec:
         return self
 
     def command_line(self, run_dir: Path) -> tuple[str, ...]:
-        """The command line's words after `jaxrun`."""
+        """The words after `jaxrun`."""
         hosts = "--simulate-hosts" if self.backend == "local" else "--hosts"
         given = (
             ("--backend", self.backend),
@@ -61,13 +61,13 @@ class GangSpec:
             ("--platform", self.platform),
             ("--lockstep", self.lockstep),
             ("--run-dir", run_dir),
-            ("--grace", _GRACE),
-            ("--stall-timeout", 0),  # it may wait for work for days
+            ("--grace", _GRACE_S),
+            ("--stall-timeout", 0),  # a gang may wait for work for days
         )
         words = [str(word) for pair in given if pair[1] is not None for word in pair]
         for name, value in self.env.items():
             words += ["--env", f"{name}={value}"]
-        return (*words, *self.options, "-m", _SERVE)
+        return (*words, *self.options, "-m", _RANK_PROGRAM)
 
     def __str__(self) -> str:
         size = "" if self.processes is None else f" of {self.processes}"

@@ -12,7 +12,7 @@ from typing import Any
 import jaxrun
 from jaxrun.gang.call import GangCall
 from jaxrun.gang.call_events import Printed
-from jaxrun.gang.exceptions import RemoteFailure
+from jaxrun.gang.exceptions import RemoteFailure, group_failures
 from jaxrun.notebook.ipython import find_kernel_shell, publish
 from jaxrun.notebook.transcript import MimeBundle, Page, Transcript, fold, format_progress
 from jaxrun.text import format_ranks, format_seconds, plural
@@ -115,7 +115,7 @@ def _describe_interrupt(call: GangCall, healthy: bool) -> str:
 
 def format_main_error(failures: Sequence[RemoteFailure], size: int, more: Sequence[str] = ()) -> str:
     """The error that was raised first, with its ranks and the lines `more` below. `size`: number of ranks."""
-    first, *others = _group_failures(failures)
+    first, *others = group_failures(failures)
     which = "all ranks" if len(first) == size > 1 else format_ranks(failure.rank for failure in first)
     same = " the same" if len(first) > 1 else ""
     other_ranks = [failure.rank for group in others for failure in group]
@@ -127,16 +127,8 @@ def fold_other_errors(failures: Sequence[RemoteFailure]) -> list[MimeBundle]:
     """All errors but the one that was raised first, each folded."""
     return [
         fold(f"{format_ranks(failure.rank for failure in group)} raised {_headline(group[0])}", _traceback(group[0]))
-        for group in _group_failures(failures)[1:]
+        for group in group_failures(failures)[1:]
     ]
-
-
-def _group_failures(failures: Sequence[RemoteFailure]) -> list[list[RemoteFailure]]:
-    """Groups of equal failures, the first in time first."""
-    groups: dict[tuple[str, str, str], list[RemoteFailure]] = {}
-    for failure in sorted(failures, key=lambda failure: failure.time):
-        groups.setdefault(failure.group_key, []).append(failure)
-    return list(groups.values())
 
 
 def _traceback(failure: RemoteFailure) -> str:

@@ -1,4 +1,4 @@
-"""How JAX's arrays travel to the parent, which has no jax: as numpy arrays, where this rank can see all of one."""
+"""Pickles JAX's arrays as numpy arrays for the caller, which has no jax, where this rank can see all of an array."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from typing import Any
 
 
 def reduce_array(value: Any) -> Any:
-    """For pickle: how to make `value` again; NotImplemented if it is no array of JAX's.
+    """For a pickler's reducer_override: an array of JAX as a numpy array; NotImplemented for other values.
 
-    ValueError for one of which this rank holds a part only.
+    Raises ValueError for an array of which this rank holds a part only.
     """
     jax = sys.modules.get("jax")
     if jax is None or not isinstance(value, jax.Array):

@@ -1,0 +1,166 @@
+"""An interrupt of a rank ends what its function does, and loses nothing that is on its way."""
+
+import select
+import signal
+import threading
+import time
+
+import pytest
+from caller_by_hand import serving_calls
+
+from jaxrun.protocol.gang_messages import GangMessageKind, pack
+from jaxrun_runtime.gang import calls, interrupts
+
+pytestmark = pytest.mark.jax_version
+
+LARGE = 2**20  # bytes that do not fit into a socket
+
+
+@pytest.fixture
+def serve(monkeypatch):
+    with serving_calls(monkeypatch) as run:
+        yield run
+
+
+def current():
+    return calls.current_call()
+
+
+def test_an_interrupt_ends_the_function_and_not_the_rank(serve):
+    def sleeping():
+        current().send("asleep")
+        time.sleep(60)
+
+    def call(caller):
+        caller.run(sleeping)
+        caller.receive()
+        caller.interrupt()
+        kind, failure = caller.receive()
+        caller.run(lambda: "next", number=2, interrupts=1)
+        return kind, failure["error"], caller.receive()
+
+    assert serve(call) == (GangMessageKind.EXCEPTION, "KeyboardInterrupt", (GangMessageKind.RESULT, "next"))
+
+
+def test_while_nothing_runs_there_is_nothing_to_interrupt(serve):
+    def call(caller):
+        caller.run(int)
+        caller.receive()
+        caller.interrupt()
+        caller.run(lambda: "next", number=2, interrupts=1)
+        return caller.receive()
+
+    assert serve(call) == (GangMessageKind.RESULT, "next")
+
+
+def test_an_interrupt_may_be_faster_than_the_function_it_is_meant_for(serve):
+    def call(caller):
+        caller.interrupt()
+        caller.run(time.sleep, 60)
+        first = caller.receive()[1]["error"]
+        caller.run(lambda: "next", number=2, interrupts=1)
+        return first, caller.receive()
+
+    assert serve(call) == ("KeyboardInterrupt", (GangMessageKind.RESULT, "next"))
+
+
+@pytest.mark.parametrize("working", [True, False], ids=["while it works", "while it is idle"])
+def test_an_interrupt_from_elsewhere_hits_one_function_at_most(serve, working):
+    def call(caller):
+        if not working:
+            caller.interrupt()
+        caller.run(signal.raise_signal, signal.SIGINT) if working else caller.run(time.sleep, 60)
+        received = [caller.receive()[1]["error"]]
+        for number in (2, 3):
+            caller.run(lambda: "undisturbed", number=number)
+            received.append(caller.receive()[1])
+        return received
+
+    assert serve(call) == ["KeyboardInterrupt", "undisturbed", "undisturbed"]
+
+
+def test_an_interrupt_that_was_meant_for_an_earlier_function_does_not_hit_the_next(serve, monkeypatch):
+    """It comes by way of the launcher, and may be slower than the next task."""
+    waited = threading.Event()
+    sleep = time.sleep
+    monkeypatch.setattr(time, "sleep", lambda seconds: (waited.set(), sleep(seconds)))
+
+    def call(caller):
+        caller.run(lambda: "undisturbed", interrupts=1)
+        assert waited.wait(20)
+        caller.interrupt()
+        return caller.receive()
+
+    assert serve(call) == (GangMessageKind.RESULT, "undisturbed")
+
+
+def test_an_interrupt_that_does_not_come_is_not_waited_for_for_ever(serve, monkeypatch):
+    monkeypatch.setattr(interrupts, "_ARRIVAL_TIMEOUT_S", 0.01)
+
+    def call(caller):
+        caller.run(lambda: "late", interrupts=5)
+        first = caller.receive()
+        caller.run(lambda: "at once", number=2, interrupts=5)
+        return first, caller.receive()
+
+    assert serve(call) == ((GangMessageKind.RESULT, "late"), (GangMessageKind.RESULT, "at once"))
+
+
+def test_an_interrupt_while_a_value_leaves_waits_until_it_has_left(serve):
+    def sending():
+        try:
+            current().send(bytes(LARGE))
+        except KeyboardInterrupt:
+            current().send("and then interrupted")
+
+    def call(caller):
+        caller.run(sending)
+        select.select([caller.connection], [], [], 20)  # it has begun, and cannot end before we read
+        caller.interrupt()
+        return [caller.receive() for _ in range(3)]
+
+    (_, value), second, last = serve(call)
+    assert len(value) == LARGE
+    assert (second, last) == ((GangMessageKind.VALUE, "and then interrupted"), (GangMessageKind.RESULT, None))
+
+
+def test_an_interrupt_while_a_value_comes_loses_nothing(serve):
+    def receiving():
+        call = current()
+        call.send("ready")
+        try:
+            call.receive()
+        except KeyboardInterrupt:
+            call.send("interrupted")
+        return len(call.receive()), call.receive()
+
+    def call(caller):
+        caller.run(receiving)
+        received = [caller.receive()]
+        frame = b"".join(pack(GangMessageKind.VALUE, 1, bytes(LARGE), share=False).to_frame())
+        caller.connection.sendall(frame[:-1])  # more than fits, so it has taken some of it
+        caller.interrupt()
+        caller.connection.sendall(frame[-1:])
+        received.append(caller.receive())
+        caller.send("next")
+        return *received, caller.receive()
+
+    assert serve(call) == (
+        (GangMessageKind.VALUE, "ready"),
+        (GangMessageKind.VALUE, "interrupted"),
+        (GangMessageKind.RESULT, (LARGE, "next")),
+    )
+
+
+def test_an_interrupt_in_a_result_on_its_way_is_no_failure(serve):
+    """The function is over then."""
+
+    def call(caller):
+        caller.run(lambda: bytes(LARGE))
+        select.select([caller.connection], [], [], 20)
+        caller.interrupt()
+        kind, value = caller.receive()
+        caller.run(lambda: "next", number=2, interrupts=1)
+        return kind, len(value), caller.receive()
+
+    assert serve(call) == (GangMessageKind.RESULT, LARGE, (GangMessageKind.RESULT, "next"))
