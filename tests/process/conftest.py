@@ -1,4 +1,4 @@
-"""Jobs of real processes: `play`, of workers by hand without jax; `start` and `play_cases`, of real workers.
+"""Jobs of real processes: `run_job`, of workers by hand without jax; `start` and `play_cases`, of real workers.
 
 Puts this directory and that of the unit tests on the path, for the helpers in them.
 """
@@ -47,8 +47,8 @@ def simulate():
     return Simulation
 
 
-class Recorder(list):
-    """Takes the place of a run directory: (event, rank, data)."""
+class RecordedEvents(list):
+    """RunFiles of a Dispatcher that keeps (event, rank, data)."""
 
     def record(self, event, time, rank=None, **data):
         self.append((event, rank, data))
@@ -61,7 +61,7 @@ class Recorder(list):
 
 
 def _end_children(but):
-    """As subreaper.kill_all, which spares nobody: whom it has killed of this process's children, and of theirs."""
+    """Kill and reap all descendants of this process but the children `but`; returns their pids."""
     killed = set()
     while new := [child for child in psutil.Process().children() if child.pid not in but]:
         for child in new:
@@ -74,16 +74,15 @@ def _end_children(but):
     return sorted(killed)
 
 
-class Play:
+class LocalJob:
     """A job of workers by hand (worker_by_hand.py), from its start until nothing is left of it."""
 
     def __init__(self, directory, argv, size, *, fork=False, grace=0.3, init=20.0, job=None):
-        self.events = Recorder()
-        workers = tuple(Worker(rank, rank, size, "h1") for rank in range(size))
+        self.events = RecordedEvents()
         plan = Plan(
             job=Job(program=("p",), platform="cpu", init_timeout=init),
             job_id=os.urandom(16).hex(),
-            workers=workers,
+            workers=tuple(Worker(rank, rank, size, "h1") for rank in range(size)),
             argv=tuple(map(str, argv)),
             set_env={},
             unset_env=(),
@@ -93,21 +92,21 @@ class Play:
         )
         self.directory = directory
         self._screen = directory / "screen"
-        others = {child.pid for child in psutil.Process().children()}  # what gangs of other tests live by
+        others = {child.pid for child in psutil.Process().children()}  # of gangs of other tests
         began = time.time()
         server = None
         if fork:
             environ = plan.base_env(os.environ)
             server = client.start(plan.argv[:1], environ)
             assert server.configure(client.program_of(plan.argv), environ)
-        self.crew = WorkerGroup(plan, Spawner(plan, os.environ, ""), server)
+        workers = WorkerGroup(plan, Spawner(plan, os.environ, ""), server)
         expected = Expected(size, plan.job_id, "cpu", None)
         head = Head(dict.fromkeys(range(size), "h1"), expected, TimeLimits(init, job, grace), "127.0.0.1", began)
         with SignalPipe(SIGNALS) as signals, self._screen.open("wb") as screen:
             fd = screen.fileno()
             output = Output(size, log_dir=directory, stdout_fd=fd, stderr_fd=fd)
             clock = Clock()
-            agent = Agent(self.crew, Dispatcher(head, self.events, clock), output, signals, clock)
+            agent = Agent(workers, Dispatcher(head, self.events, clock), output, signals, clock)
             try:
                 self.ending = agent.run().outcome
             finally:
@@ -129,8 +128,8 @@ class Play:
 
 
 @pytest.fixture
-def play(tmp_path):
-    """play(CODE, …) runs a job with one worker by hand per CODE; play(argv=…, size=…) one of any program."""
+def run_job(tmp_path):
+    """run_job(CODE, …) → a LocalJob with one worker by hand per CODE; run_job(argv=…, size=…) of any program."""
     subreaper.become_subreaper()
 
     def run(*codes, argv=None, size=None, fork="", **options):
@@ -143,7 +142,7 @@ def play(tmp_path):
         elif argv is None:
             argv = [sys.executable, "-IS", HERE / "worker_by_hand.py", LAUNCHER, *codes]
         directory = Path(tempfile.mkdtemp(dir=tmp_path))
-        return Play(directory, argv, size or len(codes), fork=bool(fork), **options)
+        return LocalJob(directory, argv, size or len(codes), fork=bool(fork), **options)
 
     return run
 

@@ -1,1 +1,1 @@
-"""Do: start, watch and stop the workers of one host."""
+"""Starts, watches and stops the workers of one host; spawn.py is where processes are started."""

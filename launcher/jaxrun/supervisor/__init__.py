@@ -1,1 +1,14 @@
-"""One job from its first process to its exit code: run.py prepares it, supervise.py sees it through."""
+"""One job from its first process to its exit code.
+
+| module                              |                                                                           |
+|-------------------------------------|---------------------------------------------------------------------------|
+| run                                 | entry: run directory, guard, fork server; then `supervise`                |
+| supervise                           | the flow of every job: head, output, agents, verdict                      |
+| local                               | agents of a job on this machine: one, in this process                     |
+| remote, server, connections         | agents on other hosts: started by a launch command, served as they connect|
+| launch_process, loss_attribution    | the running mpirun or srun; whether it, a host or an agent went first     |
+| dispatch, snapshot_collection       | events to the head and the event log; snapshots of many agents as one     |
+| parent_link                         | orders of the Python process that started the launcher                    |
+| report                              | the first line, the verdict, the exit status                              |
+| attach                              | `jaxrun attach`: this process as one rank of somebody else's job          |
+"""

@@ -1,0 +1,62 @@
+"""The end of a job: the verdict is printed and kept, and the command waits until the screen has taken all output."""
+
+import signal
+
+import pytest
+
+from jaxrun.backends.local import plan
+from jaxrun.head.actions import EndReason, JobOutcome
+from jaxrun.job.devices import Machine
+from jaxrun.job.job import Job
+from jaxrun.rundir.rundir import RunDir
+from jaxrun.supervisor.report import report_verdict
+
+
+class StuckOutput:
+    """An Output whose screen has taken everything at the call of `close` with this number."""
+
+    def __init__(self, closes):
+        self.lines = []
+        self._left = closes
+
+    def print_line(self, text):
+        self.lines.append(text)
+
+    def close(self, timeout):
+        self._left -= 1
+        return self._left <= 0
+
+
+class Signals:
+    """A SignalPipe from which these lists of signals come, one a call."""
+
+    def __init__(self, *received):
+        self._received = list(received)
+
+    def receive(self):
+        return self._received.pop(0) if self._received else []
+
+
+def report(output, signals, reason=EndReason.OK):
+    made = plan(Job(program=("p",), platform="cpu"), {}, "ab" * 16, Machine("box", (0, 1)))
+    return report_verdict(made, {0: "box"}, JobOutcome(reason, text="no agent"), 0.0, RunDir(None), output, signals)
+
+
+@pytest.mark.parametrize(("reason", "status"), [(EndReason.OK, 0), (EndReason.UNAVAILABLE, 69)])
+def test_the_status_is_that_of_the_verdict(reason, status):
+    output = StuckOutput(1)
+    assert report(output, Signals(), reason) == status
+    assert len(output.lines) == 1 and ("no agent" in output.lines[0]) == (status == 69)
+
+
+def test_a_slow_screen_is_waited_for():
+    assert report(StuckOutput(5), Signals([], [signal.SIGCHLD], [signal.SIGUSR1])) == 0
+
+
+@pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_a_signal_ends_the_wait_for_a_stuck_screen(signum):
+    assert report(StuckOutput(10**9), Signals([], [], [signum])) == 128 + signum
+
+
+def test_a_signal_that_came_during_the_job_does_not_end_the_wait():
+    assert report(StuckOutput(3), Signals([signal.SIGINT])) == 0
