@@ -62,6 +62,12 @@ def test_the_command_line_alone_loads_little():
     assert slow.isdisjoint(result.stdout.split())
 
 
+def test_little_is_loaded_before_the_early_fork_server_starts():
+    result = _python("import jaxrun.forkserver.early; print(*sys.modules)")
+    assert result.returncode == 0, result.stderr
+    assert {"re", "dataclasses", "pathlib", "click", "json"}.isdisjoint(result.stdout.split())
+
+
 def test_the_package_alone_loads_none_of_its_parts():
     result = _python("import jaxrun; print(*(name for name in sys.modules if name.startswith('jaxrun')))")
     assert (result.returncode, result.stdout) == (0, "jaxrun\n"), result.stderr

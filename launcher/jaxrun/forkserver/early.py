@@ -10,8 +10,7 @@ import contextlib
 import os
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from jaxrun.forkserver import client
 from jaxrun.forkserver.client import ForkServer, program_of
@@ -25,8 +24,7 @@ if TYPE_CHECKING:
 _WORDS_WITHOUT_FORK = frozenset(("--help", "--help-all", "--version", "--dry-run", "--no-fork", "--backend"))
 
 
-@dataclass(frozen=True, slots=True)
-class EarlyServer:
+class EarlyServer(NamedTuple):  # dataclasses would cost 6 ms before the server is started
     """A fork server that waits for a plan; the job must be called `job_id`."""
 
     job_id: str
