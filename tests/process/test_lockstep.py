@@ -201,7 +201,7 @@ def test_a_call_site_is_the_users_line(members):
     for member in members:
         path = re.sub(r":.*", "", member.flight.calls[0].stack[0])
         assert os.path.isabs(path)
-        places = [call.source_line for call in named(member, "step")]
+        places = [call.place for call in named(member, "step")]
         assert places[:4] == [f"program.py:{in_loop} loop"] * 3 + [f"program.py:{after} loop"]
         assert named(member, "step")[0].stack[1] == f"{path}:{after + 1} <module>"
         assert named(member, "step")[4].stack[0].startswith("<made>:1 ")
@@ -211,7 +211,7 @@ def test_a_call_site_is_the_users_line(members):
 
 
 def test_a_site_keeps_the_stack_of_its_first_call(members):
-    stacks = [call.stack for call in members[0].flight.calls if call.source_line.endswith(" called")]
+    stacks = [call.stack for call in members[0].flight.calls if call.place.endswith(" called")]
     assert len(stacks) == 2
     assert all(f":{line_of(_CALLS, 'through another')} <module>" in stack[1] for stack in stacks)
 

@@ -14,7 +14,8 @@ pytestmark = pytest.mark.jax_version
 def test_off_leaves_jax_alone(start, script):
     body = """
 from jax._src.interpreters import pxla
-print([name for name in ("lockstep", "jaxhooks", "recorder") if f"jaxrun_runtime.{name}" in sys.modules])
+names = ("call_recorder", "jax_hooks", "flight_recorder")
+print([name for name in names if f"jaxrun_runtime.lockstep.{name}" in sys.modules])
 print(pxla.ExecuteReplicated.__call__.__module__, type(pxla.MeshExecutableFastpathData).__name__)
 doubled = jax.jit(lambda a: a * 2)
 doubled(x), doubled(x)
@@ -79,12 +80,12 @@ def test_strict_becomes_record_where_calls_cannot_be_held(start, script, tmp_pat
 
 def test_an_error_of_the_recorders_own_is_recorded_and_the_program_goes_on(start, script):
     body = """
-from jaxrun_runtime import callsites, jaxfacts
+from jaxrun_runtime.lockstep import jax_hooks
 doubled = jax.jit(lambda a: a * 2)
 doubled(x), doubled(x)
 def broken(*_):
     raise KeyError("surprise")
-jaxfacts.facts = broken
+jax_hooks.call_info = broken
 print(jax.jit(lambda a: a * 3 + 1)(x).shape, doubled(x).shape)
 """
     for member in record(start, script, body):
@@ -97,10 +98,10 @@ print(jax.jit(lambda a: a * 3 + 1)(x).shape, doubled(x).shape)
 
 def test_where_a_program_cannot_be_read_it_is_known_by_its_key_and_that_is_said_once(start, script):
     body = """
-from jaxrun_runtime import jaxfacts
+from jaxrun_runtime.lockstep import jax_hooks
 def broken(*_):
     raise KeyError("surprise")
-jaxfacts.module_text = broken
+jax_hooks.module_text = broken
 for n in range(3):
     f = jax.jit(lambda a: a * n)
     f(x), f(x)

@@ -1,7 +1,7 @@
-"""Holds the ranks' flights against each other: where they were out of step, and who is behind. Pure.
+"""Compares the flights of all ranks: where they were out of step, and which ranks are behind. No I/O.
 
-Most of the time only briefs are looked at. Where their chains differ, the histories of one rank of each class say which
-call was the first to differ: a chain may also differ because one rank does not know a program's code.
+Usually only briefs are compared. Where their chains differ, the histories of one rank of each set say which call
+differed first; a chain may also differ because a rank does not know a program's code.
 """
 
 from __future__ import annotations
@@ -13,16 +13,16 @@ from dataclasses import dataclass, replace
 from jaxrun.lockstep.divergence import CallGroup, Divergence, largest_first, partition_by_program, sorted_rank_sets
 from jaxrun.protocol.flight import AnyCall, DispatchedCall, Flight, parse_group
 
-_FOLLOWED = 8  # calls after the first that differs
+_COMPARED_AFTER = 8  # calls after the first that differs
 
 Flights = Mapping[int, Flight]  # by rank
 
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """At this call of the group, or before it, ranks of different classes seem to have been out of step.
+    """A call at which, or before which, ranks seem to have been out of step; histories decide.
 
-    Most ranks first; ranks of which nothing is known there are in no class.
+    rank_sets:  ranks with equal histories, the largest set first; ranks of which nothing is known are in none
     """
 
     group: str
@@ -31,16 +31,16 @@ class Candidate:
 
     @property
     def representatives(self) -> tuple[int, ...]:
-        """One rank of each class: their histories decide."""
+        """One rank of each set, whose histories are to be read."""
         return tuple(ranks[0] for ranks in self.rank_sets)
 
 
 @dataclass(frozen=True, slots=True)
 class Lag:
-    """Some ranks have made or entered this call of the group, which those behind have not.
+    """A call of a group that the ranks `ahead` have made or entered, and those `behind` have not.
 
     reached:  by rank, the number of the last call that it has made or entered
-    inside:   the ranks known to be inside a call: it was entered and has not been dispatched
+    inside:   the ranks known to be inside a call, which was entered and has not been dispatched
     """
 
     group: str
@@ -54,7 +54,7 @@ class Lag:
 
 
 def find_candidates(flights: Flights) -> tuple[Candidate, ...]:
-    """For each group whose ranks show different calls, the lowest number at which they do."""
+    """Return for each group whose ranks show different calls the lowest number at which they do."""
     complete = {rank: flight for rank, flight in flights.items() if flight.complete}
     lowest = _differing_chains(complete.values())
     found = {group: Candidate(group, number, _by_chain(complete, group, number)) for group, number in lowest.items()}
@@ -65,12 +65,12 @@ def find_candidates(flights: Flights) -> tuple[Candidate, ...]:
     return tuple(found[group] for group in sorted(found))
 
 
-def find_divergence(suspicion: Candidate, histories: Flights) -> Divergence | None:
-    """The first call that really differs, from the histories of one rank (or more) of each class.
+def find_divergence(candidate: Candidate, histories: Flights) -> Divergence | None:
+    """Return the first call that really differs in the histories of one rank or more of each set.
 
-    None if none does: the programs have equal keys, and equal codes where these are known.
+    None if no call does: the programs have equal keys, and equal codes where these are known.
     """
-    group = suspicion.group
+    group = candidate.group
     complete = {rank: flight for rank, flight in histories.items() if flight.complete}
     calls = {rank: _by_number(flight, group) for rank, flight in complete.items()}
     numbers = sorted({number for table in calls.values() for number in table})
@@ -85,14 +85,14 @@ def find_divergence(suspicion: Candidate, histories: Flights) -> Divergence | No
             continue
         found = partition_by_program({rank: (program.key, program.code) for rank, program in programs.items()})
         if len(found) > 1:
-            divergence = _divergence(suspicion, number, found, complete, held)
+            divergence = _divergence(candidate, number, found, complete, held)
             extra = _extra(number, divergence.call_groups, complete, calls)
             return replace(divergence, extra_call_ranks=extra, is_oldest_recorded=number == common[0] > 1)
-    return _before(suspicion, common[0], complete, calls) if common else None
+    return _before(candidate, common[0], complete, calls) if common else None
 
 
 def find_lags(flights: Flights) -> tuple[Lag, ...]:
-    """For each group in which some ranks have come further than others: the first call that not all have reached."""
+    """Return for each group whose ranks have come unequally far the first call that not all have reached."""
     complete = {rank: flight for rank, flight in flights.items() if flight.complete}
     found = []
     for group in sorted({group for flight in complete.values() for group in flight.call_counts}):
@@ -108,7 +108,7 @@ def find_lags(flights: Flights) -> tuple[Lag, ...]:
 
 
 def _differing_chains(flights: Iterable[Flight]) -> dict[str, int]:
-    """By group, the lowest number at which two flights have different chains."""
+    """Return by group the lowest number at which two flights have different chains."""
     chains: dict[str, dict[int, int]] = defaultdict(dict)
     lowest: dict[str, int] = {}
     for flight in flights:
@@ -134,7 +134,7 @@ def _by_chain(flights: Flights, group: str, number: int) -> tuple[tuple[int, ...
 
 
 def _differing_entries(flights: Flights) -> list[Candidate]:
-    """Calls that some rank has entered and another has entered or made with another program."""
+    """Return calls that some rank has entered, and another has entered or made with another program."""
     entered = {(flight.pending.group, flight.pending.number) for flight in flights.values() if flight.pending}
     if not entered:
         return []
@@ -153,62 +153,63 @@ def _by_number(flight: Flight, group: str) -> dict[int, AnyCall]:
 
 
 def _divergence(
-    suspicion: Candidate,
+    candidate: Candidate,
     number: int,
     found: tuple[tuple[int, ...], ...],
     histories: Flights,
     calls: Mapping[int, AnyCall],
     before: bool = False,
 ) -> Divergence:
-    """Of these witnesses, each of which stands for its class."""
-    parties = []
-    for witnesses in found:
-        ranks = {rank for part in suspicion.rank_sets if set(part) & set(witnesses) for rank in part} | set(witnesses)
-        witness = max(witnesses, key=lambda rank: histories[rank].program(calls[rank])[1:3] > ("", ""))
-        flight, call = histories[witness], calls[witness]
+    """Make a divergence of these representatives, each of which stands for its set."""
+    call_groups = []
+    for representatives in found:
+        known = set(representatives)
+        ranks = known.union(*(part for part in candidate.rank_sets if known & set(part)))
+        recorded_by = max(representatives, key=lambda rank: histories[rank].program(calls[rank])[1:3] > ("", ""))
+        flight, call = histories[recorded_by], calls[recorded_by]
         program = flight.program(call)
-        parties.append(
+        call_groups.append(
             CallGroup(
                 tuple(sorted(ranks)),
                 *program,
                 place=flight.place(call),
-                recorded_by=witness,
+                recorded_by=recorded_by,
                 program=call.program,
             )
         )
-    told = {rank for party in parties for rank in party.ranks}
-    unread = tuple(sorted(rank for part in suspicion.rank_sets for rank in part if rank not in told))
-    return Divergence(suspicion.group, number, largest_first(parties), before, unread_ranks=unread)
+    told = {rank for call_group in call_groups for rank in call_group.ranks}
+    unread = tuple(sorted(rank for part in candidate.rank_sets for rank in part if rank not in told))
+    return Divergence(candidate.group, number, largest_first(call_groups), before, unread_ranks=unread)
 
 
 def _extra(
-    number: int, parties: Sequence[CallGroup], histories: Flights, calls: Mapping[int, Mapping[int, AnyCall]]
+    number: int, call_groups: Sequence[CallGroup], histories: Flights, calls: Mapping[int, Mapping[int, AnyCall]]
 ) -> tuple[int, ...]:
-    """The ranks that made one call more: those whose next calls are what the other party does from `number` on."""
-    if len(parties) != 2:
+    """Return the ranks that made one call more: their next calls are what the others do from `number` on."""
+    if len(call_groups) != 2:
         return ()
 
     def goes_on_like(one: CallGroup, other: CallGroup) -> bool:
         mine, theirs = calls[one.recorded_by], calls[other.recorded_by]
-        both = [n for n in range(number, number + _FOLLOWED) if n + 1 in mine and n in theirs]
+        both = [n for n in range(number, number + _COMPARED_AFTER) if n + 1 in mine and n in theirs]
         pairs = (
             (histories[one.recorded_by].program(mine[n + 1]), histories[other.recorded_by].program(theirs[n]))
             for n in both
         )
         return len(both) > 1 and all(left[:3] == right[:3] for left, right in pairs)
 
-    first, second = parties
+    first, second = call_groups
     leads, trails = goes_on_like(first, second), goes_on_like(second, first)
     return () if leads == trails else first.ranks if leads else second.ranks
 
 
 def _before(
-    suspicion: Candidate,
+    candidate: Candidate,
     number: int,
     histories: Flights,
     calls: Mapping[int, Mapping[int, AnyCall]],
 ) -> Divergence | None:
-    """Out of step before `number`, the first call that is held: where all programs are known, chains tell."""
+    """Return a divergence before `number`, the first recorded call; chains show it if all programs are known."""
     held = {rank: table[number] for rank, table in calls.items() if number in table}
     chains: dict[int, list[int]] = defaultdict(list)
     for rank, call in held.items():
@@ -216,7 +217,7 @@ def _before(
             chains[call.chain].append(rank)
     if len(chains) < 2 or number == 1:
         return None
-    return _divergence(suspicion, number, sorted_rank_sets(chains.values()), histories, held, before=True)
+    return _divergence(candidate, number, sorted_rank_sets(chains.values()), histories, held, before=True)
 
 
 def _entered(flight: Flight, group: str) -> bool:
@@ -224,7 +225,7 @@ def _entered(flight: Flight, group: str) -> bool:
 
 
 def _shown(number: int, group: str, flights: Iterable[Flight]) -> tuple[str, str]:
-    """Name and place of this call, from the first flight that still holds it; empty without."""
+    """Return name and place of this call from the first flight that still has it; empty texts if none has."""
     for flight in flights:
         call = _by_number(flight, group).get(number)
         if call is not None:

@@ -1,4 +1,4 @@
-"""What the parties of a divergence do differently, the most telling first: values that report.py puts into words."""
+"""What the call groups of a divergence do differently, the most telling first: values that report.py formats."""
 
 from __future__ import annotations
 
@@ -45,8 +45,8 @@ class DifferenceKind(Enum):
 class Difference:
     """`subject` ("argument batch.x is") with each value and the ranks that have it; or a diff of programs in `lines`.
 
-    sides:  the ranks of the diff's "-" and "+"
-    more:   lines that were left out
+    sides:    the ranks of the diff's "-" and "+"
+    omitted:  how many lines were left out
     """
 
     kind: DifferenceKind
@@ -57,71 +57,75 @@ class Difference:
     omitted: int = 0
 
 
-def find_differences(parties: Sequence[CallGroup]) -> tuple[Difference, ...]:
-    """Of parties whose biggest comes first; those that made no call are ABSENT."""
-    callers = [party for party in parties if not party.state]
-    absent = [Difference(DifferenceKind.ABSENT)] if len(callers) < len(parties) else []
+def find_differences(groups: Sequence[CallGroup]) -> tuple[Difference, ...]:
+    """Compare call groups, the largest first; those that made no call are ABSENT."""
+    callers = [group for group in groups if not group.state]
+    absent = [Difference(DifferenceKind.ABSENT)] if len(callers) < len(groups) else []
     if len(callers) < 2:
         return tuple(absent)
     return (*absent, *(_functions(callers) or _signatures(callers) or _codes(callers)))
 
 
-def _functions(parties: Sequence[CallGroup]) -> list[Difference]:
-    if len({party.name for party in parties}) > 1:
-        return [Difference(DifferenceKind.FUNCTION, "different functions:", _values(parties, lambda party: party.name))]
-    sources = {party.source for party in parties if party.source}
+def _functions(groups: Sequence[CallGroup]) -> list[Difference]:
+    if len({group.name for group in groups}) > 1:
+        return [
+            Difference(
+                DifferenceKind.FUNCTION,
+                "different functions:",
+                _values(groups, lambda group: group.name),
+            )
+        ]
+    sources = {group.source for group in groups if group.source}
     if len(sources) > 1:
         told_apart = len({short_source(source) for source in sources}) > 1
-        values = _values(parties, lambda party: short_source(party.source) if told_apart else party.source)
+        values = _values(groups, lambda group: short_source(group.source) if told_apart else group.source)
         return [Difference(DifferenceKind.NAMESAKE, "different functions of this name:", values)]
     return []
 
 
-def _signatures(parties: Sequence[CallGroup]) -> list[Difference]:
-    """Mesh, arguments and results, as far as they are known of all; weak types go with the code."""
-    described = [party for party in parties if party.is_described]
+def _signatures(groups: Sequence[CallGroup]) -> list[Difference]:
+    """Compare mesh, arguments and results, as far as they are known of all; weak types belong to the code."""
+    described = [group for group in groups if group.is_described]
     if len(described) < 2:
-        return [Difference(DifferenceKind.UNKNOWN)] if len({party.key for party in parties}) > 1 else []
+        return [Difference(DifferenceKind.UNKNOWN)] if len({group.key for group in groups}) > 1 else []
     found = []
-    if len({party.mesh for party in described}) > 1:
-        found.append(Difference(DifferenceKind.MESH, "the mesh is", _values(described, lambda party: party.mesh)))
-    found += _arrays(described, lambda party: party.arguments, "argument")
+    if len({group.mesh for group in described}) > 1:
+        found.append(Difference(DifferenceKind.MESH, "the mesh is", _values(described, lambda group: group.mesh)))
+    found += _arrays(described, lambda group: group.arguments, "argument")
     if any(difference.kind is not DifferenceKind.WEAK for difference in found):
         return found
-    found += _arrays(described, lambda party: party.results, "result")
-    if len({party.key for party in parties}) > 1:
+    found += _arrays(described, lambda group: group.results, "result")
+    if len({group.key for group in groups}) > 1:
         return found or [Difference(DifferenceKind.UNKNOWN)]
-    return [*found, *_codes(parties)]
+    return [*found, *_codes(groups)]
 
 
-def _arrays(parties: Sequence[CallGroup], of: Callable[[CallGroup], Arrays], what: str) -> list[Difference]:
-    """One difference for each array that is not alike; if their numbers are not, one in all."""
-    lengths = {len(of(party)) for party in parties}
+def _arrays(groups: Sequence[CallGroup], of: Callable[[CallGroup], Arrays], what: str) -> list[Difference]:
+    """Return one difference for each array that differs; a single one if their numbers differ."""
+    lengths = {len(of(group)) for group in groups}
     if len(lengths) > 1:
         kind = DifferenceKind.COUNT if what == "argument" else DifferenceKind.RESULT
-        return [Difference(kind, "the call has", _values(parties, lambda party: plural(len(of(party)), what)))]
+        return [Difference(kind, "the call has", _values(groups, lambda group: plural(len(of(group)), what)))]
     found = []
     for number in range(lengths.pop()):
-        rows = [of(party)[number] for party in parties]
+        rows = [of(group)[number] for group in groups]
         if len({row[1:] for row in rows}) == 1:
             continue
         kind = _kind([row[1] for row in rows])
-        name = rows[0][0] or (f"{number + 1} of {len(of(parties[0]))}" if len(of(parties[0])) > 1 else "")
+        name = rows[0][0] or (f"{number + 1} of {len(of(groups[0]))}" if len(of(groups[0])) > 1 else "")
         subject = f"{what} {name} is" if name else f"the {what} is"
         alike = len({row[2] for row in rows}) == 1
 
-        def shown(party: CallGroup, number: int = number, alike: bool = alike) -> str:
-            _, type_, sharding = of(party)[number]
+        def shown(group: CallGroup, number: int = number, alike: bool = alike) -> str:
+            _, type_, sharding = of(group)[number]
             return _array(type_, "" if alike and len(sharding) > _LONG_SHARDING else sharding)
 
-        found.append(
-            Difference(kind if what == "argument" else DifferenceKind.RESULT, subject, _values(parties, shown))
-        )
+        found.append(Difference(kind if what == "argument" else DifferenceKind.RESULT, subject, _values(groups, shown)))
     return sorted(found, key=lambda difference: difference.kind.value)
 
 
 def _kind(types: Sequence[str]) -> DifferenceKind:
-    """Of arrays that differ, by their types."""
+    """Say in what arrays differ, by their types."""
     parts = [found.groups() if (found := _TYPE.match(type_)) else (type_, "", "") for type_ in types]
     dtypes, shapes, rests = ({part[place] for part in parts} for place in range(3))
     if len(shapes) > 1:
@@ -132,9 +136,9 @@ def _kind(types: Sequence[str]) -> DifferenceKind:
     return DifferenceKind.WEAK if len(rests) > 1 else DifferenceKind.SHARDING
 
 
-def _codes(parties: Sequence[CallGroup]) -> list[Difference]:
-    """How the lowered programs of the two biggest parties differ."""
-    pair = _pair(parties)
+def _codes(groups: Sequence[CallGroup]) -> list[Difference]:
+    """Compare the lowered programs of the two largest groups."""
+    pair = _pair(groups)
     if pair is None:
         return [Difference(DifferenceKind.UNKNOWN)]
     first, second = pair
@@ -162,38 +166,38 @@ def _codes(parties: Sequence[CallGroup]) -> list[Difference]:
     return [Difference(kind, lines=change.lines, sides=sides, omitted=change.omitted)]
 
 
-def _pair(parties: Sequence[CallGroup]) -> tuple[CallGroup, CallGroup] | None:
-    """The biggest party, and the biggest whose code is another."""
-    first = next((party for party in parties if party.code), None)
+def _pair(groups: Sequence[CallGroup]) -> tuple[CallGroup, CallGroup] | None:
+    """Return the largest group whose code is known, and the largest with another code."""
+    first = next((group for group in groups if group.code), None)
     if first is None:
         return None
-    second = next((party for party in parties if party.code not in ("", first.code)), None)
+    second = next((group for group in groups if group.code not in ("", first.code)), None)
     return (first, second) if second else None
 
 
-def _argument(party: CallGroup, number: int, named: bool) -> str:
-    name = party.arguments[number][0] if named else ""
+def _argument(group: CallGroup, number: int, named: bool) -> str:
+    name = group.arguments[number][0] if named else ""
     return f"argument {name or number + 1}"
 
 
 def _array(type_: str, sharding: str) -> str:
-    """`float32[32,128]@P('data')`, and whether it is weakly typed (`float32[], weak`)."""
+    """Write an array as `float32[32,128]@P('data')`, with a note if it is weakly typed (`float32[], weak`)."""
     bare = type_.removesuffix(_WEAK)
     sharding = f"{sharding[:-2]})" if sharding.endswith(",)") else sharding
     return f"{bare}{f'@{sharding}' if sharding else ''}{' (weakly typed)' if bare != type_ else ''}"
 
 
 def short_source(source: str) -> str:
-    """`step at /home/me/model.py:40` → `step at model.py:40`; of a function in JAX's own files `_mean of JAX`."""
+    """Write `step at /home/me/model.py:40` as `step at model.py:40`, and a function of JAX's as `_mean of JAX`."""
     function, at, place = source.rpartition(" at ")
     if Frame(place.rpartition(":")[0], 0, function).is_jax:
         return f"{function} of JAX"
     return f"{function}{at}{strip_directory(place)}"
 
 
-def _values(parties: Sequence[CallGroup], of: Callable[[CallGroup], str]) -> tuple[tuple[str, tuple[int, ...]], ...]:
-    """Each value with the ranks that have it, in the order of the parties."""
+def _values(groups: Sequence[CallGroup], of: Callable[[CallGroup], str]) -> tuple[tuple[str, tuple[int, ...]], ...]:
+    """Return each value with the ranks that have it, in the order of the groups."""
     found: dict[str, list[int]] = {}
-    for party in parties:
-        found.setdefault(of(party) or "not known", []).extend(party.ranks)
+    for group in groups:
+        found.setdefault(of(group) or "not known", []).extend(group.ranks)
     return tuple((value, tuple(sorted(ranks))) for value, ranks in found.items())

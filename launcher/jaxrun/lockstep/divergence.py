@@ -1,4 +1,4 @@
-"""A call at which ranks were out of step, as a value: who did what. Made from flights (compare.py) or from calls."""
+"""A call at which ranks were out of step: which ranks did what. Made from flights (compare.py) or from calls."""
 
 from __future__ import annotations
 
@@ -17,10 +17,11 @@ Arrays = tuple[tuple[str, str, str], ...]
 
 @dataclass(frozen=True, slots=True)
 class CallGroup:
-    """Ranks that did the same; of a call `witness`, one of them, recorded it as `program`.
+    """Ranks that did the same.
 
-    From its description, where that is known, come source, arguments, results, mesh and `text`, the lowered program as
-    it stands there. Ranks that made no such call have no name but `state`: "has made only 4 calls and is finished".
+    Those that made a call have its name; rank `recorded_by` has recorded it as its program number `program`. Source,
+    arguments, results, mesh and `hlo`, the lowered program, packed, come from the program's details, where these are
+    known. Those that made no call have a `state`: "has made only 4 calls and is finished".
     """
 
     ranks: tuple[int, ...]
@@ -44,12 +45,12 @@ class CallGroup:
 
 @dataclass(frozen=True, slots=True)
 class Divergence:
-    """Parties, most ranks first, that did not make the same call as the group's `number`.
+    """Ranks that did different things as call `number` of the ranks `group`; `call_groups` has the largest first.
 
-    before:  they do the same in it, but were out of step before; of that nothing is held any more
-    oldest:  nothing older is held, so that it may not be the first
-    extra:   ranks that made one call more: what they did next is what the others did in its place
-    unread:  ranks that did something else again, but what is not known
+    is_earlier:          all make the same call there, but were out of step before, where nothing is recorded
+    is_oldest_recorded:  nothing older is recorded, so that it may not be the first difference
+    extra_call_ranks:    ranks that made one call more: what they did next is what the others did in its place
+    unread_ranks:        ranks that did something else again, which is not known
     """
 
     group: str
@@ -61,16 +62,19 @@ class Divergence:
     unread_ranks: tuple[int, ...] = ()
 
     def with_program_details(self, texts: Mapping[int, str]) -> Divergence:
-        """The same with what the recorders say of the programs: the lines by witness."""
+        """Return the same with what the recorders say of the programs: the lines by `recorded_by`."""
         return replace(
-            self, call_groups=tuple(_described(party, texts.get(party.recorded_by, "")) for party in self.call_groups)
+            self,
+            call_groups=tuple(
+                _described(call_group, texts.get(call_group.recorded_by, "")) for call_group in self.call_groups
+            ),
         )
 
 
 def partition_by_program(identities: Mapping[int, tuple[str, str]]) -> tuple[tuple[int, ...], ...]:
-    """Ranks whose calls may be the same, by rank's (key, code), most ranks first; one class if all are in step.
+    """Partition ranks into sets whose calls may be the same, by each rank's (key, code), the largest set first.
 
-    What is not known matches anything: such a rank goes with the most ranks that it may be alike with.
+    An empty key or code is not known and matches any: such a rank joins the largest set that it matches.
     """
     alike: dict[tuple[str, str], list[int]] = defaultdict(list)
     for rank, identity in identities.items():
@@ -92,20 +96,20 @@ def sorted_rank_sets(groups: Iterable[Iterable[int]]) -> tuple[tuple[int, ...], 
 
 
 def divergence_of_calls(calls: Mapping[int, Call], states: Mapping[int, str] | None = None) -> Divergence | None:
-    """From the ranks' calls of one number of a group; None if they are alike, and no rank is anywhere else.
+    """Compare the ranks' calls of one number of a group; None if they are the same, and no rank did anything else.
 
-    `states` says of other ranks what they did instead: "has made only 4 calls and is finished".
+    `states` says what other ranks did instead: "has made only 4 calls and is finished".
     """
     found = partition_by_program({rank: (call.key, call.code) for rank, call in calls.items()})
     if not calls or (len(found) < 2 and not states):
         return None
-    parties = [*(_caller(ranks, calls) for ranks in found), *absent_groups(states or {})]
+    call_groups = [*(_caller(ranks, calls) for ranks in found), *absent_groups(states or {})]
     first = next(iter(calls.values()))
-    return Divergence(first.group, first.number, largest_first(parties))
+    return Divergence(first.group, first.number, largest_first(call_groups))
 
 
 def absent_groups(states: Mapping[int, str]) -> list[CallGroup]:
-    """The ranks that make no such call, one party for each state."""
+    """Return the ranks that make no such call, one call group for each state."""
     ranks: dict[str, list[int]] = defaultdict(list)
     for rank in sorted(states):
         ranks[states[rank]].append(rank)
@@ -113,39 +117,39 @@ def absent_groups(states: Mapping[int, str]) -> list[CallGroup]:
 
 
 def format_absent_state(made: int | None, doing: str) -> str:
-    """Of ranks that do not make a call: `has made only 4 calls and is finished`; `made` None: not known how many."""
+    """Write `has made only 4 calls and is finished`; `made` is None if it is not known how many."""
     if made is None:
         return doing
     return f"has made {'only ' + plural(made, 'call') if made else 'no call'} and {doing}"
 
 
-def largest_first(parties: Iterable[CallGroup]) -> tuple[CallGroup, ...]:
-    return tuple(sorted(parties, key=lambda party: (-len(party.ranks), party.ranks)))
+def largest_first(call_groups: Iterable[CallGroup]) -> tuple[CallGroup, ...]:
+    return tuple(sorted(call_groups, key=lambda call_group: (-len(call_group.ranks), call_group.ranks)))
 
 
 def _caller(ranks: tuple[int, ...], calls: Mapping[int, Call]) -> CallGroup:
-    # Of ranks that may be alike, one that knows the most speaks.
-    witness = max(ranks, key=lambda rank: (bool(calls[rank].key), bool(calls[rank].code)))
-    call = calls[witness]
+    # Of ranks whose calls may be the same, take one that knows the most.
+    recorded_by = max(ranks, key=lambda rank: (bool(calls[rank].key), bool(calls[rank].code)))
+    call = calls[recorded_by]
     return CallGroup(
-        ranks, call.name, call.key, call.code, place=call.source_line, recorded_by=witness, program=call.program
+        ranks, call.name, call.key, call.code, place=call.source_line, recorded_by=recorded_by, program=call.program
     )
 
 
-def _described(party: CallGroup, text: str) -> CallGroup:
-    """The party with what the line says; as it was if the line says nothing."""
+def _described(call_group: CallGroup, text: str) -> CallGroup:
+    """Return the call group with what the line says; unchanged if the line says nothing."""
     try:
         content = json.loads(text) if text else {}
         return replace(
-            party,
-            source=str(content.get("source") or party.source),
+            call_group,
+            source=str(content.get("source") or call_group.source),
             arguments=_arrays(content.get("arguments", ())),
             results=_arrays(content.get("results", ())),
             mesh=str(content.get("mesh") or ""),
             hlo=str(content.get("text") or ""),
         )
     except (ValueError, TypeError, AttributeError, RecursionError):
-        return party
+        return call_group
 
 
 def _arrays(rows: Iterable[Any]) -> Arrays:

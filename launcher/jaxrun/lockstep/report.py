@@ -1,4 +1,4 @@
-"""A divergence, and ranks that wait for others, in words."""
+"""Divergences, and ranks that wait for others, as text for a person."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from jaxrun.protocol.flight import parse_group
 from jaxrun.text import format_ranges, format_ranks, format_ranks_on_hosts, plural
 
 _WIDTH = 100
-_LONGEST = 40  # characters of a list of ranks
-_PARTIES = 6
+_MAX_RANKS_CHARS = 40  # characters of a list of ranks
+_MAX_CALL_GROUPS = 6
 _DIFFERENCES = 4
 _VALUES = 4
 _PLURALS = {"is": "are", "has": "have", "was": "were", "waits": "wait"}
@@ -27,39 +27,41 @@ _BEFORE = "the processes were out of step before "
 
 
 def format_divergence(divergence: Divergence, hosts: Mapping[int, str]) -> str:
-    """Several lines: who made which call, what differs, and what to do about it; `hosts` holds every rank."""
-    parties = divergence.call_groups
+    """Write several lines: which ranks made which call, what differs, and what to do. `hosts` has every rank."""
+    call_groups = divergence.call_groups
     call = f"cross-process call #{divergence.number}{_of_group(divergence.group, hosts)}"
     oldest = ", the oldest that is still recorded"
     if divergence.is_earlier:
         lines = [f"{_BEFORE}{call}{oldest}"]
         return "\n".join([*lines, *_rows(divergence, hosts), *_fill(advice.EARLIER)])
-    found = differences.find_differences(parties)
+    found = differences.find_differences(call_groups)
     lines = [f"{_DISAGREE}{call}{oldest if divergence.is_oldest_recorded else ''}", *_rows(divergence, hosts)]
-    callers = [party for party in parties if not party.state]
-    if len(callers) == 1 and len(parties) > 1 and not _crossed(parties):
+    callers = [call_group for call_group in call_groups if not call_group.state]
+    if len(callers) == 1 and len(call_groups) > 1 and not _crossed(call_groups):
         lines.append(f"  only {_names(callers[0].ranks, hosts)} made this call")
     elif divergence.extra_call_ranks:
-        others = [rank for party in parties for rank in party.ranks if rank not in divergence.extra_call_ranks]
+        others = [
+            rank for call_group in call_groups for rank in call_group.ranks if rank not in divergence.extra_call_ranks
+        ]
         alone = f"only {_names(divergence.extra_call_ranks, hosts)} made this call"
         lines.append(f"  {alone}: what came next there is what {_names(others, hosts)} did in its place")
     for difference in found[:_DIFFERENCES]:
         lines += _difference(difference, hosts)
     if len(found) > _DIFFERENCES:
         lines.append(f"  and {plural(len(found) - _DIFFERENCES, 'further difference')}")
-    return "\n".join([*lines, *_fill(_advice(parties, callers, found))])
+    return "\n".join([*lines, *_fill(_advice(call_groups, callers, found))])
 
 
 def find_report(words: str) -> str:
-    """The first such text among what a launcher has said, each piece of which begins with `jaxrun:`; empty without."""
+    """Return the first such text in a launcher's output, each message of which begins with `jaxrun:`; empty if none."""
     pieces = re.split(r"^jaxrun: ", words, flags=re.MULTILINE)
     return next((piece.strip() for piece in pieces if piece.startswith((_DISAGREE, _BEFORE))), "")
 
 
 def format_headline(divergence: Divergence) -> str:
-    """For a headline: `the ranks were out of step at cross-process call #12 (jit(step), train.py:88)`."""
-    callers = [party for party in divergence.call_groups if not party.state]
-    calls = list(dict.fromkeys((party.name, _line(party.place)) for party in callers))
+    """Write a headline: `the ranks were out of step at cross-process call #12 (jit(step), train.py:88)`."""
+    callers = [call_group for call_group in divergence.call_groups if not call_group.state]
+    calls = list(dict.fromkeys((call_group.name, _line(call_group.place)) for call_group in callers))
     joint = " at " if len(calls) > 1 else ", "
     shown = " and ".join(joint.join(filter(None, call)) for call in calls[:2])
     when = "before" if divergence.is_earlier else "at"
@@ -69,7 +71,7 @@ def format_headline(divergence: Divergence) -> str:
 def format_waiting(lag: Lag, states: Mapping[int, str], hosts: Mapping[int, str]) -> str:
     """`rank 2 has made 4 calls and is exiting; the others wait in call #5, jit(step) at train.py:46`.
 
-    `states` says of ranks what they do: "is exiting"; of others nothing is said but how many calls they have made.
+    `states` says what ranks do: "is exiting"; of others only the number of their calls is said.
     """
     behind = []
     for state in dict.fromkeys(states.get(rank, "") for rank in lag.behind):
@@ -101,28 +103,29 @@ def _call(lag: Lag) -> str:
 
 
 def _rows(divergence: Divergence, hosts: Mapping[int, str]) -> Iterator[str]:
-    """One for each party; the biggest ones, if they are many."""
-    shown = divergence.call_groups[:_PARTIES]
-    width = max(len(_names(party.ranks, hosts)) for party in shown) + 1
-    names = max(len(party.name) for party in shown)
-    for party in shown:
-        who = f"  {_names(party.ranks, hosts) + ':':{width}}  "
-        yield f"{who}{_agree(party.state, party.ranks) or f'{party.name:{names}}  {_made(party)}'.rstrip()}"
-    cut = {rank for party in divergence.call_groups[_PARTIES:] for rank in party.ranks}
-    told = cut.union(divergence.unread_ranks, *(party.ranks for party in shown))
+    """Yield a line for each call group, or for the largest ones if there are many."""
+    shown = divergence.call_groups[:_MAX_CALL_GROUPS]
+    width = max(len(_names(call_group.ranks, hosts)) for call_group in shown) + 1
+    names = max(len(call_group.name) for call_group in shown)
+    for call_group in shown:
+        who = f"  {_names(call_group.ranks, hosts) + ':':{width}}  "
+        call = f"{call_group.name:{names}}  {_made(call_group)}".rstrip()
+        yield f"{who}{_agree(call_group.state, call_group.ranks) or call}"
+    cut = {rank for call_group in divergence.call_groups[_MAX_CALL_GROUPS:] for rank in call_group.ranks}
+    mentioned = cut.union(divergence.unread_ranks, *(call_group.ranks for call_group in shown))
     for what, ranks in (
         ("made other calls again", cut),
         ("not in step either, but not read", divergence.unread_ranks),
-        ("not known", parse_group(divergence.group) - told),
+        ("not known", parse_group(divergence.group) - mentioned),
     ):
         if ranks:
             yield f"  {_names(ranks, hosts)}: {what}"
 
 
-def _made(party: CallGroup) -> str:
+def _made(call_group: CallGroup) -> str:
     """`step at model.py:40, called at train.py:88`."""
-    source = differences.short_source(party.source) if party.source else ""
-    return ", ".join(filter(None, (source, f"called at {_line(party.place)}" if party.place else "")))
+    source = differences.short_source(call_group.source) if call_group.source else ""
+    return ", ".join(filter(None, (source, f"called at {_line(call_group.place)}" if call_group.place else "")))
 
 
 def _difference(difference: Difference, hosts: Mapping[int, str]) -> Iterator[str]:
@@ -142,7 +145,7 @@ def _difference(difference: Difference, hosts: Mapping[int, str]) -> Iterator[st
 
 
 def _valued(difference: Difference, hosts: Mapping[int, str]) -> Iterator[str]:
-    """In one line, or one for each value where that is too long."""
+    """Yield one line, or one for each value if that is too long."""
     values = [f"{value} on {_names(ranks, hosts)}" for value, ranks in difference.values]
     left = len(values) - _VALUES
     shown = [*values[:_VALUES], *([plural(left, "other value")] if left > 0 else [])]
@@ -164,20 +167,20 @@ def _diff(difference: Difference, hosts: Mapping[int, str]) -> Iterator[str]:
         yield f"    and {plural(difference.omitted, 'further line')}"
 
 
-def _advice(parties: Collection[CallGroup], callers: Collection[CallGroup], found: Collection[Difference]) -> str:
-    if _crossed(parties):
+def _advice(call_groups: Collection[CallGroup], callers: Collection[CallGroup], found: Collection[Difference]) -> str:
+    if _crossed(call_groups):
         return advice.CROSSED
     kind = next((difference.kind for difference in found), DifferenceKind.UNKNOWN)
     if kind in (DifferenceKind.FUNCTION, DifferenceKind.NAMESAKE):
-        places = {_line(party.place) for party in callers}
+        places = {_line(call_group.place) for call_group in callers}
         if len(places) == 1 and "" not in places:
             return advice.SAME_LINE
     return advice.ADVICE[kind]
 
 
-def _crossed(parties: Collection[CallGroup]) -> bool:
-    """Whether ranks wait for others that wait for them."""
-    return any("waits in" in party.state for party in parties)
+def _crossed(call_groups: Collection[CallGroup]) -> bool:
+    """Whether ranks wait for others that wait for them in turn."""
+    return any("waits in" in call_group.state for call_group in call_groups)
 
 
 def _fill(sentence: str) -> list[str]:
@@ -190,7 +193,7 @@ def _line(place: str) -> str:
 
 
 def _of_group(group: str, hosts: Mapping[int, str]) -> str:
-    """Who takes part, where it is not every rank."""
+    """Write which ranks take part, if not all."""
     ranks = parse_group(group)
     return f" of ranks {format_ranges(ranks)}" if ranks and len(ranks) < len(hosts) else ""
 
@@ -199,10 +202,10 @@ def _names(ranks: Iterable[int], hosts: Mapping[int, str]) -> str:
     """`ranks 0-510`; of a list that is long: `2048 ranks (0, 2, 4, …)`."""
     known = sorted(set(ranks))
     for name in (format_ranks_on_hosts(known, hosts), format_ranks(known)):
-        if len(name) <= _LONGEST:
+        if len(name) <= _MAX_RANKS_CHARS:
             return name
     listed = format_ranges(known)
-    return f"{len(known)} ranks ({listed[: listed.rindex(', ', 0, _LONGEST)]}, …)"
+    return f"{len(known)} ranks ({listed[: listed.rindex(', ', 0, _MAX_RANKS_CHARS)]}, …)"
 
 
 def _has(ranks: Collection[int]) -> str:
