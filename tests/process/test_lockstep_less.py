@@ -73,7 +73,7 @@ def test_strict_becomes_record_where_calls_cannot_be_held(start, script, tmp_pat
     members = record(start, script, _LESS, fork=False, env=env, local={"lockstep": "strict"})
     for member in members:
         assert (member.flight.level, member.flight.words[STRICT_WORD]) == (FIRST_CALLS, 0)
-        assert [call.waits for call in member.said(Call)] == [False]
+        assert [call.waits_for_answer for call in member.said(Call)] == [False]
     (line,) = members[0].err.splitlines()
     assert "strict is not possible" in line
 

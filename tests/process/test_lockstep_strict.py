@@ -27,7 +27,7 @@ thread.start()
 thread.join()
 """
     for member in record(start, script, body, local={"lockstep": "strict"}):
-        assert [(call.number, call.waits) for call in member.said(Call)] == [(n, True) for n in range(1, 7)]
+        assert [(call.number, call.waits_for_answer) for call in member.said(Call)] == [(n, True) for n in range(1, 7)]
         assert [call.number for call in member.flight.calls] == list(range(1, 7))
         assert member.flight.words[STRICT_WORD] == 1
 

@@ -1,6 +1,6 @@
-"""Two lowered programs (StableHLO text) of the same name and shapes: how they differ, in few lines.
+"""How two lowered programs (StableHLO text) of the same name and shapes differ, in few lines.
 
-Samples of what is read:
+Examples of lines that are parsed:
     func.func public @main(%arg0: tensor<8xf32> {jax.buffer_donor = true, sdy.sharding = #sdy.sharding<@mesh, []>}, …
     %cst_0 = stablehlo.constant dense<2.000000e+00> : tensor<f32>
 """
@@ -15,12 +15,12 @@ from dataclasses import dataclass
 from difflib import SequenceMatcher
 from itertools import zip_longest
 
-_LIMIT = 8 * 2**20  # bytes of a program's text that are unpacked
-_COMPARED = 400  # lines, after those that are alike at both ends
-_WIDTH = 92
-_LEFT = 30  # characters that are kept before the first difference of a long line
+_MAX_TEXT_BYTES = 8 * 2**20  # of a program that are decompressed
+_MAX_COMPARED_LINES = 400  # between the lines that are equal at both ends
+_LINE_CHARS = 92  # that are shown of a line
+_CONTEXT_CHARS = 30  # kept before the first difference of a long line
 _ELIDED = "__elided__"
-# Names of values: numbered anew after each line that one program has more.
+# Names of values, whose numbers shift after each line that one program has more.
 _NUMBERED = re.compile(r"%(?:cst|c)?(?:_?\d+)?(?![\w.])")
 _ARGUMENT = re.compile(r"%arg(\d+): ")
 _MAIN = re.compile(r"func\.func public @main\((?P<arguments>.*)\) -> (?P<results>.*)$", re.DOTALL)
@@ -35,7 +35,8 @@ class HloDiff:
     donated:     where only arguments' attributes differ: number, whether the first donates it, whether the second does
     attributes:  in the same case, other attributes that differ, as (number of the argument, name)
     constants:   the texts are alike, but large constants are left out of them
-    lines:       otherwise, the lines that differ, "- " of the first and "+ " of the second; `more` are left out
+    lines:       otherwise, the lines that differ, "- " of the first and "+ " of the second
+    omitted:     how many such lines were left out
     """
 
     donated: tuple[tuple[int, bool, bool], ...] = ()
@@ -46,15 +47,15 @@ class HloDiff:
 
 
 def decompress(text: str) -> str:
-    """The program's text, which is compressed by zlib, in base64; empty if it is none, cut if it is very long."""
+    """Decompress a program's text from base64 and zlib; empty if it is neither, cut if it is very long."""
     try:
-        return zlib.decompressobj().decompress(base64.b64decode(text), _LIMIT).decode("utf-8", "replace")
+        return zlib.decompressobj().decompress(base64.b64decode(text), _MAX_TEXT_BYTES).decode("utf-8", "replace")
     except (ValueError, zlib.error):
         return ""
 
 
 def diff(first: str, second: str, limit: int = 12) -> HloDiff:
-    """At most `limit` lines of difference."""
+    """Compare two programs; at most `limit` lines are returned."""
     if first == second:
         return HloDiff(constants=_ELIDED in first)
     one, two = first.splitlines(), second.splitlines()
@@ -69,13 +70,13 @@ def diff(first: str, second: str, limit: int = 12) -> HloDiff:
 
 
 def argument_count(text: str) -> int:
-    """Of the program's main function; 0 if that is not found."""
+    """Count the arguments of the main function; 0 if there is none."""
     found = _MAIN.search(text.partition("\n    ")[0])
     return len(_ARGUMENT.findall(found["arguments"])) if found else 0
 
 
 def _signatures(first: str, second: str) -> HloDiff | None:
-    """How the arguments' attributes differ; None if anything else does."""
+    """Compare the attributes of the arguments; None if anything else differs."""
     one, two = _MAIN.search(first), _MAIN.search(second)
     if one is None or two is None or one["results"] != two["results"]:
         return None
@@ -95,7 +96,7 @@ def _signatures(first: str, second: str) -> HloDiff | None:
 
 
 def _arguments(text: str) -> list[tuple[str, dict[str, str]]]:
-    """Type and attributes of each."""
+    """Return type and attributes of each argument."""
     parts = _ARGUMENT.split(text)[2::2]
     found = []
     for part in parts:
@@ -106,7 +107,7 @@ def _arguments(text: str) -> list[tuple[str, dict[str, str]]]:
 
 
 def _items(text: str) -> Iterator[str]:
-    """What stands between the outermost commas."""
+    """Split at the outermost commas."""
     depth, quoted, start = 0, False, 0
     for place, letter in enumerate(text):
         if letter == '"':
@@ -123,13 +124,13 @@ def _items(text: str) -> Iterator[str]:
 
 
 def _difference(first: Sequence[str], second: Sequence[str]) -> Iterator[str]:
-    """The lines that differ but for the numbers of values; with these, if they are all that differs."""
+    """Yield the lines that differ, numbers of values aside unless nothing else differs."""
     normal_one, normal_two = ([_NUMBERED.sub("%", line.strip()) for line in lines] for lines in (first, second))
     if normal_one == normal_two:
         normal_one, normal_two = list(first), list(second)
     start = _shared(normal_one, normal_two)
     end = _shared(normal_one[start:][::-1], normal_two[start:][::-1])
-    one, two = (range(start, min(len(lines) - end, start + _COMPARED)) for lines in (first, second))
+    one, two = (range(start, min(len(lines) - end, start + _MAX_COMPARED_LINES)) for lines in (first, second))
     matcher = SequenceMatcher(None, [normal_one[n] for n in one], [normal_two[n] for n in two], autojunk=False)
     for what, a, b, c, d in matcher.get_opcodes():
         if what == "equal":
@@ -141,18 +142,18 @@ def _difference(first: Sequence[str], second: Sequence[str]) -> Iterator[str]:
 
 
 def _shared(first: Sequence[str], second: Sequence[str]) -> int:
-    """How many items they have in common at the start."""
+    """Count the items that are equal at the start."""
     pairs = enumerate(zip(first, second, strict=False))
     return next((place for place, (one, two) in pairs if one != two), min(len(first), len(second)))
 
 
 def _cut(first: str, second: str) -> int:
-    """Where to start to show two lines, so that their first difference is seen."""
+    """Return from where to show two lines, so that their first difference is visible."""
     same = _shared(first, second)
-    wanted = same - _LEFT if same > _WIDTH - _LEFT else 0
-    return max(0, min(wanted, max(len(first), len(second)) - _WIDTH))
+    wanted = same - _CONTEXT_CHARS if same > _LINE_CHARS - _CONTEXT_CHARS else 0
+    return max(0, min(wanted, max(len(first), len(second)) - _LINE_CHARS))
 
 
 def _crop(line: str, start: int) -> str:
-    shown = line[start : start + _WIDTH]
-    return ("…" if start else "") + shown + ("…" if start + _WIDTH < len(line) else "")
+    shown = line[start : start + _LINE_CHARS]
+    return ("…" if start else "") + shown + ("…" if start + _LINE_CHARS < len(line) else "")

@@ -1,4 +1,4 @@
-"""How far ranks have come with their cross-process calls, in a few words for a line about them."""
+"""How far ranks have come with their cross-process calls, in a few words."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from dataclasses import dataclass
 from jaxrun.protocol.flight import AnyCall, Flight, parse_group
 from jaxrun.text import format_ranges, format_seconds, plural
 
-_KINDS = 2  # that one line tells of
+_MAX_STATES = 2  # that one line mentions
 
 
 @dataclass(frozen=True, slots=True)
 class _CallState:
-    """What a rank is at: "in" or "after" a call of the group, or "compiling" something."""
+    """What a rank does: it is "in" or "after" a call of a group, or "compiling" something."""
 
     verb: str
     name: str
@@ -21,22 +21,22 @@ class _CallState:
 
 
 def format_progress(flights: Mapping[int, Flight], size: int, now: float | None = None) -> str:
-    """`in call #12 jit(step), 61 s`, `after calls #11-12 jit(step)`; empty where nothing is known.
+    """Write `in call #12 jit(step), 61 s` or `after calls #11-12 jit(step)`; empty if nothing is known.
 
     `flights` by rank, of a job of `size` ranks; `now`, in seconds since the epoch, to say for how long.
     """
-    kinds: dict[_CallState, list[tuple[int, float]]] = {}
+    states: dict[_CallState, list[tuple[int, float]]] = {}
     for flight in flights.values():
-        found = _doing(flight)
+        found = _state_of(flight)
         if found is not None:
-            doing, number, since = found
-            kinds.setdefault(doing, []).append((number, since))
-    ranked = sorted(kinds.items(), key=lambda kind: -len(kind[1]))[:_KINDS]
-    return " or ".join(_spell(doing, calls, size, now) for doing, calls in ranked)
+            state, number, since = found
+            states.setdefault(state, []).append((number, since))
+    ranked = sorted(states.items(), key=lambda state: -len(state[1]))[:_MAX_STATES]
+    return " or ".join(_format_state(state, calls, size, now) for state, calls in ranked)
 
 
 def format_strict_cost(flights: Mapping[int, Flight]) -> str:
-    """What it cost to agree on each call first; empty if nobody did."""
+    """Write what it cost to agree on each call first; empty if no rank did."""
     slowest = max(flights, key=lambda rank: flights[rank].agreement_cost[1], default=None)
     if slowest is None or not flights[slowest].agreement_cost[0]:
         return ""
@@ -46,29 +46,29 @@ def format_strict_cost(flights: Mapping[int, Flight]) -> str:
     return f"--lockstep strict: {plural(count, 'call')} agreed on first, {which}."
 
 
-def _doing(flight: Flight) -> tuple[_CallState, int, float] | None:
-    """(what, number of the call, since when) of one rank."""
+def _state_of(flight: Flight) -> tuple[_CallState, int, float] | None:
+    """Return what one rank does, the number of the call, and since when."""
     if flight.compiling is not None:
         name, since = flight.compiling
         return _CallState("compiling", name), 0, since
     if flight.pending is not None:
-        return _of_call("in", flight, flight.pending, flight.pending.since)
+        return _state_in_call("in", flight, flight.pending, flight.pending.since)
     if flight.last_call is not None:
-        return _of_call("after", flight, flight.last_call, flight.last_call.time)
+        return _state_in_call("after", flight, flight.last_call, flight.last_call.time)
     return None
 
 
-def _of_call(verb: str, flight: Flight, call: AnyCall, since: float) -> tuple[_CallState, int, float]:
+def _state_in_call(verb: str, flight: Flight, call: AnyCall, since: float) -> tuple[_CallState, int, float]:
     return _CallState(verb, flight.program(call).name, call.group), call.number, since
 
 
-def _spell(doing: _CallState, calls: list[tuple[int, float]], size: int, now: float | None) -> str:
+def _format_state(state: _CallState, calls: list[tuple[int, float]], size: int, now: float | None) -> str:
     since = min(since for _, since in calls)
-    ago = f", {format_seconds(now - since)}{' ago' if doing.verb == 'after' else ''}" if now is not None else ""
-    if doing.verb == "compiling":
-        return f"compiling {doing.name}{ago}"
+    ago = f", {format_seconds(now - since)}{' ago' if state.verb == 'after' else ''}" if now is not None else ""
+    if state.verb == "compiling":
+        return f"compiling {state.name}{ago}"
     numbers = {number for number, _ in calls}
     span = f"call #{min(numbers)}" if len(numbers) == 1 else f"calls #{min(numbers)}-{max(numbers)}"
-    ranks = parse_group(doing.group)
+    ranks = parse_group(state.group)
     of_group = f" of ranks {format_ranges(ranks)}" if len(ranks) < size else ""
-    return " ".join(filter(None, (doing.verb, span, doing.name))) + of_group + ago
+    return " ".join(filter(None, (state.verb, span, state.name))) + of_group + ago

@@ -1,8 +1,9 @@
-"""Reads a rank's flight recorder (contract/flight.py) while the rank runs, hangs, or after it has died.
+"""Reads a rank's flight recorder (protocol/flight_file.py) while the rank runs, hangs, or after it has died.
 
-The writer takes no notice of readers: the ring is read first, then the count of records again, and what may have been
-overwritten meanwhile is dropped; the text comes last, as each line was there before the record that needs it. Files
-are read, not mapped: one that is cut short must not end the agent. Whatever a file holds, nothing is raised.
+The writer does not wait for readers. So the ring is read first, then the count of records again, and records that may
+have been overwritten meanwhile are dropped; the text is read last, because each line is written before the record that
+needs it. Files are read, not mapped: a file that is cut short must not kill the agent. Nothing is raised, whatever a
+file contains.
 """
 
 from __future__ import annotations
@@ -16,14 +17,14 @@ from jaxrun.lockstep.text_log import TextLog
 from jaxrun.protocol import flight_file as recorder
 from jaxrun.protocol.flight import AnyCall, DispatchedCall, Flight, PendingCall
 
-_BRIEF = 16  # calls
-_BRIEF_FRAMES = 3  # of a call's site
-_STRIDES = (16, 256, 2048)
-_MARKS = 4  # the last multiples of each stride that are kept, so that ranks at most 2 strides apart always share one
-_MARGIN = 8  # records that several threads may be writing at this moment
+_BRIEF_CALLS = 16
+_BRIEF_FRAMES = 3  # of each call's site
+_MARK_STRIDES = (16, 256, 2048)
+_MARKS_KEPT = 4  # the last multiples of each stride that are kept: ranks at most 2 strides apart share one
+_UNSAFE_RECORDS = 8  # records that several threads may be writing at this moment
 _NUMBER = (1 << 48) - 1
 _LOW = (1 << 32) - 1
-_SECOND = 1e9  # nanoseconds
+_NS_PER_S = 1e9
 _USED_WORDS = recorder.PENDING_SINCE_WORD + 1
 
 _Record = tuple[int, int, int, int]
@@ -31,25 +32,25 @@ _Value = TypeVar("_Value")
 
 
 class FlightReader:
-    """Of the recorder behind a descriptor, which stays its owner's."""
+    """Reads the recorder behind a descriptor, which the owner closes."""
 
     def __init__(self, fd: int) -> None:
         self._fd = fd
-        self._notes = TextLog()
+        self._log = TextLog()
         self._counts: dict[int, int] = {}
         self._marks: dict[int, dict[int, int]] = {}
         self._counted = 0
 
     def brief(self) -> Flight:
         """Return the state and the last calls."""
-        return self._flight(_BRIEF, _BRIEF_FRAMES)
+        return self._flight(_BRIEF_CALLS, _BRIEF_FRAMES)
 
     def history(self) -> Flight:
         """Return the state and all calls that the ring still holds."""
         return self._flight(recorder.RING_RECORDS, None)
 
     def progress_counters(self) -> tuple[int, ...]:
-        """As long as this is equal, nothing has happened; cheap."""
+        """Return counters that are equal as long as nothing has happened. Cheap."""
         header = self._words(0, _USED_WORDS)
         places = (
             recorder.RECORD_COUNT_WORD,
@@ -60,9 +61,9 @@ class FlightReader:
         return tuple(header[place] for place in places) if len(header) == _USED_WORDS else (0,) * len(places)
 
     def program_details(self, program: int) -> str:
-        """The line of text about this program; empty if there is none."""
-        self._read_notes()
-        offset, size = self._notes.program_lines.get(program, (0, 0))
+        """Return the line of text about this program; empty if there is none."""
+        self._read_log()
+        offset, size = self._log.program_lines.get(program, (0, 0))
         return self._bytes(recorder.TEXT_OFFSET + offset, size).decode("utf-8", "replace").strip()
 
     def _flight(self, calls: int, frames: int | None) -> Flight:
@@ -73,8 +74,8 @@ class FlightReader:
             known = f"this jaxrun reads format {recorder.FORMAT}"
             return Flight(trouble=f"its flight recorder has format {header[recorder.FORMAT_WORD]}, and {known}")
         records = self._records(calls)
-        self._read_notes()
-        notes = self._notes
+        self._read_log()
+        notes = self._log
         made = [_call(record, notes.groups[record[3] >> 48]) for record in records if record[3] >> 48 in notes.groups]
         made = made[-calls:]
         pending = self._pending(header)
@@ -84,7 +85,7 @@ class FlightReader:
         return Flight(
             level=level if level in recorder.LEVELS else recorder.NOTHING,
             strict=header[recorder.STRICT_WORD] == 1,
-            compiling=(notes.compiling, since / _SECOND) if since else None,
+            compiling=(notes.compiling, since / _NS_PER_S) if since else None,
             pending=pending,
             calls=tuple(made),
             marks={notes.groups[group]: marks for group, marks in self._marks.items() if group in notes.groups},
@@ -93,14 +94,14 @@ class FlightReader:
             sites={site: stack[:frames] for site, stack in sites.items()},
             unknown_programs=notes.unknown + len(programs - notes.programs.keys()),
             trouble=notes.trouble,
-            agreement_cost=(header[recorder.AGREED_COUNT_WORD], header[recorder.AGREED_NS_WORD] / _SECOND),
+            agreement_cost=(header[recorder.AGREED_COUNT_WORD], header[recorder.AGREED_NS_WORD] / _NS_PER_S),
         )
 
     def _records(self, wanted: int) -> list[_Record]:
-        """At least so many of the last ones, where the ring holds them, oldest first; what is new has been counted."""
+        """Return at least `wanted` of the last records, if the ring has them, oldest first; new ones are counted."""
         made = self._made()
         words = self._words(recorder.HEADER_WORDS, recorder.RING_RECORDS * recorder.RECORD_WORDS)
-        first = max(0, self._made() - recorder.RING_RECORDS + _MARGIN, min(made - wanted, self._counted))
+        first = max(0, self._made() - recorder.RING_RECORDS + _UNSAFE_RECORDS, min(made - wanted, self._counted))
         places = [number % recorder.RING_RECORDS * recorder.RECORD_WORDS for number in range(first, made)]
         records = [_record(words, place) for place in places if place + recorder.RECORD_WORDS <= len(words)]
         self._count(records[max(0, self._counted - first) :])
@@ -118,7 +119,7 @@ class FlightReader:
             group, number = tag >> 48, tag & _NUMBER
             if number > self._counts.get(group, 0):
                 self._counts[group] = number
-            if number % _STRIDES[0] == 0:
+            if number % _MARK_STRIDES[0] == 0:
                 self._marks.setdefault(group, {})[number] = chain
         for group, marks in self._marks.items():
             self._marks[group] = _latest(marks)
@@ -127,19 +128,17 @@ class FlightReader:
         places = (recorder.PENDING_TAG_WORD, recorder.PENDING_SITE_WORD, recorder.PENDING_SINCE_WORD)
         tag, what, since = (header[place] for place in places)
         group, number = tag >> 48, tag & _NUMBER
-        if not tag or group not in self._notes.groups or number <= self._counts.get(group, 0):
+        if not tag or group not in self._log.groups or number <= self._counts.get(group, 0):
             return None
-        return PendingCall(self._notes.groups[group], number, what & _LOW, what >> 32, since / _SECOND)
+        return PendingCall(self._log.groups[group], number, what & _LOW, what >> 32, since / _NS_PER_S)
 
-    def _read_notes(self) -> None:
+    def _read_log(self) -> None:
         size = min(next(iter(self._words(recorder.TEXT_SIZE_WORD, 1)), 0), recorder.MAX_TEXT_BYTES)
-        if size > self._notes.end_offset:
-            self._notes.append(
-                self._bytes(recorder.TEXT_OFFSET + self._notes.end_offset, size - self._notes.end_offset)
-            )
+        if size > self._log.end_offset:
+            self._log.append(self._bytes(recorder.TEXT_OFFSET + self._log.end_offset, size - self._log.end_offset))
 
     def _words(self, first: int, count: int) -> array[int]:
-        """So many words from here on, or fewer, where the file ends."""
+        """Return `count` words from word `first` on, or fewer if the file ends."""
         data = self._bytes(first * recorder.WORD_BYTES, count * recorder.WORD_BYTES)
         words = array("Q")
         words.frombytes(data[: len(data) - len(data) % recorder.WORD_BYTES])
@@ -158,14 +157,14 @@ def _record(words: array[int], at: int) -> _Record:
 
 def _call(record: _Record, group: str) -> DispatchedCall:
     time, chain, what, tag = record
-    return DispatchedCall(time / _SECOND, group, tag & _NUMBER, chain, what & _LOW, what >> 32)
+    return DispatchedCall(time / _NS_PER_S, group, tag & _NUMBER, chain, what & _LOW, what >> 32)
 
 
 def _latest(marks: Mapping[int, int]) -> dict[int, int]:
-    """The last of each stride."""
+    """Keep the last marks of each stride."""
     kept: set[int] = set()
-    for stride in _STRIDES:
-        kept.update(sorted(number for number in marks if number % stride == 0)[-_MARKS:])
+    for stride in _MARK_STRIDES:
+        kept.update(sorted(number for number in marks if number % stride == 0)[-_MARKS_KEPT:])
     return {number: marks[number] for number in sorted(kept)}
 
 

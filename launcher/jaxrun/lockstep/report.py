@@ -6,7 +6,7 @@ import re
 import textwrap
 from collections.abc import Collection, Iterable, Iterator, Mapping
 
-from jaxrun.lockstep import advice, differences
+from jaxrun.lockstep import differences
 from jaxrun.lockstep.compare import Lag
 from jaxrun.lockstep.differences import Difference, DifferenceKind
 from jaxrun.lockstep.divergence import CallGroup, Divergence
@@ -33,7 +33,7 @@ def format_divergence(divergence: Divergence, hosts: Mapping[int, str]) -> str:
     oldest = ", the oldest that is still recorded"
     if divergence.is_earlier:
         lines = [f"{_BEFORE}{call}{oldest}"]
-        return "\n".join([*lines, *_rows(divergence, hosts), *_fill(advice.EARLIER)])
+        return "\n".join([*lines, *_rows(divergence, hosts), *_fill(differences.EARLIER_ADVICE)])
     found = differences.find_differences(call_groups)
     lines = [f"{_DISAGREE}{call}{oldest if divergence.is_oldest_recorded else ''}", *_rows(divergence, hosts)]
     callers = [call_group for call_group in call_groups if not call_group.state]
@@ -169,13 +169,13 @@ def _diff(difference: Difference, hosts: Mapping[int, str]) -> Iterator[str]:
 
 def _advice(call_groups: Collection[CallGroup], callers: Collection[CallGroup], found: Collection[Difference]) -> str:
     if _crossed(call_groups):
-        return advice.CROSSED
+        return differences.CROSSED_ADVICE
     kind = next((difference.kind for difference in found), DifferenceKind.UNKNOWN)
     if kind in (DifferenceKind.FUNCTION, DifferenceKind.NAMESAKE):
         places = {_line(call_group.place) for call_group in callers}
         if len(places) == 1 and "" not in places:
-            return advice.SAME_LINE
-    return advice.ADVICE[kind]
+            return differences.SAME_LINE_ADVICE
+    return differences.ADVICE[kind]
 
 
 def _crossed(call_groups: Collection[CallGroup]) -> bool:

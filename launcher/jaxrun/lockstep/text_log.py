@@ -1,4 +1,4 @@
-"""The lines of text in a flight recorder, taken in as they come: groups, sites, programs, troubles."""
+"""The lines of text in a flight recorder, read as they are appended: groups, sites, programs, troubles."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from typing import Any
 
 from jaxrun.protocol.flight import ProgramInfo
 
-_NO_NOTE = (ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError)
+_UNREADABLE = (ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError)
 
 
 class TextLog:
-    """What the lines said. Of a program's line, which may be long, only the place is kept.
+    """What the lines say. Of a program's line, which may be long, only its position is kept.
 
-    end:    offset, in bytes, of the first line that has not been taken in
-    lines:  by program, offset and size of its line
+    end_offset:     where the first line begins that has not been read, in bytes
+    program_lines:  offset and size in bytes of each program's line
     """
 
     def __init__(self) -> None:
@@ -34,14 +34,14 @@ class TextLog:
         return sum(not (program.key and program.code) for program in self.programs.values())
 
     def append(self, data: bytes) -> None:
-        """Bytes from `end` on; an incomplete line is left for the next time, and one that is no note is skipped."""
+        """Read bytes from `end_offset` on: an incomplete line is left for the next call, a malformed one skipped."""
         complete = data[: data.rfind(b"\n") + 1]
         for line in complete.splitlines(keepends=True):
-            with contextlib.suppress(*_NO_NOTE):
-                self._note(json.loads(line), len(line))
+            with contextlib.suppress(*_UNREADABLE):
+                self._add(json.loads(line), len(line))
             self.end_offset += len(line)
 
-    def _note(self, content: Mapping[str, Any], size: int) -> None:
+    def _add(self, content: Mapping[str, Any], size: int) -> None:
         if "program" in content:
             number = int(content["program"])
             known = (str(content.get(name) or "") for name in ("name", "key", "code", "source"))
