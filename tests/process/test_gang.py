@@ -1,4 +1,4 @@
-"""Functions on the ranks of a real gang: what goes there and what comes back."""
+"""Functions on the ranks of a real gang: their arguments, results and output."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def test_arguments_and_keywords_arrive(gang):
     assert gang.run(lambda a, *, b: (a, b), 1, b="two").main == (1, "two")
 
 
-def test_timeout_is_the_gangs_own_word(gang):
+def test_timeout_is_an_argument_of_the_gang_not_of_the_function(gang):
     assert gang.run(lambda **more: more, other=1, timeout=60).main == {"other": 1}
 
 
@@ -114,7 +114,7 @@ def test_arrays_of_any_size_go_there_and_back(gang, size):
     assert all(made.flags.writeable for made in results)
 
 
-def test_what_a_rank_does_to_its_argument_is_its_own_affair(gang):
+def test_what_a_rank_does_to_its_argument_changes_nothing_elsewhere(gang):
     def spoil(x):
         x += rank() + 1
         return x[0], x[-1]
@@ -154,7 +154,7 @@ def test_an_array_of_which_each_rank_holds_a_part_says_what_to_return(gang):
     assert [np.concatenate(part).tolist() for part in parts] == [[0, 1], [2, 3], [4, 5]]
 
 
-def test_a_heavy_function_is_warned_of(gang):
+def test_a_large_function_is_warned_of(gang):
     heavy = bytes(2**24)
     with pytest.warns(UserWarning, match="16 MiB, which go to every rank with each call; pass large arrays"):
         assert gang.run(lambda: len(heavy)).main == 2**24
@@ -187,7 +187,7 @@ def test_no_line_is_lost_however_many_there_are(gang, capsys):
 # ---- other gangs
 
 
-def test_gangs_of_different_shapes_live_side_by_side(gang):
+def test_gangs_of_different_sizes_run_side_by_side(gang):
     with jaxrun.Gang(processes=2, devices=1) as other:
         assert other.run(devices) == ((1, 2),) * 2 and gang.run(devices) == ((2, 6),) * 3
         assert other.run(total, 1).main == 2 and gang.run(total, 1).main == 3

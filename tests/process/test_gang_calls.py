@@ -1,4 +1,4 @@
-"""Calls of a real gang that fail, that talk, or that come from several sides: the same processes take the next one."""
+"""Calls of a real gang that fail, exchange values, or come from several threads: the same processes run the next."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ def test_different_errors_are_a_group(gang):
     }
 
 
-def test_a_sys_exit_ends_neither_the_rank_nor_the_parent(gang):
+def test_a_sys_exit_ends_neither_the_rank_nor_the_caller(gang):
     with pytest.raises(jaxrun.RemoteError, match=r"sys\.exit with status 3"):
         gang.run(sys.exit, 3)
 
@@ -153,19 +153,19 @@ def test_a_function_cannot_take_its_gang_along(gang):
         gang.run(lambda: gang.run(rank))
 
 
-def answer_questions():
+def answer_values():
     from jaxrun_runtime.gang import calls
 
     call = calls.current_call()
     call.send(("ready", call.rank, call.size))
-    while (question := call.receive()) is not None:
+    while (value := call.receive()) is not None:
         print("asked", flush=True)
-        call.send(question * 10 + call.rank)
+        call.send(value * 10 + call.rank)
     return "bye"
 
 
-def test_both_sides_may_talk_meanwhile(gang):
-    with gang.start_call(answer_questions) as call:
+def test_both_sides_may_send_values_meanwhile(gang):
+    with gang.start_call(answer_values) as call:
         assert sorted(call.receive().value for _ in range(3)) == [("ready", n, 3) for n in range(3)]
         call.send(4, ranks=[1])
         assert [call.receive(), call.receive()] == [Printed(1, "out", b"asked\n"), RankMessage(1, 41)]
@@ -194,11 +194,11 @@ def test_memory_may_be_shared_with_the_ranks(gang):
 
 
 def test_a_call_that_is_left_early_ends_for_the_ranks(gang):
-    with gang.start_call(answer_questions):
+    with gang.start_call(answer_values):
         pass
 
 
-def test_an_interrupt_ends_what_they_do(gang):
+def test_an_interrupt_ends_the_function_on_all_ranks(gang):
     with gang.start_call(time.sleep, 60) as call:
         call.interrupt()
         assert {call.receive().error.error for _ in range(3)} == {"KeyboardInterrupt"}

@@ -1,4 +1,4 @@
-"""Gangs that lose a rank, their step or their patience: what is said, and that the next call finds a sound one."""
+"""Gangs that lose a rank, fall out of step or time out: what is reported, and that the next call has a healthy gang."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def alone(who, do, *args):
 
 
 def rebuilt(gang, capsys, reason):
-    """The next call has other processes, and says why."""
+    """The next call has other processes, and the reason is printed."""
     before = {worker.pid for worker in gang.workers}
     capsys.readouterr()
     assert gang.run(meet) == ((3, 2),) * 3
@@ -103,7 +103,7 @@ def test_a_rank_that_is_killed_between_two_calls(lasting, capsys):
     rebuilt(lasting, capsys, "between two calls, rank 2 of 3 was killed by SIGKILL (9), as its gang asked")
 
 
-def test_a_call_that_takes_too_long_says_where_everybody_is(lasting, capsys):
+def test_a_timeout_says_where_each_rank_is(lasting, capsys):
     with pytest.raises(jaxrun.CallTimeout, match=r"ranks 0-2 did not return within 0\.5 s") as caught:
         lasting.run(alone, 1, time.sleep, 60, timeout=0.5)
     error = caught.value
@@ -121,7 +121,7 @@ def test_a_call_that_can_be_interrupted_leaves_the_gang_as_it_was(lasting):
     assert [worker.pid for worker in lasting.workers] == before
 
 
-def test_a_rank_that_is_stopped_is_told_as_such(lasting, capsys):
+def test_a_rank_that_is_stopped_is_reported_as_stopped(lasting, capsys):
     lasting.pause(1)
     with pytest.raises(jaxrun.CallTimeout, match="rank 1 is stopped by a signal"):
         lasting.run(meet, timeout=1)
@@ -153,7 +153,7 @@ def test_ranks_that_are_out_of_step_are_not_used_again(lasting, capsys):
     rebuilt(lasting, capsys, "are out of step, having made different numbers of cross-process calls")
 
 
-def test_without_a_record_nobody_knows(lasting):
+def test_without_lockstep_records_a_gang_out_of_step_goes_unnoticed(lasting):
     with jaxrun.Gang(processes=3, lockstep="off") as gang:
         gang.run(only_rank_0_computes)
         assert gang.healthy
@@ -192,7 +192,7 @@ def test_a_gang_that_was_stopped_starts_at_the_next_call(lasting):
     ("kind", "who", "text"),
     [("maim", 0, "a fault is one of kill, pause, cut, not 'maim'"), ("kill", 3, "0 to 2, so 3 is none")],
 )
-def test_a_fault_that_cannot_be_is_refused(lasting, kind, who, text):
+def test_an_impossible_fault_is_refused(lasting, kind, who, text):
     with pytest.raises(jaxrun.errors.UsageError, match=text):
         lasting.fault(kind, who)
 
@@ -204,7 +204,7 @@ def nap():
     time.sleep(60)
 
 
-def test_stacks_say_where_everybody_is(lasting):
+def test_stacks_say_where_each_rank_is(lasting):
     assert "idle" in lasting.stacks()
     with lasting.start_call(nap) as call:
         assert [call.receive().value for _ in range(3)] == ["asleep"] * 3
@@ -234,13 +234,13 @@ NO_STARTS = {
 
 
 @pytest.mark.parametrize(("asked", "code", "words"), NO_STARTS.values(), ids=NO_STARTS)
-def test_a_gang_that_does_not_start_says_what_its_launcher_said(asked, code, words):
+def test_a_gang_that_does_not_start_raises_its_launchers_output(asked, code, words):
     with pytest.raises(jaxrun.GangStartError, match="the gang did not start:\n") as caught:
         jaxrun.Gang(**asked)
     assert caught.value.exit_code == code and words in str(caught.value)
 
 
-def test_a_shape_that_cannot_be_is_refused_at_once():
+def test_an_impossible_size_is_refused_at_once():
     with pytest.raises(jaxrun.errors.UsageError, match="processes of a gang must be a whole number from 1, not 0"):
         jaxrun.Gang(processes=0)
 
