@@ -1,4 +1,4 @@
-"""Jobs of real processes: `run_job`, of workers by hand without jax; `start` and `play_cases`, of real workers.
+"""Jobs of real processes: `run_job`, of workers by hand without jax; `start` and `run_cases`, of real workers.
 
 Puts this directory and that of the unit tests on the path, for the helpers in them.
 """
@@ -35,7 +35,7 @@ HERE = Path(__file__).parent
 sys.path[:0] = [str(HERE), str(HERE.parent / "unit")]
 
 from simulation import Simulation  # noqa: E402
-from worker_harness import troupes  # noqa: E402
+from worker_harness import worker_harnesses  # noqa: E402
 
 LAUNCHER = str(Path(jaxrun.__file__).parents[1])
 SIGNALS = (signal.SIGCHLD, signal.SIGINT, signal.SIGTERM, signal.SIGQUIT, signal.SIGUSR1)
@@ -149,35 +149,35 @@ def run_job(tmp_path):
 
 @pytest.fixture
 def start(tmp_path):
-    """start(argv, size, …) → a Troupe of workers."""
-    with troupes(tmp_path) as begin:
+    """start(argv, size, …) → a WorkerHarness of workers."""
+    with worker_harnesses(tmp_path) as begin:
         yield begin
 
 
 @pytest.fixture(scope="module")
-def play_cases(tmp_path_factory):
-    """play_cases({name: source}) → {name: Member}: each source is the program of one rank of a single job.
+def run_cases(tmp_path_factory):
+    """run_cases({name: source}) → {name: HarnessWorker}: each source is the program of one rank of a single job.
 
     Rank 0 has no case: its program ends at once, and it leaves when all others have ended. Each runs in a
-    directory of its own, `member.folder`.
+    directory of its own, `worker.folder`.
     """
     folder = tmp_path_factory.mktemp("cases")
-    with troupes(folder) as begin:
+    with worker_harnesses(folder) as begin:
 
-        def play(cases, on_failed=None):
+        def run(cases, on_failed=None):
             for name, source in cases.items():
                 (folder / name).mkdir()
                 (folder / name / "program.py").write_text(source)
             names = ["", *cases]
             (folder / "program.py").write_text(_CASES.format(names=names, folder=str(folder)))
-            troupe = begin([folder / "program.py"], len(names))
-            members = dict(zip(cases, troupe.members[1:], strict=True))
-            for name, member in members.items():
-                member.folder = folder / name
-            troupe.play(kill_on_failure=False, on_failed=on_failed)
-            return members
+            harness = begin([folder / "program.py"], len(names))
+            workers = dict(zip(cases, harness.workers[1:], strict=True))
+            for name, worker in workers.items():
+                worker.folder = folder / name
+            harness.run(kill_on_failure=False, on_failed=on_failed)
+            return workers
 
-        yield play
+        yield run
 
 
 _CASES = """

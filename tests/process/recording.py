@@ -20,15 +20,15 @@ x = rows(2)
 
 def record(start, script, body, size=2, **more):
     """The ranks of a job that runs `body` to its end, and has recorded."""
-    members = start([script(SETTING + body)], size, **more).play()
-    for member in members:
-        assert member.status == 0, member.err
-    return members
+    workers = start([script(SETTING + body)], size, **more).run()
+    for worker in workers:
+        assert worker.status == 0, worker.err
+    return workers
 
 
-def named(member, name):
+def named(worker, name):
     """The records of calls of jit(name)."""
-    return [call for call in member.flight.calls if call.name == f"jit({name})"]
+    return [call for call in worker.flight.calls if call.name == f"jit({name})"]
 
 
 def line_of(body, marker):

@@ -4,7 +4,7 @@ import json
 import os
 
 import pytest
-from member import environment
+from harness_worker import environment
 
 from jaxrun.protocol.worker_messages import ForkDeclined, WorkerForked
 
@@ -31,16 +31,16 @@ print("error of", os.environ["JAXRUN_RANK"], file=sys.stderr)
 @pytest.fixture
 def answers(start, script, tmp_path):
     (tmp_path / "input").write_text("line 1\nline 2\n")
-    troupe = start([script(_ASK), "a b"], 3, stdin=tmp_path / "input")
-    members = troupe.play()
-    assert [member.status for member in members] == [0, 0, 0], troupe.describe()
-    assert [type(answer) for answer in troupe.answers] == [WorkerForked] * 3
-    assert [member.err for member in members] == [f"error of {rank}\n" for rank in range(3)]
-    return troupe, [json.loads(member.out) for member in members]
+    harness = start([script(_ASK), "a b"], 3, stdin=tmp_path / "input")
+    workers = harness.run()
+    assert [worker.status for worker in workers] == [0, 0, 0], harness.describe()
+    assert [type(answer) for answer in harness.answers] == [WorkerForked] * 3
+    assert [worker.err for worker in workers] == [f"error of {rank}\n" for rank in range(3)]
+    return harness, [json.loads(worker.out) for worker in workers]
 
 
 def test_a_forked_worker_is_as_good_as_a_fresh_one(answers, tmp_path):
-    troupe, said = answers
+    harness, said = answers
     assert len({one["random"] for one in said}) == 3
     assert len({one["numpy"] for one in said}) == 3
     assert [one["stdin"] for one in said] == ["line 1\nline 2\n", "", ""]
@@ -53,7 +53,7 @@ def test_a_forked_worker_is_as_good_as_a_fresh_one(answers, tmp_path):
         assert one["argv"] == [str(tmp_path / "program0.py"), "a b"]
         assert one["path"][0] == str(tmp_path)
         assert one["path"][1:3] == environment()["PYTHONPATH"].split(":")
-        assert "" not in one["path"] and str(troupe.folder) not in one["path"]  # where it was started
+        assert "" not in one["path"] and str(harness.folder) not in one["path"]  # where it was started
         assert one["session"]
         assert one["inherited"] == [False, False]
         assert one["threads"] == 1
@@ -77,17 +77,17 @@ def test_it_declines_where_a_thread_runs_already(start, script, tmp_path, start_
     if module != "sitecustomize":  # something that jax imports
         start_thread += f"\nimport sys\nsys.path.remove({str(tmp_path / 'site')!r})\ndel sys.modules[__name__]"
         start_thread += "\nimport opt_einsum\n"
-    troupe = start([script("")], 1, env=_path(tmp_path, script, {f"{module}.py": start_thread}))
-    assert troupe.answers == [ForkDeclined("1 thread ran before the fork", "")]
-    _, status = os.waitpid(troupe.server, 0)
-    troupe.server = 0
+    harness = start([script("")], 1, env=_path(tmp_path, script, {f"{module}.py": start_thread}))
+    assert harness.answers == [ForkDeclined("1 thread ran before the fork", "")]
+    _, status = os.waitpid(harness.server, 0)
+    harness.server = 0
     assert status == 0
 
 
 @pytest.mark.parametrize("text", ["raise ValueError('broken jax')", "import no_such_module", "import sys; sys.exit(3)"])
 def test_a_jax_that_cannot_be_imported_is_reported_with_its_traceback(start, script, tmp_path, text):
-    troupe = start([script("")], 1, env=_path(tmp_path, script, {"jax.py": text}))
-    (answer,) = troupe.answers
+    harness = start([script("")], 1, env=_path(tmp_path, script, {"jax.py": text}))
+    (answer,) = harness.answers
     assert isinstance(answer, ForkDeclined)
     assert answer.reason.partition(":")[0] in ("ValueError", "ModuleNotFoundError", "SystemExit")
     if "exit" not in text:
@@ -96,18 +96,18 @@ def test_a_jax_that_cannot_be_imported_is_reported_with_its_traceback(start, scr
 
 
 def test_a_huge_traceback_fits_into_one_answer(start, script, tmp_path):
-    troupe = start([script("")], 1, env=_path(tmp_path, script, {"jax.py": "raise ValueError('é' * 1_000_000)"}))
-    (answer,) = troupe.answers
+    harness = start([script("")], 1, env=_path(tmp_path, script, {"jax.py": "raise ValueError('é' * 1_000_000)"}))
+    (answer,) = harness.answers
     assert answer.traceback.startswith("Traceback") and "characters left out" in answer.traceback
 
 
 def test_a_fresh_worker_reports_a_broken_jax_in_its_last_words(start, script, tmp_path):
-    troupe = start(
+    harness = start(
         [script("")], 1, fork=False, env=_path(tmp_path, script, {"jax.py": "raise ValueError('broken jax')"})
     )
-    (member,) = troupe.play()
-    words = member.last_words()
-    assert (words.stage, words.error, words.message, member.status) == (
+    (worker,) = harness.run()
+    failure = worker.failure()
+    assert (failure.stage, failure.error, failure.message, worker.status) == (
         "start",
         "ValueError",
         "broken jax",
@@ -118,7 +118,7 @@ def test_a_fresh_worker_reports_a_broken_jax_in_its_last_words(start, script, tm
 @pytest.mark.parametrize("fork", [True, False])
 def test_modules_of_the_current_directory_do_not_get_in_the_way(start, script, tmp_path, fork):
     for name in "random", "socket", "numpy", "jax", "worker", "program":
-        script("raise ValueError('the wrong module')", f"troupe-0/{name}.py")
+        script("raise ValueError('the wrong module')", f"harness-0/{name}.py")
     program = script("import sys, random\nprint(random.random() < 1)", "elsewhere/program.py")
-    (member,) = start([program], 1, fork=fork).play()
-    assert (member.status, member.out) == (0, "True\n"), member.err
+    (worker,) = start([program], 1, fork=fork).run()
+    assert (worker.status, worker.out) == (0, "True\n"), worker.err

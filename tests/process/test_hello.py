@@ -16,9 +16,9 @@ pytestmark = pytest.mark.jax_version
 
 def test_the_hello_of_a_worker_holds_who_it_is_and_what_must_be_alike(start, script):
     path = script("")
-    troupe = start([path], 2, env={"XLA_FLAGS": "", "NCCL_DEBUG": "INFO", "HOME": "/"})
-    first, second = (member.said(Hello)[0] for member in troupe.play())
-    assert [(h.rank, h.host, h.pid) for h in (first, second)] == [(n, "here", troupe.members[n].pid) for n in (0, 1)]
+    harness = start([path], 2, env={"XLA_FLAGS": "", "NCCL_DEBUG": "INFO", "HOME": "/"})
+    first, second = (worker.received(Hello)[0] for worker in harness.run())
+    assert [(h.rank, h.host, h.pid) for h in (first, second)] == [(n, "here", harness.workers[n].pid) for n in (0, 1)]
     assert first.versions == {
         "python": sys.version.split()[0],
         "jax": jax.__version__,

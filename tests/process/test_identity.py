@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from member import environment
+from harness_worker import environment
 
 import jaxrun_runtime as jr
 from jaxrun.errors import ProtocolError

@@ -18,16 +18,16 @@ _INITIALIZE = {
 
 
 @pytest.fixture(scope="module")
-def initialized(play_cases):
+def initialized(run_cases):
     head = "import jax, jaxrun_runtime as jr\n"
     tail = "\nprint(jax.process_index() == jr.rank, jax.process_count())"
-    return play_cases({name: head + call + tail for name, call in _INITIALIZE.items()})
+    return run_cases({name: head + call + tail for name, call in _INITIALIZE.items()})
 
 
 @pytest.mark.parametrize("name", ["bare", "right", "by-name", "from-import"])
 def test_a_program_that_joins_by_itself_finds_the_work_done(initialized, name):
-    member = initialized[name]
-    assert (member.status, member.out, member.err) == (0, f"True {len(_INITIALIZE) + 1}\n", "")
+    worker = initialized[name]
+    assert (worker.status, worker.out, worker.err) == (0, f"True {len(_INITIALIZE) + 1}\n", "")
 
 
 def test_jax_says_that_it_is_initialized(initialized):
@@ -38,17 +38,17 @@ def test_jax_says_that_it_is_initialized(initialized):
     ("name", "asked"), [("wrong-size", "num_processes=99"), ("wrong-both", "num_processes=99, process_id=98")]
 )
 def test_a_program_that_contradicts_is_told_so_in_one_line(initialized, name, asked):
-    member = initialized[name]
-    assert member.status == 0
-    assert member.out == f"True {len(_INITIALIZE) + 1}\n"
-    (line,) = member.err.splitlines()
+    worker = initialized[name]
+    assert worker.status == 0
+    assert worker.out == f"True {len(_INITIALIZE) + 1}\n"
+    (line,) = worker.err.splitlines()
     assert f"initialize({asked})" in line
 
 
 def test_an_argument_that_jax_does_not_know_is_the_error_that_it_always_is(initialized):
-    words = initialized["unknown"].last_words()
-    assert words.error == "TypeError"
-    assert "no_such_argument" in words.message
+    failure = initialized["unknown"].failure()
+    assert failure.error == "TypeError"
+    assert "no_such_argument" in failure.message
 
 
 def test_whoever_asks_for_debug_messages_is_told(initialized):

@@ -6,7 +6,7 @@ import sys
 
 import jax
 import pytest
-from member import environment
+from harness_worker import environment
 
 from jaxrun.protocol.flight_file import COMPILATIONS, EVERY_CALL, FIRST_CALLS, NOTHING
 from jaxrun.protocol.worker_messages import Done
@@ -232,9 +232,9 @@ def test_a_job_goes_on_without_a_name_and_rank_0_says_so_once(start, script, tmp
     script("import jax._src.api; del jax._src.api.clean_up", "site/sitecustomize.py")
     path = f"{tmp_path / 'site'}:{environment()['PYTHONPATH']}"
     program = script("import atexit, jax; atexit.register(lambda: print('handler')); print(jax.process_count())")
-    members = start([program], 2, fork=False, env={"PYTHONPATH": path}).play()
-    assert [(member.status, member.out) for member in members] == [(0, "2\nhandler\n")] * 2
-    assert all(member.said(Done) for member in members)
-    (line,) = members[0].err.splitlines()
+    workers = start([program], 2, fork=False, env={"PYTHONPATH": path}).run()
+    assert [(worker.status, worker.out) for worker in workers] == [(0, "2\nhandler\n")] * 2
+    assert all(worker.received(Done) for worker in workers)
+    (line,) = workers[0].err.splitlines()
     assert line == f"jaxrun: {jax_private.missing_features()[0]}"
-    assert members[1].err == ""
+    assert workers[1].err == ""

@@ -7,7 +7,7 @@ import subprocess
 import threading
 
 import pytest
-from member import IPV6, without_gloo
+from harness_worker import IPV6, without_gloo
 
 from jaxrun.job.environment import common_settings
 from jaxrun.protocol.worker_messages import CoordinatorReady, DeviceReport, StartCoordinator
@@ -34,23 +34,23 @@ _RIGHT = ["0 2 4.0\n", "1 2 4.0\n"]
 
 @pytest.mark.parametrize("interface", _INTERFACES)
 def test_two_processes_join_and_prove_it(start, script, interface):
-    members = start([script(_SUM)], 2, interface=interface).play()
-    assert [member.out for member in members] == _RIGHT
-    proofs = [member.said(DeviceReport)[0] for member in members]
+    workers = start([script(_SUM)], 2, interface=interface).run()
+    assert [worker.out for worker in workers] == _RIGHT
+    proofs = [worker.received(DeviceReport)[0] for worker in workers]
     assert [(p.process_index, p.process_count, p.local_devices, p.global_devices) for p in proofs] == [
         (0, 2, 2, 4),
         (1, 2, 2, 4),
     ]
     assert {(p.platform, p.device_kinds, p.nonce) for p in proofs} == {("cpu", ("cpu",), "5eed" * 8)}
-    address = members[0].said(CoordinatorReady)[0].address
+    address = workers[0].received(CoordinatorReady)[0].address
     assert address.rpartition(":")[0].strip("[]") == interface
 
 
 def test_nothing_of_the_joining_is_left_when_the_program_starts(start, script):
     program = "import os, threading, jax\nprint(threading.active_count(), os.environ['JAX_COORDINATOR_ADDRESS'])"
-    (member,) = start([script(program)]).play()
-    assert member.status == 0
-    count, address = member.out.split()
+    (worker,) = start([script(program)]).run()
+    assert worker.status == 0
+    count, address = worker.out.split()
     assert count == "1"
     assert address.startswith("127.0.0.1:")
 
@@ -78,9 +78,9 @@ def test_proxies_neither_delay_the_joining_nor_raise_a_warning(start, script):
     env = {**dict.fromkeys(names, proxy), "no_proxy": "example.org"}
     told = {name: value for name, value in common_settings(env, cores=2, workers=2).items() if "proxy" in name}
     with listener:
-        members = start([script(_SUM)], 2, env=env | told).play()
-    assert [member.out for member in members] == _RIGHT
-    assert [member.err for member in members] == ["", ""]
+        workers = start([script(_SUM)], 2, env=env | told).run()
+    assert [worker.out for worker in workers] == _RIGHT
+    assert [worker.err for worker in workers] == ["", ""]
 
 
 _SLURM_STEP = {
@@ -104,8 +104,8 @@ _OPEN_MPI = {
 
 @pytest.mark.parametrize("stale", [_SLURM_STEP, _SLURM_STEP | _OPEN_MPI], ids=["slurm", "both"])
 def test_what_another_job_left_in_the_environment_is_not_looked_at(start, script, stale):
-    members = start([script("import jax; jax.distributed.initialize()\n" + _SUM)], 2, env=stale).play()
-    assert [member.out for member in members] == _RIGHT, [member.err for member in members]
+    workers = start([script("import jax; jax.distributed.initialize()\n" + _SUM)], 2, env=stale).run()
+    assert [worker.out for worker in workers] == _RIGHT, [worker.err for worker in workers]
 
 
 # ---- the host's own name
@@ -142,18 +142,18 @@ def test_the_hosts_own_name_does_not_matter(start, script, tmp_path, resolves_to
     ]
     if subprocess.run([*wrap, "true"], capture_output=True).returncode:
         pytest.skip("this machine allows no namespaces")
-    members = start([script(_LISTENS)], 2, fork=False, wrap=wrap).play()
-    for member, sum_line in zip(members, _RIGHT, strict=True):
-        assert member.out == f"{sum_line}127.0.0.1\nlonely-host\n", member.err
+    workers = start([script(_LISTENS)], 2, fork=False, wrap=wrap).run()
+    for worker, sum_line in zip(workers, _RIGHT, strict=True):
+        assert worker.out == f"{sum_line}127.0.0.1\nlonely-host\n", worker.err
 
 
 def test_a_coordinator_that_cannot_listen_ends_the_worker_with_words(start, script):
-    troupe = start([script("")], 2, interface="203.0.113.7")  # not an address of this machine
+    harness = start([script("")], 2, interface="203.0.113.7")  # not an address of this machine
     with contextlib.suppress(AssertionError):
-        troupe.play()
-    words = troupe.members[0].last_words()
-    assert (words.stage, words.error) == ("join", "OSError")
-    assert "Cannot assign requested address" in words.message
+        harness.run()
+    failure = harness.workers[0].failure()
+    assert (failure.stage, failure.error) == ("join", "OSError")
+    assert "Cannot assign requested address" in failure.message
 
 
 def test_what_gloo_says_is_left_out_of_a_members_output_even_if_it_is_torn():

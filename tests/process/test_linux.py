@@ -10,7 +10,7 @@ import uuid
 from pathlib import Path
 
 import pytest
-from member import environment
+from harness_worker import environment
 
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 _NOBODY = 65534

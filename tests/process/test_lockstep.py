@@ -7,7 +7,7 @@ import zlib
 
 import pytest
 from recording import SETTING, line_of, named
-from worker_harness import troupes
+from worker_harness import worker_harnesses
 
 from jaxrun.protocol.flight_file import COMPILING_SINCE_WORD, EVERY_CALL, PID_WORD, STRICT_WORD
 from jaxrun.protocol.worker_messages import Call, Done
@@ -147,20 +147,20 @@ eval(compile("step({'x': x}, 2.0)", "<made>", "eval"))
 
 
 @pytest.fixture(scope="module")
-def members(tmp_path_factory):
+def workers(tmp_path_factory):
     folder = tmp_path_factory.mktemp("calls")
     (folder / "program.py").write_text(SETTING + _CALLS)
-    with troupes(folder) as begin:
-        troupe = begin([folder / "program.py"], 2)
-        for member in troupe.play():
-            assert member.status == 0, member.err
-            assert member.flight.troubles == []
-        yield troupe.members
+    with worker_harnesses(folder) as begin:
+        harness = begin([folder / "program.py"], 2)
+        for worker in harness.run():
+            assert worker.status == 0, worker.err
+            assert worker.flight.troubles == []
+        yield harness.workers
 
 
-def test_every_call_of_a_cross_process_program_is_recorded_once(members):
-    for member in members:
-        calls = member.flight.calls
+def test_every_call_of_a_cross_process_program_is_recorded_once(workers):
+    for worker in workers:
+        calls = worker.flight.calls
         assert [call.number for call in calls] == list(range(1, len(calls) + 1))
         assert {call.ranks for call in calls} == {"0-1"}
         counts = {
@@ -173,52 +173,52 @@ def test_every_call_of_a_cross_process_program_is_recorded_once(members):
             "mapped": 3,
             "derived": 2,
         }
-        assert {name: len(named(member, name)) for name in counts} == counts
+        assert {name: len(named(worker, name)) for name in counts} == counts
 
 
-def test_the_recorder_says_whose_it_is(members):
-    for member in members:
-        flight = member.flight
+def test_the_recorder_says_whose_it_is(workers):
+    for worker in workers:
+        flight = worker.flight
         assert flight.written
-        assert (flight.words[PID_WORD], flight.level, flight.words[STRICT_WORD]) == (member.pid, EVERY_CALL, 0)
+        assert (flight.words[PID_WORD], flight.level, flight.words[STRICT_WORD]) == (worker.pid, EVERY_CALL, 0)
         assert (flight.pending, flight.words[COMPILING_SINCE_WORD]) == (None, 0)
         assert "jit(local)" in flight.compiled
-        assert member.said(Done)
+        assert worker.received(Done)
 
 
-def test_local_programs_are_not_recorded(members):
-    assert not any(named(member, "local") for member in members)
+def test_local_programs_are_not_recorded(workers):
+    assert not any(named(worker, "local") for worker in workers)
 
 
-def test_equal_histories_have_equal_chains_on_both_ranks(members):
-    one, other = ([(call.chain, call.name) for call in member.flight.calls] for member in members)
+def test_equal_histories_have_equal_chains_on_both_ranks(workers):
+    one, other = ([(call.chain, call.name) for call in worker.flight.calls] for worker in workers)
     assert one == other
     assert len(set(one)) == len(one)
 
 
-def test_a_call_site_is_the_users_line(members):
+def test_a_call_site_is_the_users_line(workers):
     in_loop, after = line_of(_CALLS, "in the loop"), line_of(_CALLS, "after it")
-    for member in members:
-        path = re.sub(r":.*", "", member.flight.calls[0].stack[0])
+    for worker in workers:
+        path = re.sub(r":.*", "", worker.flight.calls[0].stack[0])
         assert os.path.isabs(path)
-        places = [call.place for call in named(member, "step")]
+        places = [call.place for call in named(worker, "step")]
         assert places[:4] == [f"program.py:{in_loop} loop"] * 3 + [f"program.py:{after} loop"]
-        assert named(member, "step")[0].stack[1] == f"{path}:{after + 1} <module>"
-        assert named(member, "step")[4].stack[0].startswith("<made>:1 ")
-        (operator,) = named(member, "add")
+        assert named(worker, "step")[0].stack[1] == f"{path}:{after + 1} <module>"
+        assert named(worker, "step")[4].stack[0].startswith("<made>:1 ")
+        (operator,) = named(worker, "add")
         assert operator.place == f"program.py:{line_of(_CALLS, 'an operator')} <module>"
-        assert named(member, "threaded")[1].place == f"program.py:{line_of(_CALLS, 'of the thread')} in_thread"
+        assert named(worker, "threaded")[1].place == f"program.py:{line_of(_CALLS, 'of the thread')} in_thread"
 
 
-def test_a_site_keeps_the_stack_of_its_first_call(members):
-    stacks = [call.stack for call in members[0].flight.calls if call.place.endswith(" called")]
+def test_a_site_keeps_the_stack_of_its_first_call(workers):
+    stacks = [call.stack for call in workers[0].flight.calls if call.place.endswith(" called")]
     assert len(stacks) == 2
     assert all(f":{line_of(_CALLS, 'through another')} <module>" in stack[1] for stack in stacks)
 
 
-def test_a_program_is_described(members):
+def test_a_program_is_described(workers):
     line = line_of(_CALLS, "step")
-    program = named(members[0], "step")[0].program
+    program = named(workers[0], "step")[0].program
     assert program["source"].startswith("step at /")
     assert program["source"].endswith(f"program.py:{line}")
     assert program["arguments"] == [
@@ -234,45 +234,45 @@ def test_a_program_is_described(members):
     assert "program.py" not in text
 
 
-def test_a_baked_in_value_changes_the_code_but_not_the_key(members):
-    first, second, again = (call.program for call in named(members[0], "powered"))
+def test_a_baked_in_value_changes_the_code_but_not_the_key(workers):
+    first, second, again = (call.program for call in named(workers[0], "powered"))
     assert first["key"] == second["key"]
     assert first["code"] != second["code"]
     assert again == first
 
 
-def test_shapes_and_dtypes_change_the_key(members):
-    assert len({call.program["key"] for call in named(members[0], "shaped")}) == 3
+def test_shapes_and_dtypes_change_the_key(workers):
+    assert len({call.program["key"] for call in named(workers[0], "shaped")}) == 3
 
 
-def test_weak_types_are_described_but_are_not_part_of_the_key(members):
-    weak, strong = (call.program for call in named(members[0], "weak"))
+def test_weak_types_are_described_but_are_not_part_of_the_key(workers):
+    weak, strong = (call.program for call in named(workers[0], "weak"))
     assert weak["key"] == strong["key"]
     assert weak["arguments"][1] == ["s", "float32[], weak", "P()"]
     assert strong["arguments"][1] == ["s", "float32[]", "P()"]
 
 
-def test_large_constants_are_part_of_the_code_and_not_of_the_text(members):
-    codes = [call.program["code"] for call in named(members[0], "look_up")]
+def test_large_constants_are_part_of_the_code_and_not_of_the_text(workers):
+    codes = [call.program["code"] for call in named(workers[0], "look_up")]
     assert codes[0] == codes[1] != codes[2]
     assert len(codes) == 10
     assert len(set(codes)) == 9
-    text = zlib.decompress(base64.b64decode(named(members[0], "look_up")[0].program["text"]))
+    text = zlib.decompress(base64.b64decode(named(workers[0], "look_up")[0].program["text"]))
     assert len(text) < 2000
 
 
-def test_what_is_compiled_again_is_the_same_program(members):
-    calls = named(members[0], "cleared")
+def test_what_is_compiled_again_is_the_same_program(workers):
+    calls = named(workers[0], "cleared")
     assert len(calls) == 4
     assert len({call.program["program"] for call in calls}) == 1
-    announced = [call for call in members[0].said(Call) if call.name == "jit(cleared)"]
+    announced = [call for call in workers[0].received(Call) if call.name == "jit(cleared)"]
     assert len(announced) == 1
 
 
-def test_the_head_hears_of_each_programs_first_call(members):
-    for rank, member in enumerate(members):
-        flight = member.flight
-        calls = member.said(Call)
+def test_the_head_hears_of_each_programs_first_call(workers):
+    for rank, worker in enumerate(workers):
+        flight = worker.flight
+        calls = worker.received(Call)
         assert [call.program for call in calls] == list(flight.programs)
         first = calls[0]
         assert (first.rank, first.group, first.number, first.waits_for_answer) == (rank, "0-1", 1, False)
@@ -281,15 +281,15 @@ def test_the_head_hears_of_each_programs_first_call(members):
         assert (first.key, first.code) == (program["key"], program["code"])
 
 
-def test_callbacks_do_not_make_equal_programs_differ(members):
+def test_callbacks_do_not_make_equal_programs_differ(workers):
     for name in ("told", "asked", "parted"):
-        one, other = ({call.program["code"] for call in named(member, name)} for member in members)
+        one, other = ({call.program["code"] for call in named(worker, name)} for worker in workers)
         assert one == other
         assert len(one) == 1
-    assert "sum " in members[0].out
+    assert "sum " in workers[0].out
 
 
-def test_compiled_ahead_of_time_is_recorded_too(members):
-    calls = [call for call in named(members[0], "<lambda>") if call.stack[0].endswith("<module>")]
+def test_compiled_ahead_of_time_is_recorded_too(workers):
+    calls = [call for call in named(workers[0], "<lambda>") if call.stack[0].endswith("<module>")]
     assert len(calls) == 3
     assert calls[0].program["code"]

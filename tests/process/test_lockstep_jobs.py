@@ -25,13 +25,13 @@ def on(ranks):
 for ranks in ((0, 1, 2), (0, 2), (1, 2), (1,)):
     on(ranks)
 """
-    members = record(start, script, body, 3)
-    numbers = [[(call.ranks, call.number) for call in member.flight.calls] for member in members]
+    workers = record(start, script, body, 3)
+    numbers = [[(call.ranks, call.number) for call in worker.flight.calls] for worker in workers]
     both = [1, 2]
     assert numbers[0] == [("0-2", n) for n in both] + [("0,2", n) for n in both]
     assert numbers[1] == [("0-2", n) for n in both] + [("1-2", n) for n in both]
     assert numbers[2] == [(ranks, n) for ranks in ("0-2", "0,2", "1-2") for n in both]
-    chains = [{(call.ranks, call.number): call.chain for call in member.flight.calls} for member in members]
+    chains = [{(call.ranks, call.number): call.chain for call in worker.flight.calls} for worker in workers]
     assert chains[0].items() <= chains[1].items() | chains[2].items()
     assert chains[1].items() <= chains[0].items() | chains[2].items()
 
@@ -47,7 +47,7 @@ a = jax.make_array_from_process_local_data(NamedSharding(Mesh(np.array(order), (
 print([d.id for d in order])
 jax.jit(lambda b: b * 2)(a)
 """
-    one, other = (member.flight.programs for member in record(start, script, body))
+    one, other = (worker.flight.programs for worker in record(start, script, body))
     assert one[1]["key"] == other[1]["key"]
     assert one[1]["code"] != other[1]["code"]
     assert one[2]["key"] != other[2]["key"]
@@ -69,12 +69,12 @@ try:
 except Exception as error:
     print(type(error).__name__)
 """
-    (member,) = record(start, script, body.replace("mesh = ", ""), 1, env={"JAX_NUM_CPU_DEVICES": "2"})
-    assert member.flight.calls == []  # one process makes no cross-process calls
-    members = start([script(SETTING + body)], 2).play(timeout=30)
-    for member in members:
-        assert [call.name for call in member.flight.calls] == ["jit(<lambda>)", "jit(failing)"]
-        assert member.flight.pending is None
+    (worker,) = record(start, script, body.replace("mesh = ", ""), 1, env={"JAX_NUM_CPU_DEVICES": "2"})
+    assert worker.flight.calls == []  # one process makes no cross-process calls
+    workers = start([script(SETTING + body)], 2).run(timeout=30)
+    for worker in workers:
+        assert [call.name for call in worker.flight.calls] == ["jit(<lambda>)", "jit(failing)"]
+        assert worker.flight.pending is None
 
 
 _HANGS = """
@@ -91,18 +91,18 @@ waited(x).block_until_ready()  # hangs
 
 
 def test_the_first_call_of_a_program_is_seen_while_it_hangs_and_after_the_rank_has_died(start, script):
-    troupe = start([script(SETTING + _HANGS)], 2, env={"JAX_NUM_CPU_DEVICES": "1"})  # which it runs in the call itself
-    first, second = troupe.members
+    harness = start([script(SETTING + _HANGS)], 2, env={"JAX_NUM_CPU_DEVICES": "1"})  # which it runs in the call itself
+    first, second = harness.workers
     deadline = time.monotonic() + 30
     while not (first.flight.pending and "waiting" in second.out) and time.monotonic() < deadline:
-        troupe.listen(0.05)
-        troupe.lead()
-    place = f"{os.path.basename(troupe.argv[0])}:{line_of(_HANGS, 'hangs')} <module>"
+        harness.poll(0.05)
+        harness.send_due()
+    place = f"{os.path.basename(harness.argv[0])}:{line_of(_HANGS, 'hangs')} <module>"
     assert first.flight.pending == (2, "0-1", "jit(waited)", place)
-    assert [call.name for call in first.said(Call)] == ["jit(<lambda>)", "jit(waited)"]
+    assert [call.name for call in first.received(Call)] == ["jit(<lambda>)", "jit(waited)"]
     os.kill(first.pid, signal.SIGKILL)
     while first.status is None and time.monotonic() < deadline:
-        troupe.listen(0.05)
+        harness.poll(0.05)
     assert first.status == -signal.SIGKILL
     assert first.flight.pending == (2, "0-1", "jit(waited)", place)
     assert [call.number for call in first.flight.calls] == [1]
@@ -122,9 +122,9 @@ if pid == 0:
 os.waitpid(pid, 0)
 doubled(x)
 """
-    for member in record(start, script, body):
-        flight = member.flight
-        assert flight.words[PID_WORD] == member.pid
+    for worker in record(start, script, body):
+        flight = worker.flight
+        assert flight.words[PID_WORD] == worker.pid
         assert flight.made == 2
         assert "in the child" not in flight.compiled
         assert flight.words[COMPILING_SINCE_WORD] == 0
@@ -141,7 +141,7 @@ jax.jit(lambda a: a * 3 + a.sum())(x)
     for entry in os.listdir(tmp_path / "cache-0"):
         os.unlink(tmp_path / "cache-0" / entry)
     warm = record(start, script, body, env=env)
-    codes = {call.code for member in (*cold, *warm) for call in member.said(Call)}
+    codes = {call.code for worker in (*cold, *warm) for call in worker.received(Call)}
     assert len(codes) == 1
     assert codes != {""}
 
@@ -154,8 +154,8 @@ loaded = serialize_executable.deserialize_and_load(*serialize_executable.seriali
 for _ in range(2):
     loaded(x)
 """
-    for member in record(start, script, body):
-        (call, _) = member.flight.calls
+    for worker in record(start, script, body):
+        (call, _) = worker.flight.calls
         assert call.program["code"] == call.program["text"] == ""
         assert call.program["arguments"] == [["", "float32[4,3]", "P('data',)"]]
         assert len(call.program["key"]) == 16

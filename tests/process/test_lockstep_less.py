@@ -20,12 +20,12 @@ print(pxla.ExecuteReplicated.__call__.__module__, type(pxla.MeshExecutableFastpa
 doubled = jax.jit(lambda a: a * 2)
 doubled(x), doubled(x)
 """
-    for member in record(start, script, body, local={"lockstep": "off"}):
-        assert not member.flight.written
-        assert member.said(Call) == []
-        assert member.out.splitlines()[0] == "[]"
-        assert "jaxrun" not in member.out.splitlines()[1]
-        assert member.out.splitlines()[1].endswith(" type")
+    for worker in record(start, script, body, local={"lockstep": "off"}):
+        assert not worker.flight.written
+        assert worker.received(Call) == []
+        assert worker.out.splitlines()[0] == "[]"
+        assert "jaxrun" not in worker.out.splitlines()[1]
+        assert worker.out.splitlines()[1].endswith(" type")
 
 
 _LESS = """
@@ -50,31 +50,31 @@ original = pxla.UnloadedMeshExecutable.from_hlo
 pxla.UnloadedMeshExecutable.from_hlo = staticmethod(lambda *args, **kwargs: original(*args, **kwargs))
 """
     script(f"import jax\nfrom jax._src.interpreters import pxla\n{taken}", "site/sitecustomize.py")
-    from member import environment
+    from harness_worker import environment
 
     path = f"{tmp_path / 'site'}:{environment()['PYTHONPATH']}"
-    members = record(start, script, _LESS, fork=False, env={"PYTHONPATH": path})
-    for member in members:
-        assert member.flight.level == level
-        assert [call.number for call in member.flight.calls] == calls
-        assert "jit(<lambda>)" in member.flight.compiled
-    (line,) = members[0].err.splitlines()
+    workers = record(start, script, _LESS, fork=False, env={"PYTHONPATH": path})
+    for worker in workers:
+        assert worker.flight.level == level
+        assert [call.number for call in worker.flight.calls] == calls
+        assert "jit(<lambda>)" in worker.flight.compiled
+    (line,) = workers[0].err.splitlines()
     assert said in line
-    assert members[1].err == ""
+    assert workers[1].err == ""
 
 
 def test_strict_becomes_record_where_calls_cannot_be_held(start, script, tmp_path):
     script(
         "from jax._src.interpreters import pxla\ndel pxla.MeshExecutableFastpathData._fields", "site/sitecustomize.py"
     )
-    from member import environment
+    from harness_worker import environment
 
     env = {"PYTHONPATH": f"{tmp_path / 'site'}:{environment()['PYTHONPATH']}"}
-    members = record(start, script, _LESS, fork=False, env=env, local={"lockstep": "strict"})
-    for member in members:
-        assert (member.flight.level, member.flight.words[STRICT_WORD]) == (FIRST_CALLS, 0)
-        assert [call.waits_for_answer for call in member.said(Call)] == [False]
-    (line,) = members[0].err.splitlines()
+    workers = record(start, script, _LESS, fork=False, env=env, local={"lockstep": "strict"})
+    for worker in workers:
+        assert (worker.flight.level, worker.flight.words[STRICT_WORD]) == (FIRST_CALLS, 0)
+        assert [call.waits_for_answer for call in worker.received(Call)] == [False]
+    (line,) = workers[0].err.splitlines()
     assert "strict is not possible" in line
 
 
@@ -88,12 +88,12 @@ def broken(*_):
 jax_hooks.call_info = broken
 print(jax.jit(lambda a: a * 3 + 1)(x).shape, doubled(x).shape)
 """
-    for member in record(start, script, body):
-        assert member.out.strip() == "(4, 3) (4, 3)"
-        (trouble,) = member.flight.troubles
+    for worker in record(start, script, body):
+        assert worker.out.strip() == "(4, 3) (4, 3)"
+        (trouble,) = worker.flight.troubles
         assert "KeyError" in trouble
         assert "surprise" in trouble
-        assert member.flight.level == COMPILATIONS
+        assert worker.flight.level == COMPILATIONS
 
 
 def test_where_a_program_cannot_be_read_it_is_known_by_its_key_and_that_is_said_once(start, script):
@@ -116,10 +116,10 @@ for n in range(3):
 
 def test_without_a_recorder_the_program_runs(start, script):
     body = "jax.jit(lambda a: a * 2)(x)\n"
-    troupe = start([script(SETTING + body)], 2)
-    for member in troupe.members:
-        os.ftruncate(member.flight_fd, 0)
-    for member in troupe.play():
-        assert member.status == 0
-        assert not member.said(Failed)
-        assert "has no flight recorder" in member.err
+    harness = start([script(SETTING + body)], 2)
+    for worker in harness.workers:
+        os.ftruncate(worker.flight_fd, 0)
+    for worker in harness.run():
+        assert worker.status == 0
+        assert not worker.received(Failed)
+        assert "has no flight recorder" in worker.err

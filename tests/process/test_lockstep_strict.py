@@ -26,10 +26,10 @@ thread = threading.Thread(target=in_thread)
 thread.start()
 thread.join()
 """
-    for member in record(start, script, body, local={"lockstep": "strict"}):
-        assert [(call.number, call.waits_for_answer) for call in member.said(Call)] == [(n, True) for n in range(1, 7)]
-        assert [call.number for call in member.flight.calls] == list(range(1, 7))
-        assert member.flight.words[STRICT_WORD] == 1
+    for worker in record(start, script, body, local={"lockstep": "strict"}):
+        assert [(call.number, call.waits_for_answer) for call in worker.received(Call)] == [(n, True) for n in range(1, 7)]
+        assert [call.number for call in worker.flight.calls] == list(range(1, 7))
+        assert worker.flight.words[STRICT_WORD] == 1
 
 
 _STRAYS = """
@@ -50,11 +50,11 @@ good(x)
 
 
 def test_a_program_may_go_on_after_it_was_told_that_it_is_out_of_step(start, script):
-    for member in record(start, script, _STRAYS, local={"lockstep": "strict"}):
-        numbers = [int(line.split()[1].strip("#:")) for line in member.out.splitlines()]
+    for worker in record(start, script, _STRAYS, local={"lockstep": "strict"}):
+        numbers = [int(line.split()[1].strip("#:")) for line in worker.out.splitlines()]
         assert numbers == [2, 3]
-        assert [call.number for call in member.flight.calls] == [1, 4]
-        assert member.flight.pending is None
+        assert [call.number for call in worker.flight.calls] == [1, 4]
+        assert worker.flight.pending is None
 
 
 @pytest.mark.parametrize("ahead", [False, True])
@@ -67,10 +67,10 @@ def main():
     f(x)  # here
 main()
 """.replace("AHEAD", str(ahead))
-    members = start([script(SETTING + body)], 2, local={"lockstep": "strict"}).play(kill_on_failure=False)
-    for member in members:
-        words = member.last_words()
-        assert (words.error, member.status, words.notes) == ("DivergenceError", 1, ())
+    workers = start([script(SETTING + body)], 2, local={"lockstep": "strict"}).run(kill_on_failure=False)
+    for worker in workers:
+        words = worker.failure()
+        assert (words.error, worker.status, words.notes) == ("DivergenceError", 1, ())
         assert words.message.startswith("call #1: 0: program")
         frames = [line for line in words.traceback.splitlines() if line.startswith("  File ")]
         assert [re.sub(r".*, line (\d+), in (.*)", r"\1 \2", frame) for frame in frames] == [
@@ -90,17 +90,17 @@ def late():
     print("called", flush=True)
 threading.Thread(target=late, daemon=True).start()
 """
-    troupe = start([script(SETTING + body)], 2, local={"lockstep": "strict"})
+    harness = start([script(SETTING + body)], 2, local={"lockstep": "strict"})
     deadline = time.monotonic() + 30
-    while not all("called" in member.out for member in troupe.members) and time.monotonic() < deadline:
-        troupe.listen(0.02)
-        if not troupe._all(Done):
-            troupe.lead()
-        troupe.agree()
-    troupe.play()
-    for member in troupe.members:
-        assert (member.status, member.out.split()) == (0, ["called"]), member.err
-        assert [call.number for call in member.flight.calls] == [1, 2]
+    while not all("called" in worker.out for worker in harness.workers) and time.monotonic() < deadline:
+        harness.poll(0.02)
+        if not harness._all(Done):
+            harness.send_due()
+        harness.answer_calls()
+    harness.run()
+    for worker in harness.workers:
+        assert (worker.status, worker.out.split()) == (0, ["called"]), worker.err
+        assert [call.number for call in worker.flight.calls] == [1, 2]
 
 
 def test_a_rank_that_waits_ends_when_its_agent_does(start, script):
@@ -108,14 +108,14 @@ def test_a_rank_that_waits_ends_when_its_agent_does(start, script):
 jax.jit(lambda a: a * 2)(x) if jr.rank == 0 else time.sleep(60)
 print("not reached", flush=True)
 """
-    troupe = start([script(SETTING + body)], 2, local={"lockstep": "strict"})
-    first = troupe.members[0]
+    harness = start([script(SETTING + body)], 2, local={"lockstep": "strict"})
+    first = harness.workers[0]
     deadline = time.monotonic() + 30
-    while not first.said(Call) and time.monotonic() < deadline:
-        troupe.listen(0.02)
-        troupe.lead()
+    while not first.received(Call) and time.monotonic() < deadline:
+        harness.poll(0.02)
+        harness.send_due()
     first.channel.close()
     while first.status is None and time.monotonic() < deadline:
-        troupe.listen(0.02)
+        harness.poll(0.02)
     assert first.status == 70
     assert "not reached" not in first.out

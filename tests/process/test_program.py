@@ -7,7 +7,7 @@ import sys
 import zipfile
 
 import pytest
-from member import environment
+from harness_worker import environment
 
 from jaxrun_runtime import program
 

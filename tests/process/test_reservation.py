@@ -7,7 +7,7 @@ import subprocess
 import sys
 
 import pytest
-from member import IPV6, environment
+from harness_worker import IPV6, environment
 
 from jaxrun_runtime.join import PortReservation
 

@@ -95,8 +95,8 @@ keeper = Keeper()
 
 
 @pytest.fixture(scope="module")
-def cases(play_cases, request):
-    return play_cases(_CASES, on_failed=lambda member: (member.folder / "heard").touch())
+def cases(run_cases, request):
+    return run_cases(_CASES, on_failed=lambda worker: (worker.folder / "heard").touch())
 
 
 @pytest.mark.parametrize(
@@ -122,27 +122,27 @@ def cases(play_cases, request):
     ],
 )
 def test_the_exit_status_is_what_python_would_give(cases, name, status):
-    member = cases[name]
-    assert member.status == status, member.err
+    worker = cases[name]
+    assert worker.status == status, worker.err
     if status:
-        assert member.last_words().status == status
-        assert not member.said(Done)
+        assert worker.failure().status == status
+        assert not worker.received(Done)
     else:
-        assert not member.said(Failed)
-        assert len(member.said(Done)) == (0 if "channel" in name else 1)
+        assert not worker.received(Failed)
+        assert len(worker.received(Done)) == (0 if "channel" in name else 1)
 
 
 def test_the_message_of_a_sys_exit_is_printed_and_told(cases):
     assert cases["text"].err == "no data\n"
-    assert (cases["text"].last_words().error, cases["text"].last_words().message) == ("SystemExit", "no data")
+    assert (cases["text"].failure().error, cases["text"].failure().message) == ("SystemExit", "no data")
     assert cases["number"].err == ""
 
 
 def test_an_exception_is_told_but_left_to_the_launcher_to_print(cases):
     assert cases["raises"].err == ""
-    words = cases["raises"].last_words()
-    assert (words.error, words.message, words.stage) == ("ValueError", "bad record", "program")
-    assert words.traceback.endswith("ValueError: bad record\n")
+    failure = cases["raises"].failure()
+    assert (failure.error, failure.message, failure.stage) == ("ValueError", "bad record", "program")
+    assert failure.traceback.endswith("ValueError: bad record\n")
 
 
 def test_a_hook_of_the_program_still_prints(cases):
@@ -156,11 +156,11 @@ def test_a_hook_that_cannot_be_called_is_reported_like_python_does(cases):
 
 
 def test_exit_handlers_run_once_and_the_last_first_before_the_worker_says_that_it_is_done(cases):
-    member = cases["handlers"]
-    first, ended, *numbers = member.out.split()
+    worker = cases["handlers"]
+    first, ended, *numbers = worker.out.split()
     assert (first, numbers) == ("first", ["3", "2", "1"])
-    assert float(ended) < member.said(Done)[0].time
-    assert "in a handler" in member.err
+    assert float(ended) < worker.received(Done)[0].time
+    assert "in a handler" in worker.err
 
 
 def test_exit_handlers_can_still_use_jax(cases):
@@ -181,9 +181,9 @@ def test_threads_are_waited_for_and_find_the_programs_globals(cases):
 
 
 def test_a_failed_thread_is_reported_and_printed(cases):
-    (words,) = cases["thread-fails"].said(ThreadFailed)
-    assert (words.thread, words.error) == ("loader", "ZeroDivisionError")
-    assert words.traceback.endswith("ZeroDivisionError: division by zero\n")
+    (failure,) = cases["thread-fails"].received(ThreadFailed)
+    assert (failure.thread, failure.error) == ("loader", "ZeroDivisionError")
+    assert failure.traceback.endswith("ZeroDivisionError: division by zero\n")
     assert re.match(r"Exception in thread loader:\nTraceback", cases["thread-fails"].err)
 
 
@@ -209,16 +209,16 @@ if jr.is_main:
     raise ValueError("bad record")
 time.sleep(60)
 """
-    troupe = start([script(text)], 2)
-    first, second = troupe.members
-    troupe.play(until=DeviceReport)
+    harness = start([script(text)], 2)
+    first, second = harness.workers
+    harness.run(until=DeviceReport)
     deadline = time.monotonic() + 30
     while not first.out and time.monotonic() < deadline:
-        troupe.lead()
-        troupe.listen(0.02)
-    troupe.listen(0.2)
+        harness.send_due()
+        harness.poll(0.02)
+    harness.poll(0.2)
     assert first.out == "handler\n"
     assert first.live and second.live
     second.kill()
-    troupe.play()
+    harness.run()
     assert (first.status, second.status) == (1, -9)

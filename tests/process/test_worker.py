@@ -7,7 +7,7 @@ import sys
 import time
 
 import pytest
-from member import environment
+from harness_worker import environment
 
 from jaxrun.protocol.worker_messages import (
     CoordinatorReady,
@@ -66,8 +66,8 @@ print(subprocess.run([sys.executable, "-c", code], capture_output=True, text=Tru
 
 
 @pytest.fixture(scope="module")
-def cases(play_cases):
-    return play_cases(_CASES)
+def cases(run_cases):
+    return run_cases(_CASES)
 
 
 @pytest.mark.parametrize(
@@ -81,9 +81,9 @@ def cases(play_cases):
     ],
 )
 def test_processes_of_the_program_are_its_own_business(cases, name, out):
-    member = cases[name]
-    assert (member.status, member.out) == (0, out), member.err
-    assert [type(message) for message in member.messages] == [Hello, DeviceReport, Done]
+    worker = cases[name]
+    assert (worker.status, worker.out) == (0, out), worker.err
+    assert [type(message) for message in worker.messages] == [Hello, DeviceReport, Done]
 
 
 def test_a_forked_process_prints_its_error_like_any_other(cases):
@@ -94,7 +94,7 @@ def test_a_forked_process_prints_its_error_like_any_other(cases):
 @pytest.mark.parametrize(("name", "status"), [("exec", 6), ("hard-exit", 7), ("segfault", -signal.SIGSEGV)])
 def test_an_end_without_words_shows_in_the_status(cases, name, status):
     assert cases[name].status == status
-    assert not cases[name].said(Failed) and not cases[name].said(Done)
+    assert not cases[name].received(Failed) and not cases[name].received(Done)
 
 
 def test_a_fatal_signal_leaves_its_stack_with_the_agent(cases):
@@ -105,12 +105,12 @@ def test_a_fatal_signal_leaves_its_stack_with_the_agent(cases):
 
 @pytest.mark.parametrize("fork", [True, False])
 def test_a_worker_speaks_in_the_order_of_the_contract(start, script, fork):
-    members = start([script("")], 2, fork=fork).play()
-    assert [[type(message) for message in member.messages] for member in members] == [
+    workers = start([script("")], 2, fork=fork).run()
+    assert [[type(message) for message in worker.messages] for worker in workers] == [
         [Hello, CoordinatorReady, DeviceReport, Done],
         [Hello, DeviceReport, Done],
     ]
-    assert [member.status for member in members] == [0, 0]
+    assert [worker.status for worker in workers] == [0, 0]
 
 
 _WAITS = "import time\nprint('started', flush=True)\ndef wait_here():\n    time.sleep(60)\nwait_here()\n"
@@ -123,20 +123,20 @@ def _wait_for(condition):
     assert condition()
 
 
-def _started(troupe):
-    troupe.play(until=DeviceReport)
+def _started(harness):
+    harness.run(until=DeviceReport)
     for _ in range(100):  # until Run has been sent, too
-        troupe.listen(0.01)
-        troupe.lead()
-        if all(member.out for member in troupe.members):
-            return troupe
-    raise AssertionError(troupe.describe())
+        harness.poll(0.01)
+        harness.send_due()
+        if all(worker.out for worker in harness.workers):
+            return harness
+    raise AssertionError(harness.describe())
 
 
 def test_its_stacks_can_be_asked_for_at_any_time(start, script):
-    (member,) = _started(start([script(_WAITS)], 1)).members
-    assert "in wait_here" in member.stacks()
-    assert member.live
+    (worker,) = _started(start([script(_WAITS)], 1)).workers
+    assert "in wait_here" in worker.stacks()
+    assert worker.live
 
 
 @pytest.mark.parametrize("fork", [True, False])
@@ -144,13 +144,13 @@ def test_it_dies_with_its_agent(tmp_path, script, fork):
     code = f"""
 import ctypes, pathlib, sys, time
 sys.path[:] = {sys.path!r}
-from worker_harness import Troupe
+from worker_harness import WorkerHarness
 ctypes.CDLL(None).prctl(36, 1, 0, 0, 0)
-troupe = Troupe(pathlib.Path({str(tmp_path)!r}), [{str(script(_WAITS))!r}], 2, fork={fork})
-while not all(member.out for member in troupe.members):
-    troupe.listen(0.01)
-    troupe.lead()
-print(*[member.pid for member in troupe.members], flush=True)
+harness = WorkerHarness(pathlib.Path({str(tmp_path)!r}), [{str(script(_WAITS))!r}], 2, fork={fork})
+while not all(worker.out for worker in harness.workers):
+    harness.poll(0.01)
+    harness.send_due()
+print(*[worker.pid for worker in harness.workers], flush=True)
 time.sleep(60)
 """
     agent = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True, env=environment())
@@ -172,41 +172,41 @@ def _alive(pid):
 
 @pytest.mark.parametrize("stage", [Hello, DeviceReport])
 def test_it_ends_by_itself_when_the_agent_hangs_up(start, script, stage):
-    troupe = start([script("")], 1)
+    harness = start([script("")], 1)
     if stage is Hello:
-        _wait_for(lambda: troupe.listen(0.01) or troupe.members[0].said(Hello))
+        _wait_for(lambda: harness.poll(0.01) or harness.workers[0].received(Hello))
     else:
-        troupe.members[0].tell(StartCoordinator("127.0.0.1"))
-        _wait_for(lambda: troupe.listen(0.01) or troupe.members[0].said(DeviceReport))
-    troupe.members[0].channel.close()
-    _wait_for(lambda: troupe.listen(0.01) or troupe.members[0].status is not None)
-    assert troupe.members[0].status == 70
+        harness.workers[0].send(StartCoordinator("127.0.0.1"))
+        _wait_for(lambda: harness.poll(0.01) or harness.workers[0].received(DeviceReport))
+    harness.workers[0].channel.close()
+    _wait_for(lambda: harness.poll(0.01) or harness.workers[0].status is not None)
+    assert harness.workers[0].status == 70
 
 
 def test_a_message_out_of_turn_is_a_breach_of_the_contract_and_said_so(start, script):
-    troupe = start([script("")], 1)
-    troupe.members[0].tell(Run())
-    troupe.play()
-    words = troupe.members[0].last_words()
-    assert (words.stage, words.error) == ("join", "ProtocolError")
-    assert "expected StartCoordinator or Join" in words.message
+    harness = start([script("")], 1)
+    harness.workers[0].send(Run())
+    harness.run()
+    failure = harness.workers[0].failure()
+    assert (failure.stage, failure.error) == ("join", "ProtocolError")
+    assert "expected StartCoordinator or Join" in failure.message
 
 
 def test_a_worker_that_is_told_to_stay_on_a_core_stays_there(start, script):
     core = min(os.sched_getaffinity(0))
-    (member,) = start([script("import os; print(os.sched_getaffinity(0))")], 1, local={"cpus": (core,)}).play()
-    assert member.out == f"{{{core}}}\n"
+    (worker,) = start([script("import os; print(os.sched_getaffinity(0))")], 1, local={"cpus": (core,)}).run()
+    assert worker.out == f"{{{core}}}\n"
 
 
 def test_simulated_hosts_differ_for_jax(start, script):
     program = "import socket; print(socket.gethostname(), open('/proc/sys/kernel/random/boot_id').read())"
     boot_id = "12345678-1234-1234-1234-123456789abc"
     told = {"host": "h2", "simulated_boot_id": boot_id}
-    (member,) = start([script(program)], 1, local=told).play()
-    assert member.status == 0
-    if "forbids namespaces" in member.err:
-        pytest.skip(member.err)
-    assert member.out.split() == ["h2", boot_id]
+    (worker,) = start([script(program)], 1, local=told).run()
+    assert worker.status == 0
+    if "forbids namespaces" in worker.err:
+        pytest.skip(worker.err)
+    assert worker.out.split() == ["h2", boot_id]
 
 
 def test_without_the_contracts_variables_it_says_how_to_start_it():
@@ -220,11 +220,11 @@ def test_without_the_contracts_variables_it_says_how_to_start_it():
 
 
 def test_join_is_the_answer_to_hello_for_all_but_the_first(start, script):
-    troupe = start([script("print('ran')")], 2)
-    _wait_for(lambda: troupe.listen(0.01) or all(member.said(Hello) for member in troupe.members))
-    troupe.members[0].tell(StartCoordinator("127.0.0.1"))
-    _wait_for(lambda: troupe.listen(0.01) or troupe.members[0].said(CoordinatorReady))
-    assert not troupe.members[0].said(DeviceReport)  # rank 0 waits for the other
-    troupe.members[1].tell(Join(troupe.members[0].said(CoordinatorReady)[0].address))
-    _wait_for(lambda: troupe.listen(0.01) or all(member.said(DeviceReport) for member in troupe.members))
-    assert [member.out for member in troupe.members] == ["", ""]  # nobody starts before Run
+    harness = start([script("print('ran')")], 2)
+    _wait_for(lambda: harness.poll(0.01) or all(worker.received(Hello) for worker in harness.workers))
+    harness.workers[0].send(StartCoordinator("127.0.0.1"))
+    _wait_for(lambda: harness.poll(0.01) or harness.workers[0].received(CoordinatorReady))
+    assert not harness.workers[0].received(DeviceReport)  # rank 0 waits for the other
+    harness.workers[1].send(Join(harness.workers[0].received(CoordinatorReady)[0].address))
+    _wait_for(lambda: harness.poll(0.01) or all(worker.received(DeviceReport) for worker in harness.workers))
+    assert [worker.out for worker in harness.workers] == ["", ""]  # nobody starts before Run

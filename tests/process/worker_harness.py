@@ -1,4 +1,4 @@
-"""Starts real workers without the launcher: this process plays agent and head, in as few lines as will do."""
+"""Runs real workers without the launcher: this process does what agent and head do, in as few lines as possible."""
 
 import contextlib
 import ctypes
@@ -8,7 +8,7 @@ import socket
 import sys
 import time
 
-from member import Member, environment, spawn
+from harness_worker import HarnessWorker, environment, spawn
 
 from jaxrun.protocol.codec import encode
 from jaxrun.protocol.env import WorkerEnv
@@ -37,15 +37,15 @@ _PR_SET_CHILD_SUBREAPER = 36
 _PR_GET_CHILD_SUBREAPER = 37
 
 JOB_ID = "5eed" * 8
-_TIMEOUT = 60.0
+_TIMEOUT_S = 60.0
 
 
-class Troupe:
-    """Workers of one job, led by `play` from Hello to Leave.
+class WorkerHarness:
+    """The workers of one job, which `run` takes from Hello to Exit.
 
-    fork:       by the fork server, else each in an interpreter of its own, its command after those of `wrap`
-    env:        variables for all of them
-    local:      fields of each one's WorkerEnv
+    fork:       start them by the fork server; else each in a new interpreter, with the command prefix `wrap`
+    env:        variables for all workers
+    local:      fields of every worker's WorkerEnv
     stdin:      the file that rank 0 reads
     interface:  where the coordinator is to listen
     """
@@ -62,7 +62,7 @@ class Troupe:
         self.server = 0
         self._sent = set()
         self._answered = set()
-        self.members = []
+        self.workers = []
         ends = [self._connect(rank) for rank in range(size)]
         (self._fork if fork else self._fresh)(ends)
 
@@ -73,7 +73,7 @@ class Troupe:
         stacks, flight = os.memfd_create("stacks"), os.memfd_create("flight")
         os.ftruncate(flight, TEXT_OFFSET)
         out, err = self.folder / f"out-{rank}", self.folder / f"err-{rank}"
-        self.members.append(Member(ours, stacks, flight, out, err))
+        self.workers.append(HarnessWorker(ours, stacks, flight, out, err))
         stdin = self.stdin if self.stdin is not None and rank == 0 else os.devnull
         write = os.O_WRONLY | os.O_CREAT | os.O_TRUNC
         return [
@@ -86,7 +86,7 @@ class Troupe:
         ]
 
     def _told(self, rank, channel, stacks, flight):
-        size = len(self.members)
+        size = len(self.workers)
         env = WorkerEnv(
             JOB_ID,
             rank,
@@ -102,11 +102,11 @@ class Troupe:
         return env.to_env()
 
     def _fresh(self, ends):
-        for member, descriptors in zip(self.members, ends, strict=True):
+        for worker, descriptors in zip(self.workers, ends, strict=True):
             *standard, channel, stacks, flight = descriptors
-            told = self._told(self.members.index(member), channel, stacks, flight)
+            told = self._told(self.workers.index(worker), channel, stacks, flight)
             argv = [*self.wrap, sys.executable, "-m", "jaxrun_runtime", *self.argv]
-            member.pid = spawn(argv, {**self.environ, **told}, standard, [channel, stacks, flight], self.folder)
+            worker.pid = spawn(argv, {**self.environ, **told}, standard, [channel, stacks, flight], self.folder)
             for descriptor in (*standard, channel):
                 os.close(descriptor)
 
@@ -117,7 +117,7 @@ class Troupe:
             standard = [null.fileno(), null.fileno(), log.fileno()]
             self.server = spawn(argv, self.environ, standard, [theirs.fileno()], self.folder)
         theirs.close()
-        ours.settimeout(_TIMEOUT)
+        ours.settimeout(_TIMEOUT_S)
         with ours:
             ours.send(encode(ConfigureForkServer(tuple(map(str, self.argv)), {}, (), "")))
             for rank, descriptors in enumerate(ends):
@@ -128,7 +128,7 @@ class Troupe:
                 self.answers += self._answer(ours)
         for answer in self.answers:
             if isinstance(answer, WorkerForked):
-                self.members[answer.rank].pid = answer.pid
+                self.workers[answer.rank].pid = answer.pid
 
     def _answer(self, channel):
         try:
@@ -136,59 +136,60 @@ class Troupe:
         except ConnectionResetError:  # comes once, before the answer, from a server that left with a request unread
             return WorkerMessageDecoder().feed(channel.recv(65536))
 
-    # ---- leading
+    # ---- what agent and head do
 
-    def play(self, *, until=None, kill_on_failure=True, on_failed=None, timeout=_TIMEOUT):
-        """Do what the head does until all have ended, or, with `until`, have sent such a message.
+    def run(self, *, until=None, kill_on_failure=True, on_failed=None, timeout=_TIMEOUT_S):
+        """Run the job until all workers have ended, or with `until`, have sent a message of that kind.
 
-        `on_failed(member)` is called for each that has said its last words.
+        `on_failed(worker)` is called for each worker that has sent Failed.
         """
         deadline = time.monotonic() + timeout
-        while not all(member.status is not None or (until and member.said(until)) for member in self.members):
+        while not all(worker.status is not None or (until and worker.received(until)) for worker in self.workers):
             assert time.monotonic() < deadline, f"not over after {timeout} s:\n{self.describe()}"
-            self.listen(0.05)
-            self.lead()
+            self.poll(0.05)
+            self.send_due()
             if on_failed:
-                for member in self.members:
-                    if member.said(Failed):
-                        on_failed(member)
-            if kill_on_failure and any(member.said(Failed) or member.status for member in self.members):
-                for member in self.members:
-                    if not member.said(Failed):
-                        member.kill()
-        return self.members
+                for worker in self.workers:
+                    if worker.received(Failed):
+                        on_failed(worker)
+            if kill_on_failure and any(worker.received(Failed) or worker.status for worker in self.workers):
+                for worker in self.workers:
+                    if not worker.received(Failed):
+                        worker.kill()
+        return self.workers
 
-    def listen(self, patience):
-        """Take in the messages and exits that come within `patience` seconds."""
-        by_channel = {member.channel: member for member in self.members if member.channel.fileno() >= 0}
-        for channel in select.select(list(by_channel), [], [], patience)[0]:
-            by_channel[channel].hear()
-        for member in self.members:
-            member.reap()
+    def poll(self, timeout):
+        """Receive the messages and exits that come within `timeout` seconds."""
+        by_channel = {worker.channel: worker for worker in self.workers if worker.channel.fileno() >= 0}
+        for channel in select.select(list(by_channel), [], [], timeout)[0]:
+            by_channel[channel].receive()
+        for worker in self.workers:
+            worker.reap()
 
-    def lead(self):
-        """Send what is due now."""
-        first, *others = self.members
-        done = [m for m in self.members if m.said(Done) or m.said(Failed) or m.status is not None]
+    def send_due(self):
+        """Send the messages whose time has come."""
+        first, *others = self.workers
+        done = [m for m in self.workers if m.received(Done) or m.received(Failed) or m.status is not None]
+        ready = first.received(CoordinatorReady)
         steps = {
-            "lead": (self._all(Hello), [first], lambda: StartCoordinator(self.interface)),
-            "join": (bool(first.said(CoordinatorReady)), others, lambda: Join(first.said(CoordinatorReady)[0].address)),
-            "run": (self._all(DeviceReport), self.members, Run),
-            "leave": (len(done) == len(self.members), others, Exit),
+            "start": (self._all(Hello), [first], lambda: StartCoordinator(self.interface)),
+            "join": (bool(ready), others, lambda: Join(ready[0].address)),
+            "run": (self._all(DeviceReport), self.workers, Run),
+            "leave": (len(done) == len(self.workers), others, Exit),
             "last": (first in done and all(m.status is not None for m in others), [first], Exit),
         }
-        for name, (ready, whom, message) in steps.items():
-            if ready and name not in self._sent:
+        for name, (due, whom, message) in steps.items():
+            if due and name not in self._sent:
                 self._sent.add(name)
-                for member in whom:
-                    member.tell(message())
-        self.agree()
+                for worker in whom:
+                    worker.send(message())
+        self.answer_calls()
 
-    def agree(self):
-        """Answer the calls that wait, once all ranks of their group make them: no two may differ in key or code."""
+    def answer_calls(self):
+        """Answer calls that wait, once all ranks of the group have made them: they match if key and code are equal."""
         waiting = {}
-        for member in self.members:
-            for call in member.said(Call):
+        for worker in self.workers:
+            for call in worker.received(Call):
                 if call.waits_for_answer and (call.group, call.number) not in self._answered:
                     waiting.setdefault((call.group, call.number), {})[call.rank] = call
         for (group, number), calls in waiting.items():
@@ -198,20 +199,20 @@ class Troupe:
             alike = len({(call.key, call.code) for call in calls.values()}) == 1
             text = f"call #{number}: " + " | ".join(f"{rank}: {calls[rank].source_line}" for rank in sorted(calls))
             for rank in calls:
-                self.members[rank].tell(Proceed(group, number) if alike else CallMismatch(group, number, text))
+                self.workers[rank].send(Proceed(group, number) if alike else CallMismatch(group, number, text))
 
     def _all(self, kind):
-        return all(member.said(kind) for member in self.members)
+        return all(worker.received(kind) for worker in self.workers)
 
     def describe(self):
-        names = ([type(message).__name__ for message in member.messages] for member in self.members)
-        return "\n".join(f"{m.status} {said} {m.err[-200:]!r}" for m, said in zip(self.members, names, strict=True))
+        names = ([type(message).__name__ for message in worker.messages] for worker in self.workers)
+        return "\n".join(f"{m.status} {said} {m.err[-200:]!r}" for m, said in zip(self.workers, names, strict=True))
 
     def close(self):
         if self.server:
             os.waitpid(self.server, 0)
-        for member in self.members:
-            member.close()
+        for worker in self.workers:
+            worker.close()
 
 
 def ranks_of(group):
@@ -221,8 +222,8 @@ def ranks_of(group):
 
 
 @contextlib.contextmanager
-def troupes(folder):
-    """Yields start(argv, size, …) → a Troupe; ends them all, whatever happens."""
+def worker_harnesses(folder):
+    """Yields start(argv, size, …) → a WorkerHarness. Ends all workers at the end."""
     started = []
     libc = ctypes.CDLL(None)
     before = ctypes.c_int()
@@ -230,14 +231,14 @@ def troupes(folder):
     libc.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
 
     def start(*arguments, **more):
-        place = folder / f"troupe-{len(started)}"
+        place = folder / f"harness-{len(started)}"
         place.mkdir(exist_ok=True)
-        started.append(Troupe(place, *arguments, **more))
+        started.append(WorkerHarness(place, *arguments, **more))
         return started[-1]
 
     try:
         yield start
     finally:
-        for troupe in started:
-            troupe.close()
+        for harness in started:
+            harness.close()
         libc.prctl(_PR_SET_CHILD_SUBREAPER, before.value, 0, 0, 0)

@@ -1,4 +1,4 @@
-"""One worker as a test sees it: its process, its channel, what it has said and printed."""
+"""One worker of a WorkerHarness: its process, its channel, its messages and its output."""
 
 import contextlib
 import os
@@ -34,8 +34,8 @@ def without_gloo(text):
 
 
 @dataclass
-class Member:
-    """`status` is as os.waitstatus_to_exitcode gives it, None while the worker lives."""
+class HarnessWorker:
+    """`status`: as os.waitstatus_to_exitcode returns it; None while the worker lives."""
 
     channel: socket.socket
     stacks_fd: int
@@ -50,7 +50,7 @@ class Member:
 
     @property
     def out(self):
-        """Its standard output, less what Gloo prints when it connects."""
+        """Its standard output, without what Gloo prints when it connects."""
         return without_gloo(self.out_path.read_text(errors="surrogateescape"))
 
     @property
@@ -63,22 +63,22 @@ class Member:
 
     @property
     def flight(self):
-        """What its flight recorder holds now."""
+        """The present content of its flight recorder."""
         return Flight(self.flight_fd)
 
-    def said(self, kind):
+    def received(self, kind):
         return [message for message in self.messages if isinstance(message, kind)]
 
-    def last_words(self):
-        (words,) = self.said(Failed)
-        return words
+    def failure(self):
+        (failure,) = self.received(Failed)
+        return failure
 
-    def tell(self, message):
+    def send(self, message):
         with contextlib.suppress(OSError):
             self.channel.sendall(encode(message))
 
-    def hear(self):
-        """Take in what has arrived."""
+    def receive(self):
+        """Receive what has arrived."""
         while self.channel.fileno() >= 0:
             try:
                 data = self.channel.recv(65536, socket.MSG_DONTWAIT)
@@ -97,7 +97,7 @@ class Member:
         with contextlib.suppress(ChildProcessError):  # as long as it is the fork server's child
             pid, status = os.waitpid(self.pid, os.WNOHANG)
             if pid:
-                self.hear()
+                self.receive()
                 self.status = os.waitstatus_to_exitcode(status)
 
     def kill(self):
@@ -106,7 +106,7 @@ class Member:
                 os.killpg(self.pid, signal.SIGKILL)
 
     def stacks(self):
-        """Where its threads are, as its fault handler says."""
+        """The stacks of its threads, from its fault handler."""
         os.kill(self.pid, STACKS_SIGNAL)
         deadline = time.monotonic() + 5
         while not os.fstat(self.stacks_fd).st_size and time.monotonic() < deadline:
