@@ -8,7 +8,7 @@ import sys
 import threading
 
 import pytest
-from member import environment
+from harness_worker import environment
 
 from jaxrun.errors import ProtocolError
 from jaxrun.protocol.codec import encode
@@ -58,9 +58,9 @@ def test_one_of_two_kinds_is_received(ends):
 def test_another_kind_is_a_breach_of_the_contract_that_names_both(ends):
     agent, link = ends
     agent.sendall(encode(Exit()) * 2)
-    with pytest.raises(ProtocolError, match=r"expected Run from the agent, received Leave\(\)"):
+    with pytest.raises(ProtocolError, match=r"expected Run from the agent, received Exit\(\)"):
         link.receive(Run)
-    with pytest.raises(ProtocolError, match="expected Lead or Join"):
+    with pytest.raises(ProtocolError, match="expected StartCoordinator or Join"):
         link.receive(StartCoordinator, Join)
 
 
@@ -82,7 +82,7 @@ def test_an_answer_is_for_the_call_that_it_names(ends):
     agent, link = ends
     stale = [Proceed("0-1", 3), CallMismatch("0-3", 4, "another group"), Proceed("0-3", 3)]
     agent.sendall(b"".join(map(encode, [*stale, CallMismatch("0-1", 4, "why"), Exit()])))
-    assert link.answer("0-1", 4) == CallMismatch("0-1", 4, "why")
+    assert link.receive_answer("0-1", 4) == CallMismatch("0-1", 4, "why")
     assert link.receive(Exit) == Exit()
 
 
@@ -90,7 +90,7 @@ def test_answers_do_not_disturb_who_waits_for_something_else(ends):
     agent, link = ends
     agent.sendall(encode(Proceed("0-1", 1)) + encode(Exit()))
     assert link.receive(Exit) == Exit()
-    assert link.answer("0-1", 1) == Proceed("0-1", 1)
+    assert link.receive_answer("0-1", 1) == Proceed("0-1", 1)
 
 
 def _waiting(wait):
@@ -114,7 +114,7 @@ def _waiting(wait):
 @pytest.mark.parametrize("caller_first", [False, True])
 def test_a_call_and_the_end_may_be_waited_for_at_once(ends, caller_first, leave_first):
     agent, link = ends
-    waits = [lambda: link.receive(Exit), lambda: link.answer("0-1", 7)]
+    waits = [lambda: link.receive(Exit), lambda: link.receive_answer("0-1", 7)]
     messages = [Exit(), Proceed("0-1", 7)]
     threads = [_waiting(wait) for wait in (waits[::-1] if caller_first else waits)]
     for message in messages if leave_first else messages[::-1]:
@@ -127,7 +127,7 @@ def test_a_call_and_the_end_may_be_waited_for_at_once(ends, caller_first, leave_
 
 def test_who_waits_behind_another_notices_the_agents_end_too(ends):
     agent, link = ends
-    threads = [_waiting(lambda: link.receive(Exit)), _waiting(lambda: link.answer("0-1", 7))]
+    threads = [_waiting(lambda: link.receive(Exit)), _waiting(lambda: link.receive_answer("0-1", 7))]
     agent.close()
     for thread, got in threads:
         thread.join(5)
@@ -144,7 +144,7 @@ def test_a_wait_that_is_interrupted_leaves_the_reading_to_the_others(ends):
     signal.setitimer(signal.ITIMER_REAL, 0.2)
     try:
         with pytest.raises(KeyboardInterrupt):
-            link.answer("0-1", 7)
+            link.receive_answer("0-1", 7)
     finally:
         signal.signal(signal.SIGALRM, before)
     thread, got = _waiting(lambda: link.receive(Exit))
@@ -155,12 +155,12 @@ def test_a_wait_that_is_interrupted_leaves_the_reading_to_the_others(ends):
 
 def test_the_agents_end_is_noticed_by_everything(ends):
     agent, link = ends
-    assert not link.agent_gone()
+    assert not link.is_agent_gone()
     agent.sendall(encode(Run()))
-    assert not link.agent_gone()  # and the message is still there
+    assert not link.is_agent_gone()  # and the message is still there
     assert link.receive(Run) == Run()
     agent.close()
-    assert link.agent_gone()
+    assert link.is_agent_gone()
     with pytest.raises(AgentDisconnected):
         link.send(Done(0, 0.0))
     with pytest.raises(AgentDisconnected):
@@ -196,17 +196,17 @@ def test_the_channel_does_not_reach_programs_that_the_worker_starts(ends):
 def test_a_process_that_the_program_forks_has_no_voice():
     code = """
 import os, socket
-from jaxrun.protocol import Done
-from jaxrun_runtime.agent_channel import AgentDisconnected, AgentChannel
+from jaxrun.protocol.worker_messages import Done
+from jaxrun_runtime.agent_channel import AgentChannel, AgentDisconnected
 ours, theirs = socket.socketpair()
-link = Link(theirs.detach())
+link = AgentChannel(theirs.detach())
 pid = os.fork()
 try:
     link.send(Done(0, 0.0))
     said = True
-except AgentGone:
+except AgentDisconnected:
     said = False
-print(link.is_mine(), said, flush=True)
+print(link.in_owner_process(), said, flush=True)
 if pid:
     os.waitpid(pid, 0)
 """
