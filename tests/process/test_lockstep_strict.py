@@ -27,7 +27,8 @@ thread.start()
 thread.join()
 """
     for worker in record(start, script, body, local={"lockstep": "strict"}):
-        assert [(call.number, call.waits_for_answer) for call in worker.received(Call)] == [(n, True) for n in range(1, 7)]
+        calls = worker.received(Call)
+        assert [(call.number, call.waits_for_answer) for call in calls] == [(n, True) for n in range(1, 7)]
         assert [call.number for call in worker.flight.calls] == list(range(1, 7))
         assert worker.flight.words[STRICT_WORD] == 1
 
