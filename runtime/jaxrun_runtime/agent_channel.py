@@ -10,7 +10,7 @@ from typing import TypeVar
 
 from jaxrun.errors import ProtocolError
 from jaxrun.protocol.codec import encode
-from jaxrun.protocol.worker_messages import CallMismatch, Message, Proceed, WorkerMessageDecoder
+from jaxrun.protocol.worker_messages import CallMismatch, Proceed, WorkerMessage, WorkerMessageDecoder
 
 M = TypeVar("M")
 N = TypeVar("N")
@@ -33,12 +33,12 @@ class AgentChannel:
         self._identity = _identity(fd)
         self._owner = os.getpid()
         self._decoder = WorkerMessageDecoder()
-        self._received: list[Message] = []
+        self._received: list[WorkerMessage] = []
         self._sending = threading.Lock()
         self._arrival = threading.Condition()
         self._reading = False
 
-    def send(self, message: Message) -> None:
+    def send(self, message: WorkerMessage) -> None:
         """Raises AgentGone if nobody listens any more."""
         frame = encode(message)
         with self._sending:
@@ -81,7 +81,7 @@ class AgentChannel:
         """Whether this is the worker itself, and not a process that its program has forked."""
         return os.getpid() == self._owner
 
-    def _wait_for(self, wanted: Callable[[Message], bool]) -> Message:
+    def _wait_for(self, wanted: Callable[[WorkerMessage], bool]) -> WorkerMessage:
         while True:
             leads = False
             try:
@@ -98,7 +98,7 @@ class AgentChannel:
                         self._reading = False
                         self._arrival.notify_all()
 
-    def _pop_received(self, wanted: Callable[[Message], bool]) -> Message | None:
+    def _pop_received(self, wanted: Callable[[WorkerMessage], bool]) -> WorkerMessage | None:
         for index, message in enumerate(self._received):
             if wanted(message):
                 return self._received.pop(index)

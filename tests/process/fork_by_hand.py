@@ -16,18 +16,18 @@ import worker_by_hand  # noqa: E402
 
 from jaxrun.protocol.codec import encode  # noqa: E402
 from jaxrun.protocol.env import WorkerEnv  # noqa: E402
-from jaxrun.protocol.worker_messages import (  # noqa: E402
+from jaxrun.protocol.forkserver_messages import (  # noqa: E402
     FORK_DESCRIPTORS,
     ConfigureForkServer,
     ForkDeclined,
+    ForkServerMessageDecoder,
     ForkWorker,
     WorkerForked,
-    WorkerMessageDecoder,
 )
 
 
 def configure():
-    (order,) = WorkerMessageDecoder().feed(channel.recv(2**18))
+    (order,) = ForkServerMessageDecoder().feed(channel.recv(2**18))
     assert isinstance(order, ConfigureForkServer)
     return order.program
 
@@ -46,7 +46,7 @@ def serve():
         if mode == "decline":
             channel.send(encode(ForkDeclined("a thread was started", "")))
             os._exit(0)
-        (order,) = WorkerMessageDecoder().feed(request)
+        (order,) = ForkServerMessageDecoder().feed(request)
         assert isinstance(order, ForkWorker)
         pid = os.fork()
         if pid == 0:

@@ -6,7 +6,7 @@ import os
 import pytest
 from harness_worker import environment
 
-from jaxrun.protocol.worker_messages import ForkDeclined, WorkerForked
+from jaxrun.protocol.forkserver_messages import ForkDeclined, WorkerForked
 
 pytestmark = pytest.mark.jax_version
 

@@ -13,24 +13,26 @@ from harness_worker import HarnessWorker, environment, spawn
 from jaxrun.protocol.codec import encode
 from jaxrun.protocol.env import WorkerEnv
 from jaxrun.protocol.flight_file import TEXT_OFFSET
-from jaxrun.protocol.worker_messages import (
+from jaxrun.protocol.forkserver_messages import (
     FORK_DESCRIPTORS,
+    ConfigureForkServer,
+    ForkServerMessageDecoder,
+    ForkWorker,
+    WorkerForked,
+)
+from jaxrun.protocol.worker_messages import (
     Call,
     CallMismatch,
-    ConfigureForkServer,
     CoordinatorReady,
     DeviceReport,
     Done,
     Exit,
     Failed,
-    ForkWorker,
     Hello,
     Join,
     Proceed,
     Run,
     StartCoordinator,
-    WorkerForked,
-    WorkerMessageDecoder,
 )
 
 _PR_SET_CHILD_SUBREAPER = 36
@@ -132,9 +134,9 @@ class WorkerHarness:
 
     def _answer(self, channel):
         try:
-            return WorkerMessageDecoder().feed(channel.recv(65536))
+            return ForkServerMessageDecoder().feed(channel.recv(65536))
         except ConnectionResetError:  # comes once, before the answer, from a server that left with a request unread
-            return WorkerMessageDecoder().feed(channel.recv(65536))
+            return ForkServerMessageDecoder().feed(channel.recv(65536))
 
     # ---- what agent and head do
 

@@ -6,7 +6,12 @@ import pytest
 
 from jaxrun.forkserver.client import ForkServer
 from jaxrun.protocol.codec import encode
-from jaxrun.protocol.worker_messages import ConfigureForkServer, ForkDeclined, WorkerForked, WorkerMessageDecoder
+from jaxrun.protocol.forkserver_messages import (
+    ConfigureForkServer,
+    ForkDeclined,
+    ForkServerMessageDecoder,
+    WorkerForked,
+)
 
 OWN = {"PATH": "/bin", "GONE": "1", "JAX_PLATFORMS": "cuda"}
 
@@ -29,7 +34,7 @@ def make_server():
 def test_a_server_is_told_the_program_and_how_the_environment_differs_from_its_own(make_server):
     server, channel = make_server("/work")
     assert server.configure(("train.py", "a b"), {"PATH": "/bin", "MINE": "x", "JAX_PLATFORMS": "cpu"})
-    (order,) = WorkerMessageDecoder().feed(channel.recv(65536))
+    (order,) = ForkServerMessageDecoder().feed(channel.recv(65536))
     environment = {"MINE": "x", "JAX_PLATFORMS": "cpu"}
     assert order == ConfigureForkServer(("train.py", "a b"), environment, ("GONE",), "/work")
 

@@ -12,11 +12,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from jaxrun.errors import ProtocolError
-from jaxrun.protocol.codec import FRAME_VERSION, MAX_FRAME_BYTES, encode
+from jaxrun.protocol.codec import FRAME_VERSION, MAX_FRAME_BYTES, MessageDecoder, encode, message_types
 from jaxrun.protocol.env import WorkerEnv
-from jaxrun.protocol.worker_messages import Message, Run, WorkerMessageDecoder
+from jaxrun.protocol.forkserver_messages import ForkServerMessage
+from jaxrun.protocol.worker_messages import Run, WorkerMessage
 
-_KINDS = get_args(Message)
+_KINDS = (*get_args(WorkerMessage), *get_args(ForkServerMessage))
+_TYPES = message_types(WorkerMessage | ForkServerMessage)
 _TEXT = st.text(max_size=20)
 _STRATEGIES = {
     "int": st.integers(),
@@ -38,6 +40,10 @@ _ENV = WorkerEnv(
     flight_fd=9,
     init_timeout=120.0,
 )
+
+
+def _decoder():
+    return MessageDecoder(_TYPES)
 
 
 def _some(kind):
@@ -88,7 +94,7 @@ def test_a_malformed_variable_is_named_with_its_value(name, value):
 def test_every_message_reads_back_the_same(kind):
     @given(_some(kind))
     def round_trip(message):
-        assert WorkerMessageDecoder().feed(encode(message)) == [message]
+        assert _decoder().feed(encode(message)) == [message]
 
     round_trip()
 
@@ -97,7 +103,7 @@ def test_every_message_reads_back_the_same(kind):
 def test_messages_arrive_in_order_however_the_stream_is_cut(messages, cuts):
     stream = b"".join(map(encode, messages))
     edges = sorted({0, len(stream), *(cut % (len(stream) + 1) for cut in cuts)})
-    decoder = WorkerMessageDecoder()
+    decoder = _decoder()
     pieces = [stream[a:b] for a, b in pairwise(edges)]
     assert [message for piece in pieces for message in decoder.feed(piece)] == messages
 
@@ -105,18 +111,18 @@ def test_messages_arrive_in_order_however_the_stream_is_cut(messages, cuts):
 def test_text_that_is_no_unicode_survives():
     failed = next(kind for kind in _KINDS if kind.__name__ == "ThreadFailed")
     message = failed(rank=0, time=1.0, thread="\udcff", error="é\n", traceback="")
-    assert WorkerMessageDecoder().feed(encode(message)) == [message]
+    assert _decoder().feed(encode(message)) == [message]
 
 
 def test_half_a_frame_is_no_message_yet():
     frame = encode(Run())
-    assert WorkerMessageDecoder().feed(frame[:-1]) == []
+    assert _decoder().feed(frame[:-1]) == []
 
 
 @given(st.binary(max_size=200))
 def test_any_bytes_are_messages_or_a_protocol_error(data):
     try:
-        WorkerMessageDecoder().feed(_frame(data))
+        _decoder().feed(_frame(data))
     except ProtocolError as error:
         assert "frame" in str(error) or "version" in str(error)
 
@@ -135,7 +141,7 @@ def test_fields_of_any_type_are_a_message_or_a_protocol_error(kind):
     @given(st.fixed_dictionaries({}, optional={name: _JSON for name in [*names, "stray"]}))
     def check(content):
         try:
-            (message,) = WorkerMessageDecoder().feed(_frame({"v": FRAME_VERSION, "type": kind.__name__, **content}))
+            (message,) = _decoder().feed(_frame({"v": FRAME_VERSION, "type": kind.__name__, **content}))
         except ProtocolError as error:
             assert kind.__name__ in str(error)
         else:
@@ -164,12 +170,12 @@ def test_fields_of_any_type_are_a_message_or_a_protocol_error(kind):
 )
 def test_a_foreign_frame_is_refused_with_its_reason(content, message):
     with pytest.raises(ProtocolError, match=message):
-        WorkerMessageDecoder().feed(_frame(content))
+        _decoder().feed(_frame(content))
 
 
 def test_a_frame_that_is_too_long_is_refused_before_it_arrives():
     with pytest.raises(ProtocolError, match=f"announces {MAX_FRAME_BYTES + 1} bytes"):
-        WorkerMessageDecoder().feed(struct.pack("!I", MAX_FRAME_BYTES + 1))
+        _decoder().feed(struct.pack("!I", MAX_FRAME_BYTES + 1))
 
 
 def test_a_message_that_is_too_long_is_not_sent():

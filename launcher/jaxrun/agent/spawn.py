@@ -19,7 +19,7 @@ from jaxrun.forkserver.client import start_process
 from jaxrun.job.plan import Plan, Worker
 from jaxrun.protocol.codec import encode
 from jaxrun.protocol.flight_file import LOCKSTEP_OFF, TEXT_OFFSET, flight_file_name
-from jaxrun.protocol.worker_messages import FORK_DESCRIPTORS, ForkWorker
+from jaxrun.protocol.forkserver_messages import FORK_DESCRIPTORS, ForkWorker
 
 _PIPE_BYTES = 2**20
 _F_SETPIPE_SZ = 1031

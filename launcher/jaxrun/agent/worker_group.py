@@ -12,7 +12,7 @@ from jaxrun.forkserver.client import ForkServer
 from jaxrun.head.events import Event
 from jaxrun.job.plan import Plan
 from jaxrun.protocol.agent_messages import StartFailed, WorkerSpawned
-from jaxrun.protocol.worker_messages import ForkDeclined, WorkerForked
+from jaxrun.protocol.forkserver_messages import ForkDeclined, WorkerForked
 
 _CONCURRENT_FORKS = 16  # requests that the fork server's socket surely holds while it still imports jax
 

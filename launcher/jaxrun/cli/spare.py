@@ -16,8 +16,8 @@ from typing import NoReturn
 from jaxrun.forkserver.client import ForkServer
 from jaxrun.forkserver.early import EarlyServer
 from jaxrun.job.environment import interpreter_settings
+from jaxrun.protocol.forkserver_messages import LAUNCHER_DESCRIPTORS, ForkServerMessageDecoder, StartLauncher
 from jaxrun.protocol.names import CONTROL_FD, RESERVED_PREFIX
-from jaxrun.protocol.worker_messages import LAUNCHER_DESCRIPTORS, StartLauncher, WorkerMessageDecoder
 
 _MAX_REQUEST_BYTES = 2**18
 _IMPORTED_BY_EVERY_JOB = (
@@ -42,7 +42,7 @@ def main() -> NoReturn:
     channel.close()
     if not frame:
         os._exit(0)
-    (order,) = WorkerMessageDecoder().feed(frame)
+    (order,) = ForkServerMessageDecoder().feed(frame)
     assert isinstance(order, StartLauncher)
     stderr, control = descriptors
     os.dup2(stderr, 2)

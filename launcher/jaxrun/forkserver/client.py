@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Protocol
 from jaxrun import RUNTIME
 
 if TYPE_CHECKING:
-    from jaxrun.protocol.worker_messages import ForkDeclined, WorkerForked
+    from jaxrun.protocol.forkserver_messages import ForkDeclined, WorkerForked
 
 _RECEIVE_BYTES = 65536
 # Prefixes of what an interpreter, or its C library, reads when it starts, and of what jax and numpy read when they are
@@ -56,7 +56,7 @@ class ForkServer:
         To be called once, first of all. Raises OSError if the server has gone or the message is too long.
         """
         from jaxrun.protocol.codec import encode
-        from jaxrun.protocol.worker_messages import ConfigureForkServer
+        from jaxrun.protocol.forkserver_messages import ConfigureForkServer
 
         values, unset = difference(self._environ, environ)
         if any(is_fixed(name, jax_imported=self.inherited) for name in (*values, *unset)):
@@ -73,7 +73,7 @@ class ForkServer:
 
     def receive(self) -> list[WorkerForked | ForkDeclined | None]:
         """The answers that have arrived; None, as the last, when the server has gone."""
-        from jaxrun.protocol.worker_messages import ForkDeclined, WorkerForked, WorkerMessageDecoder
+        from jaxrun.protocol.forkserver_messages import ForkDeclined, ForkServerMessageDecoder, WorkerForked
 
         answers: list[WorkerForked | ForkDeclined | None] = []
         while True:
@@ -85,7 +85,7 @@ class ForkServer:
                 continue  # it left requests unread; reported once, before the answers that it sent
             if not data:
                 return [*answers, None]
-            (answer,) = WorkerMessageDecoder().feed(data)
+            (answer,) = ForkServerMessageDecoder().feed(data)
             assert isinstance(answer, (WorkerForked, ForkDeclined))
             answers.append(answer)
 

@@ -19,8 +19,8 @@ from jaxrun.errors import UnavailableError
 from jaxrun.forkserver.client import difference, is_fixed, start_server
 from jaxrun.job.environment import interpreter_settings
 from jaxrun.protocol.codec import encode
+from jaxrun.protocol.forkserver_messages import ForkDeclined, ForkServerMessageDecoder, LauncherStarted, StartLauncher
 from jaxrun.protocol.names import SHUTDOWN_BYTE
-from jaxrun.protocol.worker_messages import ForkDeclined, LauncherStarted, StartLauncher, WorkerMessageDecoder
 
 _RECEIVE_BYTES = 65536
 _MAX_REQUEST_BYTES = 2**17
@@ -77,7 +77,7 @@ class LauncherPool:
         if not answer:
             self.close()
             raise UnavailableError(f"the process that starts gangs has ended{reason}; its last words are on stderr")
-        (message,) = WorkerMessageDecoder().feed(answer)
+        (message,) = ForkServerMessageDecoder().feed(answer)
         if isinstance(message, ForkDeclined):
             self.close()
             raise UnavailableError(

@@ -22,8 +22,8 @@ from pathlib import Path
 from typing import NoReturn
 
 from jaxrun.protocol.codec import encode
+from jaxrun.protocol.forkserver_messages import LAUNCHER_DESCRIPTORS, LauncherStarted
 from jaxrun.protocol.names import GANG_DIRECTORY_PREFIX, SHUTDOWN_BYTE
-from jaxrun.protocol.worker_messages import LAUNCHER_DESCRIPTORS, LauncherStarted
 from jaxrun_runtime import linux
 from jaxrun_runtime.forkserver import workers
 

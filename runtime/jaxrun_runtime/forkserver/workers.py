@@ -19,13 +19,13 @@ from typing import Any, NoReturn
 
 from jaxrun.protocol.codec import encode
 from jaxrun.protocol.env import WorkerEnv
-from jaxrun.protocol.worker_messages import (
+from jaxrun.protocol.forkserver_messages import (
     FORK_DESCRIPTORS,
     ConfigureForkServer,
     ForkDeclined,
+    ForkServerMessageDecoder,
     ForkWorker,
     WorkerForked,
-    WorkerMessageDecoder,
 )
 from jaxrun_runtime import failure_report, worker
 
@@ -78,7 +78,7 @@ def configure(channel: socket.socket) -> Sequence[str]:
     frame = channel.recv(_MAX_REQUEST_BYTES)
     if not frame:
         os._exit(0)
-    (order,) = WorkerMessageDecoder().feed(frame)
+    (order,) = ForkServerMessageDecoder().feed(frame)
     assert isinstance(order, ConfigureForkServer)
     os.environ.update(order.environment)
     for name in order.unset:
@@ -131,7 +131,7 @@ def serve(channel: socket.socket, program: Sequence[str], obstacle: str) -> NoRe
         if obstacle:
             channel.send(encode(ForkDeclined(obstacle, "")))
             os._exit(0)
-        (order,) = WorkerMessageDecoder().feed(request)
+        (order,) = ForkServerMessageDecoder().feed(request)
         assert isinstance(order, ForkWorker)
         pid = os.fork()
         if pid == 0:

@@ -1,0 +1,90 @@
+"""What a fork server, which has imported jax, and the process that uses it send each other.
+
+One that forks the workers of a job answers the agent; each ForkWorker goes with the descriptors FORK_DESCRIPTORS:
+
+    agent                                  fork server
+    ConfigureForkServer   ──────────▶      (once)
+    ForkWorker            ──────────▶
+                          ◀──────────      WorkerForked | ForkDeclined
+
+One that starts the launchers of gangs answers the Python process that has the gangs; each StartLauncher goes with the
+descriptors LAUNCHER_DESCRIPTORS, and each LauncherStarted with a descriptor of the process:
+
+    StartLauncher         ──────────▶
+                          ◀──────────      LauncherStarted | ForkDeclined
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from .codec import MessageDecoder, message_types
+
+
+@dataclass(frozen=True, slots=True)
+class ConfigureForkServer:
+    """What the workers to come will run, and where.
+
+    program:             the words after `python -m jaxrun_runtime`
+    environment, unset:  how the job's environment differs from the fork server's
+    """
+
+    program: tuple[str, ...]
+    environment: Mapping[str, str]
+    unset: tuple[str, ...]
+    directory: str
+
+
+@dataclass(frozen=True, slots=True)
+class ForkWorker:
+    """Fork the worker of this rank, with these variables on top of the fork server's own."""
+
+    rank: int
+    environment: Mapping[str, str]
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerForked:
+    """The worker of this rank exists."""
+
+    rank: int
+    pid: int
+
+
+@dataclass(frozen=True, slots=True)
+class ForkDeclined:
+    """The fork server ends: forking is not safe here, or (then with a traceback) jax could not be imported."""
+
+    reason: str
+    traceback: str
+
+
+@dataclass(frozen=True, slots=True)
+class StartLauncher:
+    """Run `jaxrun` with the words `argv` in `directory`, with these variables in place of the fork server's own."""
+
+    argv: tuple[str, ...]
+    directory: str
+    environment: Mapping[str, str]
+    unset: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class LauncherStarted:
+    """The launcher's process exists."""
+
+    pid: int
+
+
+LAUNCHER_DESCRIPTORS = ("stderr", "control")
+FORK_DESCRIPTORS = ("stdin", "stdout", "stderr", "channel", "stacks", "flight")
+
+ForkServerMessage = ConfigureForkServer | ForkWorker | WorkerForked | ForkDeclined | StartLauncher | LauncherStarted
+
+
+class ForkServerMessageDecoder(MessageDecoder[ForkServerMessage]):
+    """Decodes the messages of this module."""
+
+    def __init__(self) -> None:
+        super().__init__(message_types(ForkServerMessage))
