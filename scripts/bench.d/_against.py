@@ -59,7 +59,8 @@ def read(samples: Sequence[Mapping[str, Any]]) -> Measured:
     for sample in samples:
         if sample.get("wrong"):
             continue
-        of = " ".join(_text(sample[field]) for field in NAMES if field in sample)
+        names = [_text(sample[field]) for field in NAMES if field in sample]
+        of = " ".join(["first", *names] if sample.get("round") == 0 else names)  # round 0 is what is not warm yet
         for measure, value in _numbers(sample):
             values.setdefault(f"{of} {measure}".strip(), []).append(value)
     return {name: statistics.median(of) for name, of in values.items()}
