@@ -18,7 +18,7 @@ _RECEIVE_BYTES = 65536
 
 
 class AgentDisconnected(Exception):
-    """The agent has closed the channel or died, or the program has closed it: nobody can be told anything."""
+    """The channel is closed, by the agent, by its death, or by the program."""
 
 
 class AgentChannel:
@@ -39,7 +39,7 @@ class AgentChannel:
         self._reading = False
 
     def send(self, message: WorkerMessage) -> None:
-        """Raises AgentGone if nobody listens any more."""
+        """Send a message. Raises AgentDisconnected if the agent is gone."""
         frame = encode(message)
         with self._sending:
             try:
@@ -49,9 +49,9 @@ class AgentChannel:
                 raise AgentDisconnected from error
 
     def receive(self, first: type[M], second: type[N] | None = None) -> M | N:
-        """Block until the next message, which must be of one of these kinds. AgentGone if none can come.
+        """Block until the next message that is no answer to a call, and return it.
 
-        Answers to calls are not meant: those are for who made the call.
+        Raises ProtocolError if it is of neither type, AgentDisconnected if none can come.
         """
         message = self._wait_for(lambda message: not isinstance(message, (Proceed, CallMismatch)))
         if isinstance(message, first) or (second is not None and isinstance(message, second)):
@@ -60,7 +60,7 @@ class AgentChannel:
         raise ProtocolError(f"expected {wanted} from the agent, received {message!r}")
 
     def receive_answer(self, group: str, number: int) -> Proceed | CallMismatch:
-        """Block until the answer to this Call. One call may wait at a time; AgentGone if no answer can come."""
+        """Block until the answer to this Call, of which one may wait at a time. Raises AgentDisconnected."""
         while True:
             message = self._wait_for(lambda message: isinstance(message, (Proceed, CallMismatch)))
             assert isinstance(message, (Proceed, CallMismatch))

@@ -1,4 +1,4 @@
-"""One connection between an agent and the head: typed messages both ways, never blocking."""
+"""One connection between an agent and the head: typed messages in both directions, without ever blocking."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ import fcntl
 import socket
 import termios
 from collections.abc import Mapping
-from typing import Any, Generic, TypeVar, get_args
+from typing import Generic, TypeVar
 
 from jaxrun.protocol import agent_messages
-from jaxrun.protocol.codec import MessageDecoder, encode
+from jaxrun.protocol.codec import MessageDecoder, encode, message_types
 
 _RECEIVE_BYTES = 2**18
-# A peer whose kernel does not answer is lost after _IDLE + _COUNT x _INTERVAL seconds: the kernel finds it out for us.
+# The kernel closes the connection when the other host's kernel has not answered for PEER_TIMEOUT_S.
 _KEEPALIVE_IDLE_S = 3
 _KEEPALIVE_INTERVAL_S = 1
 _KEEPALIVE_PROBES = 5
@@ -22,17 +22,12 @@ PEER_TIMEOUT_S = _KEEPALIVE_IDLE_S + _KEEPALIVE_PROBES * _KEEPALIVE_INTERVAL_S
 M = TypeVar("M")
 
 
-def message_types(union: Any) -> Mapping[str, type[Any]]:
-    """The members of a union of messages, by name."""
-    return {kind.__name__: kind for kind in (get_args(union) or (union,))}
-
-
 AGENT_TO_HEAD = message_types(agent_messages.AgentToHead)
 HEAD_TO_AGENT = message_types(agent_messages.HeadToAgent)
 
 
 class Connection(Generic[M]):
-    """Sends any message; receives those of `received`."""
+    """Sends any message; receives those of the types `received`."""
 
     def __init__(self, connection: socket.socket, received: Mapping[str, type[M]]) -> None:
         connection.setblocking(False)
@@ -48,15 +43,15 @@ class Connection(Generic[M]):
 
     @property
     def unsent_bytes(self) -> int:
-        """Bytes that wait because the network takes no more."""
+        """How many bytes wait because the network takes no more."""
         return len(self._unsent)
 
     def send(self, message: object) -> None:
-        """What cannot be sent now is kept for `flush`; to a peer that is lost nothing is sent."""
+        """Send a message; keep for `flush` what cannot be sent now. Does nothing once the peer is lost."""
         self.send_frame(encode(message))
 
     def send_frame(self, frame: bytes) -> None:
-        """The same, of what is encoded already."""
+        """Send a message that is encoded already."""
         if not self.lost_reason:
             self._unsent += frame
             self.flush()
@@ -75,7 +70,7 @@ class Connection(Generic[M]):
             del self._unsent[:count]
 
     def receive(self) -> list[M]:
-        """What has arrived; afterwards `lost` says whether that was the last. ProtocolError for what is no message."""
+        """Return what has arrived; afterwards `lost_reason` says whether that was the last. Raises ProtocolError."""
         arrived, self._pushed_back = self._pushed_back, []
         while True:  # also where nothing can be sent any more: what came before that still counts
             try:
@@ -98,7 +93,7 @@ class Connection(Generic[M]):
         self._pushed_back = messages
 
     def has_unacknowledged_bytes(self) -> bool:
-        """Whether the other side's kernel has not confirmed all that was sent."""
+        """Return whether the other host's kernel has not yet confirmed all that was sent."""
         with contextlib.suppress(OSError):
             return any(fcntl.ioctl(self._socket, termios.TIOCOUTQ, bytes(4)))
         return False
@@ -116,7 +111,7 @@ class Connection(Generic[M]):
 
 
 def enable_keepalive(connection: socket.socket) -> None:
-    """Let the kernel notice a host or a network that is gone; and send small messages at once."""
+    """Let the kernel notice a host or a network that is gone, and send small messages at once."""
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, _KEEPALIVE_IDLE_S)

@@ -13,9 +13,9 @@
 | JAXRUN_CPUS              | the cores to stay on, "0,1"; empty for all                                  |
 | JAXRUN_RUN_DIR           | where the job leaves its files; empty with --no-run-dir                      |
 | JAXRUN_INIT_TIMEOUT      | seconds until every process must have joined                               |
-| JAXRUN_CHANNEL_FD        | the inherited socket on which worker and agent speak                        |
+| JAXRUN_CHANNEL_FD        | the inherited socket to the agent (see worker_messages.py)                  |
 | JAXRUN_STACKS_FD         | an inherited file into which the worker's fault handler writes stacks       |
-| JAXRUN_FLIGHT_FD         | an inherited file that is the worker's flight recorder (see flight.py)      |
+| JAXRUN_FLIGHT_FD         | an inherited file that is the worker's flight recorder (see flight_file.py) |
 | JAXRUN_LOCKSTEP          | what is done to keep the ranks in step: off, record or strict               |
 
 An agent that mpirun or srun has started finds, besides JAXRUN_JOB_ID and JAXRUN_INIT_TIMEOUT,
@@ -38,8 +38,8 @@ from jaxrun.errors import ProtocolError
 from jaxrun.protocol.flight_file import LOCKSTEP_RECORD
 from jaxrun.protocol.names import NUM_PROCESSES, PROCESS_ID, RESERVED_PREFIX
 
-# A worker that receives it writes the stacks of its threads to JAXRUN_STACKS_FD. To one that has not said Hello yet it
-# is deadly, as a real-time signal is by default.
+# A worker that receives this signal writes the stacks of its threads to JAXRUN_STACKS_FD. Before its Hello the signal
+# would kill it, as a real-time signal does by default.
 STACKS_SIGNAL = signal.SIGRTMIN + 7
 
 
