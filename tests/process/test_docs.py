@@ -34,7 +34,7 @@ class Example:
 
 def python_files(text: str) -> dict[str, str]:
     """The programs of a page by file name: Python blocks whose first line is `# NAME`."""
-    blocks = re.findall(r"^```python\n# (\S+\.py)\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
+    blocks = re.findall(r"^```python\n# ([\w-]+\.py)\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
     return {name: f"# {name}\n{body}" for name, body in blocks}
 
 
@@ -115,6 +115,10 @@ def test_every_file_that_a_page_names_exists(page: Path) -> None:
         assert (ROOT / name).exists(), name
     for name in re.findall(r"\]\((?!https?:)([^)#]+)\)", text):
         assert (page.parent / name).exists(), name
+
+
+def test_the_example_of_a_backend_is_the_one_that_is_tested() -> None:
+    assert (ROOT / "tests/unit/pbs_example.py").read_text() in (ROOT / "docs/contributing.md").read_text()
 
 
 def test_the_matrix_has_every_row_that_is_tried_and_no_failure() -> None:
