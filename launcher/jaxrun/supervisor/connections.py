@@ -26,9 +26,6 @@ class AgentConnections:
     def __iter__(self) -> Iterator[AgentConnection]:
         return iter(self._by_rank.values())
 
-    def __len__(self) -> int:
-        return len(self._by_rank)
-
     def add(self, rank: int, connection: AgentConnection) -> bool:
         """Use this connection for `rank`, if it is the first; returns whether it is."""
         return self._by_rank.setdefault(rank, connection) is connection
@@ -53,11 +50,6 @@ class AgentConnections:
     def unanswered_ranks(self) -> list[int]:
         """The ranks whose host has not confirmed what was sent to it last."""
         return sorted(rank for rank, line in self._by_rank.items() if line.has_unacknowledged_bytes())
-
-    @property
-    def unsent(self) -> bool:
-        """Whether the network has not taken all."""
-        return bool(self._unsent)
 
     def flush(self) -> float | None:
         """Send what waits; returns the seconds until that should be tried again, None if nothing waits."""
