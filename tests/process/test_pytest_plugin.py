@@ -25,7 +25,7 @@ from jaxrun.agent.guard import find_marked
 PYTEST_CASES = Path(__file__).parent / "pytest_cases"
 INSTALLED = bool(entry_points(group="pytest11", name="jaxrun"))
 TIME_LIMIT = 120
-_MARK = "PLUGGED_RUN"
+_MARK = "PYTEST_CASES_RUN"
 
 
 @dataclass(frozen=True)
@@ -218,17 +218,17 @@ def test_workers_of_xdist_have_gangs_of_their_own(tmp_path, dist):
     assert "3 failed, 2 passed, 1 xfailed" in done.out
 
 
-# ---- what makes a gang sick
+# ---- tests that break their gang
 
 
 @pytest.fixture(scope="module")
-def sick(tmp_path_factory):
-    tmp_path = tmp_path_factory.mktemp("sick")
-    return run(tmp_path, "sick.py"), tmp_path
+def broken_gangs(tmp_path_factory):
+    tmp_path = tmp_path_factory.mktemp("broken_gangs")
+    return run(tmp_path, "broken_gangs.py"), tmp_path
 
 
-def test_no_test_suffers_from_an_earlier_one(sick):
-    done, _ = sick
+def test_no_test_suffers_from_an_earlier_one(broken_gangs):
+    done, _ = broken_gangs
     passed = [name for name, case in done.cases.items() if case.outcome == "passed"]
     assert passed == [
         "test_after_a_failure",
@@ -248,37 +248,37 @@ def test_no_test_suffers_from_an_earlier_one(sick):
             "rank 1: assert 1 == 0",
             ["rank 1:  FAILED", "rank 0:  STUCK", "process_allgather"],
         ),
-        ("takes_too_long", "stuck", ["not over after 3.0 s", "rank 0:  STUCK", "rank 1:  STUCK", "sick.py:"]),
+        ("takes_too_long", "stuck", ["not over after 3.0 s", "rank 0:  STUCK", "rank 1:  STUCK", "broken_gangs.py:"]),
         ("ends_its_process", "rank 1: died with exit status 3", ["rank 1:  DIED", "rank 0:  STOPPED"]),
         ("is_out_of_step", "rank 1: stuck", ["rank 0:  passed", "and rank 0 finished the test without it"]),
         ("kills", "rank 1: died of SIGKILL (9)", ["as its gang asked"]),
         ("should_die", "rank 1 was to die, and did not", []),
     ],
 )
-def test_what_became_of_each_rank_is_told(sick, test, message, rows):
-    case = sick[0].cases[f"test_{test}"]
+def test_the_report_shows_what_became_of_each_rank(broken_gangs, test, message, rows):
+    case = broken_gangs[0].cases[f"test_{test}"]
     assert case.outcome == "failure" and message in case.message
     assert [row for row in rows if row not in case.text] == [], case.text
 
 
-def test_the_last_words_of_a_rank_that_died_are_kept(sick):
-    assert "these are its last words" in sick[0].out
+def test_the_output_of_a_rank_that_died_is_kept(broken_gangs):
+    assert "these are its last words" in broken_gangs[0].out
 
 
-def test_a_test_that_was_cut_off_has_the_time_that_it_took(sick):
-    assert sick[0].cases["test_takes_too_long"].seconds >= 3
+def test_a_test_that_was_cut_off_has_the_duration_that_it_took(broken_gangs):
+    assert broken_gangs[0].cases["test_takes_too_long"].seconds >= 3
 
 
-def test_what_a_rank_wrote_before_its_death_is_there_afterwards(sick):
-    assert len(list(sick[1].glob("temporary/shared-test_survives0/checkpoint-*"))) == 2
+def test_files_that_a_rank_wrote_before_its_death_are_kept(broken_gangs):
+    assert len(list(broken_gangs[1].glob("temporary/shared-test_survives0/checkpoint-*"))) == 2
 
 
 # ---- ranks out of step
 
 
 @pytest.fixture(scope="module")
-def apart(tmp_path_factory):
-    return run(tmp_path_factory.mktemp("apart"), "apart.py")
+def out_of_step(tmp_path_factory):
+    return run(tmp_path_factory.mktemp("out_of_step"), "out_of_step.py")
 
 
 @pytest.mark.parametrize(
@@ -289,18 +289,23 @@ def apart(tmp_path_factory):
             "crosses_known_programs",
             "failure",
             "the ranks fell out of step",
-            ["ranks 0-1:  passed", "different functions", "apart.py:"],
+            ["ranks 0-1:  passed", "different functions", "out_of_step.py:"],
         ),
         ("after_programs_were_crossed", "passed", "", []),
-        ("differs", "failure", "the ranks fell out of step", ["ranks 0-1:  passed", "baked in differs", "apart.py:"]),
+        (
+            "differs",
+            "failure",
+            "the ranks fell out of step",
+            ["ranks 0-1:  passed", "baked in differs", "out_of_step.py:"],
+        ),
         ("differs_as_expected", "skipped", "known", []),
         ("is_refused", "failure", "all 2 ranks: jaxrun_runtime.DivergenceError: the processes disagree", []),
         ("is_not_watched", "passed", "", []),
     ],
 )
-def test_ranks_that_make_different_calls_fail_the_test(apart, test, outcome, message, says):
-    case = apart.cases[f"test_{test}"]
-    assert case.outcome == outcome and message in case.message, apart.out
+def test_ranks_that_make_different_calls_fail_the_test(out_of_step, test, outcome, message, says):
+    case = out_of_step.cases[f"test_{test}"]
+    assert case.outcome == outcome and message in case.message, out_of_step.out
     assert [line for line in says if line not in case.text] == [], case.text
 
 
@@ -371,7 +376,7 @@ def among_two(tmp_path: Path, *words: str) -> list[tuple[int, str]]:
 
 
 def test_the_processes_of_mpirun_become_the_ranks_and_one_reports(tmp_path):
-    words = ("fixtures.py", "sick.py", "-k", "first or second or sizes or a_failure or fails_before")
+    words = ("fixtures.py", "broken_gangs.py", "-k", "first or second or sizes or a_failure or fails_before")
     (code, out), silent = among_two(tmp_path, *words)
     assert silent == (0, "")
     assert code == 1 and "1 failed, 3 passed" in out, out

@@ -1,4 +1,4 @@
-"""Tests that leave a gang which is of no use any more, each followed by one that must not suffer from it."""
+"""Tests that break their gang, each followed by one that must not suffer from it."""
 
 import os
 import time

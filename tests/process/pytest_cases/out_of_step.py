@@ -1,4 +1,4 @@
-"""Tests whose ranks fall out of step, though every assertion holds."""
+"""Tests whose ranks fall out of step, although every assertion holds."""
 
 import jax
 import numpy as np
