@@ -1,5 +1,4 @@
-"""How an exception travels: as itself; where its class cannot be called with its args, or makes
-another message of them, it is made without a call."""
+"""Pickles exceptions, also those whose class cannot be called with their args, or makes another message of them."""
 
 from __future__ import annotations
 
@@ -9,7 +8,7 @@ from typing import Any
 
 
 def pickle_exception(error: BaseException) -> bytes:
-    """`error` for pickle.loads, without its traceback, cause and context; empty where that cannot be."""
+    """Return `error` for pickle.loads, without its traceback, cause and context; empty if it cannot be pickled."""
     import cloudpickle
 
     for form in (error, _Rebuilt(error)):
@@ -22,7 +21,7 @@ def pickle_exception(error: BaseException) -> bytes:
 
 
 class _Rebuilt:
-    """Pickles what it was made with as an exception whose __init__ is not called."""
+    """Pickles an exception so that unpickling does not call its __init__."""
 
     def __init__(self, error: BaseException) -> None:
         self._error = error

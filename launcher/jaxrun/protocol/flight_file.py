@@ -1,9 +1,9 @@
 """The flight recorder of a rank: a file that the worker writes, and that its agent reads while the worker hangs or
 after it has died.
 
-    HEADER_WORDS words    the words below
-    KEPT records          a ring of RECORD_WORDS words each; record n, counted from 0, stands at n % KEPT
-    from TEXT_AT on       lines of JSON, TEXT_SIZE bytes of them
+    HEADER_WORDS words      the words below
+    RING_RECORDS records    a ring of RECORD_WORDS words each; record n, counted from 0, stands at n % RING_RECORDS
+    from TEXT_OFFSET on     lines of JSON; their bytes are counted in TEXT_SIZE_WORD
 
 All words are unsigned, 64 bits, in the order of bytes of the machine. Header and ring are mapped into the worker's
 memory; the text is appended by ordinary writes, so that a full disk is an error and not a signal.
@@ -11,7 +11,7 @@ memory; the text is appended by ordinary writes, so that a full disk is an error
 A record is made when a cross-process call has been dispatched (on CPU, small programs have then run to their end):
 its four words are the time (nanoseconds since the epoch), the chain, program | site << 32, number | group << 48. The
 chain sums up the calls of the group up to this one: equal chains at equal numbers mean an equal history.
-MADE is raised after the record is complete.
+RECORD_COUNT_WORD is raised after the record is complete.
 
 Lines of text, in any order, but each before the first record that needs it:
 
@@ -20,7 +20,7 @@ Lines of text, in any order, but each before the first record that needs it:
     {"program": 3, "group": 1, "key": …, "code": …, "name": "jit(step)", "source": "step at /home/me/model.py:40",
      "arguments": [["batch.x", "float32[32,128]", "P('data',)"], …], "results": [["", "float32[]", "P()"], …],
      "mesh": "data=4: 0,1,2,3", "text": …}
-    {"compiling": "jit(step)"}                                (what COMPILING is about)
+    {"compiling": "jit(step)"}                                (what COMPILING_SINCE_WORD is about)
     {"trouble": "…"}                                          (why less is recorded than could be)
 
 `key` and `code` are hashes of 16 hex digits: `key` of all that must be alike for the processes to meet in the call
@@ -37,9 +37,9 @@ HEADER_WORDS = 512
 RECORD_WORDS = 4
 RING_RECORDS = 4096
 TEXT_OFFSET = (HEADER_WORDS + RING_RECORDS * RECORD_WORDS) * WORD_BYTES
-MAX_TEXT_BYTES = 16 * 2**20  # bytes; what does not fit any more is left out
+MAX_TEXT_BYTES = 16 * 2**20  # text that does not fit any more is left out
 
-# Places of the header's words.
+# Indexes of the header's words.
 MAGIC_WORD = 0
 FORMAT_WORD = 1
 PID_WORD = 2
@@ -53,7 +53,7 @@ COMPILED_COUNT_WORD = 11  # programs compiled so far
 AGREED_COUNT_WORD = 12  # calls that were agreed on first
 AGREED_NS_WORD = 13  # nanoseconds that this took, waiting for slower ranks included
 # The call that was entered and whose record is still to come: known for the first call of a program, and in strict
-# mode for all; PENDING is number | group << 48, and 0 if there is none.
+# mode for all; the tag is number | group << 48, and 0 if there is none.
 PENDING_TAG_WORD = 16
 PENDING_SITE_WORD = 17  # program | site << 32
 PENDING_SINCE_WORD = 18  # nanoseconds since the epoch
@@ -66,5 +66,5 @@ LOCKSTEP_MODES = LOCKSTEP_OFF, LOCKSTEP_RECORD, LOCKSTEP_STRICT = "off", "record
 
 
 def flight_file_name(rank: int) -> str:
-    """Its name in the run directory."""
+    """Return the name of the rank's recorder in the run directory."""
     return f"rank-{rank:04d}.flight"

@@ -1,15 +1,15 @@
-"""What a gang's parent and its ranks say to each other in a map, and where chunks lie in the memory that they share.
+"""What a gang's parent and its ranks send each other in a map, and where chunks lie in the memory that they share.
 
-    parent                                rank
-    mapping.serve(Batched)   ──────────▶
-                             ◀──────────  Ready | Refused
-    Places                   ──────────▶            (where memory is shared)
-    Chunk, Chunk …           ──────────▶            (as many as it has room for)
-                             ◀──────────  Done      (for each, in their order), or Broken
-    Finish                   ──────────▶            (and serve returns)
+    parent                                  rank
+    device_map.serve(StartMap)  ─────────▶
+                                ◀─────────  MapReady | CannotTrace
+    SharedSlots                 ─────────▶            (where memory is shared)
+    ItemChunk, ItemChunk …      ─────────▶            (at most max_chunks at a time)
+                                ◀─────────  ChunkDone (for each, in their order), or ChunkFailed
+    EndOfChunks                 ─────────▶            (and serve returns)
 
-A Python function is called item by item: mapping.errands takes any number of Errands, of one task or several,
-and answers each with a Back, until Finish.
+A Python function is called item by item: python_calls.serve takes any number of CallBatches, of one function or
+several, and answers each with a BatchResult, until EndOfChunks.
 
 A tree is made of dicts, lists, tuples, named tuples and None; it travels as a template, the same tree with the numbers
 0, 1, 2 … for its leaves, and a tuple of the leaves. Arrays are numpy's.
@@ -24,7 +24,7 @@ from typing import Any, NamedTuple
 
 from jaxrun.protocol.payload import SharedBuffer
 
-_ALIGNED = 64  # bytes: what lies so, XLA uses where it lies
+_ALIGNED = 64  # bytes: XLA uses arrays that are so aligned without a copy
 
 
 class ArraySpec(NamedTuple):
@@ -42,13 +42,13 @@ class ArraySpec(NamedTuple):
 class StartMap:
     """Map a function of one item over chunks of items, on all of the rank's devices.
 
-    code:      the pickled pair of the function and a dict of keyword arguments for it
-    star:      whether an item is a tuple of the function's arguments
-    template:  an item; a leaf is numbered in `mapped`, or above those in `whole`
-    mapped:    what differs from item to item
-    whole:     the leaves that all items share
-    share:     items for each device of the gang, None if nobody knows
-    size:      items in a chunk, None to choose it
+    code:              the pickled pair of the function and a dict of keyword arguments for it
+    unpack_items:      whether an item is a tuple of the function's arguments
+    template:          an item; its leaves are numbered, first those of `item_specs`, then those of `shared_leaves`
+    item_specs:        the leaves that differ from item to item
+    shared_leaves:     the leaves that all items share
+    items_per_device:  of the gang, None if nobody knows
+    chunk_size:        items in a chunk, None to choose it
     """
 
     code: bytes
@@ -62,10 +62,12 @@ class StartMap:
 
 @dataclass(frozen=True, slots=True)
 class MapReady:
-    """How chunks must come: `mapped` as the devices take it, `size` items in each, at most `room` at a time.
+    """How chunks must come.
 
-    `template` and `results` are of what the function returns; `most_size` and `most_room` are the largest that will
-    be asked for.
+    item_specs:             the leaves of an item, as the devices take them
+    template, result_specs:  what the function returns for an item
+    chunk_size, max_chunks:  items in a chunk, and chunks at a time
+    largest_…:               the largest of these that the rank will ask for
     """
 
     item_specs: tuple[ArraySpec, ...]
@@ -79,7 +81,7 @@ class MapReady:
 
 @dataclass(frozen=True, slots=True)
 class CannotTrace:
-    """JAX cannot trace the function: what it says, and the user's line that it was at, or ""."""
+    """JAX cannot trace the function, for this reason; `source_line` of the user's program, or ""."""
 
     reason: str
     source_line: str
@@ -87,7 +89,7 @@ class CannotTrace:
 
 @dataclass(frozen=True, slots=True)
 class SharedSlots:
-    """Shared memory: each slot has so many bytes for a chunk's items, and then for its results."""
+    """Shared memory in slots, each with `item_bytes` for a chunk's items, then `result_bytes` for its results."""
 
     buffer: SharedBuffer
     item_bytes: int
@@ -104,7 +106,7 @@ class SharedSlots:
 
 @dataclass(frozen=True, slots=True)
 class ItemChunk:
-    """`count` items from number `start`, to be filled up to `size`; in `slot` of the places, or in `leaves`."""
+    """`count` items from number `start`, to be filled up to `size`; in `slot` of the SharedSlots, or in `leaves`."""
 
     start: int
     count: int
@@ -115,7 +117,7 @@ class ItemChunk:
 
 @dataclass(frozen=True, slots=True)
 class ChunkDone:
-    """The chunk at `start`: its results, or None if they lie in its slot. The next ones are to be as said."""
+    """The results of the chunk at `start`, None if they lie in its slot; how large and how many the next may be."""
 
     start: int
     leaves: tuple[Any, ...] | None
@@ -125,12 +127,12 @@ class ChunkDone:
 
 @dataclass(frozen=True, slots=True)
 class ChunkFailed:
-    """A chunk has failed. After Finish the rank raises why."""
+    """A chunk has failed. After EndOfChunks the rank raises the exception."""
 
 
 @dataclass(frozen=True, slots=True)
 class EndOfChunks:
-    """No more chunks come."""
+    """There are no more chunks."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,12 +163,12 @@ class BatchResult:
 
 
 def packed_nbytes(specs: Sequence[ArraySpec], count: int) -> int:
-    """The bytes that the leaves of `count` items need."""
+    """Return how many bytes the leaves of `count` items need."""
     return _offsets(specs, count)[-1]
 
 
 def view_arrays(memory: memoryview, specs: Sequence[ArraySpec], count: int) -> Iterator[Any]:
-    """The leaves of `count` items that lie in `memory`, as arrays of shape [count, …]."""
+    """Yield the leaves of `count` items that lie in `memory`, as arrays of shape [count, …]."""
     import numpy  # noqa: TID251
 
     for spec, at in zip(specs, _offsets(specs, count)[:-1], strict=True):
@@ -174,7 +176,7 @@ def view_arrays(memory: memoryview, specs: Sequence[ArraySpec], count: int) -> I
 
 
 def _offsets(specs: Sequence[ArraySpec], count: int) -> list[int]:
-    """Where the leaves begin, one after the other, and where the last one ends."""
+    """Return where each leaf begins, and where the last one ends."""
     places = [0]
     for spec in specs:
         places.append(-(-(places[-1] + count * spec.nbytes) // _ALIGNED) * _ALIGNED)

@@ -1,4 +1,4 @@
-"""The names of variables that are needed before anything else is imported."""
+"""Names of variables and files. Apart from env.py, as the first lines of a start need them and no dataclass."""
 
 RESERVED_PREFIX = "JAXRUN_"
 JOB_ID = f"{RESERVED_PREFIX}JOB_ID"
