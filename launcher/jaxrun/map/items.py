@@ -142,7 +142,7 @@ def parse_chunk_size(chunk: int | str) -> int | None:
 
 
 def _columns(items: Sequence[Any]) -> list[list[Any]]:
-    """The leaves at each place of the items' pytree. NotTraceable if the trees differ."""
+    """Return the leaves at each position of the items' trees. Raises NotTraceable if the trees differ."""
     for item in items:
         if not pytree.same_structure(items[0], item):
             raise NotTraceable(f"the items are not alike: {_brief(items[0])} and {_brief(item)}")

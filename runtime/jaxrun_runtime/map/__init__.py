@@ -1,1 +1,1 @@
-"""The ranks' side of map: chunks over the devices of a process (serve, function, sizes), or plain items (errands)."""
+"""The ranks' side of map: chunks over the devices of a process (device_map), calls of plain Python (python_calls)."""

@@ -1,8 +1,8 @@
-"""How many items a chunk has: enough that a device works for about 5 ms on it, within the memory that it may take.
+"""How many items a chunk has: enough for about 5 ms of a device's work, within the memory that it may take.
 
-Only measuring tells how long an item takes. A first chunk is small; it grows until one takes long enough, and is never
-made smaller because it takes long: a function whose time is in its steps takes as long for few items as for many.
-Every size costs a compilation, so what has been found is used from then on, for more and for fewer items.
+How long an item takes can only be measured. The first chunk is small; chunks grow until one takes long enough, and are
+never made smaller because one takes long: a function that runs many steps takes as long for few items as for many.
+Every size costs a compilation, so a size that was found is used from then on, for more and for fewer items.
 """
 
 from __future__ import annotations
@@ -19,7 +19,12 @@ _LEAST = 0.001  # seconds that a chunk should take: to send it costs about a ten
 
 @dataclass(slots=True)
 class ChunkSizer:
-    """Of one function's chunks; `most` is what the memory allows, `compiled` the sizes that cost nothing any more."""
+    """Chooses the sizes of one function's chunks.
+
+    most:      the largest size that the memory allows
+    chosen:    the size that was found, 0 while it is being sought
+    compiled:  the sizes that need no compilation any more
+    """
 
     most: int
     chosen: int = 0
@@ -29,7 +34,7 @@ class ChunkSizer:
     compiled: set[int] = field(default_factory=set)
 
     def initial_size(self, share: int | None) -> int:
-        """The size for a map of `share` items for each device; None if nobody knows how many there are."""
+        """Return the size for a map of `share` items for each device, None if their number is not known."""
         wanted = min(self.most, self.chosen or FIRST_CHUNK_ITEMS)
         if share is not None:
             share = max(1, share)
@@ -47,7 +52,7 @@ class ChunkSizer:
         return wanted
 
     def next_size(self, size: int, seconds: float, left: int | None) -> int:
-        """The size to go on with, after a chunk of `size` took `seconds`; `left` items for each device are to come."""
+        """Return the next size after a chunk of `size` took `seconds`; `left` items for each device are to come."""
         self.item_seconds = seconds / size
         better = size * _GROWTH if seconds < _TELLING else power_of_two(int(size * TARGET_CHUNK_S / seconds))
         better = max(size, min(better, self.most))
@@ -60,11 +65,11 @@ class ChunkSizer:
 
 
 def power_of_two(number: int) -> int:
-    """The largest that is not above `number`, at least 1."""
+    """Return the largest power of two up to `number`, at least 1."""
     return 1 << max(0, number.bit_length() - 1)
 
 
 def round_up(number: int) -> int:
-    """`number`, rounded up to a quarter of a power of two: few different sizes, and at most a fifth of padding."""
+    """Round up to a quarter of a power of two: few different sizes, and at most a fifth of padding."""
     step = max(1, power_of_two(number) // 4)
     return -(-number // step) * step

@@ -1,7 +1,7 @@
-"""A function of one item, made one of whole chunks: vmapped, compiled for each local device, and kept.
+"""A function of one item, vmapped over whole chunks and compiled for each local device.
 
-A rank keeps what it has compiled for the functions that it was sent last, by their pickle: a second map with the same
-function and the same shapes compiles nothing.
+A rank keeps what it has compiled for the last functions, by their pickles: a second map with the same function and the
+same shapes compiles nothing.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ from jaxrun.protocol.map_messages import ArraySpec, CannotTrace, StartMap
 from jaxrun_runtime.lockstep.call_sites import trim_to_user_frames
 from jaxrun_runtime.map.chunk_sizes import ChunkSizer
 
-_MOST_BYTES = 2**23  # of a chunk's items, and of its results
-_MOST_SCRATCH = 2**26  # bytes that a chunk may need besides, on its device
-_KEPT = 16  # functions
+_MAX_CHUNK_BYTES = 2**23  # of its items, and of its results
+_MAX_SCRATCH_BYTES = 2**26  # that a chunk may need besides, on its device
+_MAX_FUNCTIONS = 16  # that are kept
 _NOT_TRACEABLE = (jax.errors.JAXTypeError, jax.errors.NonConcreteBooleanIndexError, jax.errors.UnexpectedTracerError)
 _kept: OrderedDict[bytes, CompiledFunction] = OrderedDict()
 
 
 class TracingFailed(Exception):
-    """Tracing the function failed; `refused` is what the parent is told."""
+    """JAX cannot trace the function; `refused` is the answer to the parent."""
 
     def __init__(self, refused: CannotTrace) -> None:
         super().__init__(refused.reason)
@@ -38,10 +38,10 @@ class TracingFailed(Exception):
 
 
 class CompiledFunction:
-    """One function, for items of one shape. NotTraceable, or what the function raises when it is traced.
+    """One function, for items of one shape. Raises TracingFailed, or what the function raises while it is traced.
 
     inputs:            the leaves of an item as JAX takes them (without x64, float64 becomes float32)
-    template, results: of what the function returns for an item
+    template, results: what the function returns for an item
     """
 
     def __init__(self, task: StartMap) -> None:
@@ -62,10 +62,10 @@ class CompiledFunction:
         self.results = tuple(ArraySpec(tuple(leaf.shape[1:]), np.dtype(leaf.dtype)) for leaf in leaves)
         self._compiled: dict[int, list[Any]] = {}
         widest = max((sum(spec.nbytes for spec in specs) for specs in (self.inputs, self.results)), default=1)
-        self.sizes = ChunkSizer(most=max(1, _MOST_BYTES // max(1, widest)))
+        self.sizes = ChunkSizer(most=max(1, _MAX_CHUNK_BYTES // max(1, widest)))
 
     def programs(self, size: int) -> list[Any]:
-        """The compiled function of chunks of `size` items, for each local device."""
+        """Return the compiled function for chunks of `size` items, for each local device."""
         if size not in self._compiled:
             began = time.perf_counter()
             devices = jax.local_devices()
@@ -76,9 +76,9 @@ class CompiledFunction:
         return self._compiled[size]
 
     def limit_by_memory(self, size: int) -> int:
-        """`size`, or as many items as a device has scratch memory for."""
+        """Return `size`, or as many items as a device has scratch memory for."""
         scratch = _scratch(self.programs(size)[0])
-        self.sizes.most = max(1, min(self.sizes.most, size * _MOST_SCRATCH // max(scratch, 1)))
+        self.sizes.most = max(1, min(self.sizes.most, size * _MAX_SCRATCH_BYTES // max(scratch, 1)))
         return min(size, self.sizes.most)
 
     def _compile(self, size: int, device: jax.Device) -> Any:
@@ -100,18 +100,18 @@ class CompiledFunction:
 
 
 def cached_function(task: StartMap) -> CompiledFunction:
-    """The function of `task`, as it was kept or new."""
+    """Return the function of `task`, kept or new."""
     whole = [(np.shape(leaf), leaf.dtype.str) for leaf in task.shared_leaves]
     key = pickle.dumps((task.code, task.unpack_items, task.template, task.item_specs, whole))
     found = _kept.pop(key, None) or CompiledFunction(task)
     _kept[key] = found
-    if len(_kept) > _KEPT:
+    if len(_kept) > _MAX_FUNCTIONS:
         _kept.popitem(last=False)
     return found
 
 
 def _checked(template: Any) -> Any:
-    """TypeError if the parent, which has no jax, could not put the tree together."""
+    """Return `template`. Raises TypeError if the parent, which has no jax, could not rebuild the tree."""
     if isinstance(template, (dict, list, tuple)):
         for part in template.values() if isinstance(template, dict) else template:
             _checked(part)
@@ -128,7 +128,7 @@ def _canonical(dtype: Any) -> Any:
 
 
 def _scratch(program: Any) -> int:
-    """The bytes that it needs besides its arguments and results; 0 where nobody says."""
+    """Return the bytes that a program needs besides arguments and results; 0 if the platform does not say."""
     try:
         return int(program.memory_analysis().temp_size_in_bytes)
     except Exception:  # some platforms have no such analysis

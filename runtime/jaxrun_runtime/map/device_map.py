@@ -1,7 +1,7 @@
-"""A rank's part in a map: chunks come from the parent, go round its devices, and the results go back in order.
+"""A rank's part in a map over devices: receives chunks, runs them on the local devices in turn, returns the results.
 
-The main thread hands chunks to the devices and never waits for one; a second thread waits for them in turn, takes the
-results, and tells the parent. So copying, both ways, goes on while the devices compute.
+The main thread dispatches chunks to the devices and never waits for one; a second thread waits for them in order and
+sends the results. So copying, both ways, goes on while the devices compute.
 """
 
 from __future__ import annotations
@@ -34,20 +34,20 @@ CHUNKS_PER_DEVICE = 4  # chunks on their way, for each device
 
 
 def serve(task: StartMap) -> None:
-    """Map what the parent sends until it says that nothing more comes; on every rank, in a conversation."""
-    talk = calls.current_call()
+    """Map the chunks that the parent sends until EndOfChunks; called on every rank by the gang."""
+    call = calls.current_call()
     try:
         function = cached_function(task)
     except TracingFailed as trouble:
-        talk.send(trouble.refused)
+        call.send(trouble.refused)
         return
-    with _DeviceSession(talk, task, function) as stream:
+    with _DeviceSession(call, task, function) as session:
         while True:
-            said = talk.receive()
-            if isinstance(said, SharedSlots):
-                stream.settle(said)
-            elif isinstance(said, ItemChunk):
-                stream.start(said)
+            message = call.receive()
+            if isinstance(message, SharedSlots):
+                session.use_slots(message)
+            elif isinstance(message, ItemChunk):
+                session.start(message)
             else:
                 return
 
@@ -59,15 +59,15 @@ class _RunningChunk(NamedTuple):
 
 
 class _DeviceSession:
-    """The chunks of one map on this rank's devices. Leaving it waits for those begun, and raises what they raised."""
+    """The chunks of one map on this rank's devices. Leaving the context waits for them, and raises what they raised."""
 
-    def __init__(self, talk: CallerConnection, task: StartMap, function: CompiledFunction) -> None:
-        self._talk, self._task, self._function = talk, task, function
+    def __init__(self, call: CallerConnection, task: StartMap, function: CompiledFunction) -> None:
+        self._call, self._task, self._function = call, task, function
         self._devices = jax.local_devices()
         self._whole = [jax.device_put(task.shared_leaves, device) for device in self._devices]
-        self._places: SharedSlots | None = None
-        self._started = self._finished = 0
-        self._begun: SimpleQueue[_RunningChunk | None] = SimpleQueue()
+        self._slots: SharedSlots | None = None
+        self._started = self._done_items = 0
+        self._running: SimpleQueue[_RunningChunk | None] = SimpleQueue()
         self._error: Exception | None = None
         self._dropped = False
         self._size = task.chunk_size or function.limit_by_memory(function.sizes.initial_size(task.items_per_device))
@@ -77,39 +77,39 @@ class _DeviceSession:
     def __enter__(self) -> _DeviceSession:
         function = self._function
         function.programs(self._size)
-        self._talk.send(
+        self._call.send(
             MapReady(
                 item_specs=function.inputs,
                 template=function.template,
                 result_specs=function.results,
                 chunk_size=self._size,
-                max_chunks=self._room(),
+                max_chunks=self._max_chunks(),
                 largest_chunk_size=max(self._size, self._task.chunk_size or function.sizes.most),
                 largest_max_chunks=CHUNKS_PER_DEVICE * len(self._devices),
             )
         )
-        self._finisher = threading.Thread(target=self._finish, name="jaxrun-map", daemon=True)
-        self._finisher.start()
+        self._sender = threading.Thread(target=self._send_results, name="jaxrun-map", daemon=True)
+        self._sender.start()
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *about: object) -> None:
         self._dropped = kind is not None
-        self._begun.put(None)
+        self._running.put(None)
         interrupt: KeyboardInterrupt | None = None
-        while self._finisher.is_alive():
+        while self._sender.is_alive():
             try:
-                self._finisher.join()
-            except KeyboardInterrupt as error:  # the thread must not speak in the next conversation
+                self._sender.join()
+            except KeyboardInterrupt as error:  # the thread must not send anything in the next call
                 interrupt = error
         if kind is None and (trouble := self._error or interrupt):
             raise trouble
 
-    def settle(self, places: SharedSlots) -> None:
-        """Where chunks and results lie from now on."""
-        self._places = replace(places, buffer=_kept(places.buffer))
+    def use_slots(self, slots: SharedSlots) -> None:
+        """Use this memory for chunks and results from now on."""
+        self._slots = replace(slots, buffer=_already_mapped(slots.buffer))
 
     def start(self, chunk: ItemChunk) -> None:
-        """Hand it to the next device."""
+        """Dispatch a chunk to the next device."""
         number = self._started % len(self._devices)
         self._started += 1
         program = self._function.programs(chunk.size)[number]
@@ -118,13 +118,13 @@ class _DeviceSession:
         results = program(leaves, self._whole[number])
         for result in (found := tuple(jax.tree.leaves(results))):
             result.copy_to_host_async()
-        self._begun.put(_RunningChunk(chunk, at, found))
+        self._running.put(_RunningChunk(chunk, at, found))
 
     def _leaves(self, chunk: ItemChunk) -> tuple[Any, ...]:
-        """The chunk's items, the last one repeated up to its size."""
+        """Return the chunk's items, the last one repeated up to its size."""
         if chunk.leaves is None:
-            assert self._places is not None
-            leaves = tuple(view_arrays(self._places.items(chunk.slot), self._function.inputs, chunk.size))
+            assert self._slots is not None
+            leaves = tuple(view_arrays(self._slots.items(chunk.slot), self._function.inputs, chunk.size))
             for leaf in leaves:
                 leaf[chunk.count :] = leaf[chunk.count - 1]
             return leaves
@@ -135,54 +135,54 @@ class _DeviceSession:
 
     # ---- the second thread
 
-    def _finish(self) -> None:
-        while (begun := self._begun.get()) is not None:
+    def _send_results(self) -> None:
+        while (running := self._running.get()) is not None:
             if self._error is not None or self._dropped:
                 continue
             try:
-                self._hand_back(begun)
+                self._send_result(running)
             except calls.CallEnded:
                 return
             except Exception as error:
                 self._error = error
-                self._talk.send(ChunkFailed())
+                self._call.send(ChunkFailed())
 
-    def _hand_back(self, begun: _RunningChunk) -> None:
-        chunk = begun.chunk
-        jax.block_until_ready(begun.results)
-        seconds = time.perf_counter() - begun.at
-        leaves: tuple[Any, ...] | None = tuple(np.asarray(result)[: chunk.count] for result in begun.results)
-        if self._places is not None:
-            slot = self._places.results(chunk.slot)
-            for there, leaf in zip(view_arrays(slot, self._function.results, chunk.count), leaves or (), strict=True):
-                there[:] = leaf
+    def _send_result(self, running: _RunningChunk) -> None:
+        chunk = running.chunk
+        jax.block_until_ready(running.results)
+        seconds = time.perf_counter() - running.at
+        leaves: tuple[Any, ...] | None = tuple(np.asarray(result)[: chunk.count] for result in running.results)
+        if self._slots is not None:
+            slot = self._slots.results(chunk.slot)
+            for view, leaf in zip(view_arrays(slot, self._function.results, chunk.count), leaves or (), strict=True):
+                view[:] = leaf
             leaves = None
-        self._finished += chunk.count
+        self._done_items += chunk.count
         self._adapt(chunk, seconds)
-        self._talk.send(ChunkDone(chunk.start, leaves, self._size, self._room()))
+        self._call.send(ChunkDone(chunk.start, leaves, self._size, self._max_chunks()))
 
     def _adapt(self, chunk: ItemChunk, seconds: float) -> None:
-        """Choose the size of the chunks to come, if it is being sought: when each device has done two of this size."""
+        """While the chunk size is being sought, choose the next one when each device has done two of this size."""
         if not self._seeking or chunk.size != self._size:
             return
         self._probes.append(seconds)
         if len(self._probes) < 2 * len(self._devices):
             return
-        share, done = self._task.items_per_device, self._finished // len(self._devices)
+        share, done = self._task.items_per_device, self._done_items // len(self._devices)
         left = None if share is None else max(0, share - done)
         self._size = self._function.sizes.next_size(chunk.size, min(self._probes), left)
         self._seeking = self._size != chunk.size
         self._probes.clear()
 
-    def _room(self) -> int:
+    def _max_chunks(self) -> int:
         return len(self._devices) * (1 if self._seeking else CHUNKS_PER_DEVICE)
 
 
 _block: SharedBuffer | None = None
 
 
-def _kept(block: SharedBuffer) -> SharedBuffer:
-    """The same memory as it was mapped for the map before, whose pages need not be found again."""
+def _already_mapped(block: SharedBuffer) -> SharedBuffer:
+    """Return the same memory as it was mapped for the last map: its pages need not be mapped again."""
     global _block
     if _block is None or os.fstat(_block.file.fd).st_ino != os.fstat(block.file.fd).st_ino:
         _block = block
