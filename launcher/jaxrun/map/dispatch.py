@@ -84,7 +84,9 @@ class MapDispatcher:
     ) -> None:
         """Start one call, always as plain Python; its outcome is that of `future`."""
         batch = CallBatch(pickle_function(func, kwds), True, [tuple(args)], continue_on_error=False)
-        self._executor.submit(batch).add_done_callback(lambda done: settle(future, partial(_only_result, done)))
+        outcome: Future[BatchOutcome] = Future()
+        outcome.add_done_callback(lambda done: settle(future, partial(_only_result, done)))
+        self._executor.submit(batch, outcome)
 
     def close(self) -> None:
         """Wait for all that has been started as plain Python, and end its processes."""

@@ -119,8 +119,8 @@ class GangExecutor:
         self._thread = threading.Thread(target=self._serve, name="jaxrun-pool", daemon=True)
         self._lock = threading.Lock()
 
-    def submit(self, batch: CallBatch) -> Future[BatchOutcome]:
-        future: Future[BatchOutcome] = Future()
+    def submit(self, batch: CallBatch, future: Future[BatchOutcome] | None = None) -> Future[BatchOutcome]:
+        future = Future() if future is None else future
         with self._lock:
             if self._thread.ident is None:
                 self._thread.start()

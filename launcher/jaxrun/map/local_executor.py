@@ -39,12 +39,13 @@ class LocalExecutor:
         self._loky: Any = None
         self._terminated = False
 
-    def submit(self, batch: CallBatch) -> Future[BatchOutcome]:
+    def submit(self, batch: CallBatch, future: Future[BatchOutcome] | None = None) -> Future[BatchOutcome]:
+        """Start a batch; its outcome is that of `future`, which is settled by another thread."""
         import cloudpickle
         from loky.process_executor import BrokenProcessPool
 
         data = cloudpickle.dumps(batch)
-        future: Future[BatchOutcome] = Future()
+        future = Future() if future is None else future
         with self._lock:
             if self._terminated:
                 future.set_exception(GangError(_TERMINATED))
@@ -55,7 +56,15 @@ class LocalExecutor:
                 self._loky = None
                 running = self._started().submit(_RUN_PICKLED, data)
             _terminate_at_exit(self)
-        running.add_done_callback(lambda done: _settle(future, done))
+        submitter = threading.get_ident()
+
+        def settle(done: Future[bytes]) -> None:
+            if threading.get_ident() == submitter:  # the batch was done before this callback was added
+                threading.Thread(target=_settle, args=(future, done), name="jaxrun-pool", daemon=True).start()
+            else:
+                _settle(future, done)
+
+        running.add_done_callback(settle)
         return future
 
     def wait(self, batches: Collection[Future[BatchOutcome]], timeout: float | None) -> None:
