@@ -74,7 +74,7 @@ class Bed:
                     found += [int(entry.name)] if any(bytes(self.root) in text for text in texts) else []
         return found
 
-    def guests(self) -> list[Process]:
+    def job_processes(self) -> list[Process]:
         """All processes on all hosts that are neither the testbed's nor a daemon of Slurm's."""
         keepers = [hosts.keeper(Place(self.root), host) for host in (CONTROLLER, *HOSTS)]
         networks = {keeper.network for keeper in keepers if keeper}
@@ -96,9 +96,9 @@ class Bed:
             if process.poll() is None:
                 os.killpg(process.pid, signal.SIGKILL)
                 process.wait()
-            if self.guests():
+            if self.job_processes():
                 self.inside("ctl", "scancel", "--user=root")
-            for left in self.guests():
+            for left in self.job_processes():
                 with suppress(ProcessLookupError):
                     os.kill(left.pid, signal.SIGKILL)
 
@@ -140,7 +140,7 @@ class Job:
         words = str(self.run_dir)
         own = [
             found.pid
-            for found in self.bed.guests()
+            for found in self.bed.job_processes()
             if found.argv[:3] == (sys.executable, "-m", "jaxrun") and words in found.argv and _may_lead(found)
         ]
         return next(pid for pid in own if _parent(pid) not in own)  # the other is its guard
@@ -158,7 +158,7 @@ class Job:
     def gone(self, within: float, *, but_for: Sequence[str] = ()) -> float:
         """Seconds until no host has a process any more that was not there before the job; `but_for` those commands."""
         began = time.monotonic()
-        while left := [guest for guest in self.bed.guests() if guest.command not in but_for]:
+        while left := [process for process in self.bed.job_processes() if process.command not in but_for]:
             assert time.monotonic() - began < within, "left over: " + "; ".join(str(one) for one in left)
             time.sleep(0.01)
         return time.monotonic() - began

@@ -204,8 +204,8 @@ def _cancel(stage: Stage) -> None:
         jobs = stage.bed.inside("ctl", "squeue", "--noheader", "--format=%i").split()
         stage.bed.inside("ctl", "scancel", *jobs)
     else:
-        starter = next(found for found in stage.bed.guests() if found.command in ("mpirun", "prterun"))
-        os.kill(starter.pid, signal.SIGTERM)
+        launch_command = next(found for found in stage.bed.job_processes() if found.command in ("mpirun", "prterun"))
+        os.kill(launch_command.pid, signal.SIGTERM)
 
 
 @row("`kill -9` of jaxrun", *ALL)

@@ -70,7 +70,7 @@ def test_the_ranks_of_a_test_are_on_several_hosts(bed: Bed, tmp_path: Path, engi
     done = result(bed, engine, starting(engine, "-k", "not lasts and not three"), tmp_path)
     assert (done.code, outcomes(done)) == (1, {**OF_TWO, **MORE}), done
     assert re.search(r"rank 1 \(h2\):  FAILED  assert 1 == 0 .*\nrank 0 \(h1\):  STUCK .*process_allgather", done.out)
-    assert "rank 1 (h2):  DIED     with exit status 3" in done.out and "these are its last words" in done.out
+    assert "rank 1 (h2):  DIED     with exit status 3" in done.out and "printed before the exit" in done.out
     backend = "slurm" if engine is SLURM else f"mpirun '--gang-options=--mpirun {engine.mpirun} -H h1:1,h2:1,h3:1'"
     assert f"rerun: pytest --gang-backend={backend} {TESTS.name}::test_fails" in done.out
 
@@ -96,7 +96,7 @@ def test_a_directory_that_a_host_only_seems_to_share_is_told(bed: Bed, tmp_path:
 def test_an_interrupt_ends_all_processes_that_were_there(bed: Bed, tmp_path: Path) -> None:
     with typed(bed, MPICH, started(MPICH, "-k", "lasts"), tmp_path) as job:
         job.wait_until(lambda: len(list(tmp_path.glob("running-*"))) == 2, "running test")
-        os.kill(next(guest.pid for guest in bed.guests() if guest.argv[0] == MPICH.mpirun), signal.SIGINT)
+        os.kill(next(process.pid for process in bed.job_processes() if process.argv[0] == MPICH.mpirun), signal.SIGINT)
         result = job.result(timeout=20)
         job.gone(within=3)
     assert result.code == 2 and "KeyboardInterrupt" in result.out, result

@@ -118,7 +118,7 @@ def _hosts_in(text: str) -> list[str]:
 def test_off_ends_a_job_and_up_brings_the_host_back_as_a_new_boot(bed: Bed) -> None:
     first_boot = bed.row("h2")[2]
     job = bed.start("exec", "ctl", "--", "srun", "-N3", "sleep", "300")
-    while sum(guest.command == "sleep" for guest in bed.guests()) < 3:  # Slurm calls it running before that
+    while sum(process.command == "sleep" for process in bed.job_processes()) < 3:  # Slurm calls it running before that
         assert job.poll() is None
         time.sleep(0.01)
     assert bed.run("off", "h2", "-v").startswith("h2: off, ")

@@ -67,7 +67,7 @@ def test_the_same_error_of_all_ranks_is_shown_once(tmp_path: Path) -> None:
     assert result.err.count("Trouble: no such file") <= 2
 
 
-def test_the_last_words_of_a_thread_explain_a_death_without_words(tmp_path: Path) -> None:
+def test_the_traceback_of_a_thread_explains_a_death_without_a_failure_report(tmp_path: Path) -> None:
     flags = ("--raise-in-thread", "queue is closed", "--os-exit", "3")
     result = jaxrun(tmp_path, "-n", "2", MISBEHAVE, "--rank", "1", *flags)
     assert result.code == 3

@@ -1,4 +1,4 @@
-"""What is done to a worker on order, with a process that has connections of all kinds."""
+"""Fault injection into a process that has connections of all kinds."""
 
 import os
 import signal
@@ -28,7 +28,7 @@ while data := pair.recv(9):
 
 
 @pytest.fixture
-def scene():
+def target():
     """(the child, its two connections, its socket pair, the port at which it listens)."""
     ours, theirs = socket.socketpair()
     with socket.create_server(("127.0.0.1", 0)) as server, ours, theirs:
@@ -46,8 +46,8 @@ def scene():
                 held.close()
 
 
-def test_a_cut_ends_all_connections_and_nothing_else(scene):
-    child, peers, pair, port = scene
+def test_a_cut_ends_all_connections_and_nothing_else(target):
+    child, peers, pair, port = target
     assert faults.inject(child, "cut") == ""
     for peer in peers:
         assert peer.recv(1) == b""
@@ -66,8 +66,8 @@ def test_a_process_without_connections_cannot_be_cut_off():
 @pytest.mark.parametrize(
     "error", [PermissionError(1, "Operation not permitted"), OSError(38, "Function not implemented")]
 )
-def test_where_the_kernel_forbids_it_that_is_said(scene, monkeypatch, error):
-    child, peers, pair, _ = scene
+def test_a_refusal_of_the_kernel_is_the_reason(target, monkeypatch, error):
+    child, peers, pair, _ = target
 
     def forbid(process, descriptor):
         raise error
@@ -81,16 +81,16 @@ def test_where_the_kernel_forbids_it_that_is_said(scene, monkeypatch, error):
 
 
 @pytest.mark.parametrize(("kind", "options", "seen"), [("pause", os.WSTOPPED, signal.SIGSTOP), ("kill", os.WEXITED, 9)])
-def test_a_signal_goes_to_the_worker_alone(scene, kind, options, seen):
-    child = scene[0]
+def test_a_signal_goes_to_the_worker_alone(target, kind, options, seen):
+    child = target[0]
     assert faults.inject(child, kind) == ""
     assert os.waitid(os.P_PID, child.pid, options | os.WNOWAIT).si_status == seen
     assert child.killed == (kind == "kill")
 
 
 @pytest.mark.parametrize("kind", ["kill", "pause", "cut"])
-def test_a_worker_that_has_no_process_is_spared(scene, kind):
-    child = scene[0]
+def test_a_fault_is_not_injected_without_a_process(target, kind):
+    child = target[0]
     child.status = 0
     assert faults.inject(child, kind) == "it has no process"
     assert faults.cut_connections(2**22 + 1) == "it has no process"

@@ -101,7 +101,7 @@ def test_a_huge_traceback_fits_into_one_answer(start, script, tmp_path):
     assert answer.traceback.startswith("Traceback") and "characters left out" in answer.traceback
 
 
-def test_a_fresh_worker_reports_a_broken_jax_in_its_last_words(start, script, tmp_path):
+def test_a_fresh_worker_reports_a_broken_jax_in_its_failure_report(start, script, tmp_path):
     harness = start(
         [script("")], 1, fork=False, env=_path(tmp_path, script, {"jax.py": "raise ValueError('broken jax')"})
     )

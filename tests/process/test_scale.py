@@ -31,7 +31,7 @@ CULPRIT = 23
 
 
 class Steps:
-    """Counts the lines that are executed in the block, each as often as it is."""
+    """Counts the lines of jaxrun that are executed in the block."""
 
     def __enter__(self):
         self.count = 0
@@ -86,7 +86,7 @@ def jobs(tmp_path_factory):
     return [Crowded(size, tmp_path_factory.mktemp(f"crowd{size}")) for size in SIZES]
 
 
-def test_every_agent_is_let_in_given_orders_and_told_to_run(jobs):
+def test_every_agent_is_admitted_assigned_and_started(jobs):
     for job in jobs:
         assert list(job.at) == ["welcome", "orders", "join", "go", "failure", "told", "dismissed"]
         counts = Counter(event["event"] for event in job.events)
@@ -112,44 +112,44 @@ def test_the_hundredth_agent_costs_the_head_as_many_steps_as_the_tenth(jobs):
     assert 0 < each_of_many < 1.05 * each
 
 
-def _saying_hello(stage):
-    stage.spawn().handle(*(stage.hello(rank) for rank in range(stage.size - 2)))
-    return stage.hello(stage.size - 2)
+def _report_hello(job):
+    job.spawn().handle(*(job.hello(rank) for rank in range(job.size - 2)))
+    return job.hello(job.size - 2)
 
 
-def _joining(stage):
-    stage.join().handle(*(stage.device_report(rank) for rank in range(stage.size - 2)))
-    return stage.device_report(stage.size - 2)
+def _join(job):
+    job.join().handle(*(job.device_report(rank) for rank in range(job.size - 2)))
+    return job.device_report(job.size - 2)
 
 
-def _failing_with_others(stage):
-    stage.run().handle(*(stage.failure(rank) for rank in range(stage.size // 2)))
-    return stage.failure(stage.size // 2)
+def _fail_with_others(job):
+    job.run().handle(*(job.failure(rank) for rank in range(job.size // 2)))
+    return job.failure(job.size // 2)
 
 
-def _ending_after_the_kill(stage):
-    stage.run().exit(1, 1).wait(0.0305)
-    return WorkerExited(stage.size - 1, -signal.SIGKILL)
+def _exit_after_the_kill(job):
+    job.run().exit(1, 1).wait(0.0305)
+    return WorkerExited(job.size - 1, -signal.SIGKILL)
 
 
-@pytest.mark.parametrize("prepare", [_saying_hello, _joining, _failing_with_others, _ending_after_the_kill])
-def test_what_one_of_many_does_takes_the_head_as_many_steps_however_many_there_are(prepare, simulate):
+@pytest.mark.parametrize("prepare", [_report_hello, _join, _fail_with_others, _exit_after_the_kill])
+def test_the_head_handles_an_event_in_as_many_steps_at_any_job_size(prepare, simulate):
     def steps(size):
-        stage = simulate(size, hosts={rank: f"h{rank}" for rank in range(size)})
-        event = prepare(stage)
+        job = simulate(size, hosts={rank: f"h{rank}" for rank in range(size)})
+        event = prepare(job)
         with Steps() as counted:
-            stage.head.handle(event, stage.now)
+            job.head.handle(event, job.now)
         return counted.count
 
     assert 0 < steps(8) == steps(200)
 
 
-def _steps_at_a_listener(guests):
+def _steps_at_a_listener(count):
     listener, loop = listen_on_tcp([Interface("lo", "127.0.0.1")], "token", everywhere=False), EventLoop()
     listener.attach(loop, 0, lambda peer: None)
     where = (listener.addresses[0].ip, listener.addresses[0].port)
-    peers = [socket.create_connection(where) for _ in range(guests)]
-    while len(listener._pending) < guests:
+    peers = [socket.create_connection(where) for _ in range(count)]
+    while len(listener._pending) < count:
         loop.run_once(1)
     with Steps() as steps:
         assert listener.drop_expired() is not None
@@ -160,21 +160,21 @@ def _steps_at_a_listener(guests):
     return steps.count
 
 
-def _steps_for_lines(talking):
-    lines = AgentConnections()
-    everyone = [object() for _ in range(talking)]  # nothing is sent to them
-    for rank, line in enumerate(everyone):
-        lines.add(rank, line)
-        lines.count_output(line, 10)
+def _steps_for_connections(count):
+    connections = AgentConnections()
+    everyone = [object() for _ in range(count)]  # nothing is sent to them
+    for rank, connection in enumerate(everyone):
+        connections.add(rank, connection)
+        connections.count_output(connection, 10)
     with Steps() as steps:
-        lines.count_output(everyone[0], 10)
-        lines.acknowledge()
-        lines.flush()
+        connections.count_output(everyone[0], 10)
+        connections.acknowledge()
+        connections.flush()
     return steps.count
 
 
-@pytest.mark.parametrize("steps", [_steps_at_a_listener, _steps_for_lines])
-def test_a_turn_of_the_station_does_not_look_at_all_who_are_connected(steps):
+@pytest.mark.parametrize("steps", [_steps_at_a_listener, _steps_for_connections])
+def test_a_turn_of_the_event_loop_does_not_visit_every_connection(steps):
     assert 0 < steps(3) == steps(100)
 
 

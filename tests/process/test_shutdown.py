@@ -167,7 +167,7 @@ def test_exit_handlers_can_still_use_jax(cases):
     assert cases["collective-handler"].out == f"{2 * (len(_CASES) + 1)}\n"
 
 
-def test_the_last_words_come_before_the_exit_handlers_of_a_failing_program(cases):
+def test_the_failure_report_comes_before_the_exit_handlers_of_a_failing_program(cases):
     assert cases["handlers-after-failure"].out == "heard\n"
 
 

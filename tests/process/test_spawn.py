@@ -1,4 +1,4 @@
-"""How workers are connected; that they start is the agent's and the crew's test."""
+"""The descriptors and environment of a spawned worker; the tests of the agent start real workers."""
 
 import errno
 import os

@@ -76,7 +76,7 @@ print(json.dumps([sorted(killed) == sorted(others), lives, again, seconds]))
     assert gone and lives and again == [] and seconds < 0.5
 
 
-def test_processes_of_others_are_spared():
+def test_processes_of_others_are_not_killed():
     stranger = subprocess.Popen(["sleep", "60"])
     try:
         assert stranger.pid not in _run(2)[1]

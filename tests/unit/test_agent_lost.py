@@ -19,8 +19,8 @@ SILENT = "nothing was heard from its host for 8 s (Connection timed out)"
 GLOO = {"error": "JaxRuntimeError", "message": "Gloo all-reduce failed: Connection closed by peer [10.0.0.2]:4711"}
 
 
-class Far:
-    """A Simulation on two hosts; a lost agent's worker is never heard of again."""
+class RemoteJob:
+    """A Simulation on two hosts; a lost agent's worker sends nothing any more."""
 
     def __init__(self, simulate, **more):
         self.job = simulate(4, hosts=dict(HOSTS), **more)
@@ -30,12 +30,12 @@ class Far:
 
     def lose(self, *ranks, text=CLOSED):
         for rank in ranks:
-            self.job.exited[rank] = None  # no exit of it comes, whatever it is sent
+            self.job.exited[rank] = None  # no exit of it is reported, whatever is sent to it
             self.job.handle(AgentLost(rank, text))
         return self
 
     def failure(self, rank, **more):
-        """Last words of a rank."""
+        """The failure report of a rank."""
         return self.job.failure(rank, **more)
 
     @property
@@ -45,13 +45,13 @@ class Far:
 
 
 @pytest.fixture
-def far(simulate):
-    """far(…) makes a Far."""
-    return lambda **more: Far(simulate, **more)
+def remote_job(simulate):
+    """remote_job(…) makes a RemoteJob."""
+    return lambda **more: RemoteJob(simulate, **more)
 
 
-def test_a_lost_agents_host_is_named_and_the_others_are_stopped(far):
-    job = far()
+def test_a_lost_agents_host_is_named_and_the_others_are_stopped(remote_job):
+    job = remote_job()
     job.run()
     job.lose(3).wait(1)
     assert job.lines == ["rank 3 (h2) failed; stopping 3 others"]
@@ -61,8 +61,8 @@ def test_a_lost_agents_host_is_named_and_the_others_are_stopped(far):
     assert job.verdict.victims == dict.fromkeys(range(3), "was stopped")
 
 
-def test_all_agents_of_a_host_are_lost_together(far):
-    job = far()
+def test_all_agents_of_a_host_are_lost_together(remote_job):
+    job = remote_job()
     job.run()
     job.lose(2, 3, text=SILENT).wait(1)
     assert job.kills() == [(30, (0, 1))] and job.lines == ["ranks 2-3 (h2) failed; stopping 2 others"]
@@ -71,8 +71,8 @@ def test_all_agents_of_a_host_are_lost_together(far):
 
 
 @pytest.mark.parametrize("first", ["the collateral", "the loss"])
-def test_bystanders_with_words_of_a_broken_connection_are_not_blamed(far, first):
-    job = far()
+def test_ranks_that_report_a_broken_connection_are_not_blamed(remote_job, first):
+    job = remote_job()
     job.run()
     steps = [lambda: job.handle(*(job.failure(rank, **GLOO) for rank in (0, 1))), lambda: job.lose(2, 3)]
     for step in steps if first == "the collateral" else reversed(steps):
@@ -83,8 +83,8 @@ def test_bystanders_with_words_of_a_broken_connection_are_not_blamed(far, first)
     assert job.verdict.victims == dict.fromkeys((0, 1), "lost its connection")
 
 
-def test_a_loss_that_is_noticed_late_still_explains_the_collateral(far):
-    job = far()
+def test_a_loss_that_is_noticed_late_still_explains_the_collateral(remote_job):
+    job = remote_job()
     job.run()
     job.handle(job.failure(0, **GLOO)).wait(0.3)
     job.lose(3)
@@ -92,8 +92,8 @@ def test_a_loss_that_is_noticed_late_still_explains_the_collateral(far):
     assert job.verdict.culprits == (3,) and job.verdict.exit_code == 69
 
 
-def test_a_rank_with_an_error_of_its_own_before_the_loss_is_the_culprit(far):
-    job = far()
+def test_a_rank_with_an_error_of_its_own_before_the_loss_is_the_culprit(remote_job):
+    job = remote_job()
     job.run()
     job.handle(job.failure(1)).wait(0.01)
     job.lose(3)
@@ -102,31 +102,31 @@ def test_a_rank_with_an_error_of_its_own_before_the_loss_is_the_culprit(far):
     assert job.verdict.victims[3] == "was lost too"
 
 
-def test_a_lost_rank_0_is_named_like_any_other(far):
-    job = far()
+def test_a_lost_rank_0_is_named_like_any_other(remote_job):
+    job = remote_job()
     job.run()
     job.lose(0).wait(1)
     assert job.verdict.culprits == (0,) and job.kills() == [(30, (1, 2, 3))] and job.verdict.exit_code == 69
 
 
-def test_who_lost_everything_ends_at_once(far):
-    job = far()
+def test_a_job_that_lost_all_agents_ends_at_once(remote_job):
+    job = remote_job()
     job.run()
     job.lose(0, 1, 2, 3)
     assert job.outcome is not None and job.verdict.exit_code == 69 and job.verdict.culprits == (0, 1, 2, 3)
     assert not job.killed
 
 
-def test_an_agent_that_is_lost_while_joining_is_named(far):
-    job = far()
+def test_an_agent_that_is_lost_while_joining_is_named(remote_job):
+    job = remote_job()
     job.join()
     job.lose(3).wait(1)
     assert job.ranks_sent(Run) == [] and job.verdict.culprits == (3,) and job.verdict.exit_code == 69
     assert "before the program's first line" in job.verdict.headline
 
 
-def test_an_agent_that_goes_before_its_worker_was_started_is_named(far):
-    job = far()
+def test_an_agent_that_is_lost_before_its_worker_was_started_is_named(remote_job):
+    job = remote_job()
     job.spawn(0, 1, 2)
     job.lose(3).wait(1)
     assert job.outcome.reason == "unavailable" and job.verdict.exit_code == 69
@@ -134,14 +134,14 @@ def test_an_agent_that_goes_before_its_worker_was_started_is_named(far):
     assert job.kills() == [(0, (0, 1, 2))]
 
 
-def test_an_agent_that_goes_before_anything_was_started_ends_the_job(far):
-    job = far()
+def test_an_agent_that_is_lost_before_anything_was_started_ends_the_job(remote_job):
+    job = remote_job()
     job.lose(3)
     assert job.outcome.reason == "unavailable" and job.statuses == [None] * 4
 
 
-def test_lost_while_the_others_are_being_stopped_is_no_second_failure(far):
-    job = far()
+def test_lost_while_the_others_are_being_stopped_is_no_second_failure(remote_job):
+    job = remote_job()
     job.run()
     job.handle(WorkerExited(1, 7)).wait(0.0305)
     job.lose(2, 3).wait(1)
@@ -150,8 +150,8 @@ def test_lost_while_the_others_are_being_stopped_is_no_second_failure(far):
     assert job.finished_at < 0.1
 
 
-def test_lost_after_a_signal_does_not_hold_up_the_end(far):
-    job = far()
+def test_lost_after_a_signal_does_not_hold_up_the_end(remote_job):
+    job = remote_job()
     job.run()
     job.interrupt(signal.SIGTERM).wait(0.1)
     job.lose(2, 3)
@@ -160,16 +160,16 @@ def test_lost_after_a_signal_does_not_hold_up_the_end(far):
     assert job.outcome.reason == "interrupted" and job.verdict.exit_code == 143 and job.finished_at < 6
 
 
-def test_a_rank_that_is_done_and_lost_while_the_others_work_is_named(far):
-    job = far()
+def test_a_rank_that_is_done_and_lost_while_the_others_work_is_named(remote_job):
+    job = remote_job()
     job.run()
     job.done(3)
     job.lose(3).wait(1)
     assert job.verdict.culprits == (3,) and job.verdict.exit_code == 69 and CLOSED in job.verdict.headline
 
 
-def test_a_rank_that_is_lost_while_all_leave_is_named(far):
-    job = far()
+def test_a_rank_that_is_lost_while_all_exit_is_named(remote_job):
+    job = remote_job()
     job.run()
     job.done(0, 1, 2, 3)
     job.lose(3)
@@ -177,8 +177,8 @@ def test_a_rank_that_is_lost_while_all_leave_is_named(far):
     assert job.verdict.culprits == (3,) and job.verdict.exit_code == 69
 
 
-def test_an_agent_whose_worker_has_ended_well_may_go(far):
-    job = far()
+def test_an_agent_whose_worker_has_succeeded_may_end(remote_job):
+    job = remote_job()
     job.run()
     job.done(0, 1, 2, 3)
     job.exit(0, 3)
@@ -187,8 +187,8 @@ def test_an_agent_whose_worker_has_ended_well_may_go(far):
     assert job.outcome.reason == "ok" and job.verdict.exit_code == 0
 
 
-def test_an_agent_that_goes_after_its_workers_end_leaves_that_end_the_first(far):
-    job = far()
+def test_an_agent_that_is_lost_after_its_workers_end_leaves_that_end_the_first(remote_job):
+    job = remote_job()
     job.run()
     job.handle(WorkerExited(3, 7)).wait(0.005)
     job.handle(WorkerExited(1, 8)).wait(0.005)
@@ -196,8 +196,8 @@ def test_an_agent_that_goes_after_its_workers_end_leaves_that_end_the_first(far)
     assert job.verdict.culprits == (3,) and job.verdict.exit_code == 7
 
 
-def test_a_starter_that_ends_early_ends_the_job_in_its_words(far):
-    job = far()
+def test_a_launch_command_that_ends_early_ends_the_job_with_its_output(remote_job):
+    job = remote_job()
     job.run()
     text = "Open MPI 5 ended with status 1 before the job was over; it said:\n  no such host"
     job.handle(StartFailed(text)).wait(1)
@@ -205,24 +205,24 @@ def test_a_starter_that_ends_early_ends_the_job_in_its_words(far):
     assert job.kills() == [(0, (0, 1, 2, 3))]
 
 
-def test_a_starter_that_ends_because_a_host_was_lost_is_not_the_cause(far):
-    job = far()
+def test_a_launch_command_that_ends_because_a_host_was_lost_is_not_the_cause(remote_job):
+    job = remote_job()
     job.run()
     job.lose(2, 3).wait(0.01)
     job.handle(StartFailed("srun was killed")).wait(1)
     assert job.verdict.culprits == (2, 3) and job.verdict.outcome == "lost"
 
 
-def test_collateral_is_explained_by_the_starters_end(far):
-    job = far()
+def test_collateral_is_explained_by_the_end_of_the_launch_command(remote_job):
+    job = remote_job()
     job.run()
     job.handle(job.failure(0, **GLOO)).wait(0.01)
     job.handle(StartFailed("srun was killed by SIGKILL (9)")).wait(6)
     assert job.outcome.reason == "unavailable" and job.verdict.exit_code == 69
 
 
-def test_a_starter_that_ends_while_the_ranks_leave_changes_nothing(far):
-    job = far()
+def test_a_launch_command_that_ends_while_the_ranks_exit_changes_nothing(remote_job):
+    job = remote_job()
     job.run()
     job.done(0, 1, 2, 3)
     job.handle(StartFailed("srun ended with status 1"))
@@ -231,8 +231,8 @@ def test_a_starter_that_ends_while_the_ranks_leave_changes_nothing(far):
 
 
 @pytest.mark.parametrize("senders", [(0,), (3, 0, 1, 2), (0, 0, 1, 1, 2, 3)], ids=["one", "all", "all, some twice"])
-def test_a_scheduler_that_signals_all_agents_interrupts_once(far, senders):
-    job = far()
+def test_a_scheduler_that_signals_all_agents_interrupts_once(remote_job, senders):
+    job = remote_job()
     job.run()
     for rank in senders:
         job.handle(AgentSignalled(rank, signal.SIGTERM)).wait(0.01)
@@ -241,8 +241,8 @@ def test_a_scheduler_that_signals_all_agents_interrupts_once(far, senders):
     assert job.head.phase is JobPhase.TERMINATING
 
 
-def test_ranks_that_end_well_after_the_schedulers_sigterm_were_preempted(far):
-    job = far()
+def test_ranks_that_end_well_after_the_schedulers_sigterm_were_preempted(remote_job):
+    job = remote_job()
     job.run()
     for rank in range(4):
         job.handle(AgentSignalled(rank, signal.SIGTERM))
@@ -252,8 +252,8 @@ def test_ranks_that_end_well_after_the_schedulers_sigterm_were_preempted(far):
     assert job.verdict.outcome == "preempted" and job.verdict.exit_code == 75
 
 
-def test_ranks_that_do_not_end_after_the_schedulers_sigterm_are_killed_after_the_grace(far):
-    job = far(grace=2.0)
+def test_ranks_that_do_not_end_after_the_schedulers_sigterm_are_killed_after_the_grace(remote_job):
+    job = remote_job(grace=2.0)
     job.run()
     for rank in range(4):
         job.handle(AgentSignalled(rank, signal.SIGTERM))
@@ -262,9 +262,9 @@ def test_ranks_that_do_not_end_after_the_schedulers_sigterm_are_killed_after_the
     assert job.verdict.outcome == "interrupted" and job.verdict.exit_code == 143
 
 
-def test_agents_that_end_by_the_schedulers_sigterm_are_no_failures(far):
+def test_agents_that_end_by_the_schedulers_sigterm_are_no_failures(remote_job):
     """A scheduler may kill everything right after its signal."""
-    job = far()
+    job = remote_job()
     job.run()
     for rank in range(4):
         job.handle(AgentSignalled(rank, signal.SIGTERM))
@@ -272,16 +272,16 @@ def test_agents_that_end_by_the_schedulers_sigterm_are_no_failures(far):
     assert job.verdict.outcome == "interrupted" and job.verdict.exit_code == 143
 
 
-def test_the_launchers_own_second_signal_kills_at_once_also_after_the_agents(far):
-    job = far()
+def test_the_launchers_own_second_signal_kills_at_once_also_after_the_agents(remote_job):
+    job = remote_job()
     job.run()
     job.handle(AgentSignalled(2, signal.SIGTERM)).wait(0.5)
     job.interrupt(signal.SIGINT).wait(1)
     assert job.kills() == [(500, (0, 1, 2, 3))]
 
 
-def test_a_signal_to_an_agent_before_the_program_runs_ends_the_job_at_once(far):
-    job = far()
+def test_a_signal_to_an_agent_before_the_program_runs_ends_the_job_at_once(remote_job):
+    job = remote_job()
     job.join()
     for rank in range(4):
         job.handle(AgentSignalled(rank, signal.SIGTERM))
@@ -290,16 +290,16 @@ def test_a_signal_to_an_agent_before_the_program_runs_ends_the_job_at_once(far):
     assert job.verdict.outcome == "interrupted" and job.verdict.exit_code == 143
 
 
-def test_a_rank_that_the_job_does_not_have_cannot_be_lost(far):
-    job = far()
+def test_a_rank_that_the_job_does_not_have_cannot_be_lost(remote_job):
+    job = remote_job()
     job.run()
     job.handle(AgentLost(9, CLOSED)).wait(1)
     assert job.verdict.exit_code == 65 and "it is rank 9, but the job has ranks 0 to 3" in job.verdict.headline
 
 
-def test_the_last_words_outlive_their_agent(far):
-    """The words came, then the host: the words are the cause, and no wait is left."""
-    job = far()
+def test_a_failure_report_outlives_its_agent(remote_job):
+    """The failure report arrived before its host was lost: the report is the cause, and nothing is waited for."""
+    job = remote_job()
     job.run()
     job.handle(job.failure(3))
     job.lose(3).wait(1)
@@ -307,7 +307,7 @@ def test_the_last_words_outlive_their_agent(far):
     assert job.finished_at < 0.1
 
 
-def muster_report(rank, host):
+def agent_report(rank, host):
     values = {
         name: "" for name in ("boot_id", "jaxrun_version", "address", "head_address", "directory", "gpu_platform")
     }
@@ -315,37 +315,37 @@ def muster_report(rank, host):
     return AgentReport(rank=rank, size=2, host=host, pid=1, time=0.0, can_write_run_dir=True, **values)
 
 
-def mustering(simulate):
+def awaiting_reports(simulate):
     """A job whose hosts are not known before the reports come."""
     job = simulate(2, hosts={0: "?", 1: "?"})
-    terms = JobSpec(Job(program=("p",), platform="cpu"), "ab" * 16, 2, "", "", ("p",), {}, "", "eth0 10.0.0.9:40")
+    spec = JobSpec(Job(program=("p",), platform="cpu"), "ab" * 16, 2, "", "", ("p",), {}, "", "eth0 10.0.0.9:40")
     limits = job.head._attempt.limits
-    job.head = Head(job.hosts, job.head._startup._expected, limits, "", 0.0, AgentRegistry(terms))
+    job.head = Head(job.hosts, job.head._startup._expected, limits, "", 0.0, AgentRegistry(spec))
     return job
 
 
-def test_the_hosts_are_known_from_the_reports_on(simulate):
-    job = mustering(simulate)
-    job.head.handle(muster_report(1, "h2"), 0.0)
-    orders = job.head.handle(muster_report(0, "h1"), 0.0)
-    assert [order.message.rank for order in orders] == [0, 1]
+def test_the_hosts_are_known_once_all_reports_are_in(simulate):
+    job = awaiting_reports(simulate)
+    job.head.handle(agent_report(1, "h2"), 0.0)
+    actions = job.head.handle(agent_report(0, "h1"), 0.0)
+    assert [action.message.rank for action in actions] == [0, 1]
     assert dict(job.head.hosts) == {0: "h1", 1: "h2"}
     job.handle(WorkerSpawned(0, 1), WorkerSpawned(1, 2), AgentLost(1, CLOSED)).wait(1)
     assert [end.host for end in job.outcome.workers] == ["h1", "h2"]
     assert job.lines == ["rank 1 (h2) failed; stopping 1 other"]
 
 
-def test_agents_that_do_not_come_are_named_with_where_they_were_awaited(simulate):
-    job = mustering(simulate)
-    job.handle(muster_report(0, "h1")).wait(121)
+def test_agents_that_do_not_report_are_named_with_the_listen_address(simulate):
+    job = awaiting_reports(simulate)
+    job.handle(agent_report(0, "h1")).wait(121)
     assert job.outcome.reason == "unavailable"
     assert job.outcome.text.startswith("1 of 2 agents reported within 60 s; missing: rank 1")
     assert "It listens at eth0 10.0.0.9:40; --interface chooses another." in job.outcome.text
     assert job.lines[0].startswith("starting agents: 1 of 2 ranks after 2 s, waiting for rank 1")
 
 
-def test_nobody_is_told_to_join_by_a_job_that_is_being_stopped(far):
-    job = far()
+def test_a_job_that_is_being_stopped_sends_no_join(remote_job):
+    job = remote_job()
     job.say_hello()
     job.lose(0).wait(1)
     assert job.ranks_sent(Join) == [] and job.verdict.exit_code == 69

@@ -21,7 +21,7 @@ def job(**wanted):
     return Job(**{"program": ("train.py",), "backend": "mpirun", "platform": "cpu", **wanted})
 
 
-def terms(size, *, given=None, run_dir="/shared/run", **wanted):
+def job_spec(size, *, given=None, run_dir="/shared/run", **wanted):
     return JobSpec(
         job=job(processes=size, **wanted),
         job_id="ab" * 16,
@@ -36,7 +36,7 @@ def terms(size, *, given=None, run_dir="/shared/run", **wanted):
 
 
 def report(rank, host, size, *, gpus=(), **changes):
-    """`gpus`: the ids of those that it sees."""
+    """The report of an agent; `gpus`: the ids of the GPUs that it sees."""
     values = {
         "boot_id": f"boot-{host}",
         "pid": 1000 + rank,
@@ -57,34 +57,34 @@ def report(rank, host, size, *, gpus=(), **changes):
     return AgentReport(rank=rank, size=size, host=host, **{**values, **changes})
 
 
-def decide(hosts, *, changes=None, given=None, run_dir="/shared/run", gpus=None, **wanted):
-    """The decision for one rank on each of `hosts`; `gpus` and `changes` by rank."""
-    muster = AgentRegistry(terms(len(hosts), given=given, run_dir=run_dir, **wanted))
+def assign(hosts, *, changes=None, given=None, run_dir="/shared/run", gpus=None, **wanted):
+    """The assignment for one rank on each of `hosts`; `gpus` and `changes` are given by rank."""
+    registry = AgentRegistry(job_spec(len(hosts), given=given, run_dir=run_dir, **wanted))
     for rank, host in reversed(list(enumerate(hosts))):
-        assert not muster.complete
+        assert not registry.complete
         more = (changes or {}).get(rank, {})
-        muster.add(report(rank, host, len(hosts), gpus=(gpus or {}).get(rank, ()), **more))
-    assert muster.complete
-    return muster.assign()
+        registry.add(report(rank, host, len(hosts), gpus=(gpus or {}).get(rank, ()), **more))
+    assert registry.complete
+    return registry.assign()
 
 
-def places(decision):
-    return [(order.host, order.local_rank, order.local_size) for order in decision.starts]
+def local_ranks(assignment):
+    return [(start.host, start.local_rank, start.local_size) for start in assignment.starts]
 
 
-def ordinals(decision):
-    return [order.local_device_ids for order in decision.starts]
+def ordinals(assignment):
+    return [start.local_device_ids for start in assignment.starts]
 
 
-def test_orders_come_by_rank_and_say_what_the_job_is():
-    decision = decide(["h1", "h2", "h1"], env={"A": "b"})
-    assert [order.rank for order in decision.starts] == [0, 1, 2]
-    assert {order.size for order in decision.starts} == {3}
-    assert {order.program for order in decision.starts} == {("train.py", "--steps", "3")}
-    assert all(order.environment["A"] == "b" for order in decision.starts)
-    assert all(order.init_timeout == 120.0 for order in decision.starts)
-    assert decision.expected == Expected(3, "ab" * 16, "cpu", 1)
-    assert decision.notes == ()
+def test_start_messages_are_sorted_by_rank_and_describe_the_job():
+    assignment = assign(["h1", "h2", "h1"], env={"A": "b"})
+    assert [start.rank for start in assignment.starts] == [0, 1, 2]
+    assert {start.size for start in assignment.starts} == {3}
+    assert {start.program for start in assignment.starts} == {("train.py", "--steps", "3")}
+    assert all(start.environment["A"] == "b" for start in assignment.starts)
+    assert all(start.init_timeout == 120.0 for start in assignment.starts)
+    assert assignment.expected == Expected(3, "ab" * 16, "cpu", 1)
+    assert assignment.notes == ()
 
 
 @pytest.mark.parametrize(
@@ -98,96 +98,96 @@ def test_orders_come_by_rank_and_say_what_the_job_is():
     ids=["one", "uneven", "by turns", "not in the order of their names"],
 )
 def test_local_ranks_count_on_each_host(hosts, expected):
-    assert places(decide(hosts)) == expected
+    assert local_ranks(assign(hosts)) == expected
 
 
 def test_two_hosts_of_one_name_are_two_hosts():
-    decision = decide(["h1", "h1", "h1"], changes={1: {"boot_id": "another"}})
-    assert places(decision) == [("h1", 0, 2), ("h1", 0, 1), ("h1", 1, 2)]
+    assignment = assign(["h1", "h1", "h1"], changes={1: {"boot_id": "another"}})
+    assert local_ranks(assignment) == [("h1", 0, 2), ("h1", 0, 1), ("h1", 1, 2)]
 
 
 def test_two_names_of_one_machine_are_two_hosts():
     """Containers on one machine share its boot id."""
-    decision = decide(["h1", "h2"], changes={1: {"boot_id": "boot-h1"}})
-    assert places(decision) == [("h1", 0, 1), ("h2", 0, 1)]
+    assignment = assign(["h1", "h2"], changes={1: {"boot_id": "boot-h1"}})
+    assert local_ranks(assignment) == [("h1", 0, 1), ("h2", 0, 1)]
 
 
 @given(st.lists(st.sampled_from(["h1", "h2", "h3"]), min_size=1, max_size=9))
 def test_every_rank_has_a_place_of_its_own_on_its_host(hosts):
-    found = places(decide(hosts))
+    found = local_ranks(assign(hosts))
     counts = Counter(hosts)
     assert [host for host, _, _ in found] == hosts
     assert {(host, local) for host, local, _ in found} == {(h, i) for h, count in counts.items() for i in range(count)}
     assert all(size == counts[host] for host, _, size in found)
 
 
-def threads(decision):
-    return [order.environment["OMP_NUM_THREADS"] for order in decision.starts]
+def threads(assignment):
+    return [start.environment["OMP_NUM_THREADS"] for start in assignment.starts]
 
 
 def test_ranks_that_share_their_cores_share_the_threads():
-    assert threads(decide(["h1", "h1", "h1", "h2"])) == ["2", "2", "2", "8"]
+    assert threads(assign(["h1", "h1", "h1", "h2"])) == ["2", "2", "2", "8"]
 
 
 def test_ranks_with_cores_of_their_own_use_all_of_them():
     changes = {0: {"cpus": (0, 1, 2)}, 1: {"cpus": (3, 4, 5)}}
-    assert threads(decide(["h1", "h1"], changes=changes)) == ["3", "3"]
+    assert threads(assign(["h1", "h1"], changes=changes)) == ["3", "3"]
 
 
 def test_more_ranks_than_cores_have_a_thread_each():
-    assert threads(decide(["h1"] * 3, changes={rank: {"cpus": (0,)} for rank in range(3)})) == ["1", "1", "1"]
+    assert threads(assign(["h1"] * 3, changes={rank: {"cpus": (0,)} for rank in range(3)})) == ["1", "1", "1"]
 
 
-def test_simulated_devices_are_asked_for_on_every_host():
-    decision = decide(["h1", "h2"], devices_per_process=4)
-    assert [order.environment["JAX_NUM_CPU_DEVICES"] for order in decision.starts] == ["4", "4"]
-    assert decision.expected.local_devices == 4 and ordinals(decision) == [(), ()]
+def test_simulated_devices_are_requested_on_every_host():
+    assignment = assign(["h1", "h2"], devices_per_process=4)
+    assert [start.environment["JAX_NUM_CPU_DEVICES"] for start in assignment.starts] == ["4", "4"]
+    assert assignment.expected.local_devices == 4 and ordinals(assignment) == [(), ()]
 
 
 FOUR = ("0", "1", "2", "3")
 
 
-def test_gpus_that_all_local_ranks_see_are_shared_out_by_local_rank():
-    decision = decide(["h1", "h2", "h1", "h2"], gpus=dict.fromkeys(range(4), FOUR), platform="auto")
-    assert ordinals(decision) == [(0, 1), (0, 1), (2, 3), (2, 3)]
-    assert decision.expected.platform == "cuda" and decision.expected.local_devices == 2
-    assert all(order.environment["JAX_PLATFORMS"] == "cuda,cpu" for order in decision.starts)
+def test_gpus_that_all_local_ranks_see_are_divided_by_local_rank():
+    assignment = assign(["h1", "h2", "h1", "h2"], gpus=dict.fromkeys(range(4), FOUR), platform="auto")
+    assert ordinals(assignment) == [(0, 1), (0, 1), (2, 3), (2, 3)]
+    assert assignment.expected.platform == "cuda" and assignment.expected.local_devices == 2
+    assert all(start.environment["JAX_PLATFORMS"] == "cuda,cpu" for start in assignment.starts)
 
 
 def test_one_process_for_each_host_has_all_of_its_gpus():
-    assert ordinals(decide(["h1", "h2"], gpus=dict.fromkeys(range(2), FOUR), platform="auto")) == [(0, 1, 2, 3)] * 2
+    assert ordinals(assign(["h1", "h2"], gpus=dict.fromkeys(range(2), FOUR), platform="auto")) == [(0, 1, 2, 3)] * 2
 
 
 def test_a_gpu_that_only_its_rank_sees_has_the_first_ordinal():
     gpus = {rank: (f"gpu-{rank}",) for rank in range(4)}
-    decision = decide(["h1"] * 4, gpus=gpus, platform="auto")
-    assert ordinals(decision) == [(0,)] * 4 and decision.expected.local_devices == 1
+    assignment = assign(["h1"] * 4, gpus=gpus, platform="auto")
+    assert ordinals(assignment) == [(0,)] * 4 and assignment.expected.local_devices == 1
 
 
-def test_gpus_that_some_local_ranks_see_are_shared_out_among_those():
+def test_gpus_that_some_local_ranks_see_are_divided_among_those():
     """As `srun --gpu-bind=closest` gives them: two sockets with two GPUs and two ranks each."""
     gpus = {0: "ab", 1: "ab", 2: "cd", 3: "cd"}
-    assert ordinals(decide(["h1"] * 4, gpus=gpus, platform="auto")) == [(0,), (1,), (0,), (1,)]
+    assert ordinals(assign(["h1"] * 4, gpus=gpus, platform="auto")) == [(0,), (1,), (0,), (1,)]
 
 
-def test_fewer_devices_can_be_asked_for():
-    decision = decide(["h1", "h1"], gpus=dict.fromkeys(range(2), FOUR), platform="cuda", devices_per_process=1)
-    assert ordinals(decision) == [(0,), (1,)]
-    assert decision.notes == ("2 of 4 visible GPUs stay idle; -n and -d say how many to use",)
+def test_fewer_devices_can_be_requested():
+    assignment = assign(["h1", "h1"], gpus=dict.fromkeys(range(2), FOUR), platform="cuda", devices_per_process=1)
+    assert ordinals(assignment) == [(0,), (1,)]
+    assert assignment.notes == ("2 of 4 visible GPUs stay idle; -n and -d say how many to use",)
 
 
 @given(st.integers(1, 4), st.integers(1, 3), st.integers(1, 4))
 def test_no_gpu_is_given_to_two_ranks_of_a_host(ranks, hosts, each):
     names = [f"h{host}" for host in range(hosts) for _ in range(ranks)]
     gpus = dict.fromkeys(range(len(names)), tuple(map(str, range(ranks * each))))
-    decision = decide(names, gpus=gpus, platform="auto")
-    taken = [(order.host, ordinal) for order in decision.starts for ordinal in order.local_device_ids]
+    assignment = assign(names, gpus=gpus, platform="auto")
+    taken = [(start.host, ordinal) for start in assignment.starts for ordinal in start.local_device_ids]
     assert len(taken) == len(set(taken)) == hosts * ranks * each
 
 
 def refusal(*args, **more):
     with pytest.raises(NotUniformError) as refused:
-        decide(*args, **more)
+        assign(*args, **more)
     return str(refused.value)
 
 
@@ -207,7 +207,7 @@ def test_a_host_without_gpus_among_others_is_refused_with_a_table():
     assert "rank 0 (h1)   cuda, 4 devices\n" in text and "rank 1 (h2)   cpu, 1 device\n" in text
 
 
-def test_a_host_that_has_not_what_was_asked_for_is_named():
+def test_a_host_without_the_requested_devices_is_named():
     assert refusal(["h1", "h2"], gpus={0: FOUR}, platform="cuda").startswith("h2: --platform cuda asks for GPUs")
     text = refusal(["h1", "h2"], gpus={0: FOUR, 1: ("0",)}, platform="cuda", devices_per_process=2)
     assert text.startswith("h2: ") and "takes 2 GPUs, but 1 is visible (counted by the agent on h2)" in text
@@ -220,9 +220,9 @@ def test_more_ranks_than_gpus_on_a_host_are_refused():
 
 def test_gpus_without_jaxs_plugin_leave_the_job_on_cpu_with_a_note():
     changes = {rank: {"cuda_plugin": False} for rank in range(2)}
-    decision = decide(["h1", "h2"], gpus=dict.fromkeys(range(2), FOUR), changes=changes, platform="auto")
-    assert decision.expected.platform == "cpu" and ordinals(decision) == [(), ()]
-    assert len(decision.notes) == 1 and "plugin for CUDA is not installed" in decision.notes[0]
+    assignment = assign(["h1", "h2"], gpus=dict.fromkeys(range(2), FOUR), changes=changes, platform="auto")
+    assert assignment.expected.platform == "cpu" and ordinals(assignment) == [(), ()]
+    assert len(assignment.notes) == 1 and "plugin for CUDA is not installed" in assignment.notes[0]
 
 
 REFUSED = {
@@ -251,86 +251,88 @@ REFUSED = {
 
 @pytest.mark.parametrize(("changes", "kind", "text"), REFUSED.values(), ids=REFUSED)
 def test_an_agent_is_refused_for(changes, kind, text):
-    muster = AgentRegistry(terms(2))
-    muster.add(report(1, "h2", 2))
+    registry = AgentRegistry(job_spec(2))
+    registry.add(report(1, "h2", 2))
     with pytest.raises(kind) as refused:
-        muster.add(replace(report(0, "h1", 2), **changes))
+        registry.add(replace(report(0, "h1", 2), **changes))
     assert type(refused.value) is kind and str(refused.value).startswith(text)
 
 
-def test_agents_may_be_anywhere_where_the_job_says_no_directory():
-    muster = AgentRegistry(replace(terms(1), directory=""))
-    muster.add(report(0, "h1", 1, directory="/elsewhere"))
-    assert muster.complete
+def test_agents_may_start_in_any_directory_if_the_job_names_none():
+    registry = AgentRegistry(replace(job_spec(1), directory=""))
+    registry.add(report(0, "h1", 1, directory="/elsewhere"))
+    assert registry.complete
 
 
-def test_who_does_not_see_the_run_directory_sends_its_logs_and_is_named():
-    decision = decide(["h1", "h1", "h2"], changes={2: {"can_write_run_dir": False}})
-    assert [order.run_dir for order in decision.starts] == ["/shared/run", "/shared/run", ""]
-    assert [order.log_dir for order in decision.starts] == ["/shared/run", "/shared/run", ""]
-    assert decision.notes == ("rank 2 (h2) cannot write to the run directory /shared/run; their logs come by network",)
+def test_a_rank_that_cannot_write_the_run_directory_sends_its_logs_and_is_named():
+    assignment = assign(["h1", "h1", "h2"], changes={2: {"can_write_run_dir": False}})
+    assert [start.run_dir for start in assignment.starts] == ["/shared/run", "/shared/run", ""]
+    assert [start.log_dir for start in assignment.starts] == ["/shared/run", "/shared/run", ""]
+    assert assignment.notes == (
+        "rank 2 (h2) cannot write to the run directory /shared/run; their logs come by network",
+    )
 
 
-def test_without_a_run_directory_there_is_nothing_to_tell():
-    decision = decide(["h1", "h2"], run_dir="", changes={rank: {"can_write_run_dir": False} for rank in range(2)})
-    assert decision.notes == () and {order.log_dir for order in decision.starts} == {""}
+def test_without_a_run_directory_there_is_no_note():
+    assignment = assign(["h1", "h2"], run_dir="", changes={rank: {"can_write_run_dir": False} for rank in range(2)})
+    assert assignment.notes == () and {start.log_dir for start in assignment.starts} == {""}
 
 
-def test_an_agent_is_told_whether_its_rank_is_shown():
-    decision = decide(["h1", "h2", "h3"], quiet_ranks=(range(1, 2),))
-    assert [order.show_output for order in decision.starts] == [True, False, True]
+def test_the_start_message_says_whether_the_ranks_output_is_shown():
+    assignment = assign(["h1", "h2", "h3"], quiet_ranks=(range(1, 2),))
+    assert [start.show_output for start in assignment.starts] == [True, False, True]
 
 
-def met(*reports):
+def interface_for(*reports):
     return coordinator_interface(dict(enumerate(reports)))
 
 
-def test_on_one_host_the_ranks_meet_at_the_loopback():
-    assert met(report(0, "h1", 2), report(1, "h1", 2)) == "127.0.0.1"
-    assert decide(["h1", "h1"]).interface == "127.0.0.1"
+def test_on_one_host_the_coordinator_is_on_the_loopback():
+    assert interface_for(report(0, "h1", 2), report(1, "h1", 2)) == "127.0.0.1"
+    assert assign(["h1", "h1"]).interface == "127.0.0.1"
 
 
-def test_where_the_head_is_elsewhere_they_meet_where_rank_0_came_from():
-    assert met(report(0, "h1", 3), report(1, "h1", 3), report(2, "h2", 3)) == "10.0.0.1"
-    assert decide(["h2", "h1"]).interface == "10.0.0.2"
+def test_with_the_head_elsewhere_the_coordinator_is_on_rank_0s_address():
+    assert interface_for(report(0, "h1", 3), report(1, "h1", 3), report(2, "h2", 3)) == "10.0.0.1"
+    assert assign(["h2", "h1"]).interface == "10.0.0.2"
 
 
-def test_on_the_heads_own_host_they_meet_where_another_host_has_reached_the_head():
+def test_on_the_heads_host_the_coordinator_is_where_another_host_has_reached_the_head():
     lead = report(0, "h9", 3, address=HEAD, head_address=HEAD)
     local = report(1, "h9", 3, address="127.0.0.1", head_address="127.0.0.1")
-    assert met(lead, local, report(2, "h2", 3, head_address="10.7.0.9")) == "10.7.0.9"
+    assert interface_for(lead, local, report(2, "h2", 3, head_address="10.7.0.9")) == "10.7.0.9"
     by_loopback = replace(lead, address="127.0.0.1", head_address="127.0.0.1")
-    assert met(by_loopback, local, report(2, "h2", 3)) == HEAD
+    assert interface_for(by_loopback, local, report(2, "h2", 3)) == HEAD
 
 
-def test_where_only_another_rank_is_on_the_heads_host_they_meet_at_rank_0():
+def test_with_only_another_rank_on_the_heads_host_the_coordinator_is_at_rank_0():
     local = report(1, "h9", 2, address=HEAD, head_address=HEAD)
-    assert met(report(0, "h1", 2), local) == "10.0.0.1"
+    assert interface_for(report(0, "h1", 2), local) == "10.0.0.1"
 
 
-def test_two_hosts_of_one_name_do_not_meet_at_the_loopback():
-    assert met(report(0, "h1", 2), report(1, "h1", 2, boot_id="another")) == "10.0.0.1"
+def test_two_hosts_of_one_name_have_no_coordinator_on_the_loopback():
+    assert interface_for(report(0, "h1", 2), report(1, "h1", 2, boot_id="another")) == "10.0.0.1"
 
 
-def test_they_meet_by_ipv6_where_that_is_how_they_came():
+def test_the_coordinator_uses_ipv6_if_the_agents_connected_by_it():
     lead = report(0, "h1", 2, address="fd00::1", head_address="fd00::9")
-    assert met(lead, report(1, "h2", 2)) == "fd00::1"
+    assert interface_for(lead, report(1, "h2", 2)) == "fd00::1"
 
 
 @pytest.mark.parametrize("given", [{}, {"no_proxy": ".example"}], ids=["no list", "a list"])
-def test_the_meeting_point_is_not_looked_for_behind_a_proxy(given):
-    decision = decide(["h1", "h2"], given={"https_proxy": "http://proxy:3128", **given})
-    for order in decision.starts:
-        names = order.environment["no_grpc_proxy"].split(",")
-        assert names[-1] == decision.interface == "10.0.0.1" and "127.0.0.1" in names
+def test_the_coordinator_is_reached_without_a_proxy(given):
+    assignment = assign(["h1", "h2"], given={"https_proxy": "http://proxy:3128", **given})
+    for start in assignment.starts:
+        names = start.environment["no_grpc_proxy"].split(",")
+        assert names[-1] == assignment.interface == "10.0.0.1" and "127.0.0.1" in names
         assert (".example" in names) == bool(given)
 
 
-def test_without_a_proxy_nothing_is_said_of_one():
-    assert all("no_grpc_proxy" not in order.environment for order in decide(["h1", "h2"]).starts)
+def test_without_a_proxy_no_exception_is_set():
+    assert all("no_grpc_proxy" not in start.environment for start in assign(["h1", "h2"]).starts)
 
 
-def test_a_large_job_is_decided_in_a_time_that_grows_with_its_size():
+def test_a_large_job_is_assigned_in_a_time_that_grows_with_its_size():
     """Four times the ranks, at most some eight times the calls: counted, not timed."""
     import cProfile
     import pstats
@@ -338,7 +340,7 @@ def test_a_large_job_is_decided_in_a_time_that_grows_with_its_size():
     def calls(size):
         profile = cProfile.Profile()
         hosts = [f"h{rank // 8}" for rank in range(size)]
-        profile.runcall(decide, hosts)
+        profile.runcall(assign, hosts)
         return pstats.Stats(profile).total_calls
 
     assert calls(512) < 8 * calls(128)

@@ -1,4 +1,4 @@
-"""The way to the head: past strangers, dead addresses and closed doors, to the first that proves to be it."""
+"""Finding the head among strangers, dead addresses and closed ports: the first that proves that it knows the token."""
 
 import contextlib
 import gc
@@ -14,7 +14,7 @@ from jaxrun.channel.interfaces import Interface
 from jaxrun.channel.listener import listen_on_tcp
 from jaxrun.errors import UnavailableError
 from jaxrun.protocol import auth
-from jaxrun.protocol import connect as knock_module
+from jaxrun.protocol import connect as connect_module
 from jaxrun.protocol.addresses import Address
 from jaxrun.protocol.auth import HANDSHAKE_VERSION, Challenge, Rejected, Welcome
 from jaxrun.protocol.codec import MessageDecoder, encode, message_types
@@ -22,12 +22,12 @@ from jaxrun.protocol.connect import HeadAddress, connect
 
 TOKEN = auth.new_token()
 JOB = "cd" * 16
-STAGGER = knock_module._STAGGER_S
+STAGGER = connect_module._STAGGER_S
 UNROUTABLE = Address("10.255.255.1", 9)
 
 
-class Peer:
-    """Listens, and does `serve(connection)` with each that comes, in threads."""
+class Server:
+    """Listens, and calls `serve(connection)` for each connection, in a thread."""
 
     def __init__(self, serve, ip="127.0.0.1", port=0):
         family = socket.AF_INET6 if ":" in ip else socket.AF_INET
@@ -61,7 +61,7 @@ class Peer:
 
 
 def head(token=TOKEN, version=HANDSHAKE_VERSION, proof=None):
-    """What a head with this token does; `proof` in the place of its own."""
+    """A head with this token; `proof` replaces the proof that it would send."""
 
     def serve(connection):
         nonce = auth.new_nonce()
@@ -84,12 +84,12 @@ def head(token=TOKEN, version=HANDSHAKE_VERSION, proof=None):
     return serve
 
 
-def says(*words, close=False):
-    """A stranger who says this."""
+def sends(*messages, close=False):
+    """A stranger that sends these bytes."""
 
     def serve(connection):
-        for word in words:
-            connection.sendall(word)
+        for message in messages:
+            connection.sendall(message)
         if close:
             connection.close()
 
@@ -98,13 +98,13 @@ def says(*words, close=False):
 
 @pytest.fixture
 def listen():
-    """listen(SERVE) → a Peer until the test ends."""
+    """listen(SERVE) → a Server until the test ends."""
     with contextlib.ExitStack() as stack:
 
         def start(serve, **where):
-            peer = Peer(serve, **where)
-            stack.callback(peer.close)
-            return peer
+            server = Server(serve, **where)
+            stack.callback(server.close)
+            return server
 
         yield start
 
@@ -131,7 +131,7 @@ def free_port():
 
 
 def reach(*addresses, rank=1, token=TOKEN, timeout=5.0):
-    """Seconds that it took, and the head's port."""
+    """Connects; returns the seconds that it took and the head's port."""
     began = time.monotonic()
     found = connect(lambda: HeadAddress(JOB, token, addresses), rank, timeout)
     seconds = time.monotonic() - began
@@ -142,7 +142,7 @@ def reach(*addresses, rank=1, token=TOKEN, timeout=5.0):
 
 
 def fail(*addresses, timeout=0.3, **more):
-    """The words of the error."""
+    """The text of the error."""
     with pytest.raises(UnavailableError) as failed:
         reach(*addresses, timeout=timeout, **more)
     return str(failed.value)
@@ -161,11 +161,11 @@ def test_the_head_is_reached_by_ipv6_and_by_name(listen):
 
 
 STRANGERS = {
-    "hangs up": (says(close=True), "hangs up: the wrong job, or no head of jaxrun"),
-    "speaks HTTP": (says(b"HTTP/1.1 400 Bad Request\r\n\r\n"), "answers, but is no head of jaxrun"),
-    "speaks SSH": (says(b"SSH-2.0-OpenSSH_9.2\r\n"), "answers, but is no head of jaxrun"),
+    "hangs up": (sends(close=True), "hangs up: the wrong job, or no head of jaxrun"),
+    "speaks HTTP": (sends(b"HTTP/1.1 400 Bad Request\r\n\r\n"), "answers, but is no head of jaxrun"),
+    "speaks SSH": (sends(b"SSH-2.0-OpenSSH_9.2\r\n"), "answers, but is no head of jaxrun"),
     "sends what is none": (
-        says(encode(Challenge(HANDSHAKE_VERSION, "x")).replace(b"Chall", b"Shell")),
+        sends(encode(Challenge(HANDSHAKE_VERSION, "x")).replace(b"Chall", b"Shell")),
         "but is no head of jaxrun",
     ),
     "is of another version": (
@@ -175,28 +175,28 @@ STRANGERS = {
     "is the head of another job": (head(token="00" * 32), "refuses: it does not know the token of this job"),
     "claims to be it": (head(proof=lambda answer: "ab" * 32), "answers, but does not know this job's token"),
     "reflects the proof": (head(proof=lambda answer: answer.proof), "answers, but does not know this job's token"),
-    "is the head without a challenge": (says(encode(Welcome("ab" * 32))), "does not know this job's token"),
+    "is the head without a challenge": (sends(encode(Welcome("ab" * 32))), "does not know this job's token"),
     "has an empty proof": (head(proof=lambda answer: ""), "does not know this job's token"),
 }
 
 
-@pytest.mark.parametrize(("serve", "words"), STRANGERS.values(), ids=STRANGERS)
-def test_a_stranger_on_the_first_address_is_passed_by(listen, serve, words):
+@pytest.mark.parametrize(("serve", "text"), STRANGERS.values(), ids=STRANGERS)
+def test_a_stranger_on_the_first_address_is_skipped(listen, serve, text):
     stranger, right = listen(serve), listen(head())
     seconds, port = reach(stranger.address, right.address)
     assert port == right.address.port and stranger.count == 1
     assert seconds < STAGGER + 0.3
 
 
-@pytest.mark.parametrize(("serve", "words"), STRANGERS.values(), ids=STRANGERS)
-def test_what_a_stranger_did_is_in_the_error(listen, serve, words):
+@pytest.mark.parametrize(("serve", "text"), STRANGERS.values(), ids=STRANGERS)
+def test_what_a_stranger_did_is_in_the_error(listen, serve, text):
     stranger = listen(serve)
-    text = fail(stranger.address)
-    assert text.startswith("rank 1 on ") and "found no head of its job within 0.3 s: " in text
-    assert f"{stranger.address} " in text and words in text
+    error = fail(stranger.address)
+    assert error.startswith("rank 1 on ") and "found no head of its job within 0.3 s: " in error
+    assert f"{stranger.address} " in error and text in error
 
 
-def test_a_proof_that_was_seen_before_is_not_taken_again(listen):
+def test_a_proof_that_was_seen_before_is_not_accepted_again(listen):
     seen = []
 
     def replay(connection):
@@ -213,19 +213,19 @@ def test_a_proof_that_was_seen_before_is_not_taken_again(listen):
     assert len(set(seen)) >= 2
 
 
-def test_a_strangers_text_that_cannot_be_encoded_is_passed_by(listen):
-    stranger, right = listen(says(encode(Challenge(HANDSHAKE_VERSION, "\ud800")))), listen(head())
+def test_a_stranger_whose_text_cannot_be_encoded_is_skipped(listen):
+    stranger, right = listen(sends(encode(Challenge(HANDSHAKE_VERSION, "\ud800")))), listen(head())
     assert reach(stranger.address, right.address)[1] == right.address.port
 
 
 def test_a_silent_stranger_costs_no_more_than_the_stagger(listen):
-    silent, right = listen(says()), listen(head())
+    silent, right = listen(sends()), listen(head())
     seconds, port = reach(silent.address, right.address)
     assert port == right.address.port and seconds < STAGGER + 0.3
 
 
 def test_half_a_challenge_costs_no_more_than_the_stagger(listen):
-    stranger, right = listen(says(encode(Challenge(HANDSHAKE_VERSION, "n"))[:-3])), listen(head())
+    stranger, right = listen(sends(encode(Challenge(HANDSHAKE_VERSION, "n"))[:-3])), listen(head())
     assert reach(stranger.address, right.address)[0] < STAGGER + 0.3
 
 
@@ -280,15 +280,15 @@ def test_a_dead_address_does_not_keep_a_head_that_listens_later_from_being_found
         timer.join()
 
 
-def test_the_way_to_the_head_may_become_known_later(listen):
+def test_the_heads_address_may_become_known_later(listen):
     right = listen(head())
-    offers = iter([None, HeadAddress(JOB, TOKEN, ()), HeadAddress("ef" * 16, TOKEN, (right.address,))])
-    found = connect(lambda: next(offers), 0, 5.0)
+    addresses = iter([None, HeadAddress(JOB, TOKEN, ()), HeadAddress("ef" * 16, TOKEN, (right.address,))])
+    found = connect(lambda: next(addresses), 0, 5.0)
     assert found.job_id == "ef" * 16
     found.connection.close()
 
 
-def test_without_a_way_the_error_says_where_it_was_looked_for():
+def test_without_an_address_the_error_says_where_it_was_looked_for():
     with pytest.raises(UnavailableError, match=r"^rank 4 on .* found no head of its job within 0.1 s: no file yet$"):
         connect(lambda: None, 4, 0.1, "no file yet")
 
@@ -302,8 +302,8 @@ def test_every_address_is_in_the_error(blackhole):
 
 
 def test_an_address_that_never_answers_is_given_up(monkeypatch, listen):
-    monkeypatch.setattr(knock_module, "_ATTEMPT_TIMEOUT_S", 0.2)
-    silent = listen(says())
+    monkeypatch.setattr(connect_module, "_ATTEMPT_TIMEOUT_S", 0.2)
+    silent = listen(sends())
     assert f"{silent.address} does not answer within 0.2 s" in fail(silent.address, timeout=0.7)
     assert silent.count > 1
 
@@ -315,11 +315,11 @@ def test_the_time_limit_holds(blackhole):
 
 
 def test_an_address_that_fails_at_once_leaves_no_socket_to_the_collector():
-    with warnings.catch_warnings(record=True) as told:
+    with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         assert "cannot be reached" in fail(Address("255.255.255.255", 9))
         gc.collect()
-    assert not [warning for warning in told if issubclass(warning.category, ResourceWarning)]
+    assert not [warning for warning in caught if issubclass(warning.category, ResourceWarning)]
 
 
 def test_a_real_listener_and_a_connection_agree():

@@ -1,4 +1,4 @@
-"""A line never blocks, keeps the order, and tells everything that came before its end."""
+"""A connection never blocks, keeps the order, and delivers everything that came before its end."""
 
 import contextlib
 import json
@@ -8,7 +8,7 @@ import time
 
 import pytest
 
-from jaxrun.channel import connection as line_module
+from jaxrun.channel import connection as connection_module
 from jaxrun.channel.connection import AGENT_TO_HEAD, HEAD_TO_AGENT, Connection
 from jaxrun.errors import ProtocolError
 from jaxrun.protocol.agent_messages import (
@@ -22,7 +22,7 @@ from jaxrun.protocol.agent_messages import (
 from jaxrun.protocol.codec import MAX_FRAME_BYTES, encode
 from jaxrun.protocol.worker_messages import Done, Failed, Run
 
-WORDS = Failed(3, 1.0, "program", 1, "ValueError", "bad record", "Traceback\n")
+FAILURE = Failed(3, 1.0, "program", 1, "ValueError", "bad record", "Traceback\n")
 
 
 def pair():
@@ -35,7 +35,7 @@ def pair():
 
 @pytest.fixture
 def ends():
-    """The head's line, and the agent's."""
+    """The head's connection, and the agent's."""
     one, other = pair()
     head, agent = Connection(one, AGENT_TO_HEAD), Connection(other, HEAD_TO_AGENT)
     yield head, agent
@@ -45,7 +45,7 @@ def ends():
 
 @pytest.fixture
 def raw():
-    """The head's line, and the bare socket at its other end."""
+    """The head's connection, and the bare socket at its other end."""
     one, other = pair()
     head = Connection(one, AGENT_TO_HEAD)
     other.settimeout(5)
@@ -54,18 +54,18 @@ def raw():
     other.close()
 
 
-def receive(line, count=1):
-    """So many messages, or all until the line is lost."""
+def receive(connection, count=1):
+    """`count` messages, or all until the connection is lost."""
     arrived = []
     deadline = time.monotonic() + 5
-    while len(arrived) < count and not line.lost_reason and time.monotonic() < deadline:
-        arrived += line.receive()
+    while len(arrived) < count and not connection.lost_reason and time.monotonic() < deadline:
+        arrived += connection.receive()
         time.sleep(0.001)
     return arrived
 
 
 def reset(connection):
-    """Close it in the way of a process that is killed with bytes unread."""
+    """Close it in the manner of a process that is killed with bytes unread."""
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
     connection.close()
 
@@ -80,14 +80,14 @@ def test_messages_go_both_ways_in_order(ends):
     assert head.receive() == [] and not head.lost_reason and head.unsent_bytes == 0
 
 
-def test_an_agents_line_takes_nothing_that_is_for_the_head(ends):
+def test_an_agents_connection_refuses_messages_for_the_head(ends):
     head, agent = ends
     head.send(WorkerSpawned(0, 1))
     with pytest.raises(ProtocolError, match="of no known type"):
         receive(agent)
 
 
-def test_what_the_network_does_not_take_waits_in_order_and_sending_never_blocks(ends):
+def test_unsent_messages_wait_in_order_and_sending_never_blocks(ends):
     head, agent = ends
     data = bytes(range(256)) * 2**9
     count = 200
@@ -105,7 +105,7 @@ def test_what_the_network_does_not_take_waits_in_order_and_sending_never_blocks(
     assert agent.unsent_bytes == 0 and not head.lost_reason
 
 
-def test_a_line_whose_network_is_full_hears_what_comes(ends):
+def test_a_connection_whose_network_is_full_still_receives(ends):
     head, agent = ends
     while not agent.unsent_bytes:
         agent.send(OutputChunk(0, "out", bytes(2**18)))
@@ -123,16 +123,16 @@ def test_frames_that_come_byte_by_byte_are_messages(raw):
 
 def test_the_last_messages_come_before_the_end(raw):
     head, peer = raw
-    peer.sendall(encode(WORDS) + encode(WorkerExited(3, 1)))
+    peer.sendall(encode(FAILURE) + encode(WorkerExited(3, 1)))
     peer.close()
-    assert receive(head, 3) == [WORDS, WorkerExited(3, 1)]
+    assert receive(head, 3) == [FAILURE, WorkerExited(3, 1)]
     assert head.lost_reason == "the connection to its agent was closed"
     assert head.receive() == []
 
 
-def test_half_a_message_at_the_end_is_none(raw):
+def test_half_a_message_at_the_end_is_dropped(raw):
     head, peer = raw
-    peer.sendall(encode(WORDS)[:-1])
+    peer.sendall(encode(FAILURE)[:-1])
     peer.close()
     assert receive(head) == [] and head.lost_reason
 
@@ -156,17 +156,17 @@ def test_sending_to_a_peer_that_vanished_raises_nothing(raw):
     assert head.lost_reason
 
 
-def test_the_last_words_of_a_peer_that_vanished_are_heard_though_something_was_sent_to_it(raw):
+def test_the_last_messages_of_a_peer_that_vanished_are_received_after_sending_to_it(raw):
     head, peer = raw
-    peer.sendall(encode(WORDS) + encode(WorkerExited(3, 1)))
+    peer.sendall(encode(FAILURE) + encode(WorkerExited(3, 1)))
     peer.close()
     for _ in range(3):
         head.send(OutputCredit(1))
         time.sleep(0.01)
-    assert head.receive() == [WORDS, WorkerExited(3, 1)]
+    assert head.receive() == [FAILURE, WorkerExited(3, 1)]
 
 
-def test_a_gigantic_message_is_refused_and_the_line_goes_on(ends):
+def test_a_gigantic_message_is_refused_and_the_connection_stays_usable(ends):
     head, agent = ends
     with pytest.raises(ProtocolError, match=f"is longer than {MAX_FRAME_BYTES}"):
         agent.send(OutputChunk(0, "out", bytes(MAX_FRAME_BYTES)))
@@ -188,30 +188,28 @@ NOISE = {
     "a giant": struct.pack("!I", MAX_FRAME_BYTES + 1),
     "no JSON": struct.pack("!I", 3) + b"abc",
     "a pickle": struct.pack("!I", 4) + b"\x80\x04N.",
-    "a type of nobody's": (lambda body: struct.pack("!I", len(body)) + body)(
-        json.dumps({"v": 1, "type": "x"}).encode()
-    ),
+    "an unknown type": (lambda body: struct.pack("!I", len(body)) + body)(json.dumps({"v": 1, "type": "x"}).encode()),
 }
 
 
 @pytest.mark.parametrize("noise", NOISE.values(), ids=NOISE)
-def test_what_is_no_message_is_a_protocol_error(raw, noise):
+def test_invalid_bytes_are_a_protocol_error(raw, noise):
     head, peer = raw
     peer.sendall(noise)
     with pytest.raises(ProtocolError):
         receive(head)
 
 
-def test_small_messages_go_at_once_and_the_kernel_looks_after_the_peer():
+def test_small_messages_go_at_once_and_the_kernel_monitors_the_peer():
     one, other = pair()
-    line = Connection(one, AGENT_TO_HEAD)
+    connection = Connection(one, AGENT_TO_HEAD)
     try:
         assert one.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
         assert one.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE)
-        assert one.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT) == line_module.PEER_TIMEOUT_S * 1000
+        assert one.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT) == connection_module.PEER_TIMEOUT_S * 1000
         assert not one.getblocking()
     finally:
-        line.close()
+        connection.close()
         other.close()
 
 
@@ -240,14 +238,16 @@ ERRORS = {
 }
 
 
-@pytest.mark.parametrize(("error", "words"), ERRORS.values(), ids=ERRORS)
+@pytest.mark.parametrize(("error", "reason"), ERRORS.values(), ids=ERRORS)
 @pytest.mark.parametrize(
-    "deed", [lambda line: line.receive(), lambda line: line.send(Shutdown(0))], ids=["hear", "say"]
+    "operation",
+    [lambda connection: connection.receive(), lambda connection: connection.send(Shutdown(0))],
+    ids=["receive", "send"],
 )
-def test_why_a_line_is_lost_is_told(error, words, deed):
-    line = Connection(Unreachable(error), AGENT_TO_HEAD)
-    deed(line)
-    assert line.lost_reason == f"{words} ({error.strerror})"
+def test_the_reason_of_a_lost_connection_is_recorded(error, reason, operation):
+    connection = Connection(Unreachable(error), AGENT_TO_HEAD)
+    operation(connection)
+    assert connection.lost_reason == f"{reason} ({error.strerror})"
 
 
 def test_closing_twice_is_harmless(raw):

@@ -34,7 +34,7 @@ KEPT = {
         ThreadFailed(1, 5.0, "Loader", "OSError", "Traceback"),
         ("thread_failed", 1, {"thread": "Loader", "error": "OSError"}),
     ),
-    "last words": (
+    "failed": (
         Failed(1, 5.0, "program", 3, "SystemExit", "bye", ""),
         (
             "failed",

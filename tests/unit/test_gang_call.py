@@ -63,7 +63,7 @@ def test_what_a_rank_printed_last_is_there_after_it_has_returned(gang):
     """Both may come in one piece; nobody is missing then, and there is still something to show."""
     with gang.start_call() as call:
         for rank in gang.ranks:
-            rank.prints("last words\n")
+            rank.prints("last output\n")
             rank.returns()
         assert [type(event) for event in events(call, 4)].count(Printed) == 2
         assert call.receive() is None

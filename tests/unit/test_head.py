@@ -142,7 +142,7 @@ class History:
     reason: str = "failed"
 
 
-def words(rank, **more):
+def failure(rank, **more):
     return lambda job: job.handle(job.failure(rank, **more))
 
 
@@ -156,7 +156,7 @@ def done(*ranks):
 
 HISTORIES = {
     "words, then exit": History(
-        ((0, words(2)), (5, exits(1, 2))),
+        ((0, failure(2)), (5, exits(1, 2))),
         printed=("rank 2 failed; stopping 3 others",),
         kills=((30, (0, 1, 3)),),
         finished=31,
@@ -174,52 +174,52 @@ HISTORIES = {
         finished=31,
     ),
     "collateral words first, the cause within the window": History(
-        ((0, words(0, **LOST)), (10, words(1, **LOST)), (20, exits(-11, 3)), (25, exits(1, 0, 1))),
+        ((0, failure(0, **LOST)), (10, failure(1, **LOST)), (20, exits(-11, 3)), (25, exits(1, 0, 1))),
         printed=("rank 3 failed; stopping 1 other",),
         kills=((30, (2,)),),
         finished=31,
     ),
     "collateral words first, the cause after the window": History(
-        ((0, words(0, **LOST)), (5, exits(1, 0)), (200, exits(-11, 3))),
+        ((0, failure(0, **LOST)), (5, exits(1, 0)), (200, exits(-11, 3))),
         printed=("rank 3 failed; stopping 2 others",),
         kills=((200, (1, 2)),),
         finished=201,
     ),
     "collateral words only, until patience ends": History(
-        ((0, words(0, **LOST)), (5, exits(1, 0))),
+        ((0, failure(0, **LOST)), (5, exits(1, 0))),
         printed=("rank 0 failed; stopping 3 others",),
         kills=((500, (1, 2, 3)),),
         finished=501,
     ),
     "a clear cause does not wait for patience": History(
-        ((0, words(0, **LOST)), (29, words(2))),
+        ((0, failure(0, **LOST)), (29, failure(2))),
         printed=("rank 2 failed; stopping 2 others",),
         kills=((30, (1, 3)), (5030, (0, 2))),
         finished=5031,
     ),
     "all ranks the same error": History(
-        ((0, words(3)), (1, words(1)), (2, words(0)), (3, words(2)), (10, exits(1, 0, 1, 2, 3))),
+        ((0, failure(3)), (1, failure(1)), (2, failure(0)), (3, failure(2)), (10, exits(1, 0, 1, 2, 3))),
         finished=10,
     ),
     "all ranks the same error, with slow exit handlers": History(
-        ((0, words(3)), (1, words(1)), (2, words(0)), (3, words(2)), (400, exits(1, 0, 1, 2, 3))),
+        ((0, failure(3)), (1, failure(1)), (2, failure(0)), (3, failure(2)), (400, exits(1, 0, 1, 2, 3))),
         printed=("ranks 0-3 failed",),
         finished=400,
     ),
     "exit handlers that never end are killed after the grace": History(
-        ((0, words(2)), (100, exits(-6, 1))),
+        ((0, failure(2)), (100, exits(-6, 1))),
         printed=("rank 2 failed; stopping 3 others", "rank 2 did not end within 5 s; sent SIGKILL"),
         kills=((30, (1, 3)), (5030, (0, 2))),
         finished=5031,
     ),
     "exit handlers need the coordinator of rank 0, which goes last": History(
-        ((0, words(2)), (100, exits(-6, 1)), (1000, exits(1, 2))),
+        ((0, failure(2)), (100, exits(-6, 1)), (1000, exits(1, 2))),
         printed=("rank 2 failed; stopping 3 others",),
         kills=((30, (1, 3)), (1000, (0,))),
         finished=1001,
     ),
     "a failure among ranks that are done": History(
-        ((0, done(0, 1, 3)), (50, words(2)), (60, exits(1, 2))),
+        ((0, done(0, 1, 3)), (50, failure(2)), (60, exits(1, 2))),
         printed=("rank 2 failed; stopping 3 others",),
         kills=((80, (0, 1, 3)),),
         finished=81,
@@ -237,7 +237,7 @@ HISTORIES = {
         reason="ok",
     ),
     "os._exit(0) of rank 0, the others lose their coordinator": History(
-        ((0, exits(0, 0)), (20, words(1, **LOST)), (22, exits(-6, 2))),
+        ((0, exits(0, 0)), (20, failure(1, **LOST)), (22, exits(-6, 2))),
         printed=("rank 0 failed; stopping 1 other",),
         kills=((520, (3,)), (5520, (1,))),
         finished=5521,
@@ -276,7 +276,7 @@ def test_a_failure_before_the_hello_is_a_failure(simulate):
     assert job.statuses == [-9, 0]
 
 
-def test_who_has_said_its_last_words_is_not_taken_for_stopped(simulate):
+def test_a_rank_that_reported_its_failure_does_not_count_as_stopped(simulate):
     job = simulate(2).run()
     job.handle(job.failure(1)).wait(10)
     assert [(end.rank, end.status, end.killed_by_launcher) for end in job.outcome.workers] == [

@@ -206,7 +206,7 @@ def test_ranks_that_finish_after_a_first_look_are_not_stuck(simulate):
     assert job.outcome.reason == "ok"
 
 
-def test_rank_0_with_its_last_words_said_is_let_go_when_the_others_have_ended(simulate):
+def test_rank_0_after_its_failure_report_may_exit_once_the_others_have_ended(simulate):
     job = simulate(3).run()
     job.handle(job.failure(0)).wait(1)
     assert job.kills() == [(30, (1, 2))]

@@ -1,4 +1,4 @@
-"""Flights of several ranks are held against each other: what differs is found, and nothing else is."""
+"""Recorded calls of several ranks are compared: each divergence is found, and nothing else is reported."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ SITES = {number: (f"/job/train.py:{80 + number} main",) for number in range(1, 9
 PROGRAMS = {number: ProgramInfo(f"jit(f{number})", f"key{number}", f"code{number}") for number in range(1, 9)}
 
 
-def flown(
+def recorded(
     history: Sequence[int],
     *,
     group: str = ALL,
@@ -29,7 +29,7 @@ def flown(
     programs: Mapping[int, ProgramInfo] = PROGRAMS,
     offset: int = 0,
 ) -> Flight:
-    """A rank that has called these programs, each from a site of its own; it numbers them from `offset` on."""
+    """The flight of a rank that called these programs, numbered from `offset`, each from its own call site."""
     chain, calls, marks = 0, [], {}
     for number, program in enumerate(history, start=1):
         chain = hash((chain, programs[program].key, programs[program].code))
@@ -47,7 +47,7 @@ def flown(
     )
 
 
-def entered(flight: Flight, number: int, program: int, group: str = ALL) -> Flight:
+def with_pending_call(flight: Flight, number: int, program: int, group: str = ALL) -> Flight:
     return replace(flight, pending=PendingCall(group, number, program, program, 9.0))
 
 
@@ -55,8 +55,8 @@ _HISTORY = st.lists(st.integers(1, 3), min_size=1, max_size=120)
 
 
 @given(_HISTORY, st.lists(st.integers(0, 120), min_size=4, max_size=4))
-def test_ranks_that_do_the_same_are_in_step_however_far_they_are(history: list[int], made: list[int]) -> None:
-    flights = {rank: flown(history[:count], offset=10 * rank) for rank, count in enumerate(made)}
+def test_ranks_with_equal_calls_are_in_step_at_any_distance(history: list[int], made: list[int]) -> None:
+    flights = {rank: recorded(history[:count], offset=10 * rank) for rank, count in enumerate(made)}
     assert find_candidates(flights) == ()
 
 
@@ -64,12 +64,12 @@ def test_ranks_that_do_the_same_are_in_step_however_far_they_are(history: list[i
 def test_the_first_call_that_differs_is_found_from_the_histories(history: list[int], data: st.DataObject) -> None:
     place = data.draw(st.integers(0, len(history) - 1))
     other = [*history[:place], history[place] + 4, *history[place + 1 :]]
-    briefs = {rank: flown(other if rank == 2 else history, offset=10 * rank) for rank in range(4)}
-    (suspicion,) = find_candidates(briefs)
-    assert suspicion.rank_sets == ((0, 1, 3), (2,))
-    assert suspicion.representatives == (0, 2)
-    histories = {rank: flown(other if rank == 2 else history, held=999, offset=10 * rank) for rank in (0, 2)}
-    found = find_divergence(suspicion, histories)
+    flights = {rank: recorded(other if rank == 2 else history, offset=10 * rank) for rank in range(4)}
+    (candidate,) = find_candidates(flights)
+    assert candidate.rank_sets == ((0, 1, 3), (2,))
+    assert candidate.representatives == (0, 2)
+    histories = {rank: recorded(other if rank == 2 else history, held=999, offset=10 * rank) for rank in (0, 2)}
+    found = find_divergence(candidate, histories)
     assert found is not None
     assert (found.group, found.number, found.is_earlier, found.unread_ranks) == (ALL, place + 1, False, ())
     most, least = found.call_groups
@@ -93,19 +93,19 @@ def test_a_skipped_call_is_found_once_the_histories_differ(history: list[int], d
     place = data.draw(st.integers(0, len(history) - 2))
     other = [*history[:place], *history[place + 1 :]]
     differs = next((n for n, pair in enumerate(zip(history, other, strict=False), start=1) if len(set(pair)) > 1), None)
-    flights = {0: flown(history, held=999), 1: flown(other, held=999)}
-    found = [find_divergence(suspicion, flights) for suspicion in find_candidates(flights)]
+    flights = {0: recorded(history, held=999), 1: recorded(other, held=999)}
+    found = [find_divergence(candidate, flights) for candidate in find_candidates(flights)]
     assert [divergence.number for divergence in found if divergence] == ([differs] if differs else [])
 
 
 def test_programs_whose_code_is_not_known_match() -> None:
     unknown = {number: ProgramInfo(program.name, program.key, "") for number, program in PROGRAMS.items()}
-    flights = {0: flown([1, 2, 3]), 1: flown([1, 2, 3], programs=unknown)}
-    (suspicion,) = find_candidates(flights)
-    assert find_divergence(suspicion, flights) is None
-    flights = {0: flown([1, 2, 3]), 1: flown([1, 2, 4], programs=unknown)}
-    (suspicion,) = find_candidates(flights)
-    found = find_divergence(suspicion, flights)
+    flights = {0: recorded([1, 2, 3]), 1: recorded([1, 2, 3], programs=unknown)}
+    (candidate,) = find_candidates(flights)
+    assert find_divergence(candidate, flights) is None
+    flights = {0: recorded([1, 2, 3]), 1: recorded([1, 2, 4], programs=unknown)}
+    (candidate,) = find_candidates(flights)
+    found = find_divergence(candidate, flights)
     assert found is not None
     assert found.number == 3
 
@@ -116,14 +116,14 @@ def test_programs_whose_code_is_not_known_match() -> None:
         ([1, 1, 2, 1, 1, 3], [1, 1, 1, 1, 3], (0,)),
         ([1, 2, 3, 2, 3], [1, 3, 2, 3, 2], ()),  # either may have made one more
         ([1, 2, 3, 4], [1, 3, 2, 4], ()),
-        ([1, 2, 3], [1, 3], ()),  # too little to tell
+        ([1, 2, 3], [1, 3], ()),  # too few calls to decide
         ([1, 3, 1], [1, 2, 3, 1], (1,)),
     ],
 )
-def test_one_call_more_is_told_from_what_follows(one: list[int], other: list[int], extra: tuple[int, ...]) -> None:
-    flights = {0: flown(one), 1: flown(other)}
-    (suspicion,) = find_candidates(flights)
-    found = find_divergence(suspicion, flights)
+def test_an_extra_call_is_recognised_by_what_follows(one: list[int], other: list[int], extra: tuple[int, ...]) -> None:
+    flights = {0: recorded(one), 1: recorded(other)}
+    (candidate,) = find_candidates(flights)
+    found = find_divergence(candidate, flights)
     assert found is not None
     assert found.extra_call_ranks == extra
 
@@ -131,16 +131,16 @@ def test_one_call_more_is_told_from_what_follows(one: list[int], other: list[int
 def test_a_difference_in_the_oldest_call_may_not_be_the_first() -> None:
     history = [1, 2] * 50
     for place, oldest in ((0, True), (90, False)):
-        flights = {0: flown(history), 1: flown([*history[:place], *history[place + 1 :]])}
-        (suspicion,) = find_candidates(flights)
-        found = find_divergence(suspicion, flights)
+        flights = {0: recorded(history), 1: recorded([*history[:place], *history[place + 1 :]])}
+        (candidate,) = find_candidates(flights)
+        found = find_divergence(candidate, flights)
         assert found is not None
         assert found.is_oldest_recorded is oldest
 
 
 def test_ranks_that_do_not_record_every_call_are_left_out() -> None:
-    partly = replace(flown([4, 5]), level=FIRST_CALLS)
-    flights = {0: flown([1, 2]), 1: partly, 2: Flight()}
+    partly = replace(recorded([4, 5]), level=FIRST_CALLS)
+    flights = {0: recorded([1, 2]), 1: partly, 2: Flight()}
     assert find_candidates(flights) == ()
     assert find_lags(flights) == ()
     assert find_divergence(Candidate(ALL, 1, ((0,), (1,))), flights) is None
@@ -148,77 +148,89 @@ def test_ranks_that_do_not_record_every_call_are_left_out() -> None:
 
 def test_marks_compare_ranks_that_are_far_apart() -> None:
     history = [1] * 70
-    flights = {0: flown(history), 1: flown([2, *history[:45]])}
-    (suspicion,) = find_candidates(flights)
-    assert suspicion.number == 16
-    far = {0: flown(history), 1: flown(history[:45])}
-    assert find_candidates(far) == ()
+    flights = {0: recorded(history), 1: recorded([2, *history[:45]])}
+    (candidate,) = find_candidates(flights)
+    assert candidate.number == 16
+    distant = {0: recorded(history), 1: recorded(history[:45])}
+    assert find_candidates(distant) == ()
 
 
 def test_each_group_is_compared_on_its_own() -> None:
-    left = {rank: flown([1, 2], group="0-1") for rank in (0, 1)}
-    right = {2: flown([3], group="2-3"), 3: flown([4], group="2-3")}
-    (suspicion,) = find_candidates({**left, **right})
-    assert (suspicion.group, suspicion.rank_sets) == ("2-3", ((2,), (3,)))
+    left = {rank: recorded([1, 2], group="0-1") for rank in (0, 1)}
+    right = {2: recorded([3], group="2-3"), 3: recorded([4], group="2-3")}
+    (candidate,) = find_candidates({**left, **right})
+    assert (candidate.group, candidate.rank_sets) == ("2-3", ((2,), (3,)))
 
 
-def test_ranks_that_are_inside_different_calls_are_suspicious() -> None:
-    before = flown([1, 1])
+def test_ranks_inside_different_calls_are_candidates() -> None:
+    before = recorded([1, 1])
     flights = {
-        0: entered(before, 3, 2),
-        1: entered(before, 3, 2),
-        2: flown([1, 1, 4]),
+        0: with_pending_call(before, 3, 2),
+        1: with_pending_call(before, 3, 2),
+        2: recorded([1, 1, 4]),
         3: before,
     }
-    (suspicion,) = find_candidates(flights)
-    assert suspicion == Candidate(ALL, 3, ((0, 1), (2,)))
-    found = find_divergence(suspicion, flights)
+    (candidate,) = find_candidates(flights)
+    assert candidate == Candidate(ALL, 3, ((0, 1), (2,)))
+    found = find_divergence(candidate, flights)
     assert found is not None
-    assert [(party.ranks, party.name) for party in found.call_groups] == [((0, 1), "jit(f2)"), ((2,), "jit(f4)")]
-    assert find_candidates({**flights, 2: entered(before, 3, 2)}) == ()
+    assert [(call_group.ranks, call_group.name) for call_group in found.call_groups] == [
+        ((0, 1), "jit(f2)"),
+        ((2,), "jit(f4)"),
+    ]
+    assert find_candidates({**flights, 2: with_pending_call(before, 3, 2)}) == ()
 
 
-def test_where_the_ring_has_turned_since_only_that_is_known() -> None:
+def test_where_the_ring_was_overwritten_only_an_earlier_divergence_is_known() -> None:
     history = [1] * 200
-    flights = {0: flown(history), 1: flown([2, *history[1:]])}
-    (suspicion,) = find_candidates(flights)
-    found = find_divergence(suspicion, flights)
+    flights = {0: recorded(history), 1: recorded([2, *history[1:]])}
+    (candidate,) = find_candidates(flights)
+    found = find_divergence(candidate, flights)
     assert found is not None
-    assert (found.is_earlier, found.number, [party.ranks for party in found.call_groups]) == (True, 185, [(0,), (1,)])
+    assert (found.is_earlier, found.number, [call_group.ranks for call_group in found.call_groups]) == (
+        True,
+        185,
+        [(0,), (1,)],
+    )
     for doubt in (replace(flights[1], unknown_programs=1), replace(flights[1], trouble="a full disk")):
-        assert find_divergence(suspicion, {0: flights[0], 1: doubt}) is None
+        assert find_divergence(candidate, {0: flights[0], 1: doubt}) is None
 
 
-def test_classes_whose_history_was_not_read_are_told_apart() -> None:
-    suspicion = Candidate(ALL, 1, ((0, 3), (1,), (2,)))
-    found = find_divergence(suspicion, {0: flown([1]), 1: flown([2])})
+def test_call_groups_whose_history_was_not_read_are_kept_apart() -> None:
+    candidate = Candidate(ALL, 1, ((0, 3), (1,), (2,)))
+    found = find_divergence(candidate, {0: recorded([1]), 1: recorded([2])})
     assert found is not None
-    assert ([party.ranks for party in found.call_groups], found.unread_ranks) == ([(0, 3), (1,)], (2,))
+    assert ([call_group.ranks for call_group in found.call_groups], found.unread_ranks) == ([(0, 3), (1,)], (2,))
 
 
-def test_classes_that_agree_where_others_differ_are_one_party() -> None:
-    flights = {0: flown([1, 1]), 1: flown([1, 2]), 2: flown([3, 1]), 3: flown([1, 1])}
-    (suspicion,) = find_candidates(flights)
-    assert suspicion.number == 1
+def test_ranks_that_agree_where_others_differ_are_one_call_group() -> None:
+    flights = {0: recorded([1, 1]), 1: recorded([1, 2]), 2: recorded([3, 1]), 3: recorded([1, 1])}
+    (candidate,) = find_candidates(flights)
+    assert candidate.number == 1
     late = Candidate(ALL, 2, ((0, 3), (1,), (2,)))
     found = find_divergence(late, {0: flights[0], 1: flights[1], 2: flights[2]})
     assert found is not None
-    assert (found.number, [party.ranks for party in found.call_groups]) == (1, [(0, 1, 3), (2,)])
+    assert (found.number, [call_group.ranks for call_group in found.call_groups]) == (1, [(0, 1, 3), (2,)])
 
 
 def test_a_lag_names_the_first_call_that_not_all_have_reached() -> None:
-    flights = {0: entered(flown([1] * 4), 5, 2), 1: entered(flown([1] * 4), 5, 2), 2: flown([1] * 4), 3: flown([1] * 7)}
+    flights = {
+        0: with_pending_call(recorded([1] * 4), 5, 2),
+        1: with_pending_call(recorded([1] * 4), 5, 2),
+        2: recorded([1] * 4),
+        3: recorded([1] * 7),
+    }
     (lag,) = find_lags(flights)
     assert (lag.group, lag.number, lag.ahead, lag.behind) == (ALL, 5, (0, 1, 3), (2,))
     assert (lag.name, lag.place, lag.inside) == ("jit(f2)", "train.py:82 main", {0, 1})
     assert lag.reached == {0: 5, 1: 5, 2: 4, 3: 7}
 
 
-def test_who_has_made_no_call_of_its_group_is_behind() -> None:
-    flights = {0: flown([1, 1]), 1: Flight(EVERY_CALL), 4: Flight(EVERY_CALL)}
+def test_a_rank_without_a_call_of_its_group_is_behind() -> None:
+    flights = {0: recorded([1, 1]), 1: Flight(EVERY_CALL), 4: Flight(EVERY_CALL)}
     (lag,) = find_lags(flights)
     assert (lag.number, lag.ahead, lag.behind) == (1, (0,), (1,))
-    assert find_lags({rank: flown([1, 1]) for rank in range(4)}) == ()
+    assert find_lags({rank: recorded([1, 1]) for rank in range(4)}) == ()
 
 
 @pytest.mark.parametrize(
@@ -236,7 +248,7 @@ def test_who_has_made_no_call_of_its_group_is_behind() -> None:
         (["a ", "ab", "a "], ((0, 1, 2),)),
     ],
 )
-def test_what_is_not_known_matches_anything(identities: list[str], expected: tuple[tuple[int, ...], ...]) -> None:
+def test_an_unknown_program_matches_any(identities: list[str], expected: tuple[tuple[int, ...], ...]) -> None:
     table = {rank: (text[0].strip(), text[1].strip()) for rank, text in enumerate(identities)}
     assert partition_by_program(table) == expected
 
@@ -251,7 +263,7 @@ def test_calls_that_are_alike_are_no_divergence() -> None:
     assert divergence_of_calls({}) is None
 
 
-def test_a_divergence_of_calls_names_whom_to_ask() -> None:
+def test_a_divergence_of_calls_names_the_rank_that_has_the_program() -> None:
     found = divergence_of_calls({0: call(0, "b"), 1: call(1, "a", code=""), 2: call(2, "a", program=7)})
     assert found is not None
     assert (found.group, found.number) == (ALL, 12)
@@ -261,24 +273,24 @@ def test_a_divergence_of_calls_names_whom_to_ask() -> None:
     )
 
 
-def test_ranks_that_make_no_such_call_are_parties_too() -> None:
+def test_ranks_that_make_no_such_call_are_a_call_group_too() -> None:
     gone = format_absent_state(4, "is finished")
     found = divergence_of_calls({0: call(0, "a"), 3: call(3, "a")}, {2: gone, 1: gone})
     assert divergence_of_calls({}, {1: gone}) is None
     assert found is not None
-    assert [(party.ranks, party.state) for party in found.call_groups] == [
+    assert [(call_group.ranks, call_group.state) for call_group in found.call_groups] == [
         ((0, 3), ""),
         ((1, 2), "has made only 4 calls and is finished"),
     ]
 
 
-def test_how_many_calls_were_made() -> None:
+def test_the_state_of_an_absent_rank_says_how_many_calls_it_made() -> None:
     assert format_absent_state(1, "is gone") == "has made only 1 call and is gone"
     assert format_absent_state(0, "is gone") == "has made no call and is gone"
     assert format_absent_state(None, "is gone") == "is gone"
 
 
-def test_descriptions_are_taken_in_where_they_are_some() -> None:
+def test_valid_program_details_are_added_to_the_call_groups() -> None:
     found = divergence_of_calls({0: call(0, "a"), 1: call(1, "b")})
     assert found is not None
     line = '{"source": "f at /m.py:4", "arguments": [["x", "float32[4]", "P()"]], "mesh": "d=2: 0,1", "text": "zz"}'
@@ -293,14 +305,14 @@ def test_descriptions_are_taken_in_where_they_are_some() -> None:
     assert found.with_program_details({0: "{", 1: "[1]"}) == found
 
 
-def test_four_thousand_ranks_are_compared_in_a_moment() -> None:
+def test_four_thousand_ranks_are_compared_in_a_quarter_of_a_second() -> None:
     group = "0-4095"
     history = [1, 2] * 50
-    flights = {rank: flown(history[: 100 - rank % 7], group=group) for rank in range(4096)}
-    flights[77] = flown([*history[:95], 4], group=group)
+    flights = {rank: recorded(history[: 100 - rank % 7], group=group) for rank in range(4096)}
+    flights[77] = recorded([*history[:95], 4], group=group)
     started = time.process_time()
-    (suspicion,) = find_candidates(flights)
+    (candidate,) = find_candidates(flights)
     (lag,) = find_lags(flights)
     assert time.process_time() - started < 0.25  # 0.03 s on a quiet machine
-    assert (suspicion.number, suspicion.rank_sets[1]) == (96, (77,))
+    assert (candidate.number, candidate.rank_sets[1]) == (96, (77,))
     assert lag.number == 95

@@ -33,8 +33,8 @@ NUMBERS = (ArraySpec((), np.dtype("float32")),)
 XS = np.arange(10.0, dtype=np.float32)
 
 
-class Talk:
-    """The rank's side of a conversation: receives `messages`, keeps what is sent."""
+class RankCall:
+    """The rank's side of a gang call: receives `messages`, keeps what is sent."""
 
     rank = 0
 
@@ -57,13 +57,13 @@ class Talk:
 
 
 @pytest.fixture
-def talk_with(monkeypatch):
-    def talk_with(*messages):
-        talk = Talk(*messages)
+def call_with(monkeypatch):
+    def call_with(*messages):
+        talk = RankCall(*messages)
         monkeypatch.setattr(calls, "current_call", lambda: talk)
         return talk
 
-    return talk_with
+    return call_with
 
 
 def batched(function, size=None):
@@ -74,8 +74,8 @@ def chunks(xs, size):
     return [ItemChunk(at, len(xs[at : at + size]), size, -1, (xs[at : at + size],)) for at in range(0, len(xs), size)]
 
 
-def test_chunks_come_back_in_order_and_without_their_padding(talk_with):
-    talk = talk_with(*chunks(XS, 4), EndOfChunks())
+def test_chunks_come_back_in_order_and_without_their_padding(call_with):
+    talk = call_with(*chunks(XS, 4), EndOfChunks())
     mapping.serve(batched(lambda x: 2 * x, size=4))
     ready, *done = talk.all_sent()
     assert isinstance(ready, MapReady)
@@ -84,19 +84,19 @@ def test_chunks_come_back_in_order_and_without_their_padding(talk_with):
     assert np.concatenate([one.leaves[0] for one in done]).tolist() == (2 * XS).tolist()
 
 
-def test_padding_repeats_an_item(talk_with):
-    talk = talk_with(*chunks(np.full(3, 5.0, np.float32), 4), EndOfChunks())
+def test_padding_repeats_an_item(call_with):
+    talk = call_with(*chunks(np.full(3, 5.0, np.float32), 4), EndOfChunks())
     mapping.serve(batched(lambda x: 1 / x, size=4))
     _, done = talk.all_sent()
     assert done.leaves[0].tolist() == [np.float32(0.2)] * 3
 
 
-def test_chunks_may_lie_in_shared_memory(talk_with):
+def test_chunks_may_lie_in_shared_memory(call_with):
     bytes_of_a_chunk = packed_nbytes(NUMBERS, 4)
     places = SharedSlots(SharedBuffer(2 * 2 * bytes_of_a_chunk), bytes_of_a_chunk, bytes_of_a_chunk)
     for slot, part in enumerate((XS[:4], XS[4:7])):
         next(view_arrays(places.items(slot), NUMBERS, 4))[: len(part)] = part
-    talk = talk_with(places, ItemChunk(0, 4, 4, 0, None), ItemChunk(4, 3, 4, 1, None), EndOfChunks())
+    talk = call_with(places, ItemChunk(0, 4, 4, 0, None), ItemChunk(4, 3, 4, 1, None), EndOfChunks())
     mapping.serve(batched(lambda x: 2 * x, size=4))
     _, *done = talk.all_sent()
     assert [one.leaves for one in done] == [None, None]
@@ -104,7 +104,7 @@ def test_chunks_may_lie_in_shared_memory(talk_with):
     assert next(view_arrays(places.results(1), NUMBERS, 3)).tolist() == [8.0, 10.0, 12.0]
 
 
-def test_a_result_that_is_an_item_itself_does_not_change_with_its_slot(talk_with):
+def test_a_result_that_is_an_item_itself_does_not_change_with_its_slot(call_with):
     bytes_of_a_chunk = packed_nbytes(NUMBERS, 4)
     places = SharedSlots(SharedBuffer(2 * bytes_of_a_chunk), bytes_of_a_chunk, bytes_of_a_chunk)
     items = next(view_arrays(places.items(0), NUMBERS, 4))
@@ -118,16 +118,16 @@ def test_a_result_that_is_an_item_itself_does_not_change_with_its_slot(talk_with
         return ItemChunk(4, 4, 4, 0, None)
 
     first = []
-    talk = talk_with(places, ItemChunk(0, 4, 4, 0, None), use_slot_again, EndOfChunks())
+    talk = call_with(places, ItemChunk(0, 4, 4, 0, None), use_slot_again, EndOfChunks())
     mapping.serve(batched(lambda x: x, size=4))
     assert first == [0.0, 1.0, 2.0, 3.0]
     assert next(view_arrays(places.results(0), NUMBERS, 4)).tolist() == [9.0] * 4
 
 
-def test_a_size_is_sought_with_the_first_chunks(talk_with, monkeypatch):
+def test_a_size_is_sought_with_the_first_chunks(call_with, monkeypatch):
     monkeypatch.setattr(ChunkSizer, "next_size", lambda sizes, size, seconds, left: 3 * size)
     many = np.zeros(2048, np.float32)
-    talk = talk_with(*[ItemChunk(at, 2048, 2048, -1, (many,)) for at in range(0, 8192, 2048)], EndOfChunks())
+    talk = call_with(*[ItemChunk(at, 2048, 2048, -1, (many,)) for at in range(0, 8192, 2048)], EndOfChunks())
     mapping.serve(batched(lambda x: x + 1))
     ready, *done = talk.all_sent()
     assert ready.chunk_size == 2048
@@ -136,26 +136,26 @@ def test_a_size_is_sought_with_the_first_chunks(talk_with, monkeypatch):
     assert ready.largest_chunk_size >= 6144
 
 
-def test_what_cannot_be_traced_is_refused(talk_with):
-    talk = talk_with()
+def test_what_cannot_be_traced_is_refused(call_with):
+    talk = call_with()
     mapping.serve(batched(lambda x: 1 if x > 0 else 2))
     (refused,) = talk.all_sent()
     assert isinstance(refused, CannotTrace)
 
 
-def test_a_chunk_that_fails_on_its_device_is_told_and_raised(talk_with, monkeypatch):
+def test_a_chunk_that_fails_on_its_device_is_told_and_raised(call_with, monkeypatch):
     def fail(results):
         raise RuntimeError("out of memory")
 
     monkeypatch.setattr(jax, "block_until_ready", fail)
-    talk = talk_with(*chunks(XS, 5), EndOfChunks())
+    talk = call_with(*chunks(XS, 5), EndOfChunks())
     with pytest.raises(RuntimeError, match="out of memory"):
         mapping.serve(batched(lambda x: x, size=5))
     assert [type(one) for one in talk.all_sent()] == [MapReady, ChunkFailed]
 
 
-def test_done_says_what_the_next_chunks_should_be(talk_with):
-    talk = talk_with(*chunks(XS, 5), EndOfChunks())
+def test_done_says_what_the_next_chunks_should_be(call_with):
+    talk = call_with(*chunks(XS, 5), EndOfChunks())
     mapping.serve(batched(lambda x: x, size=5))
     _, *done = talk.all_sent()
     assert {(one.chunk_size, one.max_chunks) for one in done if isinstance(one, ChunkDone)} == {(5, 4)}

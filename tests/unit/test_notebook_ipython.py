@@ -31,8 +31,8 @@ def _defined(name, monkeypatch):
 
 
 def _sent(function, sources):
-    parcel = pack(GangMessageKind.CALL, 1, function, share=False, reduce=sources.reduce)
-    return pickle.loads(parcel.payload.body)
+    message = pack(GangMessageKind.CALL, 1, function, share=False, reduce=sources.reduce)
+    return pickle.loads(message.payload.body)
 
 
 @pytest.mark.parametrize(("file", "name"), [(_FILE, "In[3]"), ("<doctest>", "<doctest>")])

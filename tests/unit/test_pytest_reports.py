@@ -101,10 +101,10 @@ def test_a_fixture_error_without_a_chain_keeps_its_traceback():
 
 
 def test_a_rank_that_died_has_a_report_with_its_captured_output():
-    died = result(None, at=0.3, cut_off=PhaseState.DIED, detail="of SIGKILL (9)", captured={"out": "last words\n"})
+    died = result(None, at=0.3, cut_off=PhaseState.DIED, detail="of SIGKILL (9)", captured={"out": "last output\n"})
     report = shown(build([result(of_rank(0)), died]))
     assert report.longrepr.reprcrash.message == "rank 1: died of SIGKILL (9)"
-    assert report.sections == [("Captured stdout call (rank 1)", "last words\n")]
+    assert report.sections == [("Captured stdout call (rank 1)", "last output\n")]
     assert (report.duration, report.stop) == (7.0, 107.0)
 
 

@@ -275,7 +275,7 @@ def test_the_end_of_the_caller_ends_the_rank(serve, capsys):
     assert capsys.readouterr().out == "all is over\n"
 
 
-def test_outside_of_a_gang_there_is_no_conversation(monkeypatch):
+def test_outside_of_a_gang_there_is_no_current_call(monkeypatch):
     monkeypatch.setattr(calls, "_current", None)
     with pytest.raises(RuntimeError, match="not being run by a gang"):
         calls.current_call()

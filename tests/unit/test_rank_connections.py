@@ -66,13 +66,13 @@ def test_the_end_of_the_launcher_is_no_reason_to_wake_up_again(gang):
 
 
 def test_a_ctrl_c_while_bytes_move_comes_afterwards(gang):
-    """Or what a rank has said would be half taken, and all that follows would be nonsense."""
+    """Otherwise a message would be half read, and all that follows would be nonsense."""
     read = GangMessageReader.receive
 
     def interrupted(inbox):
-        parcel = read(inbox)
+        message = read(inbox)
         signal.raise_signal(signal.SIGINT)
-        return parcel
+        return message
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(GangMessageReader, "receive", interrupted)

@@ -34,8 +34,8 @@ WINDOW = relay_module._WINDOW_BYTES
 
 
 @pytest.fixture
-def lines():
-    """The agent's line, and the head's."""
+def connections():
+    """The agent's end of a connection, and the head's."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
         one = socket.create_connection(listener.getsockname())
         other, _ = listener.accept()
@@ -45,12 +45,12 @@ def lines():
     head.close()
 
 
-def receive(line, enough, other=None):
+def receive(connection, enough, other=None):
     """Messages until there are enough; meanwhile the other side sends what waits."""
     arrived = []
     deadline = time.monotonic() + 5
     while not enough(arrived) and time.monotonic() < deadline:
-        arrived += line.receive()
+        arrived += connection.receive()
         if other is not None:
             other.flush()
         time.sleep(0.001)
@@ -61,8 +61,8 @@ def log(directory, rank, stream):
     return (directory / f"rank-{rank:04d}.{stream}").read_bytes()
 
 
-def test_output_that_is_kept_here_and_shown_goes_both_ways(lines, tmp_path):
-    agent, head = lines
+def test_output_that_is_kept_here_and_shown_goes_both_ways(connections, tmp_path):
+    agent, head = connections
     relay = Relay(3, agent, str(tmp_path), shown=True)
     relay.write(3, "out", b"hello\n")
     relay.write(3, "err", b"\xff\n")
@@ -73,8 +73,8 @@ def test_output_that_is_kept_here_and_shown_goes_both_ways(lines, tmp_path):
     assert found == [OutputChunk(3, "out", b"hello\n"), OutputChunk(3, "err", b"\xff\n"), StreamEnded(3, "out")]
 
 
-def test_output_that_is_kept_here_and_not_shown_stays_here(lines, tmp_path):
-    agent, head = lines
+def test_output_that_is_kept_here_and_not_shown_stays_here(connections, tmp_path):
+    agent, head = connections
     relay = Relay(3, agent, str(tmp_path), shown=False)
     relay.write(3, "out", bytes(2 * WINDOW))
     relay.end_stream(3, "out")
@@ -84,8 +84,8 @@ def test_output_that_is_kept_here_and_not_shown_stays_here(lines, tmp_path):
 
 
 @pytest.mark.parametrize("shown", [True, False])
-def test_output_that_cannot_be_kept_here_is_sent_even_if_it_is_not_shown(lines, tmp_path, shown):
-    agent, head = lines
+def test_output_that_cannot_be_kept_here_is_sent_even_if_it_is_not_shown(connections, tmp_path, shown):
+    agent, head = connections
     relay = Relay(3, agent, "", shown=shown)
     relay.write(3, "err", b"hello\n")
     assert receive(head, bool) == [OutputChunk(3, "err", b"hello\n")]
@@ -93,8 +93,8 @@ def test_output_that_cannot_be_kept_here_is_sent_even_if_it_is_not_shown(lines, 
     relay.close()
 
 
-def test_what_is_for_the_log_alone_is_not_sent(lines, tmp_path):
-    agent, head = lines
+def test_what_is_for_the_log_alone_is_not_sent(connections, tmp_path):
+    agent, head = connections
     relay = Relay(0, agent, str(tmp_path), shown=True)
     relay.log(0, "err", b"Traceback\n")
     assert log(tmp_path, 0, "err") == b"Traceback\n"
@@ -103,15 +103,15 @@ def test_what_is_for_the_log_alone_is_not_sent(lines, tmp_path):
     relay.close()
 
 
-def test_the_tail_is_that_of_stderr(lines):
-    relay = Relay(0, lines[0], "", shown=True)
+def test_the_tail_is_that_of_stderr(connections):
+    relay = Relay(0, connections[0], "", shown=True)
     relay.write(0, "out", b"out\n")
     relay.write(0, "err", b"x" * 5000 + b"\nlast\n")
     assert relay.stderr_tail(0) == "last\n"
 
 
-def test_a_directory_that_cannot_be_written_costs_the_logs_and_not_the_job(lines, tmp_path, capsys):
-    agent, head = lines
+def test_a_directory_that_cannot_be_written_costs_the_logs_and_not_the_job(connections, tmp_path, capsys):
+    agent, head = connections
     relay = Relay(0, agent, str(tmp_path / "gone"), shown=True)
     relay.write(0, "out", b"hello\n")
     assert receive(head, bool) == [OutputChunk(0, "out", b"hello\n")]
@@ -119,8 +119,8 @@ def test_a_directory_that_cannot_be_written_costs_the_logs_and_not_the_job(lines
     relay.close()
 
 
-def test_a_head_that_takes_nothing_stops_the_reading_after_a_window_and_credit_resumes_it(lines):
-    agent, _ = lines
+def test_a_head_that_consumes_nothing_stops_the_reading_after_a_window_and_credit_resumes_it(connections):
+    agent, _ = connections
     relay = Relay(0, agent, "", shown=True)
     piece = bytes(2**16)
     count = 0
@@ -136,9 +136,9 @@ def test_a_head_that_takes_nothing_stops_the_reading_after_a_window_and_credit_r
     assert relay._unacknowledged == 0 and not relay.congested
 
 
-def test_a_stuck_head_stops_the_worker_and_not_the_agent(lines):
-    """A worker that writes for ever blocks in its pipe; the agent hears and says all the same."""
-    agent, head = lines
+def test_a_stuck_head_stops_the_worker_and_not_the_agent(connections):
+    """A worker that writes for ever blocks in its pipe; the agent still receives and sends."""
+    agent, head = connections
     relay = Relay(0, agent, "", shown=True)
     reading, writing = os.pipe()
     os.set_blocking(reading, False)
@@ -160,27 +160,27 @@ def test_a_stuck_head_stops_the_worker_and_not_the_agent(lines):
     head.send(SignalWorker(10))
     assert receive(agent, bool) == [SignalWorker(10)]
 
-    superior = HeadClient(0, agent, relay)
-    got = bytearray()
+    head_client = HeadClient(0, agent, relay)
+    received = bytearray()
     deadline = time.monotonic() + 10
-    while (not ended or agent.unsent_bytes) and time.monotonic() < deadline:  # the head takes again
+    while (not ended or agent.unsent_bytes) and time.monotonic() < deadline:  # the head consumes again
         for message in head.receive():
             if isinstance(message, OutputChunk):
-                got += message.data
+                received += message.data
                 head.send(OutputCredit(len(message.data)))
-        assert superior.receive() == []
+        assert head_client.receive() == []
         relay.flush_due()
         ended = ended or drain(Pipe(reading, 0, "out"), relay) is None
     worker.join(5)
     for message in receive(head, lambda found: any(isinstance(one, StreamEnded) for one in found), agent):
-        got += getattr(message, "data", b"")
-    assert bytes(got) == b"x" * total
+        received += getattr(message, "data", b"")
+    assert bytes(received) == b"x" * total
     os.close(reading)
 
 
-def test_the_window_leaves_room_for_messages(lines):
-    """What waits in the agent is never much more than a window, so the rest is heard soon."""
-    agent, head = lines
+def test_the_window_leaves_room_for_messages(connections):
+    """What waits in the agent is never much more than a window, so other messages arrive soon."""
+    agent, head = connections
     relay = Relay(0, agent, "", shown=True)
     while not relay.congested:
         relay.write(0, "out", bytes(2**18))
@@ -191,8 +191,8 @@ def test_the_window_leaves_room_for_messages(lines):
     assert relay.flush_due() is None
 
 
-def test_while_something_waits_the_relay_wants_to_be_asked_again(lines):
-    agent, _ = lines
+def test_while_output_waits_the_relay_sets_a_deadline(connections):
+    agent, _ = connections
     relay = Relay(0, agent, "", shown=True)
     assert relay.flush_due() is None
     while not agent.unsent_bytes:
@@ -200,23 +200,23 @@ def test_while_something_waits_the_relay_wants_to_be_asked_again(lines):
     assert relay.flush_due() is not None
 
 
-def test_chunks_come_before_the_exit_in_the_order_of_their_writing(lines):
-    agent, head = lines
+def test_chunks_come_before_the_exit_in_the_order_of_their_writing(connections):
+    agent, head = connections
     relay = Relay(0, agent, "", shown=True)
-    superior = HeadClient(0, agent, relay)
-    superior.handle(WorkerSpawned(0, 4711))
+    head_client = HeadClient(0, agent, relay)
+    head_client.handle(WorkerSpawned(0, 4711))
     for number in range(20):
         relay.write(0, "out", b"%d\n" % number)
     relay.end_stream(0, "out")
-    superior.handle(Done(0, 1.0))
-    superior.handle(WorkerExited(0, 0))
+    head_client.handle(Done(0, 1.0))
+    head_client.handle(WorkerExited(0, 0))
     found = receive(head, lambda found: found and isinstance(found[-1], WorkerExited), agent)
     chunks = [OutputChunk(0, "out", b"%d\n" % number) for number in range(20)]
     assert found == [WorkerSpawned(0, 4711), *chunks, StreamEnded(0, "out"), Done(0, 1.0), WorkerExited(0, 0)]
 
 
-def test_the_heads_side_gives_credit_for_all_that_it_took_and_only_then(lines):
-    agent, head = lines
+def test_the_head_grants_credit_for_the_output_that_it_consumed(connections):
+    agent, head = connections
     known = AgentConnections()
     known.add(0, head)
     known.count_output(head, 2**15)
@@ -233,7 +233,7 @@ def test_the_heads_side_gives_credit_for_all_that_it_took_and_only_then(lines):
     known.acknowledge()
 
 
-ORDERS = [
+MESSAGES = [
     (SignalWorker(15), [SignalRanks((2,), 15)]),
     (SnapshotRequest("early"), [TakeSnapshot((2,), "early")]),
     (Run(), [Send((2,), Run())]),
@@ -242,31 +242,31 @@ ORDERS = [
 ]
 
 
-@pytest.mark.parametrize(("message", "actions"), ORDERS, ids=lambda value: type(value).__name__)
-def test_what_the_head_says_is_done_to_the_one_worker(lines, message, actions):
-    agent, head = lines
-    superior = HeadClient(2, agent, Relay(2, agent, "", shown=True))
+@pytest.mark.parametrize(("message", "actions"), MESSAGES, ids=lambda value: type(value).__name__)
+def test_messages_of_the_head_become_actions_for_the_one_worker(connections, message, actions):
+    agent, head = connections
+    head_client = HeadClient(2, agent, Relay(2, agent, "", shown=True))
     head.send(message)
     time.sleep(0.02)
-    assert superior.receive() == actions
+    assert head_client.receive() == actions
 
 
-def test_a_head_that_is_gone_is_the_workers_end(lines):
-    agent, head = lines
-    superior = HeadClient(2, agent, Relay(2, agent, "", shown=True))
+def test_a_lost_head_ends_the_worker(connections):
+    agent, head = connections
+    head_client = HeadClient(2, agent, Relay(2, agent, "", shown=True))
     head.send(SignalWorker(15))
     head.close()
     time.sleep(0.02)
-    assert superior.receive() == [SignalRanks((2,), 15)]
-    assert superior.receive() == [SignalRanks((2,), signal.SIGKILL), Shutdown(69)]
-    assert superior.handle(WorkerExited(2, -9)) == []
+    assert head_client.receive() == [SignalRanks((2,), 15)]
+    assert head_client.receive() == [SignalRanks((2,), signal.SIGKILL), Shutdown(69)]
+    assert head_client.handle(WorkerExited(2, -9)) == []
 
 
-def test_a_signal_to_the_agent_is_told_or_passed_on(lines):
-    agent, head = lines
-    superior = HeadClient(2, agent, Relay(2, agent, "", shown=True))
-    assert superior.handle(LauncherSignalled(signal.SIGUSR1)) == [SignalRanks((2,), signal.SIGUSR1)]
-    assert superior.handle(LauncherSignalled(signal.SIGTERM)) == []
-    superior.record("first_output", 2)
-    superior.record("anything_else", 2)
+def test_a_signal_to_the_agent_is_reported_or_forwarded(connections):
+    agent, head = connections
+    head_client = HeadClient(2, agent, Relay(2, agent, "", shown=True))
+    assert head_client.handle(LauncherSignalled(signal.SIGUSR1)) == [SignalRanks((2,), signal.SIGUSR1)]
+    assert head_client.handle(LauncherSignalled(signal.SIGTERM)) == []
+    head_client.record("first_output", 2)
+    head_client.record("anything_else", 2)
     assert receive(head, lambda found: len(found) == 2) == [AgentSignalled(2, signal.SIGTERM), FirstOutput(2)]
