@@ -30,7 +30,7 @@ for ranks in ((0, 1, 2), (0, 2), (1, 2), (1,)):
     both = [1, 2]
     assert numbers[0] == [("0-2", n) for n in both] + [("0, 2", n) for n in both]
     assert numbers[1] == [("0-2", n) for n in both] + [("1-2", n) for n in both]
-    assert numbers[2] == [(ranks, n) for ranks in ("0-2", "0,2", "1-2") for n in both]
+    assert numbers[2] == [(ranks, n) for ranks in ("0-2", "0, 2", "1-2") for n in both]
     chains = [{(call.ranks, call.number): call.chain for call in worker.flight.calls} for worker in workers]
     assert chains[0].items() <= chains[1].items() | chains[2].items()
     assert chains[1].items() <= chains[0].items() | chains[2].items()
