@@ -176,6 +176,7 @@ def test_what_the_script_defines_is_the_same_on_both_sides(session):
     assert out.splitlines() == ["True", "(-1,) (0, 1)", "Batch(size=20)"]
 
 
+@pytest.mark.extended
 def test_modules_beside_the_script_are_found_from_anywhere(session, tmp_path):
     (tmp_path / "beside.py").write_text("def f(x):\n    return x + 1\n")
     (tmp_path / "elsewhere").mkdir()
@@ -188,6 +189,7 @@ def test_modules_beside_the_script_are_found_from_anywhere(session, tmp_path):
     assert out.splitlines() == ["(2, 2) elsewhere"]
 
 
+@pytest.mark.extended
 def test_each_gang_starts_in_the_environment_of_its_time(session):
     out, _ = session("""
         def look():
@@ -247,6 +249,7 @@ def test_an_error_nobody_catches_is_shown_with_the_ranks_traceback(session):
     assert "direct cause" in err and "calls.py" not in err
 
 
+@pytest.mark.extended
 def test_a_gang_that_nobody_refers_to_any_more_disturbs_nothing(session):
     out, err = session("""
         jaxrun.Gang(processes=1).run(rank)
@@ -273,6 +276,7 @@ def test_when_it_is_killed_nothing_of_it_is_left(session, source):
     assert list(running.temporary.iterdir()) == []
 
 
+@pytest.mark.extended
 def test_a_fork_of_it_has_no_gang_and_ends_none(session):
     out, err = session("""
         import warnings
@@ -299,6 +303,7 @@ def test_a_fork_of_it_has_no_gang_and_ends_none(session):
     assert err == ""
 
 
+@pytest.mark.extended
 def test_a_rank_may_have_a_gang_of_its_own(session):
     out, _ = session("""
         def nest():

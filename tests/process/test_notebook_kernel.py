@@ -53,6 +53,7 @@ def test_an_interrupt_ends_what_the_ranks_run_and_they_go_on(kernel, cell, told)
     assert kernel.run("%%gang\nknown").result == "True"
 
 
+@pytest.mark.extended
 def test_ranks_that_cannot_be_interrupted_are_started_anew(kernel, tmp_path):
     stuck = kernel.run(STUBBORN.format(path=str(tmp_path / "no")), kernel.interrupt)
     assert stuck.error == "KeyboardInterrupt"
@@ -60,6 +61,7 @@ def test_ranks_that_cannot_be_interrupted_are_started_anew(kernel, tmp_path):
     assert kernel.run("%%gang\n'known' in globals()").result == "False"
 
 
+@pytest.mark.extended
 def test_a_second_interrupt_ends_the_ranks_and_not_the_kernel(kernel, tmp_path):
     caught = tmp_path / "no"
 
@@ -79,6 +81,7 @@ def test_a_second_interrupt_ends_the_ranks_and_not_the_kernel(kernel, tmp_path):
     assert kernel.run("%%gang\n'known' in globals()").result == "False"
 
 
+@pytest.mark.extended
 def test_a_kernel_that_starts_anew_or_is_killed_leaves_no_process(kernel):
     before = processes(kernel.mark)
     assert len(before) > 3  # itself, two ranks, and what starts them

@@ -31,6 +31,7 @@ def _besides(err: str) -> list[str]:
     return [line for line in ours if not re.match(r"jaxrun: (\d process|starting:|joining:|done in)", line)]
 
 
+@pytest.mark.extended
 def test_the_regression_finds_the_line_and_plots_it(tmp_path: Path) -> None:
     result = jaxrun(tmp_path, "-n", "4", "-d", "2", "-m", f"{PROGRAMS}.regression")
     assert result.code == 0, result.err
@@ -38,6 +39,7 @@ def test_the_regression_finds_the_line_and_plots_it(tmp_path: Path) -> None:
     assert (result.run_dir / "regression.png").read_bytes().startswith(b"\x89PNG")
 
 
+@pytest.mark.extended
 def test_the_digits_are_learned_alike_on_every_layout(tmp_path: Path) -> None:
     curves, accuracy = [], []
     for processes, devices in ((1, 1), (2, 2)):

@@ -183,6 +183,7 @@ def test_the_report_for_machines_names_the_gang_and_the_rank(outcomes):
     assert properties == {"gang": "2 processes x 1 device, local", "rank": "1"}
 
 
+@pytest.mark.extended
 def test_all_failures_are_shown_on_request(tmp_path):
     text = (
         run(tmp_path, "outcomes.py", "-k", "differently", "--gang-report=all").cases["test_all_fail_differently"].text
@@ -212,6 +213,7 @@ def test_without_a_gang_tests_run_in_pytest_itself(tmp_path):
     assert "6 passed" in done.out and "gang" not in done.cases["test_first"].properties
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize("dist", ["loadgroup", pytest.param("load", marks=pytest.mark.extended)])
 def test_workers_of_xdist_have_gangs_of_their_own(tmp_path, dist):
     done = run(tmp_path, "fixtures.py", "outcomes.py", "-n2", f"--dist={dist}", "-k", "shape or one_ or passes")
@@ -312,6 +314,7 @@ def test_ranks_that_make_different_calls_fail_the_test(out_of_step, test, outcom
 # ---- other tools
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize("workers", [[], pytest.param(["-n2"], marks=pytest.mark.extended)], ids=["alone", "xdist"])
 def test_code_that_only_one_rank_runs_is_covered(tmp_path, workers):
     done = run(tmp_path, "covering.py", "--cov=covered", "--cov-report=term-missing", *workers)
@@ -333,6 +336,7 @@ def test_a_failure_opens_a_debugger_on_one_rank(tmp_path, words, seen):
     assert "1 failed, 1 passed" in done.out
 
 
+@pytest.mark.extended
 def test_a_limit_of_pytest_timeout_counts_for_the_whole_test(tmp_path):
     pytest.importorskip("pytest_timeout")
     marks = "@pytest.mark.processes(2)\n@pytest.mark.timeout(1)"
@@ -341,6 +345,7 @@ def test_a_limit_of_pytest_timeout_counts_for_the_whole_test(tmp_path):
     assert "not over after 1.0 s" in done.cases["test"].text
 
 
+@pytest.mark.extended
 def test_installed_as_a_wheel_it_warns_of_nothing(tmp_path):
     # pytest rewrites what the metadata of a plugin's distribution lists, and warns where it comes too late.
     metadata = tmp_path / "site" / "installed-1.0.dist-info"
@@ -375,6 +380,7 @@ def among_two(tmp_path: Path, *words: str) -> list[tuple[int, str]]:
     return done
 
 
+@pytest.mark.extended
 def test_the_processes_of_mpirun_become_the_ranks_and_one_reports(tmp_path):
     words = ("fixtures.py", "broken_gangs.py", "-k", "first or second or sizes or a_failure or fails_before")
     (code, out), silent = among_two(tmp_path, *words)
@@ -384,6 +390,7 @@ def test_the_processes_of_mpirun_become_the_ranks_and_one_reports(tmp_path):
     assert "4 deselected: they want other processes than the 2 processes of Open MPI, in which pytest runs" in out
 
 
+@pytest.mark.extended
 def test_without_tests_for_a_gang_each_process_of_mpirun_is_a_pytest_of_its_own(tmp_path):
     for code, out in among_two(tmp_path, "outcomes.py", "-k", "has_no_mark and not asks"):
         assert code == 0 and "1 passed" in out
@@ -424,6 +431,7 @@ def test_a_file_that_breaks_on_the_ranks_only_says_so(tmp_path):
     assert case.outcome == "error" and "not on a rank" in case.text
 
 
+@pytest.mark.extended
 def test_a_test_that_is_found_in_the_parent_only_says_so(tmp_path):
     (tmp_path / "varies.py").write_text(
         "import os, pytest\n@pytest.mark.processes(2)\n"
