@@ -35,7 +35,7 @@ class Engine:
 
     @property
     def title(self) -> str:
-        """What it is, with the version that it says it has."""
+        """Its title, with the version that it prints."""
         return _title(self)
 
     def missing(self) -> str:
@@ -45,7 +45,7 @@ class Engine:
         return f"{self.label} is not in .engines/{self.name}: run scripts/engines"
 
     def env(self) -> dict[str, str]:
-        """What mpi4py must be told to find its library."""
+        """The variables with which mpi4py finds its library."""
         return {"MPI4PY_LIBMPI": str(ENGINES / self.name / "lib" / self.libmpi)} if self.libmpi else {}
 
 
@@ -125,8 +125,8 @@ def _title(engine: Engine) -> str:
         done = subprocess.run(command, env=environ, capture_output=True, text=True, timeout=30, check=True)
     except (OSError, subprocess.CalledProcessError):
         return engine.label
-    said = done.stdout
+    version_text = done.stdout
     if not engine.name:
-        return f"{engine.label} {said.split()[-1]}"
-    family = mpi_families.identify_family(said)
-    return f"{family.title} {family.version(said)}" if family else engine.label
+        return f"{engine.label} {version_text.split()[-1]}"
+    family = mpi_families.identify_family(version_text)
+    return f"{family.title} {family.version(version_text)}" if family else engine.label

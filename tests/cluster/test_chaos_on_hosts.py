@@ -1,4 +1,4 @@
-"""Faults on order where the workers are on other hosts."""
+"""Fault injection where the workers are on other hosts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Ranks on three hosts that come apart: what is said of it, with every engine."""
+"""Ranks on three hosts that diverge: the report, with every engine."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def on_one_host(report: str) -> str:
 
 
 @row("out of step: recorded and told", *SOME)
-def test_record_tells_it_and_the_job_goes_on(on: Stage) -> None:
+def test_record_reports_the_divergence_and_the_job_goes_on(on: Stage) -> None:
     result = on.jaxrun(DIVERGE, "static-argument")
     assert result.code == 0, result
     report = str(result.verdict()["divergence"])
@@ -60,8 +60,8 @@ def test_what_a_rank_did_is_read_on_its_host(go, way: Way, kind: str) -> None:
 def test_a_rank_that_is_stuck_is_named_with_its_host(go, way: Way) -> None:
     result = go(way).jaxrun("--stall-timeout", "2", DIVERGE, "lock")
     assert not STUCK["lock"] and result.code == 124, result
-    told = result.err.rpartition("no progress")[2]
-    assert re.search(rf"^  1 rank +2 \(h3\) +{place('lock')} .*after call #\d+ jit", told, re.MULTILINE), result
+    shown = result.err.rpartition("no progress")[2]
+    assert re.search(rf"^  1 rank +2 \(h3\) +{place('lock')} .*after call #\d+ jit", shown, re.MULTILINE), result
 
 
 @pytest.mark.parametrize("way", TWO)
@@ -83,7 +83,7 @@ def test_stacks_of_all_hosts_say_how_far_each_has_come(go, way: Way) -> None:
 
 
 def test_a_job_that_was_killed_from_outside_left_its_recorders(go) -> None:
-    """kill -9 of the launcher: no verdict, but what each rank had called can still be told."""
+    """kill -9 of the launcher: no verdict, but what each rank had called can still be shown."""
     way = Way(OPEN_MPI_5, LAUNCHED)
     with go(way).started(DIVERGE, "rank-0-only") as job:
         job.wait_for_output("mean", 1)
@@ -93,7 +93,7 @@ def test_a_job_that_was_killed_from_outside_left_its_recorders(go) -> None:
         job.gone(within=5)
         command = [TESTBED, "exec", way.host, "--", PYTHON, "-m", "jaxrun", "explain", str(job.run_dir)]
         environ = {**os.environ, "JAXRUN_TESTBED_DIR": str(job.bed.root)}
-        told = subprocess.run(command, env=environ, capture_output=True, text=True, timeout=30).stdout
-    assert "no verdict" in told and not (job.run_dir / "verdict.json").exists(), told
-    report = told[told.index("the processes disagree") :].partition("\n\n")[0]
+        shown = subprocess.run(command, env=environ, capture_output=True, text=True, timeout=30).stdout
+    assert "no verdict" in shown and not (job.run_dir / "verdict.json").exists(), shown
+    report = shown[shown.index("the processes disagree") :].partition("\n\n")[0]
     check_report(KINDS["rank-0-only"], len(HOSTS), on_one_host(report))

@@ -1,6 +1,6 @@
 """A host that is cut off, or loses its power, while it works: it is named, and the job ends everywhere, in seconds.
 
-Nothing says goodbye then: connections stay open in silence.
+No connection is closed then: all stay open in silence.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def test_a_host_that_loses_its_power_is_named(on: Stage, measured: Callable[[str
 
 
 def lose(stage: Stage, how: str, measured: Callable[[str, float], None]) -> None:
-    """Take h2 away in this way, and see what is said of it, and what is left of the job."""
+    """Take h2 away in this way; check the report and what is left of the job."""
     ours = stage.way.direction == LAUNCHED
     with stage.started(MISBEHAVE, "--steps", "100000") as job:
         job.wait_for_output("ready")

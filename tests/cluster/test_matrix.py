@@ -184,7 +184,7 @@ def test_ctrl_c_ends_the_job_within_the_grace(on: Stage) -> None:
 
 
 @row("SIGTERM by the scheduler", *SOME)
-def test_sigterm_by_the_scheduler_is_told_as_such(on: Stage) -> None:
+def test_sigterm_by_the_scheduler_is_named_as_such(on: Stage) -> None:
     with on.started("--grace", "0.5", MISBEHAVE, "--rank", "-1", "--hang") as job:
         job.wait_for_output("ready")
         began = time.monotonic()

@@ -107,8 +107,8 @@ def start(directory: str, fields: str) -> int:
     words = "\0".join(command.argv).replace(
         "\0".join(AGENT_ARGV), "\0".join([sys.executable, str(probe), directory, *VALUES])
     )
-    told = dict.fromkeys(AgentEnv.variable_names(), "-")
-    environ = {**made.base_env(os.environ), **told, **command.set_env}
+    unset = dict.fromkeys(AgentEnv.variable_names(), "-")
+    environ = {**made.base_env(os.environ), **unset, **command.set_env}
     status = subprocess.run(words.split("\0"), env=environ, input=b"words\n", timeout=40).returncode
     hosts = [worker.host for worker in made.workers]
     found = [json.loads(Path(directory, f"rank-{rank}.json").read_text())["host"] for rank in range(len(hosts))]

@@ -84,7 +84,7 @@ def test_processes_on_several_hosts_become_the_ranks(bed: Bed, tmp_path: Path, e
     assert f"rerun: {'srun' if engine is SLURM else 'mpirun'} -n 2 pytest {TESTS.name}::test_fails" in done.out
 
 
-def test_a_directory_that_a_host_only_seems_to_share_is_told(bed: Bed, tmp_path: Path) -> None:
+def test_a_directory_that_a_host_does_not_really_share_is_reported(bed: Bed, tmp_path: Path) -> None:
     name = "/dev/shm/base"  # of each host its own
     bed.inside("h2", "mkdir", "-p", f"{name}/shared-test_shares_files0")
     done = result(bed, OPEN_MPI_5, starting(OPEN_MPI_5, "-k", "shares or differ", f"--basetemp={name}"), tmp_path)

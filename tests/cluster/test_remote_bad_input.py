@@ -1,4 +1,4 @@
-"""What is asked of several hosts and cannot be: a clear error that names it, in time, and nothing left on any host."""
+"""Impossible requests to several hosts: a clear error in time, and nothing left on any host."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def refused(result: Result, code: int, *words: str) -> None:
 
 
 @pytest.mark.parametrize("engine", [OPEN_MPI_5, MPICH], ids=["Open MPI 5", "MPICH"])
-def test_a_host_that_nobody_knows_is_named_in_the_words_of_ssh(typed: Typed, engine: Engine) -> None:
+def test_an_unknown_host_is_named_with_the_error_of_ssh(typed: Typed, engine: Engine) -> None:
     if reason := engine.missing():
         pytest.skip(reason)
     result = typed("h1", *launcher("--backend", "mpirun", "--mpirun", engine.mpirun, "-H", "h1:1,nowhere:1"))
@@ -182,7 +182,7 @@ def test_attach_says_what_it_lacks(
     refused(result, code, *(word for word in words if not word.startswith("10.77")))
 
 
-def test_what_sbatch_refuses_is_told_in_its_words(typed: Typed) -> None:
+def test_a_refusal_of_sbatch_is_shown_in_its_words(typed: Typed) -> None:
     words = launcher("--backend", "slurm", "-N", "2", "-n", "2", "--submit", "--partition", "nope")
     refused(typed("ctl", *words), 69, "invalid partition specified: nope")
 

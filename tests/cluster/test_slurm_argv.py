@@ -142,7 +142,7 @@ def test_a_signal_reaches_the_command_of_the_script_itself(inside: Inside) -> No
     assert done.returncode == 75 and "told" in done.stdout, done.stderr
 
 
-def test_what_sbatch_refuses_is_told_in_its_words(inside: Inside, tmp_path: Path) -> None:
+def test_a_refusal_of_sbatch_is_shown_in_its_words(inside: Inside, tmp_path: Path) -> None:
     done = inside(sys.executable, "-c", SUBMITS, "{'partition': 'nope'}", "true")
     assert done.returncode == 69 and "invalid partition specified: nope" in done.stderr
     assert (tmp_path / "job.sh").exists()

@@ -51,7 +51,7 @@ def test_hosts_are_hosts_of_their_own(bed: Bed) -> None:
     assert len({machine, *(words[1] for words in seen.values())}) == 4
 
 
-def test_a_command_keeps_its_status_directory_words_and_environment(bed: Bed, tmp_path: Path) -> None:
+def test_a_command_keeps_its_status_directory_arguments_and_environment(bed: Bed, tmp_path: Path) -> None:
     os.environ["TESTBED_WORD"] = "two  words"
     script = 'printf "%s|" "$TESTBED_WORD" "$PWD" "$@"; exit 7'
     try:

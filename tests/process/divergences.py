@@ -1,4 +1,4 @@
-"""What is to be said of each kind of diverge.py: at which call, by which ranks, at which line, in which words."""
+"""The report expected for each kind of diverge.py: the call, the ranks, the lines and the words."""
 
 from __future__ import annotations
 

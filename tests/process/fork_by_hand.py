@@ -72,5 +72,5 @@ channel = socket.socket(fileno=int(arguments[0])) if module.endswith("forkserver
 _, mode, *codes = configure() if channel is not None else arguments
 if channel is not None:
     serve()
-told = WorkerEnv.from_env(os.environ)
-worker_by_hand.live(told, codes[told.rank])
+env = WorkerEnv.from_env(os.environ)
+worker_by_hand.live(env, codes[env.rank])

@@ -1,4 +1,4 @@
-"""The agent, with real processes that speak the contract without jax."""
+"""The agent, with real processes that speak the protocol without jax."""
 
 import contextlib
 import os

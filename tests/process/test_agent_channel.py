@@ -203,10 +203,10 @@ link = AgentChannel(theirs.detach())
 pid = os.fork()
 try:
     link.send(Done(0, 0.0))
-    said = True
+    sent = True
 except AgentDisconnected:
-    said = False
-print(link.in_owner_process(), said, flush=True)
+    sent = False
+print(link.in_owner_process(), sent, flush=True)
 if pid:
     os.waitpid(pid, 0)
 """

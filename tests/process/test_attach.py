@@ -48,8 +48,8 @@ def attach(tmp_path):
 
 def ended(processes):
     """[(exit code, stdout, stderr)] by rank."""
-    told = [process.communicate(timeout=TIME_LIMIT) for process in processes]
-    return [(process.returncode, *words) for process, words in zip(processes, told, strict=True)]
+    outputs = [process.communicate(timeout=TIME_LIMIT) for process in processes]
+    return [(process.returncode, *words) for process, words in zip(processes, outputs, strict=True)]
 
 
 def test_processes_that_somebody_started_are_one_job(attach, tmp_path):

@@ -81,7 +81,7 @@ def test_a_program_that_may_not_be_read_is_refused(folder: Path) -> None:
     assert "unreadable.py" in done.stderr and "Traceback" not in done.stderr
 
 
-def test_an_mpirun_that_is_none_is_told_apart(folder: Path) -> None:
+def test_a_program_that_is_no_mpirun_is_recognised(folder: Path) -> None:
     for name, text in (("silent", "exit 3"), ("other", "echo mpiexec of nobody")):
         mpirun = folder / name
         mpirun.write_text(f"#!/bin/sh\n{text}\n")

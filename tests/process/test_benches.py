@@ -34,7 +34,9 @@ def test_measurements_of_two_checkouts_are_compared_by_name_within_their_rounds(
 def test_a_job_is_measured_and_what_it_recorded_is_looked_at(mode: str, wrong: str, monkeypatch) -> None:
     if wrong:  # the job is off, and should have recorded
         found = lockstep.misrecorded
-        monkeypatch.setattr(lockstep, "misrecorded", lambda directory, mode, told: found(directory, "record", told))
+        monkeypatch.setattr(
+            lockstep, "misrecorded", lambda directory, mode, details: found(directory, "record", details)
+        )
     done = lockstep.measure(mode, 2, 1, lockstep.Effort(blocks=1, seconds=0.1, programs=1))
     assert done.wrong == wrong
     if not wrong:

@@ -1,4 +1,4 @@
-"""Faults on order, and the control line, with real processes."""
+"""Fault injection, and the control line, with real processes."""
 
 from __future__ import annotations
 
@@ -102,6 +102,6 @@ def test_a_rank_that_is_killed_by_the_control_line_is_one_that_died(tmp_path: Pa
     assert "rank 1 of 2 was killed by SIGKILL (9), as its gang asked" in str(result.verdict()["headline"])
 
 
-def test_a_control_line_that_is_none_is_told(tmp_path: Path) -> None:
+def test_an_invalid_control_line_is_reported(tmp_path: Path) -> None:
     result = jaxrun(tmp_path, "-n", "2", MISBEHAVE, env={CONTROL_FD: "77"})
     assert result.code == 2 and f"{CONTROL_FD}='77' names no open descriptor" in result.err

@@ -217,10 +217,10 @@ def test_all_ranks_may_end_by_os_exit_0(tmp_path: Path) -> None:
     assert result.code == 0, result.err
 
 
-def test_explain_tells_it_again_from_the_files(tmp_path: Path) -> None:
+def test_explain_prints_the_verdict_from_the_files(tmp_path: Path) -> None:
     result = jaxrun(tmp_path, "-n", "2", MISBEHAVE, "--raise", "to be told twice")
     command = [sys.executable, "-m", "jaxrun", "explain", str(result.run_dir)]
-    told = subprocess.run(command, capture_output=True, text=True, check=True).stdout
-    assert "Trouble: to be told twice" in told
+    printed = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    assert "Trouble: to be told twice" in printed
     for step in ("spawned", "imported", "joined", "proved"):
-        assert step in told
+        assert step in printed

@@ -149,7 +149,7 @@ def test_a_job_that_starts_again_is_followed_further(cluster, capfd):
 
 
 @pytest.mark.extended
-def test_a_job_that_waits_says_why_and_the_controller_is_left_in_peace(cluster, capfd, monkeypatch):
+def test_a_pending_job_shows_its_reason_without_polling_the_controller_often(cluster, capfd, monkeypatch):
     monkeypatch.setattr("jaxrun.backends.follow._EARLY_QUERY_S", 1.0)
     cluster.states(*[shown("PENDING", reason="Resources")] * 4, shown("COMPLETED", output=cluster.output))
     assert submit_and_follow(SCRIPT, cluster.folder / "job.sh", cluster.environ) == 0
@@ -182,7 +182,7 @@ def test_ctrl_c_leaves_the_job_alone_and_says_how_to_go_on(cluster):
     assert "job 80 goes on" in rest and f"tail -f {cluster.output}" in rest and "scancel 80" in rest
 
 
-def test_a_refusal_is_told_in_sbatchs_own_words_and_the_script_is_kept(cluster):
+def test_a_refusal_is_shown_in_sbatchs_own_words_and_the_script_is_kept(cluster):
     cluster.program("sbatch", 'echo "sbatch: error: invalid partition specified: nope" >&2; exit 1')
     path = cluster.folder / "my job.sh"
     with pytest.raises(UnavailableError) as caught:

@@ -40,11 +40,11 @@ def answers(start, script, tmp_path):
 
 
 def test_a_forked_worker_is_as_good_as_a_fresh_one(answers, tmp_path):
-    harness, said = answers
-    assert len({one["random"] for one in said}) == 3
-    assert len({one["numpy"] for one in said}) == 3
-    assert [one["stdin"] for one in said] == ["line 1\nline 2\n", "", ""]
-    for rank, one in enumerate(said):
+    harness, results = answers
+    assert len({one["random"] for one in results}) == 3
+    assert len({one["numpy"] for one in results}) == 3
+    assert [one["stdin"] for one in results] == ["line 1\nline 2\n", "", ""]
+    for rank, one in enumerate(results):
         env = one["environ"]
         assert [env[name] for name in ("JAXRUN_RANK", "JAX_PROCESS_ID")] == [str(rank)] * 2
         assert env["JAX_NUM_PROCESSES"] == "3"

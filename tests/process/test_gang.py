@@ -147,7 +147,7 @@ def test_an_array_that_all_ranks_hold_comes_whole(gang):
     assert gang.run(sharded, ()).main.tolist() == [0, 1, 2, 3, 4, 5]
 
 
-def test_an_array_of_which_each_rank_holds_a_part_says_what_to_return(gang):
+def test_the_error_for_a_sharded_array_says_what_to_return(gang):
     with pytest.raises(ValueError, match=r"no rank can see all of .*addressable_shards.*process_allgather"):
         gang.run(sharded, ("x",))
     parts = gang.run(lambda: [shard.data for shard in sharded(("x",)).addressable_shards])

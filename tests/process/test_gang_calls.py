@@ -22,7 +22,7 @@ def lasting():
 
 @pytest.fixture
 def gang(lasting):
-    """Whatever is raised, the same processes take the next call."""
+    """Whatever is raised, the same processes execute the next call."""
     before = lasting.run(os.getpid)
     yield lasting
     assert lasting.healthy and lasting.run(os.getpid) == before

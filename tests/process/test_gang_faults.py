@@ -28,7 +28,7 @@ def rank():
 
 
 def meet():
-    """A call that takes all ranks."""
+    """A call that needs all ranks."""
     import jax.numpy as jnp
     from jax.experimental import multihost_utils
 
@@ -47,9 +47,9 @@ def rebuilt(gang, capsys, reason):
     before = {worker.pid for worker in gang.workers}
     capsys.readouterr()
     assert gang.run(meet) == ((3, 2),) * 3
-    said = capsys.readouterr().err
-    assert said.startswith("jaxrun: gang of 3: started anew, what its ranks knew is lost: ") and reason in said
-    assert said.count("\n") == 1 and gang.healthy
+    shown = capsys.readouterr().err
+    assert shown.startswith("jaxrun: gang of 3: started anew, what its ranks knew is lost: ") and reason in shown
+    assert shown.count("\n") == 1 and gang.healthy
     assert not before & {worker.pid for worker in gang.workers}
 
 
@@ -208,7 +208,7 @@ def test_stacks_say_where_each_rank_is(lasting):
     assert "idle" in lasting.stacks()
     with lasting.start_call(nap) as call:
         assert [call.receive().value for _ in range(3)] == ["asleep"] * 3
-        assert "test_gang_faults.py" in (said := lasting.stacks()) and " nap" in said
+        assert "test_gang_faults.py" in (shown := lasting.stacks()) and " nap" in shown
         assert "in nap" in lasting.stacks(full=True)
 
 

@@ -83,8 +83,8 @@ class Session:
     def wait_for(self, line: str) -> None:
         """Until it has printed this line."""
         assert self.process.stdout is not None
-        for said in self.process.stdout:
-            if said.rstrip("\n") == line:
+        for printed in self.process.stdout:
+            if printed.rstrip("\n") == line:
                 return
         raise AssertionError(f"no {line!r}: {self.process.communicate()}")
 

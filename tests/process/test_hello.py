@@ -1,4 +1,4 @@
-"""What a worker says of itself before it may join."""
+"""The hello of a worker, which it sends before it may join."""
 
 import hashlib
 import sys

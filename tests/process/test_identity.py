@@ -1,4 +1,4 @@
-"""What a program asks `jaxrun_runtime`: who am I?"""
+"""The identity that `jaxrun_runtime` gives a program: rank, size, host, run directory."""
 
 import os
 import socket
@@ -13,7 +13,7 @@ import jaxrun_runtime as jr
 from jaxrun.errors import ProtocolError
 from jaxrun.protocol.env import WorkerEnv
 
-_TOLD = WorkerEnv(
+_ENV = WorkerEnv(
     "ab" * 16, 5, 8, 1, 2, host="h3", channel_fd=3, stacks_fd=4, flight_fd=5, init_timeout=60.0, run_dir="/runs/a b"
 )
 
@@ -24,7 +24,7 @@ def alone(monkeypatch):
         monkeypatch.delenv(name)
 
 
-def _told(monkeypatch, env):
+def _set_env(monkeypatch, env):
     for name, value in env.to_env().items():
         monkeypatch.setenv(name, value)
 
@@ -34,14 +34,14 @@ def test_without_jaxrun_a_process_is_a_job_of_one(alone):
     assert (jr.host, jr.run_dir, jr.is_main) == (socket.gethostname(), None, True)
 
 
-def test_under_jaxrun_it_is_what_the_contract_says(alone, monkeypatch):
-    _told(monkeypatch, _TOLD)
+def test_under_jaxrun_the_identity_comes_from_the_environment(alone, monkeypatch):
+    _set_env(monkeypatch, _ENV)
     assert (jr.rank, jr.size, jr.local_rank, jr.local_size) == (5, 8, 1, 2)
     assert (jr.host, jr.run_dir, jr.is_main) == ("h3", Path("/runs/a b"), False)
 
 
 def test_rank_0_is_the_main_one_and_there_may_be_no_run_directory(alone, monkeypatch):
-    _told(
+    _set_env(
         monkeypatch,
         WorkerEnv("ab" * 16, 0, 8, 0, 2, host="h1", channel_fd=3, stacks_fd=4, flight_fd=5, init_timeout=60.0),
     )

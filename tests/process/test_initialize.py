@@ -37,7 +37,7 @@ def test_jax_says_that_it_is_initialized(initialized):
 @pytest.mark.parametrize(
     ("name", "asked"), [("wrong-size", "num_processes=99"), ("wrong-both", "num_processes=99, process_id=98")]
 )
-def test_a_program_that_contradicts_is_told_so_in_one_line(initialized, name, asked):
+def test_a_contradicting_program_gets_a_one_line_error(initialized, name, asked):
     worker = initialized[name]
     assert worker.status == 0
     assert worker.out == f"True {len(_INITIALIZE) + 1}\n"
@@ -51,5 +51,5 @@ def test_an_argument_that_jax_does_not_know_is_the_error_that_it_always_is(initi
     assert "no_such_argument" in failure.message
 
 
-def test_whoever_asks_for_debug_messages_is_told(initialized):
+def test_debug_logging_reports_that_jaxrun_has_joined(initialized):
     assert "DEBUG:jaxrun:jax.distributed.initialize: jaxrun has joined" in initialized["debug"].err

@@ -76,9 +76,9 @@ def test_proxies_neither_delay_the_joining_nor_raise_a_warning(start, script):
     listener, proxy = _dead_proxy()
     names = ("http_proxy", "https_proxy", "grpc_proxy", "HTTP_PROXY", "HTTPS_PROXY", "all_proxy")
     env = {**dict.fromkeys(names, proxy), "no_proxy": "example.org"}
-    told = {name: value for name, value in common_settings(env, cores=2, workers=2).items() if "proxy" in name}
+    proxy = {name: value for name, value in common_settings(env, cores=2, workers=2).items() if "proxy" in name}
     with listener:
-        workers = start([script(_SUM)], 2, env=env | told).run()
+        workers = start([script(_SUM)], 2, env=env | proxy).run()
     assert [worker.out for worker in workers] == _RIGHT
     assert [worker.err for worker in workers] == ["", ""]
 
@@ -147,7 +147,7 @@ def test_the_hosts_own_name_does_not_matter(start, script, tmp_path, resolves_to
         assert worker.out == f"{sum_line}127.0.0.1\nlonely-host\n", worker.err
 
 
-def test_a_coordinator_that_cannot_listen_ends_the_worker_with_words(start, script):
+def test_a_coordinator_that_cannot_listen_ends_the_worker_with_a_failure_report(start, script):
     harness = start([script("")], 2, interface="203.0.113.7")  # not an address of this machine
     with contextlib.suppress(AssertionError):
         harness.run()
@@ -156,7 +156,7 @@ def test_a_coordinator_that_cannot_listen_ends_the_worker_with_words(start, scri
     assert "Cannot assign requested address" in failure.message
 
 
-def test_what_gloo_says_is_left_out_of_a_members_output_even_if_it_is_torn():
+def test_gloos_messages_are_removed_from_a_members_output_even_in_pieces():
     whole = "[Gloo] Rank 1 is connected to 3 peer ranks. Expected number of connected peer ranks is : 3\n"
     torn = (
         "[Gloo] Rank [Gloo] Rank 11 is connected to  is connected to 3\n",

@@ -1,4 +1,4 @@
-"""What the worker asks of the kernel, in real processes."""
+"""The worker's system calls, in real processes."""
 
 import os
 import signal

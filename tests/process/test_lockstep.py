@@ -176,7 +176,7 @@ def test_every_call_of_a_cross_process_program_is_recorded_once(workers):
         assert {name: len(named(worker, name)) for name in counts} == counts
 
 
-def test_the_recorder_says_whose_it_is(workers):
+def test_the_recorder_holds_process_id_and_level(workers):
     for worker in workers:
         flight = worker.flight
         assert flight.written
@@ -269,7 +269,7 @@ def test_what_is_compiled_again_is_the_same_program(workers):
     assert len(announced) == 1
 
 
-def test_the_head_hears_of_each_programs_first_call(workers):
+def test_each_programs_first_call_is_sent_to_the_head(workers):
     for rank, worker in enumerate(workers):
         flight = worker.flight
         calls = worker.received(Call)

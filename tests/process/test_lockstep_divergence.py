@@ -1,4 +1,4 @@
-"""Ranks that come apart, in all the ways of diverge.py: what is said of it, how it ends, and that nothing is left."""
+"""Ranks that diverge, in all the ways of diverge.py: the report, the end of the job, and that nothing is left."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def diverge(tmp_path: Path, mode: str, kind: str, size: int, *flags: str) -> Res
 
 @pytest.mark.jax_version
 @pytest.mark.parametrize(("case", "size"), sized(CASES, always=lambda case: case.kind not in ALIKE))
-def test_record_says_it(tmp_path: Path, case: Case, size: int) -> None:
+def test_record_reports_the_divergence(tmp_path: Path, case: Case, size: int) -> None:
     result = diverge(tmp_path, "record", case.kind, size, "-d", str(case.devices), *STALL)
     assert result.code == case.ends, result.err
     report = str(result.verdict()["divergence"])
@@ -85,7 +85,7 @@ def test_record_says_it(tmp_path: Path, case: Case, size: int) -> None:
         always=lambda case: case.unsaid or case.kind in STRICT_TOO,
     ),
 )
-def test_strict_raises_it_at_the_line_of_each_rank(tmp_path: Path, case: Case, size: int) -> None:
+def test_strict_raises_the_divergence_at_the_line_of_each_rank(tmp_path: Path, case: Case, size: int) -> None:
     result = diverge(tmp_path, "strict", case.kind, size, "-d", str(case.devices))
     assert (result.code, result.verdict()["outcome"]) == (1, "failed"), result.err
     for ranks, (_, where) in case.parties(size).items():
@@ -108,12 +108,12 @@ def test_strict_raises_it_at_the_line_of_each_rank(tmp_path: Path, case: Case, s
 def test_a_rank_that_is_stuck_is_named_with_its_line(tmp_path: Path, kind: str, mode: str, size: int) -> None:
     result = diverge(tmp_path, mode, kind, size, *STALL)
     assert (result.code, result.verdict()["outcome"], result.verdict()["divergence"]) == (124, "stall", ""), result.err
-    told = result.err.rpartition("no progress")[2]
+    shown = result.err.rpartition("no progress")[2]
     odd, others = (0, range(1, size)) if STUCK[kind] else (size - 1, range(size - 1))
     where = "stopped by a signal" if kind == "stopped" else place(kind)
-    assert re.search(rf"^  1 rank +{odd} .*{where}", told, re.MULTILINE), result.err
+    assert re.search(rf"^  1 rank +{odd} .*{where}", shown, re.MULTILINE), result.err
     waiting = f"{others[0]}-{others[-1]}" if len(others) > 1 else str(others[0])
-    assert re.search(rf"^  {len(others)} ranks? +{waiting} .*{place(kind, 'the others')}", told, re.MULTILINE), (
+    assert re.search(rf"^  {len(others)} ranks? +{waiting} .*{place(kind, 'the others')}", shown, re.MULTILINE), (
         result.err
     )
 
@@ -144,7 +144,7 @@ def test_a_ring_of_pairs_that_nobody_holds_up_is_a_hang(tmp_path: Path) -> None:
     assert f"4 ranks  0-3  {place('meshes-in-turn')}" in result.err
 
 
-def test_an_error_that_the_program_swallows_is_said_in_the_end(tmp_path: Path) -> None:
+def test_a_divergence_that_the_program_swallows_is_reported_at_the_end(tmp_path: Path) -> None:
     result = diverge(tmp_path, "strict", "swallowed", 2)
     assert result.out.count("skipped: DivergenceError") == 2, result
     assert "the processes disagree at cross-process call #4" in result.err, result.err

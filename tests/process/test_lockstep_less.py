@@ -36,14 +36,14 @@ for _ in range(3):
 
 
 @pytest.mark.parametrize(
-    ("taken", "level", "calls", "said"),
+    ("taken", "level", "calls", "warning"),
     [
         ("del pxla.MeshExecutableFastpathData._fields", FIRST_CALLS, [1], "the first call of each program only"),
         ("pxla.ExecuteReplicated.__slots__ = []", COMPILATIONS, [], "what is compiled, but no calls"),
         ("del pxla.UnloadedMeshExecutable.from_hlo", EVERY_CALL, [1, 2, 3], "same name and shapes for the same"),
     ],
 )
-def test_with_less_of_jax_less_is_recorded_and_rank_0_says_so(start, script, tmp_path, taken, level, calls, said):
+def test_with_less_of_jax_less_is_recorded_and_rank_0_says_so(start, script, tmp_path, taken, level, calls, warning):
     if "from_hlo" in taken:
         taken = """
 original = pxla.UnloadedMeshExecutable.from_hlo
@@ -59,7 +59,7 @@ pxla.UnloadedMeshExecutable.from_hlo = staticmethod(lambda *args, **kwargs: orig
         assert [call.number for call in worker.flight.calls] == calls
         assert "jit(<lambda>)" in worker.flight.compiled
     (line,) = workers[0].err.splitlines()
-    assert said in line
+    assert warning in line
     assert workers[1].err == ""
 
 
@@ -96,7 +96,7 @@ print(jax.jit(lambda a: a * 3 + 1)(x).shape, doubled(x).shape)
         assert worker.flight.level == COMPILATIONS
 
 
-def test_where_a_program_cannot_be_read_it_is_known_by_its_key_and_that_is_said_once(start, script):
+def test_a_program_that_cannot_be_read_is_known_by_its_key_with_one_warning(start, script):
     body = """
 from jaxrun_runtime.lockstep import jax_hooks
 def broken(*_):

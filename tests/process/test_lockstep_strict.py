@@ -50,7 +50,7 @@ good(x)
 """
 
 
-def test_a_program_may_go_on_after_it_was_told_that_it_is_out_of_step(start, script):
+def test_a_program_may_go_on_after_a_lockstep_error(start, script):
     for worker in record(start, script, _STRAYS, local={"lockstep": "strict"}):
         numbers = [int(line.split()[1].strip("#:")) for line in worker.out.splitlines()]
         assert numbers == [2, 3]

@@ -234,8 +234,8 @@ def test_arguments_that_do_not_fit_are_usage_errors(one):
         map(one, polynomial, {"a": [1]}, jax=False)
 
 
-def test_what_was_chosen_is_told(one):
+def test_the_chosen_distribution_is_in_the_statistics(one):
     map(one, lambda x: x, np.arange(100.0), chunk=30)
-    told = last_stats(one)
-    assert (told.processes, told.devices, told.chunk_size, told.items) == (2, 1, 30, 100)
-    assert "2 processes x 1 device (cpu), chunks of 30: 100 items" in str(told)
+    stats = last_stats(one)
+    assert (stats.processes, stats.devices, stats.chunk_size, stats.items) == (2, 1, 30, 100)
+    assert "2 processes x 1 device (cpu), chunks of 30: 100 items" in str(stats)

@@ -38,7 +38,7 @@ TABLE = """\
 Tried on three hosts, with JAX 0.10.2 on Python 3.11.7."""
 
 
-def test_it_prints_the_table_writes_it_in_the_place_of_the_old_one_and_says_what_is_wrong(tmp_path: Path) -> None:
+def test_it_prints_the_table_replaces_the_old_one_and_reports_errors(tmp_path: Path) -> None:
     report, readme = tmp_path / "report.xml", tmp_path / "README.md"
     report.write_text(REPORT)
     readme.write_text("<!-- matrix -->\n<!-- end of matrix -->\n")

@@ -1,4 +1,4 @@
-"""The mpirun backend: who goes where, what is passed on, which mpirun is meant, what is said where there is none."""
+"""The mpirun backend: placement, arguments, environment, which mpirun is used, the error if there is none."""
 
 import itertools
 import os
@@ -29,13 +29,13 @@ def _job(**request):
 
 @pytest.fixture
 def install(tmp_path, monkeypatch):
-    """install(TEXT) puts an mpirun on PATH whose --version says TEXT; gives the environment to find it in."""
+    """install(TEXT) puts an mpirun on PATH whose --version prints TEXT; returns the environment to find it in."""
     monkeypatch.setattr(mpirun.sys, "executable", str(tmp_path / "python"))
 
-    def put(text, name="mpirun", status=0, words='cat "$0.says"'):
+    def put(text, name="mpirun", status=0, words='cat "$0.output"'):
         program = tmp_path / "bin" / name
         program.parent.mkdir(exist_ok=True)
-        program.with_name(f"{name}.says").write_text(text)
+        program.with_name(f"{name}.output").write_text(text)
         program.write_text(f"#!/bin/sh\n{words}\nexit {status}\n")
         program.chmod(0o755)
         return {"PATH": f"{program.parent}:/usr/bin:/bin"}
@@ -157,7 +157,7 @@ def test_where_the_user_maps_the_ranks_nobody_knows_their_hosts(install):
     assert [worker.host for worker in made.workers] == ["?"] * 4
 
 
-def test_a_hostfile_of_either_spelling_is_told_as_the_family_understands_it(install, tmp_path):
+def test_a_hostfile_of_either_spelling_is_translated_for_the_family(install, tmp_path):
     (tmp_path / "hosts").write_text("h1 slots=2\nh2:1\n")
     made = _planned(install(_HYDRA), hostfile=tmp_path / "hosts")
     assert "-hosts h1:2,h2:1" in " ".join(made.launch_command.argv)
@@ -238,16 +238,16 @@ def test_without_mpirun_it_says_what_to_install(install, asked, message):
 
 
 @pytest.mark.parametrize(
-    ("says", "status", "message"),
+    ("output", "status", "message"),
     [
         ("\n  frobnicate 1.0\nmore", 0, "says 'frobnicate 1.0' (exit code 0), which is neither Open MPI, MPICH nor"),
         ("", 3, "says 'nothing' (exit code 3)"),
         ("mpirun: error while loading shared libraries: libx.so.1: cannot open", 127, "says 'mpirun: error while load"),
     ],
 )
-def test_what_is_no_mpirun_is_quoted(install, says, status, message):
+def test_the_output_of_a_program_that_is_no_mpirun_is_quoted(install, output, status, message):
     with pytest.raises(UnavailableError, match=re.escape(message)):
-        _planned(install(says, status=status, words='cat "$0.says" >&2'), processes=1)
+        _planned(install(output, status=status, words='cat "$0.output" >&2'), processes=1)
 
 
 def test_an_mpirun_that_does_not_answer_is_given_up(install, monkeypatch):

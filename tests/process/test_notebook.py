@@ -124,7 +124,7 @@ def test_what_other_ranks_print_is_folded(notebook):
         ("timeout of run", "CallTimeout", ["In[19]:1 <lambda>"]),
     ],
 )
-def test_an_error_is_told_with_the_lines_of_its_cells(notebook, cell, error, texts):
+def test_an_error_is_shown_with_the_lines_of_its_cells(notebook, cell, error, texts):
     assert notebook[cell].error == error
     for text in texts:
         assert text in notebook[cell].text

@@ -35,7 +35,7 @@ def kernel(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("cell", "told"),
+    ("cell", "shown"),
     [
         (f"%%gang\n{SLEEP}", "all ranks raised the same\nTraceback (most recent call last):\n  Cell In["),
         (
@@ -45,11 +45,11 @@ def kernel(tmp_path):
     ],
     ids=["a cell", "a function"],
 )
-def test_an_interrupt_ends_what_the_ranks_run_and_they_go_on(kernel, cell, told):
+def test_an_interrupt_ends_what_the_ranks_run_and_they_go_on(kernel, cell, shown):
     interrupted = kernel.run(cell, kernel.interrupt)
     assert interrupted.error == "KeyboardInterrupt"
     assert "the gang goes on, its ranks know what they knew" in interrupted.text
-    assert told in interrupted.text
+    assert shown in interrupted.text
     assert kernel.run("%%gang\nknown").result == "True"
 
 

@@ -150,19 +150,19 @@ def test_a_result_that_is_late(ours, tmp_path):
     assert result.successful()
 
 
-def test_callbacks_are_told(ours):
-    told, all_told = [], threading.Barrier(3)
+def test_callbacks_get_the_result(ours):
+    results, all_called = [], threading.Barrier(3)
 
-    def tell(value):
-        told.append(value)
-        all_told.wait(60)
+    def record(value):
+        results.append(value)
+        all_called.wait(60)
 
-    ours.apply_async(add, (1, 2), callback=tell)
-    all_told_by_two = threading.Thread(target=all_told.wait, args=(60,))
-    all_told_by_two.start()
-    all_told.wait(60)
-    all_told_by_two.join()
-    assert told == [3]
+    ours.apply_async(add, (1, 2), callback=record)
+    other_thread = threading.Thread(target=all_called.wait, args=(60,))
+    other_thread.start()
+    all_called.wait(60)
+    other_thread.join()
+    assert results == [3]
     errors = []
     seen = threading.Event()
     ours.map_async(fails_at_5, [5], error_callback=lambda error: (errors.append(error), seen.set()))
@@ -170,7 +170,7 @@ def test_callbacks_are_told(ours):
     assert isinstance(errors[0], LookupError)
 
 
-def test_a_process_that_dies_is_told_and_replaced(ours):
+def test_a_process_that_dies_is_reported_and_replaced(ours):
     with pytest.raises(WorkerDied):
         ours.apply(os._exit, (3,))
     assert ours.map(square, [2, 3]) == [4, 9]

@@ -12,21 +12,21 @@ PROGRAMS = "jaxrun_runtime.programs"
 
 
 @pytest.mark.parametrize("program", ["selfcheck", "parallel_eval"])
-def test_it_proves_itself_and_nothing_more_is_said(tmp_path: Path, program: str) -> None:
+def test_the_program_passes_its_checks_without_further_output(tmp_path: Path, program: str) -> None:
     result = jaxrun(tmp_path, "-n", "2", "-d", "2", "-m", f"{PROGRAMS}.{program}")
     assert (result.code, result.verdict()["divergence"]) == (0, ""), result.err
     assert _besides(result.err) == []
 
 
-def test_of_what_strict_lockstep_costs_the_end_tells(tmp_path: Path) -> None:
+def test_the_end_reports_the_cost_of_strict_lockstep(tmp_path: Path) -> None:
     result = jaxrun(tmp_path, "-n", "2", "--lockstep", "strict", "-m", f"{PROGRAMS}.selfcheck")
     assert (result.code, result.verdict()["divergence"]) == (0, ""), result.err
-    (price,) = _besides(result.err)
-    assert re.match(r"--lockstep strict: \d+ calls agreed on first", price)
+    (cost,) = _besides(result.err)
+    assert re.match(r"--lockstep strict: \d+ calls agreed on first", cost)
 
 
 def _besides(err: str) -> list[str]:
-    """What jaxrun says other than that the job starts and ends."""
+    """The lines of jaxrun other than that the job starts and ends."""
     ours = (line for line in err.splitlines() if not line.startswith("["))
     return [line for line in ours if not re.match(r"jaxrun: (\d process|starting:|joining:|done in)", line)]
 

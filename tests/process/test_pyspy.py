@@ -71,13 +71,13 @@ def test_the_programs_frames_and_what_is_below_them_are_shown_innermost_last():
     ]
 
 
-def test_of_a_stopped_process_it_is_said_that_c_frames_are_missing():
+def test_the_stacks_of_a_stopped_process_note_that_c_frames_are_missing():
     text = format_dump(json.dumps([thread(frame("step", "/job/train.py", 23))]), "", Target(3, 4711, stopped=True))
     assert text == '  (a stopped process is seen without C frames)\n  File "/job/train.py", line 23, in step'
     assert format_dump("[]", "", HERE) == "  no frames"
 
 
-def test_where_the_kernel_forbids_it_what_to_type_is_said(monkeypatch, tmp_path):
+def test_a_refusal_of_the_kernel_comes_with_the_command_to_type(monkeypatch, tmp_path):
     (tmp_path / "scope").write_text("1\n")
     monkeypatch.setattr(pyspy, "_YAMA", str(tmp_path / "scope"))
     text = format_dump("", DENIED, HERE)
@@ -87,7 +87,7 @@ def test_where_the_kernel_forbids_it_what_to_type_is_said(monkeypatch, tmp_path)
 
 
 @pytest.mark.parametrize(
-    ("out", "err", "said"),
+    ("out", "err", "reason"),
     [
         ("", FAILED, "Failed to get stack traces: unexpected waitpid result"),
         ("", "", "it said nothing"),
@@ -95,8 +95,8 @@ def test_where_the_kernel_forbids_it_what_to_type_is_said(monkeypatch, tmp_path)
         ('[{"frames": 1}]', "x", "x"),
     ],
 )
-def test_why_py_spy_has_failed_is_said_in_a_line(out, err, said):
-    assert format_dump(out, err, HERE) == f"  py-spy could not look into process 4711: {said}"
+def test_a_failure_of_py_spy_is_summarised_in_one_line(out, err, reason):
+    assert format_dump(out, err, HERE) == f"  py-spy could not look into process 4711: {reason}"
 
 
 @pytest.fixture
@@ -159,7 +159,7 @@ def test_it_may_be_reaped_by_the_agent(py_spy):
     assert "--native" in finish(look)[3]
 
 
-def test_where_it_is_not_installed_what_to_type_is_said(monkeypatch, tmp_path):
+def test_without_py_spy_the_command_to_install_it_is_shown(monkeypatch, tmp_path):
     monkeypatch.setattr(sys, "executable", str(tmp_path / "python"))
     monkeypatch.setenv("PATH", str(tmp_path))
     look = NativeDump([HERE], 0.0)

@@ -102,9 +102,9 @@ def run(tmp_path: Path, *words: str, stdin: str = "", **more: Any) -> Run:
 def _cases(path: Path) -> dict[str, Case]:
     found = {}
     for case in ElementTree.parse(path).iter("testcase"):
-        told = {child.tag: child for child in case}
-        outcome = next((tag for tag in ("error", "failure", "skipped") if tag in told), "passed")
-        child = told.get(outcome)
+        children = {child.tag: child for child in case}
+        outcome = next((tag for tag in ("error", "failure", "skipped") if tag in children), "passed")
+        child = children.get(outcome)
         message, text = (child.get("message", ""), child.text or "") if child is not None else ("", "")
         properties = {one.get("name", ""): one.get("value", "") for one in case.iter("property")}
         found[case.get("name", "")] = Case(outcome, message, text, properties, float(case.get("time", "0")))
@@ -167,7 +167,7 @@ def test_a_failure_shows_who_failed_its_traceback_and_what_it_printed(outcomes):
     assert "rank 0 was here" not in outcomes.out
 
 
-def test_a_rank_that_waits_at_a_barrier_is_told_why_nobody_comes(outcomes):
+def test_a_rank_that_waits_at_a_barrier_gets_the_reason_why_nobody_comes(outcomes):
     assert (
         "rank 0:  WAITED  gang.barrier('all here'): rank 1 has failed"
         in outcomes.cases["test_waits_for_who_fails"].text
@@ -284,7 +284,7 @@ def out_of_step(tmp_path_factory):
 
 
 @pytest.mark.parametrize(
-    ("test", "outcome", "message", "says"),
+    ("test", "outcome", "message", "lines"),
     [
         ("stays_in_step", "passed", "", []),
         (
@@ -305,10 +305,10 @@ def out_of_step(tmp_path_factory):
         ("is_not_watched", "passed", "", []),
     ],
 )
-def test_ranks_that_make_different_calls_fail_the_test(out_of_step, test, outcome, message, says):
+def test_ranks_that_make_different_calls_fail_the_test(out_of_step, test, outcome, message, lines):
     case = out_of_step.cases[f"test_{test}"]
     assert case.outcome == outcome and message in case.message, out_of_step.out
-    assert [line for line in says if line not in case.text] == [], case.text
+    assert [line for line in lines if line not in case.text] == [], case.text
 
 
 # ---- other tools

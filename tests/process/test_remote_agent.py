@@ -61,7 +61,7 @@ SLEEPS = "run(); time.sleep(60)"
 
 
 class ByHand:
-    """A head that does as the test says, and the agent of one rank."""
+    """A head that the test controls, and the agent of one rank."""
 
     def __init__(self, directory, job_id, *, rank=0, size=1, run_dir="", timeout=20.0, token=None, **env):
         self.rank, self.size, self.job_id = rank, size, job_id
@@ -265,7 +265,7 @@ def test_a_worker_from_its_start_to_its_end(by_hand):
     assert head.output() == b"hello\n" and head.output("err") == b"bad\n"
 
 
-def test_the_worker_is_the_agents_child_with_what_the_order_says(by_hand):
+def test_the_worker_is_the_agents_child_as_the_start_message_says(by_hand):
     head = by_hand(OMPI_MARK="7")
     names = "COLOUR", "OMPI_MARK", "JAXRUN_TOKEN", "JAXRUN_HEAD", "JAXRUN_RANK", "OMPI_COMM_WORLD_RANK"
     shown = f"print([os.environ.get(name) for name in {names}], os.getppid())"
@@ -451,7 +451,7 @@ def test_an_agent_without_a_head_says_what_it_has_tried(by_hand):
     assert f"127.0.0.1:{port} refuses connections" in err and head.token not in err
 
 
-def test_an_agent_with_another_jobs_token_is_refused_and_tells_no_token(by_hand):
+def test_an_agent_with_another_jobs_token_is_refused_and_shows_no_token(by_hand):
     wrong = auth.new_token()
     head = by_hand(token=wrong, timeout=0.6)
     deadline = time.monotonic() + 5

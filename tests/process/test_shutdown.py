@@ -132,13 +132,13 @@ def test_the_exit_status_is_what_python_would_give(cases, name, status):
         assert len(worker.received(Done)) == (0 if "channel" in name else 1)
 
 
-def test_the_message_of_a_sys_exit_is_printed_and_told(cases):
+def test_the_message_of_a_sys_exit_is_printed_and_reported(cases):
     assert cases["text"].err == "no data\n"
     assert (cases["text"].failure().error, cases["text"].failure().message) == ("SystemExit", "no data")
     assert cases["number"].err == ""
 
 
-def test_an_exception_is_told_but_left_to_the_launcher_to_print(cases):
+def test_an_exception_is_reported_but_printed_by_the_launcher(cases):
     assert cases["raises"].err == ""
     failure = cases["raises"].failure()
     assert (failure.error, failure.message, failure.stage) == ("ValueError", "bad record", "program")
@@ -155,7 +155,7 @@ def test_a_hook_that_cannot_be_called_is_reported_like_python_does(cases):
     assert text.endswith("ValueError: bad record\n")
 
 
-def test_exit_handlers_run_once_and_the_last_first_before_the_worker_says_that_it_is_done(cases):
+def test_exit_handlers_run_once_in_reverse_order_before_the_worker_reports_done(cases):
     worker = cases["handlers"]
     first, ended, *numbers = worker.out.split()
     assert (first, numbers) == ("first", ["3", "2", "1"])

@@ -37,7 +37,7 @@ def test_the_ranks_are_shown_in_groups_and_the_job_goes_on(stuck):
     assert "is over; how it went: jaxrun explain" in ask(stuck, status=2)
 
 
-def test_of_a_stopped_rank_the_kernel_is_heard(stuck):
+def test_a_stopped_rank_is_described_by_its_kernel_state(stuck):
     pid = next(event["pid"] for event in stuck.events() if event["event"] == "spawned" and event["rank"] == 2)
     os.kill(pid, signal.SIGSTOP)
     assert "no answer: stopped by a signal (SIGCONT lets it go on)" in ask(stuck)
@@ -66,8 +66,8 @@ def test_a_launcher_that_would_die_of_it_is_not_asked_for_native_frames(tmp_path
     (tmp_path / "events.jsonl").touch()
     with (tmp_path / "events.jsonl").open("ab") as events:
         other = subprocess.Popen(["sleep", "60"], stdout=events)
-    told = {"launcher": {"host": os.uname().nodename, "pid": other.pid}}
-    (tmp_path / "job.json").write_text(json.dumps(told))
+    job = {"launcher": {"host": os.uname().nodename, "pid": other.pid}}
+    (tmp_path / "job.json").write_text(json.dumps(job))
     try:
         command = [sys.executable, "-m", "jaxrun", "stacks", "--native", str(tmp_path)]
         done = subprocess.run(command, capture_output=True, text=True, timeout=30)
@@ -89,9 +89,9 @@ def test_a_launcher_that_was_killed_is_not_asked(stuck):
 
 
 def test_a_launcher_on_another_host_is_named(stuck):
-    told = json.loads((stuck.run_dir / "job.json").read_text())
-    told["launcher"]["host"] = "h9"
-    (stuck.run_dir / "job.json").write_text(json.dumps(told))
+    job = json.loads((stuck.run_dir / "job.json").read_text())
+    job["launcher"]["host"] = "h9"
+    (stuck.run_dir / "job.json").write_text(json.dumps(job))
     assert "runs on h9" in (text := ask(stuck, status=2)) and "type there: jaxrun stacks" in text
 
 

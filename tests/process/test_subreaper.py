@@ -5,7 +5,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-# In a process of its own, for kill_all spares no child. Prints whom it started, whom it killed, in what time.
+# In a process of its own, as kill_all kills every child. Prints the processes started and killed, and the seconds.
 LAUNCHER = """
 import json, os, sys, time
 from jaxrun.agent import subreaper

@@ -92,7 +92,7 @@ def test_a_forked_process_prints_its_error_like_any_other(cases):
 
 
 @pytest.mark.parametrize(("name", "status"), [("exec", 6), ("hard-exit", 7), ("segfault", -signal.SIGSEGV)])
-def test_an_end_without_words_shows_in_the_status(cases, name, status):
+def test_an_end_without_a_failure_report_shows_in_the_status(cases, name, status):
     assert cases[name].status == status
     assert not cases[name].received(Failed) and not cases[name].received(Done)
 
@@ -183,7 +183,7 @@ def test_it_ends_by_itself_when_the_agent_hangs_up(start, script, stage):
     assert harness.workers[0].status == 70
 
 
-def test_a_message_out_of_turn_is_a_breach_of_the_contract_and_said_so(start, script):
+def test_a_message_out_of_turn_is_reported_as_a_protocol_error(start, script):
     harness = start([script("")], 1)
     harness.workers[0].send(Run())
     harness.run()
@@ -192,7 +192,7 @@ def test_a_message_out_of_turn_is_a_breach_of_the_contract_and_said_so(start, sc
     assert "expected StartCoordinator or Join" in failure.message
 
 
-def test_a_worker_that_is_told_to_stay_on_a_core_stays_there(start, script):
+def test_a_worker_that_is_pinned_to_a_core_stays_there(start, script):
     core = min(os.sched_getaffinity(0))
     (worker,) = start([script("import os; print(os.sched_getaffinity(0))")], 1, local={"cpus": (core,)}).run()
     assert worker.out == f"{{{core}}}\n"
@@ -201,15 +201,15 @@ def test_a_worker_that_is_told_to_stay_on_a_core_stays_there(start, script):
 def test_simulated_hosts_differ_for_jax(start, script):
     program = "import socket; print(socket.gethostname(), open('/proc/sys/kernel/random/boot_id').read())"
     boot_id = "12345678-1234-1234-1234-123456789abc"
-    told = {"host": "h2", "simulated_boot_id": boot_id}
-    (worker,) = start([script(program)], 1, local=told).run()
+    local = {"host": "h2", "simulated_boot_id": boot_id}
+    (worker,) = start([script(program)], 1, local=local).run()
     assert worker.status == 0
     if "forbids namespaces" in worker.err:
         pytest.skip(worker.err)
     assert worker.out.split() == ["h2", boot_id]
 
 
-def test_without_the_contracts_variables_it_says_how_to_start_it():
+def test_without_the_protocols_variables_the_error_says_how_to_start_a_worker():
     env = {name: value for name, value in environment().items() if not name.startswith("JAXRUN_")}
     result = subprocess.run([sys.executable, "-m", "jaxrun_runtime", "x.py"], capture_output=True, text=True, env=env)
     assert result.returncode == 1

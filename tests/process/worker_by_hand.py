@@ -1,4 +1,4 @@
-"""A worker that speaks the contract by hand, without jax: `… LAUNCHER CODE...`, one CODE per rank."""
+"""A worker that speaks the protocol by hand, without jax: `… LAUNCHER CODE...`, one CODE per rank."""
 
 import faulthandler
 import os
@@ -96,5 +96,5 @@ def live(env, code):
 
 
 if __name__ == "__main__":
-    told = WorkerEnv.from_env(os.environ)
-    live(told, sys.argv[2 + told.rank])
+    env = WorkerEnv.from_env(os.environ)
+    live(env, sys.argv[2 + env.rank])

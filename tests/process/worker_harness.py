@@ -87,7 +87,7 @@ class WorkerHarness:
             flight,
         ]
 
-    def _told(self, rank, channel, stacks, flight):
+    def _worker_env(self, rank, channel, stacks, flight):
         size = len(self.workers)
         env = WorkerEnv(
             JOB_ID,
@@ -106,9 +106,9 @@ class WorkerHarness:
     def _fresh(self, ends):
         for worker, descriptors in zip(self.workers, ends, strict=True):
             *standard, channel, stacks, flight = descriptors
-            told = self._told(self.workers.index(worker), channel, stacks, flight)
+            env = self._worker_env(self.workers.index(worker), channel, stacks, flight)
             argv = [*self.wrap, sys.executable, "-m", "jaxrun_runtime", *self.argv]
-            worker.pid = spawn(argv, {**self.environ, **told}, standard, [channel, stacks, flight], self.folder)
+            worker.pid = spawn(argv, {**self.environ, **env}, standard, [channel, stacks, flight], self.folder)
             for descriptor in (*standard, channel):
                 os.close(descriptor)
 
@@ -124,7 +124,7 @@ class WorkerHarness:
             ours.send(encode(ConfigureForkServer(tuple(map(str, self.argv)), {}, (), "")))
             for rank, descriptors in enumerate(ends):
                 with contextlib.suppress(BrokenPipeError):
-                    socket.send_fds(ours, [encode(ForkWorker(rank, self._told(rank, -1, -1, -1)))], descriptors)
+                    socket.send_fds(ours, [encode(ForkWorker(rank, self._worker_env(rank, -1, -1, -1)))], descriptors)
                 for descriptor in descriptors[: len(FORK_DESCRIPTORS) - 2]:
                     os.close(descriptor)
                 self.answers += self._answer(ours)
@@ -208,7 +208,7 @@ class WorkerHarness:
 
     def describe(self):
         names = ([type(message).__name__ for message in worker.messages] for worker in self.workers)
-        return "\n".join(f"{m.status} {said} {m.err[-200:]!r}" for m, said in zip(self.workers, names, strict=True))
+        return "\n".join(f"{m.status} {name} {m.err[-200:]!r}" for m, name in zip(self.workers, names, strict=True))
 
     def close(self):
         if self.server:

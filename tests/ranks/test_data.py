@@ -1,4 +1,4 @@
-"""The data slicer over real ranks: without a word they take the same steps, and JAX joins what they have."""
+"""The data slicer over real ranks: they make equal numbers of steps without communication, and JAX joins their rows."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Who a program is told to be is who it is for JAX and for its gang."""
+"""The identity that a program gets is the one that JAX and its gang have."""
 
 from __future__ import annotations
 

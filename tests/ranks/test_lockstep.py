@@ -1,4 +1,4 @@
-"""Programs that are in step, in whatever way their ranks differ: nothing is said of them, however long they go on.
+"""Programs that are in step, in whatever way their ranks differ: nothing is reported, however long they run.
 
 A word of the launcher's that they disagree would fail the test: that is what the plugin does.
 """
@@ -43,7 +43,7 @@ def sized() -> list[Any]:
 
 
 @pytest.mark.parametrize(("module", "name", "steps"), sized())
-def test_nothing_is_said_of_ranks_that_are_in_step(shared_tmp_path: Path, module: str, name: str, steps: int) -> None:
+def test_ranks_that_are_in_step_are_not_reported(shared_tmp_path: Path, module: str, name: str, steps: int) -> None:
     from agreeing.world import world
 
     step = getattr(import_module(f"agreeing.{module}"), name)(world(shared_tmp_path, steps))

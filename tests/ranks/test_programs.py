@@ -16,5 +16,5 @@ LAYOUTS = [pytest.param(n, id=f"{n}x{4 // n}", marks=pytest.mark.processes(n, de
 @pytest.mark.parametrize("program", ["selfcheck", "parallel_eval"])
 def test_it_proves_itself_on_every_layout(gang: Any, capsys: Any, program: str, processes: int) -> None:
     import_module(f"jaxrun_runtime.programs.{program}").main()
-    said = capsys.readouterr().out
-    assert said.endswith(f"4 device(s) in {processes} process(es)\n") if gang.is_main else said == ""
+    printed = capsys.readouterr().out
+    assert printed.endswith(f"4 device(s) in {processes} process(es)\n") if gang.is_main else printed == ""

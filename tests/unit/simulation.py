@@ -148,7 +148,7 @@ class Simulation:
         return self.handle(LauncherSignalled(signum))
 
     def ranks_sent(self, kind):
-        """Who was sent a message of this kind, in order."""
+        """The ranks that were sent a message of this kind, in order."""
         return [rank for _, ranks, message in self.sent if isinstance(message, kind) for rank in ranks]
 
     def kills(self, signum=signal.SIGKILL):

@@ -83,7 +83,7 @@ def test_an_interface_is_chosen_by_its_name_address_or_network(wanted, found):
 
 
 @pytest.mark.parametrize("wanted", ["eth1", "10.2.0.0/16", "192.168.7.5", "eth", "fd01::/64", "not a name"])
-def test_a_wrong_interface_is_told_what_there_is(wanted):
+def test_the_error_for_a_wrong_interface_lists_the_interfaces(wanted):
     with pytest.raises(UsageError) as refused:
         select_interfaces(HOST, wanted)
     text = str(refused.value)

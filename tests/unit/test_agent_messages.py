@@ -1,4 +1,4 @@
-"""What agent and head say to each other: it reads back the same, and nothing else passes."""
+"""Messages between agent and head: they are decoded unchanged, and nothing else is accepted."""
 
 import json
 import struct
@@ -83,7 +83,7 @@ def test_messages_arrive_in_order_however_the_stream_is_cut(sent, cuts):
     assert [message for a, b in pairwise(edges) for message in codec.feed(stream[a:b])] == sent
 
 
-def test_nothing_is_said_in_the_wrong_direction():
+def test_no_message_type_is_accepted_in_the_wrong_direction():
     one_way = {name: set(known) for name, known in DIRECTIONS.items()}
     assert not one_way["to the head"] & one_way["to an agent"]
     assert not (one_way["to the head, first"] | one_way["to an agent, first"]) & (
@@ -135,7 +135,7 @@ JSON = st.recursive(
 
 
 @pytest.mark.parametrize("known", DIRECTIONS.values(), ids=DIRECTIONS)
-def test_no_strangers_words_are_anything_but_messages_or_a_protocol_error(known):
+def test_any_bytes_are_messages_or_a_protocol_error(known):
     names = sorted({field.name for kind in known.values() for field in fields(kind)})
     body = st.dictionaries(st.sampled_from(names), JSON, max_size=6)
 

@@ -93,7 +93,7 @@ def test_no_two_handshakes_are_alike(pair):
     assert len(set(challenges)) == 2 and all(len(nonce) == 64 for nonce in challenges)
 
 
-def test_who_hangs_up_is_told_from_who_does_not_know(pair):
+def test_a_closed_connection_is_distinguished_from_an_unknown_token(pair):
     server, client = pair
     handshake = ClientHandshake(client, TOKEN, 0)
     server.sendall(encode(Challenge(auth.HANDSHAKE_VERSION, "nonce"))[:-1])

@@ -218,7 +218,7 @@ def test_what_another_backend_or_attach_cannot_do_is_one_message(here, plans, mo
     assert not plans and sorted(here.iterdir()) == before
 
 
-def test_without_an_mpirun_it_is_said_what_to_install(here, plans, monkeypatch, capsys):
+def test_without_an_mpirun_the_error_says_what_to_install(here, plans, monkeypatch, capsys):
     monkeypatch.setenv("PATH", str(here))
     monkeypatch.setattr(sys, "executable", str(here / "python"))
     assert main(["--backend", "mpirun", "-n", "2", "train.py"]) == 69

@@ -124,7 +124,7 @@ NOWHERE = {
 
 
 @pytest.mark.parametrize("case", PLACED)
-def test_every_engine_is_told_from_the_others(case):
+def test_every_engine_is_distinguished_from_the_others(case):
     environ, ancestors, engine, job = PLACED[case]
     assert detect_rank_info(environ, ancestors) == RankInfo(engine, 2, 3, job)
 

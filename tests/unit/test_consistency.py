@@ -1,4 +1,4 @@
-"""What a user reads when the processes are not alike, or not the job that was asked for."""
+"""The errors for processes that differ, or that are not the job that was requested."""
 
 from dataclasses import replace
 
@@ -165,7 +165,7 @@ def test_a_gpu_job_in_place_of_a_cpu_job_names_platforms_that_can_be_asked_for()
     assert text.endswith("Or ask for --platform cuda (or rocm).")
 
 
-def test_a_strangers_coordinator_is_the_first_thing_to_say():
+def test_a_foreign_coordinator_is_reported_first():
     stranger = {"nonce": "cd" * 16, "process_count": 9, "local_devices": 3}
     text = check_device_reports(_proofs(3, r2=stranger), _hellos(3, _each), _expected(3))
     assert text.startswith("rank 2 (h3) joined the coordinator of another job\n")

@@ -35,11 +35,11 @@ def dump(text: str, *threads: str) -> str:
     return "\n".join(blocks).replace("python3/", "python3.13/")
 
 
-STARTER = "SITE/jaxrun_runtime/program.py 46 run"
+ENTRY = "SITE/jaxrun_runtime/program.py 46 run"
 RUN_ALL = f"""
     JOB/train.py 154 main
     JOB/train.py 157 <module>
-    {STARTER}"""
+    {ENTRY}"""
 SLOW_PATH = """
     SITE/jax/_src/interpreters/pxla.py 420 __call__
     SITE/jax/_src/profiler.py 588 wrapper
@@ -262,8 +262,8 @@ def sample(name: str) -> tuple[str, str]:
     return dump(f"{frames}{RUN_ALL}", *([POOL_THREAD] if name == "grain" else [])), wait
 
 
-def told(*names: str, places=None, hosts=None) -> list[str]:
-    """What is said where rank 0 does the first of these, and so on; "finished" is a rank that has no stack."""
+def findings(*names: str, places=None, hosts=None) -> list[str]:
+    """The findings if rank 0 does the first of these, and so on; "finished" is a rank that has no stack."""
     present = {rank: sample(name) for rank, name in enumerate(names) if name != "finished"}
     return list(
         explain_deadlock(
@@ -288,16 +288,16 @@ def test_only_rank_0_has_a_stdin():
 
 
 def test_a_program_that_is_a_library_is_known_by_its_own_frames():
-    text = dump(f"PY/threading.py 359 wait\nPY/queue.py 202 get\nSITE/maxtext/data.py 9 load\n{STARTER}")
+    text = dump(f"PY/threading.py 359 wait\nPY/queue.py 202 get\nSITE/maxtext/data.py 9 load\n{ENTRY}")
     assert (seen := find_rank_state(0, text, FUTEX)).activity is Activity.DATA and seen.place == "data.py:9 load"
 
 
 def test_a_call_of_rank_0_alone():
-    assert told("process_allgather", "a loop", "a loop", "a loop") == [
+    assert findings("process_allgather", "a loop", "a loop", "a loop") == [
         "only rank 0 waits in JAX (process_allgather at train.py:32 step); "
         f"ranks 1-3 are elsewhere (train.py:124 step): {BY_IF}"
     ]
-    assert told("process_allgather", "finished", "a loop", "time.sleep") == [
+    assert findings("process_allgather", "finished", "a loop", "time.sleep") == [
         "only rank 0 waits in JAX (process_allgather at train.py:32 step); "
         f"ranks 2-3 are elsewhere (train.py:124 step and train.py:78 step) and rank 1 has finished: {BY_IF}"
     ]
@@ -307,24 +307,24 @@ def test_a_barrier_that_the_others_never_reach():
     sync = "waits in a barrier (sync_global_devices at train.py:30 step)"
     order = "every rank must pass the same barriers and calls in the same order"
     calls = ("a compiled call",) * 3
-    assert told("sync_global_devices", *calls) == [
+    assert findings("sync_global_devices", *calls) == [
         f"rank 0 {sync} that ranks 1-3 have not reached: they wait at train.py:23 step; {order}"
     ]
-    assert told("sync_global_devices", "finished", "finished") == [
+    assert findings("sync_global_devices", "finished", "finished") == [
         f"only rank 0 {sync}; ranks 1-2 have finished: {BY_IF}"
     ]
-    assert told("an orbax save", "sync_global_devices") == [
+    assert findings("an orbax save", "sync_global_devices") == [
         "rank 0 waits in a barrier (sync_global_devices at train.py:38 step) and "
         f"rank 1 {sync}: every rank must make the same calls in the same order"
     ]
 
 
 def test_an_exit_while_others_wait():
-    assert told("a compiled call", "finished", "sync_global_devices", hosts={0: "h1", 1: "h2", 2: "h3"}) == [
+    assert findings("a compiled call", "finished", "sync_global_devices", hosts={0: "h1", 1: "h2", 2: "h3"}) == [
         "rank 1 (h2) has finished, and ranks 0, 2 wait for it at train.py:23 step and train.py:30 step: "
         "every rank must take part in the same steps; has one of them less data, or does it return early?"
     ]
-    (text,) = told("a compiled call", "its end", "a compiled call")
+    (text,) = findings("a compiled call", "its end", "a compiled call")
     assert text == (
         "rank 1 is at its end, but has threads that go on (its other threads: data.py:75 loader), and "
         "ranks 0, 2 wait for it at train.py:23 step: end them, or make them daemons"
@@ -350,39 +350,39 @@ def test_an_exit_while_others_wait():
     }.items(),
 )
 def test_what_one_rank_does_while_the_others_wait_for_it(name, words):
-    (text,) = told(name, "sync_global_devices", "sync_global_devices")
+    (text,) = findings(name, "sync_global_devices", "sync_global_devices")
     assert text.startswith(f"rank 0 {words}")
 
 
 def test_several_that_hold_the_others_up_are_put_in_the_plural():
-    (text,) = told("a compiled call", "a queue", "a queue")
+    (text,) = findings("a compiled call", "a queue", "a queue")
     assert text.startswith("ranks 1-2 wait for data (queue.get) at train.py:54 step, and rank 0 waits for them at")
 
 
 def test_the_most_telling_comes_first_and_two_are_enough():
-    first, second = told("a queue", "a compiled call", "stopped", "subprocess.run", "time.sleep")
+    first, second = findings("a queue", "a compiled call", "stopped", "subprocess.run", "time.sleep")
     assert first.startswith("rank 2 is stopped by a signal, and rank 1 waits for it")
     assert second.startswith("rank 3 waits for a process") and "rank 1" not in second
 
 
-def test_where_a_call_has_been_made_before_tells_a_call_from_a_lock():
+def test_the_call_site_distinguishes_a_call_from_a_lock():
     """Both are the program's own line, asleep on a futex."""
     places = {0: ["train.py:23 step"], 1: ["train.py:23 step"], 2: ["train.py:99 step"]}
-    (text,) = told("a compiled call", "a compiled call", "a compiled call", places=places)
+    (text,) = findings("a compiled call", "a compiled call", "a compiled call", places=places)
     assert text == (
         "rank 2 is asleep where it has made no cross-process call before, at train.py:23 step, and "
         "ranks 0-1 wait for it in JAX (train.py:23 step): is that a lock, or the result of an earlier call?"
     )
-    assert told("a compiled call", "a compiled call", "a compiled call") == []
+    assert findings("a compiled call", "a compiled call", "a compiled call") == []
 
 
 def test_ranks_in_different_calls():
     places = {0: ["train.py:23 step"]}
-    assert told("a compiled call", "process_allgather", places=places) == [
+    assert findings("a compiled call", "process_allgather", places=places) == [
         "rank 0 waits in JAX (train.py:23 step) and rank 1 waits in JAX (process_allgather at train.py:32 step): "
         "every rank must make the same calls in the same order"
     ]
-    assert told("a compiled call", "process_allgather") == [], "the first may wait for a lock as well"
+    assert findings("a compiled call", "process_allgather") == [], "the first may wait for a lock as well"
 
 
 @pytest.mark.parametrize(
@@ -400,14 +400,14 @@ def test_ranks_in_different_calls():
     ],
     ids=" and ".join,
 )
-def test_nothing_is_said_where_nothing_is_certain(names):
-    assert told(*names) == []
+def test_without_certainty_nothing_is_reported(names):
+    assert findings(*names) == []
 
 
-def test_what_all_ranks_wait_for_is_told_without_a_rank_that_waits_for_them():
-    assert told("a queue", "a queue")[0].startswith("ranks 0-1 wait for data (queue.get) at train.py:54 step: has")
-    assert told("compiling", "compiling")[0].startswith("ranks 0-1 are compiling at train.py:129 step: it goes on")
-    assert told("pdb of 3.13", "a loop")[0].startswith("rank 0 waits at a debugger's prompt")
+def test_a_call_that_all_ranks_wait_in_is_reported_without_a_culprit():
+    assert findings("a queue", "a queue")[0].startswith("ranks 0-1 wait for data (queue.get) at train.py:54 step: has")
+    assert findings("compiling", "compiling")[0].startswith("ranks 0-1 are compiling at train.py:129 step: it goes on")
+    assert findings("pdb of 3.13", "a loop")[0].startswith("rank 0 waits at a debugger's prompt")
 
 
 LIVE = {
@@ -458,7 +458,7 @@ def _does(child: subprocess.Popen[str], answer: Path, doing: Activity) -> bool:
 
 @given(st.lists(st.tuples(st.sampled_from([*SAMPLES, "stopped", "silence", "its end", "finished"])), max_size=6))
 def test_no_scene_is_too_much(names):
-    texts = told(*(name for (name,) in names))
+    texts = findings(*(name for (name,) in names))
     assert len(texts) <= 2 and all(text.startswith(("rank", "only rank")) for text in texts)
 
 

@@ -55,7 +55,7 @@ def sent(job, kind):
     return [(round(time * 1000), ranks, message) for time, ranks, message in job.sent if isinstance(message, kind)]
 
 
-def all_say(job, ending):
+def final_report(job, ending):
     return report.format_report(decide_verdict(ending, job.hosts, started=0.0, ended=job.now), None)
 
 
@@ -83,7 +83,7 @@ def test_a_lowered_program_that_is_not_known_is_like_any(strict):
     assert len(sent(strict, CallMismatch)) == 1
 
 
-def test_who_differs_is_told_to_all_once_it_is_known_what_they_run(strict):
+def test_the_divergence_is_sent_to_all_ranks_once_their_programs_are_known(strict):
     strict.programs = {(0, 7): line("k", 32), (2, 7): line("other", 31)}
     strict.handle(call(0), call(2, key="other")).wait(0.05).handle(call(1)).wait(0.5)
     ((time, ranks, message),) = sent(strict, CallMismatch)
@@ -92,20 +92,20 @@ def test_who_differs_is_told_to_all_once_it_is_known_what_they_run(strict):
     assert strict.outcome is None  # the program may catch it
 
 
-def test_without_descriptions_it_is_told_soon_all_the_same(strict):
+def test_without_program_details_the_divergence_is_sent_after_a_moment(strict):
     strict.handle(call(0), call(2, code="other"), call(1)).wait(2)
     ((time, _, message),) = sent(strict, CallMismatch)
     assert time <= 700 and "disagree at cross-process call #1" in message.reason
 
 
-def test_who_comes_late_to_a_call_that_will_not_be_is_told_at_once(strict):
+def test_a_rank_that_enters_a_diverged_call_late_is_sent_the_divergence_at_once(strict):
     strict.handle(call(0), call(2, key="other")).wait(1)
     assert not sent(strict, CallMismatch)
     strict.wait(2).handle(call(1))
     assert [ranks for _, ranks, _ in sent(strict, CallMismatch)] == [(0, 2), (1,)]
 
 
-def test_who_waits_for_a_rank_that_has_finished_is_told_how_many_calls_it_made(strict):
+def test_a_rank_that_waits_for_a_finished_one_is_sent_its_number_of_calls(strict):
     strict.handle(RecorderSnapshot(2, flight("a", "b"))).done(2)
     strict.handle(call(0, 3), call(1, 3)).wait(1)
     ((_, ranks, message),) = sent(strict, CallMismatch)
@@ -119,7 +119,7 @@ def test_waiting_first_and_the_end_of_another_later_is_the_same(strict):
     assert "has made no call and is finished" in sent(strict, CallMismatch)[0][2].reason
 
 
-def test_groups_that_wait_for_each_other_are_told(strict):
+def test_groups_that_wait_for_each_other_are_sent_the_divergence(strict):
     strict.handle(call(0, group="0-1"), call(1, group="1-2", place="train.py:12 main"), call(2, group="0,2")).wait(1)
     verdict = sent(strict, CallMismatch)
     assert sorted(rank for _, ranks, _ in verdict for rank in ranks) == [0, 1, 2]
@@ -133,7 +133,7 @@ def test_one_that_still_works_may_come(strict):
     assert [ranks for _, ranks, _ in sent(strict, Proceed)] == [(1, 2)]
 
 
-def test_all_that_were_told_have_time_to_raise_it(strict):
+def test_all_ranks_that_were_sent_the_divergence_have_time_to_raise_it(strict):
     strict.handle(call(0), call(1), call(2, key="other")).wait(1)
     strict.handle(strict.failure(2, "DivergenceError", "the processes disagree")).exit(1, 2).wait(0.3)
     assert not strict.kills()
@@ -143,7 +143,7 @@ def test_all_that_were_told_have_time_to_raise_it(strict):
     assert verdict.culprits == (0, 1, 2) and not strict.kills()
 
 
-def test_who_was_told_and_does_not_raise_it_holds_nobody_up(strict):
+def test_a_rank_that_does_not_raise_the_divergence_delays_nobody(strict):
     strict.handle(call(0), call(1), call(2, key="other")).wait(1)
     strict.handle(strict.failure(2, "DivergenceError", "the processes disagree")).exit(1, 2).wait(2)
     assert [ranks for _, ranks in strict.kills()] == [(1,), (0,)] or strict.kills()
@@ -155,11 +155,11 @@ def test_a_rank_that_works_alone_waits_for_nobody(simulate):
     assert len(sent(job, CallMismatch)) == 1
 
 
-def test_the_price_is_told_at_the_end(strict):
+def test_the_cost_is_reported_at_the_end(strict):
     for rank, took in ((0, 0.3), (1, 0.5), (2, 0.1)):
         strict.handle(RecorderSnapshot(rank, replace(flight("a", "a"), agreement_cost=(2, took))))
     strict.done(0, 1, 2).exit(0, 0, 1, 2)
-    text = all_say(strict, strict.outcome)
+    text = final_report(strict, strict.outcome)
     assert "2 calls agreed on first, which took rank 1 0.50 s, 250.00 ms each, waiting for slower ranks" in text
 
 
@@ -178,7 +178,7 @@ def test_first_calls_that_are_alike_are_silent(record):
     assert not record.printed and not sent(record, Proceed)
 
 
-def test_first_calls_that_differ_are_said_once_and_kept_for_the_verdict(record):
+def test_first_calls_that_differ_are_reported_once_and_kept_for_the_verdict(record):
     record.programs = {(0, 7): line("k", 32), (1, 7): line("other", 31)}
     record.handle(call(0, waits=False), call(1, key="other", waits=False)).wait(3)
     record.handle(call(0, 2, waits=False), call(1, 2, key="other", waits=False)).wait(0.5)
@@ -186,16 +186,16 @@ def test_first_calls_that_differ_are_said_once_and_kept_for_the_verdict(record):
     assert record.outcome is None and not sent(record, CallMismatch)
     record.done(0, 1, 2).exit(0, 0, 1, 2).wait(1)
     assert record.outcome.reason == "ok" and record.outcome.divergence.number == 1
-    text = all_say(record, record.outcome)
+    text = final_report(record, record.outcome)
     assert "done in" in text and "may be wrong" in text and "argument x is float32[32]" in text
 
 
-def test_a_rank_for_which_the_program_is_not_new_says_nothing(record):
+def test_first_calls_that_no_other_rank_reports_are_no_divergence(record):
     record.handle(*(call(0, number, key=f"k{number}", waits=False) for number in range(1, 3000))).wait(100)
     assert not record.printed
 
 
-def test_a_first_call_that_a_finished_rank_was_needed_for_is_said(record):
+def test_a_first_call_that_needs_a_finished_rank_is_reported(record):
     record.handle(RecorderSnapshot(2, flight("a"))).done(2).handle(call(0, 2, waits=False)).wait(3)
     assert len(record.printed) == 1 and "has made only 1 call and is finished" in record.lines[0]
 
@@ -264,10 +264,10 @@ def test_an_end_that_is_in_step_is_not_put_off(record):
     assert record.outcome.divergence is None
 
 
-def test_more_calls_of_some_are_told_when_all_have_ended_well(record):
+def test_extra_calls_of_some_ranks_are_reported_after_success(record):
     record.handle(*(RecorderSnapshot(rank, flight("a", *["b"] * (rank == 0))) for rank in range(3)))
     record.done(0, 1, 2).exit(0, 0, 1, 2).wait(5)
-    text = all_say(record, record.outcome)
+    text = final_report(record, record.outcome)
     assert "only rank 0 made this call" in text and "ranks 1-2" in text
 
 

@@ -47,7 +47,7 @@ def run_dir(path: Path, lines: list[str], verdict: Verdict | None = VERDICT) -> 
     return path
 
 
-def test_the_verdict_is_told_again_with_when_each_rank_did_what(tmp_path: Path) -> None:
+def test_the_verdict_is_printed_again_with_a_timeline_of_each_rank(tmp_path: Path) -> None:
     path = run_dir(tmp_path / "run", job(2, hosts=2))
     assert explain_run(path).splitlines() == [
         "jaxrun: rank 1 of 2 on h1 raised ValueError.",
@@ -92,7 +92,7 @@ def test_a_large_job_is_summarised_by_step() -> None:
     assert lines[-1] == "* slowest: rank 33 (h1), imported 2.00 s after the median"
 
 
-def test_a_job_without_a_verdict_tells_how_far_it_had_come(tmp_path: Path) -> None:
+def test_a_job_without_a_verdict_shows_how_far_it_had_come(tmp_path: Path) -> None:
     lines = [*job(3)[:5], line("exit", 0.15, 2, status=-11)]
     text = explain_run(run_dir(tmp_path / "run", lines, verdict=None))
     assert f"no verdict in {tmp_path / 'run'}: jaxrun itself was killed or is still running" in text
@@ -109,17 +109,17 @@ def test_damaged_lines_are_left_out_and_counted(tmp_path: Path) -> None:
     assert timeline.format_table(timeline.parse_events(damaged)) == timeline.format_table(timeline.parse_events(lines))
 
 
-def test_a_damaged_verdict_is_said_to_be_so(tmp_path: Path) -> None:
+def test_a_damaged_verdict_is_reported_as_damaged(tmp_path: Path) -> None:
     path = run_dir(tmp_path / "run", job(2))
     (path / "verdict.json").write_text(verdict_file.to_json(VERDICT)[:40])
     assert f"the verdict in {path / 'verdict.json'} cannot be read" in explain_run(path)
 
 
-def test_a_job_that_started_nothing_is_told_too(tmp_path: Path) -> None:
+def test_a_job_that_started_nothing_is_explained_too(tmp_path: Path) -> None:
     assert "no rank was started" in explain_run(run_dir(tmp_path / "run", [], verdict=None))
 
 
-def test_of_several_jobs_the_latest_is_told(tmp_path: Path) -> None:
+def test_the_latest_of_several_jobs_is_explained(tmp_path: Path) -> None:
     run_dir(tmp_path / "1120-0900-a", job(1))
     newest = run_dir(tmp_path / "1120-1000-b", job(1))
     assert f"explain {newest}" in explain_run(tmp_path)

@@ -1,4 +1,4 @@
-"""What a dying worker says: the user's frames, and words that can be sent and shown, whatever is raised."""
+"""The failure report of a worker: the user's frames, and text that can be sent and shown, whatever is raised."""
 
 import importlib
 import runpy
@@ -130,7 +130,7 @@ def test_a_syntax_error_shows_the_line_and_nothing_else():
     assert words.message == "expected ':' (train.py, line 2)"
 
 
-def test_the_words_hold_rank_stage_status_and_notes():
+def test_the_report_holds_rank_stage_status_and_notes():
     error = _raised("train.py")
     error.add_note("in shard 2")
     words = failure_report.describe_failure(error, 3, "program")
@@ -181,7 +181,7 @@ class _OddNotes(Exception):
     ],
     ids=lambda error: type(error).__name__,
 )
-def test_whatever_is_raised_makes_words_that_can_be_sent_and_shown(error):
+def test_any_exception_makes_a_report_that_can_be_sent_and_shown(error):
     words = failure_report.describe_failure(_raised(_OURS, "train.py", error=error), 0, "program")
     (received,) = WorkerMessageDecoder().feed(encode(words))
     assert received == words

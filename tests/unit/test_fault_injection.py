@@ -45,7 +45,7 @@ WRONG = {
 
 
 @pytest.mark.parametrize(("text", "message"), WRONG.items(), ids=WRONG)
-def test_what_is_no_fault_is_told_with_the_right_form(text, message):
+def test_an_invalid_fault_is_refused_with_the_right_form(text, message):
     with pytest.raises(UsageError, match=message):
         parse_faults(text)
 
@@ -127,7 +127,7 @@ def test_no_fault_comes_to_a_job_that_is_ending(simulate, end):
     assert job.wait(3).injected == []
 
 
-def test_faults_that_come_too_late_are_told(simulate):
+def test_faults_that_come_too_late_are_reported(simulate):
     job = simulate(2, chaos="kill:1@5s,kill:0@200ms,cut:0@9s").run()
     job.done(0, 1).exit(0, 1).exit(0, 0)
     assert job.outcome.reason == "ok"
@@ -143,7 +143,7 @@ def test_a_rank_that_has_ended_cannot_be_met(simulate):
     assert job.lines[0] == "rank 2 cannot be stopped by SIGSTOP (19), as --chaos asked: it does not run"
 
 
-def test_a_fault_that_cannot_be_done_is_told_and_not_blamed(simulate):
+def test_a_fault_that_cannot_be_injected_is_reported_and_not_blamed(simulate):
     job = simulate(2, chaos="cut:1@1s").run().wait(1).handle(FaultNotInjected(1, "cut", "it is forbidden"))
     assert job.lines[-1] == "rank 1 could not be cut off from the network: it is forbidden; the job goes on"
     job.done(0, 1).exit(0, 1).exit(0, 0)
@@ -151,7 +151,7 @@ def test_a_fault_that_cannot_be_done_is_told_and_not_blamed(simulate):
 
 
 @pytest.mark.parametrize("stage", ["say_hello", "run"])
-def test_the_process_behind_the_launcher_orders_faults_at_any_time(simulate, stage):
+def test_the_parent_of_the_launcher_requests_faults_at_any_time(simulate, stage):
     job = getattr(simulate(2), stage)().handle(FaultRequested("kill", (1, 7))).wait(1)
     assert job.injected == [(0.0, "kill", (1,))]
     assert job.lines[:2] == [

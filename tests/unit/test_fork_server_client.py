@@ -1,4 +1,4 @@
-"""What a fork server is told about its job, and which jobs it cannot be told about because it runs already."""
+"""The job description sent to a fork server, and the jobs that a running one cannot accept."""
 
 import socket
 
@@ -31,7 +31,7 @@ def make_server():
         channel.close()
 
 
-def test_a_server_is_told_the_program_and_how_the_environment_differs_from_its_own(make_server):
+def test_a_server_gets_the_program_and_the_difference_of_the_environment(make_server):
     server, channel = make_server("/work")
     assert server.configure(("train.py", "a b"), {"PATH": "/bin", "MINE": "x", "JAX_PLATFORMS": "cpu"})
     (order,) = ForkServerMessageDecoder().feed(channel.recv(65536))

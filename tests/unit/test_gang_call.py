@@ -50,8 +50,8 @@ def test_events_of_a_rank_come_in_their_order(gang):
         one.prints("half ")
         one.prints("bad\n", GangMessageKind.STDERR)
         one.fails(KeyError("x"))
-        said, out, err, failed = events(call, 4)
-        assert said == RankMessage(0, {"a": 1})
+        message, out, err, failed = events(call, 4)
+        assert message == RankMessage(0, {"a": 1})
         assert (out, err) == (Printed(0, "out", b"half "), Printed(0, "err", b"bad\n"))
         assert failed.error.error == "KeyError" and failed.error.host == "h0"
         assert [failure.rank for failure in call.failures] == [0]
@@ -92,8 +92,8 @@ def test_values_go_to_all_or_to_some(gang):
     with gang.start_call() as call:
         call.send("all")
         call.send("one", ranks=[1])
-        heard = [[rank.receive().load()] for rank in gang.ranks]
-        assert [rank.receive().load() for rank in gang.ranks] == ["all", "all"] and heard == [["task"], ["task"]]
+        received = [[rank.receive().load()] for rank in gang.ranks]
+        assert [rank.receive().load() for rank in gang.ranks] == ["all", "all"] and received == [["task"], ["task"]]
         assert gang.ranks[1].receive().load() == "one"
         for rank in gang.ranks:
             rank.returns()
@@ -161,7 +161,7 @@ def test_what_is_no_message_ends_a_connection(gang):
 # ---- how it ends
 
 
-def test_ranks_that_still_run_the_function_are_interrupted_and_told_of_the_end(gang):
+def test_ranks_that_still_run_the_function_are_interrupted_and_sent_the_end(gang):
     gang.on_interrupt = lambda: [rank.returns() for rank in gang.ranks]
     with gang.start_call():
         pass
@@ -248,7 +248,7 @@ def test_results_come_by_rank_and_what_is_printed_meanwhile_is_shown(gang):
     assert gang.printed == [Printed(0, "out", b"half\n")]
 
 
-def test_a_call_that_takes_too_long_tells_where_the_ranks_are(gang):
+def test_the_error_of_a_call_that_takes_too_long_names_where_the_ranks_are(gang):
     gang.on_interrupt = gang.ranks[1].returns
     with pytest.raises(CallTimeout, match=r"rank 1 did not return within 0.01 s · all in sleep") as caught:
         with gang.start_call() as call:

@@ -94,7 +94,7 @@ def test_a_stranger_is_not_let_in(parent, monkeypatch):
 
 
 @pytest.mark.parametrize("where", ["", "tcp:"])
-def test_without_an_address_it_is_told_who_starts_it(where):
+def test_without_an_address_the_error_says_what_starts_the_rank(where):
     with pytest.raises(ProtocolError, match=r"this program is started by jaxrun\.Gang"):
         gang_connect.connect_to_parent(where, "token")
 

@@ -87,7 +87,7 @@ def test_different_errors_are_a_group_the_first_one_first():
     assert caught.group_contains(KeyError, match="early")
 
 
-def test_the_same_words_from_two_places_differ():
+def test_equal_messages_from_two_places_differ():
     one, other = remote(ValueError("x")), remote(ValueError("x"), 1)
     other = RemoteFailure(
         **{name: getattr(other, name) for name in RemoteFailure.__slots__} | {"traceback": "elsewhere\n"}

@@ -1,4 +1,4 @@
-"""What a gang is asked to be, and the command line that makes it one."""
+"""The specification of a gang, and the command line that it becomes."""
 
 from pathlib import Path
 
@@ -12,7 +12,7 @@ RUN_DIR = Path("/somewhere/run dir")
 
 
 def job(spec):
-    """What the command makes of a spec's words."""
+    """The job that the command line of a spec describes."""
     import click
 
     command = click.Command("jaxrun", params=parameters(), context_settings={"allow_interspersed_args": False})
@@ -21,7 +21,7 @@ def job(spec):
     return make_job(values, {})
 
 
-def test_a_shape_that_says_nothing_leaves_all_to_the_command():
+def test_an_empty_spec_leaves_all_to_the_command():
     made = job(GangSpec())
     assert (made.processes, made.devices_per_process, made.simulated_hosts, made.platform) == (None, None, 0, "auto")
     assert made.program[-1] == "jaxrun_runtime.gang.connect" and made.run_dir == RUN_DIR
@@ -42,7 +42,7 @@ def test_a_gang_may_wait_for_days():
     assert job(GangSpec(lockstep="strict")).stall_timeout == 0
 
 
-def test_options_have_the_last_word():
+def test_options_take_precedence():
     made = job(GangSpec(processes=2, options=("--partition", "debug", "--grace=7", "--tag", "a b"), backend="slurm"))
     assert (made.partition, made.grace, made.tag) == ("debug", 7.0, "a b")
 

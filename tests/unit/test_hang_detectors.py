@@ -61,7 +61,7 @@ def test_a_rank_that_ends_is_progress(simulate):
     assert job.outcome is None
 
 
-def test_the_verdict_says_it_with_the_places(simulate):
+def test_the_verdict_names_the_hang_with_its_places(simulate):
     from jaxrun.verdict.decide import decide as decide_verdict
 
     job = simulate(3, **SILENT).run()
@@ -154,7 +154,7 @@ def test_a_rank_that_does_not_answer_is_not_judged():
     assert _check_all((10.0, {}, {}), (12.0, {}, {})) == [False, False]
 
 
-def test_the_kernel_must_say_that_they_sleep():
+def test_ranks_count_as_hung_only_if_the_kernel_reports_them_asleep():
     idle = {1: 4.0, 2: 5.0}
     running = {1: "futex_wait_queue", 2: ""}
     assert _check_all((10.0, STUCK, idle), (12.0, STUCK, idle), waits=running) == [False, False]

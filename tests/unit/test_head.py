@@ -44,7 +44,7 @@ def test_the_head_wakes_for_nothing_in_a_run_without_limits(simulate):
     assert simulate(2).run().head.deadline() is None
 
 
-def test_a_slow_start_is_told_after_2_s_and_then_every_10_s(simulate):
+def test_a_slow_start_is_reported_after_2_s_and_then_every_10_s(simulate):
     job = simulate(4, hosts={0: "h1", 1: "h1", 2: "h2", 3: "h2"}).spawn()
     job.handle(job.hello(0), job.hello(2)).wait(13)
     job.handle(job.hello(1), job.hello(3)).wait(10)
@@ -257,7 +257,7 @@ HISTORIES = {
 
 
 @pytest.mark.parametrize("history", HISTORIES.values(), ids=HISTORIES)
-def test_a_job_ends_as_its_history_says(simulate, history):
+def test_a_job_ends_as_its_history_determines(simulate, history):
     job = simulate(4).run()
     for at, event in history.events:
         job.wait(at / 1000 - job.now)

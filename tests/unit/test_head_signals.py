@@ -118,7 +118,7 @@ def test_a_signal_when_all_is_done_only_hastens_the_end(simulate):
 
 
 @pytest.mark.parametrize("late", ["words", "done"])
-def test_rank_0_is_thawed_when_what_it_said_crossed_with_the_order_to_freeze_it(simulate, late):
+def test_rank_0_is_continued_when_its_message_crossed_with_sigstop(simulate, late):
     job = simulate(3).run().handle(simulate(3).failure(1)).wait(0.03)
     assert job.kills(signal.SIGSTOP) == [(30, (0,))] and job.kills() == [(30, (2,))]
     job = job.handle(job.failure(0, message="Connection closed by peer")) if late == "words" else job.done(0)
@@ -198,7 +198,7 @@ def test_others_that_wait_in_jax_for_a_rank_that_has_ended_are_stuck(simulate, l
     assert job.kills() == [(17_200, live)]  # 10 s after it ended, and 2 s later, each with 0.1 s for the answers
 
 
-def test_ranks_that_finish_after_a_first_look_are_not_stuck(simulate):
+def test_ranks_that_finish_after_a_first_snapshot_are_not_stuck(simulate):
     job = simulate(3).run()
     job.stacks = {1: IN_JAX, 2: IN_JAX}
     job.done(0).wait(11)

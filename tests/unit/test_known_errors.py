@@ -452,7 +452,7 @@ def test_every_row_has_an_example_and_a_name_of_its_own() -> None:
 
 
 @pytest.mark.parametrize("row", lookup.KNOWN_ERRORS, ids=lambda row: row.key)
-def test_a_row_says_one_thing_of_each_kind(row: KnownError) -> None:
+def test_a_row_holds_one_text_of_each_kind(row: KnownError) -> None:
     assert row.means.endswith(".") and row.means.count(". ") == 0
     assert row.advice and len(row.means) <= 120 and len(row.advice) <= 200
     assert row.link == "" or row.link.startswith("https://")
@@ -475,7 +475,7 @@ def test_numbers_of_the_text_stand_in_the_sentences() -> None:
 
 
 @pytest.mark.parametrize("text", ["", "bad record in shard 2", "KeyError: 'x'", "Connection reset by peer", FILTERED])
-def test_of_an_unknown_text_nothing_is_said(text: str) -> None:
+def test_an_unknown_text_is_not_explained(text: str) -> None:
     assert lookup.find_explanation(text, text) == lookup.Explanation()
 
 
@@ -499,11 +499,11 @@ def test_stderr_speaks_for_a_rank_without_an_exception() -> None:
 
 
 @pytest.mark.parametrize("status", [-signal.SIGKILL, -signal.SIGTERM])
-def test_of_a_rank_that_was_killed_from_outside_stderr_says_nothing(status: int) -> None:
+def test_stderr_of_a_rank_that_was_killed_from_outside_is_ignored(status: int) -> None:
     assert lookup.explain_worker(died(status, stderr_tail=MISMATCH)).means == ""
 
 
-def test_of_a_rank_that_was_lost_stderr_says_nothing() -> None:
+def test_stderr_of_a_lost_rank_is_ignored() -> None:
     assert lookup.explain_worker(died(None, stderr_tail=MISMATCH, lost_reason="its host is off")).means == ""
 
 

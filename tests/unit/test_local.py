@@ -1,4 +1,4 @@
-"""The local backend's decisions as values: who goes where, with which devices, cores and variables."""
+"""The local backend's plan as a value: placement, devices, cores and variables of each rank."""
 
 import re
 import sys
@@ -142,7 +142,7 @@ def test_simulated_hosts_hold_equal_blocks_of_ranks(hosts, each, cores):
     assert len({w.simulated_boot_id for w in made.workers}) == hosts
 
 
-def test_a_simulated_boot_id_looks_like_one_and_belongs_to_job_and_host():
+def test_a_simulated_boot_id_is_valid_and_belongs_to_job_and_host():
     (first, second), (other, _) = (
         [worker.simulated_boot_id for worker in plan(Job(program=("p",), simulated_hosts=2), {}, job_id, _CPU).workers]
         for job_id in (_ID, _ID[::-1])

@@ -1,4 +1,4 @@
-"""What tells programs apart: keys, codes and texts of programs of this process, as they would be across processes."""
+"""Program signatures: keys, codes and texts that distinguish programs here as they would across processes."""
 
 import base64
 import re

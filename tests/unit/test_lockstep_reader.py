@@ -28,7 +28,7 @@ def chain_after(number: int) -> int:
 
 
 class Writer:
-    """Makes a recorder as its contract says, with one group 1 of ranks 0-3 unless a test says more."""
+    """Makes a recorder in its documented format, with one group 1 of ranks 0-3 unless a test adds others."""
 
     def __init__(self, path: Path) -> None:
         self.file = path.open("w+b", buffering=0)
@@ -166,7 +166,7 @@ def test_each_group_has_its_numbers_and_marks(writer: Writer) -> None:
 
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=25, deadline=None)
 @given(steps=st.lists(st.integers(0, 700), max_size=8))
-def test_a_reader_that_looks_often_sees_what_one_sees_that_comes_last(tmp_path: Path, steps: list[int]) -> None:
+def test_frequent_reads_find_what_one_last_read_finds(tmp_path: Path, steps: list[int]) -> None:
     writer = Writer(tmp_path / "rank-0000.flight")
     writer.begin()
     often = FlightReader(writer.file.fileno())
@@ -198,7 +198,7 @@ def test_the_entered_call_is_pending_until_its_record_stands(writer: Writer) -> 
     assert read(writer).pending is None
 
 
-def test_a_compilation_is_told_while_it_lasts(writer: Writer) -> None:
+def test_a_compilation_is_reported_while_it_lasts(writer: Writer) -> None:
     writer.begin()
     writer.line({"compiling": "jit(a)"})
     writer.line({"compiling": "jit(b)"})

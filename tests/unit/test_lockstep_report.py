@@ -1,4 +1,4 @@
-"""What is said of ranks that were out of step: the calls, the difference, the advice."""
+"""The report about ranks that were out of step: the calls, the difference, the advice."""
 
 from __future__ import annotations
 
@@ -31,20 +31,20 @@ OTHER = replace(STEP, ranks=(3,), key="b")
 LONG = "P(('replica','data'),'model',None,None,'experts')"
 
 
-def told(*parties: CallGroup, hosts: dict[int, str] = ONE_HOST, group: str = "0-3") -> list[str]:
+def format_report_lines(*parties: CallGroup, hosts: dict[int, str] = ONE_HOST, group: str = "0-3") -> list[str]:
     return report.format_divergence(Divergence(group, 12, parties), hosts).splitlines()
 
 
 def difference(other: CallGroup, step: CallGroup = STEP) -> tuple[list[str], str]:
     """The lines between the parties and the advice, and the advice in one line."""
-    lines = told(step, other)
+    lines = format_report_lines(step, other)
     body = [line for line in lines[3:] if line.startswith("  ")]
     return body, " ".join(lines[3 + len(body) :])
 
 
 def test_the_last_batch_reads_as_it_should() -> None:
     shorter = ("batch.x", "float32[31,128]", "P('data',)")
-    assert told(STEP, replace(OTHER, arguments=(shorter, W))) == [
+    assert format_report_lines(STEP, replace(OTHER, arguments=(shorter, W))) == [
         "the processes disagree at cross-process call #12",
         "  ranks 0-2:  jit(step)  step at model.py:40, called at train.py:88",
         "  rank 3:     jit(step)  step at model.py:40, called at train.py:88",
@@ -55,7 +55,7 @@ def test_the_last_batch_reads_as_it_should() -> None:
 
 
 @pytest.mark.parametrize("before", [False, True])
-def test_a_report_is_found_among_what_a_launcher_says(before: bool) -> None:
+def test_a_report_is_found_in_a_launchers_output(before: bool) -> None:
     text = report.format_divergence(Divergence("0-3", 12, (STEP, OTHER), before), ONE_HOST)
     words = f"jaxrun: rank 1 is slow\njaxrun: {text}\njaxrun: rank 0 failed\n  more of it\n"
     assert report.find_report(words) == report.find_report(f"jaxrun: {text}\n") == text
@@ -96,9 +96,9 @@ def test_a_report_is_found_among_what_a_launcher_says(before: bool) -> None:
     ],
 )
 def test_the_argument_that_differs_is_named(argument: tuple[str, str, str], lines: list[str], advice: str) -> None:
-    body, said = difference(replace(OTHER, arguments=(argument, W)))
+    body, hint = difference(replace(OTHER, arguments=(argument, W)))
     assert body == lines
-    assert said.startswith(advice)
+    assert hint.startswith(advice)
 
 
 def test_a_long_sharding_that_is_the_same_is_left_out() -> None:
@@ -109,9 +109,9 @@ def test_a_long_sharding_that_is_the_same_is_left_out() -> None:
 
 def test_the_shape_comes_before_the_dtype() -> None:
     other = replace(OTHER, arguments=(("batch.x", "int8[32,128]", "P('data',)"), ("w", "float32[9]", "P()")))
-    body, said = difference(other)
+    body, hint = difference(other)
     assert body[0] == "  argument w is float32[8]@P() on ranks 0-2 and float32[9]@P() on rank 3"
-    assert "last batch" in said
+    assert "last batch" in hint
 
 
 @pytest.mark.parametrize(
@@ -120,8 +120,8 @@ def test_the_shape_comes_before_the_dtype() -> None:
 )
 def test_only_a_leading_axis_speaks_for_the_last_batch(one: str, other: str, last_batch: bool) -> None:
     step = replace(STEP, arguments=(("x", f"f32[{one}]", ""),))
-    _, said = difference(replace(OTHER, arguments=(("x", f"f32[{other}]", ""),)), step)
-    assert ("last batch" in said) is last_batch
+    _, hint = difference(replace(OTHER, arguments=(("x", f"f32[{other}]", ""),)), step)
+    assert ("last batch" in hint) is last_batch
 
 
 def test_arguments_without_names_are_counted() -> None:
@@ -171,37 +171,37 @@ def test_many_differences_are_cut() -> None:
         ),
     ],
 )
-def test_what_differs_is_said(other: CallGroup, line: str, advice: str) -> None:
-    body, said = difference(other)
+def test_the_difference_is_named(other: CallGroup, line: str, advice: str) -> None:
+    body, hint = difference(other)
     assert body == [f"  {line}"]
-    assert said.startswith(advice)
+    assert hint.startswith(advice)
 
 
-def test_functions_of_one_name_are_told_apart() -> None:
-    body, said = difference(replace(OTHER, source="step at /job/model.py:52", place="train.py:91 main"))
+def test_functions_of_one_name_are_distinguished() -> None:
+    body, hint = difference(replace(OTHER, source="step at /job/model.py:52", place="train.py:91 main"))
     assert body == [
         "  different functions of this name",
         "    step at model.py:40 on ranks 0-2",
         "    step at model.py:52 on rank 3",
     ]
-    assert said.startswith("every rank must make the same cross-process calls in the same order, of the same functions")
+    assert hint.startswith("every rank must make the same cross-process calls in the same order, of the same functions")
     body, _ = difference(replace(OTHER, source="step at /job/old/model.py:40"))
     assert body[1:] == ["    step at /job/model.py:40 on ranks 0-2", "    step at /job/old/model.py:40 on rank 3"]
 
 
 def test_where_the_programs_are_not_described_nothing_is_made_up() -> None:
     bare = CallGroup((3,), "jit(step)", "b", place="train.py:88 f")
-    body, said = difference(bare, CallGroup((0, 1, 2), "jit(step)", "a", place="train.py:88 f"))
-    assert (body, said) == (
+    body, hint = difference(bare, CallGroup((0, 1, 2), "jit(step)", "a", place="train.py:88 f"))
+    assert (body, hint) == (
         [],
         "the recorders do not hold what differs; jaxrun --lockstep strict stops before the call.",
     )
 
 
 def test_a_key_that_differs_in_what_is_not_described_is_not_taken_for_the_code() -> None:
-    body, said = difference(OTHER)
+    body, hint = difference(OTHER)
     assert body == []
-    assert said.startswith("the recorders do not hold what differs")
+    assert hint.startswith("the recorders do not hold what differs")
 
 
 def packed(text: str) -> str:
@@ -219,17 +219,17 @@ def coded(text: str, other: str, **changes: object) -> tuple[list[str], str]:
 
 
 def test_a_value_that_is_baked_in_is_shown() -> None:
-    body, said = coded(MAIN, MAIN.replace("<2>", "<3>"))
+    body, hint = coded(MAIN, MAIN.replace("<2>", "<3>"))
     assert body == [
         "  same name and shapes, different program: a Python value that is baked in differs",
         "  in the lowered programs (- ranks 0-2, + rank 3):",
         "    - %c = dense<2>",
         "    + %c = dense<3>",
     ]
-    assert said.startswith("pass the value as an argument instead, or broadcast rank 0's first")
+    assert hint.startswith("pass the value as an argument instead, or broadcast rank 0's first")
 
 
-def test_without_the_programs_it_is_said_all_the_same() -> None:
+def test_without_the_programs_a_divergence_is_reported_all_the_same() -> None:
     body, _ = coded("", "")
     assert body == ["  same name and shapes, different program: a Python value that is baked in differs"]
 
@@ -240,21 +240,21 @@ def test_long_differences_are_counted() -> None:
 
 
 def test_a_large_array_that_is_baked_in_is_not_shown() -> None:
-    body, said = coded(MAIN + " __elided__", MAIN + " __elided__")
+    body, hint = coded(MAIN + " __elided__", MAIN + " __elided__")
     assert body == ["  same name and shapes, different program: a large array that is baked in differs"]
-    assert said.startswith("pass the array as an argument")
+    assert hint.startswith("pass the array as an argument")
 
 
-def test_specs_of_a_shard_map_are_told_from_values() -> None:
-    body, said = coded(MAIN + "\n    sdy.manual_computation [1]", MAIN + "\n    sdy.manual_computation [2]")
+def test_specs_of_a_shard_map_are_distinguished_from_values() -> None:
+    body, hint = coded(MAIN + "\n    sdy.manual_computation [1]", MAIN + "\n    sdy.manual_computation [2]")
     assert body[0] == "  same name and shapes, different program: the specs of a shard_map differ"
-    assert said == "give shard_map the same in_specs and out_specs on every rank."
+    assert hint == "give shard_map the same in_specs and out_specs on every rank."
 
 
 def test_a_donated_argument_is_named() -> None:
-    body, said = coded(MAIN, MAIN.replace("a = 1", "a = 1, jax.buffer_donor = true"))
+    body, hint = coded(MAIN, MAIN.replace("a = 1", "a = 1, jax.buffer_donor = true"))
     assert body == ["  argument batch.x is not donated on ranks 0-2 and donated on rank 3"]
-    assert said.startswith("donate the same arguments on every rank")
+    assert hint.startswith("donate the same arguments on every rank")
 
 
 def test_arguments_that_the_program_lacks_are_counted() -> None:
@@ -264,46 +264,46 @@ def test_arguments_that_the_program_lacks_are_counted() -> None:
 
 
 def test_another_attribute_is_named() -> None:
-    body, said = coded(MAIN, MAIN.replace("a = 1", 'a = 1, mhlo.layout_mode = "x"'))
+    body, hint = coded(MAIN, MAIN.replace("a = 1", 'a = 1, mhlo.layout_mode = "x"'))
     assert body == ["  argument batch.x differs in mhlo.layout_mode"]
-    assert said == "compile it with the same options on every rank."
+    assert hint == "compile it with the same options on every rank."
 
 
 def test_a_weak_type_is_named_beside_the_program() -> None:
     weak = ("batch.x", "float32[32,128], weak", "P('data',)")
-    body, said = coded(MAIN, MAIN.replace("<2>", "<3>"), arguments=(weak, W))
+    body, hint = coded(MAIN, MAIN.replace("<2>", "<3>"), arguments=(weak, W))
     assert body[2] == "    float32[32,128]@P('data') (weakly typed) on rank 3"
     assert body[-1] == "    + %c = dense<3>"
-    assert said.startswith("a Python number is weakly typed")
+    assert hint.startswith("a Python number is weakly typed")
 
 
-def test_what_a_weak_type_does_to_the_result_is_said() -> None:
+def test_the_effect_of_a_weak_type_on_the_result_is_named() -> None:
     weak = ("batch.x", "float32[32,128], weak", "P('data',)")
-    body, said = difference(replace(OTHER, arguments=(weak, W), results=(("", "bfloat16[]", "P()"),)))
+    body, hint = difference(replace(OTHER, arguments=(weak, W), results=(("", "bfloat16[]", "P()"),)))
     assert body[-1] == "  the result is float32[]@P() on ranks 0-2 and bfloat16[]@P() on rank 3"
-    assert said.startswith("a Python number is weakly typed")
+    assert hint.startswith("a Python number is weakly typed")
 
 
 def test_functions_of_jax_are_named_as_such() -> None:
     mean = replace(OTHER, name="jit(_mean)", source="_mean at /venv/lib/python3.13/site-packages/jax/_src/numpy/r.py:9")
-    assert told(STEP, mean)[2] == "  rank 3:     jit(_mean)  _mean of JAX, called at train.py:88"
+    assert format_report_lines(STEP, mean)[2] == "  rank 3:     jit(_mean)  _mean of JAX, called at train.py:88"
 
 
 def test_ranks_of_which_nothing_is_known_are_named() -> None:
-    assert told(replace(STEP, ranks=(0,)), OTHER)[3] == "  ranks 1-2: not known"
+    assert format_report_lines(replace(STEP, ranks=(0,)), OTHER)[3] == "  ranks 1-2: not known"
 
 
 def test_a_call_that_one_rank_alone_makes() -> None:
     gone = CallGroup((1, 2, 3), state="has made only 11 calls and is finished")
-    assert told(replace(STEP, ranks=(0,)), gone)[1:4] == [
+    assert format_report_lines(replace(STEP, ranks=(0,)), gone)[1:4] == [
         "  rank 0:     jit(step)  step at model.py:40, called at train.py:88",
         "  ranks 1-3:  have made only 11 calls and are finished",
         "  only rank 0 made this call",
     ]
-    assert "pad or drop the uneven tail" in " ".join(told(replace(STEP, ranks=(0,)), gone))
+    assert "pad or drop the uneven tail" in " ".join(format_report_lines(replace(STEP, ranks=(0,)), gone))
 
 
-def test_one_call_more_is_told_as_such() -> None:
+def test_an_extra_call_is_named_as_such() -> None:
     found = Divergence(
         "0-3", 12, (STEP, replace(OTHER, name="jit(mean)")), is_oldest_recorded=True, extra_call_ranks=(3,)
     )
@@ -314,14 +314,14 @@ def test_one_call_more_is_told_as_such() -> None:
 
 def test_groups_that_wait_for_each_other() -> None:
     crossed = CallGroup((3,), state="waits in call #1 of ranks 1, 3, jit(g) at train.py:50")
-    lines = told(replace(STEP, ranks=(0,)), crossed, group="0,3")
+    lines = format_report_lines(replace(STEP, ranks=(0,)), crossed, group="0,3")
     assert lines[0] == "the processes disagree at cross-process call #12 of ranks 0, 3"
     assert "only" not in " ".join(lines)
     assert lines[-1] == "groups that share ranks must make their calls in one order on all of them."
 
 
 def test_hosts_are_named_where_there_are_several() -> None:
-    assert told(STEP, replace(OTHER, name="jit(f)"), hosts=TWO_HOSTS)[1:3] == [
+    assert format_report_lines(STEP, replace(OTHER, name="jit(f)"), hosts=TWO_HOSTS)[1:3] == [
         "  ranks 0-2 (h1, h2):  jit(step)  step at model.py:40, called at train.py:88",
         "  rank 3 (h2):         jit(f)     step at model.py:40, called at train.py:88",
     ]
@@ -351,7 +351,7 @@ def test_many_parties_are_cut() -> None:
     assert "on rank 3 and 6 other values" in lines or "    6 other values" in lines
 
 
-def test_what_happened_before_is_said_to_be_unknown() -> None:
+def test_what_happened_before_is_marked_as_unknown() -> None:
     found = Divergence("0-3", 905, (STEP, OTHER), is_earlier=True)
     lines = report.format_divergence(found, ONE_HOST).splitlines()
     assert (
@@ -374,7 +374,7 @@ def test_what_happened_before_is_said_to_be_unknown() -> None:
         ((CallGroup((0,), state="is gone"),), "#12"),
     ],
 )
-def test_one_line_says_where(parties: tuple[CallGroup, ...], line: str) -> None:
+def test_the_one_line_summary_names_the_place(parties: tuple[CallGroup, ...], line: str) -> None:
     assert (
         report.format_headline(Divergence("0-3", 12, parties))
         == f"the ranks were out of step at cross-process call {line}"

@@ -143,7 +143,7 @@ def test_what_cannot_be_traced_is_refused(call_with):
     assert isinstance(refused, CannotTrace)
 
 
-def test_a_chunk_that_fails_on_its_device_is_told_and_raised(call_with, monkeypatch):
+def test_a_chunk_that_fails_on_its_device_is_reported_and_raised(call_with, monkeypatch):
     def fail(results):
         raise RuntimeError("out of memory")
 

@@ -56,7 +56,7 @@ def test_a_list_of_items_is_stacked(xs, template, leaf_shapes):
     assert (items.template, shapes(items)) == (template, leaf_shapes)
 
 
-def test_numbers_of_pythons_are_told_from_arrays():
+def test_python_numbers_are_distinguished_from_arrays():
     assert stack_items([1, 2]).exact == (True,)
     assert stack_items([np.int64(1), np.int64(2)]).exact == (False,)
     assert parse_items({"a": [1, 2], "b": np.array([1, 2])}, 0).exact == (True, False)

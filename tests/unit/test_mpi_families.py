@@ -42,7 +42,7 @@ def _words(family, program=("agent", "-m"), **request):
 
 
 @pytest.mark.parametrize(("text", "family", "version"), _SAYS, ids=[version for _, _, version in _SAYS])
-def test_a_kind_is_known_by_what_its_version_says(text, family, version):
+def test_a_family_is_recognised_by_its_version_text(text, family, version):
     assert identify_family(text) is family
     assert family.version(text) == version
     assert identify_family(f"warning: something else\n{text}") is family
@@ -136,12 +136,12 @@ def test_root_gives_the_option_once_and_others_never():
 
 
 @pytest.mark.parametrize("family", FAMILIES, ids=lambda family: family.version_pattern)
-def test_the_users_words_stand_right_before_the_program(family):
+def test_the_users_arguments_come_right_before_the_program(family):
     words = _words(family, processes=1, user_words=("--verbose", "a b"))
     assert words[-4:] == ("--verbose", "a b", "agent", "-m")
 
 
-def test_the_users_words_stand_in_the_first_block_only():
+def test_the_users_arguments_are_in_the_first_block_only():
     words = _words(INTEL, processes=3, host_counts=(("h1", 2), ("h2", 1)), user_words=("-verbose",))
     assert words.count("-verbose") == 1 and words.index("-verbose") < words.index(":")
     assert words.count("agent") == 2 and words[-1] == "-m"
@@ -175,7 +175,7 @@ def test_a_value_is_not_taken_for_an_option():
 
 
 @pytest.mark.parametrize("family", [MPICH, INTEL])
-def test_hydra_is_told_how_to_reach_hosts_unless_the_user_says_it(family):
+def test_hydra_gets_a_launcher_for_hosts_unless_the_user_chose_one(family):
     assert _words(family, processes=1, launcher="ssh")[1:3] == ("-launcher", "ssh")
     assert "-launcher" not in _words(family, processes=1)
     for choice in (

@@ -33,7 +33,7 @@ def test_a_line_is_parsed_as_options_of_jaxrun(line, arguments):
 
 
 @pytest.mark.parametrize(
-    ("line", "said"),
+    ("line", "message"),
     [
         ("-n x", "'x' is not a valid integer"),
         ("-n 0", "processes of a gang must be a whole number from 1, not 0"),
@@ -43,7 +43,7 @@ def test_a_line_is_parsed_as_options_of_jaxrun(line, arguments):
         ("--env 'A", "No closing quotation"),
     ],
 )
-def test_what_cannot_be_read_is_named(line, said):
+def test_what_cannot_be_read_is_named(line, message):
     with pytest.raises(UsageError) as caught:
         parse_arguments(line)
-    assert said in str(caught.value)
+    assert message in str(caught.value)

@@ -141,21 +141,21 @@ def test_each_call_has_outputs_and_a_time_of_its_own(fake):
 
 
 @pytest.mark.parametrize(
-    ("healthy", "stuck", "said"),
+    ("healthy", "stuck", "text"),
     [
         (True, False, "the gang goes on"),
         (False, False, "started anew when it is used next"),
         (False, True, "ranks 0-1 could not be interrupted"),
     ],
 )
-def test_an_interrupt_says_what_became_of_the_gang(fake, healthy, stuck, said):
+def test_an_interrupt_says_what_became_of_the_gang(fake, healthy, stuck, text):
     fake.refresh()
     if not stuck:
         fake.call.returns(0)
         fake.call.returns(1)
     _end(fake, KeyboardInterrupt(), healthy)
     (shown,) = fake.notebook.outputs
-    assert said in shown
+    assert text in shown
 
 
 # ---- errors of a cell
@@ -179,7 +179,7 @@ def test_an_error_of_one_rank_names_it_and_the_cell():
     assert text.endswith("\nValueError: bad")
 
 
-def test_the_same_error_is_told_once():
+def test_equal_errors_are_shown_once():
     same = [_BAD, replace(_BAD, rank=2, time=1.0)]
     assert format_main_error(same, 4).startswith("ranks 1-2 raised the same\n")
     assert format_main_error(same, 2).startswith("all ranks raised the same\n")
@@ -198,6 +198,6 @@ def test_lines_about_the_others_come_last():
     assert format_main_error([_BAD], 4, ["rank 0 waits"]).endswith("ValueError: bad\nrank 0 waits")
 
 
-def test_an_error_without_a_traceback_is_told_by_its_name():
+def test_an_error_without_a_traceback_is_shown_by_its_name():
     exits = replace(_BAD, error="SystemExit", message="3", traceback="")
     assert format_main_error([exits], 4) == "rank 1 raised\nSystemExit: 3"

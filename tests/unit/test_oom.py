@@ -43,7 +43,7 @@ def test_the_kernels_log_is_read(tmp_path, record, text):
     watch.close()
 
 
-def test_what_was_said_of_another_process_is_kept_for_it(tmp_path):
+def test_an_entry_about_another_process_is_kept_for_it(tmp_path):
     log = tmp_path / "kmsg"
     log.touch()
     watch = OomWatch(None, log)

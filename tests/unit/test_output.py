@@ -236,11 +236,11 @@ def test_tail_is_the_last_whole_lines_of_stderr() -> None:
     assert len(lines) == pytest.approx(TAIL_BYTES / len("line 999\n"), abs=2)
 
 
-def test_a_reader_of_stdout_that_has_gone_is_said_once_and_the_logs_go_on(tmp_path: Path) -> None:
+def test_a_closed_stdout_is_reported_once_and_the_logs_go_on(tmp_path: Path) -> None:
     stage = Stage(1, merged=False, log_dir=tmp_path)
     stage.terminal.close(stage.terminal.out_read)
     deadline = time.monotonic() + 10
-    while b"has gone" not in (said := _read_now(stage.terminal.err_read)):
+    while b"has gone" not in (written := _read_now(stage.terminal.err_read)):
         stage.output.write(0, "out", b"line\n")
         stage.output.flush_due()
         assert time.monotonic() < deadline
@@ -249,9 +249,9 @@ def test_a_reader_of_stdout_that_has_gone_is_said_once_and_the_logs_go_on(tmp_pa
         stage.output.flush_due()
     stage.output.write(0, "err", b"still here\n")
     assert stage.output.close(timeout=10)
-    said += _read_now(stage.terminal.err_read)
-    assert said.count(b"jaxrun: the reader of stdout has gone; ") == 1
-    assert said.endswith(b"[0] still here\n")
+    written += _read_now(stage.terminal.err_read)
+    assert written.count(b"jaxrun: the reader of stdout has gone; ") == 1
+    assert written.endswith(b"[0] still here\n")
     assert len((tmp_path / "rank-0000.out").read_bytes()) % len(b"line\n") == 0
 
 
@@ -263,12 +263,12 @@ def test_a_closed_stdout_is_no_crash() -> None:
     assert b"cannot write to stdout: Bad file descriptor" in _read_now(stage.terminal.err_read)
 
 
-def test_log_files_that_cannot_be_made_are_said_once(tmp_path: Path) -> None:
+def test_log_files_that_cannot_be_created_are_reported_once(tmp_path: Path) -> None:
     stage = Stage(4, log_dir=tmp_path / "missing")
     stage.output.write(0, "out", b"x\n")
-    said = stage.finish()
-    assert said.count(b"jaxrun: cannot write ") == 1
-    assert said.endswith(b"[0] x\n")
+    written = stage.finish()
+    assert written.count(b"jaxrun: cannot write ") == 1
+    assert written.endswith(b"[0] x\n")
 
 
 # The limit on the size of files stands for a full disk: writing beyond it fails in the same way.
@@ -286,7 +286,7 @@ output.close()
 """
 
 
-def test_a_full_disk_is_said_once_and_costs_logs_only(tmp_path: Path) -> None:
+def test_a_full_disk_is_reported_once_and_costs_logs_only(tmp_path: Path) -> None:
     done = subprocess.run(
         [sys.executable, "-c", FULL_DISK, str(tmp_path)],
         env={"PYTHONPATH": PACKAGES, "PATH": os.environ["PATH"]},
@@ -295,9 +295,9 @@ def test_a_full_disk_is_said_once_and_costs_logs_only(tmp_path: Path) -> None:
     )
     assert done.returncode == 0, done.stderr
     assert done.stdout.count(b"\n") == 60
-    said, alive = done.stderr.splitlines()
+    written, alive = done.stderr.splitlines()
     assert (
-        said
+        written
         == (
             f"jaxrun: cannot write {tmp_path}/rank-0000.out: File too large; "
             "logs that fail so are given up, the job goes on"
@@ -309,7 +309,7 @@ def test_a_full_disk_is_said_once_and_costs_logs_only(tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(not os.path.exists("/dev/full"), reason="needs /dev/full, a device that is always full")
-def test_a_full_disk_under_stdout_is_said_and_no_crash() -> None:
+def test_a_full_disk_under_stdout_is_reported_without_a_crash() -> None:
     stage = Stage(1, merged=False)
     with open("/dev/full", "wb") as full:
         os.dup2(full.fileno(), stage.terminal.out)
@@ -331,7 +331,7 @@ def never(_: float) -> None:
     raise AssertionError("rested")
 
 
-def test_drain_reads_up_to_its_limit_and_tells_the_end(worker: tuple[Pipe, int]) -> None:
+def test_drain_reads_up_to_its_limit_and_reports_the_end(worker: tuple[Pipe, int]) -> None:
     pipe, write = worker
     stage = Stage(1, shown=frozenset())
     assert drain(pipe, stage.output) == 0

@@ -94,8 +94,8 @@ def test_the_shape_of_a_job_is_one_line(changes, expected):
     assert plan_summary(_plan(**changes)) == expected
 
 
-def test_what_a_worker_is_told_reaches_it_through_its_environment():
+def test_worker_settings_reach_it_through_its_environment():
     made = _plan(workers=(_worker(0, local_device_ids=(3,), cpus=(1,), simulated_boot_id="x"),))
-    told = made.worker_env(made.workers[0], run_dir="/runs/1", channel_fd=5, stacks_fd=6, flight_fd=7)
-    assert WorkerEnv.from_env({**made.base_env({}), **told.to_env()}) == told
-    assert (told.size, told.local_device_ids, told.cpus, told.run_dir) == (1, (3,), (1,), "/runs/1")
+    env = made.worker_env(made.workers[0], run_dir="/runs/1", channel_fd=5, stacks_fd=6, flight_fd=7)
+    assert WorkerEnv.from_env({**made.base_env({}), **env.to_env()}) == env
+    assert (env.size, env.local_device_ids, env.cpus, env.run_dir) == (1, (3,), (1,), "/runs/1")

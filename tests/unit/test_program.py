@@ -1,4 +1,4 @@
-"""The program is found, and asked for its wishes, without running or importing any of it."""
+"""The program is found, and its settings are read, without running or importing any of it."""
 
 import os
 import zipfile

@@ -1,4 +1,4 @@
-"""What the mark asks for, and the errors of one that cannot be."""
+"""The mark's arguments, and the errors for impossible ones."""
 
 import pytest
 
@@ -16,7 +16,7 @@ def test_the_mark_names_one_number_of_processes_or_several(args, kwargs, expecte
 
 
 @pytest.mark.parametrize(
-    ("args", "kwargs", "said"),
+    ("args", "kwargs", "message"),
     [
         ((), {}, "needs a number"),
         ((0,), {}, "from 1"),
@@ -28,12 +28,12 @@ def test_the_mark_names_one_number_of_processes_or_several(args, kwargs, expecte
         ((2,), {"n": 3}, "one number"),
     ],
 )
-def test_what_is_no_number_of_processes_is_refused(args, kwargs, said):
-    with pytest.raises(UsageError, match=said):
+def test_what_is_no_number_of_processes_is_refused(args, kwargs, message):
+    with pytest.raises(UsageError, match=message):
         parse_counts(args, kwargs)
 
 
-def test_all_that_the_mark_can_say_is_read():
+def test_all_arguments_of_the_mark_are_read():
     kwargs = {"devices": 2, "hosts": 2, "timeout": 1.5, "fresh": True, "env": {"B": "2", "A": "1"}, "dies": 1}
     gang = GangKey(4, 2, 2, (("A", "1"), ("B", "2")))
     assert parse_mark((4,), kwargs, 4) == MarkSpec(gang, 1.5, True, frozenset({1}))
@@ -42,7 +42,7 @@ def test_all_that_the_mark_can_say_is_read():
 
 
 @pytest.mark.parametrize(
-    ("kwargs", "said"),
+    ("kwargs", "message"),
     [
         ({"tiemout": 3}, "does not know tiemout; it takes processes"),
         ({"devices": 0}, r"devices=0"),
@@ -55,8 +55,8 @@ def test_all_that_the_mark_can_say_is_read():
         ({"dies": "1"}, "of 0 to 1"),
     ],
 )
-def test_what_cannot_be_is_refused_with_the_value(kwargs, said):
-    with pytest.raises(UsageError, match=said):
+def test_what_cannot_be_is_refused_with_the_value(kwargs, message):
+    with pytest.raises(UsageError, match=message):
         parse_mark((2,), kwargs, 2)
 
 
@@ -70,5 +70,5 @@ def test_what_cannot_be_is_refused_with_the_value(kwargs, said):
         (GangKey(2, env=(("A", "1"),)), "2 processes with variables of its own", "2p-A=1"),
     ],
 )
-def test_a_gang_key_is_written_in_words_and_as_a_label(gang, words, label):
+def test_a_gang_key_is_written_as_a_sentence_and_as_a_label(gang, words, label):
     assert (str(gang), gang.label) == (words, label)

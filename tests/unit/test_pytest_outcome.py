@@ -175,7 +175,7 @@ def test_a_rank_is_cut_off_in_the_phase_that_it_has_not_reported(reports, phase)
     assert cut.state(phase) is PhaseState.STUCK
 
 
-# ---- in words
+# ---- as text
 
 
 def test_the_table_has_one_line_for_equal_ranks_and_the_first_failure_on_top():

@@ -41,7 +41,7 @@ def test_it_runs_what_it_is_sent_one_after_the_other(serve):
     assert serve(call) == [(GangMessageKind.RESULT, 1), (GangMessageKind.RESULT, 2), (GangMessageKind.RESULT, 3)]
 
 
-def test_an_answer_belongs_to_its_call_and_tells_the_calls_made(serve, monkeypatch):
+def test_an_answer_belongs_to_its_call_and_contains_the_calls_made(serve, monkeypatch):
     monkeypatch.setattr(calls, "_call_counts", lambda: {"0-3": 7})
 
     def call(caller):

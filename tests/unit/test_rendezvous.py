@@ -31,9 +31,9 @@ def test_what_rank_0_writes_all_others_read(tmp_path):
 
 
 def test_nobody_else_may_read_the_token(tmp_path):
-    meeting = rendezvous_file(RankInfo("slurm", 0, 4, "7.0"), tmp_path)
-    meeting.write(JOB, TOKEN, "h1:40")
-    assert stat.S_IMODE(meeting.path.stat().st_mode) == 0o600 and TOKEN not in meeting.path.name
+    file = rendezvous_file(RankInfo("slurm", 0, 4, "7.0"), tmp_path)
+    file.write(JOB, TOKEN, "h1:40")
+    assert stat.S_IMODE(file.path.stat().st_mode) == 0o600 and TOKEN not in file.path.name
 
 
 @pytest.mark.parametrize(
@@ -49,10 +49,10 @@ def test_another_job_has_another_file(tmp_path, other):
     "text",
     ["", "{", "[]", '{"job_id": 1}', json.dumps({"job_id": "a", "token": "b", "head": "no address"})],
 )
-def test_a_file_that_says_nothing_is_as_good_as_none(tmp_path, text):
-    meeting = rendezvous_file(RankInfo("slurm", 1, 4, "7.0"), tmp_path)
-    meeting.path.write_text(text)
-    assert meeting.read() is None
+def test_an_empty_or_invalid_file_counts_as_none(tmp_path, text):
+    file = rendezvous_file(RankInfo("slurm", 1, 4, "7.0"), tmp_path)
+    file.path.write_text(text)
+    assert file.read() is None
 
 
 def test_a_directory_that_cannot_be_written_is_named_with_what_to_do(tmp_path):
@@ -67,7 +67,7 @@ def test_a_directory_that_is_none_is_refused(tmp_path):
         rendezvous_file(RankInfo("slurm", 0, 4, "7.0"), tmp_path / "none")
 
 
-def test_a_check_tells_a_head_from_nobody(capsys):
+def test_a_check_distinguishes_a_head_from_nobody(capsys):
     listener, loop = listen_on_tcp([Interface("lo", "127.0.0.1")], TOKEN, everywhere=False), EventLoop()
     listener.attach(loop, 0, lambda peer: None)
     (address,) = listener.addresses

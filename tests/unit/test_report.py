@@ -81,13 +81,13 @@ def test_without_a_run_directory_no_file_is_named() -> None:
 
 
 def test_a_failure_without_a_traceback_is_one_paragraph() -> None:
-    told = replace(FAILED, traceback="", headline="rank 2 of 8 was killed by SIGKILL (9).", victims={})
-    assert report.format_report(told, None) == "jaxrun: rank 2 of 8 was killed by SIGKILL (9).\nexit 1"
+    verdict = replace(FAILED, traceback="", headline="rank 2 of 8 was killed by SIGKILL (9).", victims={})
+    assert report.format_report(verdict, None) == "jaxrun: rank 2 of 8 was killed by SIGKILL (9).\nexit 1"
 
 
 def test_a_success_is_one_line() -> None:
-    told = Verdict("ok", 0, HOSTS, startup=0.6, run=1.45, stopping=0.05)
-    assert report.format_report(told, RUN_DIR) == "jaxrun: done in 2.1 s (start-up 0.60 s)"
+    verdict = Verdict("ok", 0, HOSTS, startup=0.6, run=1.45, stopping=0.05)
+    assert report.format_report(verdict, RUN_DIR) == "jaxrun: done in 2.1 s (start-up 0.60 s)"
 
 
 @pytest.mark.parametrize(

@@ -125,31 +125,31 @@ def test_files_are_replaced_whole(tmp_path: Path) -> None:
     directory.close()
 
 
-def test_a_directory_that_vanishes_is_told_once_and_never_raised(tmp_path: Path) -> None:
+def test_a_directory_that_vanishes_is_reported_once_and_never_raised(tmp_path: Path) -> None:
     directory = create(tmp_path / "run", base=tmp_path, name="", now=NOW)
     (tmp_path / "run" / "events.jsonl").unlink()
     (tmp_path / "run").rmdir()
-    told: list[str] = []
+    errors: list[str] = []
     directory.write_text("job.json", "before anybody listens")
-    directory.on_write_error(told.append)
+    directory.on_write_error(errors.append)
     directory.write_text("verdict.json", "after")
-    assert len(told) == 1
-    assert told[0].startswith(f"cannot write to {tmp_path / 'run'}: No such file or directory; the job goes on")
+    assert len(errors) == 1
+    assert errors[0].startswith(f"cannot write to {tmp_path / 'run'}: No such file or directory; the job goes on")
     directory.close()
 
 
 @pytest.mark.skipif(not os.path.exists("/dev/full"), reason="this system has no /dev/full")
-def test_a_full_disk_is_told_once_and_never_raised(tmp_path: Path) -> None:
+def test_a_full_disk_is_reported_once_and_never_raised(tmp_path: Path) -> None:
     directory = create(tmp_path / "run", base=tmp_path, name="", now=NOW)
     full = os.open("/dev/full", os.O_WRONLY)
     assert directory._events is not None
     os.dup2(full, directory._events)
     os.close(full)
-    told: list[str] = []
-    directory.on_write_error(told.append)
+    errors: list[str] = []
+    directory.on_write_error(errors.append)
     for _ in range(3):
         directory.record("hello", 1.0, 0)
-    assert len(told) == 1 and "No space left on device" in told[0]
+    assert len(errors) == 1 and "No space left on device" in errors[0]
     directory.close()
 
 

@@ -90,7 +90,7 @@ def test_its_last_line_is_the_same_command_in_place_of_the_shell():
                              "--tag", "a 'b'", "my train.py", "--submit", "$HOME", "it's", ""]  # fmt: skip
 
 
-def test_what_the_script_says_itself_is_not_said_again():
+def test_options_of_the_script_are_not_repeated():
     options = ["--submit", "--sbatch", "x.sh", "--partition=gpu", "--time", "10", "--account", "me", "-N", "2"]
     slurm_args = ["--slurm-args", "--mem=1G --mpi=pmix", "--slurm-args=-l"]
     words = ("--mem=1G", "--mpi=pmix", "-l")
@@ -98,7 +98,7 @@ def test_what_the_script_says_itself_is_not_said_again():
     assert made[4:] == ["--slurm-args=--mpi=pmix -l", "--backend", "slurm", "-N", "2", "train.py"]
 
 
-def test_words_for_srun_alone_are_no_words_for_sbatch():
+def test_options_for_srun_only_are_not_passed_to_sbatch():
     asked = make(slurm_args=("--mpi", "pmix", "--constraint", "a&b", "--wait=5", "-l", "--qos=x"))
     assert {"--constraint", "a&b", "--qos=x"} <= set(directives(asked))
     assert not {"--mpi", "pmix", "--wait=5", "-l"} & set(directives(asked))
@@ -116,7 +116,7 @@ def test_words_for_srun_alone_are_no_words_for_sbatch():
         (("--export=NONE",), "--export=ALL"),
     ],
 )
-def test_the_users_own_words_are_not_contradicted(words, gone):
+def test_the_users_own_options_are_not_contradicted(words, gone):
     asked = [word for word in directives(make(slurm_args=words)) if word not in words]
     assert not any(word.startswith(gone) for word in asked)
     assert any(word.startswith(gone) for word in directives(make()))

@@ -43,7 +43,7 @@ def words(made):
     return set(made.launch_command.argv)
 
 
-def test_the_command_says_everything_that_srun_would_else_guess(make, bin_folder):
+def test_the_command_contains_everything_that_srun_would_otherwise_guess(make, bin_folder):
     made = make(allocation(SLURM_NTASKS="4"))
     assert made.launch_command.argv == (
         str(bin_folder / "srun"),
@@ -106,7 +106,7 @@ def test_uneven_nodes_get_no_number_of_tasks_per_node(make):
         (allocation(cpus="64(x2)", SLURM_CPUS_PER_TASK="64", SLURM_NTASKS="2"), {"processes": 16}, 8),
     ],
 )
-def test_a_process_gets_the_cpus_that_there_are_unless_someone_has_said(make, found, request_, each):
+def test_cpus_per_process_come_from_the_options_or_the_allocation(make, found, request_, each):
     assert f"--cpus-per-task={each}" in words(make(found, **request_))
 
 
@@ -128,7 +128,7 @@ def test_gpus_are_not_hidden_from_a_neighbour(make, mark):
     assert "--gpu-bind=none" in words(make(allocation(**{mark: "1"})))
 
 
-def test_gpus_are_asked_for_per_node_and_nothing_else_says_how_many(make):
+def test_gpus_are_requested_per_node_only(make):
     made = make(allocation(SLURM_GPUS="16", SLURM_GPUS_PER_TASK="1"), gpus_per_host=2)
     assert {"--gpus-per-node=2", "--gpu-bind=none"} <= words(made)
     assert {"SLURM_GPUS", "SLURM_GPUS_PER_TASK"} <= set(made.launch_command.unset_env)
@@ -161,7 +161,7 @@ def test_resources_per_task_beyond_cpus_are_left_alone(make):
     assert make(allocation(SLURM_TRES_PER_TASK="cpu=8,gres/gpu=1")).launch_command.unset_env == ()
 
 
-def test_further_words_stand_last_and_win(make):
+def test_further_arguments_come_last_and_win(make):
     argv = make(allocation(), slurm_args=("--mpi=pmix", "--wait=5")).launch_command.argv
     assert argv[-len(AGENT_ARGV) - 2 :] == ("--mpi=pmix", "--wait=5", *AGENT_ARGV)
 
@@ -239,7 +239,7 @@ def test_without_srun_it_says_where_one_may_be(bin_folder, make):
     assert caught.value.exit_code == 69
 
 
-def test_options_of_a_batch_job_are_said_to_be_too_late(make):
+def test_options_of_a_batch_job_inside_an_allocation_give_a_note(make):
     assert make(allocation(), partition="gpu", account="me").notes == (
         "--partition, --account cannot change Slurm job 7, which runs already",
     )

@@ -1,4 +1,4 @@
-"""What Slurm's variables say of an allocation. The environments were printed by a Slurm 22.05."""
+"""The allocation that Slurm's variables describe. The environments were printed by a Slurm 22.05."""
 
 import pytest
 from hypothesis import given
@@ -66,7 +66,7 @@ def test_the_shell_of_salloc_keeps_the_tasks_of_the_allocation_where_it_is_a_ste
     assert read_allocation({**STEP_OF_ONE, "SLURM_NTASKS": "4"}).tasks == 4
 
 
-def test_tasks_for_each_node_count_where_all_of_them_are_not_said():
+def test_tasks_per_node_count_where_no_total_is_given():
     environ = {**UNEVEN, "SLURM_NTASKS_PER_NODE": "2"}
     del environ["SLURM_NTASKS"]
     assert read_allocation(environ).tasks == 6

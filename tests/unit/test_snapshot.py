@@ -54,12 +54,12 @@ def test_ranks_in_one_place_may_have_come_differently_far():
     assert "after calls #4-5 jit(step), 60.0 s ago or after call #5 jit(mean) of ranks 0-1" in rows[1]
 
 
-def test_a_compilation_is_told():
+def test_a_compilation_is_reported():
     text = format_snapshot(look({0: IN_JAX}, {0: flight(4, compiling=("jit(init)", 130.0))}))
     assert "compiling jit(init), 30.0 s" in text
 
 
-def test_those_that_have_finished_are_told_too():
+def test_finished_ranks_are_reported_too():
     text = format_snapshot(look({0: IN_JAX, 1: IN_JAX}, {rank: flight(4) for rank in range(3)}, finished=(2, 3)))
     assert "ranks 2-3 (h2) have finished, after call #4 jit(step), 60.0 s ago." in text
 

@@ -123,7 +123,7 @@ def test_ranks_at_one_place_are_one_group_and_the_odd_one_is_named() -> None:
     ]
 
 
-def test_hosts_are_named_where_they_say_something() -> None:
+def test_hosts_are_named_if_there_are_several() -> None:
     hosts = ONE_HOST | {3: "h2"}
     lines = stack_text.format_groups({0: IN_JAX, 1: IN_JAX, 3: ""}, hosts, {}).splitlines()
     assert lines[1] == "  2 ranks  0-1 (here)  train.py:88 train_step   in JAX: process_allgather"
@@ -174,7 +174,7 @@ def test_no_text_breaks_the_parser(text: str) -> None:
     stacks.is_waiting_in_jax(text, "futex")
 
 
-def test_of_a_rank_that_gives_no_answer_the_kernel_is_heard():
+def test_a_rank_that_does_not_answer_is_described_by_its_kernel_state():
     waits = {0: "futex_wait_queue", 1: "stopped by a signal (SIGCONT lets it go on)"}
     lines = stack_text.format_groups({0: IN_JAX, 1: ""}, ONE_HOST, waits).splitlines()
     assert any("no answer: stopped by a signal" in line and "  1 " in line for line in lines)

@@ -1,4 +1,4 @@
-"""The end of a job: the verdict is printed and kept, and the command waits until the screen has taken all output."""
+"""The end of a job: the verdict is printed and kept; the command waits until the terminal has received all output."""
 
 import signal
 
@@ -13,7 +13,7 @@ from jaxrun.supervisor.report import report_verdict
 
 
 class StuckOutput:
-    """An Output whose screen has taken everything at the call of `close` with this number."""
+    """An Output whose terminal has received everything at the call of `close` with this number."""
 
     def __init__(self, closes):
         self.lines = []

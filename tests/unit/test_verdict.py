@@ -1,4 +1,4 @@
-"""The verdict: which rank caused the end, what is said of it, and the exit code."""
+"""The verdict: which rank caused the end, its text, and the exit code."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ HOSTS = {rank: f"h{rank // 2}" for rank in range(4)}
 START, RUN_AT, NOW = 1000.0, 1002.0, 1012.5
 
 
-def said(rank: int, message: str, *, error: str = "ValueError", status: int = 1, stage: str = "program") -> Failed:
+def failed(rank: int, message: str, *, error: str = "ValueError", status: int = 1, stage: str = "program") -> Failed:
     traceback = f'Traceback (most recent call last):\n  File "train.py", line 88, in step\n{error}: {message}\n'
     return Failed(rank, 0.0, stage, status, error, message, "" if error == "SystemExit" else traceback)
 
@@ -36,7 +36,7 @@ def end(rank: int, at: float, status: int | None = None, **more: Any) -> WorkerO
 
 
 def raised(rank: int, at: float, message: str = "bad record", **more: Any) -> WorkerOutcome:
-    return end(rank, at, 1, failure=said(rank, message, **more))
+    return end(rank, at, 1, failure=failed(rank, message, **more))
 
 
 def stopped(*ranks: int) -> list[WorkerOutcome]:
@@ -62,7 +62,7 @@ def decide(ends: list[WorkerOutcome], reason: str, **more: Any) -> Verdict:
     return decide_verdict(ending, HOSTS, started=START, ended=NOW, timeout=10.0)
 
 
-# ---- who
+# ---- the culprit
 
 
 def test_an_exception_outweighs_a_broken_connection_that_came_first() -> None:
@@ -72,7 +72,7 @@ def test_an_exception_outweighs_a_broken_connection_that_came_first() -> None:
 
 
 @pytest.mark.parametrize("status", [-signal.SIGKILL, -signal.SIGSEGV, -signal.SIGTERM, 7])
-def test_a_death_without_words_outweighs_a_broken_connection(status: int) -> None:
+def test_a_death_without_a_failure_report_outweighs_a_broken_connection(status: int) -> None:
     ends = [raised(0, 9.9, GLOO), end(1, 10.0, status), *stopped(2, 3)]
     assert culprit_ranks(ends) == (1,)
     assert is_certain(ends)
@@ -100,7 +100,7 @@ def test_an_abort_that_jax_explains_is_a_consequence() -> None:
 @pytest.mark.parametrize(
     "victim",
     [
-        end(0, 9.0, 3, failure=said(0, "", error="SystemExit", status=3), stderr_tail=f"giving up: {GLOO}\n"),
+        end(0, 9.0, 3, failure=failed(0, "", error="SystemExit", status=3), stderr_tail=f"giving up: {GLOO}\n"),
         end(0, 9.0, 5, stderr_tail=f"ValueError: {GLOO}\n"),
         end(0, 9.0, -signal.SIGKILL, killed_by_launcher=True),
     ],
@@ -120,9 +120,9 @@ def test_a_status_0_without_a_finished_program_is_weaker_than_a_cause_and_strong
 
 
 def test_a_thread_that_died_before_makes_a_broken_connection_suspicious() -> None:
-    suspect = end(2, 9.5, 1, failure=said(2, GLOO), thread_failures=(thread(2),))
+    suspect = end(2, 9.5, 1, failure=failed(2, GLOO), thread_failures=(thread(2),))
     assert culprit_ranks([raised(0, 9.0, GLOO), suspect, *stopped(1, 3)]) == (2,)
-    innocent = end(2, 9.5, 1, failure=said(2, GLOO), thread_failures=(thread(2, f"ValueError: {GLOO}"),))
+    innocent = end(2, 9.5, 1, failure=failed(2, GLOO), thread_failures=(thread(2, f"ValueError: {GLOO}"),))
     assert culprit_ranks([raised(0, 9.0, GLOO), innocent]) == (0,)
 
 
@@ -136,10 +136,10 @@ def test_ranks_that_finished_or_still_run_are_never_blamed() -> None:
     assert culprit_ranks([*fine, raised(3, 9.0, GLOO)]) == (3,)
 
 
-# ---- what is said
+# ---- the text
 
 
-def test_an_exception_is_told_with_rank_host_and_time() -> None:
+def test_an_exception_is_reported_with_rank_host_and_time() -> None:
     verdict = weigh(raised(2, 10.25), *stopped(0, 1, 3))
     assert verdict.headline == "rank 2 of 4 on h1 raised ValueError 10.2 s into the run."
     assert verdict.traceback.endswith("ValueError: bad record")
@@ -188,7 +188,7 @@ def test_an_exception_is_told_with_rank_host_and_time() -> None:
         ),
     ],
 )
-def test_each_kind_of_end_has_its_words_and_its_code(
+def test_each_kind_of_end_has_its_text_and_its_code(
     culprit: WorkerOutcome, headline: str, code: int, outcome: str
 ) -> None:
     verdict = weigh(culprit, *stopped(0, 2, 3))
@@ -212,7 +212,7 @@ def test_the_same_error_of_all_is_shown_once() -> None:
     assert killed.headline.startswith("2 of 4 ranks (0, 3) were killed by SIGKILL (9) 1.0 s")
 
 
-def test_a_death_without_words_is_explained_by_the_thread_that_died_before() -> None:
+def test_a_death_without_a_failure_report_is_explained_by_a_thread_that_died_before() -> None:
     verdict = weigh(end(1, 5.0, -signal.SIGSEGV, thread_failures=(thread(1),)), *stopped(0, 2, 3))
     assert verdict.intro == "last words of thread Loader-1 of rank 1 (h0):"
     assert verdict.traceback == thread(1).traceback.rstrip()
@@ -235,7 +235,7 @@ def test_a_crash_shows_the_stack_of_the_fault_handler() -> None:
     assert verdict.traceback.endswith('  File "train.py", line 9, in step')
 
 
-def test_a_death_without_any_words_shows_the_end_of_stderr() -> None:
+def test_a_death_without_any_report_shows_the_end_of_stderr() -> None:
     tail = "".join(f"line {n}\n" for n in range(50)) + ABORT.splitlines()[1] + "\nterminate called\n"
     verdict = weigh(end(1, 5.0, -signal.SIGABRT, stderr_tail=tail), *stopped(0, 2, 3))
     assert verdict.intro == "the last lines that rank 1 (h0) wrote to stderr:"
@@ -244,7 +244,7 @@ def test_a_death_without_any_words_shows_the_end_of_stderr() -> None:
     assert weigh(end(1, 5.0, -signal.SIGKILL, stderr_tail=tail), *stopped(0, 2, 3)).traceback == ""
 
 
-def test_where_only_consequences_are_known_it_is_said() -> None:
+def test_a_verdict_that_knows_only_consequences_says_so() -> None:
     verdict = weigh(*(raised(rank, 9.0 - rank, GLOO) for rank in range(4)))
     assert verdict.culprits == (3,) and verdict.exit_code == 1
     assert verdict.headline == (
@@ -286,7 +286,7 @@ def test_a_network_that_does_not_connect_is_explained_where_there_are_several_ho
     assert weigh(*ends, hosts={0: "h1", 1: "h1"}).means == ""
 
 
-def test_victims_are_told_apart() -> None:
+def test_kinds_of_victims_are_distinguished() -> None:
     verdict = weigh(
         raised(1, 5.0),
         raised(0, 5.1, GLOO),
@@ -326,19 +326,19 @@ def test_a_failure_is_weighed() -> None:
         ("unavailable", 69, "counts differ\n  rank 7  7 devices"),
     ],
 )
-def test_what_the_head_has_found_is_told_as_it_is(reason: str, code: int, headline: str) -> None:
+def test_the_heads_finding_is_shown_unchanged(reason: str, code: int, headline: str) -> None:
     verdict = decide(stopped(0, 1, 2, 3), reason, text="counts differ\n  rank 7  7 devices", traceback="T")
     assert (verdict.outcome, verdict.exit_code, verdict.headline) == (reason, code, headline)
 
 
-def test_what_the_starter_said_is_explained() -> None:
-    said_by_ssh = "  ssh: Could not resolve hostname h9: Name or service not known"
+def test_the_output_of_the_launch_command_is_explained() -> None:
+    ssh_output = "  ssh: Could not resolve hostname h9: Name or service not known"
     verdict = decide(
-        [], "unavailable", text=f"mpirun ended with status 255 before the job was over; it said:\n{said_by_ssh}"
+        [], "unavailable", text=f"mpirun ended with status 255 before the job was over; it said:\n{ssh_output}"
     )
-    assert verdict.headline.endswith(said_by_ssh)
+    assert verdict.headline.endswith(ssh_output)
     assert verdict.advice.startswith("`getent hosts h9`")
-    assert decide([], "refused", text=said_by_ssh).advice == ""
+    assert decide([], "refused", text=ssh_output).advice == ""
 
 
 DUMP = 'Current thread 0x1f (most recent call first):\n  File "/job/train.py", line 8 in step\n'
@@ -384,14 +384,14 @@ def test_a_preempted_job_may_be_resumed() -> None:
     assert (verdict.exit_code, "SIGTERM (15)" in verdict.headline, "resumed" in verdict.headline) == (75, True, True)
 
 
-# ---- faults on order
+# ---- injected faults
 
 
 def dealt(kind: str, at: float = 2.0, by: str = "--chaos") -> tuple[InjectedFault, ...]:
     return (InjectedFault(kind, RUN_AT + at, by),)
 
 
-def test_a_death_on_order_is_told_as_one_and_ends_as_any_other() -> None:
+def test_an_injected_death_is_named_as_such_and_ends_as_any_other() -> None:
     verdict = weigh(end(1, 2.0, -signal.SIGKILL, injected_faults=dealt("kill")), raised(0, 2.1, GLOO), *stopped(2, 3))
     assert verdict.headline == "rank 1 of 4 on h0 was killed by SIGKILL (9), as --chaos asked, 2.0 s into the run."
     assert (verdict.exit_code, verdict.outcome, verdict.culprits) == (137, "killed", (1,))
@@ -427,7 +427,7 @@ def test_where_nobody_else_is_to_blame_a_harm_on_order_is_the_cause(
     assert verdict.exit_code == (1 if ends[0].failure else 134)
 
 
-def test_a_harm_outweighs_no_fault_of_another_but_is_told() -> None:
+def test_an_injected_fault_is_named_but_outweighs_no_failure_of_another() -> None:
     verdict = decide(
         [raised(0, 3.0), replace(stopped(1)[0], injected_faults=dealt("cut", 1.5)), *stopped(2, 3)], "failed"
     )
@@ -436,7 +436,7 @@ def test_a_harm_outweighs_no_fault_of_another_but_is_told() -> None:
 
 
 @pytest.mark.parametrize("reason", ["ok", "timeout", "stall", "interrupted"])
-def test_faults_are_told_however_the_job_ends(reason: str) -> None:
+def test_injected_faults_are_named_however_the_job_ends(reason: str) -> None:
     ends = [end(rank, 5.0, 0, finished=True, injected_faults=dealt("pause", by="its gang")) for rank in range(4)]
     verdict = decide(ends, reason, signum=15)
     assert verdict.details[0] == (

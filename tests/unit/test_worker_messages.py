@@ -1,4 +1,4 @@
-"""Both ends of the contract against each other: what one writes, the other reads; nothing else passes."""
+"""Messages between worker and agent: what one side writes, the other reads; nothing else is accepted."""
 
 import json
 import re
