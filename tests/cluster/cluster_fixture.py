@@ -17,7 +17,7 @@ from pathlib import Path
 import hosts
 import processes
 from harness import Result
-from launch_modes import Way
+from launch_modes import LaunchMode
 from processes import Process
 from state import CONTROLLER, Place
 
@@ -165,19 +165,19 @@ class Job:
 
 
 @dataclass(frozen=True)
-class Stage:
-    """Starts jobs in one way."""
+class JobRunner:
+    """Starts jobs in one launch mode."""
 
     bed: Bed
-    way: Way
+    mode: LaunchMode
     directory: Path
 
     @contextmanager
     def started(self, *words: str, on: tuple[str, ...] = HOSTS, env: Mapping[str, str] | None = None) -> Iterator[Job]:
         """`jaxrun WORDS` with a process on each of these hosts."""
-        command = self.way.command(on, "--run-dir", str(self.directory / "run"), *words)
-        environ = {**self.way.engine.env(), **(env or {})}
-        with self.bed.typed(self.way.host, *command, directory=self.directory, env=environ) as job:
+        command = self.mode.command(on, "--run-dir", str(self.directory / "run"), *words)
+        environ = {**self.mode.engine.env(), **(env or {})}
+        with self.bed.typed(self.mode.host, *command, directory=self.directory, env=environ) as job:
             yield job
 
     def jaxrun(self, *words: str, **more: object) -> Result:

@@ -66,13 +66,13 @@ def mended(bed: cluster_fixture.Bed) -> Iterator[None]:
 
 
 @pytest.fixture
-def go(bed: cluster_fixture.Bed, tmp_path: Path) -> Callable[[launch_modes.Way], cluster_fixture.Stage]:
-    """Starts jobs in this way. Skips where its engine is missing."""
+def go(bed: cluster_fixture.Bed, tmp_path: Path) -> Callable[[launch_modes.LaunchMode], cluster_fixture.JobRunner]:
+    """go(MODE) → a JobRunner of this launch mode. Skips where its engine is missing."""
 
-    def go(way: launch_modes.Way) -> cluster_fixture.Stage:
-        if reason := way.engine.missing():
+    def go(mode: launch_modes.LaunchMode) -> cluster_fixture.JobRunner:
+        if reason := mode.engine.missing():
             pytest.skip(reason)
-        return cluster_fixture.Stage(bed, way, tmp_path)
+        return cluster_fixture.JobRunner(bed, mode, tmp_path)
 
     return go
 
@@ -85,12 +85,12 @@ def measured(request: pytest.FixtureRequest) -> Callable[[str, float], None]:
 
 @pytest.fixture
 def on(
-    request: pytest.FixtureRequest, go: Callable[[launch_modes.Way], cluster_fixture.Stage]
-) -> cluster_fixture.Stage:
+    request: pytest.FixtureRequest, go: Callable[[launch_modes.LaunchMode], cluster_fixture.JobRunner]
+) -> cluster_fixture.JobRunner:
     """The same for a row of the matrix, in which it leaves its mark (see `launch_modes.row`)."""
-    way, row = request.param
-    mark = f"{way.engine.title} | {way.direction} | {row}"
+    mode, row = request.param
+    mark = f"{mode.engine.title} | {mode.direction} | {row}"
     file, line, _ = request.node.location
     place = f"{Path(file).name}:{line:04d}"
     request.node.user_properties += [("matrix", mark), ("order", place), ("with", launch_modes.versions())]
-    return go(way)
+    return go(mode)

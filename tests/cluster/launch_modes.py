@@ -57,7 +57,7 @@ SLURM = Engine("Slurm")
 
 
 @dataclass(frozen=True)
-class Way:
+class LaunchMode:
     engine: Engine
     direction: str
 
@@ -95,19 +95,20 @@ def _jaxrun(*words: str) -> list[str]:
 
 MPI = (OPEN_MPI_5, OPEN_MPI_4, MPICH, INTEL)
 # Rows that every engine might do in its own way, and those where MPICH stands for Intel MPI, too.
-ALL = tuple(Way(engine, direction) for engine in (*MPI, SLURM) for direction in (LAUNCHED, ATTACHED))
-SOME = tuple(way for way in ALL if way.engine is not INTEL)
-OF_MPI = tuple(way for way in ALL if way.engine is not SLURM)
+ALL = tuple(LaunchMode(engine, direction) for engine in (*MPI, SLURM) for direction in (LAUNCHED, ATTACHED))
+SOME = tuple(mode for mode in ALL if mode.engine is not INTEL)
+OF_MPI = tuple(mode for mode in ALL if mode.engine is not SLURM)
 
 
 # What a row that is always tried is tried with; all others, and all other rows, are for scripts/test --all.
-BASIC = (Way(OPEN_MPI_5, LAUNCHED), Way(SLURM, LAUNCHED))
+BASIC = (LaunchMode(OPEN_MPI_5, LAUNCHED), LaunchMode(SLURM, LAUNCHED))
 
 
-def row(title: str, *among: Way, always: tuple[Way, ...] = ()) -> pytest.MarkDecorator:
+def row(title: str, *among: LaunchMode, always: tuple[LaunchMode, ...] = ()) -> pytest.MarkDecorator:
     """A test that is a row of the matrix; its fixture `on` starts jobs in one of these ways."""
     params = [
-        pytest.param((way, title), id=str(way), marks=() if way in always else pytest.mark.extended) for way in among
+        pytest.param((mode, title), id=str(mode), marks=() if mode in always else pytest.mark.extended)
+        for mode in among
     ]
     return pytest.mark.parametrize("on", params, indirect=True)
 

@@ -4,20 +4,20 @@ from __future__ import annotations
 
 import pytest
 from harness import MISBEHAVE
-from launch_modes import LAUNCHED, OPEN_MPI_5, SLURM, Way
+from launch_modes import LAUNCHED, OPEN_MPI_5, SLURM, LaunchMode
 
 pytestmark = pytest.mark.extended
 
-TWO = [pytest.param(Way(engine, LAUNCHED), id=str(engine.label)) for engine in (OPEN_MPI_5, SLURM)]
+TWO = [pytest.param(LaunchMode(engine, LAUNCHED), id=str(engine.label)) for engine in (OPEN_MPI_5, SLURM)]
 
 
-@pytest.mark.parametrize("way", TWO)
+@pytest.mark.parametrize("mode", TWO)
 @pytest.mark.parametrize(
     ("kind", "codes", "words"),
     [("kill", {137}, "killed by SIGKILL (9)"), ("cut", {1, 134}, "cut off from the network")],
 )
-def test_a_fault_on_order_is_done_on_its_host(go, way: Way, kind: str, codes: set[int], words: str) -> None:
-    result = go(way).jaxrun("--chaos", f"{kind}:1@300ms", MISBEHAVE, "--steps", "100000")
+def test_a_fault_is_injected_on_its_host(go, mode: LaunchMode, kind: str, codes: set[int], words: str) -> None:
+    result = go(mode).jaxrun("--chaos", f"{kind}:1@300ms", MISBEHAVE, "--steps", "100000")
     verdict = result.verdict()
     assert (result.code in codes, verdict["exit_code"]) == (True, result.code), result
     assert verdict["culprits"] == [1]

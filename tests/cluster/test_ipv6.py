@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 
 import pytest
-from cluster_fixture import HOSTS, Bed, Stage
-from launch_modes import LAUNCHED, MPICH, Way
+from cluster_fixture import HOSTS, Bed, JobRunner
+from launch_modes import LAUNCHED, MPICH, LaunchMode
 
 pytestmark = pytest.mark.extended
 NETWORK = "fd77::/64"
@@ -23,8 +23,8 @@ def addresses(bed: Bed) -> Iterator[dict[str, str]]:
         bed.inside(host, "ip", "-6", "address", "delete", f"{address}/64", "dev", "eth0")
 
 
-def test_hosts_may_meet_over_ipv6(go: Callable[[Way], Stage], addresses: dict[str, str]) -> None:
-    result = go(Way(MPICH, LAUNCHED)).jaxrun("--interface", NETWORK, "-m", "jaxrun_runtime.programs.selfcheck")
+def test_hosts_may_meet_over_ipv6(go: Callable[[LaunchMode], JobRunner], addresses: dict[str, str]) -> None:
+    result = go(LaunchMode(MPICH, LAUNCHED)).jaxrun("--interface", NETWORK, "-m", "jaxrun_runtime.programs.selfcheck")
     assert result.code == 0, result
     assert {event["host"]: event["address"] for event in result.events("reported")} == addresses
     assert result.events("started")[0]["listening"].startswith(f"eth0 [{addresses['h1']}]:")

@@ -9,17 +9,17 @@ import subprocess
 import time
 
 import pytest
-from cluster_fixture import HOSTS, TESTBED, Stage
+from cluster_fixture import HOSTS, TESTBED, JobRunner
 from divergences import CASES, STUCK, check_report, place
 from harness import HERE
-from launch_modes import LAUNCHED, OPEN_MPI_5, PYTHON, SLURM, SOME, Way, row
+from launch_modes import LAUNCHED, OPEN_MPI_5, PYTHON, SLURM, SOME, LaunchMode, row
 
 pytestmark = pytest.mark.extended
 
 _OF_HOSTS = re.compile(r" \((?:h\d(?:, )?)+\)")
 DIVERGE = str(HERE / "diverge.py")
 KINDS = {case.kind: case for case in CASES}
-TWO = [pytest.param(Way(engine, LAUNCHED), id=str(engine.label)) for engine in (OPEN_MPI_5, SLURM)]
+TWO = [pytest.param(LaunchMode(engine, LAUNCHED), id=str(engine.label)) for engine in (OPEN_MPI_5, SLURM)]
 
 
 def on_one_host(report: str) -> str:
@@ -29,7 +29,7 @@ def on_one_host(report: str) -> str:
 
 
 @row("out of step: recorded and told", *SOME)
-def test_record_reports_the_divergence_and_the_job_goes_on(on: Stage) -> None:
+def test_record_reports_the_divergence_and_the_job_goes_on(on: JobRunner) -> None:
     result = on.jaxrun(DIVERGE, "static-argument")
     assert result.code == 0, result
     report = str(result.verdict()["divergence"])
@@ -38,7 +38,7 @@ def test_record_reports_the_divergence_and_the_job_goes_on(on: Stage) -> None:
 
 
 @row("out of step: `--lockstep strict` raises it", *SOME)
-def test_strict_raises_it_on_every_host(on: Stage) -> None:
+def test_strict_raises_the_divergence_on_every_host(on: JobRunner) -> None:
     case = KINDS["set-order"]
     result = on.jaxrun("--lockstep", "strict", DIVERGE, case.kind)
     assert result.code != 0 and result.verdict()["exit_code"] == 1, result
@@ -48,30 +48,30 @@ def test_strict_raises_it_on_every_host(on: Stage) -> None:
 
 
 @pytest.mark.parametrize("kind", ["branch", "last-batch-phase", "closed-over"])
-@pytest.mark.parametrize("way", TWO)
-def test_what_a_rank_did_is_read_on_its_host(go, way: Way, kind: str) -> None:
+@pytest.mark.parametrize("mode", TWO)
+def test_what_a_rank_did_is_read_on_its_host(go, mode: LaunchMode, kind: str) -> None:
     case = KINDS[kind]
-    result = go(way).jaxrun("--lockstep", "record", "--stall-timeout", "2", DIVERGE, kind)
+    result = go(mode).jaxrun("--lockstep", "record", "--stall-timeout", "2", DIVERGE, kind)
     assert result.code == case.ends, result
     check_report(case, len(HOSTS), on_one_host(str(result.verdict()["divergence"])))
 
 
-@pytest.mark.parametrize("way", TWO)
-def test_a_rank_that_is_stuck_is_named_with_its_host(go, way: Way) -> None:
-    result = go(way).jaxrun("--stall-timeout", "2", DIVERGE, "lock")
+@pytest.mark.parametrize("mode", TWO)
+def test_a_rank_that_is_stuck_is_named_with_its_host(go, mode: LaunchMode) -> None:
+    result = go(mode).jaxrun("--stall-timeout", "2", DIVERGE, "lock")
     assert not STUCK["lock"] and result.code == 124, result
     shown = result.err.rpartition("no progress")[2]
     assert re.search(rf"^  1 rank +2 \(h3\) +{place('lock')} .*after call #\d+ jit", shown, re.MULTILINE), result
 
 
-@pytest.mark.parametrize("way", TWO)
-def test_stacks_of_all_hosts_say_how_far_each_has_come(go, way: Way) -> None:
-    with go(way).started(DIVERGE, "stopped") as job:
+@pytest.mark.parametrize("mode", TWO)
+def test_stacks_of_all_hosts_say_how_far_each_has_come(go, mode: LaunchMode) -> None:
+    with go(mode).started(DIVERGE, "stopped") as job:
         job.wait_until(lambda: (job.run_dir / "rank-0002.flight").exists(), "recorder")
         text = ""
         deadline = time.monotonic() + 20
         while "no answer: stopped by a signal" not in text and time.monotonic() < deadline:
-            asked = job.bed.start("exec", way.host, "--", PYTHON, "-m", "jaxrun", "stacks", str(job.run_dir))
+            asked = job.bed.start("exec", mode.host, "--", PYTHON, "-m", "jaxrun", "stacks", str(job.run_dir))
             text = asked.communicate(timeout=30)[0]
         assert re.search(
             r"^  1 rank +2 \(h3\) +no answer: stopped by a signal .*after call #\d+ jit\(step\)", text, re.M
@@ -84,14 +84,14 @@ def test_stacks_of_all_hosts_say_how_far_each_has_come(go, way: Way) -> None:
 
 def test_a_job_that_was_killed_from_outside_left_its_recorders(go) -> None:
     """kill -9 of the launcher: no verdict, but what each rank had called can still be shown."""
-    way = Way(OPEN_MPI_5, LAUNCHED)
-    with go(way).started(DIVERGE, "rank-0-only") as job:
+    mode = LaunchMode(OPEN_MPI_5, LAUNCHED)
+    with go(mode).started(DIVERGE, "rank-0-only") as job:
         job.wait_for_output("mean", 1)
         time.sleep(1)  # the others go on to meet the wrong call
         os.kill(job.launcher(), signal.SIGKILL)
         job.process.wait(10)
         job.gone(within=5)
-        command = [TESTBED, "exec", way.host, "--", PYTHON, "-m", "jaxrun", "explain", str(job.run_dir)]
+        command = [TESTBED, "exec", mode.host, "--", PYTHON, "-m", "jaxrun", "explain", str(job.run_dir)]
         environ = {**os.environ, "JAXRUN_TESTBED_DIR": str(job.bed.root)}
         shown = subprocess.run(command, env=environ, capture_output=True, text=True, timeout=30).stdout
     assert "no verdict" in shown and not (job.run_dir / "verdict.json").exists(), shown

@@ -9,34 +9,34 @@ import time
 from collections.abc import Callable
 
 import pytest
-from cluster_fixture import ENGINE, Stage
+from cluster_fixture import ENGINE, JobRunner
 from harness import MISBEHAVE
-from launch_modes import ATTACHED, BASIC, LAUNCHED, OPEN_MPI_5, SOME, Way, row
+from launch_modes import ATTACHED, BASIC, LAUNCHED, OPEN_MPI_5, SOME, LaunchMode, row
 
 pytestmark = pytest.mark.usefixtures("mended")
 
 
 @row("`host cut`", *SOME, always=BASIC)
 def test_a_host_that_is_cut_off_is_named_and_ends_its_worker_by_itself(
-    on: Stage, measured: Callable[[str, float], None]
+    on: JobRunner, measured: Callable[[str, float], None]
 ) -> None:
     lose(on, "cut", measured)
 
 
 # Attached to Open MPI 5, mpirun kills rank 0, and the head with it, once it has lost its daemon on that host.
-@row("`host off`", *(way for way in SOME if way != Way(OPEN_MPI_5, ATTACHED)))
-def test_a_host_that_loses_its_power_is_named(on: Stage, measured: Callable[[str, float], None]) -> None:
+@row("`host off`", *(mode for mode in SOME if mode != LaunchMode(OPEN_MPI_5, ATTACHED)))
+def test_a_host_that_loses_its_power_is_named(on: JobRunner, measured: Callable[[str, float], None]) -> None:
     lose(on, "off", measured)
 
 
-def lose(stage: Stage, how: str, measured: Callable[[str, float], None]) -> None:
+def lose(runner: JobRunner, how: str, measured: Callable[[str, float], None]) -> None:
     """Take h2 away in this way; check the report and what is left of the job."""
-    ours = stage.way.direction == LAUNCHED
-    with stage.started(MISBEHAVE, "--steps", "100000") as job:
+    ours = runner.mode.direction == LAUNCHED
+    with runner.started(MISBEHAVE, "--steps", "100000") as job:
         job.wait_for_output("ready")
         time.sleep(0.5)
         began = time.monotonic()
-        stage.bed.run(how, "h2")
+        runner.bed.run(how, "h2")
         job.wait_until((job.run_dir / "verdict.json").exists, "verdict")
         decided = time.monotonic() - began
         # An mpirun that we have not started may wait for its own daemon on that host for as long as it likes.

@@ -13,9 +13,9 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from cluster_fixture import ENGINE, HOSTS, Stage
+from cluster_fixture import ENGINE, HOSTS, JobRunner
 from harness import MISBEHAVE, Result
-from launch_modes import ALL, ATTACHED, BASIC, LAUNCHED, MPICH, OF_MPI, OPEN_MPI_5, SLURM, SOME, Way, row
+from launch_modes import ALL, ATTACHED, BASIC, LAUNCHED, MPICH, OF_MPI, OPEN_MPI_5, SLURM, SOME, LaunchMode, row
 
 # The rank that fails notes when.
 RAISES = """\
@@ -43,9 +43,9 @@ print("sums", by_mpi, by_jax)
 """
 
 
-def exit_code(stage: Stage, result: Result) -> int:
+def exit_code(runner: JobRunner, result: Result) -> int:
     """The job's: under attach, the engine makes its own of it, of which only is known that it is not 0."""
-    if stage.way.direction == ATTACHED:
+    if runner.mode.direction == ATTACHED:
         assert result.code != 0
         return int(str(result.verdict()["exit_code"]))
     return result.code
@@ -59,21 +59,21 @@ def seconds_until(holds: Callable[[], bool], since: float, limit: float = 10) ->
 
 
 @row("selfcheck", *ALL, always=BASIC)
-def test_the_selfcheck_passes(on: Stage) -> None:
+def test_the_selfcheck_passes(on: JobRunner) -> None:
     result = on.jaxrun("-m", "jaxrun_runtime.programs.selfcheck")
     assert result.code == 0, result
     assert {str(event["host"]) for event in result.events("reported")} == set(HOSTS)
 
 
 @row("regression", *SOME)
-def test_the_main_job_runs(on: Stage) -> None:
+def test_the_main_job_runs(on: JobRunner) -> None:
     result = on.jaxrun("-d", "2", "-m", "jaxrun_runtime.programs.regression")
     assert result.code == 0, result
     assert "truth: 2 x - 1" in result.out
 
 
 @row("mpi4py beside JAX", *OF_MPI)
-def test_mpi_and_jax_agree_on_ranks_and_sums(on: Stage, tmp_path: Path) -> None:
+def test_mpi_and_jax_agree_on_ranks_and_sums(on: JobRunner, tmp_path: Path) -> None:
     program = tmp_path / "allreduce.py"
     program.write_text(ALLREDUCE)
     result = on.jaxrun(str(program))
@@ -84,7 +84,7 @@ def test_mpi_and_jax_agree_on_ranks_and_sums(on: Stage, tmp_path: Path) -> None:
 
 @row("an exception", *ALL, always=BASIC)
 def test_an_exception_on_another_host_ends_all_within_a_second(
-    on: Stage, tmp_path: Path, measured: Callable[[str, float], None]
+    on: JobRunner, tmp_path: Path, measured: Callable[[str, float], None]
 ) -> None:
     program = tmp_path / "raises.py"
     program.write_text(RAISES)
@@ -104,35 +104,35 @@ def test_an_exception_on_another_host_ends_all_within_a_second(
 
 
 @row("`sys.exit(7)`", *SOME)
-def test_sys_exit_is_the_jobs_status(on: Stage) -> None:
+def test_sys_exit_is_the_jobs_status(on: JobRunner) -> None:
     result = on.jaxrun(MISBEHAVE, "--exit", "7")
     assert exit_code(on, result) == 7
     assert "rank 1 of 3 on h2 ended with status 7" in result.err
 
 
 @row("`os._exit(7)`", *ALL)
-def test_a_sudden_exit_is_named(on: Stage) -> None:
+def test_a_sudden_exit_is_named(on: JobRunner) -> None:
     result = on.jaxrun(MISBEHAVE, "--os-exit", "7")
     assert exit_code(on, result) == 7
     assert "rank 1 of 3 on h2 exited with status 7" in result.err
 
 
 @row("SIGKILL", *ALL)
-def test_a_killed_rank_is_named(on: Stage) -> None:
+def test_a_killed_rank_is_named(on: JobRunner) -> None:
     result = on.jaxrun(MISBEHAVE, "--signal", "SIGKILL")
     assert exit_code(on, result) == 137
     assert "rank 1 of 3 on h2 was killed by SIGKILL (9)" in result.err
 
 
 @row("SIGKILL of rank 0", *SOME)
-def test_rank_0_may_be_the_one_that_is_killed(on: Stage) -> None:
+def test_rank_0_may_be_the_one_that_is_killed(on: JobRunner) -> None:
     result = on.jaxrun(MISBEHAVE, "--signal", "SIGKILL", "--rank", "0")
     assert exit_code(on, result) == 137
     assert "rank 0 of 3 on h1 was killed by SIGKILL (9)" in result.err
 
 
 @row("SIGSEGV", *SOME)
-def test_a_crash_shows_where_python_was(on: Stage) -> None:
+def test_a_crash_shows_where_python_was(on: JobRunner) -> None:
     result = on.jaxrun(MISBEHAVE, "--signal", "SIGSEGV")
     assert exit_code(on, result) == 139
     assert "rank 1 of 3 on h2 crashed with SIGSEGV (11)" in result.err
@@ -140,14 +140,14 @@ def test_a_crash_shows_where_python_was(on: Stage) -> None:
 
 
 @row("it ends while others wait", *SOME)
-def test_an_early_exit_is_named_with_where_the_others_wait(on: Stage) -> None:
+def test_an_early_exit_is_named_with_where_the_others_wait(on: JobRunner) -> None:
     result = on.jaxrun(MISBEHAVE, "--finish")
     assert exit_code(on, result) == 124
     assert "rank 1 finished" in result.err and "misbehave.py:" in result.err
 
 
 @row("stuck, `--timeout`", *SOME)
-def test_a_time_limit_shows_where_every_rank_is(on: Stage) -> None:
+def test_a_time_limit_shows_where_every_rank_is(on: JobRunner) -> None:
     result = on.jaxrun("--timeout", "5", MISBEHAVE, "--hang")
     assert exit_code(on, result) == 124
     assert re.search(r"2 ranks +0, 2 .*misbehave.py:\d+ main", result.err), result
@@ -155,7 +155,7 @@ def test_a_time_limit_shows_where_every_rank_is(on: Stage) -> None:
 
 
 @row("SIGQUIT shows stacks", *SOME)
-def test_sigquit_shows_the_stacks_of_all_hosts_and_does_no_harm(on: Stage) -> None:
+def test_sigquit_shows_the_stacks_of_all_hosts_and_does_no_harm(on: JobRunner) -> None:
     with on.started(MISBEHAVE, "--steps", "100") as job:
         job.wait_for_output("ready")
         os.kill(job.launcher(), signal.SIGQUIT)
@@ -165,26 +165,26 @@ def test_sigquit_shows_the_stacks_of_all_hosts_and_does_no_harm(on: Stage) -> No
 
 
 @row("Ctrl-C", *SOME)
-def test_ctrl_c_ends_the_job_within_the_grace(on: Stage) -> None:
+def test_ctrl_c_ends_the_job_within_the_grace(on: JobRunner) -> None:
     with on.started("--grace", "0.5", MISBEHAVE, "--rank", "-1", "--hang") as job:
         job.wait_for_output("ready")
         began = time.monotonic()
-        if on.way.direction == LAUNCHED:
+        if on.mode.direction == LAUNCHED:
             os.kill(job.launcher(), signal.SIGINT)
         else:  # it is mpirun's and srun's business; srun wants to be told twice
-            for _ in range(2 if on.way.engine is SLURM else 1):
+            for _ in range(2 if on.mode.engine is SLURM else 1):
                 os.killpg(job.process.pid, signal.SIGINT)
                 time.sleep(0.3)
         result = job.result(timeout=15)
         assert time.monotonic() - began < 5
         job.gone(within=3)
     assert result.code != 0
-    if on.way.direction == LAUNCHED:
+    if on.mode.direction == LAUNCHED:
         assert result.code == 130 and "interrupted by Ctrl-C (SIGINT)" in result.err, result
 
 
 @row("SIGTERM by the scheduler", *SOME)
-def test_sigterm_by_the_scheduler_is_named_as_such(on: Stage) -> None:
+def test_sigterm_by_the_scheduler_is_named_as_such(on: JobRunner) -> None:
     with on.started("--grace", "0.5", MISBEHAVE, "--rank", "-1", "--hang") as job:
         job.wait_for_output("ready")
         began = time.monotonic()
@@ -192,37 +192,39 @@ def test_sigterm_by_the_scheduler_is_named_as_such(on: Stage) -> None:
         result = job.result(timeout=15)
         assert time.monotonic() - began < 8
         job.gone(within=3)
-    if on.way == Way(OPEN_MPI_5, ATTACHED):  # it leaves a process a quarter of a second from SIGTERM to SIGKILL
+    if on.mode == LaunchMode(OPEN_MPI_5, ATTACHED):  # it leaves a process a quarter of a second from SIGTERM to SIGKILL
         assert result.code != 0 and "SIGTERM: asked ranks 0-2 to end" in result.err, result
     else:
         assert exit_code(on, result) == 143 and "interrupted by SIGTERM" in result.err, result
 
 
-def _cancel(stage: Stage) -> None:
+def _cancel(runner: JobRunner) -> None:
     """As a scheduler does: end the tasks of the job, or mpirun."""
-    if stage.way.engine is SLURM:
-        jobs = stage.bed.inside("ctl", "squeue", "--noheader", "--format=%i").split()
-        stage.bed.inside("ctl", "scancel", *jobs)
+    if runner.mode.engine is SLURM:
+        jobs = runner.bed.inside("ctl", "squeue", "--noheader", "--format=%i").split()
+        runner.bed.inside("ctl", "scancel", *jobs)
     else:
-        launch_command = next(found for found in stage.bed.job_processes() if found.command in ("mpirun", "prterun"))
+        launch_command = next(found for found in runner.bed.job_processes() if found.command in ("mpirun", "prterun"))
         os.kill(launch_command.pid, signal.SIGTERM)
 
 
 @row("`kill -9` of jaxrun", *ALL)
-def test_kill_9_of_the_launcher_leaves_nothing_on_any_host(on: Stage, measured: Callable[[str, float], None]) -> None:
+def test_kill_9_of_the_launcher_leaves_nothing_on_any_host(
+    on: JobRunner, measured: Callable[[str, float], None]
+) -> None:
     with on.started(MISBEHAVE, "--rank", "-1", "--leave-children", "--hang") as job:
         job.wait_for_output("children")
         assert len(job.workers()) >= 3
         os.kill(job.launcher(), signal.SIGKILL)
         # What somebody else has started ends in its own time.
-        took = job.gone(within=2, but_for=ENGINE if on.way.direction == ATTACHED else ())
+        took = job.gone(within=2, but_for=ENGINE if on.mode.direction == ATTACHED else ())
         measured("seconds until nothing was left", took)
         job.gone(within=15)
 
 
 # Attached to MPICH, rank 0 and its head are killed by Hydra as soon as any of its processes dies of a signal.
-@row("`kill -9` of an agent", *(way for way in SOME if way != Way(MPICH, ATTACHED)))
-def test_a_killed_agent_is_named_by_its_host(on: Stage) -> None:
+@row("`kill -9` of an agent", *(mode for mode in SOME if mode != LaunchMode(MPICH, ATTACHED)))
+def test_a_killed_agent_is_named_by_its_host(on: JobRunner) -> None:
     with on.started(MISBEHAVE, "--rank", "-1", "--hang") as job:
         job.wait_for_output("ready")
         os.kill(job.agent(1), signal.SIGKILL)
@@ -233,14 +235,14 @@ def test_a_killed_agent_is_named_by_its_host(on: Stage) -> None:
 
 
 @row("children left behind", *SOME)
-def test_processes_that_workers_leave_behind_are_ended_on_every_host(on: Stage) -> None:
+def test_processes_that_workers_leave_behind_are_ended_on_every_host(on: JobRunner) -> None:
     result = on.jaxrun(MISBEHAVE, "--rank", "-1", "--leave-children", "--finish")
     assert result.code == 0, result
     assert result.out.count("children") == 3
 
 
 @row("another program on one host", *SOME)
-def test_a_program_that_differs_on_one_host_is_refused(on: Stage) -> None:
+def test_a_program_that_differs_on_one_host_is_refused(on: JobRunner) -> None:
     for host in ("ctl", *HOSTS):  # /dev/shm is each host's own
         text = f"print('the program ran on', {host if host == 'h3' else 'h'!r})"
         on.bed.inside(host, "sh", "-c", 'printf "%s\\n" "$1" >/dev/shm/program.py', "sh", text)

@@ -194,6 +194,6 @@ def test_an_interface_that_is_not_there_is_refused_with_those_that_are(typed: Ty
 
 
 @NEEDS_MPIRUN
-def test_an_interface_that_others_cannot_reach_is_named_with_those_who_are_missing(typed: Typed) -> None:
+def test_an_interface_that_others_cannot_reach_is_named_with_the_missing_ranks(typed: Typed) -> None:
     options = ("-H", "h1:1,h2:1,h3:1", "--interface", "127.0.0.1", "--init-timeout", "5")
     refused(typed("h1", *launcher(*MPIRUN, *options)), 69, "127.0.0.1", "h2", "h3")

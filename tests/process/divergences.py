@@ -40,7 +40,7 @@ class Case:
         rest = [rank for rank in range(size) if rank != odd]
         return (f"{rest[0]}-{rest[-1]}" if len(rest) > 1 else f"{rest[0]}", f"{odd}")
 
-    def parties(self, size: int) -> dict[str, tuple[str, str]]:
+    def call_groups(self, size: int) -> dict[str, tuple[str, str]]:
         """By group, the call's name and place."""
         rows = zip(self.groups(size), self.calls, ("the others", ""), strict=True)
         return {who: (f"jit({name})", place(self.kind, role)) for who, name, role in rows if name}
@@ -61,8 +61,8 @@ def place(kind: str, who: str = "") -> str:
     raise LookupError(f"no line is marked with {kind}")
 
 
-def parties(report: str) -> dict[str, tuple[str, str]]:
-    """The rows of a report, as Case.parties has them."""
+def call_groups(report: str) -> dict[str, tuple[str, str]]:
+    """The rows of a report, as Case.call_groups has them."""
     rows = re.findall(r"^  ranks? ([\d, -]+): +(jit\(.+?\)) .*called at (\S+)$", report, re.MULTILINE)
     return {ranks: (name, where) for ranks, name, where in rows}
 
@@ -70,7 +70,7 @@ def parties(report: str) -> dict[str, tuple[str, str]]:
 def check_report(case: Case, size: int, report: str) -> None:
     """Call, groups of ranks, places, difference; and no line that is much too long."""
     assert report.startswith(f"the processes disagree at cross-process call #{case.number}\n"), report
-    assert parties(report) == case.parties(size), report
+    assert call_groups(report) == case.call_groups(size), report
     for words in case.words_for(size):
         assert words in report, report
     assert max(map(len, report.splitlines())) <= 110, report

@@ -55,7 +55,7 @@ def test_one_of_two_kinds_is_received(ends):
     assert link.receive(StartCoordinator, Join) == StartCoordinator("h")
 
 
-def test_another_kind_is_a_breach_of_the_contract_that_names_both(ends):
+def test_another_message_type_is_a_protocol_error_that_names_both(ends):
     agent, link = ends
     agent.sendall(encode(Exit()) * 2)
     with pytest.raises(ProtocolError, match=r"expected Run from the agent, received Exit\(\)"):
@@ -86,7 +86,7 @@ def test_an_answer_is_for_the_call_that_it_names(ends):
     assert link.receive(Exit) == Exit()
 
 
-def test_answers_do_not_disturb_who_waits_for_something_else(ends):
+def test_answers_do_not_disturb_waits_for_other_messages(ends):
     agent, link = ends
     agent.sendall(encode(Proceed("0-1", 1)) + encode(Exit()))
     assert link.receive(Exit) == Exit()

@@ -112,7 +112,7 @@ def test_an_argument_that_cannot_travel(gang):
         gang.run(len, threading.Lock())
 
 
-def test_an_error_after_a_call_of_all_leaves_them_in_step(gang):
+def test_an_error_after_a_collective_call_leaves_the_ranks_in_step(gang):
     def step():
         total(1)
         fail(ValueError("after"), 1)

@@ -128,7 +128,7 @@ def test_a_rank_that_is_stopped_is_reported_as_stopped(lasting, capsys):
     rebuilt(lasting, capsys, "did not come back")
 
 
-def test_an_error_before_a_call_of_all_names_who_waits(lasting, capsys):
+def test_an_error_before_a_collective_call_names_the_waiting_ranks(lasting, capsys):
     with pytest.raises(KeyError, match="bad") as caught:
         lasting.run(alone, 1, {}.__getitem__, "bad")
     (note,) = caught.value.__notes__

@@ -14,7 +14,7 @@ from jaxrun_runtime import hello
 pytestmark = pytest.mark.jax_version
 
 
-def test_the_hello_of_a_worker_holds_who_it_is_and_what_must_be_alike(start, script):
+def test_the_hello_of_a_worker_holds_its_identity_and_what_must_be_uniform(start, script):
     path = script("")
     harness = start([path], 2, env={"XLA_FLAGS": "", "NCCL_DEBUG": "INFO", "HOME": "/"})
     first, second = (worker.received(Hello)[0] for worker in harness.run())

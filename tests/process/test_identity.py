@@ -48,7 +48,7 @@ def test_rank_0_is_the_main_one_and_there_may_be_no_run_directory(alone, monkeyp
     assert (jr.is_main, jr.run_dir) == (True, None)
 
 
-def test_half_of_a_contract_is_an_error_that_names_the_variable(alone, monkeypatch):
+def test_incomplete_environment_variables_are_an_error_that_names_the_missing_one(alone, monkeypatch):
     monkeypatch.setenv("JAXRUN_JOB_ID", "ab" * 16)
     with pytest.raises(ProtocolError, match="JAXRUN_RANK is not set"):
         _ = jr.rank
@@ -80,7 +80,7 @@ def test_importing_it_imports_neither_jax_nor_numpy():
     assert result.stdout == "0 set()\n", result.stderr
 
 
-def test_the_data_helpers_come_when_they_are_asked_for():
+def test_the_data_helpers_are_imported_on_first_use():
     from jaxrun_runtime import data
 
     assert jr.shard is data.shard

@@ -217,7 +217,7 @@ def test_the_nonce_of_rank_0_is_what_all_read(monkeypatch):
 
 
 @pytest.mark.parametrize("client", [None, object()])
-def test_where_nobody_can_be_asked_there_is_no_nonce(monkeypatch, client):
+def test_without_a_coordinator_client_there_is_no_nonce(monkeypatch, client):
     _joined(monkeypatch, client)
     assert jax_private.exchange_nonce(0, "aa", 1.0) is None
 

@@ -22,7 +22,7 @@ def _python(code, **more):
     )
 
 
-def test_a_child_that_asked_for_it_dies_with_its_parent():
+def test_a_child_with_a_parent_death_signal_dies_with_its_parent():
     code = """
 import os, signal, sys, time
 from jaxrun_runtime import linux

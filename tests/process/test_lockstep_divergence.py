@@ -70,7 +70,7 @@ def test_record_reports_the_divergence(tmp_path: Path, case: Case, size: int) ->
     report = str(result.verdict()["divergence"])
     if case.unsaid:
         assert not report and "disagree" not in result.err, result.err
-        assert all(where in result.err for _, where in case.parties(size).values()), result.err
+        assert all(where in result.err for _, where in case.call_groups(size).values()), result.err
         last = f"after call #{case.number - 1} jit({case.calls[0]})"
         assert case.ends != 124 or last in result.err.rpartition("no progress")[2], result.err
     else:
@@ -88,7 +88,7 @@ def test_record_reports_the_divergence(tmp_path: Path, case: Case, size: int) ->
 def test_strict_raises_the_divergence_at_the_line_of_each_rank(tmp_path: Path, case: Case, size: int) -> None:
     result = diverge(tmp_path, "strict", case.kind, size, "-d", str(case.devices))
     assert (result.code, result.verdict()["outcome"]) == (1, "failed"), result.err
-    for ranks, (_, where) in case.parties(size).items():
+    for ranks, (_, where) in case.call_groups(size).items():
         first, _, last = ranks.partition("-")
         for rank in range(int(first), int(last or first) + 1):
             stack, _, report = (result.run_dir / f"rank-{rank:04d}.err").read_text().rpartition("DivergenceError: ")

@@ -39,7 +39,7 @@ def test_every_line_has_its_rank_and_each_stream_its_file(tmp_path: Path) -> Non
     assert re.fullmatch(r"jaxrun: done in \d+\.\d+ s \(start-up \d+\.\d+ s\)", last)
 
 
-def test_ranks_can_be_kept_off_the_screen_but_not_out_of_the_files(tmp_path: Path) -> None:
+def test_quiet_ranks_are_not_printed_but_logged(tmp_path: Path) -> None:
     program = write(tmp_path, "import jax\nprint('I am', jax.process_index())\n")
     result = jaxrun(tmp_path, "-n", "2", "--only-rank", "1", program)
     assert result.out == "[1] I am 1\n"
@@ -75,7 +75,7 @@ def test_a_slow_reader_stalls_nobody_and_loses_nothing(tmp_path: Path) -> None:
     assert result.out.splitlines() == [f"[0] line {i}" for i in range(lines)]
 
 
-def test_a_reader_that_goes_away_ends_the_screen_not_the_job(tmp_path: Path) -> None:
+def test_a_closed_stdout_ends_the_output_not_the_job(tmp_path: Path) -> None:
     code = "for i in range(50_000):\n    print('line', i)\nopen('ended', 'w').close()\n"
     command = [sys.executable, "-m", "jaxrun", "--run-dir", str(tmp_path / "run"), "-n", "1", write(tmp_path, code)]
     piped = subprocess.run(

@@ -251,6 +251,6 @@ def test_processes_of_a_pool_end_with_a_parent_that_is_killed():
 
 
 @pytest.mark.parametrize("processes", [0, -1, True, "two"])
-def test_a_number_of_processes_that_is_none_is_a_usage_error(processes):
+def test_an_invalid_number_of_processes_is_a_usage_error(processes):
     with pytest.raises(UsageError, match="processes of a pool"):
         pool(processes)

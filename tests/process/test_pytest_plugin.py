@@ -158,7 +158,7 @@ def test_the_summary_counts_each_test_once(outcomes):
     assert "7 failed, 4 passed, 3 skipped, 1 xfailed, 1 warning, 5 errors" in outcomes.out
 
 
-def test_a_failure_shows_who_failed_its_traceback_and_what_it_printed(outcomes):
+def test_a_failure_shows_its_rank_traceback_and_output(outcomes):
     text = outcomes.cases["test_one_fails"].text
     assert "rank 1:  FAILED  assert 1 == 0  outcomes.py:" in text and "rank 0:  passed" in text
     assert "rerun: pytest outcomes.py::test_one_fails" in text

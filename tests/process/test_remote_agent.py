@@ -326,7 +326,7 @@ def test_an_agent_that_is_shut_down_leaves_nothing_of_its_worker(by_hand, tmp_pa
     assert not alive(int((tmp_path / "pid").read_text()))
 
 
-def test_a_head_that_goes_takes_the_worker_with_it(by_hand):
+def test_the_loss_of_the_head_ends_the_worker(by_hand):
     head = by_hand()
     head.run(SLEEPS)
     pid = next(message.pid for message in head.received if isinstance(message, WorkerSpawned))
@@ -336,7 +336,7 @@ def test_a_head_that_goes_takes_the_worker_with_it(by_hand):
     assert time.monotonic() - began < 2.0 and not alive(pid)
 
 
-def test_a_head_that_goes_before_its_orders_ends_the_agent(by_hand):
+def test_the_loss_of_the_head_before_the_start_message_ends_the_agent(by_hand):
     head = by_hand()
     head.admit()
     head.line.close()

@@ -37,7 +37,7 @@ def _read_all(fd):
         return file.read()
 
 
-def test_a_worker_gets_its_streams_its_variables_and_the_contract(tmp_path):
+def test_a_worker_gets_its_streams_its_variables_and_its_descriptors(tmp_path):
     plan = _plan("/usr/bin/env", "-0")
     spawner = Spawner(plan, {"KEPT": "é", "TAKEN": "x", "JAXRUN_RANK": "9"}, str(tmp_path))
     pid, pipes = spawner.spawn(plan.workers[1])

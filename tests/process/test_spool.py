@@ -120,7 +120,7 @@ def test_a_reader_that_has_gone_is_an_error_and_no_exception(pipe: tuple[int, in
     assert not spool.full
 
 
-def test_a_reader_that_goes_while_it_is_stuck_ends_the_wait(pipe: tuple[int, int]) -> None:
+def test_a_reader_that_closes_while_it_is_stuck_ends_the_wait(pipe: tuple[int, int]) -> None:
     read, write = pipe
     spool = Spool(write)
     spool.write(b"x" * 2**20)

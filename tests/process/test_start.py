@@ -167,7 +167,7 @@ def test_a_rank_that_dies_at_its_start_is_named(tmp_path: Path) -> None:
     assert "the program ran" not in result.out
 
 
-def test_a_job_that_asked_for_gpus_never_falls_back_to_cpu(tmp_path: Path) -> None:
+def test_a_job_that_requests_gpus_never_falls_back_to_cpu(tmp_path: Path) -> None:
     tools = tmp_path / "bin"
     tools.mkdir()
     smi = tools / "nvidia-smi"
@@ -216,7 +216,7 @@ def test_a_program_may_start_processes_of_its_own(tmp_path: Path) -> None:
     assert result.out.count("squares [1, 4, 9]") == 2
 
 
-def test_a_program_can_ask_for_fresh_interpreters(tmp_path: Path) -> None:
+def test_a_program_can_request_fresh_interpreters(tmp_path: Path) -> None:
     program = tmp_path / "fresh.py"
     program.write_text(
         "# jaxrun: no-fork\nimport os, sys\nprint('parent', open(f'/proc/{os.getppid()}/cmdline').read())\n"

@@ -104,7 +104,7 @@ def test_a_fatal_signal_leaves_its_stack_with_the_agent(cases):
 
 
 @pytest.mark.parametrize("fork", [True, False])
-def test_a_worker_speaks_in_the_order_of_the_contract(start, script, fork):
+def test_a_worker_sends_its_messages_in_the_order_of_the_protocol(start, script, fork):
     workers = start([script("")], 2, fork=fork).run()
     assert [[type(message) for message in worker.messages] for worker in workers] == [
         [Hello, CoordinatorReady, DeviceReport, Done],
@@ -133,7 +133,7 @@ def _started(harness):
     raise AssertionError(harness.describe())
 
 
-def test_its_stacks_can_be_asked_for_at_any_time(start, script):
+def test_its_stacks_can_be_requested_at_any_time(start, script):
     (worker,) = _started(start([script(_WAITS)], 1)).workers
     assert "in wait_here" in worker.stacks()
     assert worker.live

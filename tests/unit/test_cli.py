@@ -138,7 +138,7 @@ def test_variables_come_from_files_then_from_the_command_line(here, plans, monke
     assert plans[0].job.env == {"A": "flag", "B": "file", "PASSED": "on"}
 
 
-def test_a_program_may_ask_not_to_be_forked(here, plans):
+def test_a_program_may_decline_forking(here, plans):
     (here / "threads.py").write_text("# jaxrun: no-fork\n")
     main(["threads.py"])
     main(["-m", "threads"])

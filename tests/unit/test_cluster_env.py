@@ -184,7 +184,7 @@ def test_a_heterogeneous_job_is_refused(groups):
             read(environ)
 
 
-def test_mpirun_inside_of_a_heterogeneous_job_is_none_of_slurms_business():
+def test_mpirun_inside_a_heterogeneous_job_is_accepted():
     assert detect_rank_info(DAEMONS_STEP | OPEN_MPI_5 | env("SLURM_HET_SIZE=2")).engine == "open-mpi"
     assert detect_rank_info(TASK | env("SLURM_HET_SIZE=1")).engine == "slurm"
 
@@ -209,7 +209,7 @@ def test_a_missing_variable_is_named(engine):
 
 @pytest.mark.parametrize("value", ["", "x", "-1", "1.0", " 1", "0x1", "\u0661", "9" * 30])
 @pytest.mark.parametrize("engine", CLUSTER_ENVS, ids=lambda engine: engine.key)
-def test_a_number_that_is_none_is_named_with_its_value(engine, value):
+def test_an_invalid_number_is_named_with_its_value(engine, value):
     for name in (engine.rank_variable, engine.size_variable):
         with pytest.raises(UnavailableError) as refused:
             read_rank_info(engine.key, ENGINE_AND_ENV[engine.key] | {name: value})
@@ -228,7 +228,7 @@ def test_a_rank_is_less_than_the_size(engine, rank, size):
             read_rank_info(engine.key, environ)
 
 
-def test_an_engine_that_does_not_exist_breaks_the_contract():
+def test_an_unknown_engine_is_a_protocol_error():
     with pytest.raises(ProtocolError, match="there is no engine 'lam'; known are open-mpi, hydra, "):
         read_rank_info("lam", {})
 

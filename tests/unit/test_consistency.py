@@ -140,7 +140,7 @@ def test_one_device_is_singular():
     assert text.endswith("or ask for -d 1.")
 
 
-def test_the_asked_number_of_devices_is_not_met():
+def test_fewer_devices_than_requested_are_refused():
     assert check_device_reports(_proofs(2), _hellos(2), _expected(2, devices=4)) == (
         "every process was to have 4 devices, but JAX shows 1 in each  XLA_FLAGS=--xla_a\n"
         "ask for -d 1, or take the setting away that decides otherwise."
@@ -160,7 +160,7 @@ def test_jax_names_platforms_its_own_way(asked, platform):
     assert check_device_reports(_proofs(2, platform=platform), _hellos(2), _expected(2, asked)) == ""
 
 
-def test_a_gpu_job_in_place_of_a_cpu_job_names_platforms_that_can_be_asked_for():
+def test_a_gpu_job_in_place_of_a_cpu_job_names_platforms_that_can_be_requested():
     text = check_device_reports(_proofs(1, platform="gpu"), _hellos(1), _expected(1, "cpu"))
     assert text.endswith("Or ask for --platform cuda (or rocm).")
 

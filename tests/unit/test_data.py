@@ -70,7 +70,7 @@ def test_no_rows_are_no_steps():
     assert list(batches(0, 4, rank=0, size=2)) == []
 
 
-def test_without_rank_and_size_jax_is_asked(monkeypatch):
+def test_without_rank_and_size_they_come_from_jax(monkeypatch):
     monkeypatch.setattr(jax, "process_index", lambda: 2)
     monkeypatch.setattr(jax, "process_count", lambda: 3)
     assert [rows.tolist() for rows, _ in batches(6, 6)] == [[4, 5]]

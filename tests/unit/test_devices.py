@@ -111,7 +111,7 @@ def test_any_listing_is_read_without_an_error(text):
     assert isinstance(devices.parse_smi(text), tuple)
 
 
-def test_nvidia_smi_on_the_path_is_asked(tmp_path):
+def test_nvidia_smi_on_the_path_is_used(tmp_path):
     fake = tmp_path / "nvidia-smi"
     fake.write_text('#!/bin/sh\n[ "$1" = -L ] && echo "GPU 0: Fake (UUID: GPU-0)"\n')
     fake.chmod(0o755)
@@ -183,12 +183,12 @@ def test_nvml_lists_gpus_and_their_mig_devices(monkeypatch, has_driver):
 
 
 @pytest.mark.parametrize("module", [None, _Driver(answers=False)], ids=["not installed", "does not answer"])
-def test_without_nvml_the_next_probe_is_asked(monkeypatch, has_driver, module):
+def test_without_nvml_the_next_probe_is_used(monkeypatch, has_driver, module):
     monkeypatch.setitem(sys.modules, "pynvml", module)
     assert devices.nvidia_probes(has_driver)["NVML"]() is None
 
 
-def test_looking_for_the_cpu_asks_no_driver(monkeypatch, has_driver):
+def test_probing_for_the_cpu_uses_no_driver(monkeypatch, has_driver):
     monkeypatch.setitem(sys.modules, "pynvml", _Driver(answers=True))
     assert probe_machine(["cpu"], has_driver).gpus == {}
     found = probe_machine(["cuda", "cpu"], {**has_driver, "CUDA_VISIBLE_DEVICES": "0"})

@@ -224,7 +224,7 @@ def test_histories_that_differ_are_found_while_the_job_runs(record):
     assert len(record.snapshots) <= 3 and len(record.printed) == 1
 
 
-def test_who_asks_where_the_ranks_are_has_their_histories_compared(record):
+def test_a_request_for_stacks_compares_the_histories(record):
     record.wait(200)
     record.flights = {0: flight("a", "b"), 1: flight("a", "b"), 2: flight("a", "a")}
     record.handle(LauncherSignalled(STACKS_SIGNAL)).wait(1)

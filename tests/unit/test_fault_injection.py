@@ -88,7 +88,7 @@ def test_faults_come_when_they_are_due_counted_from_the_programs_start(simulate)
     assert job.outcome is None and not job.killed
 
 
-def test_a_rank_that_is_killed_on_order_is_no_rank_that_was_stopped(simulate):
+def test_a_rank_killed_by_a_fault_does_not_count_as_stopped(simulate):
     job = simulate(3, chaos="kill:1@1s").run().wait(3)
     assert job.lines == ["rank 1 is killed by SIGKILL (9), as --chaos asked", "rank 1 failed; stopping 2 others"]
     assert job.kills() == [(1031, (0, 2))]
@@ -161,7 +161,7 @@ def test_the_parent_of_the_launcher_requests_faults_at_any_time(simulate, stage)
     assert job.outcome.reason == "failed"
 
 
-def test_orders_to_a_job_that_is_ending_come_too_late(simulate):
+def test_faults_requested_of_an_ending_job_are_too_late(simulate):
     job = simulate(2).run().handle(FaultRequested("kill", (1,)), FaultRequested("kill", (0,)))
     job.handle(job.failure(0)).handle(FaultRequested("pause", (1,)))
     assert [kind for _, kind, _ in job.injected] == ["kill", "kill"]

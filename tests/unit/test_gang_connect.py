@@ -85,7 +85,7 @@ def test_afterwards_nobody_can_come_and_nothing_is_left(parent, monkeypatch):
         connect(parent)
 
 
-def test_a_stranger_is_not_let_in(parent, monkeypatch):
+def test_a_stranger_is_not_admitted(parent, monkeypatch):
     monkeypatch.setattr(gang_connect, "_CONNECT_TIMEOUT_S", 0.2)
     with pytest.raises(UnavailableError, match="refuses: it does not know the token"):
         connect(parent, **{GANG_TOKEN: "guess"})

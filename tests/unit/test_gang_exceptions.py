@@ -104,7 +104,7 @@ def test_what_became_of_the_others_is_a_note():
 _BROKEN = "UNKNOWN: Gloo AllGather failed: [pair.cc:538] Read error [127.0.0.1]:{}: Connection reset by peer"
 
 
-def test_who_only_lost_a_connection_is_a_note_to_who_has_a_fault_of_its_own():
+def test_a_lost_connection_is_a_note_to_the_error_of_another_rank():
     broken = [remote(ValueError(_BROKEN.format(4995 + rank)), rank, time=0.5) for rank in (0, 2)]
     error = combined_exception([*broken, remote(KeyError("own"), 1, time=1.0)])
     assert type(error) is KeyError and error.rank == 1

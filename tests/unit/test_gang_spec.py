@@ -27,7 +27,7 @@ def test_an_empty_spec_leaves_all_to_the_command():
     assert made.program[-1] == "jaxrun_runtime.gang.connect" and made.run_dir == RUN_DIR
 
 
-def test_what_is_asked_for_becomes_the_job():
+def test_a_full_spec_becomes_the_job():
     made = job(GangSpec(processes=4, devices=2, hosts=2, platform="cpu", lockstep="strict", env={"A": "1=2", "B": ""}))
     assert (made.processes, made.devices_per_process, made.simulated_hosts) == (4, 2, 2)
     assert (made.platform, made.lockstep, dict(made.env)) == ("cpu", "strict", {"A": "1=2", "B": ""})
@@ -83,7 +83,7 @@ def test_which_ranks_may_be_forks(spec, forks):
         (GangSpec(devices=2, backend="slurm"), "gang x 2 devices by slurm"),
     ],
 )
-def test_a_gang_is_called_by_what_was_asked_for(spec, text):
+def test_a_gangs_name_describes_its_spec(spec, text):
     assert str(spec) == text
 
 

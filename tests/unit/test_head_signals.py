@@ -40,7 +40,7 @@ def test_a_signal_before_anything_was_started_ends_the_job(simulate):
 
 
 @pytest.mark.parametrize("signum", TERMINAL)
-def test_running_ranks_are_asked_then_killed_after_the_grace(simulate, signum):
+def test_running_ranks_get_sigterm_and_are_killed_after_the_grace(simulate, signum):
     job = simulate(3, grace=4.0).run().interrupt(signum)
     assert job.kills(signal.SIGTERM) == [(0, (0, 1, 2))]
     name = signal.Signals(signum).name
@@ -71,7 +71,7 @@ def test_a_job_that_ends_well_after_sigterm_was_preempted(simulate):
     assert job.outcome.reason == "preempted" and not job.kills()
 
 
-def test_ranks_that_were_done_before_sigterm_are_not_asked_and_count_as_well_ended(simulate):
+def test_ranks_that_were_done_before_sigterm_get_none_and_count_as_succeeded(simulate):
     job = simulate(3).run().done(1).interrupt(signal.SIGTERM)
     assert job.kills(signal.SIGTERM) == [(0, (0, 2))]
     job.done(0, 2).exit(0, 1, 2).exit(0, 0)
@@ -144,7 +144,7 @@ def test_sigquit_shows_the_stacks_and_changes_nothing(simulate):
     assert job.head.phase is JobPhase.RUNNING and not job.killed
 
 
-def test_stacks_are_asked_only_of_those_that_can_show_them(simulate):
+def test_stacks_are_requested_only_from_ranks_that_can_show_them(simulate):
     # To a worker without its fault handler, the signal that asks is deadly.
     job = simulate(3).spawn()
     job.handle(job.hello(1))

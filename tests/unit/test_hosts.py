@@ -183,7 +183,7 @@ HOSTS = st.lists(st.none() | st.integers(1, 5), min_size=1, max_size=5).map(
 
 
 @given(HOSTS, st.none() | st.integers(1, 30), st.none() | st.integers(1, 4))
-def test_a_placement_keeps_what_was_asked_for(hosts, processes, per_host):
+def test_a_placement_keeps_what_was_requested(hosts, processes, per_host):
     try:
         placed = place_ranks(hosts, processes, per_host)
     except UsageError:

@@ -60,6 +60,6 @@ def test_ranks_are_shown_unless_they_are_quiet():
     assert [rank for rank in range(6) if job.shows(rank)] == [0, 3, 5]
 
 
-def test_only_the_ranks_that_were_asked_for_are_shown():
+def test_only_the_requested_ranks_are_shown():
     job = Job(program=("p",), only_ranks=parse_ranks("3", "--only-rank"))
     assert [rank for rank in range(6) if job.shows(rank)] == [3]

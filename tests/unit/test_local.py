@@ -125,7 +125,7 @@ def test_without_gpus_the_default_is_one_process_per_host():
     ]
 
 
-def test_gpus_are_left_alone_when_the_cpu_was_asked_for():
+def test_gpus_are_left_alone_if_the_cpu_was_requested():
     made = _plan(_EIGHT, platform="cpu", processes=2)
     assert made.set_env["JAX_PLATFORMS"] == "cpu" and not made.notes
     assert [worker.local_device_ids for worker in made.workers] == [(), ()]

@@ -75,7 +75,7 @@ def test_a_brief_of_sixteen_calls_is_short() -> None:
     assert len(json.dumps(flight.to_content(), separators=(",", ":"))) < 1000
 
 
-def test_what_is_asked_of_a_flight() -> None:
+def test_queries_of_a_flight() -> None:
     calls = tuple(
         DispatchedCall(float(number), group, number, 0, 3, 7)
         for number, group in enumerate(["0-3", "0,2", "0-3"], start=1)

@@ -103,7 +103,7 @@ def test_equal_histories_have_equal_chains_and_others_do_not(file):
         assert _chains(file, [A, B, A, C])[-1] != _chains(file, other)[-1], other
 
 
-def test_after_a_difference_chains_never_meet_again(file):
+def test_after_a_difference_chains_never_agree_again(file):
     one, other = _chains(file, [A, *[C] * 5000]), _chains(file, [B, *[C] * 5000])
     assert len(one) == len(other) == flight_file.RING_RECORDS
     assert not set(one) & set(other)

@@ -56,7 +56,7 @@ def test_a_launch_command_that_fails_did_so_for_the_first_agent_that_was_lost():
     assert explained == [AgentLost(3, CLOSED), WorkerExited(0, 1), AgentLost(2, CLOSED, ended_by_launch_command=True)]
 
 
-def test_an_agent_whose_worker_had_failed_or_that_was_signalled_did_not_go_first():
+def test_an_agent_whose_worker_had_failed_or_that_was_signalled_is_not_the_cause():
     events = (AgentSignalled(1, 15), AgentLost(1, CLOSED), AgentLost(0, CLOSED), AgentLost(2, CLOSED))
     explained = attribution(*events, probed=True).explain(
         evidence(launch_end=ENDED, launch_failed=True, failure_reported=frozenset({0}))

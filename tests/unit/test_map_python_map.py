@@ -68,7 +68,7 @@ def fails_at_3(item: int) -> int:
 
 
 @pytest.mark.parametrize("newest_first", [False, True])
-def test_results_stand_in_the_order_of_the_items(newest_first: bool) -> None:
+def test_results_come_in_the_order_of_the_items(newest_first: bool) -> None:
     executor = FakeExecutor(lambda item: -item, newest_first=newest_first)
     run = PythonMap(executor, b"", range(6), batch_size=2)
     assert run.results() == [0, -1, -2, -3, -4, -5]
@@ -125,7 +125,7 @@ def test_an_iterator_raises_an_items_error_in_its_place_and_goes_on() -> None:
     assert list(run) == [4]
 
 
-def test_what_is_asked_for_bounds_what_is_submitted() -> None:
+def test_the_results_consumed_bound_what_is_submitted() -> None:
     executor = FakeExecutor()
     run = PythonMap(executor, b"", itertools.count(), batch_size=1)
     assert list(itertools.islice(run, 50)) == list(range(50))
@@ -141,7 +141,7 @@ def test_all_that_is_left_is_submitted_before_the_executor_is_closed() -> None:
     assert list(run) == list(range(1, 100))
 
 
-def test_order_is_kept_only_where_it_is_asked_for() -> None:
+def test_order_is_kept_only_if_requested() -> None:
     executor = FakeExecutor(newest_first=True)
     assert list(PythonMap(executor, b"", range(4), batch_size=2)) == [0, 1, 2, 3]
     assert list(PythonMap(executor, b"", range(4), batch_size=2, ordered=False)) == [2, 3, 0, 1]
@@ -195,7 +195,7 @@ def test_no_items_have_no_results() -> None:
     assert list(PythonMap(FakeExecutor(), b"", [])) == []
 
 
-def test_a_map_that_is_started_goes_on_while_nobody_asks() -> None:
+def test_a_started_map_goes_on_while_nobody_waits() -> None:
     executor = FakeExecutor()
     run = PythonMap(executor, b"", itertools.count(), batch_size=1)
     run.start()

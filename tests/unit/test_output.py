@@ -68,7 +68,7 @@ def _read_now(fd: int) -> bytes:
         return b""
 
 
-class Stage:
+class CapturedOutput:
     """An Output over a terminal, with a clock that the test moves."""
 
     def __init__(self, size: int = 8, *, merged: bool = True, log_dir: Path | None = None, **options: Any):
@@ -92,39 +92,39 @@ class Stage:
 
 
 def test_lines_carry_their_rank_and_streams_stay_apart() -> None:
-    stage = Stage(12, merged=False)
-    stage.output.write(3, "out", b"one\ntwo\n")
-    stage.output.write(11, "err", b"trouble\n")
-    stage.output.print_line("jaxrun: rank 11 failed\nstopping the others")
-    out, err = stage.terminal.received(stage.output)
+    captured = CapturedOutput(12, merged=False)
+    captured.output.write(3, "out", b"one\ntwo\n")
+    captured.output.write(11, "err", b"trouble\n")
+    captured.output.print_line("jaxrun: rank 11 failed\nstopping the others")
+    out, err = captured.terminal.received(captured.output)
     assert out == b"[3]  one\n[3]  two\n"
     assert err == b"[11] trouble\njaxrun: rank 11 failed\nstopping the others\n"
 
 
 def test_where_both_are_one_file_the_order_is_kept() -> None:
-    stage = Stage(2)
+    captured = CapturedOutput(2)
     expected = b""
     for number in range(200):
         stream = ("out", "err")[number % 3 == 0]
-        stage.output.write(1, stream, b"%d\n" % number)
+        captured.output.write(1, stream, b"%d\n" % number)
         expected += b"[1] %d\n" % number
-    assert stage.finish() == expected
+    assert captured.finish() == expected
 
 
 def test_only_prefixes_on_terminals_are_coloured() -> None:
-    stage = Stage(2, colour=(True, False), merged=False)
-    stage.output.write(1, "out", b"a\xff\x00\n")
-    stage.output.write(1, "err", b"b\n")
-    out, err = stage.terminal.received(stage.output)
+    captured = CapturedOutput(2, colour=(True, False), merged=False)
+    captured.output.write(1, "out", b"a\xff\x00\n")
+    captured.output.write(1, "err", b"b\n")
+    out, err = captured.terminal.received(captured.output)
     assert (out, err) == (b"\x1b[33m[1]\x1b[0m a\xff\x00\n", b"[1] b\n")
 
 
 def test_ranks_that_are_not_shown_are_logged(tmp_path: Path) -> None:
-    stage = Stage(3, shown=frozenset({1}), log_dir=tmp_path)
+    captured = CapturedOutput(3, shown=frozenset({1}), log_dir=tmp_path)
     for rank in range(3):
-        stage.output.write(rank, "out", b"hi\r\n")
-        stage.output.end_stream(rank, "out")
-    assert stage.finish() == b"[1] hi\n"
+        captured.output.write(rank, "out", b"hi\r\n")
+        captured.output.end_stream(rank, "out")
+    assert captured.finish() == b"[1] hi\n"
     assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == {
         f"rank-000{rank}.{stream}": b"hi\r\n" if stream == "out" else b""
         for rank in range(3)
@@ -133,140 +133,140 @@ def test_ranks_that_are_not_shown_are_logged(tmp_path: Path) -> None:
 
 
 def test_log_files_hold_the_exact_bytes(tmp_path: Path) -> None:
-    stage = Stage(1, log_dir=tmp_path)
+    captured = CapturedOutput(1, log_dir=tmp_path)
     data = b"\r10%\r20%\r\n\x00\xff\r\n[Gloo] Rank 0 is connected to 1 peer ranks. "
     for byte in data:
-        stage.output.write(0, "out", bytes([byte]))
-    stage.output.log(0, "err", b"only in the file\n")
-    assert stage.finish() == b"[0] 20%\n[0] \x00\xff\n[0] [Gloo] Rank 0 is connected to 1 peer ranks. \n"
+        captured.output.write(0, "out", bytes([byte]))
+    captured.output.log(0, "err", b"only in the file\n")
+    assert captured.finish() == b"[0] 20%\n[0] \x00\xff\n[0] [Gloo] Rank 0 is connected to 1 peer ranks. \n"
     assert (tmp_path / "rank-0000.out").read_bytes() == data
     assert (tmp_path / "rank-0000.err").read_bytes() == b"only in the file\n"
 
 
 def test_a_log_file_that_takes_little_at_a_time_gets_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    stage = Stage(1, log_dir=tmp_path, shown=frozenset())
+    captured = CapturedOutput(1, log_dir=tmp_path, shown=frozenset())
     write = os.write
     monkeypatch.setattr("jaxrun.output.rank_logs.os.write", lambda fd, data: write(fd, bytes(data)[:7]))
-    stage.output.write(0, "out", bytes(range(256)))
+    captured.output.write(0, "out", bytes(range(256)))
     assert (tmp_path / "rank-0000.out").read_bytes() == bytes(range(256))
 
 
 def test_a_prompt_is_shown_after_a_moment_and_continued_on_its_line() -> None:
-    stage = Stage()
-    stage.output.write(0, "out", b"name? ")
-    wait = stage.output.flush_due()
+    captured = CapturedOutput()
+    captured.output.write(0, "out", b"name? ")
+    wait = captured.output.flush_due()
     assert wait == pytest.approx(PARTIAL_LINE_DELAY_S)
-    assert stage.wait(PARTIAL_LINE_DELAY_S / 2) == pytest.approx(PARTIAL_LINE_DELAY_S / 2)
-    assert stage.wait(PARTIAL_LINE_DELAY_S) is None
-    stage.output.write(0, "out", b"Bob\n")
-    stage.output.write(1, "out", b"x\n")
-    assert stage.finish() == b"[0] name? Bob\n[1] x\n"
+    assert captured.wait(PARTIAL_LINE_DELAY_S / 2) == pytest.approx(PARTIAL_LINE_DELAY_S / 2)
+    assert captured.wait(PARTIAL_LINE_DELAY_S) is None
+    captured.output.write(0, "out", b"Bob\n")
+    captured.output.write(1, "out", b"x\n")
+    assert captured.finish() == b"[0] name? Bob\n[1] x\n"
 
 
 def test_a_partial_line_is_held_so_that_others_do_not_tear_it() -> None:
-    stage = Stage()
-    stage.output.write(0, "out", b"half ")
-    stage.output.write(1, "out", b"whole\n")
-    stage.output.write(0, "out", b"line\n")
-    assert stage.finish() == b"[1] whole\n[0] half line\n"
+    captured = CapturedOutput()
+    captured.output.write(0, "out", b"half ")
+    captured.output.write(1, "out", b"whole\n")
+    captured.output.write(0, "out", b"line\n")
+    assert captured.finish() == b"[1] whole\n[0] half line\n"
 
 
 def test_nothing_runs_into_a_partial_line_that_is_shown() -> None:
-    stage = Stage()
-    stage.output.write(0, "out", b"name? ")
-    stage.wait(PARTIAL_LINE_DELAY_S)
-    stage.output.print_line("jaxrun: all well")
-    stage.output.write(0, "out", b"Bob")
-    stage.wait(PARTIAL_LINE_DELAY_S)
-    stage.output.write(1, "err", b"x\n")
-    stage.output.write(0, "out", b"\n")
-    assert stage.finish() == b"[0] name? \njaxrun: all well\n[0] Bob\n[1] x\n"
+    captured = CapturedOutput()
+    captured.output.write(0, "out", b"name? ")
+    captured.wait(PARTIAL_LINE_DELAY_S)
+    captured.output.print_line("jaxrun: all well")
+    captured.output.write(0, "out", b"Bob")
+    captured.wait(PARTIAL_LINE_DELAY_S)
+    captured.output.write(1, "err", b"x\n")
+    captured.output.write(0, "out", b"\n")
+    assert captured.finish() == b"[0] name? \njaxrun: all well\n[0] Bob\n[1] x\n"
 
 
 def test_the_end_of_a_pipe_shows_its_last_line() -> None:
-    stage = Stage()
-    stage.output.write(0, "out", b"bye")
-    stage.output.end_stream(0, "out")
-    stage.output.end_stream(0, "err")
-    stage.output.write(1, "out", b"x\n")
-    assert stage.finish() == b"[0] bye\n[1] x\n"
+    captured = CapturedOutput()
+    captured.output.write(0, "out", b"bye")
+    captured.output.end_stream(0, "out")
+    captured.output.end_stream(0, "err")
+    captured.output.write(1, "out", b"x\n")
+    assert captured.finish() == b"[0] bye\n[1] x\n"
 
 
 def test_a_bar_is_shown_every_few_seconds_and_its_last_state_at_the_end() -> None:
-    stage = Stage()
+    captured = CapturedOutput()
     for step in range(100):
-        stage.output.write(0, "err", b"\r%d%%" % step)
-        stage.wait(0.1)
-    stage.output.write(0, "err", b"\r100%\n")
-    states = stage.finish().splitlines()
+        captured.output.write(0, "err", b"\r%d%%" % step)
+        captured.wait(0.1)
+    captured.output.write(0, "err", b"\r100%\n")
+    states = captured.finish().splitlines()
     assert len(states) == pytest.approx(100 * 0.1 / PROGRESS_BAR_INTERVAL_S + 2, abs=1)
     assert states[-1] == b"[0] 100%"
 
 
 def test_gloo_is_folded_even_if_its_fragments_come_slowly() -> None:
-    stage = Stage()
+    captured = CapturedOutput()
     for fragment in (b"[Gloo] Rank ", b"1", b" is connected to ", b"1", b" peer ranks. "):
-        stage.output.write(1, "out", fragment)
-        stage.wait(PARTIAL_LINE_DELAY_S * 2)
-    stage.output.write(1, "out", b"Expected number of connected peer ranks is : 1\n4.0\n")
-    assert stage.finish() == b"[1] 4.0\n"
+        captured.output.write(1, "out", fragment)
+        captured.wait(PARTIAL_LINE_DELAY_S * 2)
+    captured.output.write(1, "out", b"Expected number of connected peer ranks is : 1\n4.0\n")
+    assert captured.finish() == b"[1] 4.0\n"
 
 
 def test_a_line_without_end_is_shown_in_parts() -> None:
-    stage = Stage()
-    stage.output.write(0, "out", b"x" * MAX_PARTIAL_BYTES)
-    assert stage.output.flush_due() is not None
-    stage.output.write(0, "out", b"y")
-    assert stage.output.flush_due() is None
-    assert len(os.read(stage.terminal.out_read, 2**17)) == len("[0] ") + MAX_PARTIAL_BYTES + 1
-    stage.output.write(0, "out", b"z\n")
-    assert stage.finish() == b"z\n"
+    captured = CapturedOutput()
+    captured.output.write(0, "out", b"x" * MAX_PARTIAL_BYTES)
+    assert captured.output.flush_due() is not None
+    captured.output.write(0, "out", b"y")
+    assert captured.output.flush_due() is None
+    assert len(os.read(captured.terminal.out_read, 2**17)) == len("[0] ") + MAX_PARTIAL_BYTES + 1
+    captured.output.write(0, "out", b"z\n")
+    assert captured.finish() == b"z\n"
 
 
 def test_tail_is_the_last_whole_lines_of_stderr() -> None:
-    stage = Stage()
-    assert stage.output.stderr_tail(0) == ""
-    stage.output.write(0, "err", b"Fatal: \xff\n")
-    assert stage.output.stderr_tail(0) == "Fatal: \ufffd\n"
+    captured = CapturedOutput()
+    assert captured.output.stderr_tail(0) == ""
+    captured.output.write(0, "err", b"Fatal: \xff\n")
+    assert captured.output.stderr_tail(0) == "Fatal: \ufffd\n"
     for number in range(1000):
-        stage.output.write(0, "err", b"line %d\n" % number)
-    stage.output.write(0, "out", b"not this")
-    lines = stage.output.stderr_tail(0).splitlines()
+        captured.output.write(0, "err", b"line %d\n" % number)
+    captured.output.write(0, "out", b"not this")
+    lines = captured.output.stderr_tail(0).splitlines()
     assert lines == [f"line {number}" for number in range(1000 - len(lines), 1000)]
     assert len(lines) == pytest.approx(TAIL_BYTES / len("line 999\n"), abs=2)
 
 
 def test_a_closed_stdout_is_reported_once_and_the_logs_go_on(tmp_path: Path) -> None:
-    stage = Stage(1, merged=False, log_dir=tmp_path)
-    stage.terminal.close(stage.terminal.out_read)
+    captured = CapturedOutput(1, merged=False, log_dir=tmp_path)
+    captured.terminal.close(captured.terminal.out_read)
     deadline = time.monotonic() + 10
-    while b"has gone" not in (written := _read_now(stage.terminal.err_read)):
-        stage.output.write(0, "out", b"line\n")
-        stage.output.flush_due()
+    while b"has gone" not in (written := _read_now(captured.terminal.err_read)):
+        captured.output.write(0, "out", b"line\n")
+        captured.output.flush_due()
         assert time.monotonic() < deadline
     for _ in range(10):
-        stage.output.write(0, "out", b"line\n")
-        stage.output.flush_due()
-    stage.output.write(0, "err", b"still here\n")
-    assert stage.output.close(timeout=10)
-    written += _read_now(stage.terminal.err_read)
+        captured.output.write(0, "out", b"line\n")
+        captured.output.flush_due()
+    captured.output.write(0, "err", b"still here\n")
+    assert captured.output.close(timeout=10)
+    written += _read_now(captured.terminal.err_read)
     assert written.count(b"jaxrun: the reader of stdout has gone; ") == 1
     assert written.endswith(b"[0] still here\n")
     assert len((tmp_path / "rank-0000.out").read_bytes()) % len(b"line\n") == 0
 
 
 def test_a_closed_stdout_is_no_crash() -> None:
-    stage = Stage(1, merged=False)
-    stage.terminal.close(stage.terminal.out)
-    stage.output.write(0, "out", b"x\n")
-    assert stage.output.close(timeout=10)
-    assert b"cannot write to stdout: Bad file descriptor" in _read_now(stage.terminal.err_read)
+    captured = CapturedOutput(1, merged=False)
+    captured.terminal.close(captured.terminal.out)
+    captured.output.write(0, "out", b"x\n")
+    assert captured.output.close(timeout=10)
+    assert b"cannot write to stdout: Bad file descriptor" in _read_now(captured.terminal.err_read)
 
 
 def test_log_files_that_cannot_be_created_are_reported_once(tmp_path: Path) -> None:
-    stage = Stage(4, log_dir=tmp_path / "missing")
-    stage.output.write(0, "out", b"x\n")
-    written = stage.finish()
+    captured = CapturedOutput(4, log_dir=tmp_path / "missing")
+    captured.output.write(0, "out", b"x\n")
+    written = captured.finish()
     assert written.count(b"jaxrun: cannot write ") == 1
     assert written.endswith(b"[0] x\n")
 
@@ -310,12 +310,12 @@ def test_a_full_disk_is_reported_once_and_costs_logs_only(tmp_path: Path) -> Non
 
 @pytest.mark.skipif(not os.path.exists("/dev/full"), reason="needs /dev/full, a device that is always full")
 def test_a_full_disk_under_stdout_is_reported_without_a_crash() -> None:
-    stage = Stage(1, merged=False)
+    captured = CapturedOutput(1, merged=False)
     with open("/dev/full", "wb") as full:
-        os.dup2(full.fileno(), stage.terminal.out)
-    stage.output.write(0, "out", b"x\n")
-    assert stage.output.close(timeout=10)
-    assert b"cannot write to stdout: No space left on device" in _read_now(stage.terminal.err_read)
+        os.dup2(full.fileno(), captured.terminal.out)
+    captured.output.write(0, "out", b"x\n")
+    assert captured.output.close(timeout=10)
+    assert b"cannot write to stdout: No space left on device" in _read_now(captured.terminal.err_read)
 
 
 @pytest.fixture
@@ -333,28 +333,28 @@ def never(_: float) -> None:
 
 def test_drain_reads_up_to_its_limit_and_reports_the_end(worker: tuple[Pipe, int]) -> None:
     pipe, write = worker
-    stage = Stage(1, shown=frozenset())
-    assert drain(pipe, stage.output) == 0
+    captured = CapturedOutput(1, shown=frozenset())
+    assert drain(pipe, captured.output) == 0
     os.write(write, b"x" * 2**20)
-    assert drain(pipe, stage.output, limit=2**19) == 2**19
-    assert drain(pipe, stage.output) == 2**19
+    assert drain(pipe, captured.output, limit=2**19) == 2**19
+    assert drain(pipe, captured.output) == 2**19
     os.close(write)
-    assert drain(pipe, stage.output) is None
+    assert drain(pipe, captured.output) is None
 
 
 def test_little_is_followed_by_a_rest_and_much_or_an_end_is_not(worker: tuple[Pipe, int]) -> None:
     pipe, write = worker
-    stage = Stage(1)
+    captured = CapturedOutput(1)
     rests: list[float] = []
     note: Callable[[float], None] = rests.append
     os.write(write, b"line\n")
-    assert drain_ready([pipe], stage.output, rest=note) == []
+    assert drain_ready([pipe], captured.output, rest=note) == []
     assert len(rests) == 1
-    assert drain_ready([pipe], stage.output, rest=never) == []
+    assert drain_ready([pipe], captured.output, rest=never) == []
     os.write(write, (b"x" * 99 + b"\n") * 8000)
-    assert drain_ready([pipe], stage.output, rest=never) == []
+    assert drain_ready([pipe], captured.output, rest=never) == []
     os.close(write)
-    assert drain_ready([pipe], stage.output, rest=never) == [pipe]
+    assert drain_ready([pipe], captured.output, rest=never) == [pipe]
 
 
 # A stuck reader and no disk: the pump must stop reading the worker, and go on when the reader does.

@@ -45,7 +45,7 @@ ORDERS = {
 
 
 @pytest.mark.parametrize(("text", "event"), ORDERS.items(), ids=ORDERS)
-def test_an_order_becomes_an_event(ends, text, event):
+def test_a_request_becomes_an_event(ends, text, event):
     parent, link = ends
     parent.sendall(f"{text}\n".encode())
     assert link.receive() == [event] and link.receive() == []
@@ -115,14 +115,14 @@ def test_a_number_of_no_descriptor_is_an_error(number):
 # ---- the head
 
 
-def test_a_signal_goes_to_all_that_work(simulate):
+def test_a_signal_is_sent_to_all_running_ranks(simulate):
     job = simulate(3).run().done(1).handle(SignalRequested(signal.SIGUSR2))
     assert job.kills(signal.SIGUSR2) == [(0, (0, 2))]
     assert job.head.phase is JobPhase.RUNNING and not job.printed
 
 
 @pytest.mark.parametrize("stage", ["spawn", "say_hello", "join"])
-def test_a_worker_that_cannot_take_a_signal_yet_is_sent_none(simulate, stage):
+def test_a_worker_that_cannot_handle_a_signal_yet_is_sent_none(simulate, stage):
     assert getattr(simulate(2), stage)().handle(SignalRequested(signal.SIGINT)).killed == []
 
 

@@ -134,7 +134,7 @@ def test_a_file_name_after_m_says_to_leave_m_out(package):
         ("", False),
     ],
 )
-def test_a_program_asks_not_to_be_forked_in_its_first_lines(tmp_path, text, expected):
+def test_a_program_declines_forking_in_its_first_lines(tmp_path, text, expected):
     path = tmp_path / "p.py"
     path.write_text(text)
     assert forbids_fork(path) is expected
@@ -147,5 +147,5 @@ def test_any_bytes_may_be_a_program(tmp_path_factory, data):
     assert forbids_fork(path) in (True, False)
 
 
-def test_a_source_that_is_gone_asks_for_nothing(tmp_path):
+def test_a_missing_source_requests_nothing(tmp_path):
     assert forbids_fork(tmp_path / "gone.py") is False

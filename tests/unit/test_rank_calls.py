@@ -70,7 +70,7 @@ def test_values_that_come_after_a_function_has_ended_are_ignored(serve):
     assert serve(call) == (GangMessageKind.RESULT, "next")
 
 
-def test_its_results_go_through_the_rule_for_arrays_of_jax(serve, monkeypatch):
+def test_results_follow_the_rule_for_jax_arrays(serve, monkeypatch):
     monkeypatch.setattr(
         array_pickling, "reduce_array", lambda value: (str, ("made",)) if value == 1j else NotImplemented
     )
@@ -155,7 +155,7 @@ def test_what_is_printed_goes_to_the_caller_and_to_the_log(serve, capsys):
     assert capsys.readouterr() == ("one\ntwo\nhalf", "trouble\n")
 
 
-def test_what_is_printed_goes_to_the_log_only_where_nobody_asked(serve, capsys):
+def test_what_is_printed_goes_to_the_log_only_if_no_caller_reads_it(serve, capsys):
     def call(caller):
         caller.run(lambda: print("quiet"))
         return caller.receive()

@@ -106,7 +106,7 @@ def test_an_interrupt_that_does_not_come_is_not_waited_for_for_ever(serve, monke
     assert serve(call) == ((GangMessageKind.RESULT, "late"), (GangMessageKind.RESULT, "at once"))
 
 
-def test_an_interrupt_while_a_value_leaves_waits_until_it_has_left(serve):
+def test_an_interrupt_while_a_value_is_sent_waits_until_it_was_sent(serve):
     def sending():
         try:
             current().send(bytes(LARGE))

@@ -62,7 +62,7 @@ def test_a_directory_that_cannot_be_written_is_named_with_what_to_do(tmp_path):
         gone.write(JOB, TOKEN, "h1:40")
 
 
-def test_a_directory_that_is_none_is_refused(tmp_path):
+def test_a_path_that_is_no_directory_is_refused(tmp_path):
     with pytest.raises(UsageError, match="is not a directory on"):
         rendezvous_file(RankInfo("slurm", 0, 4, "7.0"), tmp_path / "none")
 

@@ -34,7 +34,7 @@ def last_lines(verdict: Verdict, count: int) -> list[str]:
     return report.format_report(verdict, RUN_DIR).splitlines()[-count:]
 
 
-def test_a_failure_fills_one_screen_with_what_where_and_what_now() -> None:
+def test_a_failure_report_fits_one_screen_with_cause_place_and_advice() -> None:
     assert report.format_report(FAILED, RUN_DIR).splitlines() == [
         "",
         "Traceback (most recent call last):",

@@ -30,7 +30,7 @@ def command(text):
     return shlex.split(text.splitlines()[-1])
 
 
-def test_it_asks_for_what_the_job_asks_for():
+def test_the_script_requests_what_the_job_requests():
     text = make(
         hosts=2,
         processes=8,

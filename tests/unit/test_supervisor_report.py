@@ -49,12 +49,12 @@ def test_the_status_is_that_of_the_verdict(reason, status):
     assert len(output.lines) == 1 and ("no agent" in output.lines[0]) == (status == 69)
 
 
-def test_a_slow_screen_is_waited_for():
+def test_a_slow_terminal_is_waited_for():
     assert report(StuckOutput(5), Signals([], [signal.SIGCHLD], [signal.SIGUSR1])) == 0
 
 
 @pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
-def test_a_signal_ends_the_wait_for_a_stuck_screen(signum):
+def test_a_signal_ends_the_wait_for_a_stuck_terminal(signum):
     assert report(StuckOutput(10**9), Signals([], [], [signum])) == 128 + signum
 
 

@@ -352,7 +352,7 @@ def test_a_time_limit_shows_where_the_ranks_are() -> None:
     assert "rank 0 (h0) has finished." in verdict.details[0]
 
 
-def test_an_early_exit_names_who_left_and_where_the_others_wait() -> None:
+def test_an_early_exit_names_the_rank_and_where_the_others_wait() -> None:
     ends = [end(1, 3.0, 0, finished=True), *stopped(0, 2, 3)]
     verdict = decide(ends, "early-exit", stacks={0: DUMP, 2: DUMP, 3: DUMP})
     assert verdict.headline.startswith("rank 1 finished (status 0) 7.0 s ago; ranks 0, 2-3 wait in JAX")
@@ -368,7 +368,7 @@ def test_an_early_exit_names_who_left_and_where_the_others_wait() -> None:
         (signal.SIGHUP, 129, "SIGHUP (1)"),
     ],
 )
-def test_an_interrupt_says_who_had_to_be_killed(signum: int, code: int, by: str) -> None:
+def test_an_interrupt_names_the_ranks_that_had_to_be_killed(signum: int, code: int, by: str) -> None:
     ends = [end(0, 10.0, 0), end(1, 10.0, 0), *stopped(2, 3)]
     verdict = decide(ends, "interrupted", signum=signum)
     assert verdict.exit_code == code
@@ -397,12 +397,12 @@ def test_an_injected_death_is_named_as_such_and_ends_as_any_other() -> None:
     assert (verdict.exit_code, verdict.outcome, verdict.culprits) == (137, "killed", (1,))
 
 
-def test_deaths_on_order_and_others_are_not_alike() -> None:
+def test_injected_deaths_and_others_are_kept_apart() -> None:
     ends = [end(1, 2.0, -signal.SIGKILL, injected_faults=dealt("kill")), end(2, 2.1, -signal.SIGKILL), *stopped(0, 3)]
     assert culprit_ranks(ends) == (1,)
 
 
-def test_a_rank_that_we_stop_before_its_order_has_met_it_is_none_that_was_killed_on_order() -> None:
+def test_a_rank_that_is_stopped_before_its_fault_was_injected_does_not_count_as_injected() -> None:
     late = end(1, 10.0, -signal.SIGKILL, killed_by_launcher=True, injected_faults=dealt("kill"))
     assert culprit_ranks([raised(0, 2.1), late, *stopped(2, 3)]) == (0,)
 
@@ -417,7 +417,7 @@ HARMED = {
 
 @pytest.mark.parametrize("ends", HARMED.values(), ids=HARMED)
 @pytest.mark.parametrize(("kind", "words"), [("cut", "cut off from the network"), ("pause", "stopped by SIGSTOP (19)")])
-def test_where_nobody_else_is_to_blame_a_harm_on_order_is_the_cause(
+def test_an_injected_fault_is_the_cause_if_nothing_else_failed(
     ends: list[WorkerOutcome], kind: str, words: str
 ) -> None:
     ends = [replace(one, injected_faults=dealt(kind, 1.5)) if one.rank == 1 else one for one in ends]
@@ -444,7 +444,7 @@ def test_injected_faults_are_named_however_the_job_ends(reason: str) -> None:
     )
 
 
-def test_a_harm_on_order_is_no_divergence() -> None:
+def test_an_injected_fault_is_no_divergence() -> None:
     ahead = Divergence("0-3", 4, (CallGroup((0,), "jit(step)"), CallGroup((1, 2, 3), "jit(other)")))
     ends = [raised(1, 2.1, GLOO, error="JaxRuntimeError"), *stopped(0, 2, 3)]
     assert decide(ends, "failed", divergence=ahead).outcome == "diverged"
