@@ -104,7 +104,7 @@ class Bed:
 
 
 class Job:
-    """One that is running. `process` is what the user typed: jaxrun itself, or what starts it."""
+    """A running job. `process` is what the user typed: jaxrun itself, or what starts it."""
 
     def __init__(self, bed: Bed, process: subprocess.Popen[str], directory: Path) -> None:
         self.bed = bed

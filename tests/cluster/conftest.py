@@ -29,7 +29,7 @@ SYSTEM_PATH = f"{os.environ['PATH']}:/usr/sbin:/sbin"
 
 @pytest.fixture(scope="session")
 def machine() -> None:
-    """One that can have a testbed."""
+    """Skips on a machine that cannot have a testbed."""
     missing = requirements.missing_packages(lambda command: shutil.which(command, path=SYSTEM_PATH))
     try:
         requirements.require_root(os.geteuid())

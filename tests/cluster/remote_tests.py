@@ -1,4 +1,4 @@
-"""What test_pytest_on_hosts.py has pytest run on several hosts."""
+"""Tests that test_pytest_on_hosts.py runs with pytest on several hosts."""
 
 import os
 import time

@@ -1,4 +1,4 @@
-"""A program whose ranks come apart in the way that its one argument names: `diverge.py static-argument`.
+"""A program whose ranks diverge in the way that its one argument names: `diverge.py static-argument`.
 
 Without an argument it lists the ways. Each ends with "the end" on the ranks that come so far.
 """

@@ -120,7 +120,7 @@ def test_sigterm_is_the_workers_notice(run_job):
     assert job.ending.reason == "preempted" and job.statuses == [0, 0]
 
 
-def test_who_ignores_sigterm_is_killed_after_the_grace(run_job):
+def test_a_worker_that_ignores_sigterm_is_killed_after_the_grace(run_job):
     ignores = "signal.signal(signal.SIGTERM, signal.SIG_IGN); run(); "
     job = run_job(ignores + "os.kill(os.getppid(), signal.SIGINT); time.sleep(60)")
     assert job.ending.reason == "interrupted" and job.ending.signum == signal.SIGINT

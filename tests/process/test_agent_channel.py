@@ -125,7 +125,7 @@ def test_a_call_and_the_end_may_be_waited_for_at_once(ends, caller_first, leave_
     assert [got for _, got in threads] == [[message] for message in (messages[::-1] if caller_first else messages)]
 
 
-def test_who_waits_behind_another_notices_the_agents_end_too(ends):
+def test_a_thread_that_waits_behind_another_notices_the_agents_end_too(ends):
     agent, link = ends
     threads = [_waiting(lambda: link.receive(Exit)), _waiting(lambda: link.receive_answer("0-1", 7))]
     agent.close()

@@ -1,4 +1,4 @@
-"""What cannot be carried out as typed: exit 2, one clear message, nothing started and nothing written."""
+"""Commands that cannot be executed as typed: exit 2, one clear message, nothing started and nothing written."""
 
 from __future__ import annotations
 

@@ -78,7 +78,7 @@ def test_a_rank_that_dies_is_named(lasting, capsys, how, status, number, words):
     rebuilt(lasting, capsys, "rank")
 
 
-def test_who_raises_before_another_dies_is_the_cause(lasting, capsys):
+def test_a_rank_that_raises_before_another_dies_is_the_cause(lasting, capsys):
     """The error of the one is not lost over the death of the other."""
 
     def both():

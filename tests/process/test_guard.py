@@ -1,4 +1,4 @@
-"""What a launcher that dies by kill -9 leaves behind."""
+"""The guard kills everything that a launcher leaves behind when it dies by kill -9."""
 
 import os
 import subprocess

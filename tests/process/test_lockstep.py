@@ -1,4 +1,4 @@
-"""Which calls are recorded, and as what: one job that makes many calls."""
+"""The calls that are recorded, and their records: one job that makes many calls."""
 
 import base64
 import os

@@ -1,4 +1,4 @@
-"""Which calls are recorded in jobs of their own: groups, failures, forks, caches."""
+"""The calls that are recorded in further jobs: groups, failures, forks, caches."""
 
 import os
 import signal

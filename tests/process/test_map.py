@@ -23,8 +23,8 @@ class Point(NamedTuple):
     y: object
 
 
-class FarGang(jaxrun.Gang):
-    """Whose chunks travel within messages, as they do between hosts."""
+class RemoteGang(jaxrun.Gang):
+    """A gang whose chunks travel within messages, as between hosts."""
 
     shares_memory = False
 
@@ -32,7 +32,7 @@ class FarGang(jaxrun.Gang):
 KINDS = {
     "1 x 2": (jaxrun.Gang, {"processes": 1, "devices": 2}),
     "2 x 1": (jaxrun.Gang, {"processes": 2, "devices": 1}),
-    "2 hosts": (FarGang, {"processes": 2, "devices": 1, "hosts": 2}),
+    "2 hosts": (RemoteGang, {"processes": 2, "devices": 1, "hosts": 2}),
 }
 
 

@@ -152,7 +152,7 @@ def test_root_is_warned(install, monkeypatch):
         assert ("--allow-run-as-root" in made.launch_command.argv) is warned
 
 
-def test_where_the_user_maps_the_ranks_nobody_knows_their_hosts(install):
+def test_where_the_user_maps_the_ranks_their_hosts_are_unknown(install):
     made = _planned(install(_OPEN_MPI), host_list="h1:2,h2:2", mpi_args=("--map-by", "node"))
     assert [worker.host for worker in made.workers] == ["?"] * 4
 

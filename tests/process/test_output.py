@@ -1,4 +1,4 @@
-"""What reaches the screen and the log files of real jobs."""
+"""The output on the terminal and in the log files of real jobs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""C frames by py-spy: its answers read back, and many looks at a time, none of which is waited for."""
+"""C frames by py-spy: parsing of its output, and many dumps at a time, none of which is waited for."""
 
 import json
 import os

@@ -60,7 +60,7 @@ wait
 
 
 class Job:
-    """One that runs."""
+    """A running job."""
 
     def __init__(self, directory, codes, script=AGENTS, control=None, **options):
         fake = directory / "fake" / "jaxrun_runtime"

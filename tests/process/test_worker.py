@@ -1,4 +1,4 @@
-"""One worker's life, in real processes: what holds from its first message to its end."""
+"""The worker in real processes, from its first message to its end."""
 
 import os
 import signal

@@ -1,4 +1,4 @@
-"""What a rank may return of an array that is spread over several: all of it, or its own shards."""
+"""Results that are arrays sharded over several ranks: the whole array, or the rank's own shards."""
 
 from __future__ import annotations
 

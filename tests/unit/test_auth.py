@@ -36,7 +36,7 @@ def shake_hands(pair, server_token=TOKEN, client_token=TOKEN):
     return outcomes
 
 
-def test_who_knows_the_token_is_in(pair):
+def test_a_peer_that_knows_the_token_is_admitted(pair):
     assert shake_hands(pair) == [True, True]
 
 

@@ -1,4 +1,4 @@
-"""The rank of a process by its environment. The environments are real ones, cut down to what bears on it.
+"""The rank of a process by its environment. The environments are real ones, reduced to the relevant variables.
 
 They were taken on two hosts with Open MPI 4.1.8 and 5.0.11, MPICH 5.0.2, Intel MPI 2021.18.1 and Slurm 22.05.8; those
 of MVAPICH, PALS and Flux are made up from what they document.

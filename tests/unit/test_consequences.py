@@ -1,4 +1,4 @@
-"""Which error texts are consequences of another worker's end."""
+"""Error texts that are consequences of another worker's end."""
 
 from __future__ import annotations
 

@@ -188,7 +188,7 @@ def test_another_number_of_devices_in_all():
     )
 
 
-def test_who_is_missing():
+def test_missing_ranks_are_named():
     hosts = {rank: f"h{rank // 2 + 1}" for rank in range(8)}
     assert describe_missing_ranks(hosts, [0, 1, 2, 4, 5, 6], 60.0, "started") == (
         "6 of 8 ranks started within 60 s; missing: ranks 3, 7 (h2, h4)\n"

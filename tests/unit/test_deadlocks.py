@@ -426,7 +426,7 @@ LIVE = {
 
 @pytest.mark.parametrize("line", LIVE)
 def test_this_python_and_this_kernel_are_understood(tmp_path, line):
-    """One that sleeps without a frame of Python's is known by the kernel alone, which may be forbidden to tell."""
+    """A rank that sleeps without a Python frame is known by its kernel state only, which may be unreadable."""
     program, answer = tmp_path / "program.py", tmp_path / "stacks"
     program.write_text(
         "import faulthandler, multiprocessing, os, pdb, queue, signal, socket, subprocess, threading, time\n"

@@ -26,7 +26,7 @@ def call(
 
 
 def flight(*keys, code="c", group=ALL, pending=None, level=EVERY_CALL, site=1):
-    """One that made calls of programs with these keys."""
+    """The flight of a rank that called programs with these keys."""
     programs = {number: ProgramInfo(f"jit({key})", key, code) for number, key in enumerate(dict.fromkeys(keys), 1)}
     number_of = {program.key: number for number, program in programs.items()}
     chain, calls = 0, []
@@ -295,7 +295,7 @@ def test_an_error_of_its_own_stays_the_headline(record):
     assert verdict.outcome == "failed" and "raised ValueError" in verdict.headline and "disagree" in verdict.divergence
 
 
-def test_who_went_on_without_a_finished_rank_is_stopped_soon(record):
+def test_a_rank_that_went_on_without_a_finished_one_is_stopped_soon(record):
     record.stacks = {0: IN_JAX, 1: IN_JAX}
     entered = PendingCall(ALL, 2, 1, 1, 3.0)
     record.flights = {0: flight("a", pending=entered), 1: flight("a", pending=entered)}

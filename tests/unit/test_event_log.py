@@ -1,4 +1,4 @@
-"""Which events and actions are logged in events.jsonl."""
+"""The events and actions that are logged in events.jsonl."""
 
 import json
 import signal

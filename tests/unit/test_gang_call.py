@@ -60,7 +60,7 @@ def test_events_of_a_rank_come_in_their_order(gang):
 
 
 def test_what_a_rank_printed_last_is_there_after_it_has_returned(gang):
-    """Both may come in one piece; nobody is missing then, and there is still something to show."""
+    """Both may arrive together; no rank is missing then, and there is still output to show."""
     with gang.start_call() as call:
         for rank in gang.ranks:
             rank.prints("last output\n")

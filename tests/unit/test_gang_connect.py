@@ -1,4 +1,4 @@
-"""How a rank finds its gang's parent: each side against the other."""
+"""The connection of a rank to its gang's parent: each side against the other."""
 
 import os
 import threading

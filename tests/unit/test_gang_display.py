@@ -1,4 +1,4 @@
-"""What ranks print, on the streams of this process: whole lines, each with its rank."""
+"""The ranks' output on the streams of this process: whole lines, each with its rank."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""What the ranks raise, raised again: as itself where that can be, once where it is the same."""
+"""Exceptions of the ranks raised in the parent: with their own type if possible, equal ones once."""
 
 import pickle
 import signal
@@ -177,18 +177,18 @@ def _verdict(outcome, code, culprits=(1,)):
     return Verdict(outcome, code, {0: "h1", 1: "h2", 2: "h2"}, culprits)
 
 
-def test_who_died_of_a_signal():
+def test_a_death_of_a_signal_has_its_number_and_name():
     error = WorkerDied.from_verdict(_verdict("killed", 137), "rank 1 was killed")
     assert (error.rank, error.ranks, error.host, error.status) == (1, (1,), "h2", 137)
     assert error.signal is signal.SIGKILL and str(error) == "rank 1 was killed"
 
 
-def test_who_died_of_a_signal_without_a_name():
+def test_a_death_of_a_signal_without_a_name_has_its_number():
     error = WorkerDied.from_verdict(_verdict("killed", 128 + 40), "rank 1 was killed")
     assert (error.signal, error.status) == (40, 168)
 
 
-def test_who_died_otherwise_has_no_signal():
+def test_a_death_by_other_means_has_no_signal():
     error = WorkerDied.from_verdict(_verdict("exited", 7, (1, 2)), "ranks 1-2 ended")
     assert (error.signal, error.status, error.exit_code, error.ranks) == (None, 7, 7, (1, 2))
 

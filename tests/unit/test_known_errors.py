@@ -493,7 +493,7 @@ def test_a_source_line_in_a_traceback_and_the_log_of_a_rank_that_raised_are_no_e
     assert lookup.explain_worker(raised("other", traceback, tail=MISMATCH)).means == ""
 
 
-def test_stderr_speaks_for_a_rank_without_an_exception() -> None:
+def test_stderr_explains_a_rank_without_an_exception() -> None:
     assert "16 bytes came where 8" in lookup.explain_worker(died(-signal.SIGABRT, stderr_tail=MISMATCH)).means
     assert "16 bytes came where 8" in lookup.explain_worker(raised("", tail=MISMATCH, error="SystemExit")).means
 

@@ -231,7 +231,7 @@ def test_variables_of_the_user_reach_the_workers_and_stale_ones_do_not():
     assert env["PYTHONSAFEPATH"] == "1"
 
 
-def test_workers_are_forked_on_cpu_unless_something_speaks_against_it():
+def test_workers_are_forked_on_cpu_unless_something_prevents_it():
     assert _plan().fork and not _plan().notes
     made = _plan(no_fork="--no-fork was given")
     assert not made.fork and made.notes == ("every worker is a fresh interpreter: --no-fork was given",)

@@ -1,4 +1,4 @@
-"""Where a call is made: which frames count, and that looking twice finds the same."""
+"""The call site: which frames count, and that two lookups find the same."""
 
 import contextlib
 import os

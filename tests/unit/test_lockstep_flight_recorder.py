@@ -1,4 +1,4 @@
-"""What the recorder writes into its file, read back."""
+"""The recorder's file, written and read back."""
 
 import json
 import os

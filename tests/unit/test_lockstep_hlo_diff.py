@@ -1,4 +1,4 @@
-"""How two lowered programs differ; the samples are JAX 0.12's, with shortened types."""
+"""The difference of two lowered programs; the samples are JAX 0.12's, with shortened types."""
 
 from __future__ import annotations
 

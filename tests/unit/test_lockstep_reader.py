@@ -1,4 +1,4 @@
-"""A flight recorder is read back while it is written, after it was torn, and whatever it holds."""
+"""Reads a flight recorder while it is written, after torn writes, and with any content."""
 
 from __future__ import annotations
 

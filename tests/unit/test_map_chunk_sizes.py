@@ -1,4 +1,4 @@
-"""How many items a chunk has: grown by measuring, bounded by memory and by what there is."""
+"""The number of items of a chunk: grown by measurement, bounded by memory and the items left."""
 
 from __future__ import annotations
 

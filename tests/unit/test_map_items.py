@@ -1,4 +1,4 @@
-"""What a map goes over, made of what the user has given."""
+"""The items of a map, made from the user's arguments."""
 
 from __future__ import annotations
 

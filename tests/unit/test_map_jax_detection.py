@@ -1,4 +1,4 @@
-"""Which functions a pool treats as JAX functions."""
+"""The functions that a pool treats as JAX functions."""
 
 from __future__ import annotations
 

@@ -92,7 +92,7 @@ def test_output_is_shown_while_the_call_runs_but_not_at_every_line(fake):
     assert fake.notebook.outputs == ["[0] one"]
 
 
-def test_a_long_call_says_who_is_running(fake):
+def test_a_long_call_names_the_running_ranks(fake):
     fake.refresh()
     assert fake.refresh(1.99) == pytest.approx(0.01)
     assert fake.notebook.outputs == []

@@ -20,7 +20,7 @@ def _printed(*texts):
 
 
 @pytest.mark.parametrize("order", [(0, 1, 2), (2, 1, 0), (1, 0, 2)])
-def test_lines_of_all_ranks_are_one_line_whoever_is_ahead(order):
+def test_equal_lines_of_all_ranks_are_one_line_in_any_order(order):
     transcript = _printed(*((rank, "loss 0.3\nloss 0.2\n") for rank in order))
     assert _plain(transcript) == "[0-2] loss 0.3\n[0-2] loss 0.2"
 
@@ -98,7 +98,7 @@ def test_no_line_is_lost_or_made_up(printed):
         ((0, 1), (2, 3), "ranks 0-1 done, ranks 2-3 running, 12 s"),
     ],
 )
-def test_progress_says_who_is_running(done, missing, text):
+def test_progress_names_the_running_ranks(done, missing, text):
     assert format_progress(done, missing, 12.3) == text
 
 

@@ -1,4 +1,4 @@
-"""How exceptions travel: what arrives is what was raised."""
+"""Exceptions are pickled and arrive as they were raised."""
 
 import json
 import pickle

@@ -1,4 +1,4 @@
-"""How the plugin knows that mpirun or srun has started pytest."""
+"""The plugin detects that mpirun or srun has started pytest."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""How long a test is waited for."""
+"""The time for which a test is waited for."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""What a rank of a gang does with what its parent sends."""
+"""A rank of a gang handles the messages of its parent."""
 
 import json
 import os

@@ -1,4 +1,4 @@
-"""The connections to the ranks of a gang: no rank holds another up, and no byte gets lost."""
+"""The connections to the ranks of a gang: no rank delays another, and no byte is lost."""
 
 import os
 import signal

@@ -80,7 +80,7 @@ def test_an_interrupt_from_elsewhere_hits_one_function_at_most(serve, working):
 
 
 def test_an_interrupt_that_was_meant_for_an_earlier_function_does_not_hit_the_next(serve, monkeypatch):
-    """It comes by way of the launcher, and may be slower than the next task."""
+    """The interrupt passes through the launcher, and may arrive after the next task."""
     waited = threading.Event()
     sleep = time.sleep
     monkeypatch.setattr(time, "sleep", lambda seconds: (waited.set(), sleep(seconds)))

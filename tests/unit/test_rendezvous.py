@@ -1,4 +1,4 @@
-"""How the ranks of a job that somebody else started find rank 0: the file, and what may be wrong with it."""
+"""The file through which externally started ranks find rank 0, and what may be wrong with it."""
 
 import json
 import stat

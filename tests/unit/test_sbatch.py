@@ -200,7 +200,7 @@ def test_a_script_can_be_run_and_written_again(tmp_path):
     assert path.read_text() == WRITTEN and os.access(path, os.X_OK)
 
 
-def test_a_file_of_somebody_elses_is_not_overwritten(tmp_path):
+def test_a_foreign_file_is_not_overwritten(tmp_path):
     path = tmp_path / "train.py"
     path.write_text("precious")
     with pytest.raises(UsageError, match=r"train\.py is a file already, and no batch script"):

@@ -166,7 +166,7 @@ def test_further_arguments_come_last_and_win(make):
     assert argv[-len(AGENT_ARGV) - 2 :] == ("--mpi=pmix", "--wait=5", *AGENT_ARGV)
 
 
-def test_who_chooses_hosts_is_not_contradicted(make):
+def test_hosts_chosen_by_the_user_are_kept(make):
     made = make(allocation(nodes="h[1-3]", cpus="4(x3)"), hosts=2, slurm_args=("-w", "h3,h2"))
     assert hosts(made) == ["?", "?"] and "--relative=0" not in words(made)
 

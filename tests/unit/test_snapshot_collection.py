@@ -72,5 +72,5 @@ def test_c_frames_take_longer(collections):
     assert result.native_stacks == native
 
 
-def test_a_snapshot_of_nobody_is_complete_at_once(collections):
+def test_a_snapshot_of_no_ranks_is_complete_at_once(collections):
     assert collections.start(TakeSnapshot((), SHOW)) == [SnapshotReply(SHOW, {}, {}, {})]

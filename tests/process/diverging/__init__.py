@@ -1,1 +1,1 @@
-"""Ways in which the ranks of one program come apart, each a short function; `diverge.py` runs them."""
+"""Ways in which the ranks of one program diverge, each a short function; `diverge.py` runs them."""

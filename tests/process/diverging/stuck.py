@@ -1,4 +1,4 @@
-"""One rank does not come to the next call at all.
+"""One rank does not reach the next call at all.
 
 A comment with the kind's name stands in the line where that rank is, one with "the others" where they wait for it.
 """

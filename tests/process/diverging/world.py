@@ -1,4 +1,4 @@
-"""What the kinds of divergence share: the ranks, a mesh over all devices, arrays of ones."""
+"""Shared by the kinds of divergence: the ranks, a mesh over all devices, arrays of ones."""
 
 from __future__ import annotations
 

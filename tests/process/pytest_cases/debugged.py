@@ -1,4 +1,4 @@
-"""Tests in which somebody looks around."""
+"""Tests that are run under the debugger."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""What ranks have: fixtures of all scopes, a gang, directories; and gangs of other shapes. All of these pass."""
+"""Fixtures of all scopes on the ranks, a gang, directories; and gangs of other shapes. All of these pass."""
 
 import os
 import unittest

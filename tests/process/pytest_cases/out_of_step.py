@@ -1,4 +1,4 @@
-"""Tests whose ranks fall out of step, although every assertion holds."""
+"""Tests whose ranks get out of step, although every assertion passes."""
 
 import jax
 import numpy as np

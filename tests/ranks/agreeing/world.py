@@ -1,4 +1,4 @@
-"""What the programs share: the ranks, a mesh over all devices, global arrays, a step of training."""
+"""Shared by the programs: the ranks, a mesh over all devices, global arrays, a step of training."""
 
 from __future__ import annotations
 
