@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from jaxrun.head.actions import EndReason, JobOutcome
 from jaxrun.head.events import TimeLimits
-from jaxrun.head.timeouts import Timeout, Timeouts
+from jaxrun.head.timeouts import JobTimeouts, Timeout
 from jaxrun.head.worker_table import WorkerTable
 
 
@@ -31,7 +31,7 @@ class Attempt:
 
     workers: WorkerTable
     limits: TimeLimits
-    timeouts: Timeouts = field(default_factory=Timeouts)
+    timeouts: JobTimeouts = field(default_factory=JobTimeouts)
     phase: JobPhase = JobPhase.STARTING
     outcome: JobOutcome = field(default_factory=lambda: JobOutcome(EndReason.OK))
     run_at: float | None = None

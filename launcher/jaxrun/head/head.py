@@ -43,7 +43,7 @@ from jaxrun.head.events import (
     TimeLimits,
 )
 from jaxrun.head.fault_injection import FaultInjector
-from jaxrun.head.shutdown import Shutdown
+from jaxrun.head.shutdown import JobShutdown
 from jaxrun.head.snapshots import PURPOSE_OF_SIGNAL, PURPOSE_OF_TIMEOUT, Snapshots
 from jaxrun.head.startup import Startup
 from jaxrun.head.timeouts import Timeout
@@ -94,7 +94,7 @@ class Head:
         self._divergence = DivergenceDetector(lockstep, self._workers.hosts)
         self._snapshots = Snapshots(self._attempt, self._divergence, self._startup.has_hello)
         self._faults = FaultInjector(chaos, self._workers)
-        self._shutdown = Shutdown(self._attempt, self._divergence, self._faults)
+        self._shutdown = JobShutdown(self._attempt, self._divergence, self._faults)
         timeouts = {Timeout.STARTUP: now + limits.init, Timeout.PROGRESS: now + FIRST_PROGRESS_S}
         if limits.job is not None:
             timeouts[Timeout.JOB] = now + limits.job

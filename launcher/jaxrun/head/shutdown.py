@@ -27,7 +27,7 @@ CONCLUDE_TIMEOUT_S = 0.8  # for the flight recorders' answers about how the rank
 MISMATCH_REPORTS_WAIT_S = 1.0  # wait for all ranks that were told of a mismatch to raise it
 
 
-class Shutdown:
+class JobShutdown:
     """Times are seconds since the epoch."""
 
     def __init__(self, attempt: Attempt, divergence: DivergenceDetector, faults: FaultInjector) -> None:

@@ -20,7 +20,7 @@ class Timeout(enum.Enum):
     DIVERGENCE_CHECK = enum.auto()  # do the flight recorders agree?
 
 
-class Timeouts:
+class JobTimeouts:
     """Times are seconds since the epoch."""
 
     def __init__(self) -> None:
