@@ -148,7 +148,7 @@ def test_an_early_exit_is_named_with_where_the_others_wait(on: JobRunner) -> Non
 
 @row("stuck, `--timeout`", *SOME)
 def test_a_time_limit_shows_where_every_rank_is(on: JobRunner) -> None:
-    result = on.jaxrun("--timeout", "5", MISBEHAVE, "--hang")
+    result = on.jaxrun("--timeout", "12", MISBEHAVE, "--hang")
     assert exit_code(on, result) == 124
     assert re.search(r"2 ranks +0, 2 .*misbehave.py:\d+ main", result.err), result
     assert re.search(r"1 rank +1 \(h2\) .*misbehave.py:\d+ misbehave", result.err), result
