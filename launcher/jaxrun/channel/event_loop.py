@@ -6,6 +6,7 @@ import contextlib
 import selectors
 import time
 from collections.abc import Callable
+from operator import itemgetter
 from typing import NamedTuple
 
 Callback = Callable[[], None]
@@ -74,7 +75,8 @@ class EventLoop:
                 ready.append((handlers.order, handlers.write))
             if events & selectors.EVENT_READ:
                 ready.append((handlers.order, handlers.read))
-        for _, callback in sorted(ready, key=lambda item: item[0]):
+        ready.sort(key=itemgetter(0))
+        for _, callback in ready:
             callback()
         if first is not None and first <= self._clock():
             self._run_timers()

@@ -22,6 +22,7 @@ class _RankConnection:
     socket: socket.socket
     reader: GangMessageReader
     writer: GangMessageWriter
+    has_unsent: bool = False
 
 
 class RankConnections:
@@ -47,10 +48,10 @@ class RankConnections:
 
     def send(self, message: GangMessage, ranks: Iterable[int]) -> None:
         """Send it to those ranks that are connected; what does not fit leaves with later calls of `poll`."""
-        for rank in ranks:
-            connection = self._connections.get(rank)
-            if connection is not None:
-                with _sigint_blocked():
+        with _sigint_blocked():
+            for rank in ranks:
+                connection = self._connections.get(rank)
+                if connection is not None:
                     connection.writer.add(message)
                     self._flush(connection)
 
@@ -88,12 +89,20 @@ class RankConnections:
                 self._received.append((connection.rank, None))
 
     def _flush(self, connection: _RankConnection) -> None:
-        with _sigint_blocked(), contextlib.suppress(OSError):  # of a rank that has gone; reading will show it
-            fd = connection.socket.fileno()
-            if connection.writer.flush():
-                self._loop.remove_writer(fd)
-            else:
-                self._loop.add_writer(fd, lambda: self._flush(connection))
+        """Send what waits; to be called with SIGINT blocked."""
+        try:
+            unsent = not connection.writer.flush()
+        except OSError:
+            return  # the rank has gone; reading will show it
+        if unsent and not connection.has_unsent:
+            self._loop.add_writer(connection.socket.fileno(), lambda: self._flush_rest(connection))
+        elif connection.has_unsent and not unsent:
+            self._loop.remove_writer(connection.socket.fileno())
+        connection.has_unsent = unsent
+
+    def _flush_rest(self, connection: _RankConnection) -> None:
+        with _sigint_blocked():
+            self._flush(connection)
 
     def _drop(self, connection: _RankConnection) -> None:
         self._loop.remove_reader(connection.socket.fileno())

@@ -31,7 +31,7 @@ _MAX_REQUEST_BYTES = 2**18
 _REAP_INTERVAL_S = 1.0
 _IDLE_BEFORE_SPARE_S = 0.2  # without a request, after which the next launcher is made ready
 _LAUNCHER_EXIT_GRACE_S = 0.5  # for launchers to end by themselves once the Python process has died
-_IMPORTED_BY_RANKS = ("jaxrun_runtime.gang.calls", "cloudpickle")
+_IMPORTED_BY_RANKS = ("jaxrun_runtime.gang.calls", "jaxrun.protocol.connect", "cloudpickle")
 
 
 @dataclass(frozen=True, slots=True)

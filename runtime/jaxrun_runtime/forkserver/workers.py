@@ -106,6 +106,7 @@ def import_jax(channel: socket.socket) -> str:
         import jax.numpy  # noqa: F401
 
         from jaxrun_runtime import hello, join  # noqa: F401
+        from jaxrun_runtime.lockstep import call_recorder  # noqa: F401
 
         for name in _IMPORTED_AT_FIRST_USE:
             with contextlib.suppress(ImportError):

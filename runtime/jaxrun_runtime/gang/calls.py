@@ -79,10 +79,12 @@ class CallerConnection:
         self._send(self._pack(GangMessageKind.READY, about))
         with contextlib.suppress(CallEnded):
             while not self._shut_down:
-                message = self._receive()
-                if message.kind is GangMessageKind.CALL:
-                    self._run(message)
-                self._shut_down = self._shut_down or message.kind is GangMessageKind.SHUTDOWN
+                self._handle(self._receive())  # which keeps no message, and so no memory of its arrays, until the next
+
+    def _handle(self, message: GangMessage) -> None:
+        if message.kind is GangMessageKind.CALL:
+            self._run(message)
+        self._shut_down = self._shut_down or message.kind is GangMessageKind.SHUTDOWN
 
     def _run(self, task: GangMessage) -> None:
         self._call_number = task.call
