@@ -19,7 +19,7 @@ from collections.abc import Callable
 from typing import Any
 
 from jaxrun.protocol.env import WorkerEnv
-from jaxrun.protocol.names import COORDINATOR_ADDRESS
+from jaxrun.protocol.names import COORDINATOR_ADDRESS, MASTER_ADDR, MASTER_PORT
 from jaxrun.protocol.worker_messages import CoordinatorReady, DeviceReport, Join, StartCoordinator
 from jaxrun_runtime import jax_private
 from jaxrun_runtime.agent_channel import AgentChannel, AgentDisconnected
@@ -60,10 +60,15 @@ def join(env: WorkerEnv, channel: AgentChannel, order: StartCoordinator | Join) 
     """Join as rank 0 (StartCoordinator) or as another rank. Returns the time of completion, seconds since the epoch."""
     if isinstance(order, StartCoordinator):
         jax_private.set_gloo_address(order.interface)
-        _start_coordinator(env, channel, order.interface)
+        master_port = _reserve_master_port(order.interface) if env.torch_env else 0
+        _start_coordinator(env, channel, order.interface, master_port)
     else:
         jax_private.set_gloo_address(local_address_towards(order.address))
+        master_port = order.master_port
         _initialize(env, order.address)
+    if env.torch_env:
+        os.environ[MASTER_ADDR] = os.environ[COORDINATOR_ADDRESS].rpartition(":")[0].strip("[]")
+        os.environ[MASTER_PORT] = str(master_port)
     _accept_initialize_by_program(env)
     return time.time()
 
@@ -97,7 +102,21 @@ def report_devices(env: WorkerEnv, joined: float) -> DeviceReport:
     )
 
 
-def _start_coordinator(env: WorkerEnv, channel: AgentChannel, interface: str) -> None:
+def _reserve_master_port(interface: str) -> int:
+    """Reserve a free port for as long as this process lives.
+
+    The program can listen there, as servers do, with SO_REUSEADDR: the kernel allows that beside a socket that has set
+    it, too, and does not listen.
+    """
+    reserved = socket.socket(socket.AF_INET6 if ":" in interface else socket.AF_INET)
+    reserved.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    reserved.bind((interface, 0))
+    port: int = reserved.getsockname()[1]
+    reserved.detach()
+    return port
+
+
+def _start_coordinator(env: WorkerEnv, channel: AgentChannel, interface: str, master_port: int) -> None:
     """Start the coordinator and join it; a thread sends CoordinatorReady as soon as it listens."""
     port = PortReservation(interface)
     joined = threading.Event()
@@ -107,7 +126,7 @@ def _start_coordinator(env: WorkerEnv, channel: AgentChannel, interface: str) ->
             if joined.wait(_COORDINATOR_POLL_INTERVAL_S):
                 return
         with contextlib.suppress(AgentDisconnected):
-            channel.send(CoordinatorReady(env.rank, port.address))
+            channel.send(CoordinatorReady(env.rank, port.address, master_port))
 
     announcer = threading.Thread(target=announce, name="jaxrun-announce", daemon=True)
     announcer.start()

@@ -60,6 +60,28 @@ def test_processes_that_somebody_started_are_one_job(attach, tmp_path):
     assert not list(tmp_path.glob(".jaxrun-attach*"))
 
 
+_TORCH = """
+import os, socket
+from jax.experimental import multihost_utils
+at = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+names = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
+server = socket.create_server(("", at[1])) if os.environ["RANK"] == "0" else None
+multihost_utils.sync_global_devices("listening")
+if server:
+    print(server.accept()[0].makefile().read())
+else:
+    with socket.create_connection(at) as connection:
+        connection.sendall(" ".join(os.environ[name] for name in names).encode())
+"""
+
+
+def test_torchruns_variables_lead_the_ranks_to_rank_0(attach, tmp_path):
+    (tmp_path / "program.py").write_text(_TORCH)
+    ends = ended(attach(2, "program.py", options=("--platform", "cpu", "--torch-env")))
+    assert [code for code, _, _ in ends] == [0, 0], ends
+    assert ends[0][1] == "[0] 1 2 1 2\n"
+
+
 def test_the_first_failure_ends_all_of_them_with_its_status(attach):
     """Beside that, a secret in the environment needs no shared directory."""
     processes = attach(2, MISBEHAVE, "--rank", "1", "--exit", "7", env={"JAXRUN_TOKEN": "7" * 64})

@@ -10,8 +10,8 @@ import pytest
 from harness_worker import IPV6, without_gloo
 
 from jaxrun.job.environment import common_settings
-from jaxrun.protocol.worker_messages import CoordinatorReady, DeviceReport, StartCoordinator
-from jaxrun_runtime import jax_private, join
+from jaxrun.protocol.worker_messages import CoordinatorReady, DeviceReport
+from jaxrun_runtime import join
 
 pytestmark = pytest.mark.jax_version
 
@@ -60,9 +60,8 @@ def test_a_coordinator_that_fails_leaves_no_thread_waiting_for_it(monkeypatch):
         raise RuntimeError("no coordinator")
 
     monkeypatch.setattr(join, "_initialize", fail)
-    monkeypatch.setattr(jax_private, "set_gloo_address", lambda address: True)
     with pytest.raises(RuntimeError, match="no coordinator"):
-        join.join(None, None, StartCoordinator("127.0.0.1"))
+        join._start_coordinator(None, None, "127.0.0.1", master_port=0)
     assert not [thread for thread in threading.enumerate() if thread.name == "jaxrun-announce"]
 
 

@@ -36,8 +36,8 @@ def test_a_clean_run_ends_when_all_have_left_rank_0_last(simulate, size):
 def test_nobody_joins_before_the_coordinator_listens(simulate):
     job = simulate(3).say_hello()
     assert job.ranks_sent(Join) == []
-    job.handle(CoordinatorReady(0, "127.0.0.1:4711"))
-    assert job.sent[-1][1:] == ((1, 2), Join("127.0.0.1:4711"))
+    job.handle(CoordinatorReady(0, "127.0.0.1:4711", master_port=4712))
+    assert job.sent[-1][1:] == ((1, 2), Join("127.0.0.1:4711", master_port=4712))
 
 
 def test_the_head_wakes_for_nothing_in_a_run_without_limits(simulate):

@@ -58,7 +58,7 @@ def _frame(content: object) -> bytes:
 def _environments():
     ints = st.lists(st.integers(0, 999), max_size=4).map(tuple)
     number = st.integers(0, 10**6)
-    names = {"str": _TEXT, "int": number, "float": st.floats(0, 1e9), "tuple[int, ...]": ints}
+    names = {"str": _TEXT, "int": number, "float": st.floats(0, 1e9), "bool": st.booleans(), "tuple[int, ...]": ints}
     return st.builds(WorkerEnv, **{field.name: names[field.type] for field in fields(WorkerEnv)})
 
 
@@ -182,3 +182,15 @@ def test_a_message_that_is_too_long_is_not_sent():
     joining = next(kind for kind in _KINDS if kind.__name__ == "Join")
     with pytest.raises(ProtocolError, match="is longer than"):
         encode(joining("x" * MAX_FRAME_BYTES))
+
+
+def test_torchruns_variables_are_set_only_on_request():
+    names = {"RANK": "3", "WORLD_SIZE": "4", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2"}
+    plain, more = _ENV.to_env(), replace(_ENV, torch_env=True).to_env()
+    assert {name: value for name, value in more.items() if plain.get(name) != value} == {
+        **names,
+        "JAXRUN_TORCH_ENV": "True",
+    }
+    assert WorkerEnv.from_env(more).torch_env and not WorkerEnv.from_env(plain).torch_env
+    with pytest.raises(ProtocolError, match="JAXRUN_TORCH_ENV='yes' is not a valid bool"):
+        WorkerEnv.from_env({**more, "JAXRUN_TORCH_ENV": "yes"})

@@ -127,7 +127,13 @@ def _plan_of_worker(start: StartWorker, job_id: str, environ: Mapping[str, str])
         local_device_ids=start.local_device_ids,
     )
     return Plan(
-        job=Job(program=program, module=module, init_timeout=start.init_timeout, lockstep=start.lockstep),
+        job=Job(
+            program=program,
+            module=module,
+            init_timeout=start.init_timeout,
+            lockstep=start.lockstep,
+            torch_env=start.torch_env,
+        ),
         job_id=job_id,
         workers=(worker,),
         job_size=start.size,

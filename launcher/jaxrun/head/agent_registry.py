@@ -155,6 +155,7 @@ class AgentRegistry:
                 log_dir=spec.run_dir if report.can_write_run_dir else "",
                 show_output=spec.job.shows(report.rank),
                 lockstep=spec.job.lockstep,
+                torch_env=spec.job.torch_env,
             )
 
     def _notes(self, layouts: Mapping[int, Layout]) -> tuple[str, ...]:

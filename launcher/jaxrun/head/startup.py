@@ -57,7 +57,7 @@ class Startup:
                 return self._on_hello(event)
             case CoordinatorReady():
                 others = tuple(rank for rank in self._hosts if rank != event.rank)
-                return [Send(others, Join(event.address))] if others else []
+                return [Send(others, Join(event.address, event.master_port))] if others else []
         self._device_reports[event.rank] = event
         if not self.complete:
             return []

@@ -47,6 +47,7 @@ class Job:
     grace:                 seconds between SIGTERM and SIGKILL
     chaos:                 faults to inject
     env:                   variables to add to every worker
+    torch_env:             also give every worker the variables of torchrun
     run_dir, no_run_dir:   where the job leaves its files; None for a new directory under ./jaxrun-runs
     quiet_ranks:           ranks whose output stays off the screen
     only_ranks:            if not empty, the only ranks whose output is shown
@@ -82,6 +83,7 @@ class Job:
     grace: float = 5.0
     chaos: tuple[FaultSpec, ...] = ()
     env: Mapping[str, str] = field(default_factory=dict)
+    torch_env: bool = False
     run_dir: Path | None = None
     no_run_dir: bool = False
     quiet_ranks: Ranks = ()

@@ -115,6 +115,7 @@ class Plan:
             stacks_fd=stacks_fd,
             flight_fd=flight_fd,
             lockstep=self.job.lockstep,
+            torch_env=self.job.torch_env,
             init_timeout=self.job.init_timeout,
             run_dir=run_dir,
             simulated_boot_id=worker.simulated_boot_id,

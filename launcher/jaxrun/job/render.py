@@ -9,7 +9,7 @@ from jaxrun.job.env_options import mask_secret
 from jaxrun.job.fault_spec import CHAOS_OPTION
 from jaxrun.job.plan import LaunchCommand, Plan, Worker
 from jaxrun.protocol.env import AgentEnv
-from jaxrun.protocol.names import COORDINATOR_ADDRESS, JOB_ID, TOKEN
+from jaxrun.protocol.names import COORDINATOR_ADDRESS, JOB_ID, MASTER_ADDR, MASTER_PORT, TOKEN, TORCH_VARIABLES
 from jaxrun.text import UNKNOWN_HOST, format_columns, plural
 
 _UNKNOWN_YET = "?"
@@ -73,6 +73,8 @@ def _render_remote_plan(plan: Plan, command: LaunchCommand) -> str:
     values = {**plan.set_env, **command.set_env, JOB_ID: plan.job_id, TOKEN: "-"}
     lines += [f"  {_assignment(name, value)}" for name, value in sorted(values.items())]
     lines += ["", f"those whose values are known only at the start: {later}"]
+    if plan.job.torch_env:
+        lines += ["", f"variables that each agent sets for its worker, as torchrun does: {', '.join(TORCH_VARIABLES)}"]
     if removed := (*plan.unset_env, *command.unset_env):
         lines += ["", f"variables that jaxrun takes away: {', '.join(removed)}"]
     lines += ["", "devices, threads and the coordinator's address are decided when all agents have reported."]
@@ -82,7 +84,7 @@ def _render_remote_plan(plan: Plan, command: LaunchCommand) -> str:
 def _worker_variables(plan: Plan) -> tuple[dict[str, str], list[dict[str, str]], list[str]]:
     """Return the protocol's variables: those alike in all workers, each worker's others, names without a value yet."""
     tables: list[dict[str, str]] = []
-    later = {COORDINATOR_ADDRESS}
+    later = {COORDINATOR_ADDRESS, *((MASTER_ADDR, MASTER_PORT) if plan.job.torch_env else ())}
     for worker in plan.workers:
         values = plan.worker_env(worker, run_dir=_UNKNOWN_YET, channel_fd=-1, stacks_fd=-1, flight_fd=-1).to_env()
         later |= {name for name, value in values.items() if value in (_UNKNOWN_YET, "-1")}

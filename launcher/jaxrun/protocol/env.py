@@ -17,6 +17,7 @@
 | JAXRUN_STACKS_FD         | an inherited file into which the worker's fault handler writes stacks       |
 | JAXRUN_FLIGHT_FD         | an inherited file that is the worker's flight recorder (see flight_file.py) |
 | JAXRUN_LOCKSTEP          | what is done to keep the ranks in step: off, record or strict               |
+| JAXRUN_TORCH_ENV         | whether the variables of torchrun are set, too: True or False               |
 
 An agent that mpirun or srun has started finds, besides JAXRUN_JOB_ID and JAXRUN_INIT_TIMEOUT,
 
@@ -24,7 +25,8 @@ An agent that mpirun or srun has started finds, besides JAXRUN_JOB_ID and JAXRUN
 | JAXRUN_TOKEN             | the job's secret, by which head and agents know each other; no worker sees it |
 | JAXRUN_ENGINE            | whose variables hold its rank: "open-mpi", "hydra", "slurm" …                 |
 
-A program also finds JAX_COORDINATOR_ADDRESS, JAX_NUM_PROCESSES and JAX_PROCESS_ID, as other launchers set them.
+A program also finds JAX_COORDINATOR_ADDRESS, JAX_NUM_PROCESSES and JAX_PROCESS_ID, as other launchers set them, and
+with --torch-env those of names.TORCH_VARIABLES, as torchrun sets them.
 """
 
 from __future__ import annotations
@@ -36,7 +38,7 @@ from typing import Any
 
 from jaxrun.errors import ProtocolError
 from jaxrun.protocol.flight_file import LOCKSTEP_RECORD
-from jaxrun.protocol.names import NUM_PROCESSES, PROCESS_ID, RESERVED_PREFIX
+from jaxrun.protocol.names import NUM_PROCESSES, PROCESS_ID, RESERVED_PREFIX, TORCH_VARIABLES
 
 # A worker that receives this signal writes the stacks of its threads to JAXRUN_STACKS_FD. Before its Hello the signal
 # would kill it, as a real-time signal does by default.
@@ -58,14 +60,19 @@ class WorkerEnv:
     flight_fd: int
     init_timeout: float
     lockstep: str = LOCKSTEP_RECORD
+    torch_env: bool = False
     run_dir: str = ""
     simulated_boot_id: str = ""
     local_device_ids: tuple[int, ...] = ()
     cpus: tuple[int, ...] = ()
 
     def to_env(self) -> dict[str, str]:
-        """The variables of this worker, JAX's own three less the address, which is known only at the joining."""
-        return _to_variables(self) | {NUM_PROCESSES: str(self.size), PROCESS_ID: str(self.rank)}
+        """The variables of this worker; the addresses among them are known only at the joining."""
+        values = _to_variables(self) | {NUM_PROCESSES: str(self.size), PROCESS_ID: str(self.rank)}
+        if self.torch_env:
+            numbers = (self.rank, self.size, self.local_rank, self.local_size)
+            values |= dict(zip(TORCH_VARIABLES, map(str, numbers), strict=False))
+        return values
 
     @classmethod
     def from_env(cls, env: Mapping[str, str]) -> WorkerEnv:
@@ -116,7 +123,7 @@ def _from_variables(kind: type[WorkerEnv | AgentEnv], env: Mapping[str, str]) ->
             )
         try:
             values[field.name] = _READERS[str(field.type)](env[name])
-        except ValueError:
+        except (ValueError, KeyError):
             raise ProtocolError(f"{name}={env[name]!r} is not a valid {field.type}") from None
     return values
 
@@ -133,4 +140,14 @@ def _read_ints(text: str) -> tuple[int, ...]:
     return tuple(int(part) for part in text.split(",")) if text else ()
 
 
-_READERS: dict[str, Callable[[str], Any]] = {"str": str, "int": int, "float": float, "tuple[int, ...]": _read_ints}
+def _read_bool(text: str) -> bool:
+    return {"True": True, "False": False}[text]
+
+
+_READERS: dict[str, Callable[[str], Any]] = {
+    "str": str,
+    "int": int,
+    "float": float,
+    "bool": _read_bool,
+    "tuple[int, ...]": _read_ints,
+}

@@ -48,17 +48,22 @@ class StartCoordinator:
 
 @dataclass(frozen=True, slots=True)
 class CoordinatorReady:
-    """Rank 0's coordinator accepts connections at `address` ("host:port")."""
+    """Rank 0's coordinator accepts connections at `address` ("host:port").
+
+    master_port:  another port of that host, for the program to listen at (MASTER_PORT); 0 without --torch-env
+    """
 
     rank: int
     address: str
+    master_port: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class Join:
-    """Connect to the coordinator at `address` ("host:port"); it listens."""
+    """Connect to the coordinator at `address` ("host:port"); it listens. `master_port` as in CoordinatorReady."""
 
     address: str
+    master_port: int = 0
 
 
 @dataclass(frozen=True, slots=True)
