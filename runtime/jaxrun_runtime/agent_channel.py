@@ -41,6 +41,8 @@ class AgentChannel:
     def send(self, message: WorkerMessage) -> None:
         """Send a message. Raises AgentDisconnected if the agent is gone."""
         frame = encode(message)
+        if not self.in_owner_process():  # where another thread may have held the lock at the fork
+            raise AgentDisconnected
         with self._sending:
             try:
                 self._check_owner()

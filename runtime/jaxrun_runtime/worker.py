@@ -15,7 +15,7 @@ from jaxrun.errors import EXIT_SOFTWARE
 from jaxrun.protocol.env import STACKS_SIGNAL, WorkerEnv
 from jaxrun.protocol.flight_file import LOCKSTEP_OFF
 from jaxrun.protocol.worker_messages import Join, Run, StartCoordinator
-from jaxrun_runtime import DivergenceError, failure_report, hello, linux, program, shutdown
+from jaxrun_runtime import DivergenceError, failure_report, forks, hello, linux, program, shutdown
 from jaxrun_runtime.agent_channel import AgentChannel, AgentDisconnected
 
 _FORK_SERVER_POLL_INTERVAL_S = 0.001  # while the fork server, this worker's first parent, exits
@@ -56,6 +56,7 @@ def _run_stages(env: WorkerEnv, argv: list[str], started: float, forked_by: int,
         _install_lockstep(env, channel)
         channel.receive(Run)
         failure_report.report_thread_failures(channel, env.rank)
+        forks.watch_forks(channel, env.rank)
         stage = "program"
         program.run(argv)
     except AgentDisconnected:

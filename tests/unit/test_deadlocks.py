@@ -262,7 +262,7 @@ def sample(name: str) -> tuple[str, str]:
     return dump(f"{frames}{RUN_ALL}", *([POOL_THREAD] if name == "grain" else [])), wait
 
 
-def findings(*names: str, places=None, hosts=None) -> list[str]:
+def findings(*names: str, places=None, hosts=None, forks=None) -> list[str]:
     """The findings if rank 0 does the first of these, and so on; "finished" is a rank that has no stack."""
     present = {rank: sample(name) for rank, name in enumerate(names) if name != "finished"}
     return list(
@@ -272,6 +272,7 @@ def findings(*names: str, places=None, hosts=None) -> list[str]:
             hosts or dict.fromkeys(range(len(names)), "h1"),
             [rank for rank, name in enumerate(names) if name == "finished"],
             places,
+            forks,
         )
     )
 
@@ -352,6 +353,21 @@ def test_an_exit_while_others_wait():
 def test_what_one_rank_does_while_the_others_wait_for_it(name, words):
     (text,) = findings(name, "sync_global_devices", "sync_global_devices")
     assert text.startswith(f"rank 0 {words}")
+
+
+@pytest.mark.parametrize("name", ["a pool", "a multiprocessing child", "torch"])
+def test_a_wait_for_forked_children_names_the_fork_and_the_way_out(name):
+    forks = {0: ("loader.py:12 make_pool", "eval.py:7 pool"), 1: ("loader.py:12 make_pool",)}
+    (text,) = findings(name, "sync_global_devices", forks=forks)
+    assert ": its children were forked at loader.py:12 make_pool and eval.py:7 pool with copies of locks" in text
+    assert "use spawn or forkserver" in text
+    assert "forked" not in findings(name, "sync_global_devices", forks={1: ("loader.py:12 make_pool",)})[0]
+
+
+@pytest.mark.parametrize("name", ["a queue", "an event", "subprocess.run"])
+def test_a_wait_for_something_else_is_not_blamed_on_a_fork(name):
+    (text,) = findings(name, "sync_global_devices", forks={0: ("loader.py:12 make_pool",)})
+    assert "forked" not in text
 
 
 def test_several_that_hold_the_others_up_are_put_in_the_plural():

@@ -17,7 +17,16 @@ from jaxrun.protocol.agent_messages import (
     WorkerExited,
     WorkerSpawned,
 )
-from jaxrun.protocol.worker_messages import CoordinatorReady, DeviceReport, Done, Exit, Failed, Hello, ThreadFailed
+from jaxrun.protocol.worker_messages import (
+    ChildForked,
+    CoordinatorReady,
+    DeviceReport,
+    Done,
+    Exit,
+    Failed,
+    Hello,
+    ThreadFailed,
+)
 from jaxrun.rundir import event_log
 
 KEPT = {
@@ -34,6 +43,7 @@ KEPT = {
         ThreadFailed(1, 5.0, "Loader", "OSError", "Traceback"),
         ("thread_failed", 1, {"thread": "Loader", "error": "OSError"}),
     ),
+    "a fork": (ChildForked(1, 5.0, "loader.py:12 pool"), ("forked", 1, {"at": "loader.py:12 pool"})),
     "failed": (
         Failed(1, 5.0, "program", 3, "SystemExit", "bye", ""),
         (

@@ -6,6 +6,8 @@ from jaxrun.head.hang_detectors import EarlyExitDetector, StallDetector
 from jaxrun.protocol.agent_messages import SnapshotPurpose, SnapshotReply
 from jaxrun.protocol.flight import Flight
 from jaxrun.protocol.flight_file import EVERY_CALL
+from jaxrun.protocol.worker_messages import ChildForked
+from jaxrun.verdict.decide import decide
 
 IN_JAX = """Thread 0x1 (most recent call first):
   File "/v/lib/python3.11/site-packages/jax/_src/array.py", line 1 in _value
@@ -29,6 +31,21 @@ def test_without_progress_the_job_is_warned_once_and_stopped(simulate):
 def test_without_the_option_nothing_is_checked(simulate):
     job = simulate(3).run().wait(10_000)
     assert job.outcome is None and job.head.deadline() is None
+
+
+IN_POOL = """Thread 0x1 (most recent call first):
+  File "/usr/lib/python3.13/multiprocessing/pool.py", line 367 in map
+  File "/home/me/train.py", line 86 in <module>
+"""
+
+
+@pytest.mark.parametrize("limits", [SILENT, {"job": 60.0}])
+def test_a_job_that_ends_while_it_waits_for_forked_children_names_the_fork(simulate, limits):
+    job = simulate(2, **limits).run().handle(ChildForked(1, 1.0, "data.py:12 make_pool"))
+    job.stacks = {0: IN_POOL, 1: IN_POOL}
+    job.wait(90)
+    verdict = decide(job.outcome, job.hosts, started=0.0, ended=job.now)
+    assert "forked at data.py:12 make_pool" in " ".join("\n".join(verdict.details).split())
 
 
 @pytest.mark.parametrize("sign", ["cpu", "written"])

@@ -1,5 +1,6 @@
 """An interrupt of a rank ends what its function does, and loses nothing that is on its way."""
 
+import os
 import select
 import signal
 import threading
@@ -40,6 +41,20 @@ def test_an_interrupt_ends_the_function_and_not_the_rank(serve):
         return kind, failure["error"], caller.receive()
 
     assert serve(call) == (GangMessageKind.EXCEPTION, "KeyboardInterrupt", (GangMessageKind.RESULT, "next"))
+
+
+def test_a_process_that_the_function_forks_is_interrupted_as_under_python(serve):
+    def forking():
+        pid = os.fork()
+        if pid:
+            return os.waitpid(pid, 0)[1]
+        os._exit(0 if signal.getsignal(signal.SIGINT) is signal.default_int_handler else 1)
+
+    def call(caller):
+        caller.run(forking)
+        return caller.receive()
+
+    assert serve(call) == (GangMessageKind.RESULT, 0)
 
 
 def test_while_nothing_runs_there_is_nothing_to_interrupt(serve):

@@ -70,7 +70,8 @@ def test_without_recorders_there_are_only_stacks():
 
 
 def test_it_is_kept_and_read_back():
-    kept = look({0: IN_JAX, 3: ""}, {0: flight(4)}, finished=(1,), natives={0: "gloo::allreduce"})
+    more = {"finished": (1,), "natives": {0: "gloo::allreduce"}, "fork_places": {0: ("loader.py:12 make_pool",)}}
+    kept = look({0: IN_JAX, 3: ""}, {0: flight(4)}, **more)
     assert Snapshot.from_json(kept.to_json()) == kept
     assert Snapshot.from_json(look({}, {}).to_json()).natives is None
 

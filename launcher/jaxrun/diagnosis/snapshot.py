@@ -22,6 +22,7 @@ class Snapshot:
     flights:   what its flight recorder holds
     finished:  the ranks whose program has ended
     natives:   its stack with C frames; None where they were not asked for
+    fork_places:  where its program has forked, "loader.py:12 make_pool"
     """
 
     time: float
@@ -31,6 +32,7 @@ class Snapshot:
     flights: Mapping[int, Flight] = field(default_factory=dict)
     finished: tuple[int, ...] = ()
     natives: Mapping[int, str] | None = None
+    fork_places: Mapping[int, tuple[str, ...]] = field(default_factory=dict)
 
     def to_json(self) -> str:
         content = {field.name: getattr(self, field.name) for field in fields(self)}
@@ -49,6 +51,7 @@ class Snapshot:
             }
             flights = {int(rank): Flight.from_content(item) for rank, item in content["flights"].items()}
             finished = tuple(map(int, content["finished"]))
-            return cls(time=float(content["time"]), finished=finished, flights=flights, **tables)
+            forks = {int(rank): tuple(map(str, places)) for rank, places in content["fork_places"].items()}
+            return cls(float(content["time"]), finished=finished, flights=flights, fork_places=forks, **tables)
         except (AttributeError, KeyError, TypeError) as error:
             raise ValueError(f"not a snapshot of ranks: {error!r}") from None

@@ -61,7 +61,16 @@ from jaxrun.protocol.agent_messages import (
     WorkerSpawned,
 )
 from jaxrun.protocol.flight_file import LOCKSTEP_OFF
-from jaxrun.protocol.worker_messages import Call, CoordinatorReady, DeviceReport, Done, Failed, Hello, ThreadFailed
+from jaxrun.protocol.worker_messages import (
+    Call,
+    ChildForked,
+    CoordinatorReady,
+    DeviceReport,
+    Done,
+    Failed,
+    Hello,
+    ThreadFailed,
+)
 
 FIRST_PROGRESS_S = 2.0  # after the start, until the ranks that the start-up waits for are printed
 PROGRESS_INTERVAL_S = 10.0  # until they are printed again
@@ -166,6 +175,8 @@ class Head:
                 self._divergence.handle_recorder(event)
             case ThreadFailed():
                 self._workers.add_thread_failure(event)
+            case ChildForked():
+                self._workers.add_fork(event)
             case FaultNotInjected():
                 return self._faults.handle_not_injected(event)
             case Failed():

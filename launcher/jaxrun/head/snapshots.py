@@ -114,8 +114,14 @@ class Snapshots:
             self._attempt.timeouts.start(Timeout.DIVERGENCE_CHECK, now + pause)
 
     def _outcome(self, reason: EndReason, reply: SnapshotReply, now: float) -> JobOutcome:
-        flights = dict(self._divergence.flights)
-        return JobOutcome(reason, stacks=reply.stacks, kernel_waits=reply.kernel_waits, flights=flights, decided_at=now)
+        return JobOutcome(
+            reason,
+            stacks=reply.stacks,
+            kernel_waits=reply.kernel_waits,
+            flights=dict(self._divergence.flights),
+            fork_places=self._attempt.workers.fork_places(),
+            decided_at=now,
+        )
 
     def _snapshot(self, reply: SnapshotReply, now: float) -> Snapshot:
         return Snapshot(
@@ -125,5 +131,6 @@ class Snapshots:
             waits=reply.kernel_waits,
             flights=dict(self._divergence.flights),
             finished=self._attempt.workers.live_reported,
+            fork_places=self._attempt.workers.fork_places(),
             natives=reply.native_stacks if reply.purpose is SnapshotPurpose.NATIVE else None,
         )

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from jaxrun.diagnosis.worker_outcome import InjectedFault, WorkerOutcome
 from jaxrun.head.events import AgentLost
 from jaxrun.protocol.agent_messages import WorkerExited
-from jaxrun.protocol.worker_messages import Failed, ThreadFailed
+from jaxrun.protocol.worker_messages import ChildForked, Failed, ThreadFailed
 
 
 @dataclass(slots=True)
@@ -19,6 +19,7 @@ class _Worker:
     ends_at: float | None = None  # when the worker first showed that it ends
     failure: Failed | None = None
     thread_failures: list[ThreadFailed] = field(default_factory=list)
+    fork_places: list[str] = field(default_factory=list)
     exit: WorkerExited | None = None
     lost_reason: str = ""
     injected_faults: list[InjectedFault] = field(default_factory=list)
@@ -97,6 +98,13 @@ class WorkerTable:
 
     def add_thread_failure(self, failure: ThreadFailed) -> None:
         self._workers[failure.rank].thread_failures.append(failure)
+
+    def add_fork(self, event: ChildForked) -> None:
+        self._workers[event.rank].fork_places.append(event.place)
+
+    def fork_places(self) -> dict[int, tuple[str, ...]]:
+        """Where the ranks' programs have forked, by rank, in the order of the first fork at each place."""
+        return {rank: tuple(worker.fork_places) for rank, worker in self._workers.items() if worker.fork_places}
 
     def add_exit(self, event: WorkerExited, now: float) -> None:
         worker = self._workers[event.rank]

@@ -10,6 +10,7 @@
     Call                ──────────▶    (a cross-process call is about to start)
                         ◀──────────    Proceed | CallMismatch   (if the call waits for it)
     ThreadFailed        ──────────▶    (a thread of the program died; the program goes on)
+    ChildForked         ──────────▶    (the program has forked at a new place)
     Failed | Done       ──────────▶    (the program's end)
                         ◀──────────    Exit              (after Done: everybody has finished)
 
@@ -142,6 +143,15 @@ class ThreadFailed:
 
 
 @dataclass(frozen=True, slots=True)
+class ChildForked:
+    """The program forks at `place` ("loader.py:12 make_pool"); sent once for each place."""
+
+    rank: int
+    time: float
+    place: str
+
+
+@dataclass(frozen=True, slots=True)
 class Failed:
     """The worker failed, and ends with `status` right after this.
 
@@ -174,7 +184,7 @@ class Exit:
     """All processes are done: end now."""
 
 
-WorkerToAgent = Hello | CoordinatorReady | DeviceReport | Call | ThreadFailed | Failed | Done
+WorkerToAgent = Hello | CoordinatorReady | DeviceReport | Call | ThreadFailed | ChildForked | Failed | Done
 AgentToWorker = StartCoordinator | Join | Run | Proceed | CallMismatch | Exit
 WorkerMessage = WorkerToAgent | AgentToWorker
 

@@ -21,7 +21,7 @@ from jaxrun.protocol.agent_messages import (
     WorkerExited,
     WorkerSpawned,
 )
-from jaxrun.protocol.worker_messages import DeviceReport, Done, Failed, Hello, ThreadFailed
+from jaxrun.protocol.worker_messages import ChildForked, DeviceReport, Done, Failed, Hello, ThreadFailed
 
 Entry = tuple[str, int | None, dict[str, Any]]  # event, rank, more
 
@@ -67,6 +67,8 @@ def event_entry(event: Event) -> Entry | None:
             return "proof", event.rank, more | {"device_kinds": list(event.device_kinds)}
         case ThreadFailed():
             return "thread_failed", event.rank, {"thread": event.thread, "error": event.error}
+        case ChildForked():
+            return "forked", event.rank, {"at": event.place}
         case Failed():
             more = {"stage": event.stage, "status": event.status, "error": event.error, "sent": event.time}
             return "failed", event.rank, more | {"message": event.message}

@@ -52,6 +52,14 @@ _CAUSES: Mapping[Activity, tuple[str, str]] = {
         "is that a lock, or the result of an earlier call?",
     ),
 }
+# What a rank does if it waits for a child that it has forked, unless what it has called begins with one of these.
+_FOR_CHILDREN = (Activity.PROCESS, Activity.DATA, Activity.THREAD)
+_NOT_FOR_CHILDREN = ("queue.", "threading.", "subprocess.")
+_FORK_ADVICE = (
+    "its children were forked at {places} with copies of locks that no thread of theirs releases, and may wait for "
+    "them for ever; use spawn or forkserver: multiprocessing.get_context('forkserver').Pool(), "
+    "ProcessPoolExecutor(mp_context=...), DataLoader(multiprocessing_context=...)"
+)
 _PLURALS = {"is": "are", "has": "have", "waits": "wait", "sleeps": "sleep", "it": "they", "its": "their"}
 _NOTABLE_ALONE = (
     Activity.STOPPED,
@@ -69,6 +77,7 @@ class _JobState:
     ranks: Mapping[int, RankState]
     hosts: Mapping[int, str]
     finished: tuple[int, ...]
+    fork_places: Mapping[int, Sequence[str]]
 
     def doing(self, *kinds: Activity) -> tuple[int, ...]:
         return tuple(rank for rank, where in self.ranks.items() if where.activity in kinds)
@@ -83,6 +92,7 @@ def explain_deadlock(
     hosts: Mapping[int, str],
     finished: Collection[int] = (),
     places: Mapping[int, Sequence[str]] | None = None,
+    fork_places: Mapping[int, Sequence[str]] | None = None,
 ) -> tuple[str, ...]:
     """At most two sentences on why the job does not go on; none where nothing is certain enough.
 
@@ -90,6 +100,7 @@ def explain_deadlock(
     waits:     by rank, what the kernel says that the main thread waits in
     finished:  the ranks whose program has ended
     places:    by rank, where it has made cross-process calls before ("train.py:88 train_step"), as far as known
+    fork_places:  by rank, where its program has forked
     """
     known = places or {}
     seen = {
@@ -97,7 +108,8 @@ def explain_deadlock(
     }
     idle = {rank for rank, where in seen.items() if where.activity is Activity.IDLE}
     ended = tuple(sorted((set(finished) - set(dumps)) | idle))
-    job = _JobState({rank: where for rank, where in seen.items() if rank not in idle}, hosts, ended)
+    busy = {rank: where for rank, where in seen.items() if rank not in idle}
+    job = _JobState(busy, hosts, ended, fork_places or {})
     waiting = job.doing(*_WAITING)
     if waiting and len(waiting) == len(job.ranks):
         sentences = _left_by_the_finished(job, waiting) if job.finished else _waiting_apart(job, waiting)
@@ -143,6 +155,7 @@ def _is_notable(job: _JobState, group: tuple[int, ...], waiting: tuple[int, ...]
 def _describe_cause(job: _JobState, group: tuple[int, ...], waiting: tuple[int, ...]) -> str:
     where = job.ranks[group[0]]
     does, advice = _CAUSES[where.activity]
+    advice = _advise_on_forks(job, group) or advice
     call = f" ({where.call})" if where.call and where.activity is not Activity.COMPILING else ""
     place = f" at {where.place}" if where.place else ""
     shown = ", ".join(where.other_threads[:_MAX_THREADS_SHOWN])
@@ -152,6 +165,14 @@ def _describe_cause(job: _JobState, group: tuple[int, ...], waiting: tuple[int, 
         does = " ".join(_PLURALS.get(word, word) for word in does.split(" "))
     did = f"{does}{call}{place}{threads}".rstrip(",")
     return f"{job.names(group)} {did}{and_others}: {advice}"
+
+
+def _advise_on_forks(job: _JobState, group: tuple[int, ...]) -> str:
+    """What to do if these ranks may wait for children that they have forked; empty if they do not."""
+    places = _unique(place for rank in group for place in job.fork_places.get(rank, ()))
+    where = job.ranks[group[0]]
+    waits = where.activity in _FOR_CHILDREN and not where.call.startswith(_NOT_FOR_CHILDREN)
+    return _FORK_ADVICE.format(places=_list(places)) if waits and places else ""
 
 
 def _describe_lone_waiter(job: _JobState, waiting: tuple[int, ...], others: tuple[int, ...]) -> str:

@@ -135,8 +135,16 @@ def _describe_early_exit(verdict: Verdict, outcome: JobOutcome, decided: float) 
 
 def _format_places(outcome: JobOutcome, hosts: Mapping[int, str], decided: float, finished: Iterable[int]) -> str:
     """Where the ranks were when it was decided to stop the job."""
-    stacks, waits = outcome.stacks, outcome.kernel_waits
-    return format_snapshot(Snapshot(decided, hosts, stacks, waits, outcome.flights, tuple(sorted(finished))))
+    snapshot = Snapshot(
+        decided,
+        hosts,
+        dumps=outcome.stacks,
+        waits=outcome.kernel_waits,
+        flights=outcome.flights,
+        finished=tuple(sorted(finished)),
+        fork_places=outcome.fork_places,
+    )
+    return format_snapshot(snapshot)
 
 
 def _describe_interruption(outcome: JobOutcome, decided: float, started: float) -> str:

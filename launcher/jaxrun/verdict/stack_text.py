@@ -36,7 +36,9 @@ def format_snapshot(snapshot: Snapshot) -> str:
         who = format_ranks_on_hosts(snapshot.finished, snapshot.hosts)
         lines.append(f"{who} {have} finished{f', {made}' if made else ''}.")
     places = {rank: [strip_directory(site[0]) for site in f.sites.values()] for rank, f in flights.items()}
-    sentences = explain_deadlock(snapshot.dumps, snapshot.waits, snapshot.hosts, snapshot.finished, places)
+    sentences = explain_deadlock(
+        snapshot.dumps, snapshot.waits, snapshot.hosts, snapshot.finished, places, snapshot.fork_places
+    )
     return "\n".join([*lines, *(_wrap(sentence) for sentence in sentences)])
 
 

@@ -7,6 +7,7 @@ it. So each call says how many interrupts the caller has sent before.
 from __future__ import annotations
 
 import contextlib
+import os
 import signal
 import threading
 import time
@@ -28,6 +29,7 @@ class Interrupts:
 
     def install(self) -> None:
         signal.signal(signal.SIGINT, self._handle_signal)
+        os.register_at_fork(after_in_child=self._uninstall)
 
     def wait_for(self, count: int) -> None:
         """Wait until `count` interrupts have arrived: those meant for earlier functions must not hit the next one."""
@@ -56,6 +58,11 @@ class Interrupts:
             self._deferring = False
             if self._pending:
                 self._raise()
+
+    def _uninstall(self) -> None:
+        """In a process that a function has forked, SIGINT is KeyboardInterrupt again, wherever it arrives."""
+        if signal.getsignal(signal.SIGINT) == self._handle_signal:
+            signal.signal(signal.SIGINT, signal.default_int_handler)
 
     def _handle_signal(self, number: int, frame: FrameType | None) -> None:
         self._count += 1
