@@ -1,0 +1,161 @@
+"""What scripts/gpu tries, one function each: it returns what was seen, and raises Failed where that is wrong."""
+
+from __future__ import annotations
+
+import json
+import re
+import socket
+import statistics
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from machine import PROGRAMS, Done, Failed, Machine, run
+
+from jaxrun.verdict.known_errors.lookup import find_explanation
+
+_STALL = 10  # seconds without progress, after which the job is to be stopped
+_STARTS = 3  # of each kind
+_BENCH = Path(__file__).resolve().parents[1] / "bench.d" / "lockstep.py"
+_BY_PCI = {"CUDA_DEVICE_ORDER": "PCI_BUS_ID"}  # as nvidia-smi counts
+
+
+@dataclass(frozen=True)
+class Check:
+    """`gpus` is how many it needs at least; `shows` is its line in the table."""
+
+    name: str
+    gpus: int
+    shows: str
+    run: Callable[[Machine], str]
+
+
+def selfcheck(machine: Machine) -> str:
+    done = machine.jaxrun("-n", str(machine.ranks), "-m", "jaxrun_runtime.programs.selfcheck")
+    done.expect(0, r"are right on \d+ device")
+    return f"{done.find(r'psum, all_gather.*')}; {done.find(r'done in .*')}"
+
+
+def regression(machine: Machine) -> str:
+    done = machine.jaxrun("-n", str(machine.ranks), "-m", "jaxrun_runtime.programs.regression")
+    return done.expect(0).find(r"y = .*truth[^)]*\)")
+
+
+def counts(machine: Machine) -> str:
+    """Without -n there is a rank for each GPU that nvidia-smi lists; one too many is refused."""
+    _expect_gpus(machine.jaxrun(PROGRAMS / "ordinals.py", env=_BY_PCI), [gpu.uuid for gpu in machine.gpus])
+    more = str(len(machine.gpus) + 1)
+    machine.jaxrun("-n", more, PROGRAMS / "ordinals.py").expect(2, r"takes \d+ GPUs, but \d+ (is|are) visible")
+    return f"{len(machine.gpus)} ranks, one GPU each, in nvidia-smi's order; -n {more} is refused"
+
+
+def visible(machine: Machine) -> str:
+    """CUDA_VISIBLE_DEVICES chooses GPUs and their order."""
+    order = list(reversed(range(len(machine.gpus))))
+    chosen = {**_BY_PCI, "CUDA_VISIBLE_DEVICES": ",".join(map(str, order))}
+    _expect_gpus(machine.jaxrun(PROGRAMS / "ordinals.py", env=chosen), [machine.gpus[index].uuid for index in order])
+    last = {**_BY_PCI, "CUDA_VISIBLE_DEVICES": str(order[0])}
+    _expect_gpus(machine.jaxrun(PROGRAMS / "ordinals.py", env=last), [machine.gpus[order[0]].uuid])
+    return f"CUDA_VISIBLE_DEVICES={chosen['CUDA_VISIBLE_DEVICES']} and ={order[0]}: the ranks have these, in this order"
+
+
+def _expect_gpus(done: Done, uuids: list[str]) -> None:
+    found = {int(rank): uuid for rank, uuid in re.findall(r"rank (\d+) has (GPU-[-0-9a-f]+)", done.expect(0).output)}
+    if [found.get(rank) for rank in range(len(uuids))] != uuids:
+        raise Failed(f"the ranks have {found}, nvidia-smi lists {uuids}", done.output)
+
+
+def no_gpu(machine: Machine) -> str:
+    done = machine.jaxrun("-n", "1", PROGRAMS / "ordinals.py", env={"CUDA_VISIBLE_DEVICES": ""})
+    return "exit 2: " + done.expect(2).find(r"asks for GPUs, but none is visible.*")
+
+
+def fallback(machine: Machine) -> str:
+    """A rank whose JAX finds no GPU must not compute on its CPU: sitecustomize.py takes the GPU away from the last."""
+    hidden = {"PYTHONPATH": str(PROGRAMS / "hide_gpu"), "HIDE_GPU_OF_RANK": str(machine.ranks - 1)}
+    words = [word for name, value in hidden.items() for word in ("--env", f"{name}={value}")]
+    done = machine.jaxrun("-n", str(machine.ranks), *words, PROGRAMS / "ordinals.py")
+    if done.status == 0 or re.search(r"rank \d+ has", done.output):
+        raise Failed(f"exit {done.status}: the program ran", done.output)
+    return f"exit {done.status}: {done.find(r'jaxrun: .*(refused|cpu|CPU|GPU|cuda|CUDA).*')}"
+
+
+def out_of_memory(machine: Machine) -> str:
+    done = machine.jaxrun("-n", "1", PROGRAMS / "out_of_memory.py")
+    return done.expect(1, r"RESOURCE_EXHAUSTED").find(r"the memory of the GPU is full.*")
+
+
+def one_gpu_for_two(machine: Machine) -> str:
+    """What NCCL says of two processes of plain JAX on one GPU, and what jaxrun says of that text."""
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    words = [sys.executable, str(PROGRAMS / "one_gpu.py"), f"127.0.0.1:{port}"]
+    ranks = [
+        subprocess.Popen([*words, str(rank)], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+        for rank in (0, 1)
+    ]
+    try:
+        output = "\n".join(rank.communicate(timeout=180)[0] for rank in ranks)
+    except subprocess.TimeoutExpired:
+        raise Failed("two processes on one GPU neither run nor fail within 180 s") from None
+    finally:
+        for rank in ranks:
+            rank.kill()
+            rank.wait()
+    explained = find_explanation(output)
+    if not explained.means:
+        raise Failed("what NCCL says is explained by no entry of the known errors", output)
+    return explained.means
+
+
+def waits_for_device(machine: Machine) -> str:
+    """A rank that waits for a computation which never ends, as for a collective: that wait may spin."""
+    words = ("-n", "1", "--stall-timeout", str(_STALL), PROGRAMS / "endless.py", "device")
+    return f"exit 124: {machine.jaxrun(*words, limit=300).expect(124).find(r'.*endless.py:[0-9]+.*')}"
+
+
+def waits_for_rank(machine: Machine) -> str:
+    """All ranks but one wait in a collective on their GPUs; the last sleeps, and is to be named."""
+    words = ("-n", str(machine.ranks), "--stall-timeout", str(_STALL), PROGRAMS / "endless.py", "collective")
+    blamed = rf"1 rank +{machine.ranks - 1}\b.*"
+    return f"exit 124: {machine.jaxrun(*words, limit=300).expect(124).find(blamed)}"
+
+
+def start_up(machine: Machine) -> str:
+    """Seconds until all ranks have their device: fresh interpreters, or forks of one that has imported jax."""
+    taken = {
+        kind: statistics.median(_start(machine, kind, machine.ranks) for _ in range(_STARTS))
+        for kind in ("fresh", "fork")
+    }
+    return f"{machine.ranks} processes: fresh {taken['fresh']:.2f} s, forked {taken['fork']:.2f} s"
+
+
+def _start(machine: Machine, kind: str, ranks: int) -> float:
+    done = run(sys.executable, PROGRAMS / "start.py", kind, str(ranks), env={"JAX_PLATFORMS": machine.platform})
+    return float(json.loads(done.expect(0).find(r"\{.*\}"))["seconds"])
+
+
+def record_cost(machine: Machine) -> str:
+    """What recording adds to a call, by scripts/bench lockstep."""
+    words = ("-n", str(max(2, machine.ranks)), "--only", "record", "--rounds", "2", "--out", ".")
+    done = run(sys.executable, _BENCH, *words, limit=900).expect(0)
+    rows = [done.find(rf"^{kind} .* record .*").split() for kind in ("global jit, no collective", "psum")]
+    return "; ".join(f"{row[0]} call: {row[-4]} us, {row[-2]} us of it recording" for row in rows)
+
+
+CHECKS = (
+    Check("selfcheck", 0, "psum, all_gather and ppermute over all devices", selfcheck),
+    Check("regression", 0, "a sharded program", regression),
+    Check("counts", 1, "a rank for each GPU of nvidia-smi, and no more", counts),
+    Check("visible", 2, "CUDA_VISIBLE_DEVICES chooses and orders", visible),
+    Check("no-gpu", 1, "no visible GPU is refused", no_gpu),
+    Check("fallback", 1, "a rank that falls back to its CPU is refused", fallback),
+    Check("out-of-memory", 1, "a full GPU is explained", out_of_memory),
+    Check("one-gpu-for-two", 1, "two processes on one GPU: NCCL's text is explained", one_gpu_for_two),
+    Check("waits-for-device", 0, "`--stall-timeout` while a rank waits for its device", waits_for_device),
+    Check("waits-for-rank", 0, "`--stall-timeout` names the rank that the others wait for", waits_for_rank),
+    Check("start-up", 0, "start-up, fork server against fresh processes", start_up),
+    Check("record-cost", 0, "what `--lockstep record` adds to a call", record_cost),
+)
