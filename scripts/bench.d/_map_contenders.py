@@ -24,14 +24,14 @@ _CHUNKS_PER_CORE = 8
 
 @dataclass(frozen=True)
 class Workload:
-    """`few`: items for those that take one at a time, where that is slow; rates are per item."""
+    """One function, for JAX, for an array of numpy's and in plain Python; `few`: items for a pool that is slow."""
 
     name: str
     items: int
     few: int
     jax: Callable[[Any], Any] | None
     numpy: Callable[[Any], Any] | None
-    python: Callable[[Any], Any]
+    python: Callable[[Any], Any] | None
 
     def inputs(self) -> Any:
         if self.jax is None:
@@ -43,16 +43,14 @@ class Workload:
     def right(self) -> Any:
         """The first results."""
         few = self.inputs()[:SHOWN]
-        return self.numpy(few) if self.numpy else [self.python(one) for one in few]
+        return self.numpy(few) if self.numpy else [self.python(one) for one in few]  # type: ignore[misc]
 
 
-_MATHS = (functions.maths, functions.maths_numpy, functions.maths_python)
-_ODE = (functions.ode, functions.ode_numpy, functions.ode_python)
 WORKLOADS = (
-    Workload("a: 1e6 numbers", 10**6, 10**6, *_MATHS),
-    Workload("a: 1e7 numbers", 10**7, 10**6, *_MATHS),
-    Workload("b: 4e3 points", 4000, 400, *_ODE),
-    Workload("b: 4e5 points", 400_000, 400, *_ODE),
+    Workload("a: 1e6 numbers", 10**6, 0, functions.maths, functions.maths_numpy, None),
+    Workload("a: 1e7 numbers", 10**7, 0, functions.maths, functions.maths_numpy, None),
+    Workload("b: 4e3 points", 4000, 400, functions.ode, None, functions.ode_python),
+    Workload("b: 4e5 points", 400_000, 400, functions.ode, None, functions.ode_python),
     Workload("c: 1e4 calls", 10_000, 10_000, None, None, functions.words),
 )
 Outcome = tuple[float, Any, int]  # seconds, the first results, items
@@ -79,78 +77,43 @@ def cores() -> int:
     return len(os.sched_getaffinity(0))
 
 
-def _numpy_alone(stack: ExitStack) -> Mapper:
-    return lambda work, xs: timed(lambda: work.numpy(xs), work.items)  # type: ignore[misc]
-
-
-def _loop(stack: ExitStack) -> Mapper:
-    return lambda work, xs: timed(lambda: [work.python(x) for x in xs[: work.few // 4]], work.few // 4)
-
-
-def _pool_by_item(method: str) -> Callable[[ExitStack], Mapper]:
-    def start(stack: ExitStack) -> Mapper:
-        workers = stack.enter_context(multiprocessing.get_context(method).Pool(cores()))
-
-        def run(work: Workload, xs: Any) -> Outcome:
-            items = xs if work.jax is None else xs[: work.few].tolist()
-            return timed(lambda: workers.map(work.python, items), work.few)
-
-        return run
-
-    return start
-
-
-def _pool_by_chunk(method: str) -> Callable[[ExitStack], Mapper]:
-    def start(stack: ExitStack) -> Mapper:
-        workers = stack.enter_context(multiprocessing.get_context(method).Pool(cores()))
-
-        def run(work: Workload, xs: Any) -> Outcome:
-            return timed(lambda: np.concatenate(workers.map(work.numpy, _chunks(xs), 1)), work.items)
-
-        return run
-
-    return start
-
-
-def _joblib(stack: ExitStack) -> Mapper:
-    import joblib
-
-    workers = stack.enter_context(joblib.Parallel(n_jobs=cores()))
+def _pool_of_items(stack: ExitStack) -> Mapper:
+    workers = stack.enter_context(multiprocessing.get_context("fork").Pool(cores()))
 
     def run(work: Workload, xs: Any) -> Outcome:
-        if work.numpy is None:
-            return timed(lambda: list(workers(joblib.delayed(work.python)(x) for x in xs)), work.items)
-        return timed(lambda: np.concatenate(workers(joblib.delayed(work.numpy)(x) for x in _chunks(xs))), work.items)
+        items = xs if work.jax is None else xs[: work.few].tolist()
+        return timed(lambda: workers.map(work.python, items), work.few)  # type: ignore[arg-type]
 
     return run
 
 
-def _chunks(xs: Any) -> list[Any]:
-    return np.array_split(xs, _CHUNKS_PER_CORE * cores())
+def _pool_of_chunks(stack: ExitStack) -> Mapper:
+    workers = stack.enter_context(multiprocessing.get_context("fork").Pool(cores()))
+
+    def run(work: Workload, xs: Any) -> Outcome:
+        chunks = np.array_split(xs, _CHUNKS_PER_CORE * cores())
+        return timed(lambda: np.concatenate(workers.map(work.numpy, chunks, 1)), work.items)  # type: ignore[arg-type]
+
+    return run
 
 
-def _by_hand(kind: str) -> Callable[[ExitStack], Mapper]:
+def _shard_map(stack: ExitStack) -> Mapper:
     """JAX in one process of its own, which measures itself; nothing is sent but the first results."""
+    talk = stack.enter_context(_jax_process())
 
-    def start(stack: ExitStack) -> Mapper:
-        talk = stack.enter_context(_jax_process(kind))
+    def run(work: Workload, xs: Any) -> Outcome:
+        talk.send(work)
+        seconds, results = talk.recv()
+        return seconds, results, work.items
 
-        def run(work: Workload, xs: Any) -> Outcome:
-            talk.send(work)
-            seconds, results = talk.recv()
-            return seconds, results, work.items
-
-        return run
-
-    return start
+    return run
 
 
 @contextlib.contextmanager
-def _jax_process(kind: str) -> Iterator[Any]:
+def _jax_process() -> Iterator[Any]:
     spawn = multiprocessing.get_context("spawn")
     ours, theirs = spawn.Pipe()
-    devices = cores() if kind == "shard_map" else 1
-    process = spawn.Process(target=_map_by_hand, args=(theirs, kind, devices), daemon=True)
+    process = spawn.Process(target=_map_by_hand, args=(theirs,), daemon=True)
     process.start()
     theirs.close()  # so that its end is told here
     yield ours
@@ -159,8 +122,8 @@ def _jax_process(kind: str) -> Iterator[Any]:
     process.join()
 
 
-def _map_by_hand(talk: Any, kind: str, devices: int) -> None:
-    os.environ |= {"JAX_PLATFORMS": "cpu", "JAX_NUM_CPU_DEVICES": str(devices)}
+def _map_by_hand(talk: Any) -> None:
+    os.environ |= {"JAX_PLATFORMS": "cpu", "JAX_NUM_CPU_DEVICES": str(cores())}
     import jax
     from jax.sharding import Mesh, PartitionSpec
 
@@ -169,9 +132,7 @@ def _map_by_hand(talk: Any, kind: str, devices: int) -> None:
     mesh = Mesh(np.array(jax.devices()), ("items",))
     spec = PartitionSpec("items")
     while (work := talk.recv()) is not None:
-        mapped = jax.vmap(work.jax)
-        if kind == "shard_map":
-            mapped = jax.shard_map(mapped, mesh=mesh, in_specs=spec, out_specs=spec)
+        mapped = jax.shard_map(jax.vmap(work.jax), mesh=mesh, in_specs=spec, out_specs=spec)
         compiled = functions_of.setdefault(work.jax.__name__, jax.jit(mapped))
         xs = inputs.setdefault(work.name, work.inputs())
         began = time.perf_counter()
@@ -216,15 +177,9 @@ POOL_ITEMS, POOL_CHUNKS = "Pool.map, fork", "Pool.map of chunks, fork"
 ONE_PROCESS = f"gang.map, 1 x {cores()}"
 CONTENDERS = (
     # Those that fork come first, while this process has no threads.
-    Contender(POOL_ITEMS, _pool_by_item("fork"), _always),
-    Contender(POOL_CHUNKS, _pool_by_chunk("fork"), _with_jax),
-    Contender("Pool.map, spawn", _pool_by_item("spawn"), _always),
-    Contender("Pool.map of chunks, spawn", _pool_by_chunk("spawn"), _with_jax),
-    Contender("joblib", _joblib, _always),
-    Contender("numpy alone", _numpy_alone, _with_jax),
-    Contender("a loop", _loop, lambda work: work.jax is None),
-    Contender("jit(vmap), 1 device", _by_hand("vmap"), _with_jax),
-    Contender(SHARD_MAP, _by_hand("shard_map"), _with_jax),
+    Contender(POOL_ITEMS, _pool_of_items, lambda work: work.python is not None),
+    Contender(POOL_CHUNKS, _pool_of_chunks, lambda work: work.numpy is not None),
+    Contender(SHARD_MAP, _shard_map, _with_jax),
     Contender(ONE_PROCESS, _gang(Gang, 1, cores()), _with_jax),
     Contender(f"gang.map, {cores()} x 1", _gang(Gang, cores(), 1), _always),
     Contender("gang.map, 2 hosts", _gang(_Far, 2, max(1, cores() // 2), hosts=2), _always),

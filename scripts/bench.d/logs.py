@@ -18,7 +18,6 @@ import tempfile
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 
 from _bench import Bench, Outcome, grouped, table
@@ -74,23 +73,22 @@ def through_cat(pipes: list[int], directory: Path) -> None:
         subprocess.run(["cat"], stdin=pipes[0], stdout=file, check=True)
 
 
-def through_output(pipes: list[int], directory: Path, *, piped: bool, logs: bool) -> None:
-    """Every writer has its own pipe; the screen is a file, or a pipe that is read fast."""
-    logs_at = Path(tempfile.mkdtemp(dir=directory)) if logs else None
+def into_file(pipes: list[int], directory: Path) -> None:
+    """Every writer has its own pipe; the screen is a file."""
     with open(directory / "screen", "wb") as file:
-        cat = None
-        if piped:
-            cat = subprocess.Popen(["cat"], stdin=subprocess.PIPE, stdout=subprocess.DEVNULL)
-        screen = cat.stdin.fileno() if cat is not None and cat.stdin is not None else file.fileno()
-        output = Output(len(pipes), log_dir=logs_at, stdout_fd=screen, stderr_fd=screen)
-        pump(pipes, output)
-        output.close()
-        if cat is not None:
-            cat.communicate()
+        pump(pipes, directory, file.fileno())
 
 
-def pump(pipes: list[int], output: Output) -> None:
+def into_reader(pipes: list[int], directory: Path) -> None:
+    """Every writer has its own pipe; the screen is a pipe that is read fast."""
+    with subprocess.Popen(["cat"], stdin=subprocess.PIPE, stdout=subprocess.DEVNULL) as cat:
+        assert cat.stdin is not None
+        pump(pipes, directory, cat.stdin.fileno())
+
+
+def pump(pipes: list[int], directory: Path, screen: int) -> None:
     """The agent's loop, reduced to its pipes."""
+    output = Output(len(pipes), log_dir=Path(tempfile.mkdtemp(dir=directory)), stdout_fd=screen, stderr_fd=screen)
     selector = selectors.DefaultSelector()
     for rank, fd in enumerate(pipes):
         os.set_blocking(fd, False)
@@ -100,14 +98,14 @@ def pump(pipes: list[int], output: Output) -> None:
         for pipe in drain_ready(ready, output):
             selector.unregister(pipe.fd)
     selector.close()
+    output.close()
 
 
 CAT = "cat > file"
 READERS: dict[str, Reader] = {
     CAT: through_cat,
-    "jaxrun > file": partial(through_output, piped=False, logs=False),
-    "jaxrun > file, logs": partial(through_output, piped=False, logs=True),
-    "jaxrun | reader, logs": partial(through_output, piped=True, logs=True),
+    "jaxrun > file, logs": into_file,
+    "jaxrun | reader, logs": into_reader,
 }
 
 

@@ -1,9 +1,9 @@
-"""Mapping a function: multiprocessing, joblib, JAX by hand and jaxrun, on three workloads.
+"""Mapping a function: multiprocessing, JAX by hand and jaxrun, on three workloads.
 
 Items per second of a warm call, all contenders in turn within a round, ratios within the round; medians. "first" is
 the first call, with the start of processes and compilation. "Pool.map" has a plain Python function of one item,
-"Pool.map of chunks" and joblib one of numpy arrays. "2 hosts" are simulated on this machine, and chunks travel within
-messages, as they do between hosts. Only a wrong result makes the exit status 1.
+"Pool.map of chunks" one of numpy arrays. "2 hosts" are simulated on this machine, and chunks travel within messages, as
+they do between hosts. Only a wrong result makes the exit status 1.
 """
 
 from __future__ import annotations

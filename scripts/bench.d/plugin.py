@@ -1,26 +1,102 @@
 """Tests on several processes: what a test costs with jaxrun's pytest plugin, and with the ways that others have.
 
-"a suite of one" is the time from command to exit; "each further test" the difference to a suite of many, divided by
-their number. A test makes one collective of a few bytes. All take turns in every round.
+A suite is so many tests with one collective of a few bytes each. "a suite of one" is the time from command to exit;
+"each further test" the difference to a suite of many, divided by their number. All take turns in every round.
 """
 
 from __future__ import annotations
 
 import argparse
+import importlib.metadata
 import os
 import statistics
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from _bench import Bench, Outcome, grouped, median_ratio, progress, shown, table
 from _jobs import started
-from _suites import INSTALL, SUITES, Suite, install_peers
 
 TIME_LIMIT_S = 180.0
+CHECK = """\
+import numpy as np
+from jax.experimental import multihost_utils
+def check(n):
+    assert multihost_utils.process_allgather(np.ones(1)).sum() == n
+"""
+GANG = """\
+import pytest
+from common import check
+@pytest.mark.processes({size})
+@pytest.mark.parametrize("i", range({tests}))
+def test(i):
+    check({size})
+"""
+ALONE = """\
+import pytest
+@pytest.mark.parametrize("i", range({tests}))
+def test(i):
+    assert i + 1
+"""
+FRESH = """\
+import socket, subprocess, sys
+import pytest
+BODY = '''
+import sys, jax
+jax.distributed.initialize(sys.argv[1], {size}, int(sys.argv[2]), cluster_detection_method="deactivate")
+from common import check
+check({size})
+'''
+@pytest.mark.parametrize("i", range({tests}))
+def test(i):
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        address = "127.0.0.1:%d" % probe.getsockname()[1]
+    ranks = [subprocess.Popen([sys.executable, "-c", BODY, address, str(rank)]) for rank in range({size})]
+    assert [rank.wait() for rank in ranks] == [0] * {size}
+"""
+HARNESS = """\
+from absl.testing import parameterized
+from jax._src import test_multiprocess
+from common import check
+class Test(test_multiprocess.MultiProcessTest, parameterized.TestCase):
+    @parameterized.parameters(range({tests}))
+    def test(self, i):
+        check({size})
+test_multiprocess.main()
+"""
+
+
+@dataclass(frozen=True)
+class Suite:
+    """One way to run `many` tests, whose file is `text`, on a number of processes."""
+
+    name: str
+    text: str
+    command: Callable[[int], list[str]]
+    many: int
+
+
+def run_pytest(*words: str) -> Callable[[int], list[str]]:
+    return lambda size: [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", *words, "test_suite.py"]
+
+
+def run_harness(size: int) -> list[str]:
+    return [sys.executable, "test_suite.py", f"--num_processes={size}"]
+
+
+INSTALLED = importlib.metadata.entry_points(group="pytest11", name="jaxrun")
+PLUGIN = () if INSTALLED else ("-p", "jaxrun.pytest_plugin.plugin")
 WARM = "jaxrun, warm"
+SUITES = (
+    Suite("pytest alone, one process", ALONE, run_pytest(*PLUGIN), many=401),
+    Suite(WARM, GANG, run_pytest(*PLUGIN), many=401),
+    Suite("jaxrun --gang-fresh", GANG, run_pytest(*PLUGIN, "--gang-fresh"), many=6),
+    Suite("fresh processes for each test", FRESH, run_pytest(), many=4),
+    Suite("JAX's own harness", HARNESS, run_harness, many=401),
+)
 
 
 @dataclass(frozen=True)
@@ -37,17 +113,20 @@ class Sample:
 
 
 def measure(suite: Suite, size: int, number: int) -> Sample:
-    one, wrong = _run(suite, size, suite.few)
+    one, wrong = _run(suite, size, 1)
     many, more = (0.0, "") if wrong else _run(suite, size, suite.many)
-    return Sample(suite.name, size, number, one, many, (many - one) / (suite.many - suite.few), wrong or more)
+    return Sample(suite.name, size, number, one, many, (many - one) / (suite.many - 1), wrong or more)
 
 
 def _run(suite: Suite, size: int, tests: int) -> tuple[float, str]:
     """How long a suite took, and what was wrong with it."""
     with tempfile.TemporaryDirectory(prefix="bench-suite-") as name:
-        suite.write(Path(name), size, tests)
+        text = suite.text.replace("{size}", str(size)).replace("{tests}", str(tests))
+        files = {"common.py": CHECK, "pytest.ini": "[pytest]\npythonpath = .\n", "test_suite.py": text}
+        for file, content in files.items():
+            Path(name, file).write_text(content)
         command = ["/bin/sh", "-c", 'cd "$0" && exec "$@"', name, *suite.command(size)]
-        with started(command, os.environ, suite.environ) as job:
+        with started(command, os.environ, {}) as job:
             ended = job.wait(TIME_LIMIT_S)
             if ended is None:
                 return TIME_LIMIT_S, f"still running after {TIME_LIMIT_S:g} s"
@@ -69,13 +148,10 @@ def render(samples: Sequence[Sample]) -> str:
 
 def run(options: argparse.Namespace) -> Outcome:
     named = (WARM, *options.only) if options.only else ("",)
-    wanted = [suite for suite in SUITES if suite.name.startswith(named)]
-    chosen = [suite for suite in wanted if suite.is_installed()]
-    print(*(f"{suite.name}: not installed; to have it: {INSTALL}" for suite in wanted if suite not in chosen), sep="\n")
     samples = []
     for size in options.processes:
         for number in range(1, options.rounds + 1):
-            for suite in chosen:
+            for suite in (suite for suite in SUITES if suite.name.startswith(named)):
                 one = measure(suite, size, number)
                 samples.append(one)
                 times = f"{one.one:.2f} s, {one.further * 1e3:.1f} ms {one.wrong}"
@@ -88,5 +164,4 @@ if __name__ == "__main__":
     bench = Bench("plugin", __doc__, rounds=3, mine=("--only", "jaxrun"))
     bench.add_option("-n", "--processes", type=int, nargs="+", default=[2, 4], metavar="N")
     bench.add_option("--only", action="append", metavar="TEXT", help="ways whose name begins so, and jaxrun, warm")
-    bench.add_option("--install-peers", action="store_true", help="make .venv-bench-tests with the other plugins")
-    sys.exit(install_peers() if "--install-peers" in sys.argv else bench.main(run))
+    sys.exit(bench.main(run))

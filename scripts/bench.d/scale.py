@@ -10,12 +10,10 @@ The table has the medians; how things grow is read from the least of each, which
 from __future__ import annotations
 
 import argparse
-import cProfile
 import json
 import math
 import multiprocessing
 import os
-import pstats
 import resource
 import statistics
 import sys
@@ -74,19 +72,11 @@ class Sample:
     received: float
 
 
-@dataclass(frozen=True)
-class Growth:
-    """`measure` grows as the number of agents to the power of `exponent`."""
-
-    measure: str
-    exponent: float
-
-
-def measure(size: int, profile: Path | None = None) -> Sample:
+def measure(size: int) -> Sample:
     """Run one job. RuntimeError, with what its head wrote, if it did not end as it should."""
     with tempfile.TemporaryDirectory(prefix="bench-") as name:
         directory = Path(name)
-        head = multiprocessing.get_context("spawn").Process(target=_head, args=(size, directory, profile))
+        head = multiprocessing.get_context("spawn").Process(target=_head, args=(size, directory))
         head.start()
         try:
             head.join(LIMIT_S)
@@ -99,18 +89,12 @@ def measure(size: int, profile: Path | None = None) -> Sample:
             head.join()
 
 
-def _head(size: int, directory: Path, profile: Path | None) -> None:
+def _head(size: int, directory: Path) -> None:
     """What runs in the head's process: all that `jaxrun` does with a plan."""
     output = os.open(directory / "output", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
     os.dup2(output, 1)
     os.dup2(output, 2)
-    plan = _crowd.plan(size, size // 2, directory)
-    if profile is None:
-        sys.exit(supervise(plan, os.environ))
-    profiler = cProfile.Profile()
-    status = profiler.runcall(supervise, plan, os.environ)
-    profiler.dump_stats(profile)
-    sys.exit(status)
+    sys.exit(supervise(_crowd.plan(size, size // 2, directory), os.environ))
 
 
 def _sample(seen: Mapping[str, Any]) -> Sample:
@@ -141,20 +125,20 @@ def summarize(samples: Sequence[Sample], by: Callable[[Iterable[float]], float])
     return [Sample(size, **{name: by(getattr(one, name) for one in group) for name in names}) for size, group in groups]
 
 
-def growths(least: Sequence[Sample]) -> list[Growth]:
-    """How each measure grows over the sizes from FIT_FROM on: the slope of a line through the logarithms."""
+def growths(least: Sequence[Sample]) -> dict[str, float]:
+    """The power of the number of agents, from FIT_FROM on, that each measure grows as: a slope of logarithms."""
     points = [one for one in least if one.size >= FIT_FROM]
     if len(points) < 2:
-        return []
+        return {}
     sizes = [math.log(one.size) for one in points]
-    found = []
+    found = {}
     for name in MEASURES:
         values = [getattr(one, name) - (SETTLE_S if name == "told" else 0.0) for one in points]
-        found.append(Growth(name, statistics.linear_regression(sizes, list(map(math.log, values))).slope))
+        found[name] = statistics.linear_regression(sizes, list(map(math.log, values))).slope
     return found
 
 
-def render(summaries: Sequence[Sample], growth: Sequence[Growth]) -> str:
+def render(summaries: Sequence[Sample], growth: Mapping[str, float]) -> str:
     header = (
         *("agents", "handshake ms", "orders ms", "join ms", "go ms", "failure→told ms", "→dismissed ms"),
         *("CPU go ms", "CPU end ms", "memory MiB", "KiB/agent", "files/agent", "sent B/agent", "received"),
@@ -170,7 +154,7 @@ def render(summaries: Sequence[Sample], growth: Sequence[Growth]) -> str:
         for one in summaries
     ]
     text = table(header, rows, left=0)
-    grown = [(one.measure, MEASURES[one.measure], f"N^{one.exponent:.2f}") for one in growth]
+    grown = [(name, MEASURES[name], f"N^{exponent:.2f}") for name, exponent in growth.items()]
     return text + (
         f"\n\nfrom {FIT_FROM} agents on:\n{table(('measure', '', 'grows as'), grown, left=2)}" if grown else ""
     )
@@ -188,22 +172,17 @@ def possible(sizes: Sequence[int]) -> list[int]:
 
 def run(options: argparse.Namespace) -> Outcome:
     sizes = possible(options.sizes)
-    if options.profile is not None:
-        measure(max(sizes), options.profile.absolute())
-        pstats.Stats(str(options.profile)).sort_stats("tottime").print_stats(25)
-        return Outcome("", [])
     samples = []
     for size in sizes * options.rounds:
         one = measure(size)
         samples.append(one)
         progress(f"{size} agents: go {one.go * 1000:.0f} ms, told {one.told * 1000:.0f} ms")
     summaries, growth = summarize(samples, statistics.median), growths(summarize(samples, min))
-    wrong = [f"{one.measure} does not grow linearly" for one in growth if one.exponent > LINEAR]
+    wrong = [f"{name} does not grow linearly" for name, exponent in growth.items() if exponent > LINEAR]
     return Outcome(render(summaries, growth), samples, wrong)
 
 
 if __name__ == "__main__":
     bench = Bench("scale", __doc__, rounds=3)
     bench.add_option("--sizes", type=int, nargs="+", default=SIZES, metavar="N", help="numbers of agents")
-    bench.add_option("--profile", type=Path, metavar="FILE", help="only run the largest, under cProfile, into FILE")
     sys.exit(bench.main(run))

@@ -14,20 +14,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from _bench import Bench, Outcome, grouped, median_ratio, numbers, progress, shown, table
-from _contenders import (
-    JAXRUN,
-    JAXRUN_NO_FORK,
-    MPIRUN,
-    PLAIN,
-    TORCHRUN,
-    Contender,
-    free_address,
-    install_peers,
-    installed,
-)
+from _contenders import JAXRUN, JAXRUN_NO_FORK, MPIRUN, PLAIN, Contender, free_address, installed
 from _jobs import Job, started
 
-CONTENDERS = (PLAIN, MPIRUN, TORCHRUN, JAXRUN, JAXRUN_NO_FORK)
+CONTENDERS = (PLAIN, MPIRUN, JAXRUN, JAXRUN_NO_FORK)
 GOALS = {4: 0.25, 8: 0.18, 16: 0.15}  # of the time of plain subprocesses, by processes
 TIME_LIMIT_S = 120.0
 
@@ -96,5 +86,4 @@ if __name__ == "__main__":
     bench = Bench("startup", __doc__, rounds=5, mine=("--only", "jaxrun"))
     bench.add_option("-n", "--processes", type=numbers, default=[1, 2, 4, 8, 16], metavar="N,N")
     bench.add_option("--only", action="append", metavar="TEXT", help="contenders whose name begins so, and plain")
-    bench.add_option("--install-peers", action="store_true", help="make .venv-bench with Open MPI 5 and PyTorch")
-    sys.exit(install_peers() if "--install-peers" in sys.argv else bench.main(run))
+    sys.exit(bench.main(run))

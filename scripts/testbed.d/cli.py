@@ -6,8 +6,7 @@ import argparse
 import os
 import shutil
 import sys
-from collections.abc import Callable, Sequence
-from dataclasses import astuple
+from collections.abc import Sequence
 from pathlib import Path
 from typing import NoReturn
 
@@ -53,7 +52,6 @@ def run(place: Place, options: argparse.Namespace, words: list[str]) -> int:
     """Carry out a command other than ssh; `words` are what exec is to run."""
     os.environ["PATH"] = f"{os.environ.get('PATH', '')}:{hosts.SYSTEM_PATH}"
     requirements.require_root(os.geteuid())
-    say: Callable[[str], None] = print if options.verbose else lambda line: None
     match options.command:
         case "exec":
             if not words:
@@ -62,43 +60,40 @@ def run(place: Place, options: argparse.Namespace, words: list[str]) -> int:
         case "status":
             return show(testbed.status(place))
         case "install":
-            prepare(True, print)
+            install()
         case command:
             if os.environ.get(hosts.MARK) == str(place.root) and command in ("up", "down", "off"):
                 raise Refusal(f"{command} cannot be run from inside the testbed: leave it first", USAGE)
             if command == "up":
-                prepare(options.install, say)
+                requirements.require_packages(requirements.missing_packages(shutil.which))
+                requirements.require_namespaces()
             with locked(place):
-                change(place, options, say)
+                change(place, options)
     return 0
 
 
-def change(place: Place, options: argparse.Namespace, say: Callable[[str], None]) -> None:
+def change(place: Place, options: argparse.Namespace) -> None:
     """Carry out a command that changes the testbed, which must be locked."""
     match options.command:
         case "up":
-            testbed.up(place, options.hosts, say)
+            testbed.up(place, options.hosts)
         case "down":
-            testbed.down(place, say)
+            testbed.down(place)
         case "off":
-            testbed.off(place, options.host, say)
+            testbed.off(place, options.host)
         case "cut":
             testbed.cut(place, options.host)
-            say(f"{options.host}: link cut")
         case "mend":
             testbed.mend(place, options.host)
-            say(f"{options.host}: link up")
 
 
-def prepare(install: bool, say: Callable[[str], None]) -> None:
-    """See that the machine has what is needed; with `install`, install what is missing."""
+def install() -> None:
+    """Install the packages that are missing, and see that the machine has what is needed."""
     packages = requirements.missing_packages(shutil.which)
-    if install and packages:
-        print(f"installing {' '.join(packages)} ...")
+    if packages:
+        print(f"installing {' '.join(packages)}; their services are not started ...")
         requirements.install(packages)
-        say(f"installed: {' '.join(packages)}; their services were not started")
-        packages = requirements.missing_packages(shutil.which)
-    requirements.require_packages(packages)
+    requirements.require_packages(requirements.missing_packages(shutil.which))
     requirements.require_namespaces()
 
 
@@ -127,9 +122,8 @@ def show(rows: Sequence[testbed.Row]) -> int:
     if not rows:
         print("no testbed is up; start one with: scripts/testbed up")
         return 1
-    table = [("host", "address", "boot id", "link", "slurm", "processes"), *map(astuple, rows)]
-    widths = [max(map(len, column)) for column in zip(*table, strict=True)]
-    for line in table:
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    for line in rows:
         print("  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip())
     return 0
 
@@ -142,19 +136,16 @@ def _parser(place: Place) -> argparse.ArgumentParser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
-    common = argparse.ArgumentParser(add_help=False)
-    common.add_argument("-v", "--verbose", action="store_true", help="print a line for each step")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
-    up = commands.add_parser("up", parents=[common], help="start it, or what of it does not run")
+    up = commands.add_parser("up", help="start it, or what of it does not run")
     up.add_argument("-H", "--hosts", type=_count, help=f"how many, 1 to {MAX_HOSTS} (default: 3, or as it is up)")
-    up.add_argument("--install", action="store_true", help="install the Debian packages that are missing")
-    commands.add_parser("install", parents=[common], help="only install the Debian packages that are missing")
-    commands.add_parser("down", parents=[common], help="end it, and leave nothing")
-    commands.add_parser("status", parents=[common], help="print a table of the hosts")
-    enter = commands.add_parser("exec", parents=[common], help="HOST -- COMMAND...: run a command in a host")
+    commands.add_parser("install", help="install the Debian packages that are missing")
+    commands.add_parser("down", help="end it, and leave nothing")
+    commands.add_parser("status", help="print a table of the hosts")
+    enter = commands.add_parser("exec", help="HOST -- COMMAND...: run a command in a host")
     enter.add_argument("host", nargs="?", default=CONTROLLER)
     for name, text in _ON_A_HOST.items():
-        commands.add_parser(name, parents=[common], help=text).add_argument("host")
+        commands.add_parser(name, help=text).add_argument("host")
     commands.add_parser("ssh", help="HOST COMMAND...: as ssh would, for mpirun's plm_ssh_agent", add_help=False)
     return parser
 

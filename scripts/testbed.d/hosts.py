@@ -121,19 +121,18 @@ def members(place: Place, name: str) -> list[Process]:
     return [process for process in processes.scan() if process.network == holder.network and process.pid != holder.pid]
 
 
-def power_off(place: Place, name: str) -> int:
-    """End all processes of one host, of a half-started one too; how many."""
+def power_off(place: Place, name: str) -> None:
+    """End all processes of one host, of a half-started one too."""
     holders = {found.network for state in ("on", "booted") if (found := keeper(place, name, state))}
-    killed = processes.end(lambda process: process.network in holders, name) if holders else 0
+    if holders:
+        processes.end(lambda process: process.network in holders, name)
     for state in ("on", "booted"):
         (place.host(name) / state).unlink(missing_ok=True)
-    return killed
 
 
-def power_off_all(place: Place) -> int:
-    """End all processes of the testbed, whatever its files say; how many."""
+def power_off_all(place: Place) -> None:
+    """End all processes of the testbed, whatever its files say."""
     outside = os.stat("/proc/self/ns/net").st_ino
-    killed = 0
     # Twice: what a killed `up` had started a moment ago may not have shown its mark in the first round.
     for _ in range(2):
         networks: set[int] = set()
@@ -148,9 +147,8 @@ def power_off_all(place: Place) -> int:
             networks.update({process.network} - {outside})
             return True
 
-        killed += processes.end(belongs, "the testbed")
+        processes.end(belongs, "the testbed")
         time.sleep(0.03)
-    return killed
 
 
 def _start_keeper(place: Place, name: str) -> subprocess.Popen[bytes]:

@@ -25,7 +25,7 @@ def connect_controller(place: Place, controller: int) -> None:
 
 def connect(place: Place, controller: int, name: str, keeper: int) -> None:
     """Give a host its link, in place of one that it had; with the same MAC, so that the others find it at once."""
-    _delete(place, controller, name)
+    disconnect(place, controller, name)
     pair = f"link add {name} type veth peer name eth0 netns {keeper}\n"
     _ip(place, controller, f"{pair}link set {name} master {BRIDGE}\nlink set {name} up\n")
     mac = ":".join(["02", "00", *(f"{int(part):02x}" for part in address(name).split("."))])
@@ -34,8 +34,9 @@ def connect(place: Place, controller: int, name: str, keeper: int) -> None:
 
 
 def disconnect(place: Place, controller: int, name: str) -> None:
-    """Take the link of a host away for good."""
-    _delete(place, controller, name)
+    """Take the link of a host away for good, if it has one."""
+    if name in _devices(place, controller):
+        _ip(place, controller, f"link del {name}\n")
 
 
 def cut(place: Place, controller: int, name: str) -> None:
@@ -72,12 +73,6 @@ def _state(device: dict[str, object] | None) -> str:
     flags = device["flags"]
     assert isinstance(flags, list)
     return "up" if "UP" in flags and device.get("master") else "cut"
-
-
-def _delete(place: Place, controller: int, device: str) -> None:
-    """Delete a device of the controller's, if there is one, and with it its peer."""
-    if device in _devices(place, controller):
-        _ip(place, controller, f"link del {device}\n")
 
 
 def _devices(place: Place, controller: int) -> dict[str, dict[str, object]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import time
@@ -52,31 +53,24 @@ def started_with(pid: int, variable: str, value: str) -> bool:
     return os.fsencode(f"{variable}={value}") in environment.split(b"\0")
 
 
-def end(belongs: Callable[[Process], bool], whose: str) -> int:
-    """Kill what belongs, and what it starts meanwhile, until nothing is left; the number of processes killed."""
-    killed: set[int] = set()
+def end(belongs: Callable[[Process], bool], whose: str) -> None:
+    """Kill what belongs, and what it starts meanwhile, until nothing is left."""
     deadline = time.monotonic() + PATIENCE
     while left := [process.pid for process in scan() if belongs(process)]:
         if time.monotonic() > deadline:
             raise Refusal(f"processes of {whose} do not end although they were killed: {', '.join(map(str, left))}")
-        killed.update(pid for pid in left if _kill(pid, belongs))
+        for pid in left:
+            _kill(pid, belongs)
         time.sleep(0.01)
-    return len(killed)
 
 
-def _kill(pid: int, belongs: Callable[[Process], bool]) -> bool:
+def _kill(pid: int, belongs: Callable[[Process], bool]) -> None:
     # Once the descriptor is open, the id cannot pass to another process unnoticed.
-    try:
+    with contextlib.suppress(ProcessLookupError):
         handle = os.pidfd_open(pid)
-    except ProcessLookupError:
-        return False
-    try:
-        process = inspect(pid)
-        if process is None or not belongs(process):
-            return False
-        signal.pidfd_send_signal(handle, signal.SIGKILL)
-        return True
-    except ProcessLookupError:
-        return False
-    finally:
-        os.close(handle)
+        try:
+            process = inspect(pid)
+            if process is not None and belongs(process):
+                signal.pidfd_send_signal(handle, signal.SIGKILL)
+        finally:
+            os.close(handle)

@@ -50,7 +50,7 @@ def require_root(user: int) -> None:
 def require_packages(packages: Sequence[str]) -> None:
     if packages:
         raise Refusal(
-            f"needs {', '.join(packages)}: run `scripts/testbed up --install`, "
+            f"needs {', '.join(packages)}: run `scripts/testbed install`, "
             f"or apt-get install --no-install-recommends {' '.join(packages)}"
         )
 

@@ -7,7 +7,7 @@ import os
 import secrets
 import subprocess
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import hosts
 from state import CONTROLLER, Place, Refusal, address
@@ -71,21 +71,18 @@ def configure(place: Place, hosts_up: int) -> None:
     key.write_bytes(secrets.token_bytes(128))
 
 
-def start(place: Place, names: Sequence[str], say: Callable[[str], None]) -> None:
+def start(place: Place, names: Sequence[str]) -> None:
     """Start the daemons that are missing on the controller and on these hosts, and wait until their nodes are idle."""
     running = {process.command for process in hosts.members(place, CONTROLLER)}
     if "munged" not in running:
         _start_munged(place)
-        say("ctl: munged runs")
     if "slurmctld" not in running:
         _daemon(place, CONTROLLER, ["slurmctld", "-D"])
-        say("ctl: slurmctld started")
     waiting = []
     for name in names:
         if "slurmd" not in {process.command for process in hosts.members(place, name)}:
             (place.root / "slurm" / name).mkdir(exist_ok=True)
             _daemon(place, name, ["slurmd", "-D"])
-            say(f"{name}: slurmd started")
             waiting.append(name)
     _wait(place, waiting)
 

@@ -99,15 +99,12 @@ class Place:
                 raise Refusal(f"{self.root} holds other files; let JAXRUN_TESTBED_DIR name a new directory", USAGE)
             self.stamp.touch()
 
-    def clear(self) -> int:
-        """Delete what the testbed wrote, the directory itself excepted; the number of entries."""
-        if not self.stamp.exists():
-            return 0
-        entries = [entry for entry in self.root.iterdir() if entry != self.stamp]
-        for entry in entries:
-            shutil.rmtree(entry) if entry.is_dir() and not entry.is_symlink() else entry.unlink()
-        self.stamp.unlink()
-        return len(entries)
+    def clear(self) -> None:
+        """Delete what the testbed wrote, the directory itself excepted; the stamp last, as it allows to delete."""
+        if self.stamp.exists():
+            for entry in [entry for entry in self.root.iterdir() if entry != self.stamp]:
+                shutil.rmtree(entry) if entry.is_dir() and not entry.is_symlink() else entry.unlink()
+            self.stamp.unlink()
 
 
 @contextlib.contextmanager

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import shlex
 import sys
-from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 
 import hosts
@@ -15,22 +13,11 @@ from processes import Process
 from state import CONTROLLER, USAGE, Place, Refusal, address, host_names, hosts_file
 
 DEFAULT_HOSTS = 3
+Row = tuple[str, ...]
 _HERE = Path(__file__).parent
 
 
-@dataclass(frozen=True)
-class Row:
-    """One line of the status."""
-
-    host: str
-    address: str
-    boot_id: str
-    link: str
-    slurm: str
-    processes: str
-
-
-def up(place: Place, wanted: int | None, say: Callable[[str], None]) -> None:
+def up(place: Place, wanted: int | None) -> None:
     """Start what does not run. What runs stays as it is, cut links too."""
     existing, controller = place.hosts(), hosts.keeper(place, CONTROLLER)
     if existing and controller and wanted not in (None, existing):
@@ -41,28 +28,24 @@ def up(place: Place, wanted: int | None, say: Callable[[str], None]) -> None:
         )
     if not existing or not controller:
         existing = wanted or existing or DEFAULT_HOSTS
-        down(place, say)
-        controller = _lay_out(place, existing, say)
+        down(place)
+        controller = _lay_out(place, existing)
     off = [name for name in host_names(existing) if not hosts.keeper(place, name)]
     for name in off:
         hosts.power_off(place, name)
     for name, keeper in hosts.boot(place, off).items():
-        links.disconnect(place, controller.pid, name)
         links.connect(place, controller.pid, name, keeper)
         hosts.booted(place, [name])
-        say(f"{name}: on, {address(name)}, process {keeper} keeps its namespaces")
     links.settle(place, controller.pid, off)
-    slurm.start(place, host_names(existing), say)
+    slurm.start(place, host_names(existing))
     if place.hosts() != existing:
         place.finish(existing)
-        say(f"up: {existing} hosts, idle")
 
 
-def down(place: Place, say: Callable[[str], None]) -> None:
+def down(place: Place) -> None:
     """End every process of the testbed, with which its namespaces go, and delete its files."""
-    killed = hosts.power_off_all(place)
-    if place.clear() or killed:
-        say(f"down: {killed} processes ended, {place.root} deleted")
+    hosts.power_off_all(place)
+    place.clear()
 
 
 def cut(place: Place, name: str) -> None:
@@ -74,24 +57,25 @@ def mend(place: Place, name: str) -> None:
     links.mend(place, _on(place, name), name)
 
 
-def off(place: Place, name: str, say: Callable[[str], None]) -> None:
+def off(place: Place, name: str) -> None:
     """Pull the plug: the link first, so that nobody hears of the processes' end."""
     controller = _known(place, name)
     _only_hosts(name)
     links.disconnect(place, controller, name)
-    say(f"{name}: off, {hosts.power_off(place, name)} processes ended")
+    hosts.power_off(place, name)
 
 
 def status(place: Place) -> list[Row]:
-    """One row per host, the controller first; empty where no testbed is up."""
+    """A header and one row per host, the controller first; empty where no testbed is up."""
     controller, count = hosts.keeper(place, CONTROLLER), place.hosts()
     if not controller or not count:
         return []
     names = host_names(count)
     nodes = slurm.node_states(place, controller.pid)
     wires = links.states(place, controller.pid, names)
-    rows = [_row(place, CONTROLLER, "up", "answers" if nodes else "does not answer")]
-    return rows + [_row(place, name, wires[name], nodes.get(name, "unknown")) for name in names]
+    header = ("host", "address", "boot id", "link", "slurm", "processes")
+    controller_row = _row(place, CONTROLLER, "up", "answers" if nodes else "does not answer")
+    return [header, controller_row, *(_row(place, name, wires[name], nodes.get(name, "unknown")) for name in names)]
 
 
 def command_inside(place: Place, name: str, directory: str, command: list[str]) -> list[str]:
@@ -105,12 +89,12 @@ def command_inside(place: Place, name: str, directory: str, command: list[str]) 
 
 def _row(place: Place, name: str, link: str, node: str) -> Row:
     if not hosts.keeper(place, name):
-        return Row(name, address(name), "-", "off", node, "-")
+        return name, address(name), "-", "off", node, "-"
     boot_id = (place.host(name) / "boot_id").read_text().strip()
-    return Row(name, address(name), boot_id, link, node, str(len(hosts.members(place, name))))
+    return name, address(name), boot_id, link, node, str(len(hosts.members(place, name)))
 
 
-def _lay_out(place: Place, count: int, say: Callable[[str], None]) -> Process:
+def _lay_out(place: Place, count: int) -> Process:
     place.claim()
     slurm.configure(place, count)
     (place.etc / "hosts").write_text(hosts_file(count))
@@ -120,11 +104,9 @@ def _lay_out(place: Place, count: int, say: Callable[[str], None]) -> Process:
     command = shlex.join([sys.executable, "-ESsB", str(_HERE / "cli.py"), "ssh"])
     ssh.write_text(f'#!/bin/sh\n{environment} exec {command} "$@"\n')
     ssh.chmod(0o755)
-    say(f"configuration written to {place.root}")
     pid = hosts.boot(place, [CONTROLLER])[CONTROLLER]
     links.connect_controller(place, pid)
     hosts.booted(place, [CONTROLLER])
-    say(f"{CONTROLLER}: on, {address(CONTROLLER)}, process {pid} keeps its namespaces")
     controller = hosts.keeper(place, CONTROLLER)
     if not controller:
         raise Refusal(f"process {pid}, which keeps {CONTROLLER}, has been killed; run scripts/testbed down")
