@@ -7,10 +7,9 @@ import pytest
 
 from jaxrun.protocol.pytest_messages import PEER_LOST
 from jaxrun.pytest_plugin import reports
-from jaxrun.pytest_plugin.outcome import decide_outcome
+from jaxrun.pytest_plugin.outcome import ReportContext, decide_outcome
 from jaxrun.pytest_plugin.rank_results import PhaseState, RankResult
 from jaxrun.pytest_plugin.reports import ItemInfo
-from jaxrun.pytest_plugin.summary import ReportContext
 
 ITEM = ItemInfo("test_x.py::test_y[2p]", ("test_x.py", 11, "test_y[2p]"), ("test_y", "processes"))
 CONTEXT = ReportContext("2 processes x 1 device, local", {0: "h", 1: "h"}, rerun="pytest test_x.py")
@@ -67,7 +66,6 @@ def test_a_test_that_passed_everywhere_has_one_report_with_the_longest_time_of_a
     data = build([result(of_rank(0)), result(of_rank(1))])
     assert (data["outcome"], data["longrepr"], data["nodeid"]) == ("passed", None, ITEM.nodeid)
     assert (data["start"], data["stop"], data["duration"]) == (100.0, 101.5, 0.2)
-    assert data["user_properties"] == [("gang", "2 processes x 1 device, local")]
 
 
 def test_a_failure_shows_the_table_then_the_traceback_of_the_first_failure():
@@ -76,7 +74,6 @@ def test_a_failure_shows_the_table_then_the_traceback_of_the_first_failure():
     text = report.longreprtext
     assert text.index("[2 processes x 1 device") < text.index("--- rank 1 ---") < text.index("traceback of 1")
     assert report.longrepr.reprcrash.message == "rank 1: assert 1 == 0\nmore"
-    assert ("rank", 1) in data["user_properties"]
 
 
 def test_other_failures_are_shown_on_request_and_equal_ones_once():
@@ -118,7 +115,7 @@ def test_equal_output_is_shown_once_with_its_ranks_and_of_a_failure_only_the_lea
 
 def test_recorded_properties_are_kept_once_where_ranks_agree():
     results = [result(of_rank(rank, user_properties=[("loss", 1.5), ("rank_seen", rank)])) for rank in (0, 1)]
-    assert build(results)["user_properties"][:3] == [("loss", 1.5), ("rank_seen", 0), ("rank_seen", 1)]
+    assert build(results)["user_properties"] == [("loss", 1.5), ("rank_seen", 0), ("rank_seen", 1)]
 
 
 def test_the_mark_of_a_lost_peer_does_not_stay_in_the_report():

@@ -15,6 +15,7 @@ from jaxrun.protocol.pytest_messages import (
     RecordedWarning,
     RunFinished,
 )
+from jaxrun.pytest_plugin.rank_results import in_step, may_be_out_of_step
 from jaxrun.pytest_plugin.run_state import (
     ReadDebuggerLine,
     RecordWarning,
@@ -132,7 +133,7 @@ def test_equal_faults_and_equal_warnings_of_several_ranks_count_once():
 def test_ranks_are_in_step_if_each_group_has_made_as_many_calls(calls, expected):
     state = RunState(3)
     feed(state, *((rank, RunFinished(made)) for rank, made in enumerate(calls)))
-    assert state.in_step is expected
+    assert in_step(state.ranks) is expected
 
 
 @pytest.mark.parametrize(
@@ -152,14 +153,14 @@ def test_ranks_are_in_step_if_each_group_has_made_as_many_calls(calls, expected)
 def test_ranks_that_finished_after_different_calls_may_be_out_of_step(finished, expected):
     state = RunState(2)
     feed(state, (0, finished[0]), *((1, message) for message in finished[1:]))
-    assert state.may_be_out_of_step is expected
+    assert may_be_out_of_step(state.ranks) is expected
 
 
 # ---- debuggers
 
 
-@pytest.mark.parametrize(("debug", "granted"), [(None, []), (-1, [1]), (2, [2]), (0, [])])
-def test_one_rank_is_debugged_the_first_or_the_one_that_was_named(debug, granted):
+@pytest.mark.parametrize(("debug", "granted"), [(False, []), (True, [1])])
+def test_the_first_rank_that_fails_is_debugged(debug, granted):
     state = RunState(3, debug)
     actions = []
     for rank in (1, 2):
@@ -185,7 +186,7 @@ def test_the_debugger_of_another_rank_waits_until_the_first_is_left():
 
 
 def test_a_failing_rank_is_answered_only_when_the_debugger_is_free():
-    state = RunState(2, debug=-1)
+    state = RunState(2, debug=True)
     assert feed(state, (0, DebugRequest("a"))) == [ShowDebuggerText(0, "a\n"), SendToRanks(DebugDecision(True), (0,))]
     assert feed(state, (1, DebugRequest("b"))) == []
     assert feed(state, (0, RunFinished({}))) == [SendToRanks(DebugDecision(False), (1,))]

@@ -4,8 +4,8 @@ import pytest
 
 from jaxrun.protocol.flight import DispatchedCall, Flight, PendingCall
 from jaxrun.protocol.pytest_messages import DebuggerOutput, PhaseReport, RunFinished
-from jaxrun.pytest_plugin.run_state import RunState
-from jaxrun.pytest_plugin.timeouts import Expiry, Timeouts
+from jaxrun.pytest_plugin.rank_results import find_abandoned_rank
+from jaxrun.pytest_plugin.run_state import Expiry, RunState, Timeouts
 
 FAILED = PhaseReport({"when": "call", "outcome": "failed"})
 
@@ -94,5 +94,5 @@ def entered(group, number):
 )
 def test_a_rank_in_a_call_that_another_has_finished_without_is_abandoned(state, flights, expected):
     send(state, 0, RunFinished({"0-2": 3}), 1.0)
-    abandoned = state.find_abandoned_rank(flights)
+    abandoned = find_abandoned_rank(state.ranks, flights)
     assert abandoned.startswith(expected) and bool(abandoned) is bool(expected)

@@ -1,4 +1,4 @@
-"""Names of variables and files. Apart from env.py, as the first lines of a start need them and no dataclass."""
+"""Names of variables, files and a plugin. Apart from env.py, as the first lines of a start need no dataclass."""
 
 RESERVED_PREFIX = "JAXRUN_"
 JOB_ID = f"{RESERVED_PREFIX}JOB_ID"
@@ -15,3 +15,4 @@ GANG_TOKEN = f"{RESERVED_PREFIX}GANG_TOKEN"
 CONTROL_FD = f"{RESERVED_PREFIX}CONTROL_FD"
 GANG_DIRECTORY_PREFIX = "jaxrun-gang-"  # and the parent's process id: how the temporary directories of gangs begin
 SHUTDOWN_BYTE = b"."  # what a Python process sends the fork server of its gangs in the end; else it has died
+RANK_PLUGIN = "jaxrun-rank"  # the pytest plugin that runs the session of a rank

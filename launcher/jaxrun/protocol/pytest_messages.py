@@ -29,7 +29,6 @@ from typing import Any
 
 PHASES = ("setup", "call", "teardown")
 PEER_LOST = "jaxrun_peer_lost"  # the key in a report whose failure is a PeerLost: what the rank waited in, and why
-RANK_PLUGIN = "jaxrun-rank"  # the name of the pytest plugin that runs a rank's session
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +41,7 @@ class SessionSettings:
     options:    pytest's options by name, each pickled on its own
     path:       sys.path
     directory:  for temporary files of ranks that see it; no other host has a directory of this name
-    debug:      the rank that --pdb is for; -1: the first that asks; None: no debugger
+    debug:      whether a rank whose test fails asks for a debugger
     coverage:   configuration of coverage, as CoverageConfig.serialize returns it; empty: do not measure
     environ:    variables for the tests
     """
@@ -54,7 +53,7 @@ class SessionSettings:
     options: Mapping[str, bytes]
     path: tuple[str, ...]
     directory: str
-    debug: int | None = None
+    debug: bool = False
     coverage: str = ""
     environ: Mapping[str, str] = field(default_factory=dict)
 

@@ -13,13 +13,10 @@ plain asserts are pytest's own, and live in the process that has JAX. A test has
 | runner           | runs one test, from its mark to its reports                                              |
 | pool             | the gangs, and which tests share one                                                     |
 | mpi_session      | the gang when mpirun or srun has started pytest itself                                   |
-| session          | one gang with a pytest session in each rank                                              |
-| session_settings | what makes these sessions like the parent's                                              |
+| session          | one gang with a pytest session in each rank, and what makes these like the parent's      |
 | run_loop         | one test on such a session: events in, actions executed                                  |
-| run_state        | what has happened in the test so far and what to do next, without I/O                    |
-| timeouts         | how long a test is waited for                                                            |
-| rank_results     | what became of each rank                                                                 |
-| outcome          | results of all ranks → the outcome of a phase                                            |
-| summary          | the outcome in words                                                                     |
+| run_state        | what has happened in the test so far, what to do next and when, without I/O              |
+| rank_results     | how far each rank has come, whether they are in step, what became of each                |
+| outcome          | results of all ranks → the outcome of a phase, as a value and in words                   |
 | reports          | the outcome as pytest's reports                                                          |
 """

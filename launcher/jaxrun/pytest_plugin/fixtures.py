@@ -14,17 +14,16 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from jaxrun.errors import UsageError
+from jaxrun.protocol.names import RANK_PLUGIN
 from jaxrun.pytest_plugin.options import OPTIONS
 
 if TYPE_CHECKING:
     from jaxrun.gang.gang import Gang
 
-_RANK_PLUGIN = "jaxrun-rank"  # protocol.pytest_messages.RANK_PLUGIN, whose import would slow down every session
-
 
 def find_rank_plugin(config: pytest.Config) -> Any:
     """The plugin of a rank's own session; None in every other pytest session."""
-    return config.pluginmanager.get_plugin(_RANK_PLUGIN)
+    return config.pluginmanager.get_plugin(RANK_PLUGIN)
 
 
 @pytest.fixture(scope="session")

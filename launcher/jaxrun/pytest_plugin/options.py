@@ -24,18 +24,17 @@ class PluginOptions:
     show_all:        show the failures of all ranks, not only the first
     disabled:        --no-gang: run marked tests in this process
     timeout, grace:  seconds
-    debug:           the rank that --pdb is for; -1 for the first that fails; None for no debugger
+    debug:           --pdb: open a debugger on the first rank that fails
     """
 
     backend: str
     jaxrun_args: tuple[str, ...]
     show_all: bool
     fresh: bool
-    max_processes: int | None
     disabled: bool
     timeout: float
     grace: float
-    debug: int | None
+    debug: bool
 
     def rerun_args(self) -> list[str]:
         """The options that are needed to run a single test in the same way."""
@@ -63,7 +62,6 @@ def add_options(parser: pytest.Parser) -> None:
         help="show the failure that came first, or those of all ranks that differ",
     )
     group.addoption("--gang-fresh", action="store_true", help="give every test new processes")
-    group.addoption("--gang-max", type=int, metavar="N", help="skip tests that need more than N processes")
     group.addoption("--no-gang", action="store_true", help="run these tests in this process, as the only one")
     group.addoption("--gang-timeout", type=float, metavar="SECONDS", help="for each test (ini: gang_timeout; 300)")
     group.addoption(
@@ -73,25 +71,20 @@ def add_options(parser: pytest.Parser) -> None:
         metavar="SECONDS",
         help="how long the others have after one has failed, before they are called stuck (%(default)s)",
     )
-    group.addoption("--gang-pdb", type=int, metavar="RANK", help="as --pdb, where this rank fails")
     parser.addini("gang_timeout", "seconds that a test on several processes may take", default="300")
 
 
 def read_options(config: pytest.Config) -> PluginOptions:
     """The options of this session. Raises pytest.UsageError for a value that is out of range."""
-    debug = config.getoption("gang_pdb")
-    if debug is None and config.getoption("usepdb"):
-        debug = -1
     return PluginOptions(
         backend=config.getoption("gang_backend") or "local",
         jaxrun_args=_split_words(config.getoption("gang_options")),
         show_all=config.getoption("gang_report") == "all",
         fresh=config.getoption("gang_fresh"),
-        max_processes=config.getoption("gang_max"),
         disabled=config.getoption("no_gang"),
         timeout=_read_timeout(config),
         grace=config.getoption("gang_grace"),
-        debug=debug,
+        debug=bool(config.getoption("usepdb")),
     )
 
 

@@ -15,8 +15,7 @@ from jaxrun.gang.exceptions import GangStartError
 from jaxrun.gang.gang import Gang
 from jaxrun.pytest_plugin.mark import GangKey, MarkSpec, mark_spec
 from jaxrun.pytest_plugin.options import OPTIONS
-from jaxrun.pytest_plugin.session import GangSession, SessionError
-from jaxrun.pytest_plugin.session_settings import session_settings, without_coverage
+from jaxrun.pytest_plugin.session import GangSession, SessionError, session_settings, without_coverage
 
 if TYPE_CHECKING:
     from jaxrun.pytest_plugin.mpi_session import MpiSession

@@ -1,4 +1,4 @@
-"""What became of each rank in a test, and the state of each phase that follows from it."""
+"""How far each rank has come in a test, whether the ranks are in step, and what became of each, phase by phase."""
 
 from __future__ import annotations
 
@@ -8,7 +8,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from jaxrun.diagnosis.consequences import find_consequence
-from jaxrun.protocol.pytest_messages import PEER_LOST, PHASES
+from jaxrun.protocol.flight import Flight, parse_group
+from jaxrun.protocol.pytest_messages import PEER_LOST, PHASES, Gather
+from jaxrun.text import format_ranks
 
 _STRICT_XPASS = "[XPASS(strict)]"  # how pytest's report of a strict xfail that passed begins
 
@@ -32,6 +34,33 @@ class PhaseState(enum.Enum):
 
 # The states without a report from the rank itself.
 CUT_OFF_STATES = frozenset((PhaseState.DIED, PhaseState.STUCK, PhaseState.BUSY, PhaseState.STOPPED))
+
+
+@dataclass(slots=True)
+class RankProgress:
+    """How far one rank has come in the test.
+
+    reports:          pytest's reports by phase
+    calls, chains:    cross-process calls by group, from RunFinished; calls is None until the rank has finished
+    failed_at, finished_at, disconnected_at:  times; None until it happens
+    gather:           the gather that the rank waits in
+    """
+
+    reports: dict[str, dict[str, Any]] = field(default_factory=dict)
+    calls: Mapping[str, int] | None = None
+    chains: Mapping[str, int] = field(default_factory=dict)
+    failed_at: float | None = None
+    finished_at: float | None = None
+    disconnected_at: float | None = None
+    gather: Gather | None = None
+
+    @property
+    def done(self) -> bool:
+        return self.calls is not None or self.disconnected_at is not None
+
+    @property
+    def failed(self) -> bool:
+        return self.failed_at is not None or self.disconnected_at is not None
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,6 +119,45 @@ class RankResult:
         report = self.reports.get(phase)
         failed = report is not None and self.state(phase) is PhaseState.FAILED
         return failed and bool(find_consequence(_failure_message(report or {})))
+
+
+# ---- whether the ranks are in step
+
+
+def in_step(ranks: Mapping[int, RankProgress]) -> bool:
+    """Whether all ranks of each group have made the same number of cross-process calls."""
+    counts = {number: rank.calls or {} for number, rank in ranks.items()}
+    groups = {group for made in counts.values() for group in made}
+    return all(len({counts[rank].get(group, 0) for rank in parse_group(group)}) <= 1 for group in groups)
+
+
+def may_be_out_of_step(ranks: Mapping[int, RankProgress]) -> bool:
+    """Whether all ranks have finished without a failure, but not all of them seem to have made the same calls."""
+    if any(rank.failed or not rank.done for rank in ranks.values()):
+        return False
+    groups = {group for rank in ranks.values() for group in rank.chains}
+    known = ([ranks[number].chains.get(group) for number in parse_group(group)] for group in groups)
+    return not in_step(ranks) or any(len({*chains} - {None}) > 1 for chains in known)
+
+
+def find_abandoned_rank(ranks: Mapping[int, RankProgress], flights: Mapping[int, Flight]) -> str:
+    """A sentence about a rank that waits for ever in a call with a rank that finished without it; "" if none.
+
+    `flights`: the flight recorders of the ranks.
+    """
+    finished = {number: rank.calls for number, rank in ranks.items() if rank.calls is not None}
+    for number in (number for number, rank in ranks.items() if not rank.done):
+        flight = flights.get(number, Flight())
+        for group in {call.group for call in (flight.last_call, flight.pending) if call is not None}:
+            reached = flight.last_number(group)
+            without = [r for r in parse_group(group) if r in finished and finished[r].get(group, 0) < reached]
+            if without:
+                call = f"is in cross-process call #{reached} of ranks {group}"
+                return f"rank {number} {call}, and {format_ranks(without)} finished the test without it"
+    return ""
+
+
+# ---- what pytest's reports say
 
 
 def _state(report: Mapping[str, Any]) -> PhaseState:

@@ -13,9 +13,15 @@ from dataclasses import dataclass
 from typing import Any
 
 from jaxrun.protocol.pytest_messages import PEER_LOST, PHASES
-from jaxrun.pytest_plugin.outcome import PhaseOutcome, decide_outcome
+from jaxrun.pytest_plugin.outcome import (
+    PhaseOutcome,
+    ReportContext,
+    decide_outcome,
+    format_one_line,
+    format_table,
+    group_ranks,
+)
 from jaxrun.pytest_plugin.rank_results import PhaseState, RankResult
-from jaxrun.pytest_plugin.summary import ReportContext, format_one_line, format_table, group_ranks
 from jaxrun.text import format_ranks
 
 Report = dict[str, Any]
@@ -78,7 +84,7 @@ def build_report(
         "stop": max(stop for _, stop, _ in spans),
         "duration": max(duration for _, _, duration in spans),
         "sections": list(_captured_sections(item, outcome, results, of_ranks)),
-        "user_properties": _properties(outcome, of_ranks, context),
+        "user_properties": _properties(of_ranks),
     }
     report.pop(PEER_LOST, None)
     if outcome.outcome == "failed":
@@ -198,12 +204,9 @@ def _captured_sections(
         yield (name if len(results) == 1 else f"{name} ({format_ranks(ranks)})"), text
 
 
-def _properties(outcome: PhaseOutcome, of_ranks: Mapping[int, Report], context: ReportContext) -> list[tuple[str, Any]]:
-    """What record_property has recorded, once where ranks agree, then the gang and the rank that failed."""
+def _properties(of_ranks: Mapping[int, Report]) -> list[tuple[str, Any]]:
+    """What record_property has recorded, once where ranks agree."""
     found: list[tuple[str, Any]] = []
     for report in of_ranks.values():
         found += [tuple(pair) for pair in report["user_properties"] if tuple(pair) not in found]
-    found.append(("gang", context.gang))
-    if outcome.outcome == "failed":
-        found.append(("rank", outcome.lead))
     return found

@@ -17,18 +17,25 @@ from jaxrun.gang.exceptions import WorkerDied
 from jaxrun.lockstep import compare, report
 from jaxrun.protocol.flight import Flight
 from jaxrun.protocol.pytest_messages import DebuggerInput, RecordedWarning, RunTest
-from jaxrun.pytest_plugin.rank_results import PhaseState, RankResult
+from jaxrun.pytest_plugin.rank_results import (
+    PhaseState,
+    RankResult,
+    find_abandoned_rank,
+    in_step,
+    may_be_out_of_step,
+)
 from jaxrun.pytest_plugin.run_state import (
     Action,
+    Expiry,
     ReadDebuggerLine,
     RecordWarning,
     RunState,
     SendToRanks,
     ShowDebuggerText,
+    Timeouts,
     TriggerFault,
 )
 from jaxrun.pytest_plugin.session import GangSession, session_error
-from jaxrun.pytest_plugin.timeouts import Expiry, Timeouts
 from jaxrun.text import format_ranks, format_seconds, format_signal
 from jaxrun.verdict.stack_text import format_place
 
@@ -61,7 +68,7 @@ class RunLoop:
         session: GangSession,
         terminal: DebuggerTerminal,
         record: Callable[[RecordedWarning], None],
-        debug: int | None = None,
+        debug: bool = False,
     ) -> None:
         self._session = session
         self._call = session.call
@@ -101,7 +108,7 @@ class RunLoop:
 
     def _has_abandoned_rank(self) -> bool:
         _, snapshot = self._session.take_snapshot()
-        abandoned = self._state.find_abandoned_rank(_flights(snapshot))
+        abandoned = find_abandoned_rank(self._state.ranks, _flights(snapshot))
         self._notes += [abandoned] if abandoned else []
         return bool(abandoned)
 
@@ -150,13 +157,13 @@ class RunLoop:
             since = f" {format_seconds(time.monotonic() - failure_at)} after the first failure" if failure_at else ""
             notes.append(f"{format_ranks(cut_off)} ended{since}; the next test gets a new gang")
         all_there = self._state.done and not self._call.disconnected and not self._session_errors
-        in_step = self._state.in_step and not self._state.may_be_out_of_step and not divergence
-        return RunResult(ranks, timeout, all_there and in_step, notes, divergence)
+        ranks_agree = in_step(self._state.ranks) and not may_be_out_of_step(self._state.ranks) and not divergence
+        return RunResult(ranks, timeout, all_there and ranks_agree, notes, divergence)
 
     def _find_divergence(self) -> str:
         """How the ranks fell out of step, as far as it is known; empty if they did not."""
         found = report.find_report(self._launcher_output)
-        if found or not self._state.may_be_out_of_step:
+        if found or not may_be_out_of_step(self._state.ranks):
             return found
         _, snapshot = self._session.take_snapshot()  # for which the launcher compares the ranks' flight recorders
         until = time.monotonic() + _DIVERGENCE_REPORT_TIMEOUT_S

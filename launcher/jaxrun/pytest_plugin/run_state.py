@@ -1,15 +1,16 @@
-"""What has happened so far in one test on all ranks, and what the parent must do next: a state machine without I/O.
+"""What has happened so far in one test on all ranks, and what the parent must do next and when, without I/O.
 
-The ranks' messages go in, actions come out. Times are seconds on the caller's clock.
+The ranks' messages go in, actions come out. Times are seconds on the caller's clock. The parent keeps the time limits,
+because nothing within a rank can end a wait in C++.
 """
 
 from __future__ import annotations
 
+import enum
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
-from jaxrun.protocol.flight import Flight, parse_group
 from jaxrun.protocol.pytest_messages import (
     DebugDecision,
     DebuggerOutput,
@@ -24,7 +25,10 @@ from jaxrun.protocol.pytest_messages import (
     RecordedWarning,
     RunFinished,
 )
+from jaxrun.pytest_plugin.rank_results import RankProgress
 from jaxrun.text import format_ranks
+
+_MAX_CHECK_INTERVAL_S = 30.0  # between two checks for an abandoned rank
 
 # ---- actions: what the parent is to do, in this order
 
@@ -66,36 +70,13 @@ Action = SendToRanks | TriggerFault | ShowDebuggerText | ReadDebuggerLine | Reco
 # ---- the state
 
 
-@dataclass(slots=True)
-class RankProgress:
-    """How far one rank has come in the test.
-
-    reports:          pytest's reports by phase
-    calls, chains:    cross-process calls by group, from RunFinished; calls is None until the rank has finished
-    failed_at, finished_at, disconnected_at:  times; None until it happens
-    gather:           the gather that the rank waits in
-    """
-
-    reports: dict[str, dict[str, Any]] = field(default_factory=dict)
-    calls: Mapping[str, int] | None = None
-    chains: Mapping[str, int] = field(default_factory=dict)
-    failed_at: float | None = None
-    finished_at: float | None = None
-    disconnected_at: float | None = None
-    gather: Gather | None = None
-
-    @property
-    def done(self) -> bool:
-        return self.calls is not None or self.disconnected_at is not None
-
-
 class RunState:
     """The state of one test on `size` ranks.
 
-    debug: the rank that a debugger may open on when it fails; -1 for the first rank that fails; None for none
+    debug: whether a debugger opens on the first rank that fails
     """
 
-    def __init__(self, size: int, debug: int | None = None) -> None:
+    def __init__(self, size: int, debug: bool = False) -> None:
         self.ranks = {rank: RankProgress() for rank in range(size)}
         self.debugged_rank: int | None = None
         self._debuggable = debug
@@ -120,38 +101,6 @@ class RunState:
     @property
     def last_finish_at(self) -> float | None:
         return max((rank.finished_at for rank in self.ranks.values() if rank.finished_at is not None), default=None)
-
-    @property
-    def in_step(self) -> bool:
-        """Whether all ranks of each group have made the same number of cross-process calls."""
-        counts = [rank.calls or {} for rank in self.ranks.values()]
-        groups = {group for made in counts for group in made}
-        return all(len({counts[rank].get(group, 0) for rank in parse_group(group)}) <= 1 for group in groups)
-
-    @property
-    def may_be_out_of_step(self) -> bool:
-        """Whether all ranks have finished without a failure, but not all of them seem to have made the same calls."""
-        if self.first_failure_at is not None or not self.done:
-            return False
-        groups = {group for rank in self.ranks.values() for group in rank.chains}
-        known = ([self.ranks[rank].chains.get(group) for rank in parse_group(group)] for group in groups)
-        return not self.in_step or any(len({*chains} - {None}) > 1 for chains in known)
-
-    def find_abandoned_rank(self, flights: Mapping[int, Flight]) -> str:
-        """A sentence about a rank that waits for ever in a call with a rank that finished without it; "" if none.
-
-        `flights`: the flight recorders of the ranks.
-        """
-        finished = {number: rank.calls for number, rank in self.ranks.items() if rank.calls is not None}
-        for number in self.running:
-            flight = flights.get(number, Flight())
-            for group in {call.group for call in (flight.last_call, flight.pending) if call is not None}:
-                reached = flight.last_number(group)
-                without = [r for r in parse_group(group) if r in finished and finished[r].get(group, 0) < reached]
-                if without:
-                    call = f"is in cross-process call #{reached} of ranks {group}"
-                    return f"rank {number} {call}, and {format_ranks(without)} finished the test without it"
-        return ""
 
     def handle_message(self, number: int, message: FromRank, now: float) -> Iterator[Action]:
         """Handle a message of rank `number`; yields actions, each of which is to be done at once."""
@@ -233,9 +182,9 @@ class RunState:
             return
         match message:
             case DebugRequest(error):
-                granted = self._debuggable in (-1, number)
+                granted, self._debuggable = self._debuggable, False  # only one rank of a test
                 if granted:
-                    self._debuggable, self.debugged_rank = None, number  # only one rank of a test
+                    self.debugged_rank = number
                     yield ShowDebuggerText(number, f"{error}\n")
                 yield SendToRanks(DebugDecision(granted), (number,))
             case DebuggerOutput(text):
@@ -256,3 +205,45 @@ class RunState:
 def _describe_end(rank: RankProgress) -> str:
     outcomes = {report["outcome"] for report in rank.reports.values()}
     return "has failed" if "failed" in outcomes else "has skipped" if "skipped" in outcomes else "has finished its test"
+
+
+# ---- time limits
+
+
+class Expiry(enum.Enum):
+    """What is to happen when the next time has come."""
+
+    TIMEOUT = "the test has taken too long"
+    GRACE = "a rank has failed, and the grace of the others is over"
+    CHECK = "a rank has finished some time ago: check whether another waits for it in vain"
+
+
+class Timeouts:
+    """`timeout`: seconds for the whole test; `grace`: for the other ranks when one has failed or finished."""
+
+    def __init__(self, began: float, timeout: float, grace: float) -> None:
+        self._deadline = began + timeout
+        self._grace = grace
+        self._resumed_at = began
+        self._check_interval = grace
+        self._checked_at: float | None = None
+
+    def next_expiry(self, state: RunState) -> tuple[float, Expiry]:
+        """When something is to happen next, and what."""
+        expiries = [(self._deadline, Expiry.TIMEOUT)]
+        if state.first_failure_at is not None:
+            expiries.append((max(state.first_failure_at, self._resumed_at) + self._grace, Expiry.GRACE))
+        elif state.last_finish_at is not None:
+            since = state.last_finish_at if self._checked_at is None else self._checked_at
+            expiries.append((max(since, self._resumed_at) + self._check_interval, Expiry.CHECK))
+        return min(expiries, key=lambda expiry: expiry[0])
+
+    def record_check(self, now: float) -> None:
+        """No rank waits in vain yet; the next check comes after twice the interval."""
+        self._checked_at = now
+        self._check_interval = min(2 * self._check_interval, _MAX_CHECK_INTERVAL_S)
+
+    def exclude_pause(self, began: float, now: float) -> None:
+        """Do not count the time that the user has spent in a debugger."""
+        self._deadline += now - began
+        self._resumed_at = now

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import builtins
+import contextlib
 import os
 import re
 import shlex
@@ -15,14 +16,14 @@ import pytest
 
 from jaxrun.errors import JaxrunError
 from jaxrun.protocol.pytest_messages import RecordedWarning, RunTest
-from jaxrun.pytest_plugin import reports, timeouts
+from jaxrun.pytest_plugin import reports
 from jaxrun.pytest_plugin.mark import MarkSpec, rank_nodeid
 from jaxrun.pytest_plugin.options import OPTIONS
+from jaxrun.pytest_plugin.outcome import ReportContext
 from jaxrun.pytest_plugin.pool import MPI_SESSION_KEY, GangPool
 from jaxrun.pytest_plugin.reports import ItemInfo, Report
 from jaxrun.pytest_plugin.run_loop import DebuggerTerminal, RunLoop, RunResult
 from jaxrun.pytest_plugin.session import GangSession
-from jaxrun.pytest_plugin.summary import ReportContext
 
 if TYPE_CHECKING:
     from jaxrun.pytest_plugin.mpi_session import MpiSession
@@ -49,11 +50,7 @@ class Runner:
         info = ItemInfo(item.nodeid, item.location, tuple(item.keywords), self._options.show_all)
         if isinstance(spec, str):
             return reports.not_run_reports(info, "failed", spec)
-        most, processes = self._options.max_processes, spec.gang.processes
-        if most is not None and processes > most:
-            reason = f"Skipped: needs {processes} processes, and --gang-max is {most}"
-            return reports.not_run_reports(info, "skipped", reason)
-        timeouts.cancel_pytest_timeout(item)
+        _cancel_pytest_timeout(item)
         key = self._pool.key(item, spec)
         try:
             session = self._pool.get_session(item, spec, key)
@@ -81,7 +78,7 @@ class Runner:
     ) -> RunResult:
         next_nodeid = rank_nodeid(next_item) if next_item is not None else ""
         order = RunTest(rank_nodeid(item), next_nodeid, self._shared_directory(item))
-        timeout = timeouts.timeout_of(item, spec, self._options.timeout)
+        timeout = spec.timeout or _pytest_timeout(item) or self._options.timeout
         run_loop = RunLoop(session, self._terminal, lambda warning: _record(item, warning), self._options.debug)
         try:
             return run_loop.run(order, timeout, self._options.grace)
@@ -118,3 +115,25 @@ def _record(item: pytest.Item, warning: RecordedWarning) -> None:
     message = warnings.WarningMessage(category(text), category, warning.file, warning.line)
     where = {"when": warning.when, "nodeid": warning.test, "location": warning.location}
     item.ihook.pytest_warning_recorded.call_historic(kwargs={"warning_message": message, **where})
+
+
+# ---- pytest-timeout
+
+
+def _cancel_pytest_timeout(item: pytest.Item) -> None:
+    """Stop pytest-timeout's clock for this test: it would interrupt the parent, or end it."""
+    cancel: Any = getattr(item.config.hook, "pytest_timeout_cancel_timer", None)
+    if cancel is not None:
+        cancel(item=item)
+
+
+def _pytest_timeout(item: pytest.Item) -> float | None:
+    """Seconds for this test by pytest-timeout's mark or options."""
+    if not item.config.pluginmanager.has_plugin("timeout"):
+        return None
+    mark = item.get_closest_marker("timeout")
+    of_mark = (mark.args[0] if mark.args else mark.kwargs.get("timeout")) if mark is not None else None
+    for value in (of_mark, item.config.getoption("timeout", None), item.config.getini("timeout")):
+        with contextlib.suppress(TypeError, ValueError):
+            return float(value or "none")
+    return None

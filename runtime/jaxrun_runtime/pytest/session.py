@@ -15,9 +15,9 @@ from typing import Any
 
 import pytest
 
+from jaxrun.protocol.names import RANK_PLUGIN
 from jaxrun.protocol.pytest_messages import (
     PEER_LOST,
-    RANK_PLUGIN,
     DebugDecision,
     DebugRequest,
     PhaseReport,
@@ -174,7 +174,7 @@ class RankPlugin:
     # ---- errors and warnings
 
     def pytest_exception_interact(self, call: pytest.CallInfo[Any], report: pytest.TestReport) -> None:
-        if self._settings.debug is None or call.excinfo is None or not isinstance(report, pytest.TestReport):
+        if not self._settings.debug or call.excinfo is None or not isinstance(report, pytest.TestReport):
             return
         self._parent.send(DebugRequest(call.excinfo.exconly()[:_ERROR_LENGTH]))
         answer = self._parent.receive()

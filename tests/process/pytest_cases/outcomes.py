@@ -111,11 +111,6 @@ def test_has_a_wrong_mark():
     pass
 
 
-@pytest.mark.processes(64)
-def test_is_too_large():
-    pass
-
-
 def test_has_no_mark_and_asks_for_a_gang(gang):
     pass
 
