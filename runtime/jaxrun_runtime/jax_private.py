@@ -10,6 +10,7 @@ jax that has been imported.
 | the coordinator's key-values   | jax._src.distributed.global_state.client | no check of the coordinator    |
 | Gloo publishes a given address | jaxlib._jax.make_gloo_tcp_collectives    | it publishes the host name's   |
 | no warning about proxies       | the flag jax_check_proxy_envs            | the warning                    |
+| a mesh over several hosts      | jax._src.sharding_impls.make_mesh        | only jax.make_mesh lays it     |
 
 Those that --lockstep needs are in lockstep/jax_hooks.py.
 """
@@ -18,6 +19,7 @@ from __future__ import annotations
 
 import atexit
 import sys
+from collections.abc import Callable
 from typing import Any
 
 from jaxrun.protocol.flight_file import LOCKSTEP_OFF
@@ -58,6 +60,15 @@ def silence_proxy_warning() -> bool:
         return False
     _lookup("jax", "config").update("jax_check_proxy_envs", False)
     return True
+
+
+def replace_make_mesh(wrap: Callable[[Callable[..., Any]], Callable[..., Any]]) -> None:
+    """Put `wrap(jax.make_mesh)` in the place of jax.make_mesh, also where JAX defines it."""
+    original = _lookup("jax", "make_mesh")
+    replacement = wrap(original)
+    for module in ("jax", "jax._src.sharding_impls"):
+        if _lookup(module, "make_mesh") is original:
+            setattr(sys.modules[module], "make_mesh", replacement)
 
 
 def exchange_nonce(rank: int, nonce: str, timeout: float) -> str | None:

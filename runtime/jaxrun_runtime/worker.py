@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import faulthandler
+import functools
 import gc
 import os
 import sys
@@ -14,6 +15,7 @@ from typing import NoReturn
 from jaxrun.errors import EXIT_SOFTWARE
 from jaxrun.protocol.env import STACKS_SIGNAL, WorkerEnv
 from jaxrun.protocol.flight_file import LOCKSTEP_OFF
+from jaxrun.protocol.names import MAKE_MESH_JAXRUN
 from jaxrun.protocol.worker_messages import Join, Run, StartCoordinator
 from jaxrun_runtime import DivergenceError, failure_report, forks, hello, linux, program, shutdown
 from jaxrun_runtime.agent_channel import AgentChannel, AgentDisconnected
@@ -54,6 +56,7 @@ def _run_stages(env: WorkerEnv, argv: list[str], started: float, forked_by: int,
         stage = "prove"
         channel.send(join.report_devices(env, joined))
         _install_lockstep(env, channel)
+        _allow_mesh_over_hosts(env)
         channel.receive(Run)
         failure_report.report_thread_failures(channel, env.rank)
         forks.watch_forks(channel, env.rank)
@@ -118,6 +121,13 @@ def _install_lockstep(env: WorkerEnv, channel: AgentChannel) -> None:
         from jaxrun_runtime.lockstep import call_recorder
 
         call_recorder.install(env, channel)
+
+
+def _allow_mesh_over_hosts(env: WorkerEnv) -> None:
+    if env.make_mesh == MAKE_MESH_JAXRUN and env.local_size < env.size:
+        from jaxrun_runtime import make_mesh
+
+        make_mesh.allow_several_hosts(functools.partial(_warn, env))
 
 
 def _warn(env: WorkerEnv, text: str) -> None:

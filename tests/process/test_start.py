@@ -18,6 +18,7 @@ import json, os, socket, sys
 import jax, jaxrun_runtime as jr
 import numpy as np
 from jax.experimental import multihost_utils
+from jax._src import distributed
 total = int(np.sum(multihost_utils.process_allgather(np.array([jax.process_index() + 1]))))
 print(json.dumps({
     "argv": sys.argv, "path": sys.path[0], "name": __name__, "total": total, "rank": jr.rank, "size": jr.size,
@@ -26,6 +27,7 @@ print(json.dumps({
     "process": [jax.process_index(), jax.process_count(), jax.local_device_count(), jax.device_count()],
     "env": {k: os.environ.get(k) for k in
             ("JAX_COORDINATOR_ADDRESS", "JAX_NUM_PROCESSES", "JAX_PROCESS_ID", "PYTHONHASHSEED", "OMP_NUM_THREADS")},
+    "partition": distributed.global_state.partition_index,
     "hash": hash("text"), "numbers": [np.random.random()], "stdin": sys.stdin.read(),
 }))
 """
@@ -86,10 +88,12 @@ def test_other_launchers_variables_and_proxies_do_no_harm_and_standard_input_bel
     with (tmp_path / "input").open("w+") as file:
         file.write("two\nlines")
         file.seek(0)
-        seen = show(tmp_path, "-n", "2", "--init-timeout", "20", stdin=file, env=STALE | dead)
+        given = STALE | dead | {"JAX_PARTITION_INDEX": "3"}
+        seen = show(tmp_path, "-n", "2", "--init-timeout", "20", stdin=file, env=given)
     assert [one["stdin"] for one in seen] == ["two\nlines", ""]
     assert [one["process"] for one in seen] == [[0, 2, 1, 2], [1, 2, 1, 2]]
     assert [one["total"] for one in seen] == [3, 3]
+    assert [one["partition"] for one in seen] == [3, 3]
 
 
 def test_simulated_hosts_differ_in_name_and_boot_id(tmp_path: Path) -> None:
@@ -101,16 +105,56 @@ def test_simulated_hosts_differ_in_name_and_boot_id(tmp_path: Path) -> None:
     assert [one["total"] for one in seen] == [10] * 4
 
 
-def test_simulated_hosts_show_what_jax_does_differently_across_hosts(tmp_path: Path) -> None:
+MESH = """\
+import jax
+from jax import make_mesh
+from jax.sharding import NamedSharding, PartitionSpec as P
+import numpy as np
+
+mesh = make_mesh((2, 2), ("data", "model"), devices=jax.devices()[:4])
+print("laid", [[device.process_index for device in row] for row in mesh.devices], dict(mesh.shape))
+line = jax.make_mesh((2, 1), axis_names=("data", "model"), axis_types=(jax.sharding.AxisType.Auto,) * 2)
+print("types", [kind.name for kind in line.axis_types], line.size)
+rows = jax.make_array_from_process_local_data(NamedSharding(mesh, P("data")), np.full((1, 2), jax.process_index() + 1.0))
+print("sum", float(jax.jit(lambda x: x.sum())(rows)))
+try:
+    jax.make_mesh((99,), ("data",))
+except ValueError as error:
+    print(error)
+"""
+
+
+def refuses_several_hosts() -> bool:
+    """Whether this JAX's own make_mesh does."""
     import jax
 
+    return tuple(map(int, jax.__version__.split(".")[:3])) >= (0, 10, 2)
+
+
+def test_make_mesh_lays_a_mesh_over_hosts_and_says_so_once(tmp_path: Path) -> None:
     program = tmp_path / "mesh.py"
-    program.write_text("import jax\njax.make_mesh((jax.device_count(),), ('x',))\n")
-    apart = jaxrun(tmp_path, "-n", "2", "--simulate-hosts", "2", str(program))
-    if tuple(map(int, jax.__version__.split(".")[:3])) >= (0, 10, 1):
-        assert apart.code == 1 and "multi-slice" in apart.err
-    else:
-        assert apart.code == 0
+    program.write_text(MESH)
+    result = jaxrun(tmp_path, "-n", "2", "-d", "2", "--simulate-hosts", "2", str(program))
+    assert result.code == 0, result.err
+    for rank in (0, 1):
+        lines = (result.run_dir / f"rank-000{rank}.out").read_text().splitlines()
+        assert [line for line in lines if not line.startswith("[Gloo]")] == [
+            "laid [[0, 0], [1, 1]] {'data': 2, 'model': 2}",
+            "types ['Auto', 'Auto'] 2",
+            "sum 6.0",
+            "Number of devices 4 must be >= the product of mesh_shape (99,)",
+        ]
+    assert result.err.count("mesh over 2 hosts") == refuses_several_hosts()
+    if refuses_several_hosts():
+        assert "[0] jaxrun: mesh over 2 hosts: data=2 x model=2, hosts along data;" in result.err
+
+
+def test_make_mesh_can_be_left_to_jax(tmp_path: Path) -> None:
+    program = tmp_path / "mesh.py"
+    program.write_text(MESH)
+    result = jaxrun(tmp_path, "-n", "2", "-d", "2", "--simulate-hosts", "2", "--make-mesh", "jax", str(program))
+    assert result.code == refuses_several_hosts()
+    assert ("multi-slice" in result.err) == refuses_several_hosts()
 
 
 def test_unequal_local_device_counts_are_refused(tmp_path: Path) -> None:

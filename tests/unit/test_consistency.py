@@ -106,6 +106,14 @@ def test_hosts_may_number_their_devices_differently(name):
     assert compare_hellos(_hellos(2, r1={"environment": environment})) == ""
 
 
+@pytest.mark.parametrize(("on_rank_1", "refused"), [("7", False), (None, True)])
+def test_partition_indices_may_differ_but_all_ranks_must_have_one(on_rank_1, refused):
+    environment = {} if on_rank_1 is None else {"JAX_PARTITION_INDEX": on_rank_1}
+    text = compare_hellos(_hellos(2, r0={"environment": {"JAX_PARTITION_INDEX": "0"}}, r1={"environment": environment}))
+    assert ("rank 1   JAX_PARTITION_INDEX (not set)" in text) == refused
+    assert bool(text) == refused
+
+
 def test_two_processes_with_one_rank():
     known = _hellos(2, _each)[1]
     assert describe_duplicate_rank(known, replace(known, pid=7, host="h9")) == (

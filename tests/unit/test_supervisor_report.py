@@ -9,7 +9,7 @@ from jaxrun.head.actions import EndReason, JobOutcome
 from jaxrun.job.devices import Machine
 from jaxrun.job.job import Job
 from jaxrun.rundir.rundir import RunDir
-from jaxrun.supervisor.report import report_verdict
+from jaxrun.supervisor.report import open_output, report_verdict
 
 
 class StuckOutput:
@@ -60,3 +60,13 @@ def test_a_signal_ends_the_wait_for_a_stuck_terminal(signum):
 
 def test_a_signal_that_came_during_the_job_does_not_end_the_wait():
     assert report(StuckOutput(3), Signals([signal.SIGINT])) == 0
+
+
+@pytest.mark.parametrize("verbose", [False, True])
+def test_verbose_names_the_variables_that_the_program_does_not_see(verbose, capfd):
+    environ = {"JAX_PROCESS_ID": "3", "JAX_PARTITION_INDEX": "0"}
+    job = Job(program=("p",), platform="cpu", verbose=verbose)
+    made = plan(job, environ, "ab" * 16, Machine("box", (0, 1)))
+    assert open_output(made, environ, RunDir(None)).close()
+    line = "jaxrun: variables that belong to another job, taken away from the program: JAX_PROCESS_ID\n"
+    assert (line in capfd.readouterr().err) == verbose

@@ -132,6 +132,7 @@ def _plan_of_worker(start: StartWorker, job_id: str, environ: Mapping[str, str])
             module=module,
             init_timeout=start.init_timeout,
             lockstep=start.lockstep,
+            make_mesh=start.make_mesh,
             torch_env=start.torch_env,
         ),
         job_id=job_id,

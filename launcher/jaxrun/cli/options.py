@@ -17,7 +17,7 @@ from jaxrun.cli.help import Option, all_help
 from jaxrun.errors import UsageError
 from jaxrun.job.job import PLATFORMS, Job
 from jaxrun.protocol.flight_file import LOCKSTEP_MODES, LOCKSTEP_STRICT
-from jaxrun.protocol.names import GANG_ADDRESS, GANG_TOKEN
+from jaxrun.protocol.names import GANG_ADDRESS, GANG_TOKEN, MAKE_MESH_MODES
 from jaxrun.text import parse_ranks
 
 # Where nobody watches, or where ranks that wait for each other are to be reported.
@@ -110,6 +110,10 @@ def _shape() -> list[Option]:
     module = "PROGRAM is the name of a module, as in python -m."
     platform = "Take cpu, cuda, rocm or tpu, and no other. [default: what is there]"
     simulated = "Act as H hosts on this machine; processes are dealt equally."
+    make_mesh = (
+        "Who lays a jax.make_mesh over several hosts: jaxrun, with the hosts along the leading axes, or jax, which "
+        f"refuses since 0.10.2. [default: {_DEFAULTS['make_mesh']}]"
+    )
     return [
         option("-n", "--processes", main=True, type=int, metavar="N", help=processes),
         option("-d", "--devices-per-process", main=True, type=int, metavar="D", help=devices),
@@ -118,6 +122,7 @@ def _shape() -> list[Option]:
         option("--simulate-hosts", "simulated_hosts", type=int, metavar="H", help=simulated),
         option("-N", "--hosts", type=int, metavar="N", help=f"Real hosts, with {with_hosts}."),
         option("--processes-per-host", type=int, metavar="N", help="Processes on each of them."),
+        option("--make-mesh", type=click.Choice(MAKE_MESH_MODES), metavar="|".join(MAKE_MESH_MODES), help=make_mesh),
     ]
 
 

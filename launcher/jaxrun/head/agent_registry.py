@@ -155,6 +155,7 @@ class AgentRegistry:
                 log_dir=spec.run_dir if report.can_write_run_dir else "",
                 show_output=spec.job.shows(report.rank),
                 lockstep=spec.job.lockstep,
+                make_mesh=spec.job.make_mesh,
                 torch_env=spec.job.torch_env,
             )
 

@@ -15,6 +15,8 @@ from jaxrun.text import format_columns, format_ranks, format_ranks_on_hosts, has
 _NOT_SET = "(not set)"
 # Hosts may number their devices differently; a difference that matters shows in the device counts.
 _MAY_DIFFER = ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES")
+# Each host may have its own, but XLA takes them only where every process has one.
+_ON_ALL_OR_NONE = ("JAX_PARTITION_INDEX", "JAX_SLICE_INDEX")
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,7 +154,8 @@ def describe_missing_agents(hosts: Mapping[int, str], present: Iterable[int], se
 
 
 def _compared_values(hello: Hello) -> dict[str, str]:
-    environment = {name: value for name, value in hello.environment.items() if name not in _MAY_DIFFER}
+    given = {name: value for name, value in hello.environment.items() if name not in _MAY_DIFFER}
+    environment = {name: "(set)" if name in _ON_ALL_OR_NONE else value for name, value in given.items()}
     return {**hello.versions, **environment, "program": hello.program_hash or "(cannot be read)"}
 
 

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from jaxrun.errors import UsageError
 from jaxrun.protocol.flight_file import LOCKSTEP_MODES, LOCKSTEP_RECORD
+from jaxrun.protocol.names import MAKE_MESH_JAXRUN, MAKE_MESH_MODES
 from jaxrun.text import Ranks
 
 if TYPE_CHECKING:
@@ -43,6 +44,7 @@ class Job:
     timeout:               seconds that the whole job may take; None for no limit
     stall_timeout:         seconds without any sign of life after which the job is stopped; None or 0 for no limit
     lockstep:              how the ranks are kept in step: "off", "record" or "strict"
+    make_mesh:             who lays a mesh over several hosts: "jaxrun", or "jax", which refuses
     init_timeout:          seconds until every process must have joined
     grace:                 seconds between SIGTERM and SIGKILL
     chaos:                 faults to inject
@@ -79,6 +81,7 @@ class Job:
     timeout: float | None = None
     stall_timeout: float | None = None
     lockstep: str = LOCKSTEP_RECORD
+    make_mesh: str = MAKE_MESH_JAXRUN
     init_timeout: float = 120.0
     grace: float = 5.0
     chaos: tuple[FaultSpec, ...] = ()
@@ -106,6 +109,8 @@ class Job:
             raise UsageError(f"--platform must be one of {', '.join(PLATFORMS)}, not {self.platform!r}")
         if self.lockstep not in LOCKSTEP_MODES:
             raise UsageError(f"--lockstep must be one of {', '.join(LOCKSTEP_MODES)}, not {self.lockstep!r}")
+        if self.make_mesh not in MAKE_MESH_MODES:
+            raise UsageError(f"--make-mesh must be one of {', '.join(MAKE_MESH_MODES)}, not {self.make_mesh!r}")
         _positive("--timeout", self.timeout)
         _positive("--stall-timeout", self.stall_timeout or None)
         _positive("--init-timeout", self.init_timeout)

@@ -115,6 +115,7 @@ class Plan:
             stacks_fd=stacks_fd,
             flight_fd=flight_fd,
             lockstep=self.job.lockstep,
+            make_mesh=self.job.make_mesh,
             torch_env=self.job.torch_env,
             init_timeout=self.job.init_timeout,
             run_dir=run_dir,
@@ -143,6 +144,7 @@ def to_json(plan: Plan, launcher: Mapping[str, object] | None = None) -> str:
         "grace": job.grace,
         "chaos": list(map(str, job.chaos)),
         "lockstep": job.lockstep,
+        "make_mesh": job.make_mesh,
         "fork": plan.fork,
         "argv": list(plan.argv),
         "starter": {"title": plan.launch_command.title, "argv": list(plan.launch_command.argv)}

@@ -100,6 +100,7 @@ class StartWorker:
     log_dir:      where the agent writes the worker's output; empty if it sends all of it
     show_output:  whether the agent sends what is for the screen
     lockstep:     how the ranks are kept in step
+    make_mesh:    who lays a mesh over several hosts
     torch_env:    whether the worker gets the variables of torchrun
     """
 
@@ -116,6 +117,7 @@ class StartWorker:
     log_dir: str
     show_output: bool
     lockstep: str
+    make_mesh: str
     torch_env: bool = False
 
 

@@ -17,6 +17,7 @@
 | JAXRUN_STACKS_FD         | an inherited file into which the worker's fault handler writes stacks       |
 | JAXRUN_FLIGHT_FD         | an inherited file that is the worker's flight recorder (see flight_file.py) |
 | JAXRUN_LOCKSTEP          | what is done to keep the ranks in step: off, record or strict               |
+| JAXRUN_MAKE_MESH         | who lays a mesh over several hosts: jaxrun, or jax, which refuses            |
 | JAXRUN_TORCH_ENV         | whether the variables of torchrun are set, too: True or False               |
 
 An agent that mpirun or srun has started finds, besides JAXRUN_JOB_ID and JAXRUN_INIT_TIMEOUT,
@@ -38,7 +39,7 @@ from typing import Any
 
 from jaxrun.errors import ProtocolError
 from jaxrun.protocol.flight_file import LOCKSTEP_RECORD
-from jaxrun.protocol.names import NUM_PROCESSES, PROCESS_ID, RESERVED_PREFIX, TORCH_VARIABLES
+from jaxrun.protocol.names import MAKE_MESH_JAXRUN, NUM_PROCESSES, PROCESS_ID, RESERVED_PREFIX, TORCH_VARIABLES
 
 # A worker that receives this signal writes the stacks of its threads to JAXRUN_STACKS_FD. Before its Hello the signal
 # would kill it, as a real-time signal does by default.
@@ -60,6 +61,7 @@ class WorkerEnv:
     flight_fd: int
     init_timeout: float
     lockstep: str = LOCKSTEP_RECORD
+    make_mesh: str = MAKE_MESH_JAXRUN
     torch_env: bool = False
     run_dir: str = ""
     simulated_boot_id: str = ""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from jaxrun.agent.signals import SignalPipe
@@ -40,9 +40,18 @@ def open_output(plan: Plan, environ: Mapping[str, str], directory: RunDir) -> Ou
     directory.write_text(rundir.JOB_FILE, to_json(plan, {"host": os.uname().nodename, "pid": os.getpid()}))
     where = f" · run dir {_relative(directory.path)}" if directory.path else ""
     output.print_line(f"jaxrun: {plan_summary(plan)}{where}")
-    for note in plan.notes if plan.job.verbose else ():
+    for note in _notes(plan) if plan.job.verbose else ():
         output.print_line(f"jaxrun: {note}")
     return output
+
+
+def _notes(plan: Plan) -> Iterator[str]:
+    """The lines of --verbose: remarks on the plan, and what of the user's environment the program does not see."""
+    yield from plan.notes
+    if plan.unset_env:
+        yield f"variables that belong to another job, taken away from the program: {', '.join(plan.unset_env)}"
+    if plan.launch_command and plan.launch_command.unset_env:
+        yield f"variables taken away from {plan.launch_command.title}: {', '.join(plan.launch_command.unset_env)}"
 
 
 def report_verdict(

@@ -1,0 +1,81 @@
+"""Lets jax.make_mesh lay a mesh over several hosts, which JAX refuses on CPU and GPU since 0.10.2.
+
+JAX takes each host (each NVLink domain of GPUs) for a slice, and asks for create_hybrid_device_mesh where devices are of
+several. Until then it laid the devices in order, so that the leading axes go over the hosts, as is done here. XLA sees
+nothing of this: to tell it that all hosts are one slice (partition_index) would make it plan GPU collectives for fast
+links that are not there.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import math
+from collections.abc import Callable
+from typing import Any
+
+from jaxrun_runtime import jax_private
+
+_REFUSAL = "multi-slice"
+_SLICED_PLATFORMS = ("cpu", "gpu")  # where the slices of TPUs matter to XLA, JAX's refusal stands
+
+
+def allow_several_hosts(notify: Callable[[str], None]) -> None:
+    """Replace jax.make_mesh in a job that spans several hosts; `notify` gets one line when it is first needed."""
+    import jax
+
+    devices = jax.devices()
+    if devices[0].platform in _SLICED_PLATFORMS and len({_slice(device) for device in devices}) > 1:
+        jax_private.replace_make_mesh(lambda original: _over_several_hosts(original, notify))
+
+
+def _over_several_hosts(original: Callable[..., Any], notify: Callable[[str], None]) -> Callable[..., Any]:
+    """Wrap `original` so that it lays the mesh where JAX refuses to."""
+    told: list[str] = []
+
+    @functools.wraps(original)
+    def make_mesh(*args: Any, **kwargs: Any) -> Any:
+        try:
+            return original(*args, **kwargs)
+        except ValueError as error:
+            if _REFUSAL not in str(error):
+                raise
+        mesh = _lay_mesh(original, *args, **kwargs)
+        if not told:
+            told.append(_describe(mesh))
+            notify(told[0])
+        return mesh
+
+    return make_mesh
+
+
+def _lay_mesh(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    """Make the mesh of devices in order that `original` refuses to make of these arguments."""
+    import jax
+    from jax.experimental import mesh_utils
+
+    given = inspect.signature(original).bind(*args, **kwargs)
+    given.apply_defaults()
+    sizes, *names_and_types = given.args
+    sizes = tuple(int(size) for size in sizes)
+    devices = list(jax.devices() if given.kwargs["devices"] is None else given.kwargs["devices"])
+    # A mesh of one device is of one slice: it shows what JAX makes of the names and types.
+    model = original((1,) * len(sizes), *names_and_types, devices=devices[:1])
+    laid = mesh_utils.create_device_mesh(sizes, devices[: math.prod(sizes)])
+    return jax.sharding.Mesh(laid, model.axis_names, axis_types=model.axis_types)
+
+
+def _describe(mesh: Any) -> str:
+    import numpy as np
+
+    slices = np.vectorize(_slice, otypes=[int])(mesh.devices)
+    crossing = [
+        str(name) for axis, name in enumerate(mesh.axis_names) if (slices != np.take(slices, [0], axis=axis)).any()
+    ]
+    sizes = " x ".join(f"{name}={size}" for name, size in mesh.shape.items())
+    hosts = f"{len(np.unique(slices))} hosts"
+    return f"mesh over {hosts}: {sizes}, hosts along {' and '.join(crossing)}; --make-mesh jax refuses it, as JAX does"
+
+
+def _slice(device: Any) -> int:
+    return getattr(device, "slice_index", None) or 0
