@@ -7,6 +7,7 @@ import re
 import signal
 import subprocess
 import time
+from pathlib import Path
 
 import pytest
 from cluster_fixture import HOSTS, TESTBED, JobRunner
@@ -17,6 +18,7 @@ from launch_modes import LAUNCHED, OPEN_MPI_5, PYTHON, SLURM, SOME, LaunchMode, 
 pytestmark = pytest.mark.extended
 
 _OF_HOSTS = re.compile(r" \((?:h\d(?:, )?)+\)")
+PAGE = Path(__file__).parents[2] / "docs/lockstep.md"
 DIVERGE = str(HERE / "diverge.py")
 KINDS = {case.kind: case for case in CASES}
 TWO = [pytest.param(LaunchMode(engine, LAUNCHED), id=str(engine.label)) for engine in (OPEN_MPI_5, SLURM)]
@@ -45,6 +47,18 @@ def test_strict_raises_the_divergence_on_every_host(on: JobRunner) -> None:
     for rank in range(len(HOSTS)):
         error = (result.run_dir / f"rank-{rank:04d}.err").read_text().rpartition("DivergenceError: ")[2]
         check_report(case, len(HOSTS), on_one_host(error))
+
+
+@pytest.mark.parametrize("mode", TWO)
+def test_the_example_of_the_docs_runs_on_hosts_and_its_mesh_lies_over_them(go, mode: LaunchMode, tmp_path: Path) -> None:
+    (text,) = re.findall(r"^```python\n(# drift\.py\n.*?)^```$", PAGE.read_text(), re.MULTILINE | re.DOTALL)
+    program = tmp_path / "drift.py"
+    program.write_text(text)
+    result = go(mode).jaxrun(str(program))
+    assert result.code == 0, result
+    assert "jaxrun: mesh over 3 hosts: data=3, hosts along data;" in result.err, result
+    report = on_one_host(str(result.verdict()["divergence"]))
+    assert "argument batch is float32[96]@P('data') on ranks 0-1 and float32[93]@P('data') on rank 2" in report
 
 
 @pytest.mark.parametrize("kind", ["branch", "last-batch-phase", "closed-over"])
