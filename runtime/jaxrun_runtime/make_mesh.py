@@ -1,9 +1,9 @@
 """Lets jax.make_mesh lay a mesh over several hosts, which JAX refuses on CPU and GPU since 0.10.2.
 
-JAX takes each host (each NVLink domain of GPUs) for a slice, and asks for create_hybrid_device_mesh where devices are of
-several. Until then it laid the devices in order, so that the leading axes go over the hosts, as is done here. XLA sees
-nothing of this: to tell it that all hosts are one slice (partition_index) would make it plan GPU collectives for fast
-links that are not there.
+JAX takes each host (each NVLink domain of GPUs) for a slice, and asks for create_hybrid_device_mesh where devices are
+of several. Until then it laid the devices in order, so that the leading axes go over the hosts, as is done here. XLA
+sees nothing of this: to tell it that all hosts are one slice (partition_index) would make it plan GPU collectives for
+fast links that are not there.
 """
 
 from __future__ import annotations

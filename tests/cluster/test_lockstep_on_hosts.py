@@ -50,14 +50,16 @@ def test_strict_raises_the_divergence_on_every_host(on: JobRunner) -> None:
 
 
 @pytest.mark.parametrize("mode", TWO)
-def test_the_example_of_the_docs_runs_on_hosts_and_its_mesh_lies_over_them(go, mode: LaunchMode, tmp_path: Path) -> None:
+def test_the_example_of_the_docs_runs_on_hosts_and_its_mesh_lies_over_them(
+    go, mode: LaunchMode, tmp_path: Path
+) -> None:
     (text,) = re.findall(r"^```python\n(# drift\.py\n.*?)^```$", PAGE.read_text(), re.MULTILINE | re.DOTALL)
     program = tmp_path / "drift.py"
     program.write_text(text)
     result = go(mode).jaxrun(str(program))
     assert result.code == 0, result
     assert "jaxrun: mesh over 3 hosts: data=3, hosts along data;" in result.err, result
-    report = on_one_host(str(result.verdict()["divergence"]))
+    report = " ".join(on_one_host(str(result.verdict()["divergence"])).split())
     assert "argument batch is float32[96]@P('data') on ranks 0-1 and float32[93]@P('data') on rank 2" in report
 
 

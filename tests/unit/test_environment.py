@@ -9,7 +9,12 @@ _POOLS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "NUMEXPR
 
 def test_variables_of_an_earlier_job_are_stale_and_others_are_not():
     environ = {name: "x" for name in ("JAXRUN_RANK", "JAX_PROCESS_ID", "JAX_LOCAL_DEVICE_IDS", "JAX_PLATFORMS")}
-    environ |= {"SLURM_PROCID": "3", "JAX_COORDINATOR_BIND_ADDRESS": "x", "JAX_SLICE_INDEX": "0", "JAX_PARTITION_INDEX": "0"}
+    environ |= {
+        "SLURM_PROCID": "3",
+        "JAX_COORDINATOR_BIND_ADDRESS": "x",
+        "JAX_SLICE_INDEX": "0",
+        "JAX_PARTITION_INDEX": "0",
+    }
     assert inherited_job_variables(environ) == (
         "JAXRUN_RANK",
         "JAX_COORDINATOR_BIND_ADDRESS",

@@ -28,7 +28,7 @@ PROGRAM_ERRORS = (
         "several-slices",
         r"does not support multi-slice topologies",
         "jax.make_mesh takes the hosts for separate slices, and refuses a mesh over several of them.",
-        "no --make-mesh jax, and jaxrun lays the mesh; or jax.sharding.Mesh(numpy.array(jax.devices()).reshape(shape), names).",
+        "no --make-mesh jax; or jax.sharding.Mesh(numpy.array(jax.devices()).reshape(shape), names).",
         f"{_ISSUES}/37769",
     ),
     KnownError(
