@@ -68,7 +68,7 @@ def replace_make_mesh(wrap: Callable[[Callable[..., Any]], Callable[..., Any]]) 
     replacement = wrap(original)
     for module in ("jax", "jax._src.sharding_impls"):
         if _lookup(module, "make_mesh") is original:
-            sys.modules[module].make_mesh = replacement
+            sys.modules[module].make_mesh = replacement  # type: ignore[attr-defined]
 
 
 def exchange_nonce(rank: int, nonce: str, timeout: float) -> str | None:
