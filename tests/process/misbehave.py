@@ -38,6 +38,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--hang", action="store_true")
     parser.add_argument("--finish", action="store_true", help="end normally while the others go on")
     parser.add_argument("--leave-children", action="store_true", help="start processes that outlive this one")
+    parser.add_argument("--shared-memory", action="store_true", help="leave a block of it to the resource tracker")
     parser.add_argument("--slow-exit-handler", type=float, metavar="SECONDS")
     parser.add_argument("--until-preempted", action="store_true", help="end when JAX's preemption notice says so")
     parser.add_argument("--print-signals", action="store_true", help="print SIGUSR1 and SIGUSR2")
@@ -100,6 +101,10 @@ def main() -> None:
     if flags.print_signals:
         for number in (signal.SIGUSR1, signal.SIGUSR2):
             signal.signal(number, lambda received, _: print("received", received, flush=True))
+    if flags.shared_memory:
+        from multiprocessing.shared_memory import SharedMemory
+
+        print("block", SharedMemory(create=True, size=10).name, flush=True)
     print("ready", flush=True)
     for step in range(flags.steps):
         if step == flags.after and flags.rank in (-1, jax.process_index()):

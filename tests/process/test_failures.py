@@ -125,16 +125,25 @@ def test_processes_that_a_worker_leaves_behind_are_ended(tmp_path: Path) -> None
 
 
 def test_kill_9_of_the_launcher_leaves_nothing(tmp_path: Path) -> None:
-    flags = ("--rank", "1", "--leave-children", "--hang")
+    flags = ("--rank", "1", "--leave-children", "--shared-memory", "--hang")
     with started(tmp_path, "-n", "2", MISBEHAVE, *flags) as job:
         job.wait_for_output("children")
-        assert len(job.processes()) >= 5
+        assert len(job.processes()) >= 7
         job.process.kill()
         job.process.wait()
         deadline = time.monotonic() + 2
         while job.processes() and time.monotonic() < deadline:
             time.sleep(0.02)
         assert job.processes() == []
+        assert _blocks_left(job.run_dir) == []
+
+
+def _blocks_left(run_dir: Path) -> list[str]:
+    """The blocks of shared memory that the ranks have made and that are still there."""
+    lines = [line for path in run_dir.glob("rank-*.out") for line in path.read_text().splitlines()]
+    blocks = [line.split()[1] for line in lines if line.startswith("block ")]
+    assert blocks
+    return [name for name in blocks if Path(f"/dev/shm/{name}").exists()]
 
 
 def test_sigterm_is_jaxs_preemption_notice(tmp_path: Path) -> None:
@@ -152,12 +161,14 @@ def test_sigterm_is_jaxs_preemption_notice(tmp_path: Path) -> None:
     ("signum", "code"), [(signal.SIGTERM, 143), extended(signal.SIGINT, 130), extended(signal.SIGHUP, 129)]
 )
 def test_a_program_that_ignores_the_notice_is_killed_after_the_grace(tmp_path: Path, signum: int, code: int) -> None:
-    with started(tmp_path, "-n", "2", "--grace", "0.5", MISBEHAVE, "--hang") as job:
+    with started(tmp_path, "-n", "2", "--grace", "0.5", MISBEHAVE, "--hang", "--shared-memory") as job:
         job.wait_for_output("ready", 2)
         job.process.send_signal(signum)
         result = job.result()
         assert job.processes() == []
     assert result.code == code
+    assert _blocks_left(result.run_dir) == []
+    assert "leaked shared_memory" not in result.err
 
 
 def test_a_second_ctrl_c_kills_at_once(tmp_path: Path) -> None:

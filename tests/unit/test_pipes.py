@@ -12,12 +12,16 @@ class RecordingSink:
     def __init__(self):
         self.congested = False
         self.written = {}
+        self.logged = {}
         self.order = []
         self.ended = []
 
     def write(self, rank, stream, data):
         self.order.append((rank, stream))
         self.written[rank, stream] = self.written.get((rank, stream), b"") + data
+
+    def log(self, rank, stream, data):
+        self.logged[rank, stream] = self.logged.get((rank, stream), b"") + data
 
     def end_stream(self, rank, stream):
         self.ended.append((rank, stream))
@@ -119,6 +123,18 @@ def test_a_pipe_that_others_hold_open_is_served_after_its_worker_ended(setup):
     setup.pipes.read_ready()
     assert setup.output.written[0, "out"] == b"before after" and setup.output.ended == []
     setup.pipes.close()
+
+
+def test_what_a_hidden_rank_still_writes_is_only_logged(setup):
+    setup.write(0, "err", b"before")
+    setup.pipes.hide(0)
+    setup.write(0, "err", b" after")
+    setup.write(1, "err", b"other")
+    setup.pipes.read_ready()
+    setup.write(0, "err", b" and last")
+    setup.pipes.close()
+    assert setup.output.written == {(0, "err"): b"before", (1, "err"): b"other"}
+    assert setup.output.logged == {(0, "err"): b" after and last"}
 
 
 def test_a_removed_rank_is_not_read(setup):

@@ -177,6 +177,9 @@ class Agent:
             # All stand still before the first is killed, or they would see each other die, and complain.
             for rank in action.ranks:
                 self._workers[rank].signal(signal.SIGSTOP)
+            # Its resource tracker will complain of what it had no time to remove.
+            for rank in action.ranks:
+                self._pipes.hide(rank)
         for rank in action.ranks:
             self._workers[rank].signal(action.signum)
 

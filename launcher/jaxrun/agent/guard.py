@@ -10,12 +10,13 @@ import contextlib
 import os
 import signal
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from typing import NoReturn
 
+from jaxrun.agent.process_tree import TRACKER_GRACE_S, group_members, is_tracker, kill
 from jaxrun.protocol.names import JOB_ID
 
-_MAX_SWEEPS = 50  # new processes may appear while others are killed
+_SWEEP_TIMEOUT_S = 2.0
 _SWEEP_PAUSE_S = 0.02
 _DISARM = b"."
 
@@ -80,24 +81,21 @@ def _watch(pipe: int, marks: tuple[str, ...]) -> NoReturn:
             received += data
             if data.endswith(_DISARM):
                 os._exit(0)
-        for group in map(int, received.split()):
-            _kill(os.killpg, group)
-        if marks:
-            _sweep(marks)
+        _sweep({int(group) for group in received.split()}, marks)
     finally:
         os._exit(0)
 
 
-def _sweep(marks: tuple[str, ...]) -> None:
-    for _ in range(_MAX_SWEEPS):
-        found = [pid for pid in find_marked(*marks) if pid != os.getpid()]
+def _sweep(groups: set[int], marks: tuple[str, ...]) -> None:
+    """Kill until nothing is left: new processes may appear meanwhile, and resource trackers may end by themselves."""
+    began = time.monotonic()
+    while (waited := time.monotonic() - began) < _SWEEP_TIMEOUT_S:
+        found = {pid for group in groups for pid in group_members(group)}
+        found.update(find_marked(*marks) if marks else ())
+        found.discard(os.getpid())
         if not found:
             return
-        for pid in found:
-            _kill(os.kill, pid)
+        spared = set(filter(is_tracker, found)) if waited < TRACKER_GRACE_S else set()
+        for pid in found - spared:
+            kill(pid)
         time.sleep(_SWEEP_PAUSE_S)
-
-
-def _kill(kill: Callable[[int, int], None], number: int) -> None:
-    with contextlib.suppress(ProcessLookupError, PermissionError):
-        kill(number, signal.SIGKILL)

@@ -22,6 +22,7 @@ class OutputPipes:
         self._output = output
         self._on_first_output = on_first_output
         self._silent: set[int] = set()
+        self._hidden: set[int] = set()
         self._open: dict[int, list[Pipe]] = {}
         self._selector = selectors.EpollSelector()
 
@@ -42,6 +43,10 @@ class OutputPipes:
     def read_ready(self) -> None:
         """Hand over what has arrived; may rest for a moment, so that lines are read many at a time."""
         ready: list[Pipe] = [key.data for key, _ in self._selector.select(0)]
+        for pipe in [pipe for pipe in ready if pipe.rank in self._hidden]:
+            ready.remove(pipe)
+            if self._read_rest(pipe):
+                self._remove_pipe(pipe)
         for pipe in ready:
             if pipe.rank in self._silent and _holds_bytes(pipe.fd):
                 self._note_output(pipe.rank)
@@ -56,6 +61,11 @@ class OutputPipes:
         for pipe in list(self._open.get(rank, ())):
             if self._read_rest(pipe):
                 self._remove_pipe(pipe)
+
+    def hide(self, rank: int) -> None:
+        """Show what this rank has written so far, and no more: the rest goes to its log alone."""
+        self.finish(rank)
+        self._hidden.add(rank)
 
     def close(self) -> None:
         for rank in list(self._open):
@@ -74,7 +84,8 @@ class OutputPipes:
                 self._output.end_stream(pipe.rank, pipe.stream)
                 return True
             self._note_output(pipe.rank)
-            self._output.write(pipe.rank, pipe.stream, data)
+            deliver = self._output.log if pipe.rank in self._hidden else self._output.write
+            deliver(pipe.rank, pipe.stream, data)
             total += len(data)
         return False
 

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import contextlib
 import ctypes
 import os
 import time
+
+from jaxrun.agent.process_tree import TRACKER_GRACE_S, children, descendants, is_tracker, kill
 
 _PR_SET_CHILD_SUBREAPER = 36
 _POLL_S = 0.002
@@ -20,39 +21,34 @@ def kill_all(timeout: float = 5.0, *, spare: int = 0) -> list[int]:
     """Kill and reap every child of this process, and all that become its children then; returns their pids.
 
     To be called when only the child `spare` is still wanted: the guard, which finishes this if the process is killed.
+    Resource trackers have a moment to end by themselves.
     """
     killed: set[int] = set()
-    deadline = time.monotonic() + timeout
-    while time.monotonic() < deadline:
+    began = time.monotonic()
+    while (waited := time.monotonic() - began) < timeout:
         try:
             pid, _ = os.waitpid(-1, os.WNOHANG)
         except ChildProcessError:
             break
         if not pid:
-            if spare and _children() == {spare}:
+            if spare and children(os.getpid()) == {spare}:
                 break
-            found = _kill_descendants(spare)
-            if spare and not found:
+            left = _descendants() - {spare}
+            if spare and not left:
                 break
-            killed |= found
+            spared = set(filter(is_tracker, left)) if waited < TRACKER_GRACE_S else set()
+            for pid in left - spared:
+                kill(pid)
+            killed |= left - spared
             time.sleep(_POLL_S)
     return sorted(killed)
 
 
-def _children() -> set[int]:
-    """The direct children, as the kernel lists them; empty where it does not."""
-    found: set[int] = set()
-    for task in os.listdir("/proc/self/task"):
-        with contextlib.suppress(OSError), open(f"/proc/self/task/{task}/children") as file:
-            found.update(map(int, file.read().split()))
+def _descendants() -> set[int]:
+    """Those of this process, also where the kernel does not list a process's children."""
+    found = descendants(os.getpid())
+    if not found:
+        import psutil  # takes 20 ms
+
+        found = {process.pid for process in psutil.Process().children(recursive=True)}
     return found
-
-
-def _kill_descendants(spare: int) -> set[int]:
-    import psutil  # takes 20 ms, spent only where something was left
-
-    found = [process for process in psutil.Process().children(recursive=True) if process.pid != spare]
-    for process in found:
-        with contextlib.suppress(psutil.NoSuchProcess, psutil.AccessDenied):
-            process.kill()
-    return {process.pid for process in found}

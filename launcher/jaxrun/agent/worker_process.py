@@ -7,6 +7,7 @@ import os
 import signal
 from dataclasses import dataclass, field
 
+from jaxrun.agent.process_tree import kill_group
 from jaxrun.agent.spawn import WorkerPipes
 from jaxrun.lockstep.reader import FlightReader
 from jaxrun.protocol.codec import MessageDecoder, encode, message_types
@@ -67,14 +68,15 @@ class WorkerProcess:
             messages += self._decoder.feed(data)
 
     def signal(self, signum: int) -> None:
-        """Send a signal to the worker; SIGKILL also to all processes of its session's group."""
+        """Send a signal to the worker; SIGKILL also to its session's group, whose resource trackers end by themselves."""
         if not self.live:
+            return
+        if signum == signal.SIGKILL:
+            self.killed = True
+            kill_group(self.pid)
             return
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.kill(self.pid, signum)
-            if signum == signal.SIGKILL:
-                self.killed = True
-                os.killpg(self.pid, signum)
 
     def read_new_stacks(self) -> str:
         """Return what the fault handler has written since the last call."""
