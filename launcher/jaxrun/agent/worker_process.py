@@ -68,7 +68,7 @@ class WorkerProcess:
             messages += self._decoder.feed(data)
 
     def signal(self, signum: int) -> None:
-        """Send a signal to the worker; SIGKILL also to its session's group, whose resource trackers end by themselves."""
+        """Send a signal to the worker; SIGKILL also to its session's group but for resource trackers."""
         if not self.live:
             return
         if signum == signal.SIGKILL:
