@@ -10,6 +10,7 @@ jax that has been imported.
 | the coordinator's key-values   | jax._src.distributed.global_state.client | no check of the coordinator    |
 | Gloo publishes a given address | jaxlib._jax.make_gloo_tcp_collectives    | it publishes the host name's   |
 | no warning about proxies       | the flag jax_check_proxy_envs            | the warning                    |
+| initialize() by the program    | jax._src.distributed.initialize          | only jax.distributed's is a no-op |
 | a mesh over several hosts      | jax._src.sharding_impls.make_mesh        | only jax.make_mesh lays it     |
 
 Those that --lockstep needs are in lockstep/jax_hooks.py.
@@ -51,6 +52,15 @@ def set_gloo_address(address: str) -> bool:
         return original(*args, **kwargs)
 
     sys.modules["jaxlib._jax"].make_gloo_tcp_collectives = make  # type: ignore[attr-defined]
+    return True
+
+
+def replace_initialize(initialize: Callable[..., None]) -> bool:
+    """Replace jax.distributed.initialize, also where a program finds it among JAX's private modules."""
+    sys.modules["jax"].distributed.initialize = initialize
+    if _lookup("jax._src.distributed", "initialize") is None:
+        return False
+    sys.modules["jax._src.distributed"].initialize = initialize  # type: ignore[attr-defined]
     return True
 
 

@@ -178,4 +178,4 @@ def _accept_initialize_by_program(env: WorkerEnv) -> None:
                 env.size,
             )
 
-    jax.distributed.initialize = initialize
+    jax_private.replace_initialize(initialize)

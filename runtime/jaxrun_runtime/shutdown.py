@@ -19,7 +19,7 @@ from typing import NoReturn
 from jaxrun.errors import ProtocolError
 from jaxrun.protocol.env import WorkerEnv
 from jaxrun.protocol.worker_messages import Done, Exit, Failed
-from jaxrun_runtime import jax_private, linux
+from jaxrun_runtime import jax_private, linux, mpi
 from jaxrun_runtime.agent_channel import AgentChannel, AgentDisconnected
 
 _BUFFERED_FILES = (io.TextIOWrapper, io.BufferedWriter, io.BufferedRandom)
@@ -31,7 +31,7 @@ def exit_with_success(env: WorkerEnv, channel: AgentChannel) -> NoReturn:
     jax_private.remove_exit_barrier()
     _run_exit_handlers()
     _finalize_program()
-    _finalize_mpi()
+    mpi.finalize()
     with contextlib.suppress(AgentDisconnected):  # a program may close all descriptors, and has still succeeded
         channel.send(Done(env.rank, time.time()))
         channel.receive(Exit)
@@ -70,15 +70,6 @@ def _run_exit_handlers() -> None:
     run = getattr(atexit, "_run_exitfuncs", None)  # what Py_Finalize calls next
     if run is not None:
         run()
-
-
-def _finalize_mpi() -> None:
-    """Finalize MPI, if the program has used mpi4py, which does this when the interpreter is torn down."""
-    mpi4py, mpi = sys.modules.get("mpi4py"), sys.modules.get("mpi4py.MPI")
-    if mpi is None or getattr(getattr(mpi4py, "rc", None), "finalize", None) is False:
-        return
-    if mpi.Is_initialized() and not mpi.Is_finalized():
-        mpi.Finalize()
 
 
 def _finalize_program() -> None:

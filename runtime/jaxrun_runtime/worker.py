@@ -17,7 +17,7 @@ from jaxrun.protocol.env import STACKS_SIGNAL, WorkerEnv
 from jaxrun.protocol.flight_file import LOCKSTEP_OFF
 from jaxrun.protocol.names import MAKE_MESH_JAXRUN
 from jaxrun.protocol.worker_messages import Join, Run, StartCoordinator
-from jaxrun_runtime import DivergenceError, failure_report, forks, hello, linux, program, shutdown
+from jaxrun_runtime import DivergenceError, exec_guard, failure_report, forks, hello, linux, mpi, program, shutdown
 from jaxrun_runtime.agent_channel import AgentChannel, AgentDisconnected
 
 _FORK_SERVER_POLL_INTERVAL_S = 0.001  # while the fork server, this worker's first parent, exits
@@ -58,8 +58,7 @@ def _run_stages(env: WorkerEnv, argv: list[str], started: float, forked_by: int,
         _install_lockstep(env, channel)
         _allow_mesh_over_hosts(env)
         channel.receive(Run)
-        failure_report.report_thread_failures(channel, env.rank)
-        forks.watch_forks(channel, env.rank)
+        _watch_program(env, channel)
         stage = "program"
         program.run(argv)
     except AgentDisconnected:
@@ -73,7 +72,7 @@ def _run_stages(env: WorkerEnv, argv: list[str], started: float, forked_by: int,
 
 def _handle_error(env: WorkerEnv, channel: AgentChannel, stage: str, error: BaseException) -> None:
     """Report the error and exit, unless it is a sys.exit with status 0."""
-    if isinstance(error, DivergenceError):
+    if isinstance(error, (DivergenceError, exec_guard.ExecError)):
         from jaxrun_runtime.lockstep import call_sites
 
         call_sites.trim_to_user_frames(error)
@@ -128,6 +127,14 @@ def _allow_mesh_over_hosts(env: WorkerEnv) -> None:
         from jaxrun_runtime import make_mesh
 
         make_mesh.allow_several_hosts(functools.partial(_warn, env))
+
+
+def _watch_program(env: WorkerEnv, channel: AgentChannel) -> None:
+    """Be told of what the program does beside its main thread's work."""
+    failure_report.report_thread_failures(channel, env.rank)
+    forks.watch_forks(channel, env.rank)
+    exec_guard.refuse_exec()
+    mpi.warn_of_singletons(env)
 
 
 def _warn(env: WorkerEnv, text: str) -> None:

@@ -71,6 +71,13 @@ def test_a_crash_leaves_its_stack_and_the_last_lines_of_stderr(run_job):
     assert "Segmentation fault" in end.crash_dump and end.stderr_tail == "so far\n"
 
 
+def test_a_crash_leaves_its_stack_where_the_program_has_led_the_fault_handler_to_stderr(run_job):
+    """As absl.app.run does."""
+    job = run_job("run(); import faulthandler; faulthandler.enable(2); os.kill(os.getpid(), signal.SIGSEGV)")
+    (end,) = job.ending.workers
+    assert end.crash_dump.startswith("Fatal Python error: Segmentation fault") and "Current thread" in end.crash_dump
+
+
 def test_what_is_no_message_is_the_workers_fault(run_job):
     job = run_job(SLEEPS, "run(); link.sendall(b'GET / HTTP/1.0\\r\\n\\r\\n'); time.sleep(60)")
     end = job.ending.workers[1]

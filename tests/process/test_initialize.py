@@ -9,6 +9,7 @@ _INITIALIZE = {
     "right": "jax.distributed.initialize('h:1', jr.size, jr.rank)",
     "by-name": "jax.distributed.initialize(process_id=jr.rank, num_processes=jr.size)",
     "from-import": "from jax.distributed import initialize; initialize(local_device_ids=[0])",
+    "private": "from jax._src.distributed import initialize; initialize()",
     "wrong-size": "jax.distributed.initialize(num_processes=99)",
     "wrong-both": "jax.distributed.initialize('h:1', 99, 98)",
     "unknown": "jax.distributed.initialize(no_such_argument=1)",
@@ -24,7 +25,7 @@ def initialized(run_cases):
     return run_cases({name: head + call + tail for name, call in _INITIALIZE.items()})
 
 
-@pytest.mark.parametrize("name", ["bare", "right", "by-name", "from-import"])
+@pytest.mark.parametrize("name", ["bare", "right", "by-name", "from-import", "private"])
 def test_a_program_that_joins_by_itself_finds_the_work_done(initialized, name):
     worker = initialized[name]
     assert (worker.status, worker.out, worker.err) == (0, f"True {len(_INITIALIZE) + 1}\n", "")

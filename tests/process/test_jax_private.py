@@ -27,6 +27,8 @@ _PXLA = "jax._src.interpreters.pxla"
 _NAMES = [
     ("jax._src.api", "clean_up"),
     ("jax._src.distributed", "global_state"),
+    ("jax._src.distributed", "initialize"),
+    ("jax.distributed", "initialize"),
     ("jaxlib._jax", "make_gloo_tcp_collectives"),
     ("jaxlib._jax", "DistributedRuntimeClient"),
     (_PXLA, "ExecuteReplicated"),
@@ -144,6 +146,13 @@ atexit.register(print, "own")
 """
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment())
     assert (result.stdout, result.stderr) == (f"own\n{out}", "")
+
+
+def test_initialize_is_replaced_where_it_is(monkeypatch):
+    assert jax_private.replace_initialize(print)
+    assert jax.distributed.initialize is importlib.import_module("jax._src.distributed").initialize is print
+    _take(monkeypatch, "jax._src.distributed", "initialize")
+    assert not jax_private.replace_initialize(repr) and jax.distributed.initialize is repr
 
 
 def test_without_its_name_the_exit_barrier_stays(monkeypatch):

@@ -49,6 +49,14 @@ def wait():
 atexit.register(wait)
 raise ValueError
 """,
+    "executes": "import os, sys; os.execlp(sys.executable, sys.executable, '-c', 'pass')",
+    "executes-in-a-child": """
+import os
+pid = os.fork()
+if not pid:
+    os.execlp("sh", "sh", "-c", "exit 3")
+print(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
+""",
     "closes-channel": "import os; os.close(int(os.environ['JAXRUN_CHANNEL_FD']))",
     "takes-channels-number": """
 import os
@@ -185,6 +193,14 @@ def test_a_failed_thread_is_reported_and_printed(cases):
     assert (failure.thread, failure.error) == ("loader", "ZeroDivisionError")
     assert failure.traceback.endswith("ZeroDivisionError: division by zero\n")
     assert re.match(r"Exception in thread loader:\nTraceback", cases["thread-fails"].err)
+
+
+def test_a_program_may_not_replace_its_rank_but_a_child_of_its(cases):
+    failure = cases["executes"].failure()
+    assert (failure.error, failure.status) == ("ExecError", 1)
+    assert "os.execv would replace this process by" in failure.message and "jaxrun --env" in failure.message
+    assert "exec_guard" not in failure.traceback.replace("exec_guard.ExecError", "")
+    assert cases["executes-in-a-child"].out == "3\n"
 
 
 def test_files_left_open_are_written_out_and_objects_finalized(cases):

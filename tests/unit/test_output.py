@@ -236,6 +236,16 @@ def test_tail_is_the_last_whole_lines_of_stderr() -> None:
     assert len(lines) == pytest.approx(TAIL_BYTES / len("line 999\n"), abs=2)
 
 
+def test_the_last_dump_of_the_fault_handler_is_found_before_its_long_end() -> None:
+    captured = CapturedOutput()
+    assert captured.output.crash_dump(0) == ""
+    dump = f"Fatal Python error: Aborted\n\nCurrent thread 0x1:\n{'x' * 2 * TAIL_BYTES}\n"
+    for text in ("Fatal Python error: of a child\n", "more\n", dump):
+        captured.output.write(0, "err", text.encode())
+    assert captured.output.crash_dump(0) == dump
+    captured.finish()
+
+
 def test_a_closed_stdout_is_reported_once_and_the_logs_go_on(tmp_path: Path) -> None:
     captured = CapturedOutput(1, merged=False, log_dir=tmp_path)
     captured.terminal.close(captured.terminal.out_read)

@@ -21,6 +21,7 @@ from jaxrun.agent.snapshot_reader import SnapshotReader
 from jaxrun.agent.worker_group import WorkerGroup
 from jaxrun.agent.worker_process import WorkerProcess
 from jaxrun.channel.event_loop import EventLoop
+from jaxrun.diagnosis.stacks import FATAL_ERROR
 from jaxrun.errors import EXIT_SOFTWARE, ProtocolError
 from jaxrun.head.actions import Action, Finish, MessageToRank, PrintLine, Send, SignalRanks, TakeSnapshot
 from jaxrun.head.events import Event, LauncherSignalled
@@ -257,5 +258,7 @@ class Agent:
         crashed = status < 0 and status != -signal.SIGKILL
         oom = self._oom.explain(worker.pid) if status == -signal.SIGKILL and not worker.killed else ""
         crash_dump = worker.read_new_stacks() if crashed else ""
+        if crashed and FATAL_ERROR not in crash_dump:  # the program has led the fault handler to stderr, as absl does
+            crash_dump = self._output.crash_dump(worker.rank) or crash_dump
         self._report_flight(worker)
         self._report(WorkerExited(worker.rank, status, crash_dump, self._output.stderr_tail(worker.rank), oom))

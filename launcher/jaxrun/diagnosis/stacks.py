@@ -15,6 +15,7 @@ from pathlib import PurePath
 NATIVE_STACKS_SIGNAL = signal.SIGRTMIN + 8  # asks the launcher for the same as STACKS_SIGNAL, with C frames
 NATIVE_STACKS_TIMEOUT_S = 30.0  # for the C frames of one host's ranks
 
+FATAL_ERROR = "Fatal Python error: "  # begins the dump of a fatal signal
 # Samples: `Thread 0x00007f2c4e7fc6c0 [Loader-1] (most recent call first):`, `  File "a.py", line 88 in step`
 _THREAD = re.compile(r"^(Current thread|Thread) 0x[0-9a-f]+(?: \[.*\])? \(most recent call first\):")
 _FRAME = re.compile(r'^  File "(?P<file>.*)", line (?P<line>\d+|\?\?\?) in (?P<function>.*)$')
@@ -94,7 +95,7 @@ def parse_dump(dump: str) -> tuple[Stack, ...]:
     for line in dump.splitlines():
         header, frame = _THREAD.match(line), _FRAME.match(line)
         # Within a dump an empty line stands before every thread but the first.
-        if (header and previous) or line.startswith(("Fatal Python error", "Timeout (")):
+        if (header and previous) or line.startswith((FATAL_ERROR, "Timeout (")):
             threads.clear()
         if header:
             threads.append((header[1] == "Current thread", []))

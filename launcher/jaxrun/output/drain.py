@@ -41,6 +41,9 @@ class OutputSink(Protocol):
     def stderr_tail(self, rank: int) -> str:
         """Return the last lines that the worker wrote to its stderr."""
 
+    def crash_dump(self, rank: int) -> str:
+        """Return the last dump of Python's fault handler that the worker wrote to its stderr; empty without one."""
+
     def bytes_written(self, rank: int) -> int:
         """Return how many bytes of this rank were taken so far."""
 

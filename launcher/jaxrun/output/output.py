@@ -84,6 +84,9 @@ class Output:
     def stderr_tail(self, rank: int) -> str:
         return self._logs.stderr_tail(rank)
 
+    def crash_dump(self, rank: int) -> str:
+        return self._logs.crash_dump(rank)
+
     def end_stream(self, rank: int, stream: str) -> None:
         """Show the last line of a stream that has ended, with a newline if it lacks one."""
         rank_stream = self._streams.get((rank, stream))

@@ -7,8 +7,11 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
+from jaxrun.diagnosis.stacks import FATAL_ERROR
+
 STREAMS = ("out", "err")
 TAIL_BYTES = 4096
+_KEPT_BYTES = 2**15  # of stderr: a fault handler's dump of many threads, with its list of extension modules
 _FLAGS = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC
 
 
@@ -46,7 +49,7 @@ class RankLogs:
         self.write_file(rank, stream, data)
         self._written[rank] += len(data)
         if stream == "err":
-            self._stderr[rank] = (self._stderr.get(rank, b"") + data[-TAIL_BYTES:])[-TAIL_BYTES:]
+            self._stderr[rank] = (self._stderr.get(rank, b"") + data[-_KEPT_BYTES:])[-_KEPT_BYTES:]
 
     def write_file(self, rank: int, stream: str, data: bytes) -> None:
         """Write into the rank's file only."""
@@ -70,9 +73,16 @@ class RankLogs:
     def stderr_tail(self, rank: int) -> str:
         """Return the last lines of the worker's stderr, at most TAIL_BYTES."""
         data = self._stderr.get(rank, b"")
-        if len(data) == TAIL_BYTES:
+        if len(data) >= TAIL_BYTES:
+            data = data[-TAIL_BYTES:]
             data = data[data.find(b"\n") + 1 :]
         return data.decode(errors="replace")
+
+    def crash_dump(self, rank: int) -> str:
+        """Return what Python's fault handler has written to the worker's stderr, where a program has led it there."""
+        data = self._stderr.get(rank, b"")
+        start = data.rfind(FATAL_ERROR.encode())
+        return data[start:].decode(errors="replace") if start >= 0 else ""
 
     def close(self) -> None:
         for rank, stream in list(self._fds):

@@ -65,6 +65,9 @@ class Relay:
     def stderr_tail(self, rank: int) -> str:
         return self._logs.stderr_tail(rank)
 
+    def crash_dump(self, rank: int) -> str:
+        return self._logs.crash_dump(rank)
+
     def flush_due(self) -> float | None:
         self._connection.flush()
         return _RETRY_S if self._connection.unsent_bytes else None
