@@ -10,6 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from jaxrun.errors import UsageError
 
 Ranks = tuple[range, ...]
+_SECONDS_OF_UNIT = {"ms": 0.001, "s": 1, "m": 60, "min": 60, "h": 3600, "d": 86400}
 UNKNOWN_HOST = "?"  # the host of a rank whose agent has not reported yet
 
 
@@ -75,6 +76,16 @@ def format_seconds(value: float) -> str:
     if minutes < 60:
         return f"{minutes} min {rest} s"
     return f"{minutes // 60} h {minutes % 60} min"
+
+
+def parse_seconds(text: str) -> float | None:
+    """Parse 90, 1.5, 90s, 5m or 1h30m as seconds; None where it is no time. A sign, inf and nan are numbers, too."""
+    with contextlib.suppress(ValueError):
+        return float(text)
+    parts = re.findall(r"([0-9]+(?:\.[0-9]*)?|\.[0-9]+)\s*(ms|min|s|m|h|d)\s*", text)
+    if not parts or "".join(number + unit for number, unit in parts) != re.sub(r"\s", "", text):
+        return None
+    return sum(float(number) * _SECONDS_OF_UNIT[unit] for number, unit in parts)
 
 
 def format_signal(number: int) -> str:

@@ -33,8 +33,8 @@ class Example:
 
 
 def python_files(text: str) -> dict[str, str]:
-    """The programs of a page by file name: Python blocks whose first line is `# NAME`."""
-    blocks = re.findall(r"^```python\n# ([\w-]+\.py)\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
+    """The files of a page by name: blocks of Python or TOML whose first line is `# NAME`."""
+    blocks = re.findall(r"^```(?:python|toml)\n# ([\w-]+\.\w+)\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
     return {name: f"# {name}\n{body}" for name, body in blocks}
 
 

@@ -226,7 +226,7 @@ def test_a_restart_forgets(lasting):
 # ---- what cannot be started
 
 NO_STARTS = {
-    "no such option": (dict(processes=2, options=["--no-such"]), 2, "No such option"),
+    "no such option": (dict(processes=2, options=["--no-such"]), 2, "there is no option --no-such"),
     "no such device": (dict(processes=2, platform="cuda"), 2, "none is visible"),
     "no such backend": (dict(processes=2, backend="pigeon"), 2, "pigeon"),
     "more hosts than processes": (dict(processes=2, hosts=3), 2, "3"),

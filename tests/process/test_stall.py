@@ -37,7 +37,7 @@ def test_it_is_a_sign_of_life(tmp_path, deed):
 
 
 def test_where_ci_is_set_it_is_on_and_0_turns_it_off():
-    from jaxrun.cli.options import make_job
+    from jaxrun.cli.make_job import make_job
 
     given = {"program": ("train.py",)}
     assert make_job(given, {"CI": "true"}).stall_timeout == 300.0

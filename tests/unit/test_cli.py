@@ -9,7 +9,7 @@ import pytest
 
 import jaxrun
 from jaxrun.cli.main import main
-from jaxrun.cli.options import make_job
+from jaxrun.cli.make_job import make_job
 from jaxrun.errors import UsageError
 from jaxrun.job.job import Job
 
@@ -147,6 +147,33 @@ def test_a_program_may_decline_forking(here, plans):
     assert "threads.py asks for it" in plans[0].notes[0]
 
 
+@pytest.mark.parametrize(
+    ("words", "processes", "devices"),
+    [
+        (["-np", "3"], 3, 1),
+        (["--np=3"], 3, 1),
+        (["--nproc-per-node", "3"], 3, 1),
+        (["--nproc_per_node=3", "--nnodes", "1"], 3, 1),
+        (["--devices_per_process", "2", "--nproc-per-node", "auto"], 1, 2),
+    ],
+)
+def test_the_names_of_other_launchers_are_understood(here, plans, words, processes, devices):
+    assert main([*words, "train.py"]) == 42
+    assert (len(plans[0].workers), plans[0].local_devices) == (processes, devices)
+
+
+def test_torchruns_processes_per_node_are_those_of_each_of_several_hosts():
+    job = make_job({"program": ("p",), "backend": "slurm", "hosts": 2, "processes_per_node": 4}, {})
+    assert (job.hosts, job.processes_per_host, job.processes) == (2, 4, None)
+    assert make_job({"program": ("p",), "processes_per_node": "gpu"}, {}).platform == "gpu"
+
+
+def test_times_may_have_units(here, plans):
+    assert main(["--timeout", "1h30m", "--stall-timeout", "90s", "--grace", "500ms", "train.py"]) == 42
+    job = plans[0].job
+    assert (job.timeout, job.stall_timeout, job.grace) == (5400, 90, 0.5)
+
+
 def test_every_job_has_an_id_of_its_own(here, plans):
     main(["train.py"])
     main(["train.py"])
@@ -160,9 +187,19 @@ def test_every_job_has_an_id_of_its_own(here, plans):
         (["-n", "4"], "jaxrun: no program given"),
         (["-m"], "jaxrun: -m needs the name of a module"),
         (["-n", "0", "train.py"], "-n/--processes must be 1 or more, not 0"),
-        (["-n", "x", "train.py"], "'x' is not a valid integer"),
-        (["--proceses", "2", "train.py"], "'--proceses'. (Did you mean"),
-        (["--platform", "gpu", "train.py"], "'gpu' is not one of"),
+        (["-n", "x", "train.py"], "jaxrun: -n/--processes: 'x' is not a valid integer\n"),
+        (["--proceses", "2", "train.py"], "there is no option --proceses; did you mean --processes?"),
+        (["--platform", "xpu", "train.py"], "--platform: 'xpu' is not one of"),
+        (["--platform", "gpu", "train.py"], "--platform gpu asks for GPUs, but none is visible"),
+        (["--timeout", "soon", "train.py"], "--timeout: 'soon' is no time; write seconds, or 90s, 5m, 1h30m"),
+        (["--nproc-per-node", "some", "train.py"], "'some' is neither a number nor auto or gpu"),
+        (["-n", "3", "--nproc-per-node", "2", "train.py"], "--nproc-per-node 2 contradicts -n 3"),
+        (["-n"], "jaxrun: -n requires an argument\n"),
+        (["--lr", "0.1", "train.py"], "there is no option --lr; options of the program stand after its name"),
+        (["--master_addr", "h1", "train.py"], "there is no option --master-addr: where the hosts meet is said with"),
+        (["-ppn", "2", "train.py"], "there is no option -ppn: processes on each host are said with"),
+        (["explian", "latest"], "'explian' does not exist; did you mean the command jaxrun explain?"),
+        (["stacks", "--ful"], "there is no option --ful of jaxrun stacks; did you mean --full?"),
         (["trian.py"], "did you mean train.py?"),
         (["."], "is a directory without __main__.py"),
         (["-m", "nosuch"], "no module named 'nosuch'"),
@@ -174,8 +211,8 @@ def test_every_job_has_an_id_of_its_own(here, plans):
         (["--only-rank", "1", "train.py"], "--only-rank names rank 1"),
         (["--timeout", "nan", "train.py"], "--timeout must be a positive number"),
         (["--", "-m", "train"], "a program cannot be called '-m'"),
-        (["explain"], "Missing argument 'RUN_DIR'"),
-        (["explain", "gone"], "'gone' does not exist"),
+        (["explain"], "no job has left its run directory here: there is no jaxrun-runs in"),
+        (["explain", "gone"], "jaxrun: RUN_DIR: directory 'gone' does not exist"),
     ],
 )
 def test_bad_input_is_one_message_and_starts_nothing(here, plans, monkeypatch, capsys, arguments, message):
@@ -234,7 +271,7 @@ def test_a_batch_script_is_written_and_nothing_started(here, plans, capsys):
 
 def test_what_attach_takes_no_part_in_is_no_option_of_it(here, capsys):
     assert main(["attach", "-n", "4", "train.py"]) == 2
-    assert "No such option '-n'" in capsys.readouterr().err
+    assert "there is no option -n of jaxrun attach" in capsys.readouterr().err
     assert main(["attach", "--help-all"]) == 0
     assert "mpirun|srun ... jaxrun attach" in capsys.readouterr().out
 
@@ -257,7 +294,7 @@ def test_an_error_of_the_run_ends_in_its_exit_code(here, monkeypatch, capsys):
 
 
 def test_help_fits_one_screen(capsys):
-    assert main(["--help"]) == 0
+    assert main(["-h"]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert len(lines) <= 24 and max(map(len, lines)) <= 100
     assert lines[0] == "Usage: jaxrun [OPTIONS] PROGRAM [ARGS]..."
@@ -279,8 +316,8 @@ def test_help_all_shows_every_option_and_every_exit_code(capsys):
 
 
 def test_the_version_is_shown(capsys):
-    assert main(["--version"]) == 0
-    assert capsys.readouterr().out == f"jaxrun {jaxrun.__version__}\n"
+    assert main(["--version"]) == main(["-V"]) == main(["-V", "-n", "x"]) == 0
+    assert capsys.readouterr().out == f"jaxrun {jaxrun.__version__}\n" * 3
 
 
 def test_names_that_are_no_unicode_pass_through_the_command(here):
@@ -303,3 +340,9 @@ def test_shells_complete_options_and_programs(here):
     ask = {"_JAXRUN_COMPLETE": "bash_complete", "COMP_CWORD": "1"}
     assert "plain,--simulate-hosts" in _command(**ask, COMP_WORDS="jaxrun --sim").stdout
     assert _command(**ask, COMP_WORDS="jaxrun tr").stdout == "file,tr\n"
+    assert _command(**ask, COMP_WORDS="jaxrun ex").stdout == "plain,explain\nfile,ex\n"
+    of_command = {**ask, "COMP_CWORD": "2"}
+    assert _command(**of_command, COMP_WORDS="jaxrun stacks --f").stdout == "plain,--full\n"
+    assert _command(**of_command, COMP_WORDS="jaxrun explain r").stdout == "dir,r\n"
+    fish = {"_JAXRUN_COMPLETE": "fish_complete", "COMP_CWORD": "--ra"}
+    assert "plain,--rank\t" in _command(**fish, COMP_WORDS="jaxrun attach --ra").stdout

@@ -4,7 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from jaxrun.cli.options import make_job, parameters
+from jaxrun.cli.make_job import make_job
+from jaxrun.cli.options import parameters
 from jaxrun.errors import UsageError
 from jaxrun.gang.spec import GangSpec
 

@@ -31,7 +31,7 @@ def test_the_smallest_request_has_usable_defaults():
         ({"processes": -3}, "not -3"),
         ({"devices_per_process": 0}, "-d/--devices-per-process must be 1 or more"),
         ({"simulated_hosts": -1}, "--simulate-hosts must be 1 or more"),
-        ({"platform": "gpu"}, "auto, cpu, cuda, rocm, tpu, not 'gpu'"),
+        ({"platform": "xpu"}, "auto, cpu, gpu, cuda, rocm, tpu, not 'xpu'"),
         ({"timeout": 0.0}, "--timeout must be a positive number of seconds, not 0"),
         ({"timeout": math.nan}, "not nan"),
         ({"init_timeout": math.inf}, "--init-timeout .* not inf"),

@@ -218,7 +218,7 @@ def test_the_users_platforms_count_like_the_option(value):
 
 
 def test_a_platform_that_jaxrun_does_not_know_is_refused():
-    with pytest.raises(UsageError, match="JAX_PLATFORMS names 'METAL'; give one of cpu, cuda, rocm, tpu"):
+    with pytest.raises(UsageError, match="JAX_PLATFORMS names 'METAL'; give one of cpu, gpu, cuda, rocm, tpu"):
         _plan(environ={"JAX_PLATFORMS": "METAL,cpu"})
 
 

@@ -65,11 +65,18 @@ _OPTION_NAMES = {
 }
 
 
+def is_understood(field: str, backend: str) -> bool:
+    """Whether `backend` understands this field of Job."""
+    understood = ATTACH_OPTIONS if backend == ATTACH else BACKENDS[backend].options
+    return field not in _OPTION_NAMES or field in understood
+
+
 def check_options(job: Job) -> None:
-    """Raise UsageError if `job` has an option that its backend does not understand."""
-    understood = ATTACH_OPTIONS if job.backend == ATTACH else BACKENDS[job.backend].options
+    """Raise UsageError if `job` has an option that its backend does not understand; this machine is one host."""
     for field, option in _OPTION_NAMES.items():
-        if getattr(job, field) and field not in understood:
+        if field == "hosts" and job.hosts == 1:
+            continue
+        if getattr(job, field) and not is_understood(field, job.backend):
             wanted = " or ".join(f"--backend {name}" for name, backend in BACKENDS.items() if field in backend.options)
             raise UsageError(f"{option} is for {wanted}, not for --backend {job.backend}; leave one of them out")
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import click
@@ -51,12 +52,37 @@ _NAMES_WIDTH = 32
 
 
 class Option(click.Option):
-    """An option that knows its group; the `main` ones are those that --help shows."""
+    """An option that knows its group, and the names that other launchers have for it.
 
-    def __init__(self, *names: str, group: str, main: bool = False, **attributes: Any) -> None:
+    main:          --help shows it
+    aliases:       further names, which no page of help shows
+    configurable:  its default may come from pyproject.toml or a variable
+    """
+
+    def __init__(
+        self,
+        *names: str,
+        group: str,
+        main: bool = False,
+        aliases: Sequence[str] = (),
+        configurable: bool = True,
+        **attributes: Any,
+    ) -> None:
         super().__init__(names, **attributes)
         self.group = group
         self.main = main
+        self.aliases = tuple(aliases)
+        self.configurable = configurable
+
+    @property
+    def long_name(self) -> str:
+        """ "stall-timeout" of --stall-timeout; the letter alone of an option that has no long name."""
+        return max(self.opts, key=len).lstrip("-")
+
+    def add_to_parser(self, parser: Any, ctx: click.Context) -> None:
+        super().add_to_parser(parser, ctx)
+        if self.aliases:
+            parser.add_option(obj=self, opts=list(self.aliases), dest=self.name, action="store", nargs=self.nargs)
 
 
 class Command(click.Command):

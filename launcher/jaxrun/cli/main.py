@@ -9,40 +9,59 @@ import contextlib
 import os
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import click
 
 from jaxrun.backends import ATTACH
-from jaxrun.cli.help import ATTACH_USAGE, Command
-from jaxrun.cli.options import attach_parameters, make_job, parameters
-from jaxrun.errors import EXIT_SIGNAL_BASE, JaxrunError, UsageError
+from jaxrun.cli import completion
+from jaxrun.cli.defaults import Defaults, describe_defaults, read_defaults, used_defaults
+from jaxrun.cli.help import ATTACH_USAGE, Command, Option
+from jaxrun.cli.make_job import make_job, without_effect
+from jaxrun.cli.options import attach_parameters, parameters
+from jaxrun.errors import EXIT_SIGNAL_BASE, JaxrunError
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from jaxrun.forkserver.early import EarlyServer
     from jaxrun.job.job import Job
 
 _EXIT_INTERRUPTED = EXIT_SIGNAL_BASE + 2
+_SETTINGS: dict[str, Any] = {
+    "allow_interspersed_args": False,
+    "help_option_names": ["-h", "--help"],
+    "token_normalize_func": lambda name: name.replace("_", "-"),  # as torchrun takes either
+}
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class _Invocation:
-    """What a command gets besides its options: all words after `jaxrun`, and the early fork server."""
+    """What a command gets besides its options: all words after `jaxrun`, the early fork server, and the defaults."""
 
     words: tuple[str, ...]
     early_server: EarlyServer | None
+    defaults: Defaults = field(default_factory=Defaults)
 
 
 def main(arguments: Sequence[str] | None = None, early_server: EarlyServer | None = None) -> int:
     """Run the command line; returns the exit status."""
     words = list(sys.argv[1:] if arguments is None else arguments)
     invocation = _Invocation(tuple(words), early_server)
-    command = _SUBCOMMANDS[words.pop(0)]() if words and words[0] in _SUBCOMMANDS else _run_command()
     try:
-        return command.main(words, prog_name=command.name, standalone_mode=False, obj=invocation) or 0
+        command = _command(_pop_name(words))
+        settings: dict[str, Any] = {}
+        if isinstance(command, Command):
+            own, every = _options(command.params), lambda: _options([*parameters(), *attach_parameters()])
+            invocation.defaults = read_defaults(own, every, os.environ, os.getcwd())
+            settings["default_map"] = invocation.defaults.values
+        settings["complete_var"] = completion.VARIABLE
+        return command.main(words, prog_name=command.name, standalone_mode=False, obj=invocation, **settings) or 0
     except click.ClickException as error:
-        error.show()
+        from jaxrun.cli.messages import describe
+
+        print(f"jaxrun: {describe(error, words, invocation.defaults)}", file=sys.stderr)
         return error.exit_code
     except JaxrunError as error:
         print(f"jaxrun: {error}", file=sys.stderr)
@@ -60,9 +79,31 @@ def run_and_exit(arguments: Sequence[str], early_server: EarlyServer | None) -> 
     os._exit(status)
 
 
-def _run_command() -> click.Command:
-    settings = {"allow_interspersed_args": False}
-    return Command("jaxrun", params=parameters(), callback=_run, context_settings=settings)
+def _pop_name(words: list[str]) -> str:
+    """Take the name of a subcommand from `words`; empty where there is none."""
+    if completion.VARIABLE in os.environ:
+        return completion.command_to_complete(completion.COMMANDS)
+    return words.pop(0) if words and words[0] in completion.COMMANDS else ""
+
+
+def _command(name: str) -> click.Command:
+    if not name:
+        return Command("jaxrun", params=parameters(), callback=_run, context_settings=_SETTINGS)
+    if name == ATTACH:
+        return Command(
+            "jaxrun attach",
+            params=attach_parameters(),
+            callback=_attach,
+            context_settings=_SETTINGS,
+            help=ATTACH_USAGE,
+        )
+    from jaxrun.cli import run_dir_commands
+
+    return run_dir_commands.COMMANDS[name]()
+
+
+def _options(params: Sequence[click.Parameter]) -> list[Option]:
+    return [param for param in params if isinstance(param, Option)]
 
 
 def _run(dry_run: bool, **values: Any) -> int:
@@ -70,12 +111,16 @@ def _run(dry_run: bool, **values: Any) -> int:
     from jaxrun.job.program import check_program
 
     environ = dict(os.environ)
-    job = check_program(make_job(values, environ), os.getcwd())
-    invocation: _Invocation = click.get_current_context().obj
+    context = click.get_current_context()
+    invocation: _Invocation = context.obj
+    job, notes = _make_job(context, values, environ)
+    job, source = check_program(job, os.getcwd(), completion.COMMANDS)
+    _warn_of_misplaced(context, job, source)
     if job.sbatch or job.submit:
-        return _run_sbatch(job, invocation.words, environ, dry_run=dry_run)
+        return _run_sbatch(job, invocation.words, environ, notes, dry_run=dry_run)
     job_id = invocation.early_server.job_id if invocation.early_server else os.urandom(16).hex()
     plan = make_plan(job, environ, job_id)
+    plan = replace(plan, notes=(*plan.notes, *notes))
     if dry_run:
         from jaxrun.job.render import render_plan
 
@@ -86,13 +131,36 @@ def _run(dry_run: bool, **values: Any) -> int:
     return run(plan, environ, invocation.early_server)
 
 
-def _run_sbatch(job: Job, words: Sequence[str], environ: Mapping[str, str], *, dry_run: bool) -> int:
+def _make_job(context: click.Context, values: Mapping[str, Any], environ: Mapping[str, str]) -> tuple[Job, list[str]]:
+    """The Job, and a line for each default from elsewhere."""
+    defaults: Defaults = context.obj.defaults
+    used = used_defaults(context, defaults)
+    dropped = without_effect(values, used)
+    job = make_job({name: value for name, value in values.items() if name not in dropped}, environ, defaults.env)
+    return job, describe_defaults(context, defaults, used - dropped, job.env)
+
+
+def _warn_of_misplaced(context: click.Context, job: Job, source: Path | None) -> None:
+    """Ask about options of ours that the program gets."""
+    if any(word.startswith("-") for word in job.program[1:]):
+        from jaxrun.cli.misplaced import describe_misplaced
+
+        line = describe_misplaced(context, context.obj.words, job.program, source)
+        if line:
+            print(f"jaxrun: {line}", file=sys.stderr)
+
+
+def _run_sbatch(
+    job: Job, words: Sequence[str], environ: Mapping[str, str], notes: Sequence[str], *, dry_run: bool
+) -> int:
     """Write the batch script of the job, or hand it to Slurm."""
     from pathlib import Path
 
     from jaxrun.backends import follow, sbatch
 
     path = job.sbatch or Path(f"{job.name}.sbatch")
+    for note in notes if dry_run or job.verbose else ():
+        print(f"jaxrun: {note}", file=sys.stderr)
     text = sbatch.sbatch_script(job, words, directory=os.getcwd(), file=str(path))
     if dry_run:
         click.echo(os.fsencode(text), nl=False)
@@ -101,12 +169,6 @@ def _run_sbatch(job: Job, words: Sequence[str], environ: Mapping[str, str], *, d
         return follow.submit_and_follow(text, path, environ)
     sbatch.write_script(path, text)
     return 0
-
-
-def _attach_command() -> click.Command:
-    settings = {"allow_interspersed_args": False}
-    parameters = attach_parameters()
-    return Command("jaxrun attach", params=parameters, callback=_attach, context_settings=settings, help=ATTACH_USAGE)
 
 
 def _attach(
@@ -122,57 +184,8 @@ def _attach(
 
         return check_reachable(check)
     environ = dict(os.environ)
-    job = check_program(make_job({**values, "backend": ATTACH}, environ), os.getcwd())
+    context = click.get_current_context()
+    job, _ = _make_job(context, {**values, "backend": ATTACH}, environ)
+    job, source = check_program(job, os.getcwd())
+    _warn_of_misplaced(context, job, source)
     return attach(job, AttachOptions(rank, size, head or "", Path(rendezvous) if rendezvous else None), environ)
-
-
-def _explain_command() -> click.Command:
-    return click.Command(
-        "jaxrun explain",
-        params=[click.Argument(["run_dir"], type=click.Path(exists=True, file_okay=False))],
-        callback=_explain,
-        help="Say how the job that left RUN_DIR went: its verdict, and when each rank did what.",
-    )
-
-
-def _explain(run_dir: str) -> int:
-    from pathlib import Path
-
-    from jaxrun.rundir.explain import explain_run
-
-    click.echo(os.fsencode(explain_run(Path(run_dir)).rstrip("\n")))
-    return 0
-
-
-def _stacks_command() -> click.Command:
-    native = "C frames, too, by py-spy, which halts each rank for a second."
-    return click.Command(
-        "jaxrun stacks",
-        params=[
-            click.Argument(["run_dir"], required=False, type=click.Path(exists=True, file_okay=False)),
-            click.Option(["--full"], is_flag=True, help="All frames of each group, too."),
-            click.Option(["--native"], is_flag=True, help=native),
-            click.Option(["--watch"], is_flag=True, help="Again every two seconds, until the job is over."),
-        ],
-        callback=_stacks,
-        help="Show where all ranks of the running job of RUN_DIR are, in groups; of the latest job here without it. "
-        "The job is not disturbed, save by --native.",
-    )
-
-
-def _stacks(run_dir: str | None, full: bool, native: bool, watch: bool) -> int:
-    from pathlib import Path
-
-    from jaxrun.rundir import stacks_request
-
-    if native and watch:
-        raise UsageError("--native halts every rank while it looks; not with --watch")
-    job = stacks_request.find_running_job(Path(run_dir) if run_dir else None)
-    if watch:
-        stacks_request.watch_stacks(job)
-    else:
-        click.echo(os.fsencode(stacks_request.request_stacks(job, full=full, native=native)))
-    return 0
-
-
-_SUBCOMMANDS = {"attach": _attach_command, "explain": _explain_command, "stacks": _stacks_command}

@@ -1,70 +1,27 @@
-"""The command line's flags: each is declared once, with its group and its help, and `make_job` turns them into a Job.
+"""The command line's flags: each is declared once, with its group and its help; make_job.py turns them into a Job.
 
 The defaults stand in Job; an option that is not given is None, False or empty.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import fields
 from functools import partial
 from typing import Any
 
 import click
 
-from jaxrun.backends import ATTACH_OPTIONS, BACKENDS, check_options
+from jaxrun.backends import ATTACH_OPTIONS, BACKENDS
+from jaxrun.cli.completion import complete_program
 from jaxrun.cli.help import Option, all_help
-from jaxrun.errors import UsageError
+from jaxrun.cli.values import ProcessesPerNode, Time
 from jaxrun.job.job import PLATFORMS, Job
-from jaxrun.protocol.flight_file import LOCKSTEP_MODES, LOCKSTEP_STRICT
-from jaxrun.protocol.names import GANG_ADDRESS, GANG_TOKEN, MAKE_MESH_MODES
-from jaxrun.text import parse_ranks
+from jaxrun.protocol.flight_file import LOCKSTEP_MODES
+from jaxrun.protocol.names import MAKE_MESH_MODES
 
-# Where nobody watches, or where ranks that wait for each other are to be reported.
-_UNATTENDED_STALL_TIMEOUT_S = 300.0
 _DEFAULTS = {field.name: field.default for field in fields(Job)}
-_NOT_FOR_ATTACH = {"processes", "backend", "no_fork", "dry_run"}  # what another has decided
-
-
-def make_job(values: Mapping[str, Any], environ: Mapping[str, str]) -> Job:
-    """Make the Job of the parsed options; those that were not given keep their defaults. Raises UsageError."""
-    from pathlib import Path
-
-    from jaxrun.job.env_options import parse_assignment, read_env_file
-    from jaxrun.job.fault_spec import parse_faults
-
-    given = {name: value for name, value in values.items() if value is not None and value is not False}
-    env: dict[str, str] = {}
-    for path in given.pop("env_files", ()):
-        env |= read_env_file(Path(path))
-    env |= dict(parse_assignment(text, environ) for text in given.pop("assignments", ()))
-    env |= {name: environ[name] for name in (GANG_ADDRESS, GANG_TOKEN) if name in environ}
-    for name, option in (("quiet_ranks", "--quiet-ranks"), ("only_ranks", "--only-rank")):
-        if name in given:
-            given[name] = parse_ranks(given[name], option)
-    given["chaos"] = tuple(fault for text in given.pop("chaos", ()) for fault in parse_faults(text))
-    for name in ("run_dir", "hostfile", "sbatch"):
-        if name in given:
-            given[name] = Path(given[name])
-    for name, option in (("mpi_args", "--mpi-args"), ("slurm_args", "--slurm-args")):
-        given[name] = tuple(word for text in given.pop(name, ()) for word in _split_words(text, option))
-    if given.pop("no_fork", False):
-        given["no_fork"] = "--no-fork was given"
-    unattended = environ.get("CI", "").lower() not in ("", "0", "false")
-    if "stall_timeout" not in given and (unattended or given.get("lockstep") == LOCKSTEP_STRICT):
-        given["stall_timeout"] = _UNATTENDED_STALL_TIMEOUT_S
-    job = Job(**given, env=env)
-    check_options(job)
-    return job
-
-
-def _split_words(text: str, option: str) -> list[str]:
-    import shlex
-
-    try:
-        return shlex.split(text)
-    except ValueError as error:
-        raise UsageError(f"{option} {text!r} cannot be split into words: {str(error).lower()}") from None
+# What another has decided.
+_NOT_FOR_ATTACH = {"processes", "processes_per_node", "backend", "no_fork", "dry_run"}
 
 
 def parameters() -> list[click.Parameter]:
@@ -74,7 +31,7 @@ def parameters() -> list[click.Parameter]:
         nargs=-1,
         type=click.UNPROCESSED,
         metavar="PROGRAM [ARGS]...",
-        shell_complete=_complete_file_names,
+        shell_complete=complete_program,
     )
     return [*_shape(), *_start(), *_mpirun(), *_slurm(), *_output(), *_failure(), *_about(), program]
 
@@ -94,11 +51,11 @@ def _rank_and_size() -> list[Option]:
     check = "Only see whether a head can be reached at this address; start nothing."
     rank = "This process's rank, from 0. [default: what mpirun, srun or flux says]"
     return [
-        option("--rank", main=True, type=int, metavar="R", help=rank),
-        option("--size", main=True, type=int, metavar="N", help=size),
+        option("--rank", main=True, configurable=False, type=int, metavar="R", help=rank),
+        option("--size", main=True, configurable=False, type=int, metavar="N", help=size),
         option("--head", main=True, metavar="HOST:PORT", help=head),
         option("--rendezvous", main=True, metavar="DIR", help=rendezvous),
-        option("--check", metavar="HOST:PORT", help=check),
+        option("--check", configurable=False, metavar="HOST:PORT", help=check),
     ]
 
 
@@ -108,21 +65,23 @@ def _shape() -> list[Option]:
     processes = "Processes to start. [default: one per GPU, else one per host]"
     devices = "GPUs of each process, or simulated devices on CPU. [default: 1]"
     module = "PROGRAM is the name of a module, as in python -m."
-    platform = "Take cpu, cuda, rocm or tpu, and no other. [default: what is there]"
+    per_node = "torchrun's name: --processes-per-host, or -n on one machine."
+    platform = "Take cpu, gpu, cuda, rocm or tpu, and no other. [default: what is there]"
     simulated = "Act as H hosts on this machine; processes are dealt equally."
     make_mesh = (
         "Who lays a jax.make_mesh over several hosts: jaxrun, with the hosts along the leading axes, or jax, which "
         f"refuses since 0.10.2. [default: {_DEFAULTS['make_mesh']}]"
     )
     return [
-        option("-n", "--processes", main=True, type=int, metavar="N", help=processes),
+        option("-n", "--processes", aliases=("-np", "--np"), main=True, type=int, metavar="N", help=processes),
         option("-d", "--devices-per-process", main=True, type=int, metavar="D", help=devices),
-        option("-m", "module", main=True, is_flag=True, help=module),
+        option("-m", "module", main=True, configurable=False, is_flag=True, help=module),
         option("--platform", type=click.Choice(PLATFORMS), metavar="NAME", help=platform),
         option("--simulate-hosts", "simulated_hosts", type=int, metavar="H", help=simulated),
-        option("-N", "--hosts", type=int, metavar="N", help=f"Real hosts, with {with_hosts}."),
+        option("-N", "--hosts", aliases=("--nnodes",), type=int, metavar="N", help=f"Real hosts, with {with_hosts}."),
         option("--processes-per-host", type=int, metavar="N", help="Processes on each of them."),
         option("--make-mesh", type=click.Choice(MAKE_MESH_MODES), metavar="|".join(MAKE_MESH_MODES), help=make_mesh),
+        option("--nproc-per-node", "processes_per_node", type=ProcessesPerNode(), metavar="N", help=per_node),
     ]
 
 
@@ -140,7 +99,7 @@ def _start() -> list[Option]:
         option("--env-file", "env_files", multiple=True, metavar="FILE", help=env_file),
         option("--torch-env", is_flag=True, help=torch_env),
         option("--no-fork", is_flag=True, help=no_fork),
-        option("--dry-run", main=True, is_flag=True, help=dry_run),
+        option("--dry-run", main=True, configurable=False, is_flag=True, help=dry_run),
     ]
 
 
@@ -174,8 +133,8 @@ def _slurm() -> list[Option]:
         option("--time", "time_limit", metavar="TIME", help=time_limit),
         option("--account", metavar="NAME", help="The account to charge."),
         option("--slurm-args", multiple=True, metavar="WORDS", help=slurm_args),
-        option("--sbatch", metavar="FILE", help=sbatch),
-        option("--submit", is_flag=True, help=submit),
+        option("--sbatch", configurable=False, metavar="FILE", help=sbatch),
+        option("--submit", configurable=False, is_flag=True, help=submit),
     ]
 
 
@@ -194,8 +153,8 @@ def _output() -> list[Option]:
 
 def _failure() -> list[Option]:
     option = partial(Option, group="Failure")
-    seconds = partial(option, type=float, metavar="SECONDS")
-    timeout = "Stop the job after this time. [default: no limit]"
+    seconds = partial(option, type=Time(), metavar="TIME")
+    timeout = "Stop the job after this time. [default: never]"
     stall = (
         "Stop it after so long without output, calls or CPU time in any rank; 0: never. "
         "[default: 0; 300 where CI is set, and with --lockstep strict]"
@@ -211,7 +170,7 @@ def _failure() -> list[Option]:
     )
     grace = f"From SIGTERM to SIGKILL when the job is stopped. [default: {_DEFAULTS['grace']:g}]"
     return [
-        seconds("--timeout", main=True, help=timeout),
+        seconds("--timeout", main=True, help=f"{timeout} Times are seconds, or 90s, 5m, 1h30m."),
         seconds("--stall-timeout", help=stall),
         option("--lockstep", type=click.Choice(LOCKSTEP_MODES), metavar="|".join(LOCKSTEP_MODES), help=lockstep),
         seconds("--init-timeout", help=init),
@@ -221,9 +180,11 @@ def _failure() -> list[Option]:
 
 
 def _about() -> list[Option]:
-    kind: dict[str, Any] = {"group": "About", "is_flag": True, "is_eager": True, "expose_value": False}
+    kind: dict[str, Any] = {
+        "group": "About", "configurable": False, "is_flag": True, "is_eager": True, "expose_value": False
+    }  # fmt: skip
     return [
-        Option("--version", callback=_version, help="Show the version.", **kind),
+        Option("-V", "--version", callback=_version, help="Show the version.", **kind),
         Option("--help-all", callback=_help_all, help="Show this; --help shows what most need.", **kind),
     ]
 
@@ -240,9 +201,3 @@ def _help_all(ctx: click.Context, param: click.Parameter, wanted: bool) -> None:
     if wanted:
         click.echo(all_help(ctx))
         ctx.exit()
-
-
-def _complete_file_names(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[Any]:
-    from click.shell_completion import CompletionItem
-
-    return [CompletionItem(incomplete, type="file")]

@@ -21,7 +21,9 @@ if TYPE_CHECKING:
     from jaxrun.job.plan import Plan
 
 # Words of a command line with which nothing is forked; where one belongs to the program, only the time is lost.
-_WORDS_WITHOUT_FORK = frozenset(("--help", "--help-all", "--version", "--dry-run", "--no-fork", "--backend"))
+_WORDS_WITHOUT_FORK = frozenset(
+    ("-h", "--help", "--help-all", "-V", "--version", "--dry-run", "--no-fork", "--backend", "--host-rank")
+)
 
 
 class EarlyServer(NamedTuple):  # dataclasses would cost 6 ms before the server is started
@@ -35,7 +37,7 @@ def start(arguments: Sequence[str], environ: Mapping[str, str]) -> EarlyServer |
     """Start the server, if `arguments`, the words after `jaxrun`, look like a job that forks."""
     if (
         not arguments
-        or arguments[0] in ("explain", "attach", "stacks")
+        or arguments[0] in ("attach", "clean", "explain", "list", "stacks")
         or _WORDS_WITHOUT_FORK & {word.partition("=")[0] for word in arguments}
         or "_JAXRUN_COMPLETE" in environ
     ):

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from jaxrun.job.fault_spec import FaultSpec
 
-PLATFORMS = ("auto", "cpu", "cuda", "rocm", "tpu")
+PLATFORMS = ("auto", "cpu", "gpu", "cuda", "rocm", "tpu")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -11,6 +11,7 @@ from jaxrun.job.devices import Gpus, Machine
 from jaxrun.job.environment import CPU_DEVICES_VARIABLE, PLATFORMS_VARIABLE
 from jaxrun.job.job import PLATFORMS, Job
 
+_GPU_PLATFORMS = ("cuda", "rocm")
 _XLA_DEVICES = re.compile(r"--xla_force_host_platform_device_count=(\d+)")
 
 
@@ -33,12 +34,12 @@ class Layout:
 def wanted_platforms(job: Job, environ: Mapping[str, str]) -> tuple[str, ...]:
     """Return the platforms to look for, best first: that of --platform or JAX_PLATFORMS, else all."""
     if job.platform != "auto":
-        return (job.platform,)
+        return _GPU_PLATFORMS if job.platform == "gpu" else (job.platform,)
     first = environ.get(PLATFORMS_VARIABLE, "").split(",")[0].strip()
     if not first:
         return ("cuda", "rocm", "tpu", "cpu")
-    if first in ("gpu", "cuda", "rocm"):
-        return ("cuda", "rocm") if first == "gpu" else (first,)
+    if first == "gpu":
+        return _GPU_PLATFORMS
     if first not in PLATFORMS:
         known = ", ".join(PLATFORMS[1:])
         raise UsageError(f"{PLATFORMS_VARIABLE} names {first!r}; give one of {known} with --platform")
@@ -56,7 +57,7 @@ def decide_layout(job: Job, machine: Machine, environ: Mapping[str, str]) -> Lay
         gpus = machine.gpus.get(platform)
         if gpus is None or not gpus.names:
             continue
-        if platform == "cuda" and len(wanted) > 1 and not machine.cuda_plugin:
+        if platform == "cuda" and "cpu" in wanted and not machine.cuda_plugin:
             continue
         return _on_gpus(job, platform, gpus)
     if "cpu" not in wanted:

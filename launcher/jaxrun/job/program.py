@@ -7,7 +7,7 @@ import itertools
 import os
 import re
 import stat
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import replace
 from importlib.machinery import ModuleSpec, PathFinder
 from pathlib import Path
@@ -20,16 +20,19 @@ _MARKER_LINES = 20
 _LINE_LIMIT_BYTES = 4096
 
 
-def check_program(job: Job, cwd: str) -> Job:
-    """Return `job`, with `no_fork` set where its program forbids a fork. Raises UsageError if it is not there."""
+def check_program(job: Job, cwd: str, commands: Collection[str] = ()) -> tuple[Job, Path | None]:
+    """Return `job`, with `no_fork` set where its program forbids a fork, and the program's file where it is known.
+
+    Raises UsageError if the program is not there; `commands` are names that may have been meant instead.
+    """
     name = job.program[0]
-    source = find_module(name, cwd) if job.module else find_script(Path(name))
+    source = find_module(name, cwd) if job.module else find_script(Path(name), commands)
     if not job.no_fork and source is not None and forbids_fork(source):
-        return replace(job, no_fork=f"{name} asks for it (# jaxrun: no-fork)")
-    return job
+        return replace(job, no_fork=f"{name} asks for it (# jaxrun: no-fork)"), source
+    return job, source
 
 
-def find_script(path: Path) -> Path | None:
+def find_script(path: Path, commands: Collection[str] = ()) -> Path | None:
     """Return the source of the program at `path`, None for a zip file. Raises UsageError if Python cannot run it."""
     try:
         if stat.S_ISDIR(os.stat(path).st_mode):
@@ -42,7 +45,7 @@ def find_script(path: Path) -> Path | None:
         with path.open("rb") as file:
             return None if file.read(4) == b"PK\x03\x04" else path
     except (FileNotFoundError, NotADirectoryError):
-        raise UsageError(_missing_message(path)) from None
+        raise UsageError(_missing_message(path, commands)) from None
     except OSError as error:
         raise UsageError(f"program {str(path)!r} cannot be read: {error.strerror}") from None
 
@@ -82,7 +85,7 @@ def _spec(name: str, folders: Iterable[str]) -> ModuleSpec | None:
     return PathFinder.find_spec(name, list(folders))
 
 
-def _missing_message(path: Path) -> str:
+def _missing_message(path: Path, commands: Collection[str]) -> str:
     import difflib
 
     message = f"program {str(path)!r} does not exist"
@@ -90,6 +93,9 @@ def _missing_message(path: Path) -> str:
         return f"{message}: there is no directory {str(path.parent)!r}"
     if path.name in ("python", "python3") and path.parent == Path("."):
         return f"{message} here; leave {path.name} out: jaxrun [OPTIONS] PROGRAM [ARGS]..."
+    command = difflib.get_close_matches(str(path), commands, n=1, cutoff=0.7)
+    if command:
+        return f"{message}; did you mean the command jaxrun {command[0]}?"
     close = difflib.get_close_matches(path.name, os.listdir(path.parent), n=3, cutoff=0.6)
     if close:
         return f"{message}; did you mean {' or '.join(str(path.parent / name) for name in close)}?"

@@ -11,8 +11,8 @@ from jaxrun.text import plural
 from jaxrun.verdict import report, verdict
 
 
-def explain_run(path: Path) -> str:
-    """The text for the run directory `path`; for a directory of run directories, for the latest of them.
+def explain_run(path: Path | None) -> str:
+    """The text for the run directory `path`; for a directory of run directories, or None, for the latest.
 
     Raises UsageError if it is neither, or cannot be read.
     """

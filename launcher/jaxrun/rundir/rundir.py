@@ -111,8 +111,12 @@ def create(request: Path | None, *, base: Path, name: str, now: datetime) -> Run
     return directory
 
 
-def find_run_dir(path: Path) -> Path:
-    """The run directory that `path` means: itself, or the latest in it. Raises UsageError if there is none."""
+def find_run_dir(path: Path | None) -> Path:
+    """The run directory that `path` means: itself, or the latest in it; with None the latest of the working directory.
+
+    Raises UsageError if there is none.
+    """
+    path = path or _find_collection()
     if not path.is_dir():
         raise UsageError(
             f"{path} is not a directory. Give the run directory of a job, as {COLLECTION_DIR}/{LATEST_LINK}."
@@ -129,6 +133,17 @@ def find_run_dir(path: Path) -> Path:
     raise UsageError(
         f"{path} is not a run directory: it holds none of {JOB_FILE}, {EVENTS_FILE} and {VERDICT_FILE}, and no "
         f"directory that does. Give the run directory of a job, as {COLLECTION_DIR}/{LATEST_LINK}."
+    )
+
+
+def _find_collection() -> Path:
+    """The collection of run directories in the working directory, or that directory itself where it is one."""
+    for path in (Path(COLLECTION_DIR), Path.cwd()):
+        if path.is_dir() and (path.name == COLLECTION_DIR or _is_run_dir(path)):
+            return path
+    raise UsageError(
+        f"no job has left its run directory here: there is no {COLLECTION_DIR} in {Path.cwd()}. "
+        "Name the run directory, or go to where the job was started."
     )
 
 

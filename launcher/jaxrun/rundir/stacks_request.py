@@ -14,7 +14,6 @@ from jaxrun.diagnosis.stacks import NATIVE_STACKS_SIGNAL, NATIVE_STACKS_TIMEOUT_
 from jaxrun.errors import UnavailableError, UsageError
 from jaxrun.protocol.env import STACKS_SIGNAL
 from jaxrun.rundir.rundir import (
-    COLLECTION_DIR,
     EVENTS_FILE,
     JOB_FILE,
     LATEST_LINK,
@@ -45,7 +44,7 @@ def find_running_job(path: Path | None) -> RunningJob:
 
     Raises UsageError if the job is over or cannot be asked from here.
     """
-    run_dir = find_run_dir(path or Path(COLLECTION_DIR))
+    run_dir = find_run_dir(path)
     if run_dir.is_symlink() or run_dir.name == LATEST_LINK:
         run_dir = run_dir.resolve()
     if (run_dir / VERDICT_FILE).exists():

@@ -1,0 +1,168 @@
+"""Defaults of options from elsewhere than the command line: [tool.jaxrun] of pyproject.toml, and JAXRUN_… variables.
+
+A variable wins over the file, the command line over both. Only what a person types takes them: neither a gang nor a
+pool nor a test of the pytest plugin does. A process of a job takes no variable: it has those that the job has set.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import click
+
+from jaxrun.cli.help import Option
+from jaxrun.cli.make_job import read_variables
+from jaxrun.cli.values import split_words
+from jaxrun.errors import UsageError
+from jaxrun.protocol.names import CONTROL_FD, JOB_ID, RESERVED_PREFIX
+
+_FILE = "pyproject.toml"
+_TABLE = "jaxrun"
+_VARIABLES = f"{RESERVED_PREFIX}ENV or {RESERVED_PREFIX}ENV_FILE"
+_WORDS = ("WORDS", "FAULTS")  # metavars of options that take a text with blanks
+
+
+@dataclass(frozen=True, slots=True)
+class Defaults:
+    """Values by the name of the parameter, as click takes them, and where each comes from.
+
+    env, env_sources:  variables for the workers, and where each comes from
+    """
+
+    values: Mapping[str, Any] = field(default_factory=dict)
+    sources: Mapping[str, str] = field(default_factory=dict)
+    env: Mapping[str, str] = field(default_factory=dict)
+    env_sources: Mapping[str, str] = field(default_factory=dict)
+
+
+def read_defaults(
+    own: Sequence[Option], every: Callable[[], Sequence[Option]], environ: Mapping[str, str], directory: str
+) -> Defaults:
+    """Read the defaults of the options `own`; the file may also have some of others among `every`.
+
+    Raises UsageError that names the file or the variable, and what is wrong there.
+    """
+    if CONTROL_FD in environ:
+        return Defaults()
+    values: dict[str, Any] = {}
+    sources: dict[str, str] = {}
+    by_name = _by_name(own)
+    path, table = _find_table(directory)
+    for key, value in table.items():
+        option = by_name.get(key.replace("_", "-"))
+        if option is not None:
+            values[_parameter(option)] = _from_toml(option, value, f"{path}: {key}")
+            sources[_parameter(option)] = path
+        elif key.replace("_", "-") not in (known := _by_name(every())):
+            raise UsageError(f"{path}: [tool.{_TABLE}] {_no_such_key(key, known)}")
+    env = _pop_variables(values, environ)
+    if JOB_ID not in environ:
+        for option in by_name.values():
+            variable = variable_of(option)
+            if environ.get(variable):
+                values[_parameter(option)] = _from_text(option, environ[variable], variable)
+                sources[_parameter(option)] = variable
+    more = _pop_variables(values, environ)
+    return Defaults(values, sources, env | more, dict.fromkeys(env, path) | dict.fromkeys(more, _VARIABLES))
+
+
+def _pop_variables(values: dict[str, Any], environ: Mapping[str, str]) -> dict[str, str]:
+    """Take what --env-file and --env would say out of `values`: the command line adds to it."""
+    return read_variables(values.pop("env_files", ()), values.pop("assignments", ()), environ)
+
+
+def variable_of(option: Option) -> str:
+    """JAXRUN_STALL_TIMEOUT for --stall-timeout."""
+    return RESERVED_PREFIX + option.long_name.upper().replace("-", "_")
+
+
+def used_defaults(ctx: click.Context, defaults: Defaults) -> frozenset[str]:
+    """The names of those values that the command line does not replace."""
+    source = click.core.ParameterSource.DEFAULT_MAP
+    return frozenset(name for name in defaults.values if ctx.get_parameter_source(name) is source)
+
+
+def describe_defaults(
+    ctx: click.Context, defaults: Defaults, used: Collection[str], env: Mapping[str, str]
+) -> list[str]:
+    """One line for each default that is `used` or in `env`, the workers' variables: "--grace 5m, by JAXRUN_GRACE"."""
+    lines = [
+        f"{_as_typed(option, defaults.values[option.name])}, by {defaults.sources[option.name]}"
+        for option in ctx.command.params
+        if isinstance(option, Option) and option.name in used
+    ]
+    kept = [name for name, value in defaults.env.items() if env.get(name) == value]
+    return [*lines, *(f"--env {name}, by {defaults.env_sources[name]}" for name in kept)]
+
+
+def _as_typed(option: Option, value: Any) -> str:
+    import shlex
+
+    name = f"--{option.long_name}"
+    if option.is_flag:
+        return name if option.type.convert(value, option, None) else f"{name} off"
+    return f"{name} {shlex.join(value if isinstance(value, tuple) else (value,))}"
+
+
+def _by_name(options: Sequence[Option]) -> dict[str, Option]:
+    return {option.long_name: option for option in options if option.configurable}
+
+
+def _parameter(option: Option) -> str:
+    assert option.name is not None
+    return option.name
+
+
+def _find_table(directory: str) -> tuple[str, Mapping[str, Any]]:
+    """The table [tool.jaxrun] of the nearest pyproject.toml that has one, in `directory` or above."""
+    while True:
+        path = os.path.join(directory, _FILE)
+        with contextlib.suppress(OSError), open(path, "rb") as file:
+            text = file.read()
+            if _TABLE.encode() in text and (table := _parse(path, text)) is not None:
+                return path, table
+        if directory == (directory := os.path.dirname(directory)):
+            return "", {}
+
+
+def _parse(path: str, text: bytes) -> Mapping[str, Any] | None:
+    import tomllib
+
+    try:
+        content = tomllib.loads(text.decode())
+    except ValueError as error:
+        raise UsageError(f"{path} cannot be read: {error}") from None
+    tools = content.get("tool")
+    table = tools.get(_TABLE) if isinstance(tools, dict) else None
+    if table is not None and not isinstance(table, dict):
+        raise UsageError(f"{path}: [tool.{_TABLE}] must be a table, not {table!r}")
+    return table
+
+
+def _no_such_key(key: str, by_name: Collection[str]) -> str:
+    import difflib
+
+    close = difflib.get_close_matches(key.replace("_", "-"), by_name, n=1)
+    return f"has no option {key!r}; " + (f"did you mean {close[0]!r}?" if close else "jaxrun --help-all lists them")
+
+
+def _from_toml(option: Option, value: Any, source: str) -> Any:
+    """The value as the command line would have it: a text, and a tuple of texts for an option that may be repeated."""
+    if option.multiple and isinstance(value, dict):
+        value = [f"{name}={text}" for name, text in value.items()]
+    if option.multiple:
+        value = value if isinstance(value, list) else _from_text(option, value, source)
+    parts = value if option.multiple else (value,)
+    if not all(isinstance(part, (str, int, float)) for part in parts):
+        raise UsageError(f"{source} must be {'a list of texts' if option.multiple else 'one value'}, not {value!r}")
+    return tuple(map(str, parts)) if option.multiple else str(value)
+
+
+def _from_text(option: Option, text: str, source: str) -> Any:
+    if not option.multiple:
+        return text
+    return (text,) if option.metavar in _WORDS else tuple(split_words(str(text), source))

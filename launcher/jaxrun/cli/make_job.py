@@ -1,0 +1,101 @@
+"""Makes a Job of parsed options and of defaults from elsewhere, which give way to the command line."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any
+
+from jaxrun.backends import check_options, is_understood
+from jaxrun.cli.values import AUTOMATIC, PER_GPU, split_words
+from jaxrun.errors import UsageError
+from jaxrun.job.job import Job
+from jaxrun.protocol.flight_file import LOCKSTEP_STRICT
+from jaxrun.protocol.names import GANG_ADDRESS, GANG_TOKEN
+from jaxrun.text import parse_ranks
+
+# Where nobody watches, or where ranks that wait for each other are to be reported.
+_UNATTENDED_STALL_TIMEOUT_S = 300.0
+# Options of which a job has one at most: a default gives way to the other one of the command line.
+_ALTERNATIVES = (("run_dir", "no_run_dir"), ("quiet_ranks", "only_ranks"), ("host_list", "hostfile"))
+
+
+def make_job(
+    values: Mapping[str, Any], environ: Mapping[str, str], default_env: Mapping[str, str] | None = None
+) -> Job:
+    """Make the Job of the parsed options; those that were not given keep their defaults. Raises UsageError.
+
+    default_env:  variables for the workers, to which --env-file and --env add
+    """
+    from pathlib import Path
+
+    given = _given(values)
+    _resolve_processes_per_node(given)
+    given["env"] = {
+        **(default_env or {}),
+        **read_variables(given.pop("env_files", ()), given.pop("assignments", ()), environ),
+        **{name: environ[name] for name in (GANG_ADDRESS, GANG_TOKEN) if name in environ},
+    }
+    _parse_words(given)
+    for name in ("run_dir", "hostfile", "sbatch"):
+        if name in given:
+            given[name] = Path(given[name])
+    if given.pop("no_fork", False):
+        given["no_fork"] = "--no-fork was given"
+    unattended = environ.get("CI", "").lower() not in ("", "0", "false")
+    if "stall_timeout" not in given and (unattended or given.get("lockstep") == LOCKSTEP_STRICT):
+        given["stall_timeout"] = _UNATTENDED_STALL_TIMEOUT_S
+    job = Job(**given)
+    check_options(job)
+    return job
+
+
+def without_effect(values: Mapping[str, Any], defaults: Collection[str]) -> set[str]:
+    """Those of `defaults`, names of values from elsewhere, that contradict the others or that the backend ignores."""
+    given = _given(values)
+    backend = given.get("backend", Job.__dataclass_fields__["backend"].default)
+    found = {name for name in defaults if name in given and not is_understood(name, backend)}
+    for pair in _ALTERNATIVES:
+        if set(pair) <= given.keys() and not set(pair) <= set(defaults):
+            found |= set(pair) & set(defaults)
+    return found
+
+
+def _given(values: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in values.items() if value is not None and value is not False}
+
+
+def _resolve_processes_per_node(given: dict[str, Any]) -> None:
+    """Say torchrun's --nproc-per-node in jaxrun's words: processes on each of several hosts, or on this machine."""
+    count = given.pop("processes_per_node", None)
+    if count == PER_GPU:
+        given.setdefault("platform", PER_GPU)
+    if count in (None, AUTOMATIC, PER_GPU):
+        return
+    several = given.get("hosts", 1) > 1 or given.get("backend", "local") != "local"
+    name, option = ("processes_per_host", "--processes-per-host") if several else ("processes", "-n")
+    if given.setdefault(name, count) != count:
+        raise UsageError(f"--nproc-per-node {count} contradicts {option} {given[name]}; give one of them")
+
+
+def read_variables(files: Sequence[str], assignments: Sequence[str], environ: Mapping[str, str]) -> dict[str, str]:
+    """The variables of --env-file and --env. Raises UsageError."""
+    from pathlib import Path
+
+    from jaxrun.job.env_options import parse_assignment, read_env_file
+
+    env: dict[str, str] = {}
+    for path in files:
+        env |= read_env_file(Path(path))
+    return env | dict(parse_assignment(text, environ) for text in assignments)
+
+
+def _parse_words(given: dict[str, Any]) -> None:
+    """Parse the options whose text has a form of its own."""
+    from jaxrun.job.fault_spec import parse_faults
+
+    for name, option in (("quiet_ranks", "--quiet-ranks"), ("only_ranks", "--only-rank")):
+        if name in given:
+            given[name] = parse_ranks(given[name], option)
+    given["chaos"] = tuple(fault for text in given.pop("chaos", ()) for fault in parse_faults(text))
+    for name, option in (("mpi_args", "--mpi-args"), ("slurm_args", "--slurm-args")):
+        given[name] = tuple(word for text in given.pop(name, ()) for word in split_words(text, option))

@@ -1,0 +1,89 @@
+"""What jaxrun says of a command line that cannot be run as typed: one dialect for click's errors and for jaxrun's."""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Collection
+
+import click
+
+from jaxrun.cli.defaults import Defaults
+
+# Options of other launchers, and what to type instead.
+_HEAD = "where the hosts meet is said with --head HOST:PORT, alike on all hosts"
+_MPI = "words for mpirun itself go into --mpi-args"
+_OF_OTHERS = {
+    "--master-addr": _HEAD,
+    "--master-port": _HEAD,
+    "--rdzv-endpoint": _HEAD,
+    "--rdzv-backend": _HEAD,
+    "--rdzv-id": _HEAD,
+    "--standalone": "leave it out: one machine is the default",
+    "--max-restarts": "leave it out: a job ends with its first failure, and is not restarted",
+    "--log-dir": "logs are kept in the run directory, which --run-dir names",
+    "--nodes": "hosts are said with -N/--hosts",
+    "--ntasks": "processes are said with -n/--processes",
+    "--ntasks-per-node": "processes on each host are said with --processes-per-host",
+    "-ppn": "processes on each host are said with --processes-per-host",
+    "-x": "variables are passed on with --env NAME",
+    "-genv": "variables are set with --env NAME=VALUE",
+    "-host": "hosts are said with -H/--host",
+    "-hosts": "hosts are said with -H/--host",
+    "-hostfile": "write --hostfile",
+    "-machinefile": "write --hostfile",
+    "--map-by": _MPI,
+    "--bind-to": _MPI,
+    "--oversubscribe": _MPI,
+    "--allow-run-as-root": _MPI,
+    "--mca": _MPI,
+}
+
+
+def describe(error: click.ClickException, words: Collection[str], defaults: Defaults) -> str:
+    """The error as jaxrun words its own; `words` are those of the command line."""
+    match error:
+        case click.NoSuchOption():
+            return _no_such_option(error, words)
+        case click.BadOptionUsage():
+            return _plain(re.sub("^Option '(.*?)'", r"\1", error.message))
+        case click.MissingParameter(param=click.Parameter() as param):
+            return f"{_name(param)} is missing"
+        case click.BadParameter(param=click.Parameter() as param):
+            source = defaults.sources.get(param.name or "")
+            typed = error.ctx is None or source is None or not _is_default(error.ctx, param)
+            return f"{'' if typed else f'{source}: '}{_name(param)}: {_plain(error.message)}"
+    return _plain(error.format_message())
+
+
+def _no_such_option(error: click.NoSuchOption, words: Collection[str]) -> str:
+    typed = [word.partition("=")[0] for word in words if word.startswith("-")]
+    foreign = next((name for name in (error.option_name, *typed) if _as_typed(name) in _OF_OTHERS), None)
+    if foreign is not None and (foreign == error.option_name or foreign.startswith(error.option_name)):
+        return f"there is no option {foreign}: {_OF_OTHERS[_as_typed(foreign)]}"
+    command = error.ctx.command.name if error.ctx else ""
+    text = f"there is no option {error.option_name}{f' of {command}' if command != 'jaxrun' else ''}"
+    close = difflib.get_close_matches(error.option_name, error.possibilities or (), n=1, cutoff=0.7)
+    if close:
+        return f"{text}; did you mean {close[0]}?"
+    return f"{text}; options of the program stand after its name, and --help-all lists ours"
+
+
+def _as_typed(name: str) -> str:
+    return name.replace("_", "-")
+
+
+def _is_default(ctx: click.Context, param: click.Parameter) -> bool:
+    return param.name is not None and ctx.get_parameter_source(param.name) is click.core.ParameterSource.DEFAULT_MAP
+
+
+def _name(param: click.Parameter) -> str:
+    if isinstance(param, click.Option):
+        return "/".join(param.opts)
+    return str(param.metavar or param.name).upper()
+
+
+def _plain(message: str) -> str:
+    """The message as the end of a sentence that has begun."""
+    text = message.strip().rstrip(".")
+    return text[:1].lower() + text[1:]

@@ -1,0 +1,49 @@
+"""Values of options: times, torchrun's number of processes per node, words as typed in a shell."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import click
+
+from jaxrun.errors import UsageError
+from jaxrun.text import parse_seconds
+
+PER_GPU = "gpu"  # a process for each GPU
+AUTOMATIC = "auto"  # as jaxrun does without the option
+
+
+class Time(click.ParamType):  # type: ignore[type-arg]  # click 8.1 has none
+    """Seconds as a number, or with units: 90s, 5m, 1h30m."""
+
+    name = "time"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        seconds = value if isinstance(value, float) else parse_seconds(str(value))
+        if seconds is None:
+            self.fail(f"{value!r} is no time; write seconds, or 90s, 5m, 1h30m", param, ctx)
+        return seconds
+
+
+class ProcessesPerNode(click.ParamType):  # type: ignore[type-arg]  # click 8.1 has none
+    """A number, or one of the words that torchrun takes for it; AUTOMATIC and PER_GPU stay words."""
+
+    name = "number"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int | str:
+        if value in (AUTOMATIC, PER_GPU):
+            return str(value)
+        try:
+            return int(value)
+        except ValueError:
+            self.fail(f"{value!r} is neither a number nor {AUTOMATIC} or {PER_GPU}", param, ctx)
+
+
+def split_words(text: str, option: str) -> list[str]:
+    """Split `text` as a shell does. Raises UsageError that names `option`."""
+    import shlex
+
+    try:
+        return shlex.split(text)
+    except ValueError as error:
+        raise UsageError(f"{option} {text!r} cannot be split into words: {str(error).lower()}") from None

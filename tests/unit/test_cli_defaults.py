@@ -1,0 +1,106 @@
+"""Defaults of options from pyproject.toml and from variables: which one counts, and what --dry-run says of it."""
+
+import pytest
+
+from jaxrun.cli.main import main
+from jaxrun.protocol.names import CONTROL_FD, JOB_ID
+
+
+@pytest.fixture
+def project(tmp_path, monkeypatch):
+    """A project whose pyproject.toml is written by `project(text)`; the tests run in a folder below it."""
+    folder = tmp_path / "src"
+    folder.mkdir()
+    (folder / "train.py").write_text("raise SystemExit('this program must not run')\n")
+    monkeypatch.chdir(folder)
+    monkeypatch.setenv("JAX_PLATFORMS", "cpu")
+    monkeypatch.delenv("CI", raising=False)
+    return lambda text: (tmp_path / "pyproject.toml").write_text(f"[project]\nname = 'x'\n\n{text}\n")
+
+
+@pytest.fixture
+def job(monkeypatch):
+    """job(WORDS…) → the Job that would be run."""
+    plans = []
+    monkeypatch.setattr("jaxrun.supervisor.run.run", lambda plan, environ, early_server: plans.append(plan) or 42)
+
+    def run(*words):
+        assert main([*words, "train.py"]) == 42
+        return plans[-1].job
+
+    return run
+
+
+def test_the_file_gives_way_to_a_variable_and_that_to_the_command_line(project, job, monkeypatch):
+    project("[tool.jaxrun]\nprocesses = 2\nstall-timeout = '5m'\nno_run_dir = true\nmpi-args = '--mca a b'")
+    assert (job().processes, job().stall_timeout, job().no_run_dir) == (2, 300, True)
+    monkeypatch.setenv("JAXRUN_PROCESSES", "3")
+    monkeypatch.setenv("JAXRUN_NO_RUN_DIR", "0")
+    assert (job().processes, job().stall_timeout, job().no_run_dir) == (3, 300, False)
+    assert (job("-np", "4").processes, job("--stall-timeout", "0").stall_timeout) == (4, 0)
+
+
+def test_variables_of_the_workers_add_up(project, job, monkeypatch):
+    project("[tool.jaxrun.env]\nA = 1\nB = 'two words'\nC = 3")
+    monkeypatch.setenv("JAXRUN_ENV", "C=4 D='five six'")
+    assert job("--env", "B=9").env == {"A": "1", "B": "9", "C": "4", "D": "five six"}
+
+
+def test_what_the_backend_does_not_know_and_what_the_command_line_contradicts_is_left_out(project, job):
+    project("[tool.jaxrun]\npartition = 'gpu'\nquiet-ranks = '1'\nrun-dir = 'x'")
+    found = job("-n", "2", "--only-rank", "0", "--no-run-dir")
+    assert (found.partition, found.quiet_ranks, found.run_dir) == ("", (), None)
+    with_them = job("-n", "2")
+    assert with_them.quiet_ranks == (range(1, 2),) and str(with_them.run_dir) == "x"
+
+
+def test_a_dry_run_says_where_each_comes_from(project, tmp_path, monkeypatch, capsys):
+    project("[tool.jaxrun]\nprocesses = 2\npartition = 'gpu'\nplatform = 'tpu'\nenv = ['A=1', 'B=2']\nno-fork = true")
+    monkeypatch.setenv("JAXRUN_PLATFORM", "cpu")
+    assert main(["--dry-run", "--env", "B=3", "train.py"]) == 0
+    notes = [line for line in capsys.readouterr().out.splitlines() if ", by " in line]
+    path = tmp_path / "pyproject.toml"
+    assert notes == [
+        f"note: --processes 2, by {path}",
+        "note: --platform cpu, by JAXRUN_PLATFORM",
+        f"note: --no-fork, by {path}",
+        f"note: --env A, by {path}",
+    ]
+
+
+def test_the_nearest_file_with_the_table_counts(project, tmp_path, job):
+    project("[tool.jaxrun]\nprocesses = 2")
+    (tmp_path / "src" / "pyproject.toml").write_text("[tool.other]\njaxrun = 1\n")
+    assert job().processes == 2
+    (tmp_path / "src" / "pyproject.toml").write_text("[tool.jaxrun]\nprocesses = 3\n")
+    assert job().processes == 3
+
+
+@pytest.mark.parametrize("variable", [JOB_ID, CONTROL_FD])
+def test_a_process_of_a_job_takes_no_variable_and_a_gang_nothing(project, job, monkeypatch, variable):
+    project("[tool.jaxrun]\nprocesses = 2")
+    monkeypatch.setenv("JAXRUN_TIMEOUT", "5m")
+    monkeypatch.setenv(variable, "7")
+    found = job()
+    assert found.timeout is None
+    assert found.processes == (2 if variable == JOB_ID else 1)
+
+
+@pytest.mark.parametrize(
+    ("table", "variable", "message"),
+    [
+        ("[tool.jaxrun]\nproceses = 2", "", "[tool.jaxrun] has no option 'proceses'; did you mean 'processes'?"),
+        ("[tool.jaxrun]\ndry-run = true", "", "[tool.jaxrun] has no option 'dry-run'; jaxrun --help-all lists them"),
+        ("[tool.jaxrun]\nprocesses = [2]", "", "pyproject.toml: processes must be one value, not [2]"),
+        ("[tool.jaxrun]\nprocesses = 1.5", "", "pyproject.toml: -n/--processes: '1.5' is not a valid integer"),
+        ("[tool.jaxrun]\nenv = [['A']]", "", "pyproject.toml: env must be a list of texts"),
+        ("[tool]\njaxrun = 3", "", "[tool.jaxrun] must be a table, not 3"),
+        ("[tool.jaxrun]\nprocesses = ", "", "pyproject.toml cannot be read: "),
+        ("", "two", "jaxrun: JAXRUN_PROCESSES: -n/--processes: 'two' is not a valid integer\n"),
+    ],
+)
+def test_what_is_wrong_there_is_said_with_its_place(project, monkeypatch, capsys, table, variable, message):
+    project(table)
+    monkeypatch.setenv("JAXRUN_PROCESSES", variable)
+    assert main(["train.py"]) == 2
+    assert message in capsys.readouterr().err
