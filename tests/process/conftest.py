@@ -24,8 +24,8 @@ from jaxrun.agent.worker_group import WorkerGroup
 from jaxrun.clock import Clock
 from jaxrun.forkserver import client
 from jaxrun.head.consistency import Expected
-from jaxrun.head.events import TimeLimits
 from jaxrun.head.head import Head
+from jaxrun.head.timeouts import TimeLimits
 from jaxrun.job.job import Job
 from jaxrun.job.plan import Plan, Worker
 from jaxrun.output.output import Output

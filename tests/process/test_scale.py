@@ -12,6 +12,7 @@ import subprocess
 import sys
 from collections import Counter
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -19,8 +20,9 @@ import jaxrun
 from jaxrun.channel.event_loop import EventLoop
 from jaxrun.channel.interfaces import Interface
 from jaxrun.channel.listener import listen_on_tcp
-from jaxrun.protocol.agent_messages import WorkerExited
+from jaxrun.protocol.agent_messages import OutputChunk, WorkerExited
 from jaxrun.supervisor.connections import AgentConnections
+from jaxrun.supervisor.remote_output import RemoteOutput
 from jaxrun.supervisor.run import run
 
 BENCH = Path(__file__).parents[2] / "scripts/bench.d"
@@ -161,15 +163,17 @@ def _steps_at_a_listener(count):
 
 
 def _steps_for_connections(count):
-    connections = AgentConnections()
+    connections = AgentConnections(EventLoop())
+    screen = SimpleNamespace(congested=False, write=lambda rank, stream, data: None)
+    output = RemoteOutput(screen, connections)
     everyone = [object() for _ in range(count)]  # nothing is sent to them
     for rank, connection in enumerate(everyone):
         connections.add(rank, connection)
-        connections.count_output(connection, 10)
+        output.handle(rank, connection, OutputChunk(rank, "out", b"0123456789"))
     with Steps() as steps:
-        connections.count_output(everyone[0], 10)
-        connections.acknowledge()
-        connections.flush()
+        output.handle(0, everyone[0], OutputChunk(0, "out", b"0123456789"))
+        output.acknowledge()
+        connections.flush(0.0)
     return steps.count
 
 

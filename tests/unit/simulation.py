@@ -5,8 +5,9 @@ import signal
 
 from jaxrun.head.actions import Finish, PrintLine, PrintSnapshot, Send, SignalRanks, TakeSnapshot
 from jaxrun.head.consistency import Expected
-from jaxrun.head.events import LauncherSignalled, Tick, TimeLimits
+from jaxrun.head.events import LauncherSignalled, Tick
 from jaxrun.head.head import Head
+from jaxrun.head.timeouts import TimeLimits
 from jaxrun.job.fault_spec import parse_faults
 from jaxrun.protocol.agent_messages import (
     InjectFault,

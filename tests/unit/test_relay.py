@@ -28,7 +28,6 @@ from jaxrun.protocol.agent_messages import (
     WorkerSpawned,
 )
 from jaxrun.protocol.worker_messages import Done, Run
-from jaxrun.supervisor.connections import AgentConnections
 
 WINDOW = relay_module._WINDOW_BYTES
 
@@ -213,24 +212,6 @@ def test_chunks_come_before_the_exit_in_the_order_of_their_writing(connections):
     found = receive(head, lambda found: found and isinstance(found[-1], WorkerExited), agent)
     chunks = [OutputChunk(0, "out", b"%d\n" % number) for number in range(20)]
     assert found == [WorkerSpawned(0, 4711), *chunks, StreamEnded(0, "out"), Done(0, 1.0), WorkerExited(0, 0)]
-
-
-def test_the_head_grants_credit_for_the_output_that_it_consumed(connections):
-    agent, head = connections
-    known = AgentConnections()
-    known.add(0, head)
-    known.count_output(head, 2**15)
-    known.acknowledge()
-    time.sleep(0.01)
-    assert agent.receive() == []
-    known.count_output(head, 2**16)
-    known.acknowledge()
-    known.acknowledge()
-    assert receive(agent, bool) == [OutputCredit(2**15 + 2**16)]
-    known.remove(0, head)
-    known.count_output(head, 1)
-    known.remove(0, head)
-    known.acknowledge()
 
 
 MESSAGES = [

@@ -7,8 +7,7 @@ import socket
 from collections.abc import Iterable
 from types import FrameType
 
-from jaxrun.diagnosis.stacks import NATIVE_STACKS_SIGNAL
-from jaxrun.protocol.env import STACKS_SIGNAL
+from jaxrun.protocol.env import NATIVE_STACKS_SIGNAL, STACKS_SIGNAL
 
 LAUNCHER_SIGNALS = (
     signal.SIGCHLD,

@@ -8,11 +8,9 @@ from __future__ import annotations
 
 import itertools
 import re
-import signal
 from dataclasses import dataclass
 from pathlib import PurePath
 
-NATIVE_STACKS_SIGNAL = signal.SIGRTMIN + 8  # asks the launcher for the same as STACKS_SIGNAL, with C frames
 NATIVE_STACKS_TIMEOUT_S = 30.0  # for the C frames of one host's ranks
 
 FATAL_ERROR = "Fatal Python error: "  # begins the dump of a fatal signal

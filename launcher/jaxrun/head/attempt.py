@@ -7,8 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from jaxrun.head.actions import EndReason, JobOutcome
-from jaxrun.head.events import TimeLimits
-from jaxrun.head.timeouts import JobTimeouts, Timeout
+from jaxrun.head.timeouts import JobTimeouts, TimeLimits, Timeout
 from jaxrun.head.worker_table import WorkerTable
 
 

@@ -9,19 +9,6 @@ from jaxrun.protocol.worker_messages import WorkerToAgent
 
 
 @dataclass(frozen=True, slots=True)
-class TimeLimits:
-    """Seconds: until all have joined, for the whole job, between SIGTERM and SIGKILL, without any sign of life.
-
-    None and 0 are no limit.
-    """
-
-    init: float
-    job: float | None
-    grace: float
-    stall: float | None = None
-
-
-@dataclass(frozen=True, slots=True)
 class AgentLost:
     """The agent of this rank cannot be reached any more, for this reason.
 

@@ -33,20 +33,12 @@ from jaxrun.head.actions import Action, EndReason, JobOutcome, PrintLine, Signal
 from jaxrun.head.agent_registry import AgentRegistry
 from jaxrun.head.attempt import Attempt, JobPhase
 from jaxrun.head.divergence_detector import DivergenceDetector
-from jaxrun.head.events import (
-    AgentLost,
-    Event,
-    FaultRequested,
-    LauncherSignalled,
-    ParentExited,
-    SignalRequested,
-    TimeLimits,
-)
+from jaxrun.head.events import AgentLost, Event, FaultRequested, LauncherSignalled, ParentExited, SignalRequested
 from jaxrun.head.fault_injection import FaultInjector
 from jaxrun.head.shutdown import JobShutdown
 from jaxrun.head.snapshots import PURPOSE_OF_SIGNAL, PURPOSE_OF_TIMEOUT, Snapshots
 from jaxrun.head.startup import Startup
-from jaxrun.head.timeouts import Timeout
+from jaxrun.head.timeouts import TimeLimits, Timeout
 from jaxrun.head.worker_table import WorkerTable
 from jaxrun.job.fault_spec import FaultSpec
 from jaxrun.protocol.agent_messages import (

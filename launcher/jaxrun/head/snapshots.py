@@ -7,14 +7,13 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from jaxrun.diagnosis.snapshot import Snapshot
-from jaxrun.diagnosis.stacks import NATIVE_STACKS_SIGNAL
 from jaxrun.head.actions import Action, EndReason, JobOutcome, PrintSnapshot, SaveSnapshot, TakeSnapshot
 from jaxrun.head.attempt import Attempt
 from jaxrun.head.divergence_detector import DivergenceDetector
 from jaxrun.head.hang_detectors import EarlyExitDetector, StallDetector
 from jaxrun.head.timeouts import Timeout
 from jaxrun.protocol.agent_messages import SnapshotPurpose, SnapshotReply
-from jaxrun.protocol.env import STACKS_SIGNAL
+from jaxrun.protocol.env import NATIVE_STACKS_SIGNAL, STACKS_SIGNAL
 
 PURPOSE_OF_SIGNAL: Mapping[int, SnapshotPurpose] = {
     signal.SIGQUIT: SnapshotPurpose.SHOW,

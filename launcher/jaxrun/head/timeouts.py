@@ -1,8 +1,22 @@
-"""The time limits of one job: which of them run, and which have expired."""
+"""The time limits of one job: how long they are, which of them run, and which have expired."""
 
 from __future__ import annotations
 
 import enum
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class TimeLimits:
+    """Seconds: until all have joined, for the whole job, between SIGTERM and SIGKILL, without any sign of life.
+
+    None and 0 are no limit.
+    """
+
+    init: float
+    job: float | None
+    grace: float
+    stall: float | None = None
 
 
 class Timeout(enum.Enum):

@@ -44,6 +44,8 @@ from jaxrun.protocol.names import MAKE_MESH_JAXRUN, NUM_PROCESSES, PROCESS_ID, R
 # A worker that receives this signal writes the stacks of its threads to JAXRUN_STACKS_FD. Before its Hello the signal
 # would kill it, as a real-time signal does by default.
 STACKS_SIGNAL = signal.SIGRTMIN + 7
+# The launcher that receives one of the two writes the stacks of all ranks to a file: by this one with C frames.
+NATIVE_STACKS_SIGNAL = signal.SIGRTMIN + 8
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,9 +10,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from jaxrun.diagnosis.snapshot import Snapshot
-from jaxrun.diagnosis.stacks import NATIVE_STACKS_SIGNAL, NATIVE_STACKS_TIMEOUT_S
+from jaxrun.diagnosis.stacks import NATIVE_STACKS_TIMEOUT_S
 from jaxrun.errors import UnavailableError, UsageError
-from jaxrun.protocol.env import STACKS_SIGNAL
+from jaxrun.protocol.env import NATIVE_STACKS_SIGNAL, STACKS_SIGNAL
 from jaxrun.rundir.rundir import (
     EVENTS_FILE,
     JOB_FILE,

@@ -1,27 +1,29 @@
-"""The connections to all agents of a job, by rank: sends to them, and acknowledges the output that they sent."""
+"""The connections to all agents of a job by rank, and their clocks."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+import select
+import time
+from collections.abc import Callable, Collection, Iterable, Iterator
+from dataclasses import replace
+from functools import partial
 
 from jaxrun.channel.connection import Connection
-from jaxrun.protocol.agent_messages import AgentToHead, OutputCredit
+from jaxrun.channel.event_loop import EventLoop
+from jaxrun.protocol.agent_messages import AgentReport, AgentToHead
 from jaxrun.protocol.codec import encode
-
-RETRY_S = 0.01  # until what the network did not take is sent again
-_ACKNOWLEDGE_AFTER_BYTES = 2**16  # of output from one agent
+from jaxrun.protocol.worker_messages import DeviceReport, Hello
 
 AgentConnection = Connection[AgentToHead]
 
 
 class AgentConnections:
-    """Connections by rank. The cost of each operation, but for `send_all`, does not depend on their number."""
+    """Connections by rank, which have readers in `loop`. No operation but `send_all` costs more if there are more."""
 
-    def __init__(self) -> None:
+    def __init__(self, loop: EventLoop) -> None:
+        self._loop = loop
         self._by_rank: dict[int, AgentConnection] = {}
         self._unsent: set[AgentConnection] = set()
-        self._unacknowledged: dict[AgentConnection, int] = {}  # bytes of output
-        self._to_acknowledge: set[AgentConnection] = set()
 
     def __iter__(self) -> Iterator[AgentConnection]:
         return iter(self._by_rank.values())
@@ -34,8 +36,6 @@ class AgentConnections:
         if self._by_rank.get(rank) is connection:
             del self._by_rank[rank]
         self._unsent.discard(connection)
-        self._unacknowledged.pop(connection, None)
-        self._to_acknowledge.discard(connection)
 
     def send(self, ranks: Iterable[int], message: object) -> None:
         """Send to those of `ranks` that are still connected."""
@@ -44,6 +44,9 @@ class AgentConnections:
             if rank in self._by_rank:
                 self._send(self._by_rank[rank], frame)
 
+    def send_to(self, connection: AgentConnection, message: object) -> None:
+        self._send(connection, encode(message))
+
     def send_all(self, message: object) -> None:
         self.send(list(self._by_rank), message)
 
@@ -51,27 +54,48 @@ class AgentConnections:
         """The ranks whose host has not confirmed what was sent to it last."""
         return sorted(rank for rank, line in self._by_rank.items() if line.has_unacknowledged_bytes())
 
-    def flush(self) -> float | None:
-        """Send what waits; returns the seconds until that should be tried again, None if nothing waits."""
-        for connection in list(self._unsent):
-            connection.flush()
-            if not connection.unsent_bytes:
-                self._unsent.discard(connection)
-        return RETRY_S if self._unsent else None
-
-    def count_output(self, connection: AgentConnection, count: int) -> None:
-        """Note that `count` bytes of output have come in."""
-        self._unacknowledged[connection] = total = self._unacknowledged.get(connection, 0) + count
-        if total >= _ACKNOWLEDGE_AFTER_BYTES:
-            self._to_acknowledge.add(connection)
-
-    def acknowledge(self) -> None:
-        """Allow agents whose output has been shown or kept to send as much again."""
-        for connection in self._to_acknowledge:
-            self._send(connection, encode(OutputCredit(self._unacknowledged.pop(connection))))
-        self._to_acknowledge.clear()
+    def flush(self, timeout: float) -> None:
+        """Send what waits, for at most `timeout` seconds, without the event loop."""
+        deadline = time.monotonic() + timeout
+        while self._unsent and (left := deadline - time.monotonic()) > 0:
+            poll = select.poll()
+            for connection in self._unsent:
+                poll.register(connection, select.POLLOUT)
+            poll.poll(left * 1000)
+            for connection in tuple(self._unsent):
+                self._flush(connection)
 
     def _send(self, connection: AgentConnection, frame: bytes) -> None:
         connection.send_frame(frame)
-        if connection.unsent_bytes:
+        if connection.unsent_bytes and connection not in self._unsent:
             self._unsent.add(connection)
+            self._loop.add_writer(connection.fileno(), partial(self._flush, connection))
+
+    def _flush(self, connection: AgentConnection) -> None:
+        connection.flush()
+        if not connection.unsent_bytes:
+            self._unsent.discard(connection)
+            self._loop.remove_writer(connection.fileno())
+
+
+class AgentClocks:
+    """How far the clocks of the agents that have reported are behind ours; `clock` returns seconds since the epoch."""
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self._clock = clock
+        self._skew_s: dict[int, float] = {}
+
+    @property
+    def reported(self) -> Collection[int]:
+        """The ranks whose agents have reported."""
+        return self._skew_s.keys()
+
+    def add(self, report: AgentReport) -> None:
+        self._skew_s[report.rank] = self._clock() - report.time
+
+    def correct(self, message: Hello | DeviceReport) -> Hello | DeviceReport:
+        """The same message with the times of our clock."""
+        skew = self._skew_s.get(message.rank, 0.0)
+        if isinstance(message, Hello):
+            return replace(message, time=message.time + skew, started_at=message.started_at + skew)
+        return replace(message, time=message.time + skew, joined_at=message.joined_at + skew)

@@ -94,6 +94,11 @@ class LaunchProcess:
         lines = [line.rstrip() for line in self._tail.decode(errors="replace").splitlines()]
         return "\n".join(f"  {line}" for line in [line for line in lines if line.strip(" -")][-_TAIL_LINES:])
 
+    def add_last_lines(self, text: str) -> str:
+        """Add what it wrote to a text about missing agents: it may say why, and wait for the others."""
+        words = self.last_lines()
+        return text if not words or words in text else f"{text}\n{self.title} said:\n{words}"
+
     def describe_end(self) -> str:
         """`srun (Slurm 22.05.8) ended with status 1`."""
         assert self.status is not None

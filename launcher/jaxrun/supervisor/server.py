@@ -7,7 +7,6 @@ that the kernel gives up (channel/connection.py), or as a probe that is not answ
 from __future__ import annotations
 
 import signal
-import time
 from collections.abc import Iterable
 from dataclasses import replace
 from functools import partial
@@ -16,7 +15,6 @@ from typing import TYPE_CHECKING
 from jaxrun.channel.connection import AGENT_TO_HEAD
 from jaxrun.channel.event_loop import EventLoop
 from jaxrun.channel.listener import Listener, Peer
-from jaxrun.diagnosis.stacks import NATIVE_STACKS_SIGNAL
 from jaxrun.errors import ProtocolError
 from jaxrun.head.actions import Action, EndReason, Finish, JobOutcome, PrintLine, Send, SignalRanks, TakeSnapshot
 from jaxrun.head.events import AgentLost, Event, LauncherSignalled
@@ -37,11 +35,12 @@ from jaxrun.protocol.agent_messages import (
     StreamEnded,
     WorkerExited,
 )
-from jaxrun.protocol.env import STACKS_SIGNAL
+from jaxrun.protocol.env import NATIVE_STACKS_SIGNAL, STACKS_SIGNAL
 from jaxrun.protocol.worker_messages import DeviceReport, Failed, Hello
-from jaxrun.supervisor.connections import RETRY_S, AgentConnection, AgentConnections
+from jaxrun.supervisor.connections import AgentClocks, AgentConnection, AgentConnections
 from jaxrun.supervisor.launch_process import LaunchProcess
 from jaxrun.supervisor.loss_attribution import Evidence, LossAttribution
+from jaxrun.supervisor.remote_output import RemoteOutput
 from jaxrun.supervisor.snapshot_collection import SnapshotCollections
 
 if TYPE_CHECKING:
@@ -79,14 +78,14 @@ class AgentServer:
         self._launch = launch
         self._verbose = verbose
         self._attached = attached
-        self._connections = AgentConnections()
-        self._clock_skew_s: dict[int, float] = {}  # by rank that has reported: how far its clock is behind ours
-        self._logs_remotely: set[int] = set()
+        self._loop = EventLoop(self._clock)
+        self._connections = AgentConnections(self._loop)
+        self._remote_output = RemoteOutput(self._output, self._connections)
+        self._clocks = AgentClocks(self._clock)
         self._snapshots = SnapshotCollections(self._clock)
         self._losses = LossAttribution(_ATTACHED_PROBE_TIMEOUT_S if attached else _PROBE_TIMEOUT_S)
         self._failure_reported: set[int] = set()
         self._outcome: JobOutcome | None = None
-        self._loop = EventLoop(self._clock)
 
     def run(self) -> JobOutcome:
         """Serve the job until the head says that it is over."""
@@ -98,9 +97,7 @@ class AgentServer:
     def shut_down_agents(self, status: int) -> None:
         """Tell all agents to end with `status`."""
         self._connections.send_all(Shutdown(status))
-        deadline = time.monotonic() + _SHUTDOWN_SEND_S
-        while self._connections.flush() and time.monotonic() < deadline:
-            time.sleep(RETRY_S)
+        self._connections.flush(_SHUTDOWN_SEND_S)
 
     def close(self, *, hurry: bool) -> None:
         """End the launch command, soon if in a `hurry`, and close all connections."""
@@ -120,8 +117,7 @@ class AgentServer:
         self._listener.attach(
             loop, _LISTENER, self._add_agent, lambda text: self._dispatcher.record("dropped", text=text)
         )
-        loop.add_poller(self._acknowledge_output)
-        loop.add_poller(self._connections.flush)
+        loop.add_poller(self._remote_output.acknowledge)
         loop.add_poller(self._output.flush_due)
         loop.add_timer(self._snapshots.deadline, lambda: self._handle_all(self._snapshots.expire()))
         loop.add_timer(lambda: self._losses.deadline, self._attribute_losses)
@@ -149,8 +145,8 @@ class AgentServer:
     def _execute(self, action: Action) -> None:
         match action:
             case Send():
-                if isinstance(action.message, StartWorker) and action.message.log_dir:
-                    self._logs_remotely.add(action.message.rank)
+                if isinstance(action.message, StartWorker):
+                    self._remote_output.handle_start(action.message)
                 self._connections.send(action.ranks, action.message)
             case SignalRanks():
                 self._connections.send(action.ranks, SignalWorker(action.signum))
@@ -160,14 +156,9 @@ class AgentServer:
             case PrintLine():
                 self._output.print_line(f"jaxrun: {action.text}")
             case Finish():
-                self._outcome = self._with_launch_output(action.outcome)
-
-    def _with_launch_output(self, outcome: JobOutcome) -> JobOutcome:
-        """Add what the launch command wrote, where agents are missing: it may say why, and wait for the others."""
-        words = self._launch.last_lines()
-        if outcome.reason is not EndReason.UNAVAILABLE or self._all_reported or not words or words in outcome.text:
-            return outcome
-        return replace(outcome, text=f"{outcome.text}\n{self._launch.title} said:\n{words}")
+                self._outcome = outcome = action.outcome
+                if outcome.reason is EndReason.UNAVAILABLE and not self._all_reported:
+                    self._outcome = replace(outcome, text=self._launch.add_last_lines(outcome.text))
 
     # ---- agents connect
 
@@ -189,18 +180,15 @@ class AgentServer:
         if connection.lost_reason:
             self._loop.remove_reader(connection.fileno())
             self._connections.remove(rank, connection)
+            self._remote_output.forget(connection)
             connection.close()
-            if rank in self._clock_skew_s:
+            if rank in self._clocks.reported:
                 self._hold(AgentLost(rank, connection.lost_reason), probe=False)
 
     def _on_message(self, rank: int, connection: AgentConnection, message: AgentToHead) -> None:
         match message:
-            case OutputChunk():
-                write = self._output.show if rank in self._logs_remotely else self._output.write
-                write(rank, message.stream, message.data)
-                self._connections.count_output(connection, len(message.data))
-            case StreamEnded():
-                self._output.end_stream(rank, message.stream)
+            case OutputChunk() | StreamEnded():
+                self._remote_output.handle(rank, connection, message)
             case FirstOutput():
                 self._dispatcher.record("first_output", rank)
             case SnapshotReply():
@@ -208,36 +196,24 @@ class AgentServer:
             case AgentSignalled():
                 self._hold(message, probe=True)
             case AgentReport():
-                self._clock_skew_s[rank] = self._clock() - message.time
+                self._clocks.add(message)
                 self._handle(message)
+            case Hello() | DeviceReport():
+                self._handle(self._clocks.correct(message))
             case Failed():
                 self._failure_reported.add(rank)
-                if rank not in self._logs_remotely:
-                    self._output.log(rank, "err", message.traceback.encode())
+                self._remote_output.log_traceback(message)
                 self._handle_or_hold(message)
             case WorkerExited():
                 self._handle_or_hold(message)
             case _:
-                self._handle(self._with_head_clock(rank, message))
-
-    def _with_head_clock(self, rank: int, message: AgentToHead) -> Event:
-        skew = self._clock_skew_s.get(rank, 0.0)
-        match message:
-            case Hello():
-                return replace(message, time=message.time + skew, started_at=message.started_at + skew)
-            case DeviceReport():
-                return replace(message, time=message.time + skew, joined_at=message.joined_at + skew)
-        return message  # type: ignore[return-value]
-
-    def _acknowledge_output(self) -> None:
-        if not self._output.congested:
-            self._connections.acknowledge()
+                self._handle(message)
 
     # ---- agents, hosts and the launch command go away
 
     @property
     def _all_reported(self) -> bool:
-        return len(self._clock_skew_s) == len(self._dispatcher.hosts)
+        return len(self._clocks.reported) == len(self._dispatcher.hosts)
 
     def _handle_or_hold(self, event: Event) -> None:
         """Hold the end of a worker while the cause of other ends is sought: the launch command may have ended them."""
@@ -248,7 +224,7 @@ class AgentServer:
 
     def _hold(self, *events: Event, probe: bool) -> None:
         """Hold these events until it is known why agents end; `probe` whether all hosts still answer."""
-        probe_hosts = self._probe_hosts if probe and self._clock_skew_s else None
+        probe_hosts = self._probe_hosts if probe and self._clocks.reported else None
         self._losses.hold(events, self._clock(), all_reported=self._all_reported, probe=probe_hosts)
 
     def _probe_hosts(self) -> None:
@@ -257,7 +233,7 @@ class AgentServer:
     def _attribute_losses(self) -> None:
         launch_end = None
         if self._launch.status is not None:
-            launch_end = StartFailed(self._launch.describe_failure(self._dispatcher.hosts, self._clock_skew_s))
+            launch_end = StartFailed(self._launch.describe_failure(self._dispatcher.hosts, self._clocks.reported))
         evidence = Evidence(
             unanswered=self._connections.unanswered_ranks() if self._losses.probed else (),
             failure_reported=frozenset(self._failure_reported),

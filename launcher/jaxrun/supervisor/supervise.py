@@ -20,8 +20,8 @@ from jaxrun.clock import Clock
 from jaxrun.errors import EXIT_SOFTWARE
 from jaxrun.head.actions import JobOutcome
 from jaxrun.head.consistency import Expected
-from jaxrun.head.events import TimeLimits
 from jaxrun.head.head import Head
+from jaxrun.head.timeouts import TimeLimits
 from jaxrun.job.plan import Plan
 from jaxrun.output.output import Output
 from jaxrun.rundir.rundir import RunDir
