@@ -28,6 +28,10 @@ MISMATCH = (
     "external/gloo/gloo/transport/tcp/pair.cc:459] op.preamble.length <= op.nbytes. 16 vs 8. Received data size "
     "doesn't match expected size. Is there a distributed collective mismatch in your code?\n"
 )
+NOT_THE_SAME = (
+    "<class 'numpy.ndarray'> passed to device_put is not the same on each process. Make sure you are passing the same "
+    "value of <class 'numpy.ndarray'> on each process.."
+)
 DELETED = "Array has been deleted with shape=float32[4]."
 
 # (row, where the text is from, the text)
@@ -128,6 +132,72 @@ EXAMPLES = [
         "Unable to compute global_shape due to non-uniform sharding. Specify global shape directly. Partially "
         "computed global_shape=(None,).",
     ),
+    (
+        "rounded-by-jax",
+        "JAX 0.12.0.1: device_put of float64 on two ranks",
+        f"{NOT_THE_SAME} Expected: [[ 1.7640524   0.4001572 ]\n [ 2.2408931   1.867558  ]\n [ 1.7640524   0.4001572 ]"
+        "\n [ 2.2408931   1.867558  ]]; got: [[ 1.76405235  0.40015721]\n [ 2.2408932   1.86755799]].",
+    ),
+    (
+        "rounded-by-jax",
+        "JAX 0.12.0.1: a large one",
+        f"{NOT_THE_SAME} Expected: [[ 1.7640524   0.4001572 ]\n ...\n [ 0.01695851  1.5388683 ]]; got: [[ 1.76405235  "
+        "0.40015721]\n ...\n [ 0.01695851  1.53886832]].",
+    ),
+    (
+        "nan-between-ranks",
+        "JAX 0.12.0.1",
+        f"{NOT_THE_SAME} Expected: [ 1. nan  1. nan]; got: [ 1. nan].",
+    ),
+    ("differs-between-ranks", "JAX 0.12.0.1: rank 0", f"{NOT_THE_SAME} Expected: [0. 0. 1. 1.]; got: [0. 0.]."),
+    (
+        "differs-between-ranks",
+        "JAX 0.12.0.1: int64",
+        f"{NOT_THE_SAME} Expected: [0 1 0 1]; got: [1099511627776             1].",
+    ),
+    (
+        "cross-host-transfer",
+        "JAX 0.12.0.1",
+        "UNIMPLEMENTED: Cross-host transfers are not supported by this backend. Set the "
+        "`--jax_cross_host_transfer_socket_address` flag to enable DCN transfers on Linux for any backend.",
+    ),
+    (
+        "cross-host-transfer",
+        "JAX 0.10.2",
+        "The backend (cpu, cpu) does not support cross-host device transfers. Please set "
+        "jax_cross_host_transfer_socket_address and (optionally) jax_cross_host_transport_addresses flags",
+    ),
+    (
+        "cross-host-reshard",
+        "JAX 0.12.0.1",
+        "For a cross-host reshard in multi-controller JAX, input and target sharding should have the same set of "
+        "devices. Got input's device set ids: [0, 2048] on platform CPU and target sharding's device set ids: [0]",
+    ),
+    (
+        "host-local-checkpoint",
+        "orbax 0.12.8",
+        "Cannot serialize host local jax.Array (ParamInfo=[name=a,value_typestr=jax.Array], jax.Array=[value=[1. 1.]]) "
+        "in multi-host setting. Arrays like this are typically obtained using pmap.",
+    ),
+    ("torchrun-variables", "os.environ", "Traceback (most recent call last):\nKeyError: 'MASTER_ADDR'"),
+    (
+        "torchrun-variables",
+        "PyTorch 2",
+        "ValueError: Error initializing torch.distributed using env:// rendezvous: environment variable RANK expected, "
+        "but not set",
+    ),
+    ("engine-variables", "os.environ", "KeyError: 'SLURM_NTASKS'"),
+    (
+        "child-died",
+        "Python 3.13: ProcessPoolExecutor",
+        "A process in the process pool was terminated abruptly while the future was running or pending.",
+    ),
+    (
+        "child-died",
+        "PyTorch 2",
+        "RuntimeError: DataLoader worker (pid 4711) is killed by signal: Segmentation fault.",
+    ),
+    ("child-died", "PyTorch 2", "RuntimeError: DataLoader worker (pid(s) 4711, 4712) exited unexpectedly"),
     (
         "differs-between-ranks",
         "JAX 0.10.2: device_put",

@@ -126,6 +126,33 @@ _NETWORK = (
     ),
 )
 
+_STARTED_OTHERWISE = (
+    KnownError(
+        "torchrun-variables",
+        (
+            r"(?:KeyError: '|environment variable )"
+            r"(?P<name>MASTER_(?:ADDR|PORT)|(?:LOCAL_)?WORLD_SIZE|(?:LOCAL_)?RANK)(?:'| expected)"
+        ),
+        "the program reads {name}, which torchrun sets, and jaxrun only if it is asked to.",
+        "jaxrun --torch-env sets RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, MASTER_ADDR and MASTER_PORT.",
+    ),
+    KnownError(
+        "engine-variables",
+        r"KeyError: '(?P<name>(?:SLURM|OMPI|PMIX?)_\w{1,60})'",
+        "the program reads {name}, which only srun or mpirun sets.",
+        "jax.process_index() and jax.process_count() in its place; RANK and WORLD_SIZE, which --torch-env sets.",
+    ),
+    KnownError(
+        "child-died",
+        (
+            r"A process in the process pool was terminated abruptly|"
+            r"DataLoader worker \(pid.{1,200}?\) (?:is killed by signal|exited unexpectedly)"
+        ),
+        "a process that this rank had started has crashed or was killed; its last words may stand in the rank's log.",
+        "spawn or forkserver, where it was forked from a process with JAX's threads; more memory, or fewer of them.",
+    ),
+)
+
 _INSTALLED = (
     KnownError(
         "jaxlib-older",
@@ -194,4 +221,4 @@ _INSTALLED = (
     ),
 )
 
-HOST_ERRORS = (*_GPUS, *_MEMORY_AND_LIMITS, *_NETWORK, *_INSTALLED)
+HOST_ERRORS = (*_GPUS, *_MEMORY_AND_LIMITS, *_NETWORK, *_STARTED_OTHERWISE, *_INSTALLED)

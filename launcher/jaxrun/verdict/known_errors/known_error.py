@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from dataclasses import dataclass
 
 
@@ -14,6 +15,7 @@ class KnownError:
     means, advice:  one sentence each, the cause and what to type; groups of the pattern may stand in them: "{size}"
     link:           documentation or an issue; may be empty
     is_root:        whether the text names a cause although it comes with a broken connection between hosts
+    confirm:        whether a match of the pattern is this error, where that takes more than a pattern
 
     Texts that explain themselves need no entry, nor do those that jaxrun writes.
     """
@@ -24,6 +26,8 @@ class KnownError:
     advice: str
     link: str = ""
     is_root: bool = False
+    confirm: Callable[[re.Match[str]], bool] = bool
 
     def search(self, text: str) -> re.Match[str] | None:
-        return re.search(self.pattern, text)
+        match = re.search(self.pattern, text)
+        return match if match is not None and self.confirm(match) else None

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
+import math
+import re
+
 from jaxrun.verdict.known_errors.known_error import KnownError
 
 _DOCS = "https://docs.jax.dev/en/latest"
@@ -9,6 +13,20 @@ _ISSUES = "https://github.com/jax-ml/jax/issues"
 _UNEVEN = "axis {axis} has {size} entries, which cannot be split into {parts} equal parts."
 _UNEVEN_TRY = "pad or drop the uneven tail on every rank alike (jaxrun_runtime.shard does), or shard another axis."
 _IN_STEP = "every rank must make the same calls in the same order: what here depends on the rank, or on its data?"
+_NOT_THE_SAME = r"is not the same on each process.{0,200}?Expected: (?P<all>[^;]{1,9000}); got: (?P<own>[^;]{1,9000})"
+_NUMBER = re.compile(r"-?\d+\.\d*(?:e[+-]?\d+)?")
+_FLOAT32_PRECISION = 1e-5  # relative, with some room for how numbers are printed
+
+
+def _is_rounded(match: re.Match[str]) -> bool:
+    """Whether the arrays of all ranks, one after the other, are but for rounding as often this rank's own."""
+    everybodys, own = ([float(number) for number in _NUMBER.findall(text)] for text in match.groups())
+    if not own or len(everybodys) % len(own):
+        return False
+    return all(
+        math.isclose(number, mine, rel_tol=_FLOAT32_PRECISION, abs_tol=_FLOAT32_PRECISION * 1e-3)
+        for number, mine in zip(everybodys, itertools.cycle(own), strict=False)
+    )
 
 
 PROGRAM_ERRORS = (
@@ -114,11 +132,44 @@ PROGRAM_ERRORS = (
         "make_array_from_process_local_data(sharding, data, global_shape), or as many devices in every process.",
     ),
     KnownError(
+        "nan-between-ranks",
+        r"is not the same on each process.{0,200}?Expected: [^;]{0,9000}?\bnan\b",
+        "jax.device_put compares the ranks' arrays, and a NaN equals nothing, not even itself.",
+        "jax.make_array_from_callback(x.shape, sharding, lambda index: x[index]) compares nothing.",
+    ),
+    KnownError(
+        "rounded-by-jax",
+        _NOT_THE_SAME,
+        "the ranks' arrays are the same, but of float64: JAX compares them with what it has rounded to float32.",
+        "x.astype(numpy.float32) before jax.device_put; or jaxrun --env JAX_ENABLE_X64=1.",
+        confirm=_is_rounded,
+    ),
+    KnownError(
         "differs-between-ranks",
         r"is not the same on each process",
-        "jax.device_put to devices of several processes wants the same array in each, and they differ.",
-        "jax.make_array_from_process_local_data for data that differ; the same random seed for what should not.",
+        "jax.device_put to devices of several processes wants the same array in each, and these are not equal.",
+        "jax.make_array_from_process_local_data for data that differ; one random seed, and no float64 or int64, else.",
         f"{_DOCS}/multi_process.html",
+    ),
+    KnownError(
+        "cross-host-transfer",
+        r"does not support cross-host device transfers|Cross-host transfers are not supported by this backend",
+        "jax.device_put would have to send the array to another process, which this platform cannot do.",
+        "jax.make_array_from_callback makes it where it is wanted; jit(f, out_shardings=...) moves it between ranks.",
+        f"{_DOCS}/multi_process.html",
+    ),
+    KnownError(
+        "cross-host-reshard",
+        r"cross-host reshard in multi-controller JAX, input and target sharding should have the same set of devices",
+        "jax.device_put moves an array of several processes only among the devices that hold it already.",
+        "a mesh of all devices for both; or multihost_utils.process_allgather(x, tiled=True) for a copy on every rank.",
+    ),
+    KnownError(
+        "host-local-checkpoint",
+        r"Cannot serialize host local jax\.Array",
+        "orbax saves arrays of the whole job, and one of these lies on this process's devices alone.",
+        "jax.device_put(x, NamedSharding(mesh, PartitionSpec())) on every rank makes it one of the job.",
+        "https://orbax.readthedocs.io/en/latest",
     ),
     KnownError(
         "sync-names",
