@@ -10,7 +10,8 @@ jax that has been imported.
 | the coordinator's key-values   | jax._src.distributed.global_state.client | no check of the coordinator    |
 | Gloo publishes a given address | jaxlib._jax.make_gloo_tcp_collectives    | it publishes the host name's   |
 | no warning about proxies       | the flag jax_check_proxy_envs            | the warning                    |
-| initialize() by the program    | jax._src.distributed.initialize          | only jax.distributed's is a no-op |
+| initialize() by the program    | jax._src.distributed.initialize          | only jax.distributed's is empty |
+| variables set in the program   | jax.config.values, jax.config.meta       | they do nothing                |
 | a mesh over several hosts      | jax._src.sharding_impls.make_mesh        | only jax.make_mesh lays it     |
 
 Those that --lockstep needs are in lockstep/jax_hooks.py.
@@ -27,6 +28,7 @@ from jaxrun.protocol.flight_file import LOCKSTEP_OFF
 
 _KEY_VALUE_CALLS = ("key_value_set", "blocking_key_value_get")
 _NONCE_KEY = "jaxrun/nonce"
+_TRUE, _FALSE = {"y", "yes", "t", "true", "on", "1"}, {"n", "no", "f", "false", "off", "0"}  # as JAX reads them
 
 
 def remove_exit_barrier() -> bool:
@@ -94,6 +96,26 @@ def exchange_nonce(rank: int, nonce: str, timeout: float) -> str | None:
     return str(client.blocking_key_value_get(_NONCE_KEY, int(timeout * 1000)))  # type: ignore[union-attr]
 
 
+def find_option(variable: str) -> str | None:
+    """The option of JAX that it makes of this variable when it is imported; None if there is none."""
+    name = variable.lower()
+    return name if name in getattr(_lookup("jax", "config"), "values", {}) else None
+
+
+def set_option(name: str, variable: str, text: str) -> None:
+    """Set an option as JAX does at its import, where `variable` is `text`. Raises ValueError for a wrong value."""
+    config = _lookup("jax", "config")
+    kind = getattr(config, "meta", {}).get(name, [type(config.values[name])])[0]
+    value: object = text
+    if kind in (bool, "bool"):
+        if text.lower() not in _TRUE | _FALSE:
+            raise ValueError(f"invalid truth value {text.lower()!r} for environment {variable!r}")
+        value = text.lower() in _TRUE
+    elif kind in (int, float):
+        value = kind(text)
+    config.update(name, value)
+
+
 def missing_features(lockstep: str = LOCKSTEP_OFF) -> list[str]:
     """One line for each feature that this JAX lacks and a job with this `lockstep` mode uses."""
     client = _lookup("jaxlib._jax", "DistributedRuntimeClient")
@@ -107,6 +129,7 @@ def missing_features(lockstep: str = LOCKSTEP_OFF) -> list[str]:
             "jaxlib._jax", "make_gloo_tcp_collectives"
         ),
         "JAX warns of proxies, which do no harm here": _has_proxy_flag(),
+        "JAX_… variables that the program itself sets do nothing": hasattr(_lookup("jax", "config"), "values"),
     }
     if lockstep != LOCKSTEP_OFF:
         from jaxrun_runtime.lockstep import jax_hooks

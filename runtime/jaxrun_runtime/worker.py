@@ -60,7 +60,7 @@ def _run_stages(env: WorkerEnv, argv: list[str], started: float, forked_by: int,
         channel.receive(Run)
         _watch_program(env, channel)
         stage = "program"
-        program.run(argv)
+        _run_program(env, argv)
     except AgentDisconnected:
         raise
     except BaseException as error:
@@ -68,6 +68,17 @@ def _run_stages(env: WorkerEnv, argv: list[str], started: float, forked_by: int,
     with contextlib.suppress(KeyboardInterrupt):
         shutdown.exit_with_success(env, channel)
     shutdown.exit_now(failure_report.EXIT_INTERRUPTED)
+
+
+def _run_program(env: WorkerEnv, argv: list[str]) -> None:
+    from jaxrun_runtime.env_watch import EnvWatch
+
+    watch = EnvWatch(functools.partial(_warn, env))
+    watch.start()
+    try:
+        program.run(argv)
+    finally:
+        watch.stop()
 
 
 def _handle_error(env: WorkerEnv, channel: AgentChannel, stage: str, error: BaseException) -> None:

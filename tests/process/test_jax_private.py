@@ -3,6 +3,7 @@
 import importlib
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import jax
 import pytest
@@ -187,7 +188,7 @@ def test_without_its_name_gloo_is_left_alone(monkeypatch):
 
 def test_the_warning_about_proxies_is_switched_off_where_there_is_one(monkeypatch):
     assert jax_private.silence_proxy_warning() is True
-    monkeypatch.setattr(jax, "config", object())
+    monkeypatch.setattr(jax, "config", SimpleNamespace(values={}))
     assert jax_private.silence_proxy_warning() is False
     (line,) = jax_private.missing_features()
     assert "proxies" in line
@@ -247,3 +248,44 @@ def test_a_job_goes_on_without_a_name_and_rank_0_says_so_once(start, script, tmp
     (line,) = workers[0].err.splitlines()
     assert line == f"jaxrun: {jax_private.missing_features()[0]}"
     assert workers[1].err == ""
+
+
+@pytest.mark.parametrize(
+    ("variable", "text", "value"),
+    [
+        ("JAX_DEBUG_INFS", "Yes", True),
+        ("JAX_DEBUG_INFS", "0", False),
+        ("JAX_TRACEBACK_IN_LOCATIONS_LIMIT", "3", 3),
+        ("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0.5", 0.5),
+        ("JAX_DEFAULT_MATMUL_PRECISION", "highest", "highest"),
+        ("JAX_COMPILATION_CACHE_DIR", "/cache", "/cache"),
+    ],
+)
+def test_an_option_is_set_as_its_variable_says(variable, text, value):
+    name = jax_private.find_option(variable)
+    before = getattr(jax.config, name)
+    try:
+        jax_private.set_option(name, variable, text)
+        assert getattr(jax.config, name) == value
+    finally:
+        jax.config.update(name, before)
+
+
+@pytest.mark.parametrize(
+    ("variable", "text", "problem"),
+    [
+        ("JAX_DEBUG_INFS", "perhaps", "invalid truth value 'perhaps' for environment 'JAX_DEBUG_INFS'"),
+        ("JAX_TRACEBACK_IN_LOCATIONS_LIMIT", "three", "invalid literal"),
+        ("JAX_DEFAULT_MATMUL_PRECISION", "best", "enum value"),
+    ],
+)
+def test_a_wrong_value_of_an_option_is_refused_as_by_jax(variable, text, problem):
+    with pytest.raises(ValueError, match=problem):
+        jax_private.set_option(jax_private.find_option(variable), variable, text)
+
+
+def test_variables_that_are_no_options_of_this_jax_are_nothing(monkeypatch):
+    assert jax_private.find_option("JAX_OF_MY_OWN") is None
+    monkeypatch.setattr(jax, "config", object())
+    assert jax_private.find_option("JAX_DEBUG_INFS") is None
+    assert any("that the program itself sets do nothing" in line for line in jax_private.missing_features())

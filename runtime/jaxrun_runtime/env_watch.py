@@ -1,0 +1,154 @@
+"""Variables that the program sets itself, such as os.environ["JAX_ENABLE_X64"] = "1" before its `import jax`.
+
+Under `python` JAX reads them when it is imported or when its backend starts, and here both have happened before the
+program's first line. So JAX_… variables that are options are set as options when the program imports jax; for what JAX
+can no longer change, one line says where it was set, and how to say it to jaxrun instead.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import os
+import re
+import shlex
+import site
+import sys
+import sysconfig
+from collections.abc import Callable
+from types import FrameType
+from typing import Any
+
+from jaxrun_runtime import jax_private
+from jaxrun_runtime.import_watch import ImportWatch
+
+# Options that JAX reads only when it joins the job or starts its backend.
+_READ_AT_START = re.compile(
+    "jax_(platforms|num_cpu_devices|cpu_collectives_implementation|cpu_get_.*_timeout_minutes|distributed_.*|mtls_.*"
+    "|enable_preemption_service|enable_recoverability|pjrt_client_create_options|mock_gpu_topology|cross_host_.*)"
+)
+# Variables that are not JAX's own, by the platform that reads them when it starts.
+_READ_BY_PLATFORM = {
+    "gpu": re.compile(
+        "XLA_(PYTHON_)?CLIENT_.*|TF_GPU_ALLOCATOR|(CUDA|HIP|ROCR)_VISIBLE_DEVICES|JAX_(PARTITION|SLICE)_INDEX"
+    ),
+    "tpu": re.compile("LIBTPU_INIT_ARGS|TPU_.*"),
+}
+_XLA_FLAGS = "XLA_FLAGS"
+_DEVICE_COUNT = re.compile(r"--xla_force_host_platform_device_count=(\d+)")
+_FLAG_OF_PLATFORM = re.compile("--xla_(cpu|gpu|tpu)_")
+_RUNTIME_DIR = os.path.dirname(os.path.abspath(__file__)) + os.sep
+
+
+class EnvWatch:
+    """Watches the environment while the program runs; `notify` gets a line for each variable that is set too late."""
+
+    def __init__(self, notify: Callable[[str], None]) -> None:
+        import jax
+
+        self._notify = notify
+        self._platform = jax.local_devices()[0].platform
+        self._local_devices = jax.local_device_count()
+        self._before = dict(os.environ)
+        self._places: dict[str, str] = {}
+        self._told: set[str] = set()
+        self._import = ImportWatch("jax", self._apply_options)
+
+    def start(self) -> None:
+        self._import.start()
+        original = os.putenv
+
+        @functools.wraps(original)
+        def putenv(name: Any, value: Any, /) -> None:
+            original(name, value)
+            with contextlib.suppress(Exception):  # whatever the program has done to os, to sys or to its stderr
+                self._handle(os.fsdecode(name), os.fsdecode(value), sys._getframe(1))
+
+        os.putenv = putenv  # what os.environ calls
+
+    def stop(self) -> None:
+        """Make sure that what the program has not imported is there for jaxrun and the exit handlers."""
+        self._import.stop()
+
+    def _handle(self, name: str, value: str, frame: FrameType) -> None:
+        """Remember where the program sets a variable of JAX; of what is not JAX's own, say at once that it is late."""
+        if name.startswith("JAX_"):
+            self._places[name] = find_place(frame)
+        else:
+            self._tell_if_late(name, value, frame)
+
+    def _apply_options(self) -> None:
+        """Set the options of JAX that the program has set as variables before it imported jax."""
+        for name, value in os.environ.items():
+            if not name.startswith("JAX_") or self._before.get(name) == value:
+                continue
+            option = jax_private.find_option(name)
+            if option is None or _READ_AT_START.fullmatch(option):
+                self._tell_if_late(name, value)
+            else:
+                jax_private.set_option(option, name, value)
+
+    def _tell_if_late(self, name: str, value: str, frame: FrameType | None = None) -> None:
+        instead = say_instead(name, value, self._before.get(name, ""), self._platform, self._local_devices)
+        if instead and name not in self._told:
+            self._told.add(name)
+            place = find_place(frame) if frame else self._places.get(name, "the program")
+            self._notify(f"{place} sets {name}, too late here, where JAX has started already: use {instead}")
+
+
+def say_instead(name: str, value: str, before: str, platform: str, local_devices: int) -> str:
+    """The options of jaxrun to set a variable early enough; empty where JAX would not do anything else with it.
+
+    before:         its value when JAX started, empty for none
+    platform:       "cpu", "gpu" or "tpu"
+    local_devices:  what this process has
+    """
+    if value == before:
+        return ""
+    if name == _XLA_FLAGS:
+        return _xla_flags_instead(value, before, platform, local_devices)
+    if name == "JAX_NUM_CPU_DEVICES":
+        return f"-d {value}" if platform == "cpu" and value != str(local_devices) else ""
+    if name == "JAX_PLATFORMS":
+        wanted = value.partition(",")[0].strip().lower()
+        same = wanted in ("", platform) or (platform == "gpu" and wanted in ("cuda", "rocm"))
+        return "" if same else f"--platform {wanted}"
+    read = _READ_BY_PLATFORM.get(platform)
+    if _READ_AT_START.fullmatch(name.lower()) or (read and read.fullmatch(name)):
+        return f"--env {shlex.quote(f'{name}={value}')}"
+    return ""
+
+
+def _xla_flags_instead(value: str, before: str, platform: str, local_devices: int) -> str:
+    options, flags = [], []
+    for flag in value.split():
+        count, of_platform = _DEVICE_COUNT.fullmatch(flag), _FLAG_OF_PLATFORM.match(flag)
+        if count:
+            options += [f"-d {count[1]}"] if platform == "cpu" and int(count[1]) != local_devices else []
+        elif flag not in before.split() and (not of_platform or of_platform[1] == platform):
+            flags.append(flag)
+    if flags:
+        kept = " ".join(flag for flag in value.split() if not _DEVICE_COUNT.fullmatch(flag))
+        options.append(f"--env {shlex.quote(f'{_XLA_FLAGS}={kept}')}")
+    return " ".join(options)
+
+
+def find_place(frame: FrameType | None) -> str:
+    """Where the program is, "train.py:3": its own frame rather than that of a package that it calls."""
+    found = None
+    while frame is not None:
+        filename = frame.f_code.co_filename
+        if not filename.startswith(("<frozen ", _RUNTIME_DIR)):
+            found = found or frame
+            if not filename.startswith(_package_folders()):
+                found = frame
+                break
+        frame = frame.f_back
+    return f"{os.path.basename(found.f_code.co_filename)}:{found.f_lineno}" if found else "the program"
+
+
+@functools.cache
+def _package_folders() -> tuple[str, ...]:
+    """Where Python's own and the installed packages are."""
+    folders = {*site.getsitepackages(), site.getusersitepackages(), *sysconfig.get_paths().values()}
+    return tuple(folder + os.sep for folder in folders)

@@ -1,0 +1,90 @@
+"""Variables that a program sets in its first lines do what they do under `python`, or are told to be too late."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from harness import jaxrun
+
+pytestmark = pytest.mark.jax_version
+
+SETS = """\
+import importlib.util
+import os
+import sys
+
+os.environ["JAX_ENABLE_X64"] = "1"
+os.environ.setdefault("JAX_DEBUG_NANS", "True")
+os.environ["JAX_COMPILATION_CACHE_DIR"] = os.path.abspath("cache")
+os.environ["JAX_DEFAULT_MATMUL_PRECISION"] = "highest"
+os.environ["JAX_TRACEBACK_IN_LOCATIONS_LIMIT"] = "3"
+os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0.5"
+os.environ["JAX_NUMPY_DTYPE_PROMOTION"] = "strict"
+os.environ["JAX_PLATFORMS"] = "cpu"
+os.environ["JAX_OF_MY_OWN"] = "x"
+print("found", "jax" in sys.modules, importlib.util.find_spec("jax") is not None)
+from jax.numpy import ones
+import jax
+
+os.environ["JAX_LOG_COMPILES"] = "1"  # too late under python, too
+names = "enable_x64 debug_nans compilation_cache_dir default_matmul_precision traceback_in_locations_limit "
+names += "persistent_cache_min_compile_time_secs numpy_dtype_promotion log_compiles"
+print("read", ones(3).dtype, *(getattr(jax.config, f"jax_{name}") for name in names.split()))
+"""
+LATE = """\
+import os
+import helper
+os.environ["JAX_CPU_COLLECTIVES_IMPLEMENTATION"] = "mpi"
+os.environ["XLA_PYTHON_CLIENT_PREALLOCATE"] = "false"
+import jax
+helper.set_host_device_count(8)
+print("devices", jax.local_device_count())
+"""
+HELPER = """\
+import os
+
+def set_host_device_count(count):
+    os.environ["XLA_FLAGS"] = f"--xla_force_host_platform_device_count={count}"
+"""
+
+
+def read_lines(path: Path, *starts: str) -> list[str]:
+    return [line for line in path.read_text().splitlines() if line.startswith(starts)]
+
+
+def test_options_are_set_as_by_python(tmp_path: Path) -> None:
+    (tmp_path / "sets.py").write_text(SETS)
+    plain = {name: value for name, value in os.environ.items() if not name.startswith("JAX")}
+    as_python = subprocess.run(
+        [sys.executable, "sets.py"], cwd=tmp_path, env=plain, capture_output=True, text=True, timeout=60, check=True
+    ).stdout.splitlines()
+    result = jaxrun(tmp_path, "-n", "2", "sets.py")
+    assert result.code == 0 and "too late" not in result.err, result
+    for rank in (0, 1):
+        assert read_lines(result.run_dir / f"rank-000{rank}.out", "found", "read") == as_python
+    assert as_python[0] == "found False True" and "float64 True True" in as_python[1]
+
+
+def test_what_is_too_late_is_told_once_with_its_place_and_the_option_of_jaxrun(tmp_path: Path) -> None:
+    (tmp_path / "late.py").write_text(LATE)
+    (tmp_path / "helper.py").write_text(HELPER)
+    result = jaxrun(tmp_path, "-n", "2", "late.py")
+    assert result.code == 0, result
+    assert read_lines(result.run_dir / "rank-0000.err", "jaxrun:") == [
+        "jaxrun: late.py:3 sets JAX_CPU_COLLECTIVES_IMPLEMENTATION, too late here, where JAX has started already: "
+        "use --env JAX_CPU_COLLECTIVES_IMPLEMENTATION=mpi",
+        "jaxrun: helper.py:4 sets XLA_FLAGS, too late here, where JAX has started already: use -d 8",
+    ]
+    assert read_lines(result.run_dir / "rank-0001.err", "jaxrun:") == []
+    assert result.out.count("devices 1") == 2
+
+
+def test_a_program_without_jax_ends_as_ever(tmp_path: Path) -> None:
+    program = tmp_path / "without.py"
+    program.write_text("import atexit, sys\natexit.register(lambda: print('end', 'jax' in sys.modules))\nsys.exit(3)\n")
+    result = jaxrun(tmp_path, "-n", "1", str(program))
+    assert result.code == 3 and "end True" in result.out
