@@ -26,12 +26,13 @@ _EXECUTE = "from nbclient.cli import main; main()"
 
 @dataclass(frozen=True)
 class Shown:
-    """All that a cell has shown, as plain text without colours; the name of its error's type; its Out[]."""
+    """All that a cell has shown, as plain text without colours; the name of its error's type; its Out[]; PNG images."""
 
     text: str
     html: str
     error: str
     result: str
+    images: int = 0
 
 
 def execute(directory: Path, cells: Mapping[str, str]) -> dict[str, Shown]:
@@ -120,6 +121,7 @@ def _environment(directory: Path, mark: str) -> dict[str, str]:
 
 def _shown(outputs: list[dict[str, Any]]) -> Shown:
     texts, html, errors, results = [], [], [], []
+    images = 0
     for output in outputs:
         match output["output_type"]:
             case "stream":
@@ -130,8 +132,9 @@ def _shown(outputs: list[dict[str, Any]]) -> Shown:
             case "display_data" | "update_display_data" | "execute_result" as kind:
                 texts.append(_joined(output["data"]["text/plain"]))
                 html.append(_joined(output["data"].get("text/html", "")))
+                images += "image/png" in output["data"]
                 results += texts[-1:] if kind == "execute_result" else []
-    return Shown(_COLOURS.sub("", "\n".join(texts)), "\n".join(html), "".join(errors), "".join(results))
+    return Shown(_COLOURS.sub("", "\n".join(texts)), "\n".join(html), "".join(errors), "".join(results), images)
 
 
 def _joined(text: str | list[str]) -> str:

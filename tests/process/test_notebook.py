@@ -44,9 +44,16 @@ float(jnp.sum(whole))""",
     "died": "%%gang\nimport os\nif r == 1:\n    os.kill(os.getpid(), 9)\ntime.sleep(100)",
     "anew": "%%gang\n'r' in globals()",
     "state": "%gang",
-    "reshape": "%gang -n 2",
+    "reshape": "%gang -n 2   # a comment, as people write them",
     "as it is": "%%gang -n 2\nimport jax\njax.process_count()",
+    "shell": "%%gang\n!echo from $((40 + 2))\nx = !echo out\nx[0]",
+    "magics": "%%gang\n%matplotlib inline\nfrom matplotlib import pyplot\npyplot.plot([0, 1])\ndisplay('shown');",
+    "await": "%%gang\nimport asyncio\nawait asyncio.sleep(0, 'awaited')",
+    "one rank": "%%gang --rank 1\nprint('only one')\njax.process_index()",
+    "no such rank": "%%gang --rank 2\n1",
+    "help": "%gang --help",
     "typo": "%gang -n two",
+    "after a typo": "%%gang\n1",
     "stop": "%gang stop",
     "defaults": "%%gang\n'default'",
     "mine": "%gang stop\ngang = 5\n%gang -n 2",
@@ -73,6 +80,12 @@ def notebook(tmp_path_factory):
         ("anew", "\nFalse"),
         ("state", "jaxrun: 3 processes x 2 devices (cpu) on this machine; process ids "),
         ("reshape", "jaxrun: 2 processes x 1 device (cpu) on this machine, started in "),
+        ("shell", "[0-1] from 42\n"),
+        ("shell", "'out'"),
+        ("magics", "shown"),
+        ("await", "'awaited'"),
+        ("one rank", "[1] only one\n1"),
+        ("help", "--env NAME=VALUE"),
         ("stop", "the gang has ended"),
         ("defaults", "started in "),
         ("defaults", "'default'"),
@@ -86,6 +99,10 @@ def test_a_cell_shows(notebook, cell, text):
 @pytest.mark.parametrize("cell", ["quiet", "define", "set"])
 def test_a_cell_without_anything_to_show_shows_nothing(notebook, cell):
     assert notebook[cell] == notebooks.Shown("", "", "", "")
+
+
+def test_a_figure_of_the_main_rank_is_shown(notebook):
+    assert notebook["magics"].images == 1
 
 
 def test_a_shape_that_is_there_is_not_started_again(notebook):
@@ -117,6 +134,8 @@ def test_what_other_ranks_print_is_folded(notebook):
         ("timeout", "CallTimeout", ["ranks 0-2 did not return within 0.5 s", "  3 ranks  0-2  In[15]:2 <module>"]),
         ("died", "WorkerDied", ["rank 1 of 3 was killed by SIGKILL (9)"]),
         ("typo", "UsageError", ["'two' is not a valid integer"]),
+        ("no such rank", "UsageError", ["this gang has ranks 0-1, and no rank 2"]),
+        ("after a typo", "UsageError", ["the last %gang failed"]),
         ("mine", "UsageError", ["gang is a variable of yours, of type int"]),
         ("a part", "ValueError", ["process_allgather"]),
         ("run", "ZeroDivisionError", ["[0-2] working\n", "  Cell In[17], line 3, in inner\n    return 1 / rank\n"]),

@@ -7,7 +7,7 @@ import pytest
 from jaxrun.cli.make_job import make_job
 from jaxrun.cli.options import parameters
 from jaxrun.errors import UsageError
-from jaxrun.gang.spec import GangSpec
+from jaxrun.gang.spec import GangSpec, split_options
 
 RUN_DIR = Path("/somewhere/run dir")
 
@@ -91,3 +91,22 @@ def test_a_gangs_name_describes_its_spec(spec, text):
 def test_a_shape_is_a_value():
     """Gangs are kept by their spec."""
     assert GangSpec(processes=2, env={"A": "1"}) == GangSpec(processes=2, env={"A": "1"}) != GangSpec(processes=2)
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ("--lockstep strict", ("--lockstep", "strict")),
+        ("--env 'A=b c'", ("--env", "A=b c")),
+        (["--partition", "debug"], ("--partition", "debug")),
+        ((), ()),
+    ],
+)
+def test_options_are_words_or_a_line_of_them(options, words):
+    assert split_options(options) == words
+
+
+@pytest.mark.parametrize("options", ["--env 'A", ["--grace", 5], 5])
+def test_options_that_are_no_words_are_refused(options):
+    with pytest.raises(UsageError, match="options of a gang"):
+        split_options(options)

@@ -25,6 +25,13 @@ from jaxrun.notebook.arguments import MagicArguments, parse_arguments
             MagicArguments(spec=GangSpec(platform="cpu", env={"A": "b c", "D": ""})),
         ),
         ("-n 2 --timeout 1.5", MagicArguments(spec=GangSpec(processes=2), timeout=1.5)),
+        ("-n 4   # 4 processes, don't ask", MagicArguments(spec=GangSpec(processes=4))),
+        ("# nothing", MagicArguments()),
+        ("stop  # it", MagicArguments("stop")),
+        ("--env 'A=# b' --env B=c#d", MagicArguments(spec=GangSpec(env={"A": "# b", "B": "c#d"}))),
+        ("--help", MagicArguments("help")),
+        ("-n 4 -h", MagicArguments("help")),
+        ("--rank 0,2-3", MagicArguments(ranks=(range(0, 1), range(2, 4)))),
         ("--no-fork", MagicArguments(spec=GangSpec(options=("--no-fork",)))),
     ],
 )
@@ -40,6 +47,7 @@ def test_a_line_is_parsed_as_options_of_jaxrun(line, arguments):
         ("--backend k8s", "'k8s' is not one of"),
         ("stpo", "not 'stpo'"),
         ("stop now", "not 'stop now'"),
+        ("--rank one", "--rank takes ranks such as 1-3,7; 'one'"),
         ("--env 'A", "No closing quotation"),
     ],
 )

@@ -36,6 +36,8 @@ class _Clock:
 
 
 class _Call:
+    main_rank = 0
+
     def __init__(self, size):
         self.outcomes = {}
         self.running = tuple(range(size))

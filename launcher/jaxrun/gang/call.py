@@ -40,7 +40,10 @@ class Results(tuple[Any, ...]):
 
 
 class GangCall:
-    """Made by `Gang.start_call`, for use in a `with`; a gang has one at a time. `on_end` is called after its end."""
+    """Made by `Gang.start_call`, for use in a `with`; a gang has one at a time. `on_end` is called after its end.
+
+    main_rank:  the rank whose output a notebook shows first
+    """
 
     def __init__(
         self, instance: GangInstance, number: int, task: GangMessage, display: Display, on_end: Callable[[], None]
@@ -53,6 +56,7 @@ class GangCall:
         self._ranks = instance.connections.ranks
         self.outcomes: dict[int, Returned] = {}
         self.disconnected: set[int] = set()
+        self.main_rank = 0
         self.shares_memory = instance.shares_memory
         instance.connections.send(task.with_copied_buffers(), self._ranks)
 

@@ -20,7 +20,7 @@ from jaxrun.gang.display import find_sources, make_display
 from jaxrun.gang.exceptions import GangError
 from jaxrun.gang.instance import GangWorker
 from jaxrun.gang.lifecycle import GangLifecycle
-from jaxrun.gang.spec import GangSpec
+from jaxrun.gang.spec import GangSpec, split_options
 from jaxrun.job.fault_spec import FAULT_KINDS
 from jaxrun.protocol.flight_file import LOCKSTEP_RECORD
 from jaxrun.protocol.gang_messages import GangMessageKind, pack
@@ -33,9 +33,12 @@ class Gang:
     """A warm job of `processes` ranks with `devices` devices each; started at once, closed by `close` or a `with`.
 
     hosts:     simulated hosts of this machine, or with backend="mpirun" or "slurm" real ones
+    backend:   what starts the ranks, as `jaxrun --backend`
+    platform:  of the devices: "auto", "cpu", "cuda", "rocm" or "tpu"
     env:       variables for all ranks
+    lockstep:  "off", "record" or "strict"
     run_dir:   where logs, events and the verdict go; a second start gets run_dir-2; None for none that are kept
-    options:   more words for jaxrun's command line, such as "--partition", "debug"
+    options:   more of jaxrun's command line: "--partition debug", or its words one by one
 
     Raises UsageError for what cannot be, GangStartError with the launcher's own words where it did not start. Threads
     may use it: calls follow each other.
@@ -52,7 +55,7 @@ class Gang:
         env: Mapping[str, str] | None = None,
         lockstep: str = LOCKSTEP_RECORD,
         run_dir: str | os.PathLike[str] | None = None,
-        options: Sequence[str] = (),
+        options: str | Sequence[str] = (),
     ) -> None:
         spec = GangSpec(
             processes=processes,
@@ -62,7 +65,7 @@ class Gang:
             platform=platform,
             lockstep=lockstep,
             env=dict(env or {}),
-            options=tuple(options),
+            options=split_options(options),
         )
         self._start(spec, run_dir)
 
@@ -274,17 +277,32 @@ def launch(
     *args: Any,
     processes: int | None = None,
     devices: int | None = None,
+    hosts: int | None = None,
+    backend: str = "local",
+    platform: str = "auto",
+    env: Mapping[str, str] | None = None,
+    lockstep: str = LOCKSTEP_RECORD,
+    run_dir: str | os.PathLike[str] | None = None,
+    options: str | Sequence[str] = (),
     timeout: float | None = None,
-    **more: Any,
+    **kwargs: Any,
 ) -> Results:
-    """Call `fn(*args)` on every rank of a job that is started for it, and ends with it.
+    """Call `fn(*args, **kwargs)` on every rank of a job that is started for it, and ends with it.
 
-    `more`: what Gang takes besides, and keyword arguments for `fn`.
+    The job is described as for Gang, the call as for Gang.run.
     """
-    of_gang = ("hosts", "backend", "platform", "env", "lockstep", "run_dir", "options")
-    own = {name: more.pop(name) for name in of_gang if name in more}
-    with Gang(processes, devices, **own) as gang:
-        return gang.run(fn, *args, timeout=timeout, **more)
+    with Gang(
+        processes,
+        devices,
+        hosts=hosts,
+        backend=backend,
+        platform=platform,
+        env=env,
+        lockstep=lockstep,
+        run_dir=run_dir,
+        options=options,
+    ) as gang:
+        return gang.run(fn, *args, timeout=timeout, **kwargs)
 
 
 def remote_function(module: str, name: str) -> Callable[..., Any]:

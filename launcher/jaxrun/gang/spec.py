@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import shlex
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -12,6 +13,20 @@ from jaxrun.protocol.flight_file import LOCKSTEP_RECORD
 
 _RANK_PROGRAM = f"{RUNTIME}.gang.connect"
 _GRACE_S = 1.0  # between SIGTERM and SIGKILL; a gang that is told to end has nothing to save
+
+
+def split_options(options: str | Sequence[str]) -> tuple[str, ...]:
+    """Return words of jaxrun's command line: those of a sequence as they are, a string split as a shell does it.
+
+    Raises UsageError for anything else.
+    """
+    try:
+        words = shlex.split(options) if isinstance(options, str) else list(options)
+    except (TypeError, ValueError) as error:
+        raise UsageError(f"options of a gang cannot be split into words ({error}): {options!r}") from None
+    if not all(isinstance(word, str) for word in words):
+        raise UsageError(f"options of a gang must be strings, such as ['--partition', 'debug'], not {options!r}")
+    return tuple(words)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -52,6 +52,7 @@ class NotebookDisplay:
         now = time.monotonic()
         if self._started_at is None:
             self._started_at = self._shown_at = now
+            self._transcript.main_rank = call.main_rank
         running = now - self._started_at
         late = running >= _PROGRESS_DELAY_S
         if now - self._shown_at >= _REFRESH_INTERVAL_S:

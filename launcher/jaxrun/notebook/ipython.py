@@ -30,6 +30,18 @@ def publish(shell: Any, bundle: Mapping[str, str], name: str = "", *, again: boo
     shell.display_pub.publish(dict(bundle), {}, transient={"display_id": name} if name else {}, update=again)
 
 
+def to_python(shell: Any, cell: str) -> str:
+    """The cell with its magics and !commands as calls of `get_ipython()`; other lines stay where they are.
+
+    A cell that IPython cannot read is returned as it is: Python will say what is wrong with it.
+    """
+    blank_lines = len(cell) - len(cell.lstrip("\n"))  # which IPython drops, and tracebacks count
+    try:
+        return "\n" * blank_lines + str(shell.transform_cell(cell))
+    except SyntaxError:
+        return cell
+
+
 def cell_name(shell: Any, filename: str) -> str | None:
     """`In[3]` for the file name that IPython gives the code of a cell; None for other file names."""
     named = shell.compile.format_code_name(filename)

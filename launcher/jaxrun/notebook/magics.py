@@ -2,14 +2,18 @@
 
 %load_ext jaxrun
 %gang -n 4 -d 2         start such a gang, in place of another one;  %gang: its state;  %gang stop;  %gang restart
-%%gang --timeout 60     run this cell on all ranks, each in one namespace that lasts
+%%gang --timeout 60     run this cell on all ranks, each in one namespace that lasts;  --rank 0,2-3: on these only
 gang["x"]               the value of x on each rank;  gang["x"] = value  gives all ranks the value
+
+%gang takes -n, -d, -N/--hosts, --backend, --platform, --env NAME=VALUE, and any other option of jaxrun. A cell may have
+magics, !commands and await, which are the ranks' own.
 """
 
 from __future__ import annotations
 
 import sys
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,11 +24,11 @@ from jaxrun.gang.exceptions import CallTimeout, RemoteError, WorkerDied
 from jaxrun.gang.gang import Gang, remote_function
 from jaxrun.gang.instance import describe_gang
 from jaxrun.gang.spec import GangSpec
-from jaxrun.notebook.arguments import MagicArguments, parse_arguments
+from jaxrun.notebook.arguments import HELP, MagicArguments, parse_arguments
 from jaxrun.notebook.display import fold_other_errors, format_main_error
-from jaxrun.notebook.ipython import cell_name, publish
+from jaxrun.notebook.ipython import cell_name, publish, to_python
 from jaxrun.notebook.transcript import MimeBundle, merge_by_rank
-from jaxrun.text import format_seconds
+from jaxrun.text import format_ranks, format_seconds
 
 NAME = "gang"  # of the magic and of the variable
 _WAITING = " did not return: "  # in the note about ranks that wait for those that have failed
@@ -44,12 +48,16 @@ class CellResult:
 def load(shell: Any) -> None:
     """Register the magics with IPython's `shell`."""
 
+    line_failed = False  # the last %gang, so that the gang which it was to start is not there
+
     def gang(line: str, cell: str | None = None) -> CellResult | None:
+        nonlocal line_failed
         try:
-            arguments = parse_arguments(line)
             if cell is not None:
-                return _run_cell(shell, arguments, cell)
-            _run_line(shell, arguments)
+                return _run_cell(shell, parse_arguments(line), cell, line_failed)
+            line_failed = True
+            _run_line(shell, parse_arguments(line))
+            line_failed = False
             return None
         except JaxrunError as error:
             if isinstance(error, RemoteError):
@@ -71,6 +79,11 @@ def unload(shell: Any) -> None:
 def _run_line(shell: Any, arguments: MagicArguments) -> None:
     if arguments.timeout is not None:
         raise UsageError(f"--timeout is for a cell: %%{NAME} --timeout {arguments.timeout:g}")
+    if arguments.ranks:
+        raise UsageError(f"--rank is for a cell: %%{NAME} --rank {arguments.ranks[0].start}")
+    if arguments.action == HELP:
+        print(__doc__)
+        return
     gang = _find_gang(shell)
     if arguments.spec is not None:
         if gang is not None and gang.spec == arguments.spec:
@@ -90,20 +103,33 @@ def _run_line(shell: Any, arguments: MagicArguments) -> None:
         print(f"jaxrun: {_describe_state(gang)}")
 
 
-def _run_cell(shell: Any, arguments: MagicArguments, cell: str) -> CellResult | None:
+def _run_cell(shell: Any, arguments: MagicArguments, cell: str, line_failed: bool) -> CellResult | None:
+    if arguments.action == HELP:
+        print(__doc__)
+        return None
     if arguments.action:
         raise UsageError(f"%%{NAME} runs a cell; to {arguments.action} the gang: %{NAME} {arguments.action}")
+    if line_failed:
+        raise UsageError(
+            f"the last %{NAME} failed, so this cell's gang may not be the one you want; correct that line and run it, "
+            f"or %{NAME} alone to go on with what there is"
+        )
     gang = _find_gang(shell)
     if gang is None or arguments.spec not in (None, gang.spec):
         gang = _start(shell, arguments.spec or GangSpec())
-    code = "\n" + cell  # so that line numbers count the line of the magic
-    call = gang.start_call(
-        remote_function(f"{RUNTIME}.gang.notebook_cells", "run_cell"), code, _running_cell_name(shell)
-    )
+    ranks = _select_ranks(gang, arguments.ranks)
+    # An empty line first, so that line numbers count the line of the magic.
+    code, source = "\n" + to_python(shell, cell), "\n" + cell
+    run_cell = remote_function(f"{RUNTIME}.gang.notebook_cells", "run_cell")
+    call = gang.start_call(run_cell, code, _running_cell_name(shell), source, ranks)
+    call.main_rank = ranks[0]
     raised: BaseException
     try:
         with call:
-            shown = merge_by_rank(dict(enumerate(call.results(arguments.timeout))))
+            outputs = {rank: output for rank, output in enumerate(call.results(arguments.timeout)) if rank in ranks}
+        for display in outputs[ranks[0]].displays:
+            publish(shell, display)
+        shown = merge_by_rank({rank: output.result for rank, output in outputs.items()})
         return CellResult(shown) if shown else None
     except (WorkerDied, CallTimeout):
         raise
@@ -114,6 +140,15 @@ def _run_cell(shell: Any, arguments: MagicArguments, cell: str) -> CellResult | 
     if call.failures:
         raised = _merge_failures(shell, raised, call)
     raise raised  # outside the except clause, where IPython would render an exception group in its own way
+
+
+def _select_ranks(gang: Gang, wanted: Sequence[range]) -> list[int]:
+    """The ranks that are wanted, or all, in order. Raises UsageError for one that the gang has not."""
+    every = range(gang.processes)
+    for part in wanted:
+        if part[-1] not in every:
+            raise UsageError(f"--rank: this gang has {format_ranks(every)}, and no rank {part[-1]}")
+    return sorted({rank for part in wanted for rank in part}) or list(every)
 
 
 def _merge_failures(shell: Any, error: BaseException, call: GangCall) -> BaseException:

@@ -1,7 +1,8 @@
 """The output of a gang's ranks as displays of a notebook. No I/O, no clock.
 
-The lines of rank 0 are shown in pages. A line that several ranks print is one line with all their ranks; lines that
-rank 0 does not print are folded below. Lines are matched by text and count, whichever rank is ahead:
+The lines of the main rank, which is 0 unless a cell leaves it out, are shown in pages. A line that several ranks print
+is one line with all their ranks; lines that the main rank does not print are folded below. Lines are matched by text
+and count, whichever rank is ahead:
 
     [0-3] loss 0.3
     [0] saved
@@ -22,7 +23,6 @@ MimeBundle = dict[str, str]  # a display: content by MIME type
 
 PAGE_LINES = 200  # a page is shown again as a whole when one of its lines changes
 _MAX_LINES = 5_000  # of one call
-_MAIN_RANK = 0
 _ESCAPES = re.compile(r"\x1b\[[0-?]*[ -/]*[@-~]|\x1b\][^\x07\x1b]*(?:\x07|\x1b\\)")
 
 
@@ -38,7 +38,7 @@ class _Line:
 
 @dataclass(eq=False, slots=True)
 class Page:
-    """A part of the output: rank 0's `lines`, and the lines of `others` that rank 0 has not printed (so far)."""
+    """A part of the output: the main rank's `lines`, and the `others` that it has not printed (so far)."""
 
     lines: list[_Line] = field(default_factory=list)
     others: dict[_Line, None] = field(default_factory=dict)
@@ -65,9 +65,14 @@ class Page:
 
 
 class Transcript:
-    """The output of one call, in pages. `omitted_lines`: number of lines beyond the limit."""
+    """The output of one call, in pages.
+
+    main_rank:      whose lines are not folded; to be set before there are any
+    omitted_lines:  number of lines beyond the limit
+    """
 
     def __init__(self) -> None:
+        self.main_rank = 0
         self.pages = [Page()]
         self.omitted_lines = 0
         self._changed: dict[Page, None] = {}
@@ -109,10 +114,10 @@ class Transcript:
         self._printed[rank, text] = before + 1
         line = same[before]
         line.ranks.add(rank)
-        if rank == _MAIN_RANK:
+        if rank == self.main_rank:
             line.page.others.pop(line, None)
             line.page.lines.append(line)
-        elif _MAIN_RANK not in line.ranks:
+        elif self.main_rank not in line.ranks:
             line.page.others[line] = None
         self._changed[line.page] = None
 
@@ -131,8 +136,8 @@ def fold(title: str, text: str) -> MimeBundle:
 
 
 def merge_by_rank(values: Mapping[int, MimeBundle]) -> MimeBundle:
-    """The values of a cell on all ranks as one display: rank 0's, and folded, the differing ones of others."""
-    main = values.get(_MAIN_RANK, {})
+    """The values of a cell as one display: the first rank's, and folded, the differing ones of others."""
+    main = values[min(values)]
     differing: dict[str, list[int]] = {}
     for rank, bundle in sorted(values.items()):
         if bundle != main:
