@@ -36,6 +36,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--os-exit", type=int)
     parser.add_argument("--signal")
     parser.add_argument("--hang", action="store_true")
+    parser.add_argument("--loop-until", metavar="FILE", help="compute in Python until this file exists")
     parser.add_argument("--finish", action="store_true", help="end normally while the others go on")
     parser.add_argument("--leave-children", action="store_true", help="start processes that outlive this one")
     parser.add_argument("--shared-memory", action="store_true", help="leave a block of it to the resource tracker")
@@ -70,6 +71,8 @@ def misbehave(flags: argparse.Namespace) -> None:
         time.sleep(60)
     while flags.hang:
         time.sleep(1)
+    while flags.loop_until and not os.path.exists(flags.loop_until):
+        pass
 
 
 def _raise(message: str) -> None:

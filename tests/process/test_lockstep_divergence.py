@@ -116,6 +116,8 @@ def test_a_rank_that_is_stuck_is_named_with_its_line(tmp_path: Path, kind: str, 
     assert re.search(rf"^  {len(others)} ranks? +{waiting} .*{place(kind, 'the others')}", shown, re.MULTILINE), (
         result.err
     )
+    if mode == "strict":  # those that wait for their turn are explained like those that wait in the call
+        assert "waits for it in JAX" in " ".join(shown.split()), result.err
 
 
 @pytest.mark.parametrize("mode", ["record", pytest.param("strict", marks=pytest.mark.extended)])

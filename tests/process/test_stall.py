@@ -1,7 +1,10 @@
 """--stall-timeout: what hangs is stopped with the stacks of all ranks; what works or speaks is left alone."""
 
+import re
+import time
+
 import pytest
-from harness import MISBEHAVE, jaxrun
+from harness import MISBEHAVE, TIME_LIMIT, extended, jaxrun, started
 
 pytestmark = pytest.mark.jax_version
 
@@ -15,11 +18,27 @@ print("through")
 """
 
 
-def test_a_job_that_hangs_is_stopped_with_its_stacks(tmp_path):
-    result = jaxrun(tmp_path, "-n", "2", "--stall-timeout", "2", MISBEHAVE, "--rank", "1", "--hang")
+@pytest.mark.parametrize("how", [("--loop-until", "never"), extended(("--hang",))], ids=["in Python", "asleep"])
+def test_a_job_that_hangs_is_stopped_with_its_stacks(tmp_path, how):
+    result = jaxrun(tmp_path, "-n", "2", "--stall-timeout", "2", MISBEHAVE, "--rank", "1", *how)
     assert result.code == 124 and result.verdict()["outcome"] == "stall", result
     assert "no progress" in result.err and "misbehave.py" in result.err and "2 groups" in result.err
-    assert result.err.count("no output, no call and no CPU time in any rank for") == 1
+    assert result.err.count("the job is stopped after 2 s of it (--stall-timeout)") == 1
+
+
+def test_who_waits_for_whom_is_told_and_the_job_goes_on(tmp_path):
+    arguments = ("-n", "2", "--stall-notice", "0.5", MISBEHAVE, "--steps", "7", "--loop-until", "go")
+    with started(tmp_path, *arguments) as job:
+        job.wait_for_output("ready", 2)
+        deadline = time.monotonic() + TIME_LIMIT
+        while not any(event["event"] == "stall_notice" for event in job.events()):
+            assert time.monotonic() < deadline and job.process.poll() is None, job.process.communicate()
+            time.sleep(0.05)
+        (tmp_path / "go").touch()
+        result = job.result()
+    assert result.code == 0, result
+    notice = next(line for line in result.err.splitlines() if "no progress for" in line)
+    assert re.search(r"no progress for \d+ s: .*misbehave\.py:\d+ main.* · more: jaxrun stacks run$", notice), notice
 
 
 @pytest.mark.parametrize(

@@ -3,7 +3,7 @@
 import itertools
 import signal
 
-from jaxrun.head.actions import Finish, PrintLine, PrintSnapshot, Send, SignalRanks, TakeSnapshot
+from jaxrun.head.actions import Finish, PrintLine, PrintSnapshot, PrintStallNotice, Send, SignalRanks, TakeSnapshot
 from jaxrun.head.consistency import Expected
 from jaxrun.head.events import LauncherSignalled, Tick
 from jaxrun.head.head import Head
@@ -13,12 +13,14 @@ from jaxrun.protocol.agent_messages import (
     InjectFault,
     ProgramDetails,
     ProgramDetailsRequest,
+    SnapshotPurpose,
     SnapshotReply,
     WorkerExited,
     WorkerSpawned,
 )
 from jaxrun.protocol.worker_messages import CoordinatorReady, DeviceReport, Done, Failed, Hello, StartCoordinator
 from jaxrun.verdict.stack_text import format_snapshot
+from jaxrun.verdict.stall_notice import format_stall_notice
 
 JOB_ID = "ab" * 16
 REAPED_AFTER_S = 0.001
@@ -38,6 +40,7 @@ class Simulation:
         job=None,
         grace=5.0,
         stall=None,
+        stall_notice=None,
         lockstep="off",
         chaos="",
     ):
@@ -62,7 +65,7 @@ class Simulation:
         self._due = []  # (time, number, event)
         self._number = itertools.count()
         expected = Expected(size, JOB_ID, platform, local_devices)
-        limits = TimeLimits(init=init, job=job, grace=grace, stall=stall)
+        limits = TimeLimits(init=init, job=job, grace=grace, stall=stall, stall_notice=stall_notice)
         faults = parse_faults(chaos) if chaos else ()
         self.head = Head(self.hosts, expected, limits, "127.0.0.1", 0.0, lockstep=lockstep, chaos=faults)
 
@@ -188,17 +191,20 @@ class Simulation:
             case TakeSnapshot() if action.purpose.recorders_only:
                 self.snapshots.append((self.now, action.purpose, action.ranks))
                 flights = {rank: self.flights[rank] for rank in action.ranks if rank in self.flights}
-                self._later(0.002, SnapshotReply(action.purpose, {}, {}, {}, {}, flights))
+                self._later(0.002, SnapshotReply(action.purpose, {}, {}, {}, flights=flights))
             case TakeSnapshot():
                 self.snapshots.append((self.now, action.purpose, action.ranks))
-                dumps = {rank: self.stacks.get(rank, "") for rank in action.ranks}
-                idle = dict.fromkeys(action.ranks, "futex_wait_queue")
+                ranks = () if action.purpose is SnapshotPurpose.PROGRESS else action.ranks
+                dumps = {rank: self.stacks.get(rank, "") for rank in ranks}
+                idle = dict.fromkeys(ranks, "futex_wait_queue")
                 cpu = dict.fromkeys(action.ranks, self.cpu(self.now))
                 written = dict.fromkeys(action.ranks, self.written(self.now))
-                flights = {rank: self.flights[rank] for rank in action.ranks if rank in self.flights}
-                self._later(0.1, SnapshotReply(action.purpose, dumps, idle, cpu, written, flights))
+                flights = {rank: self.flights[rank] for rank in ranks if rank in self.flights}
+                self._later(0.1, SnapshotReply(action.purpose, dumps, idle, cpu, written, flights=flights))
             case PrintSnapshot():
                 self.printed.append((self.now, f"{action.heading}{format_snapshot(action.snapshot)}"))
+            case PrintStallNotice():
+                self.printed.append((self.now, format_stall_notice(action.snapshot, action.idle_s, None)))
             case PrintLine():
                 self.printed.append((self.now, action.text))
             case Finish():

@@ -50,6 +50,7 @@ STRATEGIES = {
     "Mapping[str, str]": st.dictionaries(TEXT, TEXT, max_size=3),
     "Mapping[int, str]": st.dictionaries(RANKS, TEXT, max_size=3),
     "Mapping[int, float]": st.dictionaries(RANKS, NUMBERS, max_size=3),
+    "Mapping[int, tuple[int, ...]]": st.dictionaries(RANKS, st.tuples(st.integers(0, 2**64)), max_size=3),
     "Mapping[int, int]": st.dictionaries(st.integers(0, 9999), st.integers(0, 2**60), max_size=3),
 }
 

@@ -13,8 +13,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from jaxrun.diagnosis.rank_state import Activity, find_rank_state
+from jaxrun.diagnosis.snapshot import Snapshot
+from jaxrun.protocol.flight import Flight
 from jaxrun.verdict.deadlocks import explain_deadlock
-from jaxrun.verdict.rank_state import Activity, find_rank_state
 
 STOPPED = "stopped by a signal (SIGCONT lets it go on)"
 FUTEX = "futex_do_wait"
@@ -69,6 +71,23 @@ SAMPLES = {
         FUTEX,
         Activity.CALL,
         "block_until_ready",
+    ),
+    "block_until_ready that polls a GPU": (
+        "SITE/jax/_src/api.py 2791 try_to_block\nSITE/jax/_src/api.py 2808 block_until_ready\nJOB/train.py 28 step",
+        "0",
+        Activity.CALL,
+        "block_until_ready",
+    ),
+    "the agreement of strict mode": (
+        f"""SITE/jaxrun_runtime/agent_channel.py 120 _read
+        SITE/jaxrun_runtime/agent_channel.py 99 _wait_for
+        SITE/jaxrun_runtime/agent_channel.py 77 receive_answer
+        SITE/jaxrun_runtime/lockstep/call_recorder.py 148 _announce
+        SITE/jaxrun_runtime/lockstep/jax_hooks.py 177 call{SLOW_PATH}
+        JOB/train.py 24 step""",
+        "unix_stream_read_generic",
+        Activity.CALL,
+        "",
     ),
     "np.asarray of JAX 0.8": (
         "SITE/jax/_src/array.py 635 _value\nSITE/jax/_src/array.py 435 __array__\nJOB/train.py 29 step",
@@ -265,16 +284,17 @@ def sample(name: str) -> tuple[str, str]:
 def findings(*names: str, places=None, hosts=None, forks=None) -> list[str]:
     """The findings if rank 0 does the first of these, and so on; "finished" is a rank that has no stack."""
     present = {rank: sample(name) for rank, name in enumerate(names) if name != "finished"}
-    return list(
-        explain_deadlock(
-            {rank: text for rank, (text, _) in present.items()},
-            {rank: wait for rank, (_, wait) in present.items()},
-            hosts or dict.fromkeys(range(len(names)), "h1"),
-            [rank for rank, name in enumerate(names) if name == "finished"],
-            places,
-            forks,
-        )
+    flights = {rank: Flight(sites=dict(enumerate((site,) for site in known))) for rank, known in (places or {}).items()}
+    snapshot = Snapshot(
+        time=0.0,
+        hosts=hosts or dict.fromkeys(range(len(names)), "h1"),
+        dumps={rank: text for rank, (text, _) in present.items()},
+        waits={rank: wait for rank, (_, wait) in present.items()},
+        flights=flights,
+        finished=tuple(rank for rank, name in enumerate(names) if name == "finished"),
+        fork_places=forks or {},
     )
+    return list(map(str, explain_deadlock(snapshot)))
 
 
 @pytest.mark.parametrize(("name", "expected"), [(name, item[2:]) for name, item in SAMPLES.items()], ids=SAMPLES)
@@ -309,7 +329,7 @@ def test_a_barrier_that_the_others_never_reach():
     order = "every rank must pass the same barriers and calls in the same order"
     calls = ("a compiled call",) * 3
     assert findings("sync_global_devices", *calls) == [
-        f"rank 0 {sync} that ranks 1-3 have not reached: they wait at train.py:23 step; {order}"
+        f"rank 0 {sync} that ranks 1-3 have not reached (they wait at train.py:23 step): {order}"
     ]
     assert findings("sync_global_devices", "finished", "finished") == [
         f"only rank 0 {sync}; ranks 1-2 have finished: {BY_IF}"
@@ -480,4 +500,4 @@ def test_no_scene_is_too_much(names):
 
 @given(st.text(), st.text())
 def test_no_text_breaks_it(text, wait):
-    explain_deadlock({0: text}, {0: wait}, {0: "h1"})
+    explain_deadlock(Snapshot(0.0, {0: "h1"}, {0: text}, {0: wait}))

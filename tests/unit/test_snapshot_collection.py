@@ -11,6 +11,7 @@ from jaxrun.protocol.flight import Flight
 from jaxrun.supervisor.snapshot_collection import SnapshotCollections
 
 SHOW, EARLY_EXIT, HISTORY = SnapshotPurpose.SHOW, SnapshotPurpose.EARLY_EXIT, SnapshotPurpose.HISTORY
+PROGRESS = SnapshotPurpose.PROGRESS
 
 
 class Clock:
@@ -60,8 +61,18 @@ def test_a_rank_that_does_not_answer_in_time_has_no_stacks(collections, clock):
 
 def test_a_snapshot_of_recorders_has_flights_alone(collections):
     collections.start(TakeSnapshot((3,), HISTORY))
-    only_flights = SnapshotReply(HISTORY, {}, {}, {}, {}, flights(3))
+    only_flights = SnapshotReply(HISTORY, {}, {}, {}, flights=flights(3))
     assert collections.add(only_flights) == [only_flights]
+
+
+def test_a_snapshot_of_progress_has_no_stacks(collections):
+    collections.start(TakeSnapshot((0, 3), PROGRESS))
+    replies = [SnapshotReply(PROGRESS, {}, {}, {r: 1.5}, {r: 7}, {r: 9}, {r: (4, 0, 2, 0)}) for r in (0, 3)]
+    assert collections.add(replies[0]) == []
+    both = {0: (4, 0, 2, 0), 3: (4, 0, 2, 0)}
+    assert collections.add(replies[1]) == [
+        SnapshotReply(PROGRESS, {}, {}, {0: 1.5, 3: 1.5}, {0: 7, 3: 7}, {0: 9, 3: 9}, both)
+    ]
 
 
 def test_c_frames_take_longer(collections):

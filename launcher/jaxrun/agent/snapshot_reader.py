@@ -29,9 +29,11 @@ class SnapshotReader:
         self._native_dumps: list[tuple[SnapshotReply, NativeDump]] = []
 
     def request(self, request: TakeSnapshot) -> list[SnapshotReply]:
-        """Begin a snapshot; one of flight recorders alone is returned at once, any other by `poll`."""
+        """Begin a snapshot; one without stacks is returned at once, any other by `poll`."""
         if request.purpose.recorders_only:
             return [self._read_recorders(request)]
+        if request.purpose is SnapshotPurpose.PROGRESS:
+            return [self._read_progress(request)]
         for rank in request.ranks:
             self._workers[rank].read_new_stacks()
             self._workers[rank].signal(STACKS_SIGNAL)
@@ -74,17 +76,28 @@ class SnapshotReader:
 
     def _read_stacks(self, request: TakeSnapshot) -> SnapshotReply:
         workers = [self._workers[rank] for rank in request.ranks]
-        return SnapshotReply(
-            request.purpose,
+        return replace(
+            self._read_progress(request),
             stacks={worker.rank: worker.read_new_stacks() for worker in workers},
             kernel_waits={worker.rank: worker.kernel_wait() for worker in workers},
+            flights={worker.rank: worker.flight.brief() for worker in workers},
+        )
+
+    def _read_progress(self, request: TakeSnapshot) -> SnapshotReply:
+        """What can be read without a signal to the workers."""
+        workers = [self._workers[rank] for rank in request.ranks]
+        return SnapshotReply(
+            request.purpose,
+            stacks={},
+            kernel_waits={},
             cpu_seconds={worker.rank: worker.cpu_seconds() for worker in workers},
             bytes_written={worker.rank: self._output.bytes_written(worker.rank) for worker in workers},
-            flights={worker.rank: worker.flight.brief() for worker in workers},
+            file_bytes={worker.rank: worker.file_bytes() for worker in workers},
+            call_counters={worker.rank: worker.flight.progress_counters() for worker in workers},
         )
 
     def _read_recorders(self, request: TakeSnapshot) -> SnapshotReply:
         readers = {rank: self._workers[rank].flight for rank in request.ranks}
         whole = request.purpose is SnapshotPurpose.HISTORY
         flights = {rank: reader.history() if whole else reader.brief() for rank, reader in readers.items()}
-        return SnapshotReply(request.purpose, {}, {}, {}, {}, flights)
+        return SnapshotReply(request.purpose, {}, {}, {}, flights=flights)

@@ -105,6 +105,15 @@ class WorkerProcess:
             return 0.0
         return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
+    def file_bytes(self) -> int:
+        """Bytes that the process has read and written so far, from and to files and pipes; 0 if that is not known."""
+        try:
+            with open(f"/proc/{self.pid}/io", "rb") as file:
+                counts = dict(line.split(b": ") for line in file.read().splitlines())
+        except (OSError, ValueError):
+            return 0
+        return sum(int(counts.get(name, 0)) for name in (b"rchar", b"wchar", b"read_bytes"))  # the last for mmap
+
     def kernel_wait(self) -> str:
         """The kernel's name for what the main thread sleeps in, or, in words, that it is stopped or about to end.
 

@@ -156,8 +156,12 @@ def _failure() -> list[Option]:
     seconds = partial(option, type=Time(), metavar="TIME")
     timeout = "Stop the job after this time. [default: never]"
     stall = (
-        "Stop it after so long without output, calls or CPU time in any rank; 0: never. "
-        "[default: 0; 300 where CI is set, and with --lockstep strict]"
+        "Stop it after so long without progress: output, calls, files, or CPU time in a rank that no other waits for; "
+        "0: never. [default: 0; 300 where CI is set, and with --lockstep strict]"
+    )
+    notice = (
+        "Say who waits for whom after so long without progress, again after twice as long, and so on; 0: never. "
+        f"[default: {_DEFAULTS['stall_notice']:g}]"
     )
     lockstep = (
         "Keep the ranks in step: record their cross-process calls and report what differs, or agree on each call "
@@ -172,6 +176,7 @@ def _failure() -> list[Option]:
     return [
         seconds("--timeout", main=True, help=f"{timeout} Times are seconds, or 90s, 5m, 1h30m."),
         seconds("--stall-timeout", help=stall),
+        seconds("--stall-notice", help=notice),
         option("--lockstep", type=click.Choice(LOCKSTEP_MODES), metavar="|".join(LOCKSTEP_MODES), help=lockstep),
         seconds("--init-timeout", help=init),
         seconds("--grace", help=grace),

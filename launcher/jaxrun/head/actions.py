@@ -56,6 +56,14 @@ class PrintSnapshot:
 
 
 @dataclass(frozen=True, slots=True)
+class PrintStallNotice:
+    """Print in one line who waits for whom; the job has made no progress for so many seconds."""
+
+    snapshot: Snapshot
+    idle_s: float
+
+
+@dataclass(frozen=True, slots=True)
 class SaveSnapshot:
     """Write a snapshot to the run directory, for `jaxrun stacks`."""
 
@@ -110,4 +118,6 @@ class Finish:
 
 
 # An agent on another host also executes a Shutdown, which the head sends it at the end.
-Action = Send | SignalRanks | TakeSnapshot | PrintLine | PrintSnapshot | SaveSnapshot | Finish | Shutdown
+Action = (
+    Send | SignalRanks | TakeSnapshot | PrintLine | PrintSnapshot | PrintStallNotice | SaveSnapshot | Finish | Shutdown
+)

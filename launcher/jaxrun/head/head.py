@@ -13,7 +13,7 @@ CONCLUDING comes before OVER where flight recorders must be read to say how the 
 has taken too long.
 
     startup.py         from the agents' reports to the first line of the program (agent_registry.py, consistency.py)
-    snapshots.py       what ranks do: for people, for --timeout, for hangs (hang_detectors.py)
+    snapshots.py       what ranks do: for people, for --timeout, for hangs (stall_detector.py, early_exit_detector.py)
     shutdown.py        how a job is stopped: root cause first, then in which order workers are killed
     timeouts.py        all time limits
     worker_table.py    what is known of each worker
@@ -36,7 +36,7 @@ from jaxrun.head.divergence_detector import DivergenceDetector
 from jaxrun.head.events import AgentLost, Event, FaultRequested, LauncherSignalled, ParentExited, SignalRequested
 from jaxrun.head.fault_injection import FaultInjector
 from jaxrun.head.shutdown import JobShutdown
-from jaxrun.head.snapshots import PURPOSE_OF_SIGNAL, PURPOSE_OF_TIMEOUT, Snapshots
+from jaxrun.head.snapshots import PURPOSE_OF_SIGNAL, Snapshots
 from jaxrun.head.startup import Startup
 from jaxrun.head.timeouts import TimeLimits, Timeout
 from jaxrun.head.worker_table import WorkerTable
@@ -197,7 +197,7 @@ class Head:
             self._attempt.phase = JobPhase.RUNNING
             self._attempt.run_at = now
             self._attempt.timeouts.cancel(Timeout.STARTUP, Timeout.PROGRESS)
-            self._snapshots.start_checks(now)
+            self._snapshots.start_checks(self._startup.platform, now)
             self._faults.start(now)
         return actions
 
@@ -265,7 +265,7 @@ class Head:
             case Timeout.CONCLUDE:
                 self._divergence.give_up_waiting()
                 return []
-        return [self._snapshots.take(PURPOSE_OF_TIMEOUT[timeout])]  # --timeout among them: the stacks come first
+        return [self._snapshots.on_timeout(timeout)]  # --timeout among them: the stacks come first
 
     def _on_snapshot(self, reply: SnapshotReply, now: float) -> list[Action]:
         result = self._snapshots.handle(reply, now)

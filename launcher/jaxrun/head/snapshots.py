@@ -7,10 +7,19 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from jaxrun.diagnosis.snapshot import Snapshot
-from jaxrun.head.actions import Action, EndReason, JobOutcome, PrintSnapshot, SaveSnapshot, TakeSnapshot
+from jaxrun.head.actions import (
+    Action,
+    EndReason,
+    JobOutcome,
+    PrintSnapshot,
+    PrintStallNotice,
+    SaveSnapshot,
+    TakeSnapshot,
+)
 from jaxrun.head.attempt import Attempt
 from jaxrun.head.divergence_detector import DivergenceDetector
-from jaxrun.head.hang_detectors import EarlyExitDetector, StallDetector
+from jaxrun.head.early_exit_detector import EarlyExitDetector
+from jaxrun.head.stall_detector import StallDetector
 from jaxrun.head.timeouts import Timeout
 from jaxrun.protocol.agent_messages import SnapshotPurpose, SnapshotReply
 from jaxrun.protocol.env import NATIVE_STACKS_SIGNAL, STACKS_SIGNAL
@@ -20,9 +29,8 @@ PURPOSE_OF_SIGNAL: Mapping[int, SnapshotPurpose] = {
     STACKS_SIGNAL: SnapshotPurpose.KEEP,
     NATIVE_STACKS_SIGNAL: SnapshotPurpose.NATIVE,
 }
-PURPOSE_OF_TIMEOUT: Mapping[Timeout, SnapshotPurpose] = {
+_PURPOSE_OF_TIMEOUT: Mapping[Timeout, SnapshotPurpose] = {
     Timeout.JOB: SnapshotPurpose.TIMEOUT,
-    Timeout.STALL_CHECK: SnapshotPurpose.STALL,
     Timeout.EARLY_EXIT_CHECK: SnapshotPurpose.EARLY_EXIT,
     Timeout.DIVERGENCE_CHECK: SnapshotPurpose.LOCKSTEP,
 }
@@ -47,19 +55,35 @@ class Snapshots:
         self._early_exit: EarlyExitDetector | None = None
         self._stall: StallDetector | None = None
 
-    def start_checks(self, now: float) -> None:
-        """The program runs."""
-        limit = self._attempt.limits.stall
-        if limit:
-            self._stall = StallDetector(limit, now)
-            self._attempt.timeouts.start(Timeout.STALL_CHECK, now + self._stall.check_interval_s)
+    def start_checks(self, platform: str, now: float) -> None:
+        """The program runs on devices of this platform."""
+        limits = self._attempt.limits
+        self._stall = StallDetector(now, limit=limits.stall, notice=limits.stall_notice, polls=platform != "cpu")
+        if self._stall.is_needed:
+            self._attempt.timeouts.start(Timeout.STALL_CHECK, now + self._stall.next_check_s)
         self._schedule_divergence_check(now)
+
+    def hold_stall_clock(self, rank: int) -> None:
+        """A person debugs this rank: that the job stands still meanwhile is no stall."""
+        if self._stall is not None:
+            self._stall.hold(rank)
+
+    def release_stall_clock(self, rank: int) -> None:
+        """The rank goes on."""
+        if self._stall is not None:
+            self._stall.release(rank)
 
     def start_early_exit_checks(self, now: float) -> None:
         """A rank's program has ended while others work."""
         if self._early_exit is None:
             self._early_exit = EarlyExitDetector(now, has_calls=self._divergence.is_enabled)
             self._attempt.timeouts.start(Timeout.EARLY_EXIT_CHECK, now + self._early_exit.next_check_s)
+
+    def on_timeout(self, timeout: Timeout) -> TakeSnapshot:
+        if timeout is Timeout.STALL_CHECK:
+            assert self._stall is not None
+            return self.take(self._stall.purpose)
+        return self.take(_PURPOSE_OF_TIMEOUT[timeout])
 
     def take(self, purpose: SnapshotPurpose) -> TakeSnapshot:
         workers = self._attempt.workers
@@ -78,26 +102,26 @@ class Snapshots:
         match reply.purpose:
             case SnapshotPurpose.TIMEOUT:
                 return SnapshotResult(outcome=self._outcome(EndReason.TIMEOUT, reply, now))
-            case SnapshotPurpose.STALL:
-                return self._check_stall(reply, now)
+            case SnapshotPurpose.STALL | SnapshotPurpose.PROGRESS:
+                return self._check_progress(reply, now)
             case SnapshotPurpose.EARLY_EXIT:
                 return self._check_early_exit(reply, now)
             case SnapshotPurpose.LOCKSTEP:
                 self._schedule_divergence_check(now)
         return SnapshotResult(actions)
 
-    def _check_stall(self, reply: SnapshotReply, now: float) -> SnapshotResult:
+    def _check_progress(self, reply: SnapshotReply, now: float) -> SnapshotResult:
         assert self._stall is not None
-        stall, idle = self._stall, self._stall.update(reply, now)
-        if idle >= stall.limit:
+        check = self._stall.update(reply, now)
+        if check.is_over:
             return SnapshotResult(outcome=self._outcome(EndReason.STALL, reply, now))
-        self._attempt.timeouts.start(Timeout.STALL_CHECK, now + min(stall.check_interval_s, stall.limit - idle))
-        if stall.warned or idle < stall.limit / 2:
-            return SnapshotResult()
-        stall.warned = True
-        limit = f"the job is stopped after {stall.limit:g} s of it (--stall-timeout)"
-        heading = f"no output, no call and no CPU time in any rank for {idle:.0f} s; {limit} · "
-        return SnapshotResult((PrintSnapshot(self._snapshot(reply, now), heading),))
+        self._attempt.timeouts.start(Timeout.STALL_CHECK, now + self._stall.next_check_s)
+        if check.is_half:
+            limit = f"the job is stopped after {self._stall.limit:g} s of it (--stall-timeout)"
+            heading = f"no progress for {check.idle_s:.0f} s; {limit} · "
+            return SnapshotResult((PrintSnapshot(self._snapshot(reply, now), heading),))
+        notice = (PrintStallNotice(self._snapshot(reply, now), check.idle_s),) if check.is_told else ()
+        return SnapshotResult(notice)
 
     def _check_early_exit(self, reply: SnapshotReply, now: float) -> SnapshotResult:
         assert self._early_exit is not None

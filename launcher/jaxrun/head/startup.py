@@ -45,6 +45,11 @@ class Startup:
         """Whether every rank has joined, and the job is what was asked for."""
         return len(self._device_reports) == len(self._hosts)
 
+    @property
+    def platform(self) -> str:
+        """The platform that all ranks report, which have joined."""
+        return next(report.platform for report in self._device_reports.values())
+
     def has_hello(self, rank: int) -> bool:
         return rank in self._hellos
 

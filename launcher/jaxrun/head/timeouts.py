@@ -8,7 +8,8 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class TimeLimits:
-    """Seconds: until all have joined, for the whole job, between SIGTERM and SIGKILL, without any sign of life.
+    """Seconds: until all have joined, for the whole job, between SIGTERM and SIGKILL, without progress until the job is
+    stopped, and until people are told who waits for whom.
 
     None and 0 are no limit.
     """
@@ -17,6 +18,7 @@ class TimeLimits:
     job: float | None
     grace: float
     stall: float | None = None
+    stall_notice: float | None = None
 
 
 class Timeout(enum.Enum):
@@ -29,7 +31,7 @@ class Timeout(enum.Enum):
     GRACE = enum.auto()  # --grace: workers that were asked to end have not
     CONCLUDE = enum.auto()  # all workers have ended, but what their flight recorders hold has not come
     JOB = enum.auto()  # --timeout
-    STALL_CHECK = enum.auto()  # --stall-timeout: is there any sign of life?
+    STALL_CHECK = enum.auto()  # --stall-timeout, --stall-notice: is there any progress?
     EARLY_EXIT_CHECK = enum.auto()  # some ranks have finished: do the others wait for them?
     DIVERGENCE_CHECK = enum.auto()  # do the flight recorders agree?
 

@@ -42,7 +42,8 @@ class Job:
     submit:                hand the batch script to Slurm, and follow the job
     interface:             at which the launcher listens for the other hosts: a name, an address or a network
     timeout:               seconds that the whole job may take; None for no limit
-    stall_timeout:         seconds without any sign of life after which the job is stopped; None or 0 for no limit
+    stall_timeout:         seconds without progress after which the job is stopped; None or 0 for no limit
+    stall_notice:          seconds without progress after which people are told who waits for whom; 0 for never
     lockstep:              how the ranks are kept in step: "off", "record" or "strict"
     make_mesh:             who lays a mesh over several hosts: "jaxrun", or "jax", which refuses
     init_timeout:          seconds until every process must have joined
@@ -80,6 +81,7 @@ class Job:
     interface: str = ""
     timeout: float | None = None
     stall_timeout: float | None = None
+    stall_notice: float = 30.0
     lockstep: str = LOCKSTEP_RECORD
     make_mesh: str = MAKE_MESH_JAXRUN
     init_timeout: float = 120.0
@@ -113,6 +115,7 @@ class Job:
             raise UsageError(f"--make-mesh must be one of {', '.join(MAKE_MESH_MODES)}, not {self.make_mesh!r}")
         _positive("--timeout", self.timeout)
         _positive("--stall-timeout", self.stall_timeout or None)
+        _positive("--stall-notice", self.stall_notice or None)
         _positive("--init-timeout", self.init_timeout)
         if not 0 <= self.grace < math.inf:
             raise UsageError(f"--grace must be 0 seconds or more, not {self.grace:g}")

@@ -38,7 +38,8 @@ class SnapshotPurpose(enum.StrEnum):
     NATIVE = "native"  # the same, with C frames
     TIMEOUT = "timeout"  # --timeout is over
     EARLY_EXIT = "early"  # some ranks have finished: are the others stuck?
-    STALL = "stall"  # is there any progress?
+    PROGRESS = "progress"  # is there any progress? without stacks
+    STALL = "stall"  # is there any progress? with stacks
     LOCKSTEP = "lockstep"  # only flight recorders, the last calls
     HISTORY = "history"  # only flight recorders, all that they hold
 
@@ -231,6 +232,8 @@ class SnapshotReply:
     kernel_waits:   what the kernel says that the main thread waits in
     cpu_seconds:    user and system time used so far
     bytes_written:  to stdout and stderr
+    file_bytes:     that it has read from files and written to them, as far as the kernel counts them
+    call_counters:  of its flight recorder, equal as long as it has neither entered, made nor compiled anything
     flights:        what the flight recorder holds
     native_stacks:  stacks with C frames, for SnapshotPurpose.NATIVE
     """
@@ -240,6 +243,8 @@ class SnapshotReply:
     kernel_waits: Mapping[int, str]
     cpu_seconds: Mapping[int, float]
     bytes_written: Mapping[int, int] = field(default_factory=dict)
+    file_bytes: Mapping[int, int] = field(default_factory=dict)
+    call_counters: Mapping[int, tuple[int, ...]] = field(default_factory=dict)
     flights: Mapping[int, Flight] = field(default_factory=dict)
     native_stacks: Mapping[int, str] = field(default_factory=dict)
 

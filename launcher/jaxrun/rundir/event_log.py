@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from jaxrun.head.actions import Action, Send, SignalRanks
+from jaxrun.head.actions import Action, PrintStallNotice, Send, SignalRanks
 from jaxrun.head.events import AgentLost, Event, FaultRequested, LauncherSignalled, ParentExited, SignalRequested
 from jaxrun.protocol.agent_messages import (
     AgentReport,
@@ -93,6 +93,8 @@ def action_entry(action: Action) -> Entry | None:
     """What is logged of an action of the head; None for an action that is not logged."""
     if isinstance(action, SignalRanks):
         return "stop", None, {"signal": int(action.signum), "ranks": list(action.ranks)}
+    if isinstance(action, PrintStallNotice):
+        return "stall_notice", None, {"idle": round(action.idle_s, 1)}
     if isinstance(action, Send) and isinstance(action.message, InjectFault):
         return "chaos", None, {"fault": action.message.kind, "ranks": list(action.ranks)}
     return None

@@ -47,6 +47,13 @@ class RunDir:
         """The absolute path; empty where there is none."""
         return str(self.path.absolute()) if self.path else ""
 
+    @property
+    def shown_path(self) -> Path | None:
+        """The path as seen from the working directory, where it lies below it."""
+        if self.path is None or not self.path.is_absolute():
+            return self.path
+        return self.path.relative_to(Path.cwd()) if self.path.is_relative_to(Path.cwd()) else self.path
+
     def on_write_error(self, warn: Callable[[str], None]) -> None:
         """Call `warn` with a text, once, when the directory can no longer be written."""
         self._warn = warn

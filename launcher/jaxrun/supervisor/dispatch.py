@@ -3,18 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Protocol
 
-from jaxrun.head.actions import Action, PrintLine, PrintSnapshot, SaveSnapshot
+from jaxrun.head.actions import Action, PrintLine, PrintSnapshot, PrintStallNotice, SaveSnapshot
 from jaxrun.head.events import Event, Tick
 from jaxrun.head.head import Head
 from jaxrun.rundir import event_log
 from jaxrun.rundir.rundir import STACKS_FILE
 from jaxrun.verdict.stack_text import format_snapshot
+from jaxrun.verdict.stall_notice import format_stall_notice
 
 
 class RunFiles(Protocol):
     """Keeps events and files of a job, as RunDir does; times are seconds since the epoch."""
+
+    @property
+    def shown_path(self) -> Path | None:
+        """The directory as people may type it; None where there is none."""
 
     def record(self, event: str, time: float, rank: int | None = None, **data: object) -> None: ...
 
@@ -57,6 +63,8 @@ class Dispatcher:
         self._log(event_log.action_entry(action))
         if isinstance(action, PrintSnapshot):
             return PrintLine(f"{action.heading}{format_snapshot(action.snapshot) or 'no rank has stacks to show yet'}")
+        if isinstance(action, PrintStallNotice):
+            return PrintLine(format_stall_notice(action.snapshot, action.idle_s, self._files.shown_path))
         if isinstance(action, SaveSnapshot):
             self._files.write_text(STACKS_FILE, action.snapshot.to_json())
         return action

@@ -6,7 +6,6 @@ import os
 import signal
 import time
 from collections.abc import Iterator, Mapping
-from pathlib import Path
 
 from jaxrun.agent.signals import SignalPipe
 from jaxrun.errors import EXIT_SIGNAL_BASE
@@ -38,7 +37,7 @@ def open_output(plan: Plan, environ: Mapping[str, str], directory: RunDir) -> Ou
     )
     directory.on_write_error(lambda text: output.print_line(f"jaxrun: {text}"))
     directory.write_text(rundir.JOB_FILE, to_json(plan, {"host": os.uname().nodename, "pid": os.getpid()}))
-    where = f" · run dir {_relative(directory.path)}" if directory.path else ""
+    where = f" · run dir {directory.shown_path}" if directory.path else ""
     output.print_line(f"jaxrun: {plan_summary(plan)}{where}")
     for note in _notes(plan) if plan.job.verbose else ():
         output.print_line(f"jaxrun: {note}")
@@ -70,17 +69,10 @@ def report_verdict(
     verdict = decide.decide(outcome, hosts, started=started, ended=time.time(), timeout=plan.job.timeout)
     directory.write_text(rundir.VERDICT_FILE, verdict_to_json(verdict))
     directory.close()
-    output.print_line(report.format_report(verdict, _relative(directory.path)))
+    output.print_line(report.format_report(verdict, directory.shown_path))
     signals.receive()  # those of the job itself have been dealt with
     while not output.close(_SIGNAL_CHECK_S):
         for signum in signals.receive():
             if signum in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
                 return EXIT_SIGNAL_BASE + signum
     return verdict.exit_code
-
-
-def _relative(path: Path | None) -> Path | None:
-    """The path as seen from the working directory, where it lies below it."""
-    if path is None or not path.is_absolute():
-        return path
-    return path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path

@@ -23,12 +23,14 @@ class SnapshotCollection:
         self._kernel_waits: dict[int, str] = {}
         self._cpu_seconds: dict[int, float] = {}
         self._bytes_written: dict[int, int] = {}
+        self._file_bytes: dict[int, int] = {}
+        self._call_counters: dict[int, tuple[int, ...]] = {}
         self._flights: dict[int, Flight] = {}
         self._native_stacks: dict[int, str] = {}
 
     @property
     def complete(self) -> bool:
-        return len(self._flights) >= len(self._request.ranks)
+        return max(len(self._flights), len(self._call_counters)) >= len(self._request.ranks)
 
     def add(self, reply: SnapshotReply) -> None:
         """Add the answer of one agent."""
@@ -36,18 +38,23 @@ class SnapshotCollection:
         self._kernel_waits.update(reply.kernel_waits)
         self._cpu_seconds.update(reply.cpu_seconds)
         self._bytes_written.update(reply.bytes_written)
+        self._file_bytes.update(reply.file_bytes)
+        self._call_counters.update(reply.call_counters)
         self._flights.update(reply.flights)
         self._native_stacks.update(reply.native_stacks)
 
     def result(self) -> SnapshotReply:
         """All answers as one."""
         ranks = () if self._request.purpose.recorders_only else self._request.ranks
+        stacked = () if self._request.purpose is SnapshotPurpose.PROGRESS else ranks
         return SnapshotReply(
             self._request.purpose,
-            stacks={rank: self._stacks.get(rank, "") for rank in ranks},
-            kernel_waits={rank: self._kernel_waits.get(rank, "") for rank in ranks},
+            stacks={rank: self._stacks.get(rank, "") for rank in stacked},
+            kernel_waits={rank: self._kernel_waits.get(rank, "") for rank in stacked},
             cpu_seconds={rank: self._cpu_seconds.get(rank, 0.0) for rank in ranks},
             bytes_written=dict(self._bytes_written),
+            file_bytes=dict(self._file_bytes),
+            call_counters=dict(self._call_counters),
             flights=dict(self._flights),
             native_stacks=dict(self._native_stacks),
         )

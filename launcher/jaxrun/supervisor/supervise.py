@@ -94,6 +94,12 @@ def _make_head(plan: Plan, registry: AgentRegistry | None, started: float) -> He
     """Make the head; a `registry` decides the devices and the coordinator's interface once all agents report."""
     job = plan.job
     expected = Expected(len(plan.workers), plan.job_id, job.platform, plan.local_devices)
-    limits = TimeLimits(init=job.init_timeout, job=job.timeout, grace=job.grace, stall=job.stall_timeout)
+    limits = TimeLimits(
+        init=job.init_timeout,
+        job=job.timeout,
+        grace=job.grace,
+        stall=job.stall_timeout,
+        stall_notice=job.stall_notice,
+    )
     interface = "" if registry else _LOOPBACK
     return Head(plan.host_of, expected, limits, interface, started, registry, lockstep=job.lockstep, chaos=job.chaos)

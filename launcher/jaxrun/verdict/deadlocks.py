@@ -5,15 +5,15 @@ A snapshot of a job that is well may show the same for a moment: so the sentence
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
+from jaxrun.diagnosis.rank_state import WAITING, Activity, RankState, find_rank_states
+from jaxrun.diagnosis.snapshot import Snapshot
 from jaxrun.text import format_ranks, format_ranks_on_hosts
-from jaxrun.verdict.rank_state import Activity, RankState, find_rank_state
 
-_MAX_SENTENCES = 2
+_MAX_EXPLANATIONS = 2
 _MAX_THREADS_SHOWN = 2
-_WAITING = (Activity.BARRIER, Activity.CALL)
 # What a rank does that others wait for, and what to do about it; the most likely cause of a deadlock comes first.
 _CAUSES: Mapping[Activity, tuple[str, str]] = {
     Activity.STOPPED: ("is stopped by a signal", "kill -CONT lets a process go on; its number is in events.jsonl"),
@@ -71,6 +71,17 @@ _TEMPORARY = (Activity.SLEEP, Activity.ASLEEP)  # worth none if no rank waits
 
 
 @dataclass(frozen=True, slots=True)
+class Explanation:
+    """Which rank does what, where, and for whom others wait; and what to do about it."""
+
+    what: str
+    advice: str
+
+    def __str__(self) -> str:
+        return f"{self.what}: {self.advice}"
+
+
+@dataclass(frozen=True, slots=True)
 class _JobState:
     """What each unfinished rank does, and which ranks have finished."""
 
@@ -86,39 +97,22 @@ class _JobState:
         return format_ranks_on_hosts(ranks, self.hosts)
 
 
-def explain_deadlock(
-    dumps: Mapping[int, str],
-    waits: Mapping[int, str],
-    hosts: Mapping[int, str],
-    finished: Collection[int] = (),
-    places: Mapping[int, Sequence[str]] | None = None,
-    fork_places: Mapping[int, Sequence[str]] | None = None,
-) -> tuple[str, ...]:
-    """At most two sentences on why the job does not go on; none where nothing is certain enough.
-
-    dumps:     by rank, what the fault handler wrote
-    waits:     by rank, what the kernel says that the main thread waits in
-    finished:  the ranks whose program has ended
-    places:    by rank, where it has made cross-process calls before ("train.py:88 train_step"), as far as known
-    fork_places:  by rank, where its program has forked
-    """
-    known = places or {}
-    seen = {
-        rank: find_rank_state(rank, dumps[rank], waits.get(rank, ""), known.get(rank, ())) for rank in sorted(dumps)
-    }
+def explain_deadlock(snapshot: Snapshot) -> tuple[Explanation, ...]:
+    """At most two explanations of why the job does not go on; none where nothing is certain enough."""
+    seen = find_rank_states(snapshot.dumps, snapshot.waits, snapshot.flights)
     idle = {rank for rank, where in seen.items() if where.activity is Activity.IDLE}
-    ended = tuple(sorted((set(finished) - set(dumps)) | idle))
+    ended = tuple(sorted((set(snapshot.finished) - set(snapshot.dumps)) | idle))
     busy = {rank: where for rank, where in seen.items() if rank not in idle}
-    job = _JobState(busy, hosts, ended, fork_places or {})
-    waiting = job.doing(*_WAITING)
+    job = _JobState(busy, snapshot.hosts, ended, snapshot.fork_places)
+    waiting = job.doing(*WAITING)
     if waiting and len(waiting) == len(job.ranks):
-        sentences = _left_by_the_finished(job, waiting) if job.finished else _waiting_apart(job, waiting)
+        explanations = _left_by_the_finished(job, waiting) if job.finished else _waiting_apart(job, waiting)
     else:
-        sentences = _causes(job, waiting)
-    return tuple(sentences)[:_MAX_SENTENCES]
+        explanations = _causes(job, waiting)
+    return tuple(explanations)[:_MAX_EXPLANATIONS]
 
 
-def _causes(job: _JobState, waiting: tuple[int, ...]) -> Iterator[str]:
+def _causes(job: _JobState, waiting: tuple[int, ...]) -> Iterator[Explanation]:
     """Some ranks do not wait in JAX."""
     others = tuple(rank for rank in job.ranks if rank not in waiting)
     groups = sorted(_group(job, others), key=lambda group: (_weight(job, group), len(group), group))
@@ -131,9 +125,10 @@ def _causes(job: _JobState, waiting: tuple[int, ...]) -> Iterator[str]:
     elsewhere = job.doing(Activity.ELSEWHERE)
     if waiting and not explained and elsewhere and len(elsewhere) == len(others):
         where = _list(_unique(job.ranks[rank].place for rank in elsewhere))
-        yield (
+        yield Explanation(
             f"{job.names(elsewhere)} {_verb(elsewhere, 'is', 'are')} not in JAX but at {where}, and "
-            f"{_describe_waiting(job, waiting, elsewhere)}: is that slow, or an endless loop?"
+            f"{_describe_waiting(job, waiting, elsewhere)}",
+            "is that slow, or an endless loop?",
         )
 
 
@@ -152,7 +147,7 @@ def _is_notable(job: _JobState, group: tuple[int, ...], waiting: tuple[int, ...]
     return doing not in _TEMPORARY and all(where.activity in (doing, *_NOTABLE_ALONE) for where in job.ranks.values())
 
 
-def _describe_cause(job: _JobState, group: tuple[int, ...], waiting: tuple[int, ...]) -> str:
+def _describe_cause(job: _JobState, group: tuple[int, ...], waiting: tuple[int, ...]) -> Explanation:
     where = job.ranks[group[0]]
     does, advice = _CAUSES[where.activity]
     advice = _advise_on_forks(job, group) or advice
@@ -164,7 +159,7 @@ def _describe_cause(job: _JobState, group: tuple[int, ...], waiting: tuple[int, 
     if len(group) > 1:
         does = " ".join(_PLURALS.get(word, word) for word in does.split(" "))
     did = f"{does}{call}{place}{threads}".rstrip(",")
-    return f"{job.names(group)} {did}{and_others}: {advice}"
+    return Explanation(f"{job.names(group)} {did}{and_others}", advice)
 
 
 def _advise_on_forks(job: _JobState, group: tuple[int, ...]) -> str:
@@ -175,31 +170,31 @@ def _advise_on_forks(job: _JobState, group: tuple[int, ...]) -> str:
     return _FORK_ADVICE.format(places=_list(places)) if waits and places else ""
 
 
-def _describe_lone_waiter(job: _JobState, waiting: tuple[int, ...], others: tuple[int, ...]) -> str:
+def _describe_lone_waiter(job: _JobState, waiting: tuple[int, ...], others: tuple[int, ...]) -> Explanation:
     """One rank waits in a call that none of the others is about to make."""
     places = _unique(job.ranks[rank].place for rank in others)
     where = f" {_verb(others, 'is', 'are')} elsewhere ({_list(places)})" if others and places else ""
     fates = [f"{job.names(others)}{where}"] if where else []
     if job.finished:
         fates.append(f"{job.names(job.finished)} {_verb(job.finished, 'has', 'have')} finished")
-    return (
-        f"only {job.names(waiting)} {_describe_wait(job.ranks[waiting[0]])}; {' and '.join(fates)}: "
-        "every rank must make this call; is it under an `if` that only this rank enters?"
+    return Explanation(
+        f"only {job.names(waiting)} {_describe_wait(job.ranks[waiting[0]])}; {' and '.join(fates)}",
+        "every rank must make this call; is it under an `if` that only this rank enters?",
     )
 
 
-def _left_by_the_finished(job: _JobState, waiting: tuple[int, ...]) -> Iterator[str]:
+def _left_by_the_finished(job: _JobState, waiting: tuple[int, ...]) -> Iterator[Explanation]:
     if len(waiting) == 1 and len(job.finished) > 1:
         yield _describe_lone_waiter(job, waiting, ())
         return
     has = _verb(job.finished, "has", "have")
-    yield (
-        f"{job.names(job.finished)} {has} finished, and {_describe_waiting(job, waiting, job.finished)}: "
-        "every rank must take part in the same steps; has one of them less data, or does it return early?"
+    yield Explanation(
+        f"{job.names(job.finished)} {has} finished, and {_describe_waiting(job, waiting, job.finished)}",
+        "every rank must take part in the same steps; has one of them less data, or does it return early?",
     )
 
 
-def _waiting_apart(job: _JobState, waiting: tuple[int, ...]) -> Iterator[str]:
+def _waiting_apart(job: _JobState, waiting: tuple[int, ...]) -> Iterator[Explanation]:
     """All ranks wait in JAX, but not at the same place."""
     groups = sorted(_group(job, waiting), key=lambda group: (len(group), group))
     barriers = [group for group in groups if job.ranks[group[0]].activity is Activity.BARRIER]
@@ -209,14 +204,14 @@ def _waiting_apart(job: _JobState, waiting: tuple[int, ...]) -> Iterator[str]:
         first = barriers[0]
         rest = tuple(rank for group in groups if group not in barriers for rank in group)
         at = _list(_unique(job.ranks[rank].place for rank in rest))
-        yield (
+        yield Explanation(
             f"{job.names(first)} {_describe_wait(job.ranks[first[0]], len(first) > 1)} that {format_ranks(rest)} "
-            f"{_verb(rest, 'has', 'have')} not reached: {_verb(rest, 'it waits', 'they wait')} at {at}; "
-            "every rank must pass the same barriers and calls in the same order"
+            f"{_verb(rest, 'has', 'have')} not reached ({_verb(rest, 'it waits', 'they wait')} at {at})",
+            "every rank must pass the same barriers and calls in the same order",
         )
     elif len(groups) <= 3 and all(job.ranks[rank].is_certain for rank in waiting):
         parts = (f"{job.names(group)} {_describe_wait(job.ranks[group[0]], len(group) > 1)}" for group in groups)
-        yield f"{_list(list(parts))}: every rank must make the same calls in the same order"
+        yield Explanation(_list(list(parts)), "every rank must make the same calls in the same order")
 
 
 def _group(job: _JobState, ranks: Iterable[int]) -> list[tuple[int, ...]]:

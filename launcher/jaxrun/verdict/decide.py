@@ -104,9 +104,7 @@ def _describe_stuck(verdict: Verdict, outcome: JobOutcome, decided: float, timeo
         limit = f", --timeout {timeout:g} s" if timeout is not None else ""
         headline = f"not finished within the time limit{limit}."
     else:
-        headline = (
-            "no progress: no rank has written, called or computed anything for as long as --stall-timeout allows."
-        )
+        headline = "no progress for as long as --stall-timeout allows."
     finished = [worker.rank for worker in outcome.workers if worker.finished]
     where = _format_places(outcome, verdict.hosts, decided, finished)
     threads = phrasing.describe_thread_failures(outcome.workers, "")

@@ -9,7 +9,6 @@ from pathlib import PurePath
 from jaxrun.diagnosis.snapshot import Snapshot
 from jaxrun.diagnosis.stacks import Frame, Stack, crashed_stack, main_stack
 from jaxrun.lockstep.progress import format_progress
-from jaxrun.protocol.flight import strip_directory
 from jaxrun.text import format_columns, format_ranges, format_ranks, format_ranks_on_hosts, has_several_hosts, plural
 from jaxrun.verdict.deadlocks import explain_deadlock
 
@@ -35,11 +34,8 @@ def format_snapshot(snapshot: Snapshot) -> str:
         made = calls(snapshot.finished)
         who = format_ranks_on_hosts(snapshot.finished, snapshot.hosts)
         lines.append(f"{who} {have} finished{f', {made}' if made else ''}.")
-    places = {rank: [strip_directory(site[0]) for site in f.sites.values()] for rank, f in flights.items()}
-    sentences = explain_deadlock(
-        snapshot.dumps, snapshot.waits, snapshot.hosts, snapshot.finished, places, snapshot.fork_places
-    )
-    return "\n".join([*lines, *(_wrap(sentence) for sentence in sentences)])
+    explanations = explain_deadlock(snapshot)
+    return "\n".join([*lines, *(_wrap(str(explanation)) for explanation in explanations)])
 
 
 def format_groups(
@@ -52,19 +48,24 @@ def format_groups(
 
     `calls` says how many calls ranks have made. For a rank whose dump is empty, `waits` has what the kernel says of it.
     """
-    places: dict[str, list[int]] = {}
-    for rank in sorted(dumps):
-        wait = waits.get(rank, "")
-        unanswered = f"no answer: {wait}" if " " in wait else _NO_ANSWER
-        place = format_place(main_stack(dumps[rank])) if dumps[rank] else unanswered
-        places.setdefault(place, []).append(rank)
-    groups = sorted(places.items(), key=lambda group: (-len(group[1]), group[1]))
+    groups = group_by_place(dumps, waits)
     rows = [(plural(len(ranks), "rank"), _names(ranks, hosts), place, calls(ranks)) for place, ranks in groups]
     if not rows:
         return ""
     lines = [f"  {line}" for line in format_columns(rows)]
     heading = f"{plural(len(dumps), 'rank')}, {plural(len(groups), 'group')}"
     return "\n".join([heading, *lines, *_outliers([ranks for _, ranks in groups])])
+
+
+def group_by_place(dumps: Mapping[int, str], waits: Mapping[int, str]) -> list[tuple[str, list[int]]]:
+    """Each place at which ranks are, and these ranks; the most common first."""
+    places: dict[str, list[int]] = {}
+    for rank in sorted(dumps):
+        wait = waits.get(rank, "")
+        unanswered = f"no answer: {wait}" if " " in wait else _NO_ANSWER
+        place = format_place(main_stack(dumps[rank])) if dumps[rank] else unanswered
+        places.setdefault(place, []).append(rank)
+    return sorted(places.items(), key=lambda group: (-len(group[1]), group[1]))
 
 
 def format_place(stack: Stack) -> str:

@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import enum
 import re
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from jaxrun.diagnosis import stacks
 from jaxrun.diagnosis.stacks import Frame, Stack
+from jaxrun.protocol.flight import Flight, strip_directory
 
 
 class Activity(enum.Enum):
@@ -35,6 +36,9 @@ class Activity(enum.Enum):
     ELSEWHERE = enum.auto()
     IDLE = enum.auto()  # a gang's rank between two calls
     UNKNOWN = enum.auto()
+
+
+WAITING = (Activity.BARRIER, Activity.CALL)  # usually for other ranks
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +64,7 @@ _PACKAGE = r"-packages/"
 _RULES = tuple(
     (activity, name, re.compile(pattern))
     for activity, name, pattern in (
+        (Activity.CALL, "", r"/jaxrun_runtime/agent_channel\.py receive_answer$"),  # --lockstep strict: for its turn
         (Activity.PROMPT, "jax.debug.breakpoint", r"/jax/_src/debugger/"),
         (Activity.PROMPT, "ipdb", rf"{_PACKAGE}(?:ipdb|IPython/core/debugger\.py)"),
         (Activity.PROMPT, "IPython", rf"{_PACKAGE}IPython/terminal/"),
@@ -108,8 +113,19 @@ _KERNEL = tuple(
         (Activity.NETWORK, r"inet_|tcp_|sk_wait|wait_for_connect|unix_wait"),
     )
 )
+# Where JAX waits for a result, polling a GPU perhaps.
+_RESULT = re.compile(r"/jax/_src/(?:api\.py (?:try_to_block|block_until_ready)|array\.py (?:_value|__array__))$")
 _INNER = re.compile(r"^_|^(?:wrapper|cache_miss|try_to_block)$")  # functions of JAX that mean nothing to a user
 _ENDING = "_join_threads"  # a function of the runtime, at the end of a program
+
+
+def find_rank_states(
+    dumps: Mapping[int, str], waits: Mapping[int, str], flights: Mapping[int, Flight]
+) -> dict[int, RankState]:
+    """What the ranks of `dumps` are doing; their flights say where they have made cross-process calls before."""
+    places = {rank: {strip_directory(site[0]) for site in f.sites.values()} for rank, f in flights.items()}
+    found = ((rank, dumps[rank], waits.get(rank, ""), places.get(rank, ())) for rank in sorted(dumps))
+    return {seen[0]: find_rank_state(*seen) for seen in found}
 
 
 def find_rank_state(rank: int, dump: str, wait: str, places: Collection[str] = ()) -> RankState:
@@ -135,7 +151,8 @@ def find_rank_state(rank: int, dump: str, wait: str, places: Collection[str] = (
             others = _others(dump, stack) if activity in (Activity.THREAD, Activity.DATA) else ()
             return RankState(activity, place, name or _name(called), others)
     if any(frame.is_jax for frame in called):
-        return RankState(Activity.CALL if "futex" in wait else Activity.ELSEWHERE, place, _name(called))
+        waits = "futex" in wait or _RESULT.search(f"{called[0].file} {called[0].function}")
+        return RankState(Activity.CALL if waits else Activity.ELSEWHERE, place, _name(called))
     if called:
         return RankState(Activity.ELSEWHERE, place, _name(called))
     activity = _activity_in_kernel(rank, wait, known=not places or place in places)
