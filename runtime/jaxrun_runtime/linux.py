@@ -11,6 +11,8 @@ import uuid
 from pathlib import Path
 
 _PR_SET_PDEATHSIG = 1
+_PR_SET_NAME = 15
+_ARG_START, _ARG_END = 45, 46  # among the fields of /proc/self/stat behind the command's name
 _CLONE_NEWNS = 0x0002_0000
 _CLONE_NEWUTS = 0x0400_0000
 _CLONE_NEWUSER = 0x1000_0000
@@ -25,6 +27,22 @@ _libc = ctypes.CDLL(None, use_errno=True)
 def die_with_parent() -> None:
     """Ask the kernel to kill this process when its parent dies, even if it is busy in C++ then."""
     _raise_on_error(_libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0), "prctl(PR_SET_PDEATHSIG)")
+
+
+def set_process_title(name: str, title: str) -> None:
+    """Show `name` as this process's name, and `title` as its command line, as ps, top and nvidia-smi do.
+
+    The kernel cuts the name to 15 bytes. The title takes the place of the arguments and is cut to their length: the
+    environment behind them stays, as the processes of a job are found by it. (setproctitle moves it, and takes 10 to
+    50 ms to import.)
+    """
+    _raise_on_error(_libc.prctl(_PR_SET_NAME, os.fsencode(name), 0, 0, 0), "prctl(PR_SET_NAME)")
+    fields = Path("/proc/self/stat").read_text().rpartition(")")[2].split()
+    start, end = int(fields[_ARG_START]), int(fields[_ARG_END])
+    if start:  # 0 where the kernel hides it
+        shown = os.fsencode(title)[: end - start - 1]
+        ctypes.memset(start, 0, end - start)
+        ctypes.memmove(start, shown, len(shown))
 
 
 def become_simulated_host(name: str, boot_id: str) -> None:

@@ -25,6 +25,14 @@ def split_argv(argv: list[str]) -> tuple[bool, str, list[str]]:
     return False, argv[0], argv[1:]
 
 
+def short_name(argv: list[str]) -> str:
+    """The program's name for lists of processes: "train.py", "package.train", "gang"."""
+    is_module, name, _ = split_argv(argv)
+    if is_module:
+        return "gang" if name == f"{__package__}.gang.connect" else name
+    return os.path.basename(name.rstrip(os.sep)) or name
+
+
 def run(argv: list[str]) -> None:
     """Run the program to its end. Raises whatever the program raises, including SystemExit."""
     is_module, name, arguments = split_argv(argv)

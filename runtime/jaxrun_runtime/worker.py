@@ -31,6 +31,7 @@ def run_worker(env: WorkerEnv, argv: list[str], started: float, forked_by: int =
     """
     channel = AgentChannel(env.channel_fd)
     try:
+        linux.set_process_title(f"jaxrun rank {env.rank}", f"jaxrun rank {env.rank}: {program.short_name(argv)}")
         _register_stack_dumps(env.stacks_fd)
         _run_stages(env, argv, started, forked_by, channel)
     except AgentDisconnected:

@@ -132,7 +132,9 @@ class Job:
         """The processes that carry the job's mark: all workers, and what they have started."""
         job_id = json.loads((self.run_dir / "job.json").read_text())["job_id"]
         return [
-            pid for pid in find_marked(job_marker(job_id)) if processes.inspect(pid) and _ran(pid, b"jaxrun_runtime")
+            pid
+            for pid in find_marked(job_marker(job_id))
+            if processes.inspect(pid) and (_ran(pid, b"jaxrun_runtime") or _ran(pid, b"jaxrun rank "))
         ]
 
     def launcher(self) -> int:

@@ -112,3 +112,19 @@ ctypes.CDLL(None).prctl(2, ctypes.byref(number), 0, 0, 0)
 print(number.value)
 """
     assert int(_python(code).stdout) == signal.SIGKILL
+
+
+def test_a_process_title_is_what_others_see_and_the_environment_stays():
+    code = """
+import sys
+from pathlib import Path
+from jaxrun_runtime import linux
+before = Path("/proc/self/environ").read_bytes(), len(Path("/proc/self/cmdline").read_bytes())
+for title in ("jaxrun rank 2: train.py", "x" * 10_000):
+    linux.set_process_title("jaxrun rank 2345", title)
+    shown = Path("/proc/self/cmdline").read_bytes()
+    assert (Path("/proc/self/environ").read_bytes(), len(shown)) == before
+    print(shown.rstrip(b"\\0") in (title.encode(), title[: before[1] - 1].encode()))
+print(Path("/proc/self/comm").read_text().strip(), sys.argv)
+"""
+    assert _python(code).stdout == "True\nTrue\njaxrun rank 234 ['-c']\n"

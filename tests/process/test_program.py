@@ -247,3 +247,16 @@ def test_the_current_directory_is_not_searched_but_for_a_module(folder):
     (folder / "sub" / "probe.py").write_text("import sys, os; print(os.getcwd() in sys.path, '' in sys.path)")
     assert _as_python(folder, "sub/probe.py")[1] == "False False\n"
     assert os.fspath(folder) in _as_python(folder, "-m", "package.module")[1]
+
+
+@pytest.mark.parametrize(
+    ("argv", "name"),
+    [
+        (["src/train.py", "--lr", "1"], "train.py"),
+        (["package/", "x"], "package"),
+        (["-m", "package.train", "x"], "package.train"),
+        (["-m", "jaxrun_runtime.gang.connect"], "gang"),
+    ],
+)
+def test_the_short_name_is_for_lists_of_processes(argv, name):
+    assert program.short_name(argv) == name

@@ -28,6 +28,7 @@ print(json.dumps({
     "env": {k: os.environ.get(k) for k in
             ("JAX_COORDINATOR_ADDRESS", "JAX_NUM_PROCESSES", "JAX_PROCESS_ID", "PYTHONHASHSEED", "OMP_NUM_THREADS")},
     "partition": distributed.global_state.partition_index,
+    "shown": [open(f"/proc/self/{name}").read().rstrip("\\0\\n") for name in ("comm", "cmdline")],
     "hash": hash("text"), "numbers": [np.random.random()], "stdin": sys.stdin.read(),
 }))
 """
@@ -74,6 +75,7 @@ def test_the_program_finds_itself_in_a_joined_job(tmp_path: Path, fork: tuple[st
         assert (one["path"], one["name"]) == (str(tmp_path), "__main__")
         assert (one["size"], one["local_rank"], one["main"]) == (3, rank, rank == 0)
         assert one["run_dir"] == str(tmp_path / "run")
+        assert one["shown"] == [f"jaxrun rank {rank}", f"jaxrun rank {rank}: show.py"]
         env = one["env"]
         assert isinstance(env, dict)
         assert (env["JAX_NUM_PROCESSES"], env["JAX_PROCESS_ID"]) == ("3", str(rank))
