@@ -9,7 +9,21 @@ from typing import NoReturn
 
 
 def entry() -> NoReturn:
-    """The installed command; starts the fork server before the command line is read and click is imported."""
+    """The installed command."""
+    try:
+        _start()
+    except OSError as error:
+        from jaxrun.errors import EXIT_UNAVAILABLE, describe_shortage
+
+        text = describe_shortage(error)
+        if not text:
+            raise
+        print(f"jaxrun: {text}", file=sys.stderr, flush=True)
+        os._exit(EXIT_UNAVAILABLE)
+
+
+def _start() -> NoReturn:
+    """Start the fork server before the command line is read and click is imported."""
     _open_standard_descriptors()
     from jaxrun.forkserver import early
     from jaxrun.protocol.names import CONTROL_FD

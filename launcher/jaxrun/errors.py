@@ -6,11 +6,13 @@
     ├── UnavailableError 69   something that the job needs is missing or could not start
     └── ProtocolError    70   a peer broke the contract; a bug of ours, or somebody else's program on our socket
 
-Anything else that escapes is a bug and keeps its traceback. A message says what was wrong, which value was
-received, and what to do next.
+Anything else that escapes is a bug and keeps its traceback, save where the machine has run out of something. A message
+says what was wrong, which value was received, and what to do next.
 """
 
 from __future__ import annotations
+
+import errno
 
 EXIT_USAGE = 2
 EXIT_NOT_UNIFORM = 65
@@ -41,3 +43,28 @@ class UnavailableError(JaxrunError):
 
 class ProtocolError(JaxrunError):
     exit_code = EXIT_SOFTWARE
+
+
+_PROCESSES = "raise the limit (ulimit -u, or that of the container), or start fewer with -n"
+_DISK = "make room, or let the job leave its files elsewhere: --run-dir DIR, or --no-run-dir"
+_SHORTAGES = {
+    errno.EMFILE: "raise the limit: ulimit -n 65536",
+    errno.ENFILE: "the whole machine has reached its limit; see /proc/sys/fs/file-nr",
+    errno.EAGAIN: _PROCESSES,
+    errno.ENOMEM: "start fewer processes with -n, or free memory",
+    errno.ENOSPC: _DISK,
+    errno.EDQUOT: _DISK,
+    errno.EROFS: _DISK,
+}
+_NO_THREAD = "can't start new thread"  # how Python words it, as a RuntimeError
+
+
+def describe_shortage(error: Exception) -> str:
+    """What this machine has run out of, and what to do; empty for an error of another kind."""
+    if isinstance(error, RuntimeError) and _NO_THREAD in str(error):
+        return f"no more threads can be started here; {_PROCESSES}"
+    if not isinstance(error, OSError) or error.errno not in _SHORTAGES:
+        return ""
+    what = "No more processes can be started" if error.errno == errno.EAGAIN else error.strerror
+    where = f" ({error.filename})" if error.filename else ""
+    return f"the job cannot be run here: {what}{where}; {_SHORTAGES[error.errno]}"

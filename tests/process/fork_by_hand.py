@@ -1,6 +1,7 @@
 """The interpreter of a plan that forks, by hand: `… -m jaxrun_runtime LAUNCHER MODE CODE...` is a worker_by_hand.
 
-As `… -m jaxrun_runtime.forkserver FD workers`, with such a program, it forks, declines, fails or dies, as MODE says.
+As `… -m jaxrun_runtime.forkserver FD workers`, with such a program, it forks, declines (at once, or at a limit after the first), fails or
+dies, as MODE says.
 """
 
 import os
@@ -48,6 +49,9 @@ def serve():
             os._exit(0)
         (order,) = ForkServerMessageDecoder().feed(request)
         assert isinstance(order, ForkWorker)
+        if mode == "limit" and order.rank:
+            channel.send(encode(ForkDeclined("no process can be forked: Resource temporarily unavailable", "")))
+            os._exit(1)
         pid = os.fork()
         if pid == 0:
             channel.close()

@@ -84,6 +84,12 @@ def test_it_declines_where_a_thread_runs_already(start, script, tmp_path, start_
     assert status == 0
 
 
+def test_it_says_that_no_more_processes_may_be_started(start, script, tmp_path):
+    no_fork = "import errno, os\ndef fork(): raise OSError(errno.EAGAIN, os.strerror(errno.EAGAIN))\nos.fork = fork\n"
+    harness = start([script("")], 1, env=_path(tmp_path, script, {"sitecustomize.py": no_fork}))
+    assert harness.answers == [ForkDeclined("no process can be forked: Resource temporarily unavailable", "")]
+
+
 @pytest.mark.parametrize("text", ["raise ValueError('broken jax')", "import no_such_module", "import sys; sys.exit(3)"])
 def test_a_jax_that_cannot_be_imported_is_reported_with_its_traceback(start, script, tmp_path, text):
     harness = start([script("")], 1, env=_path(tmp_path, script, {"jax.py": text}))

@@ -30,6 +30,16 @@ def test_where_forking_is_declined_the_workers_start_in_fresh_interpreters(run_j
     assert _descriptors() == before
 
 
+def test_a_limit_that_is_reached_after_the_first_fork_is_reported(run_job):
+    before = _descriptors()
+    job = run_job("run(); time.sleep(60)", CLEAN, CLEAN, fork="limit")
+    assert job.ending.reason == "unavailable"
+    assert job.ending.text == (
+        "not all workers could be started: no process can be forked: Resource temporarily unavailable"
+    )
+    assert job.left_over == [] and _descriptors() == before
+
+
 def test_a_failed_import_is_reported_with_its_traceback(run_job):
     before = _descriptors()
     job = run_job(CLEAN, CLEAN, fork="fail")

@@ -430,6 +430,13 @@ EXAMPLES = [
     ),
     ("disk-full", "Python 3.11", "[Errno 28] No space left on device"),
     ("open-files", "Python 3.11", "[Errno 24] Too many open files: '/dev/null'"),
+    ("processes", "Python 3.13", "can't start new thread"),
+    (
+        "processes",
+        "JAX 0.12.0",
+        "E1122 12:34:55.321474   30265 thd.cc:157] pthread_create failed: Resource temporarily unavailable",
+    ),
+    ("processes", "jaxrun", "rank 0 could not be started: Resource temporarily unavailable (/usr/bin/python)"),
     ("loopback", "JAX 0.10.2: two hosts, each with 127.0.1.1 for its own name", LOOPBACK),
     (
         "own-name",

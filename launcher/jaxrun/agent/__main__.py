@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import sys
 
-from jaxrun.errors import JaxrunError
+from jaxrun.errors import EXIT_UNAVAILABLE, JaxrunError, describe_shortage
 
 
 def main() -> int:
@@ -30,6 +30,12 @@ def main() -> int:
     except JaxrunError as error:
         print(f"jaxrun: {error}", file=sys.stderr)
         return error.exit_code
+    except (OSError, RuntimeError) as error:
+        text = describe_shortage(error)
+        if not text:
+            raise
+        print(f"jaxrun: on {os.uname().nodename}: {text}", file=sys.stderr)
+        return EXIT_UNAVAILABLE
 
 
 if __name__ == "__main__":

@@ -106,6 +106,8 @@ class WorkerGroup:
         if answer.traceback:
             text = f"jax could not be imported: {answer.reason}\nis it installed for {self._plan.argv[0]}?"
             return [StartFailed(text, answer.traceback)]
+        if any(process.pid for process in self):  # too late for fresh interpreters
+            return [StartFailed(f"not all workers could be started: {answer.reason}")]
         self.declined = answer.reason
         return []
 

@@ -20,7 +20,7 @@ from jaxrun.cli.defaults import Defaults, describe_defaults, read_defaults, used
 from jaxrun.cli.help import ATTACH_USAGE, Command, Option
 from jaxrun.cli.make_job import make_job, without_effect
 from jaxrun.cli.options import attach_parameters, parameters
-from jaxrun.errors import EXIT_SIGNAL_BASE, JaxrunError
+from jaxrun.errors import EXIT_SIGNAL_BASE, EXIT_UNAVAILABLE, JaxrunError, describe_shortage
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -53,8 +53,10 @@ def main(arguments: Sequence[str] | None = None, early_server: EarlyServer | Non
         command = _command(_pop_name(words))
         settings: dict[str, Any] = {}
         if isinstance(command, Command):
+            from jaxrun.job.program import working_directory
+
             own, every = _options(command.params), lambda: _options([*parameters(), *attach_parameters()])
-            invocation.defaults = read_defaults(own, every, os.environ, os.getcwd())
+            invocation.defaults = read_defaults(own, every, os.environ, working_directory())
             settings["default_map"] = invocation.defaults.values
         settings["complete_var"] = completion.VARIABLE
         return command.main(words, prog_name=command.name, standalone_mode=False, obj=invocation, **settings) or 0
@@ -68,6 +70,12 @@ def main(arguments: Sequence[str] | None = None, early_server: EarlyServer | Non
         return error.exit_code
     except (click.Abort, KeyboardInterrupt):
         return _EXIT_INTERRUPTED
+    except (OSError, RuntimeError) as error:
+        text = describe_shortage(error)
+        if not text:
+            raise
+        print(f"jaxrun: {text}", file=sys.stderr)
+        return EXIT_UNAVAILABLE
 
 
 def run_and_exit(arguments: Sequence[str], early_server: EarlyServer | None) -> NoReturn:

@@ -173,7 +173,8 @@ class GangInstance:
     def _raise_start_error(self) -> NoReturn:
         verdict = self.launcher.wait_for_verdict(0)
         code = verdict.exit_code if verdict is not None else _NO_VERDICT
-        raise GangStartError(f"the gang did not start:\n{self.launcher.all_output}", code)
+        said = self.launcher.all_output or "its launcher ended without a word; are there processes and memory left?"
+        raise GangStartError(f"the gang did not start:\n{said}", code)
 
 
 def _interface(options: Sequence[str]) -> str:

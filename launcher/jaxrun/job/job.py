@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
     from jaxrun.job.fault_spec import FaultSpec
 
+_MAX_PROCESSES = 1_000_000  # a slip of the finger beyond
 PLATFORMS = ("auto", "cpu", "gpu", "cuda", "rocm", "tpu")
 
 
@@ -100,6 +101,8 @@ class Job:
     def __post_init__(self) -> None:
         _check_program(self.program, self.module)
         _at_least_one("-n/--processes", self.processes)
+        if self.processes is not None and self.processes > _MAX_PROCESSES:
+            raise UsageError(f"-n/--processes must be {_MAX_PROCESSES} or less, not {self.processes}")
         _at_least_one("-d/--devices-per-process", self.devices_per_process)
         _at_least_one("-N/--hosts", self.hosts)
         _at_least_one("--processes-per-host", self.processes_per_host)

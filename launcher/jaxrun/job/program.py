@@ -32,6 +32,14 @@ def check_program(job: Job, cwd: str, commands: Collection[str] = ()) -> tuple[J
     return job, source
 
 
+def working_directory() -> str:
+    """Where this process is. Raises UsageError if that has been deleted."""
+    try:
+        return os.getcwd()
+    except FileNotFoundError:
+        raise UsageError("the working directory has been deleted; go to one that is there: cd DIRECTORY") from None
+
+
 def find_script(path: Path, commands: Collection[str] = ()) -> Path | None:
     """Return the source of the program at `path`, None for a zip file. Raises UsageError if Python cannot run it."""
     try:

@@ -15,6 +15,7 @@ from datetime import datetime
 from pathlib import Path
 
 from jaxrun.errors import UsageError
+from jaxrun.job.program import working_directory
 
 COLLECTION_DIR = "jaxrun-runs"
 LATEST_LINK = "latest"
@@ -52,7 +53,11 @@ class RunDir:
         """The path as seen from the working directory, where it lies below it."""
         if self.path is None or not self.path.is_absolute():
             return self.path
-        return self.path.relative_to(Path.cwd()) if self.path.is_relative_to(Path.cwd()) else self.path
+        try:
+            here = Path.cwd()
+        except FileNotFoundError:  # the program has deleted it
+            return self.path
+        return self.path.relative_to(here) if self.path.is_relative_to(here) else self.path
 
     def on_write_error(self, warn: Callable[[str], None]) -> None:
         """Call `warn` with a text, once, when the directory can no longer be written."""
@@ -145,11 +150,12 @@ def find_run_dir(path: Path | None) -> Path:
 
 def _find_collection() -> Path:
     """The collection of run directories in the working directory, or that directory itself where it is one."""
-    for path in (Path(COLLECTION_DIR), Path.cwd()):
+    here = Path(working_directory())
+    for path in (Path(COLLECTION_DIR), here):
         if path.is_dir() and (path.name == COLLECTION_DIR or _is_run_dir(path)):
             return path
     raise UsageError(
-        f"no job has left its run directory here: there is no {COLLECTION_DIR} in {Path.cwd()}. "
+        f"no job has left its run directory here: there is no {COLLECTION_DIR} in {here}. "
         "Name the run directory, or go to where the job was started."
     )
 

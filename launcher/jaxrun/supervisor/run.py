@@ -5,7 +5,6 @@ Importing jax takes longest, so the fork server, which does so, is started befor
 
 from __future__ import annotations
 
-import resource
 import time
 from collections.abc import Mapping
 from datetime import datetime
@@ -13,18 +12,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from jaxrun.agent.guard import Guard, job_marker
-from jaxrun.errors import UsageError
 from jaxrun.forkserver import early
 from jaxrun.forkserver.early import EarlyServer
 from jaxrun.job.plan import Plan
 from jaxrun.rundir import rundir
+from jaxrun.supervisor.limits import check_limits
 
 if TYPE_CHECKING:
     from jaxrun.supervisor.remote import Endpoint
-
-_FILES_PER_WORKER = 12  # two pipes, a channel, stacks and two logs, and twice the first while it is being started
-_FILES_PER_AGENT = 3  # a connection, and two logs where its host cannot write them
-_FILES_OF_LAUNCHER = 64
 
 
 def run(
@@ -35,7 +30,7 @@ def run(
 ) -> int:
     """Run the job to its end; returns the exit status of `jaxrun`. `endpoint` is where remote agents connect."""
     started = time.time()
-    _raise_open_file_limit(plan)
+    check_limits(plan)
     if plan.launch_command is None:
         return _run_local(plan, environ, started, early_server)
     return _run_remote(plan, environ, started, endpoint)
@@ -73,19 +68,3 @@ def _open_run_dir(plan: Plan) -> rundir.RunDir:
     if job.no_run_dir:
         return rundir.RunDir(None)
     return rundir.create(job.run_dir, base=Path.cwd(), name=job.name, now=datetime.now())
-
-
-def _raise_open_file_limit(plan: Plan) -> None:
-    """Let this process open as many files as the job needs. UsageError where remote agents need too many."""
-    each = _FILES_PER_WORKER if plan.launch_command is None else _FILES_PER_AGENT
-    count = _FILES_OF_LAUNCHER + each * len(plan.workers)
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if soft == resource.RLIM_INFINITY or soft >= count:
-        return
-    if plan.launch_command is not None and hard != resource.RLIM_INFINITY and hard < count:
-        raise UsageError(
-            f"{len(plan.workers)} agents need {count} open files here, but only {hard} are allowed; "
-            "raise the limit: ulimit -Hn, or ask for it in /etc/security/limits.conf"
-        )
-    most = count if hard == resource.RLIM_INFINITY else min(count, hard)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))

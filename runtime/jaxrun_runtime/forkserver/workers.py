@@ -134,7 +134,11 @@ def serve(channel: socket.socket, program: Sequence[str], obstacle: str) -> NoRe
             os._exit(0)
         (order,) = ForkServerMessageDecoder().feed(request)
         assert isinstance(order, ForkWorker)
-        pid = os.fork()
+        try:
+            pid = os.fork()
+        except OSError as error:
+            channel.send(encode(ForkDeclined(f"no process can be forked: {error.strerror}", "")))
+            os._exit(1)
         if pid == 0:
             channel.close()
             _become_worker(order, dict(zip(FORK_DESCRIPTORS, descriptors, strict=True)), program, server_pid)

@@ -87,6 +87,13 @@ _MEMORY_AND_LIMITS = (
         "the process has as many open files and sockets as its limit allows.",
         "`ulimit -n 65536` before jaxrun; fewer workers that load data.",
     ),
+    KnownError(
+        "processes",
+        r"pthread_create failed: Resource temporarily unavailable|can't start new thread|"
+        r"(?:could not be started|can be forked): Resource temporarily unavailable",
+        "the user, or the container, has as many processes and threads as its limit allows.",
+        "`ulimit -u` and the container's limit of pids; fewer processes (-n); OMP_NUM_THREADS=1.",
+    ),
 )
 
 _NETWORK = (
