@@ -1,7 +1,7 @@
 """The interpreter of a plan that forks, by hand: `… -m jaxrun_runtime LAUNCHER MODE CODE...` is a worker_by_hand.
 
-As `… -m jaxrun_runtime.forkserver FD workers`, with such a program, it forks, declines (at once, or at a limit after the first), fails or
-dies, as MODE says.
+As `… -m jaxrun_runtime.forkserver FD workers`, with such a program, it forks, declines (at once, or after the first, as
+at a limit), fails or dies, as MODE says.
 """
 
 import os
