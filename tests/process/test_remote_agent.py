@@ -28,9 +28,6 @@ from jaxrun.protocol.agent_messages import (
     OutputCredit,
     Shutdown,
     SignalWorker,
-    SnapshotPurpose,
-    SnapshotReply,
-    SnapshotRequest,
     StartWorker,
     StreamEnded,
     WorkerExited,
@@ -38,6 +35,7 @@ from jaxrun.protocol.agent_messages import (
 )
 from jaxrun.protocol.codec import encode
 from jaxrun.protocol.env import AgentEnv
+from jaxrun.protocol.snapshot_messages import SnapshotPurpose, SnapshotReply, SnapshotRequest
 from jaxrun.protocol.worker_messages import (
     CoordinatorReady,
     DeviceReport,

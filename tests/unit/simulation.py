@@ -9,15 +9,8 @@ from jaxrun.head.events import LauncherSignalled, Tick
 from jaxrun.head.head import Head
 from jaxrun.head.timeouts import TimeLimits
 from jaxrun.job.fault_spec import parse_faults
-from jaxrun.protocol.agent_messages import (
-    InjectFault,
-    ProgramDetails,
-    ProgramDetailsRequest,
-    SnapshotPurpose,
-    SnapshotReply,
-    WorkerExited,
-    WorkerSpawned,
-)
+from jaxrun.protocol.agent_messages import InjectFault, WorkerExited, WorkerSpawned
+from jaxrun.protocol.snapshot_messages import ProgramDetailsReply, ProgramDetailsRequest, SnapshotPurpose, SnapshotReply
 from jaxrun.protocol.worker_messages import CoordinatorReady, DeviceReport, Done, Failed, Hello, StartCoordinator
 from jaxrun.verdict.stack_text import format_snapshot
 from jaxrun.verdict.stall_notice import format_stall_notice
@@ -59,7 +52,7 @@ class Simulation:
         self.cpu = lambda now: 0.0  # seconds that each rank has used by then
         self.written = lambda now: 0  # bytes that each has written by then
         self.flights = {}  # by rank, of the recorders that can be read; histories are the same
-        self.programs = {}  # (rank, program) → line of text
+        self.programs = {}  # (rank, program) → ProgramDetails
         self.snapshots = []  # (time, purpose, ranks)
         self._clock = 0.0
         self._due = []  # (time, number, event)
@@ -182,9 +175,9 @@ class Simulation:
                     for rank in action.ranks:
                         self._later(REAPED_AFTER_S, WorkerExited(rank, -signal.SIGKILL))
             case Send(ranks=(rank,), message=ProgramDetailsRequest(program)):
-                line = self.programs.get((rank, program))
-                if line is not None:
-                    self._later(0.002, ProgramDetails(rank, program, line))
+                details = self.programs.get((rank, program))
+                if details is not None:
+                    self._later(0.002, ProgramDetailsReply(rank, program, details))
             case Send():
                 assert action.ranks and (action.ranks == (0,) or not isinstance(action.message, StartCoordinator))
                 self.sent.append((self.now, action.ranks, action.message))

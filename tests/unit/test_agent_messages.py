@@ -12,9 +12,10 @@ from hypothesis import strategies as st
 
 from jaxrun.channel.connection import AGENT_TO_HEAD, HEAD_TO_AGENT
 from jaxrun.errors import ProtocolError
-from jaxrun.protocol import agent_messages, auth
+from jaxrun.protocol import auth
 from jaxrun.protocol.codec import MessageDecoder, encode, message_types
-from jaxrun.protocol.flight import Flight
+from jaxrun.protocol.flight import Flight, ProgramDetails
+from jaxrun.protocol.snapshot_messages import SnapshotPurpose
 
 TO_HEAD_FIRST, TO_AGENT_FIRST = (
     message_types(auth.ToServer),
@@ -36,13 +37,15 @@ FLIGHTS = st.builds(
     compiling=st.none() | st.tuples(TEXT, NUMBERS),
     call_counts=st.dictionaries(TEXT, st.integers(1, 2**60), max_size=2),
 )
+ARRAYS = st.lists(st.tuples(TEXT, TEXT, TEXT), max_size=2).map(tuple)
 STRATEGIES = {
     "int": st.integers(-(2**63), 2**63),
     "float": NUMBERS,
     "bool": st.booleans(),
-    "SnapshotPurpose": st.sampled_from(agent_messages.SnapshotPurpose),
+    "SnapshotPurpose": st.sampled_from(SnapshotPurpose),
     "str": TEXT,
     "Flight": FLIGHTS,
+    "ProgramDetails": st.builds(ProgramDetails, TEXT, ARRAYS, ARRAYS, TEXT, TEXT),
     "Mapping[int, Flight]": st.dictionaries(RANKS, FLIGHTS, max_size=3),
     "bytes": st.binary(max_size=300),
     "tuple[int, ...]": st.lists(st.integers(), max_size=4).map(tuple),

@@ -1,16 +1,16 @@
 """The head finds out whether ranks diverge: by the calls that they send, and by their flight recorders."""
 
-import json
 from dataclasses import replace
 
 import pytest
 
 from jaxrun.head.call_matcher import MISMATCH_SETTLE_S, CallMatcher
 from jaxrun.head.events import AgentLost, LauncherSignalled
-from jaxrun.protocol.agent_messages import RecorderSnapshot, WorkerExited
+from jaxrun.protocol.agent_messages import WorkerExited
 from jaxrun.protocol.env import STACKS_SIGNAL
-from jaxrun.protocol.flight import DispatchedCall, Flight, PendingCall, ProgramInfo
+from jaxrun.protocol.flight import DispatchedCall, Flight, PendingCall, ProgramDetails, ProgramInfo
 from jaxrun.protocol.flight_file import EVERY_CALL
+from jaxrun.protocol.snapshot_messages import RecorderSnapshot
 from jaxrun.protocol.worker_messages import Call, CallMismatch, Proceed
 from jaxrun.verdict import report
 from jaxrun.verdict.decide import decide as decide_verdict
@@ -44,10 +44,9 @@ def flight(*keys, code="c", group=ALL, pending=None, level=EVERY_CALL, site=1):
     )
 
 
-def line(key, shape):
-    arguments = [["x", f"float32[{shape}]", "P('data',)"]]
-    about = {"program": 7, "name": f"jit({key})", "key": key, "code": "c", "source": "step at /home/me/model.py:4"}
-    return json.dumps({**about, "arguments": arguments, "results": [], "mesh": "data=3: 0,1,2", "text": ""})
+def details(shape):
+    arguments = (("x", f"float32[{shape}]", "P('data',)"),)
+    return ProgramDetails("step at /home/me/model.py:4", arguments, mesh="data=3: 0,1,2")
 
 
 def sent(job, kind):
@@ -84,7 +83,7 @@ def test_a_lowered_program_that_is_not_known_is_like_any(strict):
 
 
 def test_the_divergence_is_sent_to_all_ranks_once_their_programs_are_known(strict):
-    strict.programs = {(0, 7): line("k", 32), (2, 7): line("other", 31)}
+    strict.programs = {(0, 7): details(32), (2, 7): details(31)}
     strict.handle(call(0), call(2, key="other")).wait(0.05).handle(call(1)).wait(0.5)
     ((time, ranks, message),) = sent(strict, CallMismatch)
     assert time == 50 + round(MISMATCH_SETTLE_S * 1000) + 2 and set(ranks) == {0, 1, 2} and message.number == 1
@@ -179,7 +178,7 @@ def test_first_calls_that_are_alike_are_silent(record):
 
 
 def test_first_calls_that_differ_are_reported_once_and_kept_for_the_verdict(record):
-    record.programs = {(0, 7): line("k", 32), (1, 7): line("other", 31)}
+    record.programs = {(0, 7): details(32), (1, 7): details(31)}
     record.handle(call(0, waits=False), call(1, key="other", waits=False)).wait(3)
     record.handle(call(0, 2, waits=False), call(1, 2, key="other", waits=False)).wait(0.5)
     assert len(record.printed) == 1 and "argument x is float32[32]" in record.lines[0]

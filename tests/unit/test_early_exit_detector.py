@@ -1,7 +1,7 @@
 """A rank that has finished may be missed: when others wait for it in vain."""
 
 from jaxrun.head.early_exit_detector import EarlyExitDetector
-from jaxrun.protocol.agent_messages import SnapshotPurpose, SnapshotReply
+from jaxrun.protocol.snapshot_messages import SnapshotPurpose, SnapshotReply
 
 IN_JAX = """Thread 0x1 (most recent call first):
   File "/v/lib/python3.11/site-packages/jax/_src/array.py", line 1 in _value

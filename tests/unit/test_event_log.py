@@ -11,12 +11,11 @@ from jaxrun.protocol.agent_messages import (
     AgentSignalled,
     FaultNotInjected,
     InjectFault,
-    SnapshotPurpose,
-    SnapshotReply,
     StartFailed,
     WorkerExited,
     WorkerSpawned,
 )
+from jaxrun.protocol.snapshot_messages import SnapshotPurpose, SnapshotReply
 from jaxrun.protocol.worker_messages import (
     ChildForked,
     CoordinatorReady,

@@ -7,8 +7,8 @@ import pytest
 from jaxrun.head.actions import SaveSnapshot, TakeSnapshot
 from jaxrun.head.attempt import JobPhase
 from jaxrun.head.events import LauncherSignalled
-from jaxrun.protocol.agent_messages import SnapshotPurpose, SnapshotReply
 from jaxrun.protocol.env import NATIVE_STACKS_SIGNAL
+from jaxrun.protocol.snapshot_messages import SnapshotPurpose, SnapshotReply
 from jaxrun.protocol.worker_messages import Exit
 
 IN_JAX = """Current thread 0x0001 (most recent call first):

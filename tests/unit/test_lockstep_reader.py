@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from jaxrun.lockstep.reader import FlightReader
 from jaxrun.protocol import flight_file as recorder
-from jaxrun.protocol.flight import Flight
+from jaxrun.protocol.flight import Flight, ProgramDetails
 
 MASK = 2**64 - 1
 SECOND = 10**9
@@ -55,7 +55,7 @@ class Writer:
     def line(self, content: object) -> None:
         self.text(json.dumps(content).encode() + b"\n")
 
-    def program(self, number: int, **about: str) -> None:
+    def program(self, number: int, **about: object) -> None:
         self.line({"program": number, "group": 1, **about})
 
     def text(self, data: bytes) -> None:
@@ -114,7 +114,7 @@ def test_a_file_that_was_never_written_is_an_empty_flight(tmp_path: Path, size: 
     with path.open("rb") as file:
         reader = FlightReader(file.fileno())
         assert reader.brief() == reader.history() == Flight()
-        assert (set(reader.progress_counters()), reader.program_details(1)) == ({0}, "")
+        assert (set(reader.progress_counters()), reader.program_details(1)) == ({0}, ProgramDetails())
 
 
 def test_another_format_is_not_read(writer: Writer) -> None:
@@ -211,10 +211,15 @@ def test_a_compilation_is_reported_while_it_lasts(writer: Writer) -> None:
 def test_a_program_is_described_by_its_line(writer: Writer) -> None:
     writer.begin()
     reader = FlightReader(writer.file.fileno())
-    assert json.loads(reader.program_details(3))["text"] == "x" * 500
-    writer.program(4, name="jit(é)")
-    assert json.loads(reader.program_details(4))["name"] == "jit(é)"
-    assert reader.program_details(5) == ""
+    assert reader.program_details(3) == ProgramDetails("step at /job/model.py:40", hlo="x" * 500)
+    arrays = [["x", "float32[4]", "P('é',)"]]
+    writer.program(4, source="f at /m.py:4", arguments=arrays, results=arrays, mesh="d=2: 0,1", text="zz")
+    described = ProgramDetails("f at /m.py:4", (tuple(arrays[0]),), (tuple(arrays[0]),), "d=2: 0,1", "zz")
+    assert reader.program_details(4) == described
+    assert ProgramDetails.from_content(json.loads(json.dumps(described.to_content()))) == described
+    writer.program(5, arguments=5)
+    writer.program(6, arguments=[["x"]])
+    assert [reader.program_details(number) for number in (5, 6, 7)] == [ProgramDetails()] * 3
 
 
 @pytest.mark.parametrize(

@@ -22,11 +22,11 @@ from jaxrun.protocol.agent_messages import (
     OutputCredit,
     Shutdown,
     SignalWorker,
-    SnapshotRequest,
     StreamEnded,
     WorkerExited,
     WorkerSpawned,
 )
+from jaxrun.protocol.snapshot_messages import SnapshotRequest
 from jaxrun.protocol.worker_messages import Done, Run
 
 WINDOW = relay_module._WINDOW_BYTES

@@ -6,8 +6,8 @@ import pytest
 
 from jaxrun.diagnosis.stacks import NATIVE_STACKS_TIMEOUT_S
 from jaxrun.head.actions import TakeSnapshot
-from jaxrun.protocol.agent_messages import SnapshotPurpose, SnapshotReply
 from jaxrun.protocol.flight import Flight
+from jaxrun.protocol.snapshot_messages import SnapshotPurpose, SnapshotReply
 from jaxrun.supervisor.snapshot_collection import SnapshotCollections
 
 SHOW, EARLY_EXIT, HISTORY = SnapshotPurpose.SHOW, SnapshotPurpose.EARLY_EXIT, SnapshotPurpose.HISTORY

@@ -5,9 +5,9 @@ from itertools import pairwise
 import pytest
 
 from jaxrun.head.stall_detector import StallDetector
-from jaxrun.protocol.agent_messages import SnapshotPurpose, SnapshotReply
 from jaxrun.protocol.flight import DispatchedCall, Flight
 from jaxrun.protocol.flight_file import EVERY_CALL
+from jaxrun.protocol.snapshot_messages import SnapshotPurpose, SnapshotReply
 
 SITE = "/v/lib/python3.13/site-packages"
 SLEEPS, RUNS, LOCKED = "hrtimer_nanosleep", "0", "futex_do_wait"

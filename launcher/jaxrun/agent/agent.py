@@ -26,16 +26,8 @@ from jaxrun.errors import EXIT_SOFTWARE, ProtocolError
 from jaxrun.head.actions import Action, Finish, MessageToRank, PrintLine, Send, SignalRanks, TakeSnapshot
 from jaxrun.head.events import Event, LauncherSignalled
 from jaxrun.output.drain import OutputSink
-from jaxrun.protocol.agent_messages import (
-    FaultNotInjected,
-    InjectFault,
-    ProgramDetails,
-    ProgramDetailsRequest,
-    RecorderSnapshot,
-    Shutdown,
-    StartWorker,
-    WorkerExited,
-)
+from jaxrun.protocol.agent_messages import FaultNotInjected, InjectFault, Shutdown, StartWorker, WorkerExited
+from jaxrun.protocol.snapshot_messages import ProgramDetailsReply, ProgramDetailsRequest, RecorderSnapshot
 from jaxrun.protocol.worker_messages import Done, Failed
 
 _MESSAGES, _SIGNALS, _OUTPUT = range(3)  # the order in which readable descriptors are served
@@ -167,7 +159,7 @@ class Agent:
                     self._report(FaultNotInjected(rank, message.kind, reason))
             case ProgramDetailsRequest():
                 details = worker.flight.program_details(message.program)
-                self._report(ProgramDetails(rank, message.program, details))
+                self._report(ProgramDetailsReply(rank, message.program, details))
             case StartWorker():
                 raise AssertionError("this agent has its workers already")
             case _:

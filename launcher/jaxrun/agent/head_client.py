@@ -18,9 +18,9 @@ from jaxrun.protocol.agent_messages import (
     OutputCredit,
     Shutdown,
     SignalWorker,
-    SnapshotRequest,
     StartWorker,
 )
+from jaxrun.protocol.snapshot_messages import SnapshotRequest
 
 _FORWARDED_SIGNALS = (signal.SIGUSR1, signal.SIGUSR2)
 

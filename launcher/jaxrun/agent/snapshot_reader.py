@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 from jaxrun.agent.worker_group import WorkerGroup
 from jaxrun.head.actions import TakeSnapshot
 from jaxrun.output.drain import OutputSink
-from jaxrun.protocol.agent_messages import SnapshotPurpose, SnapshotReply
 from jaxrun.protocol.env import STACKS_SIGNAL
+from jaxrun.protocol.snapshot_messages import SnapshotPurpose, SnapshotReply
 
 if TYPE_CHECKING:
     from jaxrun.agent.pyspy import NativeDump

@@ -9,8 +9,9 @@ from dataclasses import dataclass, field
 from jaxrun.diagnosis.snapshot import Snapshot
 from jaxrun.diagnosis.worker_outcome import WorkerOutcome
 from jaxrun.lockstep.divergence import Divergence
-from jaxrun.protocol.agent_messages import InjectFault, ProgramDetailsRequest, Shutdown, SnapshotPurpose, StartWorker
+from jaxrun.protocol.agent_messages import InjectFault, Shutdown, StartWorker
 from jaxrun.protocol.flight import Flight
+from jaxrun.protocol.snapshot_messages import ProgramDetailsRequest, SnapshotPurpose
 from jaxrun.protocol.worker_messages import AgentToWorker
 
 MessageToRank = StartWorker | InjectFault | ProgramDetailsRequest | AgentToWorker

@@ -23,15 +23,15 @@ from jaxrun.lockstep.divergence import (
     format_absent_state,
     largest_first,
 )
-from jaxrun.protocol.agent_messages import (
-    ProgramDetails,
+from jaxrun.protocol.flight import Flight, ProgramDetails
+from jaxrun.protocol.flight_file import LOCKSTEP_OFF
+from jaxrun.protocol.snapshot_messages import (
+    ProgramDetailsReply,
     ProgramDetailsRequest,
     RecorderSnapshot,
     SnapshotPurpose,
     SnapshotReply,
 )
-from jaxrun.protocol.flight import Flight
-from jaxrun.protocol.flight_file import LOCKSTEP_OFF
 from jaxrun.protocol.worker_messages import Call
 
 _FIRST_READ_S = 1.0  # after the program's start, until the flight recorders are read
@@ -58,7 +58,7 @@ class _PendingReport:
     slot: CallSlot | None
     deadline: float
     awaited: set[tuple[int, int]]  # rank, program
-    details: dict[int, str] = field(default_factory=dict)
+    details: dict[int, ProgramDetails] = field(default_factory=dict)
 
 
 class DivergenceDetector:
@@ -132,12 +132,12 @@ class DivergenceDetector:
         self.flights.update(reply.flights)
         return self._find_candidates() if reply.purpose in (SnapshotPurpose.LOCKSTEP, SnapshotPurpose.KEEP) else []
 
-    def handle_details(self, details: ProgramDetails) -> list[Action]:
-        key = (details.rank, details.program)
+    def handle_details(self, reply: ProgramDetailsReply) -> list[Action]:
+        key = (reply.rank, reply.program)
         for pending in self._reports:
             if key in pending.awaited:
                 pending.awaited.discard(key)
-                pending.details[details.rank] = details.details
+                pending.details[reply.rank] = reply.details
         return self._report([pending for pending in self._reports if not pending.awaited])
 
     # ---- time

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from jaxrun.diagnosis.stacks import is_in_jax, is_waiting_in_jax
 from jaxrun.head.stall_detector import IDLE_CPU_FRACTION
-from jaxrun.protocol.agent_messages import SnapshotReply
+from jaxrun.protocol.snapshot_messages import SnapshotReply
 
 _EARLY_EXIT_CHECK_S = 10.0  # after the first rank has finished, and between checks of a job that works
 _EARLY_EXIT_CHECK_WITH_CALLS_S = 1.0  # after the first rank has finished, where the calls may show more

@@ -45,14 +45,12 @@ from jaxrun.protocol.agent_messages import (
     AgentReport,
     AgentSignalled,
     FaultNotInjected,
-    ProgramDetails,
-    RecorderSnapshot,
-    SnapshotReply,
     StartFailed,
     WorkerExited,
     WorkerSpawned,
 )
 from jaxrun.protocol.flight_file import LOCKSTEP_OFF
+from jaxrun.protocol.snapshot_messages import ProgramDetailsReply, RecorderSnapshot, SnapshotReply
 from jaxrun.protocol.worker_messages import (
     Call,
     ChildForked,
@@ -138,7 +136,7 @@ class Head:
                 return self._interrupt(signal.SIGHUP, now, event.reason)
             case SnapshotReply():
                 return self._on_snapshot(event, now)
-            case ProgramDetails():
+            case ProgramDetailsReply():
                 return self._divergence.handle_details(event)
             case StartFailed():
                 return self._on_start_failed(event, now)

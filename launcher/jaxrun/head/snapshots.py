@@ -21,8 +21,8 @@ from jaxrun.head.divergence_detector import DivergenceDetector
 from jaxrun.head.early_exit_detector import EarlyExitDetector
 from jaxrun.head.stall_detector import StallDetector
 from jaxrun.head.timeouts import Timeout
-from jaxrun.protocol.agent_messages import SnapshotPurpose, SnapshotReply
 from jaxrun.protocol.env import NATIVE_STACKS_SIGNAL, STACKS_SIGNAL
+from jaxrun.protocol.snapshot_messages import SnapshotPurpose, SnapshotReply
 
 PURPOSE_OF_SIGNAL: Mapping[int, SnapshotPurpose] = {
     signal.SIGQUIT: SnapshotPurpose.SHOW,

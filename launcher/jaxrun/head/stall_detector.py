@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from jaxrun.diagnosis.rank_state import WAITING, Activity, RankState, find_rank_states
 from jaxrun.diagnosis.stacks import main_stack
 from jaxrun.lockstep.compare import find_lags
-from jaxrun.protocol.agent_messages import SnapshotPurpose, SnapshotReply
 from jaxrun.protocol.flight_file import NOTHING
+from jaxrun.protocol.snapshot_messages import SnapshotPurpose, SnapshotReply
 
 IDLE_CPU_FRACTION = 0.05  # of a core: a process that uses less is waiting
 _MIN_FILE_BYTES = 65536  # between two checks: a process that reads or writes less loads and saves nothing

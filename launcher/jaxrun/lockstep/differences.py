@@ -9,8 +9,8 @@ from enum import Enum, auto
 
 from jaxrun.diagnosis.stacks import Frame
 from jaxrun.lockstep import hlo_diff
-from jaxrun.lockstep.divergence import Arrays, CallGroup
-from jaxrun.protocol.flight import strip_directory
+from jaxrun.lockstep.divergence import CallGroup
+from jaxrun.protocol.flight import Arrays, strip_directory
 from jaxrun.text import plural
 
 _TYPE = re.compile(r"(?P<dtype>[^\[]*)\[(?P<shape>[^\]]*)\](?P<rest>.*)$")

@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any
 
+from jaxrun.protocol.flight import Arrays, ProgramDetails
 from jaxrun.protocol.worker_messages import Call
 from jaxrun.text import plural
-
-# Name, "float32[32,128]" and sharding of each.
-Arrays = tuple[tuple[str, str, str], ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +38,18 @@ class CallGroup:
     def is_described(self) -> bool:
         return bool(self.arguments or self.results or self.mesh)
 
+    def with_details(self, details: ProgramDetails | None) -> CallGroup:
+        if details is None:
+            return self
+        return replace(
+            self,
+            source=details.source or self.source,
+            arguments=details.arguments,
+            results=details.results,
+            mesh=details.mesh,
+            hlo=details.hlo,
+        )
+
 
 @dataclass(frozen=True, slots=True)
 class Divergence:
@@ -61,14 +69,10 @@ class Divergence:
     extra_call_ranks: tuple[int, ...] = ()
     unread_ranks: tuple[int, ...] = ()
 
-    def with_program_details(self, texts: Mapping[int, str]) -> Divergence:
-        """Return the same with what the recorders say of the programs: the lines by `recorded_by`."""
-        return replace(
-            self,
-            call_groups=tuple(
-                _described(call_group, texts.get(call_group.recorded_by, "")) for call_group in self.call_groups
-            ),
-        )
+    def with_program_details(self, details: Mapping[int, ProgramDetails]) -> Divergence:
+        """Return the same with what the recorders say of the programs, by `recorded_by`."""
+        call_groups = (group.with_details(details.get(group.recorded_by)) for group in self.call_groups)
+        return replace(self, call_groups=tuple(call_groups))
 
 
 def partition_by_program(identities: Mapping[int, tuple[str, str]]) -> tuple[tuple[int, ...], ...]:
@@ -134,23 +138,3 @@ def _caller(ranks: tuple[int, ...], calls: Mapping[int, Call]) -> CallGroup:
     return CallGroup(
         ranks, call.name, call.key, call.code, place=call.source_line, recorded_by=recorded_by, program=call.program
     )
-
-
-def _described(call_group: CallGroup, text: str) -> CallGroup:
-    """Return the call group with what the line says; unchanged if the line says nothing."""
-    try:
-        content = json.loads(text) if text else {}
-        return replace(
-            call_group,
-            source=str(content.get("source") or call_group.source),
-            arguments=_arrays(content.get("arguments", ())),
-            results=_arrays(content.get("results", ())),
-            mesh=str(content.get("mesh") or ""),
-            hlo=str(content.get("text") or ""),
-        )
-    except (ValueError, TypeError, AttributeError, RecursionError):
-        return call_group
-
-
-def _arrays(rows: Iterable[Any]) -> Arrays:
-    return tuple((str(name), str(kind), str(sharding)) for name, kind, sharding in rows)

@@ -8,6 +8,7 @@ file contains.
 
 from __future__ import annotations
 
+import json
 import os
 from array import array
 from collections.abc import Iterable, Mapping
@@ -15,7 +16,7 @@ from typing import TypeVar
 
 from jaxrun.lockstep.text_log import TextLog
 from jaxrun.protocol import flight_file as recorder
-from jaxrun.protocol.flight import AnyCall, DispatchedCall, Flight, PendingCall
+from jaxrun.protocol.flight import AnyCall, DispatchedCall, Flight, PendingCall, ProgramDetails
 
 _BRIEF_CALLS = 16
 _BRIEF_FRAMES = 3  # of each call's site
@@ -60,11 +61,15 @@ class FlightReader:
         )
         return tuple(header[place] for place in places) if len(header) == _USED_WORDS else (0,) * len(places)
 
-    def program_details(self, program: int) -> str:
-        """Return the line of text about this program; empty if there is none."""
+    def program_details(self, program: int) -> ProgramDetails:
+        """Return what the line of text about this program says; nothing if there is none."""
         self._read_log()
         offset, size = self._log.program_lines.get(program, (0, 0))
-        return self._bytes(recorder.TEXT_OFFSET + offset, size).decode("utf-8", "replace").strip()
+        line = self._bytes(recorder.TEXT_OFFSET + offset, size)
+        try:
+            return ProgramDetails.from_content(json.loads(line)) if line else ProgramDetails()
+        except (ValueError, RecursionError):
+            return ProgramDetails()
 
     def _flight(self, calls: int, frames: int | None) -> Flight:
         header = self._words(0, _USED_WORDS)

@@ -10,7 +10,7 @@
                           ◀──────────    SignalWorker
     FaultNotInjected      ──────────▶    InjectFault            (answered only if it was not possible)
     SnapshotReply         ◀─────────▶    SnapshotRequest
-    ProgramDetails        ◀─────────▶    ProgramDetailsRequest
+    ProgramDetailsReply   ◀─────────▶    ProgramDetailsRequest
     RecorderSnapshot      ──────────▶                           (as the program ends)
     AgentSignalled        ──────────▶
     WorkerExited, StartFailed ───────▶
@@ -22,30 +22,17 @@ clock. With the local backend, agent and head are one process, and hand each oth
 
 from __future__ import annotations
 
-import enum
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
-from jaxrun.protocol.flight import Flight
+from jaxrun.protocol.snapshot_messages import (
+    ProgramDetailsReply,
+    ProgramDetailsRequest,
+    RecorderSnapshot,
+    SnapshotReply,
+    SnapshotRequest,
+)
 from jaxrun.protocol.worker_messages import AgentToWorker, WorkerToAgent
-
-
-class SnapshotPurpose(enum.StrEnum):
-    """What a snapshot is taken for."""
-
-    SHOW = "show"  # print the stacks
-    KEEP = "keep"  # write them to the run directory
-    NATIVE = "native"  # the same, with C frames
-    TIMEOUT = "timeout"  # --timeout is over
-    EARLY_EXIT = "early"  # some ranks have finished: are the others stuck?
-    PROGRESS = "progress"  # is there any progress? without stacks
-    STALL = "stall"  # is there any progress? with stacks
-    LOCKSTEP = "lockstep"  # only flight recorders, the last calls
-    HISTORY = "history"  # only flight recorders, all that they hold
-
-    @property
-    def recorders_only(self) -> bool:
-        return self in (SnapshotPurpose.LOCKSTEP, SnapshotPurpose.HISTORY)
 
 
 @dataclass(frozen=True, slots=True)
@@ -218,62 +205,6 @@ class FaultNotInjected:
 
 
 @dataclass(frozen=True, slots=True)
-class SnapshotRequest:
-    """Report what the agent's worker is doing; answered by a SnapshotReply with the same purpose."""
-
-    purpose: SnapshotPurpose
-
-
-@dataclass(frozen=True, slots=True)
-class SnapshotReply:
-    """What workers are doing, by rank.
-
-    stacks:         what the fault handler wrote
-    kernel_waits:   what the kernel says that the main thread waits in
-    cpu_seconds:    user and system time used so far
-    bytes_written:  to stdout and stderr
-    file_bytes:     that it has read from files and written to them, as far as the kernel counts them
-    call_counters:  of its flight recorder, equal as long as it has neither entered, made nor compiled anything
-    flights:        what the flight recorder holds
-    native_stacks:  stacks with C frames, for SnapshotPurpose.NATIVE
-    """
-
-    purpose: SnapshotPurpose
-    stacks: Mapping[int, str]
-    kernel_waits: Mapping[int, str]
-    cpu_seconds: Mapping[int, float]
-    bytes_written: Mapping[int, int] = field(default_factory=dict)
-    file_bytes: Mapping[int, int] = field(default_factory=dict)
-    call_counters: Mapping[int, tuple[int, ...]] = field(default_factory=dict)
-    flights: Mapping[int, Flight] = field(default_factory=dict)
-    native_stacks: Mapping[int, str] = field(default_factory=dict)
-
-
-@dataclass(frozen=True, slots=True)
-class RecorderSnapshot:
-    """What the flight recorder of a rank holds as its program ends, or when it has died."""
-
-    rank: int
-    flight: Flight
-
-
-@dataclass(frozen=True, slots=True)
-class ProgramDetailsRequest:
-    """Read what the flight recorder of the agent's worker says of a program; answered by ProgramDetails."""
-
-    program: int
-
-
-@dataclass(frozen=True, slots=True)
-class ProgramDetails:
-    """The line of text about a program in a rank's flight recorder (see flight_file.py); empty if there is none."""
-
-    rank: int
-    program: int
-    details: str
-
-
-@dataclass(frozen=True, slots=True)
 class Shutdown:
     """The job is over: the agent ends with this status."""
 
@@ -289,7 +220,7 @@ AgentEvent = (
     | FaultNotInjected
     | SnapshotReply
     | RecorderSnapshot
-    | ProgramDetails
+    | ProgramDetailsReply
 )
 AgentOrder = StartWorker | SignalWorker | InjectFault | SnapshotRequest | ProgramDetailsRequest
 AgentToHead = AgentEvent | OutputChunk | StreamEnded | FirstOutput | WorkerToAgent

@@ -28,14 +28,13 @@ from jaxrun.protocol.agent_messages import (
     OutputCredit,
     Shutdown,
     SignalWorker,
-    SnapshotReply,
-    SnapshotRequest,
     StartFailed,
     StartWorker,
     StreamEnded,
     WorkerExited,
 )
 from jaxrun.protocol.env import NATIVE_STACKS_SIGNAL, STACKS_SIGNAL
+from jaxrun.protocol.snapshot_messages import SnapshotReply, SnapshotRequest
 from jaxrun.protocol.worker_messages import DeviceReport, Failed, Hello
 from jaxrun.supervisor.connections import AgentClocks, AgentConnection, AgentConnections
 from jaxrun.supervisor.launch_process import LaunchProcess

@@ -6,8 +6,8 @@ from collections.abc import Callable
 
 from jaxrun.diagnosis.stacks import NATIVE_STACKS_TIMEOUT_S
 from jaxrun.head.actions import TakeSnapshot
-from jaxrun.protocol.agent_messages import SnapshotPurpose, SnapshotReply
 from jaxrun.protocol.flight import Flight
+from jaxrun.protocol.snapshot_messages import SnapshotPurpose, SnapshotReply
 
 _COLLECT_TIMEOUT_S = 1.5  # an agent waits for its fault handlers for a tenth of a second
 
