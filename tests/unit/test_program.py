@@ -100,6 +100,48 @@ def test_a_modules_source_is_found_without_importing_its_package(package, name, 
     assert find_module(name, str(package)) == (package / source if source else None)
 
 
+@pytest.mark.parametrize(
+    ("name", "source"),
+    [("space.deep.job", "space/deep/job.py"), ("space.deep", None), ("space.gone.job", None), ("space.run", None)],
+)
+@pytest.mark.parametrize("installed", [False, True])
+def test_folders_between_need_no_init_file(tmp_path, monkeypatch, name, source, installed):
+    """None is for what Python itself refuses when the rank runs it."""
+    (tmp_path / "space" / "deep").mkdir(parents=True)
+    (tmp_path / "space" / "deep" / "job.py").touch()
+    if installed:
+        monkeypatch.syspath_prepend(tmp_path)
+    found = find_module(name, str(tmp_path.parent if installed else tmp_path))
+    assert found == (tmp_path / source if source else None)
+
+
+def test_a_main_module_in_a_folder_without_init_file_is_found(tmp_path):
+    (tmp_path / "space" / "app").mkdir(parents=True)
+    (tmp_path / "space" / "app" / "__main__.py").touch()
+    assert find_module("space.app", str(tmp_path)) == tmp_path / "space" / "app" / "__main__.py"
+
+
+class BrokenFinder:
+    """On sys.meta_path, as packages put theirs there."""
+
+    @staticmethod
+    def find_spec(name, path=None, target=None):
+        raise RuntimeError("a bug in somebody's finder")
+
+
+def test_a_finder_that_raises_does_not_stop_the_look_ahead(tmp_path, monkeypatch):
+    monkeypatch.setattr("sys.meta_path", [BrokenFinder])
+    (tmp_path / "job.py").touch()
+    assert find_module("job", str(tmp_path)) == tmp_path / "job.py"
+    with pytest.raises(UsageError, match="no module named 'nosuch'"):
+        find_module("nosuch", str(tmp_path))
+
+
+def test_the_name_of_the_main_module_is_no_module(tmp_path):
+    with pytest.raises(UsageError, match="no module named '__main__'"):
+        find_module("__main__", str(tmp_path))
+
+
 def test_an_installed_module_is_found(tmp_path):
     found = find_module("json.tool", str(tmp_path))
     assert found is not None and found.name == "tool.py"

@@ -64,18 +64,18 @@ def find_module(name: str, cwd: str) -> Path | None:
     Raises UsageError if the first part of `name` is nowhere to be found.
     """
     top, *rest = name.split(".")
-    spec = _spec(top, [cwd]) or importlib.util.find_spec(top)
+    spec = _spec(top, [cwd]) or _installed_spec(top)
     if spec is None:
         raise UsageError(f"no module named {top!r} in {cwd} or among the installed packages")
     if rest and spec.submodule_search_locations is None:
         hint = f"; leave -m out to run the file {name}" if rest == ["py"] else ""
         raise UsageError(f"no module named {name!r}: {top!r} is not a package{hint}")
     for part in rest:
-        spec = _spec(f"{spec.name}.{part}", spec.submodule_search_locations or ())
+        spec = _spec(part, spec.submodule_search_locations or ())
         if spec is None:
             return None
     if spec.submodule_search_locations is not None:
-        spec = _spec(f"{spec.name}.__main__", spec.submodule_search_locations)
+        spec = _spec("__main__", spec.submodule_search_locations)
     return Path(spec.origin) if spec and spec.has_location and spec.origin else None
 
 
@@ -89,8 +89,19 @@ def forbids_fork(source: Path) -> bool:
         return False
 
 
-def _spec(name: str, folders: Iterable[str]) -> ModuleSpec | None:
-    return PathFinder.find_spec(name, list(folders))
+def _spec(part: str, folders: Iterable[str]) -> ModuleSpec | None:
+    """Look for the last part of a module's name in the folders of the package before it.
+
+    With the full name, Python would look for a package without `__init__.py` in sys.modules, where nothing is of it.
+    """
+    return PathFinder.find_spec(part, list(folders))
+
+
+def _installed_spec(top: str) -> ModuleSpec | None:
+    try:
+        return importlib.util.find_spec(top)
+    except Exception:  # of "__main__", which has no spec here, or of an installed package's own finder
+        return None
 
 
 def _missing_message(path: Path, commands: Collection[str]) -> str:
