@@ -2,6 +2,8 @@
 
 results = jaxrun.launch(train, cfg, processes=4)        # a function on every rank of a job
 with jaxrun.Gang(processes=4) as gang: ...              # a job that stays warm
+
+PYTEST_DONT_REWRITE: a rank has imported this package before its pytest starts, which would warn of that.
 """
 
 from __future__ import annotations

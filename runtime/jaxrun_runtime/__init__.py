@@ -17,6 +17,8 @@
 shard and batches give each process its rows of the data. DivergenceError is raised under --lockstep strict.
 
 This package imports neither jax nor numpy; `shard` and `batches` import numpy when they are first used.
+
+PYTEST_DONT_REWRITE: a rank has imported this package before its pytest starts, which would warn of that.
 """
 
 from __future__ import annotations

@@ -60,6 +60,14 @@ def test_programs_run_over_simulated_hosts(tmp_path: Path) -> None:
     assert result.code == 0, result.err
 
 
+def test_pytest_is_a_program_even_where_warnings_are_errors(tmp_path: Path) -> None:
+    (tmp_path / "pytest.ini").write_text("[pytest]\nfilterwarnings = error\n")
+    (tmp_path / "test_it.py").write_text("def test_it():\n    import jax\n    assert jax.process_count() == 2\n")
+    environ = {"PYTEST_ADDOPTS": "-p no:hypothesispytest"}  # a second less
+    result = jaxrun(tmp_path, "-n", "2", "-m", "pytest", "-q", env=environ)
+    assert result.code == 0 and result.out.count("1 passed") == 2, result
+
+
 def test_a_loop_of_collectives_may_run_ahead_of_its_results(tmp_path: Path) -> None:
     # With fewer threads than XLA needs for its simulated devices, JAX 0.8 and 0.10 hang here for ever.
     program = tmp_path / "ahead.py"

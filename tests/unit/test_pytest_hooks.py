@@ -1,7 +1,10 @@
-"""The plugin detects that mpirun or srun has started pytest."""
+"""The plugin among others: it detects that mpirun or srun has started pytest, and causes no warnings of pytest's."""
 
 import pytest
+from _pytest.assertion.rewrite import AssertionRewriter
 
+import jaxrun
+import jaxrun_runtime
 from jaxrun.pytest_plugin.plugin import find_mpi_rank
 
 
@@ -20,3 +23,8 @@ from jaxrun.pytest_plugin.plugin import find_mpi_rank
 def test_a_process_is_one_of_several_if_they_were_started_together(environ, expected):
     found = find_mpi_rank(environ)
     assert (found and (found.rank, found.size)) == expected
+
+
+@pytest.mark.parametrize("package", [jaxrun, jaxrun_runtime])
+def test_pytest_does_not_warn_of_packages_that_a_rank_has_imported(package):
+    assert AssertionRewriter.is_rewrite_disabled(package.__doc__)

@@ -61,7 +61,6 @@ def _configure(settings: SessionSettings, parent: CallerConnection, shares_files
     for name, pickled in settings.options.items():
         with contextlib.suppress(Exception):  # a class that only the parent can import
             options[name] = pickle.loads(pickled)
-    _exclude_from_rewriting("jaxrun", "jaxrun_runtime")
     # Without a shared directory, pytest makes one of its own, and removes it later.
     options["basetemp"] = os.path.join(settings.directory, f"rank-{parent.rank}") if shares_files else None
     config = pytest.Config.fromdictargs(options, arguments)
@@ -71,13 +70,6 @@ def _configure(settings: SessionSettings, parent: CallerConnection, shares_files
     config.workerinput = {**rank, "mainargv": ["pytest"]}  # type: ignore[attr-defined]
     config.workeroutput = {}  # type: ignore[attr-defined]
     return config
-
-
-def _exclude_from_rewriting(*packages: str) -> None:
-    """Avoid pytest's warning that it cannot rewrite the assertions of packages that are imported already."""
-    for package in packages:
-        module = sys.modules[package]
-        module.__doc__ = f"{module.__doc__}\nPYTEST_DONT_REWRITE"
 
 
 def _remove_plugins(config: pytest.Config, plugins: Iterable[str]) -> None:
