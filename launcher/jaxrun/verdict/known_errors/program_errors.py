@@ -168,7 +168,7 @@ PROGRAM_ERRORS = (
         "host-local-checkpoint",
         r"Cannot serialize host local jax\.Array",
         "orbax saves arrays of the whole job, and one of these lies on this process's devices alone.",
-        "jax.device_put(x, NamedSharding(mesh, PartitionSpec())) on every rank makes it one of the job.",
+        "jax.device_put(numpy.asarray(x), NamedSharding(mesh, PartitionSpec())) on every rank makes it one of the job.",
         "https://orbax.readthedocs.io/en/latest",
     ),
     KnownError(
