@@ -34,7 +34,7 @@ def slowly(text: bytes) -> bytes:
     if last.strip(b"\r"):
         lines.append(last)
     kept = [line.rstrip(b"\r").rpartition(b"\r")[2] + b"\n" for line in lines]
-    return b"".join(line for line in kept if line != GLOO)
+    return b"".join(line.replace(GLOO, b"\n") for line in kept if line != GLOO)
 
 
 @given(texts, st.lists(st.integers(0, 500), max_size=12))
@@ -44,7 +44,7 @@ def test_any_chunking_gives_the_lines_of_the_slow_rule(text: bytes, cuts: list[i
 
 @given(st.binary(max_size=200), st.lists(st.integers(0, 200), max_size=8))
 def test_prefixes_stripped_give_back_the_bytes(data: bytes, cuts: list[int]) -> None:
-    text = data.replace(b"\r", b"")
+    text = data.replace(b"\r", b"").replace(b"Gloo", b"").replace(b"Expected number", b"")
     lines, interleaver = LineBuffer(), Interleaver()
     screen = b"".join(interleaver.render("v", b"[3] ", lines.feed(chunk)) for chunk in chunked(text, cuts))
     screen += interleaver.render("v", b"[3] ", lines.finish())
@@ -55,7 +55,7 @@ def test_prefixes_stripped_give_back_the_bytes(data: bytes, cuts: list[int]) -> 
 
 @given(texts, st.lists(st.tuples(st.integers(0, 500), st.booleans()), max_size=12))
 def test_showing_partials_loses_no_byte_of_a_stream_that_is_alone(text: bytes, cuts: list[tuple[int, bool]]) -> None:
-    text = text.replace(b"\r", b"").replace(b"[Gloo]", b"[gloo]")
+    text = text.replace(b"\r", b"").replace(GLOO, b"gloo\n").replace(b"[Gloo]", b"[gloo]")
     lines, interleaver = LineBuffer(), Interleaver()
     screen = b""
     for chunk, (_, show) in zip(chunked(text, [cut for cut, _ in cuts]), [*cuts, (0, False)], strict=True):
@@ -102,12 +102,12 @@ def test_gloo_in_fragments_is_folded_and_its_fragments_are_not_shown() -> None:
     assert lines.feed(b"\nloss 1\n[Gloo] is what I say\n") == b"loss 1\n[Gloo] is what I say\n"
 
 
-def test_gloo_in_the_middle_of_a_line_is_shown() -> None:
-    assert split([b"step 1 " + GLOO]) == b"step 1 " + GLOO
+def test_gloo_ends_an_unfinished_line() -> None:
+    assert split([b"step 1 " + GLOO]) == b"step 1 \n"
     lines = LineBuffer()
     lines.feed(b"step 1 ")
     assert lines.flush_partial() == b"step 1 "
-    assert lines.feed(GLOO) == GLOO
+    assert lines.feed(GLOO) == b"\n"
 
 
 def play(interleaver: Interleaver, *turns: tuple[str, bytes]) -> bytes:

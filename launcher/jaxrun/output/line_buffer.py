@@ -8,15 +8,11 @@ from __future__ import annotations
 
 import re
 
+from jaxrun.output.noise import NoiseFilter, may_be_noise
+
 # "\r\n" ends a line like "\n". Without the look-behind a long run of "\r" is tried at each of its bytes.
 _RETURNS_AT_END = re.compile(rb"(?<!\r)\r+\n")
 _OVERWRITTEN = re.compile(rb"(?m)^.*\r")
-# Gloo prints this in every run that works, so nobody needs to see it.
-_GLOO = re.compile(
-    rb"(?m)^\[Gloo\] Rank \d+ is connected to \d+ peer ranks\. "
-    rb"Expected number of connected peer ranks is : \d+\n"
-)
-_GLOO_MARK = b"[Gloo]"
 
 
 class LineBuffer:
@@ -27,11 +23,12 @@ class LineBuffer:
     follows.
     """
 
-    __slots__ = ("line_started", "pending")
+    __slots__ = ("_noise", "line_started", "pending")
 
     def __init__(self) -> None:
         self.pending = b""
         self.line_started = False
+        self._noise = NoiseFilter()
 
     def feed(self, data: bytes) -> bytes:
         """Return the lines that `data` completes, in one piece, each collapsed to what its last "\\r" left of it."""
@@ -44,8 +41,7 @@ class LineBuffer:
         if whole:
             if not self.line_started:
                 whole = whole.removeprefix(b"\r")
-                if _GLOO_MARK in whole:
-                    whole = _GLOO.sub(b"", whole)
+            whole = self._noise.remove(whole, continues=self.line_started)
             self.line_started = False
         return whole
 
@@ -66,8 +62,8 @@ class LineBuffer:
 
     @property
     def has_partial(self) -> bool:
-        """Whether `flush_partial` has text to return that may be shown unfinished: Gloo's fragments may not."""
-        return self.pending not in (b"", b"\r") and not self.pending.startswith(_GLOO_MARK)
+        """Whether `flush_partial` has text to return that may be shown unfinished: Gloo's pieces may not."""
+        return self.pending not in (b"", b"\r") and not may_be_noise(self.pending)
 
     @property
     def is_progress_bar(self) -> bool:

@@ -1,0 +1,96 @@
+"""Removes from a rank's output what native libraries write into it and nobody needs to see; the log files keep it.
+
+- Gloo says in every run that it is connected. It writes each line in seven pieces, between which other threads write.
+- When a peer has died, JAX's distributed service writes some twenty lines before it ends the process. Those are the
+  same for every death; whose it was stands in the verdict.
+
+Pure: no I/O.
+"""
+
+from __future__ import annotations
+
+import re
+
+# The pieces begin with these, and the second and the last end with a number of their own; a newline is the seventh.
+_GLOO_FIRST, _GLOO_LAST = _GLOO_MARKS = (b"[Gloo] Rank ", b"Expected number of connected peer ranks is : ")
+_GLOO_INNER = (b" is connected to ", b" peer ranks. ")
+_GLOO_LINE = re.compile(
+    rb"(?m)^\[Gloo\] Rank \d+ is connected to \d+ peer ranks\. "
+    rb"Expected number of connected peer ranks is : \d+\n"
+)
+_GLOO_NUMBERED = re.compile(rb"(?:\[Gloo\] Rank | is connected to |Expected number of connected peer ranks is : )(\d*)")
+_GLOO_START = re.compile(rb"^\d+(?= is connected to | peer ranks\. )")  # the number of a piece of the line before
+_GLOO_END = re.compile(rb"Expected number of connected peer ranks is : \d*\n$")
+_SERVICE_MARKS = (b"_service_agent.cc:", b"preemption_sync_manager.cc:", b"client.h:")
+_SERVICE_FIRST = re.compile(
+    rb"[WEF]\d{4} [\d:.]+ +\d+ (?:preemption_sync_manager|coordination_service_agent|client)\.(?:cc|h):\d+\] "
+    rb"(?:Failed to retrieve preemption notice|Failed to cancel preemption barrier|"
+    rb"Polled an error from coordination service|Terminating process because the JAX distributed service)"
+)
+_SERVICE_MORE = re.compile(
+    rb"Additional GRPC error information|:[A-Z_]+:|=== Source Location Trace: ===|external/\S+:\d+ *$|"
+    rb"\. This is only expected if|\*\*\* Check failure stack trace|    @ +0x|$"
+)
+
+
+class NoiseFilter:
+    """Of one stream."""
+
+    __slots__ = ("_in_service_message", "_lasts_due", "_newlines_due", "_numbers_due")
+
+    def __init__(self) -> None:
+        self._in_service_message = False
+        # Pieces of torn lines of Gloo that still have to come.
+        self._lasts_due = 0
+        self._numbers_due = 0
+        self._newlines_due = 0
+
+    def remove(self, lines: bytes, *, continues: bool = False) -> bytes:
+        """Return these whole lines without the noise; `continues`: the first is the rest of a line that is shown."""
+        first, rest = (lines[: lines.find(b"\n") + 1], lines[lines.find(b"\n") + 1 :]) if continues else (b"", lines)
+        if b"[Gloo]" in rest:
+            rest = _GLOO_LINE.sub(b"", rest)
+        first = self._without_gloo(first, keep=True) if self._has_gloo(first) else first
+        is_clean = not (self._in_service_message or self._lasts_due or self._numbers_due or self._newlines_due)
+        if is_clean and not _has_any((*_GLOO_MARKS, *_SERVICE_MARKS), rest):
+            return first + rest
+        return first + b"".join(map(self._filter_line, rest.splitlines(keepends=True)))
+
+    def _filter_line(self, line: bytes) -> bytes:
+        if _SERVICE_FIRST.match(line) or (self._in_service_message and _SERVICE_MORE.match(line)):
+            self._in_service_message = True
+            return b""
+        self._in_service_message = False
+        if self._has_gloo(line):
+            return self._without_gloo(line)
+        if self._newlines_due and line == b"\n":
+            self._newlines_due -= 1
+            return b""
+        if self._numbers_due and line.strip().isdigit():
+            self._numbers_due -= 1
+            return b""
+        return line
+
+    def _has_gloo(self, line: bytes) -> bool:
+        return _has_any(_GLOO_MARKS, line) or (self._lasts_due > 0 and _has_any(_GLOO_INNER, line))
+
+    def _without_gloo(self, line: bytes, *, keep: bool = False) -> bytes:
+        """Remove Gloo's pieces from a line; `keep` what is left even if that is nothing but the newline."""
+        found = _GLOO_NUMBERED.findall(line)
+        digits = sum(map(len, [*found, *_GLOO_START.findall(line)]))  # perhaps of two numbers that have met
+        left = _GLOO_NUMBERED.sub(b"", _GLOO_START.sub(b"", line)).replace(_GLOO_INNER[1], b"")
+        is_kept = keep or left.strip(b" \n0123456789") != b""
+        self._lasts_due = max(0, self._lasts_due + line.count(_GLOO_FIRST) - line.count(_GLOO_LAST))
+        self._numbers_due = max(0, self._numbers_due + len(found) - digits)
+        ends_with_gloo = not is_kept or _GLOO_END.search(line) is not None
+        self._newlines_due = max(0, self._newlines_due + line.count(_GLOO_LAST) - ends_with_gloo)
+        return left if is_kept else b""
+
+
+def may_be_noise(partial: bytes) -> bool:
+    """Whether the line that begins so may become one that is removed."""
+    return partial.startswith(b"[Gloo]") or _has_any(_GLOO_MARKS, partial)
+
+
+def _has_any(marks: tuple[bytes, ...], text: bytes) -> bool:
+    return any(mark in text for mark in marks)
