@@ -60,6 +60,16 @@ def test_rank_0_can_be_the_culprit(tmp_path: Path) -> None:
     assert "rank 0" in result.err and "SIGKILL" in result.err
 
 
+def test_what_jax_writes_in_victims_of_a_death_is_only_in_their_logs(tmp_path: Path) -> None:
+    program = tmp_path / "sleepers.py"
+    program.write_text("import jax, os, time\nos._exit(9) if jax.process_index() == 0 else time.sleep(600)\n")
+    result = jaxrun(tmp_path, "-n", "2", str(program))
+    assert result.code == 9 and "rank 0 of 2 exited with status 9" in result.err
+    assert [line for line in result.err.splitlines() if line.startswith("[1]")] == []
+    log = (result.run_dir / "rank-0001.err").read_text()
+    assert "Terminating process because the JAX distributed service" in log or log == ""  # it was killed before
+
+
 def test_the_same_error_of_all_ranks_is_shown_once(tmp_path: Path) -> None:
     result = jaxrun(tmp_path, "-n", "3", MISBEHAVE, "--rank", "-1", "--raise", "no such file")
     assert result.code == 1

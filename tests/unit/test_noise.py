@@ -26,8 +26,8 @@ E1122 12:35:05.840543   30828 preemption_sync_manager.cc:159] Failed to cancel p
 === Source Location Trace: ===
 external/xla+/xla/util.h:302
 
-E1122 12:35:05.840585   30828 coordination_service_agent.cc:288] Polled an error from coordination service (this can be \
-an error from this or another task).
+E1122 12:35:05.840585   30828 coordination_service_agent.cc:288] Polled an error from coordination service (this can \
+be an error from this or another task).
 F1122 12:35:05.840591   30828 client.h:86] Terminating process because the JAX distributed service detected fatal \
 errors. This most likely indicates that another task died; see the other task logs for more details.
 *** Check failure stack trace: ***
