@@ -98,8 +98,8 @@ MPI = (OPEN_MPI_5, OPEN_MPI_4, MPICH, INTEL)
 ALL = tuple(LaunchMode(engine, direction) for engine in (*MPI, SLURM) for direction in (LAUNCHED, ATTACHED))
 SOME = tuple(mode for mode in ALL if mode.engine is not INTEL)
 OF_MPI = tuple(mode for mode in ALL if mode.engine is not SLURM)
-
-
+# Rows that agents, head and verdict decide, and of which an engine sees nothing: one of each family and direction.
+ANY = (LaunchMode(OPEN_MPI_5, LAUNCHED), LaunchMode(SLURM, ATTACHED))
 # What a row that is always tried is tried with; all others, and all other rows, are for scripts/test --all.
 BASIC = (LaunchMode(OPEN_MPI_5, LAUNCHED), LaunchMode(SLURM, LAUNCHED))
 

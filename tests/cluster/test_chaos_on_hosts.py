@@ -4,20 +4,21 @@ from __future__ import annotations
 
 import pytest
 from harness import MISBEHAVE
-from launch_modes import LAUNCHED, OPEN_MPI_5, SLURM, LaunchMode
+from launch_modes import LAUNCHED, OPEN_MPI_5, SLURM, Engine, LaunchMode
 
 pytestmark = pytest.mark.extended
 
-TWO = [pytest.param(LaunchMode(engine, LAUNCHED), id=str(engine.label)) for engine in (OPEN_MPI_5, SLURM)]
 
-
-@pytest.mark.parametrize("mode", TWO)
 @pytest.mark.parametrize(
-    ("kind", "codes", "words"),
-    [("kill", {137}, "killed by SIGKILL (9)"), ("cut", {1, 134}, "cut off from the network")],
+    ("kind", "engine", "codes", "words"),
+    [
+        ("kill", OPEN_MPI_5, {137}, "killed by SIGKILL (9)"),
+        ("cut", SLURM, {1, 134}, "cut off from the network"),
+    ],
+    ids=["kill", "cut"],
 )
-def test_a_fault_is_injected_on_its_host(go, mode: LaunchMode, kind: str, codes: set[int], words: str) -> None:
-    result = go(mode).jaxrun("--chaos", f"{kind}:1@300ms", MISBEHAVE, "--steps", "100000")
+def test_a_fault_is_injected_on_its_host(go, kind: str, engine: Engine, codes: set[int], words: str) -> None:
+    result = go(LaunchMode(engine, LAUNCHED)).jaxrun("--chaos", f"{kind}:1@300ms", MISBEHAVE, "--steps", "100000")
     verdict = result.verdict()
     assert (result.code in codes, verdict["exit_code"]) == (True, result.code), result
     assert verdict["culprits"] == [1]

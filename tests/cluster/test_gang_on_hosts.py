@@ -1,4 +1,4 @@
-"""A gang whose ranks are on three hosts: what it is to its user, with an engine of each family."""
+"""A gang whose ranks are on three hosts: what it is to its user, with mpirun and with srun."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from cluster_fixture import HOSTS, Bed
-from launch_modes import MPICH, OPEN_MPI_5, PYTHON, SLURM, Engine
+from launch_modes import OPEN_MPI_5, PYTHON, SLURM, Engine
 
 pytestmark = pytest.mark.extended
 
@@ -21,7 +21,7 @@ def command(engine: Engine) -> list[str]:
     return [PYTHON, SESSION, "mpirun", "--mpirun", engine.mpirun, "-H", slots]
 
 
-@pytest.mark.parametrize("engine", [OPEN_MPI_5, MPICH, SLURM], ids=lambda engine: engine.label)
+@pytest.mark.parametrize("engine", [OPEN_MPI_5, SLURM], ids=lambda engine: engine.label)
 def test_a_gang_lives_on_several_hosts(bed: Bed, tmp_path: Path, engine: Engine) -> None:
     if reason := engine.missing():
         pytest.skip(reason)

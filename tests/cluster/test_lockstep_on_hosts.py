@@ -1,4 +1,4 @@
-"""Ranks on three hosts that diverge: the report, with every engine."""
+"""Ranks on three hosts that diverge: the report, whichever engine has started them."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ import pytest
 from cluster_fixture import HOSTS, TESTBED, JobRunner
 from divergences import CASES, STUCK, check_report, place
 from harness import HERE
-from launch_modes import LAUNCHED, OPEN_MPI_5, PYTHON, SLURM, SOME, LaunchMode, row
+from launch_modes import ANY, LAUNCHED, OPEN_MPI_5, PYTHON, SLURM, LaunchMode, row
+from pages import files
 
 pytestmark = pytest.mark.extended
 
@@ -21,7 +22,7 @@ _OF_HOSTS = re.compile(r" \((?:h\d(?:, )?)+\)")
 PAGE = Path(__file__).parents[2] / "docs/lockstep.md"
 DIVERGE = str(HERE / "diverge.py")
 KINDS = {case.kind: case for case in CASES}
-TWO = [pytest.param(LaunchMode(engine, LAUNCHED), id=str(engine.label)) for engine in (OPEN_MPI_5, SLURM)]
+MPIRUN, SRUN = LaunchMode(OPEN_MPI_5, LAUNCHED), LaunchMode(SLURM, LAUNCHED)
 
 
 def on_one_host(report: str) -> str:
@@ -30,7 +31,7 @@ def on_one_host(report: str) -> str:
     return _OF_HOSTS.sub("", report)
 
 
-@row("out of step: recorded and told", *SOME)
+@row("out of step: recorded and told", *ANY)
 def test_record_reports_the_divergence_and_the_job_goes_on(on: JobRunner) -> None:
     result = on.jaxrun(DIVERGE, "static-argument")
     assert result.code == 0, result
@@ -39,7 +40,7 @@ def test_record_reports_the_divergence_and_the_job_goes_on(on: JobRunner) -> Non
     assert report in result.err and "may be wrong" in result.err, result
 
 
-@row("out of step: `--lockstep strict` raises it", *SOME)
+@row("out of step: `--lockstep strict` raises it", *ANY)
 def test_strict_raises_the_divergence_on_every_host(on: JobRunner) -> None:
     case = KINDS["set-order"]
     result = on.jaxrun("--lockstep", "strict", DIVERGE, case.kind)
@@ -49,45 +50,40 @@ def test_strict_raises_the_divergence_on_every_host(on: JobRunner) -> None:
         check_report(case, len(HOSTS), on_one_host(error))
 
 
-@pytest.mark.parametrize("mode", TWO)
-def test_the_example_of_the_docs_runs_on_hosts_and_its_mesh_lies_over_them(
-    go, mode: LaunchMode, tmp_path: Path
-) -> None:
-    (text,) = re.findall(r"^```python\n(# drift\.py\n.*?)^```$", PAGE.read_text(), re.MULTILINE | re.DOTALL)
+def test_the_example_of_the_docs_runs_on_hosts_and_its_mesh_lies_over_them(go, tmp_path: Path) -> None:
     program = tmp_path / "drift.py"
-    program.write_text(text)
-    result = go(mode).jaxrun(str(program))
+    program.write_text(files(PAGE.read_text())["drift.py"])
+    result = go(SRUN).jaxrun(str(program))
     assert result.code == 0, result
     assert "jaxrun: mesh over 3 hosts: data=3, hosts along data;" in result.err, result
     report = " ".join(on_one_host(str(result.verdict()["divergence"])).split())
     assert "argument batch is float32[96]@P('data') on ranks 0-1 float32[93]@P('data') on rank 2" in report
 
 
-@pytest.mark.parametrize("kind", ["branch", "last-batch-phase", "closed-over"])
-@pytest.mark.parametrize("mode", TWO)
-def test_what_a_rank_did_is_read_on_its_host(go, mode: LaunchMode, kind: str) -> None:
+@pytest.mark.parametrize(
+    ("kind", "mode"), [("branch", MPIRUN), ("last-batch-phase", SRUN), ("closed-over", MPIRUN)], ids=str
+)
+def test_what_a_rank_did_is_read_on_its_host(go, kind: str, mode: LaunchMode) -> None:
     case = KINDS[kind]
     result = go(mode).jaxrun("--lockstep", "record", "--stall-timeout", "2", DIVERGE, kind)
     assert result.code == case.ends, result
     check_report(case, len(HOSTS), on_one_host(str(result.verdict()["divergence"])))
 
 
-@pytest.mark.parametrize("mode", TWO)
-def test_a_rank_that_is_stuck_is_named_with_its_host(go, mode: LaunchMode) -> None:
-    result = go(mode).jaxrun("--stall-timeout", "2", DIVERGE, "lock")
+def test_a_rank_that_is_stuck_is_named_with_its_host(go) -> None:
+    result = go(MPIRUN).jaxrun("--stall-timeout", "2", DIVERGE, "lock")
     assert not STUCK["lock"] and result.code == 124, result
     shown = result.err.rpartition("no progress")[2]
     assert re.search(rf"^  1 rank +2 \(h3\) +{place('lock')} .*after call #\d+ jit", shown, re.MULTILINE), result
 
 
-@pytest.mark.parametrize("mode", TWO)
-def test_stacks_of_all_hosts_say_how_far_each_has_come(go, mode: LaunchMode) -> None:
-    with go(mode).started(DIVERGE, "stopped") as job:
+def test_stacks_of_all_hosts_say_how_far_each_has_come(go) -> None:
+    with go(SRUN).started(DIVERGE, "stopped") as job:
         job.wait_until(lambda: (job.run_dir / "rank-0002.flight").exists(), "recorder")
         text = ""
         deadline = time.monotonic() + 20
         while "no answer: stopped by a signal" not in text and time.monotonic() < deadline:
-            asked = job.bed.start("exec", mode.host, "--", PYTHON, "-m", "jaxrun", "stacks", str(job.run_dir))
+            asked = job.bed.start("exec", SRUN.host, "--", PYTHON, "-m", "jaxrun", "stacks", str(job.run_dir))
             text = asked.communicate(timeout=30)[0]
         assert re.search(
             r"^  1 rank +2 \(h3\) +no answer: stopped by a signal .*after call #\d+ jit\(step\)", text, re.M
@@ -100,14 +96,13 @@ def test_stacks_of_all_hosts_say_how_far_each_has_come(go, mode: LaunchMode) -> 
 
 def test_a_job_that_was_killed_from_outside_left_its_recorders(go) -> None:
     """kill -9 of the launcher: no verdict, but what each rank had called can still be shown."""
-    mode = LaunchMode(OPEN_MPI_5, LAUNCHED)
-    with go(mode).started(DIVERGE, "rank-0-only") as job:
+    with go(MPIRUN).started(DIVERGE, "rank-0-only") as job:
         job.wait_for_output("mean", 1)
         time.sleep(1)  # the others go on to meet the wrong call
         os.kill(job.launcher(), signal.SIGKILL)
         job.process.wait(10)
         job.gone(within=5)
-        command = [TESTBED, "exec", mode.host, "--", PYTHON, "-m", "jaxrun", "explain", str(job.run_dir)]
+        command = [TESTBED, "exec", MPIRUN.host, "--", PYTHON, "-m", "jaxrun", "explain", str(job.run_dir)]
         environ = {**os.environ, "JAXRUN_TESTBED_DIR": str(job.bed.root)}
         shown = subprocess.run(command, env=environ, capture_output=True, text=True, timeout=30).stdout
     assert "no verdict" in shown and not (job.run_dir / "verdict.json").exists(), shown

@@ -1,7 +1,9 @@
-"""The failure table on three hosts: every row with Open MPI 5 and Slurm, started by jaxrun and attached to.
+"""The failure table on three hosts, started by jaxrun and attached to.
 
-What an engine may do in its own way is tried with Open MPI 4.1, MPICH and Intel MPI, too. Rank 1, which misbehaves, is
-on another host than the launcher. scripts/matrix makes the README's table of what was tried from the marks of `row`.
+What an engine may do in its own way is tried with every engine: its start, what it makes of a rank's failure, and how a
+signal, a lost host and a killed launcher or agent reach it. What agents and head decide among themselves is tried with
+one engine in each direction (ANY). Rank 1, which misbehaves, is on another host than the launcher. scripts/matrix makes
+the table of docs/clusters.md from the marks of `row`.
 """
 
 from __future__ import annotations
@@ -15,7 +17,7 @@ from pathlib import Path
 
 from cluster_fixture import ENGINE, HOSTS, JobRunner
 from harness import MISBEHAVE, Result
-from launch_modes import ALL, ATTACHED, BASIC, LAUNCHED, MPICH, OF_MPI, OPEN_MPI_5, SLURM, SOME, LaunchMode, row
+from launch_modes import ALL, ANY, ATTACHED, BASIC, LAUNCHED, MPICH, OF_MPI, OPEN_MPI_5, SLURM, SOME, LaunchMode, row
 
 # The rank that fails notes when.
 RAISES = """\
@@ -30,7 +32,11 @@ for step in range(1000):
         raise ValueError("bad record in shard 1")
 """
 RAISED = re.compile(r"raised at (\S+)\n")
-ALLREDUCE = """\
+SELFCHECK = "jaxrun_runtime.programs.selfcheck"
+SELFCHECK_AND_ALLREDUCE = f"""\
+from {SELFCHECK} import main
+main()
+
 import jax, jax.numpy as jnp
 from jax.experimental import multihost_utils
 from mpi4py import MPI
@@ -58,26 +64,30 @@ def seconds_until(holds: Callable[[], bool], since: float, limit: float = 10) ->
     return time.time() - since
 
 
-@row("selfcheck", *ALL, always=BASIC)
+@row("selfcheck", *BASIC, LaunchMode(SLURM, ATTACHED), always=BASIC)
 def test_the_selfcheck_passes(on: JobRunner) -> None:
-    result = on.jaxrun("-m", "jaxrun_runtime.programs.selfcheck")
+    check_hosts(on.jaxrun("-m", SELFCHECK))
+
+
+def check_hosts(result: Result) -> None:
     assert result.code == 0, result
+    assert "psum, all_gather and ppermute are right on 3 device(s) in 3 process(es)" in result.out, result
     assert {str(event["host"]) for event in result.events("reported")} == set(HOSTS)
 
 
-@row("regression", *SOME)
+@row("regression", *ANY)
 def test_the_main_job_runs(on: JobRunner) -> None:
     result = on.jaxrun("-d", "2", "-m", "jaxrun_runtime.programs.regression")
     assert result.code == 0, result
     assert "truth: 2 x - 1" in result.out
 
 
-@row("mpi4py beside JAX", *OF_MPI)
+@row("selfcheck, mpi4py beside JAX", *OF_MPI)
 def test_mpi_and_jax_agree_on_ranks_and_sums(on: JobRunner, tmp_path: Path) -> None:
     program = tmp_path / "allreduce.py"
-    program.write_text(ALLREDUCE)
+    program.write_text(SELFCHECK_AND_ALLREDUCE)
     result = on.jaxrun(str(program))
-    assert result.code == 0, result
+    check_hosts(result)
     logs = [(result.run_dir / f"rank-{rank:04d}.out").read_text().splitlines() for rank in range(3)]
     assert all("sums 6 6" in log for log in logs), logs
 
@@ -103,35 +113,35 @@ def test_an_exception_on_another_host_ends_all_within_a_second(
     assert result.verdict()["culprits"] == [1]
 
 
-@row("`sys.exit(7)`", *SOME)
+@row("`sys.exit(7)`", *ANY)
 def test_sys_exit_is_the_jobs_status(on: JobRunner) -> None:
     result = on.jaxrun(MISBEHAVE, "--exit", "7")
     assert exit_code(on, result) == 7
     assert "rank 1 of 3 on h2 ended with status 7" in result.err
 
 
-@row("`os._exit(7)`", *ALL)
+@row("`os._exit(7)`", *ANY)
 def test_a_sudden_exit_is_named(on: JobRunner) -> None:
     result = on.jaxrun(MISBEHAVE, "--os-exit", "7")
     assert exit_code(on, result) == 7
     assert "rank 1 of 3 on h2 exited with status 7" in result.err
 
 
-@row("SIGKILL", *ALL)
+@row("SIGKILL", *SOME)
 def test_a_killed_rank_is_named(on: JobRunner) -> None:
     result = on.jaxrun(MISBEHAVE, "--signal", "SIGKILL")
     assert exit_code(on, result) == 137
     assert "rank 1 of 3 on h2 was killed by SIGKILL (9)" in result.err
 
 
-@row("SIGKILL of rank 0", *SOME)
+@row("SIGKILL of rank 0", *ANY)
 def test_rank_0_may_be_the_one_that_is_killed(on: JobRunner) -> None:
     result = on.jaxrun(MISBEHAVE, "--signal", "SIGKILL", "--rank", "0")
     assert exit_code(on, result) == 137
     assert "rank 0 of 3 on h1 was killed by SIGKILL (9)" in result.err
 
 
-@row("SIGSEGV", *SOME)
+@row("SIGSEGV", *ANY)
 def test_a_crash_shows_where_python_was(on: JobRunner) -> None:
     result = on.jaxrun(MISBEHAVE, "--signal", "SIGSEGV")
     assert exit_code(on, result) == 139
@@ -139,14 +149,14 @@ def test_a_crash_shows_where_python_was(on: JobRunner) -> None:
     assert "in misbehave" in result.err
 
 
-@row("it ends while others wait", *SOME)
+@row("it ends while others wait", *ANY)
 def test_an_early_exit_is_named_with_where_the_others_wait(on: JobRunner) -> None:
     result = on.jaxrun(MISBEHAVE, "--finish")
     assert exit_code(on, result) == 124
     assert "rank 1 finished" in result.err and "misbehave.py:" in result.err
 
 
-@row("stuck, `--timeout`", *SOME)
+@row("stuck, `--timeout`", *ANY)
 def test_a_time_limit_shows_where_every_rank_is(on: JobRunner) -> None:
     result = on.jaxrun("--timeout", "12", MISBEHAVE, "--hang")
     assert exit_code(on, result) == 124
@@ -154,7 +164,7 @@ def test_a_time_limit_shows_where_every_rank_is(on: JobRunner) -> None:
     assert re.search(r"1 rank +1 \(h2\) .*misbehave.py:\d+ misbehave", result.err), result
 
 
-@row("SIGQUIT shows stacks", *SOME)
+@row("SIGQUIT shows stacks", *ANY)
 def test_sigquit_shows_the_stacks_of_all_hosts_and_does_no_harm(on: JobRunner) -> None:
     with on.started(MISBEHAVE, "--steps", "100") as job:
         job.wait_for_output("ready")
@@ -234,14 +244,14 @@ def test_a_killed_agent_is_named_by_its_host(on: JobRunner) -> None:
     assert "rank 1 of 3 on h2 was lost" in result.err
 
 
-@row("children left behind", *SOME)
+@row("children left behind", *ANY)
 def test_processes_that_workers_leave_behind_are_ended_on_every_host(on: JobRunner) -> None:
     result = on.jaxrun(MISBEHAVE, "--rank", "-1", "--leave-children", "--finish")
     assert result.code == 0, result
     assert result.out.count("children") == 3
 
 
-@row("another program on one host", *SOME)
+@row("another program on one host", *ANY)
 def test_a_program_that_differs_on_one_host_is_refused(on: JobRunner) -> None:
     for host in ("ctl", *HOSTS):  # /dev/shm is each host's own
         text = f"print('the program ran on', {host if host == 'h3' else 'h'!r})"

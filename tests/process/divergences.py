@@ -78,8 +78,8 @@ def check_report(case: Case, size: int, report: str) -> None:
 
 _ALL = (2, 3)
 
-CASES = (
-    # What the ranks call one function with.
+# What the ranks call one function with: JAX's own objects say how it differs.
+OF_ARGUMENTS = (
     Case(
         "shape-local-batch",
         4,
@@ -120,6 +120,9 @@ CASES = (
     Case(
         "out-shardings", 1, ("normalized", "normalized"), ("the result is", "P('data') on {odd}"), ends=124, sizes=_ALL
     ),
+)
+CASES = (
+    *OF_ARGUMENTS,
     # Which function they call.
     Case("set-order", 1, ("alpha", "gamma"), ("jit(alpha) on {others} and jit(gamma) on {odd}", "sort")),
     Case("set-order-shapes", 1, ("step", "step"), ("x is float32[{n},2]@P('data') on {others} and float32[{n},8]",)),

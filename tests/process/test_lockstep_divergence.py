@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 
 import pytest
-from divergences import CASES, STUCK, Case, check_report, place
+from divergences import CASES, OF_ARGUMENTS, STUCK, Case, check_report, place
 from harness import HERE, Result, jaxrun
 
 DIVERGE = str(HERE / "diverge.py")
@@ -37,18 +37,19 @@ ALIKE = (
 )
 
 
+# What each JAX does in its own way: what an argument is, an array that is gathered, and a rank that waits in a call.
+OF_JAX = (*(case.kind for case in OF_ARGUMENTS), "branch", "rank-0-only", "gather-shapes", "last-batch-end")
+
+
 def sized(cases: Iterable[Case], always: Callable[[Case], bool]) -> list[object]:
     """Each case with the first of its sizes, where it is `always` tried; the others are for scripts/test --all."""
-    return [
-        pytest.param(
-            case,
-            size,
-            id=f"{case.kind}-{size}",
-            marks=() if size == case.sizes[0] and always(case) else pytest.mark.extended,
-        )
-        for case in cases
-        for size in case.sizes
-    ]
+    params = []
+    for case in cases:
+        for size in case.sizes:
+            marks = [] if size == case.sizes[0] and always(case) else [pytest.mark.extended]
+            marks += [pytest.mark.jax_version] if case.kind in OF_JAX and not marks else []
+            params.append(pytest.param(case, size, id=f"{case.kind}-{size}", marks=marks))
+    return params
 
 
 def diverge(tmp_path: Path, mode: str, kind: str, size: int, *flags: str) -> Result:
@@ -62,7 +63,6 @@ def diverge(tmp_path: Path, mode: str, kind: str, size: int, *flags: str) -> Res
         os.close(fingers)
 
 
-@pytest.mark.jax_version
 @pytest.mark.parametrize(("case", "size"), sized(CASES, always=lambda case: case.kind not in ALIKE))
 def test_record_reports_the_divergence(tmp_path: Path, case: Case, size: int) -> None:
     result = diverge(tmp_path, "record", case.kind, size, "-d", str(case.devices), *STALL)
