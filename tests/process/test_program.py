@@ -11,7 +11,7 @@ from harness_worker import environment
 
 from jaxrun_runtime import program
 
-pytestmark = pytest.mark.jax_version
+pytestmark = pytest.mark.jax_version  # those environments have an older Python, too
 
 _PROBE = '''"""what it is for"""
 import sys

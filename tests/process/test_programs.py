@@ -10,8 +10,6 @@ from importlib.util import find_spec
 
 import pytest
 
-pytestmark = pytest.mark.jax_version
-
 
 def run(program, *arguments, devices=4, env=None, before="", cwd=None):
     """Run a program as `python -m` does; `before` is Python that comes first, to break something."""
@@ -46,6 +44,7 @@ def fail(*arguments, **options):
     return process.stderr
 
 
+@pytest.mark.jax_version
 def test_selfcheck_lists_the_devices_and_passes():
     table, _, verdict = succeed("selfcheck").strip().rpartition("\n")
     assert [line.split() for line in table.splitlines()] == [
@@ -72,6 +71,7 @@ def test_selfcheck_ends_with_a_sentence_when_a_collective_is_wrong(broken, messa
     assert "rank 0" in error
 
 
+@pytest.mark.jax_version
 def test_parallel_eval_equals_vmap_on_one_device():
     lines = succeed("parallel_eval").splitlines()
     assert [line.split("(")[0].strip() for line in lines[:-1]] == [
@@ -92,6 +92,7 @@ def test_parallel_eval_ends_with_a_sentence_when_a_result_is_wrong():
     assert "of rank 0, but vmap on one device gives [[11.0, 20.0, 29.0]]" in error
 
 
+@pytest.mark.jax_version
 def test_regression_finds_the_line_and_draws_it(tmp_path):
     output = succeed("regression", env={"JAXRUN_RUN_DIR": str(tmp_path)})
     found = re.search(r"^y = (\S+) x ([+-]) (\S+)  \(truth: 2 x - 1\)$", output, re.M)
@@ -102,6 +103,7 @@ def test_regression_finds_the_line_and_draws_it(tmp_path):
         assert (tmp_path / "regression.png").read_bytes().startswith(b"\x89PNG")
 
 
+@pytest.mark.jax_version
 def test_regression_computes_the_same_on_one_device_and_on_four():
     # A gradient that is summed twice would still find the line, by other steps.
     alone, together = (succeed("regression", "--no-plot", devices=devices) for devices in (1, 4))

@@ -11,8 +11,6 @@ from harness_worker import IPV6, environment
 
 from jaxrun_runtime.join import PortReservation
 
-pytestmark = pytest.mark.jax_version
-
 _IP_LOCAL_PORT_RANGE = 51  # since Linux 6.3
 _INTERFACES = ["127.0.0.1", pytest.param("::1", marks=IPV6)]
 
@@ -28,6 +26,7 @@ def _number(port):
     return int(port.address.rpartition(":")[2])
 
 
+@pytest.mark.jax_version
 @pytest.mark.parametrize(
     ("interface", "shape"), [("127.0.0.1", "127.0.0.1:{}"), pytest.param("::1", "[::1]:{}", marks=IPV6)]
 )
@@ -80,6 +79,7 @@ def test_it_connects_only_when_somebody_listens(reserved):
     assert not reserved.accepts_connections()
 
 
+@pytest.mark.jax_version
 @pytest.mark.parametrize("reserved", _INTERFACES, indirect=True)
 def test_jaxs_coordinator_can_listen_on_a_reserved_port(reserved):
     code = f"""

@@ -11,8 +11,6 @@ from pathlib import Path
 import pytest
 from harness import HERE, jaxrun, started
 
-pytestmark = pytest.mark.jax_version
-
 SHOW = """\
 import json, os, socket, sys
 import jax, jaxrun_runtime as jr
@@ -65,6 +63,7 @@ def show(tmp_path: Path, *options: str, arguments: tuple[str, ...] = (), **more:
     return seen
 
 
+@pytest.mark.jax_version
 @pytest.mark.parametrize("fork", [(), ("--no-fork",)])
 def test_the_program_finds_itself_in_a_joined_job(tmp_path: Path, fork: tuple[str, ...]) -> None:
     seen = show(tmp_path, "-n", "3", "-d", "2", *fork, arguments=("a b", "--flag", "--", "ü\n"))
@@ -84,6 +83,7 @@ def test_the_program_finds_itself_in_a_joined_job(tmp_path: Path, fork: tuple[st
     assert len({str(one["numbers"]) for one in seen}) == 3
 
 
+@pytest.mark.jax_version
 def test_other_launchers_variables_and_proxies_do_no_harm_and_standard_input_belongs_to_rank_0(tmp_path: Path) -> None:
     proxies = ("http_proxy", "https_proxy", "HTTP_PROXY", "HTTPS_PROXY", "grpc_proxy")
     dead = dict.fromkeys(proxies, "http://127.0.0.1:9")
@@ -98,6 +98,7 @@ def test_other_launchers_variables_and_proxies_do_no_harm_and_standard_input_bel
     assert [one["partition"] for one in seen] == [3, 3]
 
 
+@pytest.mark.jax_version
 def test_simulated_hosts_differ_in_name_and_boot_id(tmp_path: Path) -> None:
     seen = show(tmp_path, "-n", "4", "--simulate-hosts", "2")
     assert [one["host"] for one in seen] == ["h1", "h1", "h2", "h2"]
@@ -134,6 +135,7 @@ def refuses_several_hosts() -> bool:
     return tuple(map(int, jax.__version__.split(".")[:3])) >= (0, 10, 2)
 
 
+@pytest.mark.jax_version
 def test_make_mesh_lays_a_mesh_over_hosts_and_says_so_once(tmp_path: Path) -> None:
     program = tmp_path / "mesh.py"
     program.write_text(MESH)
@@ -152,6 +154,7 @@ def test_make_mesh_lays_a_mesh_over_hosts_and_says_so_once(tmp_path: Path) -> No
         assert "[0] jaxrun: mesh over 2 hosts: data=2 x model=2, hosts along data;" in result.err
 
 
+@pytest.mark.jax_version
 def test_make_mesh_can_be_left_to_jax(tmp_path: Path) -> None:
     program = tmp_path / "mesh.py"
     program.write_text(MESH)
@@ -160,6 +163,7 @@ def test_make_mesh_can_be_left_to_jax(tmp_path: Path) -> None:
     assert ("multi-slice" in result.err) == refuses_several_hosts()
 
 
+@pytest.mark.jax_version
 def test_unequal_local_device_counts_are_refused(tmp_path: Path) -> None:
     result = unequal(tmp_path, "JAX_NUM_CPU_DEVICES", "3")
     assert result.code == 65
@@ -168,6 +172,7 @@ def test_unequal_local_device_counts_are_refused(tmp_path: Path) -> None:
     assert "the program ran" not in result.out
 
 
+@pytest.mark.jax_version
 def test_different_settings_are_refused_with_the_smallest_difference(tmp_path: Path) -> None:
     result = unequal(tmp_path, "XLA_FLAGS", "--xla_cpu_enable_fast_math=true")
     assert result.code == 65
@@ -214,6 +219,7 @@ def test_a_rank_that_dies_at_its_start_is_named(tmp_path: Path) -> None:
     assert "the program ran" not in result.out
 
 
+@pytest.mark.jax_version
 def test_a_job_that_requests_gpus_never_falls_back_to_cpu(tmp_path: Path) -> None:
     tools = tmp_path / "bin"
     tools.mkdir()
@@ -243,6 +249,7 @@ def test_two_jobs_at_once_do_not_meet(tmp_path: Path) -> None:
     assert [result.out.count('"total"') for result in results] == [2, 2]
 
 
+@pytest.mark.jax_version
 def test_an_unmodified_program_that_initializes_jax_itself_runs(tmp_path: Path) -> None:
     result = jaxrun(tmp_path, "-n", "2", "-d", "2", str(HERE / "pmap_example.py"))
     assert result.code == 0, result.err
@@ -273,6 +280,7 @@ def test_a_program_can_request_fresh_interpreters(tmp_path: Path) -> None:
     assert "fresh interpreter" in result.err
 
 
+@pytest.mark.jax_version
 def test_threads_in_the_fork_server_make_it_decline(tmp_path: Path) -> None:
     site = tmp_path / "site"
     site.mkdir()

@@ -20,8 +20,6 @@ from jaxrun.protocol.worker_messages import (
     StartCoordinator,
 )
 
-pytestmark = pytest.mark.jax_version
-
 _CASES = {
     "fork-ends": """
 import os, sys
@@ -70,6 +68,7 @@ def cases(run_cases):
     return run_cases(_CASES)
 
 
+@pytest.mark.jax_version
 @pytest.mark.parametrize(
     ("name", "out"),
     [
@@ -86,23 +85,27 @@ def test_processes_of_the_program_are_its_own_business(cases, name, out):
     assert [type(message) for message in worker.messages] == [Hello, DeviceReport, Done]
 
 
+@pytest.mark.jax_version
 def test_a_forked_process_prints_its_error_like_any_other(cases):
     assert "ValueError: in the child\n" in cases["fork-fails"].err
     assert "ZeroDivisionError" in cases["fork-thread-fails"].err
 
 
+@pytest.mark.jax_version
 @pytest.mark.parametrize(("name", "status"), [("exec", 6), ("hard-exit", 7), ("segfault", -signal.SIGSEGV)])
 def test_an_end_without_a_failure_report_shows_in_the_status(cases, name, status):
     assert cases[name].status == status
     assert not cases[name].received(Failed) and not cases[name].received(Done)
 
 
+@pytest.mark.jax_version
 def test_a_fatal_signal_leaves_its_stack_with_the_agent(cases):
     text = os.pread(cases["segfault"].stacks_fd, 2**20, 0).decode()
     assert "Segmentation fault" in text
     assert "in string_at" in text
 
 
+@pytest.mark.jax_version
 @pytest.mark.parametrize("fork", [True, False])
 def test_a_worker_sends_its_messages_in_the_order_of_the_protocol(start, script, fork):
     workers = start([script("")], 2, fork=fork).run()
@@ -133,6 +136,7 @@ def _started(harness):
     raise AssertionError(harness.describe())
 
 
+@pytest.mark.jax_version
 def test_its_stacks_can_be_requested_at_any_time(start, script):
     (worker,) = _started(start([script(_WAITS)], 1)).workers
     assert "in wait_here" in worker.stacks()
@@ -192,12 +196,14 @@ def test_a_message_out_of_turn_is_reported_as_a_protocol_error(start, script):
     assert "expected StartCoordinator or Join" in failure.message
 
 
+@pytest.mark.jax_version
 def test_a_worker_that_is_pinned_to_a_core_stays_there(start, script):
     core = min(os.sched_getaffinity(0))
     (worker,) = start([script("import os; print(os.sched_getaffinity(0))")], 1, local={"cpus": (core,)}).run()
     assert worker.out == f"{{{core}}}\n"
 
 
+@pytest.mark.jax_version
 def test_simulated_hosts_differ_for_jax(start, script):
     program = "import socket; print(socket.gethostname(), open('/proc/sys/kernel/random/boot_id').read())"
     boot_id = "12345678-1234-1234-1234-123456789abc"
@@ -219,6 +225,7 @@ def test_without_the_protocols_variables_the_error_says_how_to_start_a_worker():
     )
 
 
+@pytest.mark.jax_version
 def test_join_is_the_answer_to_hello_for_all_but_the_first(start, script):
     harness = start([script("print('ran')")], 2)
     _wait_for(lambda: harness.poll(0.01) or all(worker.received(Hello) for worker in harness.workers))

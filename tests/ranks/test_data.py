@@ -13,7 +13,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from jaxrun_runtime import batches, shard
 
-pytestmark = [pytest.mark.processes([1, 2, 4], devices=2), pytest.mark.jax_version]
+pytestmark = pytest.mark.processes([1, 2, 4], devices=2)
 sizes = pytest.mark.parametrize(("n_rows", "batch_size"), [(41, 8), (41, 64), (3, 1)])
 DATA = np.arange(82, dtype=np.float32).reshape(41, 2)
 
@@ -41,6 +41,7 @@ def test_every_row_is_seen_once_in_steps_of_the_same_shapes(
     assert sorted(row for rows in seen for row in rows) == list(range(n_rows))
 
 
+@pytest.mark.jax_version
 @sizes
 def test_a_sum_over_all_batches_is_that_of_one_process(n_rows: int, batch_size: int) -> None:
     steps = batches(n_rows, batch_size, multiple=jax.local_device_count())
@@ -48,6 +49,7 @@ def test_a_sum_over_all_batches_is_that_of_one_process(n_rows: int, batch_size: 
     assert np.sum(sums, axis=0).tolist() == DATA[:n_rows].sum(axis=0).tolist()
 
 
+@pytest.mark.jax_version
 def test_shards_joined_in_rank_order_are_the_data() -> None:
     (rows, numbers), mask = shard((DATA, np.arange(41)), multiple=jax.local_device_count())
     everything = multihost_utils.process_allgather((rows, numbers, mask), tiled=True)

@@ -9,9 +9,8 @@ import pytest
 
 import jaxrun_runtime as jr
 
-pytestmark = pytest.mark.jax_version
 
-
+@pytest.mark.jax_version
 @pytest.mark.processes([1, 3])
 def test_rank_and_size_are_those_of_jax(gang: Any, process_index: int, process_count: int) -> None:
     assert jr.rank == gang.rank == process_index == jax.process_index()
