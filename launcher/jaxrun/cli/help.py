@@ -10,7 +10,7 @@ import click
 _USAGE = """\
 Usage: jaxrun [OPTIONS] PROGRAM [ARGS]...
        mpirun|srun ... jaxrun attach [OPTIONS] PROGRAM [ARGS]...
-       jaxrun explain|stacks [RUN_DIR]
+       jaxrun explain|stacks [RUN_DIR]      jaxrun list|clean [DIR]
 
 Start PROGRAM as the processes of one JAX job, prove that it is the job asked for, and run it.
 """
@@ -32,7 +32,7 @@ Examples:
   jaxrun -n 4 train.py --lr 0.1         four processes; all that follows train.py belongs to it
   jaxrun -n 2 -d 4 -m package.train     a module in two processes of four devices each
   jaxrun --backend mpirun -H h1:4,h2:4 train.py   two hosts; in an allocation: --backend slurm
-  jaxrun explain jaxrun-runs/latest     how the last job went, and where its start-up time went
+  jaxrun explain                        how the last job went, and where its start-up time went
 
 Exit status: the program's own; 128+n after signal n; 2 for wrong usage. All of it: --help-all
 """

@@ -115,6 +115,7 @@ def create(request: Path | None, *, base: Path, name: str, now: datetime) -> Run
     wanted = f"{now:%m%d-%H%M}-{to_file_name(name)}"
     try:
         parent.mkdir(parents=True, exist_ok=True)
+        _hide_from_git(parent)
         directory = RunDir(_make_new(parent, wanted))
     except OSError as error:
         raise _unusable(parent, error) from None
@@ -128,18 +129,18 @@ def find_run_dir(path: Path | None) -> Path:
 
     Raises UsageError if there is none.
     """
-    path = path or _find_collection()
+    path = path or find_collection()
     if not path.is_dir():
         raise UsageError(
             f"{path} is not a directory. Give the run directory of a job, as {COLLECTION_DIR}/{LATEST_LINK}."
         )
-    if _is_run_dir(path):
+    if is_run_dir(path):
         return path
     latest = path / LATEST_LINK
-    if _is_run_dir(latest):
+    if is_run_dir(latest):
         # The link's own name says nothing about which job this is.
         return path / latest.resolve().name if latest.is_symlink() else latest
-    jobs = sorted(entry for entry in path.iterdir() if entry.is_dir() and _is_run_dir(entry))
+    jobs = sorted(entry for entry in path.iterdir() if entry.is_dir() and is_run_dir(entry))
     if jobs:
         return max(jobs, key=lambda job: job.stat().st_mtime)
     raise UsageError(
@@ -148,11 +149,11 @@ def find_run_dir(path: Path | None) -> Path:
     )
 
 
-def _find_collection() -> Path:
+def find_collection() -> Path:
     """The collection of run directories in the working directory, or that directory itself where it is one."""
     here = Path(working_directory())
     for path in (Path(COLLECTION_DIR), here):
-        if path.is_dir() and (path.name == COLLECTION_DIR or _is_run_dir(path)):
+        if path.is_dir() and (path.name == COLLECTION_DIR or is_run_dir(path)):
             return path
     raise UsageError(
         f"no job has left its run directory here: there is no {COLLECTION_DIR} in {here}. "
@@ -160,7 +161,8 @@ def _find_collection() -> Path:
     )
 
 
-def _is_run_dir(path: Path) -> bool:
+def is_run_dir(path: Path) -> bool:
+    """Whether a job has left its files in `path`."""
     return any((path / name).is_file() for name in (JOB_FILE, EVENTS_FILE, VERDICT_FILE))
 
 
@@ -199,6 +201,12 @@ def _make_new(parent: Path, wanted: str) -> Path:
             path.mkdir()
             return path
         number += 1
+
+
+def _hide_from_git(parent: Path) -> None:
+    """Keep the logs of jobs out of commits; a file that is there already stays as it is."""
+    with contextlib.suppress(OSError), (parent / ".gitignore").open("x") as file:
+        file.write("*\n")
 
 
 def _point_latest(parent: Path, name: str) -> None:

@@ -13,6 +13,7 @@ from jaxrun.diagnosis.snapshot import Snapshot
 from jaxrun.diagnosis.stacks import NATIVE_STACKS_TIMEOUT_S
 from jaxrun.errors import UnavailableError, UsageError
 from jaxrun.protocol.env import NATIVE_STACKS_SIGNAL, STACKS_SIGNAL
+from jaxrun.rundir.jobs import has_open
 from jaxrun.rundir.rundir import (
     EVENTS_FILE,
     JOB_FILE,
@@ -57,7 +58,7 @@ def find_running_job(path: Path | None) -> RunningJob:
     here = os.uname().nodename
     if host != here:
         raise UsageError(f"the launcher of this job runs on {host}, not on {here}; type there: jaxrun stacks {run_dir}")
-    if not _has_open(pid, run_dir / EVENTS_FILE):
+    if not has_open(pid, run_dir / EVENTS_FILE):
         raise UsageError(
             f"the launcher of {run_dir} is gone, and left no verdict; what is known: jaxrun explain {run_dir}"
         )
@@ -105,7 +106,7 @@ def _take_snapshot(job: RunningJob, *, native: bool) -> Snapshot:
 
 def watch_stacks(job: RunningJob) -> None:
     """Print where the ranks are every few seconds, until the job is over."""
-    while _has_open(job.pid, job.run_dir / EVENTS_FILE):
+    while has_open(job.pid, job.run_dir / EVENTS_FILE):
         print(f"{time.strftime('%H:%M:%S')}  {request_stacks(job)}\n", flush=True)
         time.sleep(_WATCH_INTERVAL_S)
     print(f"the job is over; how it went: jaxrun explain {job.run_dir}")
@@ -126,19 +127,3 @@ def _handles(pid: int, signum: int) -> bool:
         return True  # the process has ended, or is another user's: os.kill says which
     caught = re.search(r"^SigCgt:\s*([0-9a-f]+)$", status, re.MULTILINE)
     return caught is None or bool(int(caught[1], 16) >> (signum - 1) & 1)
-
-
-def _has_open(pid: int, file: Path) -> bool:
-    """Whether the process has the file open: its number alone may belong to another process by now."""
-    try:
-        wanted = file.stat()
-        return any(_same(f"/proc/{pid}/fd/{fd}", wanted) for fd in os.listdir(f"/proc/{pid}/fd"))
-    except OSError:
-        return False
-
-
-def _same(path: str, wanted: os.stat_result) -> bool:
-    try:
-        return os.path.samestat(os.stat(path), wanted)
-    except OSError:
-        return False
