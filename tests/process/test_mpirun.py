@@ -9,7 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from jaxrun.backends import mpirun
-from jaxrun.backends.mpirun import forwarded_variables, place_on_hosts, plan
+from jaxrun.backends.mpi_hosts import place_on_hosts
+from jaxrun.backends.mpirun import forwarded_variables, plan
 from jaxrun.backends.slurm_allocation import Allocation
 from jaxrun.errors import UnavailableError, UsageError
 from jaxrun.job.hosts import HostSlots
@@ -78,15 +79,8 @@ def test_every_rank_has_its_host(hosts, request_, expected):
         (_hosts(2, 2), {"processes": 5}, "-n 5, but 2 hosts have room for 4"),
         (_hosts(2, 2, 9), {"processes": 5, "hosts": 2}, "-n 5, but 2 hosts have room for 4"),
         (_hosts(2), {"hosts": 2}, "-N 2, but there is 1 host to take them from"),
-        (_hosts(2, 2), {"hosts": 2, "processes": 1}, "-n 1 leaves hosts of -N 2 without a process"),
-        (
-            _hosts(2, 2),
-            {"hosts": 2, "processes": 2, "processes_per_host": 2},
-            "-n 2 is not -N 2 x --processes-per-host 2",
-        ),
         ((), {}, "say how many with -n, or on which hosts with -H h1:4,h2:4 or --hostfile"),
         ((), {"hosts": 2, "processes": 4}, "name them with -H or --hostfile"),
-        ((), {"processes": 3, "processes_per_host": 2}, "-n 3 is not 2 on each host"),
     ],
 )
 def test_numbers_that_do_not_fit_are_refused(hosts, request_, message):

@@ -199,14 +199,7 @@ def test_cpus_may_be_shared_on_request(make, more):
         (allocation(), {"cpus_per_process": 5}, "2 processes x 5 CPUs do not fit Slurm job 7: its CPUs are h1 4, h2 4"),
         (allocation(cpus="4,1"), {"cpus_per_process": 2, "processes": 2}, "2 processes x 2 CPUs do not fit"),
         (allocation(), {"hosts": 3}, "3 hosts are asked for, but Slurm job 7 has 2 nodes: h1, h2; give a smaller -N"),
-        (allocation(), {"hosts": 2, "processes": 1}, "-n 1 leaves hosts of -N 2 without a process"),
         (allocation(cpus="4,1"), {"processes_per_host": 2}, "with 1 CPU a process, h1 4, h2 1 of them can run there"),
-        (allocation(), {"processes": 3, "processes_per_host": 2}, "-n 3 is not a multiple of --processes-per-host 2"),
-        (
-            allocation(),
-            {"processes": 2, "hosts": 2, "processes_per_host": 2},
-            "-n 2 is not -N 2 x --processes-per-host 2; leave one of them out",
-        ),
         (allocation(), {"slurm_args": ("-n3",)}, "--slurm-args -n3: jaxrun has to know it too; say it with -n"),
         (
             allocation(),

@@ -17,15 +17,16 @@ from pathlib import Path
 
 from jaxrun.backends import mpi_families
 from jaxrun.backends.mpi_families import MpiFamily, MpirunRequest
+from jaxrun.backends.mpi_hosts import named_hosts, place_on_hosts
 from jaxrun.backends.remote_plan import plan_remote
-from jaxrun.backends.slurm_allocation import Allocation, read_allocation, spread_tasks
+from jaxrun.backends.slurm_allocation import read_allocation
 from jaxrun.errors import UnavailableError, UsageError
 from jaxrun.job.environment import inherited_job_variables
-from jaxrun.job.hosts import HostSlots, expand_node_list, parse_host_list, place_ranks, read_hostfile
+from jaxrun.job.hosts import expand_node_list
 from jaxrun.job.job import Job
 from jaxrun.job.plan import AGENT_ARGV, LaunchCommand, Plan
 from jaxrun.protocol.env import AgentEnv
-from jaxrun.text import UNKNOWN_HOST, plural
+from jaxrun.text import UNKNOWN_HOST
 
 _VERSION_TIMEOUT_S = 30.0
 _MAX_COMMAND_BYTES = 100_000  # Linux takes no single word of more than 128 KiB
@@ -69,29 +70,6 @@ def plan(job: Job, environ: Mapping[str, str], job_id: str) -> Plan:
     if mpi_families.user_chose(family.placement_choices, request):
         hosts = (UNKNOWN_HOST,) * len(hosts)
     return plan_remote(job, environ, job_id, command, hosts, _notes(family, title, request))
-
-
-def named_hosts(job: Job) -> tuple[HostSlots, ...]:
-    """Return the hosts of -H or --hostfile. Raises UsageError for one that cannot stand on mpirun's command line."""
-    hosts = read_hostfile(job.hostfile) if job.hostfile else parse_host_list(job.host_list) if job.host_list else ()
-    for host in hosts:
-        if ":" in host.name:
-            raise UsageError(f"mpirun has no spelling for [{host.name}]; give this host a name, in /etc/hosts or DNS")
-    return hosts
-
-
-def place_on_hosts(job: Job, named: Sequence[HostSlots], allocation: Allocation | None) -> tuple[str, ...]:
-    """Return the host of each rank, UNKNOWN_HOST where only mpirun knows. Raises UsageError if numbers do not fit."""
-    hosts = named or (_allocated_hosts(job, allocation) if allocation else ())
-    if not hosts:
-        return (UNKNOWN_HOST,) * _process_count(job)
-    if job.hosts is None:
-        return place_ranks(hosts, job.processes, job.processes_per_host)
-    if job.hosts > len(hosts):
-        raise UsageError(
-            f"-N {job.hosts}, but there {_are(len(hosts))} to take them from; lower -N, or name more hosts"
-        )
-    return _place_on_each(job, job.hosts, hosts[: job.hosts])
 
 
 def find_mpirun(given: str, environ: Mapping[str, str]) -> str:
@@ -149,52 +127,6 @@ def forwarded_variables(environ: Mapping[str, str], set_env: Mapping[str, str]) 
         if name not in left_out and not name.startswith(_LOGIN_OR_ENGINE_PREFIXES) and _VARIABLE_NAME.fullmatch(name)
     }
     return tuple(sorted({*kept, *set_env, *AgentEnv.variable_names()}))
-
-
-def _allocated_hosts(job: Job, allocation: Allocation) -> tuple[HostSlots, ...]:
-    """Return the nodes of the allocation, with a slot for each task that srun would put there, unless all are alike."""
-    alike = job.processes_per_host or (job.hosts and job.processes)
-    processes = None if alike else job.processes or allocation.tasks
-    if processes is None:
-        return tuple(HostSlots(node, None) for node in allocation.nodes)
-    counts = spread_tasks(processes, [cpus // (allocation.cpus_per_task or 1) for cpus in allocation.cpus])
-    return tuple(HostSlots(node, count) for node, count in zip(allocation.nodes, counts, strict=True) if count)
-
-
-def _place_on_each(job: Job, number: int, hosts: Sequence[HostSlots]) -> tuple[str, ...]:
-    """Place at least one rank on each of the `number` hosts of -N."""
-    processes, each = job.processes, job.processes_per_host
-    if processes is not None and each is not None and processes != number * each:
-        raise UsageError(f"-n {processes} is not -N {number} x --processes-per-host {each}; leave one of the three out")
-    if processes is None or each is not None:
-        return place_ranks(hosts, processes, each)
-    if processes < number:
-        raise UsageError(f"-n {processes} leaves hosts of -N {number} without a process; give -N {processes} or less")
-    place_ranks(hosts, processes, None)  # refuses more than there are slots
-    unlimited = all(host.slots is None for host in hosts)
-    counts = spread_tasks(processes, [processes if unlimited else host.slots or 1 for host in hosts])
-    return tuple(host.name for host, count in zip(hosts, counts, strict=True) for _ in range(count))
-
-
-def _process_count(job: Job) -> int:
-    """Return the number of processes where only mpirun knows the hosts. Raises UsageError if it is not given."""
-    if job.hosts is not None:
-        raise UsageError(f"-N {job.hosts} takes the first of the hosts that are named; name them with -H or --hostfile")
-    if job.processes is None:
-        raise UsageError(
-            "--backend mpirun cannot tell how many processes are wanted: say how many with -n, or on which hosts with "
-            "-H h1:4,h2:4 or --hostfile FILE"
-        )
-    each = job.processes_per_host
-    if each is not None and job.processes % each:
-        raise UsageError(
-            f"-n {job.processes} is not {each} on each host (--processes-per-host); give a multiple of {each}"
-        )
-    return job.processes
-
-
-def _are(count: int) -> str:
-    return f"{'is' if count == 1 else 'are'} {plural(count, 'host')}"
 
 
 def _intel_program(path: str) -> str:

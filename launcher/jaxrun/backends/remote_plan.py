@@ -1,4 +1,4 @@
-"""What the backends share that start agents on other hosts: the plan, as far as it can be made from here.
+"""The plan of jobs whose agents are on other hosts, as far as it can be made from here: of backends, and of attach.
 
 What depends on a host, its devices and cores, is decided once all agents have reported (head/agent_registry.py).
 """
@@ -10,9 +10,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from jaxrun import RUNTIME
+from jaxrun.job.cluster_env import CLUSTER_ENVS, RankInfo
 from jaxrun.job.environment import inherited_job_variables
 from jaxrun.job.job import Job, check_rank_options
-from jaxrun.job.plan import LaunchCommand, Plan, Worker
+from jaxrun.job.plan import AGENT_ARGV, LaunchCommand, Plan, Worker
+from jaxrun.text import UNKNOWN_HOST
 
 
 def plan_remote(
@@ -44,3 +46,18 @@ def plan_remote(
         notes=tuple(notes),
         launch_command=command,
     )
+
+
+def plan_attached(job: Job, rank_info: RankInfo, environ: Mapping[str, str], job_id: str) -> Plan:
+    """Plan `jaxrun attach` on rank 0: the processes are there, and it starts its own agent as the others start theirs.
+
+    The hosts of the ranks are known when their agents report.
+    """
+    titles = {engine.key: engine.title for engine in CLUSTER_ENVS}
+    command = LaunchCommand(
+        engine=rank_info.engine,
+        title="the agent of rank 0",
+        argv=(*AGENT_ARGV, "0", str(rank_info.size)),
+        attached_to=titles.get(rank_info.engine, "processes started by hand"),
+    )
+    return plan_remote(job, environ, job_id, command, [UNKNOWN_HOST] * rank_info.size)

@@ -107,18 +107,11 @@ def _shape(job: Job, allocation: Allocation, overcommit: bool) -> _Shape:
 
 
 def _host_count(job: Job, allocation: Allocation) -> int:
-    """Return how many nodes of the allocation are used. Raises UsageError where the given numbers contradict."""
+    """Return how many nodes of the allocation are used. Raises UsageError where there are fewer."""
     per_host, processes, nodes = job.processes_per_host, job.processes, len(allocation.nodes)
     hosts = job.hosts or nodes
     if per_host and processes:
-        if processes % per_host or (job.hosts and job.hosts * per_host != processes):
-            wanted = f"-N {job.hosts} x " if job.hosts else "a multiple of "
-            raise UsageError(f"-n {processes} is not {wanted}--processes-per-host {per_host}; leave one of them out")
         hosts = processes // per_host
-    elif processes and job.hosts and processes < job.hosts:
-        raise UsageError(
-            f"-n {processes} leaves hosts of -N {job.hosts} without a process; give -N {processes} or less"
-        )
     elif processes:
         hosts = min(hosts, processes)
     if hosts > nodes:

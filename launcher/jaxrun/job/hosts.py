@@ -125,16 +125,14 @@ def place_ranks(hosts: Sequence[HostSlots], processes: int | None, per_host: int
     """Return the host of each rank. Raises UsageError if the processes do not fit.
 
     Ranks fill all slots of the first host, then those of the next; hosts that are left over stay idle. With `per_host`,
-    each host that is used gets exactly so many. Where no host has a number, all have an equal share, and the first ones
-    one more if that does not come out even. With `processes` None, every slot is used, or every host once.
+    of which `processes` is a multiple, each host that is used gets exactly so many. Where no host has a number, all
+    have an equal share, and the first ones one more if that does not come out even. With `processes` None, every slot
+    is used, or every host once.
     """
     if not hosts:
         raise UsageError("there is no host to start processes on; name hosts with -H or --hostfile")
     if per_host is not None:
         room = [_check_slots(host, per_host) for host in hosts]
-        if processes is not None and processes % per_host:
-            wanted = f"give a multiple of {per_host}, or leave --processes-per-host out"
-            raise UsageError(f"-n {processes} is not {per_host} on each host (--processes-per-host); {wanted}")
     elif processes is not None and all(host.slots is None for host in hosts):
         share, more = divmod(processes, len(hosts))
         room = [share + (index < more) for index in range(len(hosts))]

@@ -108,6 +108,7 @@ class Job:
         _at_least_one("--processes-per-host", self.processes_per_host)
         _at_least_one("--cpus-per-process", self.cpus_per_process)
         _at_least_one("--gpus-per-host", self.gpus_per_host)
+        _check_process_counts(self.processes, self.hosts, self.processes_per_host)
         if self.simulated_hosts < 0:
             raise UsageError(f"--simulate-hosts must be 1 or more, not {self.simulated_hosts}")
         if self.platform not in PLATFORMS:
@@ -166,6 +167,16 @@ def _check_program(program: tuple[str, ...], module: bool) -> None:
         )
     if name.startswith("-"):
         raise UsageError(f"a program cannot be called {name!r}; write ./{name} if it is a file of that name")
+
+
+def _check_process_counts(processes: int | None, hosts: int | None, per_host: int | None) -> None:
+    if processes is None:
+        return
+    if hosts is not None and processes < hosts:
+        raise UsageError(f"-n {processes} leaves hosts of -N {hosts} without a process; give -N {processes} or less")
+    if per_host is not None and (processes % per_host or (hosts is not None and processes != hosts * per_host)):
+        wanted = "a multiple of" if hosts is None else f"-N {hosts} x"
+        raise UsageError(f"-n {processes} is not {wanted} --processes-per-host {per_host}; leave one of them out")
 
 
 def _at_least_one(option: str, value: int | None) -> None:

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from jaxrun.agent import remote as agent
-from jaxrun.backends.attach import plan_attached
+from jaxrun.backends.remote_plan import plan_attached
 from jaxrun.channel.rendezvous import rendezvous_file
 from jaxrun.errors import UsageError
 from jaxrun.job import cluster_env
