@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import select
 import socket
 import threading
 from collections.abc import Callable
@@ -11,6 +12,7 @@ from typing import TypeVar
 from jaxrun.errors import ProtocolError
 from jaxrun.protocol.codec import encode
 from jaxrun.protocol.worker_messages import CallMismatch, Proceed, WorkerMessage, WorkerMessageDecoder
+from jaxrun_runtime import interrupts
 
 M = TypeVar("M")
 N = TypeVar("N")
@@ -30,6 +32,8 @@ class AgentChannel:
     def __init__(self, fd: int) -> None:
         os.set_inheritable(fd, False)
         self._socket = socket.socket(fileno=fd)
+        self._poll = select.poll()
+        self._poll.register(fd, select.POLLIN)
         self._identity = _identity(fd)
         self._owner = os.getpid()
         self._decoder = WorkerMessageDecoder()
@@ -43,7 +47,7 @@ class AgentChannel:
         frame = encode(message)
         if not self.in_owner_process():  # where another thread may have held the lock at the fork
             raise AgentDisconnected
-        with self._sending:
+        with interrupts.deferred(), self._sending:
             try:
                 self._check_owner()
                 self._socket.sendall(frame)
@@ -110,12 +114,14 @@ class AgentChannel:
         """Block until bytes have arrived, and keep the messages that they complete."""
         try:
             self._check_owner()
-            data = self._socket.recv(_RECEIVE_BYTES)
+            self._poll.poll()  # here an interrupt may end the wait
+            with interrupts.deferred():
+                data = self._socket.recv(_RECEIVE_BYTES)
+                self._received += self._decoder.feed(data)
         except OSError as error:
             raise AgentDisconnected from error
         if not data:
             raise AgentDisconnected
-        self._received += self._decoder.feed(data)
 
     def _check_owner(self) -> None:
         """A program may close descriptors that are not its own; its next file then has our number."""

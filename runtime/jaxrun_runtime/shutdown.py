@@ -11,6 +11,7 @@ import contextlib
 import gc
 import io
 import os
+import socket
 import sys
 import threading
 import time
@@ -18,8 +19,9 @@ from typing import NoReturn
 
 from jaxrun.errors import ProtocolError
 from jaxrun.protocol.env import WorkerEnv
+from jaxrun.protocol.names import COORDINATOR_ADDRESS
 from jaxrun.protocol.worker_messages import Done, Exit, Failed
-from jaxrun_runtime import jax_private, linux, mpi
+from jaxrun_runtime import interrupts, jax_private, linux, mpi
 from jaxrun_runtime.agent_channel import AgentChannel, AgentDisconnected
 
 _BUFFERED_FILES = (io.TextIOWrapper, io.BufferedWriter, io.BufferedRandom)
@@ -32,6 +34,8 @@ def exit_with_success(env: WorkerEnv, channel: AgentChannel) -> NoReturn:
     _run_exit_handlers()
     _finalize_program()
     mpi.finalize()
+    interrupts.deactivate()
+    _release_interrupted_peers()
     with contextlib.suppress(AgentDisconnected):  # a program may close all descriptors, and has still succeeded
         channel.send(Done(env.rank, time.time()))
         channel.receive(Exit)
@@ -48,6 +52,7 @@ def exit_with_failure(env: WorkerEnv, failure: Failed, channel: AgentChannel) ->
     if jax_private.remove_exit_barrier():
         _run_exit_handlers()
     _finalize_program()
+    _release_interrupted_peers()
     if env.rank == 0 and env.size > 1:  # JAX would abort the others when the coordinator in this process ends
         with contextlib.suppress(AgentDisconnected, ProtocolError):
             channel.receive(Exit)
@@ -83,6 +88,21 @@ def _finalize_program() -> None:
     gc.collect()
     _flush_standard_streams()
     linux.flush_c_output()
+
+
+def _release_interrupted_peers() -> None:
+    """After a Ctrl-C, close the connections to other ranks, as the end of this process would.
+
+    A rank that waits in C++ for this one then returns to Python, where its own KeyboardInterrupt is raised. The
+    coordinator's connections stay, as JAX aborts a process that loses it.
+    """
+    if not interrupts.was_raised():
+        return
+    coordinator_port = int(os.environ.get(COORDINATOR_ADDRESS, "").rpartition(":")[2] or 0)
+    for connection in linux.tcp_connections():
+        with connection, contextlib.suppress(OSError):
+            if coordinator_port not in (connection.getsockname()[1], connection.getpeername()[1]):
+                connection.shutdown(socket.SHUT_RDWR)
 
 
 def _flush_standard_streams() -> None:

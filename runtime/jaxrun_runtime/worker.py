@@ -16,8 +16,20 @@ from jaxrun.errors import EXIT_SOFTWARE
 from jaxrun.protocol.env import STACKS_SIGNAL, WorkerEnv
 from jaxrun.protocol.flight_file import LOCKSTEP_OFF
 from jaxrun.protocol.names import MAKE_MESH_JAXRUN
-from jaxrun.protocol.worker_messages import Join, Run, StartCoordinator
-from jaxrun_runtime import DivergenceError, exec_guard, failure_report, forks, hello, linux, mpi, program, shutdown
+from jaxrun.protocol.worker_messages import Interrupted, Join, Run, StartCoordinator
+from jaxrun_runtime import (
+    DivergenceError,
+    exec_guard,
+    failure_report,
+    forks,
+    hello,
+    interrupts,
+    linux,
+    mpi,
+    program,
+    shutdown,
+    signal_handlers,
+)
 from jaxrun_runtime.agent_channel import AgentChannel, AgentDisconnected
 
 _FORK_SERVER_POLL_INTERVAL_S = 0.001  # while the fork server, this worker's first parent, exits
@@ -61,13 +73,16 @@ def _run_stages(env: WorkerEnv, argv: list[str], started: float, forked_by: int,
         channel.receive(Run)
         _watch_program(env, channel)
         stage = "program"
+        interrupts.raise_in_program(lambda: _report_interrupt(env, channel))
         _run_program(env, argv)
     except AgentDisconnected:
         raise
     except BaseException as error:
         _handle_error(env, channel, stage, error)
-    with contextlib.suppress(KeyboardInterrupt):
+    try:
         shutdown.exit_with_success(env, channel)
+    except KeyboardInterrupt as error:
+        _handle_error(env, channel, stage, error)
     shutdown.exit_now(failure_report.EXIT_INTERRUPTED)
 
 
@@ -82,9 +97,16 @@ def _run_program(env: WorkerEnv, argv: list[str]) -> None:
         watch.stop()
 
 
+def _report_interrupt(env: WorkerEnv, channel: AgentChannel) -> None:
+    with contextlib.suppress(AgentDisconnected):
+        channel.send(Interrupted(env.rank, time.time()))
+
+
 def _handle_error(env: WorkerEnv, channel: AgentChannel, stage: str, error: BaseException) -> None:
     """Report the error and exit, unless it is a sys.exit with status 0."""
-    if isinstance(error, (DivergenceError, exec_guard.ExecError)):
+    if not isinstance(error, SystemExit) or program.exit_status(error):
+        interrupts.deactivate()
+    if isinstance(error, (DivergenceError, exec_guard.ExecError, KeyboardInterrupt)):
         from jaxrun_runtime.lockstep import call_sites
 
         call_sites.trim_to_user_frames(error)
@@ -145,6 +167,7 @@ def _watch_program(env: WorkerEnv, channel: AgentChannel) -> None:
     """Be told of what the program does beside its main thread's work."""
     failure_report.report_thread_failures(channel, env.rank)
     forks.watch_forks(channel, env.rank)
+    signal_handlers.report_signal_handlers(channel, env.rank)
     exec_guard.refuse_exec()
     mpi.warn_of_singletons(env)
 

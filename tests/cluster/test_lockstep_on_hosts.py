@@ -89,8 +89,7 @@ def test_stacks_of_all_hosts_say_how_far_each_has_come(go) -> None:
             r"^  1 rank +2 \(h3\) +no answer: stopped by a signal .*after call #\d+ jit\(step\)", text, re.M
         )
         assert re.search(r"^  2 ranks +0-1 .*after call #\d+ jit\(step\)", text, re.M), text
-        job.process.send_signal(signal.SIGINT)
-        job.process.send_signal(signal.SIGINT)
+        job.process.terminate()
         job.result()
 
 

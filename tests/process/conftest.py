@@ -101,7 +101,7 @@ class LocalJob:
             assert server.configure(client.program_of(plan.argv), environ)
         workers = WorkerGroup(plan, Spawner(plan, os.environ, ""), server)
         expected = Expected(size, plan.job_id, "cpu", None)
-        head = Head(dict.fromkeys(range(size), "h1"), expected, TimeLimits(init, job, grace), "127.0.0.1", began)
+        head = Head(dict.fromkeys(range(size), "h1"), expected, TimeLimits(init, job, grace, grace), "127.0.0.1", began)
         with SignalPipe(SIGNALS) as signals, self._screen.open("wb") as screen:
             fd = screen.fileno()
             output = Output(size, log_dir=directory, stdout_fd=fd, stderr_fd=fd)

@@ -121,6 +121,8 @@ def main() -> None:
             if multihost_utils.reached_preemption_sync_point(step):
                 print("preempted", flush=True)
                 return
+            if step == 0:
+                print("listening", flush=True)
         time.sleep(flags.pause)
     print("finished", flush=True)
 

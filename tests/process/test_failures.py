@@ -156,41 +156,6 @@ def _blocks_left(run_dir: Path) -> list[str]:
     return [name for name in blocks if Path(f"/dev/shm/{name}").exists()]
 
 
-def test_sigterm_is_jaxs_preemption_notice(tmp_path: Path) -> None:
-    with started(tmp_path, "-n", "2", "--grace", "30", MISBEHAVE, "--until-preempted") as job:
-        job.wait_for_output("ready", 2)
-        time.sleep(0.5)
-        job.process.terminate()
-        result = job.result()
-    assert result.code == 75
-    assert result.out.count("preempted") == 2
-    assert "SIGTERM" in result.err
-
-
-@pytest.mark.parametrize(
-    ("signum", "code"), [(signal.SIGTERM, 143), extended(signal.SIGINT, 130), extended(signal.SIGHUP, 129)]
-)
-def test_a_program_that_ignores_the_notice_is_killed_after_the_grace(tmp_path: Path, signum: int, code: int) -> None:
-    with started(tmp_path, "-n", "2", "--grace", "0.5", MISBEHAVE, "--hang", "--shared-memory") as job:
-        job.wait_for_output("ready", 2)
-        job.process.send_signal(signum)
-        result = job.result()
-        assert job.processes() == []
-    assert result.code == code
-    assert _blocks_left(result.run_dir) == []
-    assert "leaked shared_memory" not in result.err
-
-
-def test_a_second_ctrl_c_kills_at_once(tmp_path: Path) -> None:
-    with started(tmp_path, "-n", "2", "--grace", "600", MISBEHAVE, "--hang") as job:
-        job.wait_for_output("ready", 2)
-        job.process.send_signal(signal.SIGINT)
-        time.sleep(0.3)
-        job.process.send_signal(signal.SIGINT)
-        result = job.result(timeout=10)
-    assert result.code == 130
-
-
 def test_sigusr_reaches_the_workers_and_nothing_else_happens(tmp_path: Path) -> None:
     with started(tmp_path, "-n", "2", MISBEHAVE, "--rank", "-1", "--print-signals", "--steps", "400") as job:
         job.wait_for_output("ready", 2)

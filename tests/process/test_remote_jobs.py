@@ -213,7 +213,7 @@ def test_kill_9_of_the_launcher_leaves_nothing(start):
     job.process.communicate()
 
 
-ON_TERM = "signal.signal(15, lambda *args: done()); run(); print('ready', flush=True); time.sleep(60)"
+ON_TERM = "signal.signal(15, lambda *args: done()); run(); listen(); print('ready', flush=True); time.sleep(60)"
 
 
 @pytest.mark.parametrize("whom", ["the launcher", "all agents"])
@@ -226,8 +226,8 @@ def test_a_sigterm_that_the_program_obeys_is_a_preemption(start, whom):
 
 
 @pytest.mark.parametrize("whom", ["the launcher", "all agents"])
-def test_a_sigterm_that_the_program_ignores_ends_it_after_the_grace(start, whom):
-    code = "signal.signal(15, signal.SIG_IGN); run(); print('ready', flush=True); time.sleep(60)"
+def test_a_sigterm_that_the_program_does_not_obey_ends_it_after_the_grace(start, whom):
+    code = "signal.signal(15, signal.SIG_IGN); run(); listen(); print('ready', flush=True); time.sleep(60)"
     job = start(code, code)
     job.until_output("ready", 2)
     for pid in [job.process.pid] if whom == "the launcher" else job.agents().values():

@@ -34,8 +34,7 @@ def test_the_ranks_are_shown_in_groups_and_the_job_goes_on(stuck):
     clean = subprocess.run(command, capture_output=True, text=True)
     assert f"kept {stuck.run_dir}: running" in clean.stdout and stuck.run_dir.exists()
     assert stuck.process.poll() is None
-    stuck.process.send_signal(signal.SIGINT)
-    stuck.process.send_signal(signal.SIGINT)
+    stuck.process.terminate()
     result = stuck.result()
     assert "groups" not in result.err, "it was asked from elsewhere, and must not be answered here"
     assert "is over; how it went: jaxrun explain" in ask(stuck, status=2)

@@ -10,7 +10,15 @@ import time
 sys.path.insert(0, sys.argv[1])
 from jaxrun.protocol.codec import encode
 from jaxrun.protocol.env import STACKS_SIGNAL, WorkerEnv
-from jaxrun.protocol.worker_messages import CoordinatorReady, DeviceReport, Done, Failed, Hello, WorkerMessageDecoder
+from jaxrun.protocol.worker_messages import (
+    CoordinatorReady,
+    DeviceReport,
+    Done,
+    Failed,
+    Hello,
+    SignalHandlers,
+    WorkerMessageDecoder,
+)
 
 
 class Worker:
@@ -57,6 +65,10 @@ class Worker:
         self.send(DeviceReport(self.rank, self.rank, size, 1, size, ("cpu",), "cpu", self.env.job_id, now, now))
         self.receive()
 
+    def listen(self):
+        """Say that the program listens to SIGTERM."""
+        self.send(SignalHandlers(self.rank, interrupt=False, termination=True))
+
     def done(self):
         sys.stdout.flush()
         self.send(Done(self.rank, time.time()))
@@ -90,7 +102,10 @@ def grandchild(pid_file, keep_streams=False):
 
 def live(env, code):
     worker = Worker(env)
-    names = {name: getattr(worker, name) for name in ("hello", "run", "done", "fail", "send", "link", "rank", "env")}
+    names = {
+        name: getattr(worker, name)
+        for name in ("hello", "run", "listen", "done", "fail", "send", "link", "rank", "env")
+    }
     names |= {"grandchild": grandchild, "os": os, "signal": signal, "sys": sys, "time": time}
     exec(code, names)
 

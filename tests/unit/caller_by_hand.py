@@ -10,6 +10,7 @@ from contextlib import contextmanager
 import jax
 
 from jaxrun.protocol.gang_messages import GangMessageKind, GangMessageReader, GangMessageWriter, pack
+from jaxrun_runtime import interrupts
 from jaxrun_runtime.gang import calls
 
 
@@ -55,6 +56,8 @@ def serving_calls(monkeypatch):
     monkeypatch.setattr(jax, "local_devices", lambda: [1, 2])
     monkeypatch.setattr(jax, "default_backend", lambda: "cpu")
     monkeypatch.setattr(calls, "_current", None)
+    monkeypatch.setattr(interrupts, "_installed", None)
+    monkeypatch.setattr(signal, "default_int_handler", signal.default_int_handler)  # is restored
     before = signal.getsignal(signal.SIGINT)
 
     def run(script):

@@ -11,7 +11,15 @@ from jaxrun.head.timeouts import TimeLimits
 from jaxrun.job.fault_spec import parse_faults
 from jaxrun.protocol.agent_messages import InjectFault, WorkerExited, WorkerSpawned
 from jaxrun.protocol.snapshot_messages import ProgramDetailsReply, ProgramDetailsRequest, SnapshotPurpose, SnapshotReply
-from jaxrun.protocol.worker_messages import CoordinatorReady, DeviceReport, Done, Failed, Hello, StartCoordinator
+from jaxrun.protocol.worker_messages import (
+    CoordinatorReady,
+    DeviceReport,
+    Done,
+    Failed,
+    Hello,
+    SignalHandlers,
+    StartCoordinator,
+)
 from jaxrun.verdict.stack_text import format_snapshot
 from jaxrun.verdict.stall_notice import format_stall_notice
 
@@ -31,7 +39,7 @@ class Simulation:
         local_devices=1,
         init=60.0,
         job=None,
-        grace=5.0,
+        grace=None,
         stall=None,
         stall_notice=None,
         lockstep="off",
@@ -49,6 +57,7 @@ class Simulation:
         self.outcome = None
         self.finished_at = None
         self.stacks = {}  # rank → dump, for those that answer
+        self.answers = True  # whether any do
         self.cpu = lambda now: 0.0  # seconds that each rank has used by then
         self.written = lambda now: 0  # bytes that each has written by then
         self.flights = {}  # by rank, of the recorders that can be read; histories are the same
@@ -58,7 +67,8 @@ class Simulation:
         self._due = []  # (time, number, event)
         self._number = itertools.count()
         expected = Expected(size, JOB_ID, platform, local_devices)
-        limits = TimeLimits(init=init, job=job, grace=grace, stall=stall, stall_notice=stall_notice)
+        signal_grace = 30.0 if grace is None else grace
+        limits = TimeLimits(init, job, 5.0 if grace is None else grace, signal_grace, stall, stall_notice)
         faults = parse_faults(chaos) if chaos else ()
         self.head = Head(self.hosts, expected, limits, "127.0.0.1", 0.0, lockstep=lockstep, chaos=faults)
 
@@ -104,6 +114,10 @@ class Simulation:
         """Everything up to Run."""
         self.join()
         return self.handle(*(self.device_report(rank) for rank in range(self.size)))
+
+    def listen(self, *ranks):
+        """The programs of these ranks, without any of all, listen to SIGTERM."""
+        return self.handle(*(SignalHandlers(rank, False, True) for rank in ranks or range(self.size)))
 
     def hello(self, rank, **changes):
         values = {
@@ -193,7 +207,8 @@ class Simulation:
                 cpu = dict.fromkeys(action.ranks, self.cpu(self.now))
                 written = dict.fromkeys(action.ranks, self.written(self.now))
                 flights = {rank: self.flights[rank] for rank in ranks if rank in self.flights}
-                self._later(0.1, SnapshotReply(action.purpose, dumps, idle, cpu, written, flights=flights))
+                if self.answers:
+                    self._later(0.1, SnapshotReply(action.purpose, dumps, idle, cpu, written, flights=flights))
             case PrintSnapshot():
                 self.printed.append((self.now, f"{action.heading}{format_snapshot(action.snapshot)}"))
             case PrintStallNotice():

@@ -234,6 +234,7 @@ def test_a_launch_command_that_ends_while_the_ranks_exit_changes_nothing(remote_
 def test_a_scheduler_that_signals_all_agents_interrupts_once(remote_job, senders):
     job = remote_job()
     job.run()
+    job.listen()
     for rank in senders:
         job.handle(AgentSignalled(rank, signal.SIGTERM)).wait(0.01)
     assert job.kills(signal.SIGTERM) == [(0, (0, 1, 2, 3))] and job.kills() == []
@@ -244,6 +245,7 @@ def test_a_scheduler_that_signals_all_agents_interrupts_once(remote_job, senders
 def test_ranks_that_end_well_after_the_schedulers_sigterm_were_preempted(remote_job):
     job = remote_job()
     job.run()
+    job.listen()
     for rank in range(4):
         job.handle(AgentSignalled(rank, signal.SIGTERM))
     job.done(0, 1, 2, 3)
@@ -255,10 +257,11 @@ def test_ranks_that_end_well_after_the_schedulers_sigterm_were_preempted(remote_
 def test_ranks_that_do_not_end_after_the_schedulers_sigterm_are_killed_after_the_grace(remote_job):
     job = remote_job(grace=2.0)
     job.run()
+    job.listen()
     for rank in range(4):
         job.handle(AgentSignalled(rank, signal.SIGTERM))
     job.wait(3)
-    assert job.kills() == [(2000, (0, 1, 2, 3))]
+    assert job.kills() == [(2100, (0, 1, 2, 3))]
     assert job.verdict.outcome == "interrupted" and job.verdict.exit_code == 143
 
 
@@ -275,6 +278,7 @@ def test_agents_that_end_by_the_schedulers_sigterm_are_no_failures(remote_job):
 def test_the_launchers_own_second_signal_kills_at_once_also_after_the_agents(remote_job):
     job = remote_job()
     job.run()
+    job.listen()
     job.handle(AgentSignalled(2, signal.SIGTERM)).wait(0.5)
     job.interrupt(signal.SIGINT).wait(1)
     assert job.kills() == [(500, (0, 1, 2, 3))]

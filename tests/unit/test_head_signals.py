@@ -40,62 +40,6 @@ def test_a_signal_before_anything_was_started_ends_the_job(simulate):
 
 
 @pytest.mark.parametrize("signum", TERMINAL)
-def test_running_ranks_get_sigterm_and_are_killed_after_the_grace(simulate, signum):
-    job = simulate(3, grace=4.0).run().interrupt(signum)
-    assert job.kills(signal.SIGTERM) == [(0, (0, 1, 2))]
-    name = signal.Signals(signum).name
-    assert job.lines == [f"{name}: asked ranks 0-2 to end (SIGTERM); SIGKILL follows in 4 s, or at once with Ctrl-C"]
-    job.wait(1).exit(-signal.SIGTERM, 1)
-    job.wait(10)
-    assert job.kills() == [(4000, (0, 2))]
-    assert job.lines[1:] == ["ranks 0, 2 did not end within 4 s; sent SIGKILL"]
-    assert job.outcome.reason == "interrupted" and job.outcome.signum == signum
-    assert [(end.status, end.killed_by_launcher) for end in job.outcome.workers] == [
-        (-9, True),
-        (-15, False),
-        (-9, True),
-    ]
-
-
-def test_a_second_signal_kills_at_once(simulate):
-    job = simulate(2).run().interrupt(signal.SIGINT).wait(0.2)
-    job.interrupt(signal.SIGINT).wait(1)
-    assert job.kills() == [(200, (0, 1))]
-    assert job.outcome.reason == "interrupted"
-
-
-def test_a_job_that_ends_well_after_sigterm_was_preempted(simulate):
-    job = simulate(2).run().interrupt(signal.SIGTERM).wait(1)
-    job.done(0, 1).exit(0, 1).exit(0, 0)
-    assert job.ranks_sent(Exit) == [1, 0]
-    assert job.outcome.reason == "preempted" and not job.kills()
-
-
-def test_ranks_that_were_done_before_sigterm_get_none_and_count_as_succeeded(simulate):
-    job = simulate(3).run().done(1).interrupt(signal.SIGTERM)
-    assert job.kills(signal.SIGTERM) == [(0, (0, 2))]
-    job.done(0, 2).exit(0, 1, 2).exit(0, 0)
-    assert job.outcome.reason == "preempted"
-
-
-@pytest.mark.parametrize(
-    ("signum", "statuses"), [(signal.SIGINT, (0, 0)), (signal.SIGTERM, (0, 3)), (signal.SIGTERM, (0, -15))]
-)
-def test_any_other_end_after_a_signal_is_an_interruption(simulate, signum, statuses):
-    job = simulate(2).run().interrupt(signum)
-    job.exit(statuses[0], 0).exit(statuses[1], 1)
-    assert job.outcome.reason == "interrupted"
-
-
-def test_a_failure_while_terminating_does_not_stop_the_others(simulate):
-    job = simulate(2).run().interrupt(signal.SIGTERM)
-    job.handle(job.failure(1)).exit(1, 1)
-    job.wait(1).done(0).exit(0, 0)
-    assert not job.kills() and job.outcome.reason == "interrupted"
-    assert job.outcome.workers[1].failure is not None
-
-
-@pytest.mark.parametrize("signum", TERMINAL)
 def test_a_signal_while_the_cause_is_looked_for_kills_at_once_and_keeps_the_failure(simulate, signum):
     job = simulate(3).run()
     job.handle(job.failure(1)).wait(0.01).interrupt(signum).wait(1)

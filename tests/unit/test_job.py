@@ -13,7 +13,7 @@ from jaxrun.text import parse_ranks
 def test_the_smallest_request_has_usable_defaults():
     job = Job(program=("train.py",))
     assert (job.processes, job.platform, job.backend, job.timeout) == (None, "auto", "local", None)
-    assert job.init_timeout > 0 and job.grace > 0
+    assert job.init_timeout > 0 and (job.failure_grace, job.signal_grace) == (5, 30)
 
 
 @pytest.mark.parametrize(

@@ -139,5 +139,5 @@ def test_before_anything_was_started_there_is_nothing_to_end(simulate):
 
 
 def test_a_running_grace_period_is_cut_short(simulate):
-    job = simulate(2, grace=60.0).run().interrupt(signal.SIGTERM).wait(1).handle(BY_DEATH).wait(1)
+    job = simulate(2, grace=60.0).run().listen().interrupt(signal.SIGTERM).wait(1).handle(BY_DEATH).wait(1)
     assert job.kills() == [(1000, (0, 1))] and job.outcome.signum == signal.SIGTERM

@@ -43,6 +43,7 @@ def test_an_interrupt_ends_the_function_and_not_the_rank(serve):
     assert serve(call) == (GangMessageKind.EXCEPTION, "KeyboardInterrupt", (GangMessageKind.RESULT, "next"))
 
 
+@pytest.mark.filterwarnings("ignore:os.fork")  # where another test has started JAX's backend
 def test_a_process_that_the_function_forks_is_interrupted_as_under_python(serve):
     def forking():
         pid = os.fork()

@@ -373,10 +373,24 @@ def test_an_interrupt_names_the_ranks_that_had_to_be_killed(signum: int, code: i
     verdict = decide(ends, "interrupted", signum=signum)
     assert verdict.exit_code == code
     assert verdict.headline == (
-        f"interrupted by {by} 10.0 s into the run; 2 ranks were killed (ranks 2-3), the others ended by themselves."
+        f"interrupted by {by} 10.0 s into the run; ranks 2-3 were killed, the others ended by themselves."
     )
     alone = decide([end(rank, 10.0, 1) for rank in range(4)], "interrupted", signum=signum)
     assert alone.headline.endswith("; all ranks ended by themselves.")
+
+
+def test_an_interrupt_names_where_a_late_rank_was_stuck() -> None:
+    ends = [end(0, 10.0, 130), end(1, 10.0, 130), end(3, 10.0, 130), *stopped(2)]
+    verdict = decide(ends, "interrupted", signum=signal.SIGINT, stacks={2: DUMP})
+    assert verdict.headline.endswith(
+        "; rank 2 did not end in time (stuck at train.py:8 step), and was killed, the others ended by themselves."
+    )
+
+
+def test_sigterm_that_nobody_listens_to_is_told_so() -> None:
+    verdict = decide(stopped(0, 1, 2, 3), "interrupted", signum=signal.SIGTERM, unheard=True)
+    assert verdict.exit_code == 143
+    assert verdict.headline.endswith("; no rank listens to SIGTERM, so 4 ranks were killed at once.")
 
 
 def test_a_preempted_job_may_be_resumed() -> None:

@@ -104,7 +104,7 @@ def _sigterm_before_limit(job: Job) -> list[str]:
     """Ask for a SIGTERM before the time limit, where that leaves the job most of its time."""
     if has_option(job.slurm_args, ("--signal",)):
         return []
-    early = max(_MIN_SIGTERM_LEAD_S, math.ceil(job.grace) + _MIN_SIGTERM_LEAD_S // 2)
+    early = max(_MIN_SIGTERM_LEAD_S, math.ceil(job.signal_grace) + _MIN_SIGTERM_LEAD_S // 2)
     limit = parse_time_limit(job.time_limit)
     if limit is not None and limit < 4 * (early + _SIGNAL_JITTER_S):
         return []
@@ -113,7 +113,7 @@ def _sigterm_before_limit(job: Job) -> list[str]:
         f"# SIGTERM to jaxrun, {early} to {early + _SIGNAL_JITTER_S} s before the time limit, as JAX's notice of "
         "preemption.",
         "# (Slurm's own line in the output says CANCELLED, but nothing else has happened yet.) The program then has",
-        f"# {job.grace:g} seconds to save its work; for more, raise both --grace, below, and the number here.",
+        f"# {job.signal_grace:g} seconds to save its work; for more, raise both --grace, below, and the number here.",
         f"#SBATCH --signal=B:TERM@{early}",
     ]
 

@@ -15,7 +15,7 @@ from jaxrun.backends import ATTACH_OPTIONS, BACKENDS
 from jaxrun.cli.completion import complete_program
 from jaxrun.cli.help import Option, all_help
 from jaxrun.cli.values import ProcessesPerNode, Time
-from jaxrun.job.job import PLATFORMS, Job
+from jaxrun.job.job import FAILURE_GRACE_S, PLATFORMS, SIGNAL_GRACE_S, Job
 from jaxrun.protocol.flight_file import LOCKSTEP_MODES
 from jaxrun.protocol.names import MAKE_MESH_MODES
 
@@ -172,7 +172,10 @@ def _failure() -> list[Option]:
         "Bring about faults, to see what survives them: kill:1@2s, pause:0-3@1.5s or cut:2@500ms, "
         "so long after the program has started on all ranks. May be repeated."
     )
-    grace = f"From SIGTERM to SIGKILL when the job is stopped. [default: {_DEFAULTS['grace']:g}]"
+    grace = (
+        "Until SIGKILL, for ranks that are to end. "
+        f"[default: {SIGNAL_GRACE_S:g} after SIGTERM and Ctrl-C, else {FAILURE_GRACE_S:g}]"
+    )
     return [
         seconds("--timeout", main=True, help=f"{timeout} Times are seconds, or 90s, 5m, 1h30m."),
         seconds("--stall-timeout", help=stall),

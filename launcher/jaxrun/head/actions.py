@@ -95,6 +95,7 @@ class JobOutcome:
     fork_places:                     by rank, where its program had forked
     decided_at, run_at:              when the end was decided, and when the program was started
     divergence:                      the first call in which the ranks were seen out of step
+    unheard:                         nobody in the job listens to the signal that ended it
     """
 
     reason: EndReason
@@ -109,6 +110,7 @@ class JobOutcome:
     decided_at: float | None = None
     run_at: float | None = None
     divergence: Divergence | None = None
+    unheard: bool = False
 
 
 @dataclass(frozen=True, slots=True)

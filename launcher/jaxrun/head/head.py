@@ -15,6 +15,7 @@ has taken too long.
     startup.py         from the agents' reports to the first line of the program (agent_registry.py, consistency.py)
     snapshots.py       what ranks do: for people, for --timeout, for hangs (stall_detector.py, early_exit_detector.py)
     shutdown.py        how a job is stopped: root cause first, then in which order workers are killed
+    interruption.py    how Ctrl-C, SIGTERM and SIGHUP end it
     timeouts.py        all time limits
     worker_table.py    what is known of each worker
     divergence_detector.py, call_matcher.py    whether the ranks make the same calls
@@ -35,6 +36,7 @@ from jaxrun.head.attempt import Attempt, JobPhase
 from jaxrun.head.divergence_detector import DivergenceDetector
 from jaxrun.head.events import AgentLost, Event, FaultRequested, LauncherSignalled, ParentExited, SignalRequested
 from jaxrun.head.fault_injection import FaultInjector
+from jaxrun.head.interruption import Interruption
 from jaxrun.head.shutdown import JobShutdown
 from jaxrun.head.snapshots import PURPOSE_OF_SIGNAL, Snapshots
 from jaxrun.head.startup import Startup
@@ -50,7 +52,7 @@ from jaxrun.protocol.agent_messages import (
     WorkerSpawned,
 )
 from jaxrun.protocol.flight_file import LOCKSTEP_OFF
-from jaxrun.protocol.snapshot_messages import ProgramDetailsReply, RecorderSnapshot, SnapshotReply
+from jaxrun.protocol.snapshot_messages import ProgramDetailsReply, RecorderSnapshot, SnapshotPurpose, SnapshotReply
 from jaxrun.protocol.worker_messages import (
     Call,
     ChildForked,
@@ -59,6 +61,8 @@ from jaxrun.protocol.worker_messages import (
     Done,
     Failed,
     Hello,
+    Interrupted,
+    SignalHandlers,
     ThreadFailed,
 )
 
@@ -94,6 +98,7 @@ class Head:
         self._snapshots = Snapshots(self._attempt, self._divergence, self._startup.has_hello)
         self._faults = FaultInjector(chaos, self._workers)
         self._shutdown = JobShutdown(self._attempt, self._divergence, self._faults)
+        self._interruption = Interruption(self._attempt, self._shutdown, self._snapshots.take)
         timeouts = {Timeout.STARTUP: now + limits.init, Timeout.PROGRESS: now + FIRST_PROGRESS_S}
         if limits.job is not None:
             timeouts[Timeout.JOB] = now + limits.job
@@ -156,7 +161,7 @@ class Head:
             case AgentReport() | Hello() | CoordinatorReady() | DeviceReport():
                 return self._on_startup(event, now)
             case AgentLost():
-                return self._shutdown.on_agent_lost(event, now)
+                return self._shutdown.on_agent_lost(event, now) or self._on_program_ended(now)
             case AgentSignalled() if self._attempt.is_healthy:
                 return self._on_signal(event.signum, now)
             case Call():
@@ -165,13 +170,17 @@ class Head:
                 self._divergence.handle_recorder(event)
             case ThreadFailed():
                 self._workers.add_thread_failure(event)
+            case SignalHandlers():
+                self._workers.add_handlers(event)
+            case Interrupted():
+                self._workers.add_interrupt(event.rank)
             case ChildForked():
                 self._workers.add_fork(event)
             case FaultNotInjected():
                 return self._faults.handle_not_injected(event)
             case Failed():
                 self._workers.add_failure(event, now)
-                return self._shutdown.on_failure(event.rank, now)
+                return self._shutdown.on_failure(event.rank, now) or self._on_program_ended(now)
             case Done():
                 self._workers.add_done(event.rank, now)
                 self._divergence.remove_rank(event.rank, now)
@@ -208,13 +217,17 @@ class Head:
         return self._shutdown.abort(JobOutcome(reason, text=text, traceback=traceback, decided_at=now))
 
     def _on_program_ended(self, now: float) -> list[Action]:
-        """A rank's program has ended with status 0."""
+        """A rank's program has ended: with status 0, or after the job was asked to end."""
         if self.phase not in (JobPhase.RUNNING, JobPhase.TERMINATING) or not self._workers.any_live:
             return []
-        if not self._workers.any_working:
+        if not self._workers.any_working or (
+            self.phase is JobPhase.TERMINATING and not self._workers.live_not_reported
+        ):
             return self._shutdown.leave(now)
         if self.phase is JobPhase.RUNNING:
             self._snapshots.start_early_exit_checks(now)
+        else:
+            self._interruption.on_rank_ended(now)
         return []
 
     # ---- signals, time, snapshots
@@ -226,10 +239,9 @@ class Head:
                 return [SignalRanks(working, signum)] if working else []
             if signum in PURPOSE_OF_SIGNAL:
                 return [self._snapshots.take(PURPOSE_OF_SIGNAL[signum])]
-        if self.phase is not JobPhase.RUNNING:
-            return self._interrupt(signum, now)
-        self._attempt.outcome = JobOutcome(EndReason.INTERRUPTED, signum=signum, decided_at=now)
-        return self._shutdown.terminate(signum, now)
+        if self._interruption.is_repeated(signum, now):
+            return []
+        return self._interruption.begin(signum, now) if self.phase is JobPhase.RUNNING else self._interrupt(signum, now)
 
     def _interrupt(self, signum: int, now: float, text: str = "") -> list[Action]:
         """End the job at once; one that is ending keeps its outcome."""
@@ -258,14 +270,23 @@ class Head:
                 return [PrintLine(self._startup.describe_progress(now - self._started_at))]
             case Timeout.SETTLE | Timeout.ROOT_CAUSE:
                 return self._shutdown.settle(now)
+            case Timeout.INTERRUPT:
+                return self._interruption.on_interrupt_timeout(now)
+            case Timeout.GRACE if self.phase is JobPhase.TERMINATING:
+                return self._interruption.on_grace_over(now)
             case Timeout.GRACE:
                 return self._shutdown.on_grace_over()
+            case Timeout.KILL:
+                return self._interruption.kill_late()
             case Timeout.CONCLUDE:
                 self._divergence.give_up_waiting()
                 return []
         return [self._snapshots.on_timeout(timeout)]  # --timeout among them: the stacks come first
 
     def _on_snapshot(self, reply: SnapshotReply, now: float) -> list[Action]:
+        if reply.purpose is SnapshotPurpose.LATE:
+            show = self._snapshots.show(reply, now, self._interruption.describe_late(now))
+            return self._interruption.on_snapshot(reply, show)
         result = self._snapshots.handle(reply, now)
         stop = self._shutdown.abort(result.outcome) if result.outcome is not None else []
         return [*result.actions, *stop]

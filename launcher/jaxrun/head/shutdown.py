@@ -1,4 +1,4 @@
-"""Ends a job: after a failure, a refusal, a time limit, a signal, or when all programs have finished.
+"""Ends a job: after a failure, a refusal, a time limit, or when all programs have finished.
 
 After a failure, the others are stopped only once its root cause is known, for it may be another's. Workers that have
 reported their failure run their exit handlers and have the grace for it; JAX would abort them without the coordinator,
@@ -19,7 +19,7 @@ from jaxrun.head.fault_injection import FaultInjector
 from jaxrun.head.timeouts import Timeout
 from jaxrun.protocol.agent_messages import WorkerExited
 from jaxrun.protocol.worker_messages import Exit
-from jaxrun.text import format_ranks, format_ranks_on_hosts, plural
+from jaxrun.text import format_ranks_on_hosts, plural
 
 SETTLE_S = 0.03  # after a failure, wait for others that came with it: a consequence may arrive before its cause
 ROOT_CAUSE_WAIT_S = 0.5  # wait for the root cause while only consequences are known
@@ -38,19 +38,11 @@ class JobShutdown:
         self._rank_0_is_frozen = False
 
     def leave(self, now: float) -> list[Action]:
-        """All programs have finished: let the workers exit, rank 0 and its coordinator last."""
-        self._attempt.enter(JobPhase.LEAVING, self._grace(now))
+        """All programs have ended: let the workers exit, rank 0 and its coordinator last."""
+        until = max(now + self._attempt.limits.grace, self._attempt.timeouts.at(Timeout.GRACE) or 0.0)
+        self._attempt.enter(JobPhase.LEAVING, {Timeout.GRACE: until})
         live = self._workers.live
         return [Send(tuple(rank for rank in live if rank != 0) or live, Exit())]
-
-    def terminate(self, signum: int, now: float) -> list[Action]:
-        """The launcher was signalled: ask the workers to end."""
-        working = self._workers.working
-        grace = self._attempt.limits.grace
-        self._attempt.enter(JobPhase.TERMINATING, self._grace(now))
-        text = f"{signal.Signals(signum).name}: asked {format_ranks(working)} to end (SIGTERM)"
-        followed = f"SIGKILL follows in {grace:g} s, or at once with Ctrl-C"
-        return [PrintLine(f"{text}; {followed}"), SignalRanks(working, signal.SIGTERM)]
 
     def abort(self, outcome: JobOutcome) -> list[Action]:
         """End a job that was healthy so far, for a reason that is known: kill all workers."""

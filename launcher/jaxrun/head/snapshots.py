@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import signal
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from jaxrun.diagnosis.snapshot import Snapshot
@@ -85,10 +85,15 @@ class Snapshots:
             return self.take(self._stall.purpose)
         return self.take(_PURPOSE_OF_TIMEOUT[timeout])
 
-    def take(self, purpose: SnapshotPurpose) -> TakeSnapshot:
+    def take(self, purpose: SnapshotPurpose, ranks: Sequence[int] | None = None) -> TakeSnapshot:
+        """Ask what `ranks` are doing; without them, all that work."""
         workers = self._attempt.workers
-        ranks = workers.live if purpose.recorders_only else workers.working
+        if ranks is None:
+            ranks = workers.live if purpose.recorders_only else workers.working
         return TakeSnapshot(tuple(filter(self._can_answer, ranks)), purpose)
+
+    def show(self, reply: SnapshotReply, now: float, heading: str) -> PrintSnapshot:
+        return PrintSnapshot(self._snapshot(reply, now), f"{heading} · ")
 
     def handle(self, reply: SnapshotReply, now: float) -> SnapshotResult:
         actions = tuple(self._divergence.handle_recorders(reply, now))

@@ -8,15 +8,20 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class TimeLimits:
-    """Seconds: until all have joined, for the whole job, between SIGTERM and SIGKILL, without progress until the job is
-    stopped, and until people are told who waits for whom.
+    """Seconds; None and 0 are no limit.
 
-    None and 0 are no limit.
+    init:          until all have joined
+    job:           for the whole job
+    grace:         until SIGKILL, for exit handlers after a failure, and for a rank that Ctrl-C does not reach
+    signal_grace:  until SIGKILL, for ranks that were asked to end, by SIGTERM or KeyboardInterrupt
+    stall:         without progress, until the job is stopped
+    stall_notice:  without progress, until people are told who waits for whom
     """
 
     init: float
     job: float | None
     grace: float
+    signal_grace: float
     stall: float | None = None
     stall_notice: float | None = None
 
@@ -28,7 +33,9 @@ class Timeout(enum.Enum):
     PROGRESS = enum.auto()  # the start-up takes long: print which ranks it waits for
     SETTLE = enum.auto()  # after a failure: the failures that came with it have arrived
     ROOT_CAUSE = enum.auto()  # after a failure: the cause of what was only a consequence has not come
+    INTERRUPT = enum.auto()  # after Ctrl-C: KeyboardInterrupt should have been raised in all ranks
     GRACE = enum.auto()  # --grace: workers that were asked to end have not
+    KILL = enum.auto()  # workers that are late have been sent SIGTERM
     CONCLUDE = enum.auto()  # all workers have ended, but what their flight recorders hold has not come
     JOB = enum.auto()  # --timeout
     STALL_CHECK = enum.auto()  # --stall-timeout, --stall-notice: is there any progress?
@@ -45,6 +52,14 @@ class JobTimeouts:
     def start(self, timeout: Timeout, at: float) -> None:
         """Let `timeout` expire at this time, in place of an earlier or later one."""
         self._at[timeout] = at
+
+    def advance(self, timeout: Timeout, at: float) -> None:
+        """Let `timeout` expire at this time if it would later."""
+        self._at[timeout] = min(at, self._at.get(timeout, at))
+
+    def at(self, timeout: Timeout) -> float | None:
+        """When `timeout` expires; None if it does not run."""
+        return self._at.get(timeout)
 
     def cancel(self, *timeouts: Timeout) -> None:
         for timeout in timeouts:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from jaxrun.diagnosis.worker_outcome import InjectedFault, WorkerOutcome
 from jaxrun.head.events import AgentLost
 from jaxrun.protocol.agent_messages import WorkerExited
-from jaxrun.protocol.worker_messages import ChildForked, Failed, ThreadFailed
+from jaxrun.protocol.worker_messages import ChildForked, Failed, SignalHandlers, ThreadFailed
 
 
 @dataclass(slots=True)
@@ -23,6 +23,8 @@ class _Worker:
     exit: WorkerExited | None = None
     lost_reason: str = ""
     injected_faults: list[InjectedFault] = field(default_factory=list)
+    interrupted: bool = False
+    handlers: SignalHandlers | None = None
 
 
 class WorkerTable:
@@ -72,6 +74,25 @@ class WorkerTable:
         """The live ranks that have reported how their program ended."""
         return tuple(rank for rank in self.live if self._workers[rank].finished or self._workers[rank].failure)
 
+    @property
+    def live_not_reported(self) -> tuple[int, ...]:
+        reported = set(self.live_reported)
+        return tuple(rank for rank in self.live if rank not in reported)
+
+    @property
+    def listening(self) -> tuple[int, ...]:
+        """The ranks whose program runs and listens to SIGTERM."""
+        workers = self._workers
+        running = (rank for rank in self.working if workers[rank].failure is None)
+        return tuple(rank for rank in running if (handlers := workers[rank].handlers) and handlers.termination)
+
+    @property
+    def not_interrupted(self) -> tuple[int, ...]:
+        """The ranks whose program runs, does not handle SIGINT itself, and has had no KeyboardInterrupt."""
+        workers = self._workers
+        running = (r for r in self.working if workers[r].failure is None and not workers[r].interrupted)
+        return tuple(rank for rank in running if not ((handlers := workers[rank].handlers) and handlers.interrupt))
+
     def has_worker(self, rank: int) -> bool:
         """Whether the rank's worker was started, be it alive or not."""
         return self._workers[rank].spawned
@@ -105,6 +126,12 @@ class WorkerTable:
     def fork_places(self) -> dict[int, tuple[str, ...]]:
         """Where the ranks' programs have forked, by rank, in the order of the first fork at each place."""
         return {rank: tuple(worker.fork_places) for rank, worker in self._workers.items() if worker.fork_places}
+
+    def add_handlers(self, handlers: SignalHandlers) -> None:
+        self._workers[handlers.rank].handlers = handlers
+
+    def add_interrupt(self, rank: int) -> None:
+        self._workers[rank].interrupted = True
 
     def add_exit(self, event: WorkerExited, now: float) -> None:
         worker = self._workers[event.rank]

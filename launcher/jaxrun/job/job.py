@@ -21,6 +21,8 @@ if TYPE_CHECKING:
     from jaxrun.job.fault_spec import FaultSpec
 
 _MAX_PROCESSES = 1_000_000  # a slip of the finger beyond
+FAILURE_GRACE_S = 5.0  # for exit handlers after a failure, and for a rank that a Ctrl-C does not reach
+SIGNAL_GRACE_S = 30.0  # after SIGTERM, or KeyboardInterrupt
 PLATFORMS = ("auto", "cpu", "gpu", "cuda", "rocm", "tpu")
 
 
@@ -48,7 +50,7 @@ class Job:
     lockstep:              how the ranks are kept in step: "off", "record" or "strict"
     make_mesh:             who lays a mesh over several hosts: "jaxrun", or "jax", which refuses
     init_timeout:          seconds until every process must have joined
-    grace:                 seconds between SIGTERM and SIGKILL
+    grace:                 seconds until SIGKILL for ranks that are to end; None for the defaults, which depend on why
     chaos:                 faults to inject
     env:                   variables to add to every worker
     torch_env:             also give every worker the variables of torchrun
@@ -86,7 +88,7 @@ class Job:
     lockstep: str = LOCKSTEP_RECORD
     make_mesh: str = MAKE_MESH_JAXRUN
     init_timeout: float = 120.0
-    grace: float = 5.0
+    grace: float | None = None
     chaos: tuple[FaultSpec, ...] = ()
     env: Mapping[str, str] = field(default_factory=dict)
     torch_env: bool = False
@@ -121,7 +123,7 @@ class Job:
         _positive("--stall-timeout", self.stall_timeout or None)
         _positive("--stall-notice", self.stall_notice or None)
         _positive("--init-timeout", self.init_timeout)
-        if not 0 <= self.grace < math.inf:
+        if self.grace is not None and not 0 <= self.grace < math.inf:
             raise UsageError(f"--grace must be 0 seconds or more, not {self.grace:g}")
         if self.run_dir is not None and self.no_run_dir:
             raise UsageError(f"--run-dir {self.run_dir} and --no-run-dir contradict; give one of them")
@@ -129,6 +131,14 @@ class Job:
             raise UsageError("--quiet-ranks and --only-rank contradict; give one of them")
         if self.host_list and self.hostfile:
             raise UsageError(f"--host {self.host_list} and --hostfile {self.hostfile} contradict; give one of them")
+
+    @property
+    def failure_grace(self) -> float:
+        return FAILURE_GRACE_S if self.grace is None else self.grace
+
+    @property
+    def signal_grace(self) -> float:
+        return SIGNAL_GRACE_S if self.grace is None else self.grace
 
     @property
     def name(self) -> str:

@@ -22,6 +22,7 @@ class SnapshotPurpose(enum.StrEnum):
     EARLY_EXIT = "early"  # some ranks have finished: are the others stuck?
     PROGRESS = "progress"  # is there any progress? without stacks
     STALL = "stall"  # is there any progress? with stacks
+    LATE = "late"  # ranks were asked to end, and have not
     LOCKSTEP = "lockstep"  # only flight recorders, the last calls
     HISTORY = "history"  # only flight recorders, all that they hold
 

@@ -11,6 +11,8 @@
                         ◀──────────    Proceed | CallMismatch   (if the call waits for it)
     ThreadFailed        ──────────▶    (a thread of the program died; the program goes on)
     ChildForked         ──────────▶    (the program has forked at a new place)
+    SignalHandlers      ──────────▶    (the program handles SIGINT or SIGTERM itself, or no longer)
+    Interrupted         ──────────▶    (KeyboardInterrupt is raised in it)
     Failed | Done       ──────────▶    (the program's end)
                         ◀──────────    Exit              (after Done: everybody has finished)
 
@@ -152,6 +154,26 @@ class ChildForked:
 
 
 @dataclass(frozen=True, slots=True)
+class SignalHandlers:
+    """Whether the program itself handles SIGINT (`interrupt`) and SIGTERM (`termination`).
+
+    It also handles SIGTERM if it asks JAX whether the job is being preempted.
+    """
+
+    rank: int
+    interrupt: bool
+    termination: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Interrupted:
+    """SIGINT has been raised as KeyboardInterrupt in the program."""
+
+    rank: int
+    time: float
+
+
+@dataclass(frozen=True, slots=True)
 class Failed:
     """The worker failed, and ends with `status` right after this.
 
@@ -184,7 +206,18 @@ class Exit:
     """All processes are done: end now."""
 
 
-WorkerToAgent = Hello | CoordinatorReady | DeviceReport | Call | ThreadFailed | ChildForked | Failed | Done
+WorkerToAgent = (
+    Hello
+    | CoordinatorReady
+    | DeviceReport
+    | Call
+    | ThreadFailed
+    | ChildForked
+    | SignalHandlers
+    | Interrupted
+    | Failed
+    | Done
+)
 AgentToWorker = StartCoordinator | Join | Run | Proceed | CallMismatch | Exit
 WorkerMessage = WorkerToAgent | AgentToWorker
 

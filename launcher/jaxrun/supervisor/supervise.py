@@ -97,7 +97,8 @@ def _make_head(plan: Plan, registry: AgentRegistry | None, started: float) -> He
     limits = TimeLimits(
         init=job.init_timeout,
         job=job.timeout,
-        grace=job.grace,
+        grace=job.failure_grace,
+        signal_grace=job.signal_grace,
         stall=job.stall_timeout,
         stall_notice=job.stall_notice,
     )

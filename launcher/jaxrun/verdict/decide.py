@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import signal
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
 
 from jaxrun.diagnosis.root_cause import Culpability, culpability
 from jaxrun.diagnosis.snapshot import Snapshot
+from jaxrun.diagnosis.stacks import main_stack
 from jaxrun.head.actions import EndReason, JobOutcome
 from jaxrun.lockstep import report as lockstep
 from jaxrun.lockstep.compare import find_lags
@@ -17,9 +18,10 @@ from jaxrun.verdict import phrasing
 from jaxrun.verdict.exit_code import exit_code
 from jaxrun.verdict.failure import describe_job_failure
 from jaxrun.verdict.known_errors.lookup import explain_unavailable
-from jaxrun.verdict.stack_text import format_snapshot
+from jaxrun.verdict.stack_text import format_place, format_snapshot
 from jaxrun.verdict.verdict import Verdict
 
+_MAX_PLACES = 2  # that are named in one sentence
 _SAME_STEPS = "every rank must take part in the same steps"
 
 
@@ -151,10 +153,26 @@ def _describe_interruption(outcome: JobOutcome, decided: float, started: float) 
     moment = f"{format_seconds(decided - started)} after the start, before the program's first line"
     if outcome.run_at is not None:
         moment = f"{format_seconds(decided - outcome.run_at)} into the run"
+    return f"interrupted by {by} {moment}; {_describe_fates(outcome)}."
+
+
+def _describe_fates(outcome: JobOutcome) -> str:
+    """`all ranks ended by themselves`, `rank 2 did not end in time (in JAX: …), and was killed; the others …`."""
     killed = [worker.rank for worker in outcome.workers if worker.killed_by_launcher]
-    fate = f"{plural(len(killed), 'rank')} {'was' if len(killed) == 1 else 'were'} killed"
     if not killed:
-        fate = "all ranks ended by themselves"
-    elif len(killed) < len(outcome.workers):
-        fate = f"{fate} ({format_ranks(killed)}), the others ended by themselves"
-    return f"interrupted by {by} {moment}; {fate}."
+        return "all ranks ended by themselves"
+    if outcome.unheard:
+        return f"no rank listens to SIGTERM, so {plural(len(killed), 'rank')} {_was(killed)} killed at once"
+    who = plural(len(killed), "rank") if len(killed) == len(outcome.workers) else format_ranks(killed)
+    late = [rank for rank in killed if rank in outcome.stacks]
+    fate = f"{who} {_was(killed)} killed"
+    if late == killed:
+        places = dict.fromkeys(format_place(main_stack(outcome.stacks[rank])) for rank in late)
+        where = ", or at ".join(place.replace("   ", ", ") for place in places)
+        stuck = f"stuck at {where}" if len(places) <= _MAX_PLACES else "stuck at several places"
+        fate = f"{who} did not end in time ({stuck}), and {_was(killed)} killed"
+    return fate if len(killed) == len(outcome.workers) else f"{fate}, the others ended by themselves"
+
+
+def _was(ranks: Sequence[int]) -> str:
+    return "was" if len(ranks) == 1 else "were"

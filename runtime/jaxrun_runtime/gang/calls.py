@@ -21,7 +21,7 @@ from jaxrun.protocol.gang_messages import GangMessage, GangMessageKind, GangMess
 from jaxrun.protocol.payload import Payload
 from jaxrun_runtime import failure_report
 from jaxrun_runtime.gang import array_pickling, notebook_cells
-from jaxrun_runtime.gang.interrupts import Interrupts
+from jaxrun_runtime.gang.interrupts import CallInterrupts
 from jaxrun_runtime.gang.printing import PrintForwarding
 from jaxrun_runtime.lockstep import call_sites
 
@@ -41,7 +41,7 @@ class CallerConnection:
         self._reader = GangMessageReader(connection)
         self._writer = GangMessageWriter(connection)
         self._send_lock = threading.Lock()
-        self._interrupts = Interrupts()
+        self._interrupts = CallInterrupts()
         self._call_number = 0
         self._shut_down = False
         self._received: GangMessage | None = None  # by a `_receive` that was interrupted then
@@ -97,13 +97,13 @@ class CallerConnection:
         self._interrupts.wait_for(interrupts_before)
         try:
             with PrintForwarding(self._send_printed) if note.get("print") else contextlib.nullcontext():
-                self._interrupts.in_function = True
+                self._interrupts.active = True
                 try:
                     self._interrupts.raise_early(interrupts_before)
                     function, args, kwargs = task.load()
                     value = function(*args, **kwargs)
                 finally:
-                    self._interrupts.in_function = False
+                    self._interrupts.active = False
             answer = self._pack_result(value)
         except BaseException as error:  # a sys.exit, too, which must not end the rank
             answer = self._pack_exception(error)

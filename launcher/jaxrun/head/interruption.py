@@ -1,0 +1,111 @@
+"""Ends a running job because of a signal.
+
+    Ctrl-C     SIGINT, which is KeyboardInterrupt in every rank. A rank that it does not reach, as it is stuck in C++,
+               has the grace; one whose handlers run has the longer signal grace.
+    SIGTERM,   passed on as JAX's notice of preemption, with the signal grace; where nobody listens to it, the job ends
+    SIGHUP     at once.
+
+Ranks that are late get SIGTERM, are asked where they are, and are killed. A second signal kills all at once.
+"""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+from jaxrun.head.actions import Action, EndReason, JobOutcome, PrintLine, PrintSnapshot, SignalRanks, TakeSnapshot
+from jaxrun.head.attempt import Attempt, JobPhase
+from jaxrun.head.shutdown import JobShutdown
+from jaxrun.head.timeouts import Timeout
+from jaxrun.protocol.snapshot_messages import SnapshotPurpose, SnapshotReply
+from jaxrun.text import format_ranks, format_ranks_on_hosts, plural
+
+REPEATED_SIGNAL_S = 0.2  # `timeout` and other wrappers send the same signal twice, to the process and to its group
+KILL_DELAY_S = 1.0  # for late ranks to say where they are
+
+TakeSnapshotOf = Callable[[SnapshotPurpose, Sequence[int]], TakeSnapshot]
+
+
+class Interruption:
+    """Times are seconds since the epoch."""
+
+    def __init__(self, attempt: Attempt, shutdown: JobShutdown, take_snapshot: TakeSnapshotOf) -> None:
+        self._attempt = attempt
+        self._workers = attempt.workers
+        self._shutdown = shutdown
+        self._take_snapshot = take_snapshot
+        self._late: tuple[int, ...] = ()
+
+    def begin(self, signum: int, now: float) -> list[Action]:
+        """The launcher was signalled while the program runs."""
+        self._attempt.outcome = JobOutcome(EndReason.INTERRUPTED, signum=signum, decided_at=now)
+        limits, ranks = self._attempt.limits, self._workers.working
+        grace = {Timeout.GRACE: now + limits.signal_grace}
+        if signum == signal.SIGINT:
+            self._attempt.enter(JobPhase.TERMINATING, {**grace, Timeout.INTERRUPT: now + limits.grace})
+            text = f"Ctrl-C: KeyboardInterrupt in {format_ranks(ranks)}; another Ctrl-C kills at once"
+            return [PrintLine(text), SignalRanks(ranks, signal.SIGINT)]
+        name = signal.Signals(signum).name
+        if not self._workers.listening:
+            self._attempt.outcome = replace(self._attempt.outcome, unheard=True)
+            text = f"{name}: nobody in the job listens to SIGTERM; stopping {plural(len(ranks), 'rank')}"
+            return [PrintLine(text), *self._shutdown.kill_all()]
+        self._attempt.enter(JobPhase.TERMINATING, grace)
+        text = f"{name}: asked {format_ranks(ranks)} to end (SIGTERM)"
+        followed = f"SIGKILL follows in {limits.signal_grace:g} s, or at once with Ctrl-C"
+        return [PrintLine(f"{text}; {followed}"), SignalRanks(ranks, signal.SIGTERM)]
+
+    def is_repeated(self, signum: int, now: float) -> bool:
+        """Whether the signal is the one that ends the job already, sent twice."""
+        outcome = self._attempt.outcome
+        if self._attempt.phase is not JobPhase.TERMINATING or signum != outcome.signum:
+            return False
+        return outcome.decided_at is not None and now - outcome.decided_at < REPEATED_SIGNAL_S
+
+    def on_rank_ended(self, now: float) -> None:
+        """A rank has ended, or said that it will, and others have not."""
+        timeouts = self._attempt.timeouts
+        if self._attempt.outcome.signum != signal.SIGINT and not self._workers.listening:
+            timeouts.advance(Timeout.GRACE, now + self._attempt.limits.grace)  # the others do not listen
+        if self._workers.live == (0,) and self._late == (0,):
+            timeouts.start(Timeout.KILL, now + KILL_DELAY_S)  # it may go on, now that it waits for nobody any more
+
+    def on_interrupt_timeout(self, now: float) -> list[Action]:
+        """KeyboardInterrupt should have been raised in all ranks by now."""
+        return self._end_late(self._workers.not_interrupted, now)
+
+    def on_grace_over(self, now: float) -> list[Action]:
+        return self._end_late(self._workers.live_not_reported or self._workers.live, now)
+
+    def on_snapshot(self, reply: SnapshotReply, show: PrintSnapshot) -> list[Action]:
+        """The late ranks have said where they are, as `show` prints it."""
+        if self._attempt.phase is not JobPhase.TERMINATING:
+            return []
+        outcome = self._attempt.outcome
+        stacks, waits = {**outcome.stacks, **reply.stacks}, {**outcome.kernel_waits, **reply.kernel_waits}
+        self._attempt.outcome = replace(outcome, stacks=stacks, kernel_waits=waits)
+        return [show, *self.kill_late()]
+
+    def kill_late(self) -> list[Action]:
+        """Kill the late ranks; rank 0 with the last of the others, as JAX aborts those that lose its coordinator."""
+        live = self._workers.live
+        if set(live) <= set(self._late):
+            return self._shutdown.kill_all()
+        self._attempt.timeouts.cancel(Timeout.KILL)
+        late, self._late = self._late, tuple(rank for rank in self._late if rank == 0)
+        return self._shutdown.kill(tuple(rank for rank in late if rank in live and rank != 0))
+
+    def describe_late(self, now: float) -> str:
+        """`rank 2 (h1) did not end within 5 s; sent SIGTERM and SIGKILL`."""
+        decided_at = self._attempt.outcome.decided_at
+        seconds = now - decided_at if decided_at is not None else 0.0
+        who = format_ranks_on_hosts(self._late, self._workers.hosts)
+        return f"{who} did not end within {seconds:.0f} s; sent SIGTERM and SIGKILL"
+
+    def _end_late(self, ranks: tuple[int, ...], now: float) -> list[Action]:
+        if set(ranks) <= set(self._late):
+            return []
+        self._late = ranks
+        self._attempt.timeouts.start(Timeout.KILL, now + KILL_DELAY_S)
+        return [self._take_snapshot(SnapshotPurpose.LATE, ranks), SignalRanks(ranks, signal.SIGTERM)]

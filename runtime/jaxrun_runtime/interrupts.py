@@ -1,0 +1,164 @@
+"""Ctrl-C in a rank: SIGINT is raised as KeyboardInterrupt in the main thread, but never within a message.
+
+Python raises it once C++ code returns. If that code returns with an error, as a collective does whose other ranks have
+ended by the same Ctrl-C, Python would first unwind the program to the next `finally`, past every `except
+KeyboardInterrupt`. So from the signal on, a monitor makes Python look for signals before it handles any exception.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import socket
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from types import FrameType
+from typing import Any
+
+_REPEAT_S = 1.0  # the same Ctrl-C may reach a rank from the launcher and from a scheduler
+
+_CAN_WATCH_EXCEPTIONS = hasattr(sys, "monitoring")
+_POSTPONE_S = 0.05
+_MAX_POSTPONED = 20
+_MONITORING_TOOLS = (4, 3)  # that Python reserves for nobody
+_PYTHONS_HANDLER = signal.default_int_handler
+
+_installed: Interrupts | None = None
+
+
+class Interrupts:
+    """Raises KeyboardInterrupt at SIGINT while `active`.
+
+    It takes the place of signal.default_int_handler, by which asyncio and others know that nobody else handles SIGINT.
+    """
+
+    def __init__(self, on_raise: Callable[[], None] | None = None) -> None:
+        """`on_raise` is called each time, before the exception is raised."""
+        self.active = False
+        self.raised_at: float | None = None  # on the monotonic clock
+        self._on_raise = on_raise
+        self._pending = False
+        self._deferring = False
+        self._postponed = 0
+        self._handler = self._handle_signal
+
+    def install(self) -> None:
+        """Handle SIGINT from now on, in place of any other Interrupts. To be called in the main thread."""
+        global _installed
+        _installed = self
+        signal.default_int_handler = self._handler  # type: ignore[assignment]
+        signal.signal(signal.SIGINT, self._handler)
+        os.register_at_fork(after_in_child=self._uninstall)
+
+    @contextlib.contextmanager
+    def deferred(self) -> Iterator[None]:
+        """Raise interrupts at the end of the block only, so that no message is left half sent or received."""
+        if self._deferring or threading.current_thread() is not threading.main_thread():
+            yield
+            return
+        self._deferring = True
+        try:
+            yield
+        finally:
+            self._deferring = False
+            if self._pending and self.active:
+                self._report()
+                raise KeyboardInterrupt
+
+    def _handle_signal(self, number: int, frame: FrameType | None) -> None:
+        if not self.active or (self.raised_at is not None and time.monotonic() - self.raised_at < _REPEAT_S):
+            return
+        self._pending = self._deferring
+        if not self._deferring and not self._postpone():
+            self._report()
+            raise KeyboardInterrupt
+
+    def _postpone(self) -> bool:
+        """Before Python 3.12: let a `finally` or `except` block come to its end first, if that does not take long."""
+        if _CAN_WATCH_EXCEPTIONS or sys.exc_info()[1] is None or self._postponed >= _MAX_POSTPONED:
+            return False
+        self._postponed += 1
+        threading.Timer(_POSTPONE_S, os.kill, (os.getpid(), signal.SIGINT)).start()
+        return True
+
+    def _report(self) -> None:
+        self._pending = False
+        self.raised_at = time.monotonic()
+        if self._on_raise is not None:
+            self._on_raise()
+
+    def _uninstall(self) -> None:
+        """In a process that the program has forked, SIGINT is Python's again, unless the program handles it."""
+        if signal.default_int_handler is self._handler:
+            signal.default_int_handler = _PYTHONS_HANDLER
+        if signal.getsignal(signal.SIGINT) is self._handler:
+            signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def raise_in_program(on_raise: Callable[[], None]) -> None:
+    """Raise KeyboardInterrupt at SIGINT from now on; `on_raise` is called before. To be called in the main thread."""
+    interrupts = Interrupts(on_raise)
+    interrupts.install()
+    interrupts.active = True
+    _watch_exceptions()
+
+
+def _watch_exceptions() -> None:
+    """Have KeyboardInterrupt take the place of an error with which C++ code returns after SIGINT.
+
+    Before Python 3.12, which cannot watch exceptions, it comes after the error's `finally` blocks.
+    """
+    monitoring = getattr(sys, "monitoring", None)
+    if monitoring is None:
+        return
+    reading, writing = socket.socketpair()
+    writing.setblocking(False)
+    signal.set_wakeup_fd(writing.fileno(), warn_on_full_buffer=False)
+    threading.Thread(target=_watch, args=(monitoring, reading), name="jaxrun-interrupts", daemon=True).start()
+    os.register_at_fork(after_in_child=lambda: _release_wakeup_fd(writing.fileno()))
+
+
+def _watch(monitoring: Any, signals: socket.socket) -> None:
+    """At SIGINT, have a function called at each exception: Python handles signals as it enters a function."""
+    while data := signals.recv(64):
+        free = (tool for tool in _MONITORING_TOOLS if monitoring.get_tool(tool) is None)
+        tool = next(free, None) if signal.SIGINT in data else None
+        if tool is not None:
+            _monitor_exceptions(monitoring, tool)
+            return
+
+
+def _monitor_exceptions(monitoring: Any, tool: int) -> None:
+    def on_raise(*args: Any) -> None:
+        if was_raised():
+            monitoring.set_events(tool, 0)
+
+    monitoring.use_tool_id(tool, "jaxrun-interrupts")
+    monitoring.register_callback(tool, monitoring.events.RAISE, on_raise)
+    monitoring.set_events(tool, monitoring.events.RAISE)
+
+
+def _release_wakeup_fd(ours: int) -> None:
+    """In a process that the program has forked: its signals are not the rank's."""
+    current = signal.set_wakeup_fd(-1)
+    if current != ours:
+        signal.set_wakeup_fd(current)
+
+
+def deferred() -> contextlib.AbstractContextManager[None]:
+    """Interrupts.deferred of those that are installed."""
+    return _installed.deferred() if _installed is not None else contextlib.nullcontext()
+
+
+def was_raised() -> bool:
+    """Whether a KeyboardInterrupt has been raised in this process."""
+    return _installed is not None and _installed.raised_at is not None
+
+
+def deactivate() -> None:
+    """Ignore SIGINT from now on: the program has ended."""
+    if _installed is not None:
+        _installed.active = False

@@ -1,0 +1,68 @@
+"""Tells the head whether the program handles SIGINT and SIGTERM itself, so that it knows how ranks can be ended.
+
+A program listens to SIGTERM if it has a Python handler of its own, or asks JAX whether the job is being preempted
+(multihost_utils.reached_preemption_sync_point, and orbax by it).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import signal
+from collections.abc import Callable
+from typing import Any
+
+from jaxrun.protocol.worker_messages import SignalHandlers
+from jaxrun_runtime import jax_private
+from jaxrun_runtime.agent_channel import AgentChannel, AgentDisconnected
+
+
+def report_signal_handlers(channel: AgentChannel, rank: int) -> None:
+    """Send SignalHandlers each time that the program changes what it does at SIGINT or SIGTERM."""
+    reporter = _Reporter(channel, rank)
+    reporter.watch_python_handlers()
+    reporter.asks_jax = not jax_private.watch_preemption_sync(reporter.on_preemption_sync)
+    reporter.report()
+
+
+class _Reporter:
+    """`asks_jax`: whether the program asks JAX for preemption; assumed where this JAX does not let that be seen."""
+
+    def __init__(self, channel: AgentChannel, rank: int) -> None:
+        self.asks_jax = False
+        self._channel = channel
+        self._rank = rank
+        self._reported = SignalHandlers(rank, interrupt=False, termination=False)
+
+    def watch_python_handlers(self) -> None:
+        original: Callable[..., Any] = signal.signal
+
+        @functools.wraps(original)
+        def set_handler(signalnum: int, handler: Any) -> Any:
+            before = original(signalnum, handler)
+            if signalnum in (signal.SIGINT, signal.SIGTERM):
+                self.report()
+            return before
+
+        signal.signal = set_handler
+
+    def on_preemption_sync(self) -> None:
+        self.asks_jax = True
+        self.report()
+
+    def report(self) -> None:
+        """Send what has changed since the last report, if anything has."""
+        current = SignalHandlers(
+            self._rank,
+            interrupt=_is_programs(signal.SIGINT),
+            termination=self.asks_jax or _is_programs(signal.SIGTERM),
+        )
+        if current != self._reported:
+            self._reported = current
+            with contextlib.suppress(AgentDisconnected):  # as in a process that the program has forked
+                self._channel.send(current)
+
+
+def _is_programs(signum: int) -> bool:
+    handler = signal.getsignal(signum)
+    return callable(handler) and (signum != signal.SIGINT or handler is not signal.default_int_handler)
