@@ -79,15 +79,20 @@ def _run_exit_handlers() -> None:
 
 def _finalize_program() -> None:
     """Flush the files that the program left open and finalize its objects, as Py_Finalize does next."""
+    _flush_files()
+    sys.modules.pop("__main__", None)
+    gc.collect()
+    _flush_standard_streams()
+    linux.flush_c_output()
+
+
+def _flush_files() -> None:
+    # A function of its own, as the last object that it sees would not be finalized while a variable holds it.
     for found in gc.get_objects():
         # isinstance would run the code of proxy objects.
         if issubclass(type(found), _BUFFERED_FILES):
             with contextlib.suppress(Exception):
                 found.flush()
-    sys.modules.pop("__main__", None)
-    gc.collect()
-    _flush_standard_streams()
-    linux.flush_c_output()
 
 
 def _release_interrupted_peers() -> None:
