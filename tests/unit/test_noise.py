@@ -83,6 +83,8 @@ def test_what_only_resembles_it_is_shown(text: bytes) -> None:
 
 
 def test_jaxs_line_about_sigterm_is_removed_and_nothing_like_it() -> None:
-    notice = b"W1122 12:07:45.132109   16747 preemption_notifier.cc:94] SIGTERM caught at 2026-11-22T12:07:45.132108441+00:00\n"
+    notice = (
+        b"W1122 12:07:45.132109   16747 preemption_notifier.cc:94] SIGTERM caught at 2026-11-22T12:07:45.13+00:00\n"
+    )
     other = b"my own preemption_notifier.cc: SIGTERM caught at 3\n"
     assert shown(b"before\n" + notice + other + notice) == b"before\n" + other
