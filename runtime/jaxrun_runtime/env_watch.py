@@ -93,7 +93,7 @@ class EnvWatch:
         if instead and name not in self._told:
             self._told.add(name)
             place = find_place(frame) if frame else self._places.get(name, "the program")
-            self._notify(f"{place} sets {name}, too late here, where JAX has started already: use {instead}")
+            self._notify(f"{place} sets {name}, which JAX has read already; too late here: use {instead}")
 
 
 def say_instead(name: str, value: str, before: str, platform: str, local_devices: int) -> str:

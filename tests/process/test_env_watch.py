@@ -75,9 +75,9 @@ def test_what_is_too_late_is_told_once_with_its_place_and_the_option_of_jaxrun(t
     result = jaxrun(tmp_path, "-n", "2", "late.py")
     assert result.code == 0, result
     assert read_lines(result.run_dir / "rank-0000.err", "jaxrun:") == [
-        "jaxrun: late.py:3 sets JAX_CPU_COLLECTIVES_IMPLEMENTATION, too late here, where JAX has started already: "
+        "jaxrun: late.py:3 sets JAX_CPU_COLLECTIVES_IMPLEMENTATION, which JAX has read already; too late here: "
         "use --env JAX_CPU_COLLECTIVES_IMPLEMENTATION=mpi",
-        "jaxrun: helper.py:4 sets XLA_FLAGS, too late here, where JAX has started already: use -d 8",
+        "jaxrun: helper.py:4 sets XLA_FLAGS, which JAX has read already; too late here: use -d 8",
     ]
     assert read_lines(result.run_dir / "rank-0001.err", "jaxrun:") == []
     assert result.out.count("devices 1") == 2

@@ -48,9 +48,9 @@ def _notes(plan: Plan) -> Iterator[str]:
     """The lines of --verbose: remarks on the plan, and what of the user's environment the program does not see."""
     yield from plan.notes
     if plan.unset_env:
-        yield f"variables that belong to another job, taken away from the program: {', '.join(plan.unset_env)}"
+        yield f"variables that are kept from the program: {', '.join(plan.unset_env)}"
     if plan.launch_command and plan.launch_command.unset_env:
-        yield f"variables taken away from {plan.launch_command.title}: {', '.join(plan.launch_command.unset_env)}"
+        yield f"variables that are kept from {plan.launch_command.title}: {', '.join(plan.launch_command.unset_env)}"
 
 
 def report_verdict(

@@ -105,7 +105,7 @@ def import_jax(channel: socket.socket) -> str:
         threads_of_numpy = _count_threads()  # OpenBLAS's are among them; they stop themselves around a fork
         import jax.numpy  # noqa: F401
 
-        from jaxrun_runtime import hello, join  # noqa: F401
+        from jaxrun_runtime import env_watch, hello, join  # noqa: F401
         from jaxrun_runtime.lockstep import call_recorder  # noqa: F401
 
         for name in _IMPORTED_AT_FIRST_USE:
