@@ -222,7 +222,7 @@ def run_all(options: Sequence[str]) -> tuple[list[Result], list[str]]:
 def main(arguments: Sequence[str], workers: str | None) -> int:
     """Runs what the arguments ask for (see scripts/test); 0 where nothing failed."""
     workers = workers or (ALL_WORKERS if arguments[:1] == ["--all"] else WORKERS)
-    spread = ["--quiet", "--numprocesses", workers, "--dist", "worksteal"]
+    spread = ["--quiet", "--numprocesses", workers, "--dist", "loadgroup"]
     if not arguments:
         results, not_run = run_plain(spread)
     elif arguments[0] == "--all":

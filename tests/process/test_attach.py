@@ -53,10 +53,10 @@ def ended(processes):
 
 
 def test_processes_that_somebody_started_are_one_job(attach, tmp_path):
-    ends = ended(attach(3, "-m", "jaxrun_runtime.programs.selfcheck"))
-    assert [code for code, _, _ in ends] == [0, 0, 0], ends
+    ends = ended(attach(2, "-m", "jaxrun_runtime.programs.selfcheck"))
+    assert [code for code, _, _ in ends] == [0, 0], ends
     assert "attached to processes started by hand" in ends[0][2] and "done in" in ends[0][2]
-    assert [(out, err) for _, out, err in ends[1:]] == [("", ""), ("", "")]
+    assert ends[1][1:] == ("", "")
     assert not list(tmp_path.glob(".jaxrun-attach*"))
 
 
@@ -91,16 +91,16 @@ def test_the_first_failure_ends_all_of_them_with_its_status(attach):
 
 
 def test_the_loss_of_rank_0_ends_the_others(attach, tmp_path):
-    processes = attach(3, MISBEHAVE, "--rank", "9")
+    processes = attach(2, MISBEHAVE, "--rank", "9")
     deadline = time.monotonic() + TIME_LIMIT
-    while not (logs := list(tmp_path.glob("jaxrun-runs/*/rank-0002.out"))) or not logs[0].read_text():
+    while not (logs := list(tmp_path.glob("jaxrun-runs/*/rank-0001.out"))) or not logs[0].read_text():
         assert time.monotonic() < deadline
         time.sleep(0.05)
     text = next(tmp_path.glob("jaxrun-runs/*/job.json")).read_text()
     job_id = re.search(r'"job_id": "([0-9a-f]+)"', text)[1]
     processes[0].kill()
     killed = time.monotonic()
-    assert [process.wait(5) for process in processes[1:]] == [69, 69]
+    assert processes[1].wait(5) == 69
     while list(find_marked(job_marker(job_id))):
         assert time.monotonic() - killed < 2
         time.sleep(0.02)

@@ -42,7 +42,7 @@ def test_a_killed_rank_ends_the_job_as_if_it_had_died_by_itself(tmp_path: Path, 
     ("rank", "flags"),
     [
         (0, ("--pause", "0")),  # in a collective
-        (1, ("--hang", "--rank", "-1")),  # between two
+        extended(1, ("--hang", "--rank", "-1")),  # between two
         extended(1, ("--pause", "0")),
         extended(0, ("--hang", "--rank", "-1")),
     ],
@@ -90,6 +90,7 @@ def test_the_control_line_interrupts_breaks_and_ends(tmp_path: Path, how: str) -
     assert result.err.count("process that started it") == 1
 
 
+@pytest.mark.extended
 def test_a_rank_that_is_killed_by_the_control_line_is_one_that_died(tmp_path: Path) -> None:
     ours, theirs = socket.socketpair()
     number = theirs.fileno()

@@ -12,7 +12,7 @@ import pytest
 from harness import MISBEHAVE, extended, jaxrun, started
 
 
-def test_an_exception_is_the_headline_and_its_rank_is_named(tmp_path: Path) -> None:
+def test_an_exception_is_the_headline_its_rank_is_named_and_explain_prints_it_again(tmp_path: Path) -> None:
     result = jaxrun(tmp_path, "-n", "3", MISBEHAVE, "--rank", "2", "--raise", "bad record in shard 2")
     assert result.code == 1
     assert "in misbehave\n    _raise(flags.message)" in result.err
@@ -21,6 +21,11 @@ def test_an_exception_is_the_headline_and_its_rank_is_named(tmp_path: Path) -> N
     assert "runpy" not in result.err and "jaxrun_runtime" not in result.err
     assert result.err.count("Traceback (most recent call last)") == 1
     assert "Trouble: bad record" in (result.run_dir / "rank-0002.err").read_text()
+    command = [sys.executable, "-m", "jaxrun", "explain", str(result.run_dir)]
+    explained = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    assert "Trouble: bad record in shard 2" in explained
+    for step in ("spawned", "imported", "joined", "proved"):
+        assert step in explained
 
 
 @pytest.mark.parametrize("attempt", [0, *(extended(number) for number in (1, 2, 3))])
@@ -70,6 +75,7 @@ def test_what_jax_writes_in_victims_of_a_death_is_only_in_their_logs(tmp_path: P
     assert "Terminating process because the JAX distributed service" in log or log == ""  # it was killed before
 
 
+@pytest.mark.extended
 def test_the_same_error_of_all_ranks_is_shown_once(tmp_path: Path) -> None:
     result = jaxrun(tmp_path, "-n", "3", MISBEHAVE, "--rank", "-1", "--raise", "no such file")
     assert result.code == 1
@@ -84,12 +90,14 @@ def test_the_traceback_of_a_thread_explains_a_death_without_a_failure_report(tmp
     assert "Loader-1" in result.err and "Trouble: queue is closed" in result.err
 
 
+@pytest.mark.extended
 def test_one_process_fails_like_many(tmp_path: Path) -> None:
     result = jaxrun(tmp_path, "-n", "1", MISBEHAVE, "--rank", "0", "--raise", "alone")
     assert result.code == 1
     assert "Trouble: alone" in result.err
 
 
+@pytest.mark.extended
 def test_the_exit_handlers_of_the_culprit_run(tmp_path: Path) -> None:
     flags = ("--slow-exit-handler", "0.3", "--raise", "after which it cleans up")
     result = jaxrun(tmp_path, "-n", "2", MISBEHAVE, "--rank", "1", *flags)
@@ -156,22 +164,13 @@ def _blocks_left(run_dir: Path) -> list[str]:
     return [name for name in blocks if Path(f"/dev/shm/{name}").exists()]
 
 
-def test_sigusr_reaches_the_workers_and_nothing_else_happens(tmp_path: Path) -> None:
+def test_sigusr_reaches_the_workers_and_sigquit_shows_their_stacks_and_the_job_goes_on(tmp_path: Path) -> None:
     with started(tmp_path, "-n", "2", MISBEHAVE, "--rank", "-1", "--print-signals", "--steps", "400") as job:
         job.wait_for_output("ready", 2)
-        job.process.send_signal(signal.SIGUSR1)
-        job.wait_for_output(f"received {signal.SIGUSR1.value}", 2)
-        job.process.send_signal(signal.SIGUSR2)
-        result = job.result()
-    assert result.code == 0
-    assert result.out.count(f"received {signal.SIGUSR2.value}") == 2
-
-
-def test_sigquit_shows_the_stacks_of_a_running_job(tmp_path: Path) -> None:
-    with started(tmp_path, "-n", "2", MISBEHAVE, "--steps", "600") as job:
-        job.wait_for_output("ready", 2)
-        time.sleep(0.3)
         job.process.send_signal(signal.SIGQUIT)
+        for signum in (signal.SIGUSR1, signal.SIGUSR2):
+            job.process.send_signal(signum)
+            job.wait_for_output(f"received {signum.value}", 2)
         result = job.result()
     assert result.code == 0
     assert "misbehave.py:" in result.err
@@ -198,15 +197,7 @@ def test_output_written_right_before_the_end_is_kept(tmp_path: Path) -> None:
     assert any(len((result.run_dir / f"rank-{r:04d}.out").read_text()) for r in range(2))
 
 
+@pytest.mark.extended
 def test_all_ranks_may_end_by_os_exit_0(tmp_path: Path) -> None:
     result = jaxrun(tmp_path, "-n", "3", MISBEHAVE, "--rank", "-1", "--os-exit", "0")
     assert result.code == 0, result.err
-
-
-def test_explain_prints_the_verdict_from_the_files(tmp_path: Path) -> None:
-    result = jaxrun(tmp_path, "-n", "2", MISBEHAVE, "--raise", "to be told twice")
-    command = [sys.executable, "-m", "jaxrun", "explain", str(result.run_dir)]
-    printed = subprocess.run(command, capture_output=True, text=True, check=True).stdout
-    assert "Trouble: to be told twice" in printed
-    for step in ("spawned", "imported", "joined", "proved"):
-        assert step in printed

@@ -65,7 +65,13 @@ DEATHS = {
 
 
 @pytest.mark.jax_version
-@pytest.mark.parametrize(("how", "status", "number", "words"), DEATHS.values(), ids=DEATHS)
+@pytest.mark.parametrize(
+    ("how", "status", "number", "words"),
+    [
+        pytest.param(*DEATHS[how], id=how, marks=pytest.mark.extended if how in ("crashed", "aborted", "left") else [])
+        for how in DEATHS
+    ],
+)
 def test_a_rank_that_dies_is_named(lasting, capsys, how, status, number, words):
     host = lasting.workers[1].host
     with pytest.raises(jaxrun.WorkerDied, match="rank 1 of ") as caught:

@@ -225,7 +225,7 @@ ENDINGS = {
 }
 
 
-ALWAYS = ("with a with", "by sys.exit", "in a thread's call")
+ALWAYS = ("with a with", "in a thread's call")
 
 
 @pytest.mark.parametrize(
@@ -266,7 +266,10 @@ DEATHS = {
 }
 
 
-@pytest.mark.parametrize("source", DEATHS.values(), ids=DEATHS)
+@pytest.mark.parametrize(
+    "source",
+    [pytest.param(DEATHS[how], id=how, marks=[] if how == "stuck" else pytest.mark.extended) for how in DEATHS],
+)
 def test_when_it_is_killed_nothing_of_it_is_left(session, source):
     running = session(f"gang = jaxrun.Gang(processes=2)\n{source}")
     running.wait_for("ready" if "print('ready', flush" in source else "[1] ready")
@@ -351,6 +354,7 @@ def test_ctrl_c_in_what_cannot_be_interrupted_makes_the_next_call_start_anew(ses
     assert "did not come back from the last call" in err
 
 
+@pytest.mark.extended
 def test_a_second_ctrl_c_stops_the_gang_at_once(session):
     running = session(_INTERRUPTED.format(what="stuck, before[0]"))
     running.wait_for("[1] asleep")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Collection, Iterable
 from pathlib import Path
 
 import pytest
@@ -20,35 +20,38 @@ OWN_ERRORS = {
 }
 
 
-# Of kinds that record can tell, strict knows the same by the same means: one of each family of kinds always runs.
-STRICT_TOO = ("static-argument", "branch-late", "rank-0-only", "halves-in-turn")
-
-
-# Of these, others of their kind say as much: in which order, how late and after what the ranks come apart.
-ALIKE = (
-    "argument-count",
-    "set-order-shapes",
-    "dict-order",
-    "branch-late",
-    "rank-0-only-end",
-    "early-stop",
-    "count-late",
-    "caught-phase",
+# One of each family of kinds always runs; what else differs within a family, the unit tests of the report tell apart.
+RECORD_ALWAYS = (
+    "shape-local-batch",  # what the ranks call a function with
+    "static-argument",
+    "mesh-order",
+    "branch",  # which function they call
+    "rank-0-only",
+    "threads",
+    "last-batch-end",  # whether they make the call at all
+    "gather-shapes",  # and Gloo aborts the job
 )
+STRICT_ALWAYS = ("static-argument", "rank-0-only", "halves-in-turn", "last-batch-end")
+STUCK_ALWAYS = ("stopped", "typing")
+ERRORS_ALWAYS = ("callback",)
 
 
 # What each JAX does in its own way: what an argument is, an array that is gathered, and a rank that waits in a call.
 OF_JAX = (*(case.kind for case in OF_ARGUMENTS), "branch", "rank-0-only", "gather-shapes", "last-batch-end")
 
 
-def sized(cases: Iterable[Case], always: Callable[[Case], bool]) -> list[object]:
-    """Each case with the first of its sizes, where it is `always` tried; the others are for scripts/test --all."""
+def marks(is_always_run: bool) -> list[pytest.MarkDecorator]:
+    return [] if is_always_run else [pytest.mark.extended]
+
+
+def sized(cases: Iterable[Case], always: Collection[str]) -> list[object]:
+    """Each case with the first of its sizes, where its kind is in `always`; the others are extended."""
     params = []
     for case in cases:
         for size in case.sizes:
-            marks = [] if size == case.sizes[0] and always(case) else [pytest.mark.extended]
-            marks += [pytest.mark.jax_version] if case.kind in OF_JAX and not marks else []
-            params.append(pytest.param(case, size, id=f"{case.kind}-{size}", marks=marks))
+            its_marks = marks(size == case.sizes[0] and case.kind in always)
+            its_marks += [pytest.mark.jax_version] if case.kind in OF_JAX and not its_marks else []
+            params.append(pytest.param(case, size, id=f"{case.kind}-{size}", marks=its_marks))
     return params
 
 
@@ -63,7 +66,7 @@ def diverge(tmp_path: Path, mode: str, kind: str, size: int, *flags: str) -> Res
         os.close(fingers)
 
 
-@pytest.mark.parametrize(("case", "size"), sized(CASES, always=lambda case: case.kind not in ALIKE))
+@pytest.mark.parametrize(("case", "size"), sized(CASES, RECORD_ALWAYS))
 def test_record_reports_the_divergence(tmp_path: Path, case: Case, size: int) -> None:
     result = diverge(tmp_path, "record", case.kind, size, "-d", str(case.devices), *STALL)
     assert result.code == case.ends, result.err
@@ -80,10 +83,7 @@ def test_record_reports_the_divergence(tmp_path: Path, case: Case, size: int) ->
 
 @pytest.mark.parametrize(
     ("case", "size"),
-    sized(
-        (case for case in CASES if case.kind != "swallowed"),
-        always=lambda case: case.unsaid or case.kind in STRICT_TOO,
-    ),
+    sized((case for case in CASES if case.kind != "swallowed"), STRICT_ALWAYS),
 )
 def test_strict_raises_the_divergence_at_the_line_of_each_rank(tmp_path: Path, case: Case, size: int) -> None:
     result = diverge(tmp_path, "strict", case.kind, size, "-d", str(case.devices))
@@ -100,7 +100,7 @@ def test_strict_raises_the_divergence_at_the_line_of_each_rank(tmp_path: Path, c
 @pytest.mark.parametrize(
     ("kind", "mode", "size"),
     [
-        *((kind, "record", 3) for kind in STUCK),
+        *(pytest.param(kind, "record", 3, marks=marks(kind in STUCK_ALWAYS)) for kind in STUCK),
         ("last-batch-sleep", "strict", 2),
         pytest.param("typing", "strict", 2, marks=pytest.mark.extended),
     ],
@@ -121,7 +121,10 @@ def test_a_rank_that_is_stuck_is_named_with_its_line(tmp_path: Path, kind: str, 
 
 
 @pytest.mark.parametrize("mode", ["record", pytest.param("strict", marks=pytest.mark.extended)])
-@pytest.mark.parametrize(("kind", "words"), OWN_ERRORS.items())
+@pytest.mark.parametrize(
+    ("kind", "words"),
+    [pytest.param(kind, words, marks=marks(kind in ERRORS_ALWAYS)) for kind, words in OWN_ERRORS.items()],
+)
 def test_an_error_of_a_ranks_own_is_the_headline(tmp_path: Path, kind: str, words: str, mode: str) -> None:
     result = diverge(tmp_path, mode, kind, 2)
     assert (result.code, result.verdict()["outcome"]) == (1, "failed"), result.err

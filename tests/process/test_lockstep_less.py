@@ -53,7 +53,7 @@ pxla.UnloadedMeshExecutable.from_hlo = staticmethod(lambda *args, **kwargs: orig
     from harness_worker import environment
 
     path = f"{tmp_path / 'site'}:{environment()['PYTHONPATH']}"
-    workers = record(start, script, _LESS, fork=False, env={"PYTHONPATH": path})
+    workers = record(start, script, _LESS, env={"PYTHONPATH": path})
     for worker in workers:
         assert worker.flight.level == level
         assert [call.number for call in worker.flight.calls] == calls
@@ -70,7 +70,7 @@ def test_strict_becomes_record_where_calls_cannot_be_held(start, script, tmp_pat
     from harness_worker import environment
 
     env = {"PYTHONPATH": f"{tmp_path / 'site'}:{environment()['PYTHONPATH']}"}
-    workers = record(start, script, _LESS, fork=False, env=env, local={"lockstep": "strict"})
+    workers = record(start, script, _LESS, env=env, local={"lockstep": "strict"})
     for worker in workers:
         assert (worker.flight.level, worker.flight.words[STRICT_WORD]) == (FIRST_CALLS, 0)
         assert [call.waits_for_answer for call in worker.received(Call)] == [False]

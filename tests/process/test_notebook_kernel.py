@@ -34,23 +34,20 @@ def kernel(tmp_path):
         started.close()
 
 
-@pytest.mark.parametrize(
-    ("cell", "shown"),
-    [
-        (f"%%gang\n{SLEEP}", "all ranks raised the same\nTraceback (most recent call last):\n  Cell In["),
-        (
-            f"def sleep():\n    {SLEEP.replace(chr(10), chr(10) + '    ')}\n\ngang.run(sleep)",
-            "----> 6 gang.run(sleep)\n",
-        ),
-    ],
-    ids=["a cell", "a function"],
-)
-def test_an_interrupt_ends_what_the_ranks_run_and_they_go_on(kernel, cell, shown):
-    interrupted = kernel.run(cell, kernel.interrupt)
-    assert interrupted.error == "KeyboardInterrupt"
-    assert "the gang goes on, its ranks know what they knew" in interrupted.text
-    assert shown in interrupted.text
-    assert kernel.run("%%gang\nknown").result == "True"
+A_CELL = f"%%gang\n{SLEEP}"
+A_FUNCTION = f"def sleep():\n    {SLEEP.replace(chr(10), chr(10) + '    ')}\n\ngang.run(sleep)"
+
+
+def test_an_interrupt_ends_what_the_ranks_run_and_they_go_on(kernel):
+    for cell, shown in (
+        (A_CELL, "all ranks raised the same\nTraceback (most recent call last):\n  Cell In["),
+        (A_FUNCTION, "----> 6 gang.run(sleep)\n"),
+    ):
+        interrupted = kernel.run(cell, kernel.interrupt)
+        assert interrupted.error == "KeyboardInterrupt"
+        assert "the gang goes on, its ranks know what they knew" in interrupted.text
+        assert shown in interrupted.text
+        assert kernel.run("%%gang\nknown").result == "True"
 
 
 @pytest.mark.extended

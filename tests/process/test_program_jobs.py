@@ -11,9 +11,8 @@ from harness import jaxrun
 PROGRAMS = "jaxrun_runtime.programs"
 
 
-@pytest.mark.parametrize("program", ["selfcheck", "parallel_eval"])
-def test_the_program_passes_its_checks_without_further_output(tmp_path: Path, program: str) -> None:
-    result = jaxrun(tmp_path, "-n", "2", "-d", "2", "-m", f"{PROGRAMS}.{program}")
+def test_a_program_passes_its_checks_without_further_output(tmp_path: Path) -> None:
+    result = jaxrun(tmp_path, "-n", "2", "-d", "2", "-m", f"{PROGRAMS}.parallel_eval")
     assert (result.code, result.verdict()["divergence"]) == (0, ""), result.err
     assert _besides(result.err) == []
 
@@ -53,11 +52,6 @@ def test_the_digits_are_learned_alike_on_every_layout(tmp_path: Path) -> None:
         accuracy.append(float(re.search(r"test accuracy (\S+)%", result.out)[1]))  # type: ignore[index]
     assert len(curves[0]) == 120 and curves[0][-1] < curves[0][0] / 4 and min(accuracy) > 93
     assert curves[1] == pytest.approx(curves[0], rel=1e-3, abs=1e-4)
-
-
-def test_programs_run_over_simulated_hosts(tmp_path: Path) -> None:
-    result = jaxrun(tmp_path, "-n", "4", "--simulate-hosts", "2", "-m", f"{PROGRAMS}.selfcheck")
-    assert result.code == 0, result.err
 
 
 def test_pytest_is_a_program_even_where_warnings_are_errors(tmp_path: Path) -> None:

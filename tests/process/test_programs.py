@@ -9,6 +9,7 @@ import sys
 from importlib.util import find_spec
 
 import pytest
+from harness import extended
 
 
 def run(program, *arguments, devices=4, env=None, before="", cwd=None):
@@ -58,11 +59,8 @@ def test_selfcheck_lists_the_devices_and_passes():
     ("broken", "message"),
     [
         ("jax.lax.psum = lambda x, name: 3 * x", "psum of ones gave [3.0] instead of [4] on"),
-        (
-            "jax.lax.all_gather = lambda x, name: 0 * jax.numpy.arange(4) + x",
-            "all_gather gave [[0, 0, 0, 0]]",
-        ),
-        ("jax.lax.ppermute = lambda x, name, pairs: x", "ppermute ring gave [0] instead of [3] on"),
+        extended("jax.lax.all_gather = lambda x, name: 0 * jax.numpy.arange(4) + x", "all_gather gave [[0, 0, 0, 0]]"),
+        extended("jax.lax.ppermute = lambda x, name, pairs: x", "ppermute ring gave [0] instead of [3] on"),
     ],
 )
 def test_selfcheck_ends_with_a_sentence_when_a_collective_is_wrong(broken, message):
@@ -71,7 +69,7 @@ def test_selfcheck_ends_with_a_sentence_when_a_collective_is_wrong(broken, messa
     assert "rank 0" in error
 
 
-@pytest.mark.jax_version
+@pytest.mark.extended
 def test_parallel_eval_equals_vmap_on_one_device():
     lines = succeed("parallel_eval").splitlines()
     assert [line.split("(")[0].strip() for line in lines[:-1]] == [
@@ -85,6 +83,7 @@ def test_parallel_eval_equals_vmap_on_one_device():
     assert lines[-1] == "all equal to vmap on one device: 4 device(s) in 1 process(es)"
 
 
+@pytest.mark.extended
 def test_parallel_eval_ends_with_a_sentence_when_a_result_is_wrong():
     broken = "real = jax.shard_map; jax.shard_map = lambda f, **options: real(lambda *a: 2 * f(*a), **options)"
     error = fail("parallel_eval", before=f"import jax; {broken}")
@@ -103,13 +102,14 @@ def test_regression_finds_the_line_and_draws_it(tmp_path):
         assert (tmp_path / "regression.png").read_bytes().startswith(b"\x89PNG")
 
 
-@pytest.mark.jax_version
+@pytest.mark.extended
 def test_regression_computes_the_same_on_one_device_and_on_four():
     # A gradient that is summed twice would still find the line, by other steps.
     alone, together = (succeed("regression", "--no-plot", devices=devices) for devices in (1, 4))
     assert alone == together
 
 
+@pytest.mark.extended
 def test_regression_without_matplotlib_says_what_to_install(tmp_path):
     hidden = "import sys; sys.modules['matplotlib'] = None"
     output = succeed("regression", "--steps", "1", before=hidden, cwd=tmp_path, env={"JAXRUN_RUN_DIR": ""})

@@ -175,11 +175,10 @@ def test_what_a_rank_warns_of_is_in_the_summary_once(outcomes):
     assert outcomes.out.count("UserWarning: careful") == 1
 
 
-@pytest.mark.extended
-def test_all_failures_are_shown_on_request(tmp_path):
-    text = (
-        run(tmp_path, "outcomes.py", "-k", "differently", "--gang-report=all").cases["test_all_fail_differently"].text
-    )
+def test_all_failures_are_shown_on_request_and_the_first_may_be_the_last(tmp_path):
+    done = run(tmp_path, "outcomes.py", "-k", "passes or differently", "-x", "--gang-report=all")
+    assert [case.outcome for case in done.cases.values()] == ["passed", "failure"]
+    text = done.cases["test_all_fail_differently"].text
     assert "--- rank 0 ---" in text and "--- rank 1 ---" in text
 
 
@@ -187,17 +186,15 @@ def test_all_failures_are_shown_on_request(tmp_path):
 
 
 def test_ranks_have_what_tests_are_used_to(tmp_path):
-    words = ("fixtures.py", "examples.py", "--strict-markers", "--strict-config", "-p", "xdist")
-    done = run(tmp_path, *words, with_hypothesis=True)
+    done = run(tmp_path, "fixtures.py", "--strict-markers", "--strict-config", "-p", "xdist")
     assert {name: case.outcome for name, case in done.cases.items() if case.outcome != "passed"} == {}
     assert {f"test_sizes[{size}p-{word}]" for size in (1, 3) for word in "ab"} <= done.cases.keys()
     left = [path.read_text() for path in tmp_path.glob("temporary/gang-*/session-*/rank-*/torn-down")]
     assert left == ["first\nsecond"] * 2
 
 
-def test_tests_may_be_chosen_and_the_first_failure_may_be_the_last(tmp_path):
-    done = run(tmp_path, "outcomes.py", "-k", "passes or one_fails or all", "-x")
-    assert [case.outcome for case in done.cases.values()] == ["passed", "failure"]
+def test_examples_of_hypothesis_are_the_same_on_all_ranks(tmp_path):
+    assert run(tmp_path, "examples.py", "--strict-markers", with_hypothesis=True).code == 0
 
 
 def test_without_a_gang_tests_run_in_pytest_itself(tmp_path):
@@ -314,17 +311,12 @@ def test_code_that_only_one_rank_runs_is_covered(tmp_path, workers):
     assert [path.name for path in tmp_path.glob(".coverage*")] == [".coverage"]
 
 
-def test_a_breakpoint_opens_a_debugger_on_its_rank(tmp_path):
-    done = run(tmp_path, "debugged.py", "-k", "stops", stdin="p secret\nc\n")
-    assert ">>> rank 1 is in its debugger" in done.out and "41" in done.out
-    assert done.code == 0
-
-
-def test_a_failure_opens_a_debugger_on_one_rank(tmp_path):
-    done = run(tmp_path, "debugged.py", "-k", "fails or after", "--pdb", stdin="p secret\nq\np secret\nq\n")
-    assert done.out.count("is in its debugger") == 1
+def test_a_breakpoint_and_a_failure_open_a_debugger_on_one_rank(tmp_path):
+    done = run(tmp_path, "debugged.py", "--pdb", stdin="p secret\nc\np secret\nq\np secret\nq\n")
+    assert ">>> rank 1 is in its debugger" in done.out and "(Pdb) 41\n" in done.out
+    assert done.out.count("is in its debugger") == 2
     assert "(Pdb) 70\n" in done.out or "(Pdb) 71\n" in done.out
-    assert "1 failed, 1 passed" in done.out
+    assert "1 failed, 2 passed" in done.out
 
 
 @pytest.mark.extended

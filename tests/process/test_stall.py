@@ -11,10 +11,18 @@ pytestmark = pytest.mark.jax_version
 BUSY = """\
 import sys, time
 import jax
-until = time.monotonic() + 4
-while time.monotonic() < until:
-    {deed}
-print("through")
+
+def work():
+    sum(range(10_000)) if jax.process_index() else time.sleep(0.3)
+
+def speak():
+    print("here", flush=True)
+    time.sleep(0.3)
+
+for deed in (work, speak):
+    until = time.monotonic() + 2.5
+    while time.monotonic() < until:
+        deed()
 """
 
 
@@ -41,16 +49,8 @@ def test_who_waits_for_whom_is_told_and_the_job_goes_on(tmp_path):
     assert re.search(r"no progress for \d+ s: .*misbehave\.py:\d+ main.* · more: jaxrun stacks run$", notice), notice
 
 
-@pytest.mark.parametrize(
-    "deed",
-    [
-        "sum(range(10_000)) if jax.process_index() else time.sleep(0.3)",
-        "print('here', flush=True); time.sleep(0.3)",
-    ],
-    ids=["work", "output"],
-)
-def test_it_is_a_sign_of_life(tmp_path, deed):
-    (tmp_path / "lives.py").write_text(BUSY.format(deed=deed))
+def test_work_and_output_are_signs_of_life(tmp_path):
+    (tmp_path / "lives.py").write_text(BUSY)
     result = jaxrun(tmp_path, "-n", "2", "--stall-timeout", "1.5", "lives.py")
     assert result.code == 0 and "no output" not in result.err, result
 

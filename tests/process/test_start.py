@@ -172,7 +172,7 @@ def test_unequal_local_device_counts_are_refused(tmp_path: Path) -> None:
     assert "the program ran" not in result.out
 
 
-@pytest.mark.jax_version
+@pytest.mark.extended
 def test_different_settings_are_refused_with_the_smallest_difference(tmp_path: Path) -> None:
     result = unequal(tmp_path, "XLA_FLAGS", "--xla_cpu_enable_fast_math=true")
     assert result.code == 65
@@ -196,6 +196,7 @@ def customized(tmp_path: Path, customize: str, *options: str):  # type: ignore[n
     return jaxrun(tmp_path, "-n", "3", "--no-fork", *options, str(program), env={"PYTHONPATH": path})
 
 
+@pytest.mark.extended
 def test_different_versions_are_refused(tmp_path: Path) -> None:
     customize = "import os\nif os.environ.get('JAXRUN_RANK') == '2':\n    import numpy\n    numpy.__version__ = '1.0'\n"
     result = customized(tmp_path, customize)
@@ -235,6 +236,7 @@ def test_a_job_that_requests_gpus_never_falls_back_to_cpu(tmp_path: Path) -> Non
     assert "the program ran" not in result.out
 
 
+@pytest.mark.extended
 def test_two_jobs_at_once_do_not_meet(tmp_path: Path) -> None:
     program = tmp_path / "show.py"
     program.write_text(SHOW)
@@ -280,7 +282,7 @@ def test_a_program_can_request_fresh_interpreters(tmp_path: Path) -> None:
     assert "fresh interpreter" in result.err
 
 
-@pytest.mark.jax_version
+@pytest.mark.extended
 def test_threads_in_the_fork_server_make_it_decline(tmp_path: Path) -> None:
     site = tmp_path / "site"
     site.mkdir()

@@ -199,22 +199,21 @@ def test_a_message_out_of_turn_is_reported_as_a_protocol_error(start, script):
 
 
 @pytest.mark.jax_version
-def test_a_worker_that_is_pinned_to_a_core_stays_there(start, script):
+def test_a_worker_is_pinned_to_its_core_and_knows_its_simulated_host(start, script):
+    program = """
+import os, socket
+print(os.sched_getaffinity(0), socket.gethostname(), open("/proc/sys/kernel/random/boot_id").read())
+"""
     core = min(os.sched_getaffinity(0))
-    (worker,) = start([script("import os; print(os.sched_getaffinity(0))")], 1, local={"cpus": (core,)}).run()
-    assert worker.out == f"{{{core}}}\n"
-
-
-@pytest.mark.jax_version
-def test_simulated_hosts_differ_for_jax(start, script):
-    program = "import socket; print(socket.gethostname(), open('/proc/sys/kernel/random/boot_id').read())"
     boot_id = "12345678-1234-1234-1234-123456789abc"
-    local = {"host": "h2", "simulated_boot_id": boot_id}
+    local = {"cpus": (core,), "host": "h2", "simulated_boot_id": boot_id}
     (worker,) = start([script(program)], 1, local=local).run()
     assert worker.status == 0
+    cores, *host = worker.out.split()
+    assert cores == f"{{{core}}}"
     if "forbids namespaces" in worker.err:
         pytest.skip(worker.err)
-    assert worker.out.split() == ["h2", boot_id]
+    assert host == ["h2", boot_id]
 
 
 def test_without_the_protocols_variables_the_error_says_how_to_start_a_worker():
