@@ -1,7 +1,6 @@
 """The command line: what the user types becomes a plan, or one clear message."""
 
 import os
-import subprocess
 import sys
 from pathlib import Path
 
@@ -12,8 +11,6 @@ from jaxrun.cli.main import main
 from jaxrun.cli.make_job import make_job
 from jaxrun.errors import UsageError
 from jaxrun.job.job import Job
-
-_SOURCES = str(Path(jaxrun.__file__).parents[1])
 
 
 @pytest.fixture
@@ -34,18 +31,6 @@ def plans(monkeypatch):
     return collected
 
 
-def _command(*arguments, **environ):
-    """The command as a process of its own."""
-    env = {**os.environ, "PYTHONPATH": _SOURCES, **environ}
-    return subprocess.run(
-        [sys.executable, "-m", "jaxrun", *arguments],
-        env=env,
-        capture_output=True,
-        timeout=60,
-        errors="surrogateescape",
-    )
-
-
 def test_options_that_are_not_given_keep_the_defaults_of_the_job():
     nothing = {"program": ("p",), "assignments": (), "env_files": (), "processes": None, "no_fork": False}
     assert make_job(nothing, {}) == Job(program=("p",))
@@ -56,31 +41,9 @@ def test_the_jobs_exit_code_is_the_commands(here, plans):
 
 
 def test_options_become_the_job(here, plans):
-    options = [
-        "-n",
-        "4",
-        "-d2",
-        "--platform=cpu",
-        "--simulate-hosts",
-        "2",
-        "--backend",
-        "local",
-        "--timeout",
-        "9",
-    ]
-    options += [
-        "--init-timeout",
-        "7.5",
-        "--grace",
-        "0",
-        "--run-dir",
-        "out put",
-        "--tag",
-        "try 1",
-        "-v",
-        "--no-fork",
-    ]
-    assert main([*options, "--quiet-ranks", "1-2", "train.py"]) == 42
+    options = "-n 4 -d2 --platform=cpu --simulate-hosts 2 --backend local --timeout 9 --init-timeout 7.5 --grace 0 -v"
+    names = ["--run-dir", "out put", "--tag", "try 1", "--no-fork", "--quiet-ranks", "1-2"]
+    assert main([*options.split(), *names, "train.py"]) == 42
     (plan,) = plans
     assert plan.job == Job(
         program=("train.py",),
@@ -187,6 +150,8 @@ def test_every_job_has_an_id_of_its_own(here, plans):
         (["-n", "4"], "jaxrun: no program given"),
         (["-m"], "jaxrun: -m needs the name of a module"),
         (["-n", "0", "train.py"], "-n/--processes must be 1 or more, not 0"),
+        (["-n", "-3", "train.py"], "-n/--processes must be 1 or more, not -3"),
+        (["-d", "0", "train.py"], "-d/--devices-per-process must be 1 or more, not 0"),
         (["-n", "x", "train.py"], "jaxrun: -n/--processes: 'x' is not a valid integer\n"),
         (["--proceses", "2", "train.py"], "there is no option --proceses; did you mean --processes?"),
         (["--platform", "xpu", "train.py"], "--platform: 'xpu' is not one of"),
@@ -203,13 +168,20 @@ def test_every_job_has_an_id_of_its_own(here, plans):
         (["trian.py"], "did you mean train.py?"),
         (["."], "is a directory without __main__.py"),
         (["-m", "nosuch"], "no module named 'nosuch'"),
+        (["-m", "train.py"], "leave -m out to run the file train.py"),
         (["--env", "1=2", "train.py"], "--env NAME=VALUE is expected, not '1=2'"),
+        (["--env", "NOT_SET_ANYWHERE", "train.py"], "NOT_SET_ANYWHERE"),
+        (["--env", "JAXRUN_RANK=3", "train.py"], "JAXRUN_RANK"),
+        (["--env-file", "missing.env", "train.py"], "missing.env"),
         (["--env-file", "bad.env", "train.py"], "bad.env:2: NAME=VALUE is expected, not 'oops'"),
         (["--run-dir", "x", "--no-run-dir", "train.py"], "contradict"),
         (["-n", "3", "--simulate-hosts", "2", "train.py"], "give a multiple of 2"),
         (["--platform", "cuda", "train.py"], "--platform cuda asks for GPUs, but none is visible"),
         (["--only-rank", "1", "train.py"], "--only-rank names rank 1"),
+        (["-n", "2", "--only-rank", "0", "--quiet-ranks", "1", "train.py"], "--only-rank"),
         (["--timeout", "nan", "train.py"], "--timeout must be a positive number"),
+        (["--timeout", "0", "train.py"], "--timeout must be a positive number"),
+        (["--backend", "smoke", "train.py"], "smoke"),
         (["--", "-m", "train"], "a program cannot be called '-m'"),
         (["explain"], "no job has left its run directory here: there is no jaxrun-runs in"),
         (["explain", "gone"], "jaxrun: RUN_DIR: directory 'gone' does not exist"),
@@ -318,31 +290,3 @@ def test_help_all_shows_every_option_and_every_exit_code(capsys):
 def test_the_version_is_shown(capsys):
     assert main(["--version"]) == main(["-V"]) == main(["-V", "-n", "x"]) == 0
     assert capsys.readouterr().out == f"jaxrun {jaxrun.__version__}\n" * 3
-
-
-def test_names_that_are_no_unicode_pass_through_the_command(here):
-    name = os.fsdecode(b"\xff\xfe.py")
-    (here / name).write_text("")
-    result = _command("--dry-run", name, os.fsdecode(b"\xe4"))
-    assert result.returncode == 0, result.stderr
-    assert result.stdout.startswith(f"{sys.executable} -m jaxrun_runtime '{name}' '{os.fsdecode(bytes([0xE4]))}'\n")
-
-
-def test_a_reader_that_leaves_early_causes_no_traceback():
-    script = f"{sys.executable} -m jaxrun --help-all | head -n 1"
-    env = {**os.environ, "PYTHONPATH": _SOURCES}
-    result = subprocess.run(["sh", "-c", script], env=env, capture_output=True, text=True, timeout=60)
-    assert (result.stdout, result.stderr) == ("Usage: jaxrun [OPTIONS] PROGRAM [ARGS]...\n", "")
-
-
-def test_shells_complete_options_and_programs(here):
-    assert "_jaxrun_completion" in _command(_JAXRUN_COMPLETE="zsh_source").stdout
-    ask = {"_JAXRUN_COMPLETE": "bash_complete", "COMP_CWORD": "1"}
-    assert "plain,--simulate-hosts" in _command(**ask, COMP_WORDS="jaxrun --sim").stdout
-    assert _command(**ask, COMP_WORDS="jaxrun tr").stdout == "file,tr\n"
-    assert _command(**ask, COMP_WORDS="jaxrun ex").stdout == "plain,explain\nfile,ex\n"
-    of_command = {**ask, "COMP_CWORD": "2"}
-    assert _command(**of_command, COMP_WORDS="jaxrun stacks --f").stdout == "plain,--full\n"
-    assert _command(**of_command, COMP_WORDS="jaxrun explain r").stdout == "dir,r\n"
-    fish = {"_JAXRUN_COMPLETE": "fish_complete", "COMP_CWORD": "--ra"}
-    assert "plain,--rank\t" in _command(**fish, COMP_WORDS="jaxrun attach --ra").stdout

@@ -1,4 +1,4 @@
-"""Commands that cannot be executed as typed: exit 2, one clear message, nothing started and nothing written."""
+"""The command as a process of its own: what it refuses, and what a shell needs of it; options are for the unit tests."""
 
 from __future__ import annotations
 
@@ -14,52 +14,32 @@ import pytest
 def folder(tmp_path: Path) -> Path:
     (tmp_path / "train.py").write_text("open('started', 'w')\n")
     (tmp_path / "unreadable.py").write_text("")
-    (tmp_path / "folder").mkdir()
     (tmp_path / "used").mkdir()
     (tmp_path / "used" / "verdict.json").write_text("{}")
     (tmp_path / "good.env").write_text("A=1\n# a remark\nexport B='two words'\n")
-    (tmp_path / "bad.env").write_text("A=1\nno equals sign\n")
     return tmp_path
 
 
-def run(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "jaxrun", *arguments]
-    return subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=30)
+def run(folder: Path, *arguments: str, **environ: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "jaxrun", *arguments],
+        cwd=folder,
+        env={**os.environ, **environ},
+        capture_output=True,
+        timeout=30,
+        errors="surrogateescape",
+    )
 
 
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
         (("-n", "0", "train.py"), ("-n/--processes", "0")),
-        (("-n", "-3", "train.py"), ("-n/--processes", "-3")),
-        (("-n", "x", "train.py"), ("--processes", "'x'")),
-        (("-d", "0", "train.py"), ("--devices-per-process", "0")),
-        (("--proceses", "2", "train.py"), ("--proceses", "--processes")),
-        (("trian.py",), ("trian.py", "train.py")),
-        (("folder",), ("folder", "directory")),
-        ((), ("program",)),
-        (("-m",), ("-m",)),
-        (("-m", "no_such_module_here"), ("no_such_module_here",)),
-        (("-m", "train.py"), ("train.py", "-m")),
-        (("--env", "1A=x", "train.py"), ("1A",)),
-        (("--env", "NOT_SET_ANYWHERE", "train.py"), ("NOT_SET_ANYWHERE",)),
-        (("--env", "JAXRUN_RANK=3", "train.py"), ("JAXRUN_RANK",)),
-        (("--env-file", "bad.env", "train.py"), ("bad.env:2", "no equals sign")),
-        (("--env-file", "missing.env", "train.py"), ("missing.env",)),
         (("--run-dir", "used", "train.py"), ("used", "another job")),
         (("--run-dir", "train.py", "train.py"), ("train.py", "file")),
-        (("--run-dir", "x", "--no-run-dir", "train.py"), ("--run-dir", "--no-run-dir")),
-        (("--only-rank", "0", "--quiet-ranks", "1", "-n", "2", "train.py"), ("--only-rank", "--quiet-ranks")),
-        (("--only-rank", "2", "-n", "2", "train.py"), ("--only-rank", "2")),
-        (("--simulate-hosts", "2", "-n", "3", "train.py"), ("3", "2")),
-        (("--timeout", "0", "train.py"), ("--timeout", "0")),
-        (("--timeout", "soon", "train.py"), ("--timeout", "soon")),
-        (("--platform", "gpu", "train.py"), ("--platform", "gpu")),
-        (("--platform", "cuda", "-n", "2", "train.py"), ("cuda",)),
-        (("--backend", "smoke", "train.py"), ("--backend", "smoke")),
     ],
 )
-def test_it_is_one_clear_message_and_nothing_else(
+def test_bad_input_is_one_clear_message_and_nothing_else(
     folder: Path, arguments: tuple[str, ...], words: tuple[str, ...]
 ) -> None:
     before = sorted(folder.rglob("*"))
@@ -95,3 +75,30 @@ def test_a_good_environment_file_is_not_refused(folder: Path) -> None:
     done = run(folder, "--dry-run", "--env-file", "good.env", "train.py")
     assert done.returncode == 0
     assert "B='two words'" in done.stdout
+
+
+def test_names_that_are_no_unicode_pass_through_the_command(folder: Path) -> None:
+    name = os.fsdecode(b"\xff\xfe.py")
+    (folder / name).write_text("")
+    done = run(folder, "--dry-run", name, os.fsdecode(b"\xe4"), JAX_PLATFORMS="cpu")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith(f"{sys.executable} -m jaxrun_runtime '{name}' '{os.fsdecode(bytes([0xE4]))}'\n")
+
+
+def test_a_reader_that_leaves_early_causes_no_traceback() -> None:
+    script = f"{sys.executable} -m jaxrun --help-all | head -n 1"
+    done = subprocess.run(["sh", "-c", script], capture_output=True, text=True, timeout=60)
+    assert (done.stdout, done.stderr) == ("Usage: jaxrun [OPTIONS] PROGRAM [ARGS]...\n", "")
+
+
+def test_shells_complete_options_and_programs(folder: Path) -> None:
+    assert "_jaxrun_completion" in run(folder, _JAXRUN_COMPLETE="zsh_source").stdout
+    ask = {"_JAXRUN_COMPLETE": "bash_complete", "COMP_CWORD": "1"}
+    assert "plain,--simulate-hosts" in run(folder, **ask, COMP_WORDS="jaxrun --sim").stdout
+    assert run(folder, **ask, COMP_WORDS="jaxrun tr").stdout == "file,tr\n"
+    assert run(folder, **ask, COMP_WORDS="jaxrun ex").stdout == "plain,explain\nfile,ex\n"
+    of_command = {**ask, "COMP_CWORD": "2"}
+    assert run(folder, **of_command, COMP_WORDS="jaxrun stacks --f").stdout == "plain,--full\n"
+    assert run(folder, **of_command, COMP_WORDS="jaxrun explain r").stdout == "dir,r\n"
+    fish = {"_JAXRUN_COMPLETE": "fish_complete", "COMP_CWORD": "--ra"}
+    assert "plain,--rank\t" in run(folder, **fish, COMP_WORDS="jaxrun attach --ra").stdout
