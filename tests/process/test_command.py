@@ -1,4 +1,4 @@
-"""The command as a process of its own: what it refuses, and what a shell needs of it; options are for the unit tests."""
+"""The command as a process of its own: what it refuses, and what a shell needs of it."""
 
 from __future__ import annotations
 
