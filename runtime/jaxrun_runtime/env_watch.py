@@ -52,6 +52,7 @@ class EnvWatch:
         self._before = dict(os.environ)
         self._places: dict[str, str] = {}
         self._told: set[str] = set()
+        self._owner = os.getpid()
         self._import = ImportWatch("jax", self._apply_options)
 
     def start(self) -> None:
@@ -89,8 +90,10 @@ class EnvWatch:
                 jax_private.set_option(option, name, value)
 
     def _tell_if_late(self, name: str, value: str, frame: FrameType | None = None) -> None:
+        if name in self._told or os.getpid() != self._owner:  # a forked child has its own environment
+            return
         instead = say_instead(name, value, self._before.get(name, ""), self._platform, self._local_devices)
-        if instead and name not in self._told:
+        if instead:
             self._told.add(name)
             place = find_place(frame) if frame else self._places.get(name, "the program")
             self._notify(f"{place} sets {name}, which JAX has read already; too late here: use {instead}")

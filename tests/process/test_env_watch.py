@@ -38,6 +38,11 @@ print("read", ones(3).dtype, *(getattr(jax.config, f"jax_{name}") for name in na
 LATE = """\
 import os
 import helper
+pid = os.fork()
+if pid == 0:
+    os.environ["XLA_FLAGS"] = "--xla_of_a_child"
+    os._exit(0)
+os.waitpid(pid, 0)
 os.environ["JAX_CPU_COLLECTIVES_IMPLEMENTATION"] = "mpi"
 os.environ["XLA_PYTHON_CLIENT_PREALLOCATE"] = "false"
 import jax
@@ -75,7 +80,7 @@ def test_what_is_too_late_is_told_once_with_its_place_and_the_option_of_jaxrun(t
     result = jaxrun(tmp_path, "-n", "2", "late.py")
     assert result.code == 0, result
     assert read_lines(result.run_dir / "rank-0000.err", "jaxrun:") == [
-        "jaxrun: late.py:3 sets JAX_CPU_COLLECTIVES_IMPLEMENTATION, which JAX has read already; too late here: "
+        "jaxrun: late.py:8 sets JAX_CPU_COLLECTIVES_IMPLEMENTATION, which JAX has read already; too late here: "
         "use --env JAX_CPU_COLLECTIVES_IMPLEMENTATION=mpi",
         "jaxrun: helper.py:4 sets XLA_FLAGS, which JAX has read already; too late here: use -d 8",
     ]
