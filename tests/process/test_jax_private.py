@@ -119,20 +119,21 @@ def test_with_nothing_left_lockstep_sees_nothing(monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("module", "name", "what"),
+    ("module", "name", "features"),
     [
-        ("jax._src.api", "clean_up", "exit barrier"),
-        ("jax._src.distributed", "global_state", "whose coordinator"),
-        ("jaxlib._jax", "DistributedRuntimeClient", "whose coordinator"),
-        ("jaxlib._jax", "make_gloo_tcp_collectives", "own name"),
+        ("jax._src.api", "clean_up", ["exit barrier"]),
+        ("jax._src.distributed", "global_state", ["whose coordinator", "listens to SIGTERM"]),
+        ("jaxlib._jax", "DistributedRuntimeClient", ["whose coordinator"]),
+        ("jaxlib._jax", "PreemptionSyncManager", ["listens to SIGTERM"]),
+        ("jaxlib._jax", "make_gloo_tcp_collectives", ["own name"]),
     ],
 )
-def test_a_name_that_is_missing_is_one_line(monkeypatch, module, name, what):
+def test_without_a_name_each_feature_that_needs_it_has_one_line(monkeypatch, module, name, features):
     _take(monkeypatch, module, name)
-    (line,) = jax_private.missing_features()
-    assert what in line
-    assert f"jax {jax.__version__} " in line
-    assert "\n" not in line
+    lines = jax_private.missing_features()
+    assert len(lines) == len(features), lines
+    for line, feature in zip(lines, features, strict=True):
+        assert feature in line and f"jax {jax.__version__} " in line and "\n" not in line
 
 
 @pytest.mark.parametrize(("call", "out"), [("pass", "barrier\n"), ("jax_private.remove_exit_barrier()", "")])
