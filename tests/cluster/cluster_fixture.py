@@ -175,9 +175,11 @@ class JobRunner:
     directory: Path
 
     @contextmanager
-    def started(self, *words: str, on: tuple[str, ...] = HOSTS, env: Mapping[str, str] | None = None) -> Iterator[Job]:
+    def started(
+        self, *words: str, ranks_on: tuple[str, ...] = HOSTS, env: Mapping[str, str] | None = None
+    ) -> Iterator[Job]:
         """`jaxrun WORDS` with a process on each of these hosts."""
-        command = self.mode.command(on, "--run-dir", str(self.directory / "run"), *words)
+        command = self.mode.command(ranks_on, "--run-dir", str(self.directory / "run"), *words)
         environ = {**self.mode.engine.env(), **(env or {})}
         with self.bed.typed(self.mode.host, *command, directory=self.directory, env=environ) as job:
             yield job

@@ -66,15 +66,17 @@ def mended(bed: cluster_fixture.Bed) -> Iterator[None]:
 
 
 @pytest.fixture
-def go(bed: cluster_fixture.Bed, tmp_path: Path) -> Callable[[launch_modes.LaunchMode], cluster_fixture.JobRunner]:
-    """go(MODE) → a JobRunner of this launch mode. Skips where its engine is missing."""
+def make_runner(
+    bed: cluster_fixture.Bed, tmp_path: Path
+) -> Callable[[launch_modes.LaunchMode], cluster_fixture.JobRunner]:
+    """make_runner(MODE) → a JobRunner of this launch mode. Skips where its engine is missing."""
 
-    def go(mode: launch_modes.LaunchMode) -> cluster_fixture.JobRunner:
+    def make(mode: launch_modes.LaunchMode) -> cluster_fixture.JobRunner:
         if reason := mode.engine.missing():
             pytest.skip(reason)
         return cluster_fixture.JobRunner(bed, mode, tmp_path)
 
-    return go
+    return make
 
 
 @pytest.fixture
@@ -84,8 +86,8 @@ def measured(request: pytest.FixtureRequest) -> Callable[[str, float], None]:
 
 
 @pytest.fixture
-def on(
-    request: pytest.FixtureRequest, go: Callable[[launch_modes.LaunchMode], cluster_fixture.JobRunner]
+def runner(
+    request: pytest.FixtureRequest, make_runner: Callable[[launch_modes.LaunchMode], cluster_fixture.JobRunner]
 ) -> cluster_fixture.JobRunner:
     """The same for a row of the matrix, in which it leaves its mark (see `launch_modes.row`)."""
     mode, row = request.param
@@ -93,4 +95,4 @@ def on(
     file, line, _ = request.node.location
     place = f"{Path(file).name}:{line:04d}"
     request.node.user_properties += [("matrix", mark), ("order", place), ("with", launch_modes.versions())]
-    return go(mode)
+    return make_runner(mode)

@@ -110,7 +110,7 @@ def row(title: str, *among: LaunchMode, always: tuple[LaunchMode, ...] = ()) -> 
         pytest.param((mode, title), id=str(mode), marks=() if mode in always else pytest.mark.extended)
         for mode in among
     ]
-    return pytest.mark.parametrize("on", params, indirect=True)
+    return pytest.mark.parametrize("runner", params, indirect=True)
 
 
 @cache

@@ -19,8 +19,10 @@ pytestmark = pytest.mark.extended
     ],
     ids=["kill", "cut"],
 )
-def test_a_fault_is_injected_on_its_host(go, kind: str, engine: Engine, codes: set[int], words: str) -> None:
-    result = go(LaunchMode(engine, LAUNCHED)).jaxrun("--chaos", f"{kind}:1@300ms", MISBEHAVE, "--steps", "100000")
+def test_a_fault_is_injected_on_its_host(make_runner, kind: str, engine: Engine, codes: set[int], words: str) -> None:
+    result = make_runner(LaunchMode(engine, LAUNCHED)).jaxrun(
+        "--chaos", f"{kind}:1@300ms", MISBEHAVE, "--steps", "100000"
+    )
     verdict = result.verdict()
     assert (result.code in codes, verdict["exit_code"]) == (True, result.code), result
     assert verdict["culprits"] == [1]

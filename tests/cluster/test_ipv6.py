@@ -23,8 +23,10 @@ def addresses(bed: Bed) -> Iterator[dict[str, str]]:
         bed.inside(host, "ip", "-6", "address", "delete", f"{address}/64", "dev", "eth0")
 
 
-def test_hosts_may_meet_over_ipv6(go: Callable[[LaunchMode], JobRunner], addresses: dict[str, str]) -> None:
-    result = go(LaunchMode(MPICH, LAUNCHED)).jaxrun("--interface", NETWORK, "-m", "jaxrun_runtime.programs.selfcheck")
+def test_hosts_may_meet_over_ipv6(make_runner: Callable[[LaunchMode], JobRunner], addresses: dict[str, str]) -> None:
+    result = make_runner(LaunchMode(MPICH, LAUNCHED)).jaxrun(
+        "--interface", NETWORK, "-m", "jaxrun_runtime.programs.selfcheck"
+    )
     assert result.code == 0, result
     assert {event["host"]: event["address"] for event in result.events("reported")} == addresses
     assert result.events("started")[0]["listening"].startswith(f"eth0 [{addresses['h1']}]:")

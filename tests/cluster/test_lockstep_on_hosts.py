@@ -32,8 +32,8 @@ def on_one_host(report: str) -> str:
 
 
 @row("out of step: recorded and told", *ANY)
-def test_record_reports_the_divergence_and_the_job_goes_on(on: JobRunner) -> None:
-    result = on.jaxrun(DIVERGE, "static-argument")
+def test_record_reports_the_divergence_and_the_job_goes_on(runner: JobRunner) -> None:
+    result = runner.jaxrun(DIVERGE, "static-argument")
     assert result.code == 0, result
     report = str(result.verdict()["divergence"])
     check_report(KINDS["static-argument"], len(HOSTS), on_one_host(report))
@@ -41,19 +41,19 @@ def test_record_reports_the_divergence_and_the_job_goes_on(on: JobRunner) -> Non
 
 
 @row("out of step: `--lockstep strict` raises it", *ANY)
-def test_strict_raises_the_divergence_on_every_host(on: JobRunner) -> None:
+def test_strict_raises_the_divergence_on_every_host(runner: JobRunner) -> None:
     case = KINDS["set-order"]
-    result = on.jaxrun("--lockstep", "strict", DIVERGE, case.kind)
+    result = runner.jaxrun("--lockstep", "strict", DIVERGE, case.kind)
     assert result.code != 0 and result.verdict()["exit_code"] == 1, result
     for rank in range(len(HOSTS)):
         error = (result.run_dir / f"rank-{rank:04d}.err").read_text().rpartition("DivergenceError: ")[2]
         check_report(case, len(HOSTS), on_one_host(error))
 
 
-def test_the_example_of_the_docs_runs_on_hosts_and_its_mesh_lies_over_them(go, tmp_path: Path) -> None:
+def test_the_example_of_the_docs_runs_on_hosts_and_its_mesh_lies_over_them(make_runner, tmp_path: Path) -> None:
     program = tmp_path / "drift.py"
     program.write_text(files(PAGE.read_text())["drift.py"])
-    result = go(SRUN).jaxrun(str(program))
+    result = make_runner(SRUN).jaxrun(str(program))
     assert result.code == 0, result
     assert "jaxrun: mesh over 3 hosts: data=3, hosts along data;" in result.err, result
     report = " ".join(on_one_host(str(result.verdict()["divergence"])).split())
@@ -63,22 +63,22 @@ def test_the_example_of_the_docs_runs_on_hosts_and_its_mesh_lies_over_them(go, t
 @pytest.mark.parametrize(
     ("kind", "mode"), [("branch", MPIRUN), ("last-batch-phase", SRUN), ("closed-over", MPIRUN)], ids=str
 )
-def test_what_a_rank_did_is_read_on_its_host(go, kind: str, mode: LaunchMode) -> None:
+def test_what_a_rank_did_is_read_on_its_host(make_runner, kind: str, mode: LaunchMode) -> None:
     case = KINDS[kind]
-    result = go(mode).jaxrun("--lockstep", "record", "--stall-timeout", "2", DIVERGE, kind)
+    result = make_runner(mode).jaxrun("--lockstep", "record", "--stall-timeout", "2", DIVERGE, kind)
     assert result.code == case.ends, result
     check_report(case, len(HOSTS), on_one_host(str(result.verdict()["divergence"])))
 
 
-def test_a_rank_that_is_stuck_is_named_with_its_host(go) -> None:
-    result = go(MPIRUN).jaxrun("--stall-timeout", "2", DIVERGE, "lock")
+def test_a_rank_that_is_stuck_is_named_with_its_host(make_runner) -> None:
+    result = make_runner(MPIRUN).jaxrun("--stall-timeout", "2", DIVERGE, "lock")
     assert not STUCK["lock"] and result.code == 124, result
     shown = result.err.rpartition("no progress")[2]
     assert re.search(rf"^  1 rank +2 \(h3\) +{place('lock')} .*after call #\d+ jit", shown, re.MULTILINE), result
 
 
-def test_stacks_of_all_hosts_say_how_far_each_has_come(go) -> None:
-    with go(SRUN).started(DIVERGE, "stopped") as job:
+def test_stacks_of_all_hosts_say_how_far_each_has_come(make_runner) -> None:
+    with make_runner(SRUN).started(DIVERGE, "stopped") as job:
         job.wait_until(lambda: (job.run_dir / "rank-0002.flight").exists(), "recorder")
         text = ""
         deadline = time.monotonic() + 20
@@ -93,9 +93,9 @@ def test_stacks_of_all_hosts_say_how_far_each_has_come(go) -> None:
         job.result()
 
 
-def test_a_job_that_was_killed_from_outside_left_its_recorders(go) -> None:
+def test_a_job_that_was_killed_from_outside_left_its_recorders(make_runner) -> None:
     """kill -9 of the launcher: no verdict, but what each rank had called can still be shown."""
-    with go(MPIRUN).started(DIVERGE, "rank-0-only") as job:
+    with make_runner(MPIRUN).started(DIVERGE, "rank-0-only") as job:
         job.wait_for_output("mean", 1)
         time.sleep(1)  # the others go on to meet the wrong call
         os.kill(job.launcher(), signal.SIGKILL)

@@ -18,16 +18,16 @@ pytestmark = pytest.mark.usefixtures("mended")
 
 @row("`host cut`", *SOME, always=BASIC)
 def test_a_host_that_is_cut_off_is_named_and_ends_its_worker_by_itself(
-    on: JobRunner, measured: Callable[[str, float], None]
+    runner: JobRunner, measured: Callable[[str, float], None]
 ) -> None:
-    lose(on, "cut", measured)
+    lose(runner, "cut", measured)
 
 
 # To its engine, such a host is one that is cut off. (Attached to Open MPI 5, mpirun kills rank 0, and the head with it,
 # once it has lost its daemon there.)
 @row("`host off`", *ANY)
-def test_a_host_that_loses_its_power_is_named(on: JobRunner, measured: Callable[[str, float], None]) -> None:
-    lose(on, "off", measured)
+def test_a_host_that_loses_its_power_is_named(runner: JobRunner, measured: Callable[[str, float], None]) -> None:
+    lose(runner, "off", measured)
 
 
 def lose(runner: JobRunner, how: str, measured: Callable[[str, float], None]) -> None:

@@ -65,8 +65,8 @@ def seconds_until(holds: Callable[[], bool], since: float, limit: float = 10) ->
 
 
 @row("selfcheck", *BASIC, LaunchMode(SLURM, ATTACHED), always=BASIC)
-def test_the_selfcheck_passes(on: JobRunner) -> None:
-    check_hosts(on.jaxrun("-m", SELFCHECK))
+def test_the_selfcheck_passes(runner: JobRunner) -> None:
+    check_hosts(runner.jaxrun("-m", SELFCHECK))
 
 
 def check_hosts(result: Result) -> None:
@@ -76,17 +76,17 @@ def check_hosts(result: Result) -> None:
 
 
 @row("regression", *ANY)
-def test_the_main_job_runs(on: JobRunner) -> None:
-    result = on.jaxrun("-d", "2", "-m", "jaxrun_runtime.programs.regression")
+def test_the_main_job_runs(runner: JobRunner) -> None:
+    result = runner.jaxrun("-d", "2", "-m", "jaxrun_runtime.programs.regression")
     assert result.code == 0, result
     assert "truth: 2 x - 1" in result.out
 
 
 @row("selfcheck, mpi4py beside JAX", *OF_MPI)
-def test_mpi_and_jax_agree_on_ranks_and_sums(on: JobRunner, tmp_path: Path) -> None:
+def test_mpi_and_jax_agree_on_ranks_and_sums(runner: JobRunner, tmp_path: Path) -> None:
     program = tmp_path / "allreduce.py"
     program.write_text(SELFCHECK_AND_ALLREDUCE)
-    result = on.jaxrun(str(program))
+    result = runner.jaxrun(str(program))
     check_hosts(result)
     logs = [(result.run_dir / f"rank-{rank:04d}.out").read_text().splitlines() for rank in range(3)]
     assert all("sums 6 6" in log for log in logs), logs
@@ -94,11 +94,11 @@ def test_mpi_and_jax_agree_on_ranks_and_sums(on: JobRunner, tmp_path: Path) -> N
 
 @row("an exception", *ALL, always=BASIC)
 def test_an_exception_on_another_host_ends_all_within_a_second(
-    on: JobRunner, tmp_path: Path, measured: Callable[[str, float], None]
+    runner: JobRunner, tmp_path: Path, measured: Callable[[str, float], None]
 ) -> None:
     program = tmp_path / "raises.py"
     program.write_text(RAISES)
-    with on.started(str(program)) as job:
+    with runner.started(str(program)) as job:
         job.wait_until(lambda: bool(RAISED.search(job.log(1))), "exception")
         raised = float(RAISED.search(job.log(1))[1])  # type: ignore[index]
         workers = seconds_until(lambda: not job.workers(), raised)
@@ -107,66 +107,66 @@ def test_an_exception_on_another_host_ends_all_within_a_second(
         measured("seconds until the command had ended", time.time() - raised)
         job.gone(within=3)
     assert workers < 1
-    assert exit_code(on, result) == 1
+    assert exit_code(runner, result) == 1
     assert "ValueError: bad record in shard 1" in result.err and "rank 1 of 3 on h2 raised ValueError" in result.err
     assert result.err.count("Traceback (most recent call last)") == 1
     assert result.verdict()["culprits"] == [1]
 
 
 @row("`sys.exit(7)`", *ANY)
-def test_sys_exit_is_the_jobs_status(on: JobRunner) -> None:
-    result = on.jaxrun(MISBEHAVE, "--exit", "7")
-    assert exit_code(on, result) == 7
+def test_sys_exit_is_the_jobs_status(runner: JobRunner) -> None:
+    result = runner.jaxrun(MISBEHAVE, "--exit", "7")
+    assert exit_code(runner, result) == 7
     assert "rank 1 of 3 on h2 ended with status 7" in result.err
 
 
 @row("`os._exit(7)`", *ANY)
-def test_a_sudden_exit_is_named(on: JobRunner) -> None:
-    result = on.jaxrun(MISBEHAVE, "--os-exit", "7")
-    assert exit_code(on, result) == 7
+def test_a_sudden_exit_is_named(runner: JobRunner) -> None:
+    result = runner.jaxrun(MISBEHAVE, "--os-exit", "7")
+    assert exit_code(runner, result) == 7
     assert "rank 1 of 3 on h2 exited with status 7" in result.err
 
 
 @row("SIGKILL", *SOME)
-def test_a_killed_rank_is_named(on: JobRunner) -> None:
-    result = on.jaxrun(MISBEHAVE, "--signal", "SIGKILL")
-    assert exit_code(on, result) == 137
+def test_a_killed_rank_is_named(runner: JobRunner) -> None:
+    result = runner.jaxrun(MISBEHAVE, "--signal", "SIGKILL")
+    assert exit_code(runner, result) == 137
     assert "rank 1 of 3 on h2 was killed by SIGKILL (9)" in result.err
 
 
 @row("SIGKILL of rank 0", *ANY)
-def test_rank_0_may_be_the_one_that_is_killed(on: JobRunner) -> None:
-    result = on.jaxrun(MISBEHAVE, "--signal", "SIGKILL", "--rank", "0")
-    assert exit_code(on, result) == 137
+def test_rank_0_may_be_the_one_that_is_killed(runner: JobRunner) -> None:
+    result = runner.jaxrun(MISBEHAVE, "--signal", "SIGKILL", "--rank", "0")
+    assert exit_code(runner, result) == 137
     assert "rank 0 of 3 on h1 was killed by SIGKILL (9)" in result.err
 
 
 @row("SIGSEGV", *ANY)
-def test_a_crash_shows_where_python_was(on: JobRunner) -> None:
-    result = on.jaxrun(MISBEHAVE, "--signal", "SIGSEGV")
-    assert exit_code(on, result) == 139
+def test_a_crash_shows_where_python_was(runner: JobRunner) -> None:
+    result = runner.jaxrun(MISBEHAVE, "--signal", "SIGSEGV")
+    assert exit_code(runner, result) == 139
     assert "rank 1 of 3 on h2 crashed with SIGSEGV (11)" in result.err
     assert "in misbehave" in result.err
 
 
 @row("it ends while others wait", *ANY)
-def test_an_early_exit_is_named_with_where_the_others_wait(on: JobRunner) -> None:
-    result = on.jaxrun(MISBEHAVE, "--finish")
-    assert exit_code(on, result) == 124
+def test_an_early_exit_is_named_with_where_the_others_wait(runner: JobRunner) -> None:
+    result = runner.jaxrun(MISBEHAVE, "--finish")
+    assert exit_code(runner, result) == 124
     assert "rank 1 finished" in result.err and "misbehave.py:" in result.err
 
 
 @row("stuck, `--timeout`", *ANY)
-def test_a_time_limit_shows_where_every_rank_is(on: JobRunner) -> None:
-    result = on.jaxrun("--timeout", "12", MISBEHAVE, "--hang")
-    assert exit_code(on, result) == 124
+def test_a_time_limit_shows_where_every_rank_is(runner: JobRunner) -> None:
+    result = runner.jaxrun("--timeout", "12", MISBEHAVE, "--hang")
+    assert exit_code(runner, result) == 124
     assert re.search(r"2 ranks +0, 2 .*misbehave.py:\d+ main", result.err), result
     assert re.search(r"1 rank +1 \(h2\) .*misbehave.py:\d+ misbehave", result.err), result
 
 
 @row("SIGQUIT shows stacks", *ANY)
-def test_sigquit_shows_the_stacks_of_all_hosts_and_does_no_harm(on: JobRunner) -> None:
-    with on.started(MISBEHAVE, "--steps", "100") as job:
+def test_sigquit_shows_the_stacks_of_all_hosts_and_does_no_harm(runner: JobRunner) -> None:
+    with runner.started(MISBEHAVE, "--steps", "100") as job:
         job.wait_for_output("ready")
         os.kill(job.launcher(), signal.SIGQUIT)
         result = job.result()
@@ -175,37 +175,39 @@ def test_sigquit_shows_the_stacks_of_all_hosts_and_does_no_harm(on: JobRunner) -
 
 
 @row("Ctrl-C", *SOME)
-def test_ctrl_c_ends_the_job_within_the_grace(on: JobRunner) -> None:
-    with on.started("--grace", "0.5", MISBEHAVE, "--rank", "-1", "--hang") as job:
+def test_ctrl_c_ends_the_job_within_the_grace(runner: JobRunner) -> None:
+    with runner.started("--grace", "0.5", MISBEHAVE, "--rank", "-1", "--hang") as job:
         job.wait_for_output("ready")
         began = time.monotonic()
-        if on.mode.direction == LAUNCHED:
+        if runner.mode.direction == LAUNCHED:
             os.kill(job.launcher(), signal.SIGINT)
         else:  # it is mpirun's and srun's business; srun wants to be told twice
-            for _ in range(2 if on.mode.engine is SLURM else 1):
+            for _ in range(2 if runner.mode.engine is SLURM else 1):
                 os.killpg(job.process.pid, signal.SIGINT)
                 time.sleep(0.3)
         result = job.result(timeout=15)
         assert time.monotonic() - began < 5
         job.gone(within=3)
     assert result.code != 0
-    if on.mode.direction == LAUNCHED:
+    if runner.mode.direction == LAUNCHED:
         assert result.code == 130 and "interrupted by Ctrl-C (SIGINT)" in result.err, result
 
 
 @row("SIGTERM by the scheduler", *SOME)
-def test_sigterm_by_the_scheduler_is_named_as_such(on: JobRunner) -> None:
-    with on.started("--grace", "0.5", MISBEHAVE, "--rank", "-1", "--hang") as job:
+def test_sigterm_by_the_scheduler_is_named_as_such(runner: JobRunner) -> None:
+    with runner.started("--grace", "0.5", MISBEHAVE, "--rank", "-1", "--hang") as job:
         job.wait_for_output("ready")
         began = time.monotonic()
-        _cancel(on)
+        _cancel(runner)
         result = job.result(timeout=15)
         assert time.monotonic() - began < 8
         job.gone(within=3)
-    if on.mode == LaunchMode(OPEN_MPI_5, ATTACHED):  # it leaves a process a quarter of a second from SIGTERM to SIGKILL
+    if runner.mode == LaunchMode(
+        OPEN_MPI_5, ATTACHED
+    ):  # it leaves a process a quarter of a second from SIGTERM to SIGKILL
         assert result.code != 0 and "SIGTERM: asked ranks 0-2 to end" in result.err, result
     else:
-        assert exit_code(on, result) == 143 and "interrupted by SIGTERM" in result.err, result
+        assert exit_code(runner, result) == 143 and "interrupted by SIGTERM" in result.err, result
 
 
 def _cancel(runner: JobRunner) -> None:
@@ -220,43 +222,43 @@ def _cancel(runner: JobRunner) -> None:
 
 @row("`kill -9` of jaxrun", *ALL)
 def test_kill_9_of_the_launcher_leaves_nothing_on_any_host(
-    on: JobRunner, measured: Callable[[str, float], None]
+    runner: JobRunner, measured: Callable[[str, float], None]
 ) -> None:
-    with on.started(MISBEHAVE, "--rank", "-1", "--leave-children", "--hang") as job:
+    with runner.started(MISBEHAVE, "--rank", "-1", "--leave-children", "--hang") as job:
         job.wait_for_output("children")
         assert len(job.workers()) >= 3
         os.kill(job.launcher(), signal.SIGKILL)
         # What somebody else has started ends in its own time.
-        took = job.gone(within=2, but_for=ENGINE if on.mode.direction == ATTACHED else ())
+        took = job.gone(within=2, but_for=ENGINE if runner.mode.direction == ATTACHED else ())
         measured("seconds until nothing was left", took)
         job.gone(within=15)
 
 
 # Attached to MPICH, rank 0 and its head are killed by Hydra as soon as any of its processes dies of a signal.
 @row("`kill -9` of an agent", *(mode for mode in SOME if mode != LaunchMode(MPICH, ATTACHED)))
-def test_a_killed_agent_is_named_by_its_host(on: JobRunner) -> None:
-    with on.started(MISBEHAVE, "--rank", "-1", "--hang") as job:
+def test_a_killed_agent_is_named_by_its_host(runner: JobRunner) -> None:
+    with runner.started(MISBEHAVE, "--rank", "-1", "--hang") as job:
         job.wait_for_output("ready")
         os.kill(job.agent(1), signal.SIGKILL)
         result = job.result()
         job.gone(within=3)
-    assert exit_code(on, result) == 69, result
+    assert exit_code(runner, result) == 69, result
     assert "rank 1 of 3 on h2 was lost" in result.err
 
 
 @row("children left behind", *ANY)
-def test_processes_that_workers_leave_behind_are_ended_on_every_host(on: JobRunner) -> None:
-    result = on.jaxrun(MISBEHAVE, "--rank", "-1", "--leave-children", "--finish")
+def test_processes_that_workers_leave_behind_are_ended_on_every_host(runner: JobRunner) -> None:
+    result = runner.jaxrun(MISBEHAVE, "--rank", "-1", "--leave-children", "--finish")
     assert result.code == 0, result
     assert result.out.count("children") == 3
 
 
 @row("another program on one host", *ANY)
-def test_a_program_that_differs_on_one_host_is_refused(on: JobRunner) -> None:
+def test_a_program_that_differs_on_one_host_is_refused(runner: JobRunner) -> None:
     for host in ("ctl", *HOSTS):  # /dev/shm is each host's own
         text = f"print('the program ran on', {host if host == 'h3' else 'h'!r})"
-        on.bed.inside(host, "sh", "-c", 'printf "%s\\n" "$1" >/dev/shm/program.py', "sh", text)
-    result = on.jaxrun("/dev/shm/program.py")
-    assert exit_code(on, result) == 65, result
+        runner.bed.inside(host, "sh", "-c", 'printf "%s\\n" "$1" >/dev/shm/program.py', "sh", text)
+    result = runner.jaxrun("/dev/shm/program.py")
+    assert exit_code(runner, result) == 65, result
     assert re.search(r"rank 2 +program \w+ +\(h3\)", result.err), result
     assert "the program ran" not in result.out

@@ -78,7 +78,7 @@ def test_a_crash_leaves_its_stack_where_the_program_has_led_the_fault_handler_to
     assert end.crash_dump.startswith("Fatal Python error: Segmentation fault") and "Current thread" in end.crash_dump
 
 
-def test_what_is_no_message_is_the_workers_fault(run_job):
+def test_a_malformed_message_is_the_workers_fault(run_job):
     job = run_job(SLEEPS, "run(); link.sendall(b'GET / HTTP/1.0\\r\\n\\r\\n'); time.sleep(60)")
     end = job.ending.workers[1]
     assert end.failure.error == "ProtocolError" and "wrote to jaxrun's channel" in end.failure.message

@@ -33,7 +33,7 @@ def ends():
         yield ours, link
 
 
-def test_what_is_sent_arrives_as_a_message(ends):
+def test_a_message_arrives_as_it_was_sent(ends):
     agent, link = ends
     link.send(Done(3, 1.5))
     assert WorkerMessageDecoder().feed(agent.recv(65536)) == [Done(3, 1.5)]

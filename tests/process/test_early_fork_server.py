@@ -72,6 +72,6 @@ _NOT_A_JOB = [[], ["--help"], ["-n", "2", "--dry-run", "x.py"], ["explain", "x"]
 
 
 @pytest.mark.parametrize("words", _NOT_A_JOB)
-def test_what_forks_nothing_gets_none(words):
+def test_a_command_that_forks_nothing_gets_no_fork_server(words):
     assert early.start(words, {}) is None
     assert early.start(["x.py"], {"_JAXRUN_COMPLETE": "bash_source"}) is None

@@ -74,7 +74,7 @@ def test_options_are_set_as_by_python(tmp_path: Path) -> None:
     assert as_python[0] == "found False True" and "float64 True True" in as_python[1]
 
 
-def test_what_is_too_late_is_told_once_with_its_place_and_the_option_of_jaxrun(tmp_path: Path) -> None:
+def test_a_variable_that_is_set_too_late_is_told_once_with_its_place_and_the_option_of_jaxrun(tmp_path: Path) -> None:
     (tmp_path / "late.py").write_text(LATE)
     (tmp_path / "helper.py").write_text(HELPER)
     result = jaxrun(tmp_path, "-n", "2", "late.py")

@@ -65,7 +65,7 @@ def test_rank_0_can_be_the_culprit(tmp_path: Path) -> None:
     assert "rank 0" in result.err and "SIGKILL" in result.err
 
 
-def test_what_jax_writes_in_victims_of_a_death_is_only_in_their_logs(tmp_path: Path) -> None:
+def test_noise_of_jax_in_victims_of_a_death_is_only_in_their_logs(tmp_path: Path) -> None:
     program = tmp_path / "sleepers.py"
     program.write_text("import jax, os, time\nos._exit(9) if jax.process_index() == 0 else time.sleep(600)\n")
     result = jaxrun(tmp_path, "-n", "2", str(program))

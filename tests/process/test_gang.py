@@ -95,7 +95,7 @@ def test_a_function_of_a_module_is_imported_there(gang):
     assert gang.run(devices).main == (2, 6)
 
 
-def test_what_a_module_holds_lasts_from_call_to_call(gang):
+def test_the_state_of_a_module_lasts_from_call_to_call(gang):
     def count():
         sys.calls_so_far = getattr(sys, "calls_so_far", 0) + 1
         return sys.calls_so_far
@@ -114,7 +114,7 @@ def test_arrays_of_any_size_go_there_and_back(gang, size):
     assert all(made.flags.writeable for made in results)
 
 
-def test_what_a_rank_does_to_its_argument_changes_nothing_elsewhere(gang):
+def test_a_rank_that_changes_its_argument_changes_nothing_elsewhere(gang):
     def spoil(x):
         x += rank() + 1
         return x[0], x[-1]
@@ -163,7 +163,7 @@ def test_a_large_function_is_warned_of(gang):
 # ---- printing
 
 
-def test_what_ranks_print_is_shown_with_their_rank(gang, capsys):
+def test_output_is_shown_with_its_rank(gang, capsys):
     def printing():
         print("out", rank(), end="")
         print("err", rank(), file=sys.stderr)

@@ -146,7 +146,7 @@ def test_a_session_never_imports_jax(session):
     assert "started anew" in err
 
 
-def test_what_the_script_defines_is_the_same_on_both_sides(session):
+def test_definitions_of_the_script_are_the_same_on_both_sides(session):
     out, _ = session("""
         from dataclasses import dataclass
 

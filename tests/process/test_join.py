@@ -1,20 +1,25 @@
-"""Joining: every trap of an environment or a machine that can lead JAX astray."""
+"""Joining: the coordinator's port, every trap that can lead JAX astray, and programs that join by themselves."""
 
 import contextlib
+import errno
 import os
 import socket
+import struct
 import subprocess
+import sys
 import threading
 
 import pytest
-from harness_worker import IPV6, without_gloo
+from harness_worker import IPV6, environment, without_gloo
 
 from jaxrun.job.environment import common_settings
 from jaxrun.protocol.worker_messages import CoordinatorReady, DeviceReport
 from jaxrun_runtime import join
+from jaxrun_runtime.join import PortReservation
 
 pytestmark = pytest.mark.jax_version
 
+_IP_LOCAL_PORT_RANGE = 51  # since Linux 6.3
 _INTERFACES = ["127.0.0.1", pytest.param("::1", marks=IPV6)]
 
 # Says who it is, and what a collective over all processes gives.
@@ -102,7 +107,7 @@ _OPEN_MPI = {
 
 
 @pytest.mark.parametrize("stale", [_SLURM_STEP, _SLURM_STEP | _OPEN_MPI], ids=["slurm", "both"])
-def test_what_another_job_left_in_the_environment_is_not_looked_at(start, script, stale):
+def test_variables_of_another_job_are_ignored(start, script, stale):
     workers = start([script("import jax; jax.distributed.initialize()\n" + _SUM)], 2, env=stale).run()
     assert [worker.out for worker in workers] == _RIGHT, [worker.err for worker in workers]
 
@@ -164,3 +169,147 @@ def test_gloos_messages_are_removed_from_a_members_output_even_in_pieces():
         "\n",
     )
     assert without_gloo("3\n" + whole + "".join(torn) + "1 2 4.0\n3\n") == "3\n1 2 4.0\n3\n"
+
+
+# ---- the reservation of the coordinator's port
+
+
+@pytest.fixture
+def reserved(request):
+    port = PortReservation(getattr(request, "param", "127.0.0.1"))
+    yield port
+    port.release()
+
+
+def _number(port):
+    return int(port.address.rpartition(":")[2])
+
+
+@pytest.mark.parametrize(
+    ("interface", "shape"), [("127.0.0.1", "127.0.0.1:{}"), pytest.param("::1", "[::1]:{}", marks=IPV6)]
+)
+def test_the_address_is_written_as_grpc_reads_it(interface, shape):
+    port = PortReservation(interface)
+    assert port.address == shape.format(_number(port))
+    port.release()
+
+
+@pytest.mark.parametrize("interface", ["127.0.0.1", "0.0.0.0"])
+def test_nobody_else_can_bind_a_reserved_port_unasked(reserved, interface):
+    with socket.socket() as other:
+        other.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        with pytest.raises(OSError) as caught:
+            other.bind((interface, _number(reserved)))
+    assert caught.value.errno == errno.EADDRINUSE
+
+
+@pytest.mark.parametrize("shared", [False, True])
+def test_a_reserved_port_is_never_handed_out(reserved, shared):
+    number = _number(reserved)
+    with socket.socket() as other:
+        if shared:
+            other.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+        try:
+            other.setsockopt(socket.IPPROTO_IP, _IP_LOCAL_PORT_RANGE, struct.pack("I", number << 16 | number))
+        except OSError:
+            pytest.skip("this kernel cannot narrow the range of ports for one socket")
+        with pytest.raises(OSError) as caught:
+            other.bind(("127.0.0.1", 0))
+    assert caught.value.errno == errno.EADDRINUSE
+
+
+def test_two_reservations_differ(reserved):
+    others = [PortReservation("127.0.0.1") for _ in range(200)]
+    assert len({port.address for port in [reserved, *others]}) == 201
+    for port in others:
+        port.release()
+
+
+def test_it_connects_only_when_somebody_listens(reserved):
+    assert not reserved.accepts_connections()
+    with socket.socket() as listener:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+        listener.bind(("127.0.0.1", _number(reserved)))
+        assert not reserved.accepts_connections()
+        listener.listen()
+        assert reserved.accepts_connections()
+    reserved.release()
+    assert not reserved.accepts_connections()
+
+
+@pytest.mark.parametrize("reserved", _INTERFACES, indirect=True)
+def test_jaxs_coordinator_can_listen_on_a_reserved_port(reserved):
+    code = f"""
+import jax, sys
+address = {reserved.address!r}
+more = dict(coordinator_bind_address=address, cluster_detection_method="deactivate")
+jax.distributed.initialize(address, 1, 0, **more)
+print(jax.process_count(), flush=True)
+sys.stdin.read()
+"""
+    process = subprocess.Popen(
+        [sys.executable, "-c", code],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        env=environment(),
+        text=True,
+    )
+    with process:
+        assert process.stdout.readline() == "1\n"
+        assert reserved.accepts_connections()
+        process.stdin.close()
+    assert process.returncode == 0
+
+
+# ---- programs that call jax.distributed.initialize by themselves
+
+_INITIALIZE = {
+    "bare": "jax.distributed.initialize()",
+    "right": "jax.distributed.initialize('h:1', jr.size, jr.rank)",
+    "by-name": "jax.distributed.initialize(process_id=jr.rank, num_processes=jr.size)",
+    "from-import": "from jax.distributed import initialize; initialize(local_device_ids=[0])",
+    "private": "from jax._src.distributed import initialize; initialize()",
+    "wrong-size": "jax.distributed.initialize(num_processes=99)",
+    "wrong-both": "jax.distributed.initialize('h:1', 99, 98)",
+    "unknown": "jax.distributed.initialize(no_such_argument=1)",
+    "debug": "import logging; logging.basicConfig(level='DEBUG'); jax.distributed.initialize()",
+    "ask": "print(jax.distributed.is_initialized()); jax.distributed.initialize()",
+}
+
+
+@pytest.fixture(scope="module")
+def initialized(run_cases):
+    head = "import jax, jaxrun_runtime as jr\n"
+    tail = "\nprint(jax.process_index() == jr.rank, jax.process_count())"
+    return run_cases({name: head + call + tail for name, call in _INITIALIZE.items()})
+
+
+@pytest.mark.parametrize("name", ["bare", "right", "by-name", "from-import", "private"])
+def test_a_program_that_joins_by_itself_finds_the_work_done(initialized, name):
+    worker = initialized[name]
+    assert (worker.status, worker.out, worker.err) == (0, f"True {len(_INITIALIZE) + 1}\n", "")
+
+
+def test_jax_says_that_it_is_initialized(initialized):
+    assert initialized["ask"].out.startswith("True\n")
+
+
+@pytest.mark.parametrize(
+    ("name", "asked"), [("wrong-size", "num_processes=99"), ("wrong-both", "num_processes=99, process_id=98")]
+)
+def test_a_contradicting_program_gets_a_one_line_error(initialized, name, asked):
+    worker = initialized[name]
+    assert worker.status == 0
+    assert worker.out == f"True {len(_INITIALIZE) + 1}\n"
+    (line,) = worker.err.splitlines()
+    assert f"initialize({asked})" in line
+
+
+def test_an_argument_that_jax_does_not_know_is_the_error_that_it_always_is(initialized):
+    failure = initialized["unknown"].failure()
+    assert failure.error == "TypeError"
+    assert "no_such_argument" in failure.message
+
+
+def test_debug_logging_reports_that_jaxrun_has_joined(initialized):
+    assert "DEBUG:jaxrun:jax.distributed.initialize: jaxrun has joined" in initialized["debug"].err

@@ -59,7 +59,7 @@ def test_its_output_is_logged_and_its_last_lines_are_kept(start, tmp_path):
     assert launch.describe_end() == "Open MPI 5 ended with status 3"
 
 
-def test_what_it_wrote_last_is_there_when_it_is_reaped(start):
+def test_the_last_output_is_there_when_the_command_is_reaped(start):
     launch = start("echo no such host; exit 1")
     assert await_end(launch)
     assert launch.last_lines() == "  no such host" and launch.describe_end() == "Open MPI 5 ended with status 1"

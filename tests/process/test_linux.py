@@ -96,7 +96,7 @@ def test_a_malformed_call_is_an_error_that_names_it(monkeypatch):
         linux.die_with_parent()
 
 
-def test_what_c_code_has_printed_is_written_out_before_a_hard_exit():
+def test_output_of_c_code_is_written_out_before_a_hard_exit():
     code = "import ctypes, os; from jaxrun_runtime import linux; ctypes.CDLL(None).printf(b'from C'); "
     assert _python(code + "os._exit(0)").stdout == ""
     assert _python(code + "linux.flush_c_output(); os._exit(0)").stdout == "from C"

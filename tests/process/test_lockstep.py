@@ -261,7 +261,7 @@ def test_large_constants_are_part_of_the_code_and_not_of_the_text(workers):
     assert len(text) < 2000
 
 
-def test_what_is_compiled_again_is_the_same_program(workers):
+def test_a_program_that_is_compiled_again_is_the_same(workers):
     calls = named(workers[0], "cleared")
     assert len(calls) == 4
     assert len({call.program["program"] for call in calls}) == 1

@@ -15,7 +15,7 @@ pytestmark = pytest.mark.jax_version
 
 def test_groups_of_ranks_count_their_calls_apart(start, script):
     body = """
-def on(ranks):
+def call_on(ranks):
     devices = [d for d in jax.devices() if d.process_index in ranks]
     sharding = NamedSharding(Mesh(np.array(devices), ("part",)), P("part"))
     if jr.rank in ranks:
@@ -23,7 +23,7 @@ def on(ranks):
         doubled = jax.jit(lambda b: b * 2)
         doubled(a), doubled(a)
 for ranks in ((0, 1, 2), (0, 2), (1, 2), (1,)):
-    on(ranks)
+    call_on(ranks)
 """
     workers = record(start, script, body, 3)
     numbers = [[(call.ranks, call.number) for call in worker.flight.calls] for worker in workers]
@@ -36,7 +36,7 @@ for ranks in ((0, 1, 2), (0, 2), (1, 2), (1,)):
     assert chains[1].items() <= chains[0].items() | chains[2].items()
 
 
-def test_what_differs_between_the_ranks_shows(start, script):
+def test_a_difference_between_the_ranks_shows(start, script):
     body = """
 @partial(jax.jit, static_argnums=1)
 def scaled(a, s):

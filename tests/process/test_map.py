@@ -144,7 +144,7 @@ def branches(x):
     return "positive" if x > 0 else "not"
 
 
-def test_what_cannot_be_traced_is_refused_with_its_line_and_the_way_out(gang):
+def test_a_function_that_cannot_be_traced_is_refused_with_its_line_and_the_way_out(gang):
     with pytest.raises(NotTraceable) as caught:
         map(gang, branches, np.arange(3))
     text = str(caught.value)

@@ -110,14 +110,14 @@ _ENGINES = "SLURM_PROCID OMPI_COMM_WORLD_RANK PMIX_RANK PMI_RANK PRTE_LAUNCHED H
 _STALE = "JAXRUN_RANK JAX_PROCESS_ID JAX_COORDINATOR_ADDRESS"
 
 
-def test_what_belongs_to_a_host_a_login_or_an_engine_stays_behind():
+def test_variables_of_a_host_a_login_or_an_engine_stay_behind():
     names = [*_LOCAL.split(), *_ENGINES.split(), *_STALE.split(), "BASH_FUNC_x%%", "a b", "x*", "\udcff", "", "9"]
     kept = forwarded_variables(dict.fromkeys([*names, "PATH", "XLA_FLAGS", "TERM", "empty"], ""), {})
     assert set(kept) == {"PATH", "XLA_FLAGS", "TERM", "empty", *AgentEnv.variable_names()}
 
 
 @given(st.dictionaries(st.text(), st.text()), st.dictionaries(st.from_regex(r"[A-Z_]+", fullmatch=True), st.text()))
-def test_what_the_user_sets_and_the_agents_need_is_always_passed_on_once(environ, set_env):
+def test_variables_of_the_user_and_the_agents_are_always_passed_on_once(environ, set_env):
     names = forwarded_variables(environ, {**set_env, "HOME": "/data"})
     assert {*set_env, "HOME", *AgentEnv.variable_names()} <= set(names)
     assert list(names) == sorted(set(names))

@@ -109,7 +109,7 @@ def test_a_shape_that_is_there_is_not_started_again(notebook):
     assert notebook["as it is"].text == "2"
 
 
-def test_what_other_ranks_print_is_folded(notebook):
+def test_output_of_other_ranks_is_folded(notebook):
     before, _, folded = notebook["differing"].html.partition("<details>")
     assert "[0] from 0" in before
     assert "[1] from 1" in folded

@@ -103,7 +103,7 @@ def test_a_function_that_uses_jax_gives_arrays(ours, call, expected):
     np.testing.assert_allclose(call(ours), expected, rtol=1e-5)
 
 
-def test_what_was_chosen_is_explained(ours):
+def test_the_choice_is_explained(ours):
     ours.map(sine, [1.0, 2.0], 1)
     assert ours.explain().startswith("sine uses JAX: vmap and jit, 1 process x 2 devices (cpu), chunks of 1: 2 items")
     ours.map(square, [1, 2])
@@ -184,7 +184,7 @@ def test_a_process_that_dies_is_reported_and_replaced(ours):
     assert ours.map(square, [2, 3]) == [4, 9]
 
 
-def test_what_cannot_be_pickled_is_an_error_and_no_end(ours):
+def test_an_item_that_cannot_be_pickled_is_an_error_and_no_end(ours):
     with pytest.raises(TypeError, match="pickle"):
         ours.map(square, [threading.Lock()])
     with pytest.raises(TypeError, match="pickle"):

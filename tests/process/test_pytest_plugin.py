@@ -171,7 +171,7 @@ def test_a_rank_that_waits_at_a_barrier_gets_the_reason_why_nobody_comes(outcome
     )
 
 
-def test_what_a_rank_warns_of_is_in_the_summary_once(outcomes):
+def test_a_warning_of_several_ranks_is_in_the_summary_once(outcomes):
     assert outcomes.out.count("UserWarning: careful") == 1
 
 

@@ -430,7 +430,7 @@ def test_a_stuck_head_stops_the_workers_output_and_nothing_else(by_hand):
     assert head.shut_down(0)[0] == 0
 
 
-def test_what_is_no_message_ends_the_agent_and_its_worker(by_hand):
+def test_a_malformed_message_ends_the_agent_and_its_worker(by_hand):
     head = by_hand()
     head.run(SLEEPS)
     head.line.send_frame(b"GET / HTTP/1.1\r\n\r\n")

@@ -212,7 +212,7 @@ def test_files_left_open_are_written_out_and_objects_finalized(cases):
     assert (cases["open-file-of-a-failure"].folder / "text").read_text() == "written"
 
 
-def test_what_was_printed_without_a_newline_or_from_c_is_not_lost(cases):
+def test_output_without_a_newline_or_from_c_is_not_lost(cases):
     assert cases["no-newline"].out == "partial"
     assert cases["c-output"].out == "from C"
 

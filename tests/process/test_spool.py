@@ -63,7 +63,7 @@ def test_a_stuck_reader_blocks_nobody_and_loses_no_byte(pipe: tuple[int, int], t
     assert spool.close(timeout=10)
 
 
-def test_what_is_put_while_a_slow_reader_drains_stays_in_order(pipe: tuple[int, int]) -> None:
+def test_bytes_put_while_a_slow_reader_drains_stay_in_order(pipe: tuple[int, int]) -> None:
     read, write = pipe
     spool = Spool(write, memory=2**14)
     data = blocks(600, 5000)
@@ -130,7 +130,7 @@ def test_a_reader_that_closes_while_it_is_stuck_ends_the_wait(pipe: tuple[int, i
     assert isinstance(spool.error, BrokenPipeError)
 
 
-def test_what_is_put_after_a_close_is_delivered_too(pipe: tuple[int, int]) -> None:
+def test_bytes_put_after_a_close_are_delivered_too(pipe: tuple[int, int]) -> None:
     read, write = pipe
     spool = Spool(write)
     for text in (b"one", b"two"):

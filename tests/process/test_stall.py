@@ -34,7 +34,7 @@ def test_a_job_that_hangs_is_stopped_with_its_stacks(tmp_path, how):
     assert result.err.count("the job is stopped after 2 s of it (--stall-timeout)") == 1
 
 
-def test_who_waits_for_whom_is_told_and_the_job_goes_on(tmp_path):
+def test_a_stall_is_told_with_its_cause_and_the_job_goes_on(tmp_path):
     arguments = ("-n", "2", "--stall-notice", "0.5", MISBEHAVE, "--steps", "7", "--loop-until", "go")
     with started(tmp_path, *arguments) as job:
         job.wait_for_output("ready", 2)

@@ -39,7 +39,7 @@ def test_a_name_may_stand_in_an_addresss_place():
     "text",
     ["", "h1", "h1:", ":40", "h1:0", "h1:65536", "h1:-1", "h1:x", "h1:\u0664", "[]:40", "h1:40,", "h1:4 0", "::"],
 )
-def test_what_is_no_address_is_refused_as_it_was_typed(text):
+def test_a_malformed_address_is_refused_as_it_was_typed(text):
     with pytest.raises(UsageError, match=r"written host:port or \[fd00::1\]:port, not"):
         parse_addresses(text)
 

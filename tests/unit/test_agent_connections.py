@@ -45,7 +45,7 @@ def receive(agent, count, turn=lambda: time.sleep(0.001)):
     return arrived
 
 
-def test_what_the_network_does_not_take_is_sent_when_it_does(loop, ends):
+def test_bytes_that_the_network_does_not_take_are_sent_when_it_does(loop, ends):
     head, agent = ends
     connections = AgentConnections(loop)
     connections.add(0, head)

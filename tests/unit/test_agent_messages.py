@@ -126,7 +126,7 @@ WRONG = {
 
 
 @pytest.mark.parametrize("content", WRONG.values(), ids=WRONG)
-def test_what_is_no_answer_is_a_protocol_error(content):
+def test_a_malformed_answer_is_a_protocol_error(content):
     with pytest.raises(ProtocolError):
         MessageDecoder(TO_HEAD_FIRST, 4096).feed(frame(content))
 

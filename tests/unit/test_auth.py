@@ -40,7 +40,7 @@ def test_a_peer_that_knows_the_token_is_admitted(pair):
     assert shake_hands(pair) == [True, True]
 
 
-def test_what_follows_the_handshake_is_left_in_the_socket(pair):
+def test_bytes_after_the_handshake_are_left_in_the_socket(pair):
     server, client = pair
     accepted, connected = ServerHandshake(server, TOKEN), ClientHandshake(client, TOKEN, 0)
     assert not connected.advance()

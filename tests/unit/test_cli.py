@@ -217,7 +217,7 @@ def test_bad_input_is_one_message_and_starts_nothing(here, plans, monkeypatch, c
         (["attach", "--rank", "1", "--size", "2", "--rendezvous", "none", "train.py"], "none is not a directory"),
     ],
 )
-def test_what_another_backend_or_attach_cannot_do_is_one_message(here, plans, monkeypatch, capsys, arguments, message):
+def test_an_option_of_another_backend_is_refused_with_one_message(here, plans, monkeypatch, capsys, arguments, message):
     for name in [name for name in os.environ if name.startswith(("SLURM_", "OMPI_", "PMI_"))]:
         monkeypatch.delenv(name)
     before = sorted(here.iterdir())
@@ -241,7 +241,7 @@ def test_a_batch_script_is_written_and_nothing_started(here, plans, capsys):
     assert "--sbatch" not in script.splitlines()[-1] and not plans
 
 
-def test_what_attach_takes_no_part_in_is_no_option_of_it(here, capsys):
+def test_attach_has_only_options_that_it_uses(here, capsys):
     assert main(["attach", "-n", "4", "train.py"]) == 2
     assert "there is no option -n of jaxrun attach" in capsys.readouterr().err
     assert main(["attach", "--help-all"]) == 0

@@ -46,7 +46,7 @@ def test_variables_of_the_workers_add_up(project, job, monkeypatch):
     assert job("--env", "B=9").env == {"A": "1", "B": "9", "C": "4", "D": "five six"}
 
 
-def test_what_the_backend_does_not_know_and_what_the_command_line_contradicts_is_left_out(project, job):
+def test_defaults_that_the_backend_does_not_know_or_the_command_line_contradicts_are_left_out(project, job):
     project("[tool.jaxrun]\npartition = 'gpu'\nquiet-ranks = '1'\nrun-dir = 'x'")
     found = job("-n", "2", "--only-rank", "0", "--no-run-dir")
     assert (found.partition, found.quiet_ranks, found.run_dir) == ("", (), None)
@@ -99,7 +99,7 @@ def test_a_process_of_a_job_takes_no_variable_and_a_gang_nothing(project, job, m
         ("", "two", "jaxrun: JAXRUN_PROCESSES: -n/--processes: 'two' is not a valid integer\n"),
     ],
 )
-def test_what_is_wrong_there_is_said_with_its_place(project, monkeypatch, capsys, table, variable, message):
+def test_a_wrong_default_is_refused_with_its_place(project, monkeypatch, capsys, table, variable, message):
     project(table)
     monkeypatch.setenv("JAXRUN_PROCESSES", variable)
     assert main(["train.py"]) == 2

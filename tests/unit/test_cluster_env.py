@@ -148,7 +148,7 @@ def test_steps_of_one_job_are_jobs_of_their_own():
 
 
 @pytest.mark.parametrize("case", NOWHERE)
-def test_what_is_no_rank_is_not_taken_for_one(case):
+def test_variables_that_name_no_rank_are_not_taken_for_one(case):
     assert find_rank_info(NOWHERE[case]) is None
     with pytest.raises(UsageError) as refused:
         detect_rank_info(NOWHERE[case])

@@ -189,7 +189,7 @@ def test_a_stranger_on_the_first_address_is_skipped(listen, serve, text):
 
 
 @pytest.mark.parametrize(("serve", "text"), STRANGERS.values(), ids=STRANGERS)
-def test_what_a_stranger_did_is_in_the_error(listen, serve, text):
+def test_the_error_says_how_a_stranger_answered(listen, serve, text):
     stranger = listen(serve)
     error = fail(stranger.address)
     assert error.startswith("rank 1 on ") and "found no head of its job within 0.3 s: " in error

@@ -54,7 +54,7 @@ MEANWHILE = "\n\nDuring handling of the above exception, another exception occur
 
 
 @pytest.mark.parametrize("text", CONSEQUENCES)
-def test_what_another_process_brings_about_is_recognised(text: str) -> None:
+def test_a_consequence_of_another_process_is_recognised(text: str) -> None:
     assert find_consequence(text)
     assert classify_error(text, traceback(f"ValueError: {text}")) is ErrorOrigin.OTHER
 

@@ -298,7 +298,7 @@ def findings(*names: str, places=None, hosts=None, forks=None) -> list[str]:
 
 
 @pytest.mark.parametrize(("name", "expected"), [(name, item[2:]) for name, item in SAMPLES.items()], ids=SAMPLES)
-def test_what_one_rank_does(name, expected):
+def test_the_activity_of_a_rank_is_recognised(name, expected):
     seen = find_rank_state(0, *sample(name))
     assert (seen.activity, seen.call) == expected
     assert seen.place.startswith("train.py:")
@@ -370,7 +370,7 @@ def test_an_exit_while_others_wait():
         "a loop": "is not in JAX but at train.py:124 step, and ranks 1-2 wait for it",
     }.items(),
 )
-def test_what_one_rank_does_while_the_others_wait_for_it(name, words):
+def test_the_activity_of_a_rank_that_the_others_wait_for_is_explained(name, words):
     (text,) = findings(name, "sync_global_devices", "sync_global_devices")
     assert text.startswith(f"rank 0 {words}")
 

@@ -67,7 +67,7 @@ def test_a_process_sees_one_mig_device_and_then_no_whole_gpu(value, expected):
 
 
 @given(st.text(alphabet="0123456789,-GPUMI a", max_size=30))
-def test_what_is_visible_is_always_some_of_the_cards_once(value):
+def test_visible_cards_are_always_some_of_the_cards_once(value):
     uuids = [uuid for uuid, _ in devices.visible_devices(_EIGHT, value)]
     assert len(set(uuids)) == len(uuids) and set(uuids) <= {card.uuid for card in _EIGHT}
 

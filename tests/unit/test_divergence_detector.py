@@ -199,7 +199,7 @@ def test_a_first_call_that_needs_a_finished_rank_is_reported(record):
     assert len(record.printed) == 1 and "has made only 1 call and is finished" in record.lines[0]
 
 
-def test_what_a_finished_rank_has_made_it_was_not_missed_in(record):
+def test_a_finished_rank_is_not_missed_in_calls_that_it_made(record):
     record.handle(RecorderSnapshot(2, flight("a", "b"))).done(2).handle(call(0, 2, waits=False)).wait(0.5)
     assert not record.printed
 
@@ -239,7 +239,7 @@ def test_other_chains_of_the_same_programs_are_no_news(record):
     assert not record.printed and record.outcome.divergence is None
 
 
-def test_what_recorders_show_only_at_the_end_is_in_the_verdict(record):
+def test_a_divergence_that_recorders_show_only_at_the_end_is_in_the_verdict(record):
     record.flights = {0: flight("a", "b"), 1: flight("a", "b"), 2: flight("b", "a")}
     record.handle(*(RecorderSnapshot(rank, text) for rank, text in record.flights.items()))
     record.done(0, 1, 2).exit(0, 0, 1, 2)

@@ -39,7 +39,7 @@ _COUNT = "--xla_force_host_platform_device_count"
         ("OMP_NUM_THREADS", "1", "", "cpu", ""),
     ],
 )
-def test_what_to_say_to_jaxrun_instead(name, value, before, platform, instead):
+def test_the_option_of_jaxrun_to_use_instead(name, value, before, platform, instead):
     assert say_instead(name, value, before, platform, local_devices=2) == instead
 
 

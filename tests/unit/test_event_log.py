@@ -74,7 +74,7 @@ def test_an_event_is_kept_in_a_form_that_json_takes(event, entry):
 
 
 @pytest.mark.parametrize("event", [Tick(), SnapshotReply(SnapshotPurpose.SHOW, {}, {}, {}), CoordinatorReady(0, "h:1")])
-def test_what_nobody_reads_again_is_not_kept(event):
+def test_events_that_nobody_reads_again_are_not_kept(event):
     assert event_log.event_entry(event) is None
 
 

@@ -19,7 +19,7 @@ def pipes():
         os.close(end)
 
 
-def test_what_is_ready_is_served_in_order(pipes):
+def test_ready_descriptors_are_served_in_order(pipes):
     served = []
     loop = EventLoop()
     for order, (read, _) in zip((2, 0, 1), pipes, strict=True):

@@ -45,7 +45,7 @@ SET_AFTER_IMPORT = ({"JAX_PLATFORMS": "cpu"}, {"JAX_NUM_CPU_DEVICES": "2"})
 
 
 @pytest.mark.parametrize("changed", READ_AT_START + READ_AT_IMPORT + SET_AFTER_IMPORT)
-def test_what_interpreter_and_jax_have_read_already_cannot_be_changed(make_server, changed):
+def test_variables_that_interpreter_and_jax_have_read_already_cannot_be_changed(make_server, changed):
     for directory in ("", "/with/jax/imported"):
         server, channel = make_server(directory)
         possible = changed in SET_AFTER_IMPORT or (changed in READ_AT_IMPORT and not directory)

@@ -59,7 +59,7 @@ def test_events_of_a_rank_come_in_their_order(gang):
         events(call, 1)
 
 
-def test_what_a_rank_printed_last_is_there_after_it_has_returned(gang):
+def test_the_last_output_of_a_rank_is_there_after_it_has_returned(gang):
     """Both may arrive together; no rank is missing then, and there is still output to show."""
     with gang.start_call() as call:
         for rank in gang.ranks:
@@ -78,7 +78,7 @@ def test_output_that_nobody_has_received_is_shown_at_the_end(gang):
     assert gang.printed == [Printed(1, "out", b"1\n")]
 
 
-def test_what_the_launcher_prints_is_an_event_which_is_shown_if_nobody_receives_it(gang, capsys):
+def test_output_of_the_launcher_is_an_event_which_is_shown_if_nobody_receives_it(gang, capsys):
     with gang.start_call() as call:
         os.write(gang.launcher.output_write_end, b"jaxrun: taken\n")
         assert events(call, 1) == [LauncherOutput("jaxrun: taken\n")]
@@ -100,7 +100,7 @@ def test_values_go_to_all_or_to_some(gang):
         events(call, 2)
 
 
-def test_what_was_sent_is_what_it_was_then(gang):
+def test_a_sent_value_is_what_it_was_then(gang):
     """A rank may read late; the caller's arrays are the caller's again at once."""
     with gang.start_call() as call:
         value = np.zeros(2**12)
@@ -117,7 +117,7 @@ def test_what_was_sent_is_what_it_was_then(gang):
         events(call, 1)
 
 
-def test_what_belongs_to_an_earlier_call_is_dropped(gang):
+def test_messages_of_an_earlier_call_are_dropped(gang):
     with gang.start_call() as call:
         gang.ranks[0].send(GangMessageKind.VALUE, "late", number=NUMBER - 1)
         gang.ranks[0].send(GangMessageKind.RESULT, "late", number=NUMBER - 1)

@@ -95,7 +95,7 @@ def test_equal_messages_from_two_places_differ():
     assert isinstance(combined_exception([one, other]), ExceptionGroup)
 
 
-def test_what_became_of_the_others_is_a_note():
+def test_the_fate_of_the_others_is_a_note():
     assert combined_exception([remote(KeyError("x"))], "rank 1 did not return").__notes__ == ["rank 1 did not return"]
     both = combined_exception([remote(KeyError("x")), remote(ValueError("y"), 1)], "rank 2 did not return")
     assert both.__notes__ == ["rank 2 did not return"]
@@ -117,7 +117,7 @@ ENDINGS = [SystemExit(3), KeyboardInterrupt("stop"), GeneratorExit()]
 
 
 @pytest.mark.parametrize("error", ENDINGS, ids=lambda error: type(error).__name__)
-def test_what_would_end_the_parent_is_a_remote_error(error):
+def test_an_exception_that_would_end_the_parent_is_a_remote_error(error):
     made = combined_exception([remote(error, rank=1, status=3)])
     assert type(made) is RemoteError and made.rank == 1
     assert str(made).startswith(type(error).__name__)
@@ -138,7 +138,7 @@ NOT_HERE = {
 
 
 @pytest.mark.parametrize("data", NOT_HERE.values(), ids=NOT_HERE)
-def test_what_cannot_be_made_here_is_a_remote_error(data):
+def test_an_exception_that_cannot_be_made_here_is_a_remote_error(data):
     made = combined_exception([remote(Own("x"), rank=4, data=data)])
     assert type(made) is RemoteError and str(made) == "Own: x" and made.rank == 4
     assert isinstance(made.__cause__, Exception) and "train.py" in str(made.__cause__)

@@ -169,7 +169,7 @@ def test_ranks_fill_the_hosts_block_by_block(hosts, processes, per_host, expecte
         ),
     ],
 )
-def test_what_does_not_fit_is_refused_with_the_numbers_and_a_remedy(hosts, processes, per_host, message):
+def test_processes_that_do_not_fit_are_refused_with_the_numbers_and_a_remedy(hosts, processes, per_host, message):
     with pytest.raises(UsageError) as refused:
         place_ranks(hosts, processes, per_host)
     for part in message.split(" .* "):
@@ -271,7 +271,7 @@ def node_lists(draw):
 
 
 @given(node_lists())
-def test_what_stands_for_some_nodes_is_expanded_to_them(case):
+def test_a_node_list_is_expanded_to_its_nodes(case):
     text, nodes = case
     assert expand_node_list(text) == nodes
 

@@ -59,7 +59,7 @@ def test_no_content_means_no_recorder() -> None:
         '{"sites":7}',
     ],
 )
-def test_what_is_no_flight_is_refused(text: str) -> None:
+def test_a_malformed_flight_is_refused(text: str) -> None:
     with pytest.raises(ValueError):
         Flight.from_content(json.loads(text))
 

@@ -267,7 +267,7 @@ def test_a_half_written_line_is_read_when_it_is_complete(writer: Writer) -> None
         b"[" * 100_000 + b"\n",
     ],
 )
-def test_what_is_no_note_is_skipped(writer: Writer, line: bytes) -> None:
+def test_a_malformed_line_is_skipped(writer: Writer, line: bytes) -> None:
     writer.begin()
     writer.text(line)
     writer.line({"trouble": "it was so"})

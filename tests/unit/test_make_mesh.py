@@ -39,7 +39,7 @@ def _make_mesh(axis_sizes, axis_names, axis_types=None, *, devices=None):
     return jax.make_mesh(axis_sizes, axis_names, axis_types, devices=devices)
 
 
-def test_what_jax_makes_or_refuses_for_another_reason_is_left_as_it_is():
+def test_a_mesh_that_jax_makes_or_refuses_for_another_reason_is_left_as_it_is():
     told = []
     make_mesh = _over_several_hosts(_make_mesh, told.append)
     assert make_mesh((1,), ("x",)).axis_names == ("x",)

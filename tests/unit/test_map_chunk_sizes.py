@@ -73,7 +73,7 @@ def test_a_map_of_few_chunks_takes_smaller_ones_if_there_are():
     assert sizes.initial_size(10**7) == 262_144
 
 
-def test_what_is_compiled_is_used_for_fewer_items_unless_that_takes_longer_than_compiling():
+def test_a_compiled_size_is_used_for_fewer_items_unless_that_takes_longer_than_compiling():
     sizes = ChunkSizer(most=MANY, chosen=4096, item_seconds=1e-6, compile_seconds=0.1, compiled={4096})
     assert sizes.initial_size(100) == 4096
     sizes.item_seconds = 1.0

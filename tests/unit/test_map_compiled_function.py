@@ -54,7 +54,7 @@ def test_items_and_results_may_be_trees():
     assert result["pair"].y is None
 
 
-def test_what_all_items_share_is_not_mapped():
+def test_a_shared_array_is_not_mapped():
     task = task_of(lambda item: item[0] @ item[1], np.ones((4, 3)), template=(1, 0), whole=[np.ones((2, 3))])
     assert run(task, np.ones((4, 3))).shape == (4, 2)
 

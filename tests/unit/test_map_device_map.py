@@ -136,7 +136,7 @@ def test_a_size_is_sought_with_the_first_chunks(call_with, monkeypatch):
     assert ready.largest_chunk_size >= 6144
 
 
-def test_what_cannot_be_traced_is_refused(call_with):
+def test_a_function_that_cannot_be_traced_is_refused(call_with):
     talk = call_with()
     mapping.serve(batched(lambda x: 1 if x > 0 else 2))
     (refused,) = talk.all_sent()

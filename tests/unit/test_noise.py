@@ -78,7 +78,7 @@ def test_gloos_line_that_ends_with_the_rank_is_removed(length: int) -> None:
     "text",
     [b"we have 3 peer ranks. Fine\n", b"rank 0 is connected to 3\n", b"12\n\n", b"[Gloo]\n", b"a client.h: of mine\n"],
 )
-def test_what_only_resembles_it_is_shown(text: bytes) -> None:
+def test_text_that_only_resembles_noise_is_shown(text: bytes) -> None:
     assert shown(text, text) == shown(GLOO + text, text + SERVICE) == text + text
 
 

@@ -51,7 +51,7 @@ def test_a_line_is_parsed_as_options_of_jaxrun(line, arguments):
         ("--env 'A", "No closing quotation"),
     ],
 )
-def test_what_cannot_be_read_is_named(line, message):
+def test_a_malformed_line_is_refused_with_the_word(line, message):
     with pytest.raises(UsageError) as caught:
         parse_arguments(line)
     assert message in str(caught.value)

@@ -29,7 +29,7 @@ def test_lines_are_matched_by_their_count():
     assert _plain(_printed((0, "tick\ntick\n"), (1, "tick\n"))) == "[0-1] tick\n[0] tick"
 
 
-def test_what_rank_0_has_not_printed_is_folded_by_rank():
+def test_lines_that_rank_0_has_not_printed_are_folded_by_rank():
     transcript = _printed((2, "mine\nboth\n"), (0, "zero\n"), (1, "both\n"))
     bundle = transcript.pages[0].bundle()
     assert bundle["text/plain"] == "[0] zero\nranks 1-2 printed 2 other lines:\n[1-2] both\n[2] mine"
@@ -38,7 +38,7 @@ def test_what_rank_0_has_not_printed_is_folded_by_rank():
     assert "[2] mine" in inside
 
 
-def test_what_rank_0_prints_later_is_not_folded_any_more():
+def test_lines_that_rank_0_prints_later_are_not_folded_any_more():
     transcript = _printed((1, "late\n"))
     assert "printed 1 line:" in _plain(transcript)
     transcript.add(0, "out", "late\n")

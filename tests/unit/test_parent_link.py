@@ -69,7 +69,7 @@ WRONG = (
 
 
 @pytest.mark.parametrize("text", WRONG)
-def test_what_is_not_understood_is_printed_and_ignored(ends, text):
+def test_a_malformed_line_is_printed_and_ignored(ends, text):
     parent, link = ends
     parent.sendall(text.encode("latin-1") + b'\n\n{"signal": 10}\n')
     printed, next_one = link.receive()

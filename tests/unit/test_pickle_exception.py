@@ -78,7 +78,7 @@ def test_a_class_that_was_made_in_a_function_travels_with_it():
     assert type(made) is Local and made.args == ("x",)
 
 
-def test_what_it_was_raised_from_stays_behind():
+def test_the_cause_of_an_exception_stays_behind():
     try:
         try:
             raise KeyError(threading.Lock())
@@ -90,7 +90,7 @@ def test_what_it_was_raised_from_stays_behind():
 
 
 @pytest.mark.parametrize("error", [Plain(threading.Lock()), Slotted("here")], ids=["a lock", "state that is lost"])
-def test_what_would_not_arrive_as_it_was_does_not_travel(error):
+def test_an_exception_that_would_arrive_changed_does_not_travel(error):
     assert pickle_exception(error) == b""
 
 

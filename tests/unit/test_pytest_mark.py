@@ -28,7 +28,7 @@ def test_the_mark_names_one_number_of_processes_or_several(args, kwargs, expecte
         ((2,), {"n": 3}, "one number"),
     ],
 )
-def test_what_is_no_number_of_processes_is_refused(args, kwargs, message):
+def test_a_wrong_number_of_processes_is_refused(args, kwargs, message):
     with pytest.raises(UsageError, match=message):
         parse_counts(args, kwargs)
 
@@ -55,7 +55,7 @@ def test_all_arguments_of_the_mark_are_read():
         ({"dies": "1"}, "of 0 to 1"),
     ],
 )
-def test_what_cannot_be_is_refused_with_the_value(kwargs, message):
+def test_a_wrong_value_is_refused_and_shown(kwargs, message):
     with pytest.raises(UsageError, match=message):
         parse_mark((2,), kwargs, 2)
 

@@ -137,7 +137,7 @@ def test_a_call_that_cannot_be_unpickled_is_reported(serve):
 # ---- printing
 
 
-def test_what_is_printed_goes_to_the_caller_and_to_the_log(serve, capsys):
+def test_output_goes_to_the_caller_and_to_the_log(serve, capsys):
     def printing():
         print("one\ntwo")
         print("trouble", file=sys.stderr)
@@ -155,7 +155,7 @@ def test_what_is_printed_goes_to_the_caller_and_to_the_log(serve, capsys):
     assert capsys.readouterr() == ("one\ntwo\nhalf", "trouble\n")
 
 
-def test_what_is_printed_goes_to_the_log_only_if_no_caller_reads_it(serve, capsys):
+def test_output_goes_to_the_log_only_if_no_caller_reads_it(serve, capsys):
     def call(caller):
         caller.run(lambda: print("quiet"))
         return caller.receive()

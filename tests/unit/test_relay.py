@@ -92,7 +92,7 @@ def test_output_that_cannot_be_kept_here_is_sent_even_if_it_is_not_shown(connect
     relay.close()
 
 
-def test_what_is_for_the_log_alone_is_not_sent(connections, tmp_path):
+def test_output_for_the_log_alone_is_not_sent(connections, tmp_path):
     agent, head = connections
     relay = Relay(0, agent, str(tmp_path), shown=True)
     relay.log(0, "err", b"Traceback\n")

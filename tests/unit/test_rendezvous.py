@@ -18,7 +18,7 @@ from jaxrun.protocol.addresses import Address
 JOB, TOKEN = "ab" * 16, "cd" * 32
 
 
-def test_what_rank_0_writes_all_others_read(tmp_path):
+def test_all_others_read_the_file_of_rank_0(tmp_path):
     at_0, at_3 = (rendezvous_file(RankInfo("slurm", rank, 4, "7.0"), tmp_path) for rank in (0, 3))
     assert at_3.read() is None
     at_0.write(JOB, TOKEN, "10.1.0.4:40,[fd00::4]:40")

@@ -130,7 +130,7 @@ def test_a_name_may_need_quotes():
 
 
 @pytest.mark.parametrize("words", [{"file": "a\nb"}, {"directory": "a\nb"}, {"program": ("p", "a\nb")}])
-def test_what_a_line_cannot_hold_is_refused(words):
+def test_a_word_that_a_line_cannot_hold_is_refused(words):
     with pytest.raises(UsageError, match="line by line"):
         make(**words)
 

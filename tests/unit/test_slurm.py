@@ -143,7 +143,7 @@ def test_no_gpu_is_mentioned_where_there_is_none(make):
     assert not any(word.startswith("--gpu") for word in make(allocation()).launch_command.argv)
 
 
-def test_what_would_leak_into_srun_is_taken_away(make):
+def test_variables_that_srun_would_read_are_taken_away(make):
     leaks = {"SLURM_NO_KILL": "1", "SLURM_LABELIO": "1", "SLURM_NTASKS_PER_NODE": "1", "SLURM_EXCLUSIVE": "1"}
     kept = {"SLURM_MPI_TYPE": "pmix", "SLURM_CPU_BIND": "cores", "SLURM_CONF": "/c"}
     made = make(allocation(SLURM_TRES_PER_TASK="cpu=8", **leaks, **kept))
@@ -210,7 +210,7 @@ def test_cpus_may_be_shared_on_request(make, more):
         (allocation(), {"only_ranks": (range(2, 3),)}, "names rank 2, but the ranks of this job are 0 to 1"),
     ],
 )
-def test_what_does_not_fit_is_refused_with_what_to_do(make, found, request_, message):
+def test_a_request_that_does_not_fit_is_refused_with_a_remedy(make, found, request_, message):
     with pytest.raises(UsageError, match=re.escape(message)):
         make(found, **request_)
 

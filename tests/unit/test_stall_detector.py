@@ -174,7 +174,7 @@ def test_a_rank_that_only_sleeps_between_looks_does_not_work():
         "a gang's rank loads data",
     ],
 )
-def test_what_is_not_told(ranks, cpu):
+def test_a_job_that_makes_progress_is_not_told(ranks, cpu):
     job = Clock(*ranks)
     job.cpu = dict(enumerate(cpu))
     assert job.wait(600).told == []

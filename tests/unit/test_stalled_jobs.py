@@ -61,7 +61,7 @@ def test_a_little_time_of_threads_that_only_wait_is_no_progress(simulate):
     assert job.wait(80).outcome.reason == "stall"
 
 
-def test_what_was_silent_for_long_and_goes_on_may_be_silent_again(simulate):
+def test_a_job_that_was_silent_for_long_and_goes_on_may_be_silent_again(simulate):
     job = simulate(3, **SILENT).run()
     job.written = lambda now: int(now > 50)
     job.wait(100)

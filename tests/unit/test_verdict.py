@@ -466,7 +466,7 @@ def test_an_injected_fault_is_no_divergence() -> None:
     assert decide(ends, "failed", divergence=ahead).headline.startswith("rank 1 of 4 on h0 was cut off")
 
 
-def test_who_has_started_the_launcher_may_end_its_job() -> None:
+def test_the_parent_of_the_launcher_may_end_its_job() -> None:
     verdict = decide(stopped(0, 1, 2, 3), "interrupted", signum=signal.SIGHUP, text="the process that started it")
     assert verdict.headline.startswith("interrupted by the process that started it 10.0 s into the run; 4 ranks were")
     assert verdict.exit_code == 129
