@@ -82,6 +82,23 @@ def fallback(machine: Machine) -> str:
     return f"exit {done.status}: {done.find(r'jaxrun: .*(refused|cpu|CPU|GPU|cuda|CUDA).*')}"
 
 
+def names(machine: Machine) -> str:
+    """nvidia-smi shows the ranks by name; in a container it may list no process at all."""
+    done = machine.jaxrun("-n", str(machine.ranks), PROGRAMS / "listed.py").expect(0)
+    listed = done.find(r"listed:.*").removeprefix("listed:").strip()
+    if not listed:
+        return "nvidia-smi lists no processes on this machine"
+    if any(f"jaxrun rank {rank}: listed.py" not in listed for rank in range(machine.ranks)):
+        raise Failed(f"nvidia-smi lists {listed}", done.output)
+    return listed
+
+
+def late_variable(machine: Machine) -> str:
+    """What the program sets of the memory of GPUs comes too late, and is told."""
+    done = machine.jaxrun("-n", str(machine.ranks), PROGRAMS / "listed.py").expect(0)
+    return done.find(r"listed.py:\d+ sets .* too late here: use --env XLA_PYTHON_CLIENT_MEM_FRACTION=.5")
+
+
 def out_of_memory(machine: Machine) -> str:
     done = machine.jaxrun("-n", "1", PROGRAMS / "out_of_memory.py")
     return done.expect(1, r"RESOURCE_EXHAUSTED").find(r"the memory of the GPU is full.*")
@@ -152,6 +169,8 @@ CHECKS = (
     Check("visible", 2, "CUDA_VISIBLE_DEVICES chooses and orders", visible),
     Check("no-gpu", 1, "no visible GPU is refused", no_gpu),
     Check("fallback", 1, "a rank that falls back to its CPU is refused", fallback),
+    Check("names", 1, "nvidia-smi shows ranks by name", names),
+    Check("late-variable", 1, "XLA's variables in the program's first lines are told to be too late", late_variable),
     Check("out-of-memory", 1, "a full GPU is explained", out_of_memory),
     Check("one-gpu-for-two", 1, "two processes on one GPU: NCCL's text is explained", one_gpu_for_two),
     Check("waits-for-device", 0, "`--stall-timeout` while a rank waits for its device", waits_for_device),
