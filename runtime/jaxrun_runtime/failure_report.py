@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from types import TracebackType
 
 from jaxrun import protocol
-from jaxrun.protocol.worker_messages import Failed, ThreadFailed
+from jaxrun.protocol.worker_messages import Failed, ThreadFailed, WorkerStage
 from jaxrun_runtime import program
 from jaxrun_runtime.agent_channel import AgentChannel
 
@@ -31,8 +31,8 @@ _MAX_THREAD_NAME_LENGTH = 200
 _MAX_NOTES = 20
 
 
-def describe_failure(error: BaseException, rank: int, stage: str) -> Failed:
-    """The report of `error`. `stage`: "start", "join", "prove" or "program"."""
+def describe_failure(error: BaseException, rank: int, stage: WorkerStage = WorkerStage.PROGRAM) -> Failed:
+    """The report of `error`."""
     return Failed(
         rank=rank,
         time=time.time(),
@@ -40,7 +40,7 @@ def describe_failure(error: BaseException, rank: int, stage: str) -> Failed:
         status=_status(error),
         error=type(error).__name__,
         message=clip_text(_text(error), _MAX_MESSAGE_LENGTH),
-        traceback=format_traceback(error, in_program=stage == "program"),
+        traceback=format_traceback(error, in_program=stage == WorkerStage.PROGRAM),
         notes=tuple(_notes(error)),
     )
 

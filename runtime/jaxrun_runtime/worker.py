@@ -16,7 +16,7 @@ from jaxrun.errors import EXIT_SOFTWARE
 from jaxrun.protocol.env import STACKS_SIGNAL, WorkerEnv
 from jaxrun.protocol.flight_file import LOCKSTEP_OFF
 from jaxrun.protocol.names import MAKE_MESH_JAXRUN
-from jaxrun.protocol.worker_messages import Interrupted, Join, Run, StartCoordinator
+from jaxrun.protocol.worker_messages import Interrupted, Join, Run, StartCoordinator, WorkerStage
 from jaxrun_runtime import (
     DivergenceError,
     exec_guard,
@@ -55,24 +55,24 @@ def run_worker(env: WorkerEnv, argv: list[str], started: float, forked_by: int =
 
 
 def _run_stages(env: WorkerEnv, argv: list[str], started: float, forked_by: int, channel: AgentChannel) -> NoReturn:
-    stage = "start"
+    stage = WorkerStage.START
     try:
         _apply_host_settings(env)
         _import_jax(env)
         channel.send(hello.build_hello(env, argv, os.environ, started))
-        stage = "join"
+        stage = WorkerStage.JOIN
         from jaxrun_runtime import join
 
         order = channel.receive(StartCoordinator, Join)
         _die_with_agent(channel, forked_by)
         joined = join.join(env, channel, order)
-        stage = "prove"
+        stage = WorkerStage.PROVE
         channel.send(join.report_devices(env, joined))
         _install_lockstep(env, channel)
         _allow_mesh_over_hosts(env)
         channel.receive(Run)
         _watch_program(env, channel)
-        stage = "program"
+        stage = WorkerStage.PROGRAM
         interrupts.raise_in_program(lambda: _report_interrupt(env, channel))
         _run_program(env, argv)
     except AgentDisconnected:
@@ -102,7 +102,7 @@ def _report_interrupt(env: WorkerEnv, channel: AgentChannel) -> None:
         channel.send(Interrupted(env.rank, time.time()))
 
 
-def _handle_error(env: WorkerEnv, channel: AgentChannel, stage: str, error: BaseException) -> None:
+def _handle_error(env: WorkerEnv, channel: AgentChannel, stage: WorkerStage, error: BaseException) -> None:
     """Report the error and exit, unless it is a sys.exit with status 0."""
     if not isinstance(error, SystemExit) or program.exit_status(error):
         interrupts.deactivate()

@@ -36,7 +36,16 @@ from jaxrun.protocol.agent_messages import (
 from jaxrun.protocol.auth import Challenge, ChallengeResponse, Rejected, Welcome
 from jaxrun.protocol.codec import MessageDecoder, encode, message_types
 from jaxrun.protocol.env import AgentEnv
-from jaxrun.protocol.worker_messages import CoordinatorReady, DeviceReport, Failed, Hello, Join, Run, StartCoordinator
+from jaxrun.protocol.worker_messages import (
+    CoordinatorReady,
+    DeviceReport,
+    Failed,
+    Hello,
+    Join,
+    Run,
+    StartCoordinator,
+    WorkerStage,
+)
 
 RANKS_PER_HOST = 8
 CORES_PER_HOST = 64
@@ -147,7 +156,9 @@ class Agent:
 
     def fail(self) -> None:
         text = "ValueError: simulated"
-        self.say(Failed(self.rank, time.time(), "program", 1, "ValueError", "simulated", f"Traceback\n{text}\n"))
+        self.say(
+            Failed(self.rank, time.time(), WorkerStage.PROGRAM, 1, "ValueError", "simulated", f"Traceback\n{text}\n")
+        )
         self.exit(1)
 
     def exit(self, status: int) -> None:

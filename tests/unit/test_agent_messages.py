@@ -16,6 +16,7 @@ from jaxrun.protocol import auth
 from jaxrun.protocol.codec import MessageDecoder, encode, message_types
 from jaxrun.protocol.flight import Flight, ProgramDetails
 from jaxrun.protocol.snapshot_messages import SnapshotPurpose
+from jaxrun.protocol.worker_messages import WorkerStage
 
 TO_HEAD_FIRST, TO_AGENT_FIRST = (
     message_types(auth.ToServer),
@@ -42,6 +43,7 @@ STRATEGIES = {
     "int": st.integers(-(2**63), 2**63),
     "float": NUMBERS,
     "bool": st.booleans(),
+    "WorkerStage": st.sampled_from(WorkerStage),
     "SnapshotPurpose": st.sampled_from(SnapshotPurpose),
     "str": TEXT,
     "Flight": FLIGHTS,

@@ -15,7 +15,7 @@ from jaxrun.errors import ProtocolError
 from jaxrun.protocol.codec import FRAME_VERSION, MAX_FRAME_BYTES, MessageDecoder, encode, message_types
 from jaxrun.protocol.env import WorkerEnv
 from jaxrun.protocol.forkserver_messages import ForkServerMessage
-from jaxrun.protocol.worker_messages import Run, WorkerMessage
+from jaxrun.protocol.worker_messages import Run, WorkerMessage, WorkerStage
 
 _KINDS = (*get_args(WorkerMessage), *get_args(ForkServerMessage))
 _TYPES = message_types(WorkerMessage | ForkServerMessage)
@@ -25,6 +25,7 @@ _STRATEGIES = {
     "bool": st.booleans(),
     "float": st.floats(allow_nan=False),
     "str": _TEXT,
+    "WorkerStage": st.sampled_from(WorkerStage),
     "tuple[str, ...]": st.lists(_TEXT, max_size=3).map(tuple),
     "Mapping[str, str]": st.dictionaries(_TEXT, _TEXT, max_size=3),
 }

@@ -28,7 +28,7 @@ from jaxrun.head.events import Event, LauncherSignalled
 from jaxrun.output.drain import OutputSink
 from jaxrun.protocol.agent_messages import FaultNotInjected, InjectFault, Shutdown, StartWorker, WorkerExited
 from jaxrun.protocol.snapshot_messages import ProgramDetailsReply, ProgramDetailsRequest, RecorderSnapshot
-from jaxrun.protocol.worker_messages import Done, Failed
+from jaxrun.protocol.worker_messages import Done, Failed, WorkerStage
 
 _MESSAGES, _SIGNALS, _OUTPUT = range(3)  # the order in which readable descriptors are served
 
@@ -205,7 +205,9 @@ class Agent:
             self._loop.remove_reader(fd)
             worker.close_channel()
             text = f"something wrote to jaxrun's channel in the worker: {error}"
-            self._report(Failed(worker.rank, self._clock(), "program", EXIT_SOFTWARE, "ProtocolError", text, ""))
+            self._report(
+                Failed(worker.rank, self._clock(), WorkerStage.PROGRAM, EXIT_SOFTWARE, "ProtocolError", text, "")
+            )
             return
         if messages is None:
             self._loop.remove_reader(fd)

@@ -36,7 +36,7 @@ class GangLifecycle:
     def __str__(self) -> str:
         if self._instance is None or self._instance.stopped:
             return f"{self.spec}: {'closed' if self._closed else 'started anew at its next use'}"
-        return f"{describe_gang(self.spec, self._instance.workers)}{'' if self.healthy else ', sick'}"
+        return f"{describe_gang(self.spec, self._instance.workers)}{'' if self.healthy else ', broken'}"
 
     @property
     def instance(self) -> GangInstance:

@@ -22,6 +22,7 @@ messages of agent_messages.py. Times are seconds since the epoch on the sender's
 
 from __future__ import annotations
 
+import enum
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
@@ -173,11 +174,20 @@ class Interrupted:
     time: float
 
 
+class WorkerStage(enum.StrEnum):
+    """How far a worker has come."""
+
+    START = "start"
+    JOIN = "join"
+    PROVE = "prove"  # that its devices are those that the job asks for
+    PROGRAM = "program"
+
+
 @dataclass(frozen=True, slots=True)
 class Failed:
     """The worker failed, and ends with `status` right after this.
 
-    stage:      "start", "join", "prove" (that it is as the job asks for) or "program"
+    stage:      in which it failed
     error:      the exception's type; "SystemExit" for a sys.exit
     message:    the exception's text
     traceback:  with the frames of the user's program only
@@ -185,7 +195,7 @@ class Failed:
 
     rank: int
     time: float
-    stage: str
+    stage: WorkerStage
     status: int
     error: str
     message: str

@@ -15,6 +15,7 @@ from jaxrun.diagnosis.root_cause import find_culprits, find_first_failure
 from jaxrun.diagnosis.worker_outcome import WorkerOutcome
 from jaxrun.errors import EXIT_NOT_UNIFORM, EXIT_PREEMPTED, EXIT_SIGNAL_BASE, EXIT_TIMEOUT, EXIT_UNAVAILABLE
 from jaxrun.head.actions import EndReason, JobOutcome
+from jaxrun.protocol.worker_messages import WorkerStage
 
 _EXIT_UNKNOWN = 1
 _EXIT_CODES = {
@@ -39,7 +40,7 @@ def exit_code(outcome: JobOutcome) -> int:
 def _of_worker(worker: WorkerOutcome) -> int:
     if worker.failure is None and worker.lost_reason:
         return EXIT_UNAVAILABLE
-    if worker.failure is not None and worker.failure.stage != "program":
+    if worker.failure is not None and worker.failure.stage != WorkerStage.PROGRAM:
         return EXIT_UNAVAILABLE
     status = worker.failure.status if worker.failure is not None else worker.status
     if not status:

@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from jaxrun.diagnosis.root_cause import collateral, own_thread_failures
 from jaxrun.diagnosis.worker_outcome import InjectedFault, WorkerOutcome
+from jaxrun.protocol.worker_messages import WorkerStage
 from jaxrun.text import (
     format_ranges,
     format_rank,
@@ -21,9 +22,9 @@ from jaxrun.verdict.stack_text import format_crash
 
 _CRASHES = (signal.SIGSEGV, signal.SIGBUS, signal.SIGFPE, signal.SIGILL, signal.SIGSYS)
 _STAGES = {
-    "start": "while starting",
-    "join": "while joining the others",
-    "prove": "while JAX was asked for its devices",
+    WorkerStage.START: "while starting",
+    WorkerStage.JOIN: "while joining the others",
+    WorkerStage.PROVE: "while JAX was asked for its devices",
 }
 _MAX_TAIL_LINES = 12
 _MAX_MESSAGE_CHARACTERS = 200
@@ -60,9 +61,9 @@ def describe_failure(worker: WorkerOutcome, *, many: bool = False) -> str:
 
 def describe_time(worker: WorkerOutcome, started: float, run_at: float | None) -> str:
     """`41.3 s into the run`, or how far the start-up had come."""
-    stage = worker.failure.stage if worker.failure is not None else ""
-    if stage in _STAGES or run_at is None:
-        how_far = _STAGES.get(stage, "before the program's first line")
+    how_far = _STAGES.get(worker.failure.stage) if worker.failure is not None else None
+    if how_far or run_at is None:
+        how_far = how_far or "before the program's first line"
         return f"{how_far}, {format_seconds(worker.time - started)} after the start"
     return f"{format_seconds(worker.time - run_at)} into the run"
 

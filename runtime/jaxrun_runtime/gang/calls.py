@@ -120,7 +120,7 @@ class CallerConnection:
     def _pack_exception(self, error: BaseException) -> GangMessage:
         if isinstance(error, KeyboardInterrupt):
             call_sites.trim_to_user_frames(error)
-        report = failure_report.describe_failure(error, self.rank, "program")
+        report = failure_report.describe_failure(error, self.rank)
         content = {name: getattr(report, name) for name in ("error", "message", "traceback", "notes", "status", "time")}
         home, exception = type(error).__module__, exceptions.pickle_exception(error)
         return self._pack(GangMessageKind.EXCEPTION, {**content, "home": home, "exception": exception})

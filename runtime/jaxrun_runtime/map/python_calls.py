@@ -107,6 +107,6 @@ def _all_failed(batch: CallBatch, error: Exception, rank: int) -> BatchResult:
 
 
 def _details(error: Exception, rank: int) -> dict[str, Any]:
-    failure = failure_report.describe_failure(error, rank, "program")
+    failure = failure_report.describe_failure(error, rank)
     words = {name: getattr(failure, name) for name in ("error", "message", "traceback", "notes", "status", "time")}
     return {**words, "home": type(error).__module__, "exception": exceptions.pickle_exception(error)}
