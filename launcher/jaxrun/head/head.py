@@ -11,15 +11,6 @@ last action is Finish, with a JobOutcome. What that means for people is not deci
 
 CONCLUDING comes before OVER where flight recorders must be read to say how the ranks diverged, until they are or that
 has taken too long.
-
-    startup.py         from the agents' reports to the first line of the program (agent_registry.py, consistency.py)
-    snapshots.py       what ranks do: for people, for --timeout, for hangs (stall_detector.py, early_exit_detector.py)
-    shutdown.py        how a job is stopped: root cause first, then in which order workers are killed
-    interruption.py    how Ctrl-C, SIGTERM and SIGHUP end it
-    timeouts.py        all time limits
-    worker_table.py    what is known of each worker
-    divergence_detector.py, call_matcher.py    whether the ranks make the same calls
-    fault_injection.py                         --chaos
 """
 
 from __future__ import annotations
@@ -38,8 +29,8 @@ from jaxrun.head.events import AgentLost, Event, FaultRequested, LauncherSignall
 from jaxrun.head.fault_injection import FaultInjector
 from jaxrun.head.interruption import Interruption
 from jaxrun.head.shutdown import JobShutdown
-from jaxrun.head.snapshots import PURPOSE_OF_SIGNAL, Snapshots
-from jaxrun.head.startup import Startup
+from jaxrun.head.snapshots import Snapshots
+from jaxrun.head.startup import Startup, StartupEvent
 from jaxrun.head.timeouts import TimeLimits, Timeout
 from jaxrun.head.worker_table import WorkerTable
 from jaxrun.job.fault_spec import FaultSpec
@@ -69,8 +60,6 @@ from jaxrun.protocol.worker_messages import (
 FIRST_PROGRESS_S = 2.0  # after the start, until the ranks that the start-up waits for are printed
 PROGRESS_INTERVAL_S = 10.0  # until they are printed again
 
-_StartupEvent = AgentReport | Hello | CoordinatorReady | DeviceReport
-
 
 class Head:
     """Times are seconds since the epoch, and always passed in."""
@@ -98,7 +87,7 @@ class Head:
         self._snapshots = Snapshots(self._attempt, self._divergence, self._startup.has_hello)
         self._faults = FaultInjector(chaos, self._workers)
         self._shutdown = JobShutdown(self._attempt, self._divergence, self._faults)
-        self._interruption = Interruption(self._attempt, self._shutdown, self._snapshots.take)
+        self._interruption = Interruption(self._attempt, self._shutdown, self._snapshots, self._divergence)
         timeouts = {Timeout.STARTUP: now + limits.init, Timeout.PROGRESS: now + FIRST_PROGRESS_S}
         if limits.job is not None:
             timeouts[Timeout.JOB] = now + limits.job
@@ -130,7 +119,7 @@ class Head:
     def _on_event(self, event: Event, now: float) -> list[Action]:
         match event:
             case LauncherSignalled():
-                return self._on_signal(event.signum, now)
+                return self._interruption.on_signal(event.signum, now)
             case SignalRequested():
                 ranks = self._workers.working if self.phase is JobPhase.RUNNING else ()
                 return [SignalRanks(ranks, event.signum)] if ranks else []
@@ -138,7 +127,7 @@ class Head:
                 inject = self._attempt.is_healthy
                 return self._faults.inject(event.kind, event.ranks, "its gang", now) if inject else []
             case ParentExited():
-                return self._interrupt(signal.SIGHUP, now, event.reason)
+                return self._interruption.end_at_once(signal.SIGHUP, now, event.reason)
             case SnapshotReply():
                 return self._on_snapshot(event, now)
             case ProgramDetailsReply():
@@ -163,7 +152,7 @@ class Head:
             case AgentLost():
                 return self._shutdown.on_agent_lost(event, now) or self._on_program_ended(now)
             case AgentSignalled() if self._attempt.is_healthy:
-                return self._on_signal(event.signum, now)
+                return self._interruption.on_signal(event.signum, now)
             case Call():
                 return self._divergence.handle_call(event, self._workers.working_count, now)
             case RecorderSnapshot():
@@ -191,15 +180,14 @@ class Head:
 
     # ---- start-up
 
-    def _on_startup(self, event: _StartupEvent, now: float) -> list[Action]:
+    def _on_startup(self, event: StartupEvent, now: float) -> list[Action]:
         if self.phase is not JobPhase.STARTING:
             return []
         try:
             actions = self._startup.handle(event)
-        except NotUniformError as error:
-            return self._abort(EndReason.REFUSED, str(error), now)
-        except UnavailableError as error:
-            return self._abort(EndReason.UNAVAILABLE, str(error), now)
+        except (NotUniformError, UnavailableError) as error:
+            reason = EndReason.REFUSED if isinstance(error, NotUniformError) else EndReason.UNAVAILABLE
+            return self._abort(reason, str(error), now)
         if self._startup.complete:
             self._attempt.phase = JobPhase.RUNNING
             self._attempt.run_at = now
@@ -230,27 +218,7 @@ class Head:
             self._interruption.on_rank_ended(now)
         return []
 
-    # ---- signals, time, snapshots
-
-    def _on_signal(self, signum: int, now: float) -> list[Action]:
-        working = self._workers.working
-        if self.phase is not JobPhase.CONCLUDING:
-            if signum in (signal.SIGUSR1, signal.SIGUSR2):
-                return [SignalRanks(working, signum)] if working else []
-            if signum in PURPOSE_OF_SIGNAL:
-                return [self._snapshots.take(PURPOSE_OF_SIGNAL[signum])]
-        if self._interruption.is_repeated(signum, now):
-            return []
-        return self._interruption.begin(signum, now) if self.phase is JobPhase.RUNNING else self._interrupt(signum, now)
-
-    def _interrupt(self, signum: int, now: float, text: str = "") -> list[Action]:
-        """End the job at once; one that is ending keeps its outcome."""
-        if self.phase is JobPhase.CONCLUDING:
-            self._divergence.give_up_waiting()
-            return []
-        if self._attempt.is_healthy:
-            self._attempt.outcome = JobOutcome(EndReason.INTERRUPTED, text=text, signum=signum, decided_at=now)
-        return self._shutdown.kill_all()
+    # ---- time, snapshots
 
     def _on_tick(self, now: float) -> list[Action]:
         actions: list[Action] = []
@@ -270,14 +238,10 @@ class Head:
                 return [PrintLine(self._startup.describe_progress(now - self._started_at))]
             case Timeout.SETTLE | Timeout.ROOT_CAUSE:
                 return self._shutdown.settle(now)
-            case Timeout.INTERRUPT:
-                return self._interruption.on_interrupt_timeout(now)
-            case Timeout.GRACE if self.phase is JobPhase.TERMINATING:
-                return self._interruption.on_grace_over(now)
-            case Timeout.GRACE:
+            case Timeout.GRACE if self.phase is not JobPhase.TERMINATING:
                 return self._shutdown.on_grace_over()
-            case Timeout.KILL:
-                return self._interruption.kill_late()
+            case Timeout.INTERRUPT | Timeout.GRACE | Timeout.KILL:
+                return self._interruption.on_timeout(timeout, now)
             case Timeout.CONCLUDE:
                 self._divergence.give_up_waiting()
                 return []
@@ -285,8 +249,7 @@ class Head:
 
     def _on_snapshot(self, reply: SnapshotReply, now: float) -> list[Action]:
         if reply.purpose is SnapshotPurpose.LATE:
-            show = self._snapshots.show(reply, now, self._interruption.describe_late(now))
-            return self._interruption.on_snapshot(reply, show)
+            return self._interruption.on_snapshot(reply, now)
         result = self._snapshots.handle(reply, now)
         stop = self._shutdown.abort(result.outcome) if result.outcome is not None else []
         return [*result.actions, *stop]

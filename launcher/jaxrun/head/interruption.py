@@ -1,4 +1,4 @@
-"""Ends a running job because of a signal.
+"""Carries out signals to the launcher: most of them end the job, others are passed on or ask for stacks.
 
     Ctrl-C     SIGINT, which is KeyboardInterrupt in every rank. A rank that it does not reach, as it is stuck in C++,
                has the grace; one whose handlers run has the longer signal grace.
@@ -11,12 +11,13 @@ Ranks that are late get SIGTERM, are asked where they are, and are killed. A sec
 from __future__ import annotations
 
 import signal
-from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from jaxrun.head.actions import Action, EndReason, JobOutcome, PrintLine, PrintSnapshot, SignalRanks, TakeSnapshot
+from jaxrun.head.actions import Action, EndReason, JobOutcome, PrintLine, SignalRanks
 from jaxrun.head.attempt import Attempt, JobPhase
+from jaxrun.head.divergence_detector import DivergenceDetector
 from jaxrun.head.shutdown import JobShutdown
+from jaxrun.head.snapshots import PURPOSE_OF_SIGNAL, Snapshots
 from jaxrun.head.timeouts import Timeout
 from jaxrun.protocol.snapshot_messages import SnapshotPurpose, SnapshotReply
 from jaxrun.text import format_ranks, format_ranks_on_hosts, plural
@@ -24,21 +25,42 @@ from jaxrun.text import format_ranks, format_ranks_on_hosts, plural
 REPEATED_SIGNAL_S = 0.2  # `timeout` and other wrappers send the same signal twice, to the process and to its group
 KILL_DELAY_S = 1.0  # for late ranks to say where they are
 
-TakeSnapshotOf = Callable[[SnapshotPurpose, Sequence[int]], TakeSnapshot]
-
 
 class Interruption:
     """Times are seconds since the epoch."""
 
-    def __init__(self, attempt: Attempt, shutdown: JobShutdown, take_snapshot: TakeSnapshotOf) -> None:
+    def __init__(
+        self, attempt: Attempt, shutdown: JobShutdown, snapshots: Snapshots, divergence: DivergenceDetector
+    ) -> None:
         self._attempt = attempt
         self._workers = attempt.workers
         self._shutdown = shutdown
-        self._take_snapshot = take_snapshot
+        self._snapshots = snapshots
+        self._divergence = divergence
         self._late: tuple[int, ...] = ()
 
-    def begin(self, signum: int, now: float) -> list[Action]:
-        """The launcher was signalled while the program runs."""
+    def on_signal(self, signum: int, now: float) -> list[Action]:
+        """The launcher, or an agent, was signalled."""
+        phase, working = self._attempt.phase, self._workers.working
+        if phase is not JobPhase.CONCLUDING:
+            if signum in (signal.SIGUSR1, signal.SIGUSR2):
+                return [SignalRanks(working, signum)] if working else []
+            if signum in PURPOSE_OF_SIGNAL:
+                return [self._snapshots.take(PURPOSE_OF_SIGNAL[signum])]
+        if self._is_repeated(signum, now):
+            return []
+        return self._begin(signum, now) if phase is JobPhase.RUNNING else self.end_at_once(signum, now)
+
+    def end_at_once(self, signum: int, now: float, text: str = "") -> list[Action]:
+        """End the job without grace; one that is ending keeps its outcome."""
+        if self._attempt.phase is JobPhase.CONCLUDING:
+            self._divergence.give_up_waiting()
+            return []
+        if self._attempt.is_healthy:
+            self._attempt.outcome = JobOutcome(EndReason.INTERRUPTED, text=text, signum=signum, decided_at=now)
+        return self._shutdown.kill_all()
+
+    def _begin(self, signum: int, now: float) -> list[Action]:
         self._attempt.outcome = JobOutcome(EndReason.INTERRUPTED, signum=signum, decided_at=now)
         limits, ranks = self._attempt.limits, self._workers.working
         grace = {Timeout.GRACE: now + limits.signal_grace}
@@ -56,7 +78,7 @@ class Interruption:
         followed = f"SIGKILL follows in {limits.signal_grace:g} s, or at once with Ctrl-C"
         return [PrintLine(f"{text}; {followed}"), SignalRanks(ranks, signal.SIGTERM)]
 
-    def is_repeated(self, signum: int, now: float) -> bool:
+    def _is_repeated(self, signum: int, now: float) -> bool:
         """Whether the signal is the one that ends the job already, sent twice."""
         outcome = self._attempt.outcome
         if self._attempt.phase is not JobPhase.TERMINATING or signum != outcome.signum:
@@ -71,23 +93,24 @@ class Interruption:
         if self._workers.live == (0,) and self._late == (0,):
             timeouts.start(Timeout.KILL, now + KILL_DELAY_S)  # it may go on, now that it waits for nobody any more
 
-    def on_interrupt_timeout(self, now: float) -> list[Action]:
-        """KeyboardInterrupt should have been raised in all ranks by now."""
-        return self._end_late(self._workers.not_interrupted, now)
-
-    def on_grace_over(self, now: float) -> list[Action]:
+    def on_timeout(self, timeout: Timeout, now: float) -> list[Action]:
+        if timeout is Timeout.KILL:
+            return self._kill_late()
+        if timeout is Timeout.INTERRUPT:  # KeyboardInterrupt should have been raised in all ranks by now
+            return self._end_late(self._workers.not_interrupted, now)
         return self._end_late(self._workers.live_not_reported or self._workers.live, now)
 
-    def on_snapshot(self, reply: SnapshotReply, show: PrintSnapshot) -> list[Action]:
-        """The late ranks have said where they are, as `show` prints it."""
+    def on_snapshot(self, reply: SnapshotReply, now: float) -> list[Action]:
+        """The late ranks have said where they are."""
+        show = self._snapshots.show(reply, now, self._describe_late(now))
         if self._attempt.phase is not JobPhase.TERMINATING:
             return []
         outcome = self._attempt.outcome
         stacks, waits = {**outcome.stacks, **reply.stacks}, {**outcome.kernel_waits, **reply.kernel_waits}
         self._attempt.outcome = replace(outcome, stacks=stacks, kernel_waits=waits)
-        return [show, *self.kill_late()]
+        return [show, *self._kill_late()]
 
-    def kill_late(self) -> list[Action]:
+    def _kill_late(self) -> list[Action]:
         """Kill the late ranks; rank 0 with the last of the others, as JAX aborts those that lose its coordinator."""
         live = self._workers.live
         if set(live) <= set(self._late):
@@ -96,7 +119,7 @@ class Interruption:
         late, self._late = self._late, tuple(rank for rank in self._late if rank == 0)
         return self._shutdown.kill(tuple(rank for rank in late if rank in live and rank != 0))
 
-    def describe_late(self, now: float) -> str:
+    def _describe_late(self, now: float) -> str:
         """`rank 2 (h1) did not end within 5 s; sent SIGTERM and SIGKILL`."""
         decided_at = self._attempt.outcome.decided_at
         seconds = now - decided_at if decided_at is not None else 0.0
@@ -108,4 +131,4 @@ class Interruption:
             return []
         self._late = ranks
         self._attempt.timeouts.start(Timeout.KILL, now + KILL_DELAY_S)
-        return [self._take_snapshot(SnapshotPurpose.LATE, ranks), SignalRanks(ranks, signal.SIGTERM)]
+        return [self._snapshots.take(SnapshotPurpose.LATE, ranks), SignalRanks(ranks, signal.SIGTERM)]

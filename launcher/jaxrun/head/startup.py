@@ -18,6 +18,8 @@ from jaxrun.protocol.agent_messages import AgentReport
 from jaxrun.protocol.worker_messages import CoordinatorReady, DeviceReport, Hello, Join, Run, StartCoordinator
 from jaxrun.text import format_ranks_on_hosts
 
+StartupEvent = AgentReport | Hello | CoordinatorReady | DeviceReport
+
 
 class Startup:
     """The start-up of one job."""
@@ -53,7 +55,7 @@ class Startup:
     def has_hello(self, rank: int) -> bool:
         return rank in self._hellos
 
-    def handle(self, event: AgentReport | Hello | CoordinatorReady | DeviceReport) -> list[Action]:
+    def handle(self, event: StartupEvent) -> list[Action]:
         """Raises NotUniformError or UnavailableError if this is not the job that was asked for."""
         match event:
             case AgentReport():
