@@ -33,9 +33,9 @@ from jaxrun.protocol.agent_messages import (
     WorkerExited,
     WorkerSpawned,
 )
-from jaxrun.protocol.auth import Challenge, ChallengeResponse, Rejected, Welcome
 from jaxrun.protocol.codec import MessageDecoder, encode, message_types
 from jaxrun.protocol.env import AgentEnv
+from jaxrun.protocol.session import digest
 from jaxrun.protocol.worker_messages import (
     CoordinatorReady,
     DeviceReport,
@@ -49,7 +49,7 @@ from jaxrun.protocol.worker_messages import (
 
 RANKS_PER_HOST = 8
 CORES_PER_HOST = 64
-_HEARD = message_types(auth.ToClient | HeadToAgent)
+_HEARD = message_types(HeadToAgent)
 _PIECE = 2**16
 _PATIENCE = 60.0  # seconds without a word from the head
 _COORDINATOR = "127.0.0.1:4711"
@@ -68,7 +68,7 @@ class Look:
 class Result:
     """What the crowd has seen. `at` has the moment of the last agent's step, in seconds after the first connection.
 
-    sent, received:  bytes, as the head counts them
+    sent, received:  bytes, as the head counts them, after the handshake
     """
 
     size: int
@@ -102,9 +102,8 @@ class Agent:
         self.rank = rank
         self.socket = socket.socket()
         self._crowd = crowd
-        self._codec: MessageDecoder[object] = MessageDecoder(_HEARD)
-        self._own_nonce = auth.new_nonce()
-        self._nonce = ""
+        self._handshake = auth.ClientHandshake(self.socket, crowd.env.token, rank)
+        self._codec: MessageDecoder[object] | None = None  # once the handshake is over
         self._ended = False
 
     def connect(self, address: addresses.Address) -> None:
@@ -113,6 +112,11 @@ class Agent:
         self.socket.connect_ex((address.ip, address.port))
 
     def hear(self) -> None:
+        if self._codec is None:
+            if self._handshake.advance():
+                assert self._handshake.session is not None
+                self._codec = MessageDecoder(_HEARD, tags=self._handshake.session.received)
+            return
         data = self.socket.recv(_PIECE)
         if not data:
             raise ConnectionError(f"the head has left rank {self.rank} without a word")
@@ -121,23 +125,19 @@ class Agent:
             self._on_message(message)
 
     def say(self, *messages: object) -> None:
-        frames = b"".join(map(encode, messages))
+        assert self._handshake.session is not None
+        tags, frames = self._handshake.session.sent, b""
+        for frame in map(encode, messages):
+            frames += frame + tags.next(digest(frame))
         self._crowd.result.received += len(frames)
         if self.socket.send(frames) < len(frames):
             raise BufferError(f"the head does not take what rank {self.rank} says")
 
     def _on_message(self, message: object) -> None:
         match message:
-            case Challenge():
-                self._nonce = message.nonce
-                self.say(ChallengeResponse(self.rank, self._own_nonce, self._proof("client")))
-            case Welcome():
-                assert auth.proofs_equal(message.proof, self._proof("server"))
             case JobInfo():
                 self.say(_report(self.rank, self._crowd.size, bool(message.run_dir)))
                 self._crowd.reached("welcome")
-            case Rejected():
-                raise PermissionError(message.reason)
             case StartWorker():
                 self.say(WorkerSpawned(self.rank, 1000 + self.rank), _hello(message))
                 self._crowd.reached("orders")
@@ -164,9 +164,6 @@ class Agent:
     def exit(self, status: int) -> None:
         self._ended = True
         self.say(WorkerExited(self.rank, status))
-
-    def _proof(self, role: str) -> str:
-        return auth.make_proof(self._crowd.env.token, role, self.rank, self._nonce, self._own_nonce)
 
     def _jax_proof(self) -> DeviceReport:
         size, now = self._crowd.size, time.time()

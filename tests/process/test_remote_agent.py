@@ -33,7 +33,6 @@ from jaxrun.protocol.agent_messages import (
     WorkerExited,
     WorkerSpawned,
 )
-from jaxrun.protocol.codec import encode
 from jaxrun.protocol.env import AgentEnv
 from jaxrun.protocol.snapshot_messages import SnapshotPurpose, SnapshotReply, SnapshotRequest
 from jaxrun.protocol.worker_messages import (
@@ -90,7 +89,7 @@ class ByHand:
 
     def _on_peer(self, peer):
         assert peer.rank == self.rank
-        self.line = Connection(peer.connection, AGENT_TO_HEAD)
+        self.line = Connection(peer.connection, AGENT_TO_HEAD, peer.session)
         self.line.send(self.job_info)
 
     def admit(self):
@@ -122,6 +121,7 @@ class ByHand:
             "log_dir": "",
             "show_output": True,
             "lockstep": "record",
+            "make_mesh": "jaxrun",
         }
         return StartWorker(**{**values, **changes})
 
@@ -136,7 +136,8 @@ class ByHand:
         return report
 
     def send(self, *messages):
-        self.line.send_frame(b"".join(map(encode, messages)))
+        for message in messages:
+            self.line.send(message)
 
     def expect(self, kind, seconds=5.0):
         """The next message of this kind; all are kept in `received`."""

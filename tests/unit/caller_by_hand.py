@@ -19,7 +19,7 @@ class Caller:
 
     def __init__(self, connection):
         self.connection = connection
-        self.reader, self.writer = GangMessageReader(connection), GangMessageWriter(connection)
+        self.reader, self.writer = GangMessageReader(connection, None), GangMessageWriter(connection, None)
 
     def send_message(self, message):
         self.writer.add(message)
@@ -77,7 +77,7 @@ def serving_calls(monkeypatch):
         thread = threading.Thread(target=call)
         thread.start()
         with theirs:
-            calls.serve(theirs)
+            calls.serve(theirs, None)
         thread.join()
         if isinstance(outcome[0], BaseException):
             raise outcome[0]

@@ -19,7 +19,7 @@ class Rank:
 
     def __init__(self, connection):
         self.connection = connection
-        self.reader, self.writer = GangMessageReader(connection), GangMessageWriter(connection)
+        self.reader, self.writer = GangMessageReader(connection, None), GangMessageWriter(connection, None)
 
     def send(self, kind, value=None, *, number=NUMBER, note=b""):
         self.send_message(pack(kind, number, value, share=True, note=note))
@@ -83,7 +83,7 @@ class FakeGang:
             ours, theirs = socket.socketpair()
             ours.setblocking(False)
             theirs.settimeout(20)
-            self.connections.add(rank, ours, GangMessageReader(ours))
+            self.connections.add(rank, ours, GangMessageReader(ours, None), None)
             self.ranks.append(Rank(theirs))
 
     def start_call(self, value="task"):

@@ -29,7 +29,7 @@ def ends(loop):
     with socket.create_server(("127.0.0.1", 0)) as listener:
         one = socket.create_connection(listener.getsockname())
         other, _ = listener.accept()
-    head, agent = Connection(one, AGENT_TO_HEAD), Connection(other, HEAD_TO_AGENT)
+    head, agent = Connection(one, AGENT_TO_HEAD, None), Connection(other, HEAD_TO_AGENT, None)
     loop.add_reader(head.fileno(), 0, lambda: None)
     yield head, agent
     head.close()

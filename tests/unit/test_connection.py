@@ -37,7 +37,7 @@ def pair():
 def ends():
     """The head's connection, and the agent's."""
     one, other = pair()
-    head, agent = Connection(one, AGENT_TO_HEAD), Connection(other, HEAD_TO_AGENT)
+    head, agent = Connection(one, AGENT_TO_HEAD, None), Connection(other, HEAD_TO_AGENT, None)
     yield head, agent
     head.close()
     agent.close()
@@ -47,7 +47,7 @@ def ends():
 def raw():
     """The head's connection, and the bare socket at its other end."""
     one, other = pair()
-    head = Connection(one, AGENT_TO_HEAD)
+    head = Connection(one, AGENT_TO_HEAD, None)
     other.settimeout(5)
     yield head, other
     head.close()
@@ -202,7 +202,7 @@ def test_invalid_bytes_are_a_protocol_error(raw, noise):
 
 def test_small_messages_go_at_once_and_the_kernel_monitors_the_peer():
     one, other = pair()
-    connection = Connection(one, AGENT_TO_HEAD)
+    connection = Connection(one, AGENT_TO_HEAD, None)
     try:
         assert one.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
         assert one.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE)
@@ -245,7 +245,7 @@ ERRORS = {
     ids=["receive", "send"],
 )
 def test_the_reason_of_a_lost_connection_is_recorded(error, reason, operation):
-    connection = Connection(Unreachable(error), AGENT_TO_HEAD)
+    connection = Connection(Unreachable(error), AGENT_TO_HEAD, None)
     operation(connection)
     assert connection.lost_reason == f"{reason} ({error.strerror})"
 

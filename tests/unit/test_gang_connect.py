@@ -58,7 +58,7 @@ def rank_3(monkeypatch):
 
 def connect(parent, **changes):
     environ = parent.ranks.environ | changes
-    return gang_connect.connect_to_parent(environ[GANG_ADDRESS], environ[GANG_TOKEN])
+    return gang_connect.connect_to_parent(environ[GANG_ADDRESS], environ[GANG_TOKEN]).connection
 
 
 def test_ranks_come_one_after_the_other(parent):

@@ -24,7 +24,7 @@ class OneWay:
     """One direction of a connection; as a parent uses it, it never blocks."""
 
     def __init__(self, ours, theirs):
-        self.outbox, self.inbox = GangMessageWriter(ours), GangMessageReader(theirs)
+        self.outbox, self.inbox = GangMessageWriter(ours, None), GangMessageReader(theirs, None)
 
     def transfer(self, *messages):
         """Sends all of them, and receives as many."""
@@ -103,18 +103,18 @@ def test_a_blocking_socket_waits_for_the_whole_message(share):
     ours, theirs = socket.socketpair()
     value = np.arange(HEAVY)
     with ours, theirs:
-        outbox = GangMessageWriter(ours)
+        outbox = GangMessageWriter(ours, None)
         outbox.add(pack(GangMessageKind.RESULT, 3, value, share=share))
         sender = threading.Thread(target=outbox.flush)
         sender.start()
-        received = GangMessageReader(theirs).receive().load()
+        received = GangMessageReader(theirs, None).receive().load()
         sender.join()
     assert np.array_equal(received, value)
 
 
 def test_a_message_may_arrive_byte_by_byte(pair):
     ours, theirs = pair
-    inbox = GangMessageReader(theirs)
+    inbox = GangMessageReader(theirs, None)
     *first, last = b"".join(pack(GangMessageKind.VALUE, 7, {"a": np.arange(9)}, share=False, note=b"note").to_frame())
     for byte in first:
         ours.send(bytes([byte]))
@@ -262,7 +262,7 @@ def test_the_end_of_the_stream_raises_eof_error(pair, sent):
     ours.send(b"".join(pack(GangMessageKind.VALUE, 1, "x" * 1000, share=False).to_frame())[:sent])
     ours.shutdown(socket.SHUT_WR)
     with pytest.raises(EOFError):
-        GangMessageReader(theirs).receive()
+        GangMessageReader(theirs, None).receive()
 
 
 def _head(magic=b"JXP1", kind=2, buffers=0):
@@ -284,7 +284,7 @@ def test_an_invalid_message_is_refused(pair, data):
     assert len(data) >= len(_head())
     ours.send(data)
     with pytest.raises(ProtocolError, match="no message of this version"):
-        GangMessageReader(theirs).receive()
+        GangMessageReader(theirs, None).receive()
 
 
 def test_a_message_may_be_empty(one_way):
@@ -303,7 +303,7 @@ def test_descriptors_that_were_lost_in_transit_are_reported(pair):
 
     ours, theirs = pair
     message = pack(GangMessageKind.VALUE, 1, [SharedBuffer(1), SharedBuffer(1)], share=True)
-    outbox, inbox = GangMessageWriter(ours), GangMessageReader(theirs)
+    outbox, inbox = GangMessageWriter(ours, None), GangMessageReader(theirs, None)
     outbox.add(message)
     outbox.flush()
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)

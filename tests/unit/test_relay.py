@@ -38,7 +38,7 @@ def connections():
     with socket.create_server(("127.0.0.1", 0)) as listener:
         one = socket.create_connection(listener.getsockname())
         other, _ = listener.accept()
-    agent, head = Connection(one, HEAD_TO_AGENT), Connection(other, AGENT_TO_HEAD)
+    agent, head = Connection(one, HEAD_TO_AGENT, None), Connection(other, AGENT_TO_HEAD, None)
     yield agent, head
     agent.close()
     head.close()

@@ -59,7 +59,7 @@ def run(
     try:
         with SignalPipe(_SIGNALS) as signals:
             subreaper.become_subreaper()
-            connection: Connection[HeadToAgent] = Connection(head.connection, HEAD_TO_AGENT)
+            connection: Connection[HeadToAgent] = Connection(head.connection, HEAD_TO_AGENT, head.session)
             order = _wait_for_order(rank, connection, signals, lambda info: _report(rank, size, head, info, environ))
             if isinstance(order, Shutdown):
                 return order.status

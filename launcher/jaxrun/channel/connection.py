@@ -11,6 +11,7 @@ from typing import Generic, TypeVar
 
 from jaxrun.protocol import agent_messages
 from jaxrun.protocol.codec import MessageDecoder, encode, message_types
+from jaxrun.protocol.session import Session, digest
 
 _RECEIVE_BYTES = 2**18
 # The kernel closes the connection when the other host's kernel has not answered for PEER_TIMEOUT_S.
@@ -27,13 +28,16 @@ HEAD_TO_AGENT = message_types(agent_messages.HeadToAgent)
 
 
 class Connection(Generic[M]):
-    """Sends any message; receives those of the types `received`."""
+    """Sends any message; receives those of the types `received`. `session` is what its handshake has agreed on."""
 
-    def __init__(self, connection: socket.socket, received: Mapping[str, type[M]]) -> None:
+    def __init__(self, connection: socket.socket, received: Mapping[str, type[M]], session: Session | None) -> None:
         connection.setblocking(False)
         enable_keepalive(connection)
         self._socket = connection
-        self._codec: MessageDecoder[M] = MessageDecoder(received)
+        self._tags = session.sent if session is not None else None
+        self._codec: MessageDecoder[M] = MessageDecoder(
+            received, tags=session.received if session is not None else None
+        )
         self._unsent = bytearray()
         self._pushed_back: list[M] = []
         self.lost_reason = ""  # why nothing more can come or go
@@ -54,6 +58,8 @@ class Connection(Generic[M]):
         """Send a message that is encoded already."""
         if not self.lost_reason:
             self._unsent += frame
+            if self._tags is not None:
+                self._unsent += self._tags.next(digest(frame))
             self.flush()
 
     def flush(self) -> None:

@@ -35,13 +35,16 @@ def list_interfaces() -> tuple[Interface, ...]:
 
 
 def select_interfaces(there: Iterable[Interface], wanted: str = "") -> tuple[Interface, ...]:
-    """Return the interfaces that `wanted` names, an interface, address or network; all if it is empty, likeliest first.
+    """Return the interfaces that `wanted` names, an interface, address or network; likeliest first.
 
-    Raises UsageError, with what there is, if it names none.
+    If it is empty, these are all but the loopback ones: on another host, somebody else may listen at such an address.
+    Where there are no others, no other host can be meant.
+
+    Raises UsageError, with what there is, if `wanted` names none.
     """
     known = sorted(there, key=_preference)
     if not wanted:
-        return tuple(known)
+        return tuple(interface for interface in known if not _is_loopback(interface)) or tuple(known)
     chosen = tuple(interface for interface in known if interface.name == wanted or _is_in_network(interface.ip, wanted))
     if not chosen:
         found = ", ".join(f"{interface.name} {interface.ip}" for interface in known)
@@ -69,6 +72,9 @@ def _is_link_local(ip: str) -> bool:
     return ipaddress.ip_address(ip.partition("%")[0]).is_link_local
 
 
+def _is_loopback(interface: Interface) -> bool:
+    return ipaddress.ip_address(interface.ip.partition("%")[0]).is_loopback
+
+
 def _preference(interface: Interface) -> tuple[bool, bool, bool]:
-    loopback = ipaddress.ip_address(interface.ip).is_loopback
-    return loopback, interface.name.startswith(_CONTAINER_INTERFACES), ":" in interface.ip
+    return _is_loopback(interface), interface.name.startswith(_CONTAINER_INTERFACES), ":" in interface.ip

@@ -19,6 +19,7 @@ from jaxrun.channel.interfaces import Interface
 from jaxrun.errors import ProtocolError, UnavailableError
 from jaxrun.protocol.addresses import Address, AnyAddress, UnixAddress
 from jaxrun.protocol.auth import ServerHandshake
+from jaxrun.protocol.session import Session
 
 _BACKLOG = 4096
 _HANDSHAKE_TIMEOUT_S = 10.0
@@ -31,6 +32,7 @@ class Peer:
 
     rank: int
     connection: socket.socket
+    session: Session | None
 
 
 class Listener:
@@ -102,7 +104,7 @@ class Listener:
         try:
             if handshake.advance():
                 self._remove(fd)
-                self._on_peer(Peer(handshake.rank, handshake.connection))
+                self._on_peer(Peer(handshake.rank, handshake.connection, handshake.session))
         except (OSError, ProtocolError) as error:
             self._drop(fd, str(error))
 

@@ -11,7 +11,7 @@ from typing import Any, NoReturn
 
 from jaxrun.channel.event_loop import EventLoop
 from jaxrun.channel.listener import Peer
-from jaxrun.errors import JaxrunError
+from jaxrun.errors import JaxrunError, ProtocolError
 from jaxrun.forkserver.launcher_pool import pool_for
 from jaxrun.gang.exceptions import GangStartError, WorkerDied
 from jaxrun.gang.launcher_process import LauncherProcess
@@ -143,7 +143,7 @@ class GangInstance:
         loop = EventLoop()
 
         def add_rank(peer: Peer) -> None:
-            reader = GangMessageReader(peer.connection)
+            reader = GangMessageReader(peer.connection, peer.session.received if peer.session is not None else None)
             loop.add_reader(peer.connection.fileno(), 0, lambda: receive_ready(peer, reader))
 
         def receive_ready(peer: Peer, reader: GangMessageReader) -> None:
@@ -152,13 +152,14 @@ class GangInstance:
                 about: dict[str, Any] = reader.receive().load()
             except BlockingIOError:
                 return
-            except (EOFError, OSError):
+            except (EOFError, OSError, ProtocolError):
                 loop.remove_reader(peer.connection.fileno())  # the launcher will say why
                 return
             loop.remove_reader(peer.connection.fileno())
             size = about.pop("size")
             workers[peer.rank] = GangWorker(**about)
-            self.connections.add(peer.rank, peer.connection, reader)
+            sent = peer.session.sent if peer.session is not None else None
+            self.connections.add(peer.rank, peer.connection, reader, sent)
 
         try:
             self._listener.listener.attach(loop, 0, add_rank)

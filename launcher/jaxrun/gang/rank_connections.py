@@ -12,6 +12,7 @@ from jaxrun.channel.event_loop import EventLoop
 from jaxrun.errors import ProtocolError
 from jaxrun.gang.launcher_process import LauncherProcess
 from jaxrun.protocol.gang_messages import GangMessage, GangMessageReader, GangMessageWriter
+from jaxrun.protocol.session import Tags
 
 Received = tuple[int, GangMessage | None]
 
@@ -32,6 +33,7 @@ class RankConnections:
         self._loop = EventLoop()
         self._connections: dict[int, _RankConnection] = {}
         self._received: list[Received] = []
+        self._has_tags = False
         self._launcher = launcher
         self._launcher_output = ""
         self._loop.add_reader(launcher.output_fd, 0, self._read_launcher)
@@ -41,18 +43,21 @@ class RankConnections:
         """The ranks that are connected."""
         return tuple(sorted(self._connections))
 
-    def add(self, rank: int, connection: socket.socket, reader: GangMessageReader) -> None:
-        added = _RankConnection(rank, connection, reader, GangMessageWriter(connection))
+    def add(self, rank: int, connection: socket.socket, reader: GangMessageReader, tags: Tags | None) -> None:
+        """Add a rank's connection; `tags` are for what is sent to it."""
+        added = _RankConnection(rank, connection, reader, GangMessageWriter(connection, tags))
+        self._has_tags = self._has_tags or tags is not None
         self._connections[rank] = added
         self._loop.add_reader(connection.fileno(), 0, lambda: self._read(added))
 
     def send(self, message: GangMessage, ranks: Iterable[int]) -> None:
         """Send it to those ranks that are connected; what does not fit leaves with later calls of `poll`."""
+        message_digest = message.digest() if self._has_tags else None
         with _sigint_blocked():
             for rank in ranks:
                 connection = self._connections.get(rank)
                 if connection is not None:
-                    connection.writer.add(message)
+                    connection.writer.add(message, message_digest)
                     self._flush(connection)
 
     def poll(self, timeout: float | None) -> list[Received]:

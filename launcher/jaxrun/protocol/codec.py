@@ -18,9 +18,12 @@ import struct
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import fields
-from typing import Any, Generic, TypeVar, get_args
+from typing import TYPE_CHECKING, Any, Generic, TypeVar, get_args
 
 from jaxrun.errors import ProtocolError
+
+if TYPE_CHECKING:
+    from .session import Tags  # whose imports a worker's start need not pay for
 
 FRAME_VERSION = 1
 MAX_FRAME_BYTES = 4 * 2**20
@@ -50,11 +53,18 @@ def encode(message: Any) -> bytes:
 
 
 class MessageDecoder(Generic[M]):
-    """Turns a stream of bytes, in pieces of any size, into messages of the given types, and of no others."""
+    """Turns a stream of bytes, in pieces of any size, into messages of the given types, and of no others.
 
-    def __init__(self, types: Mapping[str, type[M]], max_frame_bytes: int = MAX_FRAME_BYTES) -> None:
+    tags:  those that the frames must have behind them; None for frames without
+    """
+
+    def __init__(
+        self, types: Mapping[str, type[M]], max_frame_bytes: int = MAX_FRAME_BYTES, tags: Tags | None = None
+    ) -> None:
         self._types = types
         self._max_frame_bytes = max_frame_bytes
+        self._tags = tags
+        self._tag_bytes = tags.nbytes if tags is not None else 0
         self._buffer = bytearray()
 
     @property
@@ -69,10 +79,13 @@ class MessageDecoder(Generic[M]):
         messages = []
         while len(self._buffer) >= _LENGTH.size:
             end = _LENGTH.size + self._length()
-            if len(self._buffer) < end:
+            whole = end + self._tag_bytes
+            if len(self._buffer) < whole:
                 break
+            if self._tags is not None:
+                self._tags.verify(self._buffer[end:whole], self._buffer[:end])
             messages.append(_parse(bytes(self._buffer[_LENGTH.size : end]), self._types))
-            del self._buffer[:end]
+            del self._buffer[:whole]
         return messages
 
     def _length(self) -> int:

@@ -18,6 +18,7 @@ from jaxrun.errors import ProtocolError, UnavailableError
 
 from .addresses import AnyAddress, UnixAddress
 from .auth import ClientHandshake
+from .session import Session
 
 _STAGGER_S = 0.2  # until the next address is tried beside one that has not answered
 _ATTEMPT_TIMEOUT_S = 8.0  # until an address that does not answer is given up
@@ -40,6 +41,7 @@ class HeadConnection:
 
     job_id: str
     connection: socket.socket
+    session: Session | None
 
 
 class _Attempt:
@@ -51,6 +53,10 @@ class _Attempt:
         self.failure = ""
         self.connection = _start_connecting(address)
         self._handshake = ClientHandshake(self.connection, token, rank)
+
+    @property
+    def session(self) -> Session | None:
+        return self._handshake.session
 
     def advance(self) -> bool:
         """Go on as far as possible; return whether the server has proved itself. `failure` says why it never will."""
@@ -80,9 +86,9 @@ def connect(
     for number in itertools.count(1):
         head = find()
         until = min(deadline, time.monotonic() + min(_ATTEMPT_TIMEOUT_S, number * _FIRST_ROUND_S))
-        connection = _try_all(head, rank, until, failures) if head is not None else None
-        if head is not None and connection is not None:
-            return HeadConnection(head.job_id, connection)
+        found = _try_all(head, rank, until, failures) if head is not None else None
+        if head is not None and found is not None:
+            return HeadConnection(head.job_id, found.connection, found.session)
         if time.monotonic() + _ROUND_PAUSE_S > deadline:
             tried = "; ".join(f"{address} {why}" for address, why in failures.items()) or why_none
             raise UnavailableError(
@@ -92,7 +98,7 @@ def connect(
     raise AssertionError("not reached")
 
 
-def _try_all(head: HeadAddress, rank: int, deadline: float, failures: dict[str, str]) -> socket.socket | None:
+def _try_all(head: HeadAddress, rank: int, deadline: float, failures: dict[str, str]) -> _Attempt | None:
     """Try each address once, the next one while the one before it has not answered."""
     waiting = list(head.addresses)
     attempts: list[_Attempt] = []
@@ -109,7 +115,7 @@ def _try_all(head: HeadAddress, rank: int, deadline: float, failures: dict[str, 
             winner = _wait(attempts, min(_STAGGER_S, deadline - now), failures)
             if winner is not None:
                 attempts.remove(winner)
-                return winner.connection
+                return winner
         return None
     finally:
         for attempt in attempts:

@@ -30,6 +30,7 @@ from typing import Any
 from jaxrun.errors import ProtocolError
 
 from .payload import MAX_DESCRIPTORS, OwnedDescriptor, Payload, Reduce, dump
+from .session import Tags, digest
 
 _MAGIC = b"JXP1"
 _HEADER = struct.Struct("<4sBBxxIIQIxxxx")
@@ -75,6 +76,9 @@ class GangMessage:
         """Return the same with copies of the arrays' memory, which may change before the message has been sent."""
         return replace(self, payload=self.payload.copy_buffers())
 
+    def digest(self) -> bytes:
+        return digest(*self.to_frame())
+
     def to_frame(self) -> list[bytes | bytearray | memoryview]:
         """Return its bytes, in pieces."""
         payload = self.payload
@@ -93,10 +97,14 @@ def pack(
 
 
 class GangMessageReader:
-    """Reads messages from a socket as they arrive; blocks or not, as the socket does."""
+    """Reads messages from a socket as they arrive; blocks or not, as the socket does.
 
-    def __init__(self, connection: socket.socket) -> None:
+    tags:  those that the messages must have behind them, verified before anything is unpickled; None for none
+    """
+
+    def __init__(self, connection: socket.socket, tags: Tags | None) -> None:
         self._socket = connection
+        self._tags = tags
         self._descriptors: list[OwnedDescriptor] = []
         self._parser = self._parse()
         self._missing = next(self._parser)
@@ -149,6 +157,10 @@ class GangMessageReader:
         for piece in (body, *buffers):
             if piece:
                 yield memoryview(piece)
+        if self._tags is not None:
+            tag = bytearray(self._tags.nbytes)
+            yield memoryview(tag)
+            self._tags.verify(tag, header, rest, body, *buffers)
         descriptors = tuple(self._descriptors[: flags >> 1])
         del self._descriptors[: flags >> 1]
         payload = Payload(body, tuple(map(memoryview, buffers)), descriptors, bool(flags & _SHARED))
@@ -157,15 +169,19 @@ class GangMessageReader:
 
 
 class GangMessageWriter:
-    """Writes messages to a socket, in order; keeps what does not fit yet."""
+    """Writes messages to a socket, in order; keeps what does not fit yet. `tags` go behind the messages."""
 
-    def __init__(self, connection: socket.socket) -> None:
+    def __init__(self, connection: socket.socket, tags: Tags | None) -> None:
         self._socket = connection
+        self._tags = tags
         self._pieces: list[memoryview] = []
         self._descriptors: dict[int, tuple[OwnedDescriptor, ...]] = {}  # by id of the piece that they go with
 
-    def add(self, message: GangMessage) -> None:
+    def add(self, message: GangMessage, message_digest: bytes | None = None) -> None:
+        """Add a message; `message_digest` saves computing `message.digest()` for each of many receivers."""
         pieces = [memoryview(piece).cast("B") for piece in message.to_frame() if len(piece)]
+        if self._tags is not None:
+            pieces.append(memoryview(self._tags.next(message_digest or message.digest())))
         if message.payload.descriptors:
             self._descriptors[id(pieces[0])] = message.payload.descriptors
         self._pieces += pieces

@@ -162,7 +162,7 @@ class AgentServer:
     # ---- agents connect
 
     def _add_agent(self, peer: Peer) -> None:
-        connection: AgentConnection = AgentConnection(peer.connection, AGENT_TO_HEAD)
+        connection: AgentConnection = AgentConnection(peer.connection, AGENT_TO_HEAD, peer.session)
         connection.send(self._job_info)
         self._connections.add(peer.rank, connection)
         self._loop.add_reader(connection.fileno(), _AGENTS, partial(self._on_readable, peer.rank, connection))

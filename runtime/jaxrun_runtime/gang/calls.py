@@ -16,9 +16,11 @@ import threading
 from typing import Any
 
 import jaxrun_runtime
+from jaxrun.errors import ProtocolError
 from jaxrun.protocol import exceptions
 from jaxrun.protocol.gang_messages import GangMessage, GangMessageKind, GangMessageReader, GangMessageWriter, pack
 from jaxrun.protocol.payload import Payload
+from jaxrun.protocol.session import Session
 from jaxrun_runtime import failure_report
 from jaxrun_runtime.gang import array_pickling, notebook_cells
 from jaxrun_runtime.gang.interrupts import CallInterrupts
@@ -33,13 +35,13 @@ class CallEnded(Exception):
 class CallerConnection:
     """This rank's connection to the Python process that calls the gang."""
 
-    def __init__(self, connection: socket.socket) -> None:
+    def __init__(self, connection: socket.socket, session: Session | None) -> None:
         self.rank: int = jaxrun_runtime.rank
         self.size: int = jaxrun_runtime.size
         self.shares_memory = connection.family == socket.AF_UNIX
         self._connection = connection
-        self._reader = GangMessageReader(connection)
-        self._writer = GangMessageWriter(connection)
+        self._reader = GangMessageReader(connection, session.received if session is not None else None)
+        self._writer = GangMessageWriter(connection, session.sent if session is not None else None)
         self._send_lock = threading.Lock()
         self._interrupts = CallInterrupts()
         self._call_number = 0
@@ -154,7 +156,7 @@ class CallerConnection:
         with self._interrupts.deferred():
             try:
                 self._received = self._received or self._reader.receive()
-            except (EOFError, OSError) as error:
+            except (EOFError, OSError, ProtocolError) as error:
                 self._shut_down = True
                 raise CallEnded from error
         message, self._received = self._received, None  # an interrupt before this leaves it for the next `_receive`
@@ -177,8 +179,11 @@ def current_call() -> CallerConnection:
     return _current
 
 
-def serve(connection: socket.socket) -> None:
-    """Run the calls that come by `connection`, until the caller shuts the gang down or is gone."""
+def serve(connection: socket.socket, session: Session | None) -> None:
+    """Run the calls that come by `connection`, until the caller shuts the gang down or is gone.
+
+    session:  what the handshake has agreed on; None on a Unix socket
+    """
     global _current
-    _current = CallerConnection(connection)
+    _current = CallerConnection(connection, session)
     _current.serve()

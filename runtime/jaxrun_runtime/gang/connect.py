@@ -6,13 +6,12 @@ JAXRUN_GANG holds the parent's addresses, JAXRUN_GANG_TOKEN the token that both 
 from __future__ import annotations
 
 import os
-import socket
 import sys
 
 import jaxrun_runtime
 from jaxrun.errors import ProtocolError, UnavailableError, UsageError
 from jaxrun.protocol.addresses import parse_any_addresses
-from jaxrun.protocol.connect import HeadAddress, connect
+from jaxrun.protocol.connect import HeadAddress, HeadConnection, connect
 from jaxrun.protocol.names import GANG_ADDRESS, GANG_TOKEN
 
 _CONNECT_TIMEOUT_S = 10.0
@@ -22,13 +21,13 @@ def main() -> None:
     from jaxrun_runtime.gang import calls
 
     try:
-        connection = connect_to_parent(os.environ.pop(GANG_ADDRESS, ""), os.environ.pop(GANG_TOKEN, ""))
+        parent = connect_to_parent(os.environ.pop(GANG_ADDRESS, ""), os.environ.pop(GANG_TOKEN, ""))
     except (ProtocolError, UnavailableError) as error:
         sys.exit(f"this rank cannot reach the Python process that its gang belongs to: {error}")
-    calls.serve(connection)
+    calls.serve(parent.connection, parent.session)
 
 
-def connect_to_parent(addresses: str, token: str) -> socket.socket:
+def connect_to_parent(addresses: str, token: str) -> HeadConnection:
     """Return a blocking, authenticated connection. Raises ProtocolError or UnavailableError."""
     try:
         parent = HeadAddress("", token, parse_any_addresses(addresses))
@@ -37,7 +36,7 @@ def connect_to_parent(addresses: str, token: str) -> socket.socket:
         raise ProtocolError(text) from None
     found = connect(lambda: parent, jaxrun_runtime.rank, _CONNECT_TIMEOUT_S, target="parent of its gang")
     found.connection.setblocking(True)
-    return found.connection
+    return found
 
 
 if __name__ == "__main__":

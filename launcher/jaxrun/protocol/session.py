@@ -1,0 +1,70 @@
+"""Authenticates what follows the handshake, so that nobody between two hosts can change what a job is told.
+
+Each message bears a tag that only the two ends of its connection can make: BLAKE2b, with a key of the connection and
+of the direction, over the number of the message and the digest of its bytes. A message can be neither changed, left
+out, repeated, put in another order, nor sent back to its sender; the contents are not encrypted.
+
+The keys come from the job's token and both nonces of the handshake. On a Unix socket there is nobody between the two
+ends, and messages bear no tags.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+from dataclasses import dataclass
+
+from jaxrun.errors import ProtocolError
+
+_TAG_BYTES = 16
+
+
+def digest(*pieces: bytes | bytearray | memoryview) -> bytes:
+    """Return the digest of a message, which may be computed once for all who receive the same bytes."""
+    total = hashlib.blake2b(digest_size=32)
+    for piece in pieces:
+        total.update(piece)
+    return total.digest()
+
+
+class Tags:
+    """The tags of the messages in one direction of a connection, in order; each end has its own with the same key.
+
+    nbytes:  of a tag
+    """
+
+    nbytes = _TAG_BYTES
+
+    def __init__(self, key: bytes) -> None:
+        self._key = key
+        self._count = 0
+
+    def next(self, message_digest: bytes) -> bytes:
+        """Return the tag of the next message."""
+        number = self._count.to_bytes(8)
+        self._count += 1
+        return hashlib.blake2b(number + message_digest, digest_size=_TAG_BYTES, key=self._key).digest()
+
+    def verify(self, tag: bytes | bytearray, *pieces: bytes | bytearray | memoryview) -> None:
+        """Raise ProtocolError if `tag` is not that of the next message, whose bytes are `pieces`."""
+        if not hmac.compare_digest(tag, self.next(digest(*pieces))):
+            raise ProtocolError("a message was changed, repeated or left out on its way, or comes from somebody else")
+
+
+@dataclass(frozen=True, slots=True)
+class Session:
+    """The tags of one end of a connection, by direction."""
+
+    sent: Tags
+    received: Tags
+
+
+def derive_session(token: str, rank: int, server_nonce: str, client_nonce: str, *, is_server: bool) -> Session:
+    """Return this end's session; both ends know all that goes into it, and nobody else knows `token`."""
+
+    def key(direction: str) -> bytes:
+        text = f"jaxrun messages {direction} {rank} {server_nonce} {client_nonce}"
+        return hmac.digest(token.encode(), text.encode(errors="surrogatepass"), "sha256")
+
+    to_server, to_client = Tags(key("to server")), Tags(key("to client"))
+    return Session(to_client, to_server) if is_server else Session(to_server, to_client)
