@@ -21,6 +21,7 @@ PROGRAMS = [
 # By mode, numbers of steps: a few always, and many for scripts/test --all. A thousand strict ones would take 70 s.
 STEPS = {"record": (100, 1000), "strict": (20, 150)}
 DEVICES = {"record": 1, "strict": 2}  # of each rank
+OF_VERSIONS = ("replicated_on_rank_0", "unnamed_axis")  # what JAX says of them has changed
 BY_FOUR = ("some_ranks_only", "local_on_rank_0")  # also over ranks whose groups are not all of them
 
 
@@ -34,6 +35,7 @@ def sized() -> list[Any]:
             marks=[
                 pytest.mark.processes(size, devices=DEVICES[mode], lockstep=mode),
                 *([] if number == min(STEPS[mode]) else [pytest.mark.extended]),
+                *([pytest.mark.jax_version] if program[1] in OF_VERSIONS else []),
             ],
         )
         for mode in STEPS

@@ -461,9 +461,9 @@ def test_injected_faults_are_named_however_the_job_ends(reason: str) -> None:
 def test_an_injected_fault_is_no_divergence() -> None:
     ahead = Divergence("0-3", 4, (CallGroup((0,), "jit(step)"), CallGroup((1, 2, 3), "jit(other)")))
     ends = [raised(1, 2.1, GLOO, error="JaxRuntimeError"), *stopped(0, 2, 3)]
-    assert decide(ends, "failed", divergence=ahead).outcome == "diverged"
+    assert decide(ends, "failed", divergences=(ahead,)).outcome == "diverged"
     ends[0] = replace(ends[0], injected_faults=dealt("cut"))
-    assert decide(ends, "failed", divergence=ahead).headline.startswith("rank 1 of 4 on h0 was cut off")
+    assert decide(ends, "failed", divergences=(ahead,)).headline.startswith("rank 1 of 4 on h0 was cut off")
 
 
 def test_the_parent_of_the_launcher_may_end_its_job() -> None:

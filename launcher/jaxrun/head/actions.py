@@ -94,7 +94,7 @@ class JobOutcome:
     stacks, kernel_waits, flights:   by rank, what the snapshot showed that led to the end
     fork_places:                     by rank, where its program had forked
     decided_at, run_at:              when the end was decided, and when the program was started
-    divergence:                      the first call in which the ranks were seen out of step
+    divergences:                     the calls in which the ranks were seen out of step, the first one first
     unheard:                         nobody in the job listens to the signal that ended it
     """
 
@@ -109,7 +109,7 @@ class JobOutcome:
     signum: int = 0
     decided_at: float | None = None
     run_at: float | None = None
-    divergence: Divergence | None = None
+    divergences: tuple[Divergence, ...] = ()
     unheard: bool = False
 
 

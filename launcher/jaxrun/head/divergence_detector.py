@@ -8,12 +8,13 @@ report, one rank of each group is asked for the details of its program, which it
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from jaxrun.head.actions import Action, PrintLine, Send, TakeSnapshot
 from jaxrun.head.call_matcher import CallMatcher, CallSlot
-from jaxrun.lockstep import compare, report
+from jaxrun.head.replicated_programs import ReplicatedPrograms
+from jaxrun.lockstep import compare, further, report
 from jaxrun.lockstep.compare import Candidate, Lag
 from jaxrun.lockstep.divergence import (
     CallGroup,
@@ -39,6 +40,7 @@ _READ_INTERVAL_GROWTH = 1.5
 _MAX_READ_INTERVAL_S = 30.0
 _DETAILS_TIMEOUT_S = 0.3  # for the details of the programs that a report names
 _FINISHED = "is finished"
+_MAX_REPORTS = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,17 +66,18 @@ class _PendingReport:
 class DivergenceDetector:
     """Times are seconds since the epoch.
 
-    divergence:  the first that was reported
-    flights:     what the flight recorders held when they were last read
+    divergences:  those that were reported, each kind once
+    flights:      what the flight recorders held when they were last read
     """
 
     def __init__(self, mode: str, hosts: Mapping[int, str]) -> None:
         """`hosts` may be filled in later."""
-        self.divergence: Divergence | None = None
+        self.divergences: list[Divergence] = []
         self.flights: dict[int, Flight] = {}
         self._hosts = hosts
         self._read_interval_s = None if mode == LOCKSTEP_OFF else _FIRST_READ_S
         self._matcher = CallMatcher()
+        self._replicated = ReplicatedPrograms()
         self._all_ranks_wait = False
         self._told: set[int] = set()
         self._is_concluding = False
@@ -96,7 +99,7 @@ class DivergenceDetector:
 
     def next_read_s(self) -> float | None:
         """Seconds until the flight recorders are to be read again, more each time; None for never."""
-        if self._read_interval_s is None or self.divergence is not None:
+        if self._read_interval_s is None or len(self.divergences) >= _MAX_REPORTS:
             return None
         interval = self._read_interval_s
         self._read_interval_s = min(interval * _READ_INTERVAL_GROWTH, _MAX_READ_INTERVAL_S)
@@ -111,6 +114,9 @@ class DivergenceDetector:
 
     def handle_call(self, call: Call, working: int, now: float) -> list[Action]:
         """`working`: the number of ranks whose program has not ended."""
+        if call.number == 0:
+            self._replicated.add(call)
+            return []
         actions = self._matcher.add(call, now)
         self._all_ranks_wait = len(self._matcher.waiting) >= working
         if call.waits_for_answer and self._all_ranks_wait:
@@ -130,7 +136,7 @@ class DivergenceDetector:
         if reply.purpose is SnapshotPurpose.HISTORY:
             return self._compare_histories(reply.flights, now)
         self.flights.update(reply.flights)
-        return self._find_candidates() if reply.purpose in (SnapshotPurpose.LOCKSTEP, SnapshotPurpose.KEEP) else []
+        return self._find_candidates(now) if reply.purpose in (SnapshotPurpose.LOCKSTEP, SnapshotPurpose.KEEP) else []
 
     def handle_details(self, reply: ProgramDetailsReply) -> list[Action]:
         key = (reply.rank, reply.program)
@@ -158,10 +164,11 @@ class DivergenceDetector:
         actions = self.handle_timeouts(now)
         if self.is_waiting:
             return actions
-        if self.divergence is not None or not self.is_enabled:
+        if not self.is_enabled:
             return []
-        actions = self._find_candidates()
-        lag = next(iter(compare.find_lags(self.flights)), None) if well and not actions else None
+        actions = self._find_candidates(now)
+        is_unexplained = well and not actions and not self.divergences
+        lag = next(iter(compare.find_lags(self.flights)), None) if is_unexplained else None
         return self._prepare_report(self._divergence_of_lag(lag), None, now) if lag is not None else actions
 
     def give_up_waiting(self) -> None:
@@ -174,10 +181,19 @@ class DivergenceDetector:
 
     # ---- candidates, histories, reports
 
-    def _find_candidates(self) -> list[Action]:
-        if self.divergence is not None or self.is_waiting:
+    def _find_candidates(self, now: float) -> list[Action]:
+        """Look for the first divergence in each group of ranks, or for further ones."""
+        if self.is_waiting or len(self.divergences) >= _MAX_REPORTS:
             return []
-        return self._ask(*(_HistoryQuestion(candidate) for candidate in compare.find_candidates(self.flights)))
+        known = {divergence.group for divergence in self.divergences if divergence.number}
+        candidates = [candidate for candidate in compare.find_candidates(self.flights) if candidate.group not in known]
+        latest = (further.find_latest_sets(self.flights, group) for group in sorted(known))
+        candidates += [candidate for candidate in latest if candidate is not None and len(candidate.rank_sets) > 1]
+        actions = self._ask(*(_HistoryQuestion(candidate) for candidate in candidates))
+        for calls in self._replicated.pop_mismatches(is_last=self._is_concluding):
+            divergence = divergence_of_calls(calls)
+            actions += self._prepare_report(divergence, None, now) if divergence is not None else []
+        return actions
 
     def _ask(self, *questions: _HistoryQuestion) -> list[Action]:
         """Ask for histories, for one question after the other."""
@@ -193,9 +209,20 @@ class DivergenceDetector:
         if not self._questions:
             return []
         question = self._questions.pop(0)
+        actions = []
+        for found in self._find_divergences(question, histories):
+            actions += self._prepare_report(found, question.slot, now)
+        return [*actions, *self._ask_next()]
+
+    def _find_divergences(self, question: _HistoryQuestion, histories: Mapping[int, Flight]) -> Sequence[Divergence]:
+        group = question.candidate.group
+        first = next(
+            (divergence for divergence in self.divergences if divergence.number and divergence.group == group), None
+        )
+        if first is not None:
+            return further.find_further_divergences(first, question.candidate, histories)
         found = compare.find_divergence(question.candidate, histories) or question.known
-        report_actions = self._prepare_report(found, question.slot, now) if found is not None else []
-        return [*report_actions, *self._ask_next()]
+        return [found] if found is not None else []
 
     def _handle_mismatch(self, slot: CallSlot, now: float) -> list[Action]:
         absent = sorted(slot.members - slot.calls.keys())
@@ -244,7 +271,8 @@ class DivergenceDetector:
         waiting = pending.slot.waiting if pending.slot is not None else ()
         self._told |= set(waiting)
         actions = self._matcher.resolve(pending.slot, text) if pending.slot is not None else []
-        is_first = self.divergence is None
-        self.divergence = self.divergence or divergence
+        is_new = divergence.kind not in {known.kind for known in self.divergences}
+        if is_new and len(self.divergences) < _MAX_REPORTS:
+            self.divergences.append(divergence)
         # Ranks that wait raise the text themselves, and at the end the verdict contains it.
-        return [*actions, PrintLine(text)] if is_first and not waiting and not self._is_concluding else actions
+        return [*actions, PrintLine(text)] if is_new and not waiting and not self._is_concluding else actions

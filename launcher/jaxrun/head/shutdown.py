@@ -157,7 +157,7 @@ class JobShutdown:
             self._attempt.outcome,
             workers=self._workers.outcomes(now),
             run_at=self._attempt.run_at,
-            divergence=self._divergence.divergence,
+            divergences=tuple(self._divergence.divergences),
             flights=self._attempt.outcome.flights or dict(self._divergence.flights),
         )
         ended_well = all(worker.finished or worker.status == 0 for worker in outcome.workers)

@@ -57,7 +57,9 @@ def find_candidates(flights: Flights) -> tuple[Candidate, ...]:
     """Return for each group whose ranks show different calls the lowest number at which they do."""
     complete = {rank: flight for rank, flight in flights.items() if flight.complete}
     lowest = _differing_chains(complete.values())
-    found = {group: Candidate(group, number, _by_chain(complete, group, number)) for group, number in lowest.items()}
+    found = {
+        group: Candidate(group, number, sets_by_chain(complete, group, number)) for group, number in lowest.items()
+    }
     for entered in _differing_entries(complete):
         known = found.get(entered.group)
         if known is None or entered.number < known.number:
@@ -72,7 +74,7 @@ def find_divergence(candidate: Candidate, histories: Flights) -> Divergence | No
     """
     group = candidate.group
     complete = {rank: flight for rank, flight in histories.items() if flight.complete}
-    calls = {rank: _by_number(flight, group) for rank, flight in complete.items()}
+    calls = {rank: calls_by_number(flight, group) for rank, flight in complete.items()}
     numbers = sorted({number for table in calls.values() for number in table})
     common: list[int] = []
     for number in numbers:
@@ -85,7 +87,7 @@ def find_divergence(candidate: Candidate, histories: Flights) -> Divergence | No
             continue
         found = partition_by_program({rank: (program.key, program.code) for rank, program in programs.items()})
         if len(found) > 1:
-            divergence = _divergence(candidate, number, found, complete, held)
+            divergence = make_divergence(candidate, number, found, complete, held)
             extra = _extra(number, divergence.call_groups, complete, calls)
             return replace(divergence, extra_call_ranks=extra, is_oldest_recorded=number == common[0] > 1)
     return _before(candidate, common[0], complete, calls) if common else None
@@ -122,7 +124,7 @@ def _differing_chains(flights: Iterable[Flight]) -> dict[str, int]:
     return lowest
 
 
-def _by_chain(flights: Flights, group: str, number: int) -> tuple[tuple[int, ...], ...]:
+def sets_by_chain(flights: Flights, group: str, number: int) -> tuple[tuple[int, ...], ...]:
     ranks: dict[int, list[int]] = defaultdict(list)
     for rank, flight in flights.items():
         chain = flight.marks.get(group, {}).get(number)
@@ -148,11 +150,11 @@ def _differing_entries(flights: Flights) -> list[Candidate]:
     return [Candidate(group, number, parts) for group, number, parts in found if len(parts) > 1]
 
 
-def _by_number(flight: Flight, group: str) -> dict[int, AnyCall]:
+def calls_by_number(flight: Flight, group: str) -> dict[int, AnyCall]:
     return {call.number: call for call in flight.known_calls if call.group == group}
 
 
-def _divergence(
+def make_divergence(
     candidate: Candidate,
     number: int,
     found: tuple[tuple[int, ...], ...],
@@ -217,7 +219,7 @@ def _before(
             chains[call.chain].append(rank)
     if len(chains) < 2 or number == 1:
         return None
-    return _divergence(candidate, number, sorted_rank_sets(chains.values()), histories, held, before=True)
+    return make_divergence(candidate, number, sorted_rank_sets(chains.values()), histories, held, before=True)
 
 
 def _entered(flight: Flight, group: str) -> bool:
@@ -227,7 +229,7 @@ def _entered(flight: Flight, group: str) -> bool:
 def _shown(number: int, group: str, flights: Iterable[Flight]) -> tuple[str, str]:
     """Return name and place of this call from the first flight that still has it; empty texts if none has."""
     for flight in flights:
-        call = _by_number(flight, group).get(number)
+        call = calls_by_number(flight, group).get(number)
         if call is not None:
             return flight.program(call).name, flight.place(call)
     return "", ""

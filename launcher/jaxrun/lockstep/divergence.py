@@ -69,6 +69,22 @@ class Divergence:
     extra_call_ranks: tuple[int, ...] = ()
     unread_ranks: tuple[int, ...] = ()
 
+    @property
+    def kind(self) -> frozenset[tuple[str, str]]:
+        """What was called where: equal for divergences that a loop brings about again and again."""
+        alone = set(self.extra_call_ranks)
+        groups = [group for group in self.call_groups if alone.intersection(group.ranks)] or self.call_groups
+        return frozenset((group.name or group.state, group.place) for group in groups)
+
+    def ranks_like(self, rank: int) -> tuple[int, ...]:
+        """The ranks that did what this one did."""
+        return next((group.ranks for group in self.call_groups if rank in group.ranks), ())
+
+    @property
+    def title(self) -> str:
+        """`cross-process call #12`."""
+        return f"cross-process call #{self.number}" if self.number else "a program of replicated values"
+
     def with_program_details(self, details: Mapping[int, ProgramDetails]) -> Divergence:
         """Return the same with what the recorders say of the programs, by `recorded_by`."""
         call_groups = (group.with_details(details.get(group.recorded_by)) for group in self.call_groups)

@@ -29,7 +29,7 @@ _BEFORE = "the processes were out of step before "
 def format_divergence(divergence: Divergence, hosts: Mapping[int, str]) -> str:
     """Write several lines: which ranks made which call, what differs, and what to do. `hosts` has every rank."""
     call_groups = divergence.call_groups
-    call = f"cross-process call #{divergence.number}{_of_group(divergence.group, hosts)}"
+    call = f"{divergence.title}{_of_group(divergence.group, hosts)}"
     oldest = ", the oldest that is still recorded"
     if divergence.is_earlier:
         lines = [f"{_BEFORE}{call}{oldest}"]
@@ -65,7 +65,7 @@ def format_headline(divergence: Divergence) -> str:
     joint = " at " if len(calls) > 1 else ", "
     shown = " and ".join(joint.join(filter(None, call)) for call in calls[:2])
     when = "before" if divergence.is_earlier else "at"
-    return f"the ranks were out of step {when} cross-process call #{divergence.number}{f' ({shown})' if shown else ''}"
+    return f"the ranks were out of step {when} {divergence.title}{f' ({shown})' if shown else ''}"
 
 
 def format_waiting(lag: Lag, states: Mapping[int, str], hosts: Mapping[int, str]) -> str:

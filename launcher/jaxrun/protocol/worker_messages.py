@@ -96,7 +96,8 @@ class Call:
     """A cross-process call is about to start: the first one of a program or, with --lockstep strict, any.
 
     group:             the ranks that take part, "0-3" or "0,2"
-    number:            of the call among those of this group, from 1
+    number:            of the call among those of this group, from 1; 0 for a program that exchanges nothing between
+                       the ranks, so that one may run it alone
     program:           its number in the rank's flight recorder
     key:               hash of what must be alike for the ranks to meet: name, shapes, dtypes, shardings, mesh
     code:              hash of the lowered program; empty where it is not known

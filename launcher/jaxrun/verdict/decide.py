@@ -72,16 +72,16 @@ def _add_divergence(verdict: Verdict, outcome: JobOutcome) -> Verdict:
     if any(worker.disruptive_fault for worker in culprits):
         return verdict
     broken = all(culpability(w) is Culpability.CONSEQUENCE or w.status == -signal.SIGABRT for w in culprits)
-    if outcome.divergence is None:
+    if not outcome.divergences:
         lags = _describe_lags(outcome, verdict.hosts) if broken else ()
         return replace(verdict, details=(*verdict.details, *lags))
-    text = lockstep.format_divergence(outcome.divergence, verdict.hosts)
-    if text in verdict.traceback:
+    texts = [lockstep.format_divergence(divergence, verdict.hosts) for divergence in outcome.divergences]
+    verdict = replace(verdict, divergence="\n".join(text for text in texts if text not in verdict.traceback))
+    if texts[0] in verdict.traceback:
         return verdict
-    verdict = replace(verdict, divergence=text)
     if outcome.reason is not EndReason.FAILED or not culprits or not broken:
         return verdict
-    headline = f"{lockstep.format_headline(outcome.divergence)}; {verdict.headline}"
+    headline = f"{lockstep.format_headline(outcome.divergences[0])}; {verdict.headline}"
     return replace(verdict, outcome="diverged", headline=headline, means="", advice="", link="")
 
 

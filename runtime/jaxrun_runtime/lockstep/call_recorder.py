@@ -111,7 +111,9 @@ class CallRecorder:
             except Exception as error:
                 self._give_up(error)
                 program = None
-        if program is None:
+        if program is None or not program.communicates:
+            if program is not None:
+                self._announce_alone(program, site)
             return original(executed, *args)
         if self._strict:
             with self._one_at_a_time:
@@ -141,18 +143,7 @@ class CallRecorder:
     def _announce(self, program: RecordedProgram, site: int) -> None:
         """Announce the call to the head, and in strict mode wait for its answer. Raises DivergenceError."""
         group, number = program.group.ranks, program.group.made + 1
-        call = Call(
-            rank=self._rank,
-            time=time.time(),
-            group=group,
-            number=number,
-            program=program.number,
-            key=program.key,
-            code=program.code,
-            name=program.name,
-            source_line=self._sites.place(site),
-            waits_for_answer=self._strict,
-        )
+        call = self._call(program, site, number, waits_for_answer=self._strict)
         if not self._strict:
             with contextlib.suppress(AgentDisconnected):
                 self._channel.send(call)
@@ -164,6 +155,25 @@ class CallRecorder:
         if isinstance(answer, CallMismatch):
             program.group.made = number  # so that a program that goes on has a new number for its next call
             raise DivergenceError(answer.reason)
+
+    def _announce_alone(self, program: RecordedProgram, site: int) -> None:
+        """Announce a program that exchanges nothing with other ranks, which may or may not run one like it."""
+        with contextlib.suppress(AgentDisconnected):
+            self._channel.send(self._call(program, site, 0, waits_for_answer=False))
+
+    def _call(self, program: RecordedProgram, site: int, number: int, *, waits_for_answer: bool) -> Call:
+        return Call(
+            rank=self._rank,
+            time=time.time(),
+            group=program.group.ranks,
+            number=number,
+            program=program.number,
+            key=program.key,
+            code=program.code,
+            name=program.name,
+            source_line=self._sites.place(site),
+            waits_for_answer=waits_for_answer,
+        )
 
     def _make_dispatched(self) -> Callable[[Any, Any], Any]:
         """Return the hook for calls that the C++ dispatch has made. Each call passes it: nothing is looked up twice."""

@@ -90,6 +90,11 @@ def trim_to_user_frames(error: BaseException) -> None:
         notes[:] = [note for note in notes if "JAX_TRACEBACK_FILTERING" not in str(note)]
 
 
+def is_internal_source(source: str) -> bool:
+    """Whether a function is JAX's or jaxrun's; `source` is "exp at /…/jax/_src/numpy/ufuncs.py:88"."""
+    return _is_internal(source.rpartition(" at ")[2].rpartition(":")[0])
+
+
 @lru_cache(maxsize=_MAX_SITES)
 def _is_internal(filename: str) -> bool:
     own = filename.startswith(_RUNTIME_DIR) and not filename.startswith(_PROGRAMS_DIR)

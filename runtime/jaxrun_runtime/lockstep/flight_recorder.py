@@ -37,16 +37,22 @@ class RankGroup:
 
 
 class RecordedProgram:
-    """A cross-process program that has been called; `word` is its hash, which goes into its group's chain."""
+    """A cross-process program that has been called; `word` is its hash, which goes into its group's chain.
 
-    __slots__ = ("code", "group", "key", "name", "number", "word")
+    One that does not `communicate` is described, but its calls are not recorded: a rank may make them alone.
+    """
 
-    def __init__(self, number: int, group: RankGroup, name: str, key: str, code: str) -> None:
+    __slots__ = ("code", "communicates", "group", "key", "name", "number", "word")
+
+    def __init__(
+        self, number: int, group: RankGroup, name: str, key: str, code: str, communicates: bool = True
+    ) -> None:
         self.number = number
         self.group = group
         self.name = name
         self.key = key
         self.code = code
+        self.communicates = communicates
         self.word = hash((int(key, 16), int(code or "0", 16)))
 
 
@@ -156,14 +162,14 @@ class FlightRecorder:
                 self._groups[ranks] = RankGroup(number, ranks)
             return self._groups[ranks]
 
-    def add_program(self, group: RankGroup, about: Mapping[str, Any]) -> RecordedProgram:
+    def add_program(self, group: RankGroup, about: Mapping[str, Any], *, communicates: bool = True) -> RecordedProgram:
         """Describe one more program; `about` has the fields of its line but number and group."""
         with self._writing:
             self._programs = number = self._programs + 1
-            self._all_known = self._all_known and bool(about["code"])
+            self._all_known = self._all_known and (bool(about["code"]) or not communicates)
             text = about["text"] if self._text_size < _TEXTS_LIMIT else ""
             self._write({"program": number, "group": group.tag >> _GROUP_SHIFT, **about, "text": text})
-            return RecordedProgram(number, group, about["name"], about["key"], about["code"])
+            return RecordedProgram(number, group, about["name"], about["key"], about["code"], communicates)
 
     def add_site(self, number: int, stack: list[str]) -> None:
         """Describe a call site; `stack` has "file:line function" for each frame, the innermost first."""

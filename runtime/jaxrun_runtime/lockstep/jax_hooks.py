@@ -21,6 +21,7 @@ uses are in jax_private.py.
 from __future__ import annotations
 
 import functools
+import re
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
@@ -44,6 +45,10 @@ _SEEN = {
 ELIDED = "dense_resource<__elided__>"
 # Element types of constants; to ask for the buffer of any other ends the process, in JAX 0.8.
 _BUFFERED = ("f16", "f32", "f64", "i8", "i16", "i32", "i64", "ui8", "ui16", "ui32", "ui64")
+# Operations of HLO, "ROOT %all-gather = f32[8]{0} all-gather(".
+_COLLECTIVE = re.compile(
+    r" (?:all-gather|all-reduce|all-to-all|ragged-all-to-all|reduce-scatter|collective-\w+|send|recv)(?:-start)?\("
+)
 
 
 # ---- probes
@@ -192,6 +197,20 @@ def ranks_of(executed: Any) -> set[int]:
         if found:
             return found
     return set()
+
+
+def communicates(executed: Any) -> bool:
+    """Return whether an ExecuteReplicated exchanges data between devices, as far as is known.
+
+    Only where all its arguments and results are replicated, which a step of training has not, is its program searched.
+    """
+    shardings = (*executed.in_handler.in_shardings, *executed.out_handler.out_shardings)
+    if not all(getattr(sharding, "is_fully_replicated", False) for sharding in shardings):
+        return True
+    try:
+        return any(_COLLECTIVE.search(module.to_string()) for module in executed.xla_executable.hlo_modules())
+    except Exception:
+        return True  # as of a plugin that does not show its programs
 
 
 def hook_fast_dispatch(mark: Callable[[Any], Any], made: Callable[[Any, Any], Any], *, refuse: bool) -> None:

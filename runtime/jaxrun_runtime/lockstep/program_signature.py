@@ -29,6 +29,8 @@ _MAX_DEVICE_IDS = 32
 _ADDRESSES = re.compile(
     r'(@(?:InspectSharding|CustomSPMDPartitioning)\(.*?backend_config = |backend_config = (?="\d{12}))"[^"]*"'
 )
+# jax.pmap without axis_name names its axis after an object in memory, in JAX 0.8 and 0.9.
+_UNNAMED_AXIS = re.compile(r"<axis 0x[0-9a-f]+>")
 _ORDINARY_MEMORY = (None, "device", "unpinned_host")
 
 
@@ -74,7 +76,7 @@ def lowered_program(module: Any, devices: Iterable[Any], texts: HloPacker) -> Lo
     """Describe a program by `module`, its StableHLO, and the `devices` of its mesh, in order."""
     devices = tuple(devices)
     ranks = tuple(sorted({device.process_index for device in devices}))
-    text = _ADDRESSES.sub(r'\1""', jax_hooks.module_text(module, _MAX_CONSTANT_ELEMENTS))
+    text = _without_addresses(jax_hooks.module_text(module, _MAX_CONSTANT_ELEMENTS))
     digest = hashlib.blake2b(text.encode(), digest_size=8)
     if jax_hooks.ELIDED in text:
         for content in jax_hooks.constant_bytes(module, _MAX_CONSTANT_ELEMENTS, _MAX_PRINTED_ELEMENTS):
@@ -111,6 +113,10 @@ def signature_fields(
     return ranks, fields
 
 
+def _without_addresses(text: str) -> str:
+    return _UNNAMED_AXIS.sub("<axis>", _ADDRESSES.sub(r'\1""', text))
+
+
 def _hash(value: object) -> str:
     return hashlib.blake2b(json.dumps(value).encode(), digest_size=8).hexdigest()
 
@@ -125,7 +131,7 @@ def _sharding(sharding: Any, known: dict[int, str]) -> str:
     if id(sharding) not in known:
         memory = getattr(sharding, "memory_kind", None)
         spec = getattr(sharding, "spec", None)
-        text = repr(sharding) if spec is None else _spec(spec)
+        text = _without_addresses(repr(sharding) if spec is None else _spec(spec))
         known[id(sharding)] = text if memory in _ORDINARY_MEMORY else f"{text}, {memory}"
     return known[id(sharding)]
 
@@ -144,7 +150,7 @@ def _meshes(shardings: Iterable[Any]) -> str:
     """Write the meshes as `data=4, model=2: `; empty if there is none."""
     meshes = (getattr(sharding, "mesh", None) for sharding in shardings)
     axes = (", ".join(f"{name}={size}" for name, size in mesh.shape.items()) for mesh in meshes if mesh is not None)
-    named = "; ".join(dict.fromkeys(text for text in axes if text))
+    named = "; ".join(dict.fromkeys(_without_addresses(text) for text in axes if text))
     return f"{named}: " if named else ""
 
 

@@ -14,6 +14,7 @@ from weakref import WeakKeyDictionary
 
 from jaxrun.text import format_ranges
 from jaxrun_runtime.lockstep import jax_hooks
+from jaxrun_runtime.lockstep.call_sites import is_internal_source
 from jaxrun_runtime.lockstep.flight_recorder import FlightRecorder, RecordedProgram
 
 if TYPE_CHECKING:
@@ -50,18 +51,25 @@ class ProgramTable:
         jax_hooks.on_loaded(compiled, lambda executed: self._records.__setitem__(executed, record))
 
     def find_or_add(self, executed: Any, args: Sequence[Any]) -> tuple[RecordedProgram | None, bool]:
-        """Return the program about to be dispatched, None if it belongs to one process, and whether it is new."""
+        """Return the program about to be dispatched, and whether it is new.
+
+        None for one whose calls do not matter to other ranks: it belongs to one process, or exchanges nothing and is
+        known already.
+        """
         with contextlib.suppress(KeyError):
             return self._programs[executed], False
         with self._adding:
             before = len(self._by_identity)
-            program = self._programs[executed] = self._describe(executed, args)
+            program = self._describe(executed, args)
+            is_new = len(self._by_identity) > before
+            recorded = program if program is not None and program.communicates else None
+            self._programs[executed] = recorded
             loaded = id(jax_hooks.loaded_executable(executed))
-            if program is None:
+            if recorded is None:
                 self._by_loaded_id.pop(loaded, None)
             else:
-                self._by_loaded_id[loaded] = program
-            return program, len(self._by_identity) > before
+                self._by_loaded_id[loaded] = recorded
+            return (program, True) if is_new else (recorded, False)
 
     def find_loaded(self, loaded: Any) -> RecordedProgram | None:
         """Return the program of a loaded executable, which Python has just dispatched, so that its id is its own."""
@@ -73,10 +81,13 @@ class ProgramTable:
             return None
         from jaxrun_runtime.lockstep import program_signature
 
+        communicates = jax_hooks.communicates(executed)
+        if not communicates and record is not None and is_internal_source(record[1].source):
+            return None  # such as jnp.exp
         ranks, fields = program_signature.signature_fields(executed, args, record)
         identity = (fields["key"], fields["code"], fields["source"])  # the same for a program that was compiled again
         if identity not in self._by_identity:
             group = self._recorder.add_group(format_ranges(ranks))
-            self._by_identity[identity] = self._recorder.add_program(group, fields)
+            self._by_identity[identity] = self._recorder.add_program(group, fields, communicates=communicates)
         self._records.pop(executed, None)
         return self._by_identity[identity]

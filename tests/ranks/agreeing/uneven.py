@@ -31,6 +31,32 @@ def local_on_rank_0(world: World) -> Step:
     return step
 
 
+def replicated_on_rank_0(world: World) -> Step:
+    """Rank 0 alone computes with what all ranks hold alike, which exchanges nothing."""
+    x = world.ones(world.rows, 8)
+    perplexity = jax.jit(lambda loss: jnp.exp(loss / 100))
+
+    def step(number: int) -> None:
+        loss = total(x)
+        if world.first and number % 3 == 0:
+            print(number, jnp.log(loss) + number, perplexity(loss))
+        total(loss * x)
+
+    return step
+
+
+def unnamed_axis(world: World) -> Step:
+    """A pmap without axis_name, whose axis some versions of JAX name after an object in memory."""
+    garbage = [object() for _ in range(world.rank)]
+    doubled = jax.pmap(lambda row: row * 2)
+    rows = np.ones((jax.local_device_count(), 4), np.float32)
+
+    def step(number: int) -> None:
+        assert float(doubled(rows).addressable_data(0)[0, 0]) == 2.0, garbage
+
+    return step
+
+
 def local_shapes(world: World) -> Step:
     """Functions and shapes of each rank's own, compiled at different times."""
     x = world.ones(world.rows, 8)
