@@ -29,7 +29,7 @@ time.sleep(60)
 def test_a_killed_rank_ends_the_job_as_if_it_had_died_by_itself(tmp_path: Path, rank: int) -> None:
     result = jaxrun(tmp_path, "-n", "3", "--chaos", f"kill:{rank}@300ms", MISBEHAVE)
     assert result.code == 137, result
-    assert result.err.splitlines()[0].endswith(f" · --chaos kill:{rank}@0.3s · run dir run")
+    assert result.err.splitlines()[0].endswith(f" · --chaos kill:{rank}@0.3s")
     assert f"jaxrun: rank {rank} is killed by SIGKILL (9), as --chaos asked\n" in result.err
     assert f"rank {rank} of 3 was killed by SIGKILL (9), as --chaos asked, 0.3" in str(result.verdict()["headline"])
     assert result.verdict()["culprits"] == [rank]

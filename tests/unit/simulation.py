@@ -53,6 +53,7 @@ class Simulation:
         self.killed = []  # (time, signal, ranks)
         self.sent = []  # (time, ranks, message)
         self.printed = []  # (time, text)
+        self.statuses_shown = []  # the same, of lines that are shown until the next
         self.injected = []  # (time, kind, ranks)
         self.outcome = None
         self.finished_at = None
@@ -213,6 +214,8 @@ class Simulation:
                 self.printed.append((self.now, f"{action.heading}{format_snapshot(action.snapshot)}"))
             case PrintStallNotice():
                 self.printed.append((self.now, format_stall_notice(action.snapshot, action.idle_s, None)))
+            case PrintLine(status=True):
+                self.statuses_shown.append((self.now, action.text))
             case PrintLine():
                 self.printed.append((self.now, action.text))
             case Finish():

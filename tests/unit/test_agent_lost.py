@@ -345,7 +345,7 @@ def test_agents_that_do_not_report_are_named_with_the_listen_address(simulate):
     assert job.outcome.reason == "unavailable"
     assert job.outcome.text.startswith("1 of 2 agents reported within 60 s; missing: rank 1")
     assert "It listens at eth0 10.0.0.9:40; --interface chooses another." in job.outcome.text
-    assert job.lines[0].startswith("starting agents: 1 of 2 ranks after 2 s, waiting for rank 1")
+    assert job.statuses_shown[0][1].startswith("starting agents: 1 of 2 ranks after 2 s, waiting for rank 1")
 
 
 def test_a_job_that_is_being_stopped_sends_no_join(remote_job):

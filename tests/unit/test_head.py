@@ -44,15 +44,15 @@ def test_the_head_wakes_for_nothing_in_a_run_without_limits(simulate):
     assert simulate(2).run().head.deadline() is None
 
 
-def test_a_slow_start_is_reported_after_2_s_and_then_every_10_s(simulate):
+def test_a_slow_start_is_reported_after_2_s_and_then_every_second_until_it_is_over(simulate):
     job = simulate(4, hosts={0: "h1", 1: "h1", 2: "h2", 3: "h2"}).spawn()
     job.handle(job.hello(0), job.hello(2)).wait(13)
     job.handle(job.hello(1), job.hello(3)).wait(10)
-    assert job.printed == [
-        (2.0, "starting: 2 of 4 ranks after 2 s, waiting for ranks 1, 3 (h1, h2)"),
-        (12.0, "starting: 2 of 4 ranks after 12 s, waiting for ranks 1, 3 (h1, h2)"),
-        (22.0, "joining: 0 of 4 ranks after 22 s, waiting for ranks 0-3 (h1, h2)"),
-    ]
+    assert [at for at, _ in job.statuses_shown] == [float(second) for second in range(2, 24)]
+    assert job.statuses_shown[0][1] == "starting: 2 of 4 ranks after 2 s, waiting for ranks 1, 3 (h1, h2)"
+    assert job.statuses_shown[-1][1] == "joining: 0 of 4 ranks after 23 s, waiting for ranks 0-3 (h1, h2)"
+    job.handle(CoordinatorReady(0, "h1:4711"), *(job.device_report(rank) for rank in range(4)))
+    assert job.wait(10).statuses_shown[22:] == [(23.0, "")] and job.printed == []
 
 
 def test_a_rank_that_never_starts_is_named_with_its_host(simulate):

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import fcntl
 import os
+import pty
+import struct
 import subprocess
 import sys
+import termios
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -221,6 +224,37 @@ def test_a_line_without_end_is_shown_in_parts() -> None:
     assert len(os.read(captured.terminal.out_read, 2**17)) == len("[0] ") + MAX_PARTIAL_BYTES + 1
     captured.output.write(0, "out", b"z\n")
     assert captured.finish() == b"z\n"
+
+
+def test_a_status_is_replaced_by_the_next_line_on_a_terminal() -> None:
+    ours, theirs = pty.openpty()
+    fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 40, 0, 0))
+    output = Output(2, log_dir=None, stdout_fd=theirs, stderr_fd=theirs)
+    for number in (2, 3):
+        output.print_line(f"jaxrun: {number} s, {'x' * 50}", status=True)
+    output.write(1, "out", b"hi\n")
+    output.print_line("", status=True)
+    output.print_line("jaxrun: joining", status=True)
+    output.print_line("", status=True)
+    output.print_line(f"jaxrun: {'word ' * 10}", dim=True)
+    assert output.close()
+    shown = os.read(ours, 10_000).replace(b"\r\n", b"\n")
+    os.close(ours)
+    os.close(theirs)
+    erase, rest = b"\r\x1b[K", b"x" * 26
+    words = b"jaxrun: word word word word word word\nword word word word\n"
+    assert shown.replace(b" \n", b"\n") == b"".join(
+        [b"jaxrun: 2 s, ", rest, erase, b"jaxrun: 3 s, ", rest, erase, b"[1] hi\njaxrun: joining", erase, words]
+    )
+
+
+def test_elsewhere_a_status_is_printed_now_and_then() -> None:
+    captured = CapturedOutput()
+    for second in range(25):
+        captured.output.print_line(f"jaxrun: {second} s", status=True)
+        captured.wait(1)
+    captured.output.print_line("", status=True)
+    assert captured.finish() == b"jaxrun: 0 s\njaxrun: 10 s\njaxrun: 20 s\n"
 
 
 def test_tail_is_the_last_whole_lines_of_stderr() -> None:

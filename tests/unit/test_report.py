@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -10,6 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from jaxrun.terminal import Terminal
 from jaxrun.verdict import report
 from jaxrun.verdict import verdict as verdict_file
 from jaxrun.verdict.verdict import Verdict
@@ -43,7 +45,8 @@ def test_a_failure_report_fits_one_screen_with_cause_place_and_advice() -> None:
         "",
         "rank 2 of 8 raised ValueError 41.3 s into the run.",
         "7 others were stopped 0.03 s later; none of them had a fault of its own.",
-        f"logs: {RUN_DIR}/rank-0002.err · again: jaxrun explain {RUN_DIR}",
+        f"logs: {RUN_DIR}/rank-0002.err",
+        f"again: jaxrun explain {RUN_DIR}",
         "exit 1",
     ]
 
@@ -78,6 +81,41 @@ def test_without_a_run_directory_no_file_is_named() -> None:
         "7 others were stopped 0.03 s later; none of them had a fault of its own.",
         "exit 1",
     ]
+
+
+def test_on_a_terminal_the_headline_is_red_and_the_context_dim_and_prose_has_its_width() -> None:
+    text = report.format_report(EXPLAINED, RUN_DIR, Terminal(60, colour=True))
+    assert text.splitlines()[:4] == report.format_report(FAILED, None).splitlines()[:4]
+    assert f"\x1b[1;31m{FAILED.headline}\x1b[0m\n" in text
+    assert f"\n\x1b[2mlogs: {RUN_DIR}/rank-0002.err\x1b[0m\n" in text and text.endswith("\x1b[2mexit 1\x1b[0m")
+    plain = re.sub(r"\x1b\[[\d;]*m", "", text)
+    assert max(len(line) for line in plain.splitlines() if "://" not in line) <= 60
+    assert " ".join(plain.split()) == " ".join(report.format_report(EXPLAINED, RUN_DIR).split())
+
+
+def test_of_a_very_long_message_the_middle_is_left_out_and_the_log_named() -> None:
+    message = "ValueError: first " + "x" * 50_000 + " last"
+    text = report.format_report(replace(FAILED, traceback=message), RUN_DIR)
+    assert len(text) < 9_000 and "ValueError: first xx" in text and "xx last\n" in text
+    assert f"\n… 42,023 characters left out, which {RUN_DIR}/rank-0002.err holds …\n" in text
+    assert "characters left out …" in report.format_report(replace(FAILED, traceback=message), None)
+
+
+DIVERGED = "the processes disagree at cross-process call #12\n  ranks 0-2:  jit(step)\n  rank 3:     jit(loss)"
+
+
+@pytest.mark.parametrize("outcome", ["ok", "failed", "diverged"])
+def test_a_divergence_that_the_screen_has_shown_is_not_shown_again(outcome: str) -> None:
+    headline = "the ranks were out of step at cross-process call #12; 4 of 4 ranks were aborted."
+    verdict = replace(FAILED, outcome=outcome, divergence=DIVERGED, headline=headline)
+    assert DIVERGED in report.format_report(verdict, RUN_DIR)
+    again = report.format_report(verdict, RUN_DIR, shown_divergences=[DIVERGED])
+    assert DIVERGED not in again and ("not in step (above)" in again or headline in again)
+    second = "the processes disagree at cross-process call #20"
+    both = report.format_report(
+        replace(verdict, divergence=f"{DIVERGED}\n{second}"), None, shown_divergences=[DIVERGED]
+    )
+    assert DIVERGED not in both and f"\n{second}\n" in f"{both}\n"
 
 
 def test_a_failure_without_a_traceback_is_one_paragraph() -> None:
@@ -116,7 +154,7 @@ def test_a_success_is_one_line() -> None:
     ],
 )
 def test_victims_take_one_line(victims: dict[int, str], line: str) -> None:
-    assert last_lines(replace(FAILED, victims=victims), 3)[0] == line
+    assert last_lines(replace(FAILED, victims=victims), 4)[0] == line
 
 
 @given(

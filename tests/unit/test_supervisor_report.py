@@ -10,6 +10,7 @@ from jaxrun.job.devices import Machine
 from jaxrun.job.job import Job
 from jaxrun.rundir.rundir import RunDir
 from jaxrun.supervisor.report import open_output, report_verdict
+from jaxrun.terminal import Terminal
 
 
 class StuckOutput:
@@ -19,7 +20,9 @@ class StuckOutput:
         self.lines = []
         self._left = closes
 
-    def print_line(self, text):
+    terminal = Terminal()
+
+    def print_text(self, text):
         self.lines.append(text)
 
     def close(self, timeout):

@@ -146,7 +146,7 @@ class Agent:
             case TakeSnapshot():
                 self._report_all(self._snapshots.request(action))
             case PrintLine():
-                self._output.print_line(f"jaxrun: {action.text}")
+                self._output.print_line(f"jaxrun: {action.text}" if action.text else "", status=action.status)
             case Finish() | Shutdown():
                 self._last = action
 

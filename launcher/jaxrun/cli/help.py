@@ -7,6 +7,8 @@ from typing import Any
 
 import click
 
+from jaxrun.terminal import PROSE_WIDTH
+
 _USAGE = """\
 Usage: jaxrun [OPTIONS] PROGRAM [ARGS]...
        mpirun|srun ... jaxrun attach [OPTIONS] PROGRAM [ARGS]...
@@ -47,7 +49,6 @@ Exit status:
   124    the job, or its start, took longer than its timeout
   128+n  a process died of signal n: 137 SIGKILL, 139 SIGSEGV; jaxrun: 130 Ctrl-C, 143 SIGTERM
 """
-_WIDTH = 100
 _NAMES_WIDTH = 32
 
 
@@ -109,7 +110,7 @@ def _options(command: click.Command) -> list[Option]:
 
 
 def _section(ctx: click.Context, title: str, options: list[Option]) -> str:
-    formatter = click.HelpFormatter(width=_WIDTH)
+    formatter = click.HelpFormatter(width=PROSE_WIDTH)
     with formatter.section(title):
         records = [record for option in options if (record := option.get_help_record(ctx))]
         formatter.write_dl(records, col_max=_NAMES_WIDTH)

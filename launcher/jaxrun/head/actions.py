@@ -43,9 +43,10 @@ class TakeSnapshot:
 
 @dataclass(frozen=True, slots=True)
 class PrintLine:
-    """Print a line of jaxrun's own."""
+    """Print a line of jaxrun's own; `status`: only until the next line, and none at all if the text is empty."""
 
     text: str
+    status: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,6 +97,7 @@ class JobOutcome:
     decided_at, run_at:              when the end was decided, and when the program was started
     divergences:                     the calls in which the ranks were seen out of step, the first one first
     unheard:                         nobody in the job listens to the signal that ended it
+    shown_divergences:               those of them that have been printed already
     """
 
     reason: EndReason
@@ -111,6 +113,7 @@ class JobOutcome:
     run_at: float | None = None
     divergences: tuple[Divergence, ...] = ()
     unheard: bool = False
+    shown_divergences: tuple[Divergence, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -67,12 +67,14 @@ class DivergenceDetector:
     """Times are seconds since the epoch.
 
     divergences:  those that were reported, each kind once
+    shown:        those of them that were printed when they were found
     flights:      what the flight recorders held when they were last read
     """
 
     def __init__(self, mode: str, hosts: Mapping[int, str]) -> None:
         """`hosts` may be filled in later."""
         self.divergences: list[Divergence] = []
+        self.shown: list[Divergence] = []
         self.flights: dict[int, Flight] = {}
         self._hosts = hosts
         self._read_interval_s = None if mode == LOCKSTEP_OFF else _FIRST_READ_S
@@ -275,4 +277,7 @@ class DivergenceDetector:
         if is_new and len(self.divergences) < _MAX_REPORTS:
             self.divergences.append(divergence)
         # Ranks that wait raise the text themselves, and at the end the verdict contains it.
-        return [*actions, PrintLine(text)] if is_new and not waiting and not self._is_concluding else actions
+        if not is_new or waiting or self._is_concluding:
+            return actions
+        self.shown.append(divergence)
+        return [*actions, PrintLine(text)]

@@ -58,7 +58,7 @@ from jaxrun.protocol.worker_messages import (
 )
 
 FIRST_PROGRESS_S = 2.0  # after the start, until the ranks that the start-up waits for are printed
-PROGRESS_INTERVAL_S = 10.0  # until they are printed again
+PROGRESS_INTERVAL_S = 1.0  # until they are printed again, where that replaces the line
 
 
 class Head:
@@ -192,6 +192,7 @@ class Head:
             self._attempt.phase = JobPhase.RUNNING
             self._attempt.run_at = now
             self._attempt.timeouts.cancel(Timeout.STARTUP, Timeout.PROGRESS)
+            actions.append(PrintLine("", status=True))
             self._snapshots.start_checks(self._startup.platform, now)
             self._faults.start(now)
         return actions
@@ -235,7 +236,7 @@ class Head:
                 return self._abort(EndReason.UNAVAILABLE, text, now)
             case Timeout.PROGRESS:
                 self._attempt.timeouts.start(timeout, now + PROGRESS_INTERVAL_S)
-                return [PrintLine(self._startup.describe_progress(now - self._started_at))]
+                return [PrintLine(self._startup.describe_progress(now - self._started_at), status=True)]
             case Timeout.SETTLE | Timeout.ROOT_CAUSE:
                 return self._shutdown.settle(now)
             case Timeout.GRACE if self.phase is not JobPhase.TERMINATING:

@@ -158,6 +158,7 @@ class JobShutdown:
             workers=self._workers.outcomes(now),
             run_at=self._attempt.run_at,
             divergences=tuple(self._divergence.divergences),
+            shown_divergences=tuple(self._divergence.shown),
             flights=self._attempt.outcome.flights or dict(self._divergence.flights),
         )
         ended_well = all(worker.finished or worker.status == 0 for worker in outcome.workers)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import textwrap
 from collections.abc import Collection, Iterable, Iterator, Mapping
 
 from jaxrun.lockstep import differences
@@ -11,9 +10,9 @@ from jaxrun.lockstep.compare import Lag
 from jaxrun.lockstep.differences import Difference, DifferenceKind
 from jaxrun.lockstep.divergence import CallGroup, Divergence
 from jaxrun.protocol.flight import parse_group
+from jaxrun.terminal import PROSE_WIDTH, wrap_prose
 from jaxrun.text import format_ranges, format_ranks, format_ranks_on_hosts, plural
 
-_WIDTH = 100
 _MAX_RANKS_CHARS = 40  # characters of a list of ranks
 _MAX_CALL_GROUPS = 6
 _DIFFERENCES = 4
@@ -150,7 +149,7 @@ def _valued(difference: Difference, hosts: Mapping[int, str]) -> Iterator[str]:
     left = len(values) - _VALUES
     shown = [*values[:_VALUES], *([plural(left, "other value")] if left > 0 else [])]
     line = f"  {difference.subject} {', '.join(shown[:-1])} and {shown[-1]}"
-    if len(line) <= _WIDTH:
+    if len(line) <= PROSE_WIDTH:
         yield line
         return
     yield f"  {difference.subject.removesuffix(':')}"
@@ -184,7 +183,7 @@ def _crossed(call_groups: Collection[CallGroup]) -> bool:
 
 
 def _fill(sentence: str) -> list[str]:
-    return textwrap.wrap(sentence, _WIDTH, break_long_words=False, break_on_hyphens=False)
+    return wrap_prose(sentence).split("\n")
 
 
 def _line(place: str) -> str:

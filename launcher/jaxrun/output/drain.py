@@ -50,8 +50,8 @@ class OutputSink(Protocol):
     def flush_due(self) -> float | None:
         """Deliver what has waited long enough; returns the seconds until the next call, None if nothing waits."""
 
-    def print_line(self, text: str) -> None:
-        """Print jaxrun's own words."""
+    def print_line(self, text: str, *, status: bool = False) -> None:
+        """Print jaxrun's own words; `status`: only until the next line, where that is possible."""
 
 
 def drain_ready(ready: Iterable[Pipe], output: OutputSink, *, rest: Callable[[float], None] = time.sleep) -> list[Pipe]:

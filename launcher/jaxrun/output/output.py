@@ -13,11 +13,13 @@ from pathlib import Path
 
 from jaxrun.output.rank_logs import STREAMS, RankLogs
 from jaxrun.output.screen import RankStream, Screen, rank_prefix
+from jaxrun.terminal import Terminal, terminal_width
 
 PARTIAL_LINE_DELAY_S = 0.3  # until an unfinished line, such as a prompt, is shown
 PROGRESS_BAR_INTERVAL_S = 3.0  # between two states of an unfinished progress bar
 MAX_PARTIAL_BYTES = 2**16  # of an unfinished line that are held back
 CONGESTED_POLL_S = 0.05
+STATUS_INTERVAL_S = 10.0  # between two lines of status on what is no terminal
 
 
 class Output:
@@ -52,6 +54,8 @@ class Output:
             for rank in (range(size) if shown is None else sorted(shown))
             for stream, screen in zip(STREAMS, (out, self._err), strict=True)
         }
+        self._stderr_fd = stderr_fd
+        self._status_printed_at = float("-inf")
         self._logs = RankLogs(log_dir, range(size) if open_logs else (), self.print_line)
 
     def write(self, rank: int, stream: str, data: bytes) -> None:
@@ -111,11 +115,37 @@ class Output:
                 wait = min(wait, due - now)
         return None if wait == float("inf") else wait
 
-    def print_line(self, text: str) -> None:
-        """Write jaxrun's own words to stderr, in lines of their own."""
+    @property
+    def terminal(self) -> Terminal:
+        """What jaxrun's own words are shown on."""
+        return Terminal(terminal_width(self._stderr_fd), self._err.colour)
+
+    def print_line(self, text: str, *, status: bool = False, dim: bool = False) -> None:
+        """Write jaxrun's own words to stderr, in lines of their own, wrapped on a terminal.
+
+        status:  the words are shown until the next line on a terminal, and now and then elsewhere; empty ones end that
+        dim:     they are of little importance
+        """
+        terminal = self.terminal
+        if status:
+            self._print_status(text, terminal)
+            return
+        text = terminal.rewrap(text.removesuffix("\n"))
+        self.print_text(terminal.dim(text) if dim else text)
+
+    def print_text(self, text: str) -> None:
+        """Write jaxrun's own words to stderr as they are, in lines of their own."""
         if not text.endswith("\n"):
             text += "\n"
         self._err.write(self._err.interleaver.interrupt() + text.encode(errors="backslashreplace"))
+
+    def _print_status(self, text: str, terminal: Terminal) -> None:
+        if terminal.width is not None:
+            shown = terminal.dim(text[: terminal.width - 1])
+            self._err.write(self._err.interleaver.show_status(shown.encode(errors="backslashreplace")))
+        elif text and self._clock() >= self._status_printed_at + STATUS_INTERVAL_S:
+            self._status_printed_at = self._clock()
+            self.print_text(text)
 
     @property
     def congested(self) -> bool:

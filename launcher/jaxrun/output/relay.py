@@ -72,7 +72,7 @@ class Relay:
         self._connection.flush()
         return _RETRY_S if self._connection.unsent_bytes else None
 
-    def print_line(self, text: str) -> None:
+    def print_line(self, text: str, *, status: bool = False) -> None:
         print(text, file=sys.stderr, flush=True)
 
     def close(self) -> None:

@@ -10,6 +10,8 @@ from jaxrun.output.line_buffer import LineBuffer
 from jaxrun.output.spool import Spool
 
 _COLOURS = (36, 33, 32, 35, 34, 96, 93, 92, 95, 94)  # no red: it would look like an error
+_ERASE_LINE = b"\r\x1b[K"
+_STATUS = object()  # the owner of a line that jaxrun itself shows for a while
 
 
 class Interleaver:
@@ -17,7 +19,7 @@ class Interleaver:
 
     def __init__(self, *, overwrites: bool = False) -> None:
         """`overwrites`: a line can be drawn anew in its place, as on a terminal, instead of below."""
-        self._redraw = b"\r\x1b[K" if overwrites else b"\n"
+        self._redraw = _ERASE_LINE if overwrites else b"\n"
         self._owner: Hashable | None = None
         self._interrupted: set[Hashable] = set()
 
@@ -42,10 +44,19 @@ class Interleaver:
         self._owner = None
         return b"".join((head, text[:-1].replace(b"\n", start), b"\n"))
 
+    def show_status(self, text: bytes) -> bytes:
+        """Return what shows a line that the next one replaces; an empty one is removed."""
+        start = self.interrupt()
+        self._owner = _STATUS if text else None
+        return start + text
+
     def interrupt(self) -> bytes:
-        """End the unfinished line, if one is shown, so that another can begin; returns a newline or nothing."""
+        """Return what lets another line begin: it ends an unfinished line, and removes a status."""
         if self._owner is None:
             return b""
+        if self._owner is _STATUS:
+            self._owner = None
+            return _ERASE_LINE
         self._interrupted.add(self._owner)
         self._owner = None
         return b"\n"

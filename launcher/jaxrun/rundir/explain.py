@@ -7,30 +7,32 @@ from pathlib import Path
 from jaxrun.errors import UsageError
 from jaxrun.rundir import recorders, timeline
 from jaxrun.rundir.rundir import EVENTS_FILE, VERDICT_FILE, find_run_dir
+from jaxrun.terminal import A_FILE, Terminal
 from jaxrun.text import plural
 from jaxrun.verdict import report, verdict
 
 
-def explain_run(path: Path | None) -> str:
-    """The text for the run directory `path`; for a directory of run directories, or None, for the latest.
+def explain_run(path: Path | None, terminal: Terminal = A_FILE) -> str:
+    """The text for the run directory `path`, to be shown on `terminal`; of several run directories, or for None, of
+    the latest.
 
     Raises UsageError if it is neither, or cannot be read.
     """
     path = find_run_dir(path)
     events = timeline.parse_events(_read(path / EVENTS_FILE).splitlines())
     calls = recorders.format_recorders(path, events.hosts, divergences=not (path / VERDICT_FILE).exists())
-    parts = [_format_verdict(path, events), *([calls] if calls else []), timeline.format_table(events)]
+    parts = [_format_verdict(path, events, terminal), *([calls] if calls else []), timeline.format_table(events)]
     if events.skipped:
         parts.append(f"(left out: {plural(events.skipped, 'unreadable line')} of {EVENTS_FILE})")
     return "\n\n".join(parts)
 
 
-def _format_verdict(path: Path, events: timeline.Timeline) -> str:
+def _format_verdict(path: Path, events: timeline.Timeline, terminal: Terminal) -> str:
     text = _read(path / VERDICT_FILE)
     if not text:
         return f"no verdict in {path}: jaxrun itself was killed or is still running\n{timeline.format_progress(events)}"
     try:
-        return report.format_report(verdict.from_json(text), path).lstrip("\n")
+        return report.format_report(verdict.from_json(text), path, terminal).lstrip("\n")
     except ValueError as error:
         return f"the verdict in {path / VERDICT_FILE} cannot be read: {error}\n{timeline.format_progress(events)}"
 

@@ -12,9 +12,11 @@ from jaxrun.errors import EXIT_SIGNAL_BASE
 from jaxrun.head.actions import JobOutcome
 from jaxrun.job.plan import Plan, to_json
 from jaxrun.job.render import plan_summary
+from jaxrun.lockstep.report import format_divergence
 from jaxrun.output.output import Output
 from jaxrun.rundir import rundir
 from jaxrun.rundir.rundir import RunDir
+from jaxrun.terminal import Terminal
 from jaxrun.verdict import decide, report
 from jaxrun.verdict.verdict import to_json as verdict_to_json
 
@@ -25,8 +27,8 @@ def open_output(plan: Plan, environ: Mapping[str, str], directory: RunDir) -> Ou
     """Open the screen and the logs, write job.json, and print the first line of the job."""
     command = plan.launch_command
     # mpirun may show its ranks a terminal of its own, so `attach` prints no colours.
-    plain = bool(environ.get("NO_COLOR") or environ.get("TERM") == "dumb" or (command and command.attached_to))
-    colour_out, colour_err = (not plain and os.isatty(fd) for fd in (1, 2))
+    plain = command is not None and bool(command.attached_to)
+    colour_out, colour_err = (not plain and Terminal.at(fd, environ).colour for fd in (1, 2))
     ranks = [worker.rank for worker in plan.workers]
     output = Output(
         len(ranks),
@@ -37,10 +39,9 @@ def open_output(plan: Plan, environ: Mapping[str, str], directory: RunDir) -> Ou
     )
     directory.on_write_error(lambda text: output.print_line(f"jaxrun: {text}"))
     directory.write_text(rundir.JOB_FILE, to_json(plan, {"host": os.uname().nodename, "pid": os.getpid()}))
-    where = f" · run dir {directory.shown_path}" if directory.path else ""
-    output.print_line(f"jaxrun: {plan_summary(plan)}{where}")
-    for note in _notes(plan) if plan.job.verbose else ():
-        output.print_line(f"jaxrun: {note}")
+    where = [f"run dir {directory.shown_path}"] if directory.path else []
+    for line in (plan_summary(plan), *where, *(_notes(plan) if plan.job.verbose else ())):
+        output.print_line(f"jaxrun: {line}", dim=True)
     return output
 
 
@@ -69,7 +70,8 @@ def report_verdict(
     verdict = decide.decide(outcome, hosts, started=started, ended=time.time(), timeout=plan.job.timeout)
     directory.write_text(rundir.VERDICT_FILE, verdict_to_json(verdict))
     directory.close()
-    output.print_line(report.format_report(verdict, directory.shown_path))
+    shown = [format_divergence(divergence, hosts) for divergence in outcome.shown_divergences]
+    output.print_text(report.format_report(verdict, directory.shown_path, output.terminal, shown))
     signals.receive()  # those of the job itself have been dealt with
     while not output.close(_SIGNAL_CHECK_S):
         for signum in signals.receive():

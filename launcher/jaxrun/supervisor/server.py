@@ -153,7 +153,7 @@ class AgentServer:
                 self._connections.send(action.ranks, SnapshotRequest(action.purpose))
                 self._handle_all(self._snapshots.start(action))
             case PrintLine():
-                self._output.print_line(f"jaxrun: {action.text}")
+                self._output.print_line(f"jaxrun: {action.text}" if action.text else "", status=action.status)
             case Finish():
                 self._outcome = outcome = action.outcome
                 if outcome.reason is EndReason.UNAVAILABLE and not self._all_reported:

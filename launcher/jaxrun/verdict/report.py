@@ -2,48 +2,81 @@
 
 from __future__ import annotations
 
-import textwrap
 from collections import defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
+from jaxrun.terminal import A_FILE, Terminal, wrap_prose
 from jaxrun.text import format_ranks, format_seconds, plural
 from jaxrun.verdict.verdict import Verdict
 
-_WIDTH = 100
+_MAX_TRACEBACK = 8_000  # characters that are shown; the rank's log holds all of them
 _NO_FAULT = {"was stopped", "had finished"}  # what became of victims, in the words of phrasing.py
 
 
-def format_report(verdict: Verdict, run_dir: Path | None) -> str:
-    """The report without a final newline; `run_dir` as it is to be shown, None where there is none."""
+def format_report(
+    verdict: Verdict, run_dir: Path | None, terminal: Terminal = A_FILE, shown_divergences: Iterable[str] = ()
+) -> str:
+    """The report without a final newline.
+
+    run_dir:            as it is to be shown, None where there is none
+    shown_divergences:  what of verdict.divergence the screen has shown already
+    """
+    divergence = [*_divergence(verdict, shown_divergences)]
     if verdict.outcome == "ok":
-        return "\n".join([f"jaxrun: {_done(verdict)}", *verdict.details, *_divergence(verdict)])
-    lines = [f"jaxrun: {verdict.headline}"]
+        done = [terminal.dim(f"jaxrun: {_done(verdict)}")]
+        return "\n".join([*done, *(terminal.rewrap(line) for line in (*verdict.details, *divergence))])
+    lines = [terminal.red(terminal.rewrap(f"jaxrun: {verdict.headline}"))]
     if verdict.intro or verdict.traceback:
-        lines = ["", *filter(None, [verdict.intro]), verdict.traceback.rstrip("\n"), "", verdict.headline]
-    lines += _divergence(verdict)
-    lines += _explanation(verdict)
-    lines += verdict.details
+        traceback = _clip(verdict.traceback.rstrip("\n"), verdict, run_dir)
+        headline = terminal.red(terminal.rewrap(verdict.headline))
+        lines = ["", *filter(None, [verdict.intro]), traceback, "", headline]
+    lines += (terminal.rewrap(text) for text in (*divergence, *_explanation(verdict), *verdict.details))
+    lines += (terminal.dim(terminal.rewrap(text)) for text in _context(verdict, run_dir))
+    return "\n".join(lines)
+
+
+def _context(verdict: Verdict, run_dir: Path | None) -> Iterator[str]:
+    """The other ranks, where to read more, and the exit code."""
     if verdict.victims:
-        lines.append(_victims(verdict.victims, verdict.stopping))
+        yield _victims(verdict.victims, verdict.stopping)
     if run_dir is not None:
-        log = run_dir / verdict.log if verdict.log else run_dir
-        lines.append(f"logs: {log} · again: jaxrun explain {run_dir}")
-    return "\n".join([*lines, f"exit {verdict.exit_code}"])
+        yield f"logs: {run_dir / verdict.log if verdict.log else run_dir}"
+        yield f"again: jaxrun explain {run_dir}"
+    yield f"exit {verdict.exit_code}"
 
 
-def _divergence(verdict: Verdict) -> Iterator[str]:
-    if verdict.divergence:
-        if verdict.outcome == "ok":
-            yield "but its ranks were not in step, so what they computed together may be wrong:"
-        yield verdict.divergence
+def _divergence(verdict: Verdict, shown_texts: Iterable[str]) -> Iterator[str]:
+    if not verdict.divergence:
+        return
+    left = verdict.divergence
+    for text in shown_texts:
+        left = left.replace(text, "")
+    left, shown = left.strip("\n"), left != verdict.divergence
+    if verdict.outcome == "ok":
+        step, end = "step (above)" if shown else "step", ":" if left else "."
+        yield f"but its ranks were not in {step}, so what they computed together may be wrong{end}"
+    elif shown and verdict.outcome != "diverged":  # whose headline says so
+        yield "the ranks were not in step (above)."
+    if left:
+        yield left
+
+
+def _clip(traceback: str, verdict: Verdict, run_dir: Path | None) -> str:
+    """Leave out the middle of a very long text."""
+    if len(traceback) <= _MAX_TRACEBACK:
+        return traceback
+    half = _MAX_TRACEBACK // 2
+    where = f", which {run_dir / verdict.log} holds" if run_dir is not None and verdict.log else ""
+    left_out = f"… {len(traceback) - 2 * half:,} characters left out{where} …"
+    return f"{traceback[:half]}\n{left_out}\n{traceback[-half:]}"
 
 
 def _explanation(verdict: Verdict) -> Iterator[str]:
     """What a known error means; the error itself is shown as well."""
     for name, text in (("what this means", verdict.means), ("try", verdict.advice)):
         if text:
-            yield textwrap.fill(f"{name}: {text}", _WIDTH, break_long_words=False, break_on_hyphens=False)
+            yield wrap_prose(f"{name}: {text}")
     if verdict.link:
         yield f"see: {verdict.link}"
 

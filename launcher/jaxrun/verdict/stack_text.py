@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import textwrap
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import PurePath
 
 from jaxrun.diagnosis.snapshot import Snapshot
 from jaxrun.diagnosis.stacks import Frame, Stack, crashed_stack, main_stack
 from jaxrun.lockstep.progress import format_progress
+from jaxrun.terminal import wrap_prose
 from jaxrun.text import format_columns, format_ranges, format_ranks, format_ranks_on_hosts, has_several_hosts, plural
 from jaxrun.verdict.deadlocks import explain_deadlock
 
-_WIDTH = 100
 _IDLE = "idle: it has returned, and waits for the next call"
 _NO_ANSWER = "no answer: it blocks signals, or is about to end"
 
@@ -35,7 +34,7 @@ def format_snapshot(snapshot: Snapshot) -> str:
         who = format_ranks_on_hosts(snapshot.finished, snapshot.hosts)
         lines.append(f"{who} {have} finished{f', {made}' if made else ''}.")
     explanations = explain_deadlock(snapshot)
-    return "\n".join([*lines, *(_wrap(str(explanation)) for explanation in explanations)])
+    return "\n".join([*lines, *(wrap_prose(str(explanation)) for explanation in explanations)])
 
 
 def format_groups(
@@ -118,7 +117,3 @@ def _outliers(groups: list[list[int]]) -> Iterator[str]:
 def _names(ranks: list[int], hosts: Mapping[int, str]) -> str:
     where = {hosts[rank] for rank in ranks}
     return format_ranges(ranks) + (f" ({where.pop()})" if has_several_hosts(hosts) and len(where) == 1 else "")
-
-
-def _wrap(sentence: str) -> str:
-    return textwrap.fill(sentence, _WIDTH, break_long_words=False, break_on_hyphens=False)
