@@ -21,6 +21,13 @@ def fork_and_signal(number: int) -> int:
     return os.waitpid(pid, 0)[1]
 
 
+def fork_and_crash() -> None:
+    pid = os.fork()
+    if pid == 0:
+        os.kill(os.getpid(), signal.SIGSEGV)
+    os.waitpid(pid, 0)
+
+
 def wait_for_ever() -> None:
     with multiprocessing.get_context("fork").Pool(1) as pool:
         print("waiting", flush=True)
@@ -33,7 +40,7 @@ def main() -> None:
     print(f"ended by {sorted(ended)}", flush=True)
     with multiprocessing.get_context("fork").Pool(2) as pool:
         print(f"mapped {pool.map(abs, [-1, -2])}", flush=True)
-    fork_and_signal(signal.SIGSEGV)
+    fork_and_crash()
     if jax.process_index() == 1:
         wait_for_ever()
     multihost_utils.sync_global_devices("end")
