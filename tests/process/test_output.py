@@ -115,7 +115,7 @@ def test_the_default_run_directory_is_named_for_the_program_and_latest_points_to
         subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=60, check=True)
     runs = sorted(path.name for path in (tmp_path / "jaxrun-runs").iterdir())
     assert len(runs) == 4 and runs[0] == ".gitignore" and runs[-1] == "latest"
-    assert all(re.fullmatch(r"\d{4}-\d{4}-program(-2)?", run) for run in runs[:2])
+    assert all(re.fullmatch(r"\d{4}-\d{4}-program(-2)?", run) for run in runs[1:3])
     assert os.readlink(tmp_path / "jaxrun-runs" / "latest") in runs
 
 
