@@ -95,10 +95,10 @@ print(jax.jit(lambda a: a * 3 + 1)(x).shape, doubled(x).shape)
 
 def test_a_program_that_cannot_be_read_is_known_by_its_key_with_one_warning(start, script):
     body = """
-from jaxrun_runtime.lockstep import jax_hooks
+from jaxrun_runtime.lockstep import lowered_program
 def broken(*_):
     raise KeyError("surprise")
-jax_hooks.module_text = broken
+lowered_program.module_text = broken
 for n in range(3):
     f = jax.jit(lambda a: a * n)
     f(x), f(x)

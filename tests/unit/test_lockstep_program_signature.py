@@ -12,8 +12,9 @@ import pytest
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
+from jaxrun_runtime.lockstep import lowered_program as lowered_program_module
 from jaxrun_runtime.lockstep import program_signature
-from jaxrun_runtime.lockstep.program_signature import HloPacker, lowered_program
+from jaxrun_runtime.lockstep.lowered_program import HloPacker, lowered_program
 
 pytestmark = pytest.mark.jax_version
 
@@ -77,14 +78,14 @@ def test_where_a_function_stands_and_how_it_is_written_does_not_matter():
 
 def test_texts_are_kept_as_long_as_that_takes_little_time(monkeypatch):
     now = [100.0]
-    monkeypatch.setattr(program_signature.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(lowered_program_module.time, "monotonic", lambda: now[0])
     compress = zlib.compress
 
     def slowly(data):
         now[0] += 0.04
         return compress(data)
 
-    monkeypatch.setattr(program_signature.zlib, "compress", slowly)
+    monkeypatch.setattr(lowered_program_module.zlib, "compress", slowly)
     texts = HloPacker(now[0])
     assert [bool(texts.pack("module")) for _ in range(4)] == [True, True, False, False]
     now[0] += 2.0
@@ -96,7 +97,7 @@ def test_a_text_that_is_too_long_is_not_kept():
     texts = HloPacker(time.monotonic() - 1000)
     assert texts.pack("x" * 100_000)
     assert texts.pack(rng.bytes(100_000).hex()) == ""
-    assert texts.pack("x" * (program_signature._MAX_HLO_CHARACTERS + 1)) == ""
+    assert texts.pack("x" * (lowered_program_module._MAX_HLO_CHARACTERS + 1)) == ""
     program = _lowered(lambda x: x * 2, 1.0, texts=SimpleNamespace(pack=lambda text: ""))
     assert program.text == ""
     assert program.code

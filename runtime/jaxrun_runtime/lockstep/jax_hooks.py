@@ -23,7 +23,7 @@ from __future__ import annotations
 import functools
 import re
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 from jaxrun.protocol.flight_file import COMPILATIONS, EVERY_CALL, FIRST_CALLS, LOCKSTEP_STRICT, NOTHING
@@ -42,9 +42,6 @@ _SEEN = {
     COMPILATIONS: "--lockstep sees what is compiled, but no calls",
     NOTHING: "--lockstep sees neither calls nor what is compiled",
 }
-ELIDED = "dense_resource<__elided__>"
-# Element types of constants; to ask for the buffer of any other ends the process, in JAX 0.8.
-_BUFFERED = ("f16", "f32", "f64", "i8", "i16", "i32", "i64", "ui8", "ui16", "ui32", "ui64")
 # Operations of HLO, "ROOT %all-gather = f32[8]{0} all-gather(".
 _COLLECTIVE = re.compile(
     r" (?:all-gather|all-reduce|all-to-all|ragged-all-to-all|reduce-scatter|collective-\w+|send|recv)(?:-start)?\("
@@ -288,34 +285,3 @@ def call_info(executed: Any, args: Sequence[Any], known: ArgumentInfo | None) ->
     results = executed.out_handler
     shardings = executed.in_handler.in_shardings
     return CallInfo(executed.name, known.in_avals, shardings, results.out_avals, results.out_shardings, *known[1:])
-
-
-def module_text(module: Any, long: int) -> str:
-    """Write a lowered module without source locations, and with ELIDED for constants of more than `long` elements."""
-    return str(module.operation.get_asm(enable_debug_info=False, large_elements_limit=long))
-
-
-def constant_bytes(module: Any, long: int, printable: int) -> Iterator[bytes | memoryview]:
-    """Yield the contents of the constants of more than `long` bytes, in order, unless all their elements are equal.
-
-    Element types that Python's buffers do not know can only be printed: up to `printable` elements of each constant.
-    """
-    from jaxlib.mlir import ir
-
-    found: list[Any] = []
-
-    def visit(operation: Any) -> Any:
-        if operation.name.endswith(".constant"):
-            found.append(operation)
-        return ir.WalkResult.ADVANCE
-
-    module.operation.walk(visit)
-    for operation in found:
-        if str(operation.results[0].type.element_type) in _BUFFERED:
-            content = memoryview(operation.attributes["value"])
-            if content.nbytes > long and content.contiguous:
-                yield content
-        else:
-            text = operation.get_asm(enable_debug_info=False, large_elements_limit=printable)
-            if len(text) > long:
-                yield text.encode()

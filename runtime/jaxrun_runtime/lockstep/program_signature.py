@@ -1,87 +1,26 @@
 """What identifies a cross-process program, and what reports say about it: values and text, no hooks.
 
-`code` is the hash of the lowered program: the same on all ranks that lower the same program, whatever their caches,
-source locations or process-specific keys. It is unknown only for executables that were loaded from elsewhere. `key` is
-the hash of all that must be equal for the ranks to meet in a call; weak types and argument names need not be.
+`code` is the hash of the lowered program (lowered_program.py). It is unknown only for executables that were loaded from
+elsewhere. `key` is the hash of all that must be equal for the ranks to meet in a call; weak types and argument names
+need not be.
 """
 
 from __future__ import annotations
 
-import base64
 import hashlib
 import json
-import re
-import time
-import zlib
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from jaxrun_runtime.lockstep import jax_hooks
+from jaxrun_runtime.lockstep.lowered_program import LoweredProgram, without_addresses
 
-_MAX_CONSTANT_ELEMENTS = 64  # larger constants are left out of the text
-_MAX_PRINTED_ELEMENTS = 2**24  # of a constant whose content can only be had by printing it
-_MAX_HLO_CHARACTERS, _MAX_PACKED_BYTES = 2 * 2**20, 2**16
-_PACKING_SHARE, _PACKING_START_S = 0.02, 0.05  # of the run time, and seconds besides, may go into packing
 _MAX_ARRAYS = 4096  # arguments, and as many results, that are listed
 _MAX_DEVICE_IDS = 32
-# Addresses in the process's memory, by which XLA calls back.
-_ADDRESSES = re.compile(
-    r'(@(?:InspectSharding|CustomSPMDPartitioning)\(.*?backend_config = |backend_config = (?="\d{12}))"[^"]*"'
-)
-# jax.pmap without axis_name names its axis after an object in memory, in JAX 0.8 and 0.9.
-_UNNAMED_AXIS = re.compile(r"<axis 0x[0-9a-f]+>")
 _ORDINARY_MEMORY = (None, "device", "unpinned_host")
 
 
-@dataclass(frozen=True, slots=True)
-class LoweredProgram:
-    """A program of several processes as it was lowered.
-
-    devices:  their ids, in the mesh's order
-    code:     hash of the lowered program
-    text:     the lowered program, packed; may be empty
-    """
-
-    ranks: tuple[int, ...]
-    devices: tuple[int, ...]
-    code: str
-    text: str
-
-
 ProgramRecord = tuple[LoweredProgram, jax_hooks.ArgumentInfo]
-
-
-class HloPacker:
-    """Packs the texts of programs, as long as that takes next to no time; `started_at` is of time.monotonic."""
-
-    def __init__(self, started_at: float) -> None:
-        self._started_at = started_at
-        self._spent_s = 0.0
-
-    def pack(self, text: str) -> str:
-        """Compress `text`, and write it in base64; an empty text if it is too long, or the time is used up."""
-        started = time.monotonic()
-        if len(text) > _MAX_HLO_CHARACTERS or self._spent_s > _PACKING_START_S + _PACKING_SHARE * (
-            started - self._started_at
-        ):
-            return ""
-        packed = zlib.compress(text.encode())
-        kept = base64.b64encode(packed).decode() if len(packed) <= _MAX_PACKED_BYTES else ""
-        self._spent_s += time.monotonic() - started
-        return kept
-
-
-def lowered_program(module: Any, devices: Iterable[Any], texts: HloPacker) -> LoweredProgram:
-    """Describe a program by `module`, its StableHLO, and the `devices` of its mesh, in order."""
-    devices = tuple(devices)
-    ranks = tuple(sorted({device.process_index for device in devices}))
-    text = _without_addresses(jax_hooks.module_text(module, _MAX_CONSTANT_ELEMENTS))
-    digest = hashlib.blake2b(text.encode(), digest_size=8)
-    if jax_hooks.ELIDED in text:
-        for content in jax_hooks.constant_bytes(module, _MAX_CONSTANT_ELEMENTS, _MAX_PRINTED_ELEMENTS):
-            digest.update(content)
-    return LoweredProgram(ranks, tuple(device.id for device in devices), digest.hexdigest(), texts.pack(text))
 
 
 def signature_fields(
@@ -113,10 +52,6 @@ def signature_fields(
     return ranks, fields
 
 
-def _without_addresses(text: str) -> str:
-    return _UNNAMED_AXIS.sub("<axis>", _ADDRESSES.sub(r'\1""', text))
-
-
 def _hash(value: object) -> str:
     return hashlib.blake2b(json.dumps(value).encode(), digest_size=8).hexdigest()
 
@@ -131,7 +66,7 @@ def _sharding(sharding: Any, known: dict[int, str]) -> str:
     if id(sharding) not in known:
         memory = getattr(sharding, "memory_kind", None)
         spec = getattr(sharding, "spec", None)
-        text = _without_addresses(repr(sharding) if spec is None else _spec(spec))
+        text = without_addresses(repr(sharding) if spec is None else _spec(spec))
         known[id(sharding)] = text if memory in _ORDINARY_MEMORY else f"{text}, {memory}"
     return known[id(sharding)]
 
@@ -150,7 +85,7 @@ def _meshes(shardings: Iterable[Any]) -> str:
     """Write the meshes as `data=4, model=2: `; empty if there is none."""
     meshes = (getattr(sharding, "mesh", None) for sharding in shardings)
     axes = (", ".join(f"{name}={size}" for name, size in mesh.shape.items()) for mesh in meshes if mesh is not None)
-    named = "; ".join(dict.fromkeys(_without_addresses(text) for text in axes if text))
+    named = "; ".join(dict.fromkeys(without_addresses(text) for text in axes if text))
     return f"{named}: " if named else ""
 
 

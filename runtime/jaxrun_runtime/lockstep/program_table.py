@@ -18,13 +18,14 @@ from jaxrun_runtime.lockstep.call_sites import is_internal_source
 from jaxrun_runtime.lockstep.flight_recorder import FlightRecorder, RecordedProgram
 
 if TYPE_CHECKING:
-    from jaxrun_runtime.lockstep.program_signature import HloPacker, LoweredProgram, ProgramRecord
+    from jaxrun_runtime.lockstep.lowered_program import HloPacker, LoweredProgram
+    from jaxrun_runtime.lockstep.program_signature import ProgramRecord
 
 
 class ProgramTable:
     """Finds the program of an executable, and describes each new program to the recorder. Raises anything."""
 
-    # program_signature.py is imported when it is needed: it would take 2 ms of a job's start.
+    # lowered_program.py and program_signature.py are imported when needed: they would take 2 ms of a job's start.
 
     def __init__(self, recorder: FlightRecorder) -> None:
         self._recorder = recorder
@@ -40,10 +41,10 @@ class ProgramTable:
         """Describe a program that is about to be compiled, for `add_lowered`; None if it belongs to one process."""
         if len({device.process_index for device in devices}) < 2:
             return None
-        from jaxrun_runtime.lockstep import program_signature
+        from jaxrun_runtime.lockstep import lowered_program
 
-        self._packer = self._packer or program_signature.HloPacker(self._started_at)
-        return program_signature.lowered_program(module, devices, self._packer)
+        self._packer = self._packer or lowered_program.HloPacker(self._started_at)
+        return lowered_program.lowered_program(module, devices, self._packer)
 
     def add_lowered(self, compiled: Any, lowered: LoweredProgram) -> None:
         """Remember the description of a program that has been compiled, until its first call."""
