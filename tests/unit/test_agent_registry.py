@@ -101,6 +101,11 @@ def test_local_ranks_count_on_each_host(hosts, expected):
     assert local_ranks(assign(hosts)) == expected
 
 
+def test_the_requested_numbers_of_hosts_and_of_processes_on_each_are_those_of_the_whole_job():
+    assignment = assign(["h1", "h1", "h2", "h2"], hosts=2, processes_per_host=2)
+    assert local_ranks(assignment) == [("h1", 0, 2), ("h1", 1, 2), ("h2", 0, 2), ("h2", 1, 2)]
+
+
 def test_two_hosts_of_one_name_are_two_hosts():
     assignment = assign(["h1", "h1", "h1"], changes={1: {"boot_id": "another"}})
     assert local_ranks(assignment) == [("h1", 0, 2), ("h1", 0, 1), ("h1", 1, 2)]

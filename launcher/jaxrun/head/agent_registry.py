@@ -120,7 +120,8 @@ class AgentRegistry:
             per_process = job.devices_per_process
             if per_process is None and group[0].gpu_names:
                 per_process = max(1, len(group[0].gpu_names) // len(group))
-            wanted = replace(job, processes=len(group), devices_per_process=per_process)
+            of_host = replace(job, processes=len(group), hosts=None, processes_per_host=None)
+            wanted = replace(of_host, devices_per_process=per_process)
             try:
                 layout = decide_layout(wanted, _machine(group[0]), self.spec.user_env)
             except UsageError as error:
