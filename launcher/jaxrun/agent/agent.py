@@ -11,7 +11,7 @@ import os
 import signal
 from collections.abc import Callable, Iterable
 from functools import partial
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 from jaxrun.agent.faults import inject
 from jaxrun.agent.oom import OomWatch, own_memory_cgroup
@@ -30,31 +30,10 @@ from jaxrun.protocol.agent_messages import FaultNotInjected, InjectFault, Shutdo
 from jaxrun.protocol.snapshot_messages import ProgramDetailsReply, ProgramDetailsRequest, RecorderSnapshot
 from jaxrun.protocol.worker_messages import Done, Failed, WorkerStage
 
+if TYPE_CHECKING:
+    from jaxrun.agent.head_client import ActionSource, HeadInterface
+
 _MESSAGES, _SIGNALS, _OUTPUT = range(3)  # the order in which readable descriptors are served
-
-
-class HeadInterface(Protocol):
-    """The head as an agent sees it. Times are seconds since the epoch."""
-
-    def handle(self, event: Event) -> list[Action]:
-        """Return what is to be done now, in order; a head elsewhere answers later."""
-
-    def handle_timeouts(self) -> list[Action]:
-        """Return what is to be done because the deadline has passed."""
-
-    def deadline(self) -> float | None:
-        """When `handle_timeouts` is to be called at the latest."""
-
-    def record(self, name: str, rank: int | None = None, **data: object) -> None:
-        """Log an event that changes no decision."""
-
-
-class ActionSource(Protocol):
-    """A descriptor from which actions come: a HeadClient, or the supervisor's ParentLink."""
-
-    def fileno(self) -> int: ...
-
-    def receive(self) -> list[Action]: ...
 
 
 class Agent:

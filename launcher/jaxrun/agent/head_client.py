@@ -1,9 +1,10 @@
-"""The head as the agent of one worker sees it, where the head is elsewhere: sends events, receives actions."""
+"""The head as an agent sees it, and as it is where it is elsewhere: events are sent, actions received."""
 
 from __future__ import annotations
 
 import signal
 from collections.abc import Iterable
+from typing import Protocol
 
 from jaxrun.channel.connection import Connection
 from jaxrun.errors import EXIT_UNAVAILABLE
@@ -23,6 +24,30 @@ from jaxrun.protocol.agent_messages import (
 from jaxrun.protocol.snapshot_messages import SnapshotRequest
 
 _FORWARDED_SIGNALS = (signal.SIGUSR1, signal.SIGUSR2)
+
+
+class HeadInterface(Protocol):
+    """The head as an agent sees it. Times are seconds since the epoch."""
+
+    def handle(self, event: Event) -> list[Action]:
+        """Return what is to be done now, in order; a head elsewhere answers later."""
+
+    def handle_timeouts(self) -> list[Action]:
+        """Return what is to be done because the deadline has passed."""
+
+    def deadline(self) -> float | None:
+        """When `handle_timeouts` is to be called at the latest."""
+
+    def record(self, name: str, rank: int | None = None, **data: object) -> None:
+        """Log an event that changes no decision."""
+
+
+class ActionSource(Protocol):
+    """A descriptor from which actions come: a HeadClient, or the supervisor's ParentLink."""
+
+    def fileno(self) -> int: ...
+
+    def receive(self) -> list[Action]: ...
 
 
 class HeadClient:
