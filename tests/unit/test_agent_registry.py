@@ -57,7 +57,7 @@ def report(rank, host, size, *, gpus=(), **changes):
     return AgentReport(rank=rank, size=size, host=host, **{**values, **changes})
 
 
-def assign(hosts, *, changes=None, given=None, run_dir="/shared/run", gpus=None, **wanted):
+def assign(hosts, /, *, changes=None, given=None, run_dir="/shared/run", gpus=None, **wanted):
     """The assignment for one rank on each of `hosts`; `gpus` and `changes` are given by rank."""
     registry = AgentRegistry(job_spec(len(hosts), given=given, run_dir=run_dir, **wanted))
     for rank, host in reversed(list(enumerate(hosts))):
