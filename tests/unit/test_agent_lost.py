@@ -50,9 +50,15 @@ def remote_job(simulate):
     return lambda **more: RemoteJob(simulate, **more)
 
 
-def test_a_lost_agents_host_is_named_and_the_others_are_stopped(remote_job):
-    job = remote_job()
-    job.run()
+@pytest.fixture
+def job(remote_job):
+    """A RemoteJob whose program runs."""
+    running = remote_job()
+    running.run()
+    return running
+
+
+def test_a_lost_agents_host_is_named_and_the_others_are_stopped(job):
     job.lose(3).wait(1)
     assert job.lines == ["rank 3 (h2) failed; stopping 3 others"]
     assert job.kills() == [(30, (0, 1, 2))]
@@ -61,9 +67,7 @@ def test_a_lost_agents_host_is_named_and_the_others_are_stopped(remote_job):
     assert job.verdict.victims == dict.fromkeys(range(3), "was stopped")
 
 
-def test_all_agents_of_a_host_are_lost_together(remote_job):
-    job = remote_job()
-    job.run()
+def test_all_agents_of_a_host_are_lost_together(job):
     job.lose(2, 3, text=SILENT).wait(1)
     assert job.kills() == [(30, (0, 1))] and job.lines == ["ranks 2-3 (h2) failed; stopping 2 others"]
     assert job.verdict.culprits == (2, 3) and job.verdict.exit_code == 69
@@ -71,9 +75,7 @@ def test_all_agents_of_a_host_are_lost_together(remote_job):
 
 
 @pytest.mark.parametrize("first", ["the collateral", "the loss"])
-def test_ranks_that_report_a_broken_connection_are_not_blamed(remote_job, first):
-    job = remote_job()
-    job.run()
+def test_ranks_that_report_a_broken_connection_are_not_blamed(job, first):
     steps = [lambda: job.handle(*(job.failure(rank, **GLOO) for rank in (0, 1))), lambda: job.lose(2, 3)]
     for step in steps if first == "the collateral" else reversed(steps):
         step()
@@ -83,18 +85,14 @@ def test_ranks_that_report_a_broken_connection_are_not_blamed(remote_job, first)
     assert job.verdict.victims == dict.fromkeys((0, 1), "lost its connection")
 
 
-def test_a_loss_that_is_noticed_late_still_explains_the_collateral(remote_job):
-    job = remote_job()
-    job.run()
+def test_a_loss_that_is_noticed_late_still_explains_the_collateral(job):
     job.handle(job.failure(0, **GLOO)).wait(0.3)
     job.lose(3)
     job.exit(1, 0).wait(6)
     assert job.verdict.culprits == (3,) and job.verdict.exit_code == 69
 
 
-def test_a_rank_with_an_error_of_its_own_before_the_loss_is_the_culprit(remote_job):
-    job = remote_job()
-    job.run()
+def test_a_rank_with_an_error_of_its_own_before_the_loss_is_the_culprit(job):
     job.handle(job.failure(1)).wait(0.01)
     job.lose(3)
     job.exit(1, 1).wait(1)
@@ -102,16 +100,12 @@ def test_a_rank_with_an_error_of_its_own_before_the_loss_is_the_culprit(remote_j
     assert job.verdict.victims[3] == "was lost too"
 
 
-def test_a_lost_rank_0_is_named_like_any_other(remote_job):
-    job = remote_job()
-    job.run()
+def test_a_lost_rank_0_is_named_like_any_other(job):
     job.lose(0).wait(1)
     assert job.verdict.culprits == (0,) and job.kills() == [(30, (1, 2, 3))] and job.verdict.exit_code == 69
 
 
-def test_a_job_that_lost_all_agents_ends_at_once(remote_job):
-    job = remote_job()
-    job.run()
+def test_a_job_that_lost_all_agents_ends_at_once(job):
     job.lose(0, 1, 2, 3)
     assert job.outcome is not None and job.verdict.exit_code == 69 and job.verdict.culprits == (0, 1, 2, 3)
     assert not job.killed
@@ -140,9 +134,7 @@ def test_an_agent_that_is_lost_before_anything_was_started_ends_the_job(remote_j
     assert job.outcome.reason == "unavailable" and job.statuses == [None] * 4
 
 
-def test_lost_while_the_others_are_being_stopped_is_no_second_failure(remote_job):
-    job = remote_job()
-    job.run()
+def test_lost_while_the_others_are_being_stopped_is_no_second_failure(job):
     job.handle(WorkerExited(1, 7)).wait(0.0305)
     job.lose(2, 3).wait(1)
     assert job.verdict.culprits == (1,) and job.verdict.exit_code == 7
@@ -150,9 +142,7 @@ def test_lost_while_the_others_are_being_stopped_is_no_second_failure(remote_job
     assert job.finished_at < 0.1
 
 
-def test_lost_after_a_signal_does_not_hold_up_the_end(remote_job):
-    job = remote_job()
-    job.run()
+def test_lost_after_a_signal_does_not_hold_up_the_end(job):
     job.interrupt(signal.SIGTERM).wait(0.1)
     job.lose(2, 3)
     job.done(0, 1).wait(0.1)
@@ -160,26 +150,20 @@ def test_lost_after_a_signal_does_not_hold_up_the_end(remote_job):
     assert job.outcome.reason == "interrupted" and job.verdict.exit_code == 143 and job.finished_at < 6
 
 
-def test_a_rank_that_is_done_and_lost_while_the_others_work_is_named(remote_job):
-    job = remote_job()
-    job.run()
+def test_a_rank_that_is_done_and_lost_while_the_others_work_is_named(job):
     job.done(3)
     job.lose(3).wait(1)
     assert job.verdict.culprits == (3,) and job.verdict.exit_code == 69 and CLOSED in job.verdict.headline
 
 
-def test_a_rank_that_is_lost_while_all_exit_is_named(remote_job):
-    job = remote_job()
-    job.run()
+def test_a_rank_that_is_lost_while_all_exit_is_named(job):
     job.done(0, 1, 2, 3)
     job.lose(3)
     job.exit(0, 1, 2).exit(0, 0).wait(1)
     assert job.verdict.culprits == (3,) and job.verdict.exit_code == 69
 
 
-def test_an_agent_whose_worker_has_succeeded_may_end(remote_job):
-    job = remote_job()
-    job.run()
+def test_an_agent_whose_worker_has_succeeded_may_end(job):
     job.done(0, 1, 2, 3)
     job.exit(0, 3)
     job.lose(3)
@@ -187,43 +171,33 @@ def test_an_agent_whose_worker_has_succeeded_may_end(remote_job):
     assert job.outcome.reason == "ok" and job.verdict.exit_code == 0
 
 
-def test_an_agent_that_is_lost_after_its_workers_end_leaves_that_end_the_first(remote_job):
-    job = remote_job()
-    job.run()
+def test_an_agent_that_is_lost_after_its_workers_end_leaves_that_end_the_first(job):
     job.handle(WorkerExited(3, 7)).wait(0.005)
     job.handle(WorkerExited(1, 8)).wait(0.005)
     job.lose(3).wait(1)
     assert job.verdict.culprits == (3,) and job.verdict.exit_code == 7
 
 
-def test_a_launch_command_that_ends_early_ends_the_job_with_its_output(remote_job):
-    job = remote_job()
-    job.run()
+def test_a_launch_command_that_ends_early_ends_the_job_with_its_output(job):
     text = "Open MPI 5 ended with status 1 before the job was over; it said:\n  no such host"
     job.handle(StartFailed(text)).wait(1)
     assert job.outcome.reason == "unavailable" and job.verdict.exit_code == 69 and job.verdict.headline == text
     assert job.kills() == [(0, (0, 1, 2, 3))]
 
 
-def test_a_launch_command_that_ends_because_a_host_was_lost_is_not_the_cause(remote_job):
-    job = remote_job()
-    job.run()
+def test_a_launch_command_that_ends_because_a_host_was_lost_is_not_the_cause(job):
     job.lose(2, 3).wait(0.01)
     job.handle(StartFailed("srun was killed")).wait(1)
     assert job.verdict.culprits == (2, 3) and job.verdict.outcome == "lost"
 
 
-def test_collateral_is_explained_by_the_end_of_the_launch_command(remote_job):
-    job = remote_job()
-    job.run()
+def test_collateral_is_explained_by_the_end_of_the_launch_command(job):
     job.handle(job.failure(0, **GLOO)).wait(0.01)
     job.handle(StartFailed("srun was killed by SIGKILL (9)")).wait(6)
     assert job.outcome.reason == "unavailable" and job.verdict.exit_code == 69
 
 
-def test_a_launch_command_that_ends_while_the_ranks_exit_changes_nothing(remote_job):
-    job = remote_job()
-    job.run()
+def test_a_launch_command_that_ends_while_the_ranks_exit_changes_nothing(job):
     job.done(0, 1, 2, 3)
     job.handle(StartFailed("srun ended with status 1"))
     job.exit(0, 1, 2, 3).exit(0, 0).wait(1)
@@ -231,9 +205,7 @@ def test_a_launch_command_that_ends_while_the_ranks_exit_changes_nothing(remote_
 
 
 @pytest.mark.parametrize("senders", [(0,), (3, 0, 1, 2), (0, 0, 1, 1, 2, 3)], ids=["one", "all", "all, some twice"])
-def test_a_scheduler_that_signals_all_agents_interrupts_once(remote_job, senders):
-    job = remote_job()
-    job.run()
+def test_a_scheduler_that_signals_all_agents_interrupts_once(job, senders):
     job.listen()
     for rank in senders:
         job.handle(AgentSignalled(rank, signal.SIGTERM)).wait(0.01)
@@ -242,9 +214,7 @@ def test_a_scheduler_that_signals_all_agents_interrupts_once(remote_job, senders
     assert job.head.phase is JobPhase.TERMINATING
 
 
-def test_ranks_that_end_well_after_the_schedulers_sigterm_were_preempted(remote_job):
-    job = remote_job()
-    job.run()
+def test_ranks_that_end_well_after_the_schedulers_sigterm_were_preempted(job):
     job.listen()
     for rank in range(4):
         job.handle(AgentSignalled(rank, signal.SIGTERM))
@@ -265,19 +235,15 @@ def test_ranks_that_do_not_end_after_the_schedulers_sigterm_are_killed_after_the
     assert job.verdict.outcome == "interrupted" and job.verdict.exit_code == 143
 
 
-def test_agents_that_end_by_the_schedulers_sigterm_are_no_failures(remote_job):
+def test_agents_that_end_by_the_schedulers_sigterm_are_no_failures(job):
     """A scheduler may kill everything right after its signal."""
-    job = remote_job()
-    job.run()
     for rank in range(4):
         job.handle(AgentSignalled(rank, signal.SIGTERM))
     job.lose(0, 1, 2, 3)
     assert job.verdict.outcome == "interrupted" and job.verdict.exit_code == 143
 
 
-def test_the_launchers_own_second_signal_kills_at_once_also_after_the_agents(remote_job):
-    job = remote_job()
-    job.run()
+def test_the_launchers_own_second_signal_kills_at_once_also_after_the_agents(job):
     job.listen()
     job.handle(AgentSignalled(2, signal.SIGTERM)).wait(0.5)
     job.interrupt(signal.SIGINT).wait(1)
@@ -294,17 +260,13 @@ def test_a_signal_to_an_agent_before_the_program_runs_ends_the_job_at_once(remot
     assert job.verdict.outcome == "interrupted" and job.verdict.exit_code == 143
 
 
-def test_a_rank_that_the_job_does_not_have_cannot_be_lost(remote_job):
-    job = remote_job()
-    job.run()
+def test_a_rank_that_the_job_does_not_have_cannot_be_lost(job):
     job.handle(AgentLost(9, CLOSED)).wait(1)
     assert job.verdict.exit_code == 65 and "it is rank 9, but the job has ranks 0 to 3" in job.verdict.headline
 
 
-def test_a_failure_report_outlives_its_agent(remote_job):
+def test_a_failure_report_outlives_its_agent(job):
     """The failure report arrived before its host was lost: the report is the cause, and nothing is waited for."""
-    job = remote_job()
-    job.run()
     job.handle(job.failure(3))
     job.lose(3).wait(1)
     assert job.verdict.culprits == (3,) and "raised ValueError" in job.verdict.headline and job.verdict.exit_code == 1
