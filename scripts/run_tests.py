@@ -189,7 +189,8 @@ def run_plain(options: Sequence[str]) -> tuple[list[Result], list[str]]:
         results = [run_checks()]
         for installation in installations:
             installation.wait()
-    results.append(run_pytest(".venv", ["-m", "not extended", *options]))
+    # By files, as the tests of many files look at one job.
+    results.append(run_pytest(".venv", ["-m", "not extended", *options, "--dist", "loadfile"]))
     return results, ["not run: the matrix of engines and the other versions of JAX: scripts/test --all"]
 
 
@@ -221,7 +222,7 @@ def run_all(options: Sequence[str]) -> tuple[list[Result], list[str]]:
 
 def main(arguments: Sequence[str], workers: str) -> int:
     """Runs what the arguments ask for (see scripts/test); 0 where nothing failed."""
-    spread = ["--quiet", "--numprocesses", workers, "--dist", "loadgroup"]
+    spread = ["--quiet", "--numprocesses", workers, "--dist", "worksteal"]
     if not arguments:
         results, not_run = run_plain(spread)
     elif arguments[0] == "--all":

@@ -102,14 +102,12 @@ OF_MPI = tuple(mode for mode in ALL if mode.engine is not SLURM)
 ANY = (LaunchMode(OPEN_MPI_5, LAUNCHED), LaunchMode(SLURM, ATTACHED))
 # What a row that is always tried is tried with; all others, and all other rows, are for scripts/test --all.
 BASIC = (LaunchMode(OPEN_MPI_5, LAUNCHED), LaunchMode(SLURM, LAUNCHED))
-# These few need one testbed, not one for each process of pytest-xdist.
-SHARING = pytest.mark.xdist_group("testbed")
 
 
 def row(title: str, *among: LaunchMode, always: tuple[LaunchMode, ...] = ()) -> pytest.MarkDecorator:
     """A test that is a row of the matrix; its fixture `on` starts jobs in one of these ways."""
     params = [
-        pytest.param((mode, title), id=str(mode), marks=SHARING if mode in always else pytest.mark.extended)
+        pytest.param((mode, title), id=str(mode), marks=() if mode in always else pytest.mark.extended)
         for mode in among
     ]
     return pytest.mark.parametrize("runner", params, indirect=True)
