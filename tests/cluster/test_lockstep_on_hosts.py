@@ -71,8 +71,11 @@ def test_what_a_rank_did_is_read_on_its_host(make_runner, kind: str, mode: Launc
 
 
 def test_a_rank_that_is_stuck_is_named_with_its_host(make_runner) -> None:
-    result = make_runner(MPIRUN).jaxrun("--stall-timeout", "2", DIVERGE, "lock")
+    result = make_runner(MPIRUN).jaxrun("--stall-timeout", "3", "--stall-notice", "0.5", DIVERGE, "lock")
     assert not STUCK["lock"] and result.code == 124, result
+    assert re.search(
+        r"no progress for \d s: rank 2 \(h3\) .*, and ranks 0-1 wait for it .* · more: jaxrun stacks", result.err
+    )
     shown = result.err.rpartition("no progress")[2]
     assert re.search(rf"^  1 rank +2 \(h3\) +{place('lock')} .*after call #\d+ jit", shown, re.MULTILINE), result
 
