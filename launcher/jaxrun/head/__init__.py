@@ -10,6 +10,8 @@
 | snapshots                             | what ranks do: for people, for --timeout, for hangs                         |
 | stall_detector, early_exit_detector   | whether a job hangs                                                         |
 | divergence_detector, call_matcher     | whether the ranks make the same calls                                       |
+| replicated_programs                   | whether they run the same programs where these exchange nothing             |
+| divergence_reports                    | what is told of the ranks that do not                                       |
 | interruption                          | what signals do: how Ctrl-C, SIGTERM and SIGHUP end the job                 |
 | shutdown                              | how a job is stopped: root cause first, then the order of the kills         |
 | fault_injection                       | --chaos                                                                     |

@@ -2,19 +2,20 @@
 
 There are two sources. Ranks send their Calls before the first run of each program (in strict mode before every call),
 which call_matcher.py compares; and the head reads the flight recorders now and then, and at the end. Chains of calls
-that differ are only a reason to read whole histories: what is reported is a call whose programs differ. Before the
-report, one rank of each group is asked for the details of its program, which its agent knows even if the rank is stuck.
+that differ are only a reason to read whole histories: what is told, by divergence_reports.py, is a call whose programs
+differ.
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
-from jaxrun.head.actions import Action, PrintLine, Send, TakeSnapshot
+from jaxrun.head.actions import Action, TakeSnapshot
 from jaxrun.head.call_matcher import CallMatcher, CallSlot
+from jaxrun.head.divergence_reports import DivergenceReports
 from jaxrun.head.replicated_programs import ReplicatedPrograms
-from jaxrun.lockstep import compare, further, report
+from jaxrun.lockstep import compare, further
 from jaxrun.lockstep.compare import Candidate, Lag
 from jaxrun.lockstep.divergence import (
     CallGroup,
@@ -24,11 +25,9 @@ from jaxrun.lockstep.divergence import (
     format_absent_state,
     largest_first,
 )
-from jaxrun.protocol.flight import Flight, ProgramDetails
+from jaxrun.protocol.flight import Flight
 from jaxrun.protocol.flight_file import LOCKSTEP_OFF
 from jaxrun.protocol.snapshot_messages import (
-    ProgramDetailsReply,
-    ProgramDetailsRequest,
     RecorderSnapshot,
     SnapshotPurpose,
     SnapshotReply,
@@ -38,9 +37,7 @@ from jaxrun.protocol.worker_messages import Call
 _FIRST_READ_S = 1.0  # after the program's start, until the flight recorders are read
 _READ_INTERVAL_GROWTH = 1.5
 _MAX_READ_INTERVAL_S = 30.0
-_DETAILS_TIMEOUT_S = 0.3  # for the details of the programs that a report names
 _FINISHED = "is finished"
-_MAX_REPORTS = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,38 +49,21 @@ class _HistoryQuestion:
     slot: CallSlot | None = None
 
 
-@dataclass(slots=True)
-class _PendingReport:
-    """A divergence whose program details are awaited until `deadline`, and the call in which ranks wait for them."""
-
-    divergence: Divergence
-    slot: CallSlot | None
-    deadline: float
-    awaited: set[tuple[int, int]]  # rank, program
-    details: dict[int, ProgramDetails] = field(default_factory=dict)
-
-
 class DivergenceDetector:
     """Times are seconds since the epoch.
 
-    divergences:  those that were reported, each kind once
-    shown:        those of them that were printed when they were found
-    flights:      what the flight recorders held when they were last read
+    reports:  of the divergences that were found
+    flights:  what the flight recorders held when they were last read
     """
 
     def __init__(self, mode: str, hosts: Mapping[int, str]) -> None:
         """`hosts` may be filled in later."""
-        self.divergences: list[Divergence] = []
-        self.shown: list[Divergence] = []
         self.flights: dict[int, Flight] = {}
-        self._hosts = hosts
         self._read_interval_s = None if mode == LOCKSTEP_OFF else _FIRST_READ_S
         self._matcher = CallMatcher()
+        self.reports = DivergenceReports(self._matcher, hosts)
         self._replicated = ReplicatedPrograms()
         self._all_ranks_wait = False
-        self._told: set[int] = set()
-        self._is_concluding = False
-        self._reports: list[_PendingReport] = []
         self._questions: list[_HistoryQuestion] = []
 
     @property
@@ -93,15 +73,11 @@ class DivergenceDetector:
     @property
     def is_waiting(self) -> bool:
         """Whether an answer of some agent is awaited."""
-        return bool(self._reports or self._questions)
-
-    def was_told(self, rank: int) -> bool:
-        """Whether this rank was sent a mismatch, which it then raises as an exception."""
-        return rank in self._told
+        return self.reports.are_pending or bool(self._questions)
 
     def next_read_s(self) -> float | None:
         """Seconds until the flight recorders are to be read again, more each time; None for never."""
-        if self._read_interval_s is None or len(self.divergences) >= _MAX_REPORTS:
+        if self._read_interval_s is None or self.reports.are_enough:
             return None
         interval = self._read_interval_s
         self._read_interval_s = min(interval * _READ_INTERVAL_GROWTH, _MAX_READ_INTERVAL_S)
@@ -140,28 +116,19 @@ class DivergenceDetector:
         self.flights.update(reply.flights)
         return self._find_candidates(now) if reply.purpose in (SnapshotPurpose.LOCKSTEP, SnapshotPurpose.KEEP) else []
 
-    def handle_details(self, reply: ProgramDetailsReply) -> list[Action]:
-        key = (reply.rank, reply.program)
-        for pending in self._reports:
-            if key in pending.awaited:
-                pending.awaited.discard(key)
-                pending.details[reply.rank] = reply.details
-        return self._report([pending for pending in self._reports if not pending.awaited])
-
     # ---- time
 
     def deadline(self) -> float | None:
-        deadlines = [pending.deadline for pending in self._reports]
-        mismatch = self._matcher.deadline()
-        return min([*deadlines, mismatch] if mismatch is not None else deadlines, default=None)
+        deadlines = (self.reports.deadline(), self._matcher.deadline())
+        return min((at for at in deadlines if at is not None), default=None)
 
     def handle_timeouts(self, now: float) -> list[Action]:
         actions = [action for slot in self._matcher.pop_expired(now) for action in self._handle_mismatch(slot, now)]
-        return [*actions, *self._report([pending for pending in self._reports if pending.deadline <= now])]
+        return [*actions, *self.reports.report_due(now)]
 
     def conclude(self, now: float, *, well: bool) -> list[Action]:
         """All ranks have ended: ask the last questions. `well`: with status 0, so that their calls should be equal."""
-        self._is_concluding = True
+        self.reports.is_concluding = True
         self._matcher.expire_all()
         actions = self.handle_timeouts(now)
         if self.is_waiting:
@@ -169,32 +136,32 @@ class DivergenceDetector:
         if not self.is_enabled:
             return []
         actions = self._find_candidates(now)
-        is_unexplained = well and not actions and not self.divergences
+        is_unexplained = well and not actions and not self.reports.divergences
         lag = next(iter(compare.find_lags(self.flights)), None) if is_unexplained else None
-        return self._prepare_report(self._divergence_of_lag(lag), None, now) if lag is not None else actions
+        return self.reports.add(self._divergence_of_lag(lag), None, now) if lag is not None else actions
 
     def give_up_waiting(self) -> None:
         """No more answers will come: report what is known."""
         for question in self._questions:
-            if question.known is not None:
-                self._prepare_report(question.known, question.slot, 0.0)
+            if question.known is not None and self.reports.first_of(question.candidate.group) is None:
+                self.reports.add(question.known, question.slot, 0.0)
         self._questions.clear()
-        self._report(list(self._reports))
+        self.reports.report_all()
 
-    # ---- candidates, histories, reports
+    # ---- candidates and histories
 
     def _find_candidates(self, now: float) -> list[Action]:
         """Look for the first divergence in each group of ranks, or for further ones."""
-        if self.is_waiting or len(self.divergences) >= _MAX_REPORTS:
+        if self.is_waiting or self.reports.are_enough:
             return []
-        known = {divergence.group for divergence in self.divergences if divergence.number}
+        known = {divergence.group for divergence in self.reports.divergences if divergence.number}
         candidates = [candidate for candidate in compare.find_candidates(self.flights) if candidate.group not in known]
         latest = (further.find_latest_sets(self.flights, group) for group in sorted(known))
         candidates += [candidate for candidate in latest if candidate is not None and len(candidate.rank_sets) > 1]
         actions = self._ask(*(_HistoryQuestion(candidate) for candidate in candidates))
-        for calls in self._replicated.pop_mismatches(is_last=self._is_concluding):
+        for calls in self._replicated.pop_mismatches(is_last=self.reports.is_concluding):
             divergence = divergence_of_calls(calls)
-            actions += self._prepare_report(divergence, None, now) if divergence is not None else []
+            actions += self.reports.add(divergence, None, now) if divergence is not None else []
         return actions
 
     def _ask(self, *questions: _HistoryQuestion) -> list[Action]:
@@ -213,14 +180,11 @@ class DivergenceDetector:
         question = self._questions.pop(0)
         actions = []
         for found in self._find_divergences(question, histories):
-            actions += self._prepare_report(found, question.slot, now)
+            actions += self.reports.add(found, question.slot, now)
         return [*actions, *self._ask_next()]
 
     def _find_divergences(self, question: _HistoryQuestion, histories: Mapping[int, Flight]) -> Sequence[Divergence]:
-        group = question.candidate.group
-        first = next(
-            (divergence for divergence in self.divergences if divergence.number and divergence.group == group), None
-        )
+        first = self.reports.first_of(question.candidate.group)
         if first is not None:
             return further.find_further_divergences(first, question.candidate, histories)
         found = compare.find_divergence(question.candidate, histories) or question.known
@@ -233,7 +197,7 @@ class DivergenceDetector:
         if divergence is None:
             return []
         if slot.waiting:
-            return self._prepare_report(divergence, slot, now)
+            return self.reports.add(divergence, slot, now)
         # In record mode ranks send first calls only: they may have diverged before.
         rank_sets = tuple(group.ranks for group in divergence.call_groups)
         return self._ask(_HistoryQuestion(Candidate(*slot.key, rank_sets), divergence, slot))
@@ -253,31 +217,3 @@ class DivergenceDetector:
         ahead = CallGroup(lag.ahead, lag.name or "a call", place=lag.place, recorded_by=lag.ahead[0], program=program)
         behind = absent_groups({rank: format_absent_state(lag.reached[rank], _FINISHED) for rank in lag.behind})
         return Divergence(lag.group, lag.number, largest_first([ahead, *behind]))
-
-    def _prepare_report(self, divergence: Divergence, slot: CallSlot | None, now: float) -> list[Action]:
-        """Ask for the details of the programs that differ."""
-        awaited = {(group.recorded_by, group.program) for group in divergence.call_groups if group.name}
-        pending = _PendingReport(divergence, slot, now + _DETAILS_TIMEOUT_S, awaited)
-        self._reports.append(pending)
-        if not awaited:
-            return self._report([pending])
-        return [Send((rank,), ProgramDetailsRequest(program)) for rank, program in sorted(awaited)]
-
-    def _report(self, pending: Collection[_PendingReport]) -> list[Action]:
-        return [action for one in pending for action in self._report_one(one)]
-
-    def _report_one(self, pending: _PendingReport) -> list[Action]:
-        self._reports.remove(pending)
-        divergence = pending.divergence.with_program_details(pending.details)
-        text = report.format_divergence(divergence, self._hosts)
-        waiting = pending.slot.waiting if pending.slot is not None else ()
-        self._told |= set(waiting)
-        actions = self._matcher.resolve(pending.slot, text) if pending.slot is not None else []
-        is_new = divergence.kind not in {known.kind for known in self.divergences}
-        if is_new and len(self.divergences) < _MAX_REPORTS:
-            self.divergences.append(divergence)
-        # Ranks that wait raise the text themselves, and at the end the verdict contains it.
-        if not is_new or waiting or self._is_concluding:
-            return actions
-        self.shown.append(divergence)
-        return [*actions, PrintLine(text)]

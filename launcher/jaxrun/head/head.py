@@ -131,7 +131,7 @@ class Head:
             case SnapshotReply():
                 return self._on_snapshot(event, now)
             case ProgramDetailsReply():
-                return self._divergence.handle_details(event)
+                return self._divergence.reports.handle_details(event)
             case StartFailed():
                 return self._on_start_failed(event, now)
         rank = getattr(event, "rank", None)

@@ -65,7 +65,7 @@ class JobShutdown:
         """A worker has failed, or is about to."""
         if self._attempt.is_healthy:
             self._attempt.outcome = JobOutcome(EndReason.FAILED, decided_at=now)
-            wait = MISMATCH_REPORTS_WAIT_S if self._divergence.was_told(rank) else SETTLE_S
+            wait = MISMATCH_REPORTS_WAIT_S if self._divergence.reports.was_told(rank) else SETTLE_S
             timeouts = {Timeout.SETTLE: now + wait, Timeout.ROOT_CAUSE: now + ROOT_CAUSE_WAIT_S}
             self._attempt.enter(JobPhase.SETTLING, timeouts)
         return self.settle(now, rank)
@@ -75,7 +75,7 @@ class JobShutdown:
         attempt, workers = self._attempt, self._workers
         if attempt.phase is not JobPhase.SETTLING or not workers.any_live:
             return []
-        told = self._divergence.was_told
+        told = self._divergence.reports.was_told
         if rank is not None and told(rank) and not any(map(told, workers.live_without_failure)):
             attempt.timeouts.cancel(Timeout.SETTLE)  # all that were told of the mismatch have raised it
         if attempt.timeouts.is_running(Timeout.SETTLE):
@@ -157,8 +157,8 @@ class JobShutdown:
             self._attempt.outcome,
             workers=self._workers.outcomes(now),
             run_at=self._attempt.run_at,
-            divergences=tuple(self._divergence.divergences),
-            shown_divergences=tuple(self._divergence.shown),
+            divergences=tuple(self._divergence.reports.divergences),
+            shown_divergences=tuple(self._divergence.reports.shown),
             flights=self._attempt.outcome.flights or dict(self._divergence.flights),
         )
         ended_well = all(worker.finished or worker.status == 0 for worker in outcome.workers)

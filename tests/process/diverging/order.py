@@ -11,6 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jax.experimental import multihost_utils
 from jax.sharding import Mesh
@@ -178,6 +179,17 @@ def caught_phase(world: World) -> None:
         except ValueError as error:
             print("skipped:", error, flush=True)
     float(evaluate(x))  # caught-phase
+
+
+@kind
+def after_printing(world: World) -> None:
+    """What rank 0 computes alone of a replicated value is no call; what differs after that is found."""
+    x = world.ones(world.size, 8)
+    for _ in range(3):
+        loss = step(x)
+        if world.first:
+            print("loss", jnp.log(loss), flush=True)
+    float((evaluate if world.odd else step)(x))  # after-printing
 
 
 @kind
