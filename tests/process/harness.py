@@ -85,11 +85,9 @@ def started(tmp_path: Path, *arguments: str, env: Mapping[str, str] | None = Non
         command,
         cwd=tmp_path,
         env={**os.environ, **(env or {})},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
         text=True,
         start_new_session=True,
-        **{"stdin": subprocess.DEVNULL, **popen},  # type: ignore[call-overload]
+        **{"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE, **popen},  # type: ignore[call-overload]
     )
     job = Job(process, run_dir)
     try:

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import os
+import pty
 import re
 import resource
+import struct
 import subprocess
 import sys
+import termios
 import time
 from pathlib import Path
 
@@ -37,6 +42,29 @@ def test_every_line_has_its_rank_and_each_stream_its_file(tmp_path: Path) -> Non
     assert len(result.err.splitlines()) == 5 + len(between) and len(result.out.splitlines()) == 6
     assert (first, where) == ("jaxrun: 2 processes x 1 device (cpu) on this machine", "jaxrun: run dir run")
     assert re.fullmatch(r"jaxrun: done in \d+\.\d+ s \(start-up \d+\.\d+ s\)", last)
+
+
+def test_on_a_terminal_the_screen_has_its_width_and_colours(tmp_path: Path) -> None:
+    code = "import jax\nraise ValueError('Array has been deleted, ' + 20_000 * 'x' + ' the end')\n"
+    ours, theirs = pty.openpty()
+    fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 40, 60, 0, 0))
+    terminal = {"TERM": "xterm", "NO_COLOR": ""}
+    with started(tmp_path, "-n", "1", write(tmp_path, code), env=terminal, stdout=theirs, stderr=theirs) as job:
+        os.close(theirs)
+        shown = b""
+        with contextlib.suppress(OSError):  # EIO: nobody has the terminal open any more
+            while data := os.read(ours, 10_000):
+                shown += data
+        os.close(ours)
+        job.process.wait()
+    screen = shown.decode().replace("\r\n", "\n")
+    assert re.search(r"\n\x1b\[1;31mrank 0 of 1 raised ValueError .* into the run\.\x1b\[0m\n", screen)
+    assert "\n\x1b[2magain: jaxrun explain run\x1b[0m\n\x1b[2mexit 1\x1b[0m\n" in screen
+    prose = screen.partition(" into the run.")[2]
+    assert "what this means:" in prose and "\ntry: " in prose
+    assert max(len(line) for line in prose.splitlines() if "\x1b" not in line and "://" not in line) <= 60
+    assert len(screen) < 12_000 and "characters left out, which run/rank-0000.err holds" in screen
+    assert " the end" in screen and "x" * 20_000 + " the end" in (tmp_path / "run" / "rank-0000.err").read_text()
 
 
 def test_quiet_ranks_are_not_printed_but_logged(tmp_path: Path) -> None:

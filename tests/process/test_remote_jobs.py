@@ -282,7 +282,7 @@ def test_other_peers_at_the_port_do_not_disturb_the_job(start):
     code = "run(); print('ready', flush=True); time.sleep(1.0); done()"
     job = start(code, code)
     listening = job.until(lambda: job.events("started"))[0]["listening"]
-    port = int(re.search(r"127\.0\.0\.1:(\d+)", listening)[1])
+    port = int(re.search(r"\d:(\d+)", listening)[1])
     with contextlib.ExitStack() as stack:
         for data in (
             b"",
