@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from jaxrun.gang.exceptions import RemoteError as RemoteError
     from jaxrun.gang.exceptions import WorkerDied as WorkerDied
     from jaxrun.gang.gang import Gang as Gang
-    from jaxrun.gang.gang import launch as launch
+    from jaxrun.gang.launch import launch as launch
     from jaxrun.map.items import NotTraceable as NotTraceable
     from jaxrun.map.pool import Pool as Pool
     from jaxrun.map.pool import pool as pool
@@ -31,7 +31,7 @@ RUNTIME = "jaxrun_runtime"  # the package that runs in every worker; the launche
 _HOMES = {
     "Gang": "gang.gang",
     "Results": "gang.call",
-    "launch": "gang.gang",
+    "launch": "gang.launch",
     "NotTraceable": "map.items",
     "Pool": "map.pool",
     "pool": "map.pool",

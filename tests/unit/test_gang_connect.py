@@ -8,7 +8,7 @@ import pytest
 
 from jaxrun.channel.event_loop import EventLoop
 from jaxrun.errors import ProtocolError, UnavailableError
-from jaxrun.gang.rank_listener import RankListener
+from jaxrun.gang.rank_connections import RankListener
 from jaxrun.protocol.names import GANG_ADDRESS, GANG_TOKEN
 from jaxrun_runtime.gang import connect as gang_connect
 

@@ -2,14 +2,13 @@
 
 | module           | what it does                                                                         |
 |------------------|--------------------------------------------------------------------------------------|
-| gang             | Gang, as `import jaxrun` offers it, and launch                                       |
+| gang, launch     | Gang and launch, as `import jaxrun` offers them                                      |
 | call             | one function that runs on all ranks; call_events: what it reports meanwhile          |
 | display          | where the output of the ranks is shown                                               |
 | exceptions       | what the ranks raise, and how it is raised again here                                |
 | lifecycle        | starts the job of a gang, starts it anew where its ranks are broken, stops it        |
 | instance         | one such job: launcher, connections, ranks                                           |
 | launcher_process | the launcher, seen from outside: output, end, verdict, commands                      |
-| rank_listener    | where the ranks connect                                                              |
-| rank_connections | messages to and from all ranks                                                       |
+| rank_connections | where the ranks connect, and messages to and from all of them                        |
 | spec             | what a gang is asked to be, and the command line that makes it one                   |
 """

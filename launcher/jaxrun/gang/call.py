@@ -9,24 +9,29 @@ with gang.start_call(fn, *args) as call:
 from __future__ import annotations
 
 import json
+import os
 import sys
 import time
+import warnings
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from types import TracebackType
 from typing import Any, Self
 
 from jaxrun.gang.call_events import CallEvent, Disconnected, LauncherOutput, Printed, RankMessage, Returned
-from jaxrun.gang.display import Display
+from jaxrun.gang.display import Display, find_sources
 from jaxrun.gang.exceptions import CallTimeout, RemoteFailure, WorkerDied, combined_exception
 from jaxrun.gang.instance import GangInstance
 from jaxrun.protocol.flight import parse_group
 from jaxrun.protocol.gang_messages import GangMessage, GangMessageKind, pack
+from jaxrun.protocol.payload import dump
 from jaxrun.text import format_ranks
 
 INTERRUPT_TIMEOUT_S = 1.0  # for ranks to end what they do when they are interrupted
 FAILURE_GRACE_S = 1.5  # for the other ranks to return after one has raised
 _VERDICT_TIMEOUT_S = 5.0
+_LARGE_CLOSURE_BYTES = 2**24  # of a function with all that it closes over, from which a warning says so
 
 
 class Results(tuple[Any, ...]):
@@ -212,3 +217,32 @@ def step_difference(notes: Mapping[int, bytes]) -> str:
             each = ", ".join(f"{format_ranks(ranks)} {count}" for count, ranks in sorted(by_count.items()))
             return f"ranks {group} are out of step, having made different numbers of cross-process calls ({each})"
     return ""
+
+
+def pack_call(
+    instance: GangInstance, number: int, fn: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]
+) -> GangMessage:
+    """The message that has the ranks call `fn(*args, **kwargs)` as call `number`."""
+    sources = find_sources()
+    reduce = sources.reduce if sources is not None else None
+    task = pack(GangMessageKind.CALL, number, (fn, args, kwargs), share=instance.shares_memory, reduce=reduce)
+    note = {
+        "print": True,
+        "interrupts": instance.interrupts,
+        "cells": sources.lines if sources is not None else {},
+        "path": [os.path.abspath(entry) for entry in sys.path],
+    }
+    if task.payload.nbytes > _LARGE_CLOSURE_BYTES:
+        _warn_of_closure(fn)
+    return replace(task, note=json.dumps(note).encode())
+
+
+def _warn_of_closure(fn: Callable[..., Any]) -> None:
+    """Warn if a function is large by itself, whatever its arguments are."""
+    nbytes = dump(fn, share=False).nbytes
+    if nbytes > _LARGE_CLOSURE_BYTES:
+        warnings.warn(
+            f"{getattr(fn, '__name__', fn)} and what it closes over weigh {nbytes / 2**20:.0f} MiB, which go to every "
+            "rank with each call; pass large arrays as arguments, or load them on the ranks",
+            stacklevel=5,
+        )

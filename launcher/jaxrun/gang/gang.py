@@ -1,13 +1,9 @@
-"""Gang: a warm job whose ranks can be called again and again; launch: a job for one call."""
+"""Gang: a warm job whose ranks can be called again and again."""
 
 from __future__ import annotations
 
-import json
 import os
-import sys
-import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
 from types import TracebackType
@@ -15,18 +11,15 @@ from typing import Any, NoReturn, Self
 
 from jaxrun import RUNTIME
 from jaxrun.errors import UsageError
-from jaxrun.gang.call import GangCall, Results
-from jaxrun.gang.display import find_sources, make_display
+from jaxrun.gang.call import GangCall, Results, pack_call
+from jaxrun.gang.display import make_display
 from jaxrun.gang.exceptions import GangError
 from jaxrun.gang.instance import GangWorker
 from jaxrun.gang.lifecycle import GangLifecycle
 from jaxrun.gang.spec import GangSpec, split_options
 from jaxrun.job.fault_spec import FAULT_KINDS
 from jaxrun.protocol.flight_file import LOCKSTEP_RECORD
-from jaxrun.protocol.gang_messages import GangMessageKind, pack
-from jaxrun.protocol.payload import FunctionReference, dump
-
-_LARGE_CLOSURE_BYTES = 2**24  # of a function with all that it closes over, from which a warning says so
+from jaxrun.protocol.payload import FunctionReference
 
 
 class Gang:
@@ -102,19 +95,7 @@ class Gang:
                 raise GangError("this gang is in a call already; end that first")
             instance = self._lifecycle.usable_instance()
             self._call_number += 1
-            sources = find_sources()
-            reduce = sources.reduce if sources is not None else None
-            share = instance.shares_memory
-            task = pack(GangMessageKind.CALL, self._call_number, (fn, args, kwargs), share=share, reduce=reduce)
-            note = {
-                "print": True,
-                "interrupts": instance.interrupts,
-                "cells": sources.lines if sources is not None else {},
-                "path": [os.path.abspath(entry) for entry in sys.path],
-            }
-            if task.payload.nbytes > _LARGE_CLOSURE_BYTES:
-                _warn_of_closure(fn)
-            task = replace(task, note=json.dumps(note).encode())
+            task = pack_call(instance, self._call_number, fn, args, kwargs)
             call = GangCall(instance, self._call_number, task, self._display, self._end_call)
             self._in_call = True
             return call
@@ -168,11 +149,11 @@ class Gang:
 
     def __getitem__(self, name: str) -> Results:
         """What a variable of a notebook's %%gang cells is on each rank."""
-        return self.run(remote_function(f"{RUNTIME}.gang.notebook_cells", "get_variable"), name)
+        return self.run(FunctionReference(f"{RUNTIME}.gang.notebook_cells", "get_variable"), name)
 
     def __setitem__(self, name: str, value: Any) -> None:
         """Give all ranks a variable of this value, for a notebook's %%gang cells."""
-        self.run(remote_function(f"{RUNTIME}.gang.notebook_cells", "set_variable"), name, value)
+        self.run(FunctionReference(f"{RUNTIME}.gang.notebook_cells", "set_variable"), name, value)
 
     __iter__ = None  # or __getitem__ would make a sequence of it
 
@@ -272,55 +253,6 @@ class Gang:
         self.fault("cut", rank)
 
 
-def launch(
-    fn: Callable[..., Any],
-    *args: Any,
-    processes: int | None = None,
-    devices: int | None = None,
-    hosts: int | None = None,
-    backend: str = "local",
-    platform: str = "auto",
-    env: Mapping[str, str] | None = None,
-    lockstep: str = LOCKSTEP_RECORD,
-    run_dir: str | os.PathLike[str] | None = None,
-    options: str | Sequence[str] = (),
-    timeout: float | None = None,
-    **kwargs: Any,
-) -> Results:
-    """Call `fn(*args, **kwargs)` on every rank of a job that is started for it, and ends with it.
-
-    The job is described as for Gang, the call as for Gang.run.
-    """
-    with Gang(
-        processes,
-        devices,
-        hosts=hosts,
-        backend=backend,
-        platform=platform,
-        env=env,
-        lockstep=lockstep,
-        run_dir=run_dir,
-        options=options,
-    ) as gang:
-        return gang.run(fn, *args, timeout=timeout, **kwargs)
-
-
-def remote_function(module: str, name: str) -> Callable[..., Any]:
-    """A function that is imported on the ranks only."""
-    return FunctionReference(module, name)
-
-
 def _map_module(name: str) -> Any:
     """A module of jaxrun.map, by name: that package stands above this one, and most gangs need none of it."""
     return import_module(f"jaxrun.map.{name}")
-
-
-def _warn_of_closure(fn: Callable[..., Any]) -> None:
-    """Warn if a function is large by itself, whatever its arguments are."""
-    nbytes = dump(fn, share=False).nbytes
-    if nbytes > _LARGE_CLOSURE_BYTES:
-        warnings.warn(
-            f"{getattr(fn, '__name__', fn)} and what it closes over weigh {nbytes / 2**20:.0f} MiB, which go to every "
-            "rank with each call; pass large arrays as arguments, or load them on the ranks",
-            stacklevel=4,
-        )

@@ -15,8 +15,7 @@ from jaxrun.errors import JaxrunError, ProtocolError
 from jaxrun.forkserver.launcher_pool import pool_for
 from jaxrun.gang.exceptions import GangStartError, WorkerDied
 from jaxrun.gang.launcher_process import LauncherProcess
-from jaxrun.gang.rank_connections import RankConnections
-from jaxrun.gang.rank_listener import RankListener
+from jaxrun.gang.rank_connections import RankConnections, RankListener
 from jaxrun.gang.spec import GangSpec
 from jaxrun.protocol.gang_messages import GangMessage, GangMessageKind, GangMessageReader
 from jaxrun.text import format_ranks, has_several_hosts, plural

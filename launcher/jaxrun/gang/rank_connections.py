@@ -1,17 +1,29 @@
-"""The connections to all ranks of one gang: receives what arrives, and never waits for a rank that does not read."""
+"""Where the ranks of one gang connect, by a Unix socket on this machine and by TCP from others, and the connections.
+
+Receives what arrives, and never waits for a rank that does not read.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import os
+import shutil
 import signal
 import socket
+import tempfile
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from pathlib import Path
 
 from jaxrun.channel.event_loop import EventLoop
+from jaxrun.channel.interfaces import list_interfaces, select_interfaces
+from jaxrun.channel.listener import listen_on_tcp, listen_on_unix_socket
 from jaxrun.errors import ProtocolError
 from jaxrun.gang.launcher_process import LauncherProcess
+from jaxrun.protocol.addresses import format_addresses
+from jaxrun.protocol.auth import new_token
 from jaxrun.protocol.gang_messages import GangMessage, GangMessageReader, GangMessageWriter
+from jaxrun.protocol.names import GANG_ADDRESS, GANG_DIRECTORY_PREFIX, GANG_TOKEN
 from jaxrun.protocol.session import Tags
 
 Received = tuple[int, GangMessage | None]
@@ -24,6 +36,30 @@ class _RankConnection:
     reader: GangMessageReader
     writer: GangMessageWriter
     has_unsent: bool = False
+
+
+class RankListener:
+    """A directory that only this user may enter, and a listener; `environ` tells the ranks where it is."""
+
+    def __init__(self, *, remote: bool, interface: str = "") -> None:
+        """`interface`: the one to listen at for remote ranks; empty for all. Raises UsageError or UnavailableError."""
+        self.directory = Path(tempfile.mkdtemp(prefix=f"{GANG_DIRECTORY_PREFIX}{os.getpid()}-"))
+        token = new_token()
+        try:
+            if remote:
+                offered = select_interfaces(list_interfaces(), interface)
+                self.listener = listen_on_tcp(offered, token, everywhere=not interface)
+            else:
+                self.listener = listen_on_unix_socket(str(self.directory / "ranks"), token)
+        except BaseException:
+            shutil.rmtree(self.directory, ignore_errors=True)
+            raise
+        self.environ = {GANG_ADDRESS: format_addresses(self.listener.addresses), GANG_TOKEN: token}
+
+    def close(self) -> None:
+        """Accept nobody any more, and remove the directory. May be called again."""
+        self.listener.close()
+        shutil.rmtree(self.directory, ignore_errors=True)
 
 
 class RankConnections:

@@ -21,13 +21,14 @@ from jaxrun import RUNTIME
 from jaxrun.errors import JaxrunError, UsageError
 from jaxrun.gang.call import GangCall
 from jaxrun.gang.exceptions import CallTimeout, RemoteError, WorkerDied
-from jaxrun.gang.gang import Gang, remote_function
+from jaxrun.gang.gang import Gang
 from jaxrun.gang.instance import describe_gang
 from jaxrun.gang.spec import GangSpec
 from jaxrun.notebook.arguments import HELP, MagicArguments, parse_arguments
 from jaxrun.notebook.display import fold_other_errors, format_main_error
 from jaxrun.notebook.ipython import cell_name, publish, to_python
 from jaxrun.notebook.transcript import MimeBundle, merge_by_rank
+from jaxrun.protocol.payload import FunctionReference
 from jaxrun.text import format_ranks, format_seconds
 
 NAME = "gang"  # of the magic and of the variable
@@ -120,7 +121,7 @@ def _run_cell(shell: Any, arguments: MagicArguments, cell: str, line_failed: boo
     ranks = _select_ranks(gang, arguments.ranks)
     # An empty line first, so that line numbers count the line of the magic.
     code, source = "\n" + to_python(shell, cell), "\n" + cell
-    run_cell = remote_function(f"{RUNTIME}.gang.notebook_cells", "run_cell")
+    run_cell = FunctionReference(f"{RUNTIME}.gang.notebook_cells", "run_cell")
     call = gang.start_call(run_cell, code, _running_cell_name(shell), source, ranks)
     call.main_rank = ranks[0]
     raised: BaseException

@@ -19,8 +19,9 @@ from jaxrun import RUNTIME
 from jaxrun.diagnosis.snapshot import Snapshot
 from jaxrun.errors import JaxrunError
 from jaxrun.gang.call_events import Disconnected, LauncherOutput, Printed, RankMessage, Returned
-from jaxrun.gang.gang import Gang, remote_function
+from jaxrun.gang.gang import Gang
 from jaxrun.lockstep import report
+from jaxrun.protocol.payload import FunctionReference
 from jaxrun.protocol.pytest_messages import SessionReady, SessionSettings
 from jaxrun.rundir.rundir import STACKS_FILE
 from jaxrun.text import format_ranks, format_seconds
@@ -72,7 +73,7 @@ class GangSession:
     def __init__(self, gang: Gang, settings: SessionSettings, startup_timeout: float) -> None:
         self.gang = gang
         self._captured: dict[int, tuple[str, str]] = {}  # by rank, the files of its stdout and stderr
-        self.call = gang.start_call(remote_function(f"{RUNTIME}.pytest.session", "run_session"), settings)
+        self.call = gang.start_call(FunctionReference(f"{RUNTIME}.pytest.session", "run_session"), settings)
         try:
             self._wait_until_ready(startup_timeout)
         except BaseException:
