@@ -15,6 +15,7 @@ import socket
 import sys
 import threading
 import time
+from collections.abc import Callable
 from typing import NoReturn
 
 from jaxrun.errors import ProtocolError
@@ -42,13 +43,16 @@ def exit_with_success(env: WorkerEnv, channel: AgentChannel) -> NoReturn:
     exit_now(0)
 
 
-def exit_with_failure(env: WorkerEnv, failure: Failed, channel: AgentChannel) -> NoReturn:
+def exit_with_failure(
+    env: WorkerEnv, failure: Failed, channel: AgentChannel, before_exit: Callable[[], None] = lambda: None
+) -> NoReturn:
     """Send the failure at once, then run the exit handlers and exit with the failure's status.
 
     Threads are not joined: they may wait for something that this process will never send.
     """
     with contextlib.suppress(AgentDisconnected):
         channel.send(failure)
+        before_exit()
     if jax_private.remove_exit_barrier():
         _run_exit_handlers()
     _finalize_program()

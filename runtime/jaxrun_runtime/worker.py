@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import faulthandler
 import functools
 import gc
@@ -24,6 +25,7 @@ from jaxrun_runtime import (
     forks,
     hello,
     interrupts,
+    job_debugger,
     linux,
     mpi,
     program,
@@ -110,10 +112,14 @@ def _handle_error(env: WorkerEnv, channel: AgentChannel, stage: WorkerStage, err
         from jaxrun_runtime.lockstep import call_sites
 
         call_sites.trim_to_user_frames(error)
+    job_debugger.trim_debugger_frames(error)
     failure = failure_report.describe_failure(error, env.rank, stage)
     # The launcher shows and logs the failure. The program prints it, too, where plain Python would print differently.
     if sys.excepthook is not sys.__excepthook__ or isinstance(error, SystemExit) or not channel.in_owner_process():
         failure_report.print_error(error)
+    if env.pdb and stage == "program" and job_debugger.can_debug(error):
+        waiting = dataclasses.replace(failure, waits_for_debugger=True)
+        shutdown.exit_with_failure(env, waiting, channel, lambda: job_debugger.post_mortem(error, channel))
     if failure.status:
         shutdown.exit_with_failure(env, failure, channel)
 
@@ -168,6 +174,7 @@ def _watch_program(env: WorkerEnv, channel: AgentChannel) -> None:
     failure_report.report_thread_failures(channel, env.rank)
     forks.watch_forks(channel, env.rank)
     signal_handlers.report_signal_handlers(channel, env.rank)
+    job_debugger.relay_debuggers(channel, env.rank)
     exec_guard.refuse_exec()
     mpi.warn_of_singletons(env)
 

@@ -3,7 +3,17 @@
 import itertools
 import signal
 
-from jaxrun.head.actions import Finish, PrintLine, PrintSnapshot, PrintStallNotice, Send, SignalRanks, TakeSnapshot
+from jaxrun.head.actions import (
+    Finish,
+    PrintLine,
+    PrintSnapshot,
+    PrintStallNotice,
+    ReadTerminalLine,
+    Send,
+    ShowTerminalText,
+    SignalRanks,
+    TakeSnapshot,
+)
 from jaxrun.head.consistency import Expected
 from jaxrun.head.events import LauncherSignalled, Tick
 from jaxrun.head.head import Head
@@ -44,6 +54,7 @@ class Simulation:
         stall_notice=None,
         lockstep="off",
         chaos="",
+        no_terminal="",
     ):
         self.size = size
         self.hosts = hosts or dict.fromkeys(range(size), "h1")
@@ -58,6 +69,8 @@ class Simulation:
         self.outcome = None
         self.finished_at = None
         self.stacks = {}  # rank → dump, for those that answer
+        self.terminal = []  # what debuggers have written
+        self.reads = 0  # lines that were asked for
         self.answers = True  # whether any do
         self.cpu = lambda now: 0.0  # seconds that each rank has used by then
         self.written = lambda now: 0  # bytes that each has written by then
@@ -71,7 +84,9 @@ class Simulation:
         signal_grace = 30.0 if grace is None else grace
         limits = TimeLimits(init, job, 5.0 if grace is None else grace, signal_grace, stall, stall_notice)
         faults = parse_faults(chaos) if chaos else ()
-        self.head = Head(self.hosts, expected, limits, "127.0.0.1", 0.0, lockstep=lockstep, chaos=faults)
+        self.head = Head(
+            self.hosts, expected, limits, "127.0.0.1", 0.0, lockstep=lockstep, chaos=faults, no_terminal=no_terminal
+        )
 
     def handle(self, *events):
         """Events that arrive now."""
@@ -218,6 +233,10 @@ class Simulation:
                 self.statuses_shown.append((self.now, action.text))
             case PrintLine():
                 self.printed.append((self.now, action.text))
+            case ShowTerminalText():
+                self.terminal.append(action.text)
+            case ReadTerminalLine():
+                self.reads += 1
             case Finish():
                 assert self.outcome is None
                 self.outcome = action.outcome

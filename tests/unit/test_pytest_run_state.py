@@ -2,10 +2,8 @@
 
 import pytest
 
+from jaxrun.protocol.debugger_messages import DebuggerDecision, DebuggerOutput, DebuggerReadRequest
 from jaxrun.protocol.pytest_messages import (
-    DebugDecision,
-    DebuggerOutput,
-    DebuggerReadRequest,
     DebugRequest,
     FaultRequest,
     Gather,
@@ -173,11 +171,11 @@ def test_the_first_rank_that_fails_is_debugged(debug, granted):
 
 def test_the_debugger_of_another_rank_waits_until_the_first_is_left():
     state = RunState(2)
-    assert feed(state, (0, DebuggerOutput("(Pdb) ")), (0, DebuggerReadRequest())) == [
+    assert feed(state, (0, DebuggerOutput(0, "(Pdb) ")), (0, DebuggerReadRequest(0))) == [
         ShowDebuggerText(0, "(Pdb) "),
         ReadDebuggerLine(0),
     ]
-    assert feed(state, (1, DebuggerOutput("> there")), (1, DebuggerReadRequest())) == []
+    assert feed(state, (1, DebuggerOutput(1, "> there")), (1, DebuggerReadRequest(1))) == []
     assert state.debugged_rank == 0
     assert feed(state, (0, CALL)) == [ShowDebuggerText(1, "> there"), ReadDebuggerLine(1)]
     assert state.debugged_rank == 1
@@ -187,6 +185,9 @@ def test_the_debugger_of_another_rank_waits_until_the_first_is_left():
 
 def test_a_failing_rank_is_answered_only_when_the_debugger_is_free():
     state = RunState(2, debug=True)
-    assert feed(state, (0, DebugRequest("a"))) == [ShowDebuggerText(0, "a\n"), SendToRanks(DebugDecision(True), (0,))]
+    assert feed(state, (0, DebugRequest("a"))) == [
+        ShowDebuggerText(0, "a\n"),
+        SendToRanks(DebuggerDecision(True), (0,)),
+    ]
     assert feed(state, (1, DebugRequest("b"))) == []
-    assert feed(state, (0, RunFinished({}))) == [SendToRanks(DebugDecision(False), (1,))]
+    assert feed(state, (0, RunFinished({}))) == [SendToRanks(DebuggerDecision(False), (1,))]

@@ -2,8 +2,9 @@
 
 import pytest
 
+from jaxrun.protocol.debugger_messages import DebuggerOutput
 from jaxrun.protocol.flight import DispatchedCall, Flight, PendingCall
-from jaxrun.protocol.pytest_messages import DebuggerOutput, PhaseReport, RunFinished
+from jaxrun.protocol.pytest_messages import PhaseReport, RunFinished
 from jaxrun.pytest_plugin.rank_results import find_abandoned_rank
 from jaxrun.pytest_plugin.run_state import Expiry, RunState, Timeouts
 
@@ -60,7 +61,7 @@ def test_a_failure_after_checks_still_has_its_grace(state, timeouts):
 
 def test_a_debugger_stops_all_clocks(state, timeouts):
     send(state, 1, FAILED, 105.0)
-    send(state, 1, DebuggerOutput("(Pdb) "), 105.0)
+    send(state, 1, DebuggerOutput(1, "(Pdb) "), 105.0)
     timeouts.exclude_pause(105.0, 205.0)
     assert timeouts.next_expiry(state) == (207.0, Expiry.GRACE)
     assert timeouts.next_expiry(RunState(3)) == (230.0, Expiry.TIMEOUT)

@@ -23,15 +23,25 @@ from jaxrun.agent.worker_process import WorkerProcess
 from jaxrun.channel.event_loop import EventLoop
 from jaxrun.diagnosis.stacks import FATAL_ERROR
 from jaxrun.errors import EXIT_SOFTWARE, ProtocolError
-from jaxrun.head.actions import Action, Finish, MessageToRank, PrintLine, Send, SignalRanks, TakeSnapshot
-from jaxrun.head.events import Event, LauncherSignalled
+from jaxrun.head.actions import (
+    Action,
+    Finish,
+    MessageToRank,
+    PrintLine,
+    ReadTerminalLine,
+    Send,
+    ShowTerminalText,
+    SignalRanks,
+    TakeSnapshot,
+)
+from jaxrun.head.events import Event, LauncherSignalled, TerminalLine
 from jaxrun.output.drain import OutputSink
 from jaxrun.protocol.agent_messages import FaultNotInjected, InjectFault, Shutdown, StartWorker, WorkerExited
 from jaxrun.protocol.snapshot_messages import ProgramDetailsReply, ProgramDetailsRequest, RecorderSnapshot
 from jaxrun.protocol.worker_messages import Done, Failed, WorkerStage
 
 if TYPE_CHECKING:
-    from jaxrun.agent.head_client import ActionSource, HeadInterface
+    from jaxrun.agent.head_client import ActionSource, DebuggerTerminal, HeadInterface
 
 _MESSAGES, _SIGNALS, _OUTPUT = range(3)  # the order in which readable descriptors are served
 
@@ -47,13 +57,16 @@ class Agent:
         signals: SignalPipe,
         clock: Callable[[], float],
         source: ActionSource | None = None,
+        terminal: DebuggerTerminal | None = None,
     ) -> None:
+        """`terminal` is there where the head is in this process."""
         self._workers = workers
         self._head = head
         self._output = output
         self._signals = signals
         self._clock = clock
         self._source = source
+        self._terminal = terminal
         self._pipes = OutputPipes(output, lambda rank: head.record("first_output", rank))
         self._loop = EventLoop(clock)
         self._oom = OomWatch(own_memory_cgroup())
@@ -66,6 +79,8 @@ class Agent:
         loop.add_reader(self._signals.fileno(), _SIGNALS, self._on_signals)
         if self._source is not None:
             loop.add_reader(self._source.fileno(), _MESSAGES, self._on_actions)
+        if self._terminal is not None:
+            self._terminal.attach(loop, _MESSAGES, lambda line: self._report(TerminalLine(line)))
         loop.add_poller(self._output.flush_due)
         loop.add_poller(self._pause_or_resume_output)
         loop.add_timer(self._snapshots.deadline, self._report_snapshots)
@@ -126,6 +141,10 @@ class Agent:
                 self._report_all(self._snapshots.request(action))
             case PrintLine():
                 self._output.print_line(f"jaxrun: {action.text}" if action.text else "", status=action.status)
+            case ShowTerminalText() if self._terminal is not None:
+                self._terminal.show(action.text)
+            case ReadTerminalLine() if self._terminal is not None:
+                self._terminal.read_line()
             case Finish() | Shutdown():
                 self._last = action
 

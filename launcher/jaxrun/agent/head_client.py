@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import signal
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Protocol
 
 from jaxrun.channel.connection import Connection
+from jaxrun.channel.event_loop import EventLoop
 from jaxrun.errors import EXIT_UNAVAILABLE
 from jaxrun.head.actions import Action, Send, SignalRanks, TakeSnapshot
 from jaxrun.head.events import Event, LauncherSignalled
@@ -48,6 +49,16 @@ class ActionSource(Protocol):
     def fileno(self) -> int: ...
 
     def receive(self) -> list[Action]: ...
+
+
+class DebuggerTerminal(Protocol):
+    """Where somebody uses the debuggers of workers: the supervisor's Terminal."""
+
+    def attach(self, loop: EventLoop, order: int, on_line: Callable[[str], None]) -> None: ...
+
+    def show(self, text: str) -> None: ...
+
+    def read_line(self) -> None: ...
 
 
 class HeadClient:

@@ -134,6 +134,8 @@ def _plan_of_worker(start: StartWorker, job_id: str, environ: Mapping[str, str])
             lockstep=start.lockstep,
             make_mesh=start.make_mesh,
             torch_env=start.torch_env,
+            pdb=start.pdb,
+            stdin=start.stdin,
         ),
         job_id=job_id,
         workers=(worker,),

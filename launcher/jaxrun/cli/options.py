@@ -183,6 +183,7 @@ def _failure() -> list[Option]:
         option("--lockstep", type=click.Choice(LOCKSTEP_MODES), metavar="|".join(LOCKSTEP_MODES), help=lockstep),
         seconds("--init-timeout", help=init),
         seconds("--grace", help=grace),
+        option("--pdb", is_flag=True, help="Open a debugger on the rank that causes a failure, in this terminal."),
         option("--chaos", multiple=True, metavar="FAULTS", help=chaos),
     ]
 

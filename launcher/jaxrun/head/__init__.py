@@ -14,5 +14,6 @@
 | divergence_reports                    | what is told of the ranks that do not                                       |
 | interruption                          | what signals do: how Ctrl-C, SIGTERM and SIGHUP end the job                 |
 | shutdown                              | how a job is stopped: root cause first, then the order of the kills         |
+| debugger                              | which rank's debugger has the terminal                                      |
 | fault_injection                       | --chaos                                                                     |
 """

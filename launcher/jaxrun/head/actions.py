@@ -72,6 +72,18 @@ class SaveSnapshot:
     snapshot: Snapshot
 
 
+@dataclass(frozen=True, slots=True)
+class ShowTerminalText:
+    """Write the text of a debugger to the terminal, as it is."""
+
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class ReadTerminalLine:
+    """Read a line from the terminal; answered by one TerminalLine."""
+
+
 class EndReason(enum.StrEnum):
     """Why a job ended."""
 
@@ -125,5 +137,15 @@ class Finish:
 
 # An agent on another host also executes a Shutdown, which the head sends it at the end.
 Action = (
-    Send | SignalRanks | TakeSnapshot | PrintLine | PrintSnapshot | PrintStallNotice | SaveSnapshot | Finish | Shutdown
+    Send
+    | SignalRanks
+    | TakeSnapshot
+    | PrintLine
+    | PrintSnapshot
+    | PrintStallNotice
+    | SaveSnapshot
+    | ShowTerminalText
+    | ReadTerminalLine
+    | Finish
+    | Shutdown
 )

@@ -158,6 +158,8 @@ class AgentRegistry:
                 lockstep=spec.job.lockstep,
                 make_mesh=spec.job.make_mesh,
                 torch_env=spec.job.torch_env,
+                pdb=spec.job.pdb,
+                stdin=spec.job.stdin,
             )
 
     def _notes(self, layouts: Mapping[int, Layout]) -> tuple[str, ...]:

@@ -19,6 +19,7 @@ class JobPhase(enum.Enum):
     LEAVING = enum.auto()
     TERMINATING = enum.auto()
     SETTLING = enum.auto()
+    DEBUGGING = enum.auto()
     STOPPING = enum.auto()
     CONCLUDING = enum.auto()
     OVER = enum.auto()

@@ -50,9 +50,16 @@ class ParentExited:
 
 
 @dataclass(frozen=True, slots=True)
+class TerminalLine:
+    """A line that was typed for a debugger; empty at the end of the input."""
+
+    line: str
+
+
+@dataclass(frozen=True, slots=True)
 class Tick:
     """Time has passed."""
 
 
-LauncherEvent = AgentLost | LauncherSignalled | SignalRequested | FaultRequested | ParentExited | Tick
+LauncherEvent = AgentLost | LauncherSignalled | SignalRequested | FaultRequested | ParentExited | TerminalLine | Tick
 Event = LauncherEvent | AgentEvent | WorkerToAgent

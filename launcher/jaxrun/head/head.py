@@ -9,6 +9,7 @@ last action is Finish, with a JobOutcome. What that means for people is not deci
                    ▼                 ▼
                SETTLING ─cause─▶ STOPPING ──all have ended──▶ OVER
 
+With --pdb, DEBUGGING comes between SETTLING and STOPPING: the rank that caused the failure has the terminal.
 CONCLUDING comes before OVER where flight recorders must be read to say how the ranks diverged, until they are or that
 has taken too long.
 """
@@ -24,8 +25,17 @@ from jaxrun.head import consistency
 from jaxrun.head.actions import Action, EndReason, JobOutcome, PrintLine, SignalRanks
 from jaxrun.head.agent_registry import AgentRegistry
 from jaxrun.head.attempt import Attempt, JobPhase
+from jaxrun.head.debugger import DebuggerTerminal
 from jaxrun.head.divergence_detector import DivergenceDetector
-from jaxrun.head.events import AgentLost, Event, FaultRequested, LauncherSignalled, ParentExited, SignalRequested
+from jaxrun.head.events import (
+    AgentLost,
+    Event,
+    FaultRequested,
+    LauncherSignalled,
+    ParentExited,
+    SignalRequested,
+    TerminalLine,
+)
 from jaxrun.head.fault_injection import FaultInjector
 from jaxrun.head.interruption import Interruption
 from jaxrun.head.shutdown import JobShutdown
@@ -42,6 +52,7 @@ from jaxrun.protocol.agent_messages import (
     WorkerExited,
     WorkerSpawned,
 )
+from jaxrun.protocol.debugger_messages import DebuggerClosed, DebuggerOutput, DebuggerReadRequest, DebuggerRequest
 from jaxrun.protocol.flight_file import LOCKSTEP_OFF
 from jaxrun.protocol.snapshot_messages import ProgramDetailsReply, RecorderSnapshot, SnapshotPurpose, SnapshotReply
 from jaxrun.protocol.worker_messages import (
@@ -74,8 +85,10 @@ class Head:
         registry: AgentRegistry | None = None,
         lockstep: str = LOCKSTEP_OFF,
         chaos: Sequence[FaultSpec] = (),
+        no_terminal: str = "",
     ) -> None:
-        """`hosts` maps each rank to its host; `interface` is the address on rank 0's host for the coordinator.
+        """`hosts` maps each rank to its host; `interface` is the address on rank 0's host for the coordinator;
+        `no_terminal` says why no rank can be debugged, if none can.
 
         With a `registry`, hosts, `expected` and `interface` are only known once all agents have reported to it.
         """
@@ -86,7 +99,8 @@ class Head:
         self._divergence = DivergenceDetector(lockstep, self._workers.hosts)
         self._snapshots = Snapshots(self._attempt, self._divergence, self._startup.has_hello)
         self._faults = FaultInjector(chaos, self._workers)
-        self._shutdown = JobShutdown(self._attempt, self._divergence, self._faults)
+        self._debugger = DebuggerTerminal(self._attempt, self._snapshots, no_terminal)
+        self._shutdown = JobShutdown(self._attempt, self._divergence, self._faults, lambda: not self._debugger.refusal)
         self._interruption = Interruption(self._attempt, self._shutdown, self._snapshots, self._divergence)
         timeouts = {Timeout.STARTUP: now + limits.init, Timeout.PROGRESS: now + FIRST_PROGRESS_S}
         if limits.job is not None:
@@ -107,14 +121,22 @@ class Head:
         if self.phase is JobPhase.OVER:
             return None
         faults = self._faults.deadline() if self.phase is JobPhase.RUNNING else None
-        deadlines = (self._attempt.timeouts.deadline(), self._divergence.deadline(), faults)
+        deadlines = (
+            self._attempt.timeouts.deadline(),
+            self._divergence.deadline(),
+            self._debugger.deadline(),
+            faults,
+        )
         return min((at for at in deadlines if at is not None), default=None)
 
     def handle(self, event: Event, now: float) -> list[Action]:
         """The actions for one event, to be carried out in their order."""
         if self.phase is JobPhase.OVER:
             return []
-        return [*self._on_event(event, now), *self._shutdown.finish_if_over(now)]
+        actions = self._on_event(event, now)
+        if self.phase is JobPhase.TERMINATING:
+            actions += self._debugger.close(now)
+        return [*actions, *self._shutdown.finish_if_over(now)]
 
     def _on_event(self, event: Event, now: float) -> list[Action]:
         match event:
@@ -126,6 +148,8 @@ class Head:
             case FaultRequested():
                 inject = self._attempt.is_healthy
                 return self._faults.inject(event.kind, event.ranks, "its gang", now) if inject else []
+            case TerminalLine():
+                return self._debugger.handle_line(event.line, now)
             case ParentExited():
                 return self._interruption.end_at_once(signal.SIGHUP, now, event.reason)
             case SnapshotReply():
@@ -169,13 +193,19 @@ class Head:
                 return self._faults.handle_not_injected(event)
             case Failed():
                 self._workers.add_failure(event, now)
-                return self._shutdown.on_failure(event.rank, now) or self._on_program_ended(now)
+                handed = self._debugger.remove(event.rank, now)
+                return handed + self._shutdown.on_failure(event.rank, now) or self._on_program_ended(now)
             case Done():
                 self._workers.add_done(event.rank, now)
                 self._divergence.remove_rank(event.rank, now)
-                return self._on_program_ended(now)
+                return self._debugger.remove(event.rank, now) + self._on_program_ended(now)
+            case DebuggerClosed():
+                return self._debugger.handle(event, now) + self._shutdown.on_debugger_closed(event.rank, now)
+            case DebuggerRequest() | DebuggerOutput() | DebuggerReadRequest():
+                return self._debugger.handle(event, now)
             case WorkerExited():
-                return self._shutdown.on_worker_exited(event, now) or self._on_program_ended(now)
+                handed = self._debugger.remove(event.rank, now)
+                return handed + self._shutdown.on_worker_exited(event, now) or self._on_program_ended(now)
         return []
 
     # ---- start-up
@@ -227,6 +257,7 @@ class Head:
             actions += self._on_timeout(timeout, now)
         if self.phase is JobPhase.RUNNING:
             actions += self._faults.inject_due(now)
+        actions += self._debugger.hand_over(now)
         return [*actions, *self._divergence.handle_timeouts(now)]
 
     def _on_timeout(self, timeout: Timeout, now: float) -> list[Action]:

@@ -8,6 +8,7 @@ so rank 0, which holds it, is then only frozen, and killed last.
 from __future__ import annotations
 
 import signal
+from collections.abc import Callable
 from dataclasses import replace
 
 from jaxrun.diagnosis.root_cause import find_culprits, is_certain
@@ -18,6 +19,7 @@ from jaxrun.head.events import AgentLost
 from jaxrun.head.fault_injection import FaultInjector
 from jaxrun.head.timeouts import Timeout
 from jaxrun.protocol.agent_messages import WorkerExited
+from jaxrun.protocol.debugger_messages import DebuggerDecision
 from jaxrun.protocol.worker_messages import Exit
 from jaxrun.text import format_ranks_on_hosts, plural
 
@@ -30,11 +32,21 @@ MISMATCH_REPORTS_WAIT_S = 1.0  # wait for all ranks that were told of a mismatch
 class JobShutdown:
     """Times are seconds since the epoch."""
 
-    def __init__(self, attempt: Attempt, divergence: DivergenceDetector, faults: FaultInjector) -> None:
+    def __init__(
+        self,
+        attempt: Attempt,
+        divergence: DivergenceDetector,
+        faults: FaultInjector,
+        may_debug: Callable[[], bool],
+    ) -> None:
+        """`may_debug`: whether a culprit that waits for it can have the terminal."""
         self._attempt = attempt
         self._workers = attempt.workers
         self._divergence = divergence
         self._faults = faults
+        self._may_debug = may_debug
+        self._culprits: list[int] = []
+        self._debugged: int | None = None  # the culprit, with --pdb
         self._rank_0_is_frozen = False
 
     def leave(self, now: float) -> list[Action]:
@@ -68,6 +80,8 @@ class JobShutdown:
             wait = MISMATCH_REPORTS_WAIT_S if self._divergence.reports.was_told(rank) else SETTLE_S
             timeouts = {Timeout.SETTLE: now + wait, Timeout.ROOT_CAUSE: now + ROOT_CAUSE_WAIT_S}
             self._attempt.enter(JobPhase.SETTLING, timeouts)
+        elif self._attempt.phase not in (JobPhase.SETTLING, JobPhase.DEBUGGING):
+            return [Send((rank,), DebuggerDecision(False))] if rank in self._workers.waiting_for_debugger else []
         return self.settle(now, rank)
 
     def settle(self, now: float, rank: int | None = None) -> list[Action]:
@@ -83,11 +97,30 @@ class JobShutdown:
         news = workers.outcomes(now) if rank is None else (workers.outcome(rank, now),)
         if attempt.timeouts.is_running(Timeout.ROOT_CAUSE) and not is_certain(news):
             return []
-        culprits = [worker.rank for worker in find_culprits(workers.outcomes(now))]
-        victims = workers.live_without_failure
+        self._culprits = [worker.rank for worker in find_culprits(workers.outcomes(now))]
+        waiting = [rank for rank in self._culprits if rank in workers.waiting_for_debugger]
+        if waiting and self._may_debug():
+            attempt.enter(JobPhase.DEBUGGING, {})
+            self._debugged = waiting[0]
+            failure = workers.outcome(waiting[0], now).failure
+            error = f": {failure.error}: {failure.message}" if failure is not None else ""
+            text = f"{self._describe_culprits()}{error}\nits debugger follows (--pdb)"
+            return [PrintLine(text), Send((waiting[0],), DebuggerDecision(True))]
+        return self._stop(now)
+
+    def on_debugger_closed(self, rank: int, now: float) -> list[Action]:
+        """The rank needs the terminal no more: after its failure, the job is stopped."""
+        return self._stop(now) if self._attempt.phase is JobPhase.DEBUGGING and rank == self._debugged else []
+
+    def _describe_culprits(self) -> str:
+        return f"{format_ranks_on_hosts(self._culprits, self._workers.hosts)} failed"
+
+    def _stop(self, now: float) -> list[Action]:
+        victims = self._workers.live_without_failure
         others = f"; stopping {plural(len(victims), 'other')}" if victims else ""
-        text = f"{format_ranks_on_hosts(culprits, workers.hosts)} failed{others}"
-        return [PrintLine(text), *self._stop_victims(victims, now)]
+        told = [rank for rank in self._workers.waiting_for_debugger if rank != self._debugged]
+        refusals = [Send(tuple(told), DebuggerDecision(False))] if told else []
+        return [PrintLine(f"{self._describe_culprits()}{others}"), *refusals, *self._stop_victims(victims, now)]
 
     def _stop_victims(self, victims: tuple[int, ...], now: float) -> list[Action]:
         """Kill the ranks that have reported no failure; those that have are killed when the grace is over."""
@@ -110,6 +143,8 @@ class JobShutdown:
             if self._attempt.is_healthy:
                 return self.on_failure(event.rank, now)
             self._fail_if_leaving(now)
+        if self._attempt.phase is JobPhase.DEBUGGING and self._workers.any_live:
+            return self.on_debugger_closed(event.rank, now)
         return self._release_rank_0_if_last() or self.settle(now, event.rank)
 
     def on_agent_lost(self, event: AgentLost, now: float) -> list[Action]:

@@ -48,6 +48,7 @@ class JobTimeouts:
 
     def __init__(self) -> None:
         self._at: dict[Timeout, float] = {}
+        self._held: dict[Timeout, float] = {}  # seconds that are left
 
     def start(self, timeout: Timeout, at: float) -> None:
         """Let `timeout` expire at this time, in place of an earlier or later one."""
@@ -67,6 +68,18 @@ class JobTimeouts:
 
     def cancel_all(self) -> None:
         self._at.clear()
+        self._held.clear()
+
+    def hold(self, now: float, timeout: Timeout) -> None:
+        """Let `timeout` stand still, if it runs, until `resume`."""
+        if timeout in self._at:
+            self._held[timeout] = self._at.pop(timeout) - now
+
+    def resume(self, now: float) -> None:
+        """Let all timeouts that stand still run on."""
+        for timeout, seconds in self._held.items():
+            self._at[timeout] = now + seconds
+        self._held.clear()
 
     def is_running(self, timeout: Timeout) -> bool:
         return timeout in self._at

@@ -80,6 +80,12 @@ class WorkerTable:
         return tuple(rank for rank in self.live if rank not in reported)
 
     @property
+    def waiting_for_debugger(self) -> tuple[int, ...]:
+        """The live ranks that have failed, and go on once they know whether they are debugged."""
+        workers = self._workers
+        return tuple(rank for rank in self.live if (failure := workers[rank].failure) and failure.waits_for_debugger)
+
+    @property
     def listening(self) -> tuple[int, ...]:
         """The ranks whose program runs and listens to SIGTERM."""
         workers = self._workers

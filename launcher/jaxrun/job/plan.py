@@ -117,6 +117,8 @@ class Plan:
             lockstep=self.job.lockstep,
             make_mesh=self.job.make_mesh,
             torch_env=self.job.torch_env,
+            pdb=self.job.pdb,
+            stdin=self.job.stdin,
             init_timeout=self.job.init_timeout,
             run_dir=run_dir,
             simulated_boot_id=worker.simulated_boot_id,

@@ -49,6 +49,7 @@ class Output:
         same = _same_file(stdout_fd, stderr_fd)
         self._err = out if same else Screen(stderr_fd, "stderr", colour=colour[1])
         self._screens = (out,) if same else (out, self._err)
+        self._debugger_screen = out if os.isatty(stdout_fd) else self._err
         self._streams = {
             (rank, stream): RankStream(screen, rank_prefix(rank, size, colour=screen.colour))
             for rank in (range(size) if shown is None else sorted(shown))
@@ -114,6 +115,16 @@ class Output:
             else:
                 wait = min(wait, due - now)
         return None if wait == float("inf") else wait
+
+    def show_debugger(self, text: str) -> None:
+        """Show what a debugger writes at once, and without a prefix, as it may be a prompt."""
+        self._debugger_screen.write(
+            self._debugger_screen.interleaver.render(self, b"", text.encode(errors="backslashreplace"))
+        )
+
+    def end_debugger_line(self) -> None:
+        """The line was ended by what somebody has typed."""
+        self._debugger_screen.interleaver.release(self)
 
     @property
     def terminal(self) -> Terminal:

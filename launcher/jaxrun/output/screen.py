@@ -50,6 +50,12 @@ class Interleaver:
         self._owner = _STATUS if text else None
         return start + text
 
+    def release(self, owner: Hashable) -> None:
+        """The unfinished line of `owner` has been ended by somebody else, as by what is typed."""
+        if self._owner == owner:
+            self._owner = None
+        self._interrupted.discard(owner)
+
     def interrupt(self) -> bytes:
         """Return what lets another line begin: it ends an unfinished line, and removes a status."""
         if self._owner is None:

@@ -25,6 +25,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from jaxrun.protocol.names import STDIN_RANK_0
 from jaxrun.protocol.snapshot_messages import (
     ProgramDetailsReply,
     ProgramDetailsRequest,
@@ -90,6 +91,8 @@ class StartWorker:
     lockstep:     how the ranks are kept in step
     make_mesh:    who lays a mesh over several hosts
     torch_env:    whether the worker gets the variables of torchrun
+    pdb:          whether a culprit is debugged
+    stdin:        which ranks have jaxrun's standard input: a rank's number, "all" or "none"
     """
 
     rank: int
@@ -107,6 +110,8 @@ class StartWorker:
     lockstep: str
     make_mesh: str
     torch_env: bool = False
+    pdb: bool = False
+    stdin: str = STDIN_RANK_0
 
 
 @dataclass(frozen=True, slots=True)

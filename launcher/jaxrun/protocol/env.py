@@ -19,6 +19,8 @@
 | JAXRUN_LOCKSTEP          | what is done to keep the ranks in step: off, record or strict               |
 | JAXRUN_MAKE_MESH         | who lays a mesh over several hosts: jaxrun, or jax, which refuses            |
 | JAXRUN_TORCH_ENV         | whether the variables of torchrun are set, too: True or False               |
+| JAXRUN_PDB               | whether a debugger opens on the rank that fails: True or False              |
+| JAXRUN_STDIN             | which ranks have jaxrun's standard input: a rank, "all" or "none"           |
 
 An agent that mpirun or srun has started finds, besides JAXRUN_JOB_ID and JAXRUN_INIT_TIMEOUT,
 
@@ -39,7 +41,14 @@ from typing import Any
 
 from jaxrun.errors import ProtocolError
 from jaxrun.protocol.flight_file import LOCKSTEP_RECORD
-from jaxrun.protocol.names import MAKE_MESH_JAXRUN, NUM_PROCESSES, PROCESS_ID, RESERVED_PREFIX, TORCH_VARIABLES
+from jaxrun.protocol.names import (
+    MAKE_MESH_JAXRUN,
+    NUM_PROCESSES,
+    PROCESS_ID,
+    RESERVED_PREFIX,
+    STDIN_RANK_0,
+    TORCH_VARIABLES,
+)
 
 # A worker that receives this signal writes the stacks of its threads to JAXRUN_STACKS_FD. Before its Hello the signal
 # would kill it, as a real-time signal does by default.
@@ -65,6 +74,8 @@ class WorkerEnv:
     lockstep: str = LOCKSTEP_RECORD
     make_mesh: str = MAKE_MESH_JAXRUN
     torch_env: bool = False
+    pdb: bool = False
+    stdin: str = STDIN_RANK_0
     run_dir: str = ""
     simulated_boot_id: str = ""
     local_device_ids: tuple[int, ...] = ()

@@ -10,10 +10,8 @@
       PeerLost            ─────────▶                           when one never will
                           ◀─────────    FaultRequest           gang.kill, pause or cut
                           ◀─────────    DebugRequest           with --pdb, after a failure
-      DebugDecision       ─────────▶
-                          ◀─────────    DebuggerOutput
-                          ◀─────────    DebuggerReadRequest
-      DebuggerInput       ─────────▶
+      DebuggerDecision    ─────────▶
+                          ◀────────▶    DebuggerOutput, DebuggerReadRequest, DebuggerInput (debugger_messages.py)
                           ◀─────────    RecordedWarning
                           ◀─────────    RunFinished
       None                ─────────▶                           end the session
@@ -26,6 +24,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
+
+from jaxrun.protocol.debugger_messages import DebuggerOutput, DebuggerReadRequest
 
 PHASES = ("setup", "call", "teardown")
 PEER_LOST = "jaxrun_peer_lost"  # the key in a report whose failure is a PeerLost: what the rank waited in, and why
@@ -124,28 +124,6 @@ class DebugRequest:
     """The test has failed on this rank, which waits for a DebugDecision. `error`: the beginning of the failure."""
 
     error: str
-
-
-@dataclass(frozen=True, slots=True)
-class DebugDecision:
-    granted: bool
-
-
-@dataclass(frozen=True, slots=True)
-class DebuggerOutput:
-    text: str
-
-
-@dataclass(frozen=True, slots=True)
-class DebuggerReadRequest:
-    """A debugger reads a line."""
-
-
-@dataclass(frozen=True, slots=True)
-class DebuggerInput:
-    """The line that was typed; empty at the end of the input."""
-
-    line: str
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,7 +13,8 @@
     ChildForked         ──────────▶    (the program has forked at a new place)
     SignalHandlers      ──────────▶    (the program handles SIGINT or SIGTERM itself, or no longer)
     Interrupted         ──────────▶    (KeyboardInterrupt is raised in it)
-    Failed | Done       ──────────▶    (the program's end)
+                        ◀─────────▶    (debugger_messages.py, while it is being debugged)
+    Failed | Done       ──────────▶    (the program's end; with --pdb, Failed is answered by a DebuggerDecision)
                         ◀──────────    Exit              (after Done: everybody has finished)
 
 They travel over the socket pair whose descriptor the worker finds in JAXRUN_CHANNEL_FD, and on to the head among the
@@ -27,6 +28,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from jaxrun.protocol.codec import MessageDecoder, message_types
+from jaxrun.protocol.debugger_messages import DebuggerDecision, DebuggerInput, DebuggerMessage
 
 
 @dataclass(frozen=True, slots=True)
@@ -192,6 +194,7 @@ class Failed:
     error:      the exception's type; "SystemExit" for a sys.exit
     message:    the exception's text
     traceback:  with the frames of the user's program only
+    waits_for_debugger:  the worker does not end before a DebuggerDecision (--pdb)
     """
 
     rank: int
@@ -202,6 +205,7 @@ class Failed:
     message: str
     traceback: str
     notes: tuple[str, ...] = field(default=())
+    waits_for_debugger: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -226,10 +230,11 @@ WorkerToAgent = (
     | ChildForked
     | SignalHandlers
     | Interrupted
+    | DebuggerMessage
     | Failed
     | Done
 )
-AgentToWorker = StartCoordinator | Join | Run | Proceed | CallMismatch | Exit
+AgentToWorker = StartCoordinator | Join | Run | Proceed | CallMismatch | DebuggerDecision | DebuggerInput | Exit
 WorkerMessage = WorkerToAgent | AgentToWorker
 
 

@@ -15,8 +15,9 @@ from jaxrun.diagnosis.stacks import main_stack
 from jaxrun.gang.call_events import Disconnected, LauncherOutput, Printed, RankMessage, Returned
 from jaxrun.gang.exceptions import WorkerDied
 from jaxrun.lockstep import compare, report
+from jaxrun.protocol.debugger_messages import DebuggerInput
 from jaxrun.protocol.flight import Flight
-from jaxrun.protocol.pytest_messages import DebuggerInput, RecordedWarning, RunTest
+from jaxrun.protocol.pytest_messages import RecordedWarning, RunTest
 from jaxrun.pytest_plugin.rank_results import (
     PhaseState,
     RankResult,

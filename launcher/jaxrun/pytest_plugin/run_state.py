@@ -11,10 +11,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from jaxrun.protocol.debugger_messages import DebuggerDecision, DebuggerOutput, DebuggerReadRequest
 from jaxrun.protocol.pytest_messages import (
-    DebugDecision,
-    DebuggerOutput,
-    DebuggerReadRequest,
     DebugRequest,
     FaultRequest,
     FromRank,
@@ -186,8 +184,8 @@ class RunState:
                 if granted:
                     self.debugged_rank = number
                     yield ShowDebuggerText(number, f"{error}\n")
-                yield SendToRanks(DebugDecision(granted), (number,))
-            case DebuggerOutput(text):
+                yield SendToRanks(DebuggerDecision(granted), (number,))
+            case DebuggerOutput(text=text):
                 self.debugged_rank = number
                 yield ShowDebuggerText(number, text)
             case DebuggerReadRequest():

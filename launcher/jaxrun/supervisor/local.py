@@ -38,7 +38,15 @@ class LocalAgent:
         unmarked = self._fork_server is not None and self._fork_server.inherited
         on_forked = context.guard.add if unmarked else None
         workers = WorkerGroup(self._plan, self._spawner, self._fork_server, on_forked)
-        agent = Agent(workers, context.dispatcher, context.output, context.signals, context.clock, context.parent)
+        agent = Agent(
+            workers,
+            context.dispatcher,
+            context.output,
+            context.signals,
+            context.clock,
+            context.parent,
+            context.terminal,
+        )
         last = agent.run()
         assert isinstance(last, Finish)
         kill_all(spare=context.guard.pid)

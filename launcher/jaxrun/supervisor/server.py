@@ -16,8 +16,19 @@ from jaxrun.channel.connection import AGENT_TO_HEAD
 from jaxrun.channel.event_loop import EventLoop
 from jaxrun.channel.listener import Listener, Peer
 from jaxrun.errors import ProtocolError
-from jaxrun.head.actions import Action, EndReason, Finish, JobOutcome, PrintLine, Send, SignalRanks, TakeSnapshot
-from jaxrun.head.events import AgentLost, Event, LauncherSignalled
+from jaxrun.head.actions import (
+    Action,
+    EndReason,
+    Finish,
+    JobOutcome,
+    PrintLine,
+    ReadTerminalLine,
+    Send,
+    ShowTerminalText,
+    SignalRanks,
+    TakeSnapshot,
+)
+from jaxrun.head.events import AgentLost, Event, LauncherSignalled, TerminalLine
 from jaxrun.protocol.agent_messages import (
     AgentReport,
     AgentSignalled,
@@ -72,6 +83,7 @@ class AgentServer:
         self._signals = context.signals
         self._clock = context.clock
         self._parent = context.parent
+        self._terminal = context.terminal
         self._listener = listener
         self._job_info = job_info
         self._launch = launch
@@ -116,6 +128,7 @@ class AgentServer:
         self._listener.attach(
             loop, _LISTENER, self._add_agent, lambda text: self._dispatcher.record("dropped", text=text)
         )
+        self._terminal.attach(loop, _SIGNALS, lambda line: self._handle(TerminalLine(line)))
         loop.add_poller(self._remote_output.acknowledge)
         loop.add_poller(self._output.flush_due)
         loop.add_timer(self._snapshots.deadline, lambda: self._handle_all(self._snapshots.expire()))
@@ -154,6 +167,10 @@ class AgentServer:
                 self._handle_all(self._snapshots.start(action))
             case PrintLine():
                 self._output.print_line(f"jaxrun: {action.text}" if action.text else "", status=action.status)
+            case ShowTerminalText():
+                self._terminal.show(action.text)
+            case ReadTerminalLine():
+                self._terminal.read_line()
             case Finish():
                 self._outcome = outcome = action.outcome
                 if outcome.reason is EndReason.UNAVAILABLE and not self._all_reported:

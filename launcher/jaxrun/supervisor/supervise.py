@@ -28,6 +28,7 @@ from jaxrun.rundir.rundir import RunDir
 from jaxrun.supervisor.dispatch import Dispatcher
 from jaxrun.supervisor.parent_link import ParentLink
 from jaxrun.supervisor.report import open_output, report_verdict
+from jaxrun.supervisor.terminal import Terminal, explain_no_terminal
 
 if TYPE_CHECKING:
     from jaxrun.head.agent_registry import AgentRegistry
@@ -45,6 +46,7 @@ class JobContext:
     clock: Callable[[], float]
     parent: ParentLink | None
     guard: Guard
+    terminal: Terminal
 
 
 class Agents(Protocol):
@@ -77,11 +79,13 @@ def supervise(
             dispatcher = Dispatcher(_make_head(plan, agents.registry, started), directory, clock)
             parent = ParentLink.from_env(environ, dispatcher)
             output = open_output(plan, environ, directory)
+            if plan.job.pdb and explain_no_terminal():
+                output.print_line(f"jaxrun: --pdb does nothing: {explain_no_terminal()}")
             if agents.listen_addresses:
                 directory.record("started", started, listening=agents.listen_addresses)
             else:
                 directory.record("started", started)
-            outcome = agents.run(JobContext(dispatcher, output, signals, clock, parent, guard))
+            outcome = agents.run(JobContext(dispatcher, output, signals, clock, parent, guard, Terminal(output)))
             exit_code = report_verdict(plan, dispatcher.hosts, outcome, started, directory, output, signals)
         finally:
             agents.stop(exit_code)
@@ -103,4 +107,14 @@ def _make_head(plan: Plan, registry: AgentRegistry | None, started: float) -> He
         stall_notice=job.stall_notice,
     )
     interface = "" if registry else _LOOPBACK
-    return Head(plan.host_of, expected, limits, interface, started, registry, lockstep=job.lockstep, chaos=job.chaos)
+    return Head(
+        plan.host_of,
+        expected,
+        limits,
+        interface,
+        started,
+        registry,
+        lockstep=job.lockstep,
+        chaos=job.chaos,
+        no_terminal=explain_no_terminal(),
+    )

@@ -15,10 +15,10 @@ from typing import Any
 
 import pytest
 
+from jaxrun.protocol.debugger_messages import DebuggerDecision
 from jaxrun.protocol.names import RANK_PLUGIN
 from jaxrun.protocol.pytest_messages import (
     PEER_LOST,
-    DebugDecision,
     DebugRequest,
     PhaseReport,
     RecordedWarning,
@@ -170,7 +170,7 @@ class RankPlugin:
             return
         self._parent.send(DebugRequest(call.excinfo.exconly()[:_ERROR_LENGTH]))
         answer = self._parent.receive()
-        if isinstance(answer, DebugDecision) and answer.granted:
+        if isinstance(answer, DebuggerDecision) and answer.granted:
             post_mortem(call.excinfo.value)
 
     def pytest_warning_recorded(

@@ -1,0 +1,179 @@
+"""breakpoint(), pdb.set_trace() and --pdb in a rank of a job, used from the terminal of jaxrun, one after another."""
+
+from __future__ import annotations
+
+import importlib.abc
+import importlib.machinery
+import importlib.util
+import os
+import sys
+from collections.abc import Sequence
+from types import FrameType, ModuleType
+from typing import Any
+
+from jaxrun.protocol.debugger_messages import (
+    DebuggerClosed,
+    DebuggerDecision,
+    DebuggerInput,
+    DebuggerOutput,
+    DebuggerReadRequest,
+    DebuggerRequest,
+)
+from jaxrun_runtime import debugger
+from jaxrun_runtime.agent_channel import AgentChannel
+
+_QUIT = "BdbQuit"  # what the command q raises
+
+
+class NoTerminalError(RuntimeError):
+    """Raised at a breakpoint that nobody can use."""
+
+
+def relay_debuggers(channel: AgentChannel, rank: int) -> None:
+    """Make every pdb.Pdb of this process one that is used from jaxrun's terminal."""
+    terminal = ChannelTerminal(channel, rank)
+    if "pdb" in sys.modules:
+        _replace_pdb(sys.modules["pdb"], terminal)
+    else:
+        sys.meta_path.insert(0, _PdbFinder(terminal))
+
+
+def can_debug(error: BaseException) -> bool:
+    """Whether --pdb opens a debugger for this end of a program."""
+    return isinstance(error, Exception) and type(error).__name__ not in (_QUIT, NoTerminalError.__name__)
+
+
+def trim_debugger_frames(error: BaseException) -> None:
+    """Leave the frames of pdb out of the traceback of an exception that it has raised itself."""
+    if type(error).__name__ not in (_QUIT, NoTerminalError.__name__):
+        return
+    frames = error.__traceback__
+    while frames is not None and frames.tb_next is not None:
+        if frames.tb_next.tb_frame.f_globals.get("__name__") in ("pdb", "bdb"):
+            frames.tb_next = None
+        frames = frames.tb_next
+    if type(error).__name__ == _QUIT:
+        error.add_note("the debugger was left by q, which ends the program; c goes on")
+
+
+def post_mortem(error: BaseException, channel: AgentChannel) -> None:
+    """Wait for the head's decision about a failure that was reported; open a debugger if this rank is the culprit."""
+    if channel.receive(DebuggerDecision).granted:
+        import pdb
+
+        debugger.inspect_error(pdb.Pdb(), error)
+
+
+class ChannelTerminal:
+    """jaxrun's terminal, by way of the agent."""
+
+    def __init__(self, channel: AgentChannel, rank: int) -> None:
+        self._channel = channel
+        self._rank = rank
+        self._held = False
+
+    def open(self, place: str) -> None:
+        """Wait until this rank has the terminal. Raises NoTerminalError if there is none for it."""
+        if self._held:
+            return
+        self._channel.send(DebuggerRequest(self._rank, place))
+        decision = self._channel.receive(DebuggerDecision)
+        if not decision.granted:
+            raise NoTerminalError(
+                f"nobody can use this breakpoint: {decision.reason}; PYTHONBREAKPOINT=0 skips each breakpoint()"
+            )
+        self._held = True
+
+    def close(self) -> None:
+        """Let others have the terminal."""
+        self._held = False
+        self._channel.send(DebuggerClosed(self._rank))
+
+    def write(self, text: str) -> None:
+        self._channel.send(DebuggerOutput(self._rank, text))
+
+    def read_line(self) -> str:
+        self._channel.send(DebuggerReadRequest(self._rank))
+        return self._channel.receive(DebuggerInput).line
+
+    @property
+    def is_usable(self) -> bool:
+        """Whether this is the rank itself, and not a process that its program has forked."""
+        return self._channel.in_owner_process()
+
+
+def _replace_pdb(module: ModuleType, terminal: ChannelTerminal) -> None:
+    original: Any = module.Pdb
+
+    class JobPdb(original):  # type: ignore[misc]
+        """Holds the terminal from a breakpoint until the program is continued.
+
+        One that is given streams of its own, or is made in a process that the program has forked, is left alone.
+        """
+
+        def __init__(self, *arguments: Any, **options: Any) -> None:
+            has_streams = len(arguments) > 1 or options.get("stdin") or options.get("stdout")
+            self._relays = terminal.is_usable and not has_streams
+            self._leaves = False
+            super().__init__(*arguments, **({**options, **debugger.relayed(terminal)} if self._relays else options))
+
+        def set_trace(self, frame: FrameType | None = None, **more: Any) -> None:
+            frame = frame or sys._getframe().f_back
+            self._open(frame)
+            super().set_trace(frame, **more)
+
+        def interaction(self, frame: FrameType | None, *more: Any) -> None:
+            self._open(frame)
+            self._leaves = frame is None  # a post mortem ends with this
+            super().interaction(frame, *more)
+            if self._relays and self._leaves:
+                terminal.close()
+
+        def set_continue(self) -> None:
+            self._leaves = True
+            super().set_continue()
+
+        def set_quit(self) -> None:
+            self._leaves = True
+            super().set_quit()
+
+        def _open(self, frame: FrameType | None) -> None:
+            if self._relays:
+                terminal.open(_place(frame))
+
+    JobPdb.__name__ = JobPdb.__qualname__ = original.__name__
+    module.Pdb = JobPdb  # type: ignore[attr-defined]
+
+
+def _place(frame: FrameType | None) -> str:
+    if frame is None:
+        return ""
+    return f"{os.path.basename(frame.f_code.co_filename)}:{frame.f_lineno} {frame.f_code.co_name}"
+
+
+class _PdbFinder(importlib.abc.MetaPathFinder):
+    """Replaces pdb.Pdb when the program first imports pdb, which takes 10 ms that few programs need."""
+
+    def __init__(self, terminal: ChannelTerminal) -> None:
+        self._terminal = terminal
+
+    def find_spec(
+        self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
+    ) -> importlib.machinery.ModuleSpec | None:
+        if name != "pdb":
+            return None
+        sys.meta_path.remove(self)
+        spec = importlib.util.find_spec(name)
+        if spec is not None and isinstance(spec.loader, importlib.machinery.SourceFileLoader):
+            spec.loader = _PdbLoader(self._terminal, spec.loader)
+        return spec
+
+
+class _PdbLoader(importlib.machinery.SourceFileLoader):
+    def __init__(self, terminal: ChannelTerminal, original: importlib.machinery.SourceFileLoader) -> None:
+        super().__init__(original.name, original.path)
+        self._terminal = terminal
+
+    def exec_module(self, module: ModuleType) -> None:
+        super().exec_module(module)
+        _replace_pdb(module, self._terminal)

@@ -1,0 +1,64 @@
+"""A command in a pseudo terminal of its own, and somebody who types there."""
+
+from __future__ import annotations
+
+import os
+import pty
+import re
+import select
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+TIME_LIMIT_S = 90.0
+_COLOURS = re.compile(r"\x1b\[[\d;]*m")
+
+
+class TerminalSession:
+    """A `jaxrun` that runs in a terminal, until the end of the `with` block at the latest."""
+
+    def __init__(self, directory: Path, *arguments: str, command: Sequence[str] = ()) -> None:
+        """`command` is what to run instead of this Python's jaxrun."""
+        self.text = ""
+        self._seen = 0
+        self._fd, terminal = pty.openpty()
+        argv = ["setsid", "--ctty", *(command or (sys.executable, "-m", "jaxrun")), *arguments]
+        self._process = subprocess.Popen(argv, cwd=directory, stdin=terminal, stdout=terminal, stderr=terminal)
+        os.close(terminal)
+
+    def __enter__(self) -> TerminalSession:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._process.kill()
+        self._process.wait()
+        os.close(self._fd)
+
+    def wait_for(self, text: str) -> None:
+        """Until this text appears, after what was waited for before."""
+        deadline = time.monotonic() + TIME_LIMIT_S
+        while (found := self.text.find(text, self._seen)) < 0:
+            assert time.monotonic() < deadline and self._read(), f"no {text!r} in:\n{self.text}"
+        self._seen = found + len(text)
+
+    def type(self, text: str) -> None:
+        os.write(self._fd, text.encode())
+
+    def end(self) -> int:
+        """Wait for its exit status."""
+        while self._read():
+            pass
+        return self._process.wait(TIME_LIMIT_S)
+
+    def _read(self) -> bool:
+        """Read what comes next; returns whether more may come."""
+        if not select.select([self._fd], [], [], TIME_LIMIT_S)[0]:
+            return False
+        try:
+            data = os.read(self._fd, 65536)
+        except OSError:  # nobody holds the terminal any more
+            return False
+        self.text += _COLOURS.sub("", data.decode(errors="replace").replace("\r\n", "\n"))
+        return bool(data)
