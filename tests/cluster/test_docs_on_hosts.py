@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shlex
 import sys
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
@@ -14,7 +15,9 @@ from pages import ROOT, Example, examples, files
 
 pytestmark = pytest.mark.extended
 
-EXAMPLES = examples(ROOT / "docs/clusters.md", ["login$", "h1$"])
+SHOWN = examples(ROOT / "docs/clusters.md", ["login$", "h1$", "h2$"])
+ON_EACH_HOST = [example for example in SHOWN if "--host-rank" in example.command]  # which need each other
+EXAMPLES = [example for example in SHOWN if example not in ON_EACH_HOST]
 
 
 def test_the_page_shows_every_way_to_a_cluster() -> None:
@@ -37,3 +40,22 @@ def test_the_command_prints_what_the_page_shows(bed: Bed, tmp_path: Path, exampl
         job.gone(within=5)
     assert result.code == example.exit_code, result
     assert not list(example.missing(result.out + result.err)), result
+
+
+def test_the_commands_of_all_hosts_print_what_the_page_shows(bed: Bed, tmp_path: Path) -> None:
+    assert [example.prompt for example in ON_EACH_HOST] == ["h1$", "h2$"]
+    with ExitStack() as stack:
+        jobs = []
+        for example in ON_EACH_HOST:
+            folder = tmp_path / example.prompt.strip("$")
+            folder.mkdir()
+            for name, text in files(example.page.read_text()).items():
+                (folder / name).write_text(text)
+            words = [sys.executable, "-m", *shlex.split(example.command)]
+            env = {"NO_COLOR": "1", "JAXRUN_TOKEN": "7" * 64}
+            jobs.append(stack.enter_context(bed.typed(folder.name, *words, directory=folder, env=env)))
+        results = [job.result() for job in jobs]
+        jobs[0].gone(within=5)
+    for example, result in zip(ON_EACH_HOST, results, strict=True):
+        assert result.code == 0, results
+        assert not list(example.missing(result.out + result.err)), results

@@ -445,7 +445,7 @@ def test_an_agent_without_a_head_says_what_it_has_tried(by_hand):
     head = by_hand(rank=4, size=9, JAXRUN_HEAD=f"127.0.0.1:{port}", JAXRUN_INIT_TIMEOUT="0.4")
     status, err = head.end()
     assert status == 69 and err.startswith(
-        f"jaxrun: rank 4 on {os.uname().nodename} found no head of its job within 0.4 s"
+        f"jaxrun: rank 4 on {os.uname().nodename} found no head of the job within 0.4 s"
     )
     assert f"127.0.0.1:{port} refuses connections" in err and head.token not in err
 

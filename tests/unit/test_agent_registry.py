@@ -263,6 +263,41 @@ def test_an_agent_is_refused_for(changes, kind, text):
     assert type(refused.value) is kind and str(refused.value).startswith(text)
 
 
+@pytest.mark.parametrize("wanted", [{"hosts": 2}, {"processes_per_host": 2}, {"hosts": 2, "processes_per_host": 2}])
+def test_the_number_of_hosts_is_no_number_of_one_host(wanted):
+    registry = AgentRegistry(job_spec(4, **wanted))
+    for rank, host in enumerate(["h1", "h1", "h2", "h2"]):
+        registry.add(report(rank, host, 4))
+    assert [start.local_size for start in registry.assign().starts] == [2, 2, 2, 2]
+
+
+BY_HAND = {
+    "another size": (
+        {"size": 6},
+        "h2 was started for 6 processes in all, host 0 for 4\n-n, --hosts, --processes-per-host and -d must be alike",
+    ),
+    "a rank beyond the end": ({"rank": 4}, "a process says that it is rank 4, but the job has ranks 0 to 3"),
+    "another program": (
+        {"command": ("train.py", "--lr", "1 2")},
+        "h2 was started with another program than rank 0\n"
+        "  rank 0   train.py\n  rank 2   train.py --lr '1 2'\ntype the same on every host",
+    ),
+    "a host rank that is taken": (
+        {"rank": 3},
+        "--host-rank 1 was given on h3 and h2\neach host needs a number of its own, from 0 to one less than --hosts",
+    ),
+}
+
+
+@pytest.mark.parametrize(("changes", "text"), BY_HAND.values(), ids=BY_HAND)
+def test_a_command_of_one_host_is_refused_for(changes, text):
+    registry = AgentRegistry(job_spec(4, hosts=2, host_rank=0, backend="hosts"))
+    registry.add(report(3, "h3", 4, command=("train.py",)))
+    with pytest.raises(NotUniformError) as refused:
+        registry.add(replace(report(2, "h2", 4, command=("train.py",)), **changes))
+    assert str(refused.value).startswith(text)
+
+
 def test_agents_may_start_in_any_directory_if_the_job_names_none():
     registry = AgentRegistry(replace(job_spec(1), directory=""))
     registry.add(report(0, "h1", 1, directory="/elsewhere"))

@@ -192,7 +192,7 @@ def test_a_stranger_on_the_first_address_is_skipped(listen, serve, text):
 def test_the_error_says_how_a_stranger_answered(listen, serve, text):
     stranger = listen(serve)
     error = fail(stranger.address)
-    assert error.startswith("rank 1 on ") and "found no head of its job within 0.3 s: " in error
+    assert error.startswith("rank 1 on ") and "found no head of the job within 0.3 s: " in error
     assert f"{stranger.address} " in error and text in error
 
 
@@ -289,7 +289,7 @@ def test_the_heads_address_may_become_known_later(listen):
 
 
 def test_without_an_address_the_error_says_where_it_was_looked_for():
-    with pytest.raises(UnavailableError, match=r"^rank 4 on .* found no head of its job within 0.1 s: no file yet$"):
+    with pytest.raises(UnavailableError, match=r"^rank 4 on .* found no head of the job within 0.1 s: no file yet$"):
         connect(lambda: None, 4, 0.1, "no file yet")
 
 

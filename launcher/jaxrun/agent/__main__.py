@@ -1,6 +1,7 @@
 """`python -m jaxrun.agent [RANK SIZE]`: the agent of one worker, as mpirun or srun starts it; ends as the head says.
 
-Without the two numbers, they are read from the variables of the launch command that AgentEnv names.
+With FIRST-LAST for RANK: the agents of all those ranks. Without the two words, they are read from the variables of the
+launch command that AgentEnv names.
 """
 
 from __future__ import annotations
@@ -20,12 +21,22 @@ def main() -> int:
 
     try:
         env = AgentEnv.from_env(os.environ)
+        address = HeadAddress(env.job_id, env.token, parse_addresses(env.head))
+        if len(sys.argv) == 3 and "-" in sys.argv[1]:
+            from jaxrun.agent import host
+
+            first, last = map(int, sys.argv[1].split("-"))
+            status, said = host.run(
+                lambda: address, range(first, last + 1), int(sys.argv[2]), env.init_timeout, os.environ
+            )
+            for text in said:
+                print(f"jaxrun: {text}", file=sys.stderr)
+            return status
         if len(sys.argv) == 3:
             rank, size = map(int, sys.argv[1:])
         else:
             info = cluster_env.read_rank_info(env.engine, os.environ)
             rank, size = info.rank, info.size
-        address = HeadAddress(env.job_id, env.token, parse_addresses(env.head))
         return remote.run(lambda: address, rank, size, env.init_timeout, os.environ)
     except JaxrunError as error:
         print(f"jaxrun: {error}", file=sys.stderr)

@@ -41,6 +41,11 @@ class Guard:
         """Have the guard kill this process group, too."""
         os.write(self._held, b"%d\n" % group)
 
+    def leave_to_parent(self) -> None:
+        """In a fork of the owner: let go of the guard, which watches the owner alone."""
+        os.close(self._held)
+        self._held = -1
+
     def disarm(self) -> None:
         """End the guard, which kills nothing then. May be called again."""
         if self._held < 0:

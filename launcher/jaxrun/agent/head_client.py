@@ -24,6 +24,7 @@ from jaxrun.protocol.agent_messages import (
 )
 from jaxrun.protocol.snapshot_messages import SnapshotRequest
 
+HEAD_LOST = Shutdown(EXIT_UNAVAILABLE)  # said by no head: known by its identity
 _FORWARDED_SIGNALS = (signal.SIGUSR1, signal.SIGUSR2)
 
 
@@ -84,8 +85,8 @@ class HeadClient:
     def receive(self) -> list[Action]:
         """Return the actions that have arrived; where the head is gone, those that end worker and agent."""
         actions = [action for message in self._connection.receive() for action in self._actions_for(message)]
-        if self._connection.lost_reason:
-            actions += [SignalRanks((self._rank,), signal.SIGKILL), Shutdown(EXIT_UNAVAILABLE)]
+        if self._connection.lost_reason and not any(isinstance(action, Shutdown) for action in actions):
+            actions += [SignalRanks((self._rank,), signal.SIGKILL), HEAD_LOST]
         return actions
 
     def handle_timeouts(self) -> list[Action]:

@@ -7,20 +7,20 @@ import select
 import signal
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 
 from jaxrun import RUNTIME, __version__
 from jaxrun.agent import subreaper
 from jaxrun.agent.agent import Agent
 from jaxrun.agent.guard import Guard, job_marker
-from jaxrun.agent.head_client import HeadClient
+from jaxrun.agent.head_client import HEAD_LOST, HeadClient
 from jaxrun.agent.signals import SignalPipe
 from jaxrun.agent.spawn import Spawner
 from jaxrun.agent.worker_group import WorkerGroup
 from jaxrun.channel.connection import HEAD_TO_AGENT, Connection
 from jaxrun.clock import Clock
-from jaxrun.errors import EXIT_UNAVAILABLE
 from jaxrun.job.devices import probe_machine
 from jaxrun.job.environment import inherited_job_variables
 from jaxrun.job.job import Job
@@ -48,22 +48,30 @@ def run(
     timeout: float,
     environ: Mapping[str, str],
     not_found: str = "",
+    *,
+    command: Sequence[str] = (),
+    on_lost: Callable[[str], None] = lambda text: None,
 ) -> int:
     """Be the agent of `rank`; returns the status to end with.
 
     `find_head` is called again for each attempt to connect, for `timeout` seconds. UnavailableError if no head is
-    found; `not_found` explains why `find_head` returns None.
+    found; `not_found` explains why `find_head` returns None. `command` is the program with which a person has started
+    this agent; `on_lost` is called with a sentence where the head is lost before it has said that the job is over.
     """
     head = connect(find_head, rank, timeout, not_found)
+    address = _plain(head.connection.getpeername()[0])
     guard = Guard(job_marker(head.job_id), f"{RANK}={rank}")  # forks, so it comes before any thread
     try:
         with SignalPipe(_SIGNALS) as signals:
             subreaper.become_subreaper()
             connection: Connection[HeadToAgent] = Connection(head.connection, HEAD_TO_AGENT, head.session)
-            order = _wait_for_order(rank, connection, signals, lambda info: _report(rank, size, head, info, environ))
-            if isinstance(order, Shutdown):
-                return order.status
-            return _supervise_worker(order, head.job_id, connection, signals, environ, guard)
+            report = partial(_report, rank, size, head, environ, tuple(command))
+            order = _wait_for_order(rank, connection, signals, report)
+            if isinstance(order, StartWorker):
+                order = _supervise_worker(order, head.job_id, connection, signals, environ, guard)
+            if order is HEAD_LOST:
+                on_lost(f"the head at {address} was lost: its host is gone, or jaxrun there was killed")
+            return order.status
     finally:
         subreaper.kill_all(spare=guard.pid)
         guard.disarm()
@@ -89,7 +97,7 @@ def _wait_for_order(
                 connection.push_back(messages[index:])
                 return message
         if connection.lost_reason:
-            return Shutdown(EXIT_UNAVAILABLE)
+            return HEAD_LOST
 
 
 def _supervise_worker(
@@ -99,8 +107,8 @@ def _supervise_worker(
     signals: SignalPipe,
     environ: Mapping[str, str],
     guard: Guard,
-) -> int:
-    """Start the worker and serve it until the head sends Shutdown; returns the status to end with."""
+) -> Shutdown:
+    """Start the worker and serve it until the head sends Shutdown, or is lost; returns that, or HEAD_LOST."""
     plan = _plan_of_worker(start, job_id, environ)
     log_dir = Path(start.log_dir) if start.log_dir else None
     workers = WorkerGroup(plan, Spawner(plan, environ, start.run_dir, log_dir))
@@ -112,7 +120,7 @@ def _supervise_worker(
     agent.close()
     relay.close()
     connection.close()
-    return last.status if isinstance(last, Shutdown) else EXIT_UNAVAILABLE
+    return last if isinstance(last, Shutdown) else HEAD_LOST
 
 
 def _plan_of_worker(start: StartWorker, job_id: str, environ: Mapping[str, str]) -> Plan:
@@ -149,13 +157,16 @@ def _plan_of_worker(start: StartWorker, job_id: str, environ: Mapping[str, str])
     )
 
 
-def _report(rank: int, size: int, head: HeadConnection, info: JobInfo, environ: Mapping[str, str]) -> AgentReport:
+def _report(
+    rank: int, size: int, head: HeadConnection, environ: Mapping[str, str], command: tuple[str, ...], info: JobInfo
+) -> AgentReport:
     machine = probe_machine(info.platforms, environ)
     platform = next((name for name, gpus in machine.gpus.items() if gpus.names), "")
     gpus = machine.gpus.get(platform)
     return AgentReport(
         rank=rank,
         size=size,
+        command=command,
         host=machine.host,
         boot_id=Path("/proc/sys/kernel/random/boot_id").read_text().strip(),
         pid=os.getpid(),

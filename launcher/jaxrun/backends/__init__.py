@@ -41,14 +41,23 @@ BACKENDS = {
     "mpirun": Backend("jaxrun.backends.mpirun", (*HOST_OPTIONS, *_MPIRUN_OPTIONS)),
     "slurm": Backend("jaxrun.backends.slurm", (*HOST_OPTIONS, *_SLURM_OPTIONS)),
 }
-ATTACH = "attach"  # the backend of `jaxrun attach`, whose processes somebody else has started; not for --backend
+ATTACH = "attach"  # `jaxrun attach`, whose processes somebody else has started
 ATTACH_OPTIONS = ("interface",)
+HOSTS = "hosts"  # a command on each host, which --host-rank tells apart
+HOSTS_OPTIONS = (*HOST_OPTIONS, "host_rank", "head", "rendezvous")
+_BY_HAND = {  # not for --backend
+    ATTACH: Backend("jaxrun.backends.attach", ATTACH_OPTIONS),
+    HOSTS: Backend("jaxrun.backends.hosts", HOSTS_OPTIONS),
+}
 
 # How people type the options that not every backend understands, by the field of Job.
 _OPTION_NAMES = {
     "simulated_hosts": "--simulate-hosts",
     "hosts": "-N/--hosts",
     "processes_per_host": "--processes-per-host",
+    "host_rank": "--host-rank",
+    "head": "--head",
+    "rendezvous": "--rendezvous",
     "interface": "--interface",
     "host_list": "-H/--host",
     "hostfile": "--hostfile",
@@ -67,8 +76,7 @@ _OPTION_NAMES = {
 
 def is_understood(field: str, backend: str) -> bool:
     """Whether `backend` understands this field of Job."""
-    understood = ATTACH_OPTIONS if backend == ATTACH else BACKENDS[backend].options
-    return field not in _OPTION_NAMES or field in understood
+    return field not in _OPTION_NAMES or field in _backend(backend).options
 
 
 def check_options(job: Job) -> None:
@@ -76,12 +84,19 @@ def check_options(job: Job) -> None:
     for field, option in _OPTION_NAMES.items():
         if field == "hosts" and job.hosts == 1:
             continue
-        if getattr(job, field) and not is_understood(field, job.backend):
-            wanted = " or ".join(f"--backend {name}" for name, backend in BACKENDS.items() if field in backend.options)
-            raise UsageError(f"{option} is for {wanted}, not for --backend {job.backend}; leave one of them out")
+        if getattr(job, field) not in (None, "", 0, False, ()) and not is_understood(field, job.backend):
+            fitting = [f"--backend {name}" for name, backend in BACKENDS.items() if field in backend.options]
+            if field in HOSTS_OPTIONS:
+                fitting.append("--host-rank on each host")
+            chosen = f"--backend {job.backend}" if job.backend in BACKENDS else "--host-rank"
+            raise UsageError(f"{option} is for {' or '.join(fitting)}, not for {chosen}; leave one of them out")
 
 
 def make_plan(job: Job, environ: Mapping[str, str], job_id: str) -> Plan:
     """Let the backend of `job` decide what to start. Raises what its `plan` raises."""
-    plan: Plan = import_module(BACKENDS[job.backend].module).plan(job, environ, job_id)
+    plan: Plan = import_module(_backend(job.backend).module).plan(job, environ, job_id)
     return plan
+
+
+def _backend(name: str) -> Backend:
+    return _BY_HAND[name] if name in _BY_HAND else BACKENDS[name]

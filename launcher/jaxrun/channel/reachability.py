@@ -29,6 +29,14 @@ def check_reachable(text: str) -> int:
     return 0
 
 
+def answers(address: Address) -> bool:
+    """Whether a head answers at this address."""
+    try:
+        return bool(_probe(address))
+    except (OSError, ProtocolError):
+        return False
+
+
 def _probe(address: Address) -> str:
     """Return the IP address of this end, once a head has sent its challenge."""
     with socket.create_connection((address.ip, address.port), timeout=_TIMEOUT_S) as connection:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 import click
 
-from jaxrun.backends import ATTACH
+from jaxrun.backends import ATTACH, HOSTS
 from jaxrun.cli import completion
 from jaxrun.cli.defaults import Defaults, describe_defaults, read_defaults, used_defaults
 from jaxrun.cli.help import ATTACH_USAGE, Command, Option
@@ -134,6 +134,10 @@ def _run(dry_run: bool, **values: Any) -> int:
 
         click.echo(os.fsencode(render_plan(plan, environ)), nl=False)
         return 0
+    if job.backend == HOSTS:
+        from jaxrun.supervisor.hosts import run_host
+
+        return run_host(plan, environ)
     from jaxrun.supervisor.run import run
 
     return run(plan, environ, invocation.early_server)

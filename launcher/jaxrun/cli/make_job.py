@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
-from jaxrun.backends import check_options, is_understood
+from jaxrun.backends import HOSTS, check_options, is_understood
 from jaxrun.cli.values import AUTOMATIC, PER_GPU, split_words
 from jaxrun.errors import UsageError
 from jaxrun.job.job import Job
@@ -29,6 +29,10 @@ def make_job(
     from pathlib import Path
 
     given = _given(values)
+    if "host_rank" in given:
+        if given.get("backend", "local") != "local":
+            raise UsageError(f"--host-rank is for hosts without --backend {given['backend']}; leave one of them out")
+        given["backend"] = HOSTS
     _resolve_processes_per_node(given)
     given["env"] = {
         **(default_env or {}),
@@ -36,7 +40,7 @@ def make_job(
         **{name: environ[name] for name in (GANG_ADDRESS, GANG_TOKEN) if name in environ},
     }
     _parse_words(given)
-    for name in ("run_dir", "hostfile", "sbatch"):
+    for name in ("run_dir", "hostfile", "sbatch", "rendezvous"):
         if name in given:
             given[name] = Path(given[name])
     if given.pop("no_fork", False):
@@ -52,8 +56,10 @@ def make_job(
 def without_effect(values: Mapping[str, Any], defaults: Collection[str]) -> set[str]:
     """Those of `defaults`, names of values from elsewhere, that contradict the others or that the backend ignores."""
     given = _given(values)
-    backend = given.get("backend", Job.__dataclass_fields__["backend"].default)
+    backend = HOSTS if "host_rank" in given else given.get("backend", Job.__dataclass_fields__["backend"].default)
     found = {name for name in defaults if name in given and not is_understood(name, backend)}
+    if "host_rank" in given and "host_rank" not in defaults:
+        found |= {"backend"} & set(defaults)
     for pair in _ALTERNATIVES:
         if set(pair) <= given.keys() and not set(pair) <= set(defaults):
             found |= set(pair) & set(defaults)

@@ -11,7 +11,7 @@ from typing import Any
 
 import click
 
-from jaxrun.backends import ATTACH_OPTIONS, BACKENDS
+from jaxrun.backends import ATTACH_OPTIONS, BACKENDS, HOSTS_OPTIONS
 from jaxrun.cli.completion import complete_program
 from jaxrun.cli.help import Option, all_help
 from jaxrun.cli.values import ProcessesPerNode, Time
@@ -33,13 +33,13 @@ def parameters() -> list[click.Parameter]:
         metavar="PROGRAM [ARGS]...",
         shell_complete=complete_program,
     )
-    return [*_shape(), *_start(), *_mpirun(), *_slurm(), *_output(), *_failure(), *_about(), program]
+    return [*_shape(), *_start(), *_hosts(), *_mpirun(), *_slurm(), *_output(), *_failure(), *_about(), program]
 
 
 def attach_parameters() -> list[click.Parameter]:
     """Return the options of `jaxrun attach`, without those of what somebody else has decided."""
     of_backends = {field for backend in BACKENDS.values() for field in backend.options}
-    left_out = _NOT_FOR_ATTACH | (of_backends - set(ATTACH_OPTIONS))
+    left_out = _NOT_FOR_ATTACH | ((of_backends | set(HOSTS_OPTIONS)) - set(ATTACH_OPTIONS))
     return [*_rank_and_size(), *(parameter for parameter in parameters() if parameter.name not in left_out)]
 
 
@@ -62,6 +62,7 @@ def _rank_and_size() -> list[Option]:
 def _shape() -> list[Option]:
     option = partial(Option, group="The job's shape")
     with_hosts = " or ".join(name for name, backend in BACKENDS.items() if "hosts" in backend.options)
+    hosts = f"Real hosts, with {with_hosts} or --host-rank."
     processes = "Processes to start. [default: one per GPU, else one per host]"
     devices = "GPUs of each process, or simulated devices on CPU. [default: 1]"
     module = "PROGRAM is the name of a module, as in python -m."
@@ -78,7 +79,14 @@ def _shape() -> list[Option]:
         option("-m", "module", main=True, configurable=False, is_flag=True, help=module),
         option("--platform", type=click.Choice(PLATFORMS), metavar="NAME", help=platform),
         option("--simulate-hosts", "simulated_hosts", type=int, metavar="H", help=simulated),
-        option("-N", "--hosts", aliases=("--nnodes",), type=int, metavar="N", help=f"Real hosts, with {with_hosts}."),
+        option(
+            "-N",
+            "--hosts",
+            aliases=("--nnodes",),
+            type=int,
+            metavar="N",
+            help=hosts,
+        ),
         option("--processes-per-host", type=int, metavar="N", help="Processes on each of them."),
         option("--make-mesh", type=click.Choice(MAKE_MESH_MODES), metavar="|".join(MAKE_MESH_MODES), help=make_mesh),
         option("--nproc-per-node", "processes_per_node", type=ProcessesPerNode(), metavar="N", help=per_node),
@@ -100,6 +108,18 @@ def _start() -> list[Option]:
         option("--torch-env", is_flag=True, help=torch_env),
         option("--no-fork", is_flag=True, help=no_fork),
         option("--dry-run", main=True, configurable=False, is_flag=True, help=dry_run),
+    ]
+
+
+def _hosts() -> list[Option]:
+    option = partial(Option, group="One command on each host, without MPI or Slurm")
+    rank = "Which of the --hosts this one is, from 0; the head is on host 0."
+    head = "Where host 0 listens, alike on all hosts. [default: as host 0 says in the directory that follows]"
+    rendezvous = "A directory that all hosts share; not needed with --head and JAXRUN_TOKEN. [default: this one]"
+    return [
+        option("--host-rank", aliases=("--node-rank",), type=int, metavar="R", help=rank),
+        option("--head", metavar="HOST:PORT", help=head),
+        option("--rendezvous", metavar="DIR", help=rendezvous),
     ]
 
 

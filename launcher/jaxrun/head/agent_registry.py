@@ -6,17 +6,18 @@ or srun says.
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from jaxrun.errors import NotUniformError, UnavailableError, UsageError
-from jaxrun.head.consistency import Expected
+from jaxrun.head.consistency import Expected, describe_unknown_rank
 from jaxrun.job.devices import Gpus, Machine
 from jaxrun.job.environment import worker_settings
 from jaxrun.job.job import Job
 from jaxrun.job.layout import Layout, decide_layout
 from jaxrun.protocol.agent_messages import AgentReport, StartWorker
-from jaxrun.text import format_columns, format_ranks_on_hosts, plural
+from jaxrun.text import format_columns, format_ranks, format_ranks_on_hosts, plural
 
 _LOOPBACK = "127.0.0.1"
 
@@ -74,15 +75,18 @@ class AgentRegistry:
 
     def add(self, report: AgentReport) -> None:
         """Raises NotUniformError or UnavailableError if this agent cannot be one of the job's."""
+        spec = self.spec
+        by_hand = spec.job.host_rank is not None
+        if report.size != spec.size:
+            raise NotUniformError(_describe_other_size(report, spec.size, by_hand=by_hand))
+        if report.rank >= spec.size:
+            raise NotUniformError(describe_unknown_rank(report.rank, spec.size))
         known = self.reports.setdefault(report.rank, report)
         if known is not report:
-            raise NotUniformError(_describe_duplicate(known, report))
-        spec = self.spec
-        if report.size != spec.size:
-            raise NotUniformError(
-                f"rank {report.rank} ({report.host}) was started as one of {report.size}, but the job has {spec.size} "
-                "processes\nstart as many processes as -n says"
-            )
+            host_rank = report.rank * (spec.job.hosts or 1) // spec.size if by_hand else None
+            raise NotUniformError(_describe_duplicate(known, report, host_rank))
+        if report.command and report.command != spec.job.program:
+            raise NotUniformError(_describe_other_program(report, spec.job.program))
         if report.jaxrun_version != spec.version:
             raise UnavailableError(
                 f"{report.host} has jaxrun {report.jaxrun_version}, but the launcher is jaxrun {spec.version}\n"
@@ -120,8 +124,16 @@ class AgentRegistry:
             per_process = job.devices_per_process
             if per_process is None and group[0].gpu_names:
                 per_process = max(1, len(group[0].gpu_names) // len(group))
-            of_host = replace(job, processes=len(group), hosts=None, processes_per_host=None)
-            wanted = replace(of_host, devices_per_process=per_process)
+            # Of one host: the numbers of hosts are those of the whole job.
+            wanted = replace(
+                job,
+                processes=len(group),
+                hosts=None,
+                processes_per_host=None,
+                host_rank=None,
+                head="",
+                devices_per_process=per_process,
+            )
             try:
                 layout = decide_layout(wanted, _machine(group[0]), self.spec.user_env)
             except UsageError as error:
@@ -218,7 +230,31 @@ def _check_same_devices(layouts: Mapping[int, Layout], hosts: Mapping[int, str])
     )
 
 
-def _describe_duplicate(known: AgentReport, other: AgentReport) -> str:
+def _describe_other_size(report: AgentReport, size: int, *, by_hand: bool) -> str:
+    if by_hand:
+        return (
+            f"{report.host} was started for {report.size} processes in all, host 0 for {size}\n"
+            "-n, --hosts, --processes-per-host and -d must be alike on all hosts"
+        )
+    return (
+        f"rank {report.rank} ({report.host}) was started as one of {report.size}, but the job has {size} "
+        "processes\nstart as many processes as -n says"
+    )
+
+
+def _describe_other_program(report: AgentReport, program: Sequence[str]) -> str:
+    rows = [("rank 0", shlex.join(program)), (format_ranks([report.rank]), shlex.join(report.command))]
+    table = "\n".join(f"  {line}" for line in format_columns(rows, gap="   "))
+    return f"{report.host} was started with another program than rank 0\n{table}\ntype the same on every host"
+
+
+def _describe_duplicate(known: AgentReport, other: AgentReport, host_rank: int | None) -> str:
+    if host_rank is not None:
+        where = f"{known.host} and {other.host}" if known.host != other.host else f"twice on {known.host}"
+        return (
+            f"--host-rank {host_rank} was given {'on ' if known.host != other.host else ''}{where}\n"
+            f"each host needs a number of its own, from 0 to one less than --hosts"
+        )
     return (
         f"two agents say that they are rank {other.rank}: process {known.pid} on {known.host} and process {other.pid} "
         f"on {other.host}\nis one of them left over from an earlier job, or is this two jobs in one place?"

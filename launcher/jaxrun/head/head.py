@@ -161,7 +161,7 @@ class Head:
         rank = getattr(event, "rank", None)
         if rank is None:
             return self._on_tick(now)
-        if rank not in self._workers.hosts:
+        if rank not in self._workers.hosts and not isinstance(event, AgentReport):  # which may know why it is not
             text = consistency.describe_unknown_rank(rank, len(self._workers.hosts))
             return self._abort(EndReason.REFUSED, text, now)
         return self._on_worker_event(event, now)

@@ -19,6 +19,7 @@ from jaxrun.protocol.worker_messages import CoordinatorReady, DeviceReport, Hell
 from jaxrun.text import format_ranks_on_hosts
 
 StartupEvent = AgentReport | Hello | CoordinatorReady | DeviceReport
+_BY_HAND_HINT = "is jaxrun started there, with the same --hosts, --head and JAXRUN_TOKEN, and a --host-rank of its own?"
 
 
 class Startup:
@@ -82,7 +83,9 @@ class Startup:
         step, present = self._step()
         if step == "starting agents" and self._registry is not None:
             addresses = self._registry.spec.listen_addresses
-            return consistency.describe_missing_agents(self._hosts, present, limit, addresses)
+            text = consistency.describe_missing_agents(self._hosts, present, limit, addresses)
+            by_hand = self._registry.spec.job.host_rank is not None
+            return f"{text}\n{_BY_HAND_HINT}" if by_hand else text
         return consistency.describe_missing_ranks(
             self._hosts, present, limit, "joined" if step == "joining" else "started"
         )

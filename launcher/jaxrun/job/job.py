@@ -35,6 +35,8 @@ class Job:
     simulated_hosts:       how many hosts to pretend to be; 0 for the machine as it is
     hosts:                 how many real hosts
     processes_per_host:    processes on each real host
+    host_rank:             which of the hosts this one is, where each has a command of its own; else None
+    head, rendezvous:      where host 0 listens, "host:port"; the directory in which it leaves its address, else None
     cpus_per_process:      cores to ask the backend for, for each process
     gpus_per_host:         GPUs to ask the backend for, on each host
     host_list, hostfile:   which hosts, as mpirun's --host and --hostfile say it; empty and None for the backend's own
@@ -70,6 +72,9 @@ class Job:
     simulated_hosts: int = 0
     hosts: int | None = None
     processes_per_host: int | None = None
+    host_rank: int | None = None
+    head: str = ""
+    rendezvous: Path | None = None
     cpus_per_process: int | None = None
     gpus_per_host: int | None = None
     backend: str = "local"
@@ -115,6 +120,7 @@ class Job:
         _at_least_one("--cpus-per-process", self.cpus_per_process)
         _at_least_one("--gpus-per-host", self.gpus_per_host)
         _check_process_counts(self.processes, self.hosts, self.processes_per_host)
+        self._check_host_rank()
         if self.simulated_hosts < 0:
             raise UsageError(f"--simulate-hosts must be 1 or more, not {self.simulated_hosts}")
         if self.platform not in PLATFORMS:
@@ -145,6 +151,18 @@ class Job:
     @property
     def signal_grace(self) -> float:
         return SIGNAL_GRACE_S if self.grace is None else self.grace
+
+    def _check_host_rank(self) -> None:
+        if self.host_rank is None:
+            if self.head:
+                raise UsageError(f"--head {self.head} needs --host-rank: which of the --hosts this one is, from 0")
+            return
+        if self.hosts is None:
+            raise UsageError(f"--host-rank {self.host_rank} needs --hosts: how many there are")
+        if not 0 <= self.host_rank < self.hosts:
+            raise UsageError(
+                f"--host-rank {self.host_rank} is none of --hosts {self.hosts}, whose numbers are 0 to {self.hosts - 1}"
+            )
 
     @property
     def name(self) -> str:

@@ -31,6 +31,8 @@ def plan_summary(plan: Plan) -> str:
 
 def _where(plan: Plan) -> str:
     command = plan.launch_command
+    if plan.job.host_rank is not None:
+        return f"on {plural(plan.job.hosts or 1, 'host')}, with a command on each"
     if command is None:
         hosts = plan.job.simulated_hosts
         return f"on {plural(hosts, 'simulated host') if hosts else 'this machine'}"

@@ -58,6 +58,7 @@ class AgentReport:
     gpu_platform:           "cuda" or "rocm", or empty; the GPUs' names and ids are in the order of their ordinals
     gpu_limit:              the value of the variable that limits which GPUs are visible
     can_write_run_dir:      whether the job's run directory is writable on this host
+    command:                the program and arguments that a person has typed there; empty where an engine started it
     """
 
     rank: int
@@ -78,6 +79,7 @@ class AgentReport:
     tpu: bool
     cuda_plugin: bool
     can_write_run_dir: bool
+    command: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -75,7 +75,7 @@ def connect(
     timeout: float,
     why_none: str = "",
     *,
-    target: str = "head of its job",
+    target: str = "head of the job",
 ) -> HeadConnection:
     """Connect as `rank`, within `timeout` seconds; `find` returns where to, and is called again for each round.
 

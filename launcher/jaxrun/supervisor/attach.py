@@ -58,8 +58,8 @@ def attach(job: Job, options: AttachOptions, environ: Mapping[str, str]) -> int:
         endpoint = Endpoint(token or auth.new_token(), head[0].port if head else 0, rendezvous)
         return _run_rank_0(job, info, endpoint, environ)
     if head and token:
-        address = HeadAddress(_job_id(token), token, head)
-        return agent.run(lambda: address, info.rank, info.size, job.init_timeout, environ)
+        address = HeadAddress(job_id_of(token), token, head)
+        return agent.run(lambda: address, info.rank, info.size, job.init_timeout, environ, command=job.program)
 
     def find_head() -> HeadAddress | None:
         address = rendezvous.read()
@@ -69,16 +69,16 @@ def attach(job: Job, options: AttachOptions, environ: Mapping[str, str]) -> int:
         f"rank 0 has not left its address in {rendezvous.path}. Do all hosts share this directory? "
         f"--rendezvous names another; or give --head host:port, and {TOKEN} in the environment, alike on all ranks"
     )
-    return agent.run(find_head, info.rank, info.size, job.init_timeout, environ, not_found)
+    return agent.run(find_head, info.rank, info.size, job.init_timeout, environ, not_found, command=job.program)
 
 
 def _run_rank_0(job: Job, info: RankInfo, endpoint: Endpoint, environ: Mapping[str, str]) -> int:
     """Host the head, and start the agent of rank 0 as those of all other ranks are."""
-    plan = plan_attached(job, info, environ, _job_id(endpoint.token))
+    plan = plan_attached(job, info, environ, job_id_of(endpoint.token))
     return run(plan, environ, endpoint=endpoint)
 
 
-def _job_id(token: str) -> str:
+def job_id_of(token: str) -> str:
     """An id that is the same on all ranks that know the token, and does not reveal it."""
     return hashlib.sha256(f"jaxrun job {token}".encode()).hexdigest()[:32]
 

@@ -24,17 +24,23 @@ class AgentConnections:
         self._loop = loop
         self._by_rank: dict[int, AgentConnection] = {}
         self._unsent: set[AgentConnection] = set()
+        self._second: list[AgentConnection] = []  # of a rank that has one; they are only told of the end
 
     def __iter__(self) -> Iterator[AgentConnection]:
-        return iter(self._by_rank.values())
+        return iter([*self._by_rank.values(), *self._second])
 
     def add(self, rank: int, connection: AgentConnection) -> bool:
         """Use this connection for `rank`, if it is the first; returns whether it is."""
-        return self._by_rank.setdefault(rank, connection) is connection
+        first = self._by_rank.setdefault(rank, connection) is connection
+        if not first:
+            self._second.append(connection)
+        return first
 
     def remove(self, rank: int, connection: AgentConnection) -> None:
         if self._by_rank.get(rank) is connection:
             del self._by_rank[rank]
+        if connection in self._second:
+            self._second.remove(connection)
         self._unsent.discard(connection)
 
     def send(self, ranks: Iterable[int], message: object) -> None:
@@ -49,6 +55,8 @@ class AgentConnections:
 
     def send_all(self, message: object) -> None:
         self.send(list(self._by_rank), message)
+        for connection in self._second:
+            self.send_to(connection, message)
 
     def unanswered_ranks(self) -> list[int]:
         """The ranks whose host has not confirmed what was sent to it last."""

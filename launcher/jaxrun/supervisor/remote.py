@@ -81,7 +81,8 @@ class RemoteAgents:
         except UnavailableError as error:
             return JobOutcome(EndReason.UNAVAILABLE, text=str(error))
         context.guard.add(launch.pid)
-        attached = self._endpoint.rendezvous is not None
+        assert self._plan.launch_command is not None
+        attached = bool(self._plan.launch_command.attached_to)
         self._server = AgentServer(
             context, self._listener, launch, self._job_info, verbose=self._plan.job.verbose, attached=attached
         )
@@ -96,7 +97,7 @@ class RemoteAgents:
         if rendezvous is not None:
             rendezvous.remove()
         if self._server is not None:
-            self._server.shut_down_agents(exit_code if rendezvous is not None else 0)
+            self._server.shut_down_agents(exit_code if _is_started_by_hand(self._plan) else 0)
             self._server.close(hurry=exit_code != 0)
         self._listener.close()
 
@@ -116,13 +117,19 @@ class RemoteAgents:
             raise UnavailableError(f"{command.argv[0]} could not be started: {error.strerror}") from None
 
 
+def _is_started_by_hand(plan: Plan) -> bool:
+    """Whether this process has started only some of the agents."""
+    command = plan.launch_command
+    return plan.job.host_rank is not None or bool(command and command.attached_to)
+
+
 def _job_spec(plan: Plan, user_env: Mapping[str, str], directory: RunDir, listen_addresses: str) -> JobSpec:
     return JobSpec(
         job=plan.job,
         job_id=plan.job_id,
         size=len(plan.workers),
         version=__version__,
-        directory=os.getcwd(),
+        directory="" if _is_started_by_hand(plan) else os.getcwd(),
         program=plan.argv[plan.argv.index(RUNTIME) + 1 :],
         user_env=user_env,
         run_dir=directory.name,

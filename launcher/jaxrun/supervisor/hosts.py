@@ -1,0 +1,115 @@
+"""One command per host (backends/hosts.py): host 0 hosts the head and has a supervisor, the others only agents.
+
+The hosts know each other by a secret, which comes from JAXRUN_TOKEN, alike on all of them; or, where it is not set,
+from the file that host 0 writes into a directory that all share (channel/rendezvous.py), with its address.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import sys
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+
+from jaxrun.channel.interfaces import list_interfaces
+from jaxrun.channel.reachability import answers
+from jaxrun.channel.rendezvous import RendezvousFile, rendezvous_file
+from jaxrun.errors import UsageError
+from jaxrun.job.cluster_env import BY_OPTIONS, RankInfo
+from jaxrun.job.job import Job
+from jaxrun.job.plan import Plan
+from jaxrun.protocol import auth
+from jaxrun.protocol.addresses import Address, parse_addresses
+from jaxrun.protocol.connect import HeadAddress
+from jaxrun.protocol.names import TOKEN
+from jaxrun.supervisor.attach import job_id_of
+from jaxrun.supervisor.remote import Endpoint
+from jaxrun.supervisor.run import run
+from jaxrun.text import format_ranks
+
+
+def run_host(plan: Plan, environ: Mapping[str, str]) -> int:
+    """Run this host's part of the job; returns the exit status of the job, the same on every host."""
+    job = plan.job
+    head = parse_addresses(job.head) if job.head else ()
+    token = environ.get(TOKEN, "")
+    # All that is alike on all hosts, even where they disagree on the job's size: they must meet to be told.
+    rendezvous = rendezvous_file(RankInfo(BY_OPTIONS, 0, 0, job.head), job.rendezvous or Path.cwd())
+    direct = HeadAddress(job_id_of(f"{token} {head[0].port}"), token, head) if head and token else None
+    if job.host_rank == 0:
+        return _run_host_0(plan, environ, head, token, None if direct else rendezvous)
+    return _run_other_host(plan, environ, direct, rendezvous)
+
+
+def _run_host_0(
+    plan: Plan, environ: Mapping[str, str], head: tuple[Address, ...], token: str, rendezvous: RendezvousFile | None
+) -> int:
+    port = head[0].port if head else 0
+    if head:
+        _check_is_head(head)
+    if rendezvous is None:
+        plan = replace(plan, job_id=job_id_of(f"{token} {port}"))
+    return run(plan, environ, endpoint=Endpoint(token or auth.new_token(), port, rendezvous))
+
+
+def _run_other_host(
+    plan: Plan, environ: Mapping[str, str], direct: HeadAddress | None, rendezvous: RendezvousFile
+) -> int:
+    from jaxrun.agent import host
+
+    job = plan.job
+    ranks = [worker.rank for worker in plan.workers if worker.host == f"--host-rank {job.host_rank}"]
+    head = parse_addresses(job.head) if job.head else ()
+
+    def find_head() -> HeadAddress | None:
+        if direct is not None:
+            return direct
+        found = rendezvous.read()
+        return replace(found, addresses=head) if found and head else found
+
+    where = f"the head at {job.head}" if direct else f"the head that {rendezvous.path} names"
+    _say(f"host {job.host_rank} of {job.hosts}: {format_ranks(ranks)} of {len(plan.workers)} join {where}")
+    _say("their output, and how the job goes, are shown on host 0")
+    status, said = host.run(
+        find_head, ranks, len(plan.workers), job.init_timeout, environ, _not_found(job, rendezvous), job.program
+    )
+    for text in said:
+        _say(text)
+    _say("done" if status == 0 else f"the job ended with exit {status}{'' if said else '; why stands on host 0'}")
+    return status
+
+
+def _not_found(job: Job, rendezvous: RendezvousFile) -> str:
+    return (
+        f"host 0 has not left its address in {rendezvous.path}. Is it started, in a directory that all hosts share, "
+        "and with the same --head? Where they share none, set one secret on all hosts, and say where host 0 listens: "
+        f"export {TOKEN}=…; jaxrun … --head host:port"
+    )
+
+
+def _check_is_head(head: tuple[Address, ...]) -> None:
+    """Raise UsageError where --head names another host, at which a head answers: this host is another than 0."""
+    own = {interface.ip.partition("%")[0] for interface in list_interfaces()}
+    if any(ip in own for address in head for ip in _resolve(address)):
+        return
+    here = os.uname().nodename
+    for address in head:
+        if answers(address):
+            raise UsageError(
+                f"--head {address} is another host than {here}, and its head is running: --host-rank 0 is taken; "
+                "give each host a number of its own"
+            )
+    _say(f"{here} has no address of --head {','.join(map(str, head))}; can the other hosts reach it there?")
+
+
+def _resolve(address: Address) -> set[str]:
+    try:
+        return {str(found[4][0]) for found in socket.getaddrinfo(address.ip, address.port, type=socket.SOCK_STREAM)}
+    except OSError:
+        raise UsageError(f"--head {address}: there is no host {address.ip!r}; give its address or a name") from None
+
+
+def _say(text: str) -> None:
+    print(f"jaxrun: {text}", file=sys.stderr, flush=True)
