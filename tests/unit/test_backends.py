@@ -34,7 +34,9 @@ def test_every_option_of_a_backend_is_an_option_of_the_command():
 
 
 def test_an_option_that_the_backend_does_not_understand_is_refused():
-    message = "-N/--hosts is for --backend mpirun or --backend slurm, not for --backend local; leave one of them out"
+    message = (
+        "-N/--hosts is for --backend mpirun, --backend slurm or --host-rank on each host, not for --backend local; "
+    )
     with pytest.raises(UsageError, match=message):
         check_options(Job(program=("p",), hosts=2))
     check_options(Job(program=("p",), hosts=2, backend="slurm"))
@@ -53,7 +55,7 @@ def test_the_command_offers_a_new_backend_and_its_help_names_it(pbs):
     options = {parameter.name: parameter for parameter in parameters()}
     assert options["backend"].metavar == "local|mpirun|slurm|pbs"
     assert isinstance(options["backend"].type, click.Choice) and "pbs" in options["backend"].type.choices
-    assert options["hosts"].help == "Real hosts, with mpirun or slurm or pbs."
+    assert options["hosts"].help == "Real hosts, with mpirun, slurm, pbs or --host-rank."
 
 
 def test_a_dry_run_shows_the_plan_of_a_new_backend(pbs, tmp_path, monkeypatch, capsys):

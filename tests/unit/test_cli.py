@@ -200,7 +200,7 @@ def test_bad_input_is_one_message_and_starts_nothing(here, plans, monkeypatch, c
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["-N", "2", "train.py"], "-N/--hosts is for --backend mpirun or --backend slurm, not for --backend local"),
+        (["-N", "2", "train.py"], "-N/--hosts is for --backend mpirun, --backend slurm or --host-rank on each host"),
         (["--backend", "slurm", "-H", "h1", "train.py"], "-H/--host is for --backend mpirun, not for --backend slurm"),
         (["--backend", "mpirun", "--partition", "p", "train.py"], "--partition is for --backend slurm"),
         (["--backend", "slurm", "--simulate-hosts", "2", "train.py"], "--simulate-hosts is for --backend local"),

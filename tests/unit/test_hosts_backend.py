@@ -68,7 +68,7 @@ def test_the_options_become_a_job_of_this_backend():
         (["--host-rank", "0", "--hosts", "2", "-H", "h1"], "-H/--host is for --backend mpirun, not for --host-rank"),
         (
             ["--hosts", "2"],
-            "-N/--hosts is for --backend mpirun or --backend slurm or --host-rank on each",
+            "-N/--hosts is for --backend mpirun, --backend slurm or --host-rank on each",
         ),
         (["--rendezvous", "."], "--rendezvous is for --host-rank on each host, not for --backend local"),
     ],

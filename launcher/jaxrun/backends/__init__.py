@@ -89,7 +89,8 @@ def check_options(job: Job) -> None:
             if field in HOSTS_OPTIONS:
                 fitting.append("--host-rank on each host")
             chosen = f"--backend {job.backend}" if job.backend in BACKENDS else "--host-rank"
-            raise UsageError(f"{option} is for {' or '.join(fitting)}, not for {chosen}; leave one of them out")
+            wanted = " or ".join(filter(None, (", ".join(fitting[:-1]), fitting[-1])))
+            raise UsageError(f"{option} is for {wanted}, not for {chosen}; leave one of them out")
 
 
 def make_plan(job: Job, environ: Mapping[str, str], job_id: str) -> Plan:

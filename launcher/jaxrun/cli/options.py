@@ -61,7 +61,7 @@ def _rank_and_size() -> list[Option]:
 
 def _shape() -> list[Option]:
     option = partial(Option, group="The job's shape")
-    with_hosts = " or ".join(name for name, backend in BACKENDS.items() if "hosts" in backend.options)
+    with_hosts = ", ".join(name for name, backend in BACKENDS.items() if "hosts" in backend.options)
     hosts = f"Real hosts, with {with_hosts} or --host-rank."
     processes = "Processes to start. [default: one per GPU, else one per host]"
     devices = "GPUs of each process, or simulated devices on CPU. [default: 1]"
