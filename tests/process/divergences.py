@@ -131,7 +131,7 @@ CASES = (
     Case("last-batch-phase", 4, ("step", "evaluate"), ("jit(evaluate) on {odd}",), ends=124, size=2),
     Case("count-late", 1001, ("step", "evaluate"), ("jit(evaluate) on {odd}",), ends=124),
     Case("caught-phase", 6, ("step", "evaluate"), ("jit(evaluate) on {odd}",), ends=124),
-    Case("after-printing", 4, ("step", "evaluate"), ("jit(step) on {others} and jit(evaluate) on {odd}",), sizes=(2,)),
+    Case("after-printing", 4, ("step", "evaluate"), ("jit(step) on {others} and jit(evaluate) on {odd}",), size=2),
     Case("swallowed", 4, ("step", "evaluate"), ("jit(step) on {others} and jit(evaluate) on {odd}",)),
     Case("threads", 1, ("step", "evaluate"), ("jit(step) on {others} and jit(evaluate) on {odd}",)),
     Case("halves-in-turn", 1, ("step", "step"), ("the mesh is data={n}: 0,",), ends=124, size=2, devices=2),
