@@ -88,6 +88,20 @@ def test_sigquit_shows_the_stacks_and_changes_nothing(simulate):
     assert job.head.phase is JobPhase.RUNNING and not job.killed
 
 
+def test_while_ranks_have_a_grace_a_line_says_whom_the_end_waits_for(simulate):
+    job = simulate(3).run().interrupt(signal.SIGINT).wait(2.5).done(0).exit(0, 0).wait(1)
+    assert job.statuses_shown[1:] == [
+        (2.0, "waiting for ranks 0-2 to end; SIGKILL in 28 s"),
+        (3.0, "waiting for ranks 1-2 to end; SIGKILL in 27 s"),
+    ]
+
+
+def test_after_a_failure_the_line_names_the_ranks_whose_exit_handlers_run(simulate):
+    job = simulate(3).run()
+    job.handle(job.failure(1)).wait(2.5)
+    assert [text for _, text in job.statuses_shown[1:]] == ["waiting for rank 1 to end; SIGKILL in 3 s"]
+
+
 def test_stacks_are_requested_only_from_ranks_that_can_show_them(simulate):
     # To a worker without its fault handler, the signal that asks is deadly.
     job = simulate(3).spawn()

@@ -41,7 +41,7 @@ from jaxrun.head.interruption import Interruption
 from jaxrun.head.shutdown import JobShutdown
 from jaxrun.head.snapshots import Snapshots
 from jaxrun.head.startup import Startup, StartupEvent
-from jaxrun.head.timeouts import TimeLimits, Timeout
+from jaxrun.head.timeouts import FIRST_PROGRESS_S, PROGRESS_INTERVAL_S, TimeLimits, Timeout
 from jaxrun.head.worker_table import WorkerTable
 from jaxrun.job.fault_spec import FaultSpec
 from jaxrun.protocol.agent_messages import (
@@ -67,9 +67,6 @@ from jaxrun.protocol.worker_messages import (
     SignalHandlers,
     ThreadFailed,
 )
-
-FIRST_PROGRESS_S = 2.0  # after the start, until the ranks that the start-up waits for are printed
-PROGRESS_INTERVAL_S = 1.0  # until they are printed again, where that replaces the line
 
 
 class Head:
@@ -267,7 +264,9 @@ class Head:
                 return self._abort(EndReason.UNAVAILABLE, text, now)
             case Timeout.PROGRESS:
                 self._attempt.timeouts.start(timeout, now + PROGRESS_INTERVAL_S)
-                return [PrintLine(self._startup.describe_progress(now - self._started_at), status=True)]
+                is_starting = self.phase is JobPhase.STARTING
+                text = self._startup.describe_progress(now - self._started_at) if is_starting else ""
+                return [PrintLine(text or self._shutdown.describe_wait(now), status=True)]
             case Timeout.SETTLE | Timeout.ROOT_CAUSE:
                 return self._shutdown.settle(now)
             case Timeout.GRACE if self.phase is not JobPhase.TERMINATING:

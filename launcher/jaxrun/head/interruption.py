@@ -18,7 +18,7 @@ from jaxrun.head.attempt import Attempt, JobPhase
 from jaxrun.head.divergence_detector import DivergenceDetector
 from jaxrun.head.shutdown import JobShutdown
 from jaxrun.head.snapshots import PURPOSE_OF_SIGNAL, Snapshots
-from jaxrun.head.timeouts import Timeout
+from jaxrun.head.timeouts import FIRST_PROGRESS_S, Timeout
 from jaxrun.protocol.snapshot_messages import SnapshotPurpose, SnapshotReply
 from jaxrun.text import format_ranks, format_ranks_on_hosts, plural
 
@@ -63,7 +63,7 @@ class Interruption:
     def _begin(self, signum: int, now: float) -> list[Action]:
         self._attempt.outcome = JobOutcome(EndReason.INTERRUPTED, signum=signum, decided_at=now)
         limits, ranks = self._attempt.limits, self._workers.working
-        grace = {Timeout.GRACE: now + limits.signal_grace}
+        grace = {Timeout.GRACE: now + limits.signal_grace, Timeout.PROGRESS: now + FIRST_PROGRESS_S}
         if signum == signal.SIGINT:
             self._attempt.enter(JobPhase.TERMINATING, {**grace, Timeout.INTERRUPT: now + limits.grace})
             text = f"Ctrl-C: KeyboardInterrupt in {format_ranks(ranks)}; another Ctrl-C kills at once"

@@ -17,7 +17,7 @@ from jaxrun.head.attempt import Attempt, JobPhase
 from jaxrun.head.divergence_detector import DivergenceDetector
 from jaxrun.head.events import AgentLost
 from jaxrun.head.fault_injection import FaultInjector
-from jaxrun.head.timeouts import Timeout
+from jaxrun.head.timeouts import FIRST_PROGRESS_S, Timeout
 from jaxrun.protocol.agent_messages import WorkerExited
 from jaxrun.protocol.debugger_messages import DebuggerDecision
 from jaxrun.protocol.worker_messages import Exit
@@ -52,7 +52,7 @@ class JobShutdown:
     def leave(self, now: float) -> list[Action]:
         """All programs have ended: let the workers exit, rank 0 and its coordinator last."""
         until = max(now + self._attempt.limits.grace, self._attempt.timeouts.at(Timeout.GRACE) or 0.0)
-        self._attempt.enter(JobPhase.LEAVING, {Timeout.GRACE: until})
+        self._attempt.enter(JobPhase.LEAVING, {Timeout.GRACE: until, Timeout.PROGRESS: now + FIRST_PROGRESS_S})
         live = self._workers.live
         return [Send(tuple(rank for rank in live if rank != 0) or live, Exit())]
 
@@ -171,6 +171,14 @@ class JobShutdown:
         text = f"{format_ranks_on_hosts(late, workers.hosts)} did not end within {grace}; sent SIGKILL"
         return [PrintLine(text), *self.kill_all()]
 
+    def describe_wait(self, now: float) -> str:
+        """`waiting for ranks 2-3 (h1) to end; SIGKILL in 12 s`."""
+        killed_at = self._attempt.timeouts.at(Timeout.GRACE)
+        then = f"; SIGKILL in {killed_at - now:.0f} s" if killed_at is not None else ""
+        is_stopping = self._attempt.phase is JobPhase.STOPPING  # and rank 0 may only be kept for the others
+        ranks = (is_stopping and self._workers.live_reported) or self._workers.live
+        return f"waiting for {format_ranks_on_hosts(ranks, self._workers.hosts)} to end{then}"
+
     def finish_if_over(self, now: float) -> list[Action]:
         """Once all workers have ended: ask how they diverged, and when that is known, finish."""
         attempt = self._attempt
@@ -217,4 +225,4 @@ class JobShutdown:
         return [*thaw, Send((0,), Exit())]
 
     def _grace(self, now: float) -> dict[Timeout, float]:
-        return {Timeout.GRACE: now + self._attempt.limits.grace}
+        return {Timeout.GRACE: now + self._attempt.limits.grace, Timeout.PROGRESS: now + FIRST_PROGRESS_S}

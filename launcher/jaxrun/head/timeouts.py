@@ -5,6 +5,9 @@ from __future__ import annotations
 import enum
 from dataclasses import dataclass
 
+FIRST_PROGRESS_S = 2.0  # until the ranks that the start-up, or the end of the job, waits for are printed
+PROGRESS_INTERVAL_S = 1.0  # until they are printed again, where that replaces the line
+
 
 @dataclass(frozen=True, slots=True)
 class TimeLimits:
@@ -30,7 +33,7 @@ class Timeout(enum.Enum):
     """Where several have expired together, they are handled in this order."""
 
     STARTUP = enum.auto()  # --init-timeout: not all ranks have joined
-    PROGRESS = enum.auto()  # the start-up takes long: print which ranks it waits for
+    PROGRESS = enum.auto()  # the start-up, or the end, takes long: print which ranks it waits for
     SETTLE = enum.auto()  # after a failure: the failures that came with it have arrived
     ROOT_CAUSE = enum.auto()  # after a failure: the cause of what was only a consequence has not come
     INTERRUPT = enum.auto()  # after Ctrl-C: KeyboardInterrupt should have been raised in all ranks
