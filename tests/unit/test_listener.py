@@ -331,7 +331,9 @@ def test_only_the_chosen_interface_is_listened_on(open_listener):
 @pytest.mark.parametrize(("everywhere", "where"), [(False, "127.0.0.1"), (True, "any address")])
 def test_a_port_in_use_is_named(server, everywhere, where):
     port = server.address.port
-    with pytest.raises(UnavailableError, match=f"^cannot listen at {where}, port {port}: Address already in use"):
+    with pytest.raises(
+        UnavailableError, match=f"^cannot listen at {where}, port {port}: Address already in use; is the head"
+    ):
         listen_on_tcp([LOOPBACK], TOKEN, everywhere=everywhere, port=port)
 
 

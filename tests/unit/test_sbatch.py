@@ -92,7 +92,7 @@ def test_its_last_line_is_the_same_command_in_place_of_the_shell():
 
 def test_options_of_the_script_are_not_repeated():
     options = ["--submit", "--sbatch", "x.sh", "--partition=gpu", "--time", "10", "--account", "me", "-N", "2"]
-    slurm_args = ["--slurm-args", "--mem=1G --mpi=pmix", "--slurm-args=-l"]
+    slurm_args = ["--slurm-args", "--mem=1G --mpi=pmix", "--slurm_args=-l"]
     words = ("--mem=1G", "--mpi=pmix", "-l")
     made = command(make(*options, *slurm_args, hosts=2, partition="gpu", slurm_args=words))
     assert made[4:] == ["--slurm-args=--mpi=pmix -l", "--backend", "slurm", "-N", "2", "train.py"]

@@ -90,9 +90,11 @@ def _jaxrun_words(job: Job, words: Sequence[str]) -> list[str]:
     kept: list[str] = []
     options = iter(words[:end])
     for word in options:
-        if word in _DROPPED_WITH_VALUE:
+        name, equals, _ = word.partition("=")
+        name = name.replace("_", "-")  # as the command line reads it
+        if name in _DROPPED_WITH_VALUE and not equals:
             next(options, None)
-        elif word != "--submit" and word.partition("=")[0] not in _DROPPED_WITH_VALUE:
+        elif name not in ("--submit", *_DROPPED_WITH_VALUE):
             kept.append(word)
     step = split_sbatch_srun(job.slurm_args)[1]
     if step:

@@ -140,6 +140,8 @@ def listen_on_tcp(interfaces: Sequence[Interface], token: str, *, everywhere: bo
     except OSError as error:
         where = "any address" if everywhere else ", ".join(interface.ip for interface in interfaces)
         why = os.strerror(error.errno) if error.errno else str(error)
+        if error.errno == errno.EADDRINUSE:
+            why += "; is the head of another job, or a second one of this job, running here? Another port does as well"
         raise UnavailableError(f"cannot listen at {where}, port {port or 'any'}: {why}") from None
     return Listener(sockets, addresses, token)
 
