@@ -31,6 +31,7 @@ from jaxrun_runtime import (
     program,
     shutdown,
     signal_handlers,
+    standard_input,
 )
 from jaxrun_runtime.agent_channel import AgentChannel, AgentDisconnected
 
@@ -108,7 +109,7 @@ def _handle_error(env: WorkerEnv, channel: AgentChannel, stage: WorkerStage, err
     """Report the error and exit, unless it is a sys.exit with status 0."""
     if not isinstance(error, SystemExit) or program.exit_status(error):
         interrupts.deactivate()
-    if isinstance(error, (DivergenceError, exec_guard.ExecError, KeyboardInterrupt)):
+    if isinstance(error, (DivergenceError, exec_guard.ExecError, EOFError, KeyboardInterrupt)):
         from jaxrun_runtime.lockstep import call_sites
 
         call_sites.trim_to_user_frames(error)
@@ -175,6 +176,7 @@ def _watch_program(env: WorkerEnv, channel: AgentChannel) -> None:
     forks.watch_forks(channel, env.rank)
     signal_handlers.report_signal_handlers(channel, env.rank)
     job_debugger.relay_debuggers(channel, env.rank)
+    standard_input.explain_missing_input(env)
     exec_guard.refuse_exec()
     mpi.warn_of_singletons(env)
 

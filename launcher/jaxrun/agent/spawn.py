@@ -1,7 +1,7 @@
 """Starts workers: each in a fresh interpreter, or all by forking one process that has imported jax.
 
 A worker gets a session of its own, so that all of its children can be killed with it and a terminal's Ctrl-C
-reaches jaxrun alone; rank 0 keeps jaxrun's stdin.
+reaches jaxrun alone; rank 0 keeps jaxrun's stdin, unless --stdin says otherwise.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from pathlib import Path
 
 from jaxrun.forkserver.client import start_process
 from jaxrun.job.plan import Plan, Worker
+from jaxrun.job.standard_input import open_stdin
 from jaxrun.protocol.codec import encode
 from jaxrun.protocol.flight_file import LOCKSTEP_OFF, TEXT_OFFSET, flight_file_name
 from jaxrun.protocol.forkserver_messages import FORK_DESCRIPTORS, ForkWorker
@@ -91,7 +92,7 @@ class Spawner:
 
     def spawn(self, worker: Worker) -> tuple[int, WorkerPipes]:
         """Start one worker in an interpreter of its own; returns its process id."""
-        pipes, ends = _connect(worker.rank, self._flight_dir)
+        pipes, ends = _connect(worker.rank, self._flight_dir, self._plan.job.stdin)
         env = {**self._environ, **self._env_for(worker, ends)}
         files = (ends.stacks, ends.flight)
         for descriptor in (ends.channel, *files):
@@ -109,7 +110,7 @@ class Spawner:
 
     def fork_request(self, worker: Worker) -> tuple[WorkerPipes, ForkRequest]:
         """Make the pipes of one worker and the request that the fork server needs; it answers with the process id."""
-        pipes, ends = _connect(worker.rank, self._flight_dir)
+        pipes, ends = _connect(worker.rank, self._flight_dir, self._plan.job.stdin)
         return pipes, ForkRequest(encode(ForkWorker(worker.rank, self._env_for(worker, ends))), ends)
 
     def _env_for(self, worker: Worker, ends: _WorkerEnds) -> dict[str, str]:
@@ -117,13 +118,13 @@ class Spawner:
         return self._plan.worker_env(worker, run_dir=self._run_dir, **descriptors).to_env()
 
 
-def _connect(rank: int, flight_dir: Path | None) -> tuple[WorkerPipes, _WorkerEnds]:
+def _connect(rank: int, flight_dir: Path | None, stdin_of: str) -> tuple[WorkerPipes, _WorkerEnds]:
     ours, theirs = socket.socketpair()
     out, stdout = _pipe()
     err, stderr = _pipe()
     stacks = os.memfd_create(f"stacks-{rank}")
     flight = _open_flight_recorder(rank, flight_dir)
-    stdin = os.dup(0) if rank == 0 and _is_open(0) else os.open(os.devnull, os.O_RDONLY)
+    stdin = open_stdin(stdin_of, rank)
     ours.setblocking(False)
     ends = _WorkerEnds(stdin, stdout, stderr, theirs.detach(), stacks, flight)
     return WorkerPipes(ours, out, err, stacks, flight), ends
@@ -156,11 +157,3 @@ def _pipe() -> tuple[int, int]:
     with contextlib.suppress(OSError):  # the user may have reached a limit of the kernel; 64 KiB do as well
         fcntl.fcntl(read, _F_SETPIPE_SZ, _PIPE_BYTES)
     return read, write
-
-
-def _is_open(fd: int) -> bool:
-    try:
-        os.fstat(fd)
-    except OSError:
-        return False
-    return True

@@ -99,12 +99,14 @@ def _start() -> list[Option]:
     env = "Set this variable in every process, or pass it on. May be repeated."
     env_file = "The same from a file of NAME=VALUE lines; --env wins."
     no_fork = "A fresh interpreter for each process. So does '# jaxrun: no-fork' in the program's first 20 lines."
+    stdin = "Which ranks read jaxrun's standard input; all of them only a file. [default: 0]"
     torch_env = "Also set RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR and the like, as torchrun does."
     dry_run = "Print what would be started, and start nothing."
     return [
         option("--backend", main=True, type=click.Choice(tuple(BACKENDS)), metavar="|".join(BACKENDS), help=backend),
         option("--env", "assignments", multiple=True, metavar="NAME[=VALUE]", help=env),
         option("--env-file", "env_files", multiple=True, metavar="FILE", help=env_file),
+        option("--stdin", metavar="RANK|all|none", help=stdin),
         option("--torch-env", is_flag=True, help=torch_env),
         option("--no-fork", is_flag=True, help=no_fork),
         option("--dry-run", main=True, configurable=False, is_flag=True, help=dry_run),

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from jaxrun.errors import UsageError
 from jaxrun.protocol.flight_file import LOCKSTEP_MODES, LOCKSTEP_RECORD
-from jaxrun.protocol.names import MAKE_MESH_JAXRUN, MAKE_MESH_MODES, STDIN_ALL, STDIN_NONE, STDIN_RANK_0
+from jaxrun.protocol.names import MAKE_MESH_JAXRUN, MAKE_MESH_MODES, STDIN_ALL, STDIN_NONE
 from jaxrun.text import Ranks
 
 if TYPE_CHECKING:
@@ -57,7 +57,7 @@ class Job:
     env:                   variables to add to every worker
     torch_env:             also give every worker the variables of torchrun
     pdb:                   open a debugger on the rank that causes a failure
-    stdin:                 which ranks have jaxrun's standard input: a rank's number, "all" or "none"
+    stdin:                 which ranks have jaxrun's standard input: a number, "all" or "none"; "" to be decided
     run_dir, no_run_dir:   where the job leaves its files; None for a new directory under ./jaxrun-runs
     quiet_ranks:           ranks whose output stays off the screen
     only_ranks:            if not empty, the only ranks whose output is shown
@@ -100,7 +100,7 @@ class Job:
     env: Mapping[str, str] = field(default_factory=dict)
     torch_env: bool = False
     pdb: bool = False
-    stdin: str = STDIN_RANK_0
+    stdin: str = ""
     run_dir: Path | None = None
     no_run_dir: bool = False
     quiet_ranks: Ranks = ()
@@ -135,7 +135,7 @@ class Job:
         _positive("--init-timeout", self.init_timeout)
         if self.grace is not None and not 0 <= self.grace < math.inf:
             raise UsageError(f"--grace must be 0 seconds or more, not {self.grace:g}")
-        if self.stdin not in (STDIN_ALL, STDIN_NONE) and not (self.stdin.isascii() and self.stdin.isdigit()):
+        if self.stdin not in ("", STDIN_ALL, STDIN_NONE) and not (self.stdin.isascii() and self.stdin.isdigit()):
             raise UsageError(f"--stdin must be the number of a rank, {STDIN_ALL} or {STDIN_NONE}, not {self.stdin!r}")
         if self.run_dir is not None and self.no_run_dir:
             raise UsageError(f"--run-dir {self.run_dir} and --no-run-dir contradict; give one of them")

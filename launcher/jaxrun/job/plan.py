@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from jaxrun.job.env_options import mask_secret
 from jaxrun.job.job import Job
 from jaxrun.protocol.env import WorkerEnv
-from jaxrun.protocol.names import JOB_ID
+from jaxrun.protocol.names import JOB_ID, STDIN_RANK_0
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,7 +118,7 @@ class Plan:
             make_mesh=self.job.make_mesh,
             torch_env=self.job.torch_env,
             pdb=self.job.pdb,
-            stdin=self.job.stdin,
+            stdin=self.job.stdin or STDIN_RANK_0,
             init_timeout=self.job.init_timeout,
             run_dir=run_dir,
             simulated_boot_id=worker.simulated_boot_id,

@@ -9,6 +9,7 @@ import signal
 import time
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from jaxrun.text import format_ranks_on_hosts, format_signal
 
@@ -27,15 +28,25 @@ _RANK_IN_OUTPUT = re.compile(r"Process name: \[\S*,(\d{1,9})\]")
 class LaunchProcess:
     """The running launch command, in a session of its own, with our stdin; its output goes to starter.log."""
 
-    def __init__(self, title: str, argv: Sequence[str], environ: Mapping[str, str], directory: Path | None) -> None:
-        """Start it. Raises OSError."""
+    def __init__(
+        self,
+        title: str,
+        argv: Sequence[str],
+        environ: Mapping[str, str],
+        directory: Path | None,
+        *,
+        has_stdin: bool = True,
+    ) -> None:
+        """Start it; without our stdin where that is nobody's. Raises OSError."""
         self.title = title
         self.status: int | None = None
         self._tail = b""
         self._log = _open_log(directory)
         self._pipe, writing = os.pipe()
         os.set_blocking(self._pipe, False)
-        streams = [(os.POSIX_SPAWN_DUP2, writing, 1), (os.POSIX_SPAWN_DUP2, writing, 2)]
+        streams: list[Any] = [(os.POSIX_SPAWN_DUP2, writing, 1), (os.POSIX_SPAWN_DUP2, writing, 2)]
+        if not has_stdin:
+            streams.append((os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0))
         try:
             self.pid = os.posix_spawn(argv[0], list(argv), environ, file_actions=streams, setsid=True)
         finally:

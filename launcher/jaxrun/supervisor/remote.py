@@ -20,6 +20,7 @@ from jaxrun.protocol import auth
 from jaxrun.protocol.addresses import format_addresses
 from jaxrun.protocol.agent_messages import JobInfo
 from jaxrun.protocol.env import AgentEnv
+from jaxrun.protocol.names import STDIN_NONE
 from jaxrun.rundir.rundir import RunDir
 from jaxrun.supervisor.launch_process import LaunchProcess
 from jaxrun.supervisor.server import AgentServer
@@ -112,7 +113,8 @@ class RemoteAgents:
         for name in command.unset_env:
             env.pop(name, None)
         try:
-            return LaunchProcess(command.title, command.argv, env, self._directory.path)
+            has_stdin = plan.job.stdin != STDIN_NONE
+            return LaunchProcess(command.title, command.argv, env, self._directory.path, has_stdin=has_stdin)
         except OSError as error:
             raise UnavailableError(f"{command.argv[0]} could not be started: {error.strerror}") from None
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
+from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -15,6 +16,7 @@ from jaxrun.agent.guard import Guard, job_marker
 from jaxrun.forkserver import early
 from jaxrun.forkserver.early import EarlyServer
 from jaxrun.job.plan import Plan
+from jaxrun.job.standard_input import resolve_stdin
 from jaxrun.rundir import rundir
 from jaxrun.supervisor.limits import check_limits
 
@@ -30,6 +32,7 @@ def run(
 ) -> int:
     """Run the job to its end; returns the exit status of `jaxrun`. `endpoint` is where remote agents connect."""
     started = time.time()
+    plan = replace(plan, job=resolve_stdin(plan.job, over_hosts=plan.launch_command is not None))
     check_limits(plan)
     if plan.launch_command is None:
         return _run_local(plan, environ, started, early_server)

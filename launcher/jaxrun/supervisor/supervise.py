@@ -23,12 +23,13 @@ from jaxrun.head.consistency import Expected
 from jaxrun.head.head import Head
 from jaxrun.head.timeouts import TimeLimits
 from jaxrun.job.plan import Plan
+from jaxrun.job.standard_input import explain_no_terminal
 from jaxrun.output.output import Output
 from jaxrun.rundir.rundir import RunDir
 from jaxrun.supervisor.dispatch import Dispatcher
 from jaxrun.supervisor.parent_link import ParentLink
 from jaxrun.supervisor.report import open_output, report_verdict
-from jaxrun.supervisor.terminal import Terminal, explain_no_terminal
+from jaxrun.supervisor.terminal import Terminal
 
 if TYPE_CHECKING:
     from jaxrun.head.agent_registry import AgentRegistry
@@ -79,8 +80,8 @@ def supervise(
             dispatcher = Dispatcher(_make_head(plan, agents.registry, started), directory, clock)
             parent = ParentLink.from_env(environ, dispatcher)
             output = open_output(plan, environ, directory)
-            if plan.job.pdb and explain_no_terminal():
-                output.print_line(f"jaxrun: --pdb does nothing: {explain_no_terminal()}")
+            if plan.job.pdb and (why := _explain_no_terminal(plan)):
+                output.print_line(f"jaxrun: --pdb does nothing: {why}")
             if agents.listen_addresses:
                 directory.record("started", started, listening=agents.listen_addresses)
             else:
@@ -116,5 +117,9 @@ def _make_head(plan: Plan, registry: AgentRegistry | None, started: float) -> He
         registry,
         lockstep=job.lockstep,
         chaos=job.chaos,
-        no_terminal=explain_no_terminal(),
+        no_terminal=_explain_no_terminal(plan),
     )
+
+
+def _explain_no_terminal(plan: Plan) -> str:
+    return explain_no_terminal(plan.job.stdin, over_hosts=plan.launch_command is not None)

@@ -12,11 +12,6 @@ _STDIN = 0
 _READ_BYTES = 4096
 
 
-def explain_no_terminal() -> str:
-    """Why nobody can type anything for a debugger, to complete "it cannot be debugged: …"; empty if somebody can."""
-    return "" if os.isatty(_STDIN) else "jaxrun's standard input is not a terminal"
-
-
 class Terminal:
     """Reads single lines, when they are wanted, so that others can read from the terminal in between."""
 

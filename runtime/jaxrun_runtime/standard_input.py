@@ -1,0 +1,30 @@
+"""Tells a program whose input() finds nothing which rank has jaxrun's standard input."""
+
+from __future__ import annotations
+
+import builtins
+import functools
+import sys
+
+from jaxrun.protocol.env import WorkerEnv
+from jaxrun.protocol.names import STDIN_ALL, STDIN_NONE
+
+
+def explain_missing_input(env: WorkerEnv) -> None:
+    """On a rank without standard input, let the EOFError of input() say who has it."""
+    if env.stdin in (STDIN_ALL, str(env.rank)):
+        return
+    owner = "no rank has" if env.stdin == STDIN_NONE else f"rank {env.stdin} has"
+    text = f"rank {env.rank} has no standard input: {owner} jaxrun's (--stdin RANK|all|none)"
+    original = builtins.input
+
+    @functools.wraps(original)
+    def explained(prompt: object = "", /) -> str:
+        try:
+            return original(prompt)
+        except EOFError:
+            if sys.stdin is not sys.__stdin__:  # the program's own
+                raise
+            raise EOFError(text) from None
+
+    builtins.input = explained
