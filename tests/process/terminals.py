@@ -9,7 +9,7 @@ import select
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 TIME_LIMIT_S = 90.0
@@ -19,13 +19,16 @@ _COLOURS = re.compile(r"\x1b\[[\d;]*m")
 class TerminalSession:
     """A `jaxrun` that runs in a terminal, until the end of the `with` block at the latest."""
 
-    def __init__(self, directory: Path, *arguments: str, command: Sequence[str] = ()) -> None:
-        """`command` is what to run instead of this Python's jaxrun."""
+    def __init__(
+        self, directory: Path, *arguments: str, command: Sequence[str] = (), env: Mapping[str, str] | None = None
+    ) -> None:
+        """`command` is what to run instead of this Python's jaxrun; `env` are variables besides those of the tests."""
         self.text = ""
         self._seen = 0
         self._fd, terminal = pty.openpty()
         argv = ["setsid", "--ctty", *(command or (sys.executable, "-m", "jaxrun")), *arguments]
-        self._process = subprocess.Popen(argv, cwd=directory, stdin=terminal, stdout=terminal, stderr=terminal)
+        streams = {"stdin": terminal, "stdout": terminal, "stderr": terminal}
+        self._process = subprocess.Popen(argv, cwd=directory, env={**os.environ, **(env or {})}, **streams)
         os.close(terminal)
 
     def __enter__(self) -> TerminalSession:
