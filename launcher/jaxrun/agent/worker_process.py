@@ -97,13 +97,8 @@ class WorkerProcess:
         return self.flight.brief()
 
     def cpu_seconds(self) -> float:
-        """User and system time of the process so far; 0.0 when it has gone."""
-        try:
-            with open(f"/proc/{self.pid}/stat", "rb") as file:
-                fields = file.read().rpartition(b")")[2].split()
-        except OSError:
-            return 0.0
-        return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+        """User and system time so far of the process and all that it has started; 0.0 when it has gone."""
+        return _cpu_ticks(self.pid) / os.sysconf("SC_CLK_TCK")
 
     def file_bytes(self) -> int:
         """Bytes that the process has read and written so far, from and to files and pipes; 0 if that is not known."""
@@ -137,3 +132,23 @@ class WorkerProcess:
 
     def close(self) -> None:
         self.pipes.close()
+
+
+def _cpu_ticks(pid: int) -> int:
+    """CPU time of a process, of its children that have been waited for, and of those that live, as data loaders."""
+    try:
+        with open(f"/proc/{pid}/stat", "rb") as file:
+            fields = file.read().rpartition(b")")[2].split()
+    except OSError:
+        return 0
+    return sum(map(int, fields[11:15])) + sum(_cpu_ticks(child) for child in _children(pid))
+
+
+def _children(pid: int) -> list[int]:
+    """The living children of a process; none where the kernel does not list them."""
+    children: list[int] = []
+    with contextlib.suppress(OSError):
+        for thread in os.listdir(f"/proc/{pid}/task"):
+            with open(f"/proc/{pid}/task/{thread}/children", "rb") as file:
+                children += map(int, file.read().split())
+    return children

@@ -44,7 +44,7 @@ class SnapshotReply:
 
     stacks:         what the fault handler wrote
     kernel_waits:   what the kernel says that the main thread waits in
-    cpu_seconds:    user and system time used so far
+    cpu_seconds:    user and system time so far, with that of the processes that it has started
     bytes_written:  to stdout and stderr
     file_bytes:     that it has read from files and written to them, as far as the kernel counts them
     call_counters:  of its flight recorder, equal as long as it has neither entered, made nor compiled anything
