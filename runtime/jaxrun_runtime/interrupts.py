@@ -122,23 +122,31 @@ def _watch_exceptions() -> None:
 
 
 def _watch(monitoring: Any, signals: socket.socket) -> None:
-    """At SIGINT, have a function called at each exception: Python handles signals as it enters a function."""
+    """At SIGINT, have a function called at each exception: Python handles signals as it enters a function.
+
+    Reads as long as the process lives: a signal that nobody read would be written of on stderr.
+    """
+    tool = None
     while data := signals.recv(64):
-        free = (tool for tool in _MONITORING_TOOLS if monitoring.get_tool(tool) is None)
-        tool = next(free, None) if signal.SIGINT in data else None
-        if tool is not None:
-            _monitor_exceptions(monitoring, tool)
-            return
+        if signal.SIGINT in data and not was_raised():
+            tool = tool or _register_tool(monitoring)
+            if tool is not None:
+                monitoring.set_events(tool, monitoring.events.RAISE)
 
 
-def _monitor_exceptions(monitoring: Any, tool: int) -> None:
+def _register_tool(monitoring: Any) -> int | None:
+    """Return a tool that looks for signals at each exception, until there was one; None if all are in use."""
+    tool = next((tool for tool in _MONITORING_TOOLS if monitoring.get_tool(tool) is None), None)
+    if tool is None:
+        return None
+
     def on_raise(*args: Any) -> None:
         if was_raised():
             monitoring.set_events(tool, 0)
 
     monitoring.use_tool_id(tool, "jaxrun-interrupts")
     monitoring.register_callback(tool, monitoring.events.RAISE, on_raise)
-    monitoring.set_events(tool, monitoring.events.RAISE)
+    return tool
 
 
 def _release_wakeup_fd(ours: int) -> None:
