@@ -1,5 +1,7 @@
 """`jaxrun attach` on one machine, its processes started by hand: one job, one verdict, one exit code."""
 
+import hashlib
+import json
 import os
 import re
 import signal
@@ -7,6 +9,7 @@ import socket
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import pytest
 from harness import MISBEHAVE, TIME_LIMIT
@@ -82,10 +85,12 @@ def test_torchruns_variables_lead_the_ranks_to_rank_0(attach, tmp_path):
     assert ends[0][1] == "[0] 1 2 1 2\n"
 
 
-def test_the_first_failure_ends_all_of_them_with_its_status(attach):
-    """Beside that, a secret in the environment needs no shared directory."""
+def test_the_first_failure_ends_all_of_them_with_its_status(attach, tmp_path):
+    """Beside that, a secret in the environment needs no shared directory, wins over the file, and makes no id."""
     processes = attach(2, MISBEHAVE, "--rank", "1", "--exit", "7", env={"JAXRUN_TOKEN": "7" * 64})
     ends = ended(processes)
+    job_id = json.loads(next(tmp_path.glob("jaxrun-runs/*/job.json")).read_text())["job_id"]
+    assert job_id != hashlib.sha256(b"jaxrun job " + b"7" * 64).hexdigest()[:32]
     assert [code for code, _, _ in ends] == [7, 7], ends
     assert re.search(r"rank 1 of 2 ended with status 7", ends[0][2])
 
@@ -104,3 +109,26 @@ def test_the_loss_of_rank_0_ends_the_others(attach, tmp_path):
     while list(find_marked(job_marker(job_id))):
         assert time.monotonic() - killed < 2
         time.sleep(0.02)
+
+
+def test_a_file_of_another_user_in_place_of_rank_0s_is_named(tmp_path):
+    words = ["attach", "--rank", "1", "--size", "2", "--rendezvous", str(tmp_path), "--init-timeout", "0.5", MISBEHAVE]
+
+    def refusal(**env):
+        command = [sys.executable, "-m", "jaxrun", *words]
+        done = subprocess.run(command, env={**os.environ, **env}, capture_output=True, text=True, timeout=TIME_LIMIT)
+        return done.returncode, done.stderr
+
+    code, text = refusal()
+    assert code == 69 and "rank 0 has not left its address in" in text
+    planted = Path(re.search(r"address in (\S+)\. ", text)[1])
+    planted.write_text('{"token": "known to a stranger", "head": "127.0.0.1:9"}')
+    planted.chmod(0o666)
+    code, text = refusal()
+    assert code == 69 and f"{planted} is not trusted: others than you can write it (mode 0666); remove it" in text
+    planted.unlink()
+    os.mkfifo(planted)
+    code, text = refusal()
+    assert code == 69 and f"{planted} is not trusted: it is no regular file" in text
+    code, text = refusal(JAXRUN_TOKEN="guess me")
+    assert code == 2 and "JAXRUN_TOKEN has 8 bytes" in text and "guess me" not in text

@@ -66,7 +66,7 @@ class ByHand:
         interface = Interface("lo", "127.0.0.1")
         self.listener, self.loop = listen_on_tcp([interface], self.token, everywhere=False), EventLoop()
         self.listener.attach(self.loop, 0, self._on_peer)
-        self.job_info = JobInfo(run_dir, ("cpu",))
+        self.job_info = JobInfo(job_id, run_dir, ("cpu",))
         agent_env = AgentEnv(
             job_id, format_addresses(self.listener.addresses), token or self.token, "open-mpi", timeout
         )

@@ -12,7 +12,7 @@ from jaxrun.protocol.agent_messages import JobInfo, OutputChunk, OutputCredit
 from jaxrun.supervisor.connections import AgentConnections
 from jaxrun.supervisor.remote_output import RemoteOutput
 
-LARGE = JobInfo("x" * 2**20, ())
+LARGE = JobInfo("", "x" * 2**20, ())
 TIMES = 32  # more than a socket takes
 
 

@@ -21,7 +21,6 @@ from jaxrun.protocol.codec import MessageDecoder, encode, message_types
 from jaxrun.protocol.connect import HeadAddress, connect
 
 TOKEN = auth.new_token()
-JOB = "cd" * 16
 STAGGER = connect_module._STAGGER_S
 UNROUTABLE = Address("10.255.255.1", 9)
 
@@ -133,10 +132,9 @@ def free_port():
 def reach(*addresses, rank=1, token=TOKEN, timeout=5.0):
     """Connects; returns the seconds that it took and the head's port."""
     began = time.monotonic()
-    found = connect(lambda: HeadAddress(JOB, token, addresses), rank, timeout)
+    found = connect(lambda: HeadAddress(token, addresses), rank, timeout)
     seconds = time.monotonic() - began
     port = found.connection.getpeername()[1]
-    assert found.job_id == JOB
     found.connection.close()
     return seconds, port
 
@@ -282,9 +280,8 @@ def test_a_dead_address_does_not_keep_a_head_that_listens_later_from_being_found
 
 def test_the_heads_address_may_become_known_later(listen):
     right = listen(head())
-    addresses = iter([None, HeadAddress(JOB, TOKEN, ()), HeadAddress("ef" * 16, TOKEN, (right.address,))])
+    addresses = iter([None, HeadAddress(TOKEN, ()), HeadAddress(TOKEN, (right.address,))])
     found = connect(lambda: next(addresses), 0, 5.0)
-    assert found.job_id == "ef" * 16
     found.connection.close()
 
 

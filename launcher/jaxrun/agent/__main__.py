@@ -21,7 +21,7 @@ def main() -> int:
 
     try:
         env = AgentEnv.from_env(os.environ)
-        address = HeadAddress(env.job_id, env.token, parse_addresses(env.head))
+        address = HeadAddress(env.token, parse_addresses(env.head))
         if len(sys.argv) == 3 and "-" in sys.argv[1]:
             from jaxrun.agent import host
 

@@ -60,30 +60,29 @@ def run(
     """
     head = connect(find_head, rank, timeout, not_found)
     address = _plain(head.connection.getpeername()[0])
-    guard = Guard(job_marker(head.job_id), f"{RANK}={rank}")  # forks, so it comes before any thread
     try:
         with SignalPipe(_SIGNALS) as signals:
             subreaper.become_subreaper()
             connection: Connection[HeadToAgent] = Connection(head.connection, HEAD_TO_AGENT, head.session)
             report = partial(_report, rank, size, head, environ, tuple(command))
-            order = _wait_for_order(rank, connection, signals, report)
+            job_id, order = _wait_for_order(rank, connection, signals, report)
             if isinstance(order, StartWorker):
-                order = _supervise_worker(order, head.job_id, connection, signals, environ, guard)
+                order = _supervise_worker(order, job_id, connection, signals, environ)
             if order is HEAD_LOST:
                 on_lost(f"the head at {address} was lost: its host is gone, or jaxrun there was killed")
             return order.status
     finally:
-        subreaper.kill_all(spare=guard.pid)
-        guard.disarm()
+        subreaper.kill_all()
 
 
 def _wait_for_order(
     rank: int, connection: Connection[HeadToAgent], signals: SignalPipe, report: Callable[[JobInfo], AgentReport]
-) -> StartWorker | Shutdown:
-    """Report what is there, and wait for what the head decides.
+) -> tuple[str, StartWorker | Shutdown]:
+    """Report what is there, and wait for what the head decides; returns the job's id, and that.
 
     Signals are reported to the head: it decides that this agent ends.
     """
+    job_id = ""
     while True:
         select.select([connection.fileno(), signals.fileno()], [], [])
         for signum in signals.receive():
@@ -92,12 +91,13 @@ def _wait_for_order(
         messages = connection.receive()
         for index, message in enumerate(messages, 1):
             if isinstance(message, JobInfo):
+                job_id = message.job_id
                 connection.send(report(message))
             if isinstance(message, (StartWorker, Shutdown)):
                 connection.push_back(messages[index:])
-                return message
+                return job_id, message
         if connection.lost_reason:
-            return HEAD_LOST
+            return job_id, HEAD_LOST
 
 
 def _supervise_worker(
@@ -106,21 +106,25 @@ def _supervise_worker(
     connection: Connection[HeadToAgent],
     signals: SignalPipe,
     environ: Mapping[str, str],
-    guard: Guard,
 ) -> Shutdown:
     """Start the worker and serve it until the head sends Shutdown, or is lost; returns that, or HEAD_LOST."""
-    plan = _plan_of_worker(start, job_id, environ)
-    log_dir = Path(start.log_dir) if start.log_dir else None
-    workers = WorkerGroup(plan, Spawner(plan, environ, start.run_dir, log_dir))
-    relay = Relay(start.rank, connection, start.log_dir, shown=start.show_output)
-    head = HeadClient(start.rank, connection, relay)
-    agent = Agent(workers, head, relay, signals, Clock(), head)
-    last = agent.run()
-    subreaper.kill_all(spare=guard.pid)
-    agent.close()
-    relay.close()
-    connection.close()
-    return last if isinstance(last, Shutdown) else HEAD_LOST
+    guard = Guard(job_marker(job_id), f"{RANK}={start.rank}")  # forks, so it comes before any thread
+    try:
+        plan = _plan_of_worker(start, job_id, environ)
+        log_dir = Path(start.log_dir) if start.log_dir else None
+        workers = WorkerGroup(plan, Spawner(plan, environ, start.run_dir, log_dir))
+        relay = Relay(start.rank, connection, start.log_dir, shown=start.show_output)
+        head = HeadClient(start.rank, connection, relay)
+        agent = Agent(workers, head, relay, signals, Clock(), head)
+        last = agent.run()
+        subreaper.kill_all(spare=guard.pid)
+        agent.close()
+        relay.close()
+        connection.close()
+        return last if isinstance(last, Shutdown) else HEAD_LOST
+    finally:
+        subreaper.kill_all(spare=guard.pid)
+        guard.disarm()
 
 
 def _plan_of_worker(start: StartWorker, job_id: str, environ: Mapping[str, str]) -> Plan:
@@ -182,7 +186,7 @@ def _report(
         gpu_limit=gpus.visible if gpus else "",
         tpu=machine.tpu,
         cuda_plugin=machine.cuda_plugin,
-        can_write_run_dir=bool(info.run_dir) and _is_of_job(Path(info.run_dir), head.job_id),
+        can_write_run_dir=bool(info.run_dir) and _is_of_job(Path(info.run_dir), info.job_id),
     )
 
 

@@ -38,12 +38,14 @@ from jaxrun.protocol.worker_messages import AgentToWorker, WorkerToAgent
 
 @dataclass(frozen=True, slots=True)
 class JobInfo:
-    """What the agent's report depends on.
+    """What job this is, and what the agent's report depends on.
 
+    job_id:     by which its processes are known
     run_dir:    the job's run directory; empty where it leaves no files
     platforms:  those to look for, best first
     """
 
+    job_id: str
     run_dir: str
     platforms: tuple[str, ...]
 

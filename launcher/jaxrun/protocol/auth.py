@@ -15,16 +15,22 @@ import contextlib
 import hmac
 import secrets
 import socket
+from collections.abc import Mapping
 from dataclasses import dataclass
 
-from jaxrun.errors import ProtocolError
+from jaxrun.errors import ProtocolError, UsageError
 
 from .codec import M, MessageDecoder, encode, message_types
+from .names import TOKEN
 from .session import Session, derive_session
 
 HANDSHAKE_VERSION = 1
 MAX_FRAME_BYTES = 4096
 _TOKEN_BYTES = 32
+_MIN_GIVEN_BYTES = 16  # of a token that people choose: what is shorter can be guessed from one proof
+
+
+_MAKE_TOKEN = f"make one, and set it on all hosts: export {TOKEN}=$(openssl rand -hex 32)"
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +71,21 @@ ToClient = Challenge | Welcome | Rejected
 def new_token() -> str:
     """Return a secret for one job or gang: 64 hex digits."""
     return secrets.token_hex(_TOKEN_BYTES)
+
+
+def read_given_token(environ: Mapping[str, str]) -> str:
+    """Return the token that people have given, the same on all hosts; empty where they have not.
+
+    Raises UsageError, which does not show it, where it is too short or no text.
+    """
+    token = environ.get(TOKEN, "")
+    try:
+        size = len(token.encode())
+    except UnicodeEncodeError:
+        raise UsageError(f"{TOKEN} is not valid UTF-8; {_MAKE_TOKEN}") from None
+    if 0 < size < _MIN_GIVEN_BYTES:
+        raise UsageError(f"{TOKEN} has {size} bytes, of at least {_MIN_GIVEN_BYTES}: it can be guessed; {_MAKE_TOKEN}")
+    return token
 
 
 def new_nonce() -> str:

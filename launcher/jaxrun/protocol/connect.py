@@ -30,7 +30,6 @@ _ROUND_PAUSE_S = 0.25  # between two rounds: the server may not listen yet
 class HeadAddress:
     """Where the head of a job (or the parent of a gang) may listen, and the token that both know."""
 
-    job_id: str
     token: str
     addresses: tuple[AnyAddress, ...]
 
@@ -39,7 +38,6 @@ class HeadAddress:
 class HeadConnection:
     """A connection to a head that has proved to know the token."""
 
-    job_id: str
     connection: socket.socket
     session: Session | None
 
@@ -79,16 +77,20 @@ def connect(
 ) -> HeadConnection:
     """Connect as `rank`, within `timeout` seconds; `find` returns where to, and is called again for each round.
 
-    Raises UnavailableError with what each address did, or with `why_none` where there was nothing to try.
+    `find` may raise UnavailableError, too, which says why it has no address yet. Raises UnavailableError with what each
+    address did, or with that text, or with `why_none`, where there was nothing to try.
     """
     deadline = time.monotonic() + timeout
     failures: dict[str, str] = {}
     for number in itertools.count(1):
-        head = find()
+        try:
+            head = find()
+        except UnavailableError as error:
+            head, why_none = None, str(error)
         until = min(deadline, time.monotonic() + min(_ATTEMPT_TIMEOUT_S, number * _FIRST_ROUND_S))
         found = _try_all(head, rank, until, failures) if head is not None else None
         if head is not None and found is not None:
-            return HeadConnection(head.job_id, found.connection, found.session)
+            return HeadConnection(found.connection, found.session)
         if time.monotonic() + _ROUND_PAUSE_S > deadline:
             tried = "; ".join(f"{address} {why}" for address, why in failures.items()) or why_none
             raise UnavailableError(

@@ -5,10 +5,9 @@ The others find rank 0 by --head, or by a file in a directory that all hosts sha
 
 from __future__ import annotations
 
-import hashlib
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 from jaxrun.agent import remote as agent
@@ -19,7 +18,7 @@ from jaxrun.job import cluster_env
 from jaxrun.job.cluster_env import BY_OPTIONS, RankInfo
 from jaxrun.job.job import Job
 from jaxrun.protocol import auth
-from jaxrun.protocol.addresses import parse_addresses
+from jaxrun.protocol.addresses import Address, parse_addresses
 from jaxrun.protocol.connect import HeadAddress
 from jaxrun.protocol.names import TOKEN
 from jaxrun.supervisor.remote import Endpoint
@@ -52,18 +51,17 @@ def attach(job: Job, options: AttachOptions, environ: Mapping[str, str]) -> int:
     if info.engine == BY_OPTIONS and not (options.head or options.directory):
         raise UsageError("with --rank and --size, also say where rank 0 listens: --head host:port, alike on all ranks")
     head = parse_addresses(options.head) if options.head else ()
-    token = environ.get(TOKEN, "")
+    token = auth.read_given_token(environ)
     rendezvous = rendezvous_file(info, options.directory or Path.cwd())
     if info.rank == 0:
         endpoint = Endpoint(token or auth.new_token(), head[0].port if head else 0, rendezvous)
         return _run_rank_0(job, info, endpoint, environ)
     if head and token:
-        address = HeadAddress(job_id_of(token), token, head)
+        address = HeadAddress(token, head)
         return agent.run(lambda: address, info.rank, info.size, job.init_timeout, environ, command=job.program)
 
     def find_head() -> HeadAddress | None:
-        address = rendezvous.read()
-        return replace(address, addresses=head) if address and head else address
+        return prefer_given(rendezvous.read(), token, head)
 
     not_found = (
         f"rank 0 has not left its address in {rendezvous.path}. Do all hosts share this directory? "
@@ -72,15 +70,15 @@ def attach(job: Job, options: AttachOptions, environ: Mapping[str, str]) -> int:
     return agent.run(find_head, info.rank, info.size, job.init_timeout, environ, not_found, command=job.program)
 
 
+def prefer_given(found: HeadAddress | None, token: str, head: tuple[Address, ...]) -> HeadAddress | None:
+    """What the rendezvous file says, but for the token and the addresses that people have given."""
+    return found and HeadAddress(token or found.token, head or found.addresses)
+
+
 def _run_rank_0(job: Job, info: RankInfo, endpoint: Endpoint, environ: Mapping[str, str]) -> int:
     """Host the head, and start the agent of rank 0 as those of all other ranks are."""
-    plan = plan_attached(job, info, environ, job_id_of(endpoint.token))
+    plan = plan_attached(job, info, environ, os.urandom(16).hex())
     return run(plan, environ, endpoint=endpoint)
-
-
-def job_id_of(token: str) -> str:
-    """An id that is the same on all ranks that know the token, and does not reveal it."""
-    return hashlib.sha256(f"jaxrun job {token}".encode()).hexdigest()[:32]
 
 
 def _ancestors() -> list[list[str]]:

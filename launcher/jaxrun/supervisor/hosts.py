@@ -10,7 +10,6 @@ import os
 import socket
 import sys
 from collections.abc import Mapping
-from dataclasses import replace
 from pathlib import Path
 
 from jaxrun.channel.interfaces import list_interfaces
@@ -24,7 +23,7 @@ from jaxrun.protocol import auth
 from jaxrun.protocol.addresses import Address, parse_addresses
 from jaxrun.protocol.connect import HeadAddress
 from jaxrun.protocol.names import TOKEN
-from jaxrun.supervisor.attach import job_id_of
+from jaxrun.supervisor.attach import prefer_given
 from jaxrun.supervisor.remote import Endpoint
 from jaxrun.supervisor.run import run
 from jaxrun.text import format_ranks
@@ -34,10 +33,10 @@ def run_host(plan: Plan, environ: Mapping[str, str]) -> int:
     """Run this host's part of the job; returns the exit status of the job, the same on every host."""
     job = plan.job
     head = parse_addresses(job.head) if job.head else ()
-    token = environ.get(TOKEN, "")
+    token = auth.read_given_token(environ)
     # All that is alike on all hosts, even where they disagree on the job's size: they must meet to be told.
     rendezvous = rendezvous_file(RankInfo(BY_OPTIONS, 0, 0, job.head), job.rendezvous or Path.cwd())
-    direct = HeadAddress(job_id_of(f"{token} {head[0].port}"), token, head) if head and token else None
+    direct = HeadAddress(token, head) if head and token else None
     if job.host_rank == 0:
         return _run_host_0(plan, environ, head, token, None if direct else rendezvous)
     return _run_other_host(plan, environ, direct, rendezvous)
@@ -49,8 +48,6 @@ def _run_host_0(
     port = head[0].port if head else 0
     if head:
         _check_is_head(head)
-    if rendezvous is None:
-        plan = replace(plan, job_id=job_id_of(f"{token} {port}"))
     return run(plan, environ, endpoint=Endpoint(token or auth.new_token(), port, rendezvous))
 
 
@@ -62,12 +59,12 @@ def _run_other_host(
     job = plan.job
     ranks = [worker.rank for worker in plan.workers if worker.host == f"--host-rank {job.host_rank}"]
     head = parse_addresses(job.head) if job.head else ()
+    token = auth.read_given_token(environ)
 
     def find_head() -> HeadAddress | None:
         if direct is not None:
             return direct
-        found = rendezvous.read()
-        return replace(found, addresses=head) if found and head else found
+        return prefer_given(rendezvous.read(), token, head)
 
     where = f"the head at {job.head}" if direct else f"the head that {rendezvous.path} names"
     _say(f"host {job.host_rank} of {job.hosts}: {format_ranks(ranks)} of {len(plan.workers)} join {where}")

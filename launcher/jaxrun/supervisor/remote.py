@@ -60,7 +60,7 @@ class RemoteAgents:
         self._endpoint = endpoint or Endpoint(auth.new_token())
         self._server: AgentServer | None = None
         user_env = {**environ, **plan.job.env}
-        self._job_info = JobInfo(directory.name, wanted_platforms(plan.job, user_env))
+        self._job_info = JobInfo(plan.job_id, directory.name, wanted_platforms(plan.job, user_env))
         self._listener = listen_on_tcp(
             interfaces, self._endpoint.token, everywhere=not plan.job.interface, port=self._endpoint.port
         )
@@ -77,7 +77,7 @@ class RemoteAgents:
             context.output.print_line(f"jaxrun: listening at {self.listen_addresses}")
         try:
             if self._endpoint.rendezvous is not None:
-                self._endpoint.rendezvous.write(self._plan.job_id, self._endpoint.token, self._addresses)
+                self._endpoint.rendezvous.write(self._endpoint.token, self._addresses)
             launch = self._start_launch_process()
         except UnavailableError as error:
             return JobOutcome(EndReason.UNAVAILABLE, text=str(error))

@@ -30,7 +30,7 @@ def main() -> None:
 def connect_to_parent(addresses: str, token: str) -> HeadConnection:
     """Return a blocking, authenticated connection. Raises ProtocolError or UnavailableError."""
     try:
-        parent = HeadAddress("", token, parse_any_addresses(addresses))
+        parent = HeadAddress(token, parse_any_addresses(addresses))
     except UsageError:
         text = f"{GANG_ADDRESS}={addresses!r} names no address; this program is started by jaxrun.Gang"
         raise ProtocolError(text) from None
