@@ -221,6 +221,12 @@ def test_a_job_that_stands_still_for_long_is_checked_less_often():
     assert len(Clock(ASLEEP, ASLEEP).wait(3600).asked) < 80
 
 
+def test_a_job_of_thousands_of_ranks_is_checked_less_often():
+    job = Clock(*[LOOPS] * 4000)
+    job.cpu = dict.fromkeys(job.ranks, 1.0)
+    assert len(job.wait(200).asked) <= 14
+
+
 def test_without_either_option_nothing_is_checked():
     assert not StallDetector(0.0, notice=0.0, limit=None).is_needed
 

@@ -17,6 +17,7 @@ _MIN_FILE_BYTES = 65536  # between two checks: a process that reads or writes le
 _CHECKS_PER_LIMIT = 4
 _CHECKS_PER_NOTICE = 3  # the last two with stacks, which must agree
 _MAX_CHECK_INTERVAL_S = 60.0  # of a job that has stood still for long
+_CHECK_INTERVAL_PER_RANK_S = 0.005  # so that the checks of thousands of ranks take the head a hundredth of its time
 _MAX_FIRST_NOTICE = 16  # times --stall-notice: a job that stalls now and then is told of less often, up to that
 # For how many times --stall-notice a rank may do this while others wait for it, before that is told; else it is
 # _LONG_PATIENCE. None: a person looks at the rank, and knows.
@@ -95,7 +96,7 @@ class StallDetector:
         ):
             self._restart(now)
         idle = now - self._progress_at
-        self._schedule(idle)
+        self._schedule(idle, len(reply.cpu_seconds))
         if reply.purpose is not SnapshotPurpose.STALL:
             return StallCheck(idle)
         half = not self._said_half and self.limit / 2 <= idle < self.limit
@@ -109,13 +110,13 @@ class StallDetector:
         self._said_half = False
         self._next_notice_s = min(self._next_notice_s, _MAX_FIRST_NOTICE * self._notice)
 
-    def _schedule(self, idle: float) -> None:
+    def _schedule(self, idle: float, ranks: int) -> None:
         """Only of a job that seems to stand still are stacks asked for, as ranks receive a signal for that."""
-        pauses = [self.limit / _CHECKS_PER_LIMIT, max(self.limit - idle, 0.0)]
+        pauses = [_until(self.limit, idle, self.limit / _CHECKS_PER_LIMIT)]
         if math.isfinite(self._notice):
-            pause = max(self._notice / _CHECKS_PER_NOTICE, min(idle / _CHECKS_PER_LIMIT, _MAX_CHECK_INTERVAL_S))
-            to_notice = self._next_notice_s - idle
-            pauses.append(min(pause, to_notice) if to_notice > 0 else pause)
+            least = max(self._notice / _CHECKS_PER_NOTICE, ranks * _CHECK_INTERVAL_PER_RANK_S)
+            pause = max(least, min(idle / _CHECKS_PER_LIMIT, _MAX_CHECK_INTERVAL_S))
+            pauses.append(_until(self._next_notice_s, idle, pause))
         self.next_check_s = min(pauses)
         self.purpose = SnapshotPurpose.STALL if idle > 0 else SnapshotPurpose.PROGRESS
 
@@ -128,6 +129,11 @@ class StallDetector:
             return False
         self._next_notice_s = 2 * idle
         return True
+
+
+def _until(goal: float, idle: float, pause: float) -> float:
+    """The pause, or what is left until the goal; not much less, as the kernel counts CPU time in steps of 10 ms."""
+    return min(pause, max(goal - idle, pause / 4)) if goal > idle else pause
 
 
 def _made_progress(
