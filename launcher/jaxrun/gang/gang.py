@@ -195,6 +195,10 @@ class Gang:
         """Have the next call start the gang anew."""
         self._lifecycle.mark_broken(reason)
 
+    def ensure_usable(self) -> None:
+        """Start the gang anew where the next call would, and say why."""
+        self._lifecycle.usable_instance()
+
     def restart(self) -> None:
         """Start the gang anew: fresh processes that know nothing of earlier calls."""
         self._lifecycle.restart()

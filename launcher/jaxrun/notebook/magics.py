@@ -118,6 +118,7 @@ def _run_cell(shell: Any, arguments: MagicArguments, cell: str, line_failed: boo
     gang = _find_gang(shell)
     if gang is None or arguments.spec not in (None, gang.spec):
         gang = _start(shell, arguments.spec or GangSpec())
+    gang.ensure_usable()
     ranks = _select_ranks(gang, arguments.ranks)
     # An empty line first, so that line numbers count the line of the magic.
     code, source = "\n" + to_python(shell, cell), "\n" + cell
