@@ -73,20 +73,6 @@ def typing(world: World) -> None:
 
 
 @kind
-def debugger(world: World) -> None:
-    """A breakpoint was left on rank 0."""
-
-    def look() -> None:
-        breakpoint()  # debugger
-
-    x = world.ones(world.size, 8)
-    for number in range(5):
-        if world.first and number == 3:
-            look()
-        float(step(x))  # debugger: the others
-
-
-@kind
 def callback(world: World) -> None:
     """The host's part of a step fails on one rank, while the others stand in the sum that follows it."""
 
