@@ -98,6 +98,35 @@ def test_options_of_the_script_are_not_repeated():
     assert made[4:] == ["--slurm-args=--mpi=pmix -l", "--backend", "slurm", "-N", "2", "train.py"]
 
 
+def test_a_secret_is_passed_on_by_its_name():
+    options = ["--env", "HF_TOKEN=hf_123", "--env=DB=postgres://me:pw@h1/x", "--env", "DEBUG=1", "--env", "AWS_SECRET"]
+    program = ("train.py", "--env", "API_KEY=kept")
+    text = make(*options, program=program)
+    expected = ["--env", "HF_TOKEN", "--env=DB", "--env", "DEBUG=1", "--env", "AWS_SECRET"]
+    assert command(text)[6:] == [*expected, *program]
+    assert "hf_123" not in text and "pw" not in text and "# Set HF_TOKEN in that shell" in text
+    secrets = sbatch.find_secrets(Job(program=program, backend="slurm"), [*options, *program])
+    assert secrets == {"HF_TOKEN": "hf_123", "DB": "postgres://me:pw@h1/x"}
+
+
+def test_a_secret_stays_where_the_environment_may_not_reach_the_job():
+    text = make("--env", "HF_TOKEN=hf_123", slurm_args=("--export=NONE",))
+    assert "HF_TOKEN=hf_123" in command(text) and "# Set" not in text
+
+
+@pytest.mark.parametrize("umask", [0o000, 0o077])
+def test_only_its_owner_can_read_the_script(tmp_path, umask):
+    path = tmp_path / "job.sh"
+    path.write_text(WRITTEN)
+    path.chmod(0o755)
+    before = os.umask(umask)
+    try:
+        sbatch.write_script(path, WRITTEN)
+    finally:
+        os.umask(before)
+    assert path.stat().st_mode & 0o777 == 0o700 and [entry.name for entry in tmp_path.iterdir()] == ["job.sh"]
+
+
 def test_options_for_srun_only_are_not_passed_to_sbatch():
     asked = make(slurm_args=("--mpi", "pmix", "--constraint", "a&b", "--wait=5", "-l", "--qos=x"))
     assert {"--constraint", "a&b", "--qos=x"} <= set(directives(asked))

@@ -6,19 +6,24 @@ line is the same jaxrun command, for the allocation that they bring.
 
 from __future__ import annotations
 
+import contextlib
 import math
+import os
 import re
 import shlex
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
+from itertools import pairwise
 from pathlib import Path
 
 from jaxrun.backends.slurm_args import check_slurm_args, group_options, has_option, split_sbatch_srun
 from jaxrun.errors import UnavailableError, UsageError
+from jaxrun.job.env_options import mask_secret
 from jaxrun.job.job import Job
 
 SCRIPT_MARK = "# Written by jaxrun."
+_NEW_SCRIPT = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 _MIN_SIGTERM_LEAD_S = 60  # from the SIGTERM to the time limit
 _SIGNAL_JITTER_S = 60  # Slurm may send a signal this much sooner than asked
 _ALLOCATION_VARIABLE = re.compile(r"SLURM_(?!CONF$|CLUSTERS$)")
@@ -56,6 +61,7 @@ def sbatch_script(job: Job, words: Sequence[str], *, directory: str, file: str) 
     for text in (*words, directory, file):
         if "\n" in text:
             raise UsageError(f"a batch script cannot hold {text!r}: Slurm reads its options line by line")
+    secrets = find_secrets(job, words)
     name = job.tag or re.sub(r".*/|\.py$", "", job.program[0])
     lines = [
         "#!/bin/bash",
@@ -71,6 +77,7 @@ def sbatch_script(job: Job, words: Sequence[str], *, directory: str, file: str) 
         *_unless(job, "#SBATCH --output=jaxrun-%j.out", "--output", "-o"),
         "# It gets the environment of the shell that submits it.",
         *_unless(job, "#SBATCH --export=ALL", "--export"),
+        *(f"# Set {name} in that shell: its value looks secret, and does not stand here." for name in secrets),
         "",
         "# Slurm may start it again after the loss of a node or a preemption; to do so by hand: scontrol requeue JOB.",
         "# The output then goes on in the same file.",
@@ -79,16 +86,34 @@ def sbatch_script(job: Job, words: Sequence[str], *, directory: str, file: str) 
         *_sigterm_before_limit(job),
         "",
         "# jaxrun calls srun to start the processes. It takes the place of this shell, to get Slurm's signals itself.",
-        f"exec {shlex.join([sys.executable, '-m', 'jaxrun', *_jaxrun_words(job, words)])}",
+        f"exec {shlex.join([sys.executable, '-m', 'jaxrun', *_jaxrun_words(job, words, secrets)])}",
     ]
     return "\n".join(lines) + "\n"
 
 
-def _jaxrun_words(job: Job, words: Sequence[str]) -> list[str]:
-    """Return the same command without what the #SBATCH lines say, but with the words that are for srun alone."""
+def find_secrets(job: Job, words: Sequence[str]) -> dict[str, str]:
+    """Return the values of --env among `words` that look secret, by name: those that the script leaves out.
+
+    The job gets them from the environment that it is submitted with, so none are left out where --slurm-args have an
+    --export of their own, which may keep the environment from it.
+    """
+    if has_option(job.slurm_args, ("--export",)):
+        return {}
+    options = words[: len(words) - len(job.program)]
+    given = [following for word, following in pairwise(options) if word == "--env"]
+    given += [word.removeprefix("--env=") for word in options if word.startswith("--env=")]
+    pairs = [text.partition("=")[::2] for text in given]
+    return {name: value for name, value in pairs if mask_secret(name, value) != value}
+
+
+def _jaxrun_words(job: Job, words: Sequence[str], secrets: Mapping[str, str]) -> list[str]:
+    """Return the same command without what the #SBATCH lines say, but with the words that are for srun alone.
+
+    Of an assignment of `secrets`, its name is kept.
+    """
     end = len(words) - len(job.program)
     kept: list[str] = []
-    options = iter(words[:end])
+    options = iter([_without_secret(word, before, secrets) for before, word in pairwise(["", *words[:end]])])
     for word in options:
         name, equals, _ = word.partition("=")
         name = name.replace("_", "-")  # as the command line reads it
@@ -100,6 +125,15 @@ def _jaxrun_words(job: Job, words: Sequence[str]) -> list[str]:
     if step:
         kept = [f"--slurm-args={shlex.join(step)}", *kept]
     return [*kept, *words[end:]]
+
+
+def _without_secret(word: str, before: str, secrets: Mapping[str, str]) -> str:
+    """Return `word`, which comes after `before`; only the name of it if it assigns one of `secrets`."""
+    for option in ("", "--env="):
+        name = word.removeprefix(option).partition("=")[0]
+        if (before == "--env" or option) and word.startswith(option) and name in secrets:
+            return option + name
+    return word
 
 
 def _sigterm_before_limit(job: Job) -> list[str]:
@@ -159,13 +193,22 @@ def submission_env(text: str, environ: Mapping[str, str]) -> dict[str, str]:
 
 
 def write_script(path: Path, text: str) -> None:
-    """Write a batch script. Raises UsageError rather than overwrite a file that jaxrun has not written."""
+    """Write a batch script that its owner alone can read, as its command line may hold what is secret.
+
+    Raises UsageError rather than overwrite a file that jaxrun has not written.
+    """
+    draft = path.with_name(f".{path.name}.{os.getpid()}")
     try:
         if path.exists() and SCRIPT_MARK not in path.read_text(errors="replace"):
             raise UsageError(f"--sbatch {path} is a file already, and no batch script of jaxrun's; give another name")
-        path.write_text(text, encoding="utf-8", errors="surrogateescape")
-        path.chmod(0o755)
+        draft.unlink(missing_ok=True)
+        with open(os.open(draft, _NEW_SCRIPT, 0o700), "w", encoding="utf-8", errors="surrogateescape") as file:
+            os.fchmod(file.fileno(), 0o700)
+            file.write(text)
+        draft.replace(path)
     except OSError as error:
+        with contextlib.suppress(OSError):
+            draft.unlink()
         raise UsageError(f"the batch script cannot be written to {path}: {error.strerror}") from None
 
 

@@ -177,9 +177,12 @@ def _run_sbatch(
     if dry_run:
         click.echo(os.fsencode(text), nl=False)
         return 0
+    secrets = sbatch.find_secrets(job, words)
     if job.submit:
-        return follow.submit_and_follow(text, path, environ)
+        return follow.submit_and_follow(text, path, {**environ, **secrets})
     sbatch.write_script(path, text)
+    for name in (name for name, value in secrets.items() if environ.get(name) != value):
+        print(f"jaxrun: {path} does not hold the value of {name}; before sbatch: export {name}=…", file=sys.stderr)
     return 0
 
 
