@@ -94,10 +94,10 @@ def test_what_cannot_be_deleted_is_told_and_the_others_go(job, collection, monke
 
     really = shutil.rmtree
 
-    def refuse(path):
-        if path.name == "stays":
-            raise PermissionError(13, "Permission denied", str(path))
-        really(path)
+    def refuse(name, **where):
+        if name == "stays":
+            raise PermissionError(13, "Permission denied", name)
+        really(name, **where)
 
     monkeypatch.setattr(shutil, "rmtree", refuse)
     job("stays", 20)

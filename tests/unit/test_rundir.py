@@ -5,15 +5,22 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import tempfile
+import warnings
 from datetime import datetime
 from pathlib import Path
 
 import pytest
 
+from jaxrun.agent.spawn import _open_flight_recorder
 from jaxrun.errors import UsageError
-from jaxrun.rundir.rundir import RunDir, create, to_file_name
+from jaxrun.output.rank_logs import RankLogs
+from jaxrun.rundir.jobs import clean
+from jaxrun.rundir.rundir import RunDir, create, find_run_dir, to_file_name
+from jaxrun.supervisor.launch_process import _open_log
 
 NOW = datetime(2026, 11, 20, 21, 42)
+STRANGER = 65534
 
 
 def events(directory: RunDir) -> list[dict[str, object]]:
@@ -182,3 +189,103 @@ def test_the_path_that_is_shown_outlives_the_working_directory(tmp_path: Path, m
     shutil.rmtree(tmp_path / "gone")
     assert directory.shown_path == directory.path
     directory.close()
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a directory away")
+def test_a_directory_of_another_user_is_refused_by_name(tmp_path: Path) -> None:
+    (tmp_path / "jaxrun-runs").mkdir()
+    os.chown(tmp_path / "jaxrun-runs", STRANGER, STRANGER)
+    with pytest.raises(UsageError, match=r"jaxrun-runs: it belongs to \w+.*, who could change .* with --run-dir DIR"):
+        create(None, base=tmp_path, name="train", now=NOW)
+    assert not list((tmp_path / "jaxrun-runs").iterdir())
+    assert "it belongs to" in refusal(tmp_path, tmp_path / "jaxrun-runs")
+    with pytest.raises(UsageError, match="is not yours to clean: it belongs to"):
+        clean(tmp_path / "jaxrun-runs", [], 0, dry_run=False)
+
+
+def test_no_link_is_followed_to_the_run_directory(tmp_path: Path) -> None:
+    (tmp_path / "precious").mkdir()
+    (tmp_path / "jaxrun-runs").symlink_to("precious")
+    with pytest.raises(UsageError, match=r"jaxrun-runs: it is a symbolic link, .* with --run-dir DIR"):
+        create(None, base=tmp_path, name="train", now=NOW)
+    assert "it is a symbolic link" in refusal(tmp_path, tmp_path / "jaxrun-runs")
+    assert not list((tmp_path / "precious").iterdir())
+
+
+def test_records_stay_in_the_directory_that_was_made_wherever_its_path_leads(tmp_path: Path) -> None:
+    directory = create(None, base=tmp_path, name="train", now=NOW)
+    assert directory.path is not None
+    (tmp_path / "jaxrun-runs").rename(tmp_path / "moved")
+    (tmp_path / "elsewhere" / directory.path.name).mkdir(parents=True)
+    (tmp_path / "jaxrun-runs").symlink_to("elsewhere")
+    directory.write_text("job.json", "x")
+    directory.close()
+    assert (tmp_path / "moved" / directory.path.name / "job.json").read_text() == "x"
+    assert not list(directory.path.iterdir())
+
+
+def test_no_planted_link_is_written_through(tmp_path: Path) -> None:
+    precious = tmp_path / "precious"
+    precious.write_text("mine")
+    run = made(tmp_path)
+    for name in ("rank-0000.out", "rank-0000.flight", f".job.json.{os.getpid()}", "starter.log"):
+        (run / name).symlink_to(precious)
+    said: list[str] = []
+    logs = RankLogs(run, (0,), said.append)
+    logs.write(0, "out", b"output")
+    logs.close()
+    os.close(_open_flight_recorder(0, run))
+    assert _open_log(run) is None
+    (run / "events.jsonl").unlink()
+    directory = RunDir(run)
+    directory.on_write_error(said.append)
+    directory.write_text("job.json", "x")
+    directory.close()
+    assert precious.read_text() == "mine"
+    assert "cannot write" in said[0] and "rank-0000.out" in said[0] and "cannot write to" in said[1]
+
+
+def test_a_reader_follows_a_latest_of_the_directorys_owner_only(tmp_path: Path) -> None:
+    run = made(tmp_path)
+    latest = run.parent / "latest"
+    assert find_run_dir(run.parent) == find_run_dir(latest).resolve() == run
+    if os.geteuid() == 0:
+        os.chown(latest, STRANGER, STRANGER, follow_symlinks=False)
+        for path in (run.parent, latest):
+            with pytest.raises(UsageError, match=r"latest belongs to .*; name the run directory itself"):
+                find_run_dir(path)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can be another user")
+def test_in_a_directory_for_all_each_user_is_told_of_the_others() -> None:
+    """In /tmp: who comes first has jaxrun-runs there; root's serves all, as root could do anything anyway."""
+    with tempfile.TemporaryDirectory() as name:
+        base = Path(name)
+        base.chmod(0o1777)
+        assert _create_as(STRANGER, base) == ""
+        assert "it belongs to" in _create_as(STRANGER - 1, base)
+        assert "it belongs to" in _create_as(0, base)
+        shutil.rmtree(base / "jaxrun-runs")
+        assert _create_as(0, base) == ""
+        assert "Permission denied" in _create_as(STRANGER, base)
+        (base / "jaxrun-runs").chmod(0o1777)
+        assert _create_as(STRANGER, base) == ""
+
+
+def _create_as(uid: int, base: Path) -> str:
+    """What a process of this user is told that makes a run directory; empty where it gets one."""
+    reading, writing = os.pipe()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of a fork beside the test runner's threads: the child runs no code of theirs
+        pid = os.fork()
+    if pid == 0:
+        try:
+            os.setresuid(uid, uid, uid)
+            create(None, base=base, name="train", now=NOW)
+        except BaseException as error:
+            os.write(writing, str(error).encode())
+        os._exit(0)
+    os.close(writing)
+    os.waitpid(pid, 0)
+    with open(reading) as file:
+        return file.read()

@@ -29,6 +29,7 @@ from jaxrun.output.relay import Relay
 from jaxrun.protocol.agent_messages import AgentReport, AgentSignalled, HeadToAgent, JobInfo, Shutdown, StartWorker
 from jaxrun.protocol.connect import HeadAddress, HeadConnection, connect
 from jaxrun.protocol.names import RANK
+from jaxrun.rundir.own_directory import open_own_directory
 from jaxrun.rundir.rundir import JOB_FILE
 
 _SIGNALS = (
@@ -196,7 +197,15 @@ def _plain(ip: str) -> str:
 
 
 def _is_of_job(run_dir: Path, job_id: str) -> bool:
+    """Whether this is the run directory of the job, on this host, too, and this user's own to write to."""
     try:
-        return job_id in (run_dir / JOB_FILE).read_text() and os.access(run_dir, os.W_OK)
+        directory = open_own_directory(run_dir)
     except OSError:
         return False
+    try:
+        with open(os.open(JOB_FILE, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK, dir_fd=directory)) as file:
+            return job_id in file.read() and os.access(".", os.W_OK, dir_fd=directory)
+    except (OSError, ValueError):
+        return False
+    finally:
+        os.close(directory)

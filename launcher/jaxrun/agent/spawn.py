@@ -21,9 +21,11 @@ from jaxrun.job.standard_input import open_stdin
 from jaxrun.protocol.codec import encode
 from jaxrun.protocol.flight_file import LOCKSTEP_OFF, TEXT_OFFSET, flight_file_name
 from jaxrun.protocol.forkserver_messages import FORK_DESCRIPTORS, ForkWorker
+from jaxrun.rundir.own_directory import open_own_directory
 
 _PIPE_BYTES = 2**20
 _F_SETPIPE_SZ = 1031
+_NEW_FLIGHT = os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,9 +135,10 @@ def _connect(rank: int, flight_dir: Path | None, stdin_of: str) -> tuple[WorkerP
 def _open_flight_recorder(rank: int, directory: Path | None) -> int:
     """Open a file in `directory`, which outlives all processes; where that fails, one in memory, even an empty one."""
     if directory is not None:
-        with contextlib.suppress(OSError):
-            flags = os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC
-            file = os.open(directory / flight_file_name(rank), flags, 0o644)
+        with contextlib.suppress(OSError), contextlib.ExitStack() as stack:
+            folder, name = open_own_directory(directory), flight_file_name(rank)
+            stack.callback(os.close, folder)
+            file = os.open(name, _NEW_FLIGHT, 0o644, dir_fd=folder)
             try:
                 os.posix_fallocate(
                     file, 0, TEXT_OFFSET
@@ -144,7 +147,7 @@ def _open_flight_recorder(rank: int, directory: Path | None) -> int:
                 return file
             except (OSError, ValueError):
                 os.close(file)
-                (directory / flight_file_name(rank)).unlink()
+                os.unlink(name, dir_fd=folder)
     file = os.memfd_create(f"flight-{rank}")
     with contextlib.suppress(OSError):  # a limit on the size of files holds for it, too
         os.ftruncate(file, TEXT_OFFSET)

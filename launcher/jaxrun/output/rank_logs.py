@@ -8,11 +8,12 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from jaxrun.diagnosis.stacks import FATAL_ERROR
+from jaxrun.rundir.own_directory import open_own_directory
 
 STREAMS = ("out", "err")
 TAIL_BYTES = 4096
 _KEPT_BYTES = 2**15  # of stderr: a fault handler's dump of many threads, with its list of extension modules
-_FLAGS = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC
+_FLAGS = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 def log_path(log_dir: Path, rank: int, stream: str) -> Path:
@@ -29,6 +30,7 @@ class RankLogs:
         `report` gets a line about each cause of a failure, once; a file that failed is given up.
         """
         self._dir = log_dir
+        self._dir_fd = -1
         self._report = report
         self._reported: set[int | None] = set()
         self._fds: dict[tuple[int, str], int] = {}
@@ -87,13 +89,18 @@ class RankLogs:
     def close(self) -> None:
         for rank, stream in list(self._fds):
             self._give_up(rank, stream)
+        if self._dir_fd >= 0:
+            os.close(self._dir_fd)
+            self._dir_fd = -1
 
     def _open(self, log_dir: Path, rank: int, stream: str) -> int | None:
         if (rank, stream) in self._given_up:
             return None
         path = log_path(log_dir, rank, stream)
         try:
-            fd = os.open(path, _FLAGS, 0o666)
+            if self._dir_fd < 0:
+                self._dir_fd = open_own_directory(log_dir)
+            fd = os.open(path.name, _FLAGS, 0o666, dir_fd=self._dir_fd)
         except OSError as error:
             self._given_up.add((rank, stream))
             self._report_failure(path, error)

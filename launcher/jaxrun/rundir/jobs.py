@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from jaxrun.errors import UsageError
+from jaxrun.rundir.own_directory import open_own_directory
 from jaxrun.rundir.rundir import (
     COLLECTION_DIR,
     EVENTS_FILE,
@@ -130,8 +131,22 @@ def format_jobs(jobs: Sequence[RecordedJob]) -> str:
 def clean(collection: Path, jobs: Sequence[RecordedJob], keep: int, *, dry_run: bool) -> tuple[list[str], int]:
     """Delete the run directories of `jobs`, the oldest first, but for the newest `keep` and those that may still run.
 
-    Returns lines for people, and how many could not be deleted.
+    Returns lines for people, and how many could not be deleted. Raises UsageError where they are another user's.
     """
+    try:
+        directory = open_own_directory(collection)
+    except OSError as error:
+        raise UsageError(f"{collection} is not yours to clean: {error.strerror}") from None
+    try:
+        return _clean(collection, directory, jobs, keep, dry_run=dry_run)
+    finally:
+        os.close(directory)
+
+
+def _clean(
+    collection: Path, directory: int, jobs: Sequence[RecordedJob], keep: int, *, dry_run: bool
+) -> tuple[list[str], int]:
+    """`directory` is a descriptor of the collection, which no other user can replace."""
     over = [job for job in jobs if job.running is False]
     doomed = over[: max(0, len(over) - keep)]
     lines, deleted, size = [], 0, 0
@@ -141,13 +156,14 @@ def clean(collection: Path, jobs: Sequence[RecordedJob], keep: int, *, dry_run: 
             lines.append(f"would delete {job.path}")
             continue
         try:
-            shutil.rmtree(job.path)
+            shutil.rmtree(job.path.name, dir_fd=directory)
             deleted += 1
         except OSError as error:
-            lines.append(f"cannot delete {error.filename or job.path}: {error.strerror}")
+            lines.append(f"cannot delete {job.path}: {error.strerror}")
     latest = collection / LATEST_LINK
     if latest.is_symlink() and not latest.exists():
-        latest.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):
+            os.unlink(LATEST_LINK, dir_fd=directory)
     done = "would delete" if dry_run else "deleted"
     count = len(doomed) if dry_run else deleted
     lines.append(f"{done} {count} of {_directories(len(jobs))} in {collection} ({_format_size(size)})")

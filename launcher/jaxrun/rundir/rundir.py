@@ -1,7 +1,8 @@
 """The run directory: where a job leaves its logs, event log and verdict; and how it is found again.
 
 Until it is made, anything wrong with it is a UsageError. From then on no error of the file system is raised: a full
-disk is reported once and costs files, never the job.
+disk is reported once and costs files, never the job. All is made and written by the descriptors of directories
+(own_directory.py), so that no other user can have a job write elsewhere.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from pathlib import Path
 
 from jaxrun.errors import UsageError
 from jaxrun.job.program import working_directory
+from jaxrun.rundir.own_directory import NEW_FILE, is_trusted, name_of_user, open_own_directory
 
 COLLECTION_DIR = "jaxrun-runs"
 LATEST_LINK = "latest"
@@ -23,7 +25,6 @@ EVENTS_FILE = "events.jsonl"
 JOB_FILE = "job.json"
 VERDICT_FILE = "verdict.json"
 STACKS_FILE = "stacks.json"
-_NEW_FILE = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
 _MAX_NAME_CHARACTERS = 60  # with any letters well below the 255 bytes that a file name may have
 
 
@@ -33,15 +34,23 @@ class RunDir:
     Errors that occur before `on_write_error` was called are kept for it.
     """
 
-    def __init__(self, path: Path | None) -> None:
+    def __init__(self, path: Path | None, descriptor: int = -1) -> None:
+        """`descriptor`: of the directory `path`, which is opened without one. Raises OSError."""
         self.path = path
+        self._directory = descriptor
         self._events: int | None = None
         self._line_is_torn = False
         self._error_reported = False
         self._early_errors: list[str] = []
         self._warn: Callable[[str], None] = self._early_errors.append
         if path is not None:
-            self._events = os.open(path / EVENTS_FILE, _NEW_FILE, 0o644)
+            if descriptor < 0:
+                self._directory = open_own_directory(path)
+            try:
+                self._events = os.open(EVENTS_FILE, NEW_FILE | os.O_APPEND, 0o644, dir_fd=self._directory)
+            except BaseException:
+                os.close(self._directory)
+                raise
 
     @property
     def name(self) -> str:
@@ -81,22 +90,24 @@ class RunDir:
 
     def write_text(self, name: str, text: str) -> None:
         """Write the file `name` as a whole or not at all."""
-        if self.path is None:
+        if self._directory < 0:
             return
-        draft = self.path / f".{name}.{os.getpid()}"
+        at, draft = self._directory, f".{name}.{os.getpid()}"
         try:
-            draft.write_text(text, encoding="utf-8", errors="backslashreplace")
-            draft.replace(self.path / name)
+            with open(os.open(draft, NEW_FILE, 0o644, dir_fd=at), "wb") as file:
+                file.write(text.encode("utf-8", "backslashreplace"))
+            os.replace(draft, name, src_dir_fd=at, dst_dir_fd=at)
         except OSError as error:
             with contextlib.suppress(OSError):
-                draft.unlink()
+                os.unlink(draft, dir_fd=at)
             self._report_error(error)
 
     def close(self) -> None:
         if self._events is not None:
             with contextlib.suppress(OSError):
                 os.close(self._events)
-            self._events = None
+            os.close(self._directory)
+            self._events, self._directory = None, -1
 
     def _report_error(self, error: OSError) -> None:
         if not self._error_reported:
@@ -107,20 +118,27 @@ class RunDir:
 def create(request: Path | None, *, base: Path, name: str, now: datetime) -> RunDir:
     """Make the directory `request`, new or empty, or a new `base/jaxrun-runs/MMDD-HHMM-name`, linked as `latest`.
 
-    Raises UsageError if `request` holds another job or anything else, or if the directory cannot be made or written.
+    Raises UsageError if `request` holds another job or anything else, or if the directory cannot be made or written,
+    is a link, or belongs to another user.
     """
     if request is not None:
         return _use_existing(request)
     parent = base / COLLECTION_DIR
     wanted = f"{now:%m%d-%H%M}-{to_file_name(name)}"
     try:
-        parent.mkdir(parents=True, exist_ok=True)
-        _hide_from_git(parent)
-        directory = RunDir(_make_new(parent, wanted))
+        base.mkdir(parents=True, exist_ok=True)
+        with contextlib.suppress(FileExistsError):
+            parent.mkdir()
+        collection = open_own_directory(parent)
+        try:
+            _hide_from_git(collection)
+            made = _make_new(collection, wanted)
+            directory = RunDir(parent / made, open_own_directory(made, collection))
+            _point_latest(collection, made)
+        finally:
+            os.close(collection)
     except OSError as error:
         raise _unusable(parent, error) from None
-    assert directory.path is not None
-    _point_latest(parent, directory.path.name)
     return directory
 
 
@@ -134,9 +152,12 @@ def find_run_dir(path: Path | None) -> Path:
         raise UsageError(
             f"{path} is not a directory. Give the run directory of a job, as {COLLECTION_DIR}/{LATEST_LINK}."
         )
+    if path.name == LATEST_LINK:
+        _check_latest(path)
     if is_run_dir(path):
         return path
     latest = path / LATEST_LINK
+    _check_latest(latest)
     if is_run_dir(latest):
         # The link's own name says nothing about which job this is.
         return path / latest.resolve().name if latest.is_symlink() else latest
@@ -174,9 +195,11 @@ def to_file_name(name: str) -> str:
 def _use_existing(path: Path) -> RunDir:
     try:
         path.mkdir(parents=True, exist_ok=True)
-        held = sorted(entry.name for entry in path.iterdir())
+        directory = open_own_directory(path)
+        held = sorted(os.listdir(directory))
         if not held:
-            return RunDir(path)
+            return RunDir(path, directory)
+        os.close(directory)
     except FileExistsError:
         if path.is_dir():  # another job has just made it
             raise UsageError(_describe_content(path, [EVENTS_FILE])) from None
@@ -193,31 +216,43 @@ def _describe_content(path: Path, held: list[str]) -> str:
     return f"--run-dir {path} is not empty: it holds {what}{see}. Name a new or an empty directory."
 
 
-def _make_new(parent: Path, wanted: str) -> Path:
+def _make_new(collection: int, wanted: str) -> str:
     number = 1
     while True:
-        path = parent / (wanted if number == 1 else f"{wanted}-{number}")
+        name = wanted if number == 1 else f"{wanted}-{number}"
         with contextlib.suppress(FileExistsError):
-            path.mkdir()
-            return path
+            os.mkdir(name, dir_fd=collection)
+            return name
         number += 1
 
 
-def _hide_from_git(parent: Path) -> None:
+def _hide_from_git(collection: int) -> None:
     """Keep the logs of jobs out of commits; a file that is there already stays as it is."""
-    with contextlib.suppress(OSError), (parent / ".gitignore").open("x") as file:
+    with contextlib.suppress(OSError), open(os.open(".gitignore", NEW_FILE, 0o644, dir_fd=collection), "w") as file:
         file.write("*\n")
 
 
-def _point_latest(parent: Path, name: str) -> None:
-    draft = parent / f".{LATEST_LINK}.{os.getpid()}"
+def _point_latest(collection: int, name: str) -> None:
+    draft = f".{LATEST_LINK}.{os.getpid()}"
     try:
-        draft.unlink(missing_ok=True)
-        draft.symlink_to(name)
-        draft.replace(parent / LATEST_LINK)
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(draft, dir_fd=collection)
+        os.symlink(name, draft, dir_fd=collection)
+        os.replace(draft, LATEST_LINK, src_dir_fd=collection, dst_dir_fd=collection)
     except OSError:  # a convenience, which some file systems lack
         with contextlib.suppress(OSError):
-            draft.unlink()
+            os.unlink(draft, dir_fd=collection)
+
+
+def _check_latest(latest: Path) -> None:
+    """Raise UsageError where a link `latest` is another user's than that of the directory that it is in."""
+    if not latest.is_symlink():
+        return
+    owner = latest.lstat().st_uid
+    if owner != latest.parent.stat().st_uid and not is_trusted(owner):
+        raise UsageError(
+            f"{latest} belongs to {name_of_user(owner)}, who may lead it anywhere; name the run directory itself"
+        )
 
 
 def _unusable(path: Path, error: OSError) -> UsageError:

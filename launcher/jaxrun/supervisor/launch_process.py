@@ -11,8 +11,10 @@ from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from jaxrun.rundir.own_directory import open_own_directory
 from jaxrun.text import format_ranks_on_hosts, format_signal
 
+_LOG = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC
 LOG_NAME = "starter.log"
 _READ_BYTES = 65536
 _TAIL_BYTES = 4096
@@ -148,5 +150,9 @@ def _open_log(directory: Path | None) -> int | None:
     if directory is None:
         return None
     with contextlib.suppress(OSError):
-        return os.open(directory / LOG_NAME, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o666)
+        folder = open_own_directory(directory)
+        try:
+            return os.open(LOG_NAME, _LOG, 0o666, dir_fd=folder)
+        finally:
+            os.close(folder)
     return None
