@@ -27,7 +27,7 @@ def test_the_end_reports_the_cost_of_strict_lockstep(tmp_path: Path) -> None:
 def _besides(err: str) -> list[str]:
     """The lines of jaxrun other than that the job starts and ends."""
     ours = (line for line in err.splitlines() if not line.startswith("["))
-    return [line for line in ours if not re.match(r"jaxrun: (\d process|starting:|joining:|done in)", line)]
+    return [line for line in ours if not re.match(r"jaxrun: (\d process|run dir|starting:|joining:|done in)", line)]
 
 
 @pytest.mark.extended
