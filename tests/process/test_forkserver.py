@@ -4,7 +4,7 @@ import json
 import os
 
 import pytest
-from harness_worker import environment
+from harness_worker import RANK_THREADS, environment
 
 from jaxrun.protocol.forkserver_messages import ForkDeclined, WorkerForked
 
@@ -56,7 +56,7 @@ def test_a_forked_worker_is_as_good_as_a_fresh_one(answers, tmp_path):
         assert "" not in one["path"] and str(harness.folder) not in one["path"]  # where it was started
         assert one["session"]
         assert one["inherited"] == [False, False]
-        assert one["threads"] == ["MainThread", "jaxrun-interrupts"]
+        assert one["threads"] == RANK_THREADS
 
 
 def _path(tmp_path, script, files):

@@ -10,7 +10,7 @@ import sys
 import threading
 
 import pytest
-from harness_worker import IPV6, environment, without_gloo
+from harness_worker import IPV6, RANK_THREADS, environment, without_gloo
 
 from jaxrun.job.environment import common_settings
 from jaxrun.protocol.worker_messages import CoordinatorReady, DeviceReport
@@ -59,7 +59,7 @@ print(*(thread.name for thread in threading.enumerate()), os.environ["JAX_COORDI
     (worker,) = start([script(program)]).run()
     assert worker.status == 0
     *threads, address = worker.out.split()
-    assert threads == ["MainThread", "jaxrun-interrupts"]
+    assert threads == RANK_THREADS
     assert address.startswith("127.0.0.1:")
 
 
