@@ -62,6 +62,7 @@ class Simulation:
         self.now = 0.0
         self.exited = {}
         self.killed = []  # (time, signal, ranks)
+        self.stuck = set()  # ranks whose agents do not answer
         self.sent = []  # (time, ranks, message)
         self.printed = []  # (time, text)
         self.statuses_shown = []  # the same, of lines that are shown until the next
@@ -196,7 +197,7 @@ class Simulation:
                 assert action.ranks and not set(action.ranks) & set(self.exited)
                 self.killed.append((self.now, action.signum, action.ranks))
                 if action.signum == signal.SIGKILL:
-                    for rank in action.ranks:
+                    for rank in set(action.ranks) - self.stuck:
                         self._later(REAPED_AFTER_S, WorkerExited(rank, -signal.SIGKILL))
             case Send(message=InjectFault()):
                 assert action.ranks and not set(action.ranks) & set(self.exited)

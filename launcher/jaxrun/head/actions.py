@@ -109,6 +109,7 @@ class JobOutcome:
     decided_at, run_at:              when the end was decided, and when the program was started
     divergences:                     the calls in which the ranks were seen out of step, the first one first
     unheard:                         nobody in the job listens to the signal that ended it
+    unanswered:                      the ranks that were killed, but whose end nobody has reported in time
     shown_divergences:               those of them that have been printed already
     """
 
@@ -125,6 +126,7 @@ class JobOutcome:
     run_at: float | None = None
     divergences: tuple[Divergence, ...] = ()
     unheard: bool = False
+    unanswered: tuple[int, ...] = ()
     shown_divergences: tuple[Divergence, ...] = ()
 
 

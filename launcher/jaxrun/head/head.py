@@ -230,7 +230,7 @@ class Head:
         return self._abort(EndReason.UNAVAILABLE, event.text, now, event.traceback)
 
     def _abort(self, reason: EndReason, text: str, now: float, traceback: str = "") -> list[Action]:
-        return self._shutdown.abort(JobOutcome(reason, text=text, traceback=traceback, decided_at=now))
+        return self._shutdown.abort(JobOutcome(reason, text=text, traceback=traceback, decided_at=now), now)
 
     def _on_program_ended(self, now: float) -> list[Action]:
         """A rank's program has ended: with status 0, or after the job was asked to end."""
@@ -270,9 +270,12 @@ class Head:
             case Timeout.SETTLE | Timeout.ROOT_CAUSE:
                 return self._shutdown.settle(now)
             case Timeout.GRACE if self.phase is not JobPhase.TERMINATING:
-                return self._shutdown.on_grace_over()
+                return self._shutdown.on_grace_over(now)
             case Timeout.INTERRUPT | Timeout.GRACE | Timeout.KILL:
                 return self._interruption.on_timeout(timeout, now)
+            case Timeout.UNANSWERED:
+                self._shutdown.give_up_unanswered(now)
+                return self._on_program_ended(now)
             case Timeout.CONCLUDE:
                 self._divergence.give_up_waiting()
                 return []
@@ -282,5 +285,5 @@ class Head:
         if reply.purpose is SnapshotPurpose.LATE:
             return self._interruption.on_snapshot(reply, now)
         result = self._snapshots.handle(reply, now)
-        stop = self._shutdown.abort(result.outcome) if result.outcome is not None else []
+        stop = self._shutdown.abort(result.outcome, now) if result.outcome is not None else []
         return [*result.actions, *stop]

@@ -5,7 +5,8 @@
     SIGTERM,   passed on as JAX's notice of preemption, with the signal grace; where nobody listens to it, the job ends
     SIGHUP     at once.
 
-Ranks that are late get SIGTERM, are asked where they are, and are killed. A second signal kills all at once.
+Ranks that are late get SIGTERM, are asked where they are, and are killed. A second signal kills all at once, and those
+whose agents then do not answer are not waited for.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from dataclasses import replace
 from jaxrun.head.actions import Action, EndReason, JobOutcome, PrintLine, SignalRanks
 from jaxrun.head.attempt import Attempt, JobPhase
 from jaxrun.head.divergence_detector import DivergenceDetector
-from jaxrun.head.shutdown import JobShutdown
+from jaxrun.head.shutdown import UNANSWERED_S, JobShutdown
 from jaxrun.head.snapshots import PURPOSE_OF_SIGNAL, Snapshots
 from jaxrun.head.timeouts import FIRST_PROGRESS_S, Timeout
 from jaxrun.protocol.snapshot_messages import SnapshotPurpose, SnapshotReply
@@ -56,9 +57,10 @@ class Interruption:
         if self._attempt.phase is JobPhase.CONCLUDING:
             self._divergence.give_up_waiting()
             return []
+        hurry = not self._attempt.is_healthy
         if self._attempt.is_healthy:
             self._attempt.outcome = JobOutcome(EndReason.INTERRUPTED, text=text, signum=signum, decided_at=now)
-        return self._shutdown.kill_all()
+        return self._shutdown.kill_all(now, hurry=hurry)
 
     def _begin(self, signum: int, now: float) -> list[Action]:
         self._attempt.outcome = JobOutcome(EndReason.INTERRUPTED, signum=signum, decided_at=now)
@@ -72,7 +74,7 @@ class Interruption:
         if not self._workers.listening:
             self._attempt.outcome = replace(self._attempt.outcome, unheard=True)
             text = f"{name}: nobody in the job listens to SIGTERM; stopping {plural(len(ranks), 'rank')}"
-            return [PrintLine(text), *self._shutdown.kill_all()]
+            return [PrintLine(text), *self._shutdown.kill_all(now)]
         self._attempt.enter(JobPhase.TERMINATING, grace)
         text = f"{name}: asked {format_ranks(ranks)} to end (SIGTERM)"
         followed = f"SIGKILL follows in {limits.signal_grace:g} s, or at once with Ctrl-C"
@@ -81,7 +83,7 @@ class Interruption:
     def _is_repeated(self, signum: int, now: float) -> bool:
         """Whether the signal is the one that ends the job already, sent twice."""
         outcome = self._attempt.outcome
-        if self._attempt.phase is not JobPhase.TERMINATING or signum != outcome.signum:
+        if self._attempt.phase not in (JobPhase.TERMINATING, JobPhase.STOPPING) or signum != outcome.signum:
             return False
         return outcome.decided_at is not None and now - outcome.decided_at < REPEATED_SIGNAL_S
 
@@ -95,7 +97,7 @@ class Interruption:
 
     def on_timeout(self, timeout: Timeout, now: float) -> list[Action]:
         if timeout is Timeout.KILL:
-            return self._kill_late()
+            return self._kill_late(now)
         if timeout is Timeout.INTERRUPT:  # KeyboardInterrupt should have been raised in all ranks by now
             return self._end_late(self._workers.not_interrupted, now)
         return self._end_late(self._workers.live_not_reported or self._workers.live, now)
@@ -108,14 +110,15 @@ class Interruption:
         outcome = self._attempt.outcome
         stacks, waits = {**outcome.stacks, **reply.stacks}, {**outcome.kernel_waits, **reply.kernel_waits}
         self._attempt.outcome = replace(outcome, stacks=stacks, kernel_waits=waits)
-        return [show, *self._kill_late()]
+        return [show, *self._kill_late(now)]
 
-    def _kill_late(self) -> list[Action]:
+    def _kill_late(self, now: float) -> list[Action]:
         """Kill the late ranks; rank 0 with the last of the others, as JAX aborts those that lose its coordinator."""
         live = self._workers.live
         if set(live) <= set(self._late):
-            return self._shutdown.kill_all()
+            return self._shutdown.kill_all(now)
         self._attempt.timeouts.cancel(Timeout.KILL)
+        self._attempt.timeouts.start(Timeout.UNANSWERED, now + UNANSWERED_S)
         late, self._late = self._late, tuple(rank for rank in self._late if rank == 0)
         return self._shutdown.kill(tuple(rank for rank in late if rank in live and rank != 0))
 

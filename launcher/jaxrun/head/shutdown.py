@@ -3,6 +3,8 @@
 After a failure, the others are stopped only once its root cause is known, for it may be another's. Workers that have
 reported their failure run their exit handlers and have the grace for it; JAX would abort them without the coordinator,
 so rank 0, which holds it, is then only frozen, and killed last.
+
+An agent that is stopped, or whose host swaps, reports no end of its worker: the job ends without it after a while.
 """
 
 from __future__ import annotations
@@ -26,6 +28,8 @@ from jaxrun.text import format_ranks_on_hosts, plural
 SETTLE_S = 0.03  # after a failure, wait for others that came with it: a consequence may arrive before its cause
 ROOT_CAUSE_WAIT_S = 0.5  # wait for the root cause while only consequences are known
 CONCLUDE_TIMEOUT_S = 0.8  # for the flight recorders' answers about how the ranks diverged
+UNANSWERED_S = 10.0  # for agents to report the end of the workers that were killed
+UNANSWERED_HURRY_S = 2.0  # the same once somebody insists
 MISMATCH_REPORTS_WAIT_S = 1.0  # wait for all ranks that were told of a mismatch to raise it
 
 
@@ -48,6 +52,8 @@ class JobShutdown:
         self._culprits: list[int] = []
         self._debugged: int | None = None  # the culprit, with --pdb
         self._rank_0_is_frozen = False
+        self._all_killed_at: float | None = None
+        self._unanswered: tuple[int, ...] = ()
 
     def leave(self, now: float) -> list[Action]:
         """All programs have ended: let the workers exit, rank 0 and its coordinator last."""
@@ -56,16 +62,30 @@ class JobShutdown:
         live = self._workers.live
         return [Send(tuple(rank for rank in live if rank != 0) or live, Exit())]
 
-    def abort(self, outcome: JobOutcome) -> list[Action]:
+    def abort(self, outcome: JobOutcome, now: float) -> list[Action]:
         """End a job that was healthy so far, for a reason that is known: kill all workers."""
         if not self._attempt.is_healthy:
             return []
         self._attempt.outcome = outcome
-        return self.kill_all()
+        return self.kill_all(now)
 
-    def kill_all(self) -> list[Action]:
-        self._attempt.enter(JobPhase.STOPPING, {})
+    def kill_all(self, now: float, *, hurry: bool = False) -> list[Action]:
+        """Kill all that live, and wait for the reports of it, in a `hurry` not for long."""
+        if self._all_killed_at is None:
+            self._all_killed_at = now
+        until = max(now, self._all_killed_at + (UNANSWERED_HURRY_S if hurry else UNANSWERED_S))
+        self._attempt.enter(JobPhase.STOPPING, {Timeout.UNANSWERED: until, Timeout.PROGRESS: now + FIRST_PROGRESS_S})
         return self.kill(self._workers.live)
+
+    def give_up_unanswered(self, now: float) -> None:
+        """Count as lost the ranks whose end nobody reports; the launch command takes their agents with it."""
+        all_killed_at = self._all_killed_at
+        waited = now - all_killed_at if all_killed_at is not None else UNANSWERED_S
+        silent = self._workers.live if all_killed_at is not None else self._workers.live_killed
+        reason = f"no end was reported within {waited:.0f} s of SIGKILL"
+        self._unanswered += silent
+        for rank in silent:
+            self._workers.add_loss(AgentLost(rank, reason), now)
 
     def kill(self, ranks: tuple[int, ...]) -> list[Action]:
         self._workers.mark_killed(ranks)
@@ -126,7 +146,7 @@ class JobShutdown:
         """Kill the ranks that have reported no failure; those that have are killed when the grace is over."""
         live = self._workers.live
         if len(victims) == len(live):
-            return self.kill_all()
+            return self.kill_all(now)
         self._attempt.enter(JobPhase.STOPPING, self._grace(now))
         if live == (0,):
             return self._release_rank_0()
@@ -151,7 +171,7 @@ class JobShutdown:
         if not self._workers.has_worker(event.rank):
             agent = f"the agent of {format_ranks_on_hosts([event.rank], self._workers.hosts)}"
             text = f"{agent} went away before its worker was started: {event.reason}"
-            return self.abort(JobOutcome(EndReason.UNAVAILABLE, text=text, decided_at=now))
+            return self.abort(JobOutcome(EndReason.UNAVAILABLE, text=text, decided_at=now), now)
         if self._workers.has_ended(event.rank):
             return []
         self._workers.add_loss(event, now)
@@ -162,19 +182,22 @@ class JobShutdown:
             self._attempt.timeouts.start(Timeout.SETTLE, now + SETTLE_S)
         return self._release_rank_0_if_last()
 
-    def on_grace_over(self) -> list[Action]:
+    def on_grace_over(self, now: float) -> list[Action]:
         """Workers that were asked to end have not: kill all that live."""
         workers = self._workers
         is_stopping = self._attempt.phase is JobPhase.STOPPING
-        late = workers.live_reported if is_stopping else workers.working or workers.live
+        late = (workers.live_reported if is_stopping else workers.working) or workers.live
         grace = f"{self._attempt.limits.grace:g} s"
         text = f"{format_ranks_on_hosts(late, workers.hosts)} did not end within {grace}; sent SIGKILL"
-        return [PrintLine(text), *self.kill_all()]
+        return [PrintLine(text), *self.kill_all(now)]
 
     def describe_wait(self, now: float) -> str:
         """`waiting for ranks 2-3 (h1) to end; SIGKILL in 12 s`."""
         killed_at = self._attempt.timeouts.at(Timeout.GRACE)
         then = f"; SIGKILL in {killed_at - now:.0f} s" if killed_at is not None else ""
+        given_up_at = self._attempt.timeouts.at(Timeout.UNANSWERED)
+        if given_up_at is not None:
+            then = f", sent SIGKILL; given up in {given_up_at - now:.0f} s"
         is_stopping = self._attempt.phase is JobPhase.STOPPING  # and rank 0 may only be kept for the others
         ranks = (is_stopping and self._workers.live_reported) or self._workers.live
         return f"waiting for {format_ranks_on_hosts(ranks, self._workers.hosts)} to end{then}"
@@ -202,6 +225,7 @@ class JobShutdown:
             run_at=self._attempt.run_at,
             divergences=tuple(self._divergence.reports.divergences),
             shown_divergences=tuple(self._divergence.reports.shown),
+            unanswered=self._unanswered,
             flights=self._attempt.outcome.flights or dict(self._divergence.flights),
         )
         ended_well = all(worker.finished or worker.status == 0 for worker in outcome.workers)

@@ -39,6 +39,7 @@ class Timeout(enum.Enum):
     INTERRUPT = enum.auto()  # after Ctrl-C: KeyboardInterrupt should have been raised in all ranks
     GRACE = enum.auto()  # --grace: workers that were asked to end have not
     KILL = enum.auto()  # workers that are late have been sent SIGTERM
+    UNANSWERED = enum.auto()  # workers were killed, but nobody has reported their end
     CONCLUDE = enum.auto()  # all workers have ended, but what their flight recorders hold has not come
     JOB = enum.auto()  # --timeout
     STALL_CHECK = enum.auto()  # --stall-timeout, --stall-notice: is there any progress?

@@ -43,6 +43,11 @@ class WorkerTable:
         return tuple(sorted(self._live))
 
     @property
+    def live_killed(self) -> tuple[int, ...]:
+        """The live ranks that the launcher has killed: nobody has reported their end yet."""
+        return tuple(rank for rank in self.live if self._workers[rank].killed_by_launcher)
+
+    @property
     def working(self) -> tuple[int, ...]:
         """The live ranks whose program has not ended with status 0."""
         return tuple(sorted(self._working))

@@ -13,7 +13,7 @@ from jaxrun.head.actions import EndReason, JobOutcome
 from jaxrun.lockstep import report as lockstep
 from jaxrun.lockstep.compare import find_lags
 from jaxrun.lockstep.progress import format_strict_cost
-from jaxrun.text import format_ranks, format_seconds, format_signal, plural
+from jaxrun.text import format_ranks, format_ranks_on_hosts, format_seconds, format_signal, plural
 from jaxrun.verdict import phrasing
 from jaxrun.verdict.exit_code import exit_code
 from jaxrun.verdict.failure import describe_job_failure
@@ -63,7 +63,7 @@ def decide(
             verdict = replace(verdict, headline=text)
     verdict = _add_divergence(verdict, outcome)
     faults = phrasing.describe_injected_faults(outcome.workers, hosts, outcome.run_at, but=verdict.headline)
-    return replace(verdict, details=(*faults, *verdict.details))
+    return replace(verdict, details=(*faults, *verdict.details, *_describe_unanswered(outcome, hosts)))
 
 
 def _add_divergence(verdict: Verdict, outcome: JobOutcome) -> Verdict:
@@ -89,6 +89,13 @@ def _describe_lags(outcome: JobOutcome, hosts: Mapping[int, str]) -> Iterator[st
     """Where no rank has an error of its own: which calls some ranks had begun and others had not."""
     for lag in find_lags(outcome.flights) if outcome.reason is EndReason.FAILED else ():
         yield f"{lockstep.format_lag(lag, hosts)}."
+
+
+def _describe_unanswered(outcome: JobOutcome, hosts: Mapping[int, str]) -> Iterator[str]:
+    if outcome.unanswered:
+        who = format_ranks_on_hosts(outcome.unanswered, hosts)
+        reason = next(worker.lost_reason for worker in outcome.workers if worker.rank in outcome.unanswered)
+        yield f"{who} did not answer: {reason}; an agent is stopped there, or the host hangs."
 
 
 def _remarks(outcome: JobOutcome) -> Iterator[str]:
