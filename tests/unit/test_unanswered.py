@@ -6,6 +6,7 @@ import pytest
 
 from jaxrun.head.actions import EndReason
 from jaxrun.head.shutdown import UNANSWERED_HURRY_S, UNANSWERED_S
+from jaxrun.protocol.snapshot_messages import SnapshotPurpose, SnapshotReply
 from jaxrun.verdict.decide import decide
 from jaxrun.verdict.report import format_report
 
@@ -99,3 +100,11 @@ def test_a_rank_that_has_finished_and_whose_agent_does_not_answer_then_is_named(
 def test_who_is_waited_for_is_shown_meanwhile(simulate):
     job = with_stuck_rank_1(simulate).run().interrupt(signal.SIGTERM).wait(3)
     assert "waiting for rank 1 (h2) to end, sent SIGKILL; given up in 8 s" in [text for _, text in job.statuses_shown]
+
+
+def test_late_ranks_are_named_also_where_their_stacks_come_after_they_were_killed(simulate):
+    job = with_stuck_rank_1(simulate).run().interrupt(signal.SIGINT)
+    job.answers = False
+    job.handle(job.failure(0, "KeyboardInterrupt", "", 130)).wait(6.5)
+    job.handle(SnapshotReply(SnapshotPurpose.LATE, {1: ""}, {1: ""}, {}))
+    assert job.lines[-1].startswith("rank 1 (h2) did not end within 6 s; sent SIGTERM and SIGKILL")

@@ -104,7 +104,7 @@ class Interruption:
 
     def on_snapshot(self, reply: SnapshotReply, now: float) -> list[Action]:
         """The late ranks have said where they are."""
-        show = self._snapshots.show(reply, now, self._describe_late(now))
+        show = self._snapshots.show(reply, now, self._describe_late(self._late or tuple(reply.stacks), now))
         if self._attempt.phase is not JobPhase.TERMINATING:
             return []
         outcome = self._attempt.outcome
@@ -118,15 +118,16 @@ class Interruption:
         if set(live) <= set(self._late):
             return self._shutdown.kill_all(now)
         self._attempt.timeouts.cancel(Timeout.KILL)
-        self._attempt.timeouts.start(Timeout.UNANSWERED, now + UNANSWERED_S)
         late, self._late = self._late, tuple(rank for rank in self._late if rank == 0)
+        if late != self._late:
+            self._attempt.timeouts.start(Timeout.UNANSWERED, now + UNANSWERED_S)
         return self._shutdown.kill(tuple(rank for rank in late if rank in live and rank != 0))
 
-    def _describe_late(self, now: float) -> str:
+    def _describe_late(self, late: tuple[int, ...], now: float) -> str:
         """`rank 2 (h1) did not end within 5 s; sent SIGTERM and SIGKILL`."""
         decided_at = self._attempt.outcome.decided_at
         seconds = now - decided_at if decided_at is not None else 0.0
-        who = format_ranks_on_hosts(self._late, self._workers.hosts)
+        who = format_ranks_on_hosts(late, self._workers.hosts)
         return f"{who} did not end within {seconds:.0f} s; sent SIGTERM and SIGKILL"
 
     def _end_late(self, ranks: tuple[int, ...], now: float) -> list[Action]:
