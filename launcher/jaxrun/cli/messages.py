@@ -63,10 +63,17 @@ def _no_such_option(error: click.NoSuchOption, words: Collection[str]) -> str:
         return f"there is no option {foreign}: {_OF_OTHERS[_as_typed(foreign)]}"
     command = error.ctx.command.name if error.ctx else ""
     text = f"there is no option {error.option_name}{f' of {command}' if command != 'jaxrun' else ''}"
-    close = difflib.get_close_matches(error.option_name, error.possibilities or (), n=1, cutoff=0.7)
+    close = _close_options(error)
     if close:
-        return f"{text}; did you mean {close[0]}?"
+        return f"{text}; did you mean {' or '.join(close)}?"
     return f"{text}; options of the program stand after its name, and --help-all lists ours"
+
+
+def _close_options(error: click.NoSuchOption) -> list[str]:
+    """The options that begin with what was typed, or else the one that is most like it."""
+    known = [name for param in (error.ctx.command.params if error.ctx else ()) for name in param.opts]
+    beginning = [name for name in known if len(error.option_name) > 3 and name.startswith(error.option_name)]
+    return beginning or difflib.get_close_matches(error.option_name, known, n=1, cutoff=0.7)
 
 
 def _as_typed(name: str) -> str:
