@@ -40,7 +40,7 @@ except JaxrunError as error:
 environ = {name: value for name, value in os.environ.items() if name not in made.launch_command.unset_env}
 argv = [*made.launch_command.argv[: -len(AGENT_ARGV)], sys.executable, "-c", probe]
 environ |= made.launch_command.set_env
-done = subprocess.run(argv, env=environ, input="to rank 0", capture_output=True, text=True)
+done = subprocess.run(argv, env=environ, input="input", capture_output=True, text=True)
 seen = sorted(ast.literal_eval(line) for line in done.stdout.splitlines())
 planned = [worker.host for worker in made.workers], made.launch_command.set_env["SRUN_CPUS_PER_TASK"]
 json.dump([planned, seen, done.stderr, done.returncode], sys.stdout)
@@ -88,7 +88,8 @@ def inside(bed: Bed, tmp_path: Path) -> Inside:
         (["-N3", "-n3", "-c4"], {"processes": 13, "slurm_args": ("--overcommit",)}, None),
         (["-N3", "-n5", "-c1"], {}, None),
         (["-N3", "-n5", "-c1"], {"hosts": 2}, None),
-        (["-N2", "--ntasks-per-node=2"], {}, ["h1", "h1", "h2", "h2"]),
+        (["-N2", "--ntasks-per-node=2"], {"stdin": "all"}, ["h1", "h1", "h2", "h2"]),
+        (["-N2", "-n2", "-c4"], {"stdin": "1"}, ["h1", "h2"]),
         (["-N2", "--ntasks-per-node=1", "-c3", "srun", "-N1", "-n1", "--input=none"], {}, ["h1", "h2"]),
     ],
 )
@@ -105,7 +106,7 @@ def test_each_rank_is_where_the_plan_says(
     assert hosts is None or planned == hosts
     for rank, ntasks, cpus, tried, _, cwd, read in seen:
         assert (ntasks, cpus, tried, cwd) == (str(len(seen)), each, VALUE, str(tmp_path))
-        assert read == ("to rank 0" if rank == "0" else "")
+        assert read == ("input" if request_.get("stdin", "0") in ("all", rank) else "")
 
 
 def test_a_step_starts_beside_one_that_has_all_cpus(inside: Inside) -> None:

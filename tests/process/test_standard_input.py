@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import hashlib
+import subprocess
 from pathlib import Path
 
 from harness import jaxrun
+from terminals import TerminalSession
 
 ASKS = """
 import jax
@@ -29,6 +32,35 @@ def test_all_ranks_read_a_file_each_from_its_beginning(tmp_path: Path, script) -
     with (tmp_path / "answers").open() as stdin:
         result = jaxrun(tmp_path, "-n", "2", "--stdin", "all", str(script(ASKS)), stdin=stdin)
     assert result.out.count("name? read Ada\n") == 2, result
+
+
+SUMS = """
+import hashlib, sys
+import jax
+if jax.process_index() != 1:
+    data = sys.stdin.buffer.read()
+    print("read", len(data), hashlib.md5(data).hexdigest())
+"""
+
+
+def test_all_ranks_read_all_of_a_pipe_and_one_that_has_finished_stops_nobody(tmp_path: Path, script) -> None:
+    data = b"".join(b"%d\n" % number for number in range(500_000))
+    (tmp_path / "data").write_bytes(data)
+    with subprocess.Popen(["cat", tmp_path / "data"], stdout=subprocess.PIPE) as pipe:
+        result = jaxrun(tmp_path, "-n", "3", "--stdin", "all", str(script(SUMS)), stdin=pipe.stdout)
+    assert result.code == 0, result
+    assert result.out.count(f"read {len(data)} {hashlib.md5(data).hexdigest()}\n") == 2, result
+
+
+def test_all_ranks_read_what_is_typed_and_Ctrl_C_still_interrupts(tmp_path: Path, script) -> None:
+    program = str(script('import jax\nprint("read", input())\nprint("at its end")\ninput()\n'))
+    with TerminalSession(tmp_path, "-n", "2", "--no-run-dir", "--stdin", "all", program) as terminal:
+        terminal.type("Ada\n")
+        for _ in range(2):
+            terminal.wait_for("at its end")
+        terminal.type("\x03")
+        assert terminal.end() == 130, terminal.text
+    assert terminal.text.count("read Ada\n") == 2
 
 
 def test_an_input_that_nobody_has_ends_the_program_with_a_sentence(tmp_path: Path, script) -> None:

@@ -63,6 +63,13 @@ def test_the_command_contains_everything_that_srun_would_otherwise_guess(make, b
     assert made.launch_command.set_env == {"SRUN_CPUS_PER_TASK": "2"}
 
 
+@pytest.mark.parametrize("given", ["0", "1", "all", "none"])
+def test_srun_passes_the_input_on_to_the_ranks_that_are_to_read_it(make, given):
+    made = make(allocation(SLURM_NTASKS="4"), stdin=given)
+    assert f"--input={given}" in words(made)
+    assert made.launch_command.passes_stdin
+
+
 @pytest.mark.parametrize(
     ("found", "request_", "where"),
     [

@@ -7,7 +7,11 @@ import pytest
 
 from jaxrun.errors import UsageError
 from jaxrun.job.job import Job, check_rank_options
-from jaxrun.job.standard_input import explain_no_terminal, open_stdin, resolve_stdin
+from jaxrun.job.plan import LaunchCommand
+from jaxrun.job.standard_input import explain_no_terminal, must_be_copied, open_stdin, resolve_stdin
+
+MPIRUN = LaunchCommand("open-mpi", "Open MPI 5.0.11", ("mpirun",))
+SRUN = LaunchCommand("slurm", "srun in Slurm job 7", ("srun",), passes_stdin=True)
 
 
 @pytest.fixture
@@ -31,31 +35,40 @@ def stdin(tmp_path):
         os.close(descriptor)
 
 
-def resolve(given, *, over_hosts=False):
-    return resolve_stdin(Job(program=("train.py",), stdin=given), over_hosts=over_hosts).stdin
+def resolve(given, command=None):
+    return resolve_stdin(Job(program=("train.py",), stdin=given), command).stdin
 
 
 @pytest.mark.parametrize(
-    ("kind", "over_hosts", "decided"),
-    [("file", False, "0"), ("terminal", False, "0"), ("pipe", True, "0"), ("terminal", True, "none")],
+    ("kind", "command", "decided"),
+    [("file", None, "0"), ("terminal", None, "0"), ("pipe", MPIRUN, "0"), ("terminal", SRUN, "none")],
 )
-def test_rank_0_has_the_input_by_default_but_no_terminal_over_hosts(stdin, kind, over_hosts, decided):
+def test_rank_0_has_the_input_by_default_but_no_terminal_over_hosts(stdin, kind, command, decided):
     stdin(kind)
-    assert resolve("", over_hosts=over_hosts) == decided
-    assert resolve("0", over_hosts=over_hosts) == "0"
+    assert resolve("", command) == decided
+    assert resolve("0", command) == "0"
 
 
 @pytest.mark.parametrize("given", ["1", "all"])
-def test_over_hosts_only_rank_0_can_have_it(given):
-    with pytest.raises(UsageError, match=f"--stdin {given} is for ranks of one machine"):
-        resolve(given, over_hosts=True)
+def test_over_hosts_srun_gives_it_to_any_rank_and_others_to_rank_0_alone(given):
+    assert resolve(given, SRUN) == given
+    with pytest.raises(UsageError, match=f"--stdin {given} is for .*; with Open MPI 5.0.11 it is --stdin 0 or none"):
+        resolve(given, MPIRUN)
 
 
-@pytest.mark.parametrize("kind", ["pipe", "terminal"])
-def test_all_ranks_can_only_read_a_file(stdin, kind):
+@pytest.mark.parametrize(("kind", "copied"), [("file", False), ("pipe", True), ("terminal", True)])
+def test_what_can_be_read_once_is_copied_where_all_ranks_read_it(stdin, kind, copied):
     stdin(kind)
-    with pytest.raises(UsageError, match="--stdin all needs a file"):
-        resolve("all")
+    assert must_be_copied("all") == copied
+    assert not must_be_copied("0")
+
+
+@pytest.mark.parametrize(("given", "read"), [("all", True), ("1", True), ("0", False), ("none", False)])
+def test_a_rank_reads_the_pipe_that_a_launch_command_gives_to_it(stdin, given, read):
+    stdin("pipe")
+    descriptor = open_stdin(given, 1)
+    assert os.path.samestat(os.fstat(descriptor), os.fstat(0)) == read
+    os.close(descriptor)
 
 
 @pytest.mark.parametrize("given", ["-1", "first", "1.5", "٣"])
@@ -85,3 +98,5 @@ def test_a_debugger_needs_a_terminal_that_no_rank_reads(stdin):
     stdin("terminal")
     assert explain_no_terminal("0", over_hosts=False) == explain_no_terminal("none", over_hosts=True) == ""
     assert explain_no_terminal("0", over_hosts=True) == "--stdin 0 gives the terminal to rank 0"
+    for over_hosts in (False, True):
+        assert explain_no_terminal("all", over_hosts=over_hosts) == "--stdin all gives the terminal to all ranks"

@@ -18,6 +18,7 @@ from jaxrun.agent.oom import OomWatch, own_memory_cgroup
 from jaxrun.agent.pipes import OutputPipes
 from jaxrun.agent.signals import SignalPipe
 from jaxrun.agent.snapshot_reader import SnapshotReader
+from jaxrun.agent.stdin_broadcast import StdinBroadcast
 from jaxrun.agent.worker_group import WorkerGroup
 from jaxrun.agent.worker_process import WorkerProcess
 from jaxrun.channel.event_loop import EventLoop
@@ -43,7 +44,7 @@ from jaxrun.protocol.worker_messages import Done, Failed, WorkerStage
 if TYPE_CHECKING:
     from jaxrun.agent.head_client import ActionSource, DebuggerTerminal, HeadInterface
 
-_MESSAGES, _SIGNALS, _OUTPUT = range(3)  # the order in which readable descriptors are served
+_MESSAGES, _SIGNALS, _OUTPUT, _INPUT = range(4)  # the order in which readable descriptors are served
 
 
 class Agent:
@@ -69,6 +70,7 @@ class Agent:
         self._terminal = terminal
         self._pipes = OutputPipes(output, lambda rank: head.record("first_output", rank))
         self._loop = EventLoop(clock)
+        self._stdin = StdinBroadcast(self._loop, _INPUT, workers.stdin_pipes)
         self._oom = OomWatch(own_memory_cgroup())
         self._snapshots = SnapshotReader(workers, output, clock)
         self._last: Finish | Shutdown | None = None
@@ -83,6 +85,7 @@ class Agent:
             self._terminal.attach(loop, _MESSAGES, lambda line: self._report(TerminalLine(line)))
         loop.add_poller(self._output.flush_due)
         loop.add_poller(self._pause_or_resume_output)
+        loop.add_poller(self._stdin.pause_or_resume)
         loop.add_timer(self._snapshots.deadline, self._report_snapshots)
         loop.add_timer(head.deadline, lambda: self._execute_all(head.handle_timeouts()))
         events = self._workers.start()
@@ -97,6 +100,7 @@ class Agent:
     def close(self) -> None:
         """Hand over what is still in the pipes and close everything."""
         self._snapshots.close()
+        self._stdin.close()
         self._pipes.close()
         self._workers.close()
         self._oom.close()
@@ -213,6 +217,7 @@ class Agent:
             if isinstance(message, Failed):
                 self._output.log(worker.rank, "err", message.traceback.encode())
             if isinstance(message, (Failed, Done)):
+                self._stdin.drop(worker.rank)  # while it waits for the others to end, they go on reading
                 self._report_flight(worker)
             self._report(message)
 
@@ -246,6 +251,7 @@ class Agent:
         worker.status = status
         self._on_channel(worker)  # its last messages come before its exit
         self._loop.remove_reader(worker.pipes.channel.fileno())
+        self._stdin.drop(worker.rank)
         self._pipes.finish(worker.rank)
         crashed = status < 0 and status != -signal.SIGKILL
         oom = self._oom.explain(worker.pid) if status == -signal.SIGKILL and not worker.killed else ""

@@ -13,6 +13,7 @@ import os
 import socket
 from collections.abc import Mapping
 from dataclasses import dataclass
+from io import FileIO
 from pathlib import Path
 
 from jaxrun.forkserver.client import start_process
@@ -30,18 +31,24 @@ _NEW_FLIGHT = os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC
 
 @dataclass(frozen=True, slots=True)
 class WorkerPipes:
-    """The agent's ends of a worker's channel and pipes, all non-blocking, and its files `stacks` and `flight`."""
+    """The agent's ends of a worker's channel and pipes, all non-blocking, and its files `stacks` and `flight`.
+
+    stdin:  where copies of our standard input go to; None where the worker reads it itself, or has none
+    """
 
     channel: socket.socket
     out: int
     err: int
     stacks: int
     flight: int
+    stdin: FileIO | None = None
 
     def close(self) -> None:
         for stream in (self.out, self.err, self.stacks, self.flight):
             os.close(stream)
         self.channel.close()
+        if self.stdin is not None:
+            self.stdin.close()
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,20 +88,30 @@ class ForkRequest:
 class Spawner:
     """Starts the workers of one plan. All methods may raise OSError."""
 
-    def __init__(self, plan: Plan, environ: Mapping[str, str], run_dir: str, flight_dir: Path | None = None) -> None:
+    def __init__(
+        self,
+        plan: Plan,
+        environ: Mapping[str, str],
+        run_dir: str,
+        flight_dir: Path | None = None,
+        *,
+        copies_stdin: bool = False,
+    ) -> None:
         """Make the workers' environment from the launcher's own `environ`.
 
-        run_dir:     the job's run directory, as the workers are told of it
-        flight_dir:  the same, if this host can write flight recorders there
+        run_dir:       the job's run directory, as the workers are told of it
+        flight_dir:    the same, if this host can write flight recorders there
+        copies_stdin:  whether each worker gets a pipe, to which our standard input is copied
         """
         self._plan = plan
         self._run_dir = run_dir
         self._flight_dir = flight_dir if plan.job.lockstep != LOCKSTEP_OFF else None
+        self._copies_stdin = copies_stdin
         self._environ = plan.base_env(environ)
 
     def spawn(self, worker: Worker) -> tuple[int, WorkerPipes]:
         """Start one worker in an interpreter of its own; returns its process id."""
-        pipes, ends = _connect(worker.rank, self._flight_dir, self._plan.job.stdin)
+        pipes, ends = self._connect(worker.rank)
         env = {**self._environ, **self._env_for(worker, ends)}
         files = (ends.stacks, ends.flight)
         for descriptor in (ends.channel, *files):
@@ -112,24 +129,23 @@ class Spawner:
 
     def fork_request(self, worker: Worker) -> tuple[WorkerPipes, ForkRequest]:
         """Make the pipes of one worker and the request that the fork server needs; it answers with the process id."""
-        pipes, ends = _connect(worker.rank, self._flight_dir, self._plan.job.stdin)
+        pipes, ends = self._connect(worker.rank)
         return pipes, ForkRequest(encode(ForkWorker(worker.rank, self._env_for(worker, ends))), ends)
 
     def _env_for(self, worker: Worker, ends: _WorkerEnds) -> dict[str, str]:
         descriptors = {"channel_fd": ends.channel, "stacks_fd": ends.stacks, "flight_fd": ends.flight}
         return self._plan.worker_env(worker, run_dir=self._run_dir, **descriptors).to_env()
 
-
-def _connect(rank: int, flight_dir: Path | None, stdin_of: str) -> tuple[WorkerPipes, _WorkerEnds]:
-    ours, theirs = socket.socketpair()
-    out, stdout = _pipe()
-    err, stderr = _pipe()
-    stacks = os.memfd_create(f"stacks-{rank}")
-    flight = _open_flight_recorder(rank, flight_dir)
-    stdin = open_stdin(stdin_of, rank)
-    ours.setblocking(False)
-    ends = _WorkerEnds(stdin, stdout, stderr, theirs.detach(), stacks, flight)
-    return WorkerPipes(ours, out, err, stacks, flight), ends
+    def _connect(self, rank: int) -> tuple[WorkerPipes, _WorkerEnds]:
+        ours, theirs = socket.socketpair()
+        out, stdout = _pipe()
+        err, stderr = _pipe()
+        stacks = os.memfd_create(f"stacks-{rank}")
+        flight = _open_flight_recorder(rank, self._flight_dir)
+        stdin, to_stdin = _stdin_pipe() if self._copies_stdin else (open_stdin(self._plan.job.stdin, rank), None)
+        ours.setblocking(False)
+        ends = _WorkerEnds(stdin, stdout, stderr, theirs.detach(), stacks, flight)
+        return WorkerPipes(ours, out, err, stacks, flight, to_stdin), ends
 
 
 def _open_flight_recorder(rank: int, directory: Path | None) -> int:
@@ -152,6 +168,12 @@ def _open_flight_recorder(rank: int, directory: Path | None) -> int:
     with contextlib.suppress(OSError):  # a limit on the size of files holds for it, too
         os.ftruncate(file, TEXT_OFFSET)
     return file
+
+
+def _stdin_pipe() -> tuple[int, FileIO]:
+    read, write = os.pipe()
+    os.set_blocking(write, False)
+    return read, FileIO(write, "wb")
 
 
 def _pipe() -> tuple[int, int]:

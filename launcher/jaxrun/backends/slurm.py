@@ -21,6 +21,7 @@ from jaxrun.backends.slurm_args import check_slurm_args, has_option
 from jaxrun.errors import UnavailableError, UsageError
 from jaxrun.job.job import Job
 from jaxrun.job.plan import AGENT_ARGV, LaunchCommand, Plan
+from jaxrun.protocol.names import STDIN_RANK_0
 from jaxrun.text import UNKNOWN_HOST, plural
 
 # srun reads these as options of its own, which no word on its command line takes back.
@@ -72,6 +73,7 @@ def plan(job: Job, environ: Mapping[str, str], job_id: str) -> Plan:
         argv=(srun, *_srun_options(job, allocation, shape, environ), *job.slurm_args, *AGENT_ARGV),
         set_env={"SRUN_CPUS_PER_TASK": str(shape.cpus)},
         unset_env=_hidden_variables(job, allocation, environ),
+        passes_stdin=True,
     )
     return plan_remote(job, environ, job_id, command, _hosts(job, allocation, shape), _notes(job, allocation))
 
@@ -156,10 +158,10 @@ def _srun_options(job: Job, allocation: Allocation, shape: _Shape, environ: Mapp
     if (job.gpus_per_host or any(map(environ.get, _GPU_VARIABLES))) and "SLURM_GPU_BIND" not in environ:
         words.append("--gpu-bind=none")  # a process that cannot see its neighbours' GPUs has no NVLink to them
     # --overlap: with other steps of the job. --kill-on-bad-exit: agents that were started end with 0, so that one which
-    # does not could not be started. --wait: an end is ours to judge. --input: as with mpirun, only rank 0 reads.
+    # does not could not be started. --wait: an end is ours to judge.
     if not has_option(job.slurm_args, ("--exclusive",)):  # srun takes one of the two
         words.append("--overlap")
-    return [*words, "--kill-on-bad-exit=1", "--wait=0", "--input=0", "--export=ALL"]
+    return [*words, "--kill-on-bad-exit=1", "--wait=0", f"--input={job.stdin or STDIN_RANK_0}", "--export=ALL"]
 
 
 def _hidden_variables(job: Job, allocation: Allocation, environ: Mapping[str, str]) -> tuple[str, ...]:

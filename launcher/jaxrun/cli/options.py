@@ -99,7 +99,7 @@ def _start() -> list[Option]:
     env = "Set this variable in every process, or pass it on. May be repeated."
     env_file = "The same from a file of NAME=VALUE lines; --env wins."
     no_fork = "A fresh interpreter for each process. So does '# jaxrun: no-fork' in the program's first 20 lines."
-    stdin = "Which ranks read jaxrun's standard input; all of them only a file. [default: 0]"
+    stdin = "Which ranks read jaxrun's standard input; of all, each reads all of it. [default: 0]"
     torch_env = "Also set RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR and the like, as torchrun does."
     dry_run = "Print what would be started, and start nothing."
     return [

@@ -46,6 +46,7 @@ class LaunchCommand:
     set_env:      variables for the command itself, besides those for the workers
     unset_env:    names that the command must not see
     attached_to:  what has started all processes already, where `argv` starts only the agent of rank 0
+    passes_stdin: whether standard input reaches any rank, or all, as --stdin says; else rank 0 alone
     """
 
     engine: str
@@ -54,6 +55,7 @@ class LaunchCommand:
     set_env: Mapping[str, str] = field(default_factory=dict)
     unset_env: tuple[str, ...] = ()
     attached_to: str = ""
+    passes_stdin: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,6 +12,7 @@ from jaxrun.agent.worker_group import WorkerGroup
 from jaxrun.forkserver.client import ForkServer
 from jaxrun.head.actions import Finish, JobOutcome
 from jaxrun.job.plan import Plan
+from jaxrun.job.standard_input import must_be_copied
 from jaxrun.rundir.rundir import RunDir
 
 if TYPE_CHECKING:
@@ -29,7 +30,8 @@ class LocalAgent:
     ) -> None:
         """`fork_server` is the process that imports jax for all workers, if there is one."""
         self._plan = plan
-        self._spawner = Spawner(plan, environ, directory.name, directory.path)
+        copies_stdin = must_be_copied(plan.job.stdin)
+        self._spawner = Spawner(plan, environ, directory.name, directory.path, copies_stdin=copies_stdin)
         self._fork_server = fork_server
 
     def run(self, context: JobContext) -> JobOutcome:

@@ -32,7 +32,7 @@ def run(
 ) -> int:
     """Run the job to its end; returns the exit status of `jaxrun`. `endpoint` is where remote agents connect."""
     started = time.time()
-    plan = replace(plan, job=resolve_stdin(plan.job, over_hosts=plan.launch_command is not None))
+    plan = replace(plan, job=resolve_stdin(plan.job, plan.launch_command))
     check_limits(plan)
     if plan.launch_command is None:
         return _run_local(plan, environ, started, early_server)
