@@ -154,7 +154,7 @@ def test_every_job_has_an_id_of_its_own(here, plans):
         (["-d", "0", "train.py"], "-d/--devices-per-process must be 1 or more, not 0"),
         (["-n", "x", "train.py"], "jaxrun: -n/--processes: 'x' is not a valid integer\n"),
         (["--proceses", "2", "train.py"], "there is no option --proceses; did you mean --processes?"),
-        (["--stall", "3", "train.py"], "there is no option --stall; did you mean --stall-notice or --stall-timeout?"),
+        (["--stall", "3", "train.py"], "there is no option --stall; did you mean --stall-timeout or --stall-notice?"),
         (["--platform", "xpu", "train.py"], "--platform: 'xpu' is not one of"),
         (["--platform", "gpu", "train.py"], "--platform gpu asks for GPUs, but none is visible"),
         (["--timeout", "soon", "train.py"], "--timeout: 'soon' is no time; write seconds, or 90s, 5m, 1h30m"),
