@@ -114,6 +114,8 @@ def ssh(place: Place, arguments: Sequence[str]) -> int:
     except (Refusal, OSError) as reason:
         print(f"ssh: connect to host {asked.host} port 22: {reason}", file=sys.stderr)
         return remote.SSH_FAILED
+    # As ssh does; or a proxy of Hydra would hold its mpiexec's listening socket open, and connect to nobody there.
+    os.closerange(3, os.sysconf("SC_OPEN_MAX"))
     os.execvpe(argv[0], argv, hosts.fresh_environment(place))
 
 

@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from cluster_fixture import ENGINE, HOSTS, JobRunner
+from cluster_fixture import ENGINE, HOSTS, Job, JobRunner
 from harness import MISBEHAVE, Result
 from launch_modes import ALL, ANY, ATTACHED, BASIC, LAUNCHED, MPICH, OF_MPI, OPEN_MPI_5, SLURM, SOME, LaunchMode, row
 
@@ -217,6 +217,19 @@ def _cancel(runner: JobRunner) -> None:
     else:
         launch_command = next(found for found in runner.bed.job_processes() if found.command in ("mpirun", "prterun"))
         os.kill(launch_command.pid, signal.SIGTERM)
+
+
+@row("`kill -9` of jaxrun at its start", *(mode for mode in ALL if mode.direction == LAUNCHED), always=BASIC)
+def test_kill_9_of_the_launcher_leaves_no_agent_that_looks_for_it(runner: JobRunner) -> None:
+    with runner.started("--init-timeout", "60", MISBEHAVE, "--rank", "-1", "--hang") as job:
+        job.wait_until(lambda: _agents(job), "agent")
+        os.kill(job.launcher(), signal.SIGKILL)
+        job.gone(within=10)
+
+
+def _agents(job: Job) -> list[int]:
+    """The agents that have started by now."""
+    return [found.pid for found in job.bed.job_processes() if found.argv[1:3] == ("-m", "jaxrun.agent")]
 
 
 @row("`kill -9` of jaxrun", *ALL)

@@ -109,6 +109,83 @@ def test_a_guard_outlives_the_terminals_signals(launch):
     assert _seconds_until_gone(pids) is not None
 
 
+# A subreaper with a guard, a daemon, and a worker with a child: child and daemon have no environment,
+# and sessions of their own.
+BARE_LAUNCHER = """
+import os, subprocess, sys, time
+from jaxrun.agent.guard import Guard
+from jaxrun.agent.subreaper import become_subreaper
+
+def tell(pid):
+    os.write(1, b"%d\\n" % pid)  # at once: two processes tell
+
+def sleeper():
+    null = subprocess.DEVNULL
+    bare = {"env": {}, "start_new_session": True, "stdin": null, "stdout": null, "stderr": null}
+    tell(subprocess.Popen(["sleep", "60"], **bare).pid)
+
+guard = Guard("JAXRUN_JOB_ID=" + os.urandom(16).hex())
+tell(guard.pid)
+become_subreaper()
+if os.fork() == 0:  # the parent of a daemon, which ends at once
+    sleeper()
+    os._exit(0)
+if os.fork() == 0:  # a worker
+    guard.leave_to_parent()
+    tell(os.getpid())
+    sleeper()
+    time.sleep(60)
+    os._exit(0)
+time.sleep(60)
+"""
+
+
+def _looks(guard):
+    """How often the guard has gone to sleep."""
+    words = Path(f"/proc/{guard}/status").read_text().split()
+    return int(words[words.index("voluntary_ctxt_switches:") + 1])
+
+
+def test_descendants_without_a_mark_are_killed_too():
+    launcher = subprocess.Popen([sys.executable, "-c", BARE_LAUNCHER], stdout=subprocess.PIPE, text=True)
+    pids = []
+    try:
+        guard, *pids = (int(launcher.stdout.readline()) for _ in range(4))
+        looks, deadline = _looks(guard), time.monotonic() + 10
+        while _looks(guard) < looks + 20:
+            assert time.monotonic() < deadline
+            time.sleep(0.02)
+        assert all(map(_alive, pids))
+        launcher.kill()
+        launcher.wait()
+        assert _seconds_until_gone([*pids, guard]) is not None
+    finally:
+        launcher.kill()
+        launcher.wait()
+        launcher.stdout.close()
+        for pid in filter(_alive, pids):
+            os.kill(pid, 9)
+
+
+def test_a_launch_command_can_clean_up_before_it_is_killed(tmp_path):
+    ready, cleaned = tmp_path / "ready", tmp_path / "cleaned"
+    script = f"trap 'touch {cleaned}; exit' TERM; touch {ready}; while :; do sleep 0.05; done"
+    code = f"""
+import os, time
+from jaxrun.agent.guard import Guard
+guard = Guard(term_first=True)
+guard.add(os.posix_spawn("/bin/sh", ["sh", "-c", {script!r}], {{}}, setsid=True))
+while not os.path.exists({str(ready)!r}):
+    time.sleep(0.01)
+os.kill(os.getpid(), 9)
+"""
+    subprocess.run([sys.executable, "-c", code], timeout=20)
+    deadline = time.monotonic() + 10
+    while not cleaned.exists():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
 def test_only_the_jobs_own_processes_are_marked():
     job_id = os.urandom(16).hex()
     child = subprocess.Popen(["sleep", "60"], env={"JAXRUN_JOB_ID": job_id})

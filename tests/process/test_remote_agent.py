@@ -450,6 +450,41 @@ def test_an_agent_without_a_head_says_what_it_has_tried(by_hand):
     assert f"127.0.0.1:{port} refuses connections" in err and head.token not in err
 
 
+@pytest.mark.parametrize("when", ["while it looks for a head", "before its first line"])
+def test_an_agent_ends_with_what_has_started_it(tmp_path, when):
+    """As where jaxrun is killed during the start, and its mpirun with it."""
+    with socket.create_server(("127.0.0.1", 0)) as silent:  # takes connections, and says nothing
+        address = f"127.0.0.1:{silent.getsockname()[1]}"
+        ranks = {"OMPI_COMM_WORLD_RANK": "0", "OMPI_COMM_WORLD_SIZE": "1"}
+        env = {**os.environ, **AgentEnv("0" * 32, address, auth.new_token(), "open-mpi", 60.0).to_env(), **ranks}
+        go = tmp_path / "go"
+        waits = f"until [ -e {go} ]; do sleep 0.02; done; " if when == "before its first line" else ""
+        agent = f"({waits}exec {sys.executable} -m jaxrun.agent) 2> {tmp_path / 'err'}"
+        mpirun = subprocess.Popen(
+            ["sh", "-c", f"{agent} & echo $!; wait"],
+            env=env,
+            stdout=subprocess.PIPE,
+            text=True,
+            start_new_session=True,
+        )
+        try:
+            pid = int(mpirun.stdout.readline())
+            if not waits:
+                silent.settimeout(10)
+                silent.accept()[0].close()
+            assert alive(pid)
+        finally:
+            mpirun.kill()
+            mpirun.wait()
+            mpirun.stdout.close()
+            go.touch()
+        deadline = time.monotonic() + 10
+        while alive(pid):
+            assert time.monotonic() < deadline
+            time.sleep(0.02)
+    assert "what started this agent has ended" in (tmp_path / "err").read_text()
+
+
 def test_an_agent_with_another_jobs_token_is_refused_and_shows_no_token(by_hand):
     wrong = auth.new_token()
     head = by_hand(token=wrong, timeout=0.6)

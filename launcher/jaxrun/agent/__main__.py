@@ -1,15 +1,19 @@
 """`python -m jaxrun.agent [RANK SIZE]`: the agent of one worker, as mpirun or srun starts it; ends as the head says.
 
 With FIRST-LAST for RANK: the agents of all those ranks. Without the two words, they are read from the variables of the
-launch command that AgentEnv names.
+launch command that AgentEnv names. Until an agent has found its head it watches its parent, the launch command or that
+one's daemon: if jaxrun is killed while it starts, nobody else tells the agent.
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
 
-from jaxrun.errors import EXIT_UNAVAILABLE, JaxrunError, describe_shortage
+from jaxrun.errors import EXIT_UNAVAILABLE, JaxrunError, UnavailableError, describe_shortage
+
+_parent = os.getppid()  # before all that takes time
 
 
 def main() -> int:
@@ -37,7 +41,7 @@ def main() -> int:
         else:
             info = cluster_env.read_rank_info(env.engine, os.environ)
             rank, size = info.rank, info.size
-        return remote.run(lambda: address, rank, size, env.init_timeout, os.environ)
+        return remote.run(lambda: address, rank, size, env.init_timeout, os.environ, check=_check_parent)
     except JaxrunError as error:
         print(f"jaxrun: {error}", file=sys.stderr)
         return error.exit_code
@@ -47,6 +51,20 @@ def main() -> int:
             raise
         print(f"jaxrun: on {os.uname().nodename}: {text}", file=sys.stderr)
         return EXIT_UNAVAILABLE
+
+
+def _check_parent() -> None:
+    """Raise UnavailableError if what has started this process is gone."""
+    if os.getppid() != _parent or _is_adopted(_parent):
+        raise UnavailableError("what started this agent has ended before the head of the job was found")
+
+
+def _is_adopted(parent: int) -> bool:
+    """Whether `parent` is not what has started this process: its session is another, and this one begins none."""
+    own = os.getsid(0)
+    with contextlib.suppress(OSError):
+        return own != os.getpid() and own != os.getsid(parent)
+    return False
 
 
 if __name__ == "__main__":

@@ -1,40 +1,48 @@
 """The guard: a small process that kills what a launcher or an agent has started, if that dies by kill -9.
 
 Workers end by themselves when their agent is gone; what they have started does not, nor does an mpirun or srun. The
-guard reads a pipe that only its owner holds: `b"."` disarms it; end-of-file means that the owner has died.
+guard reads a pipe that only its owner holds: `b"."` disarms it; end-of-file means that the owner has died. It also
+looks from time to time what the owner's descendants are, as some bear no mark that could be found later.
 """
 
 from __future__ import annotations
 
 import contextlib
 import os
+import select
 import signal
 import time
 from collections.abc import Iterable
 from typing import NoReturn
 
+from jaxrun.agent.descent import Descent
 from jaxrun.agent.process_tree import TRACKER_GRACE_S, group_members, is_tracker, kill
 from jaxrun.protocol.names import JOB_ID
 
 _SWEEP_TIMEOUT_S = 2.0
 _SWEEP_PAUSE_S = 0.02
+_TERM_GRACE_S = 1.5
+_LOOK_PAUSE_S = 0.1  # between two looks at the owner's descendants
+_DESCENDANTS_SHARE = 0.005  # of one core at most, to look at all; else only at children, whom orphans have joined
 _DISARM = b"."
 
 
 class Guard:
     """The owner's handle on its guard process."""
 
-    def __init__(self, *marks: str) -> None:
+    def __init__(self, *marks: str, term_first: bool = False) -> None:
         """Fork the guard: to be called while the owner has one thread and has started nothing.
 
-        `marks` are variables, "NAME=value": processes that have all of them in their environment are killed. Without
-        any, only the process groups of `add` are.
+        `marks` are variables, "NAME=value": processes that have all of them in their environment are killed, and the
+        descendants of the owner. Without any, only the process groups of `add` are, with `term_first` after a SIGTERM,
+        by which an mpirun or srun ends what it has started on other hosts, too.
         """
         watched, self._held = os.pipe()
+        owner = os.getpid()
         self.pid = os.fork()
         if self.pid == 0:
             os.close(self._held)
-            _watch(watched, marks)
+            _watch(watched, owner, marks, term_first)
         os.close(watched)
 
     def add(self, group: int) -> None:
@@ -73,7 +81,7 @@ def find_marked(*marks: str) -> Iterable[int]:
                     yield int(name)
 
 
-def _watch(pipe: int, marks: tuple[str, ...]) -> NoReturn:
+def _watch(pipe: int, owner: int, marks: tuple[str, ...], term_first: bool) -> NoReturn:
     try:
         os.setsid()  # a terminal's Ctrl-C is for the owner alone
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
@@ -81,22 +89,52 @@ def _watch(pipe: int, marks: tuple[str, ...]) -> NoReturn:
         # Or whoever reads the owner's output would wait until the guard closes its copy of the pipe.
         os.dup2(pipe, 0)
         os.closerange(1, 4096)
+        descent = Descent(owner, spare=os.getpid()) if marks else None
         received = b""
-        while data := os.read(0, 4096):
+        while data := _read(descent):
             received += data
             if data.endswith(_DISARM):
                 os._exit(0)
-        _sweep({int(group) for group in received.split()}, marks)
+        if descent is not None:
+            descent.freeze()
+        groups = {int(group) for group in received.split()}
+        if term_first:
+            _terminate(groups)
+        _sweep(groups, marks, descent)
     finally:
         os._exit(0)
 
 
-def _sweep(groups: set[int], marks: tuple[str, ...]) -> None:
+def _read(descent: Descent | None) -> bytes:
+    """Read what the owner writes, and keep `descent` up to date meanwhile."""
+    due = 0.0
+    while descent is not None and not select.select([0], [], [], _LOOK_PAUSE_S)[0]:
+        if time.monotonic() < due:
+            descent.add_children()
+            continue
+        began = time.thread_time()
+        descent.update()
+        due = time.monotonic() + (time.thread_time() - began) / _DESCENDANTS_SHARE
+    return os.read(0, 4096)
+
+
+def _terminate(groups: set[int]) -> None:
+    """Send SIGTERM, and wait until nothing is left, or the grace is over."""
+    for group in groups:
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(group, signal.SIGTERM)
+    until = time.monotonic() + _TERM_GRACE_S
+    while time.monotonic() < until and any(map(group_members, groups)):
+        time.sleep(_SWEEP_PAUSE_S)
+
+
+def _sweep(groups: set[int], marks: tuple[str, ...], descent: Descent | None) -> None:
     """Kill until nothing is left: new processes may appear meanwhile, and resource trackers may end by themselves."""
     began = time.monotonic()
     while (waited := time.monotonic() - began) < _SWEEP_TIMEOUT_S:
         found = {pid for group in groups for pid in group_members(group)}
         found.update(find_marked(*marks) if marks else ())
+        found.update(descent.living() if descent is not None else ())
         found.discard(os.getpid())
         if not found:
             return

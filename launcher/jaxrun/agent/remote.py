@@ -52,14 +52,16 @@ def run(
     *,
     command: Sequence[str] = (),
     on_lost: Callable[[str], None] = lambda text: None,
+    check: Callable[[], None] = lambda: None,
 ) -> int:
     """Be the agent of `rank`; returns the status to end with.
 
     `find_head` is called again for each attempt to connect, for `timeout` seconds. UnavailableError if no head is
     found; `not_found` explains why `find_head` returns None. `command` is the program with which a person has started
     this agent; `on_lost` is called with a sentence where the head is lost before it has said that the job is over.
+    `check` is called now and then until a head is found, and may raise UnavailableError.
     """
-    head = connect(find_head, rank, timeout, not_found)
+    head = connect(find_head, rank, timeout, not_found, check=check)
     address = _plain(head.connection.getpeername()[0])
     try:
         with SignalPipe(_SIGNALS) as signals:

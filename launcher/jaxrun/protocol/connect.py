@@ -74,21 +74,24 @@ def connect(
     why_none: str = "",
     *,
     target: str = "head of the job",
+    check: Callable[[], None] = lambda: None,
 ) -> HeadConnection:
     """Connect as `rank`, within `timeout` seconds; `find` returns where to, and is called again for each round.
 
     `find` may raise UnavailableError, too, which says why it has no address yet. Raises UnavailableError with what each
-    address did, or with that text, or with `why_none`, where there was nothing to try.
+    address did, or with that text, or with `why_none`, where there was nothing to try. `check` is called several times
+    a second, and raises what is to end the search.
     """
     deadline = time.monotonic() + timeout
     failures: dict[str, str] = {}
     for number in itertools.count(1):
+        check()
         try:
             head = find()
         except UnavailableError as error:
             head, why_none = None, str(error)
         until = min(deadline, time.monotonic() + min(_ATTEMPT_TIMEOUT_S, number * _FIRST_ROUND_S))
-        found = _try_all(head, rank, until, failures) if head is not None else None
+        found = _try_all(head, rank, until, failures, check) if head is not None else None
         if head is not None and found is not None:
             return HeadConnection(found.connection, found.session)
         if time.monotonic() + _ROUND_PAUSE_S > deadline:
@@ -100,13 +103,16 @@ def connect(
     raise AssertionError("not reached")
 
 
-def _try_all(head: HeadAddress, rank: int, deadline: float, failures: dict[str, str]) -> _Attempt | None:
+def _try_all(
+    head: HeadAddress, rank: int, deadline: float, failures: dict[str, str], check: Callable[[], None]
+) -> _Attempt | None:
     """Try each address once, the next one while the one before it has not answered."""
     waiting = list(head.addresses)
     attempts: list[_Attempt] = []
     next_start = 0.0
     try:
         while (waiting or attempts) and (now := time.monotonic()) <= deadline:
+            check()
             if waiting and (not attempts or now >= next_start):
                 address = waiting.pop(0)
                 try:

@@ -57,7 +57,7 @@ def _run_remote(plan: Plan, environ: Mapping[str, str], started: float, endpoint
     # An --interface that this host lacks is refused before anything is made.
     interfaces = select_interfaces(list_interfaces(), plan.job.interface)
     directory = _open_run_dir(plan)
-    guard = Guard()  # only for the launch command: each agent has a guard of its own
+    guard = Guard(term_first=True)  # only for the launch command: each agent has a guard of its own
 
     from jaxrun.supervisor.remote import RemoteAgents
     from jaxrun.supervisor.supervise import supervise
