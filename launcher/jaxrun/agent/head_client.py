@@ -13,6 +13,7 @@ from jaxrun.head.actions import Action, Send, SignalRanks, TakeSnapshot
 from jaxrun.head.events import Event, LauncherSignalled
 from jaxrun.output.relay import Relay
 from jaxrun.protocol.agent_messages import (
+    AgentRefused,
     AgentSignalled,
     FirstOutput,
     HeadToAgent,
@@ -110,7 +111,7 @@ class HeadClient:
                 self._relay.add_credit(message.bytes)
             case Shutdown():
                 yield message
-            case StartWorker() | JobInfo():
-                pass  # a second one would be a bug of the head's
+            case StartWorker() | JobInfo() | AgentRefused():
+                pass  # which come before the worker starts
             case _:
                 yield Send(ranks, message)

@@ -21,12 +21,21 @@ from jaxrun.agent.spawn import Spawner
 from jaxrun.agent.worker_group import WorkerGroup
 from jaxrun.channel.connection import HEAD_TO_AGENT, Connection
 from jaxrun.clock import Clock
+from jaxrun.errors import NotUniformError
 from jaxrun.job.devices import probe_machine
 from jaxrun.job.environment import inherited_job_variables
 from jaxrun.job.job import Job
 from jaxrun.job.plan import Plan, Worker
 from jaxrun.output.relay import Relay
-from jaxrun.protocol.agent_messages import AgentReport, AgentSignalled, HeadToAgent, JobInfo, Shutdown, StartWorker
+from jaxrun.protocol.agent_messages import (
+    AgentRefused,
+    AgentReport,
+    AgentSignalled,
+    HeadToAgent,
+    JobInfo,
+    Shutdown,
+    StartWorker,
+)
 from jaxrun.protocol.connect import HeadAddress, HeadConnection, connect
 from jaxrun.protocol.names import RANK
 from jaxrun.rundir.own_directory import open_own_directory
@@ -57,8 +66,9 @@ def run(
     """Be the agent of `rank`; returns the status to end with.
 
     `find_head` is called again for each attempt to connect, for `timeout` seconds. UnavailableError if no head is
-    found; `not_found` explains why `find_head` returns None. `command` is the program with which a person has started
-    this agent; `on_lost` is called with a sentence where the head is lost before it has said that the job is over.
+    found, and `not_found` explains why `find_head` returns None; NotUniformError if the job has no use for this agent.
+    `command` is the program with which a person has started this agent; `on_lost` is called with a sentence where the
+    head is lost before it has said that the job is over.
     `check` is called now and then until a head is found, and may raise UnavailableError.
     """
     head = connect(find_head, rank, timeout, not_found, check=check)
@@ -83,7 +93,7 @@ def _wait_for_order(
 ) -> tuple[str, StartWorker | Shutdown]:
     """Report what is there, and wait for what the head decides; returns the job's id, and that.
 
-    Signals are reported to the head: it decides that this agent ends.
+    Signals are reported to the head: it decides that this agent ends. Raises NotUniformError if it refuses the agent.
     """
     job_id = ""
     while True:
@@ -96,6 +106,8 @@ def _wait_for_order(
             if isinstance(message, JobInfo):
                 job_id = message.job_id
                 connection.send(report(message))
+            if isinstance(message, AgentRefused):
+                raise NotUniformError(message.reason)
             if isinstance(message, (StartWorker, Shutdown)):
                 connection.push_back(messages[index:])
                 return job_id, message

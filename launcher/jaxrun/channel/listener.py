@@ -1,6 +1,7 @@
 """Listens for agents, or for a gang's ranks, and authenticates them.
 
-A peer that says nothing, says too much, or cannot prove that it knows the token is dropped, and delays nobody else.
+A peer that says nothing, says too much, or cannot prove that it knows the token is dropped, and delays nobody else. The
+descriptors that such peers can hold are few, so that the job has all that it needs.
 """
 
 from __future__ import annotations
@@ -8,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+import resource
 import socket
 import time
 from collections import OrderedDict
@@ -23,7 +25,10 @@ from jaxrun.protocol.session import Session
 
 _BACKLOG = 4096
 _HANDSHAKE_TIMEOUT_S = 10.0
-_OUT_OF_DESCRIPTORS_PAUSE_S = 0.01
+_MAX_UNPROVEN = 64  # peers whose handshake is under way, besides those that are expected
+_ACCEPTED_AT_ONCE = 32  # before those who have answered are heard
+_RESERVED_DESCRIPTORS = 32  # that no peer gets: logs, stacks and the verdict need some
+_OUT_OF_DESCRIPTORS_PAUSE_S = 0.1
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +52,7 @@ class Listener:
         self._token = token
         self._pending: OrderedDict[int, tuple[ServerHandshake, float]] = OrderedDict()  # with deadline, the first first
         self._loop: EventLoop | None = None
+        self._paused_until: float | None = None  # while it accepts nobody, for lack of descriptors
 
     def attach(
         self,
@@ -54,15 +60,19 @@ class Listener:
         order: int,
         on_peer: Callable[[Peer], None],
         on_dropped: Callable[[str], None] = lambda text: None,
+        *,
+        expected: int = 0,
     ) -> None:
         """Let `loop` accept and authenticate peers.
 
-        `on_peer` is called with each that is let in, `on_dropped` with what became of another, for a log.
+        `on_peer` is called with each that is let in, `on_dropped` with what became of another, for a log. `expected` is
+        how many may well come at the same time.
         """
         self._loop, self._order, self._on_peer, self._on_dropped = loop, order, on_peer, on_dropped
+        self._max_unproven = _MAX_UNPROVEN + expected
         loop.add_poller(self.drop_expired)
-        for listening in self.sockets:
-            loop.add_reader(listening.fileno(), order, lambda listening=listening: self._accept(listening))  # type: ignore[misc]
+        loop.add_poller(self._end_pause)
+        self._start_accepting()
 
     def drop_expired(self) -> float | None:
         """Drop the peers that have taken too long; return the seconds until the next one has, None if there is none."""
@@ -82,31 +92,74 @@ class Listener:
                 self._loop.remove_reader(listening.fileno())
             listening.close()
 
-    def _accept(self, listening: socket.socket) -> None:
+    def _start_accepting(self) -> None:
         assert self._loop is not None
-        while True:
+        for listening in self.sockets:
+            self._loop.add_reader(listening.fileno(), self._order, lambda listening=listening: self._accept(listening))  # type: ignore[misc]
+
+    def _accept(self, listening: socket.socket) -> None:
+        for _ in range(_ACCEPTED_AT_ONCE):
+            if self._paused_until is not None:
+                return
             try:
                 connection, _ = listening.accept()
             except OSError as error:
                 if error.errno in (errno.EMFILE, errno.ENFILE):
-                    time.sleep(_OUT_OF_DESCRIPTORS_PAUSE_S)  # until some peers have been dropped; the others can wait
+                    self._pause()
                 return
-            if connection.family != socket.AF_UNIX:
+            self._add(connection)
+            if connection.fileno() >= _descriptors_for_peers():
+                self._pause()
+
+    def _add(self, connection: socket.socket) -> None:
+        assert self._loop is not None
+        if connection.family != socket.AF_UNIX:
+            with contextlib.suppress(OSError):  # a peer that has gone is noticed when it is read from
                 connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            fd = connection.fileno()
-            self._pending[fd] = ServerHandshake(connection, self._token), time.monotonic() + _HANDSHAKE_TIMEOUT_S
-            self._loop.add_reader(fd, self._order, lambda fd=fd: self._advance(fd))  # type: ignore[misc]
+        fd = connection.fileno()
+        self._pending[fd] = ServerHandshake(connection, self._token), time.monotonic() + _HANDSHAKE_TIMEOUT_S
+        self._loop.add_reader(fd, self._order, lambda: self._advance(fd))
+        if len(self._pending) > self._max_unproven:
+            self._drop_oldest()
+
+    def _pause(self) -> None:
+        """Accept nobody for a moment, and drop one peer: descriptors are short."""
+        assert self._loop is not None
+        self._paused_until = time.monotonic() + _OUT_OF_DESCRIPTORS_PAUSE_S
+        for listening in self.sockets:
+            self._loop.remove_reader(listening.fileno())
+        if self._pending:
+            self._drop_oldest()
+
+    def _end_pause(self) -> float | None:
+        """Accept again if it is time; return the seconds until it is."""
+        if self._paused_until is None:
+            return None
+        left = self._paused_until - time.monotonic()
+        if left > 0:
+            return left
+        self._paused_until = None
+        self._start_accepting()
+        return None
 
     def _advance(self, fd: int) -> None:
         if fd not in self._pending:  # dropped since the loop found it ready
             return
         handshake, _ = self._pending[fd]
         try:
-            if handshake.advance():
-                self._remove(fd)
-                self._on_peer(Peer(handshake.rank, handshake.connection, handshake.session))
+            if not handshake.advance():
+                return
         except (OSError, ProtocolError) as error:
             self._drop(fd, str(error))
+            return
+        self._remove(fd)
+        self._on_peer(Peer(handshake.rank, handshake.connection, handshake.session))
+
+    def _drop_oldest(self) -> None:
+        fd = next(iter(self._pending))
+        self._advance(fd)  # its answer may have come
+        if fd in self._pending:
+            self._drop(fd, "had proved nothing when others came")
 
     def _drop(self, fd: int, why: str) -> None:
         connection = self._remove(fd).connection
@@ -118,6 +171,12 @@ class Listener:
         assert self._loop is not None
         self._loop.remove_reader(fd)
         return self._pending.pop(fd)[0]
+
+
+def _descriptors_for_peers() -> int:
+    """From which number on a descriptor is none for a peer; the kernel gives out the lowest that is free."""
+    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return 2**31 if soft == resource.RLIM_INFINITY else soft - min(_RESERVED_DESCRIPTORS, soft // 8)
 
 
 def listen_on_unix_socket(path: str, token: str) -> Listener:

@@ -74,7 +74,7 @@ class GangInstance:
             raise
         self.connections = RankConnections(self.launcher)
         try:
-            self.workers = self._wait_for_ranks()
+            self.workers = self._wait_for_ranks(spec.processes or 0)
         except BaseException:
             self.stop()
             raise
@@ -135,8 +135,11 @@ class GangInstance:
         self.launcher.stop()
         self._listener.close()
 
-    def _wait_for_ranks(self) -> tuple[GangWorker, ...]:
-        """Accept all ranks. Raises GangStartError with the launcher's output if that ends before."""
+    def _wait_for_ranks(self, expected: int) -> tuple[GangWorker, ...]:
+        """Accept all ranks, perhaps `expected` of them.
+
+        Raises GangStartError with the launcher's output if that ends before.
+        """
         workers: dict[int, GangWorker] = {}
         size = None
         loop = EventLoop()
@@ -153,19 +156,24 @@ class GangInstance:
                 return
             except (EOFError, OSError, ProtocolError):
                 loop.remove_reader(peer.connection.fileno())  # the launcher will say why
+                peer.connection.close()
                 return
             loop.remove_reader(peer.connection.fileno())
+            if peer.rank in workers:
+                peer.connection.close()
+                return
             size = about.pop("size")
             workers[peer.rank] = GangWorker(**about)
             sent = peer.session.sent if peer.session is not None else None
             self.connections.add(peer.rank, peer.connection, reader, sent)
 
         try:
-            self._listener.listener.attach(loop, 0, add_rank)
+            self._listener.listener.attach(loop, 0, add_rank, expected=expected)
             loop.add_reader(self.launcher.pidfd, 1, self._raise_start_error)
             while len(workers) != size:
                 loop.run_once()
         finally:
+            self._listener.listener.close()
             loop.close()
         self.launcher.read_output()  # the job's first line
         return tuple(workers[rank] for rank in sorted(workers))

@@ -1,7 +1,7 @@
 """What an agent and the head send each other, besides what the worker behind the agent sends and receives.
 
     agent                                     head
-                          ◀──────────    JobInfo                (right after the handshake, see auth.py)
+                          ◀──────────    JobInfo | AgentRefused (right after the handshake, see auth.py)
     AgentReport           ──────────▶                           (what is there)
                           ◀──────────    StartWorker            (once all agents have reported)
     WorkerSpawned         ──────────▶
@@ -48,6 +48,13 @@ class JobInfo:
     job_id: str
     run_dir: str
     platforms: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class AgentRefused:
+    """The job has no use for this agent, and goes on without it."""
+
+    reason: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -233,4 +240,4 @@ AgentEvent = (
 )
 AgentOrder = StartWorker | SignalWorker | InjectFault | SnapshotRequest | ProgramDetailsRequest
 AgentToHead = AgentEvent | OutputChunk | StreamEnded | FirstOutput | WorkerToAgent
-HeadToAgent = JobInfo | AgentOrder | OutputCredit | Shutdown | AgentToWorker
+HeadToAgent = JobInfo | AgentRefused | AgentOrder | OutputCredit | Shutdown | AgentToWorker

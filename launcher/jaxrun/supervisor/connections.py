@@ -18,30 +18,39 @@ AgentConnection = Connection[AgentToHead]
 
 
 class AgentConnections:
-    """Connections by rank, which have readers in `loop`. No operation but `send_all` costs more if there are more."""
+    """Connections by rank, which have readers in `loop`. No operation but `send_all` costs more if there are more.
+
+    An agent may connect on several paths at the same time, and keeps one of these connections: that on which it speaks.
+    """
 
     def __init__(self, loop: EventLoop) -> None:
         self._loop = loop
         self._by_rank: dict[int, AgentConnection] = {}
         self._unsent: set[AgentConnection] = set()
-        self._second: list[AgentConnection] = []  # of a rank that has one; they are only told of the end
+        self._others: set[AgentConnection] = set()  # that are not their rank's; they are only told of the end
 
     def __iter__(self) -> Iterator[AgentConnection]:
-        return iter([*self._by_rank.values(), *self._second])
+        return iter([*self._by_rank.values(), *self._others])
+
+    def add_silent(self, connection: AgentConnection) -> None:
+        """Keep a connection on which the agent has said nothing yet."""
+        self._others.add(connection)
 
     def add(self, rank: int, connection: AgentConnection) -> bool:
-        """Use this connection for `rank`, if it is the first; returns whether it is."""
-        first = self._by_rank.setdefault(rank, connection) is connection
-        if not first:
-            self._second.append(connection)
-        return first
+        """Use this connection for `rank`, unless there is one; returns whether it is the rank's."""
+        is_ranks = self._by_rank.setdefault(rank, connection) is connection
+        if is_ranks:
+            self._others.discard(connection)
+        return is_ranks
 
-    def remove(self, rank: int, connection: AgentConnection) -> None:
-        if self._by_rank.get(rank) is connection:
-            del self._by_rank[rank]
-        if connection in self._second:
-            self._second.remove(connection)
+    def remove(self, rank: int, connection: AgentConnection) -> bool:
+        """Forget a connection; returns whether it was that of `rank`."""
         self._unsent.discard(connection)
+        self._others.discard(connection)
+        was_ranks = self._by_rank.get(rank) is connection
+        if was_ranks:
+            del self._by_rank[rank]
+        return was_ranks
 
     def send(self, ranks: Iterable[int], message: object) -> None:
         """Send to those of `ranks` that are still connected."""
@@ -55,7 +64,7 @@ class AgentConnections:
 
     def send_all(self, message: object) -> None:
         self.send(list(self._by_rank), message)
-        for connection in self._second:
+        for connection in self._others:
             self.send_to(connection, message)
 
     def unanswered_ranks(self) -> list[int]:

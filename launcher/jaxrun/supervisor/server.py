@@ -30,6 +30,7 @@ from jaxrun.head.actions import (
 )
 from jaxrun.head.events import AgentLost, Event, LauncherSignalled, TerminalLine
 from jaxrun.protocol.agent_messages import (
+    AgentRefused,
     AgentReport,
     AgentSignalled,
     AgentToHead,
@@ -48,6 +49,7 @@ from jaxrun.protocol.env import NATIVE_STACKS_SIGNAL, STACKS_SIGNAL
 from jaxrun.protocol.snapshot_messages import SnapshotReply, SnapshotRequest
 from jaxrun.protocol.worker_messages import DeviceReport, Failed, Hello
 from jaxrun.supervisor.connections import AgentClocks, AgentConnection, AgentConnections
+from jaxrun.supervisor.dropped_peers import DroppedPeers
 from jaxrun.supervisor.launch_process import LaunchProcess
 from jaxrun.supervisor.loss_attribution import Evidence, LossAttribution
 from jaxrun.supervisor.remote_output import RemoteOutput
@@ -95,7 +97,9 @@ class AgentServer:
         self._clocks = AgentClocks(self._clock)
         self._snapshots = SnapshotCollections(self._clock)
         self._losses = LossAttribution(_ATTACHED_PROBE_TIMEOUT_S if attached else _PROBE_TIMEOUT_S)
+        self._dropped_peers = DroppedPeers(self._dispatcher.record, self._clock)
         self._failure_reported: set[int] = set()
+        self._started = False  # whether agents were told to start their workers
         self._outcome: JobOutcome | None = None
 
     def run(self) -> JobOutcome:
@@ -103,6 +107,7 @@ class AgentServer:
         self._add_callbacks()
         while self._outcome is None:
             self._loop.run_once()
+        self._dropped_peers.log()
         return self._outcome
 
     def shut_down_agents(self, status: int) -> None:
@@ -125,9 +130,9 @@ class AgentServer:
         if self._parent is not None:
             parent = self._parent
             loop.add_reader(parent.fileno(), _SIGNALS, lambda: self._execute_all(parent.receive()))
-        self._listener.attach(
-            loop, _LISTENER, self._add_agent, lambda text: self._dispatcher.record("dropped", text=text)
-        )
+        dropped, expected = self._dropped_peers, len(self._dispatcher.hosts)
+        self._listener.attach(loop, _LISTENER, self._add_agent, dropped.add, expected=expected)
+        loop.add_timer(dropped.deadline, dropped.log)
         self._terminal.attach(loop, _SIGNALS, lambda line: self._handle(TerminalLine(line)))
         loop.add_poller(self._remote_output.acknowledge)
         loop.add_poller(self._output.flush_due)
@@ -158,6 +163,7 @@ class AgentServer:
         match action:
             case Send():
                 if isinstance(action.message, StartWorker):
+                    self._started = True
                     self._remote_output.handle_start(action.message)
                 self._connections.send(action.ranks, action.message)
             case SignalRanks():
@@ -180,9 +186,22 @@ class AgentServer:
 
     def _add_agent(self, peer: Peer) -> None:
         connection: AgentConnection = AgentConnection(peer.connection, AGENT_TO_HEAD, peer.session)
+        if self._started:
+            self._refuse(peer.rank, connection)
+            return
         connection.send(self._job_info)
-        self._connections.add(peer.rank, connection)
+        self._connections.add_silent(connection)
         self._loop.add_reader(connection.fileno(), _AGENTS, partial(self._on_readable, peer.rank, connection))
+
+    def _refuse(self, rank: int, connection: AgentConnection) -> None:
+        """Tell an agent that comes to a job whose agents have all reported, and close its connection."""
+        hosts = self._dispatcher.hosts
+        text = f"this job runs already: its rank {rank} is another process, on {hosts.get(rank, '?')}"
+        if rank not in hosts:
+            text = f"this job runs already, with {len(hosts)} processes: none is rank {rank}"
+        self._dispatcher.record("refused", rank, text=text)
+        connection.send(AgentRefused(text))
+        connection.close()
 
     # ---- messages of agents
 
@@ -192,13 +211,21 @@ class AgentServer:
         except ProtocolError as error:
             messages, connection.lost_reason = [], f"its agent sent what is no message of jaxrun's: {error}"
         for message in messages:
-            self._on_message(rank, connection, message)
+            if self._connections.add(rank, connection):
+                self._on_message(rank, connection, message)
+            elif isinstance(message, AgentReport) and not self._started:
+                self._handle(message)  # the head names both agents
+            elif isinstance(message, AgentReport):
+                self._loop.remove_reader(connection.fileno())
+                self._connections.remove(rank, connection)
+                self._refuse(rank, connection)
+                return
         if connection.lost_reason:
             self._loop.remove_reader(connection.fileno())
-            self._connections.remove(rank, connection)
+            was_ranks = self._connections.remove(rank, connection)
             self._remote_output.forget(connection)
             connection.close()
-            if rank in self._clocks.reported:
+            if was_ranks and rank in self._clocks.reported:
                 self._hold(AgentLost(rank, connection.lost_reason), probe=False)
 
     def _on_message(self, rank: int, connection: AgentConnection, message: AgentToHead) -> None:

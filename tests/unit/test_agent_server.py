@@ -1,0 +1,172 @@
+"""The head's side of agents: one connection of each rank counts, that on which its agent speaks."""
+
+import contextlib
+import socket
+import time
+from dataclasses import fields
+from types import SimpleNamespace
+
+import pytest
+
+from jaxrun.channel.connection import HEAD_TO_AGENT, Connection
+from jaxrun.channel.interfaces import Interface
+from jaxrun.channel.listener import listen_on_tcp
+from jaxrun.head.actions import Send
+from jaxrun.head.events import AgentLost
+from jaxrun.protocol import auth
+from jaxrun.protocol.agent_messages import (
+    AgentRefused,
+    AgentReport,
+    AgentSignalled,
+    JobInfo,
+    Shutdown,
+    SignalWorker,
+    StartWorker,
+)
+from jaxrun.protocol.auth import ClientHandshake
+from jaxrun.supervisor import server as server_module
+from jaxrun.supervisor.server import AgentServer
+
+TOKEN = auth.new_token()
+JOB_INFO = JobInfo("job", "", ("cpu",))
+
+
+def message(kind, **values):
+    """One of this kind; fields that are not given are of the right type."""
+    empty = {"int": 0, "str": "", "float": 0.0, "bool": False, "Mapping[str, str]": {}}
+    return kind(**{field.name: empty.get(field.type, ()) for field in fields(kind)} | values)
+
+
+class Server:
+    """An AgentServer with a head that only collects events, and no launch command."""
+
+    def __init__(self):
+        self.events, self.records = [], []
+        self._pairs = [socket.socketpair() for _ in range(2)]
+        signals, output = (pair[0] for pair in self._pairs)
+        dispatcher = SimpleNamespace(
+            hosts={0: "h1", 1: "h2"},
+            handle=self._on_event,
+            record=lambda name, rank=None, **data: self.records.append((name, rank, data)),
+            deadline=lambda: None,
+        )
+        context = SimpleNamespace(
+            dispatcher=dispatcher,
+            output=SimpleNamespace(congested=False, flush_due=lambda: None),
+            signals=signals,
+            clock=time.time,
+            parent=None,
+            terminal=SimpleNamespace(attach=lambda *words: None),
+        )
+        launch = SimpleNamespace(
+            fileno=output.fileno, status=None, failed=False, stop=lambda *, hurry: None, close=lambda: None
+        )
+        self.listener = listen_on_tcp([Interface("lo", "127.0.0.1")], TOKEN, everywhere=False)
+        self.server = AgentServer(context, self.listener, launch, JOB_INFO, verbose=False, attached=False)
+        self.server._add_callbacks()
+        self._clients = []
+
+    def _on_event(self, event):
+        self.events.append(event)
+        return []
+
+    def turn(self, condition):
+        deadline = time.monotonic() + 10
+        while not condition():
+            assert time.monotonic() < deadline, (self.events, self.records)
+            self.server._loop.run_once(0.01)
+
+    def connect(self, rank):
+        """An agent's connection, to which the head has said its first word."""
+        address = self.listener.addresses[0]
+        plain = socket.create_connection((address.ip, address.port))
+        plain.setblocking(False)
+        handshake = ClientHandshake(plain, TOKEN, rank)
+        self.turn(handshake.advance)
+        client = Connection(plain, HEAD_TO_AGENT, handshake.session)
+        self._clients.append(client)
+        return client, self.received(client)
+
+    def received(self, client):
+        """The next messages to this client."""
+        found = []
+        self.turn(lambda: found.extend(client.receive()) or found or client.lost_reason)
+        return found
+
+    def close(self):
+        self.server.close(hurry=True)
+        self.listener.close()
+        for one in (*self._clients, *(end for pair in self._pairs for end in pair)):
+            one.close()
+
+
+@pytest.fixture
+def server(monkeypatch):
+    monkeypatch.setattr(server_module, "_PROBE_TIMEOUT_S", 0.05)
+    with contextlib.closing(Server()) as made:
+        yield made
+
+
+def report(server, client, rank):
+    client.send(message(AgentReport, rank=rank))
+    count = len(server.events)
+    server.turn(lambda: len(server.events) > count)
+
+
+@pytest.mark.parametrize("used", [0, 1])
+def test_of_two_connections_of_an_agent_that_counts_on_which_it_speaks(server, used):
+    """As over two slow paths: both are authenticated before the agent has chosen one and closed the other."""
+    paths = [server.connect(0)[0] for _ in range(2)]
+    report(server, paths[used], 0)
+    paths[1 - used].close()
+    server.turn(lambda: len(list(server.server._connections)) == 1)
+    server.server._execute_all([Send((0,), message(StartWorker)), Send((0,), SignalWorker(2))])
+    assert server.received(paths[used]) == [message(StartWorker), SignalWorker(2)]
+    paths[used].close()
+    server.turn(lambda: len(server.events) > 1)  # only this is the agent's end
+    assert [type(event) for event in server.events] == [AgentReport, AgentLost]
+
+
+def test_orders_go_to_the_connection_of_the_rank_and_the_end_is_told_to_all(server):
+    (speaks, _), (silent, _) = server.connect(0), server.connect(0)
+    report(server, speaks, 0)
+    server.server._execute_all([Send((0,), SignalWorker(2))])
+    server.server.shut_down_agents(0)
+    assert server.received(speaks) == [SignalWorker(2), Shutdown(0)]
+    assert server.received(silent) == [Shutdown(0)]
+
+
+def test_an_agent_that_was_signalled_before_it_could_report_is_heard(server):
+    client, first = server.connect(1)
+    assert first == [JOB_INFO]
+    client.send(AgentSignalled(1, 15))
+    server.turn(lambda: server.server._losses.deadline is not None)
+
+
+def test_two_agents_of_a_rank_are_named_by_the_head_while_the_job_starts(server):
+    clients = [server.connect(0)[0] for _ in range(2)]
+    for client in clients:
+        report(server, client, 0)
+    assert [event.rank for event in server.events] == [0, 0]
+
+
+@pytest.mark.parametrize("connects", ["before", "after"])
+def test_an_agent_that_comes_to_a_running_job_is_refused_in_words_and_touches_nothing(server, connects):
+    first = server.connect(1)[0]
+    early = server.connect(1)[0] if connects == "before" else None
+    report(server, first, 1)
+    server.server._execute_all([Send((1,), message(StartWorker))])
+    before = list(server.events)
+    if early is not None:
+        early.send(AgentSignalled(1, 2))
+        early.send(message(AgentReport, rank=1))
+        said = server.received(early)
+    else:
+        early, said = server.connect(1)
+    assert said == [AgentRefused("this job runs already: its rank 1 is another process, on h2")]
+    server.turn(lambda: early.receive() or early.lost_reason)
+    assert server.events == before and server.server._losses.deadline is None
+    assert [name for name, _, _ in server.records] == ["refused"]
+    assert server.connect(7)[1] == [AgentRefused("this job runs already, with 2 processes: none is rank 7")]
+    server.server._execute_all([Send((1,), SignalWorker(2))])
+    assert server.received(first) == [message(StartWorker), SignalWorker(2)]
