@@ -148,7 +148,7 @@ def test_the_head_handles_an_event_in_as_many_steps_at_any_job_size(prepare, sim
 
 def _steps_at_a_listener(count):
     listener, loop = listen_on_tcp([Interface("lo", "127.0.0.1")], "token", everywhere=False), EventLoop()
-    listener.attach(loop, 0, lambda peer: None)
+    listener.attach(loop, 0, lambda peer: None, expected=count)
     where = (listener.addresses[0].ip, listener.addresses[0].port)
     peers = [socket.create_connection(where) for _ in range(count)]
     while len(listener._pending) < count:
