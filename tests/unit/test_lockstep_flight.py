@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import tracemalloc
 
 import pytest
 from hypothesis import given
@@ -106,3 +107,20 @@ def test_the_members_of_a_group_are_those_it_names(ranks: frozenset[int]) -> Non
 @pytest.mark.parametrize("text", ["", "x", "1-", "-1", "1--2", "1,x"])
 def test_a_group_that_is_no_list_of_ranks_has_no_members(text: str) -> None:
     assert parse_group(text) in (frozenset(), frozenset({1}))
+
+
+_HOSTILE = ["0-300000000", "0,1-99999999999999999999", "5" * 5000, "7-" + "9" * 5000, "0-\0", "\ud800"]
+
+
+@pytest.mark.parametrize("text", _HOSTILE, ids=["many", "more", "long", "long end", "NUL", "surrogate"])
+def test_a_group_that_no_job_can_have_has_no_ranks_and_takes_no_memory(text: str) -> None:
+    tracemalloc.start()
+    try:
+        assert parse_group(text) == frozenset()
+        assert tracemalloc.get_traced_memory()[1] < 2**20
+    finally:
+        tracemalloc.stop()
+
+
+def test_a_group_of_a_large_job_is_known() -> None:
+    assert parse_group("0-65535") == frozenset(range(65536))

@@ -51,6 +51,7 @@ class ProgramInfo(NamedTuple):
 
 
 UNKNOWN_PROGRAM = ProgramInfo("", "", "")
+_MAX_RANKS = 2**17  # of a group: more than any job has, and few enough to be listed
 Arrays = tuple[tuple[str, str, str], ...]  # name, "float32[32,128]" and sharding of each
 
 
@@ -208,8 +209,11 @@ def strip_directory(place: str) -> str:
 
 @lru_cache(maxsize=1024)
 def parse_group(group: str) -> frozenset[int]:
-    """The ranks of a group such as `0-2, 5`; none if the text is not a list of ranks."""
+    """The ranks of a group such as `0-2, 5`; none if the text is not a list of ranks that a job may have."""
     try:
-        return frozenset().union(*parse_ranks(group, "a group"))
-    except UsageError:
+        ranges = parse_ranks(group, "a group")
+    except (UsageError, ValueError):  # int() takes no more than 4300 digits
         return frozenset()
+    if any(ranks.stop > _MAX_RANKS for ranks in ranges):
+        return frozenset()
+    return frozenset().union(*ranges)
