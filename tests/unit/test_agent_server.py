@@ -24,6 +24,7 @@ from jaxrun.protocol.agent_messages import (
     StartWorker,
 )
 from jaxrun.protocol.auth import ClientHandshake
+from jaxrun.protocol.worker_messages import Run
 from jaxrun.supervisor import server as server_module
 from jaxrun.supervisor.server import AgentServer
 
@@ -144,9 +145,9 @@ def test_an_agent_that_was_signalled_before_it_could_report_is_heard(server):
 
 
 def test_two_agents_of_a_rank_are_named_by_the_head_while_the_job_starts(server):
-    clients = [server.connect(0)[0] for _ in range(2)]
-    for client in clients:
-        report(server, client, 0)
+    report(server, server.connect(0)[0], 0)
+    server.server._execute_all([Send((0,), message(StartWorker))])
+    report(server, server.connect(0)[0], 0)
     assert [event.rank for event in server.events] == [0, 0]
 
 
@@ -155,7 +156,7 @@ def test_an_agent_that_comes_to_a_running_job_is_refused_in_words_and_touches_no
     first = server.connect(1)[0]
     early = server.connect(1)[0] if connects == "before" else None
     report(server, first, 1)
-    server.server._execute_all([Send((1,), message(StartWorker))])
+    server.server._execute_all([Send((1,), message(StartWorker)), Send((1,), Run())])
     before = list(server.events)
     if early is not None:
         early.send(AgentSignalled(1, 2))
@@ -169,4 +170,4 @@ def test_an_agent_that_comes_to_a_running_job_is_refused_in_words_and_touches_no
     assert [name for name, _, _ in server.records] == ["refused"]
     assert server.connect(7)[1] == [AgentRefused("this job runs already, with 2 processes: none is rank 7")]
     server.server._execute_all([Send((1,), SignalWorker(2))])
-    assert server.received(first) == [message(StartWorker), SignalWorker(2)]
+    assert server.received(first) == [message(StartWorker), Run(), SignalWorker(2)]

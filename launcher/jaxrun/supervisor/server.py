@@ -47,7 +47,7 @@ from jaxrun.protocol.agent_messages import (
 )
 from jaxrun.protocol.env import NATIVE_STACKS_SIGNAL, STACKS_SIGNAL
 from jaxrun.protocol.snapshot_messages import SnapshotReply, SnapshotRequest
-from jaxrun.protocol.worker_messages import DeviceReport, Failed, Hello
+from jaxrun.protocol.worker_messages import DeviceReport, Failed, Hello, Run
 from jaxrun.supervisor.connections import AgentClocks, AgentConnection, AgentConnections
 from jaxrun.supervisor.dropped_peers import DroppedPeers
 from jaxrun.supervisor.launch_process import LaunchProcess
@@ -99,7 +99,7 @@ class AgentServer:
         self._losses = LossAttribution(_ATTACHED_PROBE_TIMEOUT_S if attached else _PROBE_TIMEOUT_S)
         self._dropped_peers = DroppedPeers(self._dispatcher.record, self._clock)
         self._failure_reported: set[int] = set()
-        self._started = False  # whether agents were told to start their workers
+        self._started = False  # whether the start-up is over, in which the head names agents that do not fit
         self._outcome: JobOutcome | None = None
 
     def run(self) -> JobOutcome:
@@ -163,8 +163,8 @@ class AgentServer:
         match action:
             case Send():
                 if isinstance(action.message, StartWorker):
-                    self._started = True
                     self._remote_output.handle_start(action.message)
+                self._started = self._started or isinstance(action.message, Run)
                 self._connections.send(action.ranks, action.message)
             case SignalRanks():
                 self._connections.send(action.ranks, SignalWorker(action.signum))
@@ -194,7 +194,7 @@ class AgentServer:
         self._loop.add_reader(connection.fileno(), _AGENTS, partial(self._on_readable, peer.rank, connection))
 
     def _refuse(self, rank: int, connection: AgentConnection) -> None:
-        """Tell an agent that comes to a job whose agents have all reported, and close its connection."""
+        """Tell an agent that comes to a job that runs, and close its connection."""
         hosts = self._dispatcher.hosts
         text = f"this job runs already: its rank {rank} is another process, on {hosts.get(rank, '?')}"
         if rank not in hosts:
