@@ -13,14 +13,14 @@ _RED, _DIM, _RESET = "\x1b[1;31m", "\x1b[2m", "\x1b[0m"
 
 
 @dataclass(frozen=True, slots=True)
-class Terminal:
+class TerminalFormat:
     """`width` is None for what is no terminal."""
 
     width: int | None = None
     colour: bool = False
 
     @classmethod
-    def at(cls, fd: int, environ: Mapping[str, str]) -> Terminal:
+    def at(cls, fd: int, environ: Mapping[str, str]) -> TerminalFormat:
         """The terminal that is open as `fd`, if it is one. NO_COLOR and TERM=dumb want no colours."""
         plain = environ.get("NO_COLOR") or environ.get("TERM") == "dumb"
         width = terminal_width(fd)
@@ -45,7 +45,7 @@ class Terminal:
         return "\n".join(f"{code}{line}{_RESET}" if line else line for line in text.split("\n"))
 
 
-A_FILE = Terminal()
+A_FILE = TerminalFormat()
 
 
 def terminal_width(fd: int) -> int | None:

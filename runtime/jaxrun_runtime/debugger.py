@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     import pdb
 
 
-class Terminal(Protocol):
+class LineTerminal(Protocol):
     """Where somebody uses the debugger."""
 
     def write(self, text: str) -> None: ...
@@ -20,7 +20,7 @@ class Terminal(Protocol):
         """A line with its newline; empty at the end of the input."""
 
 
-def relayed(terminal: Terminal) -> dict[str, Any]:
+def relayed(terminal: LineTerminal) -> dict[str, Any]:
     """Arguments of a pdb.Pdb that reads from and writes to `terminal`."""
     return {"stdin": _DebuggerStdin(terminal), "stdout": _DebuggerStdout(terminal), "nosigint": True}
 
@@ -37,7 +37,7 @@ def inspect_error(
 
 
 class _DebuggerStdin(io.TextIOBase):
-    def __init__(self, terminal: Terminal) -> None:
+    def __init__(self, terminal: LineTerminal) -> None:
         self._terminal = terminal
 
     def readable(self) -> bool:
@@ -48,7 +48,7 @@ class _DebuggerStdin(io.TextIOBase):
 
 
 class _DebuggerStdout(io.TextIOBase):
-    def __init__(self, terminal: Terminal) -> None:
+    def __init__(self, terminal: LineTerminal) -> None:
         self._terminal = terminal
 
     def writable(self) -> bool:

@@ -139,3 +139,12 @@ def test_the_check_sees_imports_within_functions(tmp_path):
         "def f():\n    from jaxrun import cli\n    import jaxrun.cli.main\n    from jaxrun.protocol import Run\n"
     )
     assert _imports(source) == ["jaxrun.cli", "jaxrun.cli.main", "jaxrun.protocol"]
+
+
+def test_no_class_name_means_two_things():
+    places = {}
+    for source in (*(_LAUNCHER / "jaxrun").rglob("*.py"), *_RUNTIME_FILES):
+        for node in ast.walk(ast.parse(source.read_text())):
+            if isinstance(node, ast.ClassDef):
+                places.setdefault(node.name, []).append(str(source))
+    assert {name: files for name, files in places.items() if len(files) > 1} == {}

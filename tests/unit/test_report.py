@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jaxrun.terminal import Terminal
+from jaxrun.terminal import TerminalFormat
 from jaxrun.verdict import report
 from jaxrun.verdict import verdict as verdict_file
 from jaxrun.verdict.verdict import Verdict
@@ -84,7 +84,7 @@ def test_without_a_run_directory_no_file_is_named() -> None:
 
 
 def test_on_a_terminal_the_headline_is_red_and_the_context_dim_and_prose_has_its_width() -> None:
-    text = report.format_report(EXPLAINED, RUN_DIR, Terminal(60, colour=True))
+    text = report.format_report(EXPLAINED, RUN_DIR, TerminalFormat(60, colour=True))
     assert text.splitlines()[:4] == report.format_report(FAILED, None).splitlines()[:4]
     assert f"\x1b[1;31m{FAILED.headline}\x1b[0m\n" in text
     assert f"\n\x1b[2mlogs: {RUN_DIR}/rank-0002.err\x1b[0m\n" in text and text.endswith("\x1b[2mexit 1\x1b[0m")

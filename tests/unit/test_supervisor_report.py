@@ -10,7 +10,7 @@ from jaxrun.job.devices import Machine
 from jaxrun.job.job import Job
 from jaxrun.rundir.rundir import RunDir
 from jaxrun.supervisor.report import open_output, report_verdict
-from jaxrun.terminal import Terminal
+from jaxrun.terminal import TerminalFormat
 
 
 class StuckOutput:
@@ -20,7 +20,7 @@ class StuckOutput:
         self.lines = []
         self._left = closes
 
-    terminal = Terminal()
+    terminal = TerminalFormat()
 
     def print_text(self, text):
         self.lines.append(text)

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jaxrun.terminal import A_FILE, PROSE_WIDTH, Terminal, terminal_width, wrap_prose
+from jaxrun.terminal import A_FILE, PROSE_WIDTH, TerminalFormat, terminal_width, wrap_prose
 
 WORDS = st.lists(st.text("abc/-.", min_size=1, max_size=30), min_size=1, max_size=60).map(" ".join)
 TABLE = f"  1 rank  0  train.py:88 step   {'in JAX: ' * 20}"
@@ -30,7 +30,7 @@ def a_terminal(columns):
 
 @given(WORDS, st.integers(40, 200))
 def test_prose_that_was_wrapped_for_a_file_is_wrapped_for_the_terminal(text, width):
-    assert Terminal(width).rewrap(wrap_prose(text)) == wrap_prose(text, width)
+    assert TerminalFormat(width).rewrap(wrap_prose(text)) == wrap_prose(text, width)
 
 
 @given(WORDS)
@@ -41,28 +41,28 @@ def test_in_a_file_nothing_changes(text):
 
 def test_tables_and_short_lines_stay():
     text = f"2 ranks, 2 groups\n{TABLE}\nrank 1 is the one that differs."
-    assert Terminal(50).rewrap(text) == text
+    assert TerminalFormat(50).rewrap(text) == text
 
 
 def test_a_line_is_not_broken_within_a_path():
     path = "/scratch/" + "x" * 120
-    assert Terminal(40).rewrap(f"logs: {path}") == f"logs:\n{path}"
+    assert TerminalFormat(40).rewrap(f"logs: {path}") == f"logs:\n{path}"
 
 
 @pytest.mark.parametrize(("environ", "colour"), [({}, True), ({"NO_COLOR": "1"}, False), ({"TERM": "dumb"}, False)])
 def test_a_terminal_has_colours_unless_the_user_wants_none(environ, colour):
     with a_terminal(72) as fd:
-        assert Terminal.at(fd, environ) == Terminal(72, colour)
+        assert TerminalFormat.at(fd, environ) == TerminalFormat(72, colour)
 
 
 def test_a_pipe_has_neither_width_nor_colours():
     read, write = os.pipe()
-    assert Terminal.at(write, {}) == A_FILE and terminal_width(read) is None
+    assert TerminalFormat.at(write, {}) == A_FILE and terminal_width(read) is None
     os.close(read)
     os.close(write)
-    assert Terminal.at(write, {}) == A_FILE
+    assert TerminalFormat.at(write, {}) == A_FILE
 
 
 def test_each_line_is_painted_for_itself():
-    assert Terminal(80, colour=True).dim("a\n\nb") == "\x1b[2ma\x1b[0m\n\n\x1b[2mb\x1b[0m"
-    assert Terminal(80).red("a") == A_FILE.red("a") == "a"
+    assert TerminalFormat(80, colour=True).dim("a\n\nb") == "\x1b[2ma\x1b[0m\n\n\x1b[2mb\x1b[0m"
+    assert TerminalFormat(80).red("a") == A_FILE.red("a") == "a"

@@ -42,7 +42,7 @@ from jaxrun.protocol.snapshot_messages import ProgramDetailsReply, ProgramDetail
 from jaxrun.protocol.worker_messages import Done, Failed, WorkerStage
 
 if TYPE_CHECKING:
-    from jaxrun.agent.head_client import ActionSource, DebuggerTerminal, HeadInterface
+    from jaxrun.agent.head_client import ActionSource, DebuggerConsole, HeadInterface
 
 _MESSAGES, _SIGNALS, _OUTPUT, _INPUT = range(4)  # the order in which readable descriptors are served
 
@@ -58,7 +58,7 @@ class Agent:
         signals: SignalPipe,
         clock: Callable[[], float],
         source: ActionSource | None = None,
-        terminal: DebuggerTerminal | None = None,
+        terminal: DebuggerConsole | None = None,
     ) -> None:
         """`terminal` is there where the head is in this process."""
         self._workers = workers

@@ -53,7 +53,7 @@ class ActionSource(Protocol):
     def receive(self) -> list[Action]: ...
 
 
-class DebuggerTerminal(Protocol):
+class DebuggerConsole(Protocol):
     """Where somebody uses the debuggers of workers: the supervisor's Terminal."""
 
     def attach(self, loop: EventLoop, order: int, on_line: Callable[[str], None]) -> None: ...

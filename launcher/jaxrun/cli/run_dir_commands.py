@@ -25,9 +25,9 @@ def _explain_command() -> click.Command:
 
 def _explain(run_dir: str | None) -> int:
     from jaxrun.rundir.explain import explain_run
-    from jaxrun.terminal import Terminal
+    from jaxrun.terminal import TerminalFormat
 
-    text = explain_run(Path(run_dir) if run_dir else None, Terminal.at(1, os.environ))
+    text = explain_run(Path(run_dir) if run_dir else None, TerminalFormat.at(1, os.environ))
     click.echo(os.fsencode(text.rstrip("\n")))
     return 0
 

@@ -28,7 +28,7 @@ _ENDING = "the job is being ended"
 HANDOVER_S = 1.0  # in which a step ends that waits for no other rank
 
 
-class DebuggerTerminal:
+class DebuggerTurns:
     """Who has the terminal. Times are seconds since the epoch."""
 
     def __init__(self, attempt: Attempt, snapshots: Snapshots, refusal: str) -> None:

@@ -25,7 +25,7 @@ from jaxrun.head import consistency
 from jaxrun.head.actions import Action, EndReason, JobOutcome, PrintLine, SignalRanks
 from jaxrun.head.agent_registry import AgentRegistry
 from jaxrun.head.attempt import Attempt, JobPhase
-from jaxrun.head.debugger import DebuggerTerminal
+from jaxrun.head.debugger import DebuggerTurns
 from jaxrun.head.divergence_detector import DivergenceDetector
 from jaxrun.head.events import (
     AgentLost,
@@ -96,7 +96,7 @@ class Head:
         self._divergence = DivergenceDetector(lockstep, self._workers.hosts)
         self._snapshots = Snapshots(self._attempt, self._divergence, self._startup.has_hello)
         self._faults = FaultInjector(chaos, self._workers)
-        self._debugger = DebuggerTerminal(self._attempt, self._snapshots, no_terminal)
+        self._debugger = DebuggerTurns(self._attempt, self._snapshots, no_terminal)
         self._shutdown = JobShutdown(self._attempt, self._divergence, self._faults, lambda: not self._debugger.refusal)
         self._interruption = Interruption(self._attempt, self._shutdown, self._snapshots, self._divergence)
         timeouts = {Timeout.STARTUP: now + limits.init, Timeout.PROGRESS: now + FIRST_PROGRESS_S}

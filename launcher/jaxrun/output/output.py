@@ -13,7 +13,7 @@ from pathlib import Path
 
 from jaxrun.output.rank_logs import STREAMS, RankLogs
 from jaxrun.output.screen import RankStream, Screen, rank_prefix
-from jaxrun.terminal import Terminal, terminal_width
+from jaxrun.terminal import TerminalFormat, terminal_width
 
 PARTIAL_LINE_DELAY_S = 0.3  # until an unfinished line, such as a prompt, is shown
 PROGRESS_BAR_INTERVAL_S = 3.0  # between two states of an unfinished progress bar
@@ -127,9 +127,9 @@ class Output:
         self._debugger_screen.interleaver.release(self)
 
     @property
-    def terminal(self) -> Terminal:
+    def terminal(self) -> TerminalFormat:
         """What jaxrun's own words are shown on."""
-        return Terminal(terminal_width(self._stderr_fd), self._err.colour)
+        return TerminalFormat(terminal_width(self._stderr_fd), self._err.colour)
 
     def print_line(self, text: str, *, status: bool = False, dim: bool = False) -> None:
         """Write jaxrun's own words to stderr, in lines of their own, wrapped on a terminal.
@@ -150,7 +150,7 @@ class Output:
             text += "\n"
         self._err.write(self._err.interleaver.interrupt() + text.encode(errors="backslashreplace"))
 
-    def _print_status(self, text: str, terminal: Terminal) -> None:
+    def _print_status(self, text: str, terminal: TerminalFormat) -> None:
         if terminal.width is not None:
             shown = terminal.dim(text[: terminal.width - 1])
             self._err.write(self._err.interleaver.show_status(shown.encode(errors="backslashreplace")))

@@ -7,12 +7,12 @@ from pathlib import Path
 from jaxrun.errors import UsageError
 from jaxrun.rundir import recorders, timeline
 from jaxrun.rundir.rundir import EVENTS_FILE, VERDICT_FILE, find_run_dir
-from jaxrun.terminal import A_FILE, Terminal
+from jaxrun.terminal import A_FILE, TerminalFormat
 from jaxrun.text import plural
 from jaxrun.verdict import report, verdict
 
 
-def explain_run(path: Path | None, terminal: Terminal = A_FILE) -> str:
+def explain_run(path: Path | None, terminal: TerminalFormat = A_FILE) -> str:
     """The text for the run directory `path`, to be shown on `terminal`; of several run directories, or for None, of
     the latest.
 
@@ -27,7 +27,7 @@ def explain_run(path: Path | None, terminal: Terminal = A_FILE) -> str:
     return "\n\n".join(parts)
 
 
-def _format_verdict(path: Path, events: timeline.Timeline, terminal: Terminal) -> str:
+def _format_verdict(path: Path, events: timeline.Timeline, terminal: TerminalFormat) -> str:
     text = _read(path / VERDICT_FILE)
     if not text:
         return f"no verdict in {path}: jaxrun itself was killed or is still running\n{timeline.format_progress(events)}"

@@ -16,7 +16,7 @@ from jaxrun.lockstep.report import format_divergence
 from jaxrun.output.output import Output
 from jaxrun.rundir import rundir
 from jaxrun.rundir.rundir import RunDir
-from jaxrun.terminal import Terminal
+from jaxrun.terminal import TerminalFormat
 from jaxrun.verdict import decide, report
 from jaxrun.verdict.verdict import to_json as verdict_to_json
 
@@ -28,7 +28,7 @@ def open_output(plan: Plan, environ: Mapping[str, str], directory: RunDir) -> Ou
     command = plan.launch_command
     # mpirun may show its ranks a terminal of its own, so `attach` prints no colours.
     plain = command is not None and bool(command.attached_to)
-    colour_out, colour_err = (not plain and Terminal.at(fd, environ).colour for fd in (1, 2))
+    colour_out, colour_err = (not plain and TerminalFormat.at(fd, environ).colour for fd in (1, 2))
     ranks = [worker.rank for worker in plan.workers]
     output = Output(
         len(ranks),

@@ -26,7 +26,7 @@ _PLURALS = {"is": "are", "has": "have", "waits": "wait", "sleeps": "sleep", "it"
 
 
 @dataclass(frozen=True, slots=True)
-class Explanation:
+class DeadlockCause:
     """Which rank does what, where, and for whom others wait; and what to do about it."""
 
     what: str
@@ -52,7 +52,7 @@ class _JobState:
         return format_ranks_on_hosts(ranks, self.hosts)
 
 
-def explain_deadlock(snapshot: Snapshot) -> tuple[Explanation, ...]:
+def explain_deadlock(snapshot: Snapshot) -> tuple[DeadlockCause, ...]:
     """At most two explanations of why the job does not go on; none where nothing is certain enough."""
     seen = find_rank_states(snapshot.dumps, snapshot.waits, snapshot.flights)
     idle = {rank for rank, where in seen.items() if where.activity is Activity.IDLE}
@@ -67,7 +67,7 @@ def explain_deadlock(snapshot: Snapshot) -> tuple[Explanation, ...]:
     return tuple(explanations)[:_MAX_EXPLANATIONS]
 
 
-def _causes(job: _JobState, waiting: tuple[int, ...]) -> Iterator[Explanation]:
+def _causes(job: _JobState, waiting: tuple[int, ...]) -> Iterator[DeadlockCause]:
     """Some ranks do not wait in JAX."""
     others = tuple(rank for rank in job.ranks if rank not in waiting)
     groups = sorted(_group(job, others), key=lambda group: (_weight(job, group), len(group), group))
@@ -80,7 +80,7 @@ def _causes(job: _JobState, waiting: tuple[int, ...]) -> Iterator[Explanation]:
     elsewhere = job.doing(Activity.ELSEWHERE)
     if waiting and not explained and elsewhere and len(elsewhere) == len(others):
         where = _list(_unique(job.ranks[rank].place for rank in elsewhere))
-        yield Explanation(
+        yield DeadlockCause(
             f"{job.names(elsewhere)} {_verb(elsewhere, 'is', 'are')} not in JAX but at {where}, and "
             f"{_describe_waiting(job, waiting, elsewhere)}",
             "is that slow, or an endless loop?",
@@ -102,7 +102,7 @@ def _is_notable(job: _JobState, group: tuple[int, ...], waiting: tuple[int, ...]
     return doing not in TEMPORARY and all(where.activity in (doing, *NOTABLE_ALONE) for where in job.ranks.values())
 
 
-def _describe_cause(job: _JobState, group: tuple[int, ...], waiting: tuple[int, ...]) -> Explanation:
+def _describe_cause(job: _JobState, group: tuple[int, ...], waiting: tuple[int, ...]) -> DeadlockCause:
     where = job.ranks[group[0]]
     does, advice = CAUSES[where.activity]
     advice = _advise_on_forks(job, group) or advice
@@ -114,7 +114,7 @@ def _describe_cause(job: _JobState, group: tuple[int, ...], waiting: tuple[int, 
     if len(group) > 1:
         does = " ".join(_PLURALS.get(word, word) for word in does.split(" "))
     did = f"{does}{call}{place}{threads}".rstrip(",")
-    return Explanation(f"{job.names(group)} {did}{and_others}", advice)
+    return DeadlockCause(f"{job.names(group)} {did}{and_others}", advice)
 
 
 def _advise_on_forks(job: _JobState, group: tuple[int, ...]) -> str:
@@ -125,31 +125,31 @@ def _advise_on_forks(job: _JobState, group: tuple[int, ...]) -> str:
     return FORK_ADVICE.format(places=_list(places)) if waits and places else ""
 
 
-def _describe_lone_waiter(job: _JobState, waiting: tuple[int, ...], others: tuple[int, ...]) -> Explanation:
+def _describe_lone_waiter(job: _JobState, waiting: tuple[int, ...], others: tuple[int, ...]) -> DeadlockCause:
     """One rank waits in a call that none of the others is about to make."""
     places = _unique(job.ranks[rank].place for rank in others)
     where = f" {_verb(others, 'is', 'are')} elsewhere ({_list(places)})" if others and places else ""
     fates = [f"{job.names(others)}{where}"] if where else []
     if job.finished:
         fates.append(f"{job.names(job.finished)} {_verb(job.finished, 'has', 'have')} finished")
-    return Explanation(
+    return DeadlockCause(
         f"only {job.names(waiting)} {_describe_wait(job.ranks[waiting[0]])}; {' and '.join(fates)}",
         "every rank must make this call; is it under an `if` that only this rank enters?",
     )
 
 
-def _left_by_the_finished(job: _JobState, waiting: tuple[int, ...]) -> Iterator[Explanation]:
+def _left_by_the_finished(job: _JobState, waiting: tuple[int, ...]) -> Iterator[DeadlockCause]:
     if len(waiting) == 1 and len(job.finished) > 1:
         yield _describe_lone_waiter(job, waiting, ())
         return
     has = _verb(job.finished, "has", "have")
-    yield Explanation(
+    yield DeadlockCause(
         f"{job.names(job.finished)} {has} finished, and {_describe_waiting(job, waiting, job.finished)}",
         "every rank must take part in the same steps; has one of them less data, or does it return early?",
     )
 
 
-def _waiting_apart(job: _JobState, waiting: tuple[int, ...]) -> Iterator[Explanation]:
+def _waiting_apart(job: _JobState, waiting: tuple[int, ...]) -> Iterator[DeadlockCause]:
     """All ranks wait in JAX, but not at the same place."""
     groups = sorted(_group(job, waiting), key=lambda group: (len(group), group))
     barriers = [group for group in groups if job.ranks[group[0]].activity is Activity.BARRIER]
@@ -159,14 +159,14 @@ def _waiting_apart(job: _JobState, waiting: tuple[int, ...]) -> Iterator[Explana
         first = barriers[0]
         rest = tuple(rank for group in groups if group not in barriers for rank in group)
         at = _list(_unique(job.ranks[rank].place for rank in rest))
-        yield Explanation(
+        yield DeadlockCause(
             f"{job.names(first)} {_describe_wait(job.ranks[first[0]], len(first) > 1)} that {format_ranks(rest)} "
             f"{_verb(rest, 'has', 'have')} not reached ({_verb(rest, 'it waits', 'they wait')} at {at})",
             "every rank must pass the same barriers and calls in the same order",
         )
     elif len(groups) <= 3 and all(job.ranks[rank].is_certain for rank in waiting):
         parts = (f"{job.names(group)} {_describe_wait(job.ranks[group[0]], len(group) > 1)}" for group in groups)
-        yield Explanation(_list(list(parts)), "every rank must make the same calls in the same order")
+        yield DeadlockCause(_list(list(parts)), "every rank must make the same calls in the same order")
 
 
 def _group(job: _JobState, ranks: Iterable[int]) -> list[tuple[int, ...]]:

@@ -6,7 +6,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
-from jaxrun.terminal import A_FILE, Terminal, wrap_prose
+from jaxrun.terminal import A_FILE, TerminalFormat, wrap_prose
 from jaxrun.text import format_ranks, format_seconds, plural
 from jaxrun.verdict.verdict import Verdict
 
@@ -15,7 +15,7 @@ _NO_FAULT = {"was stopped", "had finished"}  # what became of victims, in the wo
 
 
 def format_report(
-    verdict: Verdict, run_dir: Path | None, terminal: Terminal = A_FILE, shown_divergences: Iterable[str] = ()
+    verdict: Verdict, run_dir: Path | None, terminal: TerminalFormat = A_FILE, shown_divergences: Iterable[str] = ()
 ) -> str:
     """The report without a final newline.
 
