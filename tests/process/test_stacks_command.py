@@ -6,9 +6,10 @@ import os
 import signal
 import subprocess
 import sys
+import time
 
 import pytest
-from harness import MISBEHAVE, started
+from harness import MISBEHAVE, TIME_LIMIT, started
 
 
 def ask(job, *options, status=0):
@@ -28,8 +29,11 @@ def hanging(directory):
 
 @pytest.fixture(scope="module")
 def stuck(tmp_path_factory):
-    """One such job for all questions that leave it as it is."""
+    """One such job for all questions that leave it as it is, once its ranks have compiled."""
     with hanging(tmp_path_factory.mktemp("stuck")) as job:
+        deadline = time.monotonic() + TIME_LIMIT
+        while "2 groups" not in ask(job):
+            assert time.monotonic() < deadline
         yield job
         assert job.process.poll() is None
 
