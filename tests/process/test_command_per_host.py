@@ -136,7 +136,7 @@ def test_ctrl_c_on_another_host_ends_the_job_on_all(hosts: Hosts, tmp_path: Path
     job_id = wait_for_run(tmp_path, 1)
     processes[1].send_signal(signal.SIGINT)
     first, second = ended(processes)
-    assert (first[0], second[0]) == (130, 130), (first, second)
+    assert (first[0], second[0]) == (130, 130), f"{first[2]}\n{second[2]}"
     assert_gone(job_id)
 
 
