@@ -33,8 +33,8 @@ FAILURES_NAMED = 10  # in the table, for each environment, so that the whole of 
 WORKERS = "3"  # tests that run at once on two cores: many of them wait for much of their time
 NO_SUCH_PYTHON = 69  # how scripts/install exits then
 TIDY_S = 30.0  # for the fixtures of an interrupted pytest: the simulated hosts have a Slurm to end
-PLAIN_MINUTES = 6  # on two cores, after the installations, by about 500 measured CPU seconds
-ALL_MINUTES = 20  # the same, by the CPU seconds of all parts where two cores are busy for three quarters of the time
+PLAIN_MINUTES = 5  # on two cores, after the installations
+ALL_MINUTES = 15
 
 
 @dataclass(frozen=True)
