@@ -27,10 +27,10 @@ def main() -> int:
         env = AgentEnv.from_env(os.environ)
         address = HeadAddress(env.token, parse_addresses(env.head))
         if len(sys.argv) == 3 and "-" in sys.argv[1]:
-            from jaxrun.agent import host
+            from jaxrun.agent import host_agents
 
             first, last = map(int, sys.argv[1].split("-"))
-            status, said = host.run(
+            status, said = host_agents.run(
                 lambda: address, range(first, last + 1), int(sys.argv[2]), env.init_timeout, os.environ
             )
             for text in said:

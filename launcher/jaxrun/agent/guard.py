@@ -15,7 +15,7 @@ import time
 from collections.abc import Iterable
 from typing import NoReturn
 
-from jaxrun.agent.descent import Descent
+from jaxrun.agent.descendants import Descendants
 from jaxrun.agent.process_tree import TRACKER_GRACE_S, group_members, is_tracker, kill
 from jaxrun.protocol.names import JOB_ID
 
@@ -89,7 +89,7 @@ def _watch(pipe: int, owner: int, marks: tuple[str, ...], term_first: bool) -> N
         # Or whoever reads the owner's output would wait until the guard closes its copy of the pipe.
         os.dup2(pipe, 0)
         os.closerange(1, 4096)
-        descent = Descent(owner, spare=os.getpid()) if marks else None
+        descent = Descendants(owner, spare=os.getpid()) if marks else None
         received = b""
         while data := _read(descent):
             received += data
@@ -105,7 +105,7 @@ def _watch(pipe: int, owner: int, marks: tuple[str, ...], term_first: bool) -> N
         os._exit(0)
 
 
-def _read(descent: Descent | None) -> bytes:
+def _read(descent: Descendants | None) -> bytes:
     """Read what the owner writes, and keep `descent` up to date meanwhile."""
     due = 0.0
     while descent is not None and not select.select([0], [], [], _LOOK_PAUSE_S)[0]:
@@ -128,7 +128,7 @@ def _terminate(groups: set[int]) -> None:
         time.sleep(_SWEEP_PAUSE_S)
 
 
-def _sweep(groups: set[int], marks: tuple[str, ...], descent: Descent | None) -> None:
+def _sweep(groups: set[int], marks: tuple[str, ...], descent: Descendants | None) -> None:
     """Kill until nothing is left: new processes may appear meanwhile, and resource trackers may end by themselves."""
     began = time.monotonic()
     while (waited := time.monotonic() - began) < _SWEEP_TIMEOUT_S:

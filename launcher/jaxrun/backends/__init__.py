@@ -47,7 +47,7 @@ HOSTS = "hosts"  # a command on each host, which --host-rank tells apart
 HOSTS_OPTIONS = (*HOST_OPTIONS, "host_rank", "head", "rendezvous")
 _BY_HAND = {  # not for --backend
     ATTACH: Backend("jaxrun.backends.attach", ATTACH_OPTIONS),
-    HOSTS: Backend("jaxrun.backends.hosts", HOSTS_OPTIONS),
+    HOSTS: Backend("jaxrun.backends.command_per_host", HOSTS_OPTIONS),
 }
 
 # How people type the options that not every backend understands, by the field of Job.

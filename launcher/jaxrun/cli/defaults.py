@@ -16,7 +16,7 @@ import click
 
 from jaxrun.cli.help import Option
 from jaxrun.cli.make_job import read_variables
-from jaxrun.cli.values import split_words
+from jaxrun.cli.option_types import split_words
 from jaxrun.errors import UsageError
 from jaxrun.protocol.names import CONTROL_FD, JOB_ID, RESERVED_PREFIX
 

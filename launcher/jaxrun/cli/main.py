@@ -61,7 +61,7 @@ def main(arguments: Sequence[str] | None = None, early_server: EarlyServer | Non
         settings["complete_var"] = completion.VARIABLE
         return command.main(words, prog_name=command.name, standalone_mode=False, obj=invocation, **settings) or 0
     except click.ClickException as error:
-        from jaxrun.cli.messages import describe
+        from jaxrun.cli.usage_errors import describe
 
         print(f"jaxrun: {describe(error, words, invocation.defaults)}", file=sys.stderr)
         return error.exit_code
@@ -135,7 +135,7 @@ def _run(dry_run: bool, **values: Any) -> int:
         click.echo(os.fsencode(render_plan(plan, environ)), nl=False)
         return 0
     if job.backend == HOSTS:
-        from jaxrun.supervisor.hosts import run_host
+        from jaxrun.supervisor.command_per_host import run_host
 
         return run_host(plan, environ)
     from jaxrun.supervisor.run import run
@@ -155,7 +155,7 @@ def _make_job(context: click.Context, values: Mapping[str, Any], environ: Mappin
 def _warn_of_misplaced(context: click.Context, job: Job, source: Path | None) -> None:
     """Ask about options of ours that the program gets."""
     if any(word.startswith("-") for word in job.program[1:]):
-        from jaxrun.cli.misplaced import describe_misplaced
+        from jaxrun.cli.misplaced_options import describe_misplaced
 
         line = describe_misplaced(context, context.obj.words, job.program, source)
         if line:

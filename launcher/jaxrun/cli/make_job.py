@@ -6,7 +6,7 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from jaxrun.backends import HOSTS, check_options, is_understood
-from jaxrun.cli.values import AUTOMATIC, PER_GPU, split_words
+from jaxrun.cli.option_types import AUTOMATIC, PER_GPU, split_words
 from jaxrun.errors import UsageError
 from jaxrun.job.job import Job
 from jaxrun.protocol.flight_file import LOCKSTEP_STRICT

@@ -14,7 +14,7 @@ import click
 from jaxrun.backends import ATTACH_OPTIONS, BACKENDS, HOSTS_OPTIONS
 from jaxrun.cli.completion import complete_program
 from jaxrun.cli.help import Option, all_help
-from jaxrun.cli.values import ProcessesPerNode, Time
+from jaxrun.cli.option_types import ProcessesPerNode, Time
 from jaxrun.job.job import FAILURE_GRACE_S, PLATFORMS, SIGNAL_GRACE_S, Job
 from jaxrun.protocol.flight_file import LOCKSTEP_MODES
 from jaxrun.protocol.names import MAKE_MESH_MODES

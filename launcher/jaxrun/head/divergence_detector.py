@@ -15,7 +15,7 @@ from jaxrun.head.actions import Action, TakeSnapshot
 from jaxrun.head.call_matcher import CallMatcher, CallSlot
 from jaxrun.head.divergence_reports import DivergenceReports
 from jaxrun.head.replicated_programs import ReplicatedPrograms
-from jaxrun.lockstep import compare, further
+from jaxrun.lockstep import compare, further_divergences
 from jaxrun.lockstep.compare import Candidate, Lag
 from jaxrun.lockstep.divergence import (
     CallGroup,
@@ -156,7 +156,7 @@ class DivergenceDetector:
             return []
         known = {divergence.group for divergence in self.reports.divergences if divergence.number}
         candidates = [candidate for candidate in compare.find_candidates(self.flights) if candidate.group not in known]
-        latest = (further.find_latest_sets(self.flights, group) for group in sorted(known))
+        latest = (further_divergences.find_latest_sets(self.flights, group) for group in sorted(known))
         candidates += [candidate for candidate in latest if candidate is not None and len(candidate.rank_sets) > 1]
         actions = self._ask(*(_HistoryQuestion(candidate) for candidate in candidates))
         for calls in self._replicated.pop_mismatches(is_last=self.reports.is_concluding):
@@ -186,7 +186,7 @@ class DivergenceDetector:
     def _find_divergences(self, question: _HistoryQuestion, histories: Mapping[int, Flight]) -> Sequence[Divergence]:
         first = self.reports.first_of(question.candidate.group)
         if first is not None:
-            return further.find_further_divergences(first, question.candidate, histories)
+            return further_divergences.find_further_divergences(first, question.candidate, histories)
         found = compare.find_divergence(question.candidate, histories) or question.known
         return [found] if found is not None else []
 

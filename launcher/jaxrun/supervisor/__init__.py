@@ -11,5 +11,5 @@
 | parent_link                         | orders of the Python process that started the launcher                    |
 | report                              | the first line, the verdict, the exit status                              |
 | attach                              | `jaxrun attach`: this process as one rank of somebody else's job          |
-| hosts                               | one command per host: host 0 hosts the head, the others their agents      |
+| command_per_host                    | one command per host: host 0 hosts the head, the others their agents      |
 """

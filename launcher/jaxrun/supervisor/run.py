@@ -18,7 +18,7 @@ from jaxrun.forkserver.early import EarlyServer
 from jaxrun.job.plan import Plan
 from jaxrun.job.standard_input import resolve_stdin
 from jaxrun.rundir import rundir
-from jaxrun.supervisor.limits import check_limits
+from jaxrun.supervisor.resource_limits import check_limits
 
 if TYPE_CHECKING:
     from jaxrun.supervisor.remote import Endpoint

@@ -9,7 +9,7 @@ from jaxrun.cli.main import main
 from jaxrun.errors import UsageError, describe_shortage
 from jaxrun.job.job import Job
 from jaxrun.job.plan import LaunchCommand, Plan, Worker
-from jaxrun.supervisor.limits import check_limits
+from jaxrun.supervisor.resource_limits import check_limits
 
 
 def _plan(size, *, remote=False):
@@ -81,7 +81,7 @@ def here(tmp_path, monkeypatch):
 
 def test_more_processes_than_the_machine_can_run_leave_nothing_behind(here, monkeypatch, tmp_path, capsys):
     (tmp_path / "pid_max").write_text("32768\n")
-    monkeypatch.setattr("jaxrun.supervisor.limits._SYSTEM_LIMITS", (str(tmp_path / "pid_max"),))
+    monkeypatch.setattr("jaxrun.supervisor.resource_limits._SYSTEM_LIMITS", (str(tmp_path / "pid_max"),))
     before = sorted(here.iterdir())
     assert main(["-n", "9999", "train.py"]) == 2
     assert "-n 9999 takes 39996 threads at least, but this machine runs no more than 32768" in capsys.readouterr().err

@@ -28,9 +28,7 @@ from jaxrun.text import format_ranks
 _FORWARDED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
 _ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _READ_BYTES = 65536
-_LAST_AGENTS_S = (
-    10.0  # from the end of the first agent to that of the last; some may still look for a head that is gone
-)
+_LAST_AGENTS_S = 10.0  # from the end of the first agent to the last's; some may still look for a head that is gone
 _SEPARATOR = b"\0"
 
 

@@ -3,7 +3,7 @@
 import pytest
 
 from jaxrun.lockstep.compare import Candidate, find_candidates, find_divergence
-from jaxrun.lockstep.further import find_further_divergences, find_latest_sets
+from jaxrun.lockstep.further_divergences import find_further_divergences, find_latest_sets
 from jaxrun.protocol.flight import DispatchedCall, Flight, ProgramInfo
 from jaxrun.protocol.flight_file import EVERY_CALL
 

@@ -1,4 +1,4 @@
-"""One command per host (backends/hosts.py): host 0 hosts the head and has a supervisor, the others only agents.
+"""Runs one command per host (see backends): host 0 hosts the head and has a supervisor, the others only agents.
 
 The hosts know each other by a secret, which comes from JAXRUN_TOKEN, alike on all of them; or, where it is not set,
 from the file that host 0 writes into a directory that all share (channel/rendezvous.py), with its address.
@@ -39,7 +39,7 @@ def run_host(plan: Plan, environ: Mapping[str, str]) -> int:
     direct = HeadAddress(token, head) if head and token else None
     if job.host_rank == 0:
         return _run_host_0(plan, environ, head, token, None if direct else rendezvous)
-    return _run_other_host(plan, environ, direct, rendezvous)
+    return _run_other_host(plan, environ, head, token, direct, rendezvous)
 
 
 def _run_host_0(
@@ -52,14 +52,17 @@ def _run_host_0(
 
 
 def _run_other_host(
-    plan: Plan, environ: Mapping[str, str], direct: HeadAddress | None, rendezvous: RendezvousFile
+    plan: Plan,
+    environ: Mapping[str, str],
+    head: tuple[Address, ...],
+    token: str,
+    direct: HeadAddress | None,
+    rendezvous: RendezvousFile,
 ) -> int:
-    from jaxrun.agent import host
+    from jaxrun.agent import host_agents
 
     job = plan.job
     ranks = [worker.rank for worker in plan.workers if worker.host == f"--host-rank {job.host_rank}"]
-    head = parse_addresses(job.head) if job.head else ()
-    token = auth.read_given_token(environ)
 
     def find_head() -> HeadAddress | None:
         if direct is not None:
@@ -69,7 +72,7 @@ def _run_other_host(
     where = f"the head at {job.head}" if direct else f"the head that {rendezvous.path} names"
     _say(f"host {job.host_rank} of {job.hosts}: {format_ranks(ranks)} of {len(plan.workers)} join {where}")
     _say("their output, and how the job goes, are shown on host 0")
-    status, said = host.run(
+    status, said = host_agents.run(
         find_head, ranks, len(plan.workers), job.init_timeout, environ, _not_found(job, rendezvous), job.program
     )
     for text in said:

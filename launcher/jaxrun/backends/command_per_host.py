@@ -1,6 +1,7 @@
 """One command per host, for hosts with neither MPI nor Slurm: `jaxrun --hosts 2 --host-rank 1 --head h1:7777 …`.
 
-Each command starts the agents of its host's ranks; that of --host-rank 0 also hosts the head (supervisor/hosts.py).
+Each command starts the agents of its host's ranks; that of --host-rank 0 also hosts the head
+(supervisor/command_per_host.py).
 Rank 0 and those after it are on host 0, the next on host 1, and so on: every host has as many.
 """
 

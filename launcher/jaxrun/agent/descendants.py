@@ -15,7 +15,7 @@ from jaxrun.agent.process_tree import children, descendants, is_tracker
 _START_TIME = 19  # among the words of /proc/PID/stat after the name
 
 
-class Descent:
+class Descendants:
     """The descendants of `root` but for the process `spare`, as they were last seen, by process id and start time."""
 
     def __init__(self, root: int, spare: int) -> None:

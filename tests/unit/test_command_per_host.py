@@ -2,8 +2,8 @@
 
 import pytest
 
-from jaxrun.agent.host import _join_texts, _joint_status
-from jaxrun.backends.hosts import plan
+from jaxrun.agent.host_agents import _join_texts, _joint_status
+from jaxrun.backends.command_per_host import plan
 from jaxrun.cli.main import main
 from jaxrun.cli.make_job import make_job, without_effect
 from jaxrun.errors import UsageError
