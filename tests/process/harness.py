@@ -8,7 +8,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -112,3 +112,31 @@ def _state(pid: int) -> str:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
     except OSError:
         return ""
+
+
+def start_command(words: Sequence[str], directory: Path, env: Mapping[str, str] | None) -> subprocess.Popen[str]:
+    """Start `jaxrun WORDS` in a session of its own, with a pipe for each of its streams."""
+    return subprocess.Popen(
+        [sys.executable, "-m", "jaxrun", *words],
+        cwd=directory,
+        env={**os.environ, **(env or {})},
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+
+
+def ended(processes: Sequence[subprocess.Popen[str]]) -> list[tuple[int, str, str]]:
+    """(exit code, stdout, stderr) of each command."""
+    outputs = [process.communicate(timeout=TIME_LIMIT) for process in processes]
+    return [(process.returncode, *words) for process, words in zip(processes, outputs, strict=True)]
+
+
+def end_commands(processes: Sequence[subprocess.Popen[str]]) -> None:
+    """Kill what is left of them."""
+    for process in processes:
+        if process.poll() is None:
+            os.killpg(process.pid, signal.SIGKILL)
+        process.communicate()

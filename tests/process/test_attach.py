@@ -4,7 +4,6 @@ import hashlib
 import json
 import os
 import re
-import signal
 import socket
 import subprocess
 import sys
@@ -12,7 +11,7 @@ import time
 from pathlib import Path
 
 import pytest
-from harness import MISBEHAVE, TIME_LIMIT
+from harness import MISBEHAVE, TIME_LIMIT, end_commands, ended, start_command
 
 from jaxrun.agent.guard import find_marked, job_marker
 
@@ -27,32 +26,11 @@ def attach(tmp_path):
     def start(size, *words, env=None, options=("--platform", "cpu")):
         for rank in range(size):
             place = ["--rank", str(rank), "--size", str(size), "--head", f"127.0.0.1:{port}"]
-            command = [sys.executable, "-m", "jaxrun", "attach", *place, *options, *words]
-            started.append(
-                subprocess.Popen(
-                    command,
-                    cwd=tmp_path,
-                    env={**os.environ, **(env or {})},
-                    stdin=subprocess.DEVNULL,
-                    stdout=subprocess.PIPE,
-                    stderr=subprocess.PIPE,
-                    text=True,
-                    start_new_session=True,
-                )
-            )
+            started.append(start_command(["attach", *place, *options, *words], tmp_path, env))
         return started
 
     yield start
-    for process in started:
-        if process.poll() is None:
-            os.killpg(process.pid, signal.SIGKILL)
-        process.communicate()
-
-
-def ended(processes):
-    """[(exit code, stdout, stderr)] by rank."""
-    outputs = [process.communicate(timeout=TIME_LIMIT) for process in processes]
-    return [(process.returncode, *words) for process, words in zip(processes, outputs, strict=True)]
+    end_commands(started)
 
 
 def test_processes_that_somebody_started_are_one_job(attach, tmp_path):

@@ -7,18 +7,16 @@ import os
 import signal
 import socket
 import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from harness import MISBEHAVE, TIME_LIMIT
+from harness import MISBEHAVE, TIME_LIMIT, end_commands, ended, start_command
 
 from jaxrun.agent.guard import find_marked, job_marker
 
 Hosts = Callable[..., list[subprocess.Popen[str]]]
-Ends = list[tuple[int, str, str]]
 TOKEN = {"JAXRUN_TOKEN": "5" * 64}
 
 
@@ -33,30 +31,11 @@ def hosts(tmp_path: Path) -> Iterator[Hosts]:
         for host, own in enumerate(words):
             place = ["--hosts", "2", "--head", head, "--platform", "cpu"]
             rank = [] if "--host-rank" in own else ["--host-rank", str(host)]
-            process = subprocess.Popen(
-                [sys.executable, "-m", "jaxrun", *place, *rank, *own],
-                cwd=tmp_path,
-                env={**os.environ, **(env or {})},
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.PIPE,
-                text=True,
-                start_new_session=True,
-            )
-            started.append(process)
+            started.append(start_command([*place, *rank, *own], tmp_path, env))
         return started
 
     yield start
-    for process in started:
-        if process.poll() is None:
-            os.killpg(process.pid, signal.SIGKILL)
-        process.communicate()
-
-
-def ended(processes: list[subprocess.Popen[str]]) -> Ends:
-    """(exit code, stdout, stderr) of each host."""
-    outputs = [process.communicate(timeout=TIME_LIMIT) for process in processes]
-    return [(process.returncode, *words) for process, words in zip(processes, outputs, strict=True)]
+    end_commands(started)
 
 
 def wait_for_run(tmp_path: Path, rank: int) -> str:
