@@ -206,7 +206,8 @@ def run_all(options: Sequence[str]) -> tuple[list[Result], list[str]]:
         flush=True,
     )
     not_run = [f"not run again: {e.name}: that is the main environment" for e in FURTHER if e not in further]
-    with in_background([["scripts/engines"], *(["nice", "-n", "19", *e.install] for e in further)]) as installations:
+    tools = ["bash", "-c", "scripts/engines; scripts/browser"]  # one after the other, as both may use apt-get
+    with in_background([tools, *(["nice", "-n", "19", *e.install] for e in further)]) as installations:
         results = [run_checks()]
         installations[0].wait()
         results.append(run_pytest(".venv", options))

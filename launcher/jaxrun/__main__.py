@@ -24,10 +24,12 @@ def entry() -> NoReturn:
 
 def _start() -> NoReturn:
     """Start the fork server before the command line is read and click is imported."""
-    _open_standard_descriptors()
     from jaxrun.forkserver import early
+    from jaxrun.forkserver.client import open_standard_descriptors
     from jaxrun.protocol.names import CONTROL_FD
 
+    open_standard_descriptors()
+    _replace_closed_streams()
     with contextlib.suppress(KeyError, ValueError, OSError):  # not for our children; a wrong value is reported later
         os.set_inheritable(int(os.environ[CONTROL_FD]), False)
     early_server = early.start(sys.argv[1:], os.environ)
@@ -36,11 +38,11 @@ def _start() -> NoReturn:
     run_and_exit(sys.argv[1:], early_server)
 
 
-def _open_standard_descriptors() -> None:
-    """Where the caller has closed one of 0, 1 and 2, nothing else may get its number and, say, the workers' output."""
-    while (descriptor := os.open(os.devnull, os.O_RDWR)) <= 2:
-        os.set_inheritable(descriptor, True)
-    os.close(descriptor)
+def _replace_closed_streams() -> None:
+    """Where the caller has closed one of 0, 1 and 2, Python has no stream for it."""
+    for number, (name, mode) in enumerate((("stdin", "r"), ("stdout", "w"), ("stderr", "w"))):
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(number, mode, closefd=False))  # noqa: SIM115 - until the end
 
 
 if __name__ == "__main__":

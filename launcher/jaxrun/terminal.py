@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import textwrap
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -10,6 +11,8 @@ from dataclasses import dataclass
 PROSE_WIDTH = 100  # at which jaxrun wraps what it writes, in files too
 _MIN_WIDTH = 40
 _RED, _DIM, _RESET = "\x1b[1;31m", "\x1b[2m", "\x1b[0m"
+# All control characters but tabs, line ends and colours; and surrogates that stand for no byte of a file's name.
+_CONTROLS = re.compile(r"\x1b(?!\[[0-9;]*m)|[\x00-\x08\x0b-\x1a\x1c-\x1f\x7f-\x9f\ud800-\udc7f\udd00-\udfff]")
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +49,11 @@ class TerminalFormat:
 
 
 A_FILE = TerminalFormat()
+
+
+def without_controls(text: str) -> str:
+    """What files say, which anybody may have written, as it can be shown on a terminal without steering it."""
+    return _CONTROLS.sub("\N{REPLACEMENT CHARACTER}", text)
 
 
 def terminal_width(fd: int) -> int | None:

@@ -10,6 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from jaxrun.errors import UsageError
 
 Ranks = tuple[range, ...]
+_MAX_SECONDS = 1e9
 _SECONDS_OF_UNIT = {"ms": 0.001, "s": 1, "m": 60, "min": 60, "h": 3600, "d": 86400}
 UNKNOWN_HOST = "?"  # the host of a rank whose agent has not reported yet
 
@@ -67,7 +68,7 @@ def parse_ranks(text: str, option: str) -> Ranks:
 
 def format_seconds(value: float) -> str:
     """Write 0.0312 as `0.03 s`, 41.31 as `41.3 s`, 3725 as `1 h 2 min`."""
-    value = max(0.0, value)
+    value = min(max(0.0, value), _MAX_SECONDS)  # of what a rank has written, it may be infinite
     if value < 0.995:
         return f"{value:.2f} s"
     if value < 119.95:
@@ -97,9 +98,30 @@ def format_signal(number: int) -> str:
     return f"signal {number}"
 
 
+def format_bytes(count: float) -> str:
+    """Write 65712160768 as `61.2 GiB`."""
+    *units, last = ("B", "KiB", "MiB", "GiB", "TiB")
+    for unit in units:
+        if count < 999.5:
+            return f"{count:.3g} {unit}"
+        count /= 1024
+    return f"{count:.3g} {last}"
+
+
+def format_rate(bytes_per_s: float) -> str:
+    """Write 1940000000 as `1.94 GB/s`, as networks are measured."""
+    for unit in ("B/s", "kB/s", "MB/s"):
+        if bytes_per_s < 999.5:
+            return f"{bytes_per_s:.3g} {unit}"
+        bytes_per_s /= 1000
+    return f"{bytes_per_s:.3g} GB/s"
+
+
 def plural(count: int, noun: str) -> str:
-    """Write `1 rank` or `8 ranks`."""
-    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
+    """Write `1 rank` or `8 ranks`, `2 processes`."""
+    if count == 1:
+        return f"{count} {noun}"
+    return f"{count} {noun}{'es' if noun.endswith('s') else 's'}"
 
 
 def format_columns(rows: Sequence[Sequence[str]], gap: str = "  ") -> list[str]:

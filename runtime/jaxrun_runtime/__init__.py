@@ -14,7 +14,8 @@
 | run_dir    | pathlib.Path of the job's run directory, or None               | None           |
 | is_main    | rank == 0                                                      | True           |
 
-shard and batches give each process its rows of the data. DivergenceError is raised under --lockstep strict.
+shard and batches give each process its rows of the data. should_stop, saved and attempt are for jobs that are
+interrupted and go on (docs/surviving.md). DivergenceError is raised under --lockstep strict.
 
 This package imports neither jax nor numpy; `shard` and `batches` import numpy when they are first used.
 
@@ -23,14 +24,18 @@ PYTEST_DONT_REWRITE: a rank has imported this package before its pytest starts, 
 
 from __future__ import annotations
 
+import importlib
 import os
 import socket
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from jaxrun_runtime.attempts import attempt as attempt
+    from jaxrun_runtime.checkpoints import saved as saved
     from jaxrun_runtime.data import batches as batches
     from jaxrun_runtime.data import shard as shard
+    from jaxrun_runtime.stopping import should_stop as should_stop
 
     rank: int
     size: int
@@ -45,23 +50,29 @@ class DivergenceError(RuntimeError):
     """Raised under --lockstep strict before processes make different cross-process calls; says how they differ."""
 
 
-_FROM_DATA = ("batches", "shard")
+_FUNCTIONS = {
+    "batches": "data",
+    "shard": "data",
+    "should_stop": "stopping",
+    "saved": "checkpoints",
+    "attempt": "attempts",
+}
 _NAMES = ("rank", "size", "local_rank", "local_size", "host", "run_dir", "is_main")
 
 
 def __getattr__(name: str) -> Any:
     # Read at each use, not at import: workers are forked from a process that has imported this package.
-    if name in _FROM_DATA:
-        from jaxrun_runtime import data
-
-        return getattr(data, name)
+    if name in _FUNCTIONS:
+        found = getattr(importlib.import_module(f"{__name__}.{_FUNCTIONS[name]}"), name)
+        globals()[name] = found  # so that the next use costs nothing
+        return found
     if name not in _NAMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return _identity()[name]
 
 
 def __dir__() -> list[str]:
-    return [*_NAMES, *_FROM_DATA, "DivergenceError"]
+    return [*_NAMES, *_FUNCTIONS, "DivergenceError"]
 
 
 def _identity() -> dict[str, Any]:

@@ -11,12 +11,16 @@ from typing import TypeVar
 
 from jaxrun.errors import ProtocolError
 from jaxrun.protocol.codec import encode
-from jaxrun.protocol.worker_messages import CallMismatch, Proceed, WorkerMessage, WorkerMessageDecoder
+from jaxrun.protocol.stop_messages import StopAt, StopRequested
+from jaxrun.protocol.worker_messages import CallMismatch, Proceed, ProfileCalls, WorkerMessage, WorkerMessageDecoder
 from jaxrun_runtime import interrupts
 
 M = TypeVar("M")
 N = TypeVar("N")
 _RECEIVE_BYTES = 65536
+_ANSWERS = (Proceed, CallMismatch)  # to a Call
+_STOP_MESSAGES = (StopRequested, StopAt)
+_ASKED_FOR = (*_ANSWERS, *_STOP_MESSAGES, ProfileCalls)  # by a method of their own
 
 
 class AgentDisconnected(Exception):
@@ -55,24 +59,46 @@ class AgentChannel:
                 raise AgentDisconnected from error
 
     def receive(self, first: type[M], second: type[N] | None = None) -> M | N:
-        """Block until the next message that is no answer to a call, and return it.
+        """Block until the next message that has no method of its own, and return it.
 
         Raises ProtocolError if it is of neither type, AgentDisconnected if none can come.
         """
-        message = self._wait_for(lambda message: not isinstance(message, (Proceed, CallMismatch)))
+        message = self._wait_for(lambda message: not isinstance(message, _ASKED_FOR))
         if isinstance(message, first) or (second is not None and isinstance(message, second)):
             return message
         wanted = " or ".join(kind.__name__ for kind in (first, second) if kind is not None)
         raise ProtocolError(f"expected {wanted} from the agent, received {message!r}")
 
+    def poll(self, kind: type[M]) -> M | None:
+        """Return a message of this type if one has arrived. Raises AgentDisconnected."""
+        with self._arrival:
+            message = self._pop_received(lambda message: isinstance(message, kind))
+            if message is not None or self._reading:  # what another thread reads is found the next time
+                return message  # type: ignore[return-value]
+            self._reading = True
+        try:
+            if self._poll.poll(0):
+                self._read()
+        finally:
+            with self._arrival:
+                self._reading = False
+                self._arrival.notify_all()
+        return self._pop_received(lambda message: isinstance(message, kind))  # type: ignore[return-value]
+
     def receive_answer(self, group: str, number: int) -> Proceed | CallMismatch:
         """Block until the answer to this Call, of which one may wait at a time. Raises AgentDisconnected."""
         while True:
-            message = self._wait_for(lambda message: isinstance(message, (Proceed, CallMismatch)))
-            assert isinstance(message, (Proceed, CallMismatch))
+            message = self._wait_for(lambda message: isinstance(message, _ANSWERS))
+            assert isinstance(message, _ANSWERS)
             # Another's is that of a call whose wait an exception has ended.
             if (message.group, message.number) == (group, number):
                 return message
+
+    def receive_stop(self) -> StopRequested | StopAt:
+        """Block until the program is asked to stop, or told when. Raises AgentDisconnected."""
+        message = self._wait_for(lambda message: isinstance(message, _STOP_MESSAGES))
+        assert isinstance(message, _STOP_MESSAGES)
+        return message
 
     def is_agent_gone(self) -> bool:
         """Whether the agent has already closed its end."""

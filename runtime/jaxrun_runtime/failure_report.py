@@ -21,6 +21,7 @@ EXIT_INTERRUPTED = 130  # 128 + SIGINT
 
 _RUNTIME_DIR = os.path.dirname(os.path.abspath(__file__)) + os.sep
 _PROGRAMS_DIR = _RUNTIME_DIR + "programs" + os.sep
+_WRAPPERS_FILE = _RUNTIME_DIR + "checkpoints.py"
 _PROTOCOL_DIR = os.path.dirname(os.path.abspath(protocol.__file__)) + os.sep
 _CLOUDPICKLE_FILE = os.sep + os.path.join("cloudpickle", "cloudpickle.py")
 # The most characters of what is sent, and the most notes of an exception.
@@ -62,7 +63,9 @@ def format_traceback(error: BaseException, *, in_program: bool = True) -> str:
 
 
 def trim_traceback(error: BaseException, *, in_program: bool = True) -> None:
-    """Remove the outer frames of jaxrun, cloudpickle, runpy and the import system, also from causes and contexts."""
+    """Remove the outer frames of jaxrun, cloudpickle, runpy and the import system, and those of functions of orbax that
+    jaxrun has wrapped; also from causes and contexts.
+    """
     seen: set[int] = set()
     todo: list[BaseException | None] = [error]
     while todo:
@@ -73,6 +76,7 @@ def trim_traceback(error: BaseException, *, in_program: bool = True) -> None:
         rest = _skip_internal_frames(current.__traceback__)
         if rest is not None or in_program or isinstance(current, SyntaxError):
             current.__traceback__ = rest
+            _unlink_wrappers(rest)
         todo += [current.__cause__, current.__context__]
         if isinstance(current, BaseExceptionGroup):
             todo += current.exceptions
@@ -130,6 +134,15 @@ def _skip_internal_frames(frames: TracebackType | None) -> TracebackType | None:
     while frames is not None and _is_internal(frames.tb_frame.f_code.co_filename):
         frames = frames.tb_next
     return frames
+
+
+def _unlink_wrappers(frames: TracebackType | None) -> None:
+    """Take out the frames of wrappers from which something else was called."""
+    kept, between = frames, frames.tb_next if frames is not None else None
+    while kept is not None and between is not None:
+        if between.tb_frame.f_code.co_filename != _WRAPPERS_FILE:
+            kept.tb_next, kept = between, between
+        between = between.tb_next
 
 
 def _is_internal(filename: str) -> bool:

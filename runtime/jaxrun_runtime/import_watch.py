@@ -1,4 +1,4 @@
-"""Tells when the program first imports a package that this process has imported already.
+"""Tells when the program first imports a package: also one that this process has imported already.
 
 Python's import statement asks nobody for what it finds in sys.modules. So the package and its modules are taken out of
 it, as they would not be there yet under `python`; the first import puts them all back, the same objects.
@@ -10,6 +10,7 @@ import sys
 from collections.abc import Callable, Sequence
 from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec
+from importlib.util import find_spec
 from types import ModuleType
 
 
@@ -53,3 +54,34 @@ class ImportWatch(MetaPathFinder, Loader):
     def exec_module(self, module: ModuleType) -> None:
         module.__spec__ = self._spec  # the import system has put that of find_spec there
         self._on_import()
+
+
+def call_after_import(name: str, callback: Callable[[ModuleType], None]) -> None:
+    """Call `callback` with the module `name` as soon as the program has imported it; at once if it has been already."""
+    if name in sys.modules:
+        callback(sys.modules[name])
+    else:
+        sys.meta_path.insert(0, _AfterImport(name, callback))
+
+
+class _AfterImport(MetaPathFinder):
+    """Lets the other finders find the module `name`, and calls `callback` once it has been executed."""
+
+    def __init__(self, name: str, callback: Callable[[ModuleType], None]) -> None:
+        self._name = name
+        self._callback = callback
+
+    def find_spec(self, name: str, path: Sequence[str] | None, target: ModuleType | None = None) -> ModuleSpec | None:
+        if name != self._name:
+            return None
+        sys.meta_path.remove(self)
+        spec = find_spec(name)
+        if spec is not None and spec.loader is not None:
+            execute = spec.loader.exec_module
+
+            def exec_module(module: ModuleType) -> None:
+                execute(module)
+                self._callback(module)
+
+            spec.loader.exec_module = exec_module  # type: ignore[method-assign]
+        return spec

@@ -86,7 +86,7 @@ def report_devices(env: WorkerEnv, joined: float) -> DeviceReport:
     """Start JAX's backend and report its devices. All processes must call this at the same time."""
     import jax
 
-    nonce = jax_private.exchange_nonce(env.rank, env.job_id, env.init_timeout)
+    nonce = jax_private.exchange_nonce(env.rank, env.nonce, env.init_timeout)
     local = jax.local_devices()
     return DeviceReport(
         rank=env.rank,
@@ -96,7 +96,7 @@ def report_devices(env: WorkerEnv, joined: float) -> DeviceReport:
         global_devices=jax.device_count(),
         device_kinds=tuple(sorted({device.device_kind for device in local})),
         platform=local[0].platform,
-        nonce=env.job_id if nonce is None else nonce,
+        nonce=env.nonce if nonce is None else nonce,
         joined_at=joined,
         time=time.time(),
     )

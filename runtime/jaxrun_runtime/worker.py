@@ -16,10 +16,11 @@ from typing import NoReturn
 from jaxrun.errors import EXIT_SOFTWARE
 from jaxrun.protocol.env import STACKS_SIGNAL, WorkerEnv
 from jaxrun.protocol.flight_file import LOCKSTEP_OFF
-from jaxrun.protocol.names import MAKE_MESH_JAXRUN
+from jaxrun.protocol.names import CACHE_OFF, MAKE_MESH_JAXRUN
 from jaxrun.protocol.worker_messages import Interrupted, Join, Run, StartCoordinator, WorkerStage
 from jaxrun_runtime import (
     DivergenceError,
+    checkpoints,
     exec_guard,
     failure_report,
     forks,
@@ -32,6 +33,7 @@ from jaxrun_runtime import (
     shutdown,
     signal_handlers,
     standard_input,
+    stopping,
 )
 from jaxrun_runtime.agent_channel import AgentChannel, AgentDisconnected
 
@@ -64,6 +66,7 @@ def _run_stages(env: WorkerEnv, argv: list[str], started: float, forked_by: int,
         _import_jax(env)
         channel.send(hello.build_hello(env, argv, os.environ, started))
         stage = WorkerStage.JOIN
+        _keep_compiled_programs(env)
         from jaxrun_runtime import join
 
         order = channel.receive(StartCoordinator, Join)
@@ -98,6 +101,10 @@ def _run_program(env: WorkerEnv, argv: list[str]) -> None:
         program.run(argv)
     finally:
         watch.stop()
+        if env.lockstep != LOCKSTEP_OFF:
+            from jaxrun_runtime.lockstep import call_recorder
+
+            call_recorder.end_profile()
 
 
 def _report_interrupt(env: WorkerEnv, channel: AgentChannel) -> None:
@@ -155,6 +162,13 @@ def _import_jax(env: WorkerEnv) -> None:
         _warn(env, line)
 
 
+def _keep_compiled_programs(env: WorkerEnv) -> None:
+    if env.compile_cache != CACHE_OFF:
+        from jaxrun_runtime.compile_cache import set_up
+
+        set_up.set_up(env)
+
+
 def _install_lockstep(env: WorkerEnv, channel: AgentChannel) -> None:
     """Install the lockstep hooks, while other workers still start JAX's backend."""
     if env.lockstep != LOCKSTEP_OFF:
@@ -177,6 +191,8 @@ def _watch_program(env: WorkerEnv, channel: AgentChannel) -> None:
     signal_handlers.report_signal_handlers(channel, env.rank)
     job_debugger.relay_debuggers(channel, env.rank)
     standard_input.explain_missing_input(env)
+    stopping.connect(env, channel)
+    checkpoints.connect(env, channel)
     exec_guard.refuse_exec()
     mpi.warn_of_singletons(env)
 

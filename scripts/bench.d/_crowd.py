@@ -34,7 +34,7 @@ from jaxrun.protocol.agent_messages import (
     WorkerSpawned,
 )
 from jaxrun.protocol.codec import MessageDecoder, encode, message_types
-from jaxrun.protocol.env import AgentEnv
+from jaxrun.protocol.env import AgentEnv, attempt_nonce
 from jaxrun.protocol.session import digest
 from jaxrun.protocol.worker_messages import (
     CoordinatorReady,
@@ -167,7 +167,8 @@ class Agent:
 
     def _jax_proof(self) -> DeviceReport:
         size, now = self._crowd.size, time.time()
-        return DeviceReport(self.rank, self.rank, size, 1, size, ("cpu",), "cpu", self._crowd.env.job_id, now, now)
+        nonce = attempt_nonce(self._crowd.env.job_id, 1)
+        return DeviceReport(self.rank, self.rank, size, 1, size, ("cpu",), "cpu", nonce, now, now)
 
 
 class Crowd:

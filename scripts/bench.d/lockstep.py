@@ -22,7 +22,6 @@ from pathlib import Path
 from typing import Any
 
 from _bench import Bench, Outcome, grouped, numbers, progress, table
-from _contenders import JAXRUN
 from _jobs import started
 
 from jaxrun.protocol.flight_file import (
@@ -82,7 +81,7 @@ class Sample:
 def measure(mode: str, size: int, turn: int, effort: Effort) -> Sample:
     """One job; `turn` is the number of its round."""
     arguments = map(str, (effort.blocks, effort.seconds, effort.programs))
-    command = [str(JAXRUN.executable), "-n", str(size), "--lockstep", mode, str(PROGRAM), *arguments]
+    command = [sys.executable, "-m", "jaxrun", "-n", str(size), "--lockstep", mode, str(PROGRAM), *arguments]
     with started(command, os.environ, {}) as job:
         if job.wait(TIME_LIMIT_S) is None:
             return Sample(mode, size, turn, wrong=f"still running after {TIME_LIMIT_S:g} s")

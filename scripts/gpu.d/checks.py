@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import json
+import os
 import re
 import socket
 import statistics
@@ -12,24 +12,27 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from machine import PROGRAMS, Done, Failed, Machine, run
+from machine import PROGRAMS, Done, Failed, Machine, run, used_memory
 
-from jaxrun.verdict.known_errors.lookup import find_explanation
+from jaxrun.verdict.known_errors.lookup import explain_unavailable
 
 _STALL = 10  # seconds without progress, after which the job is to be stopped
 _STARTS = 3  # of each kind
+_COMPUTES = 10  # seconds, until Ctrl-C
+_LEFT = 0.02  # of a GPU's memory: its driver's own share
 _BENCH = Path(__file__).resolve().parents[1] / "bench.d" / "lockstep.py"
 _BY_PCI = {"CUDA_DEVICE_ORDER": "PCI_BUS_ID"}  # as nvidia-smi counts
 
 
 @dataclass(frozen=True)
 class Check:
-    """`gpus` is how many it needs at least; `shows` is its line in the table."""
+    """`gpus` is how many it needs at least, `on_cpus` whether it runs with --platform cpu; `shows` is its line."""
 
     name: str
     gpus: int
     shows: str
     run: Callable[[Machine], str]
+    on_cpus: bool = False
 
 
 def selfcheck(machine: Machine) -> str:
@@ -74,12 +77,17 @@ def no_gpu(machine: Machine) -> str:
 
 def fallback(machine: Machine) -> str:
     """A rank whose JAX finds no GPU must not compute on its CPU: sitecustomize.py takes the GPU away from the last."""
-    hidden = {"PYTHONPATH": str(PROGRAMS / "hide_gpu"), "HIDE_GPU_OF_RANK": str(machine.ranks - 1)}
+    hidden = {"PYTHONPATH": _path_with("hide_gpu"), "HIDE_GPU_OF_RANK": str(machine.ranks - 1)}
     words = [word for name, value in hidden.items() for word in ("--env", f"{name}={value}")]
-    done = machine.jaxrun("-n", str(machine.ranks), *words, PROGRAMS / "ordinals.py")
+    # Not forked, so that sitecustomize.py runs in each rank.
+    done = machine.jaxrun("-n", str(machine.ranks), "--no-fork", *words, PROGRAMS / "ordinals.py")
     if done.status == 0 or re.search(r"rank \d+ has", done.output):
         raise Failed(f"exit {done.status}: the program ran", done.output)
-    return f"exit {done.status}: {done.find(r'jaxrun: .*(refused|cpu|CPU|GPU|cuda|CUDA).*')}"
+    return f"exit {done.status}: {done.find(r'(?:jaxrun: refused|what this means:).*')}"
+
+
+def _path_with(directory: str) -> str:
+    return os.pathsep.join((str(PROGRAMS / directory), os.environ["PYTHONPATH"]))
 
 
 def names(machine: Machine) -> str:
@@ -121,7 +129,7 @@ def one_gpu_for_two(machine: Machine) -> str:
         for rank in ranks:
             rank.kill()
             rank.wait()
-    explained = find_explanation(output)
+    explained = explain_unavailable("", output)
     if not explained.means:
         raise Failed("what NCCL says is explained by no entry of the known errors", output)
     return explained.means
@@ -130,41 +138,77 @@ def one_gpu_for_two(machine: Machine) -> str:
 def waits_for_device(machine: Machine) -> str:
     """A rank that waits for a computation which never ends, as for a collective: that wait may spin."""
     words = ("-n", "1", "--stall-timeout", str(_STALL), PROGRAMS / "endless.py", "device")
-    return f"exit 124: {machine.jaxrun(*words, limit=300).expect(124).find(r'.*endless.py:[0-9]+.*')}"
+    return f"exit 124: {machine.jaxrun(*words, limit=120).expect(124).find(r'.*endless.py:[0-9]+.*')}"
 
 
 def waits_for_rank(machine: Machine) -> str:
     """All ranks but one wait in a collective on their GPUs; the last sleeps, and is to be named."""
     words = ("-n", str(machine.ranks), "--stall-timeout", str(_STALL), PROGRAMS / "endless.py", "collective")
     blamed = rf"1 rank +{machine.ranks - 1}\b.*"
-    return f"exit 124: {machine.jaxrun(*words, limit=300).expect(124).find(blamed)}"
+    return f"exit 124: {machine.jaxrun(*words, limit=120).expect(124).find(blamed)}"
 
 
 def start_up(machine: Machine) -> str:
-    """Seconds until all ranks have their device: fresh interpreters, or forks of one that has imported jax."""
-    taken = {
-        kind: statistics.median(_start(machine, kind, machine.ranks) for _ in range(_STARTS))
-        for kind in ("fresh", "fork")
-    }
-    return f"{machine.ranks} processes: fresh {taken['fresh']:.2f} s, forked {taken['fork']:.2f} s"
+    """Seconds until the program begins: in forks of one process that has imported jax, or in fresh interpreters."""
+    kinds = {"forked": (), "fresh": ("--no-fork",)}
+    taken: dict[str, list[float]] = {kind: [] for kind in kinds}
+    for _ in range(_STARTS):
+        for kind, words in kinds.items():
+            done = machine.jaxrun("-n", str(machine.ranks), *words, PROGRAMS / "parent.py").expect(0, f"rank 0 {kind}")
+            taken[kind].append(float(done.find(r"start-up [\d.]+").split()[1]))
+    shown = ", ".join(f"{kind} {statistics.median(seconds):.2f} s" for kind, seconds in taken.items())
+    return f"{machine.ranks} process{'es' if machine.ranks > 1 else ''}: {shown}"
 
 
-def _start(machine: Machine, kind: str, ranks: int) -> float:
-    done = run(sys.executable, PROGRAMS / "start.py", kind, str(ranks), env={"JAX_PLATFORMS": machine.platform})
-    return float(json.loads(done.expect(0).find(r"\{.*\}"))["seconds"])
+def cuda_before_fork(machine: Machine) -> str:
+    """Where something has started CUDA in the process that would fork, the workers are fresh interpreters."""
+    started = {"PYTHONPATH": _path_with("start_cuda")}
+    machine.jaxrun("-n", str(machine.ranks), PROGRAMS / "parent.py", env=started).expect(0, "rank 0 fresh")
+    return "cuInit in sitecustomize.py: fresh interpreters"
+
+
+def killed(machine: Machine) -> str:
+    """A rank that is killed gives its GPU's memory back before jaxrun ends, so that another job can start at once."""
+    done = machine.jaxrun("-n", str(machine.ranks), PROGRAMS / "killed.py").expect(137)
+    held, left = max(map(float, re.findall(r"holds (\d+) MiB", done.output))), max(used_memory())
+    if not left < _LEFT * held:
+        raise Failed(f"{left:.0f} of {held:.0f} MiB are in use after the job", done.output)
+    return f"exit 137; {held:.0f} MiB in use before, {left:.0f} MiB after"
+
+
+def restarted(machine: Machine) -> str:
+    """A job that lost a rank is started again once the GPU's memory is free."""
+    words = ("-n", str(machine.ranks), "--max-restarts", "1", "--no-run-dir")
+    done = machine.jaxrun(*words, PROGRAMS / "restarted.py").expect(0, r"attempt 1 of 2 failed: rank 0 .*SIGKILL")
+    if "still not free" in done.output:
+        raise Failed("the memory was not free in time", done.output)
+    return f"the first rank {done.find(r'computes [0-9.]+ s after the failure')}"
+
+
+def interrupted(machine: Machine) -> str:
+    """Ctrl-C reaches no Python while a rank waits for its device; it is killed after the grace time."""
+    job = (sys.executable, "-m", "jaxrun", "--platform", machine.platform, "-n", "1", PROGRAMS / "endless.py", "device")
+    done = run("timeout", "--foreground", "--preserve-status", "-s", "INT", str(_COMPUTES), *job).expect(130)
+    return f"exit 130 {done.seconds - _COMPUTES:.1f} s later: {done.find(r'stuck at [^)]*')}"
+
+
+def gang(machine: Machine) -> str:
+    """A gang starts, computes, loses a rank and starts anew."""
+    done = run(sys.executable, PROGRAMS / "gang.py", machine.platform, str(machine.ranks)).expect(0)
+    return done.find(r"started in.*")
 
 
 def record_cost(machine: Machine) -> str:
     """What recording adds to a call, by scripts/bench lockstep."""
-    words = ("-n", str(max(2, machine.ranks)), "--only", "record", "--rounds", "2", "--out", ".")
+    words = ("-n", str(machine.ranks), "--only", "record", "--rounds", "2", "--out", ".")
     done = run(sys.executable, _BENCH, *words, limit=900).expect(0)
     rows = [done.find(rf"^{kind} .* record .*").split() for kind in ("global jit, no collective", "psum")]
     return "; ".join(f"{row[0]} call: {row[-4]} us, {row[-2]} us of it recording" for row in rows)
 
 
 CHECKS = (
-    Check("selfcheck", 0, "psum, all_gather and ppermute over all devices", selfcheck),
-    Check("regression", 0, "a sharded program", regression),
+    Check("selfcheck", 1, "psum, all_gather and ppermute over all devices", selfcheck, on_cpus=True),
+    Check("regression", 1, "a sharded program", regression, on_cpus=True),
     Check("counts", 1, "a rank for each GPU of nvidia-smi, and no more", counts),
     Check("visible", 2, "CUDA_VISIBLE_DEVICES chooses and orders", visible),
     Check("no-gpu", 1, "no visible GPU is refused", no_gpu),
@@ -173,8 +217,13 @@ CHECKS = (
     Check("late-variable", 1, "XLA's variables in the program's first lines are told to be too late", late_variable),
     Check("out-of-memory", 1, "a full GPU is explained", out_of_memory),
     Check("one-gpu-for-two", 1, "two processes on one GPU: NCCL's text is explained", one_gpu_for_two),
-    Check("waits-for-device", 0, "`--stall-timeout` while a rank waits for its device", waits_for_device),
-    Check("waits-for-rank", 0, "`--stall-timeout` names the rank that the others wait for", waits_for_rank),
-    Check("start-up", 0, "start-up, fork server against fresh processes", start_up),
-    Check("record-cost", 0, "what `--lockstep record` adds to a call", record_cost),
+    Check("waits-for-device", 1, "`--stall-timeout` while a rank waits for its device", waits_for_device),
+    Check("waits-for-rank", 2, "`--stall-timeout` names the rank that others wait for", waits_for_rank, on_cpus=True),
+    Check("start-up", 1, "start-up, fork server against fresh processes", start_up, on_cpus=True),
+    Check("cuda-before-fork", 1, "CUDA that is started before a fork forbids it", cuda_before_fork),
+    Check("killed", 1, "the memory of a killed rank is free when jaxrun ends", killed),
+    Check("restarted", 1, "`--max-restarts` while a rank holds its GPU's memory", restarted, on_cpus=True),
+    Check("interrupted", 1, "Ctrl-C while a rank waits for its device", interrupted),
+    Check("gang", 1, "a gang starts, and starts anew after it has lost a rank", gang, on_cpus=True),
+    Check("record-cost", 2, "what `--lockstep record` adds to a call", record_cost, on_cpus=True),
 )

@@ -15,6 +15,7 @@ from pathlib import Path
 
 PROGRAMS = Path(__file__).with_name("programs")
 _SMI = ("nvidia-smi", "--query-gpu=uuid,name", "--format=csv,noheader")
+_SMI_MEMORY = ("nvidia-smi", "--query-gpu=memory.used", "--format=csv,noheader,nounits")
 
 
 class Failed(Exception):
@@ -97,6 +98,12 @@ def run(*words: str | Path, env: Mapping[str, str] | None = None, limit: float =
             output = error.stdout or b""
             raise Failed(f"still running after {limit:g} s", output.decode(errors="replace")) from None
         return Done(done.returncode, done.stdout, time.monotonic() - began)
+
+
+def used_memory() -> list[float]:
+    """The MiB of memory in use on each GPU of nvidia-smi."""
+    listed = subprocess.run(_SMI_MEMORY, capture_output=True, text=True, timeout=60, check=True).stdout
+    return [float(line) for line in listed.splitlines()]
 
 
 def list_gpus() -> tuple[Gpu, ...]:

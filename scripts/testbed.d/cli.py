@@ -116,7 +116,7 @@ def ssh(place: Place, arguments: Sequence[str]) -> int:
         return remote.SSH_FAILED
     # As ssh does; or a proxy of Hydra would hold its mpiexec's listening socket open, and connect to nobody there.
     os.closerange(3, os.sysconf("SC_OPEN_MAX"))
-    os.execvpe(argv[0], argv, hosts.fresh_environment(place))
+    return remote.run(argv, hosts.fresh_environment(place))
 
 
 def show(rows: Sequence[testbed.Row]) -> int:

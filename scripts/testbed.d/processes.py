@@ -25,6 +25,9 @@ class Process:
 
     @property
     def command(self) -> str:
+        """The name of what runs, "ssh" for what stands in for it."""
+        if self.argv[3:4] == ("ssh",) and os.path.basename(self.argv[2]) == "cli.py":
+            return "ssh"
         return os.path.basename(self.argv[0]) if self.argv else ""
 
 

@@ -20,6 +20,10 @@ SLURMD_TIMEOUT = 10
 MESSAGE_TIMEOUT = 5
 # Seconds from SIGTERM to SIGKILL for a step that Slurm ends; srun also waits this long for tasks of a lost host.
 KILL_WAIT = 5
+# Seconds that a preempted job has from Slurm's SIGTERM to its end.
+PREEMPTION_GRACE = 10
+# Seconds that a credential is valid: a job that is requeued waits so long. The default is 120.
+CREDENTIAL_LIFE = 5
 PATIENCE = 30.0
 
 
@@ -29,7 +33,7 @@ def slurm_conf(place: Place, hosts_up: int, memory: int) -> str:
 SlurmctldHost={CONTROLLER}({address(CONTROLLER)})
 SlurmUser=root
 AuthType=auth/munge
-AuthInfo=socket={place.munge}/socket
+AuthInfo=socket={place.munge}/socket,cred_expire={CREDENTIAL_LIFE}
 StateSaveLocation={place.root}/slurm/state
 SlurmdSpoolDir={place.root}/slurm/%n
 SlurmctldPidFile={place.root}/slurm/slurmctld.pid
@@ -50,8 +54,11 @@ PropagateResourceLimits=NONE
 ReturnToService=2
 MpiDefault=none
 MailProg=/bin/true
+PreemptType=preempt/partition_prio
+PreemptMode=REQUEUE
 NodeName=h[1-{hosts_up}] CPUs={CPUS_PER_HOST} RealMemory={memory}
-PartitionName=all Nodes=ALL Default=YES MaxTime=INFINITE State=UP
+PartitionName=all Nodes=ALL Default=YES MaxTime=INFINITE State=UP PriorityTier=1 GraceTime={PREEMPTION_GRACE}
+PartitionName=urgent Nodes=ALL MaxTime=INFINITE State=UP PriorityTier=2 PreemptMode=OFF
 """
 
 

@@ -27,7 +27,10 @@ TESTBED = Path(__file__).parents[2] / "scripts" / "testbed"
 HOSTS = ("h1", "h2", "h3")
 TIME_LIMIT = 60.0
 # What an engine runs, beside the processes that it was asked for.
-ENGINE = ("mpirun", "prterun", "prted", "orted", "mpiexec.hydra", "hydra_pmi_proxy", "hydra_bstrap_proxy", "srun", "sh")
+ENGINE = (
+    *("mpirun", "prterun", "prted", "orted", "mpiexec.hydra", "hydra_pmi_proxy", "hydra_bstrap_proxy", "srun"),
+    *("ssh", "sh"),
+)
 _SLURM = ("munged", "slurmctld", "slurmscriptd", "slurmd", "slurmstepd")
 _RANK_0 = (b"OMPI_COMM_WORLD_RANK=0", b"PMI_RANK=0", b"SLURM_PROCID=0")
 

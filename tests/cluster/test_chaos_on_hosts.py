@@ -6,7 +6,7 @@ import re
 
 import pytest
 from harness import MISBEHAVE
-from launch_modes import LAUNCHED, OPEN_MPI_5, SLURM, Engine, LaunchMode
+from launch_modes import LAUNCHED, MPICH, OPEN_MPI_5, SLURM, Engine, LaunchMode
 
 pytestmark = pytest.mark.extended
 
@@ -16,8 +16,9 @@ pytestmark = pytest.mark.extended
     [
         ("kill", OPEN_MPI_5, {137}, "killed by SIGKILL (9)"),
         ("cut", SLURM, {1, 134}, "cut off from the network"),
+        ("cut", MPICH, {1, 134}, "cut off from the network"),  # whose ranks hold a connection of the engine's
     ],
-    ids=["kill", "cut"],
+    ids=["kill", "cut", "cut MPICH"],
 )
 def test_a_fault_is_injected_on_its_host(make_runner, kind: str, engine: Engine, codes: set[int], words: str) -> None:
     result = make_runner(LaunchMode(engine, LAUNCHED)).jaxrun(

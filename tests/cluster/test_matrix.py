@@ -219,8 +219,7 @@ def _cancel(runner: JobRunner) -> None:
         os.kill(launch_command.pid, signal.SIGTERM)
 
 
-# Intel MPI may leave a proxy of its own on another host, with no agent.
-@row("`kill -9` of jaxrun at its start", *(mode for mode in SOME if mode.direction == LAUNCHED), always=BASIC)
+@row("`kill -9` of jaxrun at its start", *(mode for mode in ALL if mode.direction == LAUNCHED), always=BASIC)
 def test_kill_9_of_the_launcher_leaves_no_agent_that_looks_for_it(runner: JobRunner) -> None:
     with runner.started("--init-timeout", "60", MISBEHAVE, "--rank", "-1", "--hang") as job:
         job.wait_until(lambda: _agents(job), "agent")

@@ -29,6 +29,7 @@ from jaxrun.head.timeouts import TimeLimits
 from jaxrun.job.job import Job
 from jaxrun.job.plan import Plan, Worker
 from jaxrun.output.output import Output
+from jaxrun.protocol.env import attempt_nonce
 from jaxrun.supervisor.dispatch import Dispatcher
 
 HERE = Path(__file__).parent
@@ -55,6 +56,12 @@ class RecordedEvents(list):
 
     def write_text(self, name, text):
         self.append((f"file {name}", None, {"text": text}))
+
+    def take_requests(self):
+        return []
+
+    def write_answer(self, number, answer):
+        self.append((f"answer {number}", None, {"answer": answer}))
 
     def names(self, rank):
         return [event for event, of, _ in self if of == rank]
@@ -100,7 +107,7 @@ class LocalJob:
             server = client.start(plan.argv[:1], environ)
             assert server.configure(client.program_of(plan.argv), environ)
         workers = WorkerGroup(plan, Spawner(plan, os.environ, ""), server)
-        expected = Expected(size, plan.job_id, "cpu", None)
+        expected = Expected(size, attempt_nonce(plan.job_id, 1), "cpu", None)
         head = Head(dict.fromkeys(range(size), "h1"), expected, TimeLimits(init, job, grace, grace), "127.0.0.1", began)
         with SignalPipe(SIGNALS) as signals, self._screen.open("wb") as screen:
             fd = screen.fileno()

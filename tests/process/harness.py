@@ -62,6 +62,17 @@ class Job:
             time.sleep(0.01)
         raise AssertionError(f"no {text!r} from {count} ranks in {TIME_LIMIT} s")
 
+    def wait_for_event(self, name: str, count: int = 1) -> None:
+        """Until so many events of this name have been noted."""
+        deadline = time.monotonic() + TIME_LIMIT
+        while time.monotonic() < deadline:
+            noted = self.events() if (self.run_dir / "events.jsonl").exists() else []
+            if sum(event["event"] == name for event in noted) >= count:
+                return
+            assert self.process.poll() is None, self.process.communicate()
+            time.sleep(0.01)
+        raise AssertionError(f"no {count} events {name!r} in {TIME_LIMIT} s")
+
     def events(self) -> list[dict[str, object]]:
         """All that has been noted so far."""
         return [json.loads(line) for line in (self.run_dir / "events.jsonl").read_text().splitlines()]

@@ -8,6 +8,8 @@ from pathlib import Path
 import pytest
 
 from jaxrun.agent.worker_process import WorkerProcess
+from jaxrun.protocol.codec import encode
+from jaxrun.protocol.worker_messages import Done
 
 CLEAN = "run(); done()"
 SLEEPS = "run(); time.sleep(60)"
@@ -78,10 +80,16 @@ def test_a_crash_leaves_its_stack_where_the_program_has_led_the_fault_handler_to
     assert end.crash_dump.startswith("Fatal Python error: Segmentation fault") and "Current thread" in end.crash_dump
 
 
-def test_a_malformed_message_is_the_workers_fault(run_job):
-    job = run_job(SLEEPS, "run(); link.sendall(b'GET / HTTP/1.0\\r\\n\\r\\n'); time.sleep(60)")
+@pytest.mark.parametrize(
+    ("sent", "why"),
+    [(b"GET / HTTP/1.0\r\n\r\n", "a frame announces"), (encode(Done(0, 1.0)), "a Done for another rank than 1")],
+    ids=["a request", "another rank's end"],
+)
+def test_what_a_worker_cannot_mean_is_its_own_fault(run_job, sent, why):
+    job = run_job(SLEEPS, f"run(); link.sendall({sent!r}); time.sleep(60)")
     end = job.ending.workers[1]
     assert end.failure.error == "ProtocolError" and "wrote to jaxrun's channel" in end.failure.message
+    assert why in end.failure.message and job.ending.workers[0].failure is None
     assert job.ending.reason == "failed" and job.statuses == [-9, -9]
 
 
@@ -104,8 +112,8 @@ def test_all_stand_still_before_the_first_is_killed(run_job, monkeypatch):
 
 
 def test_two_workers_with_one_rank_are_refused(run_job):
-    job = run_job("hello(); time.sleep(60)", "hello(rank=0); time.sleep(60)")
-    assert job.ending.reason == "refused" and "two processes say that they are rank 0" in job.ending.text
+    job = run_job("hello(); time.sleep(60)", "hello(); hello(pid=1); time.sleep(60)")
+    assert job.ending.reason == "refused" and "two processes say that they are rank 1" in job.ending.text
 
 
 def test_a_silent_worker_is_named_when_the_start_up_takes_too_long(run_job):

@@ -14,9 +14,9 @@ _BANNED = ("jax", "jaxlib", "numpy", "jaxrun_runtime")
 _SHARED = ("jaxrun.protocol", "jaxrun.errors", "jaxrun.text")
 # A package of the launcher imports only itself and those that stand after it.
 _ORDER = (
-    "cli", "pytest_plugin", "notebook", "map", "gang", "supervisor", "backends", "agent", "forkserver", "channel",
-    "output", "rundir", "verdict", "head", "lockstep", "diagnosis", "job", "protocol", "text", "terminal",
-    "errors", "clock",
+    "cli", "doctor", "trace", "pytest_plugin", "notebook", "map", "gang", "supervisor", "backends", "agent", "probe",
+    "forkserver", "channel", "output", "rundir", "verdict", "head", "lockstep", "diagnosis", "job", "protocol",
+    "text", "terminal", "errors", "clock",
 )  # fmt: skip
 
 

@@ -130,3 +130,49 @@ def test_a_command_that_is_killed_leaves_nothing_on_either_host(hosts: Hosts, tm
     expected = ("rank 1 of 2", "the head at 127.0.0.1 was lost: its host is gone, or jaxrun there was killed")
     assert expected[1 - victim] in ends[1 - victim][2]
     assert_gone(job_id)
+
+
+RESTARTED = """
+import os, signal
+import jaxrun_runtime as jr
+from jax.experimental import multihost_utils
+
+attempt = os.environ["JAXRUN_ATTEMPT"]
+print("attempt", attempt, flush=True)
+multihost_utils.sync_global_devices("start")
+if attempt == "1" and jr.rank == 2:
+    os.kill(os.getpid(), signal.SIGKILL)
+if attempt == "2" and jr.rank == 1:
+    raise ValueError("again")
+multihost_utils.sync_global_devices("end")
+print("end", flush=True)
+"""
+
+
+def test_a_job_is_started_again_by_the_same_agents(hosts: Hosts, tmp_path: Path) -> None:
+    (tmp_path / "program.py").write_text(RESTARTED)
+    words = ["-n", "4", "--max-restarts", "2", "program.py"]
+    first, second = ended(hosts(words, words))
+    assert (first[0], second[0]) == (0, 0), (first, second)
+    assert "attempt 1 of 3 failed: rank 2 of 4 was killed by SIGKILL (9)" in first[2]
+    assert "attempt 2 of 3 failed: rank 1 of 4 raised ValueError" in first[2]
+    (run_dir,) = (
+        path for path in (tmp_path / "jaxrun-runs").iterdir() if (path / "job.json").exists() and not path.is_symlink()
+    )
+    for folder, attempt in (("", 1), ("attempt-2", 2), ("attempt-3", 3)):
+        for rank in range(4):
+            log = (run_dir / folder / f"rank-{rank:04d}.out").read_text()
+            assert f"attempt {attempt}\n" in log and ("end" in log) == (attempt == 3)
+    events = [json.loads(line) for line in (run_dir / "events.jsonl").read_text().splitlines()]
+    agents = {(event["rank"], event["pid"]) for event in events if event["event"] == "reported"}
+    assert len(agents) == 4 and len([event for event in events if event["event"] == "reported"]) == 12
+    assert_gone(str(json.loads((run_dir / "job.json").read_text())["job_id"]))
+
+
+def test_agents_that_jaxrun_did_not_start_cannot_be_replaced(hosts: Hosts, tmp_path: Path) -> None:
+    (tmp_path / "program.py").write_text(
+        "import os\nif os.environ['JAXRUN_RANK'] == '1': os.kill(os.getppid(), 9)\nimport time; time.sleep(60)"
+    )
+    words = ["-n", "2", "--max-restarts", "2", "program.py"]
+    first, _ = ended(hosts(words, words))
+    assert first[0] == 69 and "not restarted: agents are gone that jaxrun did not start." in first[2], first

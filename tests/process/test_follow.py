@@ -10,7 +10,8 @@ from itertools import pairwise
 
 import pytest
 
-from jaxrun.backends.follow import JobState, parse_job_state, submit_and_follow
+from jaxrun.backends.follow import submit_and_follow
+from jaxrun.backends.slurm_job_state import JobState, parse_job_state
 from jaxrun.errors import UnavailableError
 
 SCRIPT = "#!/bin/bash\n# Written by jaxrun.\n#SBATCH --output=x.out\n#SBATCH --time=5\nexec true\n"
@@ -86,7 +87,15 @@ def cluster(tmp_path, monkeypatch):
 
 def test_a_job_is_read_whatever_its_name():
     assert parse_job_state(shown("RUNNING", restarts=2)) == JobState(
-        "RUNNING", "None", "h[1-2]", "/home/me/a b.out", restarts=2, exit_code=0, exit_signal=0
+        "RUNNING",
+        "None",
+        "h[1-2]",
+        "/home/me/a b.out",
+        restarts=2,
+        exit_code=0,
+        exit_signal=0,
+        requeue=True,
+        is_batch=True,
     )
     assert parse_job_state(shown("PENDING", reason="Resources", nodes="")).nodes == ""
     assert parse_job_state(shown("PENDING", nodes="(null)")).nodes == ""

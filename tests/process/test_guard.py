@@ -167,14 +167,17 @@ def test_descendants_without_a_mark_are_killed_too():
             os.kill(pid, 9)
 
 
-def test_a_launch_command_can_clean_up_before_it_is_killed(tmp_path):
+@pytest.mark.parametrize("added", [True, False], ids=["added", "killed before it could be added"])
+def test_a_launch_command_can_clean_up_before_it_is_killed(tmp_path, added):
     ready, cleaned = tmp_path / "ready", tmp_path / "cleaned"
     script = f"trap 'touch {cleaned}; exit' TERM; touch {ready}; while :; do sleep 0.05; done"
     code = f"""
 import os, time
 from jaxrun.agent.guard import Guard
-guard = Guard(term_first=True)
-guard.add(os.posix_spawn("/bin/sh", ["sh", "-c", {script!r}], {{}}, setsid=True))
+guard = Guard(launch_mark="X=1")
+pid = os.posix_spawn("/bin/sh", ["sh", "-c", {script!r}], {{"X": "1"}}, setsid=True)
+if {added}:
+    guard.add(pid)
 while not os.path.exists({str(ready)!r}):
     time.sleep(0.01)
 os.kill(os.getpid(), 9)

@@ -39,6 +39,7 @@ _NAMES = [
     ("jax._src.tree_util", "dispatch_registry"),
     ("jax._src.traceback_util", "register_exclusion"),
     ("jax.monitoring", "register_scalar_listener"),
+    ("jax._src.pjit", "_pjit_call_impl_python"),
 ]
 
 
@@ -73,6 +74,12 @@ _FIRST, _COMPILED = (
         (_PXLA, "MeshExecutable", EVERY_CALL, "--lockstep takes programs of the same name and shapes for the same"),
         ("jax.monitoring", "register_scalar_listener", EVERY_CALL, "--lockstep does not see what is being compiled"),
         ("jax._src.traceback_util", "register_exclusion", EVERY_CALL, "tracebacks show frames of jaxrun"),
+        (
+            "jax._src.pjit",
+            "_pjit_call_impl_python",
+            EVERY_CALL,
+            "--lockstep compares programs only once they are compiled",
+        ),
     ],
 )
 def test_without_a_name_lockstep_sees_less_and_one_line_says_what(monkeypatch, module, name, level, what):
@@ -115,7 +122,7 @@ def test_with_nothing_left_lockstep_sees_nothing(monkeypatch):
     _take(monkeypatch, "jax.monitoring", "register_scalar_listener")
     assert jax_hooks.probe_level() == NOTHING
     assert jax_hooks.missing_features("record") == "--lockstep sees neither calls nor what is compiled"
-    jax_hooks.hook_compilations(lambda name: None, lambda: None)  # and does not mind
+    jax_hooks.hook_compilations(lambda name: None, lambda stage, name, seconds: None)  # and does not mind
 
 
 @pytest.mark.parametrize(

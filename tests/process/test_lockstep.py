@@ -3,6 +3,7 @@
 import base64
 import os
 import re
+import sys
 import zlib
 
 import pytest
@@ -47,6 +48,17 @@ def weak(a, s):
 weak(x, 2.0), weak(x, np.float32(2.0))
 
 (x + 1)  # an operator
+
+@jax.jit
+def again(a):
+    return a.sum()
+through_partial = partial(again)
+def call_again():
+    for _ in range(4):
+        again(x)
+    for _ in range(3):
+        through_partial(x)
+call_again()
 
 @jax.jit
 def threaded(a):
@@ -186,6 +198,15 @@ def test_the_recorder_holds_process_id_and_level(workers):
         assert worker.received(Done)
 
 
+def test_a_compilation_is_recorded_with_its_times(workers):
+    for worker in workers:
+        stages = [line for line in worker.flight.lines if "stage" in line]
+        compiled = [stage for stage in stages if (stage["stage"], stage["name"]) == ("compile", "jit(shaped)")]
+        first_call = next(call for call in worker.flight.calls if call.name == "jit(shaped)")
+        assert len(compiled) == 3  # for three kinds of arguments
+        assert compiled[0]["since"] < compiled[0]["until"] <= first_call.time <= compiled[1]["since"]
+
+
 def test_local_programs_are_not_recorded(workers):
     assert not any(named(worker, "local") for worker in workers)
 
@@ -208,6 +229,16 @@ def test_a_call_site_is_the_users_line(workers):
         (operator,) = named(worker, "add")
         assert operator.place == f"program.py:{line_of(_CALLS, 'an operator')} <module>"
         assert named(worker, "threaded")[1].place == f"program.py:{line_of(_CALLS, 'of the thread')} in_thread"
+
+
+def test_it_is_recorded_when_a_call_was_entered(workers):
+    first, second = (named(worker, "again") for worker in workers)
+    known = [2, 3, 5, 6] if sys.version_info >= (3, 13) else []  # first the dispatch shows which instruction calls
+    assert first[0].entered and second[0].entered  # Python makes a program's first call
+    assert not first[1].entered and not first[4].entered
+    for number in known:
+        assert all(calls[number - 1].time < calls[number].entered < calls[number].time for calls in (first, second))
+    assert {bool(calls[number].entered) for calls in (first, second) for number in (2, 3, 5, 6)} == {bool(known)}
 
 
 def test_a_site_keeps_the_stack_of_its_first_call(workers):
@@ -266,19 +297,36 @@ def test_a_program_that_is_compiled_again_is_the_same(workers):
     assert len(calls) == 4
     assert len({call.program["program"] for call in calls}) == 1
     announced = [call for call in workers[0].received(Call) if call.name == "jit(cleared)"]
-    assert len(announced) == 1
+    assert [(call.is_compiled, call.number - announced[0].number) for call in announced] == [
+        (False, 0),
+        (True, 0),
+        (False, 2),
+    ]
 
 
 def test_each_programs_first_call_is_sent_to_the_head(workers):
     for rank, worker in enumerate(workers):
         flight = worker.flight
-        calls = worker.received(Call)
-        assert [call.program for call in calls] == list(flight.programs)
+        calls = [call for call in worker.received(Call) if call.is_compiled]
+        assert sorted(call.program for call in calls) == sorted(flight.programs)
         first = calls[0]
         assert (first.rank, first.group, first.number, first.waits_for_answer) == (rank, "0-1", 1, False)
         assert (first.name, first.source_line) == ("jit(step)", f"program.py:{line_of(_CALLS, 'in the loop')} loop")
         program = flight.programs[first.program]
         assert (first.key, first.code) == (program["key"], program["code"])
+
+
+def test_a_call_that_compiles_is_announced_before_with_the_same_number(workers):
+    for worker in workers:
+        announced = {(call.number, call.name): call for call in worker.received(Call) if not call.is_compiled}
+        step = announced[1, "jit(step)"]
+        assert step.source_line == f"program.py:{line_of(_CALLS, 'in the loop')} loop"
+        first_calls = {(call.number, call.name): call for call in worker.received(Call) if call.is_compiled}
+        ahead = {call.number for call in worker.flight.calls if call.name in ("jit(<lambda>)", "jit(treed)")}
+        assert {name for number, name in first_calls.keys() - announced.keys() if number not in ahead} == set()
+        for key in first_calls.keys() & announced.keys():
+            before, after = announced[key], first_calls[key]
+            assert (before.key, before.code, before.program) == ("", after.code, after.program), key
 
 
 def test_callbacks_do_not_make_equal_programs_differ(workers):

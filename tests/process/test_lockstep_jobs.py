@@ -99,7 +99,7 @@ def test_the_first_call_of_a_program_is_seen_while_it_hangs_and_after_the_rank_h
         harness.send_due()
     place = f"{os.path.basename(harness.argv[0])}:{line_of(_HANGS, 'hangs')} <module>"
     assert first.flight.pending == (2, "0-1", "jit(waited)", place)
-    assert [call.name for call in first.received(Call)] == ["jit(<lambda>)", "jit(waited)"]
+    assert [call.name for call in first.received(Call) if call.is_compiled] == ["jit(<lambda>)", "jit(waited)"]
     os.kill(first.pid, signal.SIGKILL)
     while first.status is None and time.monotonic() < deadline:
         harness.poll(0.05)

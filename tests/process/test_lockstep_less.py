@@ -38,6 +38,7 @@ for _ in range(3):
         ("del pxla.MeshExecutableFastpathData._fields", FIRST_CALLS, [1], "the first call of each program only"),
         ("pxla.ExecuteReplicated.__slots__ = []", COMPILATIONS, [], "what is compiled, but no calls"),
         ("del pxla.UnloadedMeshExecutable.from_hlo", EVERY_CALL, [1, 2, 3], "same name and shapes for the same"),
+        ("del pjit._pjit_call_impl_python", EVERY_CALL, [1, 2, 3], "only once they are compiled"),
     ],
 )
 def test_with_less_of_jax_less_is_recorded_and_rank_0_says_so(start, script, tmp_path, taken, level, calls, warning):
@@ -46,7 +47,18 @@ def test_with_less_of_jax_less_is_recorded_and_rank_0_says_so(start, script, tmp
 original = pxla.UnloadedMeshExecutable.from_hlo
 pxla.UnloadedMeshExecutable.from_hlo = staticmethod(lambda *args, **kwargs: original(*args, **kwargs))
 """
-    script(f"import jax\nfrom jax._src.interpreters import pxla\n{taken}", "site/sitecustomize.py")
+    elif "pjit" in taken:
+        taken = """
+original = pjit._pjit_call_impl_python
+class Renamed:
+    def __call__(self, *args, **kwargs):
+        return original(*args, **kwargs)
+pjit._pjit_call_impl_python = Renamed()
+"""
+    script(
+        f"import jax\nfrom jax._src import pjit\nfrom jax._src.interpreters import pxla\n{taken}",
+        "site/sitecustomize.py",
+    )
     from harness_worker import environment
 
     path = f"{tmp_path / 'site'}:{environment()['PYTHONPATH']}"
@@ -70,7 +82,7 @@ def test_strict_becomes_record_where_calls_cannot_be_held(start, script, tmp_pat
     workers = record(start, script, _LESS, env=env, local={"lockstep": "strict"})
     for worker in workers:
         assert (worker.flight.level, worker.flight.words[STRICT_WORD]) == (FIRST_CALLS, 0)
-        assert [call.waits_for_answer for call in worker.received(Call)] == [False]
+        assert [call.waits_for_answer for call in worker.received(Call)] == [False, False]
     (line,) = workers[0].err.splitlines()
     assert "strict is not possible" in line
 

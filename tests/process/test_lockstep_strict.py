@@ -28,7 +28,9 @@ thread.join()
 """
     for worker in record(start, script, body, local={"lockstep": "strict"}):
         calls = worker.received(Call)
-        assert [(call.number, call.waits_for_answer) for call in calls] == [(n, True) for n in range(1, 7)]
+        first, *others = [(call.number, call.waits_for_answer, call.is_compiled) for call in calls]
+        assert first == (1, True, False)  # before its program is compiled; the next one is compiled ahead of time
+        assert others == [(n, True, True) for n in range(1, 7)]
         assert [call.number for call in worker.flight.calls] == list(range(1, 7))
         assert worker.flight.words[STRICT_WORD] == 1
 
@@ -71,6 +73,7 @@ main()
     workers = start([script(SETTING + body)], 2, local={"lockstep": "strict"}).run(kill_on_failure=False)
     for worker in workers:
         words = worker.failure()
+        assert ("jit(<lambda>)" in worker.flight.compiled) == ahead
         assert (words.error, worker.status, words.notes) == ("DivergenceError", 1, ())
         assert words.message.startswith("call #1: 0: program")
         frames = [line for line in words.traceback.splitlines() if line.startswith("  File ")]

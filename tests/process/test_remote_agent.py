@@ -7,6 +7,7 @@ import socket
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -255,7 +256,9 @@ def test_a_worker_from_its_start_to_its_end(by_hand):
     head.run("run(); print('hello'); print('bad', file=sys.stderr); done()")
     assert head.expect(Done).rank == 0
     head.send(Exit())
-    assert head.expect(WorkerExited) == WorkerExited(0, 0, stderr_tail="bad\n")
+    ended = head.expect(WorkerExited)
+    assert replace(ended, output_bursts=()) == WorkerExited(0, 0, stderr_tail="bad\n")
+    assert sum(count for _, _, count in ended.output_bursts) == len("hello\nbad\n")
     assert head.shut_down(0) == (0, "")
     kinds = [type(message) for message in head.received]
     assert kinds[:2] == [AgentReport, WorkerSpawned] and kinds.count(FirstOutput) == 1

@@ -159,7 +159,7 @@ def test_a_job_of_three_agents_runs_to_its_end(start):
     for rank in range(3):
         assert (job.run_dir / f"rank-{rank:04d}.out").read_text() == f"hello from {rank}\n"
         names = [event["event"] for event in job.events() if event.get("rank") == rank]
-        assert [name for name in names if name not in ("first_output", "reported")] == [
+        assert [name for name in names if name not in ("first_output", "reported", "clock")] == [
             "spawned",
             "hello",
             "proof",
@@ -225,7 +225,7 @@ def test_a_sigterm_that_the_program_obeys_is_a_preemption(start, whom):
     job.until_output("ready", 2)
     for pid in [job.process.pid] if whom == "the launcher" else job.agents().values():
         os.kill(pid, signal.SIGTERM)
-    assert job.end() == 75 and job.err.count("asked ranks 0-1 to end (SIGTERM)") == 1
+    assert job.end() == 75 and job.err.count("asked ranks 0-1 to end (SIGTERM)") == 1, job.err
 
 
 @pytest.mark.parametrize("whom", [extended("the launcher"), "all agents"])

@@ -63,10 +63,10 @@ def sleeper():
         time.sleep(60)
     return pid
 guard, others = sleeper(), [sleeper(), sleeper()]
-killed = subreaper.kill_all(spare=guard)
+killed = subreaper.kill_all(spare=(guard,))
 lives = os.waitpid(guard, os.WNOHANG) == (0, 0)
 began = time.monotonic()
-again = subreaper.kill_all(spare=guard)
+again = subreaper.kill_all(spare=(guard,))
 seconds = time.monotonic() - began
 os.kill(guard, 9)
 print(json.dumps([sorted(killed) == sorted(others), lives, again, seconds]))

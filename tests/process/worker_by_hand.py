@@ -62,7 +62,7 @@ class Worker:
         if self.rank == 0:
             self.send(CoordinatorReady(0, "127.0.0.1:1"))
         size, now = self.env.size, time.time()
-        self.send(DeviceReport(self.rank, self.rank, size, 1, size, ("cpu",), "cpu", self.env.job_id, now, now))
+        self.send(DeviceReport(self.rank, self.rank, size, 1, size, ("cpu",), "cpu", self.env.nonce, now, now))
         self.receive()
 
     def listen(self):

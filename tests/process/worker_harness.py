@@ -188,16 +188,20 @@ class WorkerHarness:
         self.answer_calls()
 
     def answer_calls(self):
-        """Answer calls that wait, once all ranks of the group have made them: they match if key and code are equal."""
+        """Answer calls that wait, once all ranks of the group have made them: they match if key and code are equal.
+
+        All ranks are taken to compile the same programs.
+        """
         waiting = {}
         for worker in self.workers:
             for call in worker.received(Call):
-                if call.waits_for_answer and (call.group, call.number) not in self._answered:
-                    waiting.setdefault((call.group, call.number), {})[call.rank] = call
-        for (group, number), calls in waiting.items():
+                key = (call.group, call.number, call.is_compiled)
+                if call.waits_for_answer and key not in self._answered:
+                    waiting.setdefault(key, {})[call.rank] = call
+        for (group, number, is_compiled), calls in waiting.items():
             if len(calls) < len(ranks_of(group)):
                 continue
-            self._answered.add((group, number))
+            self._answered.add((group, number, is_compiled))
             alike = len({(call.key, call.code) for call in calls.values()}) == 1
             text = f"call #{number}: " + " | ".join(f"{rank}: {calls[rank].source_line}" for rank in sorted(calls))
             for rank in calls:

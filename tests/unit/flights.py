@@ -10,9 +10,13 @@ from jaxrun.protocol import flight_file
 
 @dataclass(frozen=True)
 class Made:
-    """One record; `stack` and `program` are the lines that describe them, `ranks` the group's."""
+    """One record; `stack` and `program` are the lines that describe them, `ranks` the group's.
+
+    `time` and `entered` are nanoseconds since the epoch.
+    """
 
     time: int
+    entered: int
     chain: int
     number: int
     ranks: str
@@ -36,7 +40,10 @@ class Flight:
         assert text == b"" or text.endswith(b"\n")
         self.lines = [json.loads(line) for line in text.splitlines()]
         self.groups = {line["group"]: line["ranks"] for line in self.lines if "ranks" in line}
-        self.programs = {line["program"]: line for line in self.lines if "program" in line}
+        self.programs: dict[int, dict[str, Any]] = {}
+        for line in self.lines:
+            if "program" in line:  # one, or one before and one after its compilation
+                self.programs.setdefault(line["program"], {}).update(line)
         self.sites = {line["site"]: tuple(line["stack"]) for line in self.lines if "site" in line}
         self.compiled = [line["compiling"] for line in self.lines if "compiling" in line]
         self.troubles = [line["trouble"] for line in self.lines if "trouble" in line]
@@ -73,9 +80,9 @@ class Flight:
 
     def _record(self, n):
         at = flight_file.HEADER_WORDS + n % flight_file.RING_RECORDS * flight_file.RECORD_WORDS
-        time, chain, what, call = self.words[at : at + flight_file.RECORD_WORDS]
+        time, chain, what, call, entered = self.words[at : at + flight_file.RECORD_WORDS]
         program, site = self.programs[what & 2**32 - 1], self._site(what >> 32)
-        return Made(time, chain, call & 2**48 - 1, self.groups[call >> 48], program, site)
+        return Made(time, entered, chain, call & 2**48 - 1, self.groups[call >> 48], program, site)
 
     def _site(self, number):
         return self.sites[number] if number else ("",)

@@ -4,6 +4,7 @@ import itertools
 import signal
 
 from jaxrun.head.actions import (
+    AnswerRequests,
     Finish,
     PrintLine,
     PrintSnapshot,
@@ -49,12 +50,15 @@ class Simulation:
         local_devices=1,
         init=60.0,
         job=None,
+        save=None,
+        ends_at=None,
         grace=None,
         stall=None,
         stall_notice=None,
         lockstep="off",
         chaos="",
         no_terminal="",
+        requeue=False,
     ):
         self.size = size
         self.hosts = hosts or dict.fromkeys(range(size), "h1")
@@ -71,6 +75,7 @@ class Simulation:
         self.finished_at = None
         self.stacks = {}  # rank → dump, for those that answer
         self.terminal = []  # what debuggers have written
+        self.answered = []  # (number of a request, answer)
         self.reads = 0  # lines that were asked for
         self.answers = True  # whether any do
         self.cpu = lambda now: 0.0  # seconds that each rank has used by then
@@ -83,11 +88,12 @@ class Simulation:
         self._number = itertools.count()
         expected = Expected(size, JOB_ID, platform, local_devices)
         signal_grace = 30.0 if grace is None else grace
-        limits = TimeLimits(init, job, 5.0 if grace is None else grace, signal_grace, stall, stall_notice)
-        faults = parse_faults(chaos) if chaos else ()
-        self.head = Head(
-            self.hosts, expected, limits, "127.0.0.1", 0.0, lockstep=lockstep, chaos=faults, no_terminal=no_terminal
+        limits = TimeLimits(
+            init, job, 5.0 if grace is None else grace, signal_grace, stall, stall_notice, save, ends_at
         )
+        faults = parse_faults(chaos) if chaos else ()
+        options = {"lockstep": lockstep, "chaos": faults, "no_terminal": no_terminal, "requeue": requeue}
+        self.head = Head(self.hosts, expected, limits, "127.0.0.1", 0.0, **options)
 
     def handle(self, *events):
         """Events that arrive now."""
@@ -234,6 +240,8 @@ class Simulation:
                 self.statuses_shown.append((self.now, action.text))
             case PrintLine():
                 self.printed.append((self.now, action.text))
+            case AnswerRequests():
+                self.answered += [(number, action.answer) for number in action.numbers]
             case ShowTerminalText():
                 self.terminal.append(action.text)
             case ReadTerminalLine():

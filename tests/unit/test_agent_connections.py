@@ -60,6 +60,22 @@ def test_bytes_that_the_network_does_not_take_are_sent_when_it_does(loop, ends):
     assert receive(agent, 1) == [OutputCredit(1)]
 
 
+def test_a_host_has_answered_a_probe_also_where_more_is_on_its_way(loop, ends):
+    head, agent = ends
+    connections = AgentConnections(loop)
+    connections.add(0, head)
+    connections.probe()
+    deadline = time.monotonic() + 10
+    while connections.unanswered_ranks() and time.monotonic() < deadline:
+        time.sleep(0.001)
+    for _ in range(TIMES):
+        connections.send((0,), LARGE)
+    assert head.acknowledged_bytes() < head.queued_bytes and connections.unanswered_ranks() == []
+    connections.probe()
+    assert connections.unanswered_ranks() == [0]
+    assert len(receive(agent, TIMES + 2, lambda: loop.run_once(0.001))) == TIMES + 2
+
+
 def test_an_idle_loop_does_not_wake_up_to_send(loop, ends, monkeypatch):
     head, agent = ends
     connections = AgentConnections(loop)

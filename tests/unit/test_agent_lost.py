@@ -284,7 +284,7 @@ def agent_report(rank, host):
 def awaiting_reports(simulate):
     """A job whose hosts are not known before the reports come."""
     job = simulate(2, hosts={0: "?", 1: "?"})
-    spec = JobSpec(Job(program=("p",), platform="cpu"), "ab" * 16, 2, "", "", ("p",), {}, "", "eth0 10.0.0.9:40")
+    spec = JobSpec(Job(program=("p",), platform="cpu"), "ab" * 16, 2, "", "", ("p",), {}, "", "", "eth0 10.0.0.9:40")
     limits = job.head._attempt.limits
     job.head = Head(job.hosts, job.head._startup._expected, limits, "", 0.0, AgentRegistry(spec))
     return job

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from jaxrun.errors import NotUniformError, UnavailableError
-from jaxrun.head.agent_registry import AgentRegistry, JobSpec, coordinator_interface
+from jaxrun.head.agent_registry import AgentRegistry, JobSpec, reachable_address
 from jaxrun.head.consistency import Expected
 from jaxrun.job.job import Job
 from jaxrun.protocol.agent_messages import AgentReport
@@ -31,6 +31,7 @@ def job_spec(size, *, given=None, run_dir="/shared/run", **wanted):
         program=("train.py", "--steps", "3"),
         user_env=given or {},
         run_dir=run_dir,
+        log_dir=run_dir,
         listen_addresses="eth0 10.0.0.9:40",
     )
 
@@ -83,7 +84,7 @@ def test_start_messages_are_sorted_by_rank_and_describe_the_job():
     assert {start.program for start in assignment.starts} == {("train.py", "--steps", "3")}
     assert all(start.environment["A"] == "b" for start in assignment.starts)
     assert all(start.init_timeout == 120.0 for start in assignment.starts)
-    assert assignment.expected == Expected(3, "ab" * 16, "cpu", 1)
+    assert assignment.expected == Expected(3, "ab" * 16 + "-1", "cpu", 1)
     assert assignment.notes == ()
 
 
@@ -324,7 +325,7 @@ def test_the_start_message_says_whether_the_ranks_output_is_shown():
 
 
 def interface_for(*reports):
-    return coordinator_interface(dict(enumerate(reports)))
+    return reachable_address(0, dict(enumerate(reports)))
 
 
 def test_on_one_host_the_coordinator_is_on_the_loopback():

@@ -1,7 +1,9 @@
 """The head's side of agents: one connection of each rank counts, that on which its agent speaks."""
 
 import contextlib
+import json
 import socket
+import struct
 import time
 from dataclasses import fields
 from types import SimpleNamespace
@@ -18,13 +20,18 @@ from jaxrun.protocol.agent_messages import (
     AgentRefused,
     AgentReport,
     AgentSignalled,
+    FaultNotInjected,
     JobInfo,
+    NextAttempt,
     Shutdown,
     SignalWorker,
     StartWorker,
+    WorkerExited,
 )
 from jaxrun.protocol.auth import ClientHandshake
-from jaxrun.protocol.worker_messages import Run
+from jaxrun.protocol.codec import encode
+from jaxrun.protocol.snapshot_messages import SnapshotPurpose, SnapshotReply
+from jaxrun.protocol.worker_messages import Done, Run
 from jaxrun.supervisor import server as server_module
 from jaxrun.supervisor.server import AgentServer
 
@@ -38,6 +45,11 @@ def message(kind, **values):
     return kind(**{field.name: empty.get(field.type, ()) for field in fields(kind)} | values)
 
 
+def frame(content):
+    body = json.dumps(content).encode()
+    return struct.pack("!I", len(body)) + body
+
+
 class Server:
     """An AgentServer with a head that only collects events, and no launch command."""
 
@@ -48,10 +60,14 @@ class Server:
         dispatcher = SimpleNamespace(
             hosts={0: "h1", 1: "h2"},
             handle=self._on_event,
-            record=lambda name, rank=None, **data: self.records.append((name, rank, data)),
+            record=lambda name, rank=None, **data: name == "clock" or self.records.append((name, rank, data)),
             deadline=lambda: None,
         )
-        context = SimpleNamespace(
+        self._launch = SimpleNamespace(
+            fileno=output.fileno, status=None, failed=False, stop=lambda *, hurry: None, close=lambda: None
+        )
+        self._context = SimpleNamespace(
+            plan=SimpleNamespace(attempt=1),
             dispatcher=dispatcher,
             output=SimpleNamespace(congested=False, flush_due=lambda: None),
             signals=signals,
@@ -59,13 +75,20 @@ class Server:
             parent=None,
             terminal=SimpleNamespace(attach=lambda *words: None),
         )
-        launch = SimpleNamespace(
-            fileno=output.fileno, status=None, failed=False, stop=lambda *, hurry: None, close=lambda: None
-        )
         self.listener = listen_on_tcp([Interface("lo", "127.0.0.1")], TOKEN, everywhere=False)
-        self.server = AgentServer(context, self.listener, launch, JOB_INFO, verbose=False, attached=False)
+        self.server = self._make()
         self.server._add_callbacks()
         self._clients = []
+
+    def _make(self, **more):
+        return AgentServer(self._context, self.listener, self._launch, JOB_INFO, verbose=False, attached=False, **more)
+
+    def begin_next_attempt(self):
+        self._context.plan.attempt += 1
+        self.server.close_loop()
+        self.server = self._make(earlier=self.server.connections)
+        self.server._add_callbacks()
+        self.server._adopt_earlier()
 
     def _on_event(self, event):
         self.events.append(event)
@@ -95,7 +118,7 @@ class Server:
         return found
 
     def close(self):
-        self.server.close(hurry=True)
+        self.server.close()
         self.listener.close()
         for one in (*self._clients, *(end for pair in self._pairs for end in pair)):
             one.close()
@@ -120,12 +143,42 @@ def test_of_two_connections_of_an_agent_that_counts_on_which_it_speaks(server, u
     paths = [server.connect(0)[0] for _ in range(2)]
     report(server, paths[used], 0)
     paths[1 - used].close()
-    server.turn(lambda: len(list(server.server._connections)) == 1)
+    server.turn(lambda: len(list(server.server.connections)) == 1)
     server.server._execute_all([Send((0,), message(StartWorker)), Send((0,), SignalWorker(2))])
     assert server.received(paths[used]) == [message(StartWorker), SignalWorker(2)]
     paths[used].close()
     server.turn(lambda: len(server.events) > 1)  # only this is the agent's end
     assert [type(event) for event in server.events] == [AgentReport, AgentLost]
+
+
+SNAPSHOT = SnapshotReply(SnapshotPurpose.SHOW, {}, {}, {}, call_counters={0: (1,)})
+NONSENSE = {
+    "no JSON": (struct.pack("!I", 1) + b"{", "a frame is not JSON"),
+    "an unknown type": (frame({"v": 1, "type": "Shell", "command": "true"}), "of no known type"),
+    "a giant": (struct.pack("!I", 2**32 - 1), "announces 4294967295 bytes"),
+    "the end of another rank": (encode(Done(0, 1.0)), "a Done for another rank than 1, its own"),
+    "another rank's calls": (encode(SNAPSHOT), "a SnapshotReply for another rank than 1"),
+    "no signal": (encode(AgentSignalled(1, 4711)), "that no process can mean"),
+    "no exit status": (encode(WorkerExited(1, 2**70)), "that no process can mean"),
+    "no kind of fault": (encode(FaultNotInjected(1, "melt", "too hot")), "that no process can mean"),
+}
+
+
+@pytest.mark.parametrize(("sent", "why"), NONSENSE.values(), ids=NONSENSE)
+@pytest.mark.parametrize("has_reported", [True, False])
+def test_nonsense_of_an_agent_ends_its_own_connection_with_its_rank(server, sent, why, has_reported):
+    other, (client, _) = server.connect(0)[0], server.connect(1)
+    report(server, other, 0)
+    if has_reported:
+        report(server, client, 1)
+    client.send_frame(sent)
+    server.turn(lambda: client.receive() or client.lost_reason)
+    assert [(name, rank) for name, rank, _ in server.records] == [("dropped", 1)] and why in str(server.records)
+    if has_reported:
+        server.turn(lambda: len(server.events) == 3)
+        assert server.events[2].rank == 1 and why in server.events[2].reason
+    server.server._execute_all([Send((0,), SignalWorker(2))])
+    assert server.received(other) == [SignalWorker(2)]
 
 
 def test_orders_go_to_the_connection_of_the_rank_and_the_end_is_told_to_all(server):
@@ -171,3 +224,32 @@ def test_an_agent_that_comes_to_a_running_job_is_refused_in_words_and_touches_no
     assert server.connect(7)[1] == [AgentRefused("this job runs already, with 2 processes: none is rank 7")]
     server.server._execute_all([Send((1,), SignalWorker(2))])
     assert server.received(first) == [message(StartWorker), Run(), SignalWorker(2)]
+
+
+def test_nothing_of_an_earlier_attempt_is_taken_for_one_of_the_present(server):
+    clients = [server.connect(rank)[0] for rank in (0, 1)]
+    for rank, client in enumerate(clients):
+        report(server, client, rank)
+    server.events.clear()
+    clients[0].send(WorkerExited(0, 3))  # on its way while the attempt ends
+    server.begin_next_attempt()
+    assert [server.received(client) for client in clients] == [[NextAttempt(2)]] * 2
+    clients[0].send(message(AgentReport, rank=0, attempt=1))
+    clients[0].send(AgentSignalled(0, 15))
+    clients[0].send(message(AgentReport, rank=0, attempt=2))
+    clients[0].send(WorkerExited(0, 4))
+    server.turn(lambda: len(server.events) > 1)
+    assert server.events == [message(AgentReport, rank=0, attempt=2), WorkerExited(0, 4)]
+    server.server._execute_all([Send((1,), SignalWorker(2))])
+    assert server.received(clients[1]) == [SignalWorker(2)]
+
+
+def test_an_agent_that_goes_away_between_two_attempts_is_lost_at_once(server):
+    clients = [server.connect(rank)[0] for rank in (0, 1)]
+    for rank, client in enumerate(clients):
+        report(server, client, rank)
+    server.begin_next_attempt()
+    server.events.clear()
+    clients[1].close()
+    server.turn(lambda: server.events)
+    assert [(type(event), event.rank) for event in server.events] == [(AgentLost, 1)]

@@ -235,6 +235,39 @@ def test_without_an_mpirun_the_error_says_what_to_install(here, plans, monkeypat
     assert "apt-get install openmpi-bin" in capsys.readouterr().err and not plans
 
 
+@pytest.mark.parametrize(
+    ("words", "requeue", "program"),
+    [
+        (["--requeue", "train.py", "--requeue=1"], "scontrol", ("train.py", "--requeue=1")),
+        (["--requeue=chain:8", "train.py", "--requeue=1"], "chain:8", ("train.py", "--requeue=1")),
+        (["--requeue=scontrol", "-n", "2", "train.py"], "scontrol", ("train.py",)),
+        (["train.py", "--requeue=chain:8"], "", ("train.py", "--requeue=chain:8")),
+    ],
+)
+def test_a_flag_may_have_a_value_and_takes_no_word_of_the_program(here, monkeypatch, words, requeue, program):
+    made = []
+    monkeypatch.setattr("jaxrun.backends.make_plan", lambda job, environ, job_id: made.append(job) or 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        main(["--backend", "slurm", *words])
+    assert [(job.requeue, job.program) for job in made] == [(requeue, program)]
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--requeue=often"], "--requeue must be scontrol, or chain:N for N jobs"),
+        (["--requeue=chain:0"], "not 'chain:0'"),
+        (["--requeue", "--no-run-dir"], "--requeue needs the run directory"),
+        (["--requeue=chain:2", "--sbatch", "job.sh"], "take --submit in place of --sbatch"),
+    ],
+)
+def test_a_job_that_could_not_go_on_is_refused(here, plans, capsys, words, message):
+    assert main(["--backend", "slurm", *words, "train.py"]) == 2
+    assert message in capsys.readouterr().err and not (here / "job.sh").exists()
+    assert main(["--requeue", "train.py"]) == 2
+    assert "--requeue is for --backend slurm" in capsys.readouterr().err
+
+
 def test_a_batch_script_is_written_and_nothing_started(here, plans, capsys):
     assert main(["--backend", "slurm", "-N", "2", "--sbatch", "job.sh", "train.py", "--lr", "0.1"]) == 0
     script = (here / "job.sh").read_text()

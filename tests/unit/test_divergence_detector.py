@@ -3,55 +3,24 @@
 from dataclasses import replace
 
 import pytest
+from calls_by_hand import ALL, call, flight, sent
 
 from jaxrun.head.call_matcher import MISMATCH_SETTLE_S, CallMatcher
-from jaxrun.head.events import AgentLost, LauncherSignalled
+from jaxrun.head.events import AgentLost, Requested
 from jaxrun.protocol.agent_messages import WorkerExited
-from jaxrun.protocol.env import STACKS_SIGNAL
-from jaxrun.protocol.flight import DispatchedCall, Flight, PendingCall, ProgramDetails, ProgramInfo
-from jaxrun.protocol.flight_file import EVERY_CALL
+from jaxrun.protocol.flight import PendingCall, ProgramDetails
+from jaxrun.protocol.requests import AnswerState, StacksRequest
 from jaxrun.protocol.snapshot_messages import RecorderSnapshot
-from jaxrun.protocol.worker_messages import Call, CallMismatch, Proceed
+from jaxrun.protocol.worker_messages import CallMismatch, Proceed
 from jaxrun.verdict import report
 from jaxrun.verdict.decide import decide as decide_verdict
 
-ALL = "0-2"
 IN_JAX = 'Thread 0x1 (most recent call first):\n  File "/home/me/train.py", line 9 in <module>\n'
-
-
-def call(
-    rank, number=1, *, key="k", code="c", group=ALL, waits=True, program=7, name="jit(step)", place="train.py:9 main"
-):
-    return Call(rank, 0.0, group, number, program, key, code, name, place, waits)
-
-
-def flight(*keys, code="c", group=ALL, pending=None, level=EVERY_CALL, site=1):
-    """The flight of a rank that called programs with these keys."""
-    programs = {number: ProgramInfo(f"jit({key})", key, code) for number, key in enumerate(dict.fromkeys(keys), 1)}
-    number_of = {program.key: number for number, program in programs.items()}
-    chain, calls = 0, []
-    for number, key in enumerate(keys, 1):
-        chain = hash((chain, key, code))
-        calls.append(DispatchedCall(float(number), group, number, chain, number_of[key], site))
-    counts = {group: len(keys)} if keys else {}
-    return Flight(
-        level=level,
-        calls=tuple(calls),
-        call_counts=counts,
-        programs=programs,
-        sites={1: ("/home/me/train.py:9 main",)},
-        pending=pending,
-    )
 
 
 def details(shape):
     arguments = (("x", f"float32[{shape}]", "P('data',)"),)
     return ProgramDetails("step at /home/me/model.py:4", arguments, mesh="data=3: 0,1,2")
-
-
-def sent(job, kind):
-    """[(time in ms, ranks, message)] of this kind."""
-    return [(round(time * 1000), ranks, message) for time, ranks, message in job.sent if isinstance(message, kind)]
 
 
 def final_report(job, ending):
@@ -268,8 +237,16 @@ def test_a_program_that_exchanges_nothing_must_be_the_same_where_all_run_it(reco
 def test_a_request_for_stacks_compares_the_histories(record):
     record.wait(200)
     record.flights = {0: flight("a", "b"), 1: flight("a", "b"), 2: flight("a", "a")}
-    record.handle(LauncherSignalled(STACKS_SIGNAL)).wait(1)
+    record.handle(Requested("1", StacksRequest())).wait(1)
     assert len(record.printed) == 1 and "cross-process call #2" in record.lines[0]
+
+
+def test_a_job_that_only_looks_for_what_to_say_at_its_end_refuses_requests(record):
+    record.flights = {0: flight("a", "b"), 1: flight("a", "b"), 2: flight("b", "a")}
+    record.handle(*(RecorderSnapshot(rank, found) for rank, found in record.flights.items()))
+    record.done(0, 1, 2).exit(0, 0, 1, 2).handle(Requested("1", StacksRequest()))
+    ((number, answer),) = record.answered
+    assert number == "1" and answer.state is AnswerState.REFUSED and "ending" in answer.text
 
 
 def test_other_chains_of_the_same_programs_are_no_news(record):
@@ -359,7 +336,7 @@ def test_the_end_of_an_agent_is_the_end_of_its_calls(strict):
 
 
 def test_a_thousand_ranks_agree_in_linear_time():
-    agreement, group = CallMatcher(), "0-1023"
+    agreement, group = CallMatcher(dict.fromkeys(range(1024), "h1")), "0-1023"
     for number in range(1, 4):
         actions = [action for rank in range(1024) for action in agreement.add(call(rank, number, group=group), 0.0)]
         assert [len(action.ranks) for action in actions] == [1024]

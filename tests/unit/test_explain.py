@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -94,12 +95,15 @@ def test_a_large_job_is_summarised_by_step() -> None:
 
 
 def test_a_job_without_a_verdict_shows_how_far_it_had_come(tmp_path: Path) -> None:
-    lines = [*job(3)[:5], line("exit", 0.15, 2, status=-11)]
+    late = {"place": "", "number": 60, "calls": 60, "last": 0.9, "late_s": 0.02, "share": 0.3, "net_share": 0.3}
+    straggler = line("straggler", 0.1, ranks=[1], group="0-2", is_proven=True, frame="data.py:10 load", **late)
+    lines = [*job(3)[:5], straggler, line("exit", 0.15, 2, status=-11)]
     text = explain_run(run_dir(tmp_path / "run", lines, verdict=None))
     assert f"no verdict in {tmp_path / 'run'}: jaxrun itself was killed or is still running" in text
     assert "of 3 ranks: 3 spawned, 2 imported, 1 ended" in text
     assert "ended badly: rank 2: status -11" in text
     assert "last event: exit of rank 2 after 0.15 s" in text
+    assert "came last to 90 % of calls, by 20 ms on average: the others waited 30 % of the time; it was in" in text
 
 
 def test_damaged_lines_are_left_out_and_counted(tmp_path: Path) -> None:
@@ -133,3 +137,31 @@ def test_what_is_no_run_directory_is_refused(tmp_path: Path, name: str) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(UsageError, match="Give the run directory of a job"):
         explain_run(tmp_path / name)
+
+
+def test_of_several_attempts_the_last_is_explained_and_the_others_are_named(tmp_path: Path) -> None:
+    log = "attempt-2/rank-0000.err"
+    lines = [
+        line("started", 0.0),
+        line("spawned", 0.1, 0, pid=1),
+        line("attempt_ended", 1.0, attempt=1, headline="rank 1 of 2 was killed.", log="rank-0001.err"),
+        line("attempt_started", 1.0, attempt=2, reason="rank 1 of 2 was killed."),
+        line("spawned", 1.2, 0, attempt=2, pid=2),
+        line("attempt_ended", 2.0, attempt=2, headline="rank 0 of 2 raised ValueError.", log=log),
+        line("attempt_started", 2.0, attempt=3, reason="rank 0 of 2 raised ValueError."),
+        line("spawned", 2.3, 0, attempt=3, pid=3),
+    ]
+    text = explain_run(run_dir(tmp_path / "run", lines, verdict=None))
+    assert text.splitlines()[:3] == [
+        "earlier attempts:",
+        "attempt 1: rank 1 of 2 was killed.   rank-0001.err",
+        f"attempt 2: rank 0 of 2 raised ValueError.   {log}",
+    ]
+    assert "start-up, in seconds since attempt 3 was started:" in text and " 0.30 " in text
+
+
+def test_a_verdict_keeps_those_of_earlier_attempts() -> None:
+    earlier = replace(VERDICT, headline="the first")
+    kept = replace(VERDICT, attempt=2, before=4.5, earlier=(earlier,), left_out=("h2",), no_restart="enough", run=1.0)
+    assert verdict_file.from_json(verdict_file.to_json(kept)) == kept
+    assert kept.log == "attempt-2/rank-0001.err" and kept.seconds == 5.5

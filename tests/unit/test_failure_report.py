@@ -9,7 +9,7 @@ import pytest
 
 from jaxrun.protocol.codec import encode
 from jaxrun.protocol.worker_messages import WorkerMessageDecoder
-from jaxrun_runtime import failure_report, program
+from jaxrun_runtime import checkpoints, failure_report, program
 
 pytestmark = pytest.mark.jax_version
 
@@ -39,6 +39,17 @@ def _raised(*files, error=None):
 
 def _files(error):
     return [frame.filename for frame in traceback.extract_tb(error.__traceback__)]
+
+
+def test_the_frames_of_a_function_that_jaxrun_has_wrapped_are_cut_but_not_those_in_which_the_error_is():
+    wrapper = checkpoints.__file__
+    error = _raised("train.py", wrapper, wrapper, _LIBRARY, wrapper)
+    failure_report.trim_traceback(error)
+    assert _files(error) == ["train.py", _LIBRARY, __file__]
+    innermost = _raised("train.py", wrapper, wrapper)
+    innermost.__traceback__.tb_next.tb_next.tb_next = None
+    failure_report.trim_traceback(innermost)
+    assert _files(innermost) == ["train.py", wrapper, wrapper]
 
 
 @pytest.mark.parametrize(

@@ -94,3 +94,18 @@ def test_faults_requested_of_an_ending_job_are_too_late(simulate):
     job = simulate(2).run().handle(FaultRequested("kill", (1,)), FaultRequested("kill", (0,)))
     job.handle(job.failure(0)).handle(FaultRequested("pause", (1,)))
     assert [kind for _, kind, _ in job.injected] == ["kill", "kill"]
+
+
+def test_any_rank_is_one_of_those_that_live(simulate):
+    hit = set()
+    for _ in range(20):
+        job = simulate(3, chaos="kill:any@1s").run().wait(1.01)
+        ((_, kind, ranks),) = job.injected
+        assert kind == "kill" and len(ranks) == 1
+        hit |= set(ranks)
+    assert hit <= {0, 1, 2} and len(hit) > 1
+
+
+def test_faults_that_were_not_due_are_left_for_the_next_attempt(simulate):
+    job = simulate(2, chaos="kill:1@1s,kill:0@9s").run().wait(3)
+    assert [str(fault) for fault in job.outcome.faults_left] == ["kill:0@9s"]

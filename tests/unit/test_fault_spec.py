@@ -13,6 +13,8 @@ WRITTEN = {
     "pause:0-3,7@1.5s": (FaultSpec("pause", (range(4), range(7, 8)), 1.5),),
     "cut:2@500ms": (FaultSpec("cut", (range(2, 3),), 0.5),),
     " kill : 1 @ .25s , cut:0@0s": (FaultSpec("kill", (range(1, 2),), 0.25), FaultSpec("cut", (range(1),), 0.0)),
+    "kill:any@2s": (FaultSpec("kill", (), 2.0),),
+    "kill:1@2s-2s": (FaultSpec("kill", (range(1, 2),), 2.0),),
     "kill:0,2@1s,pause:1,3@2s": (
         FaultSpec("kill", (range(1), range(2, 3)), 1.0),
         FaultSpec("pause", (range(1, 2), range(3, 4)), 2.0),
@@ -38,6 +40,7 @@ WRONG = {
     "kill:1@2s,cut:2": "--chaos 'cut:2': a fault is KIND",
     "maim:1@2s": "--chaos 'maim:1@2s': the kind of a fault is one of kill, pause, cut, not 'maim'",
     "kill:@2s": "--chaos takes ranks such as 1-3,7; '' in '' is none",
+    "kill:any@4s-1s": "--chaos 'kill:any@4s-1s': 1 s is before 4 s; write the earlier one first",
     "kill:3-1@2s": "--chaos '3-1': 3-1 runs backwards; write 1-3",
 }
 
@@ -70,3 +73,8 @@ def test_a_rank_that_the_job_does_not_have_is_refused():
     check_rank_options(job, 5)
     with pytest.raises(UsageError, match="--chaos names rank 4, but the ranks of this job are 0 to 3"):
         check_rank_options(job, 4)
+
+
+def test_a_moment_is_drawn_anew_each_time():
+    drawn = [parse_faults("kill:any@1s-1500ms")[0].after for _ in range(20)]
+    assert all(1.0 <= after <= 1.5 for after in drawn) and len(set(drawn)) > 1

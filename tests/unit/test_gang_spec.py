@@ -64,7 +64,8 @@ def test_the_environment_is_made_of_strings(env):
 FORKS = {
     "as it is": (GangSpec(), True),
     "cpu": (GangSpec(platform="cpu"), True),
-    "a platform that does not survive a fork": (GangSpec(platform="cuda"), False),
+    "cuda": (GangSpec(platform="cuda"), True),
+    "a platform that has not been tried after a fork": (GangSpec(platform="rocm"), False),
     "another backend": (GangSpec(backend="mpirun"), False),
     "on request": (GangSpec(options=("--no-fork",)), False),
 }

@@ -1,13 +1,15 @@
 """The head under signals and time limits, and snapshots on request."""
 
+import json
 import signal
 
 import pytest
 
-from jaxrun.head.actions import SaveSnapshot, TakeSnapshot
+from jaxrun.diagnosis.snapshot import Snapshot
+from jaxrun.head.actions import AnswerRequests, TakeSnapshot
 from jaxrun.head.attempt import JobPhase
-from jaxrun.head.events import LauncherSignalled
-from jaxrun.protocol.env import NATIVE_STACKS_SIGNAL
+from jaxrun.head.events import LauncherSignalled, Requested
+from jaxrun.protocol.requests import StacksRequest
 from jaxrun.protocol.snapshot_messages import SnapshotPurpose, SnapshotReply
 from jaxrun.protocol.worker_messages import Exit
 
@@ -109,14 +111,17 @@ def test_stacks_are_requested_only_from_ranks_that_can_show_them(simulate):
     assert job.head.handle(LauncherSignalled(signal.SIGQUIT), 0.0) == [TakeSnapshot((1,), SnapshotPurpose.SHOW)]
 
 
-def test_stacks_with_c_frames_are_kept_with_the_others(simulate):
+def test_requests_for_stacks_are_answered_together_and_c_frames_apart(simulate):
     job = simulate(1).run()
-    assert job.head.handle(LauncherSignalled(NATIVE_STACKS_SIGNAL), 0.0) == [TakeSnapshot((0,), SnapshotPurpose.NATIVE)]
-    (keep,) = job.head.handle(
-        SnapshotReply(SnapshotPurpose.NATIVE, {0: IN_JAX}, {0: "futex"}, {0: 1.0}, native_stacks={0: "gloo"}), 0.0
-    )
-    assert isinstance(keep, SaveSnapshot)
-    assert keep.snapshot.natives == {0: "gloo"} and keep.snapshot.dumps == {0: IN_JAX}
+    native, plain = TakeSnapshot((0,), SnapshotPurpose.NATIVE), TakeSnapshot((0,), SnapshotPurpose.KEEP)
+    assert job.head.handle(Requested("1", StacksRequest(native=True)), 0.0) == [native]
+    assert job.head.handle(Requested("2", StacksRequest(native=True)), 0.0) == [native]
+    assert job.head.handle(Requested("3", StacksRequest()), 0.0) == [plain]
+    reply = SnapshotReply(SnapshotPurpose.NATIVE, {0: IN_JAX}, {0: "futex"}, {0: 1.0}, native_stacks={0: "gloo"})
+    (answered,) = job.head.handle(reply, 0.0)
+    assert isinstance(answered, AnswerRequests) and answered.numbers == ("1", "2")
+    snapshot = Snapshot.from_content(json.loads(json.dumps(answered.answer.content)))
+    assert snapshot.natives == {0: "gloo"} and snapshot.dumps == {0: IN_JAX}
 
 
 def test_the_time_limit_ends_the_job_with_everybodys_stacks(simulate):

@@ -177,3 +177,32 @@ def test_a_failure_while_terminating_does_not_stop_the_others(simulate):
     job.wait(1).done(0).exit(0, 0)
     assert not job.kills() and job.outcome.reason == "interrupted"
     assert job.outcome.workers[1].failure is not None
+
+
+# ---- a job that Slurm starts again
+
+
+def test_the_warning_of_a_job_that_goes_on_is_told_as_a_preemption(simulate):
+    job = simulate(2, requeue=True).run()
+    job.handle(SignalHandlers(0, False, True)).interrupt(signal.SIGUSR2)
+    assert job.killed == [(0.0, signal.SIGTERM, (0, 1))]
+    job.done(0, 1).exit(0, 1).exit(0, 0)
+    assert job.outcome.reason == "preempted" and job.outcome.signum == signal.SIGUSR2
+
+
+@pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGUSR2])
+def test_a_job_that_goes_on_is_preempted_even_if_it_had_to_be_killed(simulate, signum):
+    job = simulate(2, requeue=True).run().interrupt(signum).exit(-9, 0, 1)
+    assert job.outcome.reason == "preempted" and job.outcome.unheard
+
+
+def test_a_rank_that_fails_of_itself_after_the_warning_is_no_preemption(simulate):
+    job = simulate(2, requeue=True).run()
+    job.handle(SignalHandlers(0, False, True), SignalHandlers(1, False, True)).interrupt(signal.SIGUSR2)
+    job.handle(job.failure(0, "ValueError", "no room", 1)).done(1).exit(0, 1).exit(1, 0)
+    assert job.outcome.reason == "interrupted"
+
+
+def test_a_job_that_does_not_go_on_gets_sigusr2_itself(simulate):
+    job = simulate(2).run().interrupt(signal.SIGUSR2)
+    assert job.killed == [(0.0, signal.SIGUSR2, (0, 1))] and job.outcome is None

@@ -394,6 +394,12 @@ EXAMPLES = [
         "Unable to initialize backend 'cuda': INTERNAL: no supported devices found for platform CUDA (you may need to "
         "uninstall the failing plugin package, or set JAX_PLATFORMS=cpu to skip this backend.)",
     ),
+    (
+        "no-cuda-backend",
+        "JAX 0.11.2 on an H100, CUDA_VISIBLE_DEVICES empty",
+        "Unable to initialize backend 'cuda': Backend 'cuda' is not in the list of known backends: ['cpu', 'tpu']. "
+        "(set JAX_PLATFORMS='' to automatically choose an available backend)",
+    ),
     ("no-gpu", "jax#24866", "FAILED_PRECONDITION: No visible GPU devices."),
     (
         "no-gpu",

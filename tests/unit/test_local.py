@@ -47,7 +47,7 @@ def test_eight_gpus_are_shared_out_by_ordinal(processes, devices, ordinals):
     assert made.local_devices == len(ordinals[0])
     assert made.set_env["JAX_PLATFORMS"] == "cuda,cpu"
     assert not {"CUDA_VISIBLE_DEVICES", "JAX_NUM_CPU_DEVICES"} & {*made.set_env, *made.unset_env}
-    assert not made.fork and not any(worker.cpus for worker in made.workers)
+    assert made.fork and not any(worker.cpus for worker in made.workers)
     assert (made.job.platform, made.job.processes) == ("cuda", len(ordinals))
 
 
@@ -96,6 +96,7 @@ def test_amd_gpus_are_taken_where_there_are_no_others():
     machine = Machine("box", (0,), {"cuda": Gpus(), "rocm": Gpus(("AMD GPU",) * 2, "kfd")})
     made = _plan(machine)
     assert made.set_env["JAX_PLATFORMS"] == "rocm,cpu" and len(made.workers) == 2
+    assert not made.fork and "rocm devices have not been tried after a fork" in made.notes[-1]
 
 
 def test_gpus_that_jax_cannot_use_are_left_alone_and_mentioned():
@@ -231,11 +232,11 @@ def test_variables_of_the_user_reach_the_workers_and_stale_ones_do_not():
     assert env["PYTHONSAFEPATH"] == "1"
 
 
-def test_workers_are_forked_on_cpu_unless_something_prevents_it():
+def test_workers_are_forked_unless_something_prevents_it():
     assert _plan().fork and not _plan().notes
     made = _plan(no_fork="--no-fork was given")
     assert not made.fork and made.notes == ("every worker is a fresh interpreter: --no-fork was given",)
-    assert "cuda devices cannot be used after a fork" in _plan(_EIGHT).notes[0]
+    assert _plan(_EIGHT).fork and not _plan(_EIGHT).notes
 
 
 @pytest.mark.parametrize("option", ["quiet_ranks", "only_ranks"])

@@ -5,10 +5,12 @@ import os
 import resource
 import signal
 import threading
+import time
 
 import pytest
 from flights import Flight
 
+from jaxrun.lockstep.reader import FlightReader
 from jaxrun.protocol import flight_file
 from jaxrun_runtime.lockstep.flight_recorder import FlightRecorder
 
@@ -72,6 +74,19 @@ def test_calls_are_numbered_within_their_group(file):
     ]
     assert calls[0].stack == ("/a/b.py:7 main", "/a/b.py:9 <module>")
     assert calls[0].time <= calls[1].time <= calls[2].time
+
+
+def test_a_program_that_was_announced_keeps_its_number_and_its_text(file):
+    recorder = FlightRecorder(file, 0)
+    group, about = recorder.add_group("0-1"), _about()
+    announced = recorder.add_program(group, {name: value for name, value in about.items() if name != "key"})
+    other = recorder.add_program(group, _about(name="jit(g)"))
+    compiled = recorder.add_program(group, {**about, "mesh": "1,0"}, announced=announced)
+    assert (announced.number, other.number, compiled.number) == (1, 2, 1)
+    assert (announced.key, compiled.key) == ("", about["key"])
+    read = Flight(file)
+    assert [line.get("text") for line in read.lines if "program" in line] == ["eJw=", "eJw=", None]
+    assert (read.programs[1]["text"], read.programs[1]["mesh"]) == ("eJw=", "1,0")
 
 
 def test_a_group_is_described_once(file):
@@ -179,7 +194,7 @@ def test_a_call_is_pending_until_it_is_left(file):
     program = _program(recorder, name="jit(step)")
     recorder.add_site(1, ["/a/b.py:7 main"])
     recorder.record(program, 1)
-    ticket = recorder.begin_call(program, 1)
+    ticket = recorder.begin_call(program, 1, time.time_ns())
     assert Flight(file).pending == (2, "0-1", "jit(step)", "b.py:7 main")
     recorder.record(program, 1)
     recorder.end_call(ticket)
@@ -188,7 +203,7 @@ def test_a_call_is_pending_until_it_is_left(file):
 
 def test_of_several_pending_calls_the_oldest_is_shown(file):
     recorder = FlightRecorder(file, 0)
-    first, second = (recorder.begin_call(_program(recorder, name=name), 0) for name in ("jit(a)", "jit(b)"))
+    first, second = (recorder.begin_call(_program(recorder, name=name), 0, 5) for name in ("jit(a)", "jit(b)"))
     assert Flight(file).pending[2] == "jit(a)"
     recorder.end_call(first)
     assert Flight(file).pending[2] == "jit(b)"
@@ -221,6 +236,17 @@ def test_compilations_are_counted_and_the_oldest_is_shown(file):
         Flight(file).words[flight_file.COMPILED_COUNT_WORD],
     ) == (0, 2)
     assert Flight(file).compiled == ["jit(a)", "jit(b)"]
+
+
+def test_a_stage_of_a_compilation_is_noted_with_its_times_unless_it_was_short(file):
+    recorder = FlightRecorder(file, 0)
+    before = time.time()
+    recorder.add_stage("trace", "f", 0.0009)
+    recorder.add_stage("compile", "jit(f)", 2.0)
+    (stage,) = FlightReader(file).compilation_stages()
+    assert (stage.stage, stage.name) == ("compile", "jit(f)")
+    assert before <= stage.until <= time.time()
+    assert stage.until - stage.since == pytest.approx(2.0, abs=1e-5)
 
 
 def test_trouble_only_ever_lowers_the_level(file):
@@ -299,7 +325,7 @@ def test_a_forked_process_writes_nowhere(file):
     before = Flight(file)
     recorder.detach()
     recorder.record(program, 0)
-    recorder.end_call(recorder.begin_call(program, 0))
+    recorder.end_call(recorder.begin_call(program, 0, 5))
     recorder.begin_compilation("jit(f)")
     recorder.add_trouble("odd", flight_file.NOTHING)
     after = Flight(file)

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from jaxrun.lockstep.reader import FlightReader
 from jaxrun.protocol import flight_file as recorder
-from jaxrun.protocol.flight import Flight, ProgramDetails
+from jaxrun.protocol.flight import CompilationStage, Flight, ProgramDetails
 
 MASK = 2**64 - 1
 SECOND = 10**9
@@ -63,7 +63,7 @@ class Writer:
         os.pwrite(self.file.fileno(), data, recorder.TEXT_OFFSET + size)
         self.words[recorder.TEXT_SIZE_WORD] = size + len(data)
 
-    def call(self, group: int = 1, program: int = 3, site: int = 7) -> None:
+    def call(self, group: int = 1, program: int = 3, site: int = 7, entered: int = 0) -> None:
         made, number = self.words[recorder.RECORD_COUNT_WORD], self.numbers.get(group, 0) + 1
         at = recorder.HEADER_WORDS + made % recorder.RING_RECORDS * recorder.RECORD_WORDS
         self.numbers[group] = number
@@ -71,6 +71,7 @@ class Writer:
         self.words[at + 1] = chain_after(number)
         self.words[at + 2] = program | site << 32
         self.words[at + 3] = number | group << 48
+        self.words[at + 4] = entered
         self.words[recorder.RECORD_COUNT_WORD] = made + 1
 
     def calls(self, count: int) -> None:
@@ -100,7 +101,7 @@ def test_a_call_is_read_with_all_that_is_known_of_it(writer: Writer) -> None:
     flight = read(writer)
     assert (flight.level, flight.strict, flight.call_counts) == (recorder.EVERY_CALL, True, {"0-3": 1})
     (call,) = flight.calls
-    assert call == (1001.0, "0-3", 1, chain_after(1), 3, 7)
+    assert call == (1001.0, "0-3", 1, chain_after(1), 3, 7, 0.0)
     assert flight.program(call) == ("jit(step)", "a" * 16, "b" * 16, "step at /job/model.py:40")
     assert flight.place(call) == "train.py:88 train_step"
     assert flight.sites == {7: ("/job/train.py:88 train_step", "/job/train.py:120 main")}
@@ -208,6 +209,15 @@ def test_a_compilation_is_reported_while_it_lasts(writer: Writer) -> None:
     assert read(writer).compiling is None
 
 
+def test_stages_of_compilations_are_read_and_odd_lines_left_out(writer: Writer) -> None:
+    writer.begin()
+    writer.line({"stage": "trace", "name": "f"})
+    writer.text(b'{"stage": "trace", "name"\n')
+    writer.line({"stage": "compile", "name": "jit(f)", "since": 2 * SECOND, "until": 5 * SECOND})
+    stages = FlightReader(writer.file.fileno()).compilation_stages()
+    assert stages == (CompilationStage("compile", "jit(f)", 2.0, 5.0),)
+
+
 def test_a_program_is_described_by_its_line(writer: Writer) -> None:
     writer.begin()
     reader = FlightReader(writer.file.fileno())
@@ -217,6 +227,10 @@ def test_a_program_is_described_by_its_line(writer: Writer) -> None:
     described = ProgramDetails("f at /m.py:4", (tuple(arrays[0]),), (tuple(arrays[0]),), "d=2: 0,1", "zz")
     assert reader.program_details(4) == described
     assert ProgramDetails.from_content(json.loads(json.dumps(described.to_content()))) == described
+    writer.program(8, name="jit(g)", source="g at /m.py:5", arguments=arrays, results=[["", "f32[]", ""]], text="yy")
+    writer.program(8, name="jit(g)", key="a" * 16, results=arrays, mesh="d=2: 0,1")
+    compiled = ProgramDetails("g at /m.py:5", (tuple(arrays[0]),), (tuple(arrays[0]),), "d=2: 0,1", "yy")
+    assert reader.program_details(8) == compiled
     writer.program(5, arguments=5)
     writer.program(6, arguments=[["x"]])
     assert [reader.program_details(number) for number in (5, 6, 7)] == [ProgramDetails()] * 3
@@ -280,7 +294,10 @@ def test_programs_without_key_or_code_are_counted(writer: Writer) -> None:
     writer.begin()
     writer.program(4, name="jit(a)", key="a" * 16, code="")
     writer.line({"program": 5, "group": 1, "name": "jit(b)", "key": None})
+    writer.program(6, name="jit(c)", code="c" * 16)  # which is not compiled yet
     assert read(writer).unknown_programs == 2
+    writer.program(6, name="jit(c)", key="", code="c" * 16)
+    assert read(writer).unknown_programs == 3
 
 
 def test_calls_of_unknown_groups_are_left_out(writer: Writer) -> None:
@@ -384,7 +401,7 @@ _WORDS = st.dictionaries(st.integers(1, 20), st.integers(0, MASK) | st.integers(
 _LINE = st.binary(max_size=60) | st.builds(
     lambda content: json.dumps(content).encode() + b"\n",
     st.dictionaries(
-        st.sampled_from(["group", "ranks", "site", "stack", "program", "name", "key", "compiling", "trouble"]),
+        st.sampled_from(["group", "ranks", "site", "stack", "program", "name", "key", "compiling", "trouble", "stage"]),
         st.integers(0, 5) | st.text(max_size=5) | st.none() | st.lists(st.text(max_size=5), max_size=3),
     ),
 )
@@ -406,4 +423,17 @@ def test_whatever_it_holds_a_flight_is_read(
         for _ in range(2):
             reader.brief()
             reader.history()
-            reader.progress_counters(), reader.program_details(1)
+            reader.progress_counters(), reader.program_details(1), reader.compilation_stages()
+
+
+def test_of_more_calls_than_a_brief_holds_the_times_are_read(writer: Writer) -> None:
+    writer.begin()
+    for number in range(1, 201):
+        writer.call(entered=0 if number == 150 else (1000 + number) * SECOND - 2 * SECOND // 10)
+    writer.words[recorder.ENTERED_WORD] = 1200 * SECOND + SECOND // 2
+    flight = read(writer)
+    assert [timing.number for timing in flight.timings] == [number for number in range(73, 201) if number != 150]
+    assert flight.timings[-1] == ("0-3", 200, 1199.8, 1200.0, 7)
+    assert flight.entered == 1200.5  # after its last call was made: it is in the next
+    writer.call(entered=1200 * SECOND + SECOND // 2)
+    assert read(writer).entered == 0.0

@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from jaxrun.agent.oom import OomWatch, memory_cgroup
+from jaxrun.agent.oom import OomWatch
+from jaxrun.probe.memory_cgroup import memory_cgroup
 
 RECORDS = {
     "the whole machine": (
@@ -19,7 +20,7 @@ RECORDS = {
     "a cgroup": (
         "3,812,3514276391,-;Memory cgroup out of memory: Killed process 4711 (a b) total-vm:73988kB, "
         "anon-rss:64256kB, file-rss:5760kB, shmem-rss:0kB, UID:0 pgtables:184kB oom_score_adj:0\n",
-        "the kernel's log names it as out of memory: it held 63 MiB",
+        "the kernel's log names it as out of memory: it held 62.8 MiB",
     ),
     "another process": (
         "3,812,3514276391,-;Out of memory: Killed process 47 (python) total-vm:7kB, anon-rss:6kB\n",
@@ -51,7 +52,7 @@ def test_an_entry_about_another_process_is_kept_for_it(tmp_path):
         for pid in (1, 2):
             line = f"3,1,1,-;Out of memory: Killed process {pid} (p) total-vm:9kB, anon-rss:{pid}024kB\n"
             file.write(line.encode().ljust(8192))
-    assert watch.explain(2).endswith("it held 2 MiB") and watch.explain(1).endswith("it held 1 MiB")
+    assert watch.explain(2).endswith("it held 1.98 MiB") and watch.explain(1).endswith("it held 1 MiB")
     watch.close()
 
 

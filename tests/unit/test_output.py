@@ -448,3 +448,16 @@ def test_back_pressure_only_without_disk_and_nothing_is_lost() -> None:
         timeout=60,
     )
     assert done.returncode == 0, done.stderr
+
+
+def test_the_next_attempt_has_logs_of_its_own_and_begins_on_a_new_line(tmp_path: Path) -> None:
+    captured = CapturedOutput(2, log_dir=tmp_path)
+    captured.output.write(1, "out", b"cut off")
+    captured.output.write(1, "err", b"why\n")
+    (tmp_path / "attempt-2").mkdir()
+    captured.output.begin_attempt(tmp_path / "attempt-2")
+    assert captured.output.stderr_tail(1) == ""
+    captured.output.write(1, "out", b"again\n")
+    assert captured.finish() == b"[1] why\n[1] cut off\n[1] again\n"
+    assert (tmp_path / "rank-0001.out").read_bytes() == b"cut off"
+    assert (tmp_path / "attempt-2" / "rank-0001.out").read_bytes() == b"again\n"

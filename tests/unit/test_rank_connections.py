@@ -4,12 +4,15 @@ import os
 import signal
 import socket
 import struct
+import tempfile
 import threading
 
 import numpy as np
 import pytest
 from gang_by_hand import FakeGang
 
+from jaxrun.errors import UsageError
+from jaxrun.gang.rank_connections import RankListener
 from jaxrun.protocol.gang_messages import GangMessageKind, GangMessageReader, pack
 
 
@@ -81,3 +84,12 @@ def test_a_ctrl_c_while_bytes_move_comes_afterwards(gang):
             gang.connections.poll(20)
     gang.ranks[0].send(GangMessageKind.VALUE, "next")
     assert [(rank, message.load()) for rank, message in gang.connections.poll(20)] == [(0, "whole"), (0, "next")]
+
+
+def test_an_interface_that_is_not_there_leaves_neither_a_directory_nor_a_descriptor(tmp_path, monkeypatch):
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    before = os.listdir("/proc/self/fd")
+    for _ in range(3):
+        with pytest.raises(UsageError, match="--interface nonesuch is no interface, address or network of this host"):
+            RankListener(remote=True, interface="nonesuch")
+    assert os.listdir("/proc/self/fd") == before and not list(tmp_path.iterdir())

@@ -7,6 +7,7 @@ import os
 import shutil
 import tempfile
 import warnings
+from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
 
@@ -15,8 +16,9 @@ import pytest
 from jaxrun.agent.spawn import _open_flight_recorder
 from jaxrun.errors import UsageError
 from jaxrun.output.rank_logs import RankLogs
-from jaxrun.rundir.jobs import clean
-from jaxrun.rundir.rundir import RunDir, create, find_run_dir, to_file_name
+from jaxrun.rundir.find import find_run_dir, is_run_dir
+from jaxrun.rundir.jobs import clean, read_job
+from jaxrun.rundir.rundir import RunDir, create, to_file_name
 from jaxrun.supervisor.launch_process import _open_log
 
 NOW = datetime(2026, 11, 20, 21, 42)
@@ -203,13 +205,54 @@ def test_a_directory_of_another_user_is_refused_by_name(tmp_path: Path) -> None:
         clean(tmp_path / "jaxrun-runs", [], 0, dry_run=False)
 
 
-def test_no_link_is_followed_to_the_run_directory(tmp_path: Path) -> None:
-    (tmp_path / "precious").mkdir()
-    (tmp_path / "jaxrun-runs").symlink_to("precious")
-    with pytest.raises(UsageError, match=r"jaxrun-runs: it is a symbolic link, .* with --run-dir DIR"):
+def test_a_link_of_ones_own_to_a_directory_of_ones_own_is_followed(tmp_path: Path) -> None:
+    """`ln -s /scratch/$USER/runs jaxrun-runs`, through further links as well."""
+    (tmp_path / "scratch" / "me").mkdir(parents=True)
+    (tmp_path / "runs").symlink_to(tmp_path / "scratch" / ".." / "scratch" / "me")
+    (tmp_path / "jaxrun-runs").symlink_to("runs")
+    run = made(tmp_path)
+    assert run == tmp_path / "jaxrun-runs" / run.name and is_run_dir(tmp_path / "scratch" / "me" / run.name)
+    assert find_run_dir(tmp_path / "jaxrun-runs") == run
+    job = read_job(run)
+    assert clean(tmp_path / "jaxrun-runs", [replace(job, running=False)], 0, dry_run=False)[1] == 0
+    assert not run.exists()
+
+
+def refused_link(tmp_path: Path) -> str:
+    with pytest.raises(UsageError) as refused:
         create(None, base=tmp_path, name="train", now=NOW)
-    assert "it is a symbolic link" in refusal(tmp_path, tmp_path / "jaxrun-runs")
-    assert not list((tmp_path / "precious").iterdir())
+    with pytest.raises(UsageError, match="is not yours to clean"):
+        clean(tmp_path / "jaxrun-runs", [], 0, dry_run=False)
+    return str(refused.value)
+
+
+def test_a_link_is_not_followed_where_everybody_can_replace_it_or_where_it_leads_nowhere(tmp_path: Path) -> None:
+    (tmp_path / "runs").mkdir()
+    (tmp_path / "jaxrun-runs").symlink_to("runs")
+    tmp_path.chmod(0o777)
+    assert "in whose place everybody can put another. Name another with --run-dir DIR" in refused_link(tmp_path)
+    tmp_path.chmod(0o1777)
+    made(tmp_path)
+    for target, why in (("jaxrun-runs", "too many symbolic links"), ("none", "No such file"), ("file", "Not a dir")):
+        (tmp_path / "file").touch()
+        (tmp_path / "jaxrun-runs").unlink()
+        (tmp_path / "jaxrun-runs").symlink_to(target)
+        assert why in refused_link(tmp_path)
+    (tmp_path / "link").symlink_to("runs")  # which somebody has named: they can as well name what it leads to
+    assert "it is a symbolic link" in refusal(tmp_path, tmp_path / "link")
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a link away")
+@pytest.mark.parametrize("given", ["jaxrun-runs", "between", "runs"])
+def test_no_link_of_another_user_is_followed_nor_one_to_their_directory(tmp_path: Path, given: str) -> None:
+    (tmp_path / "runs").mkdir()
+    (tmp_path / "between").symlink_to("runs")
+    (tmp_path / "jaxrun-runs").symlink_to("between")
+    os.chown(tmp_path / given, STRANGER, STRANGER, follow_symlinks=False)
+    why = "leads to a directory of" if given == "runs" else "leads through a symbolic link of"
+    assert why in refused_link(tmp_path)
+    assert ("root_squash" in refused_link(tmp_path)) == (given == "runs")
+    assert not list((tmp_path / "runs").iterdir())
 
 
 def test_records_stay_in_the_directory_that_was_made_wherever_its_path_leads(tmp_path: Path) -> None:
@@ -289,3 +332,19 @@ def _create_as(uid: int, base: Path) -> str:
     os.waitpid(pid, 0)
     with open(reading) as file:
         return file.read()
+
+
+def test_each_attempt_but_the_first_has_a_directory_of_its_own_for_its_logs(tmp_path: Path) -> None:
+    made = create(tmp_path / "run", base=tmp_path, name="p", now=NOW)
+    assert made.make_attempt_directory(1) == tmp_path / "run"
+    assert made.make_attempt_directory(2) == made.make_attempt_directory(2) == tmp_path / "run" / "attempt-2"
+    assert (tmp_path / "run" / "attempt-2").is_dir()
+    assert RunDir(None).make_attempt_directory(2) is None
+
+
+def test_an_attempt_whose_directory_cannot_be_made_keeps_no_logs_and_says_so(tmp_path: Path) -> None:
+    made = create(tmp_path / "run", base=tmp_path, name="p", now=NOW)
+    said: list[str] = []
+    made.on_write_error(said.append)
+    shutil.rmtree(tmp_path / "run")
+    assert made.make_attempt_directory(2) is None and "cannot write to" in said[0]

@@ -8,7 +8,8 @@ import sys
 
 import pytest
 
-from jaxrun.backends import sbatch
+from jaxrun.backends import sbatch, submit
+from jaxrun.backends.slurm_job_state import end_of_allocation, parse_time_limit
 from jaxrun.errors import UsageError
 from jaxrun.job.job import Job
 
@@ -121,7 +122,7 @@ def test_only_its_owner_can_read_the_script(tmp_path, umask):
     path.chmod(0o755)
     before = os.umask(umask)
     try:
-        sbatch.write_script(path, WRITTEN)
+        submit.write_script(path, WRITTEN)
     finally:
         os.umask(before)
     assert path.stat().st_mode & 0o777 == 0o700 and [entry.name for entry in tmp_path.iterdir()] == ["job.sh"]
@@ -193,6 +194,14 @@ def test_there_is_notice_of_the_end_unless_the_job_is_too_short_for_it(request_,
     assert found == ([notice] if notice else [])
 
 
+def test_a_job_that_goes_on_is_warned_by_sigusr2_early_enough_to_be_started_again():
+    text = make("--requeue", requeue="scontrol", time_limit="4:00:00", grace=100.0)
+    assert {"--requeue", "--open-mode=append", "--signal=B:USR2@115"} <= set(directives(text))
+    assert command(text)[-5:] == ["jaxrun", "--backend", "slurm", "--requeue", "train.py"]
+    with pytest.raises(UsageError, match="--time 1 is too short for --requeue"):
+        make(requeue="scontrol", time_limit="1")
+
+
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
@@ -207,25 +216,25 @@ def test_there_is_notice_of_the_end_unless_the_job_is_too_short_for_it(request_,
     ],
 )
 def test_a_time_limit_is_read_as_slurm_reads_it(text, expected):
-    assert sbatch.parse_time_limit(text) == expected
+    assert parse_time_limit(text) == expected
 
 
 def test_no_variable_overrides_what_the_script_says():
     theirs = {"SBATCH_OUTPUT": "y", "SBATCH_TIMELIMIT": "9", "SBATCH_WAIT": "1", "SBATCH_ARRAY_INX": "1-9"}
     ours = {"SBATCH_ACCOUNT": "me", "SLURM_CONF": "/c", "SLURM_MPI_TYPE": "pmix", "HOME": "/root"}
-    assert sbatch.submission_env(WRITTEN, {**theirs, **ours}) == ours
+    assert submit.submission_env(WRITTEN, {**theirs, **ours}) == ours
 
 
 def test_the_allocation_of_this_shell_is_not_handed_on():
     inside = {"SLURM_JOB_ID": "7", "SLURM_CPUS_PER_TASK": "8", "SLURM_NTASKS": "9", "SLURM_TRES_PER_TASK": "cpu=8"}
     ours = {"SLURM_CONF": "/c", "SLURM_CLUSTERS": "a", "SLURMX": "1"}
-    assert sbatch.submission_env(WRITTEN, {**inside, **ours}) == ours
+    assert submit.submission_env(WRITTEN, {**inside, **ours}) == ours
 
 
 def test_a_script_can_be_run_and_written_again(tmp_path):
     path = tmp_path / "job.sh"
-    sbatch.write_script(path, WRITTEN + "1")
-    sbatch.write_script(path, WRITTEN)
+    submit.write_script(path, WRITTEN + "1")
+    submit.write_script(path, WRITTEN)
     assert path.read_text() == WRITTEN and os.access(path, os.X_OK)
 
 
@@ -233,10 +242,30 @@ def test_a_foreign_file_is_not_overwritten(tmp_path):
     path = tmp_path / "train.py"
     path.write_text("precious")
     with pytest.raises(UsageError, match=r"train\.py is a file already, and no batch script"):
-        sbatch.write_script(path, WRITTEN)
+        submit.write_script(path, WRITTEN)
     assert path.read_text() == "precious"
 
 
 def test_where_nothing_can_be_written_it_says_so(tmp_path):
     with pytest.raises(UsageError, match=r"cannot be written to .*nowhere/job\.sh: No such file or directory"):
-        sbatch.write_script(tmp_path / "nowhere" / "job.sh", WRITTEN)
+        submit.write_script(tmp_path / "nowhere" / "job.sh", WRITTEN)
+
+
+def test_spare_nodes_are_asked_for_and_the_loss_of_one_is_no_end_of_the_job():
+    words = sbatch.sbatch_options(Job(program=("p",), hosts=8, processes_per_host=4, spares=2, max_restarts=3))
+    assert words[:3] == ["--nodes=10", "--ntasks=40", "--ntasks-per-node=4"] and words[-1] == "--no-kill"
+    assert "--no-kill" not in sbatch.sbatch_options(Job(program=("p",), hosts=8))
+
+
+@pytest.mark.parametrize(
+    ("said", "end"), [("5:00", 1300), ("1-00:00:00", 87400), ("UNLIMITED", None), ("NOT_SET", None), ("", None)]
+)
+def test_when_slurm_ends_a_job_it_says_itself(tmp_path, said, end):
+    squeue = tmp_path / "squeue"
+    squeue.write_text(f'#!/bin/sh\n[ "$*" = "--noheader --jobs=7 --format=%L" ] && echo {said}\n')
+    squeue.chmod(0o755)
+    environ = {"SLURM_JOB_ID": "7", "PATH": f"{tmp_path}:{os.environ['PATH']}"}
+    assert end_of_allocation(environ, 1000) == end
+    assert end_of_allocation({**environ, "SLURM_JOB_END_TIME": "1234"}, 1000) == 1234
+    assert end_of_allocation({"PATH": environ["PATH"]}, 1000) is None
+    assert end_of_allocation({"SLURM_JOB_ID": "7", "PATH": ""}, 1000) is None

@@ -52,6 +52,7 @@ def test_the_command_contains_everything_that_srun_would_otherwise_guess(make, b
         "--ntasks-per-node=2",
         "--cpus-per-task=2",
         "--distribution=block",
+        "--nodelist=h1,h2",
         "--overlap",
         "--kill-on-bad-exit=1",
         "--wait=0",
@@ -93,7 +94,7 @@ def test_ranks_are_expected_where_srun_puts_them(make, found, request_, where):
     made = make(found, **request_)
     assert hosts(made) == where
     assert {f"--ntasks={len(where)}", f"--nodes={len(set(where))}"} <= words(made)
-    assert ("--relative=0" in words(made)) == (len(set(where)) == 1)
+    assert f"--nodelist={','.join(dict.fromkeys(where))}" in words(made)
 
 
 def test_uneven_nodes_get_no_number_of_tasks_per_node(make):
@@ -175,7 +176,7 @@ def test_further_arguments_come_last_and_win(make):
 
 def test_hosts_chosen_by_the_user_are_kept(make):
     made = make(allocation(nodes="h[1-3]", cpus="4(x3)"), hosts=2, slurm_args=("-w", "h3,h2"))
-    assert hosts(made) == ["?", "?"] and "--relative=0" not in words(made)
+    assert hosts(made) == ["?", "?"] and not any(word.startswith("--nodelist=h1") for word in words(made))
 
 
 def test_a_step_of_its_own_is_not_shared(make):
@@ -244,3 +245,19 @@ def test_options_of_a_batch_job_inside_an_allocation_give_a_note(make):
         "--partition, --account cannot change Slurm job 7, which runs already",
     )
     assert make(allocation()).notes == ()
+
+
+def test_spare_nodes_are_left_and_a_restart_names_the_node_of_each_rank(make):
+    made = make(allocation("h[1-4]", "2(x4)", SLURM_NTASKS="8"), spares=1, max_restarts=1)
+    assert (hosts(made), made.spare_hosts) == (["h1", "h1", "h2", "h2", "h3", "h3"], ("h4",))
+    assert "--nodelist=h1,h2,h3" in words(made)
+    placement = ("h1", "h1", "h4", "h4", "h3", "h3")
+    again = make(allocation("h[1-4]", "2(x4)", SLURM_NTASKS="8"), placement=placement, processes=6)
+    assert hosts(again) == list(placement)
+    assert {"--distribution=arbitrary", "--nodelist=h1,h1,h4,h4,h3,h3", "--nodes=3", "--ntasks=6"} <= words(again)
+    assert not any(word.startswith("--ntasks-per-node") for word in words(again))
+
+
+def test_more_spares_than_nodes_are_refused(make):
+    with pytest.raises(UsageError, match="-N 2 and --spares 1 take 3 hosts, and there are 2 hosts"):
+        make(allocation(), hosts=2, spares=1, max_restarts=1)

@@ -11,6 +11,7 @@ from jaxrun.job.job import Job
 from jaxrun.rundir.rundir import RunDir
 from jaxrun.supervisor.report import open_output, report_verdict
 from jaxrun.terminal import TerminalFormat
+from jaxrun.verdict.decide import decide
 
 
 class StuckOutput:
@@ -41,8 +42,8 @@ class Signals:
 
 
 def report(output, signals, reason=EndReason.OK):
-    made = plan(Job(program=("p",), platform="cpu"), {}, "ab" * 16, Machine("box", (0, 1)))
-    return report_verdict(made, {0: "box"}, JobOutcome(reason, text="no agent"), 0.0, RunDir(None), output, signals)
+    verdict = decide(JobOutcome(reason, text="no agent"), {0: "box"}, started=0.0, ended=1.0)
+    return report_verdict(verdict, (), RunDir(None), output, signals)
 
 
 @pytest.mark.parametrize(("reason", "status"), [(EndReason.OK, 0), (EndReason.UNAVAILABLE, 69)])

@@ -9,12 +9,13 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
+import time
 from collections.abc import Callable, Iterable
 from functools import partial
 from typing import TYPE_CHECKING
 
 from jaxrun.agent.faults import inject
-from jaxrun.agent.oom import OomWatch, own_memory_cgroup
+from jaxrun.agent.oom import OomWatch
 from jaxrun.agent.pipes import OutputPipes
 from jaxrun.agent.signals import SignalPipe
 from jaxrun.agent.snapshot_reader import SnapshotReader
@@ -35,14 +36,28 @@ from jaxrun.head.actions import (
     SignalRanks,
     TakeSnapshot,
 )
+from jaxrun.head.event_checks import check_event
 from jaxrun.head.events import Event, LauncherSignalled, TerminalLine
 from jaxrun.output.drain import OutputSink
-from jaxrun.protocol.agent_messages import FaultNotInjected, InjectFault, Shutdown, StartWorker, WorkerExited
+from jaxrun.probe.memory_cgroup import own_memory_cgroup
+from jaxrun.protocol.agent_messages import (
+    ClockProbe,
+    ClockReply,
+    FaultNotInjected,
+    InjectFault,
+    NextAttempt,
+    Shutdown,
+    StartWorker,
+    WorkerExited,
+)
+from jaxrun.protocol.probe_messages import MeasurePeers
 from jaxrun.protocol.snapshot_messages import ProgramDetailsReply, ProgramDetailsRequest, RecorderSnapshot
-from jaxrun.protocol.worker_messages import Done, Failed, WorkerStage
+from jaxrun.protocol.worker_messages import Done, Failed, ProfileCalls, Run, WorkerStage
 
 if TYPE_CHECKING:
     from jaxrun.agent.head_client import ActionSource, DebuggerConsole, HeadInterface
+
+LastAction = Finish | NextAttempt | Shutdown
 
 _MESSAGES, _SIGNALS, _OUTPUT, _INPUT = range(4)  # the order in which readable descriptors are served
 
@@ -73,9 +88,9 @@ class Agent:
         self._stdin = StdinBroadcast(self._loop, _INPUT, workers.stdin_pipes)
         self._oom = OomWatch(own_memory_cgroup())
         self._snapshots = SnapshotReader(workers, output, clock)
-        self._last: Finish | Shutdown | None = None
+        self._last: LastAction | None = None
 
-    def run(self) -> Finish | Shutdown:
+    def run(self) -> LastAction:
         """Start the workers and serve them until the head says that it is over; returns its last action."""
         loop, head = self._loop, self._head
         loop.add_reader(self._signals.fileno(), _SIGNALS, self._on_signals)
@@ -149,7 +164,7 @@ class Agent:
                 self._terminal.show(action.text)
             case ReadTerminalLine() if self._terminal is not None:
                 self._terminal.read_line()
-            case Finish() | Shutdown():
+            case Finish() | NextAttempt() | Shutdown():
                 self._last = action
 
     def _deliver(self, rank: int, message: MessageToRank) -> None:
@@ -159,13 +174,20 @@ class Agent:
             case InjectFault():
                 if reason := inject(worker, message.kind):
                     self._report(FaultNotInjected(rank, message.kind, reason))
+            case ClockProbe():
+                self._report(ClockReply(rank, message.asked_at, time.time()))  # by which the worker's calls are timed
             case ProgramDetailsRequest():
                 details = worker.flight.program_details(message.program)
                 self._report(ProgramDetailsReply(rank, message.program, details))
-            case StartWorker():
+            case ProfileCalls():
+                worker.send(message)
+                worker.flight.raise_orders()
+            case StartWorker() | MeasurePeers():
                 raise AssertionError("this agent has its workers already")
             case _:
                 worker.send(message)
+                if isinstance(message, Run):
+                    self._workers.prepare_successor()
 
     def _signal(self, action: SignalRanks) -> None:
         if action.signum == signal.SIGKILL:
@@ -203,6 +225,8 @@ class Agent:
         fd = worker.pipes.channel.fileno()
         try:
             messages = worker.receive()
+            for message in messages or ():
+                check_event(message, worker.rank)
         except ProtocolError as error:
             self._loop.remove_reader(fd)
             worker.close_channel()
@@ -224,7 +248,7 @@ class Agent:
     def _report_flight(self, worker: WorkerProcess) -> None:
         flight = worker.read_new_flight()
         if flight is not None:
-            self._report(RecorderSnapshot(worker.rank, flight))
+            self._report(RecorderSnapshot(worker.rank, flight, worker.core_wait_seconds()))
 
     def _report_snapshots(self) -> None:
         self._report_all(self._snapshots.poll())
@@ -259,4 +283,5 @@ class Agent:
         if crashed and FATAL_ERROR not in crash_dump:  # the program has led the fault handler to stderr, as absl does
             crash_dump = self._output.crash_dump(worker.rank) or crash_dump
         self._report_flight(worker)
-        self._report(WorkerExited(worker.rank, status, crash_dump, self._output.stderr_tail(worker.rank), oom))
+        tail, bursts = self._output.stderr_tail(worker.rank), self._output.bursts(worker.rank)
+        self._report(WorkerExited(worker.rank, status, crash_dump, tail, oom, bursts))

@@ -1,7 +1,8 @@
 """Injects faults into workers as if they came from outside: a kill, a stop, a cut network. None counts as our own stop.
 
 To cut the network, the worker's sockets are duplicated (pidfd_getfd) and shut down, so that both ends see each
-connection closed. The worker may make new ones, as after a network has come back.
+connection closed. The worker may make new ones, as after a network has come back. Sockets that it has inherited from
+its agent stay: MPICH's control connection is one, by whose end the whole job would end.
 """
 
 from __future__ import annotations
@@ -53,17 +54,27 @@ def cut_connections(pid: int) -> str:
 
 
 def _sockets(pid: int) -> Iterator[socket.socket]:
-    """Duplicate a process's sockets. Raises OSError where the kernel does not allow that."""
+    """Duplicate a process's own sockets. Raises OSError where the kernel does not allow that."""
     process = os.pidfd_open(pid)
+    inherited = set(_socket_names("self").values())
     try:
-        for name in os.listdir(f"/proc/{pid}/fd"):
-            with contextlib.suppress(FileNotFoundError):
-                if os.readlink(f"/proc/{pid}/fd/{name}").startswith("socket:"):
-                    copy = _copy_descriptor(process, int(name))
-                    if copy >= 0:
-                        yield socket.socket(fileno=copy)
+        for descriptor, name in _socket_names(str(pid)).items():
+            copy = _copy_descriptor(process, descriptor) if name not in inherited else -1
+            if copy >= 0:
+                yield socket.socket(fileno=copy)
     finally:
         os.close(process)
+
+
+def _socket_names(pid: str) -> dict[int, str]:
+    """By descriptor, what the kernel calls each socket of a process: the same for copies in other processes."""
+    names = {}
+    for descriptor in os.listdir(f"/proc/{pid}/fd"):
+        with contextlib.suppress(FileNotFoundError):
+            name = os.readlink(f"/proc/{pid}/fd/{descriptor}")
+            if name.startswith("socket:"):
+                names[int(descriptor)] = name
+    return names
 
 
 def _copy_descriptor(process: int, descriptor: int) -> int:

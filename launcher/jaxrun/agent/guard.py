@@ -16,11 +16,12 @@ from collections.abc import Iterable
 from typing import NoReturn
 
 from jaxrun.agent.descendants import Descendants
-from jaxrun.agent.process_tree import TRACKER_GRACE_S, group_members, is_tracker, kill
+from jaxrun.agent.process_tree import TRACKER_GRACE_S, children, group_members, is_tracker, kill
 from jaxrun.protocol.names import JOB_ID
 
 _SWEEP_TIMEOUT_S = 2.0
 _SWEEP_PAUSE_S = 0.02
+_ADOPTION_TIMEOUT_S = 1.0  # for the kernel to give the owner's children another parent, once its files are closed
 _TERM_GRACE_S = 1.5
 _LOOK_PAUSE_S = 0.1  # between two looks at the owner's descendants
 _DESCENDANTS_SHARE = 0.005  # of one core at most, to look at all; else only at children, whom orphans have joined
@@ -30,19 +31,20 @@ _DISARM = b"."
 class Guard:
     """The owner's handle on its guard process."""
 
-    def __init__(self, *marks: str, term_first: bool = False) -> None:
+    def __init__(self, *marks: str, launch_mark: str = "", sigterm: bool = True) -> None:
         """Fork the guard: to be called while the owner has one thread and has started nothing.
 
         `marks` are variables, "NAME=value": processes that have all of them in their environment are killed, and the
-        descendants of the owner. Without any, only the process groups of `add` are, with `term_first` after a SIGTERM,
-        by which an mpirun or srun ends what it has started on other hosts, too.
+        descendants of the owner. Without any, only the process groups of `add` are; and with a `launch_mark` the
+        children of the owner that have this one, if `sigterm` after a SIGTERM, by which an mpirun or srun ends what it
+        has started on other hosts, too.
         """
         watched, self._held = os.pipe()
         owner = os.getpid()
         self.pid = os.fork()
         if self.pid == 0:
             os.close(self._held)
-            _watch(watched, owner, marks, term_first)
+            _watch(watched, owner, marks, launch_mark, sigterm)
         os.close(watched)
 
     def add(self, group: int) -> None:
@@ -81,7 +83,7 @@ def find_marked(*marks: str) -> Iterable[int]:
                     yield int(name)
 
 
-def _watch(pipe: int, owner: int, marks: tuple[str, ...], term_first: bool) -> NoReturn:
+def _watch(pipe: int, owner: int, marks: tuple[str, ...], launch_mark: str, sigterm: bool) -> NoReturn:
     try:
         os.setsid()  # a terminal's Ctrl-C is for the owner alone
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
@@ -98,8 +100,10 @@ def _watch(pipe: int, owner: int, marks: tuple[str, ...], term_first: bool) -> N
         if descent is not None:
             descent.freeze()
         groups = {int(group) for group in received.split()}
-        if term_first:
-            _terminate(groups)
+        if launch_mark:
+            groups |= _orphans_beside(owner, launch_mark)
+            if sigterm:
+                _terminate(groups)
         _sweep(groups, marks, descent)
     finally:
         os._exit(0)
@@ -116,6 +120,17 @@ def _read(descent: Descendants | None) -> bytes:
         descent.update()
         due = time.monotonic() + (time.thread_time() - began) / _DESCENDANTS_SHARE
     return os.read(0, 4096)
+
+
+def _orphans_beside(owner: int, mark: str) -> set[int]:
+    """The children that the dead owner has left, as this process, and that have the mark.
+
+    One may have been started a moment before `add`: until it executes its program it holds the pipe, so it does by now.
+    """
+    until = time.monotonic() + _ADOPTION_TIMEOUT_S
+    while os.getppid() == owner and time.monotonic() < until:
+        time.sleep(_SWEEP_PAUSE_S)
+    return children(os.getppid()) & set(find_marked(mark))
 
 
 def _terminate(groups: set[int]) -> None:

@@ -18,12 +18,13 @@ from jaxrun.protocol.agent_messages import (
     FirstOutput,
     HeadToAgent,
     JobInfo,
+    NextAttempt,
     OutputCredit,
     Shutdown,
     SignalWorker,
     StartWorker,
 )
-from jaxrun.protocol.snapshot_messages import SnapshotRequest
+from jaxrun.protocol.snapshot_messages import CallAim, SnapshotPurpose, SnapshotRequest
 
 HEAD_LOST = Shutdown(EXIT_UNAVAILABLE)  # said by no head: known by its identity
 _FORWARDED_SIGNALS = (signal.SIGUSR1, signal.SIGUSR2)
@@ -106,10 +107,12 @@ class HeadClient:
             case SignalWorker():
                 yield SignalRanks(ranks, message.signum)
             case SnapshotRequest():
-                yield TakeSnapshot(ranks, message.purpose)
+                is_aimed = message.purpose is SnapshotPurpose.STRAGGLER
+                aim = CallAim(message.site, message.lead_s) if is_aimed else None
+                yield TakeSnapshot(ranks, message.purpose, aim)
             case OutputCredit():
                 self._relay.add_credit(message.bytes)
-            case Shutdown():
+            case NextAttempt() | Shutdown():
                 yield message
             case StartWorker() | JobInfo() | AgentRefused():
                 pass  # which come before the worker starts

@@ -53,10 +53,11 @@ def run(
             pid = os.fork()
             if pid == 0:
                 os.close(reading)
+                os.setsid()  # a terminal's Ctrl-C is for the first process, which passes it on
+                guard.add(os.getpid())
                 guard.leave_to_parent()
                 _be_agent(find_head, rank, size, timeout, environ, not_found, command, writing)
             agents[pid] = rank
-            guard.add(pid)
     except OSError:
         _signal(agents, signal.SIGKILL)
         guard.disarm()
@@ -85,7 +86,6 @@ def _be_agent(
 
     status = EXIT_UNAVAILABLE
     try:
-        os.setsid()  # a terminal's Ctrl-C is for the first process, which passes it on
         status = remote.run(find_head, rank, size, timeout, environ, not_found, command=command, on_lost=say)
     except JaxrunError as error:
         say(str(error))

@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import re
 from collections.abc import Iterable
 from pathlib import Path
 
+from jaxrun.probe.memory_cgroup import KILL_COUNT_FILES, memory_limit, read_files
+from jaxrun.text import format_bytes
+
 # Sample: `3,812,3514276391,-;Memory cgroup out of memory: Killed process 4711 (python) total-vm:73988kB,
 #          anon-rss:64256kB, file-rss:5760kB, shmem-rss:0kB, UID:0 pgtables:184kB oom_score_adj:0`
 _KILLED = re.compile(r"Killed process (?P<pid>\d+) .*?anon-rss:(?P<kb>\d+)kB")
 _KMSG = Path("/dev/kmsg")
-_ROOT = Path("/sys/fs/cgroup")
 _MAX_RECORD_BYTES = 8192
-_KILL_COUNT_FILES = ("memory.events", "memory.oom_control")  # of version 2, of version 1
-_LIMIT_FILES = ("memory.max", "memory.limit_in_bytes")
-_UNLIMITED_BYTES = 2**60  # version 1 writes a huge number for no limit
 
 
 class OomWatch:
@@ -34,7 +32,7 @@ class OomWatch:
         counted = _count_kills(self._cgroup) > self._kill_count
         self._kill_count += counted
         if pid in self._killed:
-            held = _format_bytes(self._killed.pop(pid) * 2**10)
+            held = format_bytes(self._killed.pop(pid) * 2**10)
             return f"the kernel's log names it as out of memory: it held {held}"
         return f"its memory cgroup ran out of memory{_limit(self._cgroup)}" if counted else ""
 
@@ -56,33 +54,6 @@ class OomWatch:
             yield record.decode(errors="replace")
 
 
-def memory_cgroup(membership: str, root: Path = _ROOT) -> Path | None:
-    """Find the directory of a process's memory cgroup, version 1 or 2, by the text of its /proc/…/cgroup.
-
-    In a container the path may be the host's; the cgroup is then the root that the container sees.
-    """
-    for line in membership.splitlines():
-        _, controllers, path = line.split(":", 2)
-        if "memory" in controllers.split(","):
-            base = root / "memory"
-        elif not controllers:
-            base = root
-        else:
-            continue
-        for directory in (base / path.lstrip("/"), base):
-            if any((directory / name).exists() for name in _KILL_COUNT_FILES):
-                return directory
-    return None
-
-
-def own_memory_cgroup() -> Path | None:
-    """The memory cgroup of this process."""
-    try:
-        return memory_cgroup(Path("/proc/self/cgroup").read_text())
-    except OSError:
-        return None
-
-
 def _parse_kills(records: Iterable[str]) -> dict[int, int]:
     matches = (_KILLED.search(text) for text in records)
     return {int(match["pid"]): int(match["kb"]) for match in matches if match}
@@ -90,7 +61,7 @@ def _parse_kills(records: Iterable[str]) -> dict[int, int]:
 
 def _count_kills(cgroup: Path | None) -> int:
     """How many processes the kernel has killed in this cgroup."""
-    for text in _read_files(cgroup, _KILL_COUNT_FILES):
+    for text in read_files(cgroup, KILL_COUNT_FILES):
         for line in text.splitlines():
             key, _, value = line.partition(" ")
             if key == "oom_kill":
@@ -99,19 +70,8 @@ def _count_kills(cgroup: Path | None) -> int:
 
 
 def _limit(cgroup: Path | None) -> str:
-    for text in _read_files(cgroup, _LIMIT_FILES):
-        with contextlib.suppress(ValueError):  # "max" is no limit
-            limit = int(text)
-            return f" (limit {_format_bytes(limit)})" if limit < _UNLIMITED_BYTES else ""
-    return ""
-
-
-def _read_files(cgroup: Path | None, names: Iterable[str]) -> Iterable[str]:
-    if cgroup is None:
-        return
-    for name in names:
-        with contextlib.suppress(OSError):
-            yield (cgroup / name).read_text()
+    limit = memory_limit(cgroup)
+    return "" if limit is None else f" (limit {format_bytes(limit)})"
 
 
 def _open_at_end(log: Path | None) -> int | None:
@@ -123,7 +83,3 @@ def _open_at_end(log: Path | None) -> int | None:
         return None
     os.lseek(fd, 0, os.SEEK_END)
     return fd
-
-
-def _format_bytes(count: int) -> str:
-    return f"{count / 2**30:.1f} GiB" if count >= 2**30 else f"{count / 2**20:.0f} MiB"

@@ -1,27 +1,36 @@
-"""An agent on another host than the head: connects to it, reports its host, and supervises one worker for it."""
+"""An agent on another host than the head: connects to it, reports its host, and supervises one worker for it.
+
+Where the job is started again after a failure, the agent stays: it ends what is left of the attempt, and reports anew.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import os
 import select
 import signal
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
 from jaxrun import RUNTIME, __version__
 from jaxrun.agent import subreaper
 from jaxrun.agent.agent import Agent
+from jaxrun.agent.fork_server_keeper import ForkServerKeeper
+from jaxrun.agent.gpu_memory import GpuMemory
 from jaxrun.agent.guard import Guard, job_marker
 from jaxrun.agent.head_client import HEAD_LOST, HeadClient
+from jaxrun.agent.host_probe import HostProbe
 from jaxrun.agent.signals import SignalPipe
 from jaxrun.agent.spawn import Spawner
 from jaxrun.agent.worker_group import WorkerGroup
 from jaxrun.channel.connection import HEAD_TO_AGENT, Connection
 from jaxrun.clock import Clock
 from jaxrun.errors import NotUniformError
+from jaxrun.job.cluster_env import slurm_step
 from jaxrun.job.devices import probe_machine
 from jaxrun.job.environment import inherited_job_variables
 from jaxrun.job.job import Job
@@ -33,14 +42,17 @@ from jaxrun.protocol.agent_messages import (
     AgentSignalled,
     HeadToAgent,
     JobInfo,
+    NextAttempt,
     Shutdown,
     StartWorker,
 )
 from jaxrun.protocol.connect import HeadAddress, HeadConnection, connect
 from jaxrun.protocol.names import RANK
+from jaxrun.protocol.probe_messages import MeasurePeers
 from jaxrun.rundir.own_directory import open_own_directory
 from jaxrun.rundir.rundir import JOB_FILE
 
+_Order = StartWorker | NextAttempt | Shutdown
 _SIGNALS = (
     signal.SIGCHLD,
     signal.SIGINT,
@@ -78,9 +90,11 @@ def run(
             subreaper.become_subreaper()
             connection: Connection[HeadToAgent] = Connection(head.connection, HEAD_TO_AGENT, head.session)
             report = partial(_report, rank, size, head, environ, tuple(command))
-            job_id, order = _wait_for_order(rank, connection, signals, report)
-            if isinstance(order, StartWorker):
-                order = _supervise_worker(order, job_id, connection, signals, environ)
+            job = _AgentJob(rank, connection, signals, environ, report)
+            with HostProbe(rank, environ, connection) as probe:
+                order = job.wait_for_order(probe)
+            while not isinstance(order, Shutdown):
+                order = job.supervise_worker(order) if isinstance(order, StartWorker) else job.report_again(order)
             if order is HEAD_LOST:
                 on_lost(f"the head at {address} was lost: its host is gone, or jaxrun there was killed")
             return order.status
@@ -88,58 +102,108 @@ def run(
         subreaper.kill_all()
 
 
-def _wait_for_order(
-    rank: int, connection: Connection[HeadToAgent], signals: SignalPipe, report: Callable[[JobInfo], AgentReport]
-) -> tuple[str, StartWorker | Shutdown]:
-    """Report what is there, and wait for what the head decides; returns the job's id, and that.
+class _AgentJob:
+    """What an agent does for one job, order by order."""
 
-    Signals are reported to the head: it decides that this agent ends. Raises NotUniformError if it refuses the agent.
-    """
-    job_id = ""
-    while True:
-        select.select([connection.fileno(), signals.fileno()], [], [])
-        for signum in signals.receive():
-            if signum in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
-                connection.send(AgentSignalled(rank, signum))
-        messages = connection.receive()
-        for index, message in enumerate(messages, 1):
-            if isinstance(message, JobInfo):
-                job_id = message.job_id
-                connection.send(report(message))
-            if isinstance(message, AgentRefused):
-                raise NotUniformError(message.reason)
-            if isinstance(message, (StartWorker, Shutdown)):
-                connection.push_back(messages[index:])
-                return job_id, message
-        if connection.lost_reason:
-            return job_id, HEAD_LOST
+    def __init__(
+        self,
+        rank: int,
+        connection: Connection[HeadToAgent],
+        signals: SignalPipe,
+        environ: Mapping[str, str],
+        report: Callable[[JobInfo], AgentReport],
+    ) -> None:
+        self._rank = rank
+        self._connection = connection
+        self._signals = signals
+        self._environ = environ
+        self._report = report
+        self._info = JobInfo("", "", ())
+        self._fork_servers = ForkServerKeeper(environ)
+        self._gpu_memory: GpuMemory | None = None
+
+    def wait_for_order(self, probe: HostProbe | None = None) -> _Order:
+        """Report what is there, measure with `probe` what is asked for, and wait for what the head decides.
+
+        Signals are reported to the head: it decides that this agent ends. Raises NotUniformError if it refuses the
+        agent.
+        """
+        connection, signals = self._connection, self._signals
+        while True:
+            select.select([connection.fileno(), signals.fileno()], [], [])
+            for signum in signals.receive():
+                if signum in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+                    connection.send(AgentSignalled(self._rank, signum))
+            messages = connection.receive()
+            for index, message in enumerate(messages, 1):
+                if isinstance(message, JobInfo):
+                    self._info = message
+                    report = self._report(message)
+                    if report.gpu_names and message.restarts:
+                        self._gpu_memory = GpuMemory.visible_with(self._environ)
+                    connection.send(report)
+                    if message.probe and probe is not None:
+                        probe.send_facts(sees_run_dir=report.can_write_run_dir)
+                if isinstance(message, MeasurePeers) and probe is not None:
+                    probe.measure(message)
+                if isinstance(message, AgentRefused):
+                    raise NotUniformError(message.reason)
+                if isinstance(message, (StartWorker, NextAttempt, Shutdown)):
+                    connection.push_back(messages[index:])
+                    return message
+            if connection.lost_reason:
+                return HEAD_LOST
+
+    def report_again(self, order: NextAttempt) -> _Order:
+        """Report for the next attempt, in which nothing of the earlier one is left, and wait for what comes."""
+        subreaper.kill_all(spare=self._fork_servers.pids)
+        if self._gpu_memory is not None:
+            self._gpu_memory.wait_until_free(self._say, self._is_stopped)
+        self._connection.send(replace(self._report(self._info), attempt=order.attempt))
+        return self.wait_for_order()
+
+    def _say(self, text: str) -> None:
+        """Write to the log of the engine, as agents have no other screen between two attempts."""
+        print(f"jaxrun: rank {self._rank} on {os.uname().nodename}: {text}", file=sys.stderr, flush=True)
+
+    def _is_stopped(self) -> bool:
+        """Whether somebody asks for the end: by a signal, or the head, which sends nothing else now."""
+        return self._signals.stop_requested or bool(select.select([self._connection.fileno()], [], [], 0)[0])
+
+    def supervise_worker(self, start: StartWorker) -> _Order:
+        """Start the worker and serve it until the head ends the attempt or the job, or is lost; returns its order."""
+        connection = self._connection
+        guard = Guard(job_marker(self._info.job_id), f"{RANK}={start.rank}")  # forks, so it comes before any thread
+        try:
+            plan = _plan_of_worker(start, self._info.job_id, self._environ)
+            log_dir = _make_log_dir(start.log_dir)
+            workers = WorkerGroup(
+                plan,
+                Spawner(plan, self._environ, start.run_dir, log_dir),
+                self._fork_servers.take(plan),
+                new_server=(lambda: self._fork_servers.start(plan)) if start.fork else None,
+            )
+            relay = Relay(start.rank, connection, start.log_dir, shown=start.show_output)
+            head = HeadClient(start.rank, connection, relay)
+            agent = Agent(workers, head, relay, self._signals, Clock(), head)
+            last = agent.run()
+            self._fork_servers.keep(workers.successor, plan)
+            subreaper.kill_all(spare=(guard.pid, *self._fork_servers.pids))
+            agent.close()
+            relay.close()
+            return last if isinstance(last, (NextAttempt, Shutdown)) else HEAD_LOST
+        finally:
+            subreaper.kill_all(spare=(guard.pid, *self._fork_servers.pids))
+            guard.disarm()
 
 
-def _supervise_worker(
-    start: StartWorker,
-    job_id: str,
-    connection: Connection[HeadToAgent],
-    signals: SignalPipe,
-    environ: Mapping[str, str],
-) -> Shutdown:
-    """Start the worker and serve it until the head sends Shutdown, or is lost; returns that, or HEAD_LOST."""
-    guard = Guard(job_marker(job_id), f"{RANK}={start.rank}")  # forks, so it comes before any thread
-    try:
-        plan = _plan_of_worker(start, job_id, environ)
-        log_dir = Path(start.log_dir) if start.log_dir else None
-        workers = WorkerGroup(plan, Spawner(plan, environ, start.run_dir, log_dir))
-        relay = Relay(start.rank, connection, start.log_dir, shown=start.show_output)
-        head = HeadClient(start.rank, connection, relay)
-        agent = Agent(workers, head, relay, signals, Clock(), head)
-        last = agent.run()
-        subreaper.kill_all(spare=guard.pid)
-        agent.close()
-        relay.close()
-        connection.close()
-        return last if isinstance(last, Shutdown) else HEAD_LOST
-    finally:
-        subreaper.kill_all(spare=guard.pid)
-        guard.disarm()
+def _make_log_dir(name: str) -> Path | None:
+    """The directory of the logs, which the head may have made on a file system that shows it here later."""
+    if not name:
+        return None
+    with contextlib.suppress(OSError):
+        os.mkdir(name)
+    return Path(name)
 
 
 def _plan_of_worker(start: StartWorker, job_id: str, environ: Mapping[str, str]) -> Plan:
@@ -160,6 +224,7 @@ def _plan_of_worker(start: StartWorker, job_id: str, environ: Mapping[str, str])
             init_timeout=start.init_timeout,
             lockstep=start.lockstep,
             make_mesh=start.make_mesh,
+            compile_cache=start.compile_cache,
             torch_env=start.torch_env,
             pdb=start.pdb,
             stdin=start.stdin,
@@ -173,6 +238,8 @@ def _plan_of_worker(start: StartWorker, job_id: str, environ: Mapping[str, str])
         local_devices=None,
         device_names=(),
         fork=False,
+        attempt=start.attempt,
+        restart_reason=start.restart_reason,
     )
 
 
@@ -202,6 +269,7 @@ def _report(
         tpu=machine.tpu,
         cuda_plugin=machine.cuda_plugin,
         can_write_run_dir=bool(info.run_dir) and _is_of_job(Path(info.run_dir), info.job_id),
+        slurm_step=slurm_step(environ),
     )
 
 

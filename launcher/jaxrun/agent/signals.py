@@ -7,7 +7,7 @@ import socket
 from collections.abc import Iterable
 from types import FrameType
 
-from jaxrun.protocol.env import NATIVE_STACKS_SIGNAL, STACKS_SIGNAL
+from jaxrun.protocol.env import REQUEST_SIGNAL
 
 LAUNCHER_SIGNALS = (
     signal.SIGCHLD,
@@ -17,9 +17,11 @@ LAUNCHER_SIGNALS = (
     signal.SIGQUIT,
     signal.SIGUSR1,
     signal.SIGUSR2,
-    STACKS_SIGNAL,
-    NATIVE_STACKS_SIGNAL,
+    REQUEST_SIGNAL,
 )
+
+
+_STOPPING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 class SignalPipe:
@@ -50,6 +52,14 @@ class SignalPipe:
 
     def fileno(self) -> int:
         return self._reading.fileno()
+
+    @property
+    def stop_requested(self) -> bool:
+        """Whether a signal that asks for the end has arrived, which `receive` will return."""
+        try:
+            return any(number in _STOPPING for number in self._reading.recv(4096, socket.MSG_PEEK))
+        except BlockingIOError:
+            return False
 
     def receive(self) -> list[int]:
         """Return the signals that have arrived since the last call, in order."""

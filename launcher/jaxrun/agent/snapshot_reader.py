@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import random
+import time
 from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from jaxrun.agent.worker_group import WorkerGroup
+from jaxrun.diagnosis.stacks import AIM_TIMEOUT_S
 from jaxrun.head.actions import TakeSnapshot
+from jaxrun.lockstep.call_aim import next_moment, was_at
 from jaxrun.output.drain import OutputSink
 from jaxrun.protocol.env import STACKS_SIGNAL
 from jaxrun.protocol.snapshot_messages import SnapshotPurpose, SnapshotReply
@@ -15,6 +19,7 @@ from jaxrun.protocol.snapshot_messages import SnapshotPurpose, SnapshotReply
 if TYPE_CHECKING:
     from jaxrun.agent.pyspy import NativeDump
 
+_ANY_MOMENT_S = 0.1  # within which a moment is chosen by chance
 _FAULT_HANDLER_WAIT_S = 0.1  # fault handlers answer within some milliseconds
 
 
@@ -25,7 +30,9 @@ class SnapshotReader:
         self._workers = workers
         self._output = output
         self._clock = clock
+        self._aimed: list[tuple[float, TakeSnapshot]] = []  # to be begun at that time
         self._waiting: list[tuple[float, TakeSnapshot]] = []  # for fault handlers, until that time
+        self._asked: dict[int, tuple[float, str]] = {}  # by rank, when, on its clock, and in what its kernel waited
         self._native_dumps: list[tuple[SnapshotReply, NativeDump]] = []
 
     def request(self, request: TakeSnapshot) -> list[SnapshotReply]:
@@ -34,24 +41,28 @@ class SnapshotReader:
             return [self._read_recorders(request)]
         if request.purpose is SnapshotPurpose.PROGRESS:
             return [self._read_progress(request)]
-        for rank in request.ranks:
-            self._workers[rank].read_new_stacks()
-            self._workers[rank].signal(STACKS_SIGNAL)
-        self._waiting.append((self._clock() + _FAULT_HANDLER_WAIT_S, request))
+        if request.purpose is SnapshotPurpose.STRAGGLER:
+            return self._aim(request)
+        self._ask_for_stacks(request)
         return []
 
     def deadline(self) -> float | None:
         """When `poll` is to be called at the latest."""
-        times = [*(at for at, _ in self._waiting), *(dump.deadline for _, dump in self._native_dumps)]
+        times = [*(at for at, _ in (*self._aimed, *self._waiting)), *(dump.deadline for _, dump in self._native_dumps)]
         return min(times, default=None)
 
     def poll(self) -> list[SnapshotReply]:
         """Return the snapshots that are complete. To be called at the `deadline`, and when a child has ended."""
         now = self._clock()
         complete: list[SnapshotReply] = []
+        for at, request in [item for item in self._aimed if item[0] <= now]:
+            self._aimed.remove((at, request))
+            self._ask_for_stacks(request)
         for at, request in [item for item in self._waiting if item[0] <= now]:
             self._waiting.remove((at, request))
             reply = self._read_stacks(request)
+            if request.purpose is SnapshotPurpose.STRAGGLER:
+                reply = self._keep_hits(request, reply)
             if request.purpose is SnapshotPurpose.NATIVE:
                 self._native_dumps.append((reply, self._start_native_dump(request)))
             else:
@@ -66,6 +77,34 @@ class SnapshotReader:
     def close(self) -> None:
         for _, dump in self._native_dumps:
             dump.close()
+
+    def _ask_for_stacks(self, request: TakeSnapshot) -> None:
+        for rank in request.ranks:
+            self._workers[rank].read_new_stacks()
+            self._asked[rank] = time.time(), self._workers[rank].kernel_wait()
+            self._workers[rank].signal(STACKS_SIGNAL)
+        self._waiting.append((self._clock() + _FAULT_HANDLER_WAIT_S, request))
+
+    def _aim(self, request: TakeSnapshot) -> list[SnapshotReply]:
+        """Begin a snapshot of one rank at the moment that is meant."""
+        (rank,), aim, now = request.ranks, request.aim, time.time()
+        assert aim is not None
+        flight = self._workers[rank].flight.brief()
+        wait_s = random.uniform(0.0, _ANY_MOMENT_S)
+        if aim.site:
+            wait_s = next_moment(flight, aim.site, aim.lead_s, now) - now
+        if wait_s > AIM_TIMEOUT_S:
+            return [SnapshotReply(request.purpose, {rank: ""}, {rank: ""}, {}, flights={rank: flight})]
+        self._aimed.append((self._clock() + wait_s, request))
+        return []
+
+    def _keep_hits(self, request: TakeSnapshot, reply: SnapshotReply) -> SnapshotReply:
+        """Empty the stacks that were not taken at the moment that was meant."""
+        (rank,), aim = request.ranks, request.aim
+        assert aim is not None
+        moment, kernel_wait = self._asked[rank]
+        is_hit = not aim.site or was_at(reply.flights[rank], aim.site, aim.lead_s, moment)
+        return replace(reply, stacks=reply.stacks if is_hit else {rank: ""}, kernel_waits={rank: kernel_wait})
 
     def _start_native_dump(self, request: TakeSnapshot) -> NativeDump:
         from jaxrun.agent import pyspy  # rarely wanted, and slow to import
@@ -100,4 +139,6 @@ class SnapshotReader:
         readers = {rank: self._workers[rank].flight for rank in request.ranks}
         whole = request.purpose is SnapshotPurpose.HISTORY
         flights = {rank: reader.history() if whole else reader.brief() for rank, reader in readers.items()}
-        return SnapshotReply(request.purpose, {}, {}, {}, flights=flights)
+        timed = readers if request.purpose is SnapshotPurpose.LOCKSTEP else ()
+        waits = {rank: self._workers[rank].core_wait_seconds() for rank in timed}
+        return SnapshotReply(request.purpose, {}, {}, {}, flights=flights, core_waits=waits)

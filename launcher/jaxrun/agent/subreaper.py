@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import os
 import time
+from collections.abc import Collection
 
 from jaxrun.agent.process_tree import TRACKER_GRACE_S, children, descendants, is_tracker, kill
 
@@ -17,13 +18,15 @@ def become_subreaper() -> None:
     ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
 
 
-def kill_all(timeout: float = 5.0, *, spare: int = 0) -> list[int]:
+def kill_all(timeout: float = 5.0, *, spare: Collection[int] = ()) -> list[int]:
     """Kill and reap every child of this process, and all that become its children then; returns their pids.
 
-    To be called when only the child `spare` is still wanted: the guard, which finishes this if the process is killed.
+    To be called when only the children `spare` are still wanted: the guard, which finishes this if the process is
+    killed, and a fork server that waits for the next attempt.
     Resource trackers have a moment to end by themselves.
     """
     killed: set[int] = set()
+    wanted = set(spare)
     began = time.monotonic()
     while (waited := time.monotonic() - began) < timeout:
         try:
@@ -31,10 +34,10 @@ def kill_all(timeout: float = 5.0, *, spare: int = 0) -> list[int]:
         except ChildProcessError:
             break
         if not pid:
-            if spare and children(os.getpid()) == {spare}:
+            if wanted and (own := children(os.getpid())) and own <= wanted:
                 break
-            left = _descendants() - {spare}
-            if spare and not left:
+            left = _descendants() - wanted
+            if wanted and not left:
                 break
             spared = set(filter(is_tracker, left)) if waited < TRACKER_GRACE_S else set()
             for pid in left - spared:

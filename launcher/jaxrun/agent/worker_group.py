@@ -13,7 +13,7 @@ from jaxrun.forkserver.client import ForkServer
 from jaxrun.head.events import Event
 from jaxrun.job.plan import Plan
 from jaxrun.protocol.agent_messages import StartFailed, WorkerSpawned
-from jaxrun.protocol.forkserver_messages import ForkDeclined, WorkerForked
+from jaxrun.protocol.forkserver_messages import ForkDeclined, SuccessorForked, WorkerForked
 
 _CONCURRENT_FORKS = 16  # requests that the fork server's socket surely holds while it still imports jax
 
@@ -27,14 +27,21 @@ class WorkerGroup:
         spawner: Spawner,
         fork_server: ForkServer | None = None,
         on_forked: Callable[[int], None] | None = None,
+        *,
+        new_server: Callable[[], ForkServer | None] | None = None,
     ) -> None:
-        """`fork_server` was started for this plan, if it exists; `on_forked` is called with the pid of each fork."""
+        """`fork_server` was started for this plan, if it exists; `on_forked` is called with the pid of each fork.
+
+        `new_server` starts another, if it can, for the next attempt; None where there is none to come.
+        """
         self._plan = plan
         self._spawner = spawner
         self._fork_server = fork_server
         self._on_forked = on_forked
+        self._new_server = new_server
         self._requests: deque[ForkRequest] = deque()
         self._workers: dict[int, WorkerProcess] = {}
+        self.successor: ForkServer | None = None  # the fork server of the next attempt; not closed here
         self.declined = ""  # why the fork server does not fork
 
     def __getitem__(self, rank: int) -> WorkerProcess:
@@ -93,21 +100,34 @@ class WorkerGroup:
             events.append(WorkerSpawned(worker.rank, pid))
         return events
 
+    def prepare_successor(self) -> None:
+        """The programs run: start the fork server of the next attempt, unless that of this one has left it."""
+        if self.successor is None and self._fork_server is None and self._new_server is not None and not self.declined:
+            self.successor = self._new_server()
+
     def close(self) -> None:
         self._close_fork_server()
         for process in self:
             process.close()
 
-    def _on_answer(self, answer: WorkerForked | ForkDeclined | None) -> list[Event]:
+    def _on_answer(self, answer: WorkerForked | SuccessorForked | ForkDeclined | None) -> list[Event]:
         if isinstance(answer, WorkerForked):
             self._workers[answer.rank].pid = answer.pid
             if self._on_forked is not None:
                 self._on_forked(answer.pid)
             self._send_requests(1)
             if all(process.pid for process in self):
-                self._close_fork_server()
+                self._leave_fork_server()
             return [WorkerSpawned(answer.rank, answer.pid)]
+        if isinstance(answer, SuccessorForked):
+            assert self._fork_server is not None
+            self.successor = self._fork_server.take_successor(answer.pid)
+            self._close_fork_server()
+            return []
+        all_forked = all(process.pid for process in self)
         self._close_fork_server()
+        if all_forked:  # only the successor is missing: the next attempt starts a server of its own
+            return []
         if answer is None:
             return [StartFailed("the process that imports jax for all workers has ended; --no-fork does without it")]
         if answer.traceback:
@@ -126,6 +146,14 @@ class WorkerGroup:
 
     def _start_failed(self, rank: int, error: OSError) -> StartFailed:
         return StartFailed(f"rank {rank} could not be started: {error.strerror} ({self._plan.argv[0]})")
+
+    def _leave_fork_server(self) -> None:
+        """All workers are forked: the server ends, and leaves a successor where one is wanted."""
+        if self._new_server is not None and self._fork_server is not None:
+            with contextlib.suppress(OSError):
+                self._fork_server.request_successor()
+                return
+        self._close_fork_server()
 
     def _close_fork_server(self) -> None:
         while self._requests:

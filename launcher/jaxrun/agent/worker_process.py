@@ -16,6 +16,7 @@ from jaxrun.protocol.worker_messages import AgentToWorker, WorkerToAgent
 
 _RECEIVE_BYTES = 65536
 _MAX_STACKS_BYTES = 2**20
+_NS_PER_S = 1e9
 # States of a process that does not answer signals, by the kernel's letter.
 _STATES = {
     "T": "stopped by a signal (SIGCONT lets it go on)",
@@ -99,6 +100,16 @@ class WorkerProcess:
     def cpu_seconds(self) -> float:
         """User and system time so far of the process and all that it has started; 0.0 when it has gone."""
         return _cpu_ticks(self.pid) / os.sysconf("SC_CLK_TCK")
+
+    def core_wait_seconds(self) -> float:
+        """For how long its threads, all together, have waited for a core; 0.0 where the kernel does not say."""
+        waited_ns = 0
+        with contextlib.suppress(OSError):
+            for thread in os.listdir(f"/proc/{self.pid}/task"):
+                with contextlib.suppress(OSError, IndexError, ValueError):
+                    with open(f"/proc/{self.pid}/task/{thread}/schedstat", "rb") as file:
+                        waited_ns += int(file.read().split()[1])
+        return waited_ns / _NS_PER_S
 
     def file_bytes(self) -> int:
         """Bytes that the process has read and written so far, from and to files and pipes; 0 if that is not known."""

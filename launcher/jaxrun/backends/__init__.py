@@ -6,8 +6,8 @@ that starts agents on other hosts fills in a LaunchCommand and lets remote_plan.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from importlib import import_module
 from typing import TYPE_CHECKING
 
@@ -31,15 +31,17 @@ class Backend:
 
 
 HOST_OPTIONS = ("hosts", "processes_per_host", "interface")
+_SPARE_OPTIONS = ("spares", "min_hosts")
 _MPIRUN_OPTIONS = ("host_list", "hostfile", "mpirun", "mpi_args")
 _SLURM_OPTIONS = (
-    "cpus_per_process", "gpus_per_host", "partition", "time_limit", "account", "slurm_args", "sbatch", "submit"
+    "cpus_per_process", "gpus_per_host", "partition", "time_limit", "account", "slurm_args", "sbatch", "submit",
+    "requeue",
 )  # fmt: skip
 
 BACKENDS = {
     "local": Backend("jaxrun.backends.local", ("simulated_hosts",)),
-    "mpirun": Backend("jaxrun.backends.mpirun", (*HOST_OPTIONS, *_MPIRUN_OPTIONS)),
-    "slurm": Backend("jaxrun.backends.slurm", (*HOST_OPTIONS, *_SLURM_OPTIONS)),
+    "mpirun": Backend("jaxrun.backends.mpirun", (*HOST_OPTIONS, *_SPARE_OPTIONS, *_MPIRUN_OPTIONS)),
+    "slurm": Backend("jaxrun.backends.slurm", (*HOST_OPTIONS, *_SPARE_OPTIONS, *_SLURM_OPTIONS)),
 }
 ATTACH = "attach"  # `jaxrun attach`, whose processes somebody else has started
 ATTACH_OPTIONS = ("interface",)
@@ -59,6 +61,8 @@ _OPTION_NAMES = {
     "head": "--head",
     "rendezvous": "--rendezvous",
     "interface": "--interface",
+    "spares": "--spares",
+    "min_hosts": "--min-hosts",
     "host_list": "-H/--host",
     "hostfile": "--hostfile",
     "mpirun": "--mpirun",
@@ -71,6 +75,7 @@ _OPTION_NAMES = {
     "slurm_args": "--slurm-args",
     "sbatch": "--sbatch",
     "submit": "--submit",
+    "requeue": "--requeue",
 }
 
 
@@ -97,6 +102,22 @@ def make_plan(job: Job, environ: Mapping[str, str], job_id: str) -> Plan:
     """Let the backend of `job` decide what to start. Raises what its `plan` raises."""
     plan: Plan = import_module(_backend(job.backend).module).plan(job, environ, job_id)
     return plan
+
+
+def replan(plan: Plan, placement: Sequence[str], environ: Mapping[str, str]) -> Plan:
+    """The plan of the same job with its ranks on these hosts, by rank. Raises what the backend's `plan` raises."""
+    job = replace(
+        plan.job,
+        placement=tuple(placement),
+        processes=len(placement),
+        hosts=None,
+        processes_per_host=None,
+        spares=0,
+    )
+    made = make_plan(job, environ, plan.job_id)
+    return replace(
+        plan, job=replace(made.job, spares=plan.job.spares), workers=made.workers, launch_command=made.launch_command
+    )
 
 
 def _backend(name: str) -> Backend:

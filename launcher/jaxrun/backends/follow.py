@@ -8,86 +8,50 @@ from __future__ import annotations
 
 import contextlib
 import os
-import re
 import shlex
-import subprocess
 import sys
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 
-from jaxrun.backends import sbatch
-from jaxrun.errors import EXIT_PREEMPTED, EXIT_SIGNAL_BASE, EXIT_TIMEOUT, EXIT_UNAVAILABLE, UnavailableError
+from jaxrun.backends.slurm_job_state import JobState, query_job_state
+from jaxrun.backends.submit import cancel, submit
+from jaxrun.errors import EXIT_PREEMPTED, UnavailableError
+from jaxrun.protocol.names import REQUEUE_CHAIN
 
-_UNFINISHED_STATES = {
-    "PENDING", "RUNNING", "COMPLETING", "CONFIGURING", "SUSPENDED", "REQUEUED", "REQUEUE_HOLD", "REQUEUE_FED",
-    "RESIZING", "RESV_DEL_HOLD", "SIGNALING", "SPECIAL_EXIT", "STAGE_OUT", "STOPPED",
-}  # fmt: skip
-# In these states Slurm's own ExitCode says nothing, or not what the user wants to know.
-_EXIT_STATUS_BY_STATE = {
-    "BOOT_FAIL": EXIT_UNAVAILABLE,
-    "CANCELLED": EXIT_SIGNAL_BASE + 15,
-    "DEADLINE": EXIT_TIMEOUT,
-    "NODE_FAIL": EXIT_UNAVAILABLE,
-    "OUT_OF_MEMORY": EXIT_SIGNAL_BASE + 9,
-    "PREEMPTED": EXIT_PREEMPTED,
-    "TIMEOUT": EXIT_TIMEOUT,
-}
 _FIRST_NOTE_S, _NEXT_NOTE_S = 2.0, 10.0  # until the first line about a job that waits, and between two of them
 _OUTPUT_POLL_S = 0.2
 _EARLY_QUERY_S, _QUERY_S = 1.0, 3.0  # between two queries of the controller, early and later
 _EARLY_PHASE_S = 30.0
-_QUERY_TIMEOUT_S = 30.0
 
 
-@dataclass(frozen=True, slots=True)
-class JobState:
-    """What `scontrol show job` says; `nodes` is empty until the job runs, `output` where it has none."""
+def submit_and_follow_chain(text: str, keep_at: Path, environ: Mapping[str, str], name: str, length: int) -> int:
+    """Hand the same script to Slurm `length` times, as jobs of which each waits for the end of the one before.
 
-    state: str
-    reason: str
-    nodes: str
-    output: str
-    restarts: int
-    exit_code: int
-    exit_signal: int
-
-    @property
-    def is_over(self) -> bool:
-        return self.state not in _UNFINISHED_STATES
-
-    @property
-    def exit_status(self) -> int:
-        """The exit status of a command that stands for the job."""
-        code = EXIT_SIGNAL_BASE + self.exit_signal if self.exit_signal else self.exit_code
-        return _EXIT_STATUS_BY_STATE.get(self.state, code)
-
-
-def parse_job_state(text: str) -> JobState | None:
-    """Parse what `scontrol show job` prints; None if it holds no state."""
-    found = {
-        name: value for name, value in re.findall(r"^   .*?\b(JobState|StdOut|NodeList)=(.*)$", text, re.MULTILINE)
-    }
-    state = re.match(r"(\S+)(?: Reason=(\S+))?", found.get("JobState", ""))
-    counts = re.search(r"^   Requeue=.*\bRestarts=(\d+).*\bExitCode=(\d+):(\d+)", text, re.MULTILINE)
-    if state is None or counts is None:
-        return None
-    nodes = found.get("NodeList", "")
-    return JobState(
-        state=state[1],
-        reason=state[2] or "",
-        nodes="" if nodes == "(null)" else nodes,
-        output=found.get("StdOut", ""),
-        restarts=int(counts[1]),
-        exit_code=int(counts[2]),
-        exit_signal=int(counts[3]),
-    )
+    They are followed in turn, until one has ended that was not preempted; returns its exit status. Those that are left
+    are cancelled then; where nobody follows, they find the job done.
+    """
+    chain = f"{name}-{os.urandom(4).hex()}"
+    options = (f"--job-name={chain}", "--dependency=singleton")
+    environ = {**environ, REQUEUE_CHAIN: chain}
+    numbers = [submit(text, keep_at, environ, options)[0] for _ in range(length)]
+    script = shlex.quote(str(keep_at))
+    _print_note(f"submitted jobs {', '.join(numbers)} as a chain (script: {script}); Ctrl-C stops following, not them")
+    status = 0
+    for index, number in enumerate(numbers):
+        follower = JobFollower(number, environ)
+        status = follower.follow()
+        if follower.detached:
+            break
+        if status != EXIT_PREEMPTED:
+            cancel(numbers[index + 1 :], environ)
+            break
+    return status
 
 
 def submit_and_follow(text: str, keep_at: Path, environ: Mapping[str, str]) -> int:
     """Hand the batch script `text`, which is kept at `keep_at`, to Slurm; returns the exit status of the job."""
-    number, remarks = sbatch.submit(text, keep_at, environ)
+    number, remarks = submit(text, keep_at, environ)
     if remarks:
         _print_note(remarks)
     _print_note(f"submitted job {number} (script: {shlex.quote(str(keep_at))}); Ctrl-C stops following, not the job")
@@ -104,6 +68,7 @@ class JobFollower:
         self._began = self._answered = time.monotonic()
         self._note_due = self._began + _FIRST_NOTE_S
         self._offset = 0
+        self.detached = False
 
     def follow(self) -> int:
         query_at = self._began
@@ -122,22 +87,12 @@ class JobFollower:
             return 0
 
     def _query(self) -> JobState | None:
-        command = ["scontrol", "show", "job", self._job]
-        with contextlib.suppress(subprocess.TimeoutExpired, FileNotFoundError):
-            done = subprocess.run(
-                command,
-                env=dict(self._environ),
-                capture_output=True,
-                text=True,
-                errors="replace",
-                timeout=_QUERY_TIMEOUT_S,
-            )
-            if "Invalid job id" in done.stderr:
-                raise UnavailableError(
-                    f"Slurm has forgotten job {self._job}, so how it ended is not known{self._output_hint()}"
-                )
-            return parse_job_state(done.stdout) if done.returncode == 0 else None
-        return None
+        try:
+            return query_job_state(self._job, self._environ)
+        except UnavailableError:
+            raise UnavailableError(
+                f"Slurm has forgotten job {self._job}, so how it ended is not known{self._output_hint()}"
+            ) from None
 
     def _report_changes(self, state: JobState | None) -> None:
         """Print what has changed, and from time to time that nothing has."""
@@ -178,6 +133,7 @@ class JobFollower:
         return state.exit_status
 
     def _detach(self) -> None:
+        self.detached = True
         _print_note(f"job {self._job} goes on without being followed")
         if self._last and self._last.output:
             _print_note(f"to follow it again: tail -f {shlex.quote(self._last.output)}")

@@ -10,7 +10,7 @@ from jaxrun import RUNTIME
 from jaxrun.job.devices import Machine, probe_machine
 from jaxrun.job.environment import inherited_job_variables, worker_settings
 from jaxrun.job.job import Job, check_rank_options
-from jaxrun.job.layout import Layout, decide_layout, wanted_platforms
+from jaxrun.job.layout import FORKED_PLATFORMS, Layout, decide_layout, wanted_platforms
 from jaxrun.job.plan import Plan, Worker
 
 
@@ -69,6 +69,6 @@ def _boot_id(job_id: str, host: str) -> str:
 
 
 def _why_fresh_interpreters(job: Job, layout: Layout) -> str:
-    if layout.platform != "cpu":
-        return f"{layout.platform} devices cannot be used after a fork"
+    if layout.platform not in FORKED_PLATFORMS:
+        return f"{layout.platform} devices have not been tried after a fork"
     return job.no_fork

@@ -54,6 +54,7 @@ class MpiFamily:
     root_option:       the option that root must give
     unbind_words, unbind_env:  the words and the variables that keep mpirun from binding processes to single cores
     launcher_option:   the option for MpirunRequest.launcher; empty where it needs none
+    sigterm_at_start:  as of LaunchCommand
     binding_choices, placement_choices, launcher_choices:  options without dashes, parameters and variables with which
                        the user decides these instead
     """
@@ -69,6 +70,7 @@ class MpiFamily:
     unbind_words: Words = ()
     unbind_env: Mapping[str, str] = field(default_factory=dict)
     launcher_option: str = ""
+    sigterm_at_start: bool = True
     binding_choices: Words = ()
     placement_choices: Words = ()
     launcher_choices: Words = ()
@@ -237,6 +239,8 @@ INTEL = MpiFamily(
         "I_MPI_PIN_PROCESSOR_LIST",
     ),
     launcher_option="-launcher",
+    # Until its child has a process group of its own, a hydra_pmi_proxy sends a SIGTERM on to itself, for ever.
+    sigterm_at_start=False,
     placement_choices=_HYDRA_PLACES,
     launcher_choices=_HYDRA_LAUNCHES,
 )

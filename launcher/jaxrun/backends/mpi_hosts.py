@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from jaxrun.backends.slurm_allocation import Allocation, spread_tasks
 from jaxrun.errors import UsageError
-from jaxrun.job.hosts import HostSlots, parse_host_list, place_ranks, read_hostfile
+from jaxrun.job.hosts import HostSlots, count_without_spares, parse_host_list, place_ranks, read_hostfile
 from jaxrun.job.job import Job
 from jaxrun.text import UNKNOWN_HOST, plural
 
@@ -22,15 +23,28 @@ def named_hosts(job: Job) -> tuple[HostSlots, ...]:
 
 def place_on_hosts(job: Job, named: Sequence[HostSlots], allocation: Allocation | None) -> tuple[str, ...]:
     """Return the host of each rank, UNKNOWN_HOST where only mpirun knows. Raises UsageError if numbers do not fit."""
+    if job.placement:
+        return job.placement
     hosts = named or (_allocated_hosts(job, allocation) if allocation else ())
     if not hosts:
         return (UNKNOWN_HOST,) * _process_count(job)
+    if job.spares:
+        job = replace(job, hosts=count_without_spares(job, len(hosts)))
     if job.hosts is None:
         return place_ranks(hosts, job.processes, job.processes_per_host)
     if job.hosts > len(hosts):
         there = f"there {'is' if len(hosts) == 1 else 'are'} {plural(len(hosts), 'host')}"
         raise UsageError(f"-N {job.hosts}, but {there} to take them from; lower -N, or name more hosts")
     return _place_on_each(job, hosts[: job.hosts])
+
+
+def spare_hosts(job: Job, named: Sequence[HostSlots], allocation: Allocation | None) -> tuple[str, ...]:
+    """Return the hosts behind those of the job that wait to take the place of one."""
+    if not job.spares:
+        return ()
+    names = [host.name for host in named] or list(allocation.nodes if allocation else ())
+    used = count_without_spares(job, len(names)) if names else 0
+    return tuple(names[used : used + job.spares])
 
 
 def _allocated_hosts(job: Job, allocation: Allocation) -> tuple[HostSlots, ...]:

@@ -17,7 +17,7 @@ from pathlib import Path
 
 from jaxrun.backends import mpi_families
 from jaxrun.backends.mpi_families import MpiFamily, MpirunRequest
-from jaxrun.backends.mpi_hosts import named_hosts, place_on_hosts
+from jaxrun.backends.mpi_hosts import named_hosts, place_on_hosts, spare_hosts
 from jaxrun.backends.remote_plan import plan_remote
 from jaxrun.backends.slurm_allocation import read_allocation
 from jaxrun.errors import UnavailableError, UsageError
@@ -66,10 +66,12 @@ def plan(job: Job, environ: Mapping[str, str], job_id: str) -> Plan:
         title=title,
         argv=_check_length(mpi_families.mpirun_argv(family, path, request, AGENT_ARGV)),
         set_env=_environment(family, path, request),
+        sigterm_at_start=family.sigterm_at_start,
     )
     if mpi_families.user_chose(family.placement_choices, request):
         hosts = (UNKNOWN_HOST,) * len(hosts)
-    return plan_remote(job, environ, job_id, command, hosts, _notes(family, title, request))
+    spares = spare_hosts(job, named, allocation)
+    return plan_remote(job, environ, job_id, command, hosts, _notes(family, title, request), spares)
 
 
 def find_mpirun(given: str, environ: Mapping[str, str]) -> str:

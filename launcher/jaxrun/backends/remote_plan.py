@@ -10,11 +10,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from jaxrun import RUNTIME
+from jaxrun.errors import UsageError
 from jaxrun.job.cluster_env import CLUSTER_ENVS, RankInfo
 from jaxrun.job.environment import inherited_job_variables
 from jaxrun.job.job import Job, check_rank_options
 from jaxrun.job.plan import AGENT_ARGV, LaunchCommand, Plan, Worker
-from jaxrun.text import UNKNOWN_HOST
+from jaxrun.text import UNKNOWN_HOST, plural
 
 
 def plan_remote(
@@ -24,8 +25,21 @@ def plan_remote(
     command: LaunchCommand,
     hosts: Sequence[str],
     notes: Sequence[str] = (),
+    spares: Sequence[str] = (),
 ) -> Plan:
-    """Plan a job of `len(hosts)` processes; `hosts[rank]` is where a rank is expected, UNKNOWN_HOST if not known."""
+    """Plan a job of `len(hosts)` processes; `hosts[rank]` is where a rank is expected, UNKNOWN_HOST if not known.
+
+    `spares` are hosts that may take the place of another.
+    """
+    if job.min_hosts is not None and job.min_hosts > len(set(hosts)):
+        raise UsageError(
+            f"--min-hosts {job.min_hosts}, but the job has {plural(len(set(hosts)), 'host')} to begin with"
+        )
+    if (job.spares or job.min_hosts) and UNKNOWN_HOST in hosts:
+        option = "--spares" if job.spares else "--min-hosts"
+        raise UsageError(
+            f"{option} needs the names of the hosts, and leaves it to jaxrun to place the ranks: -H, or Slurm"
+        )
     check_rank_options(job, len(hosts))
     sizes = Counter(hosts)
     seen = dict.fromkeys(sizes, 0)
@@ -45,6 +59,7 @@ def plan_remote(
         fork=False,
         notes=tuple(notes),
         launch_command=command,
+        spare_hosts=tuple(spares),
     )
 
 

@@ -1,4 +1,4 @@
-"""The batch script of a job: its text, how it is written, and how it is handed to Slurm.
+"""The batch script of a job: its text. submit.py hands it to Slurm.
 
 The script is meant to be read, kept and submitted again: its #SBATCH lines say what Slurm is asked for, and its last
 line is the same jaxrun command, for the allocation that they bring.
@@ -6,27 +6,23 @@ line is the same jaxrun command, for the allocation that they bring.
 
 from __future__ import annotations
 
-import contextlib
 import math
-import os
 import re
 import shlex
-import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
-from pathlib import Path
 
 from jaxrun.backends.slurm_args import check_slurm_args, group_options, has_option, split_sbatch_srun
-from jaxrun.errors import UnavailableError, UsageError
+from jaxrun.backends.slurm_job_state import parse_time_limit
+from jaxrun.errors import UsageError
 from jaxrun.job.env_options import mask_secret
-from jaxrun.job.job import Job
+from jaxrun.job.job import REQUEUE_SCONTROL, Job
 
 SCRIPT_MARK = "# Written by jaxrun."
-_NEW_SCRIPT = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 _MIN_SIGTERM_LEAD_S = 60  # from the SIGTERM to the time limit
+_MIN_REQUEUE_LEAD_S = 15  # from the end of the grace to the time limit, to end the job and have it started again
 _SIGNAL_JITTER_S = 60  # Slurm may send a signal this much sooner than asked
-_ALLOCATION_VARIABLE = re.compile(r"SLURM_(?!CONF$|CLUSTERS$)")
 # Options of jaxrun that the #SBATCH lines stand for.
 _DROPPED_WITH_VALUE = ("--sbatch", "--slurm-args", "--partition", "--time", "--account")
 
@@ -39,12 +35,12 @@ def sbatch_options(job: Job) -> list[str]:
         each = max(1, job.gpus_per_host // (job.devices_per_process or 1))
     if not each and job.processes and job.hosts and job.processes % job.hosts == 0:
         each = job.processes // job.hosts
-    hosts = job.hosts
+    hosts = job.hosts and job.hosts + job.spares
     if each and not hosts and job.processes:
-        hosts = math.ceil(job.processes / each)
+        hosts = math.ceil(job.processes / each) + job.spares
     values = (
         ("nodes", hosts),
-        ("ntasks", job.processes or (hosts or 1) * (each or 1)),
+        ("ntasks", (each * hosts if job.spares and each and hosts else job.processes) or (hosts or 1) * (each or 1)),
         ("ntasks-per-node", each),
         ("cpus-per-task", job.cpus_per_process),
         ("gpus-per-node", job.gpus_per_host),
@@ -53,6 +49,8 @@ def sbatch_options(job: Job) -> list[str]:
         ("account", job.account),
     )
     words = [f"--{name}={shlex.quote(str(value))}" for name, value in values if value]
+    if job.max_restarts:
+        words.append("--no-kill")  # the loss of a node is no end of the job
     return [*words, *map(shlex.join, group_options(split_sbatch_srun(job.slurm_args)[0]))]
 
 
@@ -79,11 +77,11 @@ def sbatch_script(job: Job, words: Sequence[str], *, directory: str, file: str) 
         *_unless(job, "#SBATCH --export=ALL", "--export"),
         *(f"# Set {name} in that shell: its value looks secret, and does not stand here." for name in secrets),
         "",
-        "# Slurm may start it again after the loss of a node or a preemption; to do so by hand: scontrol requeue JOB.",
+        *_says_who_starts_it_again(job),
         "# The output then goes on in the same file.",
         *_unless(job, "#SBATCH --requeue", "--no-requeue", "--requeue"),
         *_unless(job, "#SBATCH --open-mode=append", "--open-mode"),
-        *_sigterm_before_limit(job),
+        *_signal_before_limit(job),
         "",
         "# jaxrun calls srun to start the processes. It takes the place of this shell, to get Slurm's signals itself.",
         f"exec {shlex.join([sys.executable, '-m', 'jaxrun', *_jaxrun_words(job, words, secrets)])}",
@@ -136,12 +134,37 @@ def _without_secret(word: str, before: str, secrets: Mapping[str, str]) -> str:
     return word
 
 
-def _sigterm_before_limit(job: Job) -> list[str]:
-    """Ask for a SIGTERM before the time limit, where that leaves the job most of its time."""
+def _says_who_starts_it_again(job: Job) -> list[str]:
+    if job.requeue == REQUEUE_SCONTROL:
+        return ["# After a preemption, and before the time limit, jaxrun has Slurm start it again, until it is done."]
+    return [
+        "# Slurm may start it again after the loss of a node or a preemption; to do so by hand: scontrol requeue JOB."
+    ]
+
+
+def _signal_before_limit(job: Job) -> list[str]:
+    """Ask for a signal before the time limit, where that leaves the job most of its time.
+
+    Raises UsageError where it leaves none to a job that is to go on after it.
+    """
     if has_option(job.slurm_args, ("--signal",)):
         return []
     early = max(_MIN_SIGTERM_LEAD_S, math.ceil(job.signal_grace) + _MIN_SIGTERM_LEAD_S // 2)
     limit = parse_time_limit(job.time_limit)
+    if job.requeue:
+        early = math.ceil(job.signal_grace) + _MIN_REQUEUE_LEAD_S
+        if limit is not None and limit <= early + _SIGNAL_JITTER_S:
+            raise UsageError(
+                f"--time {job.time_limit} is too short for --requeue: Slurm's signal may come "
+                f"{early + _SIGNAL_JITTER_S} s before the limit; give more time, or a shorter --grace "
+                f"({job.signal_grace:g} s to save the work)"
+            )
+        return [
+            "",
+            f"# SIGUSR2 to jaxrun, {early} to {early + _SIGNAL_JITTER_S} s before the time limit. The program then has",
+            f"# {job.signal_grace:g} s to save its work; for more, raise both --grace, below, and the number here.",
+            f"#SBATCH --signal=B:USR2@{early}",
+        ]
     if limit is not None and limit < 4 * (early + _SIGNAL_JITTER_S):
         return []
     return [
@@ -149,20 +172,9 @@ def _sigterm_before_limit(job: Job) -> list[str]:
         f"# SIGTERM to jaxrun, {early} to {early + _SIGNAL_JITTER_S} s before the time limit, as JAX's notice of "
         "preemption.",
         "# (Slurm's own line in the output says CANCELLED, but nothing else has happened yet.) The program then has",
-        f"# {job.signal_grace:g} seconds to save its work; for more, raise both --grace, below, and the number here.",
+        f"# {job.signal_grace:g} s to save its work; for more, raise both --grace, below, and the number here.",
         f"#SBATCH --signal=B:TERM@{early}",
     ]
-
-
-def parse_time_limit(limit: str) -> int | None:
-    """Return the seconds of "90", "90:00", "1:30:00", "1-12" or "1-12:30:00", as Slurm reads them; None for others."""
-    match = re.fullmatch(r"(?:([0-9]+)-)?([0-9]+)(?::([0-9]+))?(?::([0-9]+))?", limit)
-    if match is None:
-        return None
-    days, first, second, third = (int(part) if part else 0 for part in match.groups())
-    if match[1] or match[4]:
-        return ((days * 24 + first) * 60 + second) * 60 + third
-    return first * 60 + second
 
 
 def _directive(option: str, value: str) -> str:
@@ -172,69 +184,3 @@ def _directive(option: str, value: str) -> str:
 def _unless(job: Job, line: str, *names: str) -> list[str]:
     """Return `line`, unless --slurm-args have one of `names`."""
     return [] if has_option(job.slurm_args, names) else [line]
-
-
-def submission_env(text: str, environ: Mapping[str, str]) -> dict[str, str]:
-    """Return the environment for sbatch: no variable that overrides a #SBATCH line of the script `text`.
-
-    The variables of an allocation that this shell may be in are left out too: sbatch would hand them to the job.
-    """
-    stated = re.findall(r"^#SBATCH --([a-z-]+)", text, re.MULTILINE)
-    names = {f"SBATCH_{option.upper().replace('-', '_')}" for option in stated}
-    names |= {"SBATCH_ARRAY_INX", "SBATCH_NO_REQUEUE", "SBATCH_WAIT"}
-    if "time" in stated:
-        names.add("SBATCH_TIMELIMIT")
-    inside = "SLURM_JOB_ID" in environ
-    return {
-        name: value
-        for name, value in environ.items()
-        if name not in names and not (inside and _ALLOCATION_VARIABLE.match(name))
-    }
-
-
-def write_script(path: Path, text: str) -> None:
-    """Write a batch script that its owner alone can read, as its command line may hold what is secret.
-
-    Raises UsageError rather than overwrite a file that jaxrun has not written.
-    """
-    draft = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        if path.exists() and SCRIPT_MARK not in path.read_text(errors="replace"):
-            raise UsageError(f"--sbatch {path} is a file already, and no batch script of jaxrun's; give another name")
-        draft.unlink(missing_ok=True)
-        with open(os.open(draft, _NEW_SCRIPT, 0o700), "w", encoding="utf-8", errors="surrogateescape") as file:
-            os.fchmod(file.fileno(), 0o700)
-            file.write(text)
-        draft.replace(path)
-    except OSError as error:
-        with contextlib.suppress(OSError):
-            draft.unlink()
-        raise UsageError(f"the batch script cannot be written to {path}: {error.strerror}") from None
-
-
-def submit(text: str, keep_at: Path, environ: Mapping[str, str]) -> tuple[str, str]:
-    """Write the script `text` to `keep_at` and hand it to Slurm; returns the job's number and what sbatch remarked.
-
-    Raises UnavailableError where Slurm does not take the job; the script is kept.
-    """
-    write_script(keep_at, text)
-    script = shlex.quote(str(keep_at))
-    try:
-        done = subprocess.run(
-            ["sbatch", "--parsable", str(keep_at)],
-            env=submission_env(text, environ),
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            errors="replace",
-        )
-    except FileNotFoundError:
-        raise UnavailableError(
-            f"--submit needs sbatch, which is not on PATH; the script is kept, for a machine that has: sbatch {script}"
-        ) from None
-    remarks = done.stderr.strip()
-    number = re.match(r"[0-9]+", done.stdout)
-    if done.returncode or number is None:
-        reason = remarks or done.stdout.strip() or f"exit status {done.returncode}"
-        raise UnavailableError(f"sbatch refused the job: {reason}\nthe script is kept: sbatch {script}")
-    return number[0], remarks

@@ -12,16 +12,17 @@ from __future__ import annotations
 import re
 import shutil
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from jaxrun.backends import sbatch
 from jaxrun.backends.remote_plan import plan_remote
 from jaxrun.backends.slurm_allocation import Allocation, read_allocation, spread_tasks
 from jaxrun.backends.slurm_args import check_slurm_args, has_option
 from jaxrun.errors import UnavailableError, UsageError
+from jaxrun.job.hosts import count_without_spares
 from jaxrun.job.job import Job
 from jaxrun.job.plan import AGENT_ARGV, LaunchCommand, Plan
-from jaxrun.protocol.names import STDIN_RANK_0
+from jaxrun.protocol.names import REQUEUE_CHAIN, STDIN_RANK_0
 from jaxrun.text import UNKNOWN_HOST, plural
 
 # srun reads these as options of its own, which no word on its command line takes back.
@@ -66,6 +67,12 @@ def plan(job: Job, environ: Mapping[str, str], job_id: str) -> Plan:
     if allocation is None:
         raise UsageError(_no_allocation_message(job))
     check_slurm_args(job.slurm_args)
+    spares: tuple[str, ...] = ()
+    if job.placement:
+        allocation = _nodes_of_placement(job, allocation)
+    elif job.spares:
+        hosts = count_without_spares(job, len(allocation.nodes))
+        job, spares = replace(job, hosts=hosts), allocation.nodes[hosts : hosts + job.spares]
     shape = _shape(job, allocation, "SLURM_OVERCOMMIT" in environ or has_option(job.slurm_args, _OVERCOMMIT_OPTIONS))
     command = LaunchCommand(
         engine="slurm",
@@ -75,7 +82,23 @@ def plan(job: Job, environ: Mapping[str, str], job_id: str) -> Plan:
         unset_env=_hidden_variables(job, allocation, environ),
         passes_stdin=True,
     )
-    return plan_remote(job, environ, job_id, command, _hosts(job, allocation, shape), _notes(job, allocation))
+    planned = plan_remote(
+        job, environ, job_id, command, _hosts(job, allocation, shape), _notes(job, allocation), spares
+    )
+    return replace(planned, requeue_id=_requeue_id(allocation, environ)) if job.requeue else planned
+
+
+def _requeue_id(allocation: Allocation, environ: Mapping[str, str]) -> str:
+    """What the launchers of one job have in common, which go on with each other's work."""
+    cluster = environ.get("SLURM_CLUSTER_NAME", "")
+    return environ.get(REQUEUE_CHAIN) or f"slurm {cluster} {allocation.job_id}"
+
+
+def _nodes_of_placement(job: Job, allocation: Allocation) -> Allocation:
+    """Only the nodes that the ranks are on, in the order of the ranks."""
+    cpus = dict(zip(allocation.nodes, allocation.cpus, strict=True))
+    nodes = tuple(dict.fromkeys(job.placement))
+    return replace(allocation, nodes=nodes, cpus=tuple(cpus.get(node, 1) for node in nodes))
 
 
 def _no_allocation_message(job: Job) -> str:
@@ -148,11 +171,15 @@ def _check_room(allocation: Allocation, counts: Sequence[int], room: Sequence[in
 def _srun_options(job: Job, allocation: Allocation, shape: _Shape, environ: Mapping[str, str]) -> list[str]:
     hosts = len(shape.counts)
     words = [f"--nodes={hosts}", f"--ntasks={shape.processes}"]
-    if len(set(shape.counts)) == 1:  # srun warns of any other
-        words.append(f"--ntasks-per-node={shape.counts[0]}")
-    words += [f"--cpus-per-task={shape.cpus}", "--distribution=block"]
-    if hosts < len(allocation.nodes) and not has_option(job.slurm_args, _HOST_CHOICE_OPTIONS):
-        words.append("--relative=0")  # else srun prefers nodes on which no other step runs
+    if job.placement:  # srun would put the nodes of any other distribution into its own order
+        words += [f"--cpus-per-task={shape.cpus}", "--distribution=arbitrary", f"--nodelist={','.join(job.placement)}"]
+    else:
+        if len(set(shape.counts)) == 1:  # srun warns of any other
+            words.append(f"--ntasks-per-node={shape.counts[0]}")
+        words += [f"--cpus-per-task={shape.cpus}", "--distribution=block"]
+        if not has_option(job.slurm_args, _HOST_CHOICE_OPTIONS):
+            # Else srun prefers nodes on which no other step runs, and waits for one that is down.
+            words.append(f"--nodelist={','.join(allocation.nodes[:hosts])}")
     if job.gpus_per_host:
         words.append(f"--gpus-per-node={job.gpus_per_host}")
     if (job.gpus_per_host or any(map(environ.get, _GPU_VARIABLES))) and "SLURM_GPU_BIND" not in environ:
@@ -175,6 +202,8 @@ def _hidden_variables(job: Job, allocation: Allocation, environ: Mapping[str, st
 
 def _hosts(job: Job, allocation: Allocation, shape: _Shape) -> list[str]:
     """Return the host of each rank, UNKNOWN_HOST where the user chooses the hosts."""
+    if job.placement:
+        return list(job.placement)
     if has_option(job.slurm_args, _HOST_CHOICE_OPTIONS):
         return [UNKNOWN_HOST] * shape.processes
     return [node for node, count in zip(allocation.nodes, shape.counts, strict=False) for _ in range(count)]

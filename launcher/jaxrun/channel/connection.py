@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import socket
+import sys
 import termios
 from collections.abc import Mapping
 from typing import Generic, TypeVar
@@ -39,6 +40,7 @@ class Connection(Generic[M]):
             received, tags=session.received if session is not None else None
         )
         self._unsent = bytearray()
+        self._sent_bytes = 0
         self._pushed_back: list[M] = []
         self.lost_reason = ""  # why nothing more can come or go
 
@@ -73,6 +75,7 @@ class Connection(Generic[M]):
                 self._mark_lost(error)
                 self._unsent.clear()
                 return
+            self._sent_bytes += count
             del self._unsent[:count]
 
     def receive(self) -> list[M]:
@@ -98,11 +101,17 @@ class Connection(Generic[M]):
         """Let the next `receive` return these first."""
         self._pushed_back = messages
 
-    def has_unacknowledged_bytes(self) -> bool:
-        """Return whether the other host's kernel has not yet confirmed all that was sent."""
+    @property
+    def queued_bytes(self) -> int:
+        """How many bytes were to be sent until now."""
+        return self._sent_bytes + len(self._unsent)
+
+    def acknowledged_bytes(self) -> int:
+        """How many of those the other host's kernel has confirmed; all of them once the connection is closed."""
         with contextlib.suppress(OSError):
-            return any(fcntl.ioctl(self._socket, termios.TIOCOUTQ, bytes(4)))
-        return False
+            waiting = fcntl.ioctl(self._socket, termios.TIOCOUTQ, bytes(4))
+            return self._sent_bytes - int.from_bytes(waiting, sys.byteorder)
+        return self.queued_bytes
 
     def close(self) -> None:
         with contextlib.suppress(OSError):

@@ -15,6 +15,7 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 from jaxrun.channel.event_loop import EventLoop
 from jaxrun.channel.interfaces import Interface
@@ -68,11 +69,20 @@ class Listener:
         `on_peer` is called with each that is let in, `on_dropped` with what became of another, for a log. `expected` is
         how many may well come at the same time.
         """
+        self._paused_until = None
         self._loop, self._order, self._on_peer, self._on_dropped = loop, order, on_peer, on_dropped
         self._max_unproven = _MAX_UNPROVEN + expected
         loop.add_poller(self.drop_expired)
         loop.add_poller(self._end_pause)
         self._start_accepting()
+        for fd in self._pending:  # of an earlier loop
+            loop.add_reader(fd, order, partial(self._advance, fd))
+
+    def renew(self, token: str) -> None:
+        """Let in those who know this token, and no longer those who know the one before."""
+        self._token = token
+        for fd in list(self._pending):
+            self._drop(fd, "came for an earlier attempt")
 
     def drop_expired(self) -> float | None:
         """Drop the peers that have taken too long; return the seconds until the next one has, None if there is none."""

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from click.shell_completion import CompletionItem
 
 VARIABLE = "_JAXRUN_COMPLETE"
-COMMANDS = ("attach", "clean", "explain", "list", "stacks")
+COMMANDS = ("attach", "clean", "doctor", "explain", "list", "profile", "stacks")
 _WORDS = "COMP_WORDS"
 _AT = "COMP_CWORD"  # bash and zsh: the number of the word to complete; fish: that word
 

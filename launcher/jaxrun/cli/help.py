@@ -12,7 +12,7 @@ from jaxrun.terminal import PROSE_WIDTH
 _USAGE = """\
 Usage: jaxrun [OPTIONS] PROGRAM [ARGS]...
        mpirun|srun ... jaxrun attach [OPTIONS] PROGRAM [ARGS]...
-       jaxrun explain|stacks [RUN_DIR]      jaxrun list|clean [DIR]
+       jaxrun explain|stacks|profile [RUN_DIR]  jaxrun list|clean [DIR]  jaxrun doctor
 
 Start PROGRAM as the processes of one JAX job, prove that it is the job asked for, and run it.
 """
@@ -20,6 +20,11 @@ ATTACH_USAGE = """\
 Usage: mpirun|srun ... jaxrun attach [OPTIONS] PROGRAM [ARGS]...
 
 Make of the processes that mpirun, srun or another has started one JAX job, and run PROGRAM in it.
+"""
+DOCTOR_USAGE = """\
+Usage: jaxrun doctor [OPTIONS]
+
+Examine the hosts, the network and the installation that a job with these options would use.
 """
 _ATTACH_EXAMPLES = """
 Examples:
@@ -38,6 +43,14 @@ Examples:
 
 Exit status: the program's own; 128+n after signal n; 2 for wrong usage. All of it: --help-all
 """
+_DOCTOR_EXAMPLES = """
+Examples:
+  jaxrun doctor                                      this machine
+  jaxrun doctor --backend mpirun -H h1,h2,h3         three hosts; in an allocation: --backend slurm
+
+Exit status: 0 if a job can run, with or without warnings; 69 if something fails; 2 for wrong usage
+"""
+_EXAMPLES_OF = {"jaxrun": _EXAMPLES, "jaxrun attach": _ATTACH_EXAMPLES, "jaxrun doctor": _DOCTOR_EXAMPLES}
 _EXIT_STATUS = """
 Exit status:
   the program's own; of several that fail, that of the one whose fault it was; and
@@ -58,6 +71,7 @@ class Option(click.Option):
     main:          --help shows it
     aliases:       further names, which no page of help shows
     configurable:  its default may come from pyproject.toml or a variable
+    takes_value:   a flag to which a value may be attached, as in --requeue=chain:8
     """
 
     def __init__(
@@ -67,6 +81,7 @@ class Option(click.Option):
         main: bool = False,
         aliases: Sequence[str] = (),
         configurable: bool = True,
+        takes_value: bool = False,
         **attributes: Any,
     ) -> None:
         super().__init__(names, **attributes)
@@ -74,6 +89,7 @@ class Option(click.Option):
         self.main = main
         self.aliases = tuple(aliases)
         self.configurable = configurable
+        self.takes_value = takes_value
 
     @property
     def long_name(self) -> str:
@@ -89,10 +105,23 @@ class Option(click.Option):
 class Command(click.Command):
     """A command with these two pages of help; all its options are of class Option."""
 
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Parse as click does, and values that are attached to flags, which click refuses."""
+        flags = {name: option for option in _options(self) if option.takes_value for name in option.opts}
+        bare = [word.partition("=")[0] if word.partition("=")[0] in flags else word for word in args]
+        if bare == args:
+            return super().parse_args(ctx, args)
+        end = len(args) - len(self.make_parser(ctx).parse_args(list(bare))[0].get("program") or ())
+        rest = super().parse_args(ctx, [*bare[:end], *args[end:]])
+        for word in args[:end]:
+            name, attached, value = word.partition("=")
+            if attached and name in flags:
+                ctx.params[str(flags[name].name)] = value
+        return rest
+
     def get_help(self, ctx: click.Context) -> str:
         main = [option for option in _options(self) if option.main]
-        examples = _ATTACH_EXAMPLES if self.help else _EXAMPLES
-        return (self.help or _USAGE) + _section(ctx, "Options", main) + examples.rstrip()
+        return (self.help or _USAGE) + _section(ctx, "Options", main) + _EXAMPLES_OF[self.name or ""].rstrip()
 
 
 def all_help(ctx: click.Context) -> str:

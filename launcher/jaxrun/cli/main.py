@@ -17,9 +17,9 @@ import click
 from jaxrun.backends import ATTACH, HOSTS
 from jaxrun.cli import completion
 from jaxrun.cli.defaults import Defaults, describe_defaults, read_defaults, used_defaults
-from jaxrun.cli.help import ATTACH_USAGE, Command, Option
+from jaxrun.cli.help import ATTACH_USAGE, DOCTOR_USAGE, Command, Option
 from jaxrun.cli.make_job import make_job, without_effect
-from jaxrun.cli.options import attach_parameters, parameters
+from jaxrun.cli.options import attach_parameters, doctor_parameters, parameters
 from jaxrun.errors import EXIT_SIGNAL_BASE, EXIT_UNAVAILABLE, JaxrunError, describe_shortage
 
 if TYPE_CHECKING:
@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from jaxrun.forkserver.early import EarlyServer
     from jaxrun.job.job import Job
 
+_DOCTOR = "doctor"
 _EXIT_INTERRUPTED = EXIT_SIGNAL_BASE + 2
 _SETTINGS: dict[str, Any] = {
     "allow_interspersed_args": False,
@@ -105,6 +106,10 @@ def _command(name: str) -> click.Command:
             context_settings=_SETTINGS,
             help=ATTACH_USAGE,
         )
+    if name == _DOCTOR:
+        settings = {**_SETTINGS, "allow_interspersed_args": True}
+        params = doctor_parameters()
+        return Command("jaxrun doctor", params=params, callback=_doctor, context_settings=settings, help=DOCTOR_USAGE)
     from jaxrun.cli import run_dir_commands
 
     return run_dir_commands.COMMANDS[name]()
@@ -140,6 +145,10 @@ def _run(dry_run: bool, **values: Any) -> int:
         return run_host(plan, environ)
     from jaxrun.supervisor.run import run
 
+    if job.requeue:
+        from jaxrun.supervisor.requeue import run_requeued
+
+        return run_requeued(plan, environ, lambda: run(plan, environ, invocation.early_server))
     return run(plan, environ, invocation.early_server)
 
 
@@ -168,7 +177,7 @@ def _run_sbatch(
     """Write the batch script of the job, or hand it to Slurm."""
     from pathlib import Path
 
-    from jaxrun.backends import follow, sbatch
+    from jaxrun.backends import follow, sbatch, submit
 
     path = job.sbatch or Path(f"{job.name}.sbatch")
     for note in notes if dry_run or job.verbose else ():
@@ -178,9 +187,12 @@ def _run_sbatch(
         click.echo(os.fsencode(text), nl=False)
         return 0
     secrets = sbatch.find_secrets(job, words)
+    if job.submit and job.chain_length:
+        name = job.tag or job.name
+        return follow.submit_and_follow_chain(text, path, {**environ, **secrets}, name, job.chain_length)
     if job.submit:
         return follow.submit_and_follow(text, path, {**environ, **secrets})
-    sbatch.write_script(path, text)
+    submit.write_script(path, text)
     for name in (name for name, value in secrets.items() if environ.get(name) != value):
         print(f"jaxrun: {path} does not hold the value of {name}; before sbatch: export {name}=…", file=sys.stderr)
     return 0
@@ -204,3 +216,21 @@ def _attach(
     job, source = check_program(job, os.getcwd())
     _warn_of_misplaced(context, job, source)
     return attach(job, AttachOptions(rank, size, head or "", Path(rendezvous) if rendezvous else None), environ)
+
+
+def _doctor(as_json: bool, **values: Any) -> int:
+    from jaxrun.doctor import report
+    from jaxrun.doctor.examine import INIT_TIMEOUT_S, PROGRAM, TIMEOUT_S, examine, take_part
+    from jaxrun.terminal import TerminalFormat
+
+    environ = dict(os.environ)
+    of_program = {"program": PROGRAM, "module": True, "init_timeout": INIT_TIMEOUT_S, "timeout": TIMEOUT_S}
+    job, _ = _make_job(click.get_current_context(), {**values, **of_program}, environ)
+    if job.host_rank:
+        return take_part(job, environ)
+    seen = examine(job, environ, sys.stderr)
+    findings = report.judge(seen)
+    terminal = TerminalFormat.at(1, environ)
+    text = report.to_json(seen, findings) if as_json else report.format_report(seen, findings, terminal)
+    click.echo(os.fsencode(text))
+    return report.exit_code(seen, findings)

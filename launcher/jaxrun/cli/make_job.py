@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
@@ -10,7 +11,7 @@ from jaxrun.cli.option_types import AUTOMATIC, PER_GPU, split_words
 from jaxrun.errors import UsageError
 from jaxrun.job.job import Job
 from jaxrun.protocol.flight_file import LOCKSTEP_STRICT
-from jaxrun.protocol.names import GANG_ADDRESS, GANG_TOKEN
+from jaxrun.protocol.names import CACHE_AUTO, CACHE_OFF, GANG_ADDRESS, GANG_TOKEN
 from jaxrun.text import parse_ranks
 
 # Where nobody watches, or where ranks that wait for each other are to be reported.
@@ -43,6 +44,8 @@ def make_job(
     for name in ("run_dir", "hostfile", "sbatch", "rendezvous"):
         if name in given:
             given[name] = Path(given[name])
+    if given.get("compile_cache", "") not in ("", CACHE_OFF, CACHE_AUTO):
+        given["compile_cache"] = os.path.abspath(given["compile_cache"])
     if given.pop("no_fork", False):
         given["no_fork"] = "--no-fork was given"
     unattended = environ.get("CI", "").lower() not in ("", "0", "false")

@@ -15,13 +15,19 @@ from jaxrun.backends import ATTACH_OPTIONS, BACKENDS, HOSTS_OPTIONS
 from jaxrun.cli.completion import complete_program
 from jaxrun.cli.help import Option, all_help
 from jaxrun.cli.option_types import ProcessesPerNode, Time
-from jaxrun.job.job import FAILURE_GRACE_S, PLATFORMS, SIGNAL_GRACE_S, Job
+from jaxrun.job.job import FAILURE_GRACE_S, PLATFORMS, REQUEUE_SCONTROL, RESTART_ON, SIGNAL_GRACE_S, Job
 from jaxrun.protocol.flight_file import LOCKSTEP_MODES
 from jaxrun.protocol.names import MAKE_MESH_MODES
 
 _DEFAULTS = {field.name: field.default for field in fields(Job)}
 # What another has decided.
 _NOT_FOR_ATTACH = {"processes", "processes_per_node", "backend", "no_fork", "dry_run"}
+
+_NOT_FOR_DOCTOR = {
+    "module", "make_mesh", "stdin", "torch_env", "dry_run", "sbatch", "submit", "requeue", "run_dir", "no_run_dir",
+    "quiet_ranks", "only_ranks", "tag", "verbose"
+}  # fmt: skip
+_AS_JSON = "Print all that was found as JSON."
 
 
 def parameters() -> list[click.Parameter]:
@@ -41,6 +47,15 @@ def attach_parameters() -> list[click.Parameter]:
     of_backends = {field for backend in BACKENDS.values() for field in backend.options}
     left_out = _NOT_FOR_ATTACH | ((of_backends | set(HOSTS_OPTIONS)) - set(ATTACH_OPTIONS))
     return [*_rank_and_size(), *(parameter for parameter in parameters() if parameter.name not in left_out)]
+
+
+def doctor_parameters() -> list[click.Parameter]:
+    """Return the options of `jaxrun doctor`: those that say where and how a job runs, and its own."""
+    groups = {"The job's shape", "Backends and environment", "mpirun", "Slurm", "Output", "About"}
+    groups.add("One command on each host, without MPI or Slurm")
+    own = Option("--json", "as_json", group="Output", main=True, configurable=False, is_flag=True, help=_AS_JSON)
+    chosen = [option for option in parameters() if isinstance(option, Option) and option.group in groups]
+    return [own, *(option for option in chosen if option.name not in _NOT_FOR_DOCTOR)]
 
 
 def _rank_and_size() -> list[Option]:
@@ -100,6 +115,10 @@ def _start() -> list[Option]:
     env_file = "The same from a file of NAME=VALUE lines; --env wins."
     no_fork = "A fresh interpreter for each process. So does '# jaxrun: no-fork' in the program's first 20 lines."
     stdin = "Which ranks read jaxrun's standard input; of all, each reads all of it. [default: 0]"
+    compile_cache = (
+        "Keep compiled programs in this directory, for the next attempt and the next job; auto: one of yours. "
+        f"[default: {_DEFAULTS['compile_cache']}]"
+    )
     torch_env = "Also set RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR and the like, as torchrun does."
     dry_run = "Print what would be started, and start nothing."
     return [
@@ -108,6 +127,7 @@ def _start() -> list[Option]:
         option("--env-file", "env_files", multiple=True, metavar="FILE", help=env_file),
         option("--stdin", metavar="RANK|all|none", help=stdin),
         option("--torch-env", is_flag=True, help=torch_env),
+        option("--compile-cache", metavar="DIR|auto|off", help=compile_cache),
         option("--no-fork", is_flag=True, help=no_fork),
         option("--dry-run", main=True, configurable=False, is_flag=True, help=dry_run),
     ]
@@ -148,6 +168,11 @@ def _slurm() -> list[Option]:
     slurm_args = "More words for srun and sbatch. May be repeated."
     sbatch = "Write a batch script that runs this job, and start nothing."
     submit = "Hand the job to Slurm, and follow its output; Ctrl-C only stops following."
+    requeue = (
+        "Go on after a preemption or the time limit: have Slurm start the job again. =chain:N does without scontrol: "
+        "N jobs, one after the other."
+    )
+    attachable: dict[str, Any] = {"is_flag": True, "flag_value": REQUEUE_SCONTROL, "takes_value": True}
     return [
         option("--cpus-per-process", type=int, metavar="N", help="Cores to ask for, for each process."),
         option("--gpus-per-host", type=int, metavar="N", help="GPUs to ask for, on each host."),
@@ -157,6 +182,7 @@ def _slurm() -> list[Option]:
         option("--slurm-args", multiple=True, metavar="WORDS", help=slurm_args),
         option("--sbatch", configurable=False, metavar="FILE", help=sbatch),
         option("--submit", configurable=False, is_flag=True, help=submit),
+        option("--requeue", configurable=False, help=requeue, **attachable),
     ]
 
 
@@ -177,6 +203,10 @@ def _failure() -> list[Option]:
     option = partial(Option, group="Failure")
     seconds = partial(option, type=Time(), metavar="TIME")
     timeout = "Stop the job after this time. [default: never]"
+    save = (
+        "Have should_stop say so this long before --timeout or Slurm's limit, and wait as long after SIGTERM. "
+        "[default: never before a limit]"
+    )
     stall = (
         "Stop it after so long without progress: output, calls, files, or CPU time in a rank that no other waits for; "
         "0: never. [default: 0; 300 where CI is set, and with --lockstep strict]"
@@ -191,20 +221,32 @@ def _failure() -> list[Option]:
     )
     init = f"Stop it if not all have joined by then. [default: {_DEFAULTS['init_timeout']:g}]"
     chaos = (
-        "Bring about faults, to see what survives them: kill:1@2s, pause:0-3@1.5s or cut:2@500ms, "
+        "Bring about faults, to see what survives them: kill:1@2s, pause:0-3@1.5s, cut:2@500ms or kill:any@1s-4s, "
         "so long after the program has started on all ranks. May be repeated."
     )
+    restarts = (
+        "Start the job again after a failure, so often without a step saved in between, and not if it fails twice "
+        f"alike. [default: {_DEFAULTS['max_restarts']}]"
+    )
+    restart_on = f"After any failure, after lost hosts and signals, or after a stall. [default: {RESTART_ON[0]}]"
+    spares = "Hosts besides those of -N that take the place of lost ones, with --max-restarts. [default: 0]"
+    min_hosts = "With so many hosts at least, go on as a smaller job if there is no spare one. [default: all]"
     grace = (
         "Until SIGKILL, for ranks that are to end. "
         f"[default: {SIGNAL_GRACE_S:g} after SIGTERM and Ctrl-C, else {FAILURE_GRACE_S:g}]"
     )
     return [
         seconds("--timeout", main=True, help=f"{timeout} Times are seconds, or 90s, 5m, 1h30m."),
+        seconds("--save-time", help=save),
         seconds("--stall-timeout", help=stall),
         seconds("--stall-notice", help=notice),
         option("--lockstep", type=click.Choice(LOCKSTEP_MODES), metavar="|".join(LOCKSTEP_MODES), help=lockstep),
         seconds("--init-timeout", help=init),
         seconds("--grace", help=grace),
+        option("--max-restarts", type=int, metavar="N", help=restarts),
+        option("--restart-on", type=click.Choice(RESTART_ON), metavar="|".join(RESTART_ON), help=restart_on),
+        option("--spares", type=int, metavar="N", help=spares),
+        option("--min-hosts", type=int, metavar="N", help=min_hosts),
         option("--pdb", is_flag=True, help="Open a debugger on the rank that causes a failure, in this terminal."),
         option("--chaos", multiple=True, metavar="FAULTS", help=chaos),
     ]

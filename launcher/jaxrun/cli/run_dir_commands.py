@@ -15,7 +15,11 @@ _SETTINGS = {"help_option_names": ["-h", "--help"]}
 def _explain_command() -> click.Command:
     return click.Command(
         "jaxrun explain",
-        params=[click.Argument(["run_dir"], required=False, type=click.Path(exists=True, file_okay=False))],
+        params=[
+            click.Argument(["run_dir"], required=False, type=click.Path(exists=True, file_okay=False)),
+            click.Option(["--trace"], metavar="FILE", help="Write what all ranks did for Perfetto: .json or .json.gz."),
+            click.Option(["--html"], metavar="FILE", help="Write the same as a page for any browser."),
+        ],
         callback=_explain,
         context_settings=_SETTINGS,
         help="Say how the job that left RUN_DIR went: its verdict, and when each rank did what; of the latest job here "
@@ -23,12 +27,18 @@ def _explain_command() -> click.Command:
     )
 
 
-def _explain(run_dir: str | None) -> int:
+def _explain(run_dir: str | None, trace: str | None, html: str | None) -> int:
     from jaxrun.rundir.explain import explain_run
     from jaxrun.terminal import TerminalFormat
 
+    if trace or html:
+        from jaxrun.trace.write import write_trace
+
+        for line in write_trace(*(Path(name) if name else None for name in (run_dir, trace, html))):
+            click.echo(os.fsencode(line))
+        return 0
     text = explain_run(Path(run_dir) if run_dir else None, TerminalFormat.at(1, os.environ))
-    click.echo(os.fsencode(text.rstrip("\n")))
+    _show(text.rstrip("\n"))
     return 0
 
 
@@ -50,15 +60,44 @@ def _stacks_command() -> click.Command:
 
 
 def _stacks(run_dir: str | None, full: bool, native: bool, watch: bool) -> int:
-    from jaxrun.rundir import stacks_request
+    from jaxrun.rundir import running_job, stacks_request
 
     if native and watch:
         raise UsageError("--native halts every rank while it looks; not with --watch")
-    job = stacks_request.find_running_job(Path(run_dir) if run_dir else None)
+    job = running_job.find_running_job(Path(run_dir) if run_dir else None, "jaxrun stacks")
     if watch:
         stacks_request.watch_stacks(job)
     else:
-        click.echo(os.fsencode(stacks_request.request_stacks(job, full=full, native=native)))
+        snapshot = stacks_request.request_snapshot(job, native=native)
+        _show(stacks_request.format_stacks(snapshot, full=full, native=native))
+    return 0
+
+
+def _profile_command() -> click.Command:
+    return click.Command(
+        "jaxrun profile",
+        params=[
+            click.Argument(["run_dir"], required=False, type=click.Path(exists=True, file_okay=False)),
+            click.Option(["--steps"], type=click.IntRange(min=1), default=5, metavar="N", help="5 by default."),
+            click.Option(
+                ["--output"], metavar="DIR", help="Write to DIR, which all hosts share, not into the run directory."
+            ),
+        ],
+        callback=_profile,
+        context_settings=_SETTINGS,
+        help="Take a JAX profile of the next steps of the running job of RUN_DIR, on all ranks at the same calls, for "
+        "xprof to show together; of the latest job here without it.",
+    )
+
+
+def _profile(run_dir: str | None, steps: int, output: str | None) -> int:
+    from jaxrun.rundir import profile_request, running_job
+
+    job = running_job.find_running_job(Path(run_dir) if run_dir else None, "jaxrun profile")
+    text = profile_request.take_profile(
+        job, steps, Path(output) if output else None, lambda text: click.echo(os.fsencode(f"jaxrun: {text}"))
+    )
+    click.echo(os.fsencode(text))
     return 0
 
 
@@ -76,7 +115,7 @@ def _list(directory: str | None) -> int:
     from jaxrun.rundir import jobs
 
     collection, found = jobs.list_jobs(Path(directory) if directory else None)
-    click.echo(os.fsencode(jobs.format_jobs(found) if found else f"{collection} holds no run directory"))
+    _show(jobs.format_jobs(found) if found else f"{collection} holds no run directory")
     return 0
 
 
@@ -102,8 +141,15 @@ def _clean(keep: int | None, dry_run: bool, directory: str | None) -> int:
         raise UsageError("say how many of the newest run directories to keep: jaxrun clean --keep 20")
     collection, found = jobs.list_jobs(Path(directory) if directory else None)
     lines, failed = jobs.clean(collection, found, keep, dry_run=dry_run)
-    click.echo(os.fsencode("\n".join(lines)))
+    _show("\n".join(lines))
     return 1 if failed else 0
+
+
+def _show(text: str) -> None:
+    """Print what files say, of whichever user."""
+    from jaxrun.terminal import without_controls
+
+    click.echo(os.fsencode(without_controls(text)))
 
 
 def _directory() -> click.Argument:
@@ -114,5 +160,6 @@ COMMANDS = {
     "clean": _clean_command,
     "explain": _explain_command,
     "list": _list_command,
+    "profile": _profile_command,
     "stacks": _stacks_command,
 }

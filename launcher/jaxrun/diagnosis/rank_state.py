@@ -123,7 +123,7 @@ def find_rank_states(
     dumps: Mapping[int, str], waits: Mapping[int, str], flights: Mapping[int, Flight]
 ) -> dict[int, RankState]:
     """What the ranks of `dumps` are doing; their flights say where they have made cross-process calls before."""
-    places = {rank: {strip_directory(site[0]) for site in f.sites.values()} for rank, f in flights.items()}
+    places = {rank: {strip_directory(site[0]) for site in f.sites.values() if site} for rank, f in flights.items()}
     found = ((rank, dumps[rank], waits.get(rank, ""), places.get(rank, ())) for rank in sorted(dumps))
     return {seen[0]: find_rank_state(*seen) for seen in found}
 

@@ -12,11 +12,12 @@ from dataclasses import dataclass
 from pathlib import PurePath
 
 NATIVE_STACKS_TIMEOUT_S = 30.0  # for the C frames of one host's ranks
+AIM_TIMEOUT_S = 60.0  # until a rank is about to make its next call
 
 FATAL_ERROR = "Fatal Python error: "  # begins the dump of a fatal signal
 # Samples: `Thread 0x00007f2c4e7fc6c0 [Loader-1] (most recent call first):`, `  File "a.py", line 88 in step`
 _THREAD = re.compile(r"^(Current thread|Thread) 0x[0-9a-f]+(?: \[.*\])? \(most recent call first\):")
-_FRAME = re.compile(r'^  File "(?P<file>.*)", line (?P<line>\d+|\?\?\?) in (?P<function>.*)$')
+_FRAME = re.compile(r'^  File "(?P<file>.*)", line (?P<line>[0-9]{1,9}|\?\?\?) in (?P<function>.*)$')
 _PACKAGES = r"(?:^|/)(?:site|dist)-packages/"
 _PYTHON = r"/lib(?:64)?/python3\.\d+/"
 _JAX = re.compile(rf"{_PACKAGES}(?:jax|jaxlib)/|/jax/(?:_src|experimental|interpreters)/|/jaxlib/")

@@ -14,7 +14,9 @@ from typing import TYPE_CHECKING, Protocol
 from jaxrun import RUNTIME
 
 if TYPE_CHECKING:
-    from jaxrun.protocol.forkserver_messages import ForkDeclined, WorkerForked
+    from jaxrun.protocol.forkserver_messages import ForkDeclined, SuccessorForked, WorkerForked
+
+    Answer = WorkerForked | SuccessorForked | ForkDeclined
 
 _RECEIVE_BYTES = 65536
 # Prefixes of what an interpreter, or its C library, reads when it starts, and of what jax and numpy read when they are
@@ -49,6 +51,7 @@ class ForkServer:
         self.inherited = bool(directory)
         self._environ = environ
         self._directory = directory
+        self._of_successor: socket.socket | None = None
 
     def configure(self, program: Sequence[str], environ: Mapping[str, str]) -> bool:
         """Name the program of the workers and their environment; False if the server cannot change its own to that.
@@ -71,11 +74,42 @@ class ForkServer:
         finally:
             request.close()
 
-    def receive(self) -> list[WorkerForked | ForkDeclined | None]:
-        """The answers that have arrived; None, as the last, when the server has gone."""
-        from jaxrun.protocol.forkserver_messages import ForkDeclined, ForkServerMessageDecoder, WorkerForked
+    def request_successor(self) -> None:
+        """Ask for another server like this one, jax and configuration included. Raises OSError."""
+        from jaxrun.protocol.codec import encode
+        from jaxrun.protocol.forkserver_messages import ForkSuccessor
 
-        answers: list[WorkerForked | ForkDeclined | None] = []
+        self._of_successor, theirs = _channel()
+        with theirs:
+            socket.send_fds(self.channel, [encode(ForkSuccessor())], [theirs.fileno()])
+
+    def take_successor(self, pid: int) -> ForkServer:
+        """The successor, which the server has answered to have this process id."""
+        assert self._of_successor is not None
+        successor = ForkServer(pid, self._of_successor, self._environ, self._directory)
+        self._of_successor = None
+        return successor
+
+    @property
+    def has_gone(self) -> bool:
+        """Whether the server has ended while nothing was asked of it."""
+        try:
+            return not self.channel.recv(1, socket.MSG_DONTWAIT | socket.MSG_PEEK)
+        except BlockingIOError:
+            return False
+        except OSError:
+            return True
+
+    def receive(self) -> list[Answer | None]:
+        """The answers that have arrived; None, as the last, when the server has gone."""
+        from jaxrun.protocol.forkserver_messages import (
+            ForkDeclined,
+            ForkServerMessageDecoder,
+            SuccessorForked,
+            WorkerForked,
+        )
+
+        answers: list[Answer | None] = []
         while True:
             try:
                 data = self.channel.recv(_RECEIVE_BYTES, socket.MSG_DONTWAIT)
@@ -86,18 +120,27 @@ class ForkServer:
             if not data:
                 return [*answers, None]
             (answer,) = ForkServerMessageDecoder().feed(data)
-            assert isinstance(answer, (WorkerForked, ForkDeclined))
+            assert isinstance(answer, (WorkerForked, SuccessorForked, ForkDeclined))
             answers.append(answer)
 
     def close(self) -> None:
         """Close the channel; the server ends, and its workers become children of the nearest subreaper."""
         self.channel.close()
+        if self._of_successor is not None:
+            self._of_successor.close()
 
 
 def difference(own: Mapping[str, str], wanted: Mapping[str, str]) -> tuple[dict[str, str], tuple[str, ...]]:
     """The variables to set and those to unset, to make `wanted` of `own`."""
     values = {name: value for name, value in wanted.items() if own.get(name) != value}
     return values, tuple(sorted(own.keys() - wanted.keys()))
+
+
+def open_standard_descriptors() -> None:
+    """Where this process has closed one of 0, 1 and 2, nothing else may get its number and, say, a worker's output."""
+    while (descriptor := os.open(os.devnull, os.O_RDWR)) <= 2:
+        os.set_inheritable(descriptor, True)
+    os.close(descriptor)
 
 
 def is_fixed(name: str, *, jax_imported: bool) -> bool:
@@ -124,7 +167,7 @@ def start_server(
 
     The server inherits stderr; its stdin and stdout are /dev/null.
     """
-    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    ours, theirs = _channel()
     os.set_inheritable(theirs.fileno(), True)
     null = os.open(os.devnull, os.O_RDWR)
     try:
@@ -136,6 +179,10 @@ def start_server(
     finally:
         os.close(null)
         theirs.close()
+
+
+def _channel() -> tuple[socket.socket, socket.socket]:
+    return socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
 
 
 def start_process(argv: Sequence[str], environ: Mapping[str, str], streams: tuple[int, ...]) -> int:

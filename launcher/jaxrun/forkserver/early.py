@@ -37,7 +37,7 @@ def start(arguments: Sequence[str], environ: Mapping[str, str]) -> EarlyServer |
     """Start the server, if `arguments`, the words after `jaxrun`, look like a job that forks."""
     if (
         not arguments
-        or arguments[0] in ("attach", "clean", "explain", "list", "stacks")
+        or arguments[0] in ("attach", "clean", "doctor", "explain", "list", "stacks")
         or _WORDS_WITHOUT_FORK & {word.partition("=")[0] for word in arguments}
         or "_JAXRUN_COMPLETE" in environ
     ):

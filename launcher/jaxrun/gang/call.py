@@ -95,7 +95,7 @@ class GangCall:
         if isinstance(event, Printed):
             self._display.show(event)
         else:
-            sys.stderr.write(event.text)
+            print(event.text, end="", file=sys.stderr)
 
     def results(self, timeout: float | None = None) -> Results:
         """Wait until the function has returned on all ranks, and show what they print. Raises what Gang.run raises."""
@@ -208,8 +208,9 @@ def step_difference(notes: Mapping[int, bytes]) -> str:
     notes: for each rank, its number of calls by group, as JSON
     """
     counts = {rank: json.loads(note or b"{}") for rank, note in notes.items()}
+    size = max(counts, default=-1) + 1
     for group in sorted({name for made in counts.values() for name in made}):
-        made = {rank: counts[rank].get(group, 0) for rank in parse_group(group) if rank in counts}
+        made = {rank: counts[rank].get(group, 0) for rank in parse_group(group, size) if rank in counts}
         by_count: dict[int, list[int]] = {}
         for rank, count in made.items():
             by_count.setdefault(count, []).append(rank)

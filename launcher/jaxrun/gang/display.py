@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Mapping
 from importlib import import_module
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, TextIO
 
 from jaxrun.gang.call_events import Printed
 
@@ -42,7 +42,9 @@ class TerminalDisplay:
         self._unfinished: dict[tuple[int, str], str] = {}
 
     def show(self, printed: Printed) -> None:
-        stream = sys.stdout if printed.stream == "out" else sys.stderr
+        stream: TextIO | None = sys.stdout if printed.stream == "out" else sys.stderr
+        if stream is None:  # as in a daemon that has closed it
+            return
         key = printed.rank, printed.stream
         text = self._unfinished.pop(key, "") + printed.data.decode(errors="replace")
         *lines, rest = text.split("\n")

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from importlib import import_module
 from pathlib import Path
 from types import TracebackType
-from typing import Any, NoReturn, Self
+from typing import TYPE_CHECKING, Any, NoReturn, Self
 
 from jaxrun import RUNTIME
 from jaxrun.errors import UsageError
@@ -20,6 +20,9 @@ from jaxrun.gang.spec import GangSpec, split_options
 from jaxrun.job.fault_spec import FAULT_KINDS
 from jaxrun.protocol.flight_file import LOCKSTEP_RECORD
 from jaxrun.protocol.payload import FunctionReference
+
+if TYPE_CHECKING:
+    from jaxrun.diagnosis.snapshot import Snapshot
 
 
 class Gang:
@@ -231,6 +234,10 @@ class Gang:
             return self._lifecycle.instance.stacks(full=full)
         except GangError as error:
             return f"where they are cannot be told: {error}"
+
+    def snapshot(self) -> Snapshot:
+        """The same as a value. Raises JaxrunError where the ranks cannot be asked."""
+        return self._lifecycle.instance.snapshot()
 
     def interrupt(self) -> None:
         """Raise KeyboardInterrupt in what the ranks run."""

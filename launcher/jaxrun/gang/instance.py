@@ -7,11 +7,12 @@ import time
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from jaxrun.channel.event_loop import EventLoop
 from jaxrun.channel.listener import Peer
 from jaxrun.errors import JaxrunError, ProtocolError
+from jaxrun.forkserver.client import open_standard_descriptors
 from jaxrun.forkserver.launcher_pool import pool_for
 from jaxrun.gang.exceptions import GangStartError, WorkerDied
 from jaxrun.gang.launcher_process import LauncherProcess
@@ -19,6 +20,9 @@ from jaxrun.gang.rank_connections import RankConnections, RankListener
 from jaxrun.gang.spec import GangSpec
 from jaxrun.protocol.gang_messages import GangMessage, GangMessageKind, GangMessageReader
 from jaxrun.text import format_ranks, has_several_hosts, plural
+
+if TYPE_CHECKING:
+    from jaxrun.diagnosis.snapshot import Snapshot
 
 _SHUTDOWN_TIMEOUT_S = 5.0  # for the ranks to end by themselves
 _NO_VERDICT = 2  # the exit status of a launcher that has left no verdict: its command line was wrong
@@ -58,6 +62,7 @@ class GangInstance:
 
         Raises UsageError, UnavailableError, and GangStartError with the launcher's output.
         """
+        open_standard_descriptors()
         environ = dict(os.environ)
         self.broken = ""
         self.stopped = False
@@ -100,12 +105,19 @@ class GangInstance:
         self.interrupts += 1
         self.launcher.send_command(signal=2)
 
+    def snapshot(self) -> Snapshot:
+        """Where all ranks are now. Raises UnavailableError or UsageError if the launcher does not answer."""
+        from jaxrun.rundir.running_job import RunningJob
+        from jaxrun.rundir.stacks_request import request_snapshot
+
+        return request_snapshot(RunningJob(self.launcher.run_dir, self.launcher.pid))
+
     def stacks(self, *, full: bool = False) -> str:
-        """Where all ranks are now, in groups; with `full`, all frames of each."""
-        from jaxrun.rundir.stacks_request import RunningJob, request_stacks
+        """The same in groups, as text; with `full`, all frames of each."""
+        from jaxrun.rundir.stacks_request import format_stacks
 
         try:
-            return request_stacks(RunningJob(self.launcher.run_dir, self.launcher.pid), full=full)
+            return format_stacks(self.snapshot(), full=full)
         except JaxrunError as error:
             return f"where they are cannot be told: {error}"
 

@@ -59,7 +59,7 @@ class GangSpec:
     @property
     def may_fork(self) -> bool:
         """Whether the ranks may be forks of a process that has imported jax; the launcher decides whether they are."""
-        return self.backend == "local" and self.platform in ("auto", "cpu") and "--no-fork" not in self.options
+        return self.backend == "local" and self.platform not in ("rocm", "tpu") and "--no-fork" not in self.options
 
     def for_restart(self) -> GangSpec:
         """The spec of the gang's next start."""

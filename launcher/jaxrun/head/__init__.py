@@ -6,6 +6,8 @@
 | events, actions                       | what the head is told, and what it wants done                               |
 | attempt, timeouts                     | the state that they share; all time limits                                  |
 | startup, agent_registry, consistency  | from the agents' reports to the first line of the program                   |
+| clock_offsets                         | how far the hosts' clocks are apart                                         |
+| straggler_detector                    | which rank the others wait for, and where it is meanwhile                   |
 | worker_table                          | what is known of each worker                                                |
 | snapshots                             | what ranks do: for people, for --timeout, for hangs                         |
 | stall_detector, early_exit_detector   | whether a job hangs                                                         |

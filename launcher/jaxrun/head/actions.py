@@ -7,14 +7,18 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from jaxrun.diagnosis.snapshot import Snapshot
+from jaxrun.diagnosis.straggler import Straggler
 from jaxrun.diagnosis.worker_outcome import WorkerOutcome
+from jaxrun.job.fault_spec import FaultSpec
 from jaxrun.lockstep.divergence import Divergence
-from jaxrun.protocol.agent_messages import InjectFault, Shutdown, StartWorker
+from jaxrun.protocol.agent_messages import ClockProbe, InjectFault, NextAttempt, Shutdown, StartWorker
 from jaxrun.protocol.flight import Flight
-from jaxrun.protocol.snapshot_messages import ProgramDetailsRequest, SnapshotPurpose
+from jaxrun.protocol.probe_messages import MeasurePeers
+from jaxrun.protocol.requests import Answer
+from jaxrun.protocol.snapshot_messages import CallAim, ProgramDetailsRequest, SnapshotPurpose
 from jaxrun.protocol.worker_messages import AgentToWorker
 
-MessageToRank = StartWorker | InjectFault | ProgramDetailsRequest | AgentToWorker
+MessageToRank = MeasurePeers | StartWorker | InjectFault | ProgramDetailsRequest | ClockProbe | AgentToWorker
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,10 +39,14 @@ class SignalRanks:
 
 @dataclass(frozen=True, slots=True)
 class TakeSnapshot:
-    """Ask what these ranks are doing; answered by one SnapshotReply with the same purpose."""
+    """Ask what these ranks are doing; answered by one SnapshotReply with the same purpose.
+
+    aim:  at which moment, for SnapshotPurpose.STRAGGLER
+    """
 
     ranks: tuple[int, ...]
     purpose: SnapshotPurpose
+    aim: CallAim | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,10 +74,27 @@ class PrintStallNotice:
 
 
 @dataclass(frozen=True, slots=True)
-class SaveSnapshot:
-    """Write a snapshot to the run directory, for `jaxrun stacks`."""
+class AnswerRequests:
+    """Answer the requests of these numbers."""
 
-    snapshot: Snapshot
+    numbers: tuple[str, ...]
+    answer: Answer
+
+
+@dataclass(frozen=True, slots=True)
+class RecordStraggler:
+    """Log that one rank, or one host, holds the others up."""
+
+    straggler: Straggler
+
+
+@dataclass(frozen=True, slots=True)
+class RecordClock:
+    """Log what is to be added to times of this rank's clock, in seconds, and how wrong that may be."""
+
+    rank: int
+    offset_s: float
+    error_s: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +120,7 @@ class EndReason(enum.StrEnum):
     STALL = "stall"
     EARLY_EXIT = "early-exit"  # some ranks have finished, and the others wait for them
     INTERRUPTED = "interrupted"
-    PREEMPTED = "preempted"  # SIGTERM, and all ranks ended well after it
+    PREEMPTED = "preempted"  # told to stop, and all ranks ended well after it; with --requeue, or were killed
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,6 +136,10 @@ class JobOutcome:
     unheard:                         nobody in the job listens to the signal that ended it
     unanswered:                      the ranks that were killed, but whose end nobody has reported in time
     shown_divergences:               those of them that have been printed already
+    straggler:                       the rank or host that held the others up, if one did
+    stop_requested:                  somebody has asked for the end, too
+    faults_left:                     the faults of --chaos that were not injected
+    saved_step:                      the last step of which the program has said that its checkpoint is complete
     """
 
     reason: EndReason
@@ -128,6 +157,10 @@ class JobOutcome:
     unheard: bool = False
     unanswered: tuple[int, ...] = ()
     shown_divergences: tuple[Divergence, ...] = ()
+    straggler: Straggler | None = None
+    stop_requested: bool = False
+    faults_left: tuple[FaultSpec, ...] = ()
+    saved_step: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,7 +170,7 @@ class Finish:
     outcome: JobOutcome
 
 
-# An agent on another host also executes a Shutdown, which the head sends it at the end.
+# An agent on another host also executes NextAttempt and Shutdown, which the supervisor sends it at the end.
 Action = (
     Send
     | SignalRanks
@@ -145,9 +178,12 @@ Action = (
     | PrintLine
     | PrintSnapshot
     | PrintStallNotice
-    | SaveSnapshot
+    | AnswerRequests
+    | RecordClock
+    | RecordStraggler
     | ShowTerminalText
     | ReadTerminalLine
     | Finish
+    | NextAttempt
     | Shutdown
 )

@@ -15,11 +15,11 @@ from jaxrun.head.consistency import Expected, describe_unknown_rank
 from jaxrun.job.devices import Gpus, Machine
 from jaxrun.job.environment import worker_settings
 from jaxrun.job.job import Job
-from jaxrun.job.layout import Layout, decide_layout
+from jaxrun.job.layout import FORKED_PLATFORMS, Layout, decide_layout
+from jaxrun.protocol.addresses import LOOPBACK, LOOPBACK_6
 from jaxrun.protocol.agent_messages import AgentReport, StartWorker
+from jaxrun.protocol.env import attempt_nonce
 from jaxrun.text import format_columns, format_ranks, format_ranks_on_hosts, plural
-
-_LOOPBACK = "127.0.0.1"
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,8 +31,9 @@ class JobSpec:
     directory:         where the job was started; empty where the agents may be anywhere
     program:           the arguments after `python -m jaxrun_runtime`
     user_env:          the environment that the user gives the workers
-    run_dir:           empty where the job leaves no files
+    run_dir, log_dir:  that of the job, and that of the attempt's logs; empty where it leaves no files
     listen_addresses:  at which the head listens, as text for people
+    attempt:           which one this is, from 1; restart_reason: why the one before it ended
     """
 
     job: Job
@@ -43,7 +44,10 @@ class JobSpec:
     program: tuple[str, ...]
     user_env: Mapping[str, str]
     run_dir: str
+    log_dir: str
     listen_addresses: str
+    attempt: int = 1
+    restart_reason: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,12 +106,17 @@ class AgentRegistry:
         """Decide what every agent starts, once the reports are complete. Raises NotUniformError if the hosts differ."""
         layouts = {rank: layout for ranks in self._hosts() for rank, layout in self._lay_out(ranks).items()}
         _check_same_devices(layouts, {rank: report.host for rank, report in self.reports.items()})
-        interface = coordinator_interface(self.reports)
+        interface = reachable_address(0, self.reports)
         starts = [start for ranks in self._hosts() for start in self._starts(ranks, layouts, interface)]
         any_layout = layouts[0]
-        expected = Expected(self.spec.size, self.spec.job_id, any_layout.platform, any_layout.devices_per_process)
+        nonce = attempt_nonce(self.spec.job_id, self.spec.attempt)
+        expected = Expected(self.spec.size, nonce, any_layout.platform, any_layout.devices_per_process)
         by_rank = sorted(starts, key=lambda start: start.rank)
         return Assignment(tuple(by_rank), expected, interface, self._notes(layouts))
+
+    def first_ranks(self) -> tuple[int, ...]:
+        """The first rank of each host."""
+        return tuple(reports[0].rank for reports in self._hosts())
 
     def _hosts(self) -> list[list[AgentReport]]:
         """The reports of each host, sorted by rank."""
@@ -165,13 +174,17 @@ class AgentRegistry:
                 local_device_ids=tuple(range(first, first + count)),
                 init_timeout=spec.job.init_timeout,
                 run_dir=spec.run_dir if report.can_write_run_dir else "",
-                log_dir=spec.run_dir if report.can_write_run_dir else "",
+                log_dir=spec.log_dir if report.can_write_run_dir else "",
                 show_output=spec.job.shows(report.rank),
                 lockstep=spec.job.lockstep,
                 make_mesh=spec.job.make_mesh,
+                compile_cache=spec.job.compile_cache,
                 torch_env=spec.job.torch_env,
                 pdb=spec.job.pdb,
                 stdin=spec.job.stdin,
+                attempt=spec.attempt,
+                restart_reason=spec.restart_reason,
+                fork=bool(spec.job.max_restarts) and layout.platform in FORKED_PLATFORMS and not spec.job.no_fork,
             )
 
     def _notes(self, layouts: Mapping[int, Layout]) -> tuple[str, ...]:
@@ -184,14 +197,14 @@ class AgentRegistry:
         return tuple(notes)
 
 
-def coordinator_interface(reports: Mapping[int, AgentReport]) -> str:
-    """The address of rank 0's host that the other hosts can reach: one over which a connection exists already."""
-    lead = reports[0]
-    others = [report for _, report in sorted(reports.items()) if _host(report) != _host(lead)]
+def reachable_address(rank: int, reports: Mapping[int, AgentReport]) -> str:
+    """The address of the host of `rank` that the other hosts can reach: one over which a connection exists already."""
+    own = reports[rank]
+    others = [report for _, report in sorted(reports.items()) if _host(report) != _host(own)]
     if not others:
-        return _LOOPBACK
-    if lead.address != lead.head_address:  # the head is elsewhere, and this is how it and rank 0 reach each other
-        return lead.address
+        return LOOPBACK_6 if ":" in own.address else LOOPBACK
+    if own.address != own.head_address:  # the head is elsewhere, and this is how it and this rank reach each other
+        return own.address
     return others[0].head_address
 
 

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from jaxrun.head.actions import EndReason, JobOutcome
+from jaxrun.head.stop_agreement import StopAgreement
 from jaxrun.head.timeouts import JobTimeouts, TimeLimits, Timeout
 from jaxrun.head.worker_table import WorkerTable
 
@@ -27,7 +28,11 @@ class JobPhase(enum.Enum):
 
 @dataclass(slots=True)
 class Attempt:
-    """`outcome` is what is known of how the job ends; `run_at` is when the program was started, if it was."""
+    """`outcome` is what is known of how the job ends; `run_at` is when the program was started, if it was.
+
+    stop_requested:  somebody has asked for the end of the job, be it that it was ending already
+    stop:            how the program is asked to stop by itself, which is no end of the job yet
+    """
 
     workers: WorkerTable
     limits: TimeLimits
@@ -35,6 +40,11 @@ class Attempt:
     phase: JobPhase = JobPhase.STARTING
     outcome: JobOutcome = field(default_factory=lambda: JobOutcome(EndReason.OK))
     run_at: float | None = None
+    stop_requested: bool = False
+    stop: StopAgreement = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.stop = StopAgreement(self.workers)
 
     @property
     def is_healthy(self) -> bool:

@@ -21,10 +21,10 @@ _ON_ALL_OR_NONE = ("JAX_PARTITION_INDEX", "JAX_SLICE_INDEX")
 
 @dataclass(frozen=True, slots=True)
 class Expected:
-    """What every worker must be; `local_devices` is None where only JAX can tell."""
+    """What every worker must be; `nonce` is that of the attempt; `local_devices` is None where only JAX can tell."""
 
     size: int
-    job_id: str
+    nonce: str
     platform: str
     local_devices: int | None
 
@@ -71,7 +71,7 @@ def check_device_reports(reports: Mapping[int, DeviceReport], hellos: Mapping[in
 
 
 def _check_membership(reports: Mapping[int, DeviceReport], hosts: Mapping[int, str], expected: Expected) -> str:
-    strangers = [rank for rank, report in reports.items() if report.nonce != expected.job_id]
+    strangers = [rank for rank, report in reports.items() if report.nonce != expected.nonce]
     if strangers:
         return (
             f"{format_ranks_on_hosts(strangers, hosts)} joined the coordinator of another job\n"

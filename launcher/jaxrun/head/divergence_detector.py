@@ -1,9 +1,9 @@
 """Finds out whether the ranks of a job diverge: whether one makes another cross-process call than the others.
 
-There are two sources. Ranks send their Calls before the first run of each program (in strict mode before every call),
-which call_matcher.py compares; and the head reads the flight recorders now and then, and at the end. Chains of calls
-that differ are only a reason to read whole histories: what is told, by divergence_reports.py, is a call whose programs
-differ.
+There are two sources. Ranks send their Calls before the first run of each program, and before it is compiled for that
+(in strict mode before every call), which call_matcher.py compares; and the head reads the flight recorders now and
+then, and at the end. Chains of calls that differ are only a reason to read whole histories: what is told, by
+divergence_reports.py, is a call whose programs differ.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 from jaxrun.head.actions import Action, TakeSnapshot
 from jaxrun.head.call_matcher import CallMatcher, CallSlot
+from jaxrun.head.compile_waits import CompileWaits
 from jaxrun.head.divergence_reports import DivergenceReports
 from jaxrun.head.replicated_programs import ReplicatedPrograms
 from jaxrun.lockstep import compare, further_divergences
@@ -60,9 +61,10 @@ class DivergenceDetector:
         """`hosts` may be filled in later."""
         self.flights: dict[int, Flight] = {}
         self._read_interval_s = None if mode == LOCKSTEP_OFF else _FIRST_READ_S
-        self._matcher = CallMatcher()
+        self._matcher = CallMatcher(hosts)
         self.reports = DivergenceReports(self._matcher, hosts)
-        self._replicated = ReplicatedPrograms()
+        self._replicated = ReplicatedPrograms(hosts)
+        self._compile_waits = CompileWaits(self._matcher, hosts)
         self._all_ranks_wait = False
         self._questions: list[_HistoryQuestion] = []
 
@@ -96,6 +98,8 @@ class DivergenceDetector:
             self._replicated.add(call)
             return []
         actions = self._matcher.add(call, now)
+        if not call.is_compiled:
+            self._compile_waits.add((call.group, call.number), now)
         self._all_ranks_wait = len(self._matcher.waiting) >= working
         if call.waits_for_answer and self._all_ranks_wait:
             self._matcher.mark_all_waiting(now)
@@ -111,6 +115,8 @@ class DivergenceDetector:
 
     def handle_recorders(self, reply: SnapshotReply, now: float) -> list[Action]:
         """Flight recorders were read: where ranks seem to diverge, ask for their histories."""
+        if reply.purpose is SnapshotPurpose.COMPILE_WAIT:
+            return self._compile_waits.handle(reply)
         if reply.purpose is SnapshotPurpose.HISTORY:
             return self._compare_histories(reply.flights, now)
         self.flights.update(reply.flights)
@@ -119,12 +125,12 @@ class DivergenceDetector:
     # ---- time
 
     def deadline(self) -> float | None:
-        deadlines = (self.reports.deadline(), self._matcher.deadline())
+        deadlines = (self.reports.deadline(), self._matcher.deadline(), self._compile_waits.deadline())
         return min((at for at in deadlines if at is not None), default=None)
 
     def handle_timeouts(self, now: float) -> list[Action]:
         actions = [action for slot in self._matcher.pop_expired(now) for action in self._handle_mismatch(slot, now)]
-        return [*actions, *self.reports.report_due(now)]
+        return [*actions, *self.reports.report_due(now), *self._compile_waits.ask_due(now)]
 
     def conclude(self, now: float, *, well: bool) -> list[Action]:
         """All ranks have ended: ask the last questions. `well`: with status 0, so that their calls should be equal."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from jaxrun.protocol.agent_messages import AgentEvent
+from jaxrun.protocol.requests import Request
 from jaxrun.protocol.worker_messages import WorkerToAgent
 
 
@@ -50,6 +51,14 @@ class ParentExited:
 
 
 @dataclass(frozen=True, slots=True)
+class Requested:
+    """Another process asks for something; `number` is what it knows the request by."""
+
+    number: str
+    request: Request
+
+
+@dataclass(frozen=True, slots=True)
 class TerminalLine:
     """A line that was typed for a debugger; empty at the end of the input."""
 
@@ -61,5 +70,7 @@ class Tick:
     """Time has passed."""
 
 
-LauncherEvent = AgentLost | LauncherSignalled | SignalRequested | FaultRequested | ParentExited | TerminalLine | Tick
+LauncherEvent = (
+    AgentLost | LauncherSignalled | SignalRequested | FaultRequested | ParentExited | Requested | TerminalLine | Tick
+)
 Event = LauncherEvent | AgentEvent | WorkerToAgent

@@ -23,6 +23,11 @@ class FaultInjector:
         self._workers = workers
         self._run_at: float | None = None
 
+    @property
+    def remaining(self) -> tuple[FaultSpec, ...]:
+        """The faults of --chaos that have not been injected yet."""
+        return tuple(self._remaining)
+
     def start(self, now: float) -> None:
         """The program runs: the faults' times count from now."""
         self._run_at = now
@@ -36,8 +41,15 @@ class FaultInjector:
         actions: list[Action] = []
         while (deadline := self.deadline()) is not None and deadline <= now:
             fault = self._remaining.pop(0)
-            actions += self.inject(fault.kind, [rank for span in fault.ranks for rank in span], CHAOS_OPTION, now)
+            ranks = [rank for span in fault.ranks for rank in span] or self._draw_rank()
+            actions += self.inject(fault.kind, ranks, CHAOS_OPTION, now)
         return actions
+
+    def _draw_rank(self) -> list[int]:
+        """One of the ranks that live."""
+        import random  # takes 5 ms
+
+        return [random.choice(self._workers.live)] if self._workers.live else []
 
     def inject(self, kind: str, ranks: Collection[int], requested_by: str, now: float) -> list[Action]:
         """Inject a fault into those of the ranks that live."""

@@ -22,9 +22,10 @@ from collections.abc import Mapping, Sequence
 from jaxrun.diagnosis.root_cause import is_certain
 from jaxrun.errors import NotUniformError, UnavailableError
 from jaxrun.head import consistency
-from jaxrun.head.actions import Action, EndReason, JobOutcome, PrintLine, SignalRanks
+from jaxrun.head.actions import Action, AnswerRequests, EndReason, JobOutcome, PrintLine, SignalRanks
 from jaxrun.head.agent_registry import AgentRegistry
 from jaxrun.head.attempt import Attempt, JobPhase
+from jaxrun.head.clock_offsets import ClockOffsets
 from jaxrun.head.debugger import DebuggerTurns
 from jaxrun.head.divergence_detector import DivergenceDetector
 from jaxrun.head.events import (
@@ -33,20 +34,24 @@ from jaxrun.head.events import (
     FaultRequested,
     LauncherSignalled,
     ParentExited,
+    Requested,
     SignalRequested,
     TerminalLine,
 )
 from jaxrun.head.fault_injection import FaultInjector
 from jaxrun.head.interruption import Interruption
+from jaxrun.head.profiles import Profiles
 from jaxrun.head.shutdown import JobShutdown
 from jaxrun.head.snapshots import Snapshots
 from jaxrun.head.startup import Startup, StartupEvent
+from jaxrun.head.straggler_detector import StragglerDetector
 from jaxrun.head.timeouts import FIRST_PROGRESS_S, PROGRESS_INTERVAL_S, TimeLimits, Timeout
 from jaxrun.head.worker_table import WorkerTable
 from jaxrun.job.fault_spec import FaultSpec
 from jaxrun.protocol.agent_messages import (
     AgentReport,
     AgentSignalled,
+    ClockReply,
     FaultNotInjected,
     StartFailed,
     WorkerExited,
@@ -54,7 +59,10 @@ from jaxrun.protocol.agent_messages import (
 )
 from jaxrun.protocol.debugger_messages import DebuggerClosed, DebuggerOutput, DebuggerReadRequest, DebuggerRequest
 from jaxrun.protocol.flight_file import LOCKSTEP_OFF
+from jaxrun.protocol.probe_messages import HostFacts, PeerResults
+from jaxrun.protocol.requests import Answer, AnswerState, ProfileRequest
 from jaxrun.protocol.snapshot_messages import ProgramDetailsReply, RecorderSnapshot, SnapshotPurpose, SnapshotReply
+from jaxrun.protocol.stop_messages import CheckpointSaved, PollCount, StopPolled, StopReached
 from jaxrun.protocol.worker_messages import (
     Call,
     ChildForked,
@@ -64,6 +72,7 @@ from jaxrun.protocol.worker_messages import (
     Failed,
     Hello,
     Interrupted,
+    ProfileEnded,
     SignalHandlers,
     ThreadFailed,
 )
@@ -83,9 +92,12 @@ class Head:
         lockstep: str = LOCKSTEP_OFF,
         chaos: Sequence[FaultSpec] = (),
         no_terminal: str = "",
+        *,
+        requeue: bool = False,
     ) -> None:
         """`hosts` maps each rank to its host; `interface` is the address on rank 0's host for the coordinator;
-        `no_terminal` says why no rank can be debugged, if none can.
+        `no_terminal` says why no rank can be debugged, if none can; `requeue`: the job is started again after it was
+        told to end.
 
         With a `registry`, hosts, `expected` and `interface` are only known once all agents have reported to it.
         """
@@ -94,14 +106,29 @@ class Head:
         self._started_at = now
         self._startup = Startup(self._workers.hosts, expected, interface, registry)
         self._divergence = DivergenceDetector(lockstep, self._workers.hosts)
-        self._snapshots = Snapshots(self._attempt, self._divergence, self._startup.has_hello)
+        self._clocks = ClockOffsets(self._workers.hosts) if registry is not None else None
+        self._stragglers = StragglerDetector(self._workers.hosts, self._clocks)
+        self._snapshots = Snapshots(self._attempt, self._divergence, self._stragglers, self._startup.has_hello)
+        self._profiles = Profiles(self._attempt, lockstep)
         self._faults = FaultInjector(chaos, self._workers)
         self._debugger = DebuggerTurns(self._attempt, self._snapshots, no_terminal)
-        self._shutdown = JobShutdown(self._attempt, self._divergence, self._faults, lambda: not self._debugger.refusal)
-        self._interruption = Interruption(self._attempt, self._shutdown, self._snapshots, self._divergence)
+        self._shutdown = JobShutdown(
+            self._attempt,
+            self._divergence,
+            self._stragglers,
+            self._faults,
+            lambda: not self._debugger.refusal,
+            requeue=requeue,
+        )
+        self._interruption = Interruption(
+            self._attempt, self._shutdown, self._snapshots, self._divergence, requeue=requeue
+        )
         timeouts = {Timeout.STARTUP: now + limits.init, Timeout.PROGRESS: now + FIRST_PROGRESS_S}
         if limits.job is not None:
             timeouts[Timeout.JOB] = now + limits.job
+        ends = [at for at in (timeouts.get(Timeout.JOB), limits.ends_at) if at is not None]
+        if limits.save is not None and ends:
+            timeouts[Timeout.TIME_LIMIT_NEAR] = min(ends) - limits.save
         self._attempt.enter(JobPhase.STARTING, timeouts)
 
     @property
@@ -131,6 +158,8 @@ class Head:
         if self.phase is JobPhase.OVER:
             return []
         actions = self._on_event(event, now)
+        if isinstance(event, (AgentLost, Failed, Done, WorkerExited)):
+            actions += self._profiles.remove_rank(event.rank)
         if self.phase is JobPhase.TERMINATING:
             actions += self._debugger.close(now)
         return [*actions, *self._shutdown.finish_if_over(now)]
@@ -145,6 +174,8 @@ class Head:
             case FaultRequested():
                 inject = self._attempt.is_healthy
                 return self._faults.inject(event.kind, event.ranks, "its gang", now) if inject else []
+            case Requested():
+                return self._on_request(event)
             case TerminalLine():
                 return self._debugger.handle_line(event.line, now)
             case ParentExited():
@@ -168,7 +199,7 @@ class Head:
             case WorkerSpawned():
                 self._workers.add_process(event.rank)
                 return self._shutdown.kill((event.rank,)) if self.phase is JobPhase.STOPPING else []
-            case AgentReport() | Hello() | CoordinatorReady() | DeviceReport():
+            case AgentReport() | HostFacts() | PeerResults() | Hello() | CoordinatorReady() | DeviceReport():
                 return self._on_startup(event, now)
             case AgentLost():
                 return self._shutdown.on_agent_lost(event, now) or self._on_program_ended(now)
@@ -178,6 +209,11 @@ class Head:
                 return self._divergence.handle_call(event, self._workers.working_count, now)
             case RecorderSnapshot():
                 self._divergence.handle_recorder(event)
+                self._stragglers.handle_recorder(event, now)
+            case ClockReply() if self._clocks is not None:
+                return self._clocks.handle(event, now)
+            case ProfileEnded():
+                return self._profiles.handle_ended(event)
             case ThreadFailed():
                 self._workers.add_thread_failure(event)
             case SignalHandlers():
@@ -186,6 +222,10 @@ class Head:
                 self._workers.add_interrupt(event.rank)
             case ChildForked():
                 self._workers.add_fork(event)
+            case CheckpointSaved():
+                self._workers.add_checkpoint(event.step)
+            case StopPolled() | PollCount() | StopReached():
+                return self._attempt.stop.handle(event)
             case FaultNotInjected():
                 return self._faults.handle_not_injected(event)
             case Failed():
@@ -195,7 +235,8 @@ class Head:
             case Done():
                 self._workers.add_done(event.rank, now)
                 self._divergence.remove_rank(event.rank, now)
-                return self._debugger.remove(event.rank, now) + self._on_program_ended(now)
+                handed = self._debugger.remove(event.rank, now) + self._attempt.stop.agree()
+                return handed + self._on_program_ended(now)
             case DebuggerClosed():
                 return self._debugger.handle(event, now) + self._shutdown.on_debugger_closed(event.rank, now)
             case DebuggerRequest() | DebuggerOutput() | DebuggerReadRequest():
@@ -204,6 +245,13 @@ class Head:
                 handed = self._debugger.remove(event.rank, now)
                 return handed + self._shutdown.on_worker_exited(event, now) or self._on_program_ended(now)
         return []
+
+    def _on_request(self, event: Requested) -> list[Action]:
+        if self.phase is JobPhase.CONCLUDING:
+            return [AnswerRequests((event.number,), Answer(AnswerState.REFUSED, "the job is ending"))]
+        if isinstance(event.request, ProfileRequest):
+            return self._profiles.handle_request(event.number, event.request)
+        return [self._snapshots.handle_request(event.number, event.request)]
 
     # ---- start-up
 
@@ -222,6 +270,8 @@ class Head:
             actions.append(PrintLine("", status=True))
             self._snapshots.start_checks(self._startup.platform, now)
             self._faults.start(now)
+            self._stragglers.start(now)
+            actions += self._probe_clocks(now)
         return actions
 
     def _on_start_failed(self, event: StartFailed, now: float) -> list[Action]:
@@ -269,21 +319,32 @@ class Head:
                 return [PrintLine(text or self._shutdown.describe_wait(now), status=True)]
             case Timeout.SETTLE | Timeout.ROOT_CAUSE:
                 return self._shutdown.settle(now)
-            case Timeout.GRACE if self.phase is not JobPhase.TERMINATING:
+            case Timeout.GRACE if self.phase not in (JobPhase.RUNNING, JobPhase.TERMINATING):
                 return self._shutdown.on_grace_over(now)
             case Timeout.INTERRUPT | Timeout.GRACE | Timeout.KILL:
                 return self._interruption.on_timeout(timeout, now)
+            case Timeout.TIME_LIMIT_NEAR:
+                left = self._attempt.limits.save or 0.0
+                return self._interruption.begin_stop(f"time limit in {left:g} s", now, left)
             case Timeout.UNANSWERED:
                 self._shutdown.give_up_unanswered(now)
                 return self._on_program_ended(now)
             case Timeout.CONCLUDE:
                 self._divergence.give_up_waiting()
                 return []
+            case Timeout.DIVERGENCE_CHECK:
+                return [*self._probe_clocks(now), self._snapshots.on_timeout(timeout)]
         return [self._snapshots.on_timeout(timeout)]  # --timeout among them: the stacks come first
+
+    def _probe_clocks(self, now: float) -> list[Action]:
+        """Measure the clocks of other hosts, by which calls are compared."""
+        return self._clocks.probe(self._workers.live, now) if self._clocks is not None else []
 
     def _on_snapshot(self, reply: SnapshotReply, now: float) -> list[Action]:
         if reply.purpose is SnapshotPurpose.LATE:
             return self._interruption.on_snapshot(reply, now)
+        if reply.purpose is SnapshotPurpose.PROFILE:
+            return self._profiles.handle_flights(reply)
         result = self._snapshots.handle(reply, now)
         stop = self._shutdown.abort(result.outcome, now) if result.outcome is not None else []
         return [*result.actions, *stop]

@@ -17,7 +17,9 @@ _MAX_PROGRAMS = 1024
 class ReplicatedPrograms:
     """The first calls of these programs on all ranks."""
 
-    def __init__(self) -> None:
+    def __init__(self, hosts: Mapping[int, str]) -> None:
+        """`hosts` holds every rank of the job."""
+        self._hosts = hosts
         self._calls: dict[tuple[str, str, str], dict[int, dict[str, Call]]] = {}  # group, name, key → rank → code
         self._suspects: set[tuple[str, str, str]] = set()
 
@@ -31,11 +33,11 @@ class ReplicatedPrograms:
 
         A rank may be about to run the others' program, so that this must be so twice, but for the last time.
         """
-        found = {key for key, ranks in self._calls.items() if _differs(key[0], ranks)}
+        found = {key for key, ranks in self._calls.items() if self._differs(key[0], ranks)}
         certain = found if is_last else found & self._suspects
         self._suspects = found - certain
         return [{rank: next(iter(calls.values())) for rank, calls in self._calls.pop(key).items()} for key in certain]
 
-
-def _differs(group: str, ranks: Mapping[int, Mapping[str, Call]]) -> bool:
-    return ranks.keys() >= parse_group(group) and not set.intersection(*(set(calls) for calls in ranks.values()))
+    def _differs(self, group: str, ranks: Mapping[int, Mapping[str, Call]]) -> bool:
+        has_all = ranks.keys() >= parse_group(group, len(self._hosts))
+        return has_all and not set.intersection(*(set(calls) for calls in ranks.values()))

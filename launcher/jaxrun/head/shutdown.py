@@ -14,11 +14,13 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from jaxrun.diagnosis.root_cause import find_culprits, is_certain
+from jaxrun.diagnosis.worker_outcome import WorkerOutcome
 from jaxrun.head.actions import Action, EndReason, Finish, JobOutcome, PrintLine, Send, SignalRanks
 from jaxrun.head.attempt import Attempt, JobPhase
 from jaxrun.head.divergence_detector import DivergenceDetector
 from jaxrun.head.events import AgentLost
 from jaxrun.head.fault_injection import FaultInjector
+from jaxrun.head.straggler_detector import StragglerDetector
 from jaxrun.head.timeouts import FIRST_PROGRESS_S, Timeout
 from jaxrun.protocol.agent_messages import WorkerExited
 from jaxrun.protocol.debugger_messages import DebuggerDecision
@@ -40,15 +42,22 @@ class JobShutdown:
         self,
         attempt: Attempt,
         divergence: DivergenceDetector,
+        stragglers: StragglerDetector,
         faults: FaultInjector,
         may_debug: Callable[[], bool],
+        *,
+        requeue: bool,
     ) -> None:
-        """`may_debug`: whether a culprit that waits for it can have the terminal."""
+        """`may_debug`: whether a culprit that waits for it can have the terminal.
+
+        `requeue`: the job is started again after it was told to end, even where it had to be killed."""
         self._attempt = attempt
         self._workers = attempt.workers
         self._divergence = divergence
+        self._stragglers = stragglers
         self._faults = faults
         self._may_debug = may_debug
+        self._requeue = requeue
         self._culprits: list[int] = []
         self._debugged: int | None = None  # the culprit, with --pdb
         self._rank_0_is_frozen = False
@@ -214,24 +223,36 @@ class JobShutdown:
         if self._divergence.is_waiting:
             return questions
         attempt.enter(JobPhase.OVER, {})
+        recorded = self._stragglers.conclude(self._divergence.flights, now)
         outcome = self._final_outcome(now)
         remaining = self._faults.report_remaining() if outcome.reason is EndReason.OK else []
-        return [*remaining, Finish(outcome)]
+        return [*recorded, *remaining, Finish(outcome)]
 
     def _final_outcome(self, now: float) -> JobOutcome:
+        attempt = self._attempt
         outcome = replace(
-            self._attempt.outcome,
+            attempt.outcome,
             workers=self._workers.outcomes(now),
             run_at=self._attempt.run_at,
             divergences=tuple(self._divergence.reports.divergences),
             shown_divergences=tuple(self._divergence.reports.shown),
             unanswered=self._unanswered,
+            stop_requested=attempt.stop_requested,
+            faults_left=self._faults.remaining,
+            saved_step=self._workers.saved_step,
             flights=self._attempt.outcome.flights or dict(self._divergence.flights),
+            straggler=self._stragglers.straggler,
         )
-        ended_well = all(worker.finished or worker.status == 0 for worker in outcome.workers)
-        if outcome.reason is EndReason.INTERRUPTED and outcome.signum == signal.SIGTERM and ended_well:
-            return replace(outcome, reason=EndReason.PREEMPTED)
-        return outcome
+        if outcome.reason is EndReason.OK and attempt.stop.was_reached:
+            return replace(outcome, reason=EndReason.PREEMPTED, text=attempt.stop.reason)
+        is_preempted = outcome.reason is EndReason.INTERRUPTED and all(map(self._gave_way, outcome.workers))
+        told_by = (signal.SIGTERM, signal.SIGUSR2) if self._requeue else (signal.SIGTERM,)
+        return replace(outcome, reason=EndReason.PREEMPTED) if is_preempted and outcome.signum in told_by else outcome
+
+    def _gave_way(self, worker: WorkerOutcome) -> bool:
+        """Whether a worker that was told to end has ended well; of one that goes on, also if a signal did it."""
+        ended_well = worker.finished or worker.status == 0
+        return ended_well or (self._requeue and (worker.killed_by_launcher or worker.status == -signal.SIGTERM))
 
     def _fail_if_leaving(self, now: float) -> None:
         if self._attempt.phase is JobPhase.LEAVING and self._attempt.outcome.reason is EndReason.OK:

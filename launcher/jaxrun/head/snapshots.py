@@ -2,33 +2,28 @@
 
 from __future__ import annotations
 
-import signal
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from jaxrun.diagnosis.snapshot import Snapshot
 from jaxrun.head.actions import (
     Action,
+    AnswerRequests,
     EndReason,
     JobOutcome,
     PrintSnapshot,
     PrintStallNotice,
-    SaveSnapshot,
     TakeSnapshot,
 )
 from jaxrun.head.attempt import Attempt
 from jaxrun.head.divergence_detector import DivergenceDetector
 from jaxrun.head.early_exit_detector import EarlyExitDetector
 from jaxrun.head.stall_detector import StallDetector
+from jaxrun.head.straggler_detector import StragglerDetector
 from jaxrun.head.timeouts import Timeout
-from jaxrun.protocol.env import NATIVE_STACKS_SIGNAL, STACKS_SIGNAL
+from jaxrun.protocol.requests import Answer, AnswerState, StacksRequest
 from jaxrun.protocol.snapshot_messages import SnapshotPurpose, SnapshotReply
 
-PURPOSE_OF_SIGNAL: Mapping[int, SnapshotPurpose] = {
-    signal.SIGQUIT: SnapshotPurpose.SHOW,
-    STACKS_SIGNAL: SnapshotPurpose.KEEP,
-    NATIVE_STACKS_SIGNAL: SnapshotPurpose.NATIVE,
-}
 _PURPOSE_OF_TIMEOUT: Mapping[Timeout, SnapshotPurpose] = {
     Timeout.JOB: SnapshotPurpose.TIMEOUT,
     Timeout.EARLY_EXIT_CHECK: SnapshotPurpose.EARLY_EXIT,
@@ -47,11 +42,19 @@ class SnapshotResult:
 class Snapshots:
     """Times are seconds since the epoch."""
 
-    def __init__(self, attempt: Attempt, divergence: DivergenceDetector, can_answer: Callable[[int], bool]) -> None:
+    def __init__(
+        self,
+        attempt: Attempt,
+        divergence: DivergenceDetector,
+        stragglers: StragglerDetector,
+        can_answer: Callable[[int], bool],
+    ) -> None:
         """`can_answer`: whether a rank has a fault handler, without which the signal for its stack would kill it."""
         self._attempt = attempt
         self._divergence = divergence
+        self._stragglers = stragglers
         self._can_answer = can_answer
+        self._asked: dict[SnapshotPurpose, list[str]] = {}  # the requests that wait for a snapshot
         self._early_exit: EarlyExitDetector | None = None
         self._stall: StallDetector | None = None
 
@@ -92,6 +95,12 @@ class Snapshots:
             ranks = workers.live if purpose.recorders_only else workers.working
         return TakeSnapshot(tuple(filter(self._can_answer, ranks)), purpose)
 
+    def handle_request(self, number: str, request: StacksRequest) -> TakeSnapshot:
+        """Another process asks where the ranks are."""
+        purpose = SnapshotPurpose.NATIVE if request.native else SnapshotPurpose.KEEP
+        self._asked.setdefault(purpose, []).append(number)
+        return self.take(purpose)
+
     def show(self, reply: SnapshotReply, now: float, heading: str) -> PrintSnapshot:
         return PrintSnapshot(self._snapshot(reply, now), f"{heading} · ")
 
@@ -101,7 +110,9 @@ class Snapshots:
             case SnapshotPurpose.SHOW:
                 return SnapshotResult((PrintSnapshot(self._snapshot(reply, now)),))
             case SnapshotPurpose.KEEP | SnapshotPurpose.NATIVE:
-                return SnapshotResult((SaveSnapshot(self._snapshot(reply, now)), *actions))
+                actions = (*actions, *self._stragglers.add(reply.flights, {}, now))
+                answer = Answer(AnswerState.DONE, content=self._snapshot(reply, now).to_content())
+                return SnapshotResult((AnswerRequests(tuple(self._asked.pop(reply.purpose, ())), answer), *actions))
         if not self._attempt.is_healthy:
             return SnapshotResult(actions)
         match reply.purpose:
@@ -111,8 +122,11 @@ class Snapshots:
                 return self._check_progress(reply, now)
             case SnapshotPurpose.EARLY_EXIT:
                 return self._check_early_exit(reply, now)
+            case SnapshotPurpose.STRAGGLER:
+                return SnapshotResult(tuple(self._stragglers.handle_sample(reply, self._divergence.flights)))
             case SnapshotPurpose.LOCKSTEP:
                 self._schedule_divergence_check(now)
+                actions = (*actions, *self._stragglers.add(reply.flights, reply.core_waits, now))
         return SnapshotResult(actions)
 
     def _check_progress(self, reply: SnapshotReply, now: float) -> SnapshotResult:
@@ -160,5 +174,6 @@ class Snapshots:
             flights=dict(self._divergence.flights),
             finished=self._attempt.workers.live_reported,
             fork_places=self._attempt.workers.fork_places(),
+            straggler=self._stragglers.straggler,
             natives=reply.native_stacks if reply.purpose is SnapshotPurpose.NATIVE else None,
         )

@@ -1,6 +1,7 @@
 """Starts a job up: from the reports of agents to the first line of the program.
 
-AgentReport of every agent      ──▶ StartWorker to all            only with agents on other hosts (agent_registry.py)
+AgentReport of every agent      ──▶ StartWorker to all            only with agents on other hosts (agent_registry.py);
+                                                                  where the job asks for it, host_probes.py comes before
 Hello of every rank             ──▶ StartCoordinator to rank 0    versions, program and settings must be the same
 CoordinatorReady of rank 0      ──▶ Join to the others
 DeviceReport of every rank      ──▶ Run to all                    JAX must show the job that was asked for
@@ -14,11 +15,14 @@ from jaxrun.errors import NotUniformError
 from jaxrun.head import consistency
 from jaxrun.head.actions import Action, PrintLine, Send
 from jaxrun.head.agent_registry import AgentRegistry
+from jaxrun.head.host_probes import HostProbes
 from jaxrun.protocol.agent_messages import AgentReport
+from jaxrun.protocol.probe_messages import HostFacts, PeerResults
 from jaxrun.protocol.worker_messages import CoordinatorReady, DeviceReport, Hello, Join, Run, StartCoordinator
 from jaxrun.text import format_ranks_on_hosts
 
-StartupEvent = AgentReport | Hello | CoordinatorReady | DeviceReport
+AgentStartupEvent = AgentReport | HostFacts | PeerResults
+StartupEvent = AgentStartupEvent | Hello | CoordinatorReady | DeviceReport
 _BY_HAND_HINT = "is jaxrun started there, with the same --hosts, --head and JAXRUN_TOKEN, and a --host-rank of its own?"
 
 
@@ -40,6 +44,7 @@ class Startup:
         self._expected = expected
         self._interface = interface
         self._registry = registry
+        self._probes = HostProbes(registry) if registry is not None else None
         self._hellos: dict[int, Hello] = {}
         self._device_reports: dict[int, DeviceReport] = {}
 
@@ -59,8 +64,8 @@ class Startup:
     def handle(self, event: StartupEvent) -> list[Action]:
         """Raises NotUniformError or UnavailableError if this is not the job that was asked for."""
         match event:
-            case AgentReport():
-                return self._on_agent_report(event)
+            case AgentReport() | HostFacts() | PeerResults():
+                return self._on_agent_event(event)
             case Hello():
                 return self._on_hello(event)
             case CoordinatorReady():
@@ -94,6 +99,8 @@ class Startup:
         """What the start-up does now, and the ranks that have done it."""
         if self._registry is not None and not self._registry.complete:
             return "starting agents", self._registry.reports
+        if self._probes is not None and not self._probes.complete:
+            return "measuring the network", self._probes.ready
         return ("joining", self._device_reports) if self._all_started else ("starting", self._hellos)
 
     def _absent(self, present: Collection[int]) -> Iterable[int]:
@@ -103,12 +110,17 @@ class Startup:
     def _all_started(self) -> bool:
         return len(self._hellos) == len(self._hosts)
 
-    def _on_agent_report(self, report: AgentReport) -> list[Action]:
-        if self._registry is None:
-            raise NotUniformError(f"an agent reports as rank {report.rank}, but this job has none; start it again")
-        self._registry.add(report)
-        self._hosts[report.rank] = report.host
-        if not self._registry.complete:
+    def _on_agent_event(self, event: AgentStartupEvent) -> list[Action]:
+        if self._registry is None or self._probes is None:
+            raise NotUniformError(f"an agent reports as rank {event.rank}, but this job has none; start it again")
+        if isinstance(event, AgentReport):
+            self._registry.add(event)
+            self._hosts[event.rank] = event.host
+        elif self._probes.complete:
+            return []  # nobody has asked
+        elif orders := self._probes.handle(event):
+            return [*orders]
+        if not (self._registry.complete and self._probes.complete):
             return []
         assignment = self._registry.assign()
         self._expected, self._interface = assignment.expected, assignment.interface

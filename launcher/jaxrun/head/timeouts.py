@@ -19,6 +19,8 @@ class TimeLimits:
     signal_grace:  until SIGKILL, for ranks that were asked to end, by SIGTERM or KeyboardInterrupt
     stall:         without progress, until the job is stopped
     stall_notice:  without progress, until people are told who waits for whom
+    save:          before the end of `job` and before `ends_at`, for the program to stop by itself
+    ends_at:       when a scheduler ends the job, in seconds since the epoch
     """
 
     init: float
@@ -27,6 +29,8 @@ class TimeLimits:
     signal_grace: float
     stall: float | None = None
     stall_notice: float | None = None
+    save: float | None = None
+    ends_at: float | None = None
 
 
 class Timeout(enum.Enum):
@@ -42,6 +46,7 @@ class Timeout(enum.Enum):
     UNANSWERED = enum.auto()  # workers were killed, but nobody has reported their end
     CONCLUDE = enum.auto()  # all workers have ended, but what their flight recorders hold has not come
     JOB = enum.auto()  # --timeout
+    TIME_LIMIT_NEAR = enum.auto()  # --save-time: ask the program to stop
     STALL_CHECK = enum.auto()  # --stall-timeout, --stall-notice: is there any progress?
     EARLY_EXIT_CHECK = enum.auto()  # some ranks have finished: do the others wait for them?
     DIVERGENCE_CHECK = enum.auto()  # do the flight recorders agree?

@@ -32,6 +32,7 @@ class WorkerTable:
 
     def __init__(self, hosts: Mapping[int, str]) -> None:
         self.hosts = dict(hosts)
+        self.saved_step: int | None = None  # the last step of which a complete checkpoint was reported
         self._workers = {rank: _Worker() for rank in sorted(hosts)}
         # Kept besides the table, so that one event does not cost a walk over all ranks.
         self._live: set[int] = set()
@@ -127,6 +128,9 @@ class WorkerTable:
     def add_failure(self, failure: Failed, now: float) -> None:
         self._workers[failure.rank].failure = failure
         self._set_end_time(failure.rank, now)
+
+    def add_checkpoint(self, step: int) -> None:
+        self.saved_step = step if self.saved_step is None else max(step, self.saved_step)
 
     def add_thread_failure(self, failure: ThreadFailed) -> None:
         self._workers[failure.rank].thread_failures.append(failure)

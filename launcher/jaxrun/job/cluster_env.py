@@ -123,6 +123,12 @@ def detect_rank_info(environ: Mapping[str, str], ancestors: Iterable[Sequence[st
     return found
 
 
+def slurm_step(environ: Mapping[str, str]) -> str:
+    """Read which step of Slurm this process is a task of, "12.0"; empty for a process that is none."""
+    is_task = _BY_KEY["slurm"].is_set(environ)
+    return f"{environ.get('SLURM_JOB_ID', '')}.{environ['SLURM_STEP_ID']}" if is_task else ""
+
+
 def combine_with_options(found: RankInfo | None, rank: int | None, size: int | None) -> RankInfo:
     """Combine what was found with --rank and --size. Raises UsageError where they contradict it or are not enough."""
     if found is None:

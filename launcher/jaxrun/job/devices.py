@@ -189,6 +189,28 @@ def _nvml_cards() -> tuple[GpuCard, ...] | None:
         return None
 
 
+def used_gpu_memory(environ: Mapping[str, str]) -> dict[str, tuple[int, int]]:
+    """The used and all bytes of each NVIDIA GPU that `environ` leaves visible, by its id; none without NVML."""
+    try:
+        import pynvml
+    except ImportError:
+        return {}
+    nvml: Any = pynvml
+    found = {}
+    with suppress(nvml.NVMLError):
+        nvml.nvmlInit()
+        try:
+            cards = tuple(
+                _nvml_card(nvml, nvml.nvmlDeviceGetHandleByIndex(index)) for index in range(nvml.nvmlDeviceGetCount())
+            )
+            for uuid, _ in visible_devices(cards, environ.get(CUDA_VISIBLE_VARIABLE)):
+                memory = nvml.nvmlDeviceGetMemoryInfo(nvml.nvmlDeviceGetHandleByUUID(uuid))
+                found[uuid] = int(memory.used), int(memory.total)
+        finally:
+            nvml.nvmlShutdown()
+    return found
+
+
 def _nvml_card(nvml: Any, handle: Any) -> GpuCard:
     uuid, name = nvml.nvmlDeviceGetUUID(handle), nvml.nvmlDeviceGetName(handle)
     return GpuCard(_text(uuid), _text(name), tuple(_nvml_mig(nvml, handle)))

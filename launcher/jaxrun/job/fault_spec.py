@@ -3,6 +3,9 @@
     kill:1@2s            SIGKILL to rank 1, 2 s after the program has started on all ranks
     pause:0-3,7@1.5s     SIGSTOP to ranks 0-3 and 7
     cut:2@500ms          all TCP connections of rank 2 break
+    kill:any@1s-4s       SIGKILL to some rank, at some moment between the two
+
+Each is injected once: with --max-restarts, those that were not due in one attempt are left for the next.
 
 The head times them (head/fault_injection.py), the agents carry them out (agent/faults.py).
 """
@@ -19,20 +22,25 @@ from jaxrun.text import Ranks, format_ranges, parse_ranks
 CHAOS_OPTION = "--chaos"
 KILL, PAUSE, CUT = FAULT_KINDS = ("kill", "pause", "cut")
 _FAULT_SEPARATOR = re.compile(r",(?=\s*[a-z]+\s*:)")  # a comma before a kind: others are within the ranks
-_FAULT_PATTERN = re.compile(r"\s*([^:@]*):([^:@]*)@\s*([0-9]+|[0-9]*\.[0-9]+)(ms|s)\s*", re.ASCII)
-_EXPECTED_FORM = "a fault is KIND:RANKS@TIME, such as kill:1@2s, pause:0-3@1.5s or cut:2@500ms"
+_TIME = r"([0-9]+|[0-9]*\.[0-9]+)(ms|s)"
+_FAULT_PATTERN = re.compile(rf"\s*([^:@]*):([^:@]*)@\s*{_TIME}(?:-{_TIME})?\s*", re.ASCII)
+_EXPECTED_FORM = "a fault is KIND:RANKS@TIME, such as kill:1@2s, pause:0-3@1.5s, cut:2@500ms or kill:any@1s-4s"
+_ANY = "any"
 
 
 @dataclass(frozen=True, slots=True)
 class FaultSpec:
-    """One fault; `after` is in seconds from when the program has started on all ranks."""
+    """One fault; `after` is in seconds from when the program has started on all ranks.
+
+    ranks:  empty for one of those that live then, whichever
+    """
 
     kind: str
     ranks: Ranks
     after: float
 
     def __str__(self) -> str:
-        return f"{self.kind}:{format_ranges(chain(*self.ranks), ',')}@{self.after:g}s"
+        return f"{self.kind}:{format_ranges(chain(*self.ranks), ',') or _ANY}@{self.after:g}s"
 
 
 def parse_faults(text: str) -> tuple[FaultSpec, ...]:
@@ -44,9 +52,26 @@ def _parse_fault(text: str) -> FaultSpec:
     match = _FAULT_PATTERN.fullmatch(text)
     if match is None:
         raise UsageError(f"{CHAOS_OPTION} {text!r}: {_EXPECTED_FORM}")
-    kind, ranks, number, unit = match[1].strip(), match[2], float(match[3]), match[4]
+    kind, ranks = match[1].strip(), match[2].strip()
+    first = _seconds(match[3], match[4])
+    last = _seconds(match[5], match[6]) if match[5] else first
+    if last < first:
+        raise UsageError(f"{CHAOS_OPTION} {text!r}: {last:g} s is before {first:g} s; write the earlier one first")
     if kind not in FAULT_KINDS:
         raise UsageError(
             f"{CHAOS_OPTION} {text!r}: the kind of a fault is one of {', '.join(FAULT_KINDS)}, not {kind!r}"
         )
-    return FaultSpec(kind, parse_ranks(ranks, CHAOS_OPTION), number / 1000 if unit == "ms" else number)
+    return FaultSpec(kind, () if ranks == _ANY else parse_ranks(ranks, CHAOS_OPTION), _draw(first, last))
+
+
+def _draw(first: float, last: float) -> float:
+    """Some time between the two."""
+    if first == last:
+        return first
+    import random  # takes 5 ms
+
+    return random.uniform(first, last)
+
+
+def _seconds(number: str, unit: str) -> float:
+    return float(number) / 1000 if unit == "ms" else float(number)

@@ -12,9 +12,13 @@ from dataclasses import dataclass
 from itertools import product
 from math import prod
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from jaxrun.errors import UsageError
 from jaxrun.text import plural
+
+if TYPE_CHECKING:
+    from jaxrun.job.job import Job
 
 _NAME = r"[A-Za-z0-9_][A-Za-z0-9_.-]*"
 _ADDRESS = r"[0-9A-Fa-f]*:[0-9A-Fa-f:.]+(?:%[A-Za-z0-9_.-]+)?"
@@ -33,6 +37,19 @@ class HostSlots:
 
     name: str
     slots: int | None
+
+
+def count_without_spares(job: Job, there: int) -> int:
+    """How many of the hosts that are there the job runs on, beside its --spares. Raises UsageError if too few are."""
+    wanted = job.hosts or there - job.spares
+    if wanted < 1 or wanted + job.spares > there:
+        jobs = f"-N {job.hosts} and " if job.hosts else ""
+        raise UsageError(
+            f"{jobs}--spares {job.spares} {'take' if jobs else 'leave'} "
+            + (f"{wanted + job.spares} hosts" if jobs else "no host for the job")
+            + f", and there {'is' if there == 1 else 'are'} {plural(there, 'host')}; name more, or give fewer spares"
+        )
+    return wanted
 
 
 def parse_host_list(text: str) -> tuple[HostSlots, ...]:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from jaxrun.errors import UsageError
 from jaxrun.protocol.flight_file import LOCKSTEP_MODES, LOCKSTEP_RECORD
-from jaxrun.protocol.names import MAKE_MESH_JAXRUN, MAKE_MESH_MODES, STDIN_ALL, STDIN_NONE
+from jaxrun.protocol.names import CACHE_AUTO, CACHE_OFF, MAKE_MESH_JAXRUN, MAKE_MESH_MODES, STDIN_ALL, STDIN_NONE
 from jaxrun.text import Ranks
 
 if TYPE_CHECKING:
@@ -21,8 +21,11 @@ if TYPE_CHECKING:
     from jaxrun.job.fault_spec import FaultSpec
 
 _MAX_PROCESSES = 1_000_000  # a slip of the finger beyond
+_MAX_CHAIN = 1000  # jobs that one user may have in the queue of a large cluster
+REQUEUE_SCONTROL = "scontrol"  # of --requeue: Slurm is asked to start the job again
 FAILURE_GRACE_S = 5.0  # for exit handlers after a failure, and for a rank that a Ctrl-C does not reach
 SIGNAL_GRACE_S = 30.0  # after SIGTERM, or KeyboardInterrupt
+RESTART_ON = ("failure", "lost", "stall")  # any failure; lost hosts and signals; a stall
 PLATFORMS = ("auto", "cpu", "gpu", "cuda", "rocm", "tpu")
 
 
@@ -45,14 +48,22 @@ class Job:
     partition, time_limit, account:  what Slurm is asked for; empty for its defaults
     sbatch:                where to write a batch script instead of starting anything
     submit:                hand the batch script to Slurm, and follow the job
+    requeue:               how the job goes on after a preemption: "scontrol", "chain:N", or "" for not at all
     interface:             at which the launcher listens for the other hosts: a name, an address or a network
     timeout:               seconds that the whole job may take; None for no limit
+    save_time:             seconds before this or Slurm's limit at which the program is asked to stop; None for never
     stall_timeout:         seconds without progress after which the job is stopped; None or 0 for no limit
     stall_notice:          seconds without progress after which people are told who waits for whom; 0 for never
     lockstep:              how the ranks are kept in step: "off", "record" or "strict"
     make_mesh:             who lays a mesh over several hosts: "jaxrun", or "jax", which refuses
+    compile_cache:         where compiled programs are kept: an absolute path, "auto" or "off"
     init_timeout:          seconds until every process must have joined
     grace:                 seconds until SIGKILL for ranks that are to end; None for the defaults, which depend on why
+    max_restarts:          how often the job is started again after a failure, without progress in between
+    restart_on:            after which failures: one of RESTART_ON
+    spares:                how many hosts wait to take the place of one that is lost
+    min_hosts:             with how many hosts the job may go on at least; None: with all
+    placement:             the host of each rank, where it is decided already: after the loss of a host
     chaos:                 faults to inject
     env:                   variables to add to every worker
     torch_env:             also give every worker the variables of torchrun
@@ -62,6 +73,7 @@ class Job:
     quiet_ranks:           ranks whose output stays off the screen
     only_ranks:            if not empty, the only ranks whose output is shown
     no_fork:               why the workers must be fresh interpreters; if empty, they may be forked
+    probe_hosts:           first have the agents on other hosts report them, and measure the network
     """
 
     program: tuple[str, ...]
@@ -88,14 +100,22 @@ class Job:
     account: str = ""
     sbatch: Path | None = None
     submit: bool = False
+    requeue: str = ""
     interface: str = ""
     timeout: float | None = None
+    save_time: float | None = None
     stall_timeout: float | None = None
     stall_notice: float = 30.0
     lockstep: str = LOCKSTEP_RECORD
     make_mesh: str = MAKE_MESH_JAXRUN
+    compile_cache: str = CACHE_OFF
     init_timeout: float = 120.0
     grace: float | None = None
+    max_restarts: int = 0
+    restart_on: str = RESTART_ON[0]
+    spares: int = 0
+    min_hosts: int | None = None
+    placement: tuple[str, ...] = ()
     chaos: tuple[FaultSpec, ...] = ()
     env: Mapping[str, str] = field(default_factory=dict)
     torch_env: bool = False
@@ -106,6 +126,7 @@ class Job:
     quiet_ranks: Ranks = ()
     only_ranks: Ranks = ()
     no_fork: str = ""
+    probe_hosts: bool = False
     tag: str = ""
     verbose: bool = False
 
@@ -129,16 +150,41 @@ class Job:
             raise UsageError(f"--lockstep must be one of {', '.join(LOCKSTEP_MODES)}, not {self.lockstep!r}")
         if self.make_mesh not in MAKE_MESH_MODES:
             raise UsageError(f"--make-mesh must be one of {', '.join(MAKE_MESH_MODES)}, not {self.make_mesh!r}")
+        if self.compile_cache not in (CACHE_OFF, CACHE_AUTO) and not self.compile_cache.startswith("/"):
+            raise UsageError(f"--compile-cache must be a directory, auto or off, not {self.compile_cache!r}")
         _positive("--timeout", self.timeout)
+        _positive("--save-time", self.save_time)
+        if self.timeout is not None and self.save_time is not None and self.save_time >= self.timeout:
+            raise UsageError(f"--save-time {self.save_time:g} is all of --timeout {self.timeout:g}; give less of it")
         _positive("--stall-timeout", self.stall_timeout or None)
         _positive("--stall-notice", self.stall_notice or None)
         _positive("--init-timeout", self.init_timeout)
         if self.grace is not None and not 0 <= self.grace < math.inf:
             raise UsageError(f"--grace must be 0 seconds or more, not {self.grace:g}")
+        if self.max_restarts < 0:
+            raise UsageError(f"--max-restarts must be 0 or more, not {self.max_restarts}")
+        if self.restart_on not in RESTART_ON:
+            raise UsageError(f"--restart-on must be one of {', '.join(RESTART_ON)}, not {self.restart_on!r}")
+        if self.spares < 0:
+            raise UsageError(f"--spares must be 0 or more, not {self.spares}")
+        _at_least_one("--min-hosts", self.min_hosts)
+        for option, wanted in (("--spares", self.spares), ("--min-hosts", self.min_hosts)):
+            if wanted and not self.max_restarts:
+                raise UsageError(f"{option} {wanted} needs --max-restarts: a job without a host is started again")
+        if self.min_hosts and self.hosts and self.min_hosts > self.hosts:
+            raise UsageError(f"--min-hosts {self.min_hosts} is more than -N {self.hosts}; give a smaller number")
+        if self.max_restarts and self.pdb:
+            raise UsageError(f"--pdb and --max-restarts {self.max_restarts} contradict; give one of them")
+        if self.max_restarts and self.stdin == STDIN_ALL:
+            raise UsageError(
+                f"--stdin {STDIN_ALL} and --max-restarts {self.max_restarts} contradict: what an attempt has read is "
+                "not there for the next; let the program read a file"
+            )
         if self.stdin not in ("", STDIN_ALL, STDIN_NONE) and not (self.stdin.isascii() and self.stdin.isdigit()):
             raise UsageError(f"--stdin must be the number of a rank, {STDIN_ALL} or {STDIN_NONE}, not {self.stdin!r}")
         if self.run_dir is not None and self.no_run_dir:
             raise UsageError(f"--run-dir {self.run_dir} and --no-run-dir contradict; give one of them")
+        self._check_requeue()
         if self.quiet_ranks and self.only_ranks:
             raise UsageError("--quiet-ranks and --only-rank contradict; give one of them")
         if self.host_list and self.hostfile:
@@ -150,7 +196,7 @@ class Job:
 
     @property
     def signal_grace(self) -> float:
-        return SIGNAL_GRACE_S if self.grace is None else self.grace
+        return max(SIGNAL_GRACE_S, self.save_time or 0.0) if self.grace is None else self.grace
 
     def _check_host_rank(self) -> None:
         if self.host_rank is None:
@@ -163,6 +209,26 @@ class Job:
             raise UsageError(
                 f"--host-rank {self.host_rank} is none of --hosts {self.hosts}, whose numbers are 0 to {self.hosts - 1}"
             )
+
+    def _check_requeue(self) -> None:
+        if not self.requeue:
+            return
+        if self.requeue != REQUEUE_SCONTROL and not self.chain_length:
+            raise UsageError(
+                f"--requeue must be {REQUEUE_SCONTROL}, or chain:N for N jobs of which each goes on where the one "
+                f"before was preempted, not {self.requeue!r}"
+            )
+        if self.chain_length and self.sbatch:
+            raise UsageError(f"--requeue={self.requeue} hands its jobs to Slurm; take --submit in place of --sbatch")
+        if self.no_run_dir:
+            raise UsageError("--requeue needs the run directory, in which the job goes on; leave --no-run-dir out")
+
+    @property
+    def chain_length(self) -> int:
+        """How many jobs of Slurm are handed in at once to go on with each other's work; 0 for no chain."""
+        length = self.requeue.removeprefix("chain:")
+        is_number = length != self.requeue and length.isascii() and length.isdigit()
+        return min(int(length), _MAX_CHAIN) if is_number else 0
 
     @property
     def name(self) -> str:

@@ -13,6 +13,7 @@ from jaxrun.job.job import PLATFORMS, Job
 
 _GPU_PLATFORMS = ("cuda", "rocm")
 _XLA_DEVICES = re.compile(r"--xla_force_host_platform_device_count=(\d+)")
+FORKED_PLATFORMS = ("cpu", "cuda")  # on which workers have been seen to work after a fork
 
 
 @dataclass(frozen=True, slots=True)

@@ -40,13 +40,14 @@ AGENT_ARGV = (sys.executable, "-m", "jaxrun.agent")  # what a LaunchCommand runs
 class LaunchCommand:
     """The mpirun or srun that starts an agent on the hosts for each rank; it is trusted to do no more than that.
 
-    engine:       the key in cluster_env.CLUSTER_ENVS of the variables that tell each agent its rank
-    title:        how people call it: "Open MPI 5.0.11"
-    argv:         the whole command, with AGENT_ARGV at its end and no value of a variable, which others could read
-    set_env:      variables for the command itself, besides those for the workers
-    unset_env:    names that the command must not see
-    attached_to:  what has started all processes already, where `argv` starts only the agent of rank 0
-    passes_stdin: whether standard input reaches any rank, or all, as --stdin says; else rank 0 alone
+    engine:            the key in cluster_env.CLUSTER_ENVS of the variables that tell each agent its rank
+    title:             how people call it: "Open MPI 5.0.11"
+    argv:              the whole command, with AGENT_ARGV at its end and no value of a variable, which others could read
+    set_env:           variables for the command itself, besides those for the workers
+    unset_env:         names that the command must not see
+    attached_to:       what has started all processes already, where `argv` starts only the agent of rank 0
+    passes_stdin:      whether standard input reaches any rank, or all, as --stdin says; else rank 0 alone
+    sigterm_at_start:  whether it bears a SIGTERM while it starts the agents; else only SIGKILL ends it then
     """
 
     engine: str
@@ -56,6 +57,7 @@ class LaunchCommand:
     unset_env: tuple[str, ...] = ()
     attached_to: str = ""
     passes_stdin: bool = False
+    sigterm_at_start: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +76,11 @@ class Plan:
     notes:          remarks on these decisions that the user should see
     job_size:       the processes of the whole job, where `workers` are not all of them
     launch_command: the command that starts an agent for each worker; None where the launcher starts the workers
+    attempt:        which attempt to run the job this is, from 1
+    restart_reason: in one line, why the attempt before it ended
+    ends_at:        with --save-time, when Slurm ends the job, in seconds since the epoch; None where it does not
+    spare_hosts:    that may take the place of a lost one
+    left_out:       the hosts that were lost and are used no longer; host_notes: what has replaced them, in words
     """
 
     job: Job
@@ -88,6 +95,13 @@ class Plan:
     notes: tuple[str, ...] = ()
     job_size: int = 0
     launch_command: LaunchCommand | None = None
+    attempt: int = 1
+    restart_reason: str = ""
+    ends_at: float | None = None
+    spare_hosts: tuple[str, ...] = ()
+    left_out: tuple[str, ...] = ()
+    host_notes: tuple[str, ...] = ()
+    requeue_id: str = ""
 
     @property
     def hosts(self) -> tuple[str, ...]:
@@ -118,6 +132,7 @@ class Plan:
             flight_fd=flight_fd,
             lockstep=self.job.lockstep,
             make_mesh=self.job.make_mesh,
+            compile_cache=self.job.compile_cache,
             torch_env=self.job.torch_env,
             pdb=self.job.pdb,
             stdin=self.job.stdin or STDIN_RANK_0,
@@ -126,6 +141,8 @@ class Plan:
             simulated_boot_id=worker.simulated_boot_id,
             local_device_ids=worker.local_device_ids,
             cpus=worker.cpus,
+            attempt=self.attempt,
+            restart_reason=self.restart_reason,
         )
 
 
@@ -137,6 +154,7 @@ def to_json(plan: Plan, launcher: Mapping[str, object] | None = None) -> str:
         "program": list(job.program),
         "module": job.module,
         "tag": job.tag,
+        "requeue_id": plan.requeue_id,
         "backend": job.backend,
         "platform": job.platform,
         "processes": len(plan.workers),
@@ -144,11 +162,17 @@ def to_json(plan: Plan, launcher: Mapping[str, object] | None = None) -> str:
         "simulated_hosts": job.simulated_hosts,
         "hosts": list(plan.hosts),
         "timeout": job.timeout,
+        "save_time": job.save_time,
         "init_timeout": job.init_timeout,
         "grace": job.grace,
         "chaos": list(map(str, job.chaos)),
         "lockstep": job.lockstep,
+        "max_restarts": job.max_restarts,
+        "restart_on": job.restart_on,
+        "spares": list(plan.spare_hosts),
+        "min_hosts": job.min_hosts,
         "make_mesh": job.make_mesh,
+        "compile_cache": job.compile_cache,
         "fork": plan.fork,
         "argv": list(plan.argv),
         "starter": {"title": plan.launch_command.title, "argv": list(plan.launch_command.argv)}

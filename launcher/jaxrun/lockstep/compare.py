@@ -97,8 +97,10 @@ def find_lags(flights: Flights) -> tuple[Lag, ...]:
     """Return for each group whose ranks have come unequally far the first call that not all have reached."""
     complete = {rank: flight for rank, flight in flights.items() if flight.complete}
     found = []
+    size = max(complete, default=-1) + 1
     for group in sorted({group for flight in complete.values() for group in flight.call_counts}):
-        reached = {rank: complete[rank].last_number(group) for rank in sorted(parse_group(group) & complete.keys())}
+        members = sorted(parse_group(group, size) & complete.keys())
+        reached = {rank: complete[rank].last_number(group) for rank in members}
         number = min(reached.values(), default=0) + 1
         ahead = tuple(rank for rank, last in reached.items() if last >= number)
         if ahead:
@@ -114,7 +116,7 @@ def _differing_chains(flights: Iterable[Flight]) -> dict[str, int]:
     chains: dict[str, dict[int, int]] = defaultdict(dict)
     lowest: dict[str, int] = {}
     for flight in flights:
-        for _, group, number, chain, _, _ in flight.calls:
+        for _, group, number, chain, *_ in flight.calls:
             if chains[group].setdefault(number, chain) != chain:
                 lowest[group] = min(number, lowest.get(group, number))
         for group, marks in flight.marks.items():

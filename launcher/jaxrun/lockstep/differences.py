@@ -123,8 +123,9 @@ def _functions(groups: Sequence[CallGroup]) -> list[Difference]:
 def _signatures(groups: Sequence[CallGroup]) -> list[Difference]:
     """Compare mesh, arguments and results, as far as they are known of all; weak types belong to the code."""
     described = [group for group in groups if group.is_described]
+    keys = {group.key for group in groups if group.key}  # which a program has once it is compiled
     if len(described) < 2:
-        return [Difference(DifferenceKind.UNKNOWN)] if len({group.key for group in groups}) > 1 else []
+        return [Difference(DifferenceKind.UNKNOWN)] if len(keys) > 1 else []
     found = []
     if len({group.mesh for group in described}) > 1:
         found.append(Difference(DifferenceKind.MESH, "the mesh is", _values(described, lambda group: group.mesh)))
@@ -132,7 +133,7 @@ def _signatures(groups: Sequence[CallGroup]) -> list[Difference]:
     if any(difference.kind is not DifferenceKind.WEAK for difference in found):
         return found
     found += _arrays(described, lambda group: group.results, "result")
-    if len({group.key for group in groups}) > 1:
+    if len(keys) > 1:
         return found or [Difference(DifferenceKind.UNKNOWN)]
     return [*found, *_codes(groups)]
 
@@ -146,8 +147,8 @@ def _arrays(groups: Sequence[CallGroup], of: Callable[[CallGroup], Arrays], what
     found = []
     for number in range(lengths.pop()):
         rows = [of(group)[number] for group in groups]
-        if len({row[1:] for row in rows}) == 1:
-            continue
+        if len({row[1] for row in rows}) == 1 and len({row[2] for row in rows} - {""}) <= 1:
+            continue  # a sharding that is left to XLA may be any
         kind = _kind([row[1] for row in rows])
         name = rows[0][0] or (f"{number + 1} of {len(of(groups[0]))}" if len(of(groups[0])) > 1 else "")
         subject = f"{what} {name} is" if name else f"the {what} is"

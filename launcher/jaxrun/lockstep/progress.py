@@ -69,6 +69,6 @@ def _format_state(state: _CallState, calls: list[tuple[int, float]], size: int, 
         return f"compiling {state.name}{ago}"
     numbers = {number for number, _ in calls}
     span = f"call #{min(numbers)}" if len(numbers) == 1 else f"calls #{min(numbers)}-{max(numbers)}"
-    ranks = parse_group(state.group)
+    ranks = parse_group(state.group, size)
     of_group = f" of ranks {format_ranges(ranks)}" if len(ranks) < size else ""
     return " ".join(filter(None, (state.verb, span, state.name))) + of_group + ago

@@ -8,17 +8,28 @@ file contains.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+import sys
 from array import array
 from collections.abc import Iterable, Mapping
 from typing import TypeVar
 
-from jaxrun.lockstep.text_log import TextLog
+from jaxrun.lockstep.text_log import TextLog, parse_stages
 from jaxrun.protocol import flight_file as recorder
-from jaxrun.protocol.flight import AnyCall, DispatchedCall, Flight, PendingCall, ProgramDetails
+from jaxrun.protocol.flight import (
+    AnyCall,
+    CallTiming,
+    CompilationStage,
+    DispatchedCall,
+    Flight,
+    PendingCall,
+    ProgramDetails,
+)
 
 _BRIEF_CALLS = 16
+_TIMED_CALLS = 128
 _BRIEF_FRAMES = 3  # of each call's site
 _MARK_STRIDES = (16, 256, 2048)
 _MARKS_KEPT = 4  # the last multiples of each stride that are kept: ranks at most 2 strides apart share one
@@ -26,9 +37,9 @@ _UNSAFE_RECORDS = 8  # records that several threads may be writing at this momen
 _NUMBER = (1 << 48) - 1
 _LOW = (1 << 32) - 1
 _NS_PER_S = 1e9
-_USED_WORDS = recorder.PENDING_SINCE_WORD + 1
+_USED_WORDS = recorder.ENTERED_WORD + 1
 
-_Record = tuple[int, int, int, int]
+_Record = tuple[int, int, int, int, int]
 _Value = TypeVar("_Value")
 
 
@@ -43,12 +54,12 @@ class FlightReader:
         self._counted = 0
 
     def brief(self) -> Flight:
-        """Return the state and the last calls."""
-        return self._flight(_BRIEF_CALLS, _BRIEF_FRAMES)
+        """Return the state and the last calls, and the times of some more."""
+        return self._flight(_BRIEF_CALLS, _BRIEF_FRAMES, _TIMED_CALLS)
 
-    def history(self) -> Flight:
-        """Return the state and all calls that the ring still holds."""
-        return self._flight(recorder.RING_RECORDS, None)
+    def history(self, calls: int = recorder.RING_RECORDS) -> Flight:
+        """Return the state and all calls that the ring still holds, or the last `calls` of them."""
+        return self._flight(calls, None, 0)
 
     def progress_counters(self) -> tuple[int, ...]:
         """Return counters that are equal as long as nothing has happened. Cheap."""
@@ -62,37 +73,55 @@ class FlightReader:
         return tuple(header[place] for place in places) if len(header) == _USED_WORDS else (0,) * len(places)
 
     def program_details(self, program: int) -> ProgramDetails:
-        """Return what the line of text about this program says; nothing if there is none."""
+        """Return what the lines of text about this program say; nothing if there are none."""
         self._read_log()
-        offset, size = self._log.program_lines.get(program, (0, 0))
-        line = self._bytes(recorder.TEXT_OFFSET + offset, size)
+        places = self._log.program_lines.get(program, ())
+        lines = (self._bytes(recorder.TEXT_OFFSET + offset, size) for offset, size in places)
         try:
-            return ProgramDetails.from_content(json.loads(line)) if line else ProgramDetails()
-        except (ValueError, RecursionError):
+            content = {name: value for line in lines for name, value in json.loads(line).items()}
+            return ProgramDetails.from_content(content)
+        except (AttributeError, ValueError, RecursionError):
             return ProgramDetails()
 
-    def _flight(self, calls: int, frames: int | None) -> Flight:
+    def raise_orders(self) -> None:
+        """Have the rank look for an order that it has been sent."""
+        with contextlib.suppress(OSError):
+            os.pwrite(
+                self._fd, (1).to_bytes(recorder.WORD_BYTES, sys.byteorder), recorder.ORDERS_WORD * recorder.WORD_BYTES
+            )
+
+    def compilation_stages(self) -> tuple[CompilationStage, ...]:
+        """Return the stages of compilations, in the order of their ends; all text is read for it."""
+        size = min(next(iter(self._words(recorder.TEXT_SIZE_WORD, 1)), 0), recorder.MAX_TEXT_BYTES)
+        return parse_stages(self._bytes(recorder.TEXT_OFFSET, size))
+
+    def _flight(self, calls: int, frames: int | None, timed: int) -> Flight:
         header = self._words(0, _USED_WORDS)
         if len(header) < _USED_WORDS or header[recorder.MAGIC_WORD] != recorder.MAGIC:
             return Flight()
         if header[recorder.FORMAT_WORD] != recorder.FORMAT:
             known = f"this jaxrun reads format {recorder.FORMAT}"
             return Flight(trouble=f"its flight recorder has format {header[recorder.FORMAT_WORD]}, and {known}")
-        records = self._records(calls)
+        records = self._records(max(calls, timed))
         self._read_log()
         notes = self._log
-        made = [_call(record, notes.groups[record[3] >> 48]) for record in records if record[3] >> 48 in notes.groups]
-        made = made[-calls:]
+        records = [record for record in records if record[3] >> 48 in notes.groups]
+        made = [_call(record, notes.groups[record[3] >> 48]) for record in records[-calls:]]
+        timings = [_timing(record, notes.groups[record[3] >> 48]) for record in records[-timed:] if timed and record[4]]
         pending = self._pending(header)
         held: list[AnyCall] = [*made, pending] if pending else [*made]
         level, since = header[recorder.LEVEL_WORD], header[recorder.COMPILING_SINCE_WORD]
-        programs, sites = {call.program for call in held}, _chosen(notes.sites, {call.site for call in held})
+        programs = {call.program for call in held}
+        sites = _chosen(notes.sites, {call.site for call in (*held, *timings)})
+        entered, last = header[recorder.ENTERED_WORD], max((record[0] for record in records), default=0)
         return Flight(
             level=level if level in recorder.LEVELS else recorder.NOTHING,
             strict=header[recorder.STRICT_WORD] == 1,
             compiling=(notes.compiling, since / _NS_PER_S) if since else None,
             pending=pending,
             calls=tuple(made),
+            timings=tuple(timings),
+            entered=entered / _NS_PER_S if entered > last else 0.0,
             marks={notes.groups[group]: marks for group, marks in self._marks.items() if group in notes.groups},
             call_counts={ranks: self._counts.get(group, 0) for group, ranks in notes.groups.items()},
             programs=_chosen(notes.programs, programs),
@@ -118,7 +147,7 @@ class FlightReader:
         return next(iter(self._words(recorder.RECORD_COUNT_WORD, 1)), 0)
 
     def _count(self, records: Iterable[_Record]) -> None:
-        for time, chain, _, tag in records:
+        for time, chain, _, tag, _ in records:
             if not time:
                 continue
             group, number = tag >> 48, tag & _NUMBER
@@ -157,12 +186,17 @@ class FlightReader:
 
 
 def _record(words: array[int], at: int) -> _Record:
-    return words[at], words[at + 1], words[at + 2], words[at + 3]
+    return words[at], words[at + 1], words[at + 2], words[at + 3], words[at + 4]
 
 
 def _call(record: _Record, group: str) -> DispatchedCall:
-    time, chain, what, tag = record
-    return DispatchedCall(time / _NS_PER_S, group, tag & _NUMBER, chain, what & _LOW, what >> 32)
+    time, chain, what, tag, entered = record
+    return DispatchedCall(time / _NS_PER_S, group, tag & _NUMBER, chain, what & _LOW, what >> 32, entered / _NS_PER_S)
+
+
+def _timing(record: _Record, group: str) -> CallTiming:
+    time, _, what, tag, entered = record
+    return CallTiming(group, tag & _NUMBER, entered / _NS_PER_S, time / _NS_PER_S, what >> 32)
 
 
 def _latest(marks: Mapping[int, int]) -> dict[int, int]:

@@ -95,6 +95,21 @@ def format_lag(lag: Lag, hosts: Mapping[int, str]) -> str:
     return f"{call}, was {how} by {_names(lag.ahead, hosts)} and not by {_names(lag.behind, hosts)}"
 
 
+def format_compile_wait(lag: Lag, places: Mapping[int, str], hosts: Mapping[int, str], seconds: float) -> str:
+    """`rank 2 has not come to call #5, jit(step) at train.py:88, which ranks 0-1 lowered 10 s ago: it has made 4 calls
+    and is at data.py:31 __next__`.
+    """
+    doing = []
+    for made, place in dict.fromkeys((lag.reached[rank], places.get(rank, "")) for rank in lag.behind):
+        ranks = [rank for rank in lag.behind if (lag.reached[rank], places.get(rank, "")) == (made, place)]
+        calls = f"{plural(made, 'call') if made else 'no call'}{_of_group(lag.group, hosts)}"
+        who = _names(ranks, hosts) if len(ranks) < len(lag.behind) else "they" if len(ranks) > 1 else "it"
+        is_at = f" and {'are' if len(ranks) > 1 else 'is'} at {place}" if place else ""
+        doing.append(f"{who} {_has(ranks)} made {calls}{is_at}")
+    late = f"{_names(lag.behind, hosts)} {_has(lag.behind)} not come to call {_call(lag)}"
+    return f"{late}, which {_names(lag.ahead, hosts)} lowered {seconds:g} s ago: {'; '.join(doing)}"
+
+
 def _call(lag: Lag) -> str:
     """`#5, jit(step) at train.py:46`."""
     place = f" at {_line(lag.place)}" if lag.place else ""
@@ -115,7 +130,7 @@ def _rows(divergence: Divergence, hosts: Mapping[int, str]) -> Iterator[str]:
     for what, ranks in (
         ("made other calls again", cut),
         ("not in step either, but not read", divergence.unread_ranks),
-        ("not known", parse_group(divergence.group) - mentioned),
+        ("not known", parse_group(divergence.group, len(hosts)) - mentioned),
     ):
         if ranks:
             yield f"  {_names(ranks, hosts)}: {what}"
@@ -193,7 +208,7 @@ def _line(place: str) -> str:
 
 def _of_group(group: str, hosts: Mapping[int, str]) -> str:
     """Write which ranks take part, if not all."""
-    ranks = parse_group(group)
+    ranks = parse_group(group, len(hosts))
     return f" of ranks {format_ranges(ranks)}" if ranks and len(ranks) < len(hosts) else ""
 
 

@@ -7,16 +7,17 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from jaxrun.protocol.flight import ProgramInfo
+from jaxrun.protocol.flight import CompilationStage, ProgramInfo
 
+_NS_PER_S = 1e9
 _UNREADABLE = (ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError)
 
 
 class TextLog:
-    """What the lines say. Of a program's line, which may be long, only its position is kept.
+    """What the lines say. Of a program's lines, which may be long, only their positions are kept.
 
     end_offset:     where the first line begins that has not been read, in bytes
-    program_lines:  offset and size in bytes of each program's line
+    program_lines:  offset and size in bytes of each program's lines: one, or one before and one after its compilation
     """
 
     def __init__(self) -> None:
@@ -24,14 +25,16 @@ class TextLog:
         self.groups: dict[int, str] = {}
         self.sites: dict[int, tuple[str, ...]] = {}
         self.programs: dict[int, ProgramInfo] = {}
-        self.program_lines: dict[int, tuple[int, int]] = {}
+        self._not_compiled: set[int] = set()
+        self.program_lines: dict[int, list[tuple[int, int]]] = {}
         self.compiling = ""
         self.trouble = ""
 
     @property
     def unknown(self) -> int:
-        """How many programs lack a key or a code."""
-        return sum(not (program.key and program.code) for program in self.programs.values())
+        """How many programs lack a key or a code, those aside that are not compiled yet."""
+        compiled = (program for number, program in self.programs.items() if number not in self._not_compiled)
+        return sum(not (program.key and program.code) for program in compiled)
 
     def append(self, data: bytes) -> None:
         """Read bytes from `end_offset` on: an incomplete line is left for the next call, a malformed one skipped."""
@@ -46,7 +49,8 @@ class TextLog:
             number = int(content["program"])
             known = (str(content.get(name) or "") for name in ("name", "key", "code", "source"))
             self.programs[number] = ProgramInfo(*known)
-            self.program_lines[number] = (self.end_offset, size)
+            self.program_lines.setdefault(number, []).append((self.end_offset, size))
+            (self._not_compiled.discard if "key" in content else self._not_compiled.add)(number)
         elif "group" in content:
             self.groups[int(content["group"])] = str(content["ranks"])
         elif "site" in content:
@@ -55,3 +59,18 @@ class TextLog:
             self.compiling = str(content["compiling"])
         elif "trouble" in content:
             self.trouble = str(content["trouble"])
+
+
+def parse_stages(data: bytes) -> tuple[CompilationStage, ...]:
+    """Read the stages of compilations among the lines, which TextLog does not keep; malformed lines are skipped."""
+    stages = []
+    for line in data.splitlines():
+        if line.startswith(b'{"stage":'):
+            with contextlib.suppress(*_UNREADABLE):
+                stages.append(_stage(json.loads(line)))
+    return tuple(stages)
+
+
+def _stage(content: Mapping[str, Any]) -> CompilationStage:
+    since, until = int(content["since"]) / _NS_PER_S, int(content["until"]) / _NS_PER_S
+    return CompilationStage(str(content["stage"]), str(content["name"]), since, until)

@@ -8,6 +8,8 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Protocol
 
+from jaxrun.output.bursts import Burst
+
 READ_BYTES = 2**18
 COALESCE_BELOW_BYTES = 2**18  # where all pipes held less, it pays to let more come together
 COALESCE_S = 0.003
@@ -46,6 +48,9 @@ class OutputSink(Protocol):
 
     def bytes_written(self, rank: int) -> int:
         """Return how many bytes of this rank were taken so far."""
+
+    def bursts(self, rank: int) -> tuple[Burst, ...]:
+        """Return when it wrote them."""
 
     def flush_due(self) -> float | None:
         """Deliver what has waited long enough; returns the seconds until the next call, None if nothing waits."""

@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+from jaxrun.output.bursts import Burst
 from jaxrun.output.rank_logs import STREAMS, RankLogs
 from jaxrun.output.screen import RankStream, Screen, rank_prefix
 from jaxrun.terminal import TerminalFormat, terminal_width
@@ -57,7 +58,15 @@ class Output:
         }
         self._stderr_fd = stderr_fd
         self._status_printed_at = float("-inf")
-        self._logs = RankLogs(log_dir, range(size) if open_logs else (), self.print_line)
+        self._ranks_to_open = range(size) if open_logs else ()
+        self._logs = RankLogs(log_dir, self._ranks_to_open, self.print_line)
+
+    def begin_attempt(self, log_dir: Path | None) -> None:
+        """Show the last lines of the ranks that have ended, and keep the logs of those to come in `log_dir`."""
+        for rank, stream in self._streams:
+            self.end_stream(rank, stream)
+        self._logs.close()
+        self._logs = RankLogs(log_dir, self._ranks_to_open, self.print_line)
 
     def write(self, rank: int, stream: str, data: bytes) -> None:
         """Log and show what was just read from the worker's "out" or "err"."""
@@ -85,6 +94,9 @@ class Output:
 
     def bytes_written(self, rank: int) -> int:
         return self._logs.bytes_written(rank)
+
+    def bursts(self, rank: int) -> tuple[Burst, ...]:
+        return self._logs.bursts(rank)
 
     def stderr_tail(self, rank: int) -> str:
         return self._logs.stderr_tail(rank)

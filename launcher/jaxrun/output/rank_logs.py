@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import os
+import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from jaxrun.diagnosis.stacks import FATAL_ERROR
+from jaxrun.output.bursts import Burst, OutputBursts
 from jaxrun.rundir.own_directory import open_own_directory
 
 STREAMS = ("out", "err")
@@ -37,6 +39,7 @@ class RankLogs:
         self._given_up: set[tuple[int, str]] = set()
         self._stderr: dict[int, bytes] = {}
         self._written: defaultdict[int, int] = defaultdict(int)
+        self._bursts: defaultdict[int, OutputBursts] = defaultdict(OutputBursts)
         if log_dir is not None:
             for rank in ranks:
                 for stream in STREAMS:
@@ -50,6 +53,7 @@ class RankLogs:
         """Keep what a worker has written."""
         self.write_file(rank, stream, data)
         self._written[rank] += len(data)
+        self._bursts[rank].add(time.time(), len(data))
         if stream == "err":
             self._stderr[rank] = (self._stderr.get(rank, b"") + data[-_KEPT_BYTES:])[-_KEPT_BYTES:]
 
@@ -71,6 +75,10 @@ class RankLogs:
     def bytes_written(self, rank: int) -> int:
         """Return how much the worker has written so far."""
         return self._written[rank]
+
+    def bursts(self, rank: int) -> tuple[Burst, ...]:
+        """Return when it did."""
+        return self._bursts[rank].bursts
 
     def stderr_tail(self, rank: int) -> str:
         """Return the last lines of the worker's stderr, at most TAIL_BYTES."""

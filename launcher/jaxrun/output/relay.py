@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 from typing import Protocol
 
+from jaxrun.output.bursts import Burst
 from jaxrun.output.rank_logs import RankLogs
 from jaxrun.protocol.agent_messages import OutputChunk, StreamEnded
 
@@ -61,6 +62,9 @@ class Relay:
 
     def bytes_written(self, rank: int) -> int:
         return self._logs.bytes_written(rank)
+
+    def bursts(self, rank: int) -> tuple[Burst, ...]:
+        return self._logs.bursts(rank)
 
     def stderr_tail(self, rank: int) -> str:
         return self._logs.stderr_tail(rank)

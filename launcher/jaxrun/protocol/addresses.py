@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import contextlib
 import os
+import socket
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
-from jaxrun.errors import UsageError
+from jaxrun.errors import UnavailableError, UsageError
 
 _UNIX = "unix:"
+LOOPBACK, LOOPBACK_6 = "127.0.0.1", "::1"
+_DISCARD_PORT = 9  # any port will do
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +50,22 @@ class UnixAddress:
 
 
 AnyAddress = Address | UnixAddress
+
+
+def loopback_address() -> str:
+    """The address at which this machine reaches itself: LOOPBACK, or LOOPBACK_6 where it has no other.
+
+    Raises UnavailableError.
+    """
+    for address, family in ((LOOPBACK, socket.AF_INET), (LOOPBACK_6, socket.AF_INET6)):
+        with contextlib.suppress(OSError), socket.socket(family, socket.SOCK_DGRAM) as probe:
+            probe.bind((address, 0))
+            probe.connect((address, _DISCARD_PORT))  # sends nothing
+            return address
+    raise UnavailableError(
+        f"this machine reaches itself neither at {LOOPBACK} nor at {LOOPBACK_6}, as JAX's processes must; "
+        "its loopback interface may be down: ip link set lo up"
+    )
 
 
 def parse_addresses(text: str) -> tuple[Address, ...]:

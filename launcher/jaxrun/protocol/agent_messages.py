@@ -3,6 +3,7 @@
     agent                                     head
                           ◀──────────    JobInfo | AgentRefused (right after the handshake, see auth.py)
     AgentReport           ──────────▶                           (what is there)
+                                                                (probe_messages.py, where the job asks for it)
                           ◀──────────    StartWorker            (once all agents have reported)
     WorkerSpawned         ──────────▶
     FirstOutput, OutputChunk, StreamEnded ─▶
@@ -12,8 +13,11 @@
     SnapshotReply         ◀─────────▶    SnapshotRequest
     ProgramDetailsReply   ◀─────────▶    ProgramDetailsRequest
     RecorderSnapshot      ──────────▶                           (as the program ends)
+    ClockReply            ◀─────────▶    ClockProbe
     AgentSignalled        ──────────▶
     WorkerExited, StartFailed ───────▶
+                          ◀──────────    NextAttempt            (this attempt is over)
+    AgentReport           ──────────▶                           (all before it belongs to the earlier attempt)
                           ◀──────────    Shutdown               (the job is over)
 
 Messages of worker_messages.py pass in both directions all the while. Times are seconds since the epoch on the sender's
@@ -25,7 +29,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from jaxrun.protocol.names import STDIN_RANK_0
+from jaxrun.protocol.names import CACHE_OFF, STDIN_RANK_0
+from jaxrun.protocol.probe_messages import HostFacts, MeasurePeers, PeerResults
 from jaxrun.protocol.snapshot_messages import (
     ProgramDetailsReply,
     ProgramDetailsRequest,
@@ -43,11 +48,15 @@ class JobInfo:
     job_id:     by which its processes are known
     run_dir:    the job's run directory; empty where it leaves no files
     platforms:  those to look for, best first
+    restarts:   whether there may be several attempts
+    probe:      whether HostFacts are to follow the report
     """
 
     job_id: str
     run_dir: str
     platforms: tuple[str, ...]
+    restarts: bool = False
+    probe: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +77,8 @@ class AgentReport:
     gpu_limit:              the value of the variable that limits which GPUs are visible
     can_write_run_dir:      whether the job's run directory is writable on this host
     command:                the program and arguments that a person has typed there; empty where an engine started it
+    attempt:                the attempt that the agent is ready for, if it has been told of one
+    slurm_step:             the step of which it is a task, "12.0"; empty outside of Slurm
     """
 
     rank: int
@@ -89,6 +100,8 @@ class AgentReport:
     cuda_plugin: bool
     can_write_run_dir: bool
     command: tuple[str, ...] = ()
+    attempt: int = 1
+    slurm_step: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,6 +117,9 @@ class StartWorker:
     torch_env:    whether the worker gets the variables of torchrun
     pdb:          whether a culprit is debugged
     stdin:        which ranks have jaxrun's standard input: a rank's number, "all" or "none"
+    compile_cache:  where compiled programs are kept
+    attempt:      which attempt to run the job this is, from 1; restart_reason: why the one before it ended
+    fork:         whether a later attempt's worker may be forked: the agent then keeps a process that has imported jax
     """
 
     rank: int
@@ -123,6 +139,10 @@ class StartWorker:
     torch_env: bool = False
     pdb: bool = False
     stdin: str = STDIN_RANK_0
+    compile_cache: str = CACHE_OFF
+    attempt: int = 1
+    restart_reason: str = ""
+    fork: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,6 +169,7 @@ class WorkerExited:
     crash_dump:     what its fault handler wrote at a fatal signal
     stderr_tail:    the last lines of its stderr
     out_of_memory:  what the kernel says of its death, where it says that memory was short
+    output_bursts:  when it wrote output: start and end, in seconds since the epoch, and bytes
     """
 
     rank: int
@@ -156,6 +177,7 @@ class WorkerExited:
     crash_dump: str = ""
     stderr_tail: str = ""
     out_of_memory: str = ""
+    output_bursts: tuple[tuple[float, ...], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -221,6 +243,29 @@ class FaultNotInjected:
 
 
 @dataclass(frozen=True, slots=True)
+class ClockProbe:
+    """Report what the host's clock says; `asked_at` is on the head's clock."""
+
+    asked_at: float
+
+
+@dataclass(frozen=True, slots=True)
+class ClockReply:
+    """What the clock of the agent's host said; `asked_at` is that of the ClockProbe."""
+
+    rank: int
+    asked_at: float
+    time: float
+
+
+@dataclass(frozen=True, slots=True)
+class NextAttempt:
+    """The attempt is over: the agent ends what is left of it, and reports for the attempt of this number."""
+
+    attempt: int
+
+
+@dataclass(frozen=True, slots=True)
 class Shutdown:
     """The job is over: the agent ends with this status."""
 
@@ -229,6 +274,8 @@ class Shutdown:
 
 AgentEvent = (
     AgentReport
+    | HostFacts
+    | PeerResults
     | WorkerSpawned
     | WorkerExited
     | StartFailed
@@ -237,7 +284,10 @@ AgentEvent = (
     | SnapshotReply
     | RecorderSnapshot
     | ProgramDetailsReply
+    | ClockReply
 )
-AgentOrder = StartWorker | SignalWorker | InjectFault | SnapshotRequest | ProgramDetailsRequest
+AgentOrder = (
+    StartWorker | MeasurePeers | SignalWorker | InjectFault | SnapshotRequest | ProgramDetailsRequest | ClockProbe
+)
 AgentToHead = AgentEvent | OutputChunk | StreamEnded | FirstOutput | WorkerToAgent
-HeadToAgent = JobInfo | AgentRefused | AgentOrder | OutputCredit | Shutdown | AgentToWorker
+HeadToAgent = JobInfo | AgentRefused | AgentOrder | OutputCredit | NextAttempt | Shutdown | AgentToWorker

@@ -113,7 +113,12 @@ def _parse(body: bytes, types: Mapping[str, type[M]]) -> M:
     kind = types.get(name) if isinstance(name, str) else None
     if kind is None:
         raise ProtocolError(f"a frame is of no known type: {body[:80]!r}")
-    values = {}
+    return read_fields(kind, content)
+
+
+def read_fields(kind: type[M], content: dict[str, Any]) -> M:
+    """Make a message of JSON's values of its fields, as `dataclasses.asdict` has them, too. Raises ProtocolError."""
+    name, content, values = kind.__name__, dict(content), {}
     for field in fields(kind):  # type: ignore[arg-type]
         if field.name not in content:
             raise ProtocolError(f"{name} lacks its field {field.name}")

@@ -60,3 +60,4 @@ class DebuggerClosed:
 
 
 DebuggerMessage = DebuggerRequest | DebuggerOutput | DebuggerReadRequest | DebuggerClosed
+DebuggerAnswer = DebuggerDecision | DebuggerInput

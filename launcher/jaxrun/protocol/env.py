@@ -2,7 +2,9 @@
 
 | variable                 | meaning                                                                    |
 |--------------------------|----------------------------------------------------------------------------|
-| JAXRUN_JOB_ID            | 32 hex digits, one per job; marks every process of it; also the job's nonce |
+| JAXRUN_JOB_ID            | 32 hex digits, one per job; marks every process of it                       |
+| JAXRUN_ATTEMPT           | which attempt to run the job this is, from 1; with --max-restarts there may be more |
+| JAXRUN_RESTART_REASON    | in one line, why the attempt before this one ended; empty in the first        |
 | JAXRUN_RANK              | this process among all of the job, 0 … size-1: its `jax.process_index()`     |
 | JAXRUN_SIZE              | processes in the job                                                       |
 | JAXRUN_LOCAL_RANK        | this process among those of its host, 0 … local size-1                      |
@@ -17,6 +19,7 @@
 | JAXRUN_STACKS_FD         | an inherited file into which the worker's fault handler writes stacks       |
 | JAXRUN_FLIGHT_FD         | an inherited file that is the worker's flight recorder (see flight_file.py) |
 | JAXRUN_LOCKSTEP          | what is done to keep the ranks in step: off, record or strict               |
+| JAXRUN_COMPILE_CACHE     | where compiled programs are kept: a directory, auto or off                  |
 | JAXRUN_MAKE_MESH         | who lays a mesh over several hosts: jaxrun, or jax, which refuses            |
 | JAXRUN_TORCH_ENV         | whether the variables of torchrun are set, too: True or False               |
 | JAXRUN_PDB               | whether a debugger opens on the rank that fails: True or False              |
@@ -42,6 +45,7 @@ from typing import Any
 from jaxrun.errors import ProtocolError
 from jaxrun.protocol.flight_file import LOCKSTEP_RECORD
 from jaxrun.protocol.names import (
+    CACHE_OFF,
     MAKE_MESH_JAXRUN,
     NUM_PROCESSES,
     PROCESS_ID,
@@ -53,8 +57,8 @@ from jaxrun.protocol.names import (
 # A worker that receives this signal writes the stacks of its threads to JAXRUN_STACKS_FD. Before its Hello the signal
 # would kill it, as a real-time signal does by default.
 STACKS_SIGNAL = signal.SIGRTMIN + 7
-# The launcher that receives one of the two writes the stacks of all ranks to a file: by this one with C frames.
-NATIVE_STACKS_SIGNAL = signal.SIGRTMIN + 8
+# The launcher that receives this signal answers the requests in its run directory (see requests.py).
+REQUEST_SIGNAL = signal.SIGRTMIN + 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,6 +77,7 @@ class WorkerEnv:
     init_timeout: float
     lockstep: str = LOCKSTEP_RECORD
     make_mesh: str = MAKE_MESH_JAXRUN
+    compile_cache: str = CACHE_OFF
     torch_env: bool = False
     pdb: bool = False
     stdin: str = STDIN_RANK_0
@@ -80,6 +85,12 @@ class WorkerEnv:
     simulated_boot_id: str = ""
     local_device_ids: tuple[int, ...] = ()
     cpus: tuple[int, ...] = ()
+    attempt: int = 1
+    restart_reason: str = ""
+
+    @property
+    def nonce(self) -> str:
+        return attempt_nonce(self.job_id, self.attempt)
 
     def to_env(self) -> dict[str, str]:
         """The variables of this worker; the addresses among them are known only at the joining."""
@@ -121,6 +132,11 @@ class AgentEnv:
     def variable_names(cls) -> tuple[str, ...]:
         """The variables that must reach every host."""
         return tuple(_variable_name(field.name) for field in fields(cls))
+
+
+def attempt_nonce(job_id: str, attempt: int) -> str:
+    """What the processes of this attempt hold in common, and no other process: neither of another job nor attempt."""
+    return f"{job_id}-{attempt}"
 
 
 def _to_variables(told: WorkerEnv | AgentEnv) -> dict[str, str]:

@@ -5,9 +5,10 @@ Times are seconds since the epoch. A group is the text of the ranks that take pa
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
+from itertools import chain
 from typing import Any, NamedTuple
 
 from jaxrun.errors import UsageError
@@ -17,13 +18,27 @@ from jaxrun.text import parse_ranks
 
 # A tuple, not a dataclass: a head may read a hundred thousand of them at once.
 class DispatchedCall(NamedTuple):
-    """A call that has been dispatched; equal chains at equal numbers of a group mean an equal history."""
+    """A call that has been dispatched; equal chains at equal numbers of a group mean an equal history.
+
+    `entered` is 0.0 where it is not known, as in what an agent has sent: there the timings say it.
+    """
 
     time: float
     group: str
     number: int
     chain: int
     program: int
+    site: int
+    entered: float = 0.0
+
+
+class CallTiming(NamedTuple):
+    """When a rank entered a call, and when that had been dispatched: until then it could do nothing else."""
+
+    group: str
+    number: int
+    entered: float
+    dispatched: float
     site: int
 
 
@@ -50,8 +65,17 @@ class ProgramInfo(NamedTuple):
     source: str = ""
 
 
+class CompilationStage(NamedTuple):
+    """A stage of a compilation that has ended; `stage` is one of flight_file.STAGES."""
+
+    stage: str
+    name: str
+    since: float
+    until: float
+
+
 UNKNOWN_PROGRAM = ProgramInfo("", "", "")
-_MAX_RANKS = 2**17  # of a group: more than any job has, and few enough to be listed
+_US_PER_S = 1e6
 Arrays = tuple[tuple[str, str, str], ...]  # name, "float32[32,128]" and sharding of each
 
 
@@ -90,6 +114,8 @@ class Flight:
 
     compiling:  name and start of the compilation that it is in
     marks:      for each group, chains by number at some calls further back
+    timings:    of the last calls that it has made, more than are in `calls`
+    entered:    when it entered the call that it seems to be in; 0.0 if in none, or if that is not known
     groups:     the calls made so far in each group
     sites:      "file.py:88 train_step", innermost first
     unknown:    how many of all its programs lack a key or a code
@@ -102,6 +128,8 @@ class Flight:
     compiling: tuple[str, float] | None = None
     pending: PendingCall | None = None
     calls: tuple[DispatchedCall, ...] = ()
+    timings: tuple[CallTiming, ...] = ()
+    entered: float = 0.0
     marks: Mapping[str, Mapping[int, int]] = field(default_factory=dict)
     call_counts: Mapping[str, int] = field(default_factory=dict)
     programs: Mapping[int, ProgramInfo] = field(default_factory=dict)
@@ -152,7 +180,9 @@ class Flight:
             "compiling": self.compiling,
             "pending": pending and (pending.group, pending.number, pending.program, pending.site, pending.since),
             "groups": list(self.call_counts.items()),
-            "calls": [(call[0], numbered[call[1]], *call[2:]) for call in self.calls],
+            "calls": [(call[0], numbered[call[1]], *call[2:6]) for call in self.calls],
+            "timings": _pack_timings(self.timings, numbered),
+            "entered": self.entered,
             "marks": [(numbered[group], list(marks.items())) for group, marks in self.marks.items()],
             "programs": list(self.programs.items()),
             "sites": list(self.sites.items()),
@@ -185,9 +215,9 @@ def _from_content(content: Mapping[str, Any]) -> Flight:
         strict=bool(content.get("strict", False)),
         compiling=(str(compiling[0]), float(compiling[1])) if compiling else None,
         pending=_pending(*pending) if pending else None,
-        calls=tuple(
-            [DispatchedCall(t, names[g], n, chain, p, site) for t, g, n, chain, p, site in content.get("calls", ())]
-        ),
+        calls=_calls(content.get("calls", ()), names),
+        timings=_unpack_timings(content.get("timings", ()), names),
+        entered=float(content.get("entered", 0.0)),
         marks={names[group]: {int(n): int(chain) for n, chain in marks} for group, marks in content.get("marks", ())},
         call_counts=groups,
         programs={int(number): ProgramInfo(*map(str, program)) for number, program in content.get("programs", ())},
@@ -198,8 +228,36 @@ def _from_content(content: Mapping[str, Any]) -> Flight:
     )
 
 
+def _calls(rows: Sequence[Sequence[Any]], names: Sequence[str]) -> tuple[DispatchedCall, ...]:
+    if not set(map(type, chain.from_iterable(rows))) <= {int, float}:  # at once: there may be a hundred thousand
+        raise TypeError("a call is written in numbers")
+    return tuple([DispatchedCall(t, names[g], n, c, p, site) for t, g, n, c, p, site in rows])
+
+
 def _pending(group: str, number: int, program: int, site: int, since: float) -> PendingCall:
     return PendingCall(str(group), int(number), int(program), int(site), float(since))
+
+
+def _pack_timings(timings: Iterable[CallTiming], numbered: Mapping[str, int]) -> list[int]:
+    """Return whole numbers, five for each call: all but group and site are differences, in microseconds."""
+    packed: list[int] = []
+    last_number = last_entered = 0
+    for timing in timings:
+        number, entered = timing.number, round(timing.entered * _US_PER_S)
+        duration = round(timing.dispatched * _US_PER_S) - entered
+        packed += (numbered[timing.group], number - last_number, entered - last_entered, duration, timing.site)
+        last_number, last_entered = number, entered
+    return packed
+
+
+def _unpack_timings(packed: Sequence[int], names: Sequence[str]) -> tuple[CallTiming, ...]:
+    timings = []
+    number = entered = 0
+    for group, more_calls, later, duration, site in zip(*[iter(packed)] * 5, strict=True):
+        number, entered = number + more_calls, entered + later
+        timing = CallTiming(names[group], int(number), entered / _US_PER_S, (entered + duration) / _US_PER_S, int(site))
+        timings.append(timing)
+    return tuple(timings)
 
 
 def strip_directory(place: str) -> str:
@@ -208,12 +266,10 @@ def strip_directory(place: str) -> str:
 
 
 @lru_cache(maxsize=1024)
-def parse_group(group: str) -> frozenset[int]:
-    """The ranks of a group such as `0-2, 5`; none if the text is not a list of ranks that a job may have."""
+def parse_group(group: str, size: int) -> frozenset[int]:
+    """The ranks of a group such as `0-2, 5` in a job of `size` ranks; none if the text is not a list of ranks."""
     try:
         ranges = parse_ranks(group, "a group")
     except (UsageError, ValueError):  # int() takes no more than 4300 digits
         return frozenset()
-    if any(ranks.stop > _MAX_RANKS for ranks in ranges):
-        return frozenset()
-    return frozenset().union(*ranges)
+    return frozenset().union(*(range(ranks.start, min(ranks.stop, size)) for ranks in ranges))

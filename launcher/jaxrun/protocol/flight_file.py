@@ -9,9 +9,9 @@ All words are unsigned, 64 bits, in the order of bytes of the machine. Header an
 memory; the text is appended by ordinary writes, so that a full disk is an error and not a signal.
 
 A record is made when a cross-process call has been dispatched (on CPU, small programs have then run to their end):
-its four words are the time (nanoseconds since the epoch), the chain, program | site << 32, number | group << 48. The
-chain sums up the calls of the group up to this one: equal chains at equal numbers mean an equal history.
-RECORD_COUNT_WORD is raised after the record is complete.
+its five words are the time (nanoseconds since the epoch), the chain, program | site << 32, number | group << 48, and
+when the call was entered, 0 where that is not known. The chain sums up the calls of the group up to this one: equal
+chains at equal numbers mean an equal history. RECORD_COUNT_WORD is raised after the record is complete.
 
 Lines of text, in any order, but each before the first record that needs it:
 
@@ -21,20 +21,23 @@ Lines of text, in any order, but each before the first record that needs it:
      "arguments": [["batch.x", "float32[32,128]", "P('data',)"], …], "results": [["", "float32[]", "P()"], …],
      "mesh": "data=4: 0,1,2,3", "text": …}
     {"compiling": "jit(step)"}                                (what COMPILING_SINCE_WORD is about)
+    {"stage": "compile", "name": "jit(step)", "since": …, "until": …}   (nanoseconds since the epoch)
     {"trouble": "…"}                                          (why less is recorded than could be)
 
 `key` and `code` are hashes of 16 hex digits: `key` of all that must be alike for the processes to meet in the call
 (name, shapes, dtypes, shardings, mesh), `code` of the lowered program; empty where that is not known. `text` is the
-lowered program, compressed by zlib, in base64; empty where it is not known or too long.
+lowered program, compressed by zlib, in base64; empty where it is not known or too long. A program that is compiled for
+a call has one such line before that, without `key`, and another after it, without `text`; of what stands in both, the
+latter counts. `stage` is one of STAGES, and has taken MIN_STAGE_S or longer.
 """
 
 from __future__ import annotations
 
 MAGIC = 0x4A52464C49474854
-FORMAT = 1
+FORMAT = 2
 WORD_BYTES = 8
 HEADER_WORDS = 512
-RECORD_WORDS = 4
+RECORD_WORDS = 5
 RING_RECORDS = 4096
 TEXT_OFFSET = (HEADER_WORDS + RING_RECORDS * RECORD_WORDS) * WORD_BYTES
 MAX_TEXT_BYTES = 16 * 2**20  # text that does not fit any more is left out
@@ -46,6 +49,7 @@ PID_WORD = 2
 RANK_WORD = 3
 LEVEL_WORD = 4  # one of LEVELS
 STRICT_WORD = 5  # 1 where every call is agreed on first
+ORDERS_WORD = 6  # 1, written by the agent, while its worker is to carry out an order that it has been sent
 RECORD_COUNT_WORD = 8  # records made so far
 TEXT_SIZE_WORD = 9
 COMPILING_SINCE_WORD = 10  # since when (nanoseconds since the epoch) a program is being compiled; 0 if none is
@@ -57,9 +61,15 @@ AGREED_NS_WORD = 13  # nanoseconds that this took, waiting for slower ranks incl
 PENDING_TAG_WORD = 16
 PENDING_SITE_WORD = 17  # program | site << 32
 PENDING_SINCE_WORD = 18  # nanoseconds since the epoch
+# When a call was entered last (nanoseconds since the epoch): some thread is in it if no later record was made.
+ENTERED_WORD = 19
 
 # What is recorded: nothing, what compiles, the first call of each program, every call.
 LEVELS = NOTHING, COMPILATIONS, FIRST_CALLS, EVERY_CALL = range(4)
+
+# The stages of a compilation, noted when they have ended: one may lie within another.
+STAGES = TRACE, LOWER, COMPILE = "trace", "lower", "compile"
+MIN_STAGE_S = 0.001
 
 DIVERGENCE_ERROR = "DivergenceError"  # what a worker raises that may not make a call
 LOCKSTEP_MODES = LOCKSTEP_OFF, LOCKSTEP_RECORD, LOCKSTEP_STRICT = "off", "record", "strict"

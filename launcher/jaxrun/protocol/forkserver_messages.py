@@ -6,6 +6,8 @@ One that forks the workers of a job answers the agent; each ForkWorker goes with
     ConfigureForkServer   ──────────▶      (once)
     ForkWorker            ──────────▶
                           ◀──────────      WorkerForked | ForkDeclined
+    ForkSuccessor         ──────────▶      (with a descriptor: the channel of the successor, which needs no configuring)
+                          ◀──────────      SuccessorForked
 
 One that starts the launchers of gangs answers the Python process that has the gangs; each StartLauncher goes with the
 descriptors LAUNCHER_DESCRIPTORS, and each LauncherStarted with a descriptor of the process:
@@ -77,10 +79,31 @@ class LauncherStarted:
     pid: int
 
 
+@dataclass(frozen=True, slots=True)
+class ForkSuccessor:
+    """Fork another fork server of the same configuration, for the workers of the next attempt."""
+
+
+@dataclass(frozen=True, slots=True)
+class SuccessorForked:
+    """The successor exists."""
+
+    pid: int
+
+
 LAUNCHER_DESCRIPTORS = ("stderr", "control")
 FORK_DESCRIPTORS = ("stdin", "stdout", "stderr", "channel", "stacks", "flight")
 
-ForkServerMessage = ConfigureForkServer | ForkWorker | WorkerForked | ForkDeclined | StartLauncher | LauncherStarted
+ForkServerMessage = (
+    ConfigureForkServer
+    | ForkWorker
+    | WorkerForked
+    | ForkDeclined
+    | ForkSuccessor
+    | SuccessorForked
+    | StartLauncher
+    | LauncherStarted
+)
 
 
 class ForkServerMessageDecoder(MessageDecoder[ForkServerMessage]):

@@ -11,9 +11,11 @@ MASTER_ADDR = "MASTER_ADDR"
 MASTER_PORT = "MASTER_PORT"
 TORCH_VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", MASTER_ADDR, MASTER_PORT)
 MAKE_MESH_JAXRUN, MAKE_MESH_JAX = MAKE_MESH_MODES = ("jaxrun", "jax")  # who lays a mesh over several hosts
+CACHE_OFF, CACHE_AUTO = "off", "auto"  # where compiled programs are kept, besides a directory
 STDIN_RANK_0, STDIN_ALL, STDIN_NONE = "0", "all", "none"  # who has jaxrun's standard input, besides other numbers
 GANG_ADDRESS = f"{RESERVED_PREFIX}GANG"
 GANG_TOKEN = f"{RESERVED_PREFIX}GANG_TOKEN"
+REQUEUE_CHAIN = f"{RESERVED_PREFIX}REQUEUE_CHAIN"  # which chain of Slurm jobs this one belongs to
 CONTROL_FD = f"{RESERVED_PREFIX}CONTROL_FD"
 GANG_DIRECTORY_PREFIX = "jaxrun-gang-"  # and the parent's process id: how the temporary directories of gangs begin
 SHUTDOWN_BYTE = b"."  # what a Python process sends the fork server of its gangs in the end; else it has died

@@ -23,19 +23,35 @@ class SnapshotPurpose(enum.StrEnum):
     PROGRESS = "progress"  # is there any progress? without stacks
     STALL = "stall"  # is there any progress? with stacks
     LATE = "late"  # ranks were asked to end, and have not
+    COMPILE_WAIT = "compile-wait"  # ranks compile a program that others have not come to
     LOCKSTEP = "lockstep"  # only flight recorders, the last calls
     HISTORY = "history"  # only flight recorders, all that they hold
+    STRAGGLER = "straggler"  # one rank that comes to calls later than others: where is it?
+    PROFILE = "profile"  # only flight recorders, the last calls: which ones are to be profiled?
 
     @property
     def recorders_only(self) -> bool:
-        return self in (SnapshotPurpose.LOCKSTEP, SnapshotPurpose.HISTORY)
+        return self in (SnapshotPurpose.LOCKSTEP, SnapshotPurpose.HISTORY, SnapshotPurpose.PROFILE)
+
+
+@dataclass(frozen=True, slots=True)
+class CallAim:
+    """The moment `lead_s` seconds before a rank's next call at this site of its own; at site 0, any moment."""
+
+    site: int
+    lead_s: float
 
 
 @dataclass(frozen=True, slots=True)
 class SnapshotRequest:
-    """Report what the agent's worker is doing; answered by a SnapshotReply with the same purpose."""
+    """Report what the agent's worker is doing; answered by a SnapshotReply with the same purpose.
+
+    `site` and `lead_s` are those of a CallAim, for SnapshotPurpose.STRAGGLER.
+    """
 
     purpose: SnapshotPurpose
+    site: int = 0
+    lead_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +66,7 @@ class SnapshotReply:
     call_counters:  of its flight recorder, equal as long as it has neither entered, made nor compiled anything
     flights:        what the flight recorder holds
     native_stacks:  stacks with C frames, for SnapshotPurpose.NATIVE
+    core_waits:     for how many seconds so far its threads have waited for a core, for SnapshotPurpose.LOCKSTEP
     """
 
     purpose: SnapshotPurpose
@@ -61,14 +78,19 @@ class SnapshotReply:
     call_counters: Mapping[int, tuple[int, ...]] = field(default_factory=dict)
     flights: Mapping[int, Flight] = field(default_factory=dict)
     native_stacks: Mapping[int, str] = field(default_factory=dict)
+    core_waits: Mapping[int, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
 class RecorderSnapshot:
-    """What the flight recorder of a rank holds as its program ends, or when it has died."""
+    """What the flight recorder of a rank holds as its program ends, or when it has died.
+
+    `core_wait_s`: for how many seconds its threads have waited for a core; 0.0 where it has died.
+    """
 
     rank: int
     flight: Flight
+    core_wait_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)

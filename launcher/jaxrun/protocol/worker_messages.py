@@ -7,13 +7,16 @@
                         ◀──────────    Join              (to the others: connect to it now)
     DeviceReport        ──────────▶    all reports are compared with the job
                         ◀──────────    Run
-    Call                ──────────▶    (a cross-process call is about to start)
+    Call                ──────────▶    (a cross-process call is about to start, or to be compiled first)
                         ◀──────────    Proceed | CallMismatch   (if the call waits for it)
     ThreadFailed        ──────────▶    (a thread of the program died; the program goes on)
     ChildForked         ──────────▶    (the program has forked at a new place)
     SignalHandlers      ──────────▶    (the program handles SIGINT or SIGTERM itself, or no longer)
     Interrupted         ──────────▶    (KeyboardInterrupt is raised in it)
+                        ◀──────────    ProfileCalls      (see flight_file.ORDERS_WORD for how it is noticed)
+    ProfileEnded        ──────────▶
                         ◀─────────▶    (debugger_messages.py, while it is being debugged)
+                        ◀─────────▶    (stop_messages.py, where the program asks whether it should stop)
     Failed | Done       ──────────▶    (the program's end; with --pdb, Failed is answered by a DebuggerDecision)
                         ◀──────────    Exit              (after Done: everybody has finished)
 
@@ -28,7 +31,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from jaxrun.protocol.codec import MessageDecoder, message_types
-from jaxrun.protocol.debugger_messages import DebuggerDecision, DebuggerInput, DebuggerMessage
+from jaxrun.protocol.debugger_messages import DebuggerAnswer, DebuggerMessage
+from jaxrun.protocol.stop_messages import StopMessageToHead, StopMessageToRank
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,6 +101,8 @@ class Run:
 class Call:
     """A cross-process call is about to start: the first one of a program or, with --lockstep strict, any.
 
+    The first one is sent twice if its program is compiled for it: before that, and after it.
+
     group:             the ranks that take part, "0-3" or "0,2"
     number:            of the call among those of this group, from 1; 0 for a program that exchanges nothing between
                        the ranks, so that one may run it alone
@@ -105,7 +111,9 @@ class Call:
     code:              hash of the lowered program; empty where it is not known
     name:              as JAX calls it, "jit(step)"
     source_line:       where the user's program made the call, "train.py:88 train_step"
-    waits_for_answer:  whether the rank makes the call only after a Proceed
+    waits_for_answer:  whether the rank makes the call, or compiles its program, only after a Proceed
+    is_compiled:       whether the program is compiled; if not, its key is not known yet and empty, and another Call,
+                       with the same number, follows after the compilation
     """
 
     rank: int
@@ -118,11 +126,12 @@ class Call:
     name: str
     source_line: str
     waits_for_answer: bool
+    is_compiled: bool = True
 
 
 @dataclass(frozen=True, slots=True)
 class Proceed:
-    """All ranks of the group are about to make this same call: make it."""
+    """All ranks of the group are about to make this same call: make it, or compile its program first."""
 
     group: str
     number: int
@@ -135,6 +144,41 @@ class CallMismatch:
     group: str
     number: int
     reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class ProfileCalls:
+    """Take a JAX profile of the calls `first` to `last` of the group; answered by ProfileEnded.
+
+    directory:  where profiles are, for xprof
+    session:    the one in it to which this profile belongs
+    """
+
+    group: str
+    first: int
+    last: int
+    directory: str
+    session: str
+
+
+@dataclass(frozen=True, slots=True)
+class ProfileEnded:
+    """The rank has written its profile, of so many bytes; or it has not, for the reason `error`.
+
+    started_at:  when it began to take it; 0.0 if it never did
+    last:        the last call in it: the program may end earlier than it was asked for
+    is_late:     that the order came too late is the reason
+    """
+
+    rank: int
+    time: float
+    started_at: float
+    session: str
+    file: str
+    bytes: int
+    last: int
+    error: str
+    is_late: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -230,11 +274,15 @@ WorkerToAgent = (
     | ChildForked
     | SignalHandlers
     | Interrupted
+    | ProfileEnded
     | DebuggerMessage
+    | StopMessageToHead
     | Failed
     | Done
 )
-AgentToWorker = StartCoordinator | Join | Run | Proceed | CallMismatch | DebuggerDecision | DebuggerInput | Exit
+AgentToWorker = (
+    StartCoordinator | Join | Run | Proceed | CallMismatch | ProfileCalls | DebuggerAnswer | StopMessageToRank | Exit
+)
 WorkerMessage = WorkerToAgent | AgentToWorker
 
 

@@ -128,7 +128,7 @@ def in_step(ranks: Mapping[int, RankProgress]) -> bool:
     """Whether all ranks of each group have made the same number of cross-process calls."""
     counts = {number: rank.calls or {} for number, rank in ranks.items()}
     groups = {group for made in counts.values() for group in made}
-    return all(len({counts[rank].get(group, 0) for rank in parse_group(group)}) <= 1 for group in groups)
+    return all(len({counts[rank].get(group, 0) for rank in parse_group(group, len(ranks))}) <= 1 for group in groups)
 
 
 def may_be_out_of_step(ranks: Mapping[int, RankProgress]) -> bool:
@@ -136,7 +136,7 @@ def may_be_out_of_step(ranks: Mapping[int, RankProgress]) -> bool:
     if any(rank.failed or not rank.done for rank in ranks.values()):
         return False
     groups = {group for rank in ranks.values() for group in rank.chains}
-    known = ([ranks[number].chains.get(group) for number in parse_group(group)] for group in groups)
+    known = ([ranks[number].chains.get(group) for number in parse_group(group, len(ranks))] for group in groups)
     return not in_step(ranks) or any(len({*chains} - {None}) > 1 for chains in known)
 
 
@@ -150,7 +150,8 @@ def find_abandoned_rank(ranks: Mapping[int, RankProgress], flights: Mapping[int,
         flight = flights.get(number, Flight())
         for group in {call.group for call in (flight.last_call, flight.pending) if call is not None}:
             reached = flight.last_number(group)
-            without = [r for r in parse_group(group) if r in finished and finished[r].get(group, 0) < reached]
+            members = parse_group(group, len(ranks)) & finished.keys()
+            without = [rank for rank in members if finished[rank].get(group, 0) < reached]
             if without:
                 call = f"is in cross-process call #{reached} of ranks {group}"
                 return f"rank {number} {call}, and {format_ranks(without)} finished the test without it"

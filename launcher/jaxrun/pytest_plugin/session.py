@@ -23,7 +23,7 @@ from jaxrun.gang.gang import Gang
 from jaxrun.lockstep import report
 from jaxrun.protocol.payload import FunctionReference
 from jaxrun.protocol.pytest_messages import SessionReady, SessionSettings
-from jaxrun.rundir.rundir import STACKS_FILE
+from jaxrun.rundir.stacks_request import format_stacks
 from jaxrun.text import format_ranks, format_seconds
 
 _SHUTDOWN_TIMEOUT_S = 10.0  # for the ranks' sessions to tear down their fixtures and to save coverage
@@ -86,10 +86,11 @@ class GangSession:
 
     def take_snapshot(self) -> tuple[str, Snapshot | None]:
         """Where all ranks are, as text and as a value; None if the ranks could not be asked."""
-        text = self.gang.stacks()
-        with contextlib.suppress(OSError, ValueError):
-            return text, Snapshot.from_json((self.gang.run_dir / STACKS_FILE).read_text())
-        return text, None
+        try:
+            snapshot = self.gang.snapshot()
+        except JaxrunError as error:
+            return f"where they are cannot be told: {error}", None
+        return format_stacks(snapshot), snapshot
 
     def read_captured(self, rank: int) -> dict[str, str]:
         """What pytest has captured of a rank since its last report, by stream; empty if this host cannot read it."""

@@ -1,17 +1,28 @@
 """The event log, events.jsonl: which events of the head are logged, and how a line is read back.
 
-A line is a JSON object with "time" (seconds since the epoch), "event", "rank" where the event has one, and more.
+A line is a JSON object with "time" (seconds since the epoch), "event", "rank" where the event has one, "attempt" from
+the second attempt on, and more. Attempts begin with "started" and "attempt_started"; after each "attempt_ended" there
+is another. "clock" says what is to be added to the times of a rank's own clock: to those in its flight recorder, in its
+"exit" and in "profiled". The last counts; with an "error", how wrong it may be, it comes from round trips.
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-from jaxrun.head.actions import Action, PrintStallNotice, Send, SignalRanks
-from jaxrun.head.events import AgentLost, Event, FaultRequested, LauncherSignalled, ParentExited, SignalRequested
+from jaxrun.head.actions import Action, PrintStallNotice, RecordClock, RecordStraggler, Send, SignalRanks
+from jaxrun.head.events import (
+    AgentLost,
+    Event,
+    FaultRequested,
+    LauncherSignalled,
+    ParentExited,
+    Requested,
+    SignalRequested,
+)
 from jaxrun.protocol.agent_messages import (
     AgentReport,
     AgentSignalled,
@@ -21,8 +32,11 @@ from jaxrun.protocol.agent_messages import (
     WorkerExited,
     WorkerSpawned,
 )
-from jaxrun.protocol.worker_messages import ChildForked, DeviceReport, Done, Failed, Hello, ThreadFailed
+from jaxrun.protocol.probe_messages import HostFacts, PeerResults
+from jaxrun.protocol.stop_messages import NO_STEP, CheckpointSaved, StopPolled, StopReached, StopRequested
+from jaxrun.protocol.worker_messages import ChildForked, DeviceReport, Done, Failed, Hello, ProfileEnded, ThreadFailed
 
+_MAX_ATTEMPT = 10**6
 Entry = tuple[str, int | None, dict[str, Any]]  # event, rank, more
 
 
@@ -35,14 +49,22 @@ class LoggedEvent:
     rank: int | None
     more: Mapping[str, Any]
 
+    @property
+    def attempt(self) -> int:
+        """The attempt that it belongs to, from 1."""
+        return int(self.more.get("attempt", 1))
+
 
 def parse_line(line: str) -> LoggedEvent:
     """Raises ValueError if the line is damaged."""
     try:
         more = json.loads(line)
         rank = int(more["rank"]) if "rank" in more else None
-        return LoggedEvent(str(more["event"]), float(more["time"]), rank, more)
-    except (KeyError, TypeError) as error:
+        event = LoggedEvent(str(more["event"]), float(more["time"]), rank, more)
+        if event.attempt not in range(1, _MAX_ATTEMPT):
+            raise ValueError(f"no job has so many attempts: {event.attempt!r:.40}")
+        return event
+    except (ArithmeticError, KeyError, RecursionError, TypeError) as error:
         raise ValueError(f"not a line of the event log: {error!r}") from None
 
 
@@ -51,6 +73,10 @@ def event_entry(event: Event) -> Entry | None:
     match event:
         case AgentReport():
             return "reported", event.rank, {"host": event.host, "pid": event.pid, "address": event.address}
+        case HostFacts():
+            return "host_facts", event.rank, {"facts": asdict(replace(event, cookie=""))}
+        case PeerResults():
+            return "peers", event.rank, {"results": asdict(event)}
         case AgentLost():
             return "lost", event.rank, {"text": event.reason}
         case StartFailed():
@@ -69,19 +95,31 @@ def event_entry(event: Event) -> Entry | None:
             return "thread_failed", event.rank, {"thread": event.thread, "error": event.error}
         case ChildForked():
             return "forked", event.rank, {"at": event.place}
+        case CheckpointSaved():
+            return "saved", event.rank, {"step": event.step}
+        case StopPolled():
+            return "stop_polled", event.rank, {}
+        case StopReached():
+            return "stop_reached", event.rank, {"step": event.step if event.step != NO_STEP else None}
+        case ProfileEnded():
+            more = {"started": event.started_at, "sent": event.time, "session": event.session, "last": event.last}
+            return "profiled", event.rank, more | {"file": event.file, "error": event.error}
         case Failed():
             more = {"stage": event.stage, "status": event.status, "error": event.error, "sent": event.time}
             return "failed", event.rank, more | {"message": event.message}
         case Done():
             return "done", event.rank, {"sent": event.time}
         case WorkerExited():
-            return "exit", event.rank, {"status": event.status}
+            bursts = [[round(value, 3) for value in burst] for burst in event.output_bursts]
+            return "exit", event.rank, {"status": event.status} | ({"output": bursts} if bursts else {})
         case LauncherSignalled():
             return "signal", None, {"signal": event.signum}
         case SignalRequested():
             return "signal_asked", None, {"signal": event.signum}
         case FaultRequested():
             return "fault_asked", None, {"fault": event.kind, "ranks": list(event.ranks)}
+        case Requested():
+            return "requested", None, {"request": type(event.request).__name__}
         case ParentExited():
             return "hung_up", None, {"by": event.reason}
         case FaultNotInjected():
@@ -93,8 +131,14 @@ def action_entry(action: Action) -> Entry | None:
     """What is logged of an action of the head; None for an action that is not logged."""
     if isinstance(action, SignalRanks):
         return "stop", None, {"signal": int(action.signum), "ranks": list(action.ranks)}
+    if isinstance(action, RecordClock):
+        return "clock", action.rank, {"offset": action.offset_s, "error": action.error_s}
+    if isinstance(action, RecordStraggler):
+        return "straggler", None, action.straggler.to_content()
     if isinstance(action, PrintStallNotice):
         return "stall_notice", None, {"idle": round(action.idle_s, 1)}
     if isinstance(action, Send) and isinstance(action.message, InjectFault):
         return "chaos", None, {"fault": action.message.kind, "ranks": list(action.ranks)}
+    if isinstance(action, Send) and isinstance(action.message, StopRequested):
+        return "stop_requested", None, {"reason": action.message.reason, "ranks": list(action.ranks)}
     return None

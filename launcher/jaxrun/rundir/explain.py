@@ -6,7 +6,9 @@ from pathlib import Path
 
 from jaxrun.errors import UsageError
 from jaxrun.rundir import recorders, timeline
-from jaxrun.rundir.rundir import EVENTS_FILE, VERDICT_FILE, find_run_dir
+from jaxrun.rundir.find import find_run_dir
+from jaxrun.rundir.recorded_files import read_text
+from jaxrun.rundir.rundir import EVENTS_FILE, VERDICT_FILE, attempt_directory
 from jaxrun.terminal import A_FILE, TerminalFormat
 from jaxrun.text import plural
 from jaxrun.verdict import report, verdict
@@ -20,11 +22,13 @@ def explain_run(path: Path | None, terminal: TerminalFormat = A_FILE) -> str:
     """
     path = find_run_dir(path)
     events = timeline.parse_events(_read(path / EVENTS_FILE).splitlines())
-    calls = recorders.format_recorders(path, events.hosts, divergences=not (path / VERDICT_FILE).exists())
-    parts = [_format_verdict(path, events, terminal), *([calls] if calls else []), timeline.format_table(events)]
+    logs = attempt_directory(path, events.attempt)
+    calls = recorders.format_recorders(logs, events.hosts, divergences=not (path / VERDICT_FILE).exists())
+    earlier = "\n".join(["earlier attempts:", *events.earlier]) if events.earlier else ""
+    parts = [earlier, _format_verdict(path, events, terminal), calls, timeline.format_table(events)]
     if events.skipped:
         parts.append(f"(left out: {plural(events.skipped, 'unreadable line')} of {EVENTS_FILE})")
-    return "\n\n".join(parts)
+    return "\n\n".join(filter(None, parts))
 
 
 def _format_verdict(path: Path, events: timeline.Timeline, terminal: TerminalFormat) -> str:
@@ -39,7 +43,7 @@ def _format_verdict(path: Path, events: timeline.Timeline, terminal: TerminalFor
 
 def _read(path: Path) -> str:
     try:
-        return path.read_text(encoding="utf-8", errors="replace")
+        return read_text(path)
     except FileNotFoundError:
         return ""
     except OSError as error:

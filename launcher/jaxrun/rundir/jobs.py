@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import shutil
 import time
@@ -13,23 +12,16 @@ from pathlib import Path
 from typing import Any
 
 from jaxrun.errors import UsageError
-from jaxrun.rundir.own_directory import open_own_directory
-from jaxrun.rundir.rundir import (
-    COLLECTION_DIR,
-    EVENTS_FILE,
-    JOB_FILE,
-    LATEST_LINK,
-    VERDICT_FILE,
-    find_collection,
-    is_run_dir,
-)
-from jaxrun.text import format_columns, format_seconds
+from jaxrun.rundir.find import find_collection, is_run_dir
+from jaxrun.rundir.own_directory import open_own_or_linked_directory
+from jaxrun.rundir.recorded_files import parse_json, read_text
+from jaxrun.rundir.rundir import COLLECTION_DIR, EVENTS_FILE, JOB_FILE, LATEST_LINK, VERDICT_FILE
+from jaxrun.text import format_bytes, format_columns, format_seconds, plural
 from jaxrun.verdict import verdict
 from jaxrun.verdict.verdict import Verdict
 
 _STARTING_S = 600.0  # a job that has not said yet who runs it may be starting
 _SHOWN_CHARS = 40  # of a command
-_UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,13 +48,15 @@ class RecordedJob:
         """How long it took; None where nothing says so."""
         if self.verdict is None:
             return time.time() - self.started if self.running else None
-        return sum(filter(None, (self.verdict.startup, self.verdict.run, self.verdict.stopping)))
+        return self.verdict.seconds
 
     @property
     def state(self) -> str:
         """How it went, in a few words."""
         if self.verdict is not None:
-            return "done" if self.verdict.outcome == "ok" else f"{self.verdict.outcome}, exit {self.verdict.exit_code}"
+            restarts = f" after {plural(len(self.verdict.earlier), 'restart')}" if self.verdict.earlier else ""
+            ended = "done" if self.verdict.outcome == "ok" else f"{self.verdict.outcome}, exit {self.verdict.exit_code}"
+            return f"{ended}{restarts}"
         if self.running is None:
             return f"running, or killed, on {self.host}"
         return "running" if self.running else "killed with its launcher"
@@ -95,7 +89,7 @@ def read_job(path: Path) -> RecordedJob:
     started = _started(path)
     found: Verdict | None = None
     with contextlib.suppress(OSError, ValueError):
-        found = verdict.from_json((path / VERDICT_FILE).read_text(encoding="utf-8", errors="replace"))
+        found = verdict.from_json(read_text(path / VERDICT_FILE))
     running: bool | None = False
     if not (path / VERDICT_FILE).exists():
         if host and host != os.uname().nodename:
@@ -134,7 +128,7 @@ def clean(collection: Path, jobs: Sequence[RecordedJob], keep: int, *, dry_run: 
     Returns lines for people, and how many could not be deleted. Raises UsageError where they are another user's.
     """
     try:
-        directory = open_own_directory(collection)
+        directory = open_own_or_linked_directory(collection)
     except OSError as error:
         raise UsageError(f"{collection} is not yours to clean: {error.strerror}") from None
     try:
@@ -166,7 +160,7 @@ def _clean(
             os.unlink(LATEST_LINK, dir_fd=directory)
     done = "would delete" if dry_run else "deleted"
     count = len(doomed) if dry_run else deleted
-    lines.append(f"{done} {count} of {_directories(len(jobs))} in {collection} ({_format_size(size)})")
+    lines.append(f"{done} {count} of {_directories(len(jobs))} in {collection} ({format_bytes(size)})")
     for job in jobs:
         if job.running is not False:
             lines.append(f"kept {job.path}: {job.state}")
@@ -199,7 +193,7 @@ def _started(path: Path) -> float:
 
 def _read_json(path: Path) -> dict[str, Any]:
     try:
-        content = json.loads(path.read_text(encoding="utf-8", errors="replace"))
+        content = parse_json(read_text(path))
     except (OSError, ValueError):
         return {}
     return content if isinstance(content, dict) else {}
@@ -217,11 +211,3 @@ def _size(path: Path) -> int:
 
 def _directories(count: int) -> str:
     return "1 run directory" if count == 1 else f"{count} run directories"
-
-
-def _format_size(size: float) -> str:
-    for unit in _UNITS:
-        if size < 1024 or unit == _UNITS[-1]:
-            return f"{size:.0f} {unit}" if unit == "B" or size >= 10 else f"{size:.1f} {unit}"
-        size /= 1024
-    raise AssertionError("not reached")

@@ -1,18 +1,22 @@
-"""Directories that no other user can put in the way: opened through no link, and not where somebody else owns them.
+"""Directories that no other user can put in the way: not where somebody else owns them, and through no link of theirs.
 
 What lies in them is then opened by their descriptor, so that it is in them whatever happens to their path.
 """
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import pwd
+import stat
 from pathlib import Path
 
 NEW_FILE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _ROOT = 0
+_SQUASHED = (2**16 - 2, 2**32 - 2)  # nobody
+_MAX_LINKS = 40  # as many as the kernel follows
 
 
 def open_own_directory(path: str | Path, dir_fd: int | None = None) -> int:
@@ -30,7 +34,61 @@ def open_own_directory(path: str | Path, dir_fd: int | None = None) -> int:
     if is_trusted(owner):
         return directory
     os.close(directory)
-    raise OSError(errno.EPERM, f"it belongs to {name_of_user(owner)}, who could change what is in it")
+    raise OSError(errno.EPERM, f"it belongs to {name_of_user(owner)}, who could change what is in it{_squashed(owner)}")
+
+
+def open_own_or_linked_directory(path: Path) -> int:
+    """The same, but `path` may be a link of this user's own that leads to a directory of this user's own.
+
+    Raises OSError, whose text says what is wrong.
+    """
+    if not _is_link(path, None):
+        return open_own_directory(path)
+    with contextlib.ExitStack() as stack:
+        parent = _open_path(stack, path.parent)
+        mode = os.fstat(parent).st_mode
+        if mode & stat.S_IWOTH and not mode & stat.S_ISVTX:
+            raise OSError(errno.EPERM, "it is a symbolic link, in whose place everybody can put another")
+        target = _follow(stack, parent, path.name)
+        owner = os.fstat(target).st_uid
+        if owner != os.geteuid():
+            raise OSError(errno.EPERM, f"it leads to a directory of {name_of_user(owner)}{_squashed(owner)}")
+        return os.open(".", _DIRECTORY, dir_fd=target)
+
+
+def _follow(stack: contextlib.ExitStack, at: int, name: str) -> int:
+    """Return a descriptor of what `name` in the directory `at` leads to, through links of this user or of root only."""
+    parts, links = [name], 0
+    while parts:
+        here = _open_path(stack, parts.pop(), at)
+        status = os.fstat(here)
+        if not stat.S_ISLNK(status.st_mode):
+            at = here
+            continue
+        links += 1
+        if not is_trusted(status.st_uid):
+            raise OSError(errno.EPERM, f"it leads through a symbolic link of {name_of_user(status.st_uid)}")
+        if links > _MAX_LINKS:
+            raise OSError(errno.ELOOP, "it leads through too many symbolic links")
+        leads_to = os.readlink("", dir_fd=here)
+        parts += reversed([part for part in leads_to.split("/") if part])
+        if leads_to.startswith("/"):
+            at = _open_path(stack, "/")
+    return at
+
+
+def _open_path(stack: contextlib.ExitStack, path: str | Path, at: int | None = None) -> int:
+    """Return a descriptor of a file of any kind, which `stack` closes; below `at`, of a link itself."""
+    found = os.open(path, os.O_PATH | os.O_CLOEXEC | (os.O_NOFOLLOW if at is not None else 0), dir_fd=at)
+    stack.callback(os.close, found)
+    return found
+
+
+def _squashed(owner: int) -> str:
+    """What explains this owner of what root has made."""
+    if os.geteuid() != _ROOT or owner not in _SQUASHED:
+        return ""
+    return " (a file server that trusts no root, root_squash, gives all that root makes to that user)"
 
 
 def is_trusted(uid: int) -> bool:

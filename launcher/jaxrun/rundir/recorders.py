@@ -14,6 +14,7 @@ from jaxrun.lockstep.progress import format_progress
 from jaxrun.lockstep.reader import FlightReader
 from jaxrun.protocol.flight import Flight
 from jaxrun.protocol.flight_file import flight_file_name
+from jaxrun.rundir.recorded_files import open_regular
 from jaxrun.text import UNKNOWN_HOST, format_columns, format_ranks_on_hosts, plural
 
 _NAME = re.compile(r"rank-(\d+)\.flight")
@@ -24,8 +25,11 @@ def format_recorders(run_dir: Path, hosts: Mapping[int, str], *, divergences: bo
 
     `hosts` maps ranks to their hosts as far as these are known.
     """
+    if not run_dir.is_dir():  # no attempt's logs could be kept there
+        return ""
     with ExitStack() as stack:
-        readers = {rank: _open(run_dir, rank, stack) for rank in _ranks(run_dir)}
+        opened = {rank: _open(run_dir, rank, stack) for rank in _ranks(run_dir)}
+        readers = {rank: reader for rank, reader in opened.items() if reader is not None}
         flights = {rank: reader.history() for rank, reader in readers.items()}
         flights = {rank: flight for rank, flight in flights.items() if flight.call_counts or flight.compiling}
         if not flights:
@@ -75,7 +79,11 @@ def _ranks(run_dir: Path) -> list[int]:
     return sorted(int(match[1]) for match in found if match)
 
 
-def _open(run_dir: Path, rank: int, stack: ExitStack) -> FlightReader:
-    file = os.open(run_dir / flight_file_name(rank), os.O_RDONLY | os.O_CLOEXEC)
+def _open(run_dir: Path, rank: int, stack: ExitStack) -> FlightReader | None:
+    """None where it cannot be read."""
+    try:
+        file = open_regular(run_dir / flight_file_name(rank))
+    except OSError:
+        return None
     stack.callback(os.close, file)
     return FlightReader(file)

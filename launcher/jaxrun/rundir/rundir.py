@@ -14,17 +14,22 @@ import re
 from collections.abc import Callable
 from datetime import datetime
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from jaxrun.errors import UsageError
-from jaxrun.job.program import working_directory
-from jaxrun.rundir.own_directory import NEW_FILE, is_trusted, name_of_user, open_own_directory
+from jaxrun.protocol.requests import Answer, Request
+from jaxrun.rundir import request_files
+from jaxrun.rundir.own_directory import NEW_FILE, open_own_directory, open_own_or_linked_directory
+
+if TYPE_CHECKING:
+    from jaxrun.verdict.verdict import Verdict
 
 COLLECTION_DIR = "jaxrun-runs"
 LATEST_LINK = "latest"
 EVENTS_FILE = "events.jsonl"
 JOB_FILE = "job.json"
 VERDICT_FILE = "verdict.json"
-STACKS_FILE = "stacks.json"
+_OLD_FILE = os.O_WRONLY | os.O_NOFOLLOW | os.O_CLOEXEC
 _MAX_NAME_CHARACTERS = 60  # with any letters well below the 255 bytes that a file name may have
 
 
@@ -34,9 +39,11 @@ class RunDir:
     Errors that occur before `on_write_error` was called are kept for it.
     """
 
-    def __init__(self, path: Path | None, descriptor: int = -1) -> None:
-        """`descriptor`: of the directory `path`, which is opened without one. Raises OSError."""
+    def __init__(self, path: Path | None, descriptor: int = -1, *, events: int = NEW_FILE) -> None:
+        """`descriptor`: of the directory `path`, which is opened without one; `events`: the flags by which events.jsonl
+        is opened. Raises OSError."""
         self.path = path
+        self.earlier: tuple[Verdict, ...] = ()  # on the attempts that other launchers have made
         self._directory = descriptor
         self._events: int | None = None
         self._line_is_torn = False
@@ -47,7 +54,7 @@ class RunDir:
             if descriptor < 0:
                 self._directory = open_own_directory(path)
             try:
-                self._events = os.open(EVENTS_FILE, NEW_FILE | os.O_APPEND, 0o644, dir_fd=self._directory)
+                self._events = os.open(EVENTS_FILE, events | os.O_APPEND, 0o644, dir_fd=self._directory)
             except BaseException:
                 os.close(self._directory)
                 raise
@@ -102,6 +109,36 @@ class RunDir:
                 os.unlink(draft, dir_fd=at)
             self._report_error(error)
 
+    def take_requests(self) -> list[tuple[str, Request | None]]:
+        """What others have asked since the last call, by number; None for what is not understood."""
+        return request_files.take_requests(self._directory) if self._directory >= 0 else []
+
+    def write_answer(self, number: str, answer: Answer) -> None:
+        """Answer a request, or replace its answer."""
+        try:
+            request_files.write_answer(self._directory, number, answer)
+        except OSError as error:
+            self._report_error(error)
+
+    def remove(self, name: str) -> None:
+        """Remove the file `name`, if it is there."""
+        with contextlib.suppress(OSError):
+            os.unlink(name, dir_fd=self._directory)
+
+    def make_attempt_directory(self, attempt: int) -> Path | None:
+        """Make the directory of an attempt's logs; None where there is no run directory, or it cannot be made."""
+        if self.path is None or self._directory < 0 or attempt == 1:
+            return self.path
+        folder = attempt_directory(self.path, attempt)
+        try:
+            os.mkdir(folder.name, dir_fd=self._directory)
+        except FileExistsError:
+            pass
+        except OSError as error:
+            self._report_error(error)
+            return None
+        return folder
+
     def close(self) -> None:
         if self._events is not None:
             with contextlib.suppress(OSError):
@@ -115,11 +152,30 @@ class RunDir:
             self._warn(f"cannot write to {self.path}: {error.strerror}; the job goes on, its records are incomplete")
 
 
+def attempt_directory(run_dir: Path, attempt: int) -> Path:
+    """Where the logs and flight recorders of an attempt are: those of the first in the run directory itself."""
+    return run_dir if attempt == 1 else run_dir / f"attempt-{attempt}"
+
+
+def reopen(path: Path, earlier: tuple[Verdict, ...]) -> RunDir:
+    """Open the run directory of a job that goes on in it, without its last verdict, for that was not the last.
+
+    `earlier` are the verdicts on its attempts so far. Raises UsageError where it cannot be written.
+    """
+    try:
+        directory = RunDir(path, open_own_directory(path), events=_OLD_FILE)
+    except OSError as error:
+        raise _unusable(path, error) from None
+    directory.earlier = earlier
+    directory.remove(VERDICT_FILE)
+    return directory
+
+
 def create(request: Path | None, *, base: Path, name: str, now: datetime) -> RunDir:
     """Make the directory `request`, new or empty, or a new `base/jaxrun-runs/MMDD-HHMM-name`, linked as `latest`.
 
     Raises UsageError if `request` holds another job or anything else, or if the directory cannot be made or written,
-    is a link, or belongs to another user.
+    is a link (but `jaxrun-runs` may be one of this user's own), or belongs to another user.
     """
     if request is not None:
         return _use_existing(request)
@@ -129,7 +185,7 @@ def create(request: Path | None, *, base: Path, name: str, now: datetime) -> Run
         base.mkdir(parents=True, exist_ok=True)
         with contextlib.suppress(FileExistsError):
             parent.mkdir()
-        collection = open_own_directory(parent)
+        collection = open_own_or_linked_directory(parent)
         try:
             _hide_from_git(collection)
             made = _make_new(collection, wanted)
@@ -140,51 +196,6 @@ def create(request: Path | None, *, base: Path, name: str, now: datetime) -> Run
     except OSError as error:
         raise _unusable(parent, error) from None
     return directory
-
-
-def find_run_dir(path: Path | None) -> Path:
-    """The run directory that `path` means: itself, or the latest in it; with None the latest of the working directory.
-
-    Raises UsageError if there is none.
-    """
-    path = path or find_collection()
-    if not path.is_dir():
-        raise UsageError(
-            f"{path} is not a directory. Give the run directory of a job, as {COLLECTION_DIR}/{LATEST_LINK}."
-        )
-    if path.name == LATEST_LINK:
-        _check_latest(path)
-    if is_run_dir(path):
-        return path
-    latest = path / LATEST_LINK
-    _check_latest(latest)
-    if is_run_dir(latest):
-        # The link's own name says nothing about which job this is.
-        return path / latest.resolve().name if latest.is_symlink() else latest
-    jobs = sorted(entry for entry in path.iterdir() if entry.is_dir() and is_run_dir(entry))
-    if jobs:
-        return max(jobs, key=lambda job: job.stat().st_mtime)
-    raise UsageError(
-        f"{path} is not a run directory: it holds none of {JOB_FILE}, {EVENTS_FILE} and {VERDICT_FILE}, and no "
-        f"directory that does. Give the run directory of a job, as {COLLECTION_DIR}/{LATEST_LINK}."
-    )
-
-
-def find_collection() -> Path:
-    """The collection of run directories in the working directory, or that directory itself where it is one."""
-    here = Path(working_directory())
-    for path in (Path(COLLECTION_DIR), here):
-        if path.is_dir() and (path.name == COLLECTION_DIR or is_run_dir(path)):
-            return path
-    raise UsageError(
-        f"no job has left its run directory here: there is no {COLLECTION_DIR} in {here}. "
-        "Name the run directory, or go to where the job was started."
-    )
-
-
-def is_run_dir(path: Path) -> bool:
-    """Whether a job has left its files in `path`."""
-    return any((path / name).is_file() for name in (JOB_FILE, EVENTS_FILE, VERDICT_FILE))
 
 
 def to_file_name(name: str) -> str:
@@ -242,17 +253,6 @@ def _point_latest(collection: int, name: str) -> None:
     except OSError:  # a convenience, which some file systems lack
         with contextlib.suppress(OSError):
             os.unlink(draft, dir_fd=collection)
-
-
-def _check_latest(latest: Path) -> None:
-    """Raise UsageError where a link `latest` is another user's than that of the directory that it is in."""
-    if not latest.is_symlink():
-        return
-    owner = latest.lstat().st_uid
-    if owner != latest.parent.stat().st_uid and not is_trusted(owner):
-        raise UsageError(
-            f"{latest} belongs to {name_of_user(owner)}, who may lead it anywhere; name the run directory itself"
-        )
 
 
 def _unusable(path: Path, error: OSError) -> UsageError:

@@ -6,8 +6,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import median
 
+from jaxrun.diagnosis.straggler import Straggler
 from jaxrun.rundir.event_log import LoggedEvent, parse_line
-from jaxrun.text import format_ranks_on_hosts, has_several_hosts, plural
+from jaxrun.text import UNKNOWN_HOST, format_ranks_on_hosts, has_several_hosts, plural
+from jaxrun.verdict.straggler_text import format_straggler
 
 STEPS = ("spawned", "imported", "joined", "proved", "first output", "ended")
 _STEP_OF_EVENT = {
@@ -30,6 +32,8 @@ class Timeline:
     steps:     step → rank → seconds since the first event
     statuses:  exit statuses of the ranks that have ended
     last:      the last event, as text
+    straggler: the rank or host that holds the others up, as far as it was known
+    attempt:   which attempt this is, the last one; earlier: how each before it has ended, as text
     skipped:   number of damaged lines
     """
 
@@ -37,7 +41,10 @@ class Timeline:
     hosts: dict[int, str] = field(default_factory=dict)
     statuses: dict[int, int] = field(default_factory=dict)
     last: str = ""
+    straggler: Straggler | None = None
     skipped: int = 0
+    attempt: int = 1
+    earlier: list[str] = field(default_factory=list)
 
     @property
     def ranks(self) -> list[int]:
@@ -45,15 +52,18 @@ class Timeline:
 
 
 def parse_events(lines: Iterable[str]) -> Timeline:
-    """Build the timeline from the lines of events.jsonl; damaged lines are counted and left out."""
+    """Build the timeline of the last attempt from the lines of events.jsonl; damaged ones are counted and left out."""
     timeline = Timeline()
     start: float | None = None
     for line in filter(str.strip, lines):
         try:
             event = parse_line(line)
+            if event.name == "attempt_started":
+                timeline = Timeline(skipped=timeline.skipped, attempt=event.attempt, earlier=timeline.earlier)
+                start = None
             start = event.time if start is None else start
             _add(timeline, event, start)
-        except (ValueError, KeyError, TypeError):
+        except (ArithmeticError, KeyError, TypeError, ValueError):
             timeline.skipped += 1
     return timeline
 
@@ -65,7 +75,8 @@ def format_table(timeline: Timeline) -> str:
         return "no rank was started."
     late = {step: _find_late_rank(timeline.steps[step]) for step in STEPS[:-1]}
     rows = _by_rank(timeline, late) if len(ranks) <= _MAX_FULL_TABLE_RANKS else _by_step(timeline)
-    lines = ["start-up, in seconds since the job was started:", *_aligned(rows)]
+    what = f"attempt {timeline.attempt}" if timeline.attempt > 1 else "the job"
+    lines = [f"start-up, in seconds since {what} was started:", *_aligned(rows)]
     for step, rank in late.items():
         if rank is not None:
             times = timeline.steps[step]
@@ -85,13 +96,21 @@ def format_progress(timeline: Timeline) -> str:
         lines.append(f"ended badly: {'; '.join(f'rank {text}' for text in ended[:8])}")
     if timeline.last:
         lines.append(f"last event: {timeline.last}")
+    if timeline.straggler is not None:
+        hosts = {rank: timeline.hosts.get(rank, UNKNOWN_HOST) for rank in ranks}
+        lines.append(f"{format_straggler(timeline.straggler, hosts)}.")
     return "\n".join(lines)
 
 
 def _add(timeline: Timeline, event: LoggedEvent, start: float) -> None:
+    if event.name == "attempt_ended":
+        log = f"   {event.more['log']}" if event.more["log"] else ""
+        timeline.earlier.append(f"attempt {event.attempt}: {event.more['headline']}{log}")
     name, rank, at = event.name, event.rank, event.time - start
     joined = float(event.more["at"]) - start if name == "proof" else 0.0
     timeline.last = f"{name}{f' of rank {rank}' if rank is not None else ''} after {at:.2f} s"
+    if name == "straggler":
+        timeline.straggler = Straggler.from_content(event.more)
     if rank is None:
         return
     if name in _STEP_OF_EVENT:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import select
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator
@@ -10,7 +11,8 @@ from functools import partial
 
 from jaxrun.channel.connection import Connection
 from jaxrun.channel.event_loop import EventLoop
-from jaxrun.protocol.agent_messages import AgentReport, AgentToHead
+from jaxrun.errors import ProtocolError
+from jaxrun.protocol.agent_messages import AgentReport, AgentToHead, OutputCredit
 from jaxrun.protocol.codec import encode
 from jaxrun.protocol.worker_messages import DeviceReport, Hello
 
@@ -27,26 +29,35 @@ class AgentConnections:
         self._loop = loop
         self._by_rank: dict[int, AgentConnection] = {}
         self._unsent: set[AgentConnection] = set()
-        self._others: set[AgentConnection] = set()  # that are not their rank's; they are only told of the end
+        self._probed: dict[AgentConnection, int] = {}  # the bytes that had been queued with the last probe
+        self._others: dict[AgentConnection, int] = {}  # that are not their rank's; they are only told of the end
 
     def __iter__(self) -> Iterator[AgentConnection]:
         return iter([*self._by_rank.values(), *self._others])
 
-    def add_silent(self, connection: AgentConnection) -> None:
+    def items(self) -> list[tuple[int, AgentConnection]]:
+        """All connections with the ranks of their agents, the ranks' own first."""
+        return [*self._by_rank.items(), *((rank, connection) for connection, rank in self._others.items())]
+
+    def are_complete(self, size: int) -> bool:
+        """Whether each of so many ranks has a connection that is not lost."""
+        return sum(not connection.lost_reason for connection in self._by_rank.values()) == size
+
+    def add_silent(self, rank: int, connection: AgentConnection) -> None:
         """Keep a connection on which the agent has said nothing yet."""
-        self._others.add(connection)
+        self._others[connection] = rank
 
     def add(self, rank: int, connection: AgentConnection) -> bool:
         """Use this connection for `rank`, unless there is one; returns whether it is the rank's."""
         is_ranks = self._by_rank.setdefault(rank, connection) is connection
         if is_ranks:
-            self._others.discard(connection)
+            self._others.pop(connection, None)
         return is_ranks
 
     def remove(self, rank: int, connection: AgentConnection) -> bool:
         """Forget a connection; returns whether it was that of `rank`."""
         self._unsent.discard(connection)
-        self._others.discard(connection)
+        self._others.pop(connection, None)
         was_ranks = self._by_rank.get(rank) is connection
         if was_ranks:
             del self._by_rank[rank]
@@ -67,9 +78,18 @@ class AgentConnections:
         for connection in self._others:
             self.send_to(connection, message)
 
+    def probe(self) -> None:
+        """Send something to all ranks: what counts is only that the other side's kernel confirms it."""
+        self.send_all(OutputCredit(0))
+        self._probed = {connection: connection.queued_bytes for connection in self._by_rank.values()}
+
     def unanswered_ranks(self) -> list[int]:
-        """The ranks whose host has not confirmed what was sent to it last."""
-        return sorted(rank for rank, line in self._by_rank.items() if line.has_unacknowledged_bytes())
+        """The ranks whose host has not confirmed the last probe; what was sent later may well be on its way."""
+        return sorted(
+            rank
+            for rank, connection in self._by_rank.items()
+            if connection.acknowledged_bytes() < self._probed.get(connection, 0)
+        )
 
     def flush(self, timeout: float) -> None:
         """Send what waits, for at most `timeout` seconds, without the event loop."""
@@ -81,6 +101,22 @@ class AgentConnections:
             poll.poll(left * 1000)
             for connection in tuple(self._unsent):
                 self._flush(connection)
+
+    def wait_for_end(self, timeout: float) -> None:
+        """Wait until the agents have closed their connections, for at most `timeout` seconds."""
+        deadline = time.monotonic() + timeout
+        open_connections = {connection.fileno(): connection for connection in self}
+        while open_connections and (left := deadline - time.monotonic()) > 0:
+            poll = select.poll()
+            for connection in open_connections.values():
+                poll.register(connection, select.POLLIN)
+            for descriptor, _ in poll.poll(left * 1000):
+                connection = open_connections[descriptor]
+                with contextlib.suppress(ProtocolError):
+                    connection.receive()
+                    if not connection.lost_reason:
+                        continue
+                del open_connections[descriptor]
 
     def _send(self, connection: AgentConnection, frame: bytes) -> None:
         connection.send_frame(frame)
@@ -107,8 +143,10 @@ class AgentClocks:
         """The ranks whose agents have reported."""
         return self._skew_s.keys()
 
-    def add(self, report: AgentReport) -> None:
+    def add(self, report: AgentReport) -> float:
+        """Compare the agent's clock with ours; returns what is to be added to its times, in seconds."""
         self._skew_s[report.rank] = self._clock() - report.time
+        return self._skew_s[report.rank]
 
     def correct(self, message: Hello | DeviceReport) -> Hello | DeviceReport:
         """The same message with the times of our clock."""

@@ -6,11 +6,12 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Protocol
 
-from jaxrun.head.actions import Action, PrintLine, PrintSnapshot, PrintStallNotice, SaveSnapshot
-from jaxrun.head.events import Event, Tick
+from jaxrun.head.actions import Action, AnswerRequests, PrintLine, PrintSnapshot, PrintStallNotice
+from jaxrun.head.events import Event, LauncherSignalled, Requested, Tick
 from jaxrun.head.head import Head
+from jaxrun.protocol.env import REQUEST_SIGNAL
+from jaxrun.protocol.requests import Answer, AnswerState, Request
 from jaxrun.rundir import event_log
-from jaxrun.rundir.rundir import STACKS_FILE
 from jaxrun.verdict.stack_text import format_snapshot
 from jaxrun.verdict.stall_notice import format_stall_notice
 
@@ -24,13 +25,18 @@ class RunFiles(Protocol):
 
     def record(self, event: str, time: float, rank: int | None = None, **data: object) -> None: ...
 
-    def write_text(self, name: str, text: str) -> None: ...
+    def take_requests(self) -> list[tuple[str, Request | None]]:
+        """What others have asked since the last call, by number; None for what is not understood."""
+
+    def write_answer(self, number: str, answer: Answer) -> None: ...
 
 
 class Dispatcher:
     """Feeds events to the head and returns its actions; `clock` returns seconds since the epoch."""
 
-    def __init__(self, head: Head, files: RunFiles, clock: Callable[[], float]) -> None:
+    def __init__(self, head: Head, files: RunFiles, clock: Callable[[], float], attempt: int = 1) -> None:
+        """`attempt` is logged with each event, unless it is the first."""
+        self._of_attempt = {"attempt": attempt} if attempt > 1 else {}
         self._head = head
         self._files = files
         self._clock = clock
@@ -42,6 +48,8 @@ class Dispatcher:
 
     def handle(self, event: Event) -> list[Action]:
         """Return what is to be done now, in order."""
+        if isinstance(event, LauncherSignalled) and event.signum == REQUEST_SIGNAL:
+            return self._handle_requests()
         self._log(event_log.event_entry(event))
         return [self._prepare(action) for action in self._head.handle(event, self._clock())]
 
@@ -56,7 +64,17 @@ class Dispatcher:
 
     def record(self, name: str, rank: int | None = None, **data: object) -> None:
         """Log an event that the head need not know."""
-        self._files.record(name, self._clock(), rank, **data)
+        self._files.record(name, self._clock(), rank, **self._of_attempt, **data)
+
+    def _handle_requests(self) -> list[Action]:
+        actions: list[Action] = []
+        for number, request in self._files.take_requests():
+            if request is not None:
+                actions += self.handle(Requested(number, request))
+            else:
+                text = "the launcher of this job does not understand the request: it is of another version of jaxrun"
+                self._files.write_answer(number, Answer(AnswerState.REFUSED, text))
+        return actions
 
     def _prepare(self, action: Action) -> Action:
         """Log an action, and do what needs neither agents nor output."""
@@ -65,8 +83,9 @@ class Dispatcher:
             return PrintLine(f"{action.heading}{format_snapshot(action.snapshot) or 'no rank has stacks to show yet'}")
         if isinstance(action, PrintStallNotice):
             return PrintLine(format_stall_notice(action.snapshot, action.idle_s, self._files.shown_path))
-        if isinstance(action, SaveSnapshot):
-            self._files.write_text(STACKS_FILE, action.snapshot.to_json())
+        if isinstance(action, AnswerRequests):
+            for number in action.numbers:
+                self._files.write_answer(number, action.answer)
         return action
 
     def _log(self, entry: event_log.Entry | None) -> None:

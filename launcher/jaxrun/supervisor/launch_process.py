@@ -88,13 +88,17 @@ class LaunchProcess:
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.killpg(self.pid, signum)
 
-    def stop(self, *, hurry: bool) -> None:
-        """Wait for its end, and bring it about by SIGTERM and SIGKILL; with `hurry` soon, as it may be stuck."""
+    def stop(self, *, hurry: bool, sigterm: bool = True) -> None:
+        """Wait for its end, and bring it about by SIGTERM, if it may get one, and SIGKILL.
+
+        With `hurry` soon, as it may be stuck.
+        """
         graces = _GRACE_AFTER_FAILURE_S if hurry else _GRACE_S
         for seconds, signum in zip(graces, (signal.SIGTERM, signal.SIGKILL), strict=True):
             if self._wait(seconds):
                 return
-            self.signal(signum)
+            if signum == signal.SIGKILL or sigterm:
+                self.signal(signum)
         self._wait(graces[-1])
 
     @property

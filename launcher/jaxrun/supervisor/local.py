@@ -6,9 +6,11 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from jaxrun.agent.agent import Agent
+from jaxrun.agent.gpu_memory import GpuMemory
 from jaxrun.agent.spawn import Spawner
 from jaxrun.agent.subreaper import kill_all
 from jaxrun.agent.worker_group import WorkerGroup
+from jaxrun.forkserver import early
 from jaxrun.forkserver.client import ForkServer
 from jaxrun.head.actions import Finish, JobOutcome
 from jaxrun.job.plan import Plan
@@ -16,30 +18,49 @@ from jaxrun.job.standard_input import must_be_copied
 from jaxrun.rundir.rundir import RunDir
 
 if TYPE_CHECKING:
-    from jaxrun.supervisor.supervise import JobContext
+    from jaxrun.supervisor.attempts import AttemptContext
 
 
 class LocalAgent:
-    """Agents of supervise.py: one, in this process."""
+    """Agents of attempts.py: one, in this process."""
 
-    registry = None
     listen_addresses = ""
 
-    def __init__(
-        self, plan: Plan, environ: Mapping[str, str], directory: RunDir, fork_server: ForkServer | None
-    ) -> None:
+    def __init__(self, environ: Mapping[str, str], directory: RunDir, fork_server: ForkServer | None) -> None:
         """`fork_server` is the process that imports jax for all workers, if there is one."""
-        self._plan = plan
-        copies_stdin = must_be_copied(plan.job.stdin)
-        self._spawner = Spawner(plan, environ, directory.name, directory.path, copies_stdin=copies_stdin)
+        self._environ = environ
+        self._directory = directory
         self._fork_server = fork_server
+        self._forks = fork_server is not None
+        self._gpu_memory: GpuMemory | None = None
 
-    def run(self, context: JobContext) -> JobOutcome:
+    def make_registry(self, plan: Plan) -> None:
+        """There is none: this machine is known."""
+
+    def next_plan(self, plan: Plan, outcome: JobOutcome) -> Plan | str:
+        return plan
+
+    def run(self, context: AttemptContext) -> JobOutcome:
         """Run the workers to their end; nothing that they started is left, and all their output is handed over."""
+        plan, guard = context.plan, context.guard
+        self._wait_for_gpus(context)
+        server = self._take_fork_server() or (self._new_fork_server(plan) if plan.attempt > 1 else None)
         # Workers of an inherited fork server lack the mark in their environment by which the guard finds others.
-        unmarked = self._fork_server is not None and self._fork_server.inherited
-        on_forked = context.guard.add if unmarked else None
-        workers = WorkerGroup(self._plan, self._spawner, self._fork_server, on_forked)
+        unmarked = server is not None and server.inherited
+        spawner = Spawner(
+            plan,
+            self._environ,
+            self._directory.name,
+            context.log_dir,
+            copies_stdin=must_be_copied(plan.job.stdin),
+        )
+        workers = WorkerGroup(
+            plan,
+            spawner,
+            server,
+            guard.add if unmarked else None,
+            new_server=(lambda: self._new_fork_server(plan)) if plan.job.max_restarts else None,
+        )
         agent = Agent(
             workers,
             context.dispatcher,
@@ -51,9 +72,36 @@ class LocalAgent:
         )
         last = agent.run()
         assert isinstance(last, Finish)
-        kill_all(spare=context.guard.pid)
+        self._fork_server = workers.successor
+        self._forks = self._forks and not workers.declined
+        kill_all(spare=(guard.pid, workers.successor.pid) if workers.successor else (guard.pid,))
         agent.close()
         return last.outcome
 
+    def _wait_for_gpus(self, context: AttemptContext) -> None:
+        """Before the first of several attempts, note how much of the GPUs is used; before the others, wait for it."""
+        plan, signals = context.plan, context.signals
+        if not plan.job.max_restarts or not plan.device_names:
+            return
+        if self._gpu_memory is None:
+            self._gpu_memory = GpuMemory.visible_with({**self._environ, **plan.job.env})
+            return
+        self._gpu_memory.wait_until_free(
+            lambda text: context.output.print_line(f"jaxrun: {text}"), lambda: signals.stop_requested
+        )
+
     def stop(self, exit_code: int) -> None:
-        """Do nothing: all has ended with `run`."""
+        """Let a fork server end that waits for another attempt."""
+        if self._fork_server is not None:
+            self._fork_server.close()
+
+    def _new_fork_server(self, plan: Plan) -> ForkServer | None:
+        return early.server_for(plan, self._environ, None) if self._forks else None
+
+    def _take_fork_server(self) -> ForkServer | None:
+        """The fork server that waits for this attempt, if there is one."""
+        server, self._fork_server = self._fork_server, None
+        if server is not None and server.has_gone:
+            server.close()
+            server = None
+        return server

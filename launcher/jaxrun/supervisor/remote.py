@@ -3,30 +3,37 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from jaxrun import RUNTIME, __version__
+from jaxrun.backends import replan
 from jaxrun.channel.interfaces import Interface, describe_addresses
 from jaxrun.channel.listener import listen_on_tcp
 from jaxrun.channel.rendezvous import RendezvousFile
-from jaxrun.errors import UnavailableError
+from jaxrun.diagnosis.root_cause import find_culprits
+from jaxrun.errors import JaxrunError, UnavailableError
 from jaxrun.head.actions import EndReason, JobOutcome
 from jaxrun.head.agent_registry import AgentRegistry, JobSpec
 from jaxrun.job.layout import wanted_platforms
 from jaxrun.job.plan import Plan
+from jaxrun.job.spare_hosts import replace_hosts
 from jaxrun.protocol import auth
 from jaxrun.protocol.addresses import format_addresses
 from jaxrun.protocol.agent_messages import JobInfo
 from jaxrun.protocol.env import AgentEnv
 from jaxrun.protocol.names import STDIN_NONE
-from jaxrun.rundir.rundir import RunDir
+from jaxrun.rundir.rundir import RunDir, attempt_directory
+from jaxrun.supervisor.engine_abort import abort_job
 from jaxrun.supervisor.launch_process import LaunchProcess
+from jaxrun.supervisor.running_engine import RunningEngine
 from jaxrun.supervisor.server import AgentServer
 
 if TYPE_CHECKING:
-    from jaxrun.supervisor.supervise import JobContext
+    from jaxrun.supervisor.attempts import AttemptContext
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +50,7 @@ class Endpoint:
 
 
 class RemoteAgents:
-    """Agents of supervise.py: one for each worker, started by the launch command of the plan."""
+    """Agents of attempts.py: one for each worker, started by the launch command of the plan."""
 
     def __init__(
         self,
@@ -58,34 +65,78 @@ class RemoteAgents:
         self._environ = environ
         self._directory = directory
         self._endpoint = endpoint or Endpoint(auth.new_token())
+        self._token = self._endpoint.token
         self._server: AgentServer | None = None
-        user_env = {**environ, **plan.job.env}
-        self._job_info = JobInfo(plan.job_id, directory.name, wanted_platforms(plan.job, user_env))
+        self._engine: RunningEngine | None = None
+        self._registry: AgentRegistry | None = None
+        self._retired: list[RunningEngine] = []  # of earlier attempts; they have been told to end
+        self._user_env = {**environ, **plan.job.env}
+        platforms, restarts = wanted_platforms(plan.job, self._user_env), plan.job.max_restarts > 0
+        self._job_info = JobInfo(plan.job_id, directory.name, platforms, restarts, probe=plan.job.probe_hosts)
         self._listener = listen_on_tcp(
-            interfaces, self._endpoint.token, everywhere=not plan.job.interface, port=self._endpoint.port
+            interfaces, self._token, everywhere=not plan.job.interface, port=self._endpoint.port
         )
         self.listen_addresses = describe_addresses(self._listener.addresses, interfaces)
-        self.registry = AgentRegistry(_job_spec(plan, user_env, directory, self.listen_addresses))
+
+    def make_registry(self, plan: Plan) -> AgentRegistry:
+        """Where the agents of this attempt report."""
+        log_dir = str(attempt_directory(Path(self._directory.name), plan.attempt)) if self._directory.path else ""
+        self._registry = AgentRegistry(
+            _job_spec(plan, self._user_env, self._directory.name, log_dir, self.listen_addresses)
+        )
+        return self._registry
 
     @property
     def _addresses(self) -> str:
         return format_addresses(self._listener.addresses)
 
-    def run(self, context: JobContext) -> JobOutcome:
-        """Start the agents and serve them until the head says that the job is over."""
-        if self._plan.job.verbose:
-            context.output.print_line(f"jaxrun: listening at {self.listen_addresses}")
+    def next_plan(self, plan: Plan, outcome: JobOutcome) -> Plan | str:
+        """The plan of another attempt, without the hosts that were lost where others can take their places."""
+        if _is_started_by_hand(plan):
+            return plan if self._engine_serves else "agents are gone that jaxrun did not start"
+        choice = replace_hosts(
+            [worker.host for worker in plan.workers],
+            plan.spare_hosts,
+            self._lost_hosts(plan, outcome),
+            plan.job.min_hosts,
+        )
+        if not choice.left_out:
+            return plan
         try:
-            if self._endpoint.rendezvous is not None:
-                self._endpoint.rendezvous.write(self._endpoint.token, self._addresses)
-            launch = self._start_launch_process()
-        except UnavailableError as error:
-            return JobOutcome(EndReason.UNAVAILABLE, text=str(error))
-        context.guard.add(launch.pid)
-        assert self._plan.launch_command is not None
-        attached = bool(self._plan.launch_command.attached_to)
+            made = replan(plan, choice.placement, self._environ)
+        except JaxrunError as error:
+            return f"the job cannot be placed on other hosts: {error}"
+        return replace(
+            made,
+            spare_hosts=choice.spares,
+            left_out=(*plan.left_out, *choice.left_out),
+            host_notes=(*plan.host_notes, *choice.notes),
+        )
+
+    def run(self, context: AttemptContext) -> JobOutcome:
+        """Serve the agents until the head says that the attempt is over: those that are there, or others, started now.
+
+        All of them are started anew where one is gone, or what has started them.
+        """
+        moved = context.plan.launch_command != self._plan.launch_command
+        self._plan = context.plan
+        earlier = self._server.connections if self._server is not None and not moved and self._engine_serves else None
+        if self._server is not None and earlier is not None:
+            self._server.close_loop()
+        else:
+            try:
+                self._start_engine(context)
+            except UnavailableError as error:
+                return JobOutcome(EndReason.UNAVAILABLE, text=str(error))
+        assert self._engine is not None and self._plan.launch_command is not None
         self._server = AgentServer(
-            context, self._listener, launch, self._job_info, verbose=self._plan.job.verbose, attached=attached
+            context,
+            self._listener,
+            self._engine.launch,
+            self._job_info,
+            verbose=self._plan.job.verbose,
+            attached=bool(self._plan.launch_command.attached_to),
+            earlier=earlier,
         )
         return self._server.run()
 
@@ -97,24 +148,85 @@ class RemoteAgents:
         rendezvous = self._endpoint.rendezvous
         if rendezvous is not None:
             rendezvous.remove()
-        if self._server is not None:
-            self._server.shut_down_agents(exit_code if _is_started_by_hand(self._plan) else 0)
-            self._server.close(hurry=exit_code != 0)
+        server, command = self._server, self._plan.launch_command
+        self._dismiss_agents(exit_code if _is_started_by_hand(self._plan) else 0)
+        if self._engine is not None:
+            self._note_agents(self._engine)
+            self._engine.stop(hurry=exit_code != 0)
+        if server is not None:
+            server.close()
+        for engine in self._retired:
+            engine.stop(hurry=True)
+        for engine in filter(None, (*self._retired, self._engine)):
+            _say(engine.release())
         self._listener.close()
+        if server is not None and command is not None and command.attached_to and server.silent_ranks - {0}:
+            _say(abort_job(command.engine, exit_code, self._environ))
 
-    def _start_launch_process(self) -> LaunchProcess:
+    def _lost_hosts(self, plan: Plan, outcome: JobOutcome) -> set[str]:
+        """The hosts that cannot be used: lost by silence or otherwise, or without an agent that has reported."""
+        culprits = {worker.rank for worker in find_culprits(outcome.workers)} if outcome.workers else set()
+        lost = {worker.rank for worker in outcome.workers if worker.lost_reason and worker.rank in culprits}
+        lost.update(outcome.unanswered)
+        if outcome.reason is EndReason.UNAVAILABLE and self._registry is not None and self._registry.reports:
+            lost.update(rank for rank in plan.host_of if rank not in self._registry.reports)
+        return {host for rank, host in plan.host_of.items() if rank in lost}
+
+    @property
+    def _engine_serves(self) -> bool:
+        """Whether the launch command runs, and no agent is gone."""
+        size = len(self._plan.workers)
+        if self._server is None or self._engine is None or self._engine.launch.reap():
+            return False
+        return self._server.connections.are_complete(size) and not self._server.has_unanswered
+
+    def _start_engine(self, context: AttemptContext) -> None:
+        """Run the launch command, in place of one that has run before. Raises UnavailableError."""
+        if self._engine is not None:
+            context.output.print_line(f"jaxrun: starting {self._engine.launch.title} anew", dim=True)
+            self._retire_engine(self._engine)
+            self._token = auth.new_token()  # an agent of before that is late finds no way in
+            self._listener.renew(self._token)
+        elif self._plan.job.verbose:
+            context.output.print_line(f"jaxrun: listening at {self.listen_addresses}")
+        if self._endpoint.rendezvous is not None:
+            self._endpoint.rendezvous.write(self._token, self._addresses)
+        self._engine = self._start_engine_process()
+        context.guard.add(self._engine.launch.pid)
+
+    def _dismiss_agents(self, status: int) -> None:
+        if self._server is not None:
+            self._server.shut_down_agents(status)
+
+    def _note_agents(self, engine: RunningEngine) -> None:
+        """Note what its agents have told of the engine."""
+        if self._server is not None:
+            engine.all_reported, engine.has_silent = self._server.all_reported, bool(self._server.silent_ranks)
+            engine.slurm_step = self._server.slurm_step
+
+    def _retire_engine(self, engine: RunningEngine) -> None:
+        """Have the agents and the launch command end, and wait for neither: they may be stuck with a lost host."""
+        self._dismiss_agents(0)
+        self._note_agents(engine)
+        if self._server is not None:
+            self._server.close(wait=False)
+            self._server = None
+        engine.ask_to_end()
+        self._retired.append(engine)
+        self._engine = None
+
+    def _start_engine_process(self) -> RunningEngine:
         """Run the launch command. UnavailableError where it cannot be started."""
         plan, command = self._plan, self._plan.launch_command
         assert command is not None
-        agent_env = AgentEnv(
-            plan.job_id, self._addresses, self._endpoint.token, command.engine, plan.job.init_timeout
-        ).to_env()
+        agent_env = AgentEnv(plan.job_id, self._addresses, self._token, command.engine, plan.job.init_timeout).to_env()
         env = {**plan.base_env(self._environ), **command.set_env, **agent_env}
         for name in command.unset_env:
             env.pop(name, None)
         try:
             has_stdin = plan.job.stdin != STDIN_NONE
-            return LaunchProcess(command.title, command.argv, env, self._directory.path, has_stdin=has_stdin)
+            launch = LaunchProcess(command.title, command.argv, env, self._directory.path, has_stdin=has_stdin)
+            return RunningEngine(launch, command)
         except OSError as error:
             raise UnavailableError(f"{command.argv[0]} could not be started: {error.strerror}") from None
 
@@ -125,7 +237,13 @@ def _is_started_by_hand(plan: Plan) -> bool:
     return plan.job.host_rank is not None or bool(command and command.attached_to)
 
 
-def _job_spec(plan: Plan, user_env: Mapping[str, str], directory: RunDir, listen_addresses: str) -> JobSpec:
+def _say(text: str) -> None:
+    """Print what the user is to be told once the verdict is out."""
+    if text:
+        print(f"jaxrun: {text}", file=sys.stderr)
+
+
+def _job_spec(plan: Plan, user_env: Mapping[str, str], run_dir: str, log_dir: str, listen_addresses: str) -> JobSpec:
     return JobSpec(
         job=plan.job,
         job_id=plan.job_id,
@@ -134,6 +252,9 @@ def _job_spec(plan: Plan, user_env: Mapping[str, str], directory: RunDir, listen
         directory="" if _is_started_by_hand(plan) else os.getcwd(),
         program=plan.argv[plan.argv.index(RUNTIME) + 1 :],
         user_env=user_env,
-        run_dir=directory.name,
+        run_dir=run_dir,
+        log_dir=log_dir,
         listen_addresses=listen_addresses,
+        attempt=plan.attempt,
+        restart_reason=plan.restart_reason,
     )

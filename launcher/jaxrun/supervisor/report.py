@@ -4,20 +4,22 @@ from __future__ import annotations
 
 import os
 import signal
-import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 
 from jaxrun.agent.signals import SignalPipe
 from jaxrun.errors import EXIT_SIGNAL_BASE
-from jaxrun.head.actions import JobOutcome
 from jaxrun.job.plan import Plan, to_json
 from jaxrun.job.render import plan_summary
+from jaxrun.lockstep.divergence import Divergence
 from jaxrun.lockstep.report import format_divergence
 from jaxrun.output.output import Output
 from jaxrun.rundir import rundir
 from jaxrun.rundir.rundir import RunDir
 from jaxrun.terminal import TerminalFormat
-from jaxrun.verdict import decide, report
+from jaxrun.verdict import report
+from jaxrun.verdict.restarts import Restart
+from jaxrun.verdict.verdict import Verdict
 from jaxrun.verdict.verdict import to_json as verdict_to_json
 
 _SIGNAL_CHECK_S = 0.1  # while a stuck screen holds up the last lines
@@ -32,7 +34,7 @@ def open_output(plan: Plan, environ: Mapping[str, str], directory: RunDir) -> Ou
     ranks = [worker.rank for worker in plan.workers]
     output = Output(
         len(ranks),
-        log_dir=directory.path,
+        log_dir=directory.make_attempt_directory(plan.attempt),
         colour=(colour_out, colour_err),
         shown=frozenset(rank for rank in ranks if plan.job.shows(rank)),
         open_logs=command is None,  # agents on other hosts write the logs themselves, where they can
@@ -54,11 +56,18 @@ def _notes(plan: Plan) -> Iterator[str]:
         yield f"variables that are kept from {plan.launch_command.title}: {', '.join(plan.launch_command.unset_env)}"
 
 
+def describe_restart(verdict: Verdict, restart: Restart, run_dir: Path | None, news: Sequence[str] = ()) -> str:
+    """What is printed between two attempts: how the one has ended, where its last words are, and what has changed."""
+    text = f"attempt {verdict.attempt} of {restart.most} failed: {verdict.headline.rstrip('.')}; restarting"
+    last = verdict.traceback.rstrip("\n").rpartition("\n")[2]
+    where = f"its log: {run_dir / verdict.log}" if run_dir is not None and verdict.log else ""
+    more = "; ".join(filter(None, (last, where, *news)))
+    return f"jaxrun: {text}" + (f"\n  {more}" if more else "")
+
+
 def report_verdict(
-    plan: Plan,
-    hosts: Mapping[int, str],
-    outcome: JobOutcome,
-    started: float,
+    verdict: Verdict,
+    shown_divergences: Sequence[Divergence],
     directory: RunDir,
     output: Output,
     signals: SignalPipe,
@@ -67,10 +76,9 @@ def report_verdict(
 
     A signal ends the wait for a stuck screen; then the status is that of the signal.
     """
-    verdict = decide.decide(outcome, hosts, started=started, ended=time.time(), timeout=plan.job.timeout)
     directory.write_text(rundir.VERDICT_FILE, verdict_to_json(verdict))
     directory.close()
-    shown = [format_divergence(divergence, hosts) for divergence in outcome.shown_divergences]
+    shown = [format_divergence(divergence, verdict.hosts) for divergence in shown_divergences]
     output.print_text(report.format_report(verdict, directory.shown_path, output.terminal, shown))
     signals.receive()  # those of the job itself have been dealt with
     while not output.close(_SIGNAL_CHECK_S):

@@ -28,6 +28,7 @@ from jaxrun.head.actions import (
     SignalRanks,
     TakeSnapshot,
 )
+from jaxrun.head.event_checks import check_event
 from jaxrun.head.events import AgentLost, Event, LauncherSignalled, TerminalLine
 from jaxrun.protocol.agent_messages import (
     AgentRefused,
@@ -36,8 +37,8 @@ from jaxrun.protocol.agent_messages import (
     AgentToHead,
     FirstOutput,
     JobInfo,
+    NextAttempt,
     OutputChunk,
-    OutputCredit,
     Shutdown,
     SignalWorker,
     StartFailed,
@@ -45,7 +46,7 @@ from jaxrun.protocol.agent_messages import (
     StreamEnded,
     WorkerExited,
 )
-from jaxrun.protocol.env import NATIVE_STACKS_SIGNAL, STACKS_SIGNAL
+from jaxrun.protocol.env import REQUEST_SIGNAL
 from jaxrun.protocol.snapshot_messages import SnapshotReply, SnapshotRequest
 from jaxrun.protocol.worker_messages import DeviceReport, Failed, Hello, Run
 from jaxrun.supervisor.connections import AgentClocks, AgentConnection, AgentConnections
@@ -56,12 +57,13 @@ from jaxrun.supervisor.remote_output import RemoteOutput
 from jaxrun.supervisor.snapshot_collection import SnapshotCollections
 
 if TYPE_CHECKING:
-    from jaxrun.supervisor.supervise import JobContext
+    from jaxrun.supervisor.attempts import AttemptContext
 
 _AGENTS, _LISTENER, _SIGNALS, _LAUNCH_OUTPUT = range(4)  # the order in which readable descriptors are served
 _PROBE_TIMEOUT_S = 1.0  # in which a live host answers
 _ATTACHED_PROBE_TIMEOUT_S = 0.15  # an mpirun or srun leaves the processes that it started, as this one, less time
 _SHUTDOWN_SEND_S = 1.0  # for the last messages to leave
+_AGENT_EXIT_S = 1.0  # for the agents that answer to end, before the engine ends those that do not
 
 
 class AgentServer:
@@ -69,15 +71,17 @@ class AgentServer:
 
     def __init__(
         self,
-        context: JobContext,
+        context: AttemptContext,
         listener: Listener,
         launch: LaunchProcess,
         job_info: JobInfo,
         *,
         verbose: bool,
         attached: bool,
+        earlier: AgentConnections | None = None,
     ) -> None:
-        """`job_info` is what each agent is sent first.
+        """`job_info` is what each agent is sent first; `earlier` are the connections of the attempt before, if it has
+        left agents.
 
         `attached`: somebody else started this process beside the agents, and sends it the signals that they get."""
         self._dispatcher = context.dispatcher
@@ -92,35 +96,64 @@ class AgentServer:
         self._verbose = verbose
         self._attached = attached
         self._loop = EventLoop(self._clock)
-        self._connections = AgentConnections(self._loop)
-        self._remote_output = RemoteOutput(self._output, self._connections)
+        self.connections = AgentConnections(self._loop)
+        self._attempt = context.plan.attempt
+        self._earlier = earlier
+        self._stale: set[AgentConnection] = set()  # on which nothing but the end of the earlier attempt counts
+        self._remote_output = RemoteOutput(self._output, self.connections)
         self._clocks = AgentClocks(self._clock)
         self._snapshots = SnapshotCollections(self._clock)
         self._losses = LossAttribution(_ATTACHED_PROBE_TIMEOUT_S if attached else _PROBE_TIMEOUT_S)
         self._dropped_peers = DroppedPeers(self._dispatcher.record, self._clock)
         self._failure_reported: set[int] = set()
+        self._signalled = False  # whether this process was asked to end, where the agents are as well
+        self.slurm_step = ""  # of which the agents are tasks, as the first of them has reported
         self._started = False  # whether the start-up is over, in which the head names agents that do not fit
         self._outcome: JobOutcome | None = None
 
     def run(self) -> JobOutcome:
         """Serve the job until the head says that it is over."""
         self._add_callbacks()
+        self._adopt_earlier()
         while self._outcome is None:
             self._loop.run_once()
         self._dropped_peers.log()
         return self._outcome
 
+    def _adopt_earlier(self) -> None:
+        """Tell the agents of the earlier attempt to end it; what they still send of it is dropped."""
+        for rank, connection in self._earlier.items() if self._earlier is not None else ():
+            self._stale.add(connection)
+            if not self.connections.add(rank, connection):
+                self.connections.add_silent(rank, connection)
+            self._loop.add_reader(connection.fileno(), _AGENTS, partial(self._on_readable, rank, connection))
+            self.connections.send_to(connection, NextAttempt(self._attempt))
+
+    def close_loop(self) -> None:
+        """The attempt is over, and the next takes over the connections."""
+        self._loop.close()
+
+    @property
+    def has_unanswered(self) -> bool:
+        """Whether an agent has not reported the end of its worker."""
+        return self._outcome is not None and bool(self._outcome.unanswered)
+
     def shut_down_agents(self, status: int) -> None:
         """Tell all agents to end with `status`."""
-        self._connections.send_all(Shutdown(status))
-        self._connections.flush(_SHUTDOWN_SEND_S)
+        self.connections.send_all(Shutdown(status))
+        self.connections.flush(_SHUTDOWN_SEND_S)
 
-    def close(self, *, hurry: bool) -> None:
-        """End the launch command, soon if in a `hurry`, and close all connections."""
-        self._launch.stop(hurry=hurry)
-        for connection in self._connections:
+    @property
+    def silent_ranks(self) -> set[int]:
+        """Those without whose agents the job has ended: they are stopped, or have not come in time."""
+        unanswered = self._outcome.unanswered if self._outcome is not None else ()
+        return {*unanswered, *(self._dispatcher.hosts.keys() - self._clocks.reported)}
+
+    def close(self, *, wait: bool = True) -> None:
+        """Close all connections; `wait` for agents that answer to end, where others do not."""
+        self.connections.wait_for_end(_AGENT_EXIT_S if wait and self.silent_ranks else 0)
+        for connection in self.connections:
             connection.close()
-        self._launch.close()
         self._loop.close()
 
     def _add_callbacks(self) -> None:
@@ -155,7 +188,7 @@ class AgentServer:
         signals = [action for action in actions if isinstance(action, SignalRanks)]
         if any(action.signum == signal.SIGKILL for action in signals):
             # All stand still before the first is killed, or they would see each other die, and complain.
-            self._connections.send([rank for action in signals for rank in action.ranks], SignalWorker(signal.SIGSTOP))
+            self.connections.send([rank for action in signals for rank in action.ranks], SignalWorker(signal.SIGSTOP))
         for action in actions:
             self._execute(action)
 
@@ -165,11 +198,12 @@ class AgentServer:
                 if isinstance(action.message, StartWorker):
                     self._remote_output.handle_start(action.message)
                 self._started = self._started or isinstance(action.message, Run)
-                self._connections.send(action.ranks, action.message)
+                self.connections.send(action.ranks, action.message)
             case SignalRanks():
-                self._connections.send(action.ranks, SignalWorker(action.signum))
+                self.connections.send(action.ranks, SignalWorker(action.signum))
             case TakeSnapshot():
-                self._connections.send(action.ranks, SnapshotRequest(action.purpose))
+                site, lead_s = (action.aim.site, action.aim.lead_s) if action.aim is not None else (0, 0.0)
+                self.connections.send(action.ranks, SnapshotRequest(action.purpose, site, lead_s))
                 self._handle_all(self._snapshots.start(action))
             case PrintLine():
                 self._output.print_line(f"jaxrun: {action.text}" if action.text else "", status=action.status)
@@ -179,7 +213,7 @@ class AgentServer:
                 self._terminal.read_line()
             case Finish():
                 self._outcome = outcome = action.outcome
-                if outcome.reason is EndReason.UNAVAILABLE and not self._all_reported:
+                if outcome.reason is EndReason.UNAVAILABLE and not self.all_reported:
                     self._outcome = replace(outcome, text=self._launch.add_last_lines(outcome.text))
 
     # ---- agents connect
@@ -190,7 +224,7 @@ class AgentServer:
             self._refuse(peer.rank, connection)
             return
         connection.send(self._job_info)
-        self._connections.add_silent(connection)
+        self.connections.add_silent(peer.rank, connection)
         self._loop.add_reader(connection.fileno(), _AGENTS, partial(self._on_readable, peer.rank, connection))
 
     def _refuse(self, rank: int, connection: AgentConnection) -> None:
@@ -208,25 +242,38 @@ class AgentServer:
     def _on_readable(self, rank: int, connection: AgentConnection) -> None:
         try:
             messages = connection.receive()
+            for message in messages:
+                check_event(message, rank)
         except ProtocolError as error:
             messages, connection.lost_reason = [], f"its agent sent what is no message of jaxrun's: {error}"
+            self._dispatcher.record("dropped", rank, text=connection.lost_reason)
+        if connection in self._stale:
+            messages = self._drop_stale(connection, messages)
         for message in messages:
-            if self._connections.add(rank, connection):
+            if self.connections.add(rank, connection):
                 self._on_message(rank, connection, message)
             elif isinstance(message, AgentReport) and not self._started:
                 self._handle(message)  # the head names both agents
             elif isinstance(message, AgentReport):
                 self._loop.remove_reader(connection.fileno())
-                self._connections.remove(rank, connection)
+                self.connections.remove(rank, connection)
                 self._refuse(rank, connection)
                 return
         if connection.lost_reason:
             self._loop.remove_reader(connection.fileno())
-            was_ranks = self._connections.remove(rank, connection)
+            was_ranks = self.connections.remove(rank, connection)
             self._remote_output.forget(connection)
             connection.close()
-            if was_ranks and rank in self._clocks.reported:
+            if was_ranks and (rank in self._clocks.reported or connection in self._stale):
                 self._hold(AgentLost(rank, connection.lost_reason), probe=False)
+
+    def _drop_stale(self, connection: AgentConnection, messages: list[AgentToHead]) -> list[AgentToHead]:
+        """Those of the messages that belong to this attempt: from the report on with which the agent begins it."""
+        for index, message in enumerate(messages):
+            if isinstance(message, AgentReport) and message.attempt == self._attempt:
+                self._stale.discard(connection)
+                return messages[index:]
+        return []
 
     def _on_message(self, rank: int, connection: AgentConnection, message: AgentToHead) -> None:
         match message:
@@ -239,7 +286,8 @@ class AgentServer:
             case AgentSignalled():
                 self._hold(message, probe=True)
             case AgentReport():
-                self._clocks.add(message)
+                self._dispatcher.record("clock", rank, offset=self._clocks.add(message))
+                self.slurm_step = self.slurm_step or message.slurm_step
                 self._handle(message)
             case Hello() | DeviceReport():
                 self._handle(self._clocks.correct(message))
@@ -255,7 +303,7 @@ class AgentServer:
     # ---- agents, hosts and the launch command go away
 
     @property
-    def _all_reported(self) -> bool:
+    def all_reported(self) -> bool:
         return len(self._clocks.reported) == len(self._dispatcher.hosts)
 
     def _handle_or_hold(self, event: Event) -> None:
@@ -267,22 +315,19 @@ class AgentServer:
 
     def _hold(self, *events: Event, probe: bool) -> None:
         """Hold these events until it is known why agents end; `probe` whether all hosts still answer."""
-        probe_hosts = self._probe_hosts if probe and self._clocks.reported else None
-        self._losses.hold(events, self._clock(), all_reported=self._all_reported, probe=probe_hosts)
-
-    def _probe_hosts(self) -> None:
-        self._connections.send_all(OutputCredit(0))  # all that counts is that the other side's kernel confirms it
+        probe_hosts = self.connections.probe if probe and self._clocks.reported else None
+        self._losses.hold(events, self._clock(), all_reported=self.all_reported, probe=probe_hosts)
 
     def _attribute_losses(self) -> None:
         launch_end = None
         if self._launch.status is not None:
             launch_end = StartFailed(self._launch.describe_failure(self._dispatcher.hosts, self._clocks.reported))
         evidence = Evidence(
-            unanswered=self._connections.unanswered_ranks() if self._losses.probed else (),
+            unanswered=self.connections.unanswered_ranks() if self._losses.probed else (),
             failure_reported=frozenset(self._failure_reported),
             launch_end=launch_end,
             launch_failed=self._launch.failed,
-            all_reported=self._all_reported,
+            all_reported=self.all_reported,
         )
         self._handle_all(self._losses.explain(evidence))
 
@@ -304,9 +349,12 @@ class AgentServer:
                 self._hold(probe=True)
 
     def _on_signal(self, signum: int) -> None:
-        if not self._attached or signum in (signal.SIGQUIT, STACKS_SIGNAL, NATIVE_STACKS_SIGNAL):
+        if not self._attached or signum in (signal.SIGQUIT, REQUEST_SIGNAL):
             self._handle(LauncherSignalled(signum))
         elif signum in (signal.SIGUSR1, signal.SIGUSR2):
-            self._connections.send((0,), SignalWorker(signum))  # the agents of the other ranks have got it as well
+            self.connections.send((0,), SignalWorker(signum))  # the agents of the other ranks have got it as well
+        elif self._signalled:
+            self._handle(LauncherSignalled(signum))  # somebody insists
         else:
+            self._signalled = True
             self._hold(AgentSignalled(0, signum), probe=True)

@@ -4,20 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from jaxrun.diagnosis.stacks import NATIVE_STACKS_TIMEOUT_S
+from jaxrun.diagnosis.stacks import AIM_TIMEOUT_S, NATIVE_STACKS_TIMEOUT_S
 from jaxrun.head.actions import TakeSnapshot
 from jaxrun.protocol.flight import Flight
 from jaxrun.protocol.snapshot_messages import SnapshotPurpose, SnapshotReply
 
 _COLLECT_TIMEOUT_S = 1.5  # an agent waits for its fault handlers for a tenth of a second
+_MORE_TIME_S = {SnapshotPurpose.NATIVE: NATIVE_STACKS_TIMEOUT_S, SnapshotPurpose.STRAGGLER: AIM_TIMEOUT_S}
 
 
 class SnapshotCollection:
     """Answers to one TakeSnapshot; a rank that gives none has empty ones. Times are seconds since the epoch."""
 
     def __init__(self, request: TakeSnapshot, now: float) -> None:
-        native = request.purpose is SnapshotPurpose.NATIVE
-        self.deadline = now + _COLLECT_TIMEOUT_S + (NATIVE_STACKS_TIMEOUT_S if native else 0.0)
+        self.deadline = now + _COLLECT_TIMEOUT_S + _MORE_TIME_S.get(request.purpose, 0.0)
         self._request = request
         self._stacks: dict[int, str] = {}
         self._kernel_waits: dict[int, str] = {}
@@ -27,6 +27,7 @@ class SnapshotCollection:
         self._call_counters: dict[int, tuple[int, ...]] = {}
         self._flights: dict[int, Flight] = {}
         self._native_stacks: dict[int, str] = {}
+        self._core_waits: dict[int, float] = {}
 
     @property
     def complete(self) -> bool:
@@ -42,6 +43,7 @@ class SnapshotCollection:
         self._call_counters.update(reply.call_counters)
         self._flights.update(reply.flights)
         self._native_stacks.update(reply.native_stacks)
+        self._core_waits.update(reply.core_waits)
 
     def result(self) -> SnapshotReply:
         """All answers as one."""
@@ -57,6 +59,7 @@ class SnapshotCollection:
             call_counters=dict(self._call_counters),
             flights=dict(self._flights),
             native_stacks=dict(self._native_stacks),
+            core_waits=dict(self._core_waits),
         )
 
 

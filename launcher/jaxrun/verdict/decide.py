@@ -19,8 +19,10 @@ from jaxrun.verdict.exit_code import exit_code
 from jaxrun.verdict.failure import describe_job_failure
 from jaxrun.verdict.known_errors.lookup import explain_unavailable
 from jaxrun.verdict.stack_text import format_place, format_snapshot
+from jaxrun.verdict.straggler_text import format_straggler
 from jaxrun.verdict.verdict import Verdict
 
+_LATENESS_MATTERS = (EndReason.OK, EndReason.TIMEOUT, EndReason.INTERRUPTED, EndReason.PREEMPTED)
 _MAX_PLACES = 2  # that are named in one sentence
 _SAME_STEPS = "every rank must take part in the same steps"
 
@@ -58,10 +60,8 @@ def decide(
         case EndReason.INTERRUPTED:
             verdict = replace(verdict, headline=_describe_interruption(outcome, decided, started))
         case EndReason.PREEMPTED:
-            by = format_signal(outcome.signum)
-            text = f"preempted: the program ended with status 0 after {by}; the job may be resumed."
-            verdict = replace(verdict, headline=text)
-    verdict = _add_divergence(verdict, outcome)
+            verdict = replace(verdict, headline=_describe_preemption(outcome))
+    verdict = _add_straggler(_add_divergence(verdict, outcome), outcome)
     faults = phrasing.describe_injected_faults(outcome.workers, hosts, outcome.run_at, but=verdict.headline)
     return replace(verdict, details=(*faults, *verdict.details, *_describe_unanswered(outcome, hosts)))
 
@@ -83,6 +83,13 @@ def _add_divergence(verdict: Verdict, outcome: JobOutcome) -> Verdict:
         return verdict
     headline = f"{lockstep.format_headline(outcome.divergences[0])}; {verdict.headline}"
     return replace(verdict, outcome="diverged", headline=headline, means="", advice="", link="")
+
+
+def _add_straggler(verdict: Verdict, outcome: JobOutcome) -> Verdict:
+    """Add who held the others up, unless there is something worse to say."""
+    if outcome.straggler is None or outcome.reason not in _LATENESS_MATTERS:
+        return verdict
+    return replace(verdict, details=(*verdict.details, f"{format_straggler(outcome.straggler, verdict.hosts)}."))
 
 
 def _describe_lags(outcome: JobOutcome, hosts: Mapping[int, str]) -> Iterator[str]:
@@ -161,6 +168,17 @@ def _describe_interruption(outcome: JobOutcome, decided: float, started: float) 
     if outcome.run_at is not None:
         moment = f"{format_seconds(decided - outcome.run_at)} into the run"
     return f"interrupted by {by} {moment}; {_describe_fates(outcome)}."
+
+
+def _describe_preemption(outcome: JobOutcome) -> str:
+    by = format_signal(outcome.signum)
+    resumed = f"from step {outcome.saved_step}" if outcome.saved_step is not None else "from its last checkpoint"
+    if outcome.text:
+        told = f"as should_stop told it ({outcome.text})"
+        return f"preempted: the program ended with status 0 {told}; the job may be resumed {resumed}."
+    if all(worker.finished or worker.status == 0 for worker in outcome.workers):
+        return f"preempted: the program ended with status 0 after {by}; the job may be resumed."
+    return f"preempted by {by}; {_describe_fates(outcome)}; the job may be resumed {resumed}."
 
 
 def _describe_fates(outcome: JobOutcome) -> str:

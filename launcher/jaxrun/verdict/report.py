@@ -43,6 +43,8 @@ def _context(verdict: Verdict, run_dir: Path | None) -> Iterator[str]:
     if run_dir is not None:
         yield f"logs: {run_dir / verdict.log if verdict.log else run_dir}"
         yield f"again: jaxrun explain {run_dir}"
+    if verdict.no_restart:
+        yield f"not restarted: {verdict.no_restart}."
     yield f"exit {verdict.exit_code}"
 
 
@@ -111,5 +113,5 @@ def _to_plural(fate: str, count: int) -> str:
 def _done(verdict: Verdict) -> str:
     if verdict.startup is None or verdict.run is None:
         return "done"
-    total = verdict.startup + verdict.run + (verdict.stopping or 0.0)
-    return f"done in {format_seconds(total)} (start-up {format_seconds(verdict.startup)})"
+    restarts = f", {plural(len(verdict.earlier), 'restart')}" if verdict.earlier else ""
+    return f"done in {format_seconds(verdict.seconds)} (start-up {format_seconds(verdict.startup)}{restarts})"

@@ -11,6 +11,7 @@ from jaxrun.lockstep.progress import format_progress
 from jaxrun.terminal import wrap_prose
 from jaxrun.text import format_columns, format_ranges, format_ranks, format_ranks_on_hosts, has_several_hosts, plural
 from jaxrun.verdict.deadlocks import explain_deadlock
+from jaxrun.verdict.straggler_text import format_straggler
 
 _IDLE = "idle: it has returned, and waits for the next call"
 _NO_ANSWER = "no answer: it blocks signals, or is about to end"
@@ -34,6 +35,8 @@ def format_snapshot(snapshot: Snapshot) -> str:
         who = format_ranks_on_hosts(snapshot.finished, snapshot.hosts)
         lines.append(f"{who} {have} finished{f', {made}' if made else ''}.")
     explanations = explain_deadlock(snapshot)
+    if snapshot.straggler is not None:
+        lines.append(wrap_prose(f"{format_straggler(snapshot.straggler, snapshot.hosts)}."))
     return "\n".join([*lines, *(wrap_prose(str(explanation)) for explanation in explanations)])
 
 

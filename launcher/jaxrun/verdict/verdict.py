@@ -7,7 +7,10 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields
 
 FORMAT = 1
-_ADDED_FIELDS = ("means", "advice", "link", "divergence")  # missing in the first files of this format
+_MAX_NUMBER = 1e15
+# Missing in the first files of this format.
+_ADDED_TEXTS = ("means", "advice", "link", "divergence", "no_restart")
+_ADDED_FIELDS = (*_ADDED_TEXTS, "attempt", "before", "earlier", "left_out")
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +32,11 @@ class Verdict:
     startup:    seconds from the start to the program's first line; None if it was never reached
     run:        seconds from then to the failure, or to the end
     stopping:   seconds from the failure until nothing was left running
+    attempt:    which attempt to run the job this is about, from 1
+    before:     seconds from the start of the job to that of this attempt
+    earlier:    the verdicts on the attempts before it
+    left_out:   the hosts that were lost in earlier attempts, and are used no longer
+    no_restart: why there was no further attempt, where --max-restarts allowed some; else empty
     """
 
     outcome: str
@@ -47,17 +55,34 @@ class Verdict:
     advice: str = ""
     link: str = ""
     divergence: str = ""
+    attempt: int = 1
+    before: float = 0.0
+    earlier: tuple[Verdict, ...] = ()
+    left_out: tuple[str, ...] = ()
+    no_restart: str = ""
 
     @property
     def log(self) -> str:
         """The file of the run directory to look at first; empty where there is no culprit."""
-        return f"rank-{self.culprits[0]:04d}.err" if self.culprits else ""
+        if not self.culprits:
+            return ""
+        name = f"rank-{self.culprits[0]:04d}.err"
+        return name if self.attempt == 1 else f"attempt-{self.attempt}/{name}"
+
+    @property
+    def seconds(self) -> float:
+        """How long the job took, all attempts together, as far as that is known."""
+        return self.before + sum(filter(None, (self.startup, self.run, self.stopping)))
 
 
 def to_json(verdict: Verdict) -> str:
     """The text of verdict.json."""
+    return json.dumps(_to_content(verdict), indent=2, ensure_ascii=False) + "\n"
+
+
+def _to_content(verdict: Verdict) -> dict[str, object]:
     content = {"format": FORMAT, "size": len(verdict.hosts), "log": verdict.log, **asdict(verdict)}
-    return json.dumps(content, indent=2, ensure_ascii=False) + "\n"
+    return {**content, "earlier": [_to_content(earlier) for earlier in verdict.earlier]}
 
 
 def from_json(text: str) -> Verdict:
@@ -65,16 +90,42 @@ def from_json(text: str) -> Verdict:
 
     Raises ValueError if it is not a verdict of this format.
     """
-    content = json.loads(text)
+    try:
+        return _from_content(json.loads(text))
+    except RecursionError:
+        raise ValueError("it is nested too deep") from None
+
+
+def _from_content(content: object) -> Verdict:
     if not isinstance(content, dict) or content.get("format") != FORMAT:
         raise ValueError(f"not a verdict of format {FORMAT}")
     try:
         values = {field.name: content[field.name] for field in fields(Verdict) if field.name not in _ADDED_FIELDS}
-        values |= {name: str(content.get(name, "")) for name in _ADDED_FIELDS}
+        values |= {name: str(content.get(name, "")) for name in _ADDED_TEXTS}
+        values |= {"attempt": int(content.get("attempt", 1)), "before": float(content.get("before", 0.0))}
+        values["left_out"] = tuple(map(str, content.get("left_out", ())))
+        values["earlier"] = tuple(map(_from_content, content.get("earlier", ())))
         for name in ("hosts", "victims"):
             values[name] = {int(rank): str(text) for rank, text in values[name].items()}
         for name in ("culprits", "details"):
             values[name] = tuple(values[name])
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
+    except (ArithmeticError, KeyError, TypeError, ValueError, AttributeError) as error:
         raise ValueError(f"not a verdict: {error!r}") from None
+    for each in fields(Verdict):
+        if not _is_of_type(values[each.name], str(each.type)):
+            raise ValueError(f"not a verdict: {each.name} is {values[each.name]!r:.80}")
     return Verdict(**values)
+
+
+def _is_of_type(value: object, annotation: str) -> bool:
+    """Whether a value that JSON may have made something else is of this type, numbers within reason."""
+    match annotation, value:
+        case ("str", str()) | ("float | None", None):
+            return True
+        case (("int" | "float" | "float | None"), (int() | float())):
+            return -_MAX_NUMBER < value < _MAX_NUMBER and (annotation != "int" or type(value) is int)
+        case "tuple[int, ...]", tuple():
+            return all(_is_of_type(item, "int") for item in value)
+        case "tuple[str, ...]", tuple():
+            return all(isinstance(item, str) for item in value)
+    return annotation.startswith(("Mapping[int, str]", "tuple[Verdict")) and isinstance(value, (dict, tuple))

@@ -5,6 +5,8 @@ then ends, and the launcher (a subreaper) becomes the parent of the workers:
 
     launcher ─ fork server (jax) ─ workers
 
+Where the job may be started again, the server first forks a successor, which waits with jax in it for the next attempt.
+
 A Python process that uses gangs has one which forks launchers. Each launcher forks its own fork server, with jax in
 it, and then sheds jax itself by exec; one launcher is kept ready for the next gang:
 

@@ -1,7 +1,7 @@
 """Forks the workers of one job: ConfigureForkServer names the job, then each ForkWorker makes one worker.
 
-Forking is safe only before any thread or JAX backend exists. Where something has started a thread during the import,
-the server declines, and the agent starts a fresh interpreter for each worker instead.
+Forking is safe only before any thread or JAX backend exists. Where something has started a thread during the import, or
+opened a GPU, the server declines, and the agent starts a fresh interpreter for each worker instead.
 """
 
 from __future__ import annotations
@@ -24,7 +24,9 @@ from jaxrun.protocol.forkserver_messages import (
     ConfigureForkServer,
     ForkDeclined,
     ForkServerMessageDecoder,
+    ForkSuccessor,
     ForkWorker,
+    SuccessorForked,
     WorkerForked,
 )
 from jaxrun_runtime import failure_report, worker
@@ -55,6 +57,7 @@ _IMPORTED_AT_FIRST_USE = (
     "jaxlib.mlir._mlir_libs._mlirHlo",
     "encodings.idna",
 )
+_CUDA_DEVICES = ("/dev/nvidia-uvm", "/dev/dxg")  # on Linux, and under Windows
 # Variables that JAX has turned into options when it was imported.
 _OPTION_OF_VARIABLE: dict[str, tuple[str, Callable[[str], Any]]] = {
     "JAX_NUM_CPU_DEVICES": ("jax_num_cpu_devices", int),
@@ -119,11 +122,16 @@ def import_jax(channel: socket.socket) -> str:
     gc.freeze()  # what is imported stays in pages that the workers share; a collection first would cost 60 ms
     gc.enable()
     started = threads_before + _count_threads() - threads_of_numpy
-    return f"{started} thread{'s' if started > 1 else ''} ran before the fork" if started else ""
+    if started:
+        return f"{started} thread{'s' if started > 1 else ''} ran before the fork"
+    return "something opened a GPU before the fork" if _has_opened_gpu() else ""
 
 
 def serve(channel: socket.socket, program: Sequence[str], obstacle: str) -> NoReturn:
-    """Fork a worker that runs `program` for each request, until `channel` is closed; with an `obstacle`, decline."""
+    """Fork a worker that runs `program` for each request, until `channel` is closed; with an `obstacle`, decline.
+
+    A successor, which is forked on request, serves another channel in the same way.
+    """
     server_pid = os.getpid()
     while True:
         request, descriptors, _, _ = socket.recv_fds(channel, _MAX_REQUEST_BYTES, len(FORK_DESCRIPTORS))
@@ -133,18 +141,24 @@ def serve(channel: socket.socket, program: Sequence[str], obstacle: str) -> NoRe
             channel.send(encode(ForkDeclined(obstacle, "")))
             os._exit(0)
         (order,) = ForkServerMessageDecoder().feed(request)
-        assert isinstance(order, ForkWorker)
+        assert isinstance(order, (ForkWorker, ForkSuccessor))
         try:
             pid = os.fork()
         except OSError as error:
             channel.send(encode(ForkDeclined(f"no process can be forked: {error.strerror}", "")))
             os._exit(1)
-        if pid == 0:
+        if pid == 0 and isinstance(order, ForkWorker):
             channel.close()
             _become_worker(order, dict(zip(FORK_DESCRIPTORS, descriptors, strict=True)), program, server_pid)
+        if pid == 0:
+            channel.close()
+            channel, server_pid = socket.socket(fileno=descriptors[0]), os.getpid()
+            os.setsid()
+            continue
         for descriptor in descriptors:
             os.close(descriptor)
-        channel.send(encode(WorkerForked(order.rank, pid)))
+        answer = WorkerForked(order.rank, pid) if isinstance(order, ForkWorker) else SuccessorForked(pid)
+        channel.send(encode(answer))
 
 
 def _become_worker(order: ForkWorker, descriptors: dict[str, int], program: Sequence[str], server_pid: int) -> NoReturn:
@@ -161,6 +175,15 @@ def _become_worker(order: ForkWorker, descriptors: dict[str, int], program: Sequ
     sys.modules["numpy"].random.seed()
     sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]
     worker.run_worker(env, list(program), started_at, forked_by=server_pid)
+
+
+def _has_opened_gpu() -> bool:
+    """Whether this process may have called cuInit, after which CUDA works in no fork. NVML opens the same files."""
+    for descriptor in os.listdir("/proc/self/fd"):
+        with contextlib.suppress(OSError):  # closed meanwhile
+            if os.readlink(f"/proc/self/fd/{descriptor}") in _CUDA_DEVICES:
+                return True
+    return False
 
 
 def _count_threads() -> int:

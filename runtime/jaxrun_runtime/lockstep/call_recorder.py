@@ -1,7 +1,8 @@
 """Records the cross-process calls of this rank, and in strict mode holds each until all its ranks are about to make it.
 
 A cross-process program is one whose devices belong to several processes; no other program is touched. The first call
-of each is announced to the head, which compares the ranks. JAX's Python code makes that call, and all calls in strict
+of each is announced to the head, which compares the ranks; where its program is compiled for it, that is announced
+before, because the compilers may wait for each other, too. JAX's Python code makes that call, and all calls in strict
 mode; its C++ dispatch makes the others, which are recorded as their results are put together. An error in this module
 must not disturb the program: less is recorded then, and the recorder says why.
 """
@@ -17,16 +18,19 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from jaxrun.protocol.env import WorkerEnv
-from jaxrun.protocol.flight_file import COMPILATIONS, EVERY_CALL, FIRST_CALLS, LOCKSTEP_STRICT
+from jaxrun.protocol.flight_file import COMPILATIONS, COMPILE, EVERY_CALL, FIRST_CALLS, LOCKSTEP_STRICT, ORDERS_WORD
 from jaxrun.protocol.worker_messages import Call, CallMismatch
 from jaxrun_runtime import DivergenceError, agent_channel
 from jaxrun_runtime.agent_channel import AgentChannel, AgentDisconnected
 from jaxrun_runtime.lockstep import jax_hooks
+from jaxrun_runtime.lockstep.call_entries import CallEntries
+from jaxrun_runtime.lockstep.call_profiler import CallProfiler
 from jaxrun_runtime.lockstep.call_sites import CallSites
 from jaxrun_runtime.lockstep.flight_recorder import FlightRecorder, RecordedProgram
 from jaxrun_runtime.lockstep.program_table import ProgramTable
 
 _recorders: list[FlightRecorder] = []  # of this process: one or none
+_profilers: list[CallProfiler] = []
 
 
 def install(env: WorkerEnv, channel: AgentChannel) -> CallRecorder | None:
@@ -41,9 +45,11 @@ def install(env: WorkerEnv, channel: AgentChannel) -> CallRecorder | None:
             file=sys.stderr,
         )
         return None
-    calls = CallRecorder(env.rank, channel, recorder, strict)
+    profiler = CallProfiler(env, channel, recorder.words)
+    calls = CallRecorder(env.rank, channel, recorder, profiler, strict)
     _recorders.append(recorder)
-    jax_hooks.hook_compilations(calls.on_compilation_start, calls.on_compilation_end)
+    _profilers.append(profiler)
+    jax_hooks.hook_compilations(calls.on_compilation_start, calls.on_stage_end)
     if level >= FIRST_CALLS:
         jax_hooks.hook_lowering(calls.on_lowering, calls.on_lowered)
         jax_hooks.hook_executions(calls.execute, (__file__, agent_channel.__file__))
@@ -58,6 +64,12 @@ def call_counts() -> dict[str, int]:
     return {ranks: made for recorder in _recorders for ranks, made in recorder.call_counts().items()}
 
 
+def end_profile() -> None:
+    """Write the profile that is being taken, if one is: the program has ended."""
+    for profiler in _profilers:
+        profiler.end()
+
+
 def call_chains() -> dict[str, int]:
     """Return the hash of these calls by group, equal for equal calls; empty where some program is not known."""
     return {ranks: chain for recorder in _recorders for ranks, chain in recorder.call_chains().items()}
@@ -66,14 +78,18 @@ def call_chains() -> dict[str, int]:
 class CallRecorder:
     """The hooks of one rank, and what they know."""
 
-    def __init__(self, rank: int, channel: AgentChannel, recorder: FlightRecorder, strict: bool) -> None:
+    def __init__(
+        self, rank: int, channel: AgentChannel, recorder: FlightRecorder, profiler: CallProfiler, strict: bool
+    ) -> None:
         self._rank = rank
         self._channel = channel
         self._recorder = recorder
+        self._profiler = profiler
         self._strict = strict
         self._on = True
         self._programs = ProgramTable(recorder)
         self._sites = CallSites(recorder.add_site)
+        self._entries = CallEntries(recorder.words)
         self._one_at_a_time = threading.RLock()
         self._reported: set[str] = set()
         self.on_dispatched = self._make_dispatched()
@@ -84,13 +100,27 @@ class CallRecorder:
         with self._reporting("what is being compiled is not known"):
             self._recorder.begin_compilation(name)
 
-    def on_compilation_end(self) -> None:
+    def on_stage_end(self, stage: str, name: str, seconds: float) -> None:
         with self._reporting("what is being compiled is not known"):
-            self._recorder.end_compilation()
+            if stage == COMPILE:
+                self._recorder.end_compilation()
+            self._recorder.add_stage(stage, name, seconds)
 
-    def on_lowering(self, module: Any, devices: Any) -> Any:
+    def on_lowering(self, lowering: jax_hooks.Lowering) -> Any:
+        """Describe a program that is about to be compiled, and announce the call that it is compiled for, if any.
+
+        In strict mode, wait for the other ranks. Raises DivergenceError.
+        """
+        lowered = called = None
+        site = 0
         with self._reporting("what a program computes is not known"):
-            return self._programs.describe_lowering(module, devices) if self._on else None
+            lowered = self._programs.describe_lowering(lowering) if self._on else None
+            if lowered is not None:
+                called = self._programs.find_called(lowering, lowered)
+                site = self._sites.find(sys._getframe())
+        if called is not None:
+            self._announce_lowered(called, site)
+        return lowered
 
     def on_lowered(self, compiled: Any, lowered: Any) -> None:
         with self._reporting("what a program computes is not known"):
@@ -129,21 +159,25 @@ class CallRecorder:
         site: int,
         new: bool,
     ) -> Any:
-        ticket = self._recorder.begin_call(program, site)
+        entered = time.time_ns()
+        ticket = self._recorder.begin_call(program, site, entered)
         try:
             if new or self._strict:
                 self._announce(program, site)
             try:
-                return original(executed, *args)
+                results = original(executed, *args)
             finally:  # also if it raises: the other ranks have counted it
-                self._recorder.record(program, site)
+                self._recorder.record(program, site, entered)
+            if self._on and self._recorder.words[ORDERS_WORD]:
+                self._profiler.on_call(program.group, results)
+            return results
         finally:
             self._recorder.end_call(ticket)
 
-    def _announce(self, program: RecordedProgram, site: int) -> None:
+    def _announce(self, program: RecordedProgram, site: int, *, is_compiled: bool = True) -> None:
         """Announce the call to the head, and in strict mode wait for its answer. Raises DivergenceError."""
         group, number = program.group.ranks, program.group.made + 1
-        call = self._call(program, site, number, waits_for_answer=self._strict)
+        call = self._call(program, site, number, waits_for_answer=self._strict, is_compiled=is_compiled)
         if not self._strict:
             with contextlib.suppress(AgentDisconnected):
                 self._channel.send(call)
@@ -156,12 +190,26 @@ class CallRecorder:
             program.group.made = number  # so that a program that goes on has a new number for its next call
             raise DivergenceError(answer.reason)
 
+    def _announce_lowered(self, program: RecordedProgram, site: int) -> None:
+        """Announce the call for which a program is about to be compiled, like one that is about to start."""
+        if not self._strict:
+            self._announce(program, site, is_compiled=False)
+            return
+        with self._one_at_a_time:
+            ticket = self._recorder.begin_call(program, site, time.time_ns())
+            try:
+                self._announce(program, site, is_compiled=False)
+            finally:
+                self._recorder.end_call(ticket)
+
     def _announce_alone(self, program: RecordedProgram, site: int) -> None:
         """Announce a program that exchanges nothing with other ranks, which may or may not run one like it."""
         with contextlib.suppress(AgentDisconnected):
             self._channel.send(self._call(program, site, 0, waits_for_answer=False))
 
-    def _call(self, program: RecordedProgram, site: int, number: int, *, waits_for_answer: bool) -> Call:
+    def _call(
+        self, program: RecordedProgram, site: int, number: int, *, waits_for_answer: bool, is_compiled: bool = True
+    ) -> Call:
         return Call(
             rank=self._rank,
             time=time.time(),
@@ -173,16 +221,27 @@ class CallRecorder:
             name=program.name,
             source_line=self._sites.place(site),
             waits_for_answer=waits_for_answer,
+            is_compiled=is_compiled,
         )
 
     def _make_dispatched(self) -> Callable[[Any, Any], Any]:
         """Return the hook for calls that the C++ dispatch has made. Each call passes it: nothing is looked up twice."""
         known, find, record, frame_at = self._sites.known, self._sites.find, self._recorder.record, sys._getframe
+        cells, watch = self._entries.cells, self._entries.watch
+        words, orders, on_order = self._recorder.words, ORDERS_WORD, self._profiler.on_call
 
         def dispatched(program: RecordedProgram, results: Any) -> Any:
             try:
                 frame = frame_at(1)
-                record(program, known.get((id(frame.f_code), frame.f_lasti)) or find(frame))
+                place = id(frame.f_code), frame.f_lasti
+                entered = 0
+                if (cell := cells.get(place)) is not None:
+                    entered, cell[0] = cell[0], 0
+                else:
+                    watch(frame.f_code, frame.f_lasti)
+                record(program, known.get(place) or find(frame), entered)
+                if words[orders] and self._on:
+                    on_order(program.group, results[0])
             except Exception as error:
                 self._give_up(error)
             return results[0]
@@ -194,6 +253,7 @@ class CallRecorder:
     def detach(self) -> None:
         """Stop to record, in a process that the program has forked."""
         self._on = False
+        self._entries.detach()
         self._recorder.detach()
 
     def _give_up(self, error: Exception) -> None:

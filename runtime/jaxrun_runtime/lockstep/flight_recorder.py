@@ -53,7 +53,7 @@ class RecordedProgram:
         self.key = key
         self.code = code
         self.communicates = communicates
-        self.word = hash((int(key, 16), int(code or "0", 16)))
+        self.word = hash((int(key or "0", 16), int(code or "0", 16)))
 
 
 class FlightRecorder:
@@ -93,8 +93,16 @@ class FlightRecorder:
 
     # ---- calls
 
-    def record(self, program: RecordedProgram, site: int) -> None:
-        """Record a call that has been dispatched. Takes about half a microsecond."""
+    @property
+    def words(self) -> memoryview:
+        """The header and the ring, as they are mapped."""
+        return self._words
+
+    def record(self, program: RecordedProgram, site: int, entered: int = 0) -> None:
+        """Record a call that has been dispatched. Takes about half a microsecond.
+
+        `entered`: nanoseconds since the epoch; 0 where that is not known.
+        """
         now, group, word = time_ns(), program.group, program.word
         while True:
             number = group.made + 1
@@ -108,13 +116,15 @@ class FlightRecorder:
         words[at + 1] = chain
         words[at + 2] = program.number | site << _SITE_SHIFT
         words[at + 3] = number | group.tag
+        words[at + 4] = entered
         self._made = words[flight_file.RECORD_COUNT_WORD] = made + 1
 
-    def begin_call(self, program: RecordedProgram, site: int) -> object:
-        """Record that a call starts, which may never return. Returns what `end_call` needs."""
+    def begin_call(self, program: RecordedProgram, site: int, entered: int) -> object:
+        """Record that a call is entered, which may never return. Returns what `end_call` needs."""
         ticket = object()
         what = program.number | site << _SITE_SHIFT
-        self._pending[ticket] = (program.group.made + 1 | program.group.tag, what, time_ns())
+        self._pending[ticket] = (program.group.made + 1 | program.group.tag, what, entered)
+        self._words[flight_file.ENTERED_WORD] = entered
         self._show_pending()
         return ticket
 
@@ -144,6 +154,12 @@ class FlightRecorder:
             self._words[flight_file.COMPILED_COUNT_WORD] += 1
             self._show_compiling()
 
+    def add_stage(self, stage: str, name: str, seconds: float) -> None:
+        """Note a stage of a compilation that has just ended, unless it was too short to matter."""
+        if seconds >= flight_file.MIN_STAGE_S and self._text_size < _TEXTS_LIMIT:
+            now = time_ns()
+            self._write({"stage": stage, "name": name, "since": now - int(seconds * 1e9), "until": now})
+
     def add_agreement(self, nanoseconds: int) -> None:
         """Count a call that was agreed on, and the time that this took."""
         self._words[flight_file.AGREED_COUNT_WORD] += 1
@@ -162,14 +178,30 @@ class FlightRecorder:
                 self._groups[ranks] = RankGroup(number, ranks)
             return self._groups[ranks]
 
-    def add_program(self, group: RankGroup, about: Mapping[str, Any], *, communicates: bool = True) -> RecordedProgram:
-        """Describe one more program; `about` has the fields of its line but number and group."""
+    def add_program(
+        self,
+        group: RankGroup,
+        about: Mapping[str, Any],
+        *,
+        communicates: bool = True,
+        announced: RecordedProgram | None = None,
+    ) -> RecordedProgram:
+        """Describe one more program, which may have been `announced` before it was compiled.
+
+        `about` has the fields of its line but number and group; the key is not known before the compilation.
+        """
+        key, fields = about.get("key", ""), dict(about)
         with self._writing:
-            self._programs = number = self._programs + 1
+            if announced is None:
+                self._programs += 1
+            number = announced.number if announced is not None else self._programs
             self._all_known = self._all_known and (bool(about["code"]) or not communicates)
-            text = about["text"] if self._text_size < _TEXTS_LIMIT else ""
-            self._write({"program": number, "group": group.tag >> _GROUP_SHIFT, **about, "text": text})
-            return RecordedProgram(number, group, about["name"], about["key"], about["code"], communicates)
+            if announced is not None:
+                del fields["text"]  # it stands in the first line already
+            elif self._text_size >= _TEXTS_LIMIT:
+                fields["text"] = ""
+            self._write({"program": number, "group": group.tag >> _GROUP_SHIFT, **fields})
+            return RecordedProgram(number, group, about["name"], key, about["code"], communicates)
 
     def add_site(self, number: int, stack: list[str]) -> None:
         """Describe a call site; `stack` has "file:line function" for each frame, the innermost first."""

@@ -7,6 +7,8 @@
 |                                | jax._src.tree_util.dispatch_registry       |                                |
 | what a program computes        | pxla.UnloadedMeshExecutable.from_hlo,      | lockstep sees names and shapes |
 |                                | pxla.MeshExecutable                        |                                |
+| whether it is compiled for a   | jax._src.pjit._pjit_call_impl_python       | lockstep compares programs     |
+| call                           |                                            | once they are compiled         |
 | what is being compiled         | the name of an event of jax.monitoring     | lockstep sees no compilations  |
 | tracebacks without our frames  | jax._src.traceback_util.register_exclusion | they show frames of jaxrun     |
 
@@ -23,13 +25,28 @@ from __future__ import annotations
 import functools
 import re
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from types import CodeType, FrameType
 from typing import Any, NamedTuple
 
-from jaxrun.protocol.flight_file import COMPILATIONS, EVERY_CALL, FIRST_CALLS, LOCKSTEP_STRICT, NOTHING
+from jaxrun.protocol.flight_file import (
+    COMPILATIONS,
+    COMPILE,
+    EVERY_CALL,
+    FIRST_CALLS,
+    LOCKSTEP_STRICT,
+    LOWER,
+    NOTHING,
+    TRACE,
+)
 
 _PXLA = "jax._src.interpreters.pxla"
 _COMPILES = "/backend_compile_duration"
+_STAGES = {
+    "jaxpr_trace_duration": TRACE,
+    "jaxpr_to_mlir_module_duration": LOWER,
+    "backend_compile_duration": COMPILE,
+}
 _LISTENERS = ("register_scalar_listener", "register_event_duration_secs_listener")
 _EXECUTION = {
     "ExecuteReplicated": {"xla_executable", "name", "in_handler", "out_handler", "kept_var_idx", "__weakref__"},
@@ -37,6 +54,8 @@ _EXECUTION = {
     "ResultsHandler": {"out_avals", "out_shardings"},
 }
 _LOWERING = {"MeshExecutable": {"build_unsafe_call", "in_avals", "_all_args_info", "_kept_var_idx"}}
+_LOWERED = {"global_in_avals", "global_out_avals", "in_shardings", "out_shardings", "kept_var_idx", "all_args_info"}
+_CALL_FRAMES = 8  # between a compilation and the call that it is for: two, in JAX 0.8 to 0.12
 _SEEN = {
     FIRST_CALLS: "--lockstep sees the first call of each program only",
     COMPILATIONS: "--lockstep sees what is compiled, but no calls",
@@ -65,6 +84,7 @@ def missing_features(lockstep: str) -> str:
     if found >= FIRST_CALLS:
         lacks |= {
             "--lockstep takes programs of the same name and shapes for the same": not _has_lowering(),
+            "--lockstep compares programs only once they are compiled": _has_lowering() and not _has_call_code(),
             "--lockstep does not see what is being compiled": not _has_listeners(),
             "tracebacks show frames of jaxrun": _find("jax._src.traceback_util", "register_exclusion") is None,
         }
@@ -79,9 +99,22 @@ def _has_listeners() -> bool:
 
 
 def _has_lowering() -> bool:
-    code = getattr(getattr(_find(_PXLA, "UnloadedMeshExecutable"), "from_hlo", None), "__code__", None)
-    parameters = getattr(code, "co_varnames", ())
+    parameters = _lowering_parameters()
     return parameters[:2] == ("name", "hlo") and "device_list" in parameters and _has_slots(_LOWERING)
+
+
+def _has_call_code() -> bool:
+    return _call_code() is not None and set(_lowering_parameters()) >= _LOWERED
+
+
+def _lowering_parameters() -> Sequence[str]:
+    from_hlo = getattr(_find(_PXLA, "UnloadedMeshExecutable"), "from_hlo", None)
+    return getattr(getattr(from_hlo, "__code__", None), "co_varnames", ())
+
+
+def _call_code() -> Any:
+    """The code that calls a function of jax.jit, and has it compiled where need be."""
+    return getattr(_find("jax._src.pjit", "_pjit_call_impl_python"), "__code__", None)
 
 
 def _has_fast_data() -> bool:
@@ -113,8 +146,12 @@ def _find(module: str, name: str) -> Any:
 # ---- hooks
 
 
-def hook_compilations(begin: Callable[[str], None], end: Callable[[], None]) -> None:
-    """Call `begin(name)` and `end()` around each compilation, in the thread that compiles."""
+def hook_compilations(begin: Callable[[str], None], end: Callable[[str, str, float], None]) -> None:
+    """Call `begin(name)` before each compilation, and `end(stage, name, seconds)` after each stage of one.
+
+    A stage is one of flight_file.STAGES, the last of which begins with `begin`. Both are called in the thread that
+    compiles.
+    """
     if not _has_listeners():
         return
     import jax.monitoring
@@ -123,33 +160,44 @@ def hook_compilations(begin: Callable[[str], None], end: Callable[[], None]) -> 
         if event.endswith(_COMPILES):
             begin(str(more.get("fun_name", "")))
 
-    def on_duration(event: str, *_: Any, **__: Any) -> None:
-        if event.endswith(_COMPILES):
-            end()
+    def on_duration(event: str, duration_secs: float = 0.0, *_: Any, **more: Any) -> None:
+        stage = _STAGES.get(event.rpartition("/")[2])
+        if stage:
+            end(stage, str(more.get("fun_name", "")), duration_secs)
 
     jax.monitoring.register_scalar_listener(on_scalar)
     jax.monitoring.register_event_duration_secs_listener(on_duration)
 
 
-def hook_lowering(lowered: Callable[[Any, Any], Any], compiled: Callable[[Any, Any], None]) -> None:
-    """Call note = lowered(module, devices) before a program is compiled, and compiled(executable, note) after that.
+def hook_lowering(lowered: Callable[[Lowering], Any], compiled: Callable[[Any, Any], None]) -> None:
+    """Call note = lowered(lowering) before a program is compiled, and compiled(executable, note) after that.
 
     `executable` is a MeshExecutable. If the note is None, `compiled` is not called.
     """
     if not _has_lowering():
         return
     kind = _find(_PXLA, "UnloadedMeshExecutable")
-    original = kind.from_hlo
+    original, call_code = kind.from_hlo, _call_code() if _has_call_code() else None
 
     @functools.wraps(original)
     def from_hlo(name: str, hlo: Any, *args: Any, **kwargs: Any) -> Any:
-        note = lowered(hlo, kwargs.get("device_list") or ())
+        is_for_call = call_code is not None and _is_below(call_code, sys._getframe(1))
+        note = lowered(Lowering(name, hlo, kwargs.get("device_list") or (), kwargs, is_for_call))
         result = original(name, hlo, *args, **kwargs)
         if note is not None:
             compiled(result, note)
         return result
 
     kind.from_hlo = staticmethod(from_hlo)
+
+
+def _is_below(code: CodeType, frame: FrameType | None) -> bool:
+    """Whether the frame, or one of the few that called it, runs this code."""
+    for _ in range(_CALL_FRAMES):
+        if frame is None or frame.f_code is code:
+            break
+        frame = frame.f_back
+    return frame is not None and frame.f_code is code
 
 
 def on_loaded(compiled: Any, tell: Callable[[Any], None]) -> None:
@@ -257,6 +305,20 @@ class ArgumentInfo(NamedTuple):
     source: str
 
 
+class Lowering(NamedTuple):
+    """A program that has been lowered to `module`, StableHLO, for these devices.
+
+    parameters:   of UnloadedMeshExecutable.from_hlo
+    is_for_call:  whether it is compiled because it is called, and not ahead of time
+    """
+
+    name: str
+    module: Any
+    devices: Sequence[Any]
+    parameters: Mapping[str, Any]
+    is_for_call: bool
+
+
 class CallInfo(NamedTuple):
     name: str
     in_avals: Sequence[Any]
@@ -269,11 +331,29 @@ class CallInfo(NamedTuple):
 
 def argument_info(compiled: Any) -> ArgumentInfo:
     """Return what a MeshExecutable says of its arguments."""
-    debug = getattr(compiled._all_args_info, "debug_info", None)
+    return _argument_info(compiled.in_avals, compiled._kept_var_idx, compiled._all_args_info)
+
+
+def _argument_info(in_avals: Sequence[Any], kept: Iterable[int], all_args: Any) -> ArgumentInfo:
+    debug = getattr(all_args, "debug_info", None)
     named = getattr(debug, "arg_names", None) or ()
-    names = [named[i] for i in sorted(compiled._kept_var_idx) if i < len(named)]
-    names += [""] * (len(compiled.in_avals) - len(names))
-    return ArgumentInfo(compiled.in_avals, names, str(getattr(debug, "func_src_info", None) or ""))
+    names = [named[i] for i in sorted(kept) if i < len(named)]
+    names += [""] * (len(in_avals) - len(names))
+    return ArgumentInfo(in_avals, names, str(getattr(debug, "func_src_info", None) or ""))
+
+
+def lowering_info(lowering: Lowering) -> CallInfo:
+    """Return what is known of a call before its program is compiled; a sharding may still be left to XLA."""
+    of = lowering.parameters
+    known = _argument_info(of["global_in_avals"], of["kept_var_idx"], of["all_args_info"])
+    shardings, results = of["in_shardings"], of["out_shardings"]
+    return CallInfo(lowering.name, known.in_avals, shardings, of["global_out_avals"], results, *known[1:])
+
+
+def is_sharded(lowering: Lowering) -> bool:
+    """Return whether an argument or result is known not to be replicated, so that `communicates` will say so."""
+    shardings = (*lowering.parameters["in_shardings"], *lowering.parameters["out_shardings"])
+    return any(getattr(sharding, "is_fully_replicated", True) is False for sharding in shardings)
 
 
 def call_info(executed: Any, args: Sequence[Any], known: ArgumentInfo | None) -> CallInfo:

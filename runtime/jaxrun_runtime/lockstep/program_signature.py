@@ -29,16 +29,35 @@ def signature_fields(
     """Return the ranks that take part in a call, and the fields of the program's line in the recorder."""
     program, known = record or (None, None)
     facts = jax_hooks.call_info(executed, args, known)
-    shardings = [*facts.in_shardings, *facts.out_shardings]
     ranks = program.ranks if program else tuple(sorted(jax_hooks.ranks_of(executed)))
+    devices = program.devices if program else _devices([*facts.in_shardings, *facts.out_shardings])
+    arguments, results, mesh = _arrays(facts, devices)
+    key = _hash([facts.name, ranks, arguments, results, mesh])
+    return ranks, {"key": key, **_fields(facts, program, arguments, results, mesh)}
+
+
+def lowering_fields(facts: jax_hooks.CallInfo, program: LoweredProgram) -> dict[str, Any]:
+    """Return the same fields of a program that is not compiled yet, all but the key."""
+    return _fields(facts, program, *_arrays(facts, program.devices))
+
+
+def _arrays(facts: jax_hooks.CallInfo, devices: Sequence[int]) -> tuple[list[list[str]], list[list[str]], str]:
+    """Return the types and shardings of arguments and results, and the mesh."""
     texts: dict[int, str] = {}
     arguments = [[_aval(a), _sharding(s, texts)] for a, s in zip(facts.in_avals, facts.in_shardings, strict=False)]
     results = [[_aval(a), _sharding(s, texts)] for a, s in zip(facts.out_avals, facts.out_shardings, strict=False)]
-    devices = program.devices if program else _devices(shardings)
-    mesh = _meshes(shardings) + _ids(devices)
+    return arguments, results, _meshes([*facts.in_shardings, *facts.out_shardings]) + _ids(devices)
+
+
+def _fields(
+    facts: jax_hooks.CallInfo,
+    program: LoweredProgram | None,
+    arguments: list[list[str]],
+    results: list[list[str]],
+    mesh: str,
+) -> dict[str, Any]:
     weak = [", weak" if getattr(aval, "weak_type", False) else "" for aval in facts.in_avals]
-    fields = {
-        "key": _hash([facts.name, ranks, arguments, results, mesh]),
+    return {
         "code": program.code if program else "",
         "name": facts.name,
         "source": facts.source,
@@ -49,7 +68,6 @@ def signature_fields(
         "mesh": mesh,
         "text": program.text if program else "",
     }
-    return ranks, fields
 
 
 def _hash(value: object) -> str:
@@ -63,9 +81,14 @@ def _aval(aval: Any) -> str:
 
 
 def _sharding(sharding: Any, known: dict[int, str]) -> str:
+    """Write a sharding; empty if it is left to XLA, in a program that is not compiled yet."""
+    if not hasattr(sharding, "spec") and not hasattr(sharding, "device_set"):
+        return ""
     if id(sharding) not in known:
         memory = getattr(sharding, "memory_kind", None)
         spec = getattr(sharding, "spec", None)
+        if spec is None and sharding.is_fully_replicated:
+            spec = ()
         text = without_addresses(repr(sharding) if spec is None else _spec(spec))
         known[id(sharding)] = text if memory in _ORDINARY_MEMORY else f"{text}, {memory}"
     return known[id(sharding)]

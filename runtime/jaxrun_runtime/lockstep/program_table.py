@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
 
@@ -20,6 +20,8 @@ from jaxrun_runtime.lockstep.flight_recorder import FlightRecorder, RecordedProg
 if TYPE_CHECKING:
     from jaxrun_runtime.lockstep.lowered_program import HloPacker, LoweredProgram
     from jaxrun_runtime.lockstep.program_signature import ProgramRecord
+
+_LoweredIdentity = tuple[tuple[int, ...], tuple[int, ...], str, str, str]  # ranks, devices, code, name, source
 
 
 class ProgramTable:
@@ -35,16 +37,36 @@ class ProgramTable:
         self._programs: WeakKeyDictionary[Any, RecordedProgram | None] = WeakKeyDictionary()
         self._by_loaded_id: dict[int, RecordedProgram] = {}
         self._by_identity: dict[tuple[str, str, str], RecordedProgram] = {}
+        self._announced: dict[_LoweredIdentity, RecordedProgram] = {}
         self._adding = threading.RLock()
 
-    def describe_lowering(self, module: Any, devices: Any) -> LoweredProgram | None:
+    def describe_lowering(self, lowering: jax_hooks.Lowering) -> LoweredProgram | None:
         """Describe a program that is about to be compiled, for `add_lowered`; None if it belongs to one process."""
-        if len({device.process_index for device in devices}) < 2:
+        if len({device.process_index for device in lowering.devices}) < 2:
             return None
         from jaxrun_runtime.lockstep import lowered_program
 
         self._packer = self._packer or lowered_program.HloPacker(self._started_at)
-        return lowered_program.lowered_program(module, devices, self._packer)
+        return lowered_program.lowered_program(lowering.module, lowering.devices, self._packer)
+
+    def find_called(self, lowering: jax_hooks.Lowering, lowered: LoweredProgram) -> RecordedProgram | None:
+        """Return the program if it is about to be compiled for a call that other ranks are to make, too.
+
+        None where that is not certain: of a program of replicated values, only its compilation shows whether it
+        exchanges anything.
+        """
+        if not lowering.is_for_call or not jax_hooks.is_sharded(lowering):
+            return None
+        from jaxrun_runtime.lockstep import program_signature
+
+        facts = jax_hooks.lowering_info(lowering)
+        identity = (lowered.ranks, lowered.devices, lowered.code, facts.name, facts.source)
+        with self._adding:
+            if identity not in self._announced:
+                group = self._recorder.add_group(format_ranges(lowered.ranks))
+                fields = program_signature.lowering_fields(facts, lowered)
+                self._announced[identity] = self._recorder.add_program(group, fields)
+            return self._announced[identity]
 
     def add_lowered(self, compiled: Any, lowered: LoweredProgram) -> None:
         """Remember the description of a program that has been compiled, until its first call."""
@@ -89,6 +111,17 @@ class ProgramTable:
         identity = (fields["key"], fields["code"], fields["source"])  # the same for a program that was compiled again
         if identity not in self._by_identity:
             group = self._recorder.add_group(format_ranges(ranks))
-            self._by_identity[identity] = self._recorder.add_program(group, fields, communicates=communicates)
+            before = self._find_announced(record, fields)
+            self._by_identity[identity] = self._recorder.add_program(
+                group, fields, communicates=communicates, announced=before
+            )
         self._records.pop(executed, None)
         return self._by_identity[identity]
+
+    def _find_announced(self, record: ProgramRecord | None, fields: Mapping[str, Any]) -> RecordedProgram | None:
+        """Return the program as `find_called` has described it before it was compiled."""
+        if record is None:
+            return None
+        lowered = record[0]
+        identity = (lowered.ranks, lowered.devices, lowered.code, fields["name"], fields["source"])
+        return self._announced.get(identity)

@@ -18,6 +18,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from types import FunctionType
 from typing import Any
 
 import jax
@@ -106,12 +107,20 @@ class Clock:
 
 def time_calls(kind: Kind, calls: int) -> float:
     """Seconds for each of so many calls in a row, the last one's end included."""
-    call, value = kind.call, kind.start
+    _, loop = loops.setdefault(id(kind), (kind, FunctionType(call_often.__code__.replace(), globals())))
+    return loop(kind.call, kind.start, calls) / calls
+
+
+def call_often(call: Call, value: Any, calls: int) -> float:
+    """Seconds for so many calls in a row. Each kind has its own copy: the hooks watch the line of hooked calls."""
     began = time.perf_counter()
     for _ in range(calls):
         value = call(value)
     jax.block_until_ready(value)
-    return (time.perf_counter() - began) / calls
+    return time.perf_counter() - began
+
+
+loops: dict[int, tuple[Kind, FunctionType]] = {}  # by id of their kind
 
 
 def cached(clock: Clock, chosen: dict[str, Kind], blocks: int, limit: float) -> dict[str, list[tuple[float, float]]]:

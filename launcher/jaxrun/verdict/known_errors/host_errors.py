@@ -44,6 +44,13 @@ _GPUS = (
         f"{_ISSUES}/28194",
     ),
     KnownError(
+        "no-cuda-backend",
+        r"Backend '(?P<name>cuda|rocm)' is not in the list of known backends",
+        "JAX's plugin for {name} is not installed for this process, or has found no GPU: the rank's log says which.",
+        "`nvidia-smi -L` on that host, and CUDA_VISIBLE_DEVICES; pip install 'jax[cuda13]' brings the plugin.",
+        _INSTALL,
+    ),
+    KnownError(
         "gpu-memory",
         r"RESOURCE_EXHAUSTED: (?:Out of memory while trying to allocate|Failed to allocate request for)",
         "the memory of the GPU is full, or another process has taken it: JAX reserves 75 % of it at its start.",

@@ -1,0 +1,127 @@
+"""What Slurm says of a job: `scontrol show job`, asked and parsed."""
+
+from __future__ import annotations
+
+import contextlib
+import re
+import subprocess
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from jaxrun.errors import EXIT_PREEMPTED, EXIT_SIGNAL_BASE, EXIT_TIMEOUT, EXIT_UNAVAILABLE, UnavailableError
+
+_UNFINISHED_STATES = {
+    "PENDING", "RUNNING", "COMPLETING", "CONFIGURING", "SUSPENDED", "REQUEUED", "REQUEUE_HOLD", "REQUEUE_FED",
+    "RESIZING", "RESV_DEL_HOLD", "SIGNALING", "SPECIAL_EXIT", "STAGE_OUT", "STOPPED",
+}  # fmt: skip
+# In these states Slurm's own ExitCode says nothing, or not what the user wants to know.
+_EXIT_STATUS_BY_STATE = {
+    "BOOT_FAIL": EXIT_UNAVAILABLE,
+    "CANCELLED": EXIT_SIGNAL_BASE + 15,
+    "DEADLINE": EXIT_TIMEOUT,
+    "NODE_FAIL": EXIT_UNAVAILABLE,
+    "OUT_OF_MEMORY": EXIT_SIGNAL_BASE + 9,
+    "PREEMPTED": EXIT_PREEMPTED,
+    "TIMEOUT": EXIT_TIMEOUT,
+}
+_QUERY_TIMEOUT_S = 30.0
+
+
+@dataclass(frozen=True, slots=True)
+class JobState:
+    """What `scontrol show job` says; `nodes` is empty until the job runs, `output` where it has none.
+
+    requeue:  whether Slurm may start the job again
+    is_batch: whether it has a batch script, without which it cannot
+    """
+
+    state: str
+    reason: str
+    nodes: str
+    output: str
+    restarts: int
+    exit_code: int
+    exit_signal: int
+    requeue: bool
+    is_batch: bool
+
+    @property
+    def is_over(self) -> bool:
+        return self.state not in _UNFINISHED_STATES
+
+    @property
+    def exit_status(self) -> int:
+        """The exit status of a command that stands for the job."""
+        code = EXIT_SIGNAL_BASE + self.exit_signal if self.exit_signal else self.exit_code
+        return _EXIT_STATUS_BY_STATE.get(self.state, code)
+
+
+def parse_job_state(text: str) -> JobState | None:
+    """Parse what `scontrol show job` prints; None if it holds no state."""
+    found = {
+        name: value for name, value in re.findall(r"^   .*?\b(JobState|StdOut|NodeList)=(.*)$", text, re.MULTILINE)
+    }
+    state = re.match(r"(\S+)(?: Reason=(\S+))?", found.get("JobState", ""))
+    counts = re.search(r"^   Requeue=(\d).*\bRestarts=(\d+) BatchFlag=(\d).*\bExitCode=(\d+):(\d+)", text, re.MULTILINE)
+    if state is None or counts is None:
+        return None
+    nodes = found.get("NodeList", "")
+    return JobState(
+        state=state[1],
+        reason=state[2] or "",
+        nodes="" if nodes == "(null)" else nodes,
+        output=found.get("StdOut", ""),
+        requeue=counts[1] != "0",
+        restarts=int(counts[2]),
+        is_batch=counts[3] != "0",
+        exit_code=int(counts[4]),
+        exit_signal=int(counts[5]),
+    )
+
+
+def query_job_state(job: str, environ: Mapping[str, str]) -> JobState | None:
+    """Ask Slurm's controller for the state of `job`, a number; None where it does not answer.
+
+    Raises UnavailableError where it does not know the job.
+    """
+    done = _ask(["scontrol", "show", "job", job], environ)
+    if done is not None and "Invalid job id" in done.stderr:
+        raise UnavailableError(f"Slurm does not know job {job}")
+    return parse_job_state(done.stdout) if done is not None and done.returncode == 0 else None
+
+
+def end_of_allocation(environ: Mapping[str, str], now: float) -> float | None:
+    """When Slurm ends the job that `environ` is of, in seconds since the epoch; None without one, or a limit."""
+    told = environ.get("SLURM_JOB_END_TIME", "")  # by Slurm 23.02 and later
+    if told.isdecimal():
+        return float(told)
+    number = environ.get("SLURM_JOB_ID", "")
+    done = _ask(["squeue", "--noheader", f"--jobs={number}", "--format=%L"], environ) if number else None
+    left = parse_time_limit(done.stdout.strip()) if done is not None else None
+    return now + left if left is not None else None
+
+
+def parse_time_limit(limit: str) -> int | None:
+    """Return the seconds of "90", "90:00", "1:30:00", "1-12" or "1-12:30:00", as Slurm reads them; None for others."""
+    match = re.fullmatch(r"(?:([0-9]+)-)?([0-9]+)(?::([0-9]+))?(?::([0-9]+))?", limit)
+    if match is None:
+        return None
+    days, first, second, third = (int(part) if part else 0 for part in match.groups())
+    if match[1] or match[4]:
+        return ((days * 24 + first) * 60 + second) * 60 + third
+    return first * 60 + second
+
+
+def _ask(command: list[str], environ: Mapping[str, str]) -> subprocess.CompletedProcess[str] | None:
+    """Run a command of Slurm's; None where there is none, or no answer."""
+    with contextlib.suppress(subprocess.TimeoutExpired, OSError):
+        return subprocess.run(
+            command,
+            env=dict(environ),
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            errors="replace",
+            timeout=_QUERY_TIMEOUT_S,
+        )
+    return None

@@ -1,0 +1,119 @@
+"""For which rank the others waited in each call: from the times at which ranks entered it. No I/O.
+
+Times of different hosts are made comparable by offsets, in seconds, which are added to the times of a rank.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Mapping, Sequence
+from itertools import pairwise
+from statistics import fmean
+from typing import NamedTuple
+
+from jaxrun.protocol.flight import CallTiming, Flight, parse_group, strip_directory
+
+Party = tuple[int, ...]  # a rank, or all ranks of a host
+_MAX_TIMINGS = 2**16  # that are compared at once: of many ranks, fewer calls
+
+
+class CallWait(NamedTuple):
+    """One call of a group, and what its last party cost the others.
+
+    last:       the party that entered it last; empty where it was not later than others for reasons of its own
+    place:      where the call stands in the program of the group's lowest rank
+    period_s:   from the last entry into the call before to the last entry into this one
+    late_s:     by how much it came later than the next to last
+    waited_s:   how long the others, on average, may have waited for that: they made no other call meanwhile
+    blocked_s:  how much of that they surely waited: they were inside the call
+    """
+
+    number: int
+    last: Party
+    place: str
+    period_s: float
+    late_s: float
+    waited_s: float
+    blocked_s: float
+
+
+class _Entry(NamedTuple):
+    entered: float
+    dispatched: float
+    next_entered: float  # into any call; infinity if it is not known yet
+    place: str
+
+
+def find_waits(
+    flights: Mapping[int, Flight],
+    offsets: Mapping[int, float],
+    parties: Mapping[int, Party],
+    after: Mapping[str, int],
+) -> dict[str, list[CallWait]]:
+    """Return by group the calls whose times all its ranks have recorded, in their order.
+
+    parties:  by rank, all of the job; groups of one party are left out
+    after:    by group, the number of the last call that is known already
+    """
+    limit = max(16, _MAX_TIMINGS // max(1, len(flights)))
+    timed = {rank: _entries(flight, offsets.get(rank, 0.0), limit) for rank, flight in flights.items()}
+    found = {}
+    for group in sorted({group for entries in timed.values() for group in entries}):
+        ranks = sorted(parse_group(group, len(parties)))
+        if not ranks or not all(group in timed.get(rank, {}) for rank in ranks):
+            continue
+        if len({parties[rank] for rank in ranks}) > 1:
+            tables = {rank: timed[rank][group] for rank in ranks}
+            found[group] = _waits(tables, parties, after.get(group, 0))
+    return {group: waits for group, waits in found.items() if waits}
+
+
+def _entries(flight: Flight, offset: float, limit: int) -> dict[str, dict[int, _Entry]]:
+    """Return what a rank has recorded, by group and number."""
+    timings = flight.timings[-limit:]
+    times = sorted(timing.entered for timing in timings)
+    found: dict[str, dict[int, _Entry]] = {}
+    for timing in timings:
+        found.setdefault(timing.group, {})[timing.number] = _entry(flight, timing, times, offset)
+    return found
+
+
+def _entry(flight: Flight, timing: CallTiming, times: Sequence[float], offset: float) -> _Entry:
+    later = bisect_right(times, timing.entered)
+    following = times[later] + offset if later < len(times) else float("inf")
+    stack = flight.sites.get(timing.site, ())
+    place = strip_directory(stack[0]) if stack else ""
+    return _Entry(timing.entered + offset, timing.dispatched + offset, following, place)
+
+
+def _waits(tables: Mapping[int, Mapping[int, _Entry]], parties: Mapping[int, Party], known: int) -> list[CallWait]:
+    common = sorted(set.intersection(*(set(table) for table in tables.values())))
+    waits = []
+    for before, number in pairwise(common):
+        if number == before + 1 and number > known:
+            previous, entries = ({rank: table[n] for rank, table in tables.items()} for n in (before, number))
+            waits.append(_wait(number, entries, previous, parties))
+    return waits
+
+
+def _wait(
+    number: int, entries: Mapping[int, _Entry], previous: Mapping[int, _Entry], parties: Mapping[int, Party]
+) -> CallWait:
+    last_rank = max(entries, key=lambda rank: entries[rank].entered)
+    last, came = parties[last_rank], entries[last_rank].entered
+    others = [rank for rank in entries if parties[rank] != last]
+    ready = max(entries[rank].entered for rank in others)
+    # A rank that had left the call before later than others, as woken up late, is that much less late of its own.
+    began = max(entry.entered for entry in previous.values())
+    own = {rank: entry.entered - max(previous[rank].dispatched, began) for rank, entry in entries.items()}
+    own_late_s = max(own[rank] for rank in own if parties[rank] == last) - max(own[rank] for rank in others)
+    late_s = max(0.0, min(came - ready, own_late_s))
+    return CallWait(
+        number=number,
+        last=last if late_s > 0.0 else (),
+        place=entries[min(entries)].place,
+        period_s=max(0.0, came - began),
+        late_s=late_s,
+        waited_s=fmean(late_s if entries[rank].next_entered >= came else 0.0 for rank in others),
+        blocked_s=fmean(max(0.0, min(late_s, entries[rank].dispatched - ready)) for rank in others),
+    )

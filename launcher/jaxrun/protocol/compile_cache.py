@@ -1,0 +1,40 @@
+"""The directory of compiled programs (--compile-cache). What is in it is executed, so nobody else may write to it."""
+
+from __future__ import annotations
+
+import errno
+import os
+import pwd
+from collections.abc import Mapping
+from pathlib import Path
+
+from jaxrun.protocol.names import CACHE_AUTO
+
+_ROOT = 0
+_WRITABLE_BY_OTHERS = 0o022
+
+
+def cache_directory(choice: str, environ: Mapping[str, str]) -> Path:
+    """The directory that --compile-cache means; `auto` is this user's own on this host."""
+    if choice != CACHE_AUTO:
+        return Path(choice)
+    base = environ.get("XDG_CACHE_HOME", "")
+    return (Path(base) if os.path.isabs(base) else Path.home() / ".cache") / "jaxrun" / "compiled"
+
+
+def make_cache_directory(path: Path) -> None:
+    """Make the directory unless it is there. Raises OSError, which says so, if others can put something into it."""
+    path.mkdir(mode=0o700, parents=True, exist_ok=True)
+    status = path.stat()
+    if status.st_uid not in (os.geteuid(), _ROOT):
+        owner = _name_of_user(status.st_uid)
+        raise OSError(errno.EPERM, f"it belongs to {owner}, and what is in it is executed")
+    if status.st_mode & _WRITABLE_BY_OTHERS:
+        raise OSError(errno.EPERM, "others can write to it, and what is in it is executed; try chmod go-w")
+
+
+def _name_of_user(uid: int) -> str:
+    try:
+        return pwd.getpwuid(uid).pw_name
+    except KeyError:
+        return f"user {uid}"

@@ -1,0 +1,1 @@
+"""One timeline of a job: collected from its run directory, and written for Perfetto or as a page."""

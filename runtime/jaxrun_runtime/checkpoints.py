@@ -1,0 +1,80 @@
+"""saved: the program tells jaxrun that a checkpoint is complete. For orbax's CheckpointManager, rank 0 does it itself.
+
+Of orbax only public names are used: `CheckpointManager.save` and `wait_until_finished`, which are wrapped once the
+program imports them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import operator
+import threading
+from collections.abc import Callable
+from types import ModuleType
+from typing import Any
+from weakref import WeakKeyDictionary
+
+from jaxrun.protocol.env import WorkerEnv
+from jaxrun.protocol.stop_messages import CheckpointSaved
+from jaxrun_runtime.agent_channel import AgentChannel, AgentDisconnected
+from jaxrun_runtime.import_watch import call_after_import
+
+_report: Callable[[int], None] | None = None  # in a worker
+
+
+def saved(step: int) -> None:
+    """Tell jaxrun that the checkpoint of `step` is complete: the job has made progress that outlives it.
+
+    To be called on one rank or on several, after the checkpoint can be restored. Without jaxrun it does nothing. Raises
+    TypeError or ValueError if `step` is no integer of 0 or more.
+    """
+    number = operator.index(step)
+    if number < 0:
+        raise ValueError(f"a step must be 0 or more, not {step!r}")
+    if _report is not None:
+        _report(number)
+
+
+def connect(env: WorkerEnv, channel: AgentChannel) -> None:
+    """From now on, this process is a worker, whose head is told of checkpoints."""
+    global _report
+
+    def report(step: int) -> None:
+        with contextlib.suppress(AgentDisconnected):
+            channel.send(CheckpointSaved(env.rank, step))
+
+    _report = report
+    if env.rank == 0:
+        call_after_import("orbax.checkpoint.checkpoint_manager", _watch_orbax)
+
+
+def _watch_orbax(module: ModuleType) -> None:
+    """Report each checkpoint of a CheckpointManager as soon as it is complete, also where it saves asynchronously."""
+    manager_class: Any = getattr(module, "CheckpointManager", None)
+    if not all(hasattr(manager_class, name) for name in ("save", "wait_until_finished")):
+        return  # the program can call `saved`
+    save, wait_until_finished = manager_class.save, manager_class.wait_until_finished
+    unfinished: WeakKeyDictionary[Any, int] = WeakKeyDictionary()
+
+    @functools.wraps(save)
+    def watched_save(manager: Any, step: int, *args: Any, **kwargs: Any) -> Any:
+        has_saved = save(manager, step, *args, **kwargs)
+        if has_saved:
+            unfinished[manager] = step
+            threading.Thread(target=wait_quietly, args=(manager,), name="jaxrun-checkpoint", daemon=True).start()
+        return has_saved
+
+    @functools.wraps(wait_until_finished)
+    def watched_wait(manager: Any, *args: Any, **kwargs: Any) -> Any:
+        result = wait_until_finished(manager, *args, **kwargs)
+        step = unfinished.pop(manager, None)
+        if step is not None:
+            saved(step)
+        return result
+
+    def wait_quietly(manager: Any) -> None:
+        with contextlib.suppress(Exception):  # the program is told of it by its own next call
+            manager.wait_until_finished()
+
+    manager_class.save, manager_class.wait_until_finished = watched_save, watched_wait

@@ -1,0 +1,87 @@
+"""Sets JAX's persistent cache of compiled programs up, before the first compilation."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from jaxrun.protocol.compile_cache import cache_directory, make_cache_directory
+from jaxrun.protocol.env import WorkerEnv
+from jaxrun.protocol.names import CACHE_AUTO, CACHE_OFF
+from jaxrun_runtime.compile_cache import jax_hooks
+
+# A restart waits for many small programs, too; loading one is faster than compiling it, whatever its size.
+_THRESHOLDS = {"jax_persistent_cache_min_compile_time_secs": 0.0, "jax_persistent_cache_min_entry_size_bytes": -1}
+_MAX_AUTO_BYTES = 4 * 2**30  # of the directory that nobody has chosen; then the oldest programs are deleted
+_STALE_S = 3600.0  # what was not finished by then never will be
+_X86_FACTS = ("vendor_id", "cpu family", "model", "model name", "stepping", "flags")
+_ARM_FACTS = ("Features", "CPU implementer", "CPU variant", "CPU part")
+
+
+def set_up(env: WorkerEnv) -> None:
+    """Have JAX keep compiled programs, where --compile-cache says so. jax must have been imported."""
+    if env.compile_cache == CACHE_OFF:
+        return
+    import jax
+
+    directory = cache_directory(env.compile_cache, os.environ)
+    try:
+        make_cache_directory(directory)
+    except OSError as error:
+        if env.local_rank == 0:
+            _print(env, f"does not use --compile-cache {directory}: {error.strerror}")
+        return
+    jax.config.update("jax_compilation_cache_dir", str(directory))
+    for option, value in _THRESHOLDS.items():
+        if option.upper() not in os.environ:
+            jax.config.update(option, value)
+    if env.local_rank == 0:
+        clean(directory, _MAX_AUTO_BYTES if env.compile_cache == CACHE_AUTO else None)
+    jax_hooks.write_whole_files(lambda error: _print(env, f"keeps no more compiled programs in {directory}: {error}"))
+    if env.local_rank == 0 and env.rank:
+        jax_hooks.write_on_this_rank(directory)
+    machine = describe_machine()
+    jax_hooks.make_keys_alike(lambda devices: repr((machine, _describe_devices(devices))).encode())
+
+
+def clean(directory: Path, max_bytes: int | None) -> None:
+    """Delete what was never finished, and where there is too much the oldest quarter of what may be there."""
+    with contextlib.suppress(OSError):
+        entries = [(entry.stat().st_mtime, entry.stat().st_size, entry.path) for entry in os.scandir(directory)]
+        too_much = sum(size for _, size, _ in entries) - (max_bytes or sys.maxsize)
+        to_delete = too_much + (max_bytes or 0) // 4 if too_much > 0 else 0
+        for written, size, path in sorted(entries):
+            is_stale = path.endswith(jax_hooks.UNFINISHED) and written < time.time() - _STALE_S
+            if is_stale or to_delete > 0:
+                os.unlink(path)
+                to_delete -= size
+
+
+def describe_machine() -> tuple[object, ...]:
+    """What XLA's compiler for CPUs looks at besides the program: the instructions, and how many threads there are."""
+    facts: dict[str, str] = {}
+    with contextlib.suppress(OSError):
+        for line in Path("/proc/cpuinfo").read_text().splitlines():
+            name, _, value = line.partition(":")
+            if name.strip() in _X86_FACTS + _ARM_FACTS:
+                facts.setdefault(name.strip(), value.strip())
+    return (sorted(facts.items()), len(os.sched_getaffinity(0)), os.environ.get("NPROC", ""))
+
+
+def _describe_devices(devices: Sequence[Any]) -> tuple[object, ...]:
+    """Which devices these are: of one process by their place in it, so that it is alike on all ranks."""
+    import jax
+
+    local = {device.id: place for place, device in enumerate(jax.local_devices())}
+    places = [(local.get(device.id), device.id if device.id not in local else None) for device in devices]
+    numbers = places if jax_hooks.is_local(devices) else [(device.id, device.process_index) for device in devices]
+    return (jax.process_count(), len(local), numbers)
+
+
+def _print(env: WorkerEnv, text: str) -> None:
+    print(f"jaxrun: rank {env.rank} ({env.host}) {text}", file=sys.stderr)

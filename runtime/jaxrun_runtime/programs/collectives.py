@@ -1,0 +1,111 @@
+"""Times psum, all_gather and ppermute over all devices of the job, for several sizes.
+
+    jaxrun -n 4 -m jaxrun_runtime.programs.collectives [--json]
+
+A size is that of the array which each device has afterwards. A bandwidth is what each device sends at least, by the
+time of the slowest process, so that it can be compared with that of a connection: of n devices, each sends
+2 (n - 1) / n of the size for psum, (n - 1) / n of it for all_gather, and all of it for ppermute.
+"""
+
+from __future__ import annotations
+
+import json
+import statistics
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+from jaxrun.text import format_columns
+
+_SIZES = (2**12, 2**20, 2**23)  # at least: it is a multiple of the number of devices
+_SECONDS = 0.1  # for one collective of one size, but for its first call
+_MOST_CALLS = 20
+_SLOW_S = 0.25  # a call that takes longer is not repeated, and no larger size is tried
+
+
+@dataclass(frozen=True)
+class Timing:
+    """One collective of one size: the median of several calls, in seconds; and each device's bandwidth."""
+
+    collective: str
+    size: int
+    seconds: float
+    bytes_per_s: float
+
+
+Collective = Callable[[jax.Array], jax.Array]
+
+
+def collectives(devices: int) -> dict[str, tuple[Collective, float]]:
+    """By name, each with what a device sends, as a part of the size."""
+    ring = [(device, (device + 1) % devices) for device in range(devices)]
+    return {
+        "psum": (lambda x: jax.lax.psum(x, "devices"), 2 * (devices - 1) / devices),
+        "all_gather": (lambda x: jax.lax.all_gather(x, "devices", tiled=True), (devices - 1) / devices),
+        "ppermute": (partial(jax.lax.ppermute, axis_name="devices", perm=ring), 1),
+    }
+
+
+def measure(mesh: Mesh, name: str, size: int) -> Timing:
+    """Time one collective. All processes must call this at the same time."""
+    function, sent = collectives(mesh.size)[name]
+    spec = PartitionSpec("devices")
+    step = jax.jit(jax.shard_map(function, mesh=mesh, in_specs=spec, out_specs=spec))
+    size = -(-size // (4 * mesh.size)) * 4 * mesh.size
+    own = np.ones(size // 4 // (mesh.size if name == "all_gather" else 1), np.float32)
+    array = jax.make_array_from_callback((mesh.size * own.size,), NamedSharding(mesh, spec), lambda index: own)
+    step(array).block_until_ready()
+    taken = _slowest(mesh, _time(step, array))
+    if taken <= _SLOW_S:
+        calls = int(np.clip(_SECONDS / taken, 2, _MOST_CALLS))  # alike in all processes, or some would wait for ever
+        taken = _slowest(mesh, statistics.median(_time(step, array) for _ in range(calls)))
+    return Timing(name, size, taken, sent * size / taken)
+
+
+def _time(step: Collective, array: jax.Array) -> float:
+    began = time.perf_counter()
+    step(array).block_until_ready()
+    return time.perf_counter() - began
+
+
+def _slowest(mesh: Mesh, seconds: float) -> float:
+    """The greatest of the processes' times."""
+    spec = PartitionSpec("devices")
+    own = jax.make_array_from_callback(
+        (mesh.size,), NamedSharding(mesh, spec), lambda index: np.full(1, seconds, np.float32)
+    )
+    return float(jax.jit(jnp.max, out_shardings=NamedSharding(mesh, PartitionSpec()))(own))
+
+
+def format_table(timings: list[Timing]) -> str:
+    rows = [("collective", "bytes", "ms", "MB/s of each device")]
+    for timing in timings:
+        rows.append(
+            (timing.collective, str(timing.size), f"{1e3 * timing.seconds:.2f}", f"{timing.bytes_per_s / 1e6:.1f}")
+        )
+    return "\n".join(format_columns(rows))
+
+
+def main(argv: list[str]) -> None:
+    # Not jax.make_mesh: it refuses devices that lie on several hosts.
+    mesh = Mesh(np.array(jax.devices()), ("devices",))
+    timings: list[Timing] = []
+    for name in collectives(mesh.size) if mesh.size > 1 else ():  # one device sends nothing
+        for size in _SIZES:
+            timings.append(measure(mesh, name, size))
+            if timings[-1].seconds > _SLOW_S:
+                break
+    if jax.process_index() == 0:
+        content = {"devices": mesh.size, "timings": [asdict(timing) for timing in timings]}
+        print(json.dumps(content) if "--json" in argv else format_table(timings), flush=True)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -1,0 +1,140 @@
+"""should_stop: whether the program should save its state and end, with the same answer on all ranks at each poll.
+
+| started by               | told to stop by                     | the ranks agree by                        |
+|--------------------------|-------------------------------------|-------------------------------------------|
+| jaxrun                   | the head                            | protocol/stop_messages.py                 |
+| something else, several  | SIGTERM, as JAX's preemption notice | JAX's preemption sync                     |
+| something else, one      | SIGTERM                             |                                           |
+
+In a job of jaxrun it is not JAX's preemption sync, which compares the numbers of all that ask it, and answers once:
+where orbax asks as well, as in each `CheckpointManager.save`, only one of the two would ever be told.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import operator
+import os
+import signal
+import sys
+import threading
+from collections.abc import Callable
+from typing import Any
+
+from jaxrun.protocol.env import WorkerEnv
+from jaxrun.protocol.stop_messages import NO_STEP, PollCount, StopAt, StopPolled, StopReached
+from jaxrun_runtime.agent_channel import AgentChannel, AgentDisconnected
+
+Poll = Callable[[int | None], bool]
+_make_poll: Callable[[], Poll] | None = None  # in a worker
+_poll: Poll | None = None  # since the first poll
+
+
+def should_stop(step: int | None = None) -> bool:
+    """Whether the job is to stop: then save a checkpoint, and end with status 0. Once True, it stays True.
+
+    It is True on all ranks at the same call, counted from the program's start, so all of them must make the same calls,
+    from one thread. It costs less than a microsecond: ask in every step, of warm-up, training and evaluation.
+
+    step:  the program's own number of the step, for what jaxrun says of it
+    """
+    global _poll
+    if _poll is None:
+        _poll = (_make_poll or _poll_without_jaxrun)()
+    return _poll(step)
+
+
+def connect(env: WorkerEnv, channel: AgentChannel) -> None:
+    """From now on, this process is a worker, whose head says when to stop."""
+    global _make_poll
+    _make_poll = lambda: _AgreedStop(channel, env.rank).poll  # noqa: E731
+
+
+class _AgreedStop:
+    """A rank's side of stop_messages.py; a thread answers, as the program may be in a call that others wait for."""
+
+    def __init__(self, channel: AgentChannel, rank: int) -> None:
+        self._channel = channel
+        self._rank = rank
+        self._lock = threading.Lock()
+        self._change = threading.Condition(self._lock)
+        self._polls = 0  # that have returned False
+        self._is_asked = False
+        self._stop_at: int | None = None
+        self._is_stopped = False
+        with contextlib.suppress(AgentDisconnected):
+            channel.send(StopPolled(rank))
+        threading.Thread(target=self._serve, name="jaxrun-stop", daemon=True).start()
+        os.register_at_fork(after_in_child=self._give_up)
+
+    def poll(self, step: int | None) -> bool:
+        if self._is_stopped:
+            return True
+        with self._lock:
+            while self._is_asked and self._stop_at is None:
+                self._change.wait()
+            if self._stop_at is None or self._polls + 1 < self._stop_at:
+                self._polls += 1
+                return False
+            self._is_stopped = True
+        with contextlib.suppress(AgentDisconnected):
+            self._channel.send(StopReached(self._rank, NO_STEP if step is None else operator.index(step)))
+        return True
+
+    def _serve(self) -> None:
+        with contextlib.suppress(AgentDisconnected):
+            while self._stop_at is None:
+                message = self._channel.receive_stop()
+                with self._lock:
+                    if isinstance(message, StopAt):
+                        self._stop_at = message.poll
+                        self._change.notify_all()
+                        continue
+                    self._is_asked, polls = True, self._polls
+                self._channel.send(PollCount(self._rank, polls))
+
+    def _give_up(self) -> None:
+        """In a process that the program has forked, where no thread answers: nothing changes any more."""
+        global _poll
+        is_stopped = self._is_stopped
+        _poll = lambda step: is_stopped  # noqa: E731
+
+
+def _poll_without_jaxrun() -> Poll:
+    jax = sys.modules.get("jax")
+    if jax is not None and jax.distributed.is_initialized() and jax.process_count() > 1:
+        return _JaxSync().poll
+    return _Termination().poll
+
+
+class _JaxSync:
+    """Asks JAX, which has all processes agree on a number that they pass: that of the poll."""
+
+    def __init__(self) -> None:
+        from jax.experimental import multihost_utils
+
+        self._reached: Callable[[int], bool] = multihost_utils.reached_preemption_sync_point
+        self._polls = 0
+        self._is_stopped = False
+
+    def poll(self, step: int | None) -> bool:
+        self._polls += 1
+        self._is_stopped = self._is_stopped or self._reached(self._polls)
+        return self._is_stopped
+
+
+class _Termination:
+    """Waits for SIGTERM, before any handler that the program has; in another thread than the main one, in vain."""
+
+    def __init__(self) -> None:
+        self._is_stopped = False
+        if threading.current_thread() is threading.main_thread():
+            self._before: Any = signal.signal(signal.SIGTERM, self._handle)
+
+    def poll(self, step: int | None) -> bool:
+        return self._is_stopped
+
+    def _handle(self, signum: int, frame: Any) -> None:
+        self._is_stopped = True
+        if callable(self._before):
+            self._before(signum, frame)

@@ -1,0 +1,240 @@
+"""Kills: `kill -9` of jaxrun at random moments of its start, on three hosts with each engine, and what is left.
+
+Jobs of three ranks, one on each host of a testbed, are killed at moments that are spread from jaxrun's first
+instruction to the program's first step. Whatever runs on the hosts 10 s later, but for Slurm's daemons, was left
+behind: by jaxrun, or by the engine. Needs root (scripts/testbed) and the engines (scripts/engines).
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import random
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from queue import SimpleQueue
+
+from _bench import ROOT, Bench, Outcome, grouped, progress, shown, table
+
+sys.path[:0] = [str(ROOT / "tests/cluster"), str(ROOT / "tests/process"), str(ROOT / "scripts/testbed.d")]
+
+import hosts  # noqa: E402
+import processes  # noqa: E402
+from cluster_fixture import ENGINE, HOSTS, Bed, Job  # noqa: E402
+from harness import MISBEHAVE  # noqa: E402
+from launch_modes import LAUNCHED, MPI, SLURM, Engine, LaunchMode  # noqa: E402
+from processes import Process  # noqa: E402
+from state import Place  # noqa: E402
+
+ONE_HOST = Engine("one host", "none")  # neither MPI nor Slurm
+LIMIT_S = 10.0  # after the kill
+_PAUSE_S = 0.05  # between two looks
+_SETTLED_S = 0.5  # for which nothing has been seen: a process that starts another and ends may slip through one look
+_STARTED = ("nothing", "agents", "workers")  # by the time of the kill
+_WORDS = ("--init-timeout", "60", MISBEHAVE, "--rank", "-1", "--hang")
+_ON_ONE_HOST = (sys.executable, "-m", "jaxrun", "-n", str(len(HOSTS)), "--platform", "cpu")
+# The allocation outlives jaxrun, as in a shell that salloc has given; else Slurm would end the step with it.
+_IN_ALLOCATION = 'echo $$ >keeper; sh -c \'echo $$ >pid; exec "$@"\' sh "$@"; exec sleep 600'
+
+
+@dataclass(frozen=True)
+class Sample:
+    """One kill, `moment` seconds after the start; `gone` seconds later nothing was left, None: not by the limit."""
+
+    engine: str
+    moment: float
+    started: str
+    gone: float | None
+    left: tuple[str, ...] = ()
+    left_by_engine: tuple[str, ...] = ()
+    wrong: str = ""
+
+
+class Launch:
+    """A jaxrun on three hosts that starts. `pid` is its own."""
+
+    def __init__(self, bed: Bed, engine: Engine, directory: Path) -> None:
+        self._bed, self._directory = bed, directory
+        mode = LaunchMode(engine, LAUNCHED)
+        words = ("--run-dir", str(directory / "run"), *_WORDS)
+        command = [*_ON_ONE_HOST, *words] if engine is ONE_HOST else mode.command(HOSTS, *words)
+        if engine is SLURM:
+            first = command.index(sys.executable)
+            command[first:first] = ["sh", "-c", _IN_ALLOCATION, "sh"]
+        keeper = hosts.keeper(Place(bed.root), mode.host)
+        assert keeper is not None
+        with open(directory / "out", "w") as out, open(directory / "err", "w") as err:
+            self._process = subprocess.Popen(
+                hosts.enter(keeper.pid, str(directory), command),
+                env=hosts.environment(Place(bed.root), {**os.environ, **engine.env()}),
+                stdin=subprocess.DEVNULL,
+                stdout=out,
+                stderr=err,
+                text=True,
+                start_new_session=True,
+            )
+        self.pid = self._wait_for_pid("pid") if engine is SLURM else self._process.pid
+        self.began = time.monotonic()
+        self._allocation = self._process.pid if engine is SLURM else None
+
+    def _wait_for_pid(self, name: str) -> int:
+        file = self._directory / name
+        while not (file.exists() and (text := file.read_text()).endswith("\n")):
+            assert self._process.poll() is None, (self._directory / "err").read_text()
+            time.sleep(0.002)
+        return int(text)
+
+    def wait_until_ready(self) -> None:
+        """Until all ranks have made a step."""
+        Job(self._bed, self._process, self._directory).wait_for_output("ready")
+
+    def signal(self, signum: signal.Signals) -> str:
+        """Send a signal to jaxrun alone; says what is wrong where it had ended by itself."""
+        own = processes.inspect(self.pid)
+        if own is None:
+            return f"jaxrun had ended: {(self._directory / 'err').read_text()[-300:]}"
+        os.kill(self.pid, signum)
+        return ""
+
+    def watch(self, limit: float) -> tuple[float | None, list[Process]]:
+        """Seconds until nothing is left, which is looked at again for a while; or None, and what is left."""
+        killed = seen = time.monotonic()
+        while time.monotonic() < min(seen + _SETTLED_S, killed + limit):
+            if self.left():
+                seen = time.monotonic()
+            time.sleep(_PAUSE_S)
+        left = self.left()
+        return (None if left else seen - killed), left
+
+    def left(self) -> list[Process]:
+        """All processes on the hosts but for Slurm's daemons and for what keeps the allocation."""
+        own = set()
+        if self._allocation is not None:
+            own = {self._allocation, self._wait_for_pid("keeper")}
+        return [one for one in self._bed.job_processes() if one.pid not in own]
+
+    def started(self) -> str:
+        """Which of _STARTED there is by now."""
+        running = self._bed.job_processes()
+        if any(one.command.startswith("jaxrun rank ") or "jaxrun_runtime" in one.argv for one in running):
+            return "workers"
+        return "agents" if any(one.argv[1:3] == ("-m", "jaxrun.agent") for one in running) else "nothing"
+
+    def end(self) -> None:
+        """Kill what there is on the hosts."""
+        if self._allocation is not None:
+            self._bed.inside("ctl", "scancel", "--user=root")
+        while left := self._bed.job_processes():
+            for one in left:
+                with suppress(ProcessLookupError):
+                    os.kill(one.pid, signal.SIGKILL)
+            time.sleep(0.05)
+        self._process.wait()
+
+
+@contextmanager
+def launched(bed: Bed, engine: Engine) -> Iterator[Launch]:
+    """Start jaxrun on the three hosts, and leave nothing there."""
+    with tempfile.TemporaryDirectory(prefix="bench-", ignore_cleanup_errors=True) as name:
+        launch = Launch(bed, engine, Path(name))
+        try:
+            yield launch
+        finally:
+            launch.end()
+
+
+@contextmanager
+def testbed() -> Iterator[Bed]:
+    with tempfile.TemporaryDirectory(prefix="jrtb-", ignore_cleanup_errors=True) as name:
+        bed = Bed(Path(name, "bed"))
+        try:
+            bed.run("up", "-H", str(len(HOSTS)))
+            yield bed
+        finally:
+            bed.run("down")
+
+
+def seconds_to_start(bed: Bed, engine: Engine) -> float:
+    """From the start of jaxrun until all ranks have made a step."""
+    with launched(bed, engine) as launch:
+        launch.wait_until_ready()
+        return time.monotonic() - launch.began
+
+
+def measure(bed: Bed, engine: Engine, moment: float, signum: signal.Signals = signal.SIGKILL) -> Sample:
+    """Signal a jaxrun `moment` seconds after its start, and watch what is left of it."""
+    with launched(bed, engine) as launch:
+        time.sleep(max(0.0, launch.began + moment - time.monotonic()))
+        started = launch.started()
+        wrong = launch.signal(signum)
+        gone, left = launch.watch(LIMIT_S)
+        own = tuple(str(one) for one in left if one.command not in ENGINE)
+        engines = tuple(str(one) for one in left if one.command in ENGINE)
+    return Sample(engine.label, moment, started, gone, own, engines, wrong)
+
+
+def render(samples: Sequence[Sample]) -> str:
+    """A line for each engine."""
+    header = ("engine", "kills", *(f"{kind} started" for kind in _STARTED), "left", "by engine", "gone s", "most")
+    rows = []
+    for engine, group in grouped(samples, lambda one: one.engine).items():
+        counts = [sum(one.started == kind for one in group) for kind in _STARTED]
+        seconds = sorted(one.gone for one in group if one.gone is not None)
+        times = (shown(seconds[len(seconds) // 2]), shown(seconds[-1])) if seconds else ("-", "-")
+        left = sum(bool(one.left) for one in group), sum(bool(one.left_by_engine and not one.left) for one in group)
+        rows.append((engine, *map(str, (len(group), *counts, *left)), *times))
+    return table(header, rows, left=1)
+
+
+def run(options: argparse.Namespace) -> Outcome:
+    chosen = [one for one in (ONE_HOST, *MPI, SLURM) if one.label.startswith(options.only)]
+    missing = [one for one in chosen if one is not ONE_HOST and one.missing()]
+    print(*(one.missing() for one in missing), sep="\n", flush=True)
+    seed = options.seed if options.seed is not None else random.randrange(2**32)
+    progress(f"seed {seed}")
+    chance = random.Random(seed)
+    samples: list[Sample] = []
+    with ExitStack() as stack:
+        lanes = [stack.enter_context(testbed()) for _ in range(options.lanes)]
+        pool = stack.enter_context(ThreadPoolExecutor(len(lanes)))
+        free: SimpleQueue[Bed] = SimpleQueue()
+        for bed in lanes:
+            free.put(bed)
+
+        def kill(engine: Engine, moment: float) -> Sample:
+            bed = free.get()
+            try:
+                sample = measure(bed, engine, moment, signal.Signals[options.signal])
+            finally:
+                free.put(bed)
+            for text in (*sample.left, *sample.left_by_engine, *([sample.wrong] if sample.wrong else [])):
+                progress(f"{engine.label}, {moment:.2f} s, {sample.started} started: {text}")
+            return sample
+
+        for engine in (one for one in chosen if one not in missing):
+            spans = list(pool.map(seconds_to_start, lanes, [engine] * len(lanes)))
+            progress(f"{engine.label}: all ranks have made a step after {max(spans):.2f} s")
+            share = max(spans) / options.rounds
+            moments = [share * (number + chance.random()) for number in range(options.rounds)]
+            chance.shuffle(moments)
+            samples += pool.map(kill, [engine] * len(moments), moments)
+            progress(render(samples))
+    wrong = [f"{one.engine}, {one.moment:.2f} s: {one.wrong or one.left}" for one in samples if one.wrong or one.left]
+    return Outcome(render(samples), samples, wrong)
+
+
+if __name__ == "__main__":
+    bench = Bench("kills", __doc__, rounds=200)
+    bench.add_option("--only", metavar="TEXT", default="", help="the engine whose name begins so")
+    bench.add_option("--lanes", type=int, default=3, metavar="N", help="testbeds that are used at once (default: 3)")
+    bench.add_option("--signal", default="SIGKILL", help="another than SIGKILL; jaxrun itself may be left, then")
+    bench.add_option("--seed", type=int, metavar="N", help="of the moments (default: another each time)")
+    sys.exit(bench.main(run))

@@ -1,0 +1,172 @@
+"""`jaxrun doctor` on three hosts: nothing is found where nothing is wrong, and each fault is named with its host."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import pytest
+from cluster_fixture import HOSTS, Bed, JobRunner
+from harness import Result
+from launch_modes import BASIC, LAUNCHED, MPICH, OPEN_MPI_5, LaunchMode
+from state import address
+
+MakeRunner = Callable[[LaunchMode], JobRunner]
+BY_MPICH, BY_OPEN_MPI = LaunchMode(MPICH, LAUNCHED), LaunchMode(OPEN_MPI_5, LAUNCHED)
+_ENOUGH_S = 120.0  # for a machine with much else to do
+
+
+def examine(runner: JobRunner, *words: str) -> Result:
+    """Run the doctor, which leaves nothing: neither on any host nor in its directory."""
+    command = runner.mode.command(HOSTS, *words)
+    command.insert(command.index("jaxrun") + 1, "doctor")
+    before = set(runner.directory.iterdir())
+    with runner.bed.typed(runner.mode.host, *command, directory=runner.directory, env={"COLUMNS": "80"}) as job:
+        result = job.result(_ENOUGH_S)
+        job.gone(within=5)
+    assert set(runner.directory.iterdir()) - before <= {runner.directory / "out", runner.directory / "err"}
+    return result
+
+
+def found(result: Result) -> list[tuple[str, str, str]]:
+    """Check, level and text of what is not as it should be; but that the network is slow, as a busy machine's is."""
+    content: dict[str, Any] = json.loads(result.out)
+    assert content["exit_code"] == result.code
+    kept = [(one["check"], one["level"], one["text"]) for one in content["findings"] if one["level"] != "ok"]
+    return [one for one in kept if "carries down to" not in one[2] and "for a round trip" not in one[2]]
+
+
+@pytest.mark.parametrize(
+    "mode",
+    [pytest.param(mode, id=str(mode), marks=pytest.mark.extended if mode is not BASIC[0] else ()) for mode in BASIC],
+)
+def test_nothing_is_found_on_three_hosts_that_are_alike(make_runner: MakeRunner, mode: LaunchMode) -> None:
+    result = examine(make_runner(mode), "--json")
+    assert result.code == 0 and found(result) == [], result
+    content = json.loads(result.out)
+    assert list(content["hosts"]) == list(HOSTS)
+    assert {(way["from"], way["to"]) for way in content["connections"]} == {
+        (one, other) for one in HOSTS for other in HOSTS if one != other
+    }
+    names = [timing["collective"] for timing in content["collectives"]]
+    assert set(names) == {"psum", "all_gather", "ppermute"}
+
+
+def test_each_host_with_a_fault_is_named_with_it(bed: Bed, make_runner: MakeRunner, tmp_path: Path) -> None:
+    """On h1 its own name, on h2 a full disk and few open files, on h3 another version and no shared directory."""
+    wrapper = tmp_path.parent / f"{tmp_path.name}-ssh"
+    wrapper.write_text('#!/bin/sh\ncase "$*" in *h2*) ulimit -n 64 ;; esac\nexec ssh "$@"\n')
+    wrapper.chmod(0o755)
+    with ExitStack() as stack:
+        stack.callback(wrapper.unlink)
+        stack.enter_context(
+            replaced(bed, "h1", Path("/etc/hosts"), lambda text: text.replace(f"{address('h1')} h1", ""))
+        )
+        stack.enter_context(full_disk(bed, "h2", f"{bed.root}/hosts/h1/tmp"))
+        stack.enter_context(
+            replaced(bed, "h3", jaxlib_metadata(), lambda text: text.replace("\nVersion: ", "\nVersion: 9."))
+        )
+        stack.enter_context(mounted(bed, "h3", "-t", "tmpfs", "tmpfs", str(tmp_path)))
+        result = examine(make_runner(BY_MPICH), "--json", "--mpi-args", f"-launcher-exec {wrapper}")
+    version = metadata.version("jaxlib")
+    assert result.code == 69, result
+    assert [(check, level, text.partition(", where")[0]) for check, level, text in found(result)] == [
+        ("versions", "failure", f"jaxlib differs: {version} on h1, h2; 9.{version} on h3"),
+        ("names", "warning", "h1: its own name has no address"),
+        ("storage", "warning", f"h3: the files of a job in {tmp_path} are not seen there"),
+        ("storage", "failure", f"h2: nothing can be written to {bed.root}/hosts/h1/tmp: No space left on device"),
+        ("limits", "failure", "h2: a process may open 64 files"),
+    ]
+
+
+@pytest.mark.extended
+def test_a_slow_host_is_named(bed: Bed, make_runner: MakeRunner) -> None:
+    limit = ("root", "tbf", "rate", "30mbit", "burst", "32kb", "latency", "100ms")
+    with limited(bed, "ctl", "h3", limit), limited(bed, "h3", "eth0", limit):
+        result = examine(make_runner(BY_OPEN_MPI))
+    assert result.code == 0, result
+    assert "warn  network   the network of h3 carries down to" in result.out, result
+    assert max(map(len, result.out.splitlines())) <= 100
+
+
+@pytest.mark.extended
+@pytest.mark.usefixtures("mended")
+def test_a_host_that_is_cut_off_is_named(bed: Bed, make_runner: MakeRunner) -> None:
+    bed.run("cut", "h2")
+    result = examine(make_runner(BY_OPEN_MPI), "--json")
+    assert result.code == 69, result
+    assert found(result)[0][:2] == ("start", "failure") and found(result)[0][2].startswith("h2 cannot be reached from")
+
+
+@pytest.mark.extended
+def test_a_host_that_nobody_knows_is_named(make_runner: MakeRunner) -> None:
+    result = examine(make_runner(BY_OPEN_MPI), "-H", "h1:1,h9:1", "-n", "2", "--json")
+    assert result.code == 69, result
+    assert found(result)[0] == ("start", "failure", "h9 cannot be reached from here: its name leads nowhere"), result
+
+
+@pytest.mark.extended
+def test_two_hosts_that_do_not_reach_each_other_are_named_before_a_job_hangs_on_them(
+    bed: Bed, make_runner: MakeRunner
+) -> None:
+    bed.inside("h2", "ip", "route", "add", "blackhole", f"{address('h3')}/32")
+    try:
+        result = examine(make_runner(BY_OPEN_MPI), "--json")
+    finally:
+        bed.inside("h2", "ip", "route", "del", "blackhole", f"{address('h3')}/32")
+    assert result.code == 69, result
+    checks = {check: text for check, _, text in found(result)}
+    assert checks["start"].startswith("the hosts cannot all connect to each other")
+    assert "h2 cannot connect to h3" in checks["network"] and "h1" not in checks["network"]
+
+
+def jaxlib_metadata() -> Path:
+    """What says which version of jaxlib is installed."""
+    (path,) = (file for file in metadata.files("jaxlib") or () if file.name == "METADATA")
+    return Path(str(path.locate()))
+
+
+@contextmanager
+def mounted(bed: Bed, host: str, *words: str) -> Iterator[None]:
+    """mount WORDS on a host, and nowhere else; the last word is where."""
+    bed.inside(host, "mount", *words)
+    try:
+        yield
+    finally:
+        bed.inside(host, "umount", words[-1])
+
+
+@contextmanager
+def replaced(bed: Bed, host: str, path: Path, change: Callable[[str], str]) -> Iterator[None]:
+    """Let a host see another text in a file."""
+    text = change(bed.inside(host, "cat", str(path)))
+    other = bed.root / f"{host}-{path.name}"
+    other.write_text(text)
+    with mounted(bed, host, "--bind", str(other), str(path)):
+        yield
+    other.unlink()
+
+
+@contextmanager
+def full_disk(bed: Bed, host: str, path: str) -> Iterator[None]:
+    """Let a directory of a host be on a disk without room."""
+    with mounted(bed, host, "-t", "tmpfs", "-o", "size=64k", "tmpfs", path):
+        bed.inside(host, "sh", "-c", f"cat /dev/zero >{path}/all 2>/dev/null || true")
+        yield
+
+
+@contextmanager
+def limited(bed: Bed, host: str, device: str, limit: tuple[str, ...]) -> Iterator[None]:
+    """Let a device of a host send slowly. Skips where the kernel cannot."""
+    added = bed.start("exec", host, "--", "tc", "qdisc", "add", "dev", device, *limit)
+    added.communicate(timeout=30)
+    if added.returncode:
+        pytest.skip("this kernel has no tbf")
+    try:
+        yield
+    finally:
+        bed.inside(host, "tc", "qdisc", "del", "dev", device, "root")

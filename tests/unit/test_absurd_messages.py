@@ -1,0 +1,290 @@
+"""Well-typed messages that mean nothing, from agents that know the token: the head raises nothing, and ends."""
+
+import json
+import struct
+from dataclasses import fields, replace
+from itertools import cycle
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from simulation import JOB_ID, Simulation
+from test_agent_registry import job_spec, report
+
+from jaxrun.channel.connection import AGENT_TO_HEAD
+from jaxrun.errors import ProtocolError
+from jaxrun.head.actions import Finish, JobOutcome, Send, SignalRanks, TakeSnapshot
+from jaxrun.head.agent_registry import AgentRegistry
+from jaxrun.head.consistency import Expected
+from jaxrun.head.event_checks import check_event
+from jaxrun.head.events import (
+    AgentLost,
+    FaultRequested,
+    LauncherSignalled,
+    ParentExited,
+    SignalRequested,
+    TerminalLine,
+)
+from jaxrun.head.head import Head
+from jaxrun.head.timeouts import TimeLimits
+from jaxrun.protocol.agent_messages import FirstOutput, OutputChunk, StreamEnded, WorkerExited, WorkerSpawned
+from jaxrun.protocol.codec import MessageDecoder, encode
+from jaxrun.protocol.snapshot_messages import ProgramDetailsReply, ProgramDetailsRequest, SnapshotReply
+from jaxrun.protocol.worker_messages import CoordinatorReady, Done
+from jaxrun.supervisor.dispatch import Dispatcher
+from jaxrun.supervisor.snapshot_collection import SnapshotCollections
+from jaxrun.terminal import TerminalFormat
+from jaxrun.verdict.decide import decide
+from jaxrun.verdict.report import format_report
+from jaxrun.verdict.verdict import to_json
+
+HOSTS = {0: "h1", 1: "h1", 2: "h2"}
+SIZE = len(HOSTS)
+IN_JAX = (
+    'Thread 0x01 (most recent call first):\n  File "/x/site-packages/jax/_src/api.py", line 3 in wait\n'
+    '  File "/home/me/train.py", line 88 in step\n'
+)
+LONG_LINE = f'Fatal Python error: Aborted\n\nThread 0x0 (most recent call first):\n  File "a", line {"9" * 5000} in f\n'
+
+RANKS = st.integers(0, SIZE - 1)
+SMALL = st.integers(-1, 3)
+INTS = SMALL | st.sampled_from([9, 15, 255, -9, -500, 2**31, 2**63, -(2**70), 10**400])
+FLOATS = st.sampled_from([0.0, 1.0, 7, -1e308, 1e308, 10**308, float("inf"), float("nan")])
+GROUPS = st.sampled_from(["0-2"] * 5 + ["0-1", "0, 2", "", "x", "2-0", "0-300000000", "9" * 5000, "7", "\ud800"])
+TEXTS = st.sampled_from(
+    ["", "a", "cpu", "h1", JOB_ID, "h1:1", "\ud800", "a\nb\x1b[31m", "\0", "x" * 3000, "futex", IN_JAX, LONG_LINE]
+)
+ODD = st.recursive(
+    st.none() | st.booleans() | INTS | FLOATS | TEXTS,
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(TEXTS, inner, max_size=2),
+    max_leaves=4,
+)
+CALLS = st.tuples(FLOATS, st.integers(0, 1), SMALL | INTS, st.integers(0, 2), SMALL, SMALL)
+PROGRAMS = st.tuples(SMALL, st.lists(st.sampled_from(["", "a", "b", "\ud800"]), min_size=3, max_size=4))
+FLIGHT_FIELDS = {
+    "level": st.sampled_from([3, 3, 3, 0, 77]),
+    "compiling": st.tuples(TEXTS, FLOATS),
+    "pending": st.tuples(GROUPS, INTS, SMALL, SMALL, FLOATS),
+    "groups": st.lists(st.tuples(GROUPS, INTS), min_size=1, max_size=3),
+    "calls": st.lists(CALLS, max_size=4),
+    "marks": st.lists(st.tuples(st.integers(0, 1), st.lists(st.tuples(INTS, INTS), max_size=2)), max_size=2),
+    "timings": st.lists(SMALL | INTS | FLOATS, min_size=5, max_size=5),
+    "entered": FLOATS,
+    "programs": st.lists(PROGRAMS, max_size=3),
+    "sites": st.lists(st.tuples(SMALL, st.lists(TEXTS, max_size=2)), max_size=3),
+    "unknown": INTS,
+    "trouble": TEXTS,
+    "agreed": st.tuples(INTS, FLOATS),
+}
+ARRAYS = st.lists(st.lists(TEXTS, min_size=3, max_size=3), max_size=2)
+DETAILS_FIELDS = {"source": TEXTS, "arguments": ARRAYS, "results": ARRAYS, "mesh": TEXTS, "text": TEXTS}
+
+
+def some(known):
+    """Tables with some of these fields, of which a few may be anything."""
+    likely = st.fixed_dictionaries({}, optional=known)
+    return likely | likely | st.fixed_dictionaries({}, optional={name: ODD for name in known})
+
+
+VALUES = {
+    "int": INTS,
+    "float": FLOATS,
+    "bool": st.booleans(),
+    "str": TEXTS,
+    "WorkerStage": st.sampled_from(["start", "join", "prove", "program"]),
+    "SnapshotPurpose": st.sampled_from(["show", "keep", "timeout", "early-exit", "progress", "stall", "late"]),
+    "Flight": some(FLIGHT_FIELDS),
+    "ProgramDetails": some(DETAILS_FIELDS),
+    "tuple[int, ...]": st.lists(INTS, max_size=3),
+    "tuple[str, ...]": st.lists(TEXTS, max_size=2),
+    "Mapping[str, str]": st.dictionaries(TEXTS, TEXTS, max_size=2),
+    "Mapping[str, int]": st.dictionaries(TEXTS, st.integers(), max_size=2),
+}
+NAMED = {
+    "rank": RANKS,
+    "group": GROUPS,
+    "number": SMALL | INTS,
+    "key": st.sampled_from("ab"),
+    "code": st.sampled_from(["", "a", "b", "\ud800"]),
+    "kind": st.sampled_from(["kill", "pause", "cut", "odd"]),
+}
+
+
+def messages_of(kind):
+    """What an agent may write as a message of this kind, as JSON, and the agent's rank."""
+
+    def one(rank):
+        values = {}
+        for field in fields(kind):
+            name, annotation = field.name, str(field.type)
+            values[name] = NAMED[name] if name in NAMED and name != "rank" else VALUES.get(annotation, st.nothing())
+            if name == "rank":
+                values[name] = st.just(rank)
+            elif annotation.startswith("Mapping[int, "):
+                inner = VALUES[annotation.removeprefix("Mapping[int, ").removesuffix("]")]
+                values[name] = st.dictionaries(st.just(str(rank)), inner, max_size=1)
+        content = st.fixed_dictionaries(values).map(lambda content: {"v": 1, "type": kind.__name__, **content})
+        return st.tuples(st.just(rank), content)
+
+    return RANKS.flatmap(one)
+
+
+KINDS = {name: kind for name, kind in AGENT_TO_HEAD.items() if kind not in (OutputChunk, StreamEnded, FirstOutput)}
+MESSAGES = st.one_of(*map(messages_of, KINDS.values()))
+LAUNCHER_EVENTS = st.one_of(
+    st.builds(AgentLost, RANKS, TEXTS, st.booleans()),
+    st.builds(LauncherSignalled, st.sampled_from([1, 2, 3, 10, 15])),
+    st.builds(SignalRequested, st.just(10)),
+    st.builds(FaultRequested, st.just("kill"), st.just((0, 2, 5))),
+    st.builds(ParentExited, st.just("the end of its parent")),
+    st.builds(TerminalLine, TEXTS),
+)
+STEPS = st.lists(st.one_of(MESSAGES, MESSAGES, MESSAGES, LAUNCHER_EVENTS, st.floats(0.0, 9.0)), max_size=25)
+ANSWERS = st.lists(messages_of(SnapshotReply), min_size=1, max_size=4)
+DETAILS = st.lists(messages_of(ProgramDetailsReply), min_size=1, max_size=2)
+
+
+class Files:
+    """The run directory, without a disk."""
+
+    shown_path = None
+
+    def record(self, event, time, rank=None, **data):
+        json.dumps(data, default=str).encode()
+
+    def write_text(self, name, text):
+        text.encode("utf-8", "backslashreplace")
+
+
+class Job:
+    """A head with all that it speaks to on its side; the answers to its questions are absurd, too."""
+
+    def __init__(self, limits, lockstep, *, registry, terminal, reports_kills):
+        self.now = 0.0
+        self.reports_kills = reports_kills
+        self.outcome: JobOutcome | None = None
+        expected = Expected(SIZE, JOB_ID, "cpu", 1)
+        agents = AgentRegistry(job_spec(SIZE)) if registry else None
+        head = Head(
+            HOSTS,
+            expected,
+            limits,
+            "127.0.0.1",
+            0.0,
+            agents,
+            lockstep=lockstep,
+            no_terminal="" if terminal else "it has none",
+        )
+        self.dispatcher = Dispatcher(head, Files(), lambda: self.now)
+        self.snapshots = SnapshotCollections(lambda: self.now)
+        self.answers = self.details = None
+
+    def receive(self, rank, content):
+        """What comes from the agent of a rank; what is no message would end its connection."""
+        body = json.dumps(content).encode()
+        try:
+            (message,) = MessageDecoder(AGENT_TO_HEAD).feed(struct.pack("!I", len(body)) + body)
+            check_event(message, rank)
+        except ProtocolError as error:
+            assert str(error)
+            return
+        if isinstance(message, SnapshotReply):
+            self.handle(*self.snapshots.add(message))
+        else:
+            self.handle(message)
+
+    def handle(self, *events):
+        for event in events:
+            self._execute(self.dispatcher.handle(event))
+
+    def wait(self, seconds):
+        until, turns = self.now + seconds, 0
+        while (at := self._next()) is not None and at <= until:
+            turns += 1
+            assert turns < 3000, "it wakes for nothing"
+            self.now = max(self.now, at)
+            self.handle(*self.snapshots.expire())
+            self._execute(self.dispatcher.handle_timeouts())
+        self.now = until
+
+    def _next(self):
+        deadlines = (self.dispatcher.deadline(), self.snapshots.deadline())
+        return min((at for at in deadlines if at is not None), default=None)
+
+    def _execute(self, actions):
+        for action in actions:
+            assert set(getattr(action, "ranks", ())) <= HOSTS.keys()
+            match action:
+                case Send(ranks=ranks, message=ProgramDetailsRequest()):
+                    self._answer(ranks, self.details, program=action.message.program)
+                case Send():
+                    encode(action.message)
+                case TakeSnapshot():
+                    self.handle(*self.snapshots.start(action))
+                    self._answer(action.ranks, self.answers, purpose=action.purpose.value)
+                case SignalRanks(signum=9, ranks=ranks) if self.reports_kills:
+                    self.handle(*(WorkerExited(rank, -9) for rank in ranks))
+                case Finish():
+                    assert self.outcome is None
+                    self.outcome = action.outcome
+
+    def _answer(self, ranks, contents, **asked):
+        for rank in ranks if contents else ():
+            _, content = next(contents)
+            at_rank = {
+                name: {str(rank): one for one in value.values()}
+                for name, value in content.items()
+                if isinstance(value, dict) and name != "details"
+            }
+            self.receive(rank, {**content, **at_rank, **({"rank": rank} if "rank" in content else {}), **asked})
+
+
+def regular_events(registry):
+    """A job from its first agent to the end of its programs."""
+    simulation = Simulation(SIZE, hosts=HOSTS)
+    return [
+        *(report(rank, HOSTS[rank], SIZE) for rank in HOSTS if registry),
+        *(WorkerSpawned(rank, 1000 + rank) for rank in HOSTS),
+        *(simulation.hello(rank) for rank in HOSTS),
+        CoordinatorReady(0, "h1:4711"),
+        *(simulation.device_report(rank) for rank in HOSTS),
+        *(Done(rank, 1.0) for rank in HOSTS),
+    ]
+
+
+EXAMPLES = pytest.param(100), pytest.param(600, marks=pytest.mark.extended)
+
+
+@pytest.mark.parametrize("examples", EXAMPLES)
+def test_whatever_agents_say_the_head_raises_nothing_and_two_signals_end_the_job(examples):
+    limits = TimeLimits(init=60.0, job=None, grace=5.0, signal_grace=30.0, stall=None, stall_notice=3.0)
+    some_limits = st.sampled_from([limits, replace(limits, job=20.0, stall=8.0, stall_notice=None)])
+    lockstep = st.sampled_from(["off", "record", "strict"])
+    begun = st.sampled_from([0, 3, 6, *[13] * 6, 15])
+
+    @settings(max_examples=examples)
+    @given(some_limits, lockstep, begun, st.booleans(), st.booleans(), st.booleans(), STEPS, ANSWERS, DETAILS)
+    def survive(limits, lockstep, begun, registry, terminal, reports_kills, steps, answers, details):
+        job = Job(limits, lockstep, registry=registry, terminal=terminal, reports_kills=reports_kills)
+        first = regular_events(registry)
+        job.handle(*first[: begun and begun + len(first) - len(regular_events(False))])
+        job.answers, job.details = cycle(answers), cycle(details)
+        for step in steps:
+            match step:
+                case float():
+                    job.wait(step)
+                case (rank, content):
+                    job.receive(rank, content)
+                case event:
+                    job.handle(event)
+        for _ in range(3):  # the third where the second is taken for the first, sent twice
+            if job.outcome is None:
+                job.handle(LauncherSignalled(2))
+                job.wait(60.0)
+        assert job.outcome is not None
+        verdict = decide(job.outcome, job.dispatcher.hosts, started=0.0, ended=job.now, timeout=limits.job)
+        assert 0 <= verdict.exit_code <= 255
+        to_json(verdict).encode("utf-8", "backslashreplace")
+        format_report(verdict, None, TerminalFormat.at(1, {}), []).encode("utf-8", "backslashreplace")
+
+    survive()

@@ -1,0 +1,265 @@
+"""The checks of `jaxrun doctor`: what they say of the facts that hosts have told, and of the network between them."""
+
+import json
+from dataclasses import replace
+
+import pytest
+
+from jaxrun.backends.slurm_allocation import Allocation
+from jaxrun.doctor import report
+from jaxrun.doctor.finding import Level
+from jaxrun.doctor.network import blame
+from jaxrun.doctor.observation import CollectiveTiming, Observation, RankClock, RankDevices, read_run_dir
+from jaxrun.protocol.probe_messages import HostFacts, PeerResults
+from jaxrun.rundir.rundir import RunDir
+from jaxrun.terminal import TerminalFormat
+from jaxrun.verdict.verdict import Verdict
+
+GIB = 2**30
+HOSTS = ("h1", "h2", "h3")
+H100 = "NVIDIA H100 80GB HBM3, 580.159.04, 81559, 0"
+
+
+def facts(rank, host, **changes):
+    known = HostFacts(
+        rank=rank,
+        time=0.0,
+        host=host,
+        versions={"Python": "3.13.0", "jaxrun": "0.1.0", "jax": "0.12.0", "jaxlib": "0.12.0", "numpy": "2.5"},
+        own_addresses=(f"10.0.0.{rank + 1}",),
+        interfaces=("lo 127.0.0.1", f"eth0 10.0.0.{rank + 1}"),
+        limits={"nofile": 65536, "nproc": -1, "memlock": 65536, "nofile hard": 65536},
+        memory={"total": 64 * GIB, "available": 60 * GIB, "limit": -1},
+        shared_memory=32 * GIB,
+        disks={"/tmp": 100 * GIB},
+        cores=8,
+        all_cores=8,
+    )
+    return replace(known, **changes)
+
+
+def network(errors=(), slow=(), far=()):
+    """PeerResults of all hosts; in what is given, pairs of ranks."""
+    peers = {}
+    for rank in range(3):
+        others = [other for other in range(3) if other != rank and (rank, other) not in errors]
+        peers[rank] = PeerResults(
+            rank=rank,
+            errors={other: "timed out" for one, other in errors if one == rank},
+            round_trip={other: 0.03 if (rank, other) in far else 5e-5 for other in others},
+            bytes_per_s={other: 1.1e8 if (rank, other) in slow else 2e9 for other in others},
+        )
+    return peers
+
+
+def seen(*changed, **more):
+    """Three hosts with which all is well, but for the facts that `changed` replaces by their rank."""
+    known = {rank: facts(rank, host) for rank, host in enumerate(HOSTS)} | {one.rank: one for one in changed}
+    content = {
+        "started_by": "Open MPI 5",
+        "expected_hosts": HOSTS,
+        "facts": known,
+        "peers": network(),
+        "devices": {rank: RankDevices("cpu", 1, ("cpu",)) for rank in known},
+        "clocks": {rank: RankClock(0.0001, 0.0001) for rank in known},
+        "verdict": Verdict("ok", 0, dict(enumerate(HOSTS)), startup=2.0, run=1.0),
+    }
+    return Observation(**{**content, **more})
+
+
+def bad(observation):
+    """What is not as it should be: the check, the level, the text and the advice."""
+    return [
+        (name, finding.level, f"{finding.text} | {finding.advice}")
+        for name, finding in report.judge(observation)
+        if finding.level is not Level.OK
+    ]
+
+
+def only(observation):
+    (found,) = bad(observation)
+    return found
+
+
+def test_nothing_is_said_against_three_hosts_that_are_alike():
+    assert bad(seen()) == []
+    assert report.exit_code(seen(), report.judge(seen())) == 0
+
+
+CASES = {
+    "another version": (facts(1, "h2", versions={"Python": "3.13.0", "jaxrun": "0.1.0", "jax": "0.12.0",
+        "jaxlib": "0.10.1", "numpy": "2.5"}), "versions", Level.FAILURE,
+        "jaxlib differs: 0.12.0 on h1, h3; 0.10.1 on h2 | pip install jaxlib==0.12.0"),
+    "no address": (facts(1, "h2", own_addresses=()), "names", Level.WARNING,
+        "h2: its own name has no address | add to /etc/hosts there: 10.0.0.2 h2"),
+    "Debian's address": (facts(1, "h2", own_addresses=("127.0.1.1",)), "names", Level.WARNING,
+        "h2: its own name leads to 127.0.1.1"),
+    "a proxy": (facts(1, "h2", proxies={"http_proxy": "proxy:3128"}), "proxies", Level.WARNING,
+        "proxies differ: none on h1, h3; http_proxy=proxy:3128 on h2"),
+    "few files": (facts(1, "h2", limits={"nofile": 64, "nofile hard": 20000}), "limits", Level.FAILURE,
+        "h2: a process may open 64 files | ulimit -n 20000 there"),
+    "rather few files": (facts(1, "h2", limits={"nofile": 512, "nofile hard": 512}), "limits", Level.WARNING,
+        "h2: a process may open 512 files | nofile in /etc/security/limits.conf"),
+    "few processes": (facts(1, "h2", limits={"nofile": -1, "nproc": 200}), "limits", Level.WARNING,
+        "h2: the user may have 200 processes"),
+    "no locked memory": (facts(1, "h2", rdma=True), "limits", Level.WARNING, "h2: a process may lock 64 KiB"),
+    "a small cgroup": (facts(1, "h2", memory={"available": 60 * GIB, "limit": 2**29}), "limits", Level.WARNING,
+        "h2: 512 MiB of memory for 1 process (the limit of its cgroup is 512 MiB)"),
+    "one core": (facts(1, "h2", cores=1), "cores", Level.WARNING, "h2: each process may use one core of 8"),
+    "a full disk": (facts(1, "h2", disk_errors={"/tmp": "No space left on device"}), "storage", Level.FAILURE,
+        "h2: nothing can be written to /tmp: No space left on device | df -h /tmp there; TMPDIR=DIR"),
+    "little room": (facts(1, "h2", disks={"/tmp": 2**20}), "storage", Level.WARNING, "h2: only 1 MiB are free in /tmp"),
+    "Docker's memory": (facts(1, "h2", shared_memory=2**26), "storage", Level.WARNING, "h2: /dev/shm has 64 MiB"),
+    "no shared directory": (facts(1, "h2", sees_run_dir=False), "storage", Level.WARNING, "h2: the files of a job in"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("changed", "check", "level", "text"), CASES.values(), ids=CASES)
+def test_a_host_with_which_something_is_wrong_is_named(changed, check, level, text):
+    found = only(seen(changed))
+    assert found[:2] == (check, level) and found[2].startswith(text)
+
+
+def test_a_host_that_does_not_know_the_others_is_named():
+    peers = network()
+    peers[2] = replace(peers[2], unknown_names=("h1",))
+    assert only(seen(peers=peers))[2].startswith("h3 does not know the name h1")
+
+
+BOTH_WAYS_OF_H3 = {(0, 2), (2, 0), (1, 2), (2, 1)}
+WAYS = {
+    "a host that is cut off": ({"errors": BOTH_WAYS_OF_H3}, Level.FAILURE, "h3 cannot be connected with the others"),
+    "one way that is closed": ({"errors": {(0, 2)}}, Level.FAILURE, "h1 cannot connect to h3 (timed out)"),
+    "a slow host": ({"slow": BOTH_WAYS_OF_H3}, Level.WARNING, "the network of h3 carries down to 110 MB/s"),
+    "a slow way": ({"slow": {(0, 2)}}, Level.WARNING, "the network from h1 to h3 carries down to 110 MB/s"),
+    "a far host": ({"far": BOTH_WAYS_OF_H3}, Level.WARNING, "the network of h3 takes up to 30.00 ms"),
+}
+
+
+@pytest.mark.parametrize(("ways", "level", "text"), WAYS.values(), ids=WAYS)
+def test_the_host_or_the_way_that_is_to_blame_is_named(ways, level, text):
+    found = only(seen(peers=network(**ways)))
+    assert found[:2] == ("network", level) and found[2].startswith(text)
+
+
+def test_where_two_hosts_cannot_meet_neither_is_blamed():
+    assert blame({("h1", "h2"), ("h2", "h1")}, {"h1", "h2"}).hosts == ()
+    assert blame({("h1", "h2"), ("h2", "h1")}, {"h1", "h2", "h3"}).hosts == ()
+
+
+def test_several_hosts_are_blamed_one_after_the_other():
+    hosts = {f"h{number}" for number in range(1, 7)}
+    broken = {(one, other) for one in hosts for other in hosts if one != other and {one, other} & {"h2", "h5"}}
+    assert blame(broken | {("h1", "h3")}, hosts).hosts == ("h2", "h5")
+    assert blame(broken | {("h1", "h3")}, hosts).pairs == (("h1", "h3"),)
+
+
+def test_a_clock_that_is_wrong_is_told_with_its_side():
+    clocks = {0: RankClock(0.0, 0.001), 1: RankClock(-90.0, 0.001), 2: RankClock(3.2, 0.001)}
+    texts = [text for _, _, text in bad(seen(clocks=clocks))]
+    assert "the clock of h2 is 1 min 30 s" in texts[0] or "the clock of h2 is 90.0 s ahead of" in texts[0]
+    assert texts[1].startswith("the clock of h3 is 3.2 s behind")
+
+
+GPUS = {
+    "unused": ({"gpus": (H100, H100)}, RankDevices("gpu", 1, ("H100",)), "nvidia-smi shows 2 GPUs, and JAX uses 1"),
+    "no plugin": ({"gpus": (H100,)}, RankDevices("cpu", 1, ("cpu",)), "nvidia-smi shows 1 GPU, and JAX uses none"),
+    "taken": (
+        {"gpus": ("NVIDIA H100, 580.1, 81559, 61440",)},
+        RankDevices("gpu", 1, ("H100",)),
+        "60 GiB of 79.6 GiB of GPU 0 are taken by another process",
+    ),
+    "old driver": (
+        {"gpus": ("NVIDIA H100, 535.1, 81559, 0",), "versions": {"jaxlib": "0.12.0", "jax-cuda13-plugin": "0.12.0"}},
+        RankDevices("gpu", 1, ("H100",)),
+        "jax-cuda13-plugin needs NVIDIA's driver 580 or newer, and 535.1 is installed",
+    ),
+    "old plugin": (
+        {"gpus": (H100,), "versions": {"jaxlib": "0.12.0", "jax-cuda13-plugin": "0.11.2"}},
+        RankDevices("gpu", 1, ("H100",)),
+        "jax-cuda13-plugin 0.11.2 does not go with jaxlib 0.12.0",
+    ),
+}
+
+
+@pytest.mark.parametrize(("changes", "devices", "text"), GPUS.values(), ids=GPUS)
+def test_gpus_that_jax_cannot_use_as_they_are(changes, devices, text):
+    box = Observation(
+        facts={0: facts(0, "box", **changes)}, devices={0: devices}, verdict=Verdict("ok", 0, {0: "box"}, startup=1.0)
+    )
+    assert text in only(box)[2]
+
+
+def test_drivers_that_differ_are_told():
+    other = facts(1, "h2", gpus=("NVIDIA H100, 570.1, 81559, 0",))
+    same = [facts(rank, HOSTS[rank], gpus=(H100,)) for rank in (0, 2)]
+    gpus = {rank: RankDevices("gpu", 1, ("H100",)) for rank in range(3)}
+    assert "drivers differ: 580.159.04 on h1, h3; 570.1 on h2" in only(seen(*same, other, devices=gpus))[2]
+
+
+def test_a_memory_that_nvidia_smi_does_not_know_is_no_obstacle():
+    box = facts(0, "box", gpus=("NVIDIA GB10, 580.95, [N/A], [N/A]",))
+    shown = Observation(
+        facts={0: box}, devices={0: RankDevices("gpu", 1, ("GB10",))}, verdict=Verdict("ok", 0, {0: "box"})
+    )
+    assert bad(shown) == []
+
+
+def test_a_job_that_has_not_started_is_told_in_its_own_words_and_with_the_host_that_does_not_answer():
+    verdict = Verdict("unavailable", 69, {}, headline="mpirun ended with status 255\n  on node h2", advice="ssh h2")
+    texts = [text for _, _, text in bad(Observation(verdict=verdict, unreachable={"h2": "no answer"}))]
+    assert texts[0].startswith("h2 cannot be reached from here: no answer")
+    assert texts[1] == "mpirun ended with status 255\n  on node h2 | ssh h2"
+
+
+def test_a_host_that_says_nothing_while_others_do_is_named():
+    verdict = Verdict("unavailable", 69, {}, headline="2 of 3 agents reported")
+    present = {rank: facts(rank, HOSTS[rank]) for rank in (0, 2)}
+    found = bad(seen(verdict=verdict, peers={}, devices={}, clocks={}, **{"facts": present}))
+    assert "nothing has been heard from h2" in found[0][2]
+
+
+def test_without_a_verdict_the_job_speaks_for_itself():
+    assert "jaxrun: out of paper" in only(Observation(output="jaxrun: out of paper\n"))[2]
+
+
+def test_nodes_of_an_allocation_that_would_stay_idle_are_told():
+    allocation = Allocation("7", ("h1", "h2", "h3", "h4"), (8, 8, 8, 8))
+    assert "h4 would stay idle" in only(seen(allocation=allocation))[2]
+    assert bad(seen(allocation=replace(allocation, nodes=HOSTS, cpus=(8, 8, 8)))) == []
+
+
+def test_the_report_fits_the_terminal_and_says_how_many_there_are():
+    timings = (CollectiveTiming("psum", 4096, 0.0003, 1e7), CollectiveTiming("psum", 2**20, 0.001, 9e8))
+    shown = seen(facts(1, "h2", own_addresses=(), disk_errors={"/tmp": "No space left on device"}), timings=timings)
+    text = report.format_report(shown, report.judge(shown), TerminalFormat(60))
+    assert max(map(len, text.splitlines())) <= 60
+    assert text.splitlines()[-1] == "jaxrun doctor: 1 failure and 1 warning"
+    assert "psum                0.30 ms     900 MB/s" in text
+    assert "one connection      0.05 ms       2 GB/s" in text
+    assert report.exit_code(shown, report.judge(shown)) == 69
+
+
+def test_the_json_holds_all_that_was_found_and_seen():
+    shown = seen(facts(1, "h2", own_addresses=()))
+    content = json.loads(report.to_json(shown, report.judge(shown)))
+    assert content["exit_code"] == 0 and list(content["hosts"]) == list(HOSTS)
+    (warning,) = (found for found in content["findings"] if found["level"] == "warning")
+    assert warning["check"] == "names" and warning["text"].startswith("h2")
+    assert {"from": "h3", "to": "h1", "round_trip_s": 5e-5, "bytes_per_s": 2e9} in content["connections"]
+
+
+def test_what_the_agents_tell_is_read_back_from_the_event_log(tmp_path):
+    from jaxrun.head.actions import RecordClock
+    from jaxrun.rundir.event_log import action_entry, event_entry
+
+    told, results = facts(1, "h2", port=7, cookie="secret"), network()[1]
+    log = RunDir(tmp_path)
+    for name, rank, more in (event_entry(told), event_entry(results), action_entry(RecordClock(1, 0.5, 0.1))):
+        log.record(name, 1.0, rank, **more)
+    log.record("clock", 2.0, 2, offset=0.25)
+    log.close()
+    assert "secret" not in (tmp_path / "events.jsonl").read_text()
+    found = read_run_dir(tmp_path)
+    assert found["facts"] == {1: replace(told, cookie="")} and found["peers"] == {1: results}
+    assert found["clocks"] == {1: RankClock(0.5, 0.1), 2: RankClock(0.25, 0.1)}

@@ -1,0 +1,79 @@
+"""The order of a job that asks for probes: reports, facts, measurements, and only then the workers."""
+
+import pytest
+from test_agent_registry import HEAD, job_spec, report
+
+from jaxrun.errors import UnavailableError
+from jaxrun.head.actions import Send
+from jaxrun.head.agent_registry import AgentRegistry
+from jaxrun.head.consistency import Expected
+from jaxrun.head.startup import Startup
+from jaxrun.protocol.agent_messages import StartWorker
+from jaxrun.protocol.probe_messages import HostFacts, MeasurePeers, PeerResults
+
+
+def startup(hosts, **wanted):
+    """The start-up of a job with a rank on each of `hosts`, whose agents have all reported; and what it does next."""
+    registry = AgentRegistry(job_spec(len(hosts), **wanted))
+    start = Startup(dict.fromkeys(range(len(hosts)), "?"), Expected(len(hosts), "", "cpu", 1), "", registry)
+    actions = [start.handle(report(rank, host, len(hosts))) for rank, host in enumerate(hosts)]
+    assert actions[:-1] == [[] for _ in hosts[1:]]
+    return start, actions[-1]
+
+
+def tell_facts(start, rank, host):
+    return start.handle(HostFacts(rank, 1.0, host, port=4000 + rank, cookie=f"cookie {rank}"))
+
+
+def measured(rank, errors=()):
+    return PeerResults(rank, dict(errors), {}, {})
+
+
+def started(actions):
+    return [action.message.rank for action in actions if isinstance(action.message, StartWorker)]
+
+
+def test_a_job_that_does_not_ask_starts_at_once_and_takes_no_facts():
+    start, actions = startup(["h1", "h2"])
+    assert started(actions) == [0, 1]
+    assert tell_facts(start, 0, "h1") == [] and start.handle(measured(0)) == []
+
+
+def test_the_first_agent_of_each_host_measures_the_others_once_all_have_told_their_facts():
+    start, actions = startup(["h1", "h1", "h9"], probe_hosts=True)
+    assert actions == []
+    assert tell_facts(start, 2, "h9") == [] and tell_facts(start, 0, "h1") == []
+    assert start.describe_progress(3) == "measuring the network: 0 of 3 ranks after 3 s, waiting for ranks 0-2 (h1, h9)"
+    (order,) = tell_facts(start, 1, "h1")
+    addresses = {0: "10.0.0.1:4000", 2: "10.0.0.9:4002"}
+    cookies, hosts = {0: "cookie 0", 2: "cookie 2"}, {0: "h1", 2: "h9"}
+    assert order == Send((0, 2), MeasurePeers(addresses, cookies, hosts))
+    assert start.handle(measured(2)) == []
+    assert start.describe_progress(3).endswith("2 of 3 ranks after 3 s, waiting for rank 0 (h1)")
+    assert started(start.handle(measured(0))) == [0, 1, 2]
+    assert start.handle(measured(0)) == []
+
+
+def test_one_host_has_nobody_to_measure():
+    start, _ = startup(["h1", "h1"], probe_hosts=True)
+    tell_facts(start, 0, "h1")
+    assert started(tell_facts(start, 1, "h1")) == [0, 1]
+
+
+def test_hosts_that_cannot_connect_start_nothing_once_all_have_measured():
+    start, _ = startup(["h1", "h2"], probe_hosts=True)
+    for rank, host in enumerate(("h1", "h2")):
+        tell_facts(start, rank, host)
+    assert start.handle(measured(0, {1: "timed out"})) == []
+    with pytest.raises(UnavailableError, match="cannot all connect to each other"):
+        start.handle(measured(1))
+
+
+def test_the_address_of_the_heads_own_host_is_the_one_that_the_others_use():
+    registry = AgentRegistry(job_spec(2, probe_hosts=True))
+    start = Startup({0: "?", 1: "?"}, Expected(2, "", "cpu", 1), "", registry)
+    start.handle(report(0, "h1", 2, address="127.0.0.1", head_address="127.0.0.1"))
+    start.handle(report(1, "h2", 2))
+    tell_facts(start, 0, "h1")
+    (order,) = tell_facts(start, 1, "h2")
+    assert order.message.addresses == {0: f"{HEAD}:4000", 1: "10.0.0.2:4001"}
