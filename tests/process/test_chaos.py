@@ -25,13 +25,19 @@ time.sleep(60)
 """
 
 
+def seconds_after(words: str, text: str) -> float:
+    """The number that follows `words` in a text: on a busy machine a fault comes later than asked, never sooner."""
+    return float(text.split(words, 1)[1].split()[0])
+
+
 @pytest.mark.parametrize("rank", [extended(0), 1])
 def test_a_killed_rank_ends_the_job_as_if_it_had_died_by_itself(tmp_path: Path, rank: int) -> None:
     result = jaxrun(tmp_path, "-n", "3", "--chaos", f"kill:{rank}@300ms", MISBEHAVE)
     assert result.code == 137, result
     assert result.err.splitlines()[0].endswith(f" · --chaos kill:{rank}@0.3s")
     assert f"jaxrun: rank {rank} is killed by SIGKILL (9), as --chaos asked\n" in result.err
-    assert f"rank {rank} of 3 was killed by SIGKILL (9), as --chaos asked, 0.3" in str(result.verdict()["headline"])
+    assert f"rank {rank} of 3 was killed by SIGKILL (9), as --chaos asked, " in str(result.verdict()["headline"])
+    assert seconds_after("as --chaos asked, ", str(result.verdict()["headline"])) >= 0.3
     assert result.verdict()["culprits"] == [rank]
     (note,) = result.events("chaos")
     assert (note["fault"], note["ranks"]) == ("kill", [rank])
@@ -50,14 +56,17 @@ def test_a_killed_rank_ends_the_job_as_if_it_had_died_by_itself(tmp_path: Path, 
 def test_a_rank_that_is_cut_off_is_the_cause_of_what_breaks(tmp_path: Path, rank: int, flags: tuple[str, ...]) -> None:
     result = jaxrun(tmp_path, "-n", "3", "--chaos", f"cut:{rank}@300ms", MISBEHAVE, *flags)
     assert result.code in (1, 134), result
-    assert f"rank {rank} of 3 was cut off from the network, as --chaos asked, 0.3" in str(result.verdict()["headline"])
+    headline = str(result.verdict()["headline"])
+    assert f"rank {rank} of 3 was cut off from the network, as --chaos asked, " in headline
+    assert seconds_after("as --chaos asked, ", headline) >= 0.3
     assert result.verdict()["culprits"] == [rank]
 
 
 def test_a_paused_rank_holds_the_others_up_and_is_named(tmp_path: Path) -> None:
     result = jaxrun(tmp_path, "-n", "3", "--chaos", "pause:1@300ms", "--stall-timeout", "2", MISBEHAVE)
     assert result.code == 124, result
-    assert "rank 1 was stopped by SIGSTOP (19), as --chaos asked, 0.3" in result.err
+    assert "rank 1 was stopped by SIGSTOP (19), as --chaos asked, " in result.err
+    assert seconds_after("as --chaos asked, ", result.err) >= 0.3
     assert "rank 1 is stopped by a signal, and ranks 0, 2 wait for it" in result.err
 
 
