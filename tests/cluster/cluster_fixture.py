@@ -160,7 +160,7 @@ class Job:
         out, err = ((self.directory / name).read_text(errors="replace") for name in ("out", "err"))
         return Result(-1 if code is None else code, out, err, self.run_dir)
 
-    def gone(self, within: float, *, but_for: Sequence[str] = ()) -> float:
+    def gone(self, within: float = 15, *, but_for: Sequence[str] = ()) -> float:
         """Seconds until no host has a process any more that was not there before the job; `but_for` those commands."""
         began = time.monotonic()
         while left := [process for process in self.bed.job_processes() if process.command not in but_for]:
@@ -191,7 +191,7 @@ class JobRunner:
         """Run a job to its end, and check that it has left nothing on any host, nor a file beside its run directory."""
         with self.started(*words, **more) as job:  # type: ignore[arg-type]
             result = job.result()
-            job.gone(within=3)
+            job.gone()
         assert not list(self.directory.glob(".jaxrun*")), result
         return result
 

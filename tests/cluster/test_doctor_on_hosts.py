@@ -27,7 +27,7 @@ def examine(runner: JobRunner, *words: str) -> Result:
     before = set(runner.directory.iterdir())
     with runner.bed.typed(runner.mode.host, *command, directory=runner.directory, env={"COLUMNS": "80"}) as job:
         result = job.result(_ENOUGH_S)
-        job.gone(within=5)
+        job.gone()
     assert set(runner.directory.iterdir()) - before <= {runner.directory / "out", runner.directory / "err"}
     return result
 

@@ -103,7 +103,7 @@ def test_a_job_that_was_killed_from_outside_left_its_recorders(make_runner) -> N
         time.sleep(1)  # the others go on to meet the wrong call
         os.kill(job.launcher(), signal.SIGKILL)
         job.process.wait(10)
-        job.gone(within=5)
+        job.gone()
         command = [TESTBED, "exec", MPIRUN.host, "--", PYTHON, "-m", "jaxrun", "explain", str(job.run_dir)]
         environ = {**os.environ, "JAXRUN_TESTBED_DIR": str(job.bed.root)}
         shown = subprocess.run(command, env=environ, capture_output=True, text=True, timeout=30).stdout

@@ -41,9 +41,9 @@ def lose(runner: JobRunner, how: str, measured: Callable[[str, float], None]) ->
         decided = time.monotonic() - began
         # An mpirun that we have not started may wait for its own daemon on that host for as long as it likes.
         if ours:
-            job.result(timeout=10)
+            job.result(timeout=30)
         ended = time.monotonic() - began
-        left = job.gone(within=12, but_for=() if ours else ENGINE)
+        left = job.gone(but_for=() if ours else ENGINE)
         result = job.result(timeout=0)
     measured("seconds until the verdict", decided)
     measured("seconds until nothing was left on any host", ended + left)
@@ -52,4 +52,4 @@ def lose(runner: JobRunner, how: str, measured: Callable[[str, float], None]) ->
     assert "rank 1 of 3 on h2 was lost" in str(verdict["headline"])
     assert "rank 1 of 3 on h2 was lost" in result.err or not ours  # an mpirun that dies shows no more of what we say
     assert result.code == 69 or not ours
-    assert decided < 12 and ended < 15
+    assert decided < 25 and ended < 30

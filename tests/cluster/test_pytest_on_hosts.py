@@ -57,7 +57,7 @@ def result(bed: Bed, engine: Engine, command: list[str], directory: Path) -> Res
     """Of a pytest that has left nothing on any host."""
     with typed(bed, engine, command, directory) as job:
         result = job.result()
-        job.gone(within=3)
+        job.gone()
     return result
 
 
@@ -98,6 +98,6 @@ def test_an_interrupt_ends_all_processes_that_were_there(bed: Bed, tmp_path: Pat
         job.wait_until(lambda: len(list(tmp_path.glob("running-*"))) == 2, "running test")
         os.kill(next(process.pid for process in bed.job_processes() if process.argv[0] == MPICH.mpirun), signal.SIGINT)
         result = job.result(timeout=20)
-        job.gone(within=3)
+        job.gone()
     assert result.code == 2 and "KeyboardInterrupt" in result.out, result
     assert "Traceback" not in result.err and "INTERNALERROR" not in result.out, result

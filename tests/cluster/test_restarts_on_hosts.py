@@ -55,7 +55,7 @@ def agents(run_dir: Path) -> Sequence[tuple[int, int]]:
 def test_a_job_is_started_again(bed: Bed, tmp_path: Path, engine: Engine, fate: str) -> None:
     with started(bed, engine, tmp_path, PROGRAM, fate) as job:
         result: Result = job.result()
-        job.gone(within=5)
+        job.gone()
     assert result.code == 0, result
     assert "attempt 1 of 3 failed" in result.err and "1 restart)" in result.err
     assert hosts_of_attempt(job.run_dir, 1) == hosts_of_attempt(job.run_dir, 2) == list(HOSTS)

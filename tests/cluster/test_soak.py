@@ -118,7 +118,7 @@ def test_the_parameters_are_those_of_an_undisturbed_training(
         if faults.host:
             strike(bed, job, faults)
         result = job.result(timeout=90)
-        job.gone(within=12 if faults.host == "cut" else 5)
+        job.gone()
     assert parameters(result) == undisturbed(2 if faults.host else 3), (faults, result)
     verdict = result.verdict()
     assert verdict["outcome"] == "ok"

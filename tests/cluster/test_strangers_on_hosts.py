@@ -80,7 +80,7 @@ def check_ended_with_its_verdict(jobs: list[Job], tmp_path: Path) -> None:
     """Let rank 1 end with status 7, which is the job's."""
     (tmp_path / "go").touch()
     results = [job.result() for job in jobs]
-    jobs[0].gone(within=5, but_for=(OURS,))
+    jobs[0].gone(but_for=(OURS,))
     assert [result.code for result in results] == [7, 7], results
     assert "rank 1 of 2 on h2 ended with status 7" in results[0].err, results
     assert "went away" not in results[0].err + results[1].err
@@ -159,7 +159,7 @@ def test_who_relays_the_handshake_can_order_nothing(bed: Bed, tmp_path: Path) ->
         ways = ("--head", f"h1:{PORT}"), ("--head", f"127.0.0.1:{PORT}")
         with attached(bed, tmp_path, *ways, more=("--init-timeout", "2")) as jobs:
             results = [job.result() for job in jobs]
-            jobs[0].gone(within=5, but_for=(OURS,))
+            jobs[0].gone(but_for=(OURS,))
     assert [result.code for result in results] == [69, 70], results
     assert not written.exists()
     assert "a message was changed, repeated or left out on its way" in results[1].err, results
@@ -175,5 +175,5 @@ def test_a_gang_over_hosts_starts_and_works_in_a_flood_of_strangers(bed: Bed, tm
         with bed.typed("h1", *limited, directory=tmp_path) as job:
             result = job.result()
             assert first_line(flood).startswith("connected ")
-            job.gone(within=5, but_for=(OURS,))
+            job.gone(but_for=(OURS,))
     assert (result.code, result.out) == (0, "h2 [100000, 100000]\n"), result

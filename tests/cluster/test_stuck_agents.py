@@ -42,7 +42,7 @@ def test_a_second_ctrl_c_ends_a_job_with_a_stopped_agent(make_runner: MakeRunner
         stop_agent(job)
         ctrl_c_twice(job)
         result = job.result(timeout=20)
-        job.gone(within=20)
+        job.gone()
     assert result.code == 130, result
     check_named(result, 1, 2)
 
@@ -53,7 +53,7 @@ def test_a_time_limit_holds_against_a_stopped_agent(make_runner: MakeRunner, mod
     with make_runner(mode).started("--timeout", "20", *RUNS_ON) as job:
         stop_agent(job)
         result = job.result()
-        job.gone(within=20)
+        job.gone()
     assert result.code == 124, result
     check_named(result, 1, 10)
 
@@ -72,7 +72,7 @@ def test_slurm_ends_a_stopped_agent_also_where_srun_hangs(bed: Bed, tmp_path: Pa
         ctrl_c_twice(job)
         job.wait_until(lambda: "ended with 130" in job.result(timeout=0).out, "end of the job")
         check_named(job.result(timeout=0), 1, 2)
-        job.gone(within=10, but_for=("salloc", "sleep"))
+        job.gone(but_for=("salloc", "sleep"))
         assert job.process.poll() is None
 
 
@@ -85,7 +85,7 @@ def test_attached_a_further_signal_ends_a_job_with_a_stopped_agent(make_runner: 
         job.wait_until(lambda: "stopping 3 ranks" in job.result(timeout=0).err, "answer to SIGTERM")
         os.kill(launcher, signal.SIGINT)
         result = job.result(timeout=20)
-        job.gone(within=5)
+        job.gone()
     assert result.code != 0 and result.verdict()["exit_code"] == 143, result
     check_named(result, 1, 2)
 
@@ -98,7 +98,7 @@ def test_attached_a_job_ends_without_a_stopped_agent(make_runner: MakeRunner, en
         stop_agent(job, rank)
         os.kill(job.launcher(), signal.SIGTERM)
         result = job.result(timeout=30)
-        job.gone(within=5)
+        job.gone()
     assert result.code != 0 and result.verdict()["exit_code"] == 143, result
     check_named(result, rank, 10)
 
@@ -111,7 +111,7 @@ def test_attached_a_rank_that_hangs_before_it_is_one_is_ended_as_well(bed: Bed, 
     command[first:first] = ["sh", "-c", 'test $SLURM_PROCID != 1 || kill -STOP $$; exec "$@"', "sh"]
     with bed.typed("ctl", *command, directory=tmp_path) as job:
         result = job.result(timeout=30)
-        job.gone(within=5)
+        job.gone()
     assert result.code != 0 and result.verdict()["exit_code"] == 69, result
     assert "2 of 3 agents" in result.err and "rank 1" in result.err, result
 

@@ -71,7 +71,7 @@ def test_up_again_changes_nothing_and_is_quick(bed: Bed) -> None:
     before = bed.run("status")
     began = time.monotonic()
     assert bed.run("up") == ""
-    assert time.monotonic() - began < 3
+    assert time.monotonic() - began < 10
     assert bed.run("status") == before
     refusal = bed.run("up", "-H", "5", status=2)
     assert "up with 3 hosts, not 5" in refusal and "down, then scripts/testbed up -H 5" in refusal

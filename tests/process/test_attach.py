@@ -82,10 +82,10 @@ def test_the_loss_of_rank_0_ends_the_others(attach, tmp_path):
     text = next(tmp_path.glob("jaxrun-runs/*/job.json")).read_text()
     job_id = re.search(r'"job_id": "([0-9a-f]+)"', text)[1]
     processes[0].kill()
-    killed = time.monotonic()
-    assert processes[1].wait(5) == 69
+    assert processes[1].wait(TIME_LIMIT) == 69
+    deadline = time.monotonic() + TIME_LIMIT
     while list(find_marked(job_marker(job_id))):
-        assert time.monotonic() - killed < 2
+        assert time.monotonic() < deadline
         time.sleep(0.02)
 
 

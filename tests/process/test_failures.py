@@ -9,7 +9,7 @@ import time
 from pathlib import Path
 
 import pytest
-from harness import MISBEHAVE, extended, jaxrun, started
+from harness import MISBEHAVE, TIME_LIMIT, extended, jaxrun, started
 
 
 def test_an_exception_is_the_headline_its_rank_is_named_and_explain_prints_it_again(tmp_path: Path) -> None:
@@ -149,7 +149,7 @@ def test_kill_9_of_the_launcher_leaves_nothing(tmp_path: Path) -> None:
         assert len(job.processes()) >= 7
         job.process.kill()
         job.process.wait()
-        deadline = time.monotonic() + 2
+        deadline = time.monotonic() + TIME_LIMIT
         while job.processes() and time.monotonic() < deadline:
             time.sleep(0.02)
         assert job.processes() == []
@@ -177,11 +177,11 @@ def test_sigusr_reaches_the_workers_and_sigquit_shows_their_stacks_and_the_job_g
 
 
 def test_a_signal_before_the_program_has_begun_ends_at_once(tmp_path: Path) -> None:
-    with started(tmp_path, "-n", "2", MISBEHAVE) as job:
+    with started(tmp_path, "-n", "2", "--grace", "600", MISBEHAVE) as job:
         while not (job.run_dir / "job.json").exists():
             time.sleep(0.005)
         job.process.send_signal(signal.SIGINT)
-        result = job.result(timeout=10)
+        result = job.result()
         assert job.processes() == []
     assert result.code == 130
 

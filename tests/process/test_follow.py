@@ -9,6 +9,7 @@ import time
 from itertools import pairwise
 
 import pytest
+from harness import TIME_LIMIT
 
 from jaxrun.backends.follow import submit_and_follow
 from jaxrun.backends.slurm_job_state import JobState, parse_job_state
@@ -186,7 +187,7 @@ def test_ctrl_c_leaves_the_job_alone_and_says_how_to_go_on(cluster):
     assert "submitted job 80" in follower.stderr.readline() and "runs on" in follower.stderr.readline()
     time.sleep(0.1)
     follower.send_signal(signal.SIGINT)
-    rest = follower.communicate(timeout=10)[1]
+    rest = follower.communicate(timeout=TIME_LIMIT)[1]
     assert follower.returncode == 0
     assert "job 80 goes on" in rest and f"tail -f {cluster.output}" in rest and "scancel 80" in rest
 

@@ -6,6 +6,7 @@ import sys
 import time
 
 import pytest
+from harness import TIME_LIMIT
 
 from jaxrun.agent.guard import find_marked, job_marker
 from jaxrun.supervisor.launch_process import LOG_NAME, LaunchProcess
@@ -31,8 +32,8 @@ def start(tmp_path):
         os.kill(pid, signal.SIGKILL)
 
 
-def await_end(launch, seconds=5.0):
-    deadline = time.monotonic() + seconds
+def await_end(launch):
+    deadline = time.monotonic() + TIME_LIMIT
     while not launch.reap():
         if time.monotonic() > deadline:
             return False
@@ -40,10 +41,10 @@ def await_end(launch, seconds=5.0):
     return True
 
 
-def read(launch, seconds=5.0):
+def read(launch):
     """All that it writes until its pipe ends."""
     text = b""
-    deadline = time.monotonic() + seconds
+    deadline = time.monotonic() + TIME_LIMIT
     while (data := launch.read()) is not None and time.monotonic() < deadline:
         text += data
         time.sleep(0.002)

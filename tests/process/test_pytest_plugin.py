@@ -82,7 +82,7 @@ def started(
     )
     try:
         yield process
-        deadline = time.monotonic() + 5
+        deadline = time.monotonic() + TIME_LIMIT
         while list(find_marked(mark)) and time.monotonic() < deadline:
             time.sleep(0.01)
         assert not list(find_marked(mark))

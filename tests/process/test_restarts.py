@@ -10,7 +10,7 @@ import time
 from pathlib import Path
 
 import pytest
-from harness import extended, jaxrun, started
+from harness import TIME_LIMIT, extended, jaxrun, started
 
 # argv: what happens to rank 1 in each attempt, in the step after its third: "kill", "raise", "exit" or "-" for nothing.
 PROGRAM = """
@@ -109,10 +109,8 @@ def test_restart_on_leaves_exceptions_out_and_the_last_restart_is_the_last(tmp_p
 
 
 def test_timeout_counts_over_all_attempts(tmp_path: Path, program: str) -> None:
-    began = time.monotonic()
     result = jaxrun(tmp_path, "-n", "2", "--max-restarts", "5", "--timeout", "6", program, "kill", "wait")
     assert result.code == 124 and "not restarted: --timeout counts over all attempts" in result.err
-    assert time.monotonic() - began < 20
 
 
 @pytest.mark.parametrize("attempts", [1, 2])
@@ -139,10 +137,10 @@ def test_a_signal_between_two_attempts_ends_the_job_and_leaves_nothing(
             time.sleep(0.002)
         time.sleep(delay)
         job.process.send_signal(signum)
-        code = job.process.wait(30)
+        code = job.process.wait(TIME_LIMIT)
         if signum == signal.SIGINT:
             assert code in (130, 7, 137)  # the last two where it met an attempt that was failing
-        deadline = time.monotonic() + 10
+        deadline = time.monotonic() + TIME_LIMIT
         while job.processes() and time.monotonic() < deadline:
             time.sleep(0.05)
         assert job.processes() == []
@@ -151,9 +149,9 @@ def test_a_signal_between_two_attempts_ends_the_job_and_leaves_nothing(
 def test_an_injected_fault_comes_once(tmp_path: Path) -> None:
     (tmp_path / "program.py").write_text(
         "import time, jax\nfrom jax.experimental import multihost_utils as m\n"
-        "for i in range(12):\n    m.sync_global_devices(str(i)); time.sleep(0.1)\n"
+        "for i in range(600):\n    m.sync_global_devices(str(i)); time.sleep(0.1)\n"
     )
-    faults = ("--chaos", "kill:1@300ms", "--chaos", "kill:0@500ms")
+    faults = ("--chaos", "kill:1@300ms", "--chaos", "kill:0@1s")
     result = jaxrun(tmp_path, "-n", "2", "--max-restarts", "3", *faults, str(tmp_path / "program.py"))
     # Killed twice without a step saved: the same signal.
     assert result.code == 137 and "twice in a row" in result.err

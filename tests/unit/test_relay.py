@@ -151,8 +151,11 @@ def test_a_stuck_head_stops_the_worker_and_not_the_agent(connections):
 
     worker = threading.Thread(target=write, daemon=True)
     worker.start()
-    read, ended, deadline = 0, False, time.monotonic() + 0.5
-    while time.monotonic() < deadline:
+    read, ended, deadline = 0, False, time.monotonic() + 30
+    while not relay.congested and time.monotonic() < deadline:
+        read += drain(Pipe(reading, 0, "out"), relay) or 0
+    still = time.monotonic() + 0.2
+    while time.monotonic() < still:
         read += drain(Pipe(reading, 0, "out"), relay) or 0
     assert relay.congested and worker.is_alive()
     assert WINDOW < read < WINDOW + 2**19
