@@ -76,6 +76,27 @@ def test_a_host_has_answered_a_probe_also_where_more_is_on_its_way(loop, ends):
     assert len(receive(agent, TIMES + 2, lambda: loop.run_once(0.001))) == TIMES + 2
 
 
+def test_a_silent_host_is_given_up_eight_seconds_after_its_last_word(loop, ends, monkeypatch):
+    head, _ = ends
+    connections = AgentConnections(loop)
+    connections.add(3, head)
+    assert not connections.has_unconfirmed
+    connections.send((3,), OutputCredit(1))
+    assert connections.has_unconfirmed
+    deadline = time.monotonic() + 10
+    while connections.has_unconfirmed and time.monotonic() < deadline:
+        assert connections.give_up_silent() == []
+    assert head.silence_s() is None  # all has arrived
+    for _ in range(TIMES):
+        connections.send((3,), LARGE)
+    assert (
+        head.silence_s() < 8 and connections.give_up_silent() == []
+    )  # its agent reads nothing, but its kernel answers
+    monkeypatch.setattr(Connection, "silence_s", lambda self: 8.0)
+    assert connections.give_up_silent() == [(3, head)]
+    assert head.lost_reason == "nothing was heard from its host for 8 s (Connection timed out)"
+
+
 def test_an_idle_loop_does_not_wake_up_to_send(loop, ends, monkeypatch):
     head, agent = ends
     connections = AgentConnections(loop)

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
+import os
 import socket
+import struct
 import sys
 import termios
 from collections.abc import Mapping
@@ -15,11 +18,13 @@ from jaxrun.protocol.codec import MessageDecoder, encode, message_types
 from jaxrun.protocol.session import Session, digest
 
 _RECEIVE_BYTES = 2**18
-# The kernel closes the connection when the other host's kernel has not answered for PEER_TIMEOUT_S.
+# The kernel closes the connection when the other host's kernel has not answered for PEER_TIMEOUT_S. Where something was
+# sent since the host was last heard it counts from there, and may take 5 s more: `silence_s` counts from the last word.
 _KEEPALIVE_IDLE_S = 3
 _KEEPALIVE_INTERVAL_S = 1
 _KEEPALIVE_PROBES = 5
 PEER_TIMEOUT_S = _KEEPALIVE_IDLE_S + _KEEPALIVE_PROBES * _KEEPALIVE_INTERVAL_S
+_LAST_ACK_RECEIVED = struct.Struct("56xI")  # tcp_info.tcpi_last_ack_recv: ms since anything came from the other host
 
 M = TypeVar("M")
 
@@ -112,6 +117,18 @@ class Connection(Generic[M]):
             waiting = fcntl.ioctl(self._socket, termios.TIOCOUTQ, bytes(4))
             return self._sent_bytes - int.from_bytes(waiting, sys.byteorder)
         return self.queued_bytes
+
+    def silence_s(self) -> float | None:
+        """For how many seconds nothing was heard from the other host's kernel; None if it has nothing to confirm."""
+        with contextlib.suppress(OSError):
+            if self.acknowledged_bytes() < self.queued_bytes:
+                info = self._socket.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _LAST_ACK_RECEIVED.size)
+                return float(_LAST_ACK_RECEIVED.unpack(info)[0] / 1000)
+        return None
+
+    def mark_silent(self) -> None:
+        """Give up a connection that has been silent for PEER_TIMEOUT_S."""
+        self._mark_lost(TimeoutError(errno.ETIMEDOUT, os.strerror(errno.ETIMEDOUT)))
 
     def close(self) -> None:
         with contextlib.suppress(OSError):

@@ -9,7 +9,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import replace
 from functools import partial
 
-from jaxrun.channel.connection import Connection
+from jaxrun.channel.connection import PEER_TIMEOUT_S, Connection
 from jaxrun.channel.event_loop import EventLoop
 from jaxrun.errors import ProtocolError
 from jaxrun.protocol.agent_messages import AgentReport, AgentToHead, OutputCredit
@@ -30,6 +30,7 @@ class AgentConnections:
         self._by_rank: dict[int, AgentConnection] = {}
         self._unsent: set[AgentConnection] = set()
         self._probed: dict[AgentConnection, int] = {}  # the bytes that had been queued with the last probe
+        self._unconfirmed: set[AgentConnection] = set()  # on which something was sent that may not have arrived
         self._others: dict[AgentConnection, int] = {}  # that are not their rank's; they are only told of the end
 
     def __iter__(self) -> Iterator[AgentConnection]:
@@ -57,6 +58,7 @@ class AgentConnections:
     def remove(self, rank: int, connection: AgentConnection) -> bool:
         """Forget a connection; returns whether it was that of `rank`."""
         self._unsent.discard(connection)
+        self._unconfirmed.discard(connection)
         self._others.pop(connection, None)
         was_ranks = self._by_rank.get(rank) is connection
         if was_ranks:
@@ -91,6 +93,20 @@ class AgentConnections:
             if connection.acknowledged_bytes() < self._probed.get(connection, 0)
         )
 
+    @property
+    def has_unconfirmed(self) -> bool:
+        """Whether something was sent of which `give_up_silent` does not know yet that it has arrived."""
+        return bool(self._unconfirmed)
+
+    def give_up_silent(self) -> list[tuple[int, AgentConnection]]:
+        """Return, with their ranks, those that are lost from now on: their hosts are silent."""
+        waits = {one: seconds for one in self._unconfirmed if (seconds := one.silence_s()) is not None}
+        self._unconfirmed = set(waits)
+        silent = {one for one, seconds in waits.items() if seconds >= PEER_TIMEOUT_S}
+        for connection in silent:
+            connection.mark_silent()
+        return [(rank, connection) for rank, connection in self.items() if connection in silent] if silent else []
+
     def flush(self, timeout: float) -> None:
         """Send what waits, for at most `timeout` seconds, without the event loop."""
         deadline = time.monotonic() + timeout
@@ -120,6 +136,7 @@ class AgentConnections:
 
     def _send(self, connection: AgentConnection, frame: bytes) -> None:
         connection.send_frame(frame)
+        self._unconfirmed.add(connection)
         if connection.unsent_bytes and connection not in self._unsent:
             self._unsent.add(connection)
             self._loop.add_writer(connection.fileno(), partial(self._flush, connection))

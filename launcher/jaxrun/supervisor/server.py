@@ -62,6 +62,7 @@ if TYPE_CHECKING:
 _AGENTS, _LISTENER, _SIGNALS, _LAUNCH_OUTPUT = range(4)  # the order in which readable descriptors are served
 _PROBE_TIMEOUT_S = 1.0  # in which a live host answers
 _ATTACHED_PROBE_TIMEOUT_S = 0.15  # an mpirun or srun leaves the processes that it started, as this one, less time
+_SILENCE_CHECK_INTERVAL_S = 0.25  # while something is on its way to an agent
 _SHUTDOWN_SEND_S = 1.0  # for the last messages to leave
 _AGENT_EXIT_S = 1.0  # for the agents that answer to end, before the engine ends those that do not
 
@@ -106,6 +107,7 @@ class AgentServer:
         self._losses = LossAttribution(_ATTACHED_PROBE_TIMEOUT_S if attached else _PROBE_TIMEOUT_S)
         self._dropped_peers = DroppedPeers(self._dispatcher.record, self._clock)
         self._failure_reported: set[int] = set()
+        self._next_silence_check = 0.0
         self._signalled = False  # whether this process was asked to end, where the agents are as well
         self.slurm_step = ""  # of which the agents are tasks, as the first of them has reported
         self._started = False  # whether the start-up is over, in which the head names agents that do not fit
@@ -171,6 +173,9 @@ class AgentServer:
         loop.add_poller(self._output.flush_due)
         loop.add_timer(self._snapshots.deadline, lambda: self._handle_all(self._snapshots.expire()))
         loop.add_timer(lambda: self._losses.deadline, self._attribute_losses)
+        loop.add_timer(
+            lambda: self._next_silence_check if self.connections.has_unconfirmed else None, self._drop_silent
+        )
         dispatcher = self._dispatcher
         loop.add_timer(dispatcher.deadline, lambda: self._execute_all(dispatcher.handle_timeouts()))
 
@@ -266,6 +271,12 @@ class AgentServer:
             connection.close()
             if was_ranks and (rank in self._clocks.reported or connection in self._stale):
                 self._hold(AgentLost(rank, connection.lost_reason), probe=False)
+
+    def _drop_silent(self) -> None:
+        """Lose the hosts that are silent, also where the kernel would wait for longer."""
+        self._next_silence_check = self._clock() + _SILENCE_CHECK_INTERVAL_S
+        for rank, connection in self.connections.give_up_silent():
+            self._on_readable(rank, connection)
 
     def _drop_stale(self, connection: AgentConnection, messages: list[AgentToHead]) -> list[AgentToHead]:
         """Those of the messages that belong to this attempt: from the report on with which the agent begins it."""
