@@ -9,7 +9,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -19,6 +19,7 @@ from jaxrun.agent.guard import find_marked, job_marker
 
 HERE = Path(__file__).parent
 MISBEHAVE = str(HERE / "misbehave.py")
+DAEMONS = str(HERE / "daemons.py")
 TIME_LIMIT = 90
 
 
@@ -85,6 +86,16 @@ class Job:
     def result(self, timeout: float = TIME_LIMIT) -> Result:
         out, err = self.process.communicate(timeout=timeout)
         return Result(self.process.returncode, out, err, self.run_dir)
+
+
+def daemons(seconds: str) -> list[int]:
+    """What daemons.py has started with this argument, and still lives."""
+    found = []
+    for name in filter(str.isdigit, os.listdir("/proc")):
+        with suppress(OSError):
+            if Path(f"/proc/{name}/cmdline").read_bytes() == f"sleep\0{seconds}\0".encode():
+                found.append(int(name))
+    return found
 
 
 @contextmanager

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import subprocess
 import sys
@@ -9,7 +10,7 @@ import time
 from pathlib import Path
 
 import pytest
-from harness import MISBEHAVE, TIME_LIMIT, extended, jaxrun, started
+from harness import DAEMONS, MISBEHAVE, TIME_LIMIT, daemons, extended, jaxrun, started
 
 
 def test_an_exception_is_the_headline_its_rank_is_named_and_explain_prints_it_again(tmp_path: Path) -> None:
@@ -154,6 +155,20 @@ def test_kill_9_of_the_launcher_leaves_nothing(tmp_path: Path) -> None:
             time.sleep(0.02)
         assert job.processes() == []
         assert _blocks_left(job.run_dir) == []
+
+
+@pytest.mark.parametrize("options", [(), extended(("--no-fork",))], ids=["forked", "not forked"])
+def test_kill_9_of_the_launcher_leaves_no_daemon(tmp_path: Path, options: tuple[str, ...]) -> None:
+    seconds = f"60.{os.getpid()}"
+    with started(tmp_path, "-n", "2", *options, DAEMONS, seconds) as job:
+        job.wait_for_output("ready", 2)
+        while len(daemons(seconds)) < 5:
+            assert job.process.poll() is None
+        job.process.kill()
+        deadline = time.monotonic() + TIME_LIMIT
+        while daemons(seconds):
+            assert time.monotonic() < deadline
+            time.sleep(0.02)
 
 
 def _blocks_left(run_dir: Path) -> list[str]:

@@ -12,7 +12,7 @@ from pathlib import Path
 from textwrap import dedent
 
 import pytest
-from harness import TIME_LIMIT
+from harness import DAEMONS, TIME_LIMIT, daemons
 
 from jaxrun.agent.guard import find_marked
 
@@ -277,6 +277,24 @@ def test_when_it_is_killed_nothing_of_it_is_left(session, source):
     running.process.kill()
     running.vanish()
     assert list(running.temporary.iterdir()) == []
+
+
+def test_when_it_is_killed_no_daemon_of_its_ranks_is_left(session):
+    seconds = f"60.{os.getpid()}"
+    running = session(f"""
+        import runpy
+        sys.argv = [{DAEMONS!r}, {seconds!r}]
+        jaxrun.Gang(processes=2).run(lambda argv: setattr(sys, "argv", argv) or runpy.run_path(argv[0]), sys.argv)
+    """)
+    running.wait_for("[1] ready")
+    while len(daemons(seconds)) < 5:
+        assert running.process.poll() is None
+    running.process.kill()
+    running.vanish()
+    deadline = time.monotonic() + TIME_LIMIT
+    while daemons(seconds):
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
 
 
 @pytest.mark.extended

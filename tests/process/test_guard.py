@@ -1,6 +1,7 @@
 """The guard kills everything that a launcher leaves behind when it dies by kill -9."""
 
 import os
+import resource
 import subprocess
 import sys
 import time
@@ -10,6 +11,7 @@ import pytest
 from harness import TIME_LIMIT
 
 from jaxrun.agent.guard import find_marked, job_marker
+from jaxrun.agent.limit_mark import RLIMIT_LOCKS, find_limited, new_limit, set_limit
 
 # A launcher with a guard, a child that carries the job's mark, and the child's daemon in its own session.
 LAUNCHER = """
@@ -108,11 +110,14 @@ def test_a_guard_outlives_the_terminals_signals(launch):
 
 
 # A subreaper with a guard, a daemon, and a worker with a child: child and daemon have no environment,
-# and sessions of their own.
+# and sessions of their own; no limit can be set here.
 BARE_LAUNCHER = """
-import os, subprocess, sys, time
+import os, resource, subprocess, sys, time
 from jaxrun.agent.guard import Guard
+from jaxrun.agent.limit_mark import RLIMIT_LOCKS
 from jaxrun.agent.subreaper import become_subreaper
+
+resource.setrlimit(RLIMIT_LOCKS, (1000, 1000))
 
 def tell(pid):
     os.write(1, b"%d\\n" % pid)  # at once: two processes tell
@@ -163,6 +168,47 @@ def test_descendants_without_a_mark_are_killed_too():
         launcher.stdout.close()
         for pid in filter(_alive, pids):
             os.kill(pid, 9)
+
+
+# A process that is older than the guard, as a fork server may be, starts an orphan; so does the launcher.
+OLDER_CHILD = """
+import os, subprocess, sys, time
+from jaxrun.agent.guard import Guard
+
+daemon = ["sh", "-c", "sleep 60 <&- >&- 2>&- & echo $!"]
+older = subprocess.Popen(["sh", "-c", f"read line; {daemon[2]}"], env={}, stdin=-1, stdout=-1, start_new_session=True)
+guard = Guard("JAXRUN_JOB_ID=" + os.urandom(16).hex())
+guard.add_earlier(older.pid)
+younger = subprocess.run(daemon, env={}, stdout=-1, start_new_session=True).stdout
+print((older.communicate(b"go\\n")[0] + younger).decode())
+os.kill(os.getpid(), 9)
+"""
+
+
+def test_orphans_without_a_mark_are_killed_even_at_once():
+    done = subprocess.run([sys.executable, "-c", OLDER_CHILD], stdout=subprocess.PIPE, text=True, timeout=20)
+    pids = list(map(int, done.stdout.split()))
+    assert len(pids) == 2 and _seconds_until_gone(pids) is not None
+
+
+def test_only_processes_with_the_limit_are_found():
+    processes = [subprocess.Popen(["sleep", "60"]) for _ in range(3)]
+    try:
+        marked, other, fixed = (process.pid for process in processes)
+        resource.prlimit(fixed, RLIMIT_LOCKS, (1000, 1000))
+        number = new_limit()
+        set_limit(number, marked)
+        set_limit(number + 1, other)
+        set_limit(number, fixed)
+        assert list(find_limited(number)) == [marked]
+        assert resource.prlimit(fixed, RLIMIT_LOCKS) == (1000, 1000)
+        os.kill(marked, 9)
+        os.waitid(os.P_PID, marked, os.WEXITED | os.WNOWAIT)
+        assert list(find_limited(number)) == []
+    finally:
+        for process in processes:
+            process.kill()
+            process.wait()
 
 
 @pytest.mark.parametrize("added", [True, False], ids=["added", "killed before it could be added"])

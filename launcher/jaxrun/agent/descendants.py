@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
+from collections.abc import Callable
 
 from jaxrun.agent.process_tree import children, descendants, is_tracker
 
@@ -36,16 +37,19 @@ class Descendants:
         """Those that have not ended."""
         return {pid for pid, start in self._known.items() if _start_time(pid) == start}
 
-    def freeze(self) -> None:
-        """Stop all but resource trackers, and add what they have started since: none can slip away or end meanwhile."""
-        todo = self.living()
-        while todo:
+    def freeze(self, find_others: Callable[[], set[int]]) -> None:
+        """Stop all but resource trackers, and add what they have started since: none can slip away or end meanwhile.
+
+        So with what `find_others` returns, too.
+        """
+        stopped: set[int] = set()
+        while todo := (self.living() | find_others()) - stopped:
             for pid in todo:
                 if not is_tracker(pid):
                     with contextlib.suppress(ProcessLookupError, PermissionError):
                         os.kill(pid, signal.SIGSTOP)
-            todo = {child for pid in todo for child in children(pid)} - self._known.keys() - {self._spare}
-            self._add(todo)
+            stopped |= todo
+            self._add(todo.union(*map(children, todo)))
 
     def _add(self, pids: set[int]) -> None:
         for pid in pids - self._known.keys() - {self._spare}:

@@ -1,8 +1,10 @@
 """The guard: a small process that kills what a launcher or an agent has started, if that dies by kill -9.
 
 Workers end by themselves when their agent is gone; what they have started does not, nor does an mpirun or srun. The
-guard reads a pipe that only its owner holds: `b"."` disarms it; end-of-file means that the owner has died. It also
-looks from time to time what the owner's descendants are, as some bear no mark that could be found later.
+guard reads a pipe that only its owner holds: `b"."` disarms it; end-of-file means that the owner has died.
+
+What the owner has started is found by its environment, by a limit that it inherits (limit_mark.py), and, where that
+cannot be set, by descent: from time to time the guard looks what the owner's descendants are.
 """
 
 from __future__ import annotations
@@ -12,10 +14,11 @@ import os
 import select
 import signal
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import NoReturn
 
 from jaxrun.agent.descendants import Descendants
+from jaxrun.agent.limit_mark import find_limited, new_limit, set_limit
 from jaxrun.agent.process_tree import TRACKER_GRACE_S, children, group_members, is_tracker, kill
 from jaxrun.protocol.names import JOB_ID
 
@@ -34,22 +37,29 @@ class Guard:
     def __init__(self, *marks: str, launch_mark: str = "", sigterm: bool = True) -> None:
         """Fork the guard: to be called while the owner has one thread and has started nothing.
 
-        `marks` are variables, "NAME=value": processes that have all of them in their environment are killed, and the
-        descendants of the owner. Without any, only the process groups of `add` are; and with a `launch_mark` the
+        `marks` are variables, "NAME=value": processes that have all of them in their environment are killed, and all
+        that the owner has started. Without any, only the process groups of `add` are; and with a `launch_mark` the
         children of the owner that have this one, if `sigterm` after a SIGTERM, by which an mpirun or srun ends what it
         has started on other hosts, too.
         """
         watched, self._held = os.pipe()
         owner = os.getpid()
+        self._limit = new_limit()
         self.pid = os.fork()
         if self.pid == 0:
             os.close(self._held)
-            _watch(watched, owner, marks, launch_mark, sigterm)
+            _watch(watched, owner, marks, self._limit, launch_mark, sigterm)
         os.close(watched)
+        if marks:
+            set_limit(self._limit)
 
     def add(self, group: int) -> None:
         """Have the guard kill this process group, too."""
         os.write(self._held, b"%d\n" % group)
+
+    def add_earlier(self, pid: int) -> None:
+        """Have the guard kill what this process starts, too, which the owner has started before it had a guard."""
+        set_limit(self._limit, pid)
 
     def leave_to_parent(self) -> None:
         """In a fork of the owner: let go of the guard, which watches the owner alone."""
@@ -83,7 +93,7 @@ def find_marked(*marks: str) -> Iterable[int]:
                     yield int(name)
 
 
-def _watch(pipe: int, owner: int, marks: tuple[str, ...], launch_mark: str, sigterm: bool) -> NoReturn:
+def _watch(pipe: int, owner: int, marks: tuple[str, ...], limit: int, launch_mark: str, sigterm: bool) -> NoReturn:
     try:
         os.setsid()  # a terminal's Ctrl-C is for the owner alone
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
@@ -98,13 +108,13 @@ def _watch(pipe: int, owner: int, marks: tuple[str, ...], launch_mark: str, sigt
             if data.endswith(_DISARM):
                 os._exit(0)
         if descent is not None:
-            descent.freeze()
+            descent.freeze(lambda: _find(marks, limit))
         groups = {int(group) for group in received.split()}
         if launch_mark:
             groups |= _orphans_beside(owner, launch_mark)
             if sigterm:
                 _terminate(groups)
-        _sweep(groups, marks, descent)
+        _sweep(groups, lambda: descent.living() | _find(marks, limit) if descent is not None else set())
     finally:
         os._exit(0)
 
@@ -120,6 +130,11 @@ def _read(descent: Descendants | None) -> bytes:
         descent.update()
         due = time.monotonic() + (time.thread_time() - began) / _DESCENDANTS_SHARE
     return os.read(0, 4096)
+
+
+def _find(marks: tuple[str, ...], limit: int) -> set[int]:
+    """The processes that bear the marks, or the limit."""
+    return {*find_marked(*marks), *find_limited(limit)} - {os.getpid()}
 
 
 def _orphans_beside(owner: int, mark: str) -> set[int]:
@@ -143,14 +158,11 @@ def _terminate(groups: set[int]) -> None:
         time.sleep(_SWEEP_PAUSE_S)
 
 
-def _sweep(groups: set[int], marks: tuple[str, ...], descent: Descendants | None) -> None:
+def _sweep(groups: set[int], find: Callable[[], set[int]]) -> None:
     """Kill until nothing is left: new processes may appear meanwhile, and resource trackers may end by themselves."""
     began = time.monotonic()
     while (waited := time.monotonic() - began) < _SWEEP_TIMEOUT_S:
-        found = {pid for group in groups for pid in group_members(group)}
-        found.update(find_marked(*marks) if marks else ())
-        found.update(descent.living() if descent is not None else ())
-        found.discard(os.getpid())
+        found = find().union(*map(group_members, groups))
         if not found:
             return
         spared = set(filter(is_tracker, found)) if waited < TRACKER_GRACE_S else set()

@@ -49,6 +49,8 @@ def _run_local(plan: Plan, environ: Mapping[str, str], started: float, early_ser
     directory = _open_run_dir(plan)
     guard = Guard(job_marker(plan.job_id))  # forks, so it comes before any thread
     fork_server = early.server_for(plan, environ, early_server)
+    if fork_server is not None:
+        guard.add_earlier(fork_server.pid)
 
     from jaxrun.supervisor.local import LocalAgent
     from jaxrun.supervisor.supervise import supervise

@@ -1,0 +1,41 @@
+"""A mark that no process of a job loses by chance: a number of its own as the soft limit on file locks.
+
+Linux has not enforced that limit since 2.4.25, but children inherit it, whatever they do to their environment, session
+and descriptors, and /proc shows it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import resource
+from collections.abc import Iterator
+
+from jaxrun.agent.process_tree import is_living
+
+RLIMIT_LOCKS = 10  # the module has no name for it
+_SOFT_LIMIT = re.compile(rb"^Max file locks +(\d+)", re.MULTILINE)
+
+
+def new_limit() -> int:
+    """A number that no other job has."""
+    return int.from_bytes(os.urandom(8), "big") >> 2
+
+
+def set_limit(number: int, pid: int = 0) -> None:
+    """Mark a process, else this one, and all that it starts from now on; where that is forbidden, nothing is done."""
+    with contextlib.suppress(OSError, ValueError):  # ValueError: a hard limit below the number
+        hard = resource.prlimit(pid, RLIMIT_LOCKS)[1]
+        resource.prlimit(pid, RLIMIT_LOCKS, (number, hard))
+
+
+def find_limited(number: int) -> Iterator[int]:
+    """The living processes with this mark that may be killed: another user's could have copied it."""
+    for name in os.listdir("/proc"):
+        if name.isdigit():
+            with contextlib.suppress(OSError), open(f"/proc/{name}/limits", "rb") as file:
+                limit = _SOFT_LIMIT.search(file.read())
+                if limit is not None and int(limit[1]) == number and is_living(int(name)):
+                    os.kill(int(name), 0)
+                    yield int(name)
