@@ -22,6 +22,7 @@ from jaxrun.channel.listener import listen_on_tcp
 from jaxrun.protocol import auth
 from jaxrun.protocol.addresses import format_addresses
 from jaxrun.protocol.agent_messages import (
+    AgentConnected,
     AgentReport,
     AgentSignalled,
     FirstOutput,
@@ -260,7 +261,7 @@ def test_a_worker_from_its_start_to_its_end(by_hand):
     assert sum(count for _, _, count in ended.output_bursts) == len("hello\nbad\n")
     assert head.shut_down(0) == (0, "")
     kinds = [type(message) for message in head.received]
-    assert kinds[:2] == [AgentReport, WorkerSpawned] and kinds.count(FirstOutput) == 1
+    assert kinds[:3] == [AgentConnected, AgentReport, WorkerSpawned] and kinds.count(FirstOutput) == 1
     assert kinds.index(FirstOutput) < kinds.index(OutputChunk) < kinds.index(StreamEnded) < kinds.index(WorkerExited)
     assert kinds.index(Done) < kinds.index(WorkerExited) and kinds[-1] is WorkerExited
     assert head.output() == b"hello\n" and head.output("err") == b"bad\n"

@@ -159,7 +159,7 @@ def test_a_job_of_three_agents_runs_to_its_end(start):
     for rank in range(3):
         assert (job.run_dir / f"rank-{rank:04d}.out").read_text() == f"hello from {rank}\n"
         names = [event["event"] for event in job.events() if event.get("rank") == rank]
-        assert [name for name in names if name not in ("first_output", "reported", "clock")] == [
+        assert [name for name in names if name not in ("first_output", "connected", "reported", "clock")] == [
             "spawned",
             "hello",
             "proof",
@@ -258,6 +258,20 @@ def test_an_agent_that_does_not_come_is_named(start):
     assert job.end() == 69
     assert "2 of 3 agents reported within 4 s; missing: rank 2" in job.err
     assert "--interface chooses another" in job.err
+
+
+DIES = (
+    "import os; from jaxrun.agent import __main__, remote; "
+    "remote._report = lambda *words: os.kill(os.getpid(), 9); __main__.main()"
+)
+
+
+def test_an_agent_that_dies_before_it_has_reported_is_named_at_once(start):
+    rank_1 = f"[ $rank = 1 ] && set -- $1 -c '{DIES}' || set -- $1 -m jaxrun.agent\n  OMPI_COMM"
+    script = AGENTS.replace("OMPI_COMM", rank_1, 1).replace("-m jaxrun.agent &", '"$2" "$3" &')
+    job = start(CLEAN, CLEAN, CLEAN, script=script.replace("wait\n", "sleep 60\n"), init_timeout=300.0)
+    assert job.end(60) == 69
+    assert "the agent of rank 1 went away before its worker was started" in " ".join(job.err.split())
 
 
 @pytest.mark.extended

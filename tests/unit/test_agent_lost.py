@@ -9,7 +9,14 @@ from jaxrun.head.attempt import JobPhase
 from jaxrun.head.events import AgentLost
 from jaxrun.head.head import Head
 from jaxrun.job.job import Job
-from jaxrun.protocol.agent_messages import AgentReport, AgentSignalled, StartFailed, WorkerExited, WorkerSpawned
+from jaxrun.protocol.agent_messages import (
+    AgentConnected,
+    AgentReport,
+    AgentSignalled,
+    StartFailed,
+    WorkerExited,
+    WorkerSpawned,
+)
 from jaxrun.protocol.worker_messages import Exit, Join, Run
 from jaxrun.verdict.decide import decide as decide_verdict
 
@@ -308,6 +315,13 @@ def test_agents_that_do_not_report_are_named_with_the_listen_address(simulate):
     assert job.outcome.text.startswith("1 of 2 agents reported within 60 s; missing: rank 1")
     assert "It listens at eth0 10.0.0.9:40; --interface chooses another." in job.outcome.text
     assert job.statuses_shown[0][1].startswith("starting agents: 1 of 2 ranks after 2 s, waiting for rank 1")
+
+
+def test_an_agent_that_goes_away_before_it_has_reported_is_named_with_its_host(simulate):
+    job = awaiting_reports(simulate)
+    job.handle(agent_report(0, "h1"), AgentConnected(1, "h2"), AgentConnected(7, "h9"), AgentLost(1, CLOSED)).wait(1)
+    assert job.outcome.reason == "unavailable"
+    assert job.outcome.text == f"the agent of rank 1 (h2) went away before its worker was started: {CLOSED}"
 
 
 def test_a_job_that_is_being_stopped_sends_no_join(remote_job):

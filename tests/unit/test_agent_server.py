@@ -17,6 +17,7 @@ from jaxrun.head.actions import Send
 from jaxrun.head.events import AgentLost
 from jaxrun.protocol import auth
 from jaxrun.protocol.agent_messages import (
+    AgentConnected,
     AgentRefused,
     AgentReport,
     AgentSignalled,
@@ -179,6 +180,18 @@ def test_nonsense_of_an_agent_ends_its_own_connection_with_its_rank(server, sent
         assert server.events[2].rank == 1 and why in server.events[2].reason
     server.server._execute_all([Send((0,), SignalWorker(2))])
     assert server.received(other) == [SignalWorker(2)]
+
+
+def test_an_agent_that_ends_before_it_has_reported_is_lost_if_it_has_said_that_it_uses_this_connection(server):
+    unused, used = server.connect(1)[0], server.connect(1)[0]
+    unused.close()
+    server.turn(lambda: len(list(server.server.connections)) == 1)
+    assert server.server._losses.deadline is None
+    used.send(AgentConnected(1, "h2"))
+    server.turn(lambda: server.events)
+    used.close()
+    server.turn(lambda: len(server.events) == 2)
+    assert server.events == [AgentConnected(1, "h2"), AgentLost(1, "the connection to its agent was closed")]
 
 
 def test_orders_go_to_the_connection_of_the_rank_and_the_end_is_told_to_all(server):

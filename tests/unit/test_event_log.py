@@ -8,6 +8,7 @@ import pytest
 from jaxrun.head.actions import PrintLine, Send, SignalRanks, TakeSnapshot
 from jaxrun.head.events import AgentLost, FaultRequested, LauncherSignalled, ParentExited, SignalRequested, Tick
 from jaxrun.protocol.agent_messages import (
+    AgentConnected,
     AgentSignalled,
     FaultNotInjected,
     InjectFault,
@@ -54,6 +55,7 @@ KEPT = {
     "done": (Done(1, 6.0), ("done", 1, {"sent": 6.0})),
     "exit": (WorkerExited(1, -9), ("exit", 1, {"status": -9})),
     "signal": (LauncherSignalled(signal.SIGTERM), ("signal", None, {"signal": 15})),
+    "an agent": (AgentConnected(1, "h2"), ("connected", 1, {"host": "h2"})),
     "signal to an agent": (AgentSignalled(1, 15), ("agent_signalled", 1, {"signal": 15})),
     "lost": (AgentLost(1, "no answer"), ("lost", 1, {"text": "no answer"})),
     "a signal that was asked for": (SignalRequested(12), ("signal_asked", None, {"signal": 12})),

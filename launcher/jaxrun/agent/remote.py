@@ -37,6 +37,7 @@ from jaxrun.job.job import Job
 from jaxrun.job.plan import Plan, Worker
 from jaxrun.output.relay import Relay
 from jaxrun.protocol.agent_messages import (
+    AgentConnected,
     AgentRefused,
     AgentReport,
     AgentSignalled,
@@ -89,6 +90,7 @@ def run(
         with SignalPipe(_SIGNALS) as signals:
             subreaper.become_subreaper()
             connection: Connection[HeadToAgent] = Connection(head.connection, HEAD_TO_AGENT, head.session)
+            connection.send(AgentConnected(rank, os.uname().nodename))  # what it reports may take a while to find out
             report = partial(_report, rank, size, head, environ, tuple(command))
             job = _AgentJob(rank, connection, signals, environ, report)
             with HostProbe(rank, environ, connection) as probe:

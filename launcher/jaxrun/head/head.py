@@ -49,6 +49,7 @@ from jaxrun.head.timeouts import FIRST_PROGRESS_S, PROGRESS_INTERVAL_S, TimeLimi
 from jaxrun.head.worker_table import WorkerTable
 from jaxrun.job.fault_spec import FaultSpec
 from jaxrun.protocol.agent_messages import (
+    AgentConnected,
     AgentReport,
     AgentSignalled,
     ClockReply,
@@ -189,7 +190,8 @@ class Head:
         rank = getattr(event, "rank", None)
         if rank is None:
             return self._on_tick(now)
-        if rank not in self._workers.hosts and not isinstance(event, AgentReport):  # which may know why it is not
+        known = rank in self._workers.hosts or isinstance(event, (AgentConnected, AgentReport))
+        if not known:  # a report may know why it is not
             text = consistency.describe_unknown_rank(rank, len(self._workers.hosts))
             return self._abort(EndReason.REFUSED, text, now)
         return self._on_worker_event(event, now)
@@ -199,7 +201,9 @@ class Head:
             case WorkerSpawned():
                 self._workers.add_process(event.rank)
                 return self._shutdown.kill((event.rank,)) if self.phase is JobPhase.STOPPING else []
-            case AgentReport() | HostFacts() | PeerResults() | Hello() | CoordinatorReady() | DeviceReport():
+            case AgentConnected() | AgentReport() | HostFacts() | PeerResults():
+                return self._on_startup(event, now)
+            case Hello() | CoordinatorReady() | DeviceReport():
                 return self._on_startup(event, now)
             case AgentLost():
                 return self._shutdown.on_agent_lost(event, now) or self._on_program_ended(now)

@@ -1,5 +1,6 @@
 """Starts a job up: from the reports of agents to the first line of the program.
 
+AgentConnected of an agent      ──▶ nothing yet                   but its host is known, and its end would be noticed
 AgentReport of every agent      ──▶ StartWorker to all            only with agents on other hosts (agent_registry.py);
                                                                   where the job asks for it, host_probes.py comes before
 Hello of every rank             ──▶ StartCoordinator to rank 0    versions, program and settings must be the same
@@ -16,13 +17,13 @@ from jaxrun.head import consistency
 from jaxrun.head.actions import Action, PrintLine, Send
 from jaxrun.head.agent_registry import AgentRegistry
 from jaxrun.head.host_probes import HostProbes
-from jaxrun.protocol.agent_messages import AgentReport
+from jaxrun.protocol.agent_messages import AgentConnected, AgentReport
 from jaxrun.protocol.probe_messages import HostFacts, PeerResults
 from jaxrun.protocol.worker_messages import CoordinatorReady, DeviceReport, Hello, Join, Run, StartCoordinator
 from jaxrun.text import format_ranks_on_hosts
 
 AgentStartupEvent = AgentReport | HostFacts | PeerResults
-StartupEvent = AgentStartupEvent | Hello | CoordinatorReady | DeviceReport
+StartupEvent = AgentConnected | AgentStartupEvent | Hello | CoordinatorReady | DeviceReport
 _BY_HAND_HINT = "is jaxrun started there, with the same --hosts, --head and JAXRUN_TOKEN, and a --host-rank of its own?"
 
 
@@ -64,6 +65,10 @@ class Startup:
     def handle(self, event: StartupEvent) -> list[Action]:
         """Raises NotUniformError or UnavailableError if this is not the job that was asked for."""
         match event:
+            case AgentConnected():
+                if event.rank in self._hosts:  # else its report says why it is not
+                    self._hosts[event.rank] = event.host
+                return []
             case AgentReport() | HostFacts() | PeerResults():
                 return self._on_agent_event(event)
             case Hello():

@@ -2,6 +2,7 @@
 
     agent                                     head
                           ◀──────────    JobInfo | AgentRefused (right after the handshake, see auth.py)
+    AgentConnected        ──────────▶                           (of several connections, this is the one)
     AgentReport           ──────────▶                           (what is there)
                                                                 (probe_messages.py, where the job asks for it)
                           ◀──────────    StartWorker            (once all agents have reported)
@@ -64,6 +65,14 @@ class AgentRefused:
     """The job has no use for this agent, and goes on without it."""
 
     reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class AgentConnected:
+    """The agent uses this connection, and closes all others that it has begun. From now on its end is the agent's."""
+
+    rank: int
+    host: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -273,7 +282,8 @@ class Shutdown:
 
 
 AgentEvent = (
-    AgentReport
+    AgentConnected
+    | AgentReport
     | HostFacts
     | PeerResults
     | WorkerSpawned

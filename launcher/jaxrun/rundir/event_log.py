@@ -24,6 +24,7 @@ from jaxrun.head.events import (
     SignalRequested,
 )
 from jaxrun.protocol.agent_messages import (
+    AgentConnected,
     AgentReport,
     AgentSignalled,
     FaultNotInjected,
@@ -71,6 +72,8 @@ def parse_line(line: str) -> LoggedEvent:
 def event_entry(event: Event) -> Entry | None:
     """What is logged of an event; None for an event that is not logged."""
     match event:
+        case AgentConnected():
+            return "connected", event.rank, {"host": event.host}
         case AgentReport():
             return "reported", event.rank, {"host": event.host, "pid": event.pid, "address": event.address}
         case HostFacts():

@@ -269,7 +269,7 @@ class AgentServer:
             was_ranks = self.connections.remove(rank, connection)
             self._remote_output.forget(connection)
             connection.close()
-            if was_ranks and (rank in self._clocks.reported or connection in self._stale):
+            if was_ranks:
                 self._hold(AgentLost(rank, connection.lost_reason), probe=False)
 
     def _drop_silent(self) -> None:
