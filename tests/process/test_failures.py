@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import signal
 import subprocess
 import sys
@@ -10,7 +9,7 @@ import time
 from pathlib import Path
 
 import pytest
-from harness import DAEMONS, MISBEHAVE, TIME_LIMIT, daemons, extended, jaxrun, started
+from harness import DAEMONS, MISBEHAVE, TIME_LIMIT, daemons, extended, jaxrun, seconds_of_daemons, started
 
 
 def test_an_exception_is_the_headline_its_rank_is_named_and_explain_prints_it_again(tmp_path: Path) -> None:
@@ -159,11 +158,11 @@ def test_kill_9_of_the_launcher_leaves_nothing(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("options", [(), extended(("--no-fork",))], ids=["forked", "not forked"])
 def test_kill_9_of_the_launcher_leaves_no_daemon(tmp_path: Path, options: tuple[str, ...]) -> None:
-    seconds = f"60.{os.getpid()}"
-    with started(tmp_path, "-n", "2", *options, DAEMONS, seconds) as job:
+    with seconds_of_daemons() as seconds, started(tmp_path, "-n", "2", *options, DAEMONS, seconds) as job:
         job.wait_for_output("ready", 2)
         while len(daemons(seconds)) < 5:
             assert job.process.poll() is None
+            time.sleep(0.02)
         job.process.kill()
         deadline = time.monotonic() + TIME_LIMIT
         while daemons(seconds):

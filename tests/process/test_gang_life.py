@@ -12,7 +12,7 @@ from pathlib import Path
 from textwrap import dedent
 
 import pytest
-from harness import DAEMONS, TIME_LIMIT, daemons
+from harness import DAEMONS, TIME_LIMIT, daemons, seconds_of_daemons
 
 from jaxrun.agent.guard import find_marked
 
@@ -280,21 +280,22 @@ def test_when_it_is_killed_nothing_of_it_is_left(session, source):
 
 
 def test_when_it_is_killed_no_daemon_of_its_ranks_is_left(session):
-    seconds = f"60.{os.getpid()}"
-    running = session(f"""
-        import runpy
-        sys.argv = [{DAEMONS!r}, {seconds!r}]
-        jaxrun.Gang(processes=2).run(lambda argv: setattr(sys, "argv", argv) or runpy.run_path(argv[0]), sys.argv)
-    """)
-    running.wait_for("[1] ready")
-    while len(daemons(seconds)) < 5:
-        assert running.process.poll() is None
-    running.process.kill()
-    running.vanish()
-    deadline = time.monotonic() + TIME_LIMIT
-    while daemons(seconds):
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
+    with seconds_of_daemons() as seconds:
+        running = session(f"""
+            import runpy
+            sys.argv = [{DAEMONS!r}, {seconds!r}]
+            jaxrun.Gang(processes=2).run(lambda argv: setattr(sys, "argv", argv) or runpy.run_path(argv[0]), sys.argv)
+        """)
+        running.wait_for("[1] ready")
+        while len(daemons(seconds)) < 5:
+            assert running.process.poll() is None
+            time.sleep(0.02)
+        running.process.kill()
+        running.vanish()
+        deadline = time.monotonic() + TIME_LIMIT
+        while daemons(seconds):
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
 
 
 @pytest.mark.extended

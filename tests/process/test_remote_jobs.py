@@ -21,8 +21,8 @@ from jaxrun.rundir.rundir import EVENTS_FILE, VERDICT_FILE
 from jaxrun.supervisor.launch_process import LOG_NAME
 
 HERE = Path(__file__).parent
-SLEEPS = "run(); time.sleep(60)"
-READY = "run(); print('ready', flush=True); time.sleep(60)"
+SLEEPS = "run(); time.sleep(600)"
+READY = "run(); print('ready', flush=True); time.sleep(600)"
 CLEAN = "run(); done()"
 FAKE_RUNTIME = f"""
 import os, sys
@@ -214,7 +214,7 @@ def test_kill_9_of_the_launcher_leaves_nothing(start):
     job.process.communicate()
 
 
-ON_TERM = "signal.signal(15, lambda *args: done()); run(); listen(); print('ready', flush=True); time.sleep(60)"
+ON_TERM = "signal.signal(15, lambda *args: done()); run(); listen(); print('ready', flush=True); time.sleep(600)"
 
 
 @pytest.mark.parametrize("whom", ["the launcher", extended("all agents")])
@@ -228,7 +228,7 @@ def test_a_sigterm_that_the_program_obeys_is_a_preemption(start, whom):
 
 @pytest.mark.parametrize("whom", [extended("the launcher"), "all agents"])
 def test_a_sigterm_that_the_program_does_not_obey_ends_it_after_the_grace(start, whom):
-    code = "signal.signal(15, signal.SIG_IGN); run(); listen(); print('ready', flush=True); time.sleep(60)"
+    code = "signal.signal(15, signal.SIG_IGN); run(); listen(); print('ready', flush=True); time.sleep(600)"
     job = start(code, code)
     job.until_output("ready", 2)
     for pid in [job.process.pid] if whom == "the launcher" else job.agents().values():
@@ -269,8 +269,8 @@ DIES = (
 def test_an_agent_that_dies_before_it_has_reported_is_named_at_once(start):
     rank_1 = f"[ $rank = 1 ] && set -- $1 -c '{DIES}' || set -- $1 -m jaxrun.agent\n  OMPI_COMM"
     script = AGENTS.replace("OMPI_COMM", rank_1, 1).replace("-m jaxrun.agent &", '"$2" "$3" &')
-    job = start(CLEAN, CLEAN, CLEAN, script=script.replace("wait\n", "sleep 60\n"), init_timeout=300.0)
-    assert job.end(60) == 69
+    job = start(CLEAN, CLEAN, CLEAN, script=script.replace("wait\n", "sleep 600\n"), init_timeout=300.0)
+    assert job.end() == 69
     assert "the agent of rank 1 went away before its worker was started" in " ".join(job.err.split())
 
 
@@ -339,7 +339,7 @@ def test_a_second_agent_of_a_rank_that_runs_is_refused_and_the_job_goes_on(start
 
 
 def test_the_token_is_in_the_agents_environment_and_nowhere_else(start):
-    job = start(*["run(); print(sorted(os.environ), flush=True); print('ready', flush=True); time.sleep(60)"] * 2)
+    job = start(*["run(); print(sorted(os.environ), flush=True); print('ready', flush=True); time.sleep(600)"] * 2)
     job.until_output("ready", 2)
     agents = job.agents()
     (token,) = {re.search(rb"\0JAXRUN_TOKEN=([0-9a-f]{64})\0", _read(pid, "environ"))[1] for pid in agents.values()}
@@ -384,7 +384,7 @@ connection = socket.create_connection(server.getsockname())
 run()
 if connection.recv(1) == b"":
     print("cut off", flush=True)
-time.sleep(60)
+time.sleep(600)
 """
 
 
