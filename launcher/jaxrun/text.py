@@ -98,6 +98,15 @@ def format_signal(number: int) -> str:
     return f"signal {number}"
 
 
+def format_user(uid: int) -> str:
+    """Write 0 as `root`, and 4711 as `user 4711` where that has no name."""
+    import pwd
+
+    with contextlib.suppress(KeyError):
+        return pwd.getpwuid(uid).pw_name
+    return f"user {uid}"
+
+
 def format_bytes(count: float) -> str:
     """Write 65712160768 as `61.2 GiB`."""
     *units, last = ("B", "KiB", "MiB", "GiB", "TiB")

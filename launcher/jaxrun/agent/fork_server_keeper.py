@@ -1,4 +1,4 @@
-"""Keeps the fork server that an agent has started during one attempt for the worker of the next."""
+"""Keeps a fork server that was started during one attempt for the workers of the next."""
 
 from __future__ import annotations
 
@@ -11,12 +11,13 @@ from jaxrun.job.plan import Plan
 
 
 class ForkServerKeeper:
-    """The fork server that waits for the next attempt's worker, if there is one."""
+    """The fork server that waits for the next attempt's workers, if there is one."""
 
-    def __init__(self, environ: Mapping[str, str]) -> None:
+    def __init__(self, environ: Mapping[str, str], first: ForkServer | None = None) -> None:
+        """`environ` is the agent's own; `first` was started for the first attempt."""
         self._environ = environ
-        self._kept: ForkServer | None = None
-        self._kept_env: dict[str, str] = {}
+        self._kept = first
+        self._kept_env: dict[str, str] | None = None  # None: that of any plan
 
     @property
     def pids(self) -> tuple[int, ...]:
@@ -33,7 +34,12 @@ class ForkServerKeeper:
     def take(self, plan: Plan) -> ForkServer | None:
         """The server that was kept, if it lives and its workers get the environment of this plan."""
         server, self._kept = self._kept, None
-        if server is not None and (server.has_gone or self._kept_env != plan.base_env(self._environ)):
+        if server is not None and (server.has_gone or self._kept_env not in (None, plan.base_env(self._environ))):
             server.close()
             return None
         return server
+
+    def close(self) -> None:
+        """Let the server end that waits."""
+        if self._kept is not None:
+            self._kept.close()

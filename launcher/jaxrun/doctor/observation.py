@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -12,9 +12,9 @@ from typing import Any
 from jaxrun.backends.slurm_allocation import Allocation
 from jaxrun.protocol.codec import read_fields
 from jaxrun.protocol.probe_messages import HostFacts, PeerResults
-from jaxrun.rundir.event_log import LoggedEvent, parse_line
-from jaxrun.rundir.rundir import EVENTS_FILE, VERDICT_FILE
-from jaxrun.verdict import verdict as verdicts
+from jaxrun.rundir.event_log import parse_lines
+from jaxrun.rundir.recorded_files import read_text, read_verdict
+from jaxrun.rundir.rundir import EVENTS_FILE
 from jaxrun.verdict.verdict import Verdict
 
 _TIMINGS_LOG = "rank-0000.out"
@@ -101,7 +101,7 @@ class Observation:
 def read_run_dir(path: Path) -> dict[str, Any]:
     """Return the fields of an Observation that the files of a job say; those of files that are missing are left out."""
     found: dict[str, Any] = {"facts": {}, "peers": {}, "devices": {}, "clocks": {}}
-    for event in _events(_read(path / EVENTS_FILE).splitlines()):
+    for event in parse_lines(_read(path / EVENTS_FILE).splitlines()):
         if event.rank is None:
             continue
         if event.name == "host_facts":
@@ -113,16 +113,7 @@ def read_run_dir(path: Path) -> dict[str, Any]:
         elif event.name == "proof":
             kinds = tuple(event.more["device_kinds"])
             found["devices"][event.rank] = RankDevices(event.more["platform"], event.more["local_devices"], kinds)
-    with contextlib.suppress(ValueError):
-        found["verdict"] = verdicts.from_json(_read(path / VERDICT_FILE))
-    found["timings"] = _timings(_read(path / _TIMINGS_LOG))
-    return found
-
-
-def _events(lines: Iterable[str]) -> Iterator[LoggedEvent]:
-    for line in lines:
-        with contextlib.suppress(ValueError):
-            yield parse_line(line)
+    return {**found, "verdict": read_verdict(path), "timings": _timings(_read(path / _TIMINGS_LOG))}
 
 
 def _timings(text: str) -> tuple[CollectiveTiming, ...]:
@@ -135,6 +126,6 @@ def _timings(text: str) -> tuple[CollectiveTiming, ...]:
 
 def _read(path: Path) -> str:
     try:
-        return path.read_text(encoding="utf-8", errors="replace")
+        return read_text(path)
     except OSError:
         return ""

@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from jaxrun.forkserver.launcher_pool import LauncherPool
-from jaxrun.rundir.rundir import VERDICT_FILE
-from jaxrun.verdict.verdict import Verdict, from_json
+from jaxrun.rundir.recorded_files import read_verdict
+from jaxrun.verdict.verdict import Verdict
 
 _READ_BYTES = 65536
 _MAX_OUTPUT_CHARS = 100_000
@@ -88,10 +88,9 @@ class LauncherProcess:
         deadline = time.monotonic() + timeout
         while True:
             ended = self.wait(min(_VERDICT_POLL_S, max(0.0, deadline - time.monotonic())))
-            with contextlib.suppress(OSError, ValueError):
-                return from_json((self.run_dir / VERDICT_FILE).read_text())
-            if ended or time.monotonic() >= deadline:
-                return None
+            found = read_verdict(self.run_dir)
+            if found is not None or ended or time.monotonic() >= deadline:
+                return found
 
     def stop(self) -> None:
         """Stop the job, and wait until nothing of it is left. May be called again."""

@@ -6,16 +6,15 @@ the end. Only where they show a straggler are stacks taken, a few, at moments at
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from statistics import fmean
 
 from jaxrun.diagnosis.stacks import is_waiting_in_jax, main_stack
 from jaxrun.diagnosis.straggler import Straggler
 from jaxrun.head.actions import Action, RecordStraggler, TakeSnapshot
 from jaxrun.head.clock_offsets import ClockOffsets
 from jaxrun.lockstep.call_waits import Party, find_waits
-from jaxrun.lockstep.stragglers import WaitTotals
+from jaxrun.lockstep.wait_totals import WaitTotals
 from jaxrun.protocol.flight import Flight, parse_group
 from jaxrun.protocol.snapshot_messages import CallAim, RecorderSnapshot, SnapshotPurpose, SnapshotReply
 
@@ -125,7 +124,7 @@ class StragglerDetector:
         shares = {rank: wait.share(self._started_at) for rank, wait in self._core_waits.items()}
         own = [share for rank, share in shares.items() if rank in found.ranks]
         others = [share for rank, share in shares.items() if rank not in found.ranks]
-        return bool(own and others) and fmean(own) - fmean(others) >= _CORE_SHARE * found.net_share
+        return bool(own and others) and _mean(own) - _mean(others) >= _CORE_SHARE * found.net_share
 
     # ---- where it is
 
@@ -170,6 +169,10 @@ class _CoreWait:
         if self.last_at > self.first_at:
             return (self.last_s - self.first_s) / (self.last_at - self.first_at)
         return self.last_s / (self.last_at - started_at) if self.last_at > started_at else 0.0
+
+
+def _mean(values: Sequence[float]) -> float:
+    return sum(values) / len(values)
 
 
 def _ranks_by_host(hosts: Mapping[int, str]) -> dict[str, Party]:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from itertools import pairwise
 from math import ceil
-from statistics import median
 
 from jaxrun.protocol.flight import Flight
 
@@ -17,7 +16,8 @@ def next_moment(flight: Flight, site: int, lead_s: float, now: float) -> float:
     entered = [timing.entered for timing in flight.timings if timing.site == site]
     if len(entered) < 2:
         return now
-    period = median(later - earlier for earlier, later in pairwise(entered))
+    periods = sorted(later - earlier for earlier, later in pairwise(entered))
+    period = periods[len(periods) // 2]
     moment = entered[-1] - lead_s
     return moment + max(0, ceil((now - moment) / period)) * period if period > 0 else now
 

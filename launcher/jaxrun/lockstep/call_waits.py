@@ -8,7 +8,6 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
-from statistics import fmean
 from typing import NamedTuple
 
 from jaxrun.protocol.flight import CallTiming, Flight, parse_group, strip_directory
@@ -108,12 +107,14 @@ def _wait(
     own = {rank: entry.entered - max(previous[rank].dispatched, began) for rank, entry in entries.items()}
     own_late_s = max(own[rank] for rank in own if parties[rank] == last) - max(own[rank] for rank in others)
     late_s = max(0.0, min(came - ready, own_late_s))
+    waiting = sum(entries[rank].next_entered >= came for rank in others)
+    blocked_s = sum(max(0.0, min(late_s, entries[rank].dispatched - ready)) for rank in others)
     return CallWait(
         number=number,
         last=last if late_s > 0.0 else (),
         place=entries[min(entries)].place,
         period_s=max(0.0, came - began),
         late_s=late_s,
-        waited_s=fmean(late_s if entries[rank].next_entered >= came else 0.0 for rank in others),
-        blocked_s=fmean(max(0.0, min(late_s, entries[rank].dispatched - ready)) for rank in others),
+        waited_s=late_s * waiting / len(others),
+        blocked_s=blocked_s / len(others),
     )

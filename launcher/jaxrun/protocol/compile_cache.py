@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import errno
 import os
-import pwd
 from collections.abc import Mapping
 from pathlib import Path
 
 from jaxrun.protocol.names import CACHE_AUTO
+from jaxrun.text import format_user
 
 _ROOT = 0
 _WRITABLE_BY_OTHERS = 0o022
@@ -27,14 +27,6 @@ def make_cache_directory(path: Path) -> None:
     path.mkdir(mode=0o700, parents=True, exist_ok=True)
     status = path.stat()
     if status.st_uid not in (os.geteuid(), _ROOT):
-        owner = _name_of_user(status.st_uid)
-        raise OSError(errno.EPERM, f"it belongs to {owner}, and what is in it is executed")
+        raise OSError(errno.EPERM, f"it belongs to {format_user(status.st_uid)}, and what is in it is executed")
     if status.st_mode & _WRITABLE_BY_OTHERS:
         raise OSError(errno.EPERM, "others can write to it, and what is in it is executed; try chmod go-w")
-
-
-def _name_of_user(uid: int) -> str:
-    try:
-        return pwd.getpwuid(uid).pw_name
-    except KeyError:
-        return f"user {uid}"

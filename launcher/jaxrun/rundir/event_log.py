@@ -9,7 +9,8 @@ is another. "clock" says what is to be added to the times of a rank's own clock:
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
@@ -67,6 +68,13 @@ def parse_line(line: str) -> LoggedEvent:
         return event
     except (ArithmeticError, KeyError, RecursionError, TypeError) as error:
         raise ValueError(f"not a line of the event log: {error!r}") from None
+
+
+def parse_lines(lines: Iterable[str]) -> Iterator[LoggedEvent]:
+    """Parse all lines but those that are damaged."""
+    for line in lines:
+        with suppress(ValueError):
+            yield parse_line(line)
 
 
 def event_entry(event: Event) -> Entry | None:

@@ -6,8 +6,9 @@ from pathlib import Path
 
 from jaxrun.errors import UsageError
 from jaxrun.job.program import working_directory
-from jaxrun.rundir.own_directory import is_trusted, name_of_user
+from jaxrun.rundir.own_directory import is_trusted
 from jaxrun.rundir.rundir import COLLECTION_DIR, EVENTS_FILE, JOB_FILE, LATEST_LINK, VERDICT_FILE
+from jaxrun.text import format_user
 
 
 def find_run_dir(path: Path | None) -> Path:
@@ -62,5 +63,5 @@ def _check_latest(latest: Path) -> None:
     owner = latest.lstat().st_uid
     if owner != latest.parent.stat().st_uid and not is_trusted(owner):
         raise UsageError(
-            f"{latest} belongs to {name_of_user(owner)}, who may lead it anywhere; name the run directory itself"
+            f"{latest} belongs to {format_user(owner)}, who may lead it anywhere; name the run directory itself"
         )

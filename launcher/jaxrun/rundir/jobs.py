@@ -14,10 +14,9 @@ from typing import Any
 from jaxrun.errors import UsageError
 from jaxrun.rundir.find import find_collection, is_run_dir
 from jaxrun.rundir.own_directory import open_own_or_linked_directory
-from jaxrun.rundir.recorded_files import parse_json, read_text
+from jaxrun.rundir.recorded_files import parse_json, read_text, read_verdict
 from jaxrun.rundir.rundir import COLLECTION_DIR, EVENTS_FILE, JOB_FILE, LATEST_LINK, VERDICT_FILE
 from jaxrun.text import format_bytes, format_columns, format_seconds, plural
-from jaxrun.verdict import verdict
 from jaxrun.verdict.verdict import Verdict
 
 _STARTING_S = 600.0  # a job that has not said yet who runs it may be starting
@@ -86,10 +85,7 @@ def read_job(path: Path) -> RecordedJob:
     launcher = content.get("launcher")
     host = str(launcher.get("host", "")) if isinstance(launcher, dict) else ""
     pid = launcher.get("pid") if isinstance(launcher, dict) else None
-    started = _started(path)
-    found: Verdict | None = None
-    with contextlib.suppress(OSError, ValueError):
-        found = verdict.from_json(read_text(path / VERDICT_FILE))
+    started, found = _started(path), read_verdict(path)
     running: bool | None = False
     if not (path / VERDICT_FILE).exists():
         if host and host != os.uname().nodename:

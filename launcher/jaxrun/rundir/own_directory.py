@@ -8,9 +8,10 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
-import pwd
 import stat
 from pathlib import Path
+
+from jaxrun.text import format_user
 
 NEW_FILE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -34,7 +35,7 @@ def open_own_directory(path: str | Path, dir_fd: int | None = None) -> int:
     if is_trusted(owner):
         return directory
     os.close(directory)
-    raise OSError(errno.EPERM, f"it belongs to {name_of_user(owner)}, who could change what is in it{_squashed(owner)}")
+    raise OSError(errno.EPERM, f"it belongs to {format_user(owner)}, who could change what is in it{_squashed(owner)}")
 
 
 def open_own_or_linked_directory(path: Path) -> int:
@@ -52,7 +53,7 @@ def open_own_or_linked_directory(path: Path) -> int:
         target = _follow(stack, parent, path.name)
         owner = os.fstat(target).st_uid
         if owner != os.geteuid():
-            raise OSError(errno.EPERM, f"it leads to a directory of {name_of_user(owner)}{_squashed(owner)}")
+            raise OSError(errno.EPERM, f"it leads to a directory of {format_user(owner)}{_squashed(owner)}")
         return os.open(".", _DIRECTORY, dir_fd=target)
 
 
@@ -67,7 +68,7 @@ def _follow(stack: contextlib.ExitStack, at: int, name: str) -> int:
             continue
         links += 1
         if not is_trusted(status.st_uid):
-            raise OSError(errno.EPERM, f"it leads through a symbolic link of {name_of_user(status.st_uid)}")
+            raise OSError(errno.EPERM, f"it leads through a symbolic link of {format_user(status.st_uid)}")
         if links > _MAX_LINKS:
             raise OSError(errno.ELOOP, "it leads through too many symbolic links")
         leads_to = os.readlink("", dir_fd=here)
@@ -94,13 +95,6 @@ def _squashed(owner: int) -> str:
 def is_trusted(uid: int) -> bool:
     """Whether what belongs to this user can be no trap: it is this process's own, or root's."""
     return uid in (os.geteuid(), _ROOT)
-
-
-def name_of_user(uid: int) -> str:
-    try:
-        return pwd.getpwuid(uid).pw_name
-    except KeyError:
-        return f"user {uid}"
 
 
 def _is_link(path: str | Path, dir_fd: int | None) -> bool:

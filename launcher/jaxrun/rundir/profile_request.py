@@ -11,12 +11,11 @@ from pathlib import Path
 from jaxrun.errors import UnavailableError, UsageError
 from jaxrun.protocol.requests import Answer, ProfileRequest
 from jaxrun.rundir.running_job import RequestRefused, RunningJob, ask
-from jaxrun.text import plural
+from jaxrun.text import format_bytes, plural
 
 PROFILE_DIR = "profile"  # in the run directory
 _LEADS_S = (1.0, 4.0, 16.0)  # for the order to reach all ranks, at each attempt
 _RETRY_S = 0.5
-_UNITS = ("bytes", "KiB", "MiB", "GiB")
 
 
 def take_profile(job: RunningJob, steps: int, output: Path | None, show: Callable[[str], None]) -> str:
@@ -56,12 +55,9 @@ def _ask_until_planned(
 
 def _describe(answer: Answer, directory: Path, session: str) -> str:
     files, size = int(answer.content["files"]), float(answer.content["bytes"])
-    unit = 0
-    while size >= 1024 and unit + 1 < len(_UNITS):
-        size, unit = size / 1024, unit + 1
     shown = Path(os.path.relpath(directory)) if directory.is_relative_to(Path.cwd()) else directory
     where = shown / "plugins" / "profile" / session
     command = shlex.join(["xprof", "--logdir", str(shown)])
-    written = f"{plural(files, 'profile')}, {size:.3g} {_UNITS[unit]}, in {where}"
+    written = f"{plural(files, 'profile')}, {format_bytes(size)}, in {where}"
     written += f"; {answer.text}" if answer.text else ""
     return f"{written}\nto see them: {command}   (pip install xprof)"

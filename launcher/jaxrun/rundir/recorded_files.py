@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import json
 import os
 import stat
 from pathlib import Path
 from typing import Any
+
+from jaxrun.rundir.rundir import VERDICT_FILE
+from jaxrun.verdict import verdict
+from jaxrun.verdict.verdict import Verdict
 
 _READ = os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC
 
@@ -25,6 +30,13 @@ def read_text(path: Path) -> str:
     """Return what a file says. Raises OSError."""
     with open(open_regular(path), encoding="utf-8", errors="replace") as file:
         return file.read()
+
+
+def read_verdict(run_dir: Path) -> Verdict | None:
+    """Return how a job ended; None where it runs, its launcher was killed, or the file cannot be understood."""
+    with contextlib.suppress(OSError, ValueError):
+        return verdict.from_json(read_text(run_dir / VERDICT_FILE))
+    return None
 
 
 def parse_json(text: str) -> Any:

@@ -6,10 +6,8 @@ import contextlib
 from dataclasses import replace
 from pathlib import Path
 
-from jaxrun.rundir.recorded_files import parse_json, read_text
-from jaxrun.rundir.rundir import COLLECTION_DIR, JOB_FILE, VERDICT_FILE, RunDir, attempt_directory, reopen
-from jaxrun.verdict import verdict
-from jaxrun.verdict.verdict import Verdict
+from jaxrun.rundir.recorded_files import parse_json, read_text, read_verdict
+from jaxrun.rundir.rundir import COLLECTION_DIR, JOB_FILE, RunDir, attempt_directory, reopen
 
 
 def find_requeued(request: Path | None, base: Path, requeue_id: str) -> Path | None:
@@ -28,14 +26,6 @@ def continue_job(path: Path) -> tuple[RunDir, int]:
     while attempt_directory(path, attempt).exists():
         attempt += 1
     return reopen(path, (*last.earlier, replace(last, earlier=())) if last else ()), attempt
-
-
-def read_verdict(path: Path) -> Verdict | None:
-    """How the job ended when it was last run; None where its launcher was killed."""
-    try:
-        return verdict.from_json(read_text(path / VERDICT_FILE))
-    except (OSError, ValueError):
-        return None
 
 
 def _id_of(path: Path) -> str:

@@ -6,11 +6,10 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from jaxrun.agent.agent import Agent
-from jaxrun.agent.gpu_memory import GpuMemory
+from jaxrun.agent.fork_server_keeper import ForkServerKeeper
 from jaxrun.agent.spawn import Spawner
 from jaxrun.agent.subreaper import kill_all
 from jaxrun.agent.worker_group import WorkerGroup
-from jaxrun.forkserver import early
 from jaxrun.forkserver.client import ForkServer
 from jaxrun.head.actions import Finish, JobOutcome
 from jaxrun.job.plan import Plan
@@ -18,6 +17,7 @@ from jaxrun.job.standard_input import must_be_copied
 from jaxrun.rundir.rundir import RunDir
 
 if TYPE_CHECKING:
+    from jaxrun.agent.gpu_memory import GpuMemory
     from jaxrun.supervisor.attempts import AttemptContext
 
 
@@ -30,7 +30,7 @@ class LocalAgent:
         """`fork_server` is the process that imports jax for all workers, if there is one."""
         self._environ = environ
         self._directory = directory
-        self._fork_server = fork_server
+        self._fork_servers = ForkServerKeeper(environ, fork_server)
         self._forks = fork_server is not None
         self._gpu_memory: GpuMemory | None = None
 
@@ -44,7 +44,9 @@ class LocalAgent:
         """Run the workers to their end; nothing that they started is left, and all their output is handed over."""
         plan, guard = context.plan, context.guard
         self._wait_for_gpus(context)
-        server = self._take_fork_server() or (self._new_fork_server(plan) if plan.attempt > 1 else None)
+        server = self._fork_servers.take(plan)
+        if server is None and self._forks and plan.attempt > 1:
+            server = self._fork_servers.start(plan)
         # Workers of an inherited fork server lack the mark in their environment by which the guard finds others.
         unmarked = server is not None and server.inherited
         spawner = Spawner(
@@ -59,7 +61,7 @@ class LocalAgent:
             spawner,
             server,
             guard.add if unmarked else None,
-            new_server=(lambda: self._new_fork_server(plan)) if plan.job.max_restarts else None,
+            new_server=(lambda: self._fork_servers.start(plan)) if self._forks and plan.job.max_restarts else None,
         )
         agent = Agent(
             workers,
@@ -72,9 +74,9 @@ class LocalAgent:
         )
         last = agent.run()
         assert isinstance(last, Finish)
-        self._fork_server = workers.successor
+        self._fork_servers.keep(workers.successor, plan)
         self._forks = self._forks and not workers.declined
-        kill_all(spare=(guard.pid, workers.successor.pid) if workers.successor else (guard.pid,))
+        kill_all(spare=(guard.pid, *self._fork_servers.pids))
         agent.close()
         return last.outcome
 
@@ -84,6 +86,8 @@ class LocalAgent:
         if not plan.job.max_restarts or not plan.device_names:
             return
         if self._gpu_memory is None:
+            from jaxrun.agent.gpu_memory import GpuMemory
+
             self._gpu_memory = GpuMemory.visible_with({**self._environ, **plan.job.env})
             return
         self._gpu_memory.wait_until_free(
@@ -92,16 +96,4 @@ class LocalAgent:
 
     def stop(self, exit_code: int) -> None:
         """Let a fork server end that waits for another attempt."""
-        if self._fork_server is not None:
-            self._fork_server.close()
-
-    def _new_fork_server(self, plan: Plan) -> ForkServer | None:
-        return early.server_for(plan, self._environ, None) if self._forks else None
-
-    def _take_fork_server(self) -> ForkServer | None:
-        """The fork server that waits for this attempt, if there is one."""
-        server, self._fork_server = self._fork_server, None
-        if server is not None and server.has_gone:
-            server.close()
-            server = None
-        return server
+        self._fork_servers.close()

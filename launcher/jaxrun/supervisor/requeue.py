@@ -18,7 +18,8 @@ from jaxrun.backends.slurm_job_state import query_job_state
 from jaxrun.errors import EXIT_PREEMPTED, UnavailableError, UsageError
 from jaxrun.job.job import REQUEUE_SCONTROL
 from jaxrun.job.plan import Plan
-from jaxrun.rundir.requeued import find_requeued, read_verdict
+from jaxrun.rundir.recorded_files import read_verdict
+from jaxrun.rundir.requeued import find_requeued
 from jaxrun.verdict.verdict import Verdict
 
 _UNFINISHED = ("preempted", "lost")  # outcomes after which the next job of a chain goes on

@@ -21,7 +21,6 @@ from jaxrun.job.standard_input import resolve_stdin
 from jaxrun.protocol.addresses import loopback_address
 from jaxrun.protocol.names import CACHE_OFF
 from jaxrun.rundir import rundir
-from jaxrun.rundir.requeued import continue_job, find_requeued
 from jaxrun.supervisor.resource_limits import check_limits
 
 if TYPE_CHECKING:
@@ -114,7 +113,11 @@ def _open_run_dir(plan: Plan) -> rundir.RunDir:
 
 def _continue_in_run_dir(plan: Plan) -> tuple[Plan, rundir.RunDir]:
     """The plan of the next attempt, and the run directory, where an earlier launcher has begun the job (--requeue)."""
-    path = find_requeued(plan.job.run_dir, Path.cwd(), plan.requeue_id) if plan.requeue_id else None
+    if not plan.requeue_id:
+        return plan, _open_run_dir(plan)
+    from jaxrun.rundir.requeued import continue_job, find_requeued
+
+    path = find_requeued(plan.job.run_dir, Path.cwd(), plan.requeue_id)
     if path is None:
         return plan, _open_run_dir(plan)
     directory, attempt = continue_job(path)

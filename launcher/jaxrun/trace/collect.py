@@ -12,15 +12,14 @@ from jaxrun.errors import UsageError
 from jaxrun.lockstep.reader import FlightReader
 from jaxrun.protocol.flight import CompilationStage, Flight
 from jaxrun.protocol.flight_file import RING_RECORDS, flight_file_name
-from jaxrun.rundir.event_log import LoggedEvent, parse_line
-from jaxrun.rundir.recorded_files import open_regular, parse_json, read_text
-from jaxrun.rundir.rundir import EVENTS_FILE, JOB_FILE, VERDICT_FILE, attempt_directory
+from jaxrun.rundir.event_log import LoggedEvent, parse_lines
+from jaxrun.rundir.recorded_files import open_regular, parse_json, read_text, read_verdict
+from jaxrun.rundir.rundir import EVENTS_FILE, JOB_FILE, attempt_directory
 from jaxrun.text import plural
+from jaxrun.trace.calls import trace_calls
 from jaxrun.trace.job_trace import AttemptTrace, JobTrace, Moment, RankTrace, Span
 from jaxrun.trace.phases import AttemptLog, RankLog, rank_phases, split_attempts
-from jaxrun.trace.waits import trace_calls
-from jaxrun.verdict import report, verdict
-from jaxrun.verdict.verdict import Verdict
+from jaxrun.verdict import report
 
 _MIN_CALLS = 16  # of each rank, however many ranks there are
 _NO_RECORDER = "its flight recorder is not in the run directory"
@@ -34,7 +33,7 @@ def collect_job(run_dir: Path, max_calls: int) -> JobTrace:
     logs = split_attempts([*_read_events(run_dir / EVENTS_FILE)])
     if not logs:
         raise UsageError(f"{run_dir} has no {EVENTS_FILE} from which its job could be told")
-    found = _read_verdict(run_dir / VERDICT_FILE)
+    found = read_verdict(run_dir)
     ranks = sum(len(log.ranks) for log in logs)
     calls = min(RING_RECORDS, max(_MIN_CALLS, max_calls // max(1, ranks)))
     errors = [ranked.clock_error for log in logs for ranked in log.ranks.values() if ranked.clock_error]
@@ -111,17 +110,9 @@ def _read_events(file: Path) -> Iterator[LoggedEvent]:
     """The events, less damaged lines."""
     try:
         with open(open_regular(file), encoding="utf-8", errors="replace") as lines:
-            for line in lines:
-                with suppress(ValueError):
-                    yield parse_line(line)
+            yield from parse_lines(lines)
     except OSError as error:
         raise UsageError(f"cannot read {file}: {error.strerror}.") from None
-
-
-def _read_verdict(file: Path) -> Verdict | None:
-    with suppress(OSError, ValueError):
-        return verdict.from_json(read_text(file))
-    return None
 
 
 def _title(run_dir: Path, ranks: int) -> str:

@@ -4,7 +4,7 @@ import pytest
 
 from jaxrun.protocol.flight import DispatchedCall, Flight, PendingCall, ProgramInfo
 from jaxrun.protocol.flight_file import EVERY_CALL
-from jaxrun.trace.waits import trace_calls
+from jaxrun.trace.calls import trace_calls
 
 PROGRAMS = {1: ProgramInfo("jit(step)", "k", "c")}
 SITES = {7: ("/job/train.py:88 main",)}

@@ -7,7 +7,7 @@ import pytest
 from timings import asynchronous, blocking, noisy, shifted, window
 
 from jaxrun.lockstep.call_waits import find_waits
-from jaxrun.lockstep.stragglers import WaitTotals
+from jaxrun.lockstep.wait_totals import WaitTotals
 
 
 def waits_of(flights, offsets=None, parties=None, after=None):
