@@ -35,6 +35,7 @@ from jaxrun.supervisor.dispatch import Dispatcher
 HERE = Path(__file__).parent
 sys.path[:0] = [str(HERE), str(HERE.parent / "unit")]
 
+from agent_by_hand import ByHand  # noqa: E402
 from simulation import Simulation  # noqa: E402
 from worker_harness import worker_harnesses  # noqa: E402
 
@@ -152,6 +153,24 @@ def run_job(tmp_path):
         return LocalJob(directory, argv, size or len(codes), fork=bool(fork), **options)
 
     return run
+
+
+@pytest.fixture
+def job_id():
+    return os.urandom(16).hex()
+
+
+@pytest.fixture
+def by_hand(tmp_path, job_id):
+    """by_hand(…) makes a ByHand; after the test nothing of it is left."""
+    with contextlib.ExitStack() as stack:
+
+        def start(**more):
+            head = ByHand(tmp_path, job_id, **more)
+            stack.callback(head.close)
+            return head
+
+        yield start
 
 
 @pytest.fixture

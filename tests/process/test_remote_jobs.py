@@ -262,7 +262,7 @@ def test_an_agent_that_does_not_come_is_named(start):
 
 DIES = (
     "import os; from jaxrun.agent import __main__, remote; "
-    "remote._report = lambda *words: os.kill(os.getpid(), 9); __main__.main()"
+    "remote.make_report = lambda *words: os.kill(os.getpid(), 9); __main__.main()"
 )
 
 

@@ -10,13 +10,12 @@ import subprocess
 import sys
 import termios
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from jaxrun.output.drain import Pipe, drain, drain_ready
 from jaxrun.output.output import MAX_PARTIAL_BYTES, PARTIAL_LINE_DELAY_S, PROGRESS_BAR_INTERVAL_S, Output
 from jaxrun.output.rank_logs import TAIL_BYTES
 
@@ -360,94 +359,6 @@ def test_a_full_disk_under_stdout_is_reported_without_a_crash() -> None:
     captured.output.write(0, "out", b"x\n")
     assert captured.output.close(timeout=10)
     assert b"cannot write to stdout: No space left on device" in _read_now(captured.terminal.err_read)
-
-
-@pytest.fixture
-def worker() -> Iterator[tuple[Pipe, int]]:
-    read, write = os.pipe()
-    fcntl.fcntl(read, fcntl.F_SETPIPE_SZ, 2**20)
-    os.set_blocking(read, False)
-    yield Pipe(read, 0, "out"), write
-    os.close(read)
-
-
-def never(_: float) -> None:
-    raise AssertionError("rested")
-
-
-def test_drain_reads_up_to_its_limit_and_reports_the_end(worker: tuple[Pipe, int]) -> None:
-    pipe, write = worker
-    captured = CapturedOutput(1, shown=frozenset())
-    assert drain(pipe, captured.output) == 0
-    os.write(write, b"x" * 2**20)
-    assert drain(pipe, captured.output, limit=2**19) == 2**19
-    assert drain(pipe, captured.output) == 2**19
-    os.close(write)
-    assert drain(pipe, captured.output) is None
-
-
-def test_little_is_followed_by_a_rest_and_much_or_an_end_is_not(worker: tuple[Pipe, int]) -> None:
-    pipe, write = worker
-    captured = CapturedOutput(1)
-    rests: list[float] = []
-    note: Callable[[float], None] = rests.append
-    os.write(write, b"line\n")
-    assert drain_ready([pipe], captured.output, rest=note) == []
-    assert len(rests) == 1
-    assert drain_ready([pipe], captured.output, rest=never) == []
-    os.write(write, (b"x" * 99 + b"\n") * 8000)
-    assert drain_ready([pipe], captured.output, rest=never) == []
-    os.close(write)
-    assert drain_ready([pipe], captured.output, rest=never) == [pipe]
-
-
-# A stuck reader and no disk: the pump must stop reading the worker, and go on when the reader does.
-CONGESTED = """
-import os, resource, sys, threading
-from pathlib import Path
-from jaxrun.output.drain import Pipe, drain
-from jaxrun.output.output import Output
-resource.setrlimit(resource.RLIMIT_FSIZE, (0, resource.RLIM_INFINITY))
-out_read, out = os.pipe()
-read, write = os.pipe()
-os.set_blocking(read, False)
-output = Output(1, log_dir=None, stdout_fd=out)
-line = b"x" * 99 + b"\\n"
-total = 20_000_000
-def work():
-    for _ in range(total // 10_000):
-        os.write(write, line * 100)
-    os.close(write)
-threading.Thread(target=work).start()
-pipe, count = Pipe(read, 0, "out"), 0
-while not output.congested:
-    count += drain(pipe, output)
-assert drain(pipe, output) == 0 and output.flush_due() is not None
-assert 8_000_000 < count < 16_000_000, count
-received = []
-def receive():
-    while data := os.read(out_read, 2**20):
-        received.append(data)
-receiver = threading.Thread(target=receive)
-receiver.start()
-while drain(pipe, output) is not None:
-    pass
-assert output.close(30)
-os.close(out)
-receiver.join()
-assert b"".join(received) == (b"[0] " + line) * (total // 100)
-"""
-
-
-def test_back_pressure_only_without_disk_and_nothing_is_lost() -> None:
-    done = subprocess.run(
-        [sys.executable, "-c", CONGESTED],
-        env={"PYTHONPATH": PACKAGES, "PATH": os.environ["PATH"]},
-        capture_output=True,
-        text=True,
-        timeout=60,
-    )
-    assert done.returncode == 0, done.stderr
 
 
 def test_the_next_attempt_has_logs_of_its_own_and_begins_on_a_new_line(tmp_path: Path) -> None:

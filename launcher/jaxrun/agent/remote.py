@@ -10,13 +10,12 @@ import os
 import select
 import signal
 import sys
-import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
-from jaxrun import RUNTIME, __version__
+from jaxrun import RUNTIME
 from jaxrun.agent import subreaper
 from jaxrun.agent.agent import Agent
 from jaxrun.agent.fork_server_keeper import ForkServerKeeper
@@ -24,14 +23,13 @@ from jaxrun.agent.gpu_memory import GpuMemory
 from jaxrun.agent.guard import Guard, job_marker
 from jaxrun.agent.head_client import HEAD_LOST, HeadClient
 from jaxrun.agent.host_probe import HostProbe
+from jaxrun.agent.report import make_report, plain_address
 from jaxrun.agent.signals import SignalPipe
 from jaxrun.agent.spawn import Spawner
 from jaxrun.agent.worker_group import WorkerGroup
 from jaxrun.channel.connection import HEAD_TO_AGENT, Connection
 from jaxrun.clock import Clock
 from jaxrun.errors import NotUniformError
-from jaxrun.job.cluster_env import slurm_step
-from jaxrun.job.devices import probe_machine
 from jaxrun.job.environment import inherited_job_variables
 from jaxrun.job.job import Job
 from jaxrun.job.plan import Plan, Worker
@@ -47,11 +45,9 @@ from jaxrun.protocol.agent_messages import (
     Shutdown,
     StartWorker,
 )
-from jaxrun.protocol.connect import HeadAddress, HeadConnection, connect
+from jaxrun.protocol.connect import HeadAddress, connect
 from jaxrun.protocol.names import RANK
 from jaxrun.protocol.probe_messages import MeasurePeers
-from jaxrun.rundir.own_directory import open_own_directory
-from jaxrun.rundir.rundir import JOB_FILE
 
 _Order = StartWorker | NextAttempt | Shutdown
 _SIGNALS = (
@@ -85,13 +81,13 @@ def run(
     `check` is called now and then until a head is found, and may raise UnavailableError.
     """
     head = connect(find_head, rank, timeout, not_found, check=check)
-    address = _plain(head.connection.getpeername()[0])
+    address = plain_address(head.connection.getpeername()[0])
     try:
         with SignalPipe(_SIGNALS) as signals:
             subreaper.become_subreaper()
             connection: Connection[HeadToAgent] = Connection(head.connection, HEAD_TO_AGENT, head.session)
             connection.send(AgentConnected(rank, os.uname().nodename))  # what it reports may take a while to find out
-            report = partial(_report, rank, size, head, environ, tuple(command))
+            report = partial(make_report, rank, size, head, environ, tuple(command))
             job = _AgentJob(rank, connection, signals, environ, report)
             with HostProbe(rank, environ, connection) as probe:
                 order = job.wait_for_order(probe)
@@ -246,53 +242,3 @@ def _plan_of_worker(start: StartWorker, job_id: str, environ: Mapping[str, str])
         attempt=start.attempt,
         restart_reason=start.restart_reason,
     )
-
-
-def _report(
-    rank: int, size: int, head: HeadConnection, environ: Mapping[str, str], command: tuple[str, ...], info: JobInfo
-) -> AgentReport:
-    machine = probe_machine(info.platforms, environ)
-    platform = next((name for name, gpus in machine.gpus.items() if gpus.names), "")
-    gpus = machine.gpus.get(platform)
-    return AgentReport(
-        rank=rank,
-        size=size,
-        command=command,
-        host=machine.host,
-        boot_id=Path("/proc/sys/kernel/random/boot_id").read_text().strip(),
-        pid=os.getpid(),
-        time=time.time(),
-        jaxrun_version=__version__,
-        address=_plain(head.connection.getsockname()[0]),
-        head_address=_plain(head.connection.getpeername()[0]),
-        directory=os.getcwd(),
-        cpus=machine.cores,
-        gpu_platform=platform,
-        gpu_names=gpus.names if gpus else (),
-        gpu_ids=gpus.ids if gpus else (),
-        gpu_limit=gpus.visible if gpus else "",
-        tpu=machine.tpu,
-        cuda_plugin=machine.cuda_plugin,
-        can_write_run_dir=bool(info.run_dir) and _is_of_job(Path(info.run_dir), info.job_id),
-        slurm_step=slurm_step(environ),
-    )
-
-
-def _plain(ip: str) -> str:
-    """Write an IPv4 address as such, where a socket for both families shows it as one of IPv6."""
-    return ip.removeprefix("::ffff:")
-
-
-def _is_of_job(run_dir: Path, job_id: str) -> bool:
-    """Whether this is the run directory of the job, on this host, too, and this user's own to write to."""
-    try:
-        directory = open_own_directory(run_dir)
-    except OSError:
-        return False
-    try:
-        with open(os.open(JOB_FILE, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK, dir_fd=directory)) as file:
-            return job_id in file.read() and os.access(".", os.W_OK, dir_fd=directory)
-    except (OSError, ValueError):
-        return False
-    finally:
-        os.close(directory)

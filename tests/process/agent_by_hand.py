@@ -1,0 +1,192 @@
+"""A head that the test controls, and the agent of one worker, without jax."""
+
+import contextlib
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+from harness import TIME_LIMIT
+
+from jaxrun.agent.guard import find_marked, job_marker
+from jaxrun.channel.connection import AGENT_TO_HEAD, Connection
+from jaxrun.channel.event_loop import EventLoop
+from jaxrun.channel.interfaces import Interface
+from jaxrun.channel.listener import listen_on_tcp
+from jaxrun.protocol import auth
+from jaxrun.protocol.addresses import format_addresses
+from jaxrun.protocol.agent_messages import (
+    AgentReport,
+    JobInfo,
+    OutputChunk,
+    Shutdown,
+    StartWorker,
+)
+from jaxrun.protocol.env import AgentEnv
+from jaxrun.protocol.worker_messages import (
+    CoordinatorReady,
+    DeviceReport,
+    Hello,
+    Run,
+    StartCoordinator,
+)
+
+HERE = Path(__file__).parent
+FAKE_RUNTIME = f"""
+import os, sys
+sys.path.insert(0, {str(HERE)!r})
+import worker_by_hand
+env = worker_by_hand.WorkerEnv.from_env(os.environ)
+worker_by_hand.live(env, sys.argv[2 + env.rank])
+"""
+SLEEPS = "run(); time.sleep(60)"
+
+
+class ByHand:
+    """A head that the test controls, and the agent of one rank."""
+
+    def __init__(self, directory, job_id, *, rank=0, size=1, run_dir="", timeout=20.0, token=None, **env):
+        self.rank, self.size, self.job_id = rank, size, job_id
+        self.token = auth.new_token()
+        interface = Interface("lo", "127.0.0.1")
+        self.listener, self.loop = listen_on_tcp([interface], self.token, everywhere=False), EventLoop()
+        self.listener.attach(self.loop, 0, self._on_peer)
+        self.job_info = JobInfo(job_id, run_dir, ("cpu",))
+        agent_env = AgentEnv(
+            job_id, format_addresses(self.listener.addresses), token or self.token, "open-mpi", timeout
+        )
+        ranks = {"OMPI_COMM_WORLD_RANK": str(rank), "OMPI_COMM_WORLD_SIZE": str(size)}
+        fake = directory / "fake" / "jaxrun_runtime"
+        fake.mkdir(parents=True)
+        (fake / "__init__.py").touch()
+        (fake / "__main__.py").write_text(FAKE_RUNTIME)
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "jaxrun.agent"],
+            env={**os.environ, **agent_env.to_env(), **ranks, "PYTHONPATH": str(directory / "fake"), **env},
+            cwd=directory,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        self.line = None
+        self.received = []
+        self._examined = 0  # how many of them
+
+    def _on_peer(self, peer):
+        assert peer.rank == self.rank
+        self.line = Connection(peer.connection, AGENT_TO_HEAD, peer.session)
+        self.line.send(self.job_info)
+
+    def admit(self):
+        """Let the agent in; returns its report."""
+        deadline = time.monotonic() + TIME_LIMIT
+        while self.line is None:
+            assert time.monotonic() < deadline and self.process.poll() is None, self.process.poll()
+            self.loop.run_once(0.02)
+        return self.expect(AgentReport)
+
+    def begin(self, *codes, **changes):
+        """Let it in, and have it start its worker by hand."""
+        report = self.admit()
+        self.send(self.order(*codes, **changes))
+        return report
+
+    def order(self, *codes, **changes):
+        values = {
+            "rank": self.rank,
+            "size": self.size,
+            "local_rank": 0,
+            "local_size": 1,
+            "host": "h1",
+            "program": ("p", *([""] * self.rank), *codes),
+            "environment": {"COLOUR": "blue sky"},
+            "local_device_ids": (),
+            "init_timeout": 20.0,
+            "run_dir": "",
+            "log_dir": "",
+            "show_output": True,
+            "lockstep": "record",
+            "make_mesh": "jaxrun",
+        }
+        return StartWorker(**{**values, **changes})
+
+    def run(self, code, **changes):
+        """Everything up to Run."""
+        report = self.begin(code, **changes)
+        self.expect(Hello)
+        self.send(StartCoordinator("127.0.0.1"))
+        self.expect(CoordinatorReady)
+        self.expect(DeviceReport)
+        self.send(Run())
+        return report
+
+    def send(self, *messages):
+        for message in messages:
+            self.line.send(message)
+
+    def expect(self, kind):
+        """The next message of this kind; all are kept in `received`."""
+        deadline = time.monotonic() + TIME_LIMIT
+        while True:
+            while self._examined < len(self.received):
+                self._examined += 1
+                if isinstance(self.received[self._examined - 1], kind):
+                    return self.received[self._examined - 1]
+            assert not self.line.lost_reason and time.monotonic() < deadline, (
+                kind,
+                self.received[-5:],
+                self.line.lost_reason,
+            )
+            self.receive()
+            time.sleep(0.002)
+
+    def receive(self):
+        arrived = self.line.receive()
+        self.received += arrived
+        return arrived
+
+    def until(self, condition):
+        deadline = time.monotonic() + TIME_LIMIT
+        while not condition():
+            assert time.monotonic() < deadline, self.received
+            self.receive()
+            time.sleep(0.002)
+
+    def output(self, stream="out"):
+        return b"".join(one.data for one in self.received if isinstance(one, OutputChunk) and one.stream == stream)
+
+    def end(self):
+        """(its exit status, its stderr)"""
+        _, err = self.process.communicate(timeout=TIME_LIMIT)
+        return self.process.returncode, err
+
+    def shut_down(self, status=0):
+        self.send(Shutdown(status))
+        return self.end()
+
+    def kill(self):
+        if self.process.poll() is None:
+            self.process.kill()
+            self.process.communicate()
+        if self.line is not None:
+            self.line.close()
+        self.listener.close()
+
+    def close(self):
+        self.kill()
+        wait_until_gone(self.job_id)
+
+
+def wait_until_gone(job_id):
+    """Until no process of the job is left."""
+    deadline = time.monotonic() + TIME_LIMIT
+    while left := list(find_marked(job_marker(job_id))):
+        assert time.monotonic() < deadline, left
+        time.sleep(0.02)
+
+
+def alive(pid):
+    with contextlib.suppress(OSError):
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    return False

@@ -1,0 +1,58 @@
+"""Ends of workers, and the verdicts on them."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from jaxrun.diagnosis.root_cause import find_culprits
+from jaxrun.diagnosis.worker_outcome import WorkerOutcome
+from jaxrun.head.actions import EndReason, JobOutcome
+from jaxrun.protocol.worker_messages import Failed, ThreadFailed
+from jaxrun.verdict.decide import decide as decide_verdict
+from jaxrun.verdict.verdict import Verdict
+
+GLOO = "UNKNOWN: Gloo AllGather failed: [pair.cc:547] Connection closed by peer [127.0.0.1]:24984"
+ABORT = (
+    "F1121 client.h:80] Terminating process because the JAX distributed service detected fatal errors.\n"
+    "    @     0x7f96cb840634  absl::lts_20260107::log_internal::LogMessage::SendToLog()\n"
+)
+HOSTS = {rank: f"h{rank // 2}" for rank in range(4)}
+START, RUN_AT, NOW = 1000.0, 1002.0, 1012.5
+
+
+def failed(rank: int, message: str, *, error: str = "ValueError", status: int = 1, stage: str = "program") -> Failed:
+    traceback = f'Traceback (most recent call last):\n  File "train.py", line 88, in step\n{error}: {message}\n'
+    return Failed(rank, 0.0, stage, status, error, message, "" if error == "SystemExit" else traceback)
+
+
+def end(rank: int, at: float, status: int | None = None, **more: Any) -> WorkerOutcome:
+    return WorkerOutcome(rank, HOSTS[rank], RUN_AT + at, status, **more)
+
+
+def raised(rank: int, at: float, message: str = "bad record", **more: Any) -> WorkerOutcome:
+    return end(rank, at, 1, failure=failed(rank, message, **more))
+
+
+def stopped(*ranks: int) -> list[WorkerOutcome]:
+    return [end(rank, 10.0, -signal.SIGKILL, killed_by_launcher=True) for rank in ranks]
+
+
+def thread(rank: int, error: str = "KeyError") -> ThreadFailed:
+    traceback = f'Traceback (most recent call last):\n  File "data.py", line 3, in load\n{error}: "x"\n'
+    return ThreadFailed(rank, 0.0, "Loader-1", error, traceback)
+
+
+def weigh(*ends: WorkerOutcome, run_at: float | None = RUN_AT, hosts: Mapping[int, str] = HOSTS) -> Verdict:
+    outcome = JobOutcome(EndReason.FAILED, ends, run_at=run_at)
+    return decide_verdict(outcome, hosts, started=START, ended=NOW)
+
+
+def culprit_ranks(ends: Sequence[WorkerOutcome]) -> tuple[int, ...]:
+    return tuple(end.rank for end in find_culprits(ends))
+
+
+def decide(ends: list[WorkerOutcome], reason: str, **more: Any) -> Verdict:
+    ending = JobOutcome(EndReason(reason), tuple(ends), decided_at=1012.0, run_at=RUN_AT, **more)
+    return decide_verdict(ending, HOSTS, started=START, ended=NOW, timeout=10.0)
