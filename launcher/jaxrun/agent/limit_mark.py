@@ -32,10 +32,10 @@ def set_limit(number: int, pid: int = 0) -> None:
 
 def find_limited(number: int) -> Iterator[int]:
     """The living processes with this mark that may be killed: another user's could have copied it."""
-    for name in os.listdir("/proc"):
-        if name.isdigit():
-            with contextlib.suppress(OSError), open(f"/proc/{name}/limits", "rb") as file:
+    for pid in map(int, filter(str.isdigit, os.listdir("/proc"))):
+        with contextlib.suppress(OSError):
+            os.kill(pid, 0)
+            with open(f"/proc/{pid}/limits", "rb") as file:
                 limit = _SOFT_LIMIT.search(file.read())
-                if limit is not None and int(limit[1]) == number and is_living(int(name)):
-                    os.kill(int(name), 0)
-                    yield int(name)
+            if limit is not None and int(limit[1]) == number and is_living(pid):
+                yield pid
