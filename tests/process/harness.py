@@ -8,7 +8,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -52,27 +52,33 @@ class Job:
         self.process = process
         self.run_dir = run_dir
 
-    def wait_for_output(self, text: str, count: int = 1) -> None:
-        """Until `count` ranks have written `text` to their stdout."""
+    def wait_until(self, condition: Callable[[], bool], what: str) -> None:
+        """Until `condition` holds; an error where it does not come about, or the job has ended."""
         deadline = time.monotonic() + TIME_LIMIT
         while time.monotonic() < deadline:
-            logs = [path.read_text(errors="replace") for path in self.run_dir.glob("rank-*.out")]
-            if sum(text in log for log in logs) >= count:
+            if condition():
                 return
-            assert self.process.poll() is None, self.process.communicate()
+            assert self.process.poll() is None, (what, self.process.communicate())
             time.sleep(0.01)
-        raise AssertionError(f"no {text!r} from {count} ranks in {TIME_LIMIT} s")
+        raise AssertionError(f"no {what} in {TIME_LIMIT} s")
+
+    def wait_for_output(self, text: str, count: int = 1) -> None:
+        """Until `count` ranks have written `text` to their stdout."""
+
+        def is_written() -> bool:
+            logs = [path.read_text(errors="replace") for path in self.run_dir.glob("rank-*.out")]
+            return sum(text in log for log in logs) >= count
+
+        self.wait_until(is_written, f"{text!r} from {count} ranks")
 
     def wait_for_event(self, name: str, count: int = 1) -> None:
         """Until so many events of this name have been noted."""
-        deadline = time.monotonic() + TIME_LIMIT
-        while time.monotonic() < deadline:
+
+        def is_noted() -> bool:
             noted = self.events() if (self.run_dir / "events.jsonl").exists() else []
-            if sum(event["event"] == name for event in noted) >= count:
-                return
-            assert self.process.poll() is None, self.process.communicate()
-            time.sleep(0.01)
-        raise AssertionError(f"no {count} events {name!r} in {TIME_LIMIT} s")
+            return sum(event["event"] == name for event in noted) >= count
+
+        self.wait_until(is_noted, f"{count} events {name!r}")
 
     def events(self) -> list[dict[str, object]]:
         """All that has been noted so far."""

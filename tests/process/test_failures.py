@@ -192,8 +192,7 @@ def test_sigusr_reaches_the_workers_and_sigquit_shows_their_stacks_and_the_job_g
 
 def test_a_signal_before_the_program_has_begun_ends_at_once(tmp_path: Path) -> None:
     with started(tmp_path, "-n", "2", "--grace", "600", MISBEHAVE) as job:
-        while not (job.run_dir / "job.json").exists():
-            time.sleep(0.005)
+        job.wait_until((job.run_dir / "job.json").exists, "run directory")
         job.process.send_signal(signal.SIGINT)
         result = job.result()
         assert job.processes() == []

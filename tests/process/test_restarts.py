@@ -117,10 +117,12 @@ def test_timeout_counts_over_all_attempts(tmp_path: Path, program: str) -> None:
 def test_a_stop_by_ctrl_c_restarts_nothing(tmp_path: Path, program: str, attempts: int) -> None:
     fates = ["kill"] * (attempts - 1) + ["wait"] * 2
     with started(tmp_path, "-n", "2", "--max-restarts", "5", program, *fates) as job:
-        while len(list(tmp_path.glob("run/**/rank-0001.out"))) < attempts or not any(
-            "waiting" in path.read_text() for path in tmp_path.glob("run/**/rank-0001.out")
-        ):
-            time.sleep(0.02)
+
+        def waits() -> bool:
+            logs = list(tmp_path.glob("run/**/rank-0001.out"))
+            return len(logs) == attempts and any("waiting" in log.read_text() for log in logs)
+
+        job.wait_until(waits, "rank that waits")
         job.process.send_signal(signal.SIGINT)
         result = job.result()
         assert result.code == 130 and "not restarted: it was asked to stop" in result.err
@@ -133,8 +135,7 @@ def test_a_signal_between_two_attempts_ends_the_job_and_leaves_nothing(
     tmp_path: Path, program: str, signum: signal.Signals, delay: float
 ) -> None:
     with started(tmp_path, "-n", "2", "--max-restarts", "50", program, *["kill", "exit"] * 25) as job:
-        while not (tmp_path / "run" / "attempt-2").exists():
-            time.sleep(0.002)
+        job.wait_until((tmp_path / "run" / "attempt-2").exists, "second attempt")
         time.sleep(delay)
         job.process.send_signal(signum)
         code = job.process.wait(TIME_LIMIT)

@@ -252,7 +252,7 @@ def regular_events(registry):
     ]
 
 
-EXAMPLES = pytest.param(100), pytest.param(600, marks=pytest.mark.extended)
+EXAMPLES = pytest.param(60), pytest.param(240, marks=pytest.mark.extended)
 
 
 @pytest.mark.parametrize("examples", EXAMPLES)
