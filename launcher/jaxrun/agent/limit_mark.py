@@ -8,14 +8,13 @@ from __future__ import annotations
 
 import contextlib
 import os
-import re
 import resource
 from collections.abc import Iterator
 
 from jaxrun.agent.process_tree import is_living
 
 RLIMIT_LOCKS = 10  # the module has no name for it
-_SOFT_LIMIT = re.compile(rb"^Max file locks +(\d+)", re.MULTILINE)
+_NAME = b"Max file locks"  # in /proc/PID/limits, before the soft limit
 
 
 def new_limit() -> int:
@@ -36,6 +35,6 @@ def find_limited(number: int) -> Iterator[int]:
         with contextlib.suppress(OSError):
             os.kill(pid, 0)
             with open(f"/proc/{pid}/limits", "rb") as file:
-                limit = _SOFT_LIMIT.search(file.read())
-            if limit is not None and int(limit[1]) == number and is_living(pid):
+                words = file.read().partition(_NAME)[2].split(maxsplit=1)
+            if words[:1] == [b"%d" % number] and is_living(pid):
                 yield pid
