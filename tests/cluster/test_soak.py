@@ -1,6 +1,7 @@
-"""A training that faults interrupt at random moments ends with the bits of one that nothing has disturbed.
+"""A training that is interrupted at random moments ends with the bits of one that nothing has disturbed.
 
-JAXRUN_SOAK_RUNS is how many runs there are with each engine; the faults of a run follow from its number.
+Faults interrupt it, and Slurm, which preempts it or ends its time. JAXRUN_SOAK_RUNS is how many runs there are with
+each engine, and for each of Slurm's reasons; what befalls a run follows from its number.
 """
 
 from __future__ import annotations
@@ -52,8 +53,8 @@ def draw_faults(number: int, engine: Engine | None) -> Faults:
     return Faults(chaos, frozenset(ranks))
 
 
-def train(directory: Path) -> list[str]:
-    return ["-m", "jaxrun_runtime.programs.train", str(directory / "checkpoints"), *TRAINING]
+def train(directory: Path, *options: str) -> list[str]:
+    return ["-m", "jaxrun_runtime.programs.train", str(directory / "checkpoints"), *TRAINING, *options]
 
 
 def parameters(result: Result) -> str:
@@ -125,3 +126,37 @@ def test_the_parameters_are_those_of_an_undisturbed_training(
     for earlier in verdict["earlier"]:
         assert set(earlier["culprits"]) <= (faults.ranks or {1}), (faults, earlier)
         assert earlier["outcome"] in ("killed", "failed", "lost", "diverged", "exited"), (faults, earlier)
+
+
+STOPS = [("preemption", number) for number in range(RUNS)] + [
+    ("time limit", number) for number in range((RUNS + 1) // 2)
+]
+
+
+@pytest.mark.parametrize(("reason", "number"), STOPS)
+def test_a_training_resumes_from_the_save_that_it_made_when_slurm_warned(
+    bed: Bed, tmp_path: Path, undisturbed: Callable[[int], str], reason: str, number: int
+) -> None:
+    if missing := SLURM.missing():
+        pytest.skip(missing)
+    draw = random.Random(f"{number} {reason}")
+    words = ["--backend", "slurm", "-N", "2", "--platform", "cpu", "--time", "1:00:00", "--requeue"]
+    words += ["--max-restarts", "3", "--run-dir", str(tmp_path / "run")]  # a warning does not count for one
+    # Slurm compares a job's time with its limit every 30 s only.
+    training = train(tmp_path, "--step-time", "0.15" if reason == "preemption" else "0.7")
+    with bed.typed("ctl", *(PYTHON, "-m", "jaxrun", *words, "--submit", *training), directory=tmp_path) as job:
+        job.wait_until((tmp_path / "checkpoints" / "10").exists, "checkpoint")
+        time.sleep(draw.uniform(0, LAST_FAULT_S))
+        (slurm_job,) = bed.inside("ctl", "squeue", "--noheader", "--states=R", "--format=%i").split()
+        if reason == "preemption":
+            bed.inside("ctl", "sbatch", "--partition=urgent", "-N3", "--exclusive", "--wrap", "sleep 1")
+        else:  # of which Slurm warns at once, as that is due 45 s before
+            bed.inside("ctl", "scontrol", "update", f"JobId={slurm_job}", "TimeLimit=1")
+            job.wait_until(lambda: "starts job" in job.result(timeout=0).out, "restart by Slurm")
+            bed.inside("ctl", "scontrol", "update", f"JobId={slurm_job}", "TimeLimit=60")
+        result = job.result(timeout=120)
+        job.gone()
+    (saved,) = re.findall(r"stopped after step (\d+), and saved it", result.out)
+    (resumed,) = re.findall(r"goes on after step (\d+), bit for bit", result.out)
+    assert saved == resumed and parameters(result) == undisturbed(2), result
+    assert (result.verdict()["outcome"], result.verdict()["attempt"]) == ("ok", 2), result
