@@ -87,9 +87,9 @@ class Server:
     def begin_next_attempt(self):
         self._context.plan.attempt += 1
         self.server.close_loop()
-        self.server = self._make(earlier=self.server.connections)
+        earlier, self.server = self.server.connections, self._make()
         self.server._add_callbacks()
-        self.server._adopt_earlier()
+        self.server._receiver.adopt(earlier)
 
     def _on_event(self, event):
         self.events.append(event)

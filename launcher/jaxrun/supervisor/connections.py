@@ -44,7 +44,7 @@ class AgentConnections:
         """Whether each of so many ranks has a connection that is not lost."""
         return sum(not connection.lost_reason for connection in self._by_rank.values()) == size
 
-    def add_silent(self, rank: int, connection: AgentConnection) -> None:
+    def add_unused(self, rank: int, connection: AgentConnection) -> None:
         """Keep a connection on which the agent has said nothing yet."""
         self._others[connection] = rank
 

@@ -9,13 +9,10 @@ from __future__ import annotations
 import signal
 from collections.abc import Iterable
 from dataclasses import replace
-from functools import partial
 from typing import TYPE_CHECKING
 
-from jaxrun.channel.connection import AGENT_TO_HEAD
 from jaxrun.channel.event_loop import EventLoop
-from jaxrun.channel.listener import Listener, Peer
-from jaxrun.errors import ProtocolError
+from jaxrun.channel.listener import Listener
 from jaxrun.head.actions import (
     Action,
     EndReason,
@@ -28,16 +25,13 @@ from jaxrun.head.actions import (
     SignalRanks,
     TakeSnapshot,
 )
-from jaxrun.head.event_checks import check_event
 from jaxrun.head.events import AgentLost, Event, LauncherSignalled, TerminalLine
 from jaxrun.protocol.agent_messages import (
-    AgentRefused,
     AgentReport,
     AgentSignalled,
     AgentToHead,
     FirstOutput,
     JobInfo,
-    NextAttempt,
     OutputChunk,
     Shutdown,
     SignalWorker,
@@ -49,6 +43,7 @@ from jaxrun.protocol.agent_messages import (
 from jaxrun.protocol.env import REQUEST_SIGNAL
 from jaxrun.protocol.snapshot_messages import SnapshotReply, SnapshotRequest
 from jaxrun.protocol.worker_messages import DeviceReport, Failed, Hello, Run
+from jaxrun.supervisor.agent_receiver import AgentReceiver
 from jaxrun.supervisor.connections import AgentClocks, AgentConnection, AgentConnections
 from jaxrun.supervisor.dropped_peers import DroppedPeers
 from jaxrun.supervisor.launch_process import LaunchProcess
@@ -62,7 +57,6 @@ if TYPE_CHECKING:
 _AGENTS, _LISTENER, _SIGNALS, _LAUNCH_OUTPUT = range(4)  # the order in which readable descriptors are served
 _PROBE_TIMEOUT_S = 1.0  # in which a live host answers
 _ATTACHED_PROBE_TIMEOUT_S = 0.15  # an mpirun or srun leaves the processes that it started, as this one, less time
-_SILENCE_CHECK_INTERVAL_S = 0.25  # while something is on its way to an agent
 _SHUTDOWN_SEND_S = 1.0  # for the last messages to leave
 _AGENT_EXIT_S = 1.0  # for the agents that answer to end, before the engine ends those that do not
 
@@ -92,44 +86,43 @@ class AgentServer:
         self._parent = context.parent
         self._terminal = context.terminal
         self._listener = listener
-        self._job_info = job_info
         self._launch = launch
         self._verbose = verbose
         self._attached = attached
         self._loop = EventLoop(self._clock)
         self.connections = AgentConnections(self._loop)
-        self._attempt = context.plan.attempt
         self._earlier = earlier
-        self._stale: set[AgentConnection] = set()  # on which nothing but the end of the earlier attempt counts
+        self._receiver = AgentReceiver(
+            self._loop,
+            _AGENTS,
+            self.connections,
+            self._dispatcher,
+            self._clock,
+            job_info,
+            context.plan.attempt,
+            on_message=self._on_message,
+            on_second_report=self._handle,
+            on_lost=self._on_lost,
+        )
         self._remote_output = RemoteOutput(self._output, self.connections)
         self._clocks = AgentClocks(self._clock)
         self._snapshots = SnapshotCollections(self._clock)
         self._losses = LossAttribution(_ATTACHED_PROBE_TIMEOUT_S if attached else _PROBE_TIMEOUT_S)
         self._dropped_peers = DroppedPeers(self._dispatcher.record, self._clock)
         self._failure_reported: set[int] = set()
-        self._next_silence_check = 0.0
         self._signalled = False  # whether this process was asked to end, where the agents are as well
         self.slurm_step = ""  # of which the agents are tasks, as the first of them has reported
-        self._started = False  # whether the start-up is over, in which the head names agents that do not fit
         self._outcome: JobOutcome | None = None
 
     def run(self) -> JobOutcome:
         """Serve the job until the head says that it is over."""
         self._add_callbacks()
-        self._adopt_earlier()
+        if self._earlier is not None:
+            self._receiver.adopt(self._earlier)
         while self._outcome is None:
             self._loop.run_once()
         self._dropped_peers.log()
         return self._outcome
-
-    def _adopt_earlier(self) -> None:
-        """Tell the agents of the earlier attempt to end it; what they still send of it is dropped."""
-        for rank, connection in self._earlier.items() if self._earlier is not None else ():
-            self._stale.add(connection)
-            if not self.connections.add(rank, connection):
-                self.connections.add_silent(rank, connection)
-            self._loop.add_reader(connection.fileno(), _AGENTS, partial(self._on_readable, rank, connection))
-            self.connections.send_to(connection, NextAttempt(self._attempt))
 
     def close_loop(self) -> None:
         """The attempt is over, and the next takes over the connections."""
@@ -166,16 +159,13 @@ class AgentServer:
             parent = self._parent
             loop.add_reader(parent.fileno(), _SIGNALS, lambda: self._execute_all(parent.receive()))
         dropped, expected = self._dropped_peers, len(self._dispatcher.hosts)
-        self._listener.attach(loop, _LISTENER, self._add_agent, dropped.add, expected=expected)
+        self._listener.attach(loop, _LISTENER, self._receiver.add, dropped.add, expected=expected)
         loop.add_timer(dropped.deadline, dropped.log)
         self._terminal.attach(loop, _SIGNALS, lambda line: self._handle(TerminalLine(line)))
         loop.add_poller(self._remote_output.acknowledge)
         loop.add_poller(self._output.flush_due)
         loop.add_timer(self._snapshots.deadline, lambda: self._handle_all(self._snapshots.expire()))
         loop.add_timer(lambda: self._losses.deadline, self._attribute_losses)
-        loop.add_timer(
-            lambda: self._next_silence_check if self.connections.has_unconfirmed else None, self._drop_silent
-        )
         dispatcher = self._dispatcher
         loop.add_timer(dispatcher.deadline, lambda: self._execute_all(dispatcher.handle_timeouts()))
 
@@ -202,7 +192,7 @@ class AgentServer:
             case Send():
                 if isinstance(action.message, StartWorker):
                     self._remote_output.handle_start(action.message)
-                self._started = self._started or isinstance(action.message, Run)
+                self._receiver.is_closed |= isinstance(action.message, Run)
                 self.connections.send(action.ranks, action.message)
             case SignalRanks():
                 self.connections.send(action.ranks, SignalWorker(action.signum))
@@ -221,70 +211,7 @@ class AgentServer:
                 if outcome.reason is EndReason.UNAVAILABLE and not self.all_reported:
                     self._outcome = replace(outcome, text=self._launch.add_last_lines(outcome.text))
 
-    # ---- agents connect
-
-    def _add_agent(self, peer: Peer) -> None:
-        connection: AgentConnection = AgentConnection(peer.connection, AGENT_TO_HEAD, peer.session)
-        if self._started:
-            self._refuse(peer.rank, connection)
-            return
-        connection.send(self._job_info)
-        self.connections.add_silent(peer.rank, connection)
-        self._loop.add_reader(connection.fileno(), _AGENTS, partial(self._on_readable, peer.rank, connection))
-
-    def _refuse(self, rank: int, connection: AgentConnection) -> None:
-        """Tell an agent that comes to a job that runs, and close its connection."""
-        hosts = self._dispatcher.hosts
-        text = f"this job runs already: its rank {rank} is another process, on {hosts.get(rank, '?')}"
-        if rank not in hosts:
-            text = f"this job runs already, with {len(hosts)} processes: none is rank {rank}"
-        self._dispatcher.record("refused", rank, text=text)
-        connection.send(AgentRefused(text))
-        connection.close()
-
     # ---- messages of agents
-
-    def _on_readable(self, rank: int, connection: AgentConnection) -> None:
-        try:
-            messages = connection.receive()
-            for message in messages:
-                check_event(message, rank)
-        except ProtocolError as error:
-            messages, connection.lost_reason = [], f"its agent sent what is no message of jaxrun's: {error}"
-            self._dispatcher.record("dropped", rank, text=connection.lost_reason)
-        if connection in self._stale:
-            messages = self._drop_stale(connection, messages)
-        for message in messages:
-            if self.connections.add(rank, connection):
-                self._on_message(rank, connection, message)
-            elif isinstance(message, AgentReport) and not self._started:
-                self._handle(message)  # the head names both agents
-            elif isinstance(message, AgentReport):
-                self._loop.remove_reader(connection.fileno())
-                self.connections.remove(rank, connection)
-                self._refuse(rank, connection)
-                return
-        if connection.lost_reason:
-            self._loop.remove_reader(connection.fileno())
-            was_ranks = self.connections.remove(rank, connection)
-            self._remote_output.forget(connection)
-            connection.close()
-            if was_ranks:
-                self._hold(AgentLost(rank, connection.lost_reason), probe=False)
-
-    def _drop_silent(self) -> None:
-        """Lose the hosts that are silent, also where the kernel would wait for longer."""
-        self._next_silence_check = self._clock() + _SILENCE_CHECK_INTERVAL_S
-        for rank, connection in self.connections.give_up_silent():
-            self._on_readable(rank, connection)
-
-    def _drop_stale(self, connection: AgentConnection, messages: list[AgentToHead]) -> list[AgentToHead]:
-        """Those of the messages that belong to this attempt: from the report on with which the agent begins it."""
-        for index, message in enumerate(messages):
-            if isinstance(message, AgentReport) and message.attempt == self._attempt:
-                self._stale.discard(connection)
-                return messages[index:]
-        return []
 
     def _on_message(self, rank: int, connection: AgentConnection, message: AgentToHead) -> None:
         match message:
@@ -312,6 +239,10 @@ class AgentServer:
                 self._handle(message)
 
     # ---- agents, hosts and the launch command go away
+
+    def _on_lost(self, rank: int, connection: AgentConnection) -> None:
+        self._remote_output.forget(connection)
+        self._hold(AgentLost(rank, connection.lost_reason), probe=False)
 
     @property
     def all_reported(self) -> bool:
