@@ -12,6 +12,7 @@ from jaxrun.backends.local import plan
 from jaxrun.forkserver import early
 from jaxrun.job.devices import Machine
 from jaxrun.job.job import Job
+from jaxrun.protocol.names import SUBCOMMANDS
 
 
 @pytest.fixture
@@ -68,7 +69,13 @@ def test_a_server_that_has_died_is_not_used(servers, environ):
     assert server.pid != started.server.pid
 
 
-_NOT_A_JOB = [[], ["--help"], ["-n", "2", "--dry-run", "x.py"], ["explain", "x"], ["--no-fork", "x"]]
+_NOT_A_JOB = [
+    [],
+    ["--help"],
+    ["-n", "2", "--dry-run", "x.py"],
+    ["--no-fork", "x"],
+    *([name] for name in SUBCOMMANDS),
+]
 
 
 @pytest.mark.parametrize("words", _NOT_A_JOB)

@@ -384,21 +384,6 @@ def test_the_one_line_summary_names_the_place(parties: tuple[CallGroup, ...], li
 LAG = Lag("0-3", 5, (0, 1, 3), (2,), "jit(step)", "train.py:46 main", {0: 5, 1: 5, 2: 4, 3: 5}, frozenset({0, 1, 3}))
 
 
-def test_who_waits_for_whom() -> None:
-    assert (
-        report.format_waiting(LAG, {2: "is exiting"}, ONE_HOST)
-        == "rank 2 has made 4 calls and is exiting; the others wait in call #5, jit(step) at train.py:46"
-    )
-    two = Lag("1-3", 1, (1,), (2, 3), "", "", {1: 3, 2: 0, 3: 0}, frozenset())
-    assert report.format_waiting(two, {2: "is finished", 3: "is finished"}, TWO_HOSTS) == (
-        "ranks 2-3 (h2) have made 0 calls of ranks 1-3 and are finished; "
-        "rank 1 (h1) has gone on to call #3 after call #1"
-    )
-    assert report.format_waiting(two, {2: "is finished"}, ONE_HOST).startswith(
-        "rank 2 has made 0 calls of ranks 1-3 and is finished; rank 3 has made 0 calls of ranks 1-3; rank 1 "
-    )
-
-
 def test_what_is_certain_of_a_lag() -> None:
     assert (
         report.format_lag(LAG, ONE_HOST)

@@ -11,11 +11,12 @@ from typing import TYPE_CHECKING
 
 import click
 
+from jaxrun.protocol.names import SUBCOMMANDS
+
 if TYPE_CHECKING:
     from click.shell_completion import CompletionItem
 
 VARIABLE = "_JAXRUN_COMPLETE"
-COMMANDS = ("attach", "clean", "doctor", "explain", "list", "profile", "stacks")
 _WORDS = "COMP_WORDS"
 _AT = "COMP_CWORD"  # bash and zsh: the number of the word to complete; fish: that word
 
@@ -43,5 +44,5 @@ def complete_program(ctx: click.Context, param: click.Parameter, incomplete: str
 
     typed = click.core.ParameterSource.COMMANDLINE
     first = not any(ctx.get_parameter_source(other.name or "") is typed for other in ctx.command.params)
-    names = [name for name in COMMANDS if name.startswith(incomplete)] if first and ctx.info_name == "jaxrun" else []
+    names = [name for name in SUBCOMMANDS if name.startswith(incomplete)] if first and ctx.info_name == "jaxrun" else []
     return [*map(CompletionItem, names), CompletionItem(incomplete, type="file")]

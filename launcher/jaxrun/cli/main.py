@@ -21,6 +21,7 @@ from jaxrun.cli.help import ATTACH_USAGE, DOCTOR_USAGE, Command, Option
 from jaxrun.cli.make_job import make_job, without_effect
 from jaxrun.cli.options import attach_parameters, doctor_parameters, parameters
 from jaxrun.errors import EXIT_SIGNAL_BASE, EXIT_UNAVAILABLE, JaxrunError, describe_shortage
+from jaxrun.protocol.names import SUBCOMMANDS
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -91,8 +92,8 @@ def run_and_exit(arguments: Sequence[str], early_server: EarlyServer | None) -> 
 def _pop_name(words: list[str]) -> str:
     """Take the name of a subcommand from `words`; empty where there is none."""
     if completion.VARIABLE in os.environ:
-        return completion.command_to_complete(completion.COMMANDS)
-    return words.pop(0) if words and words[0] in completion.COMMANDS else ""
+        return completion.command_to_complete(SUBCOMMANDS)
+    return words.pop(0) if words and words[0] in SUBCOMMANDS else ""
 
 
 def _command(name: str) -> click.Command:
@@ -127,7 +128,7 @@ def _run(dry_run: bool, **values: Any) -> int:
     context = click.get_current_context()
     invocation: _Invocation = context.obj
     job, notes = _make_job(context, values, environ)
-    job, source = check_program(job, os.getcwd(), completion.COMMANDS)
+    job, source = check_program(job, os.getcwd(), SUBCOMMANDS)
     _warn_of_misplaced(context, job, source)
     if job.sbatch or job.submit:
         return _run_sbatch(job, invocation.words, environ, notes, dry_run=dry_run)

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from jaxrun.forkserver import client
 from jaxrun.forkserver.client import ForkServer, program_of
 from jaxrun.job.environment import interpreter_settings
-from jaxrun.protocol.names import JOB_ID, RESERVED_PREFIX
+from jaxrun.protocol.names import JOB_ID, RESERVED_PREFIX, SUBCOMMANDS
 
 if TYPE_CHECKING:
     from jaxrun.job.plan import Plan
@@ -37,7 +37,7 @@ def start(arguments: Sequence[str], environ: Mapping[str, str]) -> EarlyServer |
     """Start the server, if `arguments`, the words after `jaxrun`, look like a job that forks."""
     if (
         not arguments
-        or arguments[0] in ("attach", "clean", "doctor", "explain", "list", "stacks")
+        or arguments[0] in SUBCOMMANDS
         or _WORDS_WITHOUT_FORK & {word.partition("=")[0] for word in arguments}
         or "_JAXRUN_COMPLETE" in environ
     ):

@@ -67,27 +67,6 @@ def format_headline(divergence: Divergence) -> str:
     return f"the ranks were out of step {when} {divergence.title}{f' ({shown})' if shown else ''}"
 
 
-def format_waiting(lag: Lag, states: Mapping[int, str], hosts: Mapping[int, str]) -> str:
-    """`rank 2 has made 4 calls and is exiting; the others wait in call #5, jit(step) at train.py:46`.
-
-    `states` says what ranks do: "is exiting"; of others only the number of their calls is said.
-    """
-    behind = []
-    for state in dict.fromkeys(states.get(rank, "") for rank in lag.behind):
-        ranks = [rank for rank in lag.behind if states.get(rank, "") == state]
-        made = f"{_names(ranks, hosts)} {_has(ranks)} made {plural(lag.number - 1, 'call')}"
-        behind.append(f"{made}{_of_group(lag.group, hosts)}{f' and {_agree(state, ranks)}' if state else ''}")
-    last = max(lag.reached[rank] for rank in lag.ahead)
-    others = len(lag.ahead) + len(lag.behind) == len(hosts)
-    who = "the others" if others and len(lag.ahead) > 1 else "the other" if others else _names(lag.ahead, hosts)
-    many = len(lag.ahead) > 1
-    if last > lag.number:
-        did = f"{'have' if many else 'has'} gone on to call #{last} after call"
-    else:
-        did = f"{'wait' if many else 'waits'} in call"
-    return f"{'; '.join(behind)}; {who} {did} {_call(lag)}"
-
-
 def format_lag(lag: Lag, hosts: Mapping[int, str]) -> str:
     """`call #5, jit(step) at train.py:46, was made by ranks 0-1, 3 and not by rank 2`: the least that is certain."""
     call = f"call {_call(lag)}{_of_group(lag.group, hosts)}"

@@ -20,3 +20,5 @@ CONTROL_FD = f"{RESERVED_PREFIX}CONTROL_FD"
 GANG_DIRECTORY_PREFIX = "jaxrun-gang-"  # and the parent's process id: how the temporary directories of gangs begin
 SHUTDOWN_BYTE = b"."  # what a Python process sends the fork server of its gangs in the end; else it has died
 RANK_PLUGIN = "jaxrun-rank"  # the pytest plugin that runs the session of a rank
+# The commands of `jaxrun` besides that which runs a program; none of them forks workers.
+SUBCOMMANDS = ("attach", "clean", "doctor", "explain", "list", "profile", "stacks")
