@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import pty
 import re
 import select
+import struct
 import subprocess
 import sys
+import termios
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -20,12 +23,20 @@ class TerminalSession:
     """A `jaxrun` that runs in a terminal, until the end of the `with` block at the latest."""
 
     def __init__(
-        self, directory: Path, *arguments: str, command: Sequence[str] = (), env: Mapping[str, str] | None = None
+        self,
+        directory: Path,
+        *arguments: str,
+        command: Sequence[str] = (),
+        env: Mapping[str, str] | None = None,
+        size: tuple[int, int] | None = None,
     ) -> None:
-        """`command` is what to run instead of this Python's jaxrun; `env` are variables besides those of the tests."""
+        """`command` is what to run instead of this Python's jaxrun; `env` are variables besides those of the tests;
+        `size` is that of the terminal, in columns and lines."""
         self.text = ""
         self._seen = 0
         self._fd, terminal = pty.openpty()
+        if size is not None:
+            fcntl.ioctl(terminal, termios.TIOCSWINSZ, struct.pack("HHHH", size[1], size[0], 0, 0))
         argv = ["setsid", "--ctty", *(command or (sys.executable, "-m", "jaxrun")), *arguments]
         streams = {"stdin": terminal, "stdout": terminal, "stderr": terminal}
         self._process = subprocess.Popen(argv, cwd=directory, env={**os.environ, **(env or {})}, **streams)

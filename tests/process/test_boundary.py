@@ -14,8 +14,8 @@ _BANNED = ("jax", "jaxlib", "numpy", "jaxrun_runtime")
 _SHARED = ("jaxrun.protocol", "jaxrun.errors", "jaxrun.text")
 # A package of the launcher imports only itself and those that stand after it.
 _ORDER = (
-    "cli", "doctor", "trace", "pytest_plugin", "notebook", "map", "gang", "supervisor", "backends", "agent", "probe",
-    "forkserver", "channel", "output", "rundir", "verdict", "head", "lockstep", "diagnosis", "job", "protocol",
+    "cli", "doctor", "trace", "top", "pytest_plugin", "notebook", "map", "gang", "supervisor", "backends", "agent",
+    "probe", "forkserver", "channel", "output", "rundir", "verdict", "head", "lockstep", "diagnosis", "job", "protocol",
     "text", "terminal", "errors", "clock",
 )  # fmt: skip
 

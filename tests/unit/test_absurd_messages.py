@@ -76,6 +76,14 @@ FLIGHT_FIELDS = {
     "trouble": TEXTS,
     "agreed": st.tuples(INTS, FLOATS),
 }
+VITALS_FIELDS = {
+    "time": FLOATS,
+    "cpu_seconds": FLOATS,
+    "memory_bytes": INTS,
+    "kernel_wait": TEXTS,
+    "gpu_percent": FLOATS,
+    "gpu_bytes": INTS,
+}
 ARRAYS = st.lists(st.lists(TEXTS, min_size=3, max_size=3), max_size=2)
 DETAILS_FIELDS = {"source": TEXTS, "arguments": ARRAYS, "results": ARRAYS, "mesh": TEXTS, "text": TEXTS}
 
@@ -94,6 +102,7 @@ VALUES = {
     "WorkerStage": st.sampled_from(["start", "join", "prove", "program"]),
     "SnapshotPurpose": st.sampled_from(["show", "keep", "timeout", "early-exit", "progress", "stall", "late"]),
     "Flight": some(FLIGHT_FIELDS),
+    "RankVitals": some(VITALS_FIELDS),
     "ProgramDetails": some(DETAILS_FIELDS),
     "tuple[int, ...]": st.lists(INTS, max_size=3),
     "tuple[str, ...]": st.lists(TEXTS, max_size=2),

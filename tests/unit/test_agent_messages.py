@@ -15,7 +15,7 @@ from jaxrun.errors import ProtocolError
 from jaxrun.protocol import auth
 from jaxrun.protocol.codec import MessageDecoder, encode, message_types
 from jaxrun.protocol.flight import Flight, ProgramDetails
-from jaxrun.protocol.snapshot_messages import SnapshotPurpose
+from jaxrun.protocol.snapshot_messages import RankVitals, SnapshotPurpose
 from jaxrun.protocol.worker_messages import WorkerStage
 
 TO_HEAD_FIRST, TO_AGENT_FIRST = (
@@ -48,6 +48,9 @@ STRATEGIES = {
     "str": TEXT,
     "Flight": FLIGHTS,
     "ProgramDetails": st.builds(ProgramDetails, TEXT, ARRAYS, ARRAYS, TEXT, TEXT),
+    "Mapping[int, RankVitals]": st.dictionaries(
+        RANKS, st.builds(RankVitals, NUMBERS, NUMBERS, st.integers(0), TEXT, NUMBERS, st.integers(-1)), max_size=3
+    ),
     "Mapping[int, Flight]": st.dictionaries(RANKS, FLIGHTS, max_size=3),
     "bytes": st.binary(max_size=300),
     "tuple[int, ...]": st.lists(st.integers(), max_size=4).map(tuple),

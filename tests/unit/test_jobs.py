@@ -8,7 +8,7 @@ import time
 import pytest
 
 from jaxrun.cli.main import main
-from jaxrun.rundir.jobs import clean, list_jobs
+from jaxrun.rundir.jobs import clean, latest_job, list_jobs
 from jaxrun.verdict.verdict import Verdict, to_json
 
 NOW = time.time()
@@ -51,12 +51,40 @@ def test_each_job_is_listed_with_what_became_of_it(job, capsys):
     with (job("now", 10, outcome="", pid=os.getpid()) / "events.jsonl").open("a"):
         assert main(["list"]) == 0
     lines = capsys.readouterr().out.splitlines()
-    assert lines[0].split() == ["run", "directory", "started", "took", "processes", "how", "it", "went", "program"]
-    assert [line.split()[0] for line in lines[1:]] == ["b", "a", "killed", "far", "now"]
+    assert lines[0].split() == [
+        "job",
+        "run",
+        "directory",
+        "started",
+        "took",
+        "processes",
+        "how",
+        "it",
+        "went",
+        "program",
+    ]
+    assert [line.split()[:2] for line in lines[1:]] == [
+        ["5", "b"],
+        ["4", "a"],
+        ["3", "killed"],
+        ["2", "far"],
+        ["1", "now"],
+    ]
     states = ("done", "failed, exit 7", "killed with its launcher", "running, or killed, on h9", "running")
     columns = [re.split(r"  +", line)[-3:-1] for line in lines[1:]]
     assert columns == [["2", state] for state in states]
     assert "2.0 s" in lines[1] and lines[1].endswith("train.py a")
+
+
+def test_a_number_stands_for_the_job_that_has_it_in_the_list(job, collection, capsys, monkeypatch):
+    monkeypatch.chdir(collection.parent)
+    job("old", 300)
+    job("new", 100, outcome="failed", code=7)
+    assert latest_job(1) == collection / "new" and latest_job(2) == collection / "old"
+    assert main(["top", "2"]) == 2 and f"the job of {collection / 'old'} is over" in capsys.readouterr().err
+    assert main(["explain", "3"]) == 2 and "there is no job 3" in capsys.readouterr().err
+    (collection.parent / "3").mkdir()
+    assert latest_job(3) is None
 
 
 def test_the_newest_are_kept_and_those_that_may_run(job, collection, capsys):

@@ -8,13 +8,14 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from jaxrun.agent.gpu_watch import GpuWatch
 from jaxrun.agent.worker_group import WorkerGroup
 from jaxrun.diagnosis.stacks import AIM_TIMEOUT_S
 from jaxrun.head.actions import TakeSnapshot
 from jaxrun.lockstep.call_aim import next_moment, was_at
 from jaxrun.output.drain import OutputSink
 from jaxrun.protocol.env import STACKS_SIGNAL
-from jaxrun.protocol.snapshot_messages import SnapshotPurpose, SnapshotReply
+from jaxrun.protocol.snapshot_messages import RankVitals, SnapshotPurpose, SnapshotReply
 
 if TYPE_CHECKING:
     from jaxrun.agent.pyspy import NativeDump
@@ -34,6 +35,7 @@ class SnapshotReader:
         self._waiting: list[tuple[float, TakeSnapshot]] = []  # for fault handlers, until that time
         self._asked: dict[int, tuple[float, str]] = {}  # by rank, when, on its clock, and in what its kernel waited
         self._native_dumps: list[tuple[SnapshotReply, NativeDump]] = []
+        self._gpus = GpuWatch(workers.plan)
 
     def request(self, request: TakeSnapshot) -> list[SnapshotReply]:
         """Begin a snapshot; one without stacks is returned at once, any other by `poll`."""
@@ -41,6 +43,8 @@ class SnapshotReader:
             return [self._read_recorders(request)]
         if request.purpose is SnapshotPurpose.PROGRESS:
             return [self._read_progress(request)]
+        if request.purpose is SnapshotPurpose.OVERVIEW:
+            return [self._read_vitals(request)]
         if request.purpose is SnapshotPurpose.STRAGGLER:
             return self._aim(request)
         self._ask_for_stacks(request)
@@ -75,6 +79,7 @@ class SnapshotReader:
         return complete
 
     def close(self) -> None:
+        self._gpus.close()
         for _, dump in self._native_dumps:
             dump.close()
 
@@ -134,6 +139,23 @@ class SnapshotReader:
             file_bytes={worker.rank: worker.file_bytes() for worker in workers},
             call_counters={worker.rank: worker.flight.progress_counters() for worker in workers},
         )
+
+    def _read_vitals(self, request: TakeSnapshot) -> SnapshotReply:
+        """What every process may know of others, and how far the flight recorders say that they have come."""
+        workers = [self._workers[rank] for rank in request.ranks]
+        gpus = self._gpus.usage_by_rank()
+        vitals = {
+            worker.rank: RankVitals(
+                time.time(),
+                worker.cpu_seconds(),
+                worker.memory_bytes(),
+                worker.kernel_wait(),
+                *gpus.get(worker.rank, ()),
+            )
+            for worker in workers
+        }
+        flights = {worker.rank: worker.flight.position() for worker in workers}
+        return SnapshotReply(request.purpose, {}, {}, {}, flights=flights, vitals=vitals)
 
     def _read_recorders(self, request: TakeSnapshot) -> SnapshotReply:
         readers = {rank: self._workers[rank].flight for rank in request.ranks}

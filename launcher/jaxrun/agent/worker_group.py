@@ -34,7 +34,7 @@ class WorkerGroup:
 
         `new_server` starts another, if it can, for the next attempt; None where there is none to come.
         """
-        self._plan = plan
+        self.plan = plan
         self._spawner = spawner
         self._fork_server = fork_server
         self._on_forked = on_forked
@@ -66,7 +66,7 @@ class WorkerGroup:
         if self._fork_server is None:
             return self.start_fresh()
         try:
-            for worker in self._plan.workers:
+            for worker in self.plan.workers:
                 pipes, request = self._spawner.fork_request(worker)
                 self._workers[worker.rank] = WorkerProcess(worker.rank, pipes)
                 self._requests.append(request)
@@ -91,7 +91,7 @@ class WorkerGroup:
             process.close()
         self._workers.clear()
         events: list[Event] = []
-        for worker in self._plan.workers:
+        for worker in self.plan.workers:
             try:
                 pid, pipes = self._spawner.spawn(worker)
             except OSError as error:
@@ -131,7 +131,7 @@ class WorkerGroup:
         if answer is None:
             return [StartFailed("the process that imports jax for all workers has ended; --no-fork does without it")]
         if answer.traceback:
-            text = f"jax could not be imported: {answer.reason}\nis it installed for {self._plan.argv[0]}?"
+            text = f"jax could not be imported: {answer.reason}\nis it installed for {self.plan.argv[0]}?"
             return [StartFailed(text, answer.traceback)]
         if any(process.pid for process in self):  # too late for fresh interpreters
             return [StartFailed(f"not all workers could be started: {answer.reason}")]
@@ -145,7 +145,7 @@ class WorkerGroup:
                 self._fork_server.send(self._requests.popleft())
 
     def _start_failed(self, rank: int, error: OSError) -> StartFailed:
-        return StartFailed(f"rank {rank} could not be started: {error.strerror} ({self._plan.argv[0]})")
+        return StartFailed(f"rank {rank} could not be started: {error.strerror} ({self.plan.argv[0]})")
 
     def _leave_fork_server(self) -> None:
         """All workers are forked: the server ends, and leaves a successor where one is wanted."""

@@ -111,6 +111,13 @@ class WorkerProcess:
                         waited_ns += int(file.read().split()[1])
         return waited_ns / _NS_PER_S
 
+    def memory_bytes(self) -> int:
+        """Bytes of the process that are in memory; 0 when it has gone."""
+        with contextlib.suppress(OSError, IndexError, ValueError):
+            with open(f"/proc/{self.pid}/statm", "rb") as file:
+                return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+        return 0
+
     def file_bytes(self) -> int:
         """Bytes that the process has read and written so far, from and to files and pipes; 0 if that is not known."""
         try:

@@ -12,7 +12,7 @@ from jaxrun.terminal import PROSE_WIDTH
 _USAGE = """\
 Usage: jaxrun [OPTIONS] PROGRAM [ARGS]...
        mpirun|srun ... jaxrun attach [OPTIONS] PROGRAM [ARGS]...
-       jaxrun explain|stacks|profile [RUN_DIR]  jaxrun list|clean [DIR]  jaxrun doctor
+       jaxrun explain|stacks|top|profile [RUN_DIR]  jaxrun list|clean [DIR]  jaxrun doctor
 
 Start PROGRAM as the processes of one JAX job, prove that it is the job asked for, and run it.
 """

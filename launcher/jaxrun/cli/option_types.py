@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import click
@@ -37,6 +38,18 @@ class ProcessesPerNode(click.ParamType):  # type: ignore[type-arg]  # click 8.1 
             return int(value)
         except ValueError:
             self.fail(f"{value!r} is neither a number nor {AUTOMATIC} or {PER_GPU}", param, ctx)
+
+
+class RunDirectory(click.Path):
+    """A directory, or a number: the run directory of the Nth latest job of those that `jaxrun list` shows."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        if isinstance(value, str) and re.fullmatch("[0-9]{1,9}", value):
+            from jaxrun.rundir.jobs import latest_job
+
+            if found := latest_job(int(value)):
+                value = str(found)
+        return super().convert(value, param, ctx)
 
 
 def split_words(text: str, option: str) -> list[str]:

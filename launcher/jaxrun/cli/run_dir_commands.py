@@ -1,4 +1,4 @@
-"""The commands that read what jobs have left, or ask a running one: explain, stacks, list, clean."""
+"""The commands that read what jobs have left, or ask a running one: explain, stacks, top, profile, list, clean."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from pathlib import Path
 
 import click
 
+from jaxrun.cli.option_types import RunDirectory
 from jaxrun.errors import UsageError
 
 _SETTINGS = {"help_option_names": ["-h", "--help"]}
@@ -16,7 +17,7 @@ def _explain_command() -> click.Command:
     return click.Command(
         "jaxrun explain",
         params=[
-            click.Argument(["run_dir"], required=False, type=click.Path(exists=True, file_okay=False)),
+            _job_argument(),
             click.Option(["--trace"], metavar="FILE", help="Write what all ranks did for Perfetto: .json or .json.gz."),
             click.Option(["--html"], metavar="FILE", help="Write the same as a page for any browser."),
         ],
@@ -47,7 +48,7 @@ def _stacks_command() -> click.Command:
     return click.Command(
         "jaxrun stacks",
         params=[
-            click.Argument(["run_dir"], required=False, type=click.Path(exists=True, file_okay=False)),
+            _job_argument(),
             click.Option(["--full"], is_flag=True, help="All frames of each group, too."),
             click.Option(["--native"], is_flag=True, help=native),
             click.Option(["--watch"], is_flag=True, help="Again every two seconds, until the job is over."),
@@ -77,7 +78,7 @@ def _profile_command() -> click.Command:
     return click.Command(
         "jaxrun profile",
         params=[
-            click.Argument(["run_dir"], required=False, type=click.Path(exists=True, file_okay=False)),
+            _job_argument(),
             click.Option(["--steps"], type=click.IntRange(min=1), default=5, metavar="N", help="5 by default."),
             click.Option(
                 ["--output"], metavar="DIR", help="Write to DIR, which all hosts share, not into the run directory."
@@ -98,6 +99,35 @@ def _profile(run_dir: str | None, steps: int, output: str | None) -> int:
         job, steps, Path(output) if output else None, lambda text: click.echo(os.fsencode(f"jaxrun: {text}"))
     )
     click.echo(os.fsencode(text))
+    return 0
+
+
+def _top_command() -> click.Command:
+    return click.Command(
+        "jaxrun top",
+        params=[
+            _job_argument(),
+            click.Option(
+                ["--once"], is_flag=True, help="Print it once, and end; so does a pipe in a terminal's place."
+            ),
+            click.Option(["--beside-launcher"], is_flag=True, hidden=True),
+        ],
+        callback=_top,
+        context_settings=_SETTINGS,
+        help="Show how far each rank of the running job of RUN_DIR is, and what it uses, twice a second: those that "
+        "stand out first; of the latest job here without it, or of the Nth latest. The ranks do not notice.",
+    )
+
+
+def _top(run_dir: str | None, once: bool, beside_launcher: bool) -> int:
+    from jaxrun.rundir import running_job
+    from jaxrun.top import run
+
+    job = running_job.find_running_job(Path(run_dir) if run_dir else None, "jaxrun top")
+    if once or not run.is_terminal():
+        run.show_once(job, os.environ)
+    else:
+        run.watch(job, os.environ, beside_launcher=beside_launcher)
     return 0
 
 
@@ -152,6 +182,10 @@ def _show(text: str) -> None:
     click.echo(os.fsencode(without_controls(text)))
 
 
+def _job_argument() -> click.Argument:
+    return click.Argument(["run_dir"], required=False, type=RunDirectory(exists=True, file_okay=False))
+
+
 def _directory() -> click.Argument:
     return click.Argument(["directory"], required=False, metavar="[DIR]", type=click.Path(exists=True, file_okay=False))
 
@@ -162,4 +196,5 @@ COMMANDS = {
     "list": _list_command,
     "profile": _profile_command,
     "stacks": _stacks_command,
+    "top": _top_command,
 }

@@ -155,12 +155,12 @@ def find_rank_state(rank: int, dump: str, wait: str, places: Collection[str] = (
         return RankState(Activity.CALL if waits else Activity.ELSEWHERE, place, _name(called))
     if called:
         return RankState(Activity.ELSEWHERE, place, _name(called))
-    activity = _activity_in_kernel(rank, wait, known=not places or place in places)
+    activity = find_kernel_activity(rank, wait, known=not places or place in places)
     return RankState(activity, place, is_certain=activity is not Activity.CALL or place in places)
 
 
-def _activity_in_kernel(rank: int, wait: str, *, known: bool) -> Activity:
-    """What the program's own line waits in; `known`: it may have made cross-process calls there before."""
+def find_kernel_activity(rank: int, wait: str, *, known: bool = False) -> Activity:
+    """What `rank` waits in, by what the kernel says; `known`: it may have made cross-process calls there before."""
     if "futex" in wait:
         return Activity.CALL if known else Activity.ASLEEP
     if rank == 0 and _READS.search(wait):  # no other rank has a stdin

@@ -49,6 +49,7 @@ def _ranks_of(message: AgentToHead, rank: int) -> set[int]:
         message.flights,
         message.native_stacks,
         message.core_waits,
+        message.vitals,
     )
 
 

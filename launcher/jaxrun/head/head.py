@@ -40,6 +40,7 @@ from jaxrun.head.events import (
 )
 from jaxrun.head.fault_injection import FaultInjector
 from jaxrun.head.interruption import Interruption
+from jaxrun.head.overviews import Overviews
 from jaxrun.head.profiles import Profiles
 from jaxrun.head.shutdown import JobShutdown
 from jaxrun.head.snapshots import Snapshots
@@ -61,7 +62,7 @@ from jaxrun.protocol.agent_messages import (
 from jaxrun.protocol.debugger_messages import DebuggerClosed, DebuggerOutput, DebuggerReadRequest, DebuggerRequest
 from jaxrun.protocol.flight_file import LOCKSTEP_OFF
 from jaxrun.protocol.probe_messages import HostFacts, PeerResults
-from jaxrun.protocol.requests import Answer, AnswerState, ProfileRequest
+from jaxrun.protocol.requests import Answer, AnswerState, OverviewRequest, ProfileRequest
 from jaxrun.protocol.snapshot_messages import ProgramDetailsReply, RecorderSnapshot, SnapshotPurpose, SnapshotReply
 from jaxrun.protocol.stop_messages import CheckpointSaved, PollCount, StopPolled, StopReached
 from jaxrun.protocol.worker_messages import (
@@ -111,6 +112,7 @@ class Head:
         self._stragglers = StragglerDetector(self._workers.hosts, self._clocks)
         self._snapshots = Snapshots(self._attempt, self._divergence, self._stragglers, self._startup.has_hello)
         self._profiles = Profiles(self._attempt, lockstep)
+        self._overviews = Overviews(self._attempt, self._divergence, self._stragglers)
         self._faults = FaultInjector(chaos, self._workers)
         self._debugger = DebuggerTurns(self._attempt, self._snapshots, no_terminal)
         self._shutdown = JobShutdown(
@@ -255,6 +257,8 @@ class Head:
             return [AnswerRequests((event.number,), Answer(AnswerState.REFUSED, "the job is ending"))]
         if isinstance(event.request, ProfileRequest):
             return self._profiles.handle_request(event.number, event.request)
+        if isinstance(event.request, OverviewRequest):
+            return [self._overviews.handle_request(event.number)]
         return [self._snapshots.handle_request(event.number, event.request)]
 
     # ---- start-up
@@ -349,6 +353,8 @@ class Head:
             return self._interruption.on_snapshot(reply, now)
         if reply.purpose is SnapshotPurpose.PROFILE:
             return self._profiles.handle_flights(reply)
+        if reply.purpose is SnapshotPurpose.OVERVIEW:
+            return [self._overviews.handle(reply, now)]
         result = self._snapshots.handle(reply, now)
         stop = self._shutdown.abort(result.outcome, now) if result.outcome is not None else []
         return [*result.actions, *stop]

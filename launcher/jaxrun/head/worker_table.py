@@ -81,6 +81,11 @@ class WorkerTable:
         return tuple(rank for rank in self.live if self._workers[rank].finished or self._workers[rank].failure)
 
     @property
+    def not_working(self) -> tuple[int, ...]:
+        """The ranks whose program has ended, or does not run yet; in their order."""
+        return tuple(r for r, worker in self._workers.items() if r not in self._working or worker.failure is not None)
+
+    @property
     def live_not_reported(self) -> tuple[int, ...]:
         reported = set(self.live_reported)
         return tuple(rank for rank in self.live if rank not in reported)

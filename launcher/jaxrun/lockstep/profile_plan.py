@@ -40,6 +40,14 @@ def plan_profile(
     return tuple(_plan_group(group, members, flights, steps, lead_s) for group, members in sorted(by_group.items()))
 
 
+def steps_in(flights: Mapping[int, Flight]) -> int:
+    """Of how many calls a step of the program consists; 0 if the calls that are known do not repeat themselves."""
+    known = max(flights.values(), key=lambda flight: len(flight.calls), default=Flight())
+    calls = [(call.program, call.site) for call in known.calls]
+    period = calls_per_step(calls)
+    return period if len(calls) > period and calls[period:] == calls[:-period] else 0
+
+
 def calls_per_step(calls: Sequence[tuple[int, int]]) -> int:
     """After how many calls they repeat themselves, the last ones at least twice; 1 if they do not.
 

@@ -21,4 +21,4 @@ GANG_DIRECTORY_PREFIX = "jaxrun-gang-"  # and the parent's process id: how the t
 SHUTDOWN_BYTE = b"."  # what a Python process sends the fork server of its gangs in the end; else it has died
 RANK_PLUGIN = "jaxrun-rank"  # the pytest plugin that runs the session of a rank
 # The commands of `jaxrun` besides that which runs a program; none of them forks workers.
-SUBCOMMANDS = ("attach", "clean", "doctor", "explain", "list", "profile", "stacks")
+SUBCOMMANDS = ("attach", "clean", "doctor", "explain", "list", "profile", "stacks", "top")

@@ -38,7 +38,12 @@ class ProfileRequest:
     lead_s: float
 
 
-Request = StacksRequest | ProfileRequest
+@dataclass(frozen=True, slots=True)
+class OverviewRequest:
+    """How far has each rank come, and what does it use? Answered by the fields of an Overview; no rank notices."""
+
+
+Request = StacksRequest | ProfileRequest | OverviewRequest
 
 
 class AnswerState(enum.StrEnum):

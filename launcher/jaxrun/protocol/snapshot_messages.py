@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
+from typing import Any
 
 from jaxrun.protocol.flight import Flight, ProgramDetails
 
@@ -28,6 +29,7 @@ class SnapshotPurpose(enum.StrEnum):
     HISTORY = "history"  # only flight recorders, all that they hold
     STRAGGLER = "straggler"  # one rank that comes to calls later than others: where is it?
     PROFILE = "profile"  # only flight recorders, the last calls: which ones are to be profiled?
+    OVERVIEW = "overview"  # how far each rank has come, and its vitals: without a signal to any
 
     @property
     def recorders_only(self) -> bool:
@@ -55,6 +57,44 @@ class SnapshotRequest:
 
 
 @dataclass(frozen=True, slots=True)
+class RankVitals:
+    """What a rank uses, and how its host sees it.
+
+    time:          when this was read, in seconds since the epoch on the clock of its host
+    cpu_seconds:   user and system time so far, with that of the processes that it has started
+    memory_bytes:  of its process that are in memory; 0 where that is not known
+    kernel_wait:   what the kernel says that its main thread waits in
+    gpu_percent:   for how much of the last moment its GPUs were busy, on average; -1 where that is not known
+    gpu_bytes:     of their memory that are used, by whomever; -1 where that is not known
+    """
+
+    time: float
+    cpu_seconds: float
+    memory_bytes: int
+    kernel_wait: str
+    gpu_percent: float = -1.0
+    gpu_bytes: int = -1
+
+    def to_content(self) -> dict[str, Any]:
+        return asdict(self)
+
+    @classmethod
+    def from_content(cls, content: Mapping[str, Any]) -> RankVitals:
+        """Build what `to_content` returned, after JSON. Raises ValueError if it is anything else."""
+        try:
+            return cls(
+                time=float(content["time"]),
+                cpu_seconds=float(content["cpu_seconds"]),
+                memory_bytes=int(content["memory_bytes"]),
+                kernel_wait=str(content["kernel_wait"]),
+                gpu_percent=float(content["gpu_percent"]),
+                gpu_bytes=int(content["gpu_bytes"]),
+            )
+        except (ArithmeticError, LookupError, TypeError) as error:
+            raise ValueError(f"no vitals of a rank: {error!r}") from None
+
+
+@dataclass(frozen=True, slots=True)
 class SnapshotReply:
     """What workers are doing, by rank.
 
@@ -67,6 +107,7 @@ class SnapshotReply:
     flights:        what the flight recorder holds
     native_stacks:  stacks with C frames, for SnapshotPurpose.NATIVE
     core_waits:     for how many seconds so far its threads have waited for a core, for SnapshotPurpose.LOCKSTEP
+    vitals:         for SnapshotPurpose.OVERVIEW; the flights then hold the last call only
     """
 
     purpose: SnapshotPurpose
@@ -79,6 +120,7 @@ class SnapshotReply:
     flights: Mapping[int, Flight] = field(default_factory=dict)
     native_stacks: Mapping[int, str] = field(default_factory=dict)
     core_waits: Mapping[int, float] = field(default_factory=dict)
+    vitals: Mapping[int, RankVitals] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

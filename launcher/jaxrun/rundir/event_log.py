@@ -35,6 +35,7 @@ from jaxrun.protocol.agent_messages import (
     WorkerSpawned,
 )
 from jaxrun.protocol.probe_messages import HostFacts, PeerResults
+from jaxrun.protocol.requests import OverviewRequest
 from jaxrun.protocol.stop_messages import NO_STEP, CheckpointSaved, StopPolled, StopReached, StopRequested
 from jaxrun.protocol.worker_messages import ChildForked, DeviceReport, Done, Failed, Hello, ProfileEnded, ThreadFailed
 
@@ -129,6 +130,8 @@ def event_entry(event: Event) -> Entry | None:
             return "signal_asked", None, {"signal": event.signum}
         case FaultRequested():
             return "fault_asked", None, {"fault": event.kind, "ranks": list(event.ranks)}
+        case Requested(request=OverviewRequest()):
+            return None  # twice a second while somebody looks
         case Requested():
             return "requested", None, {"request": type(event.request).__name__}
         case ParentExited():

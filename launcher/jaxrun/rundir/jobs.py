@@ -79,6 +79,19 @@ def list_jobs(path: Path | None) -> tuple[Path, list[RecordedJob]]:
     return collection, sorted(map(read_job, entries), key=lambda job: (job.started, job.path.name))
 
 
+def latest_job(number: int) -> Path | None:
+    """The run directory of the job with this number in the working directory's list, 1 for the latest.
+
+    None where a directory has that name. Raises UsageError if there is no such job.
+    """
+    if os.path.lexists(str(number)):
+        return None
+    collection, found = list_jobs(None)
+    if not 1 <= number <= len(found):
+        raise UsageError(f"there is no job {number}: {collection} has {plural(len(found), 'job')}; 1 is the latest")
+    return found[-number].path
+
+
 def read_job(path: Path) -> RecordedJob:
     """Read what the run directory `path` says; what it does not say stays empty."""
     content = _read_json(path / JOB_FILE)
@@ -101,12 +114,13 @@ def read_job(path: Path) -> RecordedJob:
 
 
 def format_jobs(jobs: Sequence[RecordedJob]) -> str:
-    """Lay the jobs out as a table."""
-    rows = [("run directory", "started", "took", "processes", "how it went", "program")]
-    for job in jobs:
+    """Lay the jobs out as a table; their numbers count from the newest, 1, as commands take them."""
+    rows = [("job", "run directory", "started", "took", "processes", "how it went", "program")]
+    for number, job in zip(range(len(jobs), 0, -1), jobs, strict=True):
         command = " ".join(job.command)
         rows.append(
             (
+                str(number),
                 job.path.name,
                 time.strftime("%Y-%m-%d %H:%M", time.localtime(job.started)),
                 "" if job.seconds is None else format_seconds(job.seconds),

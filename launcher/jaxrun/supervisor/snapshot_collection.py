@@ -7,7 +7,7 @@ from collections.abc import Callable
 from jaxrun.diagnosis.stacks import AIM_TIMEOUT_S, NATIVE_STACKS_TIMEOUT_S
 from jaxrun.head.actions import TakeSnapshot
 from jaxrun.protocol.flight import Flight
-from jaxrun.protocol.snapshot_messages import SnapshotPurpose, SnapshotReply
+from jaxrun.protocol.snapshot_messages import RankVitals, SnapshotPurpose, SnapshotReply
 
 _COLLECT_TIMEOUT_S = 1.5  # an agent waits for its fault handlers for a tenth of a second
 _MORE_TIME_S = {SnapshotPurpose.NATIVE: NATIVE_STACKS_TIMEOUT_S, SnapshotPurpose.STRAGGLER: AIM_TIMEOUT_S}
@@ -28,6 +28,7 @@ class SnapshotCollection:
         self._flights: dict[int, Flight] = {}
         self._native_stacks: dict[int, str] = {}
         self._core_waits: dict[int, float] = {}
+        self._vitals: dict[int, RankVitals] = {}
 
     @property
     def complete(self) -> bool:
@@ -44,13 +45,15 @@ class SnapshotCollection:
         self._flights.update(reply.flights)
         self._native_stacks.update(reply.native_stacks)
         self._core_waits.update(reply.core_waits)
+        self._vitals.update(reply.vitals)
 
     def result(self) -> SnapshotReply:
         """All answers as one."""
-        ranks = () if self._request.purpose.recorders_only else self._request.ranks
-        stacked = () if self._request.purpose is SnapshotPurpose.PROGRESS else ranks
+        purpose = self._request.purpose
+        ranks = () if purpose.recorders_only or purpose is SnapshotPurpose.OVERVIEW else self._request.ranks
+        stacked = () if purpose is SnapshotPurpose.PROGRESS else ranks
         return SnapshotReply(
-            self._request.purpose,
+            purpose,
             stacks={rank: self._stacks.get(rank, "") for rank in stacked},
             kernel_waits={rank: self._kernel_waits.get(rank, "") for rank in stacked},
             cpu_seconds={rank: self._cpu_seconds.get(rank, 0.0) for rank in ranks},
@@ -60,6 +63,7 @@ class SnapshotCollection:
             flights=dict(self._flights),
             native_stacks=dict(self._native_stacks),
             core_waits=dict(self._core_waits),
+            vitals=dict(self._vitals),
         )
 
 

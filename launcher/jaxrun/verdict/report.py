@@ -36,6 +36,11 @@ def format_report(
     return "\n".join(lines)
 
 
+def format_headline(verdict: Verdict) -> str:
+    """The first line of the report, or the one that says most."""
+    return f"jaxrun: {_done(verdict) if verdict.outcome == 'ok' else verdict.headline}"
+
+
 def _context(verdict: Verdict, run_dir: Path | None) -> Iterator[str]:
     """The other ranks, where to read more, and the exit code."""
     if verdict.victims:

@@ -1,0 +1,154 @@
+"""`jaxrun top`: shows a running job on the whole terminal until it is over or somebody quits; or once, as text."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import sys
+import threading
+import time
+from collections.abc import Mapping
+from types import FrameType
+from typing import NoReturn
+
+from rich.console import Console
+from rich.live import Live
+from rich.text import Text
+
+from jaxrun.errors import EXIT_SIGNAL_BASE, JaxrunError
+from jaxrun.rundir.recorded_files import read_text
+from jaxrun.rundir.rundir import VERDICT_FILE
+from jaxrun.rundir.running_job import RunningJob
+from jaxrun.rundir.stacks_request import format_stacks, request_snapshot
+from jaxrun.terminal import PROSE_WIDTH, TerminalFormat, without_controls
+from jaxrun.top.feed import INTERVAL_S, Feed
+from jaxrun.top.keys import Keyboard
+from jaxrun.top.rows import Order
+from jaxrun.top.screen import render, render_pages
+from jaxrun.verdict.report import format_headline
+from jaxrun.verdict.verdict import from_json
+
+_QUIT, _STACKS, _ORDER = "q", "s", "o"
+
+
+def show_once(job: RunningJob, environ: Mapping[str, str]) -> None:
+    """Print how far the job is, after half a second, in which the CPU time of its ranks is measured.
+
+    Raises UnavailableError and UsageError where it does not answer.
+    """
+    feed = Feed(job)
+    feed.update()
+    time.sleep(INTERVAL_S)
+    feed.update()
+    console = _console(environ)
+    view = feed.view()
+    _print(console, render(view, console.width, None, feed.last_line, plain=_is_plain(console)))
+
+
+def watch(job: RunningJob, environ: Mapping[str, str], *, beside_launcher: bool = False) -> None:
+    """Show the job on the terminal until it is over or somebody quits.
+
+    beside_launcher:  the launcher has started this (--live), gets the signals of the terminal, and prints the verdict
+    """
+    for signum in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(signum, _end)
+    for signum in (signal.SIGINT, signal.SIGQUIT) if beside_launcher else ():
+        signal.signal(signum, signal.SIG_IGN)
+    screen = _Screen(job, _console(environ))
+    if screen.run():
+        screen.print_last()
+        if not beside_launcher:
+            _print(screen.console, Text(_headline(job)))
+
+
+class _Screen:
+    """The terminal, and what it shows."""
+
+    def __init__(self, job: RunningJob, console: Console) -> None:
+        self._job = job
+        self.console = console
+        self._feed = Feed(job)
+        self._order = Order.STANDING_OUT
+        self._pages = ""  # what is shown in the place of the rows
+        self._is_new = threading.Event()
+
+    def run(self) -> bool:
+        """Show the job; returns False where somebody has quit before its end."""
+        threading.Thread(target=self._feed.update_forever, args=(self._is_new.set,), daemon=True).start()
+        with Live(screen=True, auto_refresh=False, console=self.console) as live, Keyboard(sys.stdin.fileno()) as keys:
+            shown_at = float("-inf")
+            while self._feed.is_running:
+                if self._is_new.is_set() or time.monotonic() >= shown_at + INTERVAL_S:
+                    self._is_new.clear()
+                    live.update(self._text(), refresh=True)
+                    shown_at = time.monotonic()
+                for key in keys.wait(INTERVAL_S / 5):
+                    if key == _QUIT:
+                        return False
+                    self._on_key(key)
+                    shown_at = float("-inf")
+        return True
+
+    def print_last(self) -> None:
+        """Leave on the terminal what was shown last."""
+        view, width = self._feed.view(self._order), self.console.width
+        _print(self.console, render(view, width, None, self._feed.last_line, plain=_is_plain(self.console)))
+
+    def _on_key(self, key: str) -> None:
+        if self._pages:
+            self._pages = ""
+        elif key == _ORDER:
+            self._order = self._order.following
+        elif key == _STACKS:
+            try:
+                self._pages = format_stacks(request_snapshot(self._job))
+            except JaxrunError as error:
+                self._pages = f"no stacks: {error}"
+
+    def _text(self) -> Text:
+        width, height = self.console.size
+        if self._pages:
+            return render_pages(without_controls(self._pages), width, height)
+        view = self._feed.view(self._order)
+        return render(view, width, height, self._feed.last_line, plain=_is_plain(self.console))
+
+
+def _end(signum: int, frame: FrameType | None) -> NoReturn:
+    """End by this signal, with the terminal as it was."""
+    raise SystemExit(EXIT_SIGNAL_BASE + signum)
+
+
+def _console(environ: Mapping[str, str]) -> Console:
+    """The terminal, with colours where it wants them; or the pipe or file in its place."""
+    terminal = TerminalFormat.at(1, environ)
+    return Console(
+        width=PROSE_WIDTH if terminal.width is None else None,
+        no_color=not terminal.colour,
+        highlight=False,
+        markup=False,
+        emoji=False,
+    )
+
+
+def _print(console: Console, text: Text) -> None:
+    console.print(text, soft_wrap=True)
+
+
+def _is_plain(console: Console) -> bool:
+    return not console.encoding.startswith("utf")
+
+
+def _headline(job: RunningJob) -> str:
+    """How the job has ended, in one line."""
+    deadline = time.monotonic() + INTERVAL_S  # a launcher that was killed leaves none
+    while time.monotonic() < deadline:
+        with contextlib.suppress(OSError, ValueError):
+            return without_controls(format_headline(from_json(read_text(job.run_dir / VERDICT_FILE))))
+        time.sleep(INTERVAL_S / 10)
+    return f"the launcher of this job is gone, and left no verdict; what is known: jaxrun explain {job.run_dir}"
+
+
+def is_terminal() -> bool:
+    """Whether somebody looks who can type."""
+    return os.isatty(0) and os.isatty(1)

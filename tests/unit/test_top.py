@@ -1,0 +1,282 @@
+"""What `jaxrun top` shows of a job, without one."""
+
+import json
+from dataclasses import replace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from overviews import FUTEX, NOW, flight, overview, vitals
+from rich.cells import cell_len
+
+from jaxrun.diagnosis.overview import Overview
+from jaxrun.diagnosis.straggler import Straggler
+from jaxrun.protocol.flight import Flight
+from jaxrun.top.layout import format_duration, format_memory, lay_out
+from jaxrun.top.rates import CallRates, format_pace, sparkline
+from jaxrun.top.rows import Order, make_table
+from jaxrun.top.samples import FAILED, LATE, LIKE_OTHERS, SLOW, STOPPED, RankSample, take_samples
+from jaxrun.top.screen import View, render, render_pages
+
+GROUP = "0-3"
+SLEEPS = "hrtimer_nanosleep"
+
+
+def states(now, before=None, rate=None):
+    return {sample.rank: (sample.state, sample.standing_out) for sample in take_samples(now, before, rate)}
+
+
+# ---- the states of ranks
+
+
+def test_ranks_wait_for_the_one_that_has_not_come():
+    flights = {rank: flight(120, group=GROUP, pending_s=12.0) for rank in (0, 1, 3)}
+    found = take_samples(overview(flights | {2: flight(120, group=GROUP)}, waits={2: SLEEPS}))
+    assert {s.state for s in found if s.rank != 2} == {"waits for rank 2 in train_step"}
+    late = next(s for s in found if s.rank == 2)
+    assert (late.state, late.standing_out, late.behind, late.late_s) == ("sleeps", LATE, 1, 12.0)
+    assert [s.number for s in found] == [121, 121, 120, 121]
+
+
+def test_who_waits_for_a_result_after_the_call_is_seen_by_the_others_numbers():
+    flights = {0: flight(121, group="0-1", ago_s=5.0), 1: flight(120, group="0-1", ago_s=5.1)}
+    assert states(overview(flights, waits={1: ""})) == {
+        0: ("waits for rank 1 in train_step", LIKE_OTHERS),
+        1: ("runs", LATE),
+    }
+
+
+def test_a_call_that_a_rank_has_entered_counts_although_it_is_not_known_which_it_is():
+    inside = replace(flight(120, group="0-1", ago_s=9.0), entered=NOW - 4.0)
+    found = take_samples(overview({0: inside, 1: flight(120, group="0-1", ago_s=9.0)}, waits={1: SLEEPS}))
+    assert [(s.state, s.since_s, s.number, s.late_s) for s in found] == [
+        ("waits for rank 1", 4.0, 121, None),
+        ("sleeps", None, 120, 4.0),
+    ]
+
+
+def test_a_rank_that_others_are_ahead_of_for_a_moment_does_not_stand_out():
+    flights = {0: flight(121, group="0-1", ago_s=0.2), 1: flight(120, group="0-1")}
+    assert [s.late_s for s in take_samples(overview(flights), None, 50.0)] == [None, None]
+    ahead = {0: flight(400, group="0-1", ago_s=0.2), 1: flight(120, group="0-1")}  # nobody waits, as on GPUs
+    assert [s.standing_out for s in take_samples(overview(ahead), None, 50.0)] == [LIKE_OTHERS, LATE]
+
+
+def test_all_in_the_same_call_run_it():
+    flights = {rank: flight(7, group="0-1", pending_s=3.0) for rank in range(2)}
+    assert set(states(overview(flights)).values()) == {("runs train_step", LIKE_OTHERS)}
+
+
+@pytest.mark.parametrize(
+    ("wait", "busy_s", "state"),
+    [
+        ("stopped by a signal (SIGCONT lets it go on)", 0.0, ("stopped by a signal", STOPPED)),
+        ("waiting for a disk or a file server (state D)", 0.0, ("waits for a disk", LIKE_OTHERS)),
+        ("do_wait", 0.0, ("waits for a process", LIKE_OTHERS)),
+        ("", 0.9, ("works", LIKE_OTHERS)),
+        ("", 0.0, ("idle", LIKE_OTHERS)),
+        (FUTEX, 0.0, ("waits", LIKE_OTHERS)),
+    ],
+)
+def test_between_calls_the_kernel_says_what_a_rank_does(wait, busy_s, state):
+    flights = {0: flight(5, group="0")}
+    before = overview(flights, time=NOW - 1.0, cpu_s=10.0)
+    assert states(overview(flights, waits={0: wait}, cpu_s=10.0 + busy_s), before) == {0: state}
+
+
+def test_ranks_that_have_ended_that_have_not_begun_and_that_do_not_answer():
+    flights = {2: flight(1, group=GROUP), 4: Flight()}
+    ends = {0: "finished", 1: "raised ValueError"}
+    now = overview(flights, hosts=dict.fromkeys(range(6), "h1"), ends=ends)
+    now = replace(now, live=(2, 4, 5), phase="starting")
+    assert states(now) == {
+        0: ("finished", LIKE_OTHERS),
+        1: ("raised ValueError", FAILED),
+        2: ("waits for 2 ranks in train_step", LIKE_OTHERS),
+        3: ("not started yet", LIKE_OTHERS),
+        4: ("starts", LIKE_OTHERS),
+        5: ("no answer", FAILED),
+    }
+    unrecorded = next(sample for sample in take_samples(now) if sample.rank == 4)
+    assert (unrecorded.number, unrecorded.cpu_percent) == (None, None)
+
+
+def test_the_straggler_stands_out_by_its_average():
+    slow = Straggler((1,), "0-1", "", 120, 100, 0.94, 0.038, 0.31, 0.3, True, "data.py:10 load")
+    now = overview({rank: flight(120, group="0-1") for rank in range(2)}, straggler=slow)
+    assert [(s.standing_out, s.late_s) for s in take_samples(now)] == [(LIKE_OTHERS, None), (SLOW, 0.038)]
+
+
+def test_an_overview_survives_json():
+    slow = Straggler((1,), "0-1", "", 120, 100, 0.94, 0.038, 0.31, 0.3, True)
+    flights = {0: flight(3, group="0-1", pending_s=1.0), 1: flight(3, group="0-1")}
+    now = overview(flights, ends={1: "finished"}, calls_per_step=4, straggler=slow)
+    now = replace(now, vitals={0: vitals(gpu=(97.0, 2**30)), 1: vitals()})
+    assert Overview.from_content(json.loads(json.dumps(now.to_content()))) == now
+    for wrong in (None, {}, {**now.to_content(), "vitals": {"0": {}}}):
+        with pytest.raises(ValueError, match=r"not an overview|no vitals"):
+            Overview.from_content(wrong)
+
+
+# ---- rows
+
+
+def sample(rank, host="h1", state="waits", **more):
+    return RankSample(rank, host, state, **more)
+
+
+def many(count=4096, per_host=8):
+    return [sample(rank, f"h{rank // per_host:03}", number=50, cpu_percent=10.0) for rank in range(count)]
+
+
+def test_each_rank_has_a_row_where_there_is_room_else_like_ranks_share_one():
+    ranks = [sample(rank) for rank in range(6)] + [sample(6, state="sleeps", standing_out=LATE, late_s=3.0)]
+    assert [row.ranks for row in make_table(ranks, 7).rows] == ["6", "0", "1", "2", "3", "4", "5"]
+    rows = make_table(ranks, 4).rows
+    assert [(row.ranks, row.state) for row in rows] == [("6", "sleeps"), ("0-5", "waits")]
+    assert [row.ranks for row in make_table(ranks, 7, Order.RANK).rows] == list("0123456")
+
+
+def test_the_rows_of_thousands_of_ranks_are_hosts_and_those_that_stand_out():
+    ranks = many()
+    ranks[1234] = replace(ranks[1234], state="stopped by a signal", standing_out=STOPPED, number=49)
+    rows = make_table(ranks, 16).rows
+    assert [(row.ranks, row.host) for row in rows] == [("1234", "h154"), ("0-1233, 1235-4095", "512 hosts")]
+    few = make_table(ranks[:96], 16).rows
+    assert [(row.ranks, row.host) for row in few[:2]] == [("0-7", "h000"), ("8-15", "h001")] and len(few) == 12
+
+
+def test_a_host_says_what_most_of_its_ranks_do():
+    ranks = many(80)
+    ranks[3] = replace(ranks[3], state="sleeps", number=49, memory_bytes=7)
+    first = make_table(ranks, 16).rows[0]
+    assert (first.state, first.number, first.memory_bytes) == ("waits (7 of 8)", "49-50", 7)
+
+
+def test_what_does_not_fit_is_counted():
+    ranks = [sample(rank, state=f"state {rank}") for rank in range(10)]
+    table = make_table(ranks, 4)
+    assert (len(table.rows), table.left_out) == (3, 7)
+
+
+@pytest.mark.parametrize(
+    ("order", "first"), [(Order.STANDING_OUT, 2), (Order.RANK, 0), (Order.CPU, 1), (Order.MEMORY, 3)]
+)
+def test_rows_are_sorted_by_what_is_wanted(order, first):
+    ranks = [
+        sample(0),
+        sample(1, cpu_percent=90.0),
+        sample(2, standing_out=LATE, late_s=2.0),
+        sample(3, memory_bytes=10),
+    ]
+    assert make_table(ranks, 9, order).rows[0].speaker == first
+
+
+# ---- the screen
+
+_SAMPLES = st.builds(
+    RankSample,
+    rank=st.integers(0, 9999),
+    host=st.sampled_from(["h1", "h2", "a-host-with-a-long-name.example"]),
+    state=st.sampled_from(["sleeps", "waits for rank 2 in train_step", "compiles jit(a_function_with_a_long_name)"]),
+    since_s=st.none() | st.floats(0, 1e6),
+    standing_out=st.integers(LIKE_OTHERS, FAILED),
+    number=st.none() | st.integers(0, 10**7),
+    behind=st.integers(0, 1000),
+    late_s=st.none() | st.floats(0, 1e6),
+    cpu_percent=st.none() | st.floats(0, 9999),
+    memory_bytes=st.none() | st.integers(0, 2**41),
+    gpu_percent=st.none() | st.floats(0, 100),
+    gpu_bytes=st.none() | st.integers(0, 2**38),
+)
+
+
+def view(samples, **more):
+    fields = {"pace": [1.0, 3.0], "pace_now": 12.3, "calls_per_step": 1, "note": "", **more}
+    return View("1123-0315-train", "running", 1, 133.0, tuple(samples), **fields)
+
+
+@settings(max_examples=50)
+@given(
+    st.lists(_SAMPLES, max_size=70, unique_by=lambda sample: sample.rank),
+    st.integers(60, 200),
+    st.integers(10, 50),
+    st.text(max_size=100),
+)
+def test_the_screen_is_never_exceeded(samples, width, height, line):
+    line = "".join(filter(str.isprintable, line))
+    lines = render(view(samples, note="a note " * 30), width, height, lambda rank: line).plain.split("\n")
+    assert len(lines) == height
+    assert [line for line in lines if cell_len(line.rstrip()) > width] == []
+
+
+def test_a_screen_of_80_columns_has_all_of_it():
+    flights = {rank: flight(120, group=GROUP, pending_s=12.0) for rank in (0, 1, 3)}
+    now = overview(flights | {2: flight(120, group=GROUP)}, waits={2: SLEEPS})
+    text = render(view(take_samples(now)), 80, 24, lambda rank: f"step 120 loss 0.{rank}").plain
+    shown = text.split("\n")
+    assert shown[0] == "jaxrun top  1123-0315-train  attempt 1, running 2 min 13 s"
+    assert shown[1] == "12.3 steps/s     ▃█" + " " * 54 + "4 ranks"
+    assert shown[3].split() == ["RANK", "STATE", "CALL", "LAG", "CPU", "MEM", "LAST", "LINE"]
+    assert " ".join(shown[4].split()) == "! 2 sleeps 120 12 s - 256M step 120 loss 0.2"
+    assert " ".join(shown[5].split()) == "0 waits 12 s for rank 2 in tra… 121 - 256M step 120 loss 0.0"
+    assert text.split("\n")[-1] == "s stacks   o order: what stands out   q quit"
+
+
+def test_where_gpus_leave_no_room_the_last_line_has_one_of_its_own():
+    ranks = [
+        sample(rank, f"h{rank}", gpu_percent=97.0, gpu_bytes=2**34, memory_bytes=2**30, number=7) for rank in (0, 1)
+    ]
+    shown = [line.text for line in lay_out(make_table(ranks, 4).rows, 60, {0: "step 7", 1: "step 7"})]
+    assert "GPU  GPUMEM" in shown[0] and "97%     16G" in shown[1] and shown[2] == "      step 7"
+    assert len(shown) == 5
+
+
+def test_a_terminal_without_other_letters_gets_a_sparkline_of_ascii():
+    text = render(view([sample(0)]), 80, 24, lambda rank: "", plain=True).plain
+    assert text.isascii()
+
+
+def test_long_texts_are_cut_and_say_so():
+    shown = render_pages("\n".join(f"  {n} {'x' * 100}" for n in range(40)), 80, 24).plain.split("\n")
+    assert len(shown) == 24 and shown[-2] == "… 18 more lines: jaxrun stacks" and shown[0].endswith("x…")
+
+
+# ---- rates
+
+
+def test_the_pace_is_that_of_the_last_seconds_and_begins_anew_with_an_attempt():
+    rates = CallRates()
+    for second in range(30):
+        rates.add(overview({0: flight(10 * second, group="0")}, time=NOW + second))
+    assert rates.per_second() == pytest.approx(10.0) and rates.history() == [10.0] * 29
+    rates.add(overview({0: flight(1, group="0")}, time=NOW + 30))
+    assert rates.per_second() is None and rates.history() == []
+
+
+def test_a_job_that_records_nothing_has_no_pace():
+    rates = CallRates()
+    for second in range(3):
+        rates.add(overview({0: Flight()}, time=NOW + second))
+    assert rates.per_second() is None and format_pace(None, 0) == ""
+
+
+@pytest.mark.parametrize(
+    ("rate", "calls", "text"),
+    [
+        (12.34, 1, "12.3 steps/s"),
+        (300.0, 3, "100 steps/s"),
+        (0.04, 1, "a step in 25 s"),
+        (7.0, 0, "7 calls/s"),
+        (0.0, 2, "no steps"),
+    ],
+)
+def test_the_pace_in_words(rate, calls, text):
+    assert format_pace(rate, calls) == text
+
+
+def test_figures_are_short():
+    assert [format_duration(s) for s in (0.038, 12.2, 187, 7500)] == ["38 ms", "12 s", "3m07", "2h05"]
+    sizes = (None, 5 * 2**10, 412 * 2**20, 1.25 * 2**30, 80 * 2**30, 2**41)
+    assert [format_memory(size) for size in sizes] == ["-", "5K", "412M", "1.2G", "80G", "2.0T"]
+    assert sparkline([0.0, 1.0, 2.0], 2) == "▅█" and sparkline([0.0], 5) == "▁" and sparkline([], 5) == ""
