@@ -25,7 +25,7 @@ from jaxrun.supervisor.parent_link import ParentLink
 from jaxrun.supervisor.report import describe_restart
 from jaxrun.supervisor.terminal import Terminal
 from jaxrun.verdict import decide
-from jaxrun.verdict.restarts import AttemptEnd, Stop, decide_restart, summarize_end
+from jaxrun.verdict.restarts import AttemptEnd, Restart, Stop, decide_restart, summarize_end
 from jaxrun.verdict.verdict import Verdict
 
 if TYPE_CHECKING:
@@ -75,7 +75,7 @@ class Agents(Protocol):
     def make_registry(self, plan: Plan) -> AgentRegistry | None:
         """Where remote agents report in this attempt; None where the hosts are known from the start."""
 
-    def next_plan(self, plan: Plan, outcome: JobOutcome) -> Plan | str:
+    def next_plan(self, plan: Plan, outcome: JobOutcome) -> Plan | Stop:
         """The plan of another attempt, maybe on other hosts; or why there can be none."""
 
     def run(self, context: AttemptContext) -> JobOutcome:
@@ -107,12 +107,12 @@ def run_attempts(plan: Plan, shared: Supervision, agents: Agents, started: float
         history = (*history, summarize_end(outcome, has_run_before=any(v.run is not None for v in earlier)))
         decision = decide_restart(history, job.max_restarts, job.restart_on, first_attempt=first)
         began = time.time()
-        if not isinstance(decision, Stop) and job.timeout is not None and began >= started + job.timeout:
+        if isinstance(decision, Restart) and job.timeout is not None and began >= started + job.timeout:
             decision = Stop("--timeout is over, which counts over all attempts")
-        following = agents.next_plan(plan, outcome) if not isinstance(decision, Stop) else ""
-        if isinstance(following, str) or isinstance(decision, Stop):
-            why = decision.why if isinstance(decision, Stop) else str(following)
-            return JobEnd(replace(verdict, earlier=earlier, no_restart=why), outcome)
+        following = agents.next_plan(plan, outcome) if isinstance(decision, Restart) else decision
+        if isinstance(following, Stop):
+            return JobEnd(replace(verdict, earlier=earlier, no_restart=following.why), outcome)
+        assert isinstance(decision, Restart)
         _record_end(shared.directory, verdict, began)
         news = following.host_notes[len(plan.host_notes) :]
         shared.output.print_line(describe_restart(verdict, decision, shared.directory.shown_path, news))

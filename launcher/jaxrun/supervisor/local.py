@@ -37,7 +37,7 @@ class LocalAgent:
     def make_registry(self, plan: Plan) -> None:
         """There is none: this machine is known."""
 
-    def next_plan(self, plan: Plan, outcome: JobOutcome) -> Plan | str:
+    def next_plan(self, plan: Plan, outcome: JobOutcome) -> Plan:
         return plan
 
     def run(self, context: AttemptContext) -> JobOutcome:

@@ -31,6 +31,7 @@ from jaxrun.supervisor.engine_abort import abort_job
 from jaxrun.supervisor.launch_process import LaunchProcess
 from jaxrun.supervisor.running_engine import RunningEngine
 from jaxrun.supervisor.server import AgentServer
+from jaxrun.verdict.restarts import Stop
 
 if TYPE_CHECKING:
     from jaxrun.supervisor.attempts import AttemptContext
@@ -90,10 +91,10 @@ class RemoteAgents:
     def _addresses(self) -> str:
         return format_addresses(self._listener.addresses)
 
-    def next_plan(self, plan: Plan, outcome: JobOutcome) -> Plan | str:
+    def next_plan(self, plan: Plan, outcome: JobOutcome) -> Plan | Stop:
         """The plan of another attempt, without the hosts that were lost where others can take their places."""
         if _is_started_by_hand(plan):
-            return plan if self._engine_serves else "agents are gone that jaxrun did not start"
+            return plan if self._engine_serves else Stop("agents are gone that jaxrun did not start")
         choice = replace_hosts(
             [worker.host for worker in plan.workers],
             plan.spare_hosts,
@@ -105,7 +106,7 @@ class RemoteAgents:
         try:
             made = replan(plan, choice.placement, self._environ)
         except JaxrunError as error:
-            return f"the job cannot be placed on other hosts: {error}"
+            return Stop(f"the job cannot be placed on other hosts: {error}")
         return replace(
             made,
             spare_hosts=choice.spares,
