@@ -191,6 +191,10 @@ _SAMPLES = st.builds(
 )
 
 
+def plain(lines):
+    return ["".join(text for text, _ in line) for line in lines]
+
+
 def view(samples, **more):
     fields = {"pace": [1.0, 3.0], "pace_now": 12.3, "calls_per_step": 1, "note": "", **more}
     return View("1123-0315-train", "running", 1, 133.0, tuple(samples), **fields)
@@ -205,7 +209,7 @@ def view(samples, **more):
 )
 def test_the_screen_is_never_exceeded(samples, width, height, line):
     line = "".join(filter(str.isprintable, line))
-    lines = render(view(samples, note="a note " * 30), width, height, lambda rank: line).plain.split("\n")
+    lines = plain(render(view(samples, note="a note " * 30), width, height, lambda rank: line))
     assert len(lines) == height
     assert [line for line in lines if cell_len(line.rstrip()) > width] == []
 
@@ -213,14 +217,13 @@ def test_the_screen_is_never_exceeded(samples, width, height, line):
 def test_a_screen_of_80_columns_has_all_of_it():
     flights = {rank: flight(120, group=GROUP, pending_s=12.0) for rank in (0, 1, 3)}
     now = overview(flights | {2: flight(120, group=GROUP)}, waits={2: SLEEPS})
-    text = render(view(take_samples(now)), 80, 24, lambda rank: f"step 120 loss 0.{rank}").plain
-    shown = text.split("\n")
+    shown = plain(render(view(take_samples(now)), 80, 24, lambda rank: f"step 120 loss 0.{rank}"))
     assert shown[0] == "jaxrun top  1123-0315-train  attempt 1, running 2 min 13 s"
     assert shown[1] == "12.3 steps/s     ▃█" + " " * 54 + "4 ranks"
     assert shown[3].split() == ["RANK", "STATE", "CALL", "LAG", "CPU", "MEM", "LAST", "LINE"]
     assert " ".join(shown[4].split()) == "! 2 sleeps 120 12 s - 256M step 120 loss 0.2"
     assert " ".join(shown[5].split()) == "0 waits 12 s for rank 2 in tra… 121 - 256M step 120 loss 0.0"
-    assert text.split("\n")[-1] == "s stacks   o order: what stands out   q quit"
+    assert shown[-1] == "s stacks   o order: what stands out   q quit"
 
 
 def test_where_gpus_leave_no_room_the_last_line_has_one_of_its_own():
@@ -233,12 +236,12 @@ def test_where_gpus_leave_no_room_the_last_line_has_one_of_its_own():
 
 
 def test_a_terminal_without_other_letters_gets_a_sparkline_of_ascii():
-    text = render(view([sample(0)]), 80, 24, lambda rank: "", plain=True).plain
-    assert text.isascii()
+    lines = plain(render(view([sample(0)]), 80, 24, lambda rank: "", plain=True))
+    assert "".join(lines).isascii()
 
 
 def test_long_texts_are_cut_and_say_so():
-    shown = render_pages("\n".join(f"  {n} {'x' * 100}" for n in range(40)), 80, 24).plain.split("\n")
+    shown = plain(render_pages("\n".join(f"  {n} {'x' * 100}" for n in range(40)), 80, 24))
     assert len(shown) == 24 and shown[-2] == "… 18 more lines: jaxrun stacks" and shown[0].endswith("x…")
 
 

@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from rich.cells import cell_len, set_cell_size
-
 from jaxrun.text import plural
 from jaxrun.top.rows import Row
 from jaxrun.top.samples import LIKE_OTHERS
@@ -61,6 +59,8 @@ def lay_out(rows: Sequence[Row], width: int, last_lines: Mapping[int, str]) -> l
 
     Where little room is left for what the ranks wrote, it has lines of its own, below the rows.
     """
+    from rich.cells import cell_len
+
     columns = _columns(rows)
     cells = [[column.title for column in columns], *([column.cell(row) for column in columns] for row in rows)]
     widths = [max(map(cell_len, texts)) for texts in zip(*cells, strict=True)]
@@ -102,10 +102,14 @@ def _lines(
 
 def shorten(text: str, width: int) -> str:
     """The text in at most `width` columns of a terminal, with `…` for what is left out."""
+    from rich.cells import cell_len, set_cell_size
+
     return text if cell_len(text) <= width else f"{set_cell_size(text, max(0, width - 1)).rstrip()}…"
 
 
 def _join(mark: str, columns: Sequence[Column], texts: Sequence[str], widths: Sequence[int]) -> str:
+    from rich.cells import cell_len
+
     parts = []
     for column, text, width in zip(columns, texts, widths, strict=True):
         shown = shorten(text, width)

@@ -8,13 +8,9 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from types import FrameType
-from typing import NoReturn
-
-from rich.console import Console
-from rich.live import Live
-from rich.text import Text
+from typing import TYPE_CHECKING, NoReturn
 
 from jaxrun.errors import EXIT_SIGNAL_BASE, JaxrunError
 from jaxrun.rundir.recorded_files import read_text
@@ -25,9 +21,13 @@ from jaxrun.terminal import PROSE_WIDTH, TerminalFormat, without_controls
 from jaxrun.top.feed import INTERVAL_S, Feed
 from jaxrun.top.keys import Keyboard
 from jaxrun.top.rows import Order
-from jaxrun.top.screen import render, render_pages
+from jaxrun.top.screen import ScreenLine, render, render_pages
 from jaxrun.verdict.report import format_headline
 from jaxrun.verdict.verdict import from_json
+
+if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.text import Text
 
 _QUIT, _STACKS, _ORDER = "q", "s", "o"
 
@@ -59,7 +59,7 @@ def watch(job: RunningJob, environ: Mapping[str, str], *, beside_launcher: bool 
     if screen.run():
         screen.print_last()
         if not beside_launcher:
-            _print(screen.console, Text(_headline(job)))
+            _print(screen.console, [((_headline(job), ""),)])
 
 
 class _Screen:
@@ -75,13 +75,15 @@ class _Screen:
 
     def run(self) -> bool:
         """Show the job; returns False where somebody has quit before its end."""
+        from rich.live import Live
+
         threading.Thread(target=self._feed.update_forever, args=(self._is_new.set,), daemon=True).start()
         with Live(screen=True, auto_refresh=False, console=self.console) as live, Keyboard(sys.stdin.fileno()) as keys:
             shown_at = float("-inf")
             while self._feed.is_running:
                 if self._is_new.is_set() or time.monotonic() >= shown_at + INTERVAL_S:
                     self._is_new.clear()
-                    live.update(self._text(), refresh=True)
+                    live.update(to_text(self._lines()), refresh=True)
                     shown_at = time.monotonic()
                 for key in keys.wait(INTERVAL_S / 5):
                     if key == _QUIT:
@@ -106,7 +108,7 @@ class _Screen:
             except JaxrunError as error:
                 self._pages = f"no stacks: {error}"
 
-    def _text(self) -> Text:
+    def _lines(self) -> list[ScreenLine]:
         width, height = self.console.size
         if self._pages:
             return render_pages(without_controls(self._pages), width, height)
@@ -121,6 +123,8 @@ def _end(signum: int, frame: FrameType | None) -> NoReturn:
 
 def _console(environ: Mapping[str, str]) -> Console:
     """The terminal, with colours where it wants them; or the pipe or file in its place."""
+    from rich.console import Console
+
     terminal = TerminalFormat.at(1, environ)
     return Console(
         width=PROSE_WIDTH if terminal.width is None else None,
@@ -131,8 +135,15 @@ def _console(environ: Mapping[str, str]) -> Console:
     )
 
 
-def _print(console: Console, text: Text) -> None:
-    console.print(text, soft_wrap=True)
+def to_text(lines: Iterable[ScreenLine]) -> Text:
+    """The lines as rich shows them."""
+    from rich.text import Text
+
+    return Text("\n").join(Text.assemble(*line) for line in lines)
+
+
+def _print(console: Console, lines: Iterable[ScreenLine]) -> None:
+    console.print(to_text(lines), soft_wrap=True)
 
 
 def _is_plain(console: Console) -> bool:
