@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -15,9 +16,8 @@ from launch_modes import LAUNCHED, MPICH, OPEN_MPI_5, PYTHON, SLURM, Engine, Lau
 PROGRAM = str(Path(__file__).parent / "restarted.py")
 
 
-def engines(always: Engine) -> list[object]:
+def engines(always: Engine, among: Sequence[Engine] = (SLURM, OPEN_MPI_5, MPICH)) -> list[object]:
     """All that are tried, of which only one is not for scripts/test --all."""
-    among = (SLURM, OPEN_MPI_5, MPICH)
     return [
         pytest.param(engine, id=engine.label, marks=() if engine is always else pytest.mark.extended)
         for engine in among
@@ -65,7 +65,7 @@ def test_a_job_is_started_again(bed: Bed, tmp_path: Path, engine: Engine, fate: 
     assert ("anew" in result.err) == (fate == "agent")
 
 
-@pytest.mark.parametrize("engine", engines(OPEN_MPI_5))  # which notices the loss at once
+@pytest.mark.parametrize("engine", engines(OPEN_MPI_5, (OPEN_MPI_5, MPICH)))  # the first notices the loss at once
 @pytest.mark.usefixtures("mended")
 def test_a_spare_host_takes_the_place_of_one_that_loses_its_power(bed: Bed, tmp_path: Path, engine: Engine) -> None:
     with started(bed, engine, tmp_path, "--spares", "1", PROGRAM, "wait") as job:
@@ -78,6 +78,23 @@ def test_a_spare_host_takes_the_place_of_one_that_loses_its_power(bed: Bed, tmp_
     verdict = result.verdict()
     assert (verdict["outcome"], verdict["left_out"]) == ("ok", ["h2"])
     assert "rank 1 of 2 on h2 was lost" in str(verdict["earlier"][0]["headline"])
+
+
+@pytest.mark.usefixtures("mended")
+def test_an_agent_that_waits_takes_the_rank_of_a_host_that_loses_its_power(bed: Bed, tmp_path: Path) -> None:
+    with started(bed, SLURM, tmp_path, "--spares", "1", PROGRAM, "sum") as job:
+        job.wait_for_output("step 3", count=2)
+        job.wait_until(lambda: "spare_reported" in (job.run_dir / "events.jsonl").read_text(), "spare agent")
+        bed.run("off", "h2")
+        result = job.result(timeout=90)
+        job.gone(within=5)
+    assert result.code == 0 and "h3 takes the place of h2" in result.err and "anew" not in result.err, result
+    assert hosts_of_attempt(job.run_dir, 2) == ["h1", "h3"]
+    (spare,) = result.events("spare_reported")
+    reports = agents(job.run_dir)
+    assert dict(reports[2:]) == {0: dict(reports[:2])[0], 1: spare["pid"]}, reports
+    total, steps = map(int, re.findall(r"sum (\d+) of (\d+) steps", result.out)[0])
+    assert total == 3 * sum(range(steps))
 
 
 @pytest.mark.extended

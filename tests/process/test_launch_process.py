@@ -143,6 +143,14 @@ def test_a_directory_that_is_gone_costs_the_file_alone(start, tmp_path):
     assert await_end(launch) and launch.last_lines() == "  hello"
 
 
+def test_srun_names_the_agents_that_have_ended_with_an_error(start):
+    said = "srun: error: h2: task 1: Exited with exit code 69\nsrun: error: h3: tasks 4-5,7: Exited with exit code 1\n"
+    launch = start(f"printf '%s' '{said}'")
+    assert await_end(launch) and launch.failed_agents() == {1, 4, 5, 7}
+    launch = start("echo 'srun: error: h1: task 0: Killed'")
+    assert await_end(launch) and launch.failed_agents() == set()
+
+
 def test_one_that_is_not_there_is_an_error(tmp_path):
     with pytest.raises(FileNotFoundError):
         LaunchProcess("srun", [str(tmp_path / "srun")], {}, None)

@@ -15,6 +15,7 @@ from jaxrun.channel.interfaces import Interface
 from jaxrun.channel.listener import listen_on_tcp
 from jaxrun.head.actions import Send
 from jaxrun.head.events import AgentLost
+from jaxrun.job.spare_hosts import AGENTS_BY_RANK, AgentNumbers
 from jaxrun.protocol import auth
 from jaxrun.protocol.agent_messages import (
     AgentConnected,
@@ -35,6 +36,7 @@ from jaxrun.protocol.snapshot_messages import SnapshotPurpose, SnapshotReply
 from jaxrun.protocol.worker_messages import Done, Run
 from jaxrun.supervisor import server as server_module
 from jaxrun.supervisor.server import AgentServer
+from jaxrun.supervisor.spare_agents import SpareAgents
 
 TOKEN = auth.new_token()
 JOB_INFO = JobInfo("job", "", ("cpu",))
@@ -51,11 +53,15 @@ def frame(content):
     return struct.pack("!I", len(body)) + body
 
 
+def prepare(reports):
+    return [message(StartWorker, rank=one.rank, waits=True) for one in reports]
+
+
 class Server:
     """An AgentServer with a head that only collects events, and no launch command."""
 
     def __init__(self):
-        self.events, self.records = [], []
+        self.events, self.records, self.printed = [], [], []
         self._pairs = [socket.socketpair() for _ in range(2)]
         signals, output = (pair[0] for pair in self._pairs)
         dispatcher = SimpleNamespace(
@@ -68,24 +74,36 @@ class Server:
             fileno=output.fileno, status=None, failed=False, stop=lambda *, hurry: None, close=lambda: None
         )
         self._context = SimpleNamespace(
-            plan=SimpleNamespace(attempt=1),
+            plan=SimpleNamespace(attempt=1, agents=AGENTS_BY_RANK),
             dispatcher=dispatcher,
-            output=SimpleNamespace(congested=False, flush_due=lambda: None),
+            output=SimpleNamespace(congested=False, flush_due=lambda: None, print_line=self.printed.append),
             signals=signals,
             clock=time.time,
             parent=None,
             terminal=SimpleNamespace(attach=lambda *words: None),
         )
         self.listener = listen_on_tcp([Interface("lo", "127.0.0.1")], TOKEN, everywhere=False)
+        registry = SimpleNamespace(complete=True, check_installation=lambda report: None, prepare=prepare)
+        self.spares = SpareAgents(("h1", "h2", "h3"), registry)
         self.server = self._make()
         self.server._add_callbacks()
         self._clients = []
 
     def _make(self, **more):
-        return AgentServer(self._context, self.listener, self._launch, JOB_INFO, verbose=False, attached=False, **more)
+        return AgentServer(
+            self._context,
+            self.listener,
+            self._launch,
+            JOB_INFO,
+            verbose=False,
+            attached=False,
+            spares=self.spares,
+            **more,
+        )
 
-    def begin_next_attempt(self):
+    def begin_next_attempt(self, agents=AGENTS_BY_RANK):
         self._context.plan.attempt += 1
+        self._context.plan.agents = agents
         self.server.close_loop()
         earlier, self.server = self.server.connections, self._make()
         self.server._add_callbacks()
@@ -246,7 +264,7 @@ def test_nothing_of_an_earlier_attempt_is_taken_for_one_of_the_present(server):
     server.events.clear()
     clients[0].send(WorkerExited(0, 3))  # on its way while the attempt ends
     server.begin_next_attempt()
-    assert [server.received(client) for client in clients] == [[NextAttempt(2)]] * 2
+    assert [server.received(client) for client in clients] == [[NextAttempt(2, 0)], [NextAttempt(2, 1)]]
     clients[0].send(message(AgentReport, rank=0, attempt=1))
     clients[0].send(AgentSignalled(0, 15))
     clients[0].send(message(AgentReport, rank=0, attempt=2))
@@ -255,6 +273,41 @@ def test_nothing_of_an_earlier_attempt_is_taken_for_one_of_the_present(server):
     assert server.events == [message(AgentReport, rank=0, attempt=2), WorkerExited(0, 4)]
     server.server._execute_all([Send((1,), SignalWorker(2))])
     assert server.received(clients[1]) == [SignalWorker(2)]
+
+
+def test_an_agent_that_waits_takes_the_rank_of_a_lost_one(server):
+    server.begin_next_attempt(AgentNumbers(waiting=frozenset({2})))
+    first, second, waiting = (server.connect(number)[0] for number in range(3))
+    waiting.send(message(AgentReport, rank=2, host="h3", pid=7))
+    assert server.received(waiting) == [message(StartWorker, rank=2, waits=True)]
+    assert server.records == [("spare_reported", None, {"number": 2, "host": "h3", "pid": 7})] and not server.events
+    report(server, first, 0)
+    report(server, second, 1)
+    assert server.server.usable_agents == {0, 1, 2}
+    second.close()
+    server.turn(lambda: len(server.events) == 3)
+    assert (type(server.events[2]), server.events[2].rank, server.server.usable_agents) == (AgentLost, 1, {0, 2})
+    server.begin_next_attempt(AgentNumbers((0, 2)))
+    assert server.received(first) == [NextAttempt(3, 0)] and server.received(waiting) == [NextAttempt(3, 1)]
+    server.events.clear()
+    waiting.send(AgentSignalled(2, 15))  # on its way, under the number that it had until now
+    waiting.send(message(AgentReport, rank=1, attempt=3))
+    waiting.send(WorkerExited(1, 4))
+    server.turn(lambda: len(server.events) > 1)
+    assert server.events == [message(AgentReport, rank=1, attempt=3), WorkerExited(1, 4)]
+    server.server._execute_all([Send((1,), SignalWorker(2))])
+    assert server.received(waiting) == [SignalWorker(2)]
+
+
+def test_the_loss_of_an_agent_that_waits_is_no_loss_of_the_job(server):
+    server.begin_next_attempt(AgentNumbers(waiting=frozenset({2})))
+    waiting = server.connect(2)[0]
+    waiting.send(message(AgentReport, rank=2, host="h3"))
+    server.received(waiting)
+    waiting.close()
+    server.turn(lambda: server.printed)
+    assert server.printed == ["jaxrun: spare host h3 is lost: the connection to its agent was closed"]
+    assert not server.events and server.spares.lost_hosts == {"h3"} and server.server._losses.deadline is None
 
 
 def test_an_agent_that_goes_away_between_two_attempts_is_lost_at_once(server):

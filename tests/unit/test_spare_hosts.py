@@ -6,7 +6,7 @@ from jaxrun.backends.mpi_hosts import place_on_hosts, spare_hosts
 from jaxrun.errors import UsageError
 from jaxrun.job.hosts import HostSlots
 from jaxrun.job.job import Job
-from jaxrun.job.spare_hosts import HostChoice, replace_hosts
+from jaxrun.job.spare_hosts import AgentNumbers, HostChoice, assign_agents, replace_hosts
 
 PLACEMENT = ("h1", "h1", "h2", "h2", "h3", "h3")
 
@@ -37,6 +37,39 @@ def test_spare_hosts_come_before_a_smaller_job():
 
 def test_a_host_that_the_job_does_not_use_is_no_loss():
     assert replace_hosts(PLACEMENT, ("h4",), {"h9"}, 1) == HostChoice(PLACEMENT, ("h4",))
+
+
+AGENTS = dict(enumerate((*PLACEMENT, "h4", "h4", "h5", "h5")))  # those behind the ranks' own wait
+
+
+def without(*lost):
+    return {number: host for number, host in AGENTS.items() if host not in lost}
+
+
+def test_agents_that_wait_take_the_ranks_of_a_lost_host_and_every_other_rank_keeps_its_agent():
+    numbers = assign_agents(("h1", "h1", "h4", "h4", "h3", "h3"), without("h2"), ("h5",))
+    assert numbers == AgentNumbers((0, 1, 6, 7, 4, 5), frozenset({8, 9}))
+    assert [numbers.of_rank(rank) for rank in range(6)] == [0, 1, 6, 7, 4, 5]
+    assert numbers.ranks[7] == 3 and 2 not in numbers.ranks
+    assert [number for number in AGENTS if not numbers.includes(number)] == [2, 3]
+    again = assign_agents(("h5", "h5", "h4", "h4", "h3", "h3"), without("h1", "h2"))
+    assert again == AgentNumbers((8, 9, 6, 7, 4, 5))
+
+
+def test_a_smaller_job_keeps_the_agents_of_the_hosts_that_are_left():
+    assert assign_agents(("h1", "h1", "h3", "h3"), without("h2", "h4", "h5")) == AgentNumbers((0, 1, 4, 5))
+
+
+def test_without_an_agent_for_each_rank_nobody_goes_on():
+    placement = ("h1", "h1", "h4", "h4", "h3", "h3")
+    assert assign_agents(placement, without("h2", "h4")) is None
+    assert assign_agents(placement, {number: host for number, host in AGENTS.items() if number != 7}) is None
+    assert assign_agents(placement, {}) is None
+
+
+def test_an_attempt_that_names_no_agents_has_those_whose_numbers_are_the_ranks():
+    numbers = AgentNumbers(waiting=frozenset({6, 7}))
+    assert (numbers.of_rank(3), numbers.ranks, numbers.includes(3)) == (3, {}, True)
 
 
 def job(**wanted):

@@ -87,7 +87,7 @@ def run(
             subreaper.become_subreaper()
             connection: Connection[HeadToAgent] = Connection(head.connection, HEAD_TO_AGENT, head.session)
             connection.send(AgentConnected(rank, os.uname().nodename))  # what it reports may take a while to find out
-            report = partial(make_report, rank, size, head, environ, tuple(command))
+            report = partial(make_report, size, head, environ, tuple(command))
             job = _AgentJob(rank, connection, signals, environ, report)
             with HostProbe(rank, environ, connection) as probe:
                 order = job.wait_for_order(probe)
@@ -101,7 +101,7 @@ def run(
 
 
 class _AgentJob:
-    """What an agent does for one job, order by order."""
+    """What an agent does for one job, order by order; `rank` is the first that it has."""
 
     def __init__(
         self,
@@ -109,7 +109,7 @@ class _AgentJob:
         connection: Connection[HeadToAgent],
         signals: SignalPipe,
         environ: Mapping[str, str],
-        report: Callable[[JobInfo], AgentReport],
+        report: Callable[[JobInfo, int], AgentReport],
     ) -> None:
         self._rank = rank
         self._connection = connection
@@ -136,7 +136,7 @@ class _AgentJob:
             for index, message in enumerate(messages, 1):
                 if isinstance(message, JobInfo):
                     self._info = message
-                    report = self._report(message)
+                    report = self._report(message, self._rank)
                     if report.gpu_names and message.restarts:
                         self._gpu_memory = GpuMemory.visible_with(self._environ)
                     connection.send(report)
@@ -146,7 +146,9 @@ class _AgentJob:
                     probe.measure(message)
                 if isinstance(message, AgentRefused):
                     raise NotUniformError(message.reason)
-                if isinstance(message, (StartWorker, NextAttempt, Shutdown)):
+                if isinstance(message, StartWorker) and message.waits:
+                    self._prepare(message)
+                elif isinstance(message, (StartWorker, NextAttempt, Shutdown)):
                     connection.push_back(messages[index:])
                     return message
             if connection.lost_reason:
@@ -154,11 +156,17 @@ class _AgentJob:
 
     def report_again(self, order: NextAttempt) -> _Order:
         """Report for the next attempt, in which nothing of the earlier one is left, and wait for what comes."""
+        self._rank = order.rank
         subreaper.kill_all(spare=self._fork_servers.pids)
         if self._gpu_memory is not None:
             self._gpu_memory.wait_until_free(self._say, self._is_stopped)
-        self._connection.send(replace(self._report(self._info), attempt=order.attempt))
+        self._connection.send(replace(self._report(self._info, self._rank), attempt=order.attempt))
         return self.wait_for_order()
+
+    def _prepare(self, start: StartWorker) -> None:
+        """Start the process from which the worker is forked that this agent may get in a later attempt."""
+        plan = _plan_of_worker(start, self._info.job_id, self._environ)
+        self._fork_servers.keep(self._fork_servers.start(plan) if start.fork else None, plan)
 
     def _say(self, text: str) -> None:
         """Write to the log of the engine, as agents have no other screen between two attempts."""

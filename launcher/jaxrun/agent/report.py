@@ -17,7 +17,7 @@ from jaxrun.rundir.rundir import JOB_FILE
 
 
 def make_report(
-    rank: int, size: int, head: HeadConnection, environ: Mapping[str, str], command: tuple[str, ...], info: JobInfo
+    size: int, head: HeadConnection, environ: Mapping[str, str], command: tuple[str, ...], info: JobInfo, rank: int
 ) -> AgentReport:
     """What the agent of `rank` is, sees and may use; `command` is what a person has typed to start it."""
     machine = probe_machine(info.platforms, environ)

@@ -104,11 +104,12 @@ def make_plan(job: Job, environ: Mapping[str, str], job_id: str) -> Plan:
     return plan
 
 
-def replan(plan: Plan, placement: Sequence[str], environ: Mapping[str, str]) -> Plan:
+def replan(plan: Plan, placement: Sequence[str], spares: Sequence[str], environ: Mapping[str, str]) -> Plan:
     """The plan of the same job with its ranks on these hosts, by rank. Raises what the backend's `plan` raises."""
     job = replace(
         plan.job,
         placement=tuple(placement),
+        spare_hosts=tuple(spares),
         processes=len(placement),
         hosts=None,
         processes_per_host=None,
@@ -116,7 +117,12 @@ def replan(plan: Plan, placement: Sequence[str], environ: Mapping[str, str]) -> 
     )
     made = make_plan(job, environ, plan.job_id)
     return replace(
-        plan, job=replace(made.job, spares=plan.job.spares), workers=made.workers, launch_command=made.launch_command
+        plan,
+        job=replace(made.job, spares=plan.job.spares),
+        workers=made.workers,
+        launch_command=made.launch_command,
+        spare_hosts=tuple(spares),
+        agents=made.agents,
     )
 
 

@@ -15,6 +15,7 @@ from jaxrun.job.cluster_env import CLUSTER_ENVS, RankInfo
 from jaxrun.job.environment import inherited_job_variables
 from jaxrun.job.job import Job, check_rank_options
 from jaxrun.job.plan import AGENT_ARGV, LaunchCommand, Plan, Worker
+from jaxrun.job.spare_hosts import AgentNumbers
 from jaxrun.text import UNKNOWN_HOST, plural
 
 
@@ -60,6 +61,7 @@ def plan_remote(
         notes=tuple(notes),
         launch_command=command,
         spare_hosts=tuple(spares),
+        agents=AgentNumbers(waiting=frozenset(range(len(hosts), len(command.agent_hosts)))),
     )
 
 

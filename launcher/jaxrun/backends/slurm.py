@@ -3,6 +3,7 @@
 srun is told everything on its command line: it would take what is left out from SLURM_* variables, which may be those
 of somebody else's step. No value of a variable stands there: srun passes its own environment on.
 
+Agents that were started end with 0, so one that does not could not be started: --kill-on-bad-exit ends the others.
 Tried with Slurm 22.05: srun ends by itself when all tasks have; a SIGTERM to it ends all tasks at once, by SIGKILL; a
 SIGKILL to it leaves them running.
 """
@@ -11,6 +12,7 @@ from __future__ import annotations
 
 import re
 import shutil
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -67,24 +69,30 @@ def plan(job: Job, environ: Mapping[str, str], job_id: str) -> Plan:
     if allocation is None:
         raise UsageError(_no_allocation_message(job))
     check_slurm_args(job.slurm_args)
-    spares: tuple[str, ...] = ()
+    spares = job.spare_hosts
+    room = dict(zip(allocation.nodes, allocation.cpus, strict=True))
     if job.placement:
         allocation = _nodes_of_placement(job, allocation)
     elif job.spares:
-        hosts = count_without_spares(job, len(allocation.nodes))
-        job, spares = replace(job, hosts=hosts), allocation.nodes[hosts : hosts + job.spares]
+        used = count_without_spares(job, len(allocation.nodes))
+        job, spares = replace(job, hosts=used), allocation.nodes[used : used + job.spares]
     shape = _shape(job, allocation, "SLURM_OVERCOMMIT" in environ or has_option(job.slurm_args, _OVERCOMMIT_OPTIONS))
+    hosts = _hosts(job, allocation, shape)
+    waiting = [spare for spare in spares for _ in range(_room_for_waiting(shape, room.get(spare, 1)))]
+    outlives_loss = bool(job.spares or job.min_hosts or job.placement)
     command = LaunchCommand(
         engine="slurm",
         title=f"srun in Slurm job {allocation.job_id}",
-        argv=(srun, *_srun_options(job, allocation, shape, environ), *job.slurm_args, *AGENT_ARGV),
+        argv=(
+            *(srun, *_srun_options(job, (*hosts, *waiting), shape, environ, outlives_loss)),
+            *(*job.slurm_args, *AGENT_ARGV),
+        ),
         set_env={"SRUN_CPUS_PER_TASK": str(shape.cpus)},
         unset_env=_hidden_variables(job, allocation, environ),
         passes_stdin=True,
+        agent_hosts=(*hosts, *waiting) if outlives_loss else (),
     )
-    planned = plan_remote(
-        job, environ, job_id, command, _hosts(job, allocation, shape), _notes(job, allocation), spares
-    )
+    planned = plan_remote(job, environ, job_id, command, hosts, _notes(job, allocation), spares)
     return replace(planned, requeue_id=_requeue_id(allocation, environ)) if job.requeue else planned
 
 
@@ -99,6 +107,11 @@ def _nodes_of_placement(job: Job, allocation: Allocation) -> Allocation:
     cpus = dict(zip(allocation.nodes, allocation.cpus, strict=True))
     nodes = tuple(dict.fromkeys(job.placement))
     return replace(allocation, nodes=nodes, cpus=tuple(cpus.get(node, 1) for node in nodes))
+
+
+def _room_for_waiting(shape: _Shape, cpus: int) -> int:
+    """How many agents wait on a spare node with so many CPUs: as many as any node has, if there is room."""
+    return max(1, min(max(shape.counts), cpus // shape.cpus))
 
 
 def _no_allocation_message(job: Job) -> str:
@@ -168,27 +181,34 @@ def _check_room(allocation: Allocation, counts: Sequence[int], room: Sequence[in
         )
 
 
-def _srun_options(job: Job, allocation: Allocation, shape: _Shape, environ: Mapping[str, str]) -> list[str]:
-    hosts = len(shape.counts)
-    words = [f"--nodes={hosts}", f"--ntasks={shape.processes}"]
-    if job.placement:  # srun would put the nodes of any other distribution into its own order
-        words += [f"--cpus-per-task={shape.cpus}", "--distribution=arbitrary", f"--nodelist={','.join(job.placement)}"]
+def _srun_options(
+    job: Job, agents: Sequence[str], shape: _Shape, environ: Mapping[str, str], outlives_loss: bool
+) -> list[str]:
+    """The words for an agent on each of the hosts `agents`: the ranks' hosts, and those of agents that wait."""
+    on_host = Counter(agents)
+    counts = tuple(on_host.values()) if UNKNOWN_HOST not in on_host else shape.counts
+    alike = len(set(counts)) == 1
+    words = [f"--nodes={len(counts)}", f"--ntasks={len(agents)}"]
+    if job.placement or not (alike or len(agents) == shape.processes):
+        # srun would put the nodes of any other distribution into its own order, and fill them in another way.
+        words += [f"--cpus-per-task={shape.cpus}", "--distribution=arbitrary", f"--nodelist={','.join(agents)}"]
     else:
-        if len(set(shape.counts)) == 1:  # srun warns of any other
-            words.append(f"--ntasks-per-node={shape.counts[0]}")
+        if alike:  # srun warns of any other
+            words.append(f"--ntasks-per-node={counts[0]}")
         words += [f"--cpus-per-task={shape.cpus}", "--distribution=block"]
-        if not has_option(job.slurm_args, _HOST_CHOICE_OPTIONS):
+        if UNKNOWN_HOST not in on_host:
             # Else srun prefers nodes on which no other step runs, and waits for one that is down.
-            words.append(f"--nodelist={','.join(allocation.nodes[:hosts])}")
+            words.append(f"--nodelist={','.join(on_host)}")
     if job.gpus_per_host:
         words.append(f"--gpus-per-node={job.gpus_per_host}")
     if (job.gpus_per_host or any(map(environ.get, _GPU_VARIABLES))) and "SLURM_GPU_BIND" not in environ:
         words.append("--gpu-bind=none")  # a process that cannot see its neighbours' GPUs has no NVLink to them
-    # --overlap: with other steps of the job. --kill-on-bad-exit: agents that were started end with 0, so that one which
-    # does not could not be started. --wait: an end is ours to judge.
+    # --overlap: with other steps of the job. --wait: an end is ours to judge.
     if not has_option(job.slurm_args, ("--exclusive",)):  # srun takes one of the two
         words.append("--overlap")
-    return [*words, "--kill-on-bad-exit=1", "--wait=0", f"--input={job.stdin or STDIN_RANK_0}", "--export=ALL"]
+    # Else the loss of a host or of an agent, of one that waits too, ends all others.
+    words += ["--no-kill", "--kill-on-bad-exit=0"] if outlives_loss else ["--kill-on-bad-exit=1"]
+    return [*words, "--wait=0", f"--input={job.stdin or STDIN_RANK_0}", "--export=ALL"]
 
 
 def _hidden_variables(job: Job, allocation: Allocation, environ: Mapping[str, str]) -> tuple[str, ...]:

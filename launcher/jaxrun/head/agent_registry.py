@@ -34,6 +34,7 @@ class JobSpec:
     run_dir, log_dir:  that of the job, and that of the attempt's logs; empty where it leaves no files
     listen_addresses:  at which the head listens, as text for people
     attempt:           which one this is, from 1; restart_reason: why the one before it ended
+    agents:            how many were started, where some wait on spare hosts or were lost; else 0
     """
 
     job: Job
@@ -48,6 +49,7 @@ class JobSpec:
     listen_addresses: str
     attempt: int = 1
     restart_reason: str = ""
+    agents: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +83,7 @@ class AgentRegistry:
         """Raises NotUniformError or UnavailableError if this agent cannot be one of the job's."""
         spec = self.spec
         by_hand = spec.job.host_rank is not None
-        if report.size != spec.size:
+        if report.size != (spec.agents or spec.size):
             raise NotUniformError(_describe_other_size(report, spec.size, by_hand=by_hand))
         if report.rank >= spec.size:
             raise NotUniformError(describe_unknown_rank(report.rank, spec.size))
@@ -91,6 +93,11 @@ class AgentRegistry:
             raise NotUniformError(_describe_duplicate(known, report, host_rank))
         if report.command and report.command != spec.job.program:
             raise NotUniformError(_describe_other_program(report, spec.job.program))
+        self.check_installation(report)
+
+    def check_installation(self, report: AgentReport) -> None:
+        """Raises UnavailableError if this agent cannot start workers of the job."""
+        spec = self.spec
         if report.jaxrun_version != spec.version:
             raise UnavailableError(
                 f"{report.host} has jaxrun {report.jaxrun_version}, but the launcher is jaxrun {spec.version}\n"
@@ -113,6 +120,13 @@ class AgentRegistry:
         expected = Expected(self.spec.size, nonce, any_layout.platform, any_layout.devices_per_process)
         by_rank = sorted(starts, key=lambda start: start.rank)
         return Assignment(tuple(by_rank), expected, interface, self._notes(layouts))
+
+    def prepare(self, host: Sequence[AgentReport]) -> list[StartWorker]:
+        """What agents on a spare host prepare for; to be called once the reports are complete.
+
+        Raises NotUniformError if no rank can run there."""
+        starts = self._starts(host, self._lay_out(host), reachable_address(0, self.reports))
+        return [replace(start, waits=True) for start in starts]
 
     def first_ranks(self) -> tuple[int, ...]:
         """The first rank of each host."""

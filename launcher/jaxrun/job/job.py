@@ -64,6 +64,7 @@ class Job:
     spares:                how many hosts wait to take the place of one that is lost
     min_hosts:             with how many hosts the job may go on at least; None: with all
     placement:             the host of each rank, where it is decided already: after the loss of a host
+    spare_hosts:           those that are left then to take another's place
     chaos:                 faults to inject
     env:                   variables to add to every worker
     torch_env:             also give every worker the variables of torchrun
@@ -116,6 +117,7 @@ class Job:
     spares: int = 0
     min_hosts: int | None = None
     placement: tuple[str, ...] = ()
+    spare_hosts: tuple[str, ...] = ()
     chaos: tuple[FaultSpec, ...] = ()
     env: Mapping[str, str] = field(default_factory=dict)
     torch_env: bool = False

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 
 from jaxrun.job.env_options import mask_secret
 from jaxrun.job.job import Job
+from jaxrun.job.spare_hosts import AGENTS_BY_RANK, AgentNumbers
 from jaxrun.protocol.env import WorkerEnv
 from jaxrun.protocol.names import JOB_ID, STDIN_RANK_0
 
@@ -48,6 +49,8 @@ class LaunchCommand:
     attached_to:       what has started all processes already, where `argv` starts only the agent of rank 0
     passes_stdin:      whether standard input reaches any rank, or all, as --stdin says; else rank 0 alone
     sigterm_at_start:  whether it bears a SIGTERM while it starts the agents; else only SIGKILL ends it then
+    agent_hosts:       the host of each agent, by number, first those of the ranks and then those that wait on spare
+                       hosts; empty where agents do not outlive the loss of another host
     """
 
     engine: str
@@ -58,6 +61,7 @@ class LaunchCommand:
     attached_to: str = ""
     passes_stdin: bool = False
     sigterm_at_start: bool = True
+    agent_hosts: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,6 +84,7 @@ class Plan:
     restart_reason: in one line, why the attempt before it ended
     ends_at:        with --save-time, when Slurm ends the job, in seconds since the epoch; None where it does not
     spare_hosts:    that may take the place of a lost one
+    agents:         which agent has which rank
     left_out:       the hosts that were lost and are used no longer; host_notes: what has replaced them, in words
     """
 
@@ -99,6 +104,7 @@ class Plan:
     restart_reason: str = ""
     ends_at: float | None = None
     spare_hosts: tuple[str, ...] = ()
+    agents: AgentNumbers = AGENTS_BY_RANK
     left_out: tuple[str, ...] = ()
     host_notes: tuple[str, ...] = ()
     requeue_id: str = ""

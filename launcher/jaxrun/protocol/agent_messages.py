@@ -17,9 +17,11 @@
     ClockReply            ◀─────────▶    ClockProbe
     AgentSignalled        ──────────▶
     WorkerExited, StartFailed ───────▶
-                          ◀──────────    NextAttempt            (this attempt is over)
+                          ◀──────────    NextAttempt            (this attempt is over, or the agent waits no more)
     AgentReport           ──────────▶                           (all before it belongs to the earlier attempt)
                           ◀──────────    Shutdown               (the job is over)
+
+An agent on a spare host has no rank: it speaks for its own number among the agents, and waits for NextAttempt.
 
 Messages of worker_messages.py pass in both directions all the while. Times are seconds since the epoch on the sender's
 clock. With the local backend, agent and head are one process, and hand each other the same values.
@@ -129,6 +131,7 @@ class StartWorker:
     compile_cache:  where compiled programs are kept
     attempt:      which attempt to run the job this is, from 1; restart_reason: why the one before it ended
     fork:         whether a later attempt's worker may be forked: the agent then keeps a process that has imported jax
+    waits:        whether the agent has no rank yet, and only starts the process that has imported jax
     """
 
     rank: int
@@ -152,6 +155,7 @@ class StartWorker:
     attempt: int = 1
     restart_reason: str = ""
     fork: bool = False
+    waits: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -269,9 +273,10 @@ class ClockReply:
 
 @dataclass(frozen=True, slots=True)
 class NextAttempt:
-    """The attempt is over: the agent ends what is left of it, and reports for the attempt of this number."""
+    """The attempt is over: the agent ends what is left of it, and reports for the attempt of this number as `rank`."""
 
     attempt: int
+    rank: int
 
 
 @dataclass(frozen=True, slots=True)

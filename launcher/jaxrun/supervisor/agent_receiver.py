@@ -10,7 +10,7 @@ from jaxrun.channel.event_loop import EventLoop
 from jaxrun.channel.listener import Peer
 from jaxrun.errors import ProtocolError
 from jaxrun.head.event_checks import check_event
-from jaxrun.protocol.agent_messages import AgentRefused, AgentReport, AgentToHead, JobInfo, NextAttempt
+from jaxrun.protocol.agent_messages import AgentRefused, AgentReport, AgentToHead, JobInfo, NextAttempt, Shutdown
 from jaxrun.supervisor.connections import AgentConnection, AgentConnections
 from jaxrun.supervisor.dispatch import Dispatcher
 
@@ -42,13 +42,15 @@ class AgentReceiver:
     ) -> None:
         """`order`: of the agents among the readers of `loop`; `job_info`: what each agent is sent first.
 
-        on_message:        called with each message on the connection of its rank
+        on_message:        called with each message on the connection of its agent, and the agent's rank; where it waits
+                           on a spare host, that is its number
         on_second_report:  called with a report for a rank whose agent is another one
         on_lost:           called once the connection of a rank is closed; its `lost_reason` says why
         """
         self._loop = loop
         self._order = order
         self._connections = connections
+        self._numbers, self._ranks = connections.numbers, connections.numbers.ranks
         self._dispatcher = dispatcher
         self._clock = clock
         self._job_info = job_info
@@ -64,24 +66,30 @@ class AgentReceiver:
     def add(self, peer: Peer) -> None:
         """Let an agent in that has connected."""
         connection: AgentConnection = AgentConnection(peer.connection, AGENT_TO_HEAD, peer.session)
-        if self.is_closed:
-            self._refuse(peer.rank, connection)
+        number = peer.rank
+        if self.is_closed and number not in self._numbers.waiting:
+            self._refuse(number, connection)
             return
         connection.send(self._job_info)
-        self._connections.add_unused(peer.rank, connection)
-        self._add_reader(peer.rank, connection)
+        self._connections.add_unused(number, connection)
+        self._add_reader(number, connection)
 
     def adopt(self, earlier: AgentConnections) -> None:
         """Tell the agents of the earlier attempt to end it; what they still send of it is dropped."""
-        for rank, connection in earlier.items():
-            self._stale.add(connection)
-            if not self._connections.add(rank, connection):
-                self._connections.add_unused(rank, connection)
-            self._add_reader(rank, connection)
-            self._connections.send_to(connection, NextAttempt(self._attempt))
+        for number, connection in earlier.items():
+            if not self._numbers.includes(number):
+                connection.send(Shutdown(0))
+                connection.close()
+                continue
+            if not self._connections.add(number, connection):
+                self._connections.add_unused(number, connection)
+            self._add_reader(number, connection)
+            if number not in self._numbers.waiting:
+                self._stale.add(connection)
+                self._connections.send_to(connection, NextAttempt(self._attempt, self._ranks.get(number, number)))
 
-    def _add_reader(self, rank: int, connection: AgentConnection) -> None:
-        self._loop.add_reader(connection.fileno(), self._order, partial(self._on_readable, rank, connection))
+    def _add_reader(self, number: int, connection: AgentConnection) -> None:
+        self._loop.add_reader(connection.fileno(), self._order, partial(self._on_readable, number, connection))
 
     def _refuse(self, rank: int, connection: AgentConnection) -> None:
         """Tell an agent that comes to a job that runs, and close its connection."""
@@ -93,38 +101,39 @@ class AgentReceiver:
         connection.send(AgentRefused(text))
         connection.close()
 
-    def _on_readable(self, rank: int, connection: AgentConnection) -> None:
+    def _on_readable(self, number: int, connection: AgentConnection) -> None:
+        rank = self._ranks.get(number, number)
         try:
             messages = connection.receive()
+            if connection in self._stale:  # in the earlier attempt its rank may have been another
+                messages = self._drop_stale(connection, messages)
             for message in messages:
                 check_event(message, rank)
         except ProtocolError as error:
             messages, connection.lost_reason = [], f"its agent sent what is no message of jaxrun's: {error}"
             self._dispatcher.record("dropped", rank, text=connection.lost_reason)
-        if connection in self._stale:
-            messages = self._drop_stale(connection, messages)
         for message in messages:
-            if self._connections.add(rank, connection):
+            if self._connections.add(number, connection):
                 self._on_message(rank, connection, message)
             elif isinstance(message, AgentReport) and not self.is_closed:
                 self._on_second_report(message)  # the head names both agents
             elif isinstance(message, AgentReport):
                 self._loop.remove_reader(connection.fileno())
-                self._connections.remove(rank, connection)
+                self._connections.remove(number, connection)
                 self._refuse(rank, connection)
                 return
         if connection.lost_reason:
             self._loop.remove_reader(connection.fileno())
-            was_ranks = self._connections.remove(rank, connection)
+            was_agents = self._connections.remove(number, connection)
             connection.close()
-            if was_ranks:
+            if was_agents:
                 self._on_lost(rank, connection)
 
     def _drop_silent(self) -> None:
         """Lose the hosts that are silent, also where the kernel would wait for longer."""
         self._next_silence_check = self._clock() + _SILENCE_CHECK_INTERVAL_S
-        for rank, connection in self._connections.give_up_silent():
-            self._on_readable(rank, connection)
+        for number, connection in self._connections.give_up_silent():
+            self._on_readable(number, connection)
 
     def _drop_stale(self, connection: AgentConnection, messages: list[AgentToHead]) -> list[AgentToHead]:
         """Those of the messages that belong to this attempt: from the report on with which the agent begins it."""

@@ -1,4 +1,4 @@
-"""The connections to all agents of a job by rank, and their clocks."""
+"""The connections to all agents of a job by their numbers, and their clocks."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from functools import partial
 from jaxrun.channel.connection import PEER_TIMEOUT_S, Connection
 from jaxrun.channel.event_loop import EventLoop
 from jaxrun.errors import ProtocolError
+from jaxrun.job.spare_hosts import AGENTS_BY_RANK, AgentNumbers
 from jaxrun.protocol.agent_messages import AgentReport, AgentToHead, OutputCredit
 from jaxrun.protocol.codec import encode
 from jaxrun.protocol.worker_messages import DeviceReport, Hello
@@ -20,77 +21,83 @@ AgentConnection = Connection[AgentToHead]
 
 
 class AgentConnections:
-    """Connections by rank, which have readers in `loop`. No operation but `send_all` costs more if there are more.
+    """Connections that have readers in `loop`, by the numbers of the agents, which keep theirs when ranks move.
 
+    No operation but `send_all` costs more if there are more.
     An agent may connect on several paths at the same time, and keeps one of these connections: that on which it speaks.
     """
 
-    def __init__(self, loop: EventLoop) -> None:
+    def __init__(self, loop: EventLoop, numbers: AgentNumbers = AGENTS_BY_RANK) -> None:
+        """`numbers` says which agents serve the ranks."""
         self._loop = loop
-        self._by_rank: dict[int, AgentConnection] = {}
+        self.numbers = numbers
+        self._by_number: dict[int, AgentConnection] = {}
         self._unsent: set[AgentConnection] = set()
         self._probed: dict[AgentConnection, int] = {}  # the bytes that had been queued with the last probe
         self._unconfirmed: set[AgentConnection] = set()  # on which something was sent that may not have arrived
-        self._others: dict[AgentConnection, int] = {}  # that are not their rank's; they are only told of the end
+        self._others: dict[AgentConnection, int] = {}  # that are not their agent's; they are only told of the end
 
     def __iter__(self) -> Iterator[AgentConnection]:
-        return iter([*self._by_rank.values(), *self._others])
+        return iter([*self._by_number.values(), *self._others])
 
     def items(self) -> list[tuple[int, AgentConnection]]:
-        """All connections with the ranks of their agents, the ranks' own first."""
-        return [*self._by_rank.items(), *((rank, connection) for connection, rank in self._others.items())]
+        """All connections with the numbers of their agents, the agents' own first."""
+        return [*self._by_number.items(), *((number, connection) for connection, number in self._others.items())]
 
-    def are_complete(self, size: int) -> bool:
-        """Whether each of so many ranks has a connection that is not lost."""
-        return sum(not connection.lost_reason for connection in self._by_rank.values()) == size
+    @property
+    def live(self) -> set[int]:
+        """The agents that have a connection which is not lost."""
+        return {number for number, connection in self._by_number.items() if not connection.lost_reason}
 
-    def add_unused(self, rank: int, connection: AgentConnection) -> None:
+    def add_unused(self, number: int, connection: AgentConnection) -> None:
         """Keep a connection on which the agent has said nothing yet."""
-        self._others[connection] = rank
+        self._others[connection] = number
 
-    def add(self, rank: int, connection: AgentConnection) -> bool:
-        """Use this connection for `rank`, unless there is one; returns whether it is the rank's."""
-        is_ranks = self._by_rank.setdefault(rank, connection) is connection
-        if is_ranks:
+    def add(self, number: int, connection: AgentConnection) -> bool:
+        """Use this connection for an agent, unless there is one; returns whether it is the agent's."""
+        is_agents = self._by_number.setdefault(number, connection) is connection
+        if is_agents:
             self._others.pop(connection, None)
-        return is_ranks
+        return is_agents
 
-    def remove(self, rank: int, connection: AgentConnection) -> bool:
-        """Forget a connection; returns whether it was that of `rank`."""
+    def remove(self, number: int, connection: AgentConnection) -> bool:
+        """Forget a connection; returns whether it was that of the agent."""
         self._unsent.discard(connection)
         self._unconfirmed.discard(connection)
         self._others.pop(connection, None)
-        was_ranks = self._by_rank.get(rank) is connection
-        if was_ranks:
-            del self._by_rank[rank]
-        return was_ranks
+        was_agents = self._by_number.get(number) is connection
+        if was_agents:
+            del self._by_number[number]
+        return was_agents
 
     def send(self, ranks: Iterable[int], message: object) -> None:
         """Send to those of `ranks` that are still connected."""
         frame = encode(message)
         for rank in ranks:
-            if rank in self._by_rank:
-                self._send(self._by_rank[rank], frame)
+            connection = self._by_number.get(self.numbers.of_rank(rank))
+            if connection is not None:
+                self._send(connection, frame)
 
     def send_to(self, connection: AgentConnection, message: object) -> None:
         self._send(connection, encode(message))
 
     def send_all(self, message: object) -> None:
-        self.send(list(self._by_rank), message)
-        for connection in self._others:
-            self.send_to(connection, message)
+        frame = encode(message)
+        for connection in self:
+            self._send(connection, frame)
 
     def probe(self) -> None:
-        """Send something to all ranks: what counts is only that the other side's kernel confirms it."""
+        """Send something to all agents: what counts is only that the other side's kernel confirms it."""
         self.send_all(OutputCredit(0))
-        self._probed = {connection: connection.queued_bytes for connection in self._by_rank.values()}
+        self._probed = {connection: connection.queued_bytes for connection in self._by_number.values()}
 
     def unanswered_ranks(self) -> list[int]:
         """The ranks whose host has not confirmed the last probe; what was sent later may well be on its way."""
+        ranks = self.numbers.ranks
         return sorted(
-            rank
-            for rank, connection in self._by_rank.items()
-            if connection.acknowledged_bytes() < self._probed.get(connection, 0)
+            ranks.get(number, number)
+            for number, connection in self._by_number.items()
+            if connection.acknowledged_bytes() < self._probed.get(connection, 0) and number not in self.numbers.waiting
         )
 
     @property
@@ -99,13 +106,13 @@ class AgentConnections:
         return bool(self._unconfirmed)
 
     def give_up_silent(self) -> list[tuple[int, AgentConnection]]:
-        """Return, with their ranks, those that are lost from now on: their hosts are silent."""
+        """Return, with their numbers, those that are lost from now on: their hosts are silent."""
         waits = {one: seconds for one in self._unconfirmed if (seconds := one.silence_s()) is not None}
         self._unconfirmed = set(waits)
         silent = {one for one, seconds in waits.items() if seconds >= PEER_TIMEOUT_S}
         for connection in silent:
             connection.mark_silent()
-        return [(rank, connection) for rank, connection in self.items() if connection in silent] if silent else []
+        return [(number, connection) for number, connection in self.items() if connection in silent] if silent else []
 
     def flush(self, timeout: float) -> None:
         """Send what waits, for at most `timeout` seconds, without the event loop."""

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from jaxrun.rundir.own_directory import open_own_directory
-from jaxrun.text import format_ranks_on_hosts, format_signal
+from jaxrun.text import format_ranks_on_hosts, format_signal, parse_ranks
 
 _LOG = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC
 LOG_NAME = "starter.log"
@@ -25,6 +25,8 @@ _GRACE_S = (5.0, 2.0)
 _GRACE_AFTER_FAILURE_S = (0.6, 0.6)
 # How Open MPI 4 and 5 write a rank: [[12345,1],3], [prterun-h1-12345@1,3].
 _RANK_IN_OUTPUT = re.compile(r"Process name: \[\S*,(\d{1,9})\]")
+# "srun: error: h2: tasks 1-2,5: Exited with exit code 69"
+_FAILED_TASKS = re.compile(r"^srun: error: \S+: tasks? ([0-9,-]+): Exited with exit code", re.MULTILINE)
 
 
 class LaunchProcess:
@@ -105,6 +107,11 @@ class LaunchProcess:
     def failed(self) -> bool:
         """Whether it ended of its own accord, with an error."""
         return self.status is not None and self.status > 0
+
+    def failed_agents(self) -> set[int]:
+        """The numbers of the agents that have ended with an error, as an srun writes that goes on without them."""
+        texts = _FAILED_TASKS.findall(self._tail.decode(errors="replace"))
+        return {number for text in texts for part in parse_ranks(text, "srun's tasks") for number in part}
 
     def last_lines(self) -> str:
         """The last lines that it wrote, indented; empty if it wrote none."""

@@ -20,7 +20,7 @@ from jaxrun.head.actions import EndReason, JobOutcome
 from jaxrun.head.agent_registry import AgentRegistry, JobSpec
 from jaxrun.job.layout import wanted_platforms
 from jaxrun.job.plan import Plan
-from jaxrun.job.spare_hosts import replace_hosts
+from jaxrun.job.spare_hosts import assign_agents, replace_hosts
 from jaxrun.protocol import auth
 from jaxrun.protocol.addresses import format_addresses
 from jaxrun.protocol.agent_messages import JobInfo
@@ -31,6 +31,7 @@ from jaxrun.supervisor.engine_abort import abort_job
 from jaxrun.supervisor.launch_process import LaunchProcess
 from jaxrun.supervisor.running_engine import RunningEngine
 from jaxrun.supervisor.server import AgentServer
+from jaxrun.supervisor.spare_agents import SpareAgents
 from jaxrun.verdict.restarts import Stop
 
 if TYPE_CHECKING:
@@ -70,6 +71,7 @@ class RemoteAgents:
         self._server: AgentServer | None = None
         self._engine: RunningEngine | None = None
         self._registry: AgentRegistry | None = None
+        self._spares: SpareAgents | None = None
         self._retired: list[RunningEngine] = []  # of earlier attempts; they have been told to end
         self._user_env = {**environ, **plan.job.env}
         platforms, restarts = wanted_platforms(plan.job, self._user_env), plan.job.max_restarts > 0
@@ -94,22 +96,21 @@ class RemoteAgents:
     def next_plan(self, plan: Plan, outcome: JobOutcome) -> Plan | Stop:
         """The plan of another attempt, without the hosts that were lost where others can take their places."""
         if _is_started_by_hand(plan):
-            return plan if self._engine_serves else Stop("agents are gone that jaxrun did not start")
-        choice = replace_hosts(
-            [worker.host for worker in plan.workers],
-            plan.spare_hosts,
-            self._lost_hosts(plan, outcome),
-            plan.job.min_hosts,
-        )
-        if not choice.left_out:
+            return plan if self._serves(plan) else Stop("agents are gone that jaxrun did not start")
+        placement, spares = [worker.host for worker in plan.workers], self._usable_spares(plan)
+        choice = replace_hosts(placement, spares, self._lost_hosts(plan, outcome), plan.job.min_hosts)
+        same_hosts = not choice.left_out and spares == plan.spare_hosts
+        if same_hosts and (self._serves(plan) or not plan.agents.of_ranks):
             return plan
         try:
-            made = replan(plan, choice.placement, self._environ)
+            made = replan(plan, choice.placement, choice.spares, self._environ)
         except JaxrunError as error:
             return Stop(f"the job cannot be placed on other hosts: {error}")
+        numbers = assign_agents(choice.placement, self._agents_left(), choice.spares)
+        if numbers is not None:
+            made = replace(made, launch_command=plan.launch_command, agents=numbers)
         return replace(
             made,
-            spare_hosts=choice.spares,
             left_out=(*plan.left_out, *choice.left_out),
             host_notes=(*plan.host_notes, *choice.notes),
         )
@@ -117,26 +118,34 @@ class RemoteAgents:
     def run(self, context: AttemptContext) -> JobOutcome:
         """Serve the agents until the head says that the attempt is over: those that are there, or others, started now.
 
-        All of them are started anew where one is gone, or what has started them.
+        All of them are started anew where one that is needed is gone, or what has started them.
         """
-        moved = context.plan.launch_command != self._plan.launch_command
-        self._plan = context.plan
-        earlier = self._server.connections if self._server is not None and not moved and self._engine_serves else None
-        if self._server is not None and earlier is not None:
-            self._server.close_loop()
-        else:
-            try:
+        assert self._registry is not None
+        plan = context.plan
+        moved = plan.launch_command != self._plan.launch_command
+        earlier = self._server.connections if self._server is not None and not moved and self._serves(plan) else None
+        try:
+            if self._server is not None and earlier is not None:
+                self._plan = plan
+                self._server.close_loop()
+            else:
+                self._plan = self._on_own_agents(plan)
+                self._registry.spec = replace(self._registry.spec, agents=_count_agents(self._plan))
                 self._start_engine(context)
-            except UnavailableError as error:
-                return JobOutcome(EndReason.UNAVAILABLE, text=str(error))
+        except JaxrunError as error:
+            return JobOutcome(EndReason.UNAVAILABLE, text=str(error))
         assert self._engine is not None and self._plan.launch_command is not None
+        if self._spares is None or earlier is None:
+            self._spares = SpareAgents(self._plan.launch_command.agent_hosts, self._registry)
+        self._spares.begin_attempt(self._registry)
         self._server = AgentServer(
-            context,
+            replace(context, plan=self._plan),
             self._listener,
             self._engine.launch,
             self._job_info,
             verbose=self._plan.job.verbose,
             attached=bool(self._plan.launch_command.attached_to),
+            spares=self._spares,
             earlier=earlier,
         )
         return self._server.run()
@@ -153,7 +162,7 @@ class RemoteAgents:
         self._dismiss_agents(exit_code if _is_started_by_hand(self._plan) else 0)
         if self._engine is not None:
             self._note_agents(self._engine)
-            self._engine.stop(hurry=exit_code != 0)
+            self._engine.stop(hurry=exit_code != 0 or self._engine.has_silent)
         if server is not None:
             server.close()
         for engine in self._retired:
@@ -173,13 +182,32 @@ class RemoteAgents:
             lost.update(rank for rank in plan.host_of if rank not in self._registry.reports)
         return {host for rank, host in plan.host_of.items() if rank in lost}
 
-    @property
-    def _engine_serves(self) -> bool:
-        """Whether the launch command runs, and no agent is gone."""
-        size = len(self._plan.workers)
+    def _serves(self, plan: Plan) -> bool:
+        """Whether the launch command runs, and all agents are there that the ranks of this plan need."""
         if self._server is None or self._engine is None or self._engine.launch.reap():
             return False
-        return self._server.connections.are_complete(size) and not self._server.has_unanswered
+        return self._server.usable_agents >= set(map(plan.agents.of_rank, plan.host_of))
+
+    def _agents_left(self) -> dict[int, str]:
+        """The hosts of the agents that can go on without some others, by number."""
+        command, server = self._plan.launch_command, self._server
+        if command is None or server is None or self._engine is None or self._engine.launch.reap():
+            return {}
+        usable = server.usable_agents
+        return {number: host for number, host in enumerate(command.agent_hosts) if number in usable}
+
+    def _usable_spares(self, plan: Plan) -> tuple[str, ...]:
+        """The spare hosts that were not lost while they waited, first those whose agents are ready."""
+        ready = set(self._agents_left().values())
+        lost = self._spares.lost_hosts if self._spares is not None else ()
+        there = [host for host in plan.spare_hosts if host not in lost]
+        return tuple(sorted(there, key=lambda host: host not in ready))
+
+    def _on_own_agents(self, plan: Plan) -> Plan:
+        """The same plan for a launch command that is started now: each agent has the rank that is its number."""
+        if not plan.agents.of_ranks:
+            return plan
+        return replan(plan, [worker.host for worker in plan.workers], plan.spare_hosts, self._environ)
 
     def _start_engine(self, context: AttemptContext) -> None:
         """Run the launch command, in place of one that has run before. Raises UnavailableError."""
@@ -204,6 +232,8 @@ class RemoteAgents:
         if self._server is not None:
             engine.all_reported, engine.has_silent = self._server.all_reported, bool(self._server.silent_ranks)
             engine.slurm_step = self._server.slurm_step
+            if len(self._server.connections.live) < len(engine.command.agent_hosts):
+                engine.has_silent = True
 
     def _retire_engine(self, engine: RunningEngine) -> None:
         """Have the agents and the launch command end, and wait for neither: they may be stuck with a lost host."""
@@ -258,4 +288,9 @@ def _job_spec(plan: Plan, user_env: Mapping[str, str], run_dir: str, log_dir: st
         listen_addresses=listen_addresses,
         attempt=plan.attempt,
         restart_reason=plan.restart_reason,
+        agents=_count_agents(plan),
     )
+
+
+def _count_agents(plan: Plan) -> int:
+    return len(plan.launch_command.agent_hosts) if plan.launch_command is not None else 0

@@ -50,6 +50,7 @@ from jaxrun.supervisor.launch_process import LaunchProcess
 from jaxrun.supervisor.loss_attribution import Evidence, LossAttribution
 from jaxrun.supervisor.remote_output import RemoteOutput
 from jaxrun.supervisor.snapshot_collection import SnapshotCollections
+from jaxrun.supervisor.spare_agents import SpareAgents
 
 if TYPE_CHECKING:
     from jaxrun.supervisor.attempts import AttemptContext
@@ -73,10 +74,11 @@ class AgentServer:
         *,
         verbose: bool,
         attached: bool,
+        spares: SpareAgents,
         earlier: AgentConnections | None = None,
     ) -> None:
         """`job_info` is what each agent is sent first; `earlier` are the connections of the attempt before, if it has
-        left agents.
+        left agents; `spares` are those that wait.
 
         `attached`: somebody else started this process beside the agents, and sends it the signals that they get."""
         self._dispatcher = context.dispatcher
@@ -90,7 +92,9 @@ class AgentServer:
         self._verbose = verbose
         self._attached = attached
         self._loop = EventLoop(self._clock)
-        self.connections = AgentConnections(self._loop)
+        self._numbers = context.plan.agents
+        self._spares = spares
+        self.connections = AgentConnections(self._loop, self._numbers)
         self._earlier = earlier
         self._receiver = AgentReceiver(
             self._loop,
@@ -129,9 +133,10 @@ class AgentServer:
         self._loop.close()
 
     @property
-    def has_unanswered(self) -> bool:
-        """Whether an agent has not reported the end of its worker."""
-        return self._outcome is not None and bool(self._outcome.unanswered)
+    def usable_agents(self) -> set[int]:
+        """The numbers of the agents that another attempt can have: they are there, and have reported all ends."""
+        unanswered = map(self._numbers.of_rank, self._outcome.unanswered if self._outcome is not None else ())
+        return self.connections.live - {*unanswered, *(self._numbers.waiting - self._spares.ready)}
 
     def shut_down_agents(self, status: int) -> None:
         """Tell all agents to end with `status`."""
@@ -158,7 +163,7 @@ class AgentServer:
         if self._parent is not None:
             parent = self._parent
             loop.add_reader(parent.fileno(), _SIGNALS, lambda: self._execute_all(parent.receive()))
-        dropped, expected = self._dropped_peers, len(self._dispatcher.hosts)
+        dropped, expected = self._dropped_peers, len(self._dispatcher.hosts) + len(self._numbers.waiting)
         self._listener.attach(loop, _LISTENER, self._receiver.add, dropped.add, expected=expected)
         loop.add_timer(dropped.deadline, dropped.log)
         self._terminal.attach(loop, _SIGNALS, lambda line: self._handle(TerminalLine(line)))
@@ -215,6 +220,9 @@ class AgentServer:
 
     def _on_message(self, rank: int, connection: AgentConnection, message: AgentToHead) -> None:
         match message:
+            case _ if rank in self._numbers.waiting:
+                if isinstance(message, AgentReport):
+                    self._on_spare_report(message)
             case OutputChunk() | StreamEnded():
                 self._remote_output.handle(rank, connection, message)
             case FirstOutput():
@@ -227,6 +235,7 @@ class AgentServer:
                 self._dispatcher.record("clock", rank, offset=self._clocks.add(message))
                 self.slurm_step = self.slurm_step or message.slurm_step
                 self._handle(message)
+                self._prepare_spares()
             case Hello() | DeviceReport():
                 self._handle(self._clocks.correct(message))
             case Failed():
@@ -238,10 +247,32 @@ class AgentServer:
             case _:
                 self._handle(message)
 
+    # ---- agents that wait on spare hosts
+
+    def _on_spare_report(self, report: AgentReport) -> None:
+        self._dispatcher.record("spare_reported", number=report.rank, host=report.host, pid=report.pid)
+        reason = self._spares.add(report)
+        if reason:
+            self._output.print_line(f"jaxrun: spare host {report.host} cannot be used: {reason}")
+        self._prepare_spares()
+
+    def _prepare_spares(self) -> None:
+        for number, start in self._spares.preparations(self._numbers.waiting):
+            self.connections.send((number,), start)
+
+    def _on_spare_lost(self, number: int, reason: str) -> None:
+        host = self._spares.host_of(number)
+        self._dispatcher.record("spare_lost", number=number, host=host, text=reason)
+        if self._spares.lose(number):
+            self._output.print_line(f"jaxrun: spare host {host} is lost: {reason}")
+
     # ---- agents, hosts and the launch command go away
 
     def _on_lost(self, rank: int, connection: AgentConnection) -> None:
         self._remote_output.forget(connection)
+        if rank in self._numbers.waiting:
+            self._on_spare_lost(rank, connection.lost_reason)
+            return
         self._hold(AgentLost(rank, connection.lost_reason), probe=False)
 
     @property
@@ -279,6 +310,11 @@ class AgentServer:
             self._loop.remove_reader(self._launch.fileno())
         elif text and self._verbose:
             self._output.print_line(text.decode(errors="replace"))
+        if text and self._spares.hosts and not self.all_reported:
+            missing = {self._numbers.of_rank(rank) for rank in self._dispatcher.hosts.keys() - self._clocks.reported}
+            if self._launch.failed_agents() & missing:  # the launch command outlives them, and does not end
+                said = self._launch.last_lines()
+                self._handle(StartFailed(f"{self._launch.title} could not start all agents; it said:\n{said}"))
 
     # ---- signals
 
