@@ -16,7 +16,7 @@ from typing import NoReturn
 from jaxrun.errors import EXIT_SOFTWARE
 from jaxrun.protocol.env import STACKS_SIGNAL, WorkerEnv
 from jaxrun.protocol.flight_file import LOCKSTEP_OFF
-from jaxrun.protocol.names import CACHE_OFF, MAKE_MESH_JAXRUN
+from jaxrun.protocol.names import CACHE_OFF, COMPILE_EACH, MAKE_MESH_JAXRUN
 from jaxrun.protocol.worker_messages import Interrupted, Join, Run, StartCoordinator, WorkerStage
 from jaxrun_runtime import (
     DivergenceError,
@@ -167,6 +167,10 @@ def _keep_compiled_programs(env: WorkerEnv) -> None:
         from jaxrun_runtime.compile_cache import set_up
 
         set_up.set_up(env)
+    if env.compile != COMPILE_EACH:
+        from jaxrun_runtime.compile_cache import compile_once
+
+        compile_once.set_up(env)
 
 
 def _install_lockstep(env: WorkerEnv, channel: AgentChannel) -> None:

@@ -21,6 +21,7 @@ from jaxrun.agent.descendants import Descendants
 from jaxrun.agent.limit_mark import find_limited, new_limit, set_limit
 from jaxrun.agent.process_tree import TRACKER_GRACE_S, children, group_members, is_tracker, kill
 from jaxrun.protocol.names import JOB_ID
+from jaxrun.protocol.shared_programs import remove_all_of_job
 
 _SWEEP_TIMEOUT_S = 2.0
 _SWEEP_PAUSE_S = 0.02
@@ -34,13 +35,13 @@ _DISARM = b"."
 class Guard:
     """The owner's handle on its guard process."""
 
-    def __init__(self, *marks: str, launch_mark: str = "", sigterm: bool = True) -> None:
+    def __init__(self, *marks: str, launch_mark: str = "", sigterm: bool = True, job_id: str = "") -> None:
         """Fork the guard: to be called while the owner has one thread and has started nothing.
 
         `marks` are variables, "NAME=value": processes that have all of them in their environment are killed, and all
         that the owner has started. Without any, only the process groups of `add` are; and with a `launch_mark` the
         children of the owner that have this one, if `sigterm` after a SIGTERM, by which an mpirun or srun ends what it
-        has started on other hosts, too.
+        has started on other hosts, too. What the ranks of `job_id` have shared in memory is removed.
         """
         watched, self._held = os.pipe()
         owner = os.getpid()
@@ -48,7 +49,7 @@ class Guard:
         self.pid = os.fork()
         if self.pid == 0:
             os.close(self._held)
-            _watch(watched, owner, marks, self._limit, launch_mark, sigterm)
+            _watch(watched, owner, marks, self._limit, launch_mark, sigterm, job_id)
         os.close(watched)
         if marks:
             set_limit(self._limit)
@@ -93,7 +94,9 @@ def find_marked(*marks: str) -> Iterable[int]:
                     yield int(name)
 
 
-def _watch(pipe: int, owner: int, marks: tuple[str, ...], limit: int, launch_mark: str, sigterm: bool) -> NoReturn:
+def _watch(
+    pipe: int, owner: int, marks: tuple[str, ...], limit: int, launch_mark: str, sigterm: bool, job_id: str
+) -> NoReturn:
     try:
         os.setsid()  # a terminal's Ctrl-C is for the owner alone
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
@@ -115,6 +118,8 @@ def _watch(pipe: int, owner: int, marks: tuple[str, ...], limit: int, launch_mar
             if sigterm:
                 _terminate(groups)
         _sweep(groups, lambda: descent.living() | _find(marks, limit) if descent is not None else set())
+        if job_id:
+            remove_all_of_job(job_id)
     finally:
         os._exit(0)
 

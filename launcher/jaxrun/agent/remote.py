@@ -179,7 +179,8 @@ class _AgentJob:
     def supervise_worker(self, start: StartWorker) -> _Order:
         """Start the worker and serve it until the head ends the attempt or the job, or is lost; returns its order."""
         connection = self._connection
-        guard = Guard(job_marker(self._info.job_id), f"{RANK}={start.rank}")  # forks, so it comes before any thread
+        job_id = self._info.job_id
+        guard = Guard(job_marker(job_id), f"{RANK}={start.rank}", job_id=job_id)  # forks, so it comes before any thread
         try:
             plan = _plan_of_worker(start, self._info.job_id, self._environ)
             log_dir = _make_log_dir(start.log_dir)
@@ -234,6 +235,8 @@ def _plan_of_worker(start: StartWorker, job_id: str, environ: Mapping[str, str])
             lockstep=start.lockstep,
             make_mesh=start.make_mesh,
             compile_cache=start.compile_cache,
+            compile=start.compile,
+            verbose=start.verbose,
             torch_env=start.torch_env,
             pdb=start.pdb,
             stdin=start.stdin,

@@ -14,6 +14,7 @@ from jaxrun.head.events import Event
 from jaxrun.job.plan import Plan
 from jaxrun.protocol.agent_messages import StartFailed, WorkerSpawned
 from jaxrun.protocol.forkserver_messages import ForkDeclined, SuccessorForked, WorkerForked
+from jaxrun.protocol.shared_programs import remove_shared_directory, shared_directory
 
 _CONCURRENT_FORKS = 16  # requests that the fork server's socket surely holds while it still imports jax
 
@@ -106,9 +107,12 @@ class WorkerGroup:
             self.successor = self._new_server()
 
     def close(self) -> None:
+        """Let go of the workers, which have ended, and remove what they have shared in memory."""
         self._close_fork_server()
         for process in self:
             process.close()
+        for host in self._plan.hosts:
+            remove_shared_directory(shared_directory(self._plan.job_id, self._plan.attempt, host))
 
     def _on_answer(self, answer: WorkerForked | SuccessorForked | ForkDeclined | None) -> list[Event]:
         if isinstance(answer, WorkerForked):

@@ -17,7 +17,7 @@ from jaxrun.cli.help import Option, all_help
 from jaxrun.cli.option_types import ProcessesPerNode, Time
 from jaxrun.job.job import FAILURE_GRACE_S, PLATFORMS, REQUEUE_SCONTROL, RESTART_ON, SIGNAL_GRACE_S, Job
 from jaxrun.protocol.flight_file import LOCKSTEP_MODES
-from jaxrun.protocol.names import MAKE_MESH_MODES
+from jaxrun.protocol.names import COMPILE_MODES, MAKE_MESH_MODES
 
 _DEFAULTS = {field.name: field.default for field in fields(Job)}
 # What another has decided.
@@ -115,6 +115,10 @@ def _start() -> list[Option]:
     env_file = "The same from a file of NAME=VALUE lines; --env wins."
     no_fork = "A fresh interpreter for each process. So does '# jaxrun: no-fork' in the program's first 20 lines."
     stdin = "Which ranks read jaxrun's standard input; of all, each reads all of it. [default: 0]"
+    compile_ = (
+        "Who compiles a program that the ranks of a host have in common: one of them, each, or one where that is safe. "
+        f"[default: {_DEFAULTS['compile']}]"
+    )
     compile_cache = (
         "Keep compiled programs in this directory, for the next attempt and the next job; auto: one of yours. "
         f"[default: {_DEFAULTS['compile_cache']}]"
@@ -127,6 +131,7 @@ def _start() -> list[Option]:
         option("--env-file", "env_files", multiple=True, metavar="FILE", help=env_file),
         option("--stdin", metavar="RANK|all|none", help=stdin),
         option("--torch-env", is_flag=True, help=torch_env),
+        option("--compile", type=click.Choice(COMPILE_MODES), metavar="|".join(COMPILE_MODES), help=compile_),
         option("--compile-cache", metavar="DIR|auto|off", help=compile_cache),
         option("--no-fork", is_flag=True, help=no_fork),
         option("--dry-run", main=True, configurable=False, is_flag=True, help=dry_run),

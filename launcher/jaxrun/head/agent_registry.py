@@ -193,6 +193,8 @@ class AgentRegistry:
                 lockstep=spec.job.lockstep,
                 make_mesh=spec.job.make_mesh,
                 compile_cache=spec.job.compile_cache,
+                compile=spec.job.compile,
+                verbose=spec.job.verbose,
                 torch_env=spec.job.torch_env,
                 pdb=spec.job.pdb,
                 stdin=spec.job.stdin,

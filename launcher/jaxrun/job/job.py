@@ -12,7 +12,16 @@ from typing import TYPE_CHECKING
 
 from jaxrun.errors import UsageError
 from jaxrun.protocol.flight_file import LOCKSTEP_MODES, LOCKSTEP_RECORD
-from jaxrun.protocol.names import CACHE_AUTO, CACHE_OFF, MAKE_MESH_JAXRUN, MAKE_MESH_MODES, STDIN_ALL, STDIN_NONE
+from jaxrun.protocol.names import (
+    CACHE_AUTO,
+    CACHE_OFF,
+    COMPILE_EACH,
+    COMPILE_MODES,
+    MAKE_MESH_JAXRUN,
+    MAKE_MESH_MODES,
+    STDIN_ALL,
+    STDIN_NONE,
+)
 from jaxrun.text import Ranks
 
 if TYPE_CHECKING:
@@ -56,6 +65,7 @@ class Job:
     stall_notice:          seconds without progress after which people are told who waits for whom; 0 for never
     lockstep:              how the ranks are kept in step: "off", "record" or "strict"
     make_mesh:             who lays a mesh over several hosts: "jaxrun", or "jax", which refuses
+    compile:               who compiles what the ranks of a host have in common: "auto", "once" or "each"
     compile_cache:         where compiled programs are kept: an absolute path, "auto" or "off"
     init_timeout:          seconds until every process must have joined
     grace:                 seconds until SIGKILL for ranks that are to end; None for the defaults, which depend on why
@@ -109,6 +119,7 @@ class Job:
     stall_notice: float = 30.0
     lockstep: str = LOCKSTEP_RECORD
     make_mesh: str = MAKE_MESH_JAXRUN
+    compile: str = COMPILE_EACH
     compile_cache: str = CACHE_OFF
     init_timeout: float = 120.0
     grace: float | None = None
@@ -152,6 +163,8 @@ class Job:
             raise UsageError(f"--lockstep must be one of {', '.join(LOCKSTEP_MODES)}, not {self.lockstep!r}")
         if self.make_mesh not in MAKE_MESH_MODES:
             raise UsageError(f"--make-mesh must be one of {', '.join(MAKE_MESH_MODES)}, not {self.make_mesh!r}")
+        if self.compile not in COMPILE_MODES:
+            raise UsageError(f"--compile must be one of {', '.join(COMPILE_MODES)}, not {self.compile!r}")
         if self.compile_cache not in (CACHE_OFF, CACHE_AUTO) and not self.compile_cache.startswith("/"):
             raise UsageError(f"--compile-cache must be a directory, auto or off, not {self.compile_cache!r}")
         _positive("--timeout", self.timeout)

@@ -139,6 +139,8 @@ class Plan:
             lockstep=self.job.lockstep,
             make_mesh=self.job.make_mesh,
             compile_cache=self.job.compile_cache,
+            compile=self.job.compile,
+            verbose=self.job.verbose,
             torch_env=self.job.torch_env,
             pdb=self.job.pdb,
             stdin=self.job.stdin or STDIN_RANK_0,
@@ -179,6 +181,7 @@ def to_json(plan: Plan, launcher: Mapping[str, object] | None = None) -> str:
         "min_hosts": job.min_hosts,
         "make_mesh": job.make_mesh,
         "compile_cache": job.compile_cache,
+        "compile": job.compile,
         "fork": plan.fork,
         "argv": list(plan.argv),
         "starter": {"title": plan.launch_command.title, "argv": list(plan.launch_command.argv)}

@@ -32,7 +32,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from jaxrun.protocol.names import CACHE_OFF, STDIN_RANK_0
+from jaxrun.protocol.names import CACHE_OFF, COMPILE_EACH, STDIN_RANK_0
 from jaxrun.protocol.probe_messages import HostFacts, MeasurePeers, PeerResults
 from jaxrun.protocol.snapshot_messages import (
     ProgramDetailsReply,
@@ -128,7 +128,8 @@ class StartWorker:
     torch_env:    whether the worker gets the variables of torchrun
     pdb:          whether a culprit is debugged
     stdin:        which ranks have jaxrun's standard input: a rank's number, "all" or "none"
-    compile_cache:  where compiled programs are kept
+    compile_cache:  where compiled programs are kept; compile: who compiles what the ranks of a host have in common
+    verbose:      whether the worker says what only --verbose shows
     attempt:      which attempt to run the job this is, from 1; restart_reason: why the one before it ended
     fork:         whether a later attempt's worker may be forked: the agent then keeps a process that has imported jax
     waits:        whether the agent has no rank yet, and only starts the process that has imported jax
@@ -152,6 +153,8 @@ class StartWorker:
     pdb: bool = False
     stdin: str = STDIN_RANK_0
     compile_cache: str = CACHE_OFF
+    compile: str = COMPILE_EACH
+    verbose: bool = False
     attempt: int = 1
     restart_reason: str = ""
     fork: bool = False

@@ -20,6 +20,8 @@
 | JAXRUN_FLIGHT_FD         | an inherited file that is the worker's flight recorder (see flight_file.py) |
 | JAXRUN_LOCKSTEP          | what is done to keep the ranks in step: off, record or strict               |
 | JAXRUN_COMPILE_CACHE     | where compiled programs are kept: a directory, auto or off                  |
+| JAXRUN_COMPILE           | who compiles what the ranks of a host have in common: auto, once or each   |
+| JAXRUN_VERBOSE           | whether to say what only --verbose shows: True or False                    |
 | JAXRUN_MAKE_MESH         | who lays a mesh over several hosts: jaxrun, or jax, which refuses            |
 | JAXRUN_TORCH_ENV         | whether the variables of torchrun are set, too: True or False               |
 | JAXRUN_PDB               | whether a debugger opens on the rank that fails: True or False              |
@@ -46,6 +48,7 @@ from jaxrun.errors import ProtocolError
 from jaxrun.protocol.flight_file import LOCKSTEP_RECORD
 from jaxrun.protocol.names import (
     CACHE_OFF,
+    COMPILE_EACH,
     MAKE_MESH_JAXRUN,
     NUM_PROCESSES,
     PROCESS_ID,
@@ -78,6 +81,8 @@ class WorkerEnv:
     lockstep: str = LOCKSTEP_RECORD
     make_mesh: str = MAKE_MESH_JAXRUN
     compile_cache: str = CACHE_OFF
+    compile: str = COMPILE_EACH
+    verbose: bool = False
     torch_env: bool = False
     pdb: bool = False
     stdin: str = STDIN_RANK_0

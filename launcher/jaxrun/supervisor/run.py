@@ -46,7 +46,7 @@ def _run_local(plan: Plan, environ: Mapping[str, str], started: float, early_ser
     loopback_address()  # without one, nothing is made
     _check_compile_cache(plan, environ)
     directory = _open_run_dir(plan)
-    guard = Guard(job_marker(plan.job_id))  # forks, so it comes before any thread
+    guard = Guard(job_marker(plan.job_id), job_id=plan.job_id)  # forks, so it comes before any thread
     fork_server = early.server_for(plan, environ, early_server)
     if fork_server is not None:
         guard.add_earlier(fork_server.pid)

@@ -1,4 +1,4 @@
-"""What jaxrun changes of JAX's persistent cache: each private name behind a probe.
+"""What jaxrun changes of JAX's compiling and of its persistent cache: each private name behind a probe.
 
 | what                            | private name                            | without it                        |
 |---------------------------------|-----------------------------------------|-----------------------------------|
@@ -8,6 +8,8 @@
 | writes                          | compilation_cache.put_executable_…      | shared                            |
 | whole files                     | jax._src.lru_cache.LRUCache.put         | a killed rank may leave half of a |
 |                                 |                                         | file, which JAX warns of for ever |
+| one rank compiles for its host  | jax._src.compiler.                      | each rank compiles                |
+|                                 | backend_compile_and_load                |                                   |
 """
 
 from __future__ import annotations
@@ -15,15 +17,21 @@ from __future__ import annotations
 import contextlib
 import copy
 import functools
+import inspect
+import io
 import os
 import sys
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
+
+from jaxrun_runtime.compile_cache.devices import is_local
 
 UNFINISHED = "-unfinished"  # how the name of a file ends that is being written
 _CPU = "cpu"
+_CALL_OUTSIDE, _CALLEE = "custom_call", "call_target_name"  # an operation of StableHLO, and its attribute
+_COMPILE_PARAMETERS = ("backend", "module", "executable_devices", "options", "host_callbacks")
 
 
 def make_keys_alike(describe: Callable[[Sequence[Any]], bytes]) -> bool:
@@ -36,7 +44,7 @@ def make_keys_alike(describe: Callable[[Sequence[Any]], bytes]) -> bool:
     @functools.wraps(get)
     def get_key(module: Any, devices: Any, options: Any, backend: Any, *args: Any, **kwargs: Any) -> Any:
         if backend.platform == _CPU and is_local(list(devices.flat)):
-            options = _without_device_numbers(options)
+            options = without_device_numbers(options)
         return get(module, devices, options, backend, *args, **kwargs)
 
     @functools.wraps(hash_config)
@@ -50,12 +58,7 @@ def make_keys_alike(describe: Callable[[Sequence[Any]], bytes]) -> bool:
     return True
 
 
-def is_local(devices: Sequence[Any]) -> bool:
-    """Whether all of these devices are this process's own."""
-    return all(device.process_index == device.client.process_index() for device in devices)
-
-
-def _without_device_numbers(options: Any) -> Any:
+def without_device_numbers(options: Any) -> Any:
     """The options with the devices of this process numbered from 0, as JAX does for GPUs."""
     options = copy.deepcopy(options)
     assigned = options.device_assignment
@@ -133,3 +136,81 @@ def _write(path: str, content: bytes) -> None:
         with contextlib.suppress(OSError):
             os.unlink(unfinished)
         raise
+
+
+# ---- one rank compiles for its host
+
+
+class CompileRequest(NamedTuple):
+    """What JAX has its backend compile."""
+
+    backend: Any
+    module: Any
+    devices: Any
+    options: Any
+    host_callbacks: Sequence[Any]
+
+
+def hook_compiler(compile_program: Callable[[Callable[[], Any], CompileRequest], Any]) -> bool:
+    """Have compile_program(compile_here, request) return the executable of each program that JAX compiles."""
+    compiler = sys.modules.get("jax._src.compiler")
+    original = getattr(compiler, "backend_compile_and_load", None)
+    code = getattr(inspect.unwrap(original), "__code__", None) if original is not None else None
+    if code is None or code.co_varnames[: code.co_argcount] != _COMPILE_PARAMETERS:
+        return False
+
+    @functools.wraps(original)
+    def backend_compile_and_load(*args: Any, **kwargs: Any) -> Any:
+        if kwargs or len(args) != len(_COMPILE_PARAMETERS):
+            return original(*args, **kwargs)
+        return compile_program(functools.partial(original, *args), CompileRequest(*args))
+
+    compiler.backend_compile_and_load = backend_compile_and_load  # type: ignore[union-attr]
+    return True
+
+
+def lowered_code(module: Any) -> bytes:
+    """The lowered module, without the lines of the source that it comes from."""
+    from jaxlib.mlir import passmanager
+
+    with module.context:
+        copied = module.operation.clone(ip=False)
+        passmanager.PassManager.parse("builtin.module(strip-debuginfo)").run(copied)
+    output = io.BytesIO()
+    copied.write_bytecode(output)
+    return output.getvalue()
+
+
+def outside_calls(module: Any, code: bytes) -> set[str]:
+    """The names of the functions outside the program that it calls; `code` is the module's own."""
+    if _CALL_OUTSIDE.encode() not in code:
+        return set()
+    from jaxlib.mlir import ir
+
+    found: set[str] = set()
+
+    def visit(operation: Any) -> Any:
+        if operation.name.endswith(_CALL_OUTSIDE):
+            found.add(ir.StringAttr(operation.attributes[_CALLEE]).value)
+        return ir.WalkResult.ADVANCE
+
+    module.operation.walk(visit)
+    return found
+
+
+def hook_serialization(executables: type, clients: type, find_content: Callable[[Any], bytes | None]) -> None:
+    """Let what `find_content` knows be the serialized executable; both classes are of XLA, and hooked once."""
+    for kind, name in ((executables, "serialize"), (clients, "serialize_executable")):
+        original = getattr(kind, name, None)
+        if original is None or hasattr(original, "__wrapped__"):
+            continue
+        setattr(kind, name, _with_known_content(original, find_content))
+
+
+def _with_known_content(original: Any, find_content: Callable[[Any], bytes | None]) -> Any:
+    @functools.wraps(original)
+    def serialize(*args: Any, **kwargs: Any) -> Any:
+        content = find_content(args[-1])
+        return original(*args, **kwargs) if content is None else content
+
+    return serialize

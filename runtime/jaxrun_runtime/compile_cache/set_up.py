@@ -6,14 +6,13 @@ import contextlib
 import os
 import sys
 import time
-from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from jaxrun.protocol.compile_cache import cache_directory, make_cache_directory
 from jaxrun.protocol.env import WorkerEnv
 from jaxrun.protocol.names import CACHE_AUTO, CACHE_OFF
 from jaxrun_runtime.compile_cache import jax_hooks
+from jaxrun_runtime.compile_cache.devices import describe_devices
 
 # A restart waits for many small programs, too; loading one is faster than compiling it, whatever its size.
 _THRESHOLDS = {"jax_persistent_cache_min_compile_time_secs": 0.0, "jax_persistent_cache_min_entry_size_bytes": -1}
@@ -46,7 +45,7 @@ def set_up(env: WorkerEnv) -> None:
     if env.local_rank == 0 and env.rank:
         jax_hooks.write_on_this_rank(directory)
     machine = describe_machine()
-    jax_hooks.make_keys_alike(lambda devices: repr((machine, _describe_devices(devices))).encode())
+    jax_hooks.make_keys_alike(lambda devices: repr((machine, describe_devices(devices))).encode())
 
 
 def clean(directory: Path, max_bytes: int | None) -> None:
@@ -71,16 +70,6 @@ def describe_machine() -> tuple[object, ...]:
             if name.strip() in _X86_FACTS + _ARM_FACTS:
                 facts.setdefault(name.strip(), value.strip())
     return (sorted(facts.items()), len(os.sched_getaffinity(0)), os.environ.get("NPROC", ""))
-
-
-def _describe_devices(devices: Sequence[Any]) -> tuple[object, ...]:
-    """Which devices these are: of one process by their place in it, so that it is alike on all ranks."""
-    import jax
-
-    local = {device.id: place for place, device in enumerate(jax.local_devices())}
-    places = [(local.get(device.id), device.id if device.id not in local else None) for device in devices]
-    numbers = places if jax_hooks.is_local(devices) else [(device.id, device.process_index) for device in devices]
-    return (jax.process_count(), len(local), numbers)
 
 
 def _print(env: WorkerEnv, text: str) -> None:

@@ -109,6 +109,7 @@ def import_jax(channel: socket.socket) -> str:
         import jax.numpy  # noqa: F401
 
         from jaxrun_runtime import env_watch, hello, join  # noqa: F401
+        from jaxrun_runtime.compile_cache import compile_once  # noqa: F401
         from jaxrun_runtime.lockstep import call_recorder  # noqa: F401
 
         for name in _IMPORTED_AT_FIRST_USE:

@@ -1,0 +1,57 @@
+"""The directory in memory in which the ranks of one host share compiled programs during an attempt (--compile).
+
+The first rank that has something to share makes it; whoever has ended the ranks removes it. What is in it is executed,
+so it must be this user's own, and nobody else's.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import stat
+
+_MEMORY = "/dev/shm"
+_PREFIX = "jaxrun-compiled"
+_OTHERS = 0o077
+_ATTEMPTS = 5  # at removing, while a rank that is still there adds something
+
+
+def shared_directory(job_id: str, attempt: int, host: str) -> str:
+    """Where the ranks of `host` share compiled programs; nobody need have made it."""
+    return f"{_of_job(job_id)}-{attempt}-{host.replace('/', '_')}"
+
+
+def make_shared_directory(path: str) -> None:
+    """Make the directory unless another rank has. Raises OSError if it is not there, or not this user's alone."""
+    with contextlib.suppress(FileExistsError):
+        os.mkdir(path, 0o700)
+    status = os.lstat(path)
+    if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.geteuid() or status.st_mode & _OTHERS:
+        raise PermissionError(f"{path} is not a directory of this user alone")
+
+
+def remove_shared_directory(path: str) -> None:
+    """Remove the directory with all that is in it, if it is there."""
+    for _ in range(_ATTEMPTS):
+        try:
+            for name in os.listdir(path):
+                with contextlib.suppress(FileNotFoundError):
+                    os.unlink(f"{path}/{name}")
+            os.rmdir(path)
+        except (FileNotFoundError, PermissionError, NotADirectoryError):
+            return
+        except OSError:  # it is not empty any more
+            continue
+        return
+
+
+def remove_all_of_job(job_id: str) -> None:
+    """Remove what any attempt of the job has left on this machine."""
+    with contextlib.suppress(OSError):
+        for name in os.listdir(_MEMORY):
+            if f"{_MEMORY}/{name}".startswith(f"{_of_job(job_id)}-"):
+                remove_shared_directory(f"{_MEMORY}/{name}")
+
+
+def _of_job(job_id: str) -> str:
+    return f"{_MEMORY}/{_PREFIX}-{os.geteuid()}-{job_id}"

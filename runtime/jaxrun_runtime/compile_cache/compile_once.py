@@ -1,0 +1,157 @@
+"""One rank of each host compiles a program, and the others load what it has compiled (--compile).
+
+The first rank that has lowered a program compiles it, whichever that is. Two programs are the same if their lowered
+modules, compile options, devices, platform and the compiler are, byte for byte. A program that calls back into this
+process, or that anything else ties to it, is compiled by each rank, as is one that the others cannot have from the
+first: because it has ended, stands still (compiling_rank.py), or cannot serialize it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+import sys
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from jaxrun.protocol.env import WorkerEnv
+from jaxrun.protocol.names import COMPILE_EACH, COMPILE_ONCE
+from jaxrun.protocol.shared_programs import shared_directory
+from jaxrun_runtime.compile_cache import jax_hooks
+from jaxrun_runtime.compile_cache.devices import describe_devices, is_local
+from jaxrun_runtime.compile_cache.shared_programs import SharedPrograms
+
+LOADED_EVENT = "/jaxrun/compile_once/loaded"  # of jax.monitoring, for each program that another rank has compiled
+_CPU = "cpu"
+_DUMPS = "xla_dump_to"  # of XLA_FLAGS: everybody is to write what it compiles
+# The functions outside a program that every process finds by their names, with arguments that are no addresses.
+_KNOWN_CALLS = re.compile(
+    r"lapack_\w+|ApproxTopK|TopK|mhlo\.\w+|chlo\.\w+|xla\.sdy\.\w+|Sharding|SPMD\w+|annotate_device_placement"
+)
+
+
+def set_up(env: WorkerEnv) -> None:
+    """Let this rank share what is compiled, where --compile and JAX allow it. jax must have been imported.
+
+    Raises RuntimeError where --compile once asks for what this JAX cannot do.
+    """
+    if env.compile == COMPILE_EACH or env.local_size == 1 or _DUMPS in os.environ.get("XLA_FLAGS", ""):
+        return
+    directory = shared_directory(env.job_id, env.attempt, env.host)
+    compiler = _SharedCompiler(SharedPrograms(directory, env.local_size), _teller(env))
+    if not jax_hooks.hook_compiler(compiler.compile) and env.compile == COMPILE_ONCE:
+        raise RuntimeError(
+            f"--compile once is not possible with JAX {sys.modules['jax'].__version__}, which compiles in another way "
+            "than jaxrun knows; leave it out, or give --compile each"
+        )
+
+
+def _teller(env: WorkerEnv) -> Callable[[str], None]:
+    told: list[str] = []
+
+    def tell(text: str) -> None:
+        if env.verbose and not told:
+            told.append(text)
+            print(f"jaxrun: rank {env.rank} ({env.host}) {text}", file=sys.stderr)
+
+    return tell
+
+
+class _SharedCompiler:
+    """Compiles programs, or loads those that other ranks of this host have compiled."""
+
+    def __init__(self, programs: SharedPrograms, tell: Callable[[str], None]) -> None:
+        self._programs = programs
+        self._tell = tell
+        self._owner = os.getpid()
+        self._machine = (len(os.sched_getaffinity(0)), os.environ.get("NPROC", ""), os.environ.get("XLA_FLAGS", ""))
+        self._loaded: dict[int, tuple[str, Any, Any]] = {}  # by the id of the executable
+
+    def compile(self, compile_here: Callable[[], Any], request: jax_hooks.CompileRequest) -> Any:
+        """Return the executable of the program, from whoever has it first."""
+        key = self._key(request) if os.getpid() == self._owner else None  # not in a fork of the program
+        if key is None:
+            return compile_here()
+        content = self._programs.read(key)
+        if content is None:
+            compiling = self._programs.claim(key)
+            if compiling == 0:
+                return self._compile_for_all(key, compile_here)
+            content = self._programs.wait_for(key, compiling) if compiling > 0 else None
+        executable = self._load(key, content, request) if content else None
+        return executable if executable is not None else self._forget(compile_here())
+
+    def _key(self, request: jax_hooks.CompileRequest) -> str | None:
+        """The name of the program, equal on the ranks for which it is the same; None if each must compile it."""
+        if request.backend.platform != _CPU or request.host_callbacks:
+            return None
+        try:
+            devices = list(request.devices)
+            code = jax_hooks.lowered_code(request.module)
+            if any(not _KNOWN_CALLS.fullmatch(name) for name in jax_hooks.outside_calls(request.module, code)):
+                return None
+            options = request.options
+            if is_local(devices):
+                options = jax_hooks.without_device_numbers(options)
+            facts = (request.backend.platform_version, self._machine, describe_devices(devices))
+            digest = hashlib.sha256(repr(facts).encode())
+            for part in (options.SerializeAsString(), code):
+                digest.update(len(part).to_bytes(8) + part)
+            return digest.hexdigest()
+        except Exception:  # as of objects that another JAX makes, or a compiler without devices
+            return None
+
+    def _compile_for_all(self, key: str, compile_here: Callable[[], Any]) -> Any:
+        is_shared = False
+        try:
+            executable = self._forget(compile_here())
+            content = _serialize(executable)
+            is_shared = bool(content)
+            if is_shared:
+                self._programs.write(key, content)
+        finally:
+            if not is_shared:  # nobody need wait for it
+                self._programs.refuse(key)
+        return executable
+
+    def _load(self, key: str, content: bytes, request: jax_hooks.CompileRequest) -> Any:
+        try:
+            executable = request.backend.deserialize_executable(content, request.devices, request.options)
+        except Exception as error:
+            self._tell(f"compiles what it could not load from another rank: {error}")
+            return None
+        jax_hooks.hook_serialization(type(executable), type(request.backend), self._find_content)
+        self._loaded[id(executable)] = (key, request.devices, request.options)
+        sys.modules["jax"].monitoring.record_event(LOADED_EVENT)
+        return executable
+
+    def _forget(self, executable: Any) -> Any:
+        """This one was compiled here, though one that was loaded may have had its place in memory before."""
+        self._loaded.pop(id(executable), None)
+        return executable
+
+    def _find_content(self, executable: Any) -> bytes | None:
+        """What `executable` was loaded from, as XLA does not serialize such a one as a whole; None if it was not."""
+        key, devices, options = self._loaded.get(id(executable), ("", None, None))
+        if not key:
+            return None
+        content = self._programs.read(key)
+        if not content:
+            raise RuntimeError(
+                "another rank has compiled this program, and jaxrun has it no more, so it cannot be serialized; "
+                "--compile each has every rank compile its programs"
+            )
+        again = executable.client.deserialize_executable(content, devices, options)
+        return content if _texts(again) == _texts(executable) else None
+
+
+def _serialize(executable: Any) -> bytes:
+    try:
+        return bytes(executable.client.serialize_executable(executable))
+    except Exception:  # not every executable can be serialized
+        return b""
+
+
+def _texts(executable: Any) -> Sequence[str]:
+    return [module.to_string() for module in executable.hlo_modules()]

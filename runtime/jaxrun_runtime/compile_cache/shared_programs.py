@@ -1,0 +1,133 @@
+"""Compiled programs that the ranks of one host share in memory: files in a directory, and nobody who looks after them.
+
+| name          | what                                                                                     |
+|---------------|------------------------------------------------------------------------------------------|
+| KEY           | a program; empty: it cannot be shared, so each rank compiles it                           |
+| KEY.claim     | a link to the process id of the rank that compiles the program, or has compiled it        |
+| KEY.PID       | a program that is being written                                                           |
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import time
+
+from jaxrun.protocol.shared_programs import make_shared_directory
+from jaxrun_runtime.compile_cache.compiling_rank import CompilingRank
+
+MAX_BYTES = 512 * 2**20
+_NOT_SHARED = b""
+_NOBODY = -1
+_CLAIM = ".claim"
+_FILE_SYSTEM_SHARE = 8  # of /dev/shm, which may be small, and others need it
+_LOOKS_PER_BOUND = 16  # how often one looks at all sizes while so many bytes are written
+_FIRST_PAUSE_S, _PAUSE_GROWTH, _MAX_PAUSE_S = 0.0005, 1.3, 0.01
+
+
+class SharedPrograms:
+    """The programs in `directory`, which all `ranks` of this host write to, as one of them sees them.
+
+    No method raises OSError: what cannot be read is not there, and what cannot be written is not shared.
+    """
+
+    def __init__(self, directory: str, ranks: int, max_bytes: int = MAX_BYTES) -> None:
+        self._directory = directory
+        self._look_every = 1.0 / (_LOOKS_PER_BOUND * ranks)
+        self._max_bytes = max_bytes
+        self._unseen_bytes = 0
+        self._is_made = False
+
+    def read(self, key: str) -> bytes | None:
+        """The program; empty if it cannot be shared, None if nobody has written it yet."""
+        try:
+            with open(self._path(key), "rb") as file:
+                return file.read()
+        except OSError:
+            return None
+
+    def claim(self, key: str) -> int:
+        """Say that this rank compiles the program for all: returns 0, or the process id of the one that does.
+
+        _NOBODY if that cannot be known.
+        """
+        if not self._is_made:
+            self._is_made = True  # who finds it gone later does not make it again: the job ends
+            with contextlib.suppress(OSError):
+                make_shared_directory(self._directory)
+                self._max_bytes = min(self._max_bytes, _size_of_file_system(self._directory) // _FILE_SYSTEM_SHARE)
+        try:
+            os.symlink(str(os.getpid()), self._path(key) + _CLAIM)
+            return 0
+        except FileExistsError:
+            return self._claimant(key)
+        except OSError:
+            return _NOBODY
+
+    def wait_for(self, key: str, pid: int) -> bytes | None:
+        """Wait until the rank `pid` has written the program; None once that is not worth while any more."""
+        compiling, pause = CompilingRank(pid), _FIRST_PAUSE_S
+        while (content := self.read(key)) is None and self._claimant(key) == pid and compiling.is_worth_waiting_for():
+            time.sleep(pause)
+            pause = min(pause * _PAUSE_GROWTH, _MAX_PAUSE_S)
+        return self.read(key) if content is None else content  # it may have ended right after writing
+
+    def write(self, key: str, content: bytes) -> None:
+        """Give the program to the other ranks."""
+        if len(content) * 4 <= self._max_bytes:
+            self._make_room(len(content))
+            with contextlib.suppress(OSError):
+                self._replace(key, content)
+                return
+        self.refuse(key)
+
+    def refuse(self, key: str) -> None:
+        """Say that each rank has to compile the program itself."""
+        try:
+            self._replace(key, _NOT_SHARED)
+        except OSError:
+            with contextlib.suppress(OSError):
+                os.unlink(self._path(key) + _CLAIM)
+
+    def _claimant(self, key: str) -> int:
+        try:
+            return int(os.readlink(self._path(key) + _CLAIM))
+        except (OSError, ValueError):
+            return _NOBODY
+
+    def _replace(self, key: str, content: bytes) -> None:
+        unfinished = f"{self._path(key)}.{os.getpid()}"
+        try:
+            with open(unfinished, "wb") as file:
+                file.write(content)
+            os.rename(unfinished, self._path(key))
+        except OSError:
+            with contextlib.suppress(OSError):
+                os.unlink(unfinished)
+            raise
+
+    def _make_room(self, size: int) -> None:
+        """Delete the oldest programs if there are too many, with their claims, lest anybody wait for them."""
+        self._unseen_bytes += size
+        if self._unseen_bytes < self._max_bytes * self._look_every:
+            return
+        self._unseen_bytes = 0
+        with contextlib.suppress(OSError):
+            entries = [(entry.stat(follow_symlinks=False), entry.name) for entry in os.scandir(self._directory)]
+            too_much = size + sum(status.st_size for status, _ in entries) - self._max_bytes
+            to_delete = too_much + self._max_bytes // 4 if too_much > 0 else 0
+            for status, name in sorted(entries, key=lambda entry: entry[0].st_mtime_ns):
+                if to_delete <= 0:
+                    break
+                if "." not in name and status.st_size:
+                    os.unlink(self._path(name))
+                    os.unlink(self._path(name) + _CLAIM)
+                    to_delete -= status.st_size
+
+    def _path(self, key: str) -> str:
+        return f"{self._directory}/{key}"
+
+
+def _size_of_file_system(directory: str) -> int:
+    found = os.statvfs(directory)
+    return found.f_frsize * found.f_blocks
