@@ -7,8 +7,8 @@ so it must be this user's own, and nobody else's.
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
-import stat
 
 _MEMORY = "/dev/shm"
 _PREFIX = "jaxrun-compiled"
@@ -21,13 +21,19 @@ def shared_directory(job_id: str, attempt: int, host: str) -> str:
     return f"{_of_job(job_id)}-{attempt}-{host.replace('/', '_')}"
 
 
-def make_shared_directory(path: str) -> None:
-    """Make the directory unless another rank has. Raises OSError if it is not there, or not this user's alone."""
+def open_shared_directory(path: str) -> int:
+    """Make the directory unless another rank has; returns a descriptor, which knows no other one of the same name.
+
+    Raises OSError if it cannot be made, or is not this user's alone.
+    """
     with contextlib.suppress(FileExistsError):
         os.mkdir(path, 0o700)
-    status = os.lstat(path)
-    if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.geteuid() or status.st_mode & _OTHERS:
-        raise PermissionError(f"{path} is not a directory of this user alone")
+    directory = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+    status = os.fstat(directory)
+    if status.st_uid != os.geteuid() or status.st_mode & _OTHERS:
+        os.close(directory)
+        raise PermissionError(errno.EPERM, "it is not this user's alone, and what is in it is executed")
+    return directory
 
 
 def remove_shared_directory(path: str) -> None:

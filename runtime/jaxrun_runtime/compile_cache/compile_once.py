@@ -12,15 +12,16 @@ import hashlib
 import os
 import re
 import sys
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 from jaxrun.protocol.env import WorkerEnv
 from jaxrun.protocol.names import COMPILE_EACH, COMPILE_ONCE
 from jaxrun.protocol.shared_programs import shared_directory
 from jaxrun_runtime.compile_cache import jax_hooks
 from jaxrun_runtime.compile_cache.devices import describe_devices, is_local
-from jaxrun_runtime.compile_cache.shared_programs import SharedPrograms
+from jaxrun_runtime.compile_cache.jax_hooks import CompileRequest
+from jaxrun_runtime.compile_cache.shared_programs import NOBODY, SharedPrograms
 
 LOADED_EVENT = "/jaxrun/compile_once/loaded"  # of jax.monitoring, for each program that another rank has compiled
 _CPU = "cpu"
@@ -66,84 +67,97 @@ class _SharedCompiler:
         self._tell = tell
         self._owner = os.getpid()
         self._machine = (len(os.sched_getaffinity(0)), os.environ.get("NPROC", ""), os.environ.get("XLA_FLAGS", ""))
-        self._loaded: dict[int, tuple[str, Any, Any]] = {}  # by the id of the executable
+        self._loaded: dict[int, _Loaded] = {}  # by the id of the executable
 
-    def compile(self, compile_here: Callable[[], Any], request: jax_hooks.CompileRequest) -> Any:
+    def compile(self, compile_here: Callable[[], Any], request: CompileRequest) -> Any:
         """Return the executable of the program, from whoever has it first."""
-        key = self._key(request) if os.getpid() == self._owner else None  # not in a fork of the program
-        if key is None:
+        if os.getpid() != self._owner:  # in a fork of the program
             return compile_here()
+        code = _shareable_code(request)
+        return self._forget(compile_here()) if code is None else self._compile_or_load(compile_here, request, code)
+
+    def _compile_or_load(self, compile_here: Callable[[], Any], request: CompileRequest, code: bytes) -> Any:
+        key = self._key(request, code)
         content = self._programs.read(key)
         if content is None:
             compiling = self._programs.claim(key)
-            if compiling == 0:
+            if not compiling:
                 return self._compile_for_all(key, compile_here)
-            content = self._programs.wait_for(key, compiling) if compiling > 0 else None
-        executable = self._load(key, content, request) if content else None
+            content = self._programs.wait_for(key, compiling) if compiling != NOBODY else None
+        executable = self._load(_Loaded(key, code, request._replace(module=None)), content) if content else None
         return executable if executable is not None else self._forget(compile_here())
 
-    def _key(self, request: jax_hooks.CompileRequest) -> str | None:
-        """The name of the program, equal on the ranks for which it is the same; None if each must compile it."""
-        if request.backend.platform != _CPU or request.host_callbacks:
-            return None
-        try:
-            devices = list(request.devices)
-            code = jax_hooks.lowered_code(request.module)
-            if any(not _KNOWN_CALLS.fullmatch(name) for name in jax_hooks.outside_calls(request.module, code)):
-                return None
-            options = request.options
-            if is_local(devices):
-                options = jax_hooks.without_device_numbers(options)
-            facts = (request.backend.platform_version, self._machine, describe_devices(devices))
-            digest = hashlib.sha256(repr(facts).encode())
-            for part in (options.SerializeAsString(), code):
-                digest.update(len(part).to_bytes(8) + part)
-            return digest.hexdigest()
-        except Exception:  # as of objects that another JAX makes, or a compiler without devices
-            return None
+    def _key(self, request: CompileRequest, code: bytes) -> str:
+        """The name of the program, equal on the ranks for which it is the same."""
+        options, devices = request.options, list(request.devices)
+        if is_local(devices):
+            options = jax_hooks.without_device_numbers(options)
+        facts = (request.backend.platform_version, self._machine, describe_devices(devices))
+        digest = hashlib.sha256(repr(facts).encode())
+        for part in (options.SerializeAsString(), code):
+            digest.update(len(part).to_bytes(8) + part)
+        return digest.hexdigest()
 
     def _compile_for_all(self, key: str, compile_here: Callable[[], Any]) -> Any:
-        is_shared = False
+        content = b""
         try:
             executable = self._forget(compile_here())
             content = _serialize(executable)
-            is_shared = bool(content)
-            if is_shared:
-                self._programs.write(key, content)
         finally:
-            if not is_shared:  # nobody need wait for it
-                self._programs.refuse(key)
+            if content:
+                self._programs.write(key, content)
+            else:
+                self._programs.refuse(key)  # nobody need wait for it
         return executable
 
-    def _load(self, key: str, content: bytes, request: jax_hooks.CompileRequest) -> Any:
+    def _load(self, loaded: _Loaded, content: bytes) -> Any:
+        request = loaded.request
         try:
             executable = request.backend.deserialize_executable(content, request.devices, request.options)
         except Exception as error:
             self._tell(f"compiles what it could not load from another rank: {error}")
             return None
-        jax_hooks.hook_serialization(type(executable), type(request.backend), self._find_content)
-        self._loaded[id(executable)] = (key, request.devices, request.options)
+        jax_hooks.hook_serialization(type(executable), type(request.backend), self._serialize_loaded, self._forget)
+        self._loaded[id(executable)] = loaded
         sys.modules["jax"].monitoring.record_event(LOADED_EVENT)
         return executable
 
     def _forget(self, executable: Any) -> Any:
-        """This one was compiled here, though one that was loaded may have had its place in memory before."""
+        """Note that this one is whole, though one that was loaded may have had its place in memory before."""
         self._loaded.pop(id(executable), None)
         return executable
 
-    def _find_content(self, executable: Any) -> bytes | None:
-        """What `executable` was loaded from, as XLA does not serialize such a one as a whole; None if it was not."""
-        key, devices, options = self._loaded.get(id(executable), ("", None, None))
-        if not key:
+    def _serialize_loaded(self, executable: Any) -> bytes | None:
+        """Serialize one that was loaded, which XLA cannot; None if it was not.
+
+        JAX's persistent cache gets what it was loaded from. Anybody else may load it without saying for which devices,
+        so it is compiled for those of this rank.
+        """
+        loaded = self._loaded.get(id(executable))
+        if loaded is None:
             return None
-        content = self._programs.read(key)
-        if not content:
-            raise RuntimeError(
-                "another rank has compiled this program, and jaxrun has it no more, so it cannot be serialized; "
-                "--compile each has every rank compile its programs"
-            )
-        again = executable.client.deserialize_executable(content, devices, options)
-        return content if _texts(again) == _texts(executable) else None
+        content = self._programs.read(loaded.key) if jax_hooks.is_for_cache() else None
+        return content or _serialize(jax_hooks.compile_code(loaded.request, loaded.code))
+
+
+class _Loaded(NamedTuple):
+    """A program that another rank has compiled; `request` has no module any more."""
+
+    key: str
+    code: bytes
+    request: CompileRequest
+
+
+def _shareable_code(request: CompileRequest) -> bytes | None:
+    """The lowered program; None if each rank must compile it."""
+    if request.backend.platform != _CPU or request.host_callbacks:
+        return None
+    try:
+        code = jax_hooks.lowered_code(request.module)
+        calls = jax_hooks.outside_calls(request.module, code)
+    except Exception:  # as of what another JAX makes
+        return None
+    return code if all(map(_KNOWN_CALLS.fullmatch, calls)) else None
 
 
 def _serialize(executable: Any) -> bytes:
@@ -151,7 +165,3 @@ def _serialize(executable: Any) -> bytes:
         return bytes(executable.client.serialize_executable(executable))
     except Exception:  # not every executable can be serialized
         return b""
-
-
-def _texts(executable: Any) -> Sequence[str]:
-    return [module.to_string() for module in executable.hlo_modules()]

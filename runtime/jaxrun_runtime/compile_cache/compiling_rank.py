@@ -15,7 +15,8 @@ from collections.abc import Callable
 
 IDLE_S = 0.25
 IDLE_SHARE = 0.25
-_LOOK_EVERY_S = 0.03
+_LOOK_EVERY_S = 0.1  # or, of a longer wait, after this share of it: a look costs about half a millisecond
+_LOOK_SHARE = 0.1
 _CPU_CLOCK = 2  # of a whole process, in the number that the kernel makes of a process id
 
 
@@ -44,7 +45,7 @@ class CompilingRank:
         if self._before is None:
             return False
         passed = self._clock() - self._looked_at
-        if passed < _LOOK_EVERY_S:
+        if passed < max(_LOOK_EVERY_S, _LOOK_SHARE * (self._busy_s + self._idle_s)):
             return True
         now = self._worked(self._pid)
         if now is None:

@@ -10,6 +10,8 @@
 |                                 |                                         | file, which JAX warns of for ever |
 | one rank compiles for its host  | jax._src.compiler.                      | each rank compiles                |
 |                                 | backend_compile_and_load                |                                   |
+| the persistent cache gets what  | the name jax._src.compilation_cache     | it is compiled once more for it   |
+| another rank has compiled       |                                         |                                   |
 """
 
 from __future__ import annotations
@@ -31,6 +33,7 @@ from jaxrun_runtime.compile_cache.devices import is_local
 UNFINISHED = "-unfinished"  # how the name of a file ends that is being written
 _CPU = "cpu"
 _CALL_OUTSIDE, _CALLEE = "custom_call", "call_target_name"  # an operation of StableHLO, and its attribute
+_CACHE_MODULE, _CACHE_FRAMES = "jax._src.compilation_cache", 8
 _COMPILE_PARAMETERS = ("backend", "module", "executable_devices", "options", "host_callbacks")
 
 
@@ -156,7 +159,7 @@ def hook_compiler(compile_program: Callable[[Callable[[], Any], CompileRequest],
     compiler = sys.modules.get("jax._src.compiler")
     original = getattr(compiler, "backend_compile_and_load", None)
     code = getattr(inspect.unwrap(original), "__code__", None) if original is not None else None
-    if code is None or code.co_varnames[: code.co_argcount] != _COMPILE_PARAMETERS:
+    if original is None or code is None or code.co_varnames[: code.co_argcount] != _COMPILE_PARAMETERS:
         return False
 
     @functools.wraps(original)
@@ -198,19 +201,44 @@ def outside_calls(module: Any, code: bytes) -> set[str]:
     return found
 
 
-def hook_serialization(executables: type, clients: type, find_content: Callable[[Any], bytes | None]) -> None:
-    """Let what `find_content` knows be the serialized executable; both classes are of XLA, and hooked once."""
-    for kind, name in ((executables, "serialize"), (clients, "serialize_executable")):
-        original = getattr(kind, name, None)
-        if original is None or hasattr(original, "__wrapped__"):
-            continue
-        setattr(kind, name, _with_known_content(original, find_content))
+def compile_code(request: CompileRequest, code: bytes) -> Any:
+    """Compile what `lowered_code` has returned, as the request says, for nobody but this process."""
+    return request.backend.compile_and_load(code, executable_devices=request.devices, compile_options=request.options)
 
 
-def _with_known_content(original: Any, find_content: Callable[[Any], bytes | None]) -> Any:
+def hook_serialization(
+    executables: type, clients: type, serialize: Callable[[Any], bytes | None], made: Callable[[Any], Any]
+) -> None:
+    """Let serialize(executable) be the serialized executable unless it is None; call made(executable) for each loaded.
+
+    Both classes are of XLA, and are hooked once.
+    """
+    _wrap(executables, "serialize", lambda original, *args: _first(serialize(args[-1]), original, args))
+    _wrap(clients, "serialize_executable", lambda original, *args: _first(serialize(args[-1]), original, args))
+    _wrap(clients, "deserialize_executable", lambda original, *args, **more: made(original(*args, **more)))
+
+
+def _first(known: Any, original: Callable[..., Any], args: Sequence[Any]) -> Any:
+    return original(*args) if known is None else known
+
+
+def _wrap(kind: type, name: str, call: Callable[..., Any]) -> None:
+    original = getattr(kind, name, None)
+    if original is None or hasattr(original, "__wrapped__"):
+        return
+
     @functools.wraps(original)
-    def serialize(*args: Any, **kwargs: Any) -> Any:
-        content = find_content(args[-1])
-        return original(*args, **kwargs) if content is None else content
+    def method(*args: Any, **kwargs: Any) -> Any:
+        return call(original, *args, **kwargs)
 
-    return serialize
+    setattr(kind, name, method)
+
+
+def is_for_cache() -> bool:
+    """Whether JAX's persistent cache is what has called, a few frames up."""
+    frame = sys._getframe(1)
+    for _ in range(_CACHE_FRAMES):
+        if frame.f_back is None or frame.f_globals.get("__name__") == _CACHE_MODULE:
+            break
+        frame = frame.f_back
+    return frame.f_globals.get("__name__") == _CACHE_MODULE

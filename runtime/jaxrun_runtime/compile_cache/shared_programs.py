@@ -13,35 +13,48 @@ import contextlib
 import os
 import time
 
-from jaxrun.protocol.shared_programs import make_shared_directory
+from jaxrun.protocol.shared_programs import open_shared_directory
 from jaxrun_runtime.compile_cache.compiling_rank import CompilingRank
 
 MAX_BYTES = 512 * 2**20
 _NOT_SHARED = b""
-_NOBODY = -1
+NOBODY = -1
+_NEW = os.O_WRONLY | os.O_CREAT | os.O_TRUNC
 _CLAIM = ".claim"
 _FILE_SYSTEM_SHARE = 8  # of /dev/shm, which may be small, and others need it
 _LOOKS_PER_BOUND = 16  # how often one looks at all sizes while so many bytes are written
-_FIRST_PAUSE_S, _PAUSE_GROWTH, _MAX_PAUSE_S = 0.0005, 1.3, 0.01
+_FIRST_PAUSE_S, _PAUSE_GROWTH, _MAX_PAUSE_S = 0.0005, 1.1, 0.02
 
 
 class SharedPrograms:
-    """The programs in `directory`, which all `ranks` of this host write to, as one of them sees them.
+    """The programs in the directory `path`, which all `ranks` of this host write to, as one of them sees them.
 
-    No method raises OSError: what cannot be read is not there, and what cannot be written is not shared.
+    The first use makes the directory. No method raises OSError: what cannot be read is not there, and what cannot be
+    written is not shared.
     """
 
-    def __init__(self, directory: str, ranks: int, max_bytes: int = MAX_BYTES) -> None:
-        self._directory = directory
+    def __init__(self, path: str, ranks: int, max_bytes: int = MAX_BYTES) -> None:
+        self._path = path
         self._look_every = 1.0 / (_LOOKS_PER_BOUND * ranks)
         self._max_bytes = max_bytes
         self._unseen_bytes = 0
-        self._is_made = False
+        self._opened: int | None = None
+
+    @property
+    def _directory(self) -> int:
+        """A descriptor; -1, which every call refuses, where the directory cannot be used."""
+        if self._opened is None:
+            self._opened = -1
+            with contextlib.suppress(OSError):
+                self._opened = open_shared_directory(self._path)
+                found = os.fstatvfs(self._opened)
+                self._max_bytes = min(self._max_bytes, found.f_frsize * found.f_blocks // _FILE_SYSTEM_SHARE)
+        return self._opened
 
     def read(self, key: str) -> bytes | None:
         """The program; empty if it cannot be shared, None if nobody has written it yet."""
         try:
-            with open(self._path(key), "rb") as file:
+            with open(os.open(key, os.O_RDONLY, dir_fd=self._directory), "rb") as file:
                 return file.read()
         except OSError:
             return None
@@ -49,20 +62,15 @@ class SharedPrograms:
     def claim(self, key: str) -> int:
         """Say that this rank compiles the program for all: returns 0, or the process id of the one that does.
 
-        _NOBODY if that cannot be known.
+        NOBODY if that cannot be known.
         """
-        if not self._is_made:
-            self._is_made = True  # who finds it gone later does not make it again: the job ends
-            with contextlib.suppress(OSError):
-                make_shared_directory(self._directory)
-                self._max_bytes = min(self._max_bytes, _size_of_file_system(self._directory) // _FILE_SYSTEM_SHARE)
         try:
-            os.symlink(str(os.getpid()), self._path(key) + _CLAIM)
+            os.symlink(str(os.getpid()), key + _CLAIM, dir_fd=self._directory)
             return 0
         except FileExistsError:
             return self._claimant(key)
         except OSError:
-            return _NOBODY
+            return NOBODY
 
     def wait_for(self, key: str, pid: int) -> bytes | None:
         """Wait until the rank `pid` has written the program; None once that is not worth while any more."""
@@ -87,23 +95,23 @@ class SharedPrograms:
             self._replace(key, _NOT_SHARED)
         except OSError:
             with contextlib.suppress(OSError):
-                os.unlink(self._path(key) + _CLAIM)
+                os.unlink(key + _CLAIM, dir_fd=self._directory)
 
     def _claimant(self, key: str) -> int:
         try:
-            return int(os.readlink(self._path(key) + _CLAIM))
+            return int(os.readlink(key + _CLAIM, dir_fd=self._directory))
         except (OSError, ValueError):
-            return _NOBODY
+            return NOBODY
 
     def _replace(self, key: str, content: bytes) -> None:
-        unfinished = f"{self._path(key)}.{os.getpid()}"
+        directory, unfinished = self._directory, f"{key}.{os.getpid()}"
         try:
-            with open(unfinished, "wb") as file:
+            with open(os.open(unfinished, _NEW, 0o600, dir_fd=directory), "wb") as file:
                 file.write(content)
-            os.rename(unfinished, self._path(key))
+            os.rename(unfinished, key, src_dir_fd=directory, dst_dir_fd=directory)
         except OSError:
             with contextlib.suppress(OSError):
-                os.unlink(unfinished)
+                os.unlink(unfinished, dir_fd=directory)
             raise
 
     def _make_room(self, size: int) -> None:
@@ -111,23 +119,13 @@ class SharedPrograms:
         self._unseen_bytes += size
         if self._unseen_bytes < self._max_bytes * self._look_every:
             return
-        self._unseen_bytes = 0
+        self._unseen_bytes, directory = 0, self._directory
         with contextlib.suppress(OSError):
-            entries = [(entry.stat(follow_symlinks=False), entry.name) for entry in os.scandir(self._directory)]
+            entries = [(entry.stat(follow_symlinks=False), entry.name) for entry in os.scandir(directory)]
             too_much = size + sum(status.st_size for status, _ in entries) - self._max_bytes
             to_delete = too_much + self._max_bytes // 4 if too_much > 0 else 0
             for status, name in sorted(entries, key=lambda entry: entry[0].st_mtime_ns):
-                if to_delete <= 0:
-                    break
-                if "." not in name and status.st_size:
-                    os.unlink(self._path(name))
-                    os.unlink(self._path(name) + _CLAIM)
+                if to_delete > 0 and "." not in name and status.st_size:
+                    os.unlink(name, dir_fd=directory)
+                    os.unlink(name + _CLAIM, dir_fd=directory)
                     to_delete -= status.st_size
-
-    def _path(self, key: str) -> str:
-        return f"{self._directory}/{key}"
-
-
-def _size_of_file_system(directory: str) -> int:
-    found = os.statvfs(directory)
-    return found.f_frsize * found.f_blocks

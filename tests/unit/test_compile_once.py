@@ -1,0 +1,294 @@
+"""One rank compiles for its host: who compiles, who waits for how long, and what is kept."""
+
+import os
+import subprocess
+import sys
+from types import SimpleNamespace
+
+import pytest
+
+from jaxrun.protocol import shared_programs as directories
+from jaxrun_runtime.compile_cache import compile_once, jax_hooks
+from jaxrun_runtime.compile_cache.compiling_rank import IDLE_S, IDLE_SHARE, CompilingRank, seconds_worked
+from jaxrun_runtime.compile_cache.shared_programs import SharedPrograms
+
+
+@pytest.fixture
+def programs(tmp_path):
+    return SharedPrograms(str(tmp_path / "shared"), 2)
+
+
+# ---- waiting for another rank
+
+
+def _seconds_until_given_up(worked):
+    """For how long one waits for a rank that has worked for worked(now) seconds; None: for more than 1000 s."""
+    now = [0.0]
+    rank = CompilingRank(1, lambda pid: worked(now[0]), lambda: now[0])
+    while rank.is_worth_waiting_for():
+        now[0] += 0.01
+        if now[0] > 1000:
+            return None
+    return now[0]
+
+
+def test_a_rank_that_works_is_waited_for():
+    assert _seconds_until_given_up(lambda now: now) is None
+    assert _seconds_until_given_up(lambda now: 30 * now) is None  # on many threads
+
+
+def test_a_rank_that_has_ended_is_not():
+    assert _seconds_until_given_up(lambda now: None) == 0
+    assert _seconds_until_given_up(lambda now: now if now < 3 else None) == pytest.approx(3, abs=0.5)
+
+
+@pytest.mark.parametrize("stops_at", [0.0, 1.0, 20.0])
+@pytest.mark.parametrize("threads", [1, 30])
+def test_one_that_stands_still_costs_little_more_than_it_has_worked(stops_at, threads):
+    waited = _seconds_until_given_up(lambda now: threads * min(now, stops_at))
+    assert waited is not None
+    assert waited <= (IDLE_S + (1 + IDLE_SHARE) * stops_at) * 1.2 + 0.2
+
+
+def test_one_that_works_at_half_the_pace_is_given_up():
+    assert _seconds_until_given_up(lambda now: now / 2) < 1.5
+
+
+def test_what_a_process_has_worked_is_seen_until_it_ends():
+    before = seconds_worked(os.getpid())
+    sum(range(10**6))
+    assert before is not None and seconds_worked(os.getpid()) > before
+    ended = subprocess.Popen([sys.executable, "-c", ""])
+    ended.wait()
+    assert seconds_worked(ended.pid) is None
+
+
+# ---- the directory
+
+
+def test_one_claims_and_the_others_find_what_it_has_written(programs, tmp_path):
+    other = SharedPrograms(str(tmp_path / "shared"), 2)
+    assert programs.read("k") is None
+    assert programs.claim("k") == 0 and other.claim("k") == os.getpid()
+    programs.write("k", b"program")
+    assert other.read("k") == other.wait_for("k", os.getpid()) == b"program"
+    assert (tmp_path / "shared").stat().st_mode & 0o777 == 0o700
+
+
+def test_what_cannot_be_shared_or_is_too_large_keeps_nobody_waiting(programs, tmp_path):
+    programs.claim("k")
+    programs.refuse("k")
+    assert programs.wait_for("k", os.getpid()) == b""
+    small = SharedPrograms(str(tmp_path / "shared"), 2, max_bytes=100)
+    small.claim("large")
+    small.write("large", bytes(26))
+    assert small.wait_for("large", os.getpid()) == b""
+
+
+def test_a_rank_that_has_ended_or_can_write_no_more_keeps_nobody_waiting(programs, tmp_path, monkeypatch):
+    ended = subprocess.Popen([sys.executable, "-c", ""])
+    ended.wait()
+    programs.claim("first")
+    os.symlink(str(ended.pid), tmp_path / "shared/k.claim")
+    assert programs.claim("k") == ended.pid and programs.wait_for("k", ended.pid) is None
+    monkeypatch.setattr(programs, "_replace", lambda *_: (_ for _ in ()).throw(OSError()))
+    programs.write("first", b"program")
+    assert programs.wait_for("first", os.getpid()) is None  # though its process, this one, works
+
+
+def test_the_oldest_programs_make_room(tmp_path):
+    programs = SharedPrograms(str(tmp_path / "shared"), 1, max_bytes=4000)
+    for number in range(12):
+        programs.claim(str(number))
+        programs.write(str(number), bytes(1000))
+        os.utime(tmp_path / "shared" / str(number), (number, number))
+    left = {path.name for path in (tmp_path / "shared").iterdir() if "." not in path.name}
+    assert "11" in left and "0" not in left and 2 <= len(left) <= 4
+    assert programs.claim("0") == 0  # it may be compiled again
+
+
+def test_a_directory_that_is_gone_is_not_made_again(programs, tmp_path):
+    programs.claim("k")
+    programs.write("k", b"program")
+    directories.remove_shared_directory(str(tmp_path / "shared"))
+    assert not (tmp_path / "shared").exists()
+    assert programs.claim("k") < 0
+    programs.write("k", b"program")
+    assert not (tmp_path / "shared").exists()
+
+
+def test_a_directory_of_others_is_not_used(tmp_path):
+    (tmp_path / "open").mkdir()
+    (tmp_path / "open").chmod(0o777)
+    (tmp_path / "mine").mkdir(mode=0o700)
+    (tmp_path / "link").symlink_to(tmp_path / "mine")
+    for name in ("open", "link"):
+        with pytest.raises(OSError):
+            directories.open_shared_directory(str(tmp_path / name))
+        (tmp_path / name / "k").write_bytes(b"theirs")
+        programs = SharedPrograms(str(tmp_path / name), 2)
+        assert programs.read("k") is None and programs.claim("k") < 0
+        programs.write("k", b"mine")
+        assert (tmp_path / name / "k").read_bytes() == b"theirs"
+
+
+def test_all_of_a_job_is_removed_and_nothing_else(tmp_path, monkeypatch):
+    monkeypatch.setattr(directories, "_MEMORY", str(tmp_path))
+    for job, attempt, host in (("a1", 1, "h/1"), ("a1", 2, "h2"), ("a12", 1, "h1")):
+        path = directories.shared_directory(job, attempt, host)
+        os.close(directories.open_shared_directory(path))
+        open(f"{path}/file", "w").close()
+    directories.remove_all_of_job("a1")
+    assert [path.name.split("-")[3] for path in tmp_path.iterdir()] == ["a12"]
+
+
+# ---- who compiles
+
+
+class _Module:
+    """A lowered module; `code` says which."""
+
+    def __init__(self, code, calls=()):
+        self.code, self.calls = code, set(calls)
+
+
+class _Options:
+    device_assignment = None
+
+    def SerializeAsString(self):
+        return b"options"
+
+
+class _Backend:
+    """A compiler whose executables are lists of how they came about."""
+
+    platform, platform_version = "cpu", "1"
+
+    def deserialize_executable(self, content, devices, options):
+        if content == b"damaged":
+            raise RuntimeError("it is damaged")
+        return _Executable(self, "loaded", content)
+
+    def compile_and_load(self, code, executable_devices, compile_options):
+        return _Executable(self, "compiled", b"for this rank's devices")
+
+    def serialize_executable(self, executable):
+        if executable.content is None:
+            raise RuntimeError("not this one")
+        return executable.content if executable.how == "compiled" else b"no whole program"
+
+
+class _Executable:
+    def __init__(self, client, how, content):
+        self.client, self.how, self.content = client, how, content
+
+    def serialize(self):
+        return self.client.serialize_executable(self)
+
+    def hlo_modules(self):
+        return [SimpleNamespace(to_string=lambda: str(self.content))]
+
+
+@pytest.fixture
+def rank(tmp_path, monkeypatch):
+    """Makes the compilers of ranks of one host, which are called with the code of a program and return it."""
+    monkeypatch.setattr(jax_hooks, "lowered_code", lambda module: module.code)
+    monkeypatch.setattr(jax_hooks, "outside_calls", lambda module, code: module.calls)
+    monkeypatch.setattr(compile_once, "describe_devices", len)
+    monkeypatch.setattr(compile_once, "is_local", lambda devices: False)
+    event = SimpleNamespace(record_event=lambda name: None)
+    monkeypatch.setitem(sys.modules, "jax", SimpleNamespace(monitoring=event))
+    for kind, name in (
+        (_Executable, "serialize"),
+        (_Backend, "serialize_executable"),
+        (_Backend, "deserialize_executable"),
+    ):
+        monkeypatch.setattr(kind, name, getattr(kind, name))  # as they are hooked
+
+    def make(told=None):
+        compiler = compile_once._SharedCompiler(
+            SharedPrograms(str(tmp_path / "shared"), 2), (told if told is not None else []).append
+        )
+
+        def get(code, *, calls=(), callbacks=(), content=b"program", backend=None, error=None):
+            backend = backend or _Backend()
+            request = jax_hooks.CompileRequest(backend, _Module(code, calls), (1,), _Options(), callbacks)
+
+            def compile_here():
+                if error is not None:
+                    raise error
+                return _Executable(backend, "compiled", content)
+
+            return compiler.compile(compile_here, request)
+
+        return get
+
+    return make
+
+
+def test_the_second_rank_loads_what_the_first_has_compiled(rank):
+    first, second = rank(), rank()
+    assert (first(b"a").how, second(b"a").how, second(b"b").how, first(b"b").how) == (
+        "compiled", "loaded", "compiled", "loaded",
+    )  # fmt: skip
+
+
+def test_what_is_tied_to_a_process_is_compiled_by_each(rank):
+    gpu = _Backend()
+    gpu.platform = "gpu"
+    for more in ({"callbacks": [print]}, {"calls": ["my_call"]}, {"content": None}, {"backend": gpu}):
+        first, second = rank(), rank()
+        assert (first(b"a", **more).how, second(b"a", **more).how) == ("compiled", "compiled"), more
+    first, second = rank(), rank()
+    first(b"b", calls=["lapack_sgesdd_ffi"])
+    assert second(b"b", calls=["lapack_sgesdd_ffi"]).how == "loaded"
+
+
+def test_what_cannot_be_loaded_is_compiled_and_told(rank):
+    told: list[str] = []
+    first, second = rank(), rank(told)
+    first(b"a", content=b"damaged")
+    assert second(b"a").how == "compiled"
+    assert told == ["compiles what it could not load from another rank: it is damaged"]
+
+
+def test_a_compiler_that_fails_keeps_nobody_waiting(rank):
+    first, second = rank(), rank()
+    with pytest.raises(KeyboardInterrupt):
+        first(b"a", error=KeyboardInterrupt())
+    assert second(b"a").how == "compiled"
+
+
+def test_a_fork_of_the_program_compiles_by_itself(rank, monkeypatch):
+    first, second = rank(), rank()
+    first(b"a")
+    monkeypatch.setattr(os, "getpid", lambda: -1)
+    assert second(b"a").how == "compiled"
+
+
+def test_a_loaded_program_is_serialized_as_if_it_had_been_compiled(rank, tmp_path, monkeypatch):
+    first, second = rank(), rank()
+    compiled, loaded = first(b"a"), second(b"a")
+    assert compiled.serialize() == b"program" and loaded.serialize() == b"for this rank's devices"
+    assert loaded.client.serialize_executable(loaded) == b"for this rank's devices"
+    monkeypatch.setattr(jax_hooks, "is_for_cache", lambda: True)
+    assert loaded.serialize() == b"program"
+    directories.remove_shared_directory(str(tmp_path / "shared"))
+    assert loaded.serialize() == b"for this rank's devices"
+
+
+# ---- the hook
+
+
+def test_a_compiler_that_is_called_otherwise_is_left_alone(monkeypatch):
+    for compile_it in (None, lambda backend, module: None):
+        found = SimpleNamespace(backend_compile_and_load=compile_it) if compile_it else SimpleNamespace()
+        monkeypatch.setitem(sys.modules, "jax._src.compiler", found)
+        assert not jax_hooks.hook_compiler(lambda compile_here, request: None)
+        assert getattr(found, "backend_compile_and_load", None) is compile_it
+    env = SimpleNamespace(compile="once", local_size=2, job_id="0" * 32, attempt=1, host="h", verbose=False)
+    monkeypatch.setitem(sys.modules, "jax", SimpleNamespace(__version__="0.99"))
+    with pytest.raises(RuntimeError, match=r"--compile once is not possible with JAX 0\.99"):
+        compile_once.set_up(env)
+    env.compile = "auto"
+    compile_once.set_up(env)
