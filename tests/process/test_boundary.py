@@ -148,3 +148,10 @@ def test_no_class_name_means_two_things():
             if isinstance(node, ast.ClassDef):
                 places.setdefault(node.name, []).append(str(source))
     assert {name: files for name, files in places.items() if len(files) > 1} == {}
+
+
+def test_private_names_of_jax_stay_behind_their_probes():
+    found = {
+        str(path.relative_to(_RUNTIME / "jaxrun_runtime")) for path in _RUNTIME_FILES if "jax._src" in path.read_text()
+    }
+    assert found == {"jax_private.py", "lockstep/jax_hooks.py", "compile_cache/jax_hooks.py"}
