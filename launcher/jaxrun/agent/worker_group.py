@@ -111,8 +111,8 @@ class WorkerGroup:
         self._close_fork_server()
         for process in self:
             process.close()
-        for host in self._plan.hosts:
-            remove_shared_directory(shared_directory(self._plan.job_id, self._plan.attempt, host))
+        for host in self.plan.hosts:
+            remove_shared_directory(shared_directory(self.plan.job_id, self.plan.attempt, host))
 
     def _on_answer(self, answer: WorkerForked | SuccessorForked | ForkDeclined | None) -> list[Event]:
         if isinstance(answer, WorkerForked):
