@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
+import sys
 import textwrap
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -49,6 +51,13 @@ class TerminalFormat:
 
 
 A_FILE = TerminalFormat()
+
+
+def print_notice(text: str) -> None:
+    """Print a line of jaxrun's own on stderr where no Output does, if there is any; that nobody reads is no error."""
+    with contextlib.suppress(BrokenPipeError):
+        if text:
+            print(f"jaxrun: {text}", file=sys.stderr, flush=True)
 
 
 def without_controls(text: str) -> str:

@@ -30,17 +30,17 @@ class GpuMemory:
         """That of the NVIDIA GPUs which `environ` leaves visible."""
         return cls(lambda: used_gpu_memory(environ))
 
-    def wait_until_free(self, say: Callable[[str], None], is_stopped: Callable[[], bool]) -> None:
-        """Wait, at most half a minute, and not once the job is stopped; `say` is told what takes long."""
+    def wait_until_free(self, notify: Callable[[str], None], is_stopped: Callable[[], bool]) -> None:
+        """Wait, at most half a minute, and not once the job is stopped; `notify` is called with what takes long."""
         began, told = time.monotonic(), False
         while self._before and (held := self._held()) and not is_stopped():
             waited = time.monotonic() - began
             if waited > _LIMIT_S:
-                say(f"still not free after {_LIMIT_S:.0f} s: {held}; the next attempt is started all the same")
+                notify(f"still not free after {_LIMIT_S:.0f} s: {held}; the next attempt is started all the same")
                 return
             if waited > _NOTICE_S and not told:
                 told = True
-                say(f"waiting until the GPU memory of the attempt before is free: {held}")
+                notify(f"waiting until the GPU memory of the attempt before is free: {held}")
             time.sleep(_POLL_S)
 
     def _held(self) -> str:

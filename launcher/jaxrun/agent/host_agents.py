@@ -80,18 +80,18 @@ def _be_agent(
 ) -> NoReturn:
     """Be the agent of one rank, in a process of its own."""
 
-    def say(text: str) -> None:
+    def send(text: str) -> None:
         with contextlib.suppress(OSError):
             os.write(report, text.encode(errors="replace") + _SEPARATOR)
 
     status = EXIT_UNAVAILABLE
     try:
-        status = remote.run(find_head, rank, size, timeout, environ, not_found, command=command, on_lost=say)
+        status = remote.run(find_head, rank, size, timeout, environ, not_found, command=command, on_lost=send)
     except JaxrunError as error:
-        say(str(error))
+        send(str(error))
         status = error.exit_code
     except (OSError, RuntimeError) as error:
-        say(describe_shortage(error) or f"an agent failed: {error!r}")
+        send(describe_shortage(error) or f"an agent failed: {error!r}")
     finally:
         os._exit(status)
 

@@ -159,7 +159,7 @@ class _AgentJob:
         self._rank = order.rank
         subreaper.kill_all(spare=self._fork_servers.pids)
         if self._gpu_memory is not None:
-            self._gpu_memory.wait_until_free(self._say, self._is_stopped)
+            self._gpu_memory.wait_until_free(self._log, self._is_stopped)
         self._connection.send(replace(self._report(self._info, self._rank), attempt=order.attempt))
         return self.wait_for_order()
 
@@ -168,7 +168,7 @@ class _AgentJob:
         plan = _plan_of_worker(start, self._info.job_id, self._environ)
         self._fork_servers.keep(self._fork_servers.start(plan) if start.fork else None, plan)
 
-    def _say(self, text: str) -> None:
+    def _log(self, text: str) -> None:
         """Write to the log of the engine, as agents have no other screen between two attempts."""
         print(f"jaxrun: rank {self._rank} on {os.uname().nodename}: {text}", file=sys.stderr, flush=True)
 

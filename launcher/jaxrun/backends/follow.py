@@ -18,6 +18,7 @@ from jaxrun.backends.slurm_job_state import JobState, query_job_state
 from jaxrun.backends.submit import cancel, submit
 from jaxrun.errors import EXIT_PREEMPTED, UnavailableError
 from jaxrun.protocol.names import REQUEUE_CHAIN
+from jaxrun.terminal import print_notice
 
 _FIRST_NOTE_S, _NEXT_NOTE_S = 2.0, 10.0  # until the first line about a job that waits, and between two of them
 _OUTPUT_POLL_S = 0.2
@@ -36,7 +37,7 @@ def submit_and_follow_chain(text: str, keep_at: Path, environ: Mapping[str, str]
     environ = {**environ, REQUEUE_CHAIN: chain}
     numbers = [submit(text, keep_at, environ, options)[0] for _ in range(length)]
     script = shlex.quote(str(keep_at))
-    _print_note(f"submitted jobs {', '.join(numbers)} as a chain (script: {script}); Ctrl-C stops following, not them")
+    print_notice(f"submitted jobs {', '.join(numbers)} as a chain (script: {script}); Ctrl-C stops following, not them")
     status = 0
     for index, number in enumerate(numbers):
         follower = JobFollower(number, environ)
@@ -53,8 +54,8 @@ def submit_and_follow(text: str, keep_at: Path, environ: Mapping[str, str]) -> i
     """Hand the batch script `text`, which is kept at `keep_at`, to Slurm; returns the exit status of the job."""
     number, remarks = submit(text, keep_at, environ)
     if remarks:
-        _print_note(remarks)
-    _print_note(f"submitted job {number} (script: {shlex.quote(str(keep_at))}); Ctrl-C stops following, not the job")
+        print_notice(remarks)
+    print_notice(f"submitted job {number} (script: {shlex.quote(str(keep_at))}); Ctrl-C stops following, not the job")
     return JobFollower(number, environ).follow()
 
 
@@ -100,17 +101,17 @@ class JobFollower:
         before, due = self._last, now >= self._note_due
         if state is None:
             if due and now - self._answered > _NEXT_NOTE_S:
-                _print_note(f"Slurm does not answer; job {self._job} is not affected")
+                print_notice(f"Slurm does not answer; job {self._job} is not affected")
                 self._note_due = now + _NEXT_NOTE_S
             return
         self._answered, self._last = now, state
         if before and state.restarts > before.restarts:
-            _print_note(f"job {self._job} is to start again (restart {state.restarts})")
+            print_notice(f"job {self._job} is to start again (restart {state.restarts})")
         if state.state == "PENDING" and due:
-            _print_note(f"job {self._job} is pending ({state.reason})")
+            print_notice(f"job {self._job} is pending ({state.reason})")
             self._note_due = now + _NEXT_NOTE_S
         elif state.state == "RUNNING" and (before is None or before.state != "RUNNING"):
-            _print_note(f"job {self._job} runs on {state.nodes}; output: {state.output}")
+            print_notice(f"job {self._job} runs on {state.nodes}; output: {state.output}")
 
     def _copy_output(self) -> None:
         """Print what has been added to the job's output file."""
@@ -129,20 +130,15 @@ class JobFollower:
         time.sleep(_OUTPUT_POLL_S)  # a network file system may show the last lines a little later
         self._copy_output()
         if state.state not in ("COMPLETED", "FAILED"):
-            _print_note(f"job {self._job} ended as {state.state}{self._output_hint()}")
+            print_notice(f"job {self._job} ended as {state.state}{self._output_hint()}")
         return state.exit_status
 
     def _detach(self) -> None:
         self.detached = True
-        _print_note(f"job {self._job} goes on without being followed")
+        print_notice(f"job {self._job} goes on without being followed")
         if self._last and self._last.output:
-            _print_note(f"to follow it again: tail -f {shlex.quote(self._last.output)}")
-        _print_note(f"to cancel it: scancel {self._job}")
+            print_notice(f"to follow it again: tail -f {shlex.quote(self._last.output)}")
+        print_notice(f"to cancel it: scancel {self._job}")
 
     def _output_hint(self) -> str:
         return f"; output: {self._last.output}" if self._last and self._last.output else ""
-
-
-def _print_note(text: str) -> None:
-    with contextlib.suppress(BrokenPipeError):
-        print(f"jaxrun: {text}", file=sys.stderr, flush=True)

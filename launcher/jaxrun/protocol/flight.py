@@ -57,7 +57,7 @@ AnyCall = DispatchedCall | PendingCall
 
 
 class ProgramInfo(NamedTuple):
-    """What is compared: `key` and `code` as in contract/flight.py, empty where they are not known."""
+    """What is compared: `key` and `code` as in flight_file.py, empty where they are not known."""
 
     name: str
     key: str
@@ -112,15 +112,15 @@ def _arrays(rows: Iterable[Any]) -> Arrays:
 class Flight:
     """One rank's calls, oldest first.
 
-    compiling:  name and start of the compilation that it is in
-    marks:      for each group, chains by number at some calls further back
-    timings:    of the last calls that it has made, more than are in `calls`
-    entered:    when it entered the call that it seems to be in; 0.0 if in none, or if that is not known
-    groups:     the calls made so far in each group
-    sites:      "file.py:88 train_step", innermost first
-    unknown:    how many of all its programs lack a key or a code
-    trouble:    why less is recorded than could be
-    agreed:     how many calls were agreed on first, and the seconds that took
+    compiling:         name and start of the compilation that it is in
+    timings:           of the last calls that it has made, more than are in `calls`
+    entered:           when it entered the call that it seems to be in; 0.0 if in none, or if that is not known
+    marks:             for each group, chains by number at some calls further back
+    call_counts:       the number of calls made so far in each group
+    sites:             "file.py:88 train_step", innermost first
+    unknown_programs:  how many of all its programs lack a key or a code
+    trouble:           why less is recorded than could be
+    agreement_cost:    how many calls were agreed on first, and the seconds that took
     """
 
     level: int = NOTHING

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 import socket
-import sys
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -26,6 +25,7 @@ from jaxrun.protocol.names import TOKEN
 from jaxrun.supervisor.attach import prefer_given
 from jaxrun.supervisor.remote import Endpoint
 from jaxrun.supervisor.run import run
+from jaxrun.terminal import print_notice
 from jaxrun.text import format_ranks
 
 
@@ -70,14 +70,16 @@ def _run_other_host(
         return prefer_given(rendezvous.read(), token, head)
 
     where = f"the head at {job.head}" if direct else f"the head that {rendezvous.path} names"
-    _say(f"host {job.host_rank} of {job.hosts}: {format_ranks(ranks)} of {len(plan.workers)} join {where}")
-    _say("their output, and how the job goes, are shown on host 0")
+    print_notice(f"host {job.host_rank} of {job.hosts}: {format_ranks(ranks)} of {len(plan.workers)} join {where}")
+    print_notice("their output, and how the job goes, are shown on host 0")
     status, said = host_agents.run(
         find_head, ranks, len(plan.workers), job.init_timeout, environ, _not_found(job, rendezvous), job.program
     )
     for text in said:
-        _say(text)
-    _say("done" if status == 0 else f"the job ended with exit {status}{'' if said else '; why stands on host 0'}")
+        print_notice(text)
+    print_notice(
+        "done" if status == 0 else f"the job ended with exit {status}{'' if said else '; why stands on host 0'}"
+    )
     return status
 
 
@@ -101,7 +103,7 @@ def _check_is_head(head: tuple[Address, ...]) -> None:
                 f"--head {address} is another host than {here}, and its head is running: --host-rank 0 is taken; "
                 "give each host a number of its own"
             )
-    _say(f"{here} has no address of --head {','.join(map(str, head))}; can the other hosts reach it there?")
+    print_notice(f"{here} has no address of --head {','.join(map(str, head))}; can the other hosts reach it there?")
 
 
 def _resolve(address: Address) -> set[str]:
@@ -109,7 +111,3 @@ def _resolve(address: Address) -> set[str]:
         return {str(found[4][0]) for found in socket.getaddrinfo(address.ip, address.port, type=socket.SOCK_STREAM)}
     except OSError:
         raise UsageError(f"--head {address}: there is no host {address.ip!r}; give its address or a name") from None
-
-
-def _say(text: str) -> None:
-    print(f"jaxrun: {text}", file=sys.stderr, flush=True)

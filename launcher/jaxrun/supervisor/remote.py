@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -32,6 +31,7 @@ from jaxrun.supervisor.launch_process import LaunchProcess
 from jaxrun.supervisor.running_engine import RunningEngine
 from jaxrun.supervisor.server import AgentServer
 from jaxrun.supervisor.spare_agents import SpareAgents
+from jaxrun.terminal import print_notice
 from jaxrun.verdict.restarts import Stop
 
 if TYPE_CHECKING:
@@ -168,10 +168,11 @@ class RemoteAgents:
         for engine in self._retired:
             engine.stop(hurry=True)
         for engine in filter(None, (*self._retired, self._engine)):
-            _say(engine.release())
+            print_notice(engine.release())
         self._listener.close()
-        if server is not None and command is not None and command.attached_to and server.silent_ranks - {0}:
-            _say(abort_job(command.engine, exit_code, self._environ))
+        hangs = server is not None and bool(server.silent_ranks - {0})
+        if command is not None and command.attached_to and hangs:
+            print_notice(abort_job(command.engine, exit_code, self._environ))
 
     def _lost_hosts(self, plan: Plan, outcome: JobOutcome) -> set[str]:
         """The hosts that cannot be used: lost by silence or otherwise, or without an agent that has reported."""
@@ -266,12 +267,6 @@ def _is_started_by_hand(plan: Plan) -> bool:
     """Whether this process has started only some of the agents."""
     command = plan.launch_command
     return plan.job.host_rank is not None or bool(command and command.attached_to)
-
-
-def _say(text: str) -> None:
-    """Print what the user is to be told once the verdict is out."""
-    if text:
-        print(f"jaxrun: {text}", file=sys.stderr)
 
 
 def _job_spec(plan: Plan, user_env: Mapping[str, str], run_dir: str, log_dir: str, listen_addresses: str) -> JobSpec:

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import shutil
 import subprocess
-import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
@@ -20,6 +19,7 @@ from jaxrun.job.job import REQUEUE_SCONTROL
 from jaxrun.job.plan import Plan
 from jaxrun.rundir.recorded_files import read_verdict
 from jaxrun.rundir.requeued import find_requeued
+from jaxrun.terminal import print_notice
 from jaxrun.verdict.verdict import Verdict
 
 _UNFINISHED = ("preempted", "lost")  # outcomes after which the next job of a chain goes on
@@ -34,15 +34,15 @@ def run_requeued(plan: Plan, environ: Mapping[str, str], run: Callable[[], int])
         check_requeue(environ)
     elif (before := _read_last_verdict(plan)) is not None and before.outcome not in _UNFINISHED:
         how = "done" if before.outcome == "ok" else f"{before.outcome}, exit {before.exit_code}"
-        _print_line(f"a job before this one in its chain has ended ({how}); there is nothing left to do")
+        print_notice(f"a job before this one in its chain has ended ({how}); there is nothing left to do")
         return before.exit_code
     status = run()
     if status != EXIT_PREEMPTED:
         return status
     if plan.job.requeue == REQUEUE_SCONTROL:
-        _print_line(requeue(environ))
+        print_notice(requeue(environ))
     else:
-        _print_line("the next job of the chain goes on")
+        print_notice("the next job of the chain goes on")
     return status
 
 
@@ -94,7 +94,3 @@ def requeue(environ: Mapping[str, str]) -> str:
 def _read_last_verdict(plan: Plan) -> Verdict | None:
     path = find_requeued(plan.job.run_dir, Path.cwd(), plan.requeue_id)
     return read_verdict(path) if path is not None else None
-
-
-def _print_line(text: str) -> None:
-    print(f"jaxrun: {text}", file=sys.stderr, flush=True)
