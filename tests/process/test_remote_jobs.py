@@ -364,12 +364,12 @@ def _read(pid, name):
 
 def test_a_time_limit_shows_where_the_ranks_were_though_stacks_are_requested_at_the_same_time(start):
     """The agents are stopped, so that each snapshot takes its full time."""
-    job = start(*[READY] * 2, timeout=5.0)
+    job = start(*[READY] * 2, timeout=10.0)
     job.until_output("ready", 2)
     for pid in job.agents().values():
         os.kill(pid, signal.SIGSTOP)
     began = next(event["time"] for event in job.events("started"))
-    time.sleep(max(0.0, began + 5.5 - time.time()))
+    time.sleep(max(0.0, began + 10.5 - time.time()))
     job.process.send_signal(signal.SIGQUIT)
     time.sleep(0.1)
     for pid in job.agents().values():
