@@ -1,9 +1,9 @@
 """Restart: how long after a rank was killed, or a host lost, the next attempt has done its first step.
 
 8 ranks on this machine; and where the testbed is up (scripts/testbed up), 4 ranks over three hosts by mpirun, and 2
-ranks with a spare host, one of which loses its power, by Slurm and by mpirun. Beside it: a job that is started by hand,
-which is another `jaxrun` at once after the first has ended, so that no queue and no person is in its time; and torchrun,
-where --torchrun names one.
+ranks with a spare host, one of which loses its power, by Slurm and by mpirun. Beside it: a job that is started by
+hand, which is another `jaxrun` at once after the first has ended, so that no queue and no person is in its time; and
+torchrun, where --torchrun names one.
 """
 
 from __future__ import annotations
