@@ -80,6 +80,40 @@ def test_ranks_whose_calls_are_not_recorded_have_none(tmp_path):
     assert {len(re.findall(r"  -  ", rest)) for _, rest in rows(text).values()} == {1}, text
 
 
+def test_live_has_the_terminal_until_the_job_is_over_and_then_the_verdict_is_printed(tmp_path):
+    job = ("--live", "--run-dir", "run", "-n", "2", MISBEHAVE, "--rank", "1", "--after", "300", "--raise", "bad record")
+    with TerminalSession(tmp_path, *job, **SCREEN) as screen:
+        screen.wait_for("jaxrun top  run  attempt 1, ")
+        screen.wait_for("ready")
+        code = screen.end()
+    shown, _, after = screen.text.rpartition("\x1b[?1049l")
+    assert "[0] ready" not in screen.text and "s stacks " in shown and "s stacks " not in after
+    assert "attempt 1, over after" in after and "jaxrun: 2 processes x 1 device" in after
+    assert (
+        "Trouble: bad record" in after
+        and "rank 1 of 2 raised Trouble" in after
+        and f"exit {code}" in after
+        and code == 1
+    )
+
+
+def test_who_leaves_the_live_screen_sees_the_output(tmp_path):
+    job = ("--live", "--run-dir", "run", "-n", "2", MISBEHAVE, "--rank", "1", "--after", "100000", "--steps", "600")
+    with TerminalSession(tmp_path, *job, **SCREEN) as screen:
+        screen.wait_for("jaxrun top  run  attempt 1, running")
+        screen.type("q")
+        screen.wait_for("jaxrun: 2 processes x 1 device")
+        screen.wait_for("[0] finished")
+        screen.wait_for("jaxrun: done in")
+        assert screen.end() == 0
+
+
+def test_live_needs_a_terminal(tmp_path):
+    result = jaxrun(tmp_path, "--live", "-n", "2", MISBEHAVE)
+    assert result.code == 2 and len(result.err.splitlines()) == 1
+    assert "--live shows the job on the terminal, and standard input is none" in result.err
+
+
 def test_there_must_be_a_job_that_runs(tmp_path):
     result = jaxrun(tmp_path, "-n", "1", "--timeout", "60", "-m", "jaxrun_runtime.programs.selfcheck")
     assert "is over; how it went: jaxrun explain" in top(result.run_dir, status=2)

@@ -16,6 +16,8 @@ from typing import Any
 
 import pytest
 
+from jaxrun.output.held_screen import POLL_S as HELD_POLL_S
+from jaxrun.output.held_screen import HeldScreen
 from jaxrun.output.output import MAX_PARTIAL_BYTES, PARTIAL_LINE_DELAY_S, PROGRESS_BAR_INTERVAL_S, Output
 from jaxrun.output.rank_logs import TAIL_BYTES
 
@@ -372,3 +374,20 @@ def test_the_next_attempt_has_logs_of_its_own_and_begins_on_a_new_line(tmp_path:
     assert captured.finish() == b"[1] why\n[1] cut off\n[1] again\n"
     assert (tmp_path / "rank-0001.out").read_bytes() == b"cut off"
     assert (tmp_path / "attempt-2" / "rank-0001.out").read_bytes() == b"again\n"
+
+
+def test_while_another_process_has_the_screen_own_words_wait_and_ranks_are_only_logged(tmp_path: Path) -> None:
+    terminal = Terminal(merged=False)
+    ended, holds = os.pipe()
+    output = Output(
+        2, log_dir=tmp_path, stdout_fd=terminal.out, stderr_fd=terminal.err, held=HeldScreen(ended), clock=Clock()
+    )
+    output.write(0, "out", b"one\n")
+    output.print_line("jaxrun: 2 processes")
+    output.print_line("waiting", status=True)
+    assert output.flush_due() == HELD_POLL_S and not output.close(timeout=0.01)
+    os.close(holds)
+    output.flush_due()
+    output.write(0, "out", b"two\n")
+    assert terminal.received(output) == (b"[0] two\n", b"jaxrun: 2 processes\n")
+    assert (tmp_path / "rank-0000.out").read_bytes() == b"one\ntwo\n"

@@ -97,6 +97,7 @@ def test_a_debugger_needs_a_terminal_that_no_rank_reads(stdin):
     assert explain_no_terminal("0", over_hosts=False) == "jaxrun's standard input is not a terminal"
     stdin("terminal")
     assert explain_no_terminal("0", over_hosts=False) == explain_no_terminal("none", over_hosts=True) == ""
+    assert explain_no_terminal("none", over_hosts=False, live=True) == "--live has the terminal"
     assert explain_no_terminal("0", over_hosts=True) == "--stdin 0 gives the terminal to rank 0"
     for over_hosts in (False, True):
         assert explain_no_terminal("all", over_hosts=over_hosts) == "--stdin all gives the terminal to all ranks"

@@ -21,11 +21,11 @@ from jaxrun.protocol.names import COMPILE_MODES, MAKE_MESH_MODES
 
 _DEFAULTS = {field.name: field.default for field in fields(Job)}
 # What another has decided.
-_NOT_FOR_ATTACH = {"processes", "processes_per_node", "backend", "no_fork", "dry_run"}
+_NOT_FOR_ATTACH = {"processes", "processes_per_node", "backend", "no_fork", "dry_run", "live"}
 
 _NOT_FOR_DOCTOR = {
     "module", "make_mesh", "stdin", "torch_env", "dry_run", "sbatch", "submit", "requeue", "run_dir", "no_run_dir",
-    "quiet_ranks", "only_ranks", "tag", "verbose"
+    "live", "quiet_ranks", "only_ranks", "tag", "verbose"
 }  # fmt: skip
 _AS_JSON = "Print all that was found as JSON."
 
@@ -193,10 +193,12 @@ def _slurm() -> list[Option]:
 
 def _output() -> list[Option]:
     option = partial(Option, group="Output")
+    live = "Show all ranks on one screen, as jaxrun top does, in the place of their output."
     run_dir = "Where logs, events and verdict go. [default: a new one in jaxrun-runs]"
     return [
         option("--run-dir", metavar="DIR", help=run_dir),
         option("--no-run-dir", is_flag=True, help="Leave no files."),
+        option("--live", configurable=False, is_flag=True, help=live),
         option("--quiet-ranks", metavar="RANKS", help="Keep ranks such as 1-3,7 off the screen."),
         option("--only-rank", "only_ranks", metavar="RANKS", help="Show the output of these ranks only."),
         option("--tag", metavar="TEXT", help="A remark to keep in the job's files."),

@@ -110,7 +110,7 @@ def _top_command() -> click.Command:
             click.Option(
                 ["--once"], is_flag=True, help="Print it once, and end; so does a pipe in a terminal's place."
             ),
-            click.Option(["--beside-launcher"], is_flag=True, hidden=True),
+            click.Option(["--launcher"], type=int, hidden=True),  # that has started it, for --live
         ],
         callback=_top,
         context_settings=_SETTINGS,
@@ -119,15 +119,19 @@ def _top_command() -> click.Command:
     )
 
 
-def _top(run_dir: str | None, once: bool, beside_launcher: bool) -> int:
+def _top(run_dir: str | None, once: bool, launcher: int | None) -> int:
     from jaxrun.rundir import running_job
     from jaxrun.top import run
 
+    if launcher is not None:
+        assert run_dir is not None
+        run.watch_from_start(Path(run_dir), launcher, os.environ)
+        return 0
     job = running_job.find_running_job(Path(run_dir) if run_dir else None, "jaxrun top")
     if once or not run.is_terminal():
         run.show_once(job, os.environ)
     else:
-        run.watch(job, os.environ, beside_launcher=beside_launcher)
+        run.watch(job, os.environ)
     return 0
 
 

@@ -81,6 +81,7 @@ class Job:
     pdb:                   open a debugger on the rank that causes a failure
     stdin:                 which ranks have jaxrun's standard input: a number, "all" or "none"; "" to be decided
     run_dir, no_run_dir:   where the job leaves its files; None for a new directory under ./jaxrun-runs
+    live:                  show the job as `jaxrun top` does, in the place of its output
     quiet_ranks:           ranks whose output stays off the screen
     only_ranks:            if not empty, the only ranks whose output is shown
     no_fork:               why the workers must be fresh interpreters; if empty, they may be forked
@@ -136,6 +137,7 @@ class Job:
     stdin: str = ""
     run_dir: Path | None = None
     no_run_dir: bool = False
+    live: bool = False
     quiet_ranks: Ranks = ()
     only_ranks: Ranks = ()
     no_fork: str = ""
@@ -188,6 +190,8 @@ class Job:
                 raise UsageError(f"{option} {wanted} needs --max-restarts: a job without a host is started again")
         if self.min_hosts and self.hosts and self.min_hosts > self.hosts:
             raise UsageError(f"--min-hosts {self.min_hosts} is more than -N {self.hosts}; give a smaller number")
+        if self.live and (self.sbatch or self.submit):
+            raise UsageError("--live is for a job that runs on this terminal, not for one of --sbatch or --submit")
         if self.max_restarts and self.pdb:
             raise UsageError(f"--pdb and --max-restarts {self.max_restarts} contradict; give one of them")
         if self.max_restarts and self.stdin == STDIN_ALL:

@@ -25,7 +25,8 @@ def resolve_stdin(job: Job, command: LaunchCommand | None) -> Job:
             f"--stdin {job.stdin} is for ranks of one machine and for srun (--backend slurm); "
             f"with {command.title} it is --stdin {STDIN_RANK_0} or {STDIN_NONE}"
         )
-    default = STDIN_NONE if command is not None and os.isatty(_STDIN) else STDIN_RANK_0
+    takes_terminal = job.live or command is not None  # from the ranks
+    default = STDIN_NONE if takes_terminal and os.isatty(_STDIN) else STDIN_RANK_0
     return replace(job, stdin=job.stdin or default)
 
 
@@ -47,8 +48,10 @@ def must_be_copied(stdin: str) -> bool:
     return os.isatty(_STDIN) or stat.S_ISFIFO(mode) or stat.S_ISSOCK(mode)
 
 
-def explain_no_terminal(stdin: str, *, over_hosts: bool) -> str:
+def explain_no_terminal(stdin: str, *, over_hosts: bool, live: bool = False) -> str:
     """Why nobody can type anything for a debugger, to complete "it cannot be debugged: …"; empty if somebody can."""
+    if live:
+        return "--live has the terminal"
     if not os.isatty(_STDIN):
         return "jaxrun's standard input is not a terminal"
     if stdin == STDIN_ALL:

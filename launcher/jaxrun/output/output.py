@@ -12,6 +12,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 from jaxrun.output.bursts import Burst
+from jaxrun.output.held_screen import POLL_S as HELD_POLL_S
+from jaxrun.output.held_screen import HeldScreen
 from jaxrun.output.rank_logs import STREAMS, RankLogs
 from jaxrun.output.screen import RankStream, Screen, rank_prefix
 from jaxrun.terminal import TerminalFormat, terminal_width
@@ -37,14 +39,17 @@ class Output:
         shown: frozenset[int] | None = None,
         open_logs: bool = True,
         clock: Callable[[], float] = time.monotonic,
+        held: HeldScreen | None = None,
     ) -> None:
         """
         log_dir:    an existing directory for rank-0003.out, rank-0003.err and so on; None keeps no files
         colour:     whether stdout, stderr are terminals that want colours
         shown:      the ranks that the screen shows; None for all
         open_logs:  open all log files now, and not only those that are written to
+        held:       the terminal, where another process has it: until it ends nothing is shown
         """
         self._clock = clock
+        self._held = held
         self._waiting: dict[RankStream, float] = {}  # since when a stream has had text that is not shown
         out = Screen(stdout_fd, "stdout", colour=colour[0])
         same = _same_file(stdout_fd, stderr_fd)
@@ -76,7 +81,7 @@ class Output:
     def show(self, rank: int, stream: str, data: bytes) -> None:
         """Show on the screen only what the worker's agent has logged elsewhere."""
         rank_stream = self._streams.get((rank, stream))
-        if rank_stream is None:
+        if rank_stream is None or self._held is not None:
             return
         whole = rank_stream.buffer.feed(data)
         if whole:
@@ -107,7 +112,7 @@ class Output:
     def end_stream(self, rank: int, stream: str) -> None:
         """Show the last line of a stream that has ended, with a newline if it lacks one."""
         rank_stream = self._streams.get((rank, stream))
-        if rank_stream is not None:
+        if rank_stream is not None and self._held is None:
             self._waiting.pop(rank_stream, None)
             rank_stream.show(rank_stream.buffer.finish())
 
@@ -116,6 +121,10 @@ class Output:
         self._report_lost_screens()
         now = self._clock()
         wait = CONGESTED_POLL_S if self.congested else float("inf")
+        if self._held is not None:
+            wait = HELD_POLL_S
+            if self._held.is_free():
+                self._release()
         for rank_stream, since in list(self._waiting.items()):
             due = since + PARTIAL_LINE_DELAY_S
             if rank_stream.buffer.is_progress_bar:
@@ -160,9 +169,20 @@ class Output:
         """Write jaxrun's own words to stderr as they are, in lines of their own."""
         if not text.endswith("\n"):
             text += "\n"
+        if self._held is not None:
+            self._held.keep(text)
+            return
         self._err.write(self._err.interleaver.interrupt() + text.encode(errors="backslashreplace"))
 
+    def _release(self) -> None:
+        """Nobody else has the terminal any more: print what has been kept."""
+        held, self._held = self._held, None
+        for text in held.take_kept() if held is not None else ():
+            self.print_text(text)
+
     def _print_status(self, text: str, terminal: TerminalFormat) -> None:
+        if self._held is not None:
+            return
         if terminal.width is not None:
             shown = terminal.dim(text[: terminal.width - 1])
             self._err.write(self._err.interleaver.show_status(shown.encode(errors="backslashreplace")))
@@ -180,6 +200,10 @@ class Output:
 
         May be called again, also after a signal handler has raised out of it.
         """
+        if self._held is not None:
+            if not self._held.wait_until_free(timeout):
+                return False
+            self._release()
         for rank, stream in self._streams:
             self.end_stream(rank, stream)
         self._logs.close()

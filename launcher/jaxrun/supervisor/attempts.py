@@ -198,4 +198,5 @@ def _make_head(plan: Plan, registry: AgentRegistry | None, began: float, before:
 
 def why_no_terminal(plan: Plan) -> str:
     """Why no rank can be debugged at the terminal; empty where one can."""
-    return explain_no_terminal(plan.job.stdin, over_hosts=plan.launch_command is not None)
+    over_hosts = plan.launch_command is not None
+    return explain_no_terminal(plan.job.stdin, over_hosts=over_hosts, live=plan.job.live)

@@ -13,6 +13,7 @@ from jaxrun.job.plan import Plan, to_json
 from jaxrun.job.render import plan_summary
 from jaxrun.lockstep.divergence import Divergence
 from jaxrun.lockstep.report import format_divergence
+from jaxrun.output.held_screen import HeldScreen
 from jaxrun.output.output import Output
 from jaxrun.rundir import rundir
 from jaxrun.rundir.rundir import RunDir
@@ -25,8 +26,11 @@ from jaxrun.verdict.verdict import to_json as verdict_to_json
 _SIGNAL_CHECK_S = 0.1  # while a stuck screen holds up the last lines
 
 
-def open_output(plan: Plan, environ: Mapping[str, str], directory: RunDir) -> Output:
-    """Open the screen and the logs, write job.json, and print the first line of the job."""
+def open_output(plan: Plan, environ: Mapping[str, str], directory: RunDir, held: HeldScreen | None = None) -> Output:
+    """Open the screen and the logs, write job.json, and print the first line of the job.
+
+    `held` is the screen where another process has it.
+    """
     command = plan.launch_command
     # mpirun may show its ranks a terminal of its own, so `attach` prints no colours.
     plain = command is not None and bool(command.attached_to)
@@ -38,6 +42,7 @@ def open_output(plan: Plan, environ: Mapping[str, str], directory: RunDir) -> Ou
         colour=(colour_out, colour_err),
         shown=frozenset(rank for rank in ranks if plan.job.shows(rank)),
         open_logs=command is None,  # agents on other hosts write the logs themselves, where they can
+        held=held,
     )
     directory.on_write_error(lambda text: output.print_line(f"jaxrun: {text}"))
     directory.write_text(rundir.JOB_FILE, to_json(plan, {"host": os.uname().nodename, "pid": os.getpid()}))

@@ -24,6 +24,7 @@ from jaxrun.rundir import rundir
 from jaxrun.supervisor.resource_limits import check_limits
 
 if TYPE_CHECKING:
+    from jaxrun.output.held_screen import HeldScreen
     from jaxrun.supervisor.remote import Endpoint
 
 
@@ -35,6 +36,10 @@ def run(
 ) -> int:
     """Run the job to its end; returns the exit status of `jaxrun`. `endpoint` is where remote agents connect."""
     started = time.time()
+    if plan.job.live:
+        from jaxrun.supervisor.live import check_live
+
+        check_live(plan.job)
     plan = replace(plan, job=resolve_stdin(plan.job, plan.launch_command), ends_at=_find_end(plan, environ, started))
     check_limits(plan)
     if plan.launch_command is None:
@@ -46,6 +51,7 @@ def _run_local(plan: Plan, environ: Mapping[str, str], started: float, early_ser
     loopback_address()  # without one, nothing is made
     _check_compile_cache(plan, environ)
     directory = _open_run_dir(plan)
+    held = _start_screen(plan, directory)
     guard = Guard(job_marker(plan.job_id), job_id=plan.job_id)  # forks, so it comes before any thread
     fork_server = early.server_for(plan, environ, early_server)
     if fork_server is not None:
@@ -55,7 +61,7 @@ def _run_local(plan: Plan, environ: Mapping[str, str], started: float, early_ser
     from jaxrun.supervisor.supervise import supervise
 
     agents = LocalAgent(environ, directory, fork_server)
-    return supervise(plan, environ, directory, guard, agents, started)
+    return supervise(plan, environ, directory, guard, agents, started, held)
 
 
 def _run_remote(plan: Plan, environ: Mapping[str, str], started: float, endpoint: Endpoint | None) -> int:
@@ -64,6 +70,7 @@ def _run_remote(plan: Plan, environ: Mapping[str, str], started: float, endpoint
     # An --interface that this host lacks is refused before anything is made.
     interfaces = select_interfaces(list_interfaces(), plan.job.interface)
     plan, directory = _continue_in_run_dir(plan)
+    held = _start_screen(plan, directory)
     sigterm = plan.launch_command is None or plan.launch_command.sigterm_at_start
     # For no agent: each has a guard of its own.
     guard = Guard(launch_mark=job_marker(plan.job_id), sigterm=sigterm)
@@ -72,7 +79,16 @@ def _run_remote(plan: Plan, environ: Mapping[str, str], started: float, endpoint
     from jaxrun.supervisor.supervise import supervise
 
     agents = RemoteAgents(plan, environ, directory, interfaces, endpoint)
-    return supervise(plan, environ, directory, guard, agents, started)
+    return supervise(plan, environ, directory, guard, agents, started, held)
+
+
+def _start_screen(plan: Plan, directory: rundir.RunDir) -> HeldScreen | None:
+    """Let `jaxrun top` have the terminal, with --live."""
+    if not plan.job.live:
+        return None
+    from jaxrun.supervisor.live import start_screen
+
+    return start_screen(directory)
 
 
 def _find_end(plan: Plan, environ: Mapping[str, str], now: float) -> float | None:

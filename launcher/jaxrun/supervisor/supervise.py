@@ -18,6 +18,7 @@ from jaxrun.agent.subreaper import become_subreaper, kill_all
 from jaxrun.clock import Clock
 from jaxrun.errors import EXIT_SOFTWARE
 from jaxrun.job.plan import Plan
+from jaxrun.output.held_screen import HeldScreen
 from jaxrun.rundir.rundir import RunDir
 from jaxrun.supervisor.attempts import Agents, Supervision, run_attempts, why_no_terminal
 from jaxrun.supervisor.report import open_output, report_verdict
@@ -25,14 +26,23 @@ from jaxrun.supervisor.terminal import Terminal
 
 
 def supervise(
-    plan: Plan, environ: Mapping[str, str], directory: RunDir, guard: Guard, agents: Agents, started: float
+    plan: Plan,
+    environ: Mapping[str, str],
+    directory: RunDir,
+    guard: Guard,
+    agents: Agents,
+    started: float,
+    held: HeldScreen | None = None,
 ) -> int:
-    """Supervise the job that was begun at `started`, seconds since the epoch; returns the exit status of `jaxrun`."""
+    """Supervise the job that was begun at `started`, seconds since the epoch; returns the exit status of `jaxrun`.
+
+    `held` is the screen where another process has it.
+    """
     exit_code = EXIT_SOFTWARE
     with SignalPipe(LAUNCHER_SIGNALS) as signals:
         become_subreaper()
         try:
-            output = open_output(plan, environ, directory)
+            output = open_output(plan, environ, directory, held)
             if plan.job.pdb and (why := why_no_terminal(plan)):
                 output.print_line(f"jaxrun: --pdb does nothing: {why}")
             shared = Supervision(environ, directory, output, signals, Clock(), guard, Terminal(output))

@@ -43,7 +43,7 @@ class Feed:
         try:
             overview, trouble = request_overview(self._job), ""
         except JaxrunError as error:
-            overview, trouble = None, str(error)
+            overview, trouble = None, str(error) if self.is_running else ""
         attempt = self._files.attempt()
         with self._lock:
             if attempt != self._attempt:

@@ -9,12 +9,14 @@ import sys
 import threading
 import time
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
+from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, NoReturn
 
 from jaxrun.errors import EXIT_SIGNAL_BASE, JaxrunError
 from jaxrun.rundir.recorded_files import read_text
-from jaxrun.rundir.rundir import VERDICT_FILE
+from jaxrun.rundir.rundir import JOB_FILE, VERDICT_FILE
 from jaxrun.rundir.running_job import RunningJob
 from jaxrun.rundir.stacks_request import format_stacks, request_snapshot
 from jaxrun.terminal import PROSE_WIDTH, TerminalFormat, without_controls
@@ -46,20 +48,33 @@ def show_once(job: RunningJob, environ: Mapping[str, str]) -> None:
     _print(console, render(view, console.width, None, feed.last_line, plain=_is_plain(console)))
 
 
-def watch(job: RunningJob, environ: Mapping[str, str], *, beside_launcher: bool = False) -> None:
-    """Show the job on the terminal until it is over or somebody quits.
-
-    beside_launcher:  the launcher has started this (--live), gets the signals of the terminal, and prints the verdict
-    """
+def watch(job: RunningJob, environ: Mapping[str, str]) -> None:
+    """Show the job on the terminal until it is over, with how it went, or until somebody quits."""
     for signum in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(signum, _end)
-    for signum in (signal.SIGINT, signal.SIGQUIT) if beside_launcher else ():
-        signal.signal(signum, signal.SIG_IGN)
     screen = _Screen(job, _console(environ))
     if screen.run():
         screen.print_last()
-        if not beside_launcher:
-            _print(screen.console, [((_headline(job), ""),)])
+        _print(screen.console, [((_headline(job), ""),)])
+
+
+def watch_from_start(run_dir: Path, launcher: int, environ: Mapping[str, str]) -> None:
+    """Show the job of --live, as soon as there is one, until its launcher has a verdict, which it prints itself.
+
+    Ctrl-C at the terminal is meant for the launcher.
+    """
+    for signum in (signal.SIGINT, signal.SIGQUIT):
+        signal.signal(signum, signal.SIG_IGN)
+    for signum in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(signum, _end)
+    job = RunningJob(run_dir, launcher)
+    while not (run_dir / JOB_FILE).exists():
+        if not job.is_running:
+            return
+        time.sleep(INTERVAL_S / 10)
+    screen = _Screen(job, _console(environ))
+    if screen.run():
+        screen.print_last()
 
 
 class _Screen:
@@ -94,7 +109,7 @@ class _Screen:
 
     def print_last(self) -> None:
         """Leave on the terminal what was shown last."""
-        view, width = self._feed.view(self._order), self.console.width
+        view, width = replace(self._feed.view(self._order), phase="over after"), self.console.width
         _print(self.console, render(view, width, None, self._feed.last_line, plain=_is_plain(self.console)))
 
     def _on_key(self, key: str) -> None:

@@ -107,7 +107,9 @@ def _sample(
     host, vitals = now.hosts[rank], now.vitals.get(rank)
     if rank in now.ends:
         end = now.ends[rank]
-        return RankSample(rank, host, end, standing_out=LIKE_OTHERS if end in (FINISHED, STOPPED_BY_US) else FAILED)
+        stands_out = LIKE_OTHERS if end in (FINISHED, STOPPED_BY_US) else FAILED
+        number = _number(now.flights[rank], position) if rank in now.flights else None
+        return RankSample(rank, host, end, standing_out=stands_out, number=number)
     if rank not in now.live:
         return RankSample(rank, host, "not started yet")
     if vitals is None:
