@@ -77,6 +77,19 @@ def ordinals(assignment):
     return [start.local_device_ids for start in assignment.starts]
 
 
+def test_what_waits_on_a_spare_host_prepares_for_what_a_rank_there_would_be():
+    spec = job_spec(2, max_restarts=1, env={"SEED": "1"})
+    registry = AgentRegistry(replace(spec, agents=4))
+    for rank, host in enumerate(("h1", "h2")):
+        registry.add(report(rank, host, 4))
+    started = registry.assign().starts[0]
+    waiting = registry.prepare([report(2, "h3", 4)])
+    assert [(start.rank, start.host, start.waits) for start in waiting] == [(2, "h3", True)]
+    assert (waiting[0].environment, waiting[0].program, waiting[0].fork) == (started.environment, started.program, True)
+    with pytest.raises(NotUniformError, match="was started as one of 3, but the job has 2 processes"):
+        AgentRegistry(replace(spec, agents=4)).add(report(0, "h1", 3))
+
+
 def test_start_messages_are_sorted_by_rank_and_describe_the_job():
     assignment = assign(["h1", "h2", "h1"], env={"A": "b"})
     assert [start.rank for start in assignment.starts] == [0, 1, 2]

@@ -6,6 +6,7 @@
 | supervise                           | the flow of every job: head, output, agents, verdict                      |
 | local                               | agents of a job on this machine: one, in this process                     |
 | remote, server, connections         | agents on other hosts: started by a launch command, served as they connect|
+| spare_agents                        | those that wait on spare hosts                                            |
 | launch_process, loss_attribution    | the running mpirun or srun; whether it, a host or an agent went first     |
 | dispatch, snapshot_collection       | events to the head and the event log; snapshots of many agents as one     |
 | parent_link                         | orders of the Python process that started the launcher                    |
