@@ -57,6 +57,19 @@ def open_own_or_linked_directory(path: Path) -> int:
         return os.open(".", _DIRECTORY, dir_fd=target)
 
 
+def write_file(directory: int, name: str, data: bytes, mode: int = 0o644) -> None:
+    """Write the file `name` in `directory`, a descriptor, as a whole or not at all. Raises OSError."""
+    draft = f".{name}.{os.getpid()}"
+    try:
+        with open(os.open(draft, NEW_FILE, mode, dir_fd=directory), "wb") as file:
+            file.write(data)
+        os.replace(draft, name, src_dir_fd=directory, dst_dir_fd=directory)
+    except OSError:
+        with contextlib.suppress(OSError):
+            os.unlink(draft, dir_fd=directory)
+        raise
+
+
 def _follow(stack: contextlib.ExitStack, at: int, name: str) -> int:
     """Return a descriptor of what `name` in the directory `at` leads to, through links of this user or of root only."""
     parts, links = [name], 0

@@ -12,11 +12,12 @@ from collections.abc import Iterator
 from jaxrun.errors import ProtocolError
 from jaxrun.protocol.codec import MessageDecoder, encode, message_types
 from jaxrun.protocol.requests import REQUESTS_DIR, Answer, Request
-from jaxrun.rundir.own_directory import NEW_FILE, is_trusted, open_own_directory
+from jaxrun.rundir.own_directory import is_trusted, open_own_directory, write_file
 
 _REQUEST, _ANSWER = ".request", ".answer"
 _READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 _MAX_REQUEST_BYTES = 65536
+_MODE = 0o600
 
 
 def write_request(run_dir: int, number: str, request: Request) -> None:
@@ -24,7 +25,7 @@ def write_request(run_dir: int, number: str, request: Request) -> None:
     with contextlib.suppress(FileExistsError):
         os.mkdir(REQUESTS_DIR, 0o700, dir_fd=run_dir)
     with _open_folder(run_dir) as folder:
-        _write(folder, number + _REQUEST, encode(request))
+        write_file(folder, number + _REQUEST, encode(request), _MODE)
 
 
 def take_requests(run_dir: int) -> list[tuple[str, Request | None]]:
@@ -42,7 +43,7 @@ def take_requests(run_dir: int) -> list[tuple[str, Request | None]]:
 def write_answer(run_dir: int, number: str, answer: Answer) -> None:
     """Write the answer to a request, or replace an earlier one. Raises OSError."""
     with _open_folder(run_dir) as folder:
-        _write(folder, number + _ANSWER, answer.to_json().encode("utf-8", "backslashreplace"))
+        write_file(folder, number + _ANSWER, answer.to_json().encode("utf-8", "backslashreplace"), _MODE)
 
 
 def read_answer(run_dir: int, number: str) -> Answer | None:
@@ -69,18 +70,6 @@ def _open_folder(run_dir: int) -> Iterator[int]:
         yield folder
     finally:
         os.close(folder)
-
-
-def _write(folder: int, name: str, data: bytes) -> None:
-    draft = f".{name}.{os.getpid()}"
-    try:
-        with open(os.open(draft, NEW_FILE, 0o600, dir_fd=folder), "wb") as file:
-            file.write(data)
-        os.replace(draft, name, src_dir_fd=folder, dst_dir_fd=folder)
-    except OSError:
-        with contextlib.suppress(OSError):
-            os.unlink(draft, dir_fd=folder)
-        raise
 
 
 def _read(folder: int, name: str, limit: int = -1) -> bytes | None:

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 from jaxrun.errors import UsageError
 from jaxrun.protocol.requests import Answer, Request
 from jaxrun.rundir import request_files
-from jaxrun.rundir.own_directory import NEW_FILE, open_own_directory, open_own_or_linked_directory
+from jaxrun.rundir.own_directory import NEW_FILE, open_own_directory, open_own_or_linked_directory, write_file
 
 if TYPE_CHECKING:
     from jaxrun.verdict.verdict import Verdict
@@ -99,14 +99,9 @@ class RunDir:
         """Write the file `name` as a whole or not at all."""
         if self._directory < 0:
             return
-        at, draft = self._directory, f".{name}.{os.getpid()}"
         try:
-            with open(os.open(draft, NEW_FILE, 0o644, dir_fd=at), "wb") as file:
-                file.write(text.encode("utf-8", "backslashreplace"))
-            os.replace(draft, name, src_dir_fd=at, dst_dir_fd=at)
+            write_file(self._directory, name, text.encode("utf-8", "backslashreplace"))
         except OSError as error:
-            with contextlib.suppress(OSError):
-                os.unlink(draft, dir_fd=at)
             self._report_error(error)
 
     def take_requests(self) -> list[tuple[str, Request | None]]:

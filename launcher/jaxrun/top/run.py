@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import signal
 import sys
@@ -15,8 +14,8 @@ from types import FrameType
 from typing import TYPE_CHECKING, NoReturn
 
 from jaxrun.errors import EXIT_SIGNAL_BASE, JaxrunError
-from jaxrun.rundir.recorded_files import read_text
-from jaxrun.rundir.rundir import JOB_FILE, VERDICT_FILE
+from jaxrun.rundir.recorded_files import read_verdict
+from jaxrun.rundir.rundir import JOB_FILE
 from jaxrun.rundir.running_job import RunningJob
 from jaxrun.rundir.stacks_request import format_stacks, request_snapshot
 from jaxrun.terminal import PROSE_WIDTH, TerminalFormat, without_controls
@@ -25,7 +24,6 @@ from jaxrun.top.keys import Keyboard
 from jaxrun.top.rows import Order
 from jaxrun.top.screen import ScreenLine, render, render_pages
 from jaxrun.verdict.report import format_headline
-from jaxrun.verdict.verdict import from_json
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -169,8 +167,8 @@ def _headline(job: RunningJob) -> str:
     """How the job has ended, in one line."""
     deadline = time.monotonic() + INTERVAL_S  # a launcher that was killed leaves none
     while time.monotonic() < deadline:
-        with contextlib.suppress(OSError, ValueError):
-            return without_controls(format_headline(from_json(read_text(job.run_dir / VERDICT_FILE))))
+        if (verdict := read_verdict(job.run_dir)) is not None:
+            return without_controls(format_headline(verdict))
         time.sleep(INTERVAL_S / 10)
     return f"the launcher of this job is gone, and left no verdict; what is known: jaxrun explain {job.run_dir}"
 
