@@ -40,13 +40,13 @@ import worker_by_hand
 env = worker_by_hand.WorkerEnv.from_env(os.environ)
 worker_by_hand.live(env, sys.argv[2 + env.rank])
 """
-SLEEPS = "run(); time.sleep(60)"
+SLEEPS = "run(); time.sleep(600)"
 
 
 class ByHand:
     """A head that the test controls, and the agent of one rank."""
 
-    def __init__(self, directory, job_id, *, rank=0, size=1, run_dir="", timeout=20.0, token=None, **env):
+    def __init__(self, directory, job_id, *, rank=0, size=1, run_dir="", timeout=60.0, token=None, **env):
         self.rank, self.size, self.job_id = rank, size, job_id
         self.token = auth.new_token()
         interface = Interface("lo", "127.0.0.1")
@@ -102,7 +102,7 @@ class ByHand:
             "program": ("p", *([""] * self.rank), *codes),
             "environment": {"COLOUR": "blue sky"},
             "local_device_ids": (),
-            "init_timeout": 20.0,
+            "init_timeout": 60.0,
             "run_dir": "",
             "log_dir": "",
             "show_output": True,

@@ -254,9 +254,9 @@ def test_a_launch_command_that_ends_during_the_job_ends_the_job(start):
 
 
 def test_an_agent_that_does_not_come_is_named(start):
-    job = start(CLEAN, CLEAN, CLEAN, script=AGENTS.replace("-lt $1", "-lt 2"), init_timeout=4.0)
+    job = start(CLEAN, CLEAN, CLEAN, script=AGENTS.replace("-lt $1", "-lt 2"), init_timeout=8.0)
     assert job.end() == 69
-    assert "2 of 3 agents reported within 4 s; missing: rank 2" in job.err
+    assert "2 of 3 agents reported within 8 s; missing: rank 2" in job.err
     assert "--interface chooses another" in job.err
 
 

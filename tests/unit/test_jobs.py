@@ -4,6 +4,7 @@ import json
 import os
 import re
 import time
+from pathlib import Path
 
 import pytest
 
@@ -80,8 +81,9 @@ def test_a_number_stands_for_the_job_that_has_it_in_the_list(job, collection, ca
     monkeypatch.chdir(collection.parent)
     job("old", 300)
     job("new", 100, outcome="failed", code=7)
-    assert latest_job(1) == collection / "new" and latest_job(2) == collection / "old"
-    assert main(["top", "2"]) == 2 and f"the job of {collection / 'old'} is over" in capsys.readouterr().err
+    shown = Path("jaxrun-runs")
+    assert latest_job(1) == shown / "new" and latest_job(2) == shown / "old"
+    assert main(["top", "2"]) == 2 and f"the job of {shown / 'old'} is over" in capsys.readouterr().err
     assert main(["explain", "3"]) == 2 and "there is no job 3" in capsys.readouterr().err
     (collection.parent / "3").mkdir()
     assert latest_job(3) is None

