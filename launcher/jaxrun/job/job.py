@@ -15,7 +15,7 @@ from jaxrun.protocol.flight_file import LOCKSTEP_MODES, LOCKSTEP_RECORD
 from jaxrun.protocol.names import (
     CACHE_AUTO,
     CACHE_OFF,
-    COMPILE_EACH,
+    COMPILE_AUTO,
     COMPILE_MODES,
     MAKE_MESH_JAXRUN,
     MAKE_MESH_MODES,
@@ -120,7 +120,7 @@ class Job:
     stall_notice: float = 30.0
     lockstep: str = LOCKSTEP_RECORD
     make_mesh: str = MAKE_MESH_JAXRUN
-    compile: str = COMPILE_EACH
+    compile: str = COMPILE_AUTO
     compile_cache: str = CACHE_OFF
     init_timeout: float = 120.0
     grace: float | None = None
