@@ -3,10 +3,13 @@
 import os
 import subprocess
 import sys
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
 
+from jaxrun.errors import UsageError
+from jaxrun.job.job import Job
 from jaxrun.protocol import shared_programs as directories
 from jaxrun_runtime.compile_cache import compile_once, jax_hooks
 from jaxrun_runtime.compile_cache.compiling_rank import IDLE_S, IDLE_SHARE, CompilingRank, seconds_worked
@@ -292,3 +295,10 @@ def test_a_compiler_that_is_called_otherwise_is_left_alone(monkeypatch):
         compile_once.set_up(env)
     env.compile = "auto"
     compile_once.set_up(env)
+
+
+def test_on_gpus_once_is_refused_also_where_they_are_found_later():
+    job = Job(program=("train.py",), compile="once")
+    with pytest.raises(UsageError, match=r"--compile once is for cpu: sharing was not tried on cuda; leave it out"):
+        replace(job, platform="cuda")
+    assert replace(job, platform="cpu").compile == "once"

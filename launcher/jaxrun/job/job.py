@@ -17,6 +17,7 @@ from jaxrun.protocol.names import (
     CACHE_OFF,
     COMPILE_AUTO,
     COMPILE_MODES,
+    COMPILE_ONCE,
     MAKE_MESH_JAXRUN,
     MAKE_MESH_MODES,
     STDIN_ALL,
@@ -167,6 +168,10 @@ class Job:
             raise UsageError(f"--make-mesh must be one of {', '.join(MAKE_MESH_MODES)}, not {self.make_mesh!r}")
         if self.compile not in COMPILE_MODES:
             raise UsageError(f"--compile must be one of {', '.join(COMPILE_MODES)}, not {self.compile!r}")
+        if self.compile == COMPILE_ONCE and self.platform not in ("auto", "cpu"):
+            raise UsageError(
+                f"--compile {self.compile} is for cpu: sharing was not tried on {self.platform}; leave it out"
+            )
         if self.compile_cache not in (CACHE_OFF, CACHE_AUTO) and not self.compile_cache.startswith("/"):
             raise UsageError(f"--compile-cache must be a directory, auto or off, not {self.compile_cache!r}")
         _positive("--timeout", self.timeout)
