@@ -25,6 +25,7 @@ from jaxrun_runtime.compile_cache.shared_programs import NOBODY, SharedPrograms
 
 LOADED_EVENT = "/jaxrun/compile_once/loaded"  # of jax.monitoring, for each program that another rank has compiled
 _CPU = "cpu"
+_MAX_CODE_BYTES = 16 * 2**20  # as a rank keeps that of each program that it has loaded
 _DUMPS = "xla_dump_to"  # of XLA_FLAGS: everybody is to write what it compiles
 # The functions outside a program that every process finds by their names, with arguments that are no addresses.
 _KNOWN_CALLS = re.compile(
@@ -157,7 +158,7 @@ def _shareable_code(request: CompileRequest) -> bytes | None:
         calls = jax_hooks.outside_calls(request.module, code)
     except Exception:  # as of what another JAX makes
         return None
-    return code if all(map(_KNOWN_CALLS.fullmatch, calls)) else None
+    return code if len(code) <= _MAX_CODE_BYTES and all(map(_KNOWN_CALLS.fullmatch, calls)) else None
 
 
 def _serialize(executable: Any) -> bytes:
