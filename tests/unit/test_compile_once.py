@@ -145,6 +145,18 @@ def test_all_of_a_job_is_removed_and_nothing_else(tmp_path, monkeypatch):
     assert [path.name.split("-")[3] for path in tmp_path.iterdir()] == ["a12"]
 
 
+def test_what_is_left_of_jobs_that_were_killed_is_removed_and_what_is_in_use_is_not(tmp_path, monkeypatch):
+    monkeypatch.setattr(directories, "_MEMORY", str(tmp_path))
+    left, used, new = (directories.shared_directory(job, 1, "h") for job in ("a", "b", "c"))
+    os.close(directories.open_shared_directory(left))
+    descriptors = [directories.open_shared_directory(used)]
+    os.close(directories.open_shared_directory(left))  # as if it were of another job that was killed meanwhile
+    descriptors.append(directories.open_shared_directory(new))
+    assert {str(path) for path in tmp_path.iterdir()} == {used, new}
+    for descriptor in descriptors:
+        os.close(descriptor)
+
+
 # ---- who compiles
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import fcntl
 import os
 
 _MEMORY = "/dev/shm"
@@ -26,14 +27,40 @@ def open_shared_directory(path: str) -> int:
 
     Raises OSError if it cannot be made, or is not this user's alone.
     """
-    with contextlib.suppress(FileExistsError):
+    is_first = True
+    try:
         os.mkdir(path, 0o700)
+    except FileExistsError:
+        is_first = False
     directory = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
     status = os.fstat(directory)
     if status.st_uid != os.geteuid() or status.st_mode & _OTHERS:
         os.close(directory)
         raise PermissionError(errno.EPERM, "it is not this user's alone, and what is in it is executed")
+    with contextlib.suppress(OSError):  # as long as a rank has it open, it is in use
+        fcntl.flock(directory, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    if is_first:
+        _remove_unused(os.path.dirname(path))
     return directory
+
+
+def _remove_unused(parent: str) -> None:
+    """Remove what jobs of this user have left that were killed together with their guards."""
+    with contextlib.suppress(OSError):
+        for name in os.listdir(parent):
+            if name.startswith(f"{_PREFIX}-{os.geteuid()}-") and not _is_in_use(f"{parent}/{name}"):
+                remove_shared_directory(f"{parent}/{name}")
+
+
+def _is_in_use(path: str) -> bool:
+    directory = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+    try:
+        fcntl.flock(directory, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        return False
+    except BlockingIOError:
+        return True
+    finally:
+        os.close(directory)
 
 
 def remove_shared_directory(path: str) -> None:
