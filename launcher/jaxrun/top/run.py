@@ -73,6 +73,8 @@ def watch_from_start(run_dir: Path, launcher: int, environ: Mapping[str, str]) -
     screen = _Screen(job, _console(environ))
     if screen.run():
         screen.print_last()
+        if not (run_dir / VERDICT_FILE).exists():  # nobody else says how the job has ended
+            _print(screen.console, [((_headline(job), ""),)])
 
 
 class _Screen:
@@ -93,9 +95,11 @@ class _Screen:
         threading.Thread(target=self._feed.update_forever, args=(self._is_new.set,), daemon=True).start()
         with Live(screen=True, auto_refresh=False, console=self.console) as live, Keyboard(sys.stdin.fileno()) as keys:
             shown_at = float("-inf")
-            while self._feed.is_running:
+            while True:
                 if self._is_new.is_set() or time.monotonic() >= shown_at + INTERVAL_S:
                     self._is_new.clear()
+                    if not self._feed.is_running:
+                        return True
                     live.update(to_text(self._lines()), refresh=True)
                     shown_at = time.monotonic()
                 for key in keys.wait(INTERVAL_S / 5):
@@ -103,7 +107,6 @@ class _Screen:
                         return False
                     self._on_key(key)
                     shown_at = float("-inf")
-        return True
 
     def print_last(self) -> None:
         """Leave on the terminal what was shown last."""
