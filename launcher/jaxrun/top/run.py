@@ -73,7 +73,7 @@ def watch_from_start(run_dir: Path, launcher: int, environ: Mapping[str, str]) -
     screen = _Screen(job, _console(environ))
     if screen.run():
         screen.print_last()
-        if not (run_dir / VERDICT_FILE).exists():  # nobody else says how the job has ended
+        if read_verdict(run_dir) is None:  # nobody else says how the job has ended
             _print(screen.console, [((_headline(job), ""),)])
 
 
