@@ -142,16 +142,16 @@ def test_a_training_resumes_from_the_save_that_it_made_when_slurm_warned(
     draw = random.Random(f"{number} {reason}")
     words = ["--backend", "slurm", "-N", "2", "--platform", "cpu", "--time", "1:00:00", "--requeue"]
     words += ["--max-restarts", "3", "--run-dir", str(tmp_path / "run")]  # a warning does not count for one
-    # Slurm compares a job's time with its limit every 30 s only.
-    training = train(tmp_path, "--step-time", "0.15" if reason == "preemption" else "0.7")
+    # Slurm looks at the time only every 30 s.
+    training = train(tmp_path, "--step-time", "0.15" if reason == "preemption" else "0.8")
     with bed.typed("ctl", *(PYTHON, "-m", "jaxrun", *words, "--submit", *training), directory=tmp_path) as job:
         job.wait_until((tmp_path / "checkpoints" / "10").exists, "checkpoint")
         time.sleep(draw.uniform(0, LAST_FAULT_S))
         (slurm_job,) = bed.inside("ctl", "squeue", "--noheader", "--states=R", "--format=%i").split()
         if reason == "preemption":
             bed.inside("ctl", "sbatch", "--partition=urgent", "-N3", "--exclusive", "--wrap", "sleep 1")
-        else:  # of which Slurm warns at once, as that is due 45 s before
-            bed.inside("ctl", "scontrol", "update", f"JobId={slurm_job}", "TimeLimit=1")
+        else:  # of which Slurm warns 45 s before
+            bed.inside("ctl", "scontrol", "update", f"JobId={slurm_job}", "EndTime=now+50")
             job.wait_until(lambda: "starts job" in job.result(timeout=0).out, "restart by Slurm")
             bed.inside("ctl", "scontrol", "update", f"JobId={slurm_job}", "TimeLimit=60")
         result = job.result(timeout=120)
