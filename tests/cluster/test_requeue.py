@@ -66,7 +66,9 @@ def run_dirs(directory: Path) -> list[dict[str, object]]:
 def test_a_preempted_job_goes_on_where_it_was_told_to_stop(bed: Bed, program: Path, tmp_path: Path) -> None:
     with submitted(bed, program, "--requeue") as job:
         wait_for_step(job)
-        bed.inside("ctl", "sbatch", "--partition=urgent", "-N3", "--exclusive", "--wrap", "sleep 1")
+        bed.inside(
+            "ctl", "sbatch", "--partition=urgent", "-N3", "--exclusive", "--output=/dev/null", "--wrap", "sleep 1"
+        )
         result = job.result()
     assert result.code == 0 and "[0] done" in result.out, result
     saved = (tmp_path / "counts.saved").read_text()

@@ -149,7 +149,9 @@ def test_a_training_resumes_from_the_save_that_it_made_when_slurm_warned(
         time.sleep(draw.uniform(0, LAST_FAULT_S))
         (slurm_job,) = bed.inside("ctl", "squeue", "--noheader", "--states=R", "--format=%i").split()
         if reason == "preemption":
-            bed.inside("ctl", "sbatch", "--partition=urgent", "-N3", "--exclusive", "--wrap", "sleep 1")
+            bed.inside(
+                "ctl", "sbatch", "--partition=urgent", "-N3", "--exclusive", "--output=/dev/null", "--wrap", "sleep 1"
+            )
         else:  # of which Slurm warns 45 s before
             bed.inside("ctl", "scontrol", "update", f"JobId={slurm_job}", "EndTime=now+50")
             job.wait_until(lambda: "starts job" in job.result(timeout=0).out, "restart by Slurm")
