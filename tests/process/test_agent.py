@@ -227,4 +227,4 @@ def test_fifty_jobs_leave_no_descriptor_open(run_job):
     before = os.listdir("/proc/self/fd")
     for _ in range(50):
         assert run_job(argv=["/bin/sh", "-c", "exit 3"], size=2).ending.reason == "failed"
-    assert len(os.listdir("/proc/self/fd")) == len(before)
+    assert len(os.listdir("/proc/self/fd")) <= len(before)  # fewer where garbage was collected

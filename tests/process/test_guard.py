@@ -180,7 +180,7 @@ older = subprocess.Popen(["sh", "-c", f"read line; {daemon[2]}"], env={}, stdin=
 guard = Guard("JAXRUN_JOB_ID=" + os.urandom(16).hex())
 guard.add_earlier(older.pid)
 younger = subprocess.run(daemon, env={}, stdout=-1, start_new_session=True).stdout
-print((older.communicate(b"go\\n")[0] + younger).decode())
+print((older.communicate(b"go\\n")[0] + younger).decode(), flush=True)
 os.kill(os.getpid(), 9)
 """
 

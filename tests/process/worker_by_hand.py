@@ -77,6 +77,7 @@ class Worker:
 
     def fail(self, text="bad record", status=1):
         traceback = f"Traceback (most recent call last):\nValueError: {text}\n"
+        sys.stdout.flush()
         self.send(Failed(self.rank, time.time(), "program", status, "ValueError", text, traceback))
         os._exit(status)
 
