@@ -39,7 +39,7 @@ NO_SUCH_PYTHON = 69  # how scripts/install exits then
 NO_TESTS = 5  # how pytest exits then
 TIDY_S = 30.0  # for the fixtures of an interrupted pytest: the simulated hosts have a Slurm to end
 PLAIN_MINUTES = 5  # on two cores, after the installations
-ALL_MINUTES = 15
+ALL_MINUTES = 19
 
 
 @dataclass(frozen=True)
