@@ -11,6 +11,7 @@ import os
 import sys
 import time
 import traceback
+from collections.abc import Set
 from typing import NoReturn
 
 from jaxrun.errors import EXIT_SOFTWARE
@@ -62,11 +63,12 @@ def run_worker(env: WorkerEnv, argv: list[str], started: float, forked_by: int =
 def _run_stages(env: WorkerEnv, argv: list[str], started: float, forked_by: int, channel: AgentChannel) -> NoReturn:
     stage = WorkerStage.START
     try:
+        cores = os.sched_getaffinity(0)
         _apply_host_settings(env)
         _import_jax(env)
         channel.send(hello.build_hello(env, argv, os.environ, started))
         stage = WorkerStage.JOIN
-        _keep_compiled_programs(env)
+        _keep_compiled_programs(env, cores)
         from jaxrun_runtime import join
 
         order = channel.receive(StartCoordinator, Join)
@@ -162,7 +164,7 @@ def _import_jax(env: WorkerEnv) -> None:
         _warn(env, line)
 
 
-def _keep_compiled_programs(env: WorkerEnv) -> None:
+def _keep_compiled_programs(env: WorkerEnv, cores: Set[int]) -> None:
     if env.compile_cache != CACHE_OFF:
         from jaxrun_runtime.compile_cache import set_up
 
@@ -170,7 +172,7 @@ def _keep_compiled_programs(env: WorkerEnv) -> None:
     if env.compile != COMPILE_EACH:
         from jaxrun_runtime.compile_cache import compile_once
 
-        compile_once.set_up(env)
+        compile_once.set_up(env, cores)
 
 
 def _install_lockstep(env: WorkerEnv, channel: AgentChannel) -> None:

@@ -8,11 +8,12 @@ first: because it has ended, stands still (compiling_rank.py), or cannot seriali
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import os
 import re
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Set
 from typing import Any, NamedTuple
 
 from jaxrun.protocol.env import WorkerEnv
@@ -33,15 +34,17 @@ _KNOWN_CALLS = re.compile(
 )
 
 
-def set_up(env: WorkerEnv) -> None:
+def set_up(env: WorkerEnv, cores: Set[int]) -> None:
     """Let this rank share what is compiled, where --compile and JAX allow it. jax must have been imported.
+
+    cores:  those that this rank may use while it compiles for all; it may be bound to fewer
 
     Raises RuntimeError where --compile once asks for what this JAX cannot do.
     """
     if env.compile == COMPILE_EACH or env.local_size == 1 or _DUMPS in os.environ.get("XLA_FLAGS", ""):
         return
     directory = shared_directory(env.job_id, env.attempt, env.host)
-    compiler = _SharedCompiler(SharedPrograms(directory, env.local_size), _teller(env))
+    compiler = _SharedCompiler(SharedPrograms(directory, env.local_size), _teller(env), cores)
     if not jax_hooks.hook_compiler(compiler.compile) and env.compile == COMPILE_ONCE:
         raise RuntimeError(
             f"--compile once is not possible with JAX {sys.modules['jax'].__version__}, which compiles in another way "
@@ -63,11 +66,13 @@ def _teller(env: WorkerEnv) -> Callable[[str], None]:
 class _SharedCompiler:
     """Compiles programs, or loads those that other ranks of this host have compiled."""
 
-    def __init__(self, programs: SharedPrograms, tell: Callable[[str], None]) -> None:
+    def __init__(self, programs: SharedPrograms, tell: Callable[[str], None], cores: Set[int]) -> None:
         self._programs = programs
         self._tell = tell
+        self._cores = cores
+        self._bound_to = os.sched_getaffinity(0)
         self._owner = os.getpid()
-        self._machine = (len(os.sched_getaffinity(0)), os.environ.get("NPROC", ""), os.environ.get("XLA_FLAGS", ""))
+        self._machine = (len(self._bound_to), os.environ.get("NPROC", ""), os.environ.get("XLA_FLAGS", ""))
         self._loaded: dict[int, _Loaded] = {}  # by the id of the executable
 
     def compile(self, compile_here: Callable[[], Any], request: CompileRequest) -> Any:
@@ -102,7 +107,8 @@ class _SharedCompiler:
     def _compile_for_all(self, key: str, compile_here: Callable[[], Any]) -> Any:
         content = b""
         try:
-            executable = self._forget(compile_here())
+            with self._on_all_cores():
+                executable = self._forget(compile_here())
             content = _serialize(executable)
         finally:
             if content:
@@ -110,6 +116,21 @@ class _SharedCompiler:
             else:
                 self._programs.refuse(key)  # nobody need wait for it
         return executable
+
+    @contextlib.contextmanager
+    def _on_all_cores(self) -> Iterator[None]:
+        """Let this thread and those that the compiler starts use the cores of the ranks that wait.
+
+        The code is the same: what it depends on is how many cores there were when the backend was made.
+        """
+        is_bound = self._bound_to != self._cores and os.sched_getaffinity(0) == self._bound_to
+        if is_bound:
+            _bind(self._cores)
+        try:
+            yield
+        finally:
+            if is_bound:
+                _bind(self._bound_to)
 
     def _load(self, loaded: _Loaded, content: bytes) -> Any:
         request = loaded.request
@@ -139,6 +160,11 @@ class _SharedCompiler:
             return None
         content = self._programs.read(loaded.key) if jax_hooks.is_for_cache() else None
         return content or _serialize(jax_hooks.compile_code(loaded.request, loaded.code))
+
+
+def _bind(cores: Set[int]) -> None:
+    with contextlib.suppress(OSError):  # as of cores that the system has taken away since
+        os.sched_setaffinity(0, cores)
 
 
 class _Loaded(NamedTuple):

@@ -37,20 +37,19 @@ class CompilingRank:
         self._worked = worked or seconds_worked
         self._clock = clock
         self._looked_at = clock()
-        self._before = self._worked(pid)
+        self._before: float | None = None
         self._busy_s = self._idle_s = 0.0
 
     def is_worth_waiting_for(self) -> bool:
         """Whether to wait on."""
-        if self._before is None:
-            return False
         passed = self._clock() - self._looked_at
         if passed < max(_LOOK_EVERY_S, _LOOK_SHARE * (self._busy_s + self._idle_s)):
             return True
         now = self._worked(self._pid)
         if now is None:
             return False
-        busy = min(passed, max(0.0, now - self._before))  # several threads do not work faster than the clock goes
+        # Several threads do not work faster than the clock goes. What it did before the first look is not known.
+        busy = 0.0 if self._before is None else min(passed, max(0.0, now - self._before))
         self._busy_s += busy
         self._idle_s += passed - busy
         self._looked_at += passed

@@ -23,7 +23,7 @@ _NEW = os.O_WRONLY | os.O_CREAT | os.O_TRUNC
 _CLAIM = ".claim"
 _FILE_SYSTEM_SHARE = 8  # of /dev/shm, which may be small, and others need it
 _LOOKS_PER_BOUND = 16  # how often one looks at all sizes while so many bytes are written
-_FIRST_PAUSE_S, _PAUSE_GROWTH, _MAX_PAUSE_S = 0.0005, 1.1, 0.02
+_FIRST_PAUSE_S, _PAUSE_GROWTH, _MAX_PAUSE_S = 0.001, 1.15, 0.02
 
 
 class SharedPrograms:
@@ -75,7 +75,9 @@ class SharedPrograms:
     def wait_for(self, key: str, pid: int) -> bytes | None:
         """Wait until the rank `pid` has written the program; None once that is not worth while any more."""
         compiling, pause = CompilingRank(pid), _FIRST_PAUSE_S
-        while (content := self.read(key)) is None and self._claimant(key) == pid and compiling.is_worth_waiting_for():
+        while (content := self.read(key)) is None and compiling.is_worth_waiting_for():
+            if pause == _MAX_PAUSE_S and self._claimant(key) != pid:  # as it has been deleted
+                break
             time.sleep(pause)
             pause = min(pause * _PAUSE_GROWTH, _MAX_PAUSE_S)
         return self.read(key) if content is None else content  # it may have ended right after writing
