@@ -7,6 +7,7 @@ from types import SimpleNamespace
 import pytest
 
 from jaxrun.protocol.compile_cache import cache_directory, make_cache_directory
+from jaxrun.protocol.whole_file import draft_name
 from jaxrun_runtime.compile_cache import jax_hooks, set_up
 
 
@@ -53,11 +54,12 @@ def test_the_oldest_programs_make_room_and_what_was_never_finished_is_deleted(tm
     for age in range(5):
         (tmp_path / f"{age}-cache").write_bytes(bytes(100))
         os.utime(tmp_path / f"{age}-cache", (now - age, now - age))
-    for name, age in (("old", 7200), ("new", 10)):
-        (tmp_path / f"{name}{jax_hooks.UNFINISHED}").touch()
-        os.utime(tmp_path / f"{name}{jax_hooks.UNFINISHED}", (now - age, now - age))
+    old, new = tmp_path / draft_name(), tmp_path / draft_name()
+    for path, age in ((old, 7200), (new, 10)):
+        path.touch()
+        os.utime(path, (now - age, now - age))
     set_up.clean(tmp_path, None)
-    assert len(list(tmp_path.iterdir())) == 6 and not (tmp_path / f"old{jax_hooks.UNFINISHED}").exists()
+    assert len(list(tmp_path.iterdir())) == 6 and not old.exists()
     set_up.clean(tmp_path, 400)
     assert {path.name for path in tmp_path.glob("*-cache")} == {"0-cache", "1-cache", "2-cache"}
     set_up.clean(tmp_path / "missing", 400)

@@ -94,7 +94,7 @@ def test_a_rank_that_has_ended_or_can_write_no_more_keeps_nobody_waiting(program
     programs.claim("first")
     os.symlink(str(ended.pid), tmp_path / "shared/k.claim")
     assert programs.claim("k") == ended.pid and programs.wait_for("k", ended.pid) is None
-    monkeypatch.setattr(programs, "_replace", lambda *_: (_ for _ in ()).throw(OSError()))
+    monkeypatch.setattr(f"{SharedPrograms.__module__}.write_whole_file", lambda *_: (_ for _ in ()).throw(OSError()))
     programs.write("first", b"program")
     assert programs.wait_for("first", os.getpid()) is None  # though its process, this one, works
 

@@ -267,11 +267,12 @@ def test_records_stay_in_the_directory_that_was_made_wherever_its_path_leads(tmp
     assert not list(directory.path.iterdir())
 
 
-def test_no_planted_link_is_written_through(tmp_path: Path) -> None:
+def test_no_planted_link_is_written_through(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     precious = tmp_path / "precious"
     precious.write_text("mine")
     run = made(tmp_path)
-    for name in ("rank-0000.out", "rank-0000.flight", f".job.json.{os.getpid()}", "starter.log"):
+    monkeypatch.setattr("jaxrun.protocol.whole_file.draft_name", lambda: ".guessed.draft")
+    for name in ("rank-0000.out", "rank-0000.flight", ".guessed.draft", "starter.log"):
         (run / name).symlink_to(precious)
     said: list[str] = []
     logs = RankLogs(run, (0,), said.append)

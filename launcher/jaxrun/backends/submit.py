@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import re
 import shlex
 import subprocess
@@ -12,8 +11,8 @@ from pathlib import Path
 
 from jaxrun.backends.sbatch import SCRIPT_MARK
 from jaxrun.errors import UnavailableError, UsageError
+from jaxrun.protocol.whole_file import write_whole_file
 
-_NEW_SCRIPT = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 _ALLOCATION_VARIABLE = re.compile(r"SLURM_(?!CONF$|CLUSTERS$)")
 
 
@@ -40,18 +39,11 @@ def write_script(path: Path, text: str) -> None:
 
     Raises UsageError rather than overwrite a file that jaxrun has not written.
     """
-    draft = path.with_name(f".{path.name}.{os.getpid()}")
     try:
         if path.exists() and SCRIPT_MARK not in path.read_text(errors="replace"):
             raise UsageError(f"--sbatch {path} is a file already, and no batch script of jaxrun's; give another name")
-        draft.unlink(missing_ok=True)
-        with open(os.open(draft, _NEW_SCRIPT, 0o700), "w", encoding="utf-8", errors="surrogateescape") as file:
-            os.fchmod(file.fileno(), 0o700)
-            file.write(text)
-        draft.replace(path)
+        write_whole_file(path, text.encode("utf-8", "surrogateescape"), 0o700)
     except OSError as error:
-        with contextlib.suppress(OSError):
-            draft.unlink()
         raise UsageError(f"the batch script cannot be written to {path}: {error.strerror}") from None
 
 

@@ -12,7 +12,6 @@ import errno
 import hashlib
 import json
 import os
-import secrets
 import stat
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -22,10 +21,10 @@ from jaxrun.errors import UnavailableError, UsageError
 from jaxrun.job.cluster_env import RankInfo
 from jaxrun.protocol.addresses import parse_addresses
 from jaxrun.protocol.connect import HeadAddress
+from jaxrun.protocol.whole_file import write_whole_file
 
 _TEXTS = ("token", "head")
 _MAX_BYTES = 2**16  # a head with hundreds of addresses stays below
-_DRAFT = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 # O_NONBLOCK, or to open a FIFO would wait for somebody who writes to it.
 _READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 
@@ -39,18 +38,8 @@ class RendezvousFile:
     def write(self, token: str, head: str) -> None:
         """All or nothing. UnavailableError where the directory cannot be written."""
         content = json.dumps({"token": token, "head": head})
-        draft = self.path.with_name(f"{self.path.name}.{secrets.token_hex(8)}")
         try:
-            descriptor = os.open(draft, _DRAFT, 0o600)
-            try:
-                with open(descriptor, "w") as file:
-                    os.fchmod(descriptor, 0o600)  # whatever the umask, or an ACL of the directory, has made of it
-                    file.write(content)
-                os.replace(draft, self.path)
-            except BaseException:
-                with contextlib.suppress(OSError):
-                    draft.unlink()
-                raise
+            write_whole_file(self.path, content.encode(), 0o600)
         except OSError as error:
             raise UnavailableError(
                 f"{self.path} cannot be written ({error.strerror}), where the others would look for rank 0; "

@@ -13,7 +13,6 @@ from pathlib import Path
 
 from jaxrun.text import format_user
 
-NEW_FILE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _ROOT = 0
 _SQUASHED = (2**16 - 2, 2**32 - 2)  # nobody
@@ -55,19 +54,6 @@ def open_own_or_linked_directory(path: Path) -> int:
         if owner != os.geteuid():
             raise OSError(errno.EPERM, f"it leads to a directory of {format_user(owner)}{_squashed(owner)}")
         return os.open(".", _DIRECTORY, dir_fd=target)
-
-
-def write_file(directory: int, name: str, data: bytes, mode: int = 0o644) -> None:
-    """Write the file `name` in `directory`, a descriptor, as a whole or not at all. Raises OSError."""
-    draft = f".{name}.{os.getpid()}"
-    try:
-        with open(os.open(draft, NEW_FILE, mode, dir_fd=directory), "wb") as file:
-            file.write(data)
-        os.replace(draft, name, src_dir_fd=directory, dst_dir_fd=directory)
-    except OSError:
-        with contextlib.suppress(OSError):
-            os.unlink(draft, dir_fd=directory)
-        raise
 
 
 def _follow(stack: contextlib.ExitStack, at: int, name: str) -> int:

@@ -12,7 +12,8 @@ from collections.abc import Iterator
 from jaxrun.errors import ProtocolError
 from jaxrun.protocol.codec import MessageDecoder, encode, message_types
 from jaxrun.protocol.requests import REQUESTS_DIR, Answer, Request
-from jaxrun.rundir.own_directory import is_trusted, open_own_directory, write_file
+from jaxrun.protocol.whole_file import write_whole_file
+from jaxrun.rundir.own_directory import is_trusted, open_own_directory
 
 _REQUEST, _ANSWER = ".request", ".answer"
 _READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
@@ -25,7 +26,7 @@ def write_request(run_dir: int, number: str, request: Request) -> None:
     with contextlib.suppress(FileExistsError):
         os.mkdir(REQUESTS_DIR, 0o700, dir_fd=run_dir)
     with _open_folder(run_dir) as folder:
-        write_file(folder, number + _REQUEST, encode(request), _MODE)
+        write_whole_file(number + _REQUEST, encode(request), _MODE, folder)
 
 
 def take_requests(run_dir: int) -> list[tuple[str, Request | None]]:
@@ -43,7 +44,7 @@ def take_requests(run_dir: int) -> list[tuple[str, Request | None]]:
 def write_answer(run_dir: int, number: str, answer: Answer) -> None:
     """Write the answer to a request, or replace an earlier one. Raises OSError."""
     with _open_folder(run_dir) as folder:
-        write_file(folder, number + _ANSWER, answer.to_json().encode("utf-8", "backslashreplace"), _MODE)
+        write_whole_file(number + _ANSWER, answer.to_json().encode("utf-8", "backslashreplace"), _MODE, folder)
 
 
 def read_answer(run_dir: int, number: str) -> Answer | None:

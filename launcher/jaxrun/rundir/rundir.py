@@ -18,8 +18,9 @@ from typing import TYPE_CHECKING
 
 from jaxrun.errors import UsageError
 from jaxrun.protocol.requests import Answer, Request
+from jaxrun.protocol.whole_file import NEW_FILE, draft_name, write_whole_file
 from jaxrun.rundir import request_files
-from jaxrun.rundir.own_directory import NEW_FILE, open_own_directory, open_own_or_linked_directory, write_file
+from jaxrun.rundir.own_directory import open_own_directory, open_own_or_linked_directory
 
 if TYPE_CHECKING:
     from jaxrun.verdict.verdict import Verdict
@@ -100,7 +101,7 @@ class RunDir:
         if self._directory < 0:
             return
         try:
-            write_file(self._directory, name, text.encode("utf-8", "backslashreplace"))
+            write_whole_file(name, text.encode("utf-8", "backslashreplace"), 0o644, self._directory)
         except OSError as error:
             self._report_error(error)
 
@@ -239,10 +240,8 @@ def _hide_from_git(collection: int) -> None:
 
 
 def _point_latest(collection: int, name: str) -> None:
-    draft = f".{LATEST_LINK}.{os.getpid()}"
+    draft = draft_name()
     try:
-        with contextlib.suppress(FileNotFoundError):
-            os.unlink(draft, dir_fd=collection)
         os.symlink(name, draft, dir_fd=collection)
         os.replace(draft, LATEST_LINK, src_dir_fd=collection, dst_dir_fd=collection)
     except OSError:  # a convenience, which some file systems lack

@@ -28,9 +28,9 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from jaxrun.protocol.whole_file import write_whole_file
 from jaxrun_runtime.compile_cache.devices import is_local
 
-UNFINISHED = "-unfinished"  # how the name of a file ends that is being written
 _CPU = "cpu"
 _CALL_OUTSIDE, _CALLEE = "custom_call", "call_target_name"  # an operation of StableHLO, and its attribute
 _CACHE_MODULE, _CACHE_FRAMES = "jax._src.compilation_cache", 8
@@ -120,25 +120,13 @@ def write_whole_files(report: Callable[[str], None]) -> bool:
             put(cache, key, value)
         elif not failed:
             try:
-                _write(os.path.join(directory, f"{key}-cache"), value)
+                write_whole_file(os.path.join(directory, f"{key}-cache"), value)
             except OSError as error:
                 failed = True
                 report(error.strerror or str(error))
 
     kind.put = put_whole  # type: ignore[union-attr]
     return True
-
-
-def _write(path: str, content: bytes) -> None:
-    unfinished = f"{path}-{os.getpid()}{UNFINISHED}"
-    try:
-        with open(unfinished, "wb") as file:
-            file.write(content)
-        os.replace(unfinished, path)
-    except OSError:
-        with contextlib.suppress(OSError):
-            os.unlink(unfinished)
-        raise
 
 
 # ---- one rank compiles for its host

@@ -11,6 +11,7 @@ from pathlib import Path
 from jaxrun.protocol.compile_cache import cache_directory, make_cache_directory
 from jaxrun.protocol.env import WorkerEnv
 from jaxrun.protocol.names import CACHE_AUTO, CACHE_OFF
+from jaxrun.protocol.whole_file import is_draft
 from jaxrun_runtime.compile_cache import jax_hooks
 from jaxrun_runtime.compile_cache.devices import describe_devices
 
@@ -55,7 +56,7 @@ def clean(directory: Path, max_bytes: int | None) -> None:
         too_much = sum(size for _, size, _ in entries) - (max_bytes or sys.maxsize)
         to_delete = too_much + (max_bytes or 0) // 4 if too_much > 0 else 0
         for written, size, path in sorted(entries):
-            is_stale = path.endswith(jax_hooks.UNFINISHED) and written < time.time() - _STALE_S
+            is_stale = is_draft(os.path.basename(path)) and written < time.time() - _STALE_S
             if is_stale or to_delete > 0:
                 os.unlink(path)
                 to_delete -= size

@@ -4,7 +4,7 @@
 |---------------|------------------------------------------------------------------------------------------|
 | KEY           | a program; empty: it cannot be shared, so each rank compiles it                           |
 | KEY.claim     | a link to the process id of the rank that compiles the program, or has compiled it        |
-| KEY.PID       | a program that is being written                                                           |
+| a draft       | a program that is being written (jaxrun.protocol.whole_file)                              |
 """
 
 from __future__ import annotations
@@ -14,12 +14,13 @@ import os
 import time
 
 from jaxrun.protocol.shared_programs import open_shared_directory
+from jaxrun.protocol.whole_file import write_whole_file
 from jaxrun_runtime.compile_cache.compiling_rank import CompilingRank
 
 MAX_BYTES = 512 * 2**20
 _NOT_SHARED = b""
 NOBODY = -1
-_NEW = os.O_WRONLY | os.O_CREAT | os.O_TRUNC
+_MODE = 0o600
 _CLAIM = ".claim"
 _FILE_SYSTEM_SHARE = 8  # of /dev/shm, which may be small, and others need it
 _LOOKS_PER_BOUND = 16  # how often one looks at all sizes while so many bytes are written
@@ -87,14 +88,14 @@ class SharedPrograms:
         if len(content) * 4 <= self._max_bytes:
             self._make_room(len(content))
             with contextlib.suppress(OSError):
-                self._replace(key, content)
+                write_whole_file(key, content, _MODE, self._directory)
                 return
         self.refuse(key)
 
     def refuse(self, key: str) -> None:
         """Say that each rank has to compile the program itself."""
         try:
-            self._replace(key, _NOT_SHARED)
+            write_whole_file(key, _NOT_SHARED, _MODE, self._directory)
         except OSError:
             with contextlib.suppress(OSError):
                 os.unlink(key + _CLAIM, dir_fd=self._directory)
@@ -104,17 +105,6 @@ class SharedPrograms:
             return int(os.readlink(key + _CLAIM, dir_fd=self._directory))
         except (OSError, ValueError):
             return NOBODY
-
-    def _replace(self, key: str, content: bytes) -> None:
-        directory, unfinished = self._directory, f"{key}.{os.getpid()}"
-        try:
-            with open(os.open(unfinished, _NEW, 0o600, dir_fd=directory), "wb") as file:
-                file.write(content)
-            os.rename(unfinished, key, src_dir_fd=directory, dst_dir_fd=directory)
-        except OSError:
-            with contextlib.suppress(OSError):
-                os.unlink(unfinished, dir_fd=directory)
-            raise
 
     def _make_room(self, size: int) -> None:
         """Delete the oldest programs if there are too many, with their claims, lest anybody wait for them."""
