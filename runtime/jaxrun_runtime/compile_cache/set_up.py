@@ -14,6 +14,7 @@ from jaxrun.protocol.names import CACHE_AUTO, CACHE_OFF
 from jaxrun.protocol.whole_file import is_draft
 from jaxrun_runtime.compile_cache import jax_hooks
 from jaxrun_runtime.compile_cache.devices import describe_devices
+from jaxrun_runtime.compile_cache.eviction import choose_oldest, list_stored
 
 # A restart waits for many small programs, too; loading one is faster than compiling it, whatever its size.
 _THRESHOLDS = {"jax_persistent_cache_min_compile_time_secs": 0.0, "jax_persistent_cache_min_entry_size_bytes": -1}
@@ -52,14 +53,12 @@ def set_up(env: WorkerEnv) -> None:
 def clean(directory: Path, max_bytes: int | None) -> None:
     """Delete what was never finished, and where there is too much the oldest quarter of what may be there."""
     with contextlib.suppress(OSError):
-        entries = [(entry.stat().st_mtime, entry.stat().st_size, entry.path) for entry in os.scandir(directory)]
-        too_much = sum(size for _, size, _ in entries) - (max_bytes or sys.maxsize)
-        to_delete = too_much + (max_bytes or 0) // 4 if too_much > 0 else 0
-        for written, size, path in sorted(entries):
-            is_stale = is_draft(os.path.basename(path)) and written < time.time() - _STALE_S
-            if is_stale or to_delete > 0:
-                os.unlink(path)
-                to_delete -= size
+        files = list_stored(directory)
+        stale = {file for file in files if is_draft(file.name) and file.written < time.time() - _STALE_S}
+        kept = [file for file in files if file not in stale]
+        oldest = choose_oldest(kept, sum(file.size for file in kept), max_bytes or sys.maxsize)
+        for name in (*(file.name for file in stale), *oldest):
+            os.unlink(directory / name)
 
 
 def describe_machine() -> tuple[object, ...]:

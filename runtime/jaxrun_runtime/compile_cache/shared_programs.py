@@ -16,6 +16,7 @@ import time
 from jaxrun.protocol.shared_programs import open_shared_directory
 from jaxrun.protocol.whole_file import write_whole_file
 from jaxrun_runtime.compile_cache.compiling_rank import CompilingRank
+from jaxrun_runtime.compile_cache.eviction import choose_oldest, list_stored
 
 MAX_BYTES = 512 * 2**20
 _NOT_SHARED = b""
@@ -113,11 +114,8 @@ class SharedPrograms:
             return
         self._unseen_bytes, directory = 0, self._directory
         with contextlib.suppress(OSError):
-            entries = [(entry.stat(follow_symlinks=False), entry.name) for entry in os.scandir(directory)]
-            too_much = size + sum(status.st_size for status, _ in entries) - self._max_bytes
-            to_delete = too_much + self._max_bytes // 4 if too_much > 0 else 0
-            for status, name in sorted(entries, key=lambda entry: entry[0].st_mtime_ns):
-                if to_delete > 0 and "." not in name and status.st_size:
-                    os.unlink(name, dir_fd=directory)
-                    os.unlink(name + _CLAIM, dir_fd=directory)
-                    to_delete -= status.st_size
+            files = list_stored(directory)
+            programs = [file for file in files if file.size and "." not in file.name]
+            for name in choose_oldest(programs, size + sum(file.size for file in files), self._max_bytes):
+                os.unlink(name, dir_fd=directory)
+                os.unlink(name + _CLAIM, dir_fd=directory)
