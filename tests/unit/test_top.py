@@ -12,7 +12,7 @@ from rich.cells import cell_len
 from jaxrun.diagnosis.overview import Overview
 from jaxrun.diagnosis.straggler import Straggler
 from jaxrun.protocol.flight import Flight
-from jaxrun.top.layout import format_duration, format_memory, lay_out
+from jaxrun.top.layout import format_memory, format_seconds_briefly, lay_out
 from jaxrun.top.rates import CallRates, format_pace, sparkline
 from jaxrun.top.rows import Order, make_table
 from jaxrun.top.samples import FAILED, LATE, LIKE_OTHERS, SLOW, STOPPED, RankSample, take_samples
@@ -279,7 +279,7 @@ def test_the_pace_in_words(rate, calls, text):
 
 
 def test_figures_are_short():
-    assert [format_duration(s) for s in (0.038, 12.2, 187, 7500)] == ["38 ms", "12 s", "3m07", "2h05"]
+    assert [format_seconds_briefly(s) for s in (0.038, 12.2, 187, 7500)] == ["38 ms", "12 s", "3m07", "2h05"]
     sizes = (None, 5 * 2**10, 412 * 2**20, 1.25 * 2**30, 80 * 2**30, 2**41)
     assert [format_memory(size) for size in sizes] == ["-", "5K", "412M", "1.2G", "80G", "2.0T"]
     assert sparkline([0.0, 1.0, 2.0], 2) == "▅█" and sparkline([0.0], 5) == "▁" and sparkline([], 5) == ""

@@ -64,7 +64,7 @@ def check_network(seen: Observation) -> Iterator[Finding]:
     yield from _check_slow(trips, speeds, hosts)
     if trips and not errors:
         count = len(hosts) * (len(hosts) - 1)
-        best = f"{format_seconds_briefly(statistics.median(trips.values()))}, {format_rate(_median(speeds))}"
+        best = f"{format_latency(statistics.median(trips.values()))}, {format_rate(_median(speeds))}"
         yield ok(f"each host reaches each other ({count} ways), {best} at the median{_interfaces(seen)}")
 
 
@@ -78,7 +78,7 @@ def check_clocks(seen: Observation) -> Iterator[Finding]:
         yield warning(text, "timedatectl set-ntp true there, or chronyc makestep")
     if len(offsets) > 1 and not off:
         worst = max(abs(clock.offset_s) + clock.error_s for clock in offsets.values())
-        yield ok(f"within {format_seconds_briefly(worst)} of this host's")
+        yield ok(f"within {format_latency(worst)} of this host's")
 
 
 def ways(seen: Observation) -> tuple[dict[Pair, float], dict[Pair, float]]:
@@ -88,8 +88,8 @@ def ways(seen: Observation) -> tuple[dict[Pair, float], dict[Pair, float]]:
     return trips, speeds
 
 
-def format_seconds_briefly(value: float) -> str:
-    """Write 0.00005 as `0.05 ms`."""
+def format_latency(value: float) -> str:
+    """Write 0.00005 as `0.05 ms`, which `format_seconds` would round to nothing."""
     return f"{1e3 * value:.2f} ms" if value < 0.1 else format_seconds(value)
 
 
@@ -107,8 +107,8 @@ def _check_slow(trips: Mapping[Pair, float], speeds: Mapping[Pair, float], hosts
     far = {pair: trip for pair, trip in trips.items() if _is_far(trip, shortest)}
     thin = {pair: speed for pair, speed in speeds.items() if _is_thin(speed, fastest)}
     if far:
-        text = f"takes up to {format_seconds_briefly(max(far.values()))} for a round trip"
-        yield warning(f"{blame(set(far), hosts)} {text}, others {format_seconds_briefly(shortest)}", _SLOW)
+        text = f"takes up to {format_latency(max(far.values()))} for a round trip"
+        yield warning(f"{blame(set(far), hosts)} {text}, others {format_latency(shortest)}", _SLOW)
     if thin:
         text = f"carries down to {format_rate(min(thin.values()))}, others {format_rate(fastest)}"
         yield warning(f"{blame(set(thin), hosts)} {text}", _SLOW)

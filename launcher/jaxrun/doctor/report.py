@@ -13,7 +13,7 @@ from jaxrun.doctor.devices import check_devices
 from jaxrun.doctor.finding import Finding, Level
 from jaxrun.doctor.limits import check_cores, check_limits
 from jaxrun.doctor.names import check_names, check_proxies
-from jaxrun.doctor.network import check_clocks, check_network, format_seconds_briefly, ways
+from jaxrun.doctor.network import check_clocks, check_network, format_latency, ways
 from jaxrun.doctor.observation import CollectiveTiming, Observation
 from jaxrun.doctor.start import check_slurm, check_start
 from jaxrun.doctor.storage import check_storage
@@ -103,14 +103,14 @@ def _format_timings(seen: Observation) -> list[str]:
     trips, speeds = ways(seen)
     if trips and speeds:
         trip, speed = statistics.median(trips.values()), statistics.median(speeds.values())
-        rows.append(["one connection", format_seconds_briefly(trip), *[""] * (len(sizes) - 2), format_rate(speed)])
+        rows.append(["one connection", format_latency(trip), *[""] * (len(sizes) - 2), format_rate(speed)])
     width = max(len(row[0]) for row in rows)
     return [row[0].ljust(width) + "".join(cell.rjust(13) for cell in row[1:]).rstrip() for row in rows]
 
 
 def _cell(timing: CollectiveTiming) -> str:
     if timing.size < _SMALL_BYTES:
-        return format_seconds_briefly(timing.seconds)
+        return format_latency(timing.seconds)
     return format_rate(timing.bytes_per_s)
 
 

@@ -130,17 +130,17 @@ def _state(row: Row) -> str:
     if row.since_s is None or row.since_s < _SINCE_S:
         return row.state
     verb, _, rest = row.state.partition(" ")
-    return f"{verb} {format_duration(row.since_s)} {rest}".rstrip()
+    return f"{verb} {format_seconds_briefly(row.since_s)} {rest}".rstrip()
 
 
 def _lag(row: Row) -> str:
     if row.late_s is not None:
-        return format_duration(row.late_s)
+        return format_seconds_briefly(row.late_s)
     return plural(row.behind, "call") if row.behind else ""
 
 
-def format_duration(seconds: float) -> str:
-    """`38 ms`, `12 s`, `3m07`, `2h05`: as short as it can be."""
+def format_seconds_briefly(seconds: float) -> str:
+    """`38 ms`, `12 s`, `3m07`, `2h05`: as short as it can be, for a cell of the table; text has `format_seconds`."""
     seconds = min(max(0.0, seconds), _MAX_SECONDS)  # of what a rank has written, it may be infinite
     if seconds < 0.995:
         return f"{1000 * seconds:.0f} ms"
