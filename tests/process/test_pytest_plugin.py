@@ -193,6 +193,17 @@ def test_ranks_have_what_tests_are_used_to(tmp_path):
     assert left == ["first\nsecond"] * 2
 
 
+def test_jax_is_imported_for_the_ranks_while_the_tests_are(tmp_path):
+    for words, outcomes in (
+        (("early.py",), ["passed", "passed"]),
+        (("early.py", "-k", "at_the_import"), ["passed"]),  # the server has to end though nobody has asked it
+        (("not_early.py",), ["passed"]),
+        (("early.py", "--no-gang"), ["failure", "passed"]),
+    ):
+        done = run(tmp_path, *words)
+        assert [case.outcome for case in done.cases.values()] == outcomes, done
+
+
 def test_examples_of_hypothesis_are_the_same_on_all_ranks(tmp_path):
     assert run(tmp_path, "examples.py", "--strict-markers", with_hypothesis=True).code == 0
 

@@ -9,6 +9,7 @@ import atexit
 import contextlib
 import os
 import select
+import signal
 import socket
 import sys
 import threading
@@ -49,6 +50,7 @@ class LauncherPool:
         modules = [name for name in _SLOW_IMPORTS if name in sys.modules]
         self.pid, self._channel = start_server((sys.executable, "-P"), self._environ, role, *modules)
         self._unread_answer = False  # a Ctrl-C has interrupted the wait for it
+        self._was_asked = False
 
     @property
     def usable(self) -> bool:
@@ -65,6 +67,7 @@ class LauncherPool:
             )
         reason = ""
         with self._lock:
+            self._was_asked = True
             try:
                 if self._unread_answer:
                     for descriptor in self._receive()[1]:  # its job has ended, as nobody holds its control socket
@@ -99,7 +102,10 @@ class LauncherPool:
         """End the server and all launchers that it has started; in a fork of its owner, end nothing. Repeatable."""
         if self.usable:
             with contextlib.suppress(OSError):
-                self._channel.send(SHUTDOWN_BYTE)
+                if self._was_asked:
+                    self._channel.send(SHUTDOWN_BYTE)
+                else:
+                    os.kill(self.pid, signal.SIGKILL)  # it may be busy with the import of jax
             self._channel.close()
             with contextlib.suppress(ChildProcessError):
                 os.waitpid(self.pid, 0)

@@ -6,8 +6,10 @@ In the session of a rank, only the marks and the fixtures are used.
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Generator, Mapping
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -32,6 +34,8 @@ _MARKER = f"""\
 4]) runs it with 2 and with 4. devices: of each process; hosts: simulated, or real ones with --gang-backend; timeout: \
 in seconds; fresh: with new processes; env: variables; dies: ranks whose death belongs to the test; lockstep: \
 'strict' to agree on each cross-process call first, 'off' not to watch whether the ranks stay in step."""
+_MARK = f"mark.{mark.MARK_NAME}".encode()  # in the text of a module with marked tests
+_FORK_SERVER = pytest.StashKey[Any]()
 _RUNNER = pytest.StashKey[Any]()
 _MPI_SESSION = pytest.StashKey[Any]()
 
@@ -67,6 +71,21 @@ def find_mpi_rank(environ: Mapping[str, str]) -> RankInfo | None:
 
 
 # ---- collection
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_pycollect_makemodule(module_path: Path, parent: pytest.Collector) -> None:
+    """Start the fork server of the gangs, which imports jax while pytest imports the module."""
+    config = parent.config
+    elsewhere = _MPI_SESSION in config.stash or hasattr(config, "workerinput") or find_rank_plugin(config) is not None
+    if not (elsewhere or config.stash[OPTIONS].disabled or config.option.collectonly or _FORK_SERVER in config.stash):
+        with contextlib.suppress(OSError):  # pytest or the first gang reports it
+            if _MARK in module_path.read_bytes():
+                from jaxrun.forkserver.launcher_pool import pool_for
+                from jaxrun.pytest_plugin.session import without_coverage
+
+                with without_coverage():
+                    config.stash[_FORK_SERVER] = pool_for(os.environ, with_jax=True)
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
