@@ -6,6 +6,7 @@ import os
 import platform
 import subprocess
 import sys
+from collections import Counter
 from dataclasses import dataclass
 from functools import cache
 from importlib.metadata import version
@@ -70,21 +71,22 @@ class LaunchMode:
         return "h1" if self.engine.name else "ctl"
 
     def command(self, hosts: tuple[str, ...], *words: str) -> list[str]:
-        """`jaxrun WORDS`, with a process on each of these hosts."""
-        number = str(len(hosts))
+        """`jaxrun WORDS`, with a process on each of these hosts; one that is there twice has two, and so have all."""
+        number, slots_of = str(len(hosts)), Counter(hosts)
+        each = str(slots_of[hosts[0]])
         if self.engine is SLURM:
-            nodes = ["-N", number, "-n", number, "--nodelist", ",".join(hosts)]
+            nodes = ["-N", str(len(slots_of)), "--ntasks-per-node", each, "--nodelist", ",".join(slots_of)]
             if self.direction == LAUNCHED:
                 return ["salloc", "--quiet", *nodes, *_jaxrun("--backend", "slurm", *words)]
             return ["srun", *nodes, *_jaxrun("attach", *words)]
-        slots = ",".join(f"{host}:1" for host in hosts)
+        slots = ",".join(f"{host}:{count}" for host, count in slots_of.items())
         if self.direction == LAUNCHED:
             return _jaxrun("--backend", "mpirun", "--mpirun", self.engine.mpirun, "-H", slots, *words)
         if self.engine in (OPEN_MPI_5, OPEN_MPI_4):
             names = [word for name in self.engine.env() for word in ("-x", name)]
             options = ["--allow-run-as-root", *names, "--host", slots]
         else:
-            options = ["-hosts", ",".join(hosts), "-ppn", "1"]
+            options = ["-hosts", ",".join(slots_of), "-ppn", each]
         root = ["env", f"I_MPI_ROOT={ENGINES / self.engine.name}"] if self.engine is INTEL else []
         return [*root, self.engine.mpirun, *options, "-n", number, *_jaxrun("attach", *words)]
 
