@@ -130,8 +130,7 @@ def test_a_call_that_can_be_interrupted_leaves_the_gang_as_it_was(lasting):
 
 def test_a_rank_that_is_stopped_is_reported_as_stopped(lasting, capsys):
     lasting.pause(1)
-    while psutil.Process(lasting.workers[1].pid).status() != psutil.STATUS_STOPPED:  # its launcher does it, later
-        time.sleep(0.01)
+    assert psutil.Process(lasting.workers[1].pid).status() == psutil.STATUS_STOPPED
     with pytest.raises(jaxrun.CallTimeout, match="rank 1 is stopped by a signal"):
         lasting.run(meet, timeout=1)
     rebuilt(lasting, capsys, "did not come back")

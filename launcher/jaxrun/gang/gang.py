@@ -244,7 +244,7 @@ class Gang:
         self._lifecycle.instance.interrupt()
 
     def fault(self, kind: str, rank: int) -> None:
-        """Do this to a rank: "kill" it (SIGKILL), "pause" it (SIGSTOP) or "cut" its network connections."""
+        """Have this done to a rank: "kill" it (SIGKILL), "pause" it (SIGSTOP) or "cut" its network connections."""
         if kind not in FAULT_KINDS:
             raise UsageError(f"a fault is one of {', '.join(FAULT_KINDS)}, not {kind!r}")
         if rank not in range(self.processes):
@@ -256,8 +256,12 @@ class Gang:
         self.fault("kill", rank)
 
     def pause(self, rank: int) -> None:
-        """Stop a rank with SIGSTOP: it lives, and does nothing."""
+        """Stop a rank with SIGSTOP: once this returns it does nothing, though it lives.
+
+        Raises GangError if that takes longer than some seconds.
+        """
         self.fault("pause", rank)
+        self._lifecycle.instance.wait_until_paused(rank)
 
     def cut(self, rank: int) -> None:
         """Break all network connections of a rank, as a lost network does."""

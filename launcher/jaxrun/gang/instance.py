@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import time
 from collections.abc import Collection, Sequence
@@ -11,20 +12,22 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from jaxrun.channel.event_loop import EventLoop
 from jaxrun.channel.listener import Peer
-from jaxrun.errors import JaxrunError, ProtocolError
+from jaxrun.errors import JaxrunError, ProtocolError, UnavailableError, UsageError
 from jaxrun.forkserver.client import open_standard_descriptors
 from jaxrun.forkserver.launcher_pool import pool_for
-from jaxrun.gang.exceptions import GangStartError, WorkerDied
+from jaxrun.gang.exceptions import GangError, GangStartError, WorkerDied
 from jaxrun.gang.launcher_process import LauncherProcess
 from jaxrun.gang.rank_connections import RankConnections, RankListener
 from jaxrun.gang.spec import GangSpec
 from jaxrun.protocol.gang_messages import GangMessage, GangMessageKind, GangMessageReader
+from jaxrun.rundir.running_job import RunningJob
 from jaxrun.text import format_ranks, has_several_hosts, plural
 
 if TYPE_CHECKING:
     from jaxrun.diagnosis.snapshot import Snapshot
 
 _SHUTDOWN_TIMEOUT_S = 5.0  # for the ranks to end by themselves
+_PAUSE_TIMEOUT_S = 5.0
 _NO_VERDICT = 2  # the exit status of a launcher that has left no verdict: its command line was wrong
 
 
@@ -105,9 +108,24 @@ class GangInstance:
         self.interrupts += 1
         self.launcher.send_command(signal=2)
 
+    def wait_until_paused(self, rank: int) -> None:
+        """Wait until a signal has stopped the rank, or it has ended. Raises GangError if neither comes."""
+        from jaxrun.diagnosis.rank_state import Activity, find_rank_state
+        from jaxrun.rundir.overview_request import request_overview
+
+        job, deadline = RunningJob(self.launcher.run_dir, self.launcher.pid), time.monotonic() + _PAUSE_TIMEOUT_S
+        with contextlib.suppress(UsageError, UnavailableError):  # the job ends, as the next call will say
+            while time.monotonic() < deadline:
+                overview = request_overview(job)
+                vitals = overview.vitals.get(rank)
+                if rank not in overview.live:
+                    return
+                if vitals is not None and find_rank_state(rank, "", vitals.kernel_wait).activity is Activity.STOPPED:
+                    return
+            raise GangError(f"rank {rank} was not stopped within {_PAUSE_TIMEOUT_S:g} s")
+
     def snapshot(self) -> Snapshot:
         """Where all ranks are now. Raises UnavailableError or UsageError if the launcher does not answer."""
-        from jaxrun.rundir.running_job import RunningJob
         from jaxrun.rundir.stacks_request import request_snapshot
 
         return request_snapshot(RunningJob(self.launcher.run_dir, self.launcher.pid))

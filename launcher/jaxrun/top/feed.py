@@ -8,10 +8,10 @@ from collections import deque
 from collections.abc import Callable
 
 from jaxrun.diagnosis.overview import Overview
-from jaxrun.errors import JaxrunError, UnavailableError
-from jaxrun.protocol.requests import OverviewRequest
+from jaxrun.errors import JaxrunError
+from jaxrun.rundir.overview_request import request_overview
 from jaxrun.rundir.rundir import VERDICT_FILE
-from jaxrun.rundir.running_job import RunningJob, ask
+from jaxrun.rundir.running_job import RunningJob
 from jaxrun.top.job_files import JobFiles
 from jaxrun.top.rates import CallRates
 from jaxrun.top.rows import Order
@@ -82,12 +82,3 @@ class Feed:
 
     def last_line(self, rank: int) -> str:
         return self._files.last_line(rank, self._attempt)
-
-
-def request_overview(job: RunningJob) -> Overview:
-    """How far all ranks are now. Raises UnavailableError if no answer comes, UsageError if none can."""
-    answer = ask(job, OverviewRequest())
-    try:
-        return Overview.from_content(answer.content)
-    except ValueError as error:
-        raise UnavailableError(f"the launcher's answer cannot be read: {error}") from None
