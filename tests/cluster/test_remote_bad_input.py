@@ -166,6 +166,25 @@ def test_a_run_directory_that_others_do_not_see_has_all_logs_nevertheless(
 
 
 @pytest.mark.parametrize(
+    ("host", "words"),
+    [
+        pytest.param("h1", launcher(*MPIRUN, "-H", "h1:1,h2:1"), id="Open MPI 5", marks=NEEDS_MPIRUN),
+        pytest.param("ctl", (*SALLOC, *launcher("--backend", "slurm")), id="Slurm"),
+        pytest.param("ctl", ("srun", "-N2", "-n2", "--nodelist=h1,h2", PYTHON, "-m", "jaxrun", "attach"), id="srun"),
+    ],
+)
+def test_a_shared_compilation_is_refused_where_the_hosts_have_gpus(
+    typed: Typed, tmp_path: Path, host: str, words: tuple[str, ...]
+) -> None:
+    smi = tmp_path / "nvidia-smi"
+    smi.write_text("#!/bin/sh\necho 'GPU 0: NVIDIA H200 (UUID: GPU-11111111-0000-0000-0000-000000000000)'\n")
+    smi.chmod(0o755)
+    gpus = ("sh", "-c", 'PATH=$1:$PATH; shift; JAX_PLATFORMS=cuda exec "$@"', "sh", str(tmp_path))
+    result = typed(host, *gpus, *words, "--compile", "once", "--max-restarts", "2")
+    refused(result, 2, "jaxrun: --compile once is for cpu: sharing was not tried on cuda; leave it out\n")
+
+
+@pytest.mark.parametrize(
     ("before", "after", "code", "words"),
     [
         ((), (), 2, ("mpirun", "srun", "--rank")),

@@ -12,6 +12,8 @@ from pathlib import Path
 import pytest
 from harness import TIME_LIMIT, Job, Result, jaxrun, started
 
+from jaxrun import Gang, GangStartError
+
 pytestmark = pytest.mark.jax_version
 
 # Prints its results, bit for bit; which programs this rank has loaded; and that what was loaded can be serialized.
@@ -130,3 +132,14 @@ def test_nothing_is_left_when_the_launcher_is_killed(tmp_path: Path, script) -> 
         while _shared(job) and time.monotonic() < deadline:
             time.sleep(0.02)
         assert not _shared(job)
+
+
+def test_on_gpus_a_gang_is_refused_as_a_job_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    smi = tmp_path / "nvidia-smi"
+    smi.write_text("#!/bin/sh\necho 'GPU 0: NVIDIA H200 (UUID: GPU-11111111-0000-0000-0000-000000000000)'\n")
+    smi.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    monkeypatch.setenv("JAX_PLATFORMS", "cuda")
+    with pytest.raises(GangStartError, match="--compile once is for cpu: sharing was not tried on cuda") as refused:
+        Gang(1, options="--compile once")
+    assert refused.value.exit_code == 2

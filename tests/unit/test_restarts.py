@@ -127,7 +127,15 @@ def test_the_program_may_ask_for_a_later_job():
 
 
 @pytest.mark.parametrize(
-    "reason", [EndReason.REFUSED, EndReason.UNAVAILABLE, EndReason.TIMEOUT, EndReason.INTERRUPTED, EndReason.PREEMPTED]
+    "reason",
+    [
+        EndReason.REFUSED,
+        EndReason.USAGE,
+        EndReason.UNAVAILABLE,
+        EndReason.TIMEOUT,
+        EndReason.INTERRUPTED,
+        EndReason.PREEMPTED,
+    ],
 )
 def test_ends_after_which_nothing_is_tried(reason):
     assert end_of(reason=reason).hopeless

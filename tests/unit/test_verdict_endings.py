@@ -38,6 +38,7 @@ def test_a_failure_is_weighed() -> None:
     ("reason", "code", "headline"),
     [
         ("refused", 65, "refused to start the program: counts differ\n  rank 7  7 devices"),
+        ("usage", 2, "counts differ\n  rank 7  7 devices"),
         ("unavailable", 69, "counts differ\n  rank 7  7 devices"),
     ],
 )

@@ -115,6 +115,7 @@ class EndReason(enum.StrEnum):
     OK = "ok"
     FAILED = "failed"  # a worker failed
     REFUSED = "refused"  # the processes are not those that were asked for, or not alike
+    USAGE = "usage"  # what was asked for is not possible on the platform that the agents have found
     UNAVAILABLE = "unavailable"  # something that the job needs could not be started or reached
     TIMEOUT = "timeout"
     STALL = "stall"

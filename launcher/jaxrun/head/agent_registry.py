@@ -110,12 +110,16 @@ class AgentRegistry:
             )
 
     def assign(self) -> Assignment:
-        """Decide what every agent starts, once the reports are complete. Raises NotUniformError if the hosts differ."""
+        """Decide what every agent starts, once the reports are complete.
+
+        Raises NotUniformError if the hosts differ, and UsageError if the job is not possible on their platform.
+        """
         layouts = {rank: layout for ranks in self._hosts() for rank, layout in self._lay_out(ranks).items()}
         _check_same_devices(layouts, {rank: report.host for rank, report in self.reports.items()})
         interface = reachable_address(0, self.reports)
         starts = [start for ranks in self._hosts() for start in self._starts(ranks, layouts, interface)]
         any_layout = layouts[0]
+        replace(self.spec.job, platform=any_layout.platform)  # which is valid, or does not exist
         nonce = attempt_nonce(self.spec.job_id, self.spec.attempt)
         expected = Expected(self.spec.size, nonce, any_layout.platform, any_layout.devices_per_process)
         by_rank = sorted(starts, key=lambda start: start.rank)

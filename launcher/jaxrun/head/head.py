@@ -20,7 +20,7 @@ import signal
 from collections.abc import Mapping, Sequence
 
 from jaxrun.diagnosis.root_cause import is_certain
-from jaxrun.errors import NotUniformError, UnavailableError
+from jaxrun.errors import NotUniformError, UnavailableError, UsageError
 from jaxrun.head import consistency
 from jaxrun.head.actions import Action, AnswerRequests, EndReason, JobOutcome, PrintLine, SignalRanks
 from jaxrun.head.agent_registry import AgentRegistry
@@ -78,6 +78,12 @@ from jaxrun.protocol.worker_messages import (
     SignalHandlers,
     ThreadFailed,
 )
+
+_END_REASONS = {
+    NotUniformError: EndReason.REFUSED,
+    UsageError: EndReason.USAGE,
+    UnavailableError: EndReason.UNAVAILABLE,
+}
 
 
 class Head:
@@ -268,9 +274,8 @@ class Head:
             return []
         try:
             actions = self._startup.handle(event)
-        except (NotUniformError, UnavailableError) as error:
-            reason = EndReason.REFUSED if isinstance(error, NotUniformError) else EndReason.UNAVAILABLE
-            return self._abort(reason, str(error), now)
+        except tuple(_END_REASONS) as error:
+            return self._abort(_END_REASONS[type(error)], str(error), now)
         if self._startup.complete:
             self._attempt.phase = JobPhase.RUNNING
             self._attempt.run_at = now

@@ -63,7 +63,7 @@ class Startup:
         return rank in self._hellos
 
     def handle(self, event: StartupEvent) -> list[Action]:
-        """Raises NotUniformError or UnavailableError if this is not the job that was asked for."""
+        """Raises NotUniformError, UsageError or UnavailableError if this is not, or cannot be, what was asked for."""
         match event:
             case AgentConnected():
                 if event.rank in self._hosts:  # else its report says why it is not

@@ -50,6 +50,8 @@ def decide(
             verdict = describe_job_failure(verdict, outcome, started=started, ended=ended)
         case EndReason.REFUSED:
             verdict = replace(verdict, headline=f"refused to start the program: {outcome.text}")
+        case EndReason.USAGE:
+            verdict = replace(verdict, headline=outcome.text)
         case EndReason.UNAVAILABLE:
             known = asdict(explain_unavailable(outcome.text, outcome.traceback))
             verdict = replace(verdict, headline=outcome.text, traceback=outcome.traceback, **known)

@@ -3,6 +3,7 @@
 0          every program ended with status 0
 the culprit's own status, or 128 + its signal; 1 where it has none
 128 + n    the launcher was ended by signal n
+2          what was asked for is not possible on the platform that the hosts have
 65         refused: the processes are not the job that was asked for
 69         something could not be started or reached, or a host was lost
 75         preempted: the programs ended with status 0 after SIGTERM, and may be resumed
@@ -13,7 +14,14 @@ from __future__ import annotations
 
 from jaxrun.diagnosis.root_cause import find_culprits, find_first_failure
 from jaxrun.diagnosis.worker_outcome import WorkerOutcome
-from jaxrun.errors import EXIT_NOT_UNIFORM, EXIT_PREEMPTED, EXIT_SIGNAL_BASE, EXIT_TIMEOUT, EXIT_UNAVAILABLE
+from jaxrun.errors import (
+    EXIT_NOT_UNIFORM,
+    EXIT_PREEMPTED,
+    EXIT_SIGNAL_BASE,
+    EXIT_TIMEOUT,
+    EXIT_UNAVAILABLE,
+    EXIT_USAGE,
+)
 from jaxrun.head.actions import EndReason, JobOutcome
 from jaxrun.protocol.worker_messages import WorkerStage
 
@@ -21,6 +29,7 @@ _EXIT_UNKNOWN = 1
 _EXIT_CODES = {
     EndReason.OK: 0,
     EndReason.REFUSED: EXIT_NOT_UNIFORM,
+    EndReason.USAGE: EXIT_USAGE,
     EndReason.UNAVAILABLE: EXIT_UNAVAILABLE,
     EndReason.TIMEOUT: EXIT_TIMEOUT,
     EndReason.STALL: EXIT_TIMEOUT,

@@ -105,6 +105,7 @@ def summarize_end(outcome: JobOutcome, *, has_run_before: bool) -> AttemptEnd:
 _HOPELESS_ENDS = {
     EndReason.FAILED: "no rank shows why it failed",
     EndReason.REFUSED: "the job would be refused again",
+    EndReason.USAGE: "the job would be refused again",
     EndReason.UNAVAILABLE: "the job could not be started at all",
     EndReason.TIMEOUT: "--timeout counts over all attempts",
     EndReason.INTERRUPTED: "it was asked to stop",
