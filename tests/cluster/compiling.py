@@ -57,5 +57,6 @@ for name, function, x in (
     result = np.asarray(jax.jit(function)(x).addressable_data(0))
     outcome["loaded"][name] = loaded - before
     outcome["bits"][name] = hashlib.sha256(result.tobytes()).hexdigest()
+outcome["memory"] = os.environ["JAXRUN_COMPILE_MEMORY"]
 outcome["in_memory"] = sorted(os.listdir("/dev/shm"))
 Path(f"attempt-{jr.attempt().number}-rank-{jr.rank}.json").write_text(json.dumps(outcome))

@@ -61,11 +61,12 @@ def check_one_compilation_per_host(ranks: list[dict[str, Any]]) -> None:
 def test_each_host_compiles_once_what_each_rank_would_have_compiled(run: Callable[..., Result]) -> None:
     found = {}
     for how in ("each", "once"):
-        result = run(how, PROGRAM)
+        result = run(how, "--compile-memory", "64", PROGRAM)
         assert result.code == 0 and "could not load" not in result.err, result
         found[how] = outcomes(result)
     assert {(*rank["loaded"].values(),) for rank in found["each"]} == {(0, 0, 0, 0)}
     check_one_compilation_per_host(found["once"])
+    assert {rank["memory"] for rank in found["once"]} == {"64"}
     assert [rank["bits"] for rank in found["once"]] == [rank["bits"] for rank in found["each"]]
 
 

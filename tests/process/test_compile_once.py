@@ -82,6 +82,33 @@ def test_results_are_those_of_each_and_all_but_one_rank_of_a_host_load(tmp_path:
     assert found["once"][1] >= 2 * 5  # on each of two hosts: four programs that are called, and one ahead of time
 
 
+# A program of some kilobytes, and one of more than a quarter of a MiB.
+_TWO_SIZES = """
+import jax
+import numpy as np
+loaded = []
+def count(event, **_):
+    if event == "/jaxrun/compile_once/loaded":
+        loaded.append(event)
+jax.monitoring.register_event_listener(count)
+table = np.random.default_rng(0).random(100_000, dtype=np.float32)
+for name, function in (("small", lambda x: x + 1), ("large", lambda x: x + table)):
+    loaded.clear()
+    jax.jit(function)(np.float32(1))
+    print(name, len(loaded))
+"""
+
+
+@pytest.mark.parametrize(("words", "shares_large"), [((), True), (("--compile-memory", "1"), False)])
+def test_a_quarter_of_the_memory_is_for_one_program_at_most(
+    tmp_path: Path, script, words: tuple[str, ...], shares_large: bool
+) -> None:
+    result = jaxrun(tmp_path, "-n", "2", "--compile", "once", *words, str(script(_TWO_SIZES)))
+    assert result.code == 0, result
+    assert sorted(_numbers(result, "small")) == ["0", "1"]
+    assert sorted(_numbers(result, "large")) == ["0", "1" if shares_large else "0"]
+
+
 # Rank 0 has compiled `first`, but says so only once the others are done.
 _STANDS_STILL = """
 import os, sys, time

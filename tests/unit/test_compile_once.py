@@ -11,6 +11,7 @@ import pytest
 from jaxrun.errors import UsageError
 from jaxrun.job.job import Job
 from jaxrun.protocol import shared_programs as directories
+from jaxrun.protocol.env import WorkerEnv
 from jaxrun_runtime.compile_cache import compile_once, jax_hooks
 from jaxrun_runtime.compile_cache.compiling_rank import IDLE_S, IDLE_SHARE, CompilingRank, seconds_worked
 from jaxrun_runtime.compile_cache.shared_programs import SharedPrograms
@@ -18,7 +19,7 @@ from jaxrun_runtime.compile_cache.shared_programs import SharedPrograms
 
 @pytest.fixture
 def programs(tmp_path):
-    return SharedPrograms(str(tmp_path / "shared"), 2)
+    return SharedPrograms(str(tmp_path / "shared"), 2, 2**29)
 
 
 # ---- waiting for another rank
@@ -70,7 +71,7 @@ def test_what_a_process_has_worked_is_seen_until_it_ends():
 
 
 def test_one_claims_and_the_others_find_what_it_has_written(programs, tmp_path):
-    other = SharedPrograms(str(tmp_path / "shared"), 2)
+    other = SharedPrograms(str(tmp_path / "shared"), 2, 2**29)
     assert programs.read("k") is None
     assert programs.claim("k") == 0 and other.claim("k") == os.getpid()
     programs.write("k", b"program")
@@ -110,6 +111,15 @@ def test_the_oldest_programs_make_room(tmp_path):
     assert programs.claim("0") == 0  # it may be compiled again
 
 
+def test_programs_take_no_more_than_an_eighth_of_the_file_system(tmp_path, monkeypatch):
+    monkeypatch.setattr(os, "fstatvfs", lambda _: SimpleNamespace(f_frsize=1000, f_blocks=32))
+    programs = SharedPrograms(str(tmp_path / "shared"), 1, 2**29)
+    for size in (1000, 1001):
+        programs.claim(str(size))
+        programs.write(str(size), bytes(size))
+    assert (programs.read("1000"), programs.read("1001")) == (bytes(1000), b"")
+
+
 def test_a_directory_that_is_gone_is_not_made_again(programs, tmp_path):
     programs.claim("k")
     programs.write("k", b"program")
@@ -129,7 +139,7 @@ def test_a_directory_of_others_is_not_used(tmp_path):
         with pytest.raises(OSError):
             directories.open_shared_directory(str(tmp_path / name))
         (tmp_path / name / "k").write_bytes(b"theirs")
-        programs = SharedPrograms(str(tmp_path / name), 2)
+        programs = SharedPrograms(str(tmp_path / name), 2, 2**29)
         assert programs.read("k") is None and programs.claim("k") < 0
         programs.write("k", b"mine")
         assert (tmp_path / name / "k").read_bytes() == b"theirs"
@@ -222,7 +232,7 @@ def rank(tmp_path, monkeypatch):
 
     def make(told=None, cores=frozenset()):
         compiler = compile_once._SharedCompiler(
-            SharedPrograms(str(tmp_path / "shared"), 2), (told if told is not None else []).append, cores
+            SharedPrograms(str(tmp_path / "shared"), 2, 2**29), (told if told is not None else []).append, cores
         )
 
         def get(code, *, calls=(), callbacks=(), content=b"program", backend=None, error=None):
@@ -319,12 +329,11 @@ def test_a_compiler_that_is_called_otherwise_is_left_alone(monkeypatch):
         monkeypatch.setitem(sys.modules, "jax._src.compiler", found)
         assert not jax_hooks.hook_compiler(lambda compile_here, request: None)
         assert getattr(found, "backend_compile_and_load", None) is compile_it
-    env = SimpleNamespace(compile="once", local_size=2, job_id="0" * 32, attempt=1, host="h", verbose=False)
+    env = WorkerEnv("0" * 32, 0, 2, 0, 2, "h", -1, -1, -1, 1.0, compile="once")
     monkeypatch.setitem(sys.modules, "jax", SimpleNamespace(__version__="0.99"))
     with pytest.raises(RuntimeError, match=r"--compile once is not possible with JAX 0\.99"):
         compile_once.set_up(env, {0})
-    env.compile = "auto"
-    compile_once.set_up(env, {0})
+    compile_once.set_up(replace(env, compile="auto"), {0})
 
 
 def test_on_gpus_once_is_refused_also_where_they_are_found_later():
@@ -332,3 +341,10 @@ def test_on_gpus_once_is_refused_also_where_they_are_found_later():
     with pytest.raises(UsageError, match=r"--compile once is for cpu: sharing was not tried on cuda; leave it out"):
         replace(job, platform="cuda")
     assert replace(job, platform="cpu").compile == "once"
+
+
+@pytest.mark.parametrize("memory", [0, -5])
+def test_no_memory_is_refused_with_the_way_to_share_nothing(memory):
+    text = f"--compile-memory must be 1 MiB or more, not {memory}; to share nothing, give --compile each"
+    with pytest.raises(UsageError, match=f"^{text}$"):
+        Job(program=("train.py",), compile_memory=memory)

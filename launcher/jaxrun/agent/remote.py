@@ -236,6 +236,7 @@ def _plan_of_worker(start: StartWorker, job_id: str, environ: Mapping[str, str])
             make_mesh=start.make_mesh,
             compile_cache=start.compile_cache,
             compile=start.compile,
+            compile_memory=start.compile_memory,
             verbose=start.verbose,
             torch_env=start.torch_env,
             pdb=start.pdb,

@@ -119,6 +119,10 @@ def _start() -> list[Option]:
         "Who compiles a program that the ranks of a host have in common: one of them, each, or one where that is safe. "
         f"[default: {_DEFAULTS['compile']}]"
     )
+    compile_memory = (
+        "In how much memory the ranks of a host share what one has compiled, in MiB; no more than an eighth of "
+        f"/dev/shm. [default: {_DEFAULTS['compile_memory']}]"
+    )
     compile_cache = (
         "Keep compiled programs in this directory, for the next attempt and the next job; auto: one of yours. "
         f"[default: {_DEFAULTS['compile_cache']}]"
@@ -132,6 +136,7 @@ def _start() -> list[Option]:
         option("--stdin", metavar="RANK|all|none", help=stdin),
         option("--torch-env", is_flag=True, help=torch_env),
         option("--compile", type=click.Choice(COMPILE_MODES), metavar="|".join(COMPILE_MODES), help=compile_),
+        option("--compile-memory", type=int, metavar="MIB", help=compile_memory),
         option("--compile-cache", metavar="DIR|auto|off", help=compile_cache),
         option("--no-fork", is_flag=True, help=no_fork),
         option("--dry-run", main=True, configurable=False, is_flag=True, help=dry_run),

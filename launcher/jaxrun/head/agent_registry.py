@@ -198,6 +198,7 @@ class AgentRegistry:
                 make_mesh=spec.job.make_mesh,
                 compile_cache=spec.job.compile_cache,
                 compile=spec.job.compile,
+                compile_memory=spec.job.compile_memory,
                 verbose=spec.job.verbose,
                 torch_env=spec.job.torch_env,
                 pdb=spec.job.pdb,

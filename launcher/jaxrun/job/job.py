@@ -16,6 +16,8 @@ from jaxrun.protocol.names import (
     CACHE_AUTO,
     CACHE_OFF,
     COMPILE_AUTO,
+    COMPILE_EACH,
+    COMPILE_MEMORY_MIB,
     COMPILE_MODES,
     COMPILE_ONCE,
     MAKE_MESH_JAXRUN,
@@ -67,6 +69,7 @@ class Job:
     lockstep:              how the ranks are kept in step: "off", "record" or "strict"
     make_mesh:             who lays a mesh over several hosts: "jaxrun", or "jax", which refuses
     compile:               who compiles what the ranks of a host have in common: "auto", "once" or "each"
+    compile_memory:        in how much memory they share that at most, in MiB
     compile_cache:         where compiled programs are kept: an absolute path, "auto" or "off"
     init_timeout:          seconds until every process must have joined
     grace:                 seconds until SIGKILL for ranks that are to end; None for the defaults, which depend on why
@@ -122,6 +125,7 @@ class Job:
     lockstep: str = LOCKSTEP_RECORD
     make_mesh: str = MAKE_MESH_JAXRUN
     compile: str = COMPILE_AUTO
+    compile_memory: int = COMPILE_MEMORY_MIB
     compile_cache: str = CACHE_OFF
     init_timeout: float = 120.0
     grace: float | None = None
@@ -171,6 +175,11 @@ class Job:
         if self.compile == COMPILE_ONCE and self.platform not in ("auto", "cpu"):
             raise UsageError(
                 f"--compile {self.compile} is for cpu: sharing was not tried on {self.platform}; leave it out"
+            )
+        if self.compile_memory < 1:
+            raise UsageError(
+                f"--compile-memory must be 1 MiB or more, not {self.compile_memory}; "
+                f"to share nothing, give --compile {COMPILE_EACH}"
             )
         if self.compile_cache not in (CACHE_OFF, CACHE_AUTO) and not self.compile_cache.startswith("/"):
             raise UsageError(f"--compile-cache must be a directory, auto or off, not {self.compile_cache!r}")

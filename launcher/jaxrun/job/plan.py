@@ -140,6 +140,7 @@ class Plan:
             make_mesh=self.job.make_mesh,
             compile_cache=self.job.compile_cache,
             compile=self.job.compile,
+            compile_memory=self.job.compile_memory,
             verbose=self.job.verbose,
             torch_env=self.job.torch_env,
             pdb=self.job.pdb,
@@ -182,6 +183,7 @@ def to_json(plan: Plan, launcher: Mapping[str, object] | None = None) -> str:
         "make_mesh": job.make_mesh,
         "compile_cache": job.compile_cache,
         "compile": job.compile,
+        "compile_memory": job.compile_memory,
         "fork": plan.fork,
         "argv": list(plan.argv),
         "starter": {"title": plan.launch_command.title, "argv": list(plan.launch_command.argv)}

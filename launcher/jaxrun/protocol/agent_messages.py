@@ -32,7 +32,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from jaxrun.protocol.names import CACHE_OFF, COMPILE_EACH, STDIN_RANK_0
+from jaxrun.protocol.names import CACHE_OFF, COMPILE_EACH, COMPILE_MEMORY_MIB, STDIN_RANK_0
 from jaxrun.protocol.probe_messages import HostFacts, MeasurePeers, PeerResults
 from jaxrun.protocol.snapshot_messages import (
     ProgramDetailsReply,
@@ -129,6 +129,7 @@ class StartWorker:
     pdb:          whether a culprit is debugged
     stdin:        which ranks have jaxrun's standard input: a rank's number, "all" or "none"
     compile_cache:  where compiled programs are kept; compile: who compiles what the ranks of a host have in common
+    compile_memory: in how much memory they share it at most, in MiB
     verbose:      whether the worker says what only --verbose shows
     attempt:      which attempt to run the job this is, from 1; restart_reason: why the one before it ended
     fork:         whether a later attempt's worker may be forked: the agent then keeps a process that has imported jax
@@ -154,6 +155,7 @@ class StartWorker:
     stdin: str = STDIN_RANK_0
     compile_cache: str = CACHE_OFF
     compile: str = COMPILE_EACH
+    compile_memory: int = COMPILE_MEMORY_MIB
     verbose: bool = False
     attempt: int = 1
     restart_reason: str = ""

@@ -21,6 +21,7 @@
 | JAXRUN_LOCKSTEP          | what is done to keep the ranks in step: off, record or strict               |
 | JAXRUN_COMPILE_CACHE     | where compiled programs are kept: a directory, auto or off                  |
 | JAXRUN_COMPILE           | who compiles what the ranks of a host have in common: auto, once or each   |
+| JAXRUN_COMPILE_MEMORY    | in how much memory they share it at most, in MiB                            |
 | JAXRUN_VERBOSE           | whether to say what only --verbose shows: True or False                    |
 | JAXRUN_MAKE_MESH         | who lays a mesh over several hosts: jaxrun, or jax, which refuses            |
 | JAXRUN_TORCH_ENV         | whether the variables of torchrun are set, too: True or False               |
@@ -49,6 +50,7 @@ from jaxrun.protocol.flight_file import LOCKSTEP_RECORD
 from jaxrun.protocol.names import (
     CACHE_OFF,
     COMPILE_EACH,
+    COMPILE_MEMORY_MIB,
     MAKE_MESH_JAXRUN,
     NUM_PROCESSES,
     PROCESS_ID,
@@ -82,6 +84,7 @@ class WorkerEnv:
     make_mesh: str = MAKE_MESH_JAXRUN
     compile_cache: str = CACHE_OFF
     compile: str = COMPILE_EACH
+    compile_memory: int = COMPILE_MEMORY_MIB
     verbose: bool = False
     torch_env: bool = False
     pdb: bool = False

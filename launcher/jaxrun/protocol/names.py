@@ -13,6 +13,7 @@ TORCH_VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", MASTE
 MAKE_MESH_JAXRUN, MAKE_MESH_JAX = MAKE_MESH_MODES = ("jaxrun", "jax")  # who lays a mesh over several hosts
 # Who compiles a program that the ranks of a host have in common: one where that is proved safe, one, or each.
 COMPILE_AUTO, COMPILE_ONCE, COMPILE_EACH = COMPILE_MODES = ("auto", "once", "each")
+COMPILE_MEMORY_MIB = 512  # in which the ranks of a host share compiled programs, unless --compile-memory says otherwise
 CACHE_OFF, CACHE_AUTO = "off", "auto"  # where compiled programs are kept, besides a directory
 STDIN_RANK_0, STDIN_ALL, STDIN_NONE = "0", "all", "none"  # who has jaxrun's standard input, besides other numbers
 GANG_ADDRESS = f"{RESERVED_PREFIX}GANG"

@@ -44,7 +44,8 @@ def set_up(env: WorkerEnv, cores: Set[int]) -> None:
     if env.compile == COMPILE_EACH or env.local_size == 1 or _DUMPS in os.environ.get("XLA_FLAGS", ""):
         return
     directory = shared_directory(env.job_id, env.attempt, env.host)
-    compiler = _SharedCompiler(SharedPrograms(directory, env.local_size), _teller(env), cores)
+    programs = SharedPrograms(directory, env.local_size, env.compile_memory * 2**20)
+    compiler = _SharedCompiler(programs, _teller(env), cores)
     if not jax_hooks.hook_compiler(compiler.compile) and env.compile == COMPILE_ONCE:
         raise RuntimeError(
             f"--compile once is not possible with JAX {sys.modules['jax'].__version__}, which compiles in another way "

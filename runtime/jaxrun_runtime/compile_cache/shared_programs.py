@@ -18,7 +18,6 @@ from jaxrun.protocol.whole_file import write_whole_file
 from jaxrun_runtime.compile_cache.compiling_rank import CompilingRank
 from jaxrun_runtime.compile_cache.eviction import choose_oldest, list_stored
 
-MAX_BYTES = 512 * 2**20
 _NOT_SHARED = b""
 NOBODY = -1
 _MODE = 0o600
@@ -31,11 +30,11 @@ _FIRST_PAUSE_S, _PAUSE_GROWTH, _MAX_PAUSE_S = 0.001, 1.15, 0.02
 class SharedPrograms:
     """The programs in the directory `path`, which all `ranks` of this host write to, as one of them sees them.
 
-    The first use makes the directory. No method raises OSError: what cannot be read is not there, and what cannot be
-    written is not shared.
+    They take `max_bytes` at most, and no more than an eighth of the file system. The first use makes the directory. No
+    method raises OSError: what cannot be read is not there, and what cannot be written is not shared.
     """
 
-    def __init__(self, path: str, ranks: int, max_bytes: int = MAX_BYTES) -> None:
+    def __init__(self, path: str, ranks: int, max_bytes: int) -> None:
         self._path = path
         self._look_every = 1.0 / (_LOOKS_PER_BOUND * ranks)
         self._max_bytes = max_bytes
