@@ -34,7 +34,7 @@ from jaxrun.protocol.auth import ClientHandshake
 from jaxrun.protocol.codec import encode
 from jaxrun.protocol.snapshot_messages import SnapshotPurpose, SnapshotReply
 from jaxrun.protocol.worker_messages import Done, Run
-from jaxrun.supervisor import server as server_module
+from jaxrun.supervisor import loss_watch
 from jaxrun.supervisor.server import AgentServer
 from jaxrun.supervisor.spare_agents import SpareAgents
 
@@ -145,7 +145,7 @@ class Server:
 
 @pytest.fixture
 def server(monkeypatch):
-    monkeypatch.setattr(server_module, "_PROBE_TIMEOUT_S", 0.05)
+    monkeypatch.setattr(loss_watch, "_PROBE_TIMEOUT_S", 0.05)
     with contextlib.closing(Server()) as made:
         yield made
 

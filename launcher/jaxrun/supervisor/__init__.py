@@ -7,7 +7,8 @@
 | local                               | agents of a job on this machine: one, in this process                     |
 | remote, server, connections         | agents on other hosts: started by a launch command, served as they connect|
 | spare_agents                        | those that wait on spare hosts                                            |
-| launch_process, loss_attribution    | the running mpirun or srun; whether it, a host or an agent went first     |
+| launch_process                      | the running mpirun or srun                                                |
+| loss_watch, loss_attribution        | whether it, a host or an agent went first: what is observed; what follows |
 | dispatch, snapshot_collection       | events to the head and the event log; snapshots of many agents as one     |
 | parent_link                         | orders of the Python process that started the launcher                    |
 | report                              | the first line, the verdict, the exit status                              |

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
+from typing import TYPE_CHECKING
 
 from jaxrun.channel.connection import AGENT_TO_HEAD
 from jaxrun.channel.event_loop import EventLoop
@@ -12,7 +13,9 @@ from jaxrun.errors import ProtocolError
 from jaxrun.head.event_checks import check_event
 from jaxrun.protocol.agent_messages import AgentRefused, AgentReport, AgentToHead, JobInfo, NextAttempt, Shutdown
 from jaxrun.supervisor.connections import AgentConnection, AgentConnections
-from jaxrun.supervisor.dispatch import Dispatcher
+
+if TYPE_CHECKING:
+    from jaxrun.supervisor.attempts import AttemptContext
 
 _SILENCE_CHECK_INTERVAL_S = 0.25  # while something is on its way to an agent
 
@@ -31,10 +34,8 @@ class AgentReceiver:
         loop: EventLoop,
         order: int,
         connections: AgentConnections,
-        dispatcher: Dispatcher,
-        clock: Callable[[], float],
+        context: AttemptContext,
         job_info: JobInfo,
-        attempt: int,
         *,
         on_message: OnMessage,
         on_second_report: Callable[[AgentReport], None],
@@ -51,10 +52,10 @@ class AgentReceiver:
         self._order = order
         self._connections = connections
         self._numbers, self._ranks = connections.numbers, connections.numbers.ranks
-        self._dispatcher = dispatcher
-        self._clock = clock
+        self._dispatcher = context.dispatcher
+        self._clock = context.clock
         self._job_info = job_info
-        self._attempt = attempt
+        self._attempt = context.plan.attempt
         self._on_message = on_message
         self._on_second_report = on_second_report
         self._on_lost = on_lost

@@ -1,7 +1,7 @@
 """Serves the agents that connect from other hosts: passes their events to the head, and its actions to them.
 
 For those agents it is what agent.py is for workers: it decides nothing. A lost host shows here first: as a connection
-that the kernel gives up (channel/connection.py), or as a probe that is not answered (loss_attribution.py).
+that the kernel gives up (channel/connection.py), or as a probe that is not answered (loss_watch.py).
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ from jaxrun.supervisor.agent_receiver import AgentReceiver
 from jaxrun.supervisor.connections import AgentClocks, AgentConnection, AgentConnections
 from jaxrun.supervisor.dropped_peers import DroppedPeers
 from jaxrun.supervisor.launch_process import LaunchProcess
-from jaxrun.supervisor.loss_attribution import Evidence, LossAttribution
+from jaxrun.supervisor.loss_watch import LossWatch
 from jaxrun.supervisor.remote_output import RemoteOutput
 from jaxrun.supervisor.snapshot_collection import SnapshotCollections
 from jaxrun.supervisor.spare_agents import SpareAgents
@@ -56,8 +56,6 @@ if TYPE_CHECKING:
     from jaxrun.supervisor.attempts import AttemptContext
 
 _AGENTS, _LISTENER, _SIGNALS, _LAUNCH_OUTPUT = range(4)  # the order in which readable descriptors are served
-_PROBE_TIMEOUT_S = 1.0  # in which a live host answers
-_ATTACHED_PROBE_TIMEOUT_S = 0.15  # an mpirun or srun leaves the processes that it started, as this one, less time
 _SHUTDOWN_SEND_S = 1.0  # for the last messages to leave
 _AGENT_EXIT_S = 1.0  # for the agents that answer to end, before the engine ends those that do not
 
@@ -100,10 +98,8 @@ class AgentServer:
             self._loop,
             _AGENTS,
             self.connections,
-            self._dispatcher,
-            self._clock,
+            context,
             job_info,
-            context.plan.attempt,
             on_message=self._on_message,
             on_second_report=self._handle,
             on_lost=self._on_lost,
@@ -111,9 +107,8 @@ class AgentServer:
         self._remote_output = RemoteOutput(self._output, self.connections)
         self._clocks = AgentClocks(self._clock)
         self._snapshots = SnapshotCollections(self._clock)
-        self._losses = LossAttribution(_ATTACHED_PROBE_TIMEOUT_S if attached else _PROBE_TIMEOUT_S)
+        self._losses = LossWatch(context, launch, self.connections, self._clocks, self._handle, attached=attached)
         self._dropped_peers = DroppedPeers(self._dispatcher.record, self._clock)
-        self._failure_reported: set[int] = set()
         self._signalled = False  # whether this process was asked to end, where the agents are as well
         self.slurm_step = ""  # of which the agents are tasks, as the first of them has reported
         self._outcome: JobOutcome | None = None
@@ -144,6 +139,10 @@ class AgentServer:
         self.connections.flush(_SHUTDOWN_SEND_S)
 
     @property
+    def all_reported(self) -> bool:
+        return self._losses.all_reported
+
+    @property
     def silent_ranks(self) -> set[int]:
         """Those without whose agents the job has ended: they are stopped, or have not come in time."""
         unanswered = self._outcome.unanswered if self._outcome is not None else ()
@@ -170,7 +169,7 @@ class AgentServer:
         loop.add_poller(self._remote_output.acknowledge)
         loop.add_poller(self._output.flush_due)
         loop.add_timer(self._snapshots.deadline, lambda: self._handle_all(self._snapshots.expire()))
-        loop.add_timer(lambda: self._losses.deadline, self._attribute_losses)
+        self._losses.attach(loop)
         dispatcher = self._dispatcher
         loop.add_timer(dispatcher.deadline, lambda: self._execute_all(dispatcher.handle_timeouts()))
 
@@ -230,7 +229,7 @@ class AgentServer:
             case SnapshotReply():
                 self._handle_all(self._snapshots.add(message))
             case AgentSignalled():
-                self._hold(message, probe=True)
+                self._losses.hold(message, probe=True)
             case AgentReport():
                 self._dispatcher.record("clock", rank, offset=self._clocks.add(message))
                 self.slurm_step = self.slurm_step or message.slurm_step
@@ -239,11 +238,11 @@ class AgentServer:
             case Hello() | DeviceReport():
                 self._handle(self._clocks.correct(message))
             case Failed():
-                self._failure_reported.add(rank)
+                self._losses.add_failure(rank)
                 self._remote_output.log_traceback(message)
-                self._handle_or_hold(message)
+                self._losses.handle_or_hold(message)
             case WorkerExited():
-                self._handle_or_hold(message)
+                self._losses.handle_or_hold(message)
             case _:
                 self._handle(message)
 
@@ -273,36 +272,7 @@ class AgentServer:
         if rank in self._numbers.waiting:
             self._on_spare_lost(rank, connection.lost_reason)
             return
-        self._hold(AgentLost(rank, connection.lost_reason), probe=False)
-
-    @property
-    def all_reported(self) -> bool:
-        return len(self._clocks.reported) == len(self._dispatcher.hosts)
-
-    def _handle_or_hold(self, event: Event) -> None:
-        """Hold the end of a worker while the cause of other ends is sought: the launch command may have ended them."""
-        if self._losses.probed:
-            self._hold(event, probe=False)
-        else:
-            self._handle(event)
-
-    def _hold(self, *events: Event, probe: bool) -> None:
-        """Hold these events until it is known why agents end; `probe` whether all hosts still answer."""
-        probe_hosts = self.connections.probe if probe and self._clocks.reported else None
-        self._losses.hold(events, self._clock(), all_reported=self.all_reported, probe=probe_hosts)
-
-    def _attribute_losses(self) -> None:
-        launch_end = None
-        if self._launch.status is not None:
-            launch_end = StartFailed(self._launch.describe_failure(self._dispatcher.hosts, self._clocks.reported))
-        evidence = Evidence(
-            unanswered=self.connections.unanswered_ranks() if self._losses.probed else (),
-            failure_reported=frozenset(self._failure_reported),
-            launch_end=launch_end,
-            launch_failed=self._launch.failed,
-            all_reported=self.all_reported,
-        )
-        self._handle_all(self._losses.explain(evidence))
+        self._losses.hold(AgentLost(rank, connection.lost_reason), probe=False)
 
     def _on_launch_output(self) -> None:
         text = self._launch.read()
@@ -324,7 +294,7 @@ class AgentServer:
                 self._on_signal(signum)
             elif self._launch.status is None and self._launch.reap():
                 self._dispatcher.record("starter_ended", status=self._launch.status)
-                self._hold(probe=True)
+                self._losses.hold(probe=True)
 
     def _on_signal(self, signum: int) -> None:
         if not self._attached or signum in (signal.SIGQUIT, REQUEST_SIGNAL):
@@ -335,4 +305,4 @@ class AgentServer:
             self._handle(LauncherSignalled(signum))  # somebody insists
         else:
             self._signalled = True
-            self._hold(AgentSignalled(0, signum), probe=True)
+            self._losses.hold(AgentSignalled(0, signum), probe=True)
