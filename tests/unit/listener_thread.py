@@ -1,0 +1,124 @@
+"""A listener that is served in a thread, and peers of it that do as a test wants."""
+
+import contextlib
+import json
+import socket
+import struct
+import threading
+import time
+
+from jaxrun.channel.event_loop import EventLoop
+from jaxrun.channel.interfaces import Interface
+from jaxrun.channel.listener import listen_on_tcp
+from jaxrun.protocol import auth
+from jaxrun.protocol.auth import ChallengeResponse
+from jaxrun.protocol.codec import MessageDecoder, message_types
+from jaxrun.protocol.connect import HeadAddress, connect
+
+TOKEN = auth.new_token()
+LOOPBACK = Interface("lo", "127.0.0.1")
+
+
+class ListenerThread:
+    """Serves a listener in a thread, as the supervisor does."""
+
+    def __init__(self, *interfaces, everywhere=False):
+        self.admitted = []
+        self.dropped = []
+        self.failure = None
+        self.listener = listen_on_tcp(interfaces or [LOOPBACK], TOKEN, everywhere=everywhere)
+        self._wake, self._stop = socket.socketpair()
+        self._running = True
+        self._thread = threading.Thread(target=self._run)
+        self._thread.start()
+
+    @property
+    def address(self):
+        return self.listener.addresses[0]
+
+    def close(self):
+        self._stop.send(b".")
+        self._thread.join()
+        self.listener.close()
+        for peer in (self._wake, self._stop, *(one.connection for one in self.admitted)):
+            peer.close()
+        if self.failure is not None:
+            raise self.failure
+
+    def _run(self):
+        try:
+            self._serve()
+        except BaseException as error:  # raised by close()
+            self.failure = error
+
+    def _serve(self):
+        loop = EventLoop()
+        loop.add_reader(self._wake.fileno(), 0, lambda: setattr(self, "_running", False))
+        self.listener.attach(loop, 1, self.admitted.append, self.dropped.append)
+        while self._running:
+            loop.run_once()
+        loop.close()
+
+
+@contextlib.contextmanager
+def open_listeners():
+    """Yields start(*INTERFACES), which serves a listener until the end."""
+    with contextlib.ExitStack() as stack:
+
+        def start(*interfaces, **options):
+            server = ListenerThread(*interfaces, **options)
+            stack.callback(server.close)
+            return server
+
+        yield start
+
+
+@contextlib.contextmanager
+def pending_peer(server):
+    """Connects without having authenticated: yields the socket and the head's challenge."""
+    address = server.address
+    with socket.create_connection((address.ip, address.port), timeout=5) as peer:
+        yield peer, read(peer)
+
+
+def read(peer):
+    """The next message from the head."""
+    codec = MessageDecoder(message_types(auth.ToClient))
+    while not (found := codec.feed(data := peer.recv(4096))):
+        assert data, "the head has closed the connection"
+    return found[0]
+
+
+def is_closed(peer):
+    """Whether the head closes the connection; messages before that are ignored."""
+    with contextlib.suppress(ConnectionError):
+        while peer.recv(4096):
+            pass
+    return True
+
+
+def connect_agent(address, rank=0, token=TOKEN, timeout=5.0):
+    return connect(lambda: HeadAddress(token, (address,)), rank, timeout)
+
+
+def check_admits(server, rank=0):
+    """Checks that an agent of the job is admitted; raises UnavailableError if it is not within 5 s."""
+    connect_agent(server.address, rank).connection.close()
+
+
+def wait_until(condition):
+    """Waits at most 30 s until `condition` holds."""
+    deadline = time.monotonic() + 30
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.002)
+
+
+def frame(content):
+    body = content if isinstance(content, bytes) else json.dumps(content).encode()
+    return struct.pack("!I", len(body)) + body
+
+
+def answer_to(challenge, rank=0, role="client", token=TOKEN):
+    nonce = auth.new_nonce()
+    return ChallengeResponse(rank, nonce, auth.make_proof(token, role, rank, challenge.nonce, nonce))
