@@ -1,153 +1,22 @@
 """Whole jobs whose agents are processes of their own, started by a shell script instead of mpirun; no jax."""
 
-import contextlib
-import json
 import os
 import re
-import resource
 import signal
 import socket
-import subprocess
-import sys
 import time
-from pathlib import Path
 
 import pytest
 from harness import TIME_LIMIT, extended
+from remote_job import AGENTS, CLEAN, READY, SLEEPS, remote_jobs
 
-from jaxrun.agent.guard import find_marked, job_marker
 from jaxrun.protocol.names import CONTROL_FD
-from jaxrun.rundir.rundir import EVENTS_FILE, VERDICT_FILE
 from jaxrun.supervisor.launch_process import LOG_NAME
-
-HERE = Path(__file__).parent
-SLEEPS = "run(); time.sleep(600)"
-READY = "run(); print('ready', flush=True); time.sleep(600)"
-CLEAN = "run(); done()"
-FAKE_RUNTIME = f"""
-import os, sys
-sys.path.insert(0, {str(HERE)!r})
-import worker_by_hand
-env = worker_by_hand.WorkerEnv.from_env(os.environ)
-worker_by_hand.live(env, sys.argv[2 + env.rank])
-"""
-LAUNCHER = """
-import json, os, sys
-from pathlib import Path
-from jaxrun.backends.remote_plan import plan_remote
-from jaxrun.job.fault_spec import parse_faults
-from jaxrun.job.job import Job
-from jaxrun.job.plan import LaunchCommand
-from jaxrun.supervisor.run import run
-
-script, options, *codes = sys.argv[1:]
-options = json.loads(options)
-if "run_dir" in options:
-    options["run_dir"] = Path(options["run_dir"])
-if "chaos" in options:
-    options["chaos"] = parse_faults(options["chaos"])
-size = len(codes)
-command = LaunchCommand("open-mpi", "a script", ("/bin/sh", script, str(size)))
-job = Job(program=("p", *codes), processes=size, backend="mpirun", platform="cpu", **options)
-plan = plan_remote(job, os.environ, os.urandom(16).hex(), command, ["?"] * size)
-sys.exit(run(plan, dict(os.environ)))
-"""
-AGENTS = f"""
-rank=0
-while [ $rank -lt $1 ]; do
-  OMPI_COMM_WORLD_RANK=$rank OMPI_COMM_WORLD_SIZE=$1 {sys.executable} -m jaxrun.agent &
-  rank=$((rank + 1))
-done
-wait
-"""
-
-
-class Job:
-    """A running job."""
-
-    def __init__(self, directory, codes, script=AGENTS, control=None, **options):
-        fake = directory / "fake" / "jaxrun_runtime"
-        fake.mkdir(parents=True)
-        (fake / "__init__.py").touch()
-        (fake / "__main__.py").write_text(FAKE_RUNTIME)
-        (directory / "launch").write_text(script)
-        self.run_dir = directory / "run"
-        options = {"grace": 0.5, "init_timeout": 20.0, "run_dir": str(self.run_dir), **options}
-        if options.get("no_run_dir"):
-            del options["run_dir"]
-        self.process = subprocess.Popen(
-            [sys.executable, "-c", LAUNCHER, str(directory / "launch"), json.dumps(options), *codes],
-            env={
-                **os.environ,
-                "PYTHONPATH": str(directory / "fake"),
-                **({CONTROL_FD: str(control.fileno())} if control else {}),
-            },
-            pass_fds=[control.fileno()] if control else [],
-            cwd=directory,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-            start_new_session=True,
-        )
-
-    @property
-    def job_id(self):
-        return json.loads((self.run_dir / "job.json").read_text())["job_id"]
-
-    def events(self, name=None):
-        with contextlib.suppress(FileNotFoundError):
-            lines = (self.run_dir / EVENTS_FILE).read_text().splitlines()
-            return [event for event in map(json.loads, lines) if name in (None, event["event"])]
-        return []
-
-    def until(self, condition):
-        deadline = time.monotonic() + TIME_LIMIT
-        while not (found := condition()):
-            assert time.monotonic() < deadline and self.process.poll() is None, self.process.communicate()
-            time.sleep(0.01)
-        return found
-
-    def until_output(self, text, count=1):
-        self.until(lambda: sum(text in path.read_text() for path in self.run_dir.glob("rank-*.out")) >= count)
-
-    def agents(self):
-        """Process ids by rank, of those that have started their worker."""
-        parents = {}
-        for event in self.events("spawned"):
-            stat = Path(f"/proc/{event['pid']}/stat").read_text()
-            parents[event["rank"]] = int(stat.rpartition(")")[2].split()[1])
-        return parents
-
-    def processes(self):
-        return list(find_marked(job_marker(self.job_id)))
-
-    def end(self):
-        """Its exit status; nothing of the job is left."""
-        self.out, self.err = self.process.communicate(timeout=TIME_LIMIT)
-        if self.run_dir.exists():
-            assert self.processes() == [], self.err
-        return self.process.returncode
-
-    def verdict(self):
-        return json.loads((self.run_dir / VERDICT_FILE).read_text())
-
-    def close(self):
-        if self.process.poll() is None:
-            self.process.kill()
-            self.process.communicate()
 
 
 @pytest.fixture
 def start(tmp_path):
-    """start(CODE, …) starts a job with a worker by hand for each CODE."""
-    with contextlib.ExitStack() as stack:
-
-        def run(*codes, **options):
-            job = Job(tmp_path, codes, **options)
-            stack.callback(job.close)
-            return job
-
+    with remote_jobs(tmp_path) as run:
         yield run
 
 
@@ -272,94 +141,6 @@ def test_an_agent_that_dies_before_it_has_reported_is_named_at_once(start):
     job = start(CLEAN, CLEAN, CLEAN, script=script.replace("wait\n", "sleep 600\n"), init_timeout=300.0)
     assert job.end() == 69
     assert "the agent of rank 1 went away before its worker was started" in " ".join(job.err.split())
-
-
-@pytest.mark.extended
-def test_two_agents_of_one_rank_are_refused(start):
-    job = start(CLEAN, CLEAN, script=AGENTS.replace("RANK=$rank", "RANK=0"))
-    assert job.end() == 65 and "two agents say that they are rank 0: process " in job.err
-
-
-@pytest.mark.extended
-def test_agents_of_another_size_are_refused(start):
-    job = start(CLEAN, CLEAN, script=AGENTS.replace("SIZE=$1", "SIZE=5"))
-    assert job.end() == 65 and "was started as one of 5, but the job has 2 processes" in job.err
-
-
-def test_agents_in_another_directory_are_refused(start):
-    job = start(CLEAN, script="cd /\n" + AGENTS)
-    assert job.end() == 69 and f"is not there on {os.uname().nodename}: the agent was started in /" in job.err
-
-
-def test_other_peers_at_the_port_do_not_disturb_the_job(start):
-    code = "run(); print('ready', flush=True); time.sleep(1.0); done()"
-    job = start(code, code)
-    listening = job.until(lambda: job.events("started"))[0]["listening"]
-    port = int(re.search(r"\d:(\d+)", listening)[1])
-    with contextlib.ExitStack() as stack:
-        resource.prlimit(job.process.pid, resource.RLIMIT_NOFILE, (100, 100))  # fewer than there are silent strangers
-        for _ in range(120):
-            stack.enter_context(socket.create_connection(("127.0.0.1", port)))
-        for data in (
-            b"",
-            b"GET / HTTP/1.1\r\n\r\n",
-            os.urandom(999),
-            b"\x00\x00\x00\x05",
-            b"\x16\x03\x01\x02\x00",
-        ) * 5:
-            peer = stack.enter_context(socket.create_connection(("127.0.0.1", port)))
-            with contextlib.suppress(OSError):
-                peer.sendall(data)
-        job.until_output("ready", 2)
-        assert job.end() == 0
-    assert job.verdict()["exit_code"] == 0
-    dropped = job.events("dropped")
-    assert 1 <= len(dropped) <= 3 and sum(event["count"] for event in dropped) >= 10, dropped
-    assert all(event["text"].startswith("a peer at ") for event in dropped)
-
-
-def test_a_second_agent_of_a_rank_that_runs_is_refused_and_the_job_goes_on(start, tmp_path):
-    over = tmp_path / "over"
-    code = f"run(); print('ready', flush=True)\nwhile not os.path.exists({str(over)!r}): time.sleep(0.02)\ndone()"
-    job = start(code, code)
-    job.until_output("ready", 2)
-    first = job.agents()[1]
-    environ = dict(line.split("=", 1) for line in os.fsdecode(_read(first, "environ")).strip("\0").split("\0"))
-    for size, expected in (
-        (2, f"jaxrun: this job runs already: its rank 1 is another process, on {os.uname().nodename}\n"),
-        (9, "jaxrun: this job runs already, with 2 processes: none is rank 8\n"),
-    ):
-        environ |= {"OMPI_COMM_WORLD_RANK": str(size - 1), "OMPI_COMM_WORLD_SIZE": str(size)}
-        command = [sys.executable, "-m", "jaxrun.agent"]
-        second = subprocess.run(command, env=environ, cwd=tmp_path, capture_output=True, text=True, timeout=20)
-        assert (second.returncode, second.stderr) == (65, expected)
-    assert job.process.poll() is None
-    over.touch()
-    assert job.end() == 0
-
-
-def test_the_token_is_in_the_agents_environment_and_nowhere_else(start):
-    job = start(*["run(); print(sorted(os.environ), flush=True); print('ready', flush=True); time.sleep(600)"] * 2)
-    job.until_output("ready", 2)
-    agents = job.agents()
-    (token,) = {re.search(rb"\0JAXRUN_TOKEN=([0-9a-f]{64})\0", _read(pid, "environ"))[1] for pid in agents.values()}
-    for name in os.listdir("/proc"):
-        if name.isdigit():
-            assert token not in _read(name, "cmdline"), name
-    for event in job.events("spawned"):
-        assert b"JAXRUN_TOKEN" not in _read(event["pid"], "environ")
-    os.kill(job.process.pid, signal.SIGTERM)
-    assert job.end() == 143
-    assert token.decode() not in job.out + job.err and "JAXRUN_TOKEN" not in job.out
-    files = [path for path in job.run_dir.rglob("*") if path.is_file()]
-    assert {"events.jsonl", "job.json", "verdict.json", "rank-0000.out"} <= {path.name for path in files}
-    assert all(token not in path.read_bytes() for path in files)
-
-
-def _read(pid, name):
-    with contextlib.suppress(OSError):
-        return b"\0" + Path(f"/proc/{pid}/{name}").read_bytes()
-    return b""
 
 
 def test_a_time_limit_shows_where_the_ranks_were_though_stacks_are_requested_at_the_same_time(start):
