@@ -141,7 +141,7 @@ def test_log_files_hold_the_exact_bytes(tmp_path: Path) -> None:
     data = b"\r10%\r20%\r\n\x00\xff\r\n[Gloo] Rank 0 is connected to 1 peer ranks. "
     for byte in data:
         captured.output.write(0, "out", bytes([byte]))
-    captured.output.log(0, "err", b"only in the file\n")
+    captured.output.logs.write_file(0, "err", b"only in the file\n")
     assert captured.finish() == b"[0] 20%\n[0] \x00\xff\n"
     assert (tmp_path / "rank-0000.out").read_bytes() == data
     assert (tmp_path / "rank-0000.err").read_bytes() == b"only in the file\n"
@@ -260,24 +260,24 @@ def test_elsewhere_a_status_is_printed_now_and_then() -> None:
 
 def test_tail_is_the_last_whole_lines_of_stderr() -> None:
     captured = CapturedOutput()
-    assert captured.output.stderr_tail(0) == ""
+    assert captured.output.logs.stderr_tail(0) == ""
     captured.output.write(0, "err", b"Fatal: \xff\n")
-    assert captured.output.stderr_tail(0) == "Fatal: \ufffd\n"
+    assert captured.output.logs.stderr_tail(0) == "Fatal: \ufffd\n"
     for number in range(1000):
         captured.output.write(0, "err", b"line %d\n" % number)
     captured.output.write(0, "out", b"not this")
-    lines = captured.output.stderr_tail(0).splitlines()
+    lines = captured.output.logs.stderr_tail(0).splitlines()
     assert lines == [f"line {number}" for number in range(1000 - len(lines), 1000)]
     assert len(lines) == pytest.approx(TAIL_BYTES / len("line 999\n"), abs=2)
 
 
 def test_the_last_dump_of_the_fault_handler_is_found_before_its_long_end() -> None:
     captured = CapturedOutput()
-    assert captured.output.crash_dump(0) == ""
+    assert captured.output.logs.crash_dump(0) == ""
     dump = f"Fatal Python error: Aborted\n\nCurrent thread 0x1:\n{'x' * 2 * TAIL_BYTES}\n"
     for text in ("Fatal Python error: of a child\n", "more\n", dump):
         captured.output.write(0, "err", text.encode())
-    assert captured.output.crash_dump(0) == dump
+    assert captured.output.logs.crash_dump(0) == dump
     captured.finish()
 
 
@@ -369,7 +369,7 @@ def test_the_next_attempt_has_logs_of_its_own_and_begins_on_a_new_line(tmp_path:
     captured.output.write(1, "err", b"why\n")
     (tmp_path / "attempt-2").mkdir()
     captured.output.begin_attempt(tmp_path / "attempt-2")
-    assert captured.output.stderr_tail(1) == ""
+    assert captured.output.logs.stderr_tail(1) == ""
     captured.output.write(1, "out", b"again\n")
     assert captured.finish() == b"[1] why\n[1] cut off\n[1] again\n"
     assert (tmp_path / "rank-0001.out").read_bytes() == b"cut off"

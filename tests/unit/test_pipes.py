@@ -8,20 +8,25 @@ import pytest
 from jaxrun.agent.pipes import OutputPipes
 
 
+class RecordingLogs:
+    def __init__(self):
+        self.logged = {}
+
+    def write_file(self, rank, stream, data):
+        self.logged[rank, stream] = self.logged.get((rank, stream), b"") + data
+
+
 class RecordingSink:
     def __init__(self):
         self.congested = False
         self.written = {}
-        self.logged = {}
+        self.logs = RecordingLogs()
         self.order = []
         self.ended = []
 
     def write(self, rank, stream, data):
         self.order.append((rank, stream))
         self.written[rank, stream] = self.written.get((rank, stream), b"") + data
-
-    def log(self, rank, stream, data):
-        self.logged[rank, stream] = self.logged.get((rank, stream), b"") + data
 
     def end_stream(self, rank, stream):
         self.ended.append((rank, stream))
@@ -134,7 +139,7 @@ def test_what_a_hidden_rank_still_writes_is_only_logged(setup):
     setup.write(0, "err", b" and last")
     setup.pipes.close()
     assert setup.output.written == {(0, "err"): b"before", (1, "err"): b"other"}
-    assert setup.output.logged == {(0, "err"): b" after and last"}
+    assert setup.output.logs.logged == {(0, "err"): b" after and last"}
 
 
 def test_a_removed_rank_is_not_read(setup):

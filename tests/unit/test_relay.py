@@ -95,7 +95,7 @@ def test_output_that_cannot_be_kept_here_is_sent_even_if_it_is_not_shown(connect
 def test_output_for_the_log_alone_is_not_sent(connections, tmp_path):
     agent, head = connections
     relay = Relay(0, agent, str(tmp_path), shown=True)
-    relay.log(0, "err", b"Traceback\n")
+    relay.logs.write_file(0, "err", b"Traceback\n")
     assert log(tmp_path, 0, "err") == b"Traceback\n"
     time.sleep(0.01)
     assert head.receive() == []
@@ -106,7 +106,7 @@ def test_the_tail_is_that_of_stderr(connections):
     relay = Relay(0, connections[0], "", shown=True)
     relay.write(0, "out", b"out\n")
     relay.write(0, "err", b"x" * 5000 + b"\nlast\n")
-    assert relay.stderr_tail(0) == "last\n"
+    assert relay.logs.stderr_tail(0) == "last\n"
 
 
 def test_a_directory_that_cannot_be_written_costs_the_logs_and_not_the_job(connections, tmp_path, capsys):

@@ -239,7 +239,7 @@ class Agent:
             self._loop.remove_reader(fd)
         for message in messages or ():
             if isinstance(message, Failed):
-                self._output.log(worker.rank, "err", message.traceback.encode())
+                self._output.logs.write_file(worker.rank, "err", message.traceback.encode())
             if isinstance(message, (Failed, Done)):
                 self._stdin.drop(worker.rank)  # while it waits for the others to end, they go on reading
                 self._report_flight(worker)
@@ -281,7 +281,8 @@ class Agent:
         oom = self._oom.explain(worker.pid) if status == -signal.SIGKILL and not worker.killed else ""
         crash_dump = worker.read_new_stacks() if crashed else ""
         if crashed and FATAL_ERROR not in crash_dump:  # the program has led the fault handler to stderr, as absl does
-            crash_dump = self._output.crash_dump(worker.rank) or crash_dump
+            crash_dump = self._output.logs.crash_dump(worker.rank) or crash_dump
         self._report_flight(worker)
-        tail, bursts = self._output.stderr_tail(worker.rank), self._output.bursts(worker.rank)
+        logs = self._output.logs
+        tail, bursts = logs.stderr_tail(worker.rank), logs.bursts(worker.rank)
         self._report(WorkerExited(worker.rank, status, crash_dump, tail, oom, bursts))

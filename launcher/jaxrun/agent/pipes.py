@@ -84,7 +84,7 @@ class OutputPipes:
                 self._output.end_stream(pipe.rank, pipe.stream)
                 return True
             self._note_output(pipe.rank)
-            deliver = self._output.log if pipe.rank in self._hidden else self._output.write
+            deliver = self._output.logs.write_file if pipe.rank in self._hidden else self._output.write
             deliver(pipe.rank, pipe.stream, data)
             total += len(data)
         return False

@@ -135,7 +135,7 @@ class SnapshotReader:
             stacks={},
             kernel_waits={},
             cpu_seconds={worker.rank: worker.cpu_seconds() for worker in workers},
-            bytes_written={worker.rank: self._output.bytes_written(worker.rank) for worker in workers},
+            bytes_written={worker.rank: self._output.logs.bytes_written(worker.rank) for worker in workers},
             file_bytes={worker.rank: worker.file_bytes() for worker in workers},
             call_counters={worker.rank: worker.flight.progress_counters() for worker in workers},
         )

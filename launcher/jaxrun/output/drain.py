@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Protocol
 
-from jaxrun.output.bursts import Burst
+from jaxrun.output.rank_logs import RankLogs
 
 READ_BYTES = 2**18
 COALESCE_BELOW_BYTES = 2**18  # where all pipes held less, it pays to let more come together
@@ -28,6 +28,10 @@ class OutputSink(Protocol):
     """Where the output of workers goes: this host's screen, or the way to it."""
 
     @property
+    def logs(self) -> RankLogs:
+        """What is kept of it on this host."""
+
+    @property
     def congested(self) -> bool:
         """Whether no more can be taken: then the workers must not be read."""
 
@@ -36,21 +40,6 @@ class OutputSink(Protocol):
 
     def end_stream(self, rank: int, stream: str) -> None:
         """The worker's "out" or "err" has ended."""
-
-    def log(self, rank: int, stream: str, data: bytes) -> None:
-        """Write into that rank's log file only."""
-
-    def stderr_tail(self, rank: int) -> str:
-        """Return the last lines that the worker wrote to its stderr."""
-
-    def crash_dump(self, rank: int) -> str:
-        """Return the last dump of Python's fault handler that the worker wrote to its stderr; empty without one."""
-
-    def bytes_written(self, rank: int) -> int:
-        """Return how many bytes of this rank were taken so far."""
-
-    def bursts(self, rank: int) -> tuple[Burst, ...]:
-        """Return when it wrote them."""
 
     def flush_due(self) -> float | None:
         """Deliver what has waited long enough; returns the seconds until the next call, None if nothing waits."""

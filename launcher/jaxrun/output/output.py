@@ -11,7 +11,6 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from jaxrun.output.bursts import Burst
 from jaxrun.output.held_screen import POLL_S as HELD_POLL_S
 from jaxrun.output.held_screen import HeldScreen
 from jaxrun.output.rank_logs import STREAMS, RankLogs
@@ -64,18 +63,18 @@ class Output:
         self._stderr_fd = stderr_fd
         self._status_printed_at = float("-inf")
         self._ranks_to_open = range(size) if open_logs else ()
-        self._logs = RankLogs(log_dir, self._ranks_to_open, self.print_line)
+        self.logs = RankLogs(log_dir, self._ranks_to_open, self.print_line)
 
     def begin_attempt(self, log_dir: Path | None) -> None:
         """Show the last lines of the ranks that have ended, and keep the logs of those to come in `log_dir`."""
         for rank, stream in self._streams:
             self.end_stream(rank, stream)
-        self._logs.close()
-        self._logs = RankLogs(log_dir, self._ranks_to_open, self.print_line)
+        self.logs.close()
+        self.logs = RankLogs(log_dir, self._ranks_to_open, self.print_line)
 
     def write(self, rank: int, stream: str, data: bytes) -> None:
         """Log and show what was just read from the worker's "out" or "err"."""
-        self._logs.write(rank, stream, data)
+        self.logs.write(rank, stream, data)
         self.show(rank, stream, data)
 
     def show(self, rank: int, stream: str, data: bytes) -> None:
@@ -92,22 +91,6 @@ class Output:
             self._show_partial(rank_stream)
         elif whole or rank_stream not in self._waiting:
             self._waiting[rank_stream] = self._clock()
-
-    def log(self, rank: int, stream: str, data: bytes) -> None:
-        """Write into that rank's file only what the screen shows in another form."""
-        self._logs.write_file(rank, stream, data)
-
-    def bytes_written(self, rank: int) -> int:
-        return self._logs.bytes_written(rank)
-
-    def bursts(self, rank: int) -> tuple[Burst, ...]:
-        return self._logs.bursts(rank)
-
-    def stderr_tail(self, rank: int) -> str:
-        return self._logs.stderr_tail(rank)
-
-    def crash_dump(self, rank: int) -> str:
-        return self._logs.crash_dump(rank)
 
     def end_stream(self, rank: int, stream: str) -> None:
         """Show the last line of a stream that has ended, with a newline if it lacks one."""
@@ -206,7 +189,7 @@ class Output:
             self._release()
         for rank, stream in self._streams:
             self.end_stream(rank, stream)
-        self._logs.close()
+        self.logs.close()
         deadline = None if timeout is None else time.monotonic() + timeout
         done = True
         for screen in self._screens:  # stderr last: it may have to show what became of stdout
@@ -225,7 +208,7 @@ class Output:
         for screen in self._screens:
             loss = screen.new_loss()
             if loss:
-                rest = "is only in the log files" if self._logs.has_files else "is dropped"
+                rest = "is only in the log files" if self.logs.has_files else "is dropped"
                 self.print_line(f"jaxrun: {loss}; the workers' output from here on {rest}, the job goes on")
 
 

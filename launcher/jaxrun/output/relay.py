@@ -10,7 +10,6 @@ import sys
 from pathlib import Path
 from typing import Protocol
 
-from jaxrun.output.bursts import Burst
 from jaxrun.output.rank_logs import RankLogs
 from jaxrun.protocol.agent_messages import OutputChunk, StreamEnded
 
@@ -35,7 +34,7 @@ class Relay:
     def __init__(self, rank: int, connection: Sender, log_dir: str, *, shown: bool) -> None:
         """`log_dir`: where to keep the logs; if empty, the head keeps them. `shown`: the screen shows this rank."""
         self._connection = connection
-        self._logs = RankLogs(Path(log_dir) if log_dir else None, (rank,), self.print_line)
+        self.logs = RankLogs(Path(log_dir) if log_dir else None, (rank,), self.print_line)
         self._sends = shown or not log_dir
         self._unacknowledged = 0
 
@@ -44,7 +43,7 @@ class Relay:
         return self._unacknowledged > _WINDOW_BYTES
 
     def write(self, rank: int, stream: str, data: bytes) -> None:
-        self._logs.write(rank, stream, data)
+        self.logs.write(rank, stream, data)
         if self._sends:
             self._unacknowledged += len(data)
             self._connection.send(OutputChunk(rank, stream, data))
@@ -57,21 +56,6 @@ class Relay:
         if self._sends:
             self._connection.send(StreamEnded(rank, stream))
 
-    def log(self, rank: int, stream: str, data: bytes) -> None:
-        self._logs.write_file(rank, stream, data)
-
-    def bytes_written(self, rank: int) -> int:
-        return self._logs.bytes_written(rank)
-
-    def bursts(self, rank: int) -> tuple[Burst, ...]:
-        return self._logs.bursts(rank)
-
-    def stderr_tail(self, rank: int) -> str:
-        return self._logs.stderr_tail(rank)
-
-    def crash_dump(self, rank: int) -> str:
-        return self._logs.crash_dump(rank)
-
     def flush_due(self) -> float | None:
         self._connection.flush()
         return _RETRY_S if self._connection.unsent_bytes else None
@@ -80,4 +64,4 @@ class Relay:
         print(text, file=sys.stderr, flush=True)
 
     def close(self) -> None:
-        self._logs.close()
+        self.logs.close()

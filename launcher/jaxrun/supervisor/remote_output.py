@@ -37,7 +37,7 @@ class RemoteOutput:
 
     def log_traceback(self, failed: Failed) -> None:
         if failed.rank not in self._logs_remotely:
-            self._output.log(failed.rank, "err", failed.traceback.encode())
+            self._output.logs.write_file(failed.rank, "err", failed.traceback.encode())
 
     def acknowledge(self) -> None:
         """Unless output waits here, allow agents whose output has been shown or kept to send as much again."""
