@@ -46,7 +46,7 @@ from jaxrun.head.shutdown import JobShutdown
 from jaxrun.head.snapshots import Snapshots
 from jaxrun.head.startup import Startup, StartupEvent
 from jaxrun.head.straggler_detector import StragglerDetector
-from jaxrun.head.timeouts import FIRST_PROGRESS_S, PROGRESS_INTERVAL_S, TimeLimits, Timeout
+from jaxrun.head.timeouts import PROGRESS_INTERVAL_S, TimeLimits, Timeout
 from jaxrun.head.worker_table import WorkerTable
 from jaxrun.job.fault_spec import FaultSpec
 from jaxrun.protocol.agent_messages import (
@@ -132,13 +132,7 @@ class Head:
         self._interruption = Interruption(
             self._attempt, self._shutdown, self._snapshots, self._divergence, requeue=requeue
         )
-        timeouts = {Timeout.STARTUP: now + limits.init, Timeout.PROGRESS: now + FIRST_PROGRESS_S}
-        if limits.job is not None:
-            timeouts[Timeout.JOB] = now + limits.job
-        ends = [at for at in (timeouts.get(Timeout.JOB), limits.ends_at) if at is not None]
-        if limits.save is not None and ends:
-            timeouts[Timeout.TIME_LIMIT_NEAR] = min(ends) - limits.save
-        self._attempt.enter(JobPhase.STARTING, timeouts)
+        self._attempt.enter(JobPhase.STARTING, limits.at_start(now))
 
     @property
     def phase(self) -> JobPhase:

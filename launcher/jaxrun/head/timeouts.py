@@ -9,6 +9,25 @@ FIRST_PROGRESS_S = 2.0  # until the ranks that the start-up, or the end of the j
 PROGRESS_INTERVAL_S = 1.0  # until they are printed again, where that replaces the line
 
 
+class Timeout(enum.Enum):
+    """Where several have expired together, they are handled in this order."""
+
+    STARTUP = enum.auto()  # --init-timeout: not all ranks have joined
+    PROGRESS = enum.auto()  # the start-up, or the end, takes long: print which ranks it waits for
+    SETTLE = enum.auto()  # after a failure: the failures that came with it have arrived
+    ROOT_CAUSE = enum.auto()  # after a failure: the cause of what was only a consequence has not come
+    INTERRUPT = enum.auto()  # after Ctrl-C: KeyboardInterrupt should have been raised in all ranks
+    GRACE = enum.auto()  # --grace: workers that were asked to end have not
+    KILL = enum.auto()  # workers that are late have been sent SIGTERM
+    UNANSWERED = enum.auto()  # workers were killed, but nobody has reported their end
+    CONCLUDE = enum.auto()  # all workers have ended, but what their flight recorders hold has not come
+    JOB = enum.auto()  # --timeout
+    TIME_LIMIT_NEAR = enum.auto()  # --save-time: ask the program to stop
+    STALL_CHECK = enum.auto()  # --stall-timeout, --stall-notice: is there any progress?
+    EARLY_EXIT_CHECK = enum.auto()  # some ranks have finished: do the others wait for them?
+    DIVERGENCE_CHECK = enum.auto()  # do the flight recorders agree?
+
+
 @dataclass(frozen=True, slots=True)
 class TimeLimits:
     """Seconds; None and 0 are no limit.
@@ -32,24 +51,15 @@ class TimeLimits:
     save: float | None = None
     ends_at: float | None = None
 
-
-class Timeout(enum.Enum):
-    """Where several have expired together, they are handled in this order."""
-
-    STARTUP = enum.auto()  # --init-timeout: not all ranks have joined
-    PROGRESS = enum.auto()  # the start-up, or the end, takes long: print which ranks it waits for
-    SETTLE = enum.auto()  # after a failure: the failures that came with it have arrived
-    ROOT_CAUSE = enum.auto()  # after a failure: the cause of what was only a consequence has not come
-    INTERRUPT = enum.auto()  # after Ctrl-C: KeyboardInterrupt should have been raised in all ranks
-    GRACE = enum.auto()  # --grace: workers that were asked to end have not
-    KILL = enum.auto()  # workers that are late have been sent SIGTERM
-    UNANSWERED = enum.auto()  # workers were killed, but nobody has reported their end
-    CONCLUDE = enum.auto()  # all workers have ended, but what their flight recorders hold has not come
-    JOB = enum.auto()  # --timeout
-    TIME_LIMIT_NEAR = enum.auto()  # --save-time: ask the program to stop
-    STALL_CHECK = enum.auto()  # --stall-timeout, --stall-notice: is there any progress?
-    EARLY_EXIT_CHECK = enum.auto()  # some ranks have finished: do the others wait for them?
-    DIVERGENCE_CHECK = enum.auto()  # do the flight recorders agree?
+    def at_start(self, now: float) -> dict[Timeout, float]:
+        """What runs from the start of the job on, `now`, and when it expires."""
+        timeouts = {Timeout.STARTUP: now + self.init, Timeout.PROGRESS: now + FIRST_PROGRESS_S}
+        if self.job is not None:
+            timeouts[Timeout.JOB] = now + self.job
+        ends = [at for at in (timeouts.get(Timeout.JOB), self.ends_at) if at is not None]
+        if self.save is not None and ends:
+            timeouts[Timeout.TIME_LIMIT_NEAR] = min(ends) - self.save
+        return timeouts
 
 
 class JobTimeouts:
