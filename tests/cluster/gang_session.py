@@ -72,6 +72,9 @@ def main() -> None:
             error = talk.explain_death()
             seen["killed"] = error and [error.rank, error.host, error.signal]
         seen["again"] = gang.run(gathered, 1.0)[1]
+        gang.pause(2)
+        seen["paused"] = gang.snapshot().waits[2]
+        gang.stop()
         seen["jax"] = "jax" in sys.modules
     print(json.dumps(seen))
 
