@@ -98,9 +98,11 @@ def _spec(part: str, folders: Iterable[str]) -> ModuleSpec | None:
 
 
 def _installed_spec(top: str) -> ModuleSpec | None:
+    if top == "__main__":  # would be this launcher
+        return None
     try:
         return importlib.util.find_spec(top)
-    except Exception:  # of "__main__", which has no spec here, or of an installed package's own finder
+    except Exception:  # of an installed package's own finder
         return None
 
 
