@@ -82,6 +82,37 @@ def test_results_are_those_of_each_and_all_but_one_rank_of_a_host_load(tmp_path:
     assert found["once"][1] >= 2 * 5  # on each of two hosts: four programs that are called, and one ahead of time
 
 
+# XLA splits these loops into parts, at most one a core. At the end of a part, other instructions round otherwise.
+_SPLIT_LOOPS = """
+import hashlib, os
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+for cores in (os.sched_getaffinity(0), {min(os.sched_getaffinity(0))}):
+    os.sched_setaffinity(0, cores)
+    jax.clear_caches()
+    for size in range(1_000_001, 1_000_008):
+        x = np.random.default_rng(0).standard_normal(size).astype(np.float32)
+        y = jax.jit(lambda x: jnp.exp(x) * jnp.log1p(jnp.abs(x)) / jnp.sqrt(1 + x * x))(x)
+        print("bits", hashlib.sha256(np.asarray(y).tobytes()).hexdigest(), flush=True)
+"""
+
+
+@pytest.mark.parametrize(("ranks", "devices"), [(2, 1), (2, 2)])
+def test_loops_are_split_as_each_rank_would_split_them(tmp_path: Path, script, ranks: int, devices: int) -> None:
+    found = []
+    for how in ("each", "once"):
+        (tmp_path / how).mkdir()
+        arguments = ("-n", str(ranks), "-d", str(devices), "--compile", how, str(script(_SPLIT_LOOPS)))
+        result = jaxrun(tmp_path / how, *arguments)
+        assert result.code == 0, result
+        found.append(
+            [re.findall(r"bits (\w+)", path.read_text()) for path in sorted(result.run_dir.glob("rank-*.out"))]
+        )
+    assert found[0] == found[1] and len(found[0]) == ranks and all(len(bits) == 14 for bits in found[0])
+
+
 # A program of some kilobytes, and one of more than a quarter of a MiB.
 _TWO_SIZES = """
 import jax

@@ -188,6 +188,10 @@ class _Backend:
     """A compiler whose executables are lists of how they came about."""
 
     platform, platform_version = "cpu", "1"
+    devices = 1
+
+    def local_device_count(self):
+        return self.devices
 
     def deserialize_executable(self, content, devices, options):
         if content == b"damaged":
@@ -282,9 +286,20 @@ def test_who_compiles_for_all_uses_the_cores_of_those_that_wait(rank, monkeypatc
     assert bound[-1] == {1}
     first(b"c", calls=["my_call"], backend=backend)  # for itself, as do the others at the same time
     assert backend.compiled_on == {1}
-    bound.append({0})  # by the program
+    backend.devices = 2  # and so are XLA's threads
     first(b"d", backend=backend)
+    assert backend.compiled_on == {1}
+    backend.devices = 1
+    bound.append({0})  # by the program
+    first(b"e", backend=backend)
     assert backend.compiled_on == {0}
+
+
+def test_ranks_with_more_and_fewer_cores_do_not_share(rank, monkeypatch):
+    first, second = rank(), rank()
+    first(b"a")
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(1000)))  # the program has bound itself anew
+    assert second(b"a").how == "compiled"
 
 
 def test_what_cannot_be_loaded_is_compiled_and_told(rank):

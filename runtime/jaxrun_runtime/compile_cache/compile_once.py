@@ -73,7 +73,8 @@ class _SharedCompiler:
         self._cores = cores
         self._bound_to = os.sched_getaffinity(0)
         self._owner = os.getpid()
-        self._machine = (len(self._bound_to), os.environ.get("NPROC", ""), os.environ.get("XLA_FLAGS", ""))
+        self._nproc = os.environ.get("NPROC", "")
+        self._machine = (len(self._bound_to), self._nproc, os.environ.get("XLA_FLAGS", ""))
         self._loaded: dict[int, _Loaded] = {}  # by the id of the executable
 
     def compile(self, compile_here: Callable[[], Any], request: CompileRequest) -> Any:
@@ -89,7 +90,7 @@ class _SharedCompiler:
         if content is None:
             compiling = self._programs.claim(key)
             if not compiling:
-                return self._compile_for_all(key, compile_here)
+                return self._compile_for_all(key, request.backend, compile_here)
             content = self._programs.wait_for(key, compiling) if compiling != NOBODY else None
         executable = self._load(_Loaded(key, code, request._replace(module=None)), content) if content else None
         return executable if executable is not None else self._forget(compile_here())
@@ -99,16 +100,17 @@ class _SharedCompiler:
         options, devices = request.options, list(request.devices)
         if is_local(devices):
             options = jax_hooks.without_device_numbers(options)
-        facts = (request.backend.platform_version, self._machine, describe_devices(devices))
+        machine = (*self._machine, len(os.sched_getaffinity(0)))  # as the program may bind itself to fewer cores
+        facts = (request.backend.platform_version, machine, describe_devices(devices))
         digest = hashlib.sha256(repr(facts).encode())
         for part in (options.SerializeAsString(), code):
             digest.update(len(part).to_bytes(8) + part)
         return digest.hexdigest()
 
-    def _compile_for_all(self, key: str, compile_here: Callable[[], Any]) -> Any:
+    def _compile_for_all(self, key: str, backend: Any, compile_here: Callable[[], Any]) -> Any:
         content = b""
         try:
-            with self._on_all_cores():
+            with self._on_all_cores(backend):
                 executable = self._forget(compile_here())
             content = _serialize(executable)
         finally:
@@ -119,12 +121,15 @@ class _SharedCompiler:
         return executable
 
     @contextlib.contextmanager
-    def _on_all_cores(self) -> Iterator[None]:
+    def _on_all_cores(self, backend: Any) -> Iterator[None]:
         """Let this thread and those that the compiler starts use the cores of the ranks that wait.
 
-        The code is the same: what it depends on is how many cores there were when the backend was made.
+        The code must be the same. XLA splits a loop into one part for each of its threads, but no more than this thread
+        has cores. It has as many threads as there were cores when the backend was made, or NPROC, or devices; where
+        these are more than the cores, this thread keeps to its own.
         """
         is_bound = self._bound_to != self._cores and os.sched_getaffinity(0) == self._bound_to
+        is_bound = is_bound and not self._nproc and backend.local_device_count() <= len(self._bound_to)
         if is_bound:
             _bind(self._cores)
         try:
