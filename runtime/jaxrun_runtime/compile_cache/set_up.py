@@ -6,7 +6,9 @@ import contextlib
 import os
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from jaxrun.protocol.compile_cache import cache_directory, make_cache_directory
 from jaxrun.protocol.env import WorkerEnv
@@ -47,7 +49,12 @@ def set_up(env: WorkerEnv) -> None:
     if env.local_rank == 0 and env.rank:
         jax_hooks.write_on_this_rank(directory)
     machine = describe_machine()
-    jax_hooks.make_keys_alike(lambda devices: repr((machine, describe_devices(devices))).encode())
+
+    def describe(devices: Sequence[Any]) -> bytes:
+        # XLA splits loops by the cores that the compiling thread has, and the program may bind itself to fewer.
+        return repr((machine, len(os.sched_getaffinity(0)), describe_devices(devices))).encode()
+
+    jax_hooks.make_keys_alike(describe)
 
 
 def clean(directory: Path, max_bytes: int | None) -> None:
