@@ -1,4 +1,7 @@
-"""--compile once changes no bit of any result: the tests of tests/ranks are run with it and with --compile each."""
+"""--compile once changes no bit of any result: tests of tests/ranks are run with it and with --compile each.
+
+All of them take minutes beside other tests, and so run only where JAXRUN_WHOLE_CORPUS is set.
+"""
 
 from __future__ import annotations
 
@@ -57,7 +60,7 @@ def differing(each: Results, once: Results) -> list[tuple[str, int]]:
     ("words", "ranks", "loaded"),
     [
         pytest.param(("-k", "test_results or 2x2"), 10, 20, id="some", marks=pytest.mark.jax_version),
-        extended((), 200, 200, id="all"),
+        *([extended((), 200, 200, id="all")] if "JAXRUN_WHOLE_CORPUS" in os.environ else []),
     ],
 )
 def test_results_are_bit_for_bit_those_of_each(tmp_path: Path, words: Sequence[str], ranks: int, loaded: int) -> None:

@@ -261,7 +261,7 @@ def regular_events(registry):
     ]
 
 
-EXAMPLES = pytest.param(60), pytest.param(240, marks=pytest.mark.extended)
+EXAMPLES = pytest.param(60), pytest.param(120, marks=pytest.mark.extended)
 
 
 @pytest.mark.parametrize("examples", EXAMPLES)
