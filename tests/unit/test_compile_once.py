@@ -251,6 +251,7 @@ def rank(tmp_path, monkeypatch):
 
             return compiler.compile(compile_here, request)
 
+        get.loaded = compiler._loaded
         return get
 
     return make
@@ -333,6 +334,20 @@ def test_a_loaded_program_is_serialized_as_if_it_had_been_compiled(rank, tmp_pat
     assert loaded.serialize() == b"program"
     directories.remove_shared_directory(str(tmp_path / "shared"))
     assert loaded.serialize() == b"for this rank's devices"
+
+
+def test_programs_that_were_dropped_are_forgotten_and_no_other_gets_their_code(rank):
+    first, second = rank(), rank()
+    first(b"target")
+    target = second(b"target")
+    wrong = 0
+    for number in range(10_000):
+        code = str(number).encode()
+        first(code)
+        second(code)  # and is dropped, so that what is compiled next may have its place in memory
+        wrong += target.serialize() != b"for this rank's devices"
+    assert not wrong
+    assert len(second.loaded) <= 65
 
 
 # ---- the hook

@@ -23,10 +23,11 @@ from jaxrun_runtime.compile_cache import jax_hooks
 from jaxrun_runtime.compile_cache.devices import describe_devices, is_local
 from jaxrun_runtime.compile_cache.jax_hooks import CompileRequest
 from jaxrun_runtime.compile_cache.shared_programs import NOBODY, SharedPrograms
+from jaxrun_runtime.identity_dict import IdentityDict
 
 LOADED_EVENT = "/jaxrun/compile_once/loaded"  # of jax.monitoring, for each program that another rank has compiled
 _CPU = "cpu"
-_MAX_CODE_BYTES = 16 * 2**20  # as a rank keeps that of each program that it has loaded
+_MAX_CODE_BYTES = 16 * 2**20  # as a rank keeps that of each program that it has loaded and still uses
 _DUMPS = "xla_dump_to"  # of XLA_FLAGS: everybody is to write what it compiles
 # The functions outside a program that every process finds by their names, with arguments that are no addresses.
 _KNOWN_CALLS = re.compile(
@@ -75,14 +76,14 @@ class _SharedCompiler:
         self._owner = os.getpid()
         self._nproc = os.environ.get("NPROC", "")
         self._machine = (len(self._bound_to), self._nproc, os.environ.get("XLA_FLAGS", ""))
-        self._loaded: dict[int, _Loaded] = {}  # by the id of the executable
+        self._loaded: IdentityDict[_Loaded] = IdentityDict()  # by executable
 
     def compile(self, compile_here: Callable[[], Any], request: CompileRequest) -> Any:
         """Return the executable of the program, from whoever has it first."""
         if os.getpid() != self._owner:  # in a fork of the program
             return compile_here()
         code = _shareable_code(request)
-        return self._forget(compile_here()) if code is None else self._compile_or_load(compile_here, request, code)
+        return compile_here() if code is None else self._compile_or_load(compile_here, request, code)
 
     def _compile_or_load(self, compile_here: Callable[[], Any], request: CompileRequest, code: bytes) -> Any:
         key = self._key(request, code)
@@ -93,7 +94,7 @@ class _SharedCompiler:
                 return self._compile_for_all(key, request.backend, compile_here)
             content = self._programs.wait_for(key, compiling) if compiling != NOBODY else None
         executable = self._load(_Loaded(key, code, request._replace(module=None)), content) if content else None
-        return executable if executable is not None else self._forget(compile_here())
+        return executable if executable is not None else compile_here()
 
     def _key(self, request: CompileRequest, code: bytes) -> str:
         """The name of the program, equal on the ranks for which it is the same."""
@@ -111,7 +112,7 @@ class _SharedCompiler:
         content = b""
         try:
             with self._on_all_cores(backend):
-                executable = self._forget(compile_here())
+                executable = compile_here()
             content = _serialize(executable)
         finally:
             if content:
@@ -145,14 +146,9 @@ class _SharedCompiler:
         except Exception as error:
             self._tell(f"compiles what it could not load from another rank: {error}")
             return None
-        jax_hooks.hook_serialization(type(executable), type(request.backend), self._serialize_loaded, self._forget)
-        self._loaded[id(executable)] = loaded
+        jax_hooks.hook_serialization(type(executable), type(request.backend), self._serialize_loaded)
+        self._loaded.set(executable, loaded)
         sys.modules["jax"].monitoring.record_event(LOADED_EVENT)
-        return executable
-
-    def _forget(self, executable: Any) -> Any:
-        """Note that this one is whole, though one that was loaded may have had its place in memory before."""
-        self._loaded.pop(id(executable), None)
         return executable
 
     def _serialize_loaded(self, executable: Any) -> bytes | None:
@@ -161,7 +157,7 @@ class _SharedCompiler:
         JAX's persistent cache gets what it was loaded from. Anybody else may load it without saying for which devices,
         so it is compiled for those of this rank.
         """
-        loaded = self._loaded.get(id(executable))
+        loaded = self._loaded.get(executable)
         if loaded is None:
             return None
         content = self._programs.read(loaded.key) if jax_hooks.is_for_cache() else None

@@ -194,16 +194,13 @@ def compile_code(request: CompileRequest, code: bytes) -> Any:
     return request.backend.compile_and_load(code, executable_devices=request.devices, compile_options=request.options)
 
 
-def hook_serialization(
-    executables: type, clients: type, serialize: Callable[[Any], bytes | None], made: Callable[[Any], Any]
-) -> None:
-    """Let serialize(executable) be the serialized executable unless it is None; call made(executable) for each loaded.
+def hook_serialization(executables: type, clients: type, serialize: Callable[[Any], bytes | None]) -> None:
+    """Let serialize(executable) be the serialized executable unless it is None.
 
     Both classes are of XLA, and are hooked once.
     """
     _wrap(executables, "serialize", lambda original, *args: _first(serialize(args[-1]), original, args))
     _wrap(clients, "serialize_executable", lambda original, *args: _first(serialize(args[-1]), original, args))
-    _wrap(clients, "deserialize_executable", lambda original, *args, **more: made(original(*args, **more)))
 
 
 def _first(known: Any, original: Callable[..., Any], args: Sequence[Any]) -> Any:

@@ -1,6 +1,6 @@
 """The cross-process programs of this rank, from lowering through compilation to the first call.
 
-Executables are held weakly, or by their ids.
+What JAX dispatches is held weakly; the loaded executable in it, which cannot be, as long as anybody else holds it.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
 
 from jaxrun.text import format_ranges
+from jaxrun_runtime.identity_dict import IdentityDict
 from jaxrun_runtime.lockstep import jax_hooks
 from jaxrun_runtime.lockstep.call_sites import is_internal_source
 from jaxrun_runtime.lockstep.flight_recorder import FlightRecorder, RecordedProgram
@@ -35,7 +36,7 @@ class ProgramTable:
         self._packer: HloPacker | None = None
         self._records: WeakKeyDictionary[Any, ProgramRecord] = WeakKeyDictionary()
         self._programs: WeakKeyDictionary[Any, RecordedProgram | None] = WeakKeyDictionary()
-        self._by_loaded_id: dict[int, RecordedProgram] = {}
+        self._by_loaded: IdentityDict[RecordedProgram] = IdentityDict()
         self._by_identity: dict[tuple[str, str, str], RecordedProgram] = {}
         self._announced: dict[_LoweredIdentity, RecordedProgram] = {}
         self._adding = threading.RLock()
@@ -87,16 +88,13 @@ class ProgramTable:
             is_new = len(self._by_identity) > before
             recorded = program if program is not None and program.communicates else None
             self._programs[executed] = recorded
-            loaded = id(jax_hooks.loaded_executable(executed))
-            if recorded is None:
-                self._by_loaded_id.pop(loaded, None)
-            else:
-                self._by_loaded_id[loaded] = recorded
+            if recorded is not None:
+                self._by_loaded.set(jax_hooks.loaded_executable(executed), recorded)
             return (program, True) if is_new else (recorded, False)
 
     def find_loaded(self, loaded: Any) -> RecordedProgram | None:
-        """Return the program of a loaded executable, which Python has just dispatched, so that its id is its own."""
-        return self._by_loaded_id.get(id(loaded))
+        """Return the program of a loaded executable, which Python has just dispatched."""
+        return self._by_loaded.get(loaded)
 
     def _describe(self, executed: Any, args: Sequence[Any]) -> RecordedProgram | None:
         record = self._records.get(executed)
