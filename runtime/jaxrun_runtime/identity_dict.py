@@ -6,7 +6,6 @@ An id alone is no key: once its object has died, another one may have it.
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
 from typing import Any, Generic, TypeVar
 
 _Value = TypeVar("_Value")

@@ -1,7 +1,7 @@
 """Programs that the ranks of a host have in common: of all ranks, of one rank, of its last device alone.
 
 Leaves attempt-A-rank-R.json: of each program how often this rank has loaded it from another, and its result, bit for
-bit; and what is in this host's /dev/shm. With the argument "kill", in the first attempt each rank of the second host is
+bit; and what is in this host's memory. With the argument "kill", in the first attempt each rank of the second host is
 killed once it has compiled the third program, before it gives that to the other.
 """
 
@@ -58,5 +58,5 @@ for name, function, x in (
     outcome["loaded"][name] = loaded - before
     outcome["bits"][name] = hashlib.sha256(result.tobytes()).hexdigest()
 outcome["memory"] = os.environ["JAXRUN_COMPILE_MEMORY"]
-outcome["in_memory"] = sorted(os.listdir("/dev/shm"))
+outcome["in_memory"] = sorted(os.listdir(f"/dev/shm/jaxrun-{os.geteuid()}"))
 Path(f"attempt-{jr.attempt().number}-rank-{jr.rank}.json").write_text(json.dumps(outcome))

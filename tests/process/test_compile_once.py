@@ -62,7 +62,8 @@ print("loaded", loaded)
 
 def _shared(job: Job | Result) -> list[str]:
     job_id = json.loads((job.run_dir / "job.json").read_text())["job_id"]
-    return [name for name in os.listdir("/dev/shm") if job_id in name]
+    own = Path(f"/dev/shm/jaxrun-{os.geteuid()}")
+    return [path.name for path in own.iterdir() if job_id in path.name] if own.exists() else []
 
 
 def _numbers(result: Result, word: str) -> list[str]:

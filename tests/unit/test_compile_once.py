@@ -1,13 +1,16 @@
 """One rank compiles for its host: who compiles, who waits for how long, and what is kept."""
 
+import contextlib
 import os
 import subprocess
 import sys
 from dataclasses import replace
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
+import jaxrun
 from jaxrun.errors import UsageError
 from jaxrun.job.job import Job
 from jaxrun.protocol import shared_programs as directories
@@ -17,9 +20,16 @@ from jaxrun_runtime.compile_cache.compiling_rank import IDLE_S, IDLE_SHARE, Comp
 from jaxrun_runtime.compile_cache.shared_programs import SharedPrograms
 
 
+@pytest.fixture(autouse=True)
+def own(tmp_path, monkeypatch):
+    """The directory in the place of /dev/shm/jaxrun-UID, below a directory of the test's."""
+    monkeypatch.setattr(directories, "_MEMORY", str(tmp_path))
+    return tmp_path / f"jaxrun-{os.geteuid()}"
+
+
 @pytest.fixture
-def programs(tmp_path):
-    return SharedPrograms(str(tmp_path / "shared"), 2, 2**29)
+def programs():
+    return SharedPrograms("shared", 2, 2**29)
 
 
 # ---- waiting for another rank
@@ -70,101 +80,152 @@ def test_what_a_process_has_worked_is_seen_until_it_ends():
 # ---- the directory
 
 
-def test_one_claims_and_the_others_find_what_it_has_written(programs, tmp_path):
-    other = SharedPrograms(str(tmp_path / "shared"), 2, 2**29)
+def test_one_claims_and_the_others_find_what_it_has_written(programs, own):
+    other = SharedPrograms("shared", 2, 2**29)
     assert programs.read("k") is None
     assert programs.claim("k") == 0 and other.claim("k") == os.getpid()
     programs.write("k", b"program")
     assert other.read("k") == other.wait_for("k", os.getpid()) == b"program"
-    assert (tmp_path / "shared").stat().st_mode & 0o777 == 0o700
+    assert (own / "shared").stat().st_mode & 0o777 == 0o700
 
 
-def test_what_cannot_be_shared_or_is_too_large_keeps_nobody_waiting(programs, tmp_path):
+def test_what_cannot_be_shared_or_is_too_large_keeps_nobody_waiting(programs):
     programs.claim("k")
     programs.refuse("k")
     assert programs.wait_for("k", os.getpid()) == b""
-    small = SharedPrograms(str(tmp_path / "shared"), 2, max_bytes=100)
+    small = SharedPrograms("shared", 2, max_bytes=100)
     small.claim("large")
     small.write("large", bytes(26))
     assert small.wait_for("large", os.getpid()) == b""
 
 
-def test_a_rank_that_has_ended_or_can_write_no_more_keeps_nobody_waiting(programs, tmp_path, monkeypatch):
+def test_a_rank_that_has_ended_or_can_write_no_more_keeps_nobody_waiting(programs, own, monkeypatch):
     ended = subprocess.Popen([sys.executable, "-c", ""])
     ended.wait()
     programs.claim("first")
-    os.symlink(str(ended.pid), tmp_path / "shared/k.claim")
+    os.symlink(str(ended.pid), own / "shared/k.claim")
     assert programs.claim("k") == ended.pid and programs.wait_for("k", ended.pid) is None
     monkeypatch.setattr(f"{SharedPrograms.__module__}.write_whole_file", lambda *_: (_ for _ in ()).throw(OSError()))
     programs.write("first", b"program")
     assert programs.wait_for("first", os.getpid()) is None  # though its process, this one, works
 
 
-def test_the_oldest_programs_make_room(tmp_path):
-    programs = SharedPrograms(str(tmp_path / "shared"), 1, max_bytes=4000)
+def test_the_oldest_programs_make_room(own):
+    programs = SharedPrograms("shared", 1, max_bytes=4000)
     for number in range(12):
         programs.claim(str(number))
         programs.write(str(number), bytes(1000))
-        os.utime(tmp_path / "shared" / str(number), (number, number))
-    left = {path.name for path in (tmp_path / "shared").iterdir() if "." not in path.name}
+        os.utime(own / "shared" / str(number), (number, number))
+    left = {path.name for path in (own / "shared").iterdir() if "." not in path.name}
     assert "11" in left and "0" not in left and 2 <= len(left) <= 4
     assert programs.claim("0") == 0  # it may be compiled again
 
 
-def test_programs_take_no_more_than_an_eighth_of_the_file_system(tmp_path, monkeypatch):
+def test_programs_take_no_more_than_an_eighth_of_the_file_system(monkeypatch):
     monkeypatch.setattr(os, "fstatvfs", lambda _: SimpleNamespace(f_frsize=1000, f_blocks=32))
-    programs = SharedPrograms(str(tmp_path / "shared"), 1, 2**29)
+    programs = SharedPrograms("shared", 1, 2**29)
     for size in (1000, 1001):
         programs.claim(str(size))
         programs.write(str(size), bytes(size))
     assert (programs.read("1000"), programs.read("1001")) == (bytes(1000), b"")
 
 
-def test_a_directory_that_is_gone_is_not_made_again(programs, tmp_path):
+def test_a_directory_that_is_gone_is_not_made_again(programs, own):
     programs.claim("k")
     programs.write("k", b"program")
-    directories.remove_shared_directory(str(tmp_path / "shared"))
-    assert not (tmp_path / "shared").exists()
+    directories.remove_shared_directory("shared")
+    assert not (own / "shared").exists()
     assert programs.claim("k") < 0
     programs.write("k", b"program")
-    assert not (tmp_path / "shared").exists()
+    assert not (own / "shared").exists()
 
 
-def test_a_directory_of_others_is_not_used(tmp_path):
-    (tmp_path / "open").mkdir()
-    (tmp_path / "open").chmod(0o777)
-    (tmp_path / "mine").mkdir(mode=0o700)
-    (tmp_path / "link").symlink_to(tmp_path / "mine")
-    for name in ("open", "link"):
-        with pytest.raises(OSError):
-            directories.open_shared_directory(str(tmp_path / name))
-        (tmp_path / name / "k").write_bytes(b"theirs")
-        programs = SharedPrograms(str(tmp_path / name), 2, 2**29)
-        assert programs.read("k") is None and programs.claim("k") < 0
-        programs.write("k", b"mine")
-        assert (tmp_path / name / "k").read_bytes() == b"theirs"
+@pytest.mark.parametrize("level", ["the user's", "the job's"])
+@pytest.mark.parametrize("kind", ["open to all", "a link", "a dangling link", "a file"])
+def test_what_is_not_this_users_alone_is_neither_used_nor_emptied(own, tmp_path, level, kind):
+    path = own if level == "the user's" else own / "shared"
+    path.parent.mkdir(mode=0o700, exist_ok=True)
+    victim = tmp_path / "victim"
+    if kind != "a dangling link":
+        (victim / "shared").mkdir(parents=True, mode=0o700)
+        (victim / "shared" / "k").write_bytes(b"theirs")
+        victim.chmod(0o700)
+    if kind == "open to all":
+        victim.rename(path).chmod(0o777)
+        victim = path
+    elif kind == "a file":
+        path.touch()
+    else:
+        path.symlink_to(victim)
+    programs = SharedPrograms("shared", 2, 2**29)
+    with pytest.raises(OSError):
+        directories.open_shared_directory("shared")
+    assert programs.read("k") is None and programs.claim("k") < 0
+    programs.write("k", b"mine")
+    directories.remove_shared_directory("shared")
+    directories.remove_all_of_job("shar")
+    if kind != "a dangling link":
+        assert (victim / "shared" / "k").read_bytes() == b"theirs"
 
 
-def test_all_of_a_job_is_removed_and_nothing_else(tmp_path, monkeypatch):
-    monkeypatch.setattr(directories, "_MEMORY", str(tmp_path))
-    for job, attempt, host in (("a1", 1, "h/1"), ("a1", 2, "h2"), ("a12", 1, "h1")):
-        path = directories.shared_directory(job, attempt, host)
-        os.close(directories.open_shared_directory(path))
-        open(f"{path}/file", "w").close()
+def test_a_link_in_the_place_of_the_next_attempt_is_not_followed(own, tmp_path):
+    os.close(directories.open_shared_directory(directories.shared_directory("a1", 1, "h1")))
+    victim = tmp_path / "victim"
+    victim.mkdir(mode=0o700)
+    (victim / "file").touch()
+    for name in ("a1-2-h1", "a1-anything"):  # though nobody else can make them any more
+        (own / name).symlink_to(victim)
+    directories.remove_shared_directory("a1-2-h1")
     directories.remove_all_of_job("a1")
-    assert [path.name.split("-")[3] for path in tmp_path.iterdir()] == ["a12"]
+    assert (victim / "file").exists()
+    assert not (own / "a1-1-h1").exists()  # the links have kept nothing else from being removed
 
 
-def test_what_is_left_of_jobs_that_were_killed_is_removed_and_what_is_in_use_is_not(tmp_path, monkeypatch):
-    monkeypatch.setattr(directories, "_MEMORY", str(tmp_path))
+def test_all_of_a_job_is_removed_and_nothing_else(own):
+    for job, attempt, host in (("a1", 1, "h/1"), ("a1", 2, "h2"), ("a12", 1, "h1")):
+        name = directories.shared_directory(job, attempt, host)
+        os.close(directories.open_shared_directory(name))
+        (own / name / "file").touch()
+    directories.remove_all_of_job("a1")
+    assert [path.name for path in own.iterdir()] == ["a12-1-h1"]
+    directories.remove_all_of_job("a12")
+    assert not own.exists()
+
+
+def test_what_is_left_of_jobs_that_were_killed_is_removed_and_what_is_in_use_is_not(own):
     left, used, new = (directories.shared_directory(job, 1, "h") for job in ("a", "b", "c"))
     os.close(directories.open_shared_directory(left))
     descriptors = [directories.open_shared_directory(used)]
     os.close(directories.open_shared_directory(left))  # as if it were of another job that was killed meanwhile
+    (own / "0 odd").symlink_to("nowhere")
     descriptors.append(directories.open_shared_directory(new))
-    assert {str(path) for path in tmp_path.iterdir()} == {used, new}
+    assert {path.name for path in own.iterdir()} == {used, new, "0 odd"}
     for descriptor in descriptors:
         os.close(descriptor)
+
+
+def test_a_directory_can_be_made_while_another_process_removes_it(own):
+    """As at the end of one job and the start of another."""
+    remover = subprocess.Popen([sys.executable, "-c", _REMOVER, str(own.parent)], env={"PYTHONPATH": _LAUNCHER})
+    try:
+        made = 0
+        while remover.poll() is None:
+            with contextlib.suppress(FileNotFoundError):  # it may have been removed five times
+                os.close(directories.open_shared_directory("shared"))
+                made += 1
+    finally:
+        remover.kill()
+    assert remover.wait() == 0 and made > 100
+
+
+_REMOVER = """
+import sys
+from jaxrun.protocol import shared_programs
+shared_programs._MEMORY = sys.argv[1]
+for _ in range(3000):
+    shared_programs.remove_shared_directory("shared")
+"""
+_LAUNCHER = str(Path(jaxrun.__file__).parents[1])
 
 
 # ---- who compiles
@@ -236,7 +297,7 @@ def rank(tmp_path, monkeypatch):
 
     def make(told=None, cores=frozenset()):
         compiler = compile_once._SharedCompiler(
-            SharedPrograms(str(tmp_path / "shared"), 2, 2**29), (told if told is not None else []).append, cores
+            SharedPrograms("shared", 2, 2**29), (told if told is not None else []).append, cores
         )
 
         def get(code, *, calls=(), callbacks=(), content=b"program", backend=None, error=None):
@@ -325,14 +386,14 @@ def test_a_fork_of_the_program_compiles_by_itself(rank, monkeypatch):
     assert second(b"a").how == "compiled"
 
 
-def test_a_loaded_program_is_serialized_as_if_it_had_been_compiled(rank, tmp_path, monkeypatch):
+def test_a_loaded_program_is_serialized_as_if_it_had_been_compiled(rank, monkeypatch):
     first, second = rank(), rank()
     compiled, loaded = first(b"a"), second(b"a")
     assert compiled.serialize() == b"program" and loaded.serialize() == b"for this rank's devices"
     assert loaded.client.serialize_executable(loaded) == b"for this rank's devices"
     monkeypatch.setattr(jax_hooks, "is_for_cache", lambda: True)
     assert loaded.serialize() == b"program"
-    directories.remove_shared_directory(str(tmp_path / "shared"))
+    directories.remove_shared_directory("shared")
     assert loaded.serialize() == b"for this rank's devices"
 
 

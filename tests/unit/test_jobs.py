@@ -120,16 +120,14 @@ def test_a_link_to_the_latest_does_not_outlive_it(job, collection):
 
 
 def test_what_cannot_be_deleted_is_told_and_the_others_go(job, collection, monkeypatch):
-    import shutil
-
-    really = shutil.rmtree
+    really = os.rmdir
 
     def refuse(name, **where):
         if name == "stays":
             raise PermissionError(13, "Permission denied", name)
         really(name, **where)
 
-    monkeypatch.setattr(shutil, "rmtree", refuse)
+    monkeypatch.setattr(os, "rmdir", refuse)
     job("stays", 20)
     job("goes", 10)
     lines, failed = clean(*list_jobs(collection), 0, dry_run=False)

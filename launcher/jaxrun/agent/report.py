@@ -12,7 +12,7 @@ from jaxrun.job.cluster_env import slurm_step
 from jaxrun.job.devices import probe_machine
 from jaxrun.protocol.agent_messages import AgentReport, JobInfo
 from jaxrun.protocol.connect import HeadConnection
-from jaxrun.rundir.own_directory import open_own_directory
+from jaxrun.protocol.own_directory import open_own_directory
 from jaxrun.rundir.rundir import JOB_FILE
 
 

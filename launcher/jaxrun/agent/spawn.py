@@ -22,7 +22,7 @@ from jaxrun.job.standard_input import open_stdin
 from jaxrun.protocol.codec import encode
 from jaxrun.protocol.flight_file import LOCKSTEP_OFF, TEXT_OFFSET, flight_file_name
 from jaxrun.protocol.forkserver_messages import FORK_DESCRIPTORS, ForkWorker
-from jaxrun.rundir.own_directory import open_own_directory
+from jaxrun.protocol.own_directory import open_own_directory
 
 _PIPE_BYTES = 2**20
 _F_SETPIPE_SZ = 1031

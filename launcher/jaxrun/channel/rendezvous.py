@@ -21,6 +21,7 @@ from jaxrun.errors import UnavailableError, UsageError
 from jaxrun.job.cluster_env import RankInfo
 from jaxrun.protocol.addresses import parse_addresses
 from jaxrun.protocol.connect import HeadAddress
+from jaxrun.protocol.deletion import remove_file
 from jaxrun.protocol.whole_file import write_whole_file
 
 _TEXTS = ("token", "head")
@@ -79,7 +80,7 @@ class RendezvousFile:
 
     def remove(self) -> None:
         with contextlib.suppress(OSError):
-            self.path.unlink()
+            remove_file(self.path)
 
     def _refusal(self, why: str) -> UnavailableError:
         return UnavailableError(

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import shutil
 import tempfile
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
@@ -24,6 +23,7 @@ from jaxrun.errors import UsageError
 from jaxrun.job.job import Job
 from jaxrun.job.plan import Plan
 from jaxrun.probe.facts import collect_facts, try_to_write
+from jaxrun.protocol.deletion import remove_directory
 from jaxrun.supervisor.command_per_host import run_host
 from jaxrun.supervisor.run import run
 from jaxrun.text import UNKNOWN_HOST, plural
@@ -92,7 +92,8 @@ def _run_directory() -> Iterator[tuple[Path, bool]]:
     try:
         yield path, here
     finally:
-        shutil.rmtree(path, ignore_errors=True)
+        with contextlib.suppress(OSError):
+            remove_directory(path)
 
 
 @contextlib.contextmanager

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import shutil
 import signal
 import socket
 import tempfile
@@ -22,6 +21,7 @@ from jaxrun.errors import ProtocolError
 from jaxrun.gang.launcher_process import LauncherProcess
 from jaxrun.protocol.addresses import format_addresses
 from jaxrun.protocol.auth import new_token
+from jaxrun.protocol.deletion import remove_directory
 from jaxrun.protocol.gang_messages import GangMessage, GangMessageReader, GangMessageWriter
 from jaxrun.protocol.names import GANG_ADDRESS, GANG_DIRECTORY_PREFIX, GANG_TOKEN
 from jaxrun.protocol.session import Tags
@@ -52,14 +52,18 @@ class RankListener:
             else:
                 self.listener = listen_on_unix_socket(str(self.directory / "ranks"), token)
         except BaseException:
-            shutil.rmtree(self.directory, ignore_errors=True)
+            self._remove_directory()
             raise
         self.environ = {GANG_ADDRESS: format_addresses(self.listener.addresses), GANG_TOKEN: token}
 
     def close(self) -> None:
         """Accept nobody any more, and remove the directory. May be called again."""
         self.listener.close()
-        shutil.rmtree(self.directory, ignore_errors=True)
+        self._remove_directory()
+
+    def _remove_directory(self) -> None:
+        with contextlib.suppress(OSError):
+            remove_directory(self.directory)
 
 
 class RankConnections:

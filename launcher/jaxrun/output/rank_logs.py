@@ -10,7 +10,7 @@ from pathlib import Path
 
 from jaxrun.diagnosis.stacks import FATAL_ERROR
 from jaxrun.output.bursts import Burst, OutputBursts
-from jaxrun.rundir.own_directory import open_own_directory
+from jaxrun.protocol.own_directory import open_own_directory
 
 STREAMS = ("out", "err")
 TAIL_BYTES = 4096

@@ -8,9 +8,9 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from jaxrun.protocol.names import CACHE_AUTO
+from jaxrun.protocol.own_directory import is_trusted
 from jaxrun.text import format_user
 
-_ROOT = 0
 _WRITABLE_BY_OTHERS = 0o022
 
 
@@ -25,8 +25,19 @@ def cache_directory(choice: str, environ: Mapping[str, str]) -> Path:
 def make_cache_directory(path: Path) -> None:
     """Make the directory unless it is there. Raises OSError, which says so, if others can put something into it."""
     path.mkdir(mode=0o700, parents=True, exist_ok=True)
-    status = path.stat()
-    if status.st_uid not in (os.geteuid(), _ROOT):
-        raise OSError(errno.EPERM, f"it belongs to {format_user(status.st_uid)}, and what is in it is executed")
-    if status.st_mode & _WRITABLE_BY_OTHERS:
-        raise OSError(errno.EPERM, "others can write to it, and what is in it is executed; try chmod go-w")
+    os.close(open_cache_directory(path))
+
+
+def open_cache_directory(path: Path) -> int:
+    """Return a descriptor of the directory, which is there. Raises OSError if others can put something into it."""
+    directory = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    status = os.fstat(directory)
+    why = ""
+    if not is_trusted(status.st_uid):
+        why = f"it belongs to {format_user(status.st_uid)}, and what is in it is executed"
+    elif status.st_mode & _WRITABLE_BY_OTHERS:
+        why = "others can write to it, and what is in it is executed; try chmod go-w"
+    if why:
+        os.close(directory)
+        raise OSError(errno.EPERM, why)
+    return directory

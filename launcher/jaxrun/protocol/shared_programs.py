@@ -1,7 +1,9 @@
-"""The directory in memory in which the ranks of one host share compiled programs during an attempt (--compile).
+"""The directories in memory in which the ranks of one host share compiled programs during an attempt (--compile).
 
-The first rank that has something to share makes it; whoever has ended the ranks removes it. What is in it is executed,
-so it must be this user's own, and nobody else's.
+    /dev/shm/jaxrun-UID/JOB-ATTEMPT-HOST/
+
+The first rank that has something to share makes them; whoever has ended the ranks removes them. What is in them is
+executed, so the upper one must be this user's own, and nobody else may enter it: below it no name is anybody else's.
 """
 
 from __future__ import annotations
@@ -10,81 +12,111 @@ import contextlib
 import errno
 import fcntl
 import os
+from collections.abc import Iterator
+
+from jaxrun.protocol.deletion import remove_directory
+from jaxrun.protocol.own_directory import open_private_directory
 
 _MEMORY = "/dev/shm"
-_PREFIX = "jaxrun-compiled"
-_OTHERS = 0o077
-_ATTEMPTS = 5  # at removing, while a rank that is still there adds something
+_TRIES = 5  # while another process removes the directory, or a rank that is still there adds something
 
 
 def shared_directory(job_id: str, attempt: int, host: str) -> str:
-    """Where the ranks of `host` share compiled programs; nobody need have made it."""
-    return f"{_of_job(job_id)}-{attempt}-{host.replace('/', '_')}"
+    """The name of the directory in which the ranks of `host` share compiled programs; nobody need have made it."""
+    return f"{job_id}-{attempt}-{host.replace('/', '_')}"
 
 
-def open_shared_directory(path: str) -> int:
+def open_shared_directory(name: str) -> int:
     """Make the directory unless another rank has; returns a descriptor, which knows no other one of the same name.
 
     Raises OSError if it cannot be made, or is not this user's alone.
     """
+    for _ in range(_TRIES):
+        with contextlib.suppress(FileExistsError):
+            os.mkdir(_own_directory(), 0o700)
+        with contextlib.suppress(FileNotFoundError, BlockingIOError), _own() as own:
+            return _open_below(own, name)
+    raise FileNotFoundError(errno.ENOENT, "it is removed by another process")
+
+
+def _open_below(own: int, name: str) -> int:
+    """Raises FileNotFoundError or BlockingIOError where another process removes the directory."""
     is_first = True
     try:
-        os.mkdir(path, 0o700)
+        os.mkdir(name, 0o700, dir_fd=own)
     except FileExistsError:
         is_first = False
-    directory = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
-    status = os.fstat(directory)
-    if status.st_uid != os.geteuid() or status.st_mode & _OTHERS:
+    directory = open_private_directory(name, own)
+    try:
+        _share(directory)
+        if not os.fstat(directory).st_nlink:
+            raise FileNotFoundError(errno.ENOENT, "it has been removed")
+    except OSError:
         os.close(directory)
-        raise PermissionError(errno.EPERM, "it is not this user's alone, and what is in it is executed")
-    with contextlib.suppress(OSError):  # as long as a rank has it open, it is in use
-        fcntl.flock(directory, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        raise
     if is_first:
-        _remove_unused(os.path.dirname(path))
+        _remove_unused(own)
     return directory
 
 
-def _remove_unused(parent: str) -> None:
-    """Remove what jobs of this user have left that were killed together with their guards."""
-    with contextlib.suppress(OSError):
-        for name in os.listdir(parent):
-            if name.startswith(f"{_PREFIX}-{os.geteuid()}-") and not _is_in_use(f"{parent}/{name}"):
-                remove_shared_directory(f"{parent}/{name}")
-
-
-def _is_in_use(path: str) -> bool:
-    directory = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+def _share(directory: int) -> None:
+    """Mark it as in use for as long as this rank has it open. Raises BlockingIOError where it is being removed."""
     try:
-        fcntl.flock(directory, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        return False
+        fcntl.flock(directory, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except BlockingIOError:
-        return True
-    finally:
-        os.close(directory)
+        raise
+    except OSError:  # without locks it may be removed early: then each rank compiles
+        pass
 
 
-def remove_shared_directory(path: str) -> None:
-    """Remove the directory with all that is in it, if it is there."""
-    for _ in range(_ATTEMPTS):
-        try:
-            for name in os.listdir(path):
-                with contextlib.suppress(FileNotFoundError):
-                    os.unlink(f"{path}/{name}")
-            os.rmdir(path)
-        except (FileNotFoundError, PermissionError, NotADirectoryError):
-            return
-        except OSError:  # it is not empty any more
-            continue
-        return
+def _remove_unused(own: int) -> None:
+    """Remove what jobs have left that were killed together with their guards."""
+    for name in os.listdir(own):
+        with contextlib.suppress(OSError):
+            directory = open_private_directory(name, own)
+            try:
+                fcntl.flock(directory, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                remove_directory(name, own)
+            finally:
+                os.close(directory)
+
+
+def remove_shared_directory(name: str) -> None:
+    """Remove the directory with all that is in it, if it is there, and the one above it if no other job uses it."""
+    with contextlib.suppress(OSError), _own() as own:
+        _remove(name, own)
 
 
 def remove_all_of_job(job_id: str) -> None:
     """Remove what any attempt of the job has left on this machine."""
-    with contextlib.suppress(OSError):
-        for name in os.listdir(_MEMORY):
-            if f"{_MEMORY}/{name}".startswith(f"{_of_job(job_id)}-"):
-                remove_shared_directory(f"{_MEMORY}/{name}")
+    with contextlib.suppress(OSError), _own() as own:
+        for name in os.listdir(own):
+            if name.startswith(f"{job_id}-"):
+                _remove(name, own)
 
 
-def _of_job(job_id: str) -> str:
-    return f"{_MEMORY}/{_PREFIX}-{os.geteuid()}-{job_id}"
+def _remove(name: str, own: int) -> None:
+    for _ in range(_TRIES):
+        try:
+            remove_directory(name, own)
+        except FileNotFoundError:
+            break
+        except OSError as error:
+            if error.errno != errno.ENOTEMPTY:
+                break
+    with contextlib.suppress(OSError):  # as it is not empty
+        os.rmdir(_own_directory())
+
+
+def _own_directory() -> str:
+    return f"{_MEMORY}/jaxrun-{os.geteuid()}"
+
+
+@contextlib.contextmanager
+def _own() -> Iterator[int]:
+    """A descriptor of this user's own directory. Raises OSError if it is not there, or not this user's alone."""
+    own = open_private_directory(_own_directory())
+    try:
+        yield own
+    finally:
+        os.close(own)

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from jaxrun.errors import UsageError
 from jaxrun.job.program import working_directory
-from jaxrun.rundir.own_directory import is_trusted
+from jaxrun.protocol.own_directory import is_trusted
 from jaxrun.rundir.rundir import COLLECTION_DIR, EVENTS_FILE, JOB_FILE, LATEST_LINK, VERDICT_FILE
 from jaxrun.text import format_user
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import shutil
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -12,8 +11,9 @@ from pathlib import Path
 from typing import Any
 
 from jaxrun.errors import UsageError
+from jaxrun.protocol.deletion import remove_directory
+from jaxrun.protocol.own_directory import open_own_or_linked_directory
 from jaxrun.rundir.find import find_collection, is_run_dir
-from jaxrun.rundir.own_directory import open_own_or_linked_directory
 from jaxrun.rundir.recorded_files import parse_json, read_text, read_verdict
 from jaxrun.rundir.rundir import COLLECTION_DIR, EVENTS_FILE, JOB_FILE, LATEST_LINK, VERDICT_FILE
 from jaxrun.text import format_bytes, format_columns, format_seconds, plural
@@ -160,7 +160,7 @@ def _clean(
             lines.append(f"would delete {job.path}")
             continue
         try:
-            shutil.rmtree(job.path.name, dir_fd=directory)
+            remove_directory(job.path.name, directory, private=False)
             deleted += 1
         except OSError as error:
             lines.append(f"cannot delete {job.path}: {error.strerror}")

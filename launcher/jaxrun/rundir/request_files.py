@@ -11,9 +11,9 @@ from collections.abc import Iterator
 
 from jaxrun.errors import ProtocolError
 from jaxrun.protocol.codec import MessageDecoder, encode, message_types
+from jaxrun.protocol.own_directory import is_trusted, open_own_directory
 from jaxrun.protocol.requests import REQUESTS_DIR, Answer, Request
 from jaxrun.protocol.whole_file import write_whole_file
-from jaxrun.rundir.own_directory import is_trusted, open_own_directory
 
 _REQUEST, _ANSWER = ".request", ".answer"
 _READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
@@ -34,10 +34,11 @@ def take_requests(run_dir: int) -> list[tuple[str, Request | None]]:
     found: list[tuple[str, Request | None]] = []
     with contextlib.suppress(OSError), _open_folder(run_dir) as folder:
         for name in sorted(name for name in os.listdir(folder) if name.endswith(_REQUEST)):
-            data = _read(folder, name, _MAX_REQUEST_BYTES)
-            os.unlink(name, dir_fd=folder)
-            if data is not None:
-                found.append((name.removesuffix(_REQUEST), _parse(data)))
+            with contextlib.suppress(OSError):  # one that cannot be read keeps no other from being read
+                data = _read(folder, name, _MAX_REQUEST_BYTES)
+                os.unlink(name, dir_fd=folder)
+                if data is not None:
+                    found.append((name.removesuffix(_REQUEST), _parse(data)))
     return found
 
 

@@ -17,10 +17,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from jaxrun.errors import UsageError
+from jaxrun.protocol.own_directory import open_own_directory, open_own_or_linked_directory
 from jaxrun.protocol.requests import Answer, Request
 from jaxrun.protocol.whole_file import NEW_FILE, draft_name, write_whole_file
 from jaxrun.rundir import request_files
-from jaxrun.rundir.own_directory import open_own_directory, open_own_or_linked_directory
 
 if TYPE_CHECKING:
     from jaxrun.verdict.verdict import Verdict

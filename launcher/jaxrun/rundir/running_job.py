@@ -11,11 +11,11 @@ from pathlib import Path
 
 from jaxrun.errors import UnavailableError, UsageError
 from jaxrun.protocol.env import REQUEST_SIGNAL
+from jaxrun.protocol.own_directory import open_own_directory
 from jaxrun.protocol.requests import Answer, AnswerState, Request
 from jaxrun.rundir import request_files
 from jaxrun.rundir.find import find_run_dir
 from jaxrun.rundir.jobs import has_open
-from jaxrun.rundir.own_directory import open_own_directory
 from jaxrun.rundir.recorded_files import parse_json, read_text
 from jaxrun.rundir.rundir import EVENTS_FILE, JOB_FILE, LATEST_LINK, VERDICT_FILE
 

@@ -11,7 +11,7 @@ from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from jaxrun.rundir.own_directory import open_own_directory
+from jaxrun.protocol.own_directory import open_own_directory
 from jaxrun.text import format_ranks_on_hosts, format_signal, parse_ranks
 
 _LOG = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC

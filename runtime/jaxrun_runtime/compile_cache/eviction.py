@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Sequence
-from pathlib import Path
 from typing import NamedTuple
 
 
@@ -17,7 +16,7 @@ class StoredFile(NamedTuple):
     name: str
 
 
-def list_stored(directory: int | Path) -> list[StoredFile]:
+def list_stored(directory: int) -> list[StoredFile]:
     """All files of the directory, of which links are not followed. Raises OSError."""
     found = []
     with os.scandir(directory) as entries:

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from jaxrun.protocol.compile_cache import cache_directory, make_cache_directory
+from jaxrun.protocol.compile_cache import cache_directory, make_cache_directory, open_cache_directory
 from jaxrun.protocol.env import WorkerEnv
 from jaxrun.protocol.names import CACHE_AUTO, CACHE_OFF
 from jaxrun.protocol.whole_file import is_draft
@@ -59,13 +59,16 @@ def set_up(env: WorkerEnv) -> None:
 
 def clean(directory: Path, max_bytes: int | None) -> None:
     """Delete what was never finished, and where there is too much the oldest quarter of what may be there."""
-    with contextlib.suppress(OSError):
-        files = list_stored(directory)
+    with contextlib.suppress(OSError), contextlib.ExitStack() as stack:
+        opened = open_cache_directory(directory)
+        stack.callback(os.close, opened)
+        files = list_stored(opened)
         stale = {file for file in files if is_draft(file.name) and file.written < time.time() - _STALE_S}
         kept = [file for file in files if file not in stale]
         oldest = choose_oldest(kept, sum(file.size for file in kept), max_bytes or sys.maxsize)
         for name in (*(file.name for file in stale), *oldest):
-            os.unlink(directory / name)
+            with contextlib.suppress(OSError):  # as it is gone, or a directory: the others go all the same
+                os.unlink(name, dir_fd=opened)
 
 
 def describe_machine() -> tuple[object, ...]:

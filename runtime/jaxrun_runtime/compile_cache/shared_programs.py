@@ -28,14 +28,14 @@ _FIRST_PAUSE_S, _PAUSE_GROWTH, _MAX_PAUSE_S = 0.001, 1.15, 0.02
 
 
 class SharedPrograms:
-    """The programs in the directory `path`, which all `ranks` of this host write to, as one of them sees them.
+    """The programs in the shared directory `name`, which all `ranks` of this host write to, as one of them sees them.
 
     They take `max_bytes` at most, and no more than an eighth of the file system. The first use makes the directory. No
     method raises OSError: what cannot be read is not there, and what cannot be written is not shared.
     """
 
-    def __init__(self, path: str, ranks: int, max_bytes: int) -> None:
-        self._path = path
+    def __init__(self, name: str, ranks: int, max_bytes: int) -> None:
+        self._name = name
         self._look_every = 1.0 / (_LOOKS_PER_BOUND * ranks)
         self._max_bytes = max_bytes
         self._unseen_bytes = 0
@@ -47,7 +47,7 @@ class SharedPrograms:
         if self._opened is None:
             self._opened = -1
             with contextlib.suppress(OSError):
-                self._opened = open_shared_directory(self._path)
+                self._opened = open_shared_directory(self._name)
                 found = os.fstatvfs(self._opened)
                 self._max_bytes = min(self._max_bytes, found.f_frsize * found.f_blocks // _FILE_SYSTEM_SHARE)
         return self._opened
@@ -116,5 +116,6 @@ class SharedPrograms:
             files = list_stored(directory)
             programs = [file for file in files if file.size and "." not in file.name]
             for name in choose_oldest(programs, size + sum(file.size for file in files), self._max_bytes):
-                os.unlink(name, dir_fd=directory)
-                os.unlink(name + _CLAIM, dir_fd=directory)
+                for file in (name, name + _CLAIM):
+                    with contextlib.suppress(FileNotFoundError):  # another rank makes room, too
+                        os.unlink(file, dir_fd=directory)

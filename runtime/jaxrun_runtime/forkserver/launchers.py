@@ -10,7 +10,6 @@ import contextlib
 import gc
 import importlib
 import os
-import shutil
 import socket
 import sys
 import tempfile
@@ -22,6 +21,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from jaxrun.protocol.codec import encode
+from jaxrun.protocol.deletion import remove_directory
 from jaxrun.protocol.forkserver_messages import LAUNCHER_DESCRIPTORS, LauncherStarted
 from jaxrun.protocol.names import GANG_DIRECTORY_PREFIX, SHUTDOWN_BYTE
 from jaxrun_runtime import linux
@@ -130,7 +130,8 @@ def _remove_directories_of(parent: int) -> None:
     if os.getppid() == parent:  # it has only closed the channel, and may have gangs by another server
         return
     for path in Path(tempfile.gettempdir()).glob(f"{GANG_DIRECTORY_PREFIX}{parent}-*"):
-        shutil.rmtree(path, ignore_errors=True)
+        with contextlib.suppress(OSError):
+            remove_directory(path)
 
 
 def _reap() -> None:

@@ -10,13 +10,13 @@ from __future__ import annotations
 
 import contextlib
 import os
-import shutil
 import tempfile
 import threading
 import time
 from pathlib import Path
 from typing import Any
 
+from jaxrun.protocol.deletion import remove_directory
 from jaxrun.protocol.env import WorkerEnv
 from jaxrun.protocol.flight_file import ORDERS_WORD
 from jaxrun.protocol.worker_messages import ProfileCalls, ProfileEnded
@@ -80,7 +80,7 @@ class CallProfiler:
             self._draft, self._started_at = draft, time.time()
         except Exception as error:  # as where the program takes a profile of its own
             if draft is not None:
-                shutil.rmtree(draft, ignore_errors=True)
+                _remove(draft)
             self._report(order, _describe(error))
 
     def _finish(self, order: ProfileCalls, error: str) -> None:
@@ -96,7 +96,7 @@ class CallProfiler:
         except Exception as failure:
             error = error or _describe(failure)
         finally:
-            shutil.rmtree(draft, ignore_errors=True)
+            _remove(draft)
         self._report(order, error, file, size)
 
     def _move(self, draft: Path, order: ProfileCalls) -> str:
@@ -137,6 +137,11 @@ class CallProfiler:
         with contextlib.suppress(AgentDisconnected):
             self._channel.send(ended)
         self._started_at = 0.0
+
+
+def _remove(draft: Path) -> None:
+    with contextlib.suppress(OSError):
+        remove_directory(draft)
 
 
 def _describe(error: Exception) -> str:

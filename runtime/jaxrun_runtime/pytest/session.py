@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 
 from jaxrun.protocol.debugger_messages import DebuggerDecision
+from jaxrun.protocol.deletion import remove_file
 from jaxrun.protocol.names import RANK_PLUGIN
 from jaxrun.protocol.pytest_messages import (
     PEER_LOST,
@@ -205,7 +206,7 @@ def _redirect_capture(plugins: Any, path: str) -> tuple[str, str] | None:
         if fd is None:
             return None
         with contextlib.suppress(FileNotFoundError):
-            os.unlink(name)
+            remove_file(name)
         named = os.open(name, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         os.dup2(named, fd, inheritable=False)
         os.close(named)

@@ -14,6 +14,7 @@ from pathlib import Path
 from jaxrun.text import format_user
 
 _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+_OTHERS = 0o077
 _ROOT = 0
 _SQUASHED = (2**16 - 2, 2**32 - 2)  # nobody
 _MAX_LINKS = 40  # as many as the kernel follows
@@ -35,6 +36,18 @@ def open_own_directory(path: str | Path, dir_fd: int | None = None) -> int:
         return directory
     os.close(directory)
     raise OSError(errno.EPERM, f"it belongs to {format_user(owner)}, who could change what is in it{_squashed(owner)}")
+
+
+def open_private_directory(path: str | Path, dir_fd: int | None = None) -> int:
+    """The same for a directory of this user's, not of root's, that nobody else may enter (mode 0700)."""
+    directory = open_own_directory(path, dir_fd)
+    status = os.fstat(directory)
+    if status.st_uid == os.geteuid() and not status.st_mode & _OTHERS:
+        return directory
+    os.close(directory)
+    raise OSError(
+        errno.EPERM, f"it is not this user's alone: {format_user(status.st_uid)}, {status.st_mode & 0o777:04o}"
+    )
 
 
 def open_own_or_linked_directory(path: Path) -> int:
