@@ -61,3 +61,11 @@ venv_is_current() {
     mapfile -t project <"$root/pyproject.toml"
     [[ ${stamp[0]} == "$3" || ${stamp[0]} == "$3,"* ]] && [[ "${stamp[*]:1}" == "${project[*]}" ]]
 }
+
+# quietly COMMAND...: shows what it prints only if it fails.
+quietly() {
+    local printed status=0
+    printed=$("$@" 2>&1) || status=$?
+    if [[ $status != 0 ]]; then printf '%s\n' "$printed" >&2; fi
+    return "$status"
+}
