@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 class Backend:
     """One line of the table.
 
-    module:   holds `plan(job, environ, job_id) -> Plan`; imported only when a job uses it
+    module:   holds `plan(job, environ, job_id) -> Plan`; imported only when a job uses it; empty for `attach`
     options:  the fields of Job that this backend understands, of those that not every backend does
     """
 
@@ -48,7 +48,7 @@ ATTACH_OPTIONS = ("interface",)
 HOSTS = "hosts"  # a command on each host, which --host-rank tells apart
 HOSTS_OPTIONS = (*HOST_OPTIONS, "host_rank", "head", "rendezvous")
 _BY_HAND = {  # not for --backend
-    ATTACH: Backend("jaxrun.backends.attach", ATTACH_OPTIONS),
+    ATTACH: Backend("", ATTACH_OPTIONS),
     HOSTS: Backend("jaxrun.backends.command_per_host", HOSTS_OPTIONS),
 }
 

@@ -20,7 +20,6 @@ _OF_OTHERS = {
     "--rdzv-backend": _HEAD,
     "--rdzv-id": _HEAD,
     "--standalone": "leave it out: one machine is the default",
-    "--max-restarts": "leave it out: a job ends with its first failure, and is not restarted",
     "--log-dir": "logs are kept in the run directory, which --run-dir names",
     "--nodes": "hosts are said with -N/--hosts",
     "--ntasks": "processes are said with -n/--processes",

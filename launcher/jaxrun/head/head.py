@@ -37,6 +37,7 @@ from jaxrun.head.events import (
     Requested,
     SignalRequested,
     TerminalLine,
+    Tick,
 )
 from jaxrun.head.fault_injection import FaultInjector
 from jaxrun.head.interruption import Interruption
@@ -189,12 +190,11 @@ class Head:
                 return self._divergence.reports.handle_details(event)
             case StartFailed():
                 return self._on_start_failed(event, now)
-        rank = getattr(event, "rank", None)
-        if rank is None:
-            return self._on_tick(now)
-        known = rank in self._workers.hosts or isinstance(event, (AgentConnected, AgentReport))
+            case Tick():
+                return self._on_tick(now)
+        known = event.rank in self._workers.hosts or isinstance(event, (AgentConnected, AgentReport))
         if not known:  # a report may know why it is not
-            text = consistency.describe_unknown_rank(rank, len(self._workers.hosts))
+            text = consistency.describe_unknown_rank(event.rank, len(self._workers.hosts))
             return self._abort(EndReason.REFUSED, text, now)
         return self._on_worker_event(event, now)
 
@@ -208,7 +208,7 @@ class Head:
             case Hello() | CoordinatorReady() | DeviceReport():
                 return self._on_startup(event, now)
             case AgentLost():
-                return self._shutdown.on_agent_lost(event, now) or self._on_program_ended(now)
+                return [*self._shutdown.on_agent_lost(event, now), *self._on_program_ended(now)]
             case AgentSignalled() if self._attempt.is_healthy:
                 return self._interruption.on_signal(event.signum, now)
             case Call():
@@ -237,7 +237,7 @@ class Head:
             case Failed():
                 self._workers.add_failure(event, now)
                 handed = self._debugger.remove(event.rank, now)
-                return handed + self._shutdown.on_failure(event.rank, now) or self._on_program_ended(now)
+                return [*handed, *self._shutdown.on_failure(event.rank, now), *self._on_program_ended(now)]
             case Done():
                 self._workers.add_done(event.rank, now)
                 self._divergence.remove_rank(event.rank, now)
@@ -249,7 +249,7 @@ class Head:
                 return self._debugger.handle(event, now)
             case WorkerExited():
                 handed = self._debugger.remove(event.rank, now)
-                return handed + self._shutdown.on_worker_exited(event, now) or self._on_program_ended(now)
+                return [*handed, *self._shutdown.on_worker_exited(event, now), *self._on_program_ended(now)]
         return []
 
     def _on_request(self, event: Requested) -> list[Action]:

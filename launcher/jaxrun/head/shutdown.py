@@ -174,7 +174,7 @@ class JobShutdown:
             self._fail_if_leaving(now)
         if self._attempt.phase is JobPhase.DEBUGGING and self._workers.any_live:
             return self.on_debugger_closed(event.rank, now)
-        return self._release_rank_0_if_last() or self.settle(now, event.rank)
+        return [*self._release_rank_0_if_last(), *self.settle(now, event.rank)]
 
     def on_agent_lost(self, event: AgentLost, now: float) -> list[Action]:
         if not self._workers.has_worker(event.rank):
