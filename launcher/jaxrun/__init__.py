@@ -6,12 +6,12 @@ with jaxrun.Gang(processes=4) as gang: ...              # a job that stays warm
 PYTEST_DONT_REWRITE: a rank has imported this package before its pytest starts, which would warn of that.
 """
 
-from __future__ import annotations
-
 from importlib import import_module
-from typing import TYPE_CHECKING, Any
 
+TYPE_CHECKING = False  # Ctrl-C is taken care of after this, and to import typing takes a while
 if TYPE_CHECKING:
+    from typing import Any
+
     from jaxrun.gang.call import Results as Results
     from jaxrun.gang.exceptions import CallTimeout as CallTimeout
     from jaxrun.gang.exceptions import GangError as GangError
@@ -43,17 +43,17 @@ _HOMES = {
 }
 
 
-def load_ipython_extension(shell: Any) -> None:
+def load_ipython_extension(shell: "Any") -> None:
     """For `%load_ext jaxrun`: %gang and %%gang."""
     import_module(f"{__name__}.notebook.magics").load(shell)
 
 
-def unload_ipython_extension(shell: Any) -> None:
+def unload_ipython_extension(shell: "Any") -> None:
     """For `%unload_ext jaxrun`."""
     import_module(f"{__name__}.notebook.magics").unload(shell)
 
 
-def __getattr__(name: str) -> Any:
+def __getattr__(name: str) -> "Any":
     # Loaded when asked for: the command needs none of it.
     if name not in _HOMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -2,14 +2,24 @@
 
 from __future__ import annotations
 
-import contextlib
-import os
-import sys
-from typing import NoReturn
+try:
+    import os
+    import signal
+    import sys
+except KeyboardInterrupt:
+    raise SystemExit(130) from None
+
+TYPE_CHECKING = False  # typing itself, and contextlib, are imported when Ctrl-C is taken care of
+if TYPE_CHECKING:
+    from typing import NoReturn
+
+_EXIT_INTERRUPTED = 130
 
 
 def entry() -> NoReturn:
     """The installed command."""
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:  # and not ignored, as after a shell's `&`
+        signal.signal(signal.SIGINT, lambda *_: os._exit(_EXIT_INTERRUPTED))  # until the commands handle it
     try:
         _start()
     except OSError as error:
@@ -24,6 +34,8 @@ def entry() -> NoReturn:
 
 def _start() -> NoReturn:
     """Start the fork server before the command line is read and click is imported."""
+    import contextlib
+
     from jaxrun.forkserver import early
     from jaxrun.forkserver.client import open_standard_descriptors
     from jaxrun.protocol.names import CONTROL_FD

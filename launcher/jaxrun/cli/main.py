@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import signal
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -82,7 +83,13 @@ def main(arguments: Sequence[str] | None = None, early_server: EarlyServer | Non
 
 def run_and_exit(arguments: Sequence[str], early_server: EarlyServer | None) -> NoReturn:
     """Run the command line and end this process, without Python's own teardown, which would cost 20 ms."""
-    status = main(arguments, early_server)
+    try:
+        if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:
+            signal.signal(signal.SIGINT, signal.default_int_handler)  # from here on it raises KeyboardInterrupt
+        status = main(arguments, early_server)
+        signal.signal(signal.SIGINT, signal.SIG_IGN)  # the status stands
+    except KeyboardInterrupt:
+        status = _EXIT_INTERRUPTED
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(OSError, ValueError):
             stream.flush()
