@@ -92,12 +92,12 @@ class RankConnections:
 
     def send(self, message: GangMessage, ranks: Iterable[int]) -> None:
         """Send it to those ranks that are connected; what does not fit leaves with later calls of `poll`."""
-        message_digest = message.digest() if self._has_tags else None
+        digests = message.digests() if self._has_tags else ()
         with _sigint_blocked():
             for rank in ranks:
                 connection = self._connections.get(rank)
                 if connection is not None:
-                    connection.writer.add(message, message_digest)
+                    connection.writer.add(message, digests)
                     self._flush(connection)
 
     def poll(self, timeout: float | None) -> list[Received]:

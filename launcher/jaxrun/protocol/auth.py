@@ -92,6 +92,12 @@ def new_nonce() -> str:
     return secrets.token_hex(_TOKEN_BYTES)
 
 
+def _check_nonce(nonce: str) -> None:
+    """Raise ProtocolError unless these are 64 hex digits: a proof joins nonces by spaces."""
+    if len(nonce) != 2 * _TOKEN_BYTES or not set(nonce) <= set("0123456789abcdef"):
+        raise ProtocolError("is no process of jaxrun: what it sent to be proved is no nonce")
+
+
 def make_proof(token: str, role: str, rank: int, server_nonce: str, client_nonce: str) -> str:
     """Return what only a process that knows `token` can compute; `role` is "client" or "server"."""
     text = f"jaxrun {role} {rank} {server_nonce} {client_nonce}"
@@ -133,6 +139,7 @@ class ServerHandshake:
             raise ProtocolError(f"is no process of jaxrun: {error}") from None
         if response is None:
             return False
+        _check_nonce(response.nonce)
         nonces = self._nonce, response.nonce
         if not proofs_equal(response.proof, make_proof(self._token, "client", response.rank, *nonces)):
             with contextlib.suppress(OSError):
@@ -196,6 +203,7 @@ class ClientHandshake:
         if challenge.version != HANDSHAKE_VERSION:
             version = f"version {challenge.version} of the channel, this agent {HANDSHAKE_VERSION}"
             raise ProtocolError(f"speaks {version}")
+        _check_nonce(challenge.nonce)
         self._server_nonce = challenge.nonce
         proof = make_proof(self._token, "client", self._rank, challenge.nonce, self._nonce)
         self.connection.send(encode(ChallengeResponse(self._rank, self._nonce, proof)))

@@ -11,8 +11,9 @@
 
 Functions of jaxrun's own that run in such calls have messages of theirs: map_messages.py, pytest_messages.py.
 
-A message is a header, the sizes of the buffers, a note, a pickle, and the buffers (see payload.py). Descriptors travel
-with the first byte.
+A message has three parts: a header; the sizes of the buffers and a note; a pickle and the buffers (see payload.py).
+Descriptors travel with the first byte. Behind each part that is not empty stands its tag: so the sizes by which memory
+is taken are known to come from the other end.
 
     header = magic, kind, flags, call, lengths of note and pickle, number of buffers
     flags  = number of descriptors << 1 | whether the first is a memory file with the buffers
@@ -23,7 +24,7 @@ from __future__ import annotations
 import enum
 import socket
 import struct
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -32,7 +33,7 @@ from jaxrun.errors import ProtocolError
 from .payload import MAX_DESCRIPTORS, OwnedDescriptor, Payload, Reduce, dump
 from .session import Tags, digest
 
-_MAGIC = b"JXP1"
+_MAGIC = b"JXP2"
 _HEADER = struct.Struct("<4sBBxxIIQIxxxx")
 _SIZE = struct.Struct("<Q")
 _SHARED = 1
@@ -76,17 +77,21 @@ class GangMessage:
         """Return the same with copies of the arrays' memory, which may change before the message has been sent."""
         return replace(self, payload=self.payload.copy_buffers())
 
-    def digest(self) -> bytes:
-        return digest(*self.to_frame())
+    def digests(self) -> tuple[bytes, ...]:
+        """Return that of each part."""
+        return tuple(digest(*part) for part in self.to_parts())
 
-    def to_frame(self) -> list[bytes | bytearray | memoryview]:
-        """Return its bytes, in pieces."""
+    def to_parts(self) -> list[list[bytes | bytearray | memoryview]]:
+        """Return its bytes: parts in pieces, the empty ones left out."""
         payload = self.payload
         flags = len(payload.descriptors) << 1 | (_SHARED if payload.is_shared else 0)
         counts = (len(self.note), len(payload.body), len(payload.buffers))
         header = _HEADER.pack(_MAGIC, self.kind, flags, self.call, *counts)
         sizes = b"".join(_SIZE.pack(buffer.nbytes) for buffer in payload.buffers)
-        return [header + sizes + self.note, payload.body, *payload.buffers]
+        parts: list[list[bytes | bytearray | memoryview]]
+        parts = [[header], [sizes + self.note], [payload.body, *payload.buffers]]
+        parts = [[piece for piece in part if len(piece)] for part in parts]
+        return [part for part in parts if part]
 
 
 def pack(
@@ -149,23 +154,37 @@ class GangMessageReader:
         magic, kind, flags, call, note_size, body_size, count = _HEADER.unpack(header)
         if magic != _MAGIC or count > _MAX_BUFFERS or kind not in GangMessageKind.__members__.values():
             raise ProtocolError("what arrived is no message of this version of jaxrun")
-        rest = bytearray(count * _SIZE.size + note_size)
-        if rest:
-            yield memoryview(rest)
+        yield from self._verify(header)
+        (rest,) = _allocate(count * _SIZE.size + note_size)
+        yield from self._fill_part(rest)
         sizes = [size for (size,) in _SIZE.iter_unpack(rest[: count * _SIZE.size])]
-        body, *buffers = (bytearray(size) for size in (body_size, *sizes))
-        for piece in (body, *buffers):
-            if piece:
-                yield memoryview(piece)
-        if self._tags is not None:
-            tag = bytearray(self._tags.nbytes)
-            yield memoryview(tag)
-            self._tags.verify(tag, header, rest, body, *buffers)
+        body, *buffers = _allocate(body_size, *sizes)
+        yield from self._fill_part(body, *buffers)
         descriptors = tuple(self._descriptors[: flags >> 1])
         del self._descriptors[: flags >> 1]
         payload = Payload(body, tuple(map(memoryview, buffers)), descriptors, bool(flags & _SHARED))
         note = bytes(rest[count * _SIZE.size :])
         self._message = GangMessage(GangMessageKind(kind), call, payload, note)
+
+    def _fill_part(self, *pieces: bytearray) -> Iterator[memoryview]:
+        filled = [piece for piece in pieces if piece]
+        for piece in filled:
+            yield memoryview(piece)
+        if filled:
+            yield from self._verify(*filled)
+
+    def _verify(self, *pieces: bytearray) -> Iterator[memoryview]:
+        if self._tags is not None:
+            tag = bytearray(self._tags.nbytes)
+            yield memoryview(tag)
+            self._tags.verify(tag, *pieces)
+
+
+def _allocate(*sizes: int) -> list[bytearray]:
+    try:
+        return [bytearray(size) for size in sizes]
+    except (MemoryError, OverflowError):
+        raise ProtocolError(f"a message of {sum(sizes):,} bytes arrives, for which there is no memory") from None
 
 
 class GangMessageWriter:
@@ -177,11 +196,15 @@ class GangMessageWriter:
         self._pieces: list[memoryview] = []
         self._descriptors: dict[int, tuple[OwnedDescriptor, ...]] = {}  # by id of the piece that they go with
 
-    def add(self, message: GangMessage, message_digest: bytes | None = None) -> None:
-        """Add a message; `message_digest` saves computing `message.digest()` for each of many receivers."""
-        pieces = [memoryview(piece).cast("B") for piece in message.to_frame() if len(piece)]
+    def add(self, message: GangMessage, digests: Sequence[bytes] = ()) -> None:
+        """Add a message; `digests` saves computing `message.digests()` for each of many receivers."""
+        pieces: list[memoryview] = []
         if self._tags is not None:
-            pieces.append(memoryview(self._tags.next(message_digest or message.digest())))
+            digests = digests or message.digests()
+        for number, part in enumerate(message.to_parts()):
+            pieces += [memoryview(piece).cast("B") for piece in part]
+            if self._tags is not None:
+                pieces.append(memoryview(self._tags.next(digests[number])))
         if message.payload.descriptors:
             self._descriptors[id(pieces[0])] = message.payload.descriptors
         self._pieces += pieces
