@@ -121,18 +121,16 @@ class GangMessageReader:
         Raises BlockingIOError if it has not arrived whole, EOFError if none can, ProtocolError or OSError.
         """
         while True:
-            count = self._fill()
-            self._missing = self._missing[count:]
-            if not self._missing.nbytes:
+            _remove_bytes(self._missing, self._fill())
+            if not self._missing:
                 self._missing = next(self._parser)
             if self._message is not None:
                 message, self._message = self._message, None
                 return message
 
     def _fill(self) -> int:
-        count, ancillary, flags, _ = self._socket.recvmsg_into(
-            [self._missing], _ANCILLARY_BYTES, socket.MSG_CMSG_CLOEXEC
-        )
+        pieces = self._missing[:_MAX_PIECES]
+        count, ancillary, flags, _ = self._socket.recvmsg_into(pieces, _ANCILLARY_BYTES, socket.MSG_CMSG_CLOEXEC)
         for level, kind, data in ancillary:
             if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
                 fds = struct.iter_unpack("i", data[: len(data) // 4 * 4])
@@ -143,18 +141,17 @@ class GangMessageReader:
             raise EOFError
         return count
 
-    def _parse(self) -> Iterator[memoryview]:
+    def _parse(self) -> Iterator[list[memoryview]]:
         """Yield the memory that is to be filled next; leave a message that is whole in `_message`."""
         while True:
             yield from self._parse_one()  # whose variables hold the message no longer than it lasts
 
-    def _parse_one(self) -> Iterator[memoryview]:
+    def _parse_one(self) -> Iterator[list[memoryview]]:
         header = bytearray(_HEADER.size)
-        yield memoryview(header)
+        yield from self._fill_part(header)
         magic, kind, flags, call, note_size, body_size, count = _HEADER.unpack(header)
         if magic != _MAGIC or count > _MAX_BUFFERS or kind not in GangMessageKind.__members__.values():
             raise ProtocolError("what arrived is no message of this version of jaxrun")
-        yield from self._verify(header)
         (rest,) = _allocate(count * _SIZE.size + note_size)
         yield from self._fill_part(rest)
         sizes = [size for (size,) in _SIZE.iter_unpack(rest[: count * _SIZE.size])]
@@ -166,18 +163,14 @@ class GangMessageReader:
         note = bytes(rest[count * _SIZE.size :])
         self._message = GangMessage(GangMessageKind(kind), call, payload, note)
 
-    def _fill_part(self, *pieces: bytearray) -> Iterator[memoryview]:
+    def _fill_part(self, *pieces: bytearray) -> Iterator[list[memoryview]]:
         filled = [piece for piece in pieces if piece]
-        for piece in filled:
-            yield memoryview(piece)
-        if filled:
-            yield from self._verify(*filled)
-
-    def _verify(self, *pieces: bytearray) -> Iterator[memoryview]:
+        if not filled:
+            return
+        tag = bytearray(self._tags.nbytes if self._tags is not None else 0)
+        yield [memoryview(piece) for piece in (*filled, tag) if piece]
         if self._tags is not None:
-            tag = bytearray(self._tags.nbytes)
-            yield memoryview(tag)
-            self._tags.verify(tag, *pieces)
+            self._tags.verify(tag, *filled)
 
 
 def _allocate(*sizes: int) -> list[bytearray]:
@@ -218,7 +211,7 @@ class GangMessageWriter:
             except BlockingIOError:
                 return False
             self._descriptors.pop(id(first), None)
-            self._advance(count)
+            _remove_bytes(self._pieces, count)
         return True
 
     def _send(self, descriptors: tuple[OwnedDescriptor, ...]) -> int:
@@ -231,11 +224,13 @@ class GangMessageWriter:
         fds = struct.pack(f"{len(descriptors)}i", *(descriptor.fd for descriptor in descriptors))
         return self._socket.sendmsg(pieces, [(socket.SOL_SOCKET, socket.SCM_RIGHTS, fds)] if descriptors else [])
 
-    def _advance(self, count: int) -> None:
-        while count:
-            first = self._pieces[0]
-            if count < first.nbytes:
-                self._pieces[0] = first[count:]
-                return
-            count -= first.nbytes
-            del self._pieces[0]
+
+def _remove_bytes(pieces: list[memoryview], count: int) -> None:
+    """Remove the first `count` bytes."""
+    while count:
+        first = pieces[0]
+        if count < first.nbytes:
+            pieces[0] = first[count:]
+            return
+        count -= first.nbytes
+        del pieces[0]
