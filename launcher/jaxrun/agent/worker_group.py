@@ -132,14 +132,13 @@ class WorkerGroup:
         self._close_fork_server()
         if all_forked:  # only the successor is missing: the next attempt starts a server of its own
             return []
-        if answer is None:
-            return [StartFailed("the process that imports jax for all workers has ended; --no-fork does without it")]
-        if answer.traceback:
+        if answer is not None and answer.traceback:
             text = f"jax could not be imported: {answer.reason}\nis it installed for {self.plan.argv[0]}?"
             return [StartFailed(text, answer.traceback)]
+        reason = "the process that imports jax for all workers has ended" if answer is None else answer.reason
         if any(process.pid for process in self):  # too late for fresh interpreters
-            return [StartFailed(f"not all workers could be started: {answer.reason}")]
-        self.declined = answer.reason
+            return [StartFailed(f"not all workers could be started: {reason}")]
+        self.declined = reason
         return []
 
     def _send_requests(self, count: int) -> None:
