@@ -62,7 +62,7 @@ _NO_THREAD = "can't start new thread"  # how Python words it, as a RuntimeError
 def describe_shortage(error: Exception) -> str:
     """What this machine has run out of, and what to do; empty for an error of another kind."""
     if isinstance(error, RuntimeError) and _NO_THREAD in str(error):
-        return f"no more threads can be started here; {_PROCESSES}"
+        return f"no more threads can be started here; {_PROCESSES}; where memory is limited (ulimit -v), raise that"
     if not isinstance(error, OSError) or error.errno not in _SHORTAGES:
         return ""
     what = "No more processes can be started" if error.errno == errno.EAGAIN else error.strerror

@@ -13,8 +13,12 @@ from dataclasses import dataclass
 PROSE_WIDTH = 100  # at which jaxrun wraps what it writes, in files too
 _MIN_WIDTH = 40
 _RED, _DIM, _RESET = "\x1b[1;31m", "\x1b[2m", "\x1b[0m"
-# All control characters but tabs, line ends and colours; and surrogates that stand for no byte of a file's name.
-_CONTROLS = re.compile(r"\x1b(?!\[[0-9;]*m)|[\x00-\x08\x0b-\x1a\x1c-\x1f\x7f-\x9f\ud800-\udc7f\udd00-\udfff]")
+# All control characters but tabs, line ends and colours; those that turn the direction of text; and surrogates that
+# stand for no byte of a file's name.
+_CONTROLS = re.compile(
+    r"\x1b(?!\[[0-9;]*m)"
+    r"|[\x00-\x08\x0b-\x1a\x1c-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\ud800-\udc7f\udd00-\udfff]"
+)
 
 
 @dataclass(frozen=True, slots=True)

@@ -99,7 +99,7 @@ def test_a_job_without_a_verdict_shows_how_far_it_had_come(tmp_path: Path) -> No
     straggler = line("straggler", 0.1, ranks=[1], group="0-2", is_proven=True, frame="data.py:10 load", **late)
     lines = [*job(3)[:5], straggler, line("exit", 0.15, 2, status=-11)]
     text = explain_run(run_dir(tmp_path / "run", lines, verdict=None))
-    assert f"no verdict in {tmp_path / 'run'}: jaxrun itself was killed or is still running" in text
+    assert f"no verdict in {tmp_path / 'run'}: jaxrun is still running, was killed, or could not write (a full disk)" in text
     assert "of 3 ranks: 3 spawned, 2 imported, 1 ended" in text
     assert "ended badly: rank 2: status -11" in text
     assert "last event: exit of rank 2 after 0.15 s" in text

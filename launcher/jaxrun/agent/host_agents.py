@@ -65,7 +65,7 @@ def run(
     os.close(writing)
     statuses, said = _wait(agents, reading)
     guard.disarm()
-    return _joint_status(statuses), _join_texts(said, ranks)
+    return joint_status(statuses), join_texts(said, ranks)
 
 
 def _be_agent(
@@ -148,14 +148,14 @@ def _signal(pids: Iterable[int], signum: int) -> None:
             os.kill(pid, signum)
 
 
-def _joint_status(statuses: Mapping[int, int]) -> int:
+def joint_status(statuses: Mapping[int, int]) -> int:
     """The job's status: that of the first agent to end, but for those that were killed."""
     values = list(statuses.values())
     first = next((value for value in values if value > 0), min(values, default=0))
     return EXIT_SIGNAL_BASE - first if first < 0 else first
 
 
-def _join_texts(said: Sequence[str], ranks: Sequence[int]) -> list[str]:
+def join_texts(said: Sequence[str], ranks: Sequence[int]) -> list[str]:
     """The texts, those that differ in the agent's rank alone as one.
 
     Where only some agents have found no head, the others have met it, and it was gone before those came: no word of it.

@@ -118,7 +118,7 @@ class Listener:
                     self._pause()
                 return
             self._add(connection)
-            if connection.fileno() >= _descriptors_for_peers():
+            if connection.fileno() >= descriptors_for_peers():
                 self._pause()
 
     def _add(self, connection: socket.socket) -> None:
@@ -183,7 +183,7 @@ class Listener:
         return self._pending.pop(fd)[0]
 
 
-def _descriptors_for_peers() -> int:
+def descriptors_for_peers() -> int:
     """From which number on a descriptor is none for a peer; the kernel gives out the lowest that is free."""
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     return 2**31 if soft == resource.RLIM_INFINITY else soft - min(_RESERVED_DESCRIPTORS, soft // 8)

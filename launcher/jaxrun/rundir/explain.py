@@ -34,7 +34,8 @@ def explain_run(path: Path | None, terminal: TerminalFormat = A_FILE) -> str:
 def _format_verdict(path: Path, events: timeline.Timeline, terminal: TerminalFormat) -> str:
     text = _read(path / VERDICT_FILE)
     if not text:
-        return f"no verdict in {path}: jaxrun itself was killed or is still running\n{timeline.format_progress(events)}"
+        why = "jaxrun is still running, was killed, or could not write (a full disk): these records are incomplete"
+        return f"no verdict in {path}: {why}\n{timeline.format_progress(events)}"
     try:
         return report.format_report(verdict.from_json(text), path, terminal).lstrip("\n")
     except ValueError as error:

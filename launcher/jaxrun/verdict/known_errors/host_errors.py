@@ -98,8 +98,8 @@ _MEMORY_AND_LIMITS = (
         "processes",
         r"pthread_create failed: Resource temporarily unavailable|can't start new thread|"
         r"(?:could not be started|can be forked): Resource temporarily unavailable",
-        "the user, or the container, has as many processes and threads as its limit allows.",
-        "`ulimit -u` and the container's limit of pids; fewer processes (-n); OMP_NUM_THREADS=1.",
+        "no further thread or process can be started: a limit on processes, or on memory, is reached.",
+        "`ulimit -u` and `ulimit -v`, and the container's limit of pids; fewer processes (-n); OMP_NUM_THREADS=1.",
     ),
 )
 
