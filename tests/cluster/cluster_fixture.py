@@ -10,13 +10,13 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 import hosts
 import processes
-from harness import Result
+from harness import TIME_LIMIT, Result, write_fake_runtime
 from launch_modes import LaunchMode
 from processes import Process
 from state import CONTROLLER, Place
@@ -25,7 +25,9 @@ from jaxrun.agent.guard import find_marked, job_marker
 
 TESTBED = Path(__file__).parents[2] / "scripts" / "testbed"
 HOSTS = ("h1", "h2", "h3")
-TIME_LIMIT = 60.0
+# Parts of the code of a worker by hand. SIGTERM does not end one of JAX's either.
+RUNS = "signal.signal(signal.SIGTERM, signal.SIG_IGN); run(); "
+READY = "print('ready', flush=True); time.sleep(1000)"
 # What an engine runs, beside the processes that it was asked for.
 ENGINE = (
     *("mpirun", "prterun", "prted", "orted", "mpiexec.hydra", "hydra_pmi_proxy", "hydra_bstrap_proxy", "srun"),
@@ -55,7 +57,7 @@ class Bed:
     def run(self, *words: str, status: int = 0) -> str:
         """The output of scripts/testbed WORDS, standard error after standard output."""
         started = self.start(*words)
-        output, errors = started.communicate(timeout=50)
+        output, errors = started.communicate(timeout=TIME_LIMIT)
         assert started.returncode == status, output + errors
         return output + errors
 
@@ -128,7 +130,7 @@ class Job:
         deadline = time.monotonic() + TIME_LIMIT
         while not holds():
             assert self.process.poll() is None, self.result()
-            assert time.monotonic() < deadline, f"no {what} in {TIME_LIMIT:g} s"
+            assert time.monotonic() < deadline, f"no {what} in {TIME_LIMIT} s"
             time.sleep(0.01)
 
     def workers(self) -> list[int]:
@@ -160,13 +162,12 @@ class Job:
         out, err = ((self.directory / name).read_text(errors="replace") for name in ("out", "err"))
         return Result(-1 if code is None else code, out, err, self.run_dir)
 
-    def gone(self, within: float = 15, *, but_for: Sequence[str] = ()) -> float:
-        """Seconds until no host has a process any more that was not there before the job; `but_for` those commands."""
-        began = time.monotonic()
+    def gone(self, *, but_for: Sequence[str] = ()) -> None:
+        """Until no host has a process any more that was not there before the job; `but_for` those commands."""
+        deadline = time.monotonic() + TIME_LIMIT
         while left := [process for process in self.bed.job_processes() if process.command not in but_for]:
-            assert time.monotonic() - began < within, "left over: " + "; ".join(str(one) for one in left)
-            time.sleep(0.01)
-        return time.monotonic() - began
+            assert time.monotonic() < deadline, "left over: " + "; ".join(str(one) for one in left)
+            time.sleep(0.02)
 
 
 @dataclass(frozen=True)
@@ -181,11 +182,21 @@ class JobRunner:
     def started(
         self, *words: str, ranks_on: tuple[str, ...] = HOSTS, env: Mapping[str, str] | None = None
     ) -> Iterator[Job]:
-        """`jaxrun WORDS` with a process on each of these hosts."""
-        command = self.mode.command(ranks_on, "--run-dir", str(self.directory / "run"), *words)
+        """`jaxrun WORDS` with a process on each of these hosts; each process has the variables `env`, too."""
+        command = self.mode.command(ranks_on, "--run-dir", str(self.directory / "run"), *words, variables=env or ())
         environ = {**self.mode.engine.env(), **(env or {})}
         with self.bed.typed(self.mode.host, *command, directory=self.directory, env=environ) as job:
             yield job
+
+    def by_hand(
+        self, *options: str, code: str = RUNS + READY, rank_1: str = "", hosts: tuple[str, ...] = HOSTS
+    ) -> AbstractContextManager[Job]:
+        """A job of workers by hand (worker_by_hand.py), without jax: each runs `code`, or rank 1 something else.
+
+        It shows what engine, agents and head do, which know nothing of JAX, for a fourth of the work.
+        """
+        codes = [code, rank_1 or code, *(code for _ in hosts[2:])]
+        return self.started(*options, "by_hand.py", *codes, ranks_on=hosts, env=write_fake_runtime(self.directory))
 
     def jaxrun(self, *words: str, **more: object) -> Result:
         """Run a job to its end, and check that it has left nothing on any host, nor a file beside its run directory."""

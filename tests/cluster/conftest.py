@@ -80,12 +80,6 @@ def make_runner(
 
 
 @pytest.fixture
-def measured(request: pytest.FixtureRequest) -> Callable[[str, float], None]:
-    """Leaves a number of seconds in the report of the test."""
-    return lambda what, seconds: request.node.user_properties.append((what, f"{seconds:.2f}"))
-
-
-@pytest.fixture
 def runner(
     request: pytest.FixtureRequest, make_runner: Callable[[launch_modes.LaunchMode], cluster_fixture.JobRunner]
 ) -> cluster_fixture.JobRunner:

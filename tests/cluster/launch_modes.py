@@ -7,6 +7,7 @@ import platform
 import subprocess
 import sys
 from collections import Counter
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cache
 from importlib.metadata import version
@@ -70,8 +71,11 @@ class LaunchMode:
         """Where a user would type the command."""
         return "h1" if self.engine.name else "ctl"
 
-    def command(self, hosts: tuple[str, ...], *words: str) -> list[str]:
-        """`jaxrun WORDS`, with a process on each of these hosts; one that is there twice has two, and so have all."""
+    def command(self, hosts: tuple[str, ...], *words: str, variables: Iterable[str] = ()) -> list[str]:
+        """`jaxrun WORDS`, with a process on each of these hosts; one that is there twice has two, and so have all.
+
+        variables: the names of those that each process must have, beside the engine's own
+        """
         number, slots_of = str(len(hosts)), Counter(hosts)
         each = str(slots_of[hosts[0]])
         if self.engine is SLURM:
@@ -83,7 +87,7 @@ class LaunchMode:
         if self.direction == LAUNCHED:
             return _jaxrun("--backend", "mpirun", "--mpirun", self.engine.mpirun, "-H", slots, *words)
         if self.engine in (OPEN_MPI_5, OPEN_MPI_4):
-            names = [word for name in self.engine.env() for word in ("-x", name)]
+            names = [word for name in (*self.engine.env(), *variables) for word in ("-x", name)]
             options = ["--allow-run-as-root", *names, "--host", slots]
         else:
             options = ["-hosts", ",".join(slots_of), "-ppn", each]
@@ -99,7 +103,6 @@ MPI = (OPEN_MPI_5, OPEN_MPI_4, MPICH, INTEL)
 # Rows that every engine might do in its own way, and those where MPICH stands for Intel MPI, too.
 ALL = tuple(LaunchMode(engine, direction) for engine in (*MPI, SLURM) for direction in (LAUNCHED, ATTACHED))
 SOME = tuple(mode for mode in ALL if mode.engine is not INTEL)
-OF_MPI = tuple(mode for mode in ALL if mode.engine is not SLURM)
 # Rows that agents, head and verdict decide, and of which an engine sees nothing: one of each family and direction.
 ANY = (LaunchMode(OPEN_MPI_5, LAUNCHED), LaunchMode(SLURM, ATTACHED))
 # What a row that is always tried is tried with; all others, and all other rows, are for scripts/test --all.
@@ -107,7 +110,7 @@ BASIC = (LaunchMode(OPEN_MPI_5, LAUNCHED), LaunchMode(SLURM, LAUNCHED))
 
 
 def row(title: str, *among: LaunchMode, always: tuple[LaunchMode, ...] = ()) -> pytest.MarkDecorator:
-    """A test that is a row of the matrix; its fixture `on` starts jobs in one of these ways."""
+    """A test that is a row of the matrix; its fixture `runner` starts jobs in one of these ways."""
     params = [
         pytest.param((mode, title), id=str(mode), marks=() if mode in always else pytest.mark.extended)
         for mode in among

@@ -2,8 +2,9 @@
 
 strangers.py flood HOST PORT SECONDS     from when PORT is open: connect, and say nothing, or noise, or half a word
 strangers.py flood-new HOST SECONDS      the same to the first port of this host that begins to listen from now on
-strangers.py relay PORT HOST [--delay-welcome SECONDS] [--inject FILE]
-    Listen at the loopback addresses, and pass on all that comes to HOST and back; print a line for each that comes.
+strangers.py relay PORT HOST TO_PORT [--delay-welcome SECONDS] [--inject FILE]
+    Listen at PORT of the loopback addresses, and pass on all that comes to HOST and back; print a line for each that
+    comes.
     --inject: after the handshake, order the client to run a program that writes FILE, and tell the server that the
     worker has ended well.
 """
@@ -122,7 +123,7 @@ def frame(name: str, **content: object) -> bytes:
     return struct.pack("!I", len(body)) + body
 
 
-def relay(port: int, host: str, flags: argparse.Namespace) -> None:
+def relay(port: int, to: tuple[str, int], flags: argparse.Namespace) -> None:
     selector = selectors.DefaultSelector()
 
     def listen(address: tuple[str, int], family: int) -> None:
@@ -133,7 +134,7 @@ def relay(port: int, host: str, flags: argparse.Namespace) -> None:
         client, _ = listening.accept()
         print("somebody came", flush=True)
         server = socket.socket()
-        if server.connect_ex((host, port)):
+        if server.connect_ex(to):
             client.close()
             return True
         both = Relay(client, server, flags)
@@ -181,7 +182,8 @@ def main() -> None:
         host, seconds = flags.words
         flood_new(host, float(seconds))
     else:
-        relay(int(flags.words[0]), flags.words[1], flags)
+        port, host, to_port = flags.words
+        relay(int(port), (host, int(to_port)), flags)
 
 
 if __name__ == "__main__":

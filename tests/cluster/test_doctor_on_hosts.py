@@ -11,13 +11,12 @@ from typing import Any
 
 import pytest
 from cluster_fixture import HOSTS, Bed, JobRunner
-from harness import Result
+from harness import Result, extended
 from launch_modes import BASIC, LAUNCHED, MPICH, OPEN_MPI_5, LaunchMode
 from state import address
 
 MakeRunner = Callable[[LaunchMode], JobRunner]
 BY_MPICH, BY_OPEN_MPI = LaunchMode(MPICH, LAUNCHED), LaunchMode(OPEN_MPI_5, LAUNCHED)
-_ENOUGH_S = 120.0  # for a machine with much else to do
 
 
 def examine(runner: JobRunner, *words: str) -> Result:
@@ -26,7 +25,7 @@ def examine(runner: JobRunner, *words: str) -> Result:
     command.insert(command.index("jaxrun") + 1, "doctor")
     before = set(runner.directory.iterdir())
     with runner.bed.typed(runner.mode.host, *command, directory=runner.directory, env={"COLUMNS": "80"}) as job:
-        result = job.result(_ENOUGH_S)
+        result = job.result()
         job.gone()
     assert set(runner.directory.iterdir()) - before <= {runner.directory / "out", runner.directory / "err"}
     return result
@@ -40,10 +39,7 @@ def found(result: Result) -> list[tuple[str, str, str]]:
     return [one for one in kept if "carries down to" not in one[2] and "for a round trip" not in one[2]]
 
 
-@pytest.mark.parametrize(
-    "mode",
-    [pytest.param(mode, id=str(mode), marks=pytest.mark.extended if mode is not BASIC[0] else ()) for mode in BASIC],
-)
+@pytest.mark.parametrize("mode", [BASIC[0], extended(BASIC[1])], ids=[str(mode) for mode in BASIC])
 def test_nothing_is_found_on_three_hosts_that_are_alike(make_runner: MakeRunner, mode: LaunchMode) -> None:
     result = examine(make_runner(mode), "--json")
     assert result.code == 0 and found(result) == [], result
@@ -56,6 +52,7 @@ def test_nothing_is_found_on_three_hosts_that_are_alike(make_runner: MakeRunner,
     assert set(names) == {"psum", "all_gather", "ppermute"}
 
 
+@pytest.mark.extended
 def test_each_host_with_a_fault_is_named_with_it(bed: Bed, make_runner: MakeRunner, tmp_path: Path) -> None:
     """On h1 its own name, on h2 a full disk and few open files, on h3 another version and no shared directory."""
     wrapper = tmp_path.parent / f"{tmp_path.name}-ssh"
@@ -91,15 +88,6 @@ def test_a_slow_host_is_named(bed: Bed, make_runner: MakeRunner) -> None:
     assert result.code == 0, result
     assert "warn  network   the network of h3 carries down to" in result.out, result
     assert max(map(len, result.out.splitlines())) <= 100
-
-
-@pytest.mark.extended
-@pytest.mark.usefixtures("mended")
-def test_a_host_that_is_cut_off_is_named(bed: Bed, make_runner: MakeRunner) -> None:
-    bed.run("cut", "h2")
-    result = examine(make_runner(BY_OPEN_MPI), "--json")
-    assert result.code == 69, result
-    assert found(result)[0][:2] == ("start", "failure") and found(result)[0][2].startswith("h2 cannot be reached from")
 
 
 @pytest.mark.extended

@@ -97,7 +97,7 @@ def test_an_interrupt_ends_all_processes_that_were_there(bed: Bed, tmp_path: Pat
     with typed(bed, MPICH, started(MPICH, "-k", "lasts"), tmp_path) as job:
         job.wait_until(lambda: len(list(tmp_path.glob("running-*"))) == 2, "running test")
         os.kill(next(process.pid for process in bed.job_processes() if process.argv[0] == MPICH.mpirun), signal.SIGINT)
-        result = job.result(timeout=20)
+        result = job.result()
         job.gone()
     assert result.code == 2 and "KeyboardInterrupt" in result.out, result
     assert "Traceback" not in result.err and "INTERNALERROR" not in result.out, result

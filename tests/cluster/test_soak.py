@@ -1,28 +1,44 @@
-"""A training that is interrupted at random moments ends with the bits of one that nothing has disturbed.
+"""Jobs that are interrupted at random moments: by faults, by Slurm, by `kill -9` of jaxrun.
 
-Faults interrupt it, and Slurm, which preempts it or ends its time. JAXRUN_SOAK_RUNS is how many runs there are with
-each engine, and for each of Slurm's reasons; what befalls a run follows from its number.
+A training ends with the bits of one that nothing has disturbed. JAXRUN_SOAK_RUNS is how many runs there are with each
+engine, and for each of Slurm's reasons; what befalls a run follows from its number. Without it there are a few.
 """
 
 from __future__ import annotations
 
+import json
 import os
 import random
 import re
+import signal
+import sys
 import time
-from collections.abc import Callable
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from importlib import import_module
 from pathlib import Path
 
 import pytest
-from cluster_fixture import HOSTS, Bed, Job
-from harness import Result
-from launch_modes import LAUNCHED, MPICH, OPEN_MPI_5, PYTHON, SLURM, Engine, LaunchMode
+from cluster_fixture import HOSTS, READY, RUNS, Bed, Job
+from harness import TIME_LIMIT, Result, write_fake_runtime
+from launch_modes import LAUNCHED, MPI, MPICH, OPEN_MPI_5, PYTHON, SLURM, Engine, LaunchMode
 
-RUNS = int(os.environ.get("JAXRUN_SOAK_RUNS", "1"))
+BENCH = Path(__file__).parents[2] / "scripts/bench.d"
+sys.path.insert(0, str(BENCH))  # its files import each other by name
+kills = import_module("kills")
+sys.path.remove(str(BENCH))
+
+SOAK_RUNS = int(os.environ.get("JAXRUN_SOAK_RUNS", "0"))
 ENGINES = (None, OPEN_MPI_5, MPICH, SLURM)  # None: local processes
+DISTURBED = [(engine, number) for engine in ENGINES for number in range(SOAK_RUNS)] or [(SLURM, 0)]
+STOPS = [("preemption", number) for number in range(max(1, SOAK_RUNS))] + [
+    ("time limit", number) for number in range((SOAK_RUNS + 1) // 2)
+]
+KILLED = [kills.ONE_HOST, *MPI, SLURM] if SOAK_RUNS else [MPICH]
+RANKS = 2
 TRAINING = ("--steps", "60", "--save-every", "10", "--step-time", "0.02")
 LAST_FAULT_S = 2.5  # after the program's start; the training takes longer
+SUBMITTED = (PYTHON, "-m", "jaxrun", "--backend", "slurm", "-N", str(RANKS), "--submit")
 
 pytestmark = pytest.mark.extended
 
@@ -47,7 +63,7 @@ def draw_faults(number: int, engine: Engine | None) -> Faults:
     if engine is not None and number % 5 == (engine is not SLURM):
         return Faults(host=draw.choice(["off", "cut"]), after=draw.uniform(0, LAST_FAULT_S))
     kinds = draw.sample(["kill", "cut"], draw.choice([1, 2]))  # two that are alike could be a bug of the program's
-    ranks = [draw.randrange(3) for _ in kinds]
+    ranks = [draw.randrange(RANKS) for _ in kinds]
     at = [draw.uniform(0, LAST_FAULT_S) for _ in kinds]
     chaos = ",".join(f"{kind}:{rank}@{after * 1000:.0f}ms" for kind, rank, after in zip(kinds, ranks, at, strict=True))
     return Faults(chaos, frozenset(ranks))
@@ -65,35 +81,28 @@ def parameters(result: Result) -> str:
 
 
 @pytest.fixture(scope="session")
-def undisturbed(bed: Bed, tmp_path_factory: pytest.TempPathFactory) -> Callable[[int], str]:
+def undisturbed(bed: Bed, tmp_path_factory: pytest.TempPathFactory) -> str:
     """The hash of the parameters that so many ranks train undisturbed."""
-    known: dict[int, str] = {}
-
-    def run(ranks: int) -> str:
-        if ranks not in known:
-            directory = tmp_path_factory.mktemp(f"undisturbed{ranks}")
-            words = [PYTHON, "-m", "jaxrun", "-n", str(ranks), "--platform", "cpu", *train(directory)]
-            with bed.typed("h1", *words, directory=directory) as job:
-                known[ranks] = parameters(job.result())
-        return known[ranks]
-
-    return run
+    directory = tmp_path_factory.mktemp("undisturbed")
+    words = [PYTHON, "-m", "jaxrun", "-n", str(RANKS), "--platform", "cpu", *train(directory, "--step-time", "0")]
+    with bed.typed("h1", *words, directory=directory) as job:
+        return parameters(job.result())
 
 
-def command(engine: Engine | None, *words: str) -> tuple[str, list[str]]:
+def command(engine: Engine | None, hosts: tuple[str, ...], *words: str) -> tuple[str, list[str]]:
     """The host, and the command typed there."""
     if engine is None:
-        return "h1", [PYTHON, "-m", "jaxrun", "-n", "3", *words]
+        return "h1", [PYTHON, "-m", "jaxrun", "-n", str(len(hosts)), *words]
     if engine is SLURM:  # an allocation that outlives the loss of a node
-        nodes = ["--no-kill", "-N", str(len(HOSTS)), "--ntasks-per-node", "1", "--nodelist", ",".join(HOSTS)]
+        nodes = ["--no-kill", "-N", str(len(hosts)), "--ntasks-per-node", "1", "--nodelist", ",".join(hosts)]
         return "ctl", ["salloc", "--quiet", *nodes, PYTHON, "-m", "jaxrun", "--backend", "slurm", *words]
     mode = LaunchMode(engine, LAUNCHED)
-    return mode.host, mode.command(HOSTS, *words)
+    return mode.host, mode.command(hosts, *words)
 
 
 def strike(bed: Bed, job: Job, faults: Faults) -> None:
     """Do to h2 what it is to suffer, once its program runs."""
-    job.wait_until(lambda: events(job).count('"event": "proof"') == 2, "program")
+    job.wait_until(lambda: events(job).count('"event": "proof"') == RANKS, "program")
     time.sleep(faults.after)
     bed.run(faults.host, "h2")
 
@@ -104,61 +113,111 @@ def events(job: Job) -> str:
 
 
 @pytest.mark.usefixtures("mended")
-@pytest.mark.parametrize("number", range(RUNS))
-@pytest.mark.parametrize("engine", ENGINES, ids=lambda engine: engine.label if engine else "local")
+@pytest.mark.parametrize(
+    ("engine", "number"), DISTURBED, ids=[f"{engine.label if engine else 'local'} {n}" for engine, n in DISTURBED]
+)
 def test_the_parameters_are_those_of_an_undisturbed_training(
-    bed: Bed, tmp_path: Path, undisturbed: Callable[[int], str], engine: Engine | None, number: int
+    bed: Bed, tmp_path: Path, undisturbed: str, engine: Engine | None, number: int
 ) -> None:
     if engine is not None and (reason := engine.missing()):
         pytest.skip(reason)
     faults = draw_faults(number, engine)
     words = ["--run-dir", str(tmp_path / "run"), "--max-restarts", "3", "--platform", "cpu"]
     words += ["--spares", "1"] if faults.host else ["--chaos", faults.chaos]
-    host, typed = command(engine, *words, *train(tmp_path))
+    host, typed = command(engine, HOSTS if faults.host else HOSTS[:RANKS], *words, *train(tmp_path))
     with bed.typed(host, *typed, directory=tmp_path, env=engine.env() if engine else {}) as job:
         if faults.host:
             strike(bed, job, faults)
-        result = job.result(timeout=90)
+        result = job.result()
         job.gone()
-    assert parameters(result) == undisturbed(2 if faults.host else 3), (faults, result)
+    assert parameters(result) == undisturbed, (faults, result)
     verdict = result.verdict()
     assert verdict["outcome"] == "ok"
-    for earlier in verdict["earlier"]:
+    for earlier in verdict["earlier"]:  # type: ignore[attr-defined]
         assert set(earlier["culprits"]) <= (faults.ranks or {1}), (faults, earlier)
         assert earlier["outcome"] in ("killed", "failed", "lost", "diverged", "exited"), (faults, earlier)
 
 
-STOPS = [("preemption", number) for number in range(RUNS)] + [
-    ("time limit", number) for number in range((RUNS + 1) // 2)
-]
-
-
 @pytest.mark.parametrize(("reason", "number"), STOPS)
 def test_a_training_resumes_from_the_save_that_it_made_when_slurm_warned(
-    bed: Bed, tmp_path: Path, undisturbed: Callable[[int], str], reason: str, number: int
+    bed: Bed, tmp_path: Path, undisturbed: str, reason: str, number: int
 ) -> None:
-    if missing := SLURM.missing():
-        pytest.skip(missing)
     draw = random.Random(f"{number} {reason}")
-    words = ["--backend", "slurm", "-N", "2", "--platform", "cpu", "--time", "1:00:00", "--requeue"]
+    words = ["--platform", "cpu", "--time", "1:00:00", "--requeue"]
     words += ["--max-restarts", "3", "--run-dir", str(tmp_path / "run")]  # a warning does not count for one
     # Slurm looks at the time only every 30 s.
     training = train(tmp_path, "--step-time", "0.15" if reason == "preemption" else "0.8")
-    with bed.typed("ctl", *(PYTHON, "-m", "jaxrun", *words, "--submit", *training), directory=tmp_path) as job:
+    with bed.typed("ctl", *SUBMITTED, *words, *training, directory=tmp_path) as job:
         job.wait_until((tmp_path / "checkpoints" / "10").exists, "checkpoint")
         time.sleep(draw.uniform(0, LAST_FAULT_S))
         (slurm_job,) = bed.inside("ctl", "squeue", "--noheader", "--states=R", "--format=%i").split()
         if reason == "preemption":
-            bed.inside(
-                "ctl", "sbatch", "--partition=urgent", "-N3", "--exclusive", "--output=/dev/null", "--wrap", "sleep 1"
-            )
+            urgent = ("--partition=urgent", "-N3", "--exclusive", "--output=/dev/null", "--wrap", "sleep 1")
+            bed.inside("ctl", "sbatch", *urgent)
         else:  # of which Slurm warns 45 s before
             bed.inside("ctl", "scontrol", "update", f"JobId={slurm_job}", "EndTime=now+50")
             job.wait_until(lambda: "starts job" in job.result(timeout=0).out, "restart by Slurm")
             bed.inside("ctl", "scontrol", "update", f"JobId={slurm_job}", "TimeLimit=60")
-        result = job.result(timeout=120)
+        result = job.result(timeout=2 * TIME_LIMIT)
         job.gone()
     (saved,) = re.findall(r"stopped after step (\d+), and saved it", result.out)
     (resumed,) = re.findall(r"goes on after step (\d+), bit for bit", result.out)
-    assert saved == resumed and parameters(result) == undisturbed(2), result
+    assert saved == resumed and parameters(result) == undisturbed, result
     assert (result.verdict()["outcome"], result.verdict()["attempt"]) == ("ok", 2), result
+
+
+# ---- a job of Slurm's that its user cancels, and a chain of jobs
+
+# Of a worker by hand, in a line, as a batch script holds no other: the first job waits, the second goes on.
+IN_TWO_JOBS = (
+    "signal.signal(signal.SIGTERM, lambda *_: done()); run(); listen(); first = os.environ['JAXRUN_ATTEMPT'] == '1'; "
+    "print('waits' if first else 'goes on', flush=True); time.sleep(1000 if first else 0); done()"
+)
+
+
+def submitted(bed: Bed, tmp_path: Path, option: str, code: str) -> AbstractContextManager[Job]:
+    words = (*SUBMITTED, option, "by_hand.py", *[code] * RANKS)
+    return bed.typed("ctl", *words, directory=tmp_path, env=write_fake_runtime(tmp_path))
+
+
+def number_of_running(job: Job, text: str) -> str:
+    """The number of the job of Slurm's, once rank 0 has written this text."""
+    job.wait_until(lambda: f"[0] {text}" in job.result(timeout=0).out, text)
+    return job.bed.inside("ctl", "squeue", "--noheader", "--states=R", "--format=%i").strip()
+
+
+def test_a_job_that_its_user_cancels_is_not_started_again(bed: Bed, tmp_path: Path) -> None:
+    with submitted(bed, tmp_path, "--requeue", RUNS + READY) as job:
+        bed.inside("ctl", "scancel", number_of_running(job, "ready"))
+        result = job.result()
+    assert result.code == 128 + signal.SIGTERM and "ended as CANCELLED" in result.err, result
+    assert "Slurm itself ends job" in result.out
+    assert not bed.inside("ctl", "squeue", "--noheader")
+
+
+def test_a_chain_goes_on_without_scontrol_and_ends_with_its_work(bed: Bed, tmp_path: Path) -> None:
+    with submitted(bed, tmp_path, "--requeue=chain:3", IN_TWO_JOBS) as job:
+        bed.inside("ctl", "scancel", "--batch", "--signal=USR2", number_of_running(job, "waits"))
+        job.wait_until(lambda: "the next job of the chain goes on" in job.result(timeout=0).out, "end of a job")
+        job.process.send_signal(signal.SIGINT)  # nobody follows any more
+        assert job.result().code == 0
+        deadline = time.monotonic() + TIME_LIMIT
+        while bed.inside("ctl", "squeue", "--noheader"):
+            assert time.monotonic() < deadline
+            time.sleep(0.2)
+    first, second, third = sorted(tmp_path.glob("jaxrun-*.out"), key=lambda path: path.stat().st_mtime)
+    assert "[0] waits" in first.read_text() and "[0] goes on" in second.read_text(), second.read_text()
+    assert "has ended (done); there is nothing left to do" in third.read_text(), third.read_text()
+    (run_dir,) = (path for path in (tmp_path / "jaxrun-runs").iterdir() if not path.is_symlink() and path.is_dir())
+    assert json.loads((run_dir / "verdict.json").read_text())["outcome"] == "ok"
+
+
+# ---- kill -9 of jaxrun
+
+
+@pytest.mark.parametrize("engine", KILLED, ids=lambda engine: engine.label)
+def test_kill_9_at_a_random_moment_of_the_start_leaves_nothing_10_s_later(bed: Bed, engine: Engine) -> None:
+    if engine is not kills.ONE_HOST and (reason := engine.missing()):
+        pytest.skip(reason)
+    sample = kills.measure(bed, engine, kills.seconds_to_start(bed, engine) * random.random())
+    assert not sample.wrong and sample.gone is not None, sample

@@ -1,6 +1,11 @@
-"""A head that the test controls, and the agent of one worker, without jax."""
+"""Agents that are processes of their own, with workers by hand, without jax.
+
+ByHand: the agent of one rank, and a head that the test controls. RemoteJob: a whole job, whose launcher starts the
+agents by a shell script instead of mpirun.
+"""
 
 import contextlib
+import json
 import os
 import subprocess
 import sys
@@ -22,8 +27,10 @@ from jaxrun.protocol.agent_messages import (
     OutputChunk,
     Shutdown,
     StartWorker,
+    WorkerSpawned,
 )
 from jaxrun.protocol.env import AgentEnv
+from jaxrun.protocol.names import CONTROL_FD
 from jaxrun.protocol.worker_messages import (
     CoordinatorReady,
     DeviceReport,
@@ -31,6 +38,7 @@ from jaxrun.protocol.worker_messages import (
     Run,
     StartCoordinator,
 )
+from jaxrun.rundir.rundir import EVENTS_FILE, VERDICT_FILE
 
 HERE = Path(__file__).parent
 FAKE_RUNTIME = f"""
@@ -41,6 +49,17 @@ env = worker_by_hand.WorkerEnv.from_env(os.environ)
 worker_by_hand.live(env, sys.argv[2 + env.rank])
 """
 SLEEPS = "run(); time.sleep(600)"
+READY = "run(); print('ready', flush=True); time.sleep(600)"
+CLEAN = "run(); done()"
+
+
+def make_fake_runtime(directory):
+    """Make a jaxrun_runtime of workers by hand; returns the PYTHONPATH that has it."""
+    fake = directory / "fake" / "jaxrun_runtime"
+    fake.mkdir(parents=True)
+    (fake / "__init__.py").touch()
+    (fake / "__main__.py").write_text(FAKE_RUNTIME)
+    return str(fake.parent)
 
 
 class ByHand:
@@ -57,13 +76,10 @@ class ByHand:
             job_id, format_addresses(self.listener.addresses), token or self.token, "open-mpi", timeout
         )
         ranks = {"OMPI_COMM_WORLD_RANK": str(rank), "OMPI_COMM_WORLD_SIZE": str(size)}
-        fake = directory / "fake" / "jaxrun_runtime"
-        fake.mkdir(parents=True)
-        (fake / "__init__.py").touch()
-        (fake / "__main__.py").write_text(FAKE_RUNTIME)
+        path = {"PYTHONPATH": make_fake_runtime(directory)}
         self.process = subprocess.Popen(
             [sys.executable, "-m", "jaxrun.agent"],
-            env={**os.environ, **agent_env.to_env(), **ranks, "PYTHONPATH": str(directory / "fake"), **env},
+            env={**os.environ, **agent_env.to_env(), **ranks, **path, **env},
             cwd=directory,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
@@ -112,14 +128,15 @@ class ByHand:
         return StartWorker(**{**values, **changes})
 
     def run(self, code, **changes):
-        """Everything up to Run."""
-        report = self.begin(code, **changes)
+        """Everything up to Run; returns the worker's process id."""
+        self.begin(code, **changes)
+        pid = self.expect(WorkerSpawned).pid
         self.expect(Hello)
         self.send(StartCoordinator("127.0.0.1"))
         self.expect(CoordinatorReady)
         self.expect(DeviceReport)
         self.send(Run())
-        return report
+        return pid
 
     def send(self, *messages):
         for message in messages:
@@ -178,15 +195,136 @@ class ByHand:
         wait_until_gone(self.job_id)
 
 
+def wait_until(condition):
+    """Until it holds; returns what it returned."""
+    deadline = time.monotonic() + TIME_LIMIT
+    while not (found := condition()):
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+    return found
+
+
 def wait_until_gone(job_id):
     """Until no process of the job is left."""
-    deadline = time.monotonic() + TIME_LIMIT
-    while left := list(find_marked(job_marker(job_id))):
-        assert time.monotonic() < deadline, left
-        time.sleep(0.02)
+    wait_until(lambda: not list(find_marked(job_marker(job_id))))
 
 
 def alive(pid):
     with contextlib.suppress(OSError):
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
     return False
+
+
+LAUNCHER = """
+import json, os, sys
+from pathlib import Path
+from jaxrun.backends.remote_plan import plan_remote
+from jaxrun.job.fault_spec import parse_faults
+from jaxrun.job.job import Job
+from jaxrun.job.plan import LaunchCommand
+from jaxrun.supervisor.run import run
+
+script, options, *codes = sys.argv[1:]
+options = json.loads(options)
+if "run_dir" in options:
+    options["run_dir"] = Path(options["run_dir"])
+if "chaos" in options:
+    options["chaos"] = parse_faults(options["chaos"])
+size = len(codes)
+command = LaunchCommand("open-mpi", "a script", ("/bin/sh", script, str(size)))
+job = Job(program=("p", *codes), processes=size, backend="mpirun", platform="cpu", **options)
+plan = plan_remote(job, os.environ, os.urandom(16).hex(), command, ["?"] * size)
+sys.exit(run(plan, dict(os.environ)))
+"""
+AGENTS = f"""
+rank=0
+while [ $rank -lt $1 ]; do
+  OMPI_COMM_WORLD_RANK=$rank OMPI_COMM_WORLD_SIZE=$1 {sys.executable} -m jaxrun.agent &
+  rank=$((rank + 1))
+done
+wait
+"""
+
+
+class RemoteJob:
+    """A job with a worker by hand for each of `codes`, whose agents `script` starts."""
+
+    def __init__(self, directory, codes, script=AGENTS, control=None, **options):
+        environ = {**os.environ, "PYTHONPATH": make_fake_runtime(directory)}
+        if control:
+            environ[CONTROL_FD] = str(control.fileno())
+        (directory / "launch").write_text(script)
+        self.run_dir = directory / "run"
+        options = {"grace": 0.5, "init_timeout": 60.0, "run_dir": str(self.run_dir), **options}
+        if options.get("no_run_dir"):
+            del options["run_dir"]
+        self.process = subprocess.Popen(
+            [sys.executable, "-c", LAUNCHER, str(directory / "launch"), json.dumps(options), *codes],
+            env=environ,
+            pass_fds=[control.fileno()] if control else [],
+            cwd=directory,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            start_new_session=True,
+        )
+
+    @property
+    def job_id(self):
+        return json.loads((self.run_dir / "job.json").read_text())["job_id"]
+
+    def events(self, name=None):
+        with contextlib.suppress(FileNotFoundError):
+            lines = (self.run_dir / EVENTS_FILE).read_text().splitlines()
+            return [event for event in map(json.loads, lines) if name in (None, event["event"])]
+        return []
+
+    def until(self, condition):
+        deadline = time.monotonic() + TIME_LIMIT
+        while not (found := condition()):
+            assert time.monotonic() < deadline and self.process.poll() is None, self.process.communicate()
+            time.sleep(0.01)
+        return found
+
+    def until_output(self, text, count=1):
+        self.until(lambda: sum(text in path.read_text() for path in self.run_dir.glob("rank-*.out")) >= count)
+
+    def agents(self):
+        """Process ids by rank, of those that have started their worker."""
+        parents = {}
+        for event in self.events("spawned"):
+            stat = Path(f"/proc/{event['pid']}/stat").read_text()
+            parents[event["rank"]] = int(stat.rpartition(")")[2].split()[1])
+        return parents
+
+    def processes(self):
+        return list(find_marked(job_marker(self.job_id)))
+
+    def end(self):
+        """Its exit status; nothing of the job is left."""
+        self.out, self.err = self.process.communicate(timeout=TIME_LIMIT)
+        if self.run_dir.exists():
+            assert self.processes() == [], self.err
+        return self.process.returncode
+
+    def verdict(self):
+        return json.loads((self.run_dir / VERDICT_FILE).read_text())
+
+    def close(self):
+        if self.process.poll() is None:
+            self.process.kill()
+            self.process.communicate()
+
+
+@contextlib.contextmanager
+def remote_jobs(directory):
+    """Yields start(CODE, …), which starts a job with a worker by hand for each CODE."""
+    with contextlib.ExitStack() as stack:
+
+        def start(*codes, **options):
+            job = RemoteJob(directory, codes, **options)
+            stack.callback(job.close)
+            return job
+
+        yield start

@@ -12,12 +12,12 @@ import tempfile
 import time
 from pathlib import Path
 
-import psutil
 import pytest
 
 import jaxrun
 from jaxrun.agent import subreaper
 from jaxrun.agent.agent import Agent
+from jaxrun.agent.guard import find_marked, job_marker
 from jaxrun.agent.signals import SignalPipe
 from jaxrun.agent.spawn import Spawner
 from jaxrun.agent.worker_group import WorkerGroup
@@ -68,16 +68,17 @@ class RecordedEvents(list):
         return [event for event, of, _ in self if of == rank]
 
 
-def _end_children(but):
-    """Kill and reap all descendants of this process but the children `but`; returns their pids."""
+def _end_processes(job_id):
+    """Kill what is left of a job, by its mark, as other tests have children of this process, too; returns the pids."""
     killed = set()
-    while new := [child for child in psutil.Process().children() if child.pid not in but]:
-        for child in new:
-            with contextlib.suppress(psutil.NoSuchProcess, ChildProcessError):
-                if os.waitpid(child.pid, os.WNOHANG) == (0, 0):
-                    for process in (*child.children(recursive=True), child):
-                        killed.add(process.pid)
-                        process.kill()
+    while left := [pid for pid in find_marked(job_marker(job_id)) if pid != os.getpid()]:
+        for pid in left:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+            killed.add(pid)
+        for pid in killed:
+            with contextlib.suppress(ChildProcessError):
+                os.waitpid(pid, os.WNOHANG)
         time.sleep(0.002)
     return sorted(killed)
 
@@ -85,7 +86,7 @@ def _end_children(but):
 class LocalJob:
     """A job of workers by hand (worker_by_hand.py), from its start until nothing is left of it."""
 
-    def __init__(self, directory, argv, size, *, fork=False, grace=0.3, init=20.0, job=None):
+    def __init__(self, directory, argv, size, *, fork=False, grace=0.3, init=60.0, job=None):
         self.events = RecordedEvents()
         plan = Plan(
             job=Job(program=("p",), platform="cpu", init_timeout=init),
@@ -100,7 +101,6 @@ class LocalJob:
         )
         self.directory = directory
         self._screen = directory / "screen"
-        others = {child.pid for child in psutil.Process().children()}  # of gangs of other tests
         began = time.time()
         server = None
         if fork:
@@ -119,7 +119,7 @@ class LocalJob:
                 self.ending = agent.run().outcome
             finally:
                 self.seconds = time.time() - began
-                self.left_over = _end_children(but=others)
+                self.left_over = _end_processes(plan.job_id)
                 agent.close()
                 output.close()
 
@@ -149,6 +149,8 @@ def run_job(tmp_path):
             argv = [python, "-m", "jaxrun_runtime", LAUNCHER, fork, *codes]
         elif argv is None:
             argv = [sys.executable, "-IS", HERE / "worker_by_hand.py", LAUNCHER, *codes]
+        if fork == "fork":  # many processes end at once, which may take its time
+            options.setdefault("grace", 20.0)
         directory = Path(tempfile.mkdtemp(dir=tmp_path))
         return LocalJob(directory, argv, size or len(codes), fork=bool(fork), **options)
 
@@ -184,24 +186,25 @@ def start(tmp_path):
 def run_cases(tmp_path_factory):
     """run_cases({name: source}) → {name: HarnessWorker}: each source is the program of one rank of a single job.
 
-    Rank 0 has no case: its program ends at once, and it leaves when all others have ended. Each runs in a
-    directory of its own, `worker.folder`.
+    Rank 0 has no case: its program is `rank_0`, and it leaves when all others have ended; it comes as "rank 0". Each
+    runs in a directory of its own, `worker.folder`.
     """
     folder = tmp_path_factory.mktemp("cases")
     with worker_harnesses(folder) as begin:
 
-        def run(cases, on_failed=None):
+        def run(cases, on_failed=None, rank_0=""):
             for name, source in cases.items():
                 (folder / name).mkdir()
                 (folder / name / "program.py").write_text(source)
             names = ["", *cases]
-            (folder / "program.py").write_text(_CASES.format(names=names, folder=str(folder)))
+            (folder / "program.py").write_text(_CASES.format(names=names, folder=str(folder), rank_0=rank_0))
             harness = begin([folder / "program.py"], len(names))
             workers = dict(zip(cases, harness.workers[1:], strict=True))
+            harness.workers[0].folder = folder
             for name, worker in workers.items():
                 worker.folder = folder / name
             harness.run(kill_on_failure=False, on_failed=on_failed)
-            return workers
+            return {**workers, "rank 0": harness.workers[0]}
 
         yield run
 
@@ -210,10 +213,21 @@ _CASES = """
 import os, sys
 import jaxrun_runtime as jr
 name = {names}[jr.rank]
-if name:
+if not name:
+    exec({rank_0!r})
+else:
     os.chdir(os.path.join({folder!r}, name))
     exec(compile(open("program.py").read(), name, "exec"))
 """
+
+
+@pytest.fixture(scope="module")
+def patient_gangs():
+    """Ranks of gangs may take as long as they need to end a call that is interrupted or has failed elsewhere."""
+    with pytest.MonkeyPatch.context() as patch:
+        for name in ("gang.call.INTERRUPT_TIMEOUT_S", "gang.call.FAILURE_GRACE_S", "map.session._FAILURE_GRACE_S"):
+            patch.setattr(f"jaxrun.{name}", 60.0)
+        yield
 
 
 @pytest.fixture

@@ -94,6 +94,28 @@ class Job:
         return Result(self.process.returncode, out, err, self.run_dir)
 
 
+def write_fake_runtime(folder: Path) -> dict[str, str]:
+    """A package `jaxrun_runtime` in this folder, without jax, and the variable by which all Pythons find it.
+
+    Its workers are by hand (worker_by_hand.py): of `jaxrun by_hand.py CODE…`, in this folder, each rank runs its CODE.
+    """
+    (folder / "by_hand.py").write_text("# jaxrun: no-fork\n")
+    package = folder / "fake" / "jaxrun_runtime"
+    package.mkdir(parents=True)
+    (package / "__init__.py").touch()
+    (package / "__main__.py").write_text(_FAKE_RUNTIME)
+    return {"PYTHONPATH": str(package.parent)}
+
+
+_FAKE_RUNTIME = f"""
+import os, sys
+sys.path.insert(0, {str(HERE)!r})
+import worker_by_hand
+env = worker_by_hand.WorkerEnv.from_env(os.environ)
+worker_by_hand.live(env, sys.argv[2 + env.rank])
+"""
+
+
 @contextmanager
 def seconds_of_daemons() -> Iterator[str]:
     """An argument for daemons.py that is nobody else's; none of its processes is left in the end."""
@@ -144,6 +166,14 @@ def jaxrun(tmp_path: Path, *arguments: str, env: Mapping[str, str] | None = None
         if (job.run_dir / "job.json").exists():
             assert job.processes() == [], result
         return result
+
+
+def wait_until_dead(*pids: int) -> None:
+    """Until none of these processes lives; one that nobody has fetched yet is dead."""
+    deadline = time.monotonic() + TIME_LIMIT
+    while living := [pid for pid in pids if _state(pid) not in ("Z", "X", "")]:
+        assert time.monotonic() < deadline, f"still alive: {living}"
+        time.sleep(0.01)
 
 
 def _state(pid: int) -> str:

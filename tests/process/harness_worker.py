@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 from flights import Flight
+from harness import TIME_LIMIT
 
 from jaxrun.protocol.codec import encode
 from jaxrun.protocol.env import STACKS_SIGNAL
@@ -106,18 +107,17 @@ class HarnessWorker:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(self.pid, signal.SIGKILL)
 
-    def stacks(self):
-        """The stacks of its threads, from its fault handler."""
+    def wait_for_stacks(self, text):
+        """Until the stacks of its threads, which its fault handler writes, hold this text."""
         os.kill(self.pid, STACKS_SIGNAL)
-        deadline = time.monotonic() + 5
-        while not os.fstat(self.stacks_fd).st_size and time.monotonic() < deadline:
+        deadline = time.monotonic() + TIME_LIMIT
+        while text not in (found := os.pread(self.stacks_fd, 2**20, 0).decode()):
+            assert time.monotonic() < deadline, found
             time.sleep(0.01)
-        time.sleep(0.05)
-        return os.pread(self.stacks_fd, 2**20, 0).decode()
 
     def close(self):
         self.kill()
-        deadline = time.monotonic() + 5
+        deadline = time.monotonic() + TIME_LIMIT
         while self.live and time.monotonic() < deadline:
             self.reap()
             time.sleep(0.005)

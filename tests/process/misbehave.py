@@ -9,8 +9,6 @@ from __future__ import annotations
 import argparse
 import os
 import signal
-import subprocess
-import sys
 import threading
 import time
 
@@ -31,15 +29,10 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--pause", type=float, default=0.005)
     parser.add_argument("--raise", dest="message")
     parser.add_argument("--raise-in-thread", dest="thread_message")
-    parser.add_argument("--exit", dest="status", type=int)
-    parser.add_argument("--exit-text")
     parser.add_argument("--os-exit", type=int)
-    parser.add_argument("--signal")
     parser.add_argument("--hang", action="store_true")
     parser.add_argument("--loop-until", metavar="FILE", help="compute in Python until this file exists")
     parser.add_argument("--finish", action="store_true", help="end normally while the others go on")
-    parser.add_argument("--leave-children", action="store_true", help="start processes that outlive this one")
-    parser.add_argument("--shared-memory", action="store_true", help="leave a block of it to the resource tracker")
     parser.add_argument("--slow-exit-handler", type=float, metavar="SECONDS")
     parser.add_argument("--until-preempted", action="store_true", help="end when JAX's preemption notice says so")
     parser.add_argument("--print-signals", action="store_true", help="print SIGUSR1 and SIGUSR2")
@@ -52,23 +45,14 @@ def misbehave(flags: argparse.Namespace) -> None:
         import atexit
 
         atexit.register(_linger, flags.slow_exit_handler)
-    if flags.leave_children:
-        _leave_children()
     if flags.thread_message:
         thread = threading.Thread(target=_raise, args=(flags.thread_message,), name="Loader-1")
         thread.start()
         thread.join()
     if flags.message:
         _raise(flags.message)
-    if flags.exit_text:
-        sys.exit(flags.exit_text)
-    if flags.status is not None:
-        sys.exit(flags.status)
     if flags.os_exit is not None:
         os._exit(flags.os_exit)
-    if flags.signal:
-        os.kill(os.getpid(), getattr(signal, flags.signal))
-        time.sleep(60)
     while flags.hang:
         time.sleep(1)
     while flags.loop_until and not os.path.exists(flags.loop_until):
@@ -85,16 +69,6 @@ def _linger(seconds: float) -> None:
     print("exit handler ends", flush=True)
 
 
-def _leave_children() -> None:
-    """One child in this process's group, one in a session of its own, one whose parent has gone."""
-    sleep = [sys.executable, "-c", "import time; time.sleep(600)"]
-    children = [subprocess.Popen(sleep).pid, subprocess.Popen(sleep, start_new_session=True).pid]
-    orphan_flags = "start_new_session=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL"
-    code = f"import subprocess; print(subprocess.Popen({sleep!r}, {orphan_flags}).pid)"
-    orphan = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    print("children", *children, orphan.stdout.strip(), flush=True)
-
-
 def main() -> None:
     flags = parse()
     devices = np.array(jax.devices())
@@ -104,10 +78,6 @@ def main() -> None:
     if flags.print_signals:
         for number in (signal.SIGUSR1, signal.SIGUSR2):
             signal.signal(number, lambda received, _: print("received", received, flush=True))
-    if flags.shared_memory:
-        from multiprocessing.shared_memory import SharedMemory
-
-        print("block", SharedMemory(create=True, size=10).name, flush=True)
     print("ready", flush=True)
     for step in range(flags.steps):
         if step == flags.after and flags.rank in (-1, jax.process_index()):

@@ -109,7 +109,7 @@ def processes(mark: str) -> set[int]:
 
 def wait_until_gone(pids: Collection[int], mark: str) -> None:
     """Until none of these is left of those that have the mark."""
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + TIME_LIMIT
     while left := processes(mark) & set(pids):
         assert time.monotonic() < deadline, left
         time.sleep(0.02)

@@ -46,9 +46,7 @@ class Run:
 
 def prepare(tmp_path: Path) -> None:
     """Put the files of pytest_cases/ there."""
-    shutil.copytree(
-        PYTEST_CASES, tmp_path, dirs_exist_ok=True, ignore=shutil.ignore_patterns("__init__.py", "__pycache__")
-    )
+    shutil.copytree(PYTEST_CASES, tmp_path, dirs_exist_ok=True, ignore=shutil.ignore_patterns("__pycache__"))
     (tmp_path / "pytest.ini").touch()
 
 
@@ -63,8 +61,7 @@ def started(
     """pytest in `tmp_path`; none of its processes outlives the block."""
     prepare(tmp_path)
     mark = f"{_MARK}={uuid.uuid4().hex}"
-    installed = INSTALLED or "PYTHONPATH" in (env or {})
-    plugin = () if installed else ("-p", "jaxrun.pytest_plugin.plugin")
+    plugin = () if INSTALLED else ("-p", "jaxrun.pytest_plugin.plugin")
     if not with_hypothesis:
         plugin += ("-p", "no:hypothesispytest")  # in each process, its import takes longer than all the rest
     process = subprocess.Popen(

@@ -1,112 +1,253 @@
-"""`jaxrun attach` on one machine, its processes started by hand: one job, one verdict, one exit code."""
+"""Processes that somebody else starts on each host: `jaxrun attach` for each rank, or one command for all of a host.
+
+One machine plays all hosts. Either way there is one job, one verdict, one exit code.
+"""
+
+from __future__ import annotations
 
 import hashlib
 import json
 import os
 import re
+import signal
 import socket
 import subprocess
 import sys
-import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from harness import MISBEHAVE, TIME_LIMIT, end_commands, ended, start_command
+from agent_by_hand import wait_until, wait_until_gone
+from harness import TIME_LIMIT, end_commands, ended, extended, start_command
 
-from jaxrun.agent.guard import find_marked, job_marker
+Commands = list[subprocess.Popen[str]]
+TOKEN = {"JAXRUN_TOKEN": "5" * 64}
+MUST_NOT_RUN = "raise SystemExit('this program must not run')\n"
+SLEEPS = "print('ready', flush=True)\nimport time\ntime.sleep(600)\n"
 
 
 @pytest.fixture
-def attach(tmp_path):
-    """attach(SIZE, WORDS…): starts as many processes; ends them at the end."""
-    started = []
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
+def head() -> Iterator[str]:
+    """Where a head can listen: its port is bound here, so that nobody else gets it, as long as the test runs."""
+    with socket.socket() as free:
+        free.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        free.bind(("127.0.0.1", 0))
+        yield f"127.0.0.1:{free.getsockname()[1]}"
 
-    def start(size, *words, env=None, options=("--platform", "cpu")):
+
+@pytest.fixture
+def attach(tmp_path: Path, head: str) -> Iterator[Callable[..., Commands]]:
+    """attach(SIZE, WORDS…): starts as many processes; ends them at the end."""
+    started: Commands = []
+
+    def start(size: int, *words: str, env: dict[str, str] | None = None) -> Commands:
         for rank in range(size):
-            place = ["--rank", str(rank), "--size", str(size), "--head", f"127.0.0.1:{port}"]
-            started.append(start_command(["attach", *place, *options, *words], tmp_path, env))
+            place = ["attach", "--rank", str(rank), "--size", str(size), "--head", head, "--platform", "cpu"]
+            started.append(start_command([*place, *words], tmp_path, env))
         return started
 
     yield start
     end_commands(started)
 
 
-def test_processes_that_somebody_started_are_one_job(attach, tmp_path):
-    ends = ended(attach(2, "-m", "jaxrun_runtime.programs.selfcheck"))
+@pytest.fixture
+def hosts(tmp_path: Path, head: str) -> Iterator[Callable[..., Commands]]:
+    """hosts(WORDS of host 0, WORDS of host 1…): starts a command for each; ends them at the end."""
+    started: Commands = []
+
+    def start(*words: list[str], env: dict[str, str] | None = None) -> Commands:
+        for host, own in enumerate(words):
+            place = ["--hosts", "2", "--head", head, "--platform", "cpu"]
+            rank = [] if "--host-rank" in own else ["--host-rank", str(host)]
+            started.append(start_command([*place, *rank, *own], tmp_path, env))
+        return started
+
+    yield start
+    end_commands(started)
+
+
+def wait_for_run(tmp_path: Path, rank: int) -> str:
+    """Wait until this rank has written something; returns the job's id."""
+    pattern = f"jaxrun-runs/*/rank-{rank:04d}.out"
+    wait_until(lambda: any(log.read_text() for log in tmp_path.glob(pattern)))
+    text = next(tmp_path.glob("jaxrun-runs/*/job.json")).read_text()
+    return str(json.loads(text)["job_id"])
+
+
+# ---- jaxrun attach
+
+TORCH = """
+import os, socket, time
+at = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+names = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
+if os.environ["RANK"] == "0":
+    print(socket.create_server(("", at[1])).accept()[0].makefile().read())
+connection = None
+while os.environ["RANK"] == "1" and not connection:
+    try:
+        connection = socket.create_connection(at)
+        connection.sendall(" ".join(os.environ[name] for name in names).encode())
+    except ConnectionRefusedError:
+        time.sleep(0.02)
+"""
+
+
+def test_processes_that_somebody_started_are_one_job_and_torchruns_variables_lead_to_rank_0(attach, tmp_path) -> None:
+    (tmp_path / "program.py").write_text(TORCH)
+    ends = ended(attach(2, "--torch-env", "program.py"))
     assert [code for code, _, _ in ends] == [0, 0], ends
     assert "attached to processes started by hand" in ends[0][2] and "done in" in ends[0][2]
+    assert ends[0][1] == "[0] 1 2 1 2\n"
     assert ends[1][1:] == ("", "")
     assert not list(tmp_path.glob(".jaxrun-attach*"))
 
 
-_TORCH = """
-import os, socket
-from jax.experimental import multihost_utils
-at = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
-names = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
-server = socket.create_server(("", at[1])) if os.environ["RANK"] == "0" else None
-multihost_utils.sync_global_devices("listening")
-if server:
-    print(server.accept()[0].makefile().read())
-else:
-    with socket.create_connection(at) as connection:
-        connection.sendall(" ".join(os.environ[name] for name in names).encode())
-"""
-
-
-def test_torchruns_variables_lead_the_ranks_to_rank_0(attach, tmp_path):
-    (tmp_path / "program.py").write_text(_TORCH)
-    ends = ended(attach(2, "program.py", options=("--platform", "cpu", "--torch-env")))
-    assert [code for code, _, _ in ends] == [0, 0], ends
-    assert ends[0][1] == "[0] 1 2 1 2\n"
-
-
-def test_the_first_failure_ends_all_of_them_with_its_status(attach, tmp_path):
-    """Beside that, a secret in the environment needs no shared directory, wins over the file, and makes no id."""
-    processes = attach(2, MISBEHAVE, "--rank", "1", "--exit", "7", env={"JAXRUN_TOKEN": "7" * 64})
-    ends = ended(processes)
-    job_id = json.loads(next(tmp_path.glob("jaxrun-runs/*/job.json")).read_text())["job_id"]
-    assert job_id != hashlib.sha256(b"jaxrun job " + b"7" * 64).hexdigest()[:32]
-    assert [code for code, _, _ in ends] == [7, 7], ends
-    assert re.search(r"rank 1 of 2 ended with status 7", ends[0][2])
-
-
-def test_the_loss_of_rank_0_ends_the_others(attach, tmp_path):
-    processes = attach(2, MISBEHAVE, "--rank", "9")
-    deadline = time.monotonic() + TIME_LIMIT
-    while not (logs := list(tmp_path.glob("jaxrun-runs/*/rank-0001.out"))) or not logs[0].read_text():
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
-    text = next(tmp_path.glob("jaxrun-runs/*/job.json")).read_text()
-    job_id = re.search(r'"job_id": "([0-9a-f]+)"', text)[1]
+def test_the_loss_of_rank_0_ends_the_others(attach, tmp_path) -> None:
+    """Beside that, a secret in the environment makes no id."""
+    (tmp_path / "program.py").write_text(SLEEPS)
+    processes = attach(2, "program.py", env=TOKEN)
+    job_id = wait_for_run(tmp_path, 1)
+    assert job_id != hashlib.sha256(f"jaxrun job {TOKEN['JAXRUN_TOKEN']}".encode()).hexdigest()[:32]
     processes[0].kill()
     assert processes[1].wait(TIME_LIMIT) == 69
-    deadline = time.monotonic() + TIME_LIMIT
-    while list(find_marked(job_marker(job_id))):
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
+    wait_until_gone(job_id)
 
 
-def test_a_file_of_another_user_in_place_of_rank_0s_is_named(tmp_path):
-    words = ["attach", "--rank", "1", "--size", "2", "--rendezvous", str(tmp_path), "--init-timeout", "0.5", MISBEHAVE]
+def test_a_file_of_another_user_in_place_of_rank_0s_is_named(tmp_path: Path) -> None:
+    words = ["attach", "--rank", "1", "--size", "2", "--rendezvous", str(tmp_path), "--init-timeout", "0.5", "p.py"]
+    (tmp_path / "p.py").write_text(MUST_NOT_RUN)
 
-    def refusal(**env):
+    def refusal(**env: str) -> tuple[int, str]:
         command = [sys.executable, "-m", "jaxrun", *words]
-        done = subprocess.run(command, env={**os.environ, **env}, capture_output=True, text=True, timeout=TIME_LIMIT)
+        environ = {**os.environ, **env}
+        done = subprocess.run(command, env=environ, cwd=tmp_path, capture_output=True, text=True, timeout=TIME_LIMIT)
         return done.returncode, done.stderr
 
     code, text = refusal()
     assert code == 69 and "rank 0 has not left its address in" in text
-    planted = Path(re.search(r"address in (\S+)\. ", text)[1])
+    planted = Path(re.search(r"address in (\S+)\. ", text)[1])  # type: ignore[index]
     planted.write_text('{"token": "known to a stranger", "head": "127.0.0.1:9"}')
     planted.chmod(0o666)
     code, text = refusal()
     assert code == 69 and f"{planted} is not trusted: others than you can write it (mode 0666); remove it" in text
-    planted.unlink()
-    os.mkfifo(planted)
-    code, text = refusal()
-    assert code == 69 and f"{planted} is not trusted: it is no regular file" in text
     code, text = refusal(JAXRUN_TOKEN="guess me")
     assert code == 2 and "JAXRUN_TOKEN has 8 bytes" in text and "guess me" not in text
+
+
+# ---- one command per host
+
+RESTARTED = """
+import os, signal, time
+from pathlib import Path
+import jaxrun_runtime as jr
+
+attempt = os.environ["JAXRUN_ATTEMPT"]
+print("attempt", attempt, flush=True)
+Path(f"began-{attempt}-{jr.rank}").touch()
+while len(list(Path().glob(f"began-{attempt}-*"))) < jr.size or attempt == "1" and jr.rank == 0:
+    time.sleep(0.02)
+if attempt == "1":
+    os.kill(os.getpid(), signal.SIGKILL)
+print("end", flush=True)
+"""
+
+
+def test_the_processes_of_two_commands_are_one_job_that_is_started_again_by_the_same_agents(hosts, tmp_path) -> None:
+    """They find each other by the file in the directory that they share."""
+    (tmp_path / "program.py").write_text(RESTARTED)
+    words = ["--nproc-per-node", "1", "--max-restarts", "1", "program.py"]
+    first, second = ended(hosts(words, words))
+    assert (first[0], second[0]) == (0, 0), (first, second)
+    assert "2 processes (cpu) on 2 hosts, with a command on each" in first[2] and "done in" in first[2]
+    assert "attempt 1 of 2 failed: rank 1 of 2 was killed by SIGKILL (9)" in first[2]
+    assert second[1] == ""
+    assert "host 1 of 2: rank 1 of 2 join the head" in second[2] and second[2].endswith("jaxrun: done\n")
+    assert not list(tmp_path.glob(".jaxrun-attach*"))
+    (run_dir,) = {path.resolve().parent for path in tmp_path.glob("jaxrun-runs/*/job.json")}
+    for folder, attempt in (("", 1), ("attempt-2", 2)):
+        for rank in range(2):
+            log = (run_dir / folder / f"rank-{rank:04d}.out").read_text()
+            assert f"attempt {attempt}\n" in log and ("end" in log) == (attempt == 2)
+    events = [json.loads(line) for line in (run_dir / "events.jsonl").read_text().splitlines()]
+    agents = [(event["rank"], event["pid"]) for event in events if event["event"] == "reported"]
+    assert len(agents) == 4 and len(set(agents)) == 2
+    wait_until_gone(str(json.loads((run_dir / "job.json").read_text())["job_id"]))
+
+
+def test_the_first_failure_is_the_exit_code_on_every_host(hosts, tmp_path) -> None:
+    """Beside that, a secret in the environment needs no shared directory."""
+    (tmp_path / "p.py").write_text("import jaxrun_runtime as jr, time\nif jr.rank: exit(7)\ntime.sleep(600)\n")
+    words = ["-n", "2", "p.py"]
+    first, second = ended(hosts(words, words, env=TOKEN))
+    assert (first[0], second[0]) == (7, 7), (first, second)
+    assert "rank 1 of 2 ended with status 7" in first[2]
+    assert "the job ended with exit 7; why stands on host 0" in second[2]
+
+
+def test_commands_that_differ_are_refused_with_the_difference(hosts, tmp_path) -> None:
+    (tmp_path / "p.py").write_text(MUST_NOT_RUN)
+    first, second = ended(hosts(["-n", "4", "p.py"], ["-n", "6", "p.py"], env=TOKEN))
+    assert (first[0], second[0]) == (65, 65), (first, second)
+    assert "was started for 6 processes in all, host 0 for 4\n-n, --hosts" in first[2]
+    assert second[2].endswith("jaxrun: the job ended with exit 65; why stands on host 0\n")
+
+
+@pytest.mark.extended
+def test_a_host_rank_that_is_given_twice_is_refused(hosts, tmp_path) -> None:
+    (tmp_path / "p.py").write_text(MUST_NOT_RUN)
+    one = ["--host-rank", "1", "-n", "2", "p.py"]
+    # Host 0 comes last, so that it hears of both.
+    ends = ended(hosts(one, one, ["--host-rank", "0", "-n", "2", "p.py"], env=TOKEN))
+    assert [code for code, _, _ in ends] == [65, 65, 65], ends
+    assert f"--host-rank 1 was given twice on {os.uname().nodename}\neach host needs a number of its own" in ends[2][2]
+
+
+def test_a_host_that_does_not_come_is_named_with_what_to_try(hosts, tmp_path) -> None:
+    (tmp_path / "p.py").write_text(MUST_NOT_RUN)
+    ((code, _, err),) = ended(hosts(["-n", "2", "--init-timeout", "1.5", "p.py"]))
+    assert code == 69 and "missing: " in err and "--host-rank 1)" in err
+    assert "is jaxrun started there, with the same --hosts, --head and JAXRUN_TOKEN" in err
+
+
+def test_a_host_that_finds_no_head_says_once_where_it_looked(hosts, tmp_path) -> None:
+    (tmp_path / "p.py").write_text(MUST_NOT_RUN)
+    words = ["--host-rank", "1", "--init-timeout", "0.5", "-n", "4", "p.py"]
+    ((code, _, err),) = ended(hosts(words))
+    assert code == 69 and err.count("found no head") == 1
+    assert "ranks 2-3 on " in err and "host 0 has not left its address in" in err and "export JAXRUN_TOKEN" in err
+    with_token = hosts(words, env=TOKEN)[1:]
+    ((code, _, err),) = ended(with_token)
+    assert code == 69 and "refuses connections" in err and "why stands" not in err
+
+
+def test_ctrl_c_on_another_host_ends_the_job_on_all(hosts, tmp_path) -> None:
+    (tmp_path / "p.py").write_text(SLEEPS)
+    words = ["-n", "2", "--grace", "1", "p.py"]
+    processes = hosts(words, words, env=TOKEN)
+    job_id = wait_for_run(tmp_path, 1)
+    processes[1].send_signal(signal.SIGINT)
+    first, second = ended(processes)
+    assert (first[0], second[0]) == (130, 130), f"{first[2]}\n{second[2]}"
+    wait_until_gone(job_id)
+
+
+@pytest.mark.parametrize("victim", [0, extended(1)])
+def test_a_command_that_is_killed_leaves_nothing_on_either_host(hosts, tmp_path, victim: int) -> None:
+    (tmp_path / "p.py").write_text(SLEEPS)
+    words = ["-n", "2", "p.py"]
+    processes = hosts(words, words, env=TOKEN)
+    job_id = wait_for_run(tmp_path, 1)
+    processes[victim].kill()
+    ends = ended(processes)
+    assert (ends[victim][0], ends[1 - victim][0]) == (-9, 69), ends
+    expected = ("rank 1 of 2", "the head at 127.0.0.1 was lost: its host is gone, or jaxrun there was killed")
+    assert expected[1 - victim] in ends[1 - victim][2]
+    wait_until_gone(job_id)
+
+
+def test_agents_that_jaxrun_did_not_start_cannot_be_replaced(hosts, tmp_path) -> None:
+    kills = "import os\nif os.environ['JAXRUN_RANK'] == '1': os.kill(os.getppid(), 9)\nimport time; time.sleep(600)"
+    (tmp_path / "program.py").write_text(kills)
+    words = ["-n", "2", "--max-restarts", "2", "program.py"]
+    first, _ = ended(hosts(words, words))
+    assert first[0] == 69 and "not restarted: agents are gone that jaxrun did not start." in first[2], first

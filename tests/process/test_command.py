@@ -1,13 +1,16 @@
-"""The command as a process of its own: what it refuses, and what a shell needs of it."""
+"""The command as a process of its own: what it refuses, what a shell or a doctor needs of it, what callers may lack."""
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
+from harness import TIME_LIMIT, extended, jaxrun
 
 
 @pytest.fixture
@@ -26,28 +29,17 @@ def run(folder: Path, *arguments: str, **environ: str) -> subprocess.CompletedPr
         cwd=folder,
         env={**os.environ, **environ},
         capture_output=True,
-        timeout=30,
+        timeout=TIME_LIMIT,
         errors="surrogateescape",
     )
 
 
-@pytest.mark.parametrize(
-    ("arguments", "words"),
-    [
-        (("-n", "0", "train.py"), ("-n/--processes", "0")),
-        (("--run-dir", "used", "train.py"), ("used", "another job")),
-        (("--run-dir", "train.py", "train.py"), ("train.py", "file")),
-    ],
-)
-def test_bad_input_is_one_clear_message_and_nothing_else(
-    folder: Path, arguments: tuple[str, ...], words: tuple[str, ...]
-) -> None:
+def test_bad_input_is_one_clear_message_and_nothing_else(folder: Path) -> None:
     before = sorted(folder.rglob("*"))
-    done = run(folder, *arguments)
-    assert done.returncode == 2, done
-    assert "Traceback" not in done.stderr and done.stdout == ""
-    for word in words:
-        assert word in done.stderr
+    done = run(folder, "--run-dir", "used", "train.py")
+    assert (done.returncode, done.stdout) == (2, ""), done
+    assert done.stderr.startswith("jaxrun: --run-dir used is not empty: it holds another job")
+    assert done.stderr.count("\n") == 1
     assert sorted(folder.rglob("*")) == before
 
 
@@ -56,49 +48,182 @@ def test_a_program_that_may_not_be_read_is_refused(folder: Path) -> None:
     command = [sys.executable, "-m", "jaxrun", "-n", "2", "unreadable.py"]
     if os.getuid() == 0:  # whom no mode stops, unless it is without that privilege
         command[:0] = ["setpriv", "--bounding-set", "-dac_override,-dac_read_search"]
-    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=30)
+    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=TIME_LIMIT)
     assert (done.returncode, done.stdout) == (2, ""), done
     assert "unreadable.py" in done.stderr and "Traceback" not in done.stderr
 
 
-def test_a_program_that_is_no_mpirun_is_recognised(folder: Path) -> None:
-    for name, text in (("silent", "exit 3"), ("other", "echo mpiexec of nobody")):
-        mpirun = folder / name
-        mpirun.write_text(f"#!/bin/sh\n{text}\n")
-        mpirun.chmod(0o755)
-        done = run(folder, "--backend", "mpirun", "--mpirun", f"./{name}", "-n", "2", "train.py")
-        assert done.returncode == 69, done
-        assert "neither Open MPI, MPICH nor Intel MPI" in done.stderr and "Traceback" not in done.stderr
-
-
-def test_a_good_environment_file_is_not_refused(folder: Path) -> None:
-    done = run(folder, "--dry-run", "--env-file", "good.env", "train.py")
-    assert done.returncode == 0
-    assert "B='two words'" in done.stdout
-
-
-def test_names_that_are_no_unicode_pass_through_the_command(folder: Path) -> None:
+def test_names_that_are_no_unicode_and_variables_from_a_file_pass_through_the_command(folder: Path) -> None:
     name = os.fsdecode(b"\xff\xfe.py")
     (folder / name).write_text("")
-    done = run(folder, "--dry-run", name, os.fsdecode(b"\xe4"), JAX_PLATFORMS="cpu")
+    words = ("--dry-run", "--env-file", "good.env", name, os.fsdecode(b"\xe4"))
+    done = run(folder, *words, JAX_PLATFORMS="cpu")
     assert done.returncode == 0, done.stderr
     assert done.stdout.startswith(f"{sys.executable} -m jaxrun_runtime '{name}' '{os.fsdecode(bytes([0xE4]))}'\n")
+    assert "B='two words'" in done.stdout
 
 
 def test_a_reader_that_leaves_early_causes_no_traceback() -> None:
     script = f"{sys.executable} -m jaxrun --help-all | head -n 1"
-    done = subprocess.run(["sh", "-c", script], capture_output=True, text=True, timeout=60)
+    done = subprocess.run(["sh", "-c", script], capture_output=True, text=True, timeout=TIME_LIMIT)
     assert (done.stdout, done.stderr) == ("Usage: jaxrun [OPTIONS] PROGRAM [ARGS]...\n", "")
 
 
-def test_shells_complete_options_and_programs(folder: Path) -> None:
-    assert "_jaxrun_completion" in run(folder, _JAXRUN_COMPLETE="zsh_source").stdout
-    ask = {"_JAXRUN_COMPLETE": "bash_complete", "COMP_CWORD": "1"}
-    assert "plain,--simulate-hosts" in run(folder, **ask, COMP_WORDS="jaxrun --sim").stdout
-    assert run(folder, **ask, COMP_WORDS="jaxrun tr").stdout == "file,tr\n"
-    assert run(folder, **ask, COMP_WORDS="jaxrun ex").stdout == "plain,explain\nfile,ex\n"
-    of_command = {**ask, "COMP_CWORD": "2"}
-    assert run(folder, **of_command, COMP_WORDS="jaxrun stacks --f").stdout == "plain,--full\n"
-    assert run(folder, **of_command, COMP_WORDS="jaxrun explain r").stdout == "dir,r\n"
-    fish = {"_JAXRUN_COMPLETE": "fish_complete", "COMP_CWORD": "--ra"}
-    assert "plain,--rank\t" in run(folder, **fish, COMP_WORDS="jaxrun attach --ra").stdout
+def test_the_doctor_examines_two_processes_of_this_machine_and_leaves_nothing(folder: Path) -> None:
+    before = sorted(folder.rglob("*"))
+    done = run(folder, "doctor", "-n", "2", "--json", JAX_PLATFORMS="cpu")
+    assert (done.returncode, done.stderr) == (0, ""), done.stdout
+    content = json.loads(done.stdout)
+    checks = {found["check"]: found["text"] for found in content["findings"]}
+    assert checks["start"].startswith("2 processes joined") and checks["devices"].startswith("2 processes")
+    assert list(content["hosts"]) == [os.uname().nodename]
+    timings = {(one["collective"], one["size"] >= 2**20) for one in content["collectives"]}
+    assert {("psum", False), ("all_gather", True), ("ppermute", True)} <= timings
+    assert all(one["bytes_per_s"] > 0 for one in content["collectives"])
+    assert sorted(folder.rglob("*")) == before
+
+
+def test_to_the_doctor_a_job_that_cannot_start_is_a_failure_with_the_reason(folder: Path) -> None:
+    (folder / "jax.py").write_text("raise ImportError('no jax today')\n")
+    path = os.pathsep.join((str(folder), *filter(None, sys.path)))
+    done = run(folder, "doctor", JAX_PLATFORMS="cpu", PYTHONPATH=path)
+    assert done.returncode == 69, done.stdout
+    assert "FAIL  start" in done.stdout and "no jax today" in done.stdout
+    assert done.stdout.splitlines()[-1] == "jaxrun doctor: 1 failure"
+
+
+CLOSED = {"stdin": "0<&-", "stdout": ">&-", "stderr": "2>&-", "both outputs": ">&- 2>&-", "all": "0<&- >&- 2>&-"}
+NO_IPV4 = "ip link set lo up; ip address delete 127.0.0.1/8 dev lo"
+NO_IPV6 = "sysctl -qw net.ipv6.conf.all.disable_ipv6=1"
+COMMAND = (sys.executable, "-m", "jaxrun")
+SUM = ["-m", "jaxrun_runtime.programs.selfcheck"]
+GANG = """
+import jaxrun, os, sys
+with jaxrun.Gang(2, platform="cpu") as gang:
+    ranks = list(gang.run(eval, "print('said') or __import__('jax').process_index()"))
+    with open("result", "w") as file:
+        print(ranks, file=file)
+"""
+
+
+def run_shell(tmp_path: Path, text: str, *words: str, env: dict[str, str] | None = None) -> tuple[int, str, str]:
+    """Exit status, output and errors of `WORDS` as "$@" in this shell script."""
+    done = subprocess.run(
+        ["sh", "-c", text, "sh", *words],
+        cwd=tmp_path,
+        env={**os.environ, **(env or {})},
+        capture_output=True,
+        text=True,
+        timeout=TIME_LIMIT,
+    )
+    return done.returncode, done.stdout, done.stderr
+
+
+@pytest.fixture
+def own_namespaces() -> None:
+    """Skips where no namespaces can be made."""
+    if subprocess.run(["unshare", "--net", "--mount", "true"], capture_output=True).returncode:
+        pytest.skip("this takes namespaces of its own (scripts/test has them as root)")
+
+
+# ---- standard streams
+
+
+@pytest.mark.parametrize("closed", CLOSED.values(), ids=CLOSED)
+def test_a_command_whose_caller_has_closed_streams_ends_as_it_would(tmp_path: Path, closed: str) -> None:
+    script = f'for words in --version none.py; do "$@" $words {closed}; echo $? >> status; done'
+    status, out, err = run_shell(tmp_path, script, *COMMAND)
+    assert (status, (tmp_path / "status").read_text()) == (0, "0\n2\n")
+    assert (out.startswith("jaxrun ") and out.count("\n") == 1) if ">&-" not in closed.split() else out == ""
+    assert (err.count("\n") == 1 and "program 'none.py' does not exist" in err) if "2>&-" not in closed else err == ""
+
+
+@pytest.mark.parametrize(
+    "closed",
+    [
+        extended(CLOSED["stdin"], id="stdin"),
+        extended(CLOSED["stderr"], id="stderr"),
+        pytest.param(CLOSED["all"], id="all"),
+    ],
+)
+def test_a_job_whose_caller_has_closed_streams_runs(tmp_path: Path, closed: str) -> None:
+    status, out, err = run_shell(tmp_path, f'"$@" {closed}', *COMMAND, "--run-dir", "run", "-n", "1", *SUM)
+    assert status == 0, err
+    assert (">&-" in closed.split()) != ("are right on 1 device(s)" in out)
+    assert ("2>&-" in closed) != ("jaxrun: done" in err) and "Traceback" not in err
+    assert "are right on 1 device(s)" in (tmp_path / "run" / "rank-0000.out").read_text()
+
+
+@pytest.mark.extended
+@pytest.mark.parametrize("name", ["stderr", "all"])
+def test_a_gang_of_a_process_that_has_closed_its_streams_works(tmp_path: Path, name: str) -> None:
+    closed = CLOSED[name]
+    status, out, err = run_shell(tmp_path, f'"$@" {closed}', sys.executable, "-c", GANG)
+    assert status == 0, err
+    assert (tmp_path / "result").read_text() == "[0, 1]\n"
+    assert (">&-" in closed.split()) != ("[1] said" in out)
+
+
+# ---- loopback addresses
+
+
+@pytest.mark.usefixtures("own_namespaces")
+def test_without_an_ipv4_loopback_address_the_ranks_meet_at_the_other(tmp_path: Path) -> None:
+    words = ("unshare", "--net", "sh", "-c", f'{NO_IPV4}; exec "$@"', "sh", *COMMAND, "-n", "2", *SUM)
+    status, out, err = run_shell(tmp_path, 'exec "$@"', *words)
+    assert status == 0 and "are right on 2 device(s)" in out, err
+
+
+@pytest.mark.usefixtures("own_namespaces")
+@pytest.mark.parametrize("setup", ["true", f"{NO_IPV6}; {NO_IPV4}"], ids=["down", "none"])
+def test_without_any_loopback_address_nothing_is_made_and_a_sentence_says_why(tmp_path: Path, setup: str) -> None:
+    words = ("unshare", "--net", "sh", "-c", f'{setup}; exec "$@"', "sh", *COMMAND, "-n", "2", *SUM)
+    status, out, err = run_shell(tmp_path, 'exec "$@"', *words)
+    assert (status, out) == (69, "")
+    assert err.startswith("jaxrun: this machine reaches itself neither at 127.0.0.1 nor at ::1")
+    assert err.count("\n") == 1 and list(tmp_path.iterdir()) == []
+
+
+# ---- bytes that are no text
+
+
+def test_bytes_that_are_no_utf8_arrive_in_program_and_arguments(tmp_path: Path) -> None:
+    odd = os.fsdecode(b"a\xff")
+    (tmp_path / f"{odd}.py").write_text(
+        "import os, sys\nprint(os.environb[b'ODD'], ascii(sys.argv[1]), os.environb[b'X'])"
+    )
+    result = jaxrun(tmp_path, "-n", "1", "--env", f"X={odd}", f"{odd}.py", odd, env={"ODD": odd})
+    assert (result.code, result.out) == (0, "[0] b'a\\xff' 'a\\udcff' b'a\\xff'\n"), result
+    assert result.verdict()["exit_code"] == 0
+
+
+# ---- a full disk
+
+
+@pytest.mark.extended
+@pytest.mark.usefixtures("own_namespaces")
+def test_where_a_reader_is_stuck_and_the_temporary_directory_is_full_no_output_is_lost(tmp_path: Path) -> None:
+    """More than memory and directory take: the ranks wait until somebody reads."""
+    full = tmp_path / "full"
+    full.mkdir()
+    program = tmp_path / "writes.py"
+    program.write_text(
+        "import sys\nfor _ in range(20):\n    sys.stdout.write(('x' * 1023 + '\\n') * 1024)\nprint('end')"
+    )
+    script = f'mount -t tmpfs -o size=1m tmpfs {full}; exec "$@"'
+    words = ["unshare", "--mount", "sh", "-c", script, "sh", *COMMAND, "--run-dir", "run"]
+    with subprocess.Popen(
+        [*words, "-n", "1", str(program)],
+        cwd=tmp_path,
+        env={**os.environ, "TMPDIR": str(full)},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    ) as process:
+        log, size = tmp_path / "run" / "rank-0000.out", -1
+        while not log.exists() or size != (size := log.stat().st_size) or size < 2**20:  # until it stands still
+            assert process.poll() is None, process.communicate()
+            time.sleep(1.0)
+        assert size < 20 * 2**20
+        out, err = process.communicate(timeout=TIME_LIMIT)
+    assert process.returncode == 0, err
+    assert out == (b"[0] " + b"x" * 1023 + b"\n") * 1024 * 20 + b"[0] end\n"

@@ -8,14 +8,14 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from importlib.metadata import entry_points
 from pathlib import Path
 from typing import NamedTuple
 
 import pytest
 from harness import extended
-from result_recorder import RESULTS, read_results
+from result_recorder import ALIKE_BY_TYPE, RESULTS, read_results
 
 HERE = Path(__file__).parent
 PLUGIN = () if entry_points(group="pytest11", name="jaxrun") else ("-p", "jaxrun.pytest_plugin.plugin")
@@ -28,19 +28,15 @@ class Results(NamedTuple):
     loaded: int
 
 
-def run_both(tmp_path: Path, *words: str, of_once: Sequence[str] = ()) -> tuple[Results, Results]:
-    """Run tests of tests/ranks with --compile each and with --compile once."""
-    return _run(tmp_path / "each", "each", *words), _run(tmp_path / "once", "once", *words, *of_once)
-
-
-def _run(directory: Path, how: str, *words: str) -> Results:
+def run(directory: Path, how: str, *words: str, **variables: str) -> Results:
+    """Run tests of tests/ranks with --compile `how`, in an environment with these variables."""
     directory.mkdir()
-    options = ("-q", "-p", "no:cacheprovider", "-p", "result_recorder", f"--gang-options=--compile {how}")
+    options = ("-q", "-p", "no:cacheprovider", "-p", "no:hypothesispytest", "-p", "result_recorder")
     path = os.pathsep.join([str(HERE), *filter(None, [os.environ.get("PYTHONPATH")])])
     done = subprocess.run(
-        [sys.executable, "-m", "pytest", *PLUGIN, *options, str(HERE.parent / "ranks"), *words],
+        [sys.executable, "-m", "pytest", *PLUGIN, *options, f"--gang-options=--compile {how}", "tests/ranks", *words],
         cwd=HERE.parents[1],
-        env={**os.environ, "PYTHONPATH": path, RESULTS: str(directory)},
+        env={**os.environ, "PYTHONPATH": path, RESULTS: str(directory), **variables},
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
@@ -59,18 +55,19 @@ def differing(each: Results, once: Results) -> list[tuple[str, int]]:
 @pytest.mark.parametrize(
     ("words", "ranks", "loaded"),
     [
-        pytest.param(("-k", "test_results or 2x2"), 10, 20, id="some", marks=pytest.mark.jax_version),
+        pytest.param(("-k", "2x2 and (selfcheck or parallel_eval)"), 4, 20, id="some", marks=pytest.mark.jax_version),
         *([extended((), 200, 200, id="all")] if "JAXRUN_WHOLE_CORPUS" in os.environ else []),
     ],
 )
-def test_results_are_bit_for_bit_those_of_each(tmp_path: Path, words: Sequence[str], ranks: int, loaded: int) -> None:
-    each, once = run_both(tmp_path, "-m", "not extended", *words)
+def test_results_are_bit_for_bit_those_of_each(tmp_path: Path, words: tuple[str, ...], ranks: int, loaded: int) -> None:
+    each, once = (run(tmp_path / how, how, "-m", "not extended", *words) for how in ("each", "once"))
     assert not differing(each, once)
     assert len(each.executed) >= ranks and each.loaded == 0 and once.loaded >= loaded
 
 
 @pytest.mark.extended
 def test_a_loaded_program_that_is_another_one_is_seen(tmp_path: Path) -> None:
-    words = ("-m", "not extended", "-k", "record and local_on_rank_0-2")
-    each, once = run_both(tmp_path, *words, of_once=("-p", "alike_by_type"))
+    words = ("-m", "not extended", "-k", "record-local_on_rank_0-40")
+    each = run(tmp_path / "each", "each", *words)
+    once = run(tmp_path / "once", "once", *words, **{ALIKE_BY_TYPE: "1"})
     assert 0 in [rank for _, rank in differing(each, once)]

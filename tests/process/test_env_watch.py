@@ -1,4 +1,4 @@
-"""Variables that a program sets in its first lines do what they do under `python`, or are told to be too late."""
+"""What jaxrun notices of a program: variables that it sets, in time for JAX or too late, and complete checkpoints."""
 
 from __future__ import annotations
 
@@ -8,15 +8,19 @@ import sys
 from pathlib import Path
 
 import pytest
-from harness import jaxrun
+from harness import jaxrun, started
 
 pytestmark = pytest.mark.jax_version
 
 SETS = """\
+import atexit
 import importlib.util
 import os
 import sys
 
+if os.environ.get("JAXRUN_RANK") == "1":  # this rank never imports jax
+    atexit.register(lambda: print("end", "jax" in sys.modules))
+    sys.exit()
 os.environ["JAX_ENABLE_X64"] = "1"
 os.environ.setdefault("JAX_DEBUG_NANS", "True")
 os.environ["JAX_COMPILATION_CACHE_DIR"] = os.path.abspath("cache")
@@ -61,7 +65,7 @@ def read_lines(path: Path, *starts: str) -> list[str]:
     return [line for line in path.read_text().splitlines() if line.startswith(starts)]
 
 
-def test_options_are_set_as_by_python(tmp_path: Path) -> None:
+def test_options_are_set_as_by_python_and_a_rank_without_jax_ends_as_ever(tmp_path: Path) -> None:
     (tmp_path / "sets.py").write_text(SETS)
     plain = {name: value for name, value in os.environ.items() if not name.startswith("JAX")}
     as_python = subprocess.run(
@@ -69,8 +73,8 @@ def test_options_are_set_as_by_python(tmp_path: Path) -> None:
     ).stdout.splitlines()
     result = jaxrun(tmp_path, "-n", "2", "sets.py")
     assert result.code == 0 and "too late" not in result.err, result
-    for rank in (0, 1):
-        assert read_lines(result.run_dir / f"rank-000{rank}.out", "found", "read") == as_python
+    assert read_lines(result.run_dir / "rank-0000.out", "found", "read") == as_python
+    assert "end True" in read_lines(result.run_dir / "rank-0001.out", "end")
     assert as_python[0] == "found False True" and "float64 True True" in as_python[1]
 
 
@@ -88,8 +92,23 @@ def test_a_variable_that_is_set_too_late_is_told_once_with_its_place_and_the_opt
     assert result.out.count("devices 1") == 2
 
 
-def test_a_program_without_jax_ends_as_ever(tmp_path: Path) -> None:
-    program = tmp_path / "without.py"
-    program.write_text("import atexit, sys\natexit.register(lambda: print('end', 'jax' in sys.modules))\nsys.exit(3)\n")
-    result = jaxrun(tmp_path, "-n", "1", str(program))
-    assert result.code == 3 and "end True" in result.out
+def test_what_orbax_saves_in_the_background_is_reported_once_it_is_complete(tmp_path: Path, script) -> None:
+    pytest.importorskip("orbax.checkpoint")
+    program = script("""
+import os, time
+import numpy as np
+import orbax.checkpoint as ocp
+manager = ocp.CheckpointManager(os.path.abspath("state"))
+manager.save(3, args=ocp.args.StandardSave({"x": np.arange(4.0)}))
+while not os.path.exists("go-on"):
+    time.sleep(0.01)
+manager.save(5, args=ocp.args.StandardSave({"x": np.arange(4.0)}))
+manager.close()
+""")
+    with started(tmp_path, "-n", "2", str(program)) as job:
+        job.wait_for_event("saved")
+        assert (tmp_path / "state" / "3").is_dir()
+        (tmp_path / "go-on").touch()
+        result = job.result()
+    assert result.code == 0, result
+    assert [(event["rank"], event["step"]) for event in result.events("saved")] == [(0, 3), (0, 5)]

@@ -5,7 +5,6 @@ import re
 import signal
 import subprocess
 import sys
-import time
 from itertools import pairwise
 
 import pytest
@@ -185,7 +184,6 @@ def test_ctrl_c_leaves_the_job_alone_and_says_how_to_go_on(cluster):
         [sys.executable, "-c", FOLLOW, path], env=cluster.environ, stderr=subprocess.PIPE, text=True, bufsize=1
     )
     assert "submitted job 80" in follower.stderr.readline() and "runs on" in follower.stderr.readline()
-    time.sleep(0.1)
     follower.send_signal(signal.SIGINT)
     rest = follower.communicate(timeout=TIME_LIMIT)[1]
     assert follower.returncode == 0

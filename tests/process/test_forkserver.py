@@ -1,14 +1,32 @@
-"""One import of jax, then a fork for each worker: each must be as good as one of its own."""
+"""One import of jax, then a fork for each worker, as good as a fresh one; servers that come early, and successors."""
 
+from __future__ import annotations
+
+import contextlib
 import json
 import os
+import select
+import socket
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from harness_worker import RANK_THREADS, environment
 
-from jaxrun.protocol.forkserver_messages import ForkDeclined, WorkerForked
-
-pytestmark = pytest.mark.jax_version
+from jaxrun.backends.local import plan
+from jaxrun.forkserver import client, early
+from jaxrun.job.devices import Machine
+from jaxrun.job.job import Job
+from jaxrun.protocol.forkserver_messages import (
+    ConfigureForkServer,
+    ForkDeclined,
+    ForkServerMessageDecoder,
+    SuccessorForked,
+    WorkerForked,
+)
+from jaxrun.protocol.names import SUBCOMMANDS
 
 _ASK = """
 import json, os, random, sys, time, threading
@@ -28,19 +46,22 @@ print("error of", os.environ["JAXRUN_RANK"], file=sys.stderr)
 """
 
 
-@pytest.fixture
-def answers(start, script, tmp_path):
+def _write_decoys(script):
+    """Modules in the directory where the worker starts, which must not get in its way."""
+    for name in "random", "socket", "numpy", "jax", "worker":
+        script("raise ValueError('the wrong module')", f"harness-0/{name}.py")
+
+
+@pytest.mark.jax_version
+def test_a_forked_worker_is_as_good_as_a_fresh_one(start, script, tmp_path):
     (tmp_path / "input").write_text("line 1\nline 2\n")
-    harness = start([script(_ASK), "a b"], 3, stdin=tmp_path / "input")
+    _write_decoys(script)
+    harness = start([script(_ASK, "elsewhere/program.py"), "a b"], 3, stdin=tmp_path / "input")
     workers = harness.run()
     assert [worker.status for worker in workers] == [0, 0, 0], harness.describe()
     assert [type(answer) for answer in harness.answers] == [WorkerForked] * 3
     assert [worker.err for worker in workers] == [f"error of {rank}\n" for rank in range(3)]
-    return harness, [json.loads(worker.out) for worker in workers]
-
-
-def test_a_forked_worker_is_as_good_as_a_fresh_one(answers, tmp_path):
-    harness, results = answers
+    results = [json.loads(worker.out) for worker in workers]
     assert len({one["random"] for one in results}) == 3
     assert len({one["numpy"] for one in results}) == 3
     assert [one["stdin"] for one in results] == ["line 1\nline 2\n", "", ""]
@@ -50,8 +71,8 @@ def test_a_forked_worker_is_as_good_as_a_fresh_one(answers, tmp_path):
         assert env["JAX_NUM_PROCESSES"] == "3"
         assert env["JAXRUN_CHANNEL_FD"] != "-1"
         assert "PYTHONSAFEPATH" not in env
-        assert one["argv"] == [str(tmp_path / "program0.py"), "a b"]
-        assert one["path"][0] == str(tmp_path)
+        assert one["argv"] == [str(tmp_path / "elsewhere" / "program.py"), "a b"]
+        assert one["path"][0] == str(tmp_path / "elsewhere")
         assert one["path"][1:3] == environment()["PYTHONPATH"].split(":")
         assert "" not in one["path"] and str(harness.folder) not in one["path"]  # where it was started
         assert one["session"]
@@ -59,25 +80,34 @@ def test_a_forked_worker_is_as_good_as_a_fresh_one(answers, tmp_path):
         assert one["threads"] == RANK_THREADS
 
 
-def _path(tmp_path, script, files):
-    for name, text in files.items():
-        script(text, f"site/{name}")
+@pytest.mark.jax_version
+def test_modules_of_the_current_directory_do_not_get_in_a_fresh_workers_way(start, script):
+    _write_decoys(script)
+    program = script("import sys, random\nprint(random.random() < 1)", "elsewhere/program.py")
+    (worker,) = start([program], 1, fork=False).run()
+    assert (worker.status, worker.out) == (0, "True\n"), worker.err
+
+
+# ---- declining
+
+
+def _path(tmp_path, script, name, text):
+    script(text, f"site/{name}.py")
     return {"PYTHONPATH": f"{tmp_path / 'site'}:{environment()['PYTHONPATH']}"}
 
 
-@pytest.mark.parametrize(
-    "start_thread",
-    [
-        "import threading, time; threading.Thread(target=time.sleep, args=(60,), daemon=True).start()",
-        "import _thread, time; _thread.start_new_thread(time.sleep, (60,))",
-    ],
-)
-@pytest.mark.parametrize("module", ["sitecustomize", "opt_einsum"])
-def test_it_declines_where_a_thread_runs_already(start, script, tmp_path, start_thread, module):
-    if module != "sitecustomize":  # something that jax imports
-        start_thread += f"\nimport sys\nsys.path.remove({str(tmp_path / 'site')!r})\ndel sys.modules[__name__]"
-        start_thread += "\nimport opt_einsum\n"
-    harness = start([script("")], 1, env=_path(tmp_path, script, {f"{module}.py": start_thread}))
+_IMPORTED_BY_JAX = "\nimport sys\nsys.path.remove({site!r})\ndel sys.modules[__name__]\nimport opt_einsum\n"
+THREADS = {
+    "sitecustomize": "import threading, time; threading.Thread(target=time.sleep, args=(60,), daemon=True).start()",
+    "opt_einsum": f"import _thread, time; _thread.start_new_thread(time.sleep, (60,)){_IMPORTED_BY_JAX}",
+}
+
+
+@pytest.mark.jax_version
+@pytest.mark.parametrize("module", THREADS)
+def test_it_declines_where_a_thread_runs_already(start, script, tmp_path, module):
+    text = THREADS[module].format(site=str(tmp_path / "site"))
+    harness = start([script("")], 1, env=_path(tmp_path, script, module, text))
     assert harness.answers == [ForkDeclined("1 thread ran before the fork", "")]
     _, status = os.waitpid(harness.server, 0)
     harness.server = 0
@@ -86,45 +116,120 @@ def test_it_declines_where_a_thread_runs_already(start, script, tmp_path, start_
 
 def test_it_says_that_no_more_processes_may_be_started(start, script, tmp_path):
     no_fork = "import errno, os\ndef fork(): raise OSError(errno.EAGAIN, os.strerror(errno.EAGAIN))\nos.fork = fork\n"
-    harness = start([script("")], 1, env=_path(tmp_path, script, {"sitecustomize.py": no_fork}))
+    harness = start([script("")], 1, env=_path(tmp_path, script, "sitecustomize", no_fork))
     assert harness.answers == [ForkDeclined("no process can be forked: Resource temporarily unavailable", "")]
 
 
-@pytest.mark.parametrize("text", ["raise ValueError('broken jax')", "import no_such_module", "import sys; sys.exit(3)"])
-def test_a_jax_that_cannot_be_imported_is_reported_with_its_traceback(start, script, tmp_path, text):
-    harness = start([script("")], 1, env=_path(tmp_path, script, {"jax.py": text}))
+@pytest.mark.parametrize(
+    ("text", "error"),
+    [
+        ("raise ValueError('é' * 1_000_000)", "ValueError"),
+        ("import no_such_module", "ModuleNotFoundError"),
+        ("import sys; sys.exit(3)", "SystemExit"),
+    ],
+)
+def test_a_jax_that_cannot_be_imported_is_reported_with_its_traceback(start, script, tmp_path, text, error):
+    harness = start([script("")], 1, env=_path(tmp_path, script, "jax", text))
     (answer,) = harness.answers
     assert isinstance(answer, ForkDeclined)
-    assert answer.reason.partition(":")[0] in ("ValueError", "ModuleNotFoundError", "SystemExit")
-    if "exit" not in text:
+    assert answer.reason.partition(":")[0] == error
+    if error != "SystemExit":
+        assert answer.traceback.startswith("Traceback")
         assert f'File "{tmp_path / "site" / "jax.py"}", line 1' in answer.traceback
         assert "jaxrun_runtime" not in answer.traceback
-
-
-def test_a_huge_traceback_fits_into_one_answer(start, script, tmp_path):
-    harness = start([script("")], 1, env=_path(tmp_path, script, {"jax.py": "raise ValueError('é' * 1_000_000)"}))
-    (answer,) = harness.answers
-    assert answer.traceback.startswith("Traceback") and "characters left out" in answer.traceback
+    assert ("characters left out" in answer.traceback) is (error == "ValueError")  # or it fits into no message
 
 
 def test_a_fresh_worker_reports_a_broken_jax_in_its_failure_report(start, script, tmp_path):
-    harness = start(
-        [script("")], 1, fork=False, env=_path(tmp_path, script, {"jax.py": "raise ValueError('broken jax')"})
-    )
-    (worker,) = harness.run()
+    broken = _path(tmp_path, script, "jax", "raise ValueError('broken jax')")
+    (worker,) = start([script("")], 1, fork=False, env=broken).run()
     failure = worker.failure()
-    assert (failure.stage, failure.error, failure.message, worker.status) == (
-        "start",
-        "ValueError",
-        "broken jax",
-        1,
-    )
+    assert (failure.stage, failure.error, failure.message) == ("start", "ValueError", "broken jax")
+    assert worker.status == 1
 
 
-@pytest.mark.parametrize("fork", [True, False])
-def test_modules_of_the_current_directory_do_not_get_in_the_way(start, script, tmp_path, fork):
-    for name in "random", "socket", "numpy", "jax", "worker", "program":
-        script("raise ValueError('the wrong module')", f"harness-0/{name}.py")
-    program = script("import sys, random\nprint(random.random() < 1)", "elsewhere/program.py")
-    (worker,) = start([program], 1, fork=fork).run()
-    assert (worker.status, worker.out) == (0, "True\n"), worker.err
+# ---- the server that is started before the command line is read: kept if it fits the plan, else it ends
+
+
+@pytest.fixture
+def servers(monkeypatch):
+    """Fork servers without processes: the ends of their channels, by process id."""
+    ends = []
+    with contextlib.ExitStack() as stack:
+
+        def start(interpreter, environ):
+            ours, theirs = map(stack.enter_context, socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET))
+            ends.append(theirs)
+            return client.ForkServer(len(ends) - 1, ours, environ)
+
+        monkeypatch.setattr(client, "start", start)
+        yield ends
+
+
+def _server_for(started, fork=True, **request):
+    job = Job(program=("train.py", "a b"), platform="cpu", **request)
+    wanted = plan(job, {"PATH": "/bin"}, started.job_id, Machine("box", cores=(0, 1)))
+    return early.server_for(replace(wanted, fork=fork), {"PATH": "/bin"}, started)
+
+
+def _start():
+    return early.start(["-n", "2", "train.py"], {"PATH": "/bin", "JAXRUN_RANK": "7"})
+
+
+def test_an_early_server_that_fits_is_used(servers):
+    started = _start()
+    assert _server_for(started, processes=2, env={"MINE": "x"}) is started.server and len(servers) == 1
+    (order,) = ForkServerMessageDecoder().feed(servers[0].recv(65536))
+    assert isinstance(order, ConfigureForkServer) and order.environment["MINE"] == "x"
+
+
+def test_an_early_server_that_does_not_fit_or_has_died_ends_and_there_is_another_if_the_plan_forks(servers):
+    interpreters = _start()
+    assert _server_for(interpreters, env={"PYTHONHASHSEED": "3"}).pid == 1
+    died = _start()
+    servers[2].close()
+    assert _server_for(died).pid == 3
+    fresh = _start()
+    assert _server_for(fresh, fork=False) is None and len(servers) == 5
+    assert [started.server.channel.fileno() for started in (interpreters, died, fresh)] == [-1] * 3
+
+
+_NOT_A_JOB = [[], ["--help"], ["-n", "2", "--dry-run", "x.py"], ["--no-fork", "x"], *([name] for name in SUBCOMMANDS)]
+
+
+def test_a_command_that_forks_nothing_gets_no_fork_server():
+    assert [early.start(words, {}) for words in _NOT_A_JOB] == [None] * len(_NOT_A_JOB)
+    assert early.start(["x.py"], {"_JAXRUN_COMPLETE": "bash_source"}) is None
+
+
+# ---- the successor for the next attempt, with jax in it and of the same configuration
+
+
+def test_a_successor_has_imported_jax_and_outlives_the_server_until_its_channel_is_closed(tmp_path):
+    path = [str(Path(__file__).parent), str(Path(__file__).parents[1] / "unit")]
+    code = f"import sys\nsys.path[:0] = {path!r}\nfrom test_forkserver import succeed\nsucceed()\n"
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=90, cwd=tmp_path)
+
+
+def succeed():
+    """In a process of its own, which becomes a subreaper."""
+    from jaxrun.agent.subreaper import become_subreaper
+
+    become_subreaper()
+    environ = {**environment(), "JAXRUN_JOB_ID": "5eed" * 8}
+    server = client.start([sys.executable], environ)
+    assert server.configure(["program.py"], environ) and not server.has_gone
+    for _ in range(2):
+        server.request_successor()
+        assert select.select([server.channel], [], [], 60)[0]
+        (answer,) = server.receive()
+        assert isinstance(answer, SuccessorForked)
+        successor = server.take_successor(answer.pid)
+        assert successor.pid == answer.pid
+        server.close()
+        os.waitpid(server.pid, 0)
+        assert not successor.has_gone
+        assert "jaxlib" in Path(f"/proc/{successor.pid}/maps").read_text()
+        server = successor
+    server.close()
+    os.waitpid(server.pid, 0)  # as its new parent

@@ -1,23 +1,32 @@
-"""Functions on the ranks of a real gang: their arguments, results and output."""
+"""Functions on the ranks of a real gang: values, output and errors; whatever happens, the same processes go on."""
 
 from __future__ import annotations
 
 import collections
 import os
 import sys
+import threading
+import time
 
 import numpy as np
 import pytest
 
 import jaxrun
-
-pytestmark = pytest.mark.jax_version
+from jaxrun.gang.call_events import Printed, RankMessage, Returned
 
 
 @pytest.fixture(scope="module")
-def gang():
+def lasting(patient_gangs):
     with jaxrun.Gang(processes=3, devices=2) as made:
         yield made
+
+
+@pytest.fixture
+def gang(lasting):
+    """Whatever is raised, the same processes execute the next call."""
+    before = [worker.pid for worker in lasting.workers]
+    yield lasting
+    assert lasting.healthy and list(lasting.run(os.getpid)) == before
 
 
 def rank():
@@ -43,9 +52,7 @@ def total(x):
 # ---- what it is
 
 
-def test_a_gang_knows_its_workers(gang):
-    pids = gang.run(os.getpid)
-    assert tuple(worker.pid for worker in gang.workers) == pids
+def test_a_gang_knows_its_workers_and_its_files_are_those_of_a_job(gang):
     assert [(worker.rank, worker.local_rank, worker.devices) for worker in gang.workers] == [
         (0, 0, 2),
         (1, 1, 2),
@@ -53,76 +60,102 @@ def test_a_gang_knows_its_workers(gang):
     ]
     assert {worker.platform for worker in gang.workers} == {"cpu"} and len({w.host for w in gang.workers}) == 1
     assert (gang.processes, gang.devices, gang.healthy) == (3, 2, True)
-    assert os.getpid() not in pids
+    names = {path.name for path in gang.run_dir.iterdir()}
+    assert {"job.json", "events.jsonl", "rank-0000.out", "rank-0002.err"} <= names
 
 
+@pytest.mark.jax_version
 def test_its_ranks_are_a_job_of_jax(gang):
     assert gang.run(devices) == ((2, 6),) * 3
     assert gang.run(total, np.arange(4)).main.tolist() == [0, 3, 6, 9]
 
 
-def test_its_files_are_those_of_a_job(gang):
-    names = {path.name for path in gang.run_dir.iterdir()}
-    assert {"job.json", "events.jsonl", "rank-0000.out", "rank-0002.err"} <= names
+def look():
+    import jaxrun_runtime as jr
+
+    print("for the log")
+    return jr.host, jr.local_rank, os.environ["MINE"], str(jr.run_dir)
+
+
+@pytest.mark.jax_version
+def test_another_gang_beside_it_has_simulated_hosts_a_variable_a_run_directory_and_no_lockstep(gang, tmp_path):
+    options = {"env": {"MINE": "a=b"}, "run_dir": tmp_path / "run", "lockstep": "off", "options": ["--tag", "tagged"]}
+    with jaxrun.Gang(processes=2, devices=1, hosts=2, **options) as other:
+        assert other.run(devices) == ((1, 2),) * 2 and gang.run(devices) == ((2, 6),) * 3
+        assert other.run(total, 1).main == 2 and gang.run(total, 1).main == 3
+        pids, hosts = other.run(os.getpid), [worker.host for worker in other.workers]
+        assert hosts[0] != hosts[1] and [worker.local_rank for worker in other.workers] == [0, 0]
+        assert other.run(look) == tuple((host, 0, "a=b", str(tmp_path / "run")) for host in hosts)
+        assert "tagged" in (tmp_path / "run" / "job.json").read_text()
+        other.run(only_rank_0_computes)
+        assert other.healthy  # as there is no record of the calls
+        other.restart()
+        assert other.run_dir == tmp_path / "run-2" and other.run(look).main[3] == str(tmp_path / "run-2")
+        assert not set(other.run(os.getpid)) & {*pids, *gang.run(os.getpid)}
+    for name in ("run", "run-2"):
+        assert (tmp_path / name / "verdict.json").exists()
+        assert "for the log\n" in (tmp_path / name / "rank-0001.out").read_text()
+
+
+def only_rank_0_computes():
+    """Needs no other rank to end, and they have not made it."""
+    import jax
+
+    whole = sharded(("x",))
+    if rank() == 0:
+        jax.jit(lambda x: x + 1)(whole)
+
+
+def test_launch_is_a_gang_for_one_call(capsys):
+    def train(x, *, scale):
+        print("training")
+        return x * scale + rank(), devices(), os.environ["A"]
+
+    results = jaxrun.launch(train, 2, scale=10, processes=2, devices=2, env={"A": "b"}, timeout=60)
+    assert results == ((20, (2, 4), "b"), (21, (2, 4), "b")) and results.main[0] == 20
+    assert sorted(capsys.readouterr().out.splitlines()) == ["[0] training", "[1] training"]
 
 
 # ---- values
 
 
-def test_results_come_by_rank(gang):
-    results = gang.run(rank)
-    assert results == (0, 1, 2) and results.main == 0 and results[2] == 2
+def test_arguments_arrive_and_results_come_by_rank(gang):
+    results = gang.run(lambda a, *, b: (rank(), a, b), 1, b="two")
     assert isinstance(results, jaxrun.Results)
-
-
-def test_arguments_and_keywords_arrive(gang):
-    assert gang.run(lambda a, *, b: (a, b), 1, b="two").main == (1, "two")
-
-
-def test_timeout_is_an_argument_of_the_gang_not_of_the_function(gang):
+    assert results == ((0, 1, "two"), (1, 1, "two"), (2, 1, "two")) and results.main == results[0]
+    assert gang.run(os.path.join, "a", "b") == ("a/b",) * 3
     assert gang.run(lambda **more: more, other=1, timeout=60).main == {"other": 1}
 
 
-def test_a_closure_travels(gang):
+def test_a_closure_travels_and_the_state_of_a_module_lasts(gang):
     offset = np.arange(3)
     Point = collections.namedtuple("Point", "x y")
-    made = gang.run(lambda: Point(offset + rank(), "y"))
-    assert [point.x.tolist() for point in made] == [[0, 1, 2], [1, 2, 3], [2, 3, 4]]
 
-
-def test_a_function_of_a_module_is_imported_there(gang):
-    assert gang.run(os.path.join, "a", "b") == ("a/b",) * 3
-    assert gang.run(devices).main == (2, 6)
-
-
-def test_the_state_of_a_module_lasts_from_call_to_call(gang):
     def count():
         sys.calls_so_far = getattr(sys, "calls_so_far", 0) + 1
-        return sys.calls_so_far
+        return Point(offset + rank(), sys.calls_so_far)
 
-    assert [gang.run(count).main for _ in range(2)] == [1, 2]
-
-
-SIZES = [0, 1, 2**14, 2**16, 2**20]  # elements; from inline to shared memory
-
-
-@pytest.mark.parametrize("size", SIZES)
-def test_arrays_of_any_size_go_there_and_back(gang, size):
-    sent = np.arange(size, dtype=np.float64)
-    results = gang.run(lambda x: x * 2, sent)
-    assert all(np.array_equal(made, sent * 2) for made in results)
-    assert all(made.flags.writeable for made in results)
+    gang.run(count)
+    assert [(point.x.tolist(), point.y) for point in gang.run(count)] == [
+        ([0, 1, 2], 2),
+        ([1, 2, 3], 2),
+        ([2, 3, 4], 2),
+    ]
 
 
-def test_a_rank_that_changes_its_argument_changes_nothing_elsewhere(gang):
+@pytest.mark.parametrize("size", [1, 2**16, 2**20])  # elements; from inline to shared memory
+def test_a_rank_that_changes_its_argument_changes_nothing_elsewhere(gang, size):
     def spoil(x):
         x += rank() + 1
-        return x[0], x[-1]
+        return x
 
-    sent = np.zeros(2**17)
-    assert gang.run(spoil, sent) == ((1, 1), (2, 2), (3, 3)) and not sent.any()
+    sent = np.arange(size, dtype=np.float64)
+    results = gang.run(spoil, sent)
+    assert all(np.array_equal(made, np.arange(size) + number + 1) for number, made in enumerate(results))
+    assert all(made.flags.writeable for made in results) and np.array_equal(sent, np.arange(size))
 
 
+@pytest.mark.jax_version
 def test_an_array_of_jax_comes_as_numpys(gang):
     def make():
         import jax.numpy as jnp
@@ -143,11 +176,9 @@ def sharded(spec):
     return jax.make_array_from_callback((count,), sharding, lambda index: np.arange(count)[index])
 
 
-def test_an_array_that_all_ranks_hold_comes_whole(gang):
+@pytest.mark.jax_version
+def test_an_array_that_all_ranks_hold_comes_whole_and_of_another_the_error_says_what_to_return(gang):
     assert gang.run(sharded, ()).main.tolist() == [0, 1, 2, 3, 4, 5]
-
-
-def test_the_error_for_a_sharded_array_says_what_to_return(gang):
     with pytest.raises(ValueError, match=r"no rank can see all of .*addressable_shards.*process_allgather"):
         gang.run(sharded, ("x",))
     parts = gang.run(lambda: [shard.data for shard in sharded(("x",)).addressable_shards])
@@ -160,67 +191,126 @@ def test_a_large_function_is_warned_of(gang):
         assert gang.run(lambda: len(heavy)).main == 2**24
 
 
+def test_memory_may_be_shared_with_the_ranks(gang):
+    from jaxrun.protocol.payload import SharedBuffer
+
+    block = SharedBuffer(3 * 8)
+    seen = np.frombuffer(block.memory, np.int64)
+
+    def write(theirs):
+        np.frombuffer(theirs.memory, np.int64)[rank()] = rank() + 10
+
+    gang.run(write, block)
+    assert seen.tolist() == [10, 11, 12]
+
+
+def answer_values():
+    from jaxrun_runtime.gang import calls
+
+    call = calls.current_call()
+    call.send(("ready", call.rank, call.size))
+    while (value := call.receive()) is not None:
+        print("asked", flush=True)
+        call.send(value * 10 + call.rank)
+    return "bye"
+
+
+def test_both_sides_may_send_values_meanwhile(gang):
+    with gang.start_call(answer_values) as call:
+        assert sorted(call.receive().value for _ in range(3)) == [("ready", n, 3) for n in range(3)]
+        call.send(4, ranks=[1])
+        assert [call.receive(), call.receive()] == [Printed(1, "out", b"asked\n"), RankMessage(1, 41)]
+        assert call.receive(timeout=0) is None and call.running == (0, 1, 2)
+        call.send(None)
+        ended = [call.receive() for _ in range(3)]
+        assert all(isinstance(event, Returned) for event in ended)
+        assert {(event.rank, event.value()) for event in ended} == {(0, "bye"), (1, "bye"), (2, "bye")}
+        assert call.receive() is None
+
+
 # ---- printing
 
 
-def test_output_is_shown_with_its_rank(gang, capsys):
-    def printing():
-        print("out", rank(), end="")
-        print("err", rank(), file=sys.stderr)
-
-    gang.run(printing)
-    shown = capsys.readouterr()
-    assert sorted(shown.out.splitlines()) == ["[0] out 0", "[1] out 1", "[2] out 2"]
-    assert sorted(shown.err.splitlines()) == ["[0] err 0", "[1] err 1", "[2] err 2"]
-
-
-def test_no_line_is_lost_however_many_there_are(gang, capsys):
+def test_output_is_shown_with_its_rank_and_no_line_is_lost_however_many_there_are(gang, capsys):
     def printing():
         for number in range(500):
             print(rank(), number)
+        print("end", end="")
+        print("err", file=sys.stderr)
 
     for _ in range(3):
         gang.run(printing)
-        assert len(capsys.readouterr().out.splitlines()) == 1500
+        shown = capsys.readouterr()
+        out = sorted(f"[{n}] {n} {line}" for n in range(3) for line in range(500))
+        assert sorted(shown.out.splitlines()) == sorted([*out, "[0] end", "[1] end", "[2] end"])
+        assert sorted(shown.err.splitlines()) == ["[0] err", "[1] err", "[2] err"]
 
 
-# ---- other gangs
+# ---- errors
 
 
-def test_gangs_of_different_sizes_run_side_by_side(gang):
-    with jaxrun.Gang(processes=2, devices=1) as other:
-        assert other.run(devices) == ((1, 2),) * 2 and gang.run(devices) == ((2, 6),) * 3
-        assert other.run(total, 1).main == 2 and gang.run(total, 1).main == 3
-        assert not set(other.run(os.getpid)) & set(gang.run(os.getpid))
+class Own(Exception):
+    """A user's own, which cannot be called with its args."""
+
+    def __init__(self, where, reason):
+        super().__init__(f"{where}: {reason}")
+        self.where, self.reason = where, reason
 
 
-def test_a_gang_over_simulated_hosts_with_variables_and_files(gang, tmp_path):
-    def look():
-        import jaxrun_runtime as jr
-
-        print("for the log")
-        return jr.host, jr.local_rank, os.environ["MINE"], str(jr.run_dir)
-
-    with jaxrun.Gang(
-        processes=4, hosts=2, env={"MINE": "a=b"}, run_dir=tmp_path / "run", options=["--tag", "tagged"]
-    ) as other:
-        hosts = [worker.host for worker in other.workers]
-        assert hosts[0] == hosts[1] != hosts[2] == hosts[3]
-        assert [worker.local_rank for worker in other.workers] == [0, 1, 0, 1]
-        assert other.run(look) == tuple((hosts[n], n % 2, "a=b", str(tmp_path / "run")) for n in range(4))
-        assert "tagged" in (tmp_path / "run" / "job.json").read_text()
-        other.restart()
-        assert other.run_dir == tmp_path / "run-2" and other.run(look).main[3] == str(tmp_path / "run-2")
-    for name in ("run", "run-2"):
-        assert (tmp_path / name / "verdict.json").exists()
-        assert "for the log\n" in (tmp_path / name / "rank-0003.out").read_text()
+def fail_after_a_collective_call():
+    total(1)
+    if rank() == 1:
+        raise Own("here", "because")
 
 
-def test_launch_is_a_gang_for_one_call(capsys):
-    def train(x, *, scale):
-        print("training")
-        return x * scale + rank(), devices()
+def test_an_error_of_one_rank_is_raised_as_itself_and_leaves_the_ranks_in_step(gang):
+    with pytest.raises(Own, match="here: because") as caught:
+        gang.run(fail_after_a_collective_call)
+    error = caught.value
+    assert (error.rank, error.ranks, error.where, error.reason) == (1, (1,), "here", "because")
+    assert error.host == gang.workers[1].host
+    assert "test_gang.py" in str(error.__cause__) and "in fail_after_a_collective_call" in str(error.__cause__)
+    assert "jaxrun_runtime" not in str(error.__cause__)
+    assert gang.run(total, 1).main == 3
 
-    results = jaxrun.launch(train, 2, scale=10, processes=2, devices=2, env={"A": "b"}, timeout=60)
-    assert results == ((20, (2, 4)), (21, (2, 4))) and results.main[0] == 20
-    assert sorted(capsys.readouterr().out.splitlines()) == ["[0] training", "[1] training"]
+
+def test_what_cannot_travel_is_refused_on_both_ways(gang):
+    with pytest.raises(TypeError, match="cannot pickle"):
+        gang.run(len, threading.Lock())
+    with pytest.raises(TypeError, match="a gang stays in the process"):
+        gang.run(lambda: gang.run(rank))
+    with pytest.raises(TypeError, match="cannot pickle") as caught:
+        gang.run(threading.Lock)
+    assert "this is about what the function has returned, on its way to the parent" in str(caught.value.__cause__)
+
+
+def test_an_interrupt_ends_the_function_on_all_ranks(gang):
+    with gang.start_call(time.sleep, 60) as call:
+        call.interrupt()
+        assert {call.receive().error.error for _ in range(3)} == {"KeyboardInterrupt"}
+
+
+# ---- who may use it
+
+
+def test_calls_of_several_threads_follow_each_other(gang):
+    seen = []
+
+    def caller(number):
+        for step in range(10):
+            seen.append(gang.run(lambda *args: args, number, step).main == (number, step))
+
+    threads = [threading.Thread(target=caller, args=(number,)) for number in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert seen == [True] * 40
+
+
+def test_a_gang_has_one_call_at_a_time(gang):
+    with gang.start_call(rank) as call:
+        with pytest.raises(jaxrun.GangError, match="in a call already; end that first"):
+            gang.run(rank)
+        while call.receive() is not None:
+            pass

@@ -4,10 +4,10 @@ import os
 import resource
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
+from agent_by_hand import alive, wait_until
 from harness import TIME_LIMIT
 
 from jaxrun.agent.guard import find_marked, job_marker
@@ -57,56 +57,37 @@ def launch(tmp_path):
         os.kill(pid, 9)
 
 
-def _wait_until_gone(pids):
-    deadline = time.monotonic() + TIME_LIMIT
-    while left := [pid for pid in pids if _alive(pid)]:
-        assert time.monotonic() < deadline, left
-        time.sleep(0.01)
+def wait_until_gone(pids):
+    wait_until(lambda: not any(map(alive, pids)))
 
 
-def _alive(pid):
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except (FileNotFoundError, ProcessLookupError):
-        return False
-
-
-def test_kill_9_of_the_launcher_leaves_nothing(launch):
+def test_kill_9_of_the_launcher_leaves_nothing_though_the_terminal_has_signalled_the_guard(launch):
     launcher, guard, pids = launch("wait")
-    assert all(map(_alive, pids)) and _alive(guard)
+    assert all(map(alive, pids)) and os.getsid(guard) == guard != os.getsid(launcher.pid)
+    for signum in (2, 15, 1):
+        os.kill(guard, signum)
     launcher.kill()
     launcher.wait()
-    _wait_until_gone([*pids, guard])
+    wait_until_gone([*pids, guard])
 
 
 def test_a_launcher_that_forgets_its_guard_leaves_nothing_either(launch):
     launcher, guard, pids = launch("exit")
-    assert launcher.wait(10) == 0
-    _wait_until_gone([*pids, guard])
+    assert launcher.wait(TIME_LIMIT) == 0
+    wait_until_gone([*pids, guard])
 
 
 def test_a_disarmed_guard_ends_and_kills_nothing(launch):
     launcher, guard, pids = launch("disarm")
-    assert launcher.wait(10) == 0
-    _wait_until_gone([guard])
-    assert any(map(_alive, pids))
+    assert launcher.wait(TIME_LIMIT) == 0
+    wait_until_gone([guard])
+    assert any(map(alive, pids))
 
 
 def test_a_guard_keeps_none_of_the_launchers_streams_open(launch):
     launcher, guard, _ = launch("wait")
     names = {fd: os.readlink(f"/proc/{guard}/fd/{fd}") for fd in os.listdir(f"/proc/{guard}/fd")}
     assert list(names) == ["0"] and names["0"] != os.readlink(f"/proc/{launcher.pid}/fd/1")
-
-
-def test_a_guard_outlives_the_terminals_signals(launch):
-    launcher, guard, pids = launch("wait")
-    for signum in (2, 15, 1):
-        os.kill(guard, signum)
-    time.sleep(0.05)
-    assert _alive(guard) and os.getsid(guard) == guard != os.getsid(launcher.pid)
-    launcher.kill()
-    launcher.wait()
-    _wait_until_gone(pids)
 
 
 # A subreaper with a guard, a daemon, and a worker with a child: child and daemon have no environment,
@@ -154,19 +135,17 @@ def test_descendants_without_a_mark_are_killed_too():
     pids = []
     try:
         guard, *pids = (int(launcher.stdout.readline()) for _ in range(4))
-        looks, deadline = _looks(guard), time.monotonic() + 10
-        while _looks(guard) < looks + 20:
-            assert time.monotonic() < deadline
-            time.sleep(0.02)
-        assert all(map(_alive, pids))
+        looks = _looks(guard)
+        wait_until(lambda: _looks(guard) >= looks + 20)
+        assert all(map(alive, pids))
         launcher.kill()
         launcher.wait()
-        _wait_until_gone([*pids, guard])
+        wait_until_gone([*pids, guard])
     finally:
         launcher.kill()
         launcher.wait()
         launcher.stdout.close()
-        for pid in filter(_alive, pids):
+        for pid in filter(alive, pids):
             os.kill(pid, 9)
 
 
@@ -186,10 +165,10 @@ os.kill(os.getpid(), 9)
 
 
 def test_orphans_without_a_mark_are_killed_even_at_once():
-    done = subprocess.run([sys.executable, "-c", OLDER_CHILD], stdout=subprocess.PIPE, text=True, timeout=20)
+    done = subprocess.run([sys.executable, "-c", OLDER_CHILD], stdout=subprocess.PIPE, text=True, timeout=TIME_LIMIT)
     pids = list(map(int, done.stdout.split()))
     assert len(pids) == 2
-    _wait_until_gone(pids)
+    wait_until_gone(pids)
 
 
 def test_only_processes_with_the_limit_are_found():
@@ -227,11 +206,8 @@ while not os.path.exists({str(ready)!r}):
     time.sleep(0.01)
 os.kill(os.getpid(), 9)
 """
-    subprocess.run([sys.executable, "-c", code], timeout=20)
-    deadline = time.monotonic() + 10
-    while not cleaned.exists():
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
+    subprocess.run([sys.executable, "-c", code], timeout=TIME_LIMIT)
+    wait_until(cleaned.exists)
 
 
 def test_only_the_jobs_own_processes_are_marked():
@@ -240,7 +216,6 @@ def test_only_the_jobs_own_processes_are_marked():
     another = {"JAXRUN_JOB_ID": job_id + "0", "X": f"JAXRUN_JOB_ID={job_id}"}
     other = subprocess.Popen(["sleep", "600"], env=another)
     try:
-        time.sleep(0.05)
         assert list(find_marked(job_marker(job_id))) == [child.pid]
     finally:
         for process in (child, other):

@@ -42,8 +42,8 @@ def test_the_way_to_each_peer_is_measured_and_closed_ones_are_told():
         found = measure_peers(1, order(*servers, r3=closed_port))
     assert found.errors == {3: "Connection refused"}
     assert found.round_trip.keys() == found.bytes_per_s.keys() == {0, 2}
-    assert all(0 < trip < 1 for trip in found.round_trip.values())
-    assert all(speed > 1e6 for speed in found.bytes_per_s.values())
+    assert all(0 < trip < TIME_LIMIT for trip in found.round_trip.values())
+    assert all(speed > 1000 for speed in found.bytes_per_s.values())
     assert found.unknown_names == ("no-such-host.invalid",)
 
 

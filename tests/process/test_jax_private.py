@@ -17,30 +17,19 @@ from jaxrun_runtime.lockstep import jax_hooks
 pytestmark = pytest.mark.jax_version
 
 
-@pytest.fixture(autouse=True)
-def restore(monkeypatch):
-    """Whatever a test does to these names is undone."""
-    for module, name in _NAMES:
-        monkeypatch.setattr(importlib.import_module(module), name, getattr(importlib.import_module(module), name))
-
-
 _PXLA = "jax._src.interpreters.pxla"
-_NAMES = [
-    ("jax._src.api", "clean_up"),
-    ("jax._src.distributed", "global_state"),
+_REPLACED = [
     ("jax._src.distributed", "initialize"),
     ("jax.distributed", "initialize"),
     ("jaxlib._jax", "make_gloo_tcp_collectives"),
-    ("jaxlib._jax", "DistributedRuntimeClient"),
-    (_PXLA, "ExecuteReplicated"),
-    (_PXLA, "MeshExecutableFastpathData"),
-    (_PXLA, "UnloadedMeshExecutable"),
-    (_PXLA, "MeshExecutable"),
-    ("jax._src.tree_util", "dispatch_registry"),
-    ("jax._src.traceback_util", "register_exclusion"),
-    ("jax.monitoring", "register_scalar_listener"),
-    ("jax._src.pjit", "_pjit_call_impl_python"),
 ]
+
+
+@pytest.fixture(autouse=True)
+def restore(monkeypatch):
+    """What the tested functions put into JAX is taken out again."""
+    for module, name in _REPLACED:
+        monkeypatch.setattr(importlib.import_module(module), name, getattr(importlib.import_module(module), name))
 
 
 def _take(monkeypatch, module, name):
@@ -53,37 +42,26 @@ def test_this_jax_has_all_that_jaxrun_uses():
     assert jax_hooks.probe_level() == EVERY_CALL
 
 
-_FIRST, _COMPILED = (
-    "--lockstep sees the first call of each program only",
-    "--lockstep sees what is compiled, but no calls",
-)
+_SAME = "--lockstep takes programs of the same name and shapes for the same"
+_WITHOUT = {
+    (_PXLA, "ExecuteReplicated"): (COMPILATIONS, "--lockstep sees what is compiled, but no calls"),
+    (_PXLA, "MeshExecutableFastpathData"): (FIRST_CALLS, "--lockstep sees the first call of each program only"),
+    ("jax._src.tree_util", "dispatch_registry"): (FIRST_CALLS, "--lockstep sees the first call of each program only"),
+    (_PXLA, "UnloadedMeshExecutable"): (EVERY_CALL, _SAME),
+    (_PXLA, "MeshExecutable"): (EVERY_CALL, _SAME),
+    ("jax.monitoring", "register_scalar_listener"): (EVERY_CALL, "--lockstep does not see what is being compiled"),
+    ("jax._src.traceback_util", "register_exclusion"): (EVERY_CALL, "tracebacks show frames of jaxrun"),
+    ("jax._src.pjit", "_pjit_call_impl_python"): (
+        EVERY_CALL,
+        "--lockstep compares programs only once they are compiled",
+    ),
+}
 
 
-@pytest.mark.parametrize(
-    ("module", "name", "level", "what"),
-    [
-        (_PXLA, "ExecuteReplicated", COMPILATIONS, _COMPILED),
-        (_PXLA, "MeshExecutableFastpathData", FIRST_CALLS, _FIRST),
-        ("jax._src.tree_util", "dispatch_registry", FIRST_CALLS, _FIRST),
-        (
-            _PXLA,
-            "UnloadedMeshExecutable",
-            EVERY_CALL,
-            "--lockstep takes programs of the same name and shapes for the same",
-        ),
-        (_PXLA, "MeshExecutable", EVERY_CALL, "--lockstep takes programs of the same name and shapes for the same"),
-        ("jax.monitoring", "register_scalar_listener", EVERY_CALL, "--lockstep does not see what is being compiled"),
-        ("jax._src.traceback_util", "register_exclusion", EVERY_CALL, "tracebacks show frames of jaxrun"),
-        (
-            "jax._src.pjit",
-            "_pjit_call_impl_python",
-            EVERY_CALL,
-            "--lockstep compares programs only once they are compiled",
-        ),
-    ],
-)
-def test_without_a_name_lockstep_sees_less_and_one_line_says_what(monkeypatch, module, name, level, what):
-    _take(monkeypatch, module, name)
+@pytest.mark.parametrize("missing", _WITHOUT, ids=lambda missing: missing[1])
+def test_without_a_name_lockstep_sees_less_and_one_line_says_what(monkeypatch, missing):
+    level, what = _WITHOUT[missing]
+    _take(monkeypatch, *missing)
     assert jax_hooks.probe_level() == level
     assert jax_private.missing_features("record") == [f"jax {jax.__version__} lacks what jaxrun uses: {what}"]
     assert jax_private.missing_features("off") == jax_private.missing_features() == []
@@ -143,18 +121,33 @@ def test_without_a_name_each_feature_that_needs_it_has_one_line(monkeypatch, mod
         assert feature in line and f"jax {jax.__version__} " in line and "\n" not in line
 
 
-@pytest.mark.parametrize(("call", "out"), [("pass", "barrier\n"), ("jax_private.remove_exit_barrier()", "")])
-def test_only_jaxs_exit_barrier_is_taken_out(call, out):
-    code = f"""
-import atexit
+def test_only_jaxs_exit_barrier_is_taken_out():
+    code = """
+import atexit, os, warnings
 from jaxrun_runtime import jax_private
 from jax._src import distributed
 distributed.shutdown = lambda: print("barrier")
 atexit.register(print, "own")
-{call}
+warnings.simplefilter("ignore")  # JAX warns of forks
+if os.fork():
+    os.wait()
+    jax_private.remove_exit_barrier()
 """
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment())
-    assert (result.stdout, result.stderr) == (f"own\n{out}", "")
+    assert (result.stdout, result.stderr) == ("own\nbarrier\nown\n", "")
+
+
+@pytest.mark.parametrize(
+    ("module", "name", "call", "result"),
+    [
+        ("jax._src.api", "clean_up", jax_private.remove_exit_barrier, False),
+        ("jaxlib._jax", "make_gloo_tcp_collectives", lambda: jax_private.set_gloo_address("10.0.0.1"), False),
+        ("jax._src.distributed", "global_state", lambda: jax_private.exchange_nonce(0, "aa", 1.0), None),
+    ],
+)
+def test_without_its_name_nothing_is_done_and_the_caller_is_told(monkeypatch, module, name, call, result):
+    _take(monkeypatch, module, name)
+    assert call() is result
 
 
 def test_initialize_is_replaced_where_it_is(monkeypatch):
@@ -164,34 +157,22 @@ def test_initialize_is_replaced_where_it_is(monkeypatch):
     assert not jax_private.replace_initialize(repr) and jax.distributed.initialize is repr
 
 
-def test_without_its_name_the_exit_barrier_stays(monkeypatch):
-    _take(monkeypatch, "jax._src.api", "clean_up")
-    assert jax_private.remove_exit_barrier() is False
-
-
-@pytest.mark.parametrize("given", [{}, {"hostname": None}])
-def test_gloo_publishes_the_given_address(monkeypatch, given):
+@pytest.mark.parametrize(
+    ("given", "published"),
+    [
+        ({}, {"hostname": "10.0.0.1"}),
+        ({"hostname": None}, {"hostname": "10.0.0.1"}),
+        ({"hostname": "10.9.9.9"}, {"hostname": "10.9.9.9"}),
+        ({"interface": "ib0"}, {"interface": "ib0"}),
+    ],
+)
+def test_gloo_publishes_the_given_address_where_nobody_else_chose_one(monkeypatch, given, published):
     calls = []
     module = importlib.import_module("jaxlib._jax")
     monkeypatch.setattr(module, "make_gloo_tcp_collectives", lambda *args, **kwargs: calls.append((args, kwargs)))
     assert jax_private.set_gloo_address("10.0.0.1") is True
     module.make_gloo_tcp_collectives("client", **given)
-    assert calls == [(("client",), {"hostname": "10.0.0.1"})]
-
-
-@pytest.mark.parametrize("given", [{"hostname": "10.9.9.9"}, {"interface": "ib0"}])
-def test_an_address_that_somebody_else_chose_counts(monkeypatch, given):
-    calls = []
-    module = importlib.import_module("jaxlib._jax")
-    monkeypatch.setattr(module, "make_gloo_tcp_collectives", lambda **kwargs: calls.append(kwargs))
-    jax_private.set_gloo_address("10.0.0.1")
-    module.make_gloo_tcp_collectives(**given)
-    assert calls == [given]
-
-
-def test_without_its_name_gloo_is_left_alone(monkeypatch):
-    _take(monkeypatch, "jaxlib._jax", "make_gloo_tcp_collectives")
-    assert jax_private.set_gloo_address("10.0.0.1") is False
+    assert calls == [(("client",), published)]
 
 
 def test_the_warning_about_proxies_is_switched_off_where_there_is_one(monkeypatch):
@@ -216,11 +197,7 @@ class _Client:
 
 
 def _joined(monkeypatch, client):
-    class State:
-        pass
-
-    state = State()
-    state.client = client
+    state = SimpleNamespace(client=client)
     monkeypatch.setattr(importlib.import_module("jax._src.distributed"), "global_state", state)
 
 
@@ -237,11 +214,6 @@ def test_the_nonce_of_rank_0_is_what_all_read(monkeypatch):
 @pytest.mark.parametrize("client", [None, object()])
 def test_without_a_coordinator_client_there_is_no_nonce(monkeypatch, client):
     _joined(monkeypatch, client)
-    assert jax_private.exchange_nonce(0, "aa", 1.0) is None
-
-
-def test_without_jaxs_state_there_is_no_nonce(monkeypatch):
-    _take(monkeypatch, "jax._src.distributed", "global_state")
     assert jax_private.exchange_nonce(0, "aa", 1.0) is None
 
 

@@ -70,8 +70,10 @@ def test_the_session_in_the_docs_is_what_somebody_sees(tmp_path: Path) -> None:
         assert terminal.end() == 0, terminal.text
 
 
-def test_a_step_that_waits_for_another_rank_hands_the_terminal_over(tmp_path: Path, script) -> None:
-    program = str(script(BREAKPOINTS.replace('sync_global_devices("never")', "reached = True")))
+def test_a_step_that_waits_for_another_rank_hands_the_terminal_over_and_ctrl_c_ends_the_job(
+    tmp_path: Path, script
+) -> None:
+    program = str(script(BREAKPOINTS))
     with TerminalSession(tmp_path, "--no-run-dir", "-n", "2", program, "--set-trace") as terminal:
         line = ""  # before Python 3.13, a breakpoint stops at the line after it
         while "sync_global_devices" not in line:
@@ -79,37 +81,32 @@ def test_a_step_that_waits_for_another_rank_hands_the_terminal_over(tmp_path: Pa
             line = terminal.text.rpartition("-> ")[2]
             terminal.type("n\n")
         terminal.wait_for("has not come back from that step")
-        for _ in range(2):
-            terminal.wait_for("is in its debugger")
-            terminal.wait_for("(Pdb) ")
-            terminal.type("c\n")
-        assert terminal.end() == 0, terminal.text
-
-
-def test_ctrl_c_at_a_prompt_ends_the_job(tmp_path: Path, script) -> None:
-    with TerminalSession(tmp_path, "--no-run-dir", "-n", "1", str(script("breakpoint()\n"))) as terminal:
+        terminal.wait_for("is in its debugger")
+        terminal.wait_for("(Pdb) ")
+        terminal.type("c\n")
+        terminal.wait_for("is in its debugger")
         terminal.wait_for("(Pdb) ")
         terminal.type("\x03")
         assert terminal.end() == 130, terminal.text
     assert "interrupted by Ctrl-C" in terminal.text
 
 
-def test_without_a_terminal_a_breakpoint_says_why_it_cannot_be_used(tmp_path: Path, script) -> None:
-    result = jaxrun(tmp_path, "-n", "2", "--pdb", str(script("x = 1\nbreakpoint()\n")))
-    assert result.code == 1
-    assert "jaxrun: --pdb does nothing: jaxrun's standard input is not a terminal\n" in result.err
-    said = "nobody can use this breakpoint: jaxrun's standard input is not a terminal; PYTHONBREAKPOINT=0 skips"
-    assert result.err.count(said) == 1
-    assert "pdb.py" not in result.err
-
-
-def test_a_pdb_with_streams_of_its_own_is_left_alone(tmp_path: Path, script) -> None:
-    program = script("""
+STREAMS = """
 import io, pdb
 out = io.StringIO()
 pdb.Pdb(stdin=io.StringIO("p 40 + 2\\nc\\n"), stdout=out).set_trace()
 x = 1
-print("wrote", "42" in out.getvalue(), pdb.Pdb.__name__)
-""")
-    result = jaxrun(tmp_path, "-n", "1", str(program))
-    assert (result.code, result.out) == (0, "[0] wrote True Pdb\n"), result
+print("wrote", "42" in out.getvalue(), pdb.Pdb.__name__, flush=True)
+breakpoint()
+"""
+
+
+def test_without_a_terminal_a_breakpoint_says_why_it_cannot_be_used_and_a_pdb_with_streams_of_its_own_is_left_alone(
+    tmp_path: Path, script
+) -> None:
+    result = jaxrun(tmp_path, "-n", "2", "--pdb", str(script(STREAMS)))
+    assert result.code == 1 and "wrote True Pdb\n" in result.out
+    assert "jaxrun: --pdb does nothing: jaxrun's standard input is not a terminal\n" in result.err
+    said = "nobody can use this breakpoint: jaxrun's standard input is not a terminal; PYTHONBREAKPOINT=0 skips"
+    assert result.err.count(said) == 1
+    assert "pdb.py" not in result.err

@@ -6,15 +6,15 @@ import os
 import socket
 import struct
 import subprocess
-import sys
 import threading
 
 import pytest
-from harness_worker import IPV6, RANK_THREADS, environment, without_gloo
+from harness_worker import IPV6, RANK_THREADS, without_gloo
 
 from jaxrun.job.environment import common_settings
-from jaxrun.protocol.worker_messages import CoordinatorReady, DeviceReport
-from jaxrun_runtime import join
+from jaxrun.protocol.env import WorkerEnv
+from jaxrun.protocol.worker_messages import CoordinatorReady, DeviceReport, StartCoordinator
+from jaxrun_runtime import jax_private, join
 from jaxrun_runtime.join import PortReservation
 
 pytestmark = pytest.mark.jax_version
@@ -32,6 +32,10 @@ x = jax.make_array_from_callback((n,), place, lambda index: np.ones(n, "f")[inde
 print(jax.process_index(), jax.process_count(), float(jax.jit(lambda a: a.sum())(x)))
 """
 _RIGHT = ["0 2 4.0\n", "1 2 4.0\n"]
+_WHAT_IS_LEFT = """
+import os, threading
+print(*(thread.name for thread in threading.enumerate()), os.environ["JAX_COORDINATOR_ADDRESS"])
+"""
 
 
 # ---- the joining
@@ -39,8 +43,8 @@ _RIGHT = ["0 2 4.0\n", "1 2 4.0\n"]
 
 @pytest.mark.parametrize("interface", _INTERFACES)
 def test_two_processes_join_and_prove_it(start, script, interface):
-    workers = start([script(_SUM)], 2, interface=interface).run()
-    assert [worker.out for worker in workers] == _RIGHT
+    workers = start([script(_SUM + _WHAT_IS_LEFT)], 2, interface=interface).run()
+    assert [worker.out.splitlines(keepends=True)[0] for worker in workers] == _RIGHT
     proofs = [worker.received(DeviceReport)[0] for worker in workers]
     assert [(p.process_index, p.process_count, p.local_devices, p.global_devices) for p in proofs] == [
         (0, 2, 2, 4),
@@ -49,27 +53,24 @@ def test_two_processes_join_and_prove_it(start, script, interface):
     assert {(p.platform, p.device_kinds, p.nonce) for p in proofs} == {("cpu", ("cpu",), "5eed" * 8 + "-1")}
     address = workers[0].received(CoordinatorReady)[0].address
     assert address.rpartition(":")[0].strip("[]") == interface
-
-
-def test_nothing_of_the_joining_is_left_when_the_program_starts(start, script):
-    program = """
-import os, threading, jax
-print(*(thread.name for thread in threading.enumerate()), os.environ["JAX_COORDINATOR_ADDRESS"])
-"""
-    (worker,) = start([script(program)]).run()
-    assert worker.status == 0
-    *threads, address = worker.out.split()
-    assert threads == RANK_THREADS
-    assert address.startswith("127.0.0.1:")
+    for worker in workers:  # nothing of the joining
+        *threads, shown = worker.out.splitlines()[1].split()
+        assert (threads, shown) == (RANK_THREADS, address)
 
 
 def test_a_coordinator_that_fails_leaves_no_thread_waiting_for_it(monkeypatch):
+    import jax
+
     def fail(*arguments, **more):
         raise RuntimeError("no coordinator")
 
-    monkeypatch.setattr(join, "_initialize", fail)
+    monkeypatch.setattr(jax.distributed, "initialize", fail)
+    monkeypatch.setattr(jax_private, "set_gloo_address", lambda address: None)
+    monkeypatch.setattr(jax_private, "silence_proxy_warning", lambda: None)
+    monkeypatch.setenv("JAX_COORDINATOR_ADDRESS", "")  # which it sets
+    env = WorkerEnv("ab" * 16, 0, 2, 0, 2, host="h1", channel_fd=3, stacks_fd=4, flight_fd=5, init_timeout=60.0)
     with pytest.raises(RuntimeError, match="no coordinator"):
-        join._start_coordinator(None, None, "127.0.0.1", master_port=0)
+        join.join(env, None, StartCoordinator("127.0.0.1"))
     assert not [thread for thread in threading.enumerate() if thread.name == "jaxrun-announce"]
 
 
@@ -77,17 +78,6 @@ def _dead_proxy():
     """The address of a proxy that accepts connections and never answers."""
     listener = socket.create_server(("127.0.0.1", 0))
     return listener, f"http://127.0.0.1:{listener.getsockname()[1]}"
-
-
-def test_proxies_neither_delay_the_joining_nor_raise_a_warning(start, script):
-    listener, proxy = _dead_proxy()
-    names = ("http_proxy", "https_proxy", "grpc_proxy", "HTTP_PROXY", "HTTPS_PROXY", "all_proxy")
-    env = {**dict.fromkeys(names, proxy), "no_proxy": "example.org"}
-    proxy = {name: value for name, value in common_settings(env, cores=2, workers=2).items() if "proxy" in name}
-    with listener:
-        workers = start([script(_SUM)], 2, env=env | proxy).run()
-    assert [worker.out for worker in workers] == _RIGHT
-    assert [worker.err for worker in workers] == ["", ""]
 
 
 _SLURM_STEP = {
@@ -109,10 +99,15 @@ _OPEN_MPI = {
 }
 
 
-@pytest.mark.parametrize("stale", [_SLURM_STEP, _SLURM_STEP | _OPEN_MPI], ids=["slurm", "both"])
-def test_variables_of_another_job_are_ignored(start, script, stale):
-    workers = start([script("import jax; jax.distributed.initialize()\n" + _SUM)], 2, env=stale).run()
-    assert [worker.out for worker in workers] == _RIGHT, [worker.err for worker in workers]
+def test_proxies_and_variables_of_another_job_neither_delay_the_joining_nor_raise_a_warning(start, script):
+    listener, proxy = _dead_proxy()
+    names = ("http_proxy", "https_proxy", "grpc_proxy", "HTTP_PROXY", "HTTPS_PROXY", "all_proxy")
+    env = {**dict.fromkeys(names, proxy), "no_proxy": "example.org"}
+    proxies = {name: value for name, value in common_settings(env, cores=2, workers=2).items() if "proxy" in name}
+    program = "import jax; jax.distributed.initialize()\n" + _SUM
+    with listener:
+        workers = start([script(program)], 2, env=_SLURM_STEP | _OPEN_MPI | env | proxies).run()
+    assert [(worker.out, worker.err) for worker in workers] == [(line, "") for line in _RIGHT]
 
 
 # ---- the host's own name
@@ -178,8 +173,8 @@ def test_gloos_messages_are_removed_from_a_members_output_even_in_pieces():
 
 
 @pytest.fixture
-def reserved(request):
-    port = PortReservation(getattr(request, "param", "127.0.0.1"))
+def reserved():
+    port = PortReservation("127.0.0.1")
     yield port
     port.release()
 
@@ -222,8 +217,8 @@ def test_a_reserved_port_is_never_handed_out(reserved, shared):
 
 
 def test_two_reservations_differ(reserved):
-    others = [PortReservation("127.0.0.1") for _ in range(200)]
-    assert len({port.address for port in [reserved, *others]}) == 201
+    others = [PortReservation("127.0.0.1") for _ in range(50)]
+    assert len({port.address for port in [reserved, *others]}) == 51
     for port in others:
         port.release()
 
@@ -240,72 +235,37 @@ def test_it_connects_only_when_somebody_listens(reserved):
     assert not reserved.accepts_connections()
 
 
-@pytest.mark.parametrize("reserved", _INTERFACES, indirect=True)
-def test_jaxs_coordinator_can_listen_on_a_reserved_port(reserved):
-    code = f"""
-import jax, sys
-address = {reserved.address!r}
-more = dict(coordinator_bind_address=address, cluster_detection_method="deactivate")
-jax.distributed.initialize(address, 1, 0, **more)
-print(jax.process_count(), flush=True)
-sys.stdin.read()
-"""
-    process = subprocess.Popen(
-        [sys.executable, "-c", code],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        env=environment(),
-        text=True,
-    )
-    with process:
-        assert process.stdout.readline() == "1\n"
-        assert reserved.accepts_connections()
-        process.stdin.close()
-    assert process.returncode == 0
-
-
 # ---- programs that call jax.distributed.initialize by themselves
 
 _INITIALIZE = {
-    "bare": "jax.distributed.initialize()",
-    "right": "jax.distributed.initialize('h:1', jr.size, jr.rank)",
-    "by-name": "jax.distributed.initialize(process_id=jr.rank, num_processes=jr.size)",
-    "from-import": "from jax.distributed import initialize; initialize(local_device_ids=[0])",
-    "private": "from jax._src.distributed import initialize; initialize()",
-    "wrong-size": "jax.distributed.initialize(num_processes=99)",
-    "wrong-both": "jax.distributed.initialize('h:1', 99, 98)",
-    "unknown": "jax.distributed.initialize(no_such_argument=1)",
-    "debug": "import logging; logging.basicConfig(level='DEBUG'); jax.distributed.initialize()",
-    "ask": "print(jax.distributed.is_initialized()); jax.distributed.initialize()",
+    "bare": ("jax.distributed.initialize()", ""),
+    "right": ("jax.distributed.initialize('h:1', jr.size, jr.rank)", ""),
+    "by-name": ("jax.distributed.initialize(process_id=jr.rank, num_processes=jr.size)", ""),
+    "from-import": ("from jax.distributed import initialize; initialize(local_device_ids=[0])", ""),
+    "private": ("from jax._src.distributed import initialize; initialize()", ""),
+    "ask": ("assert jax.distributed.is_initialized(); jax.distributed.initialize()", ""),
+    "wrong-size": ("jax.distributed.initialize(num_processes=99)", "initialize(num_processes=99)"),
+    "wrong-both": ("jax.distributed.initialize('h:1', 99, 98)", "initialize(num_processes=99, process_id=98)"),
+    "unknown": ("jax.distributed.initialize(no_such_argument=1)", None),
+    "debug": ("import logging; logging.basicConfig(level='DEBUG'); jax.distributed.initialize()", None),
 }
 
 
 @pytest.fixture(scope="module")
 def initialized(run_cases):
-    head = "import jax, jaxrun_runtime as jr\n"
     tail = "\nprint(jax.process_index() == jr.rank, jax.process_count())"
-    return run_cases({name: head + call + tail for name, call in _INITIALIZE.items()})
-
-
-@pytest.mark.parametrize("name", ["bare", "right", "by-name", "from-import", "private"])
-def test_a_program_that_joins_by_itself_finds_the_work_done(initialized, name):
-    worker = initialized[name]
-    assert (worker.status, worker.out, worker.err) == (0, f"True {len(_INITIALIZE) + 1}\n", "")
-
-
-def test_jax_says_that_it_is_initialized(initialized):
-    assert initialized["ask"].out.startswith("True\n")
+    return run_cases({n: f"import jax, jaxrun_runtime as jr\n{call}{tail}" for n, (call, _) in _INITIALIZE.items()})
 
 
 @pytest.mark.parametrize(
-    ("name", "asked"), [("wrong-size", "num_processes=99"), ("wrong-both", "num_processes=99, process_id=98")]
+    ("name", "said"), [(name, said) for name, (_, said) in _INITIALIZE.items() if said is not None]
 )
-def test_a_contradicting_program_gets_a_one_line_error(initialized, name, asked):
+def test_a_program_that_joins_by_itself_finds_the_work_done_and_is_told_where_it_is_contradicted(
+    initialized, name, said
+):
     worker = initialized[name]
-    assert worker.status == 0
-    assert worker.out == f"True {len(_INITIALIZE) + 1}\n"
-    (line,) = worker.err.splitlines()
-    assert f"initialize({asked})" in line
+    assert (worker.status, worker.out) == (0, f"True {len(_INITIALIZE) + 1}\n"), worker.err
+    assert said in worker.err and len(worker.err.splitlines()) == bool(said)
 
 
 def test_an_argument_that_jax_does_not_know_is_the_error_that_it_always_is(initialized):

@@ -5,11 +5,11 @@ import signal
 import socket
 import subprocess
 import sys
-import time
 import uuid
 from pathlib import Path
 
 import pytest
+from harness import wait_until_dead
 from harness_worker import environment
 
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
@@ -24,33 +24,25 @@ def _python(code, **more):
 
 def test_a_child_with_a_parent_death_signal_dies_with_its_parent():
     code = """
-import os, signal, sys, time
+import ctypes, os, signal, sys, time
 from jaxrun_runtime import linux
 pid = os.fork()
 if pid == 0:
     linux.die_with_parent()
-    print(os.getpid(), flush=True)
+    number = ctypes.c_int()
+    ctypes.CDLL(None).prctl(2, ctypes.byref(number), 0, 0, 0)
+    print(os.getpid(), number.value, flush=True)
     time.sleep(60)
     os._exit(0)
 time.sleep(60)
 """
     parent = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, env=environment())
-    child = int(parent.stdout.readline())
+    child, number = map(int, parent.stdout.readline().split())
+    assert number == signal.SIGKILL  # which cannot be caught
     parent.kill()
     parent.wait()
-    deadline = time.monotonic() + 5
-    while _alive(child) and time.monotonic() < deadline:
-        time.sleep(0.01)
-    assert not _alive(child)
+    wait_until_dead(child)
     parent.stdout.close()
-
-
-def _alive(pid):
-    try:
-        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
-    except (FileNotFoundError, ProcessLookupError):
-        return False
-    return state not in "ZX"  # which nobody has fetched yet
 
 
 _SIMULATE = """
@@ -100,18 +92,6 @@ def test_output_of_c_code_is_written_out_before_a_hard_exit():
     code = "import ctypes, os; from jaxrun_runtime import linux; ctypes.CDLL(None).printf(b'from C'); "
     assert _python(code + "os._exit(0)").stdout == ""
     assert _python(code + "linux.flush_c_output(); os._exit(0)").stdout == "from C"
-
-
-def test_the_signal_is_the_one_that_cannot_be_caught():
-    code = """
-import ctypes
-from jaxrun_runtime import linux
-linux.die_with_parent()
-number = ctypes.c_int()
-ctypes.CDLL(None).prctl(2, ctypes.byref(number), 0, 0, 0)
-print(number.value)
-"""
-    assert int(_python(code).stdout) == signal.SIGKILL
 
 
 def test_a_process_title_is_what_others_see_and_the_environment_stays():

@@ -4,155 +4,198 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Collection
+from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
 from divergences import CASES, OF_ARGUMENTS, STUCK, Case, check_report, place
-from harness import HERE, Result, jaxrun
+from harness import HERE, Result, extended, jaxrun, started
+from recording import SETTING
 
 DIVERGE = str(HERE / "diverge.py")
 STALL = ("--stall-timeout", "2")
-OWN_ERRORS = {
-    "fails": "ValueError: a bad record",
-    "callback": "ValueError: a bad record",
-    "barrier-names": "AssertionError: sync_global_devices name mismatch",
-}
-
-
-# One of each family of kinds always runs; what else differs within a family, the unit tests of the report tell apart.
-RECORD_ALWAYS = (
-    "shape-local-batch",  # what the ranks call a function with
-    "static-argument",
-    "mesh-order",
-    "branch",  # which function they call
-    "rank-0-only",
-    "threads",
-    "last-batch-end",  # whether they make the call at all
-    "gather-shapes",  # and Gloo aborts the job
-)
-STRICT_ALWAYS = ("static-argument", "rank-0-only", "halves-in-turn", "last-batch-end")
-# Strict tells what record can tell by the same means; beside these, it is tried with what record cannot.
-STRICT_TOO = (*STRICT_ALWAYS, "shape-local-batch", "set-order", "branch-late", "threads", "gather-shapes")
-STUCK_ALWAYS = ("stopped", "typing")
-ERRORS_ALWAYS = ("callback",)
-
-
+KINDS = {case.kind: case for case in CASES}
+# Held up in strict mode, the ranks raise the error and go on: one job tries all kinds but those of finished ranks.
+IN_TURN = [case for case in CASES if case.kind not in ("branch-late", "last-batch-end")]
+# One of each way in which record mode finds a divergence always runs, and that of the compilers below.
+RECORD_ALWAYS = ("branch", "rank-0-only", "last-batch-end", "gather-shapes")
+RECORD_TOO = ("static-argument", "mesh-order", "threads", "branch-late")
 # What each JAX does in its own way: what an argument is, an array that is gathered, and a rank that waits in a call.
 OF_JAX = (*(case.kind for case in OF_ARGUMENTS), "branch", "rank-0-only", "gather-shapes", "last-batch-end")
 
 
-def marks(is_always_run: bool) -> list[pytest.MarkDecorator]:
-    return [] if is_always_run else [pytest.mark.extended]
-
-
-def marked(case: Case, always: Collection[str]) -> object:
-    """The case as a parameter, extended unless its kind is in `always`."""
-    its_marks = marks(case.kind in always)
-    its_marks += [pytest.mark.jax_version] if case.kind in OF_JAX and not its_marks else []
-    return pytest.param(case, id=case.kind, marks=its_marks)
-
-
-def diverge(tmp_path: Path, mode: str, kind: str, size: int, *flags: str) -> Result:
+def diverge(tmp_path: Path, mode: str, *kinds: str, size: int = 2, flags: tuple[str, ...] = ()) -> Result:
     """At a keyboard that nobody touches. `--timeout` is for what must not be: a hang that is not seen."""
     keyboard, fingers = os.pipe()
     try:
-        flags = ("-n", str(size), "--lockstep", mode, "--timeout", "60", *flags)
-        return jaxrun(tmp_path, *flags, DIVERGE, kind, stdin=keyboard)
+        flags = ("-n", str(size), "--lockstep", mode, "--timeout", "80", *flags)
+        return jaxrun(tmp_path, *flags, DIVERGE, *kinds, stdin=keyboard)
     finally:
         os.close(keyboard)
         os.close(fingers)
 
 
-@pytest.mark.parametrize("case", [marked(case, RECORD_ALWAYS) for case in CASES])
-def test_record_reports_the_divergence(tmp_path: Path, case: Case) -> None:
-    result = diverge(tmp_path, "record", case.kind, case.size, "-d", str(case.devices), *STALL)
-    assert result.code == case.ends, result.err
-    report = str(result.verdict()["divergence"])
-    if case.unsaid:
-        assert not report and "disagree" not in result.err, result.err
-        assert all(where in result.err for _, where in case.call_groups(case.size).values()), result.err
-        last = f"after call #{case.number - 1} jit({case.calls[0]})"
-        assert case.ends != 124 or last in result.err.rpartition("no progress")[2], result.err
-    else:
-        check_report(case, case.size, report)
-        assert report in result.err
+# ---- strict
+
+
+@pytest.fixture(scope="module")
+def in_turn(tmp_path_factory: pytest.TempPathFactory) -> Result:
+    """A job of two ranks that diverge in all these ways, one after the other, and go on after each error."""
+    folder = tmp_path_factory.mktemp("in-turn")
+    return diverge(folder, "strict", *(case.kind for case in IN_TURN))
+
+
+def errors_of(result: Result, rank: int) -> Mapping[str, str]:
+    """What a rank of that job has printed about each kind."""
+    text = (result.run_dir / f"rank-{rank:04d}.err").read_text()
+    _, *parts = re.split(r"^=== (\S+) ===\n", text, flags=re.MULTILINE)
+    return dict(zip(parts[::2], parts[1::2], strict=True))
+
+
+def check_error(case: Case, text: str, where: str, calls_before: int) -> None:
+    """The error has this report, and was raised at this line."""
+    stack, _, report = text.rpartition("DivergenceError: ")
+    check_report(case, 2, report.partition("\n-----")[0], calls_before=calls_before)
+    frames = re.findall(r'File ".*/diverging/(\S+)", line (\d+)', stack)
+    assert ":".join(frames[-1]) == where, stack
+
+
+def test_a_program_that_catches_its_divergences_succeeds_and_is_told_of_them_at_the_end(in_turn: Result) -> None:
+    assert (in_turn.code, in_turn.out.count("the end")) == (0, 2), in_turn.err
+    assert "the processes disagree at cross-process call #4\n" in in_turn.err.rpartition("done in")[2], in_turn.err
 
 
 @pytest.mark.parametrize(
-    "case", [marked(case, STRICT_ALWAYS) for case in CASES if case.unsaid or case.kind in STRICT_TOO]
+    "case",
+    [pytest.param(case, id=case.kind, marks=[pytest.mark.jax_version] * (case.kind in OF_JAX)) for case in IN_TURN],
 )
-def test_strict_raises_the_divergence_at_the_line_of_each_rank(tmp_path: Path, case: Case) -> None:
-    result = diverge(tmp_path, "strict", case.kind, case.size, "-d", str(case.devices))
+def test_strict_raises_the_divergence_at_the_line_of_each_rank(in_turn: Result, case: Case) -> None:
+    calls_before = sum(other.number for other in IN_TURN[: IN_TURN.index(case)])
+    for rank, (_, where) in case.call_groups(2).items():
+        check_error(case, errors_of(in_turn, int(rank))[case.kind], where, calls_before)
+
+
+def test_a_rank_that_waits_for_a_finished_one_fails(tmp_path: Path) -> None:
+    case = KINDS["last-batch-end"]
+    result = diverge(tmp_path, "strict", case.kind)
     assert (result.code, result.verdict()["outcome"]) == (1, "failed"), result.err
-    for ranks, (_, where) in case.call_groups(case.size).items():
-        first, _, last = ranks.partition("-")
-        for rank in range(int(first), int(last or first) + 1):
-            stack, _, report = (result.run_dir / f"rank-{rank:04d}.err").read_text().rpartition("DivergenceError: ")
-            check_report(case, case.size, report)
-            frames = re.findall(r'File ".*/(\S+)", line (\d+)', stack)
-            assert ":".join(frames[-1]) == where, stack
-
-
-@pytest.mark.parametrize(
-    ("kind", "mode", "size"),
-    [
-        *(pytest.param(kind, "record", 3, marks=marks(kind in STUCK_ALWAYS)) for kind in STUCK),
-        ("last-batch-sleep", "strict", 2),
-        pytest.param("typing", "strict", 2, marks=pytest.mark.extended),
-    ],
-)
-def test_a_rank_that_is_stuck_is_named_with_its_line(tmp_path: Path, kind: str, mode: str, size: int) -> None:
-    result = diverge(tmp_path, mode, kind, size, *STALL)
-    assert (result.code, result.verdict()["outcome"], result.verdict()["divergence"]) == (124, "stall", ""), result.err
-    shown = result.err.rpartition("no progress")[2]
-    odd, others = (0, range(1, size)) if STUCK[kind] else (size - 1, range(size - 1))
-    where = "stopped by a signal" if kind == "stopped" else place(kind)
-    assert re.search(rf"^  1 rank +{odd} .*{where}", shown, re.MULTILINE), result.err
-    waiting = f"{others[0]}-{others[-1]}" if len(others) > 1 else str(others[0])
-    assert re.search(rf"^  {len(others)} ranks? +{waiting} .*{place(kind, 'the others')}", shown, re.MULTILINE), (
-        result.err
-    )
-    if mode == "strict":  # those that wait for their turn are explained like those that wait in the call
-        assert "waits for it in JAX" in " ".join(shown.split()), result.err
-
-
-@pytest.mark.parametrize("mode", ["record", pytest.param("strict", marks=pytest.mark.extended)])
-@pytest.mark.parametrize(
-    ("kind", "words"),
-    [pytest.param(kind, words, marks=marks(kind in ERRORS_ALWAYS)) for kind, words in OWN_ERRORS.items()],
-)
-def test_an_error_of_a_ranks_own_is_the_headline(tmp_path: Path, kind: str, words: str, mode: str) -> None:
-    result = diverge(tmp_path, mode, kind, 2)
-    assert (result.code, result.verdict()["outcome"]) == (1, "failed"), result.err
-    assert words in str(result.verdict()["traceback"]) and "DivergenceError" not in result.err, result.err
+    check_error(case, (result.run_dir / "rank-0000.err").read_text(), place(case.kind, "the others"), 0)
 
 
 def test_a_ring_of_pairs_that_wait_for_each_other(tmp_path: Path) -> None:
-    result = diverge(tmp_path, "strict", "meshes-in-turn", 4)
+    result = diverge(tmp_path, "strict", "meshes-in-turn", size=3)
     assert result.code == 1, result.err
-    for rank in range(4):
+    for rank, pair in enumerate((r"0-1", r"1-2", r"0, ?2")):
         report = (result.run_dir / f"rank-{rank:04d}.err").read_text()
-        assert re.search(rf"call #1 of ranks {min(rank, (rank + 1) % 4)}.*{max(rank, (rank + 1) % 4)}\n", report), (
-            report
-        )
+        assert re.search(rf"call #1 of ranks {pair}\n", report), report
         assert "waits in call #1 of ranks" in report and place("meshes-in-turn") in report, report
         assert "groups that share ranks must make their calls in one order" in report
 
 
+# ---- record
+
+
+@pytest.mark.parametrize(
+    "case",
+    [
+        *(
+            pytest.param(KINDS[kind], id=kind, marks=[pytest.mark.jax_version] * (kind in OF_JAX))
+            for kind in RECORD_ALWAYS
+        ),
+        *(extended(KINDS[kind], id=kind) for kind in RECORD_TOO),
+    ],
+)
+def test_record_reports_the_divergence(tmp_path: Path, case: Case) -> None:
+    result = diverge(tmp_path, "record", case.kind, flags=STALL)
+    assert result.code == case.ends, result.err
+    report = str(result.verdict()["divergence"])
+    if case.unsaid:
+        assert not report and "disagree" not in result.err, result.err
+        assert all(where in result.err for _, where in case.call_groups(2).values()), result.err
+        last = f"after call #{case.number - 1} jit({case.calls[0]})"
+        assert last in result.err.rpartition("no progress")[2], result.err
+    else:
+        check_report(case, 2, report)
+        assert report in result.err
+
+
+# A compiler that waits for the other ranks, until the file of the first argument is there.
+_COMPILES = """
+from jax._src import compiler
+compile_it = compiler.backend_compile_and_load
+def compile_together(backend, module, *args, **more):
+    if "step" in str(module.operation.attributes["sym_name"]):
+        print("compiling", flush=True)
+        while not os.path.exists(sys.argv[1]):
+            time.sleep(0.05)
+    return compile_it(backend, module, *args, **more)
+compiler.backend_compile_and_load = compile_together
+
+@jax.jit
+def step(a):
+    return a * (3.0 if jr.rank == 1 else 2.0)
+
+if jr.rank == 0:  # ahead of time, to look at it: that is nobody else's business
+    jax.jit(lambda a: a.sum()).lower(x).compile()
+step(x)
+print("called")
+"""
+
+
+@pytest.mark.jax_version
+def test_a_difference_is_on_the_screen_while_the_compilers_wait(tmp_path: Path, script) -> None:
+    go_on, screen = tmp_path / "go-on", tmp_path / "screen"
+    program = script(SETTING + _COMPILES)
+    with (
+        screen.open("w") as err,
+        started(tmp_path, "-n", "2", "--timeout", "80", str(program), str(go_on), stderr=err) as job,
+    ):
+        job.wait_until(lambda: "pass the value" in screen.read_text(), "report")
+        job.wait_for_output("compiling", 2)
+        assert "the processes disagree at cross-process call #1\n" in screen.read_text()
+        assert "- %cst = stablehlo.constant dense<2.0" in screen.read_text()
+        assert not any("called" in log.read_text() for log in job.run_dir.glob("rank-*.out"))
+        go_on.touch()
+        result = job.result()
+    assert (result.code, result.verdict()["outcome"]) == (0, "ok"), screen.read_text()
+    assert str(result.verdict()["divergence"]) in screen.read_text()
+    assert screen.read_text().count("the processes disagree") == 1, screen.read_text()
+
+
+# ---- no call differs
+
+
+@pytest.mark.parametrize(
+    ("kind", "mode"),
+    [("stopped", "record"), ("last-batch-sleep", "strict"), extended("typing", "record")],
+)
+def test_a_rank_that_is_stuck_is_named_with_its_line(tmp_path: Path, kind: str, mode: str) -> None:
+    result = diverge(tmp_path, mode, kind, flags=STALL)
+    assert (result.code, result.verdict()["outcome"], result.verdict()["divergence"]) == (124, "stall", ""), result.err
+    shown = result.err.rpartition("no progress")[2]
+    odd, other = (0, 1) if STUCK[kind] else (1, 0)
+    where = "stopped by a signal" if kind == "stopped" else place(kind)
+    assert re.search(rf"^  1 rank +{odd} .*{where}", shown, re.MULTILINE), result.err
+    assert re.search(rf"^  1 rank +{other} .*{place(kind, 'the others')}", shown, re.MULTILINE), result.err
+    if mode == "strict":  # those that wait for their turn are explained like those that wait in the call
+        assert "waits for it in JAX" in " ".join(shown.split()), result.err
+
+
+@pytest.mark.extended
 def test_a_ring_of_pairs_that_nobody_holds_up_is_a_hang(tmp_path: Path) -> None:
-    result = diverge(tmp_path, "record", "meshes-in-turn", 4, *STALL)
+    result = diverge(tmp_path, "record", "meshes-in-turn", size=3, flags=STALL)
     assert (result.code, result.verdict()["outcome"]) == (124, "stall"), result.err
-    assert f"4 ranks  0-3  {place('meshes-in-turn')}" in result.err
+    assert f"3 ranks  0-2  {place('meshes-in-turn')}" in result.err
 
 
-def test_a_divergence_that_the_program_swallows_is_reported_at_the_end(tmp_path: Path) -> None:
-    result = diverge(tmp_path, "strict", "swallowed", 2)
-    assert result.out.count("skipped: DivergenceError") == 2, result
-    assert "the processes disagree at cross-process call #4" in result.err, result.err
-
-
-def test_every_kind_has_its_test() -> None:
-    sources = "".join(path.read_text() for path in (HERE / "diverging").glob("*.py"))
-    kinds = {name.replace("_", "-") for name in re.findall(r"^@kind\ndef (\w+)", sources, re.MULTILINE)}
-    assert kinds == {case.kind for case in CASES} | {*STUCK, *OWN_ERRORS, "meshes-in-turn"}
+@pytest.mark.parametrize(
+    ("kind", "words"),
+    [
+        ("callback", "ValueError: a bad record"),
+        extended("barrier-names", "AssertionError: sync_global_devices name mismatch"),
+    ],
+)
+def test_an_error_of_a_ranks_own_is_the_headline(tmp_path: Path, kind: str, words: str) -> None:
+    result = diverge(tmp_path, "record", kind)
+    assert (result.code, result.verdict()["outcome"]) == (1, "failed"), result.err
+    assert words in str(result.verdict()["traceback"]) and "DivergenceError" not in result.err, result.err

@@ -1,88 +1,73 @@
-"""The calls that are recorded in further jobs: groups, failures, forks, caches."""
+"""Calls of ranks that differ, as record mode records them, and calls that wait for the others in strict mode."""
 
 import os
+import re
 import signal
 import time
 
 import pytest
-from recording import SETTING, line_of, record
+from recording import SETTING, line_of, named
+from worker_harness import worker_harnesses
 
-from jaxrun.protocol.flight_file import COMPILING_SINCE_WORD, PID_WORD
-from jaxrun.protocol.worker_messages import Call
+from jaxrun.protocol.flight_file import STRICT_WORD
+from jaxrun.protocol.worker_messages import Call, Done
 
 pytestmark = pytest.mark.jax_version
 
+# ---- record
 
-def test_groups_of_ranks_count_their_calls_apart(start, script):
-    body = """
+_DIFFERENCES = """
 def call_on(ranks):
     devices = [d for d in jax.devices() if d.process_index in ranks]
     sharding = NamedSharding(Mesh(np.array(devices), ("part",)), P("part"))
     if jr.rank in ranks:
-        a = jax.make_array_from_process_local_data(sharding, np.ones((2,), np.float32))
-        doubled = jax.jit(lambda b: b * 2)
+        a = jax.make_array_from_process_local_data(sharding, np.ones((1,), np.float32))
+        @jax.jit
+        def doubled(b):
+            return b * 2
         doubled(a), doubled(a)
 for ranks in ((0, 1, 2), (0, 2), (1, 2), (1,)):
     call_on(ranks)
-"""
-    workers = record(start, script, body, 3)
-    numbers = [[(call.ranks, call.number) for call in worker.flight.calls] for worker in workers]
-    both = [1, 2]
-    assert numbers[0] == [("0-2", n) for n in both] + [("0, 2", n) for n in both]
-    assert numbers[1] == [("0-2", n) for n in both] + [("1-2", n) for n in both]
-    assert numbers[2] == [(ranks, n) for ranks in ("0-2", "0, 2", "1-2") for n in both]
-    chains = [{(call.ranks, call.number): call.chain for call in worker.flight.calls} for worker in workers]
-    assert chains[0].items() <= chains[1].items() | chains[2].items()
-    assert chains[1].items() <= chains[0].items() | chains[2].items()
 
-
-def test_a_difference_between_the_ranks_shows(start, script):
-    body = """
 @partial(jax.jit, static_argnums=1)
 def scaled(a, s):
     return a * s
 scaled(x, 2.0 + jr.rank)
 order = jax.devices() if jr.rank == 0 else jax.devices()[::-1]
-a = jax.make_array_from_process_local_data(NamedSharding(Mesh(np.array(order), ("data",)), P("data")), np.ones((2, 3)))
-print([d.id for d in order])
-jax.jit(lambda b: b * 2)(a)
-"""
-    one, other = (worker.flight.programs for worker in record(start, script, body))
-    assert one[1]["key"] == other[1]["key"]
-    assert one[1]["code"] != other[1]["code"]
-    assert one[2]["key"] != other[2]["key"]
-    assert (
-        one[2]["mesh"].removeprefix("data=4: ").split(",") == other[2]["mesh"].removeprefix("data=4: ").split(",")[::-1]
-    )
+a = jax.make_array_from_process_local_data(NamedSharding(Mesh(np.array(order), ("data",)), P("data")), np.ones((1, 3)))
+@jax.jit
+def turned(b):
+    return b * 2
+turned(a)
 
+from jax.experimental.compilation_cache import compilation_cache
+folder = f"{os.environ['CACHE']}-{jr.rank}"
+jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)
+jax.config.update("jax_compilation_cache_dir", folder)
+compilation_cache.reset_cache()
+@jax.jit
+def cached(a):
+    return a * 3 + 1
+cached(x)
+if jr.rank == 0:
+    for entry in os.listdir(folder):
+        os.unlink(f"{folder}/{entry}")
+jax.clear_caches()
+cached(x)  # rank 0 compiles, the others read what they have compiled
 
-def test_a_call_that_raises_has_been_made(start, script):
-    body = """
 def fail(v):
     raise ValueError("in the callback")
 @jax.jit
 def failing(a):
     return jax.pure_callback(fail, jax.ShapeDtypeStruct((), np.float32), a.sum())
-jax.jit(lambda a: a * 2)(x)
 try:
     failing(x).block_until_ready()
 except Exception as error:
-    print(type(error).__name__)
-"""
-    (worker,) = record(start, script, body.replace("mesh = ", ""), 1, env={"JAX_NUM_CPU_DEVICES": "2"})
-    assert worker.flight.calls == []  # one process makes no cross-process calls
-    workers = start([script(SETTING + body)], 2).run(timeout=30)
-    for worker in workers:
-        assert [call.name for call in worker.flight.calls] == ["jit(<lambda>)", "jit(failing)"]
-        assert worker.flight.pending is None
+    print(type(error).__name__, flush=True)
 
-
-_HANGS = """
-summed = jax.jit(lambda a: a.sum())
-summed(x).block_until_ready()
 if jr.rank == 1:
     print("waiting", flush=True)
-    time.sleep(60)
+    time.sleep(600)
 @jax.jit
 def waited(a):
     return a.sum()
@@ -90,72 +75,195 @@ waited(x).block_until_ready()  # hangs
 """
 
 
-def test_the_first_call_of_a_program_is_seen_while_it_hangs_and_after_the_rank_has_died(start, script):
-    harness = start([script(SETTING + _HANGS)], 2, env={"JAX_NUM_CPU_DEVICES": "1"})  # which it runs in the call itself
-    first, second = harness.workers
-    deadline = time.monotonic() + 30
-    while not (first.flight.pending and "waiting" in second.out) and time.monotonic() < deadline:
-        harness.poll(0.05)
-        harness.send_due()
-    place = f"{os.path.basename(harness.argv[0])}:{line_of(_HANGS, 'hangs')} <module>"
-    assert first.flight.pending == (2, "0-1", "jit(waited)", place)
-    assert [call.name for call in first.received(Call) if call.is_compiled] == ["jit(<lambda>)", "jit(waited)"]
-    os.kill(first.pid, signal.SIGKILL)
-    while first.status is None and time.monotonic() < deadline:
-        harness.poll(0.05)
-    assert first.status == -signal.SIGKILL
-    assert first.flight.pending == (2, "0-1", "jit(waited)", place)
-    assert [call.number for call in first.flight.calls] == [1]
-    assert second.flight.pending is None
+@pytest.fixture(scope="module")
+def job(tmp_path_factory):
+    """Three ranks that run _DIFFERENCES, until rank 1 waits outside of the last call, and rank 0 in it was killed."""
+    folder = tmp_path_factory.mktemp("differences")
+    (folder / "program.py").write_text(SETTING + _DIFFERENCES)
+    env = {"CACHE": str(folder / "cache"), "JAX_NUM_CPU_DEVICES": "1"}  # a single device runs it in the call itself
+    with worker_harnesses(folder) as begin:
+        harness = begin([folder / "program.py"], 3, env=env)
+        first, second, third = harness.workers
+        deadline = time.monotonic() + 60
+        while not ("waiting" in second.out and all("jit(waited)" in (w.flight.pending or ()) for w in (first, third))):
+            assert time.monotonic() < deadline, harness.describe()
+            harness.poll(0.05)
+            harness.send_due()
+        os.kill(first.pid, signal.SIGKILL)
+        while first.status is None:
+            assert time.monotonic() < deadline, harness.describe()
+            harness.poll(0.05)
+        yield harness.workers
 
 
-def test_a_process_that_the_program_forks_leaves_the_recorder_alone(start, script):
-    body = """
-doubled = jax.jit(lambda a: a * 2)
-doubled(x)
-import warnings
-warnings.simplefilter("ignore")
-pid = os.fork()
-if pid == 0:
-    jax.monitoring.record_scalar("/jax/core/compile/backend_compile_duration", 0.0, fun_name="in the child")
-    os._exit(0)
-os.waitpid(pid, 0)
-doubled(x)
-"""
-    for worker in record(start, script, body):
-        flight = worker.flight
-        assert flight.words[PID_WORD] == worker.pid
-        assert flight.made == 2
-        assert "in the child" not in flight.compiled
-        assert flight.words[COMPILING_SINCE_WORD] == 0
+def test_groups_of_ranks_count_their_calls_apart(job):
+    calls = [named(worker, "doubled") for worker in job]
+    numbers = [[(call.ranks, call.number) for call in made] for made in calls]
+    both = [1, 2]
+    assert numbers[0] == [("0-2", n) for n in both] + [("0, 2", n) for n in both]
+    assert numbers[1] == [("0-2", n) for n in both] + [("1-2", n) for n in both]
+    assert numbers[2] == [(ranks, n) for ranks in ("0-2", "0, 2", "1-2") for n in both]
+    chains = [{(call.ranks, call.number): call.chain for call in made} for made in calls]
+    assert chains[0].items() <= chains[1].items() | chains[2].items()
+    assert chains[1].items() <= chains[0].items() | chains[2].items()
 
 
-def test_the_compiled_programs_of_other_jobs_do_not_matter(start, script, tmp_path):
-    body = """
-jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)
-jax.config.update("jax_compilation_cache_dir", os.environ["CACHE"] + ("" if jr.rank else "-0"))
-jax.jit(lambda a: a * 3 + a.sum())(x)
-"""
-    env = {"CACHE": str(tmp_path / "cache")}
-    cold = record(start, script, body, env=env)
-    for entry in os.listdir(tmp_path / "cache-0"):
-        os.unlink(tmp_path / "cache-0" / entry)
-    warm = record(start, script, body, env=env)
-    codes = {call.code for worker in (*cold, *warm) for call in worker.received(Call)}
+def test_a_difference_between_the_ranks_shows(job):
+    one, other = (named(worker, "scaled")[0].program for worker in job[:2])
+    assert one["key"] == other["key"]
+    assert one["code"] != other["code"]
+    one, other = (named(worker, "turned")[0].program for worker in job[:2])
+    assert one["key"] != other["key"]
+    meshes = [program["mesh"].removeprefix("data=3: ").split(",") for program in (one, other)]
+    assert len(meshes[0]) == 3 and meshes[0] == meshes[1][::-1]
+
+
+def test_what_the_compile_cache_holds_does_not_matter(job):
+    codes = {call.code for worker in job for call in worker.received(Call) if call.name == "jit(cached)"}
     assert len(codes) == 1
     assert codes != {""}
+    assert [len(named(worker, "cached")) for worker in job] == [2, 2, 2]
 
 
-def test_an_executable_that_was_loaded_is_known_by_its_key_only(start, script):
-    body = """
-from jax.experimental import serialize_executable
-compiled = jax.jit(lambda a: a * 3).lower(x).compile()
-loaded = serialize_executable.deserialize_and_load(*serialize_executable.serialize(compiled))
+def test_a_call_that_raises_has_been_made(job):
+    assert [len(named(worker, "failing")) for worker in job] == [1, 1, 1]
+    assert job[0].out.endswith("Error\n")  # it alone runs the callback
+    assert job[1].flight.pending is None
+
+
+def test_the_first_call_of_a_program_is_seen_while_it_hangs_and_after_the_rank_has_died(job):
+    first, second, _ = job
+    assert first.status == -signal.SIGKILL
+    number, *call = first.flight.pending
+    assert call == ["0-2", "jit(waited)", f"program.py:{line_of(_DIFFERENCES, 'hangs')} <module>"]
+    assert number == max(call.number for call in first.flight.calls if call.ranks == "0-2") + 1
+    assert [call.name for call in first.received(Call) if call.is_compiled][-1] == "jit(waited)"
+    assert named(first, "waited") == [] and second.flight.pending is None
+
+
+# ---- strict
+
+_HELD = """
+doubled = jax.jit(lambda a: a * 2)
+for _ in range(3):
+    doubled(x)
+jax.jit(lambda a: a + 1)(jnp.ones(3))
+made_ahead = doubled.lower(x).compile()
+made_ahead(x), made_ahead(x)
+def in_thread():
+    doubled(x)
+thread = threading.Thread(target=in_thread)
+thread.start()
+thread.join()
+
+@partial(jax.jit, static_argnums=1)
+def differs(a, s):
+    return a * s
 for _ in range(2):
-    loaded(x)
+    try:
+        differs(x, 2.0 + jr.rank)
+    except jr.DivergenceError as error:
+        print(error, flush=True)
+doubled(x)
+
+def late():
+    while not os.path.exists(os.environ["GO_ON"]):
+        time.sleep(0.01)
+    doubled(x)
+    print("called", flush=True)
+threading.Thread(target=late, daemon=True).start()
 """
-    for worker in record(start, script, body):
-        (call, _) = worker.flight.calls
-        assert call.program["code"] == call.program["text"] == ""
-        assert call.program["arguments"] == [["", "float32[4,3]", "P('data',)"]]
-        assert len(call.program["key"]) == 16
+
+
+@pytest.fixture(scope="module")
+def held(tmp_path_factory):
+    """Two ranks that run _HELD in strict mode, at their end; their last calls are made once both main threads wait."""
+    folder = tmp_path_factory.mktemp("held")
+    go_on = folder / "go-on"
+    (folder / "program.py").write_text(SETTING + _HELD)
+    with worker_harnesses(folder) as begin:
+        harness = begin([folder / "program.py"], 2, local={"lockstep": "strict"}, env={"GO_ON": str(go_on)})
+        deadline = time.monotonic() + 60
+        while not all("called" in worker.out for worker in harness.workers):
+            assert time.monotonic() < deadline, harness.describe()
+            harness.poll(0.02)
+            if not all(worker.received(Done) for worker in harness.workers):
+                harness.send_due()
+            else:
+                go_on.touch()
+                harness.answer_calls()
+        yield harness.run()
+
+
+def test_in_strict_mode_every_call_waits_for_the_others(held):
+    for worker in held:
+        calls = [(call.number, call.waits_for_answer, call.is_compiled) for call in worker.received(Call)]
+        assert calls[0] == (1, True, False)  # before its program is compiled; the next one is compiled ahead of time
+        assert calls[1:7] == [(n, True, True) for n in range(1, 7)]
+        assert worker.flight.words[STRICT_WORD] == 1
+
+
+def test_a_program_may_go_on_after_a_divergence_error(held):
+    for worker in held:
+        numbers = [int(line.split()[1].strip("#:")) for line in worker.out.splitlines()[:-1]]
+        assert numbers == [7, 8]
+        assert [call.number for call in worker.flight.calls] == [*range(1, 7), 9, 10]
+        assert worker.flight.pending is None
+
+
+def test_a_thread_may_wait_for_its_call_while_the_main_thread_waits_to_leave(held):
+    assert [(worker.status, worker.out.splitlines()[-1]) for worker in held] == [(0, "called")] * 2
+
+
+def test_out_of_step_is_an_error_at_the_users_line(start, script):
+    body = """
+def main():
+    @jax.jit
+    def lowered(a):
+        return a * (2.0 + jr.rank)
+    @jax.jit
+    def compiled(a):
+        return a * (3.0 + jr.rank)
+    compiled = compiled.lower(x).compile()
+    try:
+        lowered(x)
+    except jr.DivergenceError as error:
+        print(error)
+    compiled(x)  # here
+main()
+"""
+    workers = start([script(SETTING + body)], 2, local={"lockstep": "strict"}).run(kill_on_failure=False)
+    for worker in workers:
+        words = worker.failure()
+        assert [name for name in worker.flight.compiled if name in ("jit(lowered)", "jit(compiled)")] == [
+            "jit(compiled)"
+        ]
+        assert worker.out.startswith("call #1: 0: program")
+        assert (words.error, worker.status, words.notes) == ("DivergenceError", 1, ())
+        assert words.message.startswith("call #2: 0: program")
+        frames = [line for line in words.traceback.splitlines() if line.startswith("  File ")]
+        assert [re.sub(r".*, line (\d+), in (.*)", r"\1 \2", frame) for frame in frames] == [
+            f"{line_of(body, 'here') + 1} <module>",
+            f"{line_of(body, 'here')} main",
+        ]
+        assert words.traceback.splitlines()[-1].startswith("jaxrun_runtime.DivergenceError: call #2: ")
+
+
+def test_a_rank_that_waits_ends_when_its_agent_does(start, script):
+    body = """
+jax.jit(lambda a: a * 2)(x) if jr.rank == 0 else time.sleep(600)
+print("not reached", flush=True)
+"""
+    harness = start([script(SETTING + body)], 2, local={"lockstep": "strict"})
+    first = harness.workers[0]
+    deadline = time.monotonic() + 60
+    while not first.received(Call):
+        assert time.monotonic() < deadline, harness.describe()
+        harness.poll(0.02)
+        harness.send_due()
+    first.channel.close()
+    while first.status is None:
+        assert time.monotonic() < deadline, harness.describe()
+        harness.poll(0.02)
+    assert first.status == 70
+    assert "not reached" not in first.out

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import os
 import signal
+import time
 from typing import NamedTuple
 
 import jax.numpy as jnp
@@ -37,7 +38,7 @@ KINDS = {
 
 
 @pytest.fixture(scope="module")
-def gangs():
+def gangs(patient_gangs):
     """gangs(kind) → a gang that is kept for the module."""
     made = {}
 
@@ -66,7 +67,7 @@ def polynomial(x):
     return {"value": 3 * x + 1, "point": Point(-x, jnp.stack([x, 2 * x]))}
 
 
-@pytest.mark.parametrize("count", [0, 1, 2, 7, 1000, 70_001])
+@pytest.mark.parametrize("count", [0, 7, 70_001])
 @pytest.mark.parametrize("chunk", ["auto", 300])
 def test_results_are_those_of_each_item_in_order(gang, count, chunk):
     xs = np.arange(count, dtype=np.float32)
@@ -76,14 +77,6 @@ def test_results_are_those_of_each_item_in_order(gang, count, chunk):
     np.testing.assert_array_equal(result["point"].y, np.stack([xs, 2 * xs], axis=1))
     assert isinstance(result["point"], Point)
     assert result["value"].dtype == np.float32
-
-
-def test_a_second_map_of_the_same_function_is_not_a_new_one(gang):
-    first = map(gang, polynomial, np.arange(5.0, dtype=np.float32))
-    second = map(gang, polynomial, np.arange(50_000.0, dtype=np.float32))
-    again = map(gang, polynomial, np.arange(5.0, dtype=np.float32))
-    np.testing.assert_array_equal(first["value"], again["value"])
-    assert len(second["value"]) == 50_000
 
 
 def test_axes_static_arguments_and_what_is_not_mapped(gang):
@@ -96,18 +89,6 @@ def test_axes_static_arguments_and_what_is_not_mapped(gang):
         gang, f, {"w": np.ones((2, 3)), "x": xs}, in_axes={"w": None, "x": 1}, static={"power": 2, "name": "n"}
     )
     np.testing.assert_allclose(result, np.stack([xs.sum(0) ** 2] * 2, axis=1))
-
-
-def test_a_list_of_numbers_is_one_array(one):
-    assert map(one, lambda x: x + 1, [1, 2, 3]).tolist() == [2, 3, 4]
-    assert map(one, lambda pair: pair[0] + pair[1], [(1, 2), (3, 4)]).tolist() == [3, 7]
-    assert map(one, lambda x: x, []) == []
-
-
-def test_numbers_that_do_not_fit_are_refused(one):
-    with pytest.raises(OverflowError, match="jax_enable_x64"):
-        map(one, lambda x: x, [1, 2**40])
-    assert one.healthy
 
 
 def test_imap_streams_in_order_and_stops_when_it_is_left(gang):
@@ -126,32 +107,18 @@ def test_imap_streams_in_order_and_stops_when_it_is_left(gang):
     assert len(gang.run(os.getpid)) == gang.processes
 
 
-def test_imap_takes_trees_and_an_end_that_is_uneven(gang):
-    items = ({"a": number, "b": np.full(2, number)} for number in range(25))
-    results = list(imap(gang, lambda item: (item["a"], item["b"].sum()), items, chunk=4))
-    assert [(int(a), int(b)) for a, b in results] == [(number, 2 * number) for number in range(25)]
-    assert list(imap(gang, lambda x: x, iter([]))) == []
-    assert list(imap(gang, lambda x: None, iter(range(3)))) == [None] * 3
-
-
-def test_imap_refuses_items_that_the_first_does_not_foretell(one):
-    with pytest.raises(TypeError, match="the first is"):
-        list(imap(one, lambda x: x, iter([1, 2.5]), chunk=1))
-    assert list(imap(one, lambda x: x, iter([1, 2]), chunk=1)) == [1, 2]
-
-
 def branches(x):
     return "positive" if x > 0 else "not"
 
 
-def test_a_function_that_cannot_be_traced_is_refused_with_its_line_and_the_way_out(gang):
+def test_a_function_that_cannot_be_traced_is_refused_with_its_line_and_the_way_out(one):
     with pytest.raises(NotTraceable) as caught:
-        map(gang, branches, np.arange(3))
+        map(one, branches, np.arange(3))
     text = str(caught.value)
     assert "cannot trace branches" in text
     assert f"{__file__}:" in text and 'return "positive" if x > 0' in text
     assert "jax=False" in text
-    assert gang.healthy
+    assert one.healthy
 
 
 def test_jax_false_calls_a_python_function_for_each_item(gang):
@@ -161,21 +128,14 @@ def test_jax_false_calls_a_python_function_for_each_item(gang):
     assert "plain Python" in str(last_stats(gang))
 
 
-def test_python_items_are_spread_over_the_ranks(one):
+def test_python_items_are_spread_over_the_ranks(one, tmp_path):
     def wait_for_the_other(number):
-        import time
-
-        (folder / str(number)).touch()
-        while not (folder / str(1 - number)).exists():
+        (tmp_path / str(number)).touch()
+        while not (tmp_path / str(1 - number)).exists():
             time.sleep(0.001)
         return os.getpid()
 
-    import pathlib
-    import tempfile
-
-    with tempfile.TemporaryDirectory() as name:
-        folder = pathlib.Path(name)
-        pids = map(one, wait_for_the_other, range(2), jax=False)
+    pids = map(one, wait_for_the_other, range(2), jax=False)
     assert sorted(pids) == sorted(worker.pid for worker in one.workers)
 
 
@@ -190,17 +150,18 @@ def test_a_python_item_that_raises_is_named(one):
         map(one, fails_at_17, range(100), jax=False)
     assert caught.value.__notes__ == ["raised for item 17"]
     assert caught.value.rank in (0, 1)
-    seen = []
+    results = imap(one, fails_at_17, range(100), jax=False)
+    assert list(itertools.islice(results, 17)) == list(range(17))
     with pytest.raises(LookupError):
-        seen.extend(imap(one, fails_at_17, range(100), jax=False))
+        next(results)
     assert one.healthy
 
 
-def test_an_error_while_tracing_is_the_functions_own(gang):
+def test_an_error_while_tracing_is_the_functions_own(one):
     with pytest.raises(ZeroDivisionError) as caught:
-        map(gang, lambda x: x * (1 / 0), np.arange(3.0))
-    assert caught.value.ranks == tuple(range(gang.processes))
-    assert gang.healthy
+        map(one, lambda x: x * (1 / 0), np.arange(3.0))
+    assert caught.value.ranks == tuple(range(one.processes))
+    assert one.healthy
 
 
 @pytest.mark.parametrize("jax", [True, False])
@@ -217,21 +178,19 @@ def test_an_interrupt_ends_a_map_and_leaves_the_gang_usable(one, jax):
     assert map(one, lambda x: x + 1, [1, 2]).tolist() == [2, 3]
 
 
-def test_a_rank_that_dies_is_named_and_the_next_map_works():
-    with jaxrun.Gang(2, 1, platform="cpu") as gang:
-        with pytest.raises(jaxrun.WorkerDied) as caught:
-            map(gang, lambda x: os.kill(os.getpid(), signal.SIGKILL) if x == 3 else x, range(100), jax=False)
-        assert caught.value.signal == signal.SIGKILL
-        assert map(gang, lambda x: x + 1, [1, 2]).tolist() == [2, 3]
-
-
-def test_arguments_that_do_not_fit_are_usage_errors(one):
+def test_lists_are_taken_and_arguments_that_do_not_fit_are_refused(one):
+    assert map(one, lambda x: x + 1, [1, 2, 3]).tolist() == [2, 3, 4]
+    assert map(one, lambda pair: pair[0] + pair[1], [(1, 2), (3, 4)]).tolist() == [3, 7]
+    assert map(one, lambda x: x, []) == []
+    with pytest.raises(OverflowError, match="jax_enable_x64"):
+        map(one, lambda x: x, [1, 2**40])
     with pytest.raises(UsageError, match="chunk"):
         map(one, polynomial, [1], chunk=0)
     with pytest.raises(UsageError, match="in_axes"):
         map(one, polynomial, np.ones(3), in_axes=(0, 0))
     with pytest.raises(UsageError, match="jax=False"):
         map(one, polynomial, {"a": [1]}, jax=False)
+    assert one.healthy
 
 
 def test_the_chosen_distribution_is_in_the_statistics(one):
@@ -239,3 +198,21 @@ def test_the_chosen_distribution_is_in_the_statistics(one):
     stats = last_stats(one)
     assert (stats.processes, stats.devices, stats.chunk_size, stats.items) == (2, 1, 30, 100)
     assert "2 processes x 1 device (cpu), chunks of 30: 100 items" in str(stats)
+
+
+def test_imap_takes_trees_and_an_end_that_is_uneven(one):
+    items = ({"a": number, "b": np.full(2, number)} for number in range(25))
+    results = list(imap(one, lambda item: (item["a"], item["b"].sum()), items, chunk=4))
+    assert [(int(a), int(b)) for a, b in results] == [(number, 2 * number) for number in range(25)]
+    assert list(imap(one, lambda x: x, iter([]))) == []
+    assert list(imap(one, lambda x: None, iter(range(3)))) == [None] * 3
+    with pytest.raises(TypeError, match="the first is"):
+        list(imap(one, lambda x: x, iter([1, 2.5]), chunk=1))
+    assert one.healthy
+
+
+def test_a_rank_that_dies_is_named_and_the_next_map_works(one):
+    with pytest.raises(jaxrun.WorkerDied) as caught:
+        map(one, lambda x: os.kill(os.getpid(), signal.SIGKILL) if x == 3 else x, range(100), jax=False)
+    assert caught.value.signal == signal.SIGKILL
+    assert map(one, lambda x: x + 1, [1, 2]).tolist() == [2, 3]

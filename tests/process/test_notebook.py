@@ -1,5 +1,9 @@
-"""A real notebook with a gang, executed once as a whole: what its cells show."""
+"""Notebooks with gangs in real kernels: what the cells of one show, and kernels that are interrupted or killed."""
 
+import ast
+import re
+import time
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -11,145 +15,244 @@ pytest.importorskip("ipykernel")
 pytest.importorskip("nbclient")
 
 import notebooks
+from notebooks import TIME_LIMIT, Kernel, processes, wait_until_gone
 
+
+@dataclass(frozen=True)
+class Cell:
+    """A cell, and parts of what it shows; none: it shows nothing. `In[name]` stands for the name of another cell."""
+
+    source: str
+    shows: tuple[str, ...] = ()
+    error: str = ""
+
+
+PATIENT = "import jaxrun.gang.call as c\nc.INTERRUPT_TIMEOUT_S = c.FAILURE_GRACE_S = 60\n"
 CELLS = {
     # A kernel that has initialised JAX must not matter.
-    "start": "import jax; jax.devices()\n%load_ext jaxrun\n%gang -n 3 -d 2",
-    "same": "%%gang\nimport jax\nprint('loss 0.3')\njax.process_count(), jax.device_count()",
-    "differing": "%%gang\nr = jax.process_index()\nprint(f'from {r}')\nr * 10",
-    "quiet": "%%gang\nr;",
-    "get": "gang['r']",
-    "set": "import numpy\ngang['z'] = numpy.arange(3)",
-    "use": "%%gang\nint(z.sum()) + 1",
-    "define": "%%gang\ndef check(x):\n    if x == 1:\n        raise ValueError(f'bad {x}')\n    return x\n",
-    "one fails": "%%gang\nprint('before')\ncheck(r)",
-    "all fail": "%%gang\nimport time\nif r == 1:\n    raise KeyError('one')\ntime.sleep(0.3)\nraise OSError('others')",
-    "syntax": "%%gang\nx = 1\nx = = 2",
-    "group": "%%gang\nraise ExceptionGroup('several', [ValueError('x')])",
-    "collective": """%%gang
+    "start": Cell(
+        f"import jax; jax.devices()\n{PATIENT}%load_ext jaxrun\n%gang -n 2 -d 2", ("2 processes x 2 devices",)
+    ),
+    "same": Cell(
+        "%%gang\nimport jax\nprint('loss 0.3')\njax.process_count(), jax.device_count()", ("[0-1] loss 0.3\n(2, 4)",)
+    ),
+    "differing": Cell(
+        "%%gang\nr = jax.process_index()\nprint(f'from {r}')\nr * 10",
+        (
+            "[0] from 0\nrank 1 printed 1 other line:\n[1] from 1\n",
+            "\n0\nother on rank 1:\n[1] 10",
+        ),
+    ),
+    "quiet": Cell("%%gang\nr;"),
+    "get": Cell("gang['r']", ("(0, 1)",)),
+    "set": Cell("import numpy\ngang['z'] = numpy.arange(3)"),
+    "use": Cell("%%gang\nint(z.sum()) + 1", ("4",)),
+    "define": Cell("%%gang\ndef check(x):\n    if x == 1:\n        raise ValueError(f'bad {x}')\n    return x\n"),
+    "one fails": Cell(
+        "%%gang\nprint('before')\ncheck(r)",
+        (
+            "[0-1] before\n",
+            "rank 1 raised\nTraceback (most recent call last):\n",
+            "  Cell In[one fails], line 3, in <module>\n    check(r)\n",
+            "  Cell In[define], line 4, in check\n    raise ValueError(f'bad {x}')\nValueError: bad 1",
+        ),
+        "ValueError",
+    ),
+    "all fail": Cell(
+        """%%gang
+import time, jaxrun_runtime
+first = jaxrun_runtime.run_dir / 'first'
+if r == 1:
+    first.touch()
+    raise KeyError('one')
+while not first.exists():
+    time.sleep(0.01)
+time.sleep(1)
+raise OSError('others')""",
+        (
+            "rank 1 raised; other errors of rank 0 are folded above\n",
+            "KeyError: 'one'",
+            "rank 0 raised OSError: others:\n",
+            "  Cell In[all fail], line 10, in <module>\n",
+        ),
+        "KeyError",
+    ),
+    "syntax": Cell(
+        "%%gang\nx = 1\nx = = 2",
+        ("all ranks raised the same\n  Cell In[syntax], line 3\n    x = = 2\n",),
+        "RemoteError",
+    ),
+    "group": Cell(
+        "%%gang\nraise ExceptionGroup('several', [ValueError('x')])",
+        ("all ranks raised the same\n", "ExceptionGroup: several (1 sub-exception)\n"),
+        "RemoteError",
+    ),
+    "collective": Cell(
+        """%%gang
 import jax.numpy as jnp
 from jax.sharding import NamedSharding, PartitionSpec
-mesh = jax.make_mesh((6,), ("x",))
+mesh = jax.make_mesh((4,), ("x",))
 sharding = NamedSharding(mesh, PartitionSpec("x"))
 whole = jax.make_array_from_callback((12,), sharding, lambda index: jnp.arange(12.0)[index])
 float(jnp.sum(whole))""",
-    "a part": "gang['whole']",
-    "timeout": "%%gang --timeout 0.5\ntime.sleep(100)",
-    "after": "%%gang\nr",
-    "functions": "import time\ndef inner(rank):\n    return 1 / rank\ndef outer():\n    import jax\n"
-    "    print('working')\n    return inner(jax.process_index())\n",
-    "run": "gang.run(outer)",
-    "timeout of run": "gang.run(lambda: time.sleep(100), timeout=0.5)",
-    "silent": "%%gang\ntime.sleep(3.5)",
-    "died": "%%gang\nimport os\nif r == 1:\n    os.kill(os.getpid(), 9)\ntime.sleep(100)",
-    "anew": "%%gang\n'r' in globals()",
-    "state": "%gang",
-    "reshape": "%gang -n 2   # a comment, as people write them",
-    "as it is": "%%gang -n 2\nimport jax\njax.process_count()",
-    "shell": "%%gang\n!echo from $((40 + 2))\nx = !echo out\nx[0]",
-    "magics": "%%gang\n%matplotlib inline\nfrom matplotlib import pyplot\npyplot.plot([0, 1])\ndisplay('shown');",
-    "await": "%%gang\nimport asyncio\nawait asyncio.sleep(0, 'awaited')",
-    "one rank": "%%gang --rank 1\nprint('only one')\njax.process_index()",
-    "no such rank": "%%gang --rank 2\n1",
-    "help": "%gang --help",
-    "typo": "%gang -n two",
-    "after a typo": "%%gang\n1",
-    "stop": "%gang stop",
-    "defaults": "%%gang\n'default'",
-    "mine": "%gang stop\ngang = 5\n%gang -n 2",
+        ("66.0",),
+    ),
+    "a part": Cell("gang['whole']", ("process_allgather",), "ValueError"),
+    "timeout": Cell(
+        "%%gang --timeout 5\ntime.sleep(100)",
+        ("ranks 0-1 did not return within 5 s", "  2 ranks  0-1  In[timeout]:2 <module>"),
+        "CallTimeout",
+    ),
+    "after": Cell("%%gang\nr", ("0\nother on rank 1:\n[1] 1",)),
+    "functions": Cell(
+        "def inner(rank):\n    return 1 / rank\ndef outer():\n    import jax\n"
+        "    print('working')\n    return inner(jax.process_index())\n"
+    ),
+    "run": Cell(
+        "gang.run(outer)",
+        (
+            "[0-1] working\n",
+            "  Cell In[functions], line 2, in inner\n    return 1 / rank\n",
+            "\n----> 1 gang.run(outer)\n",
+        ),
+        "ZeroDivisionError",
+    ),
+    "state": Cell("%gang", ("jaxrun: 2 processes x 2 devices (cpu) on this machine; process ids ",)),
+    "shell": Cell("%%gang\n!echo from $((40 + 2))\nx = !echo out\nx[0]", ("[0-1] from 42\n", "'out'")),
+    "magics": Cell(
+        "%%gang --rank 1\n%matplotlib inline\nfrom matplotlib import pyplot\npyplot.plot([0, 1])\ndisplay('shown');",
+        ("shown",),
+    ),
+    "await": Cell("%%gang\nimport asyncio\nawait asyncio.sleep(0, 'awaited')", ("'awaited'",)),
+    "one rank": Cell("%%gang --rank 1\nprint('only one')\njax.process_index()", ("[1] only one\n1",)),
+    "no such rank": Cell("%%gang --rank 2\n1", ("this gang has ranks 0-1, and no rank 2",), "UsageError"),
+    "silent": Cell("%%gang\nimport time\ntime.sleep(3.5)", ("2 ranks done in ",)),
+    "died": Cell(
+        "%%gang\nimport os\nif r == 1:\n    os.kill(os.getpid(), 9)\ntime.sleep(100)",
+        ("rank 1 of 2 was killed by SIGKILL (9)",),
+        "WorkerDied",
+    ),
+    "anew": Cell("%%gang\n'r' in globals()", ("started anew, what its ranks knew is lost", "\nFalse")),
+    "reshape": Cell(
+        "%gang -n 1   # a comment, as people write them",
+        ("jaxrun: 1 process x 1 device (cpu) on this machine, started in ",),
+    ),
+    "as it is": Cell("%%gang -n 1\nimport jax\njax.process_count()", ("1",)),
+    "help": Cell("%gang --help", ("--env NAME=VALUE",)),
+    "typo": Cell("%gang -n two", ("'two' is not a valid integer",), "UsageError"),
+    "after a typo": Cell("%%gang\n1", ("the last %gang failed",), "UsageError"),
+    "stop": Cell("%gang stop", ("the gang has ended",)),
+    "defaults": Cell("%%gang\n'default'", ("started in ", "'default'")),
+    "mine": Cell("%gang stop\ngang = 5\n%gang -n 2", ("gang is a variable of yours, of type int",), "UsageError"),
 }
 
 
 @pytest.fixture(scope="module")
 def notebook(tmp_path_factory):
-    return notebooks.execute(tmp_path_factory.mktemp("notebook"), CELLS)
+    sources = {name: cell.source for name, cell in CELLS.items()}
+    return notebooks.execute(tmp_path_factory.mktemp("notebook"), sources)
 
 
-@pytest.mark.parametrize(
-    ("cell", "text"),
-    [
-        ("same", "[0-2] loss 0.3\n(3, 6)"),
-        ("differing", "[0] from 0\nranks 1-2 printed 2 other lines:\n[1] from 1\n[2] from 2\n"),
-        ("differing", "\n0\nother on ranks 1-2:\n[1] 10\n[2] 20"),
-        ("get", "(0, 1, 2)"),
-        ("use", "4"),
-        ("collective", "66.0"),
-        ("after", "0\nother on ranks 1-2:\n[1] 1\n[2] 2"),
-        ("silent", "3 ranks done in "),
-        ("anew", "started anew, what its ranks knew is lost"),
-        ("anew", "\nFalse"),
-        ("state", "jaxrun: 3 processes x 2 devices (cpu) on this machine; process ids "),
-        ("reshape", "jaxrun: 2 processes x 1 device (cpu) on this machine, started in "),
-        ("shell", "[0-1] from 42\n"),
-        ("shell", "'out'"),
-        ("magics", "shown"),
-        ("await", "'awaited'"),
-        ("one rank", "[1] only one\n1"),
-        ("help", "--env NAME=VALUE"),
-        ("stop", "the gang has ended"),
-        ("defaults", "started in "),
-        ("defaults", "'default'"),
-    ],
-)
-def test_a_cell_shows(notebook, cell, text):
-    assert text in notebook[cell].text
-    assert not notebook[cell].error
+@pytest.mark.parametrize("name", CELLS)
+def test_a_cell_shows(notebook, name):
+    shown, cell = notebook[name], CELLS[name]
+    assert shown.error == cell.error
+    for part in cell.shows:
+        assert re.sub(r"In\[(.*?)\]", lambda cell: f"In[{[*CELLS].index(cell[1]) + 1}]", part) in shown.text
+    if not cell.shows:
+        assert shown == notebooks.Shown("", "", "", "")
 
 
-@pytest.mark.parametrize("cell", ["quiet", "define", "set"])
-def test_a_cell_without_anything_to_show_shows_nothing(notebook, cell):
-    assert notebook[cell] == notebooks.Shown("", "", "", "")
-
-
-def test_a_figure_of_the_main_rank_is_shown(notebook):
+def test_a_cell_shows_the_figures_of_its_first_rank_folds_other_ranks_and_starts_no_shape_again(notebook):
     assert notebook["magics"].images == 1
-
-
-def test_a_shape_that_is_there_is_not_started_again(notebook):
-    assert notebook["as it is"].text == "2"
-
-
-def test_output_of_other_ranks_is_folded(notebook):
     before, _, folded = notebook["differing"].html.partition("<details>")
     assert "[0] from 0" in before
     assert "[1] from 1" in folded
-
-
-@pytest.mark.parametrize(
-    ("cell", "error", "texts"),
-    [
-        (
-            "one fails",
-            "ValueError",
-            [
-                "[0-2] before\n",
-                "rank 1 raised\nTraceback (most recent call last):\n  Cell In[9], line 3, in <module>\n    check(r)\n",
-                "  Cell In[8], line 4, in check\n    raise ValueError(f'bad {x}')\nValueError: bad 1",
-            ],
-        ),
-        ("all fail", "KeyError", ["rank 1 raised; other errors of ranks 0, 2 are folded above\n", "KeyError: 'one'"]),
-        ("all fail", "KeyError", ["ranks 0, 2 raised OSError: others:\n", "  Cell In[10], line 6, in <module>\n"]),
-        ("syntax", "RemoteError", ["all ranks raised the same\n  Cell In[11], line 3\n    x = = 2\n"]),
-        ("group", "RemoteError", ["all ranks raised the same\n", "ExceptionGroup: several (1 sub-exception)\n"]),
-        ("timeout", "CallTimeout", ["ranks 0-2 did not return within 0.5 s", "  3 ranks  0-2  In[15]:2 <module>"]),
-        ("died", "WorkerDied", ["rank 1 of 3 was killed by SIGKILL (9)"]),
-        ("typo", "UsageError", ["'two' is not a valid integer"]),
-        ("no such rank", "UsageError", ["this gang has ranks 0-1, and no rank 2"]),
-        ("after a typo", "UsageError", ["the last %gang failed"]),
-        ("mine", "UsageError", ["gang is a variable of yours, of type int"]),
-        ("a part", "ValueError", ["process_allgather"]),
-        ("run", "ZeroDivisionError", ["[0-2] working\n", "  Cell In[17], line 3, in inner\n    return 1 / rank\n"]),
-        ("run", "ZeroDivisionError", ["\n----> 1 gang.run(outer)\n"]),
-        ("timeout of run", "CallTimeout", ["In[19]:1 <lambda>"]),
-    ],
-)
-def test_an_error_is_shown_with_the_lines_of_its_cells(notebook, cell, error, texts):
-    assert notebook[cell].error == error
-    for text in texts:
-        assert text in notebook[cell].text
+    assert notebook["as it is"].text == "1"
 
 
 def test_no_error_shows_frames_of_ours(notebook):
     for package in (jaxrun, jaxrun_runtime):
         directory = str(Path(package.__file__).parent)
         assert [name for name, shown in notebook.items() if directory in shown.text] == []
+
+
+# ---- kernels
+
+STUBBORN = """\
+%%gang
+import time
+print('asleep')
+until = time.monotonic() + 100
+while time.monotonic() < until:
+    try:
+        time.sleep(100)
+    except KeyboardInterrupt:
+        open({path!r}, 'w').close()
+"""
+
+
+@pytest.fixture
+def kernel(tmp_path):
+    started = Kernel(tmp_path)
+    try:
+        started.start_gang()
+        yield started
+    finally:
+        started.close()
+
+
+SLEEP = "print('asleep')\nimport time\ntime.sleep(100)"
+A_CELL = f"%%gang\n{SLEEP}"
+A_FUNCTION = f"def sleep():\n    {SLEEP.replace(chr(10), chr(10) + '    ')}\n\ngang.run(sleep)"
+
+
+def test_an_interrupt_ends_what_the_ranks_run_and_they_go_on(kernel):
+    kernel.run(PATIENT)
+    for cell, shown in (
+        (A_CELL, "all ranks raised the same\nTraceback (most recent call last):\n  Cell In["),
+        (A_FUNCTION, "----> 6 gang.run(sleep)\n"),
+    ):
+        interrupted = kernel.run(cell, kernel.interrupt)
+        assert interrupted.error == "KeyboardInterrupt"
+        assert "the gang goes on, its ranks know what they knew" in interrupted.text
+        assert shown in interrupted.text
+        assert kernel.run("%%gang\nknown").result == "True"
+
+
+@pytest.mark.extended
+def test_ranks_that_cannot_be_interrupted_are_started_anew_and_a_second_interrupt_ends_them_at_once(kernel, tmp_path):
+    stuck = kernel.run(STUBBORN.format(path=str(tmp_path / "no")), kernel.interrupt)
+    assert stuck.error == "KeyboardInterrupt"
+    assert "ranks 0-1 could not be interrupted; the gang is started anew when it is used next" in stuck.text
+    assert kernel.run("%%gang\n'known' in globals()").result == "False"
+
+    kernel.run(f"{PATIENT}gang['known'] = True")
+    caught = tmp_path / "caught"
+
+    def interrupt_twice():
+        kernel.interrupt()
+        deadline = time.monotonic() + TIME_LIMIT
+        while not caught.exists():
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+        kernel.interrupt()
+
+    ranks = ast.literal_eval(kernel.run("[worker.pid for worker in gang.workers]").result)
+    ended = kernel.run(STUBBORN.format(path=str(caught)), interrupt_twice)
+    assert ended.error == "KeyboardInterrupt"
+    wait_until_gone(ranks, kernel.mark)
+    assert kernel.run("1 + 1").result == "2"
+    assert kernel.run("%%gang\n'known' in globals()").result == "False"
+
+
+@pytest.mark.extended
+def test_a_kernel_that_starts_anew_or_is_killed_leaves_no_process(kernel):
+    before = processes(kernel.mark)
+    assert len(before) > 3  # itself, two ranks, and what starts them
+    kernel.restart()
+    wait_until_gone(before, kernel.mark)
+    kernel.start_gang()
+    again = processes(kernel.mark)
+    kernel.kill()
+    wait_until_gone(again, kernel.mark)

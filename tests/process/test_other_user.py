@@ -11,6 +11,7 @@ import stat
 import tempfile
 import warnings
 from collections.abc import Callable, Iterator
+from itertools import takewhile
 from pathlib import Path
 
 import numpy as np
@@ -19,7 +20,8 @@ import pytest
 from harness import MISBEHAVE, TIME_LIMIT, Job, start_command
 
 import jaxrun
-from jaxrun.protocol.names import GANG_TOKEN, TOKEN
+from jaxrun.gang import rank_connections
+from jaxrun.protocol.names import TOKEN
 
 STRANGER = 65534
 PRIVATE = ("environ", "mem", "fd", "map_files", "maps")
@@ -62,15 +64,47 @@ def entered(pids: list[int]) -> list[str]:
     return found
 
 
+def gang_processes(gang: jaxrun.Gang) -> list[int]:
+    """Those between this process and the gang's ranks, of which the second is its launcher, and all below that."""
+    above = list(takewhile(lambda process: process.pid != os.getpid(), psutil.Process(gang.workers[0].pid).parents()))
+    launcher = above[-2]
+    return [process.pid for process in (above[-1], launcher, *launcher.children(recursive=True))]
+
+
+def links(pids: list[int]) -> set[str]:
+    """What the descriptors of these processes lead to."""
+    found = set()
+    for pid in pids:
+        with contextlib.suppress(OSError):
+            for fd in Path(f"/proc/{pid}/fd").iterdir():
+                with contextlib.suppress(OSError):
+                    found.add(os.readlink(fd))
+    return found
+
+
 def unix_sockets(pids: list[int]) -> list[str]:
     """The names at which these processes listen, or could be reached, by Unix sockets."""
-    inodes = set()
-    for pid in pids:
-        for fd in Path(f"/proc/{pid}/fd").iterdir():
-            with contextlib.suppress(OSError):
-                inodes.add(os.readlink(fd))
+    inodes = links(pids)
     rows = [line.split() for line in Path("/proc/net/unix").read_text().splitlines()[1:]]
     return sorted({row[7] for row in rows if len(row) > 7 and f"socket:[{row[6]}]" in inodes})
+
+
+def shared_files(pids: list[int]) -> list[Path]:
+    """The files of shared memory that these processes have open or mapped."""
+    words = links(pids)
+    for pid in pids:
+        with contextlib.suppress(OSError):
+            words.update(Path(f"/proc/{pid}/maps").read_text().split())
+    return [Path(word) for word in words if word.startswith("/dev/shm/") and Path(word).exists()]
+
+
+def shows(pids: list[int], token: str) -> bool:
+    """Whether a command line has the token."""
+    for pid in pids:
+        with contextlib.suppress(OSError):
+            if token.encode() in Path(f"/proc/{pid}/cmdline").read_bytes():
+                return True
+    return False
 
 
 def connected(paths: list[str]) -> list[str]:
@@ -86,26 +120,22 @@ def connected(paths: list[str]) -> list[str]:
 
 
 def test_another_user_cannot_enter_a_gang(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Neither its sockets and directory, nor its fork server and launchers, nor the memory that it shares."""
-    before = set(os.listdir("/dev/shm"))
-    own = psutil.Process()
-    others = {process.pid for process in own.children(recursive=True)}  # of other tests, maybe as another user
+    """Neither its sockets and directory, nor its fork server and launcher, nor the memory that it shares."""
+    token = "ab" * 32
+    monkeypatch.setattr(rank_connections, "new_token", lambda: token)
     with jaxrun.Gang(2, platform="cpu") as gang:
-        instance = gang._lifecycle.instance
-        token = instance._listener.environ[GANG_TOKEN]
-        directory = instance._listener.directory
+        directory = gang.run_dir.parent
         call = gang.start_call(np.sum, np.ones(2**20))  # whose array is in a memory file
         assert call.running == (0, 1)
-        pids = [process.pid for process in own.children(recursive=True) if process.pid not in others]
-        sockets = unix_sockets([own.pid, *pids])
-        assert {worker.pid for worker in gang.workers} | {instance.launcher.pid} <= set(pids)
+        pids = [os.getpid(), *gang_processes(gang)]
+        sockets = [str(directory / "ranks"), *unix_sockets(pids)]
+        assert {worker.pid for worker in gang.workers} <= set(pids)
         assert stat.S_IMODE(directory.stat().st_mode) == 0o700
         assert as_stranger(lambda: os.access(directory, os.R_OK) or os.access(directory, os.X_OK)) is False
-        assert as_stranger(lambda: entered([own.pid, *pids])) == []
+        assert as_stranger(lambda: entered(pids)) == []
         assert as_stranger(lambda: connected(sockets)) == []
-        assert not any(token.encode() in Path(f"/proc/{pid}/cmdline").read_bytes() for pid in pids)
-        new = [Path("/dev/shm") / name for name in set(os.listdir("/dev/shm")) - before]
-        assert not [path for path in new if path.stat().st_uid == 0 and path.stat().st_mode & 0o077]
+        assert not shows(pids[1:], token)
+        assert not [path for path in shared_files(pids) if path.stat().st_mode & 0o077]
         assert [float(total) for total in call.results()] == [2.0**20] * 2
 
 
@@ -129,7 +159,7 @@ def test_another_user_cannot_enter_a_job_or_learn_its_token(open_directory: Path
         assert token in rendezvous.read_text()
         assert as_stranger(lambda: [os.access(path, os.R_OK) for path in (open_directory, rendezvous)]) == [True, False]
         assert len(pids) > 2 and as_stranger(lambda: entered(pids)) == []
-        assert not any(token.encode() in Path(f"/proc/{pid}/cmdline").read_bytes() for pid in pids)
+        assert not shows(pids, token)
         assert unix_sockets(pids) == []
         shown = [path for path in run_dir.rglob("*") if path.is_file() and token.encode() in path.read_bytes()]
         assert shown == []

@@ -1,9 +1,10 @@
-"""The output on the terminal and in the log files of real jobs."""
+"""The output of real jobs on the terminal and in the log files, and what their ranks read as standard input."""
 
 from __future__ import annotations
 
 import contextlib
 import fcntl
+import hashlib
 import os
 import pty
 import re
@@ -12,11 +13,11 @@ import struct
 import subprocess
 import sys
 import termios
-import time
 from pathlib import Path
 
 import pytest
-from harness import jaxrun, started
+from harness import TIME_LIMIT, jaxrun, started
+from terminals import TerminalSession
 
 
 def write(tmp_path: Path, text: str) -> str:
@@ -67,92 +68,104 @@ def test_on_a_terminal_the_screen_has_its_width_and_colours(tmp_path: Path) -> N
     assert " the end" in screen and "x" * 20_000 + " the end" in (tmp_path / "run" / "rank-0000.err").read_text()
 
 
-def test_quiet_ranks_are_not_printed_but_logged(tmp_path: Path) -> None:
-    program = write(tmp_path, "import jax\nprint('I am', jax.process_index())\n")
-    result = jaxrun(tmp_path, "-n", "2", "--only-rank", "1", program)
-    assert result.out == "[1] I am 1\n"
-    assert "I am 0" in (result.run_dir / "rank-0000.out").read_text()
-    quiet = jaxrun(tmp_path / "..", "--run-dir", str(tmp_path / "quiet"), "-n", "2", "--quiet-ranks", "1", program)
-    assert quiet.out == "[0] I am 0\n"
+def test_ranks_that_are_not_shown_are_logged_and_strange_names_and_arguments_arrive_as_they_are(tmp_path: Path) -> None:
+    folder = tmp_path / "a b 'c' \"d\" ü\nnew"
+    folder.mkdir()
+    program = write(folder, "import sys, jax\nprint('I am', jax.process_index())\nprint(ascii(sys.argv[1:]))\n")
+    arguments = ["", " ", "'", '"', "\n", "ü", "$HOME", "*", "--help", "-n"]
+    result = jaxrun(tmp_path, "-n", "2", "--only-rank", "1", program, *arguments)
+    assert result.out == f"[1] I am 1\n[1] {arguments!a}\n", result.err
+    assert "I am 0\n" in (result.run_dir / "rank-0000.out").read_text()
 
 
-def test_bytes_are_preserved(tmp_path: Path) -> None:
+def test_a_slow_reader_stalls_nobody_and_every_byte_is_preserved(tmp_path: Path) -> None:
+    lines = 100_000
     code = (
-        "import sys\nout = sys.stdout.buffer\n"
+        f"import sys\nfor i in range({lines}):\n    print('line', i)\nsys.stdout.flush()\nout = sys.stdout.buffer\n"
         r"out.write(b'\xff\xfe not utf-8 \x00\n' + b'bar   1%\rbar 100%\n' + b'no newline'); out.flush()"
-        "\n"
+        "\nopen('ended', 'w').close()\n"
     )
     with started(tmp_path, "-n", "1", write(tmp_path, code)) as job:
+        job.wait_until((tmp_path / "ended").exists, "end of the program")  # nobody has read a byte of its output yet
         out = job.process.stdout.buffer.read()  # type: ignore[union-attr]
-        job.process.wait()
-    assert out == b"[0] \xff\xfe not utf-8 \x00\n[0] bar 100%\n[0] no newline\n"
+        assert job.process.wait(TIME_LIMIT) == 0
+    *shown, odd, bar, last = out.split(b"\n")[:-1]
+    assert shown == [b"[0] line %d" % i for i in range(lines)]
+    assert [odd, bar, last] == [b"[0] \xff\xfe not utf-8 \x00", b"[0] bar 100%", b"[0] no newline"]
     log = (job.run_dir / "rank-0000.out").read_bytes()
     assert log.endswith(b"\xff\xfe not utf-8 \x00\nbar   1%\rbar 100%\nno newline")
 
 
-def test_a_slow_reader_stalls_nobody_and_loses_nothing(tmp_path: Path) -> None:
-    lines = 100_000
-    code = f"for i in range({lines}):\n    print('line', i)\nopen('ended', 'w').close()\n"
-    with started(tmp_path, "-n", "1", write(tmp_path, code)) as job:
-        deadline = time.monotonic() + 60
-        while not (tmp_path / "ended").exists():  # nobody has read a byte of its output yet
-            assert time.monotonic() < deadline and job.process.poll() is None
-            time.sleep(0.05)
-        result = job.result()
-    assert result.code == 0
-    assert result.out.splitlines() == [f"[0] line {i}" for i in range(lines)]
-
-
 def test_a_closed_stdout_ends_the_output_not_the_job(tmp_path: Path) -> None:
+    """Beside that, its run directory has the name of the program, and `latest` points to it."""
     code = "for i in range(50_000):\n    print('line', i)\nopen('ended', 'w').close()\n"
-    command = [sys.executable, "-m", "jaxrun", "--run-dir", str(tmp_path / "run"), "-n", "1", write(tmp_path, code)]
+    command = [sys.executable, "-m", "jaxrun", "-n", "1", write(tmp_path, code)]
     piped = subprocess.run(
         ["bash", "-c", '"$@" | head -n 3; echo "codes ${PIPESTATUS[*]}"', "bash", *command],
         cwd=tmp_path,
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=TIME_LIMIT,
     )
     assert piped.stdout.splitlines()[-1] == "codes 0 0"
     assert (tmp_path / "ended").exists()
-    assert "line 49999" in (tmp_path / "run" / "rank-0000.out").read_text()
+    ignored, run, latest = sorted(path.name for path in (tmp_path / "jaxrun-runs").iterdir())
+    assert (ignored, latest) == (".gitignore", "latest") and re.fullmatch(r"\d{4}-\d{4}-program", run)
+    assert os.readlink(tmp_path / "jaxrun-runs" / "latest") == run
+    assert "line 49999" in (tmp_path / "jaxrun-runs" / run / "rank-0000.out").read_text()
 
 
+@pytest.mark.extended  # tests/unit/test_output.py always fills a disk
 @pytest.mark.filterwarnings("ignore:os.fork.. was called:RuntimeWarning")  # where jax has been imported into pytest
 def test_a_full_disk_costs_logs_and_never_the_job(tmp_path: Path) -> None:
-    code = "for i in range(40_000):\n    print('line', i)\n"
+    code = "for i in range(20_000):\n    print('line', i)\n"
     limit = lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, 100_000))  # noqa: E731
-    result = jaxrun(tmp_path, "-n", "2", write(tmp_path, code), preexec_fn=limit)
+    result = jaxrun(tmp_path, "-n", "1", write(tmp_path, code), preexec_fn=limit)
     assert result.code == 0, result.err
-    assert result.out.count("\n") == 80_000
+    assert result.out.count("\n") == 20_000
     assert result.err.count("cannot write") == 1
 
 
-def test_without_a_run_directory_nothing_is_left_behind(tmp_path: Path) -> None:
-    program = write(tmp_path, "import jaxrun_runtime as jr\nprint(jr.run_dir)\n")
-    command = [sys.executable, "-m", "jaxrun", "-n", "2", "--no-run-dir", program]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=60)
-    assert done.returncode == 0
-    assert done.stdout.count("None") == 2
+# ---- standard input
+
+
+def test_input_on_a_rank_without_standard_input_says_who_has_it(tmp_path: Path) -> None:
+    code = "try:\n    print('read', input('name? '))\nexcept EOFError as error:\n    print(error)\n"
+    (tmp_path / "answers").write_text("Ada\n")
+    with (tmp_path / "answers").open() as stdin:
+        result = jaxrun(tmp_path, "-n", "2", "--stdin", "1", write(tmp_path, code), stdin=stdin)
+    assert result.code == 0, result
+    assert "[1] name? read Ada\n" in result.out
+    assert "rank 0 has no standard input: rank 1 has jaxrun's (--stdin RANK|all|none)\n" in result.out
+
+
+SUMS = """
+import hashlib, sys
+import jaxrun_runtime as jr
+if jr.rank != 1:
+    data = sys.stdin.buffer.read()
+    print("read", len(data), hashlib.md5(data).hexdigest())
+"""
+
+
+def test_all_ranks_read_all_of_a_pipe_and_one_that_has_finished_stops_nobody(tmp_path: Path) -> None:
+    data = b"".join(b"%d\n" % number for number in range(500_000))
+    (tmp_path / "data").write_bytes(data)
+    with subprocess.Popen(["cat", tmp_path / "data"], stdout=subprocess.PIPE) as pipe:
+        result = jaxrun(tmp_path, "-n", "2", "--stdin", "all", write(tmp_path, SUMS), stdin=pipe.stdout)
+    assert result.code == 0, result
+    assert result.out == f"[0] read {len(data)} {hashlib.md5(data).hexdigest()}\n"
+
+
+def test_all_ranks_read_what_is_typed_and_ctrl_c_still_interrupts(tmp_path: Path) -> None:
+    """Beside that, without a run directory nothing is left behind."""
+    code = 'import jaxrun_runtime as jr\nprint("read", input(), jr.run_dir)\nprint("at its end")\ninput()\n'
+    program = write(tmp_path, code)
+    with TerminalSession(tmp_path, "-n", "2", "--no-run-dir", "--stdin", "all", program) as terminal:
+        terminal.type("Ada\n")
+        for _ in range(2):
+            terminal.wait_for("at its end")
+        terminal.type("\x03")
+        assert terminal.end() == 130, terminal.text
+    assert terminal.text.count("read Ada None\n") == 2
     assert [path.name for path in tmp_path.iterdir()] == ["program.py"]
-
-
-def test_the_default_run_directory_is_named_for_the_program_and_latest_points_to_it(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "jaxrun", "-n", "1", write(tmp_path, "print('x')\n")]
-    for _ in range(2):
-        subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=60, check=True)
-    runs = sorted(path.name for path in (tmp_path / "jaxrun-runs").iterdir())
-    assert len(runs) == 4 and runs[0] == ".gitignore" and runs[-1] == "latest"
-    assert all(re.fullmatch(r"\d{4}-\d{4}-program(-2)?", run) for run in runs[1:3])
-    assert os.readlink(tmp_path / "jaxrun-runs" / "latest") in runs
-
-
-def test_strange_names_and_arguments_arrive_as_they_are(tmp_path: Path) -> None:
-    folder = tmp_path / "a b 'c' \"d\" ü\nnew"
-    folder.mkdir()
-    program = folder / "pro gram.py"
-    program.write_text("import sys\nprint(ascii(sys.argv[1:]))\n")
-    arguments = ["", " ", "'", '"', "\n", "ü", "$HOME", "*", "--help", "-n"]
-    result = jaxrun(tmp_path, "-n", "1", str(program), *arguments)
-    assert result.code == 0, result.err
-    assert ascii(arguments) in result.out

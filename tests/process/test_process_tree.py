@@ -1,7 +1,8 @@
-"""Resource trackers are told from other processes, and outlive the group that is killed."""
+"""Everything that a launcher started is killed, but resource trackers outlive the group that they clean up for."""
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
@@ -9,6 +10,7 @@ import sys
 import time
 from multiprocessing import shared_memory
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -52,7 +54,7 @@ def test_a_group_is_killed_and_its_tracker_removes_the_shared_memory() -> None:
     assert group_members(worker.pid) == below | {worker.pid}
     kill_group(worker.pid)
     assert worker.wait() == -signal.SIGKILL
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + 60
     while Path(f"/dev/shm/{name}").exists() or group_members(worker.pid):
         assert time.monotonic() < deadline
         time.sleep(0.01)
@@ -69,3 +71,80 @@ def test_the_last_sweep_waits_for_trackers_but_not_for_ever(tracker: str) -> Non
         shared_memory.SharedMemory(name).unlink()
     assert (left, alive) == (tracker == "stopped", "False"), done.stderr
     assert (float(seconds) >= TRACKER_GRACE_S) == (tracker == "stopped")
+
+
+# ---- kill_all
+
+# In a process of its own, as kill_all kills every child. Prints the processes started and killed, and the seconds.
+BREEDER = """
+import json, os, sys, time
+from jaxrun.agent import subreaper
+
+read, write = os.pipe()
+
+def breed(depth):
+    if depth and os.fork() == 0:
+        os.setsid()
+        os.write(write, b"%d\\n" % os.getpid())
+        breed(depth - 1)
+        if depth % 2:
+            time.sleep(60)
+        os._exit(0)
+
+subreaper.become_subreaper()
+depth = int(sys.argv[1])
+breed(depth)
+started = b""
+while started.count(b"\\n") < depth:
+    started += os.read(read, 1000)
+began = time.monotonic()
+killed = subreaper.kill_all(50.0)
+print(json.dumps([list(map(int, started.split())), killed, time.monotonic() - began]))
+"""
+SPARES_ONE = """
+import json, os, time
+from jaxrun.agent import subreaper
+
+subreaper.become_subreaper()
+def sleeper():
+    pid = os.fork()
+    if not pid:
+        time.sleep(60)
+    return pid
+guard, others = sleeper(), [sleeper(), sleeper()]
+killed = subreaper.kill_all(spare=(guard,))
+lives = os.waitpid(guard, os.WNOHANG) == (0, 0)
+began = time.monotonic()
+again = subreaper.kill_all(50.0, spare=(guard,))
+seconds = time.monotonic() - began
+os.kill(guard, 9)
+print(json.dumps([sorted(killed) == sorted(others), lives, again, seconds < 30]))
+"""
+
+
+def run_code(code: str, *arguments: object) -> Any:
+    command = [sys.executable, "-c", code, *map(str, arguments)]
+    answer = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
+    return json.loads(answer.stdout)
+
+
+def test_generations_with_sessions_of_their_own_are_gone_and_strangers_are_not_killed() -> None:
+    stranger = subprocess.Popen(["sleep", "60"])
+    try:
+        started, killed, _ = run_code(BREEDER, 5)  # the second and fourth end by themselves and leave their children
+        assert len(started) == 5
+        assert {started[0], started[2], started[4]} <= set(killed) <= set(started)
+        assert [pid for pid in started if Path(f"/proc/{pid}").exists()] == []
+        assert stranger.poll() is None
+    finally:
+        stranger.kill()
+        stranger.wait()
+
+
+def test_without_children_it_returns_at_once() -> None:
+    started, killed, seconds = run_code(BREEDER, 0)
+    assert started == killed == [] and seconds < 30  # less than it waits for others
+
+
+def test_the_one_to_spare_lives_and_is_not_waited_for() -> None:
+    assert run_code(SPARES_ONE) == [True, True, [], True]

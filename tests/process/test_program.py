@@ -21,6 +21,44 @@ print(sys.argv, sys.path, __name__, __file__, __cached__, __package__, __doc__, 
 print(sorted(vars(main)), vars(main) is globals(), type(__builtins__), type(__loader__))
 print(__spec__ and (__spec__.name, __spec__.origin), type(__spec__), getattr(__loader__, "path", None))
 '''
+_LIBRARY = """
+import warnings
+def f():
+    warnings.warn("hidden", DeprecationWarning)
+    warnings.warn("its caller", DeprecationWarning, 2)
+"""
+_WARNS = """
+import warnings, library
+warnings.warn("old", DeprecationWarning)
+warnings.warn("odd")
+library.f()
+"""
+_POOL = """
+import multiprocessing, pickle, sys
+class Item:
+    def __init__(self, n): self.n = n
+def double(item):
+    return Item(item.n * 2), sys.argv, sys.path[0], __name__
+if __name__ == "__main__":
+    assert pickle.loads(pickle.dumps(Item(3))).n == 3
+    context = multiprocessing.get_context(sys.argv[1])
+    with context.Pool(2) as pool:
+        for item, *rest in pool.map(double, [Item(1), Item(2)]):
+            print(item.n, *rest)
+    child = context.Process(target=sys.exit, args=(4,))
+    child.start()
+    child.join()
+    print(child.exitcode)
+"""
+_LATE = """
+import atexit, threading, time
+word = "global"
+def later():
+    time.sleep(0.1)
+    print(word, "of a thread")
+atexit.register(lambda: print(word, "of a handler"))
+threading.Thread(target=later).start()
+"""
 # What a worker does with an error; its status, and the text that the launcher prints.
 _RUNNER = """
 import os, sys
@@ -73,6 +111,10 @@ def folder(tmp_path):
         "raises.py": "def f():\n    raise ValueError('no')\n\n\nf()\n",
         "chain.py": "try:\n    1 / 0\nexcept ZeroDivisionError as e:\n    raise ValueError('no') from e\n",
         "text.py": "import sys\nsys.exit('text')\n",
+        "library.py": _LIBRARY,
+        "warns.py": _WARNS,
+        "pool.py": _POOL,
+        "late.py": _LATE,
     }
     for name, text in files.items():
         path = tmp_path / name
@@ -89,55 +131,45 @@ def folder(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "argv",
+    ("command", "error"),
     [
-        ["probe.py", "a", "b"],
-        ["./probe.py", "-m", "--", ""],
-        ["sub/../probe.py"],
-        ["link.py"],
-        ["link/probe.py"],
-        ["with space é.py", "é", "a b"],
-        ["latin.py"],
-        ["compiled.pyc", "a"],
-        ["compiled.dat"],
-        ["directory", "a"],
-        ["./directory/"],
-        ["archive.zip", "a"],
-        ["-m", "package", "a"],
-        ["-m", "package.module", "-m", "a"],
-        ["-m", "probe"],
+        ("probe.py|a|b", ""),
+        ("./probe.py|-m|--|", ""),
+        ("sub/../probe.py", ""),
+        ("link.py", ""),
+        ("link/probe.py", ""),
+        ("with space é.py|é|a b", ""),
+        ("latin.py", ""),
+        ("compiled.pyc|a", ""),
+        ("compiled.dat", ""),
+        ("directory|a", ""),
+        ("./directory/", ""),
+        ("archive.zip|a", ""),
+        ("-m|package|a", ""),
+        ("-m|package.module|-m|a", ""),
+        ("-m|probe", ""),
+        ("bad.py", "SyntaxError"),
+        ("bad.pyc", "Bad magic number"),
+        ("raises.py", "ValueError: no"),
+        ("chain.py", "direct cause"),
+        ("text.py", "text"),
+        ("empty", "can't find '__main__' module"),
+        ("-m|nothing", "No module named nothing"),
+        ("-m|package.nothing", "No module named package.nothing"),
+        ("-m|package.inner", "is a package and cannot be directly executed"),
     ],
-    ids=" ".join,
 )
-def test_a_program_finds_what_it_would_find_under_python(folder, argv):
-    status, out, err = _as_python(folder, *argv)
-    assert (status, err) == (0, "")
-    assert out
+def test_a_program_finds_what_it_would_find_under_python_and_its_error_reads_the_same(folder, command, error):
+    status, out, err = _as_python(folder, *command.split("|"))
+    assert status == bool(error)
+    assert error in err if error else out and not err
 
 
-def test_an_absolute_path_is_kept(folder):
+def test_the_current_directory_is_searched_for_a_module_alone_and_an_absolute_path_is_kept(folder):
+    (folder / "sub" / "probe.py").write_text("import sys, os; print(os.getcwd() in sys.path, '' in sys.path)")
+    assert _as_python(folder, "sub/probe.py")[1] == "False False\n"
+    assert os.fspath(folder) in _as_python(folder, "-m", "package.module")[1]
     assert str(folder / "probe.py") in _as_python(folder, folder / "probe.py", "a")[1]
-
-
-@pytest.mark.parametrize(
-    ("argv", "text"),
-    [
-        (["bad.py"], "SyntaxError"),
-        (["bad.pyc"], "Bad magic number"),
-        (["raises.py"], "ValueError: no"),
-        (["chain.py"], "direct cause"),
-        (["text.py"], "text"),
-        (["empty"], "can't find '__main__' module"),
-        (["-m", "nothing"], "No module named nothing"),
-        (["-m", "package.nothing"], "No module named package.nothing"),
-        (["-m", "package.inner"], "is a package and cannot be directly executed"),
-    ],
-    ids=str,
-)
-def test_an_error_reads_as_under_python(folder, argv, text):
-    status, _, err = _as_python(folder, *argv)
-    assert status == 1
-    assert text in err
 
 
 def test_an_error_of_a_module_is_shown_without_runpy(folder):
@@ -150,47 +182,12 @@ def test_an_error_of_a_module_is_shown_without_runpy(folder):
 
 
 def test_warnings_are_shown_as_under_python(folder):
-    (folder / "library.py").write_text(
-        """
-import warnings
-def f():
-    warnings.warn("hidden", DeprecationWarning)
-    warnings.warn("its caller", DeprecationWarning, 2)
-"""
-    )
-    (folder / "warns.py").write_text(
-        """
-import warnings, library
-warnings.warn("old", DeprecationWarning)
-warnings.warn("odd")
-library.f()
-"""
-    )
     _, _, err = _as_python(folder, "warns.py")
     assert "old" in err and "odd" in err and "its caller" in err and "hidden" not in err
 
 
 @pytest.mark.parametrize("method", ["spawn", "fork", "forkserver"])
 def test_processes_of_the_programs_own_find_its_main_module(folder, method):
-    (folder / "pool.py").write_text(
-        """
-import multiprocessing, pickle, sys
-class Item:
-    def __init__(self, n): self.n = n
-def double(item):
-    return Item(item.n * 2), sys.argv, sys.path[0], __name__
-if __name__ == "__main__":
-    assert pickle.loads(pickle.dumps(Item(3))).n == 3
-    context = multiprocessing.get_context(sys.argv[1])
-    with context.Pool(2) as pool:
-        for item, *rest in pool.map(double, [Item(1), Item(2)]):
-            print(item.n, *rest)
-    child = context.Process(target=sys.exit, args=(4,))
-    child.start()
-    child.join()
-    print(child.exitcode)
-"""
-    )
     _, out, _ = _as_python(folder, "pool.py", method)
     assert out.splitlines()[-1] == "4"
     status, out, err = _run(folder, "-c", _RUNNER, "-m", "pool", method, safe=True)
@@ -198,42 +195,16 @@ if __name__ == "__main__":
 
 
 def test_threads_and_exit_handlers_find_the_programs_globals_after_its_end(folder):
-    text = """
-import atexit, threading, time
-word = "global"
-def later():
-    time.sleep(0.1)
-    print(word, "of a thread")
-atexit.register(lambda: print(word, "of a handler"))
-threading.Thread(target=later).start()
-"""
-    (folder / "late.py").write_text(text)
     for argv in ["late.py"], ["-m", "late"]:
         assert _as_python(folder, *argv)[1] == "global of a thread\nglobal of a handler\n"
 
 
 @pytest.mark.parametrize(
     "code",
-    [
-        "",
-        "None",
-        "0",
-        "3",
-        "-1",
-        "256",
-        "True",
-        "2**70",
-        "-2**70",
-        "'text'",
-        "''",
-        "1.5",
-        "[]",
-        "(1, 2)",
-        "object",
-    ],
+    ["", "None", "0", "3", "-1", "256", "True", "2**70", "-2**70", "'text'", "''", "1.5", "[]", "(1, 2)", "object"],
 )
-def test_an_exit_status_is_the_one_that_python_gives(folder, code):
-    result = subprocess.run([sys.executable, "-c", f"raise SystemExit({code})"], capture_output=True)
+def test_an_exit_status_is_the_one_that_python_gives(code):
+    result = subprocess.run([sys.executable, "-SIc", f"raise SystemExit({code})"], capture_output=True)
     assert program.exit_status(eval(f"SystemExit({code})")) == result.returncode
 
 
@@ -241,12 +212,6 @@ def test_a_program_that_has_gone_is_a_plain_error(folder):
     status, _, err = _run(folder, "-c", _RUNNER, "nowhere.py", safe=True)
     assert status == 1
     assert err == f"FileNotFoundError: [Errno 2] No such file or directory: '{folder / 'nowhere.py'}'\n"
-
-
-def test_the_current_directory_is_not_searched_but_for_a_module(folder):
-    (folder / "sub" / "probe.py").write_text("import sys, os; print(os.getcwd() in sys.path, '' in sys.path)")
-    assert _as_python(folder, "sub/probe.py")[1] == "False False\n"
-    assert os.fspath(folder) in _as_python(folder, "-m", "package.module")[1]
 
 
 @pytest.mark.parametrize(

@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import time
+from types import SimpleNamespace
 
 import pytest
 from harness import TIME_LIMIT
@@ -126,6 +127,20 @@ def finish(look):
     return look.texts
 
 
+@pytest.fixture
+def processes(monkeypatch):
+    """All that are started."""
+    started = []
+
+    def start(*arguments, **more):
+        started.append(subprocess.Popen(*arguments, **more))
+        return started[-1]
+
+    names = {**vars(subprocess), "Popen": start}
+    monkeypatch.setattr(pyspy, "subprocess", SimpleNamespace(**names))
+    return started
+
+
 def test_a_stopped_process_is_dumped_without_halting_it(py_spy):
     look = NativeDump([Target(0, 4711), Target(5, 4712, stopped=True)], time.monotonic(), py_spy(ANSWER))
     texts = finish(look)
@@ -133,29 +148,34 @@ def test_a_stopped_process_is_dumped_without_halting_it(py_spy):
     assert texts[5].splitlines()[1] == '  File "a.py", line 1, in --nonblocking'
 
 
-def test_only_some_run_at_a_time_and_nobody_waits_for_them(py_spy, tmp_path):
-    line = f"touch {tmp_path}/at-$pid; while [ ! -e {tmp_path}/go ]; do sleep 0.01; done; {ANSWER}"
+def test_only_some_run_at_a_time_and_nobody_waits_for_them(py_spy, processes, tmp_path):
+    line = f"while [ ! -e {tmp_path}/go ]; do sleep 0.01; done; {ANSWER}"
     look = NativeDump([Target(rank, 100 + rank) for rank in range(9)], time.monotonic(), py_spy(line))
-    assert not look.done
-    time.sleep(0.2)
     look.poll(time.monotonic())
-    assert len(list(tmp_path.glob("at-*"))) <= 4 and look.texts == {}
+    assert len(processes) == 4 and look.texts == {} and not look.done
     (tmp_path / "go").touch()
     assert sorted(finish(look)) == list(range(9))
 
 
-def test_one_that_does_not_answer_is_given_up(py_spy):
-    look = NativeDump([Target(rank, 100 + rank) for rank in range(6)], 1000.0, py_spy("exec sleep 60"))
-    processes = [running._process for running in look._running]
-    look.poll(1000.0 + NATIVE_STACKS_TIMEOUT_S)
-    assert look.done and set(look.texts.values()) == {f"  py-spy has not answered in {NATIVE_STACKS_TIMEOUT_S:g} s"}
-    assert [process.wait(5) for process in processes] == [-signal.SIGKILL] * 4
+@pytest.mark.parametrize("end", ["deadline", "close"])
+def test_one_that_does_not_answer_is_killed_at_the_deadline_or_by_closing(py_spy, processes, end):
+    fds = len(os.listdir("/proc/self/fd"))
+    look = NativeDump([Target(rank, 100 + rank) for rank in range(6)], 1000.0, py_spy("exec sleep 600"))
+    look.poll(999.0 + NATIVE_STACKS_TIMEOUT_S)
+    assert not look.done
+    if end == "close":
+        look.close()
+    else:
+        look.poll(1000.0 + NATIVE_STACKS_TIMEOUT_S)
+        assert set(look.texts.values()) == {f"  py-spy has not answered in {NATIVE_STACKS_TIMEOUT_S:g} s"}
+    assert look.done and [process.wait(TIME_LIMIT) for process in processes] == [-signal.SIGKILL] * 4
+    assert len(os.listdir("/proc/self/fd")) == fds
 
 
-def test_it_may_be_reaped_by_the_agent(py_spy):
+def test_it_may_be_reaped_by_the_agent(py_spy, processes):
     """As the agent does with all its children."""
     look = NativeDump([HERE], time.monotonic(), py_spy(ANSWER))
-    os.waitpid(look._running[0]._process.pid, 0)
+    os.waitpid(processes[0].pid, 0)
     assert "--native" in finish(look)[3]
 
 
@@ -179,15 +199,6 @@ def test_one_that_cannot_be_started_costs_no_more_than_its_answer(tmp_path):
     (tmp_path / "py-spy").chmod(0o755)
     look = NativeDump([HERE], time.monotonic(), str(tmp_path / "py-spy"))
     assert look.done and look.texts[3] == f"  {tmp_path}/py-spy could not be started: No such file or directory"
-
-
-def test_closing_leaves_nothing(py_spy):
-    look = NativeDump([HERE], time.monotonic(), py_spy("exec sleep 60"))
-    process = look._running[0]._process
-    before = len(os.listdir("/proc/self/fd"))
-    look.close()
-    assert look.done and process.wait(5) == -signal.SIGKILL
-    assert len(os.listdir("/proc/self/fd")) == before - 2
 
 
 def test_ranks_with_the_same_c_frames_are_shown_together():

@@ -3,224 +3,162 @@
 from __future__ import annotations
 
 import signal
-import subprocess
-import sys
+from pathlib import Path
 
 import pytest
-from pytest_runs import TIME_LIMIT, run, started
+from pytest_runs import TIME_LIMIT, Run, run, started
 
-# ---- outcomes
+MARKED_FILES = ("fixtures.py", "outcomes.py", "broken_gangs.py", "breaks_on_ranks.py")
+STRICT = ("--strict-markers", "--strict-config", "-p", "xdist")
 
 
 @pytest.fixture(scope="module")
-def outcomes(tmp_path_factory):
-    words = ("outcomes.py", "-rA", "-W", "default")
-    return run(tmp_path_factory.mktemp("outcomes"), *words)
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("all")
 
 
-@pytest.mark.parametrize(
-    ("test", "outcome", "message"),
-    [
-        ("passes", "passed", ""),
-        ("one_fails", "failure", "rank 1: assert 1 == 0"),
-        ("all_fail_alike", "failure", "all 2 ranks: ValueError: the same"),
-        ("all_fail_differently", "failure", "of rank "),
-        ("all_skip", "skipped", "no GPU"),
-        ("one_skips", "failure", "the ranks disagree: rank 1 skipped, rank 0 did not"),
-        ("is_skipped_by_its_mark", "skipped", "not today"),
-        ("one_fails_as_expected", "skipped", "known"),
-        ("passes_unexpectedly", "failure", "all 2 ranks: [XPASS(strict)] known"),
-        ("setup_fails", "error", "rank 1: RuntimeError: setup is broken"),
-        ("teardown_fails", "error", "rank 1: RuntimeError: teardown is broken"),
-        ("wants_no_such_fixture", "error", "all 2 ranks: fixture 'no_such_fixture' not found"),
-        ("waits_for_who_fails", "failure", "rank 1: ValueError: boo"),
-        (
-            "meets_in_different_places",
-            "failure",
-            "rank 0 is at gang.barrier('there'), rank 1 is at gang.barrier('here')",
-        ),
-        ("warns", "passed", ""),
-        ("has_a_wrong_mark", "error", "does not know tiemout"),
-        ("has_no_mark_and_asks_for_a_gang", "error", "for tests marked @pytest.mark.processes(n)"),
-        ("has_no_mark", "passed", ""),
-    ],
-)
-def test_one_test_has_one_outcome(outcomes, test, outcome, message):
-    case = outcomes.cases[f"test_{test}"]
-    assert (case.outcome, message in f"{case.message}{case.text}") == (outcome, True), case
-
-
-def test_the_summary_counts_each_test_once(outcomes):
-    assert outcomes.code == 1
-    assert "7 failed, 4 passed, 2 skipped, 1 xfailed, 1 warning, 5 errors" in outcomes.out
-
-
-def test_a_failure_shows_its_rank_traceback_and_output(outcomes):
-    text = outcomes.cases["test_one_fails"].text
-    assert "rank 1:  FAILED  assert 1 == 0  outcomes.py:" in text and "rank 0:  passed" in text
-    assert "rerun: pytest outcomes.py::test_one_fails" in text
-    assert ">       assert" in outcomes.out or ">   assert" in outcomes.out
-    assert "Captured stdout call (rank 1)" in outcomes.out and "rank 1 was here" in outcomes.out
-    assert "rank 0 was here" not in outcomes.out
-
-
-def test_a_rank_that_waits_at_a_barrier_gets_the_reason_why_nobody_comes(outcomes):
-    assert (
-        "rank 0:  WAITED  gang.barrier('all here'): rank 1 has failed"
-        in outcomes.cases["test_waits_for_who_fails"].text
+@pytest.fixture(scope="module")
+def done(folder: Path) -> Run:
+    """One run of all files with marked tests; a rank that is stuck has 3 s after another one has failed."""
+    (folder / "breaks_on_ranks.py").write_text(
+        "import os, pytest\nassert 'JAXRUN_RANK' not in os.environ, 'not on a rank'\n"
+        "@pytest.mark.processes(1)\ndef test_of_a_file_that_breaks_on_ranks(): pass\n"
     )
+    return run(folder, *MARKED_FILES, *STRICT, "-rA", "-W", "default", "--gang-grace=3")
 
 
-def test_a_warning_of_several_ranks_is_in_the_summary_once(outcomes):
-    assert outcomes.out.count("UserWarning: careful") == 1
+def test_the_summary_counts_each_test_once(done: Run) -> None:
+    assert done.code == 1
+    assert "11 failed, 22 passed, 2 skipped, 1 xfailed, 1 warning, 9 errors" in done.out
 
 
-def test_all_failures_are_shown_on_request_and_the_first_may_be_the_last(tmp_path):
-    done = run(tmp_path, "outcomes.py", "-k", "passes or differently", "-x", "--gang-report=all")
-    assert [case.outcome for case in done.cases.values()] == ["passed", "failure"]
-    text = done.cases["test_all_fail_differently"].text
-    assert "--- rank 0 ---" in text and "--- rank 1 ---" in text
-
-
-# ---- fixtures and shapes
-
-
-def test_ranks_have_what_tests_are_used_to(tmp_path):
-    done = run(tmp_path, "fixtures.py", "--strict-markers", "--strict-config", "-p", "xdist")
-    assert {name: case.outcome for name, case in done.cases.items() if case.outcome != "passed"} == {}
-    assert {f"test_sizes[{size}p-{word}]" for size in (1, 3) for word in "ab"} <= done.cases.keys()
-    left = [path.read_text() for path in tmp_path.glob("temporary/gang-*/session-*/rank-*/torn-down")]
-    assert left == ["first\nsecond"] * 2
-
-
-def test_jax_is_imported_for_the_ranks_while_the_tests_are(tmp_path):
-    for words, outcomes in (
-        (("early.py",), ["passed", "passed"]),
-        (("early.py", "-k", "at_the_import"), ["passed"]),  # the server has to end though nobody has asked it
-        (("not_early.py",), ["passed"]),
-        (("early.py", "--no-gang"), ["failure", "passed"]),
-    ):
-        done = run(tmp_path, *words)
-        assert [case.outcome for case in done.cases.values()] == outcomes, done
-
-
-def test_examples_of_hypothesis_are_the_same_on_all_ranks(tmp_path):
-    assert run(tmp_path, "examples.py", "--strict-markers", with_hypothesis=True).code == 0
-
-
-def test_without_a_gang_tests_run_in_pytest_itself(tmp_path):
-    done = run(tmp_path, "fixtures.py", "-k", "first or second or sizes", "--no-gang")
-    assert "6 passed" in done.out and not list(tmp_path.glob("temporary/gang-*"))
-
-
-# ---- tests that break their gang
-
-
-@pytest.fixture(scope="module")
-def broken_gangs(tmp_path_factory):
-    tmp_path = tmp_path_factory.mktemp("broken_gangs")
-    return run(tmp_path, "broken_gangs.py"), tmp_path
-
-
-def test_no_test_suffers_from_an_earlier_one(broken_gangs):
-    done, _ = broken_gangs
-    passed = [name for name, case in done.cases.items() if case.outcome == "passed"]
-    assert passed == [
-        "test_after_a_failure",
-        "test_after_a_limit",
-        "test_after_an_end",
-        "test_after_a_stray_call",
-        "test_survives",
-        "test_kills_from_outside",
-    ]
-
-
-@pytest.mark.parametrize(
-    ("test", "message", "rows"),
-    [
-        (
-            "fails_before_a_collective",
-            "rank 1: assert 1 == 0",
-            ["rank 1:  FAILED", "rank 0:  STUCK", "process_allgather"],
-        ),
-        ("takes_too_long", "stuck", ["not over after 3.0 s", "rank 0:  STUCK", "rank 1:  STUCK", "broken_gangs.py:"]),
-        ("ends_its_process", "rank 1: died with exit status 3", ["rank 1:  DIED", "rank 0:  STOPPED"]),
-        ("is_out_of_step", "rank 1: stuck", ["rank 0:  passed", "and rank 0 finished the test without it"]),
-        ("kills", "rank 1: died of SIGKILL (9)", ["as its gang asked"]),
-        ("should_die", "rank 1 was to die, and did not", []),
-    ],
-)
-def test_the_report_shows_what_became_of_each_rank(broken_gangs, test, message, rows):
-    case = broken_gangs[0].cases[f"test_{test}"]
-    assert case.outcome == "failure" and message in case.message
-    assert [row for row in rows if row not in case.text] == [], case.text
-
-
-def test_the_output_of_a_rank_that_died_is_kept(broken_gangs):
-    assert "printed before the exit" in broken_gangs[0].out
-
-
-def test_a_test_that_was_cut_off_has_the_duration_that_it_took(broken_gangs):
-    assert broken_gangs[0].cases["test_takes_too_long"].seconds >= 3
-
-
-def test_files_that_a_rank_wrote_before_its_death_are_kept(broken_gangs):
-    assert len(list(broken_gangs[1].glob("temporary/shared-test_survives0/checkpoint-*"))) == 2
-
-
-# ---- ranks out of step
-
-
-@pytest.fixture(scope="module")
-def out_of_step(tmp_path_factory):
-    return run(tmp_path_factory.mktemp("out_of_step"), "out_of_step.py")
+def test_those_that_pass_on_all_ranks_have_passed_and_no_others(done: Run) -> None:
+    assert {name.removeprefix("test_") for name, case in done.cases.items() if case.outcome == "passed"} == {
+        *("the_fork_server_was_there_at_the_import", "old_style", "directories", "gang", "sizes[1p-a]", "sizes[1p-b]"),
+        *("sizes[2p-a]", "sizes[2p-b]", "shape", "warm", "between_runs_in_the_parent", "fresh"),
+        *("warm_again_sees_what_the_first_left", "gangs", "passes", "warns", "has_no_mark"),
+        *("stays_in_step", "after_programs_were_crossed", "is_not_watched", "survives"),
+    }
 
 
 @pytest.mark.parametrize(
     ("test", "outcome", "message", "lines"),
     [
-        ("stays_in_step", "passed", "", []),
+        ("one_fails", "failure", "rank 1: assert 1 == 0", ["rank 0:  passed", "rerun: pytest outcomes.py::test_one"]),
+        ("all_skip", "skipped", "no GPU", []),
+        ("is_skipped_by_its_mark", "skipped", "not today", []),
+        ("one_fails_as_expected", "skipped", "known", []),
+        ("passes_unexpectedly", "failure", "all 2 ranks: [XPASS(strict)] known", []),
+        ("setup_fails", "error", "rank 1: RuntimeError: setup is broken", []),
+        ("teardown_fails", "error", "rank 1: RuntimeError: teardown is broken", []),
+        ("wants_no_such_fixture", "error", "all 2 ranks: fixture 'no_such_fixture' not found", []),
+        (
+            "waits_for_who_fails",
+            "failure",
+            "rank 1: ValueError: boo",
+            ["rank 0:  WAITED  gang.barrier('all here'): rank 1 has failed"],
+        ),
+        ("has_a_wrong_mark", "error", "does not know tiemout", []),
+        ("has_no_mark_and_asks_for_a_gang", "error", "", ["for tests marked @pytest.mark.processes(n)"]),
+        ("is_in_the_parent_only", "error", "", ["was not collected on rank 0"]),
+        ("of_a_file_that_breaks_on_ranks", "error", "AssertionError: not on a rank", []),
+        ("has_more_hosts_than_processes", "error", "the gang did not start", ["--simulate-hosts"]),
+        ("has_more_hosts_again", "error", "as for an earlier test: the gang did not start", ["--simulate-hosts"]),
         (
             "crosses_known_programs",
             "failure",
             "the ranks fell out of step",
-            ["ranks 0-1:  passed", "different functions", "out_of_step.py:"],
+            ["ranks 0-1:  passed", "different functions", "outcomes.py:"],
         ),
-        ("after_programs_were_crossed", "passed", "", []),
-        (
-            "differs",
-            "failure",
-            "the ranks fell out of step",
-            ["ranks 0-1:  passed", "baked in differs", "out_of_step.py:"],
-        ),
-        ("differs_as_expected", "skipped", "known", []),
         ("is_refused", "failure", "all 2 ranks: jaxrun_runtime.DivergenceError: the processes disagree", []),
-        ("is_not_watched", "passed", "", []),
+        (
+            "fails_before_a_collective",
+            "failure",
+            "rank 1: assert 1 == 0",
+            ["rank 1:  FAILED", "rank 0:  STUCK", "process_allgather"],
+        ),
+        (
+            "takes_too_long",
+            "failure",
+            "stuck",
+            ["not over after 3.0 s", "rank 0:  STUCK", "rank 1:  STUCK", "broken_gangs.py:"],
+        ),
+        (
+            "ends_its_process",
+            "failure",
+            "rank 1: died with exit status 3",
+            ["rank 1:  DIED", "rank 0:  STOPPED"],
+        ),
+        (
+            "is_out_of_step",
+            "failure",
+            "rank 1: stuck",
+            ["rank 0:  passed", "and rank 0 finished the test without it"],
+        ),
+        ("kills", "failure", "rank 1: died of SIGKILL (9)", ["as its gang asked"]),
+        ("should_die", "failure", "rank 1 was to die, and did not", []),
     ],
 )
-def test_ranks_that_make_different_calls_fail_the_test(out_of_step, test, outcome, message, lines):
-    case = out_of_step.cases[f"test_{test}"]
-    assert case.outcome == outcome and message in case.message, out_of_step.out
+def test_one_that_does_not_pass_says_why(done: Run, test: str, outcome: str, message: str, lines: list[str]) -> None:
+    case = done.cases[f"test_{test}"]
+    assert (case.outcome, message in case.message) == (outcome, True), case
     assert [line for line in lines if line not in case.text] == [], case.text
 
 
-# ---- trouble
+def test_a_failure_shows_its_traceback_and_output(done: Run) -> None:
+    assert "rank 1:  FAILED  assert 1 == 0  outcomes.py:" in done.cases["test_one_fails"].text
+    assert ">       assert" in done.out or ">   assert" in done.out
+    assert "Captured stdout call (rank 1)" in done.out and "rank 1 was here" in done.out
+    assert "rank 0 was here" not in done.out
 
 
-def test_a_session_without_marked_tests_loads_next_to_nothing():
-    code = "import pytest, sys; import jaxrun.pytest_plugin.plugin; print(*sys.modules)"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
-    assert done.returncode == 0, done.stderr
-    loaded = set(done.stdout.split())
-    heavy = {"jax", "numpy", "cloudpickle", "click", "jaxrun.gang", "jaxrun.verdict"}
-    heavy |= {"jaxrun.protocol.worker_messages", "jaxrun.protocol.pytest_messages"}
-    assert loaded & heavy == set()
+def test_a_warning_of_several_ranks_is_in_the_summary_once(done: Run) -> None:
+    assert done.out.count("UserWarning: careful") == 1
 
 
-def test_an_interrupt_ends_a_test_and_leaves_nothing(tmp_path):
-    test = "import pytest, time\n@pytest.mark.processes(2)\ndef test():\n    print('run', 'ning')\n    time.sleep(60)\n"
+def test_fixtures_of_a_session_are_torn_down(done: Run, folder: Path) -> None:
+    left = [path.read_text() for path in folder.glob("temporary/gang-*/session-*/rank-*/torn-down")]
+    assert left == ["first\nsecond"]
+
+
+def test_of_a_rank_that_died_the_output_and_the_files_are_kept(done: Run, folder: Path) -> None:
+    assert "printed before the exit" in done.out
+    assert len(list(folder.glob("temporary/shared-test_survives0/checkpoint-*"))) == 2
+
+
+def test_a_test_that_was_cut_off_has_the_duration_that_it_took(done: Run) -> None:
+    assert done.cases["test_takes_too_long"].seconds >= 3
+
+
+# ---- other runs
+
+
+def test_a_breakpoint_and_a_failure_open_a_debugger_on_one_rank(tmp_path: Path) -> None:
+    done = run(tmp_path, "debugged.py", "--pdb", "--gang-report=all", stdin="p secret\nc\np secret\nq\np secret\nq\n")
+    assert ">>> rank 1 is in its debugger" in done.out and "(Pdb) 41\n" in done.out
+    assert done.out.count("is in its debugger") == 2
+    assert "(Pdb) 70\n" in done.out or "(Pdb) 71\n" in done.out
+    assert "1 failed, 2 passed" in done.out
+    text = done.cases["test_fails_on_both_ranks"].text
+    assert "--- rank 0 ---" in text and "--- rank 1 ---" in text
+
+
+def test_a_session_without_marked_tests_loads_and_starts_next_to_nothing(tmp_path: Path) -> None:
+    assert "1 passed" in run(tmp_path, "unmarked.py").out
+
+
+def test_without_a_gang_tests_run_in_pytest_itself(tmp_path: Path) -> None:
+    done = run(tmp_path, "alone.py", "--no-gang")
+    assert "5 passed" in done.out and not list(tmp_path.glob("temporary/gang-*")), done.out
+
+
+def test_an_interrupt_ends_a_test_and_leaves_nothing(tmp_path: Path) -> None:
+    test = (
+        "import pytest, time\n@pytest.mark.processes(1)\ndef test():\n    print('run', 'ning')\n    time.sleep(600)\n"
+    )
     (tmp_path / "slow.py").write_text(test)
-    with started(tmp_path, "slow.py", "-s") as process:
+    # Where these tests run in the background, SIGINT is ignored, and would be so in their children.
+    with started(tmp_path, "slow.py", "-s", preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL)) as process:
         assert process.stdout is not None
         for line in process.stdout:
             if "run ning" in line:
@@ -228,29 +166,3 @@ def test_an_interrupt_ends_a_test_and_leaves_nothing(tmp_path):
         process.send_signal(signal.SIGINT)
         out, _ = process.communicate(timeout=TIME_LIMIT)
     assert process.returncode == 2 and "KeyboardInterrupt" in out
-
-
-def test_a_file_that_breaks_on_the_ranks_only_says_so(tmp_path):
-    (tmp_path / "broken.py").write_text(
-        "import os, pytest\nassert 'JAXRUN_RANK' not in os.environ, 'not on a rank'\n"
-        "@pytest.mark.processes(2)\ndef test(): pass\n"
-    )
-    case = run(tmp_path, "broken.py").cases["test"]
-    assert case.outcome == "error" and "not on a rank" in case.text
-
-
-@pytest.mark.extended
-def test_a_test_that_is_found_in_the_parent_only_says_so(tmp_path):
-    (tmp_path / "varies.py").write_text(
-        "import os, pytest\n@pytest.mark.processes(2)\n"
-        "@pytest.mark.parametrize('pid', [os.getpid()])\ndef test(pid): pass\n"
-    )
-    (case,) = run(tmp_path, "varies.py").cases.values()
-    assert case.outcome == "error" and "was not collected on rank 0" in case.text
-
-
-def test_a_gang_that_cannot_start_fails_its_tests_with_the_reason(tmp_path):
-    done = run(tmp_path, "outcomes.py", "-k", "passes or alike", "--gang-backend=slurm")
-    assert [case.outcome for case in done.cases.values()] == ["error"] * 3
-    assert "an allocation of Slurm" in done.cases["test_passes"].text
-    assert "as for an earlier test" in done.cases["test_all_fail_alike"].text

@@ -1,14 +1,19 @@
 """Whole jobs whose agents are processes of their own, started by a shell script instead of mpirun; no jax."""
 
+import contextlib
 import os
 import re
+import resource
 import signal
 import socket
+import subprocess
+import sys
 import time
+from pathlib import Path
 
 import pytest
+from agent_by_hand import AGENTS, CLEAN, READY, remote_jobs, wait_until
 from harness import TIME_LIMIT, extended
-from remote_job import AGENTS, CLEAN, READY, SLEEPS, remote_jobs
 
 from jaxrun.protocol.names import CONTROL_FD
 from jaxrun.supervisor.launch_process import LOG_NAME
@@ -20,93 +25,69 @@ def start(tmp_path):
         yield run
 
 
-def test_a_job_of_three_agents_runs_to_its_end(start):
-    job = start(*["run(); print('hello from', rank); print('bad', file=sys.stderr); done()"] * 3)
+def test_a_job_runs_to_its_end_and_much_output_arrives_whole_and_in_order(start):
+    code = "run(); [print(rank, number, 'x' * 90) for number in range(15000)]; print('bad', file=sys.stderr); done()"
+    job = start(code, code)
     assert job.end() == 0, job.err
-    assert sorted(job.out.splitlines()) == [f"[{rank}] hello from {rank}" for rank in range(3)]
-    assert job.err.count("] bad\n") == 3 and "jaxrun: done in" in job.err
-    for rank in range(3):
-        assert (job.run_dir / f"rank-{rank:04d}.out").read_text() == f"hello from {rank}\n"
+    assert job.err.count("] bad\n") == 2 and "jaxrun: done in" in job.err
+    for rank in range(2):
+        wanted = [f"{rank} {number} {'x' * 90}" for number in range(15000)]  # more than an agent keeps for the head
+        assert (job.run_dir / f"rank-{rank:04d}.out").read_text().splitlines() == wanted
+        assert [line[4:] for line in job.out.splitlines() if line.startswith(f"[{rank}] ")] == wanted
         names = [event["event"] for event in job.events() if event.get("rank") == rank]
-        assert [name for name in names if name not in ("first_output", "connected", "reported", "clock")] == [
-            "spawned",
-            "hello",
-            "proof",
-            "done",
-            "exit",
-        ]
+        others = ("first_output", "connected", "reported", "clock")
+        assert [name for name in names if name not in others] == ["spawned", "hello", "proof", "done", "exit"]
     assert job.verdict()["exit_code"] == 0
 
 
 def test_without_a_run_directory_all_output_comes_by_the_network(start, tmp_path):
-    job = start("run(); print('hello'); done()", CLEAN, no_run_dir=True)
+    job = start("run(); print('hello'); done()", no_run_dir=True)
     assert job.end() == 0 and job.out == "[0] hello\n"
     assert sorted(path.name for path in tmp_path.iterdir()) == ["fake", "launch"]
 
 
 def test_the_first_error_ends_the_job_with_its_status(start):
-    job = start(SLEEPS, "run(); fail('bad record', 3)", SLEEPS)
+    job = start(READY, "run(); fail('bad record', 3)")
     assert job.end() == 3
-    assert "jaxrun: rank 1 failed; stopping 2 others" in job.err and "ValueError: bad record" in job.err
+    assert "jaxrun: rank 1 failed; stopping 1 other" in job.err and "ValueError: bad record" in job.err
     assert b"ValueError: bad record" in (job.run_dir / "rank-0001.err").read_bytes()
     assert job.verdict()["culprits"] == [1]
 
 
-def test_much_output_arrives_whole_and_in_order(start):
-    code = "run(); [print(rank, number, 'x' * 90) for number in range(30000)]; done()"
-    job = start(code, code)
-    assert job.end() == 0
-    for rank in range(2):
-        wanted = [f"{rank} {number} {'x' * 90}" for number in range(30000)]
-        assert (job.run_dir / f"rank-{rank:04d}.out").read_text().splitlines() == wanted
-        assert [line[4:] for line in job.out.splitlines() if line.startswith(f"[{rank}] ")] == wanted
-
-
 def test_an_agent_that_is_killed_is_named_and_leaves_nothing(start):
-    job = start(*[READY] * 3)
-    job.until_output("ready", 3)
+    job = start(READY, READY)
+    job.until_output("ready", 2)
     os.kill(job.agents()[1], signal.SIGKILL)
     assert job.end() == 69
-    assert "rank 1 of 3 was lost: the connection to its agent" in job.err
+    assert "rank 1 of 2 was lost: the connection to its agent" in job.err
     assert job.verdict()["culprits"] == [1]
 
 
 def test_kill_9_of_the_launcher_leaves_nothing(start):
-    job = start(*[READY] * 2)
+    job = start(READY, READY)
     job.until_output("ready", 2)
     job.process.kill()
     job.process.wait()
-    deadline = time.monotonic() + TIME_LIMIT
-    while job.processes():
-        assert time.monotonic() < deadline, job.processes()
-        time.sleep(0.02)
+    wait_until(lambda: not job.processes())
     job.process.communicate()
 
 
-ON_TERM = "signal.signal(15, lambda *args: done()); run(); listen(); print('ready', flush=True); time.sleep(600)"
+OBEYS = "signal.signal(15, lambda *args: done()); run(); listen(); print('ready', flush=True); time.sleep(600)"
+IGNORES = "signal.signal(15, signal.SIG_IGN); run(); listen(); print('ready', flush=True); time.sleep(600)"
 
 
-@pytest.mark.parametrize("whom", ["the launcher", extended("all agents")])
-def test_a_sigterm_that_the_program_obeys_is_a_preemption(start, whom):
-    job = start(ON_TERM, ON_TERM)
+@pytest.mark.parametrize(("obeys", "status"), [(True, 75), extended(False, 143)])
+@pytest.mark.parametrize("whom", ["all agents", extended("the launcher")])
+def test_a_sigterm_that_all_ranks_obey_is_a_preemption_and_others_are_killed(start, whom, obeys, status):
+    job = start(*[OBEYS if obeys else IGNORES] * 2)
     job.until_output("ready", 2)
     for pid in [job.process.pid] if whom == "the launcher" else job.agents().values():
         os.kill(pid, signal.SIGTERM)
-    assert job.end() == 75 and job.err.count("asked ranks 0-1 to end (SIGTERM)") == 1, job.err
-
-
-@pytest.mark.parametrize("whom", [extended("the launcher"), "all agents"])
-def test_a_sigterm_that_the_program_does_not_obey_ends_it_after_the_grace(start, whom):
-    code = "signal.signal(15, signal.SIG_IGN); run(); listen(); print('ready', flush=True); time.sleep(600)"
-    job = start(code, code)
-    job.until_output("ready", 2)
-    for pid in [job.process.pid] if whom == "the launcher" else job.agents().values():
-        os.kill(pid, signal.SIGTERM)
-    assert job.end() == 143 and "interrupted by SIGTERM (15)" in job.err
+    assert job.end() == status and job.err.count("asked ranks 0-1 to end (SIGTERM)") == 1, job.err
 
 
 def test_a_launch_command_that_fails_is_quoted(start):
-    job = start(CLEAN, CLEAN, script="echo 'ssh: Could not resolve hostname h9' >&2; exit 7")
+    job = start(CLEAN, script="echo 'ssh: Could not resolve hostname h9' >&2; exit 7")
     assert job.end() == 69
     assert "a script ended with status 7 before the job was over; it said:\n" in job.err
     assert "  ssh: Could not resolve hostname h9" in job.err
@@ -115,17 +96,18 @@ def test_a_launch_command_that_fails_is_quoted(start):
 
 def test_a_launch_command_that_ends_during_the_job_ends_the_job(start):
     fails = "until [ -e over ]; do sleep 0.02; done; echo node failure; exit 1\n"
-    job = start(READY, READY, script=AGENTS.replace("wait\n", fails))
-    job.until_output("ready", 2)
+    job = start(READY, script=AGENTS.replace("wait\n", fails))
+    job.until_output("ready")
     (job.run_dir.parent / "over").touch()
     assert job.end() == 69
     assert "a script ended with status 1 before the job was over; it said:\n  node failure" in job.err
 
 
 def test_an_agent_that_does_not_come_is_named(start):
-    job = start(CLEAN, CLEAN, CLEAN, script=AGENTS.replace("-lt $1", "-lt 2"), init_timeout=8.0)
+    job = start(CLEAN, CLEAN, script=AGENTS.replace("-lt $1", "-lt 1"), init_timeout=4.0)
     assert job.end() == 69
-    assert "2 of 3 agents reported within 8 s; missing: rank 2" in job.err
+    # The other may be late, too, on a busy machine.
+    assert re.search(r"[01] of 2 agents reported within 4 s; missing: rank(s 0-| )1", job.err)
     assert "--interface chooses another" in job.err
 
 
@@ -138,14 +120,20 @@ DIES = (
 def test_an_agent_that_dies_before_it_has_reported_is_named_at_once(start):
     rank_1 = f"[ $rank = 1 ] && set -- $1 -c '{DIES}' || set -- $1 -m jaxrun.agent\n  OMPI_COMM"
     script = AGENTS.replace("OMPI_COMM", rank_1, 1).replace("-m jaxrun.agent &", '"$2" "$3" &')
-    job = start(CLEAN, CLEAN, CLEAN, script=script.replace("wait\n", "sleep 600\n"), init_timeout=300.0)
+    job = start(CLEAN, CLEAN, script=script.replace("wait\n", "sleep 600\n"), init_timeout=300.0)
     assert job.end() == 69
     assert "the agent of rank 1 went away before its worker was started" in " ".join(job.err.split())
 
 
+def test_agents_in_another_directory_are_refused(start):
+    job = start(CLEAN, script="cd /\n" + AGENTS)
+    assert job.end() == 69 and f"is not there on {os.uname().nodename}: the agent was started in /" in job.err
+
+
+@pytest.mark.extended
 def test_a_time_limit_shows_where_the_ranks_were_though_stacks_are_requested_at_the_same_time(start):
     """The agents are stopped, so that each snapshot takes its full time."""
-    job = start(*[READY] * 2, timeout=10.0)
+    job = start(READY, READY, timeout=10.0)
     job.until_output("ready", 2)
     for pid in job.agents().values():
         os.kill(pid, signal.SIGSTOP)
@@ -156,6 +144,14 @@ def test_a_time_limit_shows_where_the_ranks_were_though_stacks_are_requested_at_
     for pid in job.agents().values():
         os.kill(pid, signal.SIGCONT)
     assert job.end() == 124 and "worker_by_hand.py" in job.err
+
+
+def test_the_time_limit_ends_a_remote_job(start):
+    job = start(READY, timeout=3.0)
+    assert job.end() == 124
+    log = job.run_dir / "rank-0000.out"
+    has_run = log.exists() and "ready" in log.read_text()  # it may be late on a busy machine
+    assert not has_run or "worker_by_hand.py" in job.err
 
 
 CONNECTED = """
@@ -169,13 +165,26 @@ time.sleep(600)
 """
 
 
-def test_injected_faults_reach_remote_workers(start):
-    job = start(SLEEPS, CONNECTED, SLEEPS, chaos="cut:1@100ms,pause:2@200ms,kill:0@1s")
-    assert job.end() == 137
-    assert "cut off" in (job.run_dir / "rank-0001.out").read_text()
+def test_injected_faults_reach_remote_workers_and_so_do_signals_of_the_process_that_started_the_launcher(start):
+    ours, theirs = socket.socketpair()
+    notes = (
+        "signal.signal(signal.SIGUSR2, lambda *_: print('signalled', flush=True)); run(); "
+        f"print('ready', {CONTROL_FD!r} in os.environ, flush=True)\nwhile True: time.sleep(600)"
+    )
+    deaf = "signal.signal(signal.SIGUSR2, signal.SIG_IGN)\n"
+    with ours:
+        with theirs:
+            job = start(notes, deaf + CONNECTED, deaf + READY, control=theirs, chaos="cut:1@100ms,pause:2@200ms")
+        job.until_output("ready False")
+        ours.sendall(b'{"signal": 12}\n')
+        for text in ("signalled", "cut off"):
+            job.until_output(text)
+        job.until(lambda: len(job.events("chaos")) == 2)
+        ours.sendall(b'{"fault": "kill", "ranks": [0]}\n')
+        assert job.end() == 137
     assert job.verdict()["culprits"] == [0]
     when = r", as --chaos asked, \d[\d.]* s into the run\."
-    assert re.search(r"rank 0 of 3 was killed by SIGKILL \(9\)" + when, job.err), job.err
+    assert re.search(r"rank 0 of 3 was killed by SIGKILL \(9\), as its gang asked", job.err), job.err
     assert re.search("rank 1 was cut off from the network" + when, job.err), job.err
     assert re.search(r"rank 2 was stopped by SIGSTOP \(19\)" + when, job.err), job.err
     orders = [(event["fault"], event["ranks"]) for event in job.events("chaos")]
@@ -183,28 +192,107 @@ def test_injected_faults_reach_remote_workers(start):
 
 
 @pytest.mark.extended
-def test_a_remote_agent_reports_why_a_fault_could_not_be_injected(start):
-    job = start("run(); time.sleep(2); done()", chaos="cut:0@100ms")
+def test_a_remote_agent_reports_why_a_fault_could_not_be_injected(start, tmp_path):
+    waits = f"run()\nwhile not os.path.exists({str(tmp_path / 'over')!r}): time.sleep(0.02)\ndone()"
+    job = start(waits, chaos="cut:0@100ms")
+    job.until(lambda: job.events("spared"))
+    (tmp_path / "over").touch()
     assert job.end() == 0
     assert "rank 0 could not be cut off from the network: it has no connections; the job goes on" in job.err
 
 
 @pytest.mark.parametrize("how", [extended("by order"), "by death"])
-def test_the_process_that_started_the_launcher_controls_a_remote_job(start, how):
+def test_the_process_that_started_the_launcher_ends_a_remote_job(start, how):
     ours, theirs = socket.socketpair()
     with ours:
-        code = (
-            "signal.signal(signal.SIGUSR2, lambda *_: print('signalled', flush=True)); run(); "
-            f"print('ready', {CONTROL_FD!r} in os.environ, flush=True); {SLEEPS[7:]}"
-        )
         with theirs:
-            job = start(*[code] * 2, control=theirs, grace=60.0)
-        job.until_output("ready False", 2)
-        ours.sendall(b'{"signal": 12}\n')
-        job.until_output("signalled", 2)
+            job = start(READY, control=theirs, grace=60.0)
+        job.until_output("ready")
         if how == "by order":
             ours.sendall(b'{"end": true}\n')
         else:
             ours.close()
         assert job.end() == 129
     assert job.err.count("process that started it") == 1
+
+
+# ---- agents and others come that do not belong there, and the token keeps them out
+
+
+def read(pid, name):
+    with contextlib.suppress(OSError):
+        return b"\0" + Path(f"/proc/{pid}/{name}").read_bytes()
+    return b""
+
+
+class Siege:
+    """A job of two ranks to whose port strangers come, and agents that are none of its own; ended by SIGTERM."""
+
+    def __init__(self, job):
+        self.job = job
+        job.until_output("ready", 2)
+        agents = job.agents()
+        found = {re.search(rb"\0JAXRUN_TOKEN=([0-9a-f]{64})\0", read(pid, "environ"))[1] for pid in agents.values()}
+        (self.token,) = found
+        self.with_token_in_arguments = [
+            pid for pid in filter(str.isdigit, os.listdir("/proc")) if self.token in read(pid, "cmdline")
+        ]
+        self.worker_environments = [read(event["pid"], "environ") for event in job.events("spawned")]
+        environ = dict(line.split("=", 1) for line in os.fsdecode(read(agents[1], "environ")).strip("\0").split("\0"))
+        self.refusals = [self._come_as_agent(environ, size - 1, size) for size in (2, 9)]
+        with contextlib.ExitStack() as stack:
+            self._come_as_strangers(stack)
+            self.outlived = job.process.poll() is None
+            os.kill(job.process.pid, signal.SIGTERM)
+            self.status = job.end()
+
+    def _come_as_agent(self, environ, rank, size):
+        environ = environ | {"OMPI_COMM_WORLD_RANK": str(rank), "OMPI_COMM_WORLD_SIZE": str(size)}
+        command = [sys.executable, "-m", "jaxrun.agent"]
+        there = self.job.run_dir.parent
+        second = subprocess.run(command, env=environ, cwd=there, capture_output=True, text=True, timeout=TIME_LIMIT)
+        return second.returncode, second.stderr
+
+    def _come_as_strangers(self, stack):
+        (started,) = self.job.events("started")
+        where = "127.0.0.1", int(re.search(r"\d:(\d+)", started["listening"])[1])
+        # Fewer descriptors than there are silent strangers.
+        resource.prlimit(self.job.process.pid, resource.RLIMIT_NOFILE, (100, 100))
+        for _ in range(120):
+            stack.enter_context(socket.create_connection(where))
+        for data in (b"", b"GET / HTTP/1.1\r\n\r\n", os.urandom(999), b"\0\0\0\x05", b"\x16\x03\x01\x02\0") * 5:
+            peer = stack.enter_context(socket.create_connection(where))
+            with contextlib.suppress(OSError):
+                peer.sendall(data)
+
+
+@pytest.fixture(scope="module")
+def siege(tmp_path_factory):
+    code = "run(); print(sorted(os.environ), flush=True); print('ready', flush=True); time.sleep(600)"
+    with remote_jobs(tmp_path_factory.mktemp("siege")) as start:
+        yield Siege(start(code, code))
+
+
+def test_a_second_agent_of_a_rank_that_runs_is_refused_and_the_job_goes_on(siege):
+    assert siege.refusals == [
+        (65, f"jaxrun: this job runs already: its rank 1 is another process, on {os.uname().nodename}\n"),
+        (65, "jaxrun: this job runs already, with 2 processes: none is rank 8\n"),
+    ]
+    assert siege.outlived and siege.status == 143
+
+
+def test_strangers_at_the_port_are_counted_and_do_not_disturb_the_job(siege):
+    assert siege.job.verdict()["exit_code"] == 143
+    dropped = siege.job.events("dropped")
+    assert dropped and sum(event["count"] for event in dropped) >= 10, dropped
+    assert len(dropped) <= 3 and all(event["text"].startswith("a peer at ") for event in dropped)
+
+
+def test_the_token_is_in_the_agents_environment_and_nowhere_else(siege):
+    job, token = siege.job, siege.token
+    assert siege.with_token_in_arguments == []
+    assert all(b"JAXRUN_RANK" in environ and b"JAXRUN_TOKEN" not in environ for environ in siege.worker_environments)
+    assert token.decode() not in job.out + job.err and "JAXRUN_TOKEN" not in job.out
+    files = [path for path in job.run_dir.rglob("*") if path.is_file()]
+    assert {"events.jsonl", "job.json", "verdict.json", "rank-0000.out"} <= {path.name for path in files}
+    assert all(token not in path.read_bytes() for path in files)

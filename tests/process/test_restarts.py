@@ -1,20 +1,20 @@
-"""Jobs on this machine that are started again (--max-restarts)."""
+"""Jobs on this machine that are started again (--max-restarts). When they are is in tests/unit/test_restarts.py."""
 
 from __future__ import annotations
 
 import json
 import signal
-import subprocess
-import sys
 import time
 from pathlib import Path
 
 import pytest
-from harness import TIME_LIMIT, extended, jaxrun, started
+from harness import TIME_LIMIT, Result, extended, jaxrun, started, write_fake_runtime
+
+from jaxrun.rundir.explain import explain_run
 
 # argv: what happens to rank 1 in each attempt, in the step after its third: "kill", "raise", "exit" or "-" for nothing.
 PROGRAM = """
-import os, signal, sys, time
+import os, signal, sys
 import jaxrun_runtime as jr
 from jax.experimental import multihost_utils
 
@@ -32,18 +32,9 @@ if jr.rank == 1:
         os._exit(7)
     if fate == "raise":
         raise ValueError(f"in attempt {attempt}")
-    if fate == "wait":
-        print("waiting", flush=True)
-        time.sleep(600)
 multihost_utils.sync_global_devices("end")
 print("finished", attempt, flush=True)
 """
-
-
-@pytest.fixture
-def program(tmp_path: Path) -> str:
-    (tmp_path / "program.py").write_text(PROGRAM)
-    return str(tmp_path / "program.py")
 
 
 def steps_of(run_dir: Path, event: str) -> list[tuple[int, int]]:
@@ -52,89 +43,49 @@ def steps_of(run_dir: Path, event: str) -> list[tuple[int, int]]:
     return [(line.get("attempt", 1), line.get("rank")) for line in lines if line["event"] == event]
 
 
-@pytest.mark.parametrize("fork", [(), extended(("--no-fork",))])
-def test_a_job_that_fails_is_started_again_until_it_ends_well(
-    tmp_path: Path, program: str, fork: tuple[str, ...]
-) -> None:
-    result = jaxrun(tmp_path, "-n", "3", "--max-restarts", "2", *fork, program, "kill", "raise", "-")
+@pytest.mark.parametrize("fork", [(), extended(("--no-fork",))], ids=["forked", "not forked"])
+def test_a_job_that_fails_is_started_again_until_it_ends_well(tmp_path: Path, script, fork: tuple[str, ...]) -> None:
+    arguments = (str(script(PROGRAM)), "kill", "raise", "-")
+    result = jaxrun(tmp_path, "-n", "2", "--max-restarts", "2", *fork, *arguments)
     assert result.code == 0, result.err
-    assert "attempt 1 of 3 failed: rank 1 of 3 was killed by SIGKILL (9)" in result.err
-    assert "attempt 2 of 3 failed: rank 1 of 3 raised ValueError" in result.err
+    assert "attempt 1 of 3 failed: rank 1 of 2 was killed by SIGKILL (9)" in result.err
+    assert "attempt 2 of 3 failed: rank 1 of 2 raised ValueError" in result.err
     assert "ValueError: in attempt 2; its log: run/attempt-2/rank-0001.err" in result.err
     assert "2 restarts)" in result.err
     for attempt, folder in ((1, "."), (2, "attempt-2"), (3, "attempt-3")):
-        for rank in range(3):
+        for rank in range(2):
             log = (result.run_dir / folder / f"rank-{rank:04d}.out").read_text()
             assert f"attempt {attempt} reason" in log and "leftovers []" in log
             assert ("finished 3" in log) == (attempt == 3)
             assert (result.run_dir / folder / f"rank-{rank:04d}.flight").exists()
     second = (result.run_dir / "attempt-2" / "rank-0000.out").read_text()
-    assert "'rank 1 of 3 was killed by SIGKILL (9)" in second
+    assert "'rank 1 of 2 was killed by SIGKILL (9)" in second
     verdict = result.verdict()
     assert (verdict["outcome"], verdict["attempt"], len(verdict["earlier"])) == ("ok", 3, 2)
     assert [earlier["outcome"] for earlier in verdict["earlier"]] == ["killed", "failed"]
-    assert sorted(steps_of(result.run_dir, "proof")) == [(a, r) for a in (1, 2, 3) for r in (0, 1, 2)]
+    assert sorted(steps_of(result.run_dir, "proof")) == [(a, r) for a in (1, 2, 3) for r in (0, 1)]
     assert steps_of(result.run_dir, "attempt_ended") == [(1, None), (2, None)]
 
 
-def test_the_same_exception_twice_is_a_bug_and_explain_shows_both_attempts(tmp_path: Path, program: str) -> None:
-    result = jaxrun(tmp_path, "-n", "2", "--max-restarts", "5", program, *["raise"] * 6)
-    assert result.code == 1
-    assert "in attempt 2" in result.err and "in attempt 3" not in result.err
-    assert f"not restarted: it raised ValueError at {program}:" in result.err
-    assert "twice in a row, and saved no step in between: that is a bug, not bad luck." in result.err
-    command = [sys.executable, "-m", "jaxrun", "explain", str(result.run_dir)]
-    explained = subprocess.run(command, capture_output=True, text=True, check=True).stdout
-    assert "attempt 1: rank 1 of 2 raised ValueError" in explained
-    assert "not restarted: it raised" in explained and "since attempt 2 was started" in explained
-
-
-@pytest.mark.parametrize(
-    ("source", "words"),
-    [
-        ("import no_such_module_at_all", "a ModuleNotFoundError does not go away by itself"),
-        extended("import sys; sys.exit(75)", "exit 75 asks for a new job, later"),
-    ],
-)
-def test_what_cannot_get_better_is_not_tried_again(tmp_path: Path, source: str, words: str) -> None:
-    (tmp_path / "program.py").write_text(source)
-    result = jaxrun(tmp_path, "-n", "1", "--max-restarts", "5", str(tmp_path / "program.py"))
-    assert result.code in (1, 75) and f"not restarted: {words}." in result.err
-    assert not (result.run_dir / "attempt-2").exists()
-
-
-def test_restart_on_leaves_exceptions_out_and_the_last_restart_is_the_last(tmp_path: Path, program: str) -> None:
-    result = jaxrun(tmp_path, "-n", "2", "--max-restarts", "1", "--restart-on", "lost", program, "kill", "raise")
-    assert result.code == 1 and "not restarted: --restart-on lost leaves this out." in result.err
-
-
-def test_timeout_counts_over_all_attempts(tmp_path: Path, program: str) -> None:
-    result = jaxrun(tmp_path, "-n", "2", "--max-restarts", "5", "--timeout", "6", program, "kill", "wait")
-    assert result.code == 124 and "not restarted: --timeout counts over all attempts" in result.err
-
-
-@pytest.mark.parametrize("attempts", [1, 2])
-def test_a_stop_by_ctrl_c_restarts_nothing(tmp_path: Path, program: str, attempts: int) -> None:
-    fates = ["kill"] * (attempts - 1) + ["wait"] * 2
-    with started(tmp_path, "-n", "2", "--max-restarts", "5", program, *fates) as job:
-
-        def waits() -> bool:
-            logs = list(tmp_path.glob("run/**/rank-0001.out"))
-            return len(logs) == attempts and any("waiting" in log.read_text() for log in logs)
-
-        job.wait_until(waits, "rank that waits")
-        job.process.send_signal(signal.SIGINT)
-        result = job.result()
-        assert result.code == 130 and "not restarted: it was asked to stop" in result.err
-        assert result.verdict()["attempt"] == attempts and job.processes() == []
+def test_an_injected_fault_comes_once_and_explain_shows_both_attempts(tmp_path: Path, script) -> None:
+    program = script("import time\ntime.sleep(600)\n")
+    faults = ("--chaos", "kill:1@300ms", "--chaos", "kill:0@1s")
+    result = jaxrun(tmp_path, "-n", "2", "--max-restarts", "3", *faults, str(program))
+    # Killed twice without a step saved: the same signal.
+    assert result.code == 137 and "twice in a row, and saved no step in between: that is a bug" in result.err
+    assert [event["ranks"] for event in result.events("chaos")] == [[1], [0]]
+    explained = explain_run(result.run_dir)
+    assert "attempt 1: rank 1 of 2 was killed by SIGKILL (9), as --chaos asked" in explained
+    assert "not restarted: it was killed" in explained and "since attempt 2 was started" in explained
 
 
 @pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGKILL])
-@pytest.mark.parametrize("delay", [0.0, extended(0.02), extended(0.1), extended(0.3)])
+@pytest.mark.parametrize("delay", [0.0, extended(0.1), extended(0.3)])
 def test_a_signal_between_two_attempts_ends_the_job_and_leaves_nothing(
-    tmp_path: Path, program: str, signum: signal.Signals, delay: float
+    tmp_path: Path, script, signum: signal.Signals, delay: float
 ) -> None:
-    with started(tmp_path, "-n", "2", "--max-restarts", "50", program, *["kill", "exit"] * 25) as job:
+    arguments = (str(script(PROGRAM)), *["kill", "exit"] * 25)
+    with started(tmp_path, "-n", "2", "--max-restarts", "50", *arguments) as job:
         job.wait_until((tmp_path / "run" / "attempt-2").exists, "second attempt")
         time.sleep(delay)
         job.process.send_signal(signum)
@@ -142,32 +93,41 @@ def test_a_signal_between_two_attempts_ends_the_job_and_leaves_nothing(
         if signum == signal.SIGINT:
             assert code in (130, 7, 137)  # the last two where it met an attempt that was failing
         deadline = time.monotonic() + TIME_LIMIT
-        while job.processes() and time.monotonic() < deadline:
+        while left := job.processes():
+            assert time.monotonic() < deadline, left
             time.sleep(0.05)
-        assert job.processes() == []
 
 
-def test_an_injected_fault_comes_once(tmp_path: Path) -> None:
-    (tmp_path / "program.py").write_text(
-        "import time, jax\nfrom jax.experimental import multihost_utils as m\n"
-        "for i in range(600):\n    m.sync_global_devices(str(i)); time.sleep(0.1)\n"
+# ---- workers by hand, without jax
+
+
+def by_hand(directory: Path, code: str, *options: str) -> Result:
+    """A job of one such rank, which may be started again; `attempt` is the number of the attempt."""
+    environ = write_fake_runtime(directory)
+    code = f"run(); attempt = env.attempt\n{code}"
+    return jaxrun(directory, "-n", "1", "--max-restarts", "5", *options, "by_hand.py", code, env=environ)
+
+
+def test_restart_on_leaves_exceptions_out(tmp_path: Path) -> None:
+    result = by_hand(
+        tmp_path, "os._exit(7) if attempt == 3 else os.kill(os.getpid(), 8 + attempt)", "--restart-on", "lost"
     )
-    faults = ("--chaos", "kill:1@300ms", "--chaos", "kill:0@1s")
-    result = jaxrun(tmp_path, "-n", "2", "--max-restarts", "3", *faults, str(tmp_path / "program.py"))
-    # Killed twice without a step saved: the same signal.
-    assert result.code == 137 and "twice in a row" in result.err
-    assert [event["ranks"] for event in result.events("chaos")] == [[1], [0]]
+    assert (result.code, result.verdict()["attempt"]) == (7, 3)
+    assert "not restarted: --restart-on lost leaves this out." in result.err
 
 
-@pytest.mark.parametrize(
-    ("options", "words"),
-    [
-        (("--max-restarts", "-1"), "--max-restarts must be 0 or more, not -1"),
-        (("--max-restarts", "1", "--pdb"), "--pdb and --max-restarts 1 contradict; give one of them"),
-        (("--max-restarts", "1", "--stdin", "all"), "--stdin all and --max-restarts 1 contradict"),
-        (("--max-restarts", "1", "--restart-on", "oom"), "--restart-on"),
-    ],
-)
-def test_bad_input_is_refused(tmp_path: Path, options: tuple[str, ...], words: str) -> None:
-    result = jaxrun(tmp_path, "-n", "2", *options, __file__)
-    assert result.code == 2 and words in result.err and "Traceback" not in result.err
+def test_timeout_counts_over_all_attempts(tmp_path: Path) -> None:
+    result = by_hand(tmp_path, "time.sleep(600) if attempt > 1 else fail()", "--timeout", "4")
+    assert result.code == 124 and "not restarted: --timeout counts over all attempts" in result.err
+
+
+def test_a_stop_by_ctrl_c_restarts_nothing(tmp_path: Path) -> None:
+    code = "run()\nif env.attempt == 1: os._exit(7)\nprint('waiting', flush=True); time.sleep(600)"
+    arguments = ("-n", "1", "--max-restarts", "5", "by_hand.py", code)
+    with started(tmp_path, *arguments, env=write_fake_runtime(tmp_path)) as job:
+        log = job.run_dir / "attempt-2" / "rank-0000.out"
+        job.wait_until(lambda: log.exists() and "waiting" in log.read_text(), "rank that waits")
+        job.process.send_signal(signal.SIGINT)
+        result = job.result()
+        assert result.code == 130 and "not restarted: it was asked to stop" in result.err
+        assert result.verdict()["attempt"] == 2 and job.processes() == []

@@ -29,7 +29,7 @@ from jaxrun.supervisor.run import run
 BENCH = Path(__file__).parents[2] / "scripts/bench.d"
 LAUNCHER = Path(jaxrun.__file__).parents[1]
 HOME = str(Path(jaxrun.__file__).parent)
-SIZES = (40, 80, 320)
+SIZES = (40, 80, 160)
 CULPRIT = 23
 
 

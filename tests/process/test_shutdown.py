@@ -2,11 +2,10 @@
 
 import gzip
 import re
-import time
 
 import pytest
 
-from jaxrun.protocol.worker_messages import DeviceReport, Done, Failed, ThreadFailed
+from jaxrun.protocol.worker_messages import Done, Failed, ThreadFailed
 
 pytestmark = pytest.mark.jax_version
 
@@ -42,7 +41,7 @@ atexit.register(last)
     "handlers-after-failure": """
 import atexit, os, time
 def wait():
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + 90
     while not os.path.exists("heard") and time.monotonic() < deadline:
         time.sleep(0.01)
     print("heard" if os.path.exists("heard") else "nobody heard")
@@ -98,37 +97,38 @@ keeper = Keeper()
     "open-file-of-a-failure": "file = open('text', 'w')\nfile.write('written')\nraise ValueError",
     "c-output": "import ctypes; ctypes.CDLL(None).printf(b'from C')",
     "no-newline": "print('partial', end='')",
+    "after-rank-0": """
+import re, time
+while not (said := re.search(r"handler (\\d+)\\n", open("../harness-0/out-0").read())):
+    time.sleep(0.01)
+time.sleep(0.3)
+state = open(f"/proc/{said[1]}/stat").read().split()[2]
+print(said[1], "lives" if state != "Z" else "has ended")
+""",
     "collective-handler": "import jax, atexit; atexit.register(lambda: print(jax.device_count()))",
 }
 
 
+_RANK_0 = """
+import atexit, os
+atexit.register(lambda: print("handler", os.getpid(), flush=True))
+raise ValueError("bad record")
+"""
+
+
 @pytest.fixture(scope="module")
 def cases(run_cases, request):
-    return run_cases(_CASES, on_failed=lambda worker: (worker.folder / "heard").touch())
+    return run_cases(_CASES, on_failed=lambda worker: (worker.folder / "heard").touch(), rank_0=_RANK_0)
 
 
-@pytest.mark.parametrize(
-    ("name", "status"),
-    [
-        ("no-status", 0),
-        ("number", 3),
-        ("huge-number", 255),
-        ("text", 1),
-        ("object", 1),
-        ("raises", 1),
-        ("interrupted", 130),
-        ("own-hook", 1),
-        ("handlers", 0),
-        ("handlers-after-failure", 1),
-        ("closes-channel", 0),
-        ("takes-channels-number", 0),
-        ("thread", 0),
-        ("thread-fails", 0),
-        ("daemon", 0),
-        ("open-files", 0),
-        ("c-output", 0),
-    ],
-)
+STATUS = {
+    **{"no-status": 0, "number": 3, "huge-number": 255, "text": 1, "object": 1, "raises": 1, "interrupted": 130},
+    **{"own-hook": 1, "handlers": 0, "handlers-after-failure": 1, "closes-channel": 0, "takes-channels-number": 0},
+    **dict.fromkeys(("thread", "thread-fails", "daemon", "open-files", "c-output"), 0),
+}
+
+
+@pytest.mark.parametrize(("name", "status"), STATUS.items(), ids=STATUS)
 def test_the_exit_status_is_what_python_would_give(cases, name, status):
     worker = cases[name]
     assert worker.status == status, worker.err
@@ -146,18 +146,12 @@ def test_the_message_of_a_sys_exit_is_printed_and_reported(cases):
     assert cases["number"].err == ""
 
 
-def test_an_exception_is_reported_but_printed_by_the_launcher(cases):
+def test_an_exception_is_reported_but_printed_by_the_launcher_or_a_hook_of_the_program(cases):
     assert cases["raises"].err == ""
     failure = cases["raises"].failure()
     assert (failure.error, failure.message, failure.stage) == ("ValueError", "bad record", "program")
     assert failure.traceback.endswith("ValueError: bad record\n")
-
-
-def test_a_hook_of_the_program_still_prints(cases):
     assert cases["own-hook"].err == "own hook: division by zero\n"
-
-
-def test_a_hook_that_cannot_be_called_is_reported_like_python_does(cases):
     text = cases["broken-hook"].err
     assert "Error in sys.excepthook:" in text and "Original exception was:" in text
     assert text.endswith("ValueError: bad record\n")
@@ -169,14 +163,8 @@ def test_exit_handlers_run_once_in_reverse_order_before_the_worker_reports_done(
     assert (first, numbers) == ("first", ["3", "2", "1"])
     assert float(ended) < worker.received(Done)[0].time
     assert "in a handler" in worker.err
-
-
-def test_exit_handlers_can_still_use_jax(cases):
-    assert cases["collective-handler"].out == f"{2 * (len(_CASES) + 1)}\n"
-
-
-def test_the_failure_report_comes_before_the_exit_handlers_of_a_failing_program(cases):
-    assert cases["handlers-after-failure"].out == "heard\n"
+    assert cases["collective-handler"].out == f"{2 * (len(_CASES) + 1)}\n"  # they can still use JAX
+    assert cases["handlers-after-failure"].out == "heard\n"  # the failure report comes before they run
 
 
 def test_nothing_is_written_to_what_has_taken_the_channels_number(cases):
@@ -217,24 +205,8 @@ def test_output_without_a_newline_or_from_c_is_not_lost(cases):
     assert cases["c-output"].out == "from C"
 
 
-def test_rank_0_that_has_failed_keeps_the_coordinator_until_the_others_have_ended(start, script):
-    text = """
-import atexit, time, jaxrun_runtime as jr
-atexit.register(lambda: print("handler", flush=True))
-if jr.is_main:
-    raise ValueError("bad record")
-time.sleep(60)
-"""
-    harness = start([script(text)], 2)
-    first, second = harness.workers
-    harness.run(until=DeviceReport)
-    deadline = time.monotonic() + 30
-    while not first.out and time.monotonic() < deadline:
-        harness.send_due()
-        harness.poll(0.02)
-    harness.poll(0.2)
-    assert first.out == "handler\n"
-    assert first.live and second.live
-    second.kill()
-    harness.run()
-    assert (first.status, second.status) == (1, -9)
+def test_rank_0_that_has_failed_keeps_the_coordinator_until_the_others_have_ended(cases):
+    word, pid = cases["rank 0"].out.split()
+    assert (word, cases["rank 0"].status) == ("handler", 1)
+    assert cases["after-rank-0"].out == f"{pid} lives\n"
+    assert -6 not in {worker.status for worker in cases.values()}  # without the coordinator, JAX aborts them

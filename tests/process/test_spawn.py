@@ -1,18 +1,22 @@
-"""The descriptors and environment of a spawned worker; the tests of the agent start real workers."""
+"""What is started with streams, descriptors and variables of its own: a worker, and the launch command of a job."""
 
 import errno
 import os
+import signal
 import sys
 from dataclasses import replace
 
 import pytest
+from agent_by_hand import wait_until
 
+from jaxrun.agent.guard import find_marked, job_marker
 from jaxrun.agent.spawn import Spawner
 from jaxrun.forkserver import client
 from jaxrun.job.job import Job
 from jaxrun.job.plan import Plan, Worker
 from jaxrun.protocol.env import WorkerEnv
 from jaxrun.protocol.flight_file import TEXT_OFFSET
+from jaxrun.supervisor.launch_process import LOG_NAME, LaunchProcess
 
 JOB_ID = "ab" * 16
 
@@ -49,19 +53,12 @@ def test_a_worker_gets_its_streams_its_variables_and_its_descriptors(tmp_path):
     assert (worker_env.rank, worker_env.size, worker_env.job_id, worker_env.run_dir) == (1, 2, JOB_ID, str(tmp_path))
 
 
-def test_both_streams_have_pipes_of_their_own():
-    plan = _plan("/bin/sh", "-c", "echo out; echo err >&2")
-    pid, pipes = Spawner(plan, dict(os.environ), "").spawn(plan.workers[0])
-    assert (_read_all(pipes.out), _read_all(pipes.err)) == (b"out\n", b"err\n")
-    os.waitpid(pid, 0)
-    pipes.close()
-
-
-def test_the_channel_and_the_file_of_stacks_reach_the_worker():
+def test_both_streams_the_channel_and_the_file_of_stacks_reach_the_worker():
     names = "('CHANNEL', 'STACKS')"
     write = f"import os; [os.write(int(os.environ[f'JAXRUN_{{n}}_FD']), n.encode()) for n in {names}]"
-    plan = _plan(sys.executable, "-ISc", write)
+    plan = _plan(sys.executable, "-ISc", f"{write}; os.write(1, b'out'); os.write(2, b'err')")
     pid, pipes = Spawner(plan, dict(os.environ), "").spawn(plan.workers[0])
+    assert (_read_all(pipes.out), _read_all(pipes.err)) == (b"out", b"err")
     os.waitpid(pid, 0)
     assert pipes.channel.recv(100) == b"CHANNEL"
     assert os.pread(pipes.stacks, 100, 0) == b"STACKS"
@@ -119,3 +116,121 @@ def test_where_there_is_no_space_the_flight_recorder_is_in_memory(tmp_path, monk
     os.waitpid(pid, 0)
     assert os.fstat(pipes.flight).st_size == TEXT_OFFSET and not list(tmp_path.iterdir())
     pipes.close()
+
+
+# ---- the launch command: what it writes, how it ends, and how it is made to end
+
+
+@pytest.fixture
+def launch(tmp_path):
+    """launch(SHELL) → a LaunchProcess; nothing of it is left after the test."""
+    job_id = os.urandom(16).hex()
+    begun = []
+
+    def run(script, directory=tmp_path, **environ):
+        environ = {"PATH": os.environ["PATH"], "JAXRUN_JOB_ID": job_id, **environ}
+        begun.append(LaunchProcess("Open MPI 5", ["/bin/sh", "-c", script], environ, directory))
+        return begun[-1]
+
+    yield run
+    for one in begun:
+        one.signal(signal.SIGKILL)
+        wait_until(one.reap)
+        one.close()
+    for pid in find_marked(job_marker(job_id)):
+        os.kill(pid, signal.SIGKILL)
+
+
+def ended(command):
+    """The same, once it has ended."""
+    wait_until(command.reap)
+    return command
+
+
+def read(command):
+    """All that it writes until its pipe ends."""
+    parts = []
+    wait_until(lambda: parts.append(command.read()) or parts[-1] is None)
+    return b"".join(parts[:-1])
+
+
+def test_its_output_is_logged_and_its_last_lines_are_kept(launch, tmp_path):
+    command = launch("echo one; echo two >&2; seq 100; exit 3")
+    assert read(command).startswith(b"one\ntwo\n1\n")
+    assert ended(command).status == 3
+    assert (tmp_path / LOG_NAME).read_bytes().startswith(b"one\ntwo\n1\n2\n")
+    assert command.last_lines().splitlines() == [f"  {number}" for number in range(89, 101)]
+    assert command.describe_end() == "Open MPI 5 ended with status 3"
+
+
+@pytest.mark.parametrize(
+    ("script", "last_lines"),
+    [
+        ("echo no such host; exit 1", "  no such host"),
+        ("echo -----; echo; echo ' text'; echo '   '", "   text"),
+        ("exit 0", ""),
+        (r"printf '\377\376 bad\n'", "  \ufffd\ufffd bad"),
+        ("sleep 60 & echo gone", "  gone"),
+    ],
+    ids=["of an error", "without lines that are drawn", "none", "no text", "its pipe outlives it"],
+)
+@pytest.mark.parametrize("where", ["a directory", "a directory that is gone", "none"])
+def test_the_last_output_is_there_when_the_command_is_reaped(launch, tmp_path, script, last_lines, where):
+    directory = {"a directory": tmp_path, "a directory that is gone": tmp_path / "gone", "none": None}[where]
+    assert ended(launch(script, directory=directory)).last_lines() == last_lines
+    assert (tmp_path / LOG_NAME).exists() == (where == "a directory")
+
+
+def test_reading_never_blocks(launch):
+    command = launch("sleep 60")
+    assert command.read() == b"" and not command.reap() and command.status is None
+    command = ended(launch("sleep 60 & exit 0"))  # a daemon holds its pipe
+    assert command.read() == b""
+    command = ended(launch("exit 0"))
+    assert command.read() is None
+
+
+def test_a_signal_reaches_all_of_its_group_until_it_has_ended(launch):
+    command = launch("sleep 60 & sleep 60; echo never")
+    command.signal(signal.SIGTERM)
+    assert ended(command).status == -signal.SIGTERM
+    assert command.describe_end() == "Open MPI 5 was killed by SIGTERM (15)"
+    assert read(command) == b"" and command.last_lines() == ""
+    command = ended(launch("exit 0"))
+    command.signal(signal.SIGKILL)
+    assert command.reap() and command.status == 0
+
+
+def test_it_has_a_session_of_its_own_our_stdin_and_none_of_our_other_descriptors(launch):
+    held = os.open("/dev/null", os.O_RDONLY)
+    other = launch("sleep 60")
+    shows = "print(os.getsid(0) == os.getpid(), os.fstat(0).st_ino, *os.listdir('/proc/self/fd'))"
+    command = launch(f'exec {sys.executable} -Sc "import os; {shows}"')
+    ours = {fd for fd in map(int, os.listdir("/proc/self/fd")) if _is_open(fd) and os.get_inheritable(fd)}
+    is_leader, stdin, *there = read(command).decode().split()
+    assert (is_leader, stdin) == ("True", str(os.fstat(0).st_ino))
+    there = set(map(int, there))
+    assert {0, 1, 2} <= there and len(there - ours - {0, 1, 2}) == 1  # the one that lists them
+    assert other.fileno() not in ours and held not in ours
+    os.close(held)
+
+
+def _is_open(fd):
+    return os.path.exists(f"/proc/self/fd/{fd}")
+
+
+def test_its_environment_is_what_it_is_given_and_nothing_else(launch):
+    command = launch("env", X="two words")
+    names = {line.partition("=")[0] for line in read(command).decode().splitlines()}
+    assert names - {"PWD", "SHLVL", "_", "OLDPWD"} == {"PATH", "JAXRUN_JOB_ID", "X"}
+
+
+def test_srun_names_the_agents_that_have_ended_with_an_error(launch):
+    said = "srun: error: h2: task 1: Exited with exit code 69\nsrun: error: h3: tasks 4-5,7: Exited with exit code 1\n"
+    assert ended(launch(f"printf '%s' '{said}'")).failed_agents() == {1, 4, 5, 7}
+    assert ended(launch("echo 'srun: error: h1: task 0: Killed'")).failed_agents() == set()
+
+
+def test_one_that_is_not_there_is_an_error(tmp_path):
+    with pytest.raises(FileNotFoundError):
+        LaunchProcess("srun", [str(tmp_path / "srun")], {}, None)

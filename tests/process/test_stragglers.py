@@ -1,12 +1,10 @@
 """Jobs in which one rank comes to its calls later than the others, and jobs in which none does."""
 
-import json
 import re
-import subprocess
 import sys
 
 import pytest
-from harness import TIME_LIMIT, jaxrun
+from harness import jaxrun
 
 pytestmark = pytest.mark.skipif(sys.version_info < (3, 13), reason="when calls are entered is not known")
 
@@ -33,12 +31,12 @@ def step(batch):
     return batch / batch.sum()
 
 for number in range(STEPS):
-    load(0.03 if jax.process_index() == SLOW else 0.01)
+    load(0.05 if jax.process_index() == SLOW else 0.01)
     AFTER
 """
 
 
-def write(directory, *, slow, steps=130, after="step(batch)"):
+def write(directory, *, slow, steps=120, after="step(batch)"):
     (directory / "data.py").write_text(DATA)
     program = TRAIN.replace("STEPS", str(steps)).replace("SLOW", str(slow)).replace("AFTER", after)
     (directory / "train.py").write_text(program)
@@ -46,19 +44,13 @@ def write(directory, *, slow, steps=130, after="step(batch)"):
 
 
 def test_a_job_says_at_its_end_which_rank_the_others_waited_for_and_where_it_was(tmp_path):
-    result = jaxrun(tmp_path, "-n", "3", write(tmp_path, slow=1))
+    result = jaxrun(tmp_path, "-n", "2", write(tmp_path, slow=1))
     assert result.code == 0, result.err
-    text = " ".join(result.err.splitlines()[-2:])
-    told = re.search(r"rank 1 came last to (\d+) % of calls, by (\d+) ms on average: the others waited (\d+) %", text)
-    assert told, result.err
-    last, late_ms, waited = map(int, told.groups())
-    assert last > 50 and late_ms >= 5 and 10 < waited < 100
-    assert text.endswith("; it was in data.py:6 load."), text
-    assert any("rank 1 came last" in line for line in result.verdict()["details"])
-    assert result.events("straggler")[-1]["ranks"] == [1]
-    explain = [sys.executable, "-m", "jaxrun", "explain", str(result.run_dir)]
-    explained = subprocess.run(explain, capture_output=True, text=True, timeout=TIME_LIMIT)
-    assert "rank 1 came last" in explained.stdout, explained
+    (line,) = (line for line in result.verdict()["details"] if "came last" in line)
+    assert re.search(r"^rank 1 came last to \d+ % of calls, .*; it was in data.py:6 load\.$", line), line
+    assert line in " ".join(result.err.split())
+    told = result.events("straggler")[-1]
+    assert told["ranks"] == [1] and told["late_s"] >= 0.01 and told["last"] > 0.5 and 0.2 < told["share"] < 1.0
 
 
 @pytest.mark.extended
@@ -71,7 +63,8 @@ def test_where_the_ranks_wait_outside_of_their_calls_one_is_seen_to_wait(tmp_pat
     assert "rank 0 came last" in result.err and "rank 1 waited" in result.err
 
 
+@pytest.mark.extended
 def test_of_ranks_that_are_alike_none_is_named(tmp_path):
     result = jaxrun(tmp_path, "-n", "3", write(tmp_path, slow=-1))
-    assert (result.code, result.events("straggler")) == (0, []), result.err
-    assert "came last" not in result.err and json.dumps(result.verdict()["details"]) == "[]"
+    assert (result.code, result.events("straggler"), result.verdict()["details"]) == (0, [], []), result.err
+    assert "came last" not in result.err

@@ -7,6 +7,7 @@ import sys
 import time
 
 import pytest
+from harness import TIME_LIMIT, wait_until_dead
 from harness_worker import environment
 
 from jaxrun.protocol.worker_messages import (
@@ -16,7 +17,6 @@ from jaxrun.protocol.worker_messages import (
     Done,
     Failed,
     Hello,
-    Join,
     Run,
     StartCoordinator,
 )
@@ -107,42 +107,55 @@ def test_a_fatal_signal_leaves_its_stack_with_the_agent(cases):
     assert "in string_at" in text
 
 
-@pytest.mark.jax_version
-@pytest.mark.parametrize("fork", [True, False])
-def test_a_worker_sends_its_messages_in_the_order_of_the_protocol(start, script, fork):
-    workers = start([script("")], 2, fork=fork).run()
-    assert [[type(message) for message in worker.messages] for worker in workers] == [
-        [Hello, CoordinatorReady, DeviceReport, Done],
-        [Hello, DeviceReport, Done],
-    ]
-    assert [worker.status for worker in workers] == [0, 0]
-
-
 _WAITS = "import time\nprint('started', flush=True)\ndef wait_here():\n    time.sleep(60)\nwait_here()\n"
 
 
 def _wait_for(condition):
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + TIME_LIMIT
     while not condition() and time.monotonic() < deadline:
         time.sleep(0.01)
     assert condition()
 
 
-def _started(harness):
-    harness.run(until=DeviceReport)
-    for _ in range(100):  # until Run has been sent, too
-        harness.poll(0.01)
-        harness.send_due()
-        if all(worker.out for worker in harness.workers):
-            return harness
-    raise AssertionError(harness.describe())
+def _poll_until(harness, condition):
+    _wait_for(lambda: harness.poll(0.01) or condition())
 
 
 @pytest.mark.jax_version
-def test_its_stacks_can_be_requested_at_any_time(start, script):
-    (worker,) = _started(start([script(_WAITS)], 1)).workers
-    assert "in wait_here" in worker.stacks()
+def test_a_worker_sends_its_messages_in_the_order_of_the_protocol(start, script):
+    harness = start([script("print('ran')")], 2)
+    first, second = harness.workers
+    _poll_until(harness, lambda: first.received(Hello) and second.received(Hello))
+    harness.send_due()  # StartCoordinator, for the first alone
+    _poll_until(harness, lambda: first.received(CoordinatorReady))
+    assert not first.received(DeviceReport)  # rank 0 waits for the other
+    harness.send_due()  # Join, for the second
+    _poll_until(harness, lambda: first.received(DeviceReport) and second.received(DeviceReport))
+    assert [worker.out for worker in harness.workers] == ["", ""]  # nobody starts before Run
+    harness.run()
+    assert [[type(message) for message in worker.messages] for worker in harness.workers] == [
+        [Hello, CoordinatorReady, DeviceReport, Done],
+        [Hello, DeviceReport, Done],
+    ]
+    assert [(worker.status, worker.out) for worker in harness.workers] == [(0, "ran\n")] * 2
+
+
+@pytest.mark.jax_version
+def test_a_fresh_worker_is_pinned_knows_its_simulated_host_and_shows_its_stacks_at_any_time(start, script):
+    core = min(os.sched_getaffinity(0))
+    boot_id = "12345678-1234-1234-1234-123456789abc"
+    local = {"cpus": (core,), "host": "h2", "simulated_boot_id": boot_id}
+    shows = 'print(os.sched_getaffinity(0), socket.gethostname(), open("/proc/sys/kernel/random/boot_id").read())'
+    harness = start([script(f"import os, socket\n{shows}\n{_WAITS}")], 1, fork=False, local=local)
+    (worker,) = harness.workers
+    _wait_for(lambda: harness.poll(0.01) or harness.send_due() or "started" in worker.out)
+    assert [type(message) for message in worker.messages] == [Hello, CoordinatorReady, DeviceReport]
+    worker.wait_for_stacks("in wait_here")
     assert worker.live
+    cores, *host, _ = worker.out.split()
+    assert cores == f"{{{core}}}"
+    if "forbids namespaces" not in worker.err:
+        assert host == ["h2", boot_id]
 
 
 @pytest.mark.parametrize("fork", [True, False])
@@ -165,55 +178,30 @@ time.sleep(60)
     agent.kill()
     agent.wait()
     agent.stdout.close()
-    _wait_for(lambda: not any(_alive(pid) for pid in pids))
+    wait_until_dead(*pids)
 
 
-def _alive(pid):
-    try:
-        with open(f"/proc/{pid}/stat") as file:
-            return file.read().rpartition(")")[2].split()[0] not in "ZX"
-    except (FileNotFoundError, ProcessLookupError):
-        return False
-
-
-@pytest.mark.parametrize("stage", [Hello, DeviceReport])
-def test_it_ends_by_itself_when_the_agent_hangs_up(start, script, stage):
+def test_it_ends_by_itself_when_the_agent_hangs_up(start, script):
     harness = start([script("")], 1)
-    if stage is Hello:
-        _wait_for(lambda: harness.poll(0.01) or harness.workers[0].received(Hello))
-    else:
-        harness.workers[0].send(StartCoordinator("127.0.0.1"))
-        _wait_for(lambda: harness.poll(0.01) or harness.workers[0].received(DeviceReport))
-    harness.workers[0].channel.close()
-    _wait_for(lambda: harness.poll(0.01) or harness.workers[0].status is not None)
-    assert harness.workers[0].status == 70
+    (worker,) = harness.workers
+    worker.send(StartCoordinator("127.0.0.1"))
+    _poll_until(harness, lambda: worker.received(DeviceReport))
+    worker.channel.close()
+    _poll_until(harness, lambda: worker.status is not None)
+    assert worker.status == 70
 
 
-def test_a_message_out_of_turn_is_reported_as_a_protocol_error(start, script):
-    harness = start([script("")], 1)
-    harness.workers[0].send(Run())
-    harness.run()
-    failure = harness.workers[0].failure()
+def test_before_it_joins_it_ends_as_well_and_a_message_out_of_turn_is_reported_as_a_protocol_error(start, script):
+    harness = start([script("")], 2)
+    first, second = harness.workers
+    _poll_until(harness, lambda: first.received(Hello) and second.received(Hello))
+    first.send(Run())
+    second.channel.close()
+    _poll_until(harness, lambda: first.received(Failed) and second.status is not None)
+    failure = first.failure()
     assert (failure.stage, failure.error) == ("join", "ProtocolError")
     assert "expected StartCoordinator or Join" in failure.message
-
-
-@pytest.mark.jax_version
-def test_a_worker_is_pinned_to_its_core_and_knows_its_simulated_host(start, script):
-    program = """
-import os, socket
-print(os.sched_getaffinity(0), socket.gethostname(), open("/proc/sys/kernel/random/boot_id").read())
-"""
-    core = min(os.sched_getaffinity(0))
-    boot_id = "12345678-1234-1234-1234-123456789abc"
-    local = {"cpus": (core,), "host": "h2", "simulated_boot_id": boot_id}
-    (worker,) = start([script(program)], 1, local=local).run()
-    assert worker.status == 0
-    cores, *host = worker.out.split()
-    assert cores == f"{{{core}}}"
-    if "forbids namespaces" in worker.err:
-        pytest.skip(worker.err)
-    assert host == ["h2", boot_id]
+    assert second.status == 70
 
 
 def test_without_the_protocols_variables_the_error_says_how_to_start_a_worker():
@@ -224,15 +212,3 @@ def test_without_the_protocols_variables_the_error_says_how_to_start_a_worker():
         "jaxrun_runtime: JAXRUN_JOB_ID is not set: this process was not started by jaxrun. "
         "Start the program with: jaxrun -n PROCESSES PROGRAM\n"
     )
-
-
-@pytest.mark.jax_version
-def test_join_is_the_answer_to_hello_for_all_but_the_first(start, script):
-    harness = start([script("print('ran')")], 2)
-    _wait_for(lambda: harness.poll(0.01) or all(worker.received(Hello) for worker in harness.workers))
-    harness.workers[0].send(StartCoordinator("127.0.0.1"))
-    _wait_for(lambda: harness.poll(0.01) or harness.workers[0].received(CoordinatorReady))
-    assert not harness.workers[0].received(DeviceReport)  # rank 0 waits for the other
-    harness.workers[1].send(Join(harness.workers[0].received(CoordinatorReady)[0].address))
-    _wait_for(lambda: harness.poll(0.01) or all(worker.received(DeviceReport) for worker in harness.workers))
-    assert [worker.out for worker in harness.workers] == ["", ""]  # nobody starts before Run

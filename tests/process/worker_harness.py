@@ -98,7 +98,7 @@ class WorkerHarness:
             channel_fd=channel,
             stacks_fd=stacks,
             flight_fd=flight,
-            init_timeout=20.0,
+            init_timeout=_TIMEOUT_S,
             **self.local,
         )
         return env.to_env()

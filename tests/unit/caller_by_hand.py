@@ -62,7 +62,7 @@ def serving_calls(monkeypatch):
 
     def run(script):
         ours, theirs = socket.socketpair()
-        ours.settimeout(20)
+        ours.settimeout(60)
         outcome = []
 
         def call():

@@ -82,7 +82,7 @@ class FakeGang:
         for rank in range(size):
             ours, theirs = socket.socketpair()
             ours.setblocking(False)
-            theirs.settimeout(20)
+            theirs.settimeout(60)
             self.connections.add(rank, ours, GangMessageReader(ours, None), None)
             self.ranks.append(Rank(theirs))
 

@@ -7,6 +7,8 @@ import struct
 import threading
 import time
 
+import pytest
+
 from jaxrun.channel.event_loop import EventLoop
 from jaxrun.channel.interfaces import Interface
 from jaxrun.channel.listener import listen_on_tcp
@@ -60,9 +62,9 @@ class ListenerThread:
         loop.close()
 
 
-@contextlib.contextmanager
-def open_listeners():
-    """Yields start(*INTERFACES), which serves a listener until the end."""
+@pytest.fixture
+def open_listener():
+    """open_listener(*INTERFACES) serves a listener until the test ends."""
     with contextlib.ExitStack() as stack:
 
         def start(*interfaces, **options):
@@ -73,11 +75,16 @@ def open_listeners():
         yield start
 
 
+@pytest.fixture
+def server(open_listener):
+    return open_listener()
+
+
 @contextlib.contextmanager
 def pending_peer(server):
     """Connects without having authenticated: yields the socket and the head's challenge."""
     address = server.address
-    with socket.create_connection((address.ip, address.port), timeout=5) as peer:
+    with socket.create_connection((address.ip, address.port), timeout=60) as peer:
         yield peer, read(peer)
 
 
@@ -97,18 +104,18 @@ def is_closed(peer):
     return True
 
 
-def connect_agent(address, rank=0, token=TOKEN, timeout=5.0):
-    return connect(lambda: HeadAddress(token, (address,)), rank, timeout)
+def connect_agent(address, rank=0):
+    return connect(lambda: HeadAddress(TOKEN, (address,)), rank, 60.0)
 
 
 def check_admits(server, rank=0):
-    """Checks that an agent of the job is admitted; raises UnavailableError if it is not within 5 s."""
+    """Checks that an agent of the job is admitted; raises UnavailableError if it is not."""
     connect_agent(server.address, rank).connection.close()
 
 
 def wait_until(condition):
-    """Waits at most 30 s until `condition` holds."""
-    deadline = time.monotonic() + 30
+    """Waits at most a minute until `condition` holds."""
+    deadline = time.monotonic() + 60
     while not condition():
         assert time.monotonic() < deadline
         time.sleep(0.002)

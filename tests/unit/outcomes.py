@@ -31,8 +31,10 @@ def end(rank: int, at: float, status: int | None = None, **more: Any) -> WorkerO
     return WorkerOutcome(rank, HOSTS[rank], RUN_AT + at, status, **more)
 
 
-def raised(rank: int, at: float, message: str = "bad record", **more: Any) -> WorkerOutcome:
-    return end(rank, at, 1, failure=failed(rank, message, **more))
+def raised(
+    rank: int, at: float, message: str = "bad record", thread_failures: tuple[ThreadFailed, ...] = (), **more: Any
+) -> WorkerOutcome:
+    return end(rank, at, 1, failure=failed(rank, message, **more), thread_failures=thread_failures)
 
 
 def stopped(*ranks: int) -> list[WorkerOutcome]:

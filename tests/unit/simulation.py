@@ -15,12 +15,14 @@ from jaxrun.head.actions import (
     SignalRanks,
     TakeSnapshot,
 )
+from jaxrun.head.agent_registry import JobSpec
 from jaxrun.head.consistency import Expected
 from jaxrun.head.events import LauncherSignalled, Tick
 from jaxrun.head.head import Head
 from jaxrun.head.timeouts import TimeLimits
 from jaxrun.job.fault_spec import parse_faults
-from jaxrun.protocol.agent_messages import InjectFault, WorkerExited, WorkerSpawned
+from jaxrun.job.job import Job
+from jaxrun.protocol.agent_messages import AgentReport, InjectFault, WorkerExited, WorkerSpawned
 from jaxrun.protocol.snapshot_messages import ProgramDetailsReply, ProgramDetailsRequest, SnapshotPurpose, SnapshotReply
 from jaxrun.protocol.worker_messages import (
     CoordinatorReady,
@@ -36,6 +38,14 @@ from jaxrun.verdict.stall_notice import format_stall_notice
 
 JOB_ID = "ab" * 16
 REAPED_AFTER_S = 0.001
+IN_JAX = """Thread 0x1 (most recent call first):
+  File "/v/lib/python3.11/site-packages/jax/_src/array.py", line 1 in _value
+  File "/home/me/train.py", line 2 in <module>
+"""
+IN_QUEUE = """Thread 0x1 (most recent call first):
+  File "/v/lib/python3.11/queue.py", line 1 in get
+  File "/home/me/train.py", line 2 in <module>
+"""
 
 
 class Simulation:
@@ -253,3 +263,46 @@ class Simulation:
 
     def _later(self, seconds, event):
         self._due.append((self.now + seconds, next(self._number), event))
+
+
+# ---- agents on several hosts
+
+HEAD_ADDRESS = "10.0.0.9"
+
+
+def job_spec(size, *, given=None, run_dir="/shared/run", **wanted):
+    """What the agents of a job of so many ranks are told; `wanted` are fields of its Job."""
+    return JobSpec(
+        job=Job(**{"program": ("train.py",), "backend": "mpirun", "platform": "cpu", "processes": size, **wanted}),
+        job_id=JOB_ID,
+        size=size,
+        version="0.1.0",
+        directory="/shared",
+        program=("train.py", "--steps", "3"),
+        user_env=given or {},
+        run_dir=run_dir,
+        log_dir=run_dir,
+        listen_addresses="eth0 10.0.0.9:40",
+    )
+
+
+def report(rank, host, size, *, gpus=(), **changes):
+    """The report of an agent; `gpus`: the ids of the GPUs that it sees."""
+    values = {
+        "boot_id": f"boot-{host}",
+        "pid": 1000 + rank,
+        "time": 1.0,
+        "jaxrun_version": "0.1.0",
+        "address": f"10.0.0.{int(host[1:])}",
+        "head_address": HEAD_ADDRESS,
+        "directory": "/shared",
+        "cpus": tuple(range(8)),
+        "gpu_platform": "cuda" if gpus else "",
+        "gpu_names": ("NVIDIA A100",) * len(gpus),
+        "gpu_ids": tuple(map(str, gpus)),
+        "gpu_limit": "",
+        "tpu": False,
+        "cuda_plugin": True,
+        "can_write_run_dir": True,
+    }
+    return AgentReport(rank=rank, size=size, host=host, **{**values, **changes})

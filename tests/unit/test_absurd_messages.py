@@ -8,8 +8,7 @@ from itertools import cycle
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from simulation import JOB_ID, Simulation
-from test_agent_registry import job_spec, report
+from simulation import JOB_ID, Simulation, job_spec, report
 
 from jaxrun.channel.connection import AGENT_TO_HEAD
 from jaxrun.errors import ProtocolError

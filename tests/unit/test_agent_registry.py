@@ -4,58 +4,13 @@ from collections import Counter
 from dataclasses import replace
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
+from simulation import HEAD_ADDRESS, job_spec, report
 
 from jaxrun.errors import NotUniformError, UnavailableError, UsageError
-from jaxrun.head.agent_registry import AgentRegistry, JobSpec, reachable_address
+from jaxrun.head.agent_registry import AgentRegistry, reachable_address
 from jaxrun.head.consistency import Expected
-from jaxrun.job.job import Job
-from jaxrun.protocol.agent_messages import AgentReport
-
-A100 = "NVIDIA A100"
-HEAD = "10.0.0.9"
-
-
-def job(**wanted):
-    return Job(**{"program": ("train.py",), "backend": "mpirun", "platform": "cpu", **wanted})
-
-
-def job_spec(size, *, given=None, run_dir="/shared/run", **wanted):
-    return JobSpec(
-        job=job(processes=size, **wanted),
-        job_id="ab" * 16,
-        size=size,
-        version="0.1.0",
-        directory="/shared",
-        program=("train.py", "--steps", "3"),
-        user_env=given or {},
-        run_dir=run_dir,
-        log_dir=run_dir,
-        listen_addresses="eth0 10.0.0.9:40",
-    )
-
-
-def report(rank, host, size, *, gpus=(), **changes):
-    """The report of an agent; `gpus`: the ids of the GPUs that it sees."""
-    values = {
-        "boot_id": f"boot-{host}",
-        "pid": 1000 + rank,
-        "time": 1.0,
-        "jaxrun_version": "0.1.0",
-        "address": f"10.0.0.{int(host[1:])}",
-        "head_address": HEAD,
-        "directory": "/shared",
-        "cpus": tuple(range(8)),
-        "gpu_platform": "cuda" if gpus else "",
-        "gpu_names": (A100,) * len(gpus),
-        "gpu_ids": tuple(map(str, gpus)),
-        "gpu_limit": "",
-        "tpu": False,
-        "cuda_plugin": True,
-        "can_write_run_dir": True,
-    }
-    return AgentReport(rank=rank, size=size, host=host, **{**values, **changes})
 
 
 def assign(hosts, /, *, changes=None, given=None, run_dir="/shared/run", gpus=None, **wanted):
@@ -101,36 +56,43 @@ def test_start_messages_are_sorted_by_rank_and_describe_the_job():
     assert assignment.notes == ()
 
 
-@pytest.mark.parametrize(
-    ("hosts", "expected"),
-    [
-        (["h1"], [("h1", 0, 1)]),
-        (["h1", "h1", "h1", "h2"], [("h1", 0, 3), ("h1", 1, 3), ("h1", 2, 3), ("h2", 0, 1)]),
-        (["h1", "h2", "h1", "h2"], [("h1", 0, 2), ("h2", 0, 2), ("h1", 1, 2), ("h2", 1, 2)]),
-        (["h2", "h1"], [("h2", 0, 1), ("h1", 0, 1)]),
-    ],
-    ids=["one", "uneven", "by turns", "not in the order of their names"],
-)
-def test_local_ranks_count_on_each_host(hosts, expected):
-    assert local_ranks(assign(hosts)) == expected
+LAYOUTS = {
+    "one": (["h1"], {}, {}, [("h1", 0, 1)]),
+    "uneven": (["h1", "h1", "h1", "h2"], {}, {}, [("h1", 0, 3), ("h1", 1, 3), ("h1", 2, 3), ("h2", 0, 1)]),
+    "by turns": (["h1", "h2", "h1", "h2"], {}, {}, [("h1", 0, 2), ("h2", 0, 2), ("h1", 1, 2), ("h2", 1, 2)]),
+    "not in the order of their names": (["h2", "h1"], {}, {}, [("h2", 0, 1), ("h1", 0, 1)]),
+    "with the numbers of the whole job": (
+        ["h1", "h1", "h2", "h2"],
+        {},
+        {"hosts": 2, "processes_per_host": 2},
+        [("h1", 0, 2), ("h1", 1, 2), ("h2", 0, 2), ("h2", 1, 2)],
+    ),
+    "two hosts of one name": (
+        ["h1", "h1", "h1"],
+        {1: {"boot_id": "another"}},
+        {},
+        [("h1", 0, 2), ("h1", 0, 1), ("h1", 1, 2)],
+    ),
+    "two names of one machine, of containers": (
+        ["h1", "h2"],
+        {1: {"boot_id": "boot-h1"}},
+        {},
+        [("h1", 0, 1), ("h2", 0, 1)],
+    ),
+}
 
 
-def test_the_requested_numbers_of_hosts_and_of_processes_on_each_are_those_of_the_whole_job():
-    assignment = assign(["h1", "h1", "h2", "h2"], hosts=2, processes_per_host=2)
-    assert local_ranks(assignment) == [("h1", 0, 2), ("h1", 1, 2), ("h2", 0, 2), ("h2", 1, 2)]
+@pytest.mark.parametrize(("hosts", "changes", "wanted", "expected"), LAYOUTS.values(), ids=LAYOUTS)
+def test_local_ranks_count_on_each_host(hosts, changes, wanted, expected):
+    assert local_ranks(assign(hosts, changes=changes, **wanted)) == expected
 
 
-def test_two_hosts_of_one_name_are_two_hosts():
-    assignment = assign(["h1", "h1", "h1"], changes={1: {"boot_id": "another"}})
-    assert local_ranks(assignment) == [("h1", 0, 2), ("h1", 0, 1), ("h1", 1, 2)]
+@pytest.mark.parametrize("wanted", [{"hosts": 2}, {"processes_per_host": 2}])
+def test_the_number_of_hosts_is_no_number_of_one_host(wanted):
+    assert [start.local_size for start in assign(["h1", "h1", "h2", "h2"], **wanted).starts] == [2, 2, 2, 2]
 
 
-def test_two_names_of_one_machine_are_two_hosts():
-    """Containers on one machine share its boot id."""
-    assignment = assign(["h1", "h2"], changes={1: {"boot_id": "boot-h1"}})
-    assert local_ranks(assignment) == [("h1", 0, 1), ("h2", 0, 1)]
-
-
+@settings(max_examples=30)
 @given(st.lists(st.sampled_from(["h1", "h2", "h3"]), min_size=1, max_size=9))
 def test_every_rank_has_a_place_of_its_own_on_its_host(hosts):
     found = local_ranks(assign(hosts))
@@ -140,21 +102,18 @@ def test_every_rank_has_a_place_of_its_own_on_its_host(hosts):
     assert all(size == counts[host] for host, _, size in found)
 
 
-def threads(assignment):
-    return [start.environment["OMP_NUM_THREADS"] for start in assignment.starts]
-
-
-def test_ranks_that_share_their_cores_share_the_threads():
-    assert threads(assign(["h1", "h1", "h1", "h2"])) == ["2", "2", "2", "8"]
-
-
-def test_ranks_with_cores_of_their_own_use_all_of_them():
-    changes = {0: {"cpus": (0, 1, 2)}, 1: {"cpus": (3, 4, 5)}}
-    assert threads(assign(["h1", "h1"], changes=changes)) == ["3", "3"]
-
-
-def test_more_ranks_than_cores_have_a_thread_each():
-    assert threads(assign(["h1"] * 3, changes={rank: {"cpus": (0,)} for rank in range(3)})) == ["1", "1", "1"]
+@pytest.mark.parametrize(
+    ("hosts", "cpus", "threads"),
+    [
+        (["h1", "h1", "h1", "h2"], {}, ["2", "2", "2", "8"]),
+        (["h1", "h1"], {0: (0, 1, 2), 1: (3, 4, 5)}, ["3", "3"]),
+        (["h1"] * 3, dict.fromkeys(range(3), (0,)), ["1", "1", "1"]),
+    ],
+    ids=["shared", "of their own", "more ranks than cores"],
+)
+def test_ranks_share_the_threads_of_the_cores_that_they_share(hosts, cpus, threads):
+    assignment = assign(hosts, changes={rank: {"cpus": numbers} for rank, numbers in cpus.items()})
+    assert [start.environment["OMP_NUM_THREADS"] for start in assignment.starts] == threads
 
 
 def test_simulated_devices_are_requested_on_every_host():
@@ -166,35 +125,32 @@ def test_simulated_devices_are_requested_on_every_host():
 FOUR = ("0", "1", "2", "3")
 
 
-def test_gpus_that_all_local_ranks_see_are_divided_by_local_rank():
-    assignment = assign(["h1", "h2", "h1", "h2"], gpus=dict.fromkeys(range(4), FOUR), platform="auto")
-    assert ordinals(assignment) == [(0, 1), (0, 1), (2, 3), (2, 3)]
-    assert assignment.expected.platform == "cuda" and assignment.expected.local_devices == 2
+# The hosts, the GPUs that each rank sees, what the job wants, the ordinals of each rank, and notes.
+GPUS = {
+    "all local ranks see all": (["h1", "h2", "h1", "h2"], [FOUR] * 4, {}, [(0, 1), (0, 1), (2, 3), (2, 3)], ()),
+    "one process for each host": (["h1", "h2"], [FOUR] * 2, {}, [(0, 1, 2, 3)] * 2, ()),
+    "each rank sees its own": (["h1"] * 4, [("a",), ("b",), ("c",), ("d",)], {}, [(0,)] * 4, ()),
+    # As `srun --gpu-bind=closest` gives them: two sockets with two GPUs and two ranks each.
+    "some local ranks see some": (["h1"] * 4, ["ab", "ab", "cd", "cd"], {}, [(0,), (1,), (0,), (1,)], ()),
+    "fewer are asked for": (
+        ["h1", "h1"],
+        [FOUR] * 2,
+        {"platform": "cuda", "devices_per_process": 1},
+        [(0,), (1,)],
+        ("2 of 4 visible GPUs stay idle; -n and -d say how many to use",),
+    ),
+}
+
+
+@pytest.mark.parametrize(("hosts", "gpus", "wanted", "expected", "notes"), GPUS.values(), ids=GPUS)
+def test_gpus_are_divided_among_the_local_ranks_that_see_them(hosts, gpus, wanted, expected, notes):
+    assignment = assign(hosts, gpus=dict(enumerate(gpus)), **{"platform": "auto", **wanted})
+    assert ordinals(assignment) == expected and assignment.notes == notes
+    assert assignment.expected.platform == "cuda" and assignment.expected.local_devices == len(expected[0])
     assert all(start.environment["JAX_PLATFORMS"] == "cuda,cpu" for start in assignment.starts)
 
 
-def test_one_process_for_each_host_has_all_of_its_gpus():
-    assert ordinals(assign(["h1", "h2"], gpus=dict.fromkeys(range(2), FOUR), platform="auto")) == [(0, 1, 2, 3)] * 2
-
-
-def test_a_gpu_that_only_its_rank_sees_has_the_first_ordinal():
-    gpus = {rank: (f"gpu-{rank}",) for rank in range(4)}
-    assignment = assign(["h1"] * 4, gpus=gpus, platform="auto")
-    assert ordinals(assignment) == [(0,)] * 4 and assignment.expected.local_devices == 1
-
-
-def test_gpus_that_some_local_ranks_see_are_divided_among_those():
-    """As `srun --gpu-bind=closest` gives them: two sockets with two GPUs and two ranks each."""
-    gpus = {0: "ab", 1: "ab", 2: "cd", 3: "cd"}
-    assert ordinals(assign(["h1"] * 4, gpus=gpus, platform="auto")) == [(0,), (1,), (0,), (1,)]
-
-
-def test_fewer_devices_can_be_requested():
-    assignment = assign(["h1", "h1"], gpus=dict.fromkeys(range(2), FOUR), platform="cuda", devices_per_process=1)
-    assert ordinals(assignment) == [(0,), (1,)]
-    assert assignment.notes == ("2 of 4 visible GPUs stay idle; -n and -d say how many to use",)
-
-
+@settings(max_examples=30)
 @given(st.integers(1, 4), st.integers(1, 3), st.integers(1, 4))
 def test_no_gpu_is_given_to_two_ranks_of_a_host(ranks, hosts, each):
     names = [f"h{host}" for host in range(hosts) for _ in range(ranks)]
@@ -285,14 +241,6 @@ def test_an_agent_is_refused_for(changes, kind, text):
     assert type(refused.value) is kind and str(refused.value).startswith(text)
 
 
-@pytest.mark.parametrize("wanted", [{"hosts": 2}, {"processes_per_host": 2}, {"hosts": 2, "processes_per_host": 2}])
-def test_the_number_of_hosts_is_no_number_of_one_host(wanted):
-    registry = AgentRegistry(job_spec(4, **wanted))
-    for rank, host in enumerate(["h1", "h1", "h2", "h2"]):
-        registry.add(report(rank, host, 4))
-    assert [start.local_size for start in registry.assign().starts] == [2, 2, 2, 2]
-
-
 BY_HAND = {
     "another size": (
         {"size": 6},
@@ -345,40 +293,29 @@ def test_the_start_message_says_whether_the_ranks_output_is_shown():
     assert [start.show_output for start in assignment.starts] == [True, False, True]
 
 
-def interface_for(*reports):
-    return reachable_address(0, dict(enumerate(reports)))
+LOCAL = {"address": "127.0.0.1", "head_address": "127.0.0.1"}
+AT_HEAD = {"address": HEAD_ADDRESS, "head_address": HEAD_ADDRESS}
+# The hosts, what differs by rank, and where the coordinator listens.
+INTERFACES = {
+    "on one host": (["h1", "h1"], {}, "127.0.0.1"),
+    "with the head elsewhere": (["h1", "h1", "h2"], {}, "10.0.0.1"),
+    "with the head elsewhere, of rank 0": (["h2", "h1"], {}, "10.0.0.2"),
+    "on the head's host, where another has reached it": (
+        ["h9", "h9", "h2"],
+        {0: AT_HEAD, 1: LOCAL, 2: {"head_address": "10.7.0.9"}},
+        "10.7.0.9",
+    ),
+    "on the head's host, by the loopback": (["h9", "h9", "h2"], {0: LOCAL, 1: LOCAL}, HEAD_ADDRESS),
+    "with another rank on the head's host": (["h1", "h9"], {1: AT_HEAD}, "10.0.0.1"),
+    "on two hosts of one name": (["h1", "h1"], {1: {"boot_id": "another"}}, "10.0.0.1"),
+    "by IPv6": (["h1", "h2"], {0: {"address": "fd00::1", "head_address": "fd00::9"}}, "fd00::1"),
+}
 
 
-def test_on_one_host_the_coordinator_is_on_the_loopback():
-    assert interface_for(report(0, "h1", 2), report(1, "h1", 2)) == "127.0.0.1"
-    assert assign(["h1", "h1"]).interface == "127.0.0.1"
-
-
-def test_with_the_head_elsewhere_the_coordinator_is_on_rank_0s_address():
-    assert interface_for(report(0, "h1", 3), report(1, "h1", 3), report(2, "h2", 3)) == "10.0.0.1"
-    assert assign(["h2", "h1"]).interface == "10.0.0.2"
-
-
-def test_on_the_heads_host_the_coordinator_is_where_another_host_has_reached_the_head():
-    lead = report(0, "h9", 3, address=HEAD, head_address=HEAD)
-    local = report(1, "h9", 3, address="127.0.0.1", head_address="127.0.0.1")
-    assert interface_for(lead, local, report(2, "h2", 3, head_address="10.7.0.9")) == "10.7.0.9"
-    by_loopback = replace(lead, address="127.0.0.1", head_address="127.0.0.1")
-    assert interface_for(by_loopback, local, report(2, "h2", 3)) == HEAD
-
-
-def test_with_only_another_rank_on_the_heads_host_the_coordinator_is_at_rank_0():
-    local = report(1, "h9", 2, address=HEAD, head_address=HEAD)
-    assert interface_for(report(0, "h1", 2), local) == "10.0.0.1"
-
-
-def test_two_hosts_of_one_name_have_no_coordinator_on_the_loopback():
-    assert interface_for(report(0, "h1", 2), report(1, "h1", 2, boot_id="another")) == "10.0.0.1"
-
-
-def test_the_coordinator_uses_ipv6_if_the_agents_connected_by_it():
-    lead = report(0, "h1", 2, address="fd00::1", head_address="fd00::9")
-    assert interface_for(lead, report(1, "h2", 2)) == "fd00::1"
+@pytest.mark.parametrize(("hosts", "changes", "address"), INTERFACES.values(), ids=INTERFACES)
+def test_the_coordinator_is_where_all_reach_it(hosts, changes, address):
+    reports = {rank: report(rank, host, len(hosts), **changes.get(rank, {})) for rank, host in enumerate(hosts)}
+    assert reachable_address(0, reports) == assign(hosts, changes=changes).interface == address
 
 
 @pytest.mark.parametrize("given", [{}, {"no_proxy": ".example"}], ids=["no list", "a list"])

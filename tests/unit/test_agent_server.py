@@ -4,16 +4,18 @@ import contextlib
 import json
 import socket
 import struct
+import threading
 import time
 from dataclasses import fields
 from types import SimpleNamespace
 
 import pytest
+from listener_thread import wait_until
 
 from jaxrun.channel.connection import HEAD_TO_AGENT, Connection
 from jaxrun.channel.interfaces import Interface
 from jaxrun.channel.listener import listen_on_tcp
-from jaxrun.head.actions import Send
+from jaxrun.head.actions import EndReason, Finish, JobOutcome, Send
 from jaxrun.head.events import AgentLost
 from jaxrun.job.spare_hosts import AGENTS_BY_RANK, AgentNumbers
 from jaxrun.protocol import auth
@@ -57,16 +59,40 @@ def prepare(reports):
     return [message(StartWorker, rank=one.rank, waits=True) for one in reports]
 
 
+class Orders:
+    """Actions of the head, which the server takes from the process that has started it."""
+
+    def __init__(self):
+        self.ours, self._theirs = socket.socketpair()
+        self._actions = []
+
+    def give(self, *actions):
+        self._actions.append(actions)
+        self._theirs.send(b".")
+
+    def fileno(self):
+        return self.ours.fileno()
+
+    def receive(self):
+        self.ours.recv(1)
+        return self._actions.pop(0)
+
+    def close(self):
+        self.ours.close()
+        self._theirs.close()
+
+
 class Server:
-    """An AgentServer with a head that only collects events, and no launch command."""
+    """AgentServers of one attempt after the other, which run in a thread; a head that only collects events."""
 
     def __init__(self):
         self.events, self.records, self.printed = [], [], []
-        self._pairs = [socket.socketpair() for _ in range(2)]
-        signals, output = (pair[0] for pair in self._pairs)
+        self._quiet = [socket.socketpair() for _ in range(2)]
+        self._orders = Orders()
+        signals, output = (pair[0] for pair in self._quiet)
         dispatcher = SimpleNamespace(
             hosts={0: "h1", 1: "h2"},
-            handle=self._on_event,
+            handle=lambda event: self.events.append(event) or [],
             record=lambda name, rank=None, **data: name == "clock" or self.records.append((name, rank, data)),
             deadline=lambda: None,
         )
@@ -79,18 +105,17 @@ class Server:
             output=SimpleNamespace(congested=False, flush_due=lambda: None, print_line=self.printed.append),
             signals=signals,
             clock=time.time,
-            parent=None,
+            parent=self._orders,
             terminal=SimpleNamespace(attach=lambda *words: None),
         )
         self.listener = listen_on_tcp([Interface("lo", "127.0.0.1")], TOKEN, everywhere=False)
         registry = SimpleNamespace(complete=True, check_installation=lambda report: None, prepare=prepare)
         self.spares = SpareAgents(("h1", "h2", "h3"), registry)
-        self.server = self._make()
-        self.server._add_callbacks()
         self._clients = []
+        self._begin(None)
 
-    def _make(self, **more):
-        return AgentServer(
+    def _begin(self, earlier):
+        self.server = AgentServer(
             self._context,
             self.listener,
             self._launch,
@@ -98,26 +123,26 @@ class Server:
             verbose=False,
             attached=False,
             spares=self.spares,
-            **more,
+            earlier=earlier,
         )
+        self._thread = threading.Thread(target=self.server.run)
+        self._thread.start()
+
+    def order(self, *actions):
+        self._orders.give(*actions)
+
+    def end_attempt(self):
+        self.order(Finish(JobOutcome(EndReason.FAILED)))
+        self._thread.join()
 
     def begin_next_attempt(self, agents=AGENTS_BY_RANK):
+        """End the attempt, unless it has ended, and begin the next."""
+        if self._thread.is_alive():
+            self.end_attempt()
         self._context.plan.attempt += 1
         self._context.plan.agents = agents
         self.server.close_loop()
-        earlier, self.server = self.server.connections, self._make()
-        self.server._add_callbacks()
-        self.server._receiver.adopt(earlier)
-
-    def _on_event(self, event):
-        self.events.append(event)
-        return []
-
-    def turn(self, condition):
-        deadline = time.monotonic() + 10
-        while not condition():
-            assert time.monotonic() < deadline, (self.events, self.records)
-            self.server._loop.run_once(0.01)
+        self._begin(self.server.connections)
 
     def connect(self, rank):
         """An agent's connection, to which the head has said its first word."""
@@ -125,21 +150,24 @@ class Server:
         plain = socket.create_connection((address.ip, address.port))
         plain.setblocking(False)
         handshake = ClientHandshake(plain, TOKEN, rank)
-        self.turn(handshake.advance)
+        wait_until(handshake.advance)
         client = Connection(plain, HEAD_TO_AGENT, handshake.session)
         self._clients.append(client)
         return client, self.received(client)
 
-    def received(self, client):
-        """The next messages to this client."""
+    def received(self, client, count=1):
+        """The next messages to this client, at least so many, unless it is lost."""
         found = []
-        self.turn(lambda: found.extend(client.receive()) or found or client.lost_reason)
+        wait_until(lambda: found.extend(client.receive()) or len(found) >= count or client.lost_reason)
         return found
 
     def close(self):
-        self.server.close()
+        if self._thread.is_alive():
+            self.end_attempt()
+        self.server.close(wait=False)
         self.listener.close()
-        for one in (*self._clients, *(end for pair in self._pairs for end in pair)):
+        self._orders.close()
+        for one in (*self._clients, *(end for pair in self._quiet for end in pair)):
             one.close()
 
 
@@ -151,9 +179,9 @@ def server(monkeypatch):
 
 
 def report(server, client, rank):
-    client.send(message(AgentReport, rank=rank))
     count = len(server.events)
-    server.turn(lambda: len(server.events) > count)
+    client.send(message(AgentReport, rank=rank))
+    wait_until(lambda: len(server.events) > count)
 
 
 @pytest.mark.parametrize("used", [0, 1])
@@ -162,11 +190,11 @@ def test_of_two_connections_of_an_agent_that_counts_on_which_it_speaks(server, u
     paths = [server.connect(0)[0] for _ in range(2)]
     report(server, paths[used], 0)
     paths[1 - used].close()
-    server.turn(lambda: len(list(server.server.connections)) == 1)
-    server.server._execute_all([Send((0,), message(StartWorker)), Send((0,), SignalWorker(2))])
-    assert server.received(paths[used]) == [message(StartWorker), SignalWorker(2)]
+    wait_until(lambda: len(list(server.server.connections)) == 1)
+    server.order(Send((0,), message(StartWorker)), Send((0,), SignalWorker(2)))
+    assert server.received(paths[used], 2) == [message(StartWorker), SignalWorker(2)]
     paths[used].close()
-    server.turn(lambda: len(server.events) > 1)  # only this is the agent's end
+    wait_until(lambda: len(server.events) > 1)  # only this is the agent's end
     assert [type(event) for event in server.events] == [AgentReport, AgentLost]
 
 
@@ -191,46 +219,47 @@ def test_nonsense_of_an_agent_ends_its_own_connection_with_its_rank(server, sent
     if has_reported:
         report(server, client, 1)
     client.send_frame(sent)
-    server.turn(lambda: client.receive() or client.lost_reason)
+    wait_until(lambda: client.receive() or client.lost_reason)
     assert [(name, rank) for name, rank, _ in server.records] == [("dropped", 1)] and why in str(server.records)
     if has_reported:
-        server.turn(lambda: len(server.events) == 3)
+        wait_until(lambda: len(server.events) == 3)
         assert server.events[2].rank == 1 and why in server.events[2].reason
-    server.server._execute_all([Send((0,), SignalWorker(2))])
+    server.order(Send((0,), SignalWorker(2)))
     assert server.received(other) == [SignalWorker(2)]
 
 
 def test_an_agent_that_ends_before_it_has_reported_is_lost_if_it_has_said_that_it_uses_this_connection(server):
     unused, used = server.connect(1)[0], server.connect(1)[0]
     unused.close()
-    server.turn(lambda: len(list(server.server.connections)) == 1)
-    assert server.server._losses.deadline is None
+    wait_until(lambda: len(list(server.server.connections)) == 1)
     used.send(AgentConnected(1, "h2"))
-    server.turn(lambda: server.events)
+    wait_until(lambda: server.events)
     used.close()
-    server.turn(lambda: len(server.events) == 2)
+    wait_until(lambda: len(server.events) == 2)
     assert server.events == [AgentConnected(1, "h2"), AgentLost(1, "the connection to its agent was closed")]
 
 
 def test_orders_go_to_the_connection_of_the_rank_and_the_end_is_told_to_all(server):
     (speaks, _), (silent, _) = server.connect(0), server.connect(0)
     report(server, speaks, 0)
-    server.server._execute_all([Send((0,), SignalWorker(2))])
+    server.order(Send((0,), SignalWorker(2)))
+    assert server.received(speaks) == [SignalWorker(2)]
+    server.end_attempt()
     server.server.shut_down_agents(0)
-    assert server.received(speaks) == [SignalWorker(2), Shutdown(0)]
-    assert server.received(silent) == [Shutdown(0)]
+    assert server.received(speaks) == server.received(silent) == [Shutdown(0)]
 
 
 def test_an_agent_that_was_signalled_before_it_could_report_is_heard(server):
     client, first = server.connect(1)
     assert first == [JOB_INFO]
     client.send(AgentSignalled(1, 15))
-    server.turn(lambda: server.server._losses.deadline is not None)
+    wait_until(lambda: server.events)
+    assert server.events == [AgentSignalled(1, 15)]
 
 
 def test_two_agents_of_a_rank_are_named_by_the_head_while_the_job_starts(server):
     report(server, server.connect(0)[0], 0)
-    server.server._execute_all([Send((0,), message(StartWorker))])
+    server.order(Send((0,), message(StartWorker)))
     report(server, server.connect(0)[0], 0)
     assert [event.rank for event in server.events] == [0, 0]
 
@@ -240,7 +269,8 @@ def test_an_agent_that_comes_to_a_running_job_is_refused_in_words_and_touches_no
     first = server.connect(1)[0]
     early = server.connect(1)[0] if connects == "before" else None
     report(server, first, 1)
-    server.server._execute_all([Send((1,), message(StartWorker)), Send((1,), Run())])
+    server.order(Send((1,), message(StartWorker)), Send((1,), Run()))
+    assert server.received(first, 2) == [message(StartWorker), Run()]
     before = list(server.events)
     if early is not None:
         early.send(AgentSignalled(1, 2))
@@ -249,18 +279,21 @@ def test_an_agent_that_comes_to_a_running_job_is_refused_in_words_and_touches_no
     else:
         early, said = server.connect(1)
     assert said == [AgentRefused("this job runs already: its rank 1 is another process, on h2")]
-    server.turn(lambda: early.receive() or early.lost_reason)
-    assert server.events == before and server.server._losses.deadline is None
+    wait_until(lambda: early.receive() or early.lost_reason)
     assert [name for name, _, _ in server.records] == ["refused"]
     assert server.connect(7)[1] == [AgentRefused("this job runs already, with 2 processes: none is rank 7")]
-    server.server._execute_all([Send((1,), SignalWorker(2))])
-    assert server.received(first) == [message(StartWorker), Run(), SignalWorker(2)]
+    server.order(Send((1,), SignalWorker(2)))
+    assert server.received(first) == [SignalWorker(2)]
+    first.close()
+    wait_until(lambda: len(server.events) > len(before))
+    assert server.events == [*before, AgentLost(1, "the connection to its agent was closed")]
 
 
 def test_nothing_of_an_earlier_attempt_is_taken_for_one_of_the_present(server):
     clients = [server.connect(rank)[0] for rank in (0, 1)]
     for rank, client in enumerate(clients):
         report(server, client, rank)
+    server.end_attempt()
     server.events.clear()
     clients[0].send(WorkerExited(0, 3))  # on its way while the attempt ends
     server.begin_next_attempt()
@@ -269,9 +302,9 @@ def test_nothing_of_an_earlier_attempt_is_taken_for_one_of_the_present(server):
     clients[0].send(AgentSignalled(0, 15))
     clients[0].send(message(AgentReport, rank=0, attempt=2))
     clients[0].send(WorkerExited(0, 4))
-    server.turn(lambda: len(server.events) > 1)
+    wait_until(lambda: len(server.events) > 1)
     assert server.events == [message(AgentReport, rank=0, attempt=2), WorkerExited(0, 4)]
-    server.server._execute_all([Send((1,), SignalWorker(2))])
+    server.order(Send((1,), SignalWorker(2)))
     assert server.received(clients[1]) == [SignalWorker(2)]
 
 
@@ -285,7 +318,7 @@ def test_an_agent_that_waits_takes_the_rank_of_a_lost_one(server):
     report(server, second, 1)
     assert server.server.usable_agents == {0, 1, 2}
     second.close()
-    server.turn(lambda: len(server.events) == 3)
+    wait_until(lambda: len(server.events) == 3)
     assert (type(server.events[2]), server.events[2].rank, server.server.usable_agents) == (AgentLost, 1, {0, 2})
     server.begin_next_attempt(AgentNumbers((0, 2)))
     assert server.received(first) == [NextAttempt(3, 0)] and server.received(waiting) == [NextAttempt(3, 1)]
@@ -293,9 +326,9 @@ def test_an_agent_that_waits_takes_the_rank_of_a_lost_one(server):
     waiting.send(AgentSignalled(2, 15))  # on its way, under the number that it had until now
     waiting.send(message(AgentReport, rank=1, attempt=3))
     waiting.send(WorkerExited(1, 4))
-    server.turn(lambda: len(server.events) > 1)
+    wait_until(lambda: len(server.events) > 1)
     assert server.events == [message(AgentReport, rank=1, attempt=3), WorkerExited(1, 4)]
-    server.server._execute_all([Send((1,), SignalWorker(2))])
+    server.order(Send((1,), SignalWorker(2)))
     assert server.received(waiting) == [SignalWorker(2)]
 
 
@@ -305,9 +338,11 @@ def test_the_loss_of_an_agent_that_waits_is_no_loss_of_the_job(server):
     waiting.send(message(AgentReport, rank=2, host="h3"))
     server.received(waiting)
     waiting.close()
-    server.turn(lambda: server.printed)
+    wait_until(lambda: server.printed)
     assert server.printed == ["jaxrun: spare host h3 is lost: the connection to its agent was closed"]
-    assert not server.events and server.spares.lost_hosts == {"h3"} and server.server._losses.deadline is None
+    assert server.spares.lost_hosts == {"h3"}
+    report(server, server.connect(0)[0], 0)
+    assert [type(event) for event in server.events] == [AgentReport]
 
 
 def test_an_agent_that_goes_away_between_two_attempts_is_lost_at_once(server):
@@ -317,5 +352,5 @@ def test_an_agent_that_goes_away_between_two_attempts_is_lost_at_once(server):
     server.begin_next_attempt()
     server.events.clear()
     clients[1].close()
-    server.turn(lambda: server.events)
+    wait_until(lambda: server.events)
     assert [(type(event), event.rank) for event in server.events] == [(AgentLost, 1)]

@@ -1,15 +1,17 @@
-"""The command line: what the user types becomes a plan, or one clear message."""
+"""The command line: what the user types becomes a plan, or one clear message; and what the machine lacks for it."""
 
+import errno
 import os
 import sys
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 
 import jaxrun
 from jaxrun.cli.main import main
 from jaxrun.cli.make_job import make_job
-from jaxrun.errors import UsageError
+from jaxrun.errors import UsageError, describe_shortage
 from jaxrun.job.job import Job
 
 
@@ -31,18 +33,22 @@ def plans(monkeypatch):
     return collected
 
 
+@pytest.fixture
+def run_raises(monkeypatch):
+    """run_raises(ERROR): to run a plan raises it."""
+
+    return lambda error: monkeypatch.setattr("jaxrun.supervisor.run.run", Mock(side_effect=error))
+
+
 def test_options_that_are_not_given_keep_the_defaults_of_the_job():
     nothing = {"program": ("p",), "assignments": (), "env_files": (), "processes": None, "no_fork": False}
     assert make_job(nothing, {}) == Job(program=("p",))
 
 
-def test_the_jobs_exit_code_is_the_commands(here, plans):
-    assert main(["train.py"]) == 42
-
-
 def test_options_become_the_job(here, plans):
-    options = "-n 4 -d2 --platform=cpu --simulate-hosts 2 --backend local --timeout 9 --init-timeout 7.5 --grace 0 -v"
-    names = ["--run-dir", "out put", "--tag", "try 1", "--no-fork", "--quiet-ranks", "1-2"]
+    options = "-n 4 -d2 --platform=cpu --simulate-hosts 2 --backend local --no-fork --quiet-ranks 1-2 -v "
+    options += "--timeout 1h30m --init-timeout 7.5 --stall-timeout 90s --grace 500ms"
+    names = ["--run-dir", "out put", "--tag", "try 1"]
     assert main([*options.split(), *names, "train.py"]) == 42
     (plan,) = plans
     assert plan.job == Job(
@@ -51,9 +57,10 @@ def test_options_become_the_job(here, plans):
         devices_per_process=2,
         platform="cpu",
         simulated_hosts=2,
-        timeout=9.0,
+        timeout=5400.0,
         init_timeout=7.5,
-        grace=0.0,
+        stall_timeout=90.0,
+        grace=0.5,
         run_dir=Path("out put"),
         tag="try 1",
         verbose=True,
@@ -63,29 +70,22 @@ def test_options_become_the_job(here, plans):
 
 
 @pytest.mark.parametrize(
-    "arguments",
+    ("words", "program"),
     [
-        ["--help"],
-        ["--", "-n", "9"],
-        ["-n", "9", "-m", "x", "explain"],
-        ["--no-such-option", "a b", "", "ä'\"\n"],
-        ["--version"],
+        (["train.py", "--help"], ("train.py", "--help")),
+        (["train.py", "--", "-n", "9"], ("train.py", "--", "-n", "9")),
+        (["train.py", "-n", "9", "-m", "x", "explain"], ("train.py", "-n", "9", "-m", "x", "explain")),
+        (["train.py", "--no-such", "a b", "", "ä'\"\n"], ("train.py", "--no-such", "a b", "", "ä'\"\n")),
+        (["--", "train.py", "--x"], ("train.py", "--x")),
+        (["-m", "train", "--help"], ("train", "--help")),
     ],
 )
-def test_everything_after_the_program_belongs_to_it(here, plans, arguments):
-    assert main(["-n", "2", "train.py", *arguments]) == 42
-    assert plans[0].job.program == ("train.py", *arguments)
-    assert plans[0].job.processes == 2
-
-
-def test_m_runs_a_module_with_its_arguments(here, plans):
-    assert main(["-n", "2", "-m", "train", "--help"]) == 42
-    assert plans[0].argv[1:] == ("-m", "jaxrun_runtime", "-m", "train", "--help")
-
-
-def test_a_double_dash_ends_the_options(here, plans):
-    assert main(["-n", "2", "--", "train.py", "--x"]) == 42
-    assert plans[0].job.program == ("train.py", "--x")
+def test_everything_after_the_program_belongs_to_it(here, plans, words, program):
+    assert main(["-n", "2", *words]) == 42
+    (plan,) = plans
+    assert (plan.job.program, plan.job.processes) == (program, 2)
+    assert plan.argv[1:] == ("-m", "jaxrun_runtime", *(["-m"] if plan.job.module else []), *program)
+    assert plan.job.module == (words[0] == "-m")
 
 
 def test_a_program_called_like_the_subcommand_runs_by_its_path(here, plans):
@@ -101,13 +101,14 @@ def test_variables_come_from_files_then_from_the_command_line(here, plans, monke
     assert plans[0].job.env == {"A": "flag", "B": "file", "PASSED": "on"}
 
 
-def test_a_program_may_decline_forking(here, plans):
+def test_a_program_may_decline_forking_and_every_job_has_an_id_of_its_own(here, plans):
     (here / "threads.py").write_text("# jaxrun: no-fork\n")
     main(["threads.py"])
     main(["-m", "threads"])
     main(["train.py"])
     assert [plan.fork for plan in plans] == [False, False, True]
     assert "threads.py asks for it" in plans[0].notes[0]
+    assert len({plan.job_id for plan in plans}) == 3 and all(len(plan.job_id) == 32 for plan in plans)
 
 
 @pytest.mark.parametrize(
@@ -131,27 +132,13 @@ def test_torchruns_processes_per_node_are_those_of_each_of_several_hosts():
     assert make_job({"program": ("p",), "processes_per_node": "gpu"}, {}).platform == "gpu"
 
 
-def test_times_may_have_units(here, plans):
-    assert main(["--timeout", "1h30m", "--stall-timeout", "90s", "--grace", "500ms", "train.py"]) == 42
-    job = plans[0].job
-    assert (job.timeout, job.stall_timeout, job.grace) == (5400, 90, 0.5)
-
-
-def test_every_job_has_an_id_of_its_own(here, plans):
-    main(["train.py"])
-    main(["train.py"])
-    assert plans[0].job_id != plans[1].job_id and len(plans[0].job_id) == 32
-
-
 @pytest.mark.parametrize(
-    ("arguments", "message"),
+    ("words", "message"),
     [
         ([], "jaxrun: no program given"),
         (["-n", "4"], "jaxrun: no program given"),
         (["-m"], "jaxrun: -m needs the name of a module"),
         (["-n", "0", "train.py"], "-n/--processes must be 1 or more, not 0"),
-        (["-n", "-3", "train.py"], "-n/--processes must be 1 or more, not -3"),
-        (["-d", "0", "train.py"], "-d/--devices-per-process must be 1 or more, not 0"),
         (["-n", "x", "train.py"], "jaxrun: -n/--processes: 'x' is not a valid integer\n"),
         (["--proceses", "2", "train.py"], "there is no option --proceses; did you mean --processes?"),
         (["--stall", "3", "train.py"], "there is no option --stall; did you mean --stall-timeout or --stall-notice?"),
@@ -167,49 +154,29 @@ def test_every_job_has_an_id_of_its_own(here, plans):
         (["explian", "latest"], "'explian' does not exist; did you mean the command jaxrun explain?"),
         (["stacks", "--ful"], "there is no option --ful of jaxrun stacks; did you mean --full?"),
         (["trian.py"], "did you mean train.py?"),
-        (["."], "is a directory without __main__.py"),
-        (["-m", "nosuch"], "no module named 'nosuch'"),
-        (["-m", "train.py"], "leave -m out to run the file train.py"),
-        (["--env", "1=2", "train.py"], "--env NAME=VALUE is expected, not '1=2'"),
         (["--env", "NOT_SET_ANYWHERE", "train.py"], "NOT_SET_ANYWHERE"),
-        (["--env", "JAXRUN_RANK=3", "train.py"], "JAXRUN_RANK"),
-        (["--env-file", "missing.env", "train.py"], "missing.env"),
         (["--env-file", "bad.env", "train.py"], "bad.env:2: NAME=VALUE is expected, not 'oops'"),
-        (["--run-dir", "x", "--no-run-dir", "train.py"], "contradict"),
         (["-n", "3", "--simulate-hosts", "2", "train.py"], "give a multiple of 2"),
-        (["--platform", "cuda", "train.py"], "--platform cuda asks for GPUs, but none is visible"),
-        (["--only-rank", "1", "train.py"], "--only-rank names rank 1"),
-        (["-n", "2", "--only-rank", "0", "--quiet-ranks", "1", "train.py"], "--only-rank"),
-        (["--timeout", "nan", "train.py"], "--timeout must be a positive number"),
-        (["--timeout", "0", "train.py"], "--timeout must be a positive number"),
         (["--backend", "smoke", "train.py"], "smoke"),
         (["--", "-m", "train"], "a program cannot be called '-m'"),
         (["explain"], "no job has left its run directory here: there is no jaxrun-runs in"),
         (["explain", "gone"], "jaxrun: RUN_DIR: directory 'gone' does not exist"),
-    ],
-)
-def test_bad_input_is_one_message_and_starts_nothing(here, plans, monkeypatch, capsys, arguments, message):
-    (here / "bad.env").write_text("A=1\noops\n")
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
-    before = sorted(here.iterdir())
-    assert main(arguments) == 2
-    printed = capsys.readouterr()
-    assert message in printed.err and printed.out == ""
-    assert not plans and sorted(here.iterdir()) == before
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
         (["-N", "2", "train.py"], "-N/--hosts is for --backend mpirun, --backend slurm or --host-rank on each host"),
         (["--backend", "slurm", "-H", "h1", "train.py"], "-H/--host is for --backend mpirun, not for --backend slurm"),
         (["--backend", "mpirun", "--partition", "p", "train.py"], "--partition is for --backend slurm"),
         (["--backend", "slurm", "--simulate-hosts", "2", "train.py"], "--simulate-hosts is for --backend local"),
         (["--backend", "mpirun", "-H", "h1", "--hostfile", "x", "train.py"], "--host h1 and --hostfile x contradict"),
         (["--backend", "mpirun", "--mpi-args", "'a", "train.py"], '--mpi-args "\'a" cannot be split into words'),
-        (["--backend", "mpirun", "--hostfile", "none", "train.py"], "none"),
-        (["--backend", "mpirun", "train.py"], "say how many with -n"),
-        (["--backend", "slurm", "train.py"], "--submit"),
+        (["--requeue", "train.py"], "--requeue is for --backend slurm"),
+        (["--backend", "slurm", "--requeue=often", "train.py"], "--requeue must be scontrol, or chain:N for N jobs"),
+        (["--backend", "slurm", "--requeue=chain:0", "train.py"], "not 'chain:0'"),
+        (["--backend", "slurm", "--requeue", "--no-run-dir", "train.py"], "--requeue needs the run directory"),
+        (["--backend", "slurm", "--requeue=chain:2", "--sbatch", "x", "train.py"], "take --submit in place of --sb"),
+        (["doctor", "train.py"], "unexpected extra argument (train.py)"),
+        (["doctor", "--submit"], "no option --submit of jaxrun doctor"),
+        (["doctor", "-H", "h1"], "-H/--host is for --backend mpirun"),
+        (["doctor", "--backend", "slurm"], "SLURM_JOB_ID is not set"),
+        (["attach", "-n", "4", "train.py"], "there is no option -n of jaxrun attach"),
         (["attach", "train.py"], "nothing says which rank this process is; looked for the variables of"),
         (["attach", "--rank", "1", "train.py"], "needs --rank and --size; given is --rank 1"),
         (["attach", "--rank", "2", "--size", "2", "--head", "h:1", "train.py"], "--rank 2 is not in a job of --size 2"),
@@ -218,21 +185,18 @@ def test_bad_input_is_one_message_and_starts_nothing(here, plans, monkeypatch, c
         (["attach", "--rank", "1", "--size", "2", "--rendezvous", "none", "train.py"], "none is not a directory"),
     ],
 )
-def test_an_option_of_another_backend_is_refused_with_one_message(here, plans, monkeypatch, capsys, arguments, message):
+def test_bad_input_is_one_message_and_starts_nothing(here, plans, monkeypatch, capsys, words, message):
+    (here / "bad.env").write_text("A=1\noops\n")
+    (here / "srun").symlink_to("/bin/true")
     for name in [name for name in os.environ if name.startswith(("SLURM_", "OMPI_", "PMI_"))]:
         monkeypatch.delenv(name)
-    before = sorted(here.iterdir())
-    assert main(arguments) == 2
-    printed = capsys.readouterr()
-    assert message in printed.err and printed.out == "" and "Traceback" not in printed.err
-    assert not plans and sorted(here.iterdir()) == before
-
-
-def test_without_an_mpirun_the_error_says_what_to_install(here, plans, monkeypatch, capsys):
     monkeypatch.setenv("PATH", str(here))
-    monkeypatch.setattr(sys, "executable", str(here / "python"))
-    assert main(["--backend", "mpirun", "-n", "2", "train.py"]) == 69
-    assert "apt-get install openmpi-bin" in capsys.readouterr().err and not plans
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    before = sorted(here.iterdir())
+    assert main(words) == 2
+    printed = capsys.readouterr()
+    assert printed.err.startswith("jaxrun: ") and message in printed.err and "Traceback" not in printed.err
+    assert printed.out == "" and not plans and sorted(here.iterdir()) == before
 
 
 @pytest.mark.parametrize(
@@ -252,34 +216,11 @@ def test_a_flag_may_have_a_value_and_takes_no_word_of_the_program(here, monkeypa
     assert [(job.requeue, job.program) for job in made] == [(requeue, program)]
 
 
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        (["--requeue=often"], "--requeue must be scontrol, or chain:N for N jobs"),
-        (["--requeue=chain:0"], "not 'chain:0'"),
-        (["--requeue", "--no-run-dir"], "--requeue needs the run directory"),
-        (["--requeue=chain:2", "--sbatch", "job.sh"], "take --submit in place of --sbatch"),
-    ],
-)
-def test_a_job_that_could_not_go_on_is_refused(here, plans, capsys, words, message):
-    assert main(["--backend", "slurm", *words, "train.py"]) == 2
-    assert message in capsys.readouterr().err and not (here / "job.sh").exists()
-    assert main(["--requeue", "train.py"]) == 2
-    assert "--requeue is for --backend slurm" in capsys.readouterr().err
-
-
 def test_a_batch_script_is_written_and_nothing_started(here, plans, capsys):
     assert main(["--backend", "slurm", "-N", "2", "--sbatch", "job.sh", "train.py", "--lr", "0.1"]) == 0
     script = (here / "job.sh").read_text()
     assert "#SBATCH --nodes=2" in script and script.rstrip().endswith("--backend slurm -N 2 train.py --lr 0.1")
     assert "--sbatch" not in script.splitlines()[-1] and not plans
-
-
-def test_attach_has_only_options_that_it_uses(here, capsys):
-    assert main(["attach", "-n", "4", "train.py"]) == 2
-    assert "there is no option -n of jaxrun attach" in capsys.readouterr().err
-    assert main(["attach", "--help-all"]) == 0
-    assert "mpirun|srun ... jaxrun attach" in capsys.readouterr().out
 
 
 def test_dry_run_prints_the_plan_and_starts_nothing(here, plans, capsys):
@@ -290,13 +231,41 @@ def test_dry_run_prints_the_plan_and_starts_nothing(here, plans, capsys):
     assert "\nrank  host" in printed and not plans and sorted(here.iterdir()) == before
 
 
-def test_an_error_of_the_run_ends_in_its_exit_code(here, monkeypatch, capsys):
-    def refuse(plan, environ, early_server):
-        raise UsageError("the run directory is taken")
+@pytest.mark.parametrize(
+    ("error", "status", "words"),
+    [
+        (UsageError("the run directory is taken"), 2, "jaxrun: the run directory is taken\n"),
+        (OSError(errno.EMFILE, "Too many open files", "/x"), 69, "open files (/x); raise the limit: ulimit -n 65536"),
+        (OSError(errno.EAGAIN, "Resource temporarily unavailable"), 69, "No more processes can be started; raise"),
+        (OSError(errno.ENOMEM, "Cannot allocate memory"), 69, "Cannot allocate memory; start fewer processes with -n"),
+        (OSError(errno.ENOSPC, "No space left on device"), 69, "No space left on device; make room, or"),
+        (OSError(errno.EROFS, "Read-only file system"), 69, "Read-only file system; make room, or let the job leave"),
+        (RuntimeError("can't start new thread"), 69, "no more threads can be started here"),
+    ],
+)
+def test_an_error_of_the_run_or_what_the_machine_lacks_ends_in_one_line(here, run_raises, capsys, error, status, words):
+    run_raises(error)
+    assert main(["train.py"]) == status
+    printed = capsys.readouterr().err
+    assert words in printed and printed.count("\n") == 1
 
-    monkeypatch.setattr("jaxrun.supervisor.run.run", refuse)
-    assert main(["train.py"]) == 2
-    assert capsys.readouterr().err == "jaxrun: the run directory is taken\n"
+
+@pytest.mark.parametrize("error", [OSError(errno.EBADF, "Bad file descriptor"), RuntimeError("dead"), ValueError("x")])
+def test_an_error_of_another_kind_keeps_its_traceback(here, run_raises, error):
+    run_raises(error)
+    assert describe_shortage(error) == ""
+    with pytest.raises(type(error)):
+        main(["train.py"])
+
+
+@pytest.mark.parametrize("words", [("train.py",), ("attach", "train.py"), ("explain",), ("stacks",)])
+def test_a_deleted_working_directory_is_told(tmp_path, monkeypatch, capsys, words):
+    gone = tmp_path / "gone"
+    gone.mkdir()
+    monkeypatch.chdir(gone)
+    gone.rmdir()
+    assert main(words) == 2
+    assert capsys.readouterr().err.startswith("jaxrun: the working directory has been deleted; go to one that is there")
 
 
 def test_help_fits_one_screen(capsys):
@@ -312,6 +281,8 @@ def test_help_all_shows_every_option_and_every_exit_code(capsys):
     from jaxrun import errors
     from jaxrun.cli.options import parameters
 
+    assert main(["attach", "--help-all"]) == 0
+    assert "mpirun|srun ... jaxrun attach" in capsys.readouterr().out
     assert main(["--help-all"]) == 0
     page = capsys.readouterr().out
     assert max(map(len, page.splitlines())) <= 100
@@ -324,3 +295,24 @@ def test_help_all_shows_every_option_and_every_exit_code(capsys):
 def test_the_version_is_shown(capsys):
     assert main(["--version"]) == main(["-V"]) == main(["-V", "-n", "x"]) == 0
     assert capsys.readouterr().out == f"jaxrun {jaxrun.__version__}\n" * 3
+
+
+@pytest.mark.parametrize(
+    ("shell", "typed", "suggestions"),
+    [
+        ("bash", "jaxrun --sim", "plain,--simulate-hosts"),
+        ("bash", "jaxrun tr", "file,tr"),
+        ("bash", "jaxrun ex", "plain,explain\nfile,ex"),
+        ("bash", "jaxrun stacks --f", "plain,--full"),
+        ("bash", "jaxrun explain r", "dir,r"),
+        ("fish", "jaxrun attach --ra", "plain,--rank\t"),
+    ],
+)
+def test_shells_complete_options_and_programs(here, monkeypatch, capsys, shell, typed, suggestions):
+    words = typed.split()
+    monkeypatch.setenv("_JAXRUN_COMPLETE", f"{shell}_complete")
+    monkeypatch.setenv("COMP_WORDS", typed)
+    monkeypatch.setenv("COMP_CWORD", words[-1] if shell == "fish" else str(len(words) - 1))
+    with pytest.raises(SystemExit):
+        main([])
+    assert capsys.readouterr().out.startswith(suggestions)

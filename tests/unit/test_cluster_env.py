@@ -5,8 +5,6 @@ of MVAPICH, PALS and Flux are made up from what they document.
 """
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from jaxrun.errors import ProtocolError, UnavailableError, UsageError
 from jaxrun.job.cluster_env import (
@@ -124,25 +122,16 @@ NOWHERE = {
 
 
 @pytest.mark.parametrize("case", PLACED)
-def test_every_engine_is_distinguished_from_the_others(case):
+def test_every_engine_is_distinguished_from_the_others_and_read_without_looking_at_them(case):
     environ, ancestors, engine, job = PLACED[case]
     assert detect_rank_info(environ, ancestors) == RankInfo(engine, 2, 3, job)
-
-
-@pytest.mark.parametrize("case", PLACED)
-def test_one_engine_is_read_without_looking_at_the_others(case):
-    environ, _, engine, _ = PLACED[case]
     place = read_rank_info(engine, environ | env("JAXRUN_RANK=0 JAXRUN_SIZE=1"))
     assert (place.engine, place.rank, place.size) == (engine, 2, 3)
 
 
-def test_mpich_names_its_job_alike_on_all_hosts():
+def test_a_job_of_mpich_is_named_alike_on_all_hosts_and_steps_of_slurm_are_jobs_of_their_own():
     first = detect_rank_info(MPICH | env("PMI_HOSTNAME=h1 PMI_RANK=0"), MPICH_ON_FIRST)
-    second = detect_rank_info(MPICH, MPICH_ON_SECOND)
-    assert first.job_key == second.job_key == "h1:46095"
-
-
-def test_steps_of_one_job_are_jobs_of_their_own():
+    assert first.job_key == detect_rank_info(MPICH, MPICH_ON_SECOND).job_key == "h1:46095"
     assert detect_rank_info(SMALL_STEP) == RankInfo("slurm", 0, 1, "17.1.0")
     assert detect_rank_info(SMALL_STEP | env("SLURM_STEP_ID=2")).job_key == "17.2.0"
 
@@ -156,18 +145,14 @@ def test_variables_that_name_no_rank_are_not_taken_for_one(case):
     for engine in CLUSTER_ENVS:
         listed = [line for line in lines if line.startswith(f"  {engine.title}  ")]
         assert len(listed) == 1 and engine.rank_variable in listed[0]
+    assert ("Slurm's job" in str(refused.value)) == ("SLURM_JOB_ID" in NOWHERE[case])
     assert lines[-1] == "or say it by hand: jaxrun attach --rank 3 --size 8 --head host:port PROGRAM"
 
 
-def test_a_batch_script_is_pointed_to_srun():
-    for environ, job in ((BATCH, 17), (ALLOCATION, 11)):
-        with pytest.raises(
-            UsageError, match=rf"In Slurm's job {job}, .* put srun in front: srun jaxrun attach PROGRAM"
-        ):
-            detect_rank_info(environ)
-    with pytest.raises(UsageError) as refused:
-        detect_rank_info({})
-    assert "Slurm's job" not in str(refused.value)
+@pytest.mark.parametrize(("environ", "job"), [(BATCH, 17), (ALLOCATION, 11)])
+def test_a_batch_script_is_pointed_to_srun(environ, job):
+    with pytest.raises(UsageError, match=f"In Slurm's job {job}, .* put srun in front: srun jaxrun attach PROGRAM"):
+        detect_rank_info(environ)
 
 
 @pytest.mark.parametrize("outer", [{}, OPEN_MPI_5, TASK])
@@ -176,15 +161,11 @@ def test_a_worker_cannot_attach_to_another_job(outer):
         find_rank_info(outer | env("JAXRUN_RANK=3 JAXRUN_SIZE=8"))
 
 
-@pytest.mark.parametrize("groups", ["2", "3"])
-def test_a_heterogeneous_job_is_refused(groups):
-    environ = TASK | {"SLURM_HET_SIZE": groups}
+def test_a_heterogeneous_job_is_refused_unless_an_mpirun_in_it_has_started_the_ranks():
+    environ = TASK | env("SLURM_HET_SIZE=2")
     for read in (detect_rank_info, lambda environ: read_rank_info("slurm", environ)):
-        with pytest.raises(UsageError, match=rf"job 7 is heterogeneous \(SLURM_HET_SIZE={groups}\)"):
+        with pytest.raises(UsageError, match=r"job 7 is heterogeneous \(SLURM_HET_SIZE=2\)"):
             read(environ)
-
-
-def test_mpirun_inside_a_heterogeneous_job_is_accepted():
     assert detect_rank_info(DAEMONS_STEP | OPEN_MPI_5 | env("SLURM_HET_SIZE=2")).engine == "open-mpi"
     assert detect_rank_info(TASK | env("SLURM_HET_SIZE=1")).engine == "slurm"
 
@@ -199,7 +180,10 @@ ENGINE_AND_ENV = {
 }
 
 
-@pytest.mark.parametrize("engine", CLUSTER_ENVS, ids=lambda engine: engine.key)
+ENGINES = pytest.mark.parametrize("engine", CLUSTER_ENVS, ids=lambda engine: engine.key)
+
+
+@ENGINES
 def test_a_missing_variable_is_named(engine):
     whole = ENGINE_AND_ENV[engine.key]
     for name in (engine.rank_variable, engine.size_variable):
@@ -208,7 +192,7 @@ def test_a_missing_variable_is_named(engine):
 
 
 @pytest.mark.parametrize("value", ["", "x", "-1", "1.0", " 1", "0x1", "\u0661", "9" * 30])
-@pytest.mark.parametrize("engine", CLUSTER_ENVS, ids=lambda engine: engine.key)
+@ENGINES
 def test_an_invalid_number_is_named_with_its_value(engine, value):
     for name in (engine.rank_variable, engine.size_variable):
         with pytest.raises(UnavailableError) as refused:
@@ -216,8 +200,8 @@ def test_an_invalid_number_is_named_with_its_value(engine, value):
         assert str(refused.value).startswith(f"{name}={value!r} is no whole number")
 
 
-@pytest.mark.parametrize("engine", CLUSTER_ENVS, ids=lambda engine: engine.key)
-@given(rank=st.integers(0, 20), size=st.integers(0, 20))
+@ENGINES
+@pytest.mark.parametrize(("rank", "size"), [(0, 1), (19, 20), (1, 1), (0, 0), (5, 4)])
 def test_a_rank_is_less_than_the_size(engine, rank, size):
     environ = ENGINE_AND_ENV[engine.key] | {engine.rank_variable: str(rank), engine.size_variable: str(size)}
     if rank < size:
@@ -240,9 +224,7 @@ def test_given_numbers_must_agree_with_the_environment():
     with pytest.raises(UsageError) as refused:
         combine_with_options(place, 1, 3)
     assert str(refused.value).startswith("--rank 1 contradicts OMPI_COMM_WORLD_RANK=2, by which Open MPI has started")
-    with pytest.raises(
-        UsageError, match=r"--size 4 contradicts OMPI_COMM_WORLD_SIZE=3, .* env -u OMPI_COMM_WORLD_RANK"
-    ):
+    with pytest.raises(UsageError, match=r"--size 4 contradicts OMPI_COMM_WORLD_SIZE=3, .* -u OMPI_COMM_WORLD_RANK"):
         combine_with_options(place, 2, 4)
 
 
@@ -256,7 +238,7 @@ def test_without_an_engine_both_numbers_are_needed():
             combine_with_options(None, rank, size)
 
 
-@pytest.mark.parametrize("engine", CLUSTER_ENVS, ids=lambda engine: engine.key)
+@ENGINES
 def test_hiding_the_variable_of_the_rank_hides_the_engine(engine):
     """The remedy that a contradiction names."""
     environ = dict(ENGINE_AND_ENV[engine.key])

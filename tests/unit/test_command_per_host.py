@@ -2,7 +2,7 @@
 
 import pytest
 
-from jaxrun.agent.host_agents import _join_texts, _joint_status
+from jaxrun.agent.host_agents import join_texts, joint_status
 from jaxrun.backends.command_per_host import plan
 from jaxrun.cli.main import main
 from jaxrun.cli.make_job import make_job, without_effect
@@ -11,28 +11,28 @@ from jaxrun.job.devices import Gpus, Machine
 from jaxrun.job.job import Job
 from jaxrun.job.render import plan_summary
 
-_ID = "0123456789abcdef" * 2
-_CPU = Machine("box", cores=(0, 1, 2, 3), gpus={"cuda": Gpus(), "rocm": Gpus()})
-_FOUR = Machine("box", (0, 1), {"cuda": Gpus(("NVIDIA H200",) * 4, "NVML"), "rocm": Gpus()}, cuda_plugin=True)
+ID = "0123456789abcdef" * 2
+CPU = Machine("box", cores=(0, 1, 2, 3), gpus={"cuda": Gpus(), "rocm": Gpus()})
+FOUR = Machine("box", (0, 1), {"cuda": Gpus(("NVIDIA H200",) * 4, "NVML"), "rocm": Gpus()}, cuda_plugin=True)
 
 
-def _plan(machine=_CPU, **request):
-    return plan(Job(program=("train.py",), backend="hosts", **request), {}, _ID, machine)
+def plan_of(machine=CPU, **request):
+    return plan(Job(program=("train.py",), backend="hosts", **request), {}, ID, machine)
 
 
 @pytest.mark.parametrize(
     ("request_", "machine", "ranks", "size"),
     [
-        ({"hosts": 2, "host_rank": 0, "processes": 8}, _CPU, "0-3", 8),
-        ({"hosts": 2, "host_rank": 1, "processes": 8}, _CPU, "4-7", 8),
-        ({"hosts": 3, "host_rank": 2, "processes_per_host": 2}, _CPU, "4-5", 6),
-        ({"hosts": 3, "host_rank": 2}, _CPU, "2-2", 3),
-        ({"hosts": 2, "host_rank": 1}, _FOUR, "4-7", 8),
-        ({"hosts": 2, "host_rank": 1, "devices_per_process": 4}, _FOUR, "1-1", 2),
+        ({"hosts": 2, "host_rank": 0, "processes": 8}, CPU, "0-3", 8),
+        ({"hosts": 2, "host_rank": 1, "processes": 8}, CPU, "4-7", 8),
+        ({"hosts": 3, "host_rank": 2, "processes_per_host": 2}, CPU, "4-5", 6),
+        ({"hosts": 3, "host_rank": 2}, CPU, "2-2", 3),
+        ({"hosts": 2, "host_rank": 1}, FOUR, "4-7", 8),
+        ({"hosts": 2, "host_rank": 1, "devices_per_process": 4}, FOUR, "1-1", 2),
     ],
 )
 def test_each_host_starts_the_agents_of_its_own_ranks(request_, machine, ranks, size):
-    made = _plan(machine, **request_)
+    made = plan_of(machine, **request_)
     assert made.launch_command.argv[-2:] == (ranks, str(size)) and len(made.workers) == size
     first, last = map(int, ranks.split("-"))
     own = [worker.rank for worker in made.workers if worker.host == f"--host-rank {request_['host_rank']}"]
@@ -61,15 +61,9 @@ def test_the_options_become_a_job_of_this_backend():
         (["--host-rank", "0", "--hosts", "2", "--head", "h1"], "host:port or [fd00::1]:port, not 'h1'"),
         (["--host-rank", "0", "--hosts", "2", "--head", "nowhere.invalid:7"], "there is no host 'nowhere.invalid'"),
         (["--host-rank", "1", "--hosts", "2", "--rendezvous", "gone"], "--rendezvous gone is not a directory"),
-        (
-            ["--host-rank", "0", "--hosts", "2", "--backend", "slurm"],
-            "--host-rank is for hosts without --backend",
-        ),
+        (["--host-rank", "0", "--hosts", "2", "--backend", "slurm"], "--host-rank is for hosts without --backend"),
         (["--host-rank", "0", "--hosts", "2", "-H", "h1"], "-H/--host is for --backend mpirun, not for --host-rank"),
-        (
-            ["--hosts", "2"],
-            "-N/--hosts is for --backend mpirun, --backend slurm or --host-rank on each",
-        ),
+        (["--hosts", "2"], "-N/--hosts is for --backend mpirun, --backend slurm or --host-rank on each"),
         (["--rendezvous", "."], "--rendezvous is for --host-rank on each host, not for --backend local"),
     ],
 )
@@ -90,14 +84,14 @@ def test_hosts_alone_mean_several_only_where_they_are():
 
 def test_texts_that_differ_in_the_rank_alone_are_said_once():
     said = [f"rank {rank} on h2 found no head" for rank in (4, 6, 5)]
-    assert _join_texts(said, [4, 5, 6]) == ["ranks 4-6 on h2 found no head"]
-    assert _join_texts(said[:1], [4]) == ["rank 4 on h2 found no head"]
-    assert _join_texts(said[:2], [4, 5, 6]) == []  # the third has met it
-    assert _join_texts(["the head was lost"] * 2, [4, 5, 6]) == ["the head was lost"]
+    assert join_texts(said, [4, 5, 6]) == ["ranks 4-6 on h2 found no head"]
+    assert join_texts(said[:1], [4]) == ["rank 4 on h2 found no head"]
+    assert join_texts(said[:2], [4, 5, 6]) == []  # the third has met it
+    assert join_texts(["the head was lost"] * 2, [4, 5, 6]) == ["the head was lost"]
 
 
 @pytest.mark.parametrize(
     ("statuses", "status"), [({4: 0, 5: 0}, 0), ({5: 65, 4: 69}, 65), ({4: -9, 5: 7}, 7), ({4: -9, 5: 0}, 137)]
 )
 def test_the_status_is_that_of_the_first_agent_that_was_not_killed(statuses, status):
-    assert _joint_status(statuses) == status
+    assert joint_status(statuses) == status

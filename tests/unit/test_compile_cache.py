@@ -1,38 +1,42 @@
-"""The directory of compiled programs: where it is, whom it trusts, and what is deleted from it."""
+"""The directories of compiled programs, of jobs to come and of the ranks of a host: whom they trust, what stays."""
 
+import contextlib
 import os
+import subprocess
+import sys
 import time
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
+import jaxrun
+from jaxrun.protocol import shared_programs as directories
 from jaxrun.protocol.compile_cache import cache_directory, make_cache_directory
 from jaxrun.protocol.whole_file import draft_name
 from jaxrun_runtime.compile_cache import jax_hooks, set_up
+from jaxrun_runtime.compile_cache.shared_programs import SharedPrograms
 
 
 def test_auto_is_this_users_own_directory(tmp_path, monkeypatch):
     monkeypatch.setenv("HOME", str(tmp_path))
-    assert cache_directory("auto", {}) == tmp_path / ".cache/jaxrun/compiled"
-    assert cache_directory("auto", {"XDG_CACHE_HOME": "/scratch/me"}) == cache_directory(
-        "/scratch/me/jaxrun/compiled", {}
-    )
-    assert cache_directory("auto", {"XDG_CACHE_HOME": "not/absolute"}) == tmp_path / ".cache/jaxrun/compiled"
-
-
-def test_it_is_made_for_this_user_alone(tmp_path):
-    make_cache_directory(tmp_path / "a" / "b")
-    make_cache_directory(tmp_path / "a" / "b")
-    assert (tmp_path / "a" / "b").stat().st_mode & 0o077 == 0
+    for base, below in (("", tmp_path / ".cache"), ("/scratch/me", "/scratch/me"), ("relative", tmp_path / ".cache")):
+        assert cache_directory("auto", {"XDG_CACHE_HOME": base}) == Path(below) / "jaxrun/compiled"
+    assert cache_directory("/scratch/own", {}) == Path("/scratch/own")
 
 
 @pytest.mark.parametrize("mode", [0o775, 0o707, 0o1777])
-def test_where_others_can_write_it_is_refused(tmp_path, mode):
-    (tmp_path / "shared").mkdir()
-    (tmp_path / "shared").chmod(mode)
+def test_it_is_made_for_this_user_alone_and_refused_where_others_can_write(tmp_path, mode):
+    for _ in range(2):
+        make_cache_directory(tmp_path / "a" / "b")
+        assert (tmp_path / "a" / "b").stat().st_mode & 0o077 == 0
+    (tmp_path / "a" / "b").chmod(mode)
     with pytest.raises(OSError, match="others can write to it, and what is in it is executed") as error:
-        make_cache_directory(tmp_path / "shared")
+        make_cache_directory(tmp_path / "a" / "b")
     assert error.value.strerror
+    (tmp_path / "file").touch()
+    with pytest.raises(OSError):
+        make_cache_directory(tmp_path / "file")
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a directory away")
@@ -43,13 +47,7 @@ def test_where_another_user_owns_it_it_is_refused(tmp_path):
         make_cache_directory(tmp_path / "theirs")
 
 
-def test_a_file_in_its_place_is_an_error(tmp_path):
-    (tmp_path / "file").touch()
-    with pytest.raises(OSError):
-        make_cache_directory(tmp_path / "file")
-
-
-def test_the_oldest_programs_make_room_and_what_was_never_finished_is_deleted(tmp_path):
+def test_the_oldest_files_make_room_and_what_was_never_finished_is_deleted(tmp_path):
     now = time.time()
     for age in range(5):
         (tmp_path / f"{age}-cache").write_bytes(bytes(100))
@@ -101,3 +99,169 @@ def test_what_jax_alone_can_do_is_left_to_it(cache, path, evicts):
     cache._path, cache.eviction_enabled = path or cache._path, evicts
     cache.put("k", b"whole")
     assert cache.by_jax == [("k", b"whole")]
+
+
+# ---- the directory in memory that the ranks of a host share
+
+
+@pytest.fixture
+def own(tmp_path, monkeypatch):
+    """The directory in the place of /dev/shm/jaxrun-UID, below a directory of the test's."""
+    monkeypatch.setattr(directories, "_MEMORY", str(tmp_path))
+    return tmp_path / f"jaxrun-{os.geteuid()}"
+
+
+@pytest.fixture
+def programs(own):
+    return SharedPrograms("shared", 2, 2**29)
+
+
+def test_one_claims_and_the_others_find_what_it_has_written(programs, own):
+    other = SharedPrograms("shared", 2, 2**29)
+    assert programs.read("k") is None
+    assert programs.claim("k") == 0 and other.claim("k") == os.getpid()
+    programs.write("k", b"program")
+    assert other.read("k") == other.wait_for("k", os.getpid()) == b"program"
+    assert (own / "shared").stat().st_mode & 0o777 == 0o700
+
+
+def test_what_cannot_be_shared_or_is_too_large_keeps_nobody_waiting(programs):
+    programs.claim("k")
+    programs.refuse("k")
+    assert programs.wait_for("k", os.getpid()) == b""
+    small = SharedPrograms("shared", 2, max_bytes=100)
+    small.claim("large")
+    small.write("large", bytes(26))
+    assert small.wait_for("large", os.getpid()) == b""
+
+
+def test_a_rank_that_has_ended_or_can_write_no_more_keeps_nobody_waiting(programs, own, monkeypatch):
+    ended = subprocess.Popen([sys.executable, "-c", ""])
+    ended.wait()
+    programs.claim("first")
+    os.symlink(str(ended.pid), own / "shared/k.claim")
+    assert programs.claim("k") == ended.pid and programs.wait_for("k", ended.pid) is None
+    monkeypatch.setattr(f"{SharedPrograms.__module__}.write_whole_file", lambda *_: (_ for _ in ()).throw(OSError()))
+    programs.write("first", b"program")
+    assert programs.wait_for("first", os.getpid()) is None  # though its process, this one, works
+
+
+def test_the_oldest_programs_make_room(own):
+    programs = SharedPrograms("shared", 1, max_bytes=4000)
+    for number in range(12):
+        programs.claim(str(number))
+        programs.write(str(number), bytes(1000))
+        os.utime(own / "shared" / str(number), (number, number))
+    left = {path.name for path in (own / "shared").iterdir() if "." not in path.name}
+    assert "11" in left and "0" not in left and 2 <= len(left) <= 4
+    assert programs.claim("0") == 0  # it may be compiled again
+
+
+def test_programs_take_no_more_than_an_eighth_of_the_file_system(own, monkeypatch):
+    monkeypatch.setattr(os, "fstatvfs", lambda _: SimpleNamespace(f_frsize=1000, f_blocks=32))
+    programs = SharedPrograms("shared", 1, 2**29)
+    for size in (1000, 1001):
+        programs.claim(str(size))
+        programs.write(str(size), bytes(size))
+    assert (programs.read("1000"), programs.read("1001")) == (bytes(1000), b"")
+
+
+def test_a_directory_that_is_gone_is_not_made_again(programs, own):
+    programs.claim("k")
+    programs.write("k", b"program")
+    directories.remove_shared_directory("shared")
+    assert not (own / "shared").exists()
+    assert programs.claim("k") < 0
+    programs.write("k", b"program")
+    assert not (own / "shared").exists()
+
+
+@pytest.mark.parametrize("level", ["the user's", "the job's"])
+@pytest.mark.parametrize("kind", ["open to all", "a link", "a dangling link", "a file"])
+def test_what_is_not_this_users_alone_is_neither_used_nor_emptied(own, tmp_path, level, kind):
+    path = own if level == "the user's" else own / "shared"
+    path.parent.mkdir(mode=0o700, exist_ok=True)
+    victim = tmp_path / "victim"
+    if kind != "a dangling link":
+        (victim / "shared").mkdir(parents=True, mode=0o700)
+        (victim / "shared" / "k").write_bytes(b"theirs")
+        victim.chmod(0o700)
+    if kind == "open to all":
+        victim.rename(path).chmod(0o777)
+        victim = path
+    elif kind == "a file":
+        path.touch()
+    else:
+        path.symlink_to(victim)
+    programs = SharedPrograms("shared", 2, 2**29)
+    with pytest.raises(OSError):
+        directories.open_shared_directory("shared")
+    assert programs.read("k") is None and programs.claim("k") < 0
+    programs.write("k", b"mine")
+    directories.remove_shared_directory("shared")
+    directories.remove_all_of_job("shar")
+    if kind != "a dangling link":
+        assert (victim / "shared" / "k").read_bytes() == b"theirs"
+
+
+def test_a_link_in_the_place_of_the_next_attempt_is_not_followed(own, tmp_path):
+    os.close(directories.open_shared_directory(directories.shared_directory("a1", 1, "h1")))
+    victim = tmp_path / "victim"
+    victim.mkdir(mode=0o700)
+    (victim / "file").touch()
+    for name in ("a1-2-h1", "a1-anything"):  # though nobody else can make them any more
+        (own / name).symlink_to(victim)
+    directories.remove_shared_directory("a1-2-h1")
+    directories.remove_all_of_job("a1")
+    assert (victim / "file").exists()
+    assert not (own / "a1-1-h1").exists()  # the links have kept nothing else from being removed
+
+
+def test_all_of_a_job_is_removed_and_nothing_else(own):
+    for job, attempt, host in (("a1", 1, "h/1"), ("a1", 2, "h2"), ("a12", 1, "h1")):
+        name = directories.shared_directory(job, attempt, host)
+        os.close(directories.open_shared_directory(name))
+        (own / name / "file").touch()
+    directories.remove_all_of_job("a1")
+    assert [path.name for path in own.iterdir()] == ["a12-1-h1"]
+    directories.remove_all_of_job("a12")
+    assert not own.exists()
+
+
+def test_what_is_left_of_jobs_that_were_killed_is_removed_and_what_is_in_use_is_not(own):
+    left, used, new = (directories.shared_directory(job, 1, "h") for job in ("a", "b", "c"))
+    os.close(directories.open_shared_directory(left))
+    descriptors = [directories.open_shared_directory(used)]
+    os.close(directories.open_shared_directory(left))  # as if it were of another job that was killed meanwhile
+    (own / "0 odd").symlink_to("nowhere")
+    descriptors.append(directories.open_shared_directory(new))
+    assert {path.name for path in own.iterdir()} == {used, new, "0 odd"}
+    for descriptor in descriptors:
+        os.close(descriptor)
+
+
+def test_a_directory_can_be_made_while_another_process_removes_it(own):
+    """As at the end of one job and the start of another."""
+    remover = subprocess.Popen([sys.executable, "-c", _REMOVER, str(own.parent)], env={"PYTHONPATH": _LAUNCHER})
+    try:
+        made = 0
+        while made < 300 or not (own.parent / "removed").exists():
+            assert remover.poll() is None
+            with contextlib.suppress(FileNotFoundError):  # it may have been removed five times
+                os.close(directories.open_shared_directory("shared"))
+                made += 1
+    finally:
+        remover.kill()
+        remover.wait()
+
+
+_REMOVER = """
+import itertools, os, sys
+from jaxrun.protocol import shared_programs
+shared_programs._MEMORY = sys.argv[1]
+for number in itertools.count():
+    shared_programs.remove_shared_directory("shared")
+    if number == 1000:
+        open(os.path.join(sys.argv[1], "removed"), "w").close()
+"""
+_LAUNCHER = str(Path(jaxrun.__file__).parents[1])

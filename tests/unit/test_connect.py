@@ -9,9 +9,6 @@ import warnings
 
 import pytest
 
-from jaxrun.channel.event_loop import EventLoop
-from jaxrun.channel.interfaces import Interface
-from jaxrun.channel.listener import listen_on_tcp
 from jaxrun.errors import UnavailableError
 from jaxrun.protocol import auth
 from jaxrun.protocol import connect as connect_module
@@ -21,9 +18,21 @@ from jaxrun.protocol.codec import MessageDecoder, encode, message_types
 from jaxrun.protocol.connect import HeadAddress, connect
 
 TOKEN = auth.new_token()
-STAGGER = connect_module._STAGGER_S
-SLACK_S = 2.0  # of a machine that does much else; an attempt is given up after longer
+FOR_EVER_S = 600.0
 UNROUTABLE = Address("10.255.255.1", 9)
+
+
+@pytest.fixture
+def one_round(monkeypatch):
+    """One round of attempts lasts as long as it needs, and no other follows."""
+    for name in ("_FIRST_ROUND_S", "_ATTEMPT_TIMEOUT_S", "_ROUND_PAUSE_S"):
+        monkeypatch.setattr(connect_module, name, FOR_EVER_S)
+
+
+@pytest.fixture
+def no_stagger(monkeypatch):
+    """Nobody waits for a silent address until the next is tried: whoever is delayed by one waits for ever."""
+    monkeypatch.setattr(connect_module, "_STAGGER_S", FOR_EVER_S)
 
 
 class Server:
@@ -55,7 +64,7 @@ class Server:
                 return
             self.count += 1
             self._connections.append(connection)
-            connection.settimeout(0.5)
+            connection.settimeout(30)
             with contextlib.suppress(OSError, StopIteration):
                 self._serve(connection)
 
@@ -119,45 +128,40 @@ def blackhole():
         connection.setblocking(False)
         connection.connect_ex(listener.getsockname())
         waiting.append(connection)
-    time.sleep(0.01)
     yield Address(*listener.getsockname())
     for connection in (*waiting, listener):
         connection.close()
 
 
-def free_port():
-    with socket.create_server(("127.0.0.1", 0)) as probe:
-        return probe.getsockname()[1]
+@pytest.fixture
+def closed():
+    """A port that refuses connections, where a Server can listen later: nobody else gets it meanwhile."""
+    with socket.socket() as bound:
+        bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        bound.bind(("127.0.0.1", 0))
+        yield Address(*bound.getsockname())
 
 
-def reach(*addresses, rank=1, token=TOKEN, timeout=5.0):
-    """Connects; returns the seconds that it took and the head's port."""
-    began = time.monotonic()
+def reach(*addresses, rank=1, token=TOKEN, timeout=60.0):
+    """Connects; returns the head's port."""
     found = connect(lambda: HeadAddress(token, addresses), rank, timeout)
-    seconds = time.monotonic() - began
-    port = found.connection.getpeername()[1]
-    found.connection.close()
-    return seconds, port
+    with found.connection:
+        return found.connection.getpeername()[1]
 
 
-def fail(*addresses, timeout=1.0, **more):
+def fail(*addresses, timeout=60.0):
     """The text of the error."""
     with pytest.raises(UnavailableError) as failed:
-        reach(*addresses, timeout=timeout, **more)
+        reach(*addresses, timeout=timeout)
     return str(failed.value)
 
 
-def test_the_head_is_reached_at_once(listen):
-    right = listen(head())
-    found = [reach(right.address) for _ in range(5)]
-    assert min(seconds for seconds, _ in found) < 0.15 and found[0][1] == right.address.port
-
-
-def test_the_head_is_reached_by_ipv6_and_by_name(listen):
-    six = listen(head(), ip="::1")
-    assert reach(six.address)[1] == six.address.port
-    right = listen(head())
-    assert reach(Address("localhost", right.address.port))[1] == right.address.port
+@pytest.mark.usefixtures("one_round", "no_stagger")
+def test_the_head_is_reached_at_once_also_by_ipv6_and_by_name_and_behind_ports_that_refuse(listen, closed):
+    right, six = listen(head()), listen(head(), ip="::1")
+    assert reach(right.address) == reach(*[closed] * 5, right.address) == right.address.port
+    assert reach(Address("localhost", right.address.port)) == right.address.port
+    assert reach(six.address) == six.address.port
 
 
 STRANGERS = {
@@ -181,21 +185,17 @@ STRANGERS = {
 
 
 @pytest.mark.parametrize(("serve", "text"), STRANGERS.values(), ids=STRANGERS)
-def test_a_stranger_on_the_first_address_is_skipped(listen, serve, text):
+@pytest.mark.usefixtures("one_round")
+def test_a_stranger_on_the_first_address_is_skipped_and_the_error_says_how_it_answered(listen, serve, text):
     stranger, right = listen(serve), listen(head())
-    seconds, port = reach(stranger.address, right.address)
-    assert port == right.address.port and stranger.count == 1
-    assert seconds < STAGGER + SLACK_S
-
-
-@pytest.mark.parametrize(("serve", "text"), STRANGERS.values(), ids=STRANGERS)
-def test_the_error_says_how_a_stranger_answered(listen, serve, text):
-    stranger = listen(serve)
+    assert reach(stranger.address, right.address) == right.address.port
+    assert stranger.count == 1
     error = fail(stranger.address)
-    assert error.startswith("rank 1 on ") and "found no head of the job within 1 s: " in error
+    assert error.startswith("rank 1 on ") and "found no head of the job within 60 s: " in error
     assert f"{stranger.address} " in error and text in error
 
 
+@pytest.mark.usefixtures("one_round")
 def test_a_proof_that_was_seen_before_is_not_accepted_again(listen):
     seen = []
 
@@ -213,78 +213,55 @@ def test_a_proof_that_was_seen_before_is_not_accepted_again(listen):
     assert len(set(seen)) >= 2
 
 
-def test_a_stranger_whose_text_cannot_be_encoded_is_skipped(listen):
-    stranger, right = listen(sends(encode(Challenge(HANDSHAKE_VERSION, "\ud800")))), listen(head())
-    assert reach(stranger.address, right.address)[1] == right.address.port
+SILENT = {
+    "says nothing": sends(),
+    "says half a challenge": sends(encode(Challenge(HANDSHAKE_VERSION, "n"))[:-3]),
+    "cannot be answered in Unicode": sends(encode(Challenge(HANDSHAKE_VERSION, "\ud800"))),
+}
 
 
-def test_a_silent_stranger_costs_no_more_than_the_stagger(listen):
-    silent, right = listen(sends()), listen(head())
-    seconds, port = reach(silent.address, right.address)
-    assert port == right.address.port and seconds < STAGGER + SLACK_S
+@pytest.mark.parametrize("serve", SILENT.values(), ids=SILENT)
+@pytest.mark.usefixtures("one_round")
+def test_a_silent_stranger_costs_no_more_than_the_stagger(listen, serve):
+    silent, right = listen(serve), listen(head())
+    assert reach(silent.address, right.address) == right.address.port
 
 
-def test_half_a_challenge_costs_no_more_than_the_stagger(listen):
-    stranger, right = listen(sends(encode(Challenge(HANDSHAKE_VERSION, "n"))[:-3])), listen(head())
-    assert reach(stranger.address, right.address)[0] < STAGGER + SLACK_S
-
-
-@pytest.mark.parametrize("count", [1, 3])
-def test_dead_addresses_delay_by_the_stagger_each(listen, blackhole, count):
+@pytest.mark.usefixtures("one_round")
+def test_dead_addresses_delay_by_the_stagger_each(listen, blackhole):
     right = listen(head())
-    seconds, port = reach(*[blackhole] * count, right.address)
-    assert port == right.address.port
-    assert seconds < count * STAGGER + SLACK_S
+    assert reach(blackhole, blackhole, UNROUTABLE, right.address) == right.address.port
 
 
-def test_an_unroutable_address_delays_by_no_more_than_the_stagger(listen):
-    right = listen(head())
-    seconds, _ = reach(UNROUTABLE, right.address)
-    assert seconds < STAGGER + SLACK_S
-
-
-def test_a_port_that_refuses_does_not_delay_at_all(listen):
-    right = listen(head())
-    closed = [Address("127.0.0.1", free_port()) for _ in range(5)]
-    assert min(reach(*closed, right.address)[0] for _ in range(5)) < 0.15
-
-
+@pytest.mark.usefixtures("one_round")
 def test_of_two_addresses_of_one_head_one_connection_remains(listen):
     slow = threading.Event()
 
     def late(connection):
-        slow.wait(10)
+        slow.wait(60)
         head()(connection)
 
     first, second = listen(late), listen(head())
-    seconds, port = reach(first.address, second.address)
+    assert reach(first.address, second.address) == second.address.port
     slow.set()
-    assert port == second.address.port and seconds < STAGGER + SLACK_S
 
 
-def test_a_head_that_listens_later_is_found(listen):
-    address = Address("127.0.0.1", free_port())
-    timer = threading.Timer(0.6, lambda: listen(head(), port=address.port))
-    timer.start()
-    seconds, _ = reach(address)
-    timer.join()
-    assert 0.5 < seconds < 0.6 + SLACK_S
-
-
-def test_a_dead_address_does_not_keep_a_head_that_listens_later_from_being_found(listen, blackhole):
-    address = Address("127.0.0.1", free_port())
-    timer = threading.Timer(0.6, lambda: listen(head(), port=address.port))
+@pytest.mark.parametrize("dead", [False, True])
+def test_a_head_that_listens_later_is_found_also_beside_a_dead_address(listen, closed, blackhole, dead):
+    began = time.monotonic()
+    timer = threading.Timer(0.6, lambda: listen(head(), port=closed.port))
     timer.start()
     try:
-        reach(blackhole, address)
+        assert reach(*[blackhole] * dead, closed) == closed.port
     finally:
         timer.join()
+    assert time.monotonic() - began > 0.5
 
 
 def test_the_heads_address_may_become_known_later(listen):
     right = listen(head())
     addresses = iter([None, HeadAddress(TOKEN, ()), HeadAddress(TOKEN, (right.address,))])
-    found = connect(lambda: next(addresses), 0, 5.0)
+    found = connect(lambda: next(addresses), 0, 60.0)
     found.connection.close()
 
 
@@ -293,52 +270,33 @@ def test_without_an_address_the_error_says_where_it_was_looked_for():
         connect(lambda: None, 4, 0.1, "no file yet")
 
 
-def test_every_address_is_in_the_error(blackhole):
-    closed = Address("127.0.0.1", free_port())
-    text = fail(closed, blackhole, Address("host.invalid", 9), timeout=0.6)
+def test_every_address_is_in_the_error_and_the_time_limit_holds(closed, blackhole, monkeypatch):
+    monkeypatch.setattr(connect_module, "_FIRST_ROUND_S", FOR_EVER_S)
+    began = time.monotonic()
+    text = fail(closed, blackhole, Address("host.invalid", 9), timeout=1.5)
+    assert 1.2 < time.monotonic() - began < 60
     assert f"{closed} refuses connections" in text
     assert f"{blackhole} has not answered yet" in text
     assert "host.invalid:9 cannot be reached (" in text
 
 
+@pytest.mark.usefixtures("one_round")
 def test_an_address_that_never_answers_is_given_up(monkeypatch, listen):
-    monkeypatch.setattr(connect_module, "_ATTEMPT_TIMEOUT_S", 0.2)
-    silent = listen(sends())
-    assert f"{silent.address} does not answer within 0.2 s" in fail(silent.address, timeout=0.7)
-    assert silent.count > 1
+    silent, checks = listen(sends()), []
+
+    def check():
+        checks.append(1)
+        if len(checks) > 1:  # the end of the round is fixed, that of the attempt is not
+            monkeypatch.setattr(connect_module, "_ATTEMPT_TIMEOUT_S", 0.2)
+
+    with pytest.raises(UnavailableError, match=f"{silent.address} does not answer within 0.2 s"):
+        connect(lambda: HeadAddress(TOKEN, (silent.address,)), 1, 60.0, check=check)
 
 
-def test_the_time_limit_holds(blackhole):
-    began = time.monotonic()
-    fail(blackhole, UNROUTABLE, timeout=0.5)
-    assert 0.4 < time.monotonic() - began < 0.5 + SLACK_S
-
-
+@pytest.mark.usefixtures("one_round")
 def test_an_address_that_fails_at_once_leaves_no_socket_to_the_collector():
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         assert "cannot be reached" in fail(Address("255.255.255.255", 9))
         gc.collect()
     assert not [warning for warning in caught if issubclass(warning.category, ResourceWarning)]
-
-
-def test_a_real_listener_and_a_connection_agree():
-    """Both sides as they are: the server's proof is right, and both sides end up with one connection."""
-    listener = listen_on_tcp([Interface("lo", "127.0.0.1")], TOKEN, everywhere=False)
-    admitted, loop = [], EventLoop()
-    listener.attach(loop, 0, admitted.append)
-
-    def serve():
-        while not admitted:
-            loop.run_once(5)
-
-    thread = threading.Thread(target=serve)
-    thread.start()
-    try:
-        reach(listener.addresses[0], rank=6)
-    finally:
-        thread.join()
-        listener.close()
-        loop.close()
-    assert [one.rank for one in admitted] == [6]
-    admitted[0].connection.close()

@@ -1,17 +1,22 @@
-"""A connection never blocks, keeps the order, and delivers everything that came before its end."""
+"""A connection never blocks, keeps the order, and delivers all that came before its end; the head's to its agents."""
 
 import contextlib
 import json
 import socket
 import struct
 import time
+from types import SimpleNamespace
 
 import pytest
+from listener_thread import wait_until
 
 from jaxrun.channel import connection as connection_module
 from jaxrun.channel.connection import AGENT_TO_HEAD, HEAD_TO_AGENT, Connection
+from jaxrun.channel.event_loop import EventLoop
 from jaxrun.errors import ProtocolError
+from jaxrun.output.drain import READ_BYTES
 from jaxrun.protocol.agent_messages import (
+    JobInfo,
     OutputChunk,
     OutputCredit,
     Shutdown,
@@ -21,6 +26,8 @@ from jaxrun.protocol.agent_messages import (
 )
 from jaxrun.protocol.codec import MAX_FRAME_BYTES, encode
 from jaxrun.protocol.worker_messages import Done, Failed, Run
+from jaxrun.supervisor.connections import AgentConnections
+from jaxrun.supervisor.remote_output import RemoteOutput
 
 FAILURE = Failed(3, 1.0, "program", 1, "ValueError", "bad record", "Traceback\n")
 
@@ -48,19 +55,18 @@ def raw():
     """The head's connection, and the bare socket at its other end."""
     one, other = pair()
     head = Connection(one, AGENT_TO_HEAD, None)
-    other.settimeout(5)
+    other.settimeout(60)
     yield head, other
     head.close()
     other.close()
 
 
-def receive(connection, count=1):
-    """`count` messages, or all until the connection is lost."""
+def receive(connection, count=1, turn=lambda: time.sleep(0.001)):
+    """`count` messages, or all until the connection is lost; meanwhile the other side takes its turns."""
     arrived = []
-    deadline = time.monotonic() + 5
-    while len(arrived) < count and not connection.lost_reason and time.monotonic() < deadline:
-        arrived += connection.receive()
-        time.sleep(0.001)
+    wait_until(
+        lambda: arrived.extend(connection.receive()) or turn() or len(arrived) >= count or connection.lost_reason
+    )
     return arrived
 
 
@@ -91,17 +97,12 @@ def test_unsent_messages_wait_in_order_and_sending_never_blocks(ends):
     head, agent = ends
     data = bytes(range(256)) * 2**9
     count = 200
-    began = time.monotonic()
     for number in range(count):
         agent.send(OutputChunk(number, "out", data))
     agent.send(WorkerExited(0, 0))
-    assert time.monotonic() - began < 3.0
     assert agent.unsent_bytes > 2**20 and not agent.lost_reason
-    arrived = []
-    while len(arrived) < count + 1:
-        arrived += head.receive()
-        agent.flush()
-    assert arrived == [*(OutputChunk(number, "out", data) for number in range(count)), WorkerExited(0, 0)]
+    chunks = [OutputChunk(number, "out", data) for number in range(count)]
+    assert receive(head, count + 1, agent.flush) == [*chunks, WorkerExited(0, 0)]
     assert agent.unsent_bytes == 0 and not head.lost_reason
 
 
@@ -150,10 +151,7 @@ def test_a_peer_that_is_reset_is_lost_and_nothing_is_sent_to_it(raw):
 def test_sending_to_a_peer_that_vanished_raises_nothing(raw):
     head, peer = raw
     reset(peer)
-    for _ in range(3):
-        head.send(OutputChunk(0, "out", bytes(10**5)))
-        time.sleep(0.01)
-    assert head.lost_reason
+    wait_until(lambda: head.send(OutputChunk(0, "out", bytes(10**5))) or head.lost_reason)
 
 
 def test_the_last_messages_of_a_peer_that_vanished_are_received_after_sending_to_it(raw):
@@ -175,8 +173,6 @@ def test_a_gigantic_message_is_refused_and_the_connection_stays_usable(ends):
 
 
 def test_the_largest_chunk_that_is_read_from_a_pipe_fits(ends):
-    from jaxrun.output.drain import READ_BYTES
-
     head, agent = ends
     agent.send(OutputChunk(0, "out", b"\xff" * READ_BYTES))
     agent.flush()
@@ -256,3 +252,115 @@ def test_closing_twice_is_harmless(raw):
     with contextlib.suppress(OSError):
         head.flush()
     head.close()
+
+
+# ---- the head's connections to the agents: what the network does not take, acknowledged output, and clocks
+
+LARGE = JobInfo("", "x" * 2**20, ())
+TIMES = 32  # more than a socket takes
+
+
+@pytest.fixture
+def loop():
+    loop = EventLoop()
+    yield loop
+    loop.close()
+
+
+@pytest.fixture
+def connections(loop, ends):
+    """Those to one agent, of rank 3; the head's end has a reader in `loop`."""
+    loop.add_reader(ends[0].fileno(), 0, lambda: None)
+    connections = AgentConnections(loop)
+    connections.add(3, ends[0])
+    return connections
+
+
+def send_much(connections):
+    for _ in range(TIMES):
+        connections.send((3,), LARGE)
+
+
+def test_bytes_that_the_network_does_not_take_are_sent_when_it_does(loop, ends, connections):
+    head, agent = ends
+    send_much(connections)
+    assert head.unsent_bytes
+    loop.run_once(0.0)
+    assert head.unsent_bytes  # the agent has read nothing
+    assert receive(agent, TIMES, lambda: loop.run_once(0.001)) == [LARGE] * TIMES
+    assert not head.unsent_bytes
+    connections.send((3,), OutputCredit(1))
+    assert receive(agent, 1) == [OutputCredit(1)]
+
+
+def test_a_host_has_answered_a_probe_also_where_more_is_on_its_way(loop, ends, connections):
+    head, agent = ends
+    connections.probe()
+    wait_until(lambda: not connections.unanswered_ranks())
+    send_much(connections)
+    assert head.acknowledged_bytes() < head.queued_bytes and connections.unanswered_ranks() == []
+    connections.probe()
+    assert connections.unanswered_ranks() == [3]
+    assert len(receive(agent, TIMES + 2, lambda: loop.run_once(0.001))) == TIMES + 2
+
+
+def test_a_silent_host_is_given_up_eight_seconds_after_its_last_word(loop, ends, connections, monkeypatch):
+    head, _ = ends
+    assert not connections.has_unconfirmed
+    connections.send((3,), OutputCredit(1))
+    assert connections.has_unconfirmed
+    wait_until(lambda: connections.give_up_silent() == [] and not connections.has_unconfirmed)
+    assert head.silence_s() is None  # all has arrived
+    send_much(connections)
+    # Its agent reads nothing, but its kernel answers.
+    assert head.silence_s() < 8 and connections.give_up_silent() == []
+    monkeypatch.setattr(Connection, "silence_s", lambda self: 8.0)
+    assert connections.give_up_silent() == [(3, head)]
+    assert head.lost_reason == "nothing was heard from its host for 8 s (Connection timed out)"
+
+
+def test_an_idle_loop_does_not_wake_up_to_send(loop, ends, connections, monkeypatch):
+    _, agent = ends
+    send_much(connections)
+    flushed = []
+    monkeypatch.setattr(Connection, "flush", lambda self: flushed.append(self))
+    began = time.monotonic()
+    loop.run_once(0.1)
+    assert time.monotonic() - began >= 0.09 and not flushed
+    monkeypatch.undo()
+    receive(agent, TIMES, lambda: loop.run_once(0.001))
+    monkeypatch.setattr(Connection, "flush", lambda self: flushed.append(self))
+    loop.run_once(0.0)  # all has been sent, and the socket has room
+    assert not flushed
+
+
+def test_the_last_messages_are_sent_without_the_loop_as_far_as_time_allows(loop, ends, connections):
+    head, agent = ends
+    send_much(connections)
+    connections.flush(0.01)
+    assert head.unsent_bytes  # the agent has read nothing
+    assert receive(agent, TIMES, lambda: connections.flush(0.01)) == [LARGE] * TIMES
+    connections.flush(60.0)  # returns at once
+
+
+def test_the_head_grants_credit_for_the_output_that_it_consumed(loop, ends, connections):
+    head, agent = ends
+    written = []
+    screen = SimpleNamespace(congested=False, write=lambda *chunk: written.append(chunk))
+    output = RemoteOutput(screen, connections)
+    output.handle(3, head, OutputChunk(3, "out", bytes(2**15)))
+    output.acknowledge()
+    assert agent.receive() == []
+    output.handle(3, head, OutputChunk(3, "err", bytes(2**16)))
+    screen.congested = True
+    output.acknowledge()
+    assert agent.receive() == []
+    screen.congested = False
+    output.acknowledge()
+    output.acknowledge()
+    assert receive(agent, 1) == [OutputCredit(2**15 + 2**16)]
+    assert [(rank, stream, len(data)) for rank, stream, data in written] == [(3, "out", 2**15), (3, "err", 2**16)]
+    output.handle(3, head, OutputChunk(3, "out", bytes(2**16)))
+    output.forget(head)
+    output.acknowledge()
+    assert agent.receive() == []

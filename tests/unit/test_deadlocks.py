@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 from deadlock_samples import ENTRY, FUTEX, SAMPLES, dump, sample
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from jaxrun.diagnosis.rank_state import Activity, find_rank_state
@@ -123,12 +123,8 @@ def test_a_wait_for_forked_children_names_the_fork_and_the_way_out(name):
     assert ": its children were forked at loader.py:12 make_pool and eval.py:7 pool with copies of locks" in text
     assert "use spawn or forkserver" in text
     assert "forked" not in findings(name, "sync_global_devices", forks={1: ("loader.py:12 make_pool",)})[0]
-
-
-@pytest.mark.parametrize("name", ["a queue", "an event", "subprocess.run"])
-def test_a_wait_for_something_else_is_not_blamed_on_a_fork(name):
-    (text,) = findings(name, "sync_global_devices", forks={0: ("loader.py:12 make_pool",)})
-    assert "forked" not in text
+    for other in ("a queue", "an event", "subprocess.run"):
+        assert "forked" not in findings(other, "sync_global_devices", forks=forks)[0]
 
 
 def test_several_that_hold_the_others_up_are_put_in_the_plural():
@@ -217,9 +213,9 @@ def test_this_python_and_this_kernel_are_understood(tmp_path, line):
     child = subprocess.Popen([sys.executable, program], start_new_session=True, **pipes)
     try:
         assert child.stdout is not None and child.stdout.readline() == "ready\n"
-        deadline = time.monotonic() + 10
+        deadline = time.monotonic() + 60
         while not _does(child, answer, LIVE[line]):
-            assert time.monotonic() < deadline
+            assert time.monotonic() < deadline, answer.read_text()
     finally:
         os.killpg(child.pid, signal.SIGKILL)
         child.communicate()
@@ -233,12 +229,14 @@ def _does(child: subprocess.Popen[str], answer: Path, doing: Activity) -> bool:
     return seen.place == "program.py:6 main" and (seen.activity is doing or (wait == "0" and not seen.call))
 
 
-@given(st.lists(st.tuples(st.sampled_from([*SAMPLES, "stopped", "silence", "its end", "finished"])), max_size=6))
+@settings(max_examples=50)
+@given(st.lists(st.sampled_from([*SAMPLES, "stopped", "silence", "its end", "finished"]), max_size=6))
 def test_no_scene_is_too_much(names):
-    texts = findings(*(name for (name,) in names))
+    texts = findings(*names)
     assert len(texts) <= 2 and all(text.startswith(("rank", "only rank")) for text in texts)
 
 
+@settings(max_examples=50)
 @given(st.text(), st.text())
 def test_no_text_breaks_it(text, wait):
     explain_deadlock(Snapshot(0.0, {0: "h1"}, {0: text}, {0: wait}))

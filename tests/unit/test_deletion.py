@@ -1,4 +1,4 @@
-"""Nothing is deleted that is not this user's own, whatever others put in its place; and all places that delete."""
+"""Nothing is deleted that is not this user's own, whatever others put in its place; everything by descriptors."""
 
 import ast
 import os
@@ -10,24 +10,23 @@ import jaxrun
 import jaxrun_runtime
 from jaxrun.protocol.deletion import remove_directory, remove_file
 
-# What else deletes than protocol/deletion.py, and why it may: by the descriptor of a directory opened as one's own.
+# What else deletes than protocol/deletion.py, and what: all but one by the descriptor of a directory opened as one's own.
 _DELETING = {
-    "jaxrun/agent/spawn.py": "a recorder that was just made, by the run directory's descriptor",
-    "jaxrun/protocol/shared_programs.py": "the user's directory in memory, once it is empty",
+    "jaxrun/agent/spawn.py": "a recorder that was just made, in the run directory",
+    "jaxrun/protocol/shared_programs.py": "the user's directory in memory, by its name, once it is empty",
     "jaxrun/protocol/whole_file.py": "a draft of its own, whose name nobody can guess",
-    "jaxrun/rundir/jobs.py": "the link `latest`, by the collection's descriptor",
-    "jaxrun/rundir/request_files.py": "requests, by the descriptor of their directory",
-    "jaxrun/rundir/rundir.py": "files of a run, by the run directory's descriptor",
-    "jaxrun_runtime/compile_cache/set_up.py": "old compiled programs, by the cache's descriptor",
-    "jaxrun_runtime/compile_cache/shared_programs.py": "old compiled programs, by their directory's descriptor",
+    "jaxrun/rundir/jobs.py": "the link `latest` of a collection",
+    "jaxrun/rundir/request_files.py": "requests",
+    "jaxrun/rundir/rundir.py": "files of a run",
+    "jaxrun_runtime/compile_cache/set_up.py": "old compiled programs on disk",
+    "jaxrun_runtime/compile_cache/shared_programs.py": "old compiled programs in memory",
 }
 _DELETERS = {"unlink", "rmdir", "rmtree", "removedirs", "TemporaryDirectory"}
 
 
 def _deletions(path: Path) -> list[ast.Call]:
-    calls = [node for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.Call)]
     found = []
-    for call in calls:
+    for call in (node for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.Call)):
         name = call.func.attr if isinstance(call.func, ast.Attribute) else getattr(call.func, "id", "")
         owner = getattr(getattr(call.func, "value", None), "id", "")
         if name in _DELETERS or (owner, name) == ("os", "remove"):
@@ -35,22 +34,18 @@ def _deletions(path: Path) -> list[ast.Call]:
     return found
 
 
-def test_every_place_that_deletes_is_known_and_deletes_by_descriptor():
+def test_every_place_that_deletes_is_known_and_does_so_by_a_descriptor():
     found = {}
     for package in (jaxrun, jaxrun_runtime):
-        root = Path(package.__file__).parents[1]
-        for path in sorted(Path(package.__file__).parent.rglob("*.py")):
-            if calls := _deletions(path):
-                found[str(path.relative_to(root))] = calls
+        root = Path(package.__file__).parent
+        calls = {str(path.relative_to(root.parent)): _deletions(path) for path in root.rglob("*.py")}
+        found |= {name: deletions for name, deletions in calls.items() if deletions}
     del found["jaxrun/protocol/deletion.py"]
     assert set(found) == set(_DELETING)
     by_path = [
-        f"{file}:{call.lineno}"
-        for file, calls in found.items()
-        for call in calls
-        if not any(keyword.arg == "dir_fd" for keyword in call.keywords)
+        name for name, calls in found.items() for call in calls if "dir_fd" not in {word.arg for word in call.keywords}
     ]
-    assert [place.rpartition(":")[0] for place in by_path] == ["jaxrun/protocol/shared_programs.py"]
+    assert by_path == ["jaxrun/protocol/shared_programs.py"]
 
 
 def _fill(directory: Path) -> Path:

@@ -4,17 +4,12 @@ import sys
 from types import ModuleType
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from jaxrun.job import devices
 from jaxrun.job.devices import GpuCard, probe_machine
 
 _EIGHT = tuple(GpuCard(f"GPU-{i}aaaa-bbbb", f"H{i}") for i in range(8))
-_MIG = (
-    GpuCard("GPU-0aaa", "A100"),
-    GpuCard("GPU-1bbb", "A100", ("MIG-1111", "MIG-1222")),
-)
+_MIG = (GpuCard("GPU-0aaa", "A100"), GpuCard("GPU-1bbb", "A100", ("MIG-1111", "MIG-1222")))
 
 
 def _ordinals(value: str | None) -> list[int]:
@@ -27,17 +22,10 @@ def _ordinals(value: str | None) -> list[int]:
         (None, [0, 1, 2, 3, 4, 5, 6, 7]),
         ("", []),
         ("-1", []),
-        ("0", [0]),
-        ("2,3", [2, 3]),
-        ("3, 2", [3, 2]),
-        ("0,1,-1,2", [0, 1]),
+        ("3, 2,-1,1", [3, 2]),
         ("0,8,1", [0]),
         ("0,,1", [0]),
-        ("none", []),
-        ("NoDevFiles", []),
-        ("0,0", []),
         ("1,2,1", []),
-        ("GPU-3aaaa-bbbb", [3]),
         ("GPU-5,GPU-0aa", [5, 0]),
         ("GPU-", []),
         ("GPU-1,GPU-x,GPU-2", [1]),
@@ -57,19 +45,11 @@ def test_cuda_visible_devices_is_read_as_cuda_reads_it(value, expected):
         ("1", ["MIG-1111"]),
         ("0,1", ["MIG-1111"]),
         ("MIG-1222", ["MIG-1222"]),
-        ("MIG-1222,MIG-1111", ["MIG-1222"]),
         ("MIG-1", []),
-        ("GPU-1bbb", []),
     ],
 )
 def test_a_process_sees_one_mig_device_and_then_no_whole_gpu(value, expected):
     assert [uuid for uuid, _ in devices.visible_devices(_MIG, value)] == expected
-
-
-@given(st.text(alphabet="0123456789,-GPUMI a", max_size=30))
-def test_visible_cards_are_always_some_of_the_cards_once(value):
-    uuids = [uuid for uuid, _ in devices.visible_devices(_EIGHT, value)]
-    assert len(set(uuids)) == len(uuids) and set(uuids) <= {card.uuid for card in _EIGHT}
 
 
 def test_the_first_probe_that_answers_counts():
@@ -79,11 +59,8 @@ def test_the_first_probe_that_answers_counts():
     )
 
 
-def test_without_a_driver_there_are_no_gpus_and_a_reason():
+def test_without_a_driver_there_are_no_gpus_but_one_that_does_not_answer_is_not_missing():
     assert devices.cuda_gpus({}, {}) == devices.Gpus((), "no NVIDIA driver was found", "")
-
-
-def test_a_driver_that_does_not_answer_is_not_a_missing_driver():
     gpus = devices.cuda_gpus({}, {"NVML": lambda: None, "nvidia-smi": lambda: None})
     assert gpus.names == () and "NVML and nvidia-smi" in gpus.source
 
@@ -106,55 +83,42 @@ def test_nvidia_smi_lists_gpus_and_their_mig_devices():
     )
 
 
-@given(st.text())
-def test_any_listing_is_read_without_an_error(text):
-    assert isinstance(devices.parse_smi(text), tuple)
-
-
-def test_nvidia_smi_on_the_path_is_used(tmp_path):
+@pytest.mark.parametrize(
+    ("script", "found"),
+    [
+        ('[ "$1" = -L ] && echo "GPU 0: Fake (UUID: GPU-0)"', (GpuCard("GPU-0", "Fake"),)),
+        ("echo 'GPU 0: Fake (UUID: GPU-0)'; exit 9", None),
+    ],
+)
+def test_nvidia_smi_on_the_path_is_used_unless_it_fails(tmp_path, script, found):
     fake = tmp_path / "nvidia-smi"
-    fake.write_text('#!/bin/sh\n[ "$1" = -L ] && echo "GPU 0: Fake (UUID: GPU-0)"\n')
+    fake.write_text(f"#!/bin/sh\n{script}\n")
     fake.chmod(0o755)
-    environ = {"PATH": f"{tmp_path}:/usr/bin:/bin"}
-    assert devices.nvidia_probes(environ)["nvidia-smi"]() == (GpuCard("GPU-0", "Fake"),)
-
-
-def test_an_nvidia_smi_that_fails_counts_nothing(tmp_path):
-    fake = tmp_path / "nvidia-smi"
-    fake.write_text("#!/bin/sh\necho 'GPU 0: Fake (UUID: GPU-0)'\nexit 9\n")
-    fake.chmod(0o755)
-    assert devices.nvidia_probes({"PATH": f"{tmp_path}:/bin"})["nvidia-smi"]() is None
+    assert devices.nvidia_probes({"PATH": f"{tmp_path}:/usr/bin:/bin"})["nvidia-smi"]() == found
 
 
 class _Driver(ModuleType):
     """NVML as nvidia-ml-py spells it, with a whole GPU and one that has a MIG device in its slot 2."""
 
-    NVMLError = type("NVMLError", (Exception,), {})
+    class NVMLError(Exception):
+        pass
 
     def __init__(self, answers: bool) -> None:
         super().__init__("pynvml")
-        self._answers = answers
+        self.answers = answers
         self.open = 0
+        self.nvmlDeviceGetCount = lambda: 2
+        self.nvmlDeviceGetHandleByIndex = "GPU-{}".format
+        self.nvmlDeviceGetUUID = str
+        self.nvmlDeviceGetName = lambda handle: b"NVIDIA Thing"
 
     def nvmlInit(self):
-        if not self._answers:
+        if not self.answers:
             raise self.NVMLError("no library")
         self.open += 1
 
     def nvmlShutdown(self):
         self.open -= 1
-
-    def nvmlDeviceGetCount(self):
-        return 2
-
-    def nvmlDeviceGetHandleByIndex(self, index):
-        return f"GPU-{index}"
-
-    def nvmlDeviceGetUUID(self, handle):
-        return handle
-
-    def nvmlDeviceGetName(self, handle):
-        return b"NVIDIA Thing"
 
     def nvmlDeviceGetMaxMigDeviceCount(self, handle):
         if handle == "GPU-0":

@@ -10,7 +10,9 @@ from jaxrun.doctor import report
 from jaxrun.doctor.finding import Level
 from jaxrun.doctor.network import blame
 from jaxrun.doctor.observation import CollectiveTiming, Observation, RankClock, RankDevices, read_run_dir
+from jaxrun.head.actions import RecordClock
 from jaxrun.protocol.probe_messages import HostFacts, PeerResults
+from jaxrun.rundir.event_log import action_entry, event_entry
 from jaxrun.rundir.rundir import RunDir
 from jaxrun.terminal import TerminalFormat
 from jaxrun.verdict.verdict import Verdict
@@ -81,11 +83,6 @@ def only(observation):
     return found
 
 
-def test_nothing_is_said_against_three_hosts_that_are_alike():
-    assert bad(seen()) == []
-    assert report.exit_code(seen(), report.judge(seen())) == 0
-
-
 CASES = {
     "another version": (facts(1, "h2", versions={"Python": "3.13.0", "jaxrun": "0.1.0", "jax": "0.12.0",
         "jaxlib": "0.10.1", "numpy": "2.5"}), "versions", Level.FAILURE,
@@ -112,6 +109,11 @@ CASES = {
     "Docker's memory": (facts(1, "h2", shared_memory=2**26), "storage", Level.WARNING, "h2: /dev/shm has 64 MiB"),
     "no shared directory": (facts(1, "h2", sees_run_dir=False), "storage", Level.WARNING, "h2: the files of a job in"),
 }  # fmt: skip
+
+
+def test_nothing_is_said_against_three_hosts_that_are_alike():
+    assert bad(seen()) == []
+    assert report.exit_code(seen(), report.judge(seen())) == 0
 
 
 @pytest.mark.parametrize(("changed", "check", "level", "text"), CASES.values(), ids=CASES)
@@ -142,67 +144,58 @@ def test_the_host_or_the_way_that_is_to_blame_is_named(ways, level, text):
     assert found[:2] == ("network", level) and found[2].startswith(text)
 
 
-def test_where_two_hosts_cannot_meet_neither_is_blamed():
+def test_several_hosts_are_blamed_one_after_the_other_and_neither_of_two_that_cannot_meet():
     assert blame({("h1", "h2"), ("h2", "h1")}, {"h1", "h2"}).hosts == ()
     assert blame({("h1", "h2"), ("h2", "h1")}, {"h1", "h2", "h3"}).hosts == ()
-
-
-def test_several_hosts_are_blamed_one_after_the_other():
     hosts = {f"h{number}" for number in range(1, 7)}
     broken = {(one, other) for one in hosts for other in hosts if one != other and {one, other} & {"h2", "h5"}}
-    assert blame(broken | {("h1", "h3")}, hosts).hosts == ("h2", "h5")
-    assert blame(broken | {("h1", "h3")}, hosts).pairs == (("h1", "h3"),)
+    found = blame(broken | {("h1", "h3")}, hosts)
+    assert (found.hosts, found.pairs) == (("h2", "h5"), (("h1", "h3"),))
 
 
 def test_a_clock_that_is_wrong_is_told_with_its_side():
     clocks = {0: RankClock(0.0, 0.001), 1: RankClock(-90.0, 0.001), 2: RankClock(3.2, 0.001)}
     texts = [text for _, _, text in bad(seen(clocks=clocks))]
-    assert "the clock of h2 is 1 min 30 s" in texts[0] or "the clock of h2 is 90.0 s ahead of" in texts[0]
+    assert texts[0].startswith("the clock of h2 is 90.0 s ahead of")
     assert texts[1].startswith("the clock of h3 is 3.2 s behind")
 
 
+def of_box(devices=None, **facts_of_box):
+    """What is not as it should be on a single host."""
+    found = {0: facts(0, "box", **facts_of_box)}
+    devices = {0: devices or RankDevices("gpu", 1, ("H100",))}
+    return bad(Observation(facts=found, devices=devices, verdict=Verdict("ok", 0, {0: "box"})))
+
+
+ON_CPU = RankDevices("cpu", 1, ("cpu",))
+WITH_PLUGIN = {"jaxlib": "0.12.0", "jax-cuda13-plugin": "0.12.0"}
 GPUS = {
-    "unused": ({"gpus": (H100, H100)}, RankDevices("gpu", 1, ("H100",)), "nvidia-smi shows 2 GPUs, and JAX uses 1"),
-    "no plugin": ({"gpus": (H100,)}, RankDevices("cpu", 1, ("cpu",)), "nvidia-smi shows 1 GPU, and JAX uses none"),
-    "taken": (
-        {"gpus": ("NVIDIA H100, 580.1, 81559, 61440",)},
-        RankDevices("gpu", 1, ("H100",)),
-        "60 GiB of 79.6 GiB of GPU 0 are taken by another process",
-    ),
+    "unused": ({"gpus": (H100, H100)}, "nvidia-smi shows 2 GPUs, and JAX uses 1"),
+    "no plugin": ({"gpus": (H100,), "devices": ON_CPU}, "nvidia-smi shows 1 GPU, and JAX uses none"),
+    "taken": ({"gpus": ("NVIDIA H100, 580.1, 81559, 61440",)}, "60 GiB of 79.6 GiB of GPU 0 are taken by another pro"),
     "old driver": (
-        {"gpus": ("NVIDIA H100, 535.1, 81559, 0",), "versions": {"jaxlib": "0.12.0", "jax-cuda13-plugin": "0.12.0"}},
-        RankDevices("gpu", 1, ("H100",)),
+        {"gpus": ("NVIDIA H100, 535.1, 81559, 0",), "versions": WITH_PLUGIN},
         "jax-cuda13-plugin needs NVIDIA's driver 580 or newer, and 535.1 is installed",
     ),
     "old plugin": (
-        {"gpus": (H100,), "versions": {"jaxlib": "0.12.0", "jax-cuda13-plugin": "0.11.2"}},
-        RankDevices("gpu", 1, ("H100",)),
+        {"gpus": (H100,), "versions": {**WITH_PLUGIN, "jax-cuda13-plugin": "0.11.2"}},
         "jax-cuda13-plugin 0.11.2 does not go with jaxlib 0.12.0",
     ),
 }
 
 
-@pytest.mark.parametrize(("changes", "devices", "text"), GPUS.values(), ids=GPUS)
-def test_gpus_that_jax_cannot_use_as_they_are(changes, devices, text):
-    box = Observation(
-        facts={0: facts(0, "box", **changes)}, devices={0: devices}, verdict=Verdict("ok", 0, {0: "box"}, startup=1.0)
-    )
-    assert text in only(box)[2]
+@pytest.mark.parametrize(("changes", "text"), GPUS.values(), ids=GPUS)
+def test_gpus_that_jax_cannot_use_as_they_are(changes, text):
+    ((_, _, found),) = of_box(**changes)
+    assert text in found
+    assert of_box(gpus=("NVIDIA GB10, 580.95, [N/A], [N/A]",)) == []  # whose memory nvidia-smi does not know
 
 
 def test_drivers_that_differ_are_told():
-    other = facts(1, "h2", gpus=("NVIDIA H100, 570.1, 81559, 0",))
-    same = [facts(rank, HOSTS[rank], gpus=(H100,)) for rank in (0, 2)]
+    drivers = ("580.159.04", "570.1", "580.159.04")
+    hosts = [facts(rank, HOSTS[rank], gpus=(f"NVIDIA H100, {drivers[rank]}, 81559, 0",)) for rank in range(3)]
     gpus = {rank: RankDevices("gpu", 1, ("H100",)) for rank in range(3)}
-    assert "drivers differ: 580.159.04 on h1, h3; 570.1 on h2" in only(seen(*same, other, devices=gpus))[2]
-
-
-def test_a_memory_that_nvidia_smi_does_not_know_is_no_obstacle():
-    box = facts(0, "box", gpus=("NVIDIA GB10, 580.95, [N/A], [N/A]",))
-    shown = Observation(
-        facts={0: box}, devices={0: RankDevices("gpu", 1, ("GB10",))}, verdict=Verdict("ok", 0, {0: "box"})
-    )
-    assert bad(shown) == []
+    assert "drivers differ: 580.159.04 on h1, h3; 570.1 on h2" in only(seen(*hosts, devices=gpus))[2]
 
 
 def test_a_job_that_has_not_started_is_told_in_its_own_words_and_with_the_host_that_does_not_answer():
@@ -212,14 +205,11 @@ def test_a_job_that_has_not_started_is_told_in_its_own_words_and_with_the_host_t
     assert texts[1] == "mpirun ended with status 255\n  on node h2 | ssh h2"
 
 
-def test_a_host_that_says_nothing_while_others_do_is_named():
+def test_a_host_that_says_nothing_while_others_do_is_named_and_without_a_verdict_the_job_speaks_for_itself():
     verdict = Verdict("unavailable", 69, {}, headline="2 of 3 agents reported")
     present = {rank: facts(rank, HOSTS[rank]) for rank in (0, 2)}
-    found = bad(seen(verdict=verdict, peers={}, devices={}, clocks={}, **{"facts": present}))
+    found = bad(seen(verdict=verdict, peers={}, devices={}, clocks={}, facts=present))
     assert "nothing has been heard from h2" in found[0][2]
-
-
-def test_without_a_verdict_the_job_speaks_for_itself():
     assert "jaxrun: out of paper" in only(Observation(output="jaxrun: out of paper\n"))[2]
 
 
@@ -250,9 +240,6 @@ def test_the_json_holds_all_that_was_found_and_seen():
 
 
 def test_what_the_agents_tell_is_read_back_from_the_event_log(tmp_path):
-    from jaxrun.head.actions import RecordClock
-    from jaxrun.rundir.event_log import action_entry, event_entry
-
     told, results = facts(1, "h2", port=7, cookie="secret"), network()[1]
     log = RunDir(tmp_path)
     for name, rank, more in (event_entry(told), event_entry(results), action_entry(RecordClock(1, 0.5, 0.1))):

@@ -1,32 +1,50 @@
-"""The variables that jaxrun sets in the workers and keeps from them."""
+"""The variables of workers: what jaxrun sets in them, keeps from them, and tells a fork server to change."""
+
+import re
+import socket
+from dataclasses import fields, replace
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
+from jaxrun.errors import ProtocolError
+from jaxrun.forkserver.client import ForkServer
 from jaxrun.job.environment import common_settings, inherited_job_variables
+from jaxrun.protocol.codec import encode
+from jaxrun.protocol.env import WorkerEnv
+from jaxrun.protocol.forkserver_messages import (
+    ConfigureForkServer,
+    ForkDeclined,
+    ForkServerMessageDecoder,
+    WorkerForked,
+)
 
-_POOLS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "NUMEXPR_NUM_THREADS")
+POOLS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "NUMEXPR_NUM_THREADS")
+ENV = WorkerEnv(
+    job_id="ab" * 16,
+    rank=3,
+    size=4,
+    local_rank=1,
+    local_size=2,
+    host="h2",
+    channel_fd=7,
+    stacks_fd=8,
+    flight_fd=9,
+    init_timeout=120.0,
+)
 
 
 def test_variables_of_an_earlier_job_are_stale_and_others_are_not():
-    environ = {name: "x" for name in ("JAXRUN_RANK", "JAX_PROCESS_ID", "JAX_LOCAL_DEVICE_IDS", "JAX_PLATFORMS")}
-    environ |= {
-        "SLURM_PROCID": "3",
-        "JAX_COORDINATOR_BIND_ADDRESS": "x",
-        "JAX_SLICE_INDEX": "0",
-        "JAX_PARTITION_INDEX": "0",
-    }
-    assert inherited_job_variables(environ) == (
-        "JAXRUN_RANK",
-        "JAX_COORDINATOR_BIND_ADDRESS",
-        "JAX_LOCAL_DEVICE_IDS",
-        "JAX_PROCESS_ID",
-    )
+    stale = ("JAXRUN_RANK", "JAX_COORDINATOR_BIND_ADDRESS", "JAX_LOCAL_DEVICE_IDS", "JAX_PROCESS_ID")
+    others = ("JAX_PLATFORMS", "SLURM_PROCID", "JAX_SLICE_INDEX", "JAX_PARTITION_INDEX")
+    assert inherited_job_variables(dict.fromkeys((*others, *stale), "x")) == stale
 
 
 @pytest.mark.parametrize(("cores", "workers", "threads"), [(16, 4, "4"), (16, 5, "3"), (2, 8, "1"), (1, 1, "1")])
 def test_thread_pools_share_the_cores(cores, workers, threads):
     values = common_settings({}, cores=cores, workers=workers)
-    assert {values[name] for name in _POOLS} == {threads}
+    assert {values[name] for name in POOLS} == {threads}
 
 
 def test_the_users_thread_pools_are_kept():
@@ -34,13 +52,11 @@ def test_the_users_thread_pools_are_kept():
     assert "OMP_NUM_THREADS" not in values and values["MKL_NUM_THREADS"] == "2"
 
 
-@pytest.mark.parametrize(("given", "expected"), [({}, "0"), ({"PYTHONHASHSEED": "random"}, "0")])
-def test_hashes_are_alike_in_all_workers(given, expected):
-    assert common_settings(given, cores=1, workers=1)["PYTHONHASHSEED"] == expected
-
-
-def test_the_users_hash_seed_is_kept():
-    assert "PYTHONHASHSEED" not in common_settings({"PYTHONHASHSEED": "42"}, cores=1, workers=1)
+@pytest.mark.parametrize(
+    ("given", "expected"), [({}, "0"), ({"PYTHONHASHSEED": "random"}, "0"), ({"PYTHONHASHSEED": "42"}, None)]
+)
+def test_hashes_are_alike_in_all_workers_and_the_users_seed_is_kept(given, expected):
+    assert common_settings(given, cores=1, workers=1).get("PYTHONHASHSEED") == expected
 
 
 @pytest.mark.parametrize(
@@ -56,3 +72,112 @@ def test_the_users_hash_seed_is_kept():
 )
 def test_a_proxy_is_kept_away_from_the_coordinator(environ, expected):
     assert common_settings(environ, cores=1, workers=1).get("no_grpc_proxy") == expected
+
+
+# ---- a worker's own
+
+
+def environments():
+    by_type = {
+        "str": st.text(max_size=20),
+        "int": st.integers(0, 10**6),
+        "float": st.floats(0, 1e9),
+        "bool": st.booleans(),
+        "tuple[int, ...]": st.lists(st.integers(0, 999), max_size=4).map(tuple),
+    }
+    return st.builds(WorkerEnv, **{field.name: by_type[field.type] for field in fields(WorkerEnv)})
+
+
+@settings(max_examples=50)
+@given(environments())
+def test_a_workers_environment_reads_back_the_same(env):
+    assert WorkerEnv.from_env(env.to_env()) == env
+
+
+def test_a_workers_environment_is_spelled_as_documented():
+    env = replace(ENV, local_device_ids=(2, 3), cpus=(5,)).to_env()
+    assert env["JAXRUN_RANK"] == "3" and env["JAXRUN_LOCAL_DEVICE_IDS"] == "2,3" and env["JAXRUN_CPUS"] == "5"
+    assert (env["JAX_PROCESS_ID"], env["JAX_NUM_PROCESSES"]) == ("3", "4")
+
+
+@pytest.mark.parametrize("name", sorted(set(ENV.to_env()) - {"JAX_PROCESS_ID", "JAX_NUM_PROCESSES"}))
+def test_a_missing_variable_is_named(name):
+    env = ENV.to_env()
+    del env[name]
+    with pytest.raises(ProtocolError, match=f"{name} is not set.*jaxrun -n"):
+        WorkerEnv.from_env(env)
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "kind"),
+    [
+        ("JAXRUN_RANK", "x", "int"),
+        ("JAXRUN_SIZE", "", "int"),
+        ("JAXRUN_INIT_TIMEOUT", "soon", "float"),
+        ("JAXRUN_CPUS", "1,,2", ""),
+        ("JAXRUN_TORCH_ENV", "yes", "bool"),
+    ],
+)
+def test_a_malformed_variable_is_named_with_its_value(name, value, kind):
+    with pytest.raises(ProtocolError, match=re.escape(f"{name}={value!r} is not a valid {kind}")):
+        WorkerEnv.from_env({**ENV.to_env(), name: value})
+
+
+def test_torchruns_variables_are_set_only_on_request():
+    names = {"RANK": "3", "WORLD_SIZE": "4", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2", "JAXRUN_TORCH_ENV": "True"}
+    plain, more = ENV.to_env(), replace(ENV, torch_env=True).to_env()
+    assert {name: value for name, value in more.items() if plain.get(name) != value} == names
+    assert WorkerEnv.from_env(more).torch_env and not WorkerEnv.from_env(plain).torch_env
+
+
+# ---- the job description sent to a fork server, and the jobs that a running one cannot accept
+
+OWN = {"PATH": "/bin", "GONE": "1", "JAX_PLATFORMS": "cuda"}
+
+
+@pytest.fixture
+def make_server():
+    """make_server(directory) → a ForkServer, and the server's end of its channel."""
+    channels = []
+
+    def make(directory=""):
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        channels.extend((ours, theirs))
+        return ForkServer(1, ours, OWN, directory), theirs
+
+    yield make
+    for channel in channels:
+        channel.close()
+
+
+def test_a_server_gets_the_program_and_the_difference_of_the_environment(make_server):
+    server, channel = make_server("/work")
+    assert server.configure(("train.py", "a b"), {"PATH": "/bin", "MINE": "x", "JAX_PLATFORMS": "cpu"})
+    (order,) = ForkServerMessageDecoder().feed(channel.recv(65536))
+    environment = {"MINE": "x", "JAX_PLATFORMS": "cpu"}
+    assert order == ConfigureForkServer(("train.py", "a b"), environment, ("GONE",), "/work")
+
+
+READ_AT_START = ({"PYTHONHASHSEED": "3"}, {"PYTHONPATH": "/x"}, {"LD_PRELOAD": ""}, {"LC_ALL": "C"}, {"TZ": "UTC"})
+READ_AT_IMPORT = ({"JAX_ENABLE_X64": "1"}, {"NPY_PROMOTION_STATE": "weak"})
+SET_AFTER_IMPORT = ({"JAX_PLATFORMS": "cpu"}, {"JAX_NUM_CPU_DEVICES": "2"})
+
+
+@pytest.mark.parametrize("changed", READ_AT_START + READ_AT_IMPORT + SET_AFTER_IMPORT)
+def test_variables_that_interpreter_and_jax_have_read_already_cannot_be_changed(make_server, changed):
+    for directory in ("", "/with/jax/imported"):
+        server, channel = make_server(directory)
+        possible = changed in SET_AFTER_IMPORT or (changed in READ_AT_IMPORT and not directory)
+        assert server.configure((), {**OWN, **changed}) is possible
+        server.close()
+        assert bool(channel.recv(65536)) is possible
+
+
+def test_the_answers_end_with_none_when_the_server_has_gone(make_server):
+    server, channel = make_server()
+    assert server.receive() == []
+    answers = [WorkerForked(0, 7), ForkDeclined("a thread", "")]
+    for answer in answers:
+        channel.send(encode(answer))
+    channel.close()
+    assert server.receive() == [*answers, None]

@@ -1,26 +1,55 @@
-"""A job is explained from the files of its run directory, whole or damaged."""
+"""The files of a run directory: what events.jsonl keeps, and how a job is explained from them, whole or damaged."""
 
 from __future__ import annotations
 
 import json
+import os
+import signal
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from jaxrun.errors import UsageError
-from jaxrun.rundir import timeline
+from jaxrun.head.actions import PrintLine, Send, SignalRanks, TakeSnapshot
+from jaxrun.head.events import (
+    AgentLost,
+    FaultRequested,
+    LauncherSignalled,
+    ParentExited,
+    Requested,
+    SignalRequested,
+    Tick,
+)
+from jaxrun.protocol.agent_messages import (
+    AgentConnected,
+    AgentSignalled,
+    FaultNotInjected,
+    InjectFault,
+    StartFailed,
+    WorkerExited,
+    WorkerSpawned,
+)
+from jaxrun.protocol.requests import OverviewRequest, StacksRequest
+from jaxrun.protocol.snapshot_messages import SnapshotPurpose, SnapshotReply
+from jaxrun.protocol.worker_messages import (
+    ChildForked,
+    CoordinatorReady,
+    DeviceReport,
+    Done,
+    Exit,
+    Failed,
+    Hello,
+    ThreadFailed,
+)
+from jaxrun.rundir import event_log, timeline
 from jaxrun.rundir.explain import explain_run
+from jaxrun.top.job_files import JobFiles, last_line_of
 from jaxrun.verdict import verdict as verdict_file
 from jaxrun.verdict.verdict import Verdict
 
 VERDICT = Verdict(
-    "failed",
-    1,
-    {0: "h0", 1: "h1"},
-    (1,),
-    headline="rank 1 of 2 on h1 raised ValueError.",
-    victims={0: "was stopped"},
+    "failed", 1, {0: "h0", 1: "h1"}, (1,), headline="rank 1 of 2 on h1 raised ValueError.", victims={0: "was stopped"}
 )
 
 
@@ -99,7 +128,10 @@ def test_a_job_without_a_verdict_shows_how_far_it_had_come(tmp_path: Path) -> No
     straggler = line("straggler", 0.1, ranks=[1], group="0-2", is_proven=True, frame="data.py:10 load", **late)
     lines = [*job(3)[:5], straggler, line("exit", 0.15, 2, status=-11)]
     text = explain_run(run_dir(tmp_path / "run", lines, verdict=None))
-    assert f"no verdict in {tmp_path / 'run'}: jaxrun is still running, was killed, or could not write (a full disk)" in text
+    assert (
+        f"no verdict in {tmp_path / 'run'}: jaxrun is still running, was killed, or could not write (a full disk)"
+        in text
+    )
     assert "of 3 ranks: 3 spawned, 2 imported, 1 ended" in text
     assert "ended badly: rank 2: status -11" in text
     assert "last event: exit of rank 2 after 0.15 s" in text
@@ -165,3 +197,107 @@ def test_a_verdict_keeps_those_of_earlier_attempts() -> None:
     kept = replace(VERDICT, attempt=2, before=4.5, earlier=(earlier,), left_out=("h2",), no_restart="enough", run=1.0)
     assert verdict_file.from_json(verdict_file.to_json(kept)) == kept
     assert kept.log == "attempt-2/rank-0001.err" and kept.seconds == 5.5
+
+
+# ---- events.jsonl
+
+KEPT = {
+    "spawned": (WorkerSpawned(1, 77), ("spawned", 1, {"pid": 77})),
+    "hello": (
+        Hello(1, "h1", 77, 2.5, 1.5, {"jax": "0.10.2"}, "ab", {"SECRET": "x"}),
+        ("hello", 1, {"host": "h1", "pid": 77, "started": 1.5, "sent": 2.5, "versions": {"jax": "0.10.2"}}),
+    ),
+    "proof": (
+        DeviceReport(1, 1, 2, 8, 16, ("H200",), "gpu", "nonce", 3.5, 4.5),
+        ("proof", 1, {"at": 3.5, "local_devices": 8, "platform": "gpu", "device_kinds": ["H200"]}),
+    ),
+    "a thread": (
+        ThreadFailed(1, 5.0, "Loader", "OSError", "Traceback"),
+        ("thread_failed", 1, {"thread": "Loader", "error": "OSError"}),
+    ),
+    "a fork": (ChildForked(1, 5.0, "loader.py:12 pool"), ("forked", 1, {"at": "loader.py:12 pool"})),
+    "failed": (
+        Failed(1, 5.0, "program", 3, "SystemExit", "bye", ""),
+        ("failed", 1, {"stage": "program", "status": 3, "error": "SystemExit", "sent": 5.0, "message": "bye"}),
+    ),
+    "done": (Done(1, 6.0), ("done", 1, {"sent": 6.0})),
+    "exit": (WorkerExited(1, -9), ("exit", 1, {"status": -9})),
+    "signal": (LauncherSignalled(signal.SIGTERM), ("signal", None, {"signal": 15})),
+    "an agent": (AgentConnected(1, "h2"), ("connected", 1, {"host": "h2"})),
+    "signal to an agent": (AgentSignalled(1, 15), ("agent_signalled", 1, {"signal": 15})),
+    "lost": (AgentLost(1, "no answer"), ("lost", 1, {"text": "no answer"})),
+    "a signal that was asked for": (SignalRequested(12), ("signal_asked", None, {"signal": 12})),
+    "a fault that was asked for": (
+        FaultRequested("cut", (0, 2)),
+        ("fault_asked", None, {"fault": "cut", "ranks": [0, 2]}),
+    ),
+    "no such fault": (FaultNotInjected(1, "cut", "no"), ("spared", 1, {"fault": "cut", "text": "no"})),
+    "hung up": (ParentExited("its gang"), ("hung_up", None, {"by": "its gang"})),
+    "a request": (Requested("1", StacksRequest()), ("requested", None, {"request": "StacksRequest"})),
+    "unavailable": (StartFailed("x"), ("unavailable", None, {"text": "x"})),
+}
+
+
+@pytest.mark.parametrize(("event", "entry"), KEPT.values(), ids=KEPT)
+def test_an_event_is_kept_in_a_form_that_json_takes(event, entry):
+    assert event_log.event_entry(event) == entry
+    assert json.loads(json.dumps(entry[2])) == entry[2]
+
+
+NOT_KEPT = [
+    Tick(),
+    SnapshotReply(SnapshotPurpose.SHOW, {}, {}, {}),
+    CoordinatorReady(0, "h:1"),
+    Requested("1", OverviewRequest()),  # who only looks leaves no trace
+]
+
+
+@pytest.mark.parametrize("event", NOT_KEPT)
+def test_events_that_nobody_reads_again_are_not_kept(event: object) -> None:
+    assert event_log.event_entry(event) is None
+
+
+def test_of_the_actions_only_signals_and_faults_are_kept():
+    assert event_log.action_entry(Send((0, 2), InjectFault("cut"))) == (
+        "chaos",
+        None,
+        {"fault": "cut", "ranks": [0, 2]},
+    )
+    assert event_log.action_entry(SignalRanks((0, 2), signal.SIGKILL)) == ("stop", None, {"signal": 9, "ranks": [0, 2]})
+    for action in (PrintLine("x"), Send((0,), Exit()), TakeSnapshot((0,), SnapshotPurpose.SHOW)):
+        assert event_log.action_entry(action) is None
+
+
+# ---- logs
+
+
+@pytest.mark.parametrize(
+    ("data", "line"),
+    [
+        (b"step 1\nstep 2\n", "step 2"),
+        (b"step 1\nloss", "loss"),
+        (b"\x1b[32mstep 1\x1b[0m\n\n  \n", "step 1"),
+        (b" 10%|#\r 20%|##\r", "20%|##"),
+        (
+            b"step 1\n[Gloo] Rank 0 is connected to 3 peer ranks. Expected number of connected peer ranks is : 3\n",
+            "step 1",
+        ),
+        (b"bell\x07 \xff\tend\n", "bell\ufffd \ufffd end"),
+        (b"", ""),
+    ],
+)
+def test_the_last_line_is_that_which_a_terminal_would_show(data, line):
+    assert last_line_of(data) == line
+
+
+def test_the_newer_of_both_logs_has_the_last_line_and_each_attempt_its_own(tmp_path):
+    files = JobFiles(tmp_path)
+    assert (files.attempt(), files.started(), files.last_line(0, 1)) == (1, None, "")
+    (tmp_path / "rank-0000.out").write_text("out\n")
+    (tmp_path / "rank-0000.err").write_text(f"{'x' * 9000}\nerr\n")
+    os.utime(tmp_path / "rank-0000.out", (1, 1))
+    assert files.last_line(0, 1) == "err"
+    (tmp_path / "attempt-2").mkdir()
+    (tmp_path / "attempt-2" / "rank-0000.out").write_text("again\n")
+    (tmp_path / "events.jsonl").write_text('{"time": 12.5, "event": "started"}\n')
+    assert (files.attempt(), files.started(), files.last_line(0, 2)) == (2, 12.5, "again")

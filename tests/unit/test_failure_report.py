@@ -52,15 +52,15 @@ def test_the_frames_of_a_function_that_jaxrun_has_wrapped_are_cut_but_not_those_
     assert _files(innermost) == ["train.py", wrapper, wrapper]
 
 
-@pytest.mark.parametrize(
-    "above",
-    [
-        [_OURS],
-        [_OURS, "<frozen runpy>", "<frozen runpy>"],
-        [_OURS, runpy.__file__],
-        [_OURS, "<frozen importlib._bootstrap>", "<frozen importlib._bootstrap_external>"],
-    ],
-)
+OURS_ABOVE = {
+    "the program's": [_OURS],
+    "runpy, frozen": [_OURS, "<frozen runpy>", "<frozen runpy>"],
+    "runpy": [_OURS, runpy.__file__],
+    "importlib": [_OURS, "<frozen importlib._bootstrap>", "<frozen importlib._bootstrap_external>"],
+}
+
+
+@pytest.mark.parametrize("above", OURS_ABOVE.values(), ids=OURS_ABOVE)
 def test_the_frames_above_the_program_are_cut(above):
     error = _raised(*above, "train.py", _LIBRARY)
     text = failure_report.format_traceback(error)
@@ -69,18 +69,22 @@ def test_the_frames_above_the_program_are_cut(above):
     assert text.endswith("ValueError: no\n")
 
 
-@pytest.mark.parametrize("below", [_OURS, "<frozen importlib._bootstrap>", runpy.__file__, "/home/me/runpy.py"])
-def test_frames_below_the_programs_own_stay(below):
-    error = _raised(_OURS, "train.py", below)
+@pytest.mark.parametrize(
+    "kept",
+    [
+        ["train.py", _OURS],
+        ["train.py", "<frozen importlib._bootstrap>"],
+        ["train.py", runpy.__file__],
+        ["train.py", "/home/me/runpy.py"],
+        [_OURS.replace("program.py", "programs/digits.py")],
+        ["/home/me/runpy.py"],
+        [_LIBRARY],
+    ],
+)
+def test_a_program_stays_wherever_it_lives_and_the_frames_below_its_own(kept):
+    error = _raised(_OURS, *kept)
     failure_report.trim_traceback(error)
-    assert _files(error)[:2] == ["train.py", below]
-
-
-@pytest.mark.parametrize("first", [_OURS.replace("program.py", "programs/digits.py"), "/home/me/runpy.py", _LIBRARY])
-def test_a_program_stays_wherever_it_lives(first):
-    error = _raised(_OURS, first)
-    failure_report.trim_traceback(error)
-    assert _files(error)[0] == first
+    assert _files(error)[: len(kept)] == kept
 
 
 def test_causes_contexts_and_groups_are_cut_too():
@@ -93,11 +97,7 @@ def test_causes_contexts_and_groups_are_cut_too():
     assert _OURS not in text
     assert "cause.py" in text
     inner = outer.__context__.exceptions
-    assert [_files(error)[0] for error in (*inner, outer.__cause__.__context__)] == [
-        "one.py",
-        "two.py",
-        "context.py",
-    ]
+    assert [_files(error)[0] for error in (*inner, outer.__cause__.__context__)] == ["one.py", "two.py", "context.py"]
 
 
 def test_a_cause_that_is_false_is_a_cause_all_the_same():
@@ -145,13 +145,7 @@ def test_the_report_holds_rank_stage_status_and_notes():
     error = _raised("train.py")
     error.add_note("in shard 2")
     words = failure_report.describe_failure(error, 3, "program")
-    assert (words.rank, words.stage, words.status, words.error, words.message) == (
-        3,
-        "program",
-        1,
-        "ValueError",
-        "no",
-    )
+    assert (words.rank, words.stage, words.status, words.error, words.message) == (3, "program", 1, "ValueError", "no")
     assert words.notes == ("in shard 2",)
     assert "in shard 2" in words.traceback
 

@@ -1,8 +1,11 @@
-"""Exceptions of the ranks raised in the parent: with their own type if possible, equal ones once."""
+"""Exceptions of the ranks: pickled, and raised in the parent with their own type if possible, equal ones once."""
 
+import json
 import pickle
 import signal
+import subprocess
 import sys
+import threading
 import traceback
 
 import pytest
@@ -113,20 +116,17 @@ def test_a_lost_connection_is_a_note_to_the_error_of_another_rank():
     assert type(alone) is ValueError and alone.ranks == (0, 2)
 
 
-ENDINGS = [SystemExit(3), KeyboardInterrupt("stop"), GeneratorExit()]
+ENDINGS = {
+    "SystemExit: the function has called sys.exit with status 3": SystemExit(3),
+    "KeyboardInterrupt: stop": KeyboardInterrupt("stop"),
+    "GeneratorExit": GeneratorExit(),
+}
 
 
-@pytest.mark.parametrize("error", ENDINGS, ids=lambda error: type(error).__name__)
-def test_an_exception_that_would_end_the_parent_is_a_remote_error(error):
-    made = combined_exception([remote(error, rank=1, status=3)])
-    assert type(made) is RemoteError and made.rank == 1
-    assert str(made).startswith(type(error).__name__)
-
-
-def test_a_sys_exit_says_its_status():
-    assert str(combined_exception([remote(SystemExit(3), status=3)])) == (
-        "SystemExit: the function has called sys.exit with status 3"
-    )
+@pytest.mark.parametrize("text", ENDINGS)
+def test_an_exception_that_would_end_the_parent_is_a_remote_error(text):
+    made = combined_exception([remote(ENDINGS[text], rank=1, status=3)])
+    assert type(made) is RemoteError and made.rank == 1 and str(made).startswith(text)
 
 
 NOT_HERE = {
@@ -144,58 +144,43 @@ def test_an_exception_that_cannot_be_made_here_is_a_remote_error(data):
     assert isinstance(made.__cause__, Exception) and "train.py" in str(made.__cause__)
 
 
-@pytest.mark.parametrize("home", ["jax", "jax.errors", "jaxlib.xla_extension"])
-def test_an_error_of_jax_does_not_bring_jax_here(home, monkeypatch):
-    monkeypatch.setitem(sys.modules, "jax", None)
-    monkeypatch.delitem(sys.modules, "jax")
-    made = combined_exception([remote(ValueError("shapes differ"), home=home)])
-    assert type(made) is RemoteError and str(made) == "ValueError: shapes differ"
+OF_JAX = ["jax", "jax.errors", "jaxlib.xla_extension"]
 
 
-def test_where_jax_is_there_its_errors_are_themselves(monkeypatch):
+@pytest.mark.parametrize(
+    ("home", "is_imported", "kind"),
+    [*((home, False, RemoteError) for home in OF_JAX), ("jax.errors", True, Own), ("jaxtyping.errors", False, Own)],
+)
+def test_an_error_of_jax_does_not_bring_jax_here(home, is_imported, kind, monkeypatch):
     monkeypatch.setitem(sys.modules, "jax", sys)
-    assert type(combined_exception([remote(ValueError("shapes differ"), home="jax.errors")])) is ValueError
-
-
-def test_a_module_that_is_only_called_similarly_is_no_part_of_jax(monkeypatch):
-    monkeypatch.setitem(sys.modules, "jax", None)
-    monkeypatch.delitem(sys.modules, "jax")
-    assert type(combined_exception([remote(Own("x"), home="jaxtyping.errors")])) is Own
+    if not is_imported:
+        monkeypatch.delitem(sys.modules, "jax")
+    made = combined_exception([remote(Own("shapes differ"), home=home)])
+    assert type(made) is kind and str(made) == ("Own: " if kind is RemoteError else "") + "shapes differ"
 
 
 def test_an_exception_that_takes_no_attributes_is_raised_all_the_same():
-    made = combined_exception([remote(Frozen("x"), rank=1)])
-    assert type(made) is Frozen and "rank 1 (h1)" in str(made.__cause__)
+    one = combined_exception([remote(Frozen("x"), rank=1)])
+    assert type(one) is Frozen and "rank 1 (h1)" in str(one.__cause__)
+    several = combined_exception([remote(Frozen("x"), rank) for rank in range(2)])
+    assert type(several) is Frozen and several.__notes__ == ["the same on ranks 0-1"]
 
 
-def test_several_that_take_no_attributes_are_raised_all_the_same():
-    made = combined_exception([remote(Frozen("x"), rank) for rank in range(2)])
-    assert type(made) is Frozen and made.__notes__ == ["the same on ranks 0-1"]
+DEATHS = {
+    "by a signal": (("killed", 137, (1,)), (1, "h2", (1,), signal.SIGKILL, 137)),
+    "by a signal without a name": (("killed", 168, (1,)), (1, "h2", (1,), 40, 168)),
+    "by other means": (("exited", 7, (1, 2)), (1, "h2", (1, 2), None, 7)),
+    "of which nobody is to blame": (("interrupted", 129, ()), (None, "", (), None, 129)),
+}
 
 
-def _verdict(outcome, code, culprits=(1,)):
-    return Verdict(outcome, code, {0: "h1", 1: "h2", 2: "h2"}, culprits)
-
-
-def test_a_death_of_a_signal_has_its_number_and_name():
-    error = WorkerDied.from_verdict(_verdict("killed", 137), "rank 1 was killed")
-    assert (error.rank, error.ranks, error.host, error.status) == (1, (1,), "h2", 137)
-    assert error.signal is signal.SIGKILL and str(error) == "rank 1 was killed"
-
-
-def test_a_death_of_a_signal_without_a_name_has_its_number():
-    error = WorkerDied.from_verdict(_verdict("killed", 128 + 40), "rank 1 was killed")
-    assert (error.signal, error.status) == (40, 168)
-
-
-def test_a_death_by_other_means_has_no_signal():
-    error = WorkerDied.from_verdict(_verdict("exited", 7, (1, 2)), "ranks 1-2 ended")
-    assert (error.signal, error.status, error.exit_code, error.ranks) == (None, 7, 7, (1, 2))
-
-
-def test_nobody_may_be_to_blame():
-    error = WorkerDied.from_verdict(_verdict("interrupted", 129, ()), "stopped")
-    assert (error.rank, error.host, error.ranks, error.signal) == (None, "", (), None)
+@pytest.mark.parametrize(("verdict", "expected"), DEATHS.values(), ids=DEATHS)
+def test_a_death_is_described(verdict, expected):
+    outcome, code, culprits = verdict
+    error = WorkerDied.from_verdict(Verdict(outcome, code, {0: "h1", 1: "h2", 2: "h2"}, culprits), "what it was")
+    assert (error.rank, error.host, error.ranks, error.signal, error.status) == expected
+    assert str(error) == "what it was" and error.exit_code == code
+    assert isinstance(error.signal, signal.Signals) is (error.signal == signal.SIGKILL)
 
 
 @pytest.mark.parametrize(
@@ -207,3 +192,87 @@ def test_errors_of_gangs_have_exit_codes_as_all_of_ours_have(error, code):
 
 def test_a_call_that_timed_out_is_a_timeout():
     assert isinstance(CallTimeout("x", [2, 1]), TimeoutError) and CallTimeout("x", [2, 1]).missing == (2, 1)
+
+
+# ---- pickling
+
+
+class Plain(Exception):
+    """Nothing special."""
+
+
+class TwoWords(Exception):
+    """Cannot be called with its args."""
+
+    def __init__(self, code, *, reason):
+        super().__init__(f"{code}: {reason}")
+        self.code, self.reason = code, reason
+
+
+class Wrapped(Exception):
+    """Can be called with its args, which then makes another message of it."""
+
+    def __init__(self, code):
+        super().__init__(f"status {code}")
+        self.code = code
+
+
+class Slotted(Exception):
+    __slots__ = ("place",)
+
+    def __init__(self, place):
+        super().__init__()
+        self.place = place
+
+    def __str__(self):
+        return f"at {self.place}"
+
+
+TRAVEL = [
+    ValueError("bad record", 3),
+    KeyError("a"),
+    OSError(2, "No such file", "x.npy"),
+    UnicodeDecodeError("utf-8", b"\xff", 0, 1, "invalid start byte"),
+    json.JSONDecodeError("Expecting value", "{", 1),
+    subprocess.CalledProcessError(3, ["make"], output="o"),
+    StopIteration(5),
+    KeyboardInterrupt(),
+    Plain("a", 1),
+    TwoWords(4, reason="late"),
+    Wrapped(404),
+    ExceptionGroup("several", [ValueError("a"), KeyError("b")]),
+]
+
+
+@pytest.mark.parametrize("error", TRAVEL, ids=lambda error: type(error).__name__)
+def test_an_exception_arrives_as_it_was(error):
+    made = pickle.loads(pickle_exception(error))
+    assert type(made) is type(error)
+    assert str(made) == str(error)
+    assert {name: value for name, value in vars(made).items() if name != "__notes__"} == vars(error)
+
+
+def test_args_arrive_and_so_does_a_class_that_was_made_in_a_function():
+    class Local(Exception):
+        pass
+
+    assert pickle.loads(pickle_exception(OSError(2, "No such file", "x.npy"))).filename == "x.npy"
+    made = pickle.loads(pickle_exception(Local("a", 1)))
+    assert type(made) is Local and made.args == ("a", 1)
+
+
+def test_the_cause_of_an_exception_stays_behind():
+    try:
+        try:
+            raise KeyError(threading.Lock())
+        except KeyError as cause:
+            raise ValueError("x") from cause
+    except ValueError as error:
+        made = pickle.loads(pickle_exception(error))
+    assert made.__cause__ is None and made.__context__ is None and made.__traceback__ is None
+
+
+def test_an_exception_that_would_arrive_changed_does_not_travel():
+    locked = Plain("x")
+    locked.lock = threading.Lock()
+    assert [pickle_exception(error) for error in (locked, Plain(threading.Lock()), Slotted("here"))] == [b""] * 3

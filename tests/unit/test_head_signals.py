@@ -1,37 +1,29 @@
-"""The head under signals and time limits, and snapshots on request."""
+"""The head under signals and time limits, snapshots on request, and agents that do not answer SIGKILL."""
 
 import json
 import signal
 
 import pytest
+from simulation import IN_JAX, IN_QUEUE
 
 from jaxrun.diagnosis.snapshot import Snapshot
-from jaxrun.head.actions import AnswerRequests, TakeSnapshot
+from jaxrun.head.actions import AnswerRequests, EndReason, TakeSnapshot
 from jaxrun.head.attempt import JobPhase
 from jaxrun.head.events import LauncherSignalled, Requested
+from jaxrun.head.shutdown import UNANSWERED_HURRY_S, UNANSWERED_S
 from jaxrun.protocol.requests import StacksRequest
 from jaxrun.protocol.snapshot_messages import SnapshotPurpose, SnapshotReply
 from jaxrun.protocol.worker_messages import Exit
+from jaxrun.verdict.decide import decide
+from jaxrun.verdict.report import format_report
 
-IN_JAX = """Current thread 0x0001 (most recent call first):
-  File "/v/lib/python3.11/site-packages/jax/_src/array.py", line 7 in _value
-  File "/home/me/train.py", line 12 in <module>
-"""
-IN_PYTHON = """Current thread 0x0001 (most recent call first):
-  File "/v/lib/python3.11/queue.py", line 7 in get
-  File "/home/me/train.py", line 12 in <module>
-"""
-STARTS = {
-    "meeting": lambda job: job.spawn(),
-    "joining": lambda job: job.join(),
-}
 TERMINAL = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 @pytest.mark.parametrize("signum", TERMINAL)
-@pytest.mark.parametrize("start", STARTS.values(), ids=STARTS)
-def test_before_the_program_runs_a_signal_kills_at_once(simulate, start, signum):
-    job = start(simulate(2)).interrupt(signum).wait(1)
+@pytest.mark.parametrize("stage", ["spawn", "join"])
+def test_before_the_program_runs_a_signal_kills_at_once(simulate, stage, signum):
+    job = getattr(simulate(2), stage)().interrupt(signum).wait(1)
     assert job.kills() == [(0, (0, 1))] and job.kills(signal.SIGTERM) == []
     assert job.outcome.reason == "interrupted" and job.outcome.signum == signum
 
@@ -83,10 +75,10 @@ def test_user_signals_are_only_forwarded_to_those_that_still_work(simulate, sign
 
 def test_sigquit_shows_the_stacks_and_changes_nothing(simulate):
     job = simulate(2).run()
-    job.stacks = {0: IN_JAX, 1: IN_PYTHON}
+    job.stacks = {0: IN_JAX, 1: IN_QUEUE}
     job.interrupt(signal.SIGQUIT).wait(1)
     (text,) = job.lines
-    assert "2 groups" in text and "train.py:12" in text
+    assert "2 groups" in text and "train.py:2" in text
     assert job.head.phase is JobPhase.RUNNING and not job.killed
 
 
@@ -126,9 +118,9 @@ def test_requests_for_stacks_are_answered_together_and_c_frames_apart(simulate):
 
 def test_the_time_limit_ends_the_job_with_everybodys_stacks(simulate):
     job = simulate(2, job=100.0).run()
-    job.stacks = {0: IN_JAX, 1: IN_PYTHON}
+    job.stacks = {0: IN_JAX, 1: IN_QUEUE}
     job.wait(101)
-    assert job.outcome.reason == "timeout" and job.outcome.stacks == {0: IN_JAX, 1: IN_PYTHON}
+    assert job.outcome.reason == "timeout" and job.outcome.stacks == {0: IN_JAX, 1: IN_QUEUE}
     assert job.kills() == [(100_100, (0, 1))]
 
 
@@ -144,33 +136,94 @@ def test_a_job_that_ends_while_its_stacks_are_taken_has_ended_well(simulate):
     assert job.outcome.reason == "ok"
 
 
-def test_a_rank_may_end_early_while_the_others_work(simulate):
-    job = simulate(3).run()
-    job.stacks = {1: IN_PYTHON, 2: IN_JAX}
-    job.done(0).wait(600)
-    assert job.head.phase is JobPhase.RUNNING and not job.printed
-
-
-@pytest.mark.parametrize("leaves", [lambda job: job.done(0), lambda job: job.exit(0, 0)], ids=["done", "exit"])
-def test_others_that_wait_in_jax_for_a_rank_that_has_ended_are_stuck(simulate, leaves):
-    job = simulate(3).run().wait(5)
-    job.stacks = {1: IN_JAX, 2: IN_JAX}
-    leaves(job).wait(60)
-    assert job.outcome.reason == "early-exit" and job.outcome.stacks == {1: IN_JAX, 2: IN_JAX}
-    live = (1, 2) if job.outcome.workers[0].status == 0 else (0, 1, 2)
-    assert job.kills() == [(17_200, live)]  # 10 s after it ended, and 2 s later, each with 0.1 s for the answers
-
-
-def test_ranks_that_finish_after_a_first_snapshot_are_not_stuck(simulate):
-    job = simulate(3).run()
-    job.stacks = {1: IN_JAX, 2: IN_JAX}
-    job.done(0).wait(11)
-    job.done(1, 2).exit(0, 1, 2).exit(0, 0)
-    assert job.outcome.reason == "ok"
-
-
 def test_rank_0_after_its_failure_report_may_exit_once_the_others_have_ended(simulate):
     job = simulate(3).run()
     job.handle(job.failure(0)).wait(1)
     assert job.kills() == [(30, (1, 2))]
     assert [(ranks, type(message)) for _, ranks, message in job.sent][-1] == ((0,), Exit)
+
+
+# ---- agents that are stopped, or whose hosts hang: they report nothing any more
+
+HOSTS = {0: "h1", 1: "h2"}
+
+
+def with_stuck_rank_1(simulate, **limits):
+    job = simulate(2, hosts=HOSTS, **limits)
+    job.stuck = {1}
+    return job
+
+
+def ctrl_c_that_rank_1_does_not_hear(job):
+    job.run().interrupt(signal.SIGINT).answers = False
+    job.handle(job.failure(0, "KeyboardInterrupt", "", 130)).wait(16.5).exit(130, 0)
+
+
+def failure_of_rank_0(job):
+    job.run().handle(job.failure(0)).exit(1, 0)
+
+
+def failure_of_rank_1(job):
+    job.run().handle(job.failure(1))
+
+
+# Time limits, what happens, how the job ends, after how many seconds, and who is to blame.
+UNANSWERED = {
+    "a time limit": ({"job": 20.0}, lambda job: job.run(), EndReason.TIMEOUT, 30.1, ()),
+    "the start-up": ({"init": 5.0}, lambda job: job.say_hello(), EndReason.UNAVAILABLE, 15.0, ()),
+    "SIGTERM": ({}, lambda job: job.run().interrupt(signal.SIGTERM), EndReason.INTERRUPTED, 10.0, ()),
+    "SIGHUP": ({}, lambda job: job.run().interrupt(signal.SIGHUP), EndReason.INTERRUPTED, 10.0, ()),
+    "the same signal twice at once": (
+        {},
+        lambda job: job.run().interrupt(signal.SIGTERM).wait(0.05).interrupt(signal.SIGTERM),
+        EndReason.INTERRUPTED,
+        10.0,
+        (),
+    ),
+    "Ctrl-C": ({}, ctrl_c_that_rank_1_does_not_hear, EndReason.INTERRUPTED, 16.5, ()),
+    "a failure of another rank": ({}, failure_of_rank_0, EndReason.FAILED, 10.03, (0,)),
+    "its own failure": ({}, failure_of_rank_1, EndReason.FAILED, 15.03, (1,)),
+    "the end of the program": ({}, lambda job: job.run().done(0, 1), EndReason.OK, 15.0, ()),
+}
+
+
+def named(job, seconds=UNANSWERED_S):
+    assert job.outcome.unanswered == (1,)
+    report = format_report(decide(job.outcome, HOSTS, started=0.0, ended=job.now), None)
+    return f"rank 1 (h2) did not answer: no end was reported within {seconds:.0f} s of SIGKILL" in report
+
+
+@pytest.mark.parametrize(("limits", "happen", "reason", "ended_s", "culprits"), UNANSWERED.values(), ids=UNANSWERED)
+def test_a_job_ends_without_an_agent_that_does_not_answer(simulate, limits, happen, reason, ended_s, culprits):
+    job = with_stuck_rank_1(simulate, **limits)
+    happen(job)
+    job.wait(60)
+    assert (job.outcome.reason, round(job.finished_at, 2)) == (reason, ended_s)
+    assert decide(job.outcome, HOSTS, started=0.0, ended=job.now).culprits == culprits
+    assert named(job)
+
+
+def test_a_second_ctrl_c_does_not_wait_for_an_agent_that_does_not_answer(simulate):
+    job = with_stuck_rank_1(simulate).run().interrupt(signal.SIGINT).wait(1).interrupt(signal.SIGINT).wait(60)
+    assert job.finished_at == pytest.approx(1 + UNANSWERED_HURRY_S)
+    assert named(job, UNANSWERED_HURRY_S)
+
+
+def test_a_signal_shortens_the_wait_of_a_job_that_has_been_killed_already(simulate):
+    job = with_stuck_rank_1(simulate).run().interrupt(signal.SIGTERM).wait(5)
+    assert job.outcome is None
+    job.interrupt(signal.SIGINT).wait(0.1)
+    assert job.finished_at == pytest.approx(5.0) and job.outcome.signum == signal.SIGTERM
+
+
+def test_who_is_waited_for_is_shown_meanwhile(simulate):
+    job = with_stuck_rank_1(simulate).run().interrupt(signal.SIGTERM).wait(3)
+    assert "waiting for rank 1 (h2) to end, sent SIGKILL; given up in 8 s" in [text for _, text in job.statuses_shown]
+
+
+def test_late_ranks_are_named_also_where_their_stacks_come_after_they_were_killed(simulate):
+    job = with_stuck_rank_1(simulate).run().interrupt(signal.SIGINT)
+    job.answers = False
+    job.handle(job.failure(0, "KeyboardInterrupt", "", 130)).wait(6.5)
+    job.handle(SnapshotReply(SnapshotPurpose.LATE, {1: ""}, {1: ""}, {}))
+    assert job.lines[-1].startswith("rank 1 (h2) did not end within 6 s; sent SIGTERM and SIGKILL")

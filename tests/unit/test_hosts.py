@@ -1,6 +1,7 @@
 """Host lists, hostfiles and Slurm's node lists as mpirun and Slurm read them, and which rank they put where."""
 
 import os
+import re
 import shutil
 import subprocess
 from collections import Counter
@@ -30,9 +31,7 @@ def slots(*pairs):
     ("text", "expected"),
     [
         ("h1", slots(("h1", None))),
-        ("h1,h2", slots(("h1", None), ("h2", None))),
         ("h1:4,h2:2", slots(("h1", 4), ("h2", 2))),
-        (" h1:4, h2 ", slots(("h1", 4), ("h2", None))),
         ("h1,h2,h1,h1", slots(("h1", 3), ("h2", None))),
         ("h1:2,h2:1,h1:1", slots(("h1", 3), ("h2", 1))),
         ("h1,h1:3", slots(("h1", 4))),
@@ -50,15 +49,12 @@ def test_a_host_list_is_read_as_mpirun_reads_it(text, expected):
         ("h1:4,,h2:4", "''", "h1:4,h2:4"),
         ("", "''", "h1:4,h2:4"),
         ("h1:x", "'h1:x'", "h1:4,h2:4"),
-        ("h1:", "'h1:'", "h1:4,h2:4"),
         ("h1:0", "'h1:0'", "leave out a host"),
-        ("h1:-1", "'h1:-1'", "h1:4,h2:4"),
         ("h1 h2", "'h1 h2'", "h1:4,h2:4"),
         ("h1:4:4", "'h1:4:4'", "[fd00::1]:4"),
         ("fd00::1", "'fd00::1'", "[fd00::1]:4"),
         ("[h1]:2", "'[h1]:2'", "h1:4,h2:4"),
         ("me@h1", "'me@h1'", "~/.ssh/config"),
-        ("-x", "'-x'", "h1:4,h2:4"),
         ("h1:9999999", "'h1:9999999'", "h1:4,h2:4"),
     ],
 )
@@ -69,17 +65,17 @@ def test_a_malformed_host_list_is_refused_with_the_part_and_a_hint(text, part, h
 
 
 def test_a_hostfile_may_mix_both_spellings():
-    text = (
-        "# the first rack\n"
-        "\n"
-        "h1 slots=4 max_slots=8   # two sockets\r\n"
-        "  h2   slots = 2\tmax-slots=2\n"
-        "h3:4\n"
-        "h4\n"
-        "[fd00::5]:2\n"
-        "h6 max_slots=3\n"
-        "h7\nh7\nh3:1"
-    )
+    text = """# the first rack
+
+h1 slots=4 max_slots=8   # two sockets\r
+  h2   slots = 2\tmax-slots=2
+h3:4
+h4
+[fd00::5]:2
+h6 max_slots=3
+h7
+h7
+h3:1"""
     assert parse_hostfile(text, "hosts") == slots(
         ("h1", 4), ("h2", 2), ("h3", 5), ("h4", None), ("fd00::5", 2), ("h6", 3), ("h7", 2)
     )
@@ -89,7 +85,6 @@ def test_a_hostfile_may_mix_both_spellings():
     ("line", "reason"),
     [
         ("h1 slots=four", "'slots=four' is neither slots=NUMBER nor max_slots=NUMBER"),
-        ("h1 4", "'4' is neither"),
         ("h1 slots=2 binding=user:1", "'binding=user:1' is neither"),
         ("h1 slots=0", "'slots=0' has no slot"),
         ("h1 slots=2 slots=3", "slots is given twice"),
@@ -97,7 +92,6 @@ def test_a_hostfile_may_mix_both_spellings():
         ("h1 max_slots=2 max-slots=2", "max_slots is given twice"),
         ("h1 slots=4 max_slots=2", "max_slots=2 is less than its 4 slots"),
         ("h1,h2", "'h1,h2' is not a host"),
-        ("slots=4", "'slots=4' is not a host"),
         ("me@h1 slots=2", "'me@h1' names a user"),
     ],
 )
@@ -109,11 +103,6 @@ def test_a_malformed_line_of_a_hostfile_is_refused_by_its_number(line, reason):
     assert "expected 'h1 slots=4', 'h1:4' or 'h1', not " in message and line in message
 
 
-def test_a_hostfile_without_hosts_is_refused():
-    with pytest.raises(UsageError, match=r"hosts names no host; expected lines such as 'h1 slots=4'"):
-        parse_hostfile("# nothing\n\n", "hosts")
-
-
 def test_a_hostfile_is_read_from_disk_with_and_without_a_byte_order_mark(tmp_path):
     path = tmp_path / "hosts"
     for text in ("h1 slots=2\nh2\n", "\ufeffh1 slots=2\r\nh2\r\n"):
@@ -121,25 +110,27 @@ def test_a_hostfile_is_read_from_disk_with_and_without_a_byte_order_mark(tmp_pat
         assert read_hostfile(path) == slots(("h1", 2), ("h2", None))
 
 
-def test_a_hostfile_that_cannot_be_read_is_refused_by_its_path(tmp_path):
-    with pytest.raises(UsageError, match=r"--hostfile .*/none cannot be read: No such file or directory"):
-        read_hostfile(tmp_path / "none")
-    with pytest.raises(UsageError, match=r"cannot be read: Is a directory"):
-        read_hostfile(tmp_path)
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("none", r"--hostfile .*/none cannot be read: No such file or directory"),
+        (".", r"cannot be read: Is a directory"),
+        ("binary", r"binary is no text"),
+        ("empty", r"empty names no host; expected lines such as 'h1 slots=4'"),
+    ],
+)
+def test_a_hostfile_that_is_none_is_refused_by_its_path(tmp_path, name, message):
     (tmp_path / "binary").write_bytes(b"\xff\xfe\x00h")
-    with pytest.raises(UsageError, match=r"binary is no text"):
-        read_hostfile(tmp_path / "binary")
+    (tmp_path / "empty").write_text("# nothing\n\n")
+    with pytest.raises(UsageError, match=message):
+        read_hostfile(tmp_path / name)
 
 
 @pytest.mark.parametrize(
     ("hosts", "processes", "per_host", "expected"),
     [
         (slots(("h1", 2), ("h2", 1)), None, None, "h1 h1 h2"),
-        (slots(("h1", 2), ("h2", 1)), 3, None, "h1 h1 h2"),
         (slots(("h1", 2), ("h2", 2)), 3, None, "h1 h1 h2"),
-        (slots(("h1", 4), ("h2", 4)), 2, None, "h1 h1"),
-        (slots(("h1", None), ("h2", None)), None, None, "h1 h2"),
-        (slots(("h1", None), ("h2", None)), 4, None, "h1 h1 h2 h2"),
         (slots(("h1", None), ("h2", None), ("h3", None)), 5, None, "h1 h1 h2 h2 h3"),
         (slots(("h1", None), ("h2", None), ("h3", None)), 2, None, "h1 h2"),
         (slots(("h1", 2), ("h2", None)), None, None, "h1 h1 h2"),
@@ -161,12 +152,7 @@ def test_ranks_fill_the_hosts_block_by_block(hosts, processes, per_host, expecte
         (slots(("h1", 2), ("h2", None)), 4, None, "have room for 3 (h1:2, h2:1)"),
         (slots(*((f"h{i}", 1) for i in range(20))), 21, None, "h7:1, ...); lower"),
         (slots(("h1", 4), ("h2", 2)), None, 4, "--processes-per-host 4, but h2 has 2 slots; lower it to 2, or give h2"),
-        (
-            slots(("h1", None)),
-            4,
-            2,
-            "-n 4, but 1 host has room for 2 with --processes-per-host 2; lower -n, or name more",
-        ),
+        (slots(("h1", None)), 4, 2, "has room for 2 with --processes-per-host 2; lower -n, or name more"),
     ],
 )
 def test_processes_that_do_not_fit_are_refused_with_the_numbers_and_a_remedy(hosts, processes, per_host, message):
@@ -181,6 +167,7 @@ HOSTS = st.lists(st.none() | st.integers(1, 5), min_size=1, max_size=5).map(
 )
 
 
+@settings(max_examples=60)
 @given(HOSTS, st.none() | st.integers(1, 30), st.none() | st.integers(1, 4))
 def test_a_placement_keeps_what_was_requested(hosts, processes, per_host):
     if per_host is not None and processes is not None:
@@ -204,94 +191,49 @@ def test_a_placement_keeps_what_was_requested(hosts, processes, per_host):
         assert max(shares) - min(shares) <= 1
 
 
-@pytest.mark.parametrize(
-    ("text", "expected"),
-    [
-        ("h1", "h1"),
-        ("h[1-3]", "h1 h2 h3"),
-        ("rack[1-2]n[01-02],login1", "rack1n01 rack1n02 rack2n01 rack2n02 login1"),
-        ("a[1,3-5,07-11]b[2]", "a1b2 a3b2 a4b2 a5b2 a07b2 a08b2 a09b2 a10b2 a11b2"),
-        ("n[099-101]", "n099 n100 n101"),
-        ("n[9-011]", "n9 n10 n11"),
-        ("n[1-2].hpc.example.org,m", "n1.hpc.example.org n2.hpc.example.org m"),
-        ("[1-2]", "1 2"),
-        ("n[1-2][3-4]", "n13 n14 n23 n24"),
-    ],
-)
-def test_node_lists_are_expanded(text, expected):
-    assert expand_node_list(text) == tuple(expected.split())
+NODE_LISTS = {
+    "h1": "h1",
+    "h[1-3]": "h1 h2 h3",
+    "rack[1-2]n[01-02],login1": "rack1n01 rack1n02 rack2n01 rack2n02 login1",
+    "a[1,3-5,07-11]b[2]": "a1b2 a3b2 a4b2 a5b2 a07b2 a08b2 a09b2 a10b2 a11b2",
+    "n[099-101]": "n099 n100 n101",
+    "n[9-011]": "n9 n10 n11",
+    "n[1-2].hpc.example.org,m": "n1.hpc.example.org n2.hpc.example.org m",
+    "[1-2]": "1 2",
+    "n[1-2][3-4]": "n13 n14 n23 n24",
+}
+
+
+@pytest.mark.parametrize("text", NODE_LISTS)
+def test_node_lists_are_expanded(text):
+    assert expand_node_list(text) == tuple(NODE_LISTS[text].split())
+
+
+@pytest.mark.skipif(shutil.which("scontrol") is None, reason="Slurm's scontrol is not installed")
+def test_nodes_are_those_of_scontrol(tmp_path):
+    settings_file = tmp_path / "slurm.conf"
+    settings_file.write_text("ClusterName=none\nSlurmctldHost=localhost\nNodeName=none\n")
+    known = [text for text in NODE_LISTS if "]." not in text]
+    command = ["scontrol", "show", "hostnames", ",".join(known)]
+    environ = {**os.environ, "SLURM_CONF": str(settings_file)}
+    shown = subprocess.run(command, env=environ, capture_output=True, text=True, check=True)
+    assert shown.stderr == "" and shown.stdout.split() == " ".join(map(NODE_LISTS.get, known)).split()
 
 
 MALFORMED = ["", "a,", "a,,b", "a[1-2", "a1]", "a[]", "a[1,]", "a[x]", "a[3-1]", "a[1--2]", "a[1[2]]", "a b", "(null)"]
 TOO_MANY = ["a[0-65536]", "a[0-999]b[0-999]", "a[0-40000],b[0-40000]", "a[0-40000,1-40000]", f"a[1-{'9' * 18}]"]
 
 
-@pytest.mark.parametrize("text", [*MALFORMED, "a[1 - 2]", f"a[1-{'9' * 19}]"])
-def test_a_malformed_node_list_is_refused_with_its_text(text):
-    with pytest.raises(UsageError) as refused:
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        *((text, "'{}' is not a list of Slurm nodes") for text in (*MALFORMED, "a[1 - 2]", f"a[1-{'9' * 19}]")),
+        *((text, "names more than 65536 nodes") for text in TOO_MANY),
+    ],
+)
+def test_a_node_list_that_slurm_would_not_write_is_refused_at_once(text, message):
+    with pytest.raises(UsageError, match=re.escape(message.format(text))):
         expand_node_list(text)
-    assert str(refused.value).startswith(f"{text!r} is not a list of Slurm nodes")
-
-
-@pytest.mark.parametrize("text", TOO_MANY)
-def test_a_node_list_longer_than_any_of_slurms_is_refused_at_once(text):
-    with pytest.raises(UsageError, match="names more than 65536 nodes"):
-        expand_node_list(text)
-
-
-PREFIX = st.from_regex(r"[a-z]{1,3}-?", fullmatch=True)
-NUMBERS = st.lists(st.tuples(st.integers(0, 120), st.integers(0, 12), st.integers(1, 4)), min_size=1, max_size=3)
-
-
-def bracket(ranges):
-    """Ranges of (first, how many more, width) as Slurm writes them, and the numbers that they stand for."""
-    texts, numbers = [], []
-    for first, more, width in ranges:
-        texts.append(f"{first:0{width}}-{first + more:0{width}}" if more else f"{first:0{width}}")
-        numbers += [str(number).zfill(width) for number in range(first, first + more + 1)]
-    return f"[{','.join(texts)}]", numbers
-
-
-@st.composite
-def node_lists(draw):
-    """A list of nodes as Slurm writes it, and the nodes."""
-    texts, nodes = [], []
-    for _ in range(draw(st.integers(1, 3))):
-        text, names = "", [""]
-        for _ in range(draw(st.integers(0, 2))):
-            prefix, (brackets, numbers) = draw(PREFIX), bracket(draw(NUMBERS))
-            text += prefix + brackets
-            names = [name + prefix + number for name in names for number in numbers]
-        if not text:
-            text = draw(PREFIX) + "7"
-            names = [text]
-        texts.append(text)
-        nodes += names
-    return ",".join(texts), tuple(nodes)
-
-
-@given(node_lists())
-def test_a_node_list_is_expanded_to_its_nodes(case):
-    text, nodes = case
-    assert expand_node_list(text) == nodes
-
-
-@pytest.mark.skipif(shutil.which("scontrol") is None, reason="Slurm's scontrol is not installed")
-@settings(max_examples=40, deadline=None)
-@given(case=node_lists())
-def test_nodes_are_those_of_scontrol(case, tmp_path_factory):
-    text, _ = case
-    settings_file = tmp_path_factory.getbasetemp() / "slurm.conf"
-    settings_file.write_text("ClusterName=none\nSlurmctldHost=localhost\nNodeName=none\n")
-    shown = subprocess.run(
-        ["scontrol", "show", "hostnames", text],
-        env={**os.environ, "SLURM_CONF": str(settings_file)},
-        capture_output=True,
-        text=True,
-        check=True,
-        timeout=30,
-    )
-    assert shown.stderr == "" and expand_node_list(text) == tuple(shown.stdout.split())
 
 
 @pytest.mark.parametrize(
@@ -306,10 +248,3 @@ def test_malformed_counts_are_refused_with_their_text(text):
     with pytest.raises(UsageError) as refused:
         expand_counts(text)
     assert str(refused.value).startswith(f"{text!r} is not a list of counts by Slurm")
-
-
-@given(st.lists(st.integers(0, 200), min_size=1, max_size=30))
-def test_counts_survive_being_written_as_slurm_writes_them(counts):
-    runs = [(count, len(list(same))) for count, same in groupby(counts)]
-    text = ",".join(f"{count}(x{times})" if times > 1 else str(count) for count, times in runs)
-    assert expand_counts(text) == tuple(counts)

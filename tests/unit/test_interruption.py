@@ -1,4 +1,4 @@
-"""A running job that Ctrl-C, SIGTERM or SIGHUP ends."""
+"""A running job that Ctrl-C, SIGTERM or SIGHUP ends, and when its workers count as ended."""
 
 import signal
 
@@ -6,6 +6,8 @@ import pytest
 
 from jaxrun.head.attempt import JobPhase
 from jaxrun.head.interruption import REPEATED_SIGNAL_S
+from jaxrun.head.worker_table import WorkerTable
+from jaxrun.protocol.agent_messages import WorkerExited
 from jaxrun.protocol.worker_messages import Exit, Interrupted, SignalHandlers
 
 IN_JAX = """Current thread 0x0001 (most recent call first):
@@ -206,3 +208,16 @@ def test_a_rank_that_fails_of_itself_after_the_warning_is_no_preemption(simulate
 def test_a_job_that_does_not_go_on_gets_sigusr2_itself(simulate):
     job = simulate(2).run().interrupt(signal.SIGUSR2)
     assert job.killed == [(0.0, signal.SIGUSR2, (0, 1))] and job.outcome is None
+
+
+# ---- the head's table of workers
+
+
+def test_a_rank_that_had_finished_and_is_killed_later_ends_when_it_is_killed():
+    table = WorkerTable({0: "h1", 1: "h1"})
+    for rank in (0, 1):
+        table.add_process(rank)
+        table.add_done(rank, 5.0)
+    table.add_exit(WorkerExited(0, 0), 50.0)
+    table.add_exit(WorkerExited(1, -9), 60.0)
+    assert [end.time for end in table.outcomes(70.0)] == [5.0, 60.0]

@@ -1,11 +1,17 @@
-"""A Job is valid or does not exist."""
+"""A Job is valid or does not exist; the variables that the user gives with --env and --env-file."""
 
 import math
+import os
+import re
+import subprocess
 from pathlib import Path
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from jaxrun.errors import UsageError
+from jaxrun.job.env_options import mask_secret, parse_assignment, parse_env_file, read_env_file
 from jaxrun.job.job import Job
 from jaxrun.text import parse_ranks
 
@@ -28,7 +34,6 @@ def test_the_smallest_request_has_usable_defaults():
         ({"program": ("dir/train.py",), "module": True}, "leave -m out to run a file"),
         ({"program": (".train",), "module": True}, "name of a module"),
         ({"processes": 0}, "-n/--processes must be 1 or more, not 0"),
-        ({"processes": -3}, "not -3"),
         ({"devices_per_process": 0}, "-d/--devices-per-process must be 1 or more"),
         ({"simulated_hosts": -1}, "--simulate-hosts must be 1 or more"),
         ({"platform": "xpu"}, "auto, cpu, gpu, cuda, rocm, tpu, not 'xpu'"),
@@ -49,20 +54,123 @@ def test_a_wrong_request_is_refused_and_says_what_was_received(fields, message):
         Job(**{"program": ("train.py",), **fields})
 
 
-def test_no_grace_is_a_valid_grace():
-    assert Job(program=("train.py",), grace=0.0).grace == 0.0
-
-
-def test_arguments_of_the_program_may_be_any_text():
+def test_a_job_may_have_no_grace_and_any_text_as_arguments():
     program = ("a b.py", "--n", "", "line\nbreak", "ä'\"", "-n")
-    assert Job(program=program).program == program
+    job = Job(program=program, grace=0.0)
+    assert (job.program, job.grace) == (program, 0.0)
 
 
-def test_ranks_are_shown_unless_they_are_quiet():
-    job = Job(program=("p",), quiet_ranks=parse_ranks("1-2,4", "--quiet-ranks"))
-    assert [rank for rank in range(6) if job.shows(rank)] == [0, 3, 5]
+@pytest.mark.parametrize(
+    ("fields", "shown"),
+    [
+        ({"quiet_ranks": parse_ranks("1-2,4", "--quiet-ranks")}, [0, 3, 5]),
+        ({"only_ranks": parse_ranks("3", "--only-rank")}, [3]),
+    ],
+)
+def test_ranks_are_shown_unless_they_are_quiet_or_others_are_asked_for(fields, shown):
+    job = Job(program=("p",), **fields)
+    assert [rank for rank in range(6) if job.shows(rank)] == shown
 
 
-def test_only_the_requested_ranks_are_shown():
-    job = Job(program=("p",), only_ranks=parse_ranks("3", "--only-rank"))
-    assert [rank for rank in range(6) if job.shows(rank)] == [3]
+# ---- --env and --env-file
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [("A=b=c d", ("A", "b=c d")), ("A=", ("A", "")), ("HOME", ("HOME", "/root"))],
+)
+def test_an_assignment_has_a_value_or_passes_the_variable_on(text, expected):
+    assert parse_assignment(text, {"A": "x", "HOME": "/root"}) == expected
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("", "--env NAME=VALUE is expected, not ''"),
+        ("=x", "NAME=VALUE is expected"),
+        ("1A=x", "NAME=VALUE is expected, not '1A=x'"),
+        ("GONE", "GONE is not set; write GONE=VALUE"),
+        ("JAXRUN_RANK=1", "JAXRUN_RANK cannot be given: jaxrun sets it"),
+        ("JAX_PROCESS_ID=1", "JAX_PROCESS_ID cannot be given"),
+        ("JAX_NUM_PROCESSES=1", "cannot be given"),
+        ("JAX_COORDINATOR_ADDRESS=a:1", "cannot be given"),
+        ("A=b\0c", "NUL byte"),
+    ],
+)
+def test_a_wrong_assignment_is_named(text, message):
+    with pytest.raises(UsageError, match=re.escape(message)):
+        parse_assignment(text, {})
+
+
+def test_an_env_file_is_read_as_shells_write_it():
+    text = """
+    # a comment
+    PLAIN=some words # and a remark
+    HASH=a#b
+    export EXPORTED=1
+    EMPTY=
+    DOUBLE="with spaces, # and \\"quotes\\" \\$HOME"  # remark
+    SINGLE='raw \\n "x"'
+    PLAIN=the later one\r
+    """
+    assert parse_env_file(text, "job.env") == {
+        "PLAIN": "the later one",
+        "HASH": "a#b",
+        "EXPORTED": "1",
+        "EMPTY": "",
+        "DOUBLE": 'with spaces, # and "quotes" $HOME',
+        "SINGLE": 'raw \\n "x"',
+    }
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("just words", "job.env:2: NAME=VALUE is expected, not 'just words'"),
+        ("1A=x", "job.env:2:"),
+        ('A="open', 'job.env:2: the quote " is not closed'),
+        ("A='x'y", "job.env:2: the quote ' is not closed, or something follows"),
+        ("JAXRUN_SIZE=3", "job.env:2: JAXRUN_SIZE cannot be given"),
+        ("A=\0", "job.env:2: the value of A contains a NUL byte"),
+    ],
+)
+def test_a_wrong_line_of_an_env_file_is_named_by_its_number(line, message):
+    with pytest.raises(UsageError, match=re.escape(message)):
+        parse_env_file(f"GOOD=1\n{line}\nALSO=2\n", "job.env")
+
+
+@settings(max_examples=50)
+@given(st.text())
+def test_any_file_is_variables_or_a_usage_error_with_a_line_number(text):
+    try:
+        values = parse_env_file(text, "f.env")
+    except UsageError as error:
+        assert re.match(r"f\.env:\d+:", str(error))
+    else:
+        assert all(re.fullmatch("[A-Za-z_][A-Za-z0-9_]*", name) for name in values)
+
+
+def test_an_env_file_may_hold_bytes_that_are_no_utf8_and_must_be_there(tmp_path):
+    path = tmp_path / "job.env"
+    path.write_bytes(b"A=\xff\xc3\xa4\n")
+    assert os.fsencode(read_env_file(path)["A"]) == b"\xff\xc3\xa4"
+    with pytest.raises(UsageError, match=r"--env-file .*gone.env cannot be read: No such file"):
+        read_env_file(tmp_path / "gone.env")
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "shown"),
+    [
+        *((name, "hunter2", "***") for name in ("HF_TOKEN", "AWS_SECRET_ACCESS_KEY", "PGPASSWORD", "X_CREDENTIALS")),
+        ("https_proxy", "http://me:pw@proxy:80/", "http://***@proxy:80/"),
+        ("XLA_FLAGS", "--a=b", "--a=b"),
+    ],
+)
+def test_secrets_are_not_shown(name, value, shown):
+    assert mask_secret(name, value) == shown
+
+
+def test_a_shell_reads_the_same_from_a_quoted_line():
+    line = r'''A="x # \"y\" \$HOME \\ \`z\`"'''
+    shell = subprocess.run(["sh", "-c", f'{line}; printf %s "$A"'], capture_output=True, text=True, check=True)
+    assert parse_env_file(line, "f")["A"] == shell.stdout

@@ -1,8 +1,9 @@
-"""How many strangers a listener bears: connections that prove nothing, and descriptors that run out."""
+"""How many strangers a listener bears: connections that prove nothing, descriptors that run out, and a log of them."""
 
 import contextlib
 import os
 import resource
+import select
 import socket
 import time
 
@@ -13,9 +14,10 @@ from listener_thread import (
     answer_to,
     check_admits,
     is_closed,
-    open_listeners,
+    open_listener,
     pending_peer,
     read,
+    server,
     wait_until,
 )
 
@@ -23,18 +25,40 @@ from jaxrun.channel import listener as listener_module
 from jaxrun.channel.event_loop import EventLoop
 from jaxrun.channel.listener import listen_on_tcp
 from jaxrun.protocol.codec import encode
+from jaxrun.supervisor.dropped_peers import DroppedPeers
+
+__all__ = ["open_listener", "server"]  # fixtures
+
+
+class Looped:
+    """A listener in a loop that the test turns."""
+
+    def __init__(self, stack, **options):
+        self._stack = stack
+        self.listener, self.loop = listen_on_tcp([LOOPBACK], TOKEN, everywhere=False), EventLoop()
+        self.admitted, self.dropped = [], []
+        self.listener.attach(self.loop, 0, self._admit, self.dropped.append, **options)
+        stack.callback(self.loop.close)
+        stack.callback(self.listener.close)
+
+    def _admit(self, peer):
+        self.admitted.append(peer)
+        self._stack.callback(peer.connection.close)
+
+    def connect(self, count):
+        where = self.listener.addresses[0].ip, self.listener.addresses[0].port
+        return [self._stack.enter_context(socket.create_connection(where)) for _ in range(count)]
 
 
 @pytest.fixture
-def open_listener():
-    """open_listener(*INTERFACES) serves a listener until the test ends."""
-    with open_listeners() as start:
-        yield start
+def make_looped():
+    with contextlib.ExitStack() as stack:
+        yield lambda **options: Looped(stack, **options)
 
 
-@pytest.fixture
-def server(open_listener):
-    return open_listener()
+def challenged(peers):
+    """How many of these have got a challenge."""
+    return len(select.select(peers, [], [], 0)[0])
 
 
 def test_hundreds_of_silent_peers_delay_no_agent(server):
@@ -51,81 +75,55 @@ def test_of_many_that_prove_nothing_the_oldest_are_dropped(monkeypatch, open_lis
         peers = [stack.enter_context(pending_peer(server))[0] for _ in range(20)]
         wait_until(lambda: len(server.dropped) == 12)
         assert all(is_closed(peer) for peer in peers[:12])
-        assert len(server.listener._pending) == 8
+        assert challenged(peers[12:]) == 0  # beyond what they have read, nothing has come, nor the end
         check_admits(server)
     assert server.dropped[0] == "a peer at 127.0.0.1 had proved nothing when others came"
 
 
-def test_those_that_are_expected_have_places_beside_strangers(monkeypatch):
+def test_those_that_are_expected_have_places_beside_strangers(monkeypatch, make_looped):
     monkeypatch.setattr(listener_module, "_MAX_UNPROVEN", 8)
-    listener, loop = listen_on_tcp([LOOPBACK], TOKEN, everywhere=False), EventLoop()
-    dropped = []
-    listener.attach(loop, 0, lambda peer: None, dropped.append, expected=12)
-    with contextlib.ExitStack() as stack:
-        stack.callback(loop.close)
-        stack.callback(listener.close)
-        for _ in range(20):
-            stack.enter_context(socket.create_connection((listener.addresses[0].ip, listener.addresses[0].port)))
-        deadline = time.monotonic() + 5
-        while len(listener._pending) < 20:
-            assert time.monotonic() < deadline and not dropped
-            loop.run_once(0.1)
+    looped = make_looped(expected=12)
+    peers = looped.connect(20)
+    wait_until(lambda: looped.loop.run_once(0.1) or challenged(peers) == 20)
+    assert not looped.dropped
+    peers += looped.connect(1)
+    wait_until(lambda: looped.loop.run_once(0.1) or looped.dropped)
 
 
-def test_who_answers_is_heard_before_he_is_dropped_for_others(monkeypatch):
+def test_who_answers_is_heard_before_he_is_dropped_for_others(monkeypatch, make_looped):
     """Though all that happened at once, and the loop has not seen it yet."""
     monkeypatch.setattr(listener_module, "_MAX_UNPROVEN", 1)
-    listener, loop = listen_on_tcp([LOOPBACK], TOKEN, everywhere=False), EventLoop()
-    admitted = []
-    listener.attach(loop, 0, admitted.append)
-    where = listener.addresses[0].ip, listener.addresses[0].port
-    with contextlib.ExitStack() as stack:
-        stack.callback(loop.close)
-        stack.callback(listener.close)
-        agent = stack.enter_context(socket.create_connection(where))
-        loop.run_once(5)
-        agent.sendall(encode(answer_to(read(agent))))
-        for _ in range(3):
-            stack.enter_context(socket.create_connection(where))
-        listener._accept(listener.sockets[0])
-        assert [peer.rank for peer in admitted] == [0]
-        stack.enter_context(admitted[0].connection)
+    looped = make_looped()
+    (agent,) = looped.connect(1)
+    looped.loop.run_once(60)
+    challenge = read(agent)
+    looped.connect(3)  # before the answer, so that the loop sees them first
+    agent.sendall(encode(answer_to(challenge)))
+    looped.loop.run_once(60)
+    assert [peer.rank for peer in looped.admitted] == [0]
 
 
-def test_one_turn_of_the_loop_accepts_a_bounded_number(monkeypatch):
+def test_one_turn_of_the_loop_accepts_a_bounded_number(monkeypatch, make_looped):
     """Or strangers that come faster than they are accepted would keep a job, or a gang, from all else."""
     monkeypatch.setattr(listener_module, "_ACCEPTED_AT_ONCE", 5)
-    listener, loop = listen_on_tcp([LOOPBACK], TOKEN, everywhere=False), EventLoop()
-    listener.attach(loop, 0, lambda peer: None)
-    where = listener.addresses[0].ip, listener.addresses[0].port
-    with contextlib.ExitStack() as stack:
-        stack.callback(loop.close)
-        stack.callback(listener.close)
-        for _ in range(12):
-            stack.enter_context(socket.create_connection(where))
-        listener._accept(listener.sockets[0])
-        assert len(listener._pending) == 5
+    looped = make_looped()
+    peers = looped.connect(12)
+    looped.loop.run_once(60)
+    assert challenged(peers) == 5
 
 
-@pytest.mark.parametrize("short", ["none is left", "few are left"])
-def test_without_descriptors_nobody_is_accepted_for_a_while_and_nothing_spins(monkeypatch, short):
+@pytest.mark.parametrize("left", ["none", "few"])
+def test_without_descriptors_nobody_is_accepted_for_a_while_and_nothing_spins(monkeypatch, make_looped, left):
     monkeypatch.setattr(listener_module, "_OUT_OF_DESCRIPTORS_PAUSE_S", 0.3)
-    listener, loop = listen_on_tcp([LOOPBACK], TOKEN, everywhere=False), EventLoop()
-    dropped, admitted = [], []
-    listener.attach(loop, 0, admitted.append, dropped.append)
-    where = listener.addresses[0].ip, listener.addresses[0].port
-    with contextlib.ExitStack() as stack:
-        stack.callback(loop.close)
-        stack.callback(listener.close)
-        stranger, other = (stack.enter_context(socket.socket()) for _ in range(2))
-        stranger.connect(where)
-        loop.run_once(5)
-        held = stack.enter_context(contextlib.ExitStack())
+    looped = make_looped()
+    (stranger,) = looped.connect(1)
+    looped.loop.run_once(60)
+    with contextlib.ExitStack() as held:
         limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+        looped.connect(1)
         highest = max(map(int, os.listdir("/proc/self/fd")))
-        other.connect(where)
-        if short == "few are left":
-            monkeypatch.setattr(listener_module, "_descriptors_for_peers", lambda: 0)
+        if left == "few":
+            held.enter_context(monkeypatch.context()).setattr(listener_module, "descriptors_for_peers", lambda: 0)
         else:
             held.callback(resource.setrlimit, resource.RLIMIT_NOFILE, limits)
             resource.setrlimit(resource.RLIMIT_NOFILE, (highest + 1, limits[1]))
@@ -134,23 +132,32 @@ def test_without_descriptors_nobody_is_accepted_for_a_while_and_nothing_spins(mo
                     held.enter_context(open(os.devnull))
         turns, began = 0, time.monotonic()
         while time.monotonic() < began + 0.25:  # the loop blocks, and is free for the job
-            loop.run_once(0.05)
+            looped.loop.run_once(0.05)
             turns += 1
-        assert turns <= 8 and len(dropped) == 1 and is_closed(stranger)
-        held.close()
-        monkeypatch.undo()
-        later = stack.enter_context(socket.create_connection(where))
-        later.setblocking(False)
-        challenges = []
-        deadline = time.monotonic() + 30
-        while not challenges:
-            assert time.monotonic() < deadline
-            loop.run_once(0.05)
-            with contextlib.suppress(BlockingIOError):
-                challenges.append(read(later))
+        assert turns <= 8 and len(looped.dropped) == 1 and is_closed(stranger)
+    later = looped.connect(1)
+    wait_until(lambda: looped.loop.run_once(0.05) or challenged(later))
 
 
 def test_some_descriptors_are_for_no_peer(monkeypatch):
     for limit, highest in (((1024, 4096), 992), ((64, 4096), 56), ((resource.RLIM_INFINITY,) * 2, 2**31)):
         monkeypatch.setattr(resource, "getrlimit", lambda which, limit=limit: limit)
-        assert listener_module._descriptors_for_peers() == highest
+        assert listener_module.descriptors_for_peers() == highest
+
+
+def test_the_first_that_was_dropped_is_logged_at_once_and_all_others_of_a_minute_in_one_line():
+    lines, now = [], [1000.0]
+    peers = DroppedPeers(lambda name, rank=None, **data: lines.append((name, data)), lambda: now[0])
+    assert peers.deadline() is None
+    peers.add("a peer at 10.0.0.9 is no process of jaxrun: " + "x" * 5000)
+    assert peers.deadline() <= now[0]
+    peers.log()
+    assert peers.deadline() is None
+    for number in range(10_000):
+        peers.add(f"a peer at 10.0.0.{number % 9} said nothing")
+    assert peers.deadline() == 1060.0
+    peers.log()
+    peers.log()  # nothing more
+    (first, one), (second, many) = lines
+    assert first == second == "dropped" and one["count"] == 1 and len(one["text"]) == 200
+    assert many == {"count": 10_000, "text": "a peer at 10.0.0.0 said nothing"}

@@ -4,8 +4,6 @@ import re
 import sys
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from jaxrun.backends.local import plan
 from jaxrun.errors import UsageError
@@ -51,45 +49,40 @@ def test_eight_gpus_are_shared_out_by_ordinal(processes, devices, ordinals):
     assert (made.job.platform, made.job.processes) == ("cuda", len(ordinals))
 
 
-def test_gpus_are_dealt_over_simulated_hosts():
+def test_gpus_are_dealt_over_simulated_hosts_and_those_that_stay_idle_are_mentioned():
     made = _plan(_EIGHT, simulated_hosts=2)
-    assert [(w.host, w.local_rank, w.local_device_ids) for w in made.workers][3:5] == [
-        ("h1", 3, (3,)),
-        ("h2", 0, (4,)),
-    ]
-
-
-def test_gpus_that_stay_idle_are_mentioned():
+    placed = [(worker.host, worker.local_rank, worker.local_device_ids) for worker in made.workers]
+    assert placed[3:5] == [("h1", 3, (3,)), ("h2", 0, (4,))] and not any("idle" in note for note in made.notes)
     assert _plan(_EIGHT, processes=6).notes[0].startswith("2 of 8 visible GPUs stay idle")
-    assert not any("idle" in note for note in _plan(_EIGHT).notes)
+
+
+_ONE = Machine("box", (0,), {"cuda": Gpus(("H",), "nvidia-smi", "CUDA_VISIBLE_DEVICES=3")})
+_HIDDEN = Machine("box", (0,), {"cuda": Gpus((), "NVML", "CUDA_VISIBLE_DEVICES=")})
+_TPU = Machine("box", (0,), {"cuda": Gpus(), "rocm": Gpus()}, tpu=True)
+_FLAGS = {"XLA_FLAGS": "--xla_force_host_platform_device_count=4"}
 
 
 @pytest.mark.parametrize(
-    ("request_", "message"),
+    ("machine", "environ", "request_", "message"),
     [
-        ({"processes": 9}, "-n 9 x -d 1 takes 9 GPUs, but 8 are visible (counted by NVML"),
-        ({"processes": 4, "devices_per_process": 4}, "-n 4 x -d 4 takes 16 GPUs, but 8 are visible"),
-        ({"devices_per_process": 9}, "-n 1 x -d 9 takes 9 GPUs, but 8"),
+        (_EIGHT, {}, {"processes": 9}, r"-n 9 x -d 1 takes 9 GPUs, but 8 are visible \(counted by NVML"),
+        (_EIGHT, {}, {"processes": 4, "devices_per_process": 4}, "-n 4 x -d 4 takes 16 GPUs, but 8 are visible"),
+        (_EIGHT, {}, {"devices_per_process": 9}, "-n 1 x -d 9 takes 9 GPUs, but 8"),
+        (_ONE, {}, {"processes": 2}, r"but 1 is visible \(counted by nvidia-smi, CUDA_VISIBLE_DEVICES=3\)"),
+        (_HIDDEN, {}, {"platform": "cuda"}, "--platform cuda asks for GPUs, but none is .*CUDA_VISIBLE_DEVICES="),
+        (_CPU, {"JAX_PLATFORMS": "rocm,cpu"}, {}, "JAX_PLATFORMS=rocm asks for GPUs, but none"),
+        (_TPU, {}, {"processes": 2}, "one process, with all chips"),
+        (_TPU, {}, {"devices_per_process": 1}, "one process, with all chips"),
+        (_CPU, {}, {"platform": "tpu"}, "shows none"),
+        (_CPU, {}, {"processes": 3, "simulated_hosts": 2}, r"-n 3 processes.*give a multiple of 2, such as -n 4"),
+        (_CPU, _FLAGS, {"devices_per_process": 2}, "-d 2 contradicts XLA_FLAGS.*=4; leave one of them out"),
+        (_CPU, {}, {"devices_per_process": 2, "env": _FLAGS}, "contradicts XLA_FLAGS"),
+        (_CPU, {"JAX_PLATFORMS": "METAL,cpu"}, {}, "names 'METAL'; give one of cpu, gpu, cuda, rocm, tpu"),
     ],
 )
-def test_more_gpus_than_there_are_is_refused(request_, message):
-    with pytest.raises(UsageError, match=re.escape(message)):
-        _plan(_EIGHT, **request_)
-
-
-def test_the_refusal_says_what_limits_the_gpus():
-    one = Machine("box", (0,), {"cuda": Gpus(("H",), "nvidia-smi", "CUDA_VISIBLE_DEVICES=3")})
-    message = "but 1 is visible (counted by nvidia-smi, CUDA_VISIBLE_DEVICES=3)"
-    with pytest.raises(UsageError, match=re.escape(message)):
-        _plan(one, processes=2)
-
-
-def test_asking_for_gpus_never_ends_on_the_cpu():
-    hidden = Machine("box", (0,), {"cuda": Gpus((), "NVML", "CUDA_VISIBLE_DEVICES=")})
-    with pytest.raises(UsageError, match=r"--platform cuda asks for GPUs.*CUDA_VISIBLE_DEVICES="):
-        _plan(hidden, platform="cuda")
-    with pytest.raises(UsageError, match="JAX_PLATFORMS=rocm asks for GPUs, but none is visible"):
-        _plan(_CPU, {"JAX_PLATFORMS": "rocm,cpu"})
+def test_what_the_machine_has_not_or_settings_contradict_is_refused(machine, environ, request_, message):
+    with pytest.raises(UsageError, match=message):
+        _plan(machine, environ, **request_)
 
 
 def test_amd_gpus_are_taken_where_there_are_no_others():
@@ -106,24 +99,11 @@ def test_gpus_that_jax_cannot_use_are_left_alone_and_mentioned():
     assert _plan(machine, platform="cuda").job.platform == "cuda"
 
 
-def test_a_tpu_host_gets_one_process():
-    machine = Machine("box", (0,), {"cuda": Gpus(), "rocm": Gpus()}, tpu=True)
-    made = _plan(machine)
-    assert (made.job.platform, len(made.workers), made.local_devices) == ("tpu", 1, None)
-    for request in ({"processes": 2}, {"devices_per_process": 1}):
-        with pytest.raises(UsageError, match="one process, with all chips"):
-            _plan(machine, **request)
-    with pytest.raises(UsageError, match="shows none"):
-        _plan(_CPU, platform="tpu")
-
-
 def test_without_gpus_the_default_is_one_process_per_host():
+    made = _plan(_TPU)
+    assert (made.job.platform, len(made.workers), made.local_devices) == ("tpu", 1, None)
     assert [(w.host, w.local_size) for w in _plan().workers] == [("box", 1)]
-    assert [(w.host, w.local_size) for w in _plan(simulated_hosts=3).workers] == [
-        ("h1", 1),
-        ("h2", 1),
-        ("h3", 1),
-    ]
+    assert [(w.host, w.local_size) for w in _plan(simulated_hosts=3).workers] == [("h1", 1), ("h2", 1), ("h3", 1)]
 
 
 def test_gpus_are_left_alone_if_the_cpu_was_requested():
@@ -132,15 +112,14 @@ def test_gpus_are_left_alone_if_the_cpu_was_requested():
     assert [worker.local_device_ids for worker in made.workers] == [(), ()]
 
 
-@given(st.integers(1, 5), st.integers(1, 5), st.integers(1, 12))
+@pytest.mark.parametrize(("hosts", "each", "cores"), [(1, 1, 1), (1, 5, 2), (3, 1, 12), (3, 2, 4)])
 def test_simulated_hosts_hold_equal_blocks_of_ranks(hosts, each, cores):
-    machine = Machine("box", tuple(range(cores)))
-    made = plan(Job(program=("p",), processes=hosts * each, simulated_hosts=hosts), {}, _ID, machine)
-    assert [w.rank for w in made.workers] == list(range(hosts * each))
-    assert [w.host for w in made.workers] == [f"h{h + 1}" for h in range(hosts) for _ in range(each)]
-    assert [w.local_rank for w in made.workers] == list(range(each)) * hosts
+    made = _plan(Machine("box", tuple(range(cores))), processes=hosts * each, simulated_hosts=hosts)
+    assert [worker.rank for worker in made.workers] == list(range(hosts * each))
+    assert [worker.host for worker in made.workers] == [f"h{h + 1}" for h in range(hosts) for _ in range(each)]
+    assert [worker.local_rank for worker in made.workers] == list(range(each)) * hosts
     assert made.hosts == tuple(f"h{h + 1}" for h in range(hosts))
-    assert len({w.simulated_boot_id for w in made.workers}) == hosts
+    assert len({worker.simulated_boot_id for worker in made.workers}) == hosts
 
 
 def test_a_simulated_boot_id_is_valid_and_belongs_to_job_and_host():
@@ -152,11 +131,6 @@ def test_a_simulated_boot_id_is_valid_and_belongs_to_job_and_host():
     assert len({first, second, other}) == 3
     assert _plan(simulated_hosts=2).workers[0].simulated_boot_id == first
     assert _plan().workers[0].simulated_boot_id == ""
-
-
-def test_processes_that_cannot_be_dealt_equally_are_refused():
-    with pytest.raises(UsageError, match=r"-n 3 processes.*--simulate-hosts 2; give a multiple of 2, such as -n 4"):
-        _plan(processes=3, simulated_hosts=2)
 
 
 def test_workers_stay_on_one_core_only_when_they_outnumber_the_cores():
@@ -171,14 +145,9 @@ def test_workers_stay_on_one_core_only_when_they_outnumber_the_cores():
         ({}, None, 1, None),
         ({}, 3, 3, "3"),
         ({"XLA_FLAGS": "--xla_force_host_platform_device_count=4 --x"}, None, 4, None),
-        ({"XLA_FLAGS": "--xla_force_host_platform_device_count=4"}, 4, 4, "4"),
+        (_FLAGS, 4, 4, "4"),
         ({"JAX_NUM_CPU_DEVICES": "5"}, None, 5, None),
-        (
-            {"JAX_NUM_CPU_DEVICES": "5", "XLA_FLAGS": "--xla_force_host_platform_device_count=4"},
-            None,
-            5,
-            None,
-        ),
+        ({"JAX_NUM_CPU_DEVICES": "5", **_FLAGS}, None, 5, None),
         ({"JAX_NUM_CPU_DEVICES": "5"}, 2, 2, "2"),
         ({"XLA_FLAGS": "--xla_other=4"}, 2, 2, "2"),
     ],
@@ -189,38 +158,24 @@ def test_simulated_devices_come_from_d_or_from_the_users_settings(environ, devic
     assert "XLA_FLAGS" not in {*made.set_env, *made.unset_env}
 
 
-def test_d_that_contradicts_xla_flags_is_refused():
-    flags = {"XLA_FLAGS": "--xla_force_host_platform_device_count=4"}
-    with pytest.raises(UsageError, match=r"-d 2 contradicts XLA_FLAGS.*=4; leave one of them out"):
-        _plan(environ=flags, devices_per_process=2)
-    with pytest.raises(UsageError, match="contradicts XLA_FLAGS"):
-        _plan(env=flags, devices_per_process=2)
-
-
 @pytest.mark.parametrize(
-    ("environ", "platform", "expected"),
+    ("machine", "value", "platform", "expected"),
     [
-        ({}, "auto", "cpu"),
-        ({"JAX_PLATFORMS": "cpu"}, "auto", None),
-        ({"JAX_PLATFORMS": "cpu,cuda"}, "auto", None),
-        ({"JAX_PLATFORMS": "cuda"}, "cpu", "cpu"),
-        ({"JAX_PLATFORMS": ""}, "auto", "cpu"),
+        (_CPU, None, "auto", "cpu"),
+        (_CPU, "cpu", "auto", None),
+        (_CPU, "cpu,cuda", "auto", None),
+        (_CPU, "cuda", "cpu", "cpu"),
+        (_CPU, "", "auto", "cpu"),
+        (_EIGHT, "gpu", "auto", "cuda,cpu"),
+        (_EIGHT, "cuda", "auto", None),
+        (_EIGHT, "cuda,cpu", "auto", None),
     ],
 )
-def test_the_platform_is_always_explicit(environ, platform, expected):
-    assert _plan(environ=environ, platform=platform).set_env.get("JAX_PLATFORMS") == expected
-
-
-@pytest.mark.parametrize("value", ["gpu", "cuda", "cuda,cpu"])
-def test_the_users_platforms_count_like_the_option(value):
-    made = _plan(_EIGHT, {"JAX_PLATFORMS": value})
-    assert made.job.platform == "cuda"
-    assert made.set_env.get("JAX_PLATFORMS", value).startswith("cuda")
-
-
-def test_a_platform_that_jaxrun_does_not_know_is_refused():
-    with pytest.raises(UsageError, match="JAX_PLATFORMS names 'METAL'; give one of cpu, gpu, cuda, rocm, tpu"):
-        _plan(environ={"JAX_PLATFORMS": "METAL,cpu"})
+def test_the_platform_is_always_explicit_and_the_users_variable_counts_like_the_option(
+    machine, value, platform, expected
+):
+    made = _plan(machine, {} if value is None else {"JAX_PLATFORMS": value}, platform=platform)
+    assert (made.set_env.get("JAX_PLATFORMS"), made.job.platform) == (expected, "cpu" if machine is _CPU else "cuda")
 
 
 def test_variables_of_the_user_reach_the_workers_and_stale_ones_do_not():

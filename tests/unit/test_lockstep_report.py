@@ -29,6 +29,9 @@ STEP = CallGroup(
 )
 OTHER = replace(STEP, ranks=(3,), key="b")
 LONG = "P(('replica','data'),'model',None,None,'experts')"
+WEAK = ("batch.x", "float32[32,128], weak", "P('data',)")
+F4 = ("", "f32[4]", "")
+Arguments = tuple[tuple[str, str, str], ...]
 
 
 def format_report_lines(*parties: CallGroup, hosts: dict[int, str] = ONE_HOST, group: str = "0-3") -> list[str]:
@@ -62,56 +65,114 @@ def test_a_report_is_found_in_a_launchers_output(before: bool) -> None:
     assert report.find_report("jaxrun: rank 0 said that the processes disagree at noon\n") == ""
 
 
+def in_line(what: str, mine: str, theirs: str) -> list[str]:
+    return [f"  {what} {mine} on ranks 0-2 and {theirs} on rank 3"]
+
+
+def below(what: str, mine: str, theirs: str) -> list[str]:
+    return [f"  {what}", f"    {mine} on ranks 0-2", f"    {theirs} on rank 3"]
+
+
+def x(kind: str, where: str = "P('data',)") -> CallGroup:
+    """The other call with this argument."""
+    return replace(OTHER, arguments=(("batch.x", kind, where), W))
+
+
+def with_both(mine: Arguments, theirs: Arguments) -> tuple[CallGroup, CallGroup]:
+    """Two calls with these arguments."""
+    return replace(STEP, arguments=mine), replace(OTHER, arguments=theirs)
+
+
+BATCH, X_IS, FUNCTIONS = "float32[32,128]@P('data')", "argument batch.x is", "different functions:"
+LAST_BATCH = 'this is the "last batch" pitfall'
+NAMED_ALIKE = "different functions of this name"
+SAME_LINE = "the same line made different calls: where a set"
+SAME_ORDER = "every rank must make the same cross-process calls in the same order"
+NOT_HELD = "the recorders do not hold what differs; jaxrun --lockstep strict stops before the call."
+
+
 @pytest.mark.parametrize(
-    ("argument", "lines", "advice"),
+    ("other", "lines", "advice"),
     [
+        (x("float32[32,64]"), in_line(X_IS, BATCH, "float32[32,64]@P('data')"), "the global shapes must be the same"),
+        (x("bfloat16[32,128]"), below(X_IS, BATCH, "bfloat16[32,128]@P('data')"), "convert it to the same dtype"),
+        (x("float32[32,128]", "P()"), in_line(X_IS, BATCH, "float32[32,128]@P()"), "give it the same sharding"),
+        (x("float32[32,128]", LONG), below(X_IS, BATCH, f"float32[32,128]@{LONG}"), "give it the same sharding"),
         (
-            ("batch.x", "float32[32,64]", "P('data',)"),
-            ["  argument batch.x is float32[32,128]@P('data') on ranks 0-2 and float32[32,64]@P('data') on rank 3"],
-            "the global shapes must be the same",
+            replace(x("float32[32,128], weak"), results=(("", "bfloat16[]", "P()"),)),
+            below(X_IS, BATCH, f"{BATCH} (weakly typed)") + in_line("the result is", "float32[]@P()", "bfloat16[]@P()"),
+            "a Python number is weakly typed",
+        ),
+        (  # the shape comes before the dtype
+            replace(OTHER, arguments=(("batch.x", "int8[32,128]", "P('data',)"), ("w", "float32[9]", "P()"))),
+            in_line("argument w is", "float32[8]@P()", "float32[9]@P()")
+            + in_line(X_IS, BATCH, "int8[32,128]@P('data')"),
+            LAST_BATCH,
+        ),
+        (replace(OTHER, arguments=(X,)), in_line("the call has", "2 arguments", "1 argument"), "call it with as many"),
+        (
+            replace(OTHER, results=(("", "float32[8]", "P()"),)),
+            in_line("the result is", "float32[]@P()", "float32[8]@P()"),
+            "ask for the same results",
+        ),
+        (replace(OTHER, results=()), in_line("the call has", "1 result", "0 results"), "ask for the same results"),
+        (
+            replace(OTHER, mesh="data=4: 0,2,1,3"),
+            in_line("the mesh is", "data=4: 0,1,2,3", "data=4: 0,2,1,3"),
+            "make the mesh from the same devices in the same order",
         ),
         (
-            ("batch.x", "bfloat16[32,128]", "P('data',)"),
-            [
-                "  argument batch.x is",
-                "    float32[32,128]@P('data') on ranks 0-2",
-                "    bfloat16[32,128]@P('data') on rank 3",
-            ],
-            "convert it to the same dtype",
+            replace(OTHER, name="jit(mean)", place="train.py:91 main"),
+            in_line(FUNCTIONS, "jit(step)", "jit(mean)"),
+            f"{SAME_ORDER}: make one that stands under",
+        ),
+        (replace(OTHER, name="jit(mean)"), in_line(FUNCTIONS, "jit(step)", "jit(mean)"), SAME_LINE),
+        (
+            replace(OTHER, source="step at /job/model.py:52", place="train.py:91 main"),
+            below(NAMED_ALIKE, "step at model.py:40", "step at model.py:52"),
+            f"{SAME_ORDER}, of the same functions",
         ),
         (
-            ("batch.x", "float32[32,128]", "P()"),
-            ["  argument batch.x is float32[32,128]@P('data') on ranks 0-2 and float32[32,128]@P() on rank 3"],
-            "give it the same sharding",
+            replace(OTHER, source="step at /job/old/model.py:40"),
+            below(NAMED_ALIKE, "step at /job/model.py:40", "step at /job/old/model.py:40"),
+            "the same line made different calls",
         ),
-        (
-            ("batch.x", "float32[32,128]", LONG),
-            [
-                "  argument batch.x is",
-                "    float32[32,128]@P('data') on ranks 0-2",
-                f"    float32[32,128]@{LONG} on rank 3",
-            ],
-            "give it the same sharding",
-        ),
+        (OTHER, [], NOT_HELD),
     ],
 )
-def test_the_argument_that_differs_is_named(argument: tuple[str, str, str], lines: list[str], advice: str) -> None:
-    body, hint = difference(replace(OTHER, arguments=(argument, W)))
+def test_the_difference_is_named(other: CallGroup, lines: list[str], advice: str) -> None:
+    body, hint = difference(other)
     assert body == lines
     assert hint.startswith(advice)
 
 
-def test_a_long_sharding_that_is_the_same_is_left_out() -> None:
-    step = replace(STEP, arguments=(("x", "f32[4]", LONG),))
-    body, _ = difference(replace(OTHER, arguments=(("x", "f32[3]", LONG),)), step)
-    assert body == ["  argument x is f32[4] on ranks 0-2 and f32[3] on rank 3"]
+NINE, OTHER_NINE = (tuple((f"x{n}", shape, "") for n in range(9)) for shape in ("f32[4]", "f32[5]"))
 
 
-def test_the_shape_comes_before_the_dtype() -> None:
-    other = replace(OTHER, arguments=(("batch.x", "int8[32,128]", "P('data',)"), ("w", "float32[9]", "P()")))
-    body, hint = difference(other)
-    assert body[0] == "  argument w is float32[8]@P() on ranks 0-2 and float32[9]@P() on rank 3"
-    assert "last batch" in hint
+@pytest.mark.parametrize(
+    ("mine", "theirs", "lines"),
+    [
+        ((("x", "f32[4]", LONG),), (("x", "f32[3]", LONG),), in_line("argument x is", "f32[4]", "f32[3]")),
+        ((F4, F4), (F4, ("", "f32[5]", "")), in_line("argument 2 of 2 is", "f32[4]", "f32[5]")),
+        (
+            NINE,
+            OTHER_NINE,
+            [line for n in range(4) for line in in_line(f"argument x{n} is", "f32[4]", "f32[5]")]
+            + ["  and 5 further differences"],
+        ),
+    ],
+    ids=["a long sharding that is the same is left out", "without names they are counted", "many are cut"],
+)
+def test_arguments_that_differ_are_named(mine: Arguments, theirs: Arguments, lines: list[str]) -> None:
+    step, other = with_both(mine, theirs)
+    assert difference(other, step)[0] == lines
+
+
+def test_where_the_programs_are_not_described_nothing_is_made_up() -> None:
+    one, other = (
+        CallGroup(ranks, "jit(step)", key, place="a.py:8 f") for ranks, key in (((0, 1, 2), "a"), ((3,), "b"))
+    )
+    assert difference(other, one) == ([], NOT_HELD)
 
 
 @pytest.mark.parametrize(
@@ -119,89 +180,9 @@ def test_the_shape_comes_before_the_dtype() -> None:
     [("4", "5", True), ("4,2", "5,2", True), ("4", "4,1", False), ("", "4", False), ("4,2", "4,3", False)],
 )
 def test_only_a_leading_axis_speaks_for_the_last_batch(one: str, other: str, last_batch: bool) -> None:
-    step = replace(STEP, arguments=(("x", f"f32[{one}]", ""),))
-    _, hint = difference(replace(OTHER, arguments=(("x", f"f32[{other}]", ""),)), step)
+    step, differing = with_both((("x", f"f32[{one}]", ""),), (("x", f"f32[{other}]", ""),))
+    _, hint = difference(differing, step)
     assert ("last batch" in hint) is last_batch
-
-
-def test_arguments_without_names_are_counted() -> None:
-    step = replace(STEP, arguments=(("", "f32[4]", ""), ("", "f32[4]", "")))
-    body, _ = difference(replace(OTHER, arguments=(("", "f32[4]", ""), ("", "f32[5]", ""))), step)
-    assert body == ["  argument 2 of 2 is f32[4] on ranks 0-2 and f32[5] on rank 3"]
-
-
-def test_many_differences_are_cut() -> None:
-    step = replace(STEP, arguments=tuple((f"x{n}", "f32[4]", "") for n in range(9)))
-    body, _ = difference(replace(OTHER, arguments=tuple((f"x{n}", "f32[5]", "") for n in range(9))), step)
-    assert (len(body), body[-1]) == (5, "  and 5 further differences")
-
-
-@pytest.mark.parametrize(
-    ("other", "line", "advice"),
-    [
-        (
-            replace(OTHER, arguments=(X,)),
-            "the call has 2 arguments on ranks 0-2 and 1 argument on rank 3",
-            "call it with as many arrays",
-        ),
-        (
-            replace(OTHER, results=(("", "float32[8]", "P()"),)),
-            "the result is float32[]@P() on ranks 0-2 and float32[8]@P() on rank 3",
-            "ask for the same results",
-        ),
-        (
-            replace(OTHER, results=()),
-            "the call has 1 result on ranks 0-2 and 0 results on rank 3",
-            "ask for the same results",
-        ),
-        (
-            replace(OTHER, mesh="data=4: 0,2,1,3"),
-            "the mesh is data=4: 0,1,2,3 on ranks 0-2 and data=4: 0,2,1,3 on rank 3",
-            "make the mesh from the same devices in the same order",
-        ),
-        (
-            replace(OTHER, name="jit(mean)", place="train.py:91 main"),
-            "different functions: jit(step) on ranks 0-2 and jit(mean) on rank 3",
-            "every rank must make the same cross-process calls in the same order: make one that stands under",
-        ),
-        (
-            replace(OTHER, name="jit(mean)"),
-            "different functions: jit(step) on ranks 0-2 and jit(mean) on rank 3",
-            "the same line made different calls: where a set",
-        ),
-    ],
-)
-def test_the_difference_is_named(other: CallGroup, line: str, advice: str) -> None:
-    body, hint = difference(other)
-    assert body == [f"  {line}"]
-    assert hint.startswith(advice)
-
-
-def test_functions_of_one_name_are_distinguished() -> None:
-    body, hint = difference(replace(OTHER, source="step at /job/model.py:52", place="train.py:91 main"))
-    assert body == [
-        "  different functions of this name",
-        "    step at model.py:40 on ranks 0-2",
-        "    step at model.py:52 on rank 3",
-    ]
-    assert hint.startswith("every rank must make the same cross-process calls in the same order, of the same functions")
-    body, _ = difference(replace(OTHER, source="step at /job/old/model.py:40"))
-    assert body[1:] == ["    step at /job/model.py:40 on ranks 0-2", "    step at /job/old/model.py:40 on rank 3"]
-
-
-def test_where_the_programs_are_not_described_nothing_is_made_up() -> None:
-    bare = CallGroup((3,), "jit(step)", "b", place="train.py:88 f")
-    body, hint = difference(bare, CallGroup((0, 1, 2), "jit(step)", "a", place="train.py:88 f"))
-    assert (body, hint) == (
-        [],
-        "the recorders do not hold what differs; jaxrun --lockstep strict stops before the call.",
-    )
-
-
-def test_a_key_that_differs_in_what_is_not_described_is_not_taken_for_the_code() -> None:
-    body, hint = difference(OTHER)
-    assert body == []
-    assert hint.startswith("the recorders do not hold what differs")
 
 
 def packed(text: str) -> str:
@@ -213,75 +194,76 @@ MAIN = """module {
     %c = dense<2>"""
 
 
-def coded(text: str, other: str, **changes: object) -> tuple[list[str], str]:
-    step, differing = replace(STEP, hlo=packed(text)), replace(OTHER, key="a", code="d", hlo=packed(other))
-    return difference(replace(differing, **changes), step)  # type: ignore[arg-type]
+VALUE = "  same name and shapes, different program: a Python value that is baked in differs"
+VALUE_LINES = [
+    VALUE,
+    "  in the lowered programs (- ranks 0-2, + rank 3):",
+    "    - %c = dense<2>",
+    "    + %c = dense<3>",
+]
 
 
-def test_a_value_that_is_baked_in_is_shown() -> None:
-    body, hint = coded(MAIN, MAIN.replace("<2>", "<3>"))
-    assert body == [
-        "  same name and shapes, different program: a Python value that is baked in differs",
-        "  in the lowered programs (- ranks 0-2, + rank 3):",
-        "    - %c = dense<2>",
-        "    + %c = dense<3>",
-    ]
-    assert hint.startswith("pass the value as an argument instead, or broadcast rank 0's first")
-
-
-def test_without_the_programs_a_divergence_is_reported_all_the_same() -> None:
-    body, _ = coded("", "")
-    assert body == ["  same name and shapes, different program: a Python value that is baked in differs"]
-
-
-def test_long_differences_are_counted() -> None:
-    body, _ = coded(MAIN, MAIN + "".join(f"\n    op{number}" for number in range(20)))
-    assert (len(body), body[-1]) == (15, "    and 8 further lines")
-
-
-def test_a_large_array_that_is_baked_in_is_not_shown() -> None:
-    body, hint = coded(MAIN + " __elided__", MAIN + " __elided__")
-    assert body == ["  same name and shapes, different program: a large array that is baked in differs"]
-    assert hint.startswith("pass the array as an argument")
-
-
-def test_specs_of_a_shard_map_are_distinguished_from_values() -> None:
-    body, hint = coded(MAIN + "\n    sdy.manual_computation [1]", MAIN + "\n    sdy.manual_computation [2]")
-    assert body[0] == "  same name and shapes, different program: the specs of a shard_map differ"
-    assert hint == "give shard_map the same in_specs and out_specs on every rank."
-
-
-def test_a_donated_argument_is_named() -> None:
-    body, hint = coded(MAIN, MAIN.replace("a = 1", "a = 1, jax.buffer_donor = true"))
-    assert body == ["  argument batch.x is not donated on ranks 0-2 and donated on rank 3"]
-    assert hint.startswith("donate the same arguments on every rank")
+@pytest.mark.parametrize(
+    ("text", "other_text", "lines", "advice"),
+    [
+        (MAIN, MAIN.replace("<2>", "<3>"), VALUE_LINES, "pass the value as an argument instead, or broadcast"),
+        ("", "", [VALUE], "pass the value as an argument instead"),
+        (
+            MAIN + " __elided__",
+            MAIN + " __elided__",
+            ["  same name and shapes, different program: a large array that is baked in differs"],
+            "pass the array as an argument",
+        ),
+        (
+            MAIN + "\n    sdy.manual_computation [1]",
+            MAIN + "\n    sdy.manual_computation [2]",
+            [
+                "  same name and shapes, different program: the specs of a shard_map differ",
+                VALUE_LINES[1],
+                "    - sdy.manual_computation [1]",
+                "    + sdy.manual_computation [2]",
+            ],
+            "give shard_map the same in_specs and out_specs on every rank.",
+        ),
+        (
+            MAIN,
+            MAIN.replace("a = 1", "a = 1, jax.buffer_donor = true"),
+            in_line(X_IS, "not donated", "donated"),
+            "donate the same arguments on every rank",
+        ),
+        (
+            MAIN,
+            MAIN.replace("a = 1", 'a = 1, mhlo.layout_mode = "x"'),
+            ["  argument batch.x differs in mhlo.layout_mode"],
+            "compile it with the same options on every rank.",
+        ),
+    ],
+)
+def test_what_differs_within_the_programs_is_named(text: str, other_text: str, lines: list[str], advice: str) -> None:
+    step = replace(STEP, hlo=packed(text))
+    body, hint = difference(replace(step, ranks=(3,), code="d", hlo=packed(other_text)), step)
+    assert body == lines
+    assert hint.startswith(advice)
 
 
 def test_arguments_that_the_program_lacks_are_counted() -> None:
     step = replace(STEP, arguments=(X, X, W), hlo=packed(MAIN))
     other = replace(step, ranks=(3,), code="d", hlo=packed(MAIN.replace("a = 1", "a = 1, tf.aliasing_output = 0")))
-    assert difference(other, step)[0] == ["  argument 1 is not donated on ranks 0-2 and donated on rank 3"]
-
-
-def test_another_attribute_is_named() -> None:
-    body, hint = coded(MAIN, MAIN.replace("a = 1", 'a = 1, mhlo.layout_mode = "x"'))
-    assert body == ["  argument batch.x differs in mhlo.layout_mode"]
-    assert hint == "compile it with the same options on every rank."
+    assert difference(other, step)[0] == in_line("argument 1 is", "not donated", "donated")
 
 
 def test_a_weak_type_is_named_beside_the_program() -> None:
-    weak = ("batch.x", "float32[32,128], weak", "P('data',)")
-    body, hint = coded(MAIN, MAIN.replace("<2>", "<3>"), arguments=(weak, W))
+    other = replace(OTHER, key="a", code="d", arguments=(WEAK, W), hlo=packed(MAIN.replace("<2>", "<3>")))
+    body, hint = difference(other, replace(STEP, hlo=packed(MAIN)))
     assert body[2] == "    float32[32,128]@P('data') (weakly typed) on rank 3"
-    assert body[-1] == "    + %c = dense<3>"
+    assert body[3:] == VALUE_LINES
     assert hint.startswith("a Python number is weakly typed")
 
 
-def test_the_effect_of_a_weak_type_on_the_result_is_named() -> None:
-    weak = ("batch.x", "float32[32,128], weak", "P('data',)")
-    body, hint = difference(replace(OTHER, arguments=(weak, W), results=(("", "bfloat16[]", "P()"),)))
-    assert body[-1] == "  the result is float32[]@P() on ranks 0-2 and bfloat16[]@P() on rank 3"
-    assert hint.startswith("a Python number is weakly typed")
+def test_long_differences_are_counted() -> None:
+    longer = MAIN + "".join(f"\n    op{number}" for number in range(20))
+    body, _ = difference(replace(OTHER, key="a", code="d", hlo=packed(longer)), replace(STEP, hlo=packed(MAIN)))
+    assert (len(body), body[-1]) == (15, "    and 8 further lines")
 
 
 def test_functions_of_jax_are_named_as_such() -> None:

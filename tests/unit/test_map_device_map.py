@@ -1,11 +1,13 @@
-"""A rank's part in a map, with a parent that is a list of messages."""
+"""A rank's part in a map: the function compiled for chunks, with a parent that is a list of messages."""
 
 from __future__ import annotations
 
 import queue
+from typing import NamedTuple
 
 import cloudpickle
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -26,6 +28,7 @@ from jaxrun.protocol.payload import SharedBuffer
 from jaxrun_runtime.gang import calls
 from jaxrun_runtime.map import device_map as mapping
 from jaxrun_runtime.map.chunk_sizes import ChunkSizer
+from jaxrun_runtime.map.compiled_function import CompiledFunction, TracingFailed, cached_function
 
 pytestmark = pytest.mark.jax_version
 
@@ -74,7 +77,7 @@ def chunks(xs, size):
     return [ItemChunk(at, len(xs[at : at + size]), size, -1, (xs[at : at + size],)) for at in range(0, len(xs), size)]
 
 
-def test_chunks_come_back_in_order_and_without_their_padding(call_with):
+def test_chunks_come_back_in_order_without_their_padding_and_say_what_the_next_should_be(call_with):
     talk = call_with(*chunks(XS, 4), EndOfChunks())
     mapping.serve(batched(lambda x: 2 * x, size=4))
     ready, *done = talk.all_sent()
@@ -82,13 +85,16 @@ def test_chunks_come_back_in_order_and_without_their_padding(call_with):
     assert (ready.chunk_size, ready.template, ready.result_specs) == (4, 0, NUMBERS)
     assert [one.start for one in done] == [0, 4, 8]
     assert np.concatenate([one.leaves[0] for one in done]).tolist() == (2 * XS).tolist()
+    assert {(type(one), one.chunk_size, one.max_chunks) for one in done} == {(ChunkDone, 4, 4)}
 
 
 def test_padding_repeats_an_item(call_with):
+    """Others, such as 0, could be out of the function's domain."""
     talk = call_with(*chunks(np.full(3, 5.0, np.float32), 4), EndOfChunks())
-    mapping.serve(batched(lambda x: 1 / x, size=4))
+    with jax.debug_nans(True):
+        mapping.serve(batched(lambda x: x / x, size=4))
     _, done = talk.all_sent()
-    assert done.leaves[0].tolist() == [np.float32(0.2)] * 3
+    assert done.leaves[0].tolist() == [1.0] * 3
 
 
 def test_chunks_may_lie_in_shared_memory(call_with):
@@ -136,7 +142,7 @@ def test_a_size_is_sought_with_the_first_chunks(call_with, monkeypatch):
     assert ready.largest_chunk_size >= 6144
 
 
-def test_a_function_that_cannot_be_traced_is_refused(call_with):
+def test_a_function_that_cannot_be_traced_is_reported(call_with):
     talk = call_with()
     mapping.serve(batched(lambda x: 1 if x > 0 else 2))
     (refused,) = talk.all_sent()
@@ -154,8 +160,120 @@ def test_a_chunk_that_fails_on_its_device_is_reported_and_raised(call_with, monk
     assert [type(one) for one in talk.all_sent()] == [MapReady, ChunkFailed]
 
 
-def test_done_says_what_the_next_chunks_should_be(call_with):
-    talk = call_with(*chunks(XS, 5), EndOfChunks())
-    mapping.serve(batched(lambda x: x, size=5))
-    _, *done = talk.all_sent()
-    assert {(one.chunk_size, one.max_chunks) for one in done if isinstance(one, ChunkDone)} == {(5, 4)}
+# ---- the function
+
+
+pytestmark = pytest.mark.jax_version
+
+
+class Point(NamedTuple):
+    x: object
+    y: object
+
+
+def task_of(function, *leaves, template=0, star=False, whole=(), **static):
+    specs = tuple(ArraySpec(np.shape(leaf)[1:], np.asarray(leaf).dtype) for leaf in leaves)
+    code = cloudpickle.dumps((function, static))
+    return StartMap(code, star, template, specs, tuple(map(np.asarray, whole)), None, None)
+
+
+def run(task, *leaves):
+    """The results of one chunk, in the containers that the function returns."""
+    found = CompiledFunction(task)
+    program = found.programs(len(leaves[0]))[0]
+    device = jax.local_devices()[0]
+    given = tuple(np.asarray(leaf, spec.dtype) for leaf, spec in zip(leaves, found.inputs, strict=True))
+    results = program(jax.device_put(given, device), jax.device_put(task.shared_leaves, device))
+    return jax.tree.map(lambda number: np.asarray(jax.tree.leaves(results)[number]), found.template)
+
+
+FOUR = np.arange(4.0)
+
+
+def test_items_and_results_may_be_trees():
+    def f(item):
+        return {"sum": item["a"] + item["b"][0], "pair": Point(item["a"], None)}
+
+    result = run(task_of(f, FOUR, 10 * FOUR, template={"a": 0, "b": (1,)}), FOUR, 10 * FOUR)
+    assert result["sum"].tolist() == (11 * FOUR).tolist()
+    assert result["pair"].x.tolist() == FOUR.tolist()
+    assert result["pair"].y is None
+
+
+def test_a_shared_array_is_not_mapped():
+    task = task_of(lambda item: item[0] @ item[1], np.ones((4, 3)), template=(1, 0), whole=[np.ones((2, 3))])
+    assert run(task, np.ones((4, 3))).shape == (4, 2)
+
+
+def test_an_item_may_be_the_arguments_and_static_ones_are_python_values():
+    def f(x, y, *, n, kind):
+        return x + y * n if kind == "times" else x
+
+    task = task_of(f, FOUR, FOUR, template=(0, 1), star=True, n=3, kind="times")
+    assert run(task, FOUR, FOUR).tolist() == (4 * FOUR).tolist()
+
+
+def test_types_are_those_that_jax_takes():
+    found = CompiledFunction(task_of(lambda x: x, FOUR.astype(np.float64)))
+    assert found.inputs == found.results == (ArraySpec((), np.dtype("float32")),)
+
+
+def _branches(x):
+    return 1 if x > 0 else 2
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        _branches,
+        lambda x: float(x),
+        lambda x: [1, 2][x],
+        lambda x: np.linalg.eigvals(x),
+        lambda x: x.upper(),
+        lambda x: "text",
+        lambda x: {1: 2}[x],
+        lambda x: jnp.arange(10)[jnp.arange(10) > x],
+    ],
+)
+def test_a_function_that_cannot_be_traced_is_refused(function):
+    with pytest.raises(TracingFailed):
+        CompiledFunction(task_of(function, np.arange(3)))
+
+
+def test_a_refusal_names_the_users_line():
+    with pytest.raises(TracingFailed) as caught:
+        CompiledFunction(task_of(_branches, FOUR))
+    refused = caught.value.refused
+    assert refused.reason.startswith("TracerBoolConversionError: ")
+    assert "\n" not in refused.reason
+    assert refused.source_line.startswith(f"{__file__}:")
+    assert "in _branches: return 1 if x > 0 else 2" in refused.source_line
+
+
+def test_an_error_of_the_users_stays_what_it_is():
+    with pytest.raises(ZeroDivisionError):
+        CompiledFunction(task_of(lambda x: x + 1 / 0, FOUR))
+
+
+def test_a_result_that_the_parent_could_not_put_together_is_refused():
+    with pytest.raises(TypeError, match="return a dict"):
+        CompiledFunction(task_of(lambda x: jax.tree_util.Partial(max, x), FOUR))
+
+
+def test_a_function_is_kept_for_its_next_map():
+    task = task_of(lambda x: x + 1, FOUR)
+    again = StartMap(task.code, task.unpack_items, task.template, task.item_specs, task.shared_leaves, 7, 5)
+    assert cached_function(again) is cached_function(task)
+    wider = np.ones((4, 2))
+    assert cached_function(
+        StartMap(task.code, False, 0, (ArraySpec((2,), wider.dtype),), (), None, None)
+    ) is not cached_function(task)
+
+
+def test_a_chunk_fits_the_memory_that_a_device_may_take():
+    def heavy(x):
+        return jnp.linalg.inv(jnp.eye(400) + x).sum()
+
+    found = CompiledFunction(task_of(heavy, FOUR))
+    assert found.limit_by_memory(512) < 512
+    assert CompiledFunction(task_of(lambda x: x, FOUR)).limit_by_memory(512) == 512

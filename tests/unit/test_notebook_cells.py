@@ -1,16 +1,18 @@
-"""A notebook's cells on a rank."""
+"""A notebook's cells on a rank, and the lines of cells whose functions are pickled."""
 
 import linecache
 import pickle
 import sys
 import traceback
+from types import SimpleNamespace
 
 import pytest
 
+from jaxrun.notebook import ipython
+from jaxrun.notebook.ipython import NotebookSources
+from jaxrun.protocol.gang_messages import GangMessageKind, pack
 from jaxrun.protocol.notebook_messages import CellOutput
 from jaxrun_runtime.gang import notebook_cells
-
-pytestmark = pytest.mark.jax_version
 
 
 @pytest.fixture(autouse=True)
@@ -33,6 +35,7 @@ def _a_fresh_rank(monkeypatch):
         ("# nothing", {}),
         ("x = [1]\nx.append(2)\nx", {"text/plain": "[1, 2]"}),
         ("1\nfor i in range(2): i", {}),
+        ("def f(x: int): pass\nf.__annotations__", {"text/plain": "{'x': <class 'int'>}"}),  # as in a program
     ],
 )
 def test_the_last_expression_is_shown(source, shown):
@@ -52,16 +55,13 @@ Table()
     assert "text/html" not in notebook_cells.run_cell("Table", "In[2]").result
 
 
-def test_names_last_from_cell_to_cell():
+def test_names_last_from_cell_to_cell_and_go_in_and_out():
     notebook_cells.run_cell("import math\ndef half(x): return x / n", "In[1]")
-    notebook_cells.run_cell("n = 2", "In[2]")
-    assert notebook_cells.run_cell("half(math.inf), __name__", "In[3]").result == {"text/plain": "(inf, '__main__')"}
-
-
-def test_variables_go_in_and_out():
-    notebook_cells.set_variable("x", [1])
-    notebook_cells.run_cell("x.append(2)", "In[1]")
-    assert notebook_cells.get_variable("x") == [1, 2]
+    notebook_cells.set_variable("n", 2)
+    assert notebook_cells.run_cell("half(math.inf), __name__", "In[2]").result == {"text/plain": "(inf, '__main__')"}
+    notebook_cells.run_cell("class Point: pass\npoint = Point()", "In[3]")
+    point = notebook_cells.get_variable("point")
+    assert type(pickle.loads(pickle.dumps(point))) is notebook_cells.get_variable("Point")
     with pytest.raises(NameError, match="'y' is not defined in the cells"):
         notebook_cells.get_variable("y")
 
@@ -72,25 +72,13 @@ def test_a_cell_runs_on_the_ranks_that_it_names(monkeypatch):
     assert notebook_cells.run_cell("x = 2\nx", "In[2]", ranks=[1]).result == {"text/plain": "2"}
 
 
-def test_a_cell_may_await_and_its_tasks_go_on_in_the_next_one():
+def test_a_cell_may_await_and_its_tasks_go_on_in_the_next_one_even_after_an_interrupt():
     source = "import asyncio\ndone = asyncio.Event()\nasync def f():\n    done.set()\n    return 7\n"
-    source += "task = asyncio.create_task(f())\nawait asyncio.sleep(0)"
-    notebook_cells.run_cell(source, "In[1]")
-    assert notebook_cells.run_cell("await done.wait()\nawait task", "In[2]").result == {"text/plain": "7"}
-
-
-def test_an_interrupt_ends_what_a_cell_awaits():
-    source = "import asyncio\nasync def f():\n    raise KeyboardInterrupt\nawait f()"
+    source += "async def g():\n    raise KeyboardInterrupt\n"
+    notebook_cells.run_cell(f"{source}task = asyncio.create_task(f())\nawait asyncio.sleep(0)", "In[1]")
     with pytest.raises(KeyboardInterrupt):
-        notebook_cells.run_cell(source, "In[1]")
-    assert notebook_cells.run_cell("await asyncio.sleep(0, 5)", "In[2]").result == {"text/plain": "5"}
-
-
-def test_what_a_cell_defines_is_found_where_python_looks_for_it():
-    notebook_cells.run_cell("class Point: pass\npoint = Point()", "In[1]")
-    assert type(pickle.loads(pickle.dumps(notebook_cells.get_variable("point")))) is notebook_cells.get_variable(
-        "Point"
-    )
+        notebook_cells.run_cell("await g()", "In[2]")
+    assert notebook_cells.run_cell("await done.wait()\nawait task", "In[3]").result == {"text/plain": "7"}
 
 
 def test_a_traceback_shows_the_lines_of_the_cells():
@@ -111,7 +99,55 @@ def test_a_cell_that_is_no_python_does_nothing(source):
         notebook_cells.get_variable("x")
 
 
-def test_annotations_are_evaluated_as_in_a_program():
-    assert notebook_cells.run_cell("def f(x: int): pass\nf.__annotations__", "In[1]").result == {
-        "text/plain": "{'x': <class 'int'>}"
-    }
+# ---- functions of cells
+
+
+_CELL = "def outer(x):\n    def inner():\n        return x / 0\n    return inner\n"
+_FILE = "/nowhere/ipykernel_1/23.py"  # much as ipykernel names a cell
+
+
+class _Compiler:
+    def format_code_name(self, name):
+        return ("Cell", "In[3]") if name == _FILE else None
+
+
+class _Shell:
+    compile = _Compiler()
+
+
+def _defined(name, monkeypatch):
+    monkeypatch.setitem(linecache.cache, name, (len(_CELL), None, _CELL.splitlines(keepends=True), name))
+    namespace = {"__name__": "__main__"}
+    exec(compile(_CELL, name, "exec"), namespace)
+    return namespace["outer"]
+
+
+def _sent(function, sources):
+    message = pack(GangMessageKind.CALL, 1, function, share=False, reduce=sources.reduce)
+    return pickle.loads(message.payload.body)
+
+
+@pytest.mark.parametrize(("file", "name"), [(_FILE, "In[3]"), ("<doctest>", "<doctest>")])
+def test_code_of_a_cell_arrives_under_the_cells_name(file, name, monkeypatch):
+    sources = NotebookSources(_Shell())
+    arrived = _sent(_defined(file, monkeypatch), sources)
+    assert sources.lines == {name: _CELL}
+    assert arrived.__code__.co_filename == name
+    assert arrived(1).__code__.co_filename == name
+    with pytest.raises(ZeroDivisionError):
+        arrived(1)()
+
+
+def test_code_of_a_file_is_left_as_it_is(monkeypatch):
+    sources = NotebookSources(_Shell())
+    monkeypatch.setitem(linecache.cache, __file__, (1, 2.0, ["x"], __file__))
+    assert _sent(lambda: 1, sources).__code__.co_filename == __file__
+    assert sources.lines == {}
+
+
+def test_outside_of_a_notebook_there_is_no_shell(monkeypatch):
+    monkeypatch.delitem(ipython.sys.modules, "IPython", raising=False)
+    assert ipython.find_sources() is None and ipython.find_kernel_shell() is None
+    terminal = SimpleNamespace(get_ipython=lambda: SimpleNamespace())
+    monkeypatch.setitem(ipython.sys.modules, "IPython", terminal)
+    assert ipython.find_kernel_shell() is None

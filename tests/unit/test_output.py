@@ -48,7 +48,7 @@ class Terminal:
 
     def received(self, output: Output) -> tuple[bytes, bytes]:
         """All that has arrived since the last time: stdout (both if merged) and stderr."""
-        assert output.close(timeout=10)
+        assert output.close(timeout=60)
         return _read_now(self.out_read), _read_now(self.err_read)
 
 
@@ -155,7 +155,7 @@ def test_a_log_file_that_takes_little_at_a_time_gets_all(tmp_path: Path, monkeyp
     assert (tmp_path / "rank-0000.out").read_bytes() == bytes(range(256))
 
 
-def test_a_prompt_is_shown_after_a_moment_and_continued_on_its_line() -> None:
+def test_a_prompt_is_shown_after_a_moment_and_continued_on_its_line_and_no_line_is_torn() -> None:
     captured = CapturedOutput()
     captured.output.write(0, "out", b"name? ")
     wait = captured.output.flush_due()
@@ -163,16 +163,10 @@ def test_a_prompt_is_shown_after_a_moment_and_continued_on_its_line() -> None:
     assert captured.wait(PARTIAL_LINE_DELAY_S / 2) == pytest.approx(PARTIAL_LINE_DELAY_S / 2)
     assert captured.wait(PARTIAL_LINE_DELAY_S) is None
     captured.output.write(0, "out", b"Bob\n")
-    captured.output.write(1, "out", b"x\n")
-    assert captured.finish() == b"[0] name? Bob\n[1] x\n"
-
-
-def test_a_partial_line_is_held_so_that_others_do_not_tear_it() -> None:
-    captured = CapturedOutput()
     captured.output.write(0, "out", b"half ")
     captured.output.write(1, "out", b"whole\n")
     captured.output.write(0, "out", b"line\n")
-    assert captured.finish() == b"[1] whole\n[0] half line\n"
+    assert captured.finish() == b"[0] name? Bob\n[1] whole\n[0] half line\n"
 
 
 def test_nothing_runs_into_a_partial_line_that_is_shown() -> None:
@@ -284,7 +278,7 @@ def test_the_last_dump_of_the_fault_handler_is_found_before_its_long_end() -> No
 def test_a_closed_stdout_is_reported_once_and_the_logs_go_on(tmp_path: Path) -> None:
     captured = CapturedOutput(1, merged=False, log_dir=tmp_path)
     captured.terminal.close(captured.terminal.out_read)
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + 60
     while b"has gone" not in (written := _read_now(captured.terminal.err_read)):
         captured.output.write(0, "out", b"line\n")
         captured.output.flush_due()
@@ -293,19 +287,28 @@ def test_a_closed_stdout_is_reported_once_and_the_logs_go_on(tmp_path: Path) -> 
         captured.output.write(0, "out", b"line\n")
         captured.output.flush_due()
     captured.output.write(0, "err", b"still here\n")
-    assert captured.output.close(timeout=10)
+    assert captured.output.close(timeout=60)
     written += _read_now(captured.terminal.err_read)
     assert written.count(b"jaxrun: the reader of stdout has gone; ") == 1
     assert written.endswith(b"[0] still here\n")
     assert len((tmp_path / "rank-0000.out").read_bytes()) % len(b"line\n") == 0
 
 
-def test_a_closed_stdout_is_no_crash() -> None:
+@pytest.mark.parametrize(
+    ("how", "why"),
+    [("closed", "Bad file descriptor"), ("/dev/full", "No space left on device")],
+    ids=["closed", "full"],
+)
+def test_a_stdout_that_cannot_be_written_is_no_crash(how: str, why: str) -> None:
     captured = CapturedOutput(1, merged=False)
-    captured.terminal.close(captured.terminal.out)
+    if how == "closed":
+        captured.terminal.close(captured.terminal.out)
+    else:
+        with open("/dev/full", "wb") as full:
+            os.dup2(full.fileno(), captured.terminal.out)
     captured.output.write(0, "out", b"x\n")
-    assert captured.output.close(timeout=10)
-    assert b"cannot write to stdout: Bad file descriptor" in _read_now(captured.terminal.err_read)
+    assert captured.output.close(timeout=60)
+    assert f"cannot write to stdout: {why}".encode() in _read_now(captured.terminal.err_read)
 
 
 def test_log_files_that_cannot_be_created_are_reported_once(tmp_path: Path) -> None:
@@ -351,16 +354,6 @@ def test_a_full_disk_is_reported_once_and_costs_logs_only(tmp_path: Path) -> Non
     assert alive == b"[1] alive"
     assert (tmp_path / "rank-0000.out").stat().st_size == 100_000
     assert (tmp_path / "rank-0001.err").read_bytes() == b"alive\n"
-
-
-@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="needs /dev/full, a device that is always full")
-def test_a_full_disk_under_stdout_is_reported_without_a_crash() -> None:
-    captured = CapturedOutput(1, merged=False)
-    with open("/dev/full", "wb") as full:
-        os.dup2(full.fileno(), captured.terminal.out)
-    captured.output.write(0, "out", b"x\n")
-    assert captured.output.close(timeout=10)
-    assert b"cannot write to stdout: No space left on device" in _read_now(captured.terminal.err_read)
 
 
 def test_the_next_attempt_has_logs_of_its_own_and_begins_on_a_new_line(tmp_path: Path) -> None:

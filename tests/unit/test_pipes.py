@@ -1,11 +1,22 @@
-"""The workers' output pipes, read into a sink that records the writes."""
+"""From the workers' pipes to the output: what is read and when, at how much at a time, and when ranks wrote."""
+
+from __future__ import annotations
 
 import fcntl
 import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from itertools import accumulate, pairwise
+from pathlib import Path
+from random import Random
 
 import pytest
 
 from jaxrun.agent.pipes import OutputPipes
+from jaxrun.output.bursts import MAX_BURSTS, OutputBursts
+from jaxrun.output.drain import Pipe, drain, drain_ready
+from jaxrun.output.output import Output
 
 
 class RecordingLogs:
@@ -148,3 +159,127 @@ def test_a_removed_rank_is_not_read(setup):
     setup.pipes.read_ready()
     setup.pipes.close()
     assert setup.output.written == {}
+
+
+# ---- how much is read at a time
+
+
+PACKAGES = str(Path(__file__).parents[2] / "launcher")
+
+
+@pytest.fixture
+def worker() -> Iterator[tuple[Pipe, int]]:
+    read, write = os.pipe()
+    fcntl.fcntl(read, fcntl.F_SETPIPE_SZ, 2**20)
+    os.set_blocking(read, False)
+    yield Pipe(read, 0, "out"), write
+    os.close(read)
+
+
+@pytest.fixture
+def output() -> Iterator[Output]:
+    with open(os.devnull, "wb") as null:
+        output = Output(1, log_dir=None, stdout_fd=null.fileno(), stderr_fd=null.fileno())
+        yield output
+        assert output.close(10)
+
+
+def never(_: float) -> None:
+    raise AssertionError("rested")
+
+
+def test_drain_reads_up_to_its_limit_and_reports_the_end(worker: tuple[Pipe, int], output: Output) -> None:
+    pipe, write = worker
+    assert drain(pipe, output) == 0
+    os.write(write, b"x" * 2**20)
+    assert drain(pipe, output, limit=2**19) == 2**19
+    assert drain(pipe, output) == 2**19
+    os.close(write)
+    assert drain(pipe, output) is None
+
+
+def test_little_is_followed_by_a_rest_and_much_or_an_end_is_not(worker: tuple[Pipe, int], output: Output) -> None:
+    pipe, write = worker
+    rests: list[float] = []
+    note: Callable[[float], None] = rests.append
+    os.write(write, b"line\n")
+    assert drain_ready([pipe], output, rest=note) == []
+    assert len(rests) == 1
+    assert drain_ready([pipe], output, rest=never) == []
+    os.write(write, (b"x" * 99 + b"\n") * 8000)
+    assert drain_ready([pipe], output, rest=never) == []
+    os.close(write)
+    assert drain_ready([pipe], output, rest=never) == [pipe]
+
+
+# A stuck reader and no disk: the pump must stop reading the worker, and go on when the reader does.
+CONGESTED = """
+import os, resource, sys, threading
+from pathlib import Path
+from jaxrun.output.drain import Pipe, drain
+from jaxrun.output.output import Output
+resource.setrlimit(resource.RLIMIT_FSIZE, (0, resource.RLIM_INFINITY))
+out_read, out = os.pipe()
+read, write = os.pipe()
+os.set_blocking(read, False)
+output = Output(1, log_dir=None, stdout_fd=out)
+line = b"x" * 99 + b"\\n"
+total = 20_000_000
+def work():
+    for _ in range(total // 10_000):
+        os.write(write, line * 100)
+    os.close(write)
+threading.Thread(target=work).start()
+pipe, count = Pipe(read, 0, "out"), 0
+while not output.congested:
+    count += drain(pipe, output)
+assert drain(pipe, output) == 0 and output.flush_due() is not None
+assert 8_000_000 < count < 16_000_000, count
+received = []
+def receive():
+    while data := os.read(out_read, 2**20):
+        received.append(data)
+receiver = threading.Thread(target=receive)
+receiver.start()
+while drain(pipe, output) is not None:
+    pass
+assert output.close(30)
+os.close(out)
+receiver.join()
+assert b"".join(received) == (b"[0] " + line) * (total // 100)
+"""
+
+
+def test_back_pressure_only_without_disk_and_nothing_is_lost() -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", CONGESTED],
+        env={"PYTHONPATH": PACKAGES, "PATH": os.environ["PATH"]},
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert done.returncode == 0, done.stderr
+
+
+# ---- when a rank wrote output
+
+
+def written(*times):
+    bursts = OutputBursts()
+    for time in times:
+        bursts.add(time, 10)
+    return bursts.bursts
+
+
+def test_what_is_written_at_nearly_the_same_time_is_one_burst():
+    assert written() == ()
+    assert written(1.0, 1.05, 1.1, 3.0, 3.0, 9.0) == ((1.0, 1.1, 30.0), (3.0, 3.0, 20.0), (9.0, 9.0, 10.0))
+
+
+def test_there_are_never_many_and_no_byte_is_lost():
+    pauses = Random(1)
+    bursts = written(*accumulate(pauses.expovariate(0.1) for _ in range(5000)))
+    assert 8 <= len(bursts) <= MAX_BURSTS
+    assert sum(count for _, _, count in bursts) == 50_000
+    assert all(end < start for (_, end, _), (start, _, _) in pairwise(bursts))
+    assert written(*range(1000)) == ((0, 999, 10_000),)

@@ -1,14 +1,21 @@
-"""A plan shows itself to people and to programs, and keeps secrets from both."""
+"""A plan: what people and programs see of it, the limits that it would exceed, and the table of backends."""
 
 import json
+import resource
 import shlex
+from importlib import import_module
 
 import pytest
 
+from jaxrun.backends import BACKENDS, HOST_OPTIONS, Backend, check_options, make_plan
+from jaxrun.cli.main import main
+from jaxrun.cli.options import parameters
+from jaxrun.errors import UsageError
 from jaxrun.job.job import Job
-from jaxrun.job.plan import Plan, Worker, to_json
+from jaxrun.job.plan import LaunchCommand, Plan, Worker, to_json
 from jaxrun.job.render import plan_summary, render_plan
 from jaxrun.protocol.env import WorkerEnv
+from jaxrun.supervisor.resource_limits import check_limits
 
 
 def _worker(rank, **more):
@@ -31,14 +38,11 @@ def _plan(**changes):
     return Plan(**{**values, **changes})
 
 
-def test_the_command_can_be_pasted_into_a_shell():
+def test_a_command_to_paste_into_a_shell_and_a_table_of_the_workers_are_shown():
     made = _plan()
-    command = render_plan(made, {}).split("\n\n4 processes")[0]
+    command, table = render_plan(made, {}).split("\n\n4 processes")
     assert shlex.split(command) == list(made.argv)
-
-
-def test_the_workers_stand_in_a_table():
-    lines = render_plan(_plan(), {}).splitlines()
+    lines = table.splitlines()
     start = lines.index("rank  host  local rank  devices  cores")
     assert lines[start + 1 : start + 5] == [
         "0     h1    0 of 2      cpu x 2  all",
@@ -55,14 +59,11 @@ def test_the_gpus_of_a_worker_are_named():
     assert "cuda:0, cuda:1 (A)" in text and "cuda:2, cuda:3 (A, B)" in text
 
 
-def test_variables_that_are_alike_stand_once_and_the_others_rank_by_rank():
+def test_variables_that_change_are_shown_once_or_rank_by_rank():
     lines = [line.strip() for line in render_plan(_plan(), {}).splitlines()]
     assert lines.count("JAXRUN_SIZE=4") == 1
     assert "JAXRUN_HOST=h2 JAXRUN_LOCAL_RANK=1 JAXRUN_RANK=3 JAX_PROCESS_ID=3" in lines
     assert any("only at the start" in line and "JAXRUN_CHANNEL_FD" in line for line in lines)
-
-
-def test_only_what_changes_is_shown():
     text = render_plan(_plan(), {"JAX_PLATFORMS": "cpu", "HOME": "/root"})
     assert "JAX_PLATFORMS" not in text and "/root" not in text
     assert "takes away: JAX_PROCESS_ID" in text and "note: a remark" in text
@@ -99,3 +100,117 @@ def test_worker_settings_reach_it_through_its_environment():
     env = made.worker_env(made.workers[0], run_dir="/runs/1", channel_fd=5, stacks_fd=6, flight_fd=7)
     assert WorkerEnv.from_env({**made.base_env({}), **env.to_env()}) == env
     assert (env.size, env.local_device_ids, env.cpus, env.run_dir) == (1, (3,), (1,), "/runs/1")
+
+
+# ---- limits that a job would exceed are told before anything is made
+
+
+def _plan_of(size, *, remote):
+    workers = tuple(Worker(rank, rank, size, "h1") for rank in range(size))
+    return _plan(workers=workers, launch_command=LaunchCommand("slurm", "srun", ("srun",)) if remote else None)
+
+
+@pytest.fixture
+def limits(monkeypatch):
+    """limits(SOFT, HARD) sets the limit of open files that is seen; returns those that are set then."""
+    made = []
+
+    def pretend(soft, hard):
+        monkeypatch.setattr(resource, "getrlimit", lambda which: (soft, hard))
+        monkeypatch.setattr(resource, "setrlimit", lambda which, pair: made.append(pair))
+        return made
+
+    return pretend
+
+
+@pytest.mark.parametrize(
+    ("size", "remote", "soft", "hard", "made"),
+    [
+        (4, False, 1024, 4096, []),
+        (100, False, 1024, 4096, [(1264, 4096)]),
+        (100, False, 1024, 1100, [(1100, 1100)]),  # enough for those that run
+        (100, False, 1024, resource.RLIM_INFINITY, [(1264, resource.RLIM_INFINITY)]),
+        (100, False, resource.RLIM_INFINITY, resource.RLIM_INFINITY, []),
+        (1000, True, 1024, 4096, [(3064, 4096)]),
+    ],
+)
+def test_the_limit_of_open_files_is_raised_as_far_as_needed(limits, size, remote, soft, hard, made):
+    found = limits(soft, hard)
+    check_limits(_plan_of(size, remote=remote))
+    assert found == made
+
+
+@pytest.mark.parametrize(
+    ("size", "remote", "message"),
+    [
+        (1000, False, "-n 1000 takes 7000 open files at least, but only 4096 are allowed here; start fewer"),
+        (2000, True, "2000 agents take 6000 open files at least, but only 4096 are allowed here"),
+    ],
+)
+def test_a_limit_that_cannot_be_raised_is_told(limits, size, remote, message):
+    made = limits(1024, 4096)
+    with pytest.raises(UsageError, match=message):
+        check_limits(_plan_of(size, remote=remote))
+    assert not made
+
+
+def test_more_processes_than_the_machine_can_run_leave_nothing_behind(monkeypatch, tmp_path, capsys):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("JAX_PLATFORMS", "cpu")
+    (tmp_path / "train.py").touch()
+    (tmp_path / "pid_max").write_text("32768\n")
+    monkeypatch.setattr("jaxrun.supervisor.resource_limits._SYSTEM_LIMITS", (str(tmp_path / "pid_max"),))
+    before = sorted(tmp_path.iterdir())
+    assert main(["-n", "9999", "train.py"]) == 2
+    assert "-n 9999 takes 39996 threads at least, but this machine runs no more than 32768" in capsys.readouterr().err
+    assert main(["-n", "99999999", "train.py"]) == 2
+    assert "-n/--processes must be 1000000 or less, not 99999999" in capsys.readouterr().err
+    assert sorted(tmp_path.iterdir()) == before
+
+
+# ---- the table of backends: what --backend offers, which options each understands, and how another is added
+
+
+@pytest.fixture
+def pbs(monkeypatch, tmp_path):
+    """A backend beside those of jaxrun, by its file and one line in the table; gives the environment of a PBS job."""
+    monkeypatch.setitem(BACKENDS, "pbs", Backend("pbs_example", HOST_OPTIONS))
+    monkeypatch.syspath_prepend(__file__.rpartition("/")[0])
+    (tmp_path / "mpiexec").symlink_to("/bin/true")
+    (tmp_path / "nodes").write_text("h1\nh1\nh2\nh2\n")
+    return {"PATH": str(tmp_path), "PBS_JOBID": "7.ctl", "PBS_NODEFILE": str(tmp_path / "nodes")}
+
+
+def test_every_backend_of_the_table_has_a_plan_and_options_that_the_command_has():
+    known = {parameter.name for parameter in parameters()}
+    for backend in BACKENDS.values():
+        assert callable(import_module(backend.module).plan) and set(backend.options) <= known
+
+
+def test_an_option_that_the_backend_does_not_understand_is_refused():
+    message = (
+        "-N/--hosts is for --backend mpirun, --backend slurm or --host-rank on each host, not for --backend local; "
+    )
+    with pytest.raises(UsageError, match=message):
+        check_options(Job(program=("p",), hosts=2))
+    check_options(Job(program=("p",), hosts=2, backend="slurm"))
+    check_options(Job(program=("p",), interface="eth0", backend="attach"))
+
+
+def test_a_new_backend_is_one_file_and_one_line(pbs, tmp_path, monkeypatch, capsys):
+    job = Job(program=("train.py",), backend="pbs", hosts=2)
+    check_options(job)
+    plan = make_plan(job, pbs, "0123456789abcdef" * 2)
+    assert [worker.host for worker in plan.workers] == ["h1", "h1", "h2", "h2"]
+    assert plan.launch_command.title == "mpiexec in PBS job 7.ctl"
+    options = {parameter.name: parameter for parameter in parameters()}
+    assert options["backend"].metavar == "local|mpirun|slurm|pbs" and "pbs" in options["backend"].type.choices
+    assert options["hosts"].help == "Real hosts, with mpirun, slurm, pbs or --host-rank."
+    (tmp_path / "train.py").write_text("")
+    monkeypatch.chdir(tmp_path)
+    for name, value in pbs.items():
+        monkeypatch.setenv(name, value)
+    assert main(["--backend", "pbs", "-n", "3", "--dry-run", "train.py"]) == 0
+    page = capsys.readouterr().out
+    assert page.startswith(f"{tmp_path}/mpiexec --line-buffer --envall -n 3 --hosts h1,h1,h2 ")
+    assert "3 processes on 2 hosts by mpiexec in PBS job 7.ctl" in page

@@ -1,9 +1,20 @@
-"""The mark's arguments, and the errors for impossible ones."""
+"""What users give the pytest plugin: its mark and options; and what it finds around it."""
 
+from types import SimpleNamespace
+
+import cloudpickle
 import pytest
+from _pytest.assertion.rewrite import AssertionRewriter
 
+import jaxrun
+import jaxrun_runtime
 from jaxrun.errors import UsageError
 from jaxrun.pytest_plugin.mark import GangKey, MarkSpec, is_parametrized, parse_counts, parse_mark
+from jaxrun.pytest_plugin.options import PluginOptions, read_options
+from jaxrun.pytest_plugin.plugin import find_mpi_rank
+from jaxrun.pytest_plugin.session import session_settings
+
+# ---- the mark
 
 
 @pytest.mark.parametrize(
@@ -72,3 +83,81 @@ def test_a_wrong_value_is_refused_and_shown(kwargs, message):
 )
 def test_a_gang_key_is_written_as_a_sentence_and_as_a_label(gang, words, label):
     assert (str(gang), gang.label) == (words, label)
+
+
+# ---- options
+
+GIVEN = {
+    "gang_backend": None,
+    "gang_options": [],
+    "gang_report": "first",
+    "gang_fresh": False,
+    "no_gang": False,
+    "gang_timeout": None,
+    "gang_grace": 1.5,
+    "usepdb": False,
+}
+
+
+def options(ini="300", **given):
+    return read_options(SimpleNamespace(getoption={**GIVEN, **given}.__getitem__, getini={"gang_timeout": ini}.get))
+
+
+def test_options_have_defaults_and_their_values():
+    assert options() == PluginOptions("local", (), False, False, False, 300.0, 1.5, False)
+    assert options("7").timeout == 7.0 and options("7", gang_timeout=2.5).timeout == 2.5
+    assert options(gang_report="all").show_all and options(gang_fresh=True).fresh and options(no_gang=True).disabled
+    assert options(usepdb=True).debug and options(gang_grace=9.0).grace == 9.0
+
+
+def test_a_single_test_is_run_again_with_the_options_for_gangs():
+    assert options().rerun_args() == []
+    given = options(gang_backend="mpirun", gang_options=["-H 'h 1'", "--time 3"])
+    assert given.jaxrun_args == ("-H", "h 1", "--time", "3")
+    assert given.rerun_args() == ["--gang-backend=mpirun", "--gang-options=-H 'h 1' --time 3"]
+
+
+@pytest.mark.parametrize(
+    ("ini", "given", "message"),
+    [
+        ("soon", {}, "gang_timeout = 'soon' is no number of seconds"),
+        ("300", {"gang_timeout": 0.0}, "--gang-timeout 0: must be above 0 seconds"),
+        ("300", {"gang_options": ["-H 'h1"]}, "--gang-options -H 'h1: No closing quotation"),
+    ],
+)
+def test_a_wrong_option_is_refused(ini, given, message):
+    with pytest.raises(pytest.UsageError, match=message):
+        options(ini, **given)
+
+
+def test_all_ranks_are_told_the_same_seed_for_the_examples_of_hypothesis(pytestconfig):
+    pytest.importorskip("hypothesis")
+    if pytestconfig.getoption("hypothesis_seed", 0) is not None:
+        pytest.skip("this pytest has a seed, or no plugin of hypothesis")
+    seeds = [session_settings(pytestconfig, (), "", False).options["hypothesis_seed"] for _ in range(2)]
+    assert len({cloudpickle.loads(seed) for seed in seeds} - {None}) == 2
+
+
+# ---- what is around
+
+
+@pytest.mark.parametrize(
+    ("environ", "expected"),
+    [
+        ({}, None),
+        ({"OMPI_COMM_WORLD_RANK": "1", "OMPI_COMM_WORLD_SIZE": "4"}, (1, 4)),
+        ({"OMPI_COMM_WORLD_RANK": "0", "OMPI_COMM_WORLD_SIZE": "1"}, None),
+        ({"OMPI_COMM_WORLD_RANK": "7", "OMPI_COMM_WORLD_SIZE": "4"}, None),
+        ({"JAXRUN_RANK": "1", "JAXRUN_SIZE": "2", "OMPI_COMM_WORLD_RANK": "1", "OMPI_COMM_WORLD_SIZE": "4"}, None),
+        ({"SLURM_PROCID": "0", "SLURM_NTASKS": "4"}, None),
+    ],
+    ids=["alone", "mpirun", "mpirun of one", "nonsense", "a rank of ours", "a batch script"],
+)
+def test_a_process_is_one_of_several_if_they_were_started_together(environ, expected):
+    found = find_mpi_rank(environ)
+    assert (found and (found.rank, found.size)) == expected
+
+
+@pytest.mark.parametrize("package", [jaxrun, jaxrun_runtime])
+def test_pytest_does_not_warn_of_packages_that_a_rank_has_imported(package):
+    assert AssertionRewriter.is_rewrite_disabled(package.__doc__)

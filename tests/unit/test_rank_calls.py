@@ -22,6 +22,16 @@ def serve(monkeypatch):
         yield run
 
 
+@pytest.fixture
+def answers(serve):
+    """answers(fn, …) → all messages of the rank that runs this function, as Caller.run calls it."""
+
+    def run(*call, **note):
+        return serve(lambda caller: (caller.run(*call, **note), caller.receive_all())[1])
+
+    return run
+
+
 def current():
     return calls.current_call()
 
@@ -70,16 +80,11 @@ def test_values_that_come_after_a_function_has_ended_are_ignored(serve):
     assert serve(call) == (GangMessageKind.RESULT, "next")
 
 
-def test_results_follow_the_rule_for_jax_arrays(serve, monkeypatch):
+def test_results_follow_the_rule_for_jax_arrays(answers, monkeypatch):
     monkeypatch.setattr(
         array_pickling, "reduce_array", lambda value: (str, ("made",)) if value == 1j else NotImplemented
     )
-
-    def call(caller):
-        caller.run(lambda: [1j])
-        return caller.receive()
-
-    assert serve(call) == (GangMessageKind.RESULT, ["made"])
+    assert answers(lambda: [1j]) == [(GangMessageKind.RESULT, ["made"])]
 
 
 # ---- raising
@@ -115,12 +120,8 @@ def test_an_exception_is_sent_and_the_rank_goes_on(serve, fn, words):
     assert after == (GangMessageKind.RESULT, "alive")
 
 
-def test_a_traceback_has_the_users_frames_only(serve):
-    def call(caller):
-        caller.run(lambda: _raise(Own("x")))
-        return caller.receive()
-
-    _, failure = serve(call)
+def test_a_traceback_has_the_users_frames_only(answers):
+    ((_, failure),) = answers(lambda: _raise(Own("x")))
     assert failure["home"] == __name__ and "in _raise" in failure["traceback"]
     assert "jaxrun_runtime" not in failure["traceback"]
 
@@ -137,77 +138,54 @@ def test_a_call_that_cannot_be_unpickled_is_reported(serve):
 # ---- printing
 
 
-def test_output_goes_to_the_caller_and_to_the_log(serve, capsys):
+def test_output_goes_to_the_caller_and_to_the_log(answers, capsys):
     def printing():
         print("one\ntwo")
         print("trouble", file=sys.stderr)
         print("half", end="")
         return sys.stdout.isatty(), sys.stdout.encoding
 
-    def call(caller):
-        caller.run(printing, print=True)
-        return caller.receive_all()
-
-    *printed, last = serve(call)
+    *printed, last = answers(printing, print=True)
     assert "".join(text for kind, text in printed if kind is GangMessageKind.STDOUT) == "one\ntwo\nhalf"
     assert "".join(text for kind, text in printed if kind is GangMessageKind.STDERR) == "trouble\n"
     assert last == (GangMessageKind.RESULT, (False, sys.stdout.encoding))
     assert capsys.readouterr() == ("one\ntwo\nhalf", "trouble\n")
 
 
-def test_output_goes_to_the_log_only_if_no_caller_reads_it(serve, capsys):
-    def call(caller):
-        caller.run(lambda: print("quiet"))
-        return caller.receive()
-
-    assert serve(call) == (GangMessageKind.RESULT, None)
+def test_output_goes_to_the_log_only_if_no_caller_reads_it(answers, capsys):
+    assert answers(lambda: print("quiet")) == [(GangMessageKind.RESULT, None)]
     assert capsys.readouterr().out == "quiet\n"
 
 
-def test_a_function_that_fails_has_printed_what_it_had(serve):
+def test_a_function_that_fails_has_printed_what_it_had(answers):
     def printing():
         print("before", end="", flush=True)
         print(" the end", end="")
         raise Own("x")
 
-    def call(caller):
-        caller.run(printing, print=True)
-        return caller.receive_all()
-
-    first, second, (kind, _) = serve(call)
-    assert (first, second, kind) == (
-        (GangMessageKind.STDOUT, "before"),
-        (GangMessageKind.STDOUT, " the end"),
-        GangMessageKind.EXCEPTION,
-    )
+    *printed, (kind, _) = answers(printing, print=True)
+    assert printed == [(GangMessageKind.STDOUT, "before"), (GangMessageKind.STDOUT, " the end")]
+    assert kind is GangMessageKind.EXCEPTION
 
 
-def test_surrogates_and_threads_print_too(serve):
+def test_surrogates_and_threads_print_too(answers):
     def printing():
         thread = threading.Thread(target=print, args=("from a thread",))
         thread.start()
         thread.join()
         sys.stdout.write("\udcff\n")
 
-    def call(caller):
-        caller.run(printing, print=True)
-        return caller.receive_all()
-
-    received = [text for kind, text in serve(call) if kind is GangMessageKind.STDOUT]
+    received = [text for kind, text in answers(printing, print=True) if kind is GangMessageKind.STDOUT]
     assert "".join(received) == "from a thread\n\\udcff\n"
 
 
-def test_a_process_that_the_function_forks_sends_nothing(serve, capsys):
+def test_a_process_that_the_function_forks_sends_nothing(answers, capsys):
     def forking():
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(os, "getpid", lambda: 1)  # as it would be in the fork
             print("in the fork")
 
-    def call(caller):
-        caller.run(forking, print=True)
-        return caller.receive_all()
-
-    assert serve(call) == [(GangMessageKind.RESULT, None)]
+    assert answers(forking, print=True) == [(GangMessageKind.RESULT, None)]
     assert capsys.readouterr().out == "in the fork\n"
 
 
@@ -231,17 +209,14 @@ def test_both_sides_may_send_values_while_it_runs(serve):
 
 
 ENDS = {
-    "the caller has ended the call": (
-        lambda caller: caller.send_message(GangMessage(GangMessageKind.END_CALL, 1)),
-        True,
-    ),
-    "the gang is closed": (lambda caller: caller.send_message(GangMessage(GangMessageKind.SHUTDOWN, 0)), False),
-    "a value of another call": (lambda caller: caller.send("x", number=9), True),
+    "the caller has ended the call": (lambda caller: caller.send_message(GangMessage(GangMessageKind.END_CALL, 1)), 2),
+    "the gang is closed": (lambda caller: caller.send_message(GangMessage(GangMessageKind.SHUTDOWN, 0)), 1),
+    "a value of another call": (lambda caller: caller.send("x", number=9), 2),
 }
 
 
-@pytest.mark.parametrize(("end", "goes_on"), ENDS.values(), ids=ENDS)
-def test_a_wait_for_a_value_that_cannot_come_ends(serve, end, goes_on):
+@pytest.mark.parametrize(("end", "answered"), ENDS.values(), ids=ENDS)
+def test_a_wait_for_a_value_that_cannot_come_ends(serve, end, answered):
     def waiting():
         try:
             current().receive()
@@ -252,12 +227,12 @@ def test_a_wait_for_a_value_that_cannot_come_ends(serve, end, goes_on):
         caller.run(waiting)
         end(caller)
         received = [caller.receive()]
-        if goes_on:
+        if answered > 1:
             caller.run(lambda: "next", number=2)
             received.append(caller.receive())
         return received
 
-    assert serve(call) == [(GangMessageKind.RESULT, "over"), (GangMessageKind.RESULT, "next")][: 1 + goes_on]
+    assert serve(call) == [(GangMessageKind.RESULT, "over"), (GangMessageKind.RESULT, "next")][:answered]
 
 
 def test_the_end_of_the_caller_ends_the_rank(serve, capsys):

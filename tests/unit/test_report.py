@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from jaxrun.terminal import TerminalFormat
@@ -72,11 +72,8 @@ def test_what_a_known_text_means_stands_under_it_and_not_in_its_place() -> None:
     ]
 
 
-def test_without_a_link_none_is_shown() -> None:
+def test_without_a_link_or_a_run_directory_none_is_shown() -> None:
     assert "see:" not in report.format_report(replace(EXPLAINED, link=""), None)
-
-
-def test_without_a_run_directory_no_file_is_named() -> None:
     assert report.format_report(FAILED, None).splitlines()[-2:] == [
         "7 others were stopped 0.03 s later; none of them had a fault of its own.",
         "exit 1",
@@ -128,26 +125,17 @@ def test_a_success_is_one_line() -> None:
     assert report.format_report(verdict, RUN_DIR) == "jaxrun: done in 2.1 s (start-up 0.60 s)"
 
 
+STOPPED, ENDED = dict.fromkeys((0, 1), "was stopped"), dict.fromkeys((4, 5), "was ended by JAX")
+
+
 @pytest.mark.parametrize(
     ("victims", "line"),
     [
         ({0: "was stopped"}, "1 other was stopped 0.03 s later; it had no fault of its own."),
+        (dict.fromkeys((0, 1), "had finished"), "2 others had finished; none of them had a fault of its own."),
+        (dict.fromkeys(range(3), "lost its connection"), "3 others lost their connection; all gone 0.03 s later."),
         (
-            {0: "had finished", 1: "had finished"},
-            "2 others had finished; none of them had a fault of its own.",
-        ),
-        (
-            dict.fromkeys(range(3), "lost its connection"),
-            "3 others lost their connection; all gone 0.03 s later.",
-        ),
-        (
-            {
-                0: "was stopped",
-                1: "was stopped",
-                3: "raised KeyError",
-                4: "was ended by JAX",
-                5: "was ended by JAX",
-            },
+            STOPPED | {3: "raised KeyError"} | ENDED,
             "5 others: ranks 0-1 were stopped, ranks 4-5 were ended by JAX, rank 3 raised KeyError; "
             "all gone 0.03 s later.",
         ),
@@ -157,6 +145,7 @@ def test_victims_take_one_line(victims: dict[int, str], line: str) -> None:
     assert last_lines(replace(FAILED, victims=victims), 4)[0] == line
 
 
+@settings(max_examples=50)
 @given(
     st.builds(
         Verdict,

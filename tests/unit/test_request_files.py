@@ -1,12 +1,14 @@
-"""The files by which a running job is asked, and answers."""
+"""Asking a running job: the files by which it is asked, and answers; and when `jaxrun profile` asks again."""
 
 import json
 import os
 
 import pytest
 
+from jaxrun.errors import UnavailableError, UsageError
 from jaxrun.protocol.requests import REQUESTS_DIR, Answer, AnswerState, StacksRequest
-from jaxrun.rundir import request_files
+from jaxrun.rundir import profile_request, request_files
+from jaxrun.rundir.running_job import RequestRefused, RunningJob
 
 
 @pytest.fixture
@@ -58,3 +60,59 @@ def test_requests_of_other_users_are_not_carried_out(run_dir, tmp_path):
 def test_what_is_no_answer_is_refused(content):
     with pytest.raises(ValueError):
         Answer.from_json(json.dumps(content))
+
+
+# ---- jaxrun profile
+
+DONE = Answer(AnswerState.DONE, content={"files": 2, "bytes": 3 * 2**20})
+EARLY = Answer(AnswerState.REFUSED, "too early", {"again": True})
+LATE = Answer(AnswerState.REFUSED, "rank 1: it had made call #9 already", {"again": True, "files": 1, "bytes": 5})
+
+
+@pytest.fixture
+def asked(monkeypatch, tmp_path):
+    """Asks a job that answers so; returns what is printed, and how long the order may take at each attempt."""
+
+    def ask(*answers):
+        leads, remaining = [], list(answers)
+
+        def answer(job, request, timeout, on_progress):
+            leads.append(request.lead_s)
+            found = remaining.pop(0)
+            if found.state is AnswerState.REFUSED:
+                raise RequestRefused(found)
+            on_progress("calls #5-6 of ranks 0-1")
+            return found
+
+        monkeypatch.setattr(profile_request, "ask", answer)
+        monkeypatch.setattr(profile_request, "_RETRY_S", 0.0)
+        lines = []
+        done = profile_request.take_profile(RunningJob(tmp_path, 1), 2, None, lines.append)
+        return [*lines, done], leads
+
+    return ask
+
+
+def test_before_the_first_calls_it_waits_and_says_so_once(asked, tmp_path):
+    lines, leads = asked(EARLY, EARLY, DONE)
+    assert lines[:2] == ["too early; trying again", "profiling 2 steps: calls #5-6 of ranks 0-1 ..."]
+    assert lines[2].startswith("2 profiles, 3 MiB, in ") and f"xprof --logdir {tmp_path}/profile" in lines[2]
+    assert len(set(leads)) == 1
+
+
+def test_an_order_that_came_too_late_has_more_time_the_next_time_but_not_for_ever(asked):
+    _, leads = asked(LATE, LATE, DONE)
+    assert leads == sorted(set(leads))
+    with pytest.raises(UnavailableError, match="no profile of all ranks: rank 1: it had made call #9 already"):
+        asked(LATE, LATE, LATE, DONE)
+
+
+def test_other_refusals_are_final(asked):
+    with pytest.raises(UnavailableError, match="its program is taking a profile"):
+        asked(Answer(AnswerState.REFUSED, "its program is taking a profile of its own", {"again": False}), DONE)
+
+
+def test_a_file_is_no_directory_for_profiles(tmp_path):
+    (tmp_path / "f").touch()
+    with pytest.raises(UsageError, match="is a file, not a directory"):
+        profile_request.take_profile(RunningJob(tmp_path, 1), 1, tmp_path / "f", print)

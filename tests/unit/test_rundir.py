@@ -2,32 +2,43 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import shutil
 import tempfile
 import warnings
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
 
 import pytest
 
-from jaxrun.agent.spawn import _open_flight_recorder
+from jaxrun.agent.spawn import Spawner
 from jaxrun.errors import UsageError
+from jaxrun.job.job import Job
+from jaxrun.job.plan import Plan, Worker
 from jaxrun.output.rank_logs import RankLogs
 from jaxrun.rundir.find import find_run_dir, is_run_dir
 from jaxrun.rundir.jobs import clean, read_job
 from jaxrun.rundir.rundir import RunDir, create, to_file_name
-from jaxrun.supervisor.launch_process import _open_log
+from jaxrun.supervisor.launch_process import LaunchProcess
 
 NOW = datetime(2026, 11, 20, 21, 42)
 STRANGER = 65534
 
 
-def events(directory: RunDir) -> list[dict[str, object]]:
-    assert directory.path is not None
-    return [json.loads(line) for line in (directory.path / "events.jsonl").read_text().splitlines()]
+def events(path: Path) -> list[dict[str, object]]:
+    return [json.loads(line) for line in (path / "events.jsonl").read_text().splitlines()]
+
+
+@pytest.fixture
+def directory(tmp_path: Path) -> Iterator[RunDir]:
+    """The run directory `run`, in the process that runs the job."""
+    made = create(tmp_path / "run", base=tmp_path, name="", now=NOW)
+    yield made
+    made.close()
 
 
 def made(tmp_path: Path, request: Path | None = None, name: str = "train") -> Path:
@@ -53,23 +64,25 @@ def test_the_default_has_a_sortable_name_and_is_the_latest(tmp_path: Path) -> No
     assert [path.name for path in first.parent.iterdir() if path.name.startswith(".")] == [".gitignore"]
 
 
-def test_a_latest_that_is_no_link_is_left_alone(tmp_path: Path) -> None:
-    (tmp_path / "jaxrun-runs" / "latest").mkdir(parents=True)
+def test_what_is_there_already_in_place_of_the_link_and_of_gits_list_stays(tmp_path: Path) -> None:
+    """`.gitignore` keeps run directories out of commits."""
+    collection = tmp_path / "jaxrun-runs"
+    (collection / "latest").mkdir(parents=True)
     made(tmp_path)
-    assert (tmp_path / "jaxrun-runs" / "latest").is_dir()
-    left = sorted(path.name for path in (tmp_path / "jaxrun-runs").iterdir())
-    assert left == [".gitignore", "1120-2142-train", "latest"]
+    assert (collection / ".gitignore").read_text() == "*\n"
+    assert sorted(path.name for path in collection.iterdir()) == [".gitignore", "1120-2142-train", "latest"]
+    (collection / ".gitignore").write_text("!mine\n")
+    made(tmp_path)
+    assert (collection / "latest").is_dir() and (collection / ".gitignore").read_text() == "!mine\n"
 
 
 @pytest.mark.parametrize(
     ("name", "safe"),
     [
-        ("train", "train"),
         ("my program's", "my-program-s"),
         ("../../etc", "etc"),
         ("größe.v2", "größe.v2"),
         ("", "job"),
-        ("...", "job"),
         ("x" * 300, "x" * 60),
     ],
 )
@@ -82,86 +95,80 @@ def test_a_directory_of_the_users_is_made_or_taken_if_it_is_empty(tmp_path: Path
     assert made(tmp_path, tmp_path / "a" / "b") == tmp_path / "a" / "b"
     (tmp_path / "empty").mkdir()
     assert made(tmp_path, tmp_path / "empty") == tmp_path / "empty"
-    assert not (tmp_path / "jaxrun-runs").exists()
+    assert not (tmp_path / "jaxrun-runs").exists() and not list((tmp_path / "empty").glob(".*"))
 
 
-def test_a_directory_with_another_job_is_refused(tmp_path: Path) -> None:
+def test_anything_else_in_its_place_is_refused_and_left_as_it_is(tmp_path: Path) -> None:
     taken = made(tmp_path, tmp_path / "taken")
-    text = refusal(tmp_path, taken)
-    assert "it holds another job" in text and f"jaxrun explain {taken}" in text
-    assert "Name a new or an empty directory." in text
-
-
-def test_a_directory_with_anything_else_is_refused_and_left_as_it_is(tmp_path: Path) -> None:
+    assert refusal(tmp_path, taken).endswith(
+        f"it holds another job (see it with: jaxrun explain {taken}). Name a new or an empty directory."
+    )
+    (tmp_path / "full").mkdir()
     for name in "abcde":
-        (tmp_path / name).write_text("")
-    assert "it holds a, b, c and 2 more." in refusal(tmp_path, tmp_path)
-    assert sorted(path.name for path in tmp_path.iterdir()) == list("abcde")
-
-
-def test_a_file_in_its_place_is_refused(tmp_path: Path) -> None:
-    (tmp_path / "file").write_text("")
-    assert "is a file, not a directory" in refusal(tmp_path, tmp_path / "file")
-    assert "--no-run-dir" in refusal(tmp_path, tmp_path / "file" / "below")
+        (tmp_path / "full" / name).write_text("")
+    assert "it holds a, b, c and 2 more. Name a new" in refusal(tmp_path, tmp_path / "full")
+    assert sorted(path.name for path in (tmp_path / "full").iterdir()) == list("abcde")
+    with pytest.raises(FileExistsError):
+        RunDir(taken)
+    file = tmp_path / "full" / "a"
+    assert "is a file, not a directory" in refusal(tmp_path, file)
+    assert "--no-run-dir" in refusal(tmp_path, file / "below")
     (tmp_path / "jaxrun-runs").write_text("")
     with pytest.raises(UsageError, match="--no-run-dir"):
         create(None, base=tmp_path, name="train", now=NOW)
 
 
-def test_two_jobs_cannot_take_one_directory(tmp_path: Path) -> None:
-    made(tmp_path, tmp_path / "one")
-    with pytest.raises(FileExistsError):
-        RunDir(tmp_path / "one")
-
-
-def test_events_are_on_disk_at_once_one_per_line(tmp_path: Path) -> None:
-    directory = create(tmp_path / "run", base=tmp_path, name="", now=NOW)
+def test_events_are_on_disk_at_once_one_per_line(directory: RunDir, tmp_path: Path) -> None:
     directory.record("hello", 12.3456789, 3, host="h\n1", versions={"jax": "0.10"})
     directory.record("signal", 13.0, signal=2, odd=Path("x"), broken="\udcff")
-    assert events(directory) == [
+    assert events(tmp_path / "run") == [
         {"time": 12.345679, "event": "hello", "rank": 3, "host": "h\n1", "versions": {"jax": "0.10"}},
         {"time": 13.0, "event": "signal", "signal": 2, "odd": "x", "broken": "\udcff"},
     ]
     directory.close()
     directory.record("late", 14.0)
-    assert len(events(directory)) == 2
+    assert len(events(tmp_path / "run")) == 2
 
 
-def test_files_are_replaced_whole(tmp_path: Path) -> None:
-    directory = create(tmp_path / "run", base=tmp_path, name="", now=NOW)
+def test_files_are_replaced_whole(directory: RunDir, tmp_path: Path) -> None:
     directory.write_text("job.json", "one")
     directory.write_text("job.json", "two \udcff")
     assert sorted(path.name for path in (tmp_path / "run").iterdir()) == ["events.jsonl", "job.json"]
     assert (tmp_path / "run" / "job.json").read_text() == "two \\udcff"
-    directory.close()
 
 
-def test_a_directory_that_vanishes_is_reported_once_and_never_raised(tmp_path: Path) -> None:
-    directory = create(tmp_path / "run", base=tmp_path, name="", now=NOW)
-    (tmp_path / "run" / "events.jsonl").unlink()
-    (tmp_path / "run").rmdir()
+def test_a_directory_that_vanishes_is_reported_once_and_never_raised(directory: RunDir, tmp_path: Path) -> None:
+    shutil.rmtree(tmp_path / "run")
     errors: list[str] = []
     directory.write_text("job.json", "before anybody listens")
     directory.on_write_error(errors.append)
     directory.write_text("verdict.json", "after")
-    assert len(errors) == 1
-    assert errors[0].startswith(f"cannot write to {tmp_path / 'run'}: No such file or directory; the job goes on")
-    directory.close()
+    assert directory.make_attempt_directory(2) is None
+    assert errors == [
+        f"cannot write to {tmp_path / 'run'}: No such file or directory; the job goes on, its records are incomplete"
+    ]
 
 
-@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="this system has no /dev/full")
-def test_a_full_disk_is_reported_once_and_never_raised(tmp_path: Path) -> None:
-    directory = create(tmp_path / "run", base=tmp_path, name="", now=NOW)
-    full = os.open("/dev/full", os.O_WRONLY)
-    assert directory._events is not None
-    os.dup2(full, directory._events)
-    os.close(full)
+def test_a_full_disk_is_reported_once_and_costs_no_later_event(
+    directory: RunDir, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    room = [5, 0]  # bytes that the next writes find
+
+    def write(descriptor: int, data: bytes, write: Callable[[int, bytes], int] = os.write) -> int:
+        fits = room.pop(0) if room else len(data)
+        if not fits:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return write(descriptor, data[:fits])
+
     errors: list[str] = []
     directory.on_write_error(errors.append)
-    for _ in range(3):
-        directory.record("hello", 1.0, 0)
+    monkeypatch.setattr(os, "write", write)
+    for rank in range(4):
+        directory.record("hello", 1.0, rank)
+    monkeypatch.undo()
     assert len(errors) == 1 and "No space left on device" in errors[0]
-    directory.close()
+    _, *whole = (tmp_path / "run" / "events.jsonl").read_text().splitlines()
+    assert [json.loads(line)["rank"] for line in whole] == [2, 3]
 
 
 def test_a_job_that_wants_no_directory_gets_one_that_does_nothing(tmp_path: Path) -> None:
@@ -170,17 +177,7 @@ def test_a_job_that_wants_no_directory_gets_one_that_does_nothing(tmp_path: Path
     directory.record("hello", 1.0, 0)
     directory.write_text("job.json", "x")
     directory.close()
-    assert directory.path is None
-
-
-def test_run_directories_are_kept_out_of_commits(tmp_path: Path) -> None:
-    ignored = made(tmp_path).parent / ".gitignore"
-    assert ignored.read_text() == "*\n"
-    ignored.write_text("!mine\n")
-    made(tmp_path)
-    assert ignored.read_text() == "!mine\n"
-    made(tmp_path, tmp_path / "mine")
-    assert not list((tmp_path / "mine").glob(".*"))
+    assert (directory.path, directory.make_attempt_directory(2)) == (None, None)
 
 
 def test_the_path_that_is_shown_outlives_the_working_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -278,8 +275,15 @@ def test_no_planted_link_is_written_through(tmp_path: Path, monkeypatch: pytest.
     logs = RankLogs(run, (0,), said.append)
     logs.write(0, "out", b"output")
     logs.close()
-    os.close(_open_flight_recorder(0, run))
-    assert _open_log(run) is None
+    worker = Worker(0, 0, 1, "h1")
+    plan = Plan(Job(program=("p",)), "ab" * 16, (worker,), ("/bin/true",), {}, (), None, (), fork=False)
+    pid, pipes = Spawner(plan, os.environ, str(run), run).spawn(worker)
+    pipes.close()
+    starter = LaunchProcess("a starter", ("/bin/sh", "-c", "echo output"), os.environ, run)
+    os.waitpid(pid, 0)
+    os.waitpid(starter.pid, 0)
+    assert starter.read() == b"output\n"
+    starter.close()
     (run / "events.jsonl").unlink()
     directory = RunDir(run)
     directory.on_write_error(said.append)
@@ -335,17 +339,7 @@ def _create_as(uid: int, base: Path) -> str:
         return file.read()
 
 
-def test_each_attempt_but_the_first_has_a_directory_of_its_own_for_its_logs(tmp_path: Path) -> None:
-    made = create(tmp_path / "run", base=tmp_path, name="p", now=NOW)
-    assert made.make_attempt_directory(1) == tmp_path / "run"
-    assert made.make_attempt_directory(2) == made.make_attempt_directory(2) == tmp_path / "run" / "attempt-2"
+def test_each_attempt_but_the_first_has_a_directory_of_its_own_for_its_logs(directory: RunDir, tmp_path: Path) -> None:
+    assert directory.make_attempt_directory(1) == tmp_path / "run"
+    assert directory.make_attempt_directory(2) == directory.make_attempt_directory(2) == tmp_path / "run" / "attempt-2"
     assert (tmp_path / "run" / "attempt-2").is_dir()
-    assert RunDir(None).make_attempt_directory(2) is None
-
-
-def test_an_attempt_whose_directory_cannot_be_made_keeps_no_logs_and_says_so(tmp_path: Path) -> None:
-    made = create(tmp_path / "run", base=tmp_path, name="p", now=NOW)
-    said: list[str] = []
-    made.on_write_error(said.append)
-    shutil.rmtree(tmp_path / "run")
-    assert made.make_attempt_directory(2) is None and "cannot write to" in said[0]

@@ -32,36 +32,17 @@ def command(text):
 
 
 def test_the_script_requests_what_the_job_requests():
-    text = make(
-        hosts=2,
-        processes=8,
-        cpus_per_process=4,
-        gpus_per_host=4,
-        partition="gpu",
-        time_limit="2:00:00",
-        account="me",
-        slurm_args=("--mem=64G", "--comment", "two words"),
+    shape = {"hosts": 2, "processes": 8, "cpus_per_process": 4, "gpus_per_host": 4}
+    slurm_args = ("--mem=64G", "--comment", "two words")
+    text = make(**shape, partition="gpu", time_limit="2:00:00", account="me", slurm_args=slurm_args)
+    assert shlex.join(directives(text)) == (
+        "--job-name=train --nodes=2 --ntasks=8 --ntasks-per-node=4 --cpus-per-task=4 --gpus-per-node=4 "
+        "--partition=gpu --time=2:00:00 --account=me --mem=64G --comment 'two words' "
+        f"'--chdir={HERE}' --output=jaxrun-%j.out --export=ALL --requeue --open-mode=append --signal=B:TERM@60"
     )
-    assert directives(text) == [
-        "--job-name=train",
-        "--nodes=2",
-        "--ntasks=8",
-        "--ntasks-per-node=4",
-        "--cpus-per-task=4",
-        "--gpus-per-node=4",
-        "--partition=gpu",
-        "--time=2:00:00",
-        "--account=me",
-        "--mem=64G",
-        "--comment",
-        "two words",
-        f"--chdir={HERE}",
-        "--output=jaxrun-%j.out",
-        "--export=ALL",
-        "--requeue",
-        "--open-mode=append",
-        "--signal=B:TERM@60",
-    ]
+
+
+_TWO = ("--nodes=2", "--ntasks=2")
 
 
 @pytest.mark.parametrize(
@@ -76,19 +57,22 @@ def test_the_script_requests_what_the_job_requests():
         ({"hosts": 2, "gpus_per_host": 8}, ["--nodes=2", "--ntasks=16", "--ntasks-per-node=8", "--gpus-per-node=8"]),
         (
             {"hosts": 2, "gpus_per_host": 8, "devices_per_process": 8},
-            ["--nodes=2", "--ntasks=2", "--ntasks-per-node=1", "--gpus-per-node=8"],
+            [*_TWO, "--ntasks-per-node=1", "--gpus-per-node=8"],
         ),
-        ({"hosts": 2, "gpus_per_host": 8, "platform": "cpu"}, ["--nodes=2", "--ntasks=2", "--gpus-per-node=8"]),
+        ({"hosts": 2, "gpus_per_host": 8, "platform": "cpu"}, [*_TWO, "--gpus-per-node=8"]),
     ],
 )
 def test_the_shape_follows_from_what_is_given(request_, shape):
     assert sbatch.sbatch_options(Job(program=("p",), backend="slurm", **request_)) == shape
 
 
-def test_its_last_line_is_the_same_command_in_place_of_the_shell():
+def test_its_last_line_alone_is_a_command_the_same_one_in_place_of_the_shell():
     text = make("-n", "4", "--tag", "a 'b'", program=("my train.py", "--submit", "$HOME", "it's", ""), processes=4)
     assert command(text) == ["exec", sys.executable, "-m", "jaxrun", "--backend", "slurm", "-n", "4",
                              "--tag", "a 'b'", "my train.py", "--submit", "$HOME", "it's", ""]  # fmt: skip
+    lines = make(hosts=2, time_limit="1-0").splitlines()
+    assert [line for line in lines if line and not line.startswith("#")] == lines[-1:]
+    assert all(len(line) <= 120 for line in lines[:-1])
 
 
 def test_options_of_the_script_are_not_repeated():
@@ -99,7 +83,7 @@ def test_options_of_the_script_are_not_repeated():
     assert made[4:] == ["--slurm-args=--mpi=pmix -l", "--backend", "slurm", "-N", "2", "train.py"]
 
 
-def test_a_secret_is_passed_on_by_its_name():
+def test_a_secret_is_passed_on_by_its_name_unless_the_environment_may_not_reach_the_job():
     options = ["--env", "HF_TOKEN=hf_123", "--env=DB=postgres://me:pw@h1/x", "--env", "DEBUG=1", "--env", "AWS_SECRET"]
     program = ("train.py", "--env", "API_KEY=kept")
     text = make(*options, program=program)
@@ -108,24 +92,8 @@ def test_a_secret_is_passed_on_by_its_name():
     assert "hf_123" not in text and "pw" not in text and "# Set HF_TOKEN in that shell" in text
     secrets = sbatch.find_secrets(Job(program=program, backend="slurm"), [*options, *program])
     assert secrets == {"HF_TOKEN": "hf_123", "DB": "postgres://me:pw@h1/x"}
-
-
-def test_a_secret_stays_where_the_environment_may_not_reach_the_job():
     text = make("--env", "HF_TOKEN=hf_123", slurm_args=("--export=NONE",))
     assert "HF_TOKEN=hf_123" in command(text) and "# Set" not in text
-
-
-@pytest.mark.parametrize("umask", [0o000, 0o077])
-def test_only_its_owner_can_read_the_script(tmp_path, umask):
-    path = tmp_path / "job.sh"
-    path.write_text(WRITTEN)
-    path.chmod(0o755)
-    before = os.umask(umask)
-    try:
-        submit.write_script(path, WRITTEN)
-    finally:
-        os.umask(before)
-    assert path.stat().st_mode & 0o777 == 0o700 and [entry.name for entry in tmp_path.iterdir()] == ["job.sh"]
 
 
 def test_options_for_srun_only_are_not_passed_to_sbatch():
@@ -152,30 +120,19 @@ def test_the_users_own_options_are_not_contradicted(words, gone):
     assert any(word.startswith(gone) for word in directives(make()))
 
 
-def test_a_name_may_need_quotes():
-    text = make(tag='it\'s a "run" # 3', file="my job.sh")
+def test_a_name_may_need_quotes_and_bash_can_read_the_script():
+    text = make("-n", "4", tag='it\'s a "run" # 3', file="my job.sh", program=("my 'train'.py",), hosts=2)
     assert directives(text)[0] == '--job-name=it\'s a "run" # 3'
-    assert "sbatch 'my job.sh'" in text
+    assert "sbatch 'my job.sh'" in text and text.startswith("#!/bin/bash\n" + sbatch.SCRIPT_MARK)
     assert directives(make(program=("/a/b/train.py",)))[0] == "--job-name=train"
+    done = subprocess.run(["bash", "-n"], input=text, capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (0, "")
 
 
 @pytest.mark.parametrize("words", [{"file": "a\nb"}, {"directory": "a\nb"}, {"program": ("p", "a\nb")}])
 def test_a_word_that_a_line_cannot_hold_is_refused(words):
     with pytest.raises(UsageError, match="line by line"):
         make(**words)
-
-
-def test_bash_can_read_it():
-    text = make("-n", "4", program=("my 'train'.py",), hosts=2)
-    done = subprocess.run(["bash", "-n"], input=text, capture_output=True, text=True)
-    assert (done.returncode, done.stderr) == (0, "")
-    assert text.startswith("#!/bin/bash\n" + sbatch.SCRIPT_MARK)
-
-
-def test_every_option_is_read_before_the_first_command():
-    lines = make(hosts=2, time_limit="1-0").splitlines()
-    assert [line for line in lines if line and not line.startswith("#")] == lines[-1:]
-    assert all(len(line) <= 120 for line in lines[:-1])
 
 
 @pytest.mark.parametrize(
@@ -205,10 +162,8 @@ def test_a_job_that_goes_on_is_warned_by_sigusr2_early_enough_to_be_started_agai
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
-        ("90", 5400),
         ("90:30", 5430),
         ("1:30:00", 5400),
-        ("1-12", 129600),
         ("1-12:30", 131400),
         ("1-12:30:15", 131415),
         ("UNLIMITED", None),
@@ -219,34 +174,35 @@ def test_a_time_limit_is_read_as_slurm_reads_it(text, expected):
     assert parse_time_limit(text) == expected
 
 
-def test_no_variable_overrides_what_the_script_says():
+def test_neither_variables_nor_the_allocation_of_this_shell_override_what_the_script_says():
     theirs = {"SBATCH_OUTPUT": "y", "SBATCH_TIMELIMIT": "9", "SBATCH_WAIT": "1", "SBATCH_ARRAY_INX": "1-9"}
-    ours = {"SBATCH_ACCOUNT": "me", "SLURM_CONF": "/c", "SLURM_MPI_TYPE": "pmix", "HOME": "/root"}
-    assert submit.submission_env(WRITTEN, {**theirs, **ours}) == ours
-
-
-def test_the_allocation_of_this_shell_is_not_handed_on():
     inside = {"SLURM_JOB_ID": "7", "SLURM_CPUS_PER_TASK": "8", "SLURM_NTASKS": "9", "SLURM_TRES_PER_TASK": "cpu=8"}
-    ours = {"SLURM_CONF": "/c", "SLURM_CLUSTERS": "a", "SLURMX": "1"}
-    assert submit.submission_env(WRITTEN, {**inside, **ours}) == ours
+    ours = {"SBATCH_ACCOUNT": "me", "SLURM_CONF": "/c", "SLURM_CLUSTERS": "a", "SLURMX": "1"}
+    assert submit.submission_env(WRITTEN, {**theirs, **inside, **ours}) == ours
+    outside = {**ours, "SLURM_MPI_TYPE": "pmix"}
+    assert submit.submission_env(WRITTEN, {**theirs, **outside}) == outside
 
 
-def test_a_script_can_be_run_and_written_again(tmp_path):
+@pytest.mark.parametrize("umask", [0o000, 0o077])
+def test_a_script_can_be_run_and_written_again_and_only_its_owner_can_read_it(tmp_path, umask):
     path = tmp_path / "job.sh"
-    submit.write_script(path, WRITTEN + "1")
-    submit.write_script(path, WRITTEN)
-    assert path.read_text() == WRITTEN and os.access(path, os.X_OK)
+    path.write_text(WRITTEN + "1")
+    path.chmod(0o755)
+    before = os.umask(umask)
+    try:
+        submit.write_script(path, WRITTEN)
+    finally:
+        os.umask(before)
+    assert path.read_text() == WRITTEN and path.stat().st_mode & 0o777 == 0o700
+    assert [entry.name for entry in tmp_path.iterdir()] == ["job.sh"]
 
 
-def test_a_foreign_file_is_not_overwritten(tmp_path):
+def test_where_a_foreign_file_is_or_nothing_can_be_written_it_says_so(tmp_path):
     path = tmp_path / "train.py"
     path.write_text("precious")
     with pytest.raises(UsageError, match=r"train\.py is a file already, and no batch script"):
         submit.write_script(path, WRITTEN)
     assert path.read_text() == "precious"
-
-
-def test_where_nothing_can_be_written_it_says_so(tmp_path):
     with pytest.raises(UsageError, match=r"cannot be written to .*nowhere/job\.sh: No such file or directory"):
         submit.write_script(tmp_path / "nowhere" / "job.sh", WRITTEN)
 
@@ -257,14 +213,12 @@ def test_spare_nodes_are_asked_for_and_the_loss_of_one_is_no_end_of_the_job():
     assert "--no-kill" not in sbatch.sbatch_options(Job(program=("p",), hosts=8))
 
 
-@pytest.mark.parametrize(
-    ("said", "end"), [("5:00", 1300), ("1-00:00:00", 87400), ("UNLIMITED", None), ("NOT_SET", None), ("", None)]
-)
+@pytest.mark.parametrize(("said", "end"), [("5:00", 1300), ("UNLIMITED", None), ("NOT_SET", None), ("", None)])
 def test_when_slurm_ends_a_job_it_says_itself(tmp_path, said, end):
     squeue = tmp_path / "squeue"
     squeue.write_text(f'#!/bin/sh\n[ "$*" = "--noheader --jobs=7 --format=%L" ] && echo {said}\n')
     squeue.chmod(0o755)
-    environ = {"SLURM_JOB_ID": "7", "PATH": f"{tmp_path}:{os.environ['PATH']}"}
+    environ = {"SLURM_JOB_ID": "7", "PATH": f"{tmp_path}:/usr/bin:/bin"}
     assert end_of_allocation(environ, 1000) == end
     assert end_of_allocation({**environ, "SLURM_JOB_END_TIME": "1234"}, 1000) == 1234
     assert end_of_allocation({"PATH": environ["PATH"]}, 1000) is None

@@ -1,4 +1,6 @@
-"""What follows the handshake: whoever stands between two ends can change, repeat, leave out and reorder nothing."""
+"""The handshake, by which both sides prove that they know the token, and what follows it: whoever stands between two
+ends can change, repeat, leave out and reorder nothing.
+"""
 
 import pickle
 import socket
@@ -9,12 +11,131 @@ from jaxrun.channel.connection import AGENT_TO_HEAD, HEAD_TO_AGENT, Connection
 from jaxrun.errors import ProtocolError
 from jaxrun.protocol import auth
 from jaxrun.protocol.agent_messages import SignalWorker, WorkerSpawned
-from jaxrun.protocol.codec import MessageDecoder, encode
+from jaxrun.protocol.auth import Challenge, ClientHandshake, Rejected, ServerHandshake, Welcome, make_proof
+from jaxrun.protocol.codec import MessageDecoder, encode, message_types
 from jaxrun.protocol.gang_messages import GangMessageKind, GangMessageReader, GangMessageWriter, pack
 from jaxrun.protocol.session import Session, Tags, derive_session, digest
 
 TOKEN = auth.new_token()
 NONCES = "server's nonce", "client's nonce"
+CHANGED = "was changed, repeated or left out"
+
+
+@pytest.fixture
+def pair():
+    server, client = socket.socketpair()
+    client.setblocking(False)
+    with server, client:
+        yield server, client
+
+
+def shake_hands(pair, client_token=TOKEN):
+    """Return what became of server and client: True, or the error."""
+    sides = [ServerHandshake(pair[0], TOKEN), ClientHandshake(pair[1], client_token, 3)]
+    outcomes = [None, None]
+    for _ in range(3):
+        for index in (1, 0):
+            if outcomes[index] is None:
+                try:
+                    outcomes[index] = sides[index].advance() or None
+                except ProtocolError as error:
+                    outcomes[index] = str(error)
+                    pair[index].close()
+    assert sides[0].rank == (3 if outcomes[0] is True else -1)
+    assert sides[0].session is sides[1].session is None  # between processes of one machine there is nobody
+    return outcomes
+
+
+def test_a_peer_that_knows_the_token_is_admitted(pair):
+    assert shake_hands(pair) == [True, True]
+
+
+def test_bytes_after_the_handshake_are_left_in_the_socket(pair):
+    server, client = pair
+    accepted, connected = ServerHandshake(server, TOKEN), ClientHandshake(client, TOKEN, 0)
+    assert not connected.advance()
+    client.send(b"from the client")
+    assert accepted.advance()
+    server.send(b"from the server")
+    assert connected.advance()
+    assert (server.recv(100), client.recv(100)) == (b"from the client", b"from the server")
+
+
+def test_another_token_is_refused_and_the_server_proves_nothing(pair):
+    assert shake_hands(pair, client_token="guess") == [
+        "does not know the job's token",
+        "refuses: it does not know the token of this job",
+    ]
+
+
+def receive(connection):
+    decoder = MessageDecoder(message_types(auth.ToClient | auth.ToServer))
+    while not (found := decoder.feed(connection.recv(decoder.missing_bytes))):
+        pass
+    return found[0]
+
+
+def test_a_server_that_does_not_know_the_token_is_refused(pair):
+    server, client = pair
+    handshake = ClientHandshake(client, TOKEN, 0)
+    server.sendall(encode(Challenge(auth.HANDSHAKE_VERSION, "0" * 64)))
+    assert not handshake.advance()
+    response = receive(server)
+    server.sendall(encode(Welcome(response.proof)))  # reflected: the two roles prove different things
+    with pytest.raises(ProtocolError, match="does not know this job's token"):
+        handshake.advance()
+    assert TOKEN not in repr(response)
+
+
+@pytest.mark.parametrize("nonce", ["", "0" * 63, "0" * 63 + " ", "0" * 65, "G" * 64, "٣" * 64])
+def test_what_is_no_nonce_is_not_proved(pair, nonce):
+    """A proof joins nonces by spaces, so that another split of the same text would be proved with it."""
+    server, client = pair
+    server.sendall(encode(Challenge(auth.HANDSHAKE_VERSION, nonce)))
+    with pytest.raises(ProtocolError):
+        ClientHandshake(client, TOKEN, 0).advance()
+    handshake = ServerHandshake(client, TOKEN)
+    server.sendall(encode(auth.ChallengeResponse(0, nonce, "0" * 64)))
+    with pytest.raises(ProtocolError, match="is no nonce"):
+        handshake.advance()
+
+
+def test_a_server_cannot_skip_the_challenge(pair):
+    server, client = pair
+    server.sendall(encode(Welcome(make_proof(TOKEN, "server", 0, "", ""))))
+    with pytest.raises(ProtocolError, match="does not know this job's token"):
+        ClientHandshake(client, TOKEN, 0).advance()
+
+
+def test_no_two_handshakes_are_alike(pair):
+    server, client = pair
+    challenges = []
+    for _ in range(2):
+        ServerHandshake(server, TOKEN)
+        challenges.append(receive(client).nonce)
+    assert len(set(challenges)) == 2 and all(len(nonce) == 64 for nonce in challenges)
+
+
+def test_a_closed_connection_is_distinguished_from_an_unknown_token(pair):
+    server, client = pair
+    handshake = ClientHandshake(client, TOKEN, 0)
+    server.sendall(encode(Challenge(auth.HANDSHAKE_VERSION, "0" * 64))[:-1])
+    server.shutdown(socket.SHUT_WR)
+    with pytest.raises(ProtocolError, match="hangs up"):
+        handshake.advance()
+    client.close()
+    with pytest.raises(ProtocolError, match="closed the connection before"):
+        ServerHandshake(server, TOKEN).advance()
+
+
+def test_a_reason_to_refuse_is_passed_on(pair):
+    server, client = pair
+    server.sendall(encode(Rejected("it is full")))
+    with pytest.raises(ProtocolError, match="refuses: it is full"):
+        ClientHandshake(client, TOKEN, 0).advance()
+
+
+# ---- the session
 
 
 class Executed(Exception):
@@ -36,8 +157,8 @@ def tcp():
     with socket.create_server(("127.0.0.1", 0)) as listening:
         client = socket.create_connection(listening.getsockname())
         server, _ = listening.accept()
-    client.settimeout(10)
-    server.settimeout(10)
+    client.settimeout(60)
+    server.settimeout(60)
     with client, server:
         yield server, client
 
@@ -71,18 +192,11 @@ def test_both_ends_of_a_connection_over_tcp_have_the_session_and_messages_pass(t
         assert head.receive() == [WorkerSpawned(3, number)]
 
 
-def test_between_processes_of_one_machine_there_is_nobody_and_so_no_session():
-    server, client = socket.socketpair()
-    with server, client:
-        client.setblocking(False)
-        accepted, connected = auth.ServerHandshake(server, TOKEN), auth.ClientHandshake(client, TOKEN, 3)
-        while not connected.advance():
-            accepted.advance()
-        assert accepted.session is connected.session is None
-
-
-def test_what_the_head_sends_is_accepted_as_it_is():
+def test_both_ends_derive_the_same_keys_and_what_the_head_sends_is_accepted_as_it_is():
     head, agent = sessions()
+    assert isinstance(head, Session)
+    assert agent.sent.next(b"x") == head.received.next(b"x")
+    assert sessions()[0].sent.next(b"x") != sessions()[1].sent.next(b"x")
     raw = frame(head.sent, SignalWorker(1)) + frame(head.sent, SignalWorker(2))
     assert received_by_agent(raw, agent) == [SignalWorker(1), SignalWorker(2)]
 
@@ -103,14 +217,14 @@ def test_messages_are_neither_repeated_nor_left_out_nor_swapped():
     for order in ([0, 0], [1], [1, 0]):
         head, agent = sessions()
         frames = [frame(head.sent, SignalWorker(number)) for number in (1, 2)]
-        with pytest.raises(ProtocolError, match="was changed, repeated or left out"):
+        with pytest.raises(ProtocolError, match=CHANGED):
             received_by_agent(b"".join(frames[index] for index in order), agent)
 
 
 def test_a_message_does_not_come_back_to_its_sender():
     _, agent = sessions()
     raw = frame(agent.sent, SignalWorker(1))
-    with pytest.raises(ProtocolError, match="was changed, repeated or left out"):
+    with pytest.raises(ProtocolError, match=CHANGED):
         received_by_agent(raw, agent)
 
 
@@ -118,7 +232,7 @@ def test_a_message_does_not_come_back_to_its_sender():
 def test_a_message_of_another_connection_is_none_of_this_one(other):
     _, agent = sessions()
     head, _ = sessions(**other)
-    with pytest.raises(ProtocolError, match="was changed, repeated or left out"):
+    with pytest.raises(ProtocolError, match=CHANGED):
         received_by_agent(frame(head.sent, SignalWorker(1)), agent)
 
 
@@ -129,7 +243,7 @@ def test_nothing_is_unpickled_that_has_not_proved_where_it_comes_from():
         reader = GangMessageReader(other, Tags(b"the key of the gang"))
         writer.add(pack(GangMessageKind.CALL, 1, Executes(), share=False))
         writer.flush()
-        with pytest.raises(ProtocolError, match="was changed, repeated or left out"):
+        with pytest.raises(ProtocolError, match=CHANGED):
             reader.receive().load()
     with pytest.raises(Executed):
         pickle.loads(pickle.dumps(Executes()))
@@ -141,15 +255,34 @@ def test_messages_of_a_gang_pass_with_their_arrays():
         writer, reader = GangMessageWriter(one, Tags(b"key")), GangMessageReader(other, Tags(b"key"))
         for value in (b"", bytearray(1000), {"a": [1, 2.5, "x"]}):
             message = pack(GangMessageKind.VALUE, 1, value, share=False, note=b"note")
-            writer.add(message, message.digest())
+            writer.add(message, message.digests())
             assert writer.flush()
             received = reader.receive()
             assert (received.load(), received.note) == (value, b"note")
 
 
-def test_both_ends_derive_the_same_keys():
-    head, agent = sessions()
-    assert isinstance(head, Session)
-    assert head.sent.next(b"x") == agent.received.next(b"x")
-    assert agent.sent.next(b"x") == head.received.next(b"x")
-    assert head.sent.next(b"x") != agent.sent.next(b"x")
+def test_no_memory_is_taken_for_sizes_that_have_not_proved_where_they_come_from():
+    """A relay that passes a true handshake on, and then sends a header of its own."""
+    one, other = socket.socketpair()
+    with one, other:
+        reader = GangMessageReader(other, Tags(b"key"))
+        message = pack(GangMessageKind.VALUE, 1, bytes(100), share=False, note=b"note")
+        header, sizes, body = (b"".join(part) for part in message.to_parts())
+        forged = header[:12] + (2**31).to_bytes(4, "little") + (2**32).to_bytes(8, "little") + header[20:]
+        one.sendall(forged + bytes(16) + sizes + body)
+        with pytest.raises(ProtocolError, match=CHANGED):
+            reader.receive()
+
+
+def test_a_message_for_which_there_is_no_memory_is_a_protocol_error():
+    one, other = socket.socketpair()
+    with one, other:
+        writer, reader = GangMessageWriter(one, Tags(b"key")), GangMessageReader(other, Tags(b"key"))
+        message = pack(GangMessageKind.VALUE, 1, b"", share=False)
+        (header,), *_ = message.to_parts()
+        tags = Tags(b"key")
+        huge = header[:16] + (2**63).to_bytes(8, "little") + header[24:]
+        one.sendall(huge + tags.next(digest(huge)))
+        with pytest.raises(ProtocolError, match="for which there is no memory"):
+            reader.receive()
+        assert writer.flush()

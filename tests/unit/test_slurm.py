@@ -1,25 +1,125 @@
-"""The srun command of a job: its words and its environment, for allocations of every shape."""
+"""Slurm: the allocation that its variables describe, and the srun command for it."""
 
 import re
-import shutil
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from jaxrun.backends.slurm import plan
+from jaxrun.backends.slurm_allocation import Allocation, read_allocation, spread_tasks
 from jaxrun.errors import UnavailableError, UsageError
 from jaxrun.job.job import Job
 from jaxrun.job.plan import AGENT_ARGV
 
+
+def env(text):
+    return dict(word.split("=", 1) for word in text.split())
+
+
+# salloc -N3 -n5
+UNEVEN = env(
+    "SLURM_JOB_ID=2 SLURM_JOB_CPUS_PER_NODE=3,1(x2) SLURM_JOB_NODELIST=h[1-3] SLURM_NNODES=3 SLURM_NTASKS=5 "
+    "SLURM_TASKS_PER_NODE=3,1(x2)"
+)
+# sbatch -N2 -n3 -c2, in the script itself
+BATCH = env(
+    "SLURM_JOB_ID=5 SLURM_CPUS_PER_TASK=2 SLURM_JOB_CPUS_PER_NODE=4,2 SLURM_JOB_NODELIST=h[1-2] SLURM_LOCALID=0 "
+    "SLURM_NNODES=2 SLURM_NTASKS=3 SLURM_PROCID=0 SLURM_TASKS_PER_NODE=2,1"
+)
+# salloc -N2 -n4, and in it: srun -N1 -n1 bash
+STEP_OF_ONE = env(
+    "SLURM_JOB_ID=167 SLURM_CPUS_PER_TASK=1 SLURM_JOB_CPUS_PER_NODE=3,1 SLURM_JOB_NODELIST=h[1-2] SLURM_NNODES=1 "
+    "SLURM_NODELIST=h1 SLURM_NTASKS=1 SLURM_STEP_ID=0 SLURM_STEP_NUM_NODES=1 SLURM_STEP_NUM_TASKS=1"
+)
+
+
+def test_without_a_job_there_is_no_allocation():
+    assert read_allocation({}) is None
+    assert read_allocation({"SLURM_JOB_ID": "", "SLURM_CONF": "/etc/slurm.conf"}) is None
+
+
+@pytest.mark.parametrize(
+    ("environ", "expected"),
+    [
+        (UNEVEN, Allocation("2", ("h1", "h2", "h3"), (3, 1, 1), tasks=5)),
+        (UNEVEN | {"SLURM_HET_SIZE": "1"}, Allocation("2", ("h1", "h2", "h3"), (3, 1, 1), tasks=5)),
+        (BATCH, Allocation("5", ("h1", "h2"), (4, 2), tasks=3, cpus_per_task=2)),
+        (STEP_OF_ONE, Allocation("167", ("h1", "h2"), (3, 1), in_step=True)),
+    ],
+)
+def test_an_allocation_is_read_without_the_step_of_this_process(environ, expected):
+    assert read_allocation(environ) == expected
+
+
+@pytest.mark.parametrize(
+    ("environ", "tasks"),
+    [
+        # A step over all nodes was made with the allocation.
+        (STEP_OF_ONE | {"SLURM_NTASKS": "4", "SLURM_STEP_NUM_TASKS": "4", "SLURM_STEP_NUM_NODES": "2"}, 4),
+        (STEP_OF_ONE | {"SLURM_NTASKS": "4"}, 4),  # the shell of salloc, where it is a step
+        (UNEVEN | {"SLURM_NTASKS": "", "SLURM_NTASKS_PER_NODE": "2"}, 6),
+        (UNEVEN | {"SLURM_NTASKS": ""}, None),
+    ],
+)
+def test_the_tasks_that_the_allocation_was_made_for_are_counted(environ, tasks):
+    assert read_allocation(environ).tasks == tasks
+
+
+@pytest.mark.parametrize(
+    ("variables", "gpus"),
+    [
+        ({"SLURM_GPUS_PER_NODE": "a100:8", "SLURM_GPUS_ON_NODE": "4"}, 8),
+        ({"SLURM_GPUS_PER_NODE": "a100:4,v100:2"}, 6),
+        ({"SLURM_GPUS_ON_NODE": "4"}, 4),
+        ({"SLURM_GPUS": "h100:12"}, 4),
+        ({"SLURM_GPUS": "2"}, None),
+        ({}, None),
+    ],
+)
+def test_gpus_are_counted_for_each_node(variables, gpus):
+    assert read_allocation({**UNEVEN, **variables}).gpus == gpus
+
+
+@pytest.mark.parametrize(
+    ("variables", "message"),
+    [
+        ({"SLURM_HET_SIZE": "2"}, r"job 2 is heterogeneous \(SLURM_HET_SIZE=2\).*ask for one component"),
+        ({"SLURM_JOB_NODELIST": ""}, r"SLURM_JOB_NODELIST is not.*srun --jobid=2 --overlap --pty bash"),
+        ({"SLURM_JOB_CPUS_PER_NODE": ""}, r"SLURM_JOB_CPUS_PER_NODE is not"),
+        ({"SLURM_JOB_CPUS_PER_NODE": "4"}, r"h\[1-3\] names 3 nodes.*=4 counts 1"),
+        ({"SLURM_NTASKS": "many"}, r"SLURM_NTASKS='many' is not a number"),
+    ],
+)
+def test_an_allocation_that_cannot_be_used_is_refused(variables, message):
+    with pytest.raises(UsageError, match=message):
+        read_allocation({**UNEVEN, **variables})
+
+
+@pytest.mark.parametrize(
+    ("processes", "room", "counts"),
+    [  # each as srun did it
+        (5, (3, 1, 1), (3, 1, 1)),
+        (4, (3, 1, 1), (2, 1, 1)),
+        (4, (3, 1), (3, 1)),
+        (3, (4, 4), (2, 1)),
+        (5, (4, 4, 4), (2, 2, 1)),
+        (6, (4, 1), (5, 1)),
+    ],
+)
+def test_tasks_are_counted_as_srun_does(processes, room, counts):
+    assert spread_tasks(processes, room) == counts
+
+
+# ---- the srun command: its words and its environment
+
 ID = "0123456789abcdef" * 2
 
 
-@pytest.fixture(autouse=True)
-def bin_folder(tmp_path):
+@pytest.fixture(scope="module")
+def bin_folder(tmp_path_factory):
     """A folder for PATH that holds nothing but an srun; it is never run."""
-    (tmp_path / "srun").symlink_to(shutil.which("true"))
-    return tmp_path
+    folder = tmp_path_factory.mktemp("bin")
+    (folder / "srun").symlink_to("/bin/true")
+    return folder
 
 
 @pytest.fixture
@@ -45,30 +145,13 @@ def words(made):
 
 def test_the_command_contains_everything_that_srun_would_otherwise_guess(make, bin_folder):
     made = make(allocation(SLURM_NTASKS="4"))
-    assert made.launch_command.argv == (
-        str(bin_folder / "srun"),
-        "--nodes=2",
-        "--ntasks=4",
-        "--ntasks-per-node=2",
-        "--cpus-per-task=2",
-        "--distribution=block",
-        "--nodelist=h1,h2",
-        "--overlap",
-        "--kill-on-bad-exit=1",
-        "--wait=0",
-        "--input=0",
-        "--export=ALL",
-        *AGENT_ARGV,
-    )
+    asked = "--nodes=2 --ntasks=4 --ntasks-per-node=2 --cpus-per-task=2 --distribution=block --nodelist=h1,h2 --overlap"
+    always = "--kill-on-bad-exit=1 --wait=0 --input=0 --export=ALL"
+    assert made.launch_command.argv == (str(bin_folder / "srun"), *f"{asked} {always}".split(), *AGENT_ARGV)
     assert (made.launch_command.engine, made.launch_command.title) == ("slurm", "srun in Slurm job 7")
-    assert made.launch_command.set_env == {"SRUN_CPUS_PER_TASK": "2"}
-
-
-@pytest.mark.parametrize("given", ["0", "1", "all", "none"])
-def test_srun_passes_the_input_on_to_the_ranks_that_are_to_read_it(make, given):
-    made = make(allocation(SLURM_NTASKS="4"), stdin=given)
-    assert f"--input={given}" in words(made)
-    assert made.launch_command.passes_stdin
+    assert made.launch_command.set_env == {"SRUN_CPUS_PER_TASK": "2"} and made.launch_command.passes_stdin
+    for stdin in ("0", "1", "all", "none"):  # the ranks that are to read it
+        assert f"--input={stdin}" in words(make(allocation(), stdin=stdin))
 
 
 @pytest.mark.parametrize(
@@ -80,12 +163,10 @@ def test_srun_passes_the_input_on_to_the_ranks_that_are_to_read_it(make, given):
         (allocation(cpus="3,1", SLURM_NTASKS="4"), {"hosts": 1}, ["h1", "h1", "h1"]),
         (allocation(SLURM_NTASKS="4"), {"hosts": 1}, ["h1", "h1"]),
         (allocation(SLURM_NTASKS="4"), {"processes": 3}, ["h1", "h1", "h2"]),
-        (allocation(SLURM_NTASKS="4"), {"processes": 1}, ["h1"]),
         (allocation(), {"processes_per_host": 3}, ["h1", "h1", "h1", "h2", "h2", "h2"]),
         (allocation(), {"processes": 4, "processes_per_host": 4}, ["h1"] * 4),
         (allocation(cpus="64(x2)", SLURM_GPUS_PER_NODE="a100:8"), {}, ["h1"] * 8 + ["h2"] * 8),
         (allocation(SLURM_GPUS_ON_NODE="4"), {"devices_per_process": 2}, ["h1", "h1", "h2", "h2"]),
-        (allocation(SLURM_GPUS_ON_NODE="4"), {"devices_per_process": 4}, ["h1", "h2"]),
         (allocation(SLURM_GPUS_ON_NODE="4"), {"platform": "cpu"}, ["h1", "h2"]),
         (allocation(), {"gpus_per_host": 2}, ["h1", "h1", "h2", "h2"]),
     ],
@@ -95,12 +176,8 @@ def test_ranks_are_expected_where_srun_puts_them(make, found, request_, where):
     assert hosts(made) == where
     assert {f"--ntasks={len(where)}", f"--nodes={len(set(where))}"} <= words(made)
     assert f"--nodelist={','.join(dict.fromkeys(where))}" in words(made)
-
-
-def test_uneven_nodes_get_no_number_of_tasks_per_node(make):
-    assert not any(
-        word.startswith("--ntasks-per") for word in make(allocation(cpus="3,1", SLURM_NTASKS="4")).launch_command.argv
-    )
+    is_even = len({where.count(host) for host in where}) == 1
+    assert any(word.startswith("--ntasks-per-node=") for word in words(made)) == is_even
 
 
 @pytest.mark.parametrize(
@@ -118,22 +195,17 @@ def test_cpus_per_process_come_from_the_options_or_the_allocation(make, found, r
     assert f"--cpus-per-task={each}" in words(make(found, **request_))
 
 
-@given(st.lists(st.integers(1, 16), min_size=1, max_size=6), st.data())
-def test_whatever_is_started_fits_the_cpus_of_each_node(tmp_path_factory, cpus, data):
-    folder = tmp_path_factory.getbasetemp()
-    if not (folder / "srun").exists():
-        (folder / "srun").symlink_to(shutil.which("true"))
-    processes = data.draw(st.integers(1, sum(cpus)))
-    found = allocation(",".join(f"n{i}" for i in range(len(cpus))), ",".join(map(str, cpus)))
-    made = plan(Job(program=("p",), backend="slurm", processes=processes), {"PATH": str(folder), **found}, ID)
-    each = int(made.launch_command.set_env["SRUN_CPUS_PER_TASK"])
-    assert all(hosts(made).count(f"n{i}") * each <= limit for i, limit in enumerate(cpus))
-    assert hosts(made) == sorted(hosts(made)) and len(made.workers) == processes
-
-
-@pytest.mark.parametrize("mark", ["SLURM_GPUS_PER_TASK", "SLURM_JOB_GPUS", "SLURM_GPUS_ON_NODE"])
-def test_gpus_are_not_hidden_from_a_neighbour(make, mark):
-    assert "--gpu-bind=none" in words(make(allocation(**{mark: "1"})))
+@pytest.mark.parametrize(
+    ("found", "asked"),
+    [
+        *(({name: "1"}, ["--gpu-bind=none"]) for name in ("SLURM_GPUS_PER_TASK", "SLURM_JOB_GPUS")),
+        ({"SLURM_GPUS_ON_NODE": "4"}, ["--gpu-bind=none"]),
+        ({"SLURM_GPUS_ON_NODE": "4", "SLURM_GPU_BIND": "closest"}, []),  # that someone chose
+        ({}, []),
+    ],
+)
+def test_gpus_are_not_hidden_from_a_neighbour(make, found, asked):
+    assert [word for word in make(allocation(**found)).launch_command.argv if word.startswith("--gpu")] == asked
 
 
 def test_gpus_are_requested_per_node_only(make):
@@ -142,20 +214,12 @@ def test_gpus_are_requested_per_node_only(make):
     assert {"SLURM_GPUS", "SLURM_GPUS_PER_TASK"} <= set(made.launch_command.unset_env)
 
 
-def test_a_binding_of_gpus_that_someone_chose_is_kept(make):
-    made = make(allocation(SLURM_GPUS_ON_NODE="4", SLURM_GPU_BIND="closest"))
-    assert not any(word.startswith("--gpu") for word in made.launch_command.argv)
-
-
-def test_no_gpu_is_mentioned_where_there_is_none(make):
-    assert not any(word.startswith("--gpu") for word in make(allocation()).launch_command.argv)
-
-
 def test_variables_that_srun_would_read_are_taken_away(make):
     leaks = {"SLURM_NO_KILL": "1", "SLURM_LABELIO": "1", "SLURM_NTASKS_PER_NODE": "1", "SLURM_EXCLUSIVE": "1"}
     kept = {"SLURM_MPI_TYPE": "pmix", "SLURM_CPU_BIND": "cores", "SLURM_CONF": "/c"}
     made = make(allocation(SLURM_TRES_PER_TASK="cpu=8", **leaks, **kept))
     assert set(made.launch_command.unset_env) == {*leaks, "SLURM_TRES_PER_TASK"}
+    assert make(allocation(SLURM_TRES_PER_TASK="cpu=8,gres/gpu=1")).launch_command.unset_env == ()
 
 
 def test_the_binding_of_a_step_is_not_handed_on(make):
@@ -165,33 +229,17 @@ def test_the_binding_of_a_step_is_not_handed_on(make):
     assert hosts(made) == ["h1", "h2"]
 
 
-def test_resources_per_task_beyond_cpus_are_left_alone(make):
-    assert make(allocation(SLURM_TRES_PER_TASK="cpu=8,gres/gpu=1")).launch_command.unset_env == ()
-
-
 def test_further_arguments_come_last_and_win(make):
-    argv = make(allocation(), slurm_args=("--mpi=pmix", "--wait=5")).launch_command.argv
-    assert argv[-len(AGENT_ARGV) - 2 :] == ("--mpi=pmix", "--wait=5", *AGENT_ARGV)
-
-
-def test_hosts_chosen_by_the_user_are_kept(make):
+    argv = make(allocation(), slurm_args=("--mpi=pmix", "--wait=5", "--exclusive")).launch_command.argv
+    assert argv[-len(AGENT_ARGV) - 3 :] == ("--mpi=pmix", "--wait=5", "--exclusive", *AGENT_ARGV)
+    assert "--overlap" not in argv
     made = make(allocation(nodes="h[1-3]", cpus="4(x3)"), hosts=2, slurm_args=("-w", "h3,h2"))
     assert hosts(made) == ["?", "?"] and not any(word.startswith("--nodelist=h1") for word in words(made))
 
 
-def test_a_step_of_its_own_is_not_shared(make):
-    assert "--overlap" not in words(make(allocation(), slurm_args=("--exclusive",)))
-
-
-def test_no_value_of_a_variable_is_on_the_command_line(make):
-    made = make(allocation(), env={"XLA_FLAGS": "--a=1,2 --b"})
-    assert [word for word in made.launch_command.argv if "export" in word] == ["--export=ALL"]
-    assert made.set_env["XLA_FLAGS"] == "--a=1,2 --b"
-
-
-@pytest.mark.parametrize("more", [{"slurm_args": ("--overcommit",)}, {"slurm_args": ("-O",)}])
-def test_cpus_may_be_shared_on_request(make, more):
-    made = make(allocation(cpus="4,1"), processes=6, **more)
+@pytest.mark.parametrize("word", ["--overcommit", "-O"])
+def test_cpus_may_be_shared_on_request(make, word):
+    made = make(allocation(cpus="4,1"), processes=6, slurm_args=(word,))
     assert hosts(made) == ["h1"] * 5 + ["h2"] and "--cpus-per-task=1" in words(made)
 
 
@@ -212,9 +260,13 @@ def test_cpus_may_be_shared_on_request(make, more):
         (
             allocation(),
             {"slurm_args": ("--cpus-per-task=3",)},
-            "--slurm-args --cpus-per-task=3: jaxrun has to know it too; say it with --cpus-per-process",
+            "to know it too; say it with --cpus-per-process",
         ),
-        (allocation(SLURM_HET_SIZE="2"), {}, "Slurm job 7 is heterogeneous"),
+        (
+            allocation(),
+            {"hosts": 2, "spares": 1, "max_restarts": 1},
+            "-N 2 and --spares 1 take 3 hosts, and there",
+        ),
         (allocation(), {"only_ranks": (range(2, 3),)}, "names rank 2, but the ranks of this job are 0 to 1"),
     ],
 )
@@ -233,18 +285,19 @@ def test_outside_of_an_allocation_it_says_what_to_type(make):
     )
 
 
-def test_without_srun_it_says_where_one_may_be(bin_folder, make):
-    (bin_folder / "srun").unlink()
+def test_without_srun_it_says_where_one_may_be():
     with pytest.raises(UnavailableError, match=r"needs srun, which is not on PATH.*module load slurm") as caught:
-        make(allocation())
+        plan(Job(program=("train.py",), backend="slurm"), {"PATH": "/nowhere", **allocation()}, ID)
     assert caught.value.exit_code == 69
 
 
-def test_options_of_a_batch_job_inside_an_allocation_give_a_note(make):
+def test_no_value_of_a_variable_is_on_the_command_line_and_options_of_a_batch_job_give_a_note(make):
+    made = make(allocation(), env={"XLA_FLAGS": "--a=1,2 --b"})
+    assert [word for word in made.launch_command.argv if "export" in word] == ["--export=ALL"]
+    assert made.set_env["XLA_FLAGS"] == "--a=1,2 --b" and made.notes == ()
     assert make(allocation(), partition="gpu", account="me").notes == (
         "--partition, --account cannot change Slurm job 7, which runs already",
     )
-    assert make(allocation()).notes == ()
 
 
 def test_spare_nodes_are_left_and_a_restart_names_the_node_of_each_rank(make):
@@ -257,8 +310,3 @@ def test_spare_nodes_are_left_and_a_restart_names_the_node_of_each_rank(make):
     assert hosts(again) == list(placement) and "--no-kill" in words(again)
     assert {"--distribution=arbitrary", "--nodelist=h1,h1,h4,h4,h3,h3", "--nodes=3", "--ntasks=6"} <= words(again)
     assert not any(word.startswith("--ntasks-per-node") for word in words(again))
-
-
-def test_more_spares_than_nodes_are_refused(make):
-    with pytest.raises(UsageError, match="-N 2 and --spares 1 take 3 hosts, and there are 2 hosts"):
-        make(allocation(), hosts=2, spares=1, max_restarts=1)

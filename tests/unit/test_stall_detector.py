@@ -1,4 +1,7 @@
-"""When a job stalls: what counts as progress, who is told when, and after how long it is stopped."""
+"""When a job stalls: what counts as progress, who is told when, and after how long it is stopped.
+
+How the head does so is in test_stalled_jobs.py.
+"""
 
 from itertools import pairwise
 
@@ -120,63 +123,50 @@ def test_ranks_that_wait_for_each_other_are_told_of_after_30_s_and_then_half_as_
     assert len(later) == 4 and all(after >= 1.9 * before for before, after in pairwise(gaps))
 
 
-def test_all_in_locks_are_told_of():
-    assert Clock(IN_LOCK, IN_LOCK).wait(40).told
+# What ranks 0 and 1 do, how many cores rank 1 uses, and when that is told at the earliest and the latest.
+TOLD = {
+    "all in locks": (IN_LOCK, IN_LOCK, 0.0, 30, 40),
+    "one loops, without CPU time": (IN_CALL, LOOPS, 0.0, 60, 80),
+    "one loops in Python while another waits": (IN_CALL, LOOPS, 1.0, 60, 80),
+    "one loads data": (IN_CALL, LOADS, 0.0, 60, 80),
+    "one waits for data": (IN_CALL, IN_QUEUE, 0.0, 60, 80),
+    "one restores a checkpoint": (IN_CALL, RESTORES, 0.0, 60, 80),
+    "one does not answer": (IN_CALL, ("", ""), 0.0, 60, 80),
+    "one only sleeps between looks": (IN_CALL, ASLEEP, 0.2, 30, 90),
+    "a compiler uses other processes": (IN_CALL, WAITS_FOR_COMPILER, 0.0, 300, 360),
+}
 
 
-@pytest.mark.parametrize("other", [LOOPS, LOADS, IN_QUEUE, RESTORES, ("", "")])
-def test_a_rank_that_may_go_on_by_itself_is_told_of_later(other):
-    assert 60 <= Clock(IN_CALL, other).wait(90).told[0] <= 80
+@pytest.mark.parametrize(("first", "other", "cores", "earliest", "latest"), TOLD.values(), ids=TOLD)
+def test_a_job_that_stands_still_is_told_of_after_as_long_as_it_may_go_on_by_itself(
+    first, other, cores, earliest, latest
+):
+    job = Clock(first, other)
+    job.cpu[1] = cores
+    assert earliest <= job.wait(latest + 10).told[0] <= latest
 
 
-def test_a_rank_that_loops_in_python_while_another_waits_is_told_of():
-    job = Clock(IN_CALL, LOOPS)
-    job.cpu[1] = 1.0
-    assert 60 <= job.wait(90).told[0] <= 80
+PROGRESS = {
+    "all compute": (LOOPS, LOOPS, 1.0),
+    "all load data": (LOADS, LOADS, 0.0),
+    "all wait for data": (IN_QUEUE, IN_QUEUE, 0.0),
+    "all sleep": (ASLEEP, ASLEEP, 0.0),
+    "one traces": (IN_CALL, TRACES, 1.0),
+    "one compiles": (IN_CALL, COMPILES, 1.0),
+    "one compiles in threads": (IN_CALL, WAITS_FOR_COMPILER, 1.0),
+    "one computes in JAX": (IN_CALL, IN_CALL, 1.5),
+    "one works in threads": (IN_CALL, IN_THREADS, 0.5),
+    "one restores a checkpoint in threads": (IN_CALL, RESTORES, 0.5),
+    "one is debugged": (IN_CALL, AT_PROMPT, 0.0),
+    "a gang has nothing to do": (IDLE_GANG, IDLE_GANG, 0.0),
+    "a gang's rank loads data": (IDLE_GANG, LOADS, 0.0),
+}
 
 
-def test_a_rank_that_only_sleeps_between_looks_does_not_work():
-    job = Clock(IN_CALL, ASLEEP)
-    job.cpu[1] = 0.2
-    assert job.wait(90).told
-
-
-@pytest.mark.parametrize(
-    ("ranks", "cpu"),
-    [
-        ((LOOPS, LOOPS), (1.0, 1.0)),
-        ((LOADS, LOADS), (0.0, 0.0)),
-        ((IN_QUEUE, IN_QUEUE), (0.0, 0.0)),
-        ((ASLEEP, ASLEEP), (0.0, 0.0)),
-        ((IN_CALL, TRACES), (0.0, 1.0)),
-        ((IN_CALL, COMPILES), (0.0, 1.0)),
-        ((IN_CALL, WAITS_FOR_COMPILER), (0.0, 1.0)),
-        ((IN_CALL, IN_CALL), (0.0, 1.5)),
-        ((IN_CALL, IN_THREADS), (0.0, 0.5)),
-        ((IN_CALL, RESTORES), (0.0, 0.5)),
-        ((IN_CALL, AT_PROMPT), (0.0, 0.0)),
-        ((IDLE_GANG, IDLE_GANG), (0.0, 0.0)),
-        ((IDLE_GANG, LOADS), (0.0, 0.0)),
-    ],
-    ids=[
-        "all compute",
-        "all load data",
-        "all wait for data",
-        "all sleep",
-        "one traces",
-        "one compiles",
-        "one compiles in threads",
-        "one computes in JAX",
-        "one works in threads",
-        "one restores a checkpoint in threads",
-        "one is debugged",
-        "a gang has nothing to do",
-        "a gang's rank loads data",
-    ],
-)
-def test_a_job_that_makes_progress_is_not_told(ranks, cpu):
-    job = Clock(*ranks)
-    job.cpu = dict(enumerate(cpu))
+@pytest.mark.parametrize(("first", "other", "cores"), PROGRESS.values(), ids=PROGRESS)
+def test_a_job_that_makes_progress_is_not_told_of(first, other, cores):
+    job = Clock(first, other)
+    job.cpu = {0: cores if first is LOOPS else 0.0, 1: cores}
     assert job.wait(600).told == []
 
 
@@ -186,18 +176,14 @@ def test_a_rank_that_reads_its_data_while_another_waits_is_not_told_of():
     assert job.wait(600).told == []
 
 
-def test_a_compiler_that_uses_other_processes_has_ten_times_as_long():
-    assert 300 <= Clock(IN_CALL, WAITS_FOR_COMPILER).wait(400).told[0] <= 360
-
-
-def test_output_and_calls_are_progress():
-    for sign in ("written", "made"):
-        job = Clock(IN_CALL, IN_OTHER_CALL)
-        for _ in range(30):
-            getattr(job, sign)[1] += 1
-            job.wait(10)
-        assert job.told == []
-        assert job.wait(60).told, sign
+@pytest.mark.parametrize("sign", ["written", "made"])
+def test_output_and_calls_are_progress(sign):
+    job = Clock(IN_CALL, IN_OTHER_CALL)
+    for _ in range(30):
+        getattr(job, sign)[1] += 1
+        job.wait(10)
+    assert job.told == [] and set(job.asked) == {SnapshotPurpose.PROGRESS}  # only a silent job gets signals
+    assert job.wait(60).told and job.asked[-1] is SnapshotPurpose.STALL
 
 
 def test_a_job_that_stalls_again_and_again_is_told_of_less_and_less():
@@ -208,47 +194,29 @@ def test_a_job_that_stalls_again_and_again_is_told_of_less_and_less():
     assert len(job.told) == 2
 
 
-def test_only_a_job_that_is_silent_gets_signals():
-    job = Clock(IN_CALL, IN_OTHER_CALL)
-    for _ in range(30):
-        job.made[0] += 1
-        job.wait(10)
-    assert set(job.asked) == {SnapshotPurpose.PROGRESS}
-    assert job.wait(30).asked[-1] is SnapshotPurpose.STALL
-
-
-def test_a_job_that_stands_still_for_long_is_checked_less_often():
+def test_a_job_that_stands_still_for_long_or_has_thousands_of_ranks_is_checked_less_often():
     assert len(Clock(ASLEEP, ASLEEP).wait(3600).asked) < 80
-
-
-def test_a_job_of_thousands_of_ranks_is_checked_less_often():
     job = Clock(*[LOOPS] * 4000)
     job.cpu = dict.fromkeys(job.ranks, 1.0)
     assert len(job.wait(200).asked) <= 14
 
 
-def test_without_either_option_nothing_is_checked():
-    assert not StallDetector(0.0, notice=0.0, limit=None).is_needed
-
-
 # ---- devices that compute by themselves, where waiting may cost CPU time
 
 
-def test_the_same_call_of_a_gpu_may_take_long():
+def polling(calls_of_rank_1):
     job = Clock(POLLS, POLLS, polls=True)
-    job.cpu = {0: 1.0, 1: 1.0}
-    assert job.wait(600).told == []
+    job.cpu, job.made = {0: 1.0, 1: 1.0}, {0: 5, 1: calls_of_rank_1}
+    return job
 
 
-def test_a_rank_that_lacks_a_call_of_a_gpu_is_told_of_although_all_poll():
-    job = Clock(POLLS, POLLS, polls=True)
-    job.cpu, job.made = {0: 1.0, 1: 1.0}, {0: 5, 1: 4}
-    assert 60 <= job.wait(90).told[0] <= 80
+def test_the_same_call_of_a_gpu_may_take_long_but_a_rank_that_lacks_it_is_told_of_although_all_poll():
+    assert polling(5).wait(600).told == []
+    assert 60 <= polling(4).wait(90).told[0] <= 80
 
 
-def test_a_rank_that_moves_within_jax_is_told_of_only_once_it_stays(monkeypatch):
-    job = Clock(POLLS, POLLS, polls=True)
-    job.cpu, job.made = {0: 1.0, 1: 1.0}, {0: 5, 1: 4}
+def test_a_rank_that_moves_within_jax_is_told_of_only_once_it_stays():
+    job = polling(4)
     for line in range(30):
         job.ranks[1] = (dump((f"{SITE}/jax/_src/array.py", "_value"), line=line), RUNS)
         job.wait(10)
@@ -294,19 +262,16 @@ def test_a_job_that_works_is_not_stopped(ranks):
     assert job.wait(600).over_at is None
 
 
-def test_both_options_may_be_given():
+def test_both_options_may_be_given_or_none():
     job = Clock(IN_CALL, ASLEEP, limit=300.0).wait(400)
     assert 30 <= job.told[0] <= 40 and 300 <= job.over_at <= 302
+    assert not StallDetector(0.0, notice=0.0, limit=None).is_needed
 
 
-def test_polling_in_jax_is_no_progress_on_a_gpu_and_computing_is_on_a_cpu():
-    for polls in (True, False):
-        job = Clock(POLLS, notice=0.0, limit=60.0, polls=polls)
-        job.cpu[0] = 1.0
-        assert (job.wait(200).over_at is not None) is polls
-
-
-def test_compiling_for_a_gpu_is_progress():
-    job = Clock(POLLS, notice=0.0, limit=60.0, polls=True)
-    job.cpu[0], job.compiling = 1.0, {0}
-    assert job.wait(200).over_at is None
+@pytest.mark.parametrize(
+    ("polls", "compiling", "is_over"), [(True, set(), True), (False, set(), False), (True, {0}, False)]
+)
+def test_polling_in_jax_is_no_progress_on_a_gpu_and_compiling_and_computing_on_a_cpu_are(polls, compiling, is_over):
+    job = Clock(POLLS, notice=0.0, limit=60.0, polls=polls)
+    job.cpu[0], job.compiling = 1.0, compiling
+    assert (job.wait(200).over_at is not None) is is_over

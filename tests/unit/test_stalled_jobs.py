@@ -1,19 +1,27 @@
-"""A job that stalls: it is told of, and stopped where that was asked for."""
+"""The head of a job that stalls, or whose ranks wait for one that has finished: it tells, and stops the job.
+
+What counts as a stall is in test_stall_detector.py.
+"""
 
 from pathlib import Path
 
 import pytest
+from simulation import IN_JAX, IN_QUEUE
 
 from jaxrun.diagnosis.snapshot import Snapshot
+from jaxrun.head.early_exit_detector import EarlyExitDetector
+from jaxrun.protocol.snapshot_messages import SnapshotPurpose, SnapshotReply
 from jaxrun.protocol.worker_messages import ChildForked
 from jaxrun.verdict.decide import decide
 from jaxrun.verdict.stall_notice import format_stall_notice
 
-IN_JAX = """Thread 0x1 (most recent call first):
-  File "/v/lib/python3.11/site-packages/jax/_src/array.py", line 1 in _value
-  File "/home/me/train.py", line 2 in <module>
-"""
 SILENT = {"stall": 60.0}
+IN_LOCK = IN_JAX.replace("site-packages/jax/_src/array.py", "threading.py").replace("_value", "wait")
+IN_POOL = IN_JAX.replace("site-packages/jax/_src/array.py", "multiprocessing/pool.py").replace("_value", "map")
+
+
+def verdict(job):
+    return decide(job.outcome, job.hosts, started=0.0, ended=job.now)
 
 
 def test_without_progress_the_job_is_warned_once_and_stopped(simulate):
@@ -25,6 +33,8 @@ def test_without_progress_the_job_is_warned_once_and_stopped(simulate):
     job.wait(20)
     assert job.outcome.reason == "stall" and set(job.outcome.stacks) == {0, 1, 2}
     assert 60 <= job.outcome.decided_at <= 62 and job.kills() != []
+    assert verdict(job).exit_code == 124 and verdict(job).outcome == "stall" and "no progress" in verdict(job).headline
+    assert any("3 ranks" in line for line in verdict(job).details)
 
 
 def test_without_either_option_nothing_is_checked(simulate):
@@ -32,25 +42,18 @@ def test_without_either_option_nothing_is_checked(simulate):
     assert job.outcome is None and job.head.deadline() is None
 
 
-IN_POOL = """Thread 0x1 (most recent call first):
-  File "/usr/lib/python3.13/multiprocessing/pool.py", line 367 in map
-  File "/home/me/train.py", line 86 in <module>
-"""
-
-
 @pytest.mark.parametrize("limits", [SILENT, {"job": 60.0}])
 def test_a_job_that_ends_while_it_waits_for_forked_children_names_the_fork(simulate, limits):
     job = simulate(2, **limits).run().handle(ChildForked(1, 1.0, "data.py:12 make_pool"))
     job.stacks = {0: IN_POOL, 1: IN_POOL}
     job.wait(90)
-    verdict = decide(job.outcome, job.hosts, started=0.0, ended=job.now)
-    assert "forked at data.py:12 make_pool" in " ".join("\n".join(verdict.details).split())
+    assert "forked at data.py:12 make_pool" in " ".join("\n".join(verdict(job).details).split())
 
 
-@pytest.mark.parametrize("sign", ["cpu", "written"])
-def test_progress_of_one_kind_is_enough(simulate, sign):
+@pytest.mark.parametrize(("sign", "each_s"), [("cpu", 1.0), ("written", 1)])
+def test_progress_of_one_kind_is_enough(simulate, sign, each_s):
     job = simulate(3, **SILENT).run()
-    setattr(job, sign, lambda now: now)  # one core's time; a byte each second
+    setattr(job, sign, lambda now: each_s * now)  # one core's time; a byte each second
     job.wait(1000)
     assert job.outcome is None and job.printed == []
 
@@ -77,19 +80,6 @@ def test_a_rank_that_ends_is_progress(simulate):
     assert job.outcome is None
 
 
-def test_the_verdict_names_the_hang_with_its_places(simulate):
-    from jaxrun.verdict.decide import decide as decide_verdict
-
-    job = simulate(3, **SILENT).run()
-    job.wait(100)
-    verdict = decide_verdict(job.outcome, job.hosts, started=0.0, ended=job.finished_at)
-    assert verdict.exit_code == 124 and verdict.outcome == "stall" and "no progress" in verdict.headline
-    assert any("3 ranks" in line for line in verdict.details)
-
-
-IN_LOCK = IN_JAX.replace("site-packages/jax/_src/array.py", "threading.py").replace("_value", "wait")
-
-
 def test_ranks_that_wait_are_told_of_and_the_job_goes_on(simulate):
     job = simulate(3, stall_notice=30.0).run()
     job.stacks = {0: IN_JAX, 1: IN_JAX, 2: IN_LOCK}
@@ -102,16 +92,6 @@ def test_ranks_that_wait_are_told_of_and_the_job_goes_on(simulate):
     assert job.done(0, 1, 2).exit(0, 0, 1, 2).outcome.reason == "ok"
 
 
-def test_a_debugger_stops_the_stall_clock(simulate):
-    job = simulate(2, stall_notice=30.0, **SILENT).run()
-    job.stacks = {0: IN_JAX, 1: IN_LOCK}
-    job.head._snapshots.hold_stall_clock(1)
-    job.wait(600)
-    assert job.outcome is None and job.printed == []
-    job.head._snapshots.release_stall_clock(1)
-    assert job.wait(100).outcome.reason == "stall"
-
-
 def test_a_notice_without_an_explanation_says_where_the_ranks_are():
     waits = {0: "futex_do_wait", 1: "futex_do_wait", 2: ""}
     snapshot = Snapshot(0.0, dict.fromkeys(range(3), "h1"), {0: IN_JAX, 1: IN_JAX, 2: ""}, waits)
@@ -119,3 +99,86 @@ def test_a_notice_without_an_explanation_says_where_the_ranks_are():
         "no progress for 31 s: ranks 0-1 are at train.py:2 <module>, in JAX: _value; "
         "rank 2 gives no answer: it blocks signals, or is about to end · more: jaxrun stacks runs/3"
     )
+
+
+# ---- ranks that wait for one that has finished
+
+
+def test_a_rank_may_end_early_while_the_others_work(simulate):
+    job = simulate(3).run()
+    job.stacks = {1: IN_QUEUE, 2: IN_JAX}
+    job.done(0).wait(600)
+    assert job.outcome is None and not job.printed
+
+
+@pytest.mark.parametrize("leaves", [lambda job: job.done(0), lambda job: job.exit(0, 0)], ids=["done", "exit"])
+def test_others_that_wait_in_jax_for_a_rank_that_has_ended_are_stuck(simulate, leaves):
+    job = simulate(3).run().wait(5)
+    job.stacks = {1: IN_JAX, 2: IN_JAX}
+    leaves(job).wait(60)
+    assert job.outcome.reason == "early-exit" and job.outcome.stacks == {1: IN_JAX, 2: IN_JAX}
+    live = (1, 2) if job.outcome.workers[0].status == 0 else (0, 1, 2)
+    assert job.kills() == [(17_200, live)]  # 10 s after it ended, and 2 s later, each with 0.1 s for the answers
+
+
+def test_ranks_that_finish_after_a_first_snapshot_are_not_stuck(simulate):
+    job = simulate(3).run()
+    job.stacks = {1: IN_JAX, 2: IN_JAX}
+    job.done(0).wait(11)
+    job.done(1, 2).exit(0, 1, 2).exit(0, 0)
+    assert job.outcome.reason == "ok"
+
+
+STUCK, MIXED = {1: IN_JAX, 2: IN_JAX}, {1: IN_JAX, 2: IN_QUEUE}
+IDLE, BUSY = {1: 4.0, 2: 5.0}, {1: 6.0, 2: 7.0}
+ASLEEP, RUNNING = {1: "futex_wait_queue", 2: "futex_wait_queue"}, {1: "futex_wait_queue", 2: ""}
+# Successive snapshots (time, stacks, CPU seconds), what the kernel says, and whether each shows that ranks are stuck;
+# rank 0 has finished at 0.
+CHECKS = {
+    "two idle snapshots in JAX are needed": (((10, STUCK, IDLE), (12, STUCK, IDLE)), ASLEEP, [False, True]),
+    "a rank computes": (((10, STUCK, IDLE), (12, STUCK, {1: 4.0, 2: 5.5})), ASLEEP, [False, False]),
+    "a little CPU time is no work": (((10, STUCK, IDLE), (12, STUCK, {1: 4.09, 2: 5.0})), ASLEEP, [False, True]),
+    "one outside of JAX may still come": (
+        ((10, STUCK, IDLE), (12, MIXED, IDLE), (22, STUCK, IDLE), (24, STUCK, IDLE)),
+        ASLEEP,
+        [False, False, False, True],
+    ),
+    "one does not answer": (((10, {1: IN_JAX, 2: ""}, IDLE), (12, {1: IN_JAX, 2: ""}, IDLE)), ASLEEP, [False] * 2),
+    "none answers": (((10, {}, {}), (12, {}, {})), ASLEEP, [False] * 2),
+    "one is not asleep to the kernel": (((10, STUCK, IDLE), (12, STUCK, IDLE)), RUNNING, [False] * 2),
+}
+
+
+def check(detector, now, dumps, cpu, waits=ASLEEP, left_behind=False):
+    return detector.check(SnapshotReply(SnapshotPurpose.EARLY_EXIT, dumps, waits, cpu), now, left_behind=left_behind)
+
+
+@pytest.mark.parametrize(("snapshots", "waits", "stuck"), CHECKS.values(), ids=CHECKS)
+def test_ranks_are_stuck_if_all_sleep_in_jax_without_cpu_time(snapshots, waits, stuck):
+    detector = EarlyExitDetector(0.0, has_calls=False)
+    assert [check(detector, *snapshot, waits) for snapshot in snapshots] == stuck
+
+
+def test_the_second_check_comes_soon_only_if_the_first_was_suspicious():
+    detector = EarlyExitDetector(0.0, has_calls=False)
+    assert detector.next_check_s == 10.0
+    check(detector, 10.0, {1: IN_JAX}, {1: 1.0})
+    assert detector.next_check_s == 2.0
+    check(detector, 12.0, {1: IN_QUEUE}, {1: 1.0})
+    assert detector.next_check_s == 10.0
+
+
+@pytest.mark.parametrize(("stacks", "is_stuck"), [(STUCK, True), (MIXED, False)])
+def test_ranks_that_went_on_without_a_finished_rank_are_stuck_soon_even_if_they_poll(stacks, is_stuck):
+    detector = EarlyExitDetector(0.0, has_calls=True)
+    assert detector.next_check_s == 1.0
+    busy = {"waits": {1: "", 2: ""}, "left_behind": True}
+    assert not check(detector, 1.0, stacks, IDLE, **busy)
+    assert check(detector, 3.0, stacks, BUSY, **busy) is is_stuck
+
+
+def test_ranks_that_may_only_be_late_are_checked_after_ten_seconds():
+    detector = EarlyExitDetector(100.0, has_calls=True)
+    assert not check(detector, 101.0, STUCK, IDLE) and detector.next_check_s == 9.0
+    assert not check(detector, 110.0, STUCK, IDLE) and detector.next_check_s == 2.0
+    assert check(detector, 112.0, STUCK, IDLE)

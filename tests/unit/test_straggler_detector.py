@@ -1,9 +1,12 @@
-"""The head finds a rank that holds the others up, and where in its program it is."""
+"""The head finds a rank that holds the others up, and where in its program it is; the sentence about it."""
+
+from dataclasses import replace
 
 import pytest
 from timings import asynchronous, blocking, shifted, window
 
 from jaxrun.diagnosis.snapshot import Snapshot
+from jaxrun.diagnosis.straggler import Straggler
 from jaxrun.head.actions import EndReason, RecordStraggler, TakeSnapshot
 from jaxrun.head.clock_offsets import ClockOffsets
 from jaxrun.head.events import Requested
@@ -11,8 +14,9 @@ from jaxrun.head.straggler_detector import StragglerDetector
 from jaxrun.protocol.agent_messages import ClockReply
 from jaxrun.protocol.requests import StacksRequest
 from jaxrun.protocol.snapshot_messages import CallAim, RecorderSnapshot, SnapshotPurpose, SnapshotReply
-from jaxrun.verdict import decide, report
+from jaxrun.verdict import decide
 from jaxrun.verdict.stack_text import format_snapshot
+from jaxrun.verdict.straggler_text import format_straggler
 
 HOSTS = dict.fromkeys(range(3), "h1")
 LOAD = 'Thread 0x1 (most recent call first):\n  File "/job/data.py", line 10 in load\n  File "/job/train.py", line 9\n'
@@ -124,11 +128,8 @@ def test_a_job_says_at_its_end_who_held_it_up(simulate):
     job.handle(*(RecorderSnapshot(rank, flight) for rank, flight in job.flights.items()))
     job.done(0, 1, 2).exit(0, 0, 1, 2)
     assert job.outcome.reason is EndReason.OK and job.outcome.straggler.frame == "data.py:10 load"
-    text = report.format_report(decide.decide(job.outcome, job.hosts, started=0.0, ended=12.0), None)
-    assert text.splitlines()[1:] == [
-        "rank 1 came last to 100 % of calls, by 4.0 ms on average: the others waited 17 % of the time; "
-        "it was in data.py:10 load.",
-    ]
+    verdict = decide.decide(job.outcome, job.hosts, started=0.0, ended=12.0)
+    assert verdict.details == (f"{format_straggler(job.outcome.straggler, job.hosts)}.",)
 
 
 def test_nothing_is_said_of_it_where_a_rank_has_failed(simulate):
@@ -151,3 +152,47 @@ def test_stacks_say_it_too(simulate):
     snapshot = Snapshot.from_content(answer.content)
     assert snapshot.straggler.ranks == (1,)
     assert "rank 1 came last to 100 % of calls" in format_snapshot(snapshot)
+
+
+# ---- the sentence
+
+ONE = Straggler((5,), "0-7", "", 500, 490, 0.94, 0.038, 0.31, 0.3, True, "data.py:10 load")
+TWO_EACH = {rank: f"h{rank // 2 + 1}" for rank in range(8)}
+
+
+@pytest.mark.parametrize(
+    ("straggler", "hosts", "text"),
+    [
+        (
+            ONE,
+            TWO_EACH,
+            "rank 5 (h3) came last to 94 % of calls, by 38 ms on average: the others waited 31 % of the time; "
+            "it was in data.py:10 load",
+        ),
+        (
+            replace(ONE, frame="", late_s=1.234, place="train.py:88 main"),
+            dict.fromkeys(range(8), "h1"),
+            "rank 5 came last to 94 % of the calls at train.py:88, by 1.2 s on average: the others waited 31 % "
+            "of the time",
+        ),
+        (
+            replace(ONE, ranks=(4, 5), frame="", late_s=0.00123),
+            TWO_EACH,
+            "ranks 4-5 (h3) came last to 94 % of calls, by 1.2 ms on average: the others waited 31 % of the time",
+        ),
+        (
+            replace(ONE, group="4-5", frame=""),
+            TWO_EACH,
+            "rank 5 (h3) came last to 94 % of calls of ranks 4-5, by 38 ms on average: rank 4 waited 31 % of the time",
+        ),
+    ],
+)
+def test_it_names_who_came_last_and_what_that_cost(straggler, hosts, text):
+    assert format_straggler(straggler, hosts) == text
+
+
+def test_a_straggler_comes_back_as_it_was_sent():
+    assert Straggler.from_content(ONE.to_content()) == ONE
+    for wrong in ({}, [], None, {**ONE.to_content(), "late_s": None}):
+        with pytest.raises(ValueError):
+            Straggler.from_content(wrong)

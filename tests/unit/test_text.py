@@ -1,18 +1,11 @@
 """Ranks, seconds and signals as text, and ranks read back."""
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from jaxrun.errors import UsageError
-from jaxrun.text import (
-    format_ranges,
-    format_ranks,
-    format_ranks_on_hosts,
-    format_seconds,
-    format_signal,
-    parse_ranks,
-)
+from jaxrun.text import format_ranges, format_ranks, format_ranks_on_hosts, format_seconds, format_signal, parse_ranks
 
 
 @pytest.mark.parametrize(
@@ -23,46 +16,34 @@ def test_runs_are_compacted(ranks, text):
     assert format_ranges(ranks) == text
 
 
-@given(st.sets(st.integers(0, 40), min_size=1))
-def test_written_ranks_are_read_back(ranks):
-    assert set().union(*parse_ranks(format_ranges(ranks), "--x")) == ranks
-
-
-def test_one_rank_is_singular():
-    assert format_ranks(iter([4])) == "rank 4"
-    assert format_ranks([4, 5]) == "ranks 4-5"
-
-
-def test_hosts_are_shown_only_where_there_are_several():
+def test_ranks_are_named_with_their_hosts_where_there_are_several():
+    assert (format_ranks(iter([4])), format_ranks([4, 5])) == ("rank 4", "ranks 4-5")
     hosts = {0: "h1", 1: "h1", 2: "h2", 3: "h3"}
     assert format_ranks_on_hosts([2], hosts) == "rank 2 (h2)"
     assert format_ranks_on_hosts(iter([3, 0, 1]), hosts) == "ranks 0-1, 3 (h1, h3)"
     assert format_ranks_on_hosts([0, 1], {0: "h1", 1: "h1"}) == "ranks 0-1"
 
 
+@settings(max_examples=40)
 @given(st.lists(st.tuples(st.integers(0, 10**9), st.integers(0, 10**6)), min_size=1))
 def test_any_ranges_are_read_as_they_are(spans):
     text = ", ".join(f"{first}-{first + more}" if more else str(first) for first, more in spans)
     assert parse_ranks(text, "--x") == tuple(range(first, first + more + 1) for first, more in spans)
 
 
-@given(st.text(max_size=12))
-def test_any_text_is_ranks_or_a_usage_error(text):
-    try:
-        assert parse_ranks(text, "--quiet-ranks")
-    except UsageError as error:
-        assert "--quiet-ranks" in str(error)
-
-
-@pytest.mark.parametrize("text", ["", "a", "1-", "-1", "1,,2", "1-2-3", "1.5", "٣", "0x1"])
-def test_what_is_not_ranks_is_named(text):
-    with pytest.raises(UsageError, match="--only-rank takes ranks such as 1-3,7"):
-        parse_ranks(text, "--only-rank")
-
-
-def test_a_backward_range_is_turned_round_in_the_message():
-    with pytest.raises(UsageError, match="7-3 runs backwards; write 3-7"):
-        parse_ranks("1,7-3", "--quiet-ranks")
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        *(
+            (text, "--x takes ranks such as 1-3,7")
+            for text in ("", "a", "1-", "-1", "1,,2", "1-2-3", "1.5", "٣", "0x1")
+        ),
+        ("1,7-3", "7-3 runs backwards; write 3-7"),
+    ],
+)
+def test_what_is_not_ranks_is_named(text, message):
+    with pytest.raises(UsageError, match=message):
+        parse_ranks(text, "--x")
 
 
 @pytest.mark.parametrize(

@@ -235,6 +235,11 @@ def test_where_gpus_leave_no_room_the_last_line_has_one_of_its_own():
     assert len(shown) == 5
 
 
+def test_what_is_not_known_is_a_hyphen():
+    (row,) = make_table([sample(0)], 4).rows
+    assert lay_out([row], 80, {})[1].text.split() == ["0", "waits", "-", "-", "-"]
+
+
 def test_a_terminal_without_other_letters_gets_a_sparkline_of_ascii():
     lines = plain(render(view([sample(0)]), 80, 24, lambda rank: "", plain=True))
     assert "".join(lines).isascii()

@@ -13,75 +13,63 @@ from jaxrun.diagnosis.worker_outcome import WorkerOutcome
 # ---- the culprit
 
 
-def test_an_exception_outweighs_a_broken_connection_that_came_first() -> None:
-    ends = [raised(0, 9.9, GLOO), raised(2, 10.0), *stopped(1, 3)]
-    assert culprit_ranks(ends) == (2,)
-    assert culpability(ends[0]) is Culpability.CONSEQUENCE and culpability(ends[1]) is not Culpability.CONSEQUENCE
+GLOO_IN_LOG = f"ValueError: {GLOO}\n"
+ASKED_TO_LEAVE = failed(0, "", error="SystemExit", status=3)
+FINE = [
+    end(0, 1.0, 0, finished=True),
+    end(1, 1.0),
+    end(2, 2.0, -signal.SIGKILL, finished=True, killed_by_launcher=True),
+]
+INNOCENT_THREAD = (thread(2, f"ValueError: {GLOO}"),)
+CULPRITS = {
+    "an exception after a broken connection": ([raised(0, 9.9, GLOO), raised(2, 10.0), *stopped(1, 3)], (2,)),
+    "SIGKILL after one": ([raised(0, 9.9, GLOO), end(1, 10.0, -signal.SIGKILL), *stopped(2, 3)], (1,)),
+    "SIGSEGV after one": ([raised(0, 9.9, GLOO), end(1, 10.0, -signal.SIGSEGV), *stopped(2, 3)], (1,)),
+    "SIGTERM after one": ([raised(0, 9.9, GLOO), end(1, 10.0, -signal.SIGTERM), *stopped(2, 3)], (1,)),
+    "a status after one": ([raised(0, 9.9, GLOO), end(1, 10.0, 7), *stopped(2, 3)], (1,)),
+    "the earliest of two": ([raised(0, 5.0, "late"), raised(3, 4.0, "early"), *stopped(1, 2)], (3,)),
+    "the lower rank of two at once": ([raised(3, 4.0, "a"), raised(1, 4.0, "b"), *stopped(0, 2)], (1,)),
+    "all that failed alike": ([raised(rank, 5.0 - rank) for rank in range(4)], (0, 1, 2, 3)),
+    "those that failed alike": ([raised(1, 4.0), raised(2, 4.5, "another"), raised(3, 5.0), *stopped(0)], (1, 3)),
+    "not an abort that JAX explains": (
+        [end(0, 9.0, -signal.SIGABRT, stderr_tail=ABORT), end(2, 9.5, -signal.SIGABRT), *stopped(1, 3)],
+        (2,),
+    ),
+    "not who leaves for a broken connection": (
+        [end(0, 9.0, 3, failure=ASKED_TO_LEAVE, stderr_tail=f"giving up: {GLOO}\n"), end(1, 10.0, 7)],
+        (1,),
+    ),
+    "not who exits for one": ([end(0, 9.0, 5, stderr_tail=GLOO_IN_LOG), end(1, 10.0, 7)], (1,)),
+    "not who was stopped": ([end(0, 9.0, -signal.SIGKILL, killed_by_launcher=True), end(1, 10.0, 7)], (1,)),
+    "a kill from outside, whatever the log says": (
+        [end(0, 9.0, -signal.SIGKILL, stderr_tail=ABORT), raised(1, 8.0, GLOO)],
+        (0,),
+    ),
+    "status 0 before the end, rather than a consequence": ([raised(0, 8.0, GLOO), end(1, 9.0, 0)], (1,)),
+    "an exception, rather than status 0 before the end": ([raised(0, 9.5), end(1, 9.0, 0)], (0,)),
+    "a broken connection of whom a thread had died": (
+        [raised(0, 9.0, GLOO), raised(2, 9.5, GLOO, thread_failures=(thread(2),)), *stopped(1, 3)],
+        (2,),
+    ),
+    "not if the thread had died of the same": (
+        [raised(0, 9.0, GLOO), raised(2, 9.5, GLOO, thread_failures=INNOCENT_THREAD)],
+        (0,),
+    ),
+    "none of those that have finished or still run": (FINE, ()),
+    "who has a consequence, rather than those": ([*FINE, raised(3, 9.0, GLOO)], (3,)),
+}
 
 
-@pytest.mark.parametrize("status", [-signal.SIGKILL, -signal.SIGSEGV, -signal.SIGTERM, 7])
-def test_a_death_without_a_failure_report_outweighs_a_broken_connection(status: int) -> None:
-    ends = [raised(0, 9.9, GLOO), end(1, 10.0, status), *stopped(2, 3)]
-    assert culprit_ranks(ends) == (1,)
-    assert is_certain(ends)
+@pytest.mark.parametrize(("ends", "culprits"), CULPRITS.values(), ids=CULPRITS)
+def test_who_is_blamed(ends: list[WorkerOutcome], culprits: tuple[int, ...]) -> None:
+    assert culprit_ranks(ends) == culprits
 
 
-def test_the_earliest_of_two_causes_is_blamed() -> None:
-    assert culprit_ranks([raised(0, 5.0, "late"), raised(3, 4.0, "early"), *stopped(1, 2)]) == (3,)
-    assert culprit_ranks([raised(3, 4.0, "a"), raised(1, 4.0, "b"), *stopped(0, 2)]) == (1,)
-
-
-def test_those_that_failed_alike_are_blamed_together() -> None:
-    assert culprit_ranks([raised(rank, 5.0 - rank) for rank in range(4)]) == (0, 1, 2, 3)
-    assert culprit_ranks([raised(1, 4.0), raised(2, 4.5, "another"), raised(3, 5.0), *stopped(0)]) == (
-        1,
-        3,
-    )
-
-
-def test_an_abort_that_jax_explains_is_a_consequence() -> None:
-    ends = [end(0, 9.0, -signal.SIGABRT, stderr_tail=ABORT), end(2, 9.5, -signal.SIGABRT), *stopped(1, 3)]
-    assert culprit_ranks(ends) == (2,)
-    assert not is_certain(ends)
-
-
-@pytest.mark.parametrize(
-    "victim",
-    [
-        end(0, 9.0, 3, failure=failed(0, "", error="SystemExit", status=3), stderr_tail=f"giving up: {GLOO}\n"),
-        end(0, 9.0, 5, stderr_tail=f"ValueError: {GLOO}\n"),
-        end(0, 9.0, -signal.SIGKILL, killed_by_launcher=True),
-    ],
-)
-def test_ends_that_follow_another_are_no_cause(victim: WorkerOutcome) -> None:
-    assert culprit_ranks([victim, end(1, 10.0, 7)]) == (1,)
-
-
-def test_a_kill_from_outside_is_a_cause_whatever_the_log_says() -> None:
-    assert culprit_ranks([end(0, 9.0, -signal.SIGKILL, stderr_tail=ABORT), raised(1, 8.0, GLOO)]) == (0,)
-
-
-def test_a_status_0_without_a_finished_program_is_weaker_than_a_cause_and_stronger_than_a_consequence() -> None:
-    vanished = end(1, 9.0, 0)
-    assert culprit_ranks([raised(0, 8.0, GLOO), vanished]) == (1,)
-    assert culprit_ranks([raised(0, 9.5), vanished]) == (0,)
-
-
-def test_a_thread_that_died_before_makes_a_broken_connection_suspicious() -> None:
-    suspect = end(2, 9.5, 1, failure=failed(2, GLOO), thread_failures=(thread(2),))
-    assert culprit_ranks([raised(0, 9.0, GLOO), suspect, *stopped(1, 3)]) == (2,)
-    innocent = end(2, 9.5, 1, failure=failed(2, GLOO), thread_failures=(thread(2, f"ValueError: {GLOO}"),))
-    assert culprit_ranks([raised(0, 9.0, GLOO), innocent]) == (0,)
-
-
-def test_ranks_that_finished_or_still_run_are_never_blamed() -> None:
-    fine = [
-        end(0, 1.0, 0, finished=True),
-        end(1, 1.0),
-        end(2, 2.0, -signal.SIGKILL, finished=True, killed_by_launcher=True),
-    ]
-    assert culprit_ranks(fine) == ()
-    assert culprit_ranks([*fine, raised(3, 9.0, GLOO)]) == (3,)
+def test_an_exception_or_a_death_without_a_report_is_certain_and_an_abort_is_not() -> None:
+    assert culpability(raised(0, 9.9, GLOO)) is Culpability.CONSEQUENCE
+    assert culpability(raised(2, 10.0)) is not Culpability.CONSEQUENCE
+    assert is_certain([raised(0, 9.9, GLOO), end(1, 10.0, -signal.SIGKILL), *stopped(2, 3)])
+    assert not is_certain([end(0, 9.0, -signal.SIGABRT, stderr_tail=ABORT), end(2, 9.5, -signal.SIGABRT)])
 
 
 # ---- the text
@@ -96,46 +84,46 @@ def test_an_exception_is_reported_with_rank_host_and_time() -> None:
     assert (verdict.startup, verdict.run, verdict.stopping) == (2.0, 10.25, 0.25)
 
 
-@pytest.mark.parametrize(
-    ("culprit", "headline", "code", "outcome"),
-    [
-        (end(1, 1, -9), "was killed by SIGKILL (9) 1.0 s into the run.", 137, "killed"),
-        (end(1, 1, -11), "crashed with SIGSEGV (11) 1.0 s into the run.", 139, "killed"),
-        (end(1, 1, -6), "was aborted by SIGABRT (6) 1.0 s into the run.", 134, "killed"),
-        (
-            end(1, 1, -9, out_of_memory="the kernel says so"),
-            "1.0 s into the run; the kernel says so.",
-            137,
-            "killed",
-        ),
-        (
-            end(1, 1, 7),
-            "exited with status 7 without an exception (os._exit?), 1.0 s into the run.",
-            7,
-            "exited",
-        ),
-        (end(1, 1, 0), "exited with status 0 before the end of its program (os._exit?), ", 1, "early-exit"),
-        (
-            end(1, 1, -11, finished=True),
-            "crashed with SIGSEGV (11) after its program had ended, 1.0 s",
-            139,
-            "killed",
-        ),
-        (raised(1, 1, "", error="SystemExit", status=3), "ended with status 3 (sys.exit) 1.0 s", 3, "exited"),
-        (
-            raised(1, 1, "no data", error="SystemExit"),
-            "ended with status 1: sys.exit('no data')",
-            1,
-            "exited",
-        ),
-        (
-            raised(1, 1, stage="join"),
-            "raised ValueError, while joining the others, 3.0 s after the start.",
-            69,
-            "failed",
-        ),
-    ],
-)
+KINDS = {
+    "SIGKILL": (end(1, 1, -9), "was killed by SIGKILL (9) 1.0 s into the run.", 137, "killed"),
+    "SIGSEGV": (end(1, 1, -11), "crashed with SIGSEGV (11) 1.0 s into the run.", 139, "killed"),
+    "SIGABRT": (end(1, 1, -6), "was aborted by SIGABRT (6) 1.0 s into the run.", 134, "killed"),
+    "memory": (
+        end(1, 1, -9, out_of_memory="the kernel says so"),
+        "1.0 s into the run; the kernel says so.",
+        137,
+        "killed",
+    ),
+    "a status": (
+        end(1, 1, 7),
+        "exited with status 7 without an exception (os._exit?), 1.0 s into the run.",
+        7,
+        "exited",
+    ),
+    "status 0": (end(1, 1, 0), "exited with status 0 before the end of its program (os._exit?), ", 1, "early-exit"),
+    "after its program": (
+        end(1, 1, -11, finished=True),
+        "crashed with SIGSEGV (11) after its program had ended, 1.0 s",
+        139,
+        "killed",
+    ),
+    "sys.exit": (raised(1, 1, "", error="SystemExit", status=3), "ended with status 3 (sys.exit) 1.0 s", 3, "exited"),
+    "sys.exit with words": (
+        raised(1, 1, "no data", error="SystemExit"),
+        "ended with status 1: sys.exit('no data')",
+        1,
+        "exited",
+    ),
+    "joining": (
+        raised(1, 1, stage="join"),
+        "raised ValueError, while joining the others, 3.0 s after the start.",
+        69,
+        "failed",
+    ),
+}
+
+
+@pytest.mark.parametrize(("culprit", "headline", "code", "outcome"), KINDS.values(), ids=KINDS)
 def test_each_kind_of_end_has_its_text_and_its_code(
     culprit: WorkerOutcome, headline: str, code: int, outcome: str
 ) -> None:

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from diverging.world import World, kind
+from diverging import World, kind
 
 
 @kind
@@ -29,19 +29,6 @@ def shape_local_batch(world: World) -> None:
         local = {"x": np.ones((rows, 8), np.float32), "y": np.ones((rows, 1), np.float32)}
         batch = jax.tree.map(partial(jax.make_array_from_process_local_data, sharding), local)
         float(step(batch))  # shape-local-batch
-
-
-@kind
-def shape_explicit(world: World) -> None:
-    """One rank pads to another length; the columns' sums are too different for Gloo, which aborts."""
-
-    @jax.jit
-    def columns(x: jax.Array) -> jax.Array:
-        return x.sum(0)
-
-    for number in range(5):
-        width = 24 if world.odd and number == 3 else 16
-        np.asarray(columns(world.ones(world.size, width)))  # shape-explicit
 
 
 @kind
@@ -109,33 +96,6 @@ def static_argument(world: World) -> None:
     x = world.ones(world.size, 8)
     for number in range(5):
         float(powered(x, 7 if world.odd and number == 3 else 2))  # static-argument
-
-
-@kind
-def closed_over(world: World) -> None:
-    """Each rank bakes in the mean of its own data."""
-
-    x = world.ones(world.size, 8)
-    for number in range(5):
-        mean = 0.5 if world.odd and number == 3 else 0.25
-
-        @jax.jit
-        def centred(x: jax.Array, mean: float = mean) -> jax.Array:
-            return (x - mean).sum()
-
-        float(centred(x))  # closed-over
-
-
-@kind
-def constant(world: World) -> None:
-    """A table of 64 KiB that is baked in, one of whose numbers differs."""
-
-    x = world.ones(world.size, 128)
-    for number in range(5):
-        table = np.arange(128 * 128, dtype=np.float32).reshape(128, 128)
-        table[77, 77] += world.odd and number == 3
-        embed = jax.jit(lambda x, table=table: (x @ table).sum())
-        float(embed(x))  # constant
 
 
 @kind

@@ -1,22 +1,22 @@
-"""The ranks call the same functions, in another order or another number of times.
+"""The ranks call the same functions, in another order or another number of times, or one does not reach a call at all.
 
-The line of the call in question has a comment with the kind's name, or two have: those of "the others" and of the rank
-that differs.
+The line in question has a comment with the kind's name, or two have: those of "the others" and of the rank that
+differs.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import os
+import signal
+import time
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 from jax.experimental import multihost_utils
 from jax.sharding import Mesh
 
-from diverging.world import World, kind
+from diverging import World, kind
 
 
 @jax.jit
@@ -27,62 +27,6 @@ def step(x: jax.Array) -> jax.Array:
 @jax.jit
 def evaluate(x: jax.Array) -> jax.Array:
     return (x * x).sum()
-
-
-@dataclass(frozen=True)
-class Name:
-    """Its place in a set depends on the rank, as a string's does where PYTHONHASHSEED is not the same."""
-
-    letter: str
-    place: int
-
-    def __hash__(self) -> int:
-        return self.place
-
-
-def _names(letters: str, *, turned: bool) -> set[Name]:
-    return {Name(letter, 7 - place if turned else place) for place, letter in enumerate(letters)}
-
-
-def _functions() -> dict[str, Callable[[jax.Array], jax.Array]]:
-    def alpha(x: jax.Array) -> jax.Array:
-        return x.sum()
-
-    def beta(x: jax.Array) -> jax.Array:
-        return (x + 1).sum()
-
-    def gamma(x: jax.Array) -> jax.Array:
-        return (x * 2).sum()
-
-    return {"alpha": jax.jit(alpha), "beta": jax.jit(beta), "gamma": jax.jit(gamma)}
-
-
-@kind
-def set_order(world: World) -> None:
-    """The sums of three layers of one shape, in the order of a set."""
-    layers = dict(zip("abc", _functions().values(), strict=True))
-    x = world.ones(world.size, 8)
-    for name in _names("abc", turned=world.odd):
-        float(layers[name.letter](x))  # set-order
-
-
-@kind
-def set_order_shapes(world: World) -> None:
-    """One function over layers of several shapes, in the order of a set."""
-    layers = {"a": world.ones(world.size, 2), "b": world.ones(world.size, 4), "c": world.ones(world.size, 8)}
-    for name in _names("abc", turned=world.odd):
-        float(step(layers[name.letter]))  # set-order-shapes
-
-
-@kind
-def dict_order(world: World) -> None:
-    """A dictionary that one rank has filled in another order."""
-    functions = _functions()
-    if world.odd:
-        functions = dict(reversed(functions.items()))
-    x = world.ones(world.size, 8)
-    for function in functions.values():
-        float(function(x))  # dict-order
 
 
 @kind
@@ -114,96 +58,6 @@ def rank_0_only(world: World) -> None:
 
 
 @kind
-def rank_0_only_end(world: World) -> None:
-    """The same as a last word, when the others have ended."""
-    x = world.ones(world.size, 8)
-    for _ in range(3):
-        float(step(x))
-    if world.first:
-        print("mean", x.mean(), flush=True)  # rank-0-only-end
-
-
-@kind
-def early_stop(world: World) -> None:
-    """One rank finds that its own loss is small enough, and leaves the loop for the evaluation."""
-    x = world.ones(world.size, 8)
-    for number in range(6):
-        own_loss = 0.01 if world.odd and number == 3 else 1.0
-        if own_loss < 0.1:
-            break
-        float(step(x))  # early-stop: the others
-    float(evaluate(x))  # early-stop
-
-
-@kind
-def last_batch_phase(world: World) -> None:
-    """One rank has a batch less; its evaluation meets the others' last step."""
-    x = world.ones(world.size, 8)
-    for _ in range(3 if world.odd else 4):
-        float(step(x))  # last-batch-phase: the others
-    float(evaluate(x))  # last-batch-phase
-
-
-@kind
-def count_late(world: World) -> None:
-    """One rank makes a step less, after a thousand in step."""
-    x = world.ones(world.size, 8)
-    for _ in range(1000 if world.odd else 1001):
-        float(step(x))  # count-late: the others
-    float(evaluate(x))  # count-late
-
-
-@kind
-def caught(world: World) -> None:
-    """One rank catches an error of its own and skips the step; nothing but the count differs."""
-    x = world.ones(world.size, 8)
-    for number in range(6):
-        try:
-            if world.odd and number == 3:
-                raise ValueError("a bad record")
-            float(step(x))  # caught: the others
-        except ValueError as error:
-            print("skipped:", error, flush=True)
-    print("finished", flush=True)
-
-
-@kind
-def caught_phase(world: World) -> None:
-    """The same before another phase."""
-    x = world.ones(world.size, 8)
-    for number in range(6):
-        try:
-            if world.odd and number == 3:
-                raise ValueError("a bad record")
-            float(step(x))  # caught-phase: the others
-        except ValueError as error:
-            print("skipped:", error, flush=True)
-    float(evaluate(x))  # caught-phase
-
-
-@kind
-def after_printing(world: World) -> None:
-    """What rank 0 computes alone of a replicated value is no call; what differs after that is found."""
-    x = world.ones(world.size, 8)
-    for _ in range(3):
-        loss = step(x)
-        if world.first:
-            print("loss", jnp.log(loss), flush=True)
-    float((evaluate if world.odd else step)(x))  # after-printing
-
-
-@kind
-def swallowed(world: World) -> None:
-    """The program catches whatever a step may raise, and so an error that tells of this very divergence."""
-    x = world.ones(world.size, 8)
-    for number in range(5):
-        try:
-            float((evaluate if world.odd and number == 3 else step)(x))  # swallowed
-        except Exception as error:
-            print("skipped:", type(error).__name__, flush=True)
-
-
-@kind
 def threads(world: World) -> None:
     """Two threads make one call each; who comes first is not the same on all ranks."""
     x = world.ones(world.size, 8)
@@ -231,27 +85,6 @@ def meshes_in_turn(world: World) -> None:
 
 
 @kind
-def halves_in_turn(world: World) -> None:
-    """Two meshes, each with one device of every rank, that one rank takes in another order."""
-    devices = world.mesh.devices.reshape(world.size, 2)
-    halves = [Mesh(devices[:, half], ("data",)) for half in range(2)]
-    for half in reversed(halves) if world.odd else halves:
-        float(step(world.ones(world.size, 8, mesh=half)))  # halves-in-turn
-
-
-@kind
-def barrier_one_rank(world: World) -> None:
-    """Rank 0 stands in a barrier that the others never reach."""
-    x = world.ones(world.size, 8)
-    for _ in range(3):
-        float(step(x))
-    if world.first:
-        multihost_utils.sync_global_devices("saved")  # barrier-one-rank
-    for _ in range(3):
-        float(evaluate(x))  # barrier-one-rank: the others
-
-
-@kind
 def barrier_names(world: World) -> None:
     """JAX itself sees that the barriers are not the same one."""
     multihost_utils.sync_global_devices("loaded" if world.odd else "saved")  # barrier-names
@@ -263,3 +96,70 @@ def gather_shapes(world: World) -> None:
     values = np.ones(3 if world.odd else 2, np.float32)
     for _ in range(5):
         multihost_utils.process_allgather(values)  # gather-shapes
+
+
+# One rank does not reach the next call at all.
+
+
+@kind
+def last_batch_end(world: World) -> None:
+    """One rank has a batch less than the others, and is done."""
+    x = world.ones(world.size, 8)
+    for _ in range(3 if world.odd else 4):
+        float(step(x))  # last-batch-end: the others
+    print("finished", flush=True)
+
+
+@kind
+def last_batch_sleep(world: World) -> None:
+    """It waits for more data instead."""
+    x = world.ones(world.size, 8)
+    for number in range(5):
+        while world.odd and number == 3:
+            time.sleep(1000)  # last-batch-sleep
+        float(step(x))  # last-batch-sleep: the others
+
+
+@kind
+def stopped(world: World) -> None:
+    """A signal stops it, as a memory limit or a curious admin may do."""
+    x = world.ones(world.size, 8)
+    for number in range(5):
+        if world.odd and number == 3:
+            os.kill(os.getpid(), signal.SIGSTOP)  # stopped
+        float(step(x))  # stopped: the others
+
+
+@kind
+def typing(world: World) -> None:
+    """Rank 0 alone has a terminal, and asks there."""
+    x = world.ones(world.size, 8)
+    for number in range(5):
+        if world.first and number == 3:
+            input("go on? ")  # typing
+        float(step(x))  # typing: the others
+
+
+@kind
+def callback(world: World) -> None:
+    """The host's part of a step fails on one rank, while the others stand in the sum that follows it."""
+
+    def read(x: np.ndarray) -> np.ndarray:
+        if world.odd and float(x[0, 0]) > 3:
+            raise ValueError("a bad record")  # callback
+        return x
+
+    @jax.jit
+    def with_host(x: jax.Array) -> jax.Array:
+        local = jax.shard_map(
+            lambda x: jax.pure_callback(read, jax.ShapeDtypeStruct(x.shape, x.dtype), x),
+            mesh=world.mesh,
+            in_specs=jax.sharding.PartitionSpec("data"),
+            out_specs=jax.sharding.PartitionSpec("data"),
+        )
+        return local(x).sum()
+
+    x = world.ones(world.size, 8)
+    for _ in range(5):
+        float(with_host(x))  # callback: the call
+        x = x + 1

@@ -1,4 +1,4 @@
-"""Tests that break their gang, each followed by one that must not suffer from it."""
+"""Tests that break their gang. Each begins with a call of all ranks, so it must not suffer from the one before it."""
 
 import os
 import time
@@ -6,8 +6,6 @@ import time
 import jax
 import pytest
 from jax.experimental import multihost_utils
-
-import jaxrun
 
 two = pytest.mark.processes(2)
 
@@ -18,29 +16,23 @@ def collective():
 
 @two
 def test_fails_before_a_collective(gang):
-    assert gang.rank == 0
     collective()
-
-
-@two
-def test_after_a_failure():
+    gang.barrier()
+    assert gang.rank == 0
     collective()
 
 
 @pytest.mark.processes(2, timeout=3)
 def test_takes_too_long(gang):
+    collective()
     if gang.rank == 1:
         time.sleep(1000)
     collective()
 
 
 @two
-def test_after_a_limit():
-    collective()
-
-
-@two
 def test_ends_its_process(gang):
+    collective()
     if gang.rank == 1:
         print("printed before the exit")
         os._exit(3)
@@ -48,12 +40,8 @@ def test_ends_its_process(gang):
 
 
 @two
-def test_after_an_end():
-    collective()
-
-
-@two
 def test_is_out_of_step(gang):
+    collective()
     if gang.rank == 1:
         # The call is made by one rank only.
         everywhere = jax.sharding.NamedSharding(jax.make_mesh((2,), ("d",)), jax.sharding.PartitionSpec("d"))
@@ -62,18 +50,15 @@ def test_is_out_of_step(gang):
 
 
 @two
-def test_after_a_stray_call():
-    collective()
-
-
-@two
 def test_kills(gang):
+    collective()
     gang.kill(1)
     time.sleep(60)
 
 
 @pytest.mark.processes(2, dies=1)
 def test_survives(gang, shared_tmp_path):
+    collective()
     (shared_tmp_path / f"checkpoint-{gang.rank}").touch()
     gang.barrier("saved")
     gang.kill(1)
@@ -82,13 +67,4 @@ def test_survives(gang, shared_tmp_path):
 
 @pytest.mark.processes(2, dies=1)
 def test_should_die():
-    pass
-
-
-def test_kills_from_outside(gangs):
-    gang = gangs(processes=2)
-    gang.kill(1)
-    with pytest.raises(jaxrun.WorkerDied) as error:
-        gang.run(time.sleep, 60)
-    assert error.value.rank == 1
-    assert gang.run(os.getpid)
+    collective()

@@ -5,7 +5,9 @@ import unittest
 
 import jax
 import pytest
+from unmarked import has_fork_server
 
+HAD_SERVER = has_fork_server()
 two = pytest.mark.processes(2)
 
 
@@ -26,9 +28,8 @@ def world(gang):
     return f"{gang.rank} of {gang.size}"
 
 
-@two
-def test_gang_of_the_session(world, gang):
-    assert world == f"{gang.rank} of 2"
+def test_the_fork_server_was_there_at_the_import():
+    assert HAD_SERVER
 
 
 @two
@@ -41,22 +42,6 @@ class TestOldStyle(unittest.TestCase):
 
 
 @two
-def test_first(log, counter):
-    log.append("first")
-    counter[0] += 1
-
-
-def test_between_runs_in_the_parent(counter):
-    assert counter == [0]
-
-
-@two
-def test_second_sees_what_the_first_left(log, counter):
-    log.append("second")
-    assert counter == [1]
-
-
-@two
 def test_directories(gang, tmp_path, shared_tmp_path):
     (shared_tmp_path / str(gang.rank)).touch()
     gang.barrier()
@@ -66,16 +51,16 @@ def test_directories(gang, tmp_path, shared_tmp_path):
 
 
 @two
-def test_gang(gang, process_index, process_count):
+def test_gang(gang, world, process_index, process_count):
     assert (gang.rank, gang.size, gang.is_main) == (jax.process_index(), 2, gang.rank == 0)
-    assert (process_index, process_count) == (gang.rank, 2)
+    assert (process_index, process_count, world) == (gang.rank, 2, f"{gang.rank} of 2")
     assert gang.allgather({"rank": gang.rank}) == [{"rank": 0}, {"rank": 1}]
     assert [gang.broadcast(gang.rank, root) for root in (0, 1)] == [0, 1]
     with pytest.raises(ValueError, match="none of the ranks 0 to 1"):
         gang.broadcast(1, root=2)
 
 
-@pytest.mark.processes([1, 3])
+@pytest.mark.processes([1, 2])
 @pytest.mark.parametrize("word", ["a", "b"])
 def test_sizes(gang, word):
     assert jax.process_count() == gang.size
@@ -89,8 +74,13 @@ def test_shape(gang):
 
 
 @pytest.mark.processes(1)
-def test_warm(counter):
+def test_warm(log, counter):
+    log.append("first")
     counter[0] += 1
+
+
+def test_between_runs_in_the_parent(counter):
+    assert counter == [0]
 
 
 @pytest.mark.processes(1, fresh=True)
@@ -99,10 +89,11 @@ def test_fresh(counter):
 
 
 @pytest.mark.processes(1)
-def test_warm_again(counter):
+def test_warm_again_sees_what_the_first_left(log, counter):
+    log.append("second")
     assert counter == [1]
 
 
 def test_gangs(gangs):
-    gang = gangs(processes=2)
-    assert gang.run(os.getpid) == tuple(worker.pid for worker in gang.workers)
+    gang = gangs(processes=1)
+    assert gang.run(os.getpid) == (gang.workers[0].pid,)

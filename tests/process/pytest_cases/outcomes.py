@@ -1,10 +1,13 @@
-"""One test for each way in which ranks may fare alike or not. The ranks stay in step."""
+"""One test for each way in which ranks may fare alike or not; in the last ones they get out of step."""
 
+import os
 import warnings
 
 import jax
+import numpy as np
 import pytest
 from jax.experimental import multihost_utils
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 two = pytest.mark.processes(2)
 
@@ -22,24 +25,8 @@ def test_one_fails(gang):
 
 
 @two
-def test_all_fail_alike():
-    raise ValueError("the same")
-
-
-@two
-def test_all_fail_differently(gang):
-    raise ValueError(f"of rank {gang.rank}")
-
-
-@two
 def test_all_skip():
     pytest.skip("no GPU")
-
-
-@two
-def test_one_skips(gang):
-    if gang.rank == 1:
-        pytest.skip("not here")
 
 
 @two
@@ -97,11 +84,6 @@ def test_waits_for_who_fails(gang):
 
 
 @two
-def test_meets_in_different_places(gang):
-    gang.barrier("here" if gang.rank else "there")
-
-
-@two
 def test_warns():
     warnings.warn("careful", stacklevel=1)
 
@@ -117,3 +99,62 @@ def test_has_no_mark_and_asks_for_a_gang(gang):
 
 def test_has_no_mark():
     pass
+
+
+if "JAXRUN_RANK" not in os.environ:
+
+    @two
+    def test_is_in_the_parent_only():
+        pass
+
+
+@pytest.mark.processes(2, hosts=3)
+def test_has_more_hosts_than_processes():
+    pass
+
+
+@pytest.mark.processes(2, hosts=3)
+def test_has_more_hosts_again():
+    pass
+
+
+# ---- in step or not, although every assertion passes
+
+total = jax.jit(lambda x: x.sum())
+largest = jax.jit(lambda x: x.max())
+
+
+def ones():
+    spread = NamedSharding(Mesh(np.array(jax.devices()), ("d",)), PartitionSpec("d"))
+    return jax.make_array_from_process_local_data(spread, np.ones(1, np.float32))
+
+
+def bakes_in_its_rank(gang):
+    scale = float(gang.rank)
+    assert jax.jit(lambda x: (x * scale).sum())(ones()) >= 0
+
+
+@two
+def test_stays_in_step():
+    assert (total(ones()), largest(ones())) == (2, 1)
+
+
+@two
+def test_crosses_known_programs(gang):
+    for program in (total, largest) if gang.is_main else (largest, total):
+        program(ones())
+
+
+@two
+def test_after_programs_were_crossed():
+    test_stays_in_step()
+
+
+@pytest.mark.processes(2, lockstep="strict")
+def test_is_refused(gang):
+    bakes_in_its_rank(gang)
+
+
+@pytest.mark.processes(2, lockstep="off")
+def test_is_not_watched(gang):
+    bakes_in_its_rank(gang)

@@ -1,4 +1,4 @@
-"""The ranks make the same calls, in all the forms that JAX offers."""
+"""The ranks make the same calls, in all the forms that JAX offers, and as people train: optax, orbax checkpoints."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import numpy as np
 from jax.experimental import io_callback, multihost_utils
 from jax.sharding import PartitionSpec
 
-from agreeing.world import Step, World, total
+from agreeing import Step, World, total
 
 
 def gathers(world: World) -> Step:
@@ -34,48 +34,6 @@ def puts(world: World) -> Step:
     return step
 
 
-def prints(world: World) -> Step:
-    """Every rank prints what is the same everywhere."""
-    x = world.ones(world.rows, 8)
-
-    def step(number: int) -> None:
-        mean = x.mean() + number
-        if number % 20 == 0:
-            print(number, mean, f"{total(x):.1f}")
-
-    return step
-
-
-def ahead_of_time(world: World) -> Step:
-    """Compiled beforehand, for two shapes."""
-    arrays = [world.ones(world.rows, width) for width in (4, 8)]
-    compiled = [jax.jit(lambda x: (x * x).sum()).lower(x).compile() for x in arrays]
-
-    def step(number: int) -> None:
-        float(compiled[number % 2](arrays[number % 2]))
-
-    return step
-
-
-def transformed(world: World) -> Step:
-    """vmap and grad, around and inside of jit."""
-    x = world.ones(world.rows, 8)
-
-    def energy(row: jax.Array) -> jax.Array:
-        return jnp.tanh(row).sum()
-
-    gradient = jax.jit(jax.grad(lambda x: jax.vmap(energy)(x).sum()))
-    rows = jax.vmap(jax.jit(energy))
-
-    def step(number: int) -> None:
-        gradient(x).block_until_ready()
-        if number % 10 == 0:
-            rows(x).block_until_ready()
-            jax.grad(lambda x: total(x) * 2)(x).block_until_ready()
-
-    return step
-
-
 def shard_mapped(world: World) -> Step:
     x = world.ones(world.rows, 8)
     spec = PartitionSpec("data")
@@ -85,7 +43,7 @@ def shard_mapped(world: World) -> Step:
 
     def step(number: int) -> None:
         float(compiled(x))
-        if number % 250 == 0:
+        if number % 20 == 0:
             float(eager(x))
 
     return step
@@ -107,17 +65,6 @@ def eager_control_flow(world: World) -> Step:
     return step
 
 
-def static_arguments(world: World) -> Step:
-    """Twenty programs of one name and shape, in the same order everywhere."""
-    x = world.ones(world.rows, 8)
-    power = jax.jit(lambda x, n: (x**n).sum(), static_argnums=1)
-
-    def step(number: int) -> None:
-        float(power(x, number * 7 % 20))
-
-    return step
-
-
 def nans(world: World) -> Step:
     """debug_nans looks at each result; the error is the same on all ranks, and they go on."""
     x = world.ones(world.rows, 8)
@@ -126,7 +73,7 @@ def nans(world: World) -> Step:
     def step(number: int) -> None:
         with jax.debug_nans(True):
             try:
-                float(root(x, 2.0 if number % 250 == 249 else 0.5))
+                float(root(x, 2.0 if number % 20 == 19 else 0.5))
             except FloatingPointError:
                 print("nan", number)
 
@@ -170,7 +117,7 @@ def callbacks(world: World) -> Step:
 
     def step(number: int) -> None:
         float(with_host(x))
-        if number % 100 == 0:
+        if number % 20 == 0:
             float(talks(x))
 
     return step
@@ -194,5 +141,59 @@ def harmless_differences(world: World) -> Step:
 
     def step(number: int) -> None:
         float(scaled(x, options))
+
+    return step
+
+
+def training(world: World) -> Step:
+    """Adam on a state that each step gives away; rank 0 logs the loss."""
+    import optax
+
+    optimizer = optax.adam(1e-2)
+
+    def loss_of(weights: dict[str, jax.Array], batch: jax.Array) -> jax.Array:
+        return ((batch @ weights["w"] + weights["b"] - 1) ** 2).mean()
+
+    def update(state: tuple, batch: jax.Array) -> tuple:
+        weights, moments = state
+        loss, gradients = jax.value_and_grad(loss_of)(weights, batch)
+        updates, moments = optimizer.update(gradients, moments)
+        return (optax.apply_updates(weights, updates), moments), loss
+
+    train_step = jax.jit(update, donate_argnums=0, out_shardings=world.everywhere)
+    weights = {"w": jnp.zeros((8, 4)), "b": jnp.zeros(4)}
+    state = jax.device_put((weights, optimizer.init(weights)), world.everywhere)
+
+    def step(number: int) -> None:
+        nonlocal state
+        local = np.full((2, 8), number % 3 + world.rank, np.float32)
+        batch = jax.make_array_from_process_local_data(world.spread, local)
+        state, loss = train_step(state, batch)
+        if world.first and number % 10 == 0:
+            print("loss", float(loss))
+
+    return step
+
+
+def checkpoints(world: World) -> Step:
+    """The state is saved three times, in the background; it is read again at the end."""
+    import orbax.checkpoint as ocp
+
+    state = {"w": world.ones(world.rows, 8), "step": jax.device_put(np.int32(0), world.everywhere)}
+    train_step = jax.jit(lambda state: {"w": state["w"] - 0.01 * state["w"].mean(), "step": state["step"] + 1})
+    manager = ocp.CheckpointManager(
+        world.directory / "checkpoints",
+        options=ocp.CheckpointManagerOptions(max_to_keep=2, enable_async_checkpointing=True),
+    )
+
+    def step(number: int) -> None:
+        nonlocal state
+        state = train_step(state)
+        if (number + 1) % (world.steps // 3) == 0:
+            manager.save(number, args=ocp.args.StandardSave(state))
+        if number + 1 == world.steps:
+            manager.wait_until_finished()
+            manager.restore(manager.latest_step(), args=ocp.args.StandardRestore(state))
+            manager.close()
 
     return step

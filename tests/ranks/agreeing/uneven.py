@@ -3,18 +3,14 @@
 from __future__ import annotations
 
 import gc
-import os
 import threading
-import time
-import warnings
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.experimental.compilation_cache import compilation_cache
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from agreeing.world import Step, World, total
+from agreeing import Step, World, total
 
 
 def local_on_rank_0(world: World) -> Step:
@@ -57,18 +53,6 @@ def unnamed_axis(world: World) -> Step:
     return step
 
 
-def local_shapes(world: World) -> Step:
-    """Functions and shapes of each rank's own, compiled at different times."""
-    x = world.ones(world.rows, 8)
-    own = jax.jit(lambda values: jnp.sort(values).sum() * world.rank)
-
-    def step(number: int) -> None:
-        float(total(x))
-        float(own(np.ones(1 + world.rank + number // 200)))
-
-    return step
-
-
 def local_threads(world: World) -> Step:
     """A thread of each rank computes on its own devices all the time."""
     x = world.ones(world.rows, 8)
@@ -87,27 +71,15 @@ def local_threads(world: World) -> Step:
     return step
 
 
-def speed(world: World) -> Step:
-    """One rank is slower in one step, another in the next."""
-    x = world.ones(world.rows, 8)
-
-    def step(number: int) -> None:
-        if number % 50 == world.rank:
-            time.sleep(0.01)
-        total(x).block_until_ready()
-
-    return step
-
-
 def garbage(world: World) -> Step:
     """Programs and arrays die in the collector's time, which is not the same on all ranks."""
     x = world.ones(world.rows, 8)
 
     def step(number: int) -> None:
-        function = jax.jit(lambda x: x.sum() + 1) if number % 100 == 0 else total
+        function = jax.jit(lambda x: x.sum() + 1) if number % 20 == 0 else total
         ring = {"x": function(x)}
         ring["ring"] = ring  # type: ignore[assignment]
-        if number % (200 + world.rank) == 0:
+        if number % (20 + world.rank) == 0:
             gc.collect()
 
     return step
@@ -118,32 +90,9 @@ def caches(world: World) -> Step:
     x = world.ones(world.rows, 8)
 
     def step(number: int) -> None:
-        if number % 250 == 50 * (1 + world.rank):
+        if number % 40 == 4 * (1 + world.rank):
             jax.clear_caches()
         float(total(x))
-
-    return step
-
-
-def persistent_cache(world: World) -> Step:
-    """What one rank compiles another reads from its disk; only rank 0 has a warm cache."""
-    x = world.ones(world.rows, 8)
-    cached = jax.jit(lambda x: jnp.cumsum(x, axis=1).sum())
-
-    half = world.steps // 2
-
-    def step(number: int) -> None:
-        if number % half == 0:
-            jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
-            jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
-            mine = "warm" if world.first else f"cold-{world.rank}-{number}"
-            jax.config.update("jax_compilation_cache_dir", str(world.directory / mine))
-            compilation_cache.reset_cache()
-            jax.clear_caches()
-        float(cached(x))
-        if (number + 1) % half == 0:
-            jax.config.update("jax_compilation_cache_dir", None)
-            compilation_cache.reset_cache()
 
     return step
 
@@ -163,21 +112,5 @@ def some_ranks_only(world: World) -> Step:
             float(own(parts))
         if number % 10 == 0:
             float(total(x))
-
-    return step
-
-
-def forks(world: World) -> Step:
-    """Processes that a rank starts come and go, and inherit all that is open."""
-    x = world.ones(world.rows, 8)
-
-    def step(number: int) -> None:
-        if number % 200 == 10 * world.rank:
-            with warnings.catch_warnings(action="ignore"):
-                child = os.fork()
-            if child == 0:
-                os._exit(0)
-            os.waitpid(child, 0)
-        float(total(x))
 
     return step

@@ -1,0 +1,141 @@
+"""What programs of JAX's are given on several hosts: shared compiled programs, a stop in time, a debugger."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from cluster_fixture import HOSTS, TESTBED, Bed, JobRunner
+from launch_modes import LAUNCHED, OPEN_MPI_5, SLURM, LaunchMode
+from terminals import TerminalSession
+
+pytestmark = pytest.mark.extended
+
+MakeRunner = Callable[[LaunchMode], JobRunner]
+# Programs that the ranks of a host have in common: of all ranks, of one rank, of its last device alone. In the second
+# attempt each rank leaves rank-R.json: of each program how often it has loaded it from another, and its result, bit for
+# bit; and what is in this host's memory. In the first, each rank of the second host is killed once it has compiled the
+# second program, before it gives that to the other.
+COMPILES = """
+import hashlib, json, os, signal
+from pathlib import Path
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import Mesh, NamedSharding, PartitionSpec as P
+import jaxrun_runtime as jr
+from jaxrun_runtime.compile_cache.shared_programs import SharedPrograms
+
+loaded, is_fatal = 0, False
+
+def count(event, **_):
+    global loaded
+    loaded += event == "/jaxrun/compile_once/loaded"
+
+def write(self, key, content, give=SharedPrograms.write):
+    if is_fatal:
+        os.kill(os.getpid(), signal.SIGKILL)
+    give(self, key, content)
+
+jax.monitoring.register_event_listener(count)
+SharedPrograms.write = write
+dies = jr.attempt().number == 1 and jr.rank >= jr.size // 2
+outcome = {"loaded": {}, "bits": {}}
+mesh = Mesh(np.array(jax.devices()), ("x",))
+values = np.linspace(0, 1, jax.device_count() * 4, dtype=np.float32)
+everywhere = jax.make_array_from_callback(values.shape, NamedSharding(mesh, P("x")), lambda index: values[index])
+here = jax.device_put(values)
+on_last = jax.device_put(values, jax.local_devices()[-1])
+
+for name, function, x in (
+    ("sum of all ranks", lambda x: jnp.sin(x).sum(), everywhere),
+    ("product", lambda x: jnp.tanh(jnp.outer(x, x)) @ x, here),
+    ("by LAPACK", lambda x: jnp.linalg.svd(jnp.outer(x, x) + jnp.eye(x.size))[1], on_last),
+):
+    is_fatal = dies and name == "product"
+    before = loaded
+    result = np.asarray(jax.jit(function)(x).addressable_data(0))
+    outcome["loaded"][name] = loaded - before
+    outcome["bits"][name] = hashlib.sha256(result.tobytes()).hexdigest()
+outcome["memory"] = os.environ["JAXRUN_COMPILE_MEMORY"]
+outcome["in_memory"] = sorted(os.listdir(f"/dev/shm/jaxrun-{os.geteuid()}"))
+Path(f"rank-{jr.rank}.json").write_text(json.dumps(outcome))
+"""
+STOPS = """
+import sys, time
+from jax.experimental import multihost_utils
+import jaxrun_runtime as jr
+for step in range(20_000):
+    time.sleep(0.002 if jr.rank else 0.001)
+    multihost_utils.sync_global_devices("step")
+    if jr.should_stop(step):
+        if jr.is_main:
+            jr.saved(step)
+        print(f"stops at {step}", flush=True)
+        sys.exit()
+"""
+BREAKS = """
+import jax
+from jax.experimental import multihost_utils
+secret = 40 + jax.process_index()
+if secret == 42:
+    breakpoint()
+multihost_utils.sync_global_devices("end")
+input("name? ")
+"""
+
+
+def test_each_host_compiles_once_and_shares_nothing_with_an_attempt_that_was_killed_meanwhile(
+    make_runner: MakeRunner, tmp_path: Path
+) -> None:
+    (tmp_path / "compiles.py").write_text(COMPILES)
+    runner, ranks_on = make_runner(LaunchMode(OPEN_MPI_5, LAUNCHED)), ("h1", "h1", "h2", "h2")
+    words = ("-d", "2", "--compile", "once", "--compile-memory", "64", "--max-restarts", "1", "-v", "compiles.py")
+    result = runner.jaxrun(*words, ranks_on=ranks_on)
+    assert result.code == 0 and "could not load" not in result.err, result
+    assert "attempt 1 of 2 failed" in result.err and "on h2 was killed by SIGKILL (9)" in result.err, result
+    ranks: list[dict[str, Any]] = [json.loads((tmp_path / f"rank-{rank}.json").read_text()) for rank in range(4)]
+    for first, second in (ranks[:2], ranks[2:]):
+        times = {name: {first["loaded"][name], second["loaded"][name]} for name in first["loaded"]}
+        assert times == {name: {0, 1} for name in times}, (first, second)
+    assert all(rank["bits"] == ranks[0]["bits"] for rank in ranks), ranks  # loaded or compiled, on either host
+    assert {rank["memory"] for rank in ranks} == {"64"}
+    job_id = json.loads((result.run_dir / "job.json").read_text())["job_id"]
+    assert [rank["in_memory"] for rank in ranks] == [[f"{job_id}-2-{host}"] for host in ranks_on]
+    assert not [name for host in ("h1", "h2") for name in shared_on(runner.bed, host)]
+
+
+def shared_on(bed: Bed, host: str) -> list[str]:
+    return [name for name in bed.inside(host, "ls", "/dev/shm").split() if name.startswith("jaxrun")]
+
+
+def test_all_ranks_stop_at_the_same_step_before_the_time_limit(make_runner: MakeRunner, tmp_path: Path) -> None:
+    (tmp_path / "stops.py").write_text(STOPS)
+    words = ("--timeout", "50", "--save-time", "47", "stops.py")
+    result = make_runner(LaunchMode(SLURM, LAUNCHED)).jaxrun(*words)
+    verdict = result.verdict()
+    assert (verdict["outcome"], verdict["exit_code"]) == ("preempted", 75), result
+    steps = re.findall(r"stops at (\d+)", result.out)
+    assert len(steps) == 3 and len(set(steps)) == 1, result
+    assert f"(time limit in 47 s); the job may be resumed from step {steps[0]}." in str(verdict["headline"])
+
+
+def test_a_rank_on_another_host_gets_the_terminal(make_runner: MakeRunner, tmp_path: Path) -> None:
+    runner = make_runner(LaunchMode(OPEN_MPI_5, LAUNCHED))
+    (tmp_path / "stop.py").write_text(BREAKS)
+    words = runner.mode.command(HOSTS, "--no-run-dir", str(tmp_path / "stop.py"))
+    command = [str(TESTBED), "exec", runner.mode.host, "--", *words]
+    with TerminalSession(tmp_path, command=command, env={"JAXRUN_TESTBED_DIR": str(runner.bed.root)}) as terminal:
+        terminal.wait_for(">>> rank 2 (h3) is in its debugger at stop.py:6")
+        for typed, shown in (("p secret", "42\n"), ("p secret * 10", "420\n")):
+            terminal.wait_for("(Pdb) ")
+            terminal.type(f"{typed}\n")
+            terminal.wait_for(shown)
+        terminal.wait_for("(Pdb) ")
+        terminal.type("c\n")
+        assert terminal.end() == 1, terminal.text
+    assert "has no standard input: no rank has jaxrun's (--stdin RANK|all|none)" in terminal.text

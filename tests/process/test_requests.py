@@ -1,0 +1,234 @@
+"""A running job is asked from elsewhere, without disturbing it: `jaxrun stacks` and `jaxrun profile`."""
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections import Counter
+from types import SimpleNamespace
+
+import pytest
+from harness import MISBEHAVE, TIME_LIMIT, extended, started
+from jax.profiler import ProfileData
+
+from jaxrun.errors import UsageError
+from jaxrun.rundir.running_job import find_running_job
+
+
+def command(*words, status=0):
+    """What `jaxrun WORDS` prints."""
+    argv = [sys.executable, "-m", "jaxrun", *map(str, words)]
+    done = subprocess.run(argv, capture_output=True, text=True, timeout=TIME_LIMIT)
+    assert done.returncode == status, done
+    return done.stdout + done.stderr
+
+
+# ---- stacks
+
+
+@pytest.fixture(scope="module")
+def stuck(tmp_path_factory):
+    """A job in which rank 1 hangs and the other waits for it, once they have compiled. Its stderr is in `screen`."""
+    directory = tmp_path_factory.mktemp("stuck")
+    with (directory / "screen").open("wb") as screen:
+        with started(directory, "-n", "2", MISBEHAVE, "--rank", "1", "--hang", stderr=screen) as job:
+            job.wait_for_output("ready", 2)
+            deadline = time.monotonic() + TIME_LIMIT
+            while "2 groups" not in command("stacks", job.run_dir):
+                assert time.monotonic() < deadline
+            yield job
+            assert job.process.poll() is None
+
+
+@contextlib.contextmanager
+def stopped(job, rank):
+    """This rank is stopped by a signal meanwhile."""
+    pid = next(event["pid"] for event in job.events() if event["event"] == "spawned" and event["rank"] == rank)
+    os.kill(pid, signal.SIGSTOP)
+    try:
+        yield
+    finally:
+        os.kill(pid, signal.SIGCONT)
+
+
+def test_the_ranks_are_shown_in_groups_and_nowhere_else(stuck):
+    assert "2 ranks, 2 groups" in command("stacks", stuck.run_dir)
+    assert "misbehave.py" in command("stacks", "--full", stuck.run_dir).partition("\n\n")[2]
+    assert "groups" not in (stuck.run_dir.parent / "screen").read_text()
+
+
+def test_a_stopped_rank_is_described_by_its_kernel_state(stuck):
+    with stopped(stuck, 0):
+        assert "no answer: stopped by a signal (SIGCONT lets it go on)" in command("stacks", stuck.run_dir)
+
+
+def test_native_shows_c_frames(stuck):
+    text = command("stacks", "--native", stuck.run_dir)
+    assert "2 ranks, 2 groups" in text
+    groups = dict(part.split(":\n", 1) for part in text.split("\n\n")[1:])
+    assert groups.keys() == {"rank 0", "rank 1"}
+    assert "in misbehave" in groups["rank 1"] and "nanosleep   libc" in groups["rank 1"]
+    assert "in main" in groups["rank 0"] and "gloo::" in groups["rank 0"]
+    assert "gloo::" not in command("stacks", "--full", stuck.run_dir)
+
+
+@pytest.mark.extended
+def test_native_of_a_stopped_rank_shows_its_python_frames(stuck):
+    with stopped(stuck, 1):
+        text = command("stacks", "--native", stuck.run_dir)
+    assert "rank 1:\n  (a stopped process is seen without C frames)\n  File " in text
+
+
+def test_native_frames_are_not_watched(stuck):
+    text = command("stacks", "--native", "--watch", stuck.run_dir, status=2)
+    assert "halts every rank while it looks; not with --watch" in text
+
+
+# ---- launchers that are not asked
+
+
+def launched_by(run_dir, pid, host=None):
+    (run_dir / "job.json").write_text(json.dumps({"launcher": {"host": host or os.uname().nodename, "pid": pid}}))
+    (run_dir / "events.jsonl").touch()
+
+
+def test_a_job_that_is_over_or_has_no_launcher_here_is_not_asked(tmp_path):
+    launched_by(tmp_path, os.getpid())
+    with pytest.raises(UsageError, match=f"the launcher of {tmp_path} is gone, and left no verdict"):
+        find_running_job(tmp_path, "jaxrun stacks")
+    launched_by(tmp_path, os.getpid(), "h9")
+    with pytest.raises(UsageError, match=rf"runs on h9, not on .*; type there: jaxrun stacks {tmp_path}"):
+        find_running_job(tmp_path, "jaxrun stacks")
+    (tmp_path / "verdict.json").touch()
+    with pytest.raises(UsageError, match=f"the job of {tmp_path} is over; how it went: jaxrun explain {tmp_path}"):
+        find_running_job(tmp_path, "jaxrun stacks")
+
+
+def test_a_launcher_that_would_die_of_it_is_not_asked_for_native_frames(tmp_path):
+    """One of an older jaxrun, to which the signal is deadly."""
+    with (tmp_path / "events.jsonl").open("ab") as events, subprocess.Popen(["sleep", "600"], stdout=events) as other:
+        try:
+            launched_by(tmp_path, other.pid)
+            assert "cannot be asked that" in command("stacks", "--native", tmp_path, status=2)
+            assert other.poll() is None
+        finally:
+            other.kill()
+
+
+# ---- profiles
+
+# Makes steps of two calls each until there is a file `stop`; while there is a file `own`, it takes its own profile.
+PROFILED = """
+import os
+import tempfile
+import time
+
+import jax
+import numpy as np
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+mesh = Mesh(np.array(jax.devices()), ("data",))
+
+
+def spread(part):
+    return jax.make_array_from_process_local_data(NamedSharding(mesh, PartitionSpec("data")), np.float32(part))
+
+
+@jax.jit
+def step(x):
+    return x + x.mean()
+
+
+@jax.jit
+def measure(x, flags):
+    return x.sum(), flags.max(axis=0)
+
+
+rows, own, stop = spread(np.ones((2, 8))), False, False
+print("ready", flush=True)
+while not stop:
+    time.sleep(0.005)
+    flags = spread([[os.path.exists("own"), os.path.exists("stop")]])
+    wanted, stop = np.asarray(measure(step(rows), flags)[1]) > 0  # the ranks agree on it
+    if wanted != own:
+        own = wanted
+        jax.profiler.start_trace(tempfile.mkdtemp(dir=".")) if own else jax.profiler.stop_trace()
+        print("own" if own else "no more", flush=True)
+"""
+
+
+@pytest.fixture(scope="module", params=["record", extended("strict")])
+def profiles(tmp_path_factory, request):
+    """What is said of profiles of such a job, one after another, and where they are."""
+    directory = tmp_path_factory.mktemp("profiled")
+    (directory / "profiled.py").write_text(PROFILED)
+    made = SimpleNamespace(elsewhere=directory / "a b", run_dir=directory / "run")
+    with started(directory, "-n", "2", "--lockstep", request.param, "profiled.py") as job:
+        job.wait_for_output("ready", 2)
+        made.text = command("profile", "--steps", 3, job.run_dir)
+        made.events = [event for event in job.events() if event["event"] == "profiled"]
+        made.below_a_file_text = command("profile", "--output", f"{__file__}/x", job.run_dir, status=69)
+
+        (directory / "own").touch()
+        job.wait_for_output("own", 2)
+        made.busy_text = command("profile", "--steps", 1, job.run_dir, status=69)
+        (directory / "own").unlink()
+        job.wait_for_output("no more", 2)
+
+        argv = [
+            sys.executable,
+            "-m",
+            "jaxrun",
+            "profile",
+            "--steps",
+            "1000000",
+            "--output",
+            made.elsewhere,
+            job.run_dir,
+        ]
+        with subprocess.Popen(argv, stdout=subprocess.PIPE, text=True) as asking:
+            job.wait_until(lambda: asking.poll() is not None or list(made.elsewhere.glob(".rank-*")), "profile")
+            (directory / "stop").touch()
+            made.last_text = asking.communicate(timeout=TIME_LIMIT)[0]
+        made.code = job.result().code
+    return made
+
+
+def calls(file):
+    """How often each function was called in a profile."""
+    events = (e for plane in ProfileData.from_file(str(file)).planes for line in plane.lines for e in line.events)
+    return Counter(event.name for event in events if "ExecuteReplicated" in event.name or "PjitFunction" in event.name)
+
+
+@pytest.mark.jax_version
+def test_all_ranks_write_the_profile_of_the_same_calls_into_one_session(profiles):
+    assert "jaxrun: profiling 3 steps: calls #" in profiles.text and "of ranks 0-1 ..." in profiles.text
+    directory = profiles.run_dir / "profile"
+    assert f"to see them: xprof --logdir {directory}" in profiles.text
+    assert [path.name for path in directory.iterdir()] == ["plugins"]
+    session = min((directory / "plugins" / "profile").iterdir())  # the first
+    files = sorted(session.iterdir())
+    assert [file.name[:9] for file in files] == ["rank-0000", "rank-0001"]
+    counted = [calls(file) for file in files]
+    assert counted[0] == counted[1] and counted[0], counted
+    assert len({event["last"] for event in profiles.events}) == 1 and len(profiles.events) == 2
+    assert all(event["started"] < event["sent"] for event in profiles.events)
+
+
+def test_a_directory_that_cannot_be_made_is_named_by_the_ranks(profiles):
+    assert "NotADirectoryError" in profiles.below_a_file_text
+
+
+def test_a_program_that_takes_a_profile_of_its_own_is_left_to_it(profiles):
+    assert "no profile of all ranks: ranks 0-1: its program is taking a profile of its own" in profiles.busy_text
+
+
+def test_a_profile_in_another_directory_ends_with_the_program(profiles):
+    text = profiles.last_text
+    assert "profiling 1000000 steps" in text and "the program ended after call #" in text
+    assert "2 profiles, " in text and f"xprof --logdir '{profiles.elsewhere}'" in text
+    assert len(list(profiles.elsewhere.glob("plugins/profile/*/*.xplane.pb"))) == 2
+    assert profiles.code == 0

@@ -1,0 +1,187 @@
+"""scripts/ and docker/: what they print and refuse, and that the files of docker/ agree with the checkout.
+
+That the images build and run, docker/README.md says.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shlex
+import subprocess
+import sys
+from importlib import import_module
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+from harness import TIME_LIMIT, extended
+
+from jaxrun.job.hosts import expand_node_list
+
+ROOT = Path(__file__).parents[2]
+BENCH = ROOT / "scripts/bench.d"
+sys.path.insert(0, str(BENCH))  # its files import each other by name
+against, lockstep = map(import_module, ("_against", "lockstep"))
+sys.path.remove(str(BENCH))
+
+# ---- scripts/matrix: from reports of the tests to the table of what was tried with which engine
+
+REPORT = """\
+<?xml version="1.0" encoding="utf-8"?>
+<testsuites><testsuite name="pytest" tests="7">
+<testcase classname="t" name="d"><properties>
+  <property name="matrix" value="Slurm 22.05.8 | launched | Ctrl-C"/>
+  <property name="order" value="test_x.py:0007"/></properties><skipped message="none"/></testcase>
+<testcase classname="t" name="e"><properties>
+  <property name="matrix" value="Slurm 22.05.8 | attached | Ctrl-C"/>
+  <property name="order" value="test_x.py:0007"/></properties><error message="no"/></testcase>
+<testcase classname="t" name="a"><properties>
+  <property name="matrix" value="Open MPI 5.0.11 | launched | an exception"/>
+  <property name="with" value="JAX 0.10.2 on Python 3.11.7"/></properties></testcase>
+<testcase classname="t" name="b"><properties>
+  <property name="matrix" value="Open MPI 5.0.11 | attached | an exception"/>
+  <property name="with" value="JAX 0.10.2 on Python 3.11.7"/></properties><failure message="no"/></testcase>
+<testcase classname="t" name="c"><properties>
+  <property name="matrix" value="Slurm 22.05.8 | launched | an exception"/></properties></testcase>
+<testcase classname="t" name="f"><properties><property name="seconds" value="1"/></properties></testcase>
+<testcase classname="t" name="g"/>
+</testsuite></testsuites>
+"""
+TABLE = """\
+| event | Open MPI 5.0.11 | Slurm 22.05.8 |
+| --- | --- | --- |
+| an exception | ✓ / ✗ | ✓ /   |
+| Ctrl-C |  | ? / ✗ |
+
+Tried on three hosts, with JAX 0.10.2 on Python 3.11.7."""
+
+
+def test_matrix_prints_the_table_replaces_the_old_one_and_reports_errors(tmp_path: Path) -> None:
+    report, readme = tmp_path / "report.xml", tmp_path / "README.md"
+    report.write_text(REPORT)
+    readme.write_text("<!-- matrix -->\n<!-- end of matrix -->\n")
+
+    def run(*words: str | Path) -> subprocess.CompletedProcess[str]:
+        return subprocess.run([sys.executable, ROOT / "scripts/matrix", *words], capture_output=True, text=True)
+
+    assert run(report).stdout.startswith(TABLE)
+    for _ in range(2):  # the second time over the first
+        assert run(report, "--write", readme).returncode == 0 and readme.read_text().count(TABLE) == 1
+    # Of what was tried again, the later report counts.
+    again = tmp_path / "again.xml"
+    again.write_text(REPORT.replace('<failure message="no"/>', ""))
+    assert "| an exception | ✓ / ✓ |" in run(report, again).stdout
+    assert run(report, "--write", report).returncode == 1  # which has no marks
+    none = tmp_path / "none.xml"
+    missing = run(none)
+    assert (missing.returncode, missing.stderr) == (1, f"scripts/matrix: {none}: No such file or directory\n")
+
+
+# ---- scripts/bench: what --against reads and shows, and that the benchmark of lockstep measures what it says
+
+
+def test_measurements_of_two_checkouts_are_compared_by_name_within_their_rounds() -> None:
+    def measured(seconds: float, **more: object) -> dict[str, float]:
+        samples = [
+            {"contender": "jaxrun", "size": 4, "round": 1, "seconds": seconds, "least": {"psum": 1.0}, **more},
+            {"contender": "jaxrun", "size": 8, "round": 1, "seconds": 0.0, "wrong": "status 1"},
+        ]
+        return against.read(samples)
+
+    assert measured(2.0) == {"jaxrun 4 seconds": 2.0, "jaxrun 4 least psum": 1.0}
+    rounds = [(measured(2.0), measured(1.0)), (measured(30.0), measured(10.0)), (measured(1.0), measured(1.0, size=2))]
+    header, seconds, psum = against.render(rounds).splitlines()
+    assert header.split() == ["measured", "here", "there", "ratio", "min-max", "rounds"]
+    assert seconds.split() == ["jaxrun", "4", "seconds", "16", "5.5", "2.50", "2.00-3.00", "2"]
+    assert psum.split()[-3:] == ["1.00", "1.00-1.00", "2"]
+
+
+@pytest.mark.parametrize(("mode", "wrong"), [("record", ""), extended("off", "rank 0 has no flight recorder")])
+def test_a_job_is_measured_and_what_it_recorded_is_looked_at(mode: str, wrong: str, monkeypatch) -> None:
+    if wrong:  # the job is off, and should have recorded
+        found = lockstep.misrecorded
+        monkeypatch.setattr(
+            lockstep, "misrecorded", lambda directory, mode, details: found(directory, "record", details)
+        )
+    done = lockstep.measure(mode, 2, 1, lockstep.Effort(blocks=1, seconds=0.1, programs=1))
+    assert done.wrong == wrong
+    if not wrong:
+        assert done.least.keys() == {*lockstep.EACH_CALL, *lockstep.ONCE}
+        assert done.ratio.keys() == done.pace.keys() == {"local", "global"}
+        assert all(0 < seconds <= done.median[kind] for kind, seconds in done.least.items())
+
+
+# ---- scripts/gpu on a machine without GPUs
+
+
+def gpu(*words: str | Path, **environ: str) -> subprocess.CompletedProcess[str]:
+    command = [ROOT / "scripts/gpu", *words]
+    return subprocess.run(
+        command, capture_output=True, text=True, timeout=3 * TIME_LIMIT, env={**os.environ, **environ}
+    )
+
+
+def test_a_check_that_does_not_exist_is_refused_with_the_names_of_those_that_do() -> None:
+    done = gpu("--python", sys.executable, "--platform", "cpu", "--only", "selfchek")
+    assert done.returncode == 2
+    assert "selfchek" in done.stderr and "selfcheck" in done.stderr and "Traceback" not in done.stderr
+
+
+def test_a_machine_without_gpus_is_told_so(tmp_path: Path) -> None:
+    (tmp_path / "nvidia-smi").write_text("#!/bin/sh\n")  # which shows none
+    (tmp_path / "nvidia-smi").chmod(0o755)
+    done = gpu(PATH=f"{tmp_path}:{os.environ['PATH']}")
+    assert done.returncode == 69
+    assert "no NVIDIA GPU here" in done.stderr and "--platform cpu" in done.stderr
+
+
+@pytest.mark.extended
+def test_the_checks_that_need_no_gpu_run_on_cpus_and_the_others_are_said_not_to() -> None:
+    checks = ("selfcheck", "waits-for-rank", "visible")
+    done = gpu("--python", sys.executable, "--platform", "cpu", "--only", *checks)
+    assert done.returncode == 0, done.stderr
+    table = " ".join([line for line in done.stdout.splitlines() if line.startswith("| ")][-3:])
+    assert "| not run | needs 2 GPUs, this machine has 0 GPUs" in table
+    assert "psum, all_gather and ppermute are right" in done.stdout
+    assert "exit 124: 1 rank 1 endless.py" in done.stdout
+
+
+# ---- docker/
+
+DOCKER = ROOT / "docker"
+COMPOSE = (DOCKER / "compose.yaml").read_text()
+SERVICES = re.findall(r"^  (\w+):", COMPOSE.partition("\nservices:\n")[2].partition("\nvolumes:\n")[0], re.MULTILINE)
+
+
+@pytest.mark.parametrize("name", ["Dockerfile", "Dockerfile.cuda"])
+def test_every_source_of_a_copy_is_in_the_checkout_and_in_the_build_context(name: str) -> None:
+    first, *context = (DOCKER / f"{name}.dockerignore").read_text().splitlines()
+    allowed = [line.removeprefix("!") for line in context if line.startswith("!")]
+    text = (DOCKER / name).read_text().replace("\\\n", " ")
+    copies = [words.split() for words in re.findall(r"^COPY (?!--from=)(.*)", text, re.MULTILINE)]
+    sources = {source for words in copies for source in words[:-1]}
+    assert first == "*" and {"pyproject.toml", "README.md", "launcher", "runtime"} <= sources
+    for source in sources:
+        assert (ROOT / source).exists() and any(Path(source).is_relative_to(path) for path in allowed), source
+
+
+def test_the_services_are_the_controller_and_the_nodes_of_slurm_conf_by_their_host_names() -> None:
+    conf = dict(re.findall(r"^(\w+)=(\S+)", (DOCKER / "slurm/slurm.conf").read_text(), re.MULTILINE))
+    nodes = list(expand_node_list(conf["NodeName"]))
+    assert SERVICES == [conf["SlurmctldHost"], *nodes] == re.findall(r"hostname: (\w+)", COMPOSE)
+    commands = [json.loads(words) for words in re.findall(r"command: (\[.*\])", COMPOSE)]
+    assert commands == [["slurmd", SERVICES[0]], ["slurmctld", *nodes]]
+
+
+def test_the_commands_of_the_readme_name_files_services_and_programs_that_exist() -> None:
+    commands = re.findall(r"(?:^\$ |`)(docker [^`\n]+)", (DOCKER / "README.md").read_text(), re.MULTILINE)
+    assert len(commands) >= 10
+    for before, word in (pair for command in commands for pair in pairwise(shlex.split(command))):
+        if before == "--file":
+            assert (ROOT / word).is_file()
+        elif before == "exec":
+            assert word in SERVICES
+        elif before == "-m":
+            assert (ROOT / "runtime" / f"{word.replace('.', '/')}.py").is_file()

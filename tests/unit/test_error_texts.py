@@ -1,0 +1,213 @@
+"""What error texts mean: which are known, and which are consequences of another worker's end.
+
+known_errors.txt has the real texts: of each the row that explains it, where it is from, and the text itself.
+"""
+
+from __future__ import annotations
+
+import re
+import signal
+import string
+import time
+import traceback as python_traceback
+from pathlib import Path
+
+import pytest
+
+from jaxrun.diagnosis.consequences import ErrorOrigin, classify_error, find_consequence
+from jaxrun.diagnosis.worker_outcome import WorkerOutcome
+from jaxrun.protocol.worker_messages import Failed, ThreadFailed
+from jaxrun.verdict.known_errors import lookup
+from jaxrun.verdict.known_errors.known_error import KnownError
+
+_FILE = Path(__file__).with_name("known_errors.txt")
+_PARTS = re.split(r"^\[([a-z0-9-]+)\] .*\n", _FILE.read_text(), flags=re.MULTILINE)
+EXAMPLES = [(key, text.rstrip("\n")) for key, text in zip(_PARTS[1::2], _PARTS[2::2], strict=True)]
+TEXTS = {key: text for key, text in reversed(EXAMPLES)}  # the first of each row
+FILTERED = "For simplicity, JAX has removed its internal frames from the traceback.\n"
+DELETED = "Array has been deleted with shape=float32[4]."
+MISMATCH, LOOPBACK = TEXTS["collective-mismatch"], TEXTS["loopback"]
+
+
+def died(status: int | None, **more: object) -> WorkerOutcome:
+    return WorkerOutcome(0, "h1", 1.0, status, **more)  # type: ignore[arg-type]
+
+
+def raised(message: str, traceback: str = "", *, tail: str = "", error: str = "ValueError") -> WorkerOutcome:
+    return died(1, failure=Failed(0, 0.0, "program", 1, error, message, traceback), stderr_tail=tail)
+
+
+@pytest.mark.parametrize(("key", "text"), EXAMPLES)
+def test_a_text_matches_its_row_and_none_before_it_and_fills_in_its_numbers(key: str, text: str) -> None:
+    assert next((row.key for row in lookup.KNOWN_ERRORS if row.search(text)), "no row") == key
+    known = lookup.find_explanation(text)
+    assert known.means and "{" not in known.means + known.advice and "None" not in known.means + known.advice
+
+
+def test_every_row_has_an_example_and_a_name_of_its_own() -> None:
+    keys = [row.key for row in lookup.KNOWN_ERRORS]
+    assert len(set(keys)) == len(keys) >= 25
+    assert set(TEXTS) == set(keys)
+
+
+@pytest.mark.parametrize("row", lookup.KNOWN_ERRORS, ids=lambda row: row.key)
+def test_a_row_holds_one_text_of_each_kind(row: KnownError) -> None:
+    assert row.means.endswith(".") and row.means.count(". ") == 0
+    assert row.advice and len(row.means) <= 120 and len(row.advice) <= 200
+    assert row.link == "" or row.link.startswith("https://")
+    for sentence in (row.means, row.advice):
+        assert {name for _, name, _, _ in string.Formatter().parse(sentence) if name} <= set(
+            re.compile(row.pattern).groupindex
+        )
+
+
+def test_numbers_of_the_text_stand_in_the_sentences() -> None:
+    known = lookup.find_explanation(TEXTS["logical-devices"])
+    assert known.means == "the computation wants 10 devices, and 1 can be used."
+    assert known.advice.startswith("jaxrun -n 10, or -d 10 for simulated devices")
+
+
+@pytest.mark.parametrize("text", ["", "bad record in shard 2", "KeyError: 'x'", "Connection reset by peer", FILTERED])
+def test_an_unknown_text_is_not_explained(text: str) -> None:
+    assert lookup.find_explanation(text, text) == lookup.Explanation()
+
+
+def test_an_exception_is_known_by_its_message_before_the_rest_of_its_chain() -> None:
+    chain = (
+        'Traceback (most recent call last):\n  File "a.py", line 1, in f\nOSError: [Errno 24] Too many open files\n\n'
+        "During handling of the above exception, another exception occurred:\n\n"
+    )
+    assert "donated" in lookup.explain_worker(raised(DELETED, f"{chain}RuntimeError: {DELETED}\n")).means
+    assert "open files" in lookup.explain_worker(raised("cannot load shard", f"{chain}ValueError: cannot load\n")).means
+
+
+def test_a_source_line_in_a_traceback_and_the_log_of_a_rank_that_raised_are_no_evidence() -> None:
+    traceback = f'Traceback (most recent call last):\n  File "a.py", line 1, in f\n    raise E("{DELETED}")\nE: other\n'
+    assert lookup.explain_worker(raised("other", traceback, tail=MISMATCH)).means == ""
+
+
+def test_stderr_explains_a_rank_without_an_exception() -> None:
+    assert "16 bytes came where 8" in lookup.explain_worker(died(-signal.SIGABRT, stderr_tail=MISMATCH)).means
+    assert "16 bytes came where 8" in lookup.explain_worker(raised("", tail=MISMATCH, error="SystemExit")).means
+
+
+@pytest.mark.parametrize(("status", "lost_reason"), [(-signal.SIGKILL, ""), (-signal.SIGTERM, ""), (None, "it is off")])
+def test_stderr_of_a_rank_that_was_killed_from_outside_or_lost_is_ignored(status: int | None, lost_reason: str) -> None:
+    assert lookup.explain_worker(died(status, stderr_tail=MISMATCH, lost_reason=lost_reason)).means == ""
+
+
+def test_a_thread_that_died_before_its_rank_is_evidence() -> None:
+    thread = ThreadFailed(0, 0.0, "Loader", "OSError", "Traceback:\nOSError: [Errno 24] Too many open files\n")
+    assert "open files" in lookup.explain_worker(died(-signal.SIGSEGV, thread_failures=(thread,))).means
+
+
+def test_of_a_consequence_only_texts_that_name_a_cause_are_believed() -> None:
+    assert "127.0.1.1" in lookup.explain_worker(raised(LOOPBACK), roots_only=True).means
+    assert lookup.explain_worker(raised(DELETED), roots_only=True).means == ""
+
+
+def test_of_a_long_text_both_ends_are_looked_at_and_not_the_middle() -> None:
+    filler = "x" * 50_000
+    assert lookup.find_explanation(f"{DELETED}{filler}").means
+    assert lookup.find_explanation(f"{filler}{DELETED}").means
+    assert lookup.find_explanation(f"{filler}{DELETED}{filler}").means == ""
+
+
+@pytest.mark.parametrize("text", [text for _, text in EXAMPLES])
+def test_a_hostile_text_takes_no_longer_than_its_length_allows(text: str) -> None:
+    hostile = "".join(text[: len(text) * part // 4] for part in (3, 2, 1)) or "x"
+    before = time.process_time()
+    lookup.find_explanation(hostile * (100_000 // len(hostile)))
+    assert time.process_time() - before < 1.0
+
+
+# ---- consequences of another worker's end
+
+GLOO = (
+    "UNKNOWN: Gloo AllGather failed: [external/gloo/gloo/transport/tcp/pair.cc:547] "
+    "Connection closed by peer [127.0.0.1]:24984"
+)
+CONSEQUENCES = [
+    GLOO,
+    "UNKNOWN: Gloo all-reduce failed: [pair.cc:534] Read error [10.0.0.2]:1: Connection reset by peer",
+    "Gloo all-reduce failed: Timed out waiting 8000ms for recv operation to complete",
+    "Gloo context initialization failed: timed out connecting: Connection refused, remote=[127.0.1.1]",
+    "F1121 1 client.h:80] Terminating process because the JAX distributed service detected fatal errors.",
+    "This most likely indicates that another task died; see the other task logs for more details.",
+    "UNAVAILABLE: Failed to send RPC to coordination service. Either the leader task was preempted/died",
+    "UNAVAILABLE: The following tasks are unhealthy (stopped sending heartbeats): 1",
+    "E1121 agent.cc:289] Polled an error from coordination service (this can be an error from another task).",
+    "INTERNAL: Shutdown barrier has failed. DEADLINE_EXCEEDED # of tasks that reached the barrier: 1/2",
+    "NCCL operation ncclAllReduce failed: remote process exited or there was a network error",
+    "Getting local topologies failed: Error 1: GetKeyValue() timed out with key: cpu:local_topology/cpu/1",
+]
+OWN = [
+    "ValueError: bad record in shard 2",
+    "ConnectionResetError: [Errno 104] Connection reset by peer",
+    "BrokenPipeError: [Errno 32] Broken pipe",
+    "Gloo AllGather failed: Received data size doesn't match expected size. "
+    "Is there a distributed collective mismatch in your code?",
+    "RESOURCE_EXHAUSTED: Out of memory allocating 68719476736 bytes.",
+    "TimeoutError: timed out",
+    "[Gloo] Rank 2 is connected to 2 peer ranks. Expected number of connected peer ranks is : 2",
+    "NCCL operation ncclGroupEnd() failed: unhandled cuda error",
+    "",
+]
+
+
+def traceback(*errors: str) -> str:
+    return "\n".join(
+        ["Traceback (most recent call last):", '  File "train.py", line 88, in step', "    run(batch)", *errors]
+    )
+
+
+CAUSED = "\n\nThe above exception was the direct cause of the following exception:\n\n"
+MEANWHILE = "\n\nDuring handling of the above exception, another exception occurred:\n\n"
+
+
+@pytest.mark.parametrize("text", CONSEQUENCES)
+def test_a_consequence_of_another_process_is_recognised(text: str) -> None:
+    assert find_consequence(text)
+    assert classify_error(text, traceback(f"ValueError: {text}")) is ErrorOrigin.OTHER
+
+
+@pytest.mark.parametrize("text", OWN)
+def test_a_fault_of_the_process_itself_is_not(text: str) -> None:
+    assert not find_consequence(text)
+    assert classify_error(text, traceback(text)) is ErrorOrigin.OWN
+
+
+def test_signs_in_source_lines_of_a_traceback_do_not_count() -> None:
+    shown = 'Traceback (most recent call last):\n  File "a.py", line 1, in f\n'
+    shown += f'    raise KeyError("{GLOO}"[0])\nKeyError: "U"'
+    assert classify_error("'U'", shown) is ErrorOrigin.OWN
+
+
+@pytest.mark.parametrize("separator", [CAUSED, MEANWHILE])
+def test_an_error_raised_in_the_handling_of_a_broken_connection_is_a_consequence(separator: str) -> None:
+    chain = traceback(f"ValueError: {GLOO}") + separator + traceback("TrainError: step 7 failed")
+    assert classify_error("step 7 failed", chain) is ErrorOrigin.OTHER
+
+
+def test_a_broken_connection_that_an_own_error_caused_is_its_own() -> None:
+    chain = traceback("ValueError: bad record") + CAUSED + traceback(f"ValueError: {GLOO}")
+    assert classify_error(GLOO, chain) is ErrorOrigin.OWN
+
+
+def test_a_broken_connection_met_while_handling_an_own_error_is_unclear() -> None:
+    chain = traceback("queue.Empty") + MEANWHILE + traceback(f"ValueError: {GLOO}")
+    assert classify_error(GLOO, chain) is ErrorOrigin.UNCLEAR
+
+
+def test_a_chain_of_own_errors_is_its_own() -> None:
+    chain = traceback("KeyError: 'x'") + MEANWHILE + traceback("ValueError: bad record")
+    assert classify_error("bad record", chain) is ErrorOrigin.OWN
+
+
+@pytest.mark.parametrize(("leaf", "blame"), [(GLOO, ErrorOrigin.UNCLEAR), ("bad record", ErrorOrigin.OWN)])
+def test_a_group_is_judged_by_what_it_holds(leaf: str, blame: ErrorOrigin) -> None:
+    try:
+        raise ExceptionGroup("unhandled errors in a TaskGroup", [ValueError(leaf)])
+    except ExceptionGroup as group:
+        text = "".join(python_traceback.format_exception(group))
+        assert classify_error(str(group), text) is blame

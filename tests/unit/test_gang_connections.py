@@ -1,0 +1,192 @@
+"""The connections of a gang's parent and its ranks: who may connect, that none delays another, that no byte is lost."""
+
+import os
+import signal
+import socket
+import struct
+import tempfile
+import threading
+import time
+
+import numpy as np
+import pytest
+from gang_by_hand import FakeGang
+
+from jaxrun.channel.event_loop import EventLoop
+from jaxrun.errors import ProtocolError, UnavailableError, UsageError
+from jaxrun.gang.rank_connections import RankListener
+from jaxrun.protocol.gang_messages import GangMessageKind, GangMessageReader, pack
+from jaxrun.protocol.names import GANG_ADDRESS, GANG_TOKEN
+from jaxrun_runtime.gang import connect as gang_connect
+
+
+class Parent:
+    """A listener that accepts ranks in a thread."""
+
+    def __init__(self, *, remote):
+        self.ranks = RankListener(remote=remote)
+        self.peers = []
+        self._loop = EventLoop()
+        self._open = True
+        self.ranks.listener.attach(self._loop, 0, self.peers.append)
+        self._thread = threading.Thread(target=self._serve)
+        self._thread.start()
+
+    def _serve(self):
+        while self._open:
+            self._loop.run_once(0.01)
+
+    def accept(self):
+        """The next peer; waits until it has come."""
+        deadline = time.monotonic() + 60
+        while not self.peers:
+            assert time.monotonic() < deadline
+            time.sleep(0.002)
+        return self.peers.pop(0)
+
+    def close(self):
+        self._open = False
+        self._thread.join()
+        self.ranks.close()
+        self._loop.close()
+
+
+@pytest.fixture(params=[False, True], ids=["on one machine", "over TCP"])
+def parent(request):
+    made = Parent(remote=request.param)
+    yield made
+    made.close()
+
+
+@pytest.fixture(autouse=True)
+def rank_3(monkeypatch):
+    monkeypatch.setattr("jaxrun_runtime.rank", 3)
+
+
+def connect(parent, **changes):
+    environ = parent.ranks.environ | changes
+    return gang_connect.connect_to_parent(environ[GANG_ADDRESS], environ[GANG_TOKEN]).connection
+
+
+def test_ranks_come_one_after_the_other(parent):
+    for number in range(3):
+        with connect(parent) as rank, (peer := parent.accept()).connection as connection:
+            assert peer.rank == 3 and not connection.getblocking() and rank.gettimeout() is None
+            rank.sendall(b"%d" % number)
+            connection.setblocking(True)
+            assert connection.recv(10) == b"%d" % number
+            connection.sendall(b"hello")
+            assert rank.recv(10) == b"hello"
+    assert not parent.peers
+
+
+def test_afterwards_nobody_can_come_and_nothing_is_left(parent, monkeypatch):
+    monkeypatch.setattr(gang_connect, "_CONNECT_TIMEOUT_S", 0.2)
+    directory = parent.ranks.directory
+    assert directory.is_dir() and directory.stat().st_mode & 0o077 == 0
+    parent.close()
+    parent.ranks.close()
+    assert not directory.exists()
+    with pytest.raises(UnavailableError, match="found no parent of its gang"):
+        connect(parent)
+
+
+def test_a_stranger_is_not_admitted(parent, monkeypatch):
+    with monkeypatch.context() as impatient:
+        impatient.setattr(gang_connect, "_CONNECT_TIMEOUT_S", 0.2)
+        with pytest.raises(UnavailableError, match="found no parent of its gang"):
+            connect(parent, **{GANG_TOKEN: "guess"})
+    with connect(parent), parent.accept().connection:
+        assert not parent.peers
+
+
+@pytest.mark.parametrize("where", ["", "tcp:"])
+def test_without_an_address_the_error_says_what_starts_the_rank(where):
+    with pytest.raises(ProtocolError, match=r"this program is started by jaxrun\.Gang"):
+        gang_connect.connect_to_parent(where, "token")
+
+
+def test_a_rank_without_a_parent_ends_with_a_sentence(monkeypatch):
+    monkeypatch.setattr(gang_connect, "_CONNECT_TIMEOUT_S", 0.1)
+    monkeypatch.setenv(GANG_ADDRESS, "unix:/nowhere/at/all")
+    with pytest.raises(SystemExit, match=r"cannot reach the Python process that its gang belongs to.*No such file"):
+        gang_connect.main()
+    assert GANG_ADDRESS not in os.environ
+
+
+# ---- connected ranks
+
+
+@pytest.fixture
+def gang():
+    fake = FakeGang(2)
+    yield fake
+    fake.close()
+
+
+def test_a_rank_that_does_not_read_holds_nobody_up(gang):
+    large = pack(GangMessageKind.VALUE, 1, np.zeros(2**20), share=False)
+    gang.connections.send(large, (0, 1))
+    for rank in (gang.ranks[1], gang.ranks[0]):
+        thread = threading.Thread(target=rank.receive)
+        thread.start()
+        while thread.is_alive():
+            gang.connections.poll(0.01)
+        thread.join()
+    gang.ranks[0].returns()
+    assert [rank for rank, _ in gang.connections.poll(60)] == [0]
+
+
+def test_a_rank_that_is_not_connected_is_sent_nothing(gang):
+    gang.ranks[0].ends()
+    assert gang.connections.poll(60) == [(0, None)]
+    gang.connections.send(pack(GangMessageKind.VALUE, 1, "x", share=False), (0, 1, 7))
+    assert gang.ranks[1].receive().load() == "x"
+
+
+def test_a_rank_that_disconnects_while_it_is_sent_something_is_reported_once(gang):
+    gang.ranks[0].connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+    gang.ranks[0].ends()
+    gang.connections.send(pack(GangMessageKind.VALUE, 1, "x", share=False), (0,))
+    assert gang.connections.poll(60) == [(0, None)] and gang.connections.poll(0) == []
+
+
+def test_the_output_of_the_launcher_is_kept(gang):
+    os.write(gang.launcher.output_write_end, b"jaxrun: look\n")
+    assert gang.connections.poll(60) == [] and gang.connections.read_launcher_output() == "jaxrun: look\n"
+    assert gang.connections.read_launcher_output() == ""
+
+
+def test_the_end_of_the_launcher_is_no_reason_to_wake_up_again(gang):
+    os.close(gang.launcher.output_write_end)
+    gang.launcher.output_write_end, gang.launcher.has_ended = -1, True
+    assert gang.connections.poll(60) == []
+    gang.ranks[1].send(GangMessageKind.VALUE, 1)
+    assert [rank for rank, _ in gang.connections.poll(60)] == [1]
+
+
+def test_a_ctrl_c_while_bytes_move_comes_afterwards(gang):
+    """Otherwise a message would be half read, and all that follows would be nonsense."""
+    read = GangMessageReader.receive
+
+    def interrupted(inbox):
+        message = read(inbox)
+        signal.raise_signal(signal.SIGINT)
+        return message
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(GangMessageReader, "receive", interrupted)
+        gang.ranks[0].send(GangMessageKind.VALUE, "whole")
+        with pytest.raises(KeyboardInterrupt):
+            gang.connections.poll(60)
+    gang.ranks[0].send(GangMessageKind.VALUE, "next")
+    assert [(rank, message.load()) for rank, message in gang.connections.poll(60)] == [(0, "whole"), (0, "next")]
+
+
+def test_an_interface_that_is_not_there_leaves_neither_a_directory_nor_a_descriptor(tmp_path, monkeypatch):
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    before = os.listdir("/proc/self/fd")
+    for _ in range(3):
+        with pytest.raises(UsageError, match="--interface nonesuch is no interface, address or network of this host"):
+            RankListener(remote=True, interface="nonesuch")
+    assert os.listdir("/proc/self/fd") == before and not list(tmp_path.iterdir())

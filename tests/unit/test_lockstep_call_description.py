@@ -1,0 +1,329 @@
+"""What a rank records of a call: when its instruction was reached, the line of the program, and what it runs."""
+
+import base64
+import contextlib
+import os
+import re
+import sys
+import time
+import weakref
+import zlib
+from types import SimpleNamespace
+
+import jax
+import numpy as np
+import pytest
+from jax.sharding import Mesh, NamedSharding
+from jax.sharding import PartitionSpec as P
+
+import jaxrun_runtime
+from jaxrun.protocol.flight_file import ENTERED_WORD, HEADER_WORDS
+from jaxrun_runtime.lockstep import call_entries, call_sites, lowered_program
+from jaxrun_runtime.lockstep.call_entries import CallEntries
+from jaxrun_runtime.lockstep.call_sites import CallSites
+from jaxrun_runtime.lockstep.jax_hooks import CallInfo
+from jaxrun_runtime.lockstep.lowered_program import HloPacker, LoweredProgram
+from jaxrun_runtime.lockstep.program_signature import lowering_fields
+
+pytestmark = pytest.mark.jax_version
+
+
+# ---- when its instruction is reached, as Python's monitoring tells
+
+monitored = pytest.mark.skipif(sys.version_info < (3, 13), reason="the first releases of Python 3.12 cannot tell")
+
+
+@pytest.fixture
+def words():
+    return memoryview(bytearray(8 * HEADER_WORDS)).cast("Q")
+
+
+@pytest.fixture
+def entries(words):
+    yield CallEntries(words)
+    for tool in range(6):
+        if sys.monitoring.get_tool(tool) == "jaxrun":
+            sys.monitoring.free_tool_id(tool)
+
+
+def _instruction():
+    frame = sys._getframe(1)
+    return frame.f_code, frame.f_lasti
+
+
+@monitored
+def test_a_watched_call_is_told_before_it_is_made_and_others_are_not(entries, words):
+    told = []
+
+    def caller():
+        for turn in range(6):
+            first = _instruction()
+            second = _instruction()
+            if turn == 1:
+                entries.watch(*first)
+            if turn == 3:  # which has been left alone until now
+                entries.watch(*second)
+            told.append([cell[0] for cell in entries.cells.values()])
+
+    before = time.time_ns()
+    caller()
+    after = time.time_ns()
+    assert told[:2] == [[], [0]]
+    assert before < told[2][0] < told[3][0] < told[4][0] < told[4][1] < told[5][0] < told[5][1] < after
+    assert told[3][1] == 0
+    assert words[ENTERED_WORD] == told[5][1]
+
+
+@monitored
+def test_a_forked_process_notes_no_entries(entries, words):
+    def caller():
+        return _instruction()
+
+    entries.watch(*caller())
+    entries.detach()
+    caller()
+    assert (entries.cells, words[ENTERED_WORD]) == ({}, 0)
+
+
+@monitored
+def test_where_other_tools_monitor_calls_are_known_without_their_entry(words):
+    taken = [tool for tool in range(6) if sys.monitoring.get_tool(tool) is None]
+    for tool in taken:
+        sys.monitoring.use_tool_id(tool, "another")
+    try:
+        entries = CallEntries(words)
+
+        def caller():
+            return _instruction()
+
+        code, instruction = caller()
+        entries.watch(code, instruction)
+        caller()
+        assert entries.cells[id(code), instruction] == [0]
+    finally:
+        for tool in taken:
+            sys.monitoring.free_tool_id(tool)
+
+
+@monitored
+def test_no_more_instructions_are_kept_than_memory_allows(entries, monkeypatch):
+    monkeypatch.setattr(call_entries, "_MAX_SITES", 2)
+    codes = weakref.WeakSet()
+    for source in "abc":
+        code = compile(source, "program.py", "eval")
+        codes.add(code)
+        entries.watch(code, 0)
+    del code
+    assert len(entries.cells) == len(codes) == 1
+
+
+# ---- the line of the program
+
+
+@pytest.fixture
+def found():
+    return {}
+
+
+@pytest.fixture
+def sites(found):
+    return CallSites(found.__setitem__)
+
+
+def _here(sites):
+    return sites.find(sys._getframe(1))
+
+
+def _line():
+    return sys._getframe(1).f_lineno
+
+
+def test_a_line_is_one_site_and_another_line_another(sites, found):
+    numbers = []
+    for _ in range(3):
+        numbers.append(_here(sites))
+    line = _line() - 1
+    assert _here(sites) == _here(sites) == 2
+    assert (numbers, len(found)) == ([1, 1, 1], 2)
+    assert found[1][0] == f"{__file__}:{line} test_a_line_is_one_site_and_another_line_another"
+    assert (
+        sites.place(1) == f"{os.path.basename(__file__)}:{line} test_a_line_is_one_site_and_another_line_another"
+    )
+    assert (sites.find(None), sites.place(0)) == (0, "")
+
+
+def test_the_stack_is_the_innermost_frames(sites, found):
+    def deep(n):
+        return deep(n - 1) if n else _here(sites)
+
+    deep(20)
+    assert len(found[1]) == 8
+    assert all(" deep" in frame for frame in found[1])
+
+
+def test_frames_of_jax_and_of_decorators_are_left_out(sites, found):
+    @contextlib.contextmanager
+    def around():
+        yield _here(sites)
+
+    numbers = []
+
+    @jax.jit
+    def traced(x):
+        numbers.append(_here(sites))
+        return x
+
+    traced(1.0)
+    with around() as number:
+        numbers.append(number)
+    for number in numbers:
+        assert not any("/jax/" in frame or "contextlib" in frame for frame in found[number])
+        assert "test_frames_of_jax_and" in found[number][1]
+
+
+def test_frames_of_jaxrun_are_left_out_but_not_those_of_its_programs(sites, found):
+    folder = os.path.dirname(jaxrun_runtime.__file__) + os.sep
+    scope = {"_here": lambda: sites.find(sys._getframe(1))}
+    exec(compile("number = _here()", f"{folder}worker.py", "exec"), scope)
+    assert found[scope["number"]][0].startswith(__file__)
+    exec(compile("number = _here()", f"{folder}programs/digits.py", "exec"), scope)
+    assert found[scope["number"]][0] == f"{folder}programs/digits.py:1 <module>"
+
+
+def test_a_file_has_its_full_path(sites, found, monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    exec(compile("_here()", "train.py", "exec"), {"_here": lambda: sites.find(sys._getframe(1))})
+    exec(compile("_here()", "<cell 7>", "exec"), {"_here": lambda: sites.find(sys._getframe(1))})
+    assert [stack[0] for stack in found.values()] == [f"{tmp_path}/train.py:1 <module>", "<cell 7>:1 <module>"]
+
+
+def test_code_that_is_made_anew_each_time_does_not_fill_the_memory(sites, found, monkeypatch):
+    monkeypatch.setattr(call_sites, "_MAX_SITES", 10)
+    scope = {"_here": lambda: sites.find(sys._getframe(1))}
+    for number in range(100):
+        exec(compile(f"_here() + {number % 5}", "<made>", "exec"), scope)
+    assert len(found) == 1
+    codes = weakref.WeakSet()
+    for number in range(100):
+        code = compile("\n" * number + "number = _here()", "<made>", "exec")
+        codes.add(code)
+        exec(code, scope)
+    assert scope["number"] == 0  # there are too many to tell
+    assert len(found) <= 11
+    assert len(sites.known) <= 10
+    assert len(codes) <= 10
+
+
+def test_an_error_ends_at_the_users_line():
+    def fail(x):
+        raise ValueError("here")
+
+    with pytest.raises(ValueError, match="here") as caught:
+        jax.jit(lambda x: jax.vmap(fail)(x))(jax.numpy.ones(2))
+    error = caught.value
+    error.add_note("the user's own")
+    error.add_note("Set JAX_TRACEBACK_FILTERING=off to include these.")
+    call_sites.trim_to_user_frames(error)
+    last = error.__traceback__
+    while last.tb_next:
+        last = last.tb_next
+    assert last.tb_frame.f_code.co_name == "fail"
+    assert error.__notes__ == ["the user's own"]
+    without_frames = ValueError()
+    call_sites.trim_to_user_frames(without_frames)
+    assert without_frames.__traceback__ is None
+
+
+# ---- the program
+
+
+def _fields(sharding, devices=(0,)):
+    """The fields of a program of one argument."""
+    argument = SimpleNamespace(shape=(4,), dtype="float32")
+    facts = CallInfo("jit(f)", (argument,), (sharding,), (), (), ("x",), "f at m.py:1")
+    return lowering_fields(facts, LoweredProgram((0,), tuple(devices), "code", "text"))
+
+
+@pytest.mark.parametrize(
+    ("spec", "text"),
+    [
+        (P(), "P()"),
+        (P("data"), "P('data',)"),
+        (P("data", None), "P('data',)"),
+        (P(None, None), "P()"),
+        (P(None, "model"), "P(None, 'model')"),
+        (P(("data", "model"), None), "P(('data', 'model'),)"),
+    ],
+)
+def test_a_sharding_is_written_without_what_means_nothing(spec, text):
+    mesh = Mesh(np.array(jax.devices()[:1]).reshape(1, 1), ("data", "model"))
+    fields = _fields(NamedSharding(mesh, spec))
+    assert (fields["arguments"], fields["mesh"]) == ([["x", "float32[4]", text]], "data=1, model=1: 0")
+
+
+def test_memory_that_is_not_the_ordinary_one_is_named():
+    sharding = SimpleNamespace(spec=P("data"), memory_kind="pinned_host")
+    assert _fields(sharding)["arguments"] == [["x", "float32[4]", "P('data',), pinned_host"]]
+
+
+def test_a_long_list_of_devices_is_shortened_but_every_device_counts():
+    assert _fields(None, range(32))["mesh"] == ",".join(map(str, range(32)))
+    ids = list(range(4096))
+    text = _fields(None, ids)["mesh"]
+    assert re.fullmatch(r"0,1,2,3,4,5,6,7,… \(4096 devices, [0-9a-f]{16}\)", text)
+    ids[100], ids[101] = ids[101], ids[100]
+    assert _fields(None, ids)["mesh"] != text
+
+
+def _lowered(function, *args, texts=None):
+    devices = [SimpleNamespace(process_index=rank, id=10 + rank) for rank in (1, 0, 3)]
+    module = jax.jit(function).lower(*args).compiler_ir()
+    return lowered_program.lowered_program(module, devices, texts or HloPacker(time.monotonic()))
+
+
+def test_a_lowered_program_knows_its_ranks_and_its_devices_in_order():
+    program = _lowered(lambda x: x * 2, 1.0)
+    assert (program.ranks, program.devices) == ((0, 1, 3), (11, 10, 13))
+    assert zlib.decompress(base64.b64decode(program.text)).startswith(b"module @jit__lambda")
+
+
+def test_where_a_function_stands_and_how_it_is_written_does_not_matter():
+    def one(x):
+        return x * 2 + 1
+
+    first = one
+
+    def one(y):
+
+        doubled = y * 2
+        return doubled + 1
+
+    assert _lowered(first, 1.0).code == _lowered(one, 1.0).code
+    assert _lowered(first, 1.0).code != _lowered(lambda x: x * 2 + 1, 1.0).code  # another name
+
+
+def test_texts_are_kept_as_long_as_that_takes_little_time(monkeypatch):
+    now = [100.0]
+    monkeypatch.setattr(lowered_program.time, "monotonic", lambda: now[0])
+    compress = zlib.compress
+
+    def slowly(data):
+        now[0] += 0.04
+        return compress(data)
+
+    monkeypatch.setattr(lowered_program.zlib, "compress", slowly)
+    texts = HloPacker(now[0])
+    assert [bool(texts.pack("module")) for _ in range(4)] == [True, True, False, False]
+    now[0] += 2.0
+    assert [bool(texts.pack("module")) for _ in range(2)] == [True, False]
+
+
+def test_a_text_that_is_too_long_is_not_kept():
+    rng = np.random.default_rng(0)
+    texts = HloPacker(time.monotonic() - 1000)
+    assert texts.pack("x" * 100_000)
+    assert texts.pack(rng.bytes(100_000).hex()) == ""
+    assert texts.pack("x" * (lowered_program._MAX_HLO_CHARACTERS + 1)) == ""
+    program = _lowered(lambda x: x * 2, 1.0, texts=SimpleNamespace(pack=lambda text: ""))
+    assert program.text == ""
+    assert program.code

@@ -1,0 +1,211 @@
+"""Memory: what the kernel says of processes that it killed for want of it, and how full and busy GPUs are."""
+
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from jaxrun.agent import gpu_memory
+from jaxrun.agent.gpu_memory import GpuMemory
+from jaxrun.agent.gpu_watch import usage_of_ranks
+from jaxrun.agent.oom import OomWatch
+from jaxrun.probe.memory_cgroup import memory_cgroup
+
+RECORDS = {
+    "the whole machine": (
+        "3,812,3514276391,-;Out of memory: Killed process 4711 (python) total-vm:739880kB, "
+        "anon-rss:64172851kB, file-rss:5760kB, shmem-rss:0kB, UID:0 pgtables:184kB oom_score_adj:0\n",
+        "the kernel's log names it as out of memory: it held 61.2 GiB",
+    ),
+    "a cgroup": (
+        "3,812,3514276391,-;Memory cgroup out of memory: Killed process 4711 (a b) total-vm:73988kB, "
+        "anon-rss:64256kB, file-rss:5760kB, shmem-rss:0kB, UID:0 pgtables:184kB oom_score_adj:0\n",
+        "the kernel's log names it as out of memory: it held 62.8 MiB",
+    ),
+    "another process": (
+        "3,812,3514276391,-;Out of memory: Killed process 47 (python) total-vm:7kB, anon-rss:6kB\n",
+        "",
+    ),
+    "something else": ("6,813,3514276391,-;usb 1-1: new device number 4711\n", ""),
+}
+V2 = ("memory.events", "low 0\nhigh 0\nmax 5\noom 2\noom_kill {}\noom_group_kill 0\n", "memory.max")
+V1 = ("memory.oom_control", "oom_kill_disable 0\nunder_oom 0\noom_kill {}\n", "memory.limit_in_bytes")
+
+
+@pytest.mark.parametrize(("record", "text"), RECORDS.values(), ids=RECORDS)
+def test_the_kernels_log_is_read(tmp_path, record, text):
+    log = tmp_path / "kmsg"
+    log.write_text("3,1,1,-;Out of memory: Killed process 4711 (old) total-vm:1kB, anon-rss:1kB\n")
+    watch = OomWatch(None, log)
+    with log.open("a") as file:
+        file.write(record)
+    assert watch.explain(4711) == text
+    assert watch.explain(4711) == ""
+    watch.close()
+
+
+def test_an_entry_about_another_process_is_kept_for_it(tmp_path):
+    log = tmp_path / "kmsg"
+    log.touch()
+    watch = OomWatch(None, log)
+    with log.open("ab", buffering=0) as file:
+        for pid in (1, 2):
+            line = f"3,1,1,-;Out of memory: Killed process {pid} (p) total-vm:9kB, anon-rss:{pid}024kB\n"
+            file.write(line.encode().ljust(8192))
+    assert watch.explain(2).endswith("it held 1.98 MiB") and watch.explain(1).endswith("it held 1 MiB")
+    watch.close()
+
+
+@pytest.mark.parametrize(("counter", "content", "limit"), [V2, V1], ids=["v2", "v1"])
+def test_a_cgroup_counts_its_kills(tmp_path, counter, content, limit):
+    (tmp_path / counter).write_text(content.format(3))
+    (tmp_path / limit).write_text(f"{3 * 2**29}\n")
+    watch = OomWatch(tmp_path, None)
+    assert watch.explain(1) == ""
+    (tmp_path / counter).write_text(content.format(5))
+    answers = [watch.explain(pid) for pid in (1, 2, 3)]
+    assert answers == [*["its memory cgroup ran out of memory (limit 1.5 GiB)"] * 2, ""]
+
+
+@pytest.mark.parametrize("limit", ["max\n", f"{2**63 - 4096}\n", None])
+def test_no_limit_is_not_shown(tmp_path, limit):
+    (tmp_path / "memory.events").write_text("oom_kill 0\n")
+    if limit:
+        (tmp_path / "memory.max").write_text(limit)
+    watch = OomWatch(tmp_path, None)
+    (tmp_path / "memory.events").write_text("oom_kill 1\n")
+    assert watch.explain(1) == "its memory cgroup ran out of memory"
+
+
+def test_without_log_and_cgroup_nothing_is_reported(tmp_path):
+    watch = OomWatch(None, tmp_path / "missing")
+    assert watch.explain(1) == ""
+    watch.close()
+
+
+@pytest.mark.parametrize(
+    ("membership", "directory", "counter"),
+    [
+        ("0::/user.slice/a b\n", "user.slice/a b", "memory.events"),
+        ("9:name=systemd:/x\n4:memory:/job/7\n0::/\n", "memory/job/7", "memory.oom_control"),
+        ("4:cpu,memory:/job\n", "memory/job", "memory.oom_control"),
+        ("4:memory:/host/only\n", "memory", "memory.oom_control"),
+    ],
+    ids=["v2", "v1", "together", "a container"],
+)
+def test_the_memory_cgroup_is_found(tmp_path, membership, directory, counter):
+    (tmp_path / directory).mkdir(parents=True)
+    (tmp_path / directory / counter).touch()
+    assert memory_cgroup(membership, tmp_path) == tmp_path / directory
+
+
+@pytest.mark.parametrize("membership", ["", "1:cpu:/x\n", "0::/\n"])
+def test_there_may_be_no_memory_cgroup(tmp_path, membership):
+    assert memory_cgroup(membership, tmp_path) is None
+
+
+@pytest.fixture
+def small_cgroup():
+    """A memory cgroup of 64 MiB that a process may enter."""
+    own = memory_cgroup(Path("/proc/self/cgroup").read_text())
+    if own is None:
+        pytest.skip("this machine has no memory cgroup")
+    group = own / f"jaxrun-test-{os.getpid()}"
+    limit = "memory.max" if (own / "memory.events").exists() else "memory.limit_in_bytes"
+    try:
+        group.mkdir()
+        (group / limit).write_text(str(64 * 2**20))
+    except OSError as error:
+        if group.exists():
+            group.rmdir()
+        pytest.skip(f"no memory cgroup can be made here: {error}")
+    yield group
+    for _ in range(100):
+        try:
+            group.rmdir()
+            break
+        except OSError:
+            time.sleep(0.02)
+
+
+def test_a_process_that_eats_its_cgroups_memory_is_explained(small_cgroup):
+    watch = OomWatch(small_cgroup, None)
+    eat = "import sys; open(sys.argv[1], 'w').write('0'); hoard = [bytearray(2**20) for _ in range(200)]"
+    eater = subprocess.run([sys.executable, "-ISc", eat, small_cgroup / "cgroup.procs"])
+    assert eater.returncode == -9
+    assert watch.explain(0) == "its memory cgroup ran out of memory (limit 64 MiB)"
+    watch.close()
+
+
+# ---- GPUs: the next attempt waits until they are as free as before the first
+
+GIB = 2**30
+
+
+class Driver:
+    """Reads of GPU-1's memory: the used GiB, one a read, the last one from then on."""
+
+    def __init__(self, *used):
+        self._used = list(used)
+        self.slept = 0.0
+
+    def read(self):
+        used = self._used.pop(0) if len(self._used) > 1 else self._used[0]
+        return {"GPU-1": (int(used * GIB), 80 * GIB)}
+
+
+@pytest.fixture
+def wait(monkeypatch):
+    """wait(USED…) → (seconds that were waited for, what was said)."""
+
+    def run(*used, stopped=lambda: False):
+        now, said = [0.0], []
+        monkeypatch.setattr(gpu_memory.time, "monotonic", lambda: now[0])
+        monkeypatch.setattr(gpu_memory.time, "sleep", lambda seconds: now.__setitem__(0, now[0] + seconds))
+        GpuMemory(Driver(*used).read).wait_until_free(said.append, stopped)
+        return now[0], said
+
+    return run
+
+
+def test_memory_that_is_free_is_not_waited_for(wait):
+    assert wait(0, 0) == (0.0, [])
+    assert wait(30, 30.5) == (0.0, [])  # others hold it
+
+
+def test_memory_that_is_soon_free_is_waited_for_in_silence(wait):
+    seconds, said = wait(0, 60, 60, 60, 1)
+    assert 0.1 < seconds < 0.2 and said == []
+
+
+def test_a_long_wait_is_told_once_and_has_an_end(wait):
+    seconds, said = wait(1, 61)
+    assert 30 < seconds < 31
+    assert said == [
+        "waiting until the GPU memory of the attempt before is free: 60.0 GiB of GPU-1",
+        "still not free after 30 s: 60.0 GiB of GPU-1; the next attempt is started all the same",
+    ]
+
+
+def test_it_ends_once_the_job_is_stopped(wait):
+    assert wait(1, 61, stopped=lambda: True) == (0.0, [])
+
+
+def test_without_a_driver_there_is_nothing_to_wait_for():
+    GpuMemory(dict).wait_until_free(pytest.fail, lambda: False)
+
+
+@pytest.mark.parametrize(
+    ("visible", "usage"),
+    [
+        (None, {0: (97.0, 2**30), 1: (3.0, 2**20), 2: (50.0, 2**30 + 2**20)}),
+        ("1", {0: (3.0, 2**20), 1: (-1.0, -1), 2: (3.0, 2**20)}),
+        ("GPU-cc", {0: (-1.0, 2**21), 1: (-1.0, -1), 2: (-1.0, 2**21)}),
+    ],
+)
+def test_each_rank_has_the_figures_of_its_own_gpus(visible, usage):
+    text = "GPU-aa, 97, 1024\nGPU-bb, 3, 1\nGPU-cc, [N/A], 2\n\nUnable to ask GPU 3\n"
+    assert usage_of_ranks(text, visible, {0: (0,), 1: (1,), 2: (0, 1)}) == usage

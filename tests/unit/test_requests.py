@@ -1,0 +1,145 @@
+"""The head is asked from elsewhere: how far all ranks are (`jaxrun top`), and for profiles of the same calls."""
+
+import pytest
+
+from jaxrun.diagnosis.overview import Overview
+from jaxrun.head.attempt import JobPhase
+from jaxrun.head.events import AgentLost, Requested
+from jaxrun.protocol.flight import DispatchedCall, Flight
+from jaxrun.protocol.flight_file import COMPILATIONS, EVERY_CALL
+from jaxrun.protocol.requests import AnswerState, OverviewRequest, ProfileRequest
+from jaxrun.protocol.snapshot_messages import SnapshotPurpose
+from jaxrun.protocol.worker_messages import ProfileCalls, ProfileEnded
+
+
+def overview(job):
+    """What the last request was answered by."""
+    _, answer = job.answered[-1]
+    assert answer.state is AnswerState.DONE
+    return Overview.from_content(answer.content)
+
+
+def test_a_job_that_starts_is_answered_for_the_processes_that_there_are(simulate):
+    job = simulate(3)
+    job.spawn(0, 1)
+    job.handle(Requested("1", OverviewRequest())).wait(0.2)
+    assert job.snapshots[-1][1:] == (SnapshotPurpose.OVERVIEW, (0, 1))
+    assert (overview(job).phase, overview(job).live, overview(job).ends) == ("starting", (0, 1), {})
+
+
+def test_all_that_ask_get_the_answer_and_ranks_that_have_ended_say_how(simulate):
+    job = simulate(3).run()
+    job.flights = {rank: Flight(EVERY_CALL, call_counts={"0-2": 5}) for rank in range(3)}
+    job.done(1)
+    job.handle(Requested("1", OverviewRequest()), Requested("2", OverviewRequest())).wait(0.2)
+    assert [number for number, _ in job.answered] == ["1", "2"]
+    assert overview(job).phase == "running" and overview(job).ends == {1: "finished"}
+    assert overview(job).flights[2].call_counts == {"0-2": 5}
+    job.handle(job.failure(2)).handle(Requested("3", OverviewRequest())).wait(0.2)
+    assert overview(job).ends[2] == "raised ValueError" and overview(job).phase != "running"
+
+
+def test_how_many_calls_a_step_has_is_known_from_recorders_that_were_read_for_another_reason(simulate):
+    job = simulate(2, lockstep="record").run()
+    calls = tuple(DispatchedCall(n / 10, "0-1", n, n, n % 2, n % 2) for n in range(1, 13))
+    job.flights = dict.fromkeys(range(2), Flight(EVERY_CALL, calls=calls, call_counts={"0-1": 12}))
+    job.wait(5.0)
+    job.handle(Requested("1", OverviewRequest())).wait(0.2)
+    assert overview(job).calls_per_step == 2
+
+
+# ---- profiles
+
+REQUEST = ProfileRequest(5, "/runs/profile", "2026_11_22", 1.0)
+
+
+def flight(made=20):
+    calls = tuple(DispatchedCall(n / 10, "0-2", n, n, 1, 1) for n in range(1, made + 1))
+    return Flight(EVERY_CALL, calls=calls, call_counts={"0-2": made})
+
+
+def ended(rank, *, error="", last=35, late=False, session=REQUEST.session):
+    return ProfileEnded(rank, 1.0, 0.5, session, f"/runs/{rank}", 100, last, error, late)
+
+
+@pytest.fixture
+def job(simulate):
+    job = simulate(3, lockstep="record").run()
+    job.flights = {rank: flight() for rank in range(3)}
+    return job
+
+
+def ask(job, number="1"):
+    return job.handle(Requested(number, REQUEST)).wait(0.01)
+
+
+def last_answer(job):
+    return job.answered[-1][1]
+
+
+def test_all_ranks_get_the_same_order_and_the_answer_comes_when_all_have_written(job):
+    ask(job)
+    ((_, ranks, order),) = [sent for sent in job.sent if isinstance(sent[2], ProfileCalls)]
+    assert ranks == (0, 1, 2)
+    assert order == ProfileCalls("0-2", 31, 35, REQUEST.directory, REQUEST.session)
+    assert last_answer(job).state is AnswerState.PROGRESS and last_answer(job).text == "calls #31-35 of ranks 0-2"
+    job.handle(ended(0), ended(2), ended(2), ended(1, session="another"))
+    assert last_answer(job).state is AnswerState.PROGRESS
+    job.handle(ended(1))
+    assert last_answer(job).state is AnswerState.DONE and last_answer(job).content == {"files": 3, "bytes": 300}
+
+
+def test_one_profile_at_a_time(job):
+    ask(job)
+    ask(job, "2")
+    assert job.answered[-1][0] == "2" and "taken already" in last_answer(job).text
+    job.handle(*(ended(rank) for rank in range(3)))
+    ask(job, "3")
+    assert job.answered[-1][0] == "3" and last_answer(job).state is AnswerState.PROGRESS
+
+
+def test_who_has_none_is_named_with_the_reason(job):
+    ask(job).handle(ended(0), ended(1, error="its program is taking a profile of its own"), AgentLost(2, "gone"))
+    answer = last_answer(job)
+    assert answer.state is AnswerState.REFUSED and not answer.content["again"]
+    assert answer.text == (
+        "1 rank of 3 took their profile; rank 1: its program is taking a profile of its own; rank 2: it ended before"
+    )
+
+
+def test_ranks_that_were_late_are_worth_another_attempt(job):
+    ask(job).handle(ended(0), ended(1), ended(2, error="it had made call #50 already", late=True))
+    assert last_answer(job).content["again"] and "rank 2: it had made call #50 already" in last_answer(job).text
+
+
+def test_a_program_that_ends_meanwhile_has_a_shorter_profile(job):
+    ask(job).handle(ended(0, last=33), ended(1, last=33), ended(2, last=33))
+    assert (last_answer(job).state, last_answer(job).text) == (AnswerState.DONE, "the program ended after call #33")
+
+
+def test_before_the_first_calls_one_may_ask_again(simulate, job):
+    job.flights[1] = Flight(EVERY_CALL)
+    ask(job)
+    assert last_answer(job).content == {"again": True} and "have made a cross-process call" in last_answer(job).text
+    starting = ask(simulate(3, lockstep="record").join())
+    assert last_answer(starting).content == {"again": True}
+
+
+def test_calls_that_are_not_recorded_cannot_be_profiled(simulate, job):
+    job.flights[1] = Flight(COMPILATIONS)
+    ask(job)
+    assert last_answer(job).text == "not every call of rank 1 is recorded"
+    without = ask(simulate(3, lockstep="off").run())
+    assert "--lockstep off" in last_answer(without).text and not last_answer(without).content["again"]
+
+
+def test_a_job_that_ends_is_not_profiled(job):
+    job.handle(job.failure(1))
+    assert job.head.phase is not JobPhase.RUNNING
+    ask(job)
+    assert "the job is ending" in last_answer(job).text
+
+
+def test_a_job_that_fails_before_its_calls_are_known_answers(job):
+    job.handle(Requested("1", REQUEST), *(AgentLost(rank, "gone") for rank in range(3)))
+    assert last_answer(job).state is AnswerState.REFUSED and last_answer(job).text == "ranks 0-2: it ended before"

@@ -1,0 +1,266 @@
+"""What reads run directories, of jaxrun list and clean too: also those that somebody else has filled."""
+
+import json
+import os
+import re
+import tempfile
+import time
+from dataclasses import fields
+from pathlib import Path
+
+import pytest
+from chrome_format import check_trace
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from jaxrun.cli.main import main
+from jaxrun.errors import UsageError
+from jaxrun.rundir.explain import explain_run
+from jaxrun.rundir.jobs import clean, format_jobs, latest_job, list_jobs
+from jaxrun.rundir.requeued import read_verdict
+from jaxrun.rundir.running_job import find_running_job
+from jaxrun.terminal import TerminalFormat, without_controls
+from jaxrun.trace.write import write_trace
+from jaxrun.verdict.verdict import Verdict, to_json
+
+HERE = os.uname().nodename
+
+
+@pytest.fixture
+def collection(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    path = tmp_path / "jaxrun-runs"
+    path.mkdir()
+    return path
+
+
+@pytest.fixture
+def job(collection):
+    """job(NAME, AGE, …): a run directory as a job leaves it that started AGE seconds ago."""
+
+    def make(name, age, *, outcome="ok", code=0, host=HERE, pid=1):
+        path = collection / name
+        path.mkdir()
+        (path / "events.jsonl").write_text("{}\n")
+        launcher = {"launcher": {"host": host, "pid": pid}} if host else {}
+        (path / "job.json").write_text(json.dumps({"program": ["train.py", "a"], "processes": 2, **launcher}))
+        if outcome:
+            times = {"startup": 0.5, "run": 1.5, "stopping": None}
+            (path / "verdict.json").write_text(to_json(Verdict(outcome, code, {0: "h1", 1: "h1"}, **times)))
+        for file in path.iterdir():
+            os.utime(file, (time.time() - age,) * 2)
+        return path
+
+    return make
+
+
+def test_each_job_is_listed_with_what_became_of_it(job, capsys):
+    job("b", 300)
+    job("a", 200, outcome="failed", code=7)
+    job("killed", 100, outcome="")
+    job("far", 50, outcome="", host="h9")
+    with (job("now", 10, outcome="", pid=os.getpid()) / "events.jsonl").open("a"):
+        assert main(["list"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert " ".join(lines[0].split()) == "job run directory started took processes how it went program"
+    assert [line.split()[:2] for line in lines[1:]] == [
+        [str(5 - number), name] for number, name in enumerate(("b", "a", "killed", "far", "now"))
+    ]
+    states = ("done", "failed, exit 7", "killed with its launcher", "running, or killed, on h9", "running")
+    columns = [re.split(r"  +", line)[-3:-1] for line in lines[1:]]
+    assert columns == [["2", state] for state in states]
+    assert "2.0 s" in lines[1] and lines[1].endswith("train.py a")
+    for name, message in (("killed", "is gone, and left no verdict"), ("far", "the launcher of this job runs on h9")):
+        assert main(["stacks", f"jaxrun-runs/{name}"]) == 2 and message in capsys.readouterr().err
+
+
+def test_a_number_stands_for_the_job_that_has_it_in_the_list(job, collection, capsys, monkeypatch):
+    monkeypatch.chdir(collection.parent)
+    job("old", 300)
+    job("new", 100, outcome="failed", code=7)
+    shown = Path("jaxrun-runs")
+    assert latest_job(1) == shown / "new" and latest_job(2) == shown / "old"
+    assert main(["top", "2"]) == 2 and f"the job of {shown / 'old'} is over" in capsys.readouterr().err
+    assert main(["explain", "3"]) == 2 and "there is no job 3" in capsys.readouterr().err
+    (collection.parent / "3").mkdir()
+    assert latest_job(3) is None
+
+
+def test_the_newest_are_kept_and_those_that_may_run(job, collection, capsys):
+    for age in range(1, 5):
+        job(f"done-{age}", 1000 * age)
+    job("killed", 9000, outcome="")
+    job("far", 9000, outcome="", host="h9")
+    job("starting", 10, outcome="", host="")
+    (collection / "mine").mkdir()
+    (collection / "mine" / "notes.txt").write_text("")
+    (collection / "latest").symlink_to("done-1")
+    with (job("now", 9000, outcome="", pid=os.getpid()) / "events.jsonl").open("a"):
+        before = sorted(collection.iterdir())
+        assert main(["clean", "--keep", "2", "--dry-run"]) == 0
+        assert sorted(collection.iterdir()) == before
+        said = capsys.readouterr().out
+        assert "would delete jaxrun-runs/killed" in said and "would delete 3 of 8 run directories" in said
+        assert main(["clean", "--keep", "2"]) == 0
+    said = capsys.readouterr().out
+    assert "deleted 3 of 8 run directories in jaxrun-runs (" in said
+    assert "kept jaxrun-runs/now: running" in said and "kept jaxrun-runs/far: running, or killed, on h9" in said
+    left = {path.name for path in collection.iterdir()}
+    assert left == {"done-1", "done-2", "far", "starting", "now", "mine", "latest"}
+
+
+def test_a_link_to_the_latest_does_not_outlive_it(job, collection):
+    job("only", 10)
+    (collection / "latest").symlink_to("only")
+    assert main(["clean", "--keep", "0"]) == 0 and list(collection.iterdir()) == []
+
+
+def test_what_cannot_be_deleted_is_told_and_the_others_go(job, collection, monkeypatch):
+    really = os.rmdir
+
+    def refuse(name, **where):
+        if name == "stays":
+            raise PermissionError(13, "Permission denied", name)
+        really(name, **where)
+
+    monkeypatch.setattr(os, "rmdir", refuse)
+    job("stays", 20)
+    job("goes", 10)
+    lines, failed = clean(*list_jobs(collection), 0, dry_run=False)
+    assert failed == 1 and f"cannot delete {collection / 'stays'}: Permission denied" in lines
+    assert [path.name for path in collection.iterdir()] == ["stays"]
+
+
+@pytest.mark.parametrize("inside", ["", "jaxrun-runs", "jaxrun-runs/a"])
+def test_the_collection_is_found_from_within(job, collection, monkeypatch, inside):
+    job("a", 10)
+    monkeypatch.chdir(collection.parent / inside)
+    found, jobs = list_jobs(None)
+    assert found.resolve() == collection and [one.path.name for one in jobs] == ["a"]
+    found, jobs = list_jobs(collection.parent)
+    assert found == collection and len(jobs) == 1
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("clean",), "say how many of the newest run directories to keep: jaxrun clean --keep 20"),
+        (("clean", "--keep", "-1"), "jaxrun: --keep: -1 is not in the range x>=0"),
+        (("list", "nowhere"), "directory 'nowhere' does not exist"),
+    ],
+)
+def test_bad_input_is_one_message(collection, capsys, words, message):
+    assert main(words) == 2
+    assert message in capsys.readouterr().err
+
+
+# ---- run directories that somebody else has filled: to read them neither hangs, nor fails, nor steers the terminal
+
+FILES = {
+    "verdict.json": to_json(Verdict("ok", 0, {0: "h1"})),
+    "events.jsonl": json.dumps({"time": 1.0, "event": "spawned", "rank": 0}),
+    "job.json": json.dumps({"launcher": {"host": os.uname().nodename, "pid": 1}, "program": ["train.py"]}),
+    "rank-0000.flight": "",
+}
+
+
+def fill(path: Path, files: dict[str, str]) -> Path:
+    path.mkdir(exist_ok=True)
+    for name, text in files.items():
+        (path / name).write_text(text)
+    return path
+
+
+def read_all(run_dir: Path) -> list[str]:
+    """What each reader makes of it, refusals too."""
+    said = [str(read_verdict(run_dir))]
+    for read in (
+        lambda: explain_run(run_dir),
+        lambda: format_jobs(list_jobs(run_dir.parent)[1]),
+        lambda: str(find_running_job(run_dir, "jaxrun stacks")),
+        lambda: "\n".join(write_trace(run_dir, run_dir.parent / "t.json", run_dir.parent / "p.html")),
+    ):
+        try:
+            said.append(read())
+        except UsageError as error:
+            said.append(str(error))
+    return said
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("name", FILES)
+def test_a_fifo_in_place_of_a_file_keeps_nobody_waiting(tmp_path, name):
+    run_dir = fill(tmp_path / "run", {other: text for other, text in FILES.items() if other != name})
+    os.mkfifo(run_dir / name)
+    _, explained, listed, *_ = read_all(run_dir)
+    if name in ("verdict.json", "events.jsonl"):
+        assert explained == f"cannot read {run_dir / name}: it is no regular file."
+    assert "run" in listed.splitlines()[1]
+
+
+NUMBERS = st.sampled_from([0, 1, 2.5, -9, 10**400, 1e308, float("inf"), float("nan")])
+TEXTS = st.sampled_from(["", "a", "0", "\ud800", "\x1b]0;title\x07", "\x1b[2J", "x" * 300])
+ODD = st.recursive(
+    st.none() | st.booleans() | NUMBERS | TEXTS,
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(TEXTS, inner, max_size=2),
+    max_leaves=4,
+)
+NAMES = st.dictionaries(st.sampled_from(["0", "1", "5"]), TEXTS, max_size=2)
+OF_TYPE = {
+    "str": TEXTS,
+    "int": st.integers(-9, 300),
+    "float": st.floats(0, 1e9),
+    "float | None": st.none() | st.floats(0, 1e9),
+    "tuple[int, ...]": st.lists(st.integers(0, 5), max_size=2),
+    "tuple[str, ...]": st.lists(TEXTS, max_size=2),
+    "Mapping[int, str]": NAMES,
+    "tuple[Verdict, ...]": st.just([]),
+}
+PLAUSIBLE = st.fixed_dictionaries({field.name: OF_TYPE[str(field.type)] for field in fields(Verdict)})
+OUTCOMES = st.sampled_from(["ok", "failed", "timeout", "early-exit", "no outcome"])
+VERDICTS = st.builds(
+    lambda content, outcome, odd: {**content, "format": 1, "outcome": outcome, **odd},
+    PLAUSIBLE,
+    OUTCOMES,
+    st.dictionaries(st.sampled_from([field.name for field in fields(Verdict)]), ODD, max_size=1),
+)
+KNOWN_EVENTS = (
+    "started", "spawned", "hello", "proof", "failed", "exit", "lost", "clock", "profiled", "stop", "signal", "chaos",
+    "attempt_started", "attempt_ended",
+)  # fmt: skip
+KNOWN_FIELDS = (
+    "rank", "at", "host", "status", "attempt", "log", "headline", "pid", "started", "sent", "offset", "output",
+    "signal", "ranks", "error", "message", "fault", "file", "text",
+)  # fmt: skip
+EVENTS = st.fixed_dictionaries(
+    {"event": st.sampled_from(KNOWN_EVENTS), "time": NUMBERS},
+    optional=dict.fromkeys(KNOWN_FIELDS, NUMBERS | ODD),
+)
+LAUNCHERS = st.fixed_dictionaries({"host": st.just(os.uname().nodename) | ODD, "pid": st.just(1) | ODD})
+JOBS = st.fixed_dictionaries({}, optional={"launcher": LAUNCHERS | ODD, "program": ODD, "processes": ODD})
+
+
+@settings(max_examples=60)
+@given(st.none() | VERDICTS | VERDICTS | ODD, st.lists(EVENTS | ODD, max_size=6), JOBS | ODD)
+def test_whatever_the_files_say_they_are_read_and_shown(verdict, events, job):
+    with tempfile.TemporaryDirectory() as name:
+        files = {"job.json": json.dumps(job), "events.jsonl": "\n".join(map(json.dumps, events))}
+        run_dir = fill(Path(name) / "run", files | ({"verdict.json": json.dumps(verdict)} if verdict else {}))
+        for text in read_all(run_dir):
+            assert "\x07" not in os.fsencode(without_controls(text)).decode(errors="replace")
+        if (run_dir.parent / "t.json").exists():
+            check_trace(json.loads((run_dir.parent / "t.json").read_text()))
+
+
+def test_json_that_is_nested_deep_is_damaged_and_nothing_worse(tmp_path):
+    deep = "[" * 200_000
+    run_dir = fill(tmp_path / "run", {**FILES, "verdict.json": deep, "job.json": deep, "events.jsonl": deep})
+    _, explained, listed, *_ = read_all(run_dir)
+    assert "cannot be read: it is nested too deep" in explained and "1 unreadable line" in explained
+    assert "run" in listed.splitlines()[1]
+
+
+def test_colours_and_names_are_shown_and_nothing_that_steers_a_terminal():
+    red = TerminalFormat(80, True).red("failed")
+    assert without_controls(f"{red}\ta\n\udcff") == f"{red}\ta\n\udcff"
+    assert without_controls("\x1b]0;x\x07\x1b[2J\r\x9b1A\ud800") == "\ufffd]0;x\ufffd\ufffd[2J\ufffd\ufffd1A\ufffd"

@@ -1,0 +1,227 @@
+"""What the runtime watches and replaces in a program: imports, variables set too late, jax.make_mesh, mpi4py."""
+
+import importlib
+import importlib.util
+import sys
+import sysconfig
+from dataclasses import replace
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+from jaxrun.protocol.env import WorkerEnv
+from jaxrun_runtime import env_watch, mpi
+from jaxrun_runtime.env_watch import say_instead
+from jaxrun_runtime.import_watch import ImportWatch
+from jaxrun_runtime.make_mesh import _describe, _over_several_hosts
+
+# ---- a package that has been imported is hidden until it is imported again
+
+
+@pytest.fixture
+def package(tmp_path, monkeypatch):
+    """The package `watched` with two modules; one of them has been imported."""
+    (tmp_path / "watched").mkdir()
+    for name in ("__init__", "inner", "later"):
+        (tmp_path / "watched" / f"{name}.py").write_text(f"name = {name!r}\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    before = set(sys.modules)
+    import watched.inner
+
+    yield watched
+    for name in set(sys.modules) - before:
+        del sys.modules[name]
+
+
+@pytest.fixture
+def watch(package):
+    told = []
+    made = ImportWatch("watched", lambda: told.append(sys.modules["watched"]))
+    made.told = told
+    made.start()
+    yield made
+    made.stop()
+    assert made not in sys.meta_path
+
+
+@pytest.mark.parametrize(
+    "statement",
+    ["import watched", "import watched.inner", "from watched.inner import name", "from watched import inner"],
+)
+def test_the_first_import_is_told_once_and_finds_the_same_modules(package, watch, statement):
+    inner, spec = package.inner, package.__spec__
+    assert "watched" not in sys.modules and "watched.inner" not in sys.modules
+    exec(statement, {})
+    exec(statement, {})
+    assert watch.told == [package]
+    assert sys.modules["watched"] is package and sys.modules["watched.inner"] is inner
+    assert package.__spec__ is spec and importlib.util.find_spec("watched") is spec
+    later = importlib.import_module("watched.later")  # which was not imported yet
+    assert watch.told == [package] and later.name == "later"
+
+
+def test_to_look_for_the_package_is_not_to_import_it(package, watch):
+    spec = importlib.util.find_spec("watched")
+    assert spec.origin == package.__file__ and spec.has_location
+    assert list(spec.submodule_search_locations) == list(package.__path__)
+    assert watch.told == [] and "watched" not in sys.modules
+
+
+@pytest.mark.parametrize("by_the_program", [None, sys])
+def test_a_package_that_is_never_imported_is_put_back_unless_the_program_has_put_another_there(
+    package, watch, by_the_program
+):
+    if by_the_program:
+        sys.modules["watched"] = by_the_program
+    watch.stop()
+    assert watch.told == [] and sys.modules["watched"] is (by_the_program or package)
+    assert by_the_program or sys.modules["watched.inner"] is package.inner
+
+
+# ---- variables that are set too late
+
+_PACKAGES = sysconfig.get_paths()["purelib"]
+_COUNT = "--xla_force_host_platform_device_count"
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "before", "platform", "instead"),
+    [
+        ("XLA_FLAGS", f"{_COUNT}=8", "", "cpu", "-d 8"),
+        ("XLA_FLAGS", f"{_COUNT}=2", "", "cpu", ""),  # as many as there are
+        ("XLA_FLAGS", f"{_COUNT}=8", "", "gpu", ""),
+        ("XLA_FLAGS", "--xla_a=1 --xla_b", "--xla_b", "cpu", "--env 'XLA_FLAGS=--xla_a=1 --xla_b'"),
+        ("XLA_FLAGS", f"--xla_a {_COUNT}=8", "", "cpu", "-d 8 --env XLA_FLAGS=--xla_a"),
+        ("XLA_FLAGS", "--xla_b", "--xla_a --xla_b", "cpu", ""),
+        ("XLA_FLAGS", "--xla_gpu_a=1", "", "cpu", ""),
+        ("XLA_FLAGS", "--xla_gpu_a=1", "", "gpu", "--env XLA_FLAGS=--xla_gpu_a=1"),
+        ("XLA_PYTHON_CLIENT_PREALLOCATE", "false", "", "cpu", ""),
+        ("XLA_PYTHON_CLIENT_PREALLOCATE", "false", "", "gpu", "--env XLA_PYTHON_CLIENT_PREALLOCATE=false"),
+        ("XLA_PYTHON_CLIENT_PREALLOCATE", "false", "false", "gpu", ""),
+        ("CUDA_VISIBLE_DEVICES", "0", "", "gpu", "--env CUDA_VISIBLE_DEVICES=0"),
+        ("LIBTPU_INIT_ARGS", "--a", "", "tpu", "--env LIBTPU_INIT_ARGS=--a"),
+        ("JAX_NUM_CPU_DEVICES", "8", "", "cpu", "-d 8"),
+        ("JAX_NUM_CPU_DEVICES", "2", "", "cpu", ""),
+        ("JAX_PLATFORMS", "cpu", "", "cpu", ""),
+        ("JAX_PLATFORMS", "cuda,cpu", "", "gpu", ""),
+        ("JAX_PLATFORMS", "cpu", "", "gpu", "--platform cpu"),
+        ("JAX_CPU_COLLECTIVES_IMPLEMENTATION", "mpi", "", "cpu", "--env JAX_CPU_COLLECTIVES_IMPLEMENTATION=mpi"),
+        ("JAX_COORDINATOR_ADDRESS", "h1:1", "", "cpu", ""),
+        ("NCCL_DEBUG", "INFO", "", "gpu", ""),  # NCCL starts with the first computation
+        ("OMP_NUM_THREADS", "1", "", "cpu", ""),
+    ],
+)
+def test_the_option_of_jaxrun_to_use_instead(name, value, before, platform, instead):
+    assert say_instead(name, value, before, platform, local_devices=2) == instead
+
+
+def _frame(*filenames):
+    """The innermost frame of functions that call each other, the outermost of the first file; all are at line 2."""
+    frame = None
+    for name in filenames:
+        frame = SimpleNamespace(f_code=SimpleNamespace(co_filename=name), f_lineno=2, f_back=frame)
+    return frame
+
+
+@pytest.mark.parametrize(
+    ("filenames", "place"),
+    [
+        (("/home/me/train.py", "<frozen os>"), "train.py:2"),
+        (("/home/me/train.py", "/home/me/lib.py", "<frozen os>", env_watch.__file__), "lib.py:2"),
+        (("/home/me/train.py", f"{_PACKAGES}/numpyro/util.py"), "train.py:2"),
+        (("<frozen runpy>", f"{_PACKAGES}/pkg/train.py", f"{_PACKAGES}/numpyro/util.py"), "util.py:2"),
+        (("<frozen runpy>",), "the program"),
+    ],
+)
+def test_the_place_is_the_programs_own_where_it_has_a_frame(filenames, place):
+    assert env_watch.find_place(_frame(*filenames)) == place
+
+
+# ---- jax.make_mesh over several hosts
+
+_REFUSAL = "`jax.make_mesh` does not support multi-slice topologies. Please use create_hybrid_device_mesh"
+
+
+def _mesh(slices, *names):
+    devices = np.vectorize(lambda index: SimpleNamespace(slice_index=index), otypes=[object])(np.array(slices))
+    return SimpleNamespace(devices=devices, axis_names=names, shape=dict(zip(names, devices.shape, strict=True)))
+
+
+@pytest.mark.parametrize(
+    ("mesh", "text"),
+    [
+        (_mesh([[0, 0], [1, 1], [2, 2]], "data", "model"), "mesh over 3 hosts: data=3 x model=2, hosts along data;"),
+        (_mesh([[0, 1], [0, 1]], "data", "model"), "mesh over 2 hosts: data=2 x model=2, hosts along model;"),
+        (_mesh([[0, 1], [2, 3]], "a", "b"), "mesh over 4 hosts: a=2 x b=2, hosts along a and b;"),
+    ],
+)
+def test_the_line_says_along_which_axes_the_hosts_lie(mesh, text):
+    assert _describe(mesh).startswith(text)
+
+
+def _make_mesh(axis_sizes, axis_names, axis_types=None, *, devices=None):
+    """Refuses as JAX does where the devices are of several hosts, for which a size of more than 1 stands."""
+    import jax
+
+    if axis_names == ("wrong",):
+        raise ValueError("another error")
+    if max(axis_sizes) > 1:
+        raise ValueError(_REFUSAL)
+    return jax.make_mesh(axis_sizes, axis_names, axis_types, devices=devices)
+
+
+def test_a_mesh_that_jax_makes_or_refuses_for_another_reason_is_left_as_it_is():
+    make_mesh = _over_several_hosts(_make_mesh, pytest.fail)
+    assert make_mesh((1,), ("x",)).axis_names == ("x",)
+    for sizes, names, message in ((2,), ("wrong",), "another error"), ((99,), ("x",), "must equal the product of mesh"):
+        with pytest.raises(ValueError, match=message):
+            make_mesh(sizes, names)
+
+
+# ---- mpi4py in a rank that no MPI has started
+
+LAUNCH_VARIABLES = ("OMPI_COMM_WORLD_SIZE", "PMI_RANK", "PMI_FD", "PMIX_RANK")
+ENV = WorkerEnv("ab" * 16, 0, 2, 0, 2, "h1", channel_fd=7, stacks_fd=8, flight_fd=9, init_timeout=60.0)
+
+
+@pytest.fixture
+def mpi4py(monkeypatch, tmp_path):
+    """An mpi4py that is nothing but there."""
+    (tmp_path / "mpi4py").mkdir()
+    for name in ("__init__.py", "MPI.py"):
+        (tmp_path / "mpi4py" / name).touch()
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr(sys, "meta_path", list(sys.meta_path))
+    for name in LAUNCH_VARIABLES:
+        monkeypatch.delenv(name, raising=False)
+    for name in [name for name in sys.modules if name.partition(".")[0] == "mpi4py"]:
+        monkeypatch.delitem(sys.modules, name)
+    yield
+    for name in ("mpi4py", "mpi4py.MPI"):
+        sys.modules.pop(name, None)
+
+
+@pytest.mark.usefixtures("mpi4py")
+def test_rank_0_says_once_that_mpi_does_not_know_the_others(capsys):
+    mpi.warn_of_singletons(ENV)
+    importlib.import_module("mpi4py")
+    assert capsys.readouterr().err == ""
+    importlib.import_module("mpi4py.MPI")
+    assert "mpi4py sees rank 0 of 1 in every process" in capsys.readouterr().err
+    importlib.reload(sys.modules["mpi4py.MPI"])
+    assert capsys.readouterr().err == ""
+
+
+@pytest.mark.usefixtures("mpi4py")
+@pytest.mark.parametrize(
+    ("changes", "variable"), [({"rank": 1}, ""), ({"size": 1}, ""), *(({}, name) for name in LAUNCH_VARIABLES)]
+)
+def test_other_ranks_a_single_process_and_ranks_that_an_mpi_has_started_say_nothing(
+    capsys, monkeypatch, changes, variable
+):
+    if variable:
+        monkeypatch.setenv(variable, "0")
+    mpi.warn_of_singletons(replace(ENV, **changes))
+    importlib.import_module("mpi4py.MPI")
+    assert capsys.readouterr().err == ""

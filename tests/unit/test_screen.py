@@ -1,0 +1,213 @@
+"""How lines of the ranks become bytes on a shared screen, and prose is wrapped and coloured as the terminal wants."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import pty
+import re
+import struct
+import termios
+from contextlib import contextmanager
+from itertools import pairwise
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from jaxrun.output.line_buffer import LineBuffer
+from jaxrun.output.screen import Interleaver
+from jaxrun.terminal import A_FILE, PROSE_WIDTH, TerminalFormat, terminal_width, wrap_prose
+
+# Few letters, so that line ends, returns and Gloo's text meet often.
+GLOO = b"[Gloo] Rank 3 is connected to 7 peer ranks. Expected number of connected peer ranks is : 7\n"
+pieces = st.sampled_from([b"a", b"bc", b"\n", b"\r", b"\r\n", b"\x00", b"\xff\xfe", b"[3] ", b"[Gloo]", GLOO])
+texts = st.lists(pieces, max_size=40).map(b"".join)
+
+
+def chunked(text: bytes, cuts: list[int]) -> list[bytes]:
+    edges = [0, *sorted(cut % (len(text) + 1) for cut in cuts), len(text)]
+    return [text[start:end] for start, end in pairwise(edges)]
+
+
+def split(chunks: list[bytes]) -> bytes:
+    lines = LineBuffer()
+    return b"".join([*map(lines.feed, chunks), lines.finish()])
+
+
+def slowly(text: bytes) -> bytes:
+    """The same by the rule, line by line."""
+    *lines, last = text.split(b"\n")
+    if last.strip(b"\r"):
+        lines.append(last)
+    kept = [line.rstrip(b"\r").rpartition(b"\r")[2] + b"\n" for line in lines]
+    return b"".join(line.replace(GLOO, b"\n") for line in kept if line != GLOO)
+
+
+@given(texts, st.lists(st.integers(0, 500), max_size=12))
+def test_any_chunking_gives_the_lines_of_the_slow_rule(text: bytes, cuts: list[int]) -> None:
+    assert split(chunked(text, cuts)) == slowly(text)
+
+
+@given(st.binary(max_size=200), st.lists(st.integers(0, 200), max_size=8))
+def test_prefixes_stripped_give_back_the_bytes(data: bytes, cuts: list[int]) -> None:
+    text = data.replace(b"\r", b"").replace(b"Gloo", b"").replace(b"Expected number", b"")
+    lines, interleaver = LineBuffer(), Interleaver()
+    screen = b"".join(interleaver.render("v", b"[3] ", lines.feed(chunk)) for chunk in chunked(text, cuts))
+    screen += interleaver.render("v", b"[3] ", lines.finish())
+    ending = b"" if text.endswith(b"\n") or not text else b"\n"
+    assert re.sub(rb"(?m)^\[3\] ", b"", screen) == text + ending
+    assert screen.count(b"[3] ") >= screen.count(b"\n")
+
+
+@given(texts, st.lists(st.tuples(st.integers(0, 500), st.booleans()), max_size=12))
+def test_showing_partials_loses_no_byte_of_a_stream_that_is_alone(text: bytes, cuts: list[tuple[int, bool]]) -> None:
+    text = text.replace(b"\r", b"").replace(GLOO, b"gloo\n").replace(b"[Gloo]", b"[gloo]")
+    lines, interleaver = LineBuffer(), Interleaver()
+    screen = b""
+    for chunk, (_, show) in zip(chunked(text, [cut for cut, _ in cuts]), [*cuts, (0, False)], strict=True):
+        screen += interleaver.render("v", b"> ", lines.feed(chunk))
+        if show and (partial := lines.flush_partial()):
+            screen += interleaver.render("v", b"> ", partial)
+    final = lines.finish()
+    screen += interleaver.render("v", b"> ", final)
+    assert screen == b"".join(b"> " + line + b"\n" for line in split([text]).split(b"\n")[:-1])
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        (b"10%\r50%\r100%\n", b"100%\n"),
+        (b"\r10%\r50%\r\n", b"50%\n"),
+        (b"one\r\ntwo\r\r\n", b"one\ntwo\n"),
+        (b"\n\n\r\n", b"\n\n\n"),
+        (b"no newline", b"no newline\n"),
+        (b"a\rb\nc\rd", b"b\nd\n"),
+    ],
+)
+def test_a_return_collapses_its_line_to_the_last_state(text: bytes, shown: bytes) -> None:
+    assert split([text]) == shown
+    assert split([bytes([byte]) for byte in text]) == shown
+
+
+def test_returns_without_end_cost_neither_memory_nor_time() -> None:
+    lines = LineBuffer()
+    for _ in range(20):
+        assert lines.feed(b"\r" * 2**18) == b""
+        assert lines.feed(b"x\r" * 2**17) == b""
+    assert len(lines.pending) <= 3
+    assert lines.feed(b"\r" * 2**18 + b"x\n") == b"x\n"
+    assert lines.feed(b"y" * 2**20 + b"\r\n") == b"y" * 2**20 + b"\n"
+
+
+def test_gloo_in_fragments_is_folded_and_its_fragments_are_not_shown() -> None:
+    lines = LineBuffer()
+    fragments = re.findall(rb"\d+|\D+", GLOO)
+    for fragment in fragments[:-1]:
+        assert lines.feed(fragment) == b""
+        assert not lines.has_partial
+    assert lines.feed(b"\nloss 1\n[Gloo] is what I say\n") == b"loss 1\n[Gloo] is what I say\n"
+
+
+def test_gloo_ends_an_unfinished_line() -> None:
+    assert split([b"step 1 " + GLOO]) == b"step 1 \n"
+    lines = LineBuffer()
+    lines.feed(b"step 1 ")
+    assert lines.flush_partial() == b"step 1 "
+    assert lines.feed(GLOO) == b"\n"
+
+
+def play(interleaver: Interleaver, *turns: tuple[str, bytes]) -> bytes:
+    return b"".join(interleaver.render(owner, owner.encode() + b": ", text) for owner, text in turns)
+
+
+def test_an_unfinished_line_is_continued_in_its_place() -> None:
+    assert play(Interleaver(), ("a", b"name? "), ("a", b"Bob\nhi\n")) == b"a: name? Bob\na: hi\n"
+
+
+def test_another_stream_ends_an_unfinished_line_and_the_rest_gets_its_prefix_again() -> None:
+    assert play(Interleaver(), ("a", b"half"), ("b", b"whole\n"), ("a", b"half\n")) == b"a: half\nb: whole\na: half\n"
+
+
+def test_a_newline_that_an_interruption_has_written_is_not_written_twice() -> None:
+    turns = ("a", b"half"), ("b", b"x\n"), ("a", b"\n"), ("a", b"\nnext\n")
+    assert play(Interleaver(), *turns) == b"a: half\nb: x\na: \na: next\n"
+
+
+@pytest.mark.parametrize(("overwrites", "between"), [(False, b"\n"), (True, b"\r\x1b[K")])
+def test_a_progress_bar_that_was_shown_is_drawn_anew(overwrites: bool, between: bytes) -> None:
+    lines, interleaver = LineBuffer(), Interleaver(overwrites=overwrites)
+    assert lines.feed(b"10%\r50%\r") == b""
+    assert lines.is_progress_bar
+    screen = interleaver.render("a", b"a: ", lines.flush_partial())
+    assert not lines.has_partial
+    assert lines.feed(b"60%") == b""
+    screen += interleaver.render("a", b"a: ", lines.flush_partial())
+    screen += interleaver.render("a", b"a: ", lines.feed(b"\r100%\n"))
+    assert screen == b"a: 50%" + between + b"a: 60%" + between + b"a: 100%\n"
+
+
+def test_a_bar_that_is_done_where_it_was_shown_ends_its_line() -> None:
+    lines, interleaver = LineBuffer(), Interleaver()
+    lines.feed(b"100%\r")
+    screen = interleaver.render("a", b"a: ", lines.flush_partial())
+    screen += interleaver.render("a", b"a: ", lines.feed(b"\nok\n"))
+    assert screen == b"a: 100%\na: ok\n"
+
+
+# ---- prose
+
+
+WORDS = st.lists(st.text("abc/-.", min_size=1, max_size=30), min_size=1, max_size=60).map(" ".join)
+TABLE = f"  1 rank  0  train.py:88 step   {'in JAX: ' * 20}"
+
+
+@contextmanager
+def a_terminal(columns):
+    ours, theirs = pty.openpty()
+    try:
+        fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 24, columns, 0, 0))
+        yield theirs
+    finally:
+        os.close(ours)
+        os.close(theirs)
+
+
+@given(WORDS, st.integers(40, 200))
+def test_prose_that_was_wrapped_for_a_file_is_wrapped_for_the_terminal(text, width):
+    assert TerminalFormat(width).rewrap(wrap_prose(text)) == wrap_prose(text, width)
+
+
+@given(WORDS)
+def test_in_a_file_nothing_changes(text):
+    assert A_FILE.rewrap(text) == text
+    assert all(len(line) <= PROSE_WIDTH for line in wrap_prose(text).split("\n"))
+
+
+def test_tables_and_short_lines_stay():
+    text = f"2 ranks, 2 groups\n{TABLE}\nrank 1 is the one that differs."
+    assert TerminalFormat(50).rewrap(text) == text
+
+
+def test_a_line_is_not_broken_within_a_path():
+    path = "/scratch/" + "x" * 120
+    assert TerminalFormat(40).rewrap(f"logs: {path}") == f"logs:\n{path}"
+
+
+@pytest.mark.parametrize(("environ", "colour"), [({}, True), ({"NO_COLOR": "1"}, False), ({"TERM": "dumb"}, False)])
+def test_a_terminal_has_colours_unless_the_user_wants_none(environ, colour):
+    with a_terminal(72) as fd:
+        assert TerminalFormat.at(fd, environ) == TerminalFormat(72, colour)
+
+
+def test_a_pipe_has_neither_width_nor_colours():
+    read, write = os.pipe()
+    assert TerminalFormat.at(write, {}) == A_FILE and terminal_width(read) is None
+    os.close(read)
+    os.close(write)
+    assert TerminalFormat.at(write, {}) == A_FILE
+
+
+def test_each_line_is_painted_for_itself():
+    assert TerminalFormat(80, colour=True).dim("a\n\nb") == "\x1b[2ma\x1b[0m\n\n\x1b[2mb\x1b[0m"
+    assert TerminalFormat(80).red("a") == A_FILE.red("a") == "a"

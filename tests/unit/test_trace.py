@@ -1,0 +1,181 @@
+"""What is known of a job over time: which rank came last to each call, and the phases that the event log tells."""
+
+import json
+
+import pytest
+
+from jaxrun.protocol.flight import DispatchedCall, Flight, PendingCall, ProgramInfo
+from jaxrun.protocol.flight_file import EVERY_CALL
+from jaxrun.rundir.event_log import parse_line
+from jaxrun.trace.calls import trace_calls
+from jaxrun.trace.phases import rank_phases, split_attempts
+
+# ---- calls: who came last, and how long the others waited for it
+
+PROGRAMS = {1: ProgramInfo("jit(step)", "k", "c")}
+SITES = {7: ("/job/train.py:88 main",)}
+
+
+def flight(*calls, group="0-2", pending=None, entered=0.0):
+    """`calls` are (entered, dispatched), numbered from 1."""
+    made = tuple(DispatchedCall(left, group, n, n, 1, 7, begin) for n, (begin, left) in enumerate(calls, 1))
+    return Flight(
+        EVERY_CALL,
+        calls=made,
+        call_counts={group: len(made)},
+        programs=PROGRAMS,
+        sites=SITES,
+        pending=pending,
+        entered=entered,
+    )
+
+
+def traced(flights, offsets=None, end=100.0):
+    calls, awaited = trace_calls(dict(enumerate(flights)), offsets or {}, dict.fromkeys(range(len(flights)), end))
+    return [calls[rank] for rank in sorted(calls)], awaited
+
+
+def test_the_others_wait_in_the_call_until_the_last_has_entered_it():
+    (first, second, third), awaited = traced([flight((1.0, 4.5)), flight((4.0, 4.5)), flight((2.0, 4.6))])
+    assert [call.waited for (call,) in (first, second, third)] == [3.0, 0.0, 2.0]
+    assert [call.last for (call,) in (first, second, third)] == [1, 1, 1]
+    assert [call.cost for (call,) in (first, second, third)] == [0.0, 2.5, 0.0]
+    assert (first[0].name, first[0].place, first[0].is_over, awaited) == ("jit(step)", "train.py:88 main", True, {})
+
+
+def test_a_clock_that_is_wrong_is_corrected():
+    calls, _ = traced([flight((1.0, 2.0)), flight((101.5, 102.0)), flight((1.0, 2.0))], {1: -100.0})
+    assert (calls[1][0].entered, calls[0][0].waited, calls[1][0].cost) == (1.5, 0.5, 0.5)
+
+
+def test_after_dispatch_a_rank_waits_unless_it_goes_on_to_another_call():
+    late = flight((3.0, 3.1), (6.0, 6.1))
+    (ahead, waiting, _), _ = traced([flight((1.0, 1.1), (1.2, 1.3)), flight((1.0, 1.1), (3.5, 3.6)), late])
+    assert [call.waited for call in ahead] == pytest.approx([0.1, 4.8])
+    assert [call.waited for call in waiting] == pytest.approx([2.0, 2.5])
+
+
+def test_ranks_wait_to_their_end_for_one_that_never_comes():
+    pending = PendingCall("0-2", 2, 1, 7, 5.0)
+    (one, other, missing), awaited = traced(
+        [flight((1.0, 2.0), pending=pending), flight((1.0, 2.0), (6.0, 6.1)), flight((1.0, 2.0))], end=20.0
+    )
+    assert (one[1].waited, one[1].left, one[1].is_over, one[1].missing) == (15.0, 20.0, False, "rank 2")
+    assert (other[1].waited, other[1].left, other[1].is_over, other[1].missing) == (14.0, 6.1, True, "rank 2")
+    assert len(missing) == 1 and awaited == {2: 5.0}
+
+
+def test_a_rank_that_has_come_to_its_next_call_is_in_it():
+    (one, _, _), awaited = traced([flight((1.0, 2.0), entered=3.0), flight((1.0, 2.0)), flight((1.0, 2.0))], end=9.0)
+    assert (one[1].number, one[1].entered, one[1].left, one[1].is_over) == (2, 3.0, 9.0, False)
+    assert awaited == {1: 3.0, 2: 3.0}
+
+
+def test_of_calls_that_some_ranks_do_not_hold_any_more_nothing_is_said():
+    forgetful = flight((1.0, 2.0), (3.0, 4.0))
+    held = Flight(EVERY_CALL, calls=forgetful.calls[1:], call_counts={"0-2": 2})
+    (one, _, _), awaited = traced([flight((1.0, 2.0), (3.0, 4.0)), flight((1.0, 2.0), (3.5, 4.0)), held])
+    assert [call.last for call in one] == [-1, 1] and one[0].waited == 0.0 and awaited == {}
+
+
+def test_without_the_times_of_entry_nobody_waits():
+    calls, awaited = traced([flight((0.0, 2.0)), flight((0.0, 2.0)), flight((0.0, 2.0))])
+    assert [(call.entered, call.left, call.waited, call.last) for (call,) in calls] == [(0.0, 2.0, 0.0, -1)] * 3
+    assert awaited == {}
+
+
+def test_groups_of_ranks_wait_for_themselves_alone():
+    pairs = [flight((1.0, 2.0), group="0-1"), flight((1.5, 2.0), group="0-1"), flight((9.0, 9.5), group="2")]
+    calls, _ = traced(pairs)
+    assert [call.last for (call,) in calls] == [1, 1, -1]
+
+
+# ---- phases: what the event log says of each attempt and rank
+
+
+def logs(*events):
+    """`events` are (time, name, rank or None, more)."""
+    lines = []
+    for time, name, rank, more in events:
+        of_rank = {} if rank is None else {"rank": rank}
+        lines.append(parse_line(json.dumps({"time": time, "event": name, **of_rank, **more})))
+    return split_attempts(lines)
+
+
+START = [
+    (0.0, "started", None, {}),
+    (1.0, "spawned", 0, {"pid": 11}),
+    (2.0, "hello", 0, {"host": "h1", "started": 1.2}),
+    (4.0, "proof", 0, {"at": 3.0}),
+    (1.5, "spawned", 1, {"pid": 12}),
+    (2.5, "hello", 1, {"host": "h2", "started": 1.2}),
+    (5.0, "proof", 1, {"at": 3.5}),
+]
+
+
+def test_the_phases_of_a_rank_follow_each_other():
+    (log,) = logs(*START, (9.0, "done", 0, {}), (9.5, "exit", 0, {"status": 0}))
+    assert [(span.name, span.start, span.end) for span in rank_phases(log.ranks[0], log)] == [
+        ("before its process", 0.0, 1.0),
+        ("start Python and import jax", 1.0, 2.0),
+        ("meet the other ranks, join", 2.0, 3.0),
+        ("find the devices", 3.0, 4.0),
+        ("wait for the other ranks", 4.0, 5.0),
+        ("program", 5.0, 9.0),
+        ("end", 9.0, 9.5),
+    ]
+    assert rank_phases(log.ranks[1], log)[-1][:3] == ("program", 5.0, 9.5)  # of which nothing more is known
+    assert (log.ranks[1].host, log.ranks[1].pid, log.run_at) == ("h2", 12, 5.0)
+
+
+def test_a_rank_may_be_heard_before_its_start_is_told():
+    (log,) = logs(
+        (0.0, "started", None, {}), (2.0, "hello", 0, {"host": "h1", "started": 1.0}), (2.1, "spawned", 0, {"pid": 5})
+    )
+    assert [(span.name, span.start) for span in rank_phases(log.ranks[0], log)][:2] == [
+        ("before its process", 0.0),
+        ("start Python and import jax", 1.0),
+    ]
+
+
+def test_a_job_that_never_ran_has_no_program():
+    (log,) = logs(*START[:6], (7.0, "unavailable", None, {"text": "no device"}))
+    assert [span.name for span in rank_phases(log.ranks[1], log)][-1] == "meet the other ranks, join"
+    assert log.run_at is None and log.marks[0].is_failure and log.marks[0].detail == "no device"
+
+
+def test_attempts_are_apart():
+    first, second = logs(
+        *START,
+        (6.0, "failed", 1, {"error": "ValueError", "message": "bad"}),
+        (6.1, "exit", 1, {"status": 1}),
+        (6.2, "stop", None, {"signal": 9, "ranks": [0]}),
+        (6.3, "exit", 0, {"status": -9}),
+        (6.4, "attempt_ended", None, {"headline": "rank 1 failed"}),
+        (6.5, "attempt_started", None, {"attempt": 2, "reason": "rank 1 failed"}),
+        (7.0, "spawned", 0, {"pid": 13, "attempt": 2}),
+        (8.0, "exit", 0, {"status": -11, "attempt": 2}),
+    )
+    assert (first.number, first.end, first.outcome, second.number, second.start) == (1, 6.4, "rank 1 failed", 2, 6.5)
+    assert [(mark.name, mark.is_failure) for mark in first.ranks[1].marks] == [("ValueError", True)]
+    assert first.ranks[0].marks == []  # jaxrun itself has killed it
+    assert [mark.name for mark in second.ranks[0].marks] == ["killed by SIGSEGV (11)"]
+    assert [mark.name for mark in first.marks] == ["SIGKILL (9) to rank 0"]
+
+
+def test_times_of_another_clock_are_corrected_by_the_last_word_on_it():
+    (log,) = logs(
+        (0.0, "started", None, {}),
+        (0.5, "clock", 1, {"offset": -7.0}),
+        (1.0, "profiled", 1, {"started": 6.0, "sent": 7.0, "file": "f", "error": ""}),
+        (2.0, "clock", 1, {"offset": -5.0, "error": 0.001}),
+        (3.0, "exit", 1, {"status": 0, "output": [[7.0, 7.5, 120]]}),
+    )
+    rank = log.ranks[1]
+    assert (rank.output[0].start, rank.output[0].end, rank.output[0].detail) == (2.0, 2.5, "120 bytes")
+    assert (rank.profiles[0].start, rank.profiles[0].end, rank.clock_error) == (1.0, 2.0, 0.001)
+
+
+def test_what_is_not_understood_is_left_out():
+    (log,) = logs(*START, (6.0, "exit", 0, {}), (6.0, "stop", None, {"signal": "x"}), (6.0, "spawned", 1, {"pid": []}))
+    assert len(log.ranks) == 2 and log.marks == [] and log.end == 6.0
