@@ -62,7 +62,10 @@ def main() -> None:
         except jaxrun.WorkerDied as error:
             seen["died"] = [error.rank, error.host, error.status]
         try:
-            gang.run(leave_alone, 1, timeout=1.0)
+            with gang.start_call(leave_alone, 1) as call:
+                while "rank 1 (h2) sleeps" not in gang.stacks():
+                    pass
+                call.results(0.1)
         except jaxrun.CallTimeout as error:
             seen["late"] = str(error)
         with gang.start_call(time.sleep, DEAF) as talk:

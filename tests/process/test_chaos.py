@@ -144,8 +144,8 @@ INTERRUPTED = """
 import os, time
 descriptors = os.listdir("/proc/self/fd")
 links = [os.readlink(f"/proc/self/fd/{{name}}") for name in descriptors if os.path.islink(f"/proc/self/fd/{{name}}")]
-print("ready", {name!r} in os.environ, {link!r} in links, flush=True)
 try:
+    print("ready", {name!r} in os.environ, {link!r} in links, flush=True)
     time.sleep(600)
 except KeyboardInterrupt:
     print("interrupted", flush=True)

@@ -148,7 +148,7 @@ def test_kill_9_of_the_launcher_leaves_no_daemon(tmp_path: Path, options: tuple[
 
 @pytest.mark.jax_version
 def test_a_job_that_hangs_is_stopped_with_its_stacks(tmp_path: Path) -> None:
-    result = jaxrun(tmp_path, "-n", "2", "--stall-timeout", "3", MISBEHAVE, "--rank", "1", "--loop-until", "never")
+    result = jaxrun(tmp_path, "-n", "2", "--stall-timeout", "3", MISBEHAVE, "--rank", "1", "--hang")
     assert (result.code, result.verdict()["outcome"]) == (124, "stall"), result
     assert "no progress" in result.err and "misbehave.py" in result.err and "2 groups" in result.err
     assert result.err.count("the job is stopped after 3 s of it (--stall-timeout)") == 1

@@ -245,15 +245,6 @@ def test_a_rank_may_have_a_gang_of_its_own(session):
 # ---- kill -9
 
 
-@pytest.mark.extended
-def test_when_it_is_killed_with_an_idle_gang_nothing_of_it_is_left(session):
-    running = session("gang = jaxrun.Gang(processes=2); print('ready', flush=True); signal.pause()")
-    running.wait_for("ready")
-    assert len(running.processes()) > 3
-    running.process.kill()
-    running.vanish()
-
-
 def test_when_it_is_killed_nothing_of_its_stuck_ranks_and_their_daemons_is_left(session):
     with seconds_of_daemons() as seconds:
         running = session(f"""

@@ -158,7 +158,9 @@ def test_an_interrupt_ends_a_test_and_leaves_nothing(tmp_path: Path) -> None:
     )
     (tmp_path / "slow.py").write_text(test)
     # Where these tests run in the background, SIGINT is ignored, and would be so in their children.
-    with started(tmp_path, "slow.py", "-s", preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL)) as process:
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    with started(tmp_path, "slow.py", "-s") as process:
+        signal.signal(signal.SIGINT, before)
         assert process.stdout is not None
         for line in process.stdout:
             if "run ning" in line:

@@ -10,7 +10,7 @@ import jaxrun
 import jaxrun_runtime
 from jaxrun.protocol.deletion import remove_directory, remove_file
 
-# What else deletes than protocol/deletion.py, and what: all but one by the descriptor of a directory opened as one's own.
+# What else deletes than protocol/deletion.py, and what: all but one by the descriptor of the directory that it is in.
 _DELETING = {
     "jaxrun/agent/spawn.py": "a recorder that was just made, in the run directory",
     "jaxrun/protocol/shared_programs.py": "the user's directory in memory, by its name, once it is empty",

@@ -1,5 +1,6 @@
 """The connections of a gang's parent and its ranks: who may connect, that none delays another, that no byte is lost."""
 
+import gc
 import os
 import signal
 import socket
@@ -185,6 +186,7 @@ def test_a_ctrl_c_while_bytes_move_comes_afterwards(gang):
 
 def test_an_interface_that_is_not_there_leaves_neither_a_directory_nor_a_descriptor(tmp_path, monkeypatch):
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    gc.collect()
     before = os.listdir("/proc/self/fd")
     for _ in range(3):
         with pytest.raises(UsageError, match="--interface nonesuch is no interface, address or network of this host"):

@@ -23,30 +23,31 @@ def job(spec):
     return make_job(values, {})
 
 
-def test_an_empty_spec_leaves_all_to_the_command():
-    made = job(GangSpec())
-    assert (made.processes, made.devices_per_process, made.simulated_hosts, made.platform) == (None, None, 0, "auto")
-    assert made.program[-1] == "jaxrun_runtime.gang.connect" and made.run_dir == RUN_DIR
+FULL = GangSpec(processes=4, devices=2, hosts=2, platform="cpu", lockstep="strict", env={"A": "1=2", "B": ""})
+OPTIONS = ("--partition", "debug", "--grace=7", "--tag", "a b")
+JOBS = {
+    "all is left to the command": (
+        GangSpec(),
+        {"processes": None, "devices_per_process": None, "simulated_hosts": 0, "platform": "auto", "run_dir": RUN_DIR},
+    ),
+    "all is given": (
+        FULL,
+        {"processes": 4, "devices_per_process": 2, "simulated_hosts": 2, "platform": "cpu", "lockstep": "strict"},
+    ),
+    "a gang may wait for days": (FULL, {"env": {"A": "1=2", "B": ""}, "stall_timeout": 0}),
+    "hosts of a cluster": (GangSpec(hosts=3, backend="slurm"), {"backend": "slurm", "hosts": 3, "simulated_hosts": 0}),
+    "options take precedence": (
+        GangSpec(processes=2, options=OPTIONS, backend="slurm"),
+        {"partition": "debug", "grace": 7.0, "tag": "a b"},
+    ),
+}
 
 
-def test_a_full_spec_becomes_the_job():
-    made = job(GangSpec(processes=4, devices=2, hosts=2, platform="cpu", lockstep="strict", env={"A": "1=2", "B": ""}))
-    assert (made.processes, made.devices_per_process, made.simulated_hosts) == (4, 2, 2)
-    assert (made.platform, made.lockstep, dict(made.env)) == ("cpu", "strict", {"A": "1=2", "B": ""})
-
-
-def test_hosts_of_a_cluster_are_real_ones():
-    made = job(GangSpec(hosts=3, backend="slurm"))
-    assert (made.backend, made.hosts, made.simulated_hosts) == ("slurm", 3, 0)
-
-
-def test_a_gang_may_wait_for_days():
-    assert job(GangSpec(lockstep="strict")).stall_timeout == 0
-
-
-def test_options_take_precedence():
-    made = job(GangSpec(processes=2, options=("--partition", "debug", "--grace=7", "--tag", "a b"), backend="slurm"))
-    assert (made.partition, made.grace, made.tag) == ("debug", 7.0, "a b")
+@pytest.mark.parametrize(("spec", "expected"), JOBS.values(), ids=JOBS)
+def test_a_spec_becomes_a_job(spec, expected):
+    made = job(spec)
+    assert {name: getattr(made, name) for name in expected} == expected
+    assert made.program[-1] == "jaxrun_runtime.gang.connect"
 
 
 @pytest.mark.parametrize("name", ["processes", "devices", "hosts"])
@@ -91,7 +92,6 @@ def test_a_gangs_name_describes_its_spec(spec, text):
 
 
 def test_a_shape_is_a_value():
-    """Gangs are kept by their spec."""
     assert GangSpec(processes=2, env={"A": "1"}) == GangSpec(processes=2, env={"A": "1"}) != GangSpec(processes=2)
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from simulation import IN_JAX, IN_QUEUE
 
+from jaxrun.cli.make_job import make_job
 from jaxrun.diagnosis.snapshot import Snapshot
 from jaxrun.head.early_exit_detector import EarlyExitDetector
 from jaxrun.protocol.snapshot_messages import SnapshotPurpose, SnapshotReply
@@ -90,6 +91,13 @@ def test_ranks_that_wait_are_told_of_and_the_job_goes_on(simulate):
         "train.py:2 <module>, and ranks 0-1 wait for it in JAX (train.py:2 <module>) · more: Ctrl-\\ (SIGQUIT)"
     )
     assert job.done(0, 1, 2).exit(0, 0, 1, 2).outcome.reason == "ok"
+
+
+def test_where_ci_is_set_the_limit_is_on_and_0_turns_it_off():
+    given = {"program": ("train.py",)}
+    assert make_job(given, {"CI": "true"}).stall_timeout == 300.0
+    assert make_job({**given, "stall_timeout": 0.0}, {"CI": "true"}).stall_timeout == 0.0
+    assert make_job(given, {"CI": "false"}).stall_timeout is None and make_job(given, {}).stall_timeout is None
 
 
 def test_a_notice_without_an_explanation_says_where_the_ranks_are():

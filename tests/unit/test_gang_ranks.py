@@ -1,4 +1,4 @@
-"""An interrupt of a rank ends what its function does, and loses nothing that is on its way."""
+"""A rank of a gang: an interrupt ends what its function does and loses nothing, and JAX's arrays arrive as numpy's."""
 
 import os
 import select
@@ -6,11 +6,14 @@ import signal
 import threading
 import time
 
+import jax
+import jax.numpy as jnp
+import numpy as np
 import pytest
 from caller_by_hand import serving_calls
 
 from jaxrun.protocol.gang_messages import GangMessageKind, pack
-from jaxrun_runtime.gang import calls, interrupts
+from jaxrun_runtime.gang import array_pickling, calls, interrupts
 
 pytestmark = pytest.mark.jax_version
 
@@ -177,3 +180,52 @@ def test_an_interrupt_in_a_result_on_its_way_is_no_failure(serve):
         return kind, len(value), caller.receive()
 
     assert serve(call) == (GangMessageKind.RESULT, LARGE, (GangMessageKind.RESULT, "next"))
+
+
+# ---- JAX's arrays
+
+
+def sent(value):
+    """What arrives."""
+    return pack(GangMessageKind.RESULT, 1, value, share=False, reduce=array_pickling.reduce_array).load()
+
+
+ARRAYS = {
+    "integers": jnp.arange(6).reshape(2, 3),
+    "bfloat16": jnp.array([1.5, -2], jnp.bfloat16),
+    "float8": jnp.array([0.5], jnp.float8_e4m3fn),
+    "complex": jnp.array([1 + 2j]),
+    "booleans": jnp.array([True, False]),
+    "nothing": jnp.zeros((0, 3)),
+    "a scalar": jnp.float32(3),
+    "not contiguous": jnp.arange(6).reshape(2, 3).T,
+}
+
+
+@pytest.mark.parametrize("value", ARRAYS.values(), ids=ARRAYS)
+def test_an_array_arrives_as_numpys(value):
+    made = sent(value)
+    assert type(made) is np.ndarray
+    assert (made.dtype, made.shape) == (value.dtype, value.shape)
+    assert np.array_equal(made, np.asarray(value))
+
+
+def test_arrays_within_a_value_arrive_too_and_all_else_travels_as_it_is():
+    made = sent({"params": [jnp.ones(2), (jnp.zeros(3), "text")], "key": 1})
+    assert type(made["params"][0]) is np.ndarray and type(made["params"][1][0]) is np.ndarray
+    assert made["params"][1][1] == "text" and made["key"] == 1
+    assert [array_pickling.reduce_array(value) for value in (np.ones(3), "x")] == [NotImplemented] * 2
+    assert type(sent(np.float32(2))) is np.float32
+    assert sent(jnp.dtype("bfloat16")) == jnp.bfloat16
+    assert sent(jax.tree_util.Partial(np.add, 1))(2) == 3
+
+
+def test_a_key_of_jax_random_says_what_to_return_and_a_deleted_array_that_it_is():
+    for key in (jax.random.key(0), jax.random.split(jax.random.key(0), 3)):
+        with pytest.raises(ValueError, match=r"return jax.random.key_data\(key\)"):
+            sent([key])
+        assert np.array_equal(sent(jax.random.key_data(key)), jax.random.key_data(key))
+    value = jnp.ones(2)
+    value.delete()
+    with pytest.raises(RuntimeError, match="deleted"):
+        sent(value)
