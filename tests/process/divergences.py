@@ -41,9 +41,10 @@ class Case:
         rows = zip(self.groups(size), self.calls, ("the others", ""), strict=True)
         return {who: (f"jit({name})", place(self.kind, role)) for who, name, role in rows if name}
 
-    def words_for(self, size: int) -> tuple[str, ...]:
+    def words_for(self, size: int, calls_before: int) -> tuple[str, ...]:
         others, odd = (f"rank{'s' if '-' in ranks else ''} {ranks}" for ranks in self.groups(size))
-        values = {"others": others, "odd": odd, "n": size, "3n": 3 * size, "4n": 4 * size}
+        made = calls_before + self.number - 1
+        values = {"others": others, "odd": odd, "n": size, "3n": 3 * size, "4n": 4 * size, "made": made}
         return tuple(words.format(**values) for words in self.words)
 
 
@@ -68,7 +69,7 @@ def check_report(case: Case, size: int, report: str, *, calls_before: int = 0) -
     number = calls_before + case.number
     assert report.startswith(f"the processes disagree at cross-process call #{number}\n"), report
     assert call_groups(report) == case.call_groups(size), report
-    for words in case.words_for(size):
+    for words in case.words_for(size, calls_before):
         assert words in report, report
     assert max(map(len, report.splitlines())) <= 110, report
 
@@ -81,6 +82,7 @@ OF_ARGUMENTS = (
         ("step", "step"),
         ("argument batch['x'] is float32[{4n},8]@P('data') on {others} and float32[{3n},8]@P('data') on {odd}", "pad"),
     ),
+    Case("shape-explicit", 4, ("columns", "columns"), ("argument x is float32[{n},16]",), ends=134, unsaid=True),
     Case("dtype", 4, ("brightness", "brightness"), ("image is float32[{n},8]@P('data') on {others} and int32[{n},8]",)),
     Case("weak-type", 4, ("scaled", "scaled"), ("factor is float32[]@P() (weakly typed) on {others} and float32[]",)),
     Case("argument-count", 4, ("masked", "masked"), ("2 arguments on {others} and 1 argument on {odd}",)),
@@ -95,6 +97,7 @@ OF_ARGUMENTS = (
             "+ %cst = stablehlo.constant dense<7.0",
         ),
     ),
+    Case("constant", 4, ("<lambda>", "<lambda>"), ("a large array that is baked in differs",)),
     Case("names-alike", 4, ("loss", "loss"), ("different functions of this name", "loss at inputs.py:")),
     Case("mesh-order", 4, ("total", "total"), ("the mesh is data={n}: 0,",), ends=124, unsaid=True),
     Case("shard-map-specs", 4, ("local", "local"), ("sdy.manual_computation",), ends=124),
@@ -103,14 +106,21 @@ OF_ARGUMENTS = (
 CASES = (
     *OF_ARGUMENTS,
     # Which function they call.
+    Case("dict-order", 1, ("alpha", "gamma"), ("jit(alpha) on {others} and jit(gamma) on {odd}", "sort")),
     Case("branch", 13, ("step", "evaluate"), ("jit(step) on {others} and jit(evaluate) on {odd}",)),
     Case("branch-late", 1001, ("step", "evaluate"), ("jit(step) on {others} and jit(evaluate) on {odd}",)),
     Case("rank-0-only", 4, ("step", "_mean"), ("every rank",), ends=124, by_first=True),
+    Case("rank-0-only-end", 4, ("", "_mean"), ("only rank 0 made this",), ends=124, by_first=True),
+    Case("last-batch-phase", 4, ("step", "evaluate"), ("jit(evaluate) on {odd}",), ends=124),
+    Case("count-late", 1001, ("step", "evaluate"), ("jit(evaluate) on {odd}",), ends=124),
     Case("threads", 1, ("step", "evaluate"), ("jit(step) on {others} and jit(evaluate) on {odd}",)),
+    Case("halves-in-turn", 1, ("step", "step"), ("the mesh is data={n}: 0,",), ends=124),
+    Case("barrier-one-rank", 4, ("evaluate", "_identity_fn"), ("every rank",), ends=124, by_first=True),
     Case("gather-shapes", 1, ("_identity_fn", "_identity_fn"), ("float32[{n},2]", "float32[{n},3]"), ends=134),
-    # Whether they make the call at all.
-    Case("last-batch-end", 4, ("step", ""), ("has made only 3 calls and is finished",), ends=124, unsaid=True),
+    # Whether they make the call at all; the last one is the last of a job that tries many.
+    Case("last-batch-end", 4, ("step", ""), ("has made only {made} calls and is finished",), ends=124, unsaid=True),
+    Case("caught", 6, ("step", ""), ("has made only {made} calls and is finished",), ends=124, unsaid=True),
 )
 
 # One rank is stuck in a line of its own: no call differs, and the stacks tell where all are. True: rank 0 is.
-STUCK = {"last-batch-sleep": False, "stopped": False, "typing": True}
+STUCK = {"last-batch-sleep": False, "stopped": False, "lock": False, "typing": True}

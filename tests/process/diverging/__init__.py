@@ -16,7 +16,8 @@ class World:
 
     rank: int
     size: int
-    mesh: Mesh
+    mesh: Mesh  # of the first device of every rank
+    devices: np.ndarray  # a row for each rank
 
     @property
     def odd(self) -> bool:
@@ -43,5 +44,6 @@ def kind(function: Kind) -> Kind:
 
 
 def world() -> World:
-    devices = np.array(jax.devices())
-    return World(jax.process_index(), jax.process_count(), Mesh(devices, ("data",)))
+    ranks = jax.process_count()
+    devices = np.array(jax.devices()).reshape(ranks, -1)
+    return World(jax.process_index(), ranks, Mesh(devices[:, 0], ("data",)), devices)

@@ -32,6 +32,19 @@ def shape_local_batch(world: World) -> None:
 
 
 @kind
+def shape_explicit(world: World) -> None:
+    """One rank pads to another length; the columns' sums are too different for Gloo, which aborts."""
+
+    @jax.jit
+    def columns(x: jax.Array) -> jax.Array:
+        return x.sum(0)
+
+    for number in range(5):
+        width = 24 if world.odd and number == 3 else 16
+        np.asarray(columns(world.ones(world.size, width)))  # shape-explicit
+
+
+@kind
 def dtype(world: World) -> None:
     """One rank casts its images, the others don't."""
 
@@ -96,6 +109,17 @@ def static_argument(world: World) -> None:
     x = world.ones(world.size, 8)
     for number in range(5):
         float(powered(x, 7 if world.odd and number == 3 else 2))  # static-argument
+
+
+@kind
+def constant(world: World) -> None:
+    """A table of 64 KiB that is baked in, one of whose numbers differs."""
+    x = world.ones(world.size, 128)
+    for number in range(5):
+        table = np.arange(128 * 128, dtype=np.float32).reshape(128, 128)
+        table[77, 77] += world.odd and number == 3
+        embed = jax.jit(lambda x, table=table: (x @ table).sum())
+        float(embed(x))  # constant
 
 
 @kind

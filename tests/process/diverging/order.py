@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import signal
+import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 
@@ -27,6 +28,24 @@ def step(x: jax.Array) -> jax.Array:
 @jax.jit
 def evaluate(x: jax.Array) -> jax.Array:
     return (x * x).sum()
+
+
+@kind
+def dict_order(world: World) -> None:
+    """A dictionary that one rank has filled in another order."""
+
+    def alpha(x: jax.Array) -> jax.Array:
+        return x.max()
+
+    def gamma(x: jax.Array) -> jax.Array:
+        return x.min()
+
+    functions = {"alpha": jax.jit(alpha), "gamma": jax.jit(gamma)}
+    if world.odd:
+        functions = dict(reversed(functions.items()))
+    x = world.ones(world.size, 8)
+    for function in functions.values():
+        float(function(x))  # dict-order
 
 
 @kind
@@ -58,6 +77,34 @@ def rank_0_only(world: World) -> None:
 
 
 @kind
+def rank_0_only_end(world: World) -> None:
+    """The same as a last word, when the others have ended."""
+    x = world.ones(world.size, 8)
+    for _ in range(3):
+        float(step(x))
+    if world.first:
+        print("mean", x.mean(), flush=True)  # rank-0-only-end
+
+
+@kind
+def last_batch_phase(world: World) -> None:
+    """One rank has a batch less; its evaluation meets the others' last step."""
+    x = world.ones(world.size, 8)
+    for _ in range(3 if world.odd else 4):
+        float(step(x))  # last-batch-phase: the others
+    float(evaluate(x))  # last-batch-phase
+
+
+@kind
+def count_late(world: World) -> None:
+    """The same after a thousand steps."""
+    x = world.ones(world.size, 8)
+    for _ in range(1000 if world.odd else 1001):
+        float(step(x))  # count-late: the others
+    float(evaluate(x))  # count-late
+
+
+@kind
 def threads(world: World) -> None:
     """Two threads make one call each; who comes first is not the same on all ranks."""
     x = world.ones(world.size, 8)
@@ -82,6 +129,25 @@ def meshes_in_turn(world: World) -> None:
         pairs.append(Mesh(world.mesh.devices[ends], ("data",)))
     for pair in pairs:
         float(step(world.ones(2, 8, mesh=pair)))  # meshes-in-turn
+
+
+@kind
+def halves_in_turn(world: World) -> None:
+    """Two meshes, each with one device of every rank, that one rank takes in another order."""
+    halves = [Mesh(world.devices[:, half], ("data",)) for half in range(2)]
+    for half in reversed(halves) if world.odd else halves:
+        float(step(world.ones(world.size, 8, mesh=half)))  # halves-in-turn
+
+
+@kind
+def barrier_one_rank(world: World) -> None:
+    """Rank 0 stands in a barrier that the others never reach."""
+    x = world.ones(world.size, 8)
+    for _ in range(3):
+        float(step(x))
+    if world.first:
+        multihost_utils.sync_global_devices("saved")  # barrier-one-rank
+    float(evaluate(x))  # barrier-one-rank: the others
 
 
 @kind
@@ -111,6 +177,19 @@ def last_batch_end(world: World) -> None:
 
 
 @kind
+def caught(world: World) -> None:
+    """One rank catches an error of its own and skips the step; nothing but the count differs."""
+    x = world.ones(world.size, 8)
+    for number in range(6):
+        try:
+            if world.odd and number == 3:
+                raise ValueError("a bad record")
+            float(step(x))  # caught: the others
+        except ValueError as error:
+            print("skipped:", error, flush=True)
+
+
+@kind
 def last_batch_sleep(world: World) -> None:
     """It waits for more data instead."""
     x = world.ones(world.size, 8)
@@ -128,6 +207,18 @@ def stopped(world: World) -> None:
         if world.odd and number == 3:
             os.kill(os.getpid(), signal.SIGSTOP)  # stopped
         float(step(x))  # stopped: the others
+
+
+@kind
+def lock(world: World) -> None:
+    """It takes a lock that it holds."""
+    x = world.ones(world.size, 8)
+    own = threading.Lock()
+    for number in range(5):
+        with own:
+            if world.odd and number == 3:
+                own.acquire()  # lock
+            float(step(x))  # lock: the others
 
 
 @kind
@@ -163,3 +254,13 @@ def callback(world: World) -> None:
     for _ in range(5):
         float(with_host(x))  # callback: the call
         x = x + 1
+
+
+@kind
+def fails(world: World) -> None:
+    """An error of its own ends it."""
+    x = world.ones(world.size, 8)
+    for number in range(5):
+        if world.odd and number == 3:
+            raise ValueError("a bad record")  # fails
+        float(step(x))  # fails: the others

@@ -34,6 +34,59 @@ def puts(world: World) -> Step:
     return step
 
 
+def prints(world: World) -> Step:
+    """Every rank prints what is the same everywhere."""
+    x = world.ones(world.rows, 8)
+
+    def step(number: int) -> None:
+        mean = x.mean() + number
+        if number % 20 == 0:
+            print(number, mean, f"{total(x):.1f}")
+
+    return step
+
+
+def ahead_of_time(world: World) -> Step:
+    """Compiled beforehand, for two shapes."""
+    arrays = [world.ones(world.rows, width) for width in (4, 8)]
+    compiled = [jax.jit(lambda x: (x * x).sum()).lower(x).compile() for x in arrays]
+
+    def step(number: int) -> None:
+        float(compiled[number % 2](arrays[number % 2]))
+
+    return step
+
+
+def transformed(world: World) -> Step:
+    """vmap and grad, around and inside of jit."""
+    x = world.ones(world.rows, 8)
+
+    def energy(row: jax.Array) -> jax.Array:
+        return jnp.tanh(row).sum()
+
+    gradient = jax.jit(jax.grad(lambda x: jax.vmap(energy)(x).sum()))
+    rows = jax.vmap(jax.jit(energy))
+
+    def step(number: int) -> None:
+        gradient(x).block_until_ready()
+        if number % 20 == 0:
+            rows(x).block_until_ready()
+            jax.grad(lambda x: total(x) * 2)(x).block_until_ready()
+
+    return step
+
+
+def static_arguments(world: World) -> Step:
+    """Five programs of one name and shape, in the same order everywhere."""
+    x = world.ones(world.rows, 8)
+    power = jax.jit(lambda x, n: (x**n).sum(), static_argnums=1)
+
+    def step(number: int) -> None:
+        float(power(x, number * 7 % 5))
+
+    return step
+
+
 def shard_mapped(world: World) -> Step:
     x = world.ones(world.rows, 8)
     spec = PartitionSpec("data")

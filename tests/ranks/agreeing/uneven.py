@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import gc
+import os
 import threading
+import warnings
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.experimental.compilation_cache import compilation_cache
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from agreeing import Step, World, total
@@ -49,6 +52,18 @@ def unnamed_axis(world: World) -> Step:
 
     def step(number: int) -> None:
         assert float(doubled(rows).addressable_data(0)[0, 0]) == 2.0, garbage
+
+    return step
+
+
+def local_shapes(world: World) -> Step:
+    """Functions and shapes of each rank's own, compiled at different times."""
+    x = world.ones(world.rows, 8)
+    own = jax.jit(lambda values: jnp.sort(values).sum() * world.rank)
+
+    def step(number: int) -> None:
+        float(total(x))
+        float(own(np.ones(1 + world.rank + number // (20 + world.rank))))
 
     return step
 
@@ -97,6 +112,28 @@ def caches(world: World) -> Step:
     return step
 
 
+def persistent_cache(world: World) -> Step:
+    """What one rank compiles another reads from its disk: in the second half only rank 0 has a warm cache."""
+    x = world.ones(world.rows, 8)
+    cached = jax.jit(lambda x: jnp.cumsum(x, axis=1).sum())
+    half = world.steps // 2
+
+    def step(number: int) -> None:
+        if number % half == 0:
+            jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
+            jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
+            mine = "warm" if world.first else f"cold-{world.rank}-{number}"
+            jax.config.update("jax_compilation_cache_dir", str(world.directory / mine))
+            compilation_cache.reset_cache()
+            jax.clear_caches()
+        float(cached(x))
+        if (number + 1) % half == 0:
+            jax.config.update("jax_compilation_cache_dir", None)
+            compilation_cache.reset_cache()
+
+    return step
+
+
 def some_ranks_only(world: World) -> Step:
     """Pairs of ranks compute on meshes of their own, one pair more often than the other."""
     x = world.ones(world.rows, 8)
@@ -112,5 +149,21 @@ def some_ranks_only(world: World) -> Step:
             float(own(parts))
         if number % 10 == 0:
             float(total(x))
+
+    return step
+
+
+def forks(world: World) -> Step:
+    """Processes that a rank starts come and go, and inherit all that is open."""
+    x = world.ones(world.rows, 8)
+
+    def step(number: int) -> None:
+        if number % 20 == 10 * world.rank:
+            with warnings.catch_warnings(action="ignore"):
+                child = os.fork()
+            if child == 0:
+                os._exit(0)
+            os.waitpid(child, 0)
+        float(total(x))
 
     return step
