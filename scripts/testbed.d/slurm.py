@@ -20,8 +20,8 @@ SLURMD_TIMEOUT = 10
 MESSAGE_TIMEOUT = 5
 # Seconds from SIGTERM to SIGKILL for a step that Slurm ends; srun also waits this long for tasks of a lost host.
 KILL_WAIT = 5
-# Seconds that a preempted job has from Slurm's SIGTERM to its end.
-PREEMPTION_GRACE = 10
+# Seconds that a preempted job has from Slurm's SIGTERM to its end: to save may take long on a busy machine.
+PREEMPTION_GRACE = 60
 # Seconds that a credential is valid: a job that is requeued waits so long. The default is 120.
 CREDENTIAL_LIFE = 5
 PATIENCE = 30.0

@@ -59,6 +59,7 @@ def examples(page: Path, prompts: Iterable[str]) -> list[Example]:
 
 
 def _without_variable_parts(line: str) -> str:
-    """A line without what differs from run to run: colours, numbers, and the directories of files."""
+    """A line without what differs from run to run: colours, numbers, the width of columns, the directories of files."""
     plain = re.sub(r"\x1b\[\d*m", "", line)
+    plain = re.sub(r"(?<=\S) {2,}", "  ", plain)
     return re.sub(r"\d+", "#", re.sub(r'File ".*/', 'File "', plain))
