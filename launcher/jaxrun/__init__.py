@@ -12,45 +12,45 @@ TYPE_CHECKING = False  # Ctrl-C is taken care of after this, and to import typin
 if TYPE_CHECKING:
     from typing import Any
 
-    from jaxrun.gang.call import Results as Results
-    from jaxrun.gang.exceptions import CallTimeout as CallTimeout
-    from jaxrun.gang.exceptions import GangError as GangError
-    from jaxrun.gang.exceptions import GangStartError as GangStartError
-    from jaxrun.gang.exceptions import RemoteError as RemoteError
-    from jaxrun.gang.exceptions import WorkerDied as WorkerDied
-    from jaxrun.gang.gang import Gang as Gang
-    from jaxrun.gang.launch import launch as launch
-    from jaxrun.map.items import NotTraceable as NotTraceable
-    from jaxrun.map.pool import Pool as Pool
-    from jaxrun.map.pool import pool as pool
+    from jaxrun.frontends.gang.call import Results as Results
+    from jaxrun.frontends.gang.exceptions import CallTimeout as CallTimeout
+    from jaxrun.frontends.gang.exceptions import GangError as GangError
+    from jaxrun.frontends.gang.exceptions import GangStartError as GangStartError
+    from jaxrun.frontends.gang.exceptions import RemoteError as RemoteError
+    from jaxrun.frontends.gang.exceptions import WorkerDied as WorkerDied
+    from jaxrun.frontends.gang.gang import Gang as Gang
+    from jaxrun.frontends.gang.launch import launch as launch
+    from jaxrun.frontends.map.items import NotTraceable as NotTraceable
+    from jaxrun.frontends.map.pool import Pool as Pool
+    from jaxrun.frontends.map.pool import pool as pool
 
 __version__ = "0.1.0"
 
 RUNTIME = "jaxrun_runtime"  # the package that runs in every worker; the launcher only names it
 
 _HOMES = {
-    "Gang": "gang.gang",
-    "Results": "gang.call",
-    "launch": "gang.launch",
-    "NotTraceable": "map.items",
-    "Pool": "map.pool",
-    "pool": "map.pool",
-    "CallTimeout": "gang.exceptions",
-    "GangError": "gang.exceptions",
-    "GangStartError": "gang.exceptions",
-    "RemoteError": "gang.exceptions",
-    "WorkerDied": "gang.exceptions",
+    "Gang": "frontends.gang.gang",
+    "Results": "frontends.gang.call",
+    "launch": "frontends.gang.launch",
+    "NotTraceable": "frontends.map.items",
+    "Pool": "frontends.map.pool",
+    "pool": "frontends.map.pool",
+    "CallTimeout": "frontends.gang.exceptions",
+    "GangError": "frontends.gang.exceptions",
+    "GangStartError": "frontends.gang.exceptions",
+    "RemoteError": "frontends.gang.exceptions",
+    "WorkerDied": "frontends.gang.exceptions",
 }
 
 
 def load_ipython_extension(shell: "Any") -> None:
     """For `%load_ext jaxrun`: %gang and %%gang."""
-    import_module(f"{__name__}.notebook.magics").load(shell)
+    import_module(f"{__name__}.frontends.notebook.magics").load(shell)
 
 
 def unload_ipython_extension(shell: "Any") -> None:
     """For `%unload_ext jaxrun`."""
-    import_module(f"{__name__}.notebook.magics").unload(shell)
+    import_module(f"{__name__}.frontends.notebook.magics").unload(shell)
 
 
 def __getattr__(name: str) -> "Any":

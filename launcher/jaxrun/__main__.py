@@ -36,8 +36,8 @@ def _start() -> NoReturn:
     """Start the fork server before the command line is read and click is imported."""
     import contextlib
 
-    from jaxrun.forkserver import early
-    from jaxrun.forkserver.client import open_standard_descriptors
+    from jaxrun.node.forkserver import early
+    from jaxrun.node.forkserver.client import open_standard_descriptors
     from jaxrun.protocol.names import CONTROL_FD
 
     open_standard_descriptors()

@@ -19,9 +19,6 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 from jaxrun import __version__
-from jaxrun.backends import remote_plan
-from jaxrun.job.job import Job
-from jaxrun.job.plan import LaunchCommand, Plan
 from jaxrun.protocol import addresses, auth
 from jaxrun.protocol.agent_messages import (
     AgentReport,
@@ -46,6 +43,9 @@ from jaxrun.protocol.worker_messages import (
     StartCoordinator,
     WorkerStage,
 )
+from jaxrun.spec.backends import remote_plan
+from jaxrun.spec.job.job import Job
+from jaxrun.spec.job.plan import LaunchCommand, Plan
 
 RANKS_PER_HOST = 8
 CORES_PER_HOST = 64

@@ -15,8 +15,8 @@ import numpy as np
 from _programs import workloads as functions
 
 from jaxrun import Gang
-from jaxrun.map import gang_map
-from jaxrun.map.pool import pool
+from jaxrun.frontends.map import gang_map
+from jaxrun.frontends.map.pool import pool
 
 SHOWN = 50  # results that are compared
 _CHUNKS_PER_CORE = 8

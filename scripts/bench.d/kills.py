@@ -126,7 +126,7 @@ class Launch:
         running = self._bed.job_processes()
         if any(one.command.startswith("jaxrun rank ") or "jaxrun_runtime" in one.argv for one in running):
             return "workers"
-        return "agents" if any(one.argv[1:3] == ("-m", "jaxrun.agent") for one in running) else "nothing"
+        return "agents" if any(one.argv[1:3] == ("-m", "jaxrun.node.agent") for one in running) else "nothing"
 
     def end(self) -> None:
         """Kill what there is on the hosts."""

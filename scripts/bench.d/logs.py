@@ -22,8 +22,8 @@ from pathlib import Path
 
 from _bench import Bench, Outcome, grouped, table
 
-from jaxrun.output.drain import Pipe, drain_ready
-from jaxrun.output.output import Output
+from jaxrun.records.output.drain import Pipe, drain_ready
+from jaxrun.records.output.output import Output
 
 PIPE_SIZE = 2**20
 LINE = b"step 123 loss 0.123456 ".ljust(99, b"x") + b"\n"

@@ -88,7 +88,7 @@ def run_harness(size: int) -> list[str]:
 
 
 INSTALLED = importlib.metadata.entry_points(group="pytest11", name="jaxrun")
-PLUGIN = () if INSTALLED else ("-p", "jaxrun.pytest_plugin.plugin")
+PLUGIN = () if INSTALLED else ("-p", "jaxrun.frontends.pytest_plugin.plugin")
 WARM = "jaxrun, warm"
 SUITES = (
     Suite("pytest alone, one process", ALONE, run_pytest(*PLUGIN), many=401),

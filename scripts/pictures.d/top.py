@@ -10,15 +10,15 @@ from pathlib import Path
 
 from rich.console import Console
 
-from jaxrun.diagnosis.overview import Overview
+from jaxrun.analysis.diagnosis.overview import Overview
+from jaxrun.frontends.top.feed import INTERVAL_S, Feed
+from jaxrun.frontends.top.run import to_text
+from jaxrun.frontends.top.samples import take_samples
+from jaxrun.frontends.top.screen import LastLine, View, render
 from jaxrun.protocol.flight import DispatchedCall, Flight, PendingCall, ProgramInfo
 from jaxrun.protocol.flight_file import EVERY_CALL
 from jaxrun.protocol.snapshot_messages import RankVitals
-from jaxrun.rundir.running_job import RunningJob, find_running_job
-from jaxrun.top.feed import INTERVAL_S, Feed
-from jaxrun.top.run import to_text
-from jaxrun.top.samples import take_samples
-from jaxrun.top.screen import LastLine, View, render
+from jaxrun.records.rundir.running_job import RunningJob, find_running_job
 
 WIDTH, HEIGHT = 96, 14
 LOOKS = 40

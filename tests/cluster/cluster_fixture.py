@@ -21,7 +21,7 @@ from launch_modes import LaunchMode
 from processes import Process
 from state import CONTROLLER, Place
 
-from jaxrun.agent.guard import find_marked, job_marker
+from jaxrun.node.agent.guard import find_marked, job_marker
 
 TESTBED = Path(__file__).parents[2] / "scripts" / "testbed"
 HOSTS = ("h1", "h2", "h3")

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from jaxrun.backends import mpi_families
+from jaxrun.spec.backends import mpi_families
 
 ENGINES = Path(__file__).parents[2] / ".engines"
 PYTHON = sys.executable

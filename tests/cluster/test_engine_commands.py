@@ -49,14 +49,14 @@ with open(os.path.join(sys.argv[1], f"rank-{rank}.json"), "x") as file:
 STARTS = """
 import importlib, json, os, subprocess, sys
 from jaxrun.errors import JaxrunError
-from jaxrun.job.job import Job
-from jaxrun.job.plan import AGENT_ARGV
+from jaxrun.spec.job.job import Job
+from jaxrun.spec.job.plan import AGENT_ARGV
 from jaxrun.protocol.env import AgentEnv
 directory, probe, backend, fields, *names = sys.argv[1:]
 env = {"JRTB_LAST": os.environ["JRTB_LAST"]}
 try:
     job = Job(program=("p",), backend=backend, env=env, **json.loads(fields))
-    made = importlib.import_module(f"jaxrun.backends.{backend}").plan(job, os.environ, "ab" * 16)
+    made = importlib.import_module(f"jaxrun.spec.backends.{backend}").plan(job, os.environ, "ab" * 16)
 except JaxrunError as error:
     sys.exit(str(error))
 command = made.launch_command
@@ -73,10 +73,10 @@ sys.exit(status)
 SUBMITS = """
 import ast, os, re, sys
 from pathlib import Path
-from jaxrun.backends import sbatch
+from jaxrun.spec.backends import sbatch
 from jaxrun.errors import JaxrunError
-from jaxrun.job.job import Job
-from jaxrun.backends.follow import submit_and_follow
+from jaxrun.spec.job.job import Job
+from jaxrun.spec.backends.follow import submit_and_follow
 job = Job(program=("p",), backend="slurm", **ast.literal_eval(sys.argv[1]))
 text = sbatch.sbatch_script(job, ["p"], directory=os.getcwd(), file="job.sh")
 text = re.sub("(?m)^exec .*$", lambda _: "exec " + sys.argv[2], text)

@@ -20,7 +20,7 @@ from launch_modes import ANY, LAUNCHED, OPEN_MPI_5, PYTHON, SLURM, LaunchMode, r
 from pages import files
 from test_stragglers import write
 
-from jaxrun.lockstep.reader import FlightReader
+from jaxrun.analysis.lockstep.reader import FlightReader
 
 _OF_HOSTS = re.compile(r" \((?:h\d(?:, )?)+\)")
 PAGE = Path(__file__).parents[2] / "docs/lockstep.md"

@@ -163,7 +163,7 @@ def test_kill_9_of_the_launcher_leaves_no_agent_that_looks_for_it(runner: JobRun
 
 def agents(job: Job) -> list[int]:
     """Those that have started by now."""
-    return [found.pid for found in job.bed.job_processes() if found.argv[1:3] == ("-m", "jaxrun.agent")]
+    return [found.pid for found in job.bed.job_processes() if found.argv[1:3] == ("-m", "jaxrun.node.agent")]
 
 
 @row("`kill -9` of jaxrun", *ALL)

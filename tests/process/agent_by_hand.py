@@ -14,11 +14,11 @@ from pathlib import Path
 
 from harness import TIME_LIMIT
 
-from jaxrun.agent.guard import find_marked, job_marker
-from jaxrun.channel.connection import AGENT_TO_HEAD, Connection
-from jaxrun.channel.event_loop import EventLoop
-from jaxrun.channel.interfaces import Interface
-from jaxrun.channel.listener import listen_on_tcp
+from jaxrun.node.agent.guard import find_marked, job_marker
+from jaxrun.node.channel.connection import AGENT_TO_HEAD, Connection
+from jaxrun.node.channel.event_loop import EventLoop
+from jaxrun.node.channel.interfaces import Interface
+from jaxrun.node.channel.listener import listen_on_tcp
 from jaxrun.protocol import auth
 from jaxrun.protocol.addresses import format_addresses
 from jaxrun.protocol.agent_messages import (
@@ -38,7 +38,7 @@ from jaxrun.protocol.worker_messages import (
     Run,
     StartCoordinator,
 )
-from jaxrun.rundir.rundir import EVENTS_FILE, VERDICT_FILE
+from jaxrun.records.rundir.rundir import EVENTS_FILE, VERDICT_FILE
 
 HERE = Path(__file__).parent
 FAKE_RUNTIME = f"""
@@ -78,7 +78,7 @@ class ByHand:
         ranks = {"OMPI_COMM_WORLD_RANK": str(rank), "OMPI_COMM_WORLD_SIZE": str(size)}
         path = {"PYTHONPATH": make_fake_runtime(directory)}
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "jaxrun.agent"],
+            [sys.executable, "-m", "jaxrun.node.agent"],
             env={**os.environ, **agent_env.to_env(), **ranks, **path, **env},
             cwd=directory,
             stdout=subprocess.PIPE,
@@ -218,11 +218,11 @@ def alive(pid):
 LAUNCHER = """
 import json, os, sys
 from pathlib import Path
-from jaxrun.backends.remote_plan import plan_remote
-from jaxrun.job.fault_spec import parse_faults
-from jaxrun.job.job import Job
-from jaxrun.job.plan import LaunchCommand
-from jaxrun.supervisor.run import run
+from jaxrun.spec.backends.remote_plan import plan_remote
+from jaxrun.spec.job.fault_spec import parse_faults
+from jaxrun.spec.job.job import Job
+from jaxrun.spec.job.plan import LaunchCommand
+from jaxrun.controller.supervisor.run import run
 
 script, options, *codes = sys.argv[1:]
 options = json.loads(options)
@@ -239,7 +239,7 @@ sys.exit(run(plan, dict(os.environ)))
 AGENTS = f"""
 rank=0
 while [ $rank -lt $1 ]; do
-  OMPI_COMM_WORLD_RANK=$rank OMPI_COMM_WORLD_SIZE=$1 {sys.executable} -m jaxrun.agent &
+  OMPI_COMM_WORLD_RANK=$rank OMPI_COMM_WORLD_SIZE=$1 {sys.executable} -m jaxrun.node.agent &
   rank=$((rank + 1))
 done
 wait

@@ -15,22 +15,22 @@ from pathlib import Path
 import pytest
 
 import jaxrun
-from jaxrun.agent import subreaper
-from jaxrun.agent.agent import Agent
-from jaxrun.agent.guard import find_marked, job_marker
-from jaxrun.agent.signals import SignalPipe
-from jaxrun.agent.spawn import Spawner
-from jaxrun.agent.worker_group import WorkerGroup
 from jaxrun.clock import Clock
-from jaxrun.forkserver import client
-from jaxrun.head.consistency import Expected
-from jaxrun.head.head import Head
-from jaxrun.head.timeouts import TimeLimits
-from jaxrun.job.job import Job
-from jaxrun.job.plan import Plan, Worker
-from jaxrun.output.output import Output
+from jaxrun.controller.head.consistency import Expected
+from jaxrun.controller.head.head import Head
+from jaxrun.controller.head.timeouts import TimeLimits
+from jaxrun.controller.supervisor.dispatch import Dispatcher
+from jaxrun.node.agent import subreaper
+from jaxrun.node.agent.agent import Agent
+from jaxrun.node.agent.guard import find_marked, job_marker
+from jaxrun.node.agent.signals import SignalPipe
+from jaxrun.node.agent.spawn import Spawner
+from jaxrun.node.agent.worker_group import WorkerGroup
+from jaxrun.node.forkserver import client
 from jaxrun.protocol.env import attempt_nonce
-from jaxrun.supervisor.dispatch import Dispatcher
+from jaxrun.records.output.output import Output
+from jaxrun.spec.job.job import Job
+from jaxrun.spec.job.plan import Plan, Worker
 
 HERE = Path(__file__).parent
 sys.path[:0] = [str(HERE), str(HERE.parent / "unit")]

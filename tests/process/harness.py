@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from jaxrun.agent.guard import find_marked, job_marker
+from jaxrun.node.agent.guard import find_marked, job_marker
 
 HERE = Path(__file__).parent
 MISBEHAVE = str(HERE / "misbehave.py")

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from jaxrun.agent.guard import find_marked
+from jaxrun.node.agent.guard import find_marked
 
 TIME_LIMIT = 120  # seconds
 _MARK = "NOTEBOOK_TEST"

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
 
-from jaxrun.agent.guard import find_marked
+from jaxrun.node.agent.guard import find_marked
 
 PYTEST_CASES = Path(__file__).parent / "pytest_cases"
 INSTALLED = bool(entry_points(group="pytest11", name="jaxrun"))
@@ -61,7 +61,7 @@ def started(
     """pytest in `tmp_path`; none of its processes outlives the block."""
     prepare(tmp_path)
     mark = f"{_MARK}={uuid.uuid4().hex}"
-    plugin = () if INSTALLED else ("-p", "jaxrun.pytest_plugin.plugin")
+    plugin = () if INSTALLED else ("-p", "jaxrun.frontends.pytest_plugin.plugin")
     if not with_hypothesis:
         plugin += ("-p", "no:hypothesispytest")  # in each process, its import takes longer than all the rest
     process = subprocess.Popen(

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from jaxrun.agent.worker_process import WorkerProcess
+from jaxrun.node.agent.worker_process import WorkerProcess
 from jaxrun.protocol.codec import encode
 from jaxrun.protocol.worker_messages import Done
 

@@ -13,10 +13,9 @@ _LAUNCHER = _ROOT / "launcher"
 _RUNTIME = _ROOT / "runtime"
 _BANNED = ("jax", "jaxlib", "numpy", "jaxrun_runtime")
 _SHARED = ("jaxrun.protocol", "jaxrun.errors", "jaxrun.text")
-# A package of the launcher imports only itself and those that stand after it.
+# A floor of the launcher imports only itself and those that stand after it.
 _ORDER = (
-    "cli", "doctor", "trace", "top", "pytest_plugin", "notebook", "map", "gang", "supervisor", "backends", "agent",
-    "probe", "forkserver", "channel", "output", "rundir", "verdict", "head", "lockstep", "diagnosis", "job", "protocol",
+    "cli", "frontends", "controller", "node", "records", "analysis", "spec", "protocol",
     "text", "terminal", "errors", "clock",
 )  # fmt: skip
 
@@ -57,7 +56,7 @@ for name in {_MODULES!r}:
     ("module", "slow"),
     [
         ("jaxrun.cli.main", "asyncio subprocess socket logging json pathlib jaxrun.protocol.worker_messages"),
-        ("jaxrun.forkserver.early", "re dataclasses pathlib click json"),
+        ("jaxrun.node.forkserver.early", "re dataclasses pathlib click json"),
     ],
 )
 def test_the_command_line_and_what_starts_the_early_fork_server_load_little(module, slow):
@@ -76,7 +75,7 @@ def test_all_that_a_session_needs_is_found_at_the_package_and_loads_neither_jax_
 import importlib, jaxrun
 for name in dir(jaxrun):
     getattr(jaxrun, name)
-gang = [name for name in {_MODULES!r} if name.startswith("jaxrun.gang")]
+gang = [name for name in {_MODULES!r} if name.startswith("jaxrun.frontends.gang")]
 for name in gang:
     importlib.import_module(name)
 print(len(gang), *(name for name in {(*_BANNED, "cloudpickle", "IPython")!r} if name in sys.modules))

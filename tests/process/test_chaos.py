@@ -13,9 +13,9 @@ from pathlib import Path
 import pytest
 from harness import MISBEHAVE, extended, jaxrun, started
 
-from jaxrun.agent import faults
-from jaxrun.agent.spawn import WorkerPipes
-from jaxrun.agent.worker_process import WorkerProcess
+from jaxrun.node.agent import faults
+from jaxrun.node.agent.spawn import WorkerPipes
+from jaxrun.node.agent.worker_process import WorkerProcess
 from jaxrun.protocol.names import CONTROL_FD
 
 # Connects to a port over IPv4 and IPv6, listens, and has a socket pair; echoes on the last.

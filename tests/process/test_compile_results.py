@@ -18,7 +18,7 @@ from harness import extended
 from result_recorder import ALIKE_BY_TYPE, RESULTS, read_results
 
 HERE = Path(__file__).parent
-PLUGIN = () if entry_points(group="pytest11", name="jaxrun") else ("-p", "jaxrun.pytest_plugin.plugin")
+PLUGIN = () if entry_points(group="pytest11", name="jaxrun") else ("-p", "jaxrun.frontends.pytest_plugin.plugin")
 
 
 class Results(NamedTuple):

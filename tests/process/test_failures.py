@@ -23,7 +23,7 @@ from harness import (
     write_fake_runtime,
 )
 
-from jaxrun.rundir.explain import explain_run
+from jaxrun.records.history.explain import explain_run
 
 
 def test_an_exception_is_the_headline_and_the_exit_handlers_of_its_rank_have_the_grace(tmp_path: Path) -> None:

@@ -15,10 +15,7 @@ from pathlib import Path
 import pytest
 from harness_worker import RANK_THREADS, environment
 
-from jaxrun.backends.local import plan
-from jaxrun.forkserver import client, early
-from jaxrun.job.devices import Machine
-from jaxrun.job.job import Job
+from jaxrun.node.forkserver import client, early
 from jaxrun.protocol.forkserver_messages import (
     ConfigureForkServer,
     ForkDeclined,
@@ -27,6 +24,9 @@ from jaxrun.protocol.forkserver_messages import (
     WorkerForked,
 )
 from jaxrun.protocol.names import SUBCOMMANDS
+from jaxrun.spec.backends.local import plan
+from jaxrun.spec.job.devices import Machine
+from jaxrun.spec.job.job import Job
 
 _ASK = """
 import json, os, random, sys, time, threading
@@ -213,7 +213,7 @@ def test_a_successor_has_imported_jax_and_outlives_the_server_until_its_channel_
 
 def succeed():
     """In a process of its own, which becomes a subreaper."""
-    from jaxrun.agent.subreaper import become_subreaper
+    from jaxrun.node.agent.subreaper import become_subreaper
 
     become_subreaper()
     environ = {**environment(), "JAXRUN_JOB_ID": "5eed" * 8}

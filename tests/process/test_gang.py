@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 import jaxrun
-from jaxrun.gang.call_events import Printed, RankMessage, Returned
+from jaxrun.frontends.gang.call_events import Printed, RankMessage, Returned
 
 
 @pytest.fixture(scope="module")

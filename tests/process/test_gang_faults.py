@@ -11,7 +11,7 @@ import psutil
 import pytest
 
 import jaxrun
-from jaxrun.gang.call_events import RankMessage, Returned
+from jaxrun.frontends.gang.call_events import RankMessage, Returned
 
 
 @pytest.fixture(scope="module")
@@ -121,7 +121,7 @@ def nap_on_rank_1():
 
 @pytest.mark.jax_version
 def test_a_call_that_can_be_interrupted_leaves_the_gang_as_it_was(lasting, monkeypatch):
-    monkeypatch.setattr("jaxrun.gang.call.INTERRUPT_TIMEOUT_S", 60.0)
+    monkeypatch.setattr("jaxrun.frontends.gang.call.INTERRUPT_TIMEOUT_S", 60.0)
     before = [worker.pid for worker in lasting.workers]
     assert "idle" in lasting.stacks()
     with pytest.raises(jaxrun.CallTimeout, match=r"rank 1 did not return within 0\.2 s") as caught:

@@ -14,14 +14,15 @@ from textwrap import dedent
 import pytest
 from harness import DAEMONS, TIME_LIMIT, daemons, seconds_of_daemons
 
-from jaxrun.agent.guard import find_marked
+from jaxrun.node.agent.guard import find_marked
 
 _HEAD = """
 import os, signal, sys, threading, time
 import jaxrun
-import jaxrun.gang.call, jaxrun.gang.instance
+import jaxrun.frontends.gang.call
+from jaxrun.frontends.gang import instance
 
-jaxrun.gang.call.FAILURE_GRACE_S = 60
+jaxrun.frontends.gang.call.FAILURE_GRACE_S = 60
 
 def rank():
     import jax
@@ -300,7 +301,7 @@ def stuck(pid_of_0):
                 open("interrupted", "w").close()
 
 def interrupted(fn, *args, timeout):
-    jaxrun.gang.call.INTERRUPT_TIMEOUT_S = timeout
+    jaxrun.frontends.gang.call.INTERRUPT_TIMEOUT_S = timeout
     before = [worker.pid for worker in gang.workers]
     try:
         gang.run(fn, *args)
@@ -309,15 +310,15 @@ def interrupted(fn, *args, timeout):
 """
 
 _START = """
-pool_for = jaxrun.gang.instance.pool_for
-jaxrun.gang.instance.pool_for = lambda *args, **more: (print("starting", flush=True), pool_for(*args, **more))[1]
+pool_for = instance.pool_for
+instance.pool_for = lambda *args, **more: (print("starting", flush=True), pool_for(*args, **more))[1]
 try:
     jaxrun.Gang(processes=2)
     while True:
         time.sleep(0.1)
 except KeyboardInterrupt:
     print("caught", flush=True)
-jaxrun.gang.instance.pool_for = pool_for
+instance.pool_for = pool_for
 gang = jaxrun.Gang(processes=2)
 gang.run(meet)
 """
@@ -327,7 +328,7 @@ def test_ctrl_c_ends_a_start_or_the_call_and_leaves_a_gang_that_can_be_used(sess
     running = session(f"""{_INTERRUPTED}{_START}
 interrupted(sleep, timeout=60)
 interrupted(stuck, gang.workers[0].pid, timeout=0.2)
-jaxrun.gang.call.INTERRUPT_TIMEOUT_S = 60
+jaxrun.frontends.gang.call.INTERRUPT_TIMEOUT_S = 60
 gang.run(sleep)
 """)
     running.wait_for("starting")

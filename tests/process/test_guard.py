@@ -10,13 +10,13 @@ import pytest
 from agent_by_hand import alive, wait_until
 from harness import TIME_LIMIT
 
-from jaxrun.agent.guard import find_marked, job_marker
-from jaxrun.agent.limit_mark import RLIMIT_LOCKS, find_limited, new_limit, set_limit
+from jaxrun.node.agent.guard import find_marked, job_marker
+from jaxrun.node.agent.limit_mark import RLIMIT_LOCKS, find_limited, new_limit, set_limit
 
 # A launcher with a guard, a child that carries the job's mark, and the child's daemon in its own session.
 LAUNCHER = """
 import os, subprocess, sys, time
-from jaxrun.agent.guard import Guard
+from jaxrun.node.agent.guard import Guard
 
 job_id, pid_file, order = sys.argv[1:]
 guard = Guard(f'JAXRUN_JOB_ID={job_id}')
@@ -94,9 +94,9 @@ def test_a_guard_keeps_none_of_the_launchers_streams_open(launch):
 # and sessions of their own; no limit can be set here.
 BARE_LAUNCHER = """
 import os, resource, subprocess, sys, time
-from jaxrun.agent.guard import Guard
-from jaxrun.agent.limit_mark import RLIMIT_LOCKS
-from jaxrun.agent.subreaper import become_subreaper
+from jaxrun.node.agent.guard import Guard
+from jaxrun.node.agent.limit_mark import RLIMIT_LOCKS
+from jaxrun.node.agent.subreaper import become_subreaper
 
 resource.setrlimit(RLIMIT_LOCKS, (1000, 1000))
 
@@ -152,7 +152,7 @@ def test_descendants_without_a_mark_are_killed_too():
 # A process that is older than the guard, as a fork server may be, starts an orphan; so does the launcher.
 OLDER_CHILD = """
 import os, subprocess, sys, time
-from jaxrun.agent.guard import Guard
+from jaxrun.node.agent.guard import Guard
 
 daemon = ["sh", "-c", "sleep 600 <&- >&- 2>&- & echo $!"]
 older = subprocess.Popen(["sh", "-c", f"read line; {daemon[2]}"], env={}, stdin=-1, stdout=-1, start_new_session=True)
@@ -197,7 +197,7 @@ def test_a_launch_command_can_clean_up_before_it_is_killed(tmp_path, added):
     script = f"trap 'touch {cleaned}; exit' TERM; touch {ready}; while :; do sleep 0.05; done"
     code = f"""
 import os, time
-from jaxrun.agent.guard import Guard
+from jaxrun.node.agent.guard import Guard
 guard = Guard(launch_mark="X=1")
 pid = os.posix_spawn("/bin/sh", ["sh", "-c", {script!r}], {{"X": "1"}}, setsid=True)
 if {added}:

@@ -11,9 +11,9 @@ import threading
 import pytest
 from harness_worker import IPV6, RANK_THREADS, without_gloo
 
-from jaxrun.job.environment import common_settings
 from jaxrun.protocol.env import WorkerEnv
 from jaxrun.protocol.worker_messages import CoordinatorReady, DeviceReport, StartCoordinator
+from jaxrun.spec.job.environment import common_settings
 from jaxrun_runtime import jax_private, join
 from jaxrun_runtime.join import PortReservation
 

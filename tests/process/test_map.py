@@ -14,9 +14,9 @@ import pytest
 
 import jaxrun
 from jaxrun.errors import UsageError
-from jaxrun.map.gang_map import imap, map
-from jaxrun.map.items import NotTraceable
-from jaxrun.map.stats import last_stats
+from jaxrun.frontends.map.gang_map import imap, map
+from jaxrun.frontends.map.items import NotTraceable
+from jaxrun.frontends.map.stats import last_stats
 
 
 class Point(NamedTuple):

@@ -27,7 +27,7 @@ class Cell:
     error: str = ""
 
 
-PATIENT = "import jaxrun.gang.call as c\nc.INTERRUPT_TIMEOUT_S = c.FAILURE_GRACE_S = 60\n"
+PATIENT = "import jaxrun.frontends.gang.call as c\nc.INTERRUPT_TIMEOUT_S = c.FAILURE_GRACE_S = 60\n"
 CELLS = {
     # A kernel that has initialised JAX must not matter.
     "start": Cell(

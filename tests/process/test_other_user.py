@@ -20,7 +20,7 @@ import pytest
 from harness import MISBEHAVE, TIME_LIMIT, Job, start_command
 
 import jaxrun
-from jaxrun.gang import rank_connections
+from jaxrun.frontends.gang import rank_connections
 from jaxrun.protocol.names import TOKEN
 
 STRANGER = 65534

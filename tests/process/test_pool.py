@@ -13,9 +13,9 @@ import numpy as np
 import pytest
 
 from jaxrun.errors import UsageError
-from jaxrun.gang.exceptions import GangError, WorkerDied
-from jaxrun.map.items import NotTraceable
-from jaxrun.map.pool import pool
+from jaxrun.frontends.gang.exceptions import GangError, WorkerDied
+from jaxrun.frontends.map.items import NotTraceable
+from jaxrun.frontends.map.pool import pool
 
 
 def square(x):
@@ -210,7 +210,7 @@ def test_terminate_ends_what_waits_for_ever(tmp_path):
 
 NOBODY_CLOSES = """
 import os, signal, sys, time
-import jaxrun.map.pool as p
+import jaxrun.frontends.map.pool as p
 pool = p.pool(2, platform="cpu")
 print(pool.map(abs, [-1, 2]), pool.apply_async(abs, (-3,)).get(), flush=True)
 pool.apply_async(time.sleep, (1000,))

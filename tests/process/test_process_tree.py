@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from jaxrun.agent.process_tree import TRACKER_GRACE_S, children, descendants, group_members, is_tracker, kill_group
+from jaxrun.node.agent.process_tree import TRACKER_GRACE_S, children, descendants, group_members, is_tracker, kill_group
 
 # A session with a block of shared memory, thus a tracker, and a process that sleeps. Prints the block and the sleeper.
 WORKER = """
@@ -28,7 +28,7 @@ time.sleep(600)
 # Kills and reaps what it has started: a worker as above. The second argument stops the tracker before.
 LAUNCHER = f"""
 import os, signal, subprocess, sys, time
-from jaxrun.agent import process_tree, subreaper
+from jaxrun.node.agent import process_tree, subreaper
 
 subreaper.become_subreaper()
 worker = subprocess.Popen([sys.executable, "-c", {WORKER!r}], stdout=subprocess.PIPE, text=True, start_new_session=True)
@@ -78,7 +78,7 @@ def test_the_last_sweep_waits_for_trackers_but_not_for_ever(tracker: str) -> Non
 # In a process of its own, as kill_all kills every child. Prints the processes started and killed, and the seconds.
 BREEDER = """
 import json, os, sys, time
-from jaxrun.agent import subreaper
+from jaxrun.node.agent import subreaper
 
 read, write = os.pipe()
 
@@ -103,7 +103,7 @@ print(json.dumps([list(map(int, started.split())), killed, time.monotonic() - be
 """
 SPARES_ONE = """
 import json, os, time
-from jaxrun.agent import subreaper
+from jaxrun.node.agent import subreaper
 
 subreaper.become_subreaper()
 def sleeper():

@@ -11,10 +11,10 @@ from types import SimpleNamespace
 import pytest
 from harness import TIME_LIMIT
 
-from jaxrun.agent import pyspy
-from jaxrun.agent.pyspy import NativeDump, Target, format_dump
-from jaxrun.diagnosis.stacks import NATIVE_STACKS_TIMEOUT_S
-from jaxrun.verdict.stack_text import format_by_text
+from jaxrun.analysis.diagnosis.stacks import NATIVE_STACKS_TIMEOUT_S
+from jaxrun.analysis.verdict.stack_text import format_by_text
+from jaxrun.node.agent import pyspy
+from jaxrun.node.agent.pyspy import NativeDump, Target, format_dump
 
 LIBJAX = "/v/lib/python3.13/site-packages/jaxlib/libjax_common.so"
 LIBC = "/usr/lib/x86_64-linux-gnu/libc.so.6"

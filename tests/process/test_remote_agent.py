@@ -15,7 +15,7 @@ from agent_by_hand import SLEEPS, ByHand, alive, wait_until, wait_until_gone
 from harness import TIME_LIMIT
 
 from jaxrun import __version__
-from jaxrun.agent import __main__ as agent_command
+from jaxrun.node.agent import __main__ as agent_command
 from jaxrun.protocol import auth
 from jaxrun.protocol.agent_messages import (
     AgentConnected,
@@ -223,7 +223,7 @@ def test_an_agent_ends_with_what_has_started_it(tmp_path, when):
         env = {**os.environ, **AgentEnv("0" * 32, address, auth.new_token(), "open-mpi", 60.0).to_env(), **ranks}
         go = tmp_path / "go"
         waits = f"until [ -e {go} ]; do sleep 0.02; done; " if when == "before its first line" else ""
-        agent = f"({waits}exec {sys.executable} -m jaxrun.agent) 2> {tmp_path / 'err'}"
+        agent = f"({waits}exec {sys.executable} -m jaxrun.node.agent) 2> {tmp_path / 'err'}"
         mpirun = subprocess.Popen(
             ["sh", "-c", f"{agent} & echo $!; wait"],
             env=env,

@@ -15,8 +15,8 @@ import pytest
 from agent_by_hand import AGENTS, CLEAN, READY, remote_jobs, wait_until
 from harness import TIME_LIMIT, extended
 
+from jaxrun.controller.supervisor.launch_process import LOG_NAME
 from jaxrun.protocol.names import CONTROL_FD
-from jaxrun.supervisor.launch_process import LOG_NAME
 
 
 @pytest.fixture
@@ -112,14 +112,14 @@ def test_an_agent_that_does_not_come_is_named(start):
 
 
 DIES = (
-    "import os; from jaxrun.agent import __main__, remote; "
+    "import os; from jaxrun.node.agent import __main__, remote; "
     "remote.make_report = lambda *words: os.kill(os.getpid(), 9); __main__.main()"
 )
 
 
 def test_an_agent_that_dies_before_it_has_reported_is_named_at_once(start):
-    rank_1 = f"[ $rank = 1 ] && set -- $1 -c '{DIES}' || set -- $1 -m jaxrun.agent\n  OMPI_COMM"
-    script = AGENTS.replace("OMPI_COMM", rank_1, 1).replace("-m jaxrun.agent &", '"$2" "$3" &')
+    rank_1 = f"[ $rank = 1 ] && set -- $1 -c '{DIES}' || set -- $1 -m jaxrun.node.agent\n  OMPI_COMM"
+    script = AGENTS.replace("OMPI_COMM", rank_1, 1).replace("-m jaxrun.node.agent &", '"$2" "$3" &')
     job = start(CLEAN, CLEAN, script=script.replace("wait\n", "sleep 600\n"), init_timeout=300.0)
     assert job.end() == 69
     assert "the agent of rank 1 went away before its worker was started" in " ".join(job.err.split())
@@ -248,7 +248,7 @@ class Siege:
 
     def _come_as_agent(self, environ, rank, size):
         environ = environ | {"OMPI_COMM_WORLD_RANK": str(rank), "OMPI_COMM_WORLD_SIZE": str(size)}
-        command = [sys.executable, "-m", "jaxrun.agent"]
+        command = [sys.executable, "-m", "jaxrun.node.agent"]
         there = self.job.run_dir.parent
         second = subprocess.run(command, env=environ, cwd=there, capture_output=True, text=True, timeout=TIME_LIMIT)
         return second.returncode, second.stderr

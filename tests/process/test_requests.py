@@ -15,7 +15,7 @@ from harness import MISBEHAVE, TIME_LIMIT, extended, started
 from jax.profiler import ProfileData
 
 from jaxrun.errors import UsageError
-from jaxrun.rundir.running_job import find_running_job
+from jaxrun.records.rundir.running_job import find_running_job
 
 
 def command(*words, status=0):

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from harness import TIME_LIMIT, Result, extended, jaxrun, started, write_fake_runtime
 
-from jaxrun.rundir.explain import explain_run
+from jaxrun.records.history.explain import explain_run
 
 # argv: what happens to rank 1 in each attempt, in the step after its third: "kill", "raise", "exit" or "-" for nothing.
 PROGRAM = """

@@ -18,13 +18,13 @@ import pytest
 from harness import TIME_LIMIT
 
 import jaxrun
-from jaxrun.channel.event_loop import EventLoop
-from jaxrun.channel.interfaces import Interface
-from jaxrun.channel.listener import listen_on_tcp
+from jaxrun.controller.supervisor.connections import AgentConnections
+from jaxrun.controller.supervisor.remote_output import RemoteOutput
+from jaxrun.controller.supervisor.run import run
+from jaxrun.node.channel.event_loop import EventLoop
+from jaxrun.node.channel.interfaces import Interface
+from jaxrun.node.channel.listener import listen_on_tcp
 from jaxrun.protocol.agent_messages import OutputChunk, WorkerExited
-from jaxrun.supervisor.connections import AgentConnections
-from jaxrun.supervisor.remote_output import RemoteOutput
-from jaxrun.supervisor.run import run
 
 BENCH = Path(__file__).parents[2] / "scripts/bench.d"
 LAUNCHER = Path(jaxrun.__file__).parents[1]

@@ -18,7 +18,7 @@ from pathlib import Path
 import pytest
 from harness import TIME_LIMIT, extended
 
-from jaxrun.job.hosts import expand_node_list
+from jaxrun.spec.job.hosts import expand_node_list
 
 ROOT = Path(__file__).parents[2]
 BENCH = ROOT / "scripts/bench.d"

@@ -9,14 +9,14 @@ from dataclasses import replace
 import pytest
 from agent_by_hand import wait_until
 
-from jaxrun.agent.guard import find_marked, job_marker
-from jaxrun.agent.spawn import Spawner
-from jaxrun.forkserver import client
-from jaxrun.job.job import Job
-from jaxrun.job.plan import Plan, Worker
+from jaxrun.controller.supervisor.launch_process import LOG_NAME, LaunchProcess
+from jaxrun.node.agent.guard import find_marked, job_marker
+from jaxrun.node.agent.spawn import Spawner
+from jaxrun.node.forkserver import client
 from jaxrun.protocol.env import WorkerEnv
 from jaxrun.protocol.flight_file import TEXT_OFFSET
-from jaxrun.supervisor.launch_process import LOG_NAME, LaunchProcess
+from jaxrun.spec.job.job import Job
+from jaxrun.spec.job.plan import Plan, Worker
 
 JOB_ID = "ab" * 16
 

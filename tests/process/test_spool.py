@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from jaxrun.output.spool import Spool
+from jaxrun.records.output.spool import Spool
 
 PACKAGES = str(Path(__file__).parents[2] / "launcher")
 
@@ -89,7 +89,7 @@ def test_temporary_files_are_given_back_as_they_are_read(
     pipe: tuple[int, int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     read, write = pipe
-    monkeypatch.setattr("jaxrun.output.spool.SEGMENT_BYTES", 2**20)
+    monkeypatch.setattr("jaxrun.records.output.spool.SEGMENT_BYTES", 2**20)
     spool = Spool(write, memory=2**16, directory=tmp_path)
     data = blocks(64, 2**17)
     for block in data:
@@ -149,7 +149,7 @@ def test_bytes_put_after_a_close_are_delivered_too_and_nothing_put_starts_no_thr
 # The limit on the size of files stands for a full disk: writing beyond it fails in the same way.
 FULL_DISK = """
 import os, resource, sys
-from jaxrun.output.spool import Spool
+from jaxrun.records.output.spool import Spool
 resource.setrlimit(resource.RLIMIT_FSIZE, (300_000, resource.RLIM_INFINITY))
 read, write = os.pipe()
 spool = Spool(write, memory=100_000)
@@ -181,7 +181,7 @@ def test_a_full_disk_makes_the_spool_full_and_loses_no_byte() -> None:
 
 STUCK = """
 import os, signal, sys, threading
-from jaxrun.output.spool import Spool
+from jaxrun.records.output.spool import Spool
 read, write = os.pipe()
 spool = Spool(write)
 spool.write(b"x" * 2**20)

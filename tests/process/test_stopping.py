@@ -19,7 +19,7 @@ from harness import MISBEHAVE, Result, extended, jaxrun, started, write_fake_run
 from harness_worker import environment
 
 import jaxrun_runtime
-from jaxrun.head.interruption import REPEATED_SIGNAL_S
+from jaxrun.controller.head.interruption import REPEATED_SIGNAL_S
 
 pytestmark = pytest.mark.jax_version
 

@@ -11,9 +11,9 @@ import time
 import pytest
 from harness import TIME_LIMIT, wait_until_dead
 
-from jaxrun.agent.spawn import WorkerPipes
-from jaxrun.agent.worker_process import WorkerProcess
 from jaxrun.errors import ProtocolError
+from jaxrun.node.agent.spawn import WorkerPipes
+from jaxrun.node.agent.worker_process import WorkerProcess
 from jaxrun.protocol.codec import encode
 from jaxrun.protocol.worker_messages import Done, Exit
 

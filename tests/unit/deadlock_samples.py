@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from jaxrun.diagnosis.rank_state import Activity
+from jaxrun.analysis.diagnosis.rank_state import Activity
 
 STOPPED = "stopped by a signal (SIGCONT lets it go on)"
 FUTEX = "futex_do_wait"

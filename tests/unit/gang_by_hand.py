@@ -5,8 +5,8 @@ import os
 import socket
 from types import SimpleNamespace
 
-from jaxrun.gang.call import GangCall
-from jaxrun.gang.rank_connections import RankConnections
+from jaxrun.frontends.gang.call import GangCall
+from jaxrun.frontends.gang.rank_connections import RankConnections
 from jaxrun.protocol.exceptions import pickle_exception
 from jaxrun.protocol.gang_messages import GangMessage, GangMessageKind, GangMessageReader, GangMessageWriter, pack
 from jaxrun.protocol.payload import Payload

@@ -9,9 +9,9 @@ import time
 
 import pytest
 
-from jaxrun.channel.event_loop import EventLoop
-from jaxrun.channel.interfaces import Interface
-from jaxrun.channel.listener import listen_on_tcp
+from jaxrun.node.channel.event_loop import EventLoop
+from jaxrun.node.channel.interfaces import Interface
+from jaxrun.node.channel.listener import listen_on_tcp
 from jaxrun.protocol import auth
 from jaxrun.protocol.auth import ChallengeResponse
 from jaxrun.protocol.codec import MessageDecoder, message_types

@@ -6,12 +6,12 @@ import signal
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from jaxrun.diagnosis.root_cause import find_culprits
-from jaxrun.diagnosis.worker_outcome import WorkerOutcome
-from jaxrun.head.actions import EndReason, JobOutcome
+from jaxrun.analysis.diagnosis.job_outcome import EndReason, JobOutcome
+from jaxrun.analysis.diagnosis.root_cause import find_culprits
+from jaxrun.analysis.diagnosis.worker_outcome import WorkerOutcome
+from jaxrun.analysis.verdict.decide import decide as decide_verdict
+from jaxrun.analysis.verdict.verdict import Verdict
 from jaxrun.protocol.worker_messages import Failed, ThreadFailed
-from jaxrun.verdict.decide import decide as decide_verdict
-from jaxrun.verdict.verdict import Verdict
 
 GLOO = "UNKNOWN: Gloo AllGather failed: [pair.cc:547] Connection closed by peer [127.0.0.1]:24984"
 ABORT = (

@@ -4,11 +4,11 @@ import shutil
 from collections.abc import Mapping
 from pathlib import Path
 
-from jaxrun.backends.remote_plan import plan_remote
 from jaxrun.errors import UnavailableError, UsageError
-from jaxrun.job.hosts import place_ranks, read_hostfile
-from jaxrun.job.job import Job
-from jaxrun.job.plan import AGENT_ARGV, LaunchCommand, Plan
+from jaxrun.spec.backends.remote_plan import plan_remote
+from jaxrun.spec.job.hosts import place_ranks, read_hostfile
+from jaxrun.spec.job.job import Job
+from jaxrun.spec.job.plan import AGENT_ARGV, LaunchCommand, Plan
 
 
 def plan(job: Job, environ: Mapping[str, str], job_id: str) -> Plan:

@@ -3,25 +3,12 @@
 import itertools
 import signal
 
-from jaxrun.head.actions import (
-    AnswerRequests,
-    Finish,
-    PrintLine,
-    PrintSnapshot,
-    PrintStallNotice,
-    ReadTerminalLine,
-    Send,
-    ShowTerminalText,
-    SignalRanks,
-    TakeSnapshot,
-)
-from jaxrun.head.agent_registry import JobSpec
-from jaxrun.head.consistency import Expected
-from jaxrun.head.events import LauncherSignalled, Tick
-from jaxrun.head.head import Head
-from jaxrun.head.timeouts import TimeLimits
-from jaxrun.job.fault_spec import parse_faults
-from jaxrun.job.job import Job
+from jaxrun.analysis.verdict.stack_text import format_snapshot
+from jaxrun.analysis.verdict.stall_notice import format_stall_notice
+from jaxrun.controller.head.agent_registry import JobSpec
+from jaxrun.controller.head.consistency import Expected
+from jaxrun.controller.head.head import Head
+from jaxrun.controller.head.timeouts import TimeLimits
 from jaxrun.protocol.agent_messages import AgentReport, InjectFault, WorkerExited, WorkerSpawned
 from jaxrun.protocol.snapshot_messages import ProgramDetailsReply, ProgramDetailsRequest, SnapshotPurpose, SnapshotReply
 from jaxrun.protocol.worker_messages import (
@@ -33,8 +20,21 @@ from jaxrun.protocol.worker_messages import (
     SignalHandlers,
     StartCoordinator,
 )
-from jaxrun.verdict.stack_text import format_snapshot
-from jaxrun.verdict.stall_notice import format_stall_notice
+from jaxrun.records.event_log.actions import (
+    AnswerRequests,
+    Finish,
+    PrintLine,
+    PrintSnapshot,
+    PrintStallNotice,
+    ReadTerminalLine,
+    Send,
+    ShowTerminalText,
+    SignalRanks,
+    TakeSnapshot,
+)
+from jaxrun.records.event_log.events import LauncherSignalled, Tick
+from jaxrun.spec.job.fault_spec import parse_faults
+from jaxrun.spec.job.job import Job
 
 JOB_ID = "ab" * 16
 REAPED_AFTER_S = 0.001

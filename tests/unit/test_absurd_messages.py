@@ -10,13 +10,30 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from simulation import JOB_ID, Simulation, job_spec, report
 
-from jaxrun.channel.connection import AGENT_TO_HEAD
+from jaxrun.analysis.diagnosis.job_outcome import JobOutcome
+from jaxrun.analysis.verdict.decide import decide
+from jaxrun.analysis.verdict.report import format_report
+from jaxrun.analysis.verdict.verdict import to_json
+from jaxrun.controller.head.agent_registry import AgentRegistry
+from jaxrun.controller.head.consistency import Expected
+from jaxrun.controller.head.head import Head
+from jaxrun.controller.head.timeouts import TimeLimits
+from jaxrun.controller.supervisor.dispatch import Dispatcher
+from jaxrun.controller.supervisor.snapshot_collection import SnapshotCollections
 from jaxrun.errors import ProtocolError
-from jaxrun.head.actions import Finish, JobOutcome, Send, SignalRanks, TakeSnapshot
-from jaxrun.head.agent_registry import AgentRegistry
-from jaxrun.head.consistency import Expected
-from jaxrun.head.event_checks import check_event
-from jaxrun.head.events import (
+from jaxrun.node.channel.connection import AGENT_TO_HEAD
+from jaxrun.protocol.agent_messages import FirstOutput, OutputChunk, StreamEnded, WorkerExited, WorkerSpawned
+from jaxrun.protocol.codec import MessageDecoder, encode
+from jaxrun.protocol.snapshot_messages import ProgramDetailsReply, ProgramDetailsRequest, SnapshotReply
+from jaxrun.protocol.worker_messages import CoordinatorReady, Done
+from jaxrun.records.event_log.actions import (
+    Finish,
+    Send,
+    SignalRanks,
+    TakeSnapshot,
+)
+from jaxrun.records.event_log.event_checks import check_event
+from jaxrun.records.event_log.events import (
     AgentLost,
     FaultRequested,
     LauncherSignalled,
@@ -24,18 +41,7 @@ from jaxrun.head.events import (
     SignalRequested,
     TerminalLine,
 )
-from jaxrun.head.head import Head
-from jaxrun.head.timeouts import TimeLimits
-from jaxrun.protocol.agent_messages import FirstOutput, OutputChunk, StreamEnded, WorkerExited, WorkerSpawned
-from jaxrun.protocol.codec import MessageDecoder, encode
-from jaxrun.protocol.snapshot_messages import ProgramDetailsReply, ProgramDetailsRequest, SnapshotReply
-from jaxrun.protocol.worker_messages import CoordinatorReady, Done
-from jaxrun.supervisor.dispatch import Dispatcher
-from jaxrun.supervisor.snapshot_collection import SnapshotCollections
 from jaxrun.terminal import TerminalFormat
-from jaxrun.verdict.decide import decide
-from jaxrun.verdict.report import format_report
-from jaxrun.verdict.verdict import to_json
 
 HOSTS = {0: "h1", 1: "h1", 2: "h2"}
 SIZE = len(HOSTS)

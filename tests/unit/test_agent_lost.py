@@ -5,15 +5,15 @@ import signal
 import pytest
 from simulation import job_spec, report
 
-from jaxrun.head.agent_registry import AgentRegistry
-from jaxrun.head.attempt import JobPhase
-from jaxrun.head.consistency import Expected
-from jaxrun.head.events import AgentLost
-from jaxrun.head.head import Head
-from jaxrun.head.timeouts import TimeLimits
+from jaxrun.analysis.verdict.decide import decide
+from jaxrun.controller.head.agent_registry import AgentRegistry
+from jaxrun.controller.head.attempt import JobPhase
+from jaxrun.controller.head.consistency import Expected
+from jaxrun.controller.head.head import Head
+from jaxrun.controller.head.timeouts import TimeLimits
 from jaxrun.protocol.agent_messages import AgentConnected, AgentSignalled, StartFailed, WorkerExited, WorkerSpawned
 from jaxrun.protocol.worker_messages import Exit, Join, Run
-from jaxrun.verdict.decide import decide
+from jaxrun.records.event_log.events import AgentLost
 
 HOSTS = {0: "h1", 1: "h1", 2: "h2", 3: "h2"}
 CLOSED = "the connection to its agent was closed"

@@ -8,9 +8,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from simulation import HEAD_ADDRESS, job_spec, report
 
+from jaxrun.controller.head.agent_registry import AgentRegistry, reachable_address
+from jaxrun.controller.head.consistency import Expected
 from jaxrun.errors import NotUniformError, UnavailableError, UsageError
-from jaxrun.head.agent_registry import AgentRegistry, reachable_address
-from jaxrun.head.consistency import Expected
 
 
 def assign(hosts, /, *, changes=None, given=None, run_dir="/shared/run", gpus=None, **wanted):

@@ -12,12 +12,13 @@ from types import SimpleNamespace
 import pytest
 from listener_thread import wait_until
 
-from jaxrun.channel.connection import HEAD_TO_AGENT, Connection
-from jaxrun.channel.interfaces import Interface
-from jaxrun.channel.listener import listen_on_tcp
-from jaxrun.head.actions import EndReason, Finish, JobOutcome, Send
-from jaxrun.head.events import AgentLost
-from jaxrun.job.spare_hosts import AGENTS_BY_RANK, AgentNumbers
+from jaxrun.analysis.diagnosis.job_outcome import EndReason, JobOutcome
+from jaxrun.controller.supervisor import loss_watch
+from jaxrun.controller.supervisor.server import AgentServer
+from jaxrun.controller.supervisor.spare_agents import SpareAgents
+from jaxrun.node.channel.connection import HEAD_TO_AGENT, Connection
+from jaxrun.node.channel.interfaces import Interface
+from jaxrun.node.channel.listener import listen_on_tcp
 from jaxrun.protocol import auth
 from jaxrun.protocol.agent_messages import (
     AgentConnected,
@@ -36,9 +37,9 @@ from jaxrun.protocol.auth import ClientHandshake
 from jaxrun.protocol.codec import encode
 from jaxrun.protocol.snapshot_messages import SnapshotPurpose, SnapshotReply
 from jaxrun.protocol.worker_messages import Done, Run
-from jaxrun.supervisor import loss_watch
-from jaxrun.supervisor.server import AgentServer
-from jaxrun.supervisor.spare_agents import SpareAgents
+from jaxrun.records.event_log.actions import Finish, Send
+from jaxrun.records.event_log.events import AgentLost
+from jaxrun.spec.job.spare_hosts import AGENTS_BY_RANK, AgentNumbers
 
 TOKEN = auth.new_token()
 JOB_INFO = JobInfo("job", "", ("cpu",))

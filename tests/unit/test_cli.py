@@ -12,7 +12,7 @@ import jaxrun
 from jaxrun.cli.main import main
 from jaxrun.cli.make_job import make_job
 from jaxrun.errors import UsageError, describe_shortage
-from jaxrun.job.job import Job
+from jaxrun.spec.job.job import Job
 
 
 @pytest.fixture
@@ -29,7 +29,9 @@ def here(tmp_path, monkeypatch):
 def plans(monkeypatch):
     """Collects the plans that would be run; the job's exit code is then 42."""
     collected = []
-    monkeypatch.setattr("jaxrun.supervisor.run.run", lambda plan, environ, early_server: collected.append(plan) or 42)
+    monkeypatch.setattr(
+        "jaxrun.controller.supervisor.run.run", lambda plan, environ, early_server: collected.append(plan) or 42
+    )
     return collected
 
 
@@ -37,7 +39,7 @@ def plans(monkeypatch):
 def run_raises(monkeypatch):
     """run_raises(ERROR): to run a plan raises it."""
 
-    return lambda error: monkeypatch.setattr("jaxrun.supervisor.run.run", Mock(side_effect=error))
+    return lambda error: monkeypatch.setattr("jaxrun.controller.supervisor.run.run", Mock(side_effect=error))
 
 
 def test_options_that_are_not_given_keep_the_defaults_of_the_job():
@@ -210,7 +212,7 @@ def test_bad_input_is_one_message_and_starts_nothing(here, plans, monkeypatch, c
 )
 def test_a_flag_may_have_a_value_and_takes_no_word_of_the_program(here, monkeypatch, words, requeue, program):
     made = []
-    monkeypatch.setattr("jaxrun.backends.make_plan", lambda job, environ, job_id: made.append(job) or 1 / 0)
+    monkeypatch.setattr("jaxrun.spec.backends.make_plan", lambda job, environ, job_id: made.append(job) or 1 / 0)
     with pytest.raises(ZeroDivisionError):
         main(["--backend", "slurm", *words])
     assert [(job.requeue, job.program) for job in made] == [(requeue, program)]

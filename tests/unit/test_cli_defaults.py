@@ -24,7 +24,9 @@ def project(tmp_path, monkeypatch):
 def job(monkeypatch):
     """job(WORDS…) → the Job that would be run."""
     plans = []
-    monkeypatch.setattr("jaxrun.supervisor.run.run", lambda plan, environ, early_server: plans.append(plan) or 42)
+    monkeypatch.setattr(
+        "jaxrun.controller.supervisor.run.run", lambda plan, environ, early_server: plans.append(plan) or 42
+    )
 
     def run(*words):
         assert main([*words, "train.py"]) == 42
@@ -114,7 +116,7 @@ def test_a_wrong_default_is_refused_with_its_place(project, monkeypatch, capsys,
 @pytest.fixture
 def ask(project, monkeypatch, capsys):
     """ask(TEXT, WORDS…) → what is printed before the job of train.py, whose text is TEXT, is run with these words."""
-    monkeypatch.setattr("jaxrun.supervisor.run.run", lambda plan, environ, early_server: 42)
+    monkeypatch.setattr("jaxrun.controller.supervisor.run.run", lambda plan, environ, early_server: 42)
 
     def run(text, *words):
         Path("train.py").write_text(text)

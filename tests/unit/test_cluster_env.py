@@ -7,7 +7,7 @@ of MVAPICH, PALS and Flux are made up from what they document.
 import pytest
 
 from jaxrun.errors import ProtocolError, UnavailableError, UsageError
-from jaxrun.job.cluster_env import (
+from jaxrun.spec.job.cluster_env import (
     BY_OPTIONS,
     CLUSTER_ENVS,
     RankInfo,

@@ -2,14 +2,14 @@
 
 import pytest
 
-from jaxrun.agent.host_agents import join_texts, joint_status
-from jaxrun.backends.command_per_host import plan
 from jaxrun.cli.main import main
 from jaxrun.cli.make_job import make_job, without_effect
 from jaxrun.errors import UsageError
-from jaxrun.job.devices import Gpus, Machine
-from jaxrun.job.job import Job
-from jaxrun.job.render import plan_summary
+from jaxrun.node.agent.host_agents import join_texts, joint_status
+from jaxrun.spec.backends.command_per_host import plan
+from jaxrun.spec.job.devices import Gpus, Machine
+from jaxrun.spec.job.job import Job
+from jaxrun.spec.job.render import plan_summary
 
 ID = "0123456789abcdef" * 2
 CPU = Machine("box", cores=(0, 1, 2, 3), gpus={"cuda": Gpus(), "rocm": Gpus()})

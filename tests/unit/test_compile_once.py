@@ -10,9 +10,9 @@ from types import SimpleNamespace
 import pytest
 
 from jaxrun.errors import UsageError
-from jaxrun.job.job import Job
 from jaxrun.protocol import shared_programs as directories
 from jaxrun.protocol.env import WorkerEnv
+from jaxrun.spec.job.job import Job
 from jaxrun_runtime.compile_cache import compile_once, jax_hooks
 from jaxrun_runtime.compile_cache.compiling_rank import IDLE_S, IDLE_SHARE, CompilingRank, seconds_worked
 from jaxrun_runtime.identity_dict import IdentityDict

@@ -10,11 +10,12 @@ from types import SimpleNamespace
 import pytest
 from listener_thread import wait_until
 
-from jaxrun.channel import connection as connection_module
-from jaxrun.channel.connection import AGENT_TO_HEAD, HEAD_TO_AGENT, Connection
-from jaxrun.channel.event_loop import EventLoop
+from jaxrun.controller.supervisor.connections import AgentConnections
+from jaxrun.controller.supervisor.remote_output import RemoteOutput
 from jaxrun.errors import ProtocolError
-from jaxrun.output.drain import READ_BYTES
+from jaxrun.node.channel import connection as connection_module
+from jaxrun.node.channel.connection import AGENT_TO_HEAD, HEAD_TO_AGENT, Connection
+from jaxrun.node.channel.event_loop import EventLoop
 from jaxrun.protocol.agent_messages import (
     JobInfo,
     OutputChunk,
@@ -26,8 +27,7 @@ from jaxrun.protocol.agent_messages import (
 )
 from jaxrun.protocol.codec import MAX_FRAME_BYTES, encode
 from jaxrun.protocol.worker_messages import Done, Failed, Run
-from jaxrun.supervisor.connections import AgentConnections
-from jaxrun.supervisor.remote_output import RemoteOutput
+from jaxrun.records.output.drain import READ_BYTES
 
 FAILURE = Failed(3, 1.0, "program", 1, "ValueError", "bad record", "Traceback\n")
 

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from jaxrun.head.consistency import (
+from jaxrun.controller.head.consistency import (
     Expected,
     check_device_reports,
     compare_hellos,

@@ -14,10 +14,10 @@ from deadlock_samples import ENTRY, FUTEX, SAMPLES, dump, sample
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from jaxrun.diagnosis.rank_state import Activity, find_rank_state
-from jaxrun.diagnosis.snapshot import Snapshot
+from jaxrun.analysis.diagnosis.rank_state import Activity, find_rank_state
+from jaxrun.analysis.diagnosis.snapshot import Snapshot
+from jaxrun.analysis.verdict.deadlocks import explain_deadlock
 from jaxrun.protocol.flight import Flight
-from jaxrun.verdict.deadlocks import explain_deadlock
 
 BY_IF = "every rank must make this call; is it under an `if` that only this rank enters?"
 

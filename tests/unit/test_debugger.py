@@ -5,9 +5,8 @@ from dataclasses import replace
 
 import pytest
 
-from jaxrun.head.attempt import JobPhase
-from jaxrun.head.debugger import HANDOVER_S
-from jaxrun.head.events import TerminalLine
+from jaxrun.controller.head.attempt import JobPhase
+from jaxrun.controller.head.debugger import HANDOVER_S
 from jaxrun.protocol.debugger_messages import (
     DebuggerClosed,
     DebuggerDecision,
@@ -17,6 +16,7 @@ from jaxrun.protocol.debugger_messages import (
     DebuggerRequest,
 )
 from jaxrun.protocol.worker_messages import Interrupted
+from jaxrun.records.event_log.events import TerminalLine
 
 
 def stop_at_breakpoint(job, *ranks):

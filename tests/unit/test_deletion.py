@@ -12,12 +12,12 @@ from jaxrun.protocol.deletion import remove_directory, remove_file
 
 # What else deletes than protocol/deletion.py, and what: all but one by the descriptor of the directory that it is in.
 _DELETING = {
-    "jaxrun/agent/spawn.py": "a recorder that was just made, in the run directory",
+    "jaxrun/node/agent/spawn.py": "a recorder that was just made, in the run directory",
     "jaxrun/protocol/shared_programs.py": "the user's directory in memory, by its name, once it is empty",
     "jaxrun/protocol/whole_file.py": "a draft of its own, whose name nobody can guess",
-    "jaxrun/rundir/jobs.py": "the link `latest` of a collection",
-    "jaxrun/rundir/request_files.py": "requests",
-    "jaxrun/rundir/rundir.py": "files of a run",
+    "jaxrun/records/rundir/jobs.py": "the link `latest` of a collection",
+    "jaxrun/records/rundir/request_files.py": "requests",
+    "jaxrun/records/rundir/rundir.py": "files of a run",
     "jaxrun_runtime/compile_cache/set_up.py": "old compiled programs on disk",
     "jaxrun_runtime/compile_cache/shared_programs.py": "old compiled programs in memory",
 }

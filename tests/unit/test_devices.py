@@ -5,8 +5,8 @@ from types import ModuleType
 
 import pytest
 
-from jaxrun.job import devices
-from jaxrun.job.devices import GpuCard, probe_machine
+from jaxrun.spec.job import devices
+from jaxrun.spec.job.devices import GpuCard, probe_machine
 
 _EIGHT = tuple(GpuCard(f"GPU-{i}aaaa-bbbb", f"H{i}") for i in range(8))
 _MIG = (GpuCard("GPU-0aaa", "A100"), GpuCard("GPU-1bbb", "A100", ("MIG-1111", "MIG-1222")))

@@ -5,15 +5,15 @@ from dataclasses import replace
 import pytest
 from calls_by_hand import ALL, call, flight, sent
 
-from jaxrun.head.call_matcher import MISMATCH_SETTLE_S, CallMatcher
-from jaxrun.head.events import Requested
+from jaxrun.analysis.verdict import report
+from jaxrun.analysis.verdict.decide import decide as decide_verdict
+from jaxrun.controller.head.call_matcher import MISMATCH_SETTLE_S, CallMatcher
 from jaxrun.protocol.agent_messages import WorkerExited
 from jaxrun.protocol.flight import PendingCall, ProgramDetails
 from jaxrun.protocol.requests import AnswerState, StacksRequest
 from jaxrun.protocol.snapshot_messages import RecorderSnapshot
 from jaxrun.protocol.worker_messages import CallMismatch, Proceed
-from jaxrun.verdict import report
-from jaxrun.verdict.decide import decide as decide_verdict
+from jaxrun.records.event_log.events import Requested
 
 IN_JAX = 'Thread 0x1 (most recent call first):\n  File "/home/me/train.py", line 9 in <module>\n'
 

@@ -5,17 +5,17 @@ from dataclasses import replace
 
 import pytest
 
-from jaxrun.backends.slurm_allocation import Allocation
-from jaxrun.doctor import report
-from jaxrun.doctor.finding import Level
-from jaxrun.doctor.network import blame
-from jaxrun.doctor.observation import CollectiveTiming, Observation, RankClock, RankDevices, read_run_dir
-from jaxrun.head.actions import RecordClock
+from jaxrun.analysis.verdict.verdict import Verdict
+from jaxrun.frontends.doctor import report
+from jaxrun.frontends.doctor.finding import Level
+from jaxrun.frontends.doctor.network import blame
+from jaxrun.frontends.doctor.observation import CollectiveTiming, Observation, RankClock, RankDevices, read_run_dir
 from jaxrun.protocol.probe_messages import HostFacts, PeerResults
-from jaxrun.rundir.event_log import action_entry, event_entry
-from jaxrun.rundir.rundir import RunDir
+from jaxrun.records.event_log.actions import RecordClock
+from jaxrun.records.event_log.event_log import action_entry, event_entry
+from jaxrun.records.rundir.rundir import RunDir
+from jaxrun.spec.backends.slurm_allocation import Allocation
 from jaxrun.terminal import TerminalFormat
-from jaxrun.verdict.verdict import Verdict
 
 GIB = 2**30
 HOSTS = ("h1", "h2", "h3")

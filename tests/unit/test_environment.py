@@ -9,8 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from jaxrun.errors import ProtocolError
-from jaxrun.forkserver.client import ForkServer
-from jaxrun.job.environment import common_settings, inherited_job_variables
+from jaxrun.node.forkserver.client import ForkServer
 from jaxrun.protocol.codec import encode
 from jaxrun.protocol.env import WorkerEnv
 from jaxrun.protocol.forkserver_messages import (
@@ -19,6 +18,7 @@ from jaxrun.protocol.forkserver_messages import (
     ForkServerMessageDecoder,
     WorkerForked,
 )
+from jaxrun.spec.job.environment import common_settings, inherited_job_variables
 
 POOLS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "NUMEXPR_NUM_THREADS")
 ENV = WorkerEnv(

@@ -14,11 +14,11 @@ from pathlib import Path
 
 import pytest
 
-from jaxrun.diagnosis.consequences import ErrorOrigin, classify_error, find_consequence
-from jaxrun.diagnosis.worker_outcome import WorkerOutcome
+from jaxrun.analysis.diagnosis.consequences import ErrorOrigin, classify_error, find_consequence
+from jaxrun.analysis.diagnosis.worker_outcome import WorkerOutcome
+from jaxrun.analysis.verdict.known_errors import lookup
+from jaxrun.analysis.verdict.known_errors.known_error import KnownError
 from jaxrun.protocol.worker_messages import Failed, ThreadFailed
-from jaxrun.verdict.known_errors import lookup
-from jaxrun.verdict.known_errors.known_error import KnownError
 
 _FILE = Path(__file__).with_name("known_errors.txt")
 _PARTS = re.split(r"^\[([a-z0-9-]+)\] .*\n", _FILE.read_text(), flags=re.MULTILINE)

@@ -7,8 +7,8 @@ import socket
 
 import pytest
 
-from jaxrun.agent.signals import SignalPipe
-from jaxrun.channel.event_loop import EventLoop
+from jaxrun.node.agent.signals import SignalPipe
+from jaxrun.node.channel.event_loop import EventLoop
 
 
 @pytest.fixture

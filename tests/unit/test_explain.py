@@ -10,17 +10,10 @@ from pathlib import Path
 
 import pytest
 
+from jaxrun.analysis.verdict import verdict as verdict_file
+from jaxrun.analysis.verdict.verdict import Verdict
 from jaxrun.errors import UsageError
-from jaxrun.head.actions import PrintLine, Send, SignalRanks, TakeSnapshot
-from jaxrun.head.events import (
-    AgentLost,
-    FaultRequested,
-    LauncherSignalled,
-    ParentExited,
-    Requested,
-    SignalRequested,
-    Tick,
-)
+from jaxrun.frontends.top.job_files import JobFiles, last_line_of
 from jaxrun.protocol.agent_messages import (
     AgentConnected,
     AgentSignalled,
@@ -42,11 +35,24 @@ from jaxrun.protocol.worker_messages import (
     Hello,
     ThreadFailed,
 )
-from jaxrun.rundir import event_log, timeline
-from jaxrun.rundir.explain import explain_run
-from jaxrun.top.job_files import JobFiles, last_line_of
-from jaxrun.verdict import verdict as verdict_file
-from jaxrun.verdict.verdict import Verdict
+from jaxrun.records.event_log import event_log
+from jaxrun.records.event_log.actions import (
+    PrintLine,
+    Send,
+    SignalRanks,
+    TakeSnapshot,
+)
+from jaxrun.records.event_log.events import (
+    AgentLost,
+    FaultRequested,
+    LauncherSignalled,
+    ParentExited,
+    Requested,
+    SignalRequested,
+    Tick,
+)
+from jaxrun.records.history import timeline
+from jaxrun.records.history.explain import explain_run
 
 VERDICT = Verdict(
     "failed", 1, {0: "h0", 1: "h1"}, (1,), headline="rank 1 of 2 on h1 raised ValueError.", victims={0: "was stopped"}

@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 from gang_by_hand import NUMBER, FakeGang
 
-from jaxrun.gang import call as call_module
-from jaxrun.gang.call import step_difference
-from jaxrun.gang.call_events import Disconnected, LauncherOutput, Printed, RankMessage, Returned
-from jaxrun.gang.exceptions import CallTimeout
+from jaxrun.frontends.gang import call as call_module
+from jaxrun.frontends.gang.call import step_difference
+from jaxrun.frontends.gang.call_events import Disconnected, LauncherOutput, Printed, RankMessage, Returned
+from jaxrun.frontends.gang.exceptions import CallTimeout
 from jaxrun.protocol.gang_messages import GangMessageKind
 
 

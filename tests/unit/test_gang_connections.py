@@ -13,9 +13,9 @@ import numpy as np
 import pytest
 from gang_by_hand import FakeGang
 
-from jaxrun.channel.event_loop import EventLoop
 from jaxrun.errors import ProtocolError, UnavailableError, UsageError
-from jaxrun.gang.rank_connections import RankListener
+from jaxrun.frontends.gang.rank_connections import RankListener
+from jaxrun.node.channel.event_loop import EventLoop
 from jaxrun.protocol.gang_messages import GangMessageKind, GangMessageReader, pack
 from jaxrun.protocol.names import GANG_ADDRESS, GANG_TOKEN
 from jaxrun_runtime.gang import connect as gang_connect

@@ -4,9 +4,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from jaxrun.gang.call_events import Printed
-from jaxrun.gang.display import TerminalDisplay
-from jaxrun.notebook.transcript import PAGE_LINES, Transcript, fold, format_progress, merge_by_rank
+from jaxrun.frontends.gang.call_events import Printed
+from jaxrun.frontends.gang.display import TerminalDisplay
+from jaxrun.frontends.notebook.transcript import PAGE_LINES, Transcript, fold, format_progress, merge_by_rank
 
 
 def show(display, *printed):
@@ -103,7 +103,7 @@ def test_only_changed_pages_are_shown_again():
 
 
 def test_there_is_an_end_to_what_is_shown(monkeypatch):
-    monkeypatch.setattr("jaxrun.notebook.transcript._MAX_LINES", 3)
+    monkeypatch.setattr("jaxrun.frontends.notebook.transcript._MAX_LINES", 3)
     transcript = transcript_of((0, "1\n2\n3\n4\n5\n"), (1, "2\n6\n"))
     assert transcript.omitted_lines == 3
     assert plain(transcript) == "[0] 1\n[0-1] 2\n[0] 3"

@@ -10,8 +10,9 @@ import traceback
 
 import pytest
 
+from jaxrun.analysis.verdict.verdict import Verdict
 from jaxrun.errors import JaxrunError
-from jaxrun.gang.exceptions import (
+from jaxrun.frontends.gang.exceptions import (
     CallTimeout,
     GangError,
     GangStartError,
@@ -21,7 +22,6 @@ from jaxrun.gang.exceptions import (
     combined_exception,
 )
 from jaxrun.protocol.exceptions import pickle_exception
-from jaxrun.verdict.verdict import Verdict
 
 
 class Own(Exception):

@@ -7,8 +7,8 @@ import pytest
 from jaxrun.cli.make_job import make_job
 from jaxrun.cli.options import parameters
 from jaxrun.errors import UsageError
-from jaxrun.gang.spec import GangSpec, split_options
-from jaxrun.notebook.arguments import MagicArguments, parse_arguments
+from jaxrun.frontends.gang.spec import GangSpec, split_options
+from jaxrun.frontends.notebook.arguments import MagicArguments, parse_arguments
 
 RUN_DIR = Path("/somewhere/run dir")
 

@@ -7,10 +7,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from jaxrun.head.attempt import JobPhase
-from jaxrun.head.events import Tick
+from jaxrun.controller.head.attempt import JobPhase
 from jaxrun.protocol.agent_messages import StartFailed, WorkerExited, WorkerSpawned
 from jaxrun.protocol.worker_messages import CoordinatorReady, Exit, Join, Run, StartCoordinator, ThreadFailed
+from jaxrun.records.event_log.events import Tick
 
 LOST = {"error": "JaxRuntimeError", "message": "Gloo all-reduce failed: Connection closed by peer"}
 

@@ -6,16 +6,17 @@ import signal
 import pytest
 from simulation import IN_JAX, IN_QUEUE
 
-from jaxrun.diagnosis.snapshot import Snapshot
-from jaxrun.head.actions import AnswerRequests, EndReason, TakeSnapshot
-from jaxrun.head.attempt import JobPhase
-from jaxrun.head.events import LauncherSignalled, Requested
-from jaxrun.head.shutdown import UNANSWERED_HURRY_S, UNANSWERED_S
+from jaxrun.analysis.diagnosis.job_outcome import EndReason
+from jaxrun.analysis.diagnosis.snapshot import Snapshot
+from jaxrun.analysis.verdict.decide import decide
+from jaxrun.analysis.verdict.report import format_report
+from jaxrun.controller.head.attempt import JobPhase
+from jaxrun.controller.head.shutdown import UNANSWERED_HURRY_S, UNANSWERED_S
 from jaxrun.protocol.requests import StacksRequest
 from jaxrun.protocol.snapshot_messages import SnapshotPurpose, SnapshotReply
 from jaxrun.protocol.worker_messages import Exit
-from jaxrun.verdict.decide import decide
-from jaxrun.verdict.report import format_report
+from jaxrun.records.event_log.actions import AnswerRequests, TakeSnapshot
+from jaxrun.records.event_log.events import LauncherSignalled, Requested
 
 TERMINAL = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 

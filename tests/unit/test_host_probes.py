@@ -3,14 +3,14 @@
 import pytest
 from simulation import HEAD_ADDRESS, job_spec, report
 
+from jaxrun.controller.head.agent_registry import AgentRegistry
+from jaxrun.controller.head.clock_offsets import ClockOffsets
+from jaxrun.controller.head.consistency import Expected
+from jaxrun.controller.head.startup import Startup
 from jaxrun.errors import UnavailableError
-from jaxrun.head.actions import RecordClock, Send
-from jaxrun.head.agent_registry import AgentRegistry
-from jaxrun.head.clock_offsets import ClockOffsets
-from jaxrun.head.consistency import Expected
-from jaxrun.head.startup import Startup
 from jaxrun.protocol.agent_messages import ClockProbe, ClockReply, StartWorker
 from jaxrun.protocol.probe_messages import HostFacts, MeasurePeers, PeerResults
+from jaxrun.records.event_log.actions import RecordClock, Send
 
 
 def startup(hosts, **wanted):

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from jaxrun.errors import UsageError
-from jaxrun.job.hosts import (
+from jaxrun.spec.job.hosts import (
     HostSlots,
     expand_counts,
     expand_node_list,

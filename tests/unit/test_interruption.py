@@ -4,9 +4,9 @@ import signal
 
 import pytest
 
-from jaxrun.head.attempt import JobPhase
-from jaxrun.head.interruption import REPEATED_SIGNAL_S
-from jaxrun.head.worker_table import WorkerTable
+from jaxrun.controller.head.attempt import JobPhase
+from jaxrun.controller.head.interruption import REPEATED_SIGNAL_S
+from jaxrun.controller.head.worker_table import WorkerTable
 from jaxrun.protocol.agent_messages import WorkerExited
 from jaxrun.protocol.worker_messages import Exit, Interrupted, SignalHandlers
 

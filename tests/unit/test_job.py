@@ -11,8 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from jaxrun.errors import UsageError
-from jaxrun.job.env_options import mask_secret, parse_assignment, parse_env_file, read_env_file
-from jaxrun.job.job import Job
+from jaxrun.spec.job.env_options import mask_secret, parse_assignment, parse_env_file, read_env_file
+from jaxrun.spec.job.job import Job
 from jaxrun.text import parse_ranks
 
 

@@ -23,10 +23,10 @@ from listener_thread import (
     wait_until,
 )
 
-from jaxrun.channel import listener as listener_module
-from jaxrun.channel.interfaces import Interface
-from jaxrun.channel.listener import listen_on_tcp
 from jaxrun.errors import UnavailableError
+from jaxrun.node.channel import listener as listener_module
+from jaxrun.node.channel.interfaces import Interface
+from jaxrun.node.channel.listener import listen_on_tcp
 from jaxrun.protocol import auth
 from jaxrun.protocol.addresses import Address
 from jaxrun.protocol.auth import ChallengeResponse, Rejected, Welcome

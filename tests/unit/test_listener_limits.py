@@ -21,11 +21,11 @@ from listener_thread import (
     wait_until,
 )
 
-from jaxrun.channel import listener as listener_module
-from jaxrun.channel.event_loop import EventLoop
-from jaxrun.channel.listener import listen_on_tcp
+from jaxrun.controller.supervisor.dropped_peers import DroppedPeers
+from jaxrun.node.channel import listener as listener_module
+from jaxrun.node.channel.event_loop import EventLoop
+from jaxrun.node.channel.listener import listen_on_tcp
 from jaxrun.protocol.codec import encode
-from jaxrun.supervisor.dropped_peers import DroppedPeers
 
 __all__ = ["open_listener", "server"]  # fixtures
 

@@ -5,10 +5,10 @@ import sys
 
 import pytest
 
-from jaxrun.backends.local import plan
 from jaxrun.errors import UsageError
-from jaxrun.job.devices import Gpus, Machine
-from jaxrun.job.job import Job
+from jaxrun.spec.backends.local import plan
+from jaxrun.spec.job.devices import Gpus, Machine
+from jaxrun.spec.job.job import Job
 
 _ID = "0123456789abcdef" * 2
 _CPU = Machine("box", cores=(0, 1, 2, 3), gpus={"cuda": Gpus(), "rocm": Gpus()})

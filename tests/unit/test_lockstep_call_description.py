@@ -146,9 +146,7 @@ def test_a_line_is_one_site_and_another_line_another(sites, found):
     assert _here(sites) == _here(sites) == 2
     assert (numbers, len(found)) == ([1, 1, 1], 2)
     assert found[1][0] == f"{__file__}:{line} test_a_line_is_one_site_and_another_line_another"
-    assert (
-        sites.place(1) == f"{os.path.basename(__file__)}:{line} test_a_line_is_one_site_and_another_line_another"
-    )
+    assert sites.place(1) == f"{os.path.basename(__file__)}:{line} test_a_line_is_one_site_and_another_line_another"
     assert (sites.find(None), sites.place(0)) == (0, "")
 
 

@@ -10,15 +10,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from jaxrun.lockstep.compare import Candidate, find_candidates, find_divergence, find_lags
-from jaxrun.lockstep.divergence import (
+from jaxrun.analysis.lockstep.compare import Candidate, find_candidates, find_divergence, find_lags
+from jaxrun.analysis.lockstep.divergence import (
     CallGroup,
     Divergence,
     divergence_of_calls,
     format_absent_state,
     partition_by_program,
 )
-from jaxrun.lockstep.further_divergences import find_further_divergences, find_latest_sets
+from jaxrun.analysis.lockstep.further_divergences import find_further_divergences, find_latest_sets
 from jaxrun.protocol.flight import DispatchedCall, Flight, PendingCall, ProgramDetails, ProgramInfo
 from jaxrun.protocol.flight_file import EVERY_CALL, FIRST_CALLS
 from jaxrun.protocol.worker_messages import Call

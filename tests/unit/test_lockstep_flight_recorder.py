@@ -10,7 +10,7 @@ import time
 import pytest
 from flights import Flight
 
-from jaxrun.lockstep.reader import FlightReader
+from jaxrun.analysis.lockstep.reader import FlightReader
 from jaxrun.protocol import flight_file
 from jaxrun_runtime.lockstep.flight_recorder import FlightRecorder
 

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from jaxrun.lockstep import hlo_diff
-from jaxrun.lockstep.hlo_diff import HloDiff
+from jaxrun.analysis.lockstep import hlo_diff
+from jaxrun.analysis.lockstep.hlo_diff import HloDiff
 
 SHARDING = 'sdy.sharding = #sdy.sharding<@mesh, [{"data"}]>'
 STEP = f"""module @jit_step attributes {{mhlo.num_partitions = 2 : i32, mhlo.num_replicas = 1 : i32}} {{

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from jaxrun.lockstep.reader import FlightReader
+from jaxrun.analysis.lockstep.reader import FlightReader
 from jaxrun.protocol import flight_file as recorder
 from jaxrun.protocol.flight import CompilationStage, Flight, ProgramDetails
 

@@ -8,9 +8,9 @@ from dataclasses import replace
 
 import pytest
 
-from jaxrun.lockstep import report
-from jaxrun.lockstep.compare import Lag
-from jaxrun.lockstep.divergence import CallGroup, Divergence
+from jaxrun.analysis.lockstep import report
+from jaxrun.analysis.lockstep.compare import Lag
+from jaxrun.analysis.lockstep.divergence import CallGroup, Divergence
 
 ONE_HOST = dict.fromkeys(range(4), "here")
 TWO_HOSTS = {0: "h1", 1: "h1", 2: "h2", 3: "h2"}

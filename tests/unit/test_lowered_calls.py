@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 from calls_by_hand import ALL, call, flight, lowered, sent
 
-from jaxrun.head.compile_waits import COMPILE_WAIT_S
+from jaxrun.controller.head.compile_waits import COMPILE_WAIT_S
 from jaxrun.protocol.flight import Flight
 from jaxrun.protocol.worker_messages import CallMismatch, Proceed
 

@@ -16,9 +16,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from jaxrun.errors import UsageError
-from jaxrun.map import pytree as trees
-from jaxrun.map.items import NotTraceable, parse_chunk_size, parse_items, stack_items
-from jaxrun.map.jax_detection import uses_jax
+from jaxrun.frontends.map import pytree as trees
+from jaxrun.frontends.map.items import NotTraceable, parse_chunk_size, parse_items, stack_items
+from jaxrun.frontends.map.jax_detection import uses_jax
 
 
 class Point(NamedTuple):

@@ -10,7 +10,7 @@ from concurrent.futures import Future
 import cloudpickle
 import pytest
 
-from jaxrun.map.python_map import BatchOutcome, PythonMap
+from jaxrun.frontends.map.python_map import BatchOutcome, PythonMap
 from jaxrun.protocol.map_messages import BatchResult, CallBatch, EndOfChunks
 from jaxrun_runtime.gang import calls
 from jaxrun_runtime.map import python_calls

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from jaxrun.map.scheduler import ChunkScheduler, RankWindow
-from jaxrun.map.shared_slots import SlotPool
+from jaxrun.frontends.map.scheduler import ChunkScheduler, RankWindow
+from jaxrun.frontends.map.shared_slots import SlotPool
 from jaxrun.protocol.map_messages import ArraySpec, packed_nbytes, view_arrays
 from jaxrun_runtime.map.chunk_sizes import FIRST_CHUNK_ITEMS, TARGET_CHUNK_S, ChunkSizer, power_of_two, round_up
 

@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from jaxrun.agent import gpu_memory
-from jaxrun.agent.gpu_memory import GpuMemory
-from jaxrun.agent.gpu_watch import usage_of_ranks
-from jaxrun.agent.oom import OomWatch
-from jaxrun.probe.memory_cgroup import memory_cgroup
+from jaxrun.node.agent import gpu_memory
+from jaxrun.node.agent.gpu_memory import GpuMemory
+from jaxrun.node.agent.gpu_watch import usage_of_ranks
+from jaxrun.node.agent.oom import OomWatch
+from jaxrun.node.probe.memory_cgroup import memory_cgroup
 
 RECORDS = {
     "the whole machine": (

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from jaxrun.channel.connection import AGENT_TO_HEAD, HEAD_TO_AGENT
 from jaxrun.errors import ProtocolError
+from jaxrun.node.channel.connection import AGENT_TO_HEAD, HEAD_TO_AGENT
 from jaxrun.protocol import auth
 from jaxrun.protocol.codec import FRAME_VERSION, MAX_FRAME_BYTES, MessageDecoder, encode, message_types
 from jaxrun.protocol.flight import Flight, ProgramDetails

@@ -2,7 +2,7 @@
 
 import pytest
 
-from jaxrun.backends.mpi_families import (
+from jaxrun.spec.backends.mpi_families import (
     FAMILIES,
     INTEL,
     MPICH,

@@ -6,15 +6,15 @@ import re
 
 import pytest
 
-from jaxrun.backends import mpirun
-from jaxrun.backends.mpi_hosts import place_on_hosts
-from jaxrun.backends.mpirun import forwarded_variables, plan
-from jaxrun.backends.slurm_allocation import Allocation
 from jaxrun.errors import UnavailableError, UsageError
-from jaxrun.job.hosts import HostSlots
-from jaxrun.job.job import Job
-from jaxrun.job.plan import AGENT_ARGV
 from jaxrun.protocol.env import AgentEnv
+from jaxrun.spec.backends import mpirun
+from jaxrun.spec.backends.mpi_hosts import place_on_hosts
+from jaxrun.spec.backends.mpirun import forwarded_variables, plan
+from jaxrun.spec.backends.slurm_allocation import Allocation
+from jaxrun.spec.job.hosts import HostSlots
+from jaxrun.spec.job.job import Job
+from jaxrun.spec.job.plan import AGENT_ARGV
 
 _ID = "0123456789abcdef" * 2
 _OPEN_MPI = "mpirun (Open MPI) 5.0.11"

@@ -3,8 +3,8 @@
 import pytest
 from timings import SITES
 
-from jaxrun.lockstep.call_aim import next_moment, was_at
-from jaxrun.lockstep.profile_plan import ProfiledCalls, calls_per_step, plan_profile
+from jaxrun.analysis.lockstep.call_aim import next_moment, was_at
+from jaxrun.analysis.lockstep.profile_plan import ProfiledCalls, calls_per_step, plan_profile
 from jaxrun.protocol.flight import CallTiming, DispatchedCall, Flight, PendingCall
 from jaxrun.protocol.flight_file import EVERY_CALL
 

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jaxrun.output.line_buffer import LineBuffer
+from jaxrun.records.output.line_buffer import LineBuffer
 
 GLOO = b"[Gloo] Rank 3 is connected to 7 peer ranks. Expected number of connected peer ranks is : 7\n"
 PIECES = re.findall(rb"\d+|[^\d\n]+|\n", GLOO)

@@ -8,8 +8,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from jaxrun.notebook import ipython
-from jaxrun.notebook.ipython import NotebookSources
+from jaxrun.frontends.notebook import ipython
+from jaxrun.frontends.notebook.ipython import NotebookSources
 from jaxrun.protocol.gang_messages import GangMessageKind, pack
 from jaxrun.protocol.notebook_messages import CellOutput
 from jaxrun_runtime.gang import notebook_cells

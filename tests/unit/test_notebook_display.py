@@ -4,10 +4,10 @@ from dataclasses import replace
 
 import pytest
 
-from jaxrun.gang.call_events import Printed
-from jaxrun.gang.exceptions import RemoteFailure
-from jaxrun.notebook.display import NotebookDisplay, fold_other_errors, format_main_error
-from jaxrun.notebook.transcript import PAGE_LINES
+from jaxrun.frontends.gang.call_events import Printed
+from jaxrun.frontends.gang.exceptions import RemoteFailure
+from jaxrun.frontends.notebook.display import NotebookDisplay, fold_other_errors, format_main_error
+from jaxrun.frontends.notebook.transcript import PAGE_LINES
 
 
 class FakeNotebook:
@@ -54,7 +54,7 @@ class FakeNotebook:
 @pytest.fixture
 def fake(monkeypatch):
     notebook = FakeNotebook()
-    monkeypatch.setattr("jaxrun.notebook.display.time", notebook)
+    monkeypatch.setattr("jaxrun.frontends.notebook.display.time", notebook)
     notebook.now += 100  # between the start and the first call
     return notebook
 

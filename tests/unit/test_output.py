@@ -16,10 +16,10 @@ from typing import Any
 
 import pytest
 
-from jaxrun.output.held_screen import POLL_S as HELD_POLL_S
-from jaxrun.output.held_screen import HeldScreen
-from jaxrun.output.output import MAX_PARTIAL_BYTES, PARTIAL_LINE_DELAY_S, PROGRESS_BAR_INTERVAL_S, Output
-from jaxrun.output.rank_logs import TAIL_BYTES
+from jaxrun.records.output.held_screen import POLL_S as HELD_POLL_S
+from jaxrun.records.output.held_screen import HeldScreen
+from jaxrun.records.output.output import MAX_PARTIAL_BYTES, PARTIAL_LINE_DELAY_S, PROGRESS_BAR_INTERVAL_S, Output
+from jaxrun.records.output.rank_logs import TAIL_BYTES
 
 PACKAGES = str(Path(__file__).parents[2] / "launcher")
 
@@ -150,7 +150,7 @@ def test_log_files_hold_the_exact_bytes(tmp_path: Path) -> None:
 def test_a_log_file_that_takes_little_at_a_time_gets_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     captured = CapturedOutput(1, log_dir=tmp_path, shown=frozenset())
     write = os.write
-    monkeypatch.setattr("jaxrun.output.rank_logs.os.write", lambda fd, data: write(fd, bytes(data)[:7]))
+    monkeypatch.setattr("jaxrun.records.output.rank_logs.os.write", lambda fd, data: write(fd, bytes(data)[:7]))
     captured.output.write(0, "out", bytes(range(256)))
     assert (tmp_path / "rank-0000.out").read_bytes() == bytes(range(256))
 
@@ -323,7 +323,7 @@ def test_log_files_that_cannot_be_created_are_reported_once(tmp_path: Path) -> N
 FULL_DISK = """
 import resource, sys
 from pathlib import Path
-from jaxrun.output.output import Output
+from jaxrun.records.output.output import Output
 resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, resource.RLIM_INFINITY))
 output = Output(2, log_dir=Path(sys.argv[1]))
 for _ in range(30):

@@ -7,12 +7,12 @@ import socket
 
 import pytest
 
+from jaxrun.controller.head.attempt import JobPhase
+from jaxrun.controller.supervisor.parent_link import ParentLink
 from jaxrun.errors import UsageError
-from jaxrun.head.actions import PrintLine
-from jaxrun.head.attempt import JobPhase
-from jaxrun.head.events import FaultRequested, ParentExited, SignalRequested
 from jaxrun.protocol.names import CONTROL_FD
-from jaxrun.supervisor.parent_link import ParentLink
+from jaxrun.records.event_log.actions import PrintLine
+from jaxrun.records.event_log.events import FaultRequested, ParentExited, SignalRequested
 
 BY_ORDER = ParentExited("the process that started it")
 BY_DEATH = ParentExited("the end of the process that started it")

@@ -13,10 +13,10 @@ from random import Random
 
 import pytest
 
-from jaxrun.agent.pipes import OutputPipes
-from jaxrun.output.bursts import MAX_BURSTS, OutputBursts
-from jaxrun.output.drain import Pipe, drain, drain_ready
-from jaxrun.output.output import Output
+from jaxrun.node.agent.pipes import OutputPipes
+from jaxrun.records.output.bursts import MAX_BURSTS, OutputBursts
+from jaxrun.records.output.drain import Pipe, drain, drain_ready
+from jaxrun.records.output.output import Output
 
 
 class RecordingLogs:
@@ -216,8 +216,8 @@ def test_little_is_followed_by_a_rest_and_much_or_an_end_is_not(worker: tuple[Pi
 CONGESTED = """
 import os, resource, sys, threading
 from pathlib import Path
-from jaxrun.output.drain import Pipe, drain
-from jaxrun.output.output import Output
+from jaxrun.records.output.drain import Pipe, drain
+from jaxrun.records.output.output import Output
 resource.setrlimit(resource.RLIMIT_FSIZE, (0, resource.RLIM_INFINITY))
 out_read, out = os.pipe()
 read, write = os.pipe()

@@ -7,15 +7,15 @@ from importlib import import_module
 
 import pytest
 
-from jaxrun.backends import BACKENDS, HOST_OPTIONS, Backend, check_options, make_plan
 from jaxrun.cli.main import main
 from jaxrun.cli.options import parameters
+from jaxrun.controller.supervisor.resource_limits import check_limits
 from jaxrun.errors import UsageError
-from jaxrun.job.job import Job
-from jaxrun.job.plan import LaunchCommand, Plan, Worker, to_json
-from jaxrun.job.render import plan_summary, render_plan
 from jaxrun.protocol.env import WorkerEnv
-from jaxrun.supervisor.resource_limits import check_limits
+from jaxrun.spec.backends import BACKENDS, HOST_OPTIONS, Backend, check_options, make_plan
+from jaxrun.spec.job.job import Job
+from jaxrun.spec.job.plan import LaunchCommand, Plan, Worker, to_json
+from jaxrun.spec.job.render import plan_summary, render_plan
 
 
 def _worker(rank, **more):
@@ -159,7 +159,7 @@ def test_more_processes_than_the_machine_can_run_leave_nothing_behind(monkeypatc
     monkeypatch.setenv("JAX_PLATFORMS", "cpu")
     (tmp_path / "train.py").touch()
     (tmp_path / "pid_max").write_text("32768\n")
-    monkeypatch.setattr("jaxrun.supervisor.resource_limits._SYSTEM_LIMITS", (str(tmp_path / "pid_max"),))
+    monkeypatch.setattr("jaxrun.controller.supervisor.resource_limits._SYSTEM_LIMITS", (str(tmp_path / "pid_max"),))
     before = sorted(tmp_path.iterdir())
     assert main(["-n", "9999", "train.py"]) == 2
     assert "-n 9999 takes 39996 threads at least, but this machine runs no more than 32768" in capsys.readouterr().err

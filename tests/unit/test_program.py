@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import pytest
 
 from jaxrun.errors import UsageError
-from jaxrun.job.program import find_module, find_script, forbids_fork
+from jaxrun.spec.job.program import find_module, find_script, forbids_fork
 
 
 def test_a_script_and_a_directory_or_zip_file_with_a_main_are_found(tmp_path):

@@ -9,10 +9,10 @@ from _pytest.assertion.rewrite import AssertionRewriter
 import jaxrun
 import jaxrun_runtime
 from jaxrun.errors import UsageError
-from jaxrun.pytest_plugin.mark import GangKey, MarkSpec, is_parametrized, parse_counts, parse_mark
-from jaxrun.pytest_plugin.options import PluginOptions, read_options
-from jaxrun.pytest_plugin.plugin import find_mpi_rank
-from jaxrun.pytest_plugin.session import session_settings
+from jaxrun.frontends.pytest_plugin.mark import GangKey, MarkSpec, is_parametrized, parse_counts, parse_mark
+from jaxrun.frontends.pytest_plugin.options import PluginOptions, read_options
+from jaxrun.frontends.pytest_plugin.plugin import find_mpi_rank
+from jaxrun.frontends.pytest_plugin.session import session_settings
 
 # ---- the mark
 

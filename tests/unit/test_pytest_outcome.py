@@ -2,9 +2,15 @@
 
 import pytest
 
+from jaxrun.frontends.pytest_plugin.outcome import (
+    ReportContext,
+    decide_outcome,
+    format_one_line,
+    format_table,
+    group_ranks,
+)
+from jaxrun.frontends.pytest_plugin.rank_results import PhaseState, RankResult
 from jaxrun.protocol.pytest_messages import PEER_LOST
-from jaxrun.pytest_plugin.outcome import ReportContext, decide_outcome, format_one_line, format_table, group_ranks
-from jaxrun.pytest_plugin.rank_results import PhaseState, RankResult
 
 GLOO = "ValueError: Gloo all-reduce failed: [pair.cc:547] Connection closed by peer [10.0.0.1]:4711"
 STRICT = "[XPASS(strict)] known"

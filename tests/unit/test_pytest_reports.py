@@ -5,11 +5,11 @@ import json
 
 import pytest
 
+from jaxrun.frontends.pytest_plugin import reports
+from jaxrun.frontends.pytest_plugin.outcome import ReportContext, decide_outcome
+from jaxrun.frontends.pytest_plugin.rank_results import PhaseState, RankResult
+from jaxrun.frontends.pytest_plugin.reports import ItemInfo
 from jaxrun.protocol.pytest_messages import PEER_LOST
-from jaxrun.pytest_plugin import reports
-from jaxrun.pytest_plugin.outcome import ReportContext, decide_outcome
-from jaxrun.pytest_plugin.rank_results import PhaseState, RankResult
-from jaxrun.pytest_plugin.reports import ItemInfo
 
 ITEM = ItemInfo("test_x.py::test_y[2p]", ("test_x.py", 11, "test_y[2p]"), ("test_y", "processes"))
 CONTEXT = ReportContext("2 processes x 1 device, local", {0: "h", 1: "h"}, rerun="pytest test_x.py")

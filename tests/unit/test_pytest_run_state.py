@@ -2,6 +2,17 @@
 
 import pytest
 
+from jaxrun.frontends.pytest_plugin.rank_results import find_abandoned_rank, in_step, may_be_out_of_step
+from jaxrun.frontends.pytest_plugin.run_state import (
+    Expiry,
+    ReadDebuggerLine,
+    RecordWarning,
+    RunState,
+    SendToRanks,
+    ShowDebuggerText,
+    Timeouts,
+    TriggerFault,
+)
 from jaxrun.protocol.debugger_messages import DebuggerDecision, DebuggerOutput, DebuggerReadRequest
 from jaxrun.protocol.flight import DispatchedCall, Flight, PendingCall
 from jaxrun.protocol.pytest_messages import (
@@ -13,17 +24,6 @@ from jaxrun.protocol.pytest_messages import (
     PhaseReport,
     RecordedWarning,
     RunFinished,
-)
-from jaxrun.pytest_plugin.rank_results import find_abandoned_rank, in_step, may_be_out_of_step
-from jaxrun.pytest_plugin.run_state import (
-    Expiry,
-    ReadDebuggerLine,
-    RecordWarning,
-    RunState,
-    SendToRanks,
-    ShowDebuggerText,
-    Timeouts,
-    TriggerFault,
 )
 
 CALL = PhaseReport({"when": "call", "outcome": "passed"})

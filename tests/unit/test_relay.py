@@ -8,13 +8,8 @@ import threading
 import pytest
 from listener_thread import wait_until
 
-from jaxrun.agent.head_client import HeadClient
-from jaxrun.channel.connection import AGENT_TO_HEAD, HEAD_TO_AGENT, Connection
-from jaxrun.head.actions import Send, SignalRanks, TakeSnapshot
-from jaxrun.head.events import LauncherSignalled
-from jaxrun.output import relay as relay_module
-from jaxrun.output.drain import Pipe, drain
-from jaxrun.output.relay import Relay
+from jaxrun.node.agent.head_client import HeadClient
+from jaxrun.node.channel.connection import AGENT_TO_HEAD, HEAD_TO_AGENT, Connection
 from jaxrun.protocol.agent_messages import (
     AgentSignalled,
     FirstOutput,
@@ -28,6 +23,11 @@ from jaxrun.protocol.agent_messages import (
 )
 from jaxrun.protocol.snapshot_messages import SnapshotRequest
 from jaxrun.protocol.worker_messages import Done, Run
+from jaxrun.records.event_log.actions import Send, SignalRanks, TakeSnapshot
+from jaxrun.records.event_log.events import LauncherSignalled
+from jaxrun.records.output import relay as relay_module
+from jaxrun.records.output.drain import Pipe, drain
+from jaxrun.records.output.relay import Relay
 
 WINDOW = relay_module._WINDOW_BYTES
 

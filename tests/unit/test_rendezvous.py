@@ -10,17 +10,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jaxrun.channel.event_loop import EventLoop
-from jaxrun.channel.interfaces import Interface, describe_addresses, list_interfaces, select_interfaces
-from jaxrun.channel.listener import listen_on_tcp
-from jaxrun.channel.reachability import check_reachable
-from jaxrun.channel.rendezvous import rendezvous_file
+from jaxrun.controller.supervisor.attach import prefer_given
 from jaxrun.errors import UnavailableError, UsageError
-from jaxrun.job.cluster_env import RankInfo
+from jaxrun.node.channel.event_loop import EventLoop
+from jaxrun.node.channel.interfaces import Interface, describe_addresses, list_interfaces, select_interfaces
+from jaxrun.node.channel.listener import listen_on_tcp
+from jaxrun.node.channel.reachability import check_reachable
+from jaxrun.node.channel.rendezvous import rendezvous_file
 from jaxrun.protocol.addresses import Address, format_addresses, parse_addresses
 from jaxrun.protocol.auth import read_given_token
 from jaxrun.protocol.connect import HeadAddress, connect
-from jaxrun.supervisor.attach import prefer_given
+from jaxrun.spec.job.cluster_env import RankInfo
 
 HOST = (
     Interface("lo", "127.0.0.1"),

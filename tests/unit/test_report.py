@@ -11,10 +11,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from jaxrun.analysis.verdict import report
+from jaxrun.analysis.verdict import verdict as verdict_file
+from jaxrun.analysis.verdict.verdict import Verdict
 from jaxrun.terminal import TerminalFormat
-from jaxrun.verdict import report
-from jaxrun.verdict import verdict as verdict_file
-from jaxrun.verdict.verdict import Verdict
 
 RUN_DIR = Path("jaxrun-runs/1120-2142-train")
 HOSTS = dict.fromkeys(range(8), "here")

@@ -7,8 +7,8 @@ import pytest
 
 from jaxrun.errors import UnavailableError, UsageError
 from jaxrun.protocol.requests import REQUESTS_DIR, Answer, AnswerState, StacksRequest
-from jaxrun.rundir import profile_request, request_files
-from jaxrun.rundir.running_job import RequestRefused, RunningJob
+from jaxrun.records.rundir import profile_request, request_files
+from jaxrun.records.rundir.running_job import RequestRefused, RunningJob
 
 
 @pytest.fixture

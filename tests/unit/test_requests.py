@@ -2,14 +2,14 @@
 
 import pytest
 
-from jaxrun.diagnosis.overview import Overview
-from jaxrun.head.attempt import JobPhase
-from jaxrun.head.events import AgentLost, Requested
+from jaxrun.analysis.diagnosis.overview import Overview
+from jaxrun.controller.head.attempt import JobPhase
 from jaxrun.protocol.flight import DispatchedCall, Flight
 from jaxrun.protocol.flight_file import COMPILATIONS, EVERY_CALL
 from jaxrun.protocol.requests import AnswerState, OverviewRequest, ProfileRequest
 from jaxrun.protocol.snapshot_messages import SnapshotPurpose
 from jaxrun.protocol.worker_messages import ProfileCalls, ProfileEnded
+from jaxrun.records.event_log.events import AgentLost, Requested
 
 
 def overview(job):

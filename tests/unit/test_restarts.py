@@ -2,15 +2,15 @@
 
 import pytest
 
-from jaxrun.backends.mpi_hosts import place_on_hosts, spare_hosts
-from jaxrun.diagnosis.worker_outcome import WorkerOutcome
+from jaxrun.analysis.diagnosis.job_outcome import EndReason, JobOutcome
+from jaxrun.analysis.diagnosis.worker_outcome import WorkerOutcome
+from jaxrun.analysis.verdict.restarts import AttemptEnd, Restart, Stop, decide_restart, summarize_end
 from jaxrun.errors import UsageError
-from jaxrun.head.actions import EndReason, JobOutcome
-from jaxrun.job.hosts import HostSlots
-from jaxrun.job.job import Job
-from jaxrun.job.spare_hosts import AgentNumbers, HostChoice, assign_agents, replace_hosts
 from jaxrun.protocol.worker_messages import Failed, WorkerStage
-from jaxrun.verdict.restarts import AttemptEnd, Restart, Stop, decide_restart, summarize_end
+from jaxrun.spec.backends.mpi_hosts import place_on_hosts, spare_hosts
+from jaxrun.spec.job.hosts import HostSlots
+from jaxrun.spec.job.job import Job
+from jaxrun.spec.job.spare_hosts import AgentNumbers, HostChoice, assign_agents, replace_hosts
 
 KILLED = AttemptEnd("lost", "was killed by SIGKILL (9)")
 LOST = AttemptEnd("lost")

@@ -15,15 +15,15 @@ from pathlib import Path
 
 import pytest
 
-from jaxrun.agent.spawn import Spawner
+from jaxrun.controller.supervisor.launch_process import LaunchProcess
 from jaxrun.errors import UsageError
-from jaxrun.job.job import Job
-from jaxrun.job.plan import Plan, Worker
-from jaxrun.output.rank_logs import RankLogs
-from jaxrun.rundir.find import find_run_dir, is_run_dir
-from jaxrun.rundir.jobs import clean, read_job
-from jaxrun.rundir.rundir import RunDir, create, to_file_name
-from jaxrun.supervisor.launch_process import LaunchProcess
+from jaxrun.node.agent.spawn import Spawner
+from jaxrun.records.output.rank_logs import RankLogs
+from jaxrun.records.rundir.find import find_run_dir, is_run_dir
+from jaxrun.records.rundir.jobs import clean, read_job
+from jaxrun.records.rundir.rundir import RunDir, create, to_file_name
+from jaxrun.spec.job.job import Job
+from jaxrun.spec.job.plan import Plan, Worker
 
 NOW = datetime(2026, 11, 20, 21, 42)
 STRANGER = 65534

@@ -13,15 +13,15 @@ from chrome_format import check_trace
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from jaxrun.analysis.verdict.verdict import Verdict, to_json
 from jaxrun.cli.main import main
 from jaxrun.errors import UsageError
-from jaxrun.rundir.explain import explain_run
-from jaxrun.rundir.jobs import clean, format_jobs, latest_job, list_jobs
-from jaxrun.rundir.requeued import read_verdict
-from jaxrun.rundir.running_job import find_running_job
+from jaxrun.records.history.explain import explain_run
+from jaxrun.records.history.write import write_trace
+from jaxrun.records.rundir.jobs import clean, format_jobs, latest_job, list_jobs
+from jaxrun.records.rundir.requeued import read_verdict
+from jaxrun.records.rundir.running_job import find_running_job
 from jaxrun.terminal import TerminalFormat, without_controls
-from jaxrun.trace.write import write_trace
-from jaxrun.verdict.verdict import Verdict, to_json
 
 HERE = os.uname().nodename
 

@@ -8,10 +8,10 @@ import sys
 
 import pytest
 
-from jaxrun.backends import sbatch, submit
-from jaxrun.backends.slurm_job_state import end_of_allocation, parse_time_limit
 from jaxrun.errors import UsageError
-from jaxrun.job.job import Job
+from jaxrun.spec.backends import sbatch, submit
+from jaxrun.spec.backends.slurm_job_state import end_of_allocation, parse_time_limit
+from jaxrun.spec.job.job import Job
 
 HERE = "/home/me/my project"
 WRITTEN = "#!/bin/bash\n# Written by jaxrun.\n#SBATCH --output=x.out\n#SBATCH --time=5\nexec true\n"

@@ -15,8 +15,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jaxrun.output.line_buffer import LineBuffer
-from jaxrun.output.screen import Interleaver
+from jaxrun.records.output.line_buffer import LineBuffer
+from jaxrun.records.output.screen import Interleaver
 from jaxrun.terminal import A_FILE, PROSE_WIDTH, TerminalFormat, terminal_width, wrap_prose
 
 # Few letters, so that line ends, returns and Gloo's text meet often.

@@ -7,8 +7,8 @@ import socket
 
 import pytest
 
-from jaxrun.channel.connection import AGENT_TO_HEAD, HEAD_TO_AGENT, Connection
 from jaxrun.errors import ProtocolError
+from jaxrun.node.channel.connection import AGENT_TO_HEAD, HEAD_TO_AGENT, Connection
 from jaxrun.protocol import auth
 from jaxrun.protocol.agent_messages import SignalWorker, WorkerSpawned
 from jaxrun.protocol.auth import Challenge, ClientHandshake, Rejected, ServerHandshake, Welcome, make_proof

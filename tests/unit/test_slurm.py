@@ -4,11 +4,11 @@ import re
 
 import pytest
 
-from jaxrun.backends.slurm import plan
-from jaxrun.backends.slurm_allocation import Allocation, read_allocation, spread_tasks
 from jaxrun.errors import UnavailableError, UsageError
-from jaxrun.job.job import Job
-from jaxrun.job.plan import AGENT_ARGV
+from jaxrun.spec.backends.slurm import plan
+from jaxrun.spec.backends.slurm_allocation import Allocation, read_allocation, spread_tasks
+from jaxrun.spec.job.job import Job
+from jaxrun.spec.job.plan import AGENT_ARGV
 
 
 def env(text):

@@ -5,14 +5,14 @@ from dataclasses import replace
 
 import pytest
 
-from jaxrun.diagnosis.snapshot import Snapshot
-from jaxrun.diagnosis.stacks import NATIVE_STACKS_TIMEOUT_S
-from jaxrun.head.actions import TakeSnapshot
+from jaxrun.analysis.diagnosis.snapshot import Snapshot
+from jaxrun.analysis.diagnosis.stacks import NATIVE_STACKS_TIMEOUT_S
+from jaxrun.analysis.verdict.stack_text import format_snapshot
+from jaxrun.controller.supervisor.snapshot_collection import SnapshotCollections
 from jaxrun.protocol.flight import DispatchedCall, Flight, PendingCall, ProgramInfo
 from jaxrun.protocol.flight_file import EVERY_CALL
 from jaxrun.protocol.snapshot_messages import SnapshotPurpose, SnapshotReply
-from jaxrun.supervisor.snapshot_collection import SnapshotCollections
-from jaxrun.verdict.stack_text import format_snapshot
+from jaxrun.records.event_log.actions import TakeSnapshot
 
 HOSTS = {0: "h1", 1: "h1", 2: "h2", 3: "h2"}
 IN_JAX = """Thread 0x1 (most recent call first):

@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jaxrun.diagnosis import stacks
-from jaxrun.verdict import stack_text
+from jaxrun.analysis.diagnosis import stacks
+from jaxrun.analysis.verdict import stack_text
 
 LIB = "/usr/lib/python3.11"
 SITE = "/venv/lib/python3.11/site-packages"

@@ -7,7 +7,7 @@ from itertools import pairwise
 
 import pytest
 
-from jaxrun.head.stall_detector import StallDetector
+from jaxrun.controller.head.stall_detector import StallDetector
 from jaxrun.protocol.flight import DispatchedCall, Flight
 from jaxrun.protocol.flight_file import EVERY_CALL
 from jaxrun.protocol.snapshot_messages import SnapshotPurpose, SnapshotReply

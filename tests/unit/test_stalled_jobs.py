@@ -8,13 +8,13 @@ from pathlib import Path
 import pytest
 from simulation import IN_JAX, IN_QUEUE
 
+from jaxrun.analysis.diagnosis.snapshot import Snapshot
+from jaxrun.analysis.verdict.decide import decide
+from jaxrun.analysis.verdict.stall_notice import format_stall_notice
 from jaxrun.cli.make_job import make_job
-from jaxrun.diagnosis.snapshot import Snapshot
-from jaxrun.head.early_exit_detector import EarlyExitDetector
+from jaxrun.controller.head.early_exit_detector import EarlyExitDetector
 from jaxrun.protocol.snapshot_messages import SnapshotPurpose, SnapshotReply
 from jaxrun.protocol.worker_messages import ChildForked
-from jaxrun.verdict.decide import decide
-from jaxrun.verdict.stall_notice import format_stall_notice
 
 SILENT = {"stall": 60.0}
 IN_LOCK = IN_JAX.replace("site-packages/jax/_src/array.py", "threading.py").replace("_value", "wait")

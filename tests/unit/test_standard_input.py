@@ -9,13 +9,13 @@ from io import FileIO
 
 import pytest
 
-from jaxrun.agent.stdin_broadcast import StdinBroadcast
-from jaxrun.channel.event_loop import EventLoop
 from jaxrun.errors import UsageError
-from jaxrun.job.job import Job, check_rank_options
-from jaxrun.job.plan import LaunchCommand
-from jaxrun.job.standard_input import explain_no_terminal, must_be_copied, open_stdin, resolve_stdin
+from jaxrun.node.agent.stdin_broadcast import StdinBroadcast
+from jaxrun.node.channel.event_loop import EventLoop
 from jaxrun.protocol.env import WorkerEnv
+from jaxrun.spec.job.job import Job, check_rank_options
+from jaxrun.spec.job.plan import LaunchCommand
+from jaxrun.spec.job.standard_input import explain_no_terminal, must_be_copied, open_stdin, resolve_stdin
 from jaxrun_runtime.standard_input import explain_missing_input
 
 MPIRUN = LaunchCommand("open-mpi", "Open MPI 5.0.11", ("mpirun",))

@@ -4,8 +4,9 @@ import signal
 
 import pytest
 
-from jaxrun.head.attempt import JobPhase
-from jaxrun.head.interruption import REPEATED_SIGNAL_S
+from jaxrun.analysis.verdict.decide import decide
+from jaxrun.controller.head.attempt import JobPhase
+from jaxrun.controller.head.interruption import REPEATED_SIGNAL_S
 from jaxrun.protocol.stop_messages import (
     NO_STEP,
     CheckpointSaved,
@@ -15,7 +16,6 @@ from jaxrun.protocol.stop_messages import (
     StopReached,
     StopRequested,
 )
-from jaxrun.verdict.decide import decide
 
 
 def polling(job, *ranks):

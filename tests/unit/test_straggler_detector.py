@@ -5,18 +5,19 @@ from dataclasses import replace
 import pytest
 from timings import asynchronous, blocking, shifted, window
 
-from jaxrun.diagnosis.snapshot import Snapshot
-from jaxrun.diagnosis.straggler import Straggler
-from jaxrun.head.actions import EndReason, RecordStraggler, TakeSnapshot
-from jaxrun.head.clock_offsets import ClockOffsets
-from jaxrun.head.events import Requested
-from jaxrun.head.straggler_detector import StragglerDetector
+from jaxrun.analysis.diagnosis.job_outcome import EndReason
+from jaxrun.analysis.diagnosis.snapshot import Snapshot
+from jaxrun.analysis.diagnosis.straggler import Straggler
+from jaxrun.analysis.verdict import decide
+from jaxrun.analysis.verdict.stack_text import format_snapshot
+from jaxrun.analysis.verdict.straggler_text import format_straggler
+from jaxrun.controller.head.clock_offsets import ClockOffsets
+from jaxrun.controller.head.straggler_detector import StragglerDetector
 from jaxrun.protocol.agent_messages import ClockReply
 from jaxrun.protocol.requests import StacksRequest
 from jaxrun.protocol.snapshot_messages import CallAim, RecorderSnapshot, SnapshotPurpose, SnapshotReply
-from jaxrun.verdict import decide
-from jaxrun.verdict.stack_text import format_snapshot
-from jaxrun.verdict.straggler_text import format_straggler
+from jaxrun.records.event_log.actions import RecordStraggler, TakeSnapshot
+from jaxrun.records.event_log.events import Requested
 
 HOSTS = dict.fromkeys(range(3), "h1")
 LOAD = 'Thread 0x1 (most recent call first):\n  File "/job/data.py", line 10 in load\n  File "/job/train.py", line 9\n'

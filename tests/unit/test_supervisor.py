@@ -4,17 +4,17 @@ import signal
 
 import pytest
 
-from jaxrun.backends.local import plan
-from jaxrun.head.actions import EndReason, JobOutcome
-from jaxrun.head.events import AgentLost
-from jaxrun.job.devices import Machine
-from jaxrun.job.job import Job
+from jaxrun.analysis.diagnosis.job_outcome import EndReason, JobOutcome
+from jaxrun.analysis.verdict.decide import decide
+from jaxrun.controller.supervisor.loss_attribution import Evidence, LossAttribution
+from jaxrun.controller.supervisor.report import open_output, report_verdict
 from jaxrun.protocol.agent_messages import AgentSignalled, StartFailed, WorkerExited
-from jaxrun.rundir.rundir import RunDir
-from jaxrun.supervisor.loss_attribution import Evidence, LossAttribution
-from jaxrun.supervisor.report import open_output, report_verdict
+from jaxrun.records.event_log.events import AgentLost
+from jaxrun.records.rundir.rundir import RunDir
+from jaxrun.spec.backends.local import plan
+from jaxrun.spec.job.devices import Machine
+from jaxrun.spec.job.job import Job
 from jaxrun.terminal import TerminalFormat
-from jaxrun.verdict.decide import decide
 
 # ---- why agents end
 

@@ -9,14 +9,14 @@ from hypothesis import strategies as st
 from overviews import FUTEX, NOW, flight, overview, vitals
 from rich.cells import cell_len
 
-from jaxrun.diagnosis.overview import Overview
-from jaxrun.diagnosis.straggler import Straggler
+from jaxrun.analysis.diagnosis.overview import Overview
+from jaxrun.analysis.diagnosis.straggler import Straggler
+from jaxrun.frontends.top.layout import format_memory, format_seconds_briefly, lay_out
+from jaxrun.frontends.top.rates import CallRates, format_pace, sparkline
+from jaxrun.frontends.top.rows import Order, make_table
+from jaxrun.frontends.top.samples import FAILED, LATE, LIKE_OTHERS, SLOW, STOPPED, RankSample, take_samples
+from jaxrun.frontends.top.screen import View, render, render_pages
 from jaxrun.protocol.flight import Flight
-from jaxrun.top.layout import format_memory, format_seconds_briefly, lay_out
-from jaxrun.top.rates import CallRates, format_pace, sparkline
-from jaxrun.top.rows import Order, make_table
-from jaxrun.top.samples import FAILED, LATE, LIKE_OTHERS, SLOW, STOPPED, RankSample, take_samples
-from jaxrun.top.screen import View, render, render_pages
 
 GROUP = "0-3"
 SLEEPS = "hrtimer_nanosleep"

@@ -6,9 +6,9 @@ import pytest
 
 from jaxrun.protocol.flight import DispatchedCall, Flight, PendingCall, ProgramInfo
 from jaxrun.protocol.flight_file import EVERY_CALL
-from jaxrun.rundir.event_log import parse_line
-from jaxrun.trace.calls import trace_calls
-from jaxrun.trace.phases import rank_phases, split_attempts
+from jaxrun.records.event_log.event_log import parse_line
+from jaxrun.records.history.calls import trace_calls
+from jaxrun.records.history.phases import rank_phases, split_attempts
 
 # ---- calls: who came last, and how long the others waited for it
 

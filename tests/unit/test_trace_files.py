@@ -9,9 +9,9 @@ from chrome_format import check_events, check_trace
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jaxrun.trace.chrome_trace import chrome_events, write_chrome_trace
-from jaxrun.trace.job_trace import AttemptTrace, JobTrace, Moment, RankTrace, Span, TracedCall
-from jaxrun.trace.page import choose_rows, format_page
+from jaxrun.records.history.chrome_trace import chrome_events, write_chrome_trace
+from jaxrun.records.history.job_trace import AttemptTrace, JobTrace, Moment, RankTrace, Span, TracedCall
+from jaxrun.records.history.page import choose_rows, format_page
 
 START = 1_795_000_000.25
 

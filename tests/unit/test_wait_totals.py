@@ -6,8 +6,8 @@ import time
 import pytest
 from timings import asynchronous, blocking, noisy, shifted, window
 
-from jaxrun.lockstep.call_waits import find_waits
-from jaxrun.lockstep.wait_totals import WaitTotals
+from jaxrun.analysis.lockstep.call_waits import find_waits
+from jaxrun.analysis.lockstep.wait_totals import WaitTotals
 
 
 def waits_of(flights, offsets=None, parties=None, after=None):

@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 import click
 
-from jaxrun.backends import ATTACH, HOSTS
 from jaxrun.cli import completion
 from jaxrun.cli.defaults import Defaults, describe_defaults, read_defaults, used_defaults
 from jaxrun.cli.help import ATTACH_USAGE, DOCTOR_USAGE, Command, Option
@@ -23,12 +22,13 @@ from jaxrun.cli.make_job import make_job, without_effect
 from jaxrun.cli.options import attach_parameters, doctor_parameters, parameters
 from jaxrun.errors import EXIT_SIGNAL_BASE, EXIT_UNAVAILABLE, JaxrunError, describe_shortage
 from jaxrun.protocol.names import SUBCOMMANDS
+from jaxrun.spec.backends import ATTACH, HOSTS
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from jaxrun.forkserver.early import EarlyServer
-    from jaxrun.job.job import Job
+    from jaxrun.node.forkserver.early import EarlyServer
+    from jaxrun.spec.job.job import Job
 
 _DOCTOR = "doctor"
 _EXIT_INTERRUPTED = EXIT_SIGNAL_BASE + 2
@@ -56,7 +56,7 @@ def main(arguments: Sequence[str] | None = None, early_server: EarlyServer | Non
         command = _command(_pop_name(words))
         settings: dict[str, Any] = {}
         if isinstance(command, Command):
-            from jaxrun.job.program import working_directory
+            from jaxrun.spec.job.program import working_directory
 
             own, every = _options(command.params), lambda: _options([*parameters(), *attach_parameters()])
             invocation.defaults = read_defaults(own, every, os.environ, working_directory())
@@ -128,8 +128,8 @@ def _options(params: Sequence[click.Parameter]) -> list[Option]:
 
 
 def _run(dry_run: bool, **values: Any) -> int:
-    from jaxrun.backends import make_plan
-    from jaxrun.job.program import check_program
+    from jaxrun.spec.backends import make_plan
+    from jaxrun.spec.job.program import check_program
 
     environ = dict(os.environ)
     context = click.get_current_context()
@@ -143,18 +143,18 @@ def _run(dry_run: bool, **values: Any) -> int:
     plan = make_plan(job, environ, job_id)
     plan = replace(plan, notes=(*plan.notes, *notes))
     if dry_run:
-        from jaxrun.job.render import render_plan
+        from jaxrun.spec.job.render import render_plan
 
         click.echo(os.fsencode(render_plan(plan, environ)), nl=False)
         return 0
     if job.backend == HOSTS:
-        from jaxrun.supervisor.command_per_host import run_host
+        from jaxrun.controller.supervisor.command_per_host import run_host
 
         return run_host(plan, environ)
-    from jaxrun.supervisor.run import run
+    from jaxrun.controller.supervisor.run import run
 
     if job.requeue:
-        from jaxrun.supervisor.requeue import run_requeued
+        from jaxrun.controller.supervisor.requeue import run_requeued
 
         return run_requeued(plan, environ, lambda: run(plan, environ, invocation.early_server))
     return run(plan, environ, invocation.early_server)
@@ -185,7 +185,7 @@ def _run_sbatch(
     """Write the batch script of the job, or hand it to Slurm."""
     from pathlib import Path
 
-    from jaxrun.backends import follow, sbatch, submit
+    from jaxrun.spec.backends import follow, sbatch, submit
 
     path = job.sbatch or Path(f"{job.name}.sbatch")
     for note in notes if dry_run or job.verbose else ():
@@ -211,11 +211,11 @@ def _attach(
 ) -> int:
     from pathlib import Path
 
-    from jaxrun.job.program import check_program
-    from jaxrun.supervisor.attach import AttachOptions, attach
+    from jaxrun.controller.supervisor.attach import AttachOptions, attach
+    from jaxrun.spec.job.program import check_program
 
     if check:
-        from jaxrun.channel.reachability import check_reachable
+        from jaxrun.node.channel.reachability import check_reachable
 
         return check_reachable(check)
     environ = dict(os.environ)
@@ -227,8 +227,8 @@ def _attach(
 
 
 def _doctor(as_json: bool, **values: Any) -> int:
-    from jaxrun.doctor import report
-    from jaxrun.doctor.examine import INIT_TIMEOUT_S, PROGRAM, TIMEOUT_S, examine, take_part
+    from jaxrun.frontends.doctor import report
+    from jaxrun.frontends.doctor.examine import INIT_TIMEOUT_S, PROGRAM, TIMEOUT_S, examine, take_part
     from jaxrun.terminal import TerminalFormat
 
     environ = dict(os.environ)

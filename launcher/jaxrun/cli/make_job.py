@@ -6,12 +6,12 @@ import os
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
-from jaxrun.backends import HOSTS, check_options, is_understood
 from jaxrun.cli.option_types import AUTOMATIC, PER_GPU, split_words
 from jaxrun.errors import UsageError
-from jaxrun.job.job import Job
 from jaxrun.protocol.flight_file import LOCKSTEP_STRICT
 from jaxrun.protocol.names import CACHE_AUTO, CACHE_OFF, GANG_ADDRESS, GANG_TOKEN
+from jaxrun.spec.backends import HOSTS, check_options, is_understood
+from jaxrun.spec.job.job import Job
 from jaxrun.text import parse_ranks
 
 # Where nobody watches, or where ranks that wait for each other are to be reported.
@@ -90,7 +90,7 @@ def read_variables(files: Sequence[str], assignments: Sequence[str], environ: Ma
     """The variables of --env-file and --env. Raises UsageError."""
     from pathlib import Path
 
-    from jaxrun.job.env_options import parse_assignment, read_env_file
+    from jaxrun.spec.job.env_options import parse_assignment, read_env_file
 
     env: dict[str, str] = {}
     for path in files:
@@ -100,7 +100,7 @@ def read_variables(files: Sequence[str], assignments: Sequence[str], environ: Ma
 
 def _parse_words(given: dict[str, Any]) -> None:
     """Parse the options whose text has a form of its own."""
-    from jaxrun.job.fault_spec import parse_faults
+    from jaxrun.spec.job.fault_spec import parse_faults
 
     for name, option in (("quiet_ranks", "--quiet-ranks"), ("only_ranks", "--only-rank")):
         if name in given:

@@ -45,7 +45,7 @@ class RunDirectory(click.Path):
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         if isinstance(value, str) and re.fullmatch("[0-9]{1,9}", value):
-            from jaxrun.rundir.jobs import latest_job
+            from jaxrun.records.rundir.jobs import latest_job
 
             if found := latest_job(int(value)):
                 value = str(found)

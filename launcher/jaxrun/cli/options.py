@@ -11,13 +11,13 @@ from typing import Any
 
 import click
 
-from jaxrun.backends import ATTACH_OPTIONS, BACKENDS, HOSTS_OPTIONS
 from jaxrun.cli.completion import complete_program
 from jaxrun.cli.help import Option, all_help
 from jaxrun.cli.option_types import ProcessesPerNode, Time
-from jaxrun.job.job import FAILURE_GRACE_S, PLATFORMS, REQUEUE_SCONTROL, RESTART_ON, SIGNAL_GRACE_S, Job
 from jaxrun.protocol.flight_file import LOCKSTEP_MODES
 from jaxrun.protocol.names import COMPILE_MODES, MAKE_MESH_MODES
+from jaxrun.spec.backends import ATTACH_OPTIONS, BACKENDS, HOSTS_OPTIONS
+from jaxrun.spec.job.job import FAILURE_GRACE_S, PLATFORMS, REQUEUE_SCONTROL, RESTART_ON, SIGNAL_GRACE_S, Job
 
 _DEFAULTS = {field.name: field.default for field in fields(Job)}
 # What another has decided.

@@ -29,11 +29,11 @@ def _explain_command() -> click.Command:
 
 
 def _explain(run_dir: str | None, trace: str | None, html: str | None) -> int:
-    from jaxrun.rundir.explain import explain_run
+    from jaxrun.records.history.explain import explain_run
     from jaxrun.terminal import TerminalFormat
 
     if trace or html:
-        from jaxrun.trace.write import write_trace
+        from jaxrun.records.history.write import write_trace
 
         for line in write_trace(*(Path(name) if name else None for name in (run_dir, trace, html))):
             click.echo(os.fsencode(line))
@@ -61,7 +61,7 @@ def _stacks_command() -> click.Command:
 
 
 def _stacks(run_dir: str | None, full: bool, native: bool, watch: bool) -> int:
-    from jaxrun.rundir import running_job, stacks_request
+    from jaxrun.records.rundir import running_job, stacks_request
 
     if native and watch:
         raise UsageError("--native halts every rank while it looks; not with --watch")
@@ -92,7 +92,7 @@ def _profile_command() -> click.Command:
 
 
 def _profile(run_dir: str | None, steps: int, output: str | None) -> int:
-    from jaxrun.rundir import profile_request, running_job
+    from jaxrun.records.rundir import profile_request, running_job
 
     job = running_job.find_running_job(Path(run_dir) if run_dir else None, "jaxrun profile")
     text = profile_request.take_profile(
@@ -120,8 +120,8 @@ def _top_command() -> click.Command:
 
 
 def _top(run_dir: str | None, once: bool, launcher: int | None) -> int:
-    from jaxrun.rundir import running_job
-    from jaxrun.top import run
+    from jaxrun.frontends.top import run
+    from jaxrun.records.rundir import running_job
 
     if launcher is not None:
         assert run_dir is not None
@@ -146,7 +146,7 @@ def _list_command() -> click.Command:
 
 
 def _list(directory: str | None) -> int:
-    from jaxrun.rundir import jobs
+    from jaxrun.records.rundir import jobs
 
     collection, found = jobs.list_jobs(Path(directory) if directory else None)
     _show(jobs.format_jobs(found) if found else f"{collection} holds no run directory")
@@ -169,7 +169,7 @@ def _clean_command() -> click.Command:
 
 
 def _clean(keep: int | None, dry_run: bool, directory: str | None) -> int:
-    from jaxrun.rundir import jobs
+    from jaxrun.records.rundir import jobs
 
     if keep is None:
         raise UsageError("say how many of the newest run directories to keep: jaxrun clean --keep 20")

@@ -13,23 +13,23 @@ import sys
 from importlib import import_module
 from typing import NoReturn
 
-from jaxrun.forkserver.client import ForkServer
-from jaxrun.forkserver.early import EarlyServer
-from jaxrun.job.environment import interpreter_settings
+from jaxrun.node.forkserver.client import ForkServer
+from jaxrun.node.forkserver.early import EarlyServer
 from jaxrun.protocol.forkserver_messages import LAUNCHER_DESCRIPTORS, ForkServerMessageDecoder, StartLauncher
 from jaxrun.protocol.names import CONTROL_FD, RESERVED_PREFIX
+from jaxrun.spec.job.environment import interpreter_settings
 
 _MAX_REQUEST_BYTES = 2**18
 _IMPORTED_BY_EVERY_JOB = (
     "jaxrun.cli.main",
-    "jaxrun.supervisor.local",
-    "jaxrun.supervisor.run",
-    "jaxrun.supervisor.supervise",
-    "jaxrun.backends.local",
-    "jaxrun.job.layout",
-    "jaxrun.job.devices",
-    "jaxrun.job.program",
-    "jaxrun.rundir.rundir",
+    "jaxrun.controller.supervisor.local",
+    "jaxrun.controller.supervisor.run",
+    "jaxrun.controller.supervisor.supervise",
+    "jaxrun.spec.backends.local",
+    "jaxrun.spec.job.layout",
+    "jaxrun.spec.job.devices",
+    "jaxrun.spec.job.program",
+    "jaxrun.records.rundir.rundir",
 )
 
 

@@ -21,7 +21,7 @@ HAD_SERVER = has_fork_server()
 
 
 def test_nothing_for_gangs_is_loaded_or_started():
-    heavy = {"jax", "numpy", "cloudpickle", "click", "jaxrun.gang", "jaxrun.verdict"}
+    heavy = {"jax", "numpy", "cloudpickle", "click", "jaxrun.frontends.gang", "jaxrun.analysis.verdict"}
     heavy |= {"jaxrun.protocol.worker_messages", "jaxrun.protocol.pytest_messages"}
     assert sys.modules.keys() & heavy == set()
     assert not HAD_SERVER

@@ -1,0 +1,202 @@
+"""Finds out what a rank is doing, from its stack and from what the kernel says that it waits in.
+
+Python frames decide first, as they are the same everywhere. Where the program's own line is the innermost frame, as in
+input() or time.sleep(), the kernel's name for what the thread sleeps in decides.
+"""
+
+from __future__ import annotations
+
+import enum
+import re
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+
+from jaxrun.analysis.diagnosis import stacks
+from jaxrun.analysis.diagnosis.stacks import Frame, Stack
+from jaxrun.protocol.flight import Flight, strip_directory
+
+
+class Activity(enum.Enum):
+    STOPPED = enum.auto()
+    TRACED = enum.auto()  # stopped by a debugger from outside
+    DISK = enum.auto()
+    PROMPT = enum.auto()  # waits at a debugger's prompt
+    INPUT = enum.auto()
+    FILE_LOCK = enum.auto()
+    PROCESS = enum.auto()  # waits for a process that it started
+    NETWORK = enum.auto()
+    DATA = enum.auto()
+    THREAD = enum.auto()  # waits for another thread of its own: a lock, an event, a future
+    ENDING = enum.auto()  # its program has ended, but its threads have not
+    SLEEP = enum.auto()
+    COMPILING = enum.auto()
+    BARRIER = enum.auto()
+    CALL = enum.auto()  # waits in JAX, usually for other ranks
+    ASLEEP = enum.auto()  # waits on a futex where it has made no cross-process call before
+    ELSEWHERE = enum.auto()
+    IDLE = enum.auto()  # a gang's rank between two calls
+    UNKNOWN = enum.auto()
+
+
+WAITING = (Activity.BARRIER, Activity.CALL)  # usually for other ranks
+
+
+@dataclass(frozen=True, slots=True)
+class RankState:
+    """What one rank is doing; all but `activity` may be empty.
+
+    place:          the program's line, "data.py:31 __next__"
+    call:           what it has called there, "queue.get"
+    other_threads:  where its other threads are, if they are in the program
+    is_certain:     False for a CALL that is only inferred: there are no frames of JAX, and no call was seen there
+    """
+
+    activity: Activity
+    place: str = ""
+    call: str = ""
+    other_threads: tuple[str, ...] = ()
+    is_certain: bool = True
+
+
+_PYTHON = r"/lib(?:64)?/python3\.\d+/"
+_PACKAGE = r"-packages/"
+# What a rank does if the "file function" of any of its frames matches; the first rule that matches decides.
+_RULES = tuple(
+    (activity, name, re.compile(pattern))
+    for activity, name, pattern in (
+        (Activity.CALL, "", r"/jaxrun_runtime/agent_channel\.py receive_answer$"),  # --lockstep strict: for its turn
+        (Activity.PROMPT, "jax.debug.breakpoint", r"/jax/_src/debugger/"),
+        (Activity.PROMPT, "ipdb", rf"{_PACKAGE}(?:ipdb|IPython/core/debugger\.py)"),
+        (Activity.PROMPT, "IPython", rf"{_PACKAGE}IPython/terminal/"),
+        (Activity.PROMPT, "debugpy", rf"{_PACKAGE}(?:debugpy|pydevd)"),
+        (Activity.PROMPT, "pudb", rf"{_PACKAGE}pudb/"),
+        (Activity.PROMPT, "pdb", rf"{_PYTHON}(?:pdb|bdb)\.py"),
+        (Activity.INPUT, "", rf"{_PYTHON}(?:(?:cmd|code)\.py (?:cmdloop|interact|raw_input)$|getpass\.py)"),
+        (Activity.COMPILING, "", r"/jax/_src/compiler\.py (?:backend_compile|compile_or_get_cached)"),
+        (Activity.BARRIER, "sync_global_devices", r"/jax/experimental/multihost_utils\.py sync_global_devices$"),
+        (Activity.BARRIER, "", rf"{_PACKAGE}.* (?:sync_global_\w+|\w*barrier\w*)$"),
+        (
+            Activity.DATA,
+            "",
+            rf"{_PACKAGE}(?:torch/utils/data|grain|tensorflow/python/data|tensorflow_datasets|datasets)/",
+        ),
+        (Activity.FILE_LOCK, "", rf"{_PACKAGE}(?:filelock|portalocker|fasteners)/"),
+        (Activity.PROCESS, "", rf"{_PYTHON}(?:subprocess\.py|multiprocessing/(?:popen_\w+|process)\.py)"),
+        (
+            Activity.DATA,
+            "",
+            rf"{_PYTHON}(?:queue\.py (?:get|put|join)$|multiprocessing/(?:queues|pool|connection)\.py)",
+        ),
+        (
+            Activity.NETWORK,
+            "",
+            rf"{_PACKAGE}(?:requests|urllib3|httpx|httpcore|aiohttp|fsspec|gcsfs|s3fs|botocore|grpc|google|wandb)/",
+        ),
+        (Activity.NETWORK, "", rf"{_PYTHON}(?:socket\.py|ssl\.py|http/client\.py|urllib/|ftplib\.py)"),
+        (Activity.THREAD, "", rf"{_PYTHON}(?:concurrent/futures/|threading\.py (?:wait|acquire|join|__enter__)$)"),
+    )
+)
+# How the agent words the state of a process that is stopped or in uninterruptible sleep.
+_STATES = (
+    ("stopped by a signal", Activity.STOPPED),
+    ("stopped by a debugger", Activity.TRACED),
+    ("waiting for a disk", Activity.DISK),
+)
+# Kernel functions, of old and new kernels, in which a thread waits whose innermost frame is the program's.
+_READS = re.compile(r"n_tty_read|tty_read|wait_woken|pipe_read|pipe_wait|unix_stream_(?:read|data)")
+_KERNEL = tuple(
+    (activity, re.compile(pattern))
+    for activity, pattern in (
+        (Activity.SLEEP, r"nanosleep"),
+        (Activity.PROCESS, r"^(?:kernel_)?(?:do_)?wait(?:id|4)?$"),
+        (Activity.FILE_LOCK, r"lock_inode|locks_lock|flock|posix_lock"),
+        (Activity.NETWORK, r"inet_|tcp_|sk_wait|wait_for_connect|unix_wait"),
+    )
+)
+# Where JAX waits for a result, polling a GPU perhaps.
+_RESULT = re.compile(r"/jax/_src/(?:api\.py (?:try_to_block|block_until_ready)|array\.py (?:_value|__array__))$")
+_INNER = re.compile(r"^_|^(?:wrapper|cache_miss|try_to_block)$")  # functions of JAX that mean nothing to a user
+_ENDING = "_join_threads"  # a function of the runtime, at the end of a program
+
+
+def find_rank_states(
+    dumps: Mapping[int, str], waits: Mapping[int, str], flights: Mapping[int, Flight]
+) -> dict[int, RankState]:
+    """What the ranks of `dumps` are doing; their flights say where they have made cross-process calls before."""
+    places = {rank: {strip_directory(site[0]) for site in f.sites.values() if site} for rank, f in flights.items()}
+    found = ((rank, dumps[rank], waits.get(rank, ""), places.get(rank, ())) for rank in sorted(dumps))
+    return {seen[0]: find_rank_state(*seen) for seen in found}
+
+
+def find_rank_state(rank: int, dump: str, wait: str, places: Collection[str] = ()) -> RankState:
+    """What `rank` is doing.
+
+    `wait` is what the kernel says of its main thread; `places` are those at which it has made cross-process calls
+    before ("train.py:88 train_step"), empty if they are not known.
+    """
+    for text, activity in _STATES:
+        if wait.startswith(text):
+            return RankState(activity)
+    stack = stacks.main_stack(dump)
+    if not stack.frames:
+        return RankState(Activity.UNKNOWN)
+    if stack.is_idle:
+        return RankState(Activity.IDLE)
+    if any(frame.function == _ENDING and frame.is_scaffold for frame in stack.frames):
+        return RankState(Activity.ENDING, other_threads=_others(dump, stack))
+    index = _program_frame(stack.frames)
+    called, place = stack.frames[:index], str(stack.frames[index])
+    for activity, name, pattern in _RULES:
+        if any(pattern.search(f"{frame.file} {frame.function}") for frame in called):
+            others = _others(dump, stack) if activity in (Activity.THREAD, Activity.DATA) else ()
+            return RankState(activity, place, name or _name(called), others)
+    if any(frame.is_jax for frame in called):
+        waits = "futex" in wait or _RESULT.search(f"{called[0].file} {called[0].function}")
+        return RankState(Activity.CALL if waits else Activity.ELSEWHERE, place, _name(called))
+    if called:
+        return RankState(Activity.ELSEWHERE, place, _name(called))
+    activity = find_kernel_activity(rank, wait, known=not places or place in places)
+    return RankState(activity, place, is_certain=activity is not Activity.CALL or place in places)
+
+
+def find_kernel_activity(rank: int, wait: str, *, known: bool = False) -> Activity:
+    """What `rank` waits in, by what the kernel says; `known`: it may have made cross-process calls there before."""
+    if "futex" in wait:
+        return Activity.CALL if known else Activity.ASLEEP
+    if rank == 0 and _READS.search(wait):  # no other rank has a stdin
+        return Activity.INPUT
+    return next((activity for activity, pattern in _KERNEL if pattern.search(wait)), Activity.ELSEWHERE)
+
+
+def _program_frame(frames: Sequence[Frame]) -> int:
+    """The index of the program's innermost frame, which is a library's where the program has none."""
+    for is_programs in (lambda frame: frame.is_users, _is_plain_library):
+        for index, frame in enumerate(frames):
+            if is_programs(frame):
+                return index
+    return 0
+
+
+def _is_plain_library(frame: Frame) -> bool:
+    if frame.is_jax or frame.is_scaffold or _PACKAGE not in frame.file:
+        return False
+    return not any(pattern.search(f"{frame.file} {frame.function}") for _, _, pattern in _RULES)
+
+
+def _name(called: Sequence[Frame]) -> str:
+    """What the program has called: "queue.get", "process_allgather"; empty for an internal function of JAX."""
+    entries = [frame for frame in called if not frame.is_wrapper]
+    if not entries or (entries[-1].is_jax and _INNER.search(entries[-1].function)):
+        return ""
+    entry = entries[-1]
+    if entry.is_jax:
+        return entry.function
+    library = re.split(rf"{_PACKAGE}|{_PYTHON}", entry.file)[-1].split("/")[0].removesuffix(".py")
+    return library if _INNER.search(entry.function) else f"{library}.{entry.function}"
+
+
+def _others(dump: str, main: Stack) -> tuple[str, ...]:
+    """Where the program's other threads are, each place once."""
+    threads = (stack for stack in stacks.parse_dump(dump) if stack != main)
+    own = (next((frame for frame in stack.frames if frame.is_users), None) for stack in threads)
+    return tuple(dict.fromkeys(str(frame) for frame in own if frame))

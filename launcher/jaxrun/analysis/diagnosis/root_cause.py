@@ -1,0 +1,127 @@
+"""Which workers caused the failure of a job.
+
+Each worker's outcome falls in one of these classes:
+
+    OWN          its own exception or exit status, a signal that the launcher did not send, or a lost host
+    UNCLEAR      an unexplained abort or status 0; a broken connection after one of its threads had died
+    CONSEQUENCE  an error that only another worker's end brings about (consequences.py), or killed by the launcher
+    FINE         its program had ended with status 0, or the worker still runs
+
+The earliest outcome of the first class that occurs is the root cause. Its rank is the only culprit unless others failed
+in exactly the same way. Where there are only unclear outcomes and consequences, a rank that was paused or cut off from
+the network by an injected fault is the culprit.
+"""
+
+from __future__ import annotations
+
+import enum
+import signal
+from collections.abc import Sequence
+
+from jaxrun.analysis.diagnosis.consequences import ErrorOrigin, classify_error, find_consequence
+from jaxrun.analysis.diagnosis.worker_outcome import InjectedFault, WorkerOutcome
+from jaxrun.protocol.flight_file import DIVERGENCE_ERROR
+from jaxrun.protocol.worker_messages import ThreadFailed
+
+
+class Culpability(enum.IntEnum):
+    """How likely a worker is the root cause: the lower, the likelier."""
+
+    OWN = 0
+    UNCLEAR = 1
+    CONSEQUENCE = 2
+    FINE = 3
+
+
+def culpability(worker: WorkerOutcome) -> Culpability:
+    """The class of one worker's outcome."""
+    if worker.failure is not None:
+        return _culpability_of_failure(worker)
+    if worker.lost_reason:
+        return Culpability.CONSEQUENCE if worker.killed_by_launcher else Culpability.OWN
+    if worker.status is None or (worker.finished and (worker.killed_by_launcher or worker.status == 0)):
+        return Culpability.FINE
+    if worker.killed_by_launcher:
+        return Culpability.CONSEQUENCE
+    if (worker.status >= 0 or worker.status == -signal.SIGABRT) and collateral(worker):
+        return _consequence_unless_thread_died(worker)
+    is_unexplained = worker.status in (0, -signal.SIGABRT) and not own_thread_failures(worker)
+    return Culpability.UNCLEAR if is_unexplained else Culpability.OWN
+
+
+def is_certain(workers: Sequence[WorkerOutcome]) -> bool:
+    """Whether one of the outcomes is beyond doubt the root cause, so that waiting for a better one is useless."""
+    for worker in workers:
+        kind = culpability(worker)
+        if kind is Culpability.OWN or (worker.disruptive_fault and kind is not Culpability.FINE):
+            return True
+    return False
+
+
+def find_culprits(workers: Sequence[WorkerOutcome]) -> list[WorkerOutcome]:
+    """The workers that caused the failure, lowest rank first; empty if no worker has failed."""
+    first = find_first_failure(workers)
+    kind = culpability(first)
+    if kind is Culpability.FINE:
+        return []
+    fault = _first_disruptive_fault(workers) if kind is not Culpability.OWN else None
+    if fault is not None:
+        return [worker for worker in workers if fault in worker.injected_faults]
+    if kind is Culpability.CONSEQUENCE:
+        return [first]
+    signature = _failure_signature(first)
+    return [w for w in workers if culpability(w) is kind and _failure_signature(w) == signature]
+
+
+def find_first_failure(workers: Sequence[WorkerOutcome]) -> WorkerOutcome:
+    """The earliest outcome of the most culpable class."""
+    return min(workers, key=lambda worker: (culpability(worker), worker.time, worker.rank))
+
+
+def collateral(worker: WorkerOutcome) -> str:
+    """What another worker's end did to this one, by its exception or stderr ("lost its connection"); else empty."""
+    failure = worker.failure
+    if failure is None or failure.error == "SystemExit":
+        return find_consequence(f"{worker.stderr_tail}\n{worker.crash_dump}")
+    if classify_error(failure.message, failure.traceback) is ErrorOrigin.OTHER:
+        return find_consequence(f"{failure.message}\n{failure.traceback}")
+    return ""
+
+
+def own_thread_failures(worker: WorkerOutcome) -> tuple[ThreadFailed, ...]:
+    """The threads of the worker's program that died of an error of their own."""
+    return tuple(t for t in worker.thread_failures if classify_error("", t.traceback) is ErrorOrigin.OWN)
+
+
+def _culpability_of_failure(worker: WorkerOutcome) -> Culpability:
+    assert worker.failure is not None
+    if worker.failure.error == "SystemExit":
+        return _consequence_unless_thread_died(worker) if collateral(worker) else Culpability.OWN
+    match classify_error(worker.failure.message, worker.failure.traceback):
+        case ErrorOrigin.OWN:
+            return Culpability.OWN
+        case ErrorOrigin.UNCLEAR:
+            return Culpability.UNCLEAR
+    return _consequence_unless_thread_died(worker)
+
+
+def _consequence_unless_thread_died(worker: WorkerOutcome) -> Culpability:
+    return Culpability.UNCLEAR if own_thread_failures(worker) else Culpability.CONSEQUENCE
+
+
+def _first_disruptive_fault(workers: Sequence[WorkerOutcome]) -> InjectedFault | None:
+    faults = [worker.disruptive_fault for worker in workers if worker.disruptive_fault]
+    return min(faults, key=lambda fault: fault.time, default=None)
+
+
+def _failure_signature(worker: WorkerOutcome) -> tuple[object, ...]:
+    """What is equal for workers that failed in the same way."""
+    failure = worker.failure
+    if failure is not None and failure.error == DIVERGENCE_ERROR:
+        return failure.error, failure.message  # each rank raises it at a line of its own
+    if failure is not None:
+        return failure.error, failure.status, failure.message, failure.traceback
+    if worker.lost_reason:
+        return ("lost", worker.lost_reason)
+    threads = tuple((thread.error, thread.traceback) for thread in worker.thread_failures)
+    return worker.status, worker.finished, worker.deadly_fault, threads

@@ -1,0 +1,243 @@
+"""Compares the flights of all ranks: where they were out of step, and which ranks are behind. No I/O.
+
+Usually only briefs are compared. Where their chains differ, the histories of one rank of each set say which call
+differed first; a chain may also differ because a rank does not know a program's code.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from jaxrun.analysis.lockstep.divergence import (
+    CallGroup,
+    Divergence,
+    largest_first,
+    partition_by_program,
+    sorted_rank_sets,
+)
+from jaxrun.protocol.flight import AnyCall, DispatchedCall, Flight, parse_group
+
+_COMPARED_AFTER = 8  # calls after the first that differs
+
+Flights = Mapping[int, Flight]  # by rank
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """A call at which, or before which, ranks seem to have been out of step; histories decide.
+
+    rank_sets:  ranks with equal histories, the largest set first; ranks of which nothing is known are in none
+    """
+
+    group: str
+    number: int
+    rank_sets: tuple[tuple[int, ...], ...]
+
+    @property
+    def representatives(self) -> tuple[int, ...]:
+        """One rank of each set, whose histories are to be read."""
+        return tuple(ranks[0] for ranks in self.rank_sets)
+
+
+@dataclass(frozen=True, slots=True)
+class Lag:
+    """A call of a group that the ranks `ahead` have made or entered, and those `behind` have not.
+
+    reached:  by rank, the number of the last call that it has made or entered
+    inside:   the ranks known to be inside a call, which was entered and has not been dispatched
+    """
+
+    group: str
+    number: int
+    ahead: tuple[int, ...]
+    behind: tuple[int, ...]
+    name: str
+    place: str
+    reached: Mapping[int, int]
+    inside: frozenset[int]
+
+
+def find_candidates(flights: Flights) -> tuple[Candidate, ...]:
+    """Return for each group whose ranks show different calls the lowest number at which they do."""
+    complete = {rank: flight for rank, flight in flights.items() if flight.complete}
+    lowest = _differing_chains(complete.values())
+    found = {
+        group: Candidate(group, number, sets_by_chain(complete, group, number)) for group, number in lowest.items()
+    }
+    for entered in _differing_entries(complete):
+        known = found.get(entered.group)
+        if known is None or entered.number < known.number:
+            found[entered.group] = entered
+    return tuple(found[group] for group in sorted(found))
+
+
+def find_divergence(candidate: Candidate, histories: Flights) -> Divergence | None:
+    """Return the first call that really differs in the histories of one rank or more of each set.
+
+    None if no call does: the programs have equal keys, and equal codes where these are known.
+    """
+    group = candidate.group
+    complete = {rank: flight for rank, flight in histories.items() if flight.complete}
+    calls = {rank: calls_by_number(flight, group) for rank, flight in complete.items()}
+    numbers = sorted({number for table in calls.values() for number in table})
+    common: list[int] = []
+    for number in numbers:
+        held = {rank: table[number] for rank, table in calls.items() if number in table}
+        if len(held) < 2:
+            continue
+        common.append(number)
+        programs = {rank: complete[rank].program(call) for rank, call in held.items()}
+        if len({program[1:3] for program in programs.values()}) == 1:
+            continue
+        found = partition_by_program({rank: (program.key, program.code) for rank, program in programs.items()})
+        if len(found) > 1:
+            divergence = make_divergence(candidate, number, found, complete, held)
+            extra = _extra(number, divergence.call_groups, complete, calls)
+            return replace(divergence, extra_call_ranks=extra, is_oldest_recorded=number == common[0] > 1)
+    return _before(candidate, common[0], complete, calls) if common else None
+
+
+def find_lags(flights: Flights) -> tuple[Lag, ...]:
+    """Return for each group whose ranks have come unequally far the first call that not all have reached."""
+    complete = {rank: flight for rank, flight in flights.items() if flight.complete}
+    found = []
+    size = max(complete, default=-1) + 1
+    for group in sorted({group for flight in complete.values() for group in flight.call_counts}):
+        members = sorted(parse_group(group, size) & complete.keys())
+        reached = {rank: complete[rank].last_number(group) for rank in members}
+        number = min(reached.values(), default=0) + 1
+        ahead = tuple(rank for rank, last in reached.items() if last >= number)
+        if ahead:
+            behind = tuple(rank for rank, last in reached.items() if last < number)
+            inside = frozenset(rank for rank in ahead if _entered(complete[rank], group))
+            name, place = _shown(number, group, [complete[rank] for rank in ahead])
+            found.append(Lag(group, number, ahead, behind, name, place, reached, inside))
+    return tuple(found)
+
+
+def _differing_chains(flights: Iterable[Flight]) -> dict[str, int]:
+    """Return by group the lowest number at which two flights have different chains."""
+    chains: dict[str, dict[int, int]] = defaultdict(dict)
+    lowest: dict[str, int] = {}
+    for flight in flights:
+        for _, group, number, chain, *_ in flight.calls:
+            if chains[group].setdefault(number, chain) != chain:
+                lowest[group] = min(number, lowest.get(group, number))
+        for group, marks in flight.marks.items():
+            for number, chain in marks.items():
+                if chains[group].setdefault(number, chain) != chain:
+                    lowest[group] = min(number, lowest.get(group, number))
+    return lowest
+
+
+def sets_by_chain(flights: Flights, group: str, number: int) -> tuple[tuple[int, ...], ...]:
+    ranks: dict[int, list[int]] = defaultdict(list)
+    for rank, flight in flights.items():
+        chain = flight.marks.get(group, {}).get(number)
+        if chain is None:
+            chain = next((call.chain for call in flight.calls if call.number == number and call.group == group), None)
+        if chain is not None:
+            ranks[chain].append(rank)
+    return sorted_rank_sets(ranks.values())
+
+
+def _differing_entries(flights: Flights) -> list[Candidate]:
+    """Return calls that some rank has entered, and another has entered or made with another program."""
+    entered = {(flight.pending.group, flight.pending.number) for flight in flights.values() if flight.pending}
+    if not entered:
+        return []
+    shown: dict[tuple[str, int], dict[int, tuple[str, str]]] = {call: {} for call in entered}
+    for rank, flight in flights.items():
+        for call in flight.known_calls:
+            if (call.group, call.number) in shown:
+                program = flight.program(call)
+                shown[call.group, call.number][rank] = (program.key, program.code)
+    found = [(group, number, partition_by_program(identities)) for (group, number), identities in sorted(shown.items())]
+    return [Candidate(group, number, parts) for group, number, parts in found if len(parts) > 1]
+
+
+def calls_by_number(flight: Flight, group: str) -> dict[int, AnyCall]:
+    return {call.number: call for call in flight.known_calls if call.group == group}
+
+
+def make_divergence(
+    candidate: Candidate,
+    number: int,
+    found: tuple[tuple[int, ...], ...],
+    histories: Flights,
+    calls: Mapping[int, AnyCall],
+    before: bool = False,
+) -> Divergence:
+    """Make a divergence of these representatives, each of which stands for its set."""
+    call_groups = []
+    for representatives in found:
+        known = set(representatives)
+        ranks = known.union(*(part for part in candidate.rank_sets if known & set(part)))
+        recorded_by = max(representatives, key=lambda rank: histories[rank].program(calls[rank])[1:3] > ("", ""))
+        flight, call = histories[recorded_by], calls[recorded_by]
+        program = flight.program(call)
+        call_groups.append(
+            CallGroup(
+                tuple(sorted(ranks)),
+                *program,
+                place=flight.place(call),
+                recorded_by=recorded_by,
+                program=call.program,
+            )
+        )
+    told = {rank for call_group in call_groups for rank in call_group.ranks}
+    unread = tuple(sorted(rank for part in candidate.rank_sets for rank in part if rank not in told))
+    return Divergence(candidate.group, number, largest_first(call_groups), before, unread_ranks=unread)
+
+
+def _extra(
+    number: int, call_groups: Sequence[CallGroup], histories: Flights, calls: Mapping[int, Mapping[int, AnyCall]]
+) -> tuple[int, ...]:
+    """Return the ranks that made one call more: their next calls are what the others do from `number` on."""
+    if len(call_groups) != 2:
+        return ()
+
+    def goes_on_like(one: CallGroup, other: CallGroup) -> bool:
+        mine, theirs = calls[one.recorded_by], calls[other.recorded_by]
+        both = [n for n in range(number, number + _COMPARED_AFTER) if n + 1 in mine and n in theirs]
+        pairs = (
+            (histories[one.recorded_by].program(mine[n + 1]), histories[other.recorded_by].program(theirs[n]))
+            for n in both
+        )
+        return len(both) > 1 and all(left[:3] == right[:3] for left, right in pairs)
+
+    first, second = call_groups
+    leads, trails = goes_on_like(first, second), goes_on_like(second, first)
+    return () if leads == trails else first.ranks if leads else second.ranks
+
+
+def _before(
+    candidate: Candidate,
+    number: int,
+    histories: Flights,
+    calls: Mapping[int, Mapping[int, AnyCall]],
+) -> Divergence | None:
+    """Return a divergence before `number`, the first recorded call; chains show it if all programs are known."""
+    held = {rank: table[number] for rank, table in calls.items() if number in table}
+    chains: dict[int, list[int]] = defaultdict(list)
+    for rank, call in held.items():
+        if isinstance(call, DispatchedCall) and not histories[rank].unknown_programs and not histories[rank].trouble:
+            chains[call.chain].append(rank)
+    if len(chains) < 2 or number == 1:
+        return None
+    return make_divergence(candidate, number, sorted_rank_sets(chains.values()), histories, held, before=True)
+
+
+def _entered(flight: Flight, group: str) -> bool:
+    return flight.pending is not None and flight.pending.group == group
+
+
+def _shown(number: int, group: str, flights: Iterable[Flight]) -> tuple[str, str]:
+    """Return name and place of this call from the first flight that still has it; empty texts if none has."""
+    for flight in flights:
+        call = calls_by_number(flight, group).get(number)
+        if call is not None:
+            return flight.program(call).name, flight.place(call)
+    return "", ""

@@ -1,0 +1,241 @@
+"""What the call groups of a divergence do differently, the most telling first: values that report.py formats."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from enum import Enum, auto
+
+from jaxrun.analysis.diagnosis.stacks import Frame
+from jaxrun.analysis.lockstep import hlo_diff
+from jaxrun.analysis.lockstep.divergence import CallGroup
+from jaxrun.protocol.flight import Arrays, strip_directory
+from jaxrun.text import plural
+
+_TYPE = re.compile(r"(?P<dtype>[^\[]*)\[(?P<shape>[^\]]*)\](?P<rest>.*)$")
+_WEAK = ", weak"
+_SHARD_MAP = "sdy.manual_computation"
+_LONG_SHARDING = 28  # characters; where it is the same for all, a longer one is left out
+
+
+class DifferenceKind(Enum):
+    """What differs, the most telling first; TAIL is a shape whose leading axis alone differs."""
+
+    ABSENT = auto()
+    FUNCTION = auto()
+    NAMESAKE = auto()
+    MESH = auto()
+    COUNT = auto()
+    TAIL = auto()
+    SHAPE = auto()
+    DTYPE = auto()
+    SHARDING = auto()
+    WEAK = auto()
+    RESULT = auto()
+    DONATION = auto()
+    ATTRIBUTE = auto()
+    SPECS = auto()
+    CONSTANT = auto()
+    CODE = auto()
+    UNKNOWN = auto()
+
+
+# What to do about each.
+_SAME_CALLS = "every rank must make the same cross-process calls in the same order"
+ADVICE = {
+    DifferenceKind.ABSENT: f"{_SAME_CALLS}, and equally many: pad or drop the uneven tail of the data on every rank "
+    "alike (jaxrun_runtime.batches does); make a call that stands under a condition on every rank, or on none.",
+    DifferenceKind.FUNCTION: f"{_SAME_CALLS}: make one that stands under a condition (as of jax.process_index()) on "
+    "every rank, or on none.",
+    DifferenceKind.NAMESAKE: f"{_SAME_CALLS}, of the same functions: broadcast rank 0's choice if the data decides "
+    "(jax.experimental.multihost_utils.broadcast_one_to_all).",
+    DifferenceKind.MESH: "make the mesh from the same devices in the same order on every rank (jax.make_mesh does).",
+    DifferenceKind.COUNT: "call it with as many arrays, in the same structure, on every rank.",
+    DifferenceKind.TAIL: 'this is the "last batch" pitfall: pad or drop the uneven tail on every rank alike '
+    "(jaxrun_runtime.shard does).",
+    DifferenceKind.SHAPE: "the global shapes must be the same on every rank: pad or cut uneven data alike "
+    "(jaxrun_runtime.shard does), and sort what comes out of a set.",
+    DifferenceKind.DTYPE: "convert it to the same dtype on every rank (x.astype).",
+    DifferenceKind.SHARDING: "give it the same sharding on every rank (jax.device_put, in_shardings).",
+    DifferenceKind.WEAK: "a Python number is weakly typed, an array is not: make it an array of one dtype on every "
+    "rank (jnp.asarray(value, dtype)).",
+    DifferenceKind.RESULT: "ask for the same results on every rank, with the same dtypes and out_shardings.",
+    DifferenceKind.DONATION: "donate the same arguments on every rank (donate_argnums, donate_argnames).",
+    DifferenceKind.ATTRIBUTE: "compile it with the same options on every rank.",
+    DifferenceKind.SPECS: "give shard_map the same in_specs and out_specs on every rank.",
+    DifferenceKind.CONSTANT: "pass the array as an argument instead, or broadcast rank 0's first "
+    "(jax.experimental.multihost_utils.broadcast_one_to_all).",
+    DifferenceKind.CODE: "pass the value as an argument instead, or broadcast rank 0's first "
+    "(jax.experimental.multihost_utils.broadcast_one_to_all).",
+    DifferenceKind.UNKNOWN: "the recorders do not hold what differs; jaxrun --lockstep strict stops before the call.",
+}
+SAME_LINE_ADVICE = (
+    "the same line made different calls: where a set, or a dict made from one, gives the order, sort it; where a value "
+    "decides, let all decide by the same one (jax.experimental.multihost_utils.broadcast_one_to_all)."
+)
+CROSSED_ADVICE = "groups that share ranks must make their calls in one order on all of them."
+EARLIER_ADVICE = "jaxrun --lockstep strict stops at the first call that differs."
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """`subject` ("argument batch.x is") with each value and the ranks that have it; or a diff of programs in `lines`.
+
+    sides:    the ranks of the diff's "-" and "+"
+    omitted:  how many lines were left out
+    """
+
+    kind: DifferenceKind
+    subject: str = ""
+    values: tuple[tuple[str, tuple[int, ...]], ...] = ()
+    lines: tuple[str, ...] = ()
+    sides: tuple[tuple[int, ...], ...] = ()
+    omitted: int = 0
+
+
+def find_differences(groups: Sequence[CallGroup]) -> tuple[Difference, ...]:
+    """Compare call groups, the largest first; those that made no call are ABSENT."""
+    callers = [group for group in groups if not group.state]
+    absent = [Difference(DifferenceKind.ABSENT)] if len(callers) < len(groups) else []
+    if len(callers) < 2:
+        return tuple(absent)
+    return (*absent, *(_functions(callers) or _signatures(callers) or _codes(callers)))
+
+
+def _functions(groups: Sequence[CallGroup]) -> list[Difference]:
+    if len({group.name for group in groups}) > 1:
+        return [
+            Difference(
+                DifferenceKind.FUNCTION,
+                "different functions:",
+                _values(groups, lambda group: group.name),
+            )
+        ]
+    sources = {group.source for group in groups if group.source}
+    if len(sources) > 1:
+        told_apart = len({short_source(source) for source in sources}) > 1
+        values = _values(groups, lambda group: short_source(group.source) if told_apart else group.source)
+        return [Difference(DifferenceKind.NAMESAKE, "different functions of this name:", values)]
+    return []
+
+
+def _signatures(groups: Sequence[CallGroup]) -> list[Difference]:
+    """Compare mesh, arguments and results, as far as they are known of all; weak types belong to the code."""
+    described = [group for group in groups if group.is_described]
+    keys = {group.key for group in groups if group.key}  # which a program has once it is compiled
+    if len(described) < 2:
+        return [Difference(DifferenceKind.UNKNOWN)] if len(keys) > 1 else []
+    found = []
+    if len({group.mesh for group in described}) > 1:
+        found.append(Difference(DifferenceKind.MESH, "the mesh is", _values(described, lambda group: group.mesh)))
+    found += _arrays(described, lambda group: group.arguments, "argument")
+    if any(difference.kind is not DifferenceKind.WEAK for difference in found):
+        return found
+    found += _arrays(described, lambda group: group.results, "result")
+    if len(keys) > 1:
+        return found or [Difference(DifferenceKind.UNKNOWN)]
+    return [*found, *_codes(groups)]
+
+
+def _arrays(groups: Sequence[CallGroup], of: Callable[[CallGroup], Arrays], what: str) -> list[Difference]:
+    """Return one difference for each array that differs; a single one if their numbers differ."""
+    lengths = {len(of(group)) for group in groups}
+    if len(lengths) > 1:
+        kind = DifferenceKind.COUNT if what == "argument" else DifferenceKind.RESULT
+        return [Difference(kind, "the call has", _values(groups, lambda group: plural(len(of(group)), what)))]
+    found = []
+    for number in range(lengths.pop()):
+        rows = [of(group)[number] for group in groups]
+        if len({row[1] for row in rows}) == 1 and len({row[2] for row in rows} - {""}) <= 1:
+            continue  # a sharding that is left to XLA may be any
+        kind = _kind([row[1] for row in rows])
+        name = rows[0][0] or (f"{number + 1} of {len(of(groups[0]))}" if len(of(groups[0])) > 1 else "")
+        subject = f"{what} {name} is" if name else f"the {what} is"
+        alike = len({row[2] for row in rows}) == 1
+
+        def shown(group: CallGroup, number: int = number, alike: bool = alike) -> str:
+            _, type_, sharding = of(group)[number]
+            return _array(type_, "" if alike and len(sharding) > _LONG_SHARDING else sharding)
+
+        found.append(Difference(kind if what == "argument" else DifferenceKind.RESULT, subject, _values(groups, shown)))
+    return sorted(found, key=lambda difference: difference.kind.value)
+
+
+def _kind(types: Sequence[str]) -> DifferenceKind:
+    """Say in what arrays differ, by their types."""
+    parts = [found.groups() if (found := _TYPE.match(type_)) else (type_, "", "") for type_ in types]
+    dtypes, shapes, rests = ({part[place] for part in parts} for place in range(3))
+    if len(shapes) > 1:
+        inner = {shape.partition(",")[2] for shape in shapes}
+        return DifferenceKind.TAIL if len(inner) == 1 and "" not in shapes else DifferenceKind.SHAPE
+    if len(dtypes) > 1:
+        return DifferenceKind.DTYPE
+    return DifferenceKind.WEAK if len(rests) > 1 else DifferenceKind.SHARDING
+
+
+def _codes(groups: Sequence[CallGroup]) -> list[Difference]:
+    """Compare the lowered programs of the two largest groups."""
+    pair = _pair(groups)
+    if pair is None:
+        return [Difference(DifferenceKind.UNKNOWN)]
+    first, second = pair
+    texts = hlo_diff.decompress(first.hlo), hlo_diff.decompress(second.hlo)
+    if not all(texts):
+        return [Difference(DifferenceKind.CODE)]
+    change = hlo_diff.diff(*texts)
+    sides = (first.ranks, second.ranks)
+    named = hlo_diff.argument_count(texts[0]) == len(first.arguments)
+    found = []
+    for number, by_first, by_second in change.donated:
+        words = [("donated" if by else "not donated") for by in (by_first, by_second)]
+        if by_first and by_second:
+            words = ["donated to one result", "donated to another"]
+        subject = f"{_argument(first, number, named)} is"
+        found.append(Difference(DifferenceKind.DONATION, subject, tuple(zip(words, sides, strict=True))))
+    for number, name in change.attributes:
+        found.append(Difference(DifferenceKind.ATTRIBUTE, f"{_argument(first, number, named)} differs in {name}"))
+    if found:
+        return found
+    if change.constants:
+        return [Difference(DifferenceKind.CONSTANT)]
+    gone, come = ("".join(line for line in change.lines if line.startswith(sign)) for sign in "-+")
+    kind = DifferenceKind.SPECS if _SHARD_MAP in gone and _SHARD_MAP in come else DifferenceKind.CODE
+    return [Difference(kind, lines=change.lines, sides=sides, omitted=change.omitted)]
+
+
+def _pair(groups: Sequence[CallGroup]) -> tuple[CallGroup, CallGroup] | None:
+    """Return the largest group whose code is known, and the largest with another code."""
+    first = next((group for group in groups if group.code), None)
+    if first is None:
+        return None
+    second = next((group for group in groups if group.code not in ("", first.code)), None)
+    return (first, second) if second else None
+
+
+def _argument(group: CallGroup, number: int, named: bool) -> str:
+    name = group.arguments[number][0] if named else ""
+    return f"argument {name or number + 1}"
+
+
+def _array(type_: str, sharding: str) -> str:
+    """Write an array as `float32[32,128]@P('data')`, with a note if it is weakly typed (`float32[], weak`)."""
+    bare = type_.removesuffix(_WEAK)
+    sharding = f"{sharding[:-2]})" if sharding.endswith(",)") else sharding
+    return f"{bare}{f'@{sharding}' if sharding else ''}{' (weakly typed)' if bare != type_ else ''}"
+
+
+def short_source(source: str) -> str:
+    """Write `step at /home/me/model.py:40` as `step at model.py:40`, and a function of JAX's as `_mean of JAX`."""
+    function, at, place = source.rpartition(" at ")
+    if Frame(place.rpartition(":")[0], 0, function).is_jax:
+        return f"{function} of JAX"
+    return f"{function}{at}{strip_directory(place)}"
+
+
+def _values(groups: Sequence[CallGroup], of: Callable[[CallGroup], str]) -> tuple[tuple[str, tuple[int, ...]], ...]:
+    """Return each value with the ranks that have it, in the order of the groups."""
+    found: dict[str, list[int]] = {}
+    for group in groups:
+        found.setdefault(of(group) or "not known", []).extend(group.ranks)
+    return tuple((value, tuple(sorted(ranks))) for value, ranks in found.items())

@@ -1,0 +1,216 @@
+"""Reads a rank's flight recorder (protocol/flight_file.py) while the rank runs, hangs, or after it has died.
+
+The writer does not wait for readers. So the ring is read first, then the count of records again, and records that may
+have been overwritten meanwhile are dropped; the text is read last, because each line is written before the record that
+needs it. Files are read, not mapped: a file that is cut short must not kill the agent. Nothing is raised, whatever a
+file contains.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import sys
+from array import array
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+from typing import TypeVar
+
+from jaxrun.analysis.lockstep.text_log import TextLog, parse_stages
+from jaxrun.protocol import flight_file as recorder
+from jaxrun.protocol.flight import (
+    AnyCall,
+    CallTiming,
+    CompilationStage,
+    DispatchedCall,
+    Flight,
+    PendingCall,
+    ProgramDetails,
+)
+
+_BRIEF_CALLS = 16
+_TIMED_CALLS = 128
+_BRIEF_FRAMES = 3  # of each call's site
+_MARK_STRIDES = (16, 256, 2048)
+_MARKS_KEPT = 4  # the last multiples of each stride that are kept: ranks at most 2 strides apart share one
+_UNSAFE_RECORDS = 8  # records that several threads may be writing at this moment
+_NUMBER = (1 << 48) - 1
+_LOW = (1 << 32) - 1
+_NS_PER_S = 1e9
+_USED_WORDS = recorder.ENTERED_WORD + 1
+
+_Record = tuple[int, int, int, int, int]
+_Value = TypeVar("_Value")
+
+
+class FlightReader:
+    """Reads the recorder behind a descriptor, which the owner closes."""
+
+    def __init__(self, fd: int) -> None:
+        self._fd = fd
+        self._log = TextLog()
+        self._counts: dict[int, int] = {}
+        self._marks: dict[int, dict[int, int]] = {}
+        self._counted = 0
+
+    def brief(self) -> Flight:
+        """Return the state and the last calls, and the times of some more."""
+        return self._flight(_BRIEF_CALLS, _BRIEF_FRAMES, _TIMED_CALLS)
+
+    def position(self) -> Flight:
+        """Return the state and the last call, as little as says how far the rank has come."""
+        return replace(self._flight(1, 1, 0), marks={})
+
+    def history(self, calls: int = recorder.RING_RECORDS) -> Flight:
+        """Return the state and all calls that the ring still holds, or the last `calls` of them."""
+        return self._flight(calls, None, 0)
+
+    def progress_counters(self) -> tuple[int, ...]:
+        """Return counters that are equal as long as nothing has happened. Cheap."""
+        header = self._words(0, _USED_WORDS)
+        places = (
+            recorder.RECORD_COUNT_WORD,
+            recorder.PENDING_TAG_WORD,
+            recorder.COMPILED_COUNT_WORD,
+            recorder.COMPILING_SINCE_WORD,
+        )
+        return tuple(header[place] for place in places) if len(header) == _USED_WORDS else (0,) * len(places)
+
+    def program_details(self, program: int) -> ProgramDetails:
+        """Return what the lines of text about this program say; nothing if there are none."""
+        self._read_log()
+        places = self._log.program_lines.get(program, ())
+        lines = (self._bytes(recorder.TEXT_OFFSET + offset, size) for offset, size in places)
+        try:
+            content = {name: value for line in lines for name, value in json.loads(line).items()}
+            return ProgramDetails.from_content(content)
+        except (AttributeError, ValueError, RecursionError):
+            return ProgramDetails()
+
+    def raise_orders(self) -> None:
+        """Have the rank look for an order that it has been sent."""
+        with contextlib.suppress(OSError):
+            os.pwrite(
+                self._fd, (1).to_bytes(recorder.WORD_BYTES, sys.byteorder), recorder.ORDERS_WORD * recorder.WORD_BYTES
+            )
+
+    def compilation_stages(self) -> tuple[CompilationStage, ...]:
+        """Return the stages of compilations, in the order of their ends; all text is read for it."""
+        size = min(next(iter(self._words(recorder.TEXT_SIZE_WORD, 1)), 0), recorder.MAX_TEXT_BYTES)
+        return parse_stages(self._bytes(recorder.TEXT_OFFSET, size))
+
+    def _flight(self, calls: int, frames: int | None, timed: int) -> Flight:
+        header = self._words(0, _USED_WORDS)
+        if len(header) < _USED_WORDS or header[recorder.MAGIC_WORD] != recorder.MAGIC:
+            return Flight()
+        if header[recorder.FORMAT_WORD] != recorder.FORMAT:
+            known = f"this jaxrun reads format {recorder.FORMAT}"
+            return Flight(trouble=f"its flight recorder has format {header[recorder.FORMAT_WORD]}, and {known}")
+        records = self._records(max(calls, timed))
+        self._read_log()
+        notes = self._log
+        records = [record for record in records if record[3] >> 48 in notes.groups]
+        made = [_call(record, notes.groups[record[3] >> 48]) for record in records[-calls:]]
+        timings = [_timing(record, notes.groups[record[3] >> 48]) for record in records[-timed:] if timed and record[4]]
+        pending = self._pending(header)
+        held: list[AnyCall] = [*made, pending] if pending else [*made]
+        level, since = header[recorder.LEVEL_WORD], header[recorder.COMPILING_SINCE_WORD]
+        programs = {call.program for call in held}
+        sites = _chosen(notes.sites, {call.site for call in (*held, *timings)})
+        entered, last = header[recorder.ENTERED_WORD], max((record[0] for record in records), default=0)
+        return Flight(
+            level=level if level in recorder.LEVELS else recorder.NOTHING,
+            strict=header[recorder.STRICT_WORD] == 1,
+            compiling=(notes.compiling, since / _NS_PER_S) if since else None,
+            pending=pending,
+            calls=tuple(made),
+            timings=tuple(timings),
+            entered=entered / _NS_PER_S if entered > last else 0.0,
+            marks={notes.groups[group]: marks for group, marks in self._marks.items() if group in notes.groups},
+            call_counts={ranks: self._counts.get(group, 0) for group, ranks in notes.groups.items()},
+            programs=_chosen(notes.programs, programs),
+            sites={site: stack[:frames] for site, stack in sites.items()},
+            unknown_programs=notes.unknown + len(programs - notes.programs.keys()),
+            trouble=notes.trouble,
+            agreement_cost=(header[recorder.AGREED_COUNT_WORD], header[recorder.AGREED_NS_WORD] / _NS_PER_S),
+        )
+
+    def _records(self, wanted: int) -> list[_Record]:
+        """Return at least `wanted` of the last records, if the ring has them, oldest first; new ones are counted."""
+        made = self._made()
+        words = self._words(recorder.HEADER_WORDS, recorder.RING_RECORDS * recorder.RECORD_WORDS)
+        first = max(0, self._made() - recorder.RING_RECORDS + _UNSAFE_RECORDS, min(made - wanted, self._counted))
+        places = [number % recorder.RING_RECORDS * recorder.RECORD_WORDS for number in range(first, made)]
+        records = [_record(words, place) for place in places if place + recorder.RECORD_WORDS <= len(words)]
+        self._count(records[max(0, self._counted - first) :])
+        self._counted = max(self._counted, made)
+        # One that a thread has not written yet is empty, or still holds an older call, which is true as well.
+        return [record for record in records if record[0]]
+
+    def _made(self) -> int:
+        return next(iter(self._words(recorder.RECORD_COUNT_WORD, 1)), 0)
+
+    def _count(self, records: Iterable[_Record]) -> None:
+        for time, chain, _, tag, _ in records:
+            if not time:
+                continue
+            group, number = tag >> 48, tag & _NUMBER
+            if number > self._counts.get(group, 0):
+                self._counts[group] = number
+            if number % _MARK_STRIDES[0] == 0:
+                self._marks.setdefault(group, {})[number] = chain
+        for group, marks in self._marks.items():
+            self._marks[group] = _latest(marks)
+
+    def _pending(self, header: array[int]) -> PendingCall | None:
+        places = (recorder.PENDING_TAG_WORD, recorder.PENDING_SITE_WORD, recorder.PENDING_SINCE_WORD)
+        tag, what, since = (header[place] for place in places)
+        group, number = tag >> 48, tag & _NUMBER
+        if not tag or group not in self._log.groups or number <= self._counts.get(group, 0):
+            return None
+        return PendingCall(self._log.groups[group], number, what & _LOW, what >> 32, since / _NS_PER_S)
+
+    def _read_log(self) -> None:
+        size = min(next(iter(self._words(recorder.TEXT_SIZE_WORD, 1)), 0), recorder.MAX_TEXT_BYTES)
+        if size > self._log.end_offset:
+            self._log.append(self._bytes(recorder.TEXT_OFFSET + self._log.end_offset, size - self._log.end_offset))
+
+    def _words(self, first: int, count: int) -> array[int]:
+        """Return `count` words from word `first` on, or fewer if the file ends."""
+        data = self._bytes(first * recorder.WORD_BYTES, count * recorder.WORD_BYTES)
+        words = array("Q")
+        words.frombytes(data[: len(data) - len(data) % recorder.WORD_BYTES])
+        return words
+
+    def _bytes(self, offset: int, size: int) -> bytes:
+        try:
+            return os.pread(self._fd, size, offset)
+        except OSError:
+            return b""  # as a file on a server that is gone
+
+
+def _record(words: array[int], at: int) -> _Record:
+    return words[at], words[at + 1], words[at + 2], words[at + 3], words[at + 4]
+
+
+def _call(record: _Record, group: str) -> DispatchedCall:
+    time, chain, what, tag, entered = record
+    return DispatchedCall(time / _NS_PER_S, group, tag & _NUMBER, chain, what & _LOW, what >> 32, entered / _NS_PER_S)
+
+
+def _timing(record: _Record, group: str) -> CallTiming:
+    time, _, what, tag, entered = record
+    return CallTiming(group, tag & _NUMBER, entered / _NS_PER_S, time / _NS_PER_S, what >> 32)
+
+
+def _latest(marks: Mapping[int, int]) -> dict[int, int]:
+    """Keep the last marks of each stride."""
+    kept: set[int] = set()
+    for stride in _MARK_STRIDES:
+        kept.update(sorted(number for number in marks if number % stride == 0)[-_MARKS_KEPT:])
+    return {number: marks[number] for number in sorted(kept)}
+
+
+def _chosen(table: Mapping[int, _Value], wanted: Iterable[int]) -> dict[int, _Value]:
+    return {number: table[number] for number in sorted(wanted) if number in table}

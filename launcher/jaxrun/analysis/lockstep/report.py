@@ -1,0 +1,212 @@
+"""Divergences, and ranks that wait for others, as text for a person."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Iterable, Iterator, Mapping
+
+from jaxrun.analysis.lockstep import differences
+from jaxrun.analysis.lockstep.compare import Lag
+from jaxrun.analysis.lockstep.differences import Difference, DifferenceKind
+from jaxrun.analysis.lockstep.divergence import CallGroup, Divergence
+from jaxrun.protocol.flight import parse_group
+from jaxrun.terminal import PROSE_WIDTH, wrap_prose
+from jaxrun.text import format_ranges, format_ranks, format_ranks_on_hosts, plural
+
+_MAX_RANKS_CHARS = 40  # characters of a list of ranks
+_MAX_CALL_GROUPS = 6
+_DIFFERENCES = 4
+_VALUES = 4
+_PLURALS = {"is": "are", "has": "have", "was": "were", "waits": "wait"}
+_VERB = re.compile(r"(^|, |\band )(is|has|was|waits)\b")
+_BAKED_IN = "same name and shapes, different program:"
+_VALUE = "a Python value that is baked in differs"
+_DISAGREE = "the processes disagree at "
+_BEFORE = "the processes were out of step before "
+
+
+def format_divergence(divergence: Divergence, hosts: Mapping[int, str]) -> str:
+    """Write several lines: which ranks made which call, what differs, and what to do. `hosts` has every rank."""
+    call_groups = divergence.call_groups
+    call = f"{divergence.title}{_of_group(divergence.group, hosts)}"
+    oldest = ", the oldest that is still recorded"
+    if divergence.is_earlier:
+        lines = [f"{_BEFORE}{call}{oldest}"]
+        return "\n".join([*lines, *_rows(divergence, hosts), *_fill(differences.EARLIER_ADVICE)])
+    found = differences.find_differences(call_groups)
+    lines = [f"{_DISAGREE}{call}{oldest if divergence.is_oldest_recorded else ''}", *_rows(divergence, hosts)]
+    callers = [call_group for call_group in call_groups if not call_group.state]
+    if len(callers) == 1 and len(call_groups) > 1 and not _crossed(call_groups):
+        lines.append(f"  only {_names(callers[0].ranks, hosts)} made this call")
+    elif divergence.extra_call_ranks:
+        others = [
+            rank for call_group in call_groups for rank in call_group.ranks if rank not in divergence.extra_call_ranks
+        ]
+        alone = f"only {_names(divergence.extra_call_ranks, hosts)} made this call"
+        lines.append(f"  {alone}: what came next there is what {_names(others, hosts)} did in its place")
+    for difference in found[:_DIFFERENCES]:
+        lines += _difference(difference, hosts)
+    if len(found) > _DIFFERENCES:
+        lines.append(f"  and {plural(len(found) - _DIFFERENCES, 'further difference')}")
+    return "\n".join([*lines, *_fill(_advice(call_groups, callers, found))])
+
+
+def find_report(words: str) -> str:
+    """Return the first such text in a launcher's output, each message of which begins with `jaxrun:`; empty if none."""
+    pieces = re.split(r"^jaxrun: ", words, flags=re.MULTILINE)
+    return next((piece.strip() for piece in pieces if piece.startswith((_DISAGREE, _BEFORE))), "")
+
+
+def format_headline(divergence: Divergence) -> str:
+    """Write a headline: `the ranks were out of step at cross-process call #12 (jit(step), train.py:88)`."""
+    callers = [call_group for call_group in divergence.call_groups if not call_group.state]
+    calls = list(dict.fromkeys((call_group.name, _line(call_group.place)) for call_group in callers))
+    joint = " at " if len(calls) > 1 else ", "
+    shown = " and ".join(joint.join(filter(None, call)) for call in calls[:2])
+    when = "before" if divergence.is_earlier else "at"
+    return f"the ranks were out of step {when} {divergence.title}{f' ({shown})' if shown else ''}"
+
+
+def format_lag(lag: Lag, hosts: Mapping[int, str]) -> str:
+    """`call #5, jit(step) at train.py:46, was made by ranks 0-1, 3 and not by rank 2`: the least that is certain."""
+    call = f"call {_call(lag)}{_of_group(lag.group, hosts)}"
+    how = "entered" if set(lag.ahead) == lag.inside else "made"
+    return f"{call}, was {how} by {_names(lag.ahead, hosts)} and not by {_names(lag.behind, hosts)}"
+
+
+def format_compile_wait(lag: Lag, places: Mapping[int, str], hosts: Mapping[int, str], seconds: float) -> str:
+    """`rank 2 has not come to call #5, jit(step) at train.py:88, which ranks 0-1 lowered 10 s ago: it has made 4 calls
+    and is at data.py:31 __next__`.
+    """
+    doing = []
+    for made, place in dict.fromkeys((lag.reached[rank], places.get(rank, "")) for rank in lag.behind):
+        ranks = [rank for rank in lag.behind if (lag.reached[rank], places.get(rank, "")) == (made, place)]
+        calls = f"{plural(made, 'call') if made else 'no call'}{_of_group(lag.group, hosts)}"
+        who = _names(ranks, hosts) if len(ranks) < len(lag.behind) else "they" if len(ranks) > 1 else "it"
+        is_at = f" and {'are' if len(ranks) > 1 else 'is'} at {place}" if place else ""
+        doing.append(f"{who} {_has(ranks)} made {calls}{is_at}")
+    late = f"{_names(lag.behind, hosts)} {_has(lag.behind)} not come to call {_call(lag)}"
+    return f"{late}, which {_names(lag.ahead, hosts)} lowered {seconds:g} s ago: {'; '.join(doing)}"
+
+
+def _call(lag: Lag) -> str:
+    """`#5, jit(step) at train.py:46`."""
+    place = f" at {_line(lag.place)}" if lag.place else ""
+    return f"#{lag.number}{f', {lag.name}' if lag.name else ''}{place}"
+
+
+def _rows(divergence: Divergence, hosts: Mapping[int, str]) -> Iterator[str]:
+    """Yield a line for each call group, or for the largest ones if there are many."""
+    shown = divergence.call_groups[:_MAX_CALL_GROUPS]
+    width = max(len(_names(call_group.ranks, hosts)) for call_group in shown) + 1
+    names = max(len(call_group.name) for call_group in shown)
+    for call_group in shown:
+        who = f"  {_names(call_group.ranks, hosts) + ':':{width}}  "
+        call = f"{call_group.name:{names}}  {_made(call_group)}".rstrip()
+        yield f"{who}{_agree(call_group.state, call_group.ranks) or call}"
+    cut = {rank for call_group in divergence.call_groups[_MAX_CALL_GROUPS:] for rank in call_group.ranks}
+    mentioned = cut.union(divergence.unread_ranks, *(call_group.ranks for call_group in shown))
+    for what, ranks in (
+        ("made other calls again", cut),
+        ("not in step either, but not read", divergence.unread_ranks),
+        ("not known", parse_group(divergence.group, len(hosts)) - mentioned),
+    ):
+        if ranks:
+            yield f"  {_names(ranks, hosts)}: {what}"
+
+
+def _made(call_group: CallGroup) -> str:
+    """`step at model.py:40, called at train.py:88`."""
+    source = differences.short_source(call_group.source) if call_group.source else ""
+    return ", ".join(filter(None, (source, f"called at {_line(call_group.place)}" if call_group.place else "")))
+
+
+def _difference(difference: Difference, hosts: Mapping[int, str]) -> Iterator[str]:
+    match difference.kind:
+        case DifferenceKind.CODE | DifferenceKind.SPECS:
+            value = "the specs of a shard_map differ" if difference.kind is DifferenceKind.SPECS else _VALUE
+            yield f"  {_BAKED_IN} {value}"
+            yield from _diff(difference, hosts)
+        case DifferenceKind.CONSTANT:
+            yield f"  {_BAKED_IN} a large array that is baked in differs"
+        case DifferenceKind.ABSENT | DifferenceKind.UNKNOWN:
+            return
+        case _ if difference.values:
+            yield from _valued(difference, hosts)
+        case _:
+            yield f"  {difference.subject}"
+
+
+def _valued(difference: Difference, hosts: Mapping[int, str]) -> Iterator[str]:
+    """Yield one line, or one for each value if that is too long."""
+    values = [f"{value} on {_names(ranks, hosts)}" for value, ranks in difference.values]
+    left = len(values) - _VALUES
+    shown = [*values[:_VALUES], *([plural(left, "other value")] if left > 0 else [])]
+    line = f"  {difference.subject} {', '.join(shown[:-1])} and {shown[-1]}"
+    if len(line) <= PROSE_WIDTH:
+        yield line
+        return
+    yield f"  {difference.subject.removesuffix(':')}"
+    yield from (f"    {value}" for value in shown)
+
+
+def _diff(difference: Difference, hosts: Mapping[int, str]) -> Iterator[str]:
+    if not difference.lines:
+        return
+    first, second = (_names(ranks, hosts) for ranks in difference.sides)
+    yield f"  in the lowered programs (- {first}, + {second}):"
+    yield from (f"    {line}" for line in difference.lines)
+    if difference.omitted:
+        yield f"    and {plural(difference.omitted, 'further line')}"
+
+
+def _advice(call_groups: Collection[CallGroup], callers: Collection[CallGroup], found: Collection[Difference]) -> str:
+    if _crossed(call_groups):
+        return differences.CROSSED_ADVICE
+    kind = next((difference.kind for difference in found), DifferenceKind.UNKNOWN)
+    if kind in (DifferenceKind.FUNCTION, DifferenceKind.NAMESAKE):
+        places = {_line(call_group.place) for call_group in callers}
+        if len(places) == 1 and "" not in places:
+            return differences.SAME_LINE_ADVICE
+    return differences.ADVICE[kind]
+
+
+def _crossed(call_groups: Collection[CallGroup]) -> bool:
+    """Whether ranks wait for others that wait for them in turn."""
+    return any("waits in" in call_group.state for call_group in call_groups)
+
+
+def _fill(sentence: str) -> list[str]:
+    return wrap_prose(sentence).split("\n")
+
+
+def _line(place: str) -> str:
+    """`train.py:88 train_step` → `train.py:88`."""
+    return place.partition(" ")[0]
+
+
+def _of_group(group: str, hosts: Mapping[int, str]) -> str:
+    """Write which ranks take part, if not all."""
+    ranks = parse_group(group, len(hosts))
+    return f" of ranks {format_ranges(ranks)}" if ranks and len(ranks) < len(hosts) else ""
+
+
+def _names(ranks: Iterable[int], hosts: Mapping[int, str]) -> str:
+    """`ranks 0-510`; of a list that is long: `2048 ranks (0, 2, 4, …)`."""
+    known = sorted(set(ranks))
+    for name in (format_ranks_on_hosts(known, hosts), format_ranks(known)):
+        if len(name) <= _MAX_RANKS_CHARS:
+            return name
+    listed = format_ranges(known)
+    return f"{len(known)} ranks ({listed[: listed.rindex(', ', 0, _MAX_RANKS_CHARS)]}, …)"
+
+
+def _has(ranks: Collection[int]) -> str:
+    return "have" if len(ranks) > 1 else "has"
+
+
+def _agree(state: str, ranks: Collection[int]) -> str:
+    """`has made 4 calls and is exiting` of one, `have made 4 calls and are exiting` of several."""
+    if len(ranks) == 1:
+        return state
+    return _VERB.sub(lambda found: found[1] + _PLURALS[found[2]], state)

@@ -1,0 +1,222 @@
+"""Explains the common deadlocks, each in one sentence: which rank does what, where, and what to do about it.
+
+A snapshot of a job that is well may show the same for a moment: so the sentences only say what is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from jaxrun.analysis.diagnosis.rank_state import WAITING, Activity, RankState, find_rank_states
+from jaxrun.analysis.diagnosis.snapshot import Snapshot
+from jaxrun.analysis.verdict.deadlock_causes import (
+    CAUSES,
+    FOR_CHILDREN,
+    FORK_ADVICE,
+    NOT_FOR_CHILDREN,
+    NOTABLE_ALONE,
+    TEMPORARY,
+)
+from jaxrun.text import format_ranks, format_ranks_on_hosts
+
+_MAX_EXPLANATIONS = 2
+_MAX_THREADS_SHOWN = 2
+_PLURALS = {"is": "are", "has": "have", "waits": "wait", "sleeps": "sleep", "it": "they", "its": "their"}
+
+
+@dataclass(frozen=True, slots=True)
+class DeadlockCause:
+    """Which rank does what, where, and for whom others wait; and what to do about it."""
+
+    what: str
+    advice: str
+
+    def __str__(self) -> str:
+        return f"{self.what}: {self.advice}"
+
+
+@dataclass(frozen=True, slots=True)
+class _JobState:
+    """What each unfinished rank does, and which ranks have finished."""
+
+    ranks: Mapping[int, RankState]
+    hosts: Mapping[int, str]
+    finished: tuple[int, ...]
+    fork_places: Mapping[int, Sequence[str]]
+
+    def doing(self, *kinds: Activity) -> tuple[int, ...]:
+        return tuple(rank for rank, where in self.ranks.items() if where.activity in kinds)
+
+    def names(self, ranks: Iterable[int]) -> str:
+        return format_ranks_on_hosts(ranks, self.hosts)
+
+
+def explain_deadlock(snapshot: Snapshot) -> tuple[DeadlockCause, ...]:
+    """At most two explanations of why the job does not go on; none where nothing is certain enough."""
+    seen = find_rank_states(snapshot.dumps, snapshot.waits, snapshot.flights)
+    idle = {rank for rank, where in seen.items() if where.activity is Activity.IDLE}
+    ended = tuple(sorted((set(snapshot.finished) - set(snapshot.dumps)) | idle))
+    busy = {rank: where for rank, where in seen.items() if rank not in idle}
+    job = _JobState(busy, snapshot.hosts, ended, snapshot.fork_places)
+    waiting = job.doing(*WAITING)
+    if waiting and len(waiting) == len(job.ranks):
+        explanations = _left_by_the_finished(job, waiting) if job.finished else _waiting_apart(job, waiting)
+    else:
+        explanations = _causes(job, waiting)
+    return tuple(explanations)[:_MAX_EXPLANATIONS]
+
+
+def _causes(job: _JobState, waiting: tuple[int, ...]) -> Iterator[DeadlockCause]:
+    """Some ranks do not wait in JAX."""
+    others = tuple(rank for rank in job.ranks if rank not in waiting)
+    groups = sorted(_group(job, others), key=lambda group: (_weight(job, group), len(group), group))
+    explained = [group for group in groups if _is_notable(job, group, waiting)]
+    if len(waiting) == 1 and len(others) + len(job.finished) > 1 and not _is_stuck(job, explained):
+        yield _describe_lone_waiter(job, waiting, others)
+        return
+    for number, group in enumerate(explained):
+        yield _describe_cause(job, group, waiting if number == 0 else ())
+    elsewhere = job.doing(Activity.ELSEWHERE)
+    if waiting and not explained and elsewhere and len(elsewhere) == len(others):
+        where = _list(_unique(job.ranks[rank].place for rank in elsewhere))
+        yield DeadlockCause(
+            f"{job.names(elsewhere)} {_verb(elsewhere, 'is', 'are')} not in JAX but at {where}, and "
+            f"{_describe_waiting(job, waiting, elsewhere)}",
+            "is that slow, or an endless loop?",
+        )
+
+
+def _is_stuck(job: _JobState, groups: Sequence[tuple[int, ...]]) -> bool:
+    """Whether one of these groups cannot go on by itself."""
+    return any(job.ranks[group[0]].activity not in TEMPORARY for group in groups)
+
+
+def _is_notable(job: _JobState, group: tuple[int, ...], waiting: tuple[int, ...]) -> bool:
+    doing = job.ranks[group[0]].activity
+    if doing not in CAUSES:
+        return False
+    if waiting or doing in NOTABLE_ALONE:
+        return True
+    # No rank waits: then only if every rank of the job does the same.
+    return doing not in TEMPORARY and all(where.activity in (doing, *NOTABLE_ALONE) for where in job.ranks.values())
+
+
+def _describe_cause(job: _JobState, group: tuple[int, ...], waiting: tuple[int, ...]) -> DeadlockCause:
+    where = job.ranks[group[0]]
+    does, advice = CAUSES[where.activity]
+    advice = _advise_on_forks(job, group) or advice
+    call = f" ({where.call})" if where.call and where.activity is not Activity.COMPILING else ""
+    place = f" at {where.place}" if where.place else ""
+    shown = ", ".join(where.other_threads[:_MAX_THREADS_SHOWN])
+    threads = f" (its other threads: {shown})" if shown else ""
+    and_others = f", and {_describe_waiting(job, waiting, group)}" if waiting else ""
+    if len(group) > 1:
+        does = " ".join(_PLURALS.get(word, word) for word in does.split(" "))
+    did = f"{does}{call}{place}{threads}".rstrip(",")
+    return DeadlockCause(f"{job.names(group)} {did}{and_others}", advice)
+
+
+def _advise_on_forks(job: _JobState, group: tuple[int, ...]) -> str:
+    """What to do if these ranks may wait for children that they have forked; empty if they do not."""
+    places = _unique(place for rank in group for place in job.fork_places.get(rank, ()))
+    where = job.ranks[group[0]]
+    waits = where.activity in FOR_CHILDREN and not where.call.startswith(NOT_FOR_CHILDREN)
+    return FORK_ADVICE.format(places=_list(places)) if waits and places else ""
+
+
+def _describe_lone_waiter(job: _JobState, waiting: tuple[int, ...], others: tuple[int, ...]) -> DeadlockCause:
+    """One rank waits in a call that none of the others is about to make."""
+    places = _unique(job.ranks[rank].place for rank in others)
+    where = f" {_verb(others, 'is', 'are')} elsewhere ({_list(places)})" if others and places else ""
+    fates = [f"{job.names(others)}{where}"] if where else []
+    if job.finished:
+        fates.append(f"{job.names(job.finished)} {_verb(job.finished, 'has', 'have')} finished")
+    return DeadlockCause(
+        f"only {job.names(waiting)} {_describe_wait(job.ranks[waiting[0]])}; {' and '.join(fates)}",
+        "every rank must make this call; is it under an `if` that only this rank enters?",
+    )
+
+
+def _left_by_the_finished(job: _JobState, waiting: tuple[int, ...]) -> Iterator[DeadlockCause]:
+    if len(waiting) == 1 and len(job.finished) > 1:
+        yield _describe_lone_waiter(job, waiting, ())
+        return
+    has = _verb(job.finished, "has", "have")
+    yield DeadlockCause(
+        f"{job.names(job.finished)} {has} finished, and {_describe_waiting(job, waiting, job.finished)}",
+        "every rank must take part in the same steps; has one of them less data, or does it return early?",
+    )
+
+
+def _waiting_apart(job: _JobState, waiting: tuple[int, ...]) -> Iterator[DeadlockCause]:
+    """All ranks wait in JAX, but not at the same place."""
+    groups = sorted(_group(job, waiting), key=lambda group: (len(group), group))
+    barriers = [group for group in groups if job.ranks[group[0]].activity is Activity.BARRIER]
+    if len(groups) < 2 or len({job.ranks[group[0]].place for group in groups}) < 2:
+        return
+    if barriers and len(barriers) < len(groups):
+        first = barriers[0]
+        rest = tuple(rank for group in groups if group not in barriers for rank in group)
+        at = _list(_unique(job.ranks[rank].place for rank in rest))
+        yield DeadlockCause(
+            f"{job.names(first)} {_describe_wait(job.ranks[first[0]], len(first) > 1)} that {format_ranks(rest)} "
+            f"{_verb(rest, 'has', 'have')} not reached ({_verb(rest, 'it waits', 'they wait')} at {at})",
+            "every rank must pass the same barriers and calls in the same order",
+        )
+    elif len(groups) <= 3 and all(job.ranks[rank].is_certain for rank in waiting):
+        parts = (f"{job.names(group)} {_describe_wait(job.ranks[group[0]], len(group) > 1)}" for group in groups)
+        yield DeadlockCause(_list(list(parts)), "every rank must make the same calls in the same order")
+
+
+def _group(job: _JobState, ranks: Iterable[int]) -> list[tuple[int, ...]]:
+    """Groups of ranks that do the same at the same place."""
+    groups: dict[tuple[Activity, str, str], list[int]] = {}
+    for rank in ranks:
+        where = job.ranks[rank]
+        groups.setdefault((where.activity, where.place, where.call), []).append(rank)
+    return [tuple(group) for group in groups.values()]
+
+
+def _weight(job: _JobState, group: tuple[int, ...]) -> int:
+    doing = job.ranks[group[0]].activity
+    return [*CAUSES, *Activity].index(doing)
+
+
+def _describe_waiting(job: _JobState, waiting: tuple[int, ...], for_whom: Sequence[int]) -> str:
+    """`ranks 0-2 wait for it in JAX (train.py:88 train_step)`."""
+    groups = _group(job, waiting)
+    where = job.ranks[waiting[0]]
+    it = "it" if len(for_whom) == 1 else "them"
+    told = f"{format_ranks(waiting)} {_verb(waiting, 'waits', 'wait')} for {it}"
+    if len(groups) > 1:
+        return f"{told} at {_list(_unique(job.ranks[rank].place for rank in waiting))}"
+    if where.activity is Activity.BARRIER:
+        return f"{told} in a barrier ({_format_call(where)})"
+    return f"{told} in JAX ({_format_call(where)})" if where.is_certain else f"{told} at {where.place}"
+
+
+def _describe_wait(where: RankState, many: bool = False) -> str:
+    """`waits in a barrier (sync_global_devices at train.py:40 save)`."""
+    wait = "wait" if many else "waits"
+    if where.activity is Activity.BARRIER:
+        return f"{wait} in a barrier ({_format_call(where)})"
+    return f"{wait} in JAX ({_format_call(where)})" if where.is_certain else f"{wait} at {where.place}"
+
+
+def _format_call(where: RankState) -> str:
+    return f"{where.call} at {where.place}" if where.call else where.place
+
+
+def _verb(ranks: Sequence[int], one: str, many: str) -> str:
+    return one if len(ranks) == 1 else many
+
+
+def _unique(texts: Iterable[str]) -> list[str]:
+    return [text for text in dict.fromkeys(texts) if text]
+
+
+def _list(parts: Sequence[str]) -> str:
+    """`a`, `a and b`, `a, b and c`, `a, b, c and 2 more`."""
+    shown = list(parts[:3]) + ([f"{len(parts) - 3} more"] if len(parts) > 3 else [])
+    return " and ".join(filter(None, (", ".join(shown[:-1]), shown[-1]))) if shown else ""

@@ -1,0 +1,205 @@
+"""Makes the verdict on a job from its outcome: what people and programs are told about it."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, replace
+
+from jaxrun.analysis.diagnosis.job_outcome import EndReason, JobOutcome
+from jaxrun.analysis.diagnosis.root_cause import Culpability, culpability
+from jaxrun.analysis.diagnosis.snapshot import Snapshot
+from jaxrun.analysis.diagnosis.stacks import main_stack
+from jaxrun.analysis.lockstep import report as lockstep
+from jaxrun.analysis.lockstep.compare import find_lags
+from jaxrun.analysis.lockstep.progress import format_strict_cost
+from jaxrun.analysis.verdict import phrasing
+from jaxrun.analysis.verdict.exit_code import exit_code
+from jaxrun.analysis.verdict.failure import describe_job_failure
+from jaxrun.analysis.verdict.known_errors.lookup import explain_unavailable
+from jaxrun.analysis.verdict.stack_text import format_place, format_snapshot
+from jaxrun.analysis.verdict.straggler_text import format_straggler
+from jaxrun.analysis.verdict.verdict import Verdict
+from jaxrun.text import format_ranks, format_ranks_on_hosts, format_seconds, format_signal, plural
+
+_LATENESS_MATTERS = (EndReason.OK, EndReason.TIMEOUT, EndReason.INTERRUPTED, EndReason.PREEMPTED)
+_MAX_PLACES = 2  # that are named in one sentence
+_SAME_STEPS = "every rank must take part in the same steps"
+
+
+def decide(
+    outcome: JobOutcome, hosts: Mapping[int, str], *, started: float, ended: float, timeout: float | None = None
+) -> Verdict:
+    """The verdict on a job that ran from `started` to `ended`, in seconds since the epoch.
+
+    `hosts` holds every rank of the job; `timeout` is the limit that the user gave, in seconds.
+    """
+    decided = outcome.decided_at if outcome.decided_at is not None else ended
+    verdict = Verdict(
+        outcome=outcome.reason.value,
+        exit_code=exit_code(outcome),
+        hosts=hosts,
+        startup=outcome.run_at - started if outcome.run_at is not None else None,
+        run=max(0.0, decided - outcome.run_at) if outcome.run_at is not None else None,
+        stopping=max(0.0, ended - decided),
+    )
+    match outcome.reason:
+        case EndReason.OK:
+            verdict = replace(verdict, details=tuple(_remarks(outcome)))
+        case EndReason.FAILED:
+            verdict = describe_job_failure(verdict, outcome, started=started, ended=ended)
+        case EndReason.REFUSED:
+            verdict = replace(verdict, headline=f"refused to start the program: {outcome.text}")
+        case EndReason.USAGE:
+            verdict = replace(verdict, headline=outcome.text)
+        case EndReason.UNAVAILABLE:
+            known = asdict(explain_unavailable(outcome.text, outcome.traceback))
+            verdict = replace(verdict, headline=outcome.text, traceback=outcome.traceback, **known)
+        case EndReason.TIMEOUT | EndReason.STALL:
+            verdict = _describe_stuck(verdict, outcome, decided, timeout)
+        case EndReason.EARLY_EXIT:
+            verdict = _describe_early_exit(verdict, outcome, decided)
+        case EndReason.INTERRUPTED:
+            verdict = replace(verdict, headline=_describe_interruption(outcome, decided, started))
+        case EndReason.PREEMPTED:
+            verdict = replace(verdict, headline=_describe_preemption(outcome))
+    verdict = _add_straggler(_add_divergence(verdict, outcome), outcome)
+    faults = phrasing.describe_injected_faults(outcome.workers, hosts, outcome.run_at, but=verdict.headline)
+    return replace(verdict, details=(*faults, *verdict.details, *_describe_unanswered(outcome, hosts)))
+
+
+def _add_divergence(verdict: Verdict, outcome: JobOutcome) -> Verdict:
+    """Add how the ranks diverged, if they did: of what only broke because of that, it is the cause."""
+    culprits = [worker for worker in outcome.workers if worker.rank in verdict.culprits]
+    if any(worker.disruptive_fault for worker in culprits):
+        return verdict
+    broken = all(culpability(w) is Culpability.CONSEQUENCE or w.status == -signal.SIGABRT for w in culprits)
+    if not outcome.divergences:
+        lags = _describe_lags(outcome, verdict.hosts) if broken else ()
+        return replace(verdict, details=(*verdict.details, *lags))
+    texts = [lockstep.format_divergence(divergence, verdict.hosts) for divergence in outcome.divergences]
+    verdict = replace(verdict, divergence="\n".join(text for text in texts if text not in verdict.traceback))
+    if texts[0] in verdict.traceback:
+        return verdict
+    if outcome.reason is not EndReason.FAILED or not culprits or not broken:
+        return verdict
+    headline = f"{lockstep.format_headline(outcome.divergences[0])}; {verdict.headline}"
+    return replace(verdict, outcome="diverged", headline=headline, means="", advice="", link="")
+
+
+def _add_straggler(verdict: Verdict, outcome: JobOutcome) -> Verdict:
+    """Add who held the others up, unless there is something worse to say."""
+    if outcome.straggler is None or outcome.reason not in _LATENESS_MATTERS:
+        return verdict
+    return replace(verdict, details=(*verdict.details, f"{format_straggler(outcome.straggler, verdict.hosts)}."))
+
+
+def _describe_lags(outcome: JobOutcome, hosts: Mapping[int, str]) -> Iterator[str]:
+    """Where no rank has an error of its own: which calls some ranks had begun and others had not."""
+    for lag in find_lags(outcome.flights) if outcome.reason is EndReason.FAILED else ():
+        yield f"{lockstep.format_lag(lag, hosts)}."
+
+
+def _describe_unanswered(outcome: JobOutcome, hosts: Mapping[int, str]) -> Iterator[str]:
+    if outcome.unanswered:
+        who = format_ranks_on_hosts(outcome.unanswered, hosts)
+        reason = next(worker.lost_reason for worker in outcome.workers if worker.rank in outcome.unanswered)
+        yield f"{who} did not answer: {reason}; an agent is stopped there, or the host hangs."
+
+
+def _remarks(outcome: JobOutcome) -> Iterator[str]:
+    late = [worker.rank for worker in outcome.workers if worker.killed_by_launcher]
+    if late:
+        yield f"{format_ranks(late)} had finished the program but did not end, and had to be killed."
+    cost = format_strict_cost(outcome.flights)
+    if cost:
+        yield cost
+
+
+def _describe_stuck(verdict: Verdict, outcome: JobOutcome, decided: float, timeout: float | None) -> Verdict:
+    """Stopped while ranks were at work: where they were, and which had finished."""
+    if outcome.reason is EndReason.TIMEOUT:
+        limit = f", --timeout {timeout:g} s" if timeout is not None else ""
+        headline = f"not finished within the time limit{limit}."
+    else:
+        headline = "no progress for as long as --stall-timeout allows."
+    finished = [worker.rank for worker in outcome.workers if worker.finished]
+    where = _format_places(outcome, verdict.hosts, decided, finished)
+    threads = phrasing.describe_thread_failures(outcome.workers, "")
+    return replace(verdict, headline=headline, details=(*filter(None, [where]), *threads))
+
+
+def _describe_early_exit(verdict: Verdict, outcome: JobOutcome, decided: float) -> Verdict:
+    finished = [worker for worker in outcome.workers if worker.rank not in outcome.stacks]
+    ranks = tuple(worker.rank for worker in finished)
+    since = decided - min((worker.time for worker in finished), default=decided)
+    ago = f" {format_seconds(since)} ago" if since > 0.5 else ""
+    waiting = f"{format_ranks(outcome.stacks)} {'waits' if len(outcome.stacks) == 1 else 'wait'}"
+    where = _format_places(outcome, verdict.hosts, decided, ranks)
+    return replace(
+        verdict,
+        culprits=ranks,
+        victims=dict.fromkeys(outcome.stacks, "was stopped"),
+        headline=f"{format_ranks(ranks)} finished (status 0){ago}; {waiting} in JAX for what will not come any more:",
+        details=(
+            where,
+            *([] if _SAME_STEPS in where.replace("\n", " ") else [f"{_SAME_STEPS}."]),
+            *phrasing.describe_thread_failures(outcome.workers, ""),
+        ),
+    )
+
+
+def _format_places(outcome: JobOutcome, hosts: Mapping[int, str], decided: float, finished: Iterable[int]) -> str:
+    """Where the ranks were when it was decided to stop the job."""
+    snapshot = Snapshot(
+        decided,
+        hosts,
+        dumps=outcome.stacks,
+        waits=outcome.kernel_waits,
+        flights=outcome.flights,
+        finished=tuple(sorted(finished)),
+        fork_places=outcome.fork_places,
+    )
+    return format_snapshot(snapshot)
+
+
+def _describe_interruption(outcome: JobOutcome, decided: float, started: float) -> str:
+    by = "Ctrl-C (SIGINT)" if outcome.signum == signal.SIGINT else format_signal(outcome.signum)
+    by = outcome.text or by
+    moment = f"{format_seconds(decided - started)} after the start, before the program's first line"
+    if outcome.run_at is not None:
+        moment = f"{format_seconds(decided - outcome.run_at)} into the run"
+    return f"interrupted by {by} {moment}; {_describe_fates(outcome)}."
+
+
+def _describe_preemption(outcome: JobOutcome) -> str:
+    by = format_signal(outcome.signum)
+    resumed = f"from step {outcome.saved_step}" if outcome.saved_step is not None else "from its last checkpoint"
+    if outcome.text:
+        told = f"as should_stop told it ({outcome.text})"
+        return f"preempted: the program ended with status 0 {told}; the job may be resumed {resumed}."
+    if all(worker.finished or worker.status == 0 for worker in outcome.workers):
+        return f"preempted: the program ended with status 0 after {by}; the job may be resumed."
+    return f"preempted by {by}; {_describe_fates(outcome)}; the job may be resumed {resumed}."
+
+
+def _describe_fates(outcome: JobOutcome) -> str:
+    """`all ranks ended by themselves`, `rank 2 did not end in time (in JAX: …), and was killed; the others …`."""
+    killed = [worker.rank for worker in outcome.workers if worker.killed_by_launcher]
+    if not killed:
+        return "all ranks ended by themselves"
+    if outcome.unheard:
+        return f"no rank listens to SIGTERM, so {plural(len(killed), 'rank')} {_was(killed)} killed at once"
+    who = plural(len(killed), "rank") if len(killed) == len(outcome.workers) else format_ranks(killed)
+    late = [rank for rank in killed if rank in outcome.stacks]
+    fate = f"{who} {_was(killed)} killed"
+    if late == killed:
+        places = dict.fromkeys(format_place(main_stack(outcome.stacks[rank])) for rank in late)
+        where = ", or at ".join(place.replace("   ", ", ") for place in places)
+        stuck = f"stuck at {where}" if len(places) <= _MAX_PLACES else "stuck at several places"
+        fate = f"{who} did not end in time ({stuck}), and {_was(killed)} killed"
+    return fate if len(killed) == len(outcome.workers) else f"{fate}, the others ended by themselves"
+
+
+def _was(ranks: Sequence[int]) -> str:
+    return "was" if len(ranks) == 1 else "were"

@@ -1,0 +1,57 @@
+"""The exit code of `jaxrun`: decided here, from how the job ended.
+
+0          every program ended with status 0
+the culprit's own status, or 128 + its signal; 1 where it has none
+128 + n    the launcher was ended by signal n
+2          what was asked for is not possible on the platform that the hosts have
+65         refused: the processes are not the job that was asked for
+69         something could not be started or reached, or a host was lost
+75         preempted: the programs ended with status 0 after SIGTERM, and may be resumed
+124        --timeout, --stall-timeout, or ranks that wait for one that has finished
+"""
+
+from __future__ import annotations
+
+from jaxrun.analysis.diagnosis.job_outcome import EndReason, JobOutcome
+from jaxrun.analysis.diagnosis.root_cause import find_culprits, find_first_failure
+from jaxrun.analysis.diagnosis.worker_outcome import WorkerOutcome
+from jaxrun.errors import (
+    EXIT_NOT_UNIFORM,
+    EXIT_PREEMPTED,
+    EXIT_SIGNAL_BASE,
+    EXIT_TIMEOUT,
+    EXIT_UNAVAILABLE,
+    EXIT_USAGE,
+)
+from jaxrun.protocol.worker_messages import WorkerStage
+
+_EXIT_UNKNOWN = 1
+_EXIT_CODES = {
+    EndReason.OK: 0,
+    EndReason.REFUSED: EXIT_NOT_UNIFORM,
+    EndReason.USAGE: EXIT_USAGE,
+    EndReason.UNAVAILABLE: EXIT_UNAVAILABLE,
+    EndReason.TIMEOUT: EXIT_TIMEOUT,
+    EndReason.STALL: EXIT_TIMEOUT,
+    EndReason.EARLY_EXIT: EXIT_TIMEOUT,
+    EndReason.PREEMPTED: EXIT_PREEMPTED,
+}
+
+
+def exit_code(outcome: JobOutcome) -> int:
+    if outcome.reason is EndReason.INTERRUPTED:
+        return EXIT_SIGNAL_BASE + outcome.signum
+    if outcome.reason is EndReason.FAILED:
+        return _of_worker(find_first_failure(outcome.workers)) if find_culprits(outcome.workers) else _EXIT_UNKNOWN
+    return _EXIT_CODES[outcome.reason]
+
+
+def _of_worker(worker: WorkerOutcome) -> int:
+    if worker.failure is None and worker.lost_reason:
+        return EXIT_UNAVAILABLE
+    if worker.failure is not None and worker.failure.stage != WorkerStage.PROGRAM:
+        return EXIT_UNAVAILABLE
+    status = worker.failure.status if worker.failure is not None else worker.status
+    if not status:
+        return _EXIT_UNKNOWN
+    return status if status > 0 else EXIT_SIGNAL_BASE - status

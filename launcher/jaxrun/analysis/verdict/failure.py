@@ -1,0 +1,95 @@
+"""Describes the failure of a job: which rank failed, how and when, and what became of the others."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+from jaxrun.analysis.diagnosis.job_outcome import JobOutcome
+from jaxrun.analysis.diagnosis.root_cause import Culpability, collateral, culpability, find_culprits, find_first_failure
+from jaxrun.analysis.diagnosis.worker_outcome import WorkerOutcome
+from jaxrun.analysis.verdict import phrasing
+from jaxrun.analysis.verdict.known_errors.lookup import explain_worker
+from jaxrun.analysis.verdict.verdict import Verdict
+from jaxrun.protocol.flight_file import DIVERGENCE_ERROR
+from jaxrun.text import has_several_hosts
+
+
+def describe_job_failure(verdict: Verdict, outcome: JobOutcome, *, started: float, ended: float) -> Verdict:
+    """Complete the verdict on a job in which a worker has failed; times are seconds since the epoch."""
+    workers, hosts, run_at = outcome.workers, verdict.hosts, outcome.run_at
+    culprits = find_culprits(workers)
+    if not culprits:
+        return Verdict("failed", verdict.exit_code, hosts, headline="the job failed, but no rank shows how.")
+    first = find_first_failure(workers)
+    kind = culpability(first)
+    fault = culprits[0].disruptive_fault if kind is not Culpability.OWN else None
+    intro, traceback = phrasing.find_evidence([first] if fault else culprits, hosts)
+    moment = phrasing.describe_time(first, started, run_at)
+    if fault:
+        happened = phrasing.describe_injected_fault(fault, run_at, many=len(culprits) > 1)
+        headline = f"{phrasing.describe_ranks(culprits, hosts)} {happened}."
+    elif kind is Culpability.CONSEQUENCE:
+        headline = _describe_unknown_cause(workers, first, hosts, moment)
+    else:
+        headline = _describe_own_failure(culprits, hosts, moment)
+    if (fault or kind is Culpability.CONSEQUENCE) and traceback and len(hosts) > 1:
+        intro = intro or f"rank {first.rank}'s traceback:"
+    culprit_ranks = tuple(worker.rank for worker in culprits)
+    verdict = verdict if fault else _explain(verdict, culprits[0])
+    return replace(
+        verdict,
+        outcome=_outcome_name(first),
+        culprits=culprit_ranks,
+        intro=intro,
+        traceback=traceback,
+        headline=headline,
+        details=phrasing.describe_thread_failures(workers, traceback),
+        victims={w.rank: _describe_victim(w, culprits) for w in workers if w.rank not in culprit_ranks},
+        run=max(0.0, first.time - run_at) if run_at is not None else None,
+        stopping=max(0.0, ended - first.time),
+    )
+
+
+def _describe_own_failure(culprits: Sequence[WorkerOutcome], hosts: Mapping[int, str], moment: str) -> str:
+    did = phrasing.describe_failure(culprits[0], many=len(culprits) > 1)
+    comma = "" if moment.endswith("into the run") and len(did) < 40 else ","
+    memory = f"; {culprits[0].out_of_memory}" if culprits[0].out_of_memory else ""
+    return f"{phrasing.describe_ranks(culprits, hosts)} {did}{comma} {moment}{memory}."
+
+
+def _describe_unknown_cause(
+    workers: Sequence[WorkerOutcome], first: WorkerOutcome, hosts: Mapping[int, str], moment: str
+) -> str:
+    """Only consequences are known."""
+    broken = [w for w in workers if collateral(w) and culpability(w) is Culpability.CONSEQUENCE]
+    number = "every rank" if 1 < len(broken) == len(hosts) else phrasing.describe_ranks(broken or [first], hosts)
+    it = f"the first was {phrasing.describe_ranks([first], hosts)}: it" if len(broken) > 1 else "it"
+    why = collateral(first) or "was stopped"
+    return f"{number} saw a broken connection; none reported a cause of its own; {it} {why}, {moment}."
+
+
+def _describe_victim(worker: WorkerOutcome, culprits: Sequence[WorkerOutcome]) -> str:
+    errors = {culprit.failure.error for culprit in culprits if culprit.failure is not None}
+    if DIVERGENCE_ERROR in errors and worker.finished:  # the others have entered a call that needs it: not innocent
+        return "had finished before"
+    return phrasing.describe_victim(worker)
+
+
+def _explain(verdict: Verdict, worker: WorkerOutcome) -> Verdict:
+    """Add what a known error means. Of a mere consequence, only errors of the network between hosts are explained."""
+    is_consequence = culpability(worker) is Culpability.CONSEQUENCE
+    if is_consequence and not has_several_hosts(verdict.hosts):
+        return verdict
+    known = explain_worker(worker, roots_only=is_consequence)
+    return replace(verdict, means=known.means, advice=known.advice, link=known.link)
+
+
+def _outcome_name(worker: WorkerOutcome) -> str:
+    if worker.failure is not None:
+        return "exited" if worker.failure.error == "SystemExit" else "failed"
+    if worker.lost_reason:
+        return "lost"
+    if not worker.status:
+        return "early-exit"
+    return "killed" if worker.status < 0 else "exited"

@@ -1,0 +1,71 @@
+"""Looks a failure up in the table of known errors.
+
+The first entry that matches decides. Of an exception its own message is searched before the rest of its chain; stderr
+is searched only for a rank that raised no exception.
+"""
+
+from __future__ import annotations
+
+import re
+import signal
+from dataclasses import dataclass
+
+from jaxrun.analysis.diagnosis.root_cause import own_thread_failures
+from jaxrun.analysis.diagnosis.worker_outcome import WorkerOutcome
+from jaxrun.analysis.verdict.known_errors.host_errors import HOST_ERRORS
+from jaxrun.analysis.verdict.known_errors.launch_errors import LAUNCH_ERRORS
+from jaxrun.analysis.verdict.known_errors.program_errors import PROGRAM_ERRORS
+
+KNOWN_ERRORS = (*PROGRAM_ERRORS, *LAUNCH_ERRORS, *HOST_ERRORS)
+
+# Characters that are searched: an error is named in its first lines, and a dying process writes the error last.
+_FIRST, _LAST = 4_000, 6_000
+_INDENTED = re.compile(r"^ .*\n?", re.MULTILINE)
+_SIGNALS_FROM_OUTSIDE = (-signal.SIGKILL, -signal.SIGTERM)
+
+
+@dataclass(frozen=True, slots=True)
+class Explanation:
+    """The cause in one sentence, what to do in another, and a link; all empty for an unknown text."""
+
+    means: str = ""
+    advice: str = ""
+    link: str = ""
+
+
+def explain_worker(worker: WorkerOutcome, *, roots_only: bool = False) -> Explanation:
+    """Explain a culprit's failure; with `roots_only`, one that may be a consequence of another's."""
+    return find_explanation(*_texts(worker), roots_only=roots_only)
+
+
+def explain_unavailable(text: str, traceback: str) -> Explanation:
+    """Explain why a job did not start: what mpirun or srun wrote, and the traceback of an agent, if there is one."""
+    return find_explanation(text, _messages(traceback))
+
+
+def find_explanation(*texts: str, roots_only: bool = False) -> Explanation:
+    """Explain the first of the texts that is known; with `roots_only` only errors that name a cause."""
+    for text in map(_clip, texts):
+        for known in KNOWN_ERRORS:
+            if (known.is_root or not roots_only) and (match := known.search(text)):
+                groups = match.groupdict()
+                return Explanation(known.means.format_map(groups), known.advice.format_map(groups), known.link)
+    return Explanation()
+
+
+def _texts(worker: WorkerOutcome) -> tuple[str, ...]:
+    failure = worker.failure
+    if failure is not None:
+        return failure.message, worker.stderr_tail if failure.error == "SystemExit" else _messages(failure.traceback)
+    threads = tuple(_messages(thread.traceback) for thread in own_thread_failures(worker)[-1:])
+    says_nothing = worker.lost_reason or worker.status in _SIGNALS_FROM_OUTSIDE
+    return threads if says_nothing else (*threads, worker.stderr_tail)
+
+
+def _messages(traceback: str) -> str:
+    """A traceback without its frames, whose source lines may quote any text."""
+    return _INDENTED.sub("", traceback)
+
+
+def _clip(text: str) -> str:
+    return text if len(text) <= _FIRST + _LAST else f"{text[:_FIRST]}\n{text[-_LAST:]}"

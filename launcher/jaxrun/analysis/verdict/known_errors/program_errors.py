@@ -1,0 +1,245 @@
+"""Known errors of a program's arrays, meshes, shardings and collective calls."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import re
+
+from jaxrun.analysis.verdict.known_errors.known_error import KnownError
+
+_DOCS = "https://docs.jax.dev/en/latest"
+_ISSUES = "https://github.com/jax-ml/jax/issues"
+_UNEVEN = "axis {axis} has {size} entries, which cannot be split into {parts} equal parts."
+_UNEVEN_TRY = "pad or drop the uneven tail on every rank alike (jaxrun_runtime.shard does), or shard another axis."
+_IN_STEP = "every rank must make the same calls in the same order: what here depends on the rank, or on its data?"
+_NOT_THE_SAME = r"is not the same on each process.{0,200}?Expected: (?P<all>[^;]{1,9000}); got: (?P<own>[^;]{1,9000})"
+_NUMBER = re.compile(r"-?\d+\.\d*(?:e[+-]?\d+)?")
+_FLOAT32_PRECISION = 1e-5  # relative, with some room for how numbers are printed
+
+
+def _is_rounded(match: re.Match[str]) -> bool:
+    """Whether the arrays of all ranks, one after the other, are but for rounding as often this rank's own."""
+    everybodys, own = ([float(number) for number in _NUMBER.findall(text)] for text in match.groups())
+    if not own or len(everybodys) % len(own):
+        return False
+    return all(
+        math.isclose(number, mine, rel_tol=_FLOAT32_PRECISION, abs_tol=_FLOAT32_PRECISION * 1e-3)
+        for number, mine in zip(everybodys, itertools.cycle(own), strict=False)
+    )
+
+
+PROGRAM_ERRORS = (
+    KnownError(
+        "mesh-shape",
+        r"Number of devices (?P<has>\d+) must (?:be >=|equal) the product of mesh_shape \((?P<shape>[^)]{0,100})\)",
+        "a mesh of shape ({shape}) does not fit the {has} devices of this job.",
+        "jaxrun -n N -d D, so that N x D is the product of that shape; or make the mesh from jax.device_count().",
+    ),
+    KnownError(
+        "logical-devices",
+        r"requires (?P<wants>\d+) logical devices, but only (?P<has>\d+)",
+        "the computation wants {wants} devices, and {has} can be used.",
+        "jaxrun -n {wants}, or -d {wants} for simulated devices; the leading axis of pmap is jax.local_device_count().",
+    ),
+    KnownError(
+        "several-slices",
+        r"does not support multi-slice topologies",
+        "jax.make_mesh takes the hosts for separate slices, and refuses a mesh over several of them.",
+        "no --make-mesh jax; or jax.sharding.Mesh(numpy.array(jax.devices()).reshape(shape), names).",
+        f"{_ISSUES}/37769",
+    ),
+    KnownError(
+        "no-slices",
+        r"does not have attribute slice_index",
+        "create_hybrid_device_mesh groups devices by slice, and these have none.",
+        "create_hybrid_device_mesh(..., process_is_granule=True) groups them by process.",
+    ),
+    KnownError(
+        "no-such-backend",
+        r"Unknown backend:? '?(?P<name>\w{1,40})'?(?: requested|\. Available)",
+        "the program asks for the platform {name}, which JAX does not have in this process.",
+        "jaxrun --platform cuda (or rocm, tpu) checks it first; pip install 'jax[cuda13]' brings the CUDA plug-in.",
+        f"{_DOCS}/installation.html",
+    ),
+    KnownError(
+        "devices-set-late",
+        r"jax_num_cpu_devices config should be updated before backends are initialized",
+        "JAX has its devices before the program's first line, so their number cannot be changed in it.",
+        "take that line out of the program, and type jaxrun -d N.",
+    ),
+    KnownError(
+        "joined-late",
+        r"jax\.distributed\.initialize\(\) must be called before any JAX",
+        "a process can join a job only before it uses JAX; jaxrun has done it before the program's first line.",
+        "take the program's own calls of jax.distributed.shutdown() and initialize() out.",
+    ),
+    KnownError(
+        "uneven-shard-map",
+        (
+            r"maps array axis (?P<axis>\d+) \(of size (?P<size>\d+)\) "
+            r"to mesh ax[^(]{1,200}\(of [^)]{0,40}?(?P<parts>\d+)\)"
+        ),
+        _UNEVEN,
+        _UNEVEN_TRY,
+    ),
+    KnownError(
+        "uneven-sharding",
+        r"axis (?P<axis>\d+) is partitioned (?P<parts>\d+) times, but the dimension size is (?P<size>\d+)",
+        _UNEVEN,
+        _UNEVEN_TRY,
+    ),
+    KnownError(
+        "uneven-dimension",
+        r"dimension (?P<axis>\d+) should be divisible by (?P<parts>\d+), but it is equal to (?P<size>\d+)",
+        _UNEVEN,
+        _UNEVEN_TRY,
+    ),
+    KnownError(
+        "uneven-mesh",
+        r"dim_size=(?P<size>\d+) is not divisible by axis_size=(?P<parts>\d+)",
+        "an axis has {size} entries, which cannot be split into {parts} equal parts.",
+        _UNEVEN_TRY,
+    ),
+    KnownError(
+        "not-addressable",
+        r"spans non-addressable \(non process local\) devices",
+        "a part of that array lies in other processes, and this one cannot read it.",
+        "multihost_utils.process_allgather(x, tiled=True) on every rank, or x.addressable_shards for the own part.",
+        f"{_DOCS}/_autosummary/jax.experimental.multihost_utils.process_allgather.html",
+    ),
+    KnownError(
+        "gather-tiled",
+        r"non-fully-addressable arrays only supports tiled=True",
+        "process_allgather puts a global array together, and cannot stack it.",
+        "multihost_utils.process_allgather(x, tiled=True).",
+        f"{_DOCS}/_autosummary/jax.experimental.multihost_utils.process_allgather.html",
+    ),
+    KnownError(
+        "local-data-size",
+        (
+            r"In dimension (?P<axis>\d+), the process data has (?P<size>\d+) elements\. "
+            r"Process addresses (?P<own>\d+) elements"
+        ),
+        "this process gave {size} entries of axis {axis}, but its devices hold {own}.",
+        "give each process its own {own} entries (jaxrun_runtime.shard cuts them out), or all of them.",
+        f"{_DOCS}/multi_process.html",
+    ),
+    KnownError(
+        "global-shape",
+        r"Unable to compute global_shape due to non-uniform sharding",
+        "the processes hold parts of different sizes, so JAX cannot tell the size of the whole.",
+        "make_array_from_process_local_data(sharding, data, global_shape), or as many devices in every process.",
+    ),
+    KnownError(
+        "nan-between-ranks",
+        r"is not the same on each process.{0,200}?Expected: [^;]{0,9000}?\bnan\b",
+        "jax.device_put compares the ranks' arrays, and a NaN equals nothing, not even itself.",
+        "jax.make_array_from_callback(x.shape, sharding, lambda index: x[index]) compares nothing.",
+    ),
+    KnownError(
+        "rounded-by-jax",
+        _NOT_THE_SAME,
+        "the ranks' arrays are the same, but of float64: JAX compares them with what it has rounded to float32.",
+        "x.astype(numpy.float32) before jax.device_put; or jaxrun --env JAX_ENABLE_X64=1.",
+        confirm=_is_rounded,
+    ),
+    KnownError(
+        "differs-between-ranks",
+        r"is not the same on each process",
+        "jax.device_put to devices of several processes wants the same array in each, and these are not equal.",
+        "jax.make_array_from_process_local_data for data that differ; one random seed, and no float64 or int64, else.",
+        f"{_DOCS}/multi_process.html",
+    ),
+    KnownError(
+        "cross-host-transfer",
+        r"does not support cross-host device transfers|Cross-host transfers are not supported by this backend",
+        "jax.device_put would have to send the array to another process, which this platform cannot do.",
+        "jax.make_array_from_callback makes it where it is wanted; jit(f, out_shardings=...) moves it between ranks.",
+        f"{_DOCS}/multi_process.html",
+    ),
+    KnownError(
+        "cross-host-reshard",
+        r"cross-host reshard in multi-controller JAX, input and target sharding should have the same set of devices",
+        "jax.device_put moves an array of several processes only among the devices that hold it already.",
+        "a mesh of all devices for both; or multihost_utils.process_allgather(x, tiled=True) for a copy on every rank.",
+    ),
+    KnownError(
+        "host-local-checkpoint",
+        r"Cannot serialize host local jax\.Array",
+        "orbax saves arrays of the whole job, and one of these lies on this process's devices alone.",
+        "jax.device_put(numpy.asarray(x), NamedSharding(mesh, PartitionSpec())) on every rank makes it one of the job.",
+        "https://orbax.readthedocs.io/en/latest",
+    ),
+    KnownError(
+        "sync-names",
+        r"sync_global_devices name mismatch \('(?P<name>[^'\n]{1,100})'\)",
+        "the ranks have come to different points of the program: this one is at '{name}'.",
+        _IN_STEP,
+    ),
+    KnownError(
+        "numpy-into-jit",
+        r"Passing non-trivial shardings for numpy inputs is not allowed",
+        "a NumPy array is this process's alone, and cannot stand for a part of a global one.",
+        "jax.make_array_from_process_local_data(sharding, x) before the call.",
+        f"{_DOCS}/multi_process.html",
+    ),
+    KnownError(
+        "arrays-per-device",
+        (
+            r"Expected (?P<wants>\d+) per-device arrays \(this is how many devices are addressable by the sharding\), "
+            r"but got (?P<has>\d+)"
+        ),
+        "this process has {wants} devices in that sharding, but gave arrays for {has}.",
+        "one array for each of sharding.addressable_devices.",
+        f"{_DOCS}/_autosummary/jax.make_array_from_single_device_arrays.html",
+    ),
+    KnownError(
+        "donated",
+        r"Array has been deleted",
+        "that array was donated to a jitted function (donate_argnums) and is used again.",
+        "use the function's result from then on, or give it x.copy().",
+        f"{_DOCS}/_autosummary/jax.numpy.copy.html",
+    ),
+    KnownError(
+        "different-devices",
+        r"Received incompatible devices for jitted computation",
+        "the arguments of one computation lie on different sets of devices.",
+        "put all of them on one mesh: jax.device_put(x, NamedSharding(mesh, P())).",
+    ),
+    KnownError(
+        "explicit-sharding",
+        r"produces an illegally sharded result|Contracting dimensions are sharded and it is ambiguous",
+        "the mesh has Explicit axes, as jax.make_mesh makes them since JAX 0.9, and these shardings do not agree.",
+        "jax.reshard one operand, or jax.make_mesh(..., axis_types=(jax.sharding.AxisType.Auto,) * NUMBER_OF_AXES).",
+    ),
+    KnownError(
+        "axis-not-in-mesh",
+        r"Resource axis: (?P<axis>\S{1,60}) of .{1,200}? is not found in mesh: \((?P<names>[^)\n]{0,200})\)",
+        "the sharding names the axis {axis}, but the mesh has ({names}).",
+        "the names of PartitionSpec must be those that the mesh was made with.",
+    ),
+    KnownError(
+        "axis-unbound",
+        r"unbound axis name: (?P<axis>\S{1,60})",
+        "a collective over the axis {axis} was called outside of what gives that axis its meaning.",
+        "call it inside of jax.shard_map(f, mesh=mesh, ...), where the mesh has the axis {axis}.",
+    ),
+    KnownError(
+        "collective-mismatch",
+        r"(?P<got>\d+) vs (?P<wants>\d+)\. Received data size doesn't match expected size",
+        "the ranks are in different steps, or their shapes differ: {got} bytes came where {wants} were expected.",
+        f"print shapes on every rank, as in an uneven last batch; {_IN_STEP}",
+    ),
+    KnownError(
+        "not-in-this-jax",
+        (
+            r"No module named 'jax\.(?:experimental|interpreters|lib|sharding|tree|numpy)|"
+            r"cannot import name '\w{1,80}' from 'jax[.']|module 'jax(?:\.[a-z]{1,40})?' has no attribute|"
+            r"jax\.\w{1,60} was removed in JAX"
+        ),
+        "the installed JAX does not have that name: it was removed from it, or came after it.",
+        "see jax.__version__ and the change log, then change the call or install the JAX that it was written for.",
+        f"{_DOCS}/changelog.html",
+    ),
+)

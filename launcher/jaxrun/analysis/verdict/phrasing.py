@@ -1,0 +1,166 @@
+"""Puts what happened to a worker into phrases of a sentence."""
+
+from __future__ import annotations
+
+import signal
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+
+from jaxrun.analysis.diagnosis.root_cause import collateral, own_thread_failures
+from jaxrun.analysis.diagnosis.worker_outcome import InjectedFault, WorkerOutcome
+from jaxrun.analysis.verdict.stack_text import format_crash
+from jaxrun.protocol.worker_messages import WorkerStage
+from jaxrun.text import (
+    format_ranges,
+    format_rank,
+    format_ranks,
+    format_ranks_on_hosts,
+    format_seconds,
+    format_signal,
+    plural,
+)
+
+_CRASHES = (signal.SIGSEGV, signal.SIGBUS, signal.SIGFPE, signal.SIGILL, signal.SIGSYS)
+_STAGES = {
+    WorkerStage.START: "while starting",
+    WorkerStage.JOIN: "while joining the others",
+    WorkerStage.PROVE: "while JAX was asked for its devices",
+}
+_MAX_TAIL_LINES = 12
+_MAX_MESSAGE_CHARACTERS = 200
+_OS_EXIT = "(os._exit?)"
+
+
+def describe_ranks(workers: Sequence[WorkerOutcome], hosts: Mapping[int, str]) -> str:
+    """`rank 2 of 8 on h1`, `8 of 8 ranks`, `3 of 8 ranks (1, 4-5)`; of lost ones `ranks 2-3 of 8 on h2`."""
+    if len(workers) == 1:
+        return format_rank(workers[0].rank, hosts)
+    ranks = [worker.rank for worker in workers]
+    if all(worker.lost_reason and worker.failure is None for worker in workers):
+        places = ", ".join(dict.fromkeys(worker.host for worker in workers))
+        return f"{format_ranks(ranks)} of {len(hosts)} on {places}"
+    which = "" if len(workers) == len(hosts) else f" ({format_ranges(ranks)})"
+    return f"{len(workers)} of {len(hosts)} ranks{which}"
+
+
+def describe_failure(worker: WorkerOutcome, *, many: bool = False) -> str:
+    """The predicate: `raised ValueError`, `was killed by SIGKILL (9)`; `many` where several ranks did it."""
+    after = " after its program had ended" if worker.finished else ""
+    if worker.failure is not None:
+        return _describe_error(worker) + after
+    if worker.lost_reason:
+        return f"{'were' if many else 'was'} lost: {worker.lost_reason}"
+    if worker.status is None:
+        return "had not ended"
+    if worker.status < 0:
+        return _describe_signal(worker, "were" if many else "was") + after
+    if worker.status == 0:
+        return f"exited with status 0 before the end of its program {_OS_EXIT}"
+    return f"exited with status {worker.status} without an exception {_OS_EXIT}{after}"
+
+
+def describe_time(worker: WorkerOutcome, started: float, run_at: float | None) -> str:
+    """`41.3 s into the run`, or how far the start-up had come."""
+    how_far = _STAGES.get(worker.failure.stage) if worker.failure is not None else None
+    if how_far or run_at is None:
+        how_far = how_far or "before the program's first line"
+        return f"{how_far}, {format_seconds(worker.time - started)} after the start"
+    return f"{format_seconds(worker.time - run_at)} into the run"
+
+
+def find_evidence(workers: Sequence[WorkerOutcome], hosts: Mapping[int, str]) -> tuple[str, str]:
+    """The text that shows best what happened to the first of these, and a line to stand above; both may be empty.
+
+    Returns (line, text).
+    """
+    worker = workers[0]
+    name = format_ranks_on_hosts([worker.rank], hosts)
+    if worker.failure is not None:
+        traceback = worker.failure.traceback.rstrip("\n")
+        shared = f"{len(workers)} of {len(hosts)} ranks raised the same error; {name}'s traceback:"
+        return (shared if len(workers) > 1 and traceback else ""), traceback
+    threads = own_thread_failures(worker)
+    if threads:
+        return f"last words of thread {threads[-1].thread} of {name}:", threads[-1].traceback.rstrip("\n")
+    stack = format_crash(worker.crash_dump)
+    if stack:
+        return f"{name} was here when it ended:", stack
+    tail = "" if worker.status in (-signal.SIGKILL, -signal.SIGTERM) else _format_tail(worker.stderr_tail)
+    return (f"the last lines that {name} wrote to stderr:", tail) if tail else ("", "")
+
+
+def describe_victim(worker: WorkerOutcome) -> str:
+    """What became of a rank that is not a culprit, to complete `rank 3 …`."""
+    if worker.failure is not None:
+        return collateral(worker) or _describe_error(worker)
+    if worker.lost_reason and not worker.killed_by_launcher:
+        return "was lost too"
+    if worker.finished or worker.status == 0:
+        return "had finished"
+    if worker.killed_by_launcher:
+        return "was stopped"
+    return collateral(worker) or describe_failure(worker).removesuffix(f" without an exception {_OS_EXIT}")
+
+
+def describe_thread_failures(workers: Sequence[WorkerOutcome], shown: str) -> tuple[str, ...]:
+    """One line for each rank that had lost a thread before, unless its traceback is the one `shown`."""
+    lines = []
+    for worker in workers:
+        threads = [thread for thread in own_thread_failures(worker) if thread.traceback.rstrip("\n") != shown]
+        if threads:
+            names = ", ".join(f"{thread.thread} ({thread.error})" for thread in threads[:3])
+            more = f" and {plural(len(threads) - 3, 'other')}" if len(threads) > 3 else ""
+            what = "a thread" if len(threads) == 1 else f"{len(threads)} threads"
+            lines.append(f"rank {worker.rank} had lost {what} to an exception before: {names}{more}.")
+    return tuple(lines)
+
+
+def describe_injected_faults(
+    workers: Sequence[WorkerOutcome], hosts: Mapping[int, str], run_at: float | None, *, but: str
+) -> Iterator[str]:
+    """One line for each fault that was injected, except those that the text `but` mentions."""
+    ranks_of: dict[InjectedFault, list[int]] = defaultdict(list)
+    for worker in workers:
+        for fault in worker.injected_faults:
+            ranks_of[fault].append(worker.rank)
+    for fault, ranks in sorted(ranks_of.items(), key=lambda item: (item[0].time, item[1])):
+        if str(fault) not in but:
+            happened = describe_injected_fault(fault, run_at, many=len(ranks) > 1)
+            yield f"{format_ranks_on_hosts(ranks, hosts)} {happened}."
+
+
+def describe_injected_fault(fault: InjectedFault, run_at: float | None, *, many: bool = False) -> str:
+    """`was cut off from the network, as --chaos asked, 1.5 s into the run`."""
+    moment = f"{format_seconds(fault.time - run_at)} into the run" if run_at is not None else "before the program ran"
+    return f"{'were' if many else 'was'} {fault}, {moment}"
+
+
+def _describe_error(worker: WorkerOutcome) -> str:
+    failure = worker.failure
+    assert failure is not None
+    if failure.error != "SystemExit":
+        return f"raised {failure.error}"
+    lines = failure.message.splitlines()
+    if lines and lines[0]:
+        return f"ended with status {failure.status}: sys.exit({lines[0][:_MAX_MESSAGE_CHARACTERS]!r})"
+    return f"ended with status {failure.status} (sys.exit)"
+
+
+def _describe_signal(worker: WorkerOutcome, verb: str) -> str:
+    number = -(worker.status or 0)
+    name = format_signal(number)
+    if number == signal.SIGABRT:
+        how = f"{verb} aborted by {name}"
+    else:
+        how = f"crashed with {name}" if number in _CRASHES else f"{verb} killed by {name}"
+    threads = own_thread_failures(worker)
+    before = f", after its thread {threads[-1].thread} had raised {threads[-1].error}" if threads else ""
+    fault = worker.deadly_fault
+    return how + before + (f", as {fault.requested_by} asked" if fault else "")
+
+
+def _format_tail(stderr_tail: str) -> str:
+    """The last lines without native frames, which mean nothing to the user."""
+    lines = [line.rstrip() for line in stderr_tail.splitlines()]
+    kept = [line for line in lines if line and not line.startswith(("    @ ", "*** Check failure"))]
+    return "\n".join(f"  {line}" for line in kept[-_MAX_TAIL_LINES:])

@@ -1,0 +1,122 @@
+"""Formats a verdict: the last screen of a job, which says what happened, where, and what to do."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+
+from jaxrun.analysis.verdict.verdict import Verdict
+from jaxrun.terminal import A_FILE, TerminalFormat, wrap_prose
+from jaxrun.text import format_ranks, format_seconds, plural
+
+_MAX_TRACEBACK = 8_000  # characters that are shown; the rank's log holds all of them
+_NO_FAULT = {"was stopped", "had finished"}  # what became of victims, in the words of phrasing.py
+
+
+def format_report(
+    verdict: Verdict, run_dir: Path | None, terminal: TerminalFormat = A_FILE, shown_divergences: Iterable[str] = ()
+) -> str:
+    """The report without a final newline.
+
+    run_dir:            as it is to be shown, None where there is none
+    shown_divergences:  what of verdict.divergence the screen has shown already
+    """
+    divergence = [*_divergence(verdict, shown_divergences)]
+    if verdict.outcome == "ok":
+        done = [terminal.dim(f"jaxrun: {_done(verdict)}")]
+        return "\n".join([*done, *(terminal.rewrap(line) for line in (*verdict.details, *divergence))])
+    lines = [terminal.red(terminal.rewrap(f"jaxrun: {verdict.headline}"))]
+    if verdict.intro or verdict.traceback:
+        traceback = _clip(verdict.traceback.rstrip("\n"), verdict, run_dir)
+        headline = terminal.red(terminal.rewrap(verdict.headline))
+        lines = ["", *filter(None, [verdict.intro]), traceback, "", headline]
+    lines += (terminal.rewrap(text) for text in (*divergence, *_explanation(verdict), *verdict.details))
+    lines += (terminal.dim(terminal.rewrap(text)) for text in _context(verdict, run_dir))
+    return "\n".join(lines)
+
+
+def format_headline(verdict: Verdict) -> str:
+    """The first line of the report, or the one that says most."""
+    return f"jaxrun: {_done(verdict) if verdict.outcome == 'ok' else verdict.headline}"
+
+
+def _context(verdict: Verdict, run_dir: Path | None) -> Iterator[str]:
+    """The other ranks, where to read more, and the exit code."""
+    if verdict.victims:
+        yield _victims(verdict.victims, verdict.stopping)
+    if run_dir is not None:
+        yield f"logs: {run_dir / verdict.log if verdict.log else run_dir}"
+        yield f"again: jaxrun explain {run_dir}"
+    if verdict.no_restart:
+        yield f"not restarted: {verdict.no_restart}."
+    yield f"exit {verdict.exit_code}"
+
+
+def _divergence(verdict: Verdict, shown_texts: Iterable[str]) -> Iterator[str]:
+    if not verdict.divergence:
+        return
+    left = verdict.divergence
+    for text in shown_texts:
+        left = left.replace(text, "")
+    left, shown = left.strip("\n"), left != verdict.divergence
+    if verdict.outcome == "ok":
+        step, end = "step (above)" if shown else "step", ":" if left else "."
+        yield f"but its ranks were not in {step}, so what they computed together may be wrong{end}"
+    elif shown and verdict.outcome != "diverged":  # whose headline says so
+        yield "the ranks were not in step (above)."
+    if left:
+        yield left
+
+
+def _clip(traceback: str, verdict: Verdict, run_dir: Path | None) -> str:
+    """Leave out the middle of a very long text."""
+    if len(traceback) <= _MAX_TRACEBACK:
+        return traceback
+    half = _MAX_TRACEBACK // 2
+    where = f", which {run_dir / verdict.log} holds" if run_dir is not None and verdict.log else ""
+    left_out = f"… {len(traceback) - 2 * half:,} characters left out{where} …"
+    return f"{traceback[:half]}\n{left_out}\n{traceback[-half:]}"
+
+
+def _explanation(verdict: Verdict) -> Iterator[str]:
+    """What a known error means; the error itself is shown as well."""
+    for name, text in (("what this means", verdict.means), ("try", verdict.advice)):
+        if text:
+            yield wrap_prose(f"{name}: {text}")
+    if verdict.link:
+        yield f"see: {verdict.link}"
+
+
+def _victims(fates: Mapping[int, str], stopping: float | None) -> str:
+    """What became of the other ranks, in one line."""
+    by_fate: dict[str, list[int]] = defaultdict(list)
+    for rank, fate in fates.items():
+        by_fate[fate].append(rank)
+    others = plural(len(fates), "other")
+    later = f" {format_seconds(stopping)} later" if stopping is not None else ""
+    none = "it had no fault of its own" if len(fates) == 1 else "none of them had a fault of its own"
+    if len(by_fate) == 1:
+        (fate,) = by_fate
+        text = f"{others} {_to_plural(fate, len(fates))}"
+        if fate in _NO_FAULT:
+            return f"{text}{later if fate == 'was stopped' else ''}; {none}."
+    else:
+        groups = sorted(by_fate.items(), key=lambda item: (-len(item[1]), item[1]))
+        parts = (f"{format_ranks(ranks)} {_to_plural(fate, len(ranks))}" for fate, ranks in groups)
+        text = f"{others}: {', '.join(parts)}"
+    return f"{text}; all gone{later}." if later else f"{text}."
+
+
+def _to_plural(fate: str, count: int) -> str:
+    """`was stopped` for one rank, `were stopped` for several."""
+    if count == 1:
+        return fate
+    return fate.replace("was ", "were ", 1).replace(" its ", " their ", 1)
+
+
+def _done(verdict: Verdict) -> str:
+    if verdict.startup is None or verdict.run is None:
+        return "done"
+    restarts = f", {plural(len(verdict.earlier), 'restart')}" if verdict.earlier else ""
+    return f"done in {format_seconds(verdict.seconds)} (start-up {format_seconds(verdict.startup)}{restarts})"

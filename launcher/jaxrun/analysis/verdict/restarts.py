@@ -1,0 +1,144 @@
+"""Decides whether a job is started again after an attempt: pure functions over how its attempts have ended.
+
+Restarts are for bad luck. The count of --max-restarts begins anew with every step that the program has saved. Two
+failures in a row that are alike, with no step saved in between, are a bug; and what cannot get better by trying again,
+such as a missing module, is not tried again.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from jaxrun.analysis.diagnosis.job_outcome import EndReason, JobOutcome
+from jaxrun.analysis.diagnosis.root_cause import Culpability, culpability, find_culprits, find_first_failure
+from jaxrun.analysis.diagnosis.worker_outcome import WorkerOutcome
+from jaxrun.analysis.verdict.exit_code import exit_code
+from jaxrun.errors import EXIT_PREEMPTED
+from jaxrun.protocol.worker_messages import WorkerStage
+from jaxrun.text import format_signal
+
+_PLACE = re.compile(r'^\s*File "([^"]+)", line ([0-9]+)', re.MULTILINE)
+_HOPELESS_ERRORS = ("ModuleNotFoundError", "SyntaxError", "IndentationError", "TabError")
+# The classes of failures that --restart-on tells apart.
+_EXCEPTION, _LOST, _STALL = "exceptions and exit codes", "lost", "stall"
+
+
+@dataclass(frozen=True, slots=True)
+class AttemptEnd:
+    """What counts of the end of an attempt.
+
+    kind:        what --restart-on tells apart
+    failure:     in words, the same for failures that are alike; empty for what is no fault of the program
+    hopeless:    why another attempt would do no good; empty where it may
+    saved_step:  the last step that the program has said to be saved
+    """
+
+    kind: str
+    failure: str = ""
+    hopeless: str = ""
+    saved_step: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Restart:
+    """Start the job again. `most` is how many attempts there are in all, if no further step is saved."""
+
+    most: int
+
+
+@dataclass(frozen=True, slots=True)
+class Stop:
+    """The job is over; `why` is for people, and empty where nobody asks."""
+
+    why: str = ""
+
+
+def decide_restart(
+    history: Sequence[AttemptEnd], max_restarts: int, restart_on: str, *, first_attempt: int = 1
+) -> Restart | Stop:
+    """What comes after the last attempt of the history, which begins with the attempt of the number given."""
+    last = history[-1]
+    if not max_restarts or last.kind == EndReason.OK:
+        return Stop()
+    if last.hopeless:
+        return Stop(last.hopeless)
+    if restart_on != "failure" and last.kind not in _allowed(restart_on):
+        return Stop(f"--restart-on {restart_on} leaves this out")
+    used, best, progressed = 0, None, False
+    for end in history:
+        progressed = end.saved_step is not None and (best is None or end.saved_step > best)
+        if progressed:
+            used, best = 0, end.saved_step
+        used += 1
+    before = history[-2] if len(history) > 1 else None
+    if before is not None and last.failure and last.failure == before.failure and not progressed:
+        return Stop(f"it {last.failure} twice in a row, and saved no step in between: that is a bug, not bad luck")
+    if used > max_restarts:
+        restarts = "the one restart is" if max_restarts == 1 else f"all {max_restarts} restarts are"
+        return Stop(f"{restarts} used up, and no step was saved since")
+    return Restart(first_attempt + len(history) - 1 + max_restarts - used + 1)
+
+
+def summarize_end(outcome: JobOutcome, *, has_run_before: bool) -> AttemptEnd:
+    """What counts of this end; `has_run_before`: the program has run in an earlier attempt."""
+    saved = outcome.saved_step
+    match outcome.reason:
+        case EndReason.OK:
+            return AttemptEnd(EndReason.OK, saved_step=saved)
+        case EndReason.STALL:
+            end = AttemptEnd(_STALL, saved_step=saved)
+        case EndReason.EARLY_EXIT:
+            end = AttemptEnd(_EXCEPTION, "had some ranks finish before the others", saved_step=saved)
+        case EndReason.FAILED if find_culprits(outcome.workers):
+            end = _summarize_failure(outcome)
+        case EndReason.UNAVAILABLE if has_run_before:
+            end = AttemptEnd(_LOST, saved_step=saved)
+        case _:
+            return AttemptEnd(outcome.reason, hopeless=_HOPELESS_ENDS[outcome.reason], saved_step=saved)
+    if outcome.stop_requested:
+        return AttemptEnd(end.kind, hopeless="it was asked to stop meanwhile", saved_step=saved)
+    return end
+
+
+_HOPELESS_ENDS = {
+    EndReason.FAILED: "no rank shows why it failed",
+    EndReason.REFUSED: "the job would be refused again",
+    EndReason.USAGE: "the job would be refused again",
+    EndReason.UNAVAILABLE: "the job could not be started at all",
+    EndReason.TIMEOUT: "--timeout counts over all attempts",
+    EndReason.INTERRUPTED: "it was asked to stop",
+    EndReason.PREEMPTED: "it was asked to stop",
+}
+
+
+def _allowed(restart_on: str) -> tuple[str, ...]:
+    return {"lost": (_LOST,), "stall": (_STALL,)}[restart_on]
+
+
+def _summarize_failure(outcome: JobOutcome) -> AttemptEnd:
+    first, saved = find_first_failure(outcome.workers), outcome.saved_step
+    error = first.failure.error if first.failure is not None else ""
+    if error in _HOPELESS_ERRORS:
+        return AttemptEnd(_EXCEPTION, hopeless=f"a {error} does not go away by itself", saved_step=saved)
+    if exit_code(outcome) == EXIT_PREEMPTED:
+        text = f"exit {EXIT_PREEMPTED} asks for a new job, later"
+        return AttemptEnd(_EXCEPTION, hopeless=text, saved_step=saved)
+    kind = _LOST if first.failure is None and (first.lost_reason or (first.status or 0) < 0) else _EXCEPTION
+    consequence = culpability(first) is Culpability.CONSEQUENCE  # whose cause nobody knows: not the program's fault
+    return AttemptEnd(kind, "" if consequence else _describe_alike(first), saved_step=saved)
+
+
+def _describe_alike(worker: WorkerOutcome) -> str:
+    """What was equal if it happened twice: the exception and its place, the signal, or the status."""
+    failure = worker.failure
+    if failure is not None:
+        places = _PLACE.findall(failure.traceback)
+        where = f" at {places[-1][0]}:{places[-1][1]}" if places else ""
+        stage = "" if failure.stage is WorkerStage.PROGRAM else f" ({failure.stage})"
+        what = f"exited with status {failure.status}" if failure.error == "SystemExit" else f"raised {failure.error}"
+        return f"{what}{where}{stage}"
+    if worker.lost_reason or worker.status is None:
+        return ""
+    return f"was killed by {format_signal(-worker.status)}" if worker.status < 0 else f"exited with {worker.status}"

@@ -1,0 +1,122 @@
+"""Formats stacks: where the ranks are, in groups of those at the same place, or frame by frame."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from pathlib import PurePath
+
+from jaxrun.analysis.diagnosis.snapshot import Snapshot
+from jaxrun.analysis.diagnosis.stacks import Frame, Stack, crashed_stack, main_stack
+from jaxrun.analysis.lockstep.progress import format_progress
+from jaxrun.analysis.verdict.deadlocks import explain_deadlock
+from jaxrun.analysis.verdict.straggler_text import format_straggler
+from jaxrun.terminal import wrap_prose
+from jaxrun.text import format_columns, format_ranges, format_ranks, format_ranks_on_hosts, has_several_hosts, plural
+
+_IDLE = "idle: it has returned, and waits for the next call"
+_NO_ANSWER = "no answer: it blocks signals, or is about to end"
+
+
+def format_snapshot(snapshot: Snapshot) -> str:
+    """Which ranks are where, how many calls each has made, and what that means; empty if no rank has stacks."""
+    flights = snapshot.flights
+
+    def calls(ranks: Iterable[int]) -> str:
+        known = {rank: flights[rank] for rank in ranks if rank in flights}
+        return format_progress(known, len(snapshot.hosts), snapshot.time)
+
+    groups = format_groups(snapshot.dumps, snapshot.hosts, snapshot.waits, calls)
+    if not groups:
+        return ""
+    lines = [groups]
+    if snapshot.finished:
+        have = "has" if len(snapshot.finished) == 1 else "have"
+        made = calls(snapshot.finished)
+        who = format_ranks_on_hosts(snapshot.finished, snapshot.hosts)
+        lines.append(f"{who} {have} finished{f', {made}' if made else ''}.")
+    explanations = explain_deadlock(snapshot)
+    if snapshot.straggler is not None:
+        lines.append(wrap_prose(f"{format_straggler(snapshot.straggler, snapshot.hosts)}."))
+    return "\n".join([*lines, *(wrap_prose(str(explanation)) for explanation in explanations)])
+
+
+def format_groups(
+    dumps: Mapping[int, str],
+    hosts: Mapping[int, str],
+    waits: Mapping[int, str],
+    calls: Callable[[Iterable[int]], str] = lambda _: "",
+) -> str:
+    """One line for each place at which ranks are, the most common first, and which ranks differ; empty without dumps.
+
+    `calls` says how many calls ranks have made. For a rank whose dump is empty, `waits` has what the kernel says of it.
+    """
+    groups = group_by_place(dumps, waits)
+    rows = [(plural(len(ranks), "rank"), _names(ranks, hosts), place, calls(ranks)) for place, ranks in groups]
+    if not rows:
+        return ""
+    lines = [f"  {line}" for line in format_columns(rows)]
+    heading = f"{plural(len(dumps), 'rank')}, {plural(len(groups), 'group')}"
+    return "\n".join([heading, *lines, *_outliers([ranks for _, ranks in groups])])
+
+
+def group_by_place(dumps: Mapping[int, str], waits: Mapping[int, str]) -> list[tuple[str, list[int]]]:
+    """Each place at which ranks are, and these ranks; the most common first."""
+    places: dict[str, list[int]] = {}
+    for rank in sorted(dumps):
+        wait = waits.get(rank, "")
+        unanswered = f"no answer: {wait}" if " " in wait else _NO_ANSWER
+        place = format_place(main_stack(dumps[rank])) if dumps[rank] else unanswered
+        places.setdefault(place, []).append(rank)
+    return sorted(places.items(), key=lambda group: (-len(group[1]), group[1]))
+
+
+def format_place(stack: Stack) -> str:
+    """`data.py:31 __next__ <- train.py:84 main   in queue: get`: where a thread is, and from where that was called."""
+    users = stack.users
+    if not users:
+        return _NO_ANSWER
+    if stack.is_idle:
+        return _IDLE
+    caller = next((frame for frame in users if frame.file != users[0].file), None)
+    text = f"{users[0]} <- {caller}" if caller else str(users[0])
+    if not stack.called:
+        return text
+    entry = next((frame for frame in reversed(stack.called) if not frame.is_wrapper), stack.called[-1])
+    return f"{text}   in {'JAX' if entry.is_jax else PurePath(entry.file).stem}: {entry.function}"
+
+
+def format_all_frames(dumps: Mapping[int, str], hosts: Mapping[int, str]) -> str:
+    """All frames of the main threads, once for each group of ranks with the same, innermost last."""
+    texts = {rank: "\n".join(_frame_lines(main_stack(dump))) or "  no frames" for rank, dump in dumps.items()}
+    return format_by_text(texts, hosts)
+
+
+def format_by_text(texts: Mapping[int, str], hosts: Mapping[int, str]) -> str:
+    """The ranks' texts, each below the ranks that have it, the most common first."""
+    groups: dict[str, list[int]] = {}
+    for rank in sorted(texts):
+        groups.setdefault(texts[rank], []).append(rank)
+    parts = sorted(groups.items(), key=lambda group: (-len(group[1]), group[1]))
+    return "\n\n".join(f"{format_ranks_on_hosts(ranks, hosts)}:\n{text}" for text, ranks in parts)
+
+
+def format_crash(dump: str) -> str:
+    """The crashed thread in a fatal signal's dump, formatted like a traceback; empty if there is no frame."""
+    lines = _frame_lines(crashed_stack(dump))
+    return "\n".join(["Stack (most recent call last):", *lines]) if lines else ""
+
+
+def _frame_lines(stack: Stack) -> list[str]:
+    frames: Iterable[Frame] = [frame for frame in stack.frames if not frame.is_scaffold] or stack.frames
+    return [f'  File "{f.file}", line {f.line}, in {f.function}' for f in reversed(list(frames))]
+
+
+def _outliers(groups: list[list[int]]) -> Iterator[str]:
+    odd = [rank for ranks in groups[1:] for rank in ranks]
+    if odd and len(odd) < len(groups[0]):
+        yield f"{format_ranks(odd)} {'is the one that differs' if len(odd) == 1 else 'differ from the rest'}."
+
+
+def _names(ranks: list[int], hosts: Mapping[int, str]) -> str:
+    where = {hosts[rank] for rank in ranks}
+    return format_ranges(ranks) + (f" ({where.pop()})" if has_several_hosts(hosts) and len(where) == 1 else "")

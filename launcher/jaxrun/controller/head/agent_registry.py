@@ -1,0 +1,307 @@
+"""Collects the reports of agents on other hosts; once all have come, assigns to each the worker that it starts.
+
+Ranks are on one host if they report the same host name and boot id; their local ranks follow from that, whatever mpirun
+or srun says.
+"""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from jaxrun.controller.head.consistency import Expected, describe_unknown_rank
+from jaxrun.errors import NotUniformError, UnavailableError, UsageError
+from jaxrun.protocol.addresses import LOOPBACK, LOOPBACK_6
+from jaxrun.protocol.agent_messages import AgentReport, StartWorker
+from jaxrun.protocol.env import attempt_nonce
+from jaxrun.spec.job.devices import Gpus, Machine
+from jaxrun.spec.job.environment import worker_settings
+from jaxrun.spec.job.job import Job
+from jaxrun.spec.job.layout import FORKED_PLATFORMS, Layout, decide_layout
+from jaxrun.text import format_columns, format_ranks, format_ranks_on_hosts, plural
+
+
+@dataclass(frozen=True, slots=True)
+class JobSpec:
+    """What is known of every worker before any agent has reported.
+
+    job:               what was asked for, with the number of processes decided
+    version:           of jaxrun
+    directory:         where the job was started; empty where the agents may be anywhere
+    program:           the arguments after `python -m jaxrun_runtime`
+    user_env:          the environment that the user gives the workers
+    run_dir, log_dir:  that of the job, and that of the attempt's logs; empty where it leaves no files
+    listen_addresses:  at which the head listens, as text for people
+    attempt:           which one this is, from 1; restart_reason: why the one before it ended
+    agents:            how many were started, where some wait on spare hosts or were lost; else 0
+    """
+
+    job: Job
+    job_id: str
+    size: int
+    version: str
+    directory: str
+    program: tuple[str, ...]
+    user_env: Mapping[str, str]
+    run_dir: str
+    log_dir: str
+    listen_addresses: str
+    attempt: int = 1
+    restart_reason: str = ""
+    agents: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Assignment:
+    """What every agent starts.
+
+    starts:     by rank
+    expected:   what every worker must then be
+    interface:  the address of rank 0's host that all other hosts can reach
+    notes:      lines for people
+    """
+
+    starts: tuple[StartWorker, ...]
+    expected: Expected
+    interface: str
+    notes: tuple[str, ...]
+
+
+class AgentRegistry:
+    """The reports of one job."""
+
+    def __init__(self, spec: JobSpec) -> None:
+        self.spec = spec
+        self.reports: dict[int, AgentReport] = {}
+
+    @property
+    def complete(self) -> bool:
+        return len(self.reports) == self.spec.size
+
+    def add(self, report: AgentReport) -> None:
+        """Raises NotUniformError or UnavailableError if this agent cannot be one of the job's."""
+        spec = self.spec
+        by_hand = spec.job.host_rank is not None
+        if report.size != (spec.agents or spec.size):
+            raise NotUniformError(_describe_other_size(report, spec.size, by_hand=by_hand))
+        if report.rank >= spec.size:
+            raise NotUniformError(describe_unknown_rank(report.rank, spec.size))
+        known = self.reports.setdefault(report.rank, report)
+        if known is not report:
+            host_rank = report.rank * (spec.job.hosts or 1) // spec.size if by_hand else None
+            raise NotUniformError(_describe_duplicate(known, report, host_rank))
+        if report.command and report.command != spec.job.program:
+            raise NotUniformError(_describe_other_program(report, spec.job.program))
+        self.check_installation(report)
+
+    def check_installation(self, report: AgentReport) -> None:
+        """Raises UnavailableError if this agent cannot start workers of the job."""
+        spec = self.spec
+        if report.jaxrun_version != spec.version:
+            raise UnavailableError(
+                f"{report.host} has jaxrun {report.jaxrun_version}, but the launcher is jaxrun {spec.version}\n"
+                "install the same version on every host, or start it from a directory that all share"
+            )
+        if spec.directory and report.directory != spec.directory:
+            raise UnavailableError(
+                f"{spec.directory} is not there on {report.host}: the agent was started in {report.directory}\n"
+                "start the job in a directory that all hosts share"
+            )
+
+    def assign(self) -> Assignment:
+        """Decide what every agent starts, once the reports are complete.
+
+        Raises NotUniformError if the hosts differ, and UsageError if the job is not possible on their platform.
+        """
+        layouts = {rank: layout for ranks in self._hosts() for rank, layout in self._lay_out(ranks).items()}
+        _check_same_devices(layouts, {rank: report.host for rank, report in self.reports.items()})
+        interface = reachable_address(0, self.reports)
+        starts = [start for ranks in self._hosts() for start in self._starts(ranks, layouts, interface)]
+        any_layout = layouts[0]
+        replace(self.spec.job, platform=any_layout.platform)  # which is valid, or does not exist
+        nonce = attempt_nonce(self.spec.job_id, self.spec.attempt)
+        expected = Expected(self.spec.size, nonce, any_layout.platform, any_layout.devices_per_process)
+        by_rank = sorted(starts, key=lambda start: start.rank)
+        return Assignment(tuple(by_rank), expected, interface, self._notes(layouts))
+
+    def prepare(self, host: Sequence[AgentReport]) -> list[StartWorker]:
+        """What agents on a spare host prepare for; to be called once the reports are complete.
+
+        Raises NotUniformError if no rank can run there."""
+        starts = self._starts(host, self._lay_out(host), reachable_address(0, self.reports))
+        return [replace(start, waits=True) for start in starts]
+
+    def first_ranks(self) -> tuple[int, ...]:
+        """The first rank of each host."""
+        return tuple(reports[0].rank for reports in self._hosts())
+
+    def _hosts(self) -> list[list[AgentReport]]:
+        """The reports of each host, sorted by rank."""
+        hosts: dict[tuple[str, str], list[AgentReport]] = {}
+        for _, report in sorted(self.reports.items()):
+            hosts.setdefault((report.host, report.boot_id), []).append(report)
+        return list(hosts.values())
+
+    def _lay_out(self, host: Sequence[AgentReport]) -> dict[int, Layout]:
+        """The layout of each rank of one host."""
+        job = self.spec.job
+        layouts: dict[int, Layout] = {}
+        for group in _group_by_gpus(host):
+            per_process = job.devices_per_process
+            if per_process is None and group[0].gpu_names:
+                per_process = max(1, len(group[0].gpu_names) // len(group))
+            # Of one host: the numbers of hosts are those of the whole job.
+            wanted = replace(
+                job,
+                processes=len(group),
+                hosts=None,
+                processes_per_host=None,
+                host_rank=None,
+                head="",
+                devices_per_process=per_process,
+            )
+            try:
+                layout = decide_layout(wanted, _machine(group[0]), self.spec.user_env)
+            except UsageError as error:
+                raise NotUniformError(f"{group[0].host}: {error}") from None
+            layouts |= {report.rank: layout for report in group}
+        return layouts
+
+    def _starts(
+        self, host: Sequence[AgentReport], layouts: Mapping[int, Layout], interface: str
+    ) -> Iterable[StartWorker]:
+        spec = self.spec
+        shares_cores = len({report.cpus for report in host}) == 1
+        index_of = {report.rank: index for group in _group_by_gpus(host) for index, report in enumerate(group)}
+        for local_rank, report in enumerate(host):
+            layout = layouts[report.rank]
+            cores = max(1, len(report.cpus) // len(host)) if shares_cores else len(report.cpus)
+            job = replace(spec.job, devices_per_process=layout.devices_per_process) if layout.gpus.names else spec.job
+            count = layout.devices_per_process if layout.gpus.names and layout.devices_per_process else 0
+            first = index_of[report.rank] * count
+            values = worker_settings(job, replace(layout, processes=1), spec.user_env, cores=cores)
+            yield StartWorker(
+                rank=report.rank,
+                size=spec.size,
+                local_rank=local_rank,
+                local_size=len(host),
+                host=report.host,
+                program=spec.program,
+                environment={**spec.job.env, **_bypass_proxies(values, interface)},
+                local_device_ids=tuple(range(first, first + count)),
+                init_timeout=spec.job.init_timeout,
+                run_dir=spec.run_dir if report.can_write_run_dir else "",
+                log_dir=spec.log_dir if report.can_write_run_dir else "",
+                show_output=spec.job.shows(report.rank),
+                lockstep=spec.job.lockstep,
+                make_mesh=spec.job.make_mesh,
+                compile_cache=spec.job.compile_cache,
+                compile=spec.job.compile,
+                compile_memory=spec.job.compile_memory,
+                verbose=spec.job.verbose,
+                torch_env=spec.job.torch_env,
+                pdb=spec.job.pdb,
+                stdin=spec.job.stdin,
+                attempt=spec.attempt,
+                restart_reason=spec.restart_reason,
+                fork=bool(spec.job.max_restarts) and layout.platform in FORKED_PLATFORMS and not spec.job.no_fork,
+            )
+
+    def _notes(self, layouts: Mapping[int, Layout]) -> tuple[str, ...]:
+        hosts = {rank: report.host for rank, report in self.reports.items()}
+        notes = list(dict.fromkeys(note for layout in layouts.values() for note in layout.notes))
+        without_run_dir = [rank for rank, report in self.reports.items() if not report.can_write_run_dir]
+        if self.spec.run_dir and without_run_dir:
+            where = format_ranks_on_hosts(without_run_dir, hosts)
+            notes.append(f"{where} cannot write to the run directory {self.spec.run_dir}; their logs come by network")
+        return tuple(notes)
+
+
+def reachable_address(rank: int, reports: Mapping[int, AgentReport]) -> str:
+    """The address of the host of `rank` that the other hosts can reach: one over which a connection exists already."""
+    own = reports[rank]
+    others = [report for _, report in sorted(reports.items()) if _host(report) != _host(own)]
+    if not others:
+        return LOOPBACK_6 if ":" in own.address else LOOPBACK
+    if own.address != own.head_address:  # the head is elsewhere, and this is how it and this rank reach each other
+        return own.address
+    return others[0].head_address
+
+
+def _bypass_proxies(values: Mapping[str, str], interface: str) -> dict[str, str]:
+    """Add the coordinator's address to those that gRPC must not look for behind a proxy."""
+    name = "no_grpc_proxy"
+    return {**values, name: f"{values[name]},{interface}"} if name in values else dict(values)
+
+
+def _machine(report: AgentReport) -> Machine:
+    gpus = {}
+    if report.gpu_platform:
+        gpus = {report.gpu_platform: Gpus(report.gpu_names, f"the agent on {report.host}", report.gpu_limit)}
+    return Machine(report.host, report.cpus, gpus, report.tpu, report.cuda_plugin)
+
+
+def _check_same_devices(layouts: Mapping[int, Layout], hosts: Mapping[int, str]) -> None:
+    groups: dict[str, list[int]] = {}
+    for rank, layout in sorted(layouts.items()):
+        shape = (
+            plural(layout.devices_per_process, "device")
+            if layout.devices_per_process is not None
+            else "its own devices"
+        )
+        groups.setdefault(f"{layout.platform}, {shape}", []).append(rank)
+    if len(groups) == 1:
+        return
+    rows = [
+        (format_ranks_on_hosts(ranks, hosts), shape)
+        for shape, ranks in sorted(groups.items(), key=lambda item: -len(item[1]))
+    ]
+    table = "\n".join(f"  {line}" for line in format_columns(rows, gap="   "))
+    raise NotUniformError(
+        f"the hosts differ in their devices\n{table}\n"
+        "every process must see the same number of devices; leave the odd host out, or ask for fewer with -d"
+    )
+
+
+def _describe_other_size(report: AgentReport, size: int, *, by_hand: bool) -> str:
+    if by_hand:
+        return (
+            f"{report.host} was started for {report.size} processes in all, host 0 for {size}\n"
+            "-n, --hosts, --processes-per-host and -d must be alike on all hosts"
+        )
+    return (
+        f"rank {report.rank} ({report.host}) was started as one of {report.size}, but the job has {size} "
+        "processes\nstart as many processes as -n says"
+    )
+
+
+def _describe_other_program(report: AgentReport, program: Sequence[str]) -> str:
+    rows = [("rank 0", shlex.join(program)), (format_ranks([report.rank]), shlex.join(report.command))]
+    table = "\n".join(f"  {line}" for line in format_columns(rows, gap="   "))
+    return f"{report.host} was started with another program than rank 0\n{table}\ntype the same on every host"
+
+
+def _describe_duplicate(known: AgentReport, other: AgentReport, host_rank: int | None) -> str:
+    if host_rank is not None:
+        where = f"{known.host} and {other.host}" if known.host != other.host else f"twice on {known.host}"
+        return (
+            f"--host-rank {host_rank} was given {'on ' if known.host != other.host else ''}{where}\n"
+            f"each host needs a number of its own, from 0 to one less than --hosts"
+        )
+    return (
+        f"two agents say that they are rank {other.rank}: process {known.pid} on {known.host} and process {other.pid} "
+        f"on {other.host}\nis one of them left over from an earlier job, or is this two jobs in one place?"
+    )
+
+
+def _group_by_gpus(host: Sequence[AgentReport]) -> list[list[AgentReport]]:
+    """The ranks of a host in groups that see the same GPUs, which are shared out among them."""
+    groups: dict[tuple[str, ...], list[AgentReport]] = {}
+    for report in host:
+        groups.setdefault(report.gpu_ids, []).append(report)
+    return list(groups.values())
+
+
+def _host(report: AgentReport) -> tuple[str, str]:
+    return report.host, report.boot_id

@@ -1,0 +1,206 @@
+"""Matches the ranks' cross-process calls: are all about to make the same one?
+
+A call is identified by its group of ranks and its number among the calls of that group. Ranks that wait for an answer
+(strict mode) may proceed once the whole group has sent the call with the same program. There is a mismatch where two
+programs differ, a rank that is needed has ended, or all ranks wait for each other; it is handled a moment later, so
+that the calls of the other ranks are known as well.
+
+A rank whose program is not compiled yet is about to make the call, too, unless its compilation fails: then another
+program may take the same number. So programs that are not compiled differ only if a rank has lowered none that the
+others have.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+
+from jaxrun.protocol.flight import parse_group
+from jaxrun.protocol.worker_messages import Call, CallMismatch, Proceed
+from jaxrun.records.event_log.actions import Action, Send
+
+MISMATCH_SETTLE_S = 0.1  # once every rank of the group has come, has ended or waits elsewhere
+_MISMATCH_TIMEOUT_S = 2.0  # for the ranks that have not: compiling may take them longer
+_LOWERED_MISMATCH_TIMEOUT_S = 0.5  # the same, before anything is compiled
+_MAX_OPEN_SLOTS = 1024  # in record mode only some ranks send a call, where the others know its program already
+
+SlotKey = tuple[str, int]  # group, number
+
+
+@dataclass(slots=True)
+class CallSlot:
+    """One call of a group, and what those of its ranks that have come are about to do.
+
+    members:      the ranks of the group
+    mismatch:     why the group will not make the call together, once that was sent to those that wait
+    is_matching:  whether all ranks that have come are about to run the same program, as far as that is known
+    lowered:      the ranks that have yet to compile the program
+    """
+
+    key: SlotKey
+    members: frozenset[int]
+    calls: dict[int, Call] = field(default_factory=dict)
+    mismatch: str = ""
+    is_matching: bool = True
+    lowered: set[int] = field(default_factory=set)
+    _keys: set[str] = field(default_factory=set)  # of the programs that are compiled
+    _codes: set[str] = field(default_factory=set)
+    _codes_of_rank: dict[int, set[str]] = field(default_factory=dict)  # lowered or compiled, for this call
+    _ranks_of_code: Counter[str] = field(default_factory=Counter)
+    _has_common_code: bool = True
+
+    @property
+    def waiting(self) -> tuple[int, ...]:
+        return tuple(rank for rank, call in self.calls.items() if call.waits_for_answer)
+
+    def add(self, call: Call) -> None:
+        self.calls[call.rank] = call
+        (self.lowered.discard if call.is_compiled else self.lowered.add)(call.rank)
+        if call.is_compiled:
+            self._keys.add(call.key)
+            self._codes |= {call.code} - {""}
+        if call.code:
+            known = self._codes_of_rank.setdefault(call.rank, set())
+            if call.code not in known:
+                known.add(call.code)
+                self._ranks_of_code[call.code] += 1
+            self._has_common_code = any(self._ranks_of_code[code] == len(self._codes_of_rank) for code in known)
+        self.is_matching = len(self._keys) <= 1 and len(self._codes) <= 1 and self._has_common_code
+
+    def remove(self, ranks: Iterable[int]) -> None:
+        """These ranks compile the program now, and send the call again."""
+        for rank in ranks:
+            del self.calls[rank]
+            self.lowered.discard(rank)
+            self._ranks_of_code.subtract(self._codes_of_rank.pop(rank, ()))
+
+
+class CallMatcher:
+    """The calls of one job that not all ranks of their group have sent. Times are seconds since the epoch."""
+
+    def __init__(self, hosts: Mapping[int, str]) -> None:
+        """`hosts` holds every rank of the job."""
+        self._hosts = hosts
+        self._slots: dict[SlotKey, CallSlot] = {}
+        self._ended: dict[int, Mapping[str, int] | None] = {}  # rank → its number of calls in each group, if known
+        self._waiting: dict[int, Call] = {}
+        self._mismatches: dict[SlotKey, float] = {}  # → when it is to be handled
+
+    @property
+    def waiting(self) -> Mapping[int, Call]:
+        """The ranks that wait for an answer, and to which call."""
+        return self._waiting
+
+    def add(self, call: Call, now: float) -> list[Action]:
+        """A rank is about to make this call."""
+        key = (call.group, call.number)
+        slot = self._slots.get(key)
+        if slot is None:
+            slot = self._slots[key] = CallSlot(key, parse_group(call.group, len(self._hosts)))
+        if slot.mismatch:
+            return [Send((call.rank,), CallMismatch(*key, slot.mismatch))] if call.waits_for_answer else []
+        did_match = slot.is_matching
+        slot.add(call)
+        if call.waits_for_answer:
+            self._waiting[call.rank] = call
+        if not slot.is_matching or any(self._cannot_come(rank, slot) for rank in self._ended):
+            self._add_mismatch(slot, now)
+        elif not did_match:
+            self._mismatches.pop(key, None)
+        if key in self._mismatches:
+            self._hasten_if_complete(slot, now)
+        elif len(slot.calls) == len(slot.members):
+            return self._proceed(slot)
+        elif len(self._slots) > _MAX_OPEN_SLOTS:
+            self._remove_oldest()
+        return []
+
+    def find(self, key: SlotKey) -> CallSlot | None:
+        """The call, if not all ranks of its group have sent it."""
+        return self._slots.get(key)
+
+    def remove_rank(self, rank: int, made: Mapping[str, int] | None, now: float) -> None:
+        """A rank makes no more calls; `made`: how many it has made in each group, None where that is not known."""
+        self._ended[rank] = made
+        for slot in self._slots.values():
+            if self._cannot_come(rank, slot):
+                self._add_mismatch(slot, now)
+
+    def has_ended(self, rank: int) -> bool:
+        return rank in self._ended
+
+    def calls_made(self, rank: int, group: str) -> int | None:
+        """The number of calls of the group that a rank had made when it ended; None where that is not known."""
+        made = self._ended.get(rank)
+        return made.get(group, 0) if made is not None else None
+
+    def mark_all_waiting(self, now: float) -> None:
+        """Every rank waits for others, and none of these comes: all calls that ranks wait in are mismatches."""
+        for slot in self._slots.values():
+            if slot.waiting:
+                self._add_mismatch(slot, now)
+
+    def deadline(self) -> float | None:
+        return min(self._mismatches.values(), default=None)
+
+    def expire_all(self) -> None:
+        """Let all mismatches be handled at once."""
+        self._mismatches = dict.fromkeys(self._mismatches, 0.0)
+
+    def pop_expired(self, now: float) -> list[CallSlot]:
+        """The mismatches whose time has come."""
+        expired = [key for key, at in self._mismatches.items() if at <= now]
+        for key in expired:
+            del self._mismatches[key]
+        return [self._slots[key] for key in expired if key in self._slots]
+
+    def resolve(self, slot: CallSlot, mismatch: str) -> list[Action]:
+        """Send this text to the ranks that wait in the call, now or later."""
+        slot.mismatch = mismatch
+        actions = self._answer(slot.waiting, CallMismatch(*slot.key, mismatch))
+        slot.calls.clear()
+        slot.lowered.clear()
+        return actions
+
+    def _proceed(self, slot: CallSlot) -> list[Action]:
+        """All ranks of the group have come: those with programs to compile go first."""
+        if not slot.lowered:
+            del self._slots[slot.key]
+            return self._answer(slot.waiting, Proceed(*slot.key))
+        if not slot.calls[next(iter(slot.lowered))].waits_for_answer:  # nor does any other, in record mode
+            return []
+        first = tuple(rank for rank in slot.waiting if rank in slot.lowered)
+        slot.remove(first)
+        if not slot.calls:
+            del self._slots[slot.key]
+        return self._answer(first, Proceed(*slot.key))
+
+    def _answer(self, ranks: tuple[int, ...], answer: Proceed | CallMismatch) -> list[Action]:
+        for rank in ranks:
+            self._waiting.pop(rank, None)
+        return [Send(ranks, answer)] if ranks else []
+
+    def _cannot_come(self, rank: int, slot: CallSlot) -> bool:
+        """Whether the call needs this rank, which has ended without it."""
+        if rank in slot.calls or rank not in slot.members:
+            return False
+        made = self.calls_made(rank, slot.key[0])
+        return made < slot.key[1] if made is not None else bool(slot.waiting)
+
+    def _add_mismatch(self, slot: CallSlot, now: float) -> None:
+        if not slot.mismatch:
+            timeout = _LOWERED_MISMATCH_TIMEOUT_S if slot.lowered else _MISMATCH_TIMEOUT_S
+            self._mismatches.setdefault(slot.key, now + timeout)
+            self._hasten_if_complete(slot, now)
+
+    def _hasten_if_complete(self, slot: CallSlot, now: float) -> None:
+        if slot.members <= slot.calls.keys() | self._ended.keys() | self._waiting.keys():
+            self._mismatches[slot.key] = min(self._mismatches[slot.key], now + MISMATCH_SETTLE_S)
+
+    def _remove_oldest(self) -> None:
+        """Forget the oldest call in which no rank waits."""
+        idle = (key for key, slot in self._slots.items() if not slot.waiting and key not in self._mismatches)
+        oldest = next(idle, None)
+        if oldest is not None:
+            del self._slots[oldest]

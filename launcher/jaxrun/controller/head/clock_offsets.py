@@ -1,0 +1,76 @@
+"""How far the clocks of the agents' hosts are from the head's, by round trips on the control channel.
+
+An agent's answer was sent between the head's question and its arrival there: half of that time is how wrong the offset
+may be. The shortest of several round trips counts, and the older it is, the less.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from jaxrun.protocol.agent_messages import ClockProbe, ClockReply
+from jaxrun.records.event_log.actions import Action, RecordClock, Send
+
+_PROBES = 3  # in a row
+_KEPT = 9
+_DRIFT = 5e-5  # seconds a second, by which ordinary clocks run apart
+_UNIT_S = 1e-6  # of what is logged
+
+
+@dataclass(frozen=True, slots=True)
+class ClockOffset:
+    """What is to be added to times of an agent's clock, in seconds, and how wrong that may be.
+
+    measured_at: seconds since the epoch, on the head's clock
+    """
+
+    offset_s: float
+    error_s: float
+    measured_at: float
+
+    def error_at(self, now: float) -> float:
+        return self.error_s + _DRIFT * max(0.0, now - self.measured_at)
+
+
+class ClockOffsets:
+    """The offsets of all ranks' hosts; times are seconds since the epoch."""
+
+    def __init__(self, hosts: Mapping[int, str]) -> None:
+        """`hosts` maps each rank to its host; it may be filled in later."""
+        self._hosts = hosts
+        self._measured: dict[str, deque[ClockOffset]] = {}
+        self._left: dict[int, int] = {}  # probes, by rank
+        self._recorded: dict[str, ClockOffset] = {}
+
+    def probe(self, ranks: Sequence[int], now: float) -> list[Action]:
+        """Measure the clocks of these ranks' hosts anew."""
+        self._left.update(dict.fromkeys(ranks, _PROBES - 1))
+        return [Send(tuple(ranks), ClockProbe(now))] if ranks else []
+
+    def handle(self, reply: ClockReply, now: float) -> list[Action]:
+        """An agent has answered: ask it again, or note what is known now of its host's clock."""
+        offset = (reply.asked_at + now) / 2 - reply.time
+        host = self._hosts[reply.rank]
+        kept = self._measured.setdefault(host, deque(maxlen=_KEPT))
+        kept.append(ClockOffset(offset, max(0.0, now - reply.asked_at) / 2, now))
+        left = self._left.get(reply.rank, 0)
+        if left > 0:
+            self._left[reply.rank] = left - 1
+            return [Send((reply.rank,), ClockProbe(now))]
+        return self._record(reply.rank, host, now)
+
+    def offset(self, rank: int, now: float) -> ClockOffset | None:
+        """The best that is known; None where nothing is."""
+        measured = self._measured.get(self._hosts[rank], ())
+        return min(measured, key=lambda offset: offset.error_at(now), default=None)
+
+    def _record(self, rank: int, host: str, now: float) -> list[Action]:
+        """Log the offset of a host, at first and where it is another than was logged last."""
+        best, last = self.offset(rank, now), self._recorded.get(host)
+        if best is None or (last is not None and abs(best.offset_s - last.offset_s) <= last.error_s + best.error_s):
+            return []
+        self._recorded[host] = best
+        offset, error = round(best.offset_s, 6), round(best.error_s + _UNIT_S, 6)
+        return [RecordClock(other, offset, error) for other in sorted(self._hosts) if self._hosts[other] == host]

@@ -1,0 +1,137 @@
+"""Gives the terminal to the debuggers of ranks, to one after another: a state machine without I/O.
+
+A rank has it from its breakpoint until it is continued. One that was told to step, and does not come back soon, may
+wait for a rank that waits for the terminal: then the next one gets it. While a rank is at its prompt, the clocks of
+--timeout and --stall-timeout stand still.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from jaxrun.controller.head.attempt import Attempt
+from jaxrun.controller.head.snapshots import Snapshots
+from jaxrun.controller.head.timeouts import Timeout
+from jaxrun.protocol.debugger_messages import (
+    DebuggerClosed,
+    DebuggerDecision,
+    DebuggerInput,
+    DebuggerMessage,
+    DebuggerOutput,
+    DebuggerReadRequest,
+    DebuggerRequest,
+)
+from jaxrun.records.event_log.actions import (
+    Action,
+    ReadTerminalLine,
+    Send,
+    ShowTerminalText,
+)
+from jaxrun.text import format_ranks_on_hosts
+
+_ENDING = "the job is being ended"
+HANDOVER_S = 1.0  # in which a step ends that waits for no other rank
+
+
+class DebuggerTurns:
+    """Who has the terminal. Times are seconds since the epoch."""
+
+    def __init__(self, attempt: Attempt, snapshots: Snapshots, refusal: str) -> None:
+        """`refusal`: why no rank can have it, to complete "it cannot be debugged: …"; empty if one can."""
+        self._attempt = attempt
+        self._snapshots = snapshots
+        self._refusal = refusal
+        self._owner: int | None = None
+        self._waiting: dict[int, list[DebuggerMessage]] = {}
+        self._stepping_since: float | None = None
+
+    @property
+    def refusal(self) -> str:
+        return self._refusal
+
+    def deadline(self) -> float | None:
+        """When the next rank gets the terminal, if its owner has not come back by then."""
+        return self._stepping_since + HANDOVER_S if self._stepping_since is not None and self._waiting else None
+
+    def handle(self, message: DebuggerMessage, now: float) -> list[Action]:
+        if self._refusal:
+            return list(self._refuse(message))
+        if self._owner not in (None, message.rank):
+            self._snapshots.hold_stall_clock(message.rank)
+            self._waiting.setdefault(message.rank, []).append(message)
+            return []
+        return [*self._give_to(message.rank, message), *self._handle_owners(message, now)]
+
+    def handle_line(self, line: str, now: float) -> list[Action]:
+        """Somebody has typed a line; empty at the end of the input."""
+        if self._owner is None or self._stepping_since is not None:
+            return []
+        self._stepping_since = now
+        self._attempt.timeouts.resume(now)
+        return [Send((self._owner,), DebuggerInput(line))]
+
+    def hand_over(self, now: float) -> list[Action]:
+        """Let the next rank have the terminal if the step of its owner takes too long."""
+        deadline = self.deadline()
+        if deadline is None or deadline > now:
+            return []
+        text = f"\n>>> rank {self._owner} has not come back from that step: it may wait for another rank"
+        return [ShowTerminalText(text), *self._release(now)]
+
+    def remove(self, rank: int, now: float) -> list[Action]:
+        """The rank has ended."""
+        self._waiting.pop(rank, None)
+        return self._release(now) if rank == self._owner else []
+
+    def close(self, now: float) -> list[Action]:
+        """The job is being ended: debuggers find the end of their input, and breakpoints stop nobody any more."""
+        actions: list[Action] = []
+        if self._refusal == _ENDING:
+            return actions
+        if self._owner is not None and self._stepping_since is None:
+            actions.append(Send((self._owner,), DebuggerInput("")))
+        self._refusal = _ENDING
+        for messages in self._waiting.values():
+            actions += [action for message in messages for action in self._refuse(message)]
+        self._owner, self._waiting, self._stepping_since = None, {}, None
+        self._attempt.timeouts.resume(now)
+        return actions
+
+    def _give_to(self, rank: int, message: DebuggerMessage) -> Iterator[Action]:
+        if self._owner is None:
+            self._owner = rank
+            self._snapshots.hold_stall_clock(rank)
+            place = f" at {message.place}" if isinstance(message, DebuggerRequest) and message.place else ""
+            who = format_ranks_on_hosts([rank], self._attempt.workers.hosts)
+            others = ", and others may wait for it" if len(self._attempt.workers.hosts) > 1 else ""
+            yield ShowTerminalText(f"\n>>> {who} is in its debugger{place}{others}; c goes on\n")
+
+    def _handle_owners(self, message: DebuggerMessage, now: float) -> Iterator[Action]:
+        self._stepping_since = None
+        match message:
+            case DebuggerRequest():
+                yield Send((message.rank,), DebuggerDecision(True))
+            case DebuggerOutput(text=text):
+                yield ShowTerminalText(text)
+            case DebuggerReadRequest():
+                self._attempt.timeouts.hold(now, Timeout.JOB)
+                yield ReadTerminalLine()
+            case DebuggerClosed():
+                yield from self._release(now)
+
+    def _release(self, now: float) -> list[Action]:
+        """Take the terminal from its owner, and give it to the rank that has waited longest."""
+        if self._owner is not None:
+            self._snapshots.release_stall_clock(self._owner)
+        self._owner, self._stepping_since = None, None
+        self._attempt.timeouts.resume(now)
+        if not self._waiting:
+            return []
+        messages = self._waiting.pop(next(iter(self._waiting)))
+        return [action for message in messages for action in self.handle(message, now)]
+
+    def _refuse(self, message: DebuggerMessage) -> Iterator[Action]:
+        if isinstance(message, DebuggerRequest):
+            yield Send((message.rank,), DebuggerDecision(False, self._refusal))
+        elif isinstance(message, DebuggerReadRequest):
+            yield Send((message.rank,), DebuggerInput(""))

@@ -1,0 +1,225 @@
+"""Finds out whether the ranks of a job diverge: whether one makes another cross-process call than the others.
+
+There are two sources. Ranks send their Calls before the first run of each program, and before it is compiled for that
+(in strict mode before every call), which call_matcher.py compares; and the head reads the flight recorders now and
+then, and at the end. Chains of calls that differ are only a reason to read whole histories: what is told, by
+divergence_reports.py, is a call whose programs differ.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+
+from jaxrun.analysis.lockstep import compare, further_divergences
+from jaxrun.analysis.lockstep.compare import Candidate, Lag
+from jaxrun.analysis.lockstep.divergence import (
+    CallGroup,
+    Divergence,
+    absent_groups,
+    divergence_of_calls,
+    format_absent_state,
+    largest_first,
+)
+from jaxrun.controller.head.call_matcher import CallMatcher, CallSlot
+from jaxrun.controller.head.compile_waits import CompileWaits
+from jaxrun.controller.head.divergence_reports import DivergenceReports
+from jaxrun.controller.head.replicated_programs import ReplicatedPrograms
+from jaxrun.protocol.flight import Flight
+from jaxrun.protocol.flight_file import LOCKSTEP_OFF
+from jaxrun.protocol.snapshot_messages import (
+    RecorderSnapshot,
+    SnapshotPurpose,
+    SnapshotReply,
+)
+from jaxrun.protocol.worker_messages import Call
+from jaxrun.records.event_log.actions import Action, TakeSnapshot
+
+_FIRST_READ_S = 1.0  # after the program's start, until the flight recorders are read
+_READ_INTERVAL_GROWTH = 1.5
+_MAX_READ_INTERVAL_S = 30.0
+_FINISHED = "is finished"
+
+
+@dataclass(frozen=True, slots=True)
+class _HistoryQuestion:
+    """A candidate whose ranks' histories are asked for; `known` is reported where these show nothing."""
+
+    candidate: Candidate
+    known: Divergence | None = None
+    slot: CallSlot | None = None
+
+
+class DivergenceDetector:
+    """Times are seconds since the epoch.
+
+    reports:  of the divergences that were found
+    flights:  what the flight recorders held when they were last read
+    """
+
+    def __init__(self, mode: str, hosts: Mapping[int, str]) -> None:
+        """`hosts` may be filled in later."""
+        self.flights: dict[int, Flight] = {}
+        self._read_interval_s = None if mode == LOCKSTEP_OFF else _FIRST_READ_S
+        self._matcher = CallMatcher(hosts)
+        self.reports = DivergenceReports(self._matcher, hosts)
+        self._replicated = ReplicatedPrograms(hosts)
+        self._compile_waits = CompileWaits(self._matcher, hosts)
+        self._all_ranks_wait = False
+        self._questions: list[_HistoryQuestion] = []
+
+    @property
+    def is_enabled(self) -> bool:
+        return self._read_interval_s is not None
+
+    @property
+    def is_waiting(self) -> bool:
+        """Whether an answer of some agent is awaited."""
+        return self.reports.are_pending or bool(self._questions)
+
+    def next_read_s(self) -> float | None:
+        """Seconds until the flight recorders are to be read again, more each time; None for never."""
+        if self._read_interval_s is None or self.reports.are_enough:
+            return None
+        interval = self._read_interval_s
+        self._read_interval_s = min(interval * _READ_INTERVAL_GROWTH, _MAX_READ_INTERVAL_S)
+        return interval
+
+    def left_behind(self, finished: Collection[int]) -> Lag | None:
+        """The call that others have made or entered, and that lacks a finished rank of their group."""
+        lags = compare.find_lags(self.flights) if self.is_enabled else ()
+        return next((lag for lag in lags if not set(finished).isdisjoint(lag.behind)), None)
+
+    # ---- events
+
+    def handle_call(self, call: Call, working: int, now: float) -> list[Action]:
+        """`working`: the number of ranks whose program has not ended."""
+        if call.number == 0:
+            self._replicated.add(call)
+            return []
+        actions = self._matcher.add(call, now)
+        if not call.is_compiled:
+            self._compile_waits.add((call.group, call.number), now)
+        self._all_ranks_wait = len(self._matcher.waiting) >= working
+        if call.waits_for_answer and self._all_ranks_wait:
+            self._matcher.mark_all_waiting(now)
+        return actions
+
+    def handle_recorder(self, snapshot: RecorderSnapshot) -> None:
+        self.flights[snapshot.rank] = snapshot.flight
+
+    def remove_rank(self, rank: int, now: float) -> None:
+        """A rank makes no more calls."""
+        flight = self.flights.get(rank, Flight())
+        self._matcher.remove_rank(rank, flight.call_counts if flight.complete else None, now)
+
+    def handle_recorders(self, reply: SnapshotReply, now: float) -> list[Action]:
+        """Flight recorders were read: where ranks seem to diverge, ask for their histories."""
+        if reply.purpose is SnapshotPurpose.COMPILE_WAIT:
+            return self._compile_waits.handle(reply)
+        if reply.purpose is SnapshotPurpose.HISTORY:
+            return self._compare_histories(reply.flights, now)
+        self.flights.update(reply.flights)
+        return self._find_candidates(now) if reply.purpose in (SnapshotPurpose.LOCKSTEP, SnapshotPurpose.KEEP) else []
+
+    # ---- time
+
+    def deadline(self) -> float | None:
+        deadlines = (self.reports.deadline(), self._matcher.deadline(), self._compile_waits.deadline())
+        return min((at for at in deadlines if at is not None), default=None)
+
+    def handle_timeouts(self, now: float) -> list[Action]:
+        actions = [action for slot in self._matcher.pop_expired(now) for action in self._handle_mismatch(slot, now)]
+        return [*actions, *self.reports.report_due(now), *self._compile_waits.ask_due(now)]
+
+    def conclude(self, now: float, *, well: bool) -> list[Action]:
+        """All ranks have ended: ask the last questions. `well`: with status 0, so that their calls should be equal."""
+        self.reports.is_concluding = True
+        self._matcher.expire_all()
+        actions = self.handle_timeouts(now)
+        if self.is_waiting:
+            return actions
+        if not self.is_enabled:
+            return []
+        actions = self._find_candidates(now)
+        is_unexplained = well and not actions and not self.reports.divergences
+        lag = next(iter(compare.find_lags(self.flights)), None) if is_unexplained else None
+        return self.reports.add(self._divergence_of_lag(lag), None, now) if lag is not None else actions
+
+    def give_up_waiting(self) -> None:
+        """No more answers will come: report what is known."""
+        for question in self._questions:
+            if question.known is not None and self.reports.first_of(question.candidate.group) is None:
+                self.reports.add(question.known, question.slot, 0.0)
+        self._questions.clear()
+        self.reports.report_all()
+
+    # ---- candidates and histories
+
+    def _find_candidates(self, now: float) -> list[Action]:
+        """Look for the first divergence in each group of ranks, or for further ones."""
+        if self.is_waiting or self.reports.are_enough:
+            return []
+        known = {divergence.group for divergence in self.reports.divergences if divergence.number}
+        candidates = [candidate for candidate in compare.find_candidates(self.flights) if candidate.group not in known]
+        latest = (further_divergences.find_latest_sets(self.flights, group) for group in sorted(known))
+        candidates += [candidate for candidate in latest if candidate is not None and len(candidate.rank_sets) > 1]
+        actions = self._ask(*(_HistoryQuestion(candidate) for candidate in candidates))
+        for calls in self._replicated.pop_mismatches(is_last=self.reports.is_concluding):
+            divergence = divergence_of_calls(calls)
+            actions += self.reports.add(divergence, None, now) if divergence is not None else []
+        return actions
+
+    def _ask(self, *questions: _HistoryQuestion) -> list[Action]:
+        """Ask for histories, for one question after the other."""
+        is_first = not self._questions
+        self._questions += questions
+        return self._ask_next() if is_first else []
+
+    def _ask_next(self) -> list[Action]:
+        first = self._questions[:1]
+        return [TakeSnapshot(question.candidate.representatives, SnapshotPurpose.HISTORY) for question in first]
+
+    def _compare_histories(self, histories: Mapping[int, Flight], now: float) -> list[Action]:
+        if not self._questions:
+            return []
+        question = self._questions.pop(0)
+        actions = []
+        for found in self._find_divergences(question, histories):
+            actions += self.reports.add(found, question.slot, now)
+        return [*actions, *self._ask_next()]
+
+    def _find_divergences(self, question: _HistoryQuestion, histories: Mapping[int, Flight]) -> Sequence[Divergence]:
+        first = self.reports.first_of(question.candidate.group)
+        if first is not None:
+            return further_divergences.find_further_divergences(first, question.candidate, histories)
+        found = compare.find_divergence(question.candidate, histories) or question.known
+        return [found] if found is not None else []
+
+    def _handle_mismatch(self, slot: CallSlot, now: float) -> list[Action]:
+        absent = sorted(slot.members - slot.calls.keys())
+        states = {rank: state for rank in absent if (state := self._absent_state(rank, *slot.key))}
+        divergence = divergence_of_calls(slot.calls, states)
+        if divergence is None:
+            return []
+        if slot.waiting:
+            return self.reports.add(divergence, slot, now)
+        # In record mode ranks send first calls only: they may have diverged before.
+        rank_sets = tuple(group.ranks for group in divergence.call_groups)
+        return self._ask(_HistoryQuestion(Candidate(*slot.key, rank_sets), divergence, slot))
+
+    def _absent_state(self, rank: int, group: str, number: int) -> str:
+        """What a rank does instead of this call; empty if that is not known."""
+        if self._matcher.has_ended(rank):
+            return format_absent_state(self._matcher.calls_made(rank, group), _FINISHED)
+        call = self._matcher.waiting.get(rank) if self._all_ranks_wait else None
+        return f"waits in call #{call.number} of ranks {call.group}, {call.name} at {call.source_line}" if call else ""
+
+    def _divergence_of_lag(self, lag: Lag) -> Divergence:
+        """All ranks have ended well, but only some have made this call."""
+        flight = self.flights[lag.ahead[0]]
+        calls = (call for call in flight.calls_of(lag.group) if call.number == lag.number)
+        program = next((call.program for call in calls), 0)
+        ahead = CallGroup(lag.ahead, lag.name or "a call", place=lag.place, recorded_by=lag.ahead[0], program=program)
+        behind = absent_groups({rank: format_absent_state(lag.reached[rank], _FINISHED) for rank in lag.behind})
+        return Divergence(lag.group, lag.number, largest_first([ahead, *behind]))

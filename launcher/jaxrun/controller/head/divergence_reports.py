@@ -1,0 +1,113 @@
+"""Reports divergences: once the details of their programs have come, as text for people and for the ranks that wait.
+
+Before a report, one rank of each group is asked for the details of its program, which its agent knows even if the rank
+is stuck. Divergences of one kind are reported once, and no more than a few: most that follow are consequences.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
+
+from jaxrun.analysis.lockstep import report
+from jaxrun.analysis.lockstep.divergence import Divergence
+from jaxrun.controller.head.call_matcher import CallMatcher, CallSlot
+from jaxrun.protocol.flight import ProgramDetails
+from jaxrun.protocol.snapshot_messages import ProgramDetailsReply, ProgramDetailsRequest
+from jaxrun.records.event_log.actions import Action, PrintLine, Send
+
+_DETAILS_TIMEOUT_S = 0.3  # for the details of the programs that a report names
+_MAX_REPORTS = 4
+
+
+@dataclass(slots=True)
+class _PendingReport:
+    """A divergence whose program details are awaited until `deadline`, and the call in which ranks wait for them."""
+
+    divergence: Divergence
+    slot: CallSlot | None
+    deadline: float
+    awaited: set[tuple[int, int]]  # rank, program
+    details: dict[int, ProgramDetails] = field(default_factory=dict)
+
+
+class DivergenceReports:
+    """Times are seconds since the epoch.
+
+    divergences:    those that were reported
+    shown:          those of them that were printed when they were found
+    is_concluding:  whether they are not printed any more, as the verdict tells them
+    """
+
+    def __init__(self, matcher: CallMatcher, hosts: Mapping[int, str]) -> None:
+        """`hosts` may be filled in later."""
+        self.divergences: list[Divergence] = []
+        self.shown: list[Divergence] = []
+        self.is_concluding = False
+        self._matcher = matcher
+        self._hosts = hosts
+        self._pending: list[_PendingReport] = []
+        self._told: set[int] = set()
+
+    @property
+    def are_enough(self) -> bool:
+        """Whether no further divergences are to be looked for."""
+        return len(self.divergences) >= _MAX_REPORTS
+
+    @property
+    def are_pending(self) -> bool:
+        return bool(self._pending)
+
+    def was_told(self, rank: int) -> bool:
+        """Whether this rank was sent a mismatch, which it then raises as an exception."""
+        return rank in self._told
+
+    def first_of(self, group: str) -> Divergence | None:
+        """The first divergence among the cross-process calls of these ranks."""
+        return next((known for known in self.divergences if known.number and known.group == group), None)
+
+    def add(self, divergence: Divergence, slot: CallSlot | None, now: float) -> list[Action]:
+        """Ask for the details of the programs that differ; ranks may wait in the call of this `slot`."""
+        awaited = {(group.recorded_by, group.program) for group in divergence.call_groups if group.name}
+        pending = _PendingReport(divergence, slot, now + _DETAILS_TIMEOUT_S, awaited)
+        self._pending.append(pending)
+        if not awaited:
+            return self._report([pending])
+        return [Send((rank,), ProgramDetailsRequest(program)) for rank, program in sorted(awaited)]
+
+    def handle_details(self, reply: ProgramDetailsReply) -> list[Action]:
+        key = (reply.rank, reply.program)
+        for pending in self._pending:
+            if key in pending.awaited:
+                pending.awaited.discard(key)
+                pending.details[reply.rank] = reply.details
+        return self._report([pending for pending in self._pending if not pending.awaited])
+
+    def deadline(self) -> float | None:
+        return min((pending.deadline for pending in self._pending), default=None)
+
+    def report_due(self, now: float) -> list[Action]:
+        """Report without the details that have not come in time."""
+        return self._report([pending for pending in self._pending if pending.deadline <= now])
+
+    def report_all(self) -> list[Action]:
+        """Report what is known: no more details will come."""
+        return self._report(list(self._pending))
+
+    def _report(self, pending: Collection[_PendingReport]) -> list[Action]:
+        return [action for one in pending for action in self._report_one(one)]
+
+    def _report_one(self, pending: _PendingReport) -> list[Action]:
+        self._pending.remove(pending)
+        divergence = pending.divergence.with_program_details(pending.details)
+        text = report.format_divergence(divergence, self._hosts)
+        waiting = pending.slot.waiting if pending.slot is not None else ()
+        self._told |= set(waiting)
+        actions = self._matcher.resolve(pending.slot, text) if pending.slot is not None else []
+        if self.are_enough or divergence.kind in {known.kind for known in self.divergences}:
+            return actions
+        self.divergences.append(divergence)
+        if waiting or self.is_concluding:  # ranks that wait raise the text themselves
+            return actions
+        self.shown.append(divergence)
+        return [*actions, PrintLine(text)]

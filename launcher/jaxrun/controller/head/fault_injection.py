@@ -1,0 +1,81 @@
+"""Injects the faults of --chaos when they are due, and those that the gang asks for.
+
+A fault then acts as if it had come by itself: only the verdict knows that it was injected.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+
+from jaxrun.analysis.diagnosis.worker_outcome import FAULT_PARTICIPLES, InjectedFault
+from jaxrun.controller.head.worker_table import WorkerTable
+from jaxrun.protocol.agent_messages import FaultNotInjected, InjectFault
+from jaxrun.records.event_log.actions import Action, PrintLine, Send
+from jaxrun.spec.job.fault_spec import CHAOS_OPTION, FaultSpec
+from jaxrun.text import format_ranks, format_ranks_on_hosts
+
+
+class FaultInjector:
+    """Times are seconds since the epoch."""
+
+    def __init__(self, faults: Sequence[FaultSpec], workers: WorkerTable) -> None:
+        self._remaining = sorted(faults, key=lambda fault: fault.after)
+        self._workers = workers
+        self._run_at: float | None = None
+
+    @property
+    def remaining(self) -> tuple[FaultSpec, ...]:
+        """The faults of --chaos that have not been injected yet."""
+        return tuple(self._remaining)
+
+    def start(self, now: float) -> None:
+        """The program runs: the faults' times count from now."""
+        self._run_at = now
+
+    def deadline(self) -> float | None:
+        if self._run_at is None or not self._remaining:
+            return None
+        return self._run_at + self._remaining[0].after
+
+    def inject_due(self, now: float) -> list[Action]:
+        actions: list[Action] = []
+        while (deadline := self.deadline()) is not None and deadline <= now:
+            fault = self._remaining.pop(0)
+            ranks = [rank for span in fault.ranks for rank in span] or self._draw_rank()
+            actions += self.inject(fault.kind, ranks, CHAOS_OPTION, now)
+        return actions
+
+    def _draw_rank(self) -> list[int]:
+        """One of the ranks that live."""
+        import random  # takes 5 ms
+
+        return [random.choice(self._workers.live)] if self._workers.live else []
+
+    def inject(self, kind: str, ranks: Collection[int], requested_by: str, now: float) -> list[Action]:
+        """Inject a fault into those of the ranks that live."""
+        fault = InjectedFault(kind, now, requested_by)
+        live = self._workers.live
+        hit = tuple(sorted(set(ranks).intersection(live)))
+        missed = set(ranks).difference(live)
+        for rank in hit:
+            self._workers.add_injected_fault(rank, fault)
+        actions: list[Action] = []
+        if missed:
+            it = "it does not run" if len(missed) == 1 else "they do not run"
+            actions.append(PrintLine(f"{format_ranks(missed)} cannot be {fault}: {it}"))
+        if hit:
+            are = "is" if len(hit) == 1 else "are"
+            actions.append(PrintLine(f"{format_ranks_on_hosts(hit, self._workers.hosts)} {are} {fault}"))
+            actions.append(Send(hit, InjectFault(kind)))
+        return actions
+
+    def handle_not_injected(self, event: FaultNotInjected) -> list[Action]:
+        """An agent could not inject a fault."""
+        self._workers.remove_injected_fault(event.rank, event.kind)
+        who = format_ranks_on_hosts([event.rank], self._workers.hosts)
+        return [PrintLine(f"{who} could not be {FAULT_PARTICIPLES[event.kind]}: {event.reason}; the job goes on")]
+
+    def report_remaining(self) -> list[Action]:
+        """The job has ended well: print the faults that were never due."""
+        texts = ", ".join(map(str, self._remaining))
+        return [PrintLine(f"the job was over before {CHAOS_OPTION} {texts}")] if texts else []

@@ -1,0 +1,147 @@
+"""Starts a job up: from the reports of agents to the first line of the program.
+
+AgentConnected of an agent      ──▶ nothing yet                   but its host is known, and its end would be noticed
+AgentReport of every agent      ──▶ StartWorker to all            only with agents on other hosts (agent_registry.py);
+                                                                  where the job asks for it, host_probes.py comes before
+Hello of every rank             ──▶ StartCoordinator to rank 0    versions, program and settings must be the same
+CoordinatorReady of rank 0      ──▶ Join to the others
+DeviceReport of every rank      ──▶ Run to all                    JAX must show the job that was asked for
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable
+
+from jaxrun.controller.head import consistency
+from jaxrun.controller.head.agent_registry import AgentRegistry
+from jaxrun.controller.head.host_probes import HostProbes
+from jaxrun.errors import NotUniformError
+from jaxrun.protocol.agent_messages import AgentConnected, AgentReport
+from jaxrun.protocol.probe_messages import HostFacts, PeerResults
+from jaxrun.protocol.worker_messages import CoordinatorReady, DeviceReport, Hello, Join, Run, StartCoordinator
+from jaxrun.records.event_log.actions import Action, PrintLine, Send
+from jaxrun.text import format_ranks_on_hosts
+
+AgentStartupEvent = AgentReport | HostFacts | PeerResults
+StartupEvent = AgentConnected | AgentStartupEvent | Hello | CoordinatorReady | DeviceReport
+_BY_HAND_HINT = "is jaxrun started there, with the same --hosts, --head and JAXRUN_TOKEN, and a --host-rank of its own?"
+
+
+class Startup:
+    """The start-up of one job."""
+
+    def __init__(
+        self,
+        hosts: dict[int, str],
+        expected: consistency.Expected,
+        interface: str,
+        registry: AgentRegistry | None = None,
+    ) -> None:
+        """`hosts` maps each rank to its host; `interface` is the address on rank 0's host for the coordinator.
+
+        With a `registry`, all three are replaced once all agents have reported to it.
+        """
+        self._hosts = hosts
+        self._expected = expected
+        self._interface = interface
+        self._registry = registry
+        self._probes = HostProbes(registry) if registry is not None else None
+        self._hellos: dict[int, Hello] = {}
+        self._device_reports: dict[int, DeviceReport] = {}
+
+    @property
+    def complete(self) -> bool:
+        """Whether every rank has joined, and the job is what was asked for."""
+        return len(self._device_reports) == len(self._hosts)
+
+    @property
+    def platform(self) -> str:
+        """The platform that all ranks report, which have joined."""
+        return next(report.platform for report in self._device_reports.values())
+
+    def has_hello(self, rank: int) -> bool:
+        return rank in self._hellos
+
+    def handle(self, event: StartupEvent) -> list[Action]:
+        """Raises NotUniformError, UsageError or UnavailableError if this is not, or cannot be, what was asked for."""
+        match event:
+            case AgentConnected():
+                if event.rank in self._hosts:  # else its report says why it is not
+                    self._hosts[event.rank] = event.host
+                return []
+            case AgentReport() | HostFacts() | PeerResults():
+                return self._on_agent_event(event)
+            case Hello():
+                return self._on_hello(event)
+            case CoordinatorReady():
+                others = tuple(rank for rank in self._hosts if rank != event.rank)
+                return [Send(others, Join(event.address, event.master_port))] if others else []
+        self._device_reports[event.rank] = event
+        if not self.complete:
+            return []
+        _refuse(consistency.check_device_reports(self._device_reports, self._hellos, self._expected))
+        return [Send(tuple(self._hosts), Run())]
+
+    def describe_progress(self, seconds: float) -> str:
+        """Which ranks the start-up waits for after so many seconds, in one line."""
+        step, present = self._step()
+        absent = format_ranks_on_hosts(self._absent(present), self._hosts)
+        return f"{step}: {len(present)} of {len(self._hosts)} ranks after {seconds:.0f} s, waiting for {absent}"
+
+    def describe_missing(self, limit: float) -> str:
+        """Which ranks have not come within the time limit (seconds), and what to do about it."""
+        step, present = self._step()
+        if step == "starting agents" and self._registry is not None:
+            addresses = self._registry.spec.listen_addresses
+            text = consistency.describe_missing_agents(self._hosts, present, limit, addresses)
+            by_hand = self._registry.spec.job.host_rank is not None
+            return f"{text}\n{_BY_HAND_HINT}" if by_hand else text
+        return consistency.describe_missing_ranks(
+            self._hosts, present, limit, "joined" if step == "joining" else "started"
+        )
+
+    def _step(self) -> tuple[str, Collection[int]]:
+        """What the start-up does now, and the ranks that have done it."""
+        if self._registry is not None and not self._registry.complete:
+            return "starting agents", self._registry.reports
+        if self._probes is not None and not self._probes.complete:
+            return "measuring the network", self._probes.ready
+        return ("joining", self._device_reports) if self._all_started else ("starting", self._hellos)
+
+    def _absent(self, present: Collection[int]) -> Iterable[int]:
+        return (rank for rank in self._hosts if rank not in present)
+
+    @property
+    def _all_started(self) -> bool:
+        return len(self._hellos) == len(self._hosts)
+
+    def _on_agent_event(self, event: AgentStartupEvent) -> list[Action]:
+        if self._registry is None or self._probes is None:
+            raise NotUniformError(f"an agent reports as rank {event.rank}, but this job has none; start it again")
+        if isinstance(event, AgentReport):
+            self._registry.add(event)
+            self._hosts[event.rank] = event.host
+        elif self._probes.complete:
+            return []  # nobody has asked
+        elif orders := self._probes.handle(event):
+            return [*orders]
+        if not (self._registry.complete and self._probes.complete):
+            return []
+        assignment = self._registry.assign()
+        self._expected, self._interface = assignment.expected, assignment.interface
+        notes = [PrintLine(note) for note in assignment.notes]
+        return [*notes, *(Send((start.rank,), start) for start in assignment.starts)]
+
+    def _on_hello(self, hello: Hello) -> list[Action]:
+        known = self._hellos.setdefault(hello.rank, hello)
+        if known is not hello:
+            raise NotUniformError(consistency.describe_duplicate_rank(known, hello))
+        if not self._all_started:
+            return []
+        _refuse(consistency.compare_hellos(self._hellos))
+        return [Send((0,), StartCoordinator(self._interface))]
+
+
+def _refuse(difference: str) -> None:
+    if difference:
+        raise NotUniformError(difference)

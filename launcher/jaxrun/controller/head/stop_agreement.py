@@ -1,0 +1,78 @@
+"""Has all ranks stop at the same poll: at the first one that no rank has made when the stop is requested.
+
+A rank that has told how many polls it has made waits in the next one; the thread that tells is not the program's, so
+that a rank may meanwhile be in a call for which others wait. See protocol/stop_messages.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from jaxrun.controller.head.worker_table import WorkerTable
+from jaxrun.protocol.stop_messages import NO_STEP, PollCount, StopAt, StopPolled, StopReached, StopRequested
+from jaxrun.records.event_log.actions import Action, PrintLine, Send
+from jaxrun.text import format_ranks
+
+
+class StopAgreement:
+    """`reason` is why the job is to stop; empty while it is not."""
+
+    def __init__(self, workers: WorkerTable) -> None:
+        self.reason = ""
+        self._workers = workers
+        self._polling: set[int] = set()
+        self._polls: dict[int, int] = {}
+        self._is_agreed = False
+        self._steps: dict[int, int] = {}  # at which ranks were told to stop
+
+    @property
+    def polling(self) -> tuple[int, ...]:
+        """The working ranks whose program polls."""
+        return tuple(rank for rank in self._workers.working if rank in self._polling)
+
+    @property
+    def was_reached(self) -> bool:
+        """Whether a rank was told to stop."""
+        return bool(self._steps)
+
+    def request(self, reason: str) -> list[Action]:
+        """Have the ranks stop, those that do not poll yet once they do."""
+        is_first, self.reason = not self.reason, self.reason or reason
+        return [Send(self.polling, StopRequested(reason))] if is_first and self.polling else []
+
+    def handle(self, event: StopPolled | PollCount | StopReached) -> list[Action]:
+        match event:
+            case StopPolled():
+                self._polling.add(event.rank)
+                return [Send((event.rank,), StopRequested(self.reason))] if self.reason else []
+            case PollCount():
+                self._polls[event.rank] = event.polls
+                return self.agree()
+        return self._add_reached(event)
+
+    def agree(self) -> list[Action]:
+        """Once all ranks that work have told, decide at which poll they stop."""
+        if not self.reason or self._is_agreed or len(self._polls) < self._workers.working_count:
+            return []
+        working = self._workers.working
+        if not working or not self._polls.keys() >= set(working):
+            return []
+        self._is_agreed = True
+        return [Send(working, StopAt(max(self._polls.values()) + 1))]
+
+    def _add_reached(self, event: StopReached) -> list[Action]:
+        """A rank was told to stop; once all were, say at which step."""
+        self._steps[event.rank] = event.step
+        if len(self._steps) < len(self._polls):
+            return []
+        by_step: dict[int, list[int]] = {}
+        for rank, step in sorted(self._steps.items()):
+            by_step.setdefault(step, []).append(rank)
+        texts = [f"{format_ranks(ranks)} {_verb(ranks, step)}" for step, ranks in by_step.items()]
+        hint = "; but all ranks should ask should_stop equally often" if len(texts) > 1 else ""
+        return [PrintLine(f"{', '.join(texts)}{hint}")]
+
+
+def _verb(ranks: Sequence[int], step: int) -> str:
+    at = f" at step {step}" if step != NO_STEP else ""
+    return f"{'stops' if len(ranks) == 1 else 'stop'}{at}"

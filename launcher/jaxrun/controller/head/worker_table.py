@@ -1,0 +1,214 @@
+"""What the head knows of each worker: whether it lives, what it reported, how it ended."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+
+from jaxrun.analysis.diagnosis.worker_outcome import InjectedFault, WorkerOutcome
+from jaxrun.protocol.agent_messages import WorkerExited
+from jaxrun.protocol.worker_messages import ChildForked, Failed, SignalHandlers, ThreadFailed
+from jaxrun.records.event_log.events import AgentLost
+
+
+@dataclass(slots=True)
+class _Worker:
+    spawned: bool = False
+    finished: bool = False
+    killed_by_launcher: bool = False
+    ends_at: float | None = None  # when the worker first showed that it ends
+    failure: Failed | None = None
+    thread_failures: list[ThreadFailed] = field(default_factory=list)
+    fork_places: list[str] = field(default_factory=list)
+    exit: WorkerExited | None = None
+    lost_reason: str = ""
+    injected_faults: list[InjectedFault] = field(default_factory=list)
+    interrupted: bool = False
+    handlers: SignalHandlers | None = None
+
+
+class WorkerTable:
+    """All workers of one job by rank; `hosts` maps each rank to its host. Times are seconds since the epoch."""
+
+    def __init__(self, hosts: Mapping[int, str]) -> None:
+        self.hosts = dict(hosts)
+        self.saved_step: int | None = None  # the last step of which a complete checkpoint was reported
+        self._workers = {rank: _Worker() for rank in sorted(hosts)}
+        # Kept besides the table, so that one event does not cost a walk over all ranks.
+        self._live: set[int] = set()
+        self._working: set[int] = set()
+
+    @property
+    def live(self) -> tuple[int, ...]:
+        """The ranks that have a process."""
+        return tuple(sorted(self._live))
+
+    @property
+    def live_killed(self) -> tuple[int, ...]:
+        """The live ranks that the launcher has killed: nobody has reported their end yet."""
+        return tuple(rank for rank in self.live if self._workers[rank].killed_by_launcher)
+
+    @property
+    def working(self) -> tuple[int, ...]:
+        """The live ranks whose program has not ended with status 0."""
+        return tuple(sorted(self._working))
+
+    @property
+    def working_count(self) -> int:
+        return len(self._working)
+
+    @property
+    def any_live(self) -> bool:
+        return bool(self._live)
+
+    @property
+    def any_working(self) -> bool:
+        return bool(self._working)
+
+    @property
+    def only_rank_0_left(self) -> bool:
+        """Whether rank 0 alone lives, and was not killed."""
+        return self._live == {0} and not self._workers[0].killed_by_launcher
+
+    @property
+    def live_without_failure(self) -> tuple[int, ...]:
+        """The live ranks that have not reported a failure."""
+        return tuple(rank for rank in self.live if self._workers[rank].failure is None)
+
+    @property
+    def live_reported(self) -> tuple[int, ...]:
+        """The live ranks that have reported how their program ended."""
+        return tuple(rank for rank in self.live if self._workers[rank].finished or self._workers[rank].failure)
+
+    @property
+    def not_working(self) -> tuple[int, ...]:
+        """The ranks whose program has ended, or does not run yet; in their order."""
+        return tuple(r for r, worker in self._workers.items() if r not in self._working or worker.failure is not None)
+
+    @property
+    def live_not_reported(self) -> tuple[int, ...]:
+        reported = set(self.live_reported)
+        return tuple(rank for rank in self.live if rank not in reported)
+
+    @property
+    def waiting_for_debugger(self) -> tuple[int, ...]:
+        """The live ranks that have failed, and go on once they know whether they are debugged."""
+        workers = self._workers
+        return tuple(rank for rank in self.live if (failure := workers[rank].failure) and failure.waits_for_debugger)
+
+    @property
+    def listening(self) -> tuple[int, ...]:
+        """The ranks whose program runs and listens to SIGTERM."""
+        workers = self._workers
+        running = (rank for rank in self.working if workers[rank].failure is None)
+        return tuple(rank for rank in running if (handlers := workers[rank].handlers) and handlers.termination)
+
+    @property
+    def not_interrupted(self) -> tuple[int, ...]:
+        """The ranks whose program runs, does not handle SIGINT itself, and has had no KeyboardInterrupt."""
+        workers = self._workers
+        running = (r for r in self.working if workers[r].failure is None and not workers[r].interrupted)
+        return tuple(rank for rank in running if not ((handlers := workers[rank].handlers) and handlers.interrupt))
+
+    def has_worker(self, rank: int) -> bool:
+        """Whether the rank's worker was started, be it alive or not."""
+        return self._workers[rank].spawned
+
+    def has_ended(self, rank: int) -> bool:
+        """Whether the rank's worker has exited, or was lost so that nobody will know how it exits."""
+        worker = self._workers[rank]
+        return worker.exit is not None or worker.lost_reason != ""
+
+    def add_process(self, rank: int) -> None:
+        self._workers[rank].spawned = True
+        if not self.has_ended(rank):
+            self._live.add(rank)
+            self._working.add(rank)
+
+    def add_done(self, rank: int, now: float) -> None:
+        self._workers[rank].finished = True
+        self._working.discard(rank)
+        self._set_end_time(rank, now)
+
+    def add_failure(self, failure: Failed, now: float) -> None:
+        self._workers[failure.rank].failure = failure
+        self._set_end_time(failure.rank, now)
+
+    def add_checkpoint(self, step: int) -> None:
+        self.saved_step = step if self.saved_step is None else max(step, self.saved_step)
+
+    def add_thread_failure(self, failure: ThreadFailed) -> None:
+        self._workers[failure.rank].thread_failures.append(failure)
+
+    def add_fork(self, event: ChildForked) -> None:
+        self._workers[event.rank].fork_places.append(event.place)
+
+    def fork_places(self) -> dict[int, tuple[str, ...]]:
+        """Where the ranks' programs have forked, by rank, in the order of the first fork at each place."""
+        return {rank: tuple(worker.fork_places) for rank, worker in self._workers.items() if worker.fork_places}
+
+    def add_handlers(self, handlers: SignalHandlers) -> None:
+        self._workers[handlers.rank].handlers = handlers
+
+    def add_interrupt(self, rank: int) -> None:
+        self._workers[rank].interrupted = True
+
+    def add_exit(self, event: WorkerExited, now: float) -> None:
+        worker = self._workers[event.rank]
+        worker.exit = event
+        self._remove_process(event.rank)
+        if event.status != 0 and worker.failure is None and not worker.killed_by_launcher:
+            worker.ends_at = None  # that its program had finished well is no sign of this end
+        self._set_end_time(event.rank, now)
+
+    def add_loss(self, event: AgentLost, now: float) -> None:
+        worker = self._workers[event.rank]
+        worker.lost_reason = event.reason
+        worker.killed_by_launcher |= event.ended_by_launch_command and worker.failure is None
+        self._remove_process(event.rank)
+        if worker.failure is None:
+            worker.ends_at = None
+        self._set_end_time(event.rank, now)
+
+    def mark_killed(self, ranks: Iterable[int]) -> None:
+        """The launcher kills these ranks; one that has reported a failure keeps that as its reason."""
+        for rank in ranks:
+            self._workers[rank].killed_by_launcher |= self._workers[rank].failure is None
+
+    def add_injected_fault(self, rank: int, fault: InjectedFault) -> None:
+        self._workers[rank].injected_faults.append(fault)
+
+    def remove_injected_fault(self, rank: int, kind: str) -> None:
+        """A fault of this kind could not be injected."""
+        worker = self._workers[rank]
+        worker.injected_faults = [fault for fault in worker.injected_faults if fault.kind != kind]
+
+    def outcomes(self, now: float) -> tuple[WorkerOutcome, ...]:
+        return tuple(self.outcome(rank, now) for rank in self._workers)
+
+    def outcome(self, rank: int, now: float) -> WorkerOutcome:
+        """How a worker ended, as far as that is known."""
+        worker = self._workers[rank]
+        return WorkerOutcome(
+            rank=rank,
+            host=self.hosts[rank],
+            time=now if worker.ends_at is None else worker.ends_at,
+            status=worker.exit.status if worker.exit else None,
+            failure=worker.failure,
+            thread_failures=tuple(worker.thread_failures),
+            crash_dump=worker.exit.crash_dump if worker.exit else "",
+            stderr_tail=worker.exit.stderr_tail if worker.exit else "",
+            killed_by_launcher=worker.killed_by_launcher,
+            finished=worker.finished,
+            out_of_memory=worker.exit.out_of_memory if worker.exit else "",
+            lost_reason=worker.lost_reason,
+            injected_faults=tuple(worker.injected_faults),
+        )
+
+    def _remove_process(self, rank: int) -> None:
+        self._live.discard(rank)
+        self._working.discard(rank)
+
+    def _set_end_time(self, rank: int, now: float) -> None:
+        if self._workers[rank].ends_at is None:
+            self._workers[rank].ends_at = now

@@ -1,0 +1,145 @@
+"""Receives the messages of agents: from each rank on one connection, and nothing that belongs to an earlier attempt."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import TYPE_CHECKING
+
+from jaxrun.controller.supervisor.connections import AgentConnection, AgentConnections
+from jaxrun.errors import ProtocolError
+from jaxrun.node.channel.connection import AGENT_TO_HEAD
+from jaxrun.node.channel.event_loop import EventLoop
+from jaxrun.node.channel.listener import Peer
+from jaxrun.protocol.agent_messages import AgentRefused, AgentReport, AgentToHead, JobInfo, NextAttempt, Shutdown
+from jaxrun.records.event_log.event_checks import check_event
+
+if TYPE_CHECKING:
+    from jaxrun.controller.supervisor.attempts import AttemptContext
+
+_SILENCE_CHECK_INTERVAL_S = 0.25  # while something is on its way to an agent
+
+OnMessage = Callable[[int, AgentConnection, AgentToHead], None]
+OnLost = Callable[[int, AgentConnection], None]
+
+
+class AgentReceiver:
+    """Admits agents until the program starts, and hands on what they say.
+
+    is_closed: whether the start-up is over, in which the head names agents that do not fit; later ones are refused
+    """
+
+    def __init__(
+        self,
+        loop: EventLoop,
+        order: int,
+        connections: AgentConnections,
+        context: AttemptContext,
+        job_info: JobInfo,
+        *,
+        on_message: OnMessage,
+        on_second_report: Callable[[AgentReport], None],
+        on_lost: OnLost,
+    ) -> None:
+        """`order`: of the agents among the readers of `loop`; `job_info`: what each agent is sent first.
+
+        on_message:        called with each message on the connection of its agent, and the agent's rank; where it waits
+                           on a spare host, that is its number
+        on_second_report:  called with a report for a rank whose agent is another one
+        on_lost:           called once the connection of a rank is closed; its `lost_reason` says why
+        """
+        self._loop = loop
+        self._order = order
+        self._connections = connections
+        self._numbers, self._ranks = connections.numbers, connections.numbers.ranks
+        self._dispatcher = context.dispatcher
+        self._clock = context.clock
+        self._job_info = job_info
+        self._attempt = context.plan.attempt
+        self._on_message = on_message
+        self._on_second_report = on_second_report
+        self._on_lost = on_lost
+        self._stale: set[AgentConnection] = set()  # on which nothing but the end of the earlier attempt counts
+        self._next_silence_check = 0.0
+        self.is_closed = False
+        loop.add_timer(lambda: self._next_silence_check if connections.has_unconfirmed else None, self._drop_silent)
+
+    def add(self, peer: Peer) -> None:
+        """Let an agent in that has connected."""
+        connection: AgentConnection = AgentConnection(peer.connection, AGENT_TO_HEAD, peer.session)
+        number = peer.rank
+        if self.is_closed and number not in self._numbers.waiting:
+            self._refuse(number, connection)
+            return
+        connection.send(self._job_info)
+        self._connections.add_unused(number, connection)
+        self._add_reader(number, connection)
+
+    def adopt(self, earlier: AgentConnections) -> None:
+        """Tell the agents of the earlier attempt to end it; what they still send of it is dropped."""
+        for number, connection in earlier.items():
+            if not self._numbers.includes(number):
+                connection.send(Shutdown(0))
+                connection.close()
+                continue
+            if not self._connections.add(number, connection):
+                self._connections.add_unused(number, connection)
+            self._add_reader(number, connection)
+            if number not in self._numbers.waiting:
+                self._stale.add(connection)
+                self._connections.send_to(connection, NextAttempt(self._attempt, self._ranks.get(number, number)))
+
+    def _add_reader(self, number: int, connection: AgentConnection) -> None:
+        self._loop.add_reader(connection.fileno(), self._order, partial(self._on_readable, number, connection))
+
+    def _refuse(self, rank: int, connection: AgentConnection) -> None:
+        """Tell an agent that comes to a job that runs, and close its connection."""
+        hosts = self._dispatcher.hosts
+        text = f"this job runs already: its rank {rank} is another process, on {hosts.get(rank, '?')}"
+        if rank not in hosts:
+            text = f"this job runs already, with {len(hosts)} processes: none is rank {rank}"
+        self._dispatcher.record("refused", rank, text=text)
+        connection.send(AgentRefused(text))
+        connection.close()
+
+    def _on_readable(self, number: int, connection: AgentConnection) -> None:
+        rank = self._ranks.get(number, number)
+        try:
+            messages = connection.receive()
+            if connection in self._stale:  # in the earlier attempt its rank may have been another
+                messages = self._drop_stale(connection, messages)
+            for message in messages:
+                check_event(message, rank)
+        except ProtocolError as error:
+            messages, connection.lost_reason = [], f"its agent sent what is no message of jaxrun's: {error}"
+            self._dispatcher.record("dropped", rank, text=connection.lost_reason)
+        for message in messages:
+            if self._connections.add(number, connection):
+                self._on_message(rank, connection, message)
+            elif isinstance(message, AgentReport) and not self.is_closed:
+                self._on_second_report(message)  # the head names both agents
+            elif isinstance(message, AgentReport):
+                self._loop.remove_reader(connection.fileno())
+                self._connections.remove(number, connection)
+                self._refuse(rank, connection)
+                return
+        if connection.lost_reason:
+            self._loop.remove_reader(connection.fileno())
+            was_agents = self._connections.remove(number, connection)
+            connection.close()
+            if was_agents:
+                self._on_lost(rank, connection)
+
+    def _drop_silent(self) -> None:
+        """Lose the hosts that are silent, also where the kernel would wait for longer."""
+        self._next_silence_check = self._clock() + _SILENCE_CHECK_INTERVAL_S
+        for number, connection in self._connections.give_up_silent():
+            self._on_readable(number, connection)
+
+    def _drop_stale(self, connection: AgentConnection, messages: list[AgentToHead]) -> list[AgentToHead]:
+        """Those of the messages that belong to this attempt: from the report on with which the agent begins it."""
+        for index, message in enumerate(messages):
+            if isinstance(message, AgentReport) and message.attempt == self._attempt:
+                self._stale.discard(connection)
+                return messages[index:]
+        return []

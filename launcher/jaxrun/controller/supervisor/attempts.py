@@ -1,0 +1,202 @@
+"""Runs a job in attempts: each with a head of its own, and the same agents, until verdict/restarts.py ends it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
+
+from jaxrun.analysis.diagnosis.job_outcome import JobOutcome
+from jaxrun.analysis.verdict import decide
+from jaxrun.analysis.verdict.restarts import AttemptEnd, Restart, Stop, decide_restart, summarize_end
+from jaxrun.analysis.verdict.verdict import Verdict
+from jaxrun.controller.head.consistency import Expected
+from jaxrun.controller.head.head import Head
+from jaxrun.controller.head.timeouts import TimeLimits
+from jaxrun.controller.supervisor.dispatch import Dispatcher
+from jaxrun.controller.supervisor.parent_link import ParentLink
+from jaxrun.controller.supervisor.report import describe_restart
+from jaxrun.controller.supervisor.terminal import Terminal
+from jaxrun.node.agent.guard import Guard
+from jaxrun.node.agent.signals import SignalPipe
+from jaxrun.protocol.addresses import loopback_address
+from jaxrun.protocol.env import attempt_nonce
+from jaxrun.records.output.output import Output
+from jaxrun.records.rundir.rundir import RunDir
+from jaxrun.spec.job.plan import Plan
+from jaxrun.spec.job.standard_input import explain_no_terminal
+
+if TYPE_CHECKING:
+    from jaxrun.controller.head.agent_registry import AgentRegistry
+
+
+@dataclass(frozen=True, slots=True)
+class Supervision:
+    """What all attempts of a job share; `clock` returns seconds since the epoch."""
+
+    environ: Mapping[str, str]
+    directory: RunDir
+    output: Output
+    signals: SignalPipe
+    clock: Callable[[], float]
+    guard: Guard
+    terminal: Terminal
+
+
+@dataclass(frozen=True, slots=True)
+class AttemptContext:
+    """What the agents work with during one attempt.
+
+    plan:      of this attempt
+    log_dir:   where its logs and flight recorders go, None for nowhere
+    parent:    the process that the launcher works for, if it is one that says more than by signals
+    """
+
+    plan: Plan
+    log_dir: Path | None
+    dispatcher: Dispatcher
+    output: Output
+    signals: SignalPipe
+    clock: Callable[[], float]
+    parent: ParentLink | None
+    guard: Guard
+    terminal: Terminal
+
+
+class Agents(Protocol):
+    """Whoever starts, watches and stops the workers of a job."""
+
+    @property
+    def listen_addresses(self) -> str:
+        """Where remote agents connect, for people; empty where none do."""
+
+    def make_registry(self, plan: Plan) -> AgentRegistry | None:
+        """Where remote agents report in this attempt; None where the hosts are known from the start."""
+
+    def next_plan(self, plan: Plan, outcome: JobOutcome) -> Plan | Stop:
+        """The plan of another attempt, maybe on other hosts; or why there can be none."""
+
+    def run(self, context: AttemptContext) -> JobOutcome:
+        """Start the workers and serve them until the head says that the attempt is over.
+
+        Whatever was started for an earlier attempt has ended by then, but for what waits for this one.
+        """
+
+    def stop(self, exit_code: int) -> None:
+        """Let go of everything; the verdict has been printed. `exit_code` is the job's."""
+
+
+@dataclass(frozen=True, slots=True)
+class JobEnd:
+    """The verdict on the job, and the outcome of its last attempt."""
+
+    verdict: Verdict
+    outcome: JobOutcome
+
+
+def run_attempts(plan: Plan, shared: Supervision, agents: Agents, started: float) -> JobEnd:
+    """Run the job, begun at `started` (seconds since the epoch), until it has ended well or is not to go on."""
+    job, first = plan.job, plan.attempt
+    history: tuple[AttemptEnd, ...] = ()
+    earlier = shared.directory.earlier
+    began = started
+    while True:
+        verdict, outcome = _run_attempt(plan, shared, agents, began, began - started)
+        history = (*history, summarize_end(outcome, has_run_before=any(v.run is not None for v in earlier)))
+        decision = decide_restart(history, job.max_restarts, job.restart_on, first_attempt=first)
+        began = time.time()
+        if isinstance(decision, Restart) and job.timeout is not None and began >= started + job.timeout:
+            decision = Stop("--timeout is over, which counts over all attempts")
+        following = agents.next_plan(plan, outcome) if isinstance(decision, Restart) else decision
+        if isinstance(following, Stop):
+            return JobEnd(replace(verdict, earlier=earlier, no_restart=following.why), outcome)
+        assert isinstance(decision, Restart)
+        _record_end(shared.directory, verdict, began)
+        news = following.host_notes[len(plan.host_notes) :]
+        shared.output.print_line(describe_restart(verdict, decision, shared.directory.shown_path, news))
+        earlier = (*earlier, verdict)
+        plan = replace(
+            following,
+            job=replace(following.job, chaos=outcome.faults_left),
+            attempt=plan.attempt + 1,
+            restart_reason=verdict.headline.partition("\n")[0],
+        )
+
+
+def _run_attempt(
+    plan: Plan, shared: Supervision, agents: Agents, began: float, before: float
+) -> tuple[Verdict, JobOutcome]:
+    """Run one attempt; `before` is how many seconds after the start of the job it has begun."""
+    directory, output = shared.directory, shared.output
+    log_dir = directory.make_attempt_directory(plan.attempt)
+    if before:
+        output.begin_attempt(log_dir)
+    _record_start(directory, plan, began, agents.listen_addresses)
+    head = _make_head(plan, agents.make_registry(plan), began, before)
+    dispatcher = Dispatcher(head, directory, shared.clock, plan.attempt)
+    context = AttemptContext(
+        plan=plan,
+        log_dir=log_dir,
+        dispatcher=dispatcher,
+        output=output,
+        signals=shared.signals,
+        clock=shared.clock,
+        parent=ParentLink.from_env(shared.environ, dispatcher),
+        guard=shared.guard,
+        terminal=shared.terminal,
+    )
+    outcome = agents.run(context)
+    verdict = decide.decide(outcome, dispatcher.hosts, started=began, ended=time.time(), timeout=plan.job.timeout)
+    verdict = replace(verdict, details=(*verdict.details, *(f"{note}." for note in plan.host_notes)))
+    return replace(verdict, attempt=plan.attempt, before=before, left_out=plan.left_out), outcome
+
+
+def _record_start(directory: RunDir, plan: Plan, began: float, listen_addresses: str) -> None:
+    more: dict[str, Any] = {"listening": listen_addresses} if listen_addresses else {}
+    if plan.attempt > 1:
+        more |= {"attempt": plan.attempt, "reason": plan.restart_reason}
+    directory.record("attempt_started" if plan.attempt > 1 else "started", began, None, **more)
+
+
+def _record_end(directory: RunDir, verdict: Verdict, ended: float) -> None:
+    """Record how an attempt has ended after which there is another: verdict.json is written at the end of the job."""
+    more: dict[str, Any] = {"outcome": verdict.outcome, "exit_code": verdict.exit_code, "log": verdict.log}
+    directory.record("attempt_ended", ended, None, attempt=verdict.attempt, headline=verdict.headline, **more)
+
+
+def _make_head(plan: Plan, registry: AgentRegistry | None, began: float, before: float) -> Head:
+    """Make the head; a `registry` decides the devices and the coordinator's interface once all agents report."""
+    job = plan.job
+    nonce = attempt_nonce(plan.job_id, plan.attempt)
+    expected = Expected(len(plan.workers), nonce, job.platform, plan.local_devices)
+    limits = TimeLimits(
+        init=job.init_timeout,
+        job=None if job.timeout is None else job.timeout - before,
+        grace=job.failure_grace,
+        signal_grace=job.signal_grace,
+        stall=job.stall_timeout,
+        stall_notice=job.stall_notice,
+        save=job.save_time,
+        ends_at=plan.ends_at,
+    )
+    interface = "" if registry else loopback_address()
+    return Head(
+        plan.host_of,
+        expected,
+        limits,
+        interface,
+        began,
+        registry,
+        lockstep=job.lockstep,
+        chaos=job.chaos,
+        no_terminal=why_no_terminal(plan),
+        requeue=bool(job.requeue),
+    )
+
+
+def why_no_terminal(plan: Plan) -> str:
+    """Why no rank can be debugged at the terminal; empty where one can."""
+    over_hosts = plan.launch_command is not None
+    return explain_no_terminal(plan.job.stdin, over_hosts=over_hosts, live=plan.job.live)

@@ -1,0 +1,180 @@
+"""The connections to all agents of a job by their numbers, and their clocks."""
+
+from __future__ import annotations
+
+import contextlib
+import select
+import time
+from collections.abc import Callable, Collection, Iterable, Iterator
+from dataclasses import replace
+from functools import partial
+
+from jaxrun.errors import ProtocolError
+from jaxrun.node.channel.connection import PEER_TIMEOUT_S, Connection
+from jaxrun.node.channel.event_loop import EventLoop
+from jaxrun.protocol.agent_messages import AgentReport, AgentToHead, OutputCredit
+from jaxrun.protocol.codec import encode
+from jaxrun.protocol.worker_messages import DeviceReport, Hello
+from jaxrun.spec.job.spare_hosts import AGENTS_BY_RANK, AgentNumbers
+
+AgentConnection = Connection[AgentToHead]
+
+
+class AgentConnections:
+    """Connections that have readers in `loop`, by the numbers of the agents, which keep theirs when ranks move.
+
+    No operation but `send_all` costs more if there are more.
+    An agent may connect on several paths at the same time, and keeps one of these connections: that on which it speaks.
+    """
+
+    def __init__(self, loop: EventLoop, numbers: AgentNumbers = AGENTS_BY_RANK) -> None:
+        """`numbers` says which agents serve the ranks."""
+        self._loop = loop
+        self.numbers = numbers
+        self._by_number: dict[int, AgentConnection] = {}
+        self._unsent: set[AgentConnection] = set()
+        self._probed: dict[AgentConnection, int] = {}  # the bytes that had been queued with the last probe
+        self._unconfirmed: set[AgentConnection] = set()  # on which something was sent that may not have arrived
+        self._others: dict[AgentConnection, int] = {}  # that are not their agent's; they are only told of the end
+
+    def __iter__(self) -> Iterator[AgentConnection]:
+        return iter([*self._by_number.values(), *self._others])
+
+    def items(self) -> list[tuple[int, AgentConnection]]:
+        """All connections with the numbers of their agents, the agents' own first."""
+        return [*self._by_number.items(), *((number, connection) for connection, number in self._others.items())]
+
+    @property
+    def live(self) -> set[int]:
+        """The agents that have a connection which is not lost."""
+        return {number for number, connection in self._by_number.items() if not connection.lost_reason}
+
+    def add_unused(self, number: int, connection: AgentConnection) -> None:
+        """Keep a connection on which the agent has said nothing yet."""
+        self._others[connection] = number
+
+    def add(self, number: int, connection: AgentConnection) -> bool:
+        """Use this connection for an agent, unless there is one; returns whether it is the agent's."""
+        is_agents = self._by_number.setdefault(number, connection) is connection
+        if is_agents:
+            self._others.pop(connection, None)
+        return is_agents
+
+    def remove(self, number: int, connection: AgentConnection) -> bool:
+        """Forget a connection; returns whether it was that of the agent."""
+        self._unsent.discard(connection)
+        self._unconfirmed.discard(connection)
+        self._others.pop(connection, None)
+        was_agents = self._by_number.get(number) is connection
+        if was_agents:
+            del self._by_number[number]
+        return was_agents
+
+    def send(self, ranks: Iterable[int], message: object) -> None:
+        """Send to those of `ranks` that are still connected."""
+        frame = encode(message)
+        for rank in ranks:
+            connection = self._by_number.get(self.numbers.of_rank(rank))
+            if connection is not None:
+                self._send(connection, frame)
+
+    def send_to(self, connection: AgentConnection, message: object) -> None:
+        self._send(connection, encode(message))
+
+    def send_all(self, message: object) -> None:
+        frame = encode(message)
+        for connection in self:
+            self._send(connection, frame)
+
+    def probe(self) -> None:
+        """Send something to all agents: what counts is only that the other side's kernel confirms it."""
+        self.send_all(OutputCredit(0))
+        self._probed = {connection: connection.queued_bytes for connection in self._by_number.values()}
+
+    def unanswered_ranks(self) -> list[int]:
+        """The ranks whose host has not confirmed the last probe; what was sent later may well be on its way."""
+        ranks = self.numbers.ranks
+        return sorted(
+            ranks.get(number, number)
+            for number, connection in self._by_number.items()
+            if connection.acknowledged_bytes() < self._probed.get(connection, 0) and number not in self.numbers.waiting
+        )
+
+    @property
+    def has_unconfirmed(self) -> bool:
+        """Whether something was sent of which `give_up_silent` does not know yet that it has arrived."""
+        return bool(self._unconfirmed)
+
+    def give_up_silent(self) -> list[tuple[int, AgentConnection]]:
+        """Return, with their numbers, those that are lost from now on: their hosts are silent."""
+        waits = {one: seconds for one in self._unconfirmed if (seconds := one.silence_s()) is not None}
+        self._unconfirmed = set(waits)
+        silent = {one for one, seconds in waits.items() if seconds >= PEER_TIMEOUT_S}
+        for connection in silent:
+            connection.mark_silent()
+        return [(number, connection) for number, connection in self.items() if connection in silent] if silent else []
+
+    def flush(self, timeout: float) -> None:
+        """Send what waits, for at most `timeout` seconds, without the event loop."""
+        deadline = time.monotonic() + timeout
+        while self._unsent and (left := deadline - time.monotonic()) > 0:
+            poll = select.poll()
+            for connection in self._unsent:
+                poll.register(connection, select.POLLOUT)
+            poll.poll(left * 1000)
+            for connection in tuple(self._unsent):
+                self._flush(connection)
+
+    def wait_for_end(self, timeout: float) -> None:
+        """Wait until the agents have closed their connections, for at most `timeout` seconds."""
+        deadline = time.monotonic() + timeout
+        open_connections = {connection.fileno(): connection for connection in self}
+        while open_connections and (left := deadline - time.monotonic()) > 0:
+            poll = select.poll()
+            for connection in open_connections.values():
+                poll.register(connection, select.POLLIN)
+            for descriptor, _ in poll.poll(left * 1000):
+                connection = open_connections[descriptor]
+                with contextlib.suppress(ProtocolError):
+                    connection.receive()
+                    if not connection.lost_reason:
+                        continue
+                del open_connections[descriptor]
+
+    def _send(self, connection: AgentConnection, frame: bytes) -> None:
+        connection.send_frame(frame)
+        self._unconfirmed.add(connection)
+        if connection.unsent_bytes and connection not in self._unsent:
+            self._unsent.add(connection)
+            self._loop.add_writer(connection.fileno(), partial(self._flush, connection))
+
+    def _flush(self, connection: AgentConnection) -> None:
+        connection.flush()
+        if not connection.unsent_bytes:
+            self._unsent.discard(connection)
+            self._loop.remove_writer(connection.fileno())
+
+
+class AgentClocks:
+    """How far the clocks of the agents that have reported are behind ours; `clock` returns seconds since the epoch."""
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self._clock = clock
+        self._skew_s: dict[int, float] = {}
+
+    @property
+    def reported(self) -> Collection[int]:
+        """The ranks whose agents have reported."""
+        return self._skew_s.keys()
+
+    def add(self, report: AgentReport) -> float:
+        """Compare the agent's clock with ours; returns what is to be added to its times, in seconds."""
+        self._skew_s[report.rank] = self._clock() - report.time
+        return self._skew_s[report.rank]
+
+    def correct(self, message: Hello | DeviceReport) -> Hello | DeviceReport:
+        """The same message with the times of our clock."""
+        skew = self._skew_s.get(message.rank, 0.0)
+        if isinstance(message, Hello):
+            return replace(message, time=message.time + skew, started_at=message.started_at + skew)
+        return replace(message, time=message.time + skew, joined_at=message.joined_at + skew)

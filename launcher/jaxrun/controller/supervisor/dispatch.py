@@ -1,0 +1,100 @@
+"""The one way into the head: events are logged and handed to it, its actions are logged and returned."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Protocol
+
+from jaxrun.analysis.verdict.stack_text import format_snapshot
+from jaxrun.analysis.verdict.stall_notice import format_stall_notice
+from jaxrun.controller.head.head import Head
+from jaxrun.protocol.env import REQUEST_SIGNAL
+from jaxrun.protocol.requests import Answer, AnswerState, Request
+from jaxrun.records.event_log import event_log
+from jaxrun.records.event_log.actions import (
+    Action,
+    AnswerRequests,
+    PrintLine,
+    PrintSnapshot,
+    PrintStallNotice,
+)
+from jaxrun.records.event_log.events import Event, LauncherSignalled, Requested, Tick
+
+
+class RunFiles(Protocol):
+    """Keeps events and files of a job, as RunDir does; times are seconds since the epoch."""
+
+    @property
+    def shown_path(self) -> Path | None:
+        """The directory as people may type it; None where there is none."""
+
+    def record(self, event: str, time: float, rank: int | None = None, **data: object) -> None: ...
+
+    def take_requests(self) -> list[tuple[str, Request | None]]:
+        """What others have asked since the last call, by number; None for what is not understood."""
+
+    def write_answer(self, number: str, answer: Answer) -> None: ...
+
+
+class Dispatcher:
+    """Feeds events to the head and returns its actions; `clock` returns seconds since the epoch."""
+
+    def __init__(self, head: Head, files: RunFiles, clock: Callable[[], float], attempt: int = 1) -> None:
+        """`attempt` is logged with each event, unless it is the first."""
+        self._of_attempt = {"attempt": attempt} if attempt > 1 else {}
+        self._head = head
+        self._files = files
+        self._clock = clock
+
+    @property
+    def hosts(self) -> Mapping[int, str]:
+        """The host of each rank, as far as it is known."""
+        return self._head.hosts
+
+    def handle(self, event: Event) -> list[Action]:
+        """Return what is to be done now, in order."""
+        if isinstance(event, LauncherSignalled) and event.signum == REQUEST_SIGNAL:
+            return self._handle_requests()
+        self._log(event_log.event_entry(event))
+        return [self._prepare(action) for action in self._head.handle(event, self._clock())]
+
+    def handle_timeouts(self) -> list[Action]:
+        """Return what is to be done because the head's deadline has passed."""
+        deadline = self._head.deadline()
+        return self.handle(Tick()) if deadline is not None and deadline <= self._clock() else []
+
+    def deadline(self) -> float | None:
+        """When `handle_timeouts` is to be called at the latest, seconds since the epoch."""
+        return self._head.deadline()
+
+    def record(self, name: str, rank: int | None = None, **data: object) -> None:
+        """Log an event that the head need not know."""
+        self._files.record(name, self._clock(), rank, **self._of_attempt, **data)
+
+    def _handle_requests(self) -> list[Action]:
+        actions: list[Action] = []
+        for number, request in self._files.take_requests():
+            if request is not None:
+                actions += self.handle(Requested(number, request))
+            else:
+                text = "the launcher of this job does not understand the request: it is of another version of jaxrun"
+                self._files.write_answer(number, Answer(AnswerState.REFUSED, text))
+        return actions
+
+    def _prepare(self, action: Action) -> Action:
+        """Log an action, and do what needs neither agents nor output."""
+        self._log(event_log.action_entry(action))
+        if isinstance(action, PrintSnapshot):
+            return PrintLine(f"{action.heading}{format_snapshot(action.snapshot) or 'no rank has stacks to show yet'}")
+        if isinstance(action, PrintStallNotice):
+            return PrintLine(format_stall_notice(action.snapshot, action.idle_s, self._files.shown_path))
+        if isinstance(action, AnswerRequests):
+            for number in action.numbers:
+                self._files.write_answer(number, action.answer)
+        return action
+
+    def _log(self, entry: event_log.Entry | None) -> None:
+        if entry is not None:
+            name, rank, data = entry
+            self.record(name, rank, **data)

@@ -1,0 +1,291 @@
+"""Agents on other hosts: runs the command that starts them, mpirun or srun, and serves those that connect."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from jaxrun import RUNTIME, __version__
+from jaxrun.analysis.diagnosis.job_outcome import EndReason, JobOutcome
+from jaxrun.analysis.diagnosis.root_cause import find_culprits
+from jaxrun.analysis.verdict.restarts import Stop
+from jaxrun.controller.head.agent_registry import AgentRegistry, JobSpec
+from jaxrun.controller.supervisor.engine_abort import abort_job
+from jaxrun.controller.supervisor.launch_process import LaunchProcess
+from jaxrun.controller.supervisor.running_engine import RunningEngine
+from jaxrun.controller.supervisor.server import AgentServer
+from jaxrun.controller.supervisor.spare_agents import SpareAgents
+from jaxrun.errors import JaxrunError, UnavailableError
+from jaxrun.node.channel.interfaces import Interface, describe_addresses
+from jaxrun.node.channel.listener import listen_on_tcp
+from jaxrun.node.channel.rendezvous import RendezvousFile
+from jaxrun.protocol import auth
+from jaxrun.protocol.addresses import format_addresses
+from jaxrun.protocol.agent_messages import JobInfo
+from jaxrun.protocol.env import AgentEnv
+from jaxrun.protocol.names import STDIN_NONE
+from jaxrun.records.rundir.rundir import RunDir, attempt_directory
+from jaxrun.spec.backends import replan
+from jaxrun.spec.job.layout import wanted_platforms
+from jaxrun.spec.job.plan import Plan
+from jaxrun.spec.job.spare_hosts import assign_agents, replace_hosts
+from jaxrun.terminal import print_notice
+
+if TYPE_CHECKING:
+    from jaxrun.controller.supervisor.attempts import AttemptContext
+
+
+@dataclass(frozen=True, slots=True)
+class Endpoint:
+    """Where agents connect and what they must know.
+
+    port:        0 for any
+    rendezvous:  the file that leads them here, in a job that somebody else started (`jaxrun attach`)
+    """
+
+    token: str
+    port: int = 0
+    rendezvous: RendezvousFile | None = None
+
+
+class RemoteAgents:
+    """Agents of attempts.py: one for each worker, started by the launch command of the plan."""
+
+    def __init__(
+        self,
+        plan: Plan,
+        environ: Mapping[str, str],
+        directory: RunDir,
+        interfaces: Sequence[Interface],
+        endpoint: Endpoint | None = None,
+    ) -> None:
+        """Listen at `interfaces`. UnavailableError where that cannot be."""
+        self._plan = plan
+        self._environ = environ
+        self._directory = directory
+        self._endpoint = endpoint or Endpoint(auth.new_token())
+        self._token = self._endpoint.token
+        self._server: AgentServer | None = None
+        self._engine: RunningEngine | None = None
+        self._registry: AgentRegistry | None = None
+        self._spares: SpareAgents | None = None
+        self._retired: list[RunningEngine] = []  # of earlier attempts; they have been told to end
+        self._user_env = {**environ, **plan.job.env}
+        platforms, restarts = wanted_platforms(plan.job, self._user_env), plan.job.max_restarts > 0
+        self._job_info = JobInfo(plan.job_id, directory.name, platforms, restarts, probe=plan.job.probe_hosts)
+        self._listener = listen_on_tcp(
+            interfaces, self._token, everywhere=not plan.job.interface, port=self._endpoint.port
+        )
+        self.listen_addresses = describe_addresses(self._listener.addresses, interfaces)
+
+    def make_registry(self, plan: Plan) -> AgentRegistry:
+        """Where the agents of this attempt report."""
+        log_dir = str(attempt_directory(Path(self._directory.name), plan.attempt)) if self._directory.path else ""
+        self._registry = AgentRegistry(
+            _job_spec(plan, self._user_env, self._directory.name, log_dir, self.listen_addresses)
+        )
+        return self._registry
+
+    @property
+    def _addresses(self) -> str:
+        return format_addresses(self._listener.addresses)
+
+    def next_plan(self, plan: Plan, outcome: JobOutcome) -> Plan | Stop:
+        """The plan of another attempt, without the hosts that were lost where others can take their places."""
+        if _is_started_by_hand(plan):
+            return plan if self._serves(plan) else Stop("agents are gone that jaxrun did not start")
+        placement, spares = [worker.host for worker in plan.workers], self._usable_spares(plan)
+        choice = replace_hosts(placement, spares, self._lost_hosts(plan, outcome), plan.job.min_hosts)
+        same_hosts = not choice.left_out and spares == plan.spare_hosts
+        if same_hosts and (self._serves(plan) or not plan.agents.of_ranks):
+            return plan
+        try:
+            made = replan(plan, choice.placement, choice.spares, self._environ)
+        except JaxrunError as error:
+            return Stop(f"the job cannot be placed on other hosts: {error}")
+        numbers = assign_agents(choice.placement, self._agents_left(), choice.spares)
+        if numbers is not None:
+            made = replace(made, launch_command=plan.launch_command, agents=numbers)
+        return replace(
+            made,
+            left_out=(*plan.left_out, *choice.left_out),
+            host_notes=(*plan.host_notes, *choice.notes),
+        )
+
+    def run(self, context: AttemptContext) -> JobOutcome:
+        """Serve the agents until the head says that the attempt is over: those that are there, or others, started now.
+
+        All of them are started anew where one that is needed is gone, or what has started them.
+        """
+        assert self._registry is not None
+        plan = context.plan
+        moved = plan.launch_command != self._plan.launch_command
+        earlier = self._server.connections if self._server is not None and not moved and self._serves(plan) else None
+        try:
+            if self._server is not None and earlier is not None:
+                self._plan = plan
+                self._server.close_loop()
+            else:
+                self._plan = self._on_own_agents(plan)
+                self._registry.spec = replace(self._registry.spec, agents=_count_agents(self._plan))
+                self._start_engine(context)
+        except JaxrunError as error:
+            return JobOutcome(EndReason.UNAVAILABLE, text=str(error))
+        assert self._engine is not None and self._plan.launch_command is not None
+        if self._spares is None or earlier is None:
+            self._spares = SpareAgents(self._plan.launch_command.agent_hosts, self._registry)
+        self._spares.begin_attempt(self._registry)
+        self._server = AgentServer(
+            replace(context, plan=self._plan),
+            self._listener,
+            self._engine.launch,
+            self._job_info,
+            verbose=self._plan.job.verbose,
+            attached=bool(self._plan.launch_command.attached_to),
+            spares=self._spares,
+            earlier=earlier,
+        )
+        return self._server.run()
+
+    def stop(self, exit_code: int) -> None:
+        """Dismiss the agents: they end with 0, or, where somebody else started them, with `exit_code`.
+
+        It is the last that a job does, as mpirun may kill all processes, this one too, once the first has ended.
+        """
+        rendezvous = self._endpoint.rendezvous
+        if rendezvous is not None:
+            rendezvous.remove()
+        server, command = self._server, self._plan.launch_command
+        self._dismiss_agents(exit_code if _is_started_by_hand(self._plan) else 0)
+        if self._engine is not None:
+            self._note_agents(self._engine)
+            self._engine.stop(hurry=exit_code != 0 or self._engine.has_silent)
+        if server is not None:
+            server.close()
+        for engine in self._retired:
+            engine.stop(hurry=True)
+        for engine in filter(None, (*self._retired, self._engine)):
+            print_notice(engine.release())
+        self._listener.close()
+        hangs = server is not None and bool(server.silent_ranks - {0})
+        if command is not None and command.attached_to and hangs:
+            print_notice(abort_job(command.engine, exit_code, self._environ))
+
+    def _lost_hosts(self, plan: Plan, outcome: JobOutcome) -> set[str]:
+        """The hosts that cannot be used: lost by silence or otherwise, or without an agent that has reported."""
+        culprits = {worker.rank for worker in find_culprits(outcome.workers)} if outcome.workers else set()
+        lost = {worker.rank for worker in outcome.workers if worker.lost_reason and worker.rank in culprits}
+        lost.update(outcome.unanswered)
+        if outcome.reason is EndReason.UNAVAILABLE and self._registry is not None and self._registry.reports:
+            lost.update(rank for rank in plan.host_of if rank not in self._registry.reports)
+        return {host for rank, host in plan.host_of.items() if rank in lost}
+
+    def _serves(self, plan: Plan) -> bool:
+        """Whether the launch command runs, and all agents are there that the ranks of this plan need."""
+        if self._server is None or self._engine is None or self._engine.launch.reap():
+            return False
+        return self._server.usable_agents >= set(map(plan.agents.of_rank, plan.host_of))
+
+    def _agents_left(self) -> dict[int, str]:
+        """The hosts of the agents that can go on without some others, by number."""
+        command, server = self._plan.launch_command, self._server
+        if command is None or server is None or self._engine is None or self._engine.launch.reap():
+            return {}
+        usable = server.usable_agents
+        return {number: host for number, host in enumerate(command.agent_hosts) if number in usable}
+
+    def _usable_spares(self, plan: Plan) -> tuple[str, ...]:
+        """The spare hosts that were not lost while they waited, first those whose agents are ready."""
+        ready = set(self._agents_left().values())
+        lost = self._spares.lost_hosts if self._spares is not None else ()
+        there = [host for host in plan.spare_hosts if host not in lost]
+        return tuple(sorted(there, key=lambda host: host not in ready))
+
+    def _on_own_agents(self, plan: Plan) -> Plan:
+        """The same plan for a launch command that is started now: each agent has the rank that is its number."""
+        if not plan.agents.of_ranks:
+            return plan
+        return replan(plan, [worker.host for worker in plan.workers], plan.spare_hosts, self._environ)
+
+    def _start_engine(self, context: AttemptContext) -> None:
+        """Run the launch command, in place of one that has run before. Raises UnavailableError."""
+        if self._engine is not None:
+            context.output.print_line(f"jaxrun: starting {self._engine.launch.title} anew", dim=True)
+            self._retire_engine(self._engine)
+            self._token = auth.new_token()  # an agent of before that is late finds no way in
+            self._listener.renew(self._token)
+        elif self._plan.job.verbose:
+            context.output.print_line(f"jaxrun: listening at {self.listen_addresses}")
+        if self._endpoint.rendezvous is not None:
+            self._endpoint.rendezvous.write(self._token, self._addresses)
+        self._engine = self._start_engine_process()
+        context.guard.add(self._engine.launch.pid)
+
+    def _dismiss_agents(self, status: int) -> None:
+        if self._server is not None:
+            self._server.shut_down_agents(status)
+
+    def _note_agents(self, engine: RunningEngine) -> None:
+        """Note what its agents have told of the engine."""
+        if self._server is not None:
+            engine.all_reported, engine.has_silent = self._server.all_reported, bool(self._server.silent_ranks)
+            engine.slurm_step = self._server.slurm_step
+            if len(self._server.connections.live) < len(engine.command.agent_hosts):
+                engine.has_silent = True
+
+    def _retire_engine(self, engine: RunningEngine) -> None:
+        """Have the agents and the launch command end, and wait for neither: they may be stuck with a lost host."""
+        self._dismiss_agents(0)
+        self._note_agents(engine)
+        if self._server is not None:
+            self._server.close(wait=False)
+            self._server = None
+        engine.ask_to_end()
+        self._retired.append(engine)
+        self._engine = None
+
+    def _start_engine_process(self) -> RunningEngine:
+        """Run the launch command. UnavailableError where it cannot be started."""
+        plan, command = self._plan, self._plan.launch_command
+        assert command is not None
+        agent_env = AgentEnv(plan.job_id, self._addresses, self._token, command.engine, plan.job.init_timeout).to_env()
+        env = {**plan.base_env(self._environ), **command.set_env, **agent_env}
+        for name in command.unset_env:
+            env.pop(name, None)
+        try:
+            has_stdin = plan.job.stdin != STDIN_NONE
+            launch = LaunchProcess(command.title, command.argv, env, self._directory.path, has_stdin=has_stdin)
+            return RunningEngine(launch, command)
+        except OSError as error:
+            raise UnavailableError(f"{command.argv[0]} could not be started: {error.strerror}") from None
+
+
+def _is_started_by_hand(plan: Plan) -> bool:
+    """Whether this process has started only some of the agents."""
+    command = plan.launch_command
+    return plan.job.host_rank is not None or bool(command and command.attached_to)
+
+
+def _job_spec(plan: Plan, user_env: Mapping[str, str], run_dir: str, log_dir: str, listen_addresses: str) -> JobSpec:
+    return JobSpec(
+        job=plan.job,
+        job_id=plan.job_id,
+        size=len(plan.workers),
+        version=__version__,
+        directory="" if _is_started_by_hand(plan) else os.getcwd(),
+        program=plan.argv[plan.argv.index(RUNTIME) + 1 :],
+        user_env=user_env,
+        run_dir=run_dir,
+        log_dir=log_dir,
+        listen_addresses=listen_addresses,
+        attempt=plan.attempt,
+        restart_reason=plan.restart_reason,
+        agents=_count_agents(plan),
+    )
+
+
+def _count_agents(plan: Plan) -> int:
+    return len(plan.launch_command.agent_hosts) if plan.launch_command is not None else 0

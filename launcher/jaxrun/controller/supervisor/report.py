@@ -1,0 +1,93 @@
+"""What people are told of a job: its first line, its output, and at its end the verdict."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+
+from jaxrun.analysis.lockstep.divergence import Divergence
+from jaxrun.analysis.lockstep.report import format_divergence
+from jaxrun.analysis.verdict import report
+from jaxrun.analysis.verdict.restarts import Restart
+from jaxrun.analysis.verdict.verdict import Verdict
+from jaxrun.analysis.verdict.verdict import to_json as verdict_to_json
+from jaxrun.errors import EXIT_SIGNAL_BASE
+from jaxrun.node.agent.signals import SignalPipe
+from jaxrun.records.output.held_screen import HeldScreen
+from jaxrun.records.output.output import Output
+from jaxrun.records.rundir import rundir
+from jaxrun.records.rundir.rundir import RunDir
+from jaxrun.spec.job.plan import Plan, to_json
+from jaxrun.spec.job.render import plan_summary
+from jaxrun.terminal import TerminalFormat
+
+_SIGNAL_CHECK_S = 0.1  # while a stuck screen holds up the last lines
+
+
+def open_output(plan: Plan, environ: Mapping[str, str], directory: RunDir, held: HeldScreen | None = None) -> Output:
+    """Open the screen and the logs, write job.json, and print the first line of the job.
+
+    `held` is the screen where another process has it.
+    """
+    command = plan.launch_command
+    # mpirun may show its ranks a terminal of its own, so `attach` prints no colours.
+    plain = command is not None and bool(command.attached_to)
+    colour_out, colour_err = (not plain and TerminalFormat.at(fd, environ).colour for fd in (1, 2))
+    ranks = [worker.rank for worker in plan.workers]
+    output = Output(
+        len(ranks),
+        log_dir=directory.make_attempt_directory(plan.attempt),
+        colour=(colour_out, colour_err),
+        shown=frozenset(rank for rank in ranks if plan.job.shows(rank)),
+        open_logs=command is None,  # agents on other hosts write the logs themselves, where they can
+        held=held,
+    )
+    directory.on_write_error(lambda text: output.print_line(f"jaxrun: {text}"))
+    directory.write_text(rundir.JOB_FILE, to_json(plan, {"host": os.uname().nodename, "pid": os.getpid()}))
+    where = [f"run dir {directory.shown_path}"] if directory.path else []
+    for line in (plan_summary(plan), *where, *(_notes(plan) if plan.job.verbose else ())):
+        output.print_line(f"jaxrun: {line}", dim=True)
+    return output
+
+
+def _notes(plan: Plan) -> Iterator[str]:
+    """The lines of --verbose: remarks on the plan, and what of the user's environment the program does not see."""
+    yield from plan.notes
+    if plan.unset_env:
+        yield f"variables that are kept from the program: {', '.join(plan.unset_env)}"
+    if plan.launch_command and plan.launch_command.unset_env:
+        yield f"variables that are kept from {plan.launch_command.title}: {', '.join(plan.launch_command.unset_env)}"
+
+
+def describe_restart(verdict: Verdict, restart: Restart, run_dir: Path | None, news: Sequence[str] = ()) -> str:
+    """What is printed between two attempts: how the one has ended, where its last words are, and what has changed."""
+    text = f"attempt {verdict.attempt} of {restart.most} failed: {verdict.headline.rstrip('.')}; restarting"
+    last = verdict.traceback.rstrip("\n").rpartition("\n")[2]
+    where = f"its log: {run_dir / verdict.log}" if run_dir is not None and verdict.log else ""
+    more = "; ".join(filter(None, (last, where, *news)))
+    return f"jaxrun: {text}" + (f"\n  {more}" if more else "")
+
+
+def report_verdict(
+    verdict: Verdict,
+    shown_divergences: Sequence[Divergence],
+    directory: RunDir,
+    output: Output,
+    signals: SignalPipe,
+) -> int:
+    """Print and keep the verdict, wait until the screen has taken all output; returns the exit status of `jaxrun`.
+
+    A signal ends the wait for a stuck screen; then the status is that of the signal.
+    """
+    directory.write_text(rundir.VERDICT_FILE, verdict_to_json(verdict))
+    directory.close()
+    shown = [format_divergence(divergence, verdict.hosts) for divergence in shown_divergences]
+    output.print_text(report.format_report(verdict, directory.shown_path, output.terminal, shown))
+    signals.receive()  # those of the job itself have been dealt with
+    while not output.close(_SIGNAL_CHECK_S):
+        for signum in signals.receive():
+            if signum in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+                return EXIT_SIGNAL_BASE + signum
+    return verdict.exit_code

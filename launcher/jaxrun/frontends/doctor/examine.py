@@ -1,0 +1,127 @@
+"""Runs the job of a doctor and judges what it has shown.
+
+The job is one like any other, by the same options: its program times collectives, its agents report their hosts first.
+Only its screen is another: what it prints is kept for the report.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import tempfile
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import IO
+
+from jaxrun import RUNTIME
+from jaxrun.controller.supervisor.command_per_host import run_host
+from jaxrun.controller.supervisor.run import run
+from jaxrun.errors import UsageError
+from jaxrun.frontends.doctor.observation import Observation, read_run_dir
+from jaxrun.frontends.doctor.reach import find_unreachable
+from jaxrun.node.probe.facts import collect_facts, try_to_write
+from jaxrun.protocol.deletion import remove_directory
+from jaxrun.spec.backends import HOSTS, make_plan
+from jaxrun.spec.backends.slurm_allocation import Allocation, read_allocation
+from jaxrun.spec.job.job import Job
+from jaxrun.spec.job.plan import Plan
+from jaxrun.text import UNKNOWN_HOST, plural
+
+PROGRAM = (f"{RUNTIME}.programs.collectives", "--json")
+INIT_TIMEOUT_S, TIMEOUT_S = 30.0, 120.0  # a doctor does not wait for long for a host that is off
+_PREFIX = ".jaxrun-doctor-"
+
+
+def take_part(job: Job, environ: Mapping[str, str]) -> int:
+    """Run the part of a host other than the first, where each has a command of its own; returns the exit status."""
+    return run_host(_make_plan(job, environ), environ)
+
+
+def examine(job: Job, environ: Mapping[str, str], screen: IO[str]) -> Observation:
+    """Run the job of the doctor, whose progress is shown on `screen` if that is a terminal. Raises UsageError."""
+    plan = _make_plan(job, environ)
+    facts = {} if plan.launch_command else {0: collect_facts(0, environ)}
+    with _run_directory() as (path, in_directory):
+        plan = replace(plan, job=replace(plan.job, run_dir=path))
+        with _status(screen, plan), _captured() as output:
+            _run(plan, environ)
+            output.seek(0)
+            text = output.read().decode(errors="replace")
+        found = read_run_dir(path)
+    seen = Observation(
+        started_by=plan.launch_command.title if plan.launch_command else "",
+        expected_hosts=_named_hosts(plan),
+        output=text,
+        allocation=_allocation(environ),
+        in_directory=in_directory,
+        **{**found, "facts": facts or found["facts"]},
+    )
+    return replace(seen, unreachable=find_unreachable(seen.silent_hosts))
+
+
+def _make_plan(job: Job, environ: Mapping[str, str]) -> Plan:
+    return make_plan(replace(job, probe_hosts=True), environ, os.urandom(16).hex())
+
+
+def _run(plan: Plan, environ: Mapping[str, str]) -> int:
+    return run_host(plan, environ) if plan.job.backend == HOSTS else run(plan, environ)
+
+
+def _named_hosts(plan: Plan) -> tuple[str, ...]:
+    """The hosts that the plan knows by name; some are only counted there, "host 1"."""
+    if plan.launch_command is None:
+        return ()
+    return tuple(host for host in plan.hosts if not host.startswith("-") and " " not in host and host != UNKNOWN_HOST)
+
+
+def _allocation(environ: Mapping[str, str]) -> Allocation | None:
+    with contextlib.suppress(UsageError):
+        return read_allocation(environ)
+    return None
+
+
+@contextlib.contextmanager
+def _run_directory() -> Iterator[tuple[Path, bool]]:
+    """Where the job leaves its files for a while, and whether that is in the current directory.
+
+    It is elsewhere where nothing can be written here.
+    """
+    here = not try_to_write(os.getcwd())
+    path = Path(tempfile.mkdtemp(prefix=_PREFIX, dir=os.getcwd() if here else "/dev/shm"))
+    try:
+        yield path, here
+    finally:
+        with contextlib.suppress(OSError):
+            remove_directory(path)
+
+
+@contextlib.contextmanager
+def _captured() -> Iterator[IO[bytes]]:
+    """Lead what this process and its children print into a file."""
+    kept = os.dup(1), os.dup(2)
+    with open(os.memfd_create("doctor"), "w+b") as file:
+        os.dup2(file.fileno(), 1)
+        os.dup2(file.fileno(), 2)
+        try:
+            yield file
+        finally:
+            for descriptor, copy in enumerate(kept, 1):
+                os.dup2(copy, descriptor)
+                os.close(copy)
+
+
+@contextlib.contextmanager
+def _status(screen: IO[str], plan: Plan) -> Iterator[None]:
+    """Show what is being done, as long as it is, on a terminal."""
+    if not screen.isatty():
+        yield
+        return
+    where = f"by {plan.launch_command.title}" if plan.launch_command else "on this machine"
+    screen.write(f"examining {plural(len(plan.workers), 'process')} {where} …")
+    screen.flush()
+    try:
+        yield
+    finally:
+        screen.write("\r\x1b[K")
+        screen.flush()

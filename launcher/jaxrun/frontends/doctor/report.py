@@ -1,0 +1,124 @@
+"""What a doctor has found, for people and for programs."""
+
+from __future__ import annotations
+
+import json
+import statistics
+import textwrap
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict
+
+from jaxrun.errors import EXIT_UNAVAILABLE
+from jaxrun.frontends.doctor.devices import check_devices
+from jaxrun.frontends.doctor.finding import Finding, Level
+from jaxrun.frontends.doctor.limits import check_cores, check_limits
+from jaxrun.frontends.doctor.names import check_names, check_proxies
+from jaxrun.frontends.doctor.network import check_clocks, check_network, format_latency, ways
+from jaxrun.frontends.doctor.observation import CollectiveTiming, Observation
+from jaxrun.frontends.doctor.start import check_slurm, check_start
+from jaxrun.frontends.doctor.storage import check_storage
+from jaxrun.frontends.doctor.versions import check_versions
+from jaxrun.terminal import PROSE_WIDTH, TerminalFormat
+from jaxrun.text import format_rate, plural
+
+_CHECKS: Mapping[str, Callable[[Observation], Iterator[Finding]]] = {
+    "start": check_start,
+    "Slurm": check_slurm,
+    "versions": check_versions,
+    "names": check_names,
+    "proxies": check_proxies,
+    "network": check_network,
+    "clocks": check_clocks,
+    "storage": check_storage,
+    "limits": check_limits,
+    "cores": check_cores,
+    "devices": check_devices,
+}
+_MARKS = {Level.OK: "ok", Level.WARNING: "warn", Level.FAILURE: "FAIL"}
+_JSON_FORMAT = 1
+_SMALL_BYTES = 2**16  # what is sent in less is judged by its time
+
+Findings = Sequence[tuple[str, Finding]]  # each with the name of its check
+
+
+def judge(seen: Observation) -> Findings:
+    """All findings, in the order of the checks."""
+    return [(name, finding) for name, check in _CHECKS.items() for finding in check(seen)]
+
+
+def exit_code(seen: Observation, findings: Findings) -> int:
+    """Return 0 if a job can run; that of the signal if the job of the doctor was interrupted."""
+    if seen.verdict is not None and seen.verdict.outcome == "interrupted":
+        return seen.verdict.exit_code
+    return EXIT_UNAVAILABLE if any(finding.level is Level.FAILURE for _, finding in findings) else 0
+
+
+def format_report(seen: Observation, findings: Findings, terminal: TerminalFormat) -> str:
+    """The table for people: what is wrong in full, what is not in a line each."""
+    width = min(terminal.width or PROSE_WIDTH, PROSE_WIDTH)
+    lines = [line for name, finding in findings for line in _format_finding(name, finding, width, terminal)]
+    if seen.timings:
+        lines += ["", *_format_timings(seen)]
+    return "\n".join([*lines, "", _summary(findings)])
+
+
+def to_json(seen: Observation, findings: Findings) -> str:
+    trips, speeds = ways(seen)
+    content = {
+        "format": _JSON_FORMAT,
+        "exit_code": exit_code(seen, findings),
+        "findings": [{"check": name, **asdict(finding)} for name, finding in findings],
+        "hosts": {host: asdict(facts) for host, facts in seen.hosts.items()},
+        "connections": [
+            {"from": pair[0], "to": pair[1], "round_trip_s": trips[pair], "bytes_per_s": speeds.get(pair)}
+            for pair in trips
+        ],
+        "collectives": [asdict(timing) for timing in seen.timings],
+    }
+    return json.dumps(content, indent=2, ensure_ascii=False)
+
+
+def _format_finding(name: str, finding: Finding, width: int, terminal: TerminalFormat) -> Iterable[str]:
+    head = f"{_MARKS[finding.level]:<6}{name:<10}"
+    lines = _wrap(finding.text, width - len(head))
+    if finding.advice:
+        lines += _wrap(f"try: {finding.advice}", width - len(head))
+    shown = [f"{head}{lines[0]}", *(f"{' ' * len(head)}{line}" for line in lines[1:])]
+    paint = {Level.OK: terminal.dim, Level.FAILURE: terminal.red}.get(finding.level, str)
+    return [paint(line) for line in shown]
+
+
+def _wrap(text: str, width: int) -> list[str]:
+    wrapped = (textwrap.wrap(line, width, break_long_words=False, break_on_hyphens=False) for line in text.splitlines())
+    return [line for lines in wrapped for line in lines]
+
+
+def _format_timings(seen: Observation) -> list[str]:
+    """A line for each collective, and one for a plain connection between two hosts."""
+    sizes = list(dict.fromkeys(_shown_size(timing) for timing in seen.timings))
+    rows = [["collective", *sizes]]
+    for name in dict.fromkeys(timing.collective for timing in seen.timings):
+        rows.append([name, *(_cell(timing) for timing in seen.timings if timing.collective == name)])
+    trips, speeds = ways(seen)
+    if trips and speeds:
+        trip, speed = statistics.median(trips.values()), statistics.median(speeds.values())
+        rows.append(["one connection", format_latency(trip), *[""] * (len(sizes) - 2), format_rate(speed)])
+    width = max(len(row[0]) for row in rows)
+    return [row[0].ljust(width) + "".join(cell.rjust(13) for cell in row[1:]).rstrip() for row in rows]
+
+
+def _cell(timing: CollectiveTiming) -> str:
+    if timing.size < _SMALL_BYTES:
+        return format_latency(timing.seconds)
+    return format_rate(timing.bytes_per_s)
+
+
+def _shown_size(timing: CollectiveTiming) -> str:
+    return f"{timing.size >> 20} MiB" if timing.size >> 20 else f"{timing.size >> 10} KiB"
+
+
+def _summary(findings: Findings) -> str:
+    counts = Counter(finding.level for _, finding in findings)
+    bad = [plural(counts[level], str(level)) for level in (Level.FAILURE, Level.WARNING) if counts[level]]
+    return f"jaxrun doctor: {' and '.join(bad) or 'all is well'}"

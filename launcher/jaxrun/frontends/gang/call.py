@@ -1,0 +1,249 @@
+"""One function that runs on all ranks of a gang, and what the ranks and the caller send each other meanwhile.
+
+with gang.start_call(fn, *args) as call:
+    call.send("more", ranks=[1])
+    while event := call.receive():
+        ...                             # RankMessage, Printed, Returned, Disconnected or LauncherOutput
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+import warnings
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
+from types import TracebackType
+from typing import Any, Self
+
+from jaxrun.frontends.gang.call_events import CallEvent, Disconnected, LauncherOutput, Printed, RankMessage, Returned
+from jaxrun.frontends.gang.display import Display, find_sources
+from jaxrun.frontends.gang.exceptions import CallTimeout, RemoteFailure, WorkerDied, combined_exception
+from jaxrun.frontends.gang.instance import GangInstance
+from jaxrun.protocol.flight import parse_group
+from jaxrun.protocol.gang_messages import GangMessage, GangMessageKind, pack
+from jaxrun.protocol.payload import dump
+from jaxrun.text import format_ranks
+
+INTERRUPT_TIMEOUT_S = 1.0  # for ranks to end what they do when they are interrupted
+FAILURE_GRACE_S = 1.5  # for the other ranks to return after one has raised
+_VERDICT_TIMEOUT_S = 5.0
+_LARGE_CLOSURE_BYTES = 2**24  # of a function with all that it closes over, from which a warning says so
+
+
+class Results(tuple[Any, ...]):
+    """What each rank has returned, by rank; `main` is rank 0's."""
+
+    __slots__ = ()
+
+    @property
+    def main(self) -> Any:
+        return self[0]
+
+
+class GangCall:
+    """Made by `Gang.start_call`, for use in a `with`; a gang has one at a time. `on_end` is called after its end.
+
+    main_rank:  the rank whose output a notebook shows first
+    """
+
+    def __init__(
+        self, instance: GangInstance, number: int, task: GangMessage, display: Display, on_end: Callable[[], None]
+    ) -> None:
+        self._instance = instance
+        self._number = number
+        self._display = display
+        self._on_end = on_end
+        self._events: deque[CallEvent] = deque()
+        self._ranks = instance.connections.ranks
+        self.outcomes: dict[int, Returned] = {}
+        self.disconnected: set[int] = set()
+        self.main_rank = 0
+        self.shares_memory = instance.shares_memory
+        instance.connections.send(task.with_copied_buffers(), self._ranks)
+
+    @property
+    def running(self) -> tuple[int, ...]:
+        """The ranks on which the function still runs."""
+        return tuple(rank for rank in self._ranks if rank not in self.outcomes and rank not in self.disconnected)
+
+    @property
+    def failures(self) -> list[RemoteFailure]:
+        return [outcome.error for outcome in self.outcomes.values() if outcome.error is not None]
+
+    def send(self, value: Any, ranks: Iterable[int] | None = None) -> None:
+        """Send a value to the function on all ranks, or on these; it is pickled once."""
+        message = pack(GangMessageKind.VALUE, self._number, value, share=self.shares_memory)
+        self._instance.connections.send(message.with_copied_buffers(), self._ranks if ranks is None else ranks)
+
+    def receive(self, timeout: float | None = None) -> CallEvent | None:
+        """The next event of any rank; None if none comes within `timeout` seconds, or none can come any more."""
+        deadline = None if timeout is None else time.monotonic() + timeout
+        while not self._events:
+            left = None if deadline is None else deadline - time.monotonic()
+            if not self.running or (left is not None and left < 0):
+                return None
+            until_refresh = self._display.refresh(self)
+            self._poll(min((limit for limit in (left, until_refresh) if limit is not None), default=None))
+        return self._events.popleft()
+
+    def show(self, event: Printed | LauncherOutput) -> None:
+        """Show what a rank or the launcher has printed."""
+        if isinstance(event, Printed):
+            self._display.show(event)
+        else:
+            print(event.text, end="", file=sys.stderr)
+
+    def results(self, timeout: float | None = None) -> Results:
+        """Wait until the function has returned on all ranks, and show what they print. Raises what Gang.run raises."""
+        __tracebackhide__ = True
+        deadline = None if timeout is None else time.monotonic() + timeout
+        failed_at: float | None = None
+        while True:
+            limits = [at for at in (deadline, failed_at and failed_at + FAILURE_GRACE_S) if at is not None]
+            match self.receive(min(limits) - time.monotonic() if limits else None):
+                case Printed() | LauncherOutput() as event:
+                    self.show(event)
+                case Returned(error=error) if error is not None:
+                    failed_at = failed_at or time.monotonic()
+                case Disconnected():
+                    raise self.explain_death() from (combined_exception(self.failures) if self.failures else None)
+                case None if self.running:
+                    self._raise_timeout(timeout)
+                case None:
+                    break
+        if self.failures:
+            raise combined_exception(self.failures)
+        return Results(self.outcomes[rank].value() for rank in sorted(self.outcomes))
+
+    def interrupt(self) -> None:
+        """Raise KeyboardInterrupt in the function, on the ranks where it runs; a wait in C++ goes on."""
+        self._instance.interrupt()
+
+    def explain_death(self) -> WorkerDied:
+        """After a Disconnected: who has died, how, and why, as soon as the launcher knows."""
+        return self._instance.explain_death(_VERDICT_TIMEOUT_S, self.disconnected)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        """Interrupt ranks that still run the function; mark the gang as broken if the ranks are not in step then."""
+        try:
+            self._finish()
+        except KeyboardInterrupt as again:
+            error = again
+            self._instance.mark_broken(f"{format_ranks(self.running)} did not end when interrupted twice")
+            self._instance.stop()
+            raise
+        finally:
+            for event in self._events:  # that nobody has received
+                if isinstance(event, (Printed, LauncherOutput)):
+                    self.show(event)
+            try:
+                self._display.end_call(self, error, healthy=self._instance.usable)
+            finally:
+                self._on_end()
+
+    def _raise_timeout(self, timeout: float | None) -> None:
+        stacks, running = self._instance.stacks(), self.running
+        if self.failures:
+            raise combined_exception(self.failures, f"{format_ranks(running)} did not return: {stacks}")
+        raise CallTimeout(f"{format_ranks(running)} did not return within {timeout:g} s · {stacks}", running)
+
+    def _finish(self) -> None:
+        if self.running:
+            self.interrupt()
+            self._instance.connections.send(GangMessage(GangMessageKind.END_CALL, self._number), self.running)
+            deadline = time.monotonic() + INTERRUPT_TIMEOUT_S
+            while self.running and time.monotonic() < deadline:
+                self._poll(deadline - time.monotonic())
+        if self.disconnected:
+            reason = f"{format_ranks(self.disconnected)} ended"
+        elif self.running:
+            reason = f"{format_ranks(self.running)} did not come back from the last call"
+        elif unconnected := [failure.rank for failure in self.failures if failure.is_consequence]:
+            reason = f"{format_ranks(unconnected)} lost a connection to another"
+        else:
+            reason = step_difference({rank: outcome.message.note for rank, outcome in self.outcomes.items()})
+        if reason:
+            self._instance.mark_broken(reason)
+
+    def _poll(self, timeout: float | None) -> None:
+        """Wait at most `timeout` seconds for messages and output, and make events of them."""
+        for rank, message in self._instance.connections.poll(timeout):
+            if message is None:
+                if rank not in self.outcomes:
+                    self.disconnected.add(rank)
+                    self._events.append(Disconnected(rank))
+                else:
+                    self._instance.mark_broken(f"rank {rank} ended")
+            elif message.call == self._number:
+                self._handle_message(rank, message)
+        text = self._instance.connections.read_launcher_output()
+        if text and not self.disconnected:  # what the launcher prints about a death, its verdict says better
+            self._events.append(LauncherOutput(text))
+
+    def _handle_message(self, rank: int, message: GangMessage) -> None:
+        match message.kind:
+            case GangMessageKind.VALUE:
+                self._events.append(RankMessage(rank, message.load()))
+            case GangMessageKind.STDOUT | GangMessageKind.STDERR:
+                stream = "out" if message.kind is GangMessageKind.STDOUT else "err"
+                self._events.append(Printed(rank, stream, bytes(message.payload.body)))
+            case GangMessageKind.RESULT | GangMessageKind.EXCEPTION:
+                failed = message.kind is GangMessageKind.EXCEPTION
+                host = self._instance.workers[rank].host
+                error = RemoteFailure.from_rank(rank, host, message.load()) if failed else None
+                self.outcomes[rank] = Returned(rank, error, message)
+                self._events.append(self.outcomes[rank])
+
+
+def step_difference(notes: Mapping[int, bytes]) -> str:
+    """How the ranks differ in the cross-process calls they have made; empty if they do not.
+
+    notes: for each rank, its number of calls by group, as JSON
+    """
+    counts = {rank: json.loads(note or b"{}") for rank, note in notes.items()}
+    size = max(counts, default=-1) + 1
+    for group in sorted({name for made in counts.values() for name in made}):
+        made = {rank: counts[rank].get(group, 0) for rank in parse_group(group, size) if rank in counts}
+        by_count: dict[int, list[int]] = {}
+        for rank, count in made.items():
+            by_count.setdefault(count, []).append(rank)
+        if len(by_count) > 1:
+            each = ", ".join(f"{format_ranks(ranks)} {count}" for count, ranks in sorted(by_count.items()))
+            return f"ranks {group} are out of step, having made different numbers of cross-process calls ({each})"
+    return ""
+
+
+def pack_call(
+    instance: GangInstance, number: int, fn: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]
+) -> GangMessage:
+    """The message that has the ranks call `fn(*args, **kwargs)` as call `number`."""
+    sources = find_sources()
+    reduce = sources.reduce if sources is not None else None
+    task = pack(GangMessageKind.CALL, number, (fn, args, kwargs), share=instance.shares_memory, reduce=reduce)
+    note = {
+        "print": True,
+        "interrupts": instance.interrupts,
+        "cells": sources.lines if sources is not None else {},
+        "path": [os.path.abspath(entry) for entry in sys.path],
+    }
+    if task.payload.nbytes > _LARGE_CLOSURE_BYTES:
+        _warn_of_closure(fn)
+    return replace(task, note=json.dumps(note).encode())
+
+
+def _warn_of_closure(fn: Callable[..., Any]) -> None:
+    """Warn if a function is large by itself, whatever its arguments are."""
+    nbytes = dump(fn, share=False).nbytes
+    if nbytes > _LARGE_CLOSURE_BYTES:
+        warnings.warn(
+            f"{getattr(fn, '__name__', fn)} and what it closes over weigh {nbytes / 2**20:.0f} MiB, which go to every "
+            "rank with each call; pass large arrays as arguments, or load them on the ranks",
+            stacklevel=5,
+        )

@@ -1,0 +1,193 @@
+"""What the ranks raise, and how it is raised again by the caller; errors for ranks that died or do not return."""
+
+from __future__ import annotations
+
+import contextlib
+import pickle
+import signal as signals
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from jaxrun.analysis.diagnosis import consequences
+from jaxrun.analysis.verdict.verdict import Verdict
+from jaxrun.errors import EXIT_SIGNAL_BASE, EXIT_TIMEOUT, EXIT_UNAVAILABLE, JaxrunError
+from jaxrun.text import format_ranks_on_hosts
+
+_NEEDS_JAX = ("jax", "jaxlib")
+_NEVER_RAISED_AGAIN = (SystemExit, KeyboardInterrupt, GeneratorExit)  # they would end the caller
+
+
+class GangError(JaxrunError):
+    """A gang cannot do what was asked."""
+
+
+class GangStartError(GangError):
+    """A gang did not start; `exit_code` is the launcher's, the text is its output."""
+
+    def __init__(self, text: str, exit_code: int = EXIT_UNAVAILABLE) -> None:
+        super().__init__(text)
+        self.exit_code = exit_code
+
+
+class WorkerDied(GangError):
+    """A rank's process has ended. The gang is started anew at its next use.
+
+    rank, host:  of the first that died for a reason of its own; `ranks`: all that died alike
+    signal:      the number of the signal that killed it, or None
+    status:      what it ended with, as a shell shows it: 128 + signal for a signal
+    """
+
+    def __init__(self, text: str, ranks: Sequence[int], hosts: Mapping[int, str], status: int) -> None:
+        super().__init__(text)
+        self.ranks = tuple(ranks)
+        self.rank = self.ranks[0] if self.ranks else None
+        self.host = hosts.get(self.rank, "") if self.rank is not None else ""
+        self.status = self.exit_code = status
+        self.signal: signals.Signals | int | None = None
+
+    @classmethod
+    def from_verdict(cls, verdict: Verdict, text: str) -> WorkerDied:
+        """The death that a job's verdict describes."""
+        error = cls(text, verdict.culprits, verdict.hosts, verdict.exit_code)
+        if verdict.outcome == "killed":
+            error.signal = verdict.exit_code - EXIT_SIGNAL_BASE
+            with contextlib.suppress(ValueError):  # a real-time signal has no name
+                error.signal = signals.Signals(error.signal)
+        return error
+
+
+class CallTimeout(GangError, TimeoutError):
+    """A call took longer than its `timeout`. The text says where each rank was; `missing` are those that ran."""
+
+    exit_code = EXIT_TIMEOUT
+
+    def __init__(self, text: str, missing: Sequence[int]) -> None:
+        super().__init__(text)
+        self.missing = tuple(missing)
+
+
+class RemoteError(GangError):
+    """Stands for an exception that cannot be raised here as itself; the text begins with the name of its type."""
+
+
+class RemoteTraceback(Exception):
+    """The cause of an exception that comes from a rank: the traceback there, as text."""
+
+    def __str__(self) -> str:
+        return f'\n"""\n{self.args[0].rstrip()}\n"""'
+
+
+@dataclass(frozen=True, slots=True)
+class RemoteFailure:
+    """An exception that a rank's function has raised.
+
+    error:      the type's name
+    message:    its text
+    traceback:  as Python prints it, with the user's frames only
+    time:       when, in seconds since the epoch on that host's clock
+    """
+
+    rank: int
+    host: str
+    error: str
+    message: str
+    traceback: str
+    notes: tuple[str, ...]
+    time: float
+    home: str
+    pickled: bytes
+
+    @classmethod
+    def from_rank(cls, rank: int, host: str, content: Mapping[str, Any]) -> RemoteFailure:
+        fields = {name: content[name] for name in ("error", "message", "traceback", "time", "home")}
+        if fields["error"] == SystemExit.__name__ and not fields["message"]:
+            fields["message"] = f"the function has called sys.exit with status {content['status']}"
+        return cls(rank, host, notes=tuple(content["notes"]), pickled=content["exception"], **fields)
+
+    def to_exception(self) -> BaseException:
+        """The exception itself, with `.rank`, `.host`, `.ranks`, and the traceback as its cause.
+
+        A RemoteError instead where it cannot be unpickled here, needs a jax that is not imported, or would end the
+        caller.
+        """
+        found = self._rebuilt()
+        _mark(found, rank=self.rank, host=self.host, ranks=(self.rank,))
+        _mark(found, __cause__=RemoteTraceback(f"rank {self.rank} ({self.host}):\n{self.traceback}"))
+        return found
+
+    def to_exception_of_process(self) -> BaseException:
+        """The same for a process that is no rank of a gang."""
+        found = self._rebuilt()
+        _mark(found, __cause__=RemoteTraceback(self.traceback))
+        return found
+
+    def _rebuilt(self) -> BaseException:
+        found: BaseException | None = None
+        if self.pickled and (self.home.partition(".")[0] not in _NEEDS_JAX or "jax" in sys.modules):
+            try:
+                found = pickle.loads(self.pickled)
+            except Exception:
+                found = None
+        if not isinstance(found, BaseException) or isinstance(found, _NEVER_RAISED_AGAIN):
+            found = RemoteError(f"{self.error}: {self.message}" if self.message else self.error)
+        return found
+
+    @property
+    def is_consequence(self) -> bool:
+        """Whether the exception only says that a connection to another rank was lost."""
+        return consequences.classify_error(self.message, self.traceback) is consequences.ErrorOrigin.OTHER
+
+    @property
+    def group_key(self) -> tuple[str, str, str]:
+        """Equal for ranks that raised the same. Lost connections are the same, though their texts name ports."""
+        if self.is_consequence:
+            return self.error, "", ""
+        return self.error, self.message, self.traceback
+
+
+def _mark(error: BaseException, **about: Any) -> None:
+    for name, value in about.items():
+        BaseException.__setattr__(error, name, value)  # its class may be a frozen one
+
+
+def _note(error: BaseException, text: str) -> None:
+    _mark(error, __notes__=[*getattr(error, "__notes__", ()), text])
+
+
+def group_failures(failures: Sequence[RemoteFailure]) -> list[list[RemoteFailure]]:
+    """Groups of equal failures, the first in time first."""
+    groups: dict[tuple[str, str, str], list[RemoteFailure]] = {}
+    for failure in sorted(failures, key=lambda failure: failure.time):
+        groups.setdefault(failure.group_key, []).append(failure)
+    return list(groups.values())
+
+
+def combined_exception(failures: Sequence[RemoteFailure], waiting: str = "") -> BaseException:
+    """One exception for all failures: the first in time, or an exception group where they differ.
+
+    Failures that only say that a connection to another rank was lost become a note, unless all are of that kind.
+    waiting: a note about the ranks that have not failed
+    """
+    own = [failure for failure in failures if not failure.is_consequence] or failures
+    lost = sorted({failure.rank for failure in failures} - {failure.rank for failure in own})
+    exceptions = []
+    hosts = {failure.rank: failure.host for failure in failures}
+    for same in group_failures(own):
+        exception = same[0].to_exception()
+        ranks = tuple(sorted(failure.rank for failure in same))
+        if len(ranks) > 1:
+            _mark(exception, ranks=ranks)
+            _note(exception, f"the same on {format_ranks_on_hosts(ranks, hosts)}")
+        exceptions.append(exception)
+    result = exceptions[0]
+    if len(exceptions) > 1:
+        where = format_ranks_on_hosts([failure.rank for failure in own], hosts)
+        text = f"{where} raised {len(exceptions)} different errors"
+        result = BaseExceptionGroup(text, exceptions)
+    if lost:
+        _note(result, f"{format_ranks_on_hosts(lost, hosts)} lost a connection to another")
+    if waiting:
+        _note(result, waiting)
+    return result

@@ -1,0 +1,221 @@
+"""One start of a gang: its launcher, the connections to its ranks, and what the ranks are."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import time
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NoReturn
+
+from jaxrun.errors import JaxrunError, ProtocolError, UnavailableError, UsageError
+from jaxrun.frontends.gang.exceptions import GangError, GangStartError, WorkerDied
+from jaxrun.frontends.gang.launcher_process import LauncherProcess
+from jaxrun.frontends.gang.rank_connections import RankConnections, RankListener
+from jaxrun.frontends.gang.spec import GangSpec
+from jaxrun.node.channel.event_loop import EventLoop
+from jaxrun.node.channel.listener import Peer
+from jaxrun.node.forkserver.client import open_standard_descriptors
+from jaxrun.node.forkserver.launcher_pool import pool_for
+from jaxrun.protocol.gang_messages import GangMessage, GangMessageKind, GangMessageReader
+from jaxrun.records.rundir.running_job import RunningJob
+from jaxrun.text import format_ranks, has_several_hosts, plural
+
+if TYPE_CHECKING:
+    from jaxrun.analysis.diagnosis.snapshot import Snapshot
+
+_SHUTDOWN_TIMEOUT_S = 5.0  # for the ranks to end by themselves
+_PAUSE_TIMEOUT_S = 5.0
+_NO_VERDICT = 2  # the exit status of a launcher that has left no verdict: its command line was wrong
+
+
+@dataclass(frozen=True, slots=True)
+class GangWorker:
+    """One rank of a gang; `devices` counts its own."""
+
+    rank: int
+    host: str
+    pid: int
+    local_rank: int
+    devices: int
+    platform: str
+
+
+def describe_gang(spec: GangSpec, workers: Sequence[GangWorker]) -> str:
+    """`4 processes x 2 devices (cpu) on this machine`."""
+    hosts = {worker.rank: worker.host for worker in workers}
+    where = f"on {len(set(hosts.values()))} hosts" if has_several_hosts(hosts) else f"on {hosts[0]}"
+    if spec.backend == "local":
+        where = f"on {plural(spec.hosts, 'simulated host')}" if spec.hosts else "on this machine"
+    count = f"{len(workers)} process{'es' if len(workers) > 1 else ''}"
+    return f"{count} x {plural(workers[0].devices, 'device')} ({workers[0].platform}) {where}"
+
+
+class GangInstance:
+    """A running job of a gang.
+
+    broken:      why the ranks cannot be used any more; empty as long as they can
+    interrupts:  how many interrupts were sent, so that a rank can wait for those that are under way
+    """
+
+    def __init__(self, spec: GangSpec, run_dir: Path | None) -> None:
+        """Start the job; without a `run_dir` its files are temporary.
+
+        Raises UsageError, UnavailableError, and GangStartError with the launcher's output.
+        """
+        open_standard_descriptors()
+        environ = dict(os.environ)
+        self.broken = ""
+        self.stopped = False
+        self.interrupts = 0
+        self.shares_memory = spec.backend == "local"
+        self._listener = RankListener(remote=not self.shares_memory, interface=_interface(spec.options))
+        try:
+            pool = pool_for({**environ, **spec.env}, with_jax=spec.may_fork)
+            run_dir = run_dir or self._listener.directory / "run"
+            environ |= self._listener.environ
+            self.launcher = LauncherProcess(pool, spec.command_line(run_dir), environ, run_dir)
+        except BaseException:
+            self._listener.close()
+            raise
+        self.connections = RankConnections(self.launcher)
+        try:
+            self.workers = self._wait_for_ranks(spec.processes or 0)
+        except BaseException:
+            self.stop()
+            raise
+
+    @property
+    def usable(self) -> bool:
+        """Whether the next call finds the same ranks."""
+        return not self.broken and not self.stopped
+
+    def mark_broken(self, reason: str) -> None:
+        """Have the next call start the gang anew. The first reason is kept."""
+        self.broken = self.broken or reason
+
+    def check_connections(self) -> None:
+        """Notice, between two calls, ranks that have ended."""
+        for rank, message in self.connections.poll(0):
+            if message is None:
+                death = str(self.explain_death(_SHUTDOWN_TIMEOUT_S, (rank,)))
+                self.mark_broken(f"between two calls, {death}".partition("\n")[0])
+
+    def interrupt(self) -> None:
+        """Raise KeyboardInterrupt in what the ranks run."""
+        self.interrupts += 1
+        self.launcher.send_command(signal=2)
+
+    def wait_until_paused(self, rank: int) -> None:
+        """Wait until a signal has stopped the rank, or it has ended. Raises GangError if neither comes."""
+        from jaxrun.analysis.diagnosis.rank_state import Activity, find_rank_state
+        from jaxrun.records.rundir.overview_request import request_overview
+
+        job, deadline = RunningJob(self.launcher.run_dir, self.launcher.pid), time.monotonic() + _PAUSE_TIMEOUT_S
+        with contextlib.suppress(UsageError, UnavailableError):  # the job ends, as the next call will say
+            while time.monotonic() < deadline:
+                overview = request_overview(job)
+                vitals = overview.vitals.get(rank)
+                if rank not in overview.live:
+                    return
+                if vitals is not None and find_rank_state(rank, "", vitals.kernel_wait).activity is Activity.STOPPED:
+                    return
+            raise GangError(f"rank {rank} was not stopped within {_PAUSE_TIMEOUT_S:g} s")
+
+    def snapshot(self) -> Snapshot:
+        """Where all ranks are now. Raises UnavailableError or UsageError if the launcher does not answer."""
+        from jaxrun.records.rundir.stacks_request import request_snapshot
+
+        return request_snapshot(RunningJob(self.launcher.run_dir, self.launcher.pid))
+
+    def stacks(self, *, full: bool = False) -> str:
+        """The same in groups, as text; with `full`, all frames of each."""
+        from jaxrun.records.rundir.stacks_request import format_stacks
+
+        try:
+            return format_stacks(self.snapshot(), full=full)
+        except JaxrunError as error:
+            return f"where they are cannot be told: {error}"
+
+    def explain_death(self, timeout: float, ranks: Collection[int]) -> WorkerDied:
+        """Why `ranks` have ended; the launcher has `timeout` seconds to say so."""
+        verdict = self.launcher.wait_for_verdict(timeout)
+        if verdict is None:
+            text = f"{format_ranks(ranks)} of this gang ended, and its launcher does not say why"
+            text += f"\n{self.launcher.all_output}"
+            return WorkerDied(text, sorted(ranks), {worker.rank: worker.host for worker in self.workers}, 1)
+        self.launcher.wait(timeout)
+        parts = (verdict.headline, verdict.means, *verdict.details, verdict.traceback, verdict.divergence)
+        return WorkerDied.from_verdict(verdict, "\n".join(filter(None, parts)))
+
+    def shut_down(self) -> None:
+        """Let the ranks end by themselves, and with them the job."""
+        self.connections.send(GangMessage(GangMessageKind.SHUTDOWN, 0), self.connections.ranks)
+        deadline = time.monotonic() + _SHUTDOWN_TIMEOUT_S
+        while self.connections.ranks and time.monotonic() < deadline:
+            self.connections.poll(deadline - time.monotonic())
+        self.launcher.wait(deadline - time.monotonic())
+
+    def stop(self) -> None:
+        """Stop what is left of the job, at once. May be called again."""
+        self.stopped = True
+        self.connections.close()
+        self.launcher.stop()
+        self._listener.close()
+
+    def _wait_for_ranks(self, expected: int) -> tuple[GangWorker, ...]:
+        """Accept all ranks, perhaps `expected` of them.
+
+        Raises GangStartError with the launcher's output if that ends before.
+        """
+        workers: dict[int, GangWorker] = {}
+        size = None
+        loop = EventLoop()
+
+        def add_rank(peer: Peer) -> None:
+            reader = GangMessageReader(peer.connection, peer.session.received if peer.session is not None else None)
+            loop.add_reader(peer.connection.fileno(), 0, lambda: receive_ready(peer, reader))
+
+        def receive_ready(peer: Peer, reader: GangMessageReader) -> None:
+            nonlocal size
+            try:
+                about: dict[str, Any] = reader.receive().load()
+            except BlockingIOError:
+                return
+            except (EOFError, OSError, ProtocolError):
+                loop.remove_reader(peer.connection.fileno())  # the launcher will say why
+                peer.connection.close()
+                return
+            loop.remove_reader(peer.connection.fileno())
+            if peer.rank in workers:
+                peer.connection.close()
+                return
+            size = about.pop("size")
+            workers[peer.rank] = GangWorker(**about)
+            sent = peer.session.sent if peer.session is not None else None
+            self.connections.add(peer.rank, peer.connection, reader, sent)
+
+        try:
+            self._listener.listener.attach(loop, 0, add_rank, expected=expected)
+            loop.add_reader(self.launcher.pidfd, 1, self._raise_start_error)
+            while len(workers) != size:
+                loop.run_once()
+        finally:
+            self._listener.listener.close()
+            loop.close()
+        self.launcher.read_output()  # the job's first line
+        return tuple(workers[rank] for rank in sorted(workers))
+
+    def _raise_start_error(self) -> NoReturn:
+        verdict = self.launcher.wait_for_verdict(0)
+        code = verdict.exit_code if verdict is not None else _NO_VERDICT
+        said = self.launcher.all_output or "its launcher ended without a word; are there processes and memory left?"
+        raise GangStartError(f"the gang did not start:\n{said}", code)
+
+
+def _interface(options: Sequence[str]) -> str:
+    """The value of --interface, which names the ranks' way to this process, too."""
+    words = [part for option in options for part in option.split("=", 1)]
+    return words[words.index("--interface") + 1] if "--interface" in words[:-1] else ""

@@ -1,0 +1,117 @@
+"""The launcher of a gang's job, seen from outside: its output, end and verdict, and commands to it."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import select
+import signal
+import socket
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from jaxrun.analysis.verdict.verdict import Verdict
+from jaxrun.node.forkserver.launcher_pool import LauncherPool
+from jaxrun.records.rundir.recorded_files import read_verdict
+
+_READ_BYTES = 65536
+_MAX_OUTPUT_CHARS = 100_000
+_RANK_PREFIX = "["  # how the lines of ranks begin in the launcher's output
+_VERDICT_POLL_S = 0.02
+_STOP_TIMEOUT_S = 3.0  # for a job to end that was told to
+
+
+class LauncherProcess:
+    """A launcher that a `pool` starts with `words`; `output_fd` and `pidfd` (readable at its end) can be waited for."""
+
+    def __init__(self, pool: LauncherPool, words: Sequence[str], environ: Mapping[str, str], run_dir: Path) -> None:
+        self.run_dir = run_dir
+        self.output_fd, theirs = os.pipe()
+        os.set_blocking(self.output_fd, False)
+        self._control, control = socket.socketpair()
+        try:
+            started = pool.start(words, environ, theirs, control.fileno())
+        except BaseException:
+            os.close(self.output_fd)
+            self._control.close()
+            raise
+        finally:
+            os.close(theirs)
+            control.close()
+        self.pid, self.pidfd = started.pid, started.pidfd
+        self._output = ""
+        self._has_ended = False
+
+    @property
+    def has_ended(self) -> bool:
+        return self._has_ended or self.wait(0)
+
+    def wait(self, timeout: float) -> bool:
+        """Wait for its end, `timeout` seconds at most; returns whether it has ended."""
+        if not self._has_ended:
+            # Not select.select, which takes no descriptors above 1023.
+            poll = select.poll()
+            poll.register(self.pidfd, select.POLLIN)
+            self._has_ended = bool(poll.poll(max(0.0, timeout) * 1000))
+        return self._has_ended
+
+    def read_output(self) -> str:
+        """The lines that it has printed since the last call, without those of its ranks."""
+        data = b""
+        with contextlib.suppress(BlockingIOError):
+            while piece := os.read(self.output_fd, _READ_BYTES):
+                data += piece
+        text = "".join(
+            line
+            for line in data.decode(errors="replace").splitlines(keepends=True)
+            if not line.startswith(_RANK_PREFIX)
+        )
+        self._output = (self._output + text)[-_MAX_OUTPUT_CHARS:]
+        return text
+
+    @property
+    def all_output(self) -> str:
+        """All that it has printed so far, without the lines of its ranks."""
+        self.read_output()
+        return self._output.strip()
+
+    def send_command(self, **command: Any) -> None:
+        """Send it a command of parent_link; does nothing if it has ended."""
+        with contextlib.suppress(OSError):
+            self._control.sendall(json.dumps(command).encode() + b"\n")
+
+    def wait_for_verdict(self, timeout: float) -> Verdict | None:
+        """How the job has ended; None if there is no verdict within `timeout` seconds, or at the launcher's end."""
+        deadline = time.monotonic() + timeout
+        while True:
+            ended = self.wait(min(_VERDICT_POLL_S, max(0.0, deadline - time.monotonic())))
+            found = read_verdict(self.run_dir)
+            if found is not None or ended or time.monotonic() >= deadline:
+                return found
+
+    def stop(self) -> None:
+        """Stop the job, and wait until nothing of it is left. May be called again."""
+        if self.output_fd < 0:
+            return
+        self.send_command(end=True)
+        with contextlib.suppress(OSError):
+            self._control.shutdown(socket.SHUT_WR)
+        if not self.wait(_STOP_TIMEOUT_S):
+            with contextlib.suppress(OSError):
+                signal.pidfd_send_signal(self.pidfd, signal.SIGKILL)  # its guard kills the rest
+            self.wait(_STOP_TIMEOUT_S)
+        self.close()
+
+    def close(self) -> None:
+        """Close the descriptors."""
+        if self.output_fd < 0:
+            return
+        self.read_output()
+        os.close(self.output_fd)
+        os.close(self.pidfd)
+        self._control.close()
+        self.output_fd = -1
+        self._has_ended = True

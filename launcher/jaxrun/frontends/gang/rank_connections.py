@@ -1,0 +1,165 @@
+"""Where the ranks of one gang connect, by a Unix socket on this machine and by TCP from others, and the connections.
+
+Receives what arrives, and never waits for a rank that does not read.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import socket
+import tempfile
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from jaxrun.errors import ProtocolError
+from jaxrun.frontends.gang.launcher_process import LauncherProcess
+from jaxrun.node.channel.event_loop import EventLoop
+from jaxrun.node.channel.interfaces import list_interfaces, select_interfaces
+from jaxrun.node.channel.listener import listen_on_tcp, listen_on_unix_socket
+from jaxrun.protocol.addresses import format_addresses
+from jaxrun.protocol.auth import new_token
+from jaxrun.protocol.deletion import remove_directory
+from jaxrun.protocol.gang_messages import GangMessage, GangMessageReader, GangMessageWriter
+from jaxrun.protocol.names import GANG_ADDRESS, GANG_DIRECTORY_PREFIX, GANG_TOKEN
+from jaxrun.protocol.session import Tags
+
+Received = tuple[int, GangMessage | None]
+
+
+@dataclass(slots=True)
+class _RankConnection:
+    rank: int
+    socket: socket.socket
+    reader: GangMessageReader
+    writer: GangMessageWriter
+    has_unsent: bool = False
+
+
+class RankListener:
+    """A directory that only this user may enter, and a listener; `environ` tells the ranks where it is."""
+
+    def __init__(self, *, remote: bool, interface: str = "") -> None:
+        """`interface`: the one to listen at for remote ranks; empty for all. Raises UsageError or UnavailableError."""
+        self.directory = Path(tempfile.mkdtemp(prefix=f"{GANG_DIRECTORY_PREFIX}{os.getpid()}-"))
+        token = new_token()
+        try:
+            if remote:
+                offered = select_interfaces(list_interfaces(), interface)
+                self.listener = listen_on_tcp(offered, token, everywhere=not interface)
+            else:
+                self.listener = listen_on_unix_socket(str(self.directory / "ranks"), token)
+        except BaseException:
+            self._remove_directory()
+            raise
+        self.environ = {GANG_ADDRESS: format_addresses(self.listener.addresses), GANG_TOKEN: token}
+
+    def close(self) -> None:
+        """Accept nobody any more, and remove the directory. May be called again."""
+        self.listener.close()
+        self._remove_directory()
+
+    def _remove_directory(self) -> None:
+        with contextlib.suppress(OSError):
+            remove_directory(self.directory)
+
+
+class RankConnections:
+    """By rank; also collects what the gang's launcher prints."""
+
+    def __init__(self, launcher: LauncherProcess) -> None:
+        self._loop = EventLoop()
+        self._connections: dict[int, _RankConnection] = {}
+        self._received: list[Received] = []
+        self._has_tags = False
+        self._launcher = launcher
+        self._launcher_output = ""
+        self._loop.add_reader(launcher.output_fd, 0, self._read_launcher)
+
+    @property
+    def ranks(self) -> tuple[int, ...]:
+        """The ranks that are connected."""
+        return tuple(sorted(self._connections))
+
+    def add(self, rank: int, connection: socket.socket, reader: GangMessageReader, tags: Tags | None) -> None:
+        """Add a rank's connection; `tags` are for what is sent to it."""
+        added = _RankConnection(rank, connection, reader, GangMessageWriter(connection, tags))
+        self._has_tags = self._has_tags or tags is not None
+        self._connections[rank] = added
+        self._loop.add_reader(connection.fileno(), 0, lambda: self._read(added))
+
+    def send(self, message: GangMessage, ranks: Iterable[int]) -> None:
+        """Send it to those ranks that are connected; what does not fit leaves with later calls of `poll`."""
+        digests = message.digests() if self._has_tags else ()
+        with _sigint_blocked():
+            for rank in ranks:
+                connection = self._connections.get(rank)
+                if connection is not None:
+                    connection.writer.add(message, digests)
+                    self._flush(connection)
+
+    def poll(self, timeout: float | None) -> list[Received]:
+        """Return what has arrived within `timeout` seconds, by rank; None for a rank whose connection has ended."""
+        self._loop.run_once(0 if self._received else timeout)  # an interrupt may have left something
+        received, self._received = self._received, []
+        return received
+
+    def read_launcher_output(self) -> str:
+        """Return what the launcher has printed since the last call."""
+        text, self._launcher_output = self._launcher_output, ""
+        return text
+
+    def close(self) -> None:
+        for connection in tuple(self._connections.values()):
+            self._drop(connection)
+        self._loop.close()
+
+    def _read_launcher(self) -> None:
+        text = self._launcher.read_output()
+        self._launcher_output += text
+        if not text and self._launcher.has_ended:  # or its end would wake us for ever
+            self._loop.remove_reader(self._launcher.output_fd)
+
+    def _read(self, connection: _RankConnection) -> None:
+        with _sigint_blocked():
+            try:
+                while True:
+                    self._received.append((connection.rank, connection.reader.receive()))
+            except BlockingIOError:
+                return
+            except (EOFError, OSError, ProtocolError):
+                self._drop(connection)
+                self._received.append((connection.rank, None))
+
+    def _flush(self, connection: _RankConnection) -> None:
+        """Send what waits; to be called with SIGINT blocked."""
+        try:
+            unsent = not connection.writer.flush()
+        except OSError:
+            return  # the rank has gone; reading will show it
+        if unsent and not connection.has_unsent:
+            self._loop.add_writer(connection.socket.fileno(), lambda: self._flush_rest(connection))
+        elif connection.has_unsent and not unsent:
+            self._loop.remove_writer(connection.socket.fileno())
+        connection.has_unsent = unsent
+
+    def _flush_rest(self, connection: _RankConnection) -> None:
+        with _sigint_blocked():
+            self._flush(connection)
+
+    def _drop(self, connection: _RankConnection) -> None:
+        self._loop.remove_reader(connection.socket.fileno())
+        connection.socket.close()
+        self._connections.pop(connection.rank, None)
+
+
+@contextlib.contextmanager
+def _sigint_blocked() -> Iterator[None]:
+    """Let no Ctrl-C come between the bytes that were received or sent and the note that they were."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGINT,))
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)

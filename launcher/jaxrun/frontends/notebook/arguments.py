@@ -1,0 +1,87 @@
+"""Parses the line after %gang and %%gang: options of `jaxrun`, or an action."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from dataclasses import dataclass
+from typing import Any
+
+import click
+
+from jaxrun.errors import UsageError
+from jaxrun.frontends.gang.spec import GangSpec
+from jaxrun.spec.backends import BACKENDS
+from jaxrun.spec.job.job import PLATFORMS
+from jaxrun.text import parse_ranks
+
+ACTIONS = ("stop", "restart")
+HELP = "help"
+# A comment begins at a # that stands alone or after a blank, outside of quotes, as in a shell.
+_BEFORE_COMMENT = re.compile(r"""((?:'[^']*'|"(?:\\.|[^"\\])*"|\\.|[^'"\\])*?)(?:(?:^|\s)\#.*)?""")
+
+
+@dataclass(frozen=True, slots=True)
+class MagicArguments:
+    """The parsed line.
+
+    action:   one of ACTIONS, HELP, or empty
+    spec:     the gang that is wanted; None if the line has no option for one
+    timeout:  of a cell, in seconds
+    ranks:    on which a cell runs, as ranges; empty for all
+    """
+
+    action: str = ""
+    spec: GangSpec | None = None
+    timeout: float | None = None
+    ranks: tuple[range, ...] = ()
+
+
+def parse_arguments(line: str) -> MagicArguments:
+    """Parse the line, which may end with a comment. Raises UsageError."""
+    try:
+        given = _command().make_context("%gang", split_line(line)).params
+    except (click.UsageError, ValueError) as error:
+        text = error.format_message() if isinstance(error, click.UsageError) else str(error)
+        raise UsageError(f"{text} (%gang? says what there is)") from None
+    if given.pop("help"):
+        return MagicArguments(action=HELP)
+    words, timeout, assignments = given.pop("words"), given.pop("timeout"), given.pop("env")
+    rank = given.pop("rank")
+    ranks = parse_ranks(rank, "--rank") if rank is not None else ()
+    if words and not words[0].startswith("-"):
+        if len(words) > 1 or words[0] not in ACTIONS:
+            raise UsageError(f"%gang knows {' and '.join(ACTIONS)}, not {' '.join(words)!r} (%gang? says more)")
+        return MagicArguments(action=words[0])
+    env = dict(assignment.partition("=")[::2] for assignment in assignments)
+    options = {name: value for name, value in given.items() if value is not None}
+    spec = GangSpec(**options, env=env, options=words) if options or words or env else None
+    return MagicArguments(spec=spec, timeout=timeout, ranks=ranks)
+
+
+def split_line(line: str) -> list[str]:
+    """The words of the line, as a shell splits them, without its comment. Raises ValueError."""
+    before = _BEFORE_COMMENT.fullmatch(line)
+    return shlex.split(before[1] if before is not None else line)
+
+
+def _command() -> click.Command:
+    number: dict[str, Any] = {"type": int}
+    return click.Command(
+        "gang",
+        params=[
+            click.Option(["-n", "--processes"], **number),
+            click.Option(["-d", "--devices-per-process", "devices"], **number),
+            click.Option(["-N", "--hosts"], **number),
+            click.Option(["--backend"], type=click.Choice(tuple(BACKENDS))),
+            click.Option(["--platform"], type=click.Choice(PLATFORMS)),
+            click.Option(["--env"], multiple=True),
+            click.Option(["--timeout"], type=float),
+            click.Option(["--rank"]),
+            click.Option(["-h", "--help"], is_flag=True),
+            click.Argument(["words"], nargs=-1, type=click.UNPROCESSED),
+        ],
+        add_help_option=False,
+        # Unknown options, such as --partition, are passed on to jaxrun's own command line.
+        context_settings={"ignore_unknown_options": True},
+    )

@@ -1,0 +1,218 @@
+"""%gang and %%gang for IPython: the notebook's gang is its variable `gang`.
+
+%load_ext jaxrun
+%gang -n 4 -d 2         start such a gang, in place of another one;  %gang: its state;  %gang stop;  %gang restart
+%%gang --timeout 60     run this cell on all ranks, each in one namespace that lasts;  --rank 0,2-3: on these only
+gang["x"]               the value of x on each rank;  gang["x"] = value  gives all ranks the value
+
+%gang takes -n, -d, -N/--hosts, --backend, --platform, --env NAME=VALUE, and any other option of jaxrun. A cell may have
+magics, !commands and await, which are the ranks' own.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from jaxrun import RUNTIME
+from jaxrun.errors import JaxrunError, UsageError
+from jaxrun.frontends.gang.call import GangCall
+from jaxrun.frontends.gang.exceptions import CallTimeout, RemoteError, WorkerDied
+from jaxrun.frontends.gang.gang import Gang
+from jaxrun.frontends.gang.instance import describe_gang
+from jaxrun.frontends.gang.spec import GangSpec
+from jaxrun.frontends.notebook.arguments import HELP, MagicArguments, parse_arguments
+from jaxrun.frontends.notebook.display import fold_other_errors, format_main_error
+from jaxrun.frontends.notebook.ipython import cell_name, publish, to_python
+from jaxrun.frontends.notebook.transcript import MimeBundle, merge_by_rank
+from jaxrun.protocol.payload import FunctionReference
+from jaxrun.text import format_ranks, format_seconds
+
+NAME = "gang"  # of the magic and of the variable
+_WAITING = " did not return: "  # in the note about ranks that wait for those that have failed
+_SILENCED = "_ipython_magic_output_can_be_silenced"  # IPython's attribute of a magic: a semicolon hides the result
+
+
+@dataclass(frozen=True, slots=True)
+class CellResult:
+    """The value of a cell's last expression on the ranks, as a display."""
+
+    bundle: MimeBundle
+
+    def _repr_mimebundle_(self, **kwargs: Any) -> MimeBundle:
+        return self.bundle
+
+
+def load(shell: Any) -> None:
+    """Register the magics with IPython's `shell`."""
+
+    line_failed = False  # the last %gang, so that the gang which it was to start is not there
+
+    def gang(line: str, cell: str | None = None) -> CellResult | None:
+        nonlocal line_failed
+        try:
+            if cell is not None:
+                return _run_cell(shell, parse_arguments(line), cell, line_failed)
+            line_failed = True
+            _run_line(shell, parse_arguments(line))
+            line_failed = False
+            return None
+        except JaxrunError as error:
+            if isinstance(error, RemoteError):
+                raise
+            raise _with_text(error, f"{type(error).__name__}: {error}") from None
+
+    gang.__doc__ = __doc__
+    setattr(gang, _SILENCED, True)
+    shell.register_magic_function(gang, "line_cell", NAME)
+
+
+def unload(shell: Any) -> None:
+    """Remove the magics, and close the gang."""
+    for magics in shell.magics_manager.magics.values():
+        magics.pop(NAME, None)
+    _stop(shell)
+
+
+def _run_line(shell: Any, arguments: MagicArguments) -> None:
+    if arguments.timeout is not None:
+        raise UsageError(f"--timeout is for a cell: %%{NAME} --timeout {arguments.timeout:g}")
+    if arguments.ranks:
+        raise UsageError(f"--rank is for a cell: %%{NAME} --rank {arguments.ranks[0].start}")
+    if arguments.action == HELP:
+        print(__doc__)
+        return
+    gang = _find_gang(shell)
+    if arguments.spec is not None:
+        if gang is not None and gang.spec == arguments.spec:
+            print(f"jaxrun: {_describe_state(gang)}")
+        else:
+            _start(shell, arguments.spec)
+    elif arguments.action == "stop":
+        print("jaxrun: the gang has ended" if _stop(shell) else "jaxrun: there is no gang")
+    elif arguments.action == "restart" and gang is not None:
+        began = time.monotonic()
+        gang.restart()
+        took = format_seconds(time.monotonic() - began)
+        print(f"jaxrun: {describe_gang(gang.spec, gang.workers)}, started anew in {took}")
+    elif gang is None:
+        print(f"jaxrun: there is no gang; %{NAME} -n 4 starts one of 4 processes")
+    else:
+        print(f"jaxrun: {_describe_state(gang)}")
+
+
+def _run_cell(shell: Any, arguments: MagicArguments, cell: str, line_failed: bool) -> CellResult | None:
+    if arguments.action == HELP:
+        print(__doc__)
+        return None
+    if arguments.action:
+        raise UsageError(f"%%{NAME} runs a cell; to {arguments.action} the gang: %{NAME} {arguments.action}")
+    if line_failed:
+        raise UsageError(
+            f"the last %{NAME} failed, so this cell's gang may not be the one you want; correct that line and run it, "
+            f"or %{NAME} alone to go on with what there is"
+        )
+    gang = _find_gang(shell)
+    if gang is None or arguments.spec not in (None, gang.spec):
+        gang = _start(shell, arguments.spec or GangSpec())
+    gang.ensure_usable()
+    ranks = _select_ranks(gang, arguments.ranks)
+    # An empty line first, so that line numbers count the line of the magic.
+    code, source = "\n" + to_python(shell, cell), "\n" + cell
+    run_cell = FunctionReference(f"{RUNTIME}.gang.notebook_cells", "run_cell")
+    call = gang.start_call(run_cell, code, _running_cell_name(shell), source, ranks)
+    call.main_rank = ranks[0]
+    raised: BaseException
+    try:
+        with call:
+            outputs = {rank: output for rank, output in enumerate(call.results(arguments.timeout)) if rank in ranks}
+        for display in outputs[ranks[0]].displays:
+            publish(shell, display)
+        shown = merge_by_rank({rank: output.result for rank, output in outputs.items()})
+        return CellResult(shown) if shown else None
+    except (WorkerDied, CallTimeout):
+        raise
+    except KeyboardInterrupt as error:
+        raised = _with_text(error, "KeyboardInterrupt")
+    except BaseException as error:
+        raised = error
+    if call.failures:
+        raised = _merge_failures(shell, raised, call)
+    raise raised  # outside the except clause, where IPython would render an exception group in its own way
+
+
+def _select_ranks(gang: Gang, wanted: Sequence[range]) -> list[int]:
+    """The ranks that are wanted, or all, in order. Raises UsageError for one that the gang has not."""
+    every = range(gang.processes)
+    for part in wanted:
+        if part[-1] not in every:
+            raise UsageError(f"--rank: this gang has {format_ranks(every)}, and no rank {part[-1]}")
+    return sorted({rank for part in wanted for rank in part}) or list(every)
+
+
+def _merge_failures(shell: Any, error: BaseException, call: GangCall) -> BaseException:
+    """The exception of a cell in which ranks have failed. Errors other than the first are shown, folded."""
+    # A rank that was interrupted because another has failed has no error of its own.
+    failures = [f for f in call.failures if isinstance(error, KeyboardInterrupt) or f.error != "KeyboardInterrupt"]
+    for bundle in fold_other_errors(failures):
+        publish(shell, bundle)
+    waiting = [note for note in getattr(error, "__notes__", ())[-1:] if _WAITING in note]
+    if isinstance(error, BaseExceptionGroup) and not hasattr(error, "rank"):
+        error = error.exceptions[0]
+    size = len({*call.outcomes, *call.running, *call.disconnected})
+    if isinstance(error, (SyntaxError, BaseExceptionGroup)):  # IPython ignores _render_traceback_ of these
+        error = RemoteError(f"{type(error).__name__}: {error}")
+    return _with_text(error, format_main_error(failures, size, waiting))
+
+
+def _with_text(error: BaseException, text: str) -> BaseException:
+    """`error`, made to be shown by IPython as `text`."""
+    error._render_traceback_ = lambda: text.splitlines()  # type: ignore[attr-defined]
+    return error
+
+
+def _running_cell_name(shell: Any) -> str:
+    """`In[3]`, from the code that calls this: whether execution_count has been raised depends on IPython's version."""
+    frame = sys._getframe()
+    while frame.f_back is not None:
+        frame = frame.f_back
+        if name := cell_name(shell, frame.f_code.co_filename):
+            return name
+    return "cell"
+
+
+def _find_gang(shell: Any) -> Gang | None:
+    found = shell.user_ns.get(NAME)
+    return found if isinstance(found, Gang) else None
+
+
+def _describe_state(gang: Gang) -> str:
+    if not gang.healthy:
+        return f"a {gang.spec}, which is started anew when it is used next"
+    pids = ", ".join(str(worker.pid) for worker in gang.workers)
+    return f"{describe_gang(gang.spec, gang.workers)}; process ids {pids}"
+
+
+def _start(shell: Any, spec: GangSpec) -> Gang:
+    """Start a gang in place of the notebook's present one."""
+    if _find_gang(shell) is None and NAME in shell.user_ns:
+        kind = type(shell.user_ns[NAME]).__name__
+        raise UsageError(f"{NAME} is a variable of yours, of type {kind}; del {NAME}, or rename it: %{NAME} needs it")
+    _stop(shell)
+    began = time.monotonic()
+    gang = shell.user_ns[NAME] = Gang.from_spec(spec)
+    print(f"jaxrun: {describe_gang(gang.spec, gang.workers)}, started in {format_seconds(time.monotonic() - began)}")
+    return gang
+
+
+def _stop(shell: Any) -> bool:
+    """Close the notebook's gang. Returns whether there was one."""
+    gang = _find_gang(shell)
+    if gang is None:
+        return False
+    gang.close()
+    del shell.user_ns[NAME]
+    return True

@@ -1,0 +1,212 @@
+"""One pytest report for each phase of a test, from the results of all its ranks.
+
+Reports are dicts of builtin types, as pytest_report_to_serializable makes them, so that pytest-xdist's workers can send
+them to the controller.
+"""
+
+from __future__ import annotations
+
+import copy
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from jaxrun.frontends.pytest_plugin.outcome import (
+    PhaseOutcome,
+    ReportContext,
+    decide_outcome,
+    format_one_line,
+    format_table,
+    group_ranks,
+)
+from jaxrun.frontends.pytest_plugin.rank_results import PhaseState, RankResult
+from jaxrun.protocol.pytest_messages import PEER_LOST, PHASES
+from jaxrun.text import format_ranks
+
+Report = dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class ItemInfo:
+    """What pytest knows of the test. `show_all`: show the failures of all ranks, not only the first."""
+
+    nodeid: str
+    location: tuple[str, int | None, str]
+    keywords: tuple[str, ...]
+    show_all: bool = False
+
+
+def build_reports(
+    item: ItemInfo,
+    results: Mapping[int, RankResult],
+    dies: frozenset[int],
+    context: ReportContext,
+    span: tuple[float, float],
+) -> list[Report]:
+    """The reports of a test that was run from and to `span`, seconds since the epoch: one for each phase."""
+    began, ended = span
+    reports: list[Report] = []
+    for phase in PHASES:
+        outcome = decide_outcome(phase, results, dies, in_step=not context.divergence)
+        if phase == "call" and reports[0]["outcome"] != "passed":
+            continue  # some ranks may have reached the call, but the test as a whole has not
+        if outcome is not None:
+            since = reports[-1]["stop"] if reports else began
+            reports.append(build_report(item, outcome, results, context, (since, ended)))
+        elif phase != "call":
+            reports.append(_empty_report(item, phase, ended))
+        # pytest's reports repeat the properties of earlier phases, and JUnit's take those of the last.
+        properties = [pair for report in reports for pair in report["user_properties"]]
+        reports[-1]["user_properties"] = list(dict.fromkeys(properties))
+    return reports
+
+
+def build_report(
+    item: ItemInfo,
+    outcome: PhaseOutcome,
+    results: Mapping[int, RankResult],
+    context: ReportContext,
+    span: tuple[float, float],
+) -> Report:
+    """The report of one phase. `span`: the time that counts for a rank that was cut off in this phase."""
+    phase = outcome.phase
+    of_ranks = {rank: result.reports[phase] for rank, result in results.items() if phase in result.reports}
+    report = copy.deepcopy(of_ranks.get(outcome.lead)) or _empty_report(item, phase, 0.0)
+    spans = [(one["start"], one["stop"], one["duration"]) for one in of_ranks.values()]
+    if any(result.cut_off_in == phase for result in results.values()):
+        spans.append((*span, span[1] - span[0]))
+    report |= {
+        "nodeid": item.nodeid,
+        "location": item.location,
+        "outcome": outcome.outcome,
+        "start": min(start for start, _, _ in spans),
+        "stop": max(stop for _, stop, _ in spans),
+        "duration": max(duration for _, _, duration in spans),
+        "sections": list(_captured_sections(item, outcome, results, of_ranks)),
+        "user_properties": _properties(of_ranks),
+    }
+    report.pop(PEER_LOST, None)
+    if outcome.outcome == "failed":
+        report.pop("wasxfail", None)
+        _add_failure(report, item, outcome, results, context)
+    elif outcome.outcome == "passed":
+        report["longrepr"] = None
+    return report
+
+
+def not_run_reports(item: ItemInfo, outcome: str, text: str) -> list[Report]:
+    """The reports of a test that could not be started ("failed") or is not to be run ("skipped"); `text` says why."""
+    now = time.time()
+    report = _empty_report(item, "setup", now) | {"outcome": outcome}
+    if outcome == "skipped":
+        report["longrepr"] = (item.location[0], (item.location[1] or 0) + 1, text)
+    else:
+        first, _, rest = text.partition("\n")
+        # pytest's short summary has one line, which is to hold more than a heading.
+        message = f"{first} {rest}".partition("\n")[0] if first.endswith(":") else first
+        _set_longrepr(report, item, [text], message)
+    return [report, _empty_report(item, "teardown", now)]
+
+
+def _empty_report(item: ItemInfo, phase: str, now: float) -> Report:
+    """The report of a phase that passed, or in which nothing was done."""
+    return {
+        "$report_type": "TestReport",
+        "nodeid": item.nodeid,
+        "location": item.location,
+        "keywords": dict.fromkeys(item.keywords, 1),
+        "outcome": "passed",
+        "longrepr": None,
+        "when": phase,
+        "user_properties": [],
+        "sections": [],
+        "duration": 0.0,
+        "start": now,
+        "stop": now,
+    }
+
+
+# ---- failures
+
+
+def _add_failure(
+    report: Report,
+    item: ItemInfo,
+    outcome: PhaseOutcome,
+    results: Mapping[int, RankResult],
+    context: ReportContext,
+) -> None:
+    """Make the report show the table, with `show_all` other ranks' tracebacks, and the lead's own traceback last."""
+    of_lead, *others = group_ranks(outcome, results)
+    shown: list[Any] = [format_table(outcome, results, context)]
+    for ranks in others if item.show_all else []:
+        other = results[ranks[0]].reports.get(outcome.phase, {})
+        if other.get("outcome") == "failed":
+            shown += [f"--- {format_ranks(ranks)} ---", other["longrepr"]]
+    own_failure = outcome.states[outcome.lead] in (PhaseState.FAILED, PhaseState.XPASSED_STRICT)
+    if own_failure and report["longrepr"] is not None:
+        shown += [f"--- {format_ranks(of_lead)} ---"] if len(results) > 1 else []
+        shown.append(report["longrepr"])
+    _set_longrepr(report, item, shown, format_one_line(outcome, results))
+
+
+def _set_longrepr(report: Report, item: ItemInfo, shown: Sequence[Any], message: str) -> None:
+    """Make the report show these texts and serialized `longrepr`s as one chain of tracebacks, of which the last failed.
+
+    message: for pytest's short summary, in place of the first line of the last one's own message
+    """
+    chain = [entry for one in shown for entry in _as_chain(one)]
+    traceback, crash, description = chain[-1]
+    file, line, _ = item.location
+    crash = crash or {"path": file, "lineno": (line or 0) + 1, "message": ""}
+    _, newline, rest = crash["message"].partition("\n")
+    crash = {**crash, "message": message + newline + rest}
+    chain[-1] = (traceback, crash, description)
+    sections = shown[-1].get("sections", []) if isinstance(shown[-1], dict) else []
+    # pytest modifies what it reads, so nothing may be in there twice.
+    report["longrepr"] = {
+        "reprcrash": dict(crash),
+        "reprtraceback": copy.deepcopy(traceback),
+        "sections": sections,
+        "chain": chain,
+    }
+
+
+def _as_chain(longrepr: Any) -> list[tuple[Any, Any, Any]]:
+    """Copies of the (traceback, crash, description) of a serialized `longrepr`, which may be a text."""
+    if not isinstance(longrepr, dict):
+        entry = {"type": "ReprEntryNative", "data": {"lines": [f"{longrepr}\n"]}}
+        return [({"reprentries": [entry], "extraline": None, "style": "native"}, None, None)]
+    own = (longrepr["reprtraceback"], longrepr["reprcrash"], None)
+    return [(one[0], one[1], one[2]) for one in copy.deepcopy(longrepr.get("chain") or [own])]
+
+
+# ---- captured output and properties
+
+
+def _captured_sections(
+    item: ItemInfo,
+    outcome: PhaseOutcome,
+    results: Mapping[int, RankResult],
+    of_ranks: Mapping[int, Report],
+) -> Iterator[tuple[str, str]]:
+    """Captured output, each text once with its ranks. Of a failure only the lead's, unless `show_all` is given."""
+    every = item.show_all or outcome.outcome != "failed"
+    found: dict[tuple[str, str], list[int]] = {}
+    for rank in results if every else [outcome.lead]:
+        for name, text in of_ranks.get(rank, {}).get("sections", ()):
+            found.setdefault((name, text), []).append(rank)
+        if results[rank].cut_off_in == outcome.phase:
+            for stream, text in results[rank].captured.items():
+                found.setdefault((f"Captured std{stream} {outcome.phase}", text), []).append(rank)
+    for (name, text), ranks in found.items():
+        yield (name if len(results) == 1 else f"{name} ({format_ranks(ranks)})"), text
+
+
+def _properties(of_ranks: Mapping[int, Report]) -> list[tuple[str, Any]]:
+    """What record_property has recorded, once where ranks agree."""
+    found: list[tuple[str, Any]] = []
+    for report in of_ranks.values():
+        found += [tuple(pair) for pair in report["user_properties"] if tuple(pair) not in found]
+    return found

@@ -1,0 +1,215 @@
+"""One gang with a pytest session in each of its ranks, and what makes these sessions like the parent's."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import os
+import sys
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from random import SystemRandom
+from typing import Any
+
+import pytest
+
+from jaxrun import RUNTIME
+from jaxrun.analysis.diagnosis.snapshot import Snapshot
+from jaxrun.analysis.lockstep import report
+from jaxrun.errors import JaxrunError
+from jaxrun.frontends.gang.call_events import Disconnected, LauncherOutput, Printed, RankMessage, Returned
+from jaxrun.frontends.gang.gang import Gang
+from jaxrun.protocol.payload import FunctionReference
+from jaxrun.protocol.pytest_messages import SessionReady, SessionSettings
+from jaxrun.records.rundir.stacks_request import format_stacks
+from jaxrun.text import format_ranks, format_seconds
+
+_SHUTDOWN_TIMEOUT_S = 10.0  # for the ranks' sessions to tear down their fixtures and to save coverage
+_TEST_FILES = "file_or_dir"
+# What belongs to the run as a whole, which each rank would otherwise do once more: choice and order of tests, reports,
+# measuring coverage (in which the ranks take part by SessionSettings.coverage), distribution over processes.
+_PARENT_ONLY: Mapping[str, Any] = {
+    "plugins": [],
+    "keyword": "",
+    "markexpr": "",
+    "deselect": None,
+    "maxfail": 0,
+    "lf": False,
+    "failedfirst": False,
+    "newfirst": False,
+    "stepwise": False,
+    "stepwise_skip": False,
+    "cacheclear": False,
+    "continue_on_collection_errors": True,
+    "setupshow": False,
+    "usepdb": False,
+    "usepdb_cls": (f"{RUNTIME}.pytest.debugger", "RelayedPdb"),
+    "trace": False,
+    "xmlpath": None,
+    "pastebin": None,
+    "log_file": os.devnull,
+    "cov_source": [],
+    "numprocesses": None,
+    "dist": "no",
+    "tx": [],
+    "looponfail": False,
+}
+# With these, coverage starts itself in the children of a process that it measures.
+_COVERAGE_VARIABLES = ("COVERAGE_PROCESS_CONFIG", "COVERAGE_PROCESS_START")
+
+
+class SessionError(JaxrunError):
+    """The ranks' pytest sessions could not be started."""
+
+
+class GangSession:
+    """The pytest sessions in the ranks of `gang`, started when this is made. Raises SessionError or GangError.
+
+    `close` waits until the sessions have ended; `abandon` kills the ranks.
+    """
+
+    def __init__(self, gang: Gang, settings: SessionSettings, startup_timeout: float) -> None:
+        self.gang = gang
+        self._captured: dict[int, tuple[str, str]] = {}  # by rank, the files of its stdout and stderr
+        self.call = gang.start_call(FunctionReference(f"{RUNTIME}.pytest.session", "run_session"), settings)
+        try:
+            self._wait_until_ready(startup_timeout)
+        except BaseException:
+            self.abandon()
+            raise
+
+    @property
+    def hosts(self) -> dict[int, str]:
+        return {worker.rank: worker.host for worker in self.gang.workers}
+
+    def take_snapshot(self) -> tuple[str, Snapshot | None]:
+        """Where all ranks are, as text and as a value; None if the ranks could not be asked."""
+        try:
+            snapshot = self.gang.snapshot()
+        except JaxrunError as error:
+            return f"where they are cannot be told: {error}", None
+        return format_stacks(snapshot), snapshot
+
+    def read_captured(self, rank: int) -> dict[str, str]:
+        """What pytest has captured of a rank since its last report, by stream; empty if this host cannot read it."""
+        found = {}
+        for stream, name in zip(("out", "err"), self._captured.get(rank, ()), strict=False):
+            with contextlib.suppress(OSError):
+                if text := Path(name).read_text(errors="replace"):
+                    found[stream] = text
+        return found
+
+    def close(self) -> str:
+        """End the sessions. Returns what went wrong, empty if nothing did."""
+        launcher_output = ""
+        with self.call as call:
+            call.send(None)
+            deadline = time.monotonic() + _SHUTDOWN_TIMEOUT_S
+            while call.running and time.monotonic() < deadline:
+                if isinstance(event := call.receive(deadline - time.monotonic()), LauncherOutput):
+                    launcher_output += event.text
+        if call.running or call.disconnected:
+            return f"{format_ranks({*call.running, *call.disconnected})} did not end as asked"
+        return next(filter(None, map(session_error, call.outcomes.values())), report.find_report(launcher_output))
+
+    def abandon(self) -> None:
+        """Kill the ranks, whatever they do."""
+        # The launcher's report of the kill would only mislead.
+        with contextlib.redirect_stderr(io.StringIO()), self.call as call:
+            if call.running:
+                self.gang.mark_broken(f"{format_ranks(call.running)} did not come to the end of a test")
+                # One death ends all ranks. An interrupt would not reach a rank that waits for another one.
+                self.gang.kill(call.running[0])
+                while call.running and call.receive(_SHUTDOWN_TIMEOUT_S) is not None:
+                    pass
+
+    def _wait_until_ready(self, timeout: float) -> None:
+        deadline = time.monotonic() + timeout
+        waiting = set(self.call.running)
+        while waiting:
+            match self.call.receive(deadline - time.monotonic()):
+                case RankMessage(rank, SessionReady(captured)):
+                    waiting.discard(rank)
+                    if captured is not None:
+                        self._captured[rank] = captured
+                case Returned(rank) as returned:
+                    raise SessionError(f"on rank {rank} pytest did not start:\n{session_error(returned)}")
+                case Disconnected():
+                    raise SessionError(f"while pytest started, a rank ended:\n{self.call.explain_death()}")
+                case LauncherOutput() as output:
+                    self.call.show(output)
+                case Printed() | RankMessage():
+                    pass
+                case None:
+                    where, _ = self.take_snapshot()
+                    missing = f"{format_ranks(waiting)} in {format_seconds(timeout)}"
+                    raise SessionError(f"pytest did not start on {missing}:\n{where}")
+
+
+def session_error(returned: Returned) -> str:
+    """The error with which a rank's session has ended; empty if it ended well."""
+    if returned.error is not None:
+        return returned.error.traceback or f"{returned.error.error}: {returned.error.message}"
+    _, internal_error = returned.value()
+    return str(internal_error)
+
+
+# ---- the settings: the parent's options, plugins, files, paths and coverage
+
+
+def session_settings(config: pytest.Config, files: Sequence[str], directory: str, debug: bool) -> SessionSettings:
+    """Settings for the ranks of one gang, whose tests are in `files`. `directory`: for temporary files."""
+    return SessionSettings(
+        files=tuple(files),
+        root=str(config.rootpath),
+        ini=str(config.inipath or ""),
+        plugins=tuple(config.option.plugins or ()),
+        options=_pickle_options(vars(config.option)),
+        path=tuple(sys.path),
+        directory=directory,
+        debug=debug,
+        coverage=_coverage_config(),
+        environ=_coverage_variables(),
+    )
+
+
+@contextmanager
+def without_coverage() -> Iterator[None]:
+    """Within this block, processes are started without coverage: a launcher is not to be measured."""
+    hidden = _coverage_variables()
+    for name in hidden:
+        del os.environ[name]
+    try:
+        yield
+    finally:
+        os.environ.update(hidden)
+
+
+def _coverage_variables() -> Mapping[str, str]:
+    return {name: os.environ[name] for name in _COVERAGE_VARIABLES if name in os.environ}
+
+
+def _coverage_config() -> str:
+    """The configuration with which coverage measures this process, as text; empty if it does not."""
+    coverage = sys.modules.get("coverage")
+    running = coverage.Coverage.current() if coverage is not None else None
+    serialize = getattr(getattr(running, "config", None), "serialize", None)
+    return str(serialize()) if serialize is not None else ""
+
+
+def _pickle_options(options: Mapping[str, Any]) -> dict[str, bytes]:
+    """pytest's options for the ranks, each pickled on its own; those that cannot be pickled are left out."""
+    import cloudpickle
+
+    wanted = {name: _PARENT_ONLY.get(name, value) for name, value in options.items() if name != _TEST_FILES}
+    if "hypothesis" in sys.modules and wanted.get("hypothesis_seed", 0) is None:
+        wanted["hypothesis_seed"] = SystemRandom().getrandbits(32)  # all ranks must see the same examples
+    pickled = {}
+    for name, value in wanted.items():
+        try:
+            pickled[name] = cloudpickle.dumps(value)
+        except Exception:
+            continue
+    return pickled

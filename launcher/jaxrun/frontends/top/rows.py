@@ -1,0 +1,158 @@
+"""The rows of the screen: ranks, groups of like ranks, or hosts; those that stand out first. No I/O."""
+
+from __future__ import annotations
+
+import enum
+from collections import Counter
+from collections.abc import Callable, Hashable, Iterable, Sequence
+from dataclasses import dataclass
+from statistics import fmean
+from typing import TypeVar
+
+from jaxrun.frontends.top.samples import LATE, LIKE_OTHERS, RankSample
+from jaxrun.text import format_ranges, plural
+
+_Number = TypeVar("_Number", int, float)
+BY_HOST_ABOVE = 64  # ranks: of more, on several hosts, each host has a row
+
+
+class Order(enum.Enum):
+    """By what rows are sorted, the largest first; the value is what the screen calls it."""
+
+    STANDING_OUT = "what stands out"
+    RANK = "rank"
+    CPU = "CPU"
+    MEMORY = "memory"
+
+    @property
+    def following(self) -> Order:
+        orders = list(Order)
+        return orders[(orders.index(self) + 1) % len(orders)]
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """Some ranks, all of them alike or of one host. None stands for what is not known of any.
+
+    ranks:         their numbers, "0-2, 5"
+    speaker:       the lowest of them, whose last line is shown
+    host:          the only one, or "511 hosts"
+    state:         of most of them
+    since_s:       the longest
+    number:        of the last call, "120" or "120-121"
+    cpu, gpu:      their average, in per cent; memory: the largest
+    """
+
+    ranks: str
+    speaker: int
+    host: str
+    state: str
+    since_s: float | None
+    standing_out: int
+    number: str | None
+    behind: int
+    late_s: float | None
+    cpu_percent: float | None
+    memory_bytes: int | None
+    gpu_percent: float | None
+    gpu_bytes: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """The rows that fit, and how many more there are."""
+
+    rows: tuple[Row, ...]
+    left_out: int = 0
+
+
+def make_table(samples: Sequence[RankSample], most_rows: int, order: Order = Order.STANDING_OUT) -> Table:
+    """At most so many rows: one for each rank where that is possible, else for like ranks, or for each host."""
+    if len(samples) <= most_rows:
+        parts = [[sample] for sample in samples]
+    elif len(samples) > BY_HOST_ABOVE and len({sample.host for sample in samples}) > 1:
+        parts = _by_host(samples, most_rows)
+    else:
+        parts = _grouped(samples, _kind)
+    parts.sort(key=lambda part: _sort_key(part, order))
+    if len(parts) <= most_rows:
+        return Table(tuple(map(_row, parts)))
+    kept = max(0, most_rows - 1)  # the last line says how many are left out
+    return Table(tuple(map(_row, parts[:kept])), len(parts) - kept)
+
+
+def _by_host(samples: Sequence[RankSample], most_rows: int) -> list[list[RankSample]]:
+    """The ranks that stand out, alike together; a row for each other host; like hosts together where those are many."""
+    outliers = _grouped([sample for sample in samples if sample.standing_out >= LATE], _kind)
+    hosts = _grouped([sample for sample in samples if sample.standing_out < LATE], lambda sample: sample.host)
+    if len(outliers) + len(hosts) > most_rows:
+        hosts = _joined(hosts, _kind_of_host)
+    return outliers + hosts
+
+
+def _kind(sample: RankSample) -> Hashable:
+    return sample.state, sample.standing_out
+
+
+def _kind_of_host(part: Sequence[RankSample]) -> Hashable:
+    return frozenset(map(_kind, part))
+
+
+def _grouped(samples: Iterable[RankSample], key: Callable[[RankSample], Hashable]) -> list[list[RankSample]]:
+    found: dict[Hashable, list[RankSample]] = {}
+    for sample in samples:
+        found.setdefault(key(sample), []).append(sample)
+    return list(found.values())
+
+
+def _joined(
+    parts: Iterable[list[RankSample]], key: Callable[[Sequence[RankSample]], Hashable]
+) -> list[list[RankSample]]:
+    found: dict[Hashable, list[RankSample]] = {}
+    for part in parts:
+        found.setdefault(key(part), []).extend(part)
+    return list(found.values())
+
+
+def _sort_key(part: Sequence[RankSample], order: Order) -> tuple[float, ...]:
+    first = min(sample.rank for sample in part)
+    match order:
+        case Order.STANDING_OUT:
+            stand_out = max(sample.standing_out for sample in part)
+            late_s = max((sample.late_s or 0.0) for sample in part) if stand_out > LIKE_OTHERS else 0.0
+            return (-stand_out, -late_s, first)
+        case Order.CPU:
+            return (-(_mean(sample.cpu_percent for sample in part) or 0.0), first)
+        case Order.MEMORY:
+            return (-max((sample.memory_bytes or 0) for sample in part), first)
+    return (first,)
+
+
+def _row(part: Sequence[RankSample]) -> Row:
+    hosts = dict.fromkeys(sample.host for sample in part)
+    (state, most), *others = Counter(sample.state for sample in part).most_common()
+    numbers = [sample.number for sample in part if sample.number is not None]
+    return Row(
+        ranks=format_ranges([sample.rank for sample in part]),
+        speaker=min(sample.rank for sample in part),
+        host=next(iter(hosts)) if len(hosts) == 1 else plural(len(hosts), "host"),
+        state=f"{state} ({most} of {len(part)})" if others else state,
+        since_s=_largest(sample.since_s for sample in part if sample.state == state),
+        standing_out=max(sample.standing_out for sample in part),
+        number="-".join(map(str, sorted({min(numbers), max(numbers)}))) if numbers else None,
+        behind=max(sample.behind for sample in part),
+        late_s=_largest(sample.late_s for sample in part),
+        cpu_percent=_mean(sample.cpu_percent for sample in part),
+        memory_bytes=_largest(sample.memory_bytes for sample in part),
+        gpu_percent=_mean(sample.gpu_percent for sample in part),
+        gpu_bytes=_largest(sample.gpu_bytes for sample in part),
+    )
+
+
+def _mean(values: Iterable[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return fmean(known) if known else None
+
+
+def _largest(values: Iterable[_Number | None]) -> _Number | None:
+    return max((value for value in values if value is not None), default=None)

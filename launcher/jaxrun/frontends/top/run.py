@@ -1,0 +1,181 @@
+"""`jaxrun top`: shows a running job on the whole terminal until it is over or somebody quits; or once, as text."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import threading
+import time
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+from pathlib import Path
+from types import FrameType
+from typing import TYPE_CHECKING, NoReturn
+
+from jaxrun.analysis.verdict.report import format_headline
+from jaxrun.errors import EXIT_SIGNAL_BASE, JaxrunError
+from jaxrun.frontends.top.feed import INTERVAL_S, Feed
+from jaxrun.frontends.top.keys import Keyboard
+from jaxrun.frontends.top.rows import Order
+from jaxrun.frontends.top.screen import ScreenLine, render, render_pages
+from jaxrun.records.rundir.recorded_files import read_verdict
+from jaxrun.records.rundir.rundir import JOB_FILE
+from jaxrun.records.rundir.running_job import RunningJob
+from jaxrun.records.rundir.stacks_request import format_stacks, request_snapshot
+from jaxrun.terminal import PROSE_WIDTH, TerminalFormat, without_controls
+
+if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.text import Text
+
+_QUIT, _STACKS, _ORDER = "q", "s", "o"
+
+
+def show_once(job: RunningJob, environ: Mapping[str, str]) -> None:
+    """Print how far the job is, after half a second, in which the CPU time of its ranks is measured.
+
+    Raises UnavailableError and UsageError where it does not answer.
+    """
+    feed = Feed(job)
+    feed.update()
+    time.sleep(INTERVAL_S)
+    feed.update()
+    console = _console(environ)
+    view = feed.view()
+    _print(console, render(view, console.width, None, feed.last_line, plain=_is_plain(console)))
+
+
+def watch(job: RunningJob, environ: Mapping[str, str]) -> None:
+    """Show the job on the terminal until it is over, with how it went, or until somebody quits."""
+    for signum in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(signum, _end)
+    screen = _Screen(job, _console(environ))
+    if screen.run():
+        screen.print_last()
+        _print(screen.console, [((_headline(job), ""),)])
+
+
+def watch_from_start(run_dir: Path, launcher: int, environ: Mapping[str, str]) -> None:
+    """Show the job of --live, as soon as there is one, until its launcher has a verdict, which it prints itself.
+
+    Ctrl-C at the terminal is meant for the launcher.
+    """
+    for signum in (signal.SIGINT, signal.SIGQUIT):
+        signal.signal(signum, signal.SIG_IGN)
+    for signum in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(signum, _end)
+    job = RunningJob(run_dir, launcher)
+    while not (run_dir / JOB_FILE).exists():
+        if not job.is_running:
+            return
+        time.sleep(INTERVAL_S / 10)
+    screen = _Screen(job, _console(environ))
+    if screen.run():
+        screen.print_last()
+        if read_verdict(run_dir) is None:  # nobody else says how the job has ended
+            _print(screen.console, [((_headline(job), ""),)])
+
+
+class _Screen:
+    """The terminal, and what it shows."""
+
+    def __init__(self, job: RunningJob, console: Console) -> None:
+        self._job = job
+        self.console = console
+        self._feed = Feed(job)
+        self._order = Order.STANDING_OUT
+        self._pages = ""  # what is shown in the place of the rows
+        self._is_new = threading.Event()
+
+    def run(self) -> bool:
+        """Show the job; returns False where somebody has quit before its end."""
+        from rich.live import Live
+
+        threading.Thread(target=self._feed.update_forever, args=(self._is_new.set,), daemon=True).start()
+        with Live(screen=True, auto_refresh=False, console=self.console) as live, Keyboard(sys.stdin.fileno()) as keys:
+            shown_at = float("-inf")
+            while True:
+                if self._is_new.is_set() or time.monotonic() >= shown_at + INTERVAL_S:
+                    self._is_new.clear()
+                    if not self._feed.is_running:
+                        return True
+                    live.update(to_text(self._lines()), refresh=True)
+                    shown_at = time.monotonic()
+                for key in keys.wait(INTERVAL_S / 5):
+                    if key == _QUIT:
+                        return False
+                    self._on_key(key)
+                    shown_at = float("-inf")
+
+    def print_last(self) -> None:
+        """Leave on the terminal what was shown last."""
+        view, width = replace(self._feed.view(self._order), phase="over after"), self.console.width
+        _print(self.console, render(view, width, None, self._feed.last_line, plain=_is_plain(self.console)))
+
+    def _on_key(self, key: str) -> None:
+        if self._pages:
+            self._pages = ""
+        elif key == _ORDER:
+            self._order = self._order.following
+        elif key == _STACKS:
+            try:
+                self._pages = format_stacks(request_snapshot(self._job))
+            except JaxrunError as error:
+                self._pages = f"no stacks: {error}"
+
+    def _lines(self) -> list[ScreenLine]:
+        width, height = self.console.size
+        if self._pages:
+            return render_pages(without_controls(self._pages), width, height)
+        view = self._feed.view(self._order)
+        return render(view, width, height, self._feed.last_line, plain=_is_plain(self.console))
+
+
+def _end(signum: int, frame: FrameType | None) -> NoReturn:
+    """End by this signal, with the terminal as it was."""
+    raise SystemExit(EXIT_SIGNAL_BASE + signum)
+
+
+def _console(environ: Mapping[str, str]) -> Console:
+    """The terminal, with colours where it wants them; or the pipe or file in its place."""
+    from rich.console import Console
+
+    terminal = TerminalFormat.at(1, environ)
+    return Console(
+        width=PROSE_WIDTH if terminal.width is None else None,
+        no_color=not terminal.colour,
+        highlight=False,
+        markup=False,
+        emoji=False,
+    )
+
+
+def to_text(lines: Iterable[ScreenLine]) -> Text:
+    """The lines as rich shows them."""
+    from rich.text import Text
+
+    return Text("\n").join(Text.assemble(*line) for line in lines)
+
+
+def _print(console: Console, lines: Iterable[ScreenLine]) -> None:
+    console.print(to_text(lines), soft_wrap=True)
+
+
+def _is_plain(console: Console) -> bool:
+    return not console.encoding.startswith("utf")
+
+
+def _headline(job: RunningJob) -> str:
+    """How the job has ended, in one line."""
+    deadline = time.monotonic() + INTERVAL_S  # a launcher that was killed leaves none
+    while time.monotonic() < deadline:
+        if (verdict := read_verdict(job.run_dir)) is not None:
+            return without_controls(format_headline(verdict))
+        time.sleep(INTERVAL_S / 10)
+    return f"the launcher of this job is gone, and left no verdict; what is known: jaxrun explain {job.run_dir}"
+
+
+def is_terminal() -> bool:
+    """Whether somebody looks who can type."""
+    return os.isatty(0) and os.isatty(1)

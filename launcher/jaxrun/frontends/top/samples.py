@@ -1,0 +1,243 @@
+"""What one line of the screen is made of: each rank's state in words, and its figures, from two overviews. No I/O."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from jaxrun.analysis.diagnosis.overview import FINISHED, STOPPED_BY_US, Overview
+from jaxrun.analysis.diagnosis.rank_state import Activity, find_kernel_activity
+from jaxrun.protocol.flight import Flight, parse_group
+from jaxrun.protocol.flight_file import NOTHING
+from jaxrun.protocol.snapshot_messages import RankVitals
+from jaxrun.text import format_ranks
+
+# How much a rank stands out.
+LIKE_OTHERS, SLOW, LATE, STOPPED, FAILED = range(5)
+_LATE_S = 1.0  # less is no reason to look
+_BUSY_PERCENT = 30.0  # of a core
+_STOPPED = ("stopped by a signal", "stopped by a debugger")
+_OF_ACTIVITY = {
+    Activity.SLEEP: "sleeps",
+    Activity.PROCESS: "waits for a process",
+    Activity.FILE_LOCK: "waits for a file lock",
+    Activity.NETWORK: "waits for the network",
+    Activity.INPUT: "waits for input",
+    Activity.ASLEEP: "waits",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class RankSample:
+    """What is shown of one rank; None stands for what is not known.
+
+    state:        in words, the same for like ranks: "waits for rank 2 in train_step"
+    since_s:      for how long it has been in it
+    standing_out: LIKE_OTHERS and so on
+    number:       of its last call
+    behind:       how many calls it is behind the furthest rank
+    late_s:       for how long others have been ahead of it, or, of a straggler, by how much it comes later on average
+    cpu_percent:  of one core
+    gpu_bytes:    of its GPUs' memory that are used
+    """
+
+    rank: int
+    host: str
+    state: str
+    since_s: float | None = None
+    standing_out: int = LIKE_OTHERS
+    number: int | None = None
+    behind: int = 0
+    late_s: float | None = None
+    cpu_percent: float | None = None
+    memory_bytes: int | None = None
+    gpu_percent: float | None = None
+    gpu_bytes: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class _Position:
+    """Where a rank is: in a call, or after it. `name` is the program's, empty where it is not known."""
+
+    group: str
+    number: int
+    since: float
+    name: str
+    is_inside: bool
+
+
+@dataclass(slots=True)
+class _Progress:
+    """How far the ranks of a group have come.
+
+    numbers:  of the last call that each has entered; 0 for a rank that has ended
+    ages_s:   by number of a call, for how long the first rank has been in it, or has made none after it
+    """
+
+    numbers: Mapping[int, int]
+    ages_s: Mapping[int, float]
+    furthest: int
+    _behind: dict[int, list[int]] = field(default_factory=dict)
+
+    def behind(self, number: int) -> list[int]:
+        """The ranks that have not come to this call."""
+        if number not in self._behind:
+            self._behind[number] = [rank for rank, own in self.numbers.items() if own < number]
+        return self._behind[number]
+
+
+def take_samples(now: Overview, before: Overview | None = None, rate: float | None = None) -> tuple[RankSample, ...]:
+    """What is shown of each rank; `before` is an earlier overview, by which CPU use is known.
+
+    rate:  calls per second of the job, None where that is not known
+    """
+    positions = {rank: found for rank, flight in now.flights.items() if (found := _position(flight)) is not None}
+    progress = _progress_of_groups(now, positions)
+    return tuple(_sample(rank, now, before, positions.get(rank), progress, rate) for rank in sorted(now.hosts))
+
+
+def _sample(
+    rank: int,
+    now: Overview,
+    before: Overview | None,
+    position: _Position | None,
+    progress: Mapping[str, _Progress],
+    rate: float | None,
+) -> RankSample:
+    host, vitals = now.hosts[rank], now.vitals.get(rank)
+    if rank in now.ends:
+        end = now.ends[rank]
+        stands_out = LIKE_OTHERS if end in (FINISHED, STOPPED_BY_US) else FAILED
+        number = _number(now.flights[rank], position) if rank in now.flights else None
+        return RankSample(rank, host, end, standing_out=stands_out, number=number)
+    if rank not in now.live:
+        return RankSample(rank, host, "not started yet")
+    if vitals is None:
+        return RankSample(rank, host, "no answer", standing_out=FAILED)
+    flight = now.flights.get(rank, Flight())
+    cpu = _cpu_percent(vitals, before.vitals.get(rank) if before is not None else None)
+    others = progress[position.group] if position is not None else None
+    state, since_s = _state(rank, now.phase, flight, vitals, cpu, position, others)
+    behind, late_s = _lateness(rank, flight, progress)
+    standing_out = LATE
+    if (late_s or 0.0) < _LATE_S and (not rate or behind < max(2.0, rate * _LATE_S)):
+        behind, late_s, standing_out = 0, None, LIKE_OTHERS  # hosts do not answer at the same moment
+    if now.straggler is not None and rank in now.straggler.ranks:
+        late_s = now.straggler.late_s if late_s is None else late_s
+        standing_out = max(SLOW, standing_out)
+    return RankSample(
+        rank=rank,
+        host=host,
+        state=state,
+        since_s=since_s,
+        standing_out=STOPPED if state in _STOPPED else standing_out,
+        number=_number(flight, position),
+        behind=behind,
+        late_s=late_s,
+        cpu_percent=cpu,
+        memory_bytes=vitals.memory_bytes or None,
+        gpu_percent=vitals.gpu_percent if vitals.gpu_percent >= 0 else None,
+        gpu_bytes=vitals.gpu_bytes if vitals.gpu_bytes >= 0 else None,
+    )
+
+
+def _state(
+    rank: int,
+    phase: str,
+    flight: Flight,
+    vitals: RankVitals,
+    cpu: float | None,
+    position: _Position | None,
+    others: _Progress | None,
+) -> tuple[str, float | None]:
+    """What the rank does, and for how long, in seconds."""
+    wait = vitals.kernel_wait
+    for text in _STOPPED:
+        if wait.startswith(text):
+            return text, None
+    if wait.startswith("dead"):
+        return "ends", None
+    if flight.compiling is not None:
+        name, since = flight.compiling
+        return f"compiles {name}", vitals.time - since
+    activity = find_kernel_activity(rank, wait)
+    if position is not None and others is not None and (position.is_inside or activity is Activity.ASLEEP):
+        state = _state_in_call(position, others)
+        if state or position.is_inside:
+            return state or f"runs {position.name or 'a call'}", vitals.time - position.since
+    if phase == "starting":
+        return "starts", None
+    if wait.startswith("waiting for a disk"):
+        return "waits for a disk", None
+    if cpu is not None and cpu >= _BUSY_PERCENT:
+        return "works", None
+    return _OF_ACTIVITY.get(activity, "runs" if cpu is None else "idle"), None
+
+
+def _state_in_call(position: _Position, progress: _Progress) -> str:
+    """For whom a rank waits that is in a call, or has made it and waits for something; empty if all have come."""
+    behind = progress.behind(position.number)
+    if not behind:
+        return ""
+    who = format_ranks(behind) if len(behind) == 1 else f"{len(behind)} ranks"
+    return f"waits for {who}" + (f" in {position.name}" if position.name else "")
+
+
+def _lateness(rank: int, flight: Flight, progress: Mapping[str, _Progress]) -> tuple[int, float | None]:
+    """By how many calls the rank is behind others, and for how long they have been ahead; None if none is."""
+    behind, late_s = 0, None
+    for group in flight.call_counts:
+        others = progress[group]
+        number = others.numbers.get(rank, 0)
+        behind = max(behind, others.furthest - number)
+        ages = [age_s for ahead, age_s in others.ages_s.items() if ahead > number]
+        late_s = max([late_s or 0.0, *ages]) if ages else late_s
+    return behind, late_s
+
+
+def _progress_of_groups(now: Overview, positions: Mapping[int, _Position]) -> dict[str, _Progress]:
+    """How far the ranks of each group have come."""
+    groups = dict.fromkeys(group for flight in now.flights.values() for group in flight.call_counts)
+    groups |= dict.fromkeys(position.group for position in positions.values())
+    found = {}
+    for group in groups:
+        ranks = sorted(parse_group(group, len(now.hosts)))
+        numbers = {rank: now.flights[rank].last_number(group) for rank in ranks if rank in now.flights}
+        numbers |= {rank: 0 for rank in ranks if rank in now.ends}
+        ages_s: dict[int, float] = {}
+        for rank in ranks:
+            position = positions.get(rank)
+            if position is not None and position.group == group and rank in now.vitals and rank not in now.ends:
+                numbers[rank] = max(position.number, numbers[rank])
+                age_s = now.vitals[rank].time - position.since
+                ages_s[position.number] = max(age_s, ages_s.get(position.number, 0.0))
+        found[group] = _Progress(numbers, ages_s, max(numbers.values(), default=0))
+    return found
+
+
+def _position(flight: Flight) -> _Position | None:
+    """None for a rank that has made no call."""
+    pending, last = flight.pending, flight.last_call
+    if pending is not None:
+        return _Position(pending.group, pending.number, pending.since, flight.program(pending).name, True)
+    if last is None:
+        return None
+    if flight.entered:  # which call that is stands nowhere yet
+        return _Position(last.group, last.number + 1, flight.entered, "", True)
+    return _Position(last.group, last.number, last.time, flight.program(last).name, False)
+
+
+def _number(flight: Flight, position: _Position | None) -> int | None:
+    """Of the last call that it has entered, in the group in which it makes most; None where none is recorded."""
+    if flight.level == NOTHING:
+        return None
+    counts = {group: flight.last_number(group) for group in flight.call_counts}
+    if position is not None:
+        counts[position.group] = position.number
+    return max(counts.values(), default=0)
+
+
+def _cpu_percent(now: RankVitals, before: RankVitals | None) -> float | None:
+    if before is None or now.time <= before.time:
+        return None
+    return max(0.0, 100 * (now.cpu_seconds - before.cpu_seconds) / (now.time - before.time))

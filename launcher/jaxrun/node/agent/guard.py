@@ -1,0 +1,176 @@
+"""The guard: a small process that kills what a launcher or an agent has started, if that dies by kill -9.
+
+Workers end by themselves when their agent is gone; what they have started does not, nor does an mpirun or srun. The
+guard reads a pipe that only its owner holds: `b"."` disarms it; end-of-file means that the owner has died.
+
+What the owner has started is found by its environment, by a limit that it inherits (limit_mark.py), and, where that
+cannot be set, by descent: from time to time the guard looks what the owner's descendants are.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import signal
+import time
+from collections.abc import Callable, Iterable
+from typing import NoReturn
+
+from jaxrun.node.agent.descendants import Descendants
+from jaxrun.node.agent.limit_mark import find_limited, new_limit, set_limit
+from jaxrun.node.agent.process_tree import TRACKER_GRACE_S, children, group_members, is_tracker, kill
+from jaxrun.protocol.names import JOB_ID
+from jaxrun.protocol.shared_programs import remove_all_of_job
+
+_SWEEP_TIMEOUT_S = 2.0
+_SWEEP_PAUSE_S = 0.02
+_ADOPTION_TIMEOUT_S = 1.0  # for the kernel to give the owner's children another parent, once its files are closed
+_TERM_GRACE_S = 1.5
+_LOOK_PAUSE_S = 0.1  # between two looks at the owner's descendants
+_DESCENDANTS_SHARE = 0.005  # of one core at most, to look at all; else only at children, whom orphans have joined
+_DISARM = b"."
+
+
+class Guard:
+    """The owner's handle on its guard process."""
+
+    def __init__(self, *marks: str, launch_mark: str = "", sigterm: bool = True, job_id: str = "") -> None:
+        """Fork the guard: to be called while the owner has one thread and has started nothing.
+
+        `marks` are variables, "NAME=value": processes that have all of them in their environment are killed, and all
+        that the owner has started. Without any, only the process groups of `add` are; and with a `launch_mark` the
+        children of the owner that have this one, if `sigterm` after a SIGTERM, by which an mpirun or srun ends what it
+        has started on other hosts, too. What the ranks of `job_id` have shared in memory is removed.
+        """
+        watched, self._held = os.pipe()
+        owner = os.getpid()
+        self._limit = new_limit()
+        self.pid = os.fork()
+        if self.pid == 0:
+            os.close(self._held)
+            _watch(watched, owner, marks, self._limit, launch_mark, sigterm, job_id)
+        os.close(watched)
+        if marks:
+            set_limit(self._limit)
+
+    def add(self, group: int) -> None:
+        """Have the guard kill this process group, too."""
+        os.write(self._held, b"%d\n" % group)
+
+    def add_earlier(self, pid: int) -> None:
+        """Have the guard kill what this process starts, too, which the owner has started before it had a guard."""
+        set_limit(self._limit, pid)
+
+    def leave_to_parent(self) -> None:
+        """In a fork of the owner: let go of the guard, which watches the owner alone."""
+        os.close(self._held)
+        self._held = -1
+
+    def disarm(self) -> None:
+        """End the guard, which kills nothing then. May be called again."""
+        if self._held < 0:
+            return
+        with contextlib.suppress(OSError):
+            os.write(self._held, _DISARM)
+        os.close(self._held)
+        self._held = -1
+        with contextlib.suppress(ChildProcessError):
+            os.waitpid(self.pid, 0)
+
+
+def job_marker(job_id: str) -> str:
+    """The variable that every process of the job has in its environment."""
+    return f"{JOB_ID}={job_id}"
+
+
+def find_marked(*marks: str) -> Iterable[int]:
+    """The processes of this user that were started with all these marks in their environment."""
+    wanted = {mark.encode() for mark in marks}
+    for name in os.listdir("/proc"):
+        if name.isdigit():
+            with contextlib.suppress(OSError), open(f"/proc/{name}/environ", "rb") as file:
+                if wanted <= set(file.read().split(b"\0")):
+                    yield int(name)
+
+
+def _watch(
+    pipe: int, owner: int, marks: tuple[str, ...], limit: int, launch_mark: str, sigterm: bool, job_id: str
+) -> NoReturn:
+    try:
+        os.setsid()  # a terminal's Ctrl-C is for the owner alone
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            signal.signal(number, signal.SIG_IGN)
+        # Or whoever reads the owner's output would wait until the guard closes its copy of the pipe.
+        os.dup2(pipe, 0)
+        os.closerange(1, 4096)
+        descent = Descendants(owner, spare=os.getpid()) if marks else None
+        received = b""
+        while data := _read(descent):
+            received += data
+            if data.endswith(_DISARM):
+                os._exit(0)
+        if descent is not None:
+            descent.freeze(lambda: _find(marks, limit))
+        groups = {int(group) for group in received.split()}
+        if launch_mark:
+            groups |= _orphans_beside(owner, launch_mark)
+            if sigterm:
+                _terminate(groups)
+        _sweep(groups, lambda: descent.living() | _find(marks, limit) if descent is not None else set())
+        if job_id:
+            remove_all_of_job(job_id)
+    finally:
+        os._exit(0)
+
+
+def _read(descent: Descendants | None) -> bytes:
+    """Read what the owner writes, and keep `descent` up to date meanwhile."""
+    due = 0.0
+    while descent is not None and not select.select([0], [], [], _LOOK_PAUSE_S)[0]:
+        if time.monotonic() < due:
+            descent.add_children()
+            continue
+        began = time.thread_time()
+        descent.update()
+        due = time.monotonic() + (time.thread_time() - began) / _DESCENDANTS_SHARE
+    return os.read(0, 4096)
+
+
+def _find(marks: tuple[str, ...], limit: int) -> set[int]:
+    """The processes that bear the marks, or the limit."""
+    return {*find_marked(*marks), *find_limited(limit)} - {os.getpid()}
+
+
+def _orphans_beside(owner: int, mark: str) -> set[int]:
+    """The children that the dead owner has left, as this process, and that have the mark.
+
+    One may have been started a moment before `add`: until it executes its program it holds the pipe, so it does by now.
+    """
+    until = time.monotonic() + _ADOPTION_TIMEOUT_S
+    while os.getppid() == owner and time.monotonic() < until:
+        time.sleep(_SWEEP_PAUSE_S)
+    return children(os.getppid()) & set(find_marked(mark))
+
+
+def _terminate(groups: set[int]) -> None:
+    """Send SIGTERM, and wait until nothing is left, or the grace is over."""
+    for group in groups:
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(group, signal.SIGTERM)
+    until = time.monotonic() + _TERM_GRACE_S
+    while time.monotonic() < until and any(map(group_members, groups)):
+        time.sleep(_SWEEP_PAUSE_S)
+
+
+def _sweep(groups: set[int], find: Callable[[], set[int]]) -> None:
+    """Kill until nothing is left: new processes may appear meanwhile, and resource trackers may end by themselves."""
+    began = time.monotonic()
+    while (waited := time.monotonic() - began) < _SWEEP_TIMEOUT_S:
+        found = find().union(*map(group_members, groups))
+        if not found:
+            return
+        spared = set(filter(is_tracker, found)) if waited < TRACKER_GRACE_S else set()
+        for pid in found - spared:
+            kill(pid)
+        time.sleep(_SWEEP_PAUSE_S)

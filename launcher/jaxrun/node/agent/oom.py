@@ -1,0 +1,85 @@
+"""Finds out whether the kernel has killed a process for want of memory, from its log and the memory cgroup."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterable
+from pathlib import Path
+
+from jaxrun.node.probe.memory_cgroup import KILL_COUNT_FILES, memory_limit, read_files
+from jaxrun.text import format_bytes
+
+# Sample: `3,812,3514276391,-;Memory cgroup out of memory: Killed process 4711 (python) total-vm:73988kB,
+#          anon-rss:64256kB, file-rss:5760kB, shmem-rss:0kB, UID:0 pgtables:184kB oom_score_adj:0`
+_KILLED = re.compile(r"Killed process (?P<pid>\d+) .*?anon-rss:(?P<kb>\d+)kB")
+_KMSG = Path("/dev/kmsg")
+_MAX_RECORD_BYTES = 8192
+
+
+class OomWatch:
+    """Watches for the kernel's kills from its creation on; `cgroup` and `log` are None where there is none."""
+
+    def __init__(self, cgroup: Path | None, log: Path | None = _KMSG) -> None:
+        self._cgroup = cgroup
+        self._kill_count = _count_kills(cgroup)
+        self._log = _open_at_end(log)
+        self._killed: dict[int, int] = {}  # pid → KiB that it held
+
+    def explain(self, pid: int) -> str:
+        """Say what the kernel reports about the SIGKILL of `pid`; empty if it reports no lack of memory."""
+        self._killed.update(_parse_kills(self._records()))
+        counted = _count_kills(self._cgroup) > self._kill_count
+        self._kill_count += counted
+        if pid in self._killed:
+            held = format_bytes(self._killed.pop(pid) * 2**10)
+            return f"the kernel's log names it as out of memory: it held {held}"
+        return f"its memory cgroup ran out of memory{_limit(self._cgroup)}" if counted else ""
+
+    def close(self) -> None:
+        if self._log is not None:
+            os.close(self._log)
+            self._log = None
+
+    def _records(self) -> Iterable[str]:
+        while self._log is not None:
+            try:
+                record = os.read(self._log, _MAX_RECORD_BYTES)
+            except BrokenPipeError:
+                continue  # an old message was overwritten while we read
+            except OSError:
+                return
+            if not record:
+                return
+            yield record.decode(errors="replace")
+
+
+def _parse_kills(records: Iterable[str]) -> dict[int, int]:
+    matches = (_KILLED.search(text) for text in records)
+    return {int(match["pid"]): int(match["kb"]) for match in matches if match}
+
+
+def _count_kills(cgroup: Path | None) -> int:
+    """How many processes the kernel has killed in this cgroup."""
+    for text in read_files(cgroup, KILL_COUNT_FILES):
+        for line in text.splitlines():
+            key, _, value = line.partition(" ")
+            if key == "oom_kill":
+                return int(value)
+    return 0
+
+
+def _limit(cgroup: Path | None) -> str:
+    limit = memory_limit(cgroup)
+    return "" if limit is None else f" (limit {format_bytes(limit)})"
+
+
+def _open_at_end(log: Path | None) -> int | None:
+    if log is None:
+        return None
+    try:
+        fd = os.open(log, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    except OSError:
+        return None
+    os.lseek(fd, 0, os.SEEK_END)
+    return fd

@@ -1,0 +1,67 @@
+"""What an agent reports of itself and its host, by which the head decides what each rank gets."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Mapping
+from pathlib import Path
+
+from jaxrun import __version__
+from jaxrun.protocol.agent_messages import AgentReport, JobInfo
+from jaxrun.protocol.connect import HeadConnection
+from jaxrun.protocol.own_directory import open_own_directory
+from jaxrun.records.rundir.rundir import JOB_FILE
+from jaxrun.spec.job.cluster_env import slurm_step
+from jaxrun.spec.job.devices import probe_machine
+
+
+def make_report(
+    size: int, head: HeadConnection, environ: Mapping[str, str], command: tuple[str, ...], info: JobInfo, rank: int
+) -> AgentReport:
+    """What the agent of `rank` is, sees and may use; `command` is what a person has typed to start it."""
+    machine = probe_machine(info.platforms, environ)
+    platform = next((name for name, gpus in machine.gpus.items() if gpus.names), "")
+    gpus = machine.gpus.get(platform)
+    return AgentReport(
+        rank=rank,
+        size=size,
+        command=command,
+        host=machine.host,
+        boot_id=Path("/proc/sys/kernel/random/boot_id").read_text().strip(),
+        pid=os.getpid(),
+        time=time.time(),
+        jaxrun_version=__version__,
+        address=plain_address(head.connection.getsockname()[0]),
+        head_address=plain_address(head.connection.getpeername()[0]),
+        directory=os.getcwd(),
+        cpus=machine.cores,
+        gpu_platform=platform,
+        gpu_names=gpus.names if gpus else (),
+        gpu_ids=gpus.ids if gpus else (),
+        gpu_limit=gpus.visible if gpus else "",
+        tpu=machine.tpu,
+        cuda_plugin=machine.cuda_plugin,
+        can_write_run_dir=bool(info.run_dir) and _is_of_job(Path(info.run_dir), info.job_id),
+        slurm_step=slurm_step(environ),
+    )
+
+
+def plain_address(ip: str) -> str:
+    """Write an IPv4 address as such, where a socket for both families shows it as one of IPv6."""
+    return ip.removeprefix("::ffff:")
+
+
+def _is_of_job(run_dir: Path, job_id: str) -> bool:
+    """Whether this is the run directory of the job, on this host, too, and this user's own to write to."""
+    try:
+        directory = open_own_directory(run_dir)
+    except OSError:
+        return False
+    try:
+        with open(os.open(JOB_FILE, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK, dir_fd=directory)) as file:
+            return job_id in file.read() and os.access(".", os.W_OK, dir_fd=directory)
+    except (OSError, ValueError):
+        return False
+    finally:
+        os.close(directory)

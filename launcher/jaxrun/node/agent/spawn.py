@@ -1,0 +1,184 @@
+"""Starts workers: each in a fresh interpreter, or all by forking one process that has imported jax.
+
+A worker gets a session of its own, so that all of its children can be killed with it and a terminal's Ctrl-C
+reaches jaxrun alone; rank 0 keeps jaxrun's stdin, unless --stdin says otherwise.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import mmap
+import os
+import socket
+from collections.abc import Mapping
+from dataclasses import dataclass
+from io import FileIO
+from pathlib import Path
+
+from jaxrun.node.forkserver.client import start_process
+from jaxrun.protocol.codec import encode
+from jaxrun.protocol.flight_file import LOCKSTEP_OFF, TEXT_OFFSET, flight_file_name
+from jaxrun.protocol.forkserver_messages import FORK_DESCRIPTORS, ForkWorker
+from jaxrun.protocol.own_directory import open_own_directory
+from jaxrun.spec.job.plan import Plan, Worker
+from jaxrun.spec.job.standard_input import open_stdin
+
+_PIPE_BYTES = 2**20
+_F_SETPIPE_SZ = 1031
+_NEW_FLIGHT = os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerPipes:
+    """The agent's ends of a worker's channel and pipes, all non-blocking, and its files `stacks` and `flight`.
+
+    stdin:  where copies of our standard input go to; None where the worker reads it itself, or has none
+    """
+
+    channel: socket.socket
+    out: int
+    err: int
+    stacks: int
+    flight: int
+    stdin: FileIO | None = None
+
+    def close(self) -> None:
+        for stream in (self.out, self.err, self.stacks, self.flight):
+            os.close(stream)
+        self.channel.close()
+        if self.stdin is not None:
+            self.stdin.close()
+
+
+@dataclass(frozen=True, slots=True)
+class _WorkerEnds:
+    """The worker's ends, as descriptors that the agent closes once the worker has them."""
+
+    stdin: int
+    stdout: int
+    stderr: int
+    channel: int
+    stacks: int
+    flight: int
+
+    def in_order(self) -> list[int]:
+        return [getattr(self, name) for name in FORK_DESCRIPTORS]
+
+    def close(self) -> None:
+        for descriptor in (self.stdin, self.stdout, self.stderr, self.channel):
+            os.close(descriptor)  # not stacks and flight: the agent goes on reading those files
+
+
+@dataclass(frozen=True, slots=True)
+class ForkRequest:
+    """Request of client.ForkServer for one worker."""
+
+    message: bytes
+    ends: _WorkerEnds
+
+    @property
+    def descriptors(self) -> list[int]:
+        return self.ends.in_order()
+
+    def close(self) -> None:
+        self.ends.close()
+
+
+class Spawner:
+    """Starts the workers of one plan. All methods may raise OSError."""
+
+    def __init__(
+        self,
+        plan: Plan,
+        environ: Mapping[str, str],
+        run_dir: str,
+        flight_dir: Path | None = None,
+        *,
+        copies_stdin: bool = False,
+    ) -> None:
+        """Make the workers' environment from the launcher's own `environ`.
+
+        run_dir:       the job's run directory, as the workers are told of it
+        flight_dir:    the same, if this host can write flight recorders there
+        copies_stdin:  whether each worker gets a pipe, to which our standard input is copied
+        """
+        self._plan = plan
+        self._run_dir = run_dir
+        self._flight_dir = flight_dir if plan.job.lockstep != LOCKSTEP_OFF else None
+        self._copies_stdin = copies_stdin
+        self._environ = plan.base_env(environ)
+
+    def spawn(self, worker: Worker) -> tuple[int, WorkerPipes]:
+        """Start one worker in an interpreter of its own; returns its process id."""
+        pipes, ends = self._connect(worker.rank)
+        env = {**self._environ, **self._env_for(worker, ends)}
+        files = (ends.stacks, ends.flight)
+        for descriptor in (ends.channel, *files):
+            os.set_inheritable(descriptor, True)
+        try:
+            pid = start_process(self._plan.argv, env, (ends.stdin, ends.stdout, ends.stderr))
+        except OSError:
+            pipes.close()
+            raise
+        finally:
+            ends.close()
+        for descriptor in files:
+            os.set_inheritable(descriptor, False)
+        return pid, pipes
+
+    def fork_request(self, worker: Worker) -> tuple[WorkerPipes, ForkRequest]:
+        """Make the pipes of one worker and the request that the fork server needs; it answers with the process id."""
+        pipes, ends = self._connect(worker.rank)
+        return pipes, ForkRequest(encode(ForkWorker(worker.rank, self._env_for(worker, ends))), ends)
+
+    def _env_for(self, worker: Worker, ends: _WorkerEnds) -> dict[str, str]:
+        descriptors = {"channel_fd": ends.channel, "stacks_fd": ends.stacks, "flight_fd": ends.flight}
+        return self._plan.worker_env(worker, run_dir=self._run_dir, **descriptors).to_env()
+
+    def _connect(self, rank: int) -> tuple[WorkerPipes, _WorkerEnds]:
+        ours, theirs = socket.socketpair()
+        out, stdout = _pipe()
+        err, stderr = _pipe()
+        stacks = os.memfd_create(f"stacks-{rank}")
+        flight = _open_flight_recorder(rank, self._flight_dir)
+        stdin, to_stdin = _stdin_pipe() if self._copies_stdin else (open_stdin(self._plan.job.stdin, rank), None)
+        ours.setblocking(False)
+        ends = _WorkerEnds(stdin, stdout, stderr, theirs.detach(), stacks, flight)
+        return WorkerPipes(ours, out, err, stacks, flight, to_stdin), ends
+
+
+def _open_flight_recorder(rank: int, directory: Path | None) -> int:
+    """Open a file in `directory`, which outlives all processes; where that fails, one in memory, even an empty one."""
+    if directory is not None:
+        with contextlib.suppress(OSError), contextlib.ExitStack() as stack:
+            folder, name = open_own_directory(directory), flight_file_name(rank)
+            stack.callback(os.close, folder)
+            file = os.open(name, _NEW_FLIGHT, 0o644, dir_fd=folder)
+            try:
+                os.posix_fallocate(
+                    file, 0, TEXT_OFFSET
+                )  # or a full disk would kill the worker that maps it, by a signal
+                mmap.mmap(file, TEXT_OFFSET).close()  # some file systems cannot
+                return file
+            except (OSError, ValueError):
+                os.close(file)
+                os.unlink(name, dir_fd=folder)
+    file = os.memfd_create(f"flight-{rank}")
+    with contextlib.suppress(OSError):  # a limit on the size of files holds for it, too
+        os.ftruncate(file, TEXT_OFFSET)
+    return file
+
+
+def _stdin_pipe() -> tuple[int, FileIO]:
+    read, write = os.pipe()
+    os.set_blocking(write, False)
+    return read, FileIO(write, "wb")
+
+
+def _pipe() -> tuple[int, int]:
+    read, write = os.pipe()
+    os.set_blocking(read, False)
+    with contextlib.suppress(OSError):  # the user may have reached a limit of the kernel; 64 KiB do as well
+        fcntl.fcntl(read, _F_SETPIPE_SZ, _PIPE_BYTES)
+    return read, write

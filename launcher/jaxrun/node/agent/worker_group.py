@@ -1,0 +1,166 @@
+"""The workers of one host, from the request to start them until each has a process."""
+
+from __future__ import annotations
+
+import contextlib
+from collections import deque
+from collections.abc import Callable, Iterator
+from io import FileIO
+
+from jaxrun.node.agent.spawn import ForkRequest, Spawner
+from jaxrun.node.agent.worker_process import WorkerProcess
+from jaxrun.node.forkserver.client import ForkServer
+from jaxrun.protocol.agent_messages import StartFailed, WorkerSpawned
+from jaxrun.protocol.forkserver_messages import ForkDeclined, SuccessorForked, WorkerForked
+from jaxrun.protocol.shared_programs import remove_shared_directory, shared_directory
+from jaxrun.records.event_log.events import Event
+from jaxrun.spec.job.plan import Plan
+
+_CONCURRENT_FORKS = 16  # requests that the fork server's socket surely holds while it still imports jax
+
+
+class WorkerGroup:
+    """Workers by rank: forked where the plan says so; in fresh interpreters else, or where forking is declined."""
+
+    def __init__(
+        self,
+        plan: Plan,
+        spawner: Spawner,
+        fork_server: ForkServer | None = None,
+        on_forked: Callable[[int], None] | None = None,
+        *,
+        new_server: Callable[[], ForkServer | None] | None = None,
+    ) -> None:
+        """`fork_server` was started for this plan, if it exists; `on_forked` is called with the pid of each fork.
+
+        `new_server` starts another, if it can, for the next attempt; None where there is none to come.
+        """
+        self.plan = plan
+        self._spawner = spawner
+        self._fork_server = fork_server
+        self._on_forked = on_forked
+        self._new_server = new_server
+        self._requests: deque[ForkRequest] = deque()
+        self._workers: dict[int, WorkerProcess] = {}
+        self.successor: ForkServer | None = None  # the fork server of the next attempt; not closed here
+        self.declined = ""  # why the fork server does not fork
+
+    def __getitem__(self, rank: int) -> WorkerProcess:
+        return self._workers[rank]
+
+    def __iter__(self) -> Iterator[WorkerProcess]:
+        return iter(self._workers.values())
+
+    @property
+    def fork_server(self) -> ForkServer | None:
+        """The process that imports jax for all workers, as long as it is needed."""
+        return self._fork_server
+
+    def stdin_pipes(self) -> dict[int, FileIO] | None:
+        """The pipes by which the workers get copies of our standard input; None until all workers have been started."""
+        if self._fork_server is not None:
+            return None
+        return {process.rank: process.pipes.stdin for process in self if process.live and process.pipes.stdin}
+
+    def start(self) -> list[Event]:
+        """Start the workers, or ask the fork server for them; returns what the head is to know of it."""
+        if self._fork_server is None:
+            return self.start_fresh()
+        try:
+            for worker in self.plan.workers:
+                pipes, request = self._spawner.fork_request(worker)
+                self._workers[worker.rank] = WorkerProcess(worker.rank, pipes)
+                self._requests.append(request)
+        except OSError as error:
+            self._close_fork_server()
+            return [self._start_failed(worker.rank, error)]
+        self._send_requests(_CONCURRENT_FORKS)
+        return []
+
+    def receive_forked(self) -> list[Event]:
+        """Handle the answers of the fork server. If they set `declined`, `start_fresh` must replace all workers."""
+        assert self._fork_server is not None
+        events: list[Event] = []
+        for answer in self._fork_server.receive():
+            if self._fork_server is not None:  # else an answer before has settled everything
+                events += self._on_answer(answer)
+        return events
+
+    def start_fresh(self) -> list[Event]:
+        """Start every worker in an interpreter of its own, in place of those that were asked for."""
+        for process in self:
+            process.close()
+        self._workers.clear()
+        events: list[Event] = []
+        for worker in self.plan.workers:
+            try:
+                pid, pipes = self._spawner.spawn(worker)
+            except OSError as error:
+                return [*events, self._start_failed(worker.rank, error)]
+            self._workers[worker.rank] = WorkerProcess(worker.rank, pipes, pid)
+            events.append(WorkerSpawned(worker.rank, pid))
+        return events
+
+    def prepare_successor(self) -> None:
+        """The programs run: start the fork server of the next attempt, unless that of this one has left it."""
+        if self.successor is None and self._fork_server is None and self._new_server is not None and not self.declined:
+            self.successor = self._new_server()
+
+    def close(self) -> None:
+        """Let go of the workers, which have ended, and remove what they have shared in memory."""
+        self._close_fork_server()
+        for process in self:
+            process.close()
+        for host in self.plan.hosts:
+            remove_shared_directory(shared_directory(self.plan.job_id, self.plan.attempt, host))
+
+    def _on_answer(self, answer: WorkerForked | SuccessorForked | ForkDeclined | None) -> list[Event]:
+        if isinstance(answer, WorkerForked):
+            self._workers[answer.rank].pid = answer.pid
+            if self._on_forked is not None:
+                self._on_forked(answer.pid)
+            self._send_requests(1)
+            if all(process.pid for process in self):
+                self._leave_fork_server()
+            return [WorkerSpawned(answer.rank, answer.pid)]
+        if isinstance(answer, SuccessorForked):
+            assert self._fork_server is not None
+            self.successor = self._fork_server.take_successor(answer.pid)
+            self._close_fork_server()
+            return []
+        all_forked = all(process.pid for process in self)
+        self._close_fork_server()
+        if all_forked:  # only the successor is missing: the next attempt starts a server of its own
+            return []
+        if answer is not None and answer.traceback:
+            text = f"jax could not be imported: {answer.reason}\nis it installed for {self.plan.argv[0]}?"
+            return [StartFailed(text, answer.traceback)]
+        reason = "the process that imports jax for all workers has ended" if answer is None else answer.reason
+        if any(process.pid for process in self):  # too late for fresh interpreters
+            return [StartFailed(f"not all workers could be started: {reason}")]
+        self.declined = reason
+        return []
+
+    def _send_requests(self, count: int) -> None:
+        for _ in range(min(count, len(self._requests))):
+            with contextlib.suppress(ConnectionError):  # it has gone: the end of its channel will say so
+                assert self._fork_server is not None
+                self._fork_server.send(self._requests.popleft())
+
+    def _start_failed(self, rank: int, error: OSError) -> StartFailed:
+        return StartFailed(f"rank {rank} could not be started: {error.strerror} ({self.plan.argv[0]})")
+
+    def _leave_fork_server(self) -> None:
+        """All workers are forked: the server ends, and leaves a successor where one is wanted."""
+        if self._new_server is not None and self._fork_server is not None:
+            with contextlib.suppress(OSError):
+                self._fork_server.request_successor()
+                return
+        self._close_fork_server()
+
+    def _close_fork_server(self) -> None:
+        while self._requests:
+            self._requests.popleft().close()
+        if self._fork_server is not None:
+            self._fork_server.close()
+            self._fork_server = None

@@ -1,0 +1,172 @@
+"""One worker as its agent sees it: its process, channel, pipes, file of stacks, and flight recorder."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+from dataclasses import dataclass, field
+
+from jaxrun.analysis.lockstep.reader import FlightReader
+from jaxrun.node.agent.process_tree import kill_group
+from jaxrun.node.agent.spawn import WorkerPipes
+from jaxrun.protocol.codec import MessageDecoder, encode, message_types
+from jaxrun.protocol.flight import Flight
+from jaxrun.protocol.worker_messages import AgentToWorker, WorkerToAgent
+
+_RECEIVE_BYTES = 65536
+_MAX_STACKS_BYTES = 2**20
+_NS_PER_S = 1e9
+# States of a process that does not answer signals, by the kernel's letter.
+_STATES = {
+    "T": "stopped by a signal (SIGCONT lets it go on)",
+    "t": "stopped by a debugger",
+    "Z": "dead, and about to be noticed",
+    "D": "waiting for a disk or a file server (state D)",
+}
+
+
+@dataclass(slots=True)
+class WorkerProcess:
+    """A worker, from the request to start it on; `pid` is 0 until it is known, `status` None until it was reaped."""
+
+    rank: int
+    pipes: WorkerPipes
+    pid: int = 0
+    status: int | None = None
+    killed: bool = False  # by its agent
+    _decoder: MessageDecoder[WorkerToAgent] = field(
+        default_factory=lambda: MessageDecoder(message_types(WorkerToAgent))
+    )
+    _stacks_read: int = 0
+    flight: FlightReader = field(init=False)
+    _last_progress: object = None
+
+    def __post_init__(self) -> None:
+        self.flight = FlightReader(self.pipes.flight)
+
+    @property
+    def live(self) -> bool:
+        return self.pid != 0 and self.status is None
+
+    def send(self, message: AgentToWorker) -> None:
+        """Send the message; to a worker that has gone nothing is sent, its exit is noticed elsewhere."""
+        with contextlib.suppress(OSError):
+            self.pipes.channel.sendall(encode(message))
+
+    def receive(self) -> list[WorkerToAgent] | None:
+        """Return what has arrived; None once the worker has closed its end. ProtocolError for what is no message."""
+        messages: list[WorkerToAgent] = []
+        while True:
+            try:
+                data = self.pipes.channel.recv(_RECEIVE_BYTES)
+            except BlockingIOError:
+                return messages
+            except OSError:
+                return messages or None
+            if not data:
+                return messages or None
+            messages += self._decoder.feed(data)
+
+    def signal(self, signum: int) -> None:
+        """Send a signal to the worker; SIGKILL also to its session's group but for resource trackers."""
+        if not self.live:
+            return
+        if signum == signal.SIGKILL:
+            self.killed = True
+            kill_group(self.pid)
+            return
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.kill(self.pid, signum)
+
+    def read_new_stacks(self) -> str:
+        """Return what the fault handler has written since the last call."""
+        size = os.fstat(self.pipes.stacks).st_size
+        data = os.pread(self.pipes.stacks, max(0, size - self._stacks_read), self._stacks_read)
+        self._stacks_read += len(data)
+        if size > _MAX_STACKS_BYTES:  # both processes share the file offset, so the next dump starts anew
+            os.ftruncate(self.pipes.stacks, 0)
+            self._stacks_read = os.lseek(self.pipes.stacks, 0, os.SEEK_SET)
+        return data.decode(errors="replace")
+
+    def read_new_flight(self) -> Flight | None:
+        """Return what the flight recorder holds; None if nothing has changed since the last call."""
+        progress = self.flight.progress_counters()
+        if progress == self._last_progress:
+            return None
+        self._last_progress = progress
+        return self.flight.brief()
+
+    def cpu_seconds(self) -> float:
+        """User and system time so far of the process and all that it has started; 0.0 when it has gone."""
+        return _cpu_ticks(self.pid) / os.sysconf("SC_CLK_TCK")
+
+    def core_wait_seconds(self) -> float:
+        """For how long its threads, all together, have waited for a core; 0.0 where the kernel does not say."""
+        waited_ns = 0
+        with contextlib.suppress(OSError):
+            for thread in os.listdir(f"/proc/{self.pid}/task"):
+                with contextlib.suppress(OSError, IndexError, ValueError):
+                    with open(f"/proc/{self.pid}/task/{thread}/schedstat", "rb") as file:
+                        waited_ns += int(file.read().split()[1])
+        return waited_ns / _NS_PER_S
+
+    def memory_bytes(self) -> int:
+        """Bytes of the process that are in memory; 0 when it has gone."""
+        with contextlib.suppress(OSError, IndexError, ValueError):
+            with open(f"/proc/{self.pid}/statm", "rb") as file:
+                return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+        return 0
+
+    def file_bytes(self) -> int:
+        """Bytes that the process has read and written so far, from and to files and pipes; 0 if that is not known."""
+        try:
+            with open(f"/proc/{self.pid}/io", "rb") as file:
+                counts = dict(line.split(b": ") for line in file.read().splitlines())
+        except (OSError, ValueError):
+            return 0
+        return sum(int(counts.get(name, 0)) for name in (b"rchar", b"wchar", b"read_bytes"))  # the last for mmap
+
+    def kernel_wait(self) -> str:
+        """The kernel's name for what the main thread sleeps in, or, in words, that it is stopped or about to end.
+
+        Empty where the thread runs, or the kernel does not say.
+        """
+        with contextlib.suppress(OSError):
+            with open(f"/proc/{self.pid}/stat", "rb") as file:
+                state = file.read().rpartition(b")")[2].split()[0].decode()
+            with open(f"/proc/{self.pid}/wchan", "rb") as file:
+                return _STATES.get(state, "") or file.read().decode()
+        return ""
+
+    @property
+    def stopped(self) -> bool:
+        """Whether a signal has stopped it."""
+        return self.kernel_wait() == _STATES["T"]
+
+    def close_channel(self) -> None:
+        """Receive nothing more; the worker ends when it notices."""
+        self.pipes.channel.close()
+
+    def close(self) -> None:
+        self.pipes.close()
+
+
+def _cpu_ticks(pid: int) -> int:
+    """CPU time of a process, of its children that have been waited for, and of those that live, as data loaders."""
+    try:
+        with open(f"/proc/{pid}/stat", "rb") as file:
+            fields = file.read().rpartition(b")")[2].split()
+    except OSError:
+        return 0
+    return sum(map(int, fields[11:15])) + sum(_cpu_ticks(child) for child in _children(pid))
+
+
+def _children(pid: int) -> list[int]:
+    """The living children of a process; none where the kernel does not list them."""
+    children: list[int] = []
+    with contextlib.suppress(OSError):
+        for thread in os.listdir(f"/proc/{pid}/task"):
+            with open(f"/proc/{pid}/task/{thread}/children", "rb") as file:
+                children += map(int, file.read().split())
+    return children

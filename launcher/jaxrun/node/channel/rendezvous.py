@@ -1,0 +1,116 @@
+"""How the processes of a job that somebody else started find rank 0: by a file in a directory that all hosts share.
+
+Rank 0 writes what the others need, readable for its user alone; they look for it until what it says proves to be true.
+A file that an earlier job has left leads to nobody, or to somebody who does not know its token, and is looked at again;
+so is one that another user may have written, whose word is not taken.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import hashlib
+import json
+import os
+import stat
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from jaxrun.errors import UnavailableError, UsageError
+from jaxrun.protocol.addresses import parse_addresses
+from jaxrun.protocol.connect import HeadAddress
+from jaxrun.protocol.deletion import remove_file
+from jaxrun.protocol.whole_file import write_whole_file
+from jaxrun.spec.job.cluster_env import RankInfo
+
+_TEXTS = ("token", "head")
+_MAX_BYTES = 2**16  # a head with hundreds of addresses stays below
+# O_NONBLOCK, or to open a FIFO would wait for somebody who writes to it.
+_READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+
+
+@dataclass(frozen=True, slots=True)
+class RendezvousFile:
+    """The file of one job, the same on all its ranks."""
+
+    path: Path
+
+    def write(self, token: str, head: str) -> None:
+        """All or nothing. UnavailableError where the directory cannot be written."""
+        content = json.dumps({"token": token, "head": head})
+        try:
+            write_whole_file(self.path, content.encode(), 0o600)
+        except OSError as error:
+            raise UnavailableError(
+                f"{self.path} cannot be written ({error.strerror}), where the others would look for rank 0; "
+                "name a directory that all hosts share with --rendezvous"
+            ) from None
+
+    def read(self) -> HeadAddress | None:
+        """What the file says now; None where there is none.
+
+        Raises UnavailableError where another user may have written it, or where it is no rendezvous file.
+        """
+        # On a network file system, to list the directory is what makes a new file of another host appear.
+        with contextlib.suppress(OSError):
+            os.listdir(self.path.parent)
+        try:
+            file = os.open(self.path, _READ)
+        except (FileNotFoundError, NotADirectoryError):
+            return None
+        except OSError as error:
+            # A link to a link is ELOOP as well, and no less a link.
+            why = "it is a symbolic link" if error.errno == errno.ELOOP else error.strerror
+            raise self._refusal(str(why)) from None
+        try:
+            wrong = _describe_danger(os.fstat(file))
+            data = b"" if wrong else os.read(file, _MAX_BYTES)
+        except OSError as error:  # a network file system: it has just been replaced
+            wrong, data = str(error.strerror), b""
+        finally:
+            os.close(file)
+        if wrong:
+            raise self._refusal(wrong)
+        try:
+            content = _parse(data)
+            return HeadAddress(content["token"], parse_addresses(content["head"]))
+        except (ValueError, RecursionError, UsageError):
+            raise self._refusal("it does not say what rank 0 writes") from None
+
+    def remove(self) -> None:
+        with contextlib.suppress(OSError):
+            remove_file(self.path)
+
+    def _refusal(self, why: str) -> UnavailableError:
+        return UnavailableError(
+            f"{self.path} is not trusted: {why}; remove it, or name a directory in which nobody else can write with "
+            "--rendezvous, on all ranks"
+        )
+
+
+def _describe_danger(status: os.stat_result) -> str:
+    """Why what is in this file may be another user's word; empty where it cannot."""
+    if not stat.S_ISREG(status.st_mode):
+        return "it is no regular file"
+    if status.st_uid != os.geteuid():
+        return f"it belongs to user {status.st_uid}, not to you ({os.geteuid()})"
+    if status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+        return f"others than you can write it (mode {stat.S_IMODE(status.st_mode):04o})"
+    return f"it has {status.st_size} bytes" if status.st_size > _MAX_BYTES else ""
+
+
+def _parse(data: bytes) -> dict[str, Any]:
+    """Raises ValueError or RecursionError."""
+    content = json.loads(data)
+    if not isinstance(content, dict) or not all(isinstance(content.get(name), str) for name in _TEXTS):
+        raise ValueError("no object of texts")
+    return content
+
+
+def rendezvous_file(place: RankInfo, directory: Path) -> RendezvousFile:
+    """Where the ranks of this job meet; `directory` must exist. UsageError."""
+    if not directory.is_dir():
+        raise UsageError(f"--rendezvous {directory} is not a directory on {os.uname().nodename}")
+    marks = json.dumps([value for name, value in sorted(asdict(place).items()) if name != "rank"])
+    return RendezvousFile(directory / f".jaxrun-attach-{hashlib.sha256(marks.encode()).hexdigest()[:16]}")

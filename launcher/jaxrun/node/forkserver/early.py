@@ -1,0 +1,70 @@
+"""Starts a job's fork server before the command line is read, which saves 60 ms of every job, a tenth of a small one.
+
+The server imports what no setting can change, and waits. Once the plan is made, the server is configured for it; where
+the plan wants another interpreter or none, the server is dropped and ends.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, NamedTuple
+
+from jaxrun.node.forkserver import client
+from jaxrun.node.forkserver.client import ForkServer, program_of
+from jaxrun.protocol.names import JOB_ID, RESERVED_PREFIX, SUBCOMMANDS
+from jaxrun.spec.job.environment import interpreter_settings
+
+if TYPE_CHECKING:
+    from jaxrun.spec.job.plan import Plan
+
+# Words of a command line with which nothing is forked; where one belongs to the program, only the time is lost.
+_WORDS_WITHOUT_FORK = frozenset(
+    ("-h", "--help", "--help-all", "-V", "--version", "--dry-run", "--no-fork", "--backend", "--host-rank")
+)
+
+
+class EarlyServer(NamedTuple):  # dataclasses would cost 6 ms before the server is started
+    """A fork server that waits for a plan; the job must be called `job_id`."""
+
+    job_id: str
+    server: ForkServer
+
+
+def start(arguments: Sequence[str], environ: Mapping[str, str]) -> EarlyServer | None:
+    """Start the server, if `arguments`, the words after `jaxrun`, look like a job that forks."""
+    if (
+        not arguments
+        or arguments[0] in SUBCOMMANDS
+        or _WORDS_WITHOUT_FORK & {word.partition("=")[0] for word in arguments}
+        or "_JAXRUN_COMPLETE" in environ
+    ):
+        return None
+    job_id = os.urandom(16).hex()
+    own = {name: value for name, value in environ.items() if not name.startswith(RESERVED_PREFIX)}
+    own |= interpreter_settings(own) | {JOB_ID: job_id}
+    try:
+        return EarlyServer(job_id, client.start((sys.executable,), own))
+    except OSError:
+        return None
+
+
+def server_for(plan: Plan, environ: Mapping[str, str], early: EarlyServer | None) -> ForkServer | None:
+    """A fork server configured for `plan`: the early one if it fits, else a new one; None if nothing is to fork.
+
+    environ: the launcher's own environment
+    """
+    program, wanted = program_of(plan.argv), plan.base_env(environ)
+    if early is not None:
+        with contextlib.suppress(OSError):  # it has died, or the command line is too long for it
+            if plan.fork and early.server.configure(program, wanted):
+                return early.server
+        early.server.close()
+    if plan.fork:
+        with contextlib.suppress(OSError):  # to start the workers afresh will fail too, and say why
+            server = client.start(plan.argv[:1], wanted)
+            server.configure(program, wanted)
+            return server
+    return None

@@ -1,0 +1,136 @@
+"""The fork servers of a Python process with gangs, which start launchers: one for each environment that jax would read.
+
+A server has imported jax before the first gang, so that no later one has to. It ends with this process.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import os
+import select
+import signal
+import socket
+import sys
+import threading
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from jaxrun.errors import UnavailableError
+from jaxrun.node.forkserver.client import difference, is_fixed, start_server
+from jaxrun.protocol.codec import encode
+from jaxrun.protocol.forkserver_messages import ForkDeclined, ForkServerMessageDecoder, LauncherStarted, StartLauncher
+from jaxrun.protocol.names import SHUTDOWN_BYTE
+from jaxrun.spec.job.environment import interpreter_settings
+
+_RECEIVE_BYTES = 65536
+_MAX_REQUEST_BYTES = 2**17
+_SLOW_IMPORTS = ("pytest",)  # where this process has them, the ranks will want them
+_lock = threading.Lock()
+_pools: dict[tuple[object, ...], LauncherPool] = {}
+
+
+@dataclass(frozen=True, slots=True)
+class StartedLauncher:
+    """A launcher's process id, and its pidfd, which is readable once it has ended."""
+
+    pid: int
+    pidfd: int
+
+
+class LauncherPool:
+    """A fork server that starts launchers. Threads may use it."""
+
+    def __init__(self, environ: Mapping[str, str], *, with_jax: bool) -> None:
+        """Raises OSError if it cannot be started."""
+        self._environ = {**environ, **interpreter_settings(environ)}
+        self._owner = os.getpid()
+        self._lock = threading.Lock()
+        role = "launchers" if with_jax else "launchers-without-jax"
+        modules = [name for name in _SLOW_IMPORTS if name in sys.modules]
+        self.pid, self._channel = start_server((sys.executable, "-P"), self._environ, role, *modules)
+        self._unread_answer = False  # a Ctrl-C has interrupted the wait for it
+        self._was_asked = False
+
+    @property
+    def usable(self) -> bool:
+        return self._owner == os.getpid() and self._channel.fileno() >= 0
+
+    def start(self, words: Sequence[str], environ: Mapping[str, str], stderr: int, control: int) -> StartedLauncher:
+        """Start `jaxrun WORDS` in the current directory. Raises UnavailableError if jax, or anything, is missing."""
+        wanted = {**environ, **interpreter_settings(environ)}
+        frame = encode(StartLauncher(tuple(words), os.getcwd(), *difference(self._environ, wanted)))
+        if len(frame) > _MAX_REQUEST_BYTES:
+            raise UnavailableError(
+                f"the command line and what has changed in the environment take {len(frame)} bytes; "
+                f"at most {_MAX_REQUEST_BYTES} can be handed over"
+            )
+        reason = ""
+        with self._lock:
+            self._was_asked = True
+            try:
+                if self._unread_answer:
+                    for descriptor in self._receive()[1]:  # its job has ended, as nobody holds its control socket
+                        os.close(descriptor)
+                socket.send_fds(self._channel, [frame], [stderr, control])
+                self._unread_answer = True
+                answer, descriptors = self._receive()
+            except OSError as error:
+                answer, descriptors, reason = b"", [], f": {error.strerror}"
+        if not answer:
+            self.close()
+            raise UnavailableError(f"the process that starts gangs has ended{reason}; its last words are on stderr")
+        (message,) = ForkServerMessageDecoder().feed(answer)
+        if isinstance(message, ForkDeclined):
+            self.close()
+            raise UnavailableError(
+                f"jax could not be imported: {message.reason}\nis it installed for {sys.executable}?"
+            )
+        assert isinstance(message, LauncherStarted)
+        return StartedLauncher(message.pid, descriptors[0])
+
+    def _receive(self) -> tuple[bytes, list[int]]:
+        """The next answer and its descriptors; b"" if the server has ended."""
+        poll = select.poll()
+        poll.register(self._channel, select.POLLIN)
+        poll.poll()
+        answer, descriptors, _, _ = socket.recv_fds(self._channel, _RECEIVE_BYTES, 1)
+        self._unread_answer = False
+        return answer, descriptors
+
+    def close(self) -> None:
+        """End the server and all launchers that it has started; in a fork of its owner, end nothing. Repeatable."""
+        if self.usable:
+            with contextlib.suppress(OSError):
+                if self._was_asked:
+                    self._channel.send(SHUTDOWN_BYTE)
+                else:
+                    os.kill(self.pid, signal.SIGKILL)  # it may be busy with the import of jax
+            self._channel.close()
+            with contextlib.suppress(ChildProcessError):
+                os.waitpid(self.pid, 0)
+        self._channel.close()
+
+
+def pool_for(environ: Mapping[str, str], *, with_jax: bool) -> LauncherPool:
+    """The pool for this environment, which is started when it is asked for first."""
+    read_by_jax = sorted(pair for pair in environ.items() if is_fixed(pair[0], jax_imported=True))
+    key = (with_jax, sys.executable, *read_by_jax)
+    with _lock:
+        found = _pools.get(key)
+        if found is None or not found.usable:
+            if found is not None:
+                found.close()
+            found = _pools[key] = LauncherPool(environ, with_jax=with_jax)
+        return found
+
+
+def close_all() -> None:
+    """End all pools of this process."""
+    with _lock:
+        while _pools:
+            _, found = _pools.popitem()
+            found.close()
+
+
+atexit.register(close_all)

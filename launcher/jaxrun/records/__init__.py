@@ -1,0 +1,1 @@
+"""What a job leaves and shows: its output, its events, its run directory, and how they are read again."""

@@ -1,0 +1,130 @@
+"""What the head wants done, as values."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from jaxrun.analysis.diagnosis.job_outcome import JobOutcome
+from jaxrun.analysis.diagnosis.snapshot import Snapshot
+from jaxrun.analysis.diagnosis.straggler import Straggler
+from jaxrun.protocol.agent_messages import ClockProbe, InjectFault, NextAttempt, Shutdown, StartWorker
+from jaxrun.protocol.probe_messages import MeasurePeers
+from jaxrun.protocol.requests import Answer
+from jaxrun.protocol.snapshot_messages import CallAim, ProgramDetailsRequest, SnapshotPurpose
+from jaxrun.protocol.worker_messages import AgentToWorker
+
+MessageToRank = MeasurePeers | StartWorker | InjectFault | ProgramDetailsRequest | ClockProbe | AgentToWorker
+
+
+@dataclass(frozen=True, slots=True)
+class Send:
+    """Send a message to the workers of these ranks, or to their agents."""
+
+    ranks: tuple[int, ...]
+    message: MessageToRank
+
+
+@dataclass(frozen=True, slots=True)
+class SignalRanks:
+    """Send a signal to the workers of these ranks."""
+
+    ranks: tuple[int, ...]
+    signum: int
+
+
+@dataclass(frozen=True, slots=True)
+class TakeSnapshot:
+    """Ask what these ranks are doing; answered by one SnapshotReply with the same purpose.
+
+    aim:  at which moment, for SnapshotPurpose.STRAGGLER
+    """
+
+    ranks: tuple[int, ...]
+    purpose: SnapshotPurpose
+    aim: CallAim | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class PrintLine:
+    """Print a line of jaxrun's own; `status`: only until the next line, and none at all if the text is empty."""
+
+    text: str
+    status: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class PrintSnapshot:
+    """Print where the ranks are; `heading` precedes it on the same line."""
+
+    snapshot: Snapshot
+    heading: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class PrintStallNotice:
+    """Print in one line who waits for whom; the job has made no progress for so many seconds."""
+
+    snapshot: Snapshot
+    idle_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class AnswerRequests:
+    """Answer the requests of these numbers."""
+
+    numbers: tuple[str, ...]
+    answer: Answer
+
+
+@dataclass(frozen=True, slots=True)
+class RecordStraggler:
+    """Log that one rank, or one host, holds the others up."""
+
+    straggler: Straggler
+
+
+@dataclass(frozen=True, slots=True)
+class RecordClock:
+    """Log what is to be added to times of this rank's clock, in seconds, and how wrong that may be."""
+
+    rank: int
+    offset_s: float
+    error_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class ShowTerminalText:
+    """Write the text of a debugger to the terminal, as it is."""
+
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class ReadTerminalLine:
+    """Read a line from the terminal; answered by one TerminalLine."""
+
+
+@dataclass(frozen=True, slots=True)
+class Finish:
+    """The job is over."""
+
+    outcome: JobOutcome
+
+
+# An agent on another host also executes NextAttempt and Shutdown, which the supervisor sends it at the end.
+Action = (
+    Send
+    | SignalRanks
+    | TakeSnapshot
+    | PrintLine
+    | PrintSnapshot
+    | PrintStallNotice
+    | AnswerRequests
+    | RecordClock
+    | RecordStraggler
+    | ShowTerminalText
+    | ReadTerminalLine
+    | Finish
+    | NextAttempt
+    | Shutdown
+)

@@ -1,0 +1,70 @@
+"""What an agent or a worker may tell the head, beyond the types of its messages.
+
+Whoever knows the job's token, or writes to a worker's channel, can send any message that is well typed: it speaks for
+its own rank only, and of nothing that no process has.
+"""
+
+from __future__ import annotations
+
+import math
+import signal
+
+from jaxrun.errors import ProtocolError
+from jaxrun.protocol.agent_messages import AgentSignalled, AgentToHead, ClockReply, FaultNotInjected, WorkerExited
+from jaxrun.protocol.env import REQUEST_SIGNAL
+from jaxrun.protocol.probe_messages import HostFacts
+from jaxrun.protocol.snapshot_messages import SnapshotReply
+from jaxrun.protocol.worker_messages import Failed
+from jaxrun.spec.job.fault_spec import FAULT_KINDS
+
+_SIGNALS = {*signal.Signals, REQUEST_SIGNAL}
+_LAST_SIGNAL = 64
+_MAX_STATUS = 255
+_MAX_PORT = 65535
+
+
+def check_event(message: AgentToHead, rank: int) -> None:
+    """Raise ProtocolError where the agent of `rank`, or its worker, cannot mean this.
+
+    The text completes "it sent …".
+    """
+    name = type(message).__name__
+    if not _ranks_of(message, rank) <= {rank}:
+        raise ProtocolError(f"a {name} for another rank than {rank}, its own")
+    if not _is_possible(message):
+        raise ProtocolError(f"a {name} that no process can mean: {message!r:.200}")
+
+
+def _ranks_of(message: AgentToHead, rank: int) -> set[int]:
+    """The ranks that a message speaks of."""
+    if not isinstance(message, SnapshotReply):
+        return {getattr(message, "rank", rank)}
+    return set().union(
+        message.stacks,
+        message.kernel_waits,
+        message.cpu_seconds,
+        message.bytes_written,
+        message.file_bytes,
+        message.call_counters,
+        message.flights,
+        message.native_stacks,
+        message.core_waits,
+        message.vitals,
+    )
+
+
+def _is_possible(message: AgentToHead) -> bool:
+    match message:
+        case AgentSignalled(signum=signum):
+            return signum in _SIGNALS
+        case WorkerExited(status=status):
+            return -_LAST_SIGNAL <= status <= _MAX_STATUS
+        case Failed(status=status):
+            return 0 <= status <= _MAX_STATUS
+        case ClockReply(asked_at=asked_at, time=time):
+            return math.isfinite(asked_at) and math.isfinite(time)
+        case HostFacts(port=port):
+            return 0 <= port <= _MAX_PORT
+        case FaultNotInjected(kind=kind):
+            return kind in FAULT_KINDS
+    return True

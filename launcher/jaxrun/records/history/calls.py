@@ -1,0 +1,99 @@
+"""Which rank came last to each call, and how long the others waited for it. No I/O.
+
+A rank that has entered a call waits until the last rank of its group has entered it, too: inside the call, or, where
+the call has been dispatched meanwhile, after it, unless it goes on to another call.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from statistics import fmean
+
+from jaxrun.protocol.flight import Flight, parse_group
+from jaxrun.records.history.job_trace import TracedCall
+from jaxrun.text import format_ranks
+
+_Entries = dict[int, int]  # rank → index of the call in its list
+
+
+def trace_calls(
+    flights: Mapping[int, Flight], offsets: Mapping[int, float], ends: Mapping[int, float]
+) -> tuple[dict[int, tuple[TracedCall, ...]], dict[int, float]]:
+    """Return the calls of each rank, with what they waited for; and since when others wait for ranks that never came.
+
+    `offsets` are added to the times of a rank; `ends` says when each rank of the job ended.
+    """
+    calls = {rank: _calls_of(flight, offsets.get(rank, 0.0), ends[rank]) for rank, flight in flights.items()}
+    entries: dict[tuple[str, int], _Entries] = {}
+    for rank, made in calls.items():
+        for index, call in enumerate(made):
+            if call.number and call.entered:
+                entries.setdefault((call.group, call.number), {})[rank] = index
+    awaited: dict[int, float] = {}
+    for (group, number), entered in entries.items():
+        ranks = parse_group(group, len(ends))
+        absent = ranks - entered.keys()
+        if not absent and len(ranks) > 1:
+            _add_waits(calls, entered)
+        elif absent and all(rank in flights and flights[rank].last_number(group) < number for rank in absent):
+            _add_missing(calls, entered, ends, format_ranks(absent))
+            since = min(calls[rank][index].entered for rank, index in entered.items())
+            awaited |= {rank: min(since, awaited.get(rank, since)) for rank in absent}
+    return {rank: tuple(made) for rank, made in calls.items()}, awaited
+
+
+def _calls_of(flight: Flight, offset: float, end: float) -> list[TracedCall]:
+    """The calls in the order in which they were entered, before anything is known of other ranks."""
+    calls = [
+        TracedCall(
+            group=call.group,
+            number=call.number,
+            name=flight.program(call).name,
+            place=flight.place(call),
+            entered=call.entered + offset if call.entered else 0.0,
+            left=max(call.time, call.entered) + offset,
+        )
+        for call in flight.calls
+    ]
+    pending = flight.pending
+    if pending is not None:
+        name, place = flight.program(pending).name, flight.place(pending)
+        since = pending.since + offset
+        calls.append(TracedCall(pending.group, pending.number, name, place, since, max(since, end), is_over=False))
+    elif flight.entered and flight.last_call is not None:  # it says nothing but that it has come to its next call
+        group, since = flight.last_call.group, flight.entered + offset
+        calls.append(TracedCall(group, flight.last_number(group) + 1, "", "", since, max(since, end), is_over=False))
+    return sorted(calls, key=lambda call: call.entered or call.left)
+
+
+def _add_waits(calls: Mapping[int, list[TracedCall]], entered: _Entries) -> None:
+    """All ranks of the group have entered this call."""
+    times = {rank: calls[rank][index].entered for rank, index in entered.items()}
+    last = max(times, key=lambda rank: times[rank])
+    came = times[last]
+    waits = []
+    for rank, index in entered.items():
+        call = calls[rank][index]
+        until = came if _next_entry(calls[rank], index) >= came else min(came, call.left)
+        waited = max(0.0, until - call.entered)
+        calls[rank][index] = call._replace(waited=waited, last=last)
+        if rank != last:
+            waits.append(waited)
+    index = entered[last]
+    calls[last][index] = calls[last][index]._replace(waited=0.0, cost=fmean(waits))
+
+
+def _add_missing(
+    calls: Mapping[int, list[TracedCall]], entered: _Entries, ends: Mapping[int, float], missing: str
+) -> None:
+    """These ranks have entered a call to which others never came: they wait to their end, or go on to another call."""
+    for rank, index in entered.items():
+        call = calls[rank][index]
+        until = call.left if _next_entry(calls[rank], index) < math.inf else max(call.left, ends[rank])
+        calls[rank][index] = call._replace(waited=until - call.entered, missing=missing)
+
+
+def _next_entry(calls: Sequence[TracedCall], index: int) -> float:
+    """When the rank entered its next call, as far as is known; infinity if it has not."""
+    return next((call.entered or call.left for call in calls[index + 1 : index + 2]), math.inf)

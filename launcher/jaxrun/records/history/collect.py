@@ -1,0 +1,125 @@
+"""Collects from the files of a run directory what its job did over time."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+
+from jaxrun.analysis.lockstep.reader import FlightReader
+from jaxrun.analysis.verdict import report
+from jaxrun.errors import UsageError
+from jaxrun.protocol.flight import CompilationStage, Flight
+from jaxrun.protocol.flight_file import RING_RECORDS, flight_file_name
+from jaxrun.records.event_log.event_log import LoggedEvent, parse_lines
+from jaxrun.records.history.calls import trace_calls
+from jaxrun.records.history.job_trace import AttemptTrace, JobTrace, Moment, RankTrace, Span
+from jaxrun.records.history.phases import AttemptLog, RankLog, rank_phases, split_attempts
+from jaxrun.records.rundir.recorded_files import open_regular, parse_json, read_text, read_verdict
+from jaxrun.records.rundir.rundir import EVENTS_FILE, JOB_FILE, attempt_directory
+from jaxrun.text import plural
+
+_MIN_CALLS = 16  # of each rank, however many ranks there are
+_NO_RECORDER = "its flight recorder is not in the run directory"
+
+
+def collect_job(run_dir: Path, max_calls: int) -> JobTrace:
+    """Read what the job of `run_dir` has left; of its calls the last ones of each rank, `max_calls` in all or few more.
+
+    Raises UsageError where there is no event log.
+    """
+    logs = split_attempts([*_read_events(run_dir / EVENTS_FILE)])
+    if not logs:
+        raise UsageError(f"{run_dir} has no {EVENTS_FILE} from which its job could be told")
+    found = read_verdict(run_dir)
+    ranks = sum(len(log.ranks) for log in logs)
+    calls = min(RING_RECORDS, max(_MIN_CALLS, max_calls // max(1, ranks)))
+    errors = [ranked.clock_error for log in logs for ranked in log.ranks.values() if ranked.clock_error]
+    verdicts = (*found.earlier, found) if found is not None else ()
+    culprits = {past.attempt: past.culprits for past in verdicts}
+    trace = JobTrace(
+        title=_title(run_dir, len(logs[-1].ranks)),
+        attempts=tuple(
+            _trace_attempt(log, attempt_directory(run_dir, log.number), calls, culprits.get(log.number, ()))
+            for log in logs
+        ),
+        clock_error=max(errors, default=None),
+    )
+    if found is None:
+        return replace(trace, headline="no verdict: jaxrun itself was killed, or the job is still running")
+    text = report.format_report(found, run_dir).strip("\n")
+    headline = found.headline or text.partition("\n")[0].removeprefix("jaxrun: ")
+    return replace(trace, headline=headline, report=text, outcome=found.outcome, culprits=found.culprits)
+
+
+def _trace_attempt(log: AttemptLog, directory: Path, max_calls: int, culprits: Collection[int]) -> AttemptTrace:
+    recorded = {rank: _read_recorder(directory / flight_file_name(rank), max_calls) for rank in sorted(log.ranks)}
+    offsets = {rank: ranked.offset for rank, ranked in log.ranks.items()}
+    flights = {rank: found[0] for rank, found in recorded.items() if found is not None}
+    ends = {rank: ranked.end or log.end for rank, ranked in log.ranks.items()}
+    calls, awaited = trace_calls(flights, offsets, ends)
+    ranks = {}
+    for rank, ranked in sorted(log.ranks.items()):
+        flight, stages = recorded[rank] or (Flight(trouble=_NO_RECORDER), ())
+        ranks[rank] = RankTrace(
+            rank=rank,
+            host=ranked.host,
+            pid=ranked.pid,
+            phases=rank_phases(ranked, log),
+            calls=calls.get(rank, ()),
+            calls_made=sum(flight.call_counts.values()),
+            compilations=tuple(_compilations(flight, stages, ranked, log.end)),
+            output=tuple(ranked.output),
+            marks=tuple(ranked.marks if not culprits or rank in culprits else map(_as_consequence, ranked.marks)),
+            trouble=flight.trouble,
+            awaited=awaited.get(rank),
+        )
+    return AttemptTrace(log.number, log.start, log.end, log.run_at, ranks, tuple(log.marks), log.outcome)
+
+
+def _as_consequence(mark: Moment) -> Moment:
+    """What happened to a rank because of another's failure."""
+    return mark._replace(is_failure=False)
+
+
+def _compilations(flight: Flight, stages: tuple[CompilationStage, ...], ranked: RankLog, end: float) -> Iterator[Span]:
+    for stage in stages:
+        yield Span(f"{stage.stage} {stage.name}", stage.since + ranked.offset, stage.until + ranked.offset)
+    if flight.compiling is not None:
+        name, since = flight.compiling
+        began = since + ranked.offset
+        yield Span(f"compile {name}", began, max(began, ranked.end or end), "it never ended")
+
+
+def _read_recorder(file: Path, max_calls: int) -> tuple[Flight, tuple[CompilationStage, ...]] | None:
+    """What a flight recorder holds; None where there is none that can be read."""
+    try:
+        fd = open_regular(file)
+    except OSError:
+        return None
+    try:
+        reader = FlightReader(fd)
+        return reader.history(max_calls), reader.compilation_stages()
+    finally:
+        os.close(fd)
+
+
+def _read_events(file: Path) -> Iterator[LoggedEvent]:
+    """The events, less damaged lines."""
+    try:
+        with open(open_regular(file), encoding="utf-8", errors="replace") as lines:
+            yield from parse_lines(lines)
+    except OSError as error:
+        raise UsageError(f"cannot read {file}: {error.strerror}.") from None
+
+
+def _title(run_dir: Path, ranks: int) -> str:
+    """`train.py --lr 0.1 · 8 ranks`."""
+    job: Mapping[str, object] = {}
+    with suppress(OSError, ValueError):
+        job = parse_json(read_text(run_dir / JOB_FILE))
+    program = job.get("program") if isinstance(job, dict) else None
+    words = " ".join(map(str, program)) if isinstance(program, list) else run_dir.name
+    return f"{words} · {plural(ranks, 'rank')}"

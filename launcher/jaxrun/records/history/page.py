@@ -1,0 +1,206 @@
+"""A job as one page without external parts: its verdict, and a chart with a row for each rank (page.html and so on)."""
+
+from __future__ import annotations
+
+import html
+import json
+import time
+from collections.abc import Iterable, Sequence
+from importlib.resources import files
+from string import Template
+from typing import Any
+
+from jaxrun.records.history.job_trace import JobTrace, Moment, RankTrace, Span, TracedCall
+from jaxrun.text import format_ranks, format_seconds, has_several_hosts, plural
+
+_MAX_ROWS = 256
+_MAX_ORDERLY = 48  # rows that are in the order of the ranks
+_STAND_OUT = 8
+_MAX_CALLS = 250_000  # some 7 MB
+_US_PER_S = 1e6
+_TONES = {"ok": "good", "failed": "bad", "killed": "bad", "exited": "bad", "diverged": "bad", "lost": "bad"}
+_OUTCOMES = {"ok": "done", "": "no verdict"}
+_SCRIPTS = ("page_data.js", "page_draw.js", "page_input.js")
+
+RankParts = Sequence[RankTrace]  # of one rank, in each attempt that it took part in
+
+
+def format_page(trace: JobTrace) -> str:
+    """Return the page as HTML."""
+    ranks = _by_rank(trace)
+    shown = choose_rows(ranks, trace.culprits)
+    page = Template(_read("page.html"))
+    return page.substitute(
+        title=html.escape(trace.title),
+        subtitle=html.escape(_subtitle(trace)),
+        tone=_TONES.get(trace.outcome, ""),
+        outcome=html.escape(_OUTCOMES.get(trace.outcome, trace.outcome)),
+        headline=html.escape(trace.headline),
+        report=html.escape(trace.report or trace.headline),
+        notes="<br>".join(html.escape(note) for note in _notes(trace, ranks, shown)),
+        style=_read("page.css"),
+        script="\n".join(map(_read, _SCRIPTS)),
+        data=_to_json(_data(trace, ranks, shown)),
+    )
+
+
+def choose_rows(ranks: dict[int, RankParts], culprits: Iterable[int], most: int = _MAX_ROWS) -> list[int]:
+    """The ranks that get a row: all, or those that stand out and some of each host.
+
+    Where they do not fit on one screen, those that stand out come first.
+    """
+    if len(ranks) <= _MAX_ORDERLY:
+        return sorted(ranks)
+    failed = [rank for rank, parts in ranks.items() if any(mark.is_failure for part in parts for mark in part.marks)]
+    awaited = [rank for rank, parts in ranks.items() if any(part.awaited is not None for part in parts)]
+    costs = {rank: _cost(parts) for rank, parts in ranks.items()}
+    costly = sorted((rank for rank in ranks if costs[rank]), key=lambda rank: -costs[rank])
+    out = [*dict.fromkeys(rank for rank in (*culprits, *awaited, *failed, *costly) if rank in ranks)][:_STAND_OUT]
+    hosts: dict[str, int] = {}
+    for rank in sorted(ranks):
+        hosts.setdefault(ranks[rank][-1].host, rank)
+    wanted = [*dict.fromkeys((*out, *costly[: most // 4], *hosts.values(), *sorted(ranks)))][:most]
+    return [*out, *sorted(wanted[len(out) :])]
+
+
+def _by_rank(trace: JobTrace) -> dict[int, RankParts]:
+    ranks: dict[int, list[RankTrace]] = {}
+    for attempt in trace.attempts:
+        for rank, part in attempt.ranks.items():
+            ranks.setdefault(rank, []).append(part)
+    return dict(ranks)
+
+
+def _data(trace: JobTrace, ranks: dict[int, RankParts], shown: Sequence[int]) -> dict[str, Any]:
+    tables = _Tables(trace.start, has_several_hosts({rank: parts[-1].host for rank, parts in ranks.items()}))
+    all_ranks = sorted(ranks)
+    return {
+        "duration": max(1e-3, trace.end - trace.start),
+        "attempts": [
+            {
+                "number": attempt.number,
+                "start": tables.seconds(attempt.start),
+                "marks": [tables.mark(mark) for mark in attempt.marks],
+            }
+            for attempt in trace.attempts
+        ],
+        "rows": [tables.row(ranks[rank], rank in trace.culprits, _MAX_CALLS // len(shown)) for rank in shown],
+        "ranks": all_ranks,
+        "costs": [round(_cost(ranks[rank]), 6) for rank in all_ranks],
+        "lasts": [round(_last_share(ranks[rank]), 4) for rank in all_ranks],
+        "sites": list(tables.sites),
+        "missing": tables.missing,
+    }
+
+
+class _Tables:
+    """Makes rows, and numbers what many calls have in common."""
+
+    def __init__(self, start: float, has_hosts: bool) -> None:
+        self._start = start
+        self._has_hosts = has_hosts  # more than one
+        self._groups: dict[tuple[int, str], int] = {}
+        self.sites: dict[tuple[str, str], int] = {}
+        self.missing: dict[str, str] = {}  # by "group number", the ranks that never entered the call
+
+    def seconds(self, time: float) -> float:
+        return round(time - self._start, 6)
+
+    def mark(self, mark: Moment) -> list[Any]:
+        return [self.seconds(mark.time), mark.name, mark.detail, mark.is_failure]
+
+    def row(self, parts: RankParts, culprit: bool, max_calls: int) -> dict[str, Any]:
+        last = parts[-1]
+        awaited = [(part, part.awaited) for part in parts if part.awaited is not None]
+        return {
+            "label": f"rank {last.rank} ({last.host})" if self._has_hosts else f"rank {last.rank}",
+            "rank": last.rank,
+            "short": f"rank {last.rank}",
+            "host": last.host if self._has_hosts else "",
+            "culprit": culprit,
+            "trouble": last.trouble,
+            "awaited": [[self.seconds(time), self.seconds(part.end)] for part, time in awaited],
+            "phases": [self._span(span) for part in parts for span in part.phases],
+            "compilations": [self._span(span) for part in parts for span in part.compilations],
+            "output": [self._span(span)[1:] for part in parts for span in part.output],
+            "marks": [self.mark(mark) for part in parts for mark in part.marks],
+            "calls": self._calls(parts, max_calls),
+        }
+
+    def _span(self, span: Span) -> list[Any]:
+        return [span.name, self.seconds(span.start), self.seconds(span.end), span.detail]
+
+    def _calls(self, parts: RankParts, most: int) -> list[int]:
+        """The last calls, as the whole numbers that page_data.js explains."""
+        numbers: list[int] = []
+        before = 0
+        left_out = max(0, sum(len(part.calls) for part in parts) - most)
+        for attempt, part in enumerate(parts):
+            calls = part.calls[left_out:]
+            left_out = max(0, left_out - len(part.calls))
+            for call in calls:
+                began = self._microseconds((call.entered or call.left) - self._start)
+                numbers += (began - before, *self._call(attempt, call))
+                before = began
+        return numbers
+
+    def _call(self, attempt: int, call: TracedCall) -> tuple[int, ...]:
+        took = self._microseconds(call.left - (call.entered or call.left))
+        group = self._groups.setdefault((attempt, call.group), len(self._groups))
+        site = self.sites.setdefault((call.name, call.place), len(self.sites))
+        if call.missing:
+            self.missing[f"{group} {call.number}"] = call.missing
+        times = (took if call.is_over else -1 - took, self._microseconds(call.waited), self._microseconds(call.cost))
+        return *times, group, call.number, site, call.last
+
+    def _microseconds(self, seconds: float) -> int:
+        return round(seconds * _US_PER_S)
+
+
+def _cost(parts: RankParts) -> float:
+    return sum(part.cost for part in parts)
+
+
+def _last_share(parts: RankParts) -> float:
+    """In what share of the calls of which that is known the rank came last."""
+    known = [call for part in parts for call in part.calls if call.last >= 0]
+    return sum(call.cost > 0 for call in known) / len(known) if known else 0.0
+
+
+def _subtitle(trace: JobTrace) -> str:
+    began = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(trace.start))
+    attempts = f" · {plural(len(trace.attempts), 'attempt')}" if len(trace.attempts) > 1 else ""
+    return f"jaxrun · {began} · {format_seconds(trace.end - trace.start)}{attempts}"
+
+
+def _notes(trace: JobTrace, ranks: dict[int, RankParts], shown: Sequence[int]) -> Iterable[str]:
+    """What the chart does not show."""
+    if len(shown) < len(ranks):
+        yield (
+            f"{len(shown)} of {len(ranks):,} ranks have a row: those that failed or for which others waited longest, "
+            "and some of each host."
+        )
+    kept = sum(len(part.calls) for parts in ranks.values() for part in parts)
+    made = sum(part.calls_made for parts in ranks.values() for part in parts)
+    if made > kept:
+        yield f"Of {made:,} calls of all ranks the last {kept:,} are known here: earlier ones are not kept for long."
+    if kept and not any(call.entered for parts in ranks.values() for part in parts for call in part.calls):
+        yield "When ranks entered their calls is not known (it needs Python 3.12), so neither is who waited for whom."
+    if trace.clock_error is not None:
+        yield f"The clocks of the hosts are compared to within {trace.clock_error * 1e3:.2g} ms."
+    troubles: dict[str, list[int]] = {}
+    for rank, parts in ranks.items():
+        if parts[-1].trouble:
+            troubles.setdefault(parts[-1].trouble, []).append(rank)
+    for trouble, who in troubles.items():
+        yield f"{format_ranks(who)}: {trouble}"
+
+
+def _to_json(data: Any) -> str:
+    """JSON that may stand in a script element."""
+    text = json.dumps(data, separators=(",", ":"), ensure_ascii=False)
+    return text.replace("<", "\\u003c").encode("utf-8", "backslashreplace").decode()
+
+
+def _read(name: str) -> str:
+    return files("jaxrun.records.history").joinpath(name).read_text(encoding="utf-8")

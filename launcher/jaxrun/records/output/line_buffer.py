@@ -1,0 +1,84 @@
+"""Cuts one stream of one rank at its newlines. Pure: no I/O, no clock.
+
+LineBuffer works on whole chunks; Python never looks at single lines. Bytes are not decoded, so what is not UTF-8 passes
+unchanged. Only a carriage return has a meaning: it overwrites its line.
+"""
+
+from __future__ import annotations
+
+import re
+
+from jaxrun.records.output.noise import NoiseFilter, may_be_noise
+
+# "\r\n" ends a line like "\n". Without the look-behind a long run of "\r" is tried at each of its bytes.
+_RETURNS_AT_END = re.compile(rb"(?<!\r)\r+\n")
+_OVERWRITTEN = re.compile(rb"(?m)^.*\r")
+
+
+class LineBuffer:
+    """Returns what is ready for the screen; `pending` waits for its newline.
+
+    A "\\r" at the start of `pending`, or of what `feed` and `flush_partial` return, says that the text after it
+    replaces the part of the same line that was returned earlier; one at the end of `pending` does so once text
+    follows.
+    """
+
+    __slots__ = ("_noise", "line_started", "pending")
+
+    def __init__(self) -> None:
+        self.pending = b""
+        self.line_started = False
+        self._noise = NoiseFilter()
+
+    def feed(self, data: bytes) -> bytes:
+        """Return the lines that `data` completes, in one piece, each collapsed to what its last "\\r" left of it."""
+        text = self.pending + data
+        cut = text.rfind(b"\n") + 1
+        whole, rest = text[:cut], text[cut:]
+        if b"\r" in text:
+            whole, rest = _collapse_lines(whole), _collapse_rest(rest)
+        self.pending = rest
+        if whole:
+            if not self.line_started:
+                whole = whole.removeprefix(b"\r")
+            whole = self._noise.remove(whole, continues=self.line_started)
+            self.line_started = False
+        return whole
+
+    def flush_partial(self) -> bytes:
+        """Return what there is of the last line and was not returned yet; the line goes on with the next `feed`."""
+        text = self.pending.rstrip(b"\r")
+        if not text:
+            return b""
+        self.pending = self.pending[len(text) :]
+        shown = text if self.line_started else text.removeprefix(b"\r")
+        self.line_started = True
+        return shown
+
+    def finish(self) -> bytes:
+        """Return the last line, with the newline that it lacks; empty if the stream ended at a newline."""
+        unfinished = self.line_started or self.pending.strip(b"\r")
+        return self.feed(b"\n") if unfinished else b""
+
+    @property
+    def has_partial(self) -> bool:
+        """Whether `flush_partial` has text to return that may be shown unfinished: Gloo's pieces may not."""
+        return self.pending not in (b"", b"\r") and not may_be_noise(self.pending)
+
+    @property
+    def is_progress_bar(self) -> bool:
+        """Whether the unfinished line is a progress bar: it has a carriage return."""
+        return b"\r" in self.pending
+
+
+def _collapse_lines(text: bytes) -> bytes:
+    """Remove from each line what a carriage return has overwritten; the first keeps one "\\r" if it had any."""
+    text = _OVERWRITTEN.sub(b"\r", _RETURNS_AT_END.sub(b"\n", text))
+    return text.replace(b"\n\r", b"\n")
+
+
+def _collapse_rest(text: bytes) -> bytes:
+    """Return an unfinished line's last state, after a "\\r" if it overwrote text, before one if it ended so."""
+    state = text.rstrip(b"\r")
+    ended = b"\r" if len(state) < len(text) else b""
+    return state[max(state.rfind(b"\r"), 0) :] + ended

@@ -1,0 +1,219 @@
+"""Writes what the workers write to the log files and, prefixed, to the screen, and jaxrun's own lines between.
+
+One thread uses an `Output`; nothing here blocks it but the log files' disk. This module decides when text is shown,
+line_buffer and screen how it looks; spool delivers it.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from jaxrun.records.output.held_screen import POLL_S as HELD_POLL_S
+from jaxrun.records.output.held_screen import HeldScreen
+from jaxrun.records.output.rank_logs import STREAMS, RankLogs
+from jaxrun.records.output.screen import RankStream, Screen, rank_prefix
+from jaxrun.terminal import TerminalFormat, terminal_width
+
+PARTIAL_LINE_DELAY_S = 0.3  # until an unfinished line, such as a prompt, is shown
+PROGRESS_BAR_INTERVAL_S = 3.0  # between two states of an unfinished progress bar
+MAX_PARTIAL_BYTES = 2**16  # of an unfinished line that are held back
+CONGESTED_POLL_S = 0.05
+STATUS_INTERVAL_S = 10.0  # between two lines of status on what is no terminal
+
+
+class Output:
+    """The OutputSink on the launcher's host: the workers' bytes on screen and in files, and jaxrun's own lines."""
+
+    def __init__(
+        self,
+        size: int,
+        *,
+        log_dir: Path | None,
+        stdout_fd: int = 1,
+        stderr_fd: int = 2,
+        colour: tuple[bool, bool] = (False, False),
+        shown: frozenset[int] | None = None,
+        open_logs: bool = True,
+        clock: Callable[[], float] = time.monotonic,
+        held: HeldScreen | None = None,
+    ) -> None:
+        """
+        log_dir:    an existing directory for rank-0003.out, rank-0003.err and so on; None keeps no files
+        colour:     whether stdout, stderr are terminals that want colours
+        shown:      the ranks that the screen shows; None for all
+        open_logs:  open all log files now, and not only those that are written to
+        held:       the terminal, where another process has it: until it ends nothing is shown
+        """
+        self._clock = clock
+        self._held = held
+        self._waiting: dict[RankStream, float] = {}  # since when a stream has had text that is not shown
+        out = Screen(stdout_fd, "stdout", colour=colour[0])
+        same = _same_file(stdout_fd, stderr_fd)
+        self._err = out if same else Screen(stderr_fd, "stderr", colour=colour[1])
+        self._screens = (out,) if same else (out, self._err)
+        self._debugger_screen = out if os.isatty(stdout_fd) else self._err
+        self._streams = {
+            (rank, stream): RankStream(screen, rank_prefix(rank, size, colour=screen.colour))
+            for rank in (range(size) if shown is None else sorted(shown))
+            for stream, screen in zip(STREAMS, (out, self._err), strict=True)
+        }
+        self._stderr_fd = stderr_fd
+        self._status_printed_at = float("-inf")
+        self._ranks_to_open = range(size) if open_logs else ()
+        self.logs = RankLogs(log_dir, self._ranks_to_open, self.print_line)
+
+    def begin_attempt(self, log_dir: Path | None) -> None:
+        """Show the last lines of the ranks that have ended, and keep the logs of those to come in `log_dir`."""
+        for rank, stream in self._streams:
+            self.end_stream(rank, stream)
+        self.logs.close()
+        self.logs = RankLogs(log_dir, self._ranks_to_open, self.print_line)
+
+    def write(self, rank: int, stream: str, data: bytes) -> None:
+        """Log and show what was just read from the worker's "out" or "err"."""
+        self.logs.write(rank, stream, data)
+        self.show(rank, stream, data)
+
+    def show(self, rank: int, stream: str, data: bytes) -> None:
+        """Show on the screen only what the worker's agent has logged elsewhere."""
+        rank_stream = self._streams.get((rank, stream))
+        if rank_stream is None or self._held is not None:
+            return
+        whole = rank_stream.buffer.feed(data)
+        if whole:
+            rank_stream.show(whole)
+        if not rank_stream.buffer.pending:
+            self._waiting.pop(rank_stream, None)
+        elif len(rank_stream.buffer.pending) > MAX_PARTIAL_BYTES:
+            self._show_partial(rank_stream)
+        elif whole or rank_stream not in self._waiting:
+            self._waiting[rank_stream] = self._clock()
+
+    def end_stream(self, rank: int, stream: str) -> None:
+        """Show the last line of a stream that has ended, with a newline if it lacks one."""
+        rank_stream = self._streams.get((rank, stream))
+        if rank_stream is not None and self._held is None:
+            self._waiting.pop(rank_stream, None)
+            rank_stream.show(rank_stream.buffer.finish())
+
+    def flush_due(self) -> float | None:
+        """Show what has waited long enough; returns the seconds until the next call, None if nothing waits."""
+        self._report_lost_screens()
+        now = self._clock()
+        wait = CONGESTED_POLL_S if self.congested else float("inf")
+        if self._held is not None:
+            wait = HELD_POLL_S
+            if self._held.is_free():
+                self._release()
+        for rank_stream, since in list(self._waiting.items()):
+            due = since + PARTIAL_LINE_DELAY_S
+            if rank_stream.buffer.is_progress_bar:
+                due = max(due, rank_stream.bar_shown_at + PROGRESS_BAR_INTERVAL_S)
+            if not rank_stream.buffer.has_partial:
+                del self._waiting[rank_stream]
+            elif due <= now:
+                self._show_partial(rank_stream)
+            else:
+                wait = min(wait, due - now)
+        return None if wait == float("inf") else wait
+
+    def show_debugger(self, text: str) -> None:
+        """Show what a debugger writes at once, and without a prefix, as it may be a prompt."""
+        self._debugger_screen.write(
+            self._debugger_screen.interleaver.render(self, b"", text.encode(errors="backslashreplace"))
+        )
+
+    def end_debugger_line(self) -> None:
+        """The line was ended by what somebody has typed."""
+        self._debugger_screen.interleaver.release(self)
+
+    @property
+    def terminal(self) -> TerminalFormat:
+        """What jaxrun's own words are shown on."""
+        return TerminalFormat(terminal_width(self._stderr_fd), self._err.colour)
+
+    def print_line(self, text: str, *, status: bool = False, dim: bool = False) -> None:
+        """Write jaxrun's own words to stderr, in lines of their own, wrapped on a terminal.
+
+        status:  the words are shown until the next line on a terminal, and now and then elsewhere; empty ones end that
+        dim:     they are of little importance
+        """
+        terminal = self.terminal
+        if status:
+            self._print_status(text, terminal)
+            return
+        text = terminal.rewrap(text.removesuffix("\n"))
+        self.print_text(terminal.dim(text) if dim else text)
+
+    def print_text(self, text: str) -> None:
+        """Write jaxrun's own words to stderr as they are, in lines of their own."""
+        if not text.endswith("\n"):
+            text += "\n"
+        if self._held is not None:
+            self._held.keep(text)
+            return
+        self._err.write(self._err.interleaver.interrupt() + text.encode(errors="backslashreplace"))
+
+    def _release(self) -> None:
+        """Nobody else has the terminal any more: print what has been kept."""
+        held, self._held = self._held, None
+        for text in held.take_kept() if held is not None else ():
+            self.print_text(text)
+
+    def _print_status(self, text: str, terminal: TerminalFormat) -> None:
+        if self._held is not None:
+            return
+        if terminal.width is not None:
+            shown = terminal.dim(text[: terminal.width - 1])
+            self._err.write(self._err.interleaver.show_status(shown.encode(errors="backslashreplace")))
+        elif text and self._clock() >= self._status_printed_at + STATUS_INTERVAL_S:
+            self._status_printed_at = self._clock()
+            self.print_text(text)
+
+    @property
+    def congested(self) -> bool:
+        """Whether the screen takes no more and no more can be kept for it: then the workers must not be read."""
+        return any(screen.spool.full for screen in self._screens)
+
+    def close(self, timeout: float | None = None) -> bool:
+        """Wait until all was delivered or its reader has gone; returns False if `timeout` seconds were not enough.
+
+        May be called again, also after a signal handler has raised out of it.
+        """
+        if self._held is not None:
+            if not self._held.wait_until_free(timeout):
+                return False
+            self._release()
+        for rank, stream in self._streams:
+            self.end_stream(rank, stream)
+        self.logs.close()
+        deadline = None if timeout is None else time.monotonic() + timeout
+        done = True
+        for screen in self._screens:  # stderr last: it may have to show what became of stdout
+            left = None if deadline is None else max(0.0, deadline - time.monotonic())
+            done = screen.spool.close(left) and done
+            self._report_lost_screens()
+        return done
+
+    def _show_partial(self, rank_stream: RankStream) -> None:
+        self._waiting.pop(rank_stream, None)
+        if rank_stream.buffer.is_progress_bar:
+            rank_stream.bar_shown_at = self._clock()
+        rank_stream.show(rank_stream.buffer.flush_partial())
+
+    def _report_lost_screens(self) -> None:
+        for screen in self._screens:
+            loss = screen.new_loss()
+            if loss:
+                rest = "is only in the log files" if self.logs.has_files else "is dropped"
+                self.print_line(f"jaxrun: {loss}; the workers' output from here on {rest}, the job goes on")
+
+
+def _same_file(one: int, other: int) -> bool:
+    try:
+        return os.path.sameopenfile(one, other)
+    except OSError:
+        return False

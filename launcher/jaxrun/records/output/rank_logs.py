@@ -1,0 +1,132 @@
+"""What is kept of each rank's output: log files with the exact bytes, and in memory the end of its stderr."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterable
+from pathlib import Path
+
+from jaxrun.analysis.diagnosis.stacks import FATAL_ERROR
+from jaxrun.protocol.own_directory import open_own_directory
+from jaxrun.records.output.bursts import Burst, OutputBursts
+
+STREAMS = ("out", "err")
+TAIL_BYTES = 4096
+_KEPT_BYTES = 2**15  # of stderr: a fault handler's dump of many threads, with its list of extension modules
+_FLAGS = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC
+
+
+def log_path(log_dir: Path, rank: int, stream: str) -> Path:
+    """Return where the bytes of a rank's "out" or "err" are kept."""
+    return log_dir / f"rank-{rank:04d}.{stream}"
+
+
+class RankLogs:
+    """One file per rank and stream, and the end of each rank's stderr. A disk that fails costs logs, never the job."""
+
+    def __init__(self, log_dir: Path | None, ranks: Iterable[int], report: Callable[[str], None]) -> None:
+        """Open the files of `ranks`, and those of others when they are written to; with `log_dir` None, keep no files.
+
+        `report` gets a line about each cause of a failure, once; a file that failed is given up.
+        """
+        self._dir = log_dir
+        self._dir_fd = -1
+        self._report = report
+        self._reported: set[int | None] = set()
+        self._fds: dict[tuple[int, str], int] = {}
+        self._given_up: set[tuple[int, str]] = set()
+        self._stderr: dict[int, bytes] = {}
+        self._written: defaultdict[int, int] = defaultdict(int)
+        self._bursts: defaultdict[int, OutputBursts] = defaultdict(OutputBursts)
+        if log_dir is not None:
+            for rank in ranks:
+                for stream in STREAMS:
+                    self._open(log_dir, rank, stream)
+
+    @property
+    def has_files(self) -> bool:
+        return self._dir is not None
+
+    def write(self, rank: int, stream: str, data: bytes) -> None:
+        """Keep what a worker has written."""
+        self.write_file(rank, stream, data)
+        self._written[rank] += len(data)
+        self._bursts[rank].add(time.time(), len(data))
+        if stream == "err":
+            self._stderr[rank] = (self._stderr.get(rank, b"") + data[-_KEPT_BYTES:])[-_KEPT_BYTES:]
+
+    def write_file(self, rank: int, stream: str, data: bytes) -> None:
+        """Write into the rank's file only."""
+        if self._dir is None:
+            return
+        fd = self._fds.get((rank, stream)) or self._open(self._dir, rank, stream)
+        if fd is None:
+            return
+        try:
+            written = os.write(fd, data)
+            while written < len(data):
+                written += os.write(fd, memoryview(data)[written:])
+        except OSError as error:
+            self._give_up(rank, stream)
+            self._report_failure(log_path(self._dir, rank, stream), error)
+
+    def bytes_written(self, rank: int) -> int:
+        """Return how much the worker has written so far."""
+        return self._written[rank]
+
+    def bursts(self, rank: int) -> tuple[Burst, ...]:
+        """Return when it did."""
+        return self._bursts[rank].bursts
+
+    def stderr_tail(self, rank: int) -> str:
+        """Return the last lines of the worker's stderr, at most TAIL_BYTES."""
+        data = self._stderr.get(rank, b"")
+        if len(data) >= TAIL_BYTES:
+            data = data[-TAIL_BYTES:]
+            data = data[data.find(b"\n") + 1 :]
+        return data.decode(errors="replace")
+
+    def crash_dump(self, rank: int) -> str:
+        """Return what Python's fault handler has written to the worker's stderr, where a program has led it there."""
+        data = self._stderr.get(rank, b"")
+        start = data.rfind(FATAL_ERROR.encode())
+        return data[start:].decode(errors="replace") if start >= 0 else ""
+
+    def close(self) -> None:
+        for rank, stream in list(self._fds):
+            self._give_up(rank, stream)
+        if self._dir_fd >= 0:
+            os.close(self._dir_fd)
+            self._dir_fd = -1
+
+    def _open(self, log_dir: Path, rank: int, stream: str) -> int | None:
+        if (rank, stream) in self._given_up:
+            return None
+        path = log_path(log_dir, rank, stream)
+        try:
+            if self._dir_fd < 0:
+                self._dir_fd = open_own_directory(log_dir)
+            fd = os.open(path.name, _FLAGS, 0o666, dir_fd=self._dir_fd)
+        except OSError as error:
+            self._given_up.add((rank, stream))
+            self._report_failure(path, error)
+            return None
+        self._fds[rank, stream] = fd
+        return fd
+
+    def _give_up(self, rank: int, stream: str) -> None:
+        self._given_up.add((rank, stream))
+        try:
+            os.close(self._fds.pop((rank, stream)))
+        except OSError as error:  # NFS says only here that the disk is full
+            assert self._dir is not None
+            self._report_failure(log_path(self._dir, rank, stream), error)
+
+    def _report_failure(self, path: Path, error: OSError) -> None:
+        if error.errno not in self._reported:
+            self._reported.add(error.errno)
+            self._report(
+                f"jaxrun: cannot write {path}: {error.strerror}; logs that fail so are given up, the job goes on"
+            )

@@ -1,0 +1,223 @@
+"""The jobs whose run directories lie in one place: what became of each, and which of them may be deleted."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from jaxrun.analysis.verdict.verdict import Verdict
+from jaxrun.errors import UsageError
+from jaxrun.protocol.deletion import remove_directory
+from jaxrun.protocol.own_directory import open_own_or_linked_directory
+from jaxrun.records.rundir.find import find_collection, is_run_dir
+from jaxrun.records.rundir.recorded_files import parse_json, read_text, read_verdict
+from jaxrun.records.rundir.rundir import COLLECTION_DIR, EVENTS_FILE, JOB_FILE, LATEST_LINK, VERDICT_FILE
+from jaxrun.text import format_bytes, format_columns, format_seconds, plural
+
+_STARTING_S = 600.0  # a job that has not said yet who runs it may be starting
+_SHOWN_CHARS = 40  # of a command
+
+
+@dataclass(frozen=True, slots=True)
+class RecordedJob:
+    """A job as its run directory shows it.
+
+    started:  seconds since the epoch
+    command:  the program and its arguments
+    host:     where its launcher runs, or ran; empty where nothing says so
+    verdict:  None while it runs, and where the launcher was killed
+    running:  None where only `host` knows
+    """
+
+    path: Path
+    started: float
+    command: tuple[str, ...] = ()
+    processes: int = 0
+    host: str = ""
+    verdict: Verdict | None = None
+    running: bool | None = False
+
+    @property
+    def seconds(self) -> float | None:
+        """How long it took; None where nothing says so."""
+        if self.verdict is None:
+            return time.time() - self.started if self.running else None
+        return self.verdict.seconds
+
+    @property
+    def state(self) -> str:
+        """How it went, in a few words."""
+        if self.verdict is not None:
+            restarts = f" after {plural(len(self.verdict.earlier), 'restart')}" if self.verdict.earlier else ""
+            ended = "done" if self.verdict.outcome == "ok" else f"{self.verdict.outcome}, exit {self.verdict.exit_code}"
+            return f"{ended}{restarts}"
+        if self.running is None:
+            return f"running, or killed, on {self.host}"
+        return "running" if self.running else "killed with its launcher"
+
+
+def list_jobs(path: Path | None) -> tuple[Path, list[RecordedJob]]:
+    """The directory that `path` means, by default that of the working directory, and its jobs, the oldest first.
+
+    Raises UsageError where there is none.
+    """
+    if path is None or is_run_dir(path):
+        collection = find_collection() if path is None else path.resolve().parent
+    else:
+        collection = path / COLLECTION_DIR if (path / COLLECTION_DIR).is_dir() else path
+    if is_run_dir(collection):  # the working directory is one
+        collection = collection.resolve().parent
+    try:
+        entries = [entry for entry in collection.iterdir() if not entry.is_symlink() and is_run_dir(entry)]
+    except OSError as error:
+        raise UsageError(f"cannot read {collection}: {error.strerror}") from None
+    return collection, sorted(map(read_job, entries), key=lambda job: (job.started, job.path.name))
+
+
+def latest_job(number: int) -> Path | None:
+    """The run directory of the job with this number in the working directory's list, 1 for the latest.
+
+    None where a directory has that name. Raises UsageError if there is no such job.
+    """
+    if os.path.lexists(str(number)):
+        return None
+    collection, found = list_jobs(None)
+    if not 1 <= number <= len(found):
+        raise UsageError(f"there is no job {number}: {collection} has {plural(len(found), 'job')}; 1 is the latest")
+    return found[-number].path
+
+
+def read_job(path: Path) -> RecordedJob:
+    """Read what the run directory `path` says; what it does not say stays empty."""
+    content = _read_json(path / JOB_FILE)
+    launcher = content.get("launcher")
+    host = str(launcher.get("host", "")) if isinstance(launcher, dict) else ""
+    pid = launcher.get("pid") if isinstance(launcher, dict) else None
+    started, found = _started(path), read_verdict(path)
+    running: bool | None = False
+    if not (path / VERDICT_FILE).exists():
+        if host and host != os.uname().nodename:
+            running = None
+        elif isinstance(pid, int):
+            running = has_open(pid, path / EVENTS_FILE)
+        else:
+            running = time.time() - started < _STARTING_S
+    program = content.get("program")
+    command = tuple(map(str, program)) if isinstance(program, list) else ()
+    processes = content.get("processes")
+    return RecordedJob(path, started, command, processes if isinstance(processes, int) else 0, host, found, running)
+
+
+def format_jobs(jobs: Sequence[RecordedJob]) -> str:
+    """Lay the jobs out as a table; their numbers count from the newest, 1, as commands take them."""
+    rows = [("job", "run directory", "started", "took", "processes", "how it went", "program")]
+    for number, job in zip(range(len(jobs), 0, -1), jobs, strict=True):
+        command = " ".join(job.command)
+        rows.append(
+            (
+                str(number),
+                job.path.name,
+                time.strftime("%Y-%m-%d %H:%M", time.localtime(job.started)),
+                "" if job.seconds is None else format_seconds(job.seconds),
+                str(job.processes or ""),
+                job.state,
+                command if len(command) <= _SHOWN_CHARS else f"{command[: _SHOWN_CHARS - 1]}…",
+            )
+        )
+    return "\n".join(format_columns(rows))
+
+
+def clean(collection: Path, jobs: Sequence[RecordedJob], keep: int, *, dry_run: bool) -> tuple[list[str], int]:
+    """Delete the run directories of `jobs`, the oldest first, but for the newest `keep` and those that may still run.
+
+    Returns lines for people, and how many could not be deleted. Raises UsageError where they are another user's.
+    """
+    try:
+        directory = open_own_or_linked_directory(collection)
+    except OSError as error:
+        raise UsageError(f"{collection} is not yours to clean: {error.strerror}") from None
+    try:
+        return _clean(collection, directory, jobs, keep, dry_run=dry_run)
+    finally:
+        os.close(directory)
+
+
+def _clean(
+    collection: Path, directory: int, jobs: Sequence[RecordedJob], keep: int, *, dry_run: bool
+) -> tuple[list[str], int]:
+    """`directory` is a descriptor of the collection, which no other user can replace."""
+    over = [job for job in jobs if job.running is False]
+    doomed = over[: max(0, len(over) - keep)]
+    lines, deleted, size = [], 0, 0
+    for job in doomed:
+        size += _size(job.path)
+        if dry_run:
+            lines.append(f"would delete {job.path}")
+            continue
+        try:
+            remove_directory(job.path.name, directory, private=False)
+            deleted += 1
+        except OSError as error:
+            lines.append(f"cannot delete {job.path}: {error.strerror}")
+    latest = collection / LATEST_LINK
+    if latest.is_symlink() and not latest.exists():
+        with contextlib.suppress(OSError):
+            os.unlink(LATEST_LINK, dir_fd=directory)
+    done = "would delete" if dry_run else "deleted"
+    count = len(doomed) if dry_run else deleted
+    lines.append(f"{done} {count} of {_directories(len(jobs))} in {collection} ({format_bytes(size)})")
+    for job in jobs:
+        if job.running is not False:
+            lines.append(f"kept {job.path}: {job.state}")
+    return lines, 0 if dry_run else len(doomed) - deleted
+
+
+def has_open(pid: int, file: Path) -> bool:
+    """Whether the process has the file open: its number alone may belong to another process by now."""
+    try:
+        wanted = file.stat()
+        return any(_same(f"/proc/{pid}/fd/{fd}", wanted) for fd in os.listdir(f"/proc/{pid}/fd"))
+    except OSError:
+        return False
+
+
+def _same(path: str, wanted: os.stat_result) -> bool:
+    try:
+        return os.path.samestat(os.stat(path), wanted)
+    except OSError:
+        return False
+
+
+def _started(path: Path) -> float:
+    """When the job started: it writes job.json then, and never again."""
+    for name in (JOB_FILE, EVENTS_FILE, ""):
+        with contextlib.suppress(OSError):
+            return (path / name).stat().st_mtime
+    return 0.0
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    try:
+        content = parse_json(read_text(path))
+    except (OSError, ValueError):
+        return {}
+    return content if isinstance(content, dict) else {}
+
+
+def _size(path: Path) -> int:
+    """Bytes on disk below `path`."""
+    total = 0
+    for folder, _, names in os.walk(path):
+        for name in names:
+            with contextlib.suppress(OSError):
+                total += os.lstat(os.path.join(folder, name)).st_blocks * 512
+    return total
+
+
+def _directories(count: int) -> str:
+    return "1 run directory" if count == 1 else f"{count} run directories"

@@ -1,0 +1,148 @@
+"""Finds the job of a run directory while it runs, and asks its launcher: by a file, a signal, and another file."""
+
+from __future__ import annotations
+
+import os
+import re
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from jaxrun.errors import UnavailableError, UsageError
+from jaxrun.protocol.env import REQUEST_SIGNAL
+from jaxrun.protocol.own_directory import open_own_directory
+from jaxrun.protocol.requests import Answer, AnswerState, Request
+from jaxrun.records.rundir import request_files
+from jaxrun.records.rundir.find import find_run_dir
+from jaxrun.records.rundir.jobs import has_open
+from jaxrun.records.rundir.recorded_files import parse_json, read_text
+from jaxrun.records.rundir.rundir import EVENTS_FILE, JOB_FILE, LATEST_LINK, VERDICT_FILE
+
+ANSWER_TIMEOUT_S = 5.0  # ranks on other hosts have 1.5 s of it
+_CANNOT_ANSWER = (
+    "the launcher of this job cannot be asked that: it is starting or ending, or of another version of jaxrun"
+)
+_POLL_S = 0.02
+
+
+@dataclass(frozen=True, slots=True)
+class RunningJob:
+    """A job whose launcher runs on this host."""
+
+    run_dir: Path
+    pid: int
+
+    @property
+    def is_running(self) -> bool:
+        return has_open(self.pid, self.run_dir / EVENTS_FILE)
+
+
+class RequestRefused(UnavailableError):
+    """The job's launcher has refused a request."""
+
+    def __init__(self, answer: Answer) -> None:
+        super().__init__(answer.text)
+        self.answer = answer
+
+
+def find_running_job(path: Path | None, command: str) -> RunningJob:
+    """The job of the run directory `path`; with None the latest below the working directory.
+
+    Raises UsageError if the job is over or cannot be asked from here; `command` is what to type elsewhere.
+    """
+    run_dir = find_run_dir(path)
+    if run_dir.is_symlink() or run_dir.name == LATEST_LINK:
+        run_dir = run_dir.resolve()
+    if (run_dir / VERDICT_FILE).exists():
+        raise _is_over(run_dir)
+    try:
+        launcher = parse_json(read_text(run_dir / JOB_FILE))["launcher"]
+        host, pid = str(launcher["host"]), int(launcher["pid"])
+    except (OSError, ValueError, KeyError, TypeError):
+        raise UsageError(f"{run_dir} does not say who runs its job; is it of this version of jaxrun?") from None
+    here = os.uname().nodename
+    if host != here:
+        raise UsageError(f"the launcher of this job runs on {host}, not on {here}; type there: {command} {run_dir}")
+    job = RunningJob(run_dir, pid)
+    if not job.is_running:
+        raise UsageError(
+            f"the launcher of {run_dir} is gone, and left no verdict; what is known: jaxrun explain {run_dir}"
+        )
+    return job
+
+
+def ask(
+    job: RunningJob,
+    request: Request,
+    timeout: float | None = ANSWER_TIMEOUT_S,
+    on_progress: Callable[[str], None] = lambda text: None,
+) -> Answer:
+    """Ask the job's launcher; returns its final answer. `on_progress` is called with the text of each earlier one.
+
+    Raises RequestRefused, UnavailableError if no answer comes within `timeout` seconds, or, with None, before the
+    job ends; UsageError if it cannot be asked.
+    """
+    number = f"{time.time_ns()}-{os.getpid()}"
+    try:
+        directory = open_own_directory(job.run_dir)
+    except OSError as error:
+        raise UsageError(f"cannot ask the job of {job.run_dir}: {error.strerror}") from None
+    try:
+        if not _handles(job.pid, REQUEST_SIGNAL):
+            raise UsageError(_CANNOT_ANSWER)
+        request_files.write_request(directory, number, request)
+        _signal(job)
+        return _wait_for_answer(job, directory, number, timeout, on_progress)
+    except OSError as error:
+        raise UsageError(f"cannot ask the job of {job.run_dir}: {error.strerror}") from None
+    finally:
+        request_files.remove_request(directory, number)
+        os.close(directory)
+
+
+def _wait_for_answer(
+    job: RunningJob, directory: int, number: str, timeout: float | None, on_progress: Callable[[str], None]
+) -> Answer:
+    deadline = time.monotonic() + timeout if timeout is not None else None
+    shown: Answer | None = None
+    while True:
+        running = job.is_running  # what has been answered before its end is there
+        answer = request_files.read_answer(directory, number)
+        if answer is not None and answer.state is AnswerState.DONE:
+            return answer
+        if answer is not None and answer.state is AnswerState.REFUSED:
+            raise RequestRefused(answer)
+        if answer is not None and answer != shown:
+            shown = answer
+            on_progress(answer.text)
+        if not running:
+            raise UnavailableError(f"the job ended before it had answered; how it went: jaxrun explain {job.run_dir}")
+        if deadline is not None and time.monotonic() > deadline:
+            raise UnavailableError(
+                f"the launcher (process {job.pid}) has not answered in {timeout:g} s; is it stopped?"
+            )
+        time.sleep(_POLL_S)
+
+
+def _signal(job: RunningJob) -> None:
+    try:
+        os.kill(job.pid, REQUEST_SIGNAL)
+    except ProcessLookupError:
+        raise _is_over(job.run_dir) from None
+    except PermissionError:
+        raise UsageError(f"process {job.pid}, the launcher, is another user's; only its owner may ask it") from None
+
+
+def _is_over(run_dir: Path) -> UsageError:
+    return UsageError(f"the job of {run_dir} is over; how it went: jaxrun explain {run_dir}")
+
+
+def _handles(pid: int, signum: int) -> bool:
+    """Whether the process has a handler for this signal; without one, a real-time signal would kill it."""
+    try:
+        status = Path(f"/proc/{pid}/status").read_text()
+    except OSError:
+        return True  # the process has ended, or is another user's: os.kill says which
+    caught = re.search(r"^SigCgt:\s*([0-9a-f]+)$", status, re.MULTILINE)
+    return caught is None or bool(int(caught[1], 16) >> (signum - 1) & 1)

@@ -1,0 +1,1 @@
+"""What was asked for, and what will be started for it, as values."""

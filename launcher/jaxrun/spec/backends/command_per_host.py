@@ -1,0 +1,52 @@
+"""One command per host, for hosts with neither MPI nor Slurm: `jaxrun --hosts 2 --host-rank 1 --head h1:7777 …`.
+
+Each command starts the agents of its host's ranks; that of --host-rank 0 also hosts the head
+(supervisor/command_per_host.py).
+Rank 0 and those after it are on host 0, the next on host 1, and so on: every host has as many.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+from jaxrun.errors import UsageError
+from jaxrun.spec.backends.remote_plan import plan_remote
+from jaxrun.spec.job.devices import Machine, probe_machine
+from jaxrun.spec.job.job import Job
+from jaxrun.spec.job.layout import decide_layout, wanted_platforms
+from jaxrun.spec.job.plan import AGENT_ARGV, LaunchCommand, Plan
+
+
+def plan(job: Job, environ: Mapping[str, str], job_id: str, machine: Machine | None = None) -> Plan:
+    """Plan the whole job, and the command that starts the agents of this host.
+
+    Raises UsageError if the processes cannot be dealt equally to the hosts, or this one lacks what they need.
+    """
+    assert job.hosts is not None and job.host_rank is not None
+    each = processes_of_each_host(job, environ, machine)
+    ranks = range(job.host_rank * each, (job.host_rank + 1) * each)
+    size = each * job.hosts
+    command = LaunchCommand(
+        engine="",  # the agents are told their ranks
+        title="the agents of this host",
+        argv=(*AGENT_ARGV, f"{ranks[0]}-{ranks[-1]}", str(size)),
+    )
+    hosts = [f"--host-rank {number}" for number in range(job.hosts) for _ in range(each)]  # until they have reported
+    return plan_remote(job, environ, job_id, command, hosts)
+
+
+def processes_of_each_host(job: Job, environ: Mapping[str, str], machine: Machine | None = None) -> int:
+    """How many processes each host runs: what is asked for, else one per GPU of this host. Raises UsageError."""
+    hosts, total, each = job.hosts or 1, job.processes, job.processes_per_host
+    if total is not None and total % hosts:
+        raise UsageError(
+            f"-n {total} processes cannot be dealt equally to --hosts {hosts}; "
+            f"give a multiple of {hosts}, such as -n {(total // hosts + 1) * hosts}"
+        )
+    if total is not None:
+        each = total // hosts
+    given = {**environ, **job.env}
+    here = replace(job, processes=each, hosts=1, host_rank=0, processes_per_host=None)
+    machine = machine or probe_machine(wanted_platforms(job, given), given)
+    return decide_layout(here, machine, given).processes

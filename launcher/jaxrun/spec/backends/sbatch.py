@@ -1,0 +1,186 @@
+"""The batch script of a job: its text. submit.py hands it to Slurm.
+
+The script is meant to be read, kept and submitted again: its #SBATCH lines say what Slurm is asked for, and its last
+line is the same jaxrun command, for the allocation that they bring.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+import shlex
+import sys
+from collections.abc import Mapping, Sequence
+from itertools import pairwise
+
+from jaxrun.errors import UsageError
+from jaxrun.spec.backends.slurm_args import check_slurm_args, group_options, has_option, split_sbatch_srun
+from jaxrun.spec.backends.slurm_job_state import parse_time_limit
+from jaxrun.spec.job.env_options import mask_secret
+from jaxrun.spec.job.job import REQUEUE_SCONTROL, Job
+
+SCRIPT_MARK = "# Written by jaxrun."
+_MIN_SIGTERM_LEAD_S = 60  # from the SIGTERM to the time limit
+_MIN_REQUEUE_LEAD_S = 15  # from the end of the grace to the time limit, to end the job and have it started again
+_SIGNAL_JITTER_S = 60  # Slurm may send a signal this much sooner than asked
+# Options of jaxrun that the #SBATCH lines stand for.
+_DROPPED_WITH_VALUE = ("--sbatch", "--slurm-args", "--partition", "--time", "--account")
+
+
+def sbatch_options(job: Job) -> list[str]:
+    """Return the options for sbatch or salloc, quoted for a shell and for a line of #SBATCH alike."""
+    check_slurm_args(job.slurm_args)
+    each = job.processes_per_host
+    if not each and job.processes is None and job.gpus_per_host and job.platform != "cpu":
+        each = max(1, job.gpus_per_host // (job.devices_per_process or 1))
+    if not each and job.processes and job.hosts and job.processes % job.hosts == 0:
+        each = job.processes // job.hosts
+    hosts = job.hosts and job.hosts + job.spares
+    if each and not hosts and job.processes:
+        hosts = math.ceil(job.processes / each) + job.spares
+    values = (
+        ("nodes", hosts),
+        ("ntasks", (each * hosts if job.spares and each and hosts else job.processes) or (hosts or 1) * (each or 1)),
+        ("ntasks-per-node", each),
+        ("cpus-per-task", job.cpus_per_process),
+        ("gpus-per-node", job.gpus_per_host),
+        ("partition", job.partition),
+        ("time", job.time_limit),
+        ("account", job.account),
+    )
+    words = [f"--{name}={shlex.quote(str(value))}" for name, value in values if value]
+    if job.max_restarts:
+        words.append("--no-kill")  # the loss of a node is no end of the job
+    return [*words, *map(shlex.join, group_options(split_sbatch_srun(job.slurm_args)[0]))]
+
+
+def sbatch_script(job: Job, words: Sequence[str], *, directory: str, file: str) -> str:
+    """Return the text of the script that is to be at `file`; `words` are those of the command line after `jaxrun`."""
+    for text in (*words, directory, file):
+        if "\n" in text:
+            raise UsageError(f"a batch script cannot hold {text!r}: Slurm reads its options line by line")
+    secrets = find_secrets(job, words)
+    name = job.tag or re.sub(r".*/|\.py$", "", job.program[0])
+    lines = [
+        "#!/bin/bash",
+        f"{SCRIPT_MARK} Hand it to Slurm, as often as you like, with:  sbatch {shlex.quote(file)}",
+        "# Options on that command line win over those below, as in:  sbatch --time=2:00:00 ...",
+        "",
+        "# What the job gets. Its shape stands also in the command at the end: change both.",
+        _directive("--job-name", name),
+        *(f"#SBATCH {option}" for option in sbatch_options(job)),
+        "",
+        "# Where it runs, and where its output goes; %j is the number of the job.",
+        _directive("--chdir", directory),
+        *_unless(job, "#SBATCH --output=jaxrun-%j.out", "--output", "-o"),
+        "# It gets the environment of the shell that submits it.",
+        *_unless(job, "#SBATCH --export=ALL", "--export"),
+        *(f"# Set {name} in that shell: its value looks secret, and does not stand here." for name in secrets),
+        "",
+        *_says_who_starts_it_again(job),
+        "# The output then goes on in the same file.",
+        *_unless(job, "#SBATCH --requeue", "--no-requeue", "--requeue"),
+        *_unless(job, "#SBATCH --open-mode=append", "--open-mode"),
+        *_signal_before_limit(job),
+        "",
+        "# jaxrun calls srun to start the processes. It takes the place of this shell, to get Slurm's signals itself.",
+        f"exec {shlex.join([sys.executable, '-m', 'jaxrun', *_jaxrun_words(job, words, secrets)])}",
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def find_secrets(job: Job, words: Sequence[str]) -> dict[str, str]:
+    """Return the values of --env among `words` that look secret, by name: those that the script leaves out.
+
+    The job gets them from the environment that it is submitted with, so none are left out where --slurm-args have an
+    --export of their own, which may keep the environment from it.
+    """
+    if has_option(job.slurm_args, ("--export",)):
+        return {}
+    options = words[: len(words) - len(job.program)]
+    given = [following for word, following in pairwise(options) if word == "--env"]
+    given += [word.removeprefix("--env=") for word in options if word.startswith("--env=")]
+    pairs = [text.partition("=")[::2] for text in given]
+    return {name: value for name, value in pairs if mask_secret(name, value) != value}
+
+
+def _jaxrun_words(job: Job, words: Sequence[str], secrets: Mapping[str, str]) -> list[str]:
+    """Return the same command without what the #SBATCH lines say, but with the words that are for srun alone.
+
+    Of an assignment of `secrets`, its name is kept.
+    """
+    end = len(words) - len(job.program)
+    kept: list[str] = []
+    options = iter([_without_secret(word, before, secrets) for before, word in pairwise(["", *words[:end]])])
+    for word in options:
+        name, equals, _ = word.partition("=")
+        name = name.replace("_", "-")  # as the command line reads it
+        if name in _DROPPED_WITH_VALUE and not equals:
+            next(options, None)
+        elif name not in ("--submit", *_DROPPED_WITH_VALUE):
+            kept.append(word)
+    step = split_sbatch_srun(job.slurm_args)[1]
+    if step:
+        kept = [f"--slurm-args={shlex.join(step)}", *kept]
+    return [*kept, *words[end:]]
+
+
+def _without_secret(word: str, before: str, secrets: Mapping[str, str]) -> str:
+    """Return `word`, which comes after `before`; only the name of it if it assigns one of `secrets`."""
+    for option in ("", "--env="):
+        name = word.removeprefix(option).partition("=")[0]
+        if (before == "--env" or option) and word.startswith(option) and name in secrets:
+            return option + name
+    return word
+
+
+def _says_who_starts_it_again(job: Job) -> list[str]:
+    if job.requeue == REQUEUE_SCONTROL:
+        return ["# After a preemption, and before the time limit, jaxrun has Slurm start it again, until it is done."]
+    return [
+        "# Slurm may start it again after the loss of a node or a preemption; to do so by hand: scontrol requeue JOB."
+    ]
+
+
+def _signal_before_limit(job: Job) -> list[str]:
+    """Ask for a signal before the time limit, where that leaves the job most of its time.
+
+    Raises UsageError where it leaves none to a job that is to go on after it.
+    """
+    if has_option(job.slurm_args, ("--signal",)):
+        return []
+    early = max(_MIN_SIGTERM_LEAD_S, math.ceil(job.signal_grace) + _MIN_SIGTERM_LEAD_S // 2)
+    limit = parse_time_limit(job.time_limit)
+    if job.requeue:
+        early = math.ceil(job.signal_grace) + _MIN_REQUEUE_LEAD_S
+        if limit is not None and limit <= early + _SIGNAL_JITTER_S:
+            raise UsageError(
+                f"--time {job.time_limit} is too short for --requeue: Slurm's signal may come "
+                f"{early + _SIGNAL_JITTER_S} s before the limit; give more time, or a shorter --grace "
+                f"({job.signal_grace:g} s to save the work)"
+            )
+        return [
+            "",
+            f"# SIGUSR2 to jaxrun, {early} to {early + _SIGNAL_JITTER_S} s before the time limit. The program then has",
+            f"# {job.signal_grace:g} s to save its work; for more, raise both --grace, below, and the number here.",
+            f"#SBATCH --signal=B:USR2@{early}",
+        ]
+    if limit is not None and limit < 4 * (early + _SIGNAL_JITTER_S):
+        return []
+    return [
+        "",
+        f"# SIGTERM to jaxrun, {early} to {early + _SIGNAL_JITTER_S} s before the time limit, as JAX's notice of "
+        "preemption.",
+        "# (Slurm's own line in the output says CANCELLED, but nothing else has happened yet.) The program then has",
+        f"# {job.signal_grace:g} s to save its work; for more, raise both --grace, below, and the number here.",
+        f"#SBATCH --signal=B:TERM@{early}",
+    ]
+
+
+def _directive(option: str, value: str) -> str:
+    return f"#SBATCH {option}={shlex.quote(value)}"
+
+
+def _unless(job: Job, line: str, *names: str) -> list[str]:
+    """Return `line`, unless --slurm-args have one of `names`."""
+    return [] if has_option(job.slurm_args, names) else [line]

@@ -1,0 +1,250 @@
+"""The Slurm backend: inside of an allocation, one srun starts an agent for each rank.
+
+srun is told everything on its command line: it would take what is left out from SLURM_* variables, which may be those
+of somebody else's step. No value of a variable stands there: srun passes its own environment on.
+
+Agents that were started end with 0, so one that does not could not be started: --kill-on-bad-exit ends the others.
+Tried with Slurm 22.05: srun ends by itself when all tasks have; a SIGTERM to it ends all tasks at once, by SIGKILL; a
+SIGKILL to it leaves them running.
+"""
+
+from __future__ import annotations
+
+import re
+import shutil
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from jaxrun.errors import UnavailableError, UsageError
+from jaxrun.protocol.names import REQUEUE_CHAIN, STDIN_RANK_0
+from jaxrun.spec.backends import sbatch
+from jaxrun.spec.backends.remote_plan import plan_remote
+from jaxrun.spec.backends.slurm_allocation import Allocation, read_allocation, spread_tasks
+from jaxrun.spec.backends.slurm_args import check_slurm_args, has_option
+from jaxrun.spec.job.hosts import count_without_spares
+from jaxrun.spec.job.job import Job
+from jaxrun.spec.job.plan import AGENT_ARGV, LaunchCommand, Plan
+from jaxrun.text import UNKNOWN_HOST, plural
+
+# srun reads these as options of its own, which no word on its command line takes back.
+_SRUN_INPUT_VARIABLES = (
+    "SLURM_BCAST", "SLURM_EXACT", "SLURM_EXCLUSIVE", "SLURM_HOSTFILE", "SLURM_IMMEDIATE", "SLURM_LABELIO",
+    "SLURM_NO_KILL", "SLURM_NTASKS_PER_CORE", "SLURM_NTASKS_PER_GPU", "SLURM_NTASKS_PER_NODE",
+    "SLURM_NTASKS_PER_SOCKET", "SLURM_OPEN_MODE", "SLURM_REMOTE_CWD", "SLURM_STDERRMODE", "SLURM_STDOUTMODE",
+    "SLURM_TIMELIMIT", "SLURM_UNBUFFEREDIO", "SLURM_WORKING_DIR",
+)  # fmt: skip
+_STEP_BINDING_VARIABLES = (
+    "SLURM_CPU_BIND", "SLURM_CPU_BIND_LIST", "SLURM_CPU_BIND_TYPE", "SLURM_CPU_BIND_VERBOSE", "SLURM_MEM_BIND"
+)  # fmt: skip
+_GPU_REQUEST_VARIABLES = ("SLURM_GPUS", "SLURM_GPUS_PER_NODE", "SLURM_GPUS_PER_SOCKET", "SLURM_GPUS_PER_TASK")
+_GPU_VARIABLES = (*_GPU_REQUEST_VARIABLES, "SLURM_GPUS_ON_NODE", "SLURM_JOB_GPUS", "SLURM_STEP_GPUS")
+_HOST_CHOICE_OPTIONS = (
+    "--nodelist", "-w", "--exclude", "-x", "--nodefile", "-F", "--relative", "-r", "--distribution", "-m"
+)  # fmt: skip
+_OVERCOMMIT_OPTIONS = ("--overcommit", "-O")
+
+
+@dataclass(frozen=True, slots=True)
+class _Shape:
+    """The number of processes on each node that is used, from the first node on, and the CPUs of each process."""
+
+    counts: tuple[int, ...]
+    cpus: int
+
+    @property
+    def processes(self) -> int:
+        return sum(self.counts)
+
+
+def plan(job: Job, environ: Mapping[str, str], job_id: str) -> Plan:
+    """Plan one srun in the allocation of `environ`. Raises UsageError without one, saying what to type instead."""
+    srun = shutil.which("srun", path=environ.get("PATH"))
+    if srun is None:
+        raise UnavailableError(
+            f"--backend slurm needs srun, which is not on PATH ({environ.get('PATH', 'not set')}). On a machine of a "
+            "cluster it may come with: module load slurm. Without Slurm, leave --backend out, or take --backend mpirun"
+        )
+    allocation = read_allocation(environ)
+    if allocation is None:
+        raise UsageError(_no_allocation_message(job))
+    check_slurm_args(job.slurm_args)
+    spares = job.spare_hosts
+    room = dict(zip(allocation.nodes, allocation.cpus, strict=True))
+    if job.placement:
+        allocation = _nodes_of_placement(job, allocation)
+    elif job.spares:
+        used = count_without_spares(job, len(allocation.nodes))
+        job, spares = replace(job, hosts=used), allocation.nodes[used : used + job.spares]
+    shape = _shape(job, allocation, "SLURM_OVERCOMMIT" in environ or has_option(job.slurm_args, _OVERCOMMIT_OPTIONS))
+    hosts = _hosts(job, allocation, shape)
+    waiting = [spare for spare in spares for _ in range(_room_for_waiting(shape, room.get(spare, 1)))]
+    outlives_loss = bool(job.spares or job.min_hosts or job.placement)
+    command = LaunchCommand(
+        engine="slurm",
+        title=f"srun in Slurm job {allocation.job_id}",
+        argv=(
+            *(srun, *_srun_options(job, (*hosts, *waiting), shape, environ, outlives_loss)),
+            *(*job.slurm_args, *AGENT_ARGV),
+        ),
+        set_env={"SRUN_CPUS_PER_TASK": str(shape.cpus)},
+        unset_env=_hidden_variables(job, allocation, environ),
+        passes_stdin=True,
+        agent_hosts=(*hosts, *waiting) if outlives_loss else (),
+    )
+    planned = plan_remote(job, environ, job_id, command, hosts, _notes(job, allocation), spares)
+    return replace(planned, requeue_id=_requeue_id(allocation, environ)) if job.requeue else planned
+
+
+def _requeue_id(allocation: Allocation, environ: Mapping[str, str]) -> str:
+    """What the launchers of one job have in common, which go on with each other's work."""
+    cluster = environ.get("SLURM_CLUSTER_NAME", "")
+    return environ.get(REQUEUE_CHAIN) or f"slurm {cluster} {allocation.job_id}"
+
+
+def _nodes_of_placement(job: Job, allocation: Allocation) -> Allocation:
+    """Only the nodes that the ranks are on, in the order of the ranks."""
+    cpus = dict(zip(allocation.nodes, allocation.cpus, strict=True))
+    nodes = tuple(dict.fromkeys(job.placement))
+    return replace(allocation, nodes=nodes, cpus=tuple(cpus.get(node, 1) for node in nodes))
+
+
+def _room_for_waiting(shape: _Shape, cpus: int) -> int:
+    """How many agents wait on a spare node with so many CPUs: as many as any node has, if there is room."""
+    return max(1, min(max(shape.counts), cpus // shape.cpus))
+
+
+def _no_allocation_message(job: Job) -> str:
+    asked = " ".join(sbatch.sbatch_options(job))
+    return (
+        "--backend slurm starts processes in an allocation of Slurm, and this shell is in none: SLURM_JOB_ID is not "
+        "set. Add --submit before the program, and the job is handed to Slurm and followed; or --sbatch job.sh, and a "
+        f"batch script is written; or begin with: salloc {asked}"
+    )
+
+
+def _shape(job: Job, allocation: Allocation, overcommit: bool) -> _Shape:
+    hosts = _host_count(job, allocation)
+    cpus = allocation.cpus[:hosts]
+    processes = job.processes or _default_processes(job, allocation, hosts)
+    each = job.cpus_per_process or allocation.cpus_per_task or 0
+    if not job.cpus_per_process and (not each or processes > sum(count // each for count in cpus)):
+        # Nobody has said how many CPUs a process gets: all that there are. Slurm would bind it to a single one.
+        tasks = spread_tasks(processes, cpus)
+        each = max(1, min(count // max(number, 1) for count, number in zip(cpus, tasks, strict=True)))
+    room = [count // each for count in cpus]
+    counts = spread_tasks(processes, room)
+    if not overcommit:
+        _check_room(allocation, counts, room, each)
+    if job.processes_per_host and set(counts) != {job.processes_per_host}:
+        raise UsageError(
+            f"--processes-per-host {job.processes_per_host} does not fit Slurm job {allocation.job_id}: with "
+            f"{plural(each, 'CPU')} a process, {_node_numbers(allocation, room)} of them can run there"
+        )
+    return _Shape(counts, each)
+
+
+def _host_count(job: Job, allocation: Allocation) -> int:
+    """Return how many nodes of the allocation are used. Raises UsageError where there are fewer."""
+    per_host, processes, nodes = job.processes_per_host, job.processes, len(allocation.nodes)
+    hosts = job.hosts or nodes
+    if per_host and processes:
+        hosts = processes // per_host
+    elif processes:
+        hosts = min(hosts, processes)
+    if hosts > nodes:
+        raise UsageError(
+            f"{plural(hosts, 'host')} are asked for, but Slurm job {allocation.job_id} has {plural(nodes, 'node')}: "
+            f"{_abbreviated(allocation.nodes)}; give a smaller -N, or get more with salloc or sbatch"
+        )
+    return hosts
+
+
+def _default_processes(job: Job, allocation: Allocation, hosts: int) -> int:
+    """Return the default for -n: what the allocation was made for, else one for each GPU, else one for each host."""
+    if job.processes_per_host:
+        return hosts * job.processes_per_host
+    if allocation.tasks is not None:
+        each = allocation.cpus_per_task or 1
+        return max(hosts, sum(spread_tasks(allocation.tasks, [count // each for count in allocation.cpus])[:hosts]))
+    gpus = 0 if job.platform == "cpu" else job.gpus_per_host or allocation.gpus or 0
+    return hosts * max(1, gpus // (job.devices_per_process or 1))
+
+
+def _check_room(allocation: Allocation, counts: Sequence[int], room: Sequence[int], each: int) -> None:
+    if 0 in counts or any(count > limit for count, limit in zip(counts, room, strict=True)):
+        made_for = f", made for {plural(allocation.tasks, 'task')}" if allocation.tasks else ""
+        raise UsageError(
+            f"{sum(counts)} processes x {plural(each, 'CPU')} do not fit Slurm job {allocation.job_id}{made_for}: its "
+            f"CPUs are {_node_numbers(allocation, allocation.cpus[: len(room)])}. Ask salloc or sbatch for "
+            f"-n {sum(counts)} -c {each}, start fewer with -n, or let processes share CPUs: --slurm-args --overcommit"
+        )
+
+
+def _srun_options(
+    job: Job, agents: Sequence[str], shape: _Shape, environ: Mapping[str, str], outlives_loss: bool
+) -> list[str]:
+    """The words for an agent on each of the hosts `agents`: the ranks' hosts, and those of agents that wait."""
+    on_host = Counter(agents)
+    counts = tuple(on_host.values()) if UNKNOWN_HOST not in on_host else shape.counts
+    alike = len(set(counts)) == 1
+    words = [f"--nodes={len(counts)}", f"--ntasks={len(agents)}"]
+    if job.placement or not (alike or len(agents) == shape.processes):
+        # srun would put the nodes of any other distribution into its own order, and fill them in another way.
+        words += [f"--cpus-per-task={shape.cpus}", "--distribution=arbitrary", f"--nodelist={','.join(agents)}"]
+    else:
+        if alike:  # srun warns of any other
+            words.append(f"--ntasks-per-node={counts[0]}")
+        words += [f"--cpus-per-task={shape.cpus}", "--distribution=block"]
+        if UNKNOWN_HOST not in on_host:
+            # Else srun prefers nodes on which no other step runs, and waits for one that is down.
+            words.append(f"--nodelist={','.join(on_host)}")
+    if job.gpus_per_host:
+        words.append(f"--gpus-per-node={job.gpus_per_host}")
+    if (job.gpus_per_host or any(map(environ.get, _GPU_VARIABLES))) and "SLURM_GPU_BIND" not in environ:
+        words.append("--gpu-bind=none")  # a process that cannot see its neighbours' GPUs has no NVLink to them
+    # --overlap: with other steps of the job. --wait: an end is ours to judge.
+    if not has_option(job.slurm_args, ("--exclusive",)):  # srun takes one of the two
+        words.append("--overlap")
+    # Else the loss of a host or of an agent, of one that waits too, ends all others.
+    words += ["--no-kill", "--kill-on-bad-exit=0"] if outlives_loss else ["--kill-on-bad-exit=1"]
+    return [*words, "--wait=0", f"--input={job.stdin or STDIN_RANK_0}", "--export=ALL"]
+
+
+def _hidden_variables(job: Job, allocation: Allocation, environ: Mapping[str, str]) -> tuple[str, ...]:
+    names = [*_SRUN_INPUT_VARIABLES, *(_GPU_REQUEST_VARIABLES if job.gpus_per_host else ())]
+    if allocation.in_step:
+        names += _STEP_BINDING_VARIABLES  # that of the step, for its own few CPUs
+    if re.fullmatch(r"cpu[=:][0-9]+", environ.get("SLURM_TRES_PER_TASK", "")):
+        names.append("SLURM_TRES_PER_TASK")  # must not differ from --cpus-per-task
+    return tuple(name for name in names if name in environ)
+
+
+def _hosts(job: Job, allocation: Allocation, shape: _Shape) -> list[str]:
+    """Return the host of each rank, UNKNOWN_HOST where the user chooses the hosts."""
+    if job.placement:
+        return list(job.placement)
+    if has_option(job.slurm_args, _HOST_CHOICE_OPTIONS):
+        return [UNKNOWN_HOST] * shape.processes
+    return [node for node, count in zip(allocation.nodes, shape.counts, strict=False) for _ in range(count)]
+
+
+def _notes(job: Job, allocation: Allocation) -> list[str]:
+    ignored = [
+        option
+        for option, value in (("--partition", job.partition), ("--time", job.time_limit), ("--account", job.account))
+        if value
+    ]
+    if not ignored:
+        return []
+    return [f"{', '.join(ignored)} cannot change Slurm job {allocation.job_id}, which runs already"]
+
+
+def _node_numbers(allocation: Allocation, numbers: Sequence[int]) -> str:
+    """Write `h1 4, h2 4`."""
+    return _abbreviated([f"{node} {number}" for node, number in zip(allocation.nodes, numbers, strict=False)])
+
+
+def _abbreviated(items: Sequence[str]) -> str:
+    """Write all `items`, or of many the first and the last."""
+    return ", ".join(items if len(items) <= 6 else [*items[:3], "...", items[-1]])

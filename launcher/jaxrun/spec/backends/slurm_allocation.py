@@ -1,0 +1,114 @@
+"""The Slurm allocation of this process, read from the environment, and how srun lays tasks out in it.
+
+Only variables of the whole job are used. In a step (`srun --pty bash`, or salloc's own shell where the site makes that
+a step) SLURM_NNODES, SLURM_NODELIST and SLURM_TASKS_PER_NODE are those of the step, and in a batch script SLURM_PROCID
+means nothing.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from jaxrun.errors import UsageError
+from jaxrun.spec.job.hosts import expand_counts, expand_node_list
+
+
+@dataclass(frozen=True, slots=True)
+class Allocation:
+    """One job of Slurm.
+
+    cpus:           the job's CPUs on each node, in the order of `nodes`
+    tasks:          the number that it was made for; None where nobody said
+    cpus_per_task:  the number that it was made for; None where nobody said, and within a step
+    gpus:           GPUs of each node; None where no variable speaks of any
+    in_step:        whether this process is itself a task of a step of the job
+    """
+
+    job_id: str
+    nodes: tuple[str, ...]
+    cpus: tuple[int, ...]
+    tasks: int | None = None
+    cpus_per_task: int | None = None
+    gpus: int | None = None
+    in_step: bool = False
+
+
+def read_allocation(environ: Mapping[str, str]) -> Allocation | None:
+    """Read the allocation, None without one. Raises UsageError for one in which no job can be started."""
+    job_id = environ.get("SLURM_JOB_ID", "")
+    if not job_id:
+        return None
+    if _number(environ, "SLURM_HET_SIZE", 1) > 1:
+        raise UsageError(
+            f"Slurm job {job_id} is heterogeneous (SLURM_HET_SIZE={environ['SLURM_HET_SIZE']}), and srun gives each of "
+            "its components ranks of their own; ask for one component: leave out ':' and '#SBATCH hetjob'"
+        )
+    for name in ("SLURM_JOB_NODELIST", "SLURM_JOB_CPUS_PER_NODE"):
+        if not environ.get(name):
+            raise UsageError(
+                f"SLURM_JOB_ID={job_id} is set, but {name} is not, so this shell is not inside of the allocation; "
+                f"enter it with: srun --jobid={job_id} --overlap --pty bash"
+            )
+    in_step = "SLURM_STEP_ID" in environ
+    nodes = expand_node_list(environ["SLURM_JOB_NODELIST"])
+    cpus = expand_counts(environ["SLURM_JOB_CPUS_PER_NODE"])
+    if len(cpus) != len(nodes):
+        raise UsageError(
+            f"SLURM_JOB_NODELIST={environ['SLURM_JOB_NODELIST']} names {len(nodes)} nodes, but SLURM_JOB_CPUS_PER_NODE="
+            f"{environ['SLURM_JOB_CPUS_PER_NODE']} counts {len(cpus)}; one of them is not Slurm's own value"
+        )
+    return Allocation(
+        job_id=job_id,
+        nodes=nodes,
+        cpus=cpus,
+        tasks=_tasks(environ, len(nodes)),
+        cpus_per_task=None if in_step else _number(environ, "SLURM_CPUS_PER_TASK") or None,
+        gpus=_gpus(environ, len(nodes)),
+        in_step=in_step,
+    )
+
+
+def spread_tasks(processes: int, room: Sequence[int]) -> tuple[int, ...]:
+    """Count the tasks of each node as srun does for block distribution: a round gives one to each node that has room.
+
+    When none has any, rounds go on regardless, as srun does with --overcommit.
+    """
+    counts = [0] * len(room)
+    crowded = False
+    while (left := processes - sum(counts)) > 0:
+        takers = [index for index, limit in enumerate(room) if crowded or counts[index] < limit]
+        crowded = not takers
+        for index in takers[:left]:
+            counts[index] += 1
+    return tuple(counts)
+
+
+def _tasks(environ: Mapping[str, str], nodes: int) -> int | None:
+    """Return SLURM_NTASKS, for which the allocation was made, unless it is the size of the step of this process."""
+    tasks = _number(environ, "SLURM_NTASKS")
+    of_step = tasks == _number(environ, "SLURM_STEP_NUM_TASKS", -1)
+    if tasks and not (of_step and _number(environ, "SLURM_STEP_NUM_NODES") < nodes):
+        return tasks
+    return _number(environ, "SLURM_NTASKS_PER_NODE") * nodes or None
+
+
+def _gpus(environ: Mapping[str, str], nodes: int) -> int | None:
+    """Return the GPUs of each node: as they were requested, else those of this node, else an equal share of all."""
+    asked, total = (_count(environ.get(name, "")) for name in ("SLURM_GPUS_PER_NODE", "SLURM_GPUS"))
+    return asked or _number(environ, "SLURM_GPUS_ON_NODE") or total // nodes or None
+
+
+def _count(text: str) -> int:
+    """Return the sum of the numbers in "8", "a100:8" or "a100:4,v100:4"."""
+    return sum(int(number) for number in re.findall(r"(?:^|:)([0-9]+)(?=,|$)", text))
+
+
+def _number(environ: Mapping[str, str], name: str, otherwise: int = 0) -> int:
+    text = environ.get(name, "")
+    if not text:
+        return otherwise
+    if not text.isdecimal():
+        raise UsageError(f"{name}={text!r} is not a number, as Slurm would set it; unset it")
+    return int(text)

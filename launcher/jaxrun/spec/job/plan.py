@@ -1,0 +1,207 @@
+"""What will be started: a frozen value that a backend makes from a Job.
+
+A Plan holds whatever is known before the first process starts; a worker's descriptors are added when it is spawned.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from jaxrun.protocol.env import WorkerEnv
+from jaxrun.protocol.names import JOB_ID, STDIN_RANK_0
+from jaxrun.spec.job.env_options import mask_secret
+from jaxrun.spec.job.job import Job
+from jaxrun.spec.job.spare_hosts import AGENTS_BY_RANK, AgentNumbers
+
+
+@dataclass(frozen=True, slots=True)
+class Worker:
+    """One process: its rank and host, and the devices and cores that it takes.
+
+    local_device_ids:  ordinals among the accelerators that its host shows; empty for all of them
+    cpus:              the cores that it stays on; empty for all of them
+    """
+
+    rank: int
+    local_rank: int
+    local_size: int
+    host: str
+    local_device_ids: tuple[int, ...] = ()
+    cpus: tuple[int, ...] = ()
+    simulated_boot_id: str = ""
+
+
+AGENT_ARGV = (sys.executable, "-m", "jaxrun.node.agent")  # what a LaunchCommand runs once for each rank
+
+
+@dataclass(frozen=True, slots=True)
+class LaunchCommand:
+    """The mpirun or srun that starts an agent on the hosts for each rank; it is trusted to do no more than that.
+
+    engine:            the key in cluster_env.CLUSTER_ENVS of the variables that tell each agent its rank
+    title:             how people call it: "Open MPI 5.0.11"
+    argv:              the whole command, with AGENT_ARGV at its end and no value of a variable, which others could read
+    set_env:           variables for the command itself, besides those for the workers
+    unset_env:         names that the command must not see
+    attached_to:       what has started all processes already, where `argv` starts only the agent of rank 0
+    passes_stdin:      whether standard input reaches any rank, or all, as --stdin says; else rank 0 alone
+    sigterm_at_start:  whether it bears a SIGTERM while it starts the agents; else only SIGKILL ends it then
+    agent_hosts:       the host of each agent, by number, first those of the ranks and then those that wait on spare
+                       hosts; empty where agents do not outlive the loss of another host
+    """
+
+    engine: str
+    title: str
+    argv: tuple[str, ...]
+    set_env: Mapping[str, str] = field(default_factory=dict)
+    unset_env: tuple[str, ...] = ()
+    attached_to: str = ""
+    passes_stdin: bool = False
+    sigterm_at_start: bool = True
+    agent_hosts: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """All that is decided before anything starts.
+
+    job:            the request, with its processes and platform decided
+    job_id:         32 hex digits
+    workers:        by rank
+    argv:           the command of every worker
+    set_env:        variables to set in all workers, besides each one's own
+    unset_env:      names that must not reach a worker
+    local_devices:  devices that every process must show; None where only JAX can tell
+    device_names:   what the host's accelerators are called, by ordinal; empty on CPU
+    fork:           start the workers by forking one process that has imported jax
+    notes:          remarks on these decisions that the user should see
+    job_size:       the processes of the whole job, where `workers` are not all of them
+    launch_command: the command that starts an agent for each worker; None where the launcher starts the workers
+    attempt:        which attempt to run the job this is, from 1
+    restart_reason: in one line, why the attempt before it ended
+    ends_at:        with --save-time, when Slurm ends the job, in seconds since the epoch; None where it does not
+    spare_hosts:    that may take the place of a lost one
+    agents:         which agent has which rank
+    left_out:       the hosts that were lost and are used no longer; host_notes: what has replaced them, in words
+    """
+
+    job: Job
+    job_id: str
+    workers: tuple[Worker, ...]
+    argv: tuple[str, ...]
+    set_env: Mapping[str, str]
+    unset_env: tuple[str, ...]
+    local_devices: int | None
+    device_names: tuple[str, ...]
+    fork: bool
+    notes: tuple[str, ...] = ()
+    job_size: int = 0
+    launch_command: LaunchCommand | None = None
+    attempt: int = 1
+    restart_reason: str = ""
+    ends_at: float | None = None
+    spare_hosts: tuple[str, ...] = ()
+    agents: AgentNumbers = AGENTS_BY_RANK
+    left_out: tuple[str, ...] = ()
+    host_notes: tuple[str, ...] = ()
+    requeue_id: str = ""
+
+    @property
+    def hosts(self) -> tuple[str, ...]:
+        """Each host once, in the order of their first ranks."""
+        return tuple(dict.fromkeys(worker.host for worker in self.workers))
+
+    @property
+    def host_of(self) -> dict[int, str]:
+        """The host of each rank."""
+        return {worker.rank: worker.host for worker in self.workers}
+
+    def base_env(self, environ: Mapping[str, str]) -> dict[str, str]:
+        """Return the environment that all workers share, made from the launcher's own `environ` and the job's id."""
+        kept = {name: value for name, value in environ.items() if name not in self.unset_env}
+        return {**kept, **self.set_env, JOB_ID: self.job_id}
+
+    def worker_env(self, worker: Worker, *, run_dir: str, channel_fd: int, stacks_fd: int, flight_fd: int) -> WorkerEnv:
+        """Return the variables of the protocol for `worker`."""
+        return WorkerEnv(
+            job_id=self.job_id,
+            rank=worker.rank,
+            size=self.job_size or len(self.workers),
+            local_rank=worker.local_rank,
+            local_size=worker.local_size,
+            host=worker.host,
+            channel_fd=channel_fd,
+            stacks_fd=stacks_fd,
+            flight_fd=flight_fd,
+            lockstep=self.job.lockstep,
+            make_mesh=self.job.make_mesh,
+            compile_cache=self.job.compile_cache,
+            compile=self.job.compile,
+            compile_memory=self.job.compile_memory,
+            verbose=self.job.verbose,
+            torch_env=self.job.torch_env,
+            pdb=self.job.pdb,
+            stdin=self.job.stdin or STDIN_RANK_0,
+            init_timeout=self.job.init_timeout,
+            run_dir=run_dir,
+            simulated_boot_id=worker.simulated_boot_id,
+            local_device_ids=worker.local_device_ids,
+            cpus=worker.cpus,
+            attempt=self.attempt,
+            restart_reason=self.restart_reason,
+        )
+
+
+def to_json(plan: Plan, launcher: Mapping[str, object] | None = None) -> str:
+    """Return the text of job.json: the plan with every secret masked; `launcher` has its "host" and "pid"."""
+    job = plan.job
+    content = {
+        "job_id": plan.job_id,
+        "program": list(job.program),
+        "module": job.module,
+        "tag": job.tag,
+        "requeue_id": plan.requeue_id,
+        "backend": job.backend,
+        "platform": job.platform,
+        "processes": len(plan.workers),
+        "local_devices": plan.local_devices,
+        "simulated_hosts": job.simulated_hosts,
+        "hosts": list(plan.hosts),
+        "timeout": job.timeout,
+        "save_time": job.save_time,
+        "init_timeout": job.init_timeout,
+        "grace": job.grace,
+        "chaos": list(map(str, job.chaos)),
+        "lockstep": job.lockstep,
+        "max_restarts": job.max_restarts,
+        "restart_on": job.restart_on,
+        "spares": list(plan.spare_hosts),
+        "min_hosts": job.min_hosts,
+        "make_mesh": job.make_mesh,
+        "compile_cache": job.compile_cache,
+        "compile": job.compile,
+        "compile_memory": job.compile_memory,
+        "fork": plan.fork,
+        "argv": list(plan.argv),
+        "starter": {"title": plan.launch_command.title, "argv": list(plan.launch_command.argv)}
+        if plan.launch_command
+        else None,
+        "set_env": {name: mask_secret(name, value) for name, value in sorted(plan.set_env.items())},
+        "unset_env": list(plan.unset_env),
+        "notes": list(plan.notes),
+        "launcher": dict(launcher or {}),
+        "workers": [
+            {
+                "rank": worker.rank,
+                "host": worker.host,
+                "local_rank": worker.local_rank,
+                "local_device_ids": list(worker.local_device_ids),
+                "cpus": list(worker.cpus),
+            }
+            for worker in plan.workers
+        ],
+    }
+    return json.dumps(content, indent=2) + "\n"

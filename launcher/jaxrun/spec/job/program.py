@@ -1,0 +1,123 @@
+"""Checks the user's program without running or importing it: whether it exists, and whether it forbids a fork."""
+
+from __future__ import annotations
+
+import importlib.util
+import itertools
+import os
+import re
+import stat
+from collections.abc import Collection, Iterable
+from dataclasses import replace
+from importlib.machinery import ModuleSpec, PathFinder
+from pathlib import Path
+
+from jaxrun.errors import UsageError
+from jaxrun.spec.job.job import Job
+
+_NO_FORK_MARKER = re.compile(rb"\s*#\s*jaxrun:\s*no-fork\b")
+_MARKER_LINES = 20
+_LINE_LIMIT_BYTES = 4096
+
+
+def check_program(job: Job, cwd: str, commands: Collection[str] = ()) -> tuple[Job, Path | None]:
+    """Return `job`, with `no_fork` set where its program forbids a fork, and the program's file where it is known.
+
+    Raises UsageError if the program is not there; `commands` are names that may have been meant instead.
+    """
+    name = job.program[0]
+    source = find_module(name, cwd) if job.module else find_script(Path(name), commands)
+    if not job.no_fork and source is not None and forbids_fork(source):
+        return replace(job, no_fork=f"{name} asks for it (# jaxrun: no-fork)"), source
+    return job, source
+
+
+def working_directory() -> str:
+    """Where this process is. Raises UsageError if that has been deleted."""
+    try:
+        return os.getcwd()
+    except FileNotFoundError:
+        raise UsageError("the working directory has been deleted; go to one that is there: cd DIRECTORY") from None
+
+
+def find_script(path: Path, commands: Collection[str] = ()) -> Path | None:
+    """Return the source of the program at `path`, None for a zip file. Raises UsageError if Python cannot run it."""
+    try:
+        if stat.S_ISDIR(os.stat(path).st_mode):
+            main = path / "__main__.py"
+            if not main.exists():
+                raise UsageError(f"program {str(path)!r} is a directory without __main__.py; name the file to run")
+            path = main
+        if not stat.S_ISREG(os.stat(path).st_mode):
+            raise UsageError(f"program {str(path)!r} is not a regular file; every process must be able to read it")
+        with path.open("rb") as file:
+            return None if file.read(4) == b"PK\x03\x04" else path
+    except (FileNotFoundError, NotADirectoryError):
+        raise UsageError(_missing_message(path, commands)) from None
+    except OSError as error:
+        raise UsageError(f"program {str(path)!r} cannot be read: {error.strerror}") from None
+
+
+def find_module(name: str, cwd: str) -> Path | None:
+    """Return the source file that `-m name` would run in `cwd`, None if finding it would take importing a package.
+
+    Raises UsageError if the first part of `name` is nowhere to be found.
+    """
+    top, *rest = name.split(".")
+    spec = _spec(top, [cwd]) or _installed_spec(top)
+    if spec is None:
+        raise UsageError(f"no module named {top!r} in {cwd} or among the installed packages")
+    if rest and spec.submodule_search_locations is None:
+        hint = f"; leave -m out to run the file {name}" if rest == ["py"] else ""
+        raise UsageError(f"no module named {name!r}: {top!r} is not a package{hint}")
+    for part in rest:
+        spec = _spec(part, spec.submodule_search_locations or ())
+        if spec is None:
+            return None
+    if spec.submodule_search_locations is not None:
+        spec = _spec("__main__", spec.submodule_search_locations)
+    return Path(spec.origin) if spec and spec.has_location and spec.origin else None
+
+
+def forbids_fork(source: Path) -> bool:
+    """Whether one of the first lines of `source` is the comment "# jaxrun: no-fork"."""
+    try:
+        with source.open("rb") as file:
+            lines = (file.readline(_LINE_LIMIT_BYTES) for _ in range(_MARKER_LINES))
+            return any(_NO_FORK_MARKER.match(line) for line in itertools.takewhile(bool, lines))
+    except OSError:
+        return False
+
+
+def _spec(part: str, folders: Iterable[str]) -> ModuleSpec | None:
+    """Look for the last part of a module's name in the folders of the package before it.
+
+    With the full name, Python would look for a package without `__init__.py` in sys.modules, where nothing is of it.
+    """
+    return PathFinder.find_spec(part, list(folders))
+
+
+def _installed_spec(top: str) -> ModuleSpec | None:
+    if top == "__main__":  # would be this launcher
+        return None
+    try:
+        return importlib.util.find_spec(top)
+    except Exception:  # of an installed package's own finder
+        return None
+
+
+def _missing_message(path: Path, commands: Collection[str]) -> str:
+    import difflib
+
+    message = f"program {str(path)!r} does not exist"
+    if not path.parent.is_dir():
+        return f"{message}: there is no directory {str(path.parent)!r}"
+    if path.name in ("python", "python3") and path.parent == Path("."):
+        return f"{message} here; leave {path.name} out: jaxrun [OPTIONS] PROGRAM [ARGS]..."
+    command = difflib.get_close_matches(str(path), commands, n=1, cutoff=0.7)
+    if command:
+        return f"{message}; did you mean the command jaxrun {command[0]}?"
+    close = difflib.get_close_matches(path.name, os.listdir(path.parent), n=3, cutoff=0.6)
+    if close:
+        return f"{message}; did you mean {' or '.join(str(path.parent / name) for name in close)}?"
+    return f"{message}; a module is started with -m, anything else by its path from {os.getcwd()}"

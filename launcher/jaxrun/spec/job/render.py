@@ -1,0 +1,116 @@
+"""A plan as text for people: in one line, and in full for --dry-run."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Mapping
+
+from jaxrun.protocol.env import AgentEnv
+from jaxrun.protocol.names import COORDINATOR_ADDRESS, JOB_ID, MASTER_ADDR, MASTER_PORT, TOKEN, TORCH_VARIABLES
+from jaxrun.spec.job.env_options import mask_secret
+from jaxrun.spec.job.fault_spec import CHAOS_OPTION
+from jaxrun.spec.job.plan import LaunchCommand, Plan, Worker
+from jaxrun.text import UNKNOWN_HOST, format_columns, plural
+
+_UNKNOWN_YET = "?"
+_COLUMNS = ("rank", "host", "local rank", "devices", "cores")
+
+
+def plan_summary(plan: Plan) -> str:
+    """Return the job's shape in one line, "4 processes x 2 devices (cpu) on this machine", and its --chaos."""
+    count = len(plan.workers)
+    shape = f"{count} process{'es' if count != 1 else ''}"
+    if plan.local_devices is not None:
+        shape += f" x {plural(plan.local_devices, 'device')}"
+    elif plan.job.devices_per_process is not None:
+        shape += f" x {plural(plan.job.devices_per_process, 'device')}"
+    platform = f" ({plan.job.platform})" if plan.job.platform != "auto" else ""
+    chaos = f" · {CHAOS_OPTION} {','.join(map(str, plan.job.chaos))}" if plan.job.chaos else ""
+    return f"{shape}{platform} {_where(plan)}{chaos}"
+
+
+def _where(plan: Plan) -> str:
+    command = plan.launch_command
+    if plan.job.host_rank is not None:
+        return f"on {plural(plan.job.hosts or 1, 'host')}, with a command on each"
+    if command is None:
+        hosts = plan.job.simulated_hosts
+        return f"on {plural(hosts, 'simulated host') if hosts else 'this machine'}"
+    if command.attached_to:
+        return f"attached to {command.attached_to}"
+    known = [host for host in plan.hosts if host != UNKNOWN_HOST]
+    on = f"on {plural(len(known), 'host')} " if known else ""
+    return f"{on}by {command.title}"
+
+
+def render_plan(plan: Plan, environ: Mapping[str, str]) -> str:
+    """Return the command, pasteable, the workers as a table, and what changes in `environ`."""
+    if plan.launch_command is not None:
+        return _render_remote_plan(plan, plan.launch_command)
+    common, own, later = _worker_variables(plan)
+    changed = {name: value for name, value in plan.set_env.items() if environ.get(name) != value}
+    lines = [shlex.join(plan.argv), ""]
+    lines += [f"{plan_summary(plan)}; {_start_method(plan)}", *(f"note: {note}" for note in plan.notes), ""]
+    lines += format_columns([_COLUMNS, *(_row(plan, worker) for worker in plan.workers)])
+    lines += ["", "variables that jaxrun sets in every worker:"]
+    lines += [f"  {_assignment(name, value)}" for name, value in sorted((changed | common).items())]
+    if own:
+        lines += ["", "those that differ, rank by rank:"]
+        lines += ["  " + " ".join(_assignment(*pair) for pair in sorted(table.items())) for table in own]
+    lines += ["", f"those whose values are known only at the start: {', '.join(later)}"]
+    if plan.unset_env:
+        lines += ["", f"variables that jaxrun takes away: {', '.join(plan.unset_env)}"]
+    return "\n".join(lines) + "\n"
+
+
+def _render_remote_plan(plan: Plan, command: LaunchCommand) -> str:
+    """Return the same for a job whose agents on other hosts start the workers and decide what depends on a host."""
+    rows = [(str(w.rank), w.host, f"{w.local_rank} of {w.local_size}") for w in plan.workers]
+    later = ", ".join(name for name in AgentEnv.variable_names() if name not in (JOB_ID, TOKEN))
+    lines = [shlex.join(command.argv), ""]
+    lines += [f"{plan_summary(plan)}; each agent starts its worker: {shlex.join(plan.argv)}"]
+    lines += [*(f"note: {note}" for note in plan.notes), ""]
+    lines += format_columns([_COLUMNS[:3], *rows])
+    lines += ["", f"variables that jaxrun sets for {command.title}:"]
+    values = {**plan.set_env, **command.set_env, JOB_ID: plan.job_id, TOKEN: "-"}
+    lines += [f"  {_assignment(name, value)}" for name, value in sorted(values.items())]
+    lines += ["", f"those whose values are known only at the start: {later}"]
+    if plan.job.torch_env:
+        lines += ["", f"variables that each agent sets for its worker, as torchrun does: {', '.join(TORCH_VARIABLES)}"]
+    if removed := (*plan.unset_env, *command.unset_env):
+        lines += ["", f"variables that jaxrun takes away: {', '.join(removed)}"]
+    lines += ["", "devices, threads and the coordinator's address are decided when all agents have reported."]
+    return "\n".join(lines) + "\n"
+
+
+def _worker_variables(plan: Plan) -> tuple[dict[str, str], list[dict[str, str]], list[str]]:
+    """Return the protocol's variables: those alike in all workers, each worker's others, names without a value yet."""
+    tables: list[dict[str, str]] = []
+    later = {COORDINATOR_ADDRESS, *((MASTER_ADDR, MASTER_PORT) if plan.job.torch_env else ())}
+    for worker in plan.workers:
+        values = plan.worker_env(worker, run_dir=_UNKNOWN_YET, channel_fd=-1, stacks_fd=-1, flight_fd=-1).to_env()
+        later |= {name for name, value in values.items() if value in (_UNKNOWN_YET, "-1")}
+        tables.append({name: value for name, value in values.items() if value and name not in later})
+    common = {name: value for name, value in tables[0].items() if all(table.get(name) == value for table in tables)}
+    own = [{name: value for name, value in table.items() if name not in common} for table in tables]
+    return common, [table for table in own if table], sorted(later)
+
+
+def _row(plan: Plan, worker: Worker) -> tuple[str, ...]:
+    if worker.local_device_ids:
+        devices = ", ".join(f"{plan.job.platform}:{ordinal}" for ordinal in worker.local_device_ids)
+        names = dict.fromkeys(plan.device_names[ordinal] for ordinal in worker.local_device_ids)
+        devices += f" ({', '.join(names)})"
+    else:
+        devices = f"{plan.job.platform} x {plan.local_devices or 'all'}"
+    cores = ",".join(map(str, worker.cpus)) or "all"
+    return str(worker.rank), worker.host, f"{worker.local_rank} of {worker.local_size}", devices, cores
+
+
+def _start_method(plan: Plan) -> str:
+    return "one import of jax, then fork" if plan.fork else "a fresh interpreter each"
+
+
+def _assignment(name: str, value: str) -> str:
+    shown = mask_secret(name, value)
+    return f"{name}={shown if shown != value else shlex.quote(value)}"
