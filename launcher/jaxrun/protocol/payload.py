@@ -19,6 +19,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from types import CodeType
 from typing import Any
 
 MAX_DESCRIPTORS = 32  # that one message may carry
@@ -26,6 +27,7 @@ _MIN_SHARED_BYTES = 2**18  # of buffers, from which a memory file is worth its w
 _ALIGNMENT = 64
 _MMAP_NEEDS_NO_DESCRIPTOR: bool = sys.version_info >= (3, 13)
 _MMAP_WITHOUT_DESCRIPTOR: dict[str, Any] = {"trackfd": False}
+_CLOUDPICKLE_FILE_NAME = "<dynamic-code>"  # of all code that cloudpickle 3.1.3 pickles
 Reduce = Callable[[Any], Any]
 _current = threading.local()  # .descriptors: those of the value that this thread pickles or unpickles
 
@@ -157,9 +159,20 @@ def _pickler() -> Any:
 
         def reducer_override(self, obj: Any) -> Any:
             found = self.reduce_first(obj) if self.reduce_first is not None else NotImplemented
+            if found is NotImplemented and isinstance(obj, CodeType) and obj.co_filename != _CLOUDPICKLE_FILE_NAME:
+                found = reduce_code(obj, obj.co_filename)
             return super().reducer_override(obj) if found is NotImplemented else found
 
     return Pickler
+
+
+def reduce_code(code: CodeType, filename: str) -> tuple[Any, ...]:
+    """How a `Reduce` has code arrive under this file name, by which tracebacks find its lines."""
+    return _with_file_name, (code.replace(co_filename=_CLOUDPICKLE_FILE_NAME), filename)
+
+
+def _with_file_name(code: CodeType, filename: str) -> CodeType:
+    return code.replace(co_filename=filename)
 
 
 def _write_memory_file(views: tuple[memoryview, ...]) -> OwnedDescriptor:

@@ -5,12 +5,13 @@ IPython is not imported: where it has not been, there is no shell.
 
 from __future__ import annotations
 
-import copy
 import linecache
 import sys
 from collections.abc import Mapping
 from types import CodeType
 from typing import Any
+
+from jaxrun.protocol.payload import reduce_code
 
 
 def find_shell() -> Any:
@@ -71,7 +72,7 @@ class NotebookSources:
         self.lines[name] = "".join(cached[2])
         if name == value.co_filename:
             return NotImplemented
-        return copy.copy, (value.replace(co_filename=name),)
+        return reduce_code(value, name)
 
 
 def find_sources() -> NotebookSources | None:
