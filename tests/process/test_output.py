@@ -46,7 +46,8 @@ def test_every_line_has_its_rank_and_each_stream_its_file(tmp_path: Path) -> Non
 
 
 def test_on_a_terminal_the_screen_has_its_width_and_colours(tmp_path: Path) -> None:
-    code = "import jax\nraise ValueError('Array has been deleted, ' + 20_000 * 'x' + ' the end')\n"
+    message = "'spans non-addressable (non process local) devices, ' + 20_000 * 'x' + ' the end'"
+    code = f"import jax\nraise ValueError({message})\n"
     ours, theirs = pty.openpty()
     fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 40, 60, 0, 0))
     terminal = {"TERM": "xterm", "NO_COLOR": ""}

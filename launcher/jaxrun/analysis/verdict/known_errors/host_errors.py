@@ -5,7 +5,6 @@ from __future__ import annotations
 from jaxrun.analysis.verdict.known_errors.known_error import KnownError
 
 _ISSUES = "https://github.com/jax-ml/jax/issues"
-_INSTALL = "https://docs.jax.dev/en/latest/installation.html"
 _MEMORY = "https://docs.jax.dev/en/latest/gpu_memory_allocation.html"
 
 _GPUS = (
@@ -37,35 +36,11 @@ _GPUS = (
         f"{_ISSUES}/23452",
     ),
     KnownError(
-        "no-gpu",
-        r"CUDA_ERROR_NO_DEVICE|No visible GPU devices|no supported devices found for platform CUDA",
-        "CUDA finds no GPU that this process may use.",
-        "`nvidia-smi -L` on that host; is CUDA_VISIBLE_DEVICES empty? With Slurm: --gpus-per-host N.",
-        f"{_ISSUES}/28194",
-    ),
-    KnownError(
-        "no-cuda-backend",
-        r"Backend '(?P<name>cuda|rocm)' is not in the list of known backends",
-        "JAX's plugin for {name} is not installed for this process, or has found no GPU: the rank's log says which.",
-        "`nvidia-smi -L` on that host, and CUDA_VISIBLE_DEVICES; pip install 'jax[cuda13]' brings the plugin.",
-        _INSTALL,
-    ),
-    KnownError(
         "gpu-memory",
         r"RESOURCE_EXHAUSTED: (?:Out of memory while trying to allocate|Failed to allocate request for)",
         "the memory of the GPU is full, or another process has taken it: JAX reserves 75 % of it at its start.",
         "a smaller batch or more devices; where processes share a GPU: --env XLA_PYTHON_CLIENT_MEM_FRACTION=.4",
         _MEMORY,
-    ),
-    KnownError(
-        "cudnn",
-        (
-            r"Loaded runtime CuDNN library: (?P<has>\d+\.\d+\.\d+) but source was compiled with: "
-            r"(?P<wants>\d+\.\d+\.\d+)"
-        ),
-        "cuDNN {has} was found, and JAX was built for {wants}.",
-        "pip install -U 'jax[cuda13]' (or cuda12) brings the right one; no other in LD_LIBRARY_PATH.",
-        f"{_ISSUES}/16901",
     ),
 )
 
@@ -81,18 +56,6 @@ _MEMORY_AND_LIMITS = (
         r"Unable to allocate (?P<size>[\d.]{1,20} \w{1,5}) for an array",
         "this host has no {size} of memory left for one NumPy array.",
         "load only this rank's part of the data, or fewer processes per host (--processes-per-host).",
-    ),
-    KnownError(
-        "disk-full",
-        r"No space left on device",
-        "a disk, or the user's quota on it, is full.",
-        "`df -h`; jaxrun --run-dir DIR puts the job's own files elsewhere, TMPDIR the temporary ones.",
-    ),
-    KnownError(
-        "open-files",
-        r"Too many open files",
-        "the process has as many open files and sockets as its limit allows.",
-        "`ulimit -n 65536` before jaxrun; fewer workers that load data.",
     ),
     KnownError(
         "processes",
@@ -156,54 +119,9 @@ _STARTED_OTHERWISE = (
         "the program reads {name}, which only srun or mpirun sets.",
         "jax.process_index() and jax.process_count() in its place; RANK and WORLD_SIZE, which --torch-env sets.",
     ),
-    KnownError(
-        "child-died",
-        (
-            r"A process in the process pool was terminated abruptly|"
-            r"DataLoader worker \(pid.{1,200}?\) (?:is killed by signal|exited unexpectedly)"
-        ),
-        "a process that this rank had started has crashed or was killed; its last words may stand in the rank's log.",
-        "spawn or forkserver, where it was forked from a process with JAX's threads; more memory, or fewer of them.",
-    ),
 )
 
 _INSTALLED = (
-    KnownError(
-        "jaxlib-older",
-        (
-            r"jaxlib is version (?P<has>\d[\w.]{0,20}), "
-            r"but this version of jax requires version >= (?P<wants>\d[\d.]{0,18}\d)"
-        ),
-        "jaxlib {has} is older than this jax can use: it wants {wants} or later.",
-        "pip install -U jax jaxlib, and the plug-ins with them: pip install -U 'jax[cuda13]'.",
-        _INSTALL,
-    ),
-    KnownError(
-        "jaxlib-newer",
-        (
-            r"jaxlib version (?P<has>\d[\w.]{0,20}) is newer than and incompatible with "
-            r"jax version (?P<jax>\d[\d.]{0,18}\d)"
-        ),
-        "jaxlib {has} is newer than this jax, {jax}.",
-        "pip install -U jax jaxlib, or pip install jaxlib=={jax}.",
-        _INSTALL,
-    ),
-    KnownError(
-        "plugin-interface",
-        (
-            r"Mismatched PJRT plugin PJRT API version \((?P<has>[\d.]{1,20})\) "
-            r"and framework PJRT API version \(?(?P<wants>[\d.]{1,20})"
-        ),
-        "the plug-in (PJRT {has}) and jaxlib (PJRT {wants}) are of different versions of JAX.",
-        "pip install 'jax[cuda13]==VERSION' (or cuda12), so that all of them have one version.",
-        f"{_ISSUES}/24901",
-    ),
-    KnownError(
-        "xla-flags",
-        r"Unknown flags? in XLA_FLAGS: (?P<flag>\S{1,200})",
-        "this version of XLA does not know the flag {flag}, and ends the process for it.",
-        "take it out of XLA_FLAGS; flags come and go with versions of JAX.",
-    ),
     KnownError(
         "mpitrampoline",
         r"MPITRAMPOLINE_LIB is not set",
@@ -222,16 +140,6 @@ _INSTALLED = (
         r'direct launched using "srun"',
         "the program uses an Open MPI that cannot be started by srun: it was built without Slurm's PMI.",
         "jaxrun --backend mpirun inside of the allocation; or jaxrun --slurm-args=--mpi=pmix, if srun has it.",
-    ),
-    KnownError(
-        "plugin-version",
-        (
-            r"JAX plugin (?P<plugin>\w{1,60}) version (?P<has>\d[\w.]{0,20}) is installed, "
-            r"but it is not compatible with the installed jaxlib version (?P<jaxlib>\d[\d.]{0,18}\d)"
-        ),
-        "{plugin} {has} does not go with jaxlib {jaxlib}, so JAX leaves it out.",
-        "pip install 'jax[cuda13]=={jaxlib}' (or cuda12), so that all of them have one version.",
-        f"{_ISSUES}/24901",
     ),
 )
 

@@ -17,7 +17,8 @@ class KnownError:
     is_root:        whether the text names a cause although it comes with a broken connection between hosts
     confirm:        whether a match of the pattern is this error, where that takes more than a pattern
 
-    Texts that explain themselves need no entry, nor do those that jaxrun writes.
+    Texts that explain themselves need no entry, nor do those that jaxrun writes, nor errors that any user of
+    one process meets: JAX's own text is enough there.
     """
 
     key: str

@@ -10,8 +10,6 @@ from jaxrun.analysis.verdict.known_errors.known_error import KnownError
 
 _DOCS = "https://docs.jax.dev/en/latest"
 _ISSUES = "https://github.com/jax-ml/jax/issues"
-_UNEVEN = "axis {axis} has {size} entries, which cannot be split into {parts} equal parts."
-_UNEVEN_TRY = "pad or drop the uneven tail on every rank alike (jaxrun_runtime.shard does), or shard another axis."
 _IN_STEP = "every rank must make the same calls in the same order: what here depends on the rank, or on its data?"
 _NOT_THE_SAME = r"is not the same on each process.{0,200}?Expected: (?P<all>[^;]{1,9000}); got: (?P<own>[^;]{1,9000})"
 _NUMBER = re.compile(r"-?\d+\.\d*(?:e[+-]?\d+)?")
@@ -37,12 +35,6 @@ PROGRAM_ERRORS = (
         "jaxrun -n N -d D, so that N x D is the product of that shape; or make the mesh from jax.device_count().",
     ),
     KnownError(
-        "logical-devices",
-        r"requires (?P<wants>\d+) logical devices, but only (?P<has>\d+)",
-        "the computation wants {wants} devices, and {has} can be used.",
-        "jaxrun -n {wants}, or -d {wants} for simulated devices; the leading axis of pmap is jax.local_device_count().",
-    ),
-    KnownError(
         "several-slices",
         r"does not support multi-slice topologies",
         "jax.make_mesh takes the hosts for separate slices, and refuses a mesh over several of them.",
@@ -56,13 +48,6 @@ PROGRAM_ERRORS = (
         "create_hybrid_device_mesh(..., process_is_granule=True) groups them by process.",
     ),
     KnownError(
-        "no-such-backend",
-        r"Unknown backend:? '?(?P<name>\w{1,40})'?(?: requested|\. Available)",
-        "the program asks for the platform {name}, which JAX does not have in this process.",
-        "jaxrun --platform cuda (or rocm, tpu) checks it first; pip install 'jax[cuda13]' brings the CUDA plug-in.",
-        f"{_DOCS}/installation.html",
-    ),
-    KnownError(
         "devices-set-late",
         r"jax_num_cpu_devices config should be updated before backends are initialized",
         "JAX has its devices before the program's first line, so their number cannot be changed in it.",
@@ -73,33 +58,6 @@ PROGRAM_ERRORS = (
         r"jax\.distributed\.initialize\(\) must be called before any JAX",
         "a process can join a job only before it uses JAX; jaxrun has done it before the program's first line.",
         "take the program's own calls of jax.distributed.shutdown() and initialize() out.",
-    ),
-    KnownError(
-        "uneven-shard-map",
-        (
-            r"maps array axis (?P<axis>\d+) \(of size (?P<size>\d+)\) "
-            r"to mesh ax[^(]{1,200}\(of [^)]{0,40}?(?P<parts>\d+)\)"
-        ),
-        _UNEVEN,
-        _UNEVEN_TRY,
-    ),
-    KnownError(
-        "uneven-sharding",
-        r"axis (?P<axis>\d+) is partitioned (?P<parts>\d+) times, but the dimension size is (?P<size>\d+)",
-        _UNEVEN,
-        _UNEVEN_TRY,
-    ),
-    KnownError(
-        "uneven-dimension",
-        r"dimension (?P<axis>\d+) should be divisible by (?P<parts>\d+), but it is equal to (?P<size>\d+)",
-        _UNEVEN,
-        _UNEVEN_TRY,
-    ),
-    KnownError(
-        "uneven-mesh",
-        r"dim_size=(?P<size>\d+) is not divisible by axis_size=(?P<parts>\d+)",
-        "an axis has {size} entries, which cannot be split into {parts} equal parts.",
-        _UNEVEN_TRY,
     ),
     KnownError(
         "not-addressable",
@@ -185,61 +143,9 @@ PROGRAM_ERRORS = (
         f"{_DOCS}/multi_process.html",
     ),
     KnownError(
-        "arrays-per-device",
-        (
-            r"Expected (?P<wants>\d+) per-device arrays \(this is how many devices are addressable by the sharding\), "
-            r"but got (?P<has>\d+)"
-        ),
-        "this process has {wants} devices in that sharding, but gave arrays for {has}.",
-        "one array for each of sharding.addressable_devices.",
-        f"{_DOCS}/_autosummary/jax.make_array_from_single_device_arrays.html",
-    ),
-    KnownError(
-        "donated",
-        r"Array has been deleted",
-        "that array was donated to a jitted function (donate_argnums) and is used again.",
-        "use the function's result from then on, or give it x.copy().",
-        f"{_DOCS}/_autosummary/jax.numpy.copy.html",
-    ),
-    KnownError(
-        "different-devices",
-        r"Received incompatible devices for jitted computation",
-        "the arguments of one computation lie on different sets of devices.",
-        "put all of them on one mesh: jax.device_put(x, NamedSharding(mesh, P())).",
-    ),
-    KnownError(
-        "explicit-sharding",
-        r"produces an illegally sharded result|Contracting dimensions are sharded and it is ambiguous",
-        "the mesh has Explicit axes, as jax.make_mesh makes them since JAX 0.9, and these shardings do not agree.",
-        "jax.reshard one operand, or jax.make_mesh(..., axis_types=(jax.sharding.AxisType.Auto,) * NUMBER_OF_AXES).",
-    ),
-    KnownError(
-        "axis-not-in-mesh",
-        r"Resource axis: (?P<axis>\S{1,60}) of .{1,200}? is not found in mesh: \((?P<names>[^)\n]{0,200})\)",
-        "the sharding names the axis {axis}, but the mesh has ({names}).",
-        "the names of PartitionSpec must be those that the mesh was made with.",
-    ),
-    KnownError(
-        "axis-unbound",
-        r"unbound axis name: (?P<axis>\S{1,60})",
-        "a collective over the axis {axis} was called outside of what gives that axis its meaning.",
-        "call it inside of jax.shard_map(f, mesh=mesh, ...), where the mesh has the axis {axis}.",
-    ),
-    KnownError(
         "collective-mismatch",
         r"(?P<got>\d+) vs (?P<wants>\d+)\. Received data size doesn't match expected size",
         "the ranks are in different steps, or their shapes differ: {got} bytes came where {wants} were expected.",
         f"print shapes on every rank, as in an uneven last batch; {_IN_STEP}",
-    ),
-    KnownError(
-        "not-in-this-jax",
-        (
-            r"No module named 'jax\.(?:experimental|interpreters|lib|sharding|tree|numpy)|"
-            r"cannot import name '\w{1,80}' from 'jax[.']|module 'jax(?:\.[a-z]{1,40})?' has no attribute|"
-            r"jax\.\w{1,60} was removed in JAX"
-        ),
-        "the installed JAX does not have that name: it was removed from it, or came after it.",
-        "see jax.__version__ and the change log, then change the call or install the JAX that it was written for.",
-        f"{_DOCS}/changelog.html",
     ),
 )
