@@ -9,7 +9,7 @@ import subprocess
 import sys
 import time
 import uuid
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib.metadata import entry_points
@@ -54,20 +54,20 @@ def prepare(tmp_path: Path) -> None:
 def started(
     tmp_path: Path,
     *words: str,
-    env: Mapping[str, str] | None = None,
+    launcher: Sequence[str] = (),
     with_hypothesis: bool = False,
     **popen: object,
 ) -> Iterator[subprocess.Popen[str]]:
-    """pytest in `tmp_path`; none of its processes outlives the block."""
+    """pytest in `tmp_path`, perhaps as the program of a `launcher`; none of its processes outlives the block."""
     prepare(tmp_path)
     mark = f"{_MARK}={uuid.uuid4().hex}"
     plugin = () if INSTALLED else ("-p", "jaxrun.frontends.pytest_plugin.plugin")
     if not with_hypothesis:
         plugin += ("-p", "no:hypothesispytest")  # in each process, its import takes longer than all the rest
     process = subprocess.Popen(
-        [sys.executable, "-m", "pytest", *plugin, "-p", "no:cacheprovider", "--junitxml=cases.xml", *words],
+        [sys.executable, "-m", *launcher, "pytest", *plugin, "-p", "no:cacheprovider", "--junitxml=cases.xml", *words],
         cwd=tmp_path,
-        env={**os.environ, _MARK: mark.partition("=")[2], **(env or {})},
+        env={**os.environ, _MARK: mark.partition("=")[2]},
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,

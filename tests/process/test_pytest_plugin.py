@@ -152,6 +152,21 @@ def test_without_a_gang_tests_run_in_pytest_itself(tmp_path: Path) -> None:
     assert "5 passed" in done.out and not list(tmp_path.glob("temporary/gang-*")), done.out
 
 
+def test_as_the_program_of_a_job_plain_tests_run_on_each_rank_and_marked_ones_say_how_they_are_run(
+    tmp_path: Path,
+) -> None:
+    (tmp_path / "spmd.py").write_text(
+        "import jax, pytest\ndef test_plain(): assert jax.process_count() == 2\n"
+        "@pytest.mark.processes(2)\ndef test_marked(gang): pass\n"
+    )
+    launcher = ("jaxrun", "-n", "2", "-m")
+    with started(tmp_path, "spmd.py", "-rpE", launcher=launcher) as process:
+        out, _ = process.communicate(timeout=TIME_LIMIT)
+    assert process.returncode == 1
+    assert "PASSED spmd.py::test_plain" in out and "ERROR spmd.py::test_marked - pytest runs as the program of" in out
+    assert "run them with plain `pytest`, and leave them out here with -m 'not processes'" in out
+
+
 def test_an_interrupt_ends_a_test_and_leaves_nothing(tmp_path: Path) -> None:
     test = (
         "import pytest, time\n@pytest.mark.processes(1)\ndef test():\n    print('run', 'ning')\n    time.sleep(600)\n"

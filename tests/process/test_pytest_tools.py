@@ -1,13 +1,11 @@
-"""The pytest plugin beside other tools: xdist, coverage, hypothesis, pytest-timeout, mpirun."""
+"""The pytest plugin beside other tools: xdist, coverage, hypothesis, pytest-timeout."""
 
 from __future__ import annotations
 
-import uuid
-from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
-from pytest_runs import TIME_LIMIT, prepare, run, started
+from pytest_runs import run
 
 pytestmark = pytest.mark.extended
 TWO = "import pytest, time\ntwo = pytest.mark.processes(2)\n"
@@ -44,37 +42,3 @@ def test_a_limit_of_pytest_timeout_counts_for_the_whole_test(tmp_path: Path) -> 
     (tmp_path / "slow.py").write_text(f"{TWO}@two\n@pytest.mark.timeout(1)\ndef test(): time.sleep(600)\n")
     done = run(tmp_path, "slow.py", "--timeout=100", "--strict-markers")
     assert "not over after 1.0 s" in done.cases["test"].text
-
-
-# ---- processes that mpirun has started
-
-
-def among_two(tmp_path: Path, *words: str) -> list[tuple[int, str]]:
-    """Status and output of two pytests that take each other for processes of one mpirun."""
-    prepare(tmp_path)
-    job = uuid.uuid4().hex
-    done = []
-    with ExitStack() as stack:
-        pytests = []
-        for rank in (0, 1):
-            env = {"OMPI_COMM_WORLD_RANK": str(rank), "OMPI_COMM_WORLD_SIZE": "2", "PMIX_NAMESPACE": job}
-            more = (f"--basetemp=temporary-{rank}", f"--junitxml=cases-{rank}.xml")
-            pytests.append(stack.enter_context(started(tmp_path, *words, *more, env=env)))
-        for process in pytests:
-            out, _ = process.communicate(timeout=TIME_LIMIT)
-            done.append((process.returncode, out))
-    return done
-
-
-def test_the_processes_of_mpirun_become_the_ranks_and_one_reports(tmp_path: Path) -> None:
-    words = ("fixtures.py", "broken_gangs.py", "-k", "old_style or directories or sizes or fails_before or ends_its")
-    (code, out), silent = among_two(tmp_path, *words)
-    assert silent == (0, "")
-    assert code == 1 and "2 failed, 4 passed" in out, out
-    assert "[2 processes x 1 device, Open MPI; first failure" in out
-    assert "2 deselected: they want other processes than the 2 processes of Open MPI, in which pytest runs" in out
-
-
-def test_without_tests_for_a_gang_each_process_of_mpirun_is_a_pytest_of_its_own(tmp_path: Path) -> None:
-    for code, out in among_two(tmp_path, "outcomes.py", "-k", "has_no_mark and not asks"):
-        assert code == 0 and "1 passed" in out

@@ -11,7 +11,6 @@ import jaxrun_runtime
 from jaxrun.errors import UsageError
 from jaxrun.frontends.pytest_plugin.mark import GangKey, MarkSpec, is_parametrized, parse_counts, parse_mark
 from jaxrun.frontends.pytest_plugin.options import PluginOptions, read_options
-from jaxrun.frontends.pytest_plugin.plugin import find_mpi_rank
 from jaxrun.frontends.pytest_plugin.session import session_settings
 
 # ---- the mark
@@ -139,23 +138,6 @@ def test_all_ranks_are_told_the_same_seed_for_the_examples_of_hypothesis(pytestc
 
 
 # ---- what is around
-
-
-@pytest.mark.parametrize(
-    ("environ", "expected"),
-    [
-        ({}, None),
-        ({"OMPI_COMM_WORLD_RANK": "1", "OMPI_COMM_WORLD_SIZE": "4"}, (1, 4)),
-        ({"OMPI_COMM_WORLD_RANK": "0", "OMPI_COMM_WORLD_SIZE": "1"}, None),
-        ({"OMPI_COMM_WORLD_RANK": "7", "OMPI_COMM_WORLD_SIZE": "4"}, None),
-        ({"JAXRUN_RANK": "1", "JAXRUN_SIZE": "2", "OMPI_COMM_WORLD_RANK": "1", "OMPI_COMM_WORLD_SIZE": "4"}, None),
-        ({"SLURM_PROCID": "0", "SLURM_NTASKS": "4"}, None),
-    ],
-    ids=["alone", "mpirun", "mpirun of one", "nonsense", "a rank of ours", "a batch script"],
-)
-def test_a_process_is_one_of_several_if_they_were_started_together(environ, expected):
-    found = find_mpi_rank(environ)
-    assert (found and (found.rank, found.size)) == expected
 
 
 @pytest.mark.parametrize("package", [jaxrun, jaxrun_runtime])

@@ -12,7 +12,6 @@ plain asserts are pytest's own, and live in the process that has JAX. A test has
 | mark             | what `@pytest.mark.processes(...)` asks for                                              |
 | runner           | runs one test, from its mark to its reports                                              |
 | pool             | the gangs, and which tests share one                                                     |
-| mpi_session      | the gang when mpirun or srun has started pytest itself                                   |
 | session          | one gang with a pytest session in each rank, and what makes these like the parent's      |
 | run_loop         | one test on such a session: events in, actions executed                                  |
 | run_state        | what has happened in the test so far, what to do next and when, without I/O              |

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Generator, Mapping
+from collections.abc import Generator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from jaxrun.errors import JaxrunError, UsageError
+from jaxrun.errors import UsageError
 from jaxrun.frontends.pytest_plugin import mark, options
 from jaxrun.frontends.pytest_plugin.fixtures import (  # noqa: F401 (pytest finds fixtures in this module's namespace)
     find_rank_plugin,
@@ -26,8 +26,6 @@ from jaxrun.frontends.pytest_plugin.fixtures import (  # noqa: F401 (pytest find
 )
 from jaxrun.frontends.pytest_plugin.options import OPTIONS
 from jaxrun.protocol.names import RANK
-from jaxrun.spec.job import cluster_env
-from jaxrun.spec.job.cluster_env import RankInfo
 
 _MARKER = f"""\
 {mark.MARK_USAGE}: run the test by n JAX processes; its body runs on every rank, and it has one result. processes([2, \
@@ -37,7 +35,6 @@ in seconds; fresh: with new processes; env: variables; dies: ranks whose death b
 _MARK = f"mark.{mark.MARK_NAME}".encode()  # in the text of a module with marked tests
 _FORK_SERVER = pytest.StashKey[Any]()
 _RUNNER = pytest.StashKey[Any]()
-_MPI_SESSION = pytest.StashKey[Any]()
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -47,27 +44,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 @pytest.hookimpl(trylast=True)
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", _MARKER)
-    given = config.stash[OPTIONS] = options.read_options(config)
-    chosen = given.disabled or config.getoption("gang_backend") or hasattr(config, "workerinput")
-    rank_info = None if chosen else find_mpi_rank(os.environ)
-    if rank_info is not None:
-        from jaxrun.frontends.pytest_plugin.mpi_session import MpiSession
-
-        config.stash[_MPI_SESSION] = MpiSession(config, rank_info, given.jaxrun_args)
-
-
-def find_mpi_rank(environ: Mapping[str, str]) -> RankInfo | None:
-    """The rank of this process among those that mpirun, srun or the like started together.
-
-    None if the process was started alone, or by jaxrun.
-    """
-    if RANK in environ:
-        return None
-    try:
-        rank_info = cluster_env.find_rank_info(environ)
-    except JaxrunError:  # inconsistent variables are reported by what needs them
-        return None
-    return rank_info if rank_info is not None and rank_info.size > 1 else None
+    config.stash[OPTIONS] = options.read_options(config)
 
 
 # ---- collection
@@ -77,7 +54,7 @@ def find_mpi_rank(environ: Mapping[str, str]) -> RankInfo | None:
 def pytest_pycollect_makemodule(module_path: Path, parent: pytest.Collector) -> None:
     """Start the fork server of the gangs, which imports jax while pytest imports the module."""
     config = parent.config
-    elsewhere = _MPI_SESSION in config.stash or hasattr(config, "workerinput") or find_rank_plugin(config) is not None
+    elsewhere = hasattr(config, "workerinput") or find_rank_plugin(config) is not None or RANK in os.environ
     if not (elsewhere or config.stash[OPTIONS].disabled or config.option.collectonly or _FORK_SERVER in config.stash):
         with contextlib.suppress(OSError):  # pytest or the first gang reports it
             if _MARK in module_path.read_bytes():
@@ -110,18 +87,6 @@ def pytest_itemcollected(item: pytest.Item) -> None:
         item.add_marker(pytest.mark.xdist_group(f"gang-{spec.gang.label}"))
 
 
-@pytest.hookimpl(trylast=True)
-def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    if _MPI_SESSION in config.stash:
-        config.hook.pytest_deselected(items=config.stash[_MPI_SESSION].select_tests(items))
-
-
-def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> None:
-    deselected = config.stash[_MPI_SESSION].summary() if _MPI_SESSION in config.stash else ""
-    if deselected:
-        terminalreporter.write_line(f"jaxrun: {deselected}")
-
-
 # ---- running
 
 
@@ -145,8 +110,6 @@ def pytest_runtest_protocol(item: pytest.Item, nextitem: pytest.Item | None) -> 
 @pytest.hookimpl(wrapper=True, trylast=True)
 def pytest_runtestloop(session: pytest.Session) -> Generator[None, object, object]:
     # The innermost wrapper, because pytest-cov's combines the ranks' data when its own inner part has ended.
-    if _MPI_SESSION in session.config.stash:
-        _start_mpi_session(session)
     try:
         return (yield)
     finally:
@@ -155,23 +118,11 @@ def pytest_runtestloop(session: pytest.Session) -> Generator[None, object, objec
             runner.close()
 
 
-def _start_mpi_session(session: pytest.Session) -> None:
-    mpi_session = session.config.stash[_MPI_SESSION]
-    broken = session.testsfailed and not session.config.option.continue_on_collection_errors
-    specs = [spec for spec in map(mark.mark_spec, session.items) if isinstance(spec, mark.MarkSpec)]
-    if broken or session.config.option.collectonly or not specs:
-        mpi_session.run_separately()
-    elif mpi_session.rank_info.rank:
-        mpi_session.become_worker(session.config)
-    else:
-        _get_runner(session, mpi_session).start_mpi_gang(specs[0])  # now, because the other processes wait for it
-
-
-def _get_runner(session: pytest.Session, mpi_session: Any = None) -> Any:
+def _get_runner(session: pytest.Session) -> Any:
     """The session's runner, made when it is first needed."""
     from jaxrun.frontends.pytest_plugin.runner import Runner
 
     stash = session.config.stash
     if _RUNNER not in stash:
-        stash[_RUNNER] = Runner(session.config, session.items, mpi_session)
+        stash[_RUNNER] = Runner(session.config, session.items)
     return stash[_RUNNER]

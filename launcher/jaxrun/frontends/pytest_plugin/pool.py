@@ -2,26 +2,20 @@
 
 from __future__ import annotations
 
-import contextlib
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
-from jaxrun.errors import JaxrunError
 from jaxrun.frontends.gang.exceptions import GangStartError
 from jaxrun.frontends.gang.gang import Gang
 from jaxrun.frontends.pytest_plugin.mark import GangKey, MarkSpec, mark_spec
 from jaxrun.frontends.pytest_plugin.options import OPTIONS
 from jaxrun.frontends.pytest_plugin.session import GangSession, SessionError, session_settings, without_coverage
 
-if TYPE_CHECKING:
-    from jaxrun.frontends.pytest_plugin.mpi_session import MpiSession
-
 _STARTUP_TIMEOUT_S = 120.0  # for the ranks to import and collect the tests
-MPI_SESSION_KEY = "mpi"  # the key of the only gang, where mpirun has started pytest
 
 
 @dataclass(slots=True)
@@ -35,15 +29,11 @@ class _PooledGang:
 
 
 class GangPool:
-    """The gangs for `tests`, which are run in this order.
+    """The gangs for `tests`, which are run in this order."""
 
-    mpi_session:  the processes of the only gang, if mpirun has started pytest itself
-    """
-
-    def __init__(self, config: pytest.Config, tests: list[pytest.Item], mpi_session: MpiSession | None = None) -> None:
+    def __init__(self, config: pytest.Config, tests: list[pytest.Item]) -> None:
         self._config = config
         self._options = config.stash[OPTIONS]
-        self._mpi_session = mpi_session
         self._gangs: dict[str, _PooledGang] = {}
         self._start_errors: dict[str, str] = {}  # by key
         self._tests: dict[str, list[pytest.Item]] = {}  # by key
@@ -57,8 +47,6 @@ class GangPool:
 
     def key(self, test: pytest.Item, spec: MarkSpec) -> str:
         """The key of the gang for this test."""
-        if self._mpi_session is not None:
-            return MPI_SESSION_KEY
         fresh = spec.fresh or self._options.fresh
         return f"{spec.gang.label} {test.nodeid}" if fresh else spec.gang.label
 
@@ -72,7 +60,7 @@ class GangPool:
         if key in self._start_errors:
             raise SessionError(f"as for an earlier test: {self._start_errors[key]}")
         try:
-            pooled = self._gangs.get(key) or self.start_gang(spec.gang, key)
+            pooled = self._gangs.get(key) or self._start_gang(spec.gang, key)
             if pooled.session is None:
                 pooled.session = self._start_session(pooled, self._tests[key][self._index[test] :])
             return pooled.session
@@ -80,26 +68,23 @@ class GangPool:
             self._start_errors[key] = str(error)
             raise
 
-    def start_gang(self, wanted: GangKey, key: str) -> _PooledGang:
+    def _start_gang(self, wanted: GangKey, key: str) -> _PooledGang:
         """Start a gang and keep it under `key`. Raises GangError."""
         directory = self._base_directory() / f"gang-{wanted.processes}p"
         while directory.exists():
             directory = directory.with_name(f"{directory.name}x")
         directory.mkdir()
         with without_coverage():
-            if self._mpi_session is not None:
-                gang = self._mpi_session.start_gang(directory / "run")
-            else:
-                gang = Gang(
-                    wanted.processes,
-                    wanted.devices,
-                    hosts=wanted.hosts,
-                    env=dict(wanted.env),
-                    lockstep=wanted.lockstep,
-                    backend=self._options.backend,
-                    options=self._options.jaxrun_args,
-                    run_dir=directory / "run",
-                )
+            gang = Gang(
+                wanted.processes,
+                wanted.devices,
+                hosts=wanted.hosts,
+                env=dict(wanted.env),
+                lockstep=wanted.lockstep,
+                backend=self._options.backend,
+                options=self._options.jaxrun_args,
+                run_dir=directory / "run",
+            )
         self._gangs[key] = _PooledGang(gang, directory)
         return self._gangs[key]
 
@@ -109,10 +94,6 @@ class GangPool:
         session, pooled.session = pooled.session, None
         if session is not None:
             session.abandon()
-        if self._mpi_session is not None:
-            # Restart at once, because the other MPI processes wait for it. The next test reports an error.
-            with without_coverage(), contextlib.suppress(JaxrunError):
-                pooled.gang.restart()
 
     def discard_gang(self, key: str) -> None:
         """Stop a gang without waiting for its ranks; there is no next test."""
@@ -122,16 +103,7 @@ class GangPool:
         pooled.gang.stop()
 
     def release(self, key: str) -> None:
-        """Close a gang that no later test needs. MPI processes stay: srun may stop pytest when one of them ends."""
-        if self._mpi_session is None:
-            self._close_gang(key)
-
-    def close(self) -> None:
-        """Close all gangs."""
-        for key in tuple(self._gangs):
-            self._close_gang(key)
-
-    def _close_gang(self, key: str) -> None:
+        """Close a gang that no later test needs."""
         pooled = self._gangs.pop(key)
         try:
             problem = pooled.session.close() if pooled.session is not None else ""
@@ -139,6 +111,11 @@ class GangPool:
                 self._config.issue_config_time_warning(pytest.PytestWarning(problem), stacklevel=2)
         finally:
             pooled.gang.close()
+
+    def close(self) -> None:
+        """Close all gangs."""
+        for key in tuple(self._gangs):
+            self.release(key)
 
     def _base_directory(self) -> Path:
         """pytest's directory for temporary files."""

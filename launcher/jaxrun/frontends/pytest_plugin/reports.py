@@ -95,17 +95,14 @@ def build_report(
     return report
 
 
-def not_run_reports(item: ItemInfo, outcome: str, text: str) -> list[Report]:
-    """The reports of a test that could not be started ("failed") or is not to be run ("skipped"); `text` says why."""
+def not_run_reports(item: ItemInfo, text: str) -> list[Report]:
+    """The reports of a test that could not be started; `text` says why."""
     now = time.time()
-    report = _empty_report(item, "setup", now) | {"outcome": outcome}
-    if outcome == "skipped":
-        report["longrepr"] = (item.location[0], (item.location[1] or 0) + 1, text)
-    else:
-        first, _, rest = text.partition("\n")
-        # pytest's short summary has one line, which is to hold more than a heading.
-        message = f"{first} {rest}".partition("\n")[0] if first.endswith(":") else first
-        _set_longrepr(report, item, [text], message)
+    report = _empty_report(item, "setup", now) | {"outcome": "failed"}
+    first, _, rest = text.partition("\n")
+    # pytest's short summary has one line, which is to hold more than a heading.
+    message = f"{first} {rest}".partition("\n")[0] if first.endswith(":") else first
+    _set_longrepr(report, item, [text], message)
     return [report, _empty_report(item, "teardown", now)]
 
 

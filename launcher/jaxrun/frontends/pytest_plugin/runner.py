@@ -10,52 +10,51 @@ import shlex
 import time
 import warnings
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
 from jaxrun.errors import JaxrunError
 from jaxrun.frontends.pytest_plugin import reports
-from jaxrun.frontends.pytest_plugin.mark import MarkSpec, rank_nodeid
+from jaxrun.frontends.pytest_plugin.mark import MARK_NAME, MarkSpec, rank_nodeid
 from jaxrun.frontends.pytest_plugin.options import OPTIONS
 from jaxrun.frontends.pytest_plugin.outcome import ReportContext
-from jaxrun.frontends.pytest_plugin.pool import MPI_SESSION_KEY, GangPool
+from jaxrun.frontends.pytest_plugin.pool import GangPool
 from jaxrun.frontends.pytest_plugin.reports import ItemInfo, Report
 from jaxrun.frontends.pytest_plugin.run_loop import DebuggerTerminal, RunLoop, RunResult
 from jaxrun.frontends.pytest_plugin.session import GangSession
+from jaxrun.protocol.names import RANK
 from jaxrun.protocol.pytest_messages import RecordedWarning, RunTest
 
-if TYPE_CHECKING:
-    from jaxrun.frontends.pytest_plugin.mpi_session import MpiSession
-
 _DIRECTORY_NAME_LENGTH = 30  # characters of a test's name in the name of its shared directory
+_IN_A_JOB = (
+    f"pytest runs as the program of a jaxrun job here, where each rank runs all tests; those marked {MARK_NAME} start "
+    f"ranks of their own: run them with plain `pytest`, and leave them out here with -m 'not {MARK_NAME}'"
+)
 
 
 class Runner:
-    """Runs the marked tests of a pytest session.
+    """Runs the marked tests of a pytest session."""
 
-    mpi_session:  the processes to use, if mpirun has started pytest itself
-    """
-
-    def __init__(self, config: pytest.Config, tests: list[pytest.Item], mpi_session: MpiSession | None) -> None:
+    def __init__(self, config: pytest.Config, tests: list[pytest.Item]) -> None:
         self._config = config
         self._options = config.stash[OPTIONS]
-        self._pool = GangPool(config, tests, mpi_session)
-        self._started_by = self._options.backend if mpi_session is None else mpi_session.title
-        self._rerun_prefix = () if mpi_session is None else mpi_session.command
+        self._pool = GangPool(config, tests)
         self._terminal = DebuggerTerminal(config)
 
     def run(self, item: pytest.Item, spec: MarkSpec | str) -> list[Report]:
         """Run a test; returns the reports of its phases. `spec`: the parsed mark, or what is wrong with the mark."""
         info = ItemInfo(item.nodeid, item.location, tuple(item.keywords), self._options.show_all)
         if isinstance(spec, str):
-            return reports.not_run_reports(info, "failed", spec)
+            return reports.not_run_reports(info, spec)
+        if RANK in os.environ:
+            return reports.not_run_reports(info, _IN_A_JOB)
         _cancel_pytest_timeout(item)
         key = self._pool.key(item, spec)
         try:
             session = self._pool.get_session(item, spec, key)
         except JaxrunError as error:
-            return reports.not_run_reports(info, "failed", str(error))
+            return reports.not_run_reports(info, str(error))
         next_item = self._pool.next_test(item, key)
         began = time.time()
         result = self._run_on(session, item, spec, next_item, key)
@@ -65,10 +64,6 @@ class Runner:
         if next_item is None:
             self._pool.release(key)
         return reports.build_reports(info, result.ranks, spec.dies, context, (began, time.time()))
-
-    def start_mpi_gang(self, spec: MarkSpec) -> None:
-        """Start the gang of the MPI job's processes before a test needs it. Raises JaxrunError."""
-        self._pool.start_gang(spec.gang, MPI_SESSION_KEY)
 
     def close(self) -> None:
         self._pool.close()
@@ -101,8 +96,8 @@ class Runner:
         file, colons, rest = rank_nodeid(item).partition("::")
         # Relative to where pytest was started, as its command line takes it.
         nodeid = os.path.relpath(self._config.rootpath / file, self._config.invocation_params.dir) + colons + rest
-        rerun = shlex.join([*self._rerun_prefix, "pytest", *self._options.rerun_args(), nodeid])
-        heading = f"{gang}, {self._started_by}"
+        rerun = shlex.join(["pytest", *self._options.rerun_args(), nodeid])
+        heading = f"{gang}, {self._options.backend}"
         return ReportContext(heading, session.hosts, result.divergence, tuple(result.notes), rerun, result.timeout)
 
 
