@@ -7,15 +7,15 @@ import functools
 import sys
 
 from jaxrun.protocol.env import WorkerEnv
-from jaxrun.protocol.names import STDIN_ALL, STDIN_NONE
+from jaxrun.protocol.names import STDIN_NONE
 
 
 def explain_missing_input(env: WorkerEnv) -> None:
     """On a rank without standard input, let the EOFError of input() say who has it."""
-    if env.stdin in (STDIN_ALL, str(env.rank)):
+    if env.stdin == str(env.rank):
         return
     owner = "no rank has" if env.stdin == STDIN_NONE else f"rank {env.stdin} has"
-    text = f"rank {env.rank} has no standard input: {owner} jaxrun's (--stdin RANK|all|none)"
+    text = f"rank {env.rank} has no standard input: {owner} jaxrun's (--stdin RANK|none)"
     original = builtins.input
 
     @functools.wraps(original)

@@ -100,10 +100,10 @@ def starts(directory: Path, backend: str, request: dict[str, object]) -> list[st
 
 
 def check_ranks(directory: Path, hosts: list[str], reader: str = "0") -> list[dict[str, object]]:
-    """What each rank found, which was planned on these hosts; `reader` is the rank that has the input, or "all"."""
+    """What each rank found, which was planned on these hosts; `reader` is the rank that has the input."""
     found = [json.loads((directory / f"rank-{rank}.json").read_text()) for rank in range(len(hosts))]
     assert [one["host"] for one in found] == hosts
-    assert [one["input"] for one in found] == ["words" * (reader in ("all", str(rank))) for rank in range(len(hosts))]
+    assert [one["input"] for one in found] == ["words" * (reader == str(rank)) for rank in range(len(hosts))]
     for one in found:
         assert one["size"] == len(hosts)
         assert one["values"] == {name: repr(value) for name, value in VALUES.items()}
@@ -155,7 +155,7 @@ def test_mpirun_puts_every_rank_where_it_was_planned_with_all_it_was_given(
         ("-N3 -n3 -c4", {"hosts": 2, "processes_per_host": 2}, "h1 h1 h2 h2"),
         ("-N3 -n3 -c4", {"processes": 13, "slurm_args": ("--overcommit",)}, ""),
         ("-N3 -n5 -c1", {"hosts": 2}, ""),
-        ("-N2 --ntasks-per-node=2", {"stdin": "all"}, "h1 h1 h2 h2"),
+        ("-N2 --ntasks-per-node=2", {}, "h1 h1 h2 h2"),
         ("-N2 -n2 -c4", {"stdin": "1"}, "h1 h2"),
         ("-N2 --ntasks-per-node=1 -c3 srun -N1 -n1 --input=none", {}, "h1 h2"),
     ],

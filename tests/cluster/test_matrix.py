@@ -17,7 +17,7 @@ from pathlib import Path
 
 import pytest
 from cluster_fixture import ENGINE, HOSTS, READY, RUNS, TIME_LIMIT, Job, JobRunner
-from harness import MISBEHAVE, Result
+from harness import Result
 from launch_modes import ALL, ANY, ATTACHED, BASIC, LAUNCHED, MPICH, OPEN_MPI_5, SLURM, SOME, LaunchMode, row
 
 STARTS_AND_RAISES = """\
@@ -228,14 +228,3 @@ def test_a_program_that_differs_on_one_host_is_refused(runner: JobRunner) -> Non
     assert exit_code(runner, result) == 65, result
     assert re.search(r"rank 2 +program \w+ +\(h3\)", result.err), result
     assert "the program ran" not in result.out
-
-
-@pytest.mark.extended
-def test_a_network_is_cut_on_its_host_and_the_engines_own_connection_stays(make_runner) -> None:  # type: ignore[no-untyped-def]
-    """The ranks of MPICH hold one."""
-    words = ("--chaos", "cut:1@300ms", MISBEHAVE, "--steps", "100000")
-    result = make_runner(LaunchMode(MPICH, LAUNCHED)).jaxrun(*words)
-    assert result.code in (1, 134) and result.verdict()["culprits"] == [1], result
-    cut = r"rank 1 of 3 on h2 was cut off from the network, as --chaos asked, (\S+) s into the run\."
-    found = re.fullmatch(cut, str(result.verdict()["headline"]))
-    assert found and float(found[1]) >= 0.3, result

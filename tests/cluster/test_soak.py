@@ -6,7 +6,6 @@ engine, and for each of Slurm's reasons; what befalls a run follows from its num
 
 from __future__ import annotations
 
-import json
 import os
 import random
 import re
@@ -58,15 +57,12 @@ class Faults:
 
 
 def draw_faults(number: int, engine: Engine | None) -> Faults:
-    """Of every five runs over hosts one loses a host; the others lose ranks, or their connections, once or twice."""
+    """Of every five runs over hosts one loses a host; the others lose a rank."""
     draw = random.Random(f"{number} {engine}")
     if engine is not None and number % 5 == (engine is not SLURM):
         return Faults(host=draw.choice(["off", "cut"]), after=draw.uniform(0, LAST_FAULT_S))
-    kinds = draw.sample(["kill", "cut"], draw.choice([1, 2]))  # two that are alike could be a bug of the program's
-    ranks = [draw.randrange(RANKS) for _ in kinds]
-    at = [draw.uniform(0, LAST_FAULT_S) for _ in kinds]
-    chaos = ",".join(f"{kind}:{rank}@{after * 1000:.0f}ms" for kind, rank, after in zip(kinds, ranks, at, strict=True))
-    return Faults(chaos, frozenset(ranks))
+    rank = draw.randrange(RANKS)
+    return Faults(f"kill:{rank}@{draw.uniform(0, LAST_FAULT_S) * 1000:.0f}ms", frozenset((rank,)))
 
 
 def train(directory: Path, *options: str) -> list[str]:
@@ -166,13 +162,7 @@ def test_a_training_resumes_from_the_save_that_it_made_when_slurm_warned(
     assert (result.verdict()["outcome"], result.verdict()["attempt"]) == ("ok", 2), result
 
 
-# ---- a job of Slurm's that its user cancels, and a chain of jobs
-
-# Of a worker by hand, in a line, as a batch script holds no other: the first job waits, the second goes on.
-IN_TWO_JOBS = (
-    "signal.signal(signal.SIGTERM, lambda *_: done()); run(); listen(); first = os.environ['JAXRUN_ATTEMPT'] == '1'; "
-    "print('waits' if first else 'goes on', flush=True); time.sleep(1000 if first else 0); done()"
-)
+# ---- a job of Slurm's that its user cancels
 
 
 def submitted(bed: Bed, tmp_path: Path, option: str, code: str) -> AbstractContextManager[Job]:
@@ -193,23 +183,6 @@ def test_a_job_that_its_user_cancels_is_not_started_again(bed: Bed, tmp_path: Pa
     assert result.code == 128 + signal.SIGTERM and "ended as CANCELLED" in result.err, result
     assert "Slurm itself ends job" in result.out
     assert not bed.inside("ctl", "squeue", "--noheader")
-
-
-def test_a_chain_goes_on_without_scontrol_and_ends_with_its_work(bed: Bed, tmp_path: Path) -> None:
-    with submitted(bed, tmp_path, "--requeue=chain:3", IN_TWO_JOBS) as job:
-        bed.inside("ctl", "scancel", "--batch", "--signal=USR2", number_of_running(job, "waits"))
-        job.wait_until(lambda: "the next job of the chain goes on" in job.result(timeout=0).out, "end of a job")
-        job.process.send_signal(signal.SIGINT)  # nobody follows any more
-        assert job.result().code == 0
-        deadline = time.monotonic() + TIME_LIMIT
-        while bed.inside("ctl", "squeue", "--noheader"):
-            assert time.monotonic() < deadline
-            time.sleep(0.2)
-    first, second, third = sorted(tmp_path.glob("jaxrun-*.out"), key=lambda path: path.stat().st_mtime)
-    assert "[0] waits" in first.read_text() and "[0] goes on" in second.read_text(), second.read_text()
-    assert "has ended (done); there is nothing left to do" in third.read_text(), third.read_text()
-    (run_dir,) = (path for path in (tmp_path / "jaxrun-runs").iterdir() if not path.is_symlink() and path.is_dir())
-    assert json.loads((run_dir / "verdict.json").read_text())["outcome"] == "ok"
 
 
 # ---- kill -9 of jaxrun

@@ -1,4 +1,4 @@
-"""Starts `sleep SECONDS` again and again, with no parent, environment or descriptor, and a session of its own."""
+"""Starts `sleep SECONDS` again and again, with no parent and no descriptor, and a session of its own."""
 
 import os
 import sys
@@ -7,5 +7,5 @@ import time
 SCRIPT = f"sleep {sys.argv[1]} <&- >&- 2>&- &"
 print("ready", flush=True)
 while True:
-    os.waitpid(os.posix_spawn("/bin/sh", ["sh", "-c", SCRIPT], {}, setsid=True), 0)
+    os.waitpid(os.posix_spawn("/bin/sh", ["sh", "-c", SCRIPT], os.environ, setsid=True), 0)
     time.sleep(0.01)

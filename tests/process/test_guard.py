@@ -1,7 +1,6 @@
 """The guard kills everything that a launcher leaves behind when it dies by kill -9."""
 
 import os
-import resource
 import subprocess
 import sys
 from pathlib import Path
@@ -11,7 +10,6 @@ from agent_by_hand import alive, wait_until
 from harness import TIME_LIMIT
 
 from jaxrun.node.agent.guard import find_marked, job_marker
-from jaxrun.node.agent.limit_mark import RLIMIT_LOCKS, find_limited, new_limit, set_limit
 
 # A launcher with a guard, a child that carries the job's mark, and the child's daemon in its own session.
 LAUNCHER = """
@@ -91,14 +89,11 @@ def test_a_guard_keeps_none_of_the_launchers_streams_open(launch):
 
 
 # A subreaper with a guard, a daemon, and a worker with a child: child and daemon have no environment,
-# and sessions of their own; no limit can be set here.
+# and sessions of their own.
 BARE_LAUNCHER = """
-import os, resource, subprocess, sys, time
+import os, subprocess, sys, time
 from jaxrun.node.agent.guard import Guard
-from jaxrun.node.agent.limit_mark import RLIMIT_LOCKS
 from jaxrun.node.agent.subreaper import become_subreaper
-
-resource.setrlimit(RLIMIT_LOCKS, (1000, 1000))
 
 def tell(pid):
     os.write(1, b"%d\\n" % pid)  # at once: two processes tell
@@ -147,48 +142,6 @@ def test_descendants_without_a_mark_are_killed_too():
         launcher.stdout.close()
         for pid in filter(alive, pids):
             os.kill(pid, 9)
-
-
-# A process that is older than the guard, as a fork server may be, starts an orphan; so does the launcher.
-OLDER_CHILD = """
-import os, subprocess, sys, time
-from jaxrun.node.agent.guard import Guard
-
-daemon = ["sh", "-c", "sleep 600 <&- >&- 2>&- & echo $!"]
-older = subprocess.Popen(["sh", "-c", f"read line; {daemon[2]}"], env={}, stdin=-1, stdout=-1, start_new_session=True)
-guard = Guard("JAXRUN_JOB_ID=" + os.urandom(16).hex())
-guard.add_earlier(older.pid)
-younger = subprocess.run(daemon, env={}, stdout=-1, start_new_session=True).stdout
-print((older.communicate(b"go\\n")[0] + younger).decode(), flush=True)
-os.kill(os.getpid(), 9)
-"""
-
-
-def test_orphans_without_a_mark_are_killed_even_at_once():
-    done = subprocess.run([sys.executable, "-c", OLDER_CHILD], stdout=subprocess.PIPE, text=True, timeout=TIME_LIMIT)
-    pids = list(map(int, done.stdout.split()))
-    assert len(pids) == 2
-    wait_until_gone(pids)
-
-
-def test_only_processes_with_the_limit_are_found():
-    processes = [subprocess.Popen(["sleep", "600"]) for _ in range(3)]
-    try:
-        marked, other, fixed = (process.pid for process in processes)
-        resource.prlimit(fixed, RLIMIT_LOCKS, (1000, 1000))
-        number = new_limit()
-        set_limit(number, marked)
-        set_limit(number + 1, other)
-        set_limit(number, fixed)
-        assert list(find_limited(number)) == [marked]
-        assert resource.prlimit(fixed, RLIMIT_LOCKS) == (1000, 1000)
-        os.kill(marked, 9)
-        os.waitid(os.P_PID, marked, os.WEXITED | os.WNOWAIT)
-        assert list(find_limited(number)) == []
-    finally:
-        for process in processes:
-            process.kill()
-            process.wait()
 
 
 @pytest.mark.parametrize("added", [True, False], ids=["added", "killed before it could be added"])

@@ -170,10 +170,7 @@ def test_torchruns_processes_per_node_are_those_of_each_of_several_hosts():
         (["--backend", "mpirun", "-H", "h1", "--hostfile", "x", "train.py"], "--host h1 and --hostfile x contradict"),
         (["--backend", "mpirun", "--mpi-args", "'a", "train.py"], '--mpi-args "\'a" cannot be split into words'),
         (["--requeue", "train.py"], "--requeue is for --backend slurm"),
-        (["--backend", "slurm", "--requeue=often", "train.py"], "--requeue must be scontrol, or chain:N for N jobs"),
-        (["--backend", "slurm", "--requeue=chain:0", "train.py"], "not 'chain:0'"),
         (["--backend", "slurm", "--requeue", "--no-run-dir", "train.py"], "--requeue needs the run directory"),
-        (["--backend", "slurm", "--requeue=chain:2", "--sbatch", "x", "train.py"], "take --submit in place of --sb"),
         (["doctor", "train.py"], "unexpected extra argument (train.py)"),
         (["doctor", "--submit"], "no option --submit of jaxrun doctor"),
         (["doctor", "-H", "h1"], "-H/--host is for --backend mpirun"),
@@ -199,23 +196,6 @@ def test_bad_input_is_one_message_and_starts_nothing(here, plans, monkeypatch, c
     printed = capsys.readouterr()
     assert printed.err.startswith("jaxrun: ") and message in printed.err and "Traceback" not in printed.err
     assert printed.out == "" and not plans and sorted(here.iterdir()) == before
-
-
-@pytest.mark.parametrize(
-    ("words", "requeue", "program"),
-    [
-        (["--requeue", "train.py", "--requeue=1"], "scontrol", ("train.py", "--requeue=1")),
-        (["--requeue=chain:8", "train.py", "--requeue=1"], "chain:8", ("train.py", "--requeue=1")),
-        (["--requeue=scontrol", "-n", "2", "train.py"], "scontrol", ("train.py",)),
-        (["train.py", "--requeue=chain:8"], "", ("train.py", "--requeue=chain:8")),
-    ],
-)
-def test_a_flag_may_have_a_value_and_takes_no_word_of_the_program(here, monkeypatch, words, requeue, program):
-    made = []
-    monkeypatch.setattr("jaxrun.spec.backends.make_plan", lambda job, environ, job_id: made.append(job) or 1 / 0)
-    with pytest.raises(ZeroDivisionError):
-        main(["--backend", "slurm", *words])
-    assert [(job.requeue, job.program) for job in made] == [(requeue, program)]
 
 
 def test_a_batch_script_is_written_and_nothing_started(here, plans, capsys):

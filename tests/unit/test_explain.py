@@ -234,10 +234,10 @@ KEPT = {
     "lost": (AgentLost(1, "no answer"), ("lost", 1, {"text": "no answer"})),
     "a signal that was asked for": (SignalRequested(12), ("signal_asked", None, {"signal": 12})),
     "a fault that was asked for": (
-        FaultRequested("cut", (0, 2)),
-        ("fault_asked", None, {"fault": "cut", "ranks": [0, 2]}),
+        FaultRequested("pause", (0, 2)),
+        ("fault_asked", None, {"fault": "pause", "ranks": [0, 2]}),
     ),
-    "no such fault": (FaultNotInjected(1, "cut", "no"), ("spared", 1, {"fault": "cut", "text": "no"})),
+    "no such fault": (FaultNotInjected(1, "pause", "no"), ("spared", 1, {"fault": "pause", "text": "no"})),
     "hung up": (ParentExited("its gang"), ("hung_up", None, {"by": "its gang"})),
     "a request": (Requested("1", StacksRequest()), ("requested", None, {"request": "StacksRequest"})),
     "unavailable": (StartFailed("x"), ("unavailable", None, {"text": "x"})),
@@ -264,10 +264,10 @@ def test_events_that_nobody_reads_again_are_not_kept(event: object) -> None:
 
 
 def test_of_the_actions_only_signals_and_faults_are_kept():
-    assert event_log.action_entry(Send((0, 2), InjectFault("cut"))) == (
+    assert event_log.action_entry(Send((0, 2), InjectFault("pause"))) == (
         "chaos",
         None,
-        {"fault": "cut", "ranks": [0, 2]},
+        {"fault": "pause", "ranks": [0, 2]},
     )
     assert event_log.action_entry(SignalRanks((0, 2), signal.SIGKILL)) == ("stop", None, {"signal": 9, "ranks": [0, 2]})
     for action in (PrintLine("x"), Send((0,), Exit()), TakeSnapshot((0,), SnapshotPurpose.SHOW)):

@@ -13,8 +13,7 @@ from jaxrun.spec.job.job import Job, check_rank_options
 WRITTEN = {
     "kill:1@2s": (FaultSpec("kill", (range(1, 2),), 2.0),),
     "pause:0-3,7@1.5s": (FaultSpec("pause", (range(4), range(7, 8)), 1.5),),
-    "cut:2@500ms": (FaultSpec("cut", (range(2, 3),), 0.5),),
-    " kill : 1 @ .25s , cut:0@0s": (FaultSpec("kill", (range(1, 2),), 0.25), FaultSpec("cut", (range(1),), 0.0)),
+    " kill : 1 @ 250ms , pause:0@.5s": (FaultSpec("kill", (range(1, 2),), 0.25), FaultSpec("pause", (range(1),), 0.5)),
     "kill:any@2s": (FaultSpec("kill", (), 2.0),),
     "kill:1@2s-2s": (FaultSpec("kill", (range(1, 2),), 2.0),),
     "kill:0,2@1s,pause:1,3@2s": (
@@ -39,8 +38,8 @@ WRONG = {
     "kill:1@.s": r"--chaos 'kill:1@\.s': a fault is KIND",
     "kill:1@٣s": "--chaos 'kill:1@٣s': a fault is KIND",
     "kill:1@2s,": "--chaos 'kill:1@2s,': a fault is KIND",
-    "kill:1@2s,cut:2": "--chaos 'cut:2': a fault is KIND",
-    "maim:1@2s": "--chaos 'maim:1@2s': the kind of a fault is one of kill, pause, cut, not 'maim'",
+    "kill:1@2s,pause:2": "--chaos 'pause:2': a fault is KIND",
+    "maim:1@2s": "--chaos 'maim:1@2s': the kind of a fault is one of kill, pause, not 'maim'",
     "kill:@2s": "--chaos takes ranks such as 1-3,7; '' in '' is none",
     "kill:any@4s-1s": "--chaos 'kill:any@4s-1s': 1 s is before 4 s; write the earlier one first",
     "kill:3-1@2s": "--chaos '3-1': 3-1 runs backwards; write 1-3",
@@ -72,7 +71,7 @@ def test_written_faults_read_back_the_same(faults):
 
 
 def test_a_rank_that_the_job_does_not_have_is_refused():
-    job = Job(program=("p",), chaos=parse_faults("kill:1@1s,cut:0,4@2s"))
+    job = Job(program=("p",), chaos=parse_faults("kill:1@1s,pause:0,4@2s"))
     check_rank_options(job, 5)
     with pytest.raises(UsageError, match="--chaos names rank 4, but the ranks of this job are 0 to 3"):
         check_rank_options(job, 4)
@@ -87,11 +86,11 @@ def test_a_moment_is_drawn_anew_each_time():
 
 
 def test_faults_come_when_they_are_due_counted_from_the_programs_start(simulate):
-    job = simulate(3, chaos="pause:0,2@2s,cut:1@500ms").wait(10)
+    job = simulate(3, chaos="pause:0,2@2s,pause:1@500ms").wait(10)
     job.run().wait(5)
-    assert job.injected == [(10.5, "cut", (1,)), (12.0, "pause", (0, 2))]
+    assert job.injected == [(10.5, "pause", (1,)), (12.0, "pause", (0, 2))]
     assert job.printed[-2:] == [
-        (10.5, "rank 1 is cut off from the network, as --chaos asked"),
+        (10.5, "rank 1 is stopped by SIGSTOP (19), as --chaos asked"),
         (12.0, "ranks 0, 2 are stopped by SIGSTOP (19), as --chaos asked"),
     ]
     assert job.outcome is None and not job.killed
@@ -109,15 +108,15 @@ def test_a_rank_killed_by_a_fault_does_not_count_as_stopped(simulate):
     ]
 
 
-def test_a_rank_that_was_cut_off_is_the_known_cause_of_its_own_broken_connection(simulate):
-    job = simulate(3, chaos="cut:1@1s").run().wait(2)
+def test_a_rank_that_was_paused_is_the_known_cause_of_its_own_broken_connection(simulate):
+    job = simulate(3, chaos="pause:1@1s").run().wait(2)
     job.handle(job.failure(1, error="JaxRuntimeError", message="Gloo all-reduce failed: Connection closed by peer"))
     job.wait(10)
     assert job.kills()[0] == (2030, (2,))  # rank 0 goes last
 
 
-def test_where_only_its_peers_fail_a_rank_that_was_cut_off_is_still_the_cause(simulate):
-    job = simulate(3, chaos="cut:1@1s").run().wait(2)
+def test_where_only_its_peers_fail_a_rank_that_was_paused_is_still_the_cause(simulate):
+    job = simulate(3, chaos="pause:1@1s").run().wait(2)
     job.handle(job.failure(0, error="JaxRuntimeError", message="Gloo all-reduce failed: Connection closed by peer"))
     job.exit(1, 0).wait(1)
     assert job.lines[-1] == "rank 1 failed; stopping 2 others"
@@ -137,10 +136,10 @@ def test_no_fault_comes_to_a_job_that_is_ending(simulate, end):
 
 
 def test_faults_that_come_too_late_are_reported(simulate):
-    job = simulate(2, chaos="kill:1@5s,kill:0@200ms,cut:0@9s").run()
+    job = simulate(2, chaos="kill:1@5s,kill:0@200ms,pause:0@9s").run()
     job.done(0, 1).exit(0, 1).exit(0, 0)
     assert job.outcome.reason == "ok"
-    assert job.lines == ["the job was over before --chaos kill:0@0.2s, kill:1@5s, cut:0@9s"]
+    assert job.lines == ["the job was over before --chaos kill:0@0.2s, kill:1@5s, pause:0@9s"]
 
 
 def test_a_rank_that_has_ended_cannot_be_met(simulate):
@@ -153,8 +152,8 @@ def test_a_rank_that_has_ended_cannot_be_met(simulate):
 
 
 def test_a_fault_that_cannot_be_injected_is_reported_and_not_blamed(simulate):
-    job = simulate(2, chaos="cut:1@1s").run().wait(1).handle(FaultNotInjected(1, "cut", "it is forbidden"))
-    assert job.lines[-1] == "rank 1 could not be cut off from the network: it is forbidden; the job goes on"
+    job = simulate(2, chaos="pause:1@1s").run().wait(1).handle(FaultNotInjected(1, "pause", "it is forbidden"))
+    assert job.lines[-1] == "rank 1 could not be stopped by SIGSTOP (19): it is forbidden; the job goes on"
     job.done(0, 1).exit(0, 1).exit(0, 0)
     assert [end.injected_faults for end in job.outcome.workers] == [(), ()]
 

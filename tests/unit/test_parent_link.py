@@ -37,7 +37,7 @@ def ends():
 ORDERS = {
     '{"fault": "kill", "ranks": [1]}': FaultRequested("kill", (1,)),
     '{"fault": "pause", "ranks": [3, 0]}': FaultRequested("pause", (3, 0)),
-    '{"ranks": [], "fault": "cut"}': FaultRequested("cut", ()),
+    '{"ranks": [], "fault": "pause"}': FaultRequested("pause", ()),
     '{"signal": 2}': SignalRequested(signal.SIGINT),
     f'{{"signal": {signal.SIGUSR2.value}}}': SignalRequested(signal.SIGUSR2),
     '{"end": true}': BY_ORDER,

@@ -248,7 +248,6 @@ REFUSED = {
     "a negative number of restarts": ({"max_restarts": -1}, "--max-restarts must be 0 or more, not -1"),
     "an unknown reason": ({"restart_on": "oom"}, "--restart-on must be one of .*, not 'oom'"),
     "a debugger": ({"pdb": True}, "--pdb and --max-restarts 1 contradict; give one of them"),
-    "input that is read once": ({"stdin": "all"}, "--stdin all and --max-restarts 1 contradict"),
     "negative spares": ({"spares": -1}, "--spares must be 0 or more, not -1"),
     "no host": ({"min_hosts": 0}, "--min-hosts must be 1 or more, not 0"),
     "spares without restarts": ({"spares": 1, "max_restarts": 0}, "--spares 1 needs --max-restarts"),

@@ -152,11 +152,11 @@ def test_there_is_notice_of_the_end_unless_the_job_is_too_short_for_it(request_,
 
 
 def test_a_job_that_goes_on_is_warned_by_sigusr2_early_enough_to_be_started_again():
-    text = make("--requeue", requeue="scontrol", time_limit="4:00:00", grace=100.0)
+    text = make("--requeue", requeue=True, time_limit="4:00:00", grace=100.0)
     assert {"--requeue", "--open-mode=append", "--signal=B:USR2@115"} <= set(directives(text))
     assert command(text)[-5:] == ["jaxrun", "--backend", "slurm", "--requeue", "train.py"]
     with pytest.raises(UsageError, match="--time 1 is too short for --requeue"):
-        make(requeue="scontrol", time_limit="1")
+        make(requeue=True, time_limit="1")
 
 
 @pytest.mark.parametrize(

@@ -150,7 +150,7 @@ def test_the_command_contains_everything_that_srun_would_otherwise_guess(make, b
     assert made.launch_command.argv == (str(bin_folder / "srun"), *f"{asked} {always}".split(), *AGENT_ARGV)
     assert (made.launch_command.engine, made.launch_command.title) == ("slurm", "srun in Slurm job 7")
     assert made.launch_command.set_env == {"SRUN_CPUS_PER_TASK": "2"} and made.launch_command.passes_stdin
-    for stdin in ("0", "1", "all", "none"):  # the ranks that are to read it
+    for stdin in ("0", "1", "none"):  # the ranks that are to read it
         assert f"--input={stdin}" in words(make(allocation(), stdin=stdin))
 
 

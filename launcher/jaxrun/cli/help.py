@@ -71,7 +71,6 @@ class Option(click.Option):
     main:          --help shows it
     aliases:       further names, which no page of help shows
     configurable:  its default may come from pyproject.toml or a variable
-    takes_value:   a flag to which a value may be attached, as in --requeue=chain:8
     """
 
     def __init__(
@@ -81,7 +80,6 @@ class Option(click.Option):
         main: bool = False,
         aliases: Sequence[str] = (),
         configurable: bool = True,
-        takes_value: bool = False,
         **attributes: Any,
     ) -> None:
         super().__init__(names, **attributes)
@@ -89,7 +87,6 @@ class Option(click.Option):
         self.main = main
         self.aliases = tuple(aliases)
         self.configurable = configurable
-        self.takes_value = takes_value
 
     @property
     def long_name(self) -> str:
@@ -104,20 +101,6 @@ class Option(click.Option):
 
 class Command(click.Command):
     """A command with these two pages of help; all its options are of class Option."""
-
-    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """Parse as click does, and values that are attached to flags, which click refuses."""
-        flags = {name: option for option in _options(self) if option.takes_value for name in option.opts}
-        bare = [word.partition("=")[0] if word.partition("=")[0] in flags else word for word in args]
-        if bare == args:
-            return super().parse_args(ctx, args)
-        end = len(args) - len(self.make_parser(ctx).parse_args(list(bare))[0].get("program") or ())
-        rest = super().parse_args(ctx, [*bare[:end], *args[end:]])
-        for word in args[:end]:
-            name, attached, value = word.partition("=")
-            if attached and name in flags:
-                ctx.params[str(flags[name].name)] = value
-        return rest
 
     def get_help(self, ctx: click.Context) -> str:
         main = [option for option in _options(self) if option.main]

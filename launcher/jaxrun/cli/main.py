@@ -156,7 +156,7 @@ def _run(dry_run: bool, **values: Any) -> int:
     if job.requeue:
         from jaxrun.controller.supervisor.requeue import run_requeued
 
-        return run_requeued(plan, environ, lambda: run(plan, environ, invocation.early_server))
+        return run_requeued(environ, lambda: run(plan, environ, invocation.early_server))
     return run(plan, environ, invocation.early_server)
 
 
@@ -195,9 +195,6 @@ def _run_sbatch(
         click.echo(os.fsencode(text), nl=False)
         return 0
     secrets = sbatch.find_secrets(job, words)
-    if job.submit and job.chain_length:
-        name = job.tag or job.name
-        return follow.submit_and_follow_chain(text, path, {**environ, **secrets}, name, job.chain_length)
     if job.submit:
         return follow.submit_and_follow(text, path, {**environ, **secrets})
     submit.write_script(path, text)

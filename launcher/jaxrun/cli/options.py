@@ -17,7 +17,7 @@ from jaxrun.cli.option_types import ProcessesPerNode, Time
 from jaxrun.protocol.flight_file import LOCKSTEP_MODES
 from jaxrun.protocol.names import COMPILE_MODES, MAKE_MESH_MODES
 from jaxrun.spec.backends import ATTACH_OPTIONS, BACKENDS, HOSTS_OPTIONS
-from jaxrun.spec.job.job import FAILURE_GRACE_S, PLATFORMS, REQUEUE_SCONTROL, RESTART_ON, SIGNAL_GRACE_S, Job
+from jaxrun.spec.job.job import FAILURE_GRACE_S, PLATFORMS, RESTART_ON, SIGNAL_GRACE_S, Job
 
 _DEFAULTS = {field.name: field.default for field in fields(Job)}
 # What another has decided.
@@ -114,7 +114,7 @@ def _start() -> list[Option]:
     env = "Set this variable in every process, or pass it on. May be repeated."
     env_file = "The same from a file of NAME=VALUE lines; --env wins."
     no_fork = "A fresh interpreter for each process. So does '# jaxrun: no-fork' in the program's first 20 lines."
-    stdin = "Which ranks read jaxrun's standard input; of all, each reads all of it. [default: 0]"
+    stdin = "Which rank reads jaxrun's standard input. [default: 0]"
     compile_ = (
         "Who compiles a program that the ranks of a host have in common: one of them, each, or one where that is safe. "
         f"[default: {_DEFAULTS['compile']}]"
@@ -133,7 +133,7 @@ def _start() -> list[Option]:
         option("--backend", main=True, type=click.Choice(tuple(BACKENDS)), metavar="|".join(BACKENDS), help=backend),
         option("--env", "assignments", multiple=True, metavar="NAME[=VALUE]", help=env),
         option("--env-file", "env_files", multiple=True, metavar="FILE", help=env_file),
-        option("--stdin", metavar="RANK|all|none", help=stdin),
+        option("--stdin", metavar="RANK|none", help=stdin),
         option("--torch-env", is_flag=True, help=torch_env),
         option("--compile", type=click.Choice(COMPILE_MODES), metavar="|".join(COMPILE_MODES), help=compile_),
         option("--compile-memory", type=int, metavar="MIB", help=compile_memory),
@@ -178,11 +178,7 @@ def _slurm() -> list[Option]:
     slurm_args = "More words for srun and sbatch. May be repeated."
     sbatch = "Write a batch script that runs this job, and start nothing."
     submit = "Hand the job to Slurm, and follow its output; Ctrl-C only stops following."
-    requeue = (
-        "Go on after a preemption or the time limit: have Slurm start the job again. =chain:N does without scontrol: "
-        "N jobs, one after the other."
-    )
-    attachable: dict[str, Any] = {"is_flag": True, "flag_value": REQUEUE_SCONTROL, "takes_value": True}
+    requeue = "Go on after a preemption or the time limit: have Slurm start the job again."
     return [
         option("--cpus-per-process", type=int, metavar="N", help="Cores to ask for, for each process."),
         option("--gpus-per-host", type=int, metavar="N", help="GPUs to ask for, on each host."),
@@ -192,7 +188,7 @@ def _slurm() -> list[Option]:
         option("--slurm-args", multiple=True, metavar="WORDS", help=slurm_args),
         option("--sbatch", configurable=False, metavar="FILE", help=sbatch),
         option("--submit", configurable=False, is_flag=True, help=submit),
-        option("--requeue", configurable=False, help=requeue, **attachable),
+        option("--requeue", configurable=False, is_flag=True, help=requeue),
     ]
 
 
@@ -233,7 +229,7 @@ def _failure() -> list[Option]:
     )
     init = f"Stop it if not all have joined by then. [default: {_DEFAULTS['init_timeout']:g}]"
     chaos = (
-        "Bring about faults, to see what survives them: kill:1@2s, pause:0-3@1.5s, cut:2@500ms or kill:any@1s-4s, "
+        "Bring about faults, to see what survives them: kill:1@2s, pause:0-3@1.5s or kill:any@1s-4s, "
         "so long after the program has started on all ranks. May be repeated."
     )
     restarts = (

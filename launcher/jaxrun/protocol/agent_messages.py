@@ -127,7 +127,7 @@ class StartWorker:
     make_mesh:    who lays a mesh over several hosts
     torch_env:    whether the worker gets the variables of torchrun
     pdb:          whether a culprit is debugged
-    stdin:        which ranks have jaxrun's standard input: a rank's number, "all" or "none"
+    stdin:        which rank has jaxrun's standard input: its number, or "none"
     compile_cache:  where compiled programs are kept; compile: who compiles what the ranks of a host have in common
     compile_memory: in how much memory they share it at most, in MiB
     verbose:      whether the worker says what only --verbose shows

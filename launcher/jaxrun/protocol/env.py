@@ -26,7 +26,7 @@
 | JAXRUN_MAKE_MESH         | who lays a mesh over several hosts: jaxrun, or jax, which refuses            |
 | JAXRUN_TORCH_ENV         | whether the variables of torchrun are set, too: True or False               |
 | JAXRUN_PDB               | whether a debugger opens on the rank that fails: True or False              |
-| JAXRUN_STDIN             | which ranks have jaxrun's standard input: a rank, "all" or "none"           |
+| JAXRUN_STDIN             | which rank has jaxrun's standard input: its number, or "none"               |
 
 An agent that mpirun or srun has started finds, besides JAXRUN_JOB_ID and JAXRUN_INIT_TIMEOUT,
 

@@ -15,10 +15,9 @@ MAKE_MESH_JAXRUN, MAKE_MESH_JAX = MAKE_MESH_MODES = ("jaxrun", "jax")  # who lay
 COMPILE_AUTO, COMPILE_ONCE, COMPILE_EACH = COMPILE_MODES = ("auto", "once", "each")
 COMPILE_MEMORY_MIB = 512  # in which the ranks of a host share compiled programs, unless --compile-memory says otherwise
 CACHE_OFF, CACHE_AUTO = "off", "auto"  # where compiled programs are kept, besides a directory
-STDIN_RANK_0, STDIN_ALL, STDIN_NONE = "0", "all", "none"  # who has jaxrun's standard input, besides other numbers
+STDIN_RANK_0, STDIN_NONE = "0", "none"  # who has jaxrun's standard input, besides other numbers
 GANG_ADDRESS = f"{RESERVED_PREFIX}GANG"
 GANG_TOKEN = f"{RESERVED_PREFIX}GANG_TOKEN"
-REQUEUE_CHAIN = f"{RESERVED_PREFIX}REQUEUE_CHAIN"  # which chain of Slurm jobs this one belongs to
 CONTROL_FD = f"{RESERVED_PREFIX}CONTROL_FD"
 GANG_DIRECTORY_PREFIX = "jaxrun-gang-"  # and the parent's process id: how the temporary directories of gangs begin
 SHUTDOWN_BYTE = b"."  # what a Python process sends the fork server of its gangs in the end; else it has died

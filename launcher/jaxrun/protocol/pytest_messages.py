@@ -8,7 +8,7 @@
                           ◀─────────    Gather                 gang.barrier, broadcast or allgather
       Gathered            ─────────▶                           when all ranks have sent theirs
       PeerLost            ─────────▶                           when one never will
-                          ◀─────────    FaultRequest           gang.kill, pause or cut
+                          ◀─────────    FaultRequest           gang.kill or pause
                           ◀─────────    DebugRequest           with --pdb, after a failure
       DebuggerDecision    ─────────▶
                           ◀────────▶    DebuggerOutput, DebuggerReadRequest, DebuggerInput (debugger_messages.py)
@@ -113,7 +113,7 @@ class PeerLost:
 
 @dataclass(frozen=True, slots=True)
 class FaultRequest:
-    """Do `kind` ("kill", "pause", "cut") to a rank; equal requests in one test count once."""
+    """Do `kind` ("kill", "pause") to a rank; equal requests in one test count once."""
 
     kind: str
     rank: int

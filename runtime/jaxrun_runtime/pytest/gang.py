@@ -77,11 +77,6 @@ class RankGang:
         __tracebackhide__ = True
         self._request_fault("pause", rank)
 
-    def cut(self, rank: int) -> None:
-        """Break all network connections of a rank, as a lost network does."""
-        __tracebackhide__ = True
-        self._request_fault("cut", rank)
-
     def _gather(self, where: str, value: Any, root: int = -1) -> tuple[bytes, ...]:
         __tracebackhide__ = True
         self._parent.send(Gather(where, pickle.dumps(value), root))

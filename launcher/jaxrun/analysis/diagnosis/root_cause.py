@@ -8,8 +8,8 @@ Each worker's outcome falls in one of these classes:
     FINE         its program had ended with status 0, or the worker still runs
 
 The earliest outcome of the first class that occurs is the root cause. Its rank is the only culprit unless others failed
-in exactly the same way. Where there are only unclear outcomes and consequences, a rank that was paused or cut off from
-the network by an injected fault is the culprit.
+in exactly the same way. Where there are only unclear outcomes and consequences, a rank that was paused by an injected
+fault is the culprit.
 """
 
 from __future__ import annotations

@@ -6,14 +6,13 @@ import signal
 from dataclasses import dataclass
 
 from jaxrun.protocol.worker_messages import Failed, ThreadFailed
-from jaxrun.spec.job.fault_spec import CUT, KILL, PAUSE
+from jaxrun.spec.job.fault_spec import KILL, PAUSE
 from jaxrun.text import format_signal
 
 # What a fault of each kind does to a rank, after "is", "was" or "could not be".
 FAULT_PARTICIPLES = {
     KILL: f"killed by {format_signal(signal.SIGKILL)}",
     PAUSE: f"stopped by {format_signal(signal.SIGSTOP)}",
-    CUT: "cut off from the network",
 }
 
 
@@ -30,7 +29,7 @@ class InjectedFault:
     requested_by: str
 
     def __str__(self) -> str:
-        """`cut off from the network, as --chaos asked`."""
+        """`killed by SIGKILL (9), as --chaos asked`."""
         return f"{FAULT_PARTICIPLES[self.kind]}, as {self.requested_by} asked"
 
 
@@ -74,5 +73,5 @@ class WorkerOutcome:
 
     @property
     def disruptive_fault(self) -> InjectedFault | None:
-        """The injected pause or cut, which leaves the worker alive but may break connections, its own included."""
-        return next((fault for fault in self.injected_faults if fault.kind in (PAUSE, CUT)), None)
+        """The injected pause, which leaves the worker alive but may break connections."""
+        return next((fault for fault in self.injected_faults if fault.kind == PAUSE), None)

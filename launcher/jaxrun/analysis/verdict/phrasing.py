@@ -130,7 +130,7 @@ def describe_injected_faults(
 
 
 def describe_injected_fault(fault: InjectedFault, run_at: float | None, *, many: bool = False) -> str:
-    """`was cut off from the network, as --chaos asked, 1.5 s into the run`."""
+    """`was stopped by SIGSTOP (19), as --chaos asked, 1.5 s into the run`."""
     moment = f"{format_seconds(fault.time - run_at)} into the run" if run_at is not None else "before the program ran"
     return f"{'were' if many else 'was'} {fault}, {moment}"
 

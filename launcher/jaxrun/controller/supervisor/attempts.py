@@ -192,7 +192,7 @@ def _make_head(plan: Plan, registry: AgentRegistry | None, began: float, before:
         lockstep=job.lockstep,
         chaos=job.chaos,
         no_terminal=why_no_terminal(plan),
-        requeue=bool(job.requeue),
+        requeue=job.requeue,
     )
 
 

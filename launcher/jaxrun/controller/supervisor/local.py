@@ -15,7 +15,6 @@ from jaxrun.node.forkserver.client import ForkServer
 from jaxrun.records.event_log.actions import Finish
 from jaxrun.records.rundir.rundir import RunDir
 from jaxrun.spec.job.plan import Plan
-from jaxrun.spec.job.standard_input import must_be_copied
 
 if TYPE_CHECKING:
     from jaxrun.controller.supervisor.attempts import AttemptContext
@@ -50,13 +49,7 @@ class LocalAgent:
             server = self._fork_servers.start(plan)
         # Workers of an inherited fork server lack the mark in their environment by which the guard finds others.
         unmarked = server is not None and server.inherited
-        spawner = Spawner(
-            plan,
-            self._environ,
-            self._directory.name,
-            context.log_dir,
-            copies_stdin=must_be_copied(plan.job.stdin),
-        )
+        spawner = Spawner(plan, self._environ, self._directory.name, context.log_dir)
         workers = WorkerGroup(
             plan,
             spawner,

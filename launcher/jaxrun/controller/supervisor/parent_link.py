@@ -1,6 +1,6 @@
 """The link to the Python process that started this launcher: what it wants, in lines of JSON.
 
-    {"fault": "kill", "ranks": [1]}     as --chaos does: kill, pause or cut, now
+    {"fault": "kill", "ranks": [1]}     as --chaos does: kill or pause, now
     {"signal": 12}                      to all workers; SIGINT, SIGUSR1 or SIGUSR2
     {"end": true}                       end the job, at once
 

@@ -54,8 +54,6 @@ def _run_local(plan: Plan, environ: Mapping[str, str], started: float, early_ser
     held = _start_screen(plan, directory)
     guard = Guard(job_marker(plan.job_id), job_id=plan.job_id)  # forks, so it comes before any thread
     fork_server = early.server_for(plan, environ, early_server)
-    if fork_server is not None:
-        guard.add_earlier(fork_server.pid)
 
     from jaxrun.controller.supervisor.local import LocalAgent
     from jaxrun.controller.supervisor.supervise import supervise

@@ -244,7 +244,7 @@ class Gang:
         self._lifecycle.instance.interrupt()
 
     def fault(self, kind: str, rank: int) -> None:
-        """Have this done to a rank: "kill" it (SIGKILL), "pause" it (SIGSTOP) or "cut" its network connections."""
+        """Have this done to a rank: "kill" it (SIGKILL), or "pause" it (SIGSTOP)."""
         if kind not in FAULT_KINDS:
             raise UsageError(f"a fault is one of {', '.join(FAULT_KINDS)}, not {kind!r}")
         if rank not in range(self.processes):
@@ -262,10 +262,6 @@ class Gang:
         """
         self.fault("pause", rank)
         self._lifecycle.instance.wait_until_paused(rank)
-
-    def cut(self, rank: int) -> None:
-        """Break all network connections of a rank, as a lost network does."""
-        self.fault("cut", rank)
 
 
 def _map_module(name: str) -> Any:

@@ -29,7 +29,7 @@ def find_rank_plugin(config: pytest.Config) -> Any:
 @pytest.fixture(scope="session")
 def gang(request: pytest.FixtureRequest) -> Any:
     """This process among those of its test: rank, size, local_rank, host, devices, is_main; barrier(name),
-    allgather(value), broadcast(value, root=0); kill(rank), pause(rank), cut(rank)."""
+    allgather(value), broadcast(value, root=0); kill(rank), pause(rank)."""
     rank = find_rank_plugin(request.config)
     if rank is not None:
         return rank.gang
@@ -117,9 +117,6 @@ class SingleProcessGang:
 
     def pause(self, rank: int) -> None:
         _refuse("pause")
-
-    def cut(self, rank: int) -> None:
-        _refuse("cut")
 
 
 def _refuse(fault: str) -> None:

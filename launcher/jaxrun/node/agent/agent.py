@@ -16,12 +16,10 @@ from typing import TYPE_CHECKING
 
 from jaxrun.analysis.diagnosis.stacks import FATAL_ERROR
 from jaxrun.errors import EXIT_SOFTWARE, ProtocolError
-from jaxrun.node.agent.faults import inject
 from jaxrun.node.agent.oom import OomWatch
 from jaxrun.node.agent.pipes import OutputPipes
 from jaxrun.node.agent.signals import SignalPipe
 from jaxrun.node.agent.snapshot_reader import SnapshotReader
-from jaxrun.node.agent.stdin_broadcast import StdinBroadcast
 from jaxrun.node.agent.worker_group import WorkerGroup
 from jaxrun.node.agent.worker_process import WorkerProcess
 from jaxrun.node.channel.event_loop import EventLoop
@@ -59,7 +57,7 @@ if TYPE_CHECKING:
 
 LastAction = Finish | NextAttempt | Shutdown
 
-_MESSAGES, _SIGNALS, _OUTPUT, _INPUT = range(4)  # the order in which readable descriptors are served
+_MESSAGES, _SIGNALS, _OUTPUT = range(3)  # the order in which readable descriptors are served
 
 
 class Agent:
@@ -85,7 +83,6 @@ class Agent:
         self._terminal = terminal
         self._pipes = OutputPipes(output, lambda rank: head.record("first_output", rank))
         self._loop = EventLoop(clock)
-        self._stdin = StdinBroadcast(self._loop, _INPUT, workers.stdin_pipes)
         self._oom = OomWatch(own_memory_cgroup())
         self._snapshots = SnapshotReader(workers, output, clock)
         self._last: LastAction | None = None
@@ -100,7 +97,6 @@ class Agent:
             self._terminal.attach(loop, _MESSAGES, lambda line: self._report(TerminalLine(line)))
         loop.add_poller(self._output.flush_due)
         loop.add_poller(self._pause_or_resume_output)
-        loop.add_poller(self._stdin.pause_or_resume)
         loop.add_timer(self._snapshots.deadline, self._report_snapshots)
         loop.add_timer(head.deadline, lambda: self._execute_all(head.handle_timeouts()))
         events = self._workers.start()
@@ -115,7 +111,6 @@ class Agent:
     def close(self) -> None:
         """Hand over what is still in the pipes and close everything."""
         self._snapshots.close()
-        self._stdin.close()
         self._pipes.close()
         self._workers.close()
         self._oom.close()
@@ -172,7 +167,7 @@ class Agent:
         worker = self._workers[rank]
         match message:
             case InjectFault():
-                if reason := inject(worker, message.kind):
+                if reason := worker.inject_fault(message.kind):
                     self._report(FaultNotInjected(rank, message.kind, reason))
             case ClockProbe():
                 self._report(ClockReply(rank, message.asked_at, time.time()))  # by which the worker's calls are timed
@@ -241,7 +236,6 @@ class Agent:
             if isinstance(message, Failed):
                 self._output.logs.write_file(worker.rank, "err", message.traceback.encode())
             if isinstance(message, (Failed, Done)):
-                self._stdin.drop(worker.rank)  # while it waits for the others to end, they go on reading
                 self._report_flight(worker)
             self._report(message)
 
@@ -275,7 +269,6 @@ class Agent:
         worker.status = status
         self._on_channel(worker)  # its last messages come before its exit
         self._loop.remove_reader(worker.pipes.channel.fileno())
-        self._stdin.drop(worker.rank)
         self._pipes.finish(worker.rank)
         crashed = status < 0 and status != -signal.SIGKILL
         oom = self._oom.explain(worker.pid) if status == -signal.SIGKILL and not worker.killed else ""

@@ -3,8 +3,8 @@
 Workers end by themselves when their agent is gone; what they have started does not, nor does an mpirun or srun. The
 guard reads a pipe that only its owner holds: `b"."` disarms it; end-of-file means that the owner has died.
 
-What the owner has started is found by its environment, by a limit that it inherits (limit_mark.py), and, where that
-cannot be set, by descent: from time to time the guard looks what the owner's descendants are.
+What the owner has started is found by its environment, and by descent: from time to time the guard looks what the
+owner's descendants are.
 """
 
 from __future__ import annotations
@@ -18,7 +18,6 @@ from collections.abc import Callable, Iterable
 from typing import NoReturn
 
 from jaxrun.node.agent.descendants import Descendants
-from jaxrun.node.agent.limit_mark import find_limited, new_limit, set_limit
 from jaxrun.node.agent.process_tree import TRACKER_GRACE_S, children, group_members, is_tracker, kill
 from jaxrun.protocol.names import JOB_ID
 from jaxrun.protocol.shared_programs import remove_all_of_job
@@ -45,22 +44,15 @@ class Guard:
         """
         watched, self._held = os.pipe()
         owner = os.getpid()
-        self._limit = new_limit()
         self.pid = os.fork()
         if self.pid == 0:
             os.close(self._held)
-            _watch(watched, owner, marks, self._limit, launch_mark, sigterm, job_id)
+            _watch(watched, owner, marks, launch_mark, sigterm, job_id)
         os.close(watched)
-        if marks:
-            set_limit(self._limit)
 
     def add(self, group: int) -> None:
         """Have the guard kill this process group, too."""
         os.write(self._held, b"%d\n" % group)
-
-    def add_earlier(self, pid: int) -> None:
-        """Have the guard kill what this process starts, too, which the owner has started before it had a guard."""
-        set_limit(self._limit, pid)
 
     def leave_to_parent(self) -> None:
         """In a fork of the owner: let go of the guard, which watches the owner alone."""
@@ -94,9 +86,7 @@ def find_marked(*marks: str) -> Iterable[int]:
                     yield int(name)
 
 
-def _watch(
-    pipe: int, owner: int, marks: tuple[str, ...], limit: int, launch_mark: str, sigterm: bool, job_id: str
-) -> NoReturn:
+def _watch(pipe: int, owner: int, marks: tuple[str, ...], launch_mark: str, sigterm: bool, job_id: str) -> NoReturn:
     try:
         os.setsid()  # a terminal's Ctrl-C is for the owner alone
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
@@ -111,13 +101,13 @@ def _watch(
             if data.endswith(_DISARM):
                 os._exit(0)
         if descent is not None:
-            descent.freeze(lambda: _find(marks, limit))
+            descent.freeze(lambda: _find(marks))
         groups = {int(group) for group in received.split()}
         if launch_mark:
             groups |= _orphans_beside(owner, launch_mark)
             if sigterm:
                 _terminate(groups)
-        _sweep(groups, lambda: descent.living() | _find(marks, limit) if descent is not None else set())
+        _sweep(groups, lambda: descent.living() | _find(marks) if descent is not None else set())
         if job_id:
             remove_all_of_job(job_id)
     finally:
@@ -137,9 +127,9 @@ def _read(descent: Descendants | None) -> bytes:
     return os.read(0, 4096)
 
 
-def _find(marks: tuple[str, ...], limit: int) -> set[int]:
-    """The processes that bear the marks, or the limit."""
-    return {*find_marked(*marks), *find_limited(limit)} - {os.getpid()}
+def _find(marks: tuple[str, ...]) -> set[int]:
+    """The processes that bear the marks."""
+    return {*find_marked(*marks)} - {os.getpid()}
 
 
 def _orphans_beside(owner: int, mark: str) -> set[int]:

@@ -185,8 +185,6 @@ class _AgentJob:
             plan = _plan_of_worker(start, self._info.job_id, self._environ)
             log_dir = _make_log_dir(start.log_dir)
             fork_server = self._fork_servers.take(plan)
-            if fork_server is not None:
-                guard.add_earlier(fork_server.pid)
             workers = WorkerGroup(
                 plan,
                 Spawner(plan, self._environ, start.run_dir, log_dir),

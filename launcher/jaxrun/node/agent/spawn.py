@@ -13,7 +13,6 @@ import os
 import socket
 from collections.abc import Mapping
 from dataclasses import dataclass
-from io import FileIO
 from pathlib import Path
 
 from jaxrun.node.forkserver.client import start_process
@@ -31,24 +30,18 @@ _NEW_FLIGHT = os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC
 
 @dataclass(frozen=True, slots=True)
 class WorkerPipes:
-    """The agent's ends of a worker's channel and pipes, all non-blocking, and its files `stacks` and `flight`.
-
-    stdin:  where copies of our standard input go to; None where the worker reads it itself, or has none
-    """
+    """The agent's ends of a worker's channel and pipes, all non-blocking, and its files `stacks` and `flight`."""
 
     channel: socket.socket
     out: int
     err: int
     stacks: int
     flight: int
-    stdin: FileIO | None = None
 
     def close(self) -> None:
         for stream in (self.out, self.err, self.stacks, self.flight):
             os.close(stream)
         self.channel.close()
-        if self.stdin is not None:
-            self.stdin.close()
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,19 +87,15 @@ class Spawner:
         environ: Mapping[str, str],
         run_dir: str,
         flight_dir: Path | None = None,
-        *,
-        copies_stdin: bool = False,
     ) -> None:
         """Make the workers' environment from the launcher's own `environ`.
 
         run_dir:       the job's run directory, as the workers are told of it
         flight_dir:    the same, if this host can write flight recorders there
-        copies_stdin:  whether each worker gets a pipe, to which our standard input is copied
         """
         self._plan = plan
         self._run_dir = run_dir
         self._flight_dir = flight_dir if plan.job.lockstep != LOCKSTEP_OFF else None
-        self._copies_stdin = copies_stdin
         self._environ = plan.base_env(environ)
 
     def spawn(self, worker: Worker) -> tuple[int, WorkerPipes]:
@@ -142,10 +131,10 @@ class Spawner:
         err, stderr = _pipe()
         stacks = os.memfd_create(f"stacks-{rank}")
         flight = _open_flight_recorder(rank, self._flight_dir)
-        stdin, to_stdin = _stdin_pipe() if self._copies_stdin else (open_stdin(self._plan.job.stdin, rank), None)
+        stdin = open_stdin(self._plan.job.stdin, rank)
         ours.setblocking(False)
         ends = _WorkerEnds(stdin, stdout, stderr, theirs.detach(), stacks, flight)
-        return WorkerPipes(ours, out, err, stacks, flight, to_stdin), ends
+        return WorkerPipes(ours, out, err, stacks, flight), ends
 
 
 def _open_flight_recorder(rank: int, directory: Path | None) -> int:
@@ -168,12 +157,6 @@ def _open_flight_recorder(rank: int, directory: Path | None) -> int:
     with contextlib.suppress(OSError):  # a limit on the size of files holds for it, too
         os.ftruncate(file, TEXT_OFFSET)
     return file
-
-
-def _stdin_pipe() -> tuple[int, FileIO]:
-    read, write = os.pipe()
-    os.set_blocking(write, False)
-    return read, FileIO(write, "wb")
 
 
 def _pipe() -> tuple[int, int]:

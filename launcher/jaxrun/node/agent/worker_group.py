@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 from collections import deque
 from collections.abc import Callable, Iterator
-from io import FileIO
 
 from jaxrun.node.agent.spawn import ForkRequest, Spawner
 from jaxrun.node.agent.worker_process import WorkerProcess
@@ -55,12 +54,6 @@ class WorkerGroup:
     def fork_server(self) -> ForkServer | None:
         """The process that imports jax for all workers, as long as it is needed."""
         return self._fork_server
-
-    def stdin_pipes(self) -> dict[int, FileIO] | None:
-        """The pipes by which the workers get copies of our standard input; None until all workers have been started."""
-        if self._fork_server is not None:
-            return None
-        return {process.rank: process.pipes.stdin for process in self if process.live and process.pipes.stdin}
 
     def start(self) -> list[Event]:
         """Start the workers, or ask the fork server for them; returns what the head is to know of it."""

@@ -13,6 +13,7 @@ from jaxrun.node.agent.spawn import WorkerPipes
 from jaxrun.protocol.codec import MessageDecoder, encode, message_types
 from jaxrun.protocol.flight import Flight
 from jaxrun.protocol.worker_messages import AgentToWorker, WorkerToAgent
+from jaxrun.spec.job.fault_spec import KILL
 
 _RECEIVE_BYTES = 65536
 _MAX_STACKS_BYTES = 2**20
@@ -78,6 +79,15 @@ class WorkerProcess:
             return
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.kill(self.pid, signum)
+
+    def inject_fault(self, kind: str) -> str:
+        """Inject a fault (job/fault_spec.py), as if it came from outside; returns why that was not possible."""
+        if not self.live:
+            return "it has no process"
+        self.killed |= kind == KILL
+        with contextlib.suppress(ProcessLookupError):  # its exit is noticed elsewhere
+            os.kill(self.pid, signal.SIGKILL if kind == KILL else signal.SIGSTOP)
+        return ""
 
     def read_new_stacks(self) -> str:
         """Return what the fault handler has written since the last call."""

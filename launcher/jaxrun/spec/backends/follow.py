@@ -14,40 +14,15 @@ import time
 from collections.abc import Mapping
 from pathlib import Path
 
-from jaxrun.errors import EXIT_PREEMPTED, UnavailableError
-from jaxrun.protocol.names import REQUEUE_CHAIN
+from jaxrun.errors import UnavailableError
 from jaxrun.spec.backends.slurm_job_state import JobState, query_job_state
-from jaxrun.spec.backends.submit import cancel, submit
+from jaxrun.spec.backends.submit import submit
 from jaxrun.terminal import print_notice
 
 _FIRST_NOTE_S, _NEXT_NOTE_S = 2.0, 10.0  # until the first line about a job that waits, and between two of them
 _OUTPUT_POLL_S = 0.2
 _EARLY_QUERY_S, _QUERY_S = 1.0, 3.0  # between two queries of the controller, early and later
 _EARLY_PHASE_S = 30.0
-
-
-def submit_and_follow_chain(text: str, keep_at: Path, environ: Mapping[str, str], name: str, length: int) -> int:
-    """Hand the same script to Slurm `length` times, as jobs of which each waits for the end of the one before.
-
-    They are followed in turn, until one has ended that was not preempted; returns its exit status. Those that are left
-    are cancelled then; where nobody follows, they find the job done.
-    """
-    chain = f"{name}-{os.urandom(4).hex()}"
-    options = (f"--job-name={chain}", "--dependency=singleton")
-    environ = {**environ, REQUEUE_CHAIN: chain}
-    numbers = [submit(text, keep_at, environ, options)[0] for _ in range(length)]
-    script = shlex.quote(str(keep_at))
-    print_notice(f"submitted jobs {', '.join(numbers)} as a chain (script: {script}); Ctrl-C stops following, not them")
-    status = 0
-    for index, number in enumerate(numbers):
-        follower = JobFollower(number, environ)
-        status = follower.follow()
-        if follower.detached:
-            break
-        if status != EXIT_PREEMPTED:
-            cancel(numbers[index + 1 :], environ)
-            break
-    return status
 
 
 def submit_and_follow(text: str, keep_at: Path, environ: Mapping[str, str]) -> int:
@@ -69,7 +44,6 @@ class JobFollower:
         self._began = self._answered = time.monotonic()
         self._note_due = self._began + _FIRST_NOTE_S
         self._offset = 0
-        self.detached = False
 
     def follow(self) -> int:
         query_at = self._began
@@ -134,7 +108,6 @@ class JobFollower:
         return state.exit_status
 
     def _detach(self) -> None:
-        self.detached = True
         print_notice(f"job {self._job} goes on without being followed")
         if self._last and self._last.output:
             print_notice(f"to follow it again: tail -f {shlex.quote(self._last.output)}")

@@ -17,7 +17,7 @@ from jaxrun.errors import UsageError
 from jaxrun.spec.backends.slurm_args import check_slurm_args, group_options, has_option, split_sbatch_srun
 from jaxrun.spec.backends.slurm_job_state import parse_time_limit
 from jaxrun.spec.job.env_options import mask_secret
-from jaxrun.spec.job.job import REQUEUE_SCONTROL, Job
+from jaxrun.spec.job.job import Job
 
 SCRIPT_MARK = "# Written by jaxrun."
 _MIN_SIGTERM_LEAD_S = 60  # from the SIGTERM to the time limit
@@ -135,7 +135,7 @@ def _without_secret(word: str, before: str, secrets: Mapping[str, str]) -> str:
 
 
 def _says_who_starts_it_again(job: Job) -> list[str]:
-    if job.requeue == REQUEUE_SCONTROL:
+    if job.requeue:
         return ["# After a preemption, and before the time limit, jaxrun has Slurm start it again, until it is done."]
     return [
         "# Slurm may start it again after the loss of a node or a preemption; to do so by hand: scontrol requeue JOB."

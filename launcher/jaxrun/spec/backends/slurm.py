@@ -17,7 +17,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from jaxrun.errors import UnavailableError, UsageError
-from jaxrun.protocol.names import REQUEUE_CHAIN, STDIN_RANK_0
+from jaxrun.protocol.names import STDIN_RANK_0
 from jaxrun.spec.backends import sbatch
 from jaxrun.spec.backends.remote_plan import plan_remote
 from jaxrun.spec.backends.slurm_allocation import Allocation, read_allocation, spread_tasks
@@ -99,7 +99,7 @@ def plan(job: Job, environ: Mapping[str, str], job_id: str) -> Plan:
 def _requeue_id(allocation: Allocation, environ: Mapping[str, str]) -> str:
     """What the launchers of one job have in common, which go on with each other's work."""
     cluster = environ.get("SLURM_CLUSTER_NAME", "")
-    return environ.get(REQUEUE_CHAIN) or f"slurm {cluster} {allocation.job_id}"
+    return f"slurm {cluster} {allocation.job_id}"
 
 
 def _nodes_of_placement(job: Job, allocation: Allocation) -> Allocation:

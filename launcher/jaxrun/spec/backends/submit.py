@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
 import re
 import shlex
 import subprocess
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 
 from jaxrun.errors import UnavailableError, UsageError
@@ -47,23 +46,16 @@ def write_script(path: Path, text: str) -> None:
         raise UsageError(f"the batch script cannot be written to {path}: {error.strerror}") from None
 
 
-def cancel(numbers: Sequence[str], environ: Mapping[str, str]) -> None:
-    """Cancel these jobs; those that have ended are no error."""
-    with contextlib.suppress(FileNotFoundError):
-        if numbers:
-            subprocess.run(["scancel", "--quiet", *numbers], env=dict(environ), stdin=subprocess.DEVNULL)
-
-
-def submit(text: str, keep_at: Path, environ: Mapping[str, str], options: Sequence[str] = ()) -> tuple[str, str]:
+def submit(text: str, keep_at: Path, environ: Mapping[str, str]) -> tuple[str, str]:
     """Write the script `text` to `keep_at` and hand it to Slurm; returns the job's number and what sbatch remarked.
 
-    `options` are more words for sbatch. Raises UnavailableError where Slurm does not take the job; the script is kept.
+    Raises UnavailableError where Slurm does not take the job; the script is kept.
     """
     write_script(keep_at, text)
     script = shlex.quote(str(keep_at))
     try:
         done = subprocess.run(
-            ["sbatch", "--parsable", *options, str(keep_at)],
+            ["sbatch", "--parsable", str(keep_at)],
             env=submission_env(text, environ),
             stdin=subprocess.DEVNULL,
             capture_output=True,

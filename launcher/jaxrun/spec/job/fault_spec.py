@@ -2,12 +2,11 @@
 
     kill:1@2s            SIGKILL to rank 1, 2 s after the program has started on all ranks
     pause:0-3,7@1.5s     SIGSTOP to ranks 0-3 and 7
-    cut:2@500ms          all TCP connections of rank 2 break
     kill:any@1s-4s       SIGKILL to some rank, at some moment between the two
 
 Each is injected once: with --max-restarts, those that were not due in one attempt are left for the next.
 
-The head times them (head/fault_injection.py), the agents carry them out (agent/faults.py).
+The head times them (head/fault_injection.py), the agents carry them out.
 """
 
 from __future__ import annotations
@@ -20,11 +19,11 @@ from jaxrun.errors import UsageError
 from jaxrun.text import Ranks, format_ranges, parse_ranks
 
 CHAOS_OPTION = "--chaos"
-KILL, PAUSE, CUT = FAULT_KINDS = ("kill", "pause", "cut")
+KILL, PAUSE = FAULT_KINDS = ("kill", "pause")
 _FAULT_SEPARATOR = re.compile(r",(?=\s*[a-z]+\s*:)")  # a comma before a kind: others are within the ranks
 _TIME = r"([0-9]+|[0-9]*\.[0-9]+)(ms|s)"
 _FAULT_PATTERN = re.compile(rf"\s*([^:@]*):([^:@]*)@\s*{_TIME}(?:-{_TIME})?\s*", re.ASCII)
-_EXPECTED_FORM = "a fault is KIND:RANKS@TIME, such as kill:1@2s, pause:0-3@1.5s, cut:2@500ms or kill:any@1s-4s"
+_EXPECTED_FORM = "a fault is KIND:RANKS@TIME, such as kill:1@2s, pause:0-3@1.5s or kill:any@1s-4s"
 _ANY = "any"
 
 

@@ -22,7 +22,6 @@ from jaxrun.protocol.names import (
     COMPILE_ONCE,
     MAKE_MESH_JAXRUN,
     MAKE_MESH_MODES,
-    STDIN_ALL,
     STDIN_NONE,
 )
 from jaxrun.text import Ranks
@@ -33,8 +32,6 @@ if TYPE_CHECKING:
     from jaxrun.spec.job.fault_spec import FaultSpec
 
 _MAX_PROCESSES = 1_000_000  # a slip of the finger beyond
-_MAX_CHAIN = 1000  # jobs that one user may have in the queue of a large cluster
-REQUEUE_SCONTROL = "scontrol"  # of --requeue: Slurm is asked to start the job again
 FAILURE_GRACE_S = 5.0  # for exit handlers after a failure, and for a rank that a Ctrl-C does not reach
 SIGNAL_GRACE_S = 30.0  # after SIGTERM, or KeyboardInterrupt
 RESTART_ON = ("failure", "lost", "stall")  # any failure; lost hosts and signals; a stall
@@ -60,7 +57,7 @@ class Job:
     partition, time_limit, account:  what Slurm is asked for; empty for its defaults
     sbatch:                where to write a batch script instead of starting anything
     submit:                hand the batch script to Slurm, and follow the job
-    requeue:               how the job goes on after a preemption: "scontrol", "chain:N", or "" for not at all
+    requeue:               have Slurm start the job again after a preemption and its time limit
     interface:             at which the launcher listens for the other hosts: a name, an address or a network
     timeout:               seconds that the whole job may take; None for no limit
     save_time:             seconds before this or Slurm's limit at which the program is asked to stop; None for never
@@ -83,7 +80,7 @@ class Job:
     env:                   variables to add to every worker
     torch_env:             also give every worker the variables of torchrun
     pdb:                   open a debugger on the rank that causes a failure
-    stdin:                 which ranks have jaxrun's standard input: a number, "all" or "none"; "" to be decided
+    stdin:                 which rank has jaxrun's standard input: a number, or "none"; "" to be decided
     run_dir, no_run_dir:   where the job leaves its files; None for a new directory under ./jaxrun-runs
     live:                  show the job as `jaxrun top` does, in the place of its output
     quiet_ranks:           ranks whose output stays off the screen
@@ -116,7 +113,7 @@ class Job:
     account: str = ""
     sbatch: Path | None = None
     submit: bool = False
-    requeue: str = ""
+    requeue: bool = False
     interface: str = ""
     timeout: float | None = None
     save_time: float | None = None
@@ -208,16 +205,12 @@ class Job:
             raise UsageError("--live is for a job that runs on this terminal, not for one of --sbatch or --submit")
         if self.max_restarts and self.pdb:
             raise UsageError(f"--pdb and --max-restarts {self.max_restarts} contradict; give one of them")
-        if self.max_restarts and self.stdin == STDIN_ALL:
-            raise UsageError(
-                f"--stdin {STDIN_ALL} and --max-restarts {self.max_restarts} contradict: what an attempt has read is "
-                "not there for the next; let the program read a file"
-            )
-        if self.stdin not in ("", STDIN_ALL, STDIN_NONE) and not (self.stdin.isascii() and self.stdin.isdigit()):
-            raise UsageError(f"--stdin must be the number of a rank, {STDIN_ALL} or {STDIN_NONE}, not {self.stdin!r}")
+        if self.stdin not in ("", STDIN_NONE) and not (self.stdin.isascii() and self.stdin.isdigit()):
+            raise UsageError(f"--stdin must be the number of a rank, or {STDIN_NONE}, not {self.stdin!r}")
         if self.run_dir is not None and self.no_run_dir:
             raise UsageError(f"--run-dir {self.run_dir} and --no-run-dir contradict; give one of them")
-        self._check_requeue()
+        if self.requeue and self.no_run_dir:
+            raise UsageError("--requeue needs the run directory, in which the job goes on; leave --no-run-dir out")
         if self.quiet_ranks and self.only_ranks:
             raise UsageError("--quiet-ranks and --only-rank contradict; give one of them")
         if self.host_list and self.hostfile:
@@ -242,26 +235,6 @@ class Job:
             raise UsageError(
                 f"--host-rank {self.host_rank} is none of --hosts {self.hosts}, whose numbers are 0 to {self.hosts - 1}"
             )
-
-    def _check_requeue(self) -> None:
-        if not self.requeue:
-            return
-        if self.requeue != REQUEUE_SCONTROL and not self.chain_length:
-            raise UsageError(
-                f"--requeue must be {REQUEUE_SCONTROL}, or chain:N for N jobs of which each goes on where the one "
-                f"before was preempted, not {self.requeue!r}"
-            )
-        if self.chain_length and self.sbatch:
-            raise UsageError(f"--requeue={self.requeue} hands its jobs to Slurm; take --submit in place of --sbatch")
-        if self.no_run_dir:
-            raise UsageError("--requeue needs the run directory, in which the job goes on; leave --no-run-dir out")
-
-    @property
-    def chain_length(self) -> int:
-        """How many jobs of Slurm are handed in at once to go on with each other's work; 0 for no chain."""
-        length = self.requeue.removeprefix("chain:")
-        is_number = length != self.requeue and length.isascii() and length.isdigit()
-        return min(int(length), _MAX_CHAIN) if is_number else 0
 
     @property
     def name(self) -> str:
