@@ -1,13 +1,11 @@
 """The head under signals and time limits, snapshots on request, and agents that do not answer SIGKILL."""
 
-import json
 import signal
 
 import pytest
 from simulation import IN_JAX, IN_QUEUE
 
 from jaxrun.analysis.diagnosis.job_outcome import EndReason
-from jaxrun.analysis.diagnosis.snapshot import Snapshot
 from jaxrun.analysis.verdict.decide import decide
 from jaxrun.analysis.verdict.report import format_report
 from jaxrun.controller.head.attempt import JobPhase
@@ -113,7 +111,7 @@ def test_requests_for_stacks_are_answered_together_and_c_frames_apart(simulate):
     reply = SnapshotReply(SnapshotPurpose.NATIVE, {0: IN_JAX}, {0: "futex"}, {0: 1.0}, native_stacks={0: "gloo"})
     (answered,) = job.head.handle(reply, 0.0)
     assert isinstance(answered, AnswerRequests) and answered.numbers == ("1", "2")
-    snapshot = Snapshot.from_content(json.loads(json.dumps(answered.answer.content)))
+    snapshot = answered.answer.content
     assert snapshot.natives == {0: "gloo"} and snapshot.dumps == {0: IN_JAX}
 
 

@@ -2,22 +2,27 @@
 
 import json
 import struct
+from collections.abc import Mapping
 from dataclasses import fields
+from enum import Enum
 from itertools import pairwise
-from typing import get_args
+from types import UnionType
+from typing import Any, get_args, get_origin, get_type_hints
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from jaxrun.analysis.diagnosis.overview import Overview
+from jaxrun.analysis.diagnosis.snapshot import Snapshot
 from jaxrun.errors import ProtocolError
 from jaxrun.node.channel.connection import AGENT_TO_HEAD, HEAD_TO_AGENT
 from jaxrun.protocol import auth
 from jaxrun.protocol.codec import FRAME_VERSION, MAX_FRAME_BYTES, MessageDecoder, encode, message_types
 from jaxrun.protocol.flight import Flight, ProgramDetails
 from jaxrun.protocol.forkserver_messages import ForkServerMessage
-from jaxrun.protocol.snapshot_messages import RankVitals, SnapshotPurpose
-from jaxrun.protocol.worker_messages import Join, Run, ThreadFailed, WorkerMessage, WorkerStage
+from jaxrun.protocol.requests import Answer
+from jaxrun.protocol.worker_messages import Join, Run, ThreadFailed, WorkerMessage
 
 CHANNELS = {
     "of a worker": message_types(WorkerMessage | ForkServerMessage),
@@ -26,8 +31,9 @@ CHANNELS = {
     "to the head, first": message_types(auth.ToServer),
     "to an agent, first": message_types(auth.ToClient),
 }
-KINDS = sorted({kind for known in CHANNELS.values() for kind in known.values()}, key=lambda kind: kind.__name__)
-ALL = {kind.__name__: kind for kind in KINDS}
+SENT = {name: kind for known in CHANNELS.values() for name, kind in known.items()}
+ALL = dict(sorted((SENT | message_types(Answer | Overview | Snapshot)).items()))
+KINDS = list(ALL.values())
 FEW, SOME = settings(max_examples=20), settings(max_examples=50)
 TEXT = st.text(max_size=20)
 RANKS = st.integers(0, 9999)
@@ -39,39 +45,37 @@ FLIGHTS = st.builds(
     call_counts=st.dictionaries(TEXT, st.integers(1, 2**60), max_size=2),
 )
 ARRAYS = st.lists(st.tuples(TEXT, TEXT, TEXT), max_size=2).map(tuple)
-STRATEGIES = {
-    "int": st.integers(),
-    "float": NUMBERS,
-    "bool": st.booleans(),
-    "WorkerStage": st.sampled_from(WorkerStage),
-    "SnapshotPurpose": st.sampled_from(SnapshotPurpose),
-    "str": TEXT,
-    "Flight": FLIGHTS,
-    "ProgramDetails": st.builds(ProgramDetails, TEXT, ARRAYS, ARRAYS, TEXT, TEXT),
-    "Mapping[int, RankVitals]": st.dictionaries(
-        RANKS, st.builds(RankVitals, NUMBERS, NUMBERS, st.integers(0), TEXT, NUMBERS, st.integers(-1)), max_size=3
-    ),
-    "Mapping[int, Flight]": st.dictionaries(RANKS, FLIGHTS, max_size=3),
-    "bytes": st.binary(max_size=300),
-    "tuple[int, ...]": st.lists(st.integers(), max_size=4).map(tuple),
-    "tuple[str, ...]": st.lists(TEXT, max_size=3).map(tuple),
-    "tuple[tuple[float, ...], ...]": st.lists(st.lists(NUMBERS, max_size=3).map(tuple), max_size=3).map(tuple),
-    "Mapping[str, str]": st.dictionaries(TEXT, TEXT, max_size=3),
-    "Mapping[str, int]": st.dictionaries(TEXT, st.integers(-1, 2**60), max_size=3),
-    "Mapping[int, str]": st.dictionaries(RANKS, TEXT, max_size=3),
-    "Mapping[int, float]": st.dictionaries(RANKS, NUMBERS, max_size=3),
-    "Mapping[int, tuple[int, ...]]": st.dictionaries(RANKS, st.tuples(st.integers(0, 2**64)), max_size=3),
-    "Mapping[int, int]": st.dictionaries(RANKS, st.integers(0, 2**60), max_size=3),
-}
 JSON = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.floats() | TEXT,
+    st.none() | st.booleans() | st.integers() | NUMBERS | TEXT,
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(TEXT, inner, max_size=3),
     max_leaves=5,
 )
+STRATEGIES = {
+    int: st.integers(),
+    float: NUMBERS,
+    bool: st.booleans(),
+    str: TEXT,
+    bytes: st.binary(max_size=300),
+    type(None): st.none(),
+    Any: JSON,
+    Flight: FLIGHTS,
+    ProgramDetails: st.builds(ProgramDetails, TEXT, ARRAYS, ARRAYS, TEXT, TEXT),
+}
 
 
 def some(kind):
-    return st.builds(kind, **{field.name: STRATEGIES[str(field.type)] for field in fields(kind)})
+    origin, inner = get_origin(kind), get_args(kind)
+    if kind in STRATEGIES:
+        return STRATEGIES[kind]
+    if origin is UnionType:
+        return st.one_of(*map(some, inner))
+    if origin is tuple and inner[-1] is Ellipsis:
+        return st.lists(some(inner[0]), max_size=3).map(tuple)
+    if origin is Mapping:
+        return st.dictionaries(RANKS if inner[0] is int else TEXT, some(inner[1]), max_size=3)
+    if issubclass(kind, Enum):
+        return st.sampled_from(kind)
+    return st.builds(kind, **{name: some(inner) for name, inner in get_type_hints(kind).items()})
 
 
 def frame(content):

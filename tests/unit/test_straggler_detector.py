@@ -6,7 +6,6 @@ import pytest
 from timings import asynchronous, blocking, shifted, window
 
 from jaxrun.analysis.diagnosis.job_outcome import EndReason
-from jaxrun.analysis.diagnosis.snapshot import Snapshot
 from jaxrun.analysis.diagnosis.straggler import Straggler
 from jaxrun.analysis.verdict import decide
 from jaxrun.analysis.verdict.stack_text import format_snapshot
@@ -150,7 +149,7 @@ def test_stacks_say_it_too(simulate):
     job.wait(10.0)
     job.handle(Requested("1", StacksRequest())).wait(1.0)
     ((_, answer),) = job.answered
-    snapshot = Snapshot.from_content(answer.content)
+    snapshot = answer.content
     assert snapshot.straggler.ranks == (1,)
     assert "rank 1 came last to 100 % of calls" in format_snapshot(snapshot)
 
@@ -190,10 +189,3 @@ TWO_EACH = {rank: f"h{rank // 2 + 1}" for rank in range(8)}
 )
 def test_it_names_who_came_last_and_what_that_cost(straggler, hosts, text):
     assert format_straggler(straggler, hosts) == text
-
-
-def test_a_straggler_comes_back_as_it_was_sent():
-    assert Straggler.from_content(ONE.to_content()) == ONE
-    for wrong in ({}, [], None, {**ONE.to_content(), "late_s": None}):
-        with pytest.raises(ValueError):
-            Straggler.from_content(wrong)

@@ -1,15 +1,13 @@
 """What `jaxrun top` shows of a job, without one."""
 
-import json
 from dataclasses import replace
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from overviews import FUTEX, NOW, flight, overview, vitals
+from overviews import FUTEX, NOW, flight, overview
 from rich.cells import cell_len
 
-from jaxrun.analysis.diagnosis.overview import Overview
 from jaxrun.analysis.diagnosis.straggler import Straggler
 from jaxrun.frontends.top.layout import format_memory, format_seconds_briefly, lay_out
 from jaxrun.frontends.top.rates import CallRates, format_pace, sparkline
@@ -105,17 +103,6 @@ def test_the_straggler_stands_out_by_its_average():
     slow = Straggler((1,), "0-1", "", 120, 100, 0.94, 0.038, 0.31, 0.3, True, "data.py:10 load")
     now = overview({rank: flight(120, group="0-1") for rank in range(2)}, straggler=slow)
     assert [(s.standing_out, s.late_s) for s in take_samples(now)] == [(LIKE_OTHERS, None), (SLOW, 0.038)]
-
-
-def test_an_overview_survives_json():
-    slow = Straggler((1,), "0-1", "", 120, 100, 0.94, 0.038, 0.31, 0.3, True)
-    flights = {0: flight(3, group="0-1", pending_s=1.0), 1: flight(3, group="0-1")}
-    now = overview(flights, ends={1: "finished"}, calls_per_step=4, straggler=slow)
-    now = replace(now, vitals={0: vitals(gpu=(97.0, 2**30)), 1: vitals()})
-    assert Overview.from_content(json.loads(json.dumps(now.to_content()))) == now
-    for wrong in (None, {}, {**now.to_content(), "vitals": {"0": {}}}):
-        with pytest.raises(ValueError, match=r"not an overview|no vitals"):
-            Overview.from_content(wrong)
 
 
 # ---- rows

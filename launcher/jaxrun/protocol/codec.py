@@ -1,10 +1,12 @@
 """Messages as bytes: a length of four bytes (big-endian), then JSON {"v": version, "type": class name, ...fields}.
 
-A message is a frozen dataclass. Its fields are int, float, bool, str, bytes (as base64), string enums, tuples of these
-(as lists), mappings from strings or ranks to these (as objects), and classes that have `to_content` and `from_content`.
+A message is a frozen dataclass. Its fields are int, float, bool, str, bytes (as base64), string enums, dataclasses of
+these (as objects), tuples of these (as lists), mappings from strings or ranks to these (as objects), each of them
+optional (as null), and what has its own `to_content` and `from_content`. A field of type Any is whatever JSON has.
 
 No pickle, nothing is evaluated, a frame has a maximal length, and every field is checked against its annotation: bytes
-that a stranger sends end in a ProtocolError that says what was wrong with them.
+that a stranger sends end in a ProtocolError that says what was wrong with them. Files of JSON are written and read in
+the same way: `json.dumps(value, default=to_content)` and `from_content`.
 """
 
 from __future__ import annotations
@@ -15,10 +17,10 @@ import functools
 import json
 import re
 import struct
-import sys
+import types
 from collections.abc import Callable, Mapping
-from dataclasses import fields
-from typing import TYPE_CHECKING, Any, Generic, TypeVar, get_args
+from dataclasses import MISSING, fields, is_dataclass
+from typing import TYPE_CHECKING, Any, Generic, TypeVar, get_args, get_origin, get_type_hints
 
 from jaxrun.errors import ProtocolError
 
@@ -29,8 +31,6 @@ FRAME_VERSION = 1
 MAX_FRAME_BYTES = 4 * 2**20
 _LENGTH = struct.Struct("!I")
 _RANK = re.compile(r"[0-9]{1,9}")
-_TUPLE = re.compile(r"tuple\[(.+), \.\.\.\]")
-_MAPPING = re.compile(r"Mapping\[(int|str), (.+)\]")
 
 M = TypeVar("M")
 Reader = Callable[[Any], Any]
@@ -43,13 +43,26 @@ def message_types(union: Any) -> Mapping[str, type[Any]]:
 
 def encode(message: Any) -> bytes:
     """Return the frame of a message. Raises ProtocolError if it is longer than a frame may be."""
-    kind = type(message)
-    content = {field.name: getattr(message, field.name) for field in fields(kind)}
-    content = {"v": FRAME_VERSION, "type": kind.__name__, **content}
-    body = json.dumps(content, default=_to_json, separators=(",", ":")).encode()
+    kind = type(message).__name__
+    content = {"v": FRAME_VERSION, "type": kind, **field_values(message)}
+    body = json.dumps(content, default=to_content, separators=(",", ":")).encode()
     if len(body) > MAX_FRAME_BYTES:
-        raise ProtocolError(f"a {kind.__name__} message of {len(body)} bytes is longer than {MAX_FRAME_BYTES}")
+        raise ProtocolError(f"a {kind} message of {len(body)} bytes is longer than {MAX_FRAME_BYTES}")
     return _LENGTH.pack(len(body)) + body
+
+
+def field_values(value: Any) -> dict[str, Any]:
+    """Return the fields of a dataclass as they are, by name."""
+    return {field.name: getattr(value, field.name) for field in fields(value)}
+
+
+def to_content(value: Any) -> Any:
+    """Return what json can write in place of a value that it cannot; what is in it may need the same."""
+    if isinstance(value, bytes):
+        return base64.b64encode(value).decode()
+    if isinstance(value, Mapping):
+        return dict(value)
+    return value.to_content() if hasattr(value, "to_content") else field_values(value)
 
 
 class MessageDecoder(Generic[M]):
@@ -95,14 +108,7 @@ class MessageDecoder(Generic[M]):
         return int(length)
 
 
-def _to_json(value: Any) -> object:
-    """Return what json can write in place of a value that it cannot."""
-    if isinstance(value, bytes):
-        return base64.b64encode(value).decode()
-    return dict(value) if isinstance(value, Mapping) else value.to_content()
-
-
-def _parse(body: bytes, types: Mapping[str, type[M]]) -> M:
+def _parse(body: bytes, kinds: Mapping[str, type[M]]) -> M:
     try:
         content = json.loads(body)
     except (ValueError, RecursionError):
@@ -110,43 +116,75 @@ def _parse(body: bytes, types: Mapping[str, type[M]]) -> M:
     if not isinstance(content, dict) or content.pop("v", None) != FRAME_VERSION:
         raise ProtocolError(f"a frame is not of version {FRAME_VERSION} of the protocol: {body[:80]!r}")
     name = content.pop("type", None)
-    kind = types.get(name) if isinstance(name, str) else None
+    kind = kinds.get(name) if isinstance(name, str) else None
     if kind is None:
         raise ProtocolError(f"a frame is of no known type: {body[:80]!r}")
-    return read_fields(kind, content)
+    return from_content(kind, content)
 
 
-def read_fields(kind: type[M], content: dict[str, Any]) -> M:
-    """Make a message of JSON's values of its fields, as `dataclasses.asdict` has them, too. Raises ProtocolError."""
-    name, content, values = kind.__name__, dict(content), {}
+def from_content(kind: type[M], content: Any, *, lenient: bool = False) -> M:
+    """Make a dataclass of JSON's values of its fields. Raises ProtocolError that names the field that is wrong.
+
+    lenient:  what another version has written is read: a field that it lacks gets its default, others are ignored
+    """
+    if type(content) is not dict:
+        raise ProtocolError(f"{kind.__name__} must be an object, not {content!r:.80}")
+    values = {}
+    readers = _field_readers(kind, lenient)  # type: ignore[arg-type]
     for field in fields(kind):  # type: ignore[arg-type]
-        if field.name not in content:
-            raise ProtocolError(f"{name} lacks its field {field.name}")
-        value = content.pop(field.name)
-        try:
-            values[field.name] = _reader(str(field.type), kind.__module__)(value)
-        except (ArithmeticError, LookupError, TypeError, ValueError):
-            raise ProtocolError(f"{name}.{field.name} must be of type {field.type}, not {value!r:.80}") from None
-    if content:
-        raise ProtocolError(f"{name} has no field {sorted(content)[0]!r}")
+        where = f"{kind.__name__}.{field.name}"
+        if field.name in content:
+            try:
+                values[field.name] = readers[field.name](content[field.name])
+            except ProtocolError as error:
+                raise ProtocolError(f"{where}: {error}") from None
+            except (ArithmeticError, LookupError, TypeError, ValueError):
+                value = content[field.name]
+                raise ProtocolError(f"{where} must be of type {field.type}, not {value!r:.80}") from None
+        elif not lenient or (field.default is MISSING and field.default_factory is MISSING):
+            raise ProtocolError(f"{kind.__name__} lacks its field {field.name}")
+    if not lenient and (stray := content.keys() - values.keys()):
+        raise ProtocolError(f"{kind.__name__} has no field {min(stray)!r}")
     return kind(**values)
 
 
 @functools.cache
-def _reader(annotation: str, module: str) -> Reader:
+def _field_readers(kind: type[Any], lenient: bool) -> Mapping[str, Reader]:
+    return {name: _reader(annotation, lenient) for name, annotation in get_type_hints(kind).items()}
+
+
+def _reader(annotation: Any, lenient: bool) -> Reader:
     """Return what turns the JSON of a field into its value, or raises TypeError or ValueError."""
     if annotation in _READERS:
         return _READERS[annotation]
-    if match := _TUPLE.fullmatch(annotation):
-        return _tuple_reader(_reader(match[1], module))
-    if match := _MAPPING.fullmatch(annotation):
-        return _mapping_reader(_read_rank if match[1] == "int" else str, _reader(match[2], module))
-    kind = getattr(sys.modules[module], annotation)
-    return kind if issubclass(kind, enum.Enum) else kind.from_content  # type: ignore[no-any-return]
+    origin, inner = get_origin(annotation), get_args(annotation)
+    if origin is types.UnionType:
+        (kind,) = set(inner) - {types.NoneType}
+        return _optional_reader(_reader(kind, lenient))
+    if origin is tuple and inner[-1] is Ellipsis:
+        return _tuple_reader(_reader(inner[0], lenient))
+    if origin is tuple:
+        return _fixed_tuple_reader([_reader(kind, lenient) for kind in inner])
+    if origin is Mapping:
+        return _mapping_reader(_read_rank if inner[0] is int else str, _reader(inner[1], lenient))
+    if hasattr(annotation, "from_content"):
+        return annotation.from_content  # type: ignore[no-any-return]
+    if isinstance(annotation, type) and is_dataclass(annotation):
+        return functools.partial(from_content, annotation, lenient=lenient)
+    assert issubclass(annotation, enum.Enum)
+    return annotation  # type: ignore[no-any-return]
+
+
+def _optional_reader(read: Reader) -> Reader:
+    return lambda value: None if value is None else read(value)
 
 
 def _tuple_reader(read: Reader) -> Reader:
     return lambda value: tuple([read(item) for item in _expect(list, value)])
+
+
+def _fixed_tuple_reader(readers: list[Reader]) -> Reader:
+    return lambda value: tuple([read(item) for read, item in zip(readers, _expect(list, value), strict=True)])
 
 
 def _mapping_reader(read_key: Reader, read: Reader) -> Reader:
@@ -166,10 +204,11 @@ def _read_rank(key: str) -> int:
     return int(key)
 
 
-_READERS: dict[str, Reader] = {
-    "int": functools.partial(_expect, int),
-    "bool": functools.partial(_expect, bool),
-    "str": functools.partial(_expect, str),
-    "float": lambda value: float(value if type(value) is float else _expect(int, value)),
-    "bytes": lambda value: base64.b64decode(_expect(str, value), validate=True),
+_READERS: dict[Any, Reader] = {
+    int: functools.partial(_expect, int),
+    bool: functools.partial(_expect, bool),
+    str: functools.partial(_expect, str),
+    float: lambda value: float(value if type(value) is float else _expect(int, value)),
+    bytes: lambda value: base64.b64decode(_expect(str, value), validate=True),
+    Any: lambda value: value,
 }

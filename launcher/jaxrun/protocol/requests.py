@@ -4,13 +4,12 @@
     requests/ID.request, REQUEST_SIGNAL  ──────▶   one of the messages below
                                          ◀──────   requests/ID.answer, an Answer: it may be replaced until it is final
 
-Both are files in the job's run directory. A request is a frame (codec.py), an answer JSON of any length.
+Both are files in the job's run directory. A request is a frame (codec.py), an answer the JSON of its fields.
 """
 
 from __future__ import annotations
 
 import enum
-import json
 from dataclasses import dataclass
 from typing import Any
 
@@ -61,15 +60,3 @@ class Answer:
     state: AnswerState
     text: str = ""
     content: Any = None
-
-    def to_json(self) -> str:
-        return json.dumps({"state": self.state, "text": self.text, "content": self.content})
-
-    @classmethod
-    def from_json(cls, text: str) -> Answer:
-        """Parse what `to_json` wrote. Raises ValueError if the text is anything else."""
-        try:
-            answer = json.loads(text)
-            return cls(AnswerState(answer["state"]), str(answer["text"]), answer["content"])
-        except (KeyError, TypeError) as error:
-            raise ValueError(f"not an answer: {error!r}") from None

@@ -7,8 +7,7 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
-from typing import Any
+from dataclasses import dataclass, field
 
 from jaxrun.protocol.flight import Flight, ProgramDetails
 
@@ -74,24 +73,6 @@ class RankVitals:
     kernel_wait: str
     gpu_percent: float = -1.0
     gpu_bytes: int = -1
-
-    def to_content(self) -> dict[str, Any]:
-        return asdict(self)
-
-    @classmethod
-    def from_content(cls, content: Mapping[str, Any]) -> RankVitals:
-        """Build what `to_content` returned, after JSON. Raises ValueError if it is anything else."""
-        try:
-            return cls(
-                time=float(content["time"]),
-                cpu_seconds=float(content["cpu_seconds"]),
-                memory_bytes=int(content["memory_bytes"]),
-                kernel_wait=str(content["kernel_wait"]),
-                gpu_percent=float(content["gpu_percent"]),
-                gpu_bytes=int(content["gpu_bytes"]),
-            )
-        except (ArithmeticError, LookupError, TypeError) as error:
-            raise ValueError(f"no vitals of a rank: {error!r}") from None
 
 
 @dataclass(frozen=True, slots=True)

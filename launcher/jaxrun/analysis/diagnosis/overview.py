@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
 
 from jaxrun.analysis.diagnosis.straggler import Straggler
 from jaxrun.analysis.diagnosis.worker_outcome import WorkerOutcome
@@ -37,39 +36,6 @@ class Overview:
     ends: Mapping[int, str] = field(default_factory=dict)
     calls_per_step: int = 0
     straggler: Straggler | None = None
-
-    def to_content(self) -> dict[str, Any]:
-        """Return what an answer carries."""
-        return {
-            "time": self.time,
-            "phase": self.phase,
-            "hosts": dict(self.hosts),
-            "live": self.live,
-            "flights": {rank: flight.to_content() for rank, flight in self.flights.items()},
-            "vitals": {rank: vitals.to_content() for rank, vitals in self.vitals.items()},
-            "ends": dict(self.ends),
-            "calls_per_step": self.calls_per_step,
-            "straggler": self.straggler.to_content() if self.straggler is not None else None,
-        }
-
-    @classmethod
-    def from_content(cls, content: Any) -> Overview:
-        """Build it from what `to_content` returned, after JSON. Raises ValueError if it is anything else."""
-        try:
-            known = content["straggler"]
-            return cls(
-                time=float(content["time"]),
-                phase=str(content["phase"]),
-                hosts={int(rank): str(host) for rank, host in content["hosts"].items()},
-                live=tuple(map(int, content["live"])),
-                flights={int(rank): Flight.from_content(item) for rank, item in content["flights"].items()},
-                vitals={int(rank): RankVitals.from_content(item) for rank, item in content["vitals"].items()},
-                ends={int(rank): str(text) for rank, text in content["ends"].items()},
-                calls_per_step=int(content["calls_per_step"]),
-                straggler=Straggler.from_content(known) if known is not None else None,
-            )
-        except (ArithmeticError, AttributeError, LookupError, TypeError) as error:
-            raise ValueError(f"not an overview of ranks: {error!r}") from None
 
 
 FINISHED = "finished"

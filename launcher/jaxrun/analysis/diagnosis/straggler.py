@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,26 +33,3 @@ class Straggler:
     net_share: float
     is_proven: bool
     frame: str = ""
-
-    def to_content(self) -> dict[str, Any]:
-        return asdict(self)
-
-    @classmethod
-    def from_content(cls, content: Mapping[str, Any]) -> Straggler:
-        """Build what `to_content` returned, after JSON. Raises ValueError if it is anything else."""
-        try:
-            return cls(
-                ranks=tuple(map(int, content["ranks"])),
-                group=str(content["group"]),
-                place=str(content["place"]),
-                number=int(content["number"]),
-                calls=int(content["calls"]),
-                last=float(content["last"]),
-                late_s=float(content["late_s"]),
-                share=float(content["share"]),
-                net_share=float(content["net_share"]),
-                is_proven=bool(content["is_proven"]),
-                frame=str(content["frame"]),
-            )
-        except (KeyError, TypeError) as error:
-            raise ValueError(f"not a straggler: {error!r}") from None

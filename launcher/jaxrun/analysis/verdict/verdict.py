@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import dataclass, field
+
+from jaxrun.errors import ProtocolError
+from jaxrun.protocol.codec import field_values, from_content, to_content
 
 FORMAT = 1
 _MAX_NUMBER = 1e15
-# Missing in the first files of this format.
-_ADDED_TEXTS = ("means", "advice", "link", "divergence", "no_restart")
-_ADDED_FIELDS = (*_ADDED_TEXTS, "attempt", "before", "earlier", "left_out")
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,11 +77,11 @@ class Verdict:
 
 def to_json(verdict: Verdict) -> str:
     """The text of verdict.json."""
-    return json.dumps(_to_content(verdict), indent=2, ensure_ascii=False) + "\n"
+    return json.dumps(_to_content(verdict), default=to_content, indent=2, ensure_ascii=False) + "\n"
 
 
 def _to_content(verdict: Verdict) -> dict[str, object]:
-    content = {"format": FORMAT, "size": len(verdict.hosts), "log": verdict.log, **asdict(verdict)}
+    content = {"format": FORMAT, "size": len(verdict.hosts), "log": verdict.log, **field_values(verdict)}
     return {**content, "earlier": [_to_content(earlier) for earlier in verdict.earlier]}
 
 
@@ -91,41 +91,24 @@ def from_json(text: str) -> Verdict:
     Raises ValueError if it is not a verdict of this format.
     """
     try:
-        return _from_content(json.loads(text))
+        content = json.loads(text)
+        if not isinstance(content, dict) or content.get("format") != FORMAT:
+            raise ValueError(f"not a verdict of format {FORMAT}")
+        verdict = from_content(Verdict, content, lenient=True)
     except RecursionError:
         raise ValueError("it is nested too deep") from None
+    except ProtocolError as error:
+        raise ValueError(f"not a verdict: {error}") from None
+    _check_numbers(verdict)
+    return verdict
 
 
-def _from_content(content: object) -> Verdict:
-    if not isinstance(content, dict) or content.get("format") != FORMAT:
-        raise ValueError(f"not a verdict of format {FORMAT}")
-    try:
-        values = {field.name: content[field.name] for field in fields(Verdict) if field.name not in _ADDED_FIELDS}
-        values |= {name: str(content.get(name, "")) for name in _ADDED_TEXTS}
-        values |= {"attempt": int(content.get("attempt", 1)), "before": float(content.get("before", 0.0))}
-        values["left_out"] = tuple(map(str, content.get("left_out", ())))
-        values["earlier"] = tuple(map(_from_content, content.get("earlier", ())))
-        for name in ("hosts", "victims"):
-            values[name] = {int(rank): str(text) for rank, text in values[name].items()}
-        for name in ("culprits", "details"):
-            values[name] = tuple(values[name])
-    except (ArithmeticError, KeyError, TypeError, ValueError, AttributeError) as error:
-        raise ValueError(f"not a verdict: {error!r}") from None
-    for each in fields(Verdict):
-        if not _is_of_type(values[each.name], str(each.type)):
-            raise ValueError(f"not a verdict: {each.name} is {values[each.name]!r:.80}")
-    return Verdict(**values)
-
-
-def _is_of_type(value: object, annotation: str) -> bool:
-    """Whether a value that JSON may have made something else is of this type, numbers within reason."""
-    match annotation, value:
-        case ("str", str()) | ("float | None", None):
-            return True
-        case (("int" | "float" | "float | None"), (int() | float())):
-            return -_MAX_NUMBER < value < _MAX_NUMBER and (annotation != "int" or type(value) is int)
-        case "tuple[int, ...]", tuple():
-            return all(_is_of_type(item, "int") for item in value)
-        case "tuple[str, ...]", tuple():
-            return all(isinstance(item, str) for item in value)
-    return annotation.startswith(("Mapping[int, str]", "tuple[Verdict")) and isinstance(value, (dict, tuple))
+def _check_numbers(verdict: Verdict) -> None:
+    """Raise ValueError for numbers beyond reason, NaN among them."""
+    for name, value in field_values(verdict).items():
+        if isinstance(value, (int, float)) and not -_MAX_NUMBER < value < _MAX_NUMBER:
+            raise ValueError(f"not a verdict: {name} is {value!r:.80}")
+    if not all(-_MAX_NUMBER < rank < _MAX_NUMBER for rank in verdict.culprits):
+        raise ValueError(f"not a verdict: culprits are {verdict.culprits!r:.80}")
+    for earlier in verdict.earlier:
+        _check_numbers(earlier)

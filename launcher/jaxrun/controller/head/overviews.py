@@ -43,4 +43,4 @@ class Overviews:
             straggler=self._stragglers.straggler,
         )
         numbers, self._asked = tuple(self._asked), []
-        return AnswerRequests(numbers, Answer(AnswerState.DONE, content=overview.to_content()))
+        return AnswerRequests(numbers, Answer(AnswerState.DONE, content=overview))

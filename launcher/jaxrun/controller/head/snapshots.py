@@ -110,7 +110,7 @@ class Snapshots:
                 return SnapshotResult((PrintSnapshot(self._snapshot(reply, now)),))
             case SnapshotPurpose.KEEP | SnapshotPurpose.NATIVE:
                 actions = (*actions, *self._stragglers.add(reply.flights, {}, now))
-                answer = Answer(AnswerState.DONE, content=self._snapshot(reply, now).to_content())
+                answer = Answer(AnswerState.DONE, content=self._snapshot(reply, now))
                 return SnapshotResult((AnswerRequests(tuple(self._asked.pop(reply.purpose, ())), answer), *actions))
         if not self._attempt.is_healthy:
             return SnapshotResult(actions)

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from jaxrun.analysis.verdict.verdict import Verdict
-from jaxrun.protocol.codec import read_fields
+from jaxrun.protocol.codec import from_content
 from jaxrun.protocol.probe_messages import HostFacts, PeerResults
 from jaxrun.records.event_log.event_log import parse_lines
 from jaxrun.records.rundir.recorded_files import read_text, read_verdict
@@ -105,9 +105,9 @@ def read_run_dir(path: Path) -> dict[str, Any]:
         if event.rank is None:
             continue
         if event.name == "host_facts":
-            found["facts"][event.rank] = read_fields(HostFacts, event.more["facts"])
+            found["facts"][event.rank] = from_content(HostFacts, event.more["facts"])
         elif event.name == "peers":
-            found["peers"][event.rank] = read_fields(PeerResults, event.more["results"])
+            found["peers"][event.rank] = from_content(PeerResults, event.more["results"])
         elif event.name == "clock":
             found["clocks"][event.rank] = RankClock(event.more["offset"], event.more.get("error", _ONE_WAY_S))
         elif event.name == "proof":

@@ -155,7 +155,7 @@ def action_entry(action: Action) -> Entry | None:
     if isinstance(action, RecordClock):
         return "clock", action.rank, {"offset": action.offset_s, "error": action.error_s}
     if isinstance(action, RecordStraggler):
-        return "straggler", None, action.straggler.to_content()
+        return "straggler", None, asdict(action.straggler)
     if isinstance(action, PrintStallNotice):
         return "stall_notice", None, {"idle": round(action.idle_s, 1)}
     if isinstance(action, Send) and isinstance(action.message, InjectFault):

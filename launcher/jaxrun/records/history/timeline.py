@@ -8,6 +8,8 @@ from statistics import median
 
 from jaxrun.analysis.diagnosis.straggler import Straggler
 from jaxrun.analysis.verdict.straggler_text import format_straggler
+from jaxrun.errors import ProtocolError
+from jaxrun.protocol.codec import from_content
 from jaxrun.records.event_log.event_log import LoggedEvent, parse_line
 from jaxrun.text import UNKNOWN_HOST, format_ranks_on_hosts, has_several_hosts, plural
 
@@ -63,7 +65,7 @@ def parse_events(lines: Iterable[str]) -> Timeline:
                 start = None
             start = event.time if start is None else start
             _add(timeline, event, start)
-        except (ArithmeticError, KeyError, TypeError, ValueError):
+        except (ArithmeticError, KeyError, TypeError, ValueError, ProtocolError):
             timeline.skipped += 1
     return timeline
 
@@ -110,7 +112,7 @@ def _add(timeline: Timeline, event: LoggedEvent, start: float) -> None:
     joined = float(event.more["at"]) - start if name == "proof" else 0.0
     timeline.last = f"{name}{f' of rank {rank}' if rank is not None else ''} after {at:.2f} s"
     if name == "straggler":
-        timeline.straggler = Straggler.from_content(event.more)
+        timeline.straggler = from_content(Straggler, event.more, lenient=True)
     if rank is None:
         return
     if name in _STEP_OF_EVENT:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from jaxrun.analysis.diagnosis.overview import Overview
-from jaxrun.errors import UnavailableError
+from jaxrun.errors import ProtocolError, UnavailableError
+from jaxrun.protocol.codec import from_content
 from jaxrun.protocol.requests import OverviewRequest
 from jaxrun.records.rundir.running_job import RunningJob, ask
 
@@ -12,6 +13,6 @@ def request_overview(job: RunningJob) -> Overview:
     """How far all ranks are now. Raises UnavailableError if no answer comes, UsageError if none can."""
     answer = ask(job, OverviewRequest())
     try:
-        return Overview.from_content(answer.content)
-    except ValueError as error:
+        return from_content(Overview, answer.content)
+    except ProtocolError as error:
         raise UnavailableError(f"the launcher's answer cannot be read: {error}") from None

@@ -6,11 +6,12 @@ A file is there as a whole or not at all. Only files of this user or of root are
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 from collections.abc import Iterator
 
 from jaxrun.errors import ProtocolError
-from jaxrun.protocol.codec import MessageDecoder, encode, message_types
+from jaxrun.protocol.codec import MessageDecoder, encode, from_content, message_types, to_content
 from jaxrun.protocol.own_directory import is_trusted, open_own_directory
 from jaxrun.protocol.requests import REQUESTS_DIR, Answer, Request
 from jaxrun.protocol.whole_file import write_whole_file
@@ -44,15 +45,16 @@ def take_requests(run_dir: int) -> list[tuple[str, Request | None]]:
 
 def write_answer(run_dir: int, number: str, answer: Answer) -> None:
     """Write the answer to a request, or replace an earlier one. Raises OSError."""
+    data = json.dumps(answer, default=to_content).encode()
     with _open_folder(run_dir) as folder:
-        write_whole_file(number + _ANSWER, answer.to_json().encode("utf-8", "backslashreplace"), _MODE, folder)
+        write_whole_file(number + _ANSWER, data, _MODE, folder)
 
 
 def read_answer(run_dir: int, number: str) -> Answer | None:
-    """The answer to a request so far; None where there is none. Raises OSError and ValueError."""
+    """The answer to a request so far; None where there is none. Raises OSError, ProtocolError and ValueError."""
     with contextlib.suppress(FileNotFoundError), _open_folder(run_dir) as folder:
         data = _read(folder, number + _ANSWER)
-        return Answer.from_json(data.decode()) if data is not None else None
+        return from_content(Answer, json.loads(data)) if data is not None else None
     return None
 
 

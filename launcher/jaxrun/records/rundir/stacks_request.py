@@ -7,7 +7,8 @@ import time
 from jaxrun.analysis.diagnosis.snapshot import Snapshot
 from jaxrun.analysis.diagnosis.stacks import NATIVE_STACKS_TIMEOUT_S
 from jaxrun.analysis.verdict import stack_text
-from jaxrun.errors import UnavailableError
+from jaxrun.errors import ProtocolError, UnavailableError
+from jaxrun.protocol.codec import from_content
 from jaxrun.protocol.requests import StacksRequest
 from jaxrun.records.rundir.running_job import ANSWER_TIMEOUT_S, RunningJob, ask
 
@@ -28,8 +29,8 @@ def request_snapshot(job: RunningJob, *, native: bool = False) -> Snapshot:
     timeout = ANSWER_TIMEOUT_S + (NATIVE_STACKS_TIMEOUT_S if native else 0.0)
     answer = ask(job, StacksRequest(native), timeout)
     try:
-        return Snapshot.from_content(answer.content)
-    except ValueError as error:
+        return from_content(Snapshot, answer.content)
+    except ProtocolError as error:
         raise UnavailableError(f"the launcher's answer cannot be read: {error}") from None
 
 
