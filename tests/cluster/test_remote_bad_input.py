@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from cluster_fixture import Bed
-from harness import Result, write_fake_runtime
+from harness import MADE_NVML, Result, write_fake_runtime
 from launch_modes import MPICH, OPEN_MPI_5, PYTHON, Engine
 
 import jaxrun
@@ -138,12 +138,9 @@ def test_a_run_directory_that_others_do_not_see_has_all_logs_nevertheless(bed: B
     ],
 )
 def test_a_shared_compilation_is_refused_where_the_hosts_have_gpus(
-    typed: Typed, tmp_path: Path, host: str, words: tuple[str, ...]
+    typed: Typed, host: str, words: tuple[str, ...]
 ) -> None:
-    smi = tmp_path / "nvidia-smi"
-    smi.write_text("#!/bin/sh\necho 'GPU 0: NVIDIA H200 (UUID: GPU-11111111-0000-0000-0000-000000000000)'\n")
-    smi.chmod(0o755)
-    gpus = ("sh", "-c", 'PATH=$1:$PATH; shift; JAX_PLATFORMS=cuda exec "$@"', "sh", str(tmp_path))
+    gpus = ("env", f"PYTHONPATH={MADE_NVML}", "JAX_PLATFORMS=cuda")
     result = typed(host, *gpus, *words, "--compile", "once", "--max-restarts", "2")
     refused(result, 2, "jaxrun: --compile once is for cpu: sharing was not tried on cuda; leave it out\n")
 

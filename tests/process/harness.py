@@ -20,6 +20,7 @@ from jaxrun.node.agent.guard import find_marked, job_marker
 HERE = Path(__file__).parent
 MISBEHAVE = str(HERE / "misbehave.py")
 DAEMONS = str(HERE / "daemons.py")
+MADE_NVML = HERE.parent / "nvml"  # for PYTHONPATH: a machine with a GPU
 TIME_LIMIT = 90
 
 

@@ -10,7 +10,7 @@ import time
 from pathlib import Path
 
 import pytest
-from harness import TIME_LIMIT, Job, Result, jaxrun, started
+from harness import MADE_NVML, TIME_LIMIT, Job, Result, jaxrun, started
 
 from jaxrun import Gang, GangStartError
 
@@ -181,11 +181,8 @@ def test_a_rank_that_stands_still_holds_up_nobody_and_nothing_is_left_when_the_l
         assert not _shared(job)
 
 
-def test_on_gpus_a_gang_is_refused_as_a_job_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    smi = tmp_path / "nvidia-smi"
-    smi.write_text("#!/bin/sh\necho 'GPU 0: NVIDIA H200 (UUID: GPU-11111111-0000-0000-0000-000000000000)'\n")
-    smi.chmod(0o755)
-    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+def test_on_gpus_a_gang_is_refused_as_a_job_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYTHONPATH", str(MADE_NVML))
     monkeypatch.setenv("JAX_PLATFORMS", "cuda")
     with pytest.raises(GangStartError, match="--compile once is for cpu: sharing was not tried on cuda") as refused:
         Gang(1, options="--compile once")

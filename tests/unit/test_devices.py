@@ -1,13 +1,24 @@
-"""GPUs are counted as CUDA would enumerate them, from lists that are values here."""
+"""GPUs: counted as CUDA would enumerate them, how busy and how full they are; from a driver that is made here."""
 
+import importlib.util
 import sys
-from types import ModuleType
+import threading
+from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
-from jaxrun.spec.job import devices
-from jaxrun.spec.job.devices import GpuCard, probe_machine
+from jaxrun.node.agent import gpus
+from jaxrun.node.agent.gpus import GpuMemory, GpuWatch, loads_of_ranks
+from jaxrun.spec.job import devices, nvml
+from jaxrun.spec.job.devices import probe_machine
+from jaxrun.spec.job.job import Job
+from jaxrun.spec.job.layout import decide_layout
+from jaxrun.spec.job.nvml import GpuCard, GpuUsage, NvmlReading, ask_nvml
 
+GIB = 2**30
+LIMIT_S = 60.0
+MADE_NVML = Path(__file__).parents[1] / "nvml/pynvml.py"
 _EIGHT = tuple(GpuCard(f"GPU-{i}aaaa-bbbb", f"H{i}") for i in range(8))
 _MIG = (GpuCard("GPU-0aaa", "A100"), GpuCard("GPU-1bbb", "A100", ("MIG-1111", "MIG-1222")))
 
@@ -52,112 +63,66 @@ def test_a_process_sees_one_mig_device_and_then_no_whole_gpu(value, expected):
     assert [uuid for uuid, _ in devices.visible_devices(_MIG, value)] == expected
 
 
-def test_the_first_probe_that_answers_counts():
-    probes = {"NVML": lambda: None, "nvidia-smi": lambda: _EIGHT}
-    assert devices.cuda_gpus({"CUDA_VISIBLE_DEVICES": "2,3"}, probes) == devices.Gpus(
-        ("H2", "H3"), "nvidia-smi", "CUDA_VISIBLE_DEVICES=2,3", ("GPU-2aaaa-bbbb", "GPU-3aaaa-bbbb")
-    )
-
-
-def test_without_a_driver_there_are_no_gpus_but_one_that_does_not_answer_is_not_missing():
-    assert devices.cuda_gpus({}, {}) == devices.Gpus((), "no NVIDIA driver was found", "")
-    gpus = devices.cuda_gpus({}, {"NVML": lambda: None, "nvidia-smi": lambda: None})
-    assert gpus.names == () and "NVML and nvidia-smi" in gpus.source
-
-
-def test_nvidia_smi_lists_gpus_and_their_mig_devices():
-    listing = (
-        "GPU 0: NVIDIA A100-SXM4-40GB (UUID: GPU-5d5ba0d6-d33d-2b2c-524d-9e3d8d2b8a77)\n"
-        "  MIG 3g.20gb     Device  0: (UUID: MIG-c6d4f1ef-42e4-5de3-91c7-45d71c87eb3f)\n"
-        "  MIG 1g.5gb      Device  1: (UUID: MIG-GPU-5d5ba0d6/7/0)\n"
-        "GPU 1: NVIDIA H200 (SXM) (UUID: GPU-1)\n"
-        "something else\n"
-    )
-    assert devices.parse_smi(listing) == (
-        GpuCard(
-            "GPU-5d5ba0d6-d33d-2b2c-524d-9e3d8d2b8a77",
-            "NVIDIA A100-SXM4-40GB",
-            ("MIG-c6d4f1ef-42e4-5de3-91c7-45d71c87eb3f", "MIG-GPU-5d5ba0d6/7/0"),
-        ),
-        GpuCard("GPU-1", "NVIDIA H200 (SXM)"),
-    )
-
-
-@pytest.mark.parametrize(
-    ("script", "found"),
-    [
-        ('[ "$1" = -L ] && echo "GPU 0: Fake (UUID: GPU-0)"', (GpuCard("GPU-0", "Fake"),)),
-        ("echo 'GPU 0: Fake (UUID: GPU-0)'; exit 9", None),
-    ],
-)
-def test_nvidia_smi_on_the_path_is_used_unless_it_fails(tmp_path, script, found):
-    fake = tmp_path / "nvidia-smi"
-    fake.write_text(f"#!/bin/sh\n{script}\n")
-    fake.chmod(0o755)
-    assert devices.nvidia_probes({"PATH": f"{tmp_path}:/usr/bin:/bin"})["nvidia-smi"]() == found
-
-
-class _Driver(ModuleType):
-    """NVML as nvidia-ml-py spells it, with a whole GPU and one that has a MIG device in its slot 2."""
-
-    class NVMLError(Exception):
-        pass
-
-    def __init__(self, answers: bool) -> None:
-        super().__init__("pynvml")
-        self.answers = answers
-        self.open = 0
-        self.nvmlDeviceGetCount = lambda: 2
-        self.nvmlDeviceGetHandleByIndex = "GPU-{}".format
-        self.nvmlDeviceGetUUID = str
-        self.nvmlDeviceGetName = lambda handle: b"NVIDIA Thing"
-
-    def nvmlInit(self):
-        if not self.answers:
-            raise self.NVMLError("no library")
-        self.open += 1
-
-    def nvmlShutdown(self):
-        self.open -= 1
-
-    def nvmlDeviceGetMaxMigDeviceCount(self, handle):
-        if handle == "GPU-0":
-            raise self.NVMLError("not supported")
-        return 4
-
-    def nvmlDeviceGetMigDeviceHandleByIndex(self, handle, index):
-        if index != 2:
-            raise self.NVMLError("not found")
-        return f"MIG-{index}"
-
-
 @pytest.fixture
-def has_driver(tmp_path):
-    (tmp_path / "nvidia-smi").write_text("#!/bin/sh\nexit 1\n")
-    (tmp_path / "nvidia-smi").chmod(0o755)
-    return {"PATH": f"{tmp_path}:/bin"}
+def driver(monkeypatch):
+    """The made NVML, with a whole GPU and one that is divided; its settings may be changed."""
+    spec = importlib.util.spec_from_file_location("pynvml", MADE_NVML)
+    made = importlib.util.module_from_spec(spec)
+    monkeypatch.setitem(sys.modules, "pynvml", made)
+    spec.loader.exec_module(made)
+    mig = made.Device("MIG-2", load=None, memory=(2 * GIB, 10 * GIB))
+    whole = made.Device("GPU-0", "NVIDIA Thing", 97.0, (GIB, 80 * GIB))
+    made.cards = [whole, made.Device("GPU-1", load=None, memory=None, slots=[None, None, mig, None])]
+    yield made
+    made.goes_on.set()
+    for thread in threading.enumerate():
+        if thread.name == "jaxrun-nvml":
+            thread.join()
 
 
-def test_nvml_lists_gpus_and_their_mig_devices(monkeypatch, has_driver):
-    driver = _Driver(answers=True)
-    monkeypatch.setitem(sys.modules, "pynvml", driver)
-    cards = devices.nvidia_probes(has_driver)["NVML"]()
-    assert cards == (GpuCard("GPU-0", "NVIDIA Thing"), GpuCard("GPU-1", "NVIDIA Thing", ("MIG-2",)))
-    assert driver.open == 0
+def test_nvml_tells_gpus_their_mig_devices_and_what_is_used_of_them(driver):
+    assert ask_nvml(LIMIT_S) == NvmlReading(
+        driver.DRIVER,
+        (GpuCard("GPU-0", "NVIDIA Thing"), GpuCard("GPU-1", "NVIDIA H200", ("MIG-2",))),
+        {"GPU-0": GpuUsage(97.0, GIB, 80 * GIB), "GPU-1": GpuUsage(), "MIG-2": GpuUsage(-1.0, 2 * GIB, 10 * GIB)},
+    )
+    assert driver.is_open == 0
 
 
-@pytest.mark.parametrize("module", [None, _Driver(answers=False)], ids=["not installed", "does not answer"])
-def test_without_nvml_the_next_probe_is_used(monkeypatch, has_driver, module):
-    monkeypatch.setitem(sys.modules, "pynvml", module)
-    assert devices.nvidia_probes(has_driver)["NVML"]() is None
+def refusal(driver):
+    return ask_nvml(LIMIT_S).trouble
 
 
-def test_probing_for_the_cpu_uses_no_driver(monkeypatch, has_driver):
-    monkeypatch.setitem(sys.modules, "pynvml", _Driver(answers=True))
-    assert probe_machine(["cpu"], has_driver).gpus == {}
-    found = probe_machine(["cuda", "cpu"], {**has_driver, "CUDA_VISIBLE_DEVICES": "0"})
-    assert found.gpus == {"cuda": devices.Gpus(("NVIDIA Thing",), "NVML", "CUDA_VISIBLE_DEVICES=0", ("GPU-0",))}
-    assert found.cores and found.host
+def test_why_nvml_does_not_answer_is_one_line(driver, monkeypatch):
+    driver.trouble = driver.NVMLError(driver.NVML_ERROR_LIBRARY_NOT_FOUND)
+    assert refusal(driver) == nvml.NO_DRIVER
+    driver.trouble = driver.NVMLError(18, "Driver/library version mismatch")
+    assert refusal(driver) == "NVML does not answer: Driver/library version mismatch"
+    monkeypatch.setitem(sys.modules, "pynvml", None)
+    assert refusal(driver) == "the package nvidia-ml-py is not installed"
+
+
+def test_a_driver_that_is_stuck_is_not_waited_for(driver):
+    driver.goes_on.clear()
+    assert ask_nvml(0.01).trouble == "NVML has not answered within 0.01 s"
+
+
+def test_for_the_cpu_no_driver_is_asked_and_automatically_only_one_of_which_there_is_a_sign(driver, monkeypatch):
+    assert probe_machine(["cpu"], {}).gpus == {}
+    monkeypatch.setattr(nvml, "_DRIVER_FILES", ())
+    assert probe_machine(["cuda", "cpu"], {}).gpus == {"cuda": devices.Gpus(trouble=nvml.NO_DRIVER)}
+    found = {"cuda": devices.Gpus(("NVIDIA Thing",), "NVML", "CUDA_VISIBLE_DEVICES=0", ("GPU-0",))}
+    assert probe_machine(["cuda"], {"CUDA_VISIBLE_DEVICES": "0"}).gpus == found
+    monkeypatch.setattr(nvml, "_DRIVER_FILES", ("/",))
+    assert probe_machine(["cuda", "cpu"], {"CUDA_VISIBLE_DEVICES": "0"}).gpus == found
+
+
+def test_a_driver_that_does_not_answer_is_told_in_place_of_the_gpus(driver, monkeypatch):
+    monkeypatch.setattr(nvml, "_DRIVER_FILES", ("/",))
+    driver.trouble = driver.NVMLError(18, "version mismatch")
+    layout = decide_layout(Job(program=("a.py",)), probe_machine(["cuda", "cpu"], {}), {})
+    assert layout.platform == "cpu"
+    assert layout.notes == ("running on CPU: there is an NVIDIA driver, but NVML does not answer: version mismatch",)
 
 
 def test_amd_gpus_are_the_nodes_with_simd_units(tmp_path):
@@ -200,3 +165,88 @@ def test_a_tpu_host_is_known_by_its_devices(environ, files, expected):
         return [file for file in files if file.startswith(pattern.split("[")[0])]
 
     assert devices.has_tpu(environ, listing) is expected
+
+
+# ---- GPUs: the next attempt waits until they are as free as before the first
+
+
+@pytest.fixture
+def wait(monkeypatch):
+    """wait(USED…) → (seconds that were waited for, what was said); the used GiB of GPU-1, one for each look."""
+
+    def run(*used, stopped=lambda: False):
+        now, said, left = [0.0], [], list(used)
+
+        def ask():
+            count = left.pop(0) if len(left) > 1 else left[0]
+            return NvmlReading("", (GpuCard("GPU-1", "H"),), {"GPU-1": GpuUsage(0.0, int(count * GIB), 80 * GIB)})
+
+        monkeypatch.setattr(gpus.time, "monotonic", lambda: now[0])
+        monkeypatch.setattr(gpus.time, "sleep", lambda seconds: now.__setitem__(0, now[0] + seconds))
+        GpuMemory(None, ask).wait_until_free(said.append, stopped)
+        return now[0], said
+
+    return run
+
+
+def test_memory_that_is_free_is_not_waited_for(wait):
+    assert wait(0, 0) == (0.0, [])
+    assert wait(30, 30.5) == (0.0, [])  # others hold it
+
+
+def test_memory_that_is_soon_free_is_waited_for_in_silence(wait):
+    seconds, said = wait(0, 60, 60, 60, 1)
+    assert 0.1 < seconds < 0.2 and said == []
+
+
+def test_a_long_wait_is_told_once_and_has_an_end(wait):
+    seconds, said = wait(1, 61)
+    assert 30 < seconds < 31
+    assert said == [
+        "waiting until the GPU memory of the attempt before is free: 60.0 GiB of GPU-1",
+        "still not free after 30 s: 60.0 GiB of GPU-1; the next attempt is started all the same",
+    ]
+
+
+def test_it_ends_once_the_job_is_stopped(wait):
+    assert wait(1, 61, stopped=lambda: True) == (0.0, [])
+
+
+def test_without_a_driver_there_is_nothing_to_wait_for():
+    for reading in (NvmlReading(trouble="no driver"), NvmlReading("", (GpuCard("G", "H"),), {"G": GpuUsage()})):
+        GpuMemory(None, lambda reading=reading: reading).wait_until_free(pytest.fail, lambda: False)
+
+
+@pytest.mark.parametrize(
+    ("visible", "loads"),
+    [
+        ("0,1", {0: (97.0, 2**30), 1: (3.0, 2**20), 2: (50.0, 2**30 + 2**20)}),
+        ("1", {0: (3.0, 2**20), 1: (-1.0, -1), 2: (3.0, 2**20)}),
+        ("MIG-d", {0: (-1.0, 2**21), 1: (-1.0, -1), 2: (-1.0, 2**21)}),
+    ],
+)
+def test_each_rank_has_the_figures_of_its_own_gpus(visible, loads):
+    used = {"GPU-aa": (97.0, GIB), "GPU-bb": (3.0, 2**20), "GPU-cc": (-1.0, 2**31), "MIG-d": (-1.0, 2**21)}
+    cards = (GpuCard("GPU-aa", "H"), GpuCard("GPU-bb", "H"), GpuCard("GPU-cc", "H", ("MIG-d",)))
+    reading = NvmlReading("", cards, {uuid: GpuUsage(*known) for uuid, known in used.items()})
+    assert loads_of_ranks(reading, visible, {0: (0,), 1: (1,), 2: (0, 1)}) == loads
+
+
+def test_nobody_waits_for_how_busy_gpus_are_and_a_stuck_driver_is_asked_once(driver, monkeypatch):
+    plan = SimpleNamespace(workers=(SimpleNamespace(rank=3, local_device_ids=(0,)),), set_env={})
+    now = [100.0]
+    monkeypatch.setattr(gpus.time, "monotonic", lambda: now[0])
+    watch = GpuWatch(plan)
+    driver.cards = driver.cards[:1]
+    driver.goes_on.clear()
+    for _ in range(3):
+        assert watch.load_by_rank() == {}
+        now[0] += 3.0
+    (thread,) = (thread for thread in threading.enumerate() if thread.name == "jaxrun-nvml")
+    driver.goes_on.set()
+    thread.join()
+    assert watch.load_by_rank() == {3: (97.0, GIB)}
+    watch.close()
+    now[0] += 60.0
+    assert watch.load_by_rank() == {}  # the last answer is too old
+    watch.close()

@@ -19,7 +19,6 @@ from jaxrun.terminal import TerminalFormat
 
 GIB = 2**30
 HOSTS = ("h1", "h2", "h3")
-H100 = "NVIDIA H100 80GB HBM3, 580.159.04, 81559, 0"
 
 
 def facts(rank, host, **changes):
@@ -160,6 +159,12 @@ def test_a_clock_that_is_wrong_is_told_with_its_side():
     assert texts[1].startswith("the clock of h3 is 3.2 s behind")
 
 
+def h100(count=1, driver="580.159.04", used=0, total=80 * GIB):
+    """Facts of GPUs."""
+    facts = {"gpus": ("NVIDIA H100",) * count, "gpu_bytes": (total,) * count, "gpu_used_bytes": (used,) * count}
+    return {**facts, "nvidia_driver": driver}
+
+
 def of_box(devices=None, **facts_of_box):
     """What is not as it should be on a single host."""
     found = {0: facts(0, "box", **facts_of_box)}
@@ -170,15 +175,19 @@ def of_box(devices=None, **facts_of_box):
 ON_CPU = RankDevices("cpu", 1, ("cpu",))
 WITH_PLUGIN = {"jaxlib": "0.12.0", "jax-cuda13-plugin": "0.12.0"}
 GPUS = {
-    "unused": ({"gpus": (H100, H100)}, "nvidia-smi shows 2 GPUs, and JAX uses 1"),
-    "no plugin": ({"gpus": (H100,), "devices": ON_CPU}, "nvidia-smi shows 1 GPU, and JAX uses none"),
-    "taken": ({"gpus": ("NVIDIA H100, 580.1, 81559, 61440",)}, "60 GiB of 79.6 GiB of GPU 0 are taken by another pro"),
+    "unused": (h100(2), "NVIDIA's driver shows 2 GPUs, and JAX uses 1"),
+    "no plugin": (h100() | {"devices": ON_CPU}, "NVIDIA's driver shows 1 GPU, and JAX uses none"),
+    "taken": (h100(used=60 * GIB), "60 GiB of 80 GiB of GPU 0 are taken by another pro"),
     "old driver": (
-        {"gpus": ("NVIDIA H100, 535.1, 81559, 0",), "versions": WITH_PLUGIN},
+        h100(driver="535.1") | {"versions": WITH_PLUGIN},
         "jax-cuda13-plugin needs NVIDIA's driver 580 or newer, and 535.1 is installed",
     ),
+    "a driver in trouble": (
+        {"nvidia_trouble": "NVML does not answer: version mismatch"},
+        "box: there is an NVIDIA driver, but NVML does not answer: version mismatch",
+    ),
     "old plugin": (
-        {"gpus": (H100,), "versions": {**WITH_PLUGIN, "jax-cuda13-plugin": "0.11.2"}},
+        h100() | {"versions": {**WITH_PLUGIN, "jax-cuda13-plugin": "0.11.2"}},
         "jax-cuda13-plugin 0.11.2 does not go with jaxlib 0.12.0",
     ),
 }
@@ -188,12 +197,12 @@ GPUS = {
 def test_gpus_that_jax_cannot_use_as_they_are(changes, text):
     ((_, _, found),) = of_box(**changes)
     assert text in found
-    assert of_box(gpus=("NVIDIA GB10, 580.95, [N/A], [N/A]",)) == []  # whose memory nvidia-smi does not know
+    assert of_box(**h100(used=-1, total=-1)) == []  # as of a GPU that has no memory of its own
 
 
 def test_drivers_that_differ_are_told():
     drivers = ("580.159.04", "570.1", "580.159.04")
-    hosts = [facts(rank, HOSTS[rank], gpus=(f"NVIDIA H100, {drivers[rank]}, 81559, 0",)) for rank in range(3)]
+    hosts = [facts(rank, HOSTS[rank], **h100(driver=drivers[rank])) for rank in range(3)]
     gpus = {rank: RankDevices("gpu", 1, ("H100",)) for rank in range(3)}
     assert "drivers differ: 580.159.04 on h1, h3; 570.1 on h2" in only(seen(*hosts, devices=gpus))[2]
 

@@ -1,4 +1,4 @@
-"""Memory: what the kernel says of processes that it killed for want of it, and how full and busy GPUs are."""
+"""Memory: what the kernel says of processes that it killed for want of it."""
 
 import os
 import subprocess
@@ -8,9 +8,6 @@ from pathlib import Path
 
 import pytest
 
-from jaxrun.node.agent import gpu_memory
-from jaxrun.node.agent.gpu_memory import GpuMemory
-from jaxrun.node.agent.gpu_watch import usage_of_ranks
 from jaxrun.node.agent.oom import OomWatch
 from jaxrun.node.probe.memory_cgroup import memory_cgroup
 
@@ -138,74 +135,3 @@ def test_a_process_that_eats_its_cgroups_memory_is_explained(small_cgroup):
     assert eater.returncode == -9
     assert watch.explain(0) == "its memory cgroup ran out of memory (limit 64 MiB)"
     watch.close()
-
-
-# ---- GPUs: the next attempt waits until they are as free as before the first
-
-GIB = 2**30
-
-
-class Driver:
-    """Reads of GPU-1's memory: the used GiB, one a read, the last one from then on."""
-
-    def __init__(self, *used):
-        self._used = list(used)
-        self.slept = 0.0
-
-    def read(self):
-        used = self._used.pop(0) if len(self._used) > 1 else self._used[0]
-        return {"GPU-1": (int(used * GIB), 80 * GIB)}
-
-
-@pytest.fixture
-def wait(monkeypatch):
-    """wait(USED…) → (seconds that were waited for, what was said)."""
-
-    def run(*used, stopped=lambda: False):
-        now, said = [0.0], []
-        monkeypatch.setattr(gpu_memory.time, "monotonic", lambda: now[0])
-        monkeypatch.setattr(gpu_memory.time, "sleep", lambda seconds: now.__setitem__(0, now[0] + seconds))
-        GpuMemory(Driver(*used).read).wait_until_free(said.append, stopped)
-        return now[0], said
-
-    return run
-
-
-def test_memory_that_is_free_is_not_waited_for(wait):
-    assert wait(0, 0) == (0.0, [])
-    assert wait(30, 30.5) == (0.0, [])  # others hold it
-
-
-def test_memory_that_is_soon_free_is_waited_for_in_silence(wait):
-    seconds, said = wait(0, 60, 60, 60, 1)
-    assert 0.1 < seconds < 0.2 and said == []
-
-
-def test_a_long_wait_is_told_once_and_has_an_end(wait):
-    seconds, said = wait(1, 61)
-    assert 30 < seconds < 31
-    assert said == [
-        "waiting until the GPU memory of the attempt before is free: 60.0 GiB of GPU-1",
-        "still not free after 30 s: 60.0 GiB of GPU-1; the next attempt is started all the same",
-    ]
-
-
-def test_it_ends_once_the_job_is_stopped(wait):
-    assert wait(1, 61, stopped=lambda: True) == (0.0, [])
-
-
-def test_without_a_driver_there_is_nothing_to_wait_for():
-    GpuMemory(dict).wait_until_free(pytest.fail, lambda: False)
-
-
-@pytest.mark.parametrize(
-    ("visible", "usage"),
-    [
-        (None, {0: (97.0, 2**30), 1: (3.0, 2**20), 2: (50.0, 2**30 + 2**20)}),
-        ("1", {0: (3.0, 2**20), 1: (-1.0, -1), 2: (3.0, 2**20)}),
-        ("GPU-cc", {0: (-1.0, 2**21), 1: (-1.0, -1), 2: (-1.0, 2**21)}),
-    ],
-)
-def test_each_rank_has_the_figures_of_its_own_gpus(visible, usage):
-    text = "GPU-aa, 97, 1024\nGPU-bb, 3, 1\nGPU-cc, [N/A], 2\n\nUnable to ask GPU 3\n"
-    assert usage_of_ranks(text, visible, {0: (0,), 1: (1,), 2: (0, 1)}) == usage

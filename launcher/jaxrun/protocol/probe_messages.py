@@ -29,7 +29,8 @@ class HostFacts:
     shared_memory:   the size of /dev/shm
     disks:           free bytes by directory; disk_errors: why nothing can be written there
     cores:           that the agent may use; all_cores: that the host has
-    gpus:            lines of nvidia-smi: name, driver, MiB of memory, MiB in use
+    gpus:            names of NVIDIA's, with the bytes of their memory, and those that are used; -1 where not known
+    nvidia_driver:   its version; nvidia_trouble: why it does not tell of GPUs
     rdma:            whether the host has InfiniBand or RoCE devices
     sees_run_dir:    whether the job's run directory is there
     """
@@ -52,6 +53,10 @@ class HostFacts:
     cores: int = 0
     all_cores: int = 0
     gpus: tuple[str, ...] = ()
+    gpu_bytes: tuple[int, ...] = ()
+    gpu_used_bytes: tuple[int, ...] = ()
+    nvidia_driver: str = ""
+    nvidia_trouble: str = ""
     rdma: bool = False
     sees_run_dir: bool = True
 

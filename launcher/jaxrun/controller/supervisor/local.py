@@ -18,7 +18,7 @@ from jaxrun.spec.job.plan import Plan
 
 if TYPE_CHECKING:
     from jaxrun.controller.supervisor.attempts import AttemptContext
-    from jaxrun.node.agent.gpu_memory import GpuMemory
+    from jaxrun.node.agent.gpus import GpuMemory
 
 
 class LocalAgent:
@@ -80,7 +80,7 @@ class LocalAgent:
         if not plan.job.max_restarts or not plan.device_names:
             return
         if self._gpu_memory is None:
-            from jaxrun.node.agent.gpu_memory import GpuMemory
+            from jaxrun.node.agent.gpus import GpuMemory
 
             self._gpu_memory = GpuMemory.visible_with({**self._environ, **plan.job.env})
             return

@@ -21,7 +21,7 @@ from jaxrun.errors import NotUniformError
 from jaxrun.node.agent import subreaper
 from jaxrun.node.agent.agent import Agent
 from jaxrun.node.agent.fork_server_keeper import ForkServerKeeper
-from jaxrun.node.agent.gpu_memory import GpuMemory
+from jaxrun.node.agent.gpus import GpuMemory
 from jaxrun.node.agent.guard import Guard, job_marker
 from jaxrun.node.agent.head_client import HEAD_LOST, HeadClient
 from jaxrun.node.agent.host_probe import HostProbe

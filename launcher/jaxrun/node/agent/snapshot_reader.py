@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from jaxrun.analysis.diagnosis.stacks import AIM_TIMEOUT_S
 from jaxrun.analysis.lockstep.call_aim import next_moment, was_at
-from jaxrun.node.agent.gpu_watch import GpuWatch
+from jaxrun.node.agent.gpus import GpuWatch
 from jaxrun.node.agent.worker_group import WorkerGroup
 from jaxrun.protocol.env import STACKS_SIGNAL
 from jaxrun.protocol.snapshot_messages import RankVitals, SnapshotPurpose, SnapshotReply
@@ -143,7 +143,7 @@ class SnapshotReader:
     def _read_vitals(self, request: TakeSnapshot) -> SnapshotReply:
         """What every process may know of others, and how far the flight recorders say that they have come."""
         workers = [self._workers[rank] for rank in request.ranks]
-        gpus = self._gpus.usage_by_rank()
+        gpus = self._gpus.load_by_rank()
         vitals = {
             worker.rank: RankVitals(
                 time.time(),

@@ -6,7 +6,6 @@ import os
 import platform
 import resource
 import socket
-import subprocess
 import sys
 import tempfile
 import time
@@ -18,6 +17,7 @@ from jaxrun import __version__
 from jaxrun.node.channel.interfaces import list_interfaces
 from jaxrun.node.probe.memory_cgroup import memory_limit, own_memory_cgroup
 from jaxrun.protocol.probe_messages import HostFacts
+from jaxrun.spec.job.nvml import NO_DRIVER, NvmlReading, ask_nvml, has_driver
 
 _PACKAGES = ("jax", "jaxlib", "numpy")
 _PLUGINS = ("jax-cuda12-plugin", "jax-cuda13-plugin", "jax-rocm7-plugin", "libtpu")
@@ -25,15 +25,16 @@ _PROXY_VARIABLES = ("http_proxy", "https_proxy", "grpc_proxy", "all_proxy")
 _LIMITS = {"nofile": resource.RLIMIT_NOFILE, "nproc": resource.RLIMIT_NPROC, "memlock": resource.RLIMIT_MEMLOCK}
 _SHARED_MEMORY = "/dev/shm"
 _TRIAL_BYTES = 2**20  # written to each disk, and deleted: statfs knows nothing of quotas
-_SMI = ("nvidia-smi", "--query-gpu=name,driver_version,memory.total,memory.used", "--format=csv,noheader,nounits")
-_SMI_TIMEOUT_S = 5
+_NVML_TIMEOUT_S = 5.0
 
 
 def collect_facts(
     rank: int, environ: Mapping[str, str], *, sees_run_dir: bool = True, port: int = 0, cookie: str = ""
 ) -> HostFacts:
-    """Return what there is on this host; takes less than a tenth of a second, but for nvidia-smi and slow disks."""
+    """Return what there is on this host; takes less than a tenth of a second, but for slow drivers and disks."""
     disks, disk_errors = _try_disks(environ)
+    gpus = ask_nvml(_NVML_TIMEOUT_S) if has_driver() else NvmlReading()
+    usages = [gpus.usage[card.uuid] for card in gpus.cards]
     limits = {name: resource.getrlimit(number)[0] for name, number in _LIMITS.items()}
     return HostFacts(
         rank=rank,
@@ -53,7 +54,11 @@ def collect_facts(
         disk_errors=disk_errors,
         cores=len(os.sched_getaffinity(0)),
         all_cores=os.cpu_count() or 0,
-        gpus=_gpus(environ),
+        gpus=tuple(card.name for card in gpus.cards),
+        gpu_bytes=tuple(usage.all_bytes for usage in usages),
+        gpu_used_bytes=tuple(usage.used_bytes for usage in usages),
+        nvidia_driver=gpus.driver,
+        nvidia_trouble="" if gpus.trouble == NO_DRIVER else gpus.trouble,
         rdma=any(Path("/sys/class/infiniband").glob("*")),
         sees_run_dir=sees_run_dir,
     )
@@ -120,11 +125,3 @@ def try_to_write(directory: str) -> str:
     except OSError as error:
         return error.strerror or str(error)
     return ""
-
-
-def _gpus(environ: Mapping[str, str]) -> tuple[str, ...]:
-    try:
-        listed = subprocess.run(_SMI, capture_output=True, text=True, timeout=_SMI_TIMEOUT_S, env=dict(environ))
-    except (OSError, subprocess.SubprocessError):
-        return ()
-    return tuple(listed.stdout.splitlines()) if listed.returncode == 0 else ()

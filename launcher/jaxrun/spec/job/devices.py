@@ -1,6 +1,6 @@
 """This machine's cores and accelerators, counted without importing jax.
 
-NVML, nvidia-smi or sysfs list the cards; pure functions decide which of them the environment leaves visible.
+NVML (nvml.py) or sysfs list the cards; pure functions decide which of them the environment leaves visible.
 """
 
 from __future__ import annotations
@@ -8,45 +8,32 @@ from __future__ import annotations
 import glob
 import os
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import suppress
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+
+from jaxrun.spec.job.nvml import NO_DRIVER, GpuCard, NvmlReading, ask_nvml, has_driver
 
 CUDA_VISIBLE_VARIABLE = "CUDA_VISIBLE_DEVICES"
 _ROCM_VISIBLE_VARIABLES = ("ROCR_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES")
-_NVIDIA_FILES = ("/proc/driver/nvidia/version", "/dev/nvidiactl", "/dev/dxg")
 _KFD_NODES = "/sys/class/kfd/kfd/topology/nodes/*"
-_SMI_TIMEOUT_S = 30
-
-# GPU 0: NVIDIA A100-SXM4-40GB (UUID: GPU-5d5ba0d6-d33d-2b2c-524d-9e3d8d2b8a77)
-#   MIG 1g.5gb      Device  0: (UUID: MIG-c6d4f1ef-42e4-5de3-91c7-45d71c87eb3f)
-_SMI_CARD = re.compile(r"GPU \d+: (?P<name>.*) \(UUID: (?P<uuid>[^)]+)\)")
-_SMI_MIG = re.compile(r"\s+MIG .*\(UUID: (?P<uuid>[^)]+)\)")
-
-
-@dataclass(frozen=True, slots=True)
-class GpuCard:
-    """A GPU as the driver lists it; `mig` holds the UUIDs of its MIG devices."""
-
-    uuid: str
-    name: str
-    mig: tuple[str, ...] = ()
+_NVML_TIMEOUT_S = 30.0
 
 
 @dataclass(frozen=True, slots=True)
 class Gpus:
     """The GPUs that a process sees, by ordinal.
 
-    source:   what counted them ("NVML"), or why there are none
+    source:   what counted them, "NVML"
     visible:  the setting that limits them, "CUDA_VISIBLE_DEVICES=2,3"; empty if nothing does
     ids:      UUIDs, which tell them apart on their host
+    trouble:  why they could not be counted; empty if they could
     """
 
     names: tuple[str, ...] = ()
     source: str = ""
     visible: str = ""
     ids: tuple[str, ...] = ()
+    trouble: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,15 +53,16 @@ class Machine:
     cuda_plugin: bool = True
 
 
-Probe = Callable[[], tuple[GpuCard, ...] | None]
-
-
 def probe_machine(platforms: Iterable[str], environ: Mapping[str, str]) -> Machine:
-    """Find this machine's cores and the devices of `platforms`, and no others: asking a driver takes time."""
+    """Find this machine's cores and the devices of `platforms`, and no others: asking a driver takes time.
+
+    Where the CPU would do, and there is no sign of NVIDIA's driver, that is not asked.
+    """
     wanted = set(platforms)
     gpus = {}
     if "cuda" in wanted:
-        gpus["cuda"] = cuda_gpus(environ, nvidia_probes(environ))
+        is_asked = "cpu" not in wanted or has_driver()
+        gpus["cuda"] = cuda_gpus(environ, ask_nvml(_NVML_TIMEOUT_S) if is_asked else NvmlReading(trouble=NO_DRIVER))
     if "rocm" in wanted:
         gpus["rocm"] = rocm_gpus(environ, amd_cards())
     return Machine(
@@ -95,17 +83,14 @@ def _has_cuda_plugin() -> bool:
     return any(name.startswith("xla_cuda") for folder in folders for name in os.listdir(folder))
 
 
-def cuda_gpus(environ: Mapping[str, str], probes: Mapping[str, Probe]) -> Gpus:
-    """Return the NVIDIA GPUs that `environ` leaves visible, counted by the first of `probes` that can."""
+def cuda_gpus(environ: Mapping[str, str], reading: NvmlReading) -> Gpus:
+    """Return the NVIDIA GPUs that `environ` leaves visible."""
+    if reading.trouble:
+        return Gpus(trouble=reading.trouble)
     value = environ.get(CUDA_VISIBLE_VARIABLE)
     setting = "" if value is None else f"{CUDA_VISIBLE_VARIABLE}={value}"
-    for source, probe in probes.items():
-        cards = probe()
-        if cards is not None:
-            seen = visible_devices(cards, value)
-            return Gpus(tuple(name for _, name in seen), source, setting, tuple(uuid for uuid, _ in seen))
-    silent = f"{' and '.join(probes)} did not answer" if probes else "no NVIDIA driver was found"
-    return Gpus((), silent, setting)
+    seen = visible_devices(reading.cards, value)
+    return Gpus(tuple(name for _, name in seen), "NVML", setting, tuple(uuid for uuid, _ in seen))
 
 
 def rocm_gpus(environ: Mapping[str, str], cards: tuple[GpuCard, ...]) -> Gpus:
@@ -149,101 +134,6 @@ def _find_device(cards: tuple[GpuCard, ...], entry: str) -> tuple[str, str] | No
     devices += [(uuid, f"{card.name} MIG") for card in cards for uuid in card.mig]
     named = [device for device in devices if device[0].startswith(entry)]
     return named[0] if len(named) == 1 else None
-
-
-def parse_smi(text: str) -> tuple[GpuCard, ...]:
-    """Parse what `nvidia-smi -L` lists."""
-    cards: list[GpuCard] = []
-    for line in text.splitlines():
-        if card := _SMI_CARD.fullmatch(line):
-            cards.append(GpuCard(card["uuid"], card["name"]))
-        elif (mig := _SMI_MIG.fullmatch(line)) and cards:
-            last = cards[-1]
-            cards[-1] = GpuCard(last.uuid, last.name, (*last.mig, mig["uuid"]))
-    return tuple(cards)
-
-
-def nvidia_probes(environ: Mapping[str, str]) -> dict[str, Probe]:
-    """Return the ways to ask this machine's NVIDIA driver, best first; none where there is no driver."""
-    folders = environ.get("PATH", os.defpath).split(os.pathsep)
-    has_smi = any(os.access(os.path.join(folder, "nvidia-smi"), os.X_OK) for folder in folders)
-    if not has_smi and not any(map(os.path.exists, _NVIDIA_FILES)):
-        return {}
-    return {"NVML": _nvml_cards, "nvidia-smi": lambda: _smi_cards(environ)}
-
-
-def _nvml_cards() -> tuple[GpuCard, ...] | None:
-    try:
-        import pynvml
-    except ImportError:
-        return None
-    nvml: Any = pynvml
-    try:
-        nvml.nvmlInit()
-        try:
-            handles = [nvml.nvmlDeviceGetHandleByIndex(i) for i in range(nvml.nvmlDeviceGetCount())]
-            return tuple(_nvml_card(nvml, handle) for handle in handles)
-        finally:
-            nvml.nvmlShutdown()
-    except nvml.NVMLError:
-        return None
-
-
-def used_gpu_memory(environ: Mapping[str, str]) -> dict[str, tuple[int, int]]:
-    """The used and all bytes of each NVIDIA GPU that `environ` leaves visible, by its id; none without NVML."""
-    try:
-        import pynvml
-    except ImportError:
-        return {}
-    nvml: Any = pynvml
-    found = {}
-    with suppress(nvml.NVMLError):
-        nvml.nvmlInit()
-        try:
-            cards = tuple(
-                _nvml_card(nvml, nvml.nvmlDeviceGetHandleByIndex(index)) for index in range(nvml.nvmlDeviceGetCount())
-            )
-            for uuid, _ in visible_devices(cards, environ.get(CUDA_VISIBLE_VARIABLE)):
-                memory = nvml.nvmlDeviceGetMemoryInfo(nvml.nvmlDeviceGetHandleByUUID(uuid))
-                found[uuid] = int(memory.used), int(memory.total)
-        finally:
-            nvml.nvmlShutdown()
-    return found
-
-
-def _nvml_card(nvml: Any, handle: Any) -> GpuCard:
-    uuid, name = nvml.nvmlDeviceGetUUID(handle), nvml.nvmlDeviceGetName(handle)
-    return GpuCard(_text(uuid), _text(name), tuple(_nvml_mig(nvml, handle)))
-
-
-def _nvml_mig(nvml: Any, handle: Any) -> Iterator[str]:
-    slots = 0
-    with suppress(nvml.NVMLError):  # not a card that can be divided
-        slots = nvml.nvmlDeviceGetMaxMigDeviceCount(handle)
-    for index in range(slots):
-        with suppress(nvml.NVMLError):  # nothing in this slot
-            yield _text(nvml.nvmlDeviceGetUUID(nvml.nvmlDeviceGetMigDeviceHandleByIndex(handle, index)))
-
-
-def _text(value: str | bytes) -> str:
-    return value.decode() if isinstance(value, bytes) else value  # bytes before nvidia-ml-py 12
-
-
-def _smi_cards(environ: Mapping[str, str]) -> tuple[GpuCard, ...] | None:
-    import subprocess
-
-    try:
-        listed = subprocess.run(
-            ["nvidia-smi", "-L"],
-            env=dict(environ),
-            capture_output=True,
-            text=True,
-            timeout=_SMI_TIMEOUT_S,
-            check=True,
-        )
-    except (OSError, subprocess.SubprocessError):
-        return None
-    return parse_smi(listed.stdout)
 
 
 def amd_cards(pattern: str = _KFD_NODES) -> tuple[GpuCard, ...]:

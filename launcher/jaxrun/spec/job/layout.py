@@ -10,6 +10,7 @@ from jaxrun.errors import UsageError
 from jaxrun.spec.job.devices import Gpus, Machine
 from jaxrun.spec.job.environment import CPU_DEVICES_VARIABLE, PLATFORMS_VARIABLE
 from jaxrun.spec.job.job import PLATFORMS, Job
+from jaxrun.spec.job.nvml import NO_DRIVER
 
 _GPU_PLATFORMS = ("cuda", "rocm")
 _XLA_DEVICES = re.compile(r"--xla_force_host_platform_device_count=(\d+)")
@@ -124,10 +125,13 @@ def _process_count(job: Job, default: int) -> int:
 
 def _with_unused_gpus(layout: Layout, machine: Machine) -> Layout:
     cuda = machine.gpus.get("cuda", Gpus())
-    if not cuda.names:
-        return layout
     there = "1 NVIDIA GPU is" if len(cuda.names) == 1 else f"{len(cuda.names)} NVIDIA GPUs are"
-    note = f"running on CPU: {there} visible, but JAX's plugin for CUDA is not installed (pip: jax[cuda13])"
+    if cuda.names:
+        note = f"running on CPU: {there} visible, but JAX's plugin for CUDA is not installed (pip: jax[cuda13])"
+    elif cuda.trouble and cuda.trouble != NO_DRIVER:
+        note = f"running on CPU: there is an NVIDIA driver, but {cuda.trouble}"
+    else:
+        return layout
     return Layout(layout.platform, layout.processes, layout.devices_per_process, layout.gpus, (*layout.notes, note))
 
 
@@ -136,5 +140,5 @@ def _no_device_message(job: Job, wanted: tuple[str, ...], machine: Machine) -> s
     if wanted == ("tpu",):
         return f"{asked} asks for a TPU, but this machine shows none (no /dev/accel*); try --platform cpu"
     found = [machine.gpus[platform] for platform in wanted if platform in machine.gpus]
-    reasons = "; ".join(gpus.visible or gpus.source for gpus in found)
+    reasons = "; ".join(gpus.trouble or gpus.visible or gpus.source for gpus in found)
     return f"{asked} asks for GPUs, but none is visible ({reasons}); make one visible, or try --platform cpu"

@@ -1,0 +1,122 @@
+"""The NVIDIA GPUs of an agent's workers: how busy they are, and whether the memory of an ended attempt is free again.
+
+The driver may take a second to answer, or never do so: nobody waits for it here beyond a limit.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Iterable, Mapping
+
+from jaxrun.spec.job.devices import CUDA_VISIBLE_VARIABLE, visible_devices
+from jaxrun.spec.job.nvml import NvmlQuestion, NvmlReading, ask_nvml
+from jaxrun.spec.job.plan import Plan
+
+_INTERVAL_S = 2.0  # at least, between two questions
+_KNOWN_S = 10.0  # for which an answer is good, since the question
+_ANSWER_S = 5.0  # until the driver is taken to be stuck
+_SLACK = 0.02  # of a GPU's memory: its driver's own share varies
+_POLL_S = 0.05
+_NOTICE_S = 2.0  # until people are told what is waited for
+_LIMIT_S = 30.0  # then the next attempt is tried anyhow
+_GIB = 2**30
+
+GpuLoad = tuple[float, int]  # per cent, and bytes that are used; -1 where that is not known
+
+
+class GpuWatch:
+    """How busy the GPUs of the workers of one plan are, while somebody asks; nothing is read where they have none."""
+
+    def __init__(self, plan: Plan) -> None:
+        self._ordinals = {worker.rank: worker.local_device_ids for worker in plan.workers if worker.local_device_ids}
+        self._set_env = plan.set_env
+        self._question: NvmlQuestion | None = None
+        self._asked_at = float("-inf")
+        self._known_at = float("-inf")
+        self._loads: dict[int, GpuLoad] = {}
+
+    def load_by_rank(self) -> Mapping[int, GpuLoad]:
+        """Return what is known of each rank's GPUs: how busy they are on average, and all their used memory.
+
+        The driver's answer is that to an earlier call.
+        """
+        if not self._ordinals:
+            return {}
+        now = time.monotonic()
+        if self._question is not None and (reading := self._question.wait(0)) is not None:
+            visible = {**os.environ, **self._set_env}.get(CUDA_VISIBLE_VARIABLE)
+            self._loads, self._known_at = loads_of_ranks(reading, visible, self._ordinals), self._asked_at
+            self._question = None
+        if self._question is None and now >= self._asked_at + _INTERVAL_S:
+            self._question, self._asked_at = NvmlQuestion(), now
+        return self._loads if now < self._known_at + _KNOWN_S else {}
+
+    def close(self) -> None:
+        """Wait a while for the thread that asks: a process with threads must not fork."""
+        if self._question is not None:
+            self._question.wait(_ANSWER_S)
+
+
+def loads_of_ranks(
+    reading: NvmlReading, visible: str | None, ordinals: Mapping[int, Iterable[int]]
+) -> dict[int, GpuLoad]:
+    """How busy the GPUs of each rank are, and how much of their memory is used.
+
+    visible:   the value of CUDA_VISIBLE_DEVICES; None where it is not set
+    ordinals:  of each rank's GPUs among the visible ones
+    """
+    seen = [uuid for uuid, _ in visible_devices(reading.cards, visible)]
+    found: dict[int, GpuLoad] = {}
+    for rank, own in ordinals.items():
+        usages = [reading.usage[seen[ordinal]] for ordinal in own if ordinal < len(seen)]
+        percents = [usage.busy_percent for usage in usages if usage.busy_percent >= 0]
+        used = [usage.used_bytes for usage in usages if usage.used_bytes >= 0]
+        found[rank] = sum(percents) / len(percents) if percents else -1.0, sum(used) if used else -1
+    return found
+
+
+class GpuMemory:
+    """Waits between two attempts until the GPUs' memory is free: a driver takes it from killed processes by and by.
+
+    Free means as free as before the first attempt, so that what others hold on a GPU that is shared delays nobody.
+    """
+
+    def __init__(self, visible: str | None, ask: Callable[[], NvmlReading] = lambda: ask_nvml(_ANSWER_S)) -> None:
+        """Of the GPUs that CUDA_VISIBLE_DEVICES=`visible` leaves; what is used now is what others hold."""
+        self._visible = visible
+        self._ask = ask
+        self._before = {gpu: used for gpu, (used, _) in self._read().items()}
+
+    @classmethod
+    def visible_with(cls, environ: Mapping[str, str]) -> GpuMemory:
+        """That of the GPUs which `environ` leaves visible."""
+        return cls(environ.get(CUDA_VISIBLE_VARIABLE))
+
+    def wait_until_free(self, notify: Callable[[str], None], is_stopped: Callable[[], bool]) -> None:
+        """Wait, at most half a minute, and not once the job is stopped; `notify` is called with what takes long."""
+        began, told = time.monotonic(), False
+        while self._before and (held := self._held()) and not is_stopped():
+            waited = time.monotonic() - began
+            if waited > _LIMIT_S:
+                notify(f"still not free after {_LIMIT_S:.0f} s: {held}; the next attempt is started all the same")
+                return
+            if waited > _NOTICE_S and not told:
+                told = True
+                notify(f"waiting until the GPU memory of the attempt before is free: {held}")
+            time.sleep(_POLL_S)
+
+    def _held(self) -> str:
+        """What is not free yet: `12.3 GiB of GPU-…`; empty where all is."""
+        held: dict[str, int] = {}
+        for gpu, (used, total) in self._read().items():
+            more = used - self._before.get(gpu, used)
+            if more > _SLACK * total:
+                held[gpu] = more
+        return ", ".join(f"{count / _GIB:.1f} GiB of {gpu}" for gpu, count in held.items())
+
+    def _read(self) -> dict[str, tuple[int, int]]:
+        """The used and all bytes of each GPU; of none that does not tell them."""
+        reading = self._ask()
+        usages = {uuid: reading.usage[uuid] for uuid, _ in visible_devices(reading.cards, self._visible)}
+        return {uuid: (usage.used_bytes, usage.all_bytes) for uuid, usage in usages.items() if usage.used_bytes >= 0}
