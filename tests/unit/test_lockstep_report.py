@@ -57,14 +57,6 @@ def test_the_last_batch_reads_as_it_should() -> None:
     ]
 
 
-@pytest.mark.parametrize("before", [False, True])
-def test_a_report_is_found_in_a_launchers_output(before: bool) -> None:
-    text = report.format_divergence(Divergence("0-3", 12, (STEP, OTHER), before), ONE_HOST)
-    words = f"jaxrun: rank 1 is slow\njaxrun: {text}\njaxrun: rank 0 failed\n  more of it\n"
-    assert report.find_report(words) == report.find_report(f"jaxrun: {text}\n") == text
-    assert report.find_report("jaxrun: rank 0 said that the processes disagree at noon\n") == ""
-
-
 def in_line(what: str, mine: str, theirs: str) -> list[str]:
     return [f"  {what} {mine} on ranks 0-2 and {theirs} on rank 3"]
 

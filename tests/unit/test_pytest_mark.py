@@ -1,5 +1,6 @@
 """What users give the pytest plugin: its mark and options; and what it finds around it."""
 
+import argparse
 from types import SimpleNamespace
 
 import cloudpickle
@@ -10,8 +11,8 @@ import jaxrun
 import jaxrun_runtime
 from jaxrun.errors import UsageError
 from jaxrun.frontends.pytest_plugin.mark import GangKey, MarkSpec, is_parametrized, parse_counts, parse_mark
-from jaxrun.frontends.pytest_plugin.options import PluginOptions, read_options
-from jaxrun.frontends.pytest_plugin.session import session_settings
+from jaxrun.frontends.pytest_plugin.parent_settings import session_settings
+from jaxrun.frontends.pytest_plugin.plugin import pytest_addoption, read_timeout
 
 # ---- the mark
 
@@ -86,54 +87,58 @@ def test_a_gang_key_is_written_as_a_sentence_and_as_a_label(gang, words, label):
 
 # ---- options
 
-GIVEN = {
-    "gang_backend": None,
-    "gang_options": [],
-    "gang_report": "first",
-    "gang_fresh": False,
-    "no_gang": False,
-    "gang_timeout": None,
-    "gang_grace": 1.5,
-    "usepdb": False,
-}
+
+class Parser(argparse.ArgumentParser):
+    """pytest's, as far as the plugin uses it."""
+
+    addoption = argparse.ArgumentParser.add_argument
+
+    def getgroup(self, *_):
+        return self
+
+    def addini(self, *_, **__):
+        pass
 
 
-def options(ini="300", **given):
-    return read_options(SimpleNamespace(getoption={**GIVEN, **given}.__getitem__, getini={"gang_timeout": ini}.get))
+def parse(*words):
+    parser = Parser(exit_on_error=False)
+    pytest_addoption(parser)
+    return parser.parse_args(words)
 
 
-def test_options_have_defaults_and_their_values():
-    assert options() == PluginOptions("local", (), False, False, False, 300.0, 1.5, False)
-    assert options("7").timeout == 7.0 and options("7", gang_timeout=2.5).timeout == 2.5
-    assert options(gang_report="all").show_all and options(gang_fresh=True).fresh and options(no_gang=True).disabled
-    assert options(usepdb=True).debug and options(gang_grace=9.0).grace == 9.0
+def test_more_words_for_jaxrun_may_be_given_several_times_and_quoted():
+    assert parse().gang_options == []
+    assert parse("--gang-options=-H 'h 1'", "--gang-options=--time 3").gang_options == ["-H", "h 1", "--time", "3"]
+    with pytest.raises(argparse.ArgumentError, match="-H 'h1: No closing quotation"):
+        parse("--gang-options=-H 'h1")
 
 
-def test_a_single_test_is_run_again_with_the_options_for_gangs():
-    assert options().rerun_args() == []
-    given = options(gang_backend="mpirun", gang_options=["-H 'h 1'", "--time 3"])
-    assert given.jaxrun_args == ("-H", "h 1", "--time", "3")
-    assert given.rerun_args() == ["--gang-backend=mpirun", "--gang-options=-H 'h 1' --time 3"]
+@pytest.mark.parametrize(("ini", "given", "seconds"), [("300", None, 300.0), ("7", None, 7.0), ("7", 2.5, 2.5)])
+def test_a_timeout_of_the_command_line_goes_before_that_of_the_ini_file(ini, given, seconds):
+    assert read_timeout(config(ini, given)) == seconds
+
+
+def config(ini, given):
+    return SimpleNamespace(getoption={"gang_timeout": given}.get, getini={"gang_timeout": ini}.get)
 
 
 @pytest.mark.parametrize(
     ("ini", "given", "message"),
     [
-        ("soon", {}, "gang_timeout = 'soon' is no number of seconds"),
-        ("300", {"gang_timeout": 0.0}, "--gang-timeout 0: must be above 0 seconds"),
-        ("300", {"gang_options": ["-H 'h1"]}, "--gang-options -H 'h1: No closing quotation"),
+        ("soon", None, "gang_timeout = 'soon' is no number of seconds"),
+        ("300", 0.0, "--gang-timeout 0: must be above 0 seconds"),
     ],
 )
-def test_a_wrong_option_is_refused(ini, given, message):
+def test_a_wrong_timeout_is_refused(ini, given, message):
     with pytest.raises(pytest.UsageError, match=message):
-        options(ini, **given)
+        read_timeout(config(ini, given))
 
 
 def test_all_ranks_are_told_the_same_seed_for_the_examples_of_hypothesis(pytestconfig):
     pytest.importorskip("hypothesis")
     if pytestconfig.getoption("hypothesis_seed", 0) is not None:
         pytest.skip("this pytest has a seed, or no plugin of hypothesis")
-    seeds = [session_settings(pytestconfig, (), "", False).options["hypothesis_seed"] for _ in range(2)]
+    seeds = [session_settings(pytestconfig, (), "").options["hypothesis_seed"] for _ in range(2)]
     assert len({cloudpickle.loads(seed) for seed in seeds} - {None}) == 2
 
 

@@ -3,13 +3,12 @@
 import pytest
 
 from jaxrun.frontends.pytest_plugin.outcome import (
-    ReportContext,
     decide_outcome,
     format_one_line,
     format_table,
     group_ranks,
 )
-from jaxrun.frontends.pytest_plugin.rank_results import PhaseState, RankResult
+from jaxrun.frontends.pytest_plugin.rank_results import PhaseState, RankResult, RunResult
 from jaxrun.protocol.pytest_messages import PEER_LOST
 
 GLOO = "ValueError: Gloo all-reduce failed: [pair.cc:547] Connection closed by peer [10.0.0.1]:4711"
@@ -45,6 +44,11 @@ STUCK = result(cut_off=PhaseState.STUCK, detail="test_x.py:15 test_y   in JAX: p
 DIED = result(cut_off=PhaseState.DIED, detail="of SIGKILL (9)", at=0.3)
 STOPPED = result(cut_off=PhaseState.STOPPED, detail="with the others", at=0.4)
 VICTIM = result(failed(GLOO), at=0.2)
+
+
+def table(results, rerun="", phase="call", hosts=None, **more):
+    run = RunResult(results, dict.fromkeys(results, "h1") if hosts is None else hosts, **more)
+    return format_table(decide_outcome(phase, results), run, f"{len(results)} processes", rerun)
 
 
 @pytest.mark.parametrize(
@@ -137,7 +141,7 @@ def test_a_death_in_teardown_is_not_blamed_on_a_rank_that_was_stopped_in_the_cal
     assert decide_outcome("call", results).outcome == "passed"
     found = decide_outcome("teardown", results)
     assert (found.outcome, found.lead) == ("failed", 1)
-    assert "rank 0:  STOPPED  with the others" in format_table(found, results, ReportContext("2 processes", {}))
+    assert "rank 0:  STOPPED  with the others" in table(results, phase="teardown")
 
 
 @pytest.mark.parametrize(
@@ -148,9 +152,7 @@ def test_a_cut_off_in_setup_while_another_rank_is_in_the_call_counts_as_in_the_c
     assert decide_outcome("setup", results).outcome == "passed"
     found = decide_outcome("call", results)
     assert (found.outcome, found.states) == ("failed", {0: second, 1: first})
-    assert "rank 1:  " in format_table(found, results, ReportContext("2 processes", {})) and "here" in format_one_line(
-        found, results
-    )
+    assert "rank 1:  " in table(results) and "here" in format_one_line(found, results)
 
 
 def test_a_failure_in_setup_leads_and_a_rank_that_waits_in_the_call_is_shown_as_stuck():
@@ -160,7 +162,7 @@ def test_a_failure_in_setup_leads_and_a_rank_that_waits_in_the_call_is_shown_as_
     }
     found = decide_outcome("setup", results)
     assert (found.outcome, found.lead) == ("failed", 1)
-    text = format_table(found, results, ReportContext("2 processes", {}))
+    text = table(results, phase="setup")
     assert "rank 1:  FAILED in setup  broken" in text and "rank 0:  STUCK            test_x.py:15" in text
 
 
@@ -184,15 +186,10 @@ def test_a_rank_is_cut_off_in_the_phase_that_it_has_not_reported(reports, phase)
 
 
 def test_the_table_has_one_line_for_equal_ranks_and_the_first_failure_on_top():
+    notes = ("ranks 0, 2-3 ended 1.5 s after the first failure; the next test gets a new gang",)
     results = {0: STUCK, 1: FAILED, 2: STUCK, 3: STUCK}
-    context = ReportContext(
-        "4 processes x 1 device, local",
-        dict.fromkeys(range(4), "h1"),
-        notes=["ranks 0, 2-3 ended 1.5 s after the first failure; the next test gets a new gang"],
-        rerun="pytest 'test_x.py::test_y[4p]'",
-    )
-    assert format_table(decide_outcome("call", results), results, context) == (
-        "[4 processes x 1 device, local; first failure after 0.50 s]\n"
+    assert table(results, "pytest 'test_x.py::test_y[4p]'", notes=notes) == (
+        "[4 processes; first failure after 0.50 s]\n"
         "rank 1:        FAILED  assert 1 == 0                                    test_x.py:14\n"
         "ranks 0, 2-3:  STUCK   test_x.py:15 test_y   in JAX: process_allgather\n"
         "ranks 0, 2-3 ended 1.5 s after the first failure; the next test gets a new gang\n"
@@ -201,10 +198,7 @@ def test_the_table_has_one_line_for_equal_ranks_and_the_first_failure_on_top():
 
 
 def test_the_table_names_several_hosts_and_the_timeout_that_was_reached():
-    results = {0: PASSED, 1: STUCK}
-    text = format_table(
-        decide_outcome("call", results), results, ReportContext("2 processes", {0: "h1", 1: "h2"}, timeout=30.0)
-    )
+    text = table({0: PASSED, 1: STUCK}, hosts={0: "h1", 1: "h2"}, timeout=30.0)
     assert text.splitlines()[0] == "[2 processes; not over after 30.0 s]"
     assert "rank 1 (h2):  STUCK" in text
 
@@ -218,7 +212,7 @@ def test_equal_errors_at_different_places_are_different_groups():
 
 def test_a_long_message_is_cut_in_the_table():
     results = {0: result(failed("x" * 300 + "\nmore"), at=0.0), 1: PASSED}
-    rows = format_table(decide_outcome("call", results), results, ReportContext("2 processes", {})).splitlines()
+    rows = table(results).splitlines()
     assert max(map(len, rows)) < 130 and "more" not in rows[1]
 
 

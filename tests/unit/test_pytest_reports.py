@@ -2,17 +2,22 @@
 
 import copy
 import json
+from dataclasses import replace
 
 import pytest
 
 from jaxrun.frontends.pytest_plugin import reports
-from jaxrun.frontends.pytest_plugin.outcome import ReportContext, decide_outcome
-from jaxrun.frontends.pytest_plugin.rank_results import PhaseState, RankResult
+from jaxrun.frontends.pytest_plugin.rank_results import PhaseState, RankResult, RunResult
 from jaxrun.frontends.pytest_plugin.reports import ItemInfo
 from jaxrun.protocol.pytest_messages import PEER_LOST
 
-ITEM = ItemInfo("test_x.py::test_y[2p]", ("test_x.py", 11, "test_y[2p]"), ("test_y", "processes"))
-CONTEXT = ReportContext("2 processes x 1 device, local", {0: "h", 1: "h"}, rerun="pytest test_x.py")
+ITEM = ItemInfo(
+    "test_x.py::test_y[2p]",
+    ("test_x.py", 11, "test_y[2p]"),
+    ("test_y", "processes"),
+    gang="2 processes x 1 device, local",
+    rerun="pytest test_x.py",
+)
 
 
 def of_rank(rank, outcome="passed", when="call", text="", **more):
@@ -47,9 +52,9 @@ def result(report, at=None, **cut_off):
 
 
 def build(results, show_all=False):
-    item = ItemInfo(ITEM.nodeid, ITEM.location, ITEM.keywords, show_all)
-    by_rank = dict(enumerate(results))
-    data = reports.build_report(item, decide_outcome("call", by_rank), by_rank, CONTEXT, (100.0, 107.0))
+    """The report of the call."""
+    run = RunResult(dict(enumerate(results)), dict.fromkeys(range(len(results)), "h"), span=(99.0, 107.0))
+    _, data, _ = reports.build_reports(replace(ITEM, show_all=show_all), run)
     json.dumps(data)  # as simple as execnet wants it
     return data
 
@@ -102,7 +107,7 @@ def test_a_rank_that_died_has_a_report_with_its_captured_output():
     report = shown(build([result(of_rank(0)), died]))
     assert report.longrepr.reprcrash.message == "rank 1: died of SIGKILL (9)"
     assert report.sections == [("Captured stdout call (rank 1)", "last output\n")]
-    assert (report.duration, report.stop) == (7.0, 107.0)
+    assert (report.duration, report.stop) == (6.5, 107.0)  # since the end of the setup
 
 
 def test_equal_output_is_shown_once_with_its_ranks_and_of_a_failure_only_the_leads():

@@ -25,8 +25,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from jaxrun.protocol.debugger_messages import DebuggerOutput, DebuggerReadRequest
-
 PHASES = ("setup", "call", "teardown")
 PEER_LOST = "jaxrun_peer_lost"  # the key in a report whose failure is a PeerLost: what the rank waited in, and why
 
@@ -149,16 +147,3 @@ class RunFinished:
 
     calls: Mapping[str, int]
     chains: Mapping[str, int] = field(default_factory=dict)
-
-
-FromRank = (
-    SessionReady
-    | PhaseReport
-    | Gather
-    | FaultRequest
-    | DebugRequest
-    | DebuggerOutput
-    | DebuggerReadRequest
-    | RecordedWarning
-    | RunFinished
-)

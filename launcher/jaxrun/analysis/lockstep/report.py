@@ -21,8 +21,6 @@ _PLURALS = {"is": "are", "has": "have", "was": "were", "waits": "wait"}
 _VERB = re.compile(r"(^|, |\band )(is|has|was|waits)\b")
 _BAKED_IN = "same name and shapes, different program:"
 _VALUE = "a Python value that is baked in differs"
-_DISAGREE = "the processes disagree at "
-_BEFORE = "the processes were out of step before "
 
 
 def format_divergence(divergence: Divergence, hosts: Mapping[int, str]) -> str:
@@ -31,10 +29,11 @@ def format_divergence(divergence: Divergence, hosts: Mapping[int, str]) -> str:
     call = f"{divergence.title}{_of_group(divergence.group, hosts)}"
     oldest = ", the oldest that is still recorded"
     if divergence.is_earlier:
-        lines = [f"{_BEFORE}{call}{oldest}"]
+        lines = [f"the processes were out of step before {call}{oldest}"]
         return "\n".join([*lines, *_rows(divergence, hosts), *_fill(differences.EARLIER_ADVICE)])
     found = differences.find_differences(call_groups)
-    lines = [f"{_DISAGREE}{call}{oldest if divergence.is_oldest_recorded else ''}", *_rows(divergence, hosts)]
+    since = oldest if divergence.is_oldest_recorded else ""
+    lines = [f"the processes disagree at {call}{since}", *_rows(divergence, hosts)]
     callers = [call_group for call_group in call_groups if not call_group.state]
     if len(callers) == 1 and len(call_groups) > 1 and not _crossed(call_groups):
         lines.append(f"  only {_names(callers[0].ranks, hosts)} made this call")
@@ -49,12 +48,6 @@ def format_divergence(divergence: Divergence, hosts: Mapping[int, str]) -> str:
     if len(found) > _DIFFERENCES:
         lines.append(f"  and {plural(len(found) - _DIFFERENCES, 'further difference')}")
     return "\n".join([*lines, *_fill(_advice(call_groups, callers, found))])
-
-
-def find_report(words: str) -> str:
-    """Return the first such text in a launcher's output, each message of which begins with `jaxrun:`; empty if none."""
-    pieces = re.split(r"^jaxrun: ", words, flags=re.MULTILINE)
-    return next((piece.strip() for piece in pieces if piece.startswith((_DISAGREE, _BEFORE))), "")
 
 
 def format_headline(divergence: Divergence) -> str:

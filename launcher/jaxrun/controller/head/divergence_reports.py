@@ -14,7 +14,7 @@ from jaxrun.analysis.lockstep.divergence import Divergence
 from jaxrun.controller.head.call_matcher import CallMatcher, CallSlot
 from jaxrun.protocol.flight import ProgramDetails
 from jaxrun.protocol.snapshot_messages import ProgramDetailsReply, ProgramDetailsRequest
-from jaxrun.records.event_log.actions import Action, PrintLine, Send
+from jaxrun.records.event_log.actions import Action, PrintLine, RecordDivergence, Send
 
 _DETAILS_TIMEOUT_S = 0.3  # for the details of the programs that a report names
 _MAX_REPORTS = 4
@@ -110,4 +110,4 @@ class DivergenceReports:
         if waiting or self.is_concluding:  # ranks that wait raise the text themselves
             return actions
         self.shown.append(divergence)
-        return [*actions, PrintLine(text)]
+        return [*actions, RecordDivergence(text), PrintLine(text)]

@@ -6,16 +6,14 @@ plain asserts are pytest's own, and live in the process that has JAX. A test has
 
 | module           | contents                                                                                 |
 |------------------|------------------------------------------------------------------------------------------|
-| plugin           | pytest's hooks; loaded in every pytest session, as are fixtures, options and mark         |
+| plugin           | pytest's hooks and options; loaded in every pytest session, as are fixtures and mark      |
 | fixtures         | gang, gangs, shared_tmp_path, process_count, process_index                               |
-| options          | the command line and the ini file                                                        |
 | mark             | what `@pytest.mark.processes(...)` asks for                                              |
 | runner           | runs one test, from its mark to its reports                                              |
-| pool             | the gangs, and which tests share one                                                     |
-| session          | one gang with a pytest session in each rank, and what makes these like the parent's      |
-| run_loop         | one test on such a session: events in, actions executed                                  |
-| run_state        | what has happened in the test so far, what to do next and when, without I/O              |
-| rank_results     | how far each rank has come, whether they are in step, what became of each                |
+| warm_gangs       | the gangs, and which tests share one                                                     |
+| rank_sessions    | the pytest sessions in the ranks of one gang; parent_settings: what makes them like ours |
+| run_loop         | one test on such sessions: events in, a RunResult out; run_state: how far it has come    |
+| rank_results     | the RunResult: what became of each rank, phase by phase                                  |
 | outcome          | results of all ranks → the outcome of a phase, as a value and in words                   |
 | reports          | the outcome as pytest's reports                                                          |
 """

@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from jaxrun.errors import UsageError
-from jaxrun.frontends.pytest_plugin.options import OPTIONS
 from jaxrun.protocol.names import RANK_PLUGIN
 
 if TYPE_CHECKING:
@@ -33,7 +32,7 @@ def gang(request: pytest.FixtureRequest) -> Any:
     rank = find_rank_plugin(request.config)
     if rank is not None:
         return rank.gang
-    if not request.config.stash[OPTIONS].disabled:
+    if not request.config.option.no_gang:
         pytest.fail("gang is for tests marked @pytest.mark.processes(n); in others take `gangs`", pytrace=False)
     return SingleProcessGang()
 
@@ -73,9 +72,9 @@ def gangs(request: pytest.FixtureRequest) -> Iterator[Callable[..., Gang]]:
     started: list[Gang] = []
 
     def start(*arguments: Any, **named: Any) -> Gang:
-        options = request.config.stash[OPTIONS]
+        given = request.config.option
         if "backend" not in named:
-            named |= {"backend": options.backend, "options": (*options.jaxrun_args, *named.get("options", ()))}
+            named |= {"backend": given.gang_backend, "options": (*given.gang_options, *named.get("options", ()))}
         started.append(Gang(*arguments, **named))
         return started[-1]
 

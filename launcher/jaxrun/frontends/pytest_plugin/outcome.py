@@ -1,35 +1,64 @@
 """The outcome of one phase of a test, from the results of all its ranks, and the same in words.
 
-| ranks                                                 | outcome                                                    |
-|-------------------------------------------------------|------------------------------------------------------------|
-| any failed or died for a reason of its own            | failed; the first of them in time leads                    |
-| any failed as `xfail` expects                         | xfailed, whatever the others did that waited for it        |
-| all passed where a strict `xfail` expects a failure   | failed                                                     |
-| all skipped                                           | skipped                                                    |
-| some skipped, others not                              | failed: the ranks disagree                                 |
-| any was stuck, not over, or waited for a lost rank    | failed                                                     |
-| all passed, but fell out of step                      | failed, or xfailed where a failure is expected             |
-| all passed                                            | passed, or xpassed                                         |
+The rank that comes first in the order of Standing leads: its standing decides. Moreover the test fails
 
-If the test expects ranks to die (`dies=`), their deaths and the consequences for other ranks count as passed.
+- if some ranks skipped and others did not, unless one failed for a reason of its own
+- if all ranks passed, but fell out of step; where a failure is expected, that is it
+- if all ranks passed, and one that was to die (`dies=`) did not
+
+Expected deaths and their consequences for other ranks count as passed.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+import enum
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
-from jaxrun.frontends.pytest_plugin.rank_results import CUT_OFF_STATES, PhaseState, RankResult
+from jaxrun.frontends.pytest_plugin.rank_results import CUT_OFF_STATES, PhaseState, RankResult, RunResult
 from jaxrun.protocol.pytest_messages import PHASES
 from jaxrun.text import format_columns, format_ranks, format_ranks_on_hosts, format_seconds
 
 _HEADLINE_LENGTH = 90  # characters in the table; the traceback below has the whole text
 _NO_FAILURE = (PhaseState.PASSED, PhaseState.ABSENT)
-_PASSED = (PhaseState.PASSED, PhaseState.XPASSED)
-_HELD_UP = (*CUT_OFF_STATES, PhaseState.PEER_LOST)
-# The rank whose class comes first here leads.
-_PRECEDENCE = ("own failure", "expected", "strict", "consequence", "held up", "skipped", "passed")
-_CLASSES = {PhaseState.XFAILED: "expected", PhaseState.XPASSED_STRICT: "strict", PhaseState.SKIPPED: "skipped"}
+
+
+class Standing(enum.IntEnum):
+    """How a rank fared, compared with others."""
+
+    OWN_FAILURE = 0
+    EXPECTED_FAILURE = 1
+    STRICT_XPASS = 2
+    CONSEQUENCE = 3  # of another rank's end
+    HELD_UP = 4
+    SKIPPED = 5
+    PASSED = 6
+    ABSENT = 7
+
+
+_STANDINGS = {
+    PhaseState.FAILED: Standing.OWN_FAILURE,
+    PhaseState.DIED: Standing.OWN_FAILURE,
+    PhaseState.XFAILED: Standing.EXPECTED_FAILURE,
+    PhaseState.XPASSED_STRICT: Standing.STRICT_XPASS,
+    PhaseState.STUCK: Standing.HELD_UP,
+    PhaseState.BUSY: Standing.HELD_UP,
+    PhaseState.STOPPED: Standing.HELD_UP,
+    PhaseState.PEER_LOST: Standing.HELD_UP,
+    PhaseState.SKIPPED: Standing.SKIPPED,
+    PhaseState.PASSED: Standing.PASSED,
+    PhaseState.XPASSED: Standing.PASSED,
+    PhaseState.ABSENT: Standing.ABSENT,
+}
+_OUTCOMES = {
+    Standing.OWN_FAILURE: "failed",
+    Standing.EXPECTED_FAILURE: "skipped",  # as pytest reports it
+    Standing.STRICT_XPASS: "failed",
+    Standing.CONSEQUENCE: "failed",
+    Standing.HELD_UP: "failed",
+    Standing.SKIPPED: "skipped",
+    Standing.PASSED: "passed",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,22 +87,27 @@ def decide_outcome(
     in_step:  whether all ranks have made the same cross-process calls
     """
     states = _phase_states(phase, results)
-    present = [rank for rank, state in states.items() if state is not PhaseState.ABSENT]
-    if not present:
-        return None
     died = frozenset(rank for rank in dies if results[rank].cut_off is PhaseState.DIED)
-    if dies and died == dies:
-        caused = [r for r in present if _caused_by_expected_death(states[r], results[r], phase, expected=r in dies)]
-        states |= dict.fromkeys(caused, PhaseState.PASSED)
-    lead = _choose_lead(phase, results, states, present)
-    outcome, reason = _combine(states, present)
-    if phase == "call" and outcome == "passed" and not in_step:
-        failure_expected = PhaseState.XPASSED in states.values()
-        outcome, reason = "skipped" if failure_expected else "failed", "the ranks fell out of step"
-    alive = {rank for rank in dies - died if phase == "call" and states[rank] in _PASSED}
-    if alive and outcome == "passed":
-        outcome, reason = "failed", f"{format_ranks(alive)} {'was' if len(alive) == 1 else 'were'} to die, and did not"
-    if _classify(states[lead], results[lead], phase) == "held up" and _fails_later(phase, results, dies):
+    if died == dies:
+        for rank in states:
+            if dies and _belongs_to_deaths(states[rank], results[rank], phase, expected=rank in dies):
+                states[rank] = PhaseState.PASSED
+    standings = {rank: _standing(states[rank], results[rank], phase) for rank in states}
+    lead = min(standings, key=lambda rank: (standings[rank], results[rank].failed_at or 0.0, rank))
+    if standings[lead] is Standing.ABSENT:
+        return None
+    outcome, reason = _OUTCOMES[standings[lead]], ""
+    if standings[lead] in (Standing.HELD_UP, Standing.SKIPPED) and (disagreement := _disagreement(standings)):
+        outcome, reason = "failed", disagreement
+    elif standings[lead] is Standing.PASSED and phase == "call":
+        alive = [rank for rank in sorted(dies - died) if standings[rank] is Standing.PASSED]
+        if not in_step:
+            failure_expected = PhaseState.XPASSED in states.values()
+            outcome, reason = "skipped" if failure_expected else "failed", "the ranks fell out of step"
+        elif alive:
+            were = "was" if len(alive) == 1 else "were"
+            outcome, reason = "failed", f"{format_ranks(alive)} {were} to die, and did not"
+    if standings[lead] is Standing.HELD_UP and _fails_later(phase, results, dies):
         outcome, reason = "passed", ""
     return PhaseOutcome(phase, outcome, lead, states, reason)
 
@@ -88,98 +122,53 @@ def _phase_states(phase: str, results: Mapping[int, RankResult]) -> dict[int, Ph
     return states
 
 
+def _standing(state: PhaseState, result: RankResult, phase: str) -> Standing:
+    if state is PhaseState.FAILED and result.is_consequence(phase):
+        return Standing.CONSEQUENCE
+    return _STANDINGS[state]
+
+
+def _belongs_to_deaths(state: PhaseState, result: RankResult, phase: str, *, expected: bool) -> bool:
+    """Whether this is an `expected` death, or a consequence of one."""
+    if expected or state is PhaseState.DIED:
+        return state is PhaseState.DIED
+    return _standing(state, result, phase) in (Standing.CONSEQUENCE, Standing.HELD_UP)
+
+
+def _disagreement(standings: Mapping[int, Standing]) -> str:
+    """Which ranks skipped and which did not; empty unless there are both."""
+    skipped = [rank for rank, standing in standings.items() if standing is Standing.SKIPPED]
+    others = [rank for rank, standing in standings.items() if standing not in (Standing.SKIPPED, Standing.ABSENT)]
+    if not (skipped and others):
+        return ""
+    return f"the ranks disagree: {format_ranks(skipped)} skipped, {format_ranks(others)} did not"
+
+
 def _fails_later(phase: str, results: Mapping[int, RankResult], dies: frozenset[int]) -> bool:
     """Whether a rank failed in a later phase, which is why others were held up in this one."""
     later = PHASES[PHASES.index(phase) + 1 :]
-    return any(
-        _classify(result.state(one), result, one) == "own failure"
-        for rank, result in results.items()
-        if rank not in dies
-        for one in later
-    )
-
-
-def _caused_by_expected_death(state: PhaseState, result: RankResult, phase: str, *, expected: bool) -> bool:
-    """Whether this is an `expected` death, or a consequence of one."""
-    if expected:
-        return state is PhaseState.DIED
-    return state in _HELD_UP or result.is_consequence(phase)
-
-
-def _choose_lead(
-    phase: str, results: Mapping[int, RankResult], states: Mapping[int, PhaseState], present: list[int]
-) -> int:
-    """The rank with the first failure of its own; without one, the first rank whose state decides the outcome."""
-
-    def order(rank: int) -> tuple[int, float, int]:
-        result = results[rank]
-        return _PRECEDENCE.index(_classify(states[rank], result, phase)), result.failed_at or 0.0, rank
-
-    return min(present, key=order)
-
-
-def _classify(state: PhaseState, result: RankResult, phase: str) -> str:
-    if state in (PhaseState.FAILED, PhaseState.DIED):
-        return "consequence" if result.is_consequence(phase) else "own failure"
-    if state in _HELD_UP:
-        return "held up"
-    if state in _PASSED:
-        return "passed"
-    return _CLASSES.get(state, "absent")
-
-
-def _combine(states: Mapping[int, PhaseState], present: list[int]) -> tuple[str, str]:
-    """The outcome for the states of the ranks that reached the phase, and the reason if no single rank has one."""
-    found = {states[rank] for rank in present}
-    if found & {PhaseState.FAILED, PhaseState.DIED}:
-        return "failed", ""
-    if PhaseState.XFAILED in found:
-        return "skipped", ""
-    if PhaseState.XPASSED_STRICT in found:
-        return "failed", ""
-    if PhaseState.SKIPPED in found:
-        if found == {PhaseState.SKIPPED}:
-            return "skipped", ""
-        skipped = [rank for rank in present if states[rank] is PhaseState.SKIPPED]
-        others = [rank for rank in present if rank not in skipped]
-        return "failed", f"the ranks disagree: {format_ranks(skipped)} skipped, {format_ranks(others)} did not"
-    return ("failed" if found & set(_HELD_UP) else "passed"), ""
+    survivors = [result for rank, result in results.items() if rank not in dies]
+    return any(_standing(one.state(then), one, then) is Standing.OWN_FAILURE for one in survivors for then in later)
 
 
 # ---- in words: a table of the ranks, and one line
 
 
-@dataclass(frozen=True, slots=True)
-class ReportContext:
-    """Where and how a test was run.
+def format_table(outcome: PhaseOutcome, run: RunResult, gang: str, rerun: str = "") -> str:
+    """A heading, a line for each group of ranks with the same state (the lead's first), notes and the rerun command.
 
-    gang:        "4 processes x 1 device, local"
-    hosts:       by rank
-    divergence:  how the ranks fell out of step, in several lines; empty if they did not
-    notes:       more lines, such as the launcher's
-    rerun:       the command that runs this test alone
-    timeout:     the time limit that was reached, in seconds; None if none was
+    gang:   "4 processes x 1 device, local"
+    rerun:  the command that runs this test alone
     """
-
-    gang: str
-    hosts: Mapping[int, str]
-    divergence: str = ""
-    notes: Sequence[str] = ()
-    rerun: str = ""
-    timeout: float | None = None
-
-
-def format_table(outcome: PhaseOutcome, results: Mapping[int, RankResult], context: ReportContext) -> str:
-    """A heading, a line for each group of ranks with the same state (the lead's first), notes and the rerun command."""
-    time = _format_time(results, context)
-    lines = [f"[{context.gang}; {time}]" if time else f"[{context.gang}]"]
+    time = _format_time(run)
+    lines = [f"[{gang}; {time}]" if time else f"[{gang}]"]
     rows = [
-        (f"{format_ranks_on_hosts(ranks, context.hosts)}:", *_describe_rank(outcome, ranks[0], results))
-        for ranks in group_ranks(outcome, results)
+        (f"{format_ranks_on_hosts(ranks, run.hosts)}:", *_describe_rank(outcome, ranks[0], run.ranks))
+        for ranks in group_ranks(outcome, run.ranks)
     ]
     lines += [*format_columns(rows), *([f"{outcome.reason}."] if outcome.reason else [])]
-    lines += [*context.divergence.splitlines(), *context.notes]
-    lines += [f"rerun: {context.rerun}"] if context.rerun else []
+    lines += [*run.divergence.splitlines(), *run.notes]
+    lines += [f"rerun: {rerun}"] if rerun else []
     return "\n".join(lines)
 
 
@@ -225,8 +214,8 @@ def _other_states(result: RankResult, phase: str) -> Iterator[tuple[PhaseState, 
         yield result.state(later), later
 
 
-def _format_time(results: Mapping[int, RankResult], context: ReportContext) -> str:
-    if context.timeout is not None:
-        return f"not over after {format_seconds(context.timeout)}"
-    times = [result.failed_at for result in results.values() if result.failed_at is not None]
+def _format_time(run: RunResult) -> str:
+    if run.timeout is not None:
+        return f"not over after {format_seconds(run.timeout)}"
+    times = [result.failed_at for result in run.ranks.values() if result.failed_at is not None]
     return f"first failure after {format_seconds(min(times))}" if times else ""

@@ -1,4 +1,4 @@
-"""pytest's hooks for tests on several JAX processes.
+"""pytest's hooks for tests on several JAX processes, and the options of the command line and the ini file.
 
 Every pytest session loads this module, so what only marked tests need is imported when the first of them runs.
 In the session of a rank, only the marks and the fixtures are used.
@@ -6,8 +6,10 @@ In the session of a rank, only the marks and the fixtures are used.
 
 from __future__ import annotations
 
+import argparse
 import contextlib
 import os
+import shlex
 from collections.abc import Generator
 from pathlib import Path
 from typing import Any
@@ -15,7 +17,7 @@ from typing import Any
 import pytest
 
 from jaxrun.errors import UsageError
-from jaxrun.frontends.pytest_plugin import mark, options
+from jaxrun.frontends.pytest_plugin import mark
 from jaxrun.frontends.pytest_plugin.fixtures import (  # noqa: F401 (pytest finds fixtures in this module's namespace)
     find_rank_plugin,
     gang,
@@ -24,9 +26,13 @@ from jaxrun.frontends.pytest_plugin.fixtures import (  # noqa: F401 (pytest find
     process_index,
     shared_tmp_path,
 )
-from jaxrun.frontends.pytest_plugin.options import OPTIONS
 from jaxrun.protocol.names import RANK
+from jaxrun.spec.backends import BACKENDS
 
+_GROUP_HELP = """\
+tests on several JAX processes (jaxrun), @pytest.mark.processes(4):
+  the body runs on every rank, with the fixtures gang (gang.rank, gang.barrier(), ...) and shared_tmp_path; one result;
+  the processes stay warm between tests. More: pytest --markers, pytest --fixtures"""
 _MARKER = f"""\
 {mark.MARK_USAGE}: run the test by n JAX processes; its body runs on every rank, and it has one result. processes([2, \
 4]) runs it with 2 and with 4. devices: of each process; hosts: simulated, or real ones with --gang-backend; timeout: \
@@ -38,13 +44,62 @@ _RUNNER = pytest.StashKey[Any]()
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    options.add_options(parser)
+    group = parser.getgroup("gang", _GROUP_HELP)
+    group.addoption(
+        "--gang-backend", choices=tuple(BACKENDS), default="local", help="what starts the processes (%(default)s)"
+    )
+    group.addoption(
+        "--gang-options",
+        action="extend",
+        type=_split_words,
+        default=[],
+        metavar="WORDS",
+        help="more words for jaxrun's command line: --gang-options='-H h1:2,h2:2'; may be given again",
+    )
+    group.addoption(
+        "--gang-report",
+        choices=("first", "all"),
+        default="first",
+        help="show the failure that came first, or those of all ranks that differ",
+    )
+    group.addoption("--gang-fresh", action="store_true", help="give every test new processes")
+    group.addoption("--no-gang", action="store_true", help="run these tests in this process, as the only one")
+    group.addoption("--gang-timeout", type=float, metavar="SECONDS", help="for each test (ini: gang_timeout; 300)")
+    group.addoption(
+        "--gang-grace",
+        type=float,
+        default=1.5,
+        metavar="SECONDS",
+        help="how long the others have after one has failed, before they are called stuck (%(default)s)",
+    )
+    parser.addini("gang_timeout", "seconds that a test on several processes may take", default="300")
+
+
+def _split_words(words: str) -> list[str]:
+    try:
+        return shlex.split(words)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(f"{words}: {error}") from None
 
 
 @pytest.hookimpl(trylast=True)
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", _MARKER)
-    config.stash[OPTIONS] = options.read_options(config)
+    read_timeout(config)
+
+
+def read_timeout(config: pytest.Config) -> float:
+    """Seconds for each test, by the command line or the ini file. Raises pytest.UsageError for what is no time."""
+    given = config.getoption("gang_timeout")
+    if given is None:
+        written = config.getini("gang_timeout")
+        try:
+            given = float(written)
+        except ValueError:
+            raise pytest.UsageError(f"gang_timeout = {written!r} is no number of seconds") from None
+    if given <= 0:
+        raise pytest.UsageError(f"--gang-timeout {given:g}: must be above 0 seconds")
+    return float(given)
 
 
 # ---- collection
@@ -55,10 +110,10 @@ def pytest_pycollect_makemodule(module_path: Path, parent: pytest.Collector) -> 
     """Start the fork server of the gangs, which imports jax while pytest imports the module."""
     config = parent.config
     elsewhere = hasattr(config, "workerinput") or find_rank_plugin(config) is not None or RANK in os.environ
-    if not (elsewhere or config.stash[OPTIONS].disabled or config.option.collectonly or _FORK_SERVER in config.stash):
+    if not (elsewhere or config.option.no_gang or config.option.collectonly or _FORK_SERVER in config.stash):
         with contextlib.suppress(OSError):  # pytest or the first gang reports it
             if _MARK in module_path.read_bytes():
-                from jaxrun.frontends.pytest_plugin.session import without_coverage
+                from jaxrun.frontends.pytest_plugin.parent_settings import without_coverage
                 from jaxrun.node.forkserver.launcher_pool import pool_for
 
                 with without_coverage():
@@ -95,7 +150,7 @@ def pytest_runtest_protocol(item: pytest.Item, nextitem: pytest.Item | None) -> 
     spec = mark.mark_spec(item)
     # pytest itself handles an unconditional skip. The conditions of a skipif may differ on the ranks.
     skipped = item.get_closest_marker("skip") is not None
-    if spec is None or skipped or item.config.stash[OPTIONS].disabled or find_rank_plugin(item.config) is not None:
+    if spec is None or skipped or item.config.option.no_gang or find_rank_plugin(item.config) is not None:
         return None
     item.ihook.pytest_runtest_logstart(nodeid=item.nodeid, location=item.location)
     for data in _get_runner(item.session).run(item, spec):
@@ -124,5 +179,5 @@ def _get_runner(session: pytest.Session) -> Any:
 
     stash = session.config.stash
     if _RUNNER not in stash:
-        stash[_RUNNER] = Runner(session.config, session.items)
+        stash[_RUNNER] = Runner(session.config, session.items, read_timeout(session.config))
     return stash[_RUNNER]

@@ -1,4 +1,4 @@
-"""How far each rank has come in a test, whether the ranks are in step, and what became of each, phase by phase."""
+"""What became of each rank in a test, phase by phase, and of the test as a whole."""
 
 from __future__ import annotations
 
@@ -8,9 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from jaxrun.analysis.diagnosis.consequences import find_consequence
-from jaxrun.protocol.flight import Flight, parse_group
-from jaxrun.protocol.pytest_messages import PEER_LOST, PHASES, Gather
-from jaxrun.text import format_ranks
+from jaxrun.protocol.pytest_messages import PEER_LOST, PHASES
 
 _STRICT_XPASS = "[XPASS(strict)]"  # how pytest's report of a strict xfail that passed begins
 
@@ -34,33 +32,6 @@ class PhaseState(enum.Enum):
 
 # The states without a report from the rank itself.
 CUT_OFF_STATES = frozenset((PhaseState.DIED, PhaseState.STUCK, PhaseState.BUSY, PhaseState.STOPPED))
-
-
-@dataclass(slots=True)
-class RankProgress:
-    """How far one rank has come in the test.
-
-    reports:          pytest's reports by phase
-    calls, chains:    cross-process calls by group, from RunFinished; calls is None until the rank has finished
-    failed_at, finished_at, disconnected_at:  times; None until it happens
-    gather:           the gather that the rank waits in
-    """
-
-    reports: dict[str, dict[str, Any]] = field(default_factory=dict)
-    calls: Mapping[str, int] | None = None
-    chains: Mapping[str, int] = field(default_factory=dict)
-    failed_at: float | None = None
-    finished_at: float | None = None
-    disconnected_at: float | None = None
-    gather: Gather | None = None
-
-    @property
-    def done(self) -> bool:
-        return self.calls is not None or self.disconnected_at is not None
-
-    @property
-    def failed(self) -> bool:
-        return self.failed_at is not None or self.disconnected_at is not None
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,9 +70,9 @@ class RankResult:
     def headline(self, phase: str) -> str:
         """One line about the rank in this phase; empty if it passed."""
         state, report = self.state(phase), self.reports.get(phase)
-        if self.cut_off is not None and report is None:
+        if report is None:
             return self.detail
-        if report is None or state in (PhaseState.PASSED, PhaseState.XPASSED):
+        if state in (PhaseState.PASSED, PhaseState.XPASSED):
             return ""
         if state is PhaseState.PEER_LOST:
             return str(report[PEER_LOST])
@@ -116,46 +87,29 @@ class RankResult:
 
     def is_consequence(self, phase: str) -> bool:
         """Whether the failure is of a kind that the end of another rank causes."""
-        report = self.reports.get(phase)
-        failed = report is not None and self.state(phase) is PhaseState.FAILED
-        return failed and bool(find_consequence(_failure_message(report or {})))
+        return self.state(phase) is PhaseState.FAILED and bool(find_consequence(_failure_message(self.reports[phase])))
 
 
-# ---- whether the ranks are in step
+@dataclass(frozen=True, slots=True)
+class RunResult:
+    """How a test went.
 
-
-def in_step(ranks: Mapping[int, RankProgress]) -> bool:
-    """Whether all ranks of each group have made the same number of cross-process calls."""
-    counts = {number: rank.calls or {} for number, rank in ranks.items()}
-    groups = {group for made in counts.values() for group in made}
-    return all(len({counts[rank].get(group, 0) for rank in parse_group(group, len(ranks))}) <= 1 for group in groups)
-
-
-def may_be_out_of_step(ranks: Mapping[int, RankProgress]) -> bool:
-    """Whether all ranks have finished without a failure, but not all of them seem to have made the same calls."""
-    if any(rank.failed or not rank.done for rank in ranks.values()):
-        return False
-    groups = {group for rank in ranks.values() for group in rank.chains}
-    known = ([ranks[number].chains.get(group) for number in parse_group(group, len(ranks))] for group in groups)
-    return not in_step(ranks) or any(len({*chains} - {None}) > 1 for chains in known)
-
-
-def find_abandoned_rank(ranks: Mapping[int, RankProgress], flights: Mapping[int, Flight]) -> str:
-    """A sentence about a rank that waits for ever in a call with a rank that finished without it; "" if none.
-
-    `flights`: the flight recorders of the ranks.
+    ranks:       what became of each rank
+    hosts:       by rank
+    span:        when it began and ended, in seconds since the epoch
+    timeout:     the time limit that was reached, in seconds; None if none was
+    reusable:    whether the session can run another test
+    divergence:  how the ranks fell out of step, in several lines; empty if they did not
+    notes:       more lines for the report, such as the launcher's
     """
-    finished = {number: rank.calls for number, rank in ranks.items() if rank.calls is not None}
-    for number in (number for number, rank in ranks.items() if not rank.done):
-        flight = flights.get(number, Flight())
-        for group in {call.group for call in (flight.last_call, flight.pending) if call is not None}:
-            reached = flight.last_number(group)
-            members = parse_group(group, len(ranks)) & finished.keys()
-            without = [rank for rank in members if finished[rank].get(group, 0) < reached]
-            if without:
-                call = f"is in cross-process call #{reached} of ranks {group}"
-                return f"rank {number} {call}, and {format_ranks(without)} finished the test without it"
-    return ""
+
+    ranks: Mapping[int, RankResult]
+    hosts: Mapping[int, str]
+    span: tuple[float, float] = (0.0, 0.0)
+    timeout: float | None = None
+    reusable: bool = True
+    divergence: str = ""
+    notes: tuple[str, ...] = ()
 
 
 # ---- what pytest's reports say

@@ -14,13 +14,12 @@ from typing import Any
 
 from jaxrun.frontends.pytest_plugin.outcome import (
     PhaseOutcome,
-    ReportContext,
     decide_outcome,
     format_one_line,
     format_table,
     group_ranks,
 )
-from jaxrun.frontends.pytest_plugin.rank_results import PhaseState, RankResult
+from jaxrun.frontends.pytest_plugin.rank_results import PhaseState, RunResult
 from jaxrun.protocol.pytest_messages import PEER_LOST, PHASES
 from jaxrun.text import format_ranks
 
@@ -29,53 +28,57 @@ Report = dict[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class ItemInfo:
-    """What pytest knows of the test. `show_all`: show the failures of all ranks, not only the first."""
+    """What is known of a test before it is run.
+
+    dies:      the ranks that it expects to die
+    gang:      what it runs on: "4 processes x 1 device, local"
+    rerun:     the command that runs it alone
+    show_all:  show the failures of all ranks, not only the first
+    """
 
     nodeid: str
     location: tuple[str, int | None, str]
     keywords: tuple[str, ...]
+    dies: frozenset[int] = frozenset()
+    gang: str = ""
+    rerun: str = ""
     show_all: bool = False
 
 
-def build_reports(
-    item: ItemInfo,
-    results: Mapping[int, RankResult],
-    dies: frozenset[int],
-    context: ReportContext,
-    span: tuple[float, float],
-) -> list[Report]:
-    """The reports of a test that was run from and to `span`, seconds since the epoch: one for each phase."""
-    began, ended = span
+def build_reports(item: ItemInfo, run: RunResult) -> list[Report]:
+    """The reports of a test that was run: one for each phase."""
     reports: list[Report] = []
     for phase in PHASES:
-        outcome = decide_outcome(phase, results, dies, in_step=not context.divergence)
+        outcome = decide_outcome(phase, run.ranks, item.dies, in_step=not run.divergence)
         if phase == "call" and reports[0]["outcome"] != "passed":
             continue  # some ranks may have reached the call, but the test as a whole has not
         if outcome is not None:
-            since = reports[-1]["stop"] if reports else began
-            reports.append(build_report(item, outcome, results, context, (since, ended)))
+            reports.append(_build_report(item, run, outcome, reports[-1]["stop"] if reports else run.span[0]))
         elif phase != "call":
-            reports.append(_empty_report(item, phase, ended))
+            reports.append(_empty_report(item, phase, run.span[1]))
         # pytest's reports repeat the properties of earlier phases, and JUnit's take those of the last.
         properties = [pair for report in reports for pair in report["user_properties"]]
         reports[-1]["user_properties"] = list(dict.fromkeys(properties))
     return reports
 
 
-def build_report(
-    item: ItemInfo,
-    outcome: PhaseOutcome,
-    results: Mapping[int, RankResult],
-    context: ReportContext,
-    span: tuple[float, float],
-) -> Report:
-    """The report of one phase. `span`: the time that counts for a rank that was cut off in this phase."""
+def not_run_reports(item: ItemInfo, text: str) -> list[Report]:
+    """The reports of a test that could not be started; `text` says why."""
+    now = time.time()
+    report = _empty_report(item, "setup", now) | {"outcome": "failed"}
+    # pytest's short summary has one line, which is to hold more than a heading.
+    _set_longrepr(report, item, [text], " ".join(text.split("\n")[:2]))
+    return [report, _empty_report(item, "teardown", now)]
+
+
+def _build_report(item: ItemInfo, run: RunResult, outcome: PhaseOutcome, began: float) -> Report:
+    """The report of one phase, which began at `began` for a rank that was cut off in it."""
     phase = outcome.phase
-    of_ranks = {rank: result.reports[phase] for rank, result in results.items() if phase in result.reports}
+    of_ranks = {rank: result.reports[phase] for rank, result in run.ranks.items() if phase in result.reports}
     report = copy.deepcopy(of_ranks.get(outcome.lead)) or _empty_report(item, phase, 0.0)
     spans = [(one["start"], one["stop"], one["duration"]) for one in of_ranks.values()]
-    if any(result.cut_off_in == phase for result in results.values()):
-        spans.append((*span, span[1] - span[0]))
+    if any(result.cut_off_in == phase for result in run.ranks.values()):
+        spans.append((began, run.span[1], run.span[1] - began))
     report |= {
         "nodeid": item.nodeid,
         "location": item.location,
@@ -83,27 +86,16 @@ def build_report(
         "start": min(start for start, _, _ in spans),
         "stop": max(stop for _, stop, _ in spans),
         "duration": max(duration for _, _, duration in spans),
-        "sections": list(_captured_sections(item, outcome, results, of_ranks)),
+        "sections": list(_captured_sections(item, run, outcome)),
         "user_properties": _properties(of_ranks),
     }
     report.pop(PEER_LOST, None)
     if outcome.outcome == "failed":
         report.pop("wasxfail", None)
-        _add_failure(report, item, outcome, results, context)
+        _add_failure(report, item, run, outcome)
     elif outcome.outcome == "passed":
         report["longrepr"] = None
     return report
-
-
-def not_run_reports(item: ItemInfo, text: str) -> list[Report]:
-    """The reports of a test that could not be started; `text` says why."""
-    now = time.time()
-    report = _empty_report(item, "setup", now) | {"outcome": "failed"}
-    first, _, rest = text.partition("\n")
-    # pytest's short summary has one line, which is to hold more than a heading.
-    message = f"{first} {rest}".partition("\n")[0] if first.endswith(":") else first
-    _set_longrepr(report, item, [text], message)
-    return [report, _empty_report(item, "teardown", now)]
 
 
 def _empty_report(item: ItemInfo, phase: str, now: float) -> Report:
@@ -127,25 +119,19 @@ def _empty_report(item: ItemInfo, phase: str, now: float) -> Report:
 # ---- failures
 
 
-def _add_failure(
-    report: Report,
-    item: ItemInfo,
-    outcome: PhaseOutcome,
-    results: Mapping[int, RankResult],
-    context: ReportContext,
-) -> None:
+def _add_failure(report: Report, item: ItemInfo, run: RunResult, outcome: PhaseOutcome) -> None:
     """Make the report show the table, with `show_all` other ranks' tracebacks, and the lead's own traceback last."""
-    of_lead, *others = group_ranks(outcome, results)
-    shown: list[Any] = [format_table(outcome, results, context)]
+    of_lead, *others = group_ranks(outcome, run.ranks)
+    shown: list[Any] = [format_table(outcome, run, item.gang, item.rerun)]
     for ranks in others if item.show_all else []:
-        other = results[ranks[0]].reports.get(outcome.phase, {})
+        other = run.ranks[ranks[0]].reports.get(outcome.phase, {})
         if other.get("outcome") == "failed":
             shown += [f"--- {format_ranks(ranks)} ---", other["longrepr"]]
     own_failure = outcome.states[outcome.lead] in (PhaseState.FAILED, PhaseState.XPASSED_STRICT)
     if own_failure and report["longrepr"] is not None:
-        shown += [f"--- {format_ranks(of_lead)} ---"] if len(results) > 1 else []
+        shown += [f"--- {format_ranks(of_lead)} ---"] if len(run.ranks) > 1 else []
         shown.append(report["longrepr"])
-    _set_longrepr(report, item, shown, format_one_line(outcome, results))
+    _set_longrepr(report, item, shown, format_one_line(outcome, run.ranks))
 
 
 def _set_longrepr(report: Report, item: ItemInfo, shown: Sequence[Any], message: str) -> None:
@@ -182,23 +168,19 @@ def _as_chain(longrepr: Any) -> list[tuple[Any, Any, Any]]:
 # ---- captured output and properties
 
 
-def _captured_sections(
-    item: ItemInfo,
-    outcome: PhaseOutcome,
-    results: Mapping[int, RankResult],
-    of_ranks: Mapping[int, Report],
-) -> Iterator[tuple[str, str]]:
+def _captured_sections(item: ItemInfo, run: RunResult, outcome: PhaseOutcome) -> Iterator[tuple[str, str]]:
     """Captured output, each text once with its ranks. Of a failure only the lead's, unless `show_all` is given."""
     every = item.show_all or outcome.outcome != "failed"
     found: dict[tuple[str, str], list[int]] = {}
-    for rank in results if every else [outcome.lead]:
-        for name, text in of_ranks.get(rank, {}).get("sections", ()):
+    for rank in run.ranks if every else [outcome.lead]:
+        result = run.ranks[rank]
+        for name, text in result.reports.get(outcome.phase, {}).get("sections", ()):
             found.setdefault((name, text), []).append(rank)
-        if results[rank].cut_off_in == outcome.phase:
-            for stream, text in results[rank].captured.items():
+        if result.cut_off_in == outcome.phase:
+            for stream, text in result.captured.items():
                 found.setdefault((f"Captured std{stream} {outcome.phase}", text), []).append(rank)
     for (name, text), ranks in found.items():
-        yield (name if len(results) == 1 else f"{name} ({format_ranks(ranks)})"), text
+        yield (name if len(run.ranks) == 1 else f"{name} ({format_ranks(ranks)})"), text
 
 
 def _properties(of_ranks: Mapping[int, Report]) -> list[tuple[str, Any]]:

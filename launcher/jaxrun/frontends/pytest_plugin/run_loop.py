@@ -1,64 +1,69 @@
-"""Runs one test on the ranks of a session: receives their messages, updates the RunState and executes its actions."""
+"""Runs one test on the ranks of a gang: hands what they send to the RunState, keeps the time limits, says how it went.
+
+The parent keeps the time limits, because nothing within a rank can end a wait in C++.
+"""
 
 from __future__ import annotations
 
-import sys
+import enum
 import time
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
 from typing import Any
-
-import pytest
 
 from jaxrun.analysis.diagnosis.snapshot import Snapshot
 from jaxrun.analysis.diagnosis.stacks import main_stack
-from jaxrun.analysis.lockstep import compare, report
+from jaxrun.analysis.lockstep.compare import Lag, find_lags
+from jaxrun.analysis.lockstep.report import format_lag
 from jaxrun.analysis.verdict.stack_text import format_place
 from jaxrun.frontends.gang.call_events import Disconnected, LauncherOutput, Printed, RankMessage, Returned
 from jaxrun.frontends.gang.exceptions import WorkerDied
-from jaxrun.frontends.pytest_plugin.rank_results import (
-    PhaseState,
-    RankResult,
-    find_abandoned_rank,
-    in_step,
-    may_be_out_of_step,
-)
-from jaxrun.frontends.pytest_plugin.run_state import (
-    Action,
-    Expiry,
-    ReadDebuggerLine,
-    RecordWarning,
-    RunState,
-    SendToRanks,
-    ShowDebuggerText,
-    Timeouts,
-    TriggerFault,
-)
-from jaxrun.frontends.pytest_plugin.session import GangSession, session_error
-from jaxrun.protocol.debugger_messages import DebuggerInput
-from jaxrun.protocol.flight import Flight
+from jaxrun.frontends.pytest_plugin.rank_results import PhaseState, RankResult, RunResult
+from jaxrun.frontends.pytest_plugin.rank_sessions import RankSessions, session_error
+from jaxrun.frontends.pytest_plugin.run_state import ParentTerminal, RunState
 from jaxrun.protocol.pytest_messages import RecordedWarning, RunTest
 from jaxrun.text import format_ranks, format_seconds, format_signal
 
+_MAX_CHECK_INTERVAL_S = 30.0  # between two checks for an abandoned rank
 _DIVERGENCE_REPORT_TIMEOUT_S = 1.0  # for the launcher to report how the ranks fell out of step
 
 
-@dataclass(frozen=True, slots=True)
-class RunResult:
-    """How a test went.
+class Expiry(enum.Enum):
+    """What is to happen when the next time has come."""
 
-    ranks:       what became of each rank
-    timeout:     the time limit that was reached, in seconds; None if none was
-    reusable:    whether the session can run another test
-    notes:       lines for the report
-    divergence:  how the ranks fell out of step, in several lines; empty if they did not
-    """
+    TIMEOUT = "the test has taken too long"
+    GRACE = "a rank has failed, and the grace of the others is over"
+    CHECK = "a rank has finished some time ago: check whether another waits for it in vain"
 
-    ranks: dict[int, RankResult]
-    timeout: float | None = None
-    reusable: bool = True
-    notes: list[str] = field(default_factory=list)
-    divergence: str = ""
+
+class RunLimits:
+    """`timeout`: seconds for the whole test; `grace`: for the other ranks when one has failed or finished."""
+
+    def __init__(self, began: float, timeout: float, grace: float) -> None:
+        self._deadline = began + timeout
+        self._grace = grace
+        self._resumed_at = began
+        self._check_interval = grace
+        self._checked_at: float | None = None
+
+    def next_expiry(self, state: RunState) -> tuple[float, Expiry]:
+        """When something is to happen next, and what."""
+        expiries = [(self._deadline, Expiry.TIMEOUT)]
+        if state.first_failure_at is not None:
+            expiries.append((max(state.first_failure_at, self._resumed_at) + self._grace, Expiry.GRACE))
+        elif state.last_finish_at is not None:
+            since = state.last_finish_at if self._checked_at is None else self._checked_at
+            expiries.append((max(since, self._resumed_at) + self._check_interval, Expiry.CHECK))
+        return min(expiries, key=lambda expiry: expiry[0])
+
+    def record_check(self, now: float) -> None:
+        """No rank waits in vain yet; the next check comes after twice the interval."""
+        self._checked_at = now
+        self._check_interval = min(2 * self._check_interval, _MAX_CHECK_INTERVAL_S)
+
+    def exclude_pause(self, began: float, now: float) -> None:
+        """Do not count the time that the user has spent in a debugger."""
+        self._deadline += now - began
+        self._resumed_at = now
 
 
 class RunLoop:
@@ -66,17 +71,14 @@ class RunLoop:
 
     def __init__(
         self,
-        session: GangSession,
-        terminal: DebuggerTerminal,
+        sessions: RankSessions,
+        terminal: ParentTerminal,
         record: Callable[[RecordedWarning], None],
         debug: bool = False,
     ) -> None:
-        self._session = session
-        self._call = session.call
-        self._terminal = terminal
-        self._record = record
-        self._state = RunState(len(session.gang.workers), debug)
-        self._session_errors: dict[int, str] = {}  # of the ranks whose session has ended
+        self._sessions = sessions
+        self._call = sessions.call
+        self._state = RunState(len(sessions.hosts), sessions.call.send, sessions.gang.fault, record, terminal, debug)
         self._notes: list[str] = []
         self._launcher_output = ""
 
@@ -84,149 +86,120 @@ class RunLoop:
         """Run the test to its end, or until it is clear that it will have none. `timeout`, `grace`: seconds."""
         self._call.send(order)
         began = time.monotonic()
-        timeouts = Timeouts(began, timeout, grace)
+        limits = RunLimits(began, timeout, grace)
         expiry = None
-        while expiry is None and not self._state.done:
-            expiry = self._step(timeouts)
-        self._terminal.release()
+        while expiry is None and self._state.running:
+            expiry = self._step(limits)
         return self._build_result(began, timeout if expiry is Expiry.TIMEOUT else None)
 
-    def _step(self, timeouts: Timeouts) -> Expiry | None:
+    def _step(self, limits: RunLimits) -> Expiry | None:
         """Wait for one event and handle it. Returns why the test is given up, else None."""
         began = time.monotonic()
         debugging = self._state.debugged_rank is not None
-        expires_at, expiry = timeouts.next_expiry(self._state)
+        expires_at, expiry = limits.next_expiry(self._state)
         event = self._call.receive(None if debugging else max(0.0, expires_at - began))
         now = time.monotonic()
         if debugging:
-            timeouts.exclude_pause(began, now)
+            limits.exclude_pause(began, now)
         elif event is None and now >= expires_at:
             if expiry is not Expiry.CHECK or self._has_abandoned_rank():
                 return expiry
-            timeouts.record_check(now)
+            limits.record_check(now)
         self._handle(event, now)
         return None
 
     def _has_abandoned_rank(self) -> bool:
-        _, snapshot = self._session.take_snapshot()
-        abandoned = find_abandoned_rank(self._state.ranks, _flights(snapshot))
+        abandoned = find_abandoned_rank(_lags(self._sessions.snapshot()), self._state.finished)
         self._notes += [abandoned] if abandoned else []
         return bool(abandoned)
 
     def _handle(self, event: Any, now: float) -> None:
         match event:
             case RankMessage(rank, message):
-                self._execute(self._state.handle_message(rank, message, now))
+                self._state.handle_message(rank, message, now)
             case Printed():
                 self._call.show(event)
             case LauncherOutput(text):
                 self._launcher_output += text
             case Disconnected(rank):
-                self._execute(self._state.handle_disconnect(rank, now))
+                self._state.handle_disconnect(rank, now)
             case Returned(rank):
-                self._session_errors[rank] = session_error(event) or "its pytest session has ended"
-                self._execute(self._state.handle_disconnect(rank, now))
-
-    def _execute(self, actions: Iterable[Action]) -> None:
-        for action in actions:
-            match action:
-                case SendToRanks(message, ranks):
-                    self._call.send(message, ranks)
-                case TriggerFault(fault):
-                    self._session.gang.fault(fault.kind, fault.rank)
-                case ShowDebuggerText(rank, text):
-                    self._terminal.show(rank, text)
-                case ReadDebuggerLine(rank):
-                    self._call.send(DebuggerInput(self._terminal.read(rank)), (rank,))
-                case RecordWarning(warning):
-                    self._record(warning)
+                self._state.handle_disconnect(rank, now, session_error(event) or "its pytest session has ended")
 
     # ---- the result
 
     def _build_result(self, began: float, timeout: float | None) -> RunResult:
+        state = self._state
         divergence = self._find_divergence()
         died = self._call.explain_death() if self._call.disconnected else None
-        cut_off = self._state.running if died is None else ()
-        text, snapshot = self._session.take_snapshot() if cut_off else ("", None)
-        ranks = {rank: self._rank_result(rank, began, died, snapshot) for rank in self._state.ranks}
-        notes = [*self._notes, *([text] if timeout is not None and text else [])]
-        # The report shows the divergence anyway.
-        output = self._launcher_output.replace(f"jaxrun: {divergence}\n", "") if died is None else str(died)
-        notes += output.splitlines()
+        cut_off = state.running if died is None else ()
+        notes = [*self._notes, *(self._sessions.gang.stacks().splitlines() if cut_off and timeout is not None else [])]
+        snapshot = self._sessions.snapshot() if cut_off else None
+        ranks = {rank: self._rank_result(rank, began, died, snapshot) for rank in state.ranks}
+        if died is not None:
+            notes += str(died).splitlines()
+        elif not divergence:  # which is what the launcher has printed
+            notes += self._launcher_output.splitlines()
         if cut_off:
-            failure_at = self._state.first_failure_at
+            failure_at = state.first_failure_at
             since = f" {format_seconds(time.monotonic() - failure_at)} after the first failure" if failure_at else ""
             notes.append(f"{format_ranks(cut_off)} ended{since}; the next test gets a new gang")
-        all_there = self._state.done and not self._call.disconnected and not self._session_errors
-        ranks_agree = in_step(self._state.ranks) and not may_be_out_of_step(self._state.ranks) and not divergence
-        return RunResult(ranks, timeout, all_there and ranks_agree, notes, divergence)
+        left = self._call.disconnected or any(rank.disconnected_at is not None for rank in state.ranks.values())
+        in_step = state.in_step and not state.may_be_out_of_step and not divergence
+        now = time.time()
+        span = (now - (time.monotonic() - began), now)
+        reusable = in_step and not (left or state.running)
+        return RunResult(ranks, self._sessions.hosts, span, timeout, reusable, divergence, tuple(notes))
 
     def _find_divergence(self) -> str:
         """How the ranks fell out of step, as far as it is known; empty if they did not."""
-        found = report.find_report(self._launcher_output)
-        if found or not may_be_out_of_step(self._state.ranks):
-            return found
-        _, snapshot = self._session.take_snapshot()  # for which the launcher compares the ranks' flight recorders
+        suspected = self._state.may_be_out_of_step
+        found = self._sessions.new_divergences() if suspected or self._launcher_output else []
+        if not suspected or found:
+            return "\n".join(found)
+        snapshot = self._sessions.snapshot()  # for which the launcher compares the ranks' flight recorders
         until = time.monotonic() + _DIVERGENCE_REPORT_TIMEOUT_S
         while not found and (event := self._call.receive(until - time.monotonic())) is not None:
             self._handle(event, time.monotonic())
-            found = report.find_report(self._launcher_output)
-        lag = next(iter(compare.find_lags(_flights(snapshot))), None)
-        return found or (report.format_lag(lag, self._session.hosts) if lag is not None else "")
+            found = self._sessions.new_divergences()
+        return "\n".join(found or (format_lag(lag, self._sessions.hosts) for lag in _lags(snapshot)[:1]))
 
     def _rank_result(self, rank: int, began: float, died: WorkerDied | None, snapshot: Snapshot | None) -> RankResult:
         progress = self._state.ranks[rank]
-        times = [time - began for time in (progress.failed_at, progress.disconnected_at) if time is not None]
-        failed_at = min(times, default=None)
+        failed_at = progress.first_failure_at - began if progress.first_failure_at is not None else None
         if progress.calls is not None:
             return RankResult(progress.reports, failed_at=failed_at)
-        state, detail = self._cut_off(rank, died, snapshot)
-        return RankResult(progress.reports, state, detail, failed_at, self._session.read_captured(rank))
-
-    def _cut_off(self, rank: int, died: WorkerDied | None, snapshot: Snapshot | None) -> tuple[PhaseState, str]:
-        if rank in self._session_errors:
-            return PhaseState.DIED, self._session_errors[rank]
-        if died is not None:
-            by_itself = rank in died.ranks
-            return (PhaseState.DIED, _describe_death(died)) if by_itself else (PhaseState.STOPPED, "with the others")
-        dump = snapshot.dumps.get(rank, "") if snapshot is not None else ""
-        waits = snapshot is None or bool(snapshot.waits.get(rank))
-        return PhaseState.STUCK if waits else PhaseState.BUSY, format_place(main_stack(dump))
+        if progress.session_error:
+            cut_off, detail = PhaseState.DIED, progress.session_error
+        elif died is not None and rank in died.ranks:
+            cut_off, detail = PhaseState.DIED, _describe_death(died)
+        elif died is not None:
+            cut_off, detail = PhaseState.STOPPED, "with the others"
+        else:
+            cut_off, detail = _position(rank, snapshot)
+        return RankResult(progress.reports, cut_off, detail, failed_at, self._sessions.read_captured(rank))
 
 
-class DebuggerTerminal:
-    """The parent's terminal, for the debugger of one rank at a time.
-
-    Once it is used, pytest captures nothing until the next test.
-    """
-
-    def __init__(self, config: pytest.Config) -> None:
-        self._capture: Any = config.pluginmanager.get_plugin("capturemanager")
-        self._rank: int | None = None
-
-    def show(self, rank: int, text: str) -> None:
-        self._switch_to(rank)
-        print(text, end="", flush=True)
-
-    def read(self, rank: int) -> str:
-        """A line that the user types; empty at the end of the input."""
-        self._switch_to(rank)
-        return sys.stdin.readline()
-
-    def release(self) -> None:
-        """The test has ended."""
-        self._rank = None
-
-    def _switch_to(self, rank: int) -> None:
-        if self._capture is not None:
-            self._capture.suspend_global_capture(in_=True)
-        if rank != self._rank:
-            self._rank = rank
-            print(f"\n>>> rank {rank} is in its debugger, and others may wait for it; c goes on", flush=True)
+def find_abandoned_rank(lags: Iterable[Lag], finished: frozenset[int]) -> str:
+    """A sentence about a rank that waits for ever in a call with a rank that finished without it; "" if none."""
+    for lag in lags:
+        for rank in sorted(lag.reached.keys() - finished):
+            number = lag.reached[rank]
+            without = [other for other in sorted(finished) if lag.reached.get(other, number) < number]
+            if without:
+                call = f"is in cross-process call #{number} of ranks {lag.group}"
+                return f"rank {rank} {call}, and {format_ranks(without)} finished the test without it"
+    return ""
 
 
-def _flights(snapshot: Snapshot | None) -> dict[int, Flight]:
-    return dict(snapshot.flights) if snapshot is not None else {}
+def _lags(snapshot: Snapshot | None) -> tuple[Lag, ...]:
+    return find_lags(snapshot.flights) if snapshot is not None else ()
+
+
+def _position(rank: int, snapshot: Snapshot | None) -> tuple[PhaseState, str]:
+    """Whether a rank waits or computes, and where it is, as far as it is known."""
+    waits, dump = snapshot is None or snapshot.waits.get(rank), snapshot.dumps.get(rank, "") if snapshot else ""
+    return PhaseState.STUCK if waits else PhaseState.BUSY, format_place(main_stack(dump))
 
 
 def _describe_death(died: WorkerDied) -> str:

@@ -7,7 +7,7 @@ import contextlib
 import os
 import re
 import shlex
-import time
+import sys
 import warnings
 from dataclasses import replace
 from typing import Any
@@ -17,12 +17,11 @@ import pytest
 from jaxrun.errors import JaxrunError
 from jaxrun.frontends.pytest_plugin import reports
 from jaxrun.frontends.pytest_plugin.mark import MARK_NAME, MarkSpec, rank_nodeid
-from jaxrun.frontends.pytest_plugin.options import OPTIONS
-from jaxrun.frontends.pytest_plugin.outcome import ReportContext
-from jaxrun.frontends.pytest_plugin.pool import GangPool
+from jaxrun.frontends.pytest_plugin.rank_results import RunResult
+from jaxrun.frontends.pytest_plugin.rank_sessions import RankSessions
 from jaxrun.frontends.pytest_plugin.reports import ItemInfo, Report
-from jaxrun.frontends.pytest_plugin.run_loop import DebuggerTerminal, RunLoop, RunResult
-from jaxrun.frontends.pytest_plugin.session import GangSession
+from jaxrun.frontends.pytest_plugin.run_loop import RunLoop
+from jaxrun.frontends.pytest_plugin.warm_gangs import WarmGangs
 from jaxrun.protocol.names import RANK
 from jaxrun.protocol.pytest_messages import RecordedWarning, RunTest
 
@@ -34,51 +33,51 @@ _IN_A_JOB = (
 
 
 class Runner:
-    """Runs the marked tests of a pytest session."""
+    """Runs the marked tests of a pytest session. `timeout`: seconds for a test that has none of its own."""
 
-    def __init__(self, config: pytest.Config, tests: list[pytest.Item]) -> None:
+    def __init__(self, config: pytest.Config, tests: list[pytest.Item], timeout: float) -> None:
         self._config = config
-        self._options = config.stash[OPTIONS]
-        self._pool = GangPool(config, tests)
-        self._terminal = DebuggerTerminal(config)
+        self._given: Any = config.option
+        self._timeout = timeout
+        self._gangs = WarmGangs(config, tests)
 
     def run(self, item: pytest.Item, spec: MarkSpec | str) -> list[Report]:
         """Run a test; returns the reports of its phases. `spec`: the parsed mark, or what is wrong with the mark."""
-        info = ItemInfo(item.nodeid, item.location, tuple(item.keywords), self._options.show_all)
+        info = ItemInfo(item.nodeid, item.location, tuple(item.keywords), show_all=self._given.gang_report == "all")
         if isinstance(spec, str):
             return reports.not_run_reports(info, spec)
         if RANK in os.environ:
             return reports.not_run_reports(info, _IN_A_JOB)
         _cancel_pytest_timeout(item)
-        key = self._pool.key(item, spec)
+        key = self._gangs.key(item, spec)
         try:
-            session = self._pool.get_session(item, spec, key)
+            sessions = self._gangs.get_sessions(item, spec, key)
         except JaxrunError as error:
             return reports.not_run_reports(info, str(error))
-        next_item = self._pool.next_test(item, key)
-        began = time.time()
-        result = self._run_on(session, item, spec, next_item, key)
-        context = self._report_context(item, spec, session, result)
+        gang = f"{replace(spec.gang, devices=sessions.gang.devices)}, {self._given.gang_backend}"
+        next_item = self._gangs.next_test(item, key)
+        result = self._run_on(sessions, item, spec, next_item, key)
         if not result.reusable:
-            self._pool.discard_session(key)
+            self._gangs.discard_sessions(key)
         if next_item is None:
-            self._pool.release(key)
-        return reports.build_reports(info, result.ranks, spec.dies, context, (began, time.time()))
+            self._gangs.release(key)
+        return reports.build_reports(replace(info, dies=spec.dies, gang=gang, rerun=self._rerun(item)), result)
 
     def close(self) -> None:
-        self._pool.close()
+        self._gangs.close()
 
     def _run_on(
-        self, session: GangSession, item: pytest.Item, spec: MarkSpec, next_item: pytest.Item | None, key: str
+        self, sessions: RankSessions, item: pytest.Item, spec: MarkSpec, next_item: pytest.Item | None, key: str
     ) -> RunResult:
         next_nodeid = rank_nodeid(next_item) if next_item is not None else ""
         order = RunTest(rank_nodeid(item), next_nodeid, self._shared_directory(item))
-        timeout = spec.timeout or _pytest_timeout(item) or self._options.timeout
-        run_loop = RunLoop(session, self._terminal, lambda warning: _record(item, warning), self._options.debug)
+        timeout = spec.timeout or _pytest_timeout(item) or self._timeout
+        terminal = DebuggerTerminal(self._config)
+        run_loop = RunLoop(sessions, terminal, lambda warning: _record(item, warning), debug=bool(self._given.usepdb))
         try:
-            return run_loop.run(order, timeout, self._options.grace)
+            return run_loop.run(order, timeout, self._given.gang_grace)
         except BaseException:  # above all KeyboardInterrupt
-            self._pool.discard_gang(key)
+            self._gangs.discard_gang(key)
             raise
 
     def _shared_directory(self, item: pytest.Item) -> str:
@@ -89,16 +88,42 @@ class Runner:
         factory: Any = self._config._tmp_path_factory  # type: ignore[attr-defined]
         return str(factory.mktemp(f"shared-{name}", numbered=True))
 
-    def _report_context(
-        self, item: pytest.Item, spec: MarkSpec, session: GangSession, result: RunResult
-    ) -> ReportContext:
-        gang = replace(spec.gang, devices=session.gang.devices)
+    def _rerun(self, item: pytest.Item) -> str:
+        """The command that runs this test alone."""
         file, colons, rest = rank_nodeid(item).partition("::")
         # Relative to where pytest was started, as its command line takes it.
         nodeid = os.path.relpath(self._config.rootpath / file, self._config.invocation_params.dir) + colons + rest
-        rerun = shlex.join(["pytest", *self._options.rerun_args(), nodeid])
-        heading = f"{gang}, {self._options.backend}"
-        return ReportContext(heading, session.hosts, result.divergence, tuple(result.notes), rerun, result.timeout)
+        given = self._given
+        backend = [f"--gang-backend={given.gang_backend}"] if given.gang_backend != "local" else []
+        options = [f"--gang-options={shlex.join(given.gang_options)}"] if given.gang_options else []
+        return shlex.join(["pytest", *backend, *options, nodeid])
+
+
+class DebuggerTerminal:
+    """The parent's terminal, for the debugger of one rank at a time, in one test.
+
+    Once it is used, pytest captures nothing until the next test.
+    """
+
+    def __init__(self, config: pytest.Config) -> None:
+        self._capture: Any = config.pluginmanager.get_plugin("capturemanager")
+        self._rank: int | None = None
+
+    def show(self, rank: int, text: str) -> None:
+        self._switch_to(rank)
+        print(text, end="", flush=True)
+
+    def read(self, rank: int) -> str:
+        """A line that the user types; empty at the end of the input."""
+        self._switch_to(rank)
+        return sys.stdin.readline()
+
+    def _switch_to(self, rank: int) -> None:
+        if self._capture is not None:
+            self._capture.suspend_global_capture(in_=True)
+        if rank != self._rank:
+            self._rank = rank
+            print(f"\n>>> rank {rank} is in its debugger, and others may wait for it; c goes on", flush=True)
 
 
 def _record(item: pytest.Item, warning: RecordedWarning) -> None:

@@ -77,6 +77,13 @@ class AnswerRequests:
 
 
 @dataclass(frozen=True, slots=True)
+class RecordDivergence:
+    """The ranks fell out of step; `text` says how to people."""
+
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
 class RecordStraggler:
     """Log that one rank, or one host, holds the others up."""
 
@@ -121,6 +128,7 @@ Action = (
     | PrintStallNotice
     | AnswerRequests
     | RecordClock
+    | RecordDivergence
     | RecordStraggler
     | ShowTerminalText
     | ReadTerminalLine

@@ -32,6 +32,7 @@ from jaxrun.records.event_log.actions import (
     Action,
     PrintStallNotice,
     RecordClock,
+    RecordDivergence,
     RecordStraggler,
     Send,
     SignalRanks,
@@ -46,6 +47,7 @@ from jaxrun.records.event_log.events import (
     SignalRequested,
 )
 
+DIVERGENCE = "divergence"
 _MAX_ATTEMPT = 10**6
 Entry = tuple[str, int | None, dict[str, Any]]  # event, rank, more
 
@@ -154,6 +156,8 @@ def action_entry(action: Action) -> Entry | None:
         return "stop", None, {"signal": int(action.signum), "ranks": list(action.ranks)}
     if isinstance(action, RecordClock):
         return "clock", action.rank, {"offset": action.offset_s, "error": action.error_s}
+    if isinstance(action, RecordDivergence):
+        return DIVERGENCE, None, {"text": action.text}
     if isinstance(action, RecordStraggler):
         return "straggler", None, asdict(action.straggler)
     if isinstance(action, PrintStallNotice):

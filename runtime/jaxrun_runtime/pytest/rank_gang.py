@@ -1,19 +1,25 @@
-"""The fixture `gang` on a rank: its identity, gathers of all ranks, and faults.
+"""What a test on a rank asks of the parent: the fixture `gang`, with gathers and faults, and debuggers.
 
 Gathers go through the parent, not through JAX: the parent knows when a rank will never come, and the ranks' collectives
-are not disturbed.
+are not disturbed. A debugger reads from and writes to the parent's terminal.
 """
 
 from __future__ import annotations
 
+import contextlib
+import pdb
 import pickle
 import time
+from types import TracebackType
 from typing import Any
 
 import pytest
 
 import jaxrun_runtime
+from jaxrun.protocol.debugger_messages import DebuggerInput, DebuggerOutput, DebuggerReadRequest
 from jaxrun.protocol.pytest_messages import FaultRequest, Gather, Gathered, PeerLost
+from jaxrun_runtime import debugger
+from jaxrun_runtime.gang import calls
 from jaxrun_runtime.gang.calls import CallerConnection
 
 _OWN_DEATH_TIMEOUT_S = 60.0  # for a rank that waits to be killed at its own request
@@ -94,3 +100,37 @@ class RankGang:
         if kind == "kill" and rank == self.rank:
             time.sleep(_OWN_DEATH_TIMEOUT_S)
             pytest.fail(f"this rank was to be killed, and is still there after {_OWN_DEATH_TIMEOUT_S:g} s")
+
+
+# ---- debuggers: --pdb and breakpoint()
+
+
+class RelayedPdb(pdb.Pdb):
+    """A pdb that reads from and writes to the parent's terminal."""
+
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        super().__init__(*arguments, **{**options, **debugger.relayed(_ParentTerminal(calls.current_call()))})
+
+
+def post_mortem(error: BaseException) -> None:
+    """Open a debugger where `error` was raised; returns when the user leaves it."""
+    with contextlib.suppress(calls.CallEnded):
+        debugger.inspect_error(RelayedPdb(), error, _is_pytest_frame)
+
+
+def _is_pytest_frame(frames: TracebackType) -> bool:
+    """Whether the frame is pytest's own: these are above all frames of the user's."""
+    return str(frames.tb_frame.f_globals.get("__name__", "")).partition(".")[0] in ("_pytest", "pluggy")
+
+
+class _ParentTerminal:
+    def __init__(self, parent: CallerConnection) -> None:
+        self._parent = parent
+
+    def write(self, text: str) -> None:
+        self._parent.send(DebuggerOutput(self._parent.rank, text))
+
+    def read_line(self) -> str:
+        self._parent.send(DebuggerReadRequest(self._parent.rank))
+        answer = self._parent.receive()
+        return answer.line if isinstance(answer, DebuggerInput) else ""

@@ -31,8 +31,7 @@ from jaxrun.protocol.pytest_messages import (
 from jaxrun_runtime.gang import calls
 from jaxrun_runtime.gang.calls import CallEnded, CallerConnection
 from jaxrun_runtime.lockstep import call_recorder
-from jaxrun_runtime.pytest.debugger import post_mortem
-from jaxrun_runtime.pytest.gang import PeerLostError, RankGang
+from jaxrun_runtime.pytest.rank_gang import PeerLostError, RankGang, post_mortem
 
 _ERROR_LENGTH = 500  # characters of a failure that are shown above its debugger
 _REMOVED_PLUGINS = ("terminal", "faulthandler")  # they report to a terminal, or replace our handlers of fatal signals
