@@ -1,4 +1,4 @@
-"""What hosts measure: their connections to each other before the workers start, and how far their clocks are apart."""
+"""What is found out between hosts: who can connect to whom, before the workers start, and how far clocks are apart."""
 
 import pytest
 from simulation import HEAD_ADDRESS, job_spec, report
@@ -9,7 +9,7 @@ from jaxrun.controller.head.consistency import Expected
 from jaxrun.controller.head.startup import Startup
 from jaxrun.errors import UnavailableError
 from jaxrun.protocol.agent_messages import ClockProbe, ClockReply, StartWorker
-from jaxrun.protocol.probe_messages import HostFacts, MeasurePeers, PeerResults
+from jaxrun.protocol.probe_messages import HostFacts, PeerResults, ProbePeers
 from jaxrun.records.event_log.actions import RecordClock, Send
 
 
@@ -23,11 +23,11 @@ def startup(hosts, **wanted):
 
 
 def tell_facts(start, rank, host):
-    return start.handle(HostFacts(rank, 1.0, host, port=4000 + rank, cookie=f"cookie {rank}"))
+    return start.handle(HostFacts(rank, 1.0, host, port=4000 + rank))
 
 
-def measured(rank, errors=()):
-    return PeerResults(rank, dict(errors), {}, {})
+def probed(rank, errors=()):
+    return PeerResults(rank, {}, dict(errors))
 
 
 def started(actions):
@@ -37,37 +37,36 @@ def started(actions):
 def test_a_job_that_does_not_ask_starts_at_once_and_takes_no_facts():
     start, actions = startup(["h1", "h2"])
     assert started(actions) == [0, 1]
-    assert tell_facts(start, 0, "h1") == [] and start.handle(measured(0)) == []
+    assert tell_facts(start, 0, "h1") == [] and start.handle(probed(0)) == []
 
 
-def test_the_first_agent_of_each_host_measures_the_others_once_all_have_told_their_facts():
+def test_the_first_agent_of_each_host_connects_to_the_others_once_all_have_told_their_facts():
     start, actions = startup(["h1", "h1", "h9"], probe_hosts=True)
     assert actions == []
     assert tell_facts(start, 2, "h9") == [] and tell_facts(start, 0, "h1") == []
-    assert start.describe_progress(3) == "measuring the network: 0 of 3 ranks after 3 s, waiting for ranks 0-2 (h1, h9)"
+    assert start.describe_progress(3) == "probing the network: 0 of 3 ranks after 3 s, waiting for ranks 0-2 (h1, h9)"
     (order,) = tell_facts(start, 1, "h1")
     addresses = {0: "10.0.0.1:4000", 2: "10.0.0.9:4002"}
-    cookies, hosts = {0: "cookie 0", 2: "cookie 2"}, {0: "h1", 2: "h9"}
-    assert order == Send((0, 2), MeasurePeers(addresses, cookies, hosts))
-    assert start.handle(measured(2)) == []
+    assert order == Send((0, 2), ProbePeers(addresses, {0: "h1", 2: "h9"}))
+    assert start.handle(probed(2)) == []
     assert start.describe_progress(3).endswith("2 of 3 ranks after 3 s, waiting for rank 0 (h1)")
-    assert started(start.handle(measured(0))) == [0, 1, 2]
-    assert start.handle(measured(0)) == []
+    assert started(start.handle(probed(0))) == [0, 1, 2]
+    assert start.handle(probed(0)) == []
 
 
-def test_one_host_has_nobody_to_measure():
+def test_one_host_has_nobody_to_connect_to():
     start, _ = startup(["h1", "h1"], probe_hosts=True)
     tell_facts(start, 0, "h1")
     assert started(tell_facts(start, 1, "h1")) == [0, 1]
 
 
-def test_hosts_that_cannot_connect_start_nothing_once_all_have_measured():
+def test_hosts_that_cannot_connect_start_nothing_once_all_have_probed():
     start, _ = startup(["h1", "h2"], probe_hosts=True)
     for rank, host in enumerate(("h1", "h2")):
         tell_facts(start, rank, host)
-    assert start.handle(measured(0, {1: "timed out"})) == []
+    assert start.handle(probed(0, {1: "timed out"})) == []
     with pytest.raises(UnavailableError, match="cannot all connect to each other"):
-        start.handle(measured(1))
+        start.handle(probed(1))
 
 
 def test_the_address_of_the_heads_own_host_is_the_one_that_the_others_use():

@@ -8,8 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from jaxrun.node.agent.oom import OomWatch
-from jaxrun.node.probe.memory_cgroup import memory_cgroup
+from jaxrun.node.agent.oom import OomWatch, memory_cgroup
 
 RECORDS = {
     "the whole machine": (

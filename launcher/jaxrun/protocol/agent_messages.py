@@ -33,7 +33,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from jaxrun.protocol.names import CACHE_OFF, COMPILE_EACH, COMPILE_MEMORY_MIB, STDIN_RANK_0
-from jaxrun.protocol.probe_messages import HostFacts, MeasurePeers, PeerResults
+from jaxrun.protocol.probe_messages import HostFacts, PeerResults, ProbePeers
 from jaxrun.protocol.snapshot_messages import (
     ProgramDetailsReply,
     ProgramDetailsRequest,
@@ -307,7 +307,7 @@ AgentEvent = (
     | ClockReply
 )
 AgentOrder = (
-    StartWorker | MeasurePeers | SignalWorker | InjectFault | SnapshotRequest | ProgramDetailsRequest | ClockProbe
+    StartWorker | ProbePeers | SignalWorker | InjectFault | SnapshotRequest | ProgramDetailsRequest | ClockProbe
 )
 AgentToHead = AgentEvent | OutputChunk | StreamEnded | FirstOutput | WorkerToAgent
 HeadToAgent = JobInfo | AgentRefused | AgentOrder | OutputCredit | NextAttempt | Shutdown | AgentToWorker

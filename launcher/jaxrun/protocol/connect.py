@@ -40,12 +40,14 @@ class HeadConnection:
 
     connection: socket.socket
     session: Session | None
+    token: str
 
 
-class _Attempt:
+class ConnectionAttempt:
     """The connection to one address, until the server there has proved itself."""
 
     def __init__(self, address: AnyAddress, token: str, rank: int) -> None:
+        """Raises OSError."""
         self.address = address
         self.deadline = time.monotonic() + _ATTEMPT_TIMEOUT_S
         self.failure = ""
@@ -63,8 +65,14 @@ class _Attempt:
         except ProtocolError as error:
             self.failure = str(error)
         except OSError as error:
-            self.failure = _describe_error(error)
+            self.failure = describe_error(error)
         return False
+
+    def check_failure(self) -> str:
+        """Why the server never will prove itself, as it has not yet; empty as long as it may."""
+        if not self.failure and time.monotonic() > self.deadline:
+            self.failure = f"does not answer within {_ATTEMPT_TIMEOUT_S:g} s"
+        return self.failure
 
 
 def connect(
@@ -93,7 +101,7 @@ def connect(
         until = min(deadline, time.monotonic() + min(_ATTEMPT_TIMEOUT_S, number * _FIRST_ROUND_S))
         found = _try_all(head, rank, until, failures, check) if head is not None else None
         if head is not None and found is not None:
-            return HeadConnection(found.connection, found.session)
+            return HeadConnection(found.connection, found.session, head.token)
         if time.monotonic() + _ROUND_PAUSE_S > deadline:
             tried = "; ".join(f"{address} {why}" for address, why in failures.items()) or why_none
             raise UnavailableError(
@@ -105,10 +113,10 @@ def connect(
 
 def _try_all(
     head: HeadAddress, rank: int, deadline: float, failures: dict[str, str], check: Callable[[], None]
-) -> _Attempt | None:
+) -> ConnectionAttempt | None:
     """Try each address once, the next one while the one before it has not answered."""
     waiting = list(head.addresses)
-    attempts: list[_Attempt] = []
+    attempts: list[ConnectionAttempt] = []
     next_start = 0.0
     try:
         while (waiting or attempts) and (now := time.monotonic()) <= deadline:
@@ -116,9 +124,9 @@ def _try_all(
             if waiting and (not attempts or now >= next_start):
                 address = waiting.pop(0)
                 try:
-                    attempts.append(_Attempt(address, head.token, rank))
+                    attempts.append(ConnectionAttempt(address, head.token, rank))
                 except OSError as error:
-                    failures[str(address)] = _describe_error(error)
+                    failures[str(address)] = describe_error(error)
                 next_start = now + _STAGGER_S
             winner = _wait(attempts, min(_STAGGER_S, deadline - now), failures)
             if winner is not None:
@@ -131,19 +139,17 @@ def _try_all(
             attempt.connection.close()
 
 
-def _wait(attempts: list[_Attempt], seconds: float, failures: dict[str, str]) -> _Attempt | None:
+def _wait(attempts: list[ConnectionAttempt], seconds: float, failures: dict[str, str]) -> ConnectionAttempt | None:
     """Wait until one of the attempts succeeds, and return it; remove those that have failed."""
     with selectors.DefaultSelector() as selector:
         for attempt in attempts:
             selector.register(attempt.connection, selectors.EVENT_READ, attempt)
-        ready: list[_Attempt] = [key.data for key, _ in selector.select(max(0.0, seconds))]
+        ready: list[ConnectionAttempt] = [key.data for key, _ in selector.select(max(0.0, seconds))]
     for attempt in ready:
         if attempt.advance():
             return attempt
     for attempt in list(attempts):
-        if not attempt.failure and time.monotonic() > attempt.deadline:
-            attempt.failure = f"does not answer within {_ATTEMPT_TIMEOUT_S:g} s"
-        if attempt.failure:
+        if attempt.check_failure():
             failures[str(attempt.address)] = attempt.failure
             attempt.connection.close()
             attempts.remove(attempt)
@@ -176,7 +182,7 @@ def _start_connecting(address: AnyAddress) -> socket.socket:
     return connection
 
 
-def _describe_error(error: OSError) -> str:
+def describe_error(error: OSError) -> str:
     if error.errno == errno.ECONNREFUSED:
         return "refuses connections"
     return f"cannot be reached ({error.strerror or error})"

@@ -1,8 +1,8 @@
-"""How agents report their hosts before a job that asks for it (`jaxrun doctor`), and measure the way to each other.
+"""How agents report their hosts before a job that asks for it (`jaxrun doctor`), and try to connect.
 
     agent                                     head
     HostFacts             ──────────▶                           (after AgentReport, from every agent)
-                          ◀──────────    MeasurePeers           (to one agent of each host, once all have reported)
+                          ◀──────────    ProbePeers             (to one agent of each host, once all have reported)
     PeerResults           ──────────▶                           (then the workers are started)
 
 They belong to the messages of agent_messages.py. Times are seconds since the epoch on the sender's clock.
@@ -18,11 +18,11 @@ from dataclasses import dataclass, field
 class HostFacts:
     """What an agent finds on its host. Sizes are bytes, limits are -1 where there is none.
 
-    port, cookie:    where it answers the other hosts, and what they must say first; port 0 for none
+    port:            where it answers the other hosts; 0 for none
     versions:        of Python, jaxrun and what JAX consists of, by the name of the package
     python:          the path of the interpreter
-    own_addresses:   to which the host's own name leads; empty if to none
-    interfaces:      "eth0 10.1.0.4"
+    name_addresses:   to which the host's own name leads; empty if to none
+    addresses:       of the host, each with its network interface: {"10.1.0.4": "eth0"}
     proxies:         variables of the environment that name a proxy
     limits:          soft limits: "nofile", "nproc", "memlock"; "nofile hard"
     memory:          "total", "available" and "limit" of the cgroup
@@ -39,11 +39,10 @@ class HostFacts:
     time: float
     host: str
     port: int = 0
-    cookie: str = ""
     versions: Mapping[str, str] = field(default_factory=dict)
     python: str = ""
-    own_addresses: tuple[str, ...] = ()
-    interfaces: tuple[str, ...] = ()
+    name_addresses: tuple[str, ...] = ()
+    addresses: Mapping[str, str] = field(default_factory=dict)
     proxies: Mapping[str, str] = field(default_factory=dict)
     limits: Mapping[str, int] = field(default_factory=dict)
     memory: Mapping[str, int] = field(default_factory=dict)
@@ -62,25 +61,23 @@ class HostFacts:
 
 
 @dataclass(frozen=True, slots=True)
-class MeasurePeers:
-    """Measure the way to these agents, by rank: "host:port", the cookie that each wants, and the host's name."""
+class ProbePeers:
+    """Connect to these agents, by rank: "host:port", and the host's name."""
 
     addresses: Mapping[int, str]
-    cookies: Mapping[int, str]
     hosts: Mapping[int, str]
 
 
 @dataclass(frozen=True, slots=True)
 class PeerResults:
-    """What was measured to each peer, by rank; a peer that cannot be reached is only in `errors`.
+    """Which peers can be connected to, by rank.
 
-    round_trip:     seconds, the least of several
-    bytes_per_s:    one connection; missing where time was short
+    interfaces:     those by which the others were reached, "eth0"
+    errors:         why the rest could not be
     unknown_names:  hosts whose name leads nowhere here
     """
 
     rank: int
+    interfaces: Mapping[int, str]
     errors: Mapping[int, str]
-    round_trip: Mapping[int, float]
-    bytes_per_s: Mapping[int, float]
     unknown_names: tuple[str, ...] = ()

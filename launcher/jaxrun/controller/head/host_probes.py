@@ -1,4 +1,4 @@
-"""Before a job that asks for it, collects the facts of all hosts, and has one agent of each measure the network."""
+"""Before a job that asks for it, collects the facts of all hosts, and has an agent of each connect to the others."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Collection
 from jaxrun.controller.head.agent_registry import AgentRegistry, reachable_address
 from jaxrun.errors import UnavailableError
 from jaxrun.protocol.addresses import Address
-from jaxrun.protocol.probe_messages import HostFacts, MeasurePeers, PeerResults
+from jaxrun.protocol.probe_messages import HostFacts, PeerResults, ProbePeers
 from jaxrun.records.event_log.actions import Send
 
 
@@ -30,9 +30,9 @@ class HostProbes:
         return self._facts.keys() - self._awaited
 
     def handle(self, event: HostFacts | PeerResults) -> list[Send]:
-        """Returns the order to measure, once the last agent has told its facts.
+        """Returns the order to connect, once the last agent has told its facts.
 
-        Raises UnavailableError once all have measured, if some hosts cannot connect: a job of these would hang.
+        Raises UnavailableError once all have tried, if some hosts cannot connect: a job of these would hang.
         """
         if isinstance(event, PeerResults):
             self._results[event.rank] = event
@@ -56,10 +56,9 @@ class HostProbes:
     def _awaited(self) -> set[int]:
         return set(self._leads) - self._results.keys()
 
-    def _order(self) -> MeasurePeers:
+    def _order(self) -> ProbePeers:
         facts, reports = {rank: self._facts[rank] for rank in self._leads}, self._registry.reports
-        return MeasurePeers(
+        return ProbePeers(
             addresses={rank: str(Address(reachable_address(rank, reports), one.port)) for rank, one in facts.items()},
-            cookies={rank: one.cookie for rank, one in facts.items()},
             hosts={rank: one.host for rank, one in facts.items()},
         )

@@ -105,7 +105,7 @@ class Startup:
         if self._registry is not None and not self._registry.complete:
             return "starting agents", self._registry.reports
         if self._probes is not None and not self._probes.complete:
-            return "measuring the network", self._probes.ready
+            return "probing the network", self._probes.ready
         return ("joining", self._device_reports) if self._all_started else ("starting", self._hellos)
 
     def _absent(self, present: Collection[int]) -> Iterable[int]:

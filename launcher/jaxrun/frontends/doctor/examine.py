@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import contextlib
 import os
+import socket
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from typing import IO
@@ -19,8 +21,7 @@ from jaxrun.controller.supervisor.command_per_host import run_host
 from jaxrun.controller.supervisor.run import run
 from jaxrun.errors import UsageError
 from jaxrun.frontends.doctor.observation import Observation, read_run_dir
-from jaxrun.frontends.doctor.reach import find_unreachable
-from jaxrun.node.probe.facts import collect_facts, try_to_write
+from jaxrun.node.agent.host_facts import collect_facts, try_to_write
 from jaxrun.protocol.deletion import remove_directory
 from jaxrun.spec.backends import HOSTS, make_plan
 from jaxrun.spec.backends.slurm_allocation import Allocation, read_allocation
@@ -31,6 +32,9 @@ from jaxrun.text import UNKNOWN_HOST, plural
 PROGRAM = (f"{RUNTIME}.programs.collectives", "--json")
 INIT_TIMEOUT_S, TIMEOUT_S = 30.0, 120.0  # a doctor does not wait for long for a host that is off
 _PREFIX = ".jaxrun-doctor-"
+_SSH_PORT = 22  # that nobody listens there is an answer, too
+_CONNECT_TIMEOUT_S = 2.0
+_MOST_AT_ONCE = 64
 
 
 def take_part(job: Job, environ: Mapping[str, str]) -> int:
@@ -57,7 +61,7 @@ def examine(job: Job, environ: Mapping[str, str], screen: IO[str]) -> Observatio
         in_directory=in_directory,
         **{**found, "facts": facts or found["facts"]},
     )
-    return replace(seen, unreachable=find_unreachable(seen.silent_hosts))
+    return replace(seen, unreachable=_find_unreachable(seen.silent_hosts))
 
 
 def _make_plan(job: Job, environ: Mapping[str, str]) -> Plan:
@@ -79,6 +83,27 @@ def _allocation(environ: Mapping[str, str]) -> Allocation | None:
     with contextlib.suppress(UsageError):
         return read_allocation(environ)
     return None
+
+
+def _find_unreachable(hosts: Sequence[str]) -> dict[str, str]:
+    """Why some of the hosts, on which nothing has started, cannot be reached from here, by name."""
+    with ThreadPoolExecutor(max(1, min(len(hosts), _MOST_AT_ONCE))) as threads:
+        reasons = threads.map(_why_unreachable, hosts)
+        return {host: reason for host, reason in zip(hosts, reasons, strict=True) if reason}
+
+
+def _why_unreachable(host: str) -> str:
+    try:
+        socket.create_connection((host, _SSH_PORT), timeout=_CONNECT_TIMEOUT_S).close()
+    except ConnectionRefusedError:
+        return ""
+    except socket.gaierror:
+        return "its name leads nowhere"
+    except TimeoutError:
+        return "no answer"
+    except OSError as error:
+        return error.strerror or str(error)
+    return ""
 
 
 @contextlib.contextmanager

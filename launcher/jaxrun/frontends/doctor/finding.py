@@ -1,4 +1,4 @@
-"""What a check finds."""
+"""What a check finds, and how it speaks of several hosts."""
 
 from __future__ import annotations
 
@@ -42,6 +42,12 @@ def group_hosts(values: Mapping[str, str]) -> dict[str, str]:
     for host, value in values.items():
         groups.setdefault(value, []).append(host)
     return {value: ", ".join(hosts) for value, hosts in sorted(groups.items(), key=lambda item: -len(item[1]))}
+
+
+def describe_values(values: Mapping[str, str]) -> str:
+    """Write a value for each host as "8 cores" where all have the same, else as "8 cores on h1, h3; 4 cores on h2"."""
+    groups = group_hosts(values)
+    return next(iter(groups)) if len(groups) == 1 else "; ".join(f"{text} on {where}" for text, where in groups.items())
 
 
 def and_list(names: Iterable[str]) -> str:

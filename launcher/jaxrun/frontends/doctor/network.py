@@ -1,47 +1,33 @@
-"""Whether all hosts reach each other, how fast, and whether their clocks agree."""
+"""Whether all hosts reach each other, where their names lead, which proxies there are, and whether clocks agree."""
 
 from __future__ import annotations
 
-import statistics
+import ipaddress
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TypeVar
 
-from jaxrun.frontends.doctor.finding import Finding, and_list, failure, ok, warning
-from jaxrun.frontends.doctor.observation import Observation
-from jaxrun.text import format_rate, format_seconds
+from jaxrun.frontends.doctor.finding import Finding, describe_values, failure, ok, warning
+from jaxrun.frontends.doctor.observation import Observation, Pair
+from jaxrun.protocol.probe_messages import HostFacts
+from jaxrun.text import format_seconds
 
-Pair = tuple[str, str]  # from, to
-T = TypeVar("T")
-
-# A way is slow if it is so much worse than the best one and beyond the first limit, or beyond the second one.
-_TIMES_WORSE = 5
-_ROUND_TRIP_S = (0.002, 0.02)
-_BYTES_PER_S = (200e6, 20e6)
 _CLOCK_S = 1.0  # beyond which logs are misleading, and leases and certificates fail
 _OPEN_PORTS = "open all TCP ports between the hosts, for JAX takes free ones; --interface NAME chooses another network"
-_SLOW = "ethtool NAME and ip -s link there: the speed of the link, its errors; is another job using the network?"
 
 
 @dataclass(frozen=True, slots=True)
 class Blame:
-    """Bad ways in as few words as they take: hosts all of whose ways are bad, and the pairs that are left."""
+    """Closed ways in as few words as they take: hosts all of whose ways are closed, and the pairs that are left."""
 
     hosts: tuple[str, ...]
     pairs: tuple[Pair, ...]
 
-    def __str__(self) -> str:
-        """As the subject of a sentence."""
-        return "the network " + and_list(
-            (*(f"of {host}" for host in self.hosts), *(f"from {one} to {other}" for one, other in self.pairs))
-        )
 
-
-def blame(bad: set[Pair], hosts: set[str]) -> Blame:
-    """Name a host as long as there is one with bad ways to half of the others at least, and to two."""
-    left, named = set(bad), set[str]()
-    if bad == {(one, other) for one in hosts for other in hosts if one != other} and len(hosts) > 2:
+def blame(closed: set[Pair], hosts: set[str]) -> Blame:
+    """Name a host as long as there is one with closed ways to half of the others at least, and to two."""
+    left, named = set(closed), set[str]()
+    if closed == {(one, other) for one in hosts for other in hosts if one != other} and len(hosts) > 2:
         return Blame(tuple(sorted(hosts)), ())
     while left:
         partners = Counter(host for pair in {frozenset(pair) for pair in left} for host in pair)
@@ -54,18 +40,25 @@ def blame(bad: set[Pair], hosts: set[str]) -> Blame:
 
 
 def check_network(seen: Observation) -> Iterator[Finding]:
+    """Whether each host can connect to each other, and by which interface."""
     if len(seen.peers) < 2:
         return
     hosts = {seen.host_of(rank) for rank in seen.peers}
-    errors = _pairs(seen, {rank: results.errors for rank, results in seen.peers.items()})
+    errors = seen.errors
     if errors:
-        yield failure(_describe_errors(errors, blame(set(errors), hosts)), _OPEN_PORTS)
-    trips, speeds = ways(seen)
-    yield from _check_slow(trips, speeds, hosts)
-    if trips and not errors:
-        count = len(hosts) * (len(hosts) - 1)
-        best = f"{format_latency(statistics.median(trips.values()))}, {format_rate(_median(speeds))}"
-        yield ok(f"each host reaches each other ({count} ways), {best} at the median{_interfaces(seen)}")
+        found = blame(set(errors), hosts)
+        parts = []
+        for host in found.hosts:
+            reasons = sorted({reason for pair, reason in errors.items() if host in pair})
+            parts.append(f"{host} cannot be connected with the others ({', '.join(reasons)})")
+        parts += (f"{one} cannot connect to {other} ({errors[one, other]})" for one, other in found.pairs)
+        yield failure("; ".join(parts), _OPEN_PORTS)
+        return
+    interfaces: dict[str, list[str]] = {}
+    for (host, _), interface in seen.interfaces.items():
+        interfaces.setdefault(host, []).append(interface)
+    by = describe_values({host: " and ".join(sorted(set(names))) for host, names in interfaces.items()})
+    yield ok(f"each host reaches each other, by {by}")
 
 
 def check_clocks(seen: Observation) -> Iterator[Finding]:
@@ -78,65 +71,49 @@ def check_clocks(seen: Observation) -> Iterator[Finding]:
         yield warning(text, "timedatectl set-ntp true there, or chronyc makestep")
     if len(offsets) > 1 and not off:
         worst = max(abs(clock.offset_s) + clock.error_s for clock in offsets.values())
-        yield ok(f"within {format_latency(worst)} of this host's")
+        yield ok(f"within {1e3 * worst:.3g} ms of this host's")
 
 
-def ways(seen: Observation) -> tuple[dict[Pair, float], dict[Pair, float]]:
-    """The round trips and the bandwidths that were measured."""
-    trips = _pairs(seen, {rank: results.round_trip for rank, results in seen.peers.items()})
-    speeds = _pairs(seen, {rank: results.bytes_per_s for rank, results in seen.peers.items()})
-    return trips, speeds
+def check_names(seen: Observation) -> Iterator[Finding]:
+    """Whether each host knows its own name, and those of the others. jaxrun needs no names; Gloo alone and MPI do."""
+    several, found = len(seen.hosts) > 1, []
+    for host, facts in seen.hosts.items():
+        line = f"{_usual_address(facts)} {host}"
+        if not facts.name_addresses:
+            found.append(warning(f"{host}: its own name has no address", f"add to /etc/hosts there: {line}"))
+        elif several and all(map(_is_loopback, facts.name_addresses)):
+            text = f"{host}: its own name leads to {facts.name_addresses[0]}, where no other host can reach it"
+            found.append(warning(text, f"give the name the host's address in /etc/hosts there: {line}"))
+    for rank, results in sorted(seen.peers.items()):
+        unknown = [name for name in results.unknown_names if name != seen.host_of(rank)]
+        if unknown:
+            text = f"{seen.host_of(rank)} does not know the name {', '.join(unknown)}"
+            found.append(warning(text, "mpirun and srun may need it: add it to DNS, or to /etc/hosts there"))
+    yield from found
+    if several and not found:
+        yield ok("each host knows its name and those of the others")
+    elif seen.hosts and not found:
+        ((host, facts),) = seen.hosts.items()
+        yield ok(f"{host} is {', '.join(facts.name_addresses)}")
 
 
-def format_latency(value: float) -> str:
-    """Write 0.00005 as `0.05 ms`, which `format_seconds` would round to nothing."""
-    return f"{1e3 * value:.2f} ms" if value < 0.1 else format_seconds(value)
-
-
-def _describe_errors(errors: Mapping[Pair, str], found: Blame) -> str:
-    parts = []
-    for host in found.hosts:
-        reasons = sorted({reason for pair, reason in errors.items() if host in pair})
-        parts.append(f"{host} cannot be connected with the others ({', '.join(reasons)})")
-    parts += (f"{one} cannot connect to {other} ({errors[one, other]})" for one, other in found.pairs)
-    return "; ".join(parts)
-
-
-def _check_slow(trips: Mapping[Pair, float], speeds: Mapping[Pair, float], hosts: set[str]) -> Iterator[Finding]:
-    shortest, fastest = min(trips.values(), default=0.0), max(speeds.values(), default=0.0)
-    far = {pair: trip for pair, trip in trips.items() if _is_far(trip, shortest)}
-    thin = {pair: speed for pair, speed in speeds.items() if _is_thin(speed, fastest)}
-    if far:
-        text = f"takes up to {format_latency(max(far.values()))} for a round trip"
-        yield warning(f"{blame(set(far), hosts)} {text}, others {format_latency(shortest)}", _SLOW)
-    if thin:
-        text = f"carries down to {format_rate(min(thin.values()))}, others {format_rate(fastest)}"
-        yield warning(f"{blame(set(thin), hosts)} {text}", _SLOW)
-
-
-def _is_far(trip: float, shortest: float) -> bool:
-    suspicious, bad = _ROUND_TRIP_S
-    return trip > bad or trip > max(suspicious, _TIMES_WORSE * shortest)
-
-
-def _is_thin(speed: float, fastest: float) -> bool:
-    suspicious, bad = _BYTES_PER_S
-    return speed < bad or speed < min(suspicious, fastest / _TIMES_WORSE)
-
-
-def _median(values: Mapping[Pair, float]) -> float:
-    return statistics.median(values.values()) if values else 0.0
-
-
-def _pairs(seen: Observation, values: Mapping[int, Mapping[int, T]]) -> dict[Pair, T]:
-    name = seen.host_of
-    return {(name(one), name(other)): value for one, to in values.items() for other, value in to.items()}
-
-
-def _interfaces(seen: Observation) -> str:
-    """By which interfaces, where all hosts call them alike."""
-    names = {
-        tuple(sorted({interface.split()[0] for interface in facts.interfaces if not interface.startswith("lo ")}))
-        for facts in seen.hosts.values()
+def check_proxies(seen: Observation) -> Iterator[Finding]:
+    """jaxrun keeps its own connections off proxies; other libraries may not, and a difference shows in downloads."""
+    texts = {
+        host: ", ".join(f"{name}={value}" for name, value in sorted(facts.proxies.items())) or "none"
+        for host, facts in seen.hosts.items()
     }
-    return f", by {next(iter(names))[0]}" if len(names) == 1 and len(next(iter(names))) == 1 else ""
+    if len(set(texts.values())) > 1:
+        advice = "jaxrun --env http_proxy=… --env https_proxy=… sets them alike"
+        yield warning(f"proxies differ: {describe_values(texts)}", advice)
+    elif texts and "none" not in texts.values():
+        yield ok(f"{describe_values(texts)}; jaxrun's own connections go past it")
+
+
+def _usual_address(facts: HostFacts) -> str:
+    """One that the others may reach, "10.1.0.4"."""
+    return next((ip for ip in facts.addresses if not _is_loopback(ip)), "ADDRESS")
+
+
+def _is_loopback(ip: str) -> bool:
+    return ipaddress.ip_address(ip.partition("%")[0]).is_loopback

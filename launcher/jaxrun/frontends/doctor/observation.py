@@ -17,6 +17,7 @@ from jaxrun.records.rundir.recorded_files import read_text, read_verdict
 from jaxrun.records.rundir.rundir import EVENTS_FILE
 from jaxrun.spec.backends.slurm_allocation import Allocation
 
+Pair = tuple[str, str]  # of hosts: from, to
 _TIMINGS_LOG = "rank-0000.out"
 _ONE_WAY_S = 0.1  # how wrong a clock may be that was measured by one message
 
@@ -93,6 +94,23 @@ class Observation:
         if len(self.facts) == 1 < len(self.devices):
             return sorted(self.devices)
         return sorted(rank for rank, facts in self.facts.items() if facts.host == host)
+
+    def devices_on(self, host: str) -> list[RankDevices]:
+        return [self.devices[rank] for rank in self.ranks_on(host) if rank in self.devices]
+
+    @property
+    def interfaces(self) -> dict[Pair, str]:
+        """By which network interface a host has reached another."""
+        return self._by_hosts({rank: results.interfaces for rank, results in self.peers.items()})
+
+    @property
+    def errors(self) -> dict[Pair, str]:
+        """Why a host cannot connect to another."""
+        return self._by_hosts({rank: results.errors for rank, results in self.peers.items()})
+
+    def _by_hosts(self, values: Mapping[int, Mapping[int, str]]) -> dict[Pair, str]:
+        name = self.host_of
+        return {(name(one), name(other)): value for one, to in values.items() for other, value in to.items()}
 
     def host_of(self, rank: int) -> str:
         return self.facts[rank].host if rank in self.facts else f"rank {rank}"

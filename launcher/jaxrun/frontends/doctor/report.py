@@ -3,22 +3,17 @@
 from __future__ import annotations
 
 import json
-import statistics
 import textwrap
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict
 
 from jaxrun.errors import EXIT_UNAVAILABLE
-from jaxrun.frontends.doctor.devices import check_devices
 from jaxrun.frontends.doctor.finding import Finding, Level
-from jaxrun.frontends.doctor.limits import check_cores, check_limits
-from jaxrun.frontends.doctor.names import check_names, check_proxies
-from jaxrun.frontends.doctor.network import check_clocks, check_network, format_latency, ways
+from jaxrun.frontends.doctor.hosts import check_cores, check_devices, check_limits, check_storage
+from jaxrun.frontends.doctor.network import check_clocks, check_names, check_network, check_proxies
 from jaxrun.frontends.doctor.observation import CollectiveTiming, Observation
-from jaxrun.frontends.doctor.start import check_slurm, check_start
-from jaxrun.frontends.doctor.storage import check_storage
-from jaxrun.frontends.doctor.versions import check_versions
+from jaxrun.frontends.doctor.start import check_slurm, check_start, check_versions
 from jaxrun.terminal import PROSE_WIDTH, TerminalFormat
 from jaxrun.text import format_rate, plural
 
@@ -64,15 +59,14 @@ def format_report(seen: Observation, findings: Findings, terminal: TerminalForma
 
 
 def to_json(seen: Observation, findings: Findings) -> str:
-    trips, speeds = ways(seen)
     content = {
         "format": _JSON_FORMAT,
         "exit_code": exit_code(seen, findings),
         "findings": [{"check": name, **asdict(finding)} for name, finding in findings],
         "hosts": {host: asdict(facts) for host, facts in seen.hosts.items()},
         "connections": [
-            {"from": pair[0], "to": pair[1], "round_trip_s": trips[pair], "bytes_per_s": speeds.get(pair)}
-            for pair in trips
+            {"from": pair[0], "to": pair[1], "interface": seen.interfaces.get(pair), "error": seen.errors.get(pair)}
+            for pair in (*seen.interfaces, *seen.errors)
         ],
         "collectives": [asdict(timing) for timing in seen.timings],
     }
@@ -95,22 +89,18 @@ def _wrap(text: str, width: int) -> list[str]:
 
 
 def _format_timings(seen: Observation) -> list[str]:
-    """A line for each collective, and one for a plain connection between two hosts."""
+    """A line for each collective."""
     sizes = list(dict.fromkeys(_shown_size(timing) for timing in seen.timings))
     rows = [["collective", *sizes]]
     for name in dict.fromkeys(timing.collective for timing in seen.timings):
         rows.append([name, *(_cell(timing) for timing in seen.timings if timing.collective == name)])
-    trips, speeds = ways(seen)
-    if trips and speeds:
-        trip, speed = statistics.median(trips.values()), statistics.median(speeds.values())
-        rows.append(["one connection", format_latency(trip), *[""] * (len(sizes) - 2), format_rate(speed)])
     width = max(len(row[0]) for row in rows)
     return [row[0].ljust(width) + "".join(cell.rjust(13) for cell in row[1:]).rstrip() for row in rows]
 
 
 def _cell(timing: CollectiveTiming) -> str:
     if timing.size < _SMALL_BYTES:
-        return format_latency(timing.seconds)
+        return f"{1e3 * timing.seconds:.2f} ms"
     return format_rate(timing.bytes_per_s)
 
 

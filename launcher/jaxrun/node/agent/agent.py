@@ -16,14 +16,13 @@ from typing import TYPE_CHECKING
 
 from jaxrun.analysis.diagnosis.stacks import FATAL_ERROR
 from jaxrun.errors import EXIT_SOFTWARE, ProtocolError
-from jaxrun.node.agent.oom import OomWatch
+from jaxrun.node.agent.oom import OomWatch, own_memory_cgroup
 from jaxrun.node.agent.pipes import OutputPipes
 from jaxrun.node.agent.signals import SignalPipe
 from jaxrun.node.agent.snapshot_reader import SnapshotReader
 from jaxrun.node.agent.worker_group import WorkerGroup
 from jaxrun.node.agent.worker_process import WorkerProcess
 from jaxrun.node.channel.event_loop import EventLoop
-from jaxrun.node.probe.memory_cgroup import own_memory_cgroup
 from jaxrun.protocol.agent_messages import (
     ClockProbe,
     ClockReply,
@@ -34,7 +33,7 @@ from jaxrun.protocol.agent_messages import (
     StartWorker,
     WorkerExited,
 )
-from jaxrun.protocol.probe_messages import MeasurePeers
+from jaxrun.protocol.probe_messages import ProbePeers
 from jaxrun.protocol.snapshot_messages import ProgramDetailsReply, ProgramDetailsRequest, RecorderSnapshot
 from jaxrun.protocol.worker_messages import Done, Failed, ProfileCalls, Run, WorkerStage
 from jaxrun.records.event_log.actions import (
@@ -177,7 +176,7 @@ class Agent:
             case ProfileCalls():
                 worker.send(message)
                 worker.flight.raise_orders()
-            case StartWorker() | MeasurePeers():
+            case StartWorker() | ProbePeers():
                 raise AssertionError("this agent has its workers already")
             case _:
                 worker.send(message)

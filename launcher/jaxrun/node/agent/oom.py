@@ -1,13 +1,16 @@
-"""Finds out whether the kernel has killed a process for want of memory, from its log and the memory cgroup."""
+"""Finds out whether the kernel has killed a process for want of memory, from its log and the memory cgroup.
+
+The cgroup is of version 1 or 2, and says how much memory its processes may use.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 from collections.abc import Iterable
 from pathlib import Path
 
-from jaxrun.node.probe.memory_cgroup import KILL_COUNT_FILES, memory_limit, read_files
 from jaxrun.text import format_bytes
 
 # Sample: `3,812,3514276391,-;Memory cgroup out of memory: Killed process 4711 (python) total-vm:73988kB,
@@ -15,6 +18,10 @@ from jaxrun.text import format_bytes
 _KILLED = re.compile(r"Killed process (?P<pid>\d+) .*?anon-rss:(?P<kb>\d+)kB")
 _KMSG = Path("/dev/kmsg")
 _MAX_RECORD_BYTES = 8192
+_KILL_COUNT_FILES = ("memory.events", "memory.oom_control")  # of version 2, of version 1
+_LIMIT_FILES = ("memory.max", "memory.limit_in_bytes")
+_ROOT = Path("/sys/fs/cgroup")
+_UNLIMITED_BYTES = 2**60  # version 1 writes a huge number for no limit
 
 
 class OomWatch:
@@ -61,7 +68,7 @@ def _parse_kills(records: Iterable[str]) -> dict[int, int]:
 
 def _count_kills(cgroup: Path | None) -> int:
     """How many processes the kernel has killed in this cgroup."""
-    for text in read_files(cgroup, KILL_COUNT_FILES):
+    for text in _read_files(cgroup, _KILL_COUNT_FILES):
         for line in text.splitlines():
             key, _, value = line.partition(" ")
             if key == "oom_kill":
@@ -83,3 +90,47 @@ def _open_at_end(log: Path | None) -> int | None:
         return None
     os.lseek(fd, 0, os.SEEK_END)
     return fd
+
+
+def memory_cgroup(membership: str, root: Path = _ROOT) -> Path | None:
+    """Find the directory of a process's memory cgroup, version 1 or 2, by the text of its /proc/…/cgroup.
+
+    In a container the path may be the host's; the cgroup is then the root that the container sees.
+    """
+    for line in membership.splitlines():
+        _, controllers, path = line.split(":", 2)
+        if "memory" in controllers.split(","):
+            base = root / "memory"
+        elif not controllers:
+            base = root
+        else:
+            continue
+        for directory in (base / path.lstrip("/"), base):
+            if any((directory / name).exists() for name in _KILL_COUNT_FILES):
+                return directory
+    return None
+
+
+def own_memory_cgroup() -> Path | None:
+    """The memory cgroup of this process."""
+    try:
+        return memory_cgroup(Path("/proc/self/cgroup").read_text())
+    except OSError:
+        return None
+
+
+def memory_limit(cgroup: Path | None) -> int | None:
+    """The bytes that the processes of this cgroup may use together; None for no limit."""
+    for text in _read_files(cgroup, _LIMIT_FILES):
+        with contextlib.suppress(ValueError):  # "max" is no limit
+            limit = int(text)
+            return limit if limit < _UNLIMITED_BYTES else None
+    return None
+
+
+def _read_files(cgroup: Path | None, names: Iterable[str]) -> Iterable[str]:
+    if cgroup is None:
+        return
+    for name in names:
+        with contextlib.suppress(OSError):
+            yield (cgroup / name).read_text()

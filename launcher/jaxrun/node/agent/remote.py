@@ -43,7 +43,7 @@ from jaxrun.protocol.agent_messages import (
 )
 from jaxrun.protocol.connect import HeadAddress, connect
 from jaxrun.protocol.names import RANK
-from jaxrun.protocol.probe_messages import MeasurePeers
+from jaxrun.protocol.probe_messages import ProbePeers
 from jaxrun.records.output.relay import Relay
 from jaxrun.spec.job.environment import inherited_job_variables
 from jaxrun.spec.job.job import Job
@@ -89,7 +89,7 @@ def run(
             connection.send(AgentConnected(rank, os.uname().nodename))  # what it reports may take a while to find out
             report = partial(make_report, size, head, environ, tuple(command))
             job = _AgentJob(rank, connection, signals, environ, report)
-            with HostProbe(rank, environ, connection) as probe:
+            with HostProbe(rank, environ, connection, head.token) as probe:
                 order = job.wait_for_order(probe)
             while not isinstance(order, Shutdown):
                 order = job.supervise_worker(order) if isinstance(order, StartWorker) else job.report_again(order)
@@ -121,7 +121,7 @@ class _AgentJob:
         self._gpu_memory: GpuMemory | None = None
 
     def wait_for_order(self, probe: HostProbe | None = None) -> _Order:
-        """Report what is there, measure with `probe` what is asked for, and wait for what the head decides.
+        """Report what is there, and by `probe` what more is asked for; wait for what the head decides.
 
         Signals are reported to the head: it decides that this agent ends. Raises NotUniformError if it refuses the
         agent.
@@ -142,8 +142,8 @@ class _AgentJob:
                     connection.send(report)
                     if message.probe and probe is not None:
                         probe.send_facts(sees_run_dir=report.can_write_run_dir)
-                if isinstance(message, MeasurePeers) and probe is not None:
-                    probe.measure(message)
+                if isinstance(message, ProbePeers) and probe is not None:
+                    probe.probe_peers(message)
                 if isinstance(message, AgentRefused):
                     raise NotUniformError(message.reason)
                 if isinstance(message, StartWorker) and message.waits:

@@ -8,12 +8,12 @@ from jaxrun.analysis.diagnosis.job_outcome import JobOutcome
 from jaxrun.analysis.diagnosis.snapshot import Snapshot
 from jaxrun.analysis.diagnosis.straggler import Straggler
 from jaxrun.protocol.agent_messages import ClockProbe, InjectFault, NextAttempt, Shutdown, StartWorker
-from jaxrun.protocol.probe_messages import MeasurePeers
+from jaxrun.protocol.probe_messages import ProbePeers
 from jaxrun.protocol.requests import Answer
 from jaxrun.protocol.snapshot_messages import CallAim, ProgramDetailsRequest, SnapshotPurpose
 from jaxrun.protocol.worker_messages import AgentToWorker
 
-MessageToRank = MeasurePeers | StartWorker | InjectFault | ProgramDetailsRequest | ClockProbe | AgentToWorker
+MessageToRank = ProbePeers | StartWorker | InjectFault | ProgramDetailsRequest | ClockProbe | AgentToWorker
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from jaxrun.protocol.agent_messages import (
@@ -95,7 +95,7 @@ def event_entry(event: Event) -> Entry | None:
         case AgentReport():
             return "reported", event.rank, {"host": event.host, "pid": event.pid, "address": event.address}
         case HostFacts():
-            return "host_facts", event.rank, {"facts": asdict(replace(event, cookie=""))}
+            return "host_facts", event.rank, {"facts": asdict(event)}
         case PeerResults():
             return "peers", event.rank, {"results": asdict(event)}
         case AgentLost():

@@ -86,7 +86,7 @@ class Job:
     quiet_ranks:           ranks whose output stays off the screen
     only_ranks:            if not empty, the only ranks whose output is shown
     no_fork:               why the workers must be fresh interpreters; if empty, they may be forked
-    probe_hosts:           first have the agents on other hosts report them, and measure the network
+    probe_hosts:           first have the agents on other hosts report them, and connect to each other
     """
 
     program: tuple[str, ...]

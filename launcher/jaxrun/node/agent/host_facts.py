@@ -14,8 +14,8 @@ from importlib import metadata
 from pathlib import Path
 
 from jaxrun import __version__
+from jaxrun.node.agent.oom import memory_limit, own_memory_cgroup
 from jaxrun.node.channel.interfaces import list_interfaces
-from jaxrun.node.probe.memory_cgroup import memory_limit, own_memory_cgroup
 from jaxrun.protocol.probe_messages import HostFacts
 from jaxrun.spec.job.nvml import NO_DRIVER, NvmlReading, ask_nvml, has_driver
 
@@ -28,9 +28,7 @@ _TRIAL_BYTES = 2**20  # written to each disk, and deleted: statfs knows nothing 
 _NVML_TIMEOUT_S = 5.0
 
 
-def collect_facts(
-    rank: int, environ: Mapping[str, str], *, sees_run_dir: bool = True, port: int = 0, cookie: str = ""
-) -> HostFacts:
+def collect_facts(rank: int, environ: Mapping[str, str], *, sees_run_dir: bool = True, port: int = 0) -> HostFacts:
     """Return what there is on this host; takes less than a tenth of a second, but for slow drivers and disks."""
     disks, disk_errors = _try_disks(environ)
     gpus = ask_nvml(_NVML_TIMEOUT_S) if has_driver() else NvmlReading()
@@ -41,11 +39,10 @@ def collect_facts(
         time=time.time(),
         host=os.uname().nodename,
         port=port,
-        cookie=cookie,
         versions=dict(_versions()),
         python=sys.executable,
-        own_addresses=_own_addresses(),
-        interfaces=tuple(f"{interface.name} {interface.ip}" for interface in list_interfaces()),
+        name_addresses=_name_addresses(),
+        addresses={address.ip: address.name for address in list_interfaces()},
         proxies=_proxies(environ),
         limits=limits | {"nofile hard": resource.getrlimit(resource.RLIMIT_NOFILE)[1]},
         memory=_memory(),
@@ -75,7 +72,7 @@ def _versions() -> Iterator[tuple[str, str]]:
                 yield name, "missing"
 
 
-def _own_addresses() -> tuple[str, ...]:
+def _name_addresses() -> tuple[str, ...]:
     """To which the host's name leads, as Gloo, MPI and others look it up."""
     try:
         found = socket.getaddrinfo(os.uname().nodename, None, type=socket.SOCK_STREAM)
