@@ -37,6 +37,12 @@ KILLED = [kills.ONE_HOST, *MPI, SLURM] if SOAK_RUNS else [MPICH]
 RANKS = 2
 TRAINING = ("--steps", "60", "--save-every", "10", "--step-time", "0.02")
 LAST_FAULT_S = 2.5  # after the program's start; the training takes longer
+# The training, slow until it is told to stop, however long Slurm takes for that, and fast when it goes on.
+SLOW_AT_FIRST = """import sys
+import jaxrun_runtime as jr
+from jaxrun_runtime.programs import train
+train.main([*sys.argv[1:], "--step-time", "0.8" if jr.attempt().number == 1 else "0"])
+"""
 SUBMITTED = (PYTHON, "-m", "jaxrun", "--backend", "slurm", "-N", str(RANKS), "--submit")
 
 pytestmark = pytest.mark.extended
@@ -65,8 +71,10 @@ def draw_faults(number: int, engine: Engine | None) -> Faults:
     return Faults(f"kill:{rank}@{draw.uniform(0, LAST_FAULT_S) * 1000:.0f}ms", frozenset((rank,)))
 
 
-def train(directory: Path, *options: str) -> list[str]:
-    return ["-m", "jaxrun_runtime.programs.train", str(directory / "checkpoints"), *TRAINING, *options]
+def train(
+    directory: Path, *options: str, program: tuple[str, ...] = ("-m", "jaxrun_runtime.programs.train")
+) -> list[str]:
+    return [*program, str(directory / "checkpoints"), *TRAINING, *options]
 
 
 def parameters(result: Result) -> str:
@@ -141,8 +149,9 @@ def test_a_training_resumes_from_the_save_that_it_made_when_slurm_warned(
     draw = random.Random(f"{number} {reason}")
     words = ["--platform", "cpu", "--time", "1:00:00", "--requeue"]
     words += ["--max-restarts", "3", "--run-dir", str(tmp_path / "run")]  # a warning does not count for one
-    # Slurm looks at the time only every 30 s.
-    training = train(tmp_path, "--step-time", "0.15" if reason == "preemption" else "0.8")
+    program = tmp_path / "slow_at_first.py"
+    program.write_text(SLOW_AT_FIRST)
+    training = train(tmp_path, program=(str(program),))
     with bed.typed("ctl", *SUBMITTED, *words, *training, directory=tmp_path) as job:
         job.wait_until((tmp_path / "checkpoints" / "10").exists, "checkpoint")
         time.sleep(draw.uniform(0, LAST_FAULT_S))
@@ -150,7 +159,7 @@ def test_a_training_resumes_from_the_save_that_it_made_when_slurm_warned(
         if reason == "preemption":
             urgent = ("--partition=urgent", "-N3", "--exclusive", "--output=/dev/null", "--wrap", "sleep 1")
             bed.inside("ctl", "sbatch", *urgent)
-        else:  # of which Slurm warns 45 s before
+        else:  # of which Slurm, which looks at the time only every 30 s, warns 45 s before
             bed.inside("ctl", "scontrol", "update", f"JobId={slurm_job}", "EndTime=now+50")
             job.wait_until(lambda: "starts job" in job.result(timeout=0).out, "restart by Slurm")
             bed.inside("ctl", "scontrol", "update", f"JobId={slurm_job}", "TimeLimit=60")

@@ -276,7 +276,7 @@ def test_objects_that_nobody_else_holds_are_dropped_and_their_ids_are_nobody_els
     table, held = IdentityDict(), [_Thing() for _ in range(100)]
     for number, thing in enumerate(held):
         table.set(thing, number)
-    for _ in range(1000):
+    for _ in range(10_000):
         new = _Thing()
         assert table.get(new) is None
         table.set(new, "short-lived")
