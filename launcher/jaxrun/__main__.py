@@ -14,22 +14,32 @@ if TYPE_CHECKING:
     from typing import NoReturn
 
 _EXIT_INTERRUPTED = 130
+_NEEDED_FILES = ("/dev/null", "/proc/self/stat")  # which some containers lack
 
 
 def entry() -> NoReturn:
     """The installed command."""
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:  # and not ignored, as after a shell's `&`
         signal.signal(signal.SIGINT, lambda *_: os._exit(_EXIT_INTERRUPTED))  # until the commands handle it
+    for path in _NEEDED_FILES:
+        if not os.path.exists(path):
+            _refuse(f"{path} is not there, without which no process can be started and watched; mount /dev and /proc")
     try:
         _start()
     except OSError as error:
-        from jaxrun.errors import EXIT_UNAVAILABLE, describe_shortage
+        from jaxrun.errors import describe_shortage
 
         text = describe_shortage(error)
         if not text:
             raise
-        print(f"jaxrun: {text}", file=sys.stderr, flush=True)
-        os._exit(EXIT_UNAVAILABLE)
+        _refuse(text)
+
+
+def _refuse(text: str) -> NoReturn:
+    from jaxrun.errors import EXIT_UNAVAILABLE
+
+    print(f"jaxrun: {text}", file=sys.stderr, flush=True)
+    os._exit(EXIT_UNAVAILABLE)
 
 
 def _start() -> NoReturn:

@@ -184,6 +184,29 @@ def test_without_any_loopback_address_nothing_is_made_and_a_sentence_says_why(tm
     assert err.count("\n") == 1 and list(tmp_path.iterdir()) == []
 
 
+# ---- system files
+
+
+@pytest.mark.usefixtures("own_namespaces")
+@pytest.mark.parametrize(("hidden", "missing"), [("/dev", "/dev/null"), ("/proc", "/proc/self/stat")])
+def test_without_proc_or_the_null_device_a_sentence_says_so(tmp_path: Path, hidden: str, missing: str) -> None:
+    words = (
+        "unshare",
+        "--mount",
+        "sh",
+        "-c",
+        f'mount -t tmpfs none {hidden}; exec "$@"',
+        "sh",
+        *COMMAND,
+        "-n",
+        "1",
+        *SUM,
+    )
+    status, out, err = run_shell(tmp_path, 'exec "$@"', *words)
+    assert (status, out, err.count("\n")) == (69, "", 1), err
+    assert err.startswith(f"jaxrun: {missing} is not there") and list(tmp_path.iterdir()) == []
+
+
 # ---- bytes that are no text
 
 
