@@ -64,10 +64,10 @@ class Job:
         raise AssertionError(f"no {what} in {TIME_LIMIT} s")
 
     def wait_for_output(self, text: str, count: int = 1) -> None:
-        """Until `count` ranks have written `text` to their stdout."""
+        """Until `count` ranks have written whole lines with `text` to their stdout; a print may come in pieces."""
 
         def is_written() -> bool:
-            logs = [path.read_text(errors="replace") for path in self.run_dir.glob("rank-*.out")]
+            logs = [path.read_text(errors="replace").rpartition("\n")[0] for path in self.run_dir.glob("rank-*.out")]
             return sum(text in log for log in logs) >= count
 
         self.wait_until(is_written, f"{text!r} from {count} ranks")
