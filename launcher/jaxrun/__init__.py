@@ -20,9 +20,9 @@ if TYPE_CHECKING:
     from jaxrun.frontends.gang.exceptions import WorkerDied as WorkerDied
     from jaxrun.frontends.gang.gang import Gang as Gang
     from jaxrun.frontends.gang.launch import launch as launch
-    from jaxrun.frontends.map.items import NotTraceable as NotTraceable
-    from jaxrun.frontends.map.pool import Pool as Pool
-    from jaxrun.frontends.map.pool import pool as pool
+    from jaxrun.frontends.gang.pool import Pool as Pool
+    from jaxrun.frontends.gang.pool import pool as pool
+    from jaxrun.protocol.map_messages import NotTraceable as NotTraceable
 
 __version__ = "0.1.0"
 
@@ -32,9 +32,9 @@ _HOMES = {
     "Gang": "frontends.gang.gang",
     "Results": "frontends.gang.call",
     "launch": "frontends.gang.launch",
-    "NotTraceable": "frontends.map.items",
-    "Pool": "frontends.map.pool",
-    "pool": "frontends.map.pool",
+    "NotTraceable": "protocol.map_messages",
+    "Pool": "frontends.gang.pool",
+    "pool": "frontends.gang.pool",
     "CallTimeout": "frontends.gang.exceptions",
     "GangError": "frontends.gang.exceptions",
     "GangStartError": "frontends.gang.exceptions",

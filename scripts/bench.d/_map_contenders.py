@@ -13,10 +13,9 @@ from typing import Any
 
 import numpy as np
 from _programs import workloads as functions
+from jaxrun.frontends.map.pool import pool
 
 from jaxrun import Gang
-from jaxrun.frontends.map import gang_map
-from jaxrun.frontends.map.pool import pool
 
 SHOWN = 50  # results that are compared
 _CHUNKS_PER_CORE = 8
@@ -140,28 +139,23 @@ def _map_by_hand(talk: Any) -> None:
         talk.send((time.perf_counter() - began, results[:SHOWN]))
 
 
-class _Far(Gang):
-    """Hosts share no memory; simulated ones would."""
-
-    shares_memory = False
-
-
-def _gang(kind: type[Gang], processes: int, devices: int, hosts: int | None = None) -> Callable[[ExitStack], Mapper]:
+def _gang(processes: int, devices: int) -> Callable[[ExitStack], Mapper]:
     def start(stack: ExitStack) -> Mapper:
-        gang = stack.enter_context(kind(processes, devices, hosts=hosts, platform="cpu"))
-
-        def run(work: Workload, xs: Any) -> Outcome:
-            function = work.jax or work.python
-            return timed(lambda: gang_map.map(gang, function, xs, jax=work.jax is not None), work.items)
-
-        return run
+        gang = stack.enter_context(Gang(processes, devices, platform="cpu"))
+        return lambda work, xs: timed(
+            lambda: gang.map(work.jax or work.python, xs, jax=work.jax is not None),  # type: ignore[arg-type]
+            work.items,
+        )
 
     return start
 
 
-def _our_pool(stack: ExitStack) -> Mapper:
-    ours = stack.enter_context(pool(platform="cpu"))
-    return lambda work, xs: timed(lambda: ours.map(work.jax or work.python, xs), work.items)
+def _our_pool(jax: bool) -> Callable[[ExitStack], Mapper]:
+    def start(stack: ExitStack) -> Mapper:
+        ours = stack.enter_context(pool(jax=jax, platform="cpu"))
+        return lambda work, xs: timed(lambda: ours.map(work.jax or work.python, xs), work.items)  # type: ignore[arg-type]
+
+    return start
 
 
 def _with_jax(work: Workload) -> bool:
@@ -174,14 +168,15 @@ def _always(work: Workload) -> bool:
 
 SHARD_MAP = "shard_map by hand"
 POOL_ITEMS, POOL_CHUNKS = "Pool.map, fork", "Pool.map of chunks, fork"
+PYTHON_POOL = "jaxrun.pool, jax=False"
 ONE_PROCESS = f"gang.map, 1 x {cores()}"
 CONTENDERS = (
     # Those that fork come first, while this process has no threads.
     Contender(POOL_ITEMS, _pool_of_items, lambda work: work.python is not None),
     Contender(POOL_CHUNKS, _pool_of_chunks, lambda work: work.numpy is not None),
     Contender(SHARD_MAP, _shard_map, _with_jax),
-    Contender(ONE_PROCESS, _gang(Gang, 1, cores()), _with_jax),
-    Contender(f"gang.map, {cores()} x 1", _gang(Gang, cores(), 1), _always),
-    Contender("gang.map, 2 hosts", _gang(_Far, 2, max(1, cores() // 2), hosts=2), _always),
-    Contender("jaxrun.pool", _our_pool, _always),
+    Contender(ONE_PROCESS, _gang(1, cores()), _with_jax),
+    Contender(f"gang.map, {cores()} x 1", _gang(cores(), 1), _always),
+    Contender("jaxrun.pool", _our_pool(True), _with_jax),
+    Contender(PYTHON_POOL, _our_pool(False), lambda work: work.jax is None),
 )

@@ -225,8 +225,8 @@ else:
 def patient_gangs():
     """Ranks of gangs may take as long as they need to end a call that is interrupted or has failed elsewhere."""
     with pytest.MonkeyPatch.context() as patch:
-        for name in ("gang.call.INTERRUPT_TIMEOUT_S", "gang.call.FAILURE_GRACE_S", "map.session._FAILURE_GRACE_S"):
-            patch.setattr(f"jaxrun.frontends.{name}", 60.0)
+        for name in ("INTERRUPT_TIMEOUT_S", "FAILURE_GRACE_S"):
+            patch.setattr(f"jaxrun.frontends.gang.call.{name}", 60.0)
         yield
 
 

@@ -191,19 +191,6 @@ def test_a_large_function_is_warned_of(gang):
         assert gang.run(lambda: len(heavy)).main == 2**24
 
 
-def test_memory_may_be_shared_with_the_ranks(gang):
-    from jaxrun.protocol.payload import SharedBuffer
-
-    block = SharedBuffer(3 * 8)
-    seen = np.frombuffer(block.memory, np.int64)
-
-    def write(theirs):
-        np.frombuffer(theirs.memory, np.int64)[rank()] = rank() + 10
-
-    gang.run(write, block)
-    assert seen.tolist() == [10, 11, 12]
-
-
 def answer_values():
     from jaxrun_runtime.gang import calls
 

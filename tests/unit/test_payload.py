@@ -3,7 +3,6 @@
 import contextlib
 import gc
 import os
-import pickle
 import resource
 import select
 import socket
@@ -17,7 +16,6 @@ from hypothesis import strategies as st
 
 from jaxrun.errors import ProtocolError
 from jaxrun.protocol.gang_messages import GangMessage, GangMessageKind, GangMessageReader, GangMessageWriter, pack
-from jaxrun.protocol.payload import SharedBuffer
 
 HEAVY = 2**18  # bytes from which arrays go into shared memory
 
@@ -154,41 +152,10 @@ def test_arrays_arrive_writable_and_each_receiver_has_its_own(one_way, share, co
     assert original[0] == 0 and (one == -1).all() and other[0] == 5 and other[1] == 1
 
 
-def test_several_messages_with_descriptors_keep_theirs(one_way):
-    buffers = [SharedBuffer(8) for _ in range(6)]
-    for number, buffer in enumerate(buffers):
-        buffer.memory[0] = number
-    sent = [
-        pack(GangMessageKind.VALUE, 1, (buffers[:2], np.full(HEAVY, 1)), share=True),
-        pack(GangMessageKind.VALUE, 1, "no descriptor", share=True),
-        pack(GangMessageKind.VALUE, 1, buffers[2:5], share=True),
-        pack(GangMessageKind.VALUE, 1, (np.full(HEAVY, 2), buffers[5]), share=True),
-    ]
-    first, second, third, fourth = (message.load() for message in one_way.transfer(*sent))
-    assert [buffer.memory[0] for buffer in first[0]] == [0, 1] and (first[1] == 1).all()
-    assert second == "no descriptor"
-    assert [buffer.memory[0] for buffer in third] == [2, 3, 4]
-    assert (fourth[0] == 2).all() and fourth[1].memory[0] == 5
-
-
-def test_both_sides_of_a_shared_buffer_see_the_same_memory(pair):
-    ours, theirs = pair
-    there, back = OneWay(ours, theirs), OneWay(theirs, ours)
-    buffer = SharedBuffer(100)
-    received, again = there.value([buffer, buffer], share=True)
-    assert received is again
-    (returned,) = back.value([received], share=True)
-    received.memory[99] = 7
-    assert (buffer.nbytes, len(received.memory), buffer.memory[99], returned.memory[99]) == (100, 100, 7, 7)
-    returned.memory[0] = 9
-    assert buffer.memory[0] == 9
-
-
-def test_more_shared_buffers_than_a_message_can_hold_are_refused_by_the_sender(one_way):
-    buffers = [SharedBuffer(1) for _ in range(31)]
-    assert len(one_way.value((buffers, np.zeros(HEAVY)), share=True)[0]) == 31
-    with pytest.raises(pickle.PicklingError, match=r"32 SharedBuffers.*at most 31"):
-        pack(GangMessageKind.VALUE, 1, [*buffers, SharedBuffer(1)], share=True)
+def test_several_messages_with_memory_files_keep_theirs(one_way):
+    sent = [np.full(HEAVY, 1), "no file", np.full(HEAVY, 2), np.full(HEAVY, 3)]
+    messages = one_way.transfer(*(pack(GangMessageKind.VALUE, 1, value, share=True) for value in sent))
+    assert same([message.load() for message in messages], sent)
 
 
 def shared_memory():
@@ -203,8 +170,8 @@ def shared_memory():
 def test_descriptors_are_closed_with_the_values(one_way):
     gc.collect()
     before = len(shared_memory())
-    values = [one_way.value((SharedBuffer(8), np.zeros(HEAVY)), share=True) for _ in range(3)]
-    assert len(shared_memory()) > before
+    values = [one_way.transfer(pack(GangMessageKind.VALUE, 1, np.zeros(HEAVY), share=True)) for _ in range(3)]
+    assert len(shared_memory()) == before + 3
     del values
     gc.collect()
     assert len(shared_memory()) == before
@@ -215,9 +182,8 @@ def test_a_message_with_copied_buffers_does_not_change_with_the_senders_arrays(o
     one_way.outbox.add(pack(GangMessageKind.VALUE, 1, value, share=True).with_copied_buffers())
     assert not one_way.outbox.flush()
     value[:] = 1
-    first, second = one_way.transfer(
-        pack(GangMessageKind.VALUE, 1, value, share=True), pack(GangMessageKind.VALUE, 2, SharedBuffer(3), share=True)
-    )
+    sent = [pack(GangMessageKind.VALUE, 1, one, share=True) for one in (value, np.zeros(HEAVY))]
+    first, second = one_way.transfer(*sent)
     assert (first.load() == 0).all() and (second.load() == 1).all()
 
 
@@ -228,16 +194,6 @@ def test_an_object_is_first_offered_to_reduce(one_way):
     message = pack(GangMessageKind.RESULT, 1, [1j, 2, len], share=True, reduce=reduce)
     (received,) = one_way.transfer(message)
     assert received.load() == ["was complex", 2, len]
-
-
-def test_a_shared_buffer_is_pickled_in_gang_messages_only_and_an_error_leaves_nothing_behind(one_way):
-    with pytest.raises(TypeError, match="lock"):
-        pack(GangMessageKind.VALUE, 1, (SharedBuffer(3), threading.Lock()), share=True)
-    buffer = SharedBuffer(4)
-    for attempt in (lambda: pickle.dumps(buffer), lambda: pack(GangMessageKind.VALUE, 1, buffer, share=False)):
-        with pytest.raises(pickle.PicklingError, match="in a gang's messages only"):
-            attempt()
-    assert one_way.value(SharedBuffer(3), share=True).nbytes == 3
 
 
 class Unloadable:
@@ -290,7 +246,7 @@ def test_an_invalid_message_is_refused(pair, data):
 def test_descriptors_that_were_lost_in_transit_are_reported(pair):
     """A process that may open no more files gets the message, but not its descriptors."""
     ours, theirs = pair
-    message = pack(GangMessageKind.VALUE, 1, [SharedBuffer(1), SharedBuffer(1)], share=True)
+    message = pack(GangMessageKind.VALUE, 1, np.zeros(HEAVY), share=True)
     outbox, inbox = GangMessageWriter(ours, None), GangMessageReader(theirs, None)
     outbox.add(message)
     outbox.flush()

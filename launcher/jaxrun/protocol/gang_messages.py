@@ -11,12 +11,12 @@
 
 Functions of jaxrun's own that run in such calls have messages of theirs: map_messages.py, pytest_messages.py.
 
-A message has three parts: a header; the sizes of the buffers and a note; a pickle and the buffers (see payload.py).
-Descriptors travel with the first byte. Behind each part that is not empty stands its tag: so the sizes by which memory
-is taken are known to come from the other end.
+A message has three parts: a header; the sizes of the buffers and a note; a pickle and the buffers (see payload.py). A
+memory file with the buffers travels as a descriptor with the first byte. Behind each part that is not empty stands its
+tag: so the sizes by which memory is taken are known to come from the other end.
 
     header = magic, kind, flags, call, lengths of note and pickle, number of buffers
-    flags  = number of descriptors << 1 | whether the first is a memory file with the buffers
+    flags  = 1 with a memory file, else 0
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from typing import Any
 
 from jaxrun.errors import ProtocolError
 
-from .payload import MAX_DESCRIPTORS, OwnedDescriptor, Payload, Reduce, dump
+from .payload import OwnedDescriptor, Payload, Reduce, dump
 from .session import Tags, digest
 
 _MAGIC = b"JXP2"
@@ -39,7 +39,7 @@ _SIZE = struct.Struct("<Q")
 _SHARED = 1
 _MAX_BUFFERS = 2**20
 _MAX_PIECES = 64  # that are handed to the kernel at a time
-_ANCILLARY_BYTES = socket.CMSG_SPACE(4 * MAX_DESCRIPTORS)
+_ANCILLARY_BYTES = socket.CMSG_SPACE(4)
 
 
 class GangMessageKind(enum.IntEnum):
@@ -84,7 +84,7 @@ class GangMessage:
     def to_parts(self) -> list[list[bytes | bytearray | memoryview]]:
         """Return its bytes: parts in pieces, the empty ones left out."""
         payload = self.payload
-        flags = len(payload.descriptors) << 1 | (_SHARED if payload.is_shared else 0)
+        flags = _SHARED if payload.file is not None else 0
         counts = (len(self.note), len(payload.body), len(payload.buffers))
         header = _HEADER.pack(_MAGIC, self.kind, flags, self.call, *counts)
         sizes = b"".join(_SIZE.pack(buffer.nbytes) for buffer in payload.buffers)
@@ -110,7 +110,7 @@ class GangMessageReader:
     def __init__(self, connection: socket.socket, tags: Tags | None) -> None:
         self._socket = connection
         self._tags = tags
-        self._descriptors: list[OwnedDescriptor] = []
+        self._files: list[OwnedDescriptor] = []  # of messages that have not arrived whole
         self._parser = self._parse()
         self._missing = next(self._parser)
         self._message: GangMessage | None = None
@@ -134,7 +134,7 @@ class GangMessageReader:
         for level, kind, data in ancillary:
             if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
                 fds = struct.iter_unpack("i", data[: len(data) // 4 * 4])
-                self._descriptors += [OwnedDescriptor(fd) for (fd,) in fds]
+                self._files += [OwnedDescriptor(fd) for (fd,) in fds]
         if flags & socket.MSG_CTRUNC:
             raise ProtocolError("descriptors were lost on their way: too many files are open")
         if not count:
@@ -150,16 +150,16 @@ class GangMessageReader:
         header = bytearray(_HEADER.size)
         yield from self._fill_part(header)
         magic, kind, flags, call, note_size, body_size, count = _HEADER.unpack(header)
-        if magic != _MAGIC or count > _MAX_BUFFERS or kind not in GangMessageKind.__members__.values():
+        wrong_file = flags & _SHARED and not (self._files and count == 1)
+        if magic != _MAGIC or wrong_file or count > _MAX_BUFFERS or kind not in GangMessageKind.__members__.values():
             raise ProtocolError("what arrived is no message of this version of jaxrun")
         (rest,) = _allocate(count * _SIZE.size + note_size)
         yield from self._fill_part(rest)
         sizes = [size for (size,) in _SIZE.iter_unpack(rest[: count * _SIZE.size])]
         body, *buffers = _allocate(body_size, *sizes)
         yield from self._fill_part(body, *buffers)
-        descriptors = tuple(self._descriptors[: flags >> 1])
-        del self._descriptors[: flags >> 1]
-        payload = Payload(body, tuple(map(memoryview, buffers)), descriptors, bool(flags & _SHARED))
+        file = self._files.pop(0) if flags & _SHARED else None
+        payload = Payload(body, tuple(map(memoryview, buffers)), file)
         note = bytes(rest[count * _SIZE.size :])
         self._message = GangMessage(GangMessageKind(kind), call, payload, note)
 
@@ -187,7 +187,7 @@ class GangMessageWriter:
         self._socket = connection
         self._tags = tags
         self._pieces: list[memoryview] = []
-        self._descriptors: dict[int, tuple[OwnedDescriptor, ...]] = {}  # by id of the piece that they go with
+        self._files: dict[int, OwnedDescriptor] = {}  # by id of the piece that they go with
 
     def add(self, message: GangMessage, digests: Sequence[bytes] = ()) -> None:
         """Add a message; `digests` saves computing `message.digests()` for each of many receivers."""
@@ -198,8 +198,8 @@ class GangMessageWriter:
             pieces += [memoryview(piece).cast("B") for piece in part]
             if self._tags is not None:
                 pieces.append(memoryview(self._tags.next(digests[number])))
-        if message.payload.descriptors:
-            self._descriptors[id(pieces[0])] = message.payload.descriptors
+        if message.payload.file is not None:
+            self._files[id(pieces[0])] = message.payload.file
         self._pieces += pieces
 
     def flush(self) -> bool:
@@ -207,22 +207,22 @@ class GangMessageWriter:
         while self._pieces:
             first = self._pieces[0]
             try:
-                count = self._send(self._descriptors.get(id(first), ()))
+                count = self._send(self._files.get(id(first)))
             except BlockingIOError:
                 return False
-            self._descriptors.pop(id(first), None)
+            self._files.pop(id(first), None)
             _remove_bytes(self._pieces, count)
         return True
 
-    def _send(self, descriptors: tuple[OwnedDescriptor, ...]) -> int:
-        # A piece with descriptors begins a packet of its own, and the next such piece is not in the same one.
+    def _send(self, file: OwnedDescriptor | None) -> int:
+        # A piece with a file begins a packet of its own, and the next such piece is not in the same one.
         pieces = self._pieces[:1]
         for piece in self._pieces[1:_MAX_PIECES]:
-            if id(piece) in self._descriptors:
+            if id(piece) in self._files:
                 break
             pieces.append(piece)
-        fds = struct.pack(f"{len(descriptors)}i", *(descriptor.fd for descriptor in descriptors))
-        return self._socket.sendmsg(pieces, [(socket.SOL_SOCKET, socket.SCM_RIGHTS, fds)] if descriptors else [])
+        ancillary = [] if file is None else [(socket.SOL_SOCKET, socket.SCM_RIGHTS, struct.pack("i", file.fd))]
+        return self._socket.sendmsg(pieces, ancillary)
 
 
 def _remove_bytes(pieces: list[memoryview], count: int) -> None:

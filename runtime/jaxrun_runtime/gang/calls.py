@@ -51,7 +51,7 @@ class CallerConnection:
     # ---- for the function that runs
 
     def send(self, value: Any) -> None:
-        """Send the caller a value: anything that can be pickled, a SharedBuffer too where memory is shared."""
+        """Send the caller a value: anything that can be pickled."""
         self._send(self._pack(GangMessageKind.VALUE, value))
 
     def receive(self) -> Any:

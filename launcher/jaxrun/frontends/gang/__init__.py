@@ -3,6 +3,8 @@
 | module           | what it does                                                                         |
 |------------------|--------------------------------------------------------------------------------------|
 | gang, launch     | Gang and launch, as `import jaxrun` offers them                                      |
+| pool             | jaxrun.pool, in place of multiprocessing.Pool                                        |
+| map, map_items   | a function of one item over many: dealt to the ranks; made arrays of                 |
 | call             | one function that runs on all ranks; call_events: what it reports meanwhile          |
 | display          | where the output of the ranks is shown                                               |
 | exceptions       | what the ranks raise, and how it is raised again here                                |

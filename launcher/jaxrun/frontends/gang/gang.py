@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from importlib import import_module
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, NoReturn, Self
@@ -16,6 +15,7 @@ from jaxrun.frontends.gang.display import make_display
 from jaxrun.frontends.gang.exceptions import GangError
 from jaxrun.frontends.gang.instance import GangWorker
 from jaxrun.frontends.gang.lifecycle import GangLifecycle
+from jaxrun.frontends.gang.map import map_items
 from jaxrun.frontends.gang.spec import GangSpec, split_options
 from jaxrun.protocol.flight_file import LOCKSTEP_RECORD
 from jaxrun.protocol.payload import FunctionReference
@@ -115,40 +115,24 @@ class Gang:
         f: Callable[..., Any],
         xs: Any,
         *,
-        chunk: int | str = "auto",
+        chunk: int | None = None,
         in_axes: Any = 0,
         static: Mapping[str, Any] | None = None,
         jax: bool = True,
     ) -> Any:
         """`f` of each item of `xs`, over all devices of all ranks; results in order.
 
-        xs:       arrays that are mapped along `in_axes` (as of jax.vmap: an axis, None, or containers of these), or
-                  lists of numbers; in dicts, tuples and lists
-        chunk:    items that a device gets at once; "auto": by the time that they take
-        static:   further arguments of `f`, by name, which are not mapped
-        jax:      False for a Python function: it is called item by item on all ranks, and the results are a list
+        xs:       an array, or arrays in dicts and tuples, mapped along `in_axes`; or a list of items
+        chunk:    items that a device, or with jax=False a rank, takes at once; by default by the memory that they take
+        in_axes:  as in jax.vmap, for xs: an axis, None for what all items share, or a dict or tuple of such
+        static:   keyword arguments of `f`, the same for all items; JAX sees them as constants
+        jax:      False runs `f` as plain Python, one item at a time on each rank, and returns a list
 
         The function is vmapped and compiled; what it returns for n items has n rows, as numpy arrays in the containers
-        that it returns. NotTraceable, a TypeError, where JAX cannot compile it.
+        that it returns. As in JAX, numbers are 32 bits wide unless jax_enable_x64 is set. Raises NotTraceable, a
+        TypeError, where JAX cannot compile it, and what `f` raises; WorkerDied if a rank dies.
         """
-        return _map_module("gang_map").map(self, f, xs, chunk=chunk, in_axes=in_axes, static=static, jax=jax)
-
-    def imap(
-        self,
-        f: Callable[..., Any],
-        xs: Iterable[Any],
-        *,
-        chunk: int | str = "auto",
-        static: Mapping[str, Any] | None = None,
-        jax: bool = True,
-    ) -> Iterator[Any]:
-        """The same for any iterable of items, which are taken as they are needed: an iterator over the results."""
-        results: Iterator[Any] = _map_module("gang_map").imap(self, f, xs, chunk=chunk, static=static, jax=jax)
-        return results
-
-    def explain(self) -> str:
-        """What the last map on this gang has chosen: chunks, devices, and how fast it was."""
-        return str(_map_module("stats").last_stats(self) or "this gang has mapped nothing yet")
+        return map_items(self, f, xs, chunk=chunk, in_axes=in_axes, static=static, jax=jax)
 
     def __getitem__(self, name: str) -> Results:
         """What a variable of a notebook's %%gang cells is on each rank."""
@@ -262,8 +246,3 @@ class Gang:
         """
         self.fault("pause", rank)
         self._lifecycle.instance.wait_until_paused(rank)
-
-
-def _map_module(name: str) -> Any:
-    """A module of jaxrun.frontends.map, by name: that package stands above this one, and most gangs need none of it."""
-    return import_module(f"jaxrun.frontends.map.{name}")

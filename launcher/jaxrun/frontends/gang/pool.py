@@ -1,0 +1,110 @@
+"""pool(): map over all devices of this machine, or of several hosts, in place of multiprocessing.Pool.
+
+    with jaxrun.pool() as pool:
+        results = pool.map(f, xs)
+
+The function is vmapped and compiled, and runs on the devices of one process for each host. With `jax=False` it runs as
+plain Python, in one process for each core.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from types import TracebackType
+from typing import Any, Self
+
+from jaxrun.errors import UsageError
+from jaxrun.frontends.gang.exceptions import GangError
+from jaxrun.frontends.gang.gang import Gang
+from jaxrun.frontends.gang.map import map_items
+from jaxrun.spec.job.devices import Gpus, probe_machine
+from jaxrun.spec.job.job import Job
+from jaxrun.spec.job.layout import decide_layout, wanted_platforms
+
+
+class Pool:
+    """Made by `pool`: a gang whose ranks map. Iterables are sequences of items, as for multiprocessing.Pool."""
+
+    def __init__(self, gang: Gang, *, jax: bool) -> None:
+        self._gang, self._jax = gang, jax
+        self._closed = False
+
+    def map(self, func: Callable[[Any], Any], iterable: Iterable[Any], chunksize: int | None = None) -> Any:
+        """Return `func` of each item, in order: as numpy arrays, or with `jax=False` as a list.
+
+        chunksize:  items that a device, or a process, takes at once
+
+        Raises what func raises, NotTraceable if JAX cannot compile it.
+        """
+        return self._map(func, iterable, chunksize, unpack_items=False)
+
+    def starmap(self, func: Callable[..., Any], iterable: Iterable[Any], chunksize: int | None = None) -> Any:
+        """As map; an item is a tuple of func's arguments."""
+        return self._map(func, iterable, chunksize, unpack_items=True)
+
+    def close(self) -> None:
+        """Take no more work."""
+        self._closed = True
+
+    def join(self) -> None:
+        """Wait until no process is left; after `close`."""
+        if not self._closed:
+            raise ValueError("the pool still runs; close() it before join()")
+        self._gang.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self.close()
+        self.join()
+
+    def _map(self, func: Callable[..., Any], iterable: Iterable[Any], chunk: int | None, *, unpack_items: bool) -> Any:
+        if self._closed:
+            raise GangError("this pool is closed; make another")
+        # A tuple would be one tree of arrays for Gang.map; here it is a sequence of items, like a list.
+        items = iterable if hasattr(iterable, "__array__") else list(iterable)
+        return map_items(self._gang, func, items, chunk=chunk, jax=self._jax, unpack_items=unpack_items)
+
+
+def pool(
+    processes: int | None = None,
+    *,
+    jax: bool = True,
+    hosts: int | None = None,
+    backend: str = "local",
+    platform: str = "auto",
+    env: Mapping[str, str] | None = None,
+    options: str | Sequence[str] = (),
+) -> Pool:
+    """Start processes that map functions; close them by `close` and `join`, or a `with`.
+
+    processes:  cores to use, this machine's by default: as devices of one process, or with jax=False as processes
+    jax:        False for plain Python, which is called item by item
+    hosts, backend, platform, env, options:  as for Gang; over hosts there is one process with devices on each
+    """
+    if processes is not None and (isinstance(processes, bool) or not isinstance(processes, int) or processes < 1):
+        raise UsageError(f"processes of a pool must be a whole number from 1, not {processes!r}")
+    cores = processes or len(os.sched_getaffinity(0))
+    devices: int | None
+    if jax:
+        count, devices = hosts or 1, _devices_per_process(platform, cores, hosts or 1, os.environ)
+    else:
+        count, devices = math.ceil(cores / (hosts or 1)) * (hosts or 1), 1
+        platform = "cpu" if platform == "auto" else platform
+    gang = Gang(count, devices, hosts=hosts, backend=backend, platform=platform, env=env, options=options)
+    return Pool(gang, jax=jax)
+
+
+def _devices_per_process(platform: str, cores: int, hosts: int, environ: Mapping[str, str]) -> int | None:
+    """Return how many devices a process should have: all GPUs of a machine, or as many CPU devices as it has cores.
+
+    None for a TPU, which has its own number.
+    """
+    job = Job(program=("pool",), platform=platform)
+    layout = decide_layout(job, probe_machine(wanted_platforms(job, environ), environ), environ)
+    if layout.gpus != Gpus():
+        return max(1, len(layout.gpus.names) // hosts)
+    return max(1, cores // hosts) if layout.platform == "cpu" else layout.devices_per_process
