@@ -13,9 +13,8 @@ from typing import Any
 
 import numpy as np
 from _programs import workloads as functions
-from jaxrun.frontends.map.pool import pool
 
-from jaxrun import Gang
+from jaxrun import Gang, pool
 
 SHOWN = 50  # results that are compared
 _CHUNKS_PER_CORE = 8
