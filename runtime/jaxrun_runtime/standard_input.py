@@ -7,15 +7,16 @@ import functools
 import sys
 
 from jaxrun.protocol.env import WorkerEnv
-from jaxrun.protocol.names import STDIN_NONE
+from jaxrun.protocol.settings import STDIN_NONE, STDIN_RANK_0
 
 
 def explain_missing_input(env: WorkerEnv) -> None:
     """On a rank without standard input, let the EOFError of input() say who has it."""
-    if env.stdin == str(env.rank):
+    owner = env.stdin or STDIN_RANK_0
+    if owner == str(env.rank):
         return
-    owner = "no rank has" if env.stdin == STDIN_NONE else f"rank {env.stdin} has"
-    text = f"rank {env.rank} has no standard input: {owner} jaxrun's (--stdin RANK|none)"
+    who = "no rank has" if owner == STDIN_NONE else f"rank {owner} has"
+    text = f"rank {env.rank} has no standard input: {who} jaxrun's (--stdin RANK|none)"
     original = builtins.input
 
     @functools.wraps(original)

@@ -17,7 +17,7 @@ from typing import NoReturn
 from jaxrun.errors import EXIT_SOFTWARE
 from jaxrun.protocol.env import STACKS_SIGNAL, WorkerEnv
 from jaxrun.protocol.flight_file import LOCKSTEP_OFF
-from jaxrun.protocol.names import CACHE_OFF, COMPILE_EACH, MAKE_MESH_JAXRUN
+from jaxrun.protocol.settings import CACHE_OFF, COMPILE_EACH, MAKE_MESH_JAXRUN
 from jaxrun.protocol.worker_messages import Interrupted, Join, Run, StartCoordinator, WorkerStage
 from jaxrun_runtime import (
     DivergenceError,

@@ -31,6 +31,7 @@ from jaxrun.protocol.agent_messages import (
 )
 from jaxrun.protocol.env import AgentEnv
 from jaxrun.protocol.names import CONTROL_FD
+from jaxrun.protocol.settings import WorkerSettings
 from jaxrun.protocol.worker_messages import (
     CoordinatorReady,
     DeviceReport,
@@ -118,12 +119,10 @@ class ByHand:
             "program": ("p", *([""] * self.rank), *codes),
             "environment": {"COLOUR": "blue sky"},
             "local_device_ids": (),
-            "init_timeout": 60.0,
             "run_dir": "",
             "log_dir": "",
             "show_output": True,
-            "lockstep": "record",
-            "make_mesh": "jaxrun",
+            "settings": WorkerSettings(init_timeout=60.0, compile="each"),
         }
         return StartWorker(**{**values, **changes})
 

@@ -99,7 +99,7 @@ class WorkerHarness:
             stacks_fd=stacks,
             flight_fd=flight,
             init_timeout=_TIMEOUT_S,
-            **self.local,
+            **{"compile": "each", **self.local},
         )
         return env.to_env()
 

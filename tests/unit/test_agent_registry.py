@@ -51,7 +51,7 @@ def test_start_messages_are_sorted_by_rank_and_describe_the_job():
     assert {start.size for start in assignment.starts} == {3}
     assert {start.program for start in assignment.starts} == {("train.py", "--steps", "3")}
     assert all(start.environment["A"] == "b" for start in assignment.starts)
-    assert all(start.init_timeout == 120.0 for start in assignment.starts)
+    assert all(start.settings.init_timeout == 120.0 for start in assignment.starts)
     assert assignment.expected == Expected(3, "ab" * 16 + "-1", "cpu", 1)
     assert assignment.notes == ()
 
@@ -182,7 +182,7 @@ def test_on_gpus_a_shared_compilation_is_refused():
     with pytest.raises(UsageError, match=r"^--compile once is for cpu: sharing was not tried on cuda; leave it out$"):
         assign(["h1", "h2"], gpus=gpus, changes=plugin, platform="auto", compile="once")
     assert assign(["h1", "h2"], gpus=gpus, changes=plugin, platform="auto", compile="auto").expected.platform == "cuda"
-    assert assign(["h1", "h2"], platform="auto", compile="once").starts[0].compile == "once"
+    assert assign(["h1", "h2"], platform="auto", compile="once").starts[0].settings.compile == "once"
 
 
 def test_a_host_without_gpus_among_others_is_refused_with_a_table():

@@ -35,6 +35,7 @@ from jaxrun.protocol.agent_messages import (
 )
 from jaxrun.protocol.auth import ClientHandshake
 from jaxrun.protocol.codec import encode
+from jaxrun.protocol.settings import WorkerSettings
 from jaxrun.protocol.snapshot_messages import SnapshotPurpose, SnapshotReply
 from jaxrun.protocol.worker_messages import Done, Run
 from jaxrun.records.event_log.actions import Finish, Send
@@ -47,7 +48,14 @@ JOB_INFO = JobInfo("job", "", ("cpu",))
 
 def message(kind, **values):
     """One of this kind; fields that are not given are of the right type."""
-    empty = {"int": 0, "str": "", "float": 0.0, "bool": False, "Mapping[str, str]": {}}
+    empty = {
+        "int": 0,
+        "str": "",
+        "float": 0.0,
+        "bool": False,
+        "Mapping[str, str]": {},
+        "WorkerSettings": WorkerSettings(),
+    }
     return kind(**{field.name: empty.get(field.type, ()) for field in fields(kind)} | values)
 
 

@@ -65,7 +65,7 @@ def test_what_a_process_has_worked_is_seen_until_it_ends():
 
 # ---- who compiles
 
-ENV = WorkerEnv("0" * 32, 0, 2, 0, 2, "h", -1, -1, -1, 1.0, compile="auto", verbose=True)
+ENV = WorkerEnv("0" * 32, 0, 2, 0, 2, "h", -1, -1, -1, init_timeout=1.0, compile="auto", verbose=True)
 
 
 class _Backend:

@@ -7,8 +7,9 @@ from hypothesis import strategies as st
 from jaxrun.errors import UsageError
 from jaxrun.protocol.agent_messages import FaultNotInjected
 from jaxrun.records.event_log.events import FaultRequested
+from jaxrun.spec.job.combinations import check_rank_options
 from jaxrun.spec.job.fault_spec import FAULT_KINDS, FaultSpec, parse_faults
-from jaxrun.spec.job.job import Job, check_rank_options
+from jaxrun.spec.job.job import Job
 
 WRITTEN = {
     "kill:1@2s": (FaultSpec("kill", (range(1, 2),), 2.0),),

@@ -12,6 +12,7 @@ from jaxrun.cli.options import parameters
 from jaxrun.controller.supervisor.resource_limits import check_limits
 from jaxrun.errors import UsageError
 from jaxrun.protocol.env import WorkerEnv
+from jaxrun.protocol.settings import options_of
 from jaxrun.spec.backends import BACKENDS, HOST_OPTIONS, Backend, check_options, make_plan
 from jaxrun.spec.job.job import Job
 from jaxrun.spec.job.plan import LaunchCommand, Plan, Worker, to_json
@@ -181,10 +182,10 @@ def pbs(monkeypatch, tmp_path):
     return {"PATH": str(tmp_path), "PBS_JOBID": "7.ctl", "PBS_NODEFILE": str(tmp_path / "nodes")}
 
 
-def test_every_backend_of_the_table_has_a_plan_and_options_that_the_command_has():
-    known = {parameter.name for parameter in parameters()}
+def test_every_backend_of_the_table_has_a_plan_and_understands_what_options_need():
+    needed = {option.needs for _, option in options_of(Job)}
     for backend in BACKENDS.values():
-        assert callable(import_module(backend.module).plan) and set(backend.options) <= known
+        assert callable(import_module(backend.module).plan) and set(backend.options) <= needed
 
 
 def test_an_option_that_the_backend_does_not_understand_is_refused():

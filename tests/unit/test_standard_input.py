@@ -10,7 +10,8 @@ import pytest
 
 from jaxrun.errors import UsageError
 from jaxrun.protocol.env import WorkerEnv
-from jaxrun.spec.job.job import Job, check_rank_options
+from jaxrun.spec.job.combinations import check_rank_options
+from jaxrun.spec.job.job import Job
 from jaxrun.spec.job.plan import LaunchCommand
 from jaxrun.spec.job.standard_input import explain_no_terminal, open_stdin, resolve_stdin
 from jaxrun_runtime.standard_input import explain_missing_input
@@ -110,7 +111,7 @@ def test_input_on_a_rank_without_standard_input_says_who_has_it(monkeypatch, giv
 
     monkeypatch.setattr(builtins, "input", finds_nothing)
     monkeypatch.setattr(sys, "stdin", sys.__stdin__)
-    explain_missing_input(WorkerEnv("ab" * 16, 0, 2, 0, 2, "h1", 7, 8, 9, 60.0, stdin=given))
+    explain_missing_input(WorkerEnv("ab" * 16, 0, 2, 0, 2, "h1", 7, 8, 9, init_timeout=60.0, stdin=given))
     said = f"rank 0 has no standard input: {owner} jaxrun's (--stdin RANK|none)" if owner else "after ?"
     with pytest.raises(EOFError) as ended:
         input("?")

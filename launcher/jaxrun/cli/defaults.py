@@ -8,15 +8,14 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import click
 
-from jaxrun.cli.help import Option
 from jaxrun.cli.make_job import read_variables
-from jaxrun.cli.option_types import split_words
+from jaxrun.cli.option_types import JobOption, split_words
 from jaxrun.errors import UsageError
 from jaxrun.protocol.names import CONTROL_FD, JOB_ID, RESERVED_PREFIX
 
@@ -39,10 +38,8 @@ class Defaults:
     env_sources: Mapping[str, str] = field(default_factory=dict)
 
 
-def read_defaults(
-    own: Sequence[Option], every: Callable[[], Sequence[Option]], environ: Mapping[str, str], directory: str
-) -> Defaults:
-    """Read the defaults of the options `own`; the file may also have some of others among `every`.
+def read_defaults(own: Sequence[JobOption], environ: Mapping[str, str], directory: str) -> Defaults:
+    """Read the defaults of the options `own`; the file may also have some of other commands' options.
 
     Raises UsageError that names the file or the variable, and what is wrong there.
     """
@@ -55,17 +52,17 @@ def read_defaults(
     for key, value in table.items():
         option = by_name.get(key.replace("_", "-"))
         if option is not None:
-            values[_parameter(option)] = _from_toml(option, value, f"{path}: {key}")
-            sources[_parameter(option)] = path
-        elif key.replace("_", "-") not in (known := _by_name(every())):
+            values[option.parameter] = _from_toml(option, value, f"{path}: {key}")
+            sources[option.parameter] = path
+        elif key.replace("_", "-") not in (known := _names_of_all()):
             raise UsageError(f"{path}: [tool.{_TABLE}] {_no_such_key(key, known)}")
     env = _pop_variables(values, environ)
     if JOB_ID not in environ:
         for option in by_name.values():
             variable = variable_of(option)
             if environ.get(variable):
-                values[_parameter(option)] = _from_text(option, environ[variable], variable)
-                sources[_parameter(option)] = variable
+                values[option.parameter] = _from_text(option, environ[variable], variable)
+                sources[option.parameter] = variable
     more = _pop_variables(values, environ)
     return Defaults(values, sources, env | more, dict.fromkeys(env, path) | dict.fromkeys(more, _VARIABLES))
 
@@ -75,7 +72,7 @@ def _pop_variables(values: dict[str, Any], environ: Mapping[str, str]) -> dict[s
     return read_variables(values.pop("env_files", ()), values.pop("assignments", ()), environ)
 
 
-def variable_of(option: Option) -> str:
+def variable_of(option: JobOption) -> str:
     """JAXRUN_STALL_TIMEOUT for --stall-timeout."""
     return RESERVED_PREFIX + option.long_name.upper().replace("-", "_")
 
@@ -93,13 +90,13 @@ def describe_defaults(
     lines = [
         f"{_as_typed(option, defaults.values[option.name])}, by {defaults.sources[option.name]}"
         for option in ctx.command.params
-        if isinstance(option, Option) and option.name in used
+        if isinstance(option, JobOption) and option.name in used
     ]
     kept = [name for name, value in defaults.env.items() if env.get(name) == value]
     return [*lines, *(f"--env {name}, by {defaults.env_sources[name]}" for name in kept)]
 
 
-def _as_typed(option: Option, value: Any) -> str:
+def _as_typed(option: JobOption, value: Any) -> str:
     import shlex
 
     name = f"--{option.long_name}"
@@ -108,13 +105,14 @@ def _as_typed(option: Option, value: Any) -> str:
     return f"{name} {shlex.join(value if isinstance(value, tuple) else (value,))}"
 
 
-def _by_name(options: Sequence[Option]) -> dict[str, Option]:
-    return {option.long_name: option for option in options if option.configurable}
+def _by_name(options: Sequence[JobOption]) -> dict[str, JobOption]:
+    return {option.long_name: option for option in options if option.declared.configurable}
 
 
-def _parameter(option: Option) -> str:
-    assert option.name is not None
-    return option.name
+def _names_of_all() -> Collection[str]:
+    from jaxrun.cli.options import attach_parameters, parameters
+
+    return _by_name([each for each in (*parameters(), *attach_parameters()) if isinstance(each, JobOption)])
 
 
 def _find_table(directory: str) -> tuple[str, Mapping[str, Any]]:
@@ -150,7 +148,7 @@ def _no_such_key(key: str, by_name: Collection[str]) -> str:
     return f"has no option {key!r}; " + (f"did you mean {close[0]!r}?" if close else "jaxrun --help-all lists them")
 
 
-def _from_toml(option: Option, value: Any, source: str) -> Any:
+def _from_toml(option: JobOption, value: Any, source: str) -> Any:
     """The value as the command line would have it: a text, and a tuple of texts for an option that may be repeated."""
     if option.multiple and isinstance(value, dict):
         value = [f"{name}={text}" for name, text in value.items()]
@@ -162,7 +160,7 @@ def _from_toml(option: Option, value: Any, source: str) -> Any:
     return tuple(map(str, parts)) if option.multiple else str(value)
 
 
-def _from_text(option: Option, text: str, source: str) -> Any:
+def _from_text(option: JobOption, text: str, source: str) -> Any:
     if not option.multiple:
         return text
     return (text,) if option.metavar in _WORDS else tuple(split_words(str(text), source))

@@ -1,13 +1,24 @@
-"""The pages of help: --help fits on one screen; --help-all has every option, in groups, and the exit status."""
+"""The pages of help, and completion by the shell.
+
+--help fits on one screen; --help-all has every option, in groups, and the exit status. A shell completes words once it
+has evaluated "$(_JAXRUN_COMPLETE=bash_source jaxrun)", and the same for zsh and fish: it starts jaxrun with the words
+so far in COMP_WORDS, and click answers, for the command that is to be completed.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+import os
+from collections.abc import Collection
+from typing import TYPE_CHECKING
 
 import click
 
+from jaxrun.cli.option_types import JobOption, job_options
+from jaxrun.protocol.names import SUBCOMMANDS
 from jaxrun.terminal import PROSE_WIDTH
+
+if TYPE_CHECKING:
+    from click.shell_completion import CompletionItem
 
 _USAGE = """\
 Usage: jaxrun [OPTIONS] PROGRAM [ARGS]...
@@ -63,67 +74,59 @@ Exit status:
   128+n  a process died of signal n: 137 SIGKILL, 139 SIGSEGV; jaxrun: 130 Ctrl-C, 143 SIGTERM
 """
 _NAMES_WIDTH = 32
-
-
-class Option(click.Option):
-    """An option that knows its group, and the names that other launchers have for it.
-
-    main:          --help shows it
-    aliases:       further names, which no page of help shows
-    configurable:  its default may come from pyproject.toml or a variable
-    """
-
-    def __init__(
-        self,
-        *names: str,
-        group: str,
-        main: bool = False,
-        aliases: Sequence[str] = (),
-        configurable: bool = True,
-        **attributes: Any,
-    ) -> None:
-        super().__init__(names, **attributes)
-        self.group = group
-        self.main = main
-        self.aliases = tuple(aliases)
-        self.configurable = configurable
-
-    @property
-    def long_name(self) -> str:
-        """ "stall-timeout" of --stall-timeout; the letter alone of an option that has no long name."""
-        return max(self.opts, key=len).lstrip("-")
-
-    def add_to_parser(self, parser: Any, ctx: click.Context) -> None:
-        super().add_to_parser(parser, ctx)
-        if self.aliases:
-            parser.add_option(obj=self, opts=list(self.aliases), dest=self.name, action="store", nargs=self.nargs)
+COMPLETION_VARIABLE = "_JAXRUN_COMPLETE"
+_WORDS = "COMP_WORDS"
+_AT = "COMP_CWORD"  # bash and zsh: the number of the word to complete; fish: that word
 
 
 class Command(click.Command):
-    """A command with these two pages of help; all its options are of class Option."""
+    """A command with these two pages of help; all its options are of class JobOption."""
 
     def get_help(self, ctx: click.Context) -> str:
-        main = [option for option in _options(self) if option.main]
+        main = [option for option in job_options(self) if option.declared.main]
         return (self.help or _USAGE) + _section(ctx, "Options", main) + _EXAMPLES_OF[self.name or ""].rstrip()
 
 
 def all_help(ctx: click.Context) -> str:
     """Return the page with every option in its group, and every exit status."""
-    groups: dict[str, list[Option]] = {}
-    for option in _options(ctx.command):
-        groups.setdefault(option.group, []).append(option)
+    groups: dict[str, list[JobOption]] = {}
+    for option in job_options(ctx.command):
+        groups.setdefault(option.declared.group, []).append(option)
     return (
         (ctx.command.help or _USAGE) + "".join(_section(ctx, *item) for item in groups.items()) + _EXIT_STATUS.rstrip()
     )
 
 
-def _options(command: click.Command) -> list[Option]:
-    return [param for param in command.params if isinstance(param, Option)]
-
-
-def _section(ctx: click.Context, title: str, options: list[Option]) -> str:
+def _section(ctx: click.Context, title: str, options: list[JobOption]) -> str:
     formatter = click.HelpFormatter(width=PROSE_WIDTH)
     with formatter.section(title):
         records = [record for option in options if (record := option.get_help_record(ctx))]
         formatter.write_dl(records, col_max=_NAMES_WIDTH)
     return "\n" + formatter.getvalue().strip("\n") + "\n"
+
+
+def command_to_complete(commands: Collection[str]) -> str:
+    """The command whose words are to be completed, empty for `jaxrun` itself; its name is taken out of the words."""
+    text, at = os.environ.get(_WORDS, ""), os.environ.get(_AT, "")
+    words = text.split()
+    if len(words) < 2 or words[1] not in commands:
+        return ""
+    if os.environ[COMPLETION_VARIABLE].startswith("fish"):
+        itself = len(words) == 2 and at == words[1]
+    else:
+        itself = at == "1"
+        os.environ[_AT] = at if itself else str(int(at) - 1)
+    if itself:
+        return ""
+    os.environ[_WORDS] = text.replace(words[1], "", 1)
+    return words[1]
+
+
+def complete_program(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
+    """Files, and as the very first word the commands of jaxrun."""
+    from click.shell_completion import CompletionItem
+
+    typed = click.core.ParameterSource.COMMANDLINE
+    first = not any(ctx.get_parameter_source(other.name or "") is typed for other in ctx.command.params)
+    names = [name for name in SUBCOMMANDS if name.startswith(incomplete)] if first and ctx.info_name == "jaxrun" else []
+    return [*map(CompletionItem, names), CompletionItem(incomplete, type="file")]

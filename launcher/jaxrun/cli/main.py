@@ -15,10 +15,10 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 import click
 
-from jaxrun.cli import completion
 from jaxrun.cli.defaults import Defaults, describe_defaults, read_defaults, used_defaults
-from jaxrun.cli.help import ATTACH_USAGE, DOCTOR_USAGE, Command, Option
+from jaxrun.cli.help import ATTACH_USAGE, COMPLETION_VARIABLE, DOCTOR_USAGE, Command, command_to_complete
 from jaxrun.cli.make_job import make_job, without_effect
+from jaxrun.cli.option_types import job_options
 from jaxrun.cli.options import attach_parameters, doctor_parameters, parameters
 from jaxrun.errors import EXIT_SIGNAL_BASE, EXIT_UNAVAILABLE, JaxrunError, describe_shortage
 from jaxrun.protocol.names import SUBCOMMANDS
@@ -58,10 +58,9 @@ def main(arguments: Sequence[str] | None = None, early_server: EarlyServer | Non
         if isinstance(command, Command):
             from jaxrun.spec.job.program import working_directory
 
-            own, every = _options(command.params), lambda: _options([*parameters(), *attach_parameters()])
-            invocation.defaults = read_defaults(own, every, os.environ, working_directory())
+            invocation.defaults = read_defaults(job_options(command), os.environ, working_directory())
             settings["default_map"] = invocation.defaults.values
-        settings["complete_var"] = completion.VARIABLE
+        settings["complete_var"] = COMPLETION_VARIABLE
         return command.main(words, prog_name=command.name, standalone_mode=False, obj=invocation, **settings) or 0
     except click.ClickException as error:
         from jaxrun.cli.usage_errors import describe
@@ -98,8 +97,8 @@ def run_and_exit(arguments: Sequence[str], early_server: EarlyServer | None) -> 
 
 def _pop_name(words: list[str]) -> str:
     """Take the name of a subcommand from `words`; empty where there is none."""
-    if completion.VARIABLE in os.environ:
-        return completion.command_to_complete(SUBCOMMANDS)
+    if COMPLETION_VARIABLE in os.environ:
+        return command_to_complete(SUBCOMMANDS)
     return words.pop(0) if words and words[0] in SUBCOMMANDS else ""
 
 
@@ -121,10 +120,6 @@ def _command(name: str) -> click.Command:
     from jaxrun.cli import run_dir_commands
 
     return run_dir_commands.COMMANDS[name]()
-
-
-def _options(params: Sequence[click.Parameter]) -> list[Option]:
-    return [param for param in params if isinstance(param, Option)]
 
 
 def _run(dry_run: bool, **values: Any) -> int:

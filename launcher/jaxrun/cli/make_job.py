@@ -9,8 +9,9 @@ from typing import Any
 from jaxrun.cli.option_types import AUTOMATIC, PER_GPU, split_words
 from jaxrun.errors import UsageError
 from jaxrun.protocol.flight_file import LOCKSTEP_STRICT
-from jaxrun.protocol.names import CACHE_AUTO, CACHE_OFF, GANG_ADDRESS, GANG_TOKEN
-from jaxrun.spec.backends import HOSTS, check_options, is_understood
+from jaxrun.protocol.names import GANG_ADDRESS, GANG_TOKEN
+from jaxrun.protocol.settings import CACHE_AUTO, CACHE_OFF, options_of
+from jaxrun.spec.backends import HOSTS, check_options, understands
 from jaxrun.spec.job.job import Job
 from jaxrun.text import parse_ranks
 
@@ -27,8 +28,6 @@ def make_job(
 
     default_env:  variables for the workers, to which --env-file and --env add
     """
-    from pathlib import Path
-
     given = _given(values)
     if "host_rank" in given:
         if given.get("backend", "local") != "local":
@@ -40,14 +39,11 @@ def make_job(
         **read_variables(given.pop("env_files", ()), given.pop("assignments", ()), environ),
         **{name: environ[name] for name in (GANG_ADDRESS, GANG_TOKEN) if name in environ},
     }
-    _parse_words(given)
-    for name in ("run_dir", "hostfile", "sbatch", "rendezvous"):
-        if name in given:
-            given[name] = Path(given[name])
+    for field, option in options_of(Job):
+        if field.name in given:
+            given[field.name] = _parse(given[field.name], str(field.type), option.title)
     if given.get("compile_cache", "") not in ("", CACHE_OFF, CACHE_AUTO):
         given["compile_cache"] = os.path.abspath(given["compile_cache"])
-    if given.pop("no_fork", False):
-        given["no_fork"] = "--no-fork was given"
     unattended = environ.get("CI", "").lower() not in ("", "0", "false")
     if "stall_timeout" not in given and (unattended or given.get("lockstep") == LOCKSTEP_STRICT):
         given["stall_timeout"] = _UNATTENDED_STALL_TIMEOUT_S
@@ -60,7 +56,8 @@ def without_effect(values: Mapping[str, Any], defaults: Collection[str]) -> set[
     """Those of `defaults`, names of values from elsewhere, that contradict the others or that the backend ignores."""
     given = _given(values)
     backend = HOSTS if "host_rank" in given else given.get("backend", Job.__dataclass_fields__["backend"].default)
-    found = {name for name in defaults if name in given and not is_understood(name, backend)}
+    ignored = {field.name for field, option in options_of(Job) if not understands(backend, option)}
+    found = ignored & given.keys() & set(defaults)
     if "host_rank" in given and "host_rank" not in defaults:
         found |= {"backend"} & set(defaults)
     for pair in _ALTERNATIVES:
@@ -98,13 +95,19 @@ def read_variables(files: Sequence[str], assignments: Sequence[str], environ: Ma
     return env | dict(parse_assignment(text, environ) for text in assignments)
 
 
-def _parse_words(given: dict[str, Any]) -> None:
-    """Parse the options whose text has a form of its own."""
-    from jaxrun.spec.job.fault_spec import parse_faults
+def _parse(value: Any, annotation: str, option: str) -> Any:
+    """Make of what was typed the value of a field with this annotation. Raises UsageError that names the option."""
+    match annotation:
+        case "Path | None":
+            from pathlib import Path
 
-    for name, option in (("quiet_ranks", "--quiet-ranks"), ("only_ranks", "--only-rank")):
-        if name in given:
-            given[name] = parse_ranks(given[name], option)
-    given["chaos"] = tuple(fault for text in given.pop("chaos", ()) for fault in parse_faults(text))
-    for name, option in (("mpi_args", "--mpi-args"), ("slurm_args", "--slurm-args")):
-        given[name] = tuple(word for text in given.pop(name, ()) for word in split_words(text, option))
+            return Path(value)
+        case "Ranks":
+            return parse_ranks(value, option)
+        case "tuple[str, ...]":
+            return tuple(word for text in value for word in split_words(text, option))
+        case "tuple[FaultSpec, ...]":
+            from jaxrun.spec.job.fault_spec import parse_faults
+
+            return tuple(fault for text in value for fault in parse_faults(text))
+    return value

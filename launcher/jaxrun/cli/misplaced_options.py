@@ -9,7 +9,8 @@ from pathlib import Path
 
 import click
 
-from jaxrun.cli.help import Option
+from jaxrun.cli.option_types import JobOption, job_options
+from jaxrun.protocol.settings import SHAPE
 
 _READ_BYTES = 2**20
 
@@ -34,21 +35,20 @@ def describe_misplaced(ctx: click.Context, words: Sequence[str], program: Sequen
     return f"{shlex.join(moved)} {verb} to {program[0]}; did you mean {instead}?"
 
 
-def _options(ctx: click.Context) -> dict[str, Option]:
+def _options(ctx: click.Context) -> dict[str, JobOption]:
     """The options to look for, by each of their names: those that most jobs need, and those of their shape."""
     typed = click.core.ParameterSource.COMMANDLINE
-    options = [
-        option
-        for option in ctx.command.params
-        if isinstance(option, Option) and ctx.get_parameter_source(option.name or "") is not typed
-    ]
-    shape = [option for option in options if option.configurable and (option.main or "shape" in option.group)]
-    dry_run = [option for option in options if option.name == "dry_run"]
-    return {name: option for option in [*shape, *dry_run] for name in (*option.opts, *option.aliases)}
+    return {
+        name: option
+        for option in job_options(ctx.command)
+        if option.declared.main or option.declared.group == SHAPE
+        if option.opts != ["-m"] and ctx.get_parameter_source(option.parameter) is not typed
+        for name in (*option.opts, *option.declared.aliases)
+    }
 
 
 def _split(
-    ctx: click.Context, words: Sequence[str], options: Mapping[str, Option], text: str
+    ctx: click.Context, words: Sequence[str], options: Mapping[str, JobOption], text: str
 ) -> tuple[list[str], list[str]]:
     """The words that may be meant for jaxrun, and the others."""
     moved: list[str] = []
@@ -71,7 +71,7 @@ def _split(
     return moved, kept
 
 
-def _fits(ctx: click.Context, option: Option, value: str) -> bool:
+def _fits(ctx: click.Context, option: JobOption, value: str) -> bool:
     try:
         option.type.convert(value, option, ctx)
     except click.ClickException:

@@ -32,8 +32,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from jaxrun.protocol.names import CACHE_OFF, COMPILE_EACH, COMPILE_MEMORY_MIB, STDIN_RANK_0
 from jaxrun.protocol.probe_messages import HostFacts, PeerResults, ProbePeers
+from jaxrun.protocol.settings import WorkerSettings
 from jaxrun.protocol.snapshot_messages import (
     ProgramDetailsReply,
     ProgramDetailsRequest,
@@ -123,14 +123,7 @@ class StartWorker:
     environment:  variables to set on top of the agent's own
     log_dir:      where the agent writes the worker's output; empty if it sends all of it
     show_output:  whether the agent sends what is for the screen
-    lockstep:     how the ranks are kept in step
-    make_mesh:    who lays a mesh over several hosts
-    torch_env:    whether the worker gets the variables of torchrun
-    pdb:          whether a culprit is debugged
-    stdin:        which rank has jaxrun's standard input: its number, or "none"
-    compile_cache:  where compiled programs are kept; compile: who compiles what the ranks of a host have in common
-    compile_memory: in how much memory they share it at most, in MiB
-    verbose:      whether the worker says what only --verbose shows
+    settings:     what the command line says to every worker
     attempt:      which attempt to run the job this is, from 1; restart_reason: why the one before it ended
     fork:         whether a later attempt's worker may be forked: the agent then keeps a process that has imported jax
     waits:        whether the agent has no rank yet, and only starts the process that has imported jax
@@ -144,19 +137,10 @@ class StartWorker:
     program: tuple[str, ...]
     environment: Mapping[str, str]
     local_device_ids: tuple[int, ...]
-    init_timeout: float
     run_dir: str
     log_dir: str
     show_output: bool
-    lockstep: str
-    make_mesh: str
-    torch_env: bool = False
-    pdb: bool = False
-    stdin: str = STDIN_RANK_0
-    compile_cache: str = CACHE_OFF
-    compile: str = COMPILE_EACH
-    compile_memory: int = COMPILE_MEMORY_MIB
-    verbose: bool = False
+    settings: WorkerSettings
     attempt: int = 1
     restart_reason: str = ""
     fork: bool = False

@@ -7,8 +7,8 @@ import os
 from collections.abc import Mapping
 from pathlib import Path
 
-from jaxrun.protocol.names import CACHE_AUTO
 from jaxrun.protocol.own_directory import is_trusted
+from jaxrun.protocol.settings import CACHE_AUTO
 from jaxrun.text import format_user
 
 _WRITABLE_BY_OTHERS = 0o022

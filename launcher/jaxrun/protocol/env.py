@@ -14,19 +14,11 @@
 | JAXRUN_LOCAL_DEVICE_IDS  | ordinals of the accelerators to take, "0,1"; empty for all                   |
 | JAXRUN_CPUS              | the cores to stay on, "0,1"; empty for all                                  |
 | JAXRUN_RUN_DIR           | where the job leaves its files; empty with --no-run-dir                      |
-| JAXRUN_INIT_TIMEOUT      | seconds until every process must have joined                               |
 | JAXRUN_CHANNEL_FD        | the inherited socket to the agent (see worker_messages.py)                  |
 | JAXRUN_STACKS_FD         | an inherited file into which the worker's fault handler writes stacks       |
 | JAXRUN_FLIGHT_FD         | an inherited file that is the worker's flight recorder (see flight_file.py) |
-| JAXRUN_LOCKSTEP          | what is done to keep the ranks in step: off, record or strict               |
-| JAXRUN_COMPILE_CACHE     | where compiled programs are kept: a directory, auto or off                  |
-| JAXRUN_COMPILE           | who compiles what the ranks of a host have in common: auto, once or each   |
-| JAXRUN_COMPILE_MEMORY    | in how much memory they share it at most, in MiB                            |
-| JAXRUN_VERBOSE           | whether to say what only --verbose shows: True or False                    |
-| JAXRUN_MAKE_MESH         | who lays a mesh over several hosts: jaxrun, or jax, which refuses            |
-| JAXRUN_TORCH_ENV         | whether the variables of torchrun are set, too: True or False               |
-| JAXRUN_PDB               | whether a debugger opens on the rank that fails: True or False              |
-| JAXRUN_STDIN             | which rank has jaxrun's standard input: its number, or "none"               |
+
+and a variable for each field of settings.WorkerSettings, such as JAXRUN_LOCKSTEP.
 
 An agent that mpirun or srun has started finds, besides JAXRUN_JOB_ID and JAXRUN_INIT_TIMEOUT,
 
@@ -46,18 +38,8 @@ from dataclasses import dataclass, fields
 from typing import Any
 
 from jaxrun.errors import ProtocolError
-from jaxrun.protocol.flight_file import LOCKSTEP_RECORD
-from jaxrun.protocol.names import (
-    CACHE_OFF,
-    COMPILE_EACH,
-    COMPILE_MEMORY_MIB,
-    MAKE_MESH_JAXRUN,
-    NUM_PROCESSES,
-    PROCESS_ID,
-    RESERVED_PREFIX,
-    STDIN_RANK_0,
-    TORCH_VARIABLES,
-)
+from jaxrun.protocol.names import NUM_PROCESSES, PROCESS_ID, RESERVED_PREFIX, TORCH_VARIABLES
+from jaxrun.protocol.settings import WorkerSettings
 
 # A worker that receives this signal writes the stacks of its threads to JAXRUN_STACKS_FD. Before its Hello the signal
 # would kill it, as a real-time signal does by default.
@@ -67,7 +49,7 @@ REQUEST_SIGNAL = signal.SIGRTMIN + 8
 
 
 @dataclass(frozen=True, slots=True)
-class WorkerEnv:
+class WorkerEnv(WorkerSettings):
     """What one worker is told at its start; the field `local_rank` travels as JAXRUN_LOCAL_RANK, and so on."""
 
     job_id: str
@@ -79,16 +61,6 @@ class WorkerEnv:
     channel_fd: int
     stacks_fd: int
     flight_fd: int
-    init_timeout: float
-    lockstep: str = LOCKSTEP_RECORD
-    make_mesh: str = MAKE_MESH_JAXRUN
-    compile_cache: str = CACHE_OFF
-    compile: str = COMPILE_EACH
-    compile_memory: int = COMPILE_MEMORY_MIB
-    verbose: bool = False
-    torch_env: bool = False
-    pdb: bool = False
-    stdin: str = STDIN_RANK_0
     run_dir: str = ""
     simulated_boot_id: str = ""
     local_device_ids: tuple[int, ...] = ()

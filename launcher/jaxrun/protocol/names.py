@@ -10,12 +10,6 @@ PROCESS_ID = "JAX_PROCESS_ID"
 MASTER_ADDR = "MASTER_ADDR"
 MASTER_PORT = "MASTER_PORT"
 TORCH_VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", MASTER_ADDR, MASTER_PORT)
-MAKE_MESH_JAXRUN, MAKE_MESH_JAX = MAKE_MESH_MODES = ("jaxrun", "jax")  # who lays a mesh over several hosts
-# Who compiles a program that the ranks of a host have in common: one where that is proved safe, one, or each.
-COMPILE_AUTO, COMPILE_ONCE, COMPILE_EACH = COMPILE_MODES = ("auto", "once", "each")
-COMPILE_MEMORY_MIB = 512  # in which the ranks of a host share compiled programs, unless --compile-memory says otherwise
-CACHE_OFF, CACHE_AUTO = "off", "auto"  # where compiled programs are kept, besides a directory
-STDIN_RANK_0, STDIN_NONE = "0", "none"  # who has jaxrun's standard input, besides other numbers
 GANG_ADDRESS = f"{RESERVED_PREFIX}GANG"
 GANG_TOKEN = f"{RESERVED_PREFIX}GANG_TOKEN"
 CONTROL_FD = f"{RESERVED_PREFIX}CONTROL_FD"

@@ -12,7 +12,7 @@ from typing import Any
 
 from jaxrun.protocol.compile_cache import cache_directory, make_cache_directory, open_cache_directory
 from jaxrun.protocol.env import WorkerEnv
-from jaxrun.protocol.names import CACHE_AUTO, CACHE_OFF
+from jaxrun.protocol.settings import CACHE_AUTO, CACHE_OFF
 from jaxrun.protocol.whole_file import is_draft
 from jaxrun_runtime.compile_cache import jax_hooks
 from jaxrun_runtime.compile_cache.devices import describe_devices

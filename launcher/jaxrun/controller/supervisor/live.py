@@ -7,7 +7,7 @@ import subprocess
 import sys
 
 from jaxrun.errors import UsageError
-from jaxrun.protocol.names import STDIN_NONE
+from jaxrun.protocol.settings import STDIN_NONE
 from jaxrun.records.output.held_screen import HeldScreen
 from jaxrun.records.rundir.rundir import RunDir
 from jaxrun.spec.job.job import Job

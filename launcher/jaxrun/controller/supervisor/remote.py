@@ -26,7 +26,7 @@ from jaxrun.protocol import auth
 from jaxrun.protocol.addresses import format_addresses
 from jaxrun.protocol.agent_messages import JobInfo
 from jaxrun.protocol.env import AgentEnv
-from jaxrun.protocol.names import STDIN_NONE
+from jaxrun.protocol.settings import STDIN_NONE
 from jaxrun.records.rundir.rundir import RunDir, attempt_directory
 from jaxrun.spec.backends import replan
 from jaxrun.spec.job.layout import wanted_platforms

@@ -18,7 +18,7 @@ from jaxrun.node.agent.guard import Guard, job_marker
 from jaxrun.node.forkserver import early
 from jaxrun.node.forkserver.early import EarlyServer
 from jaxrun.protocol.addresses import loopback_address
-from jaxrun.protocol.names import CACHE_OFF
+from jaxrun.protocol.settings import CACHE_OFF
 from jaxrun.records.rundir import rundir
 from jaxrun.spec.job.plan import Plan
 from jaxrun.spec.job.standard_input import resolve_stdin

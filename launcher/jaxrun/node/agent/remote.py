@@ -11,7 +11,7 @@ import select
 import signal
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
 
@@ -226,20 +226,7 @@ def _plan_of_worker(start: StartWorker, job_id: str, environ: Mapping[str, str])
         local_device_ids=start.local_device_ids,
     )
     return Plan(
-        job=Job(
-            program=program,
-            module=module,
-            init_timeout=start.init_timeout,
-            lockstep=start.lockstep,
-            make_mesh=start.make_mesh,
-            compile_cache=start.compile_cache,
-            compile=start.compile,
-            compile_memory=start.compile_memory,
-            verbose=start.verbose,
-            torch_env=start.torch_env,
-            pdb=start.pdb,
-            stdin=start.stdin,
-        ),
+        job=Job(program=program, module=module, **asdict(start.settings)),
         job_id=job_id,
         workers=(worker,),
         job_size=start.size,

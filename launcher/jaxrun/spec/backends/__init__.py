@@ -12,6 +12,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 from jaxrun.errors import UsageError
+from jaxrun.protocol.settings import Option, options_of
 
 if TYPE_CHECKING:
     from jaxrun.spec.job.job import Job
@@ -23,79 +24,49 @@ class Backend:
     """One line of the table.
 
     module:   holds `plan(job, environ, job_id) -> Plan`; imported only when a job uses it; empty for `attach`
-    options:  the fields of Job that this backend understands, of those that not every backend does
+    options:  what it understands of what only some options need (settings.Option.needs)
     """
 
     module: str
     options: tuple[str, ...]
 
 
-HOST_OPTIONS = ("hosts", "processes_per_host", "interface")
-_SPARE_OPTIONS = ("spares", "min_hosts")
-_MPIRUN_OPTIONS = ("host_list", "hostfile", "mpirun", "mpi_args")
-_SLURM_OPTIONS = (
-    "cpus_per_process", "gpus_per_host", "partition", "time_limit", "account", "slurm_args", "sbatch", "submit",
-    "requeue",
-)  # fmt: skip
+HOST_OPTIONS = ("hosts", "interface")
 
 BACKENDS = {
-    "local": Backend("jaxrun.spec.backends.local", ("simulated_hosts",)),
-    "mpirun": Backend("jaxrun.spec.backends.mpirun", (*HOST_OPTIONS, *_SPARE_OPTIONS, *_MPIRUN_OPTIONS)),
-    "slurm": Backend("jaxrun.spec.backends.slurm", (*HOST_OPTIONS, *_SPARE_OPTIONS, *_SLURM_OPTIONS)),
+    "local": Backend("jaxrun.spec.backends.local", ("simulated hosts",)),
+    "mpirun": Backend("jaxrun.spec.backends.mpirun", (*HOST_OPTIONS, "spares", "mpirun")),
+    "slurm": Backend("jaxrun.spec.backends.slurm", (*HOST_OPTIONS, "spares", "slurm")),
 }
 ATTACH = "attach"  # `jaxrun attach`, whose processes somebody else has started
-ATTACH_OPTIONS = ("interface",)
 HOSTS = "hosts"  # a command on each host, which --host-rank tells apart
-HOSTS_OPTIONS = (*HOST_OPTIONS, "host_rank", "head", "rendezvous")
 _BY_HAND = {  # not for --backend
-    ATTACH: Backend("", ATTACH_OPTIONS),
-    HOSTS: Backend("jaxrun.spec.backends.command_per_host", HOSTS_OPTIONS),
-}
-
-# How people type the options that not every backend understands, by the field of Job.
-_OPTION_NAMES = {
-    "simulated_hosts": "--simulate-hosts",
-    "hosts": "-N/--hosts",
-    "processes_per_host": "--processes-per-host",
-    "host_rank": "--host-rank",
-    "head": "--head",
-    "rendezvous": "--rendezvous",
-    "interface": "--interface",
-    "spares": "--spares",
-    "min_hosts": "--min-hosts",
-    "host_list": "-H/--host",
-    "hostfile": "--hostfile",
-    "mpirun": "--mpirun",
-    "mpi_args": "--mpi-args",
-    "cpus_per_process": "--cpus-per-process",
-    "gpus_per_host": "--gpus-per-host",
-    "partition": "--partition",
-    "time_limit": "--time",
-    "account": "--account",
-    "slurm_args": "--slurm-args",
-    "sbatch": "--sbatch",
-    "submit": "--submit",
-    "requeue": "--requeue",
+    ATTACH: Backend("", ("interface",)),
+    HOSTS: Backend("jaxrun.spec.backends.command_per_host", (*HOST_OPTIONS, "by hand")),
 }
 
 
-def is_understood(field: str, backend: str) -> bool:
-    """Whether `backend` understands this field of Job."""
-    return field not in _OPTION_NAMES or field in _backend(backend).options
+def understands(backend: str, option: Option) -> bool:
+    return not option.needs or option.needs in _backend(backend).options
+
+
+def backends_with(option: Option) -> list[str]:
+    """Return the backends for --backend that understand the option."""
+    return [name for name in BACKENDS if understands(name, option)]
 
 
 def check_options(job: Job) -> None:
     """Raise UsageError if `job` has an option that its backend does not understand; this machine is one host."""
-    for field, option in _OPTION_NAMES.items():
-        if field == "hosts" and job.hosts == 1:
+    for field, option in options_of(job):
+        if understands(job.backend, option) or (field.name == "hosts" and job.hosts == 1):
             continue
-        if getattr(job, field) not in (None, "", 0, False, ()) and not is_understood(field, job.backend):
-            fitting = [f"--backend {name}" for name, backend in BACKENDS.items() if field in backend.options]
-            if field in HOSTS_OPTIONS:
+        if getattr(job, field.name) not in (None, "", 0, False, ()):
+            fitting = [f"--backend {name}" for name in backends_with(option)]
+            if understands(HOSTS, option):
                 fitting.append("--host-rank on each host")
             chosen = f"--backend {job.backend}" if job.backend in BACKENDS else "--host-rank"
             wanted = " or ".join(filter(None, (", ".join(fitting[:-1]), fitting[-1])))
-            raise UsageError(f"{option} is for {wanted}, not for {chosen}; leave one of them out")
+            raise UsageError(f"{option.title} is for {wanted}, not for {chosen}; leave one of them out")
 
 
 def make_plan(job: Job, environ: Mapping[str, str], job_id: str) -> Plan:

@@ -7,9 +7,10 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from jaxrun import RUNTIME
+from jaxrun.spec.job.combinations import check_rank_options
 from jaxrun.spec.job.devices import Machine, probe_machine
 from jaxrun.spec.job.environment import inherited_job_variables, worker_settings
-from jaxrun.spec.job.job import Job, check_rank_options
+from jaxrun.spec.job.job import Job
 from jaxrun.spec.job.layout import FORKED_PLATFORMS, Layout, decide_layout, wanted_platforms
 from jaxrun.spec.job.plan import Plan, Worker
 

@@ -12,8 +12,9 @@ from dataclasses import replace
 from jaxrun import RUNTIME
 from jaxrun.errors import UsageError
 from jaxrun.spec.job.cluster_env import CLUSTER_ENVS, RankInfo
+from jaxrun.spec.job.combinations import check_rank_options
 from jaxrun.spec.job.environment import inherited_job_variables
-from jaxrun.spec.job.job import Job, check_rank_options
+from jaxrun.spec.job.job import Job
 from jaxrun.spec.job.plan import AGENT_ARGV, LaunchCommand, Plan, Worker
 from jaxrun.spec.job.spare_hosts import AgentNumbers
 from jaxrun.text import UNKNOWN_HOST, plural

@@ -17,7 +17,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from jaxrun.errors import UnavailableError, UsageError
-from jaxrun.protocol.names import STDIN_RANK_0
+from jaxrun.protocol.settings import STDIN_RANK_0
 from jaxrun.spec.backends import sbatch
 from jaxrun.spec.backends.remote_plan import plan_remote
 from jaxrun.spec.backends.slurm_allocation import Allocation, read_allocation, spread_tasks

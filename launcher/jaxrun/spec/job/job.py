@@ -7,23 +7,26 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
+from functools import partial
 from typing import TYPE_CHECKING
 
-from jaxrun.errors import UsageError
-from jaxrun.protocol.flight_file import LOCKSTEP_MODES, LOCKSTEP_RECORD
-from jaxrun.protocol.names import (
-    CACHE_AUTO,
-    CACHE_OFF,
-    COMPILE_AUTO,
-    COMPILE_EACH,
-    COMPILE_MEMORY_MIB,
-    COMPILE_MODES,
-    COMPILE_ONCE,
-    MAKE_MESH_JAXRUN,
-    MAKE_MESH_MODES,
-    STDIN_NONE,
+from jaxrun.protocol.settings import (
+    BY_HAND,
+    FAILURE,
+    MPIRUN,
+    OUTPUT,
+    SHAPE,
+    SLURM,
+    START,
+    WorkerSettings,
+    at_least,
+    check_values,
+    option,
+    positive_seconds,
 )
+from jaxrun.spec.backends import BACKENDS
+from jaxrun.spec.job.combinations import check_combinations
 from jaxrun.text import Ranks
 
 if TYPE_CHECKING:
@@ -38,183 +41,275 @@ RESTART_ON = ("failure", "lost", "stall")  # any failure; lost hosts and signals
 PLATFORMS = ("auto", "cpu", "gpu", "cuda", "rocm", "tpu")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Job:
-    """The request of one command line. None means: to be decided from the devices that are found.
+def _check_processes(count: int) -> str:
+    too_many = f"must be {_MAX_PROCESSES} or less, not {count}" if count > _MAX_PROCESSES else ""
+    return at_least(1)(count) or too_many
 
-    program:               the path or module name, then its arguments
-    devices_per_process:   devices that each process shows as `jax.local_devices()`
-    simulated_hosts:       how many hosts to pretend to be; 0 for the machine as it is
-    hosts:                 how many real hosts
-    processes_per_host:    processes on each real host
-    host_rank:             which of the hosts this one is, where each has a command of its own; else None
-    head, rendezvous:      where host 0 listens, "host:port"; the directory in which it leaves its address, else None
-    cpus_per_process:      cores to ask the backend for, for each process
-    gpus_per_host:         GPUs to ask the backend for, on each host
-    host_list, hostfile:   which hosts, as mpirun's --host and --hostfile say it; empty and None for the backend's own
-    mpirun:                the mpirun to use; empty for the one on PATH
-    mpi_args, slurm_args:  further words for the backend's command, unchanged
-    partition, time_limit, account:  what Slurm is asked for; empty for its defaults
-    sbatch:                where to write a batch script instead of starting anything
-    submit:                hand the batch script to Slurm, and follow the job
-    requeue:               have Slurm start the job again after a preemption and its time limit
-    interface:             at which the launcher listens for the other hosts: a name, an address or a network
-    timeout:               seconds that the whole job may take; None for no limit
-    save_time:             seconds before this or Slurm's limit at which the program is asked to stop; None for never
-    stall_timeout:         seconds without progress after which the job is stopped; None or 0 for no limit
-    stall_notice:          seconds without progress after which people are told who waits for whom; 0 for never
-    lockstep:              how the ranks are kept in step: "off", "record" or "strict"
-    make_mesh:             who lays a mesh over several hosts: "jaxrun", or "jax", which refuses
-    compile:               who compiles what the ranks of a host have in common: "auto", "once" or "each"
-    compile_memory:        in how much memory they share that at most, in MiB
-    compile_cache:         where compiled programs are kept: an absolute path, "auto" or "off"
-    init_timeout:          seconds until every process must have joined
-    grace:                 seconds until SIGKILL for ranks that are to end; None for the defaults, which depend on why
-    max_restarts:          how often the job is started again after a failure, without progress in between
-    restart_on:            after which failures: one of RESTART_ON
-    spares:                how many hosts wait to take the place of one that is lost
-    min_hosts:             with how many hosts the job may go on at least; None: with all
-    placement:             the host of each rank, where it is decided already: after the loss of a host
-    spare_hosts:           those that are left then to take another's place
-    chaos:                 faults to inject
-    env:                   variables to add to every worker
-    torch_env:             also give every worker the variables of torchrun
-    pdb:                   open a debugger on the rank that causes a failure
-    stdin:                 which rank has jaxrun's standard input: a number, or "none"; "" to be decided
-    run_dir, no_run_dir:   where the job leaves its files; None for a new directory under ./jaxrun-runs
-    live:                  show the job as `jaxrun top` does, in the place of its output
-    quiet_ranks:           ranks whose output stays off the screen
-    only_ranks:            if not empty, the only ranks whose output is shown
-    no_fork:               why the workers must be fresh interpreters; if empty, they may be forked
-    probe_hosts:           first have the agents on other hosts report them, and connect to each other
+
+def _check_grace(seconds: float) -> str:
+    return "" if 0 <= seconds < math.inf else f"must be 0 seconds or more, not {seconds:g}"
+
+
+def _check_seconds_or_never(seconds: float) -> str:
+    return positive_seconds(seconds) if seconds else ""
+
+
+_shape, _start, _output, _failure = (partial(option, group=group) for group in (SHAPE, START, OUTPUT, FAILURE))
+_by_hand = partial(option, group=BY_HAND, needs="by hand")
+_mpirun = partial(option, group=MPIRUN, needs="mpirun")
+_slurm = partial(option, group=SLURM, needs="slurm")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Job(WorkerSettings):
+    """The request of one command line. None means: to be decided from the devices that are found, or not asked for.
+
+    program:       the path or module name, then its arguments
+    placement:     the host of each rank, where it is decided already: after the loss of a host
+    spare_hosts:   those that are left then to take another's place
+    env:           variables to add to every worker
+    probe_hosts:   first have the agents on other hosts report them, and connect to each other
     """
 
     program: tuple[str, ...]
-    module: bool = False
-    processes: int | None = None
-    devices_per_process: int | None = None
-    platform: str = "auto"
-    simulated_hosts: int = 0
-    hosts: int | None = None
-    processes_per_host: int | None = None
-    host_rank: int | None = None
-    head: str = ""
-    rendezvous: Path | None = None
-    cpus_per_process: int | None = None
-    gpus_per_host: int | None = None
-    backend: str = "local"
-    host_list: str = ""
-    hostfile: Path | None = None
-    mpirun: str = ""
-    mpi_args: tuple[str, ...] = ()
-    slurm_args: tuple[str, ...] = ()
-    partition: str = ""
-    time_limit: str = ""
-    account: str = ""
-    sbatch: Path | None = None
-    submit: bool = False
-    requeue: bool = False
-    interface: str = ""
-    timeout: float | None = None
-    save_time: float | None = None
-    stall_timeout: float | None = None
-    stall_notice: float = 30.0
-    lockstep: str = LOCKSTEP_RECORD
-    make_mesh: str = MAKE_MESH_JAXRUN
-    compile: str = COMPILE_AUTO
-    compile_memory: int = COMPILE_MEMORY_MIB
-    compile_cache: str = CACHE_OFF
-    init_timeout: float = 120.0
-    grace: float | None = None
-    max_restarts: int = 0
-    restart_on: str = RESTART_ON[0]
-    spares: int = 0
-    min_hosts: int | None = None
+    processes: int | None = _shape(
+        "-n/--processes",
+        "Processes to start. [default: one per GPU, else one per host]",
+        main=True,
+        aliases=("-np", "--np"),
+        check=_check_processes,
+        attach=False,
+    )
+    devices_per_process: int | None = _shape(
+        "-d/--devices-per-process",
+        "GPUs of each process, or simulated devices on CPU. [default: 1]",
+        main=True,
+        metavar="D",
+        check=at_least(1),
+    )
+    module: bool = _shape(
+        "-m",
+        "PROGRAM is the name of a module, as in python -m.",
+        default=False,
+        main=True,
+        configurable=False,
+        doctor=False,
+        recorded=True,
+    )
+    platform: str = _shape(
+        "--platform",
+        "Take cpu, gpu, cuda, rocm or tpu, and no other. [default: what is there]",
+        default="auto",
+        metavar="NAME",
+        choices=PLATFORMS,
+        recorded=True,
+    )
+    simulated_hosts: int = _shape(
+        "--simulate-hosts",
+        "Act as H hosts on this machine; processes are dealt equally.",
+        default=0,
+        metavar="H",
+        check=at_least(1),
+        needs="simulated hosts",
+        recorded=True,
+    )
+    hosts: int | None = _shape(
+        "-N/--hosts",
+        "Real hosts, with {backends} or --host-rank.",
+        aliases=("--nnodes",),
+        check=at_least(1),
+        needs="hosts",
+    )
+    processes_per_host: int | None = _shape(
+        "--processes-per-host", "Processes on each of them.", check=at_least(1), needs="hosts"
+    )
+    backend: str = _start(
+        "--backend",
+        "What starts the processes. [default: {default}]",
+        default="local",
+        main=True,
+        choices=BACKENDS,
+        check=lambda value: "",  # the table has some that nobody types
+        attach=False,
+        recorded=True,
+    )
+    env: Mapping[str, str] = field(default_factory=dict)
+    no_fork: str = _start(
+        "--no-fork",
+        "A fresh interpreter for each process. So does '# jaxrun: no-fork' in the program's first 20 lines.",
+        default="",
+        flag_value="--no-fork was given",
+        attach=False,
+    )
+    host_rank: int | None = _by_hand(
+        "--host-rank",
+        "Which of the --hosts this one is, from 0; the head is on host 0.",
+        aliases=("--node-rank",),
+        metavar="R",
+    )
+    head: str = _by_hand(
+        "--head",
+        "Where host 0 listens, alike on all hosts. [default: as host 0 says in the directory that follows]",
+        default="",
+        metavar="HOST:PORT",
+    )
+    rendezvous: Path | None = _by_hand(
+        "--rendezvous",
+        "A directory that all hosts share; not needed with --head and JAXRUN_TOKEN. [default: this one]",
+        metavar="DIR",
+    )
+    host_list: str = _mpirun(
+        "-H/--host", "Hosts and their slots, as h1:4,h2:4. [default: mpirun's own]", default="", metavar="HOSTS"
+    )
+    hostfile: Path | None = _mpirun(
+        "--hostfile", "The same from a file, a host in each line: 'h1 slots=4' or 'h1:4'.", metavar="FILE"
+    )
+    mpirun: str = _mpirun(
+        "--mpirun",
+        "The mpirun to use: Open MPI, MPICH or Intel MPI. [default: the one on PATH]",
+        default="",
+        metavar="PATH",
+    )
+    mpi_args: tuple[str, ...] = _mpirun(
+        "--mpi-args", "More words for mpirun, as typed in a shell. May be repeated.", default=(), metavar="WORDS"
+    )
+    interface: str = option(
+        "--interface",
+        "Where jaxrun listens for other hosts: eth0, an address, or 10.1.0.0/16. [default: all; {backends}]",
+        group=MPIRUN,
+        default="",
+        metavar="NAME",
+        needs="interface",
+    )
+    cpus_per_process: int | None = _slurm(
+        "--cpus-per-process", "Cores to ask for, for each process.", check=at_least(1)
+    )
+    gpus_per_host: int | None = _slurm("--gpus-per-host", "GPUs to ask for, on each host.", check=at_least(1))
+    partition: str = _slurm("--partition", "The partition to run in.", default="", metavar="NAME")
+    time_limit: str = _slurm("--time", "The time limit, as Slurm writes it: 1:30:00.", default="", metavar="TIME")
+    account: str = _slurm("--account", "The account to charge.", default="", metavar="NAME")
+    slurm_args: tuple[str, ...] = _slurm(
+        "--slurm-args", "More words for srun and sbatch. May be repeated.", default=(), metavar="WORDS"
+    )
+    sbatch: Path | None = _slurm(
+        "--sbatch",
+        "Write a batch script that runs this job, and start nothing.",
+        metavar="FILE",
+        configurable=False,
+        doctor=False,
+    )
+    submit: bool = _slurm(
+        "--submit",
+        "Hand the job to Slurm, and follow its output; Ctrl-C only stops following.",
+        default=False,
+        configurable=False,
+        doctor=False,
+    )
+    requeue: bool = _slurm(
+        "--requeue",
+        "Go on after a preemption or the time limit: have Slurm start the job again.",
+        default=False,
+        configurable=False,
+        doctor=False,
+    )
+    run_dir: Path | None = _output(
+        "--run-dir", "Where logs, events and verdict go. [default: a new one in jaxrun-runs]", metavar="DIR"
+    )
+    no_run_dir: bool = _output("--no-run-dir", "Leave no files.", default=False)
+    live: bool = _output(
+        "--live",
+        "Show all ranks on one screen, as jaxrun top does, in the place of their output.",
+        default=False,
+        configurable=False,
+        attach=False,
+    )
+    quiet_ranks: Ranks = _output(
+        "--quiet-ranks", "Keep ranks such as 1-3,7 off the screen.", default=(), metavar="RANKS"
+    )
+    only_ranks: Ranks = _output("--only-rank", "Show the output of these ranks only.", default=(), metavar="RANKS")
+    tag: str = _output("--tag", "A remark to keep in the job's files.", default="", metavar="TEXT", recorded=True)
+    timeout: float | None = _failure(
+        "--timeout",
+        "Stop the job after this time. [default: never] Times are seconds, or 90s, 5m, 1h30m.",
+        main=True,
+        check=positive_seconds,
+        recorded=True,
+    )
+    save_time: float | None = _failure(
+        "--save-time",
+        "Have should_stop say so this long before --timeout or Slurm's limit, and wait as long after SIGTERM. "
+        "[default: never before a limit]",
+        check=positive_seconds,
+        recorded=True,
+    )
+    stall_timeout: float | None = _failure(
+        "--stall-timeout",
+        "Stop it after so long without progress: output, calls, files, or CPU time in a rank that no other waits "
+        "for; 0: never. [default: 0; 300 where CI is set, and with --lockstep strict]",
+        check=_check_seconds_or_never,
+    )
+    stall_notice: float = _failure(
+        "--stall-notice",
+        "Say who waits for whom after so long without progress, again after twice as long, and so on; 0: never. "
+        "[default: {default}]",
+        default=30.0,
+        check=_check_seconds_or_never,
+    )
+    grace: float | None = _failure(
+        "--grace",
+        "Until SIGKILL, for ranks that are to end. "
+        f"[default: {SIGNAL_GRACE_S:g} after SIGTERM and Ctrl-C, else {FAILURE_GRACE_S:g}]",
+        check=_check_grace,
+        recorded=True,
+    )
+    max_restarts: int = _failure(
+        "--max-restarts",
+        "Start the job again after a failure, so often without a step saved in between, and not if it fails "
+        "twice alike. [default: {default}]",
+        default=0,
+        check=at_least(0),
+        recorded=True,
+    )
+    restart_on: str = _failure(
+        "--restart-on",
+        "After any failure, after lost hosts and signals, or after a stall. [default: {default}]",
+        default=RESTART_ON[0],
+        choices=RESTART_ON,
+        recorded=True,
+    )
+    spares: int = _failure(
+        "--spares",
+        "Hosts besides those of -N that take the place of lost ones, with --max-restarts. [default: {default}]",
+        default=0,
+        check=at_least(0),
+        needs="spares",
+    )
+    min_hosts: int | None = _failure(
+        "--min-hosts",
+        "With so many hosts at least, go on as a smaller job if there is no spare one. [default: all]",
+        check=at_least(1),
+        needs="spares",
+        recorded=True,
+    )
+    chaos: tuple[FaultSpec, ...] = _failure(
+        "--chaos",
+        "Bring about faults, to see what survives them: kill:1@2s, pause:0-3@1.5s or kill:any@1s-4s, "
+        "so long after the program has started on all ranks. May be repeated.",
+        default=(),
+        metavar="FAULTS",
+        recorded=True,
+    )
     placement: tuple[str, ...] = ()
     spare_hosts: tuple[str, ...] = ()
-    chaos: tuple[FaultSpec, ...] = ()
-    env: Mapping[str, str] = field(default_factory=dict)
-    torch_env: bool = False
-    pdb: bool = False
-    stdin: str = ""
-    run_dir: Path | None = None
-    no_run_dir: bool = False
-    live: bool = False
-    quiet_ranks: Ranks = ()
-    only_ranks: Ranks = ()
-    no_fork: str = ""
     probe_hosts: bool = False
-    tag: str = ""
-    verbose: bool = False
 
     def __post_init__(self) -> None:
-        _check_program(self.program, self.module)
-        _at_least_one("-n/--processes", self.processes)
-        if self.processes is not None and self.processes > _MAX_PROCESSES:
-            raise UsageError(f"-n/--processes must be {_MAX_PROCESSES} or less, not {self.processes}")
-        _at_least_one("-d/--devices-per-process", self.devices_per_process)
-        _at_least_one("-N/--hosts", self.hosts)
-        _at_least_one("--processes-per-host", self.processes_per_host)
-        _at_least_one("--cpus-per-process", self.cpus_per_process)
-        _at_least_one("--gpus-per-host", self.gpus_per_host)
-        _check_process_counts(self.processes, self.hosts, self.processes_per_host)
-        self._check_host_rank()
-        if self.simulated_hosts < 0:
-            raise UsageError(f"--simulate-hosts must be 1 or more, not {self.simulated_hosts}")
-        if self.platform not in PLATFORMS:
-            raise UsageError(f"--platform must be one of {', '.join(PLATFORMS)}, not {self.platform!r}")
-        if self.lockstep not in LOCKSTEP_MODES:
-            raise UsageError(f"--lockstep must be one of {', '.join(LOCKSTEP_MODES)}, not {self.lockstep!r}")
-        if self.make_mesh not in MAKE_MESH_MODES:
-            raise UsageError(f"--make-mesh must be one of {', '.join(MAKE_MESH_MODES)}, not {self.make_mesh!r}")
-        if self.compile not in COMPILE_MODES:
-            raise UsageError(f"--compile must be one of {', '.join(COMPILE_MODES)}, not {self.compile!r}")
-        if self.compile == COMPILE_ONCE and self.platform not in ("auto", "cpu"):
-            raise UsageError(
-                f"--compile {self.compile} is for cpu: sharing was not tried on {self.platform}; leave it out"
-            )
-        if self.compile_memory < 1:
-            raise UsageError(
-                f"--compile-memory must be 1 MiB or more, not {self.compile_memory}; "
-                f"to share nothing, give --compile {COMPILE_EACH}"
-            )
-        if self.compile_cache not in (CACHE_OFF, CACHE_AUTO) and not self.compile_cache.startswith("/"):
-            raise UsageError(f"--compile-cache must be a directory, auto or off, not {self.compile_cache!r}")
-        _positive("--timeout", self.timeout)
-        _positive("--save-time", self.save_time)
-        if self.timeout is not None and self.save_time is not None and self.save_time >= self.timeout:
-            raise UsageError(f"--save-time {self.save_time:g} is all of --timeout {self.timeout:g}; give less of it")
-        _positive("--stall-timeout", self.stall_timeout or None)
-        _positive("--stall-notice", self.stall_notice or None)
-        _positive("--init-timeout", self.init_timeout)
-        if self.grace is not None and not 0 <= self.grace < math.inf:
-            raise UsageError(f"--grace must be 0 seconds or more, not {self.grace:g}")
-        if self.max_restarts < 0:
-            raise UsageError(f"--max-restarts must be 0 or more, not {self.max_restarts}")
-        if self.restart_on not in RESTART_ON:
-            raise UsageError(f"--restart-on must be one of {', '.join(RESTART_ON)}, not {self.restart_on!r}")
-        if self.spares < 0:
-            raise UsageError(f"--spares must be 0 or more, not {self.spares}")
-        _at_least_one("--min-hosts", self.min_hosts)
-        for option, wanted in (("--spares", self.spares), ("--min-hosts", self.min_hosts)):
-            if wanted and not self.max_restarts:
-                raise UsageError(f"{option} {wanted} needs --max-restarts: a job without a host is started again")
-        if self.min_hosts and self.hosts and self.min_hosts > self.hosts:
-            raise UsageError(f"--min-hosts {self.min_hosts} is more than -N {self.hosts}; give a smaller number")
-        if self.live and (self.sbatch or self.submit):
-            raise UsageError("--live is for a job that runs on this terminal, not for one of --sbatch or --submit")
-        if self.max_restarts and self.pdb:
-            raise UsageError(f"--pdb and --max-restarts {self.max_restarts} contradict; give one of them")
-        if self.stdin not in ("", STDIN_NONE) and not (self.stdin.isascii() and self.stdin.isdigit()):
-            raise UsageError(f"--stdin must be the number of a rank, or {STDIN_NONE}, not {self.stdin!r}")
-        if self.run_dir is not None and self.no_run_dir:
-            raise UsageError(f"--run-dir {self.run_dir} and --no-run-dir contradict; give one of them")
-        if self.requeue and self.no_run_dir:
-            raise UsageError("--requeue needs the run directory, in which the job goes on; leave --no-run-dir out")
-        if self.quiet_ranks and self.only_ranks:
-            raise UsageError("--quiet-ranks and --only-rank contradict; give one of them")
-        if self.host_list and self.hostfile:
-            raise UsageError(f"--host {self.host_list} and --hostfile {self.hostfile} contradict; give one of them")
+        check_values(self)
+        check_combinations(self)
+
+    @property
+    def worker_settings(self) -> WorkerSettings:
+        return WorkerSettings(**{each.name: getattr(self, each.name) for each in fields(WorkerSettings)})
 
     @property
     def failure_grace(self) -> float:
@@ -223,18 +318,6 @@ class Job:
     @property
     def signal_grace(self) -> float:
         return max(SIGNAL_GRACE_S, self.save_time or 0.0) if self.grace is None else self.grace
-
-    def _check_host_rank(self) -> None:
-        if self.host_rank is None:
-            if self.head:
-                raise UsageError(f"--head {self.head} needs --host-rank: which of the --hosts this one is, from 0")
-            return
-        if self.hosts is None:
-            raise UsageError(f"--host-rank {self.host_rank} needs --hosts: how many there are")
-        if not 0 <= self.host_rank < self.hosts:
-            raise UsageError(
-                f"--host-rank {self.host_rank} is none of --hosts {self.hosts}, whose numbers are 0 to {self.hosts - 1}"
-            )
 
     @property
     def name(self) -> str:
@@ -248,50 +331,3 @@ class Job:
         if self.only_ranks:
             return any(rank in ranks for ranks in self.only_ranks)
         return not any(rank in ranks for ranks in self.quiet_ranks)
-
-
-def check_rank_options(job: Job, size: int) -> None:
-    """Raise UsageError if an option names a rank that a job of `size` processes does not have."""
-    chaos = tuple(span for fault in job.chaos for span in fault.ranks)
-    stdin = (range(int(job.stdin), int(job.stdin) + 1),) if job.stdin.isdigit() else ()
-    named = {"--quiet-ranks": job.quiet_ranks, "--only-rank": job.only_ranks, "--chaos": chaos, "--stdin": stdin}
-    for option, ranks in named.items():
-        last = max((span[-1] for span in ranks), default=0)
-        if last >= size:
-            raise UsageError(f"{option} names rank {last}, but the ranks of this job are 0 to {size - 1}")
-
-
-def _check_program(program: tuple[str, ...], module: bool) -> None:
-    if not program or not program[0]:
-        if module:
-            raise UsageError("-m needs the name of a module: jaxrun [OPTIONS] -m MODULE [ARGS]...")
-        raise UsageError("no program given: jaxrun [OPTIONS] PROGRAM [ARGS]... (--help shows examples)")
-    if any("\0" in part for part in program):
-        raise UsageError(f"a NUL byte cannot be part of a command line: {' '.join(program)!r}")
-    name = program[0]
-    if module and not all(part.isidentifier() for part in name.split(".")):
-        raise UsageError(
-            f"-m takes the name of a module, such as package.train, not {name!r}; leave -m out to run a file"
-        )
-    if name.startswith("-"):
-        raise UsageError(f"a program cannot be called {name!r}; write ./{name} if it is a file of that name")
-
-
-def _check_process_counts(processes: int | None, hosts: int | None, per_host: int | None) -> None:
-    if processes is None:
-        return
-    if hosts is not None and processes < hosts:
-        raise UsageError(f"-n {processes} leaves hosts of -N {hosts} without a process; give -N {processes} or less")
-    if per_host is not None and (processes % per_host or (hosts is not None and processes != hosts * per_host)):
-        wanted = "a multiple of" if hosts is None else f"-N {hosts} x"
-        raise UsageError(f"-n {processes} is not {wanted} --processes-per-host {per_host}; leave one of them out")
-
-
-def _at_least_one(option: str, value: int | None) -> None:
-    if value is not None and value < 1:
-        raise UsageError(f"{option} must be 1 or more, not {value}")
-
-
-def _positive(option: str, value: float | None) -> None:
-    if value is not None and not 0 < value < math.inf:
-        raise UsageError(f"{option} must be a positive number of seconds, not {value:g}")

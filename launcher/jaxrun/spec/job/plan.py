@@ -8,10 +8,11 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 
 from jaxrun.protocol.env import WorkerEnv
-from jaxrun.protocol.names import JOB_ID, STDIN_RANK_0
+from jaxrun.protocol.names import JOB_ID
+from jaxrun.protocol.settings import options_of
 from jaxrun.spec.job.env_options import mask_secret
 from jaxrun.spec.job.job import Job
 from jaxrun.spec.job.spare_hosts import AGENTS_BY_RANK, AgentNumbers
@@ -136,22 +137,13 @@ class Plan:
             channel_fd=channel_fd,
             stacks_fd=stacks_fd,
             flight_fd=flight_fd,
-            lockstep=self.job.lockstep,
-            make_mesh=self.job.make_mesh,
-            compile_cache=self.job.compile_cache,
-            compile=self.job.compile,
-            compile_memory=self.job.compile_memory,
-            verbose=self.job.verbose,
-            torch_env=self.job.torch_env,
-            pdb=self.job.pdb,
-            stdin=self.job.stdin or STDIN_RANK_0,
-            init_timeout=self.job.init_timeout,
             run_dir=run_dir,
             simulated_boot_id=worker.simulated_boot_id,
             local_device_ids=worker.local_device_ids,
             cpus=worker.cpus,
             attempt=self.attempt,
             restart_reason=self.restart_reason,
+            **asdict(self.job.worker_settings),
         )
 
 
@@ -161,29 +153,12 @@ def to_json(plan: Plan, launcher: Mapping[str, object] | None = None) -> str:
     content = {
         "job_id": plan.job_id,
         "program": list(job.program),
-        "module": job.module,
-        "tag": job.tag,
+        **{each.name: getattr(job, each.name) for each, option in options_of(job) if option.recorded},
         "requeue_id": plan.requeue_id,
-        "backend": job.backend,
-        "platform": job.platform,
         "processes": len(plan.workers),
         "local_devices": plan.local_devices,
-        "simulated_hosts": job.simulated_hosts,
         "hosts": list(plan.hosts),
-        "timeout": job.timeout,
-        "save_time": job.save_time,
-        "init_timeout": job.init_timeout,
-        "grace": job.grace,
-        "chaos": list(map(str, job.chaos)),
-        "lockstep": job.lockstep,
-        "max_restarts": job.max_restarts,
-        "restart_on": job.restart_on,
         "spares": list(plan.spare_hosts),
-        "min_hosts": job.min_hosts,
-        "make_mesh": job.make_mesh,
-        "compile_cache": job.compile_cache,
-        "compile": job.compile,
-        "compile_memory": job.compile_memory,
         "fork": plan.fork,
         "argv": list(plan.argv),
         "starter": {"title": plan.launch_command.title, "argv": list(plan.launch_command.argv)}
@@ -204,4 +179,4 @@ def to_json(plan: Plan, launcher: Mapping[str, object] | None = None) -> str:
             for worker in plan.workers
         ],
     }
-    return json.dumps(content, indent=2) + "\n"
+    return json.dumps(content, indent=2, default=str) + "\n"

@@ -7,7 +7,7 @@ import os
 from dataclasses import replace
 
 from jaxrun.errors import UsageError
-from jaxrun.protocol.names import STDIN_NONE, STDIN_RANK_0
+from jaxrun.protocol.settings import STDIN_NONE, STDIN_RANK_0
 from jaxrun.spec.job.job import Job
 from jaxrun.spec.job.plan import LaunchCommand
 

@@ -1,0 +1,206 @@
+"""How an option of the command line is declared, and the options that every worker of the job is told of.
+
+An option is declared once, at the field that holds its value, of WorkerSettings here or of Job (spec/job/job.py). From
+that come the flag and its help, its defaults from files and variables, the check of its value, the refusal by a
+backend that does not take it, and its entry in job.json. The annotation says what a value is: `bool` makes a flag,
+`float` a time, a tuple an option that may be repeated.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Collection
+from dataclasses import Field, dataclass, field, fields
+from typing import Any
+
+from jaxrun.errors import UsageError
+from jaxrun.protocol.flight_file import LOCKSTEP_MODES, LOCKSTEP_RECORD
+
+# The sections of --help-all, in its order.
+SHAPE, START, BY_HAND, MPIRUN, SLURM, OUTPUT, FAILURE, ABOUT = GROUPS = (
+    "The job's shape",
+    "Backends and environment",
+    "One command on each host, without MPI or Slurm",
+    "mpirun",
+    "Slurm",
+    "Output",
+    "Failure",
+    "About",
+)
+MAKE_MESH_JAXRUN, MAKE_MESH_JAX = MAKE_MESH_MODES = ("jaxrun", "jax")  # who lays a mesh over several hosts
+# Who compiles a program that the ranks of a host have in common: one where that is proved safe, one, or each.
+COMPILE_AUTO, COMPILE_ONCE, COMPILE_EACH = COMPILE_MODES = ("auto", "once", "each")
+STDIN_RANK_0, STDIN_NONE = "0", "none"  # who has jaxrun's standard input, besides other numbers
+CACHE_OFF, CACHE_AUTO = "off", "auto"  # where compiled programs are kept, besides a directory
+
+
+@dataclass(frozen=True, slots=True)
+class Option:
+    """How people give the value of a field.
+
+    title:         the flags, as messages name it: "-n/--processes"
+    help:          for people; {default} stands for the default
+    group:         the section of --help-all
+    choices:       all values that people may give, if they are few
+    check:         completes "--grace …" for a value that is wrong; empty for any other. Without it, `choices` decides
+    main:          --help shows it, too
+    aliases:       names that other launchers have for it, which no page of help shows
+    flag_value:    what a flag means, where the field is no bool
+    needs:         only backends that have this among their `options` understand it; empty for all
+    configurable:  its default may come from pyproject.toml or a variable
+    attach:        `jaxrun attach` has it; doctor: `jaxrun doctor` has it
+    recorded:      job.json has it
+    """
+
+    title: str
+    help: str
+    group: str
+    metavar: str | None = None
+    choices: Collection[str] = ()
+    check: Callable[[Any], str] | None = None
+    main: bool = False
+    aliases: tuple[str, ...] = ()
+    flag_value: str = ""
+    needs: str = ""
+    configurable: bool = True
+    attach: bool = True
+    doctor: bool = True
+    recorded: bool = False
+
+    @property
+    def flags(self) -> list[str]:
+        return self.title.split("/")
+
+
+def option(title: str, text: str, *, default: Any = None, **attributes: Any) -> Any:
+    """Declare the option of a dataclass's field; the attributes are those of Option."""
+    return field(default=default, metadata={"option": Option(title, text, **attributes)})
+
+
+def options_of(record: Any) -> list[tuple[Field[Any], Option]]:
+    """Return the fields of a dataclass that have an option, and these options."""
+    return [(each, each.metadata["option"]) for each in fields(record) if "option" in each.metadata]
+
+
+def check_values(record: Any) -> None:
+    """Raise UsageError for a value that its option refuses; a default is never refused."""
+    for each, declared in options_of(record):
+        value = getattr(record, each.name)
+        if value is None or value == each.default:
+            continue
+        wrong = declared.check(value) if declared.check else _check_choice(declared.choices, value)
+        if wrong:
+            raise UsageError(f"{declared.title} {wrong}")
+
+
+def _check_choice(choices: Collection[str], value: str) -> str:
+    return f"must be one of {', '.join(choices)}, not {value!r}" if choices and value not in choices else ""
+
+
+def at_least(least: int) -> Callable[[int], str]:
+    return lambda value: f"must be {least} or more, not {value}" if value < least else ""
+
+
+def positive_seconds(value: float) -> str:
+    return "" if 0 < value < math.inf else f"must be a positive number of seconds, not {value:g}"
+
+
+def _check_compile_memory(mib: int) -> str:
+    return f"must be 1 MiB or more, not {mib}; to share nothing, give --compile {COMPILE_EACH}" if mib < 1 else ""
+
+
+def _check_compile_cache(choice: str) -> str:
+    is_valid = choice in (CACHE_OFF, CACHE_AUTO) or choice.startswith("/")
+    return "" if is_valid else f"must be a directory, auto or off, not {choice!r}"
+
+
+def _check_stdin(who: str) -> str:
+    is_valid = who == STDIN_NONE or (who.isascii() and who.isdigit())
+    return "" if is_valid else f"must be the number of a rank, or {STDIN_NONE}, not {who!r}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerSettings:
+    """What the command line says to every worker.
+
+    compile_cache:  where compiled programs are kept: an absolute path, "auto" or "off"
+    stdin:          which rank has jaxrun's standard input: a number, or "none"; "" while that is undecided
+    init_timeout:   seconds until every process must have joined
+    """
+
+    make_mesh: str = option(
+        "--make-mesh",
+        "Who lays a jax.make_mesh over several hosts: jaxrun, with the hosts along the leading axes, or jax, which "
+        "refuses since 0.10.2. [default: {default}]",
+        default=MAKE_MESH_JAXRUN,
+        group=SHAPE,
+        choices=MAKE_MESH_MODES,
+        doctor=False,
+        recorded=True,
+    )
+    stdin: str = option(
+        "--stdin",
+        "Which rank reads jaxrun's standard input. [default: 0]",
+        default="",
+        group=START,
+        metavar="RANK|none",
+        check=_check_stdin,
+        doctor=False,
+    )
+    torch_env: bool = option(
+        "--torch-env",
+        "Also set RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR and the like, as torchrun does.",
+        default=False,
+        group=START,
+        doctor=False,
+    )
+    compile: str = option(
+        "--compile",
+        "Who compiles a program that the ranks of a host have in common: one of them, each, or one where that is "
+        "safe. [default: {default}]",
+        default=COMPILE_AUTO,
+        group=START,
+        choices=COMPILE_MODES,
+        recorded=True,
+    )
+    compile_memory: int = option(
+        "--compile-memory",
+        "In how much memory the ranks of a host share what one has compiled, in MiB; no more than an eighth of "
+        "/dev/shm. [default: {default}]",
+        default=512,
+        group=START,
+        metavar="MIB",
+        check=_check_compile_memory,
+        recorded=True,
+    )
+    compile_cache: str = option(
+        "--compile-cache",
+        "Keep compiled programs in this directory, for the next attempt and the next job; auto: one of yours. "
+        "[default: {default}]",
+        default=CACHE_OFF,
+        group=START,
+        metavar="DIR|auto|off",
+        check=_check_compile_cache,
+        recorded=True,
+    )
+    verbose: bool = option("-v/--verbose", "Say what is being done.", default=False, group=OUTPUT)
+    lockstep: str = option(
+        "--lockstep",
+        "Keep the ranks in step: record their cross-process calls and report what differs, or agree on each call "
+        "first (strict: slow, for debugging), or off. [default: {default}]",
+        default=LOCKSTEP_RECORD,
+        group=FAILURE,
+        choices=LOCKSTEP_MODES,
+        recorded=True,
+    )
+    init_timeout: float = option(
+        "--init-timeout",
+        "Stop it if not all have joined by then. [default: {default}]",
+        default=120.0,
+        group=FAILURE,
+        check=positive_seconds,
+        recorded=True,
+    )
+    pdb: bool = option(
+        "--pdb", "Open a debugger on the rank that causes a failure, in this terminal.", default=False, group=FAILURE
+    )
